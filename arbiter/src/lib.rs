@@ -1,0 +1,3 @@
+//! Who may use which performance counter.
+#![no_std]
+#![forbid(unsafe_code)]

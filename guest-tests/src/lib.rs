@@ -1,0 +1,1 @@
+//! Guests and machines for the tests.

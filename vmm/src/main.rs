@@ -1,0 +1,2 @@
+//! The `umpire` program.
+fn main() {}
