@@ -1,0 +1,131 @@
+//! What left the guest, as an owned value.
+//!
+//! Nothing outside this crate's `kvm` module sees `kvm_run`; a test can make
+//! up any exit.
+
+use kvm_bindings::kvm_debug_exit_arch;
+
+/// One exit from the guest.
+#[derive(Debug, Clone, PartialEq)]
+pub enum VmExit {
+    /// OUT or OUTS: `data` holds `data.len() / width` elements.
+    IoOut {
+        /// Port.
+        port: u16,
+        /// Bytes of one element: 1, 2 or 4.
+        width: u8,
+        /// What was written.
+        data: Vec<u8>,
+    },
+    /// IN or INS of `len` bytes; wants [`Answer::Io`].
+    IoIn {
+        /// Port.
+        port: u16,
+        /// Bytes of one element: 1, 2 or 4.
+        width: u8,
+        /// Bytes wanted, a multiple of `width`.
+        len: usize,
+    },
+    /// A load from memory that is not there; wants [`Answer::Mmio`].
+    MmioRead {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes, 1 to 8.
+        len: usize,
+    },
+    /// A store to memory that is not there.
+    MmioWrite {
+        /// Guest-physical address.
+        address: u64,
+        /// What was written, in the first `len` bytes.
+        data: [u8; 8],
+        /// Bytes, 1 to 8.
+        len: usize,
+    },
+    /// A filtered RDMSR; wants [`Answer::Msr`] or [`Answer::MsrFault`].
+    Rdmsr {
+        /// ECX.
+        index: u32,
+    },
+    /// A filtered WRMSR; wants [`Answer::Done`] or [`Answer::MsrFault`].
+    Wrmsr {
+        /// ECX.
+        index: u32,
+        /// EDX:EAX.
+        value: u64,
+    },
+    /// #DB or a step, under `KVM_SET_GUEST_DEBUG`.
+    Debug(DebugExit),
+    /// A signal, or `immediate_exit`.
+    Interrupted,
+    /// HLT without an in-kernel irqchip.
+    Halted,
+    /// Triple fault.
+    Shutdown,
+    /// KVM gave up: an instruction that its emulator lacks, or worse.
+    InternalError(InternalError),
+    /// The guest state was refused by the processor.
+    FailEntry {
+        /// Reason of the hardware.
+        reason: u64,
+    },
+    /// The guest asked KVM for a system event (KVM API, `KVM_EXIT_SYSTEM_EVENT`).
+    SystemEvent {
+        /// Event type.
+        kind: u32,
+    },
+    /// An exit that this VMM did not ask for.
+    Unexpected {
+        /// `kvm_run.exit_reason`, or its name.
+        what: String,
+    },
+}
+
+/// The parts of `kvm_debug_exit_arch` that are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DebugExit {
+    /// Exception vector: 1 (#DB) or 3 (#BP).
+    pub vector: u32,
+    /// Linear address of the instruction that comes next.
+    pub pc: u64,
+    /// DR6 as the hardware set it.
+    pub dr6: u64,
+    /// DR7 in force.
+    pub dr7: u64,
+}
+
+impl From<kvm_debug_exit_arch> for DebugExit {
+    fn from(arch: kvm_debug_exit_arch) -> Self {
+        Self {
+            vector: arch.exception,
+            pc: arch.pc,
+            dr6: arch.dr6,
+            dr7: arch.dr7,
+        }
+    }
+}
+
+/// `KVM_EXIT_INTERNAL_ERROR`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InternalError {
+    /// 1: emulation failed, 2: simultaneous exceptions, 3: delivery failed,
+    /// 4: unexpected exit reason.
+    pub suberror: u32,
+    /// The bytes at RIP where KVM tells them, else empty.
+    pub bytes: Vec<u8>,
+}
+
+/// What the guest gets for an exit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Nothing to hand over.
+    Done,
+    /// The bytes of an IN.
+    Io(Vec<u8>),
+    /// The bytes of a load.
+    Mmio([u8; 8]),
+    /// The value of an RDMSR.
+    Msr(u64),
+    /// #GP(0) for the RDMSR or WRMSR.
+    MsrFault,
+}

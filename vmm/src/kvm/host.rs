@@ -1,0 +1,197 @@
+//! `/dev/kvm` and what it can do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kvm_bindings::{
+    CpuId, KVM_CAP_BINARY_STATS_FD, KVM_CAP_PMU_CAPABILITY, KVM_CAP_SET_GUEST_DEBUG2,
+    KVM_CAP_SYNC_REGS, KVM_GUESTDBG_BLOCKIRQ, KVM_MAX_CPUID_ENTRIES,
+};
+use kvm_ioctls::{Cap, Kvm};
+use serde::Serialize;
+use thiserror::Error;
+use vmm_sys_util::errno;
+
+/// The API version that every KVM since Linux 2.6.22 has.
+const API_VERSION: i32 = 12;
+
+/// Why this host's KVM cannot be used.
+#[derive(Debug, Error)]
+pub enum HostError {
+    /// There is no such device.
+    #[error(
+        "{0} does not exist: load kvm_intel or kvm_amd, or enable nested virtualisation for this \
+         machine; tests also run with `cargo l1`"
+    )]
+    NoDevice(PathBuf),
+    /// The device cannot be opened by this user.
+    #[error("no permission to open {0}: join the group that owns it (usually `kvm`) or run as root")]
+    NoPermission(PathBuf),
+    /// Opening failed in another way.
+    #[error("{0} cannot be opened: {1}")]
+    Open(PathBuf, io::Error),
+    /// Not KVM, or a version that never was stable.
+    #[error("KVM has API version {0}, not {API_VERSION}: this is not a KVM that Umpire can use")]
+    ApiVersion(i32),
+    /// Something that Umpire cannot do without.
+    #[error("this KVM lacks {0}; `umpire doctor` lists what it has")]
+    Lacks(&'static str),
+    /// An ioctl failed.
+    #[error("{0} failed: {1}")]
+    Ioctl(&'static str, errno::Error),
+}
+
+/// The capabilities that Umpire asks about (KVM API, section 4.4 and 8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct KvmFeatures {
+    /// `KVM_CAP_IRQCHIP`.
+    pub irqchip: bool,
+    /// `KVM_CAP_PIT2`.
+    pub pit2: bool,
+    /// `KVM_CAP_X86_USER_SPACE_MSR`.
+    pub user_space_msr: bool,
+    /// `KVM_CAP_X86_MSR_FILTER`.
+    pub msr_filter: bool,
+    /// `KVM_CAP_SET_GUEST_DEBUG`.
+    pub guest_debug: bool,
+    /// `KVM_GUESTDBG_BLOCKIRQ` in `KVM_CAP_SET_GUEST_DEBUG2`.
+    pub guest_debug_blockirq: bool,
+    /// `KVM_CAP_IMMEDIATE_EXIT`.
+    pub immediate_exit: bool,
+    /// `KVM_CAP_SIGNAL_MSI`.
+    pub signal_msi: bool,
+    /// `KVM_CAP_USER_NMI`.
+    pub user_nmi: bool,
+    /// Registers that `KVM_RUN` can leave in `kvm_run` (`KVM_CAP_SYNC_REGS`).
+    pub sync_regs: u32,
+    /// `KVM_CAP_BINARY_STATS_FD`.
+    pub binary_stats: bool,
+    /// `KVM_CAP_PMU_CAPABILITY`: KVM has a vPMU, which can be switched off.
+    pub pmu_capability: bool,
+    /// `KVM_CAP_GET_TSC_KHZ`.
+    pub get_tsc_khz: bool,
+    /// Most vCPUs in one VM.
+    pub max_vcpus: u32,
+}
+
+/// An open `/dev/kvm`.
+#[derive(Debug)]
+pub struct Host {
+    kvm: Kvm,
+    features: KvmFeatures,
+}
+
+impl Host {
+    /// Opens `/dev/kvm`.
+    ///
+    /// # Errors
+    /// [`HostError`] with the next step for the user.
+    pub fn open() -> Result<Self, HostError> {
+        Self::open_at(Path::new("/dev/kvm"))
+    }
+
+    /// Opens KVM at another path.
+    ///
+    /// # Errors
+    /// As [`Host::open`].
+    pub fn open_at(path: &Path) -> Result<Self, HostError> {
+        // The crate's own open hides which file it was, so look first.
+        if let Err(error) = std::fs::OpenOptions::new().read(true).write(true).open(path) {
+            return Err(match error.kind() {
+                io::ErrorKind::NotFound => HostError::NoDevice(path.to_owned()),
+                io::ErrorKind::PermissionDenied => HostError::NoPermission(path.to_owned()),
+                _ => HostError::Open(path.to_owned(), error),
+            });
+        }
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
+            .map_err(|error| HostError::Open(path.to_owned(), error.into()))?;
+        let kvm = Kvm::new_with_path(name)
+            .map_err(|error| HostError::Open(path.to_owned(), error.into()))?;
+        match kvm.get_api_version() {
+            API_VERSION => {}
+            other => return Err(HostError::ApiVersion(other)),
+        }
+        let features = features(&kvm);
+        Ok(Self { kvm, features })
+    }
+
+    /// What this KVM has.
+    #[must_use]
+    pub fn features(&self) -> &KvmFeatures {
+        &self.features
+    }
+
+    /// Checks for everything that a guest with a virtual PMU needs.
+    ///
+    /// # Errors
+    /// [`HostError::Lacks`] names the first thing that is missing.
+    pub fn require_all(&self) -> Result<(), HostError> {
+        let needed = [
+            (self.features.irqchip, "an in-kernel irqchip (KVM_CAP_IRQCHIP)"),
+            (self.features.user_space_msr, "MSR exits (KVM_CAP_X86_USER_SPACE_MSR, Linux 5.10)"),
+            (self.features.msr_filter, "the MSR filter (KVM_CAP_X86_MSR_FILTER, Linux 5.10)"),
+            (self.features.guest_debug, "guest debugging (KVM_CAP_SET_GUEST_DEBUG)"),
+            (self.features.immediate_exit, "immediate_exit (KVM_CAP_IMMEDIATE_EXIT)"),
+            (self.features.signal_msi, "KVM_SIGNAL_MSI (KVM_CAP_SIGNAL_MSI)"),
+            (self.features.user_nmi, "KVM_NMI (KVM_CAP_USER_NMI)"),
+        ];
+        match needed.iter().find(|(has, _)| !has) {
+            Some((_, what)) => Err(HostError::Lacks(what)),
+            None => Ok(()),
+        }
+    }
+
+    /// `KVM_GET_SUPPORTED_CPUID`.
+    ///
+    /// # Errors
+    /// The error of the ioctl.
+    pub fn supported_cpuid(&self) -> Result<CpuId, HostError> {
+        self.kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(|error| HostError::Ioctl("KVM_GET_SUPPORTED_CPUID", error))
+    }
+
+    pub(super) fn kvm(&self) -> &Kvm {
+        &self.kvm
+    }
+}
+
+fn features(kvm: &Kvm) -> KvmFeatures {
+    let has = |cap| kvm.check_extension(cap);
+    let raw = |cap: u32| kvm.check_extension_raw(cap.into());
+    KvmFeatures {
+        irqchip: has(Cap::Irqchip),
+        pit2: has(Cap::Pit2),
+        user_space_msr: has(Cap::X86UserSpaceMsr),
+        msr_filter: has(Cap::X86MsrFilter),
+        guest_debug: has(Cap::SetGuestDebug),
+        guest_debug_blockirq: u32::try_from(raw(KVM_CAP_SET_GUEST_DEBUG2))
+            .is_ok_and(|flags| flags & KVM_GUESTDBG_BLOCKIRQ != 0),
+        immediate_exit: has(Cap::ImmediateExit),
+        signal_msi: has(Cap::SignalMsi),
+        user_nmi: has(Cap::UserNmi),
+        sync_regs: u32::try_from(raw(KVM_CAP_SYNC_REGS)).unwrap_or(0),
+        binary_stats: raw(KVM_CAP_BINARY_STATS_FD) > 0,
+        pmu_capability: raw(KVM_CAP_PMU_CAPABILITY) > 0,
+        get_tsc_khz: has(Cap::GetTscKhz),
+        max_vcpus: u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_device_is_named_with_the_next_step() {
+        let error = Host::open_at(Path::new("/dev/no-such-kvm")).unwrap_err().to_string();
+        assert!(error.contains("/dev/no-such-kvm does not exist"), "{error}");
+        assert!(error.contains("kvm_amd"), "{error}");
+    }
+
+    #[test]
+    fn another_device_is_not_kvm() {
+        let error = Host::open_at(Path::new("/dev/null")).unwrap_err().to_string();
+        assert!(error.contains("not a KVM"), "{error}");
+    }
+}

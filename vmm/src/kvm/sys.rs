@@ -1,0 +1,122 @@
+//! The unions of `kvm_run` and the vCPU's mapping.
+
+use std::sync::atomic::AtomicU8;
+
+use kvm_bindings::{
+    KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO, KVM_EXIT_MMIO, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR,
+    KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, kvm_run,
+    kvm_userspace_memory_region,
+};
+use kvm_ioctls::VmFd;
+use vmm_sys_util::errno;
+
+use super::exit::InternalError;
+use crate::sys::{ImmediateExitGuard, bind_immediate_exit};
+
+/// Bytes of one element of a port access (1, 2 or 4); 1 for another exit.
+pub(super) fn io_width(run: &kvm_run) -> u8 {
+    if run.exit_reason != KVM_EXIT_IO {
+        return 1;
+    }
+    // SAFETY: the exit reason, which the kernel wrote with the union, selects `io`.
+    unsafe { run.__bindgen_anon_1.io.size }
+}
+
+/// Hands `bytes` to a pending IN; surplus bytes are ignored. `run` must be the
+/// vCPU's whole mapping, as `VcpuFd::get_kvm_run` gives it.
+pub(super) fn answer_io(run: &mut kvm_run, mapping: usize, bytes: &[u8]) {
+    if run.exit_reason != KVM_EXIT_IO {
+        return;
+    }
+    // SAFETY: the exit reason selects `io`.
+    let io = unsafe { run.__bindgen_anon_1.io };
+    let len = usize::from(io.size) * io.count as usize;
+    let len = len.min(bytes.len());
+    let Ok(offset) = usize::try_from(io.data_offset) else {
+        return;
+    };
+    if offset.checked_add(len).is_none_or(|end| end > mapping) {
+        return;
+    }
+    // SAFETY: `run` is the start of the vCPU's mapping of `mapping` bytes, and
+    // offset + len was just checked against it; `bytes` is another allocation.
+    unsafe {
+        let data = std::ptr::from_mut(run).cast::<u8>().add(offset);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, len);
+    }
+}
+
+/// Hands the bytes of a load over.
+pub(super) fn answer_mmio(run: &mut kvm_run, bytes: [u8; 8]) {
+    if run.exit_reason == KVM_EXIT_MMIO {
+        run.__bindgen_anon_1.mmio.data = bytes;
+    }
+}
+
+/// Answers a pending RDMSR or WRMSR: `Some` is its value (unused by a WRMSR),
+/// `None` is #GP(0).
+pub(super) fn answer_msr(run: &mut kvm_run, value: Option<u64>) {
+    if !matches!(run.exit_reason, KVM_EXIT_X86_RDMSR | KVM_EXIT_X86_WRMSR) {
+        return;
+    }
+    // SAFETY: the exit reason selects `msr`.
+    let msr = unsafe { &mut run.__bindgen_anon_1.msr };
+    msr.error = u8::from(value.is_none());
+    if run.exit_reason == KVM_EXIT_X86_RDMSR {
+        // SAFETY: as above.
+        let msr = unsafe { &mut run.__bindgen_anon_1.msr };
+        msr.data = value.unwrap_or(0);
+    }
+}
+
+/// What KVM tells of an internal error.
+pub(super) fn internal_error(run: &kvm_run) -> InternalError {
+    if run.exit_reason != KVM_EXIT_INTERNAL_ERROR {
+        return InternalError {
+            suberror: 0,
+            bytes: Vec::new(),
+        };
+    }
+    // SAFETY: the exit reason selects `internal`, of which `emulation_failure`
+    // is the view for one suberror; both begin with suberror and ndata.
+    let (internal, failure) = unsafe {
+        (
+            run.__bindgen_anon_1.internal,
+            run.__bindgen_anon_1.emulation_failure,
+        )
+    };
+    let mut bytes = Vec::new();
+    if internal.suberror == KVM_INTERNAL_ERROR_EMULATION && internal.ndata >= 3 {
+        // SAFETY: the union inside has one member, plain integers.
+        let insn = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
+        let valid = failure.flags & u64::from(KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES);
+        if valid != 0 {
+            let len = usize::from(insn.insn_size).min(insn.insn_bytes.len());
+            bytes.extend_from_slice(&insn.insn_bytes[..len]);
+        }
+    }
+    InternalError {
+        suberror: internal.suberror,
+        bytes,
+    }
+}
+
+/// `KVM_SET_USER_MEMORY_REGION`.
+pub(super) fn set_memory_region(
+    fd: &VmFd,
+    entry: kvm_userspace_memory_region,
+) -> Result<(), errno::Error> {
+    // SAFETY: `entry` describes memory of a `GuestMemoryMmap` that the `KvmVm`
+    // owns next to this descriptor and drops after it; guest memory is only
+    // accessed through vm-memory's volatile accessors.
+    unsafe { fd.set_user_memory_region(entry) }
+}
+
+/// Lets a kick of the calling thread set `run.immediate_exit`.
+pub(super) fn bind_kick(run: &mut kvm_run) -> ImmediateExitGuard {
+    let flag = (&raw mut run.immediate_exit).cast::<AtomicU8>().cast_const();
+    // SAFETY: `run` is the vCPU's mapping, which lives as long as the vCPU; the
+    // one caller, `KvmVcpu::with_kicks`, holds the vCPU borrowed and drops the
+    // guard on the same thread before it returns.
+    unsafe { bind_immediate_exit(flag) }
+}

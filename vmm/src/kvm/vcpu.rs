@@ -1,0 +1,264 @@
+//! One vCPU: entering the guest, answering exits, registers.
+
+use kvm_bindings::{
+    CpuId, KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs, kvm_fpu, kvm_guest_debug, kvm_lapic_state,
+    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+};
+use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
+use serde::Serialize;
+use thiserror::Error;
+use vmm_sys_util::errno;
+
+use super::exit::{Answer, VmExit};
+use super::host::KvmFeatures;
+use super::sys;
+use crate::sys::HaltStats;
+
+/// Number of a vCPU, from 0; also its initial APIC ID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct VcpuId(pub u8);
+
+impl std::fmt::Display for VcpuId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "vCPU {}", self.0)
+    }
+}
+
+/// An ioctl on a vCPU failed.
+#[derive(Debug, Error)]
+#[error("{id}: {ioctl} failed: {error}")]
+pub struct VcpuError {
+    id: VcpuId,
+    ioctl: &'static str,
+    error: errno::Error,
+}
+
+/// One vCPU of KVM.
+#[derive(Debug)]
+pub struct KvmVcpu {
+    fd: VcpuFd,
+    id: VcpuId,
+    mapping: usize,
+    can_sync_sregs: bool,
+}
+
+macro_rules! ioctls {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $ret:ty = $ioctl:literal;)*) => {
+        impl KvmVcpu {
+            $($(#[$doc])*
+            ///
+            /// # Errors
+            /// The error of the ioctl.
+            pub fn $name(&self, $($arg: $type),*) -> Result<$ret, VcpuError> {
+                self.fd.$name($($arg),*).map_err(|error| self.error($ioctl, error))
+            })*
+        }
+    };
+}
+
+ioctls! {
+    /// General registers.
+    get_regs() -> kvm_regs = "KVM_GET_REGS";
+    /// Sets the general registers.
+    set_regs(regs: &kvm_regs) -> () = "KVM_SET_REGS";
+    /// Segment, control and table registers.
+    get_sregs() -> kvm_sregs = "KVM_GET_SREGS";
+    /// Sets segment, control and table registers.
+    set_sregs(sregs: &kvm_sregs) -> () = "KVM_SET_SREGS";
+    /// Sets the x87 and SSE state.
+    set_fpu(fpu: &kvm_fpu) -> () = "KVM_SET_FPU";
+    /// Sets what CPUID answers.
+    set_cpuid2(cpuid: &CpuId) -> () = "KVM_SET_CPUID2";
+    /// The guest's own debug registers.
+    get_debug_regs() -> kvm_debugregs = "KVM_GET_DEBUGREGS";
+    /// Sets the guest's own debug registers.
+    set_debug_regs(regs: &kvm_debugregs) -> () = "KVM_SET_DEBUGREGS";
+    /// Pending and injected events.
+    get_vcpu_events() -> kvm_vcpu_events = "KVM_GET_VCPU_EVENTS";
+    /// Sets pending and injected events.
+    set_vcpu_events(events: &kvm_vcpu_events) -> () = "KVM_SET_VCPU_EVENTS";
+    /// Breakpoints and stepping of ours.
+    set_guest_debug(debug: &kvm_guest_debug) -> () = "KVM_SET_GUEST_DEBUG";
+    /// The local APIC's registers.
+    get_lapic() -> kvm_lapic_state = "KVM_GET_LAPIC";
+    /// Sends an NMI.
+    nmi() -> () = "KVM_NMI";
+    /// Runnable, halted, waiting for SIPI …
+    set_mp_state(state: kvm_mp_state) -> () = "KVM_SET_MP_STATE";
+    /// Runnable, halted, waiting for SIPI …
+    get_mp_state() -> kvm_mp_state = "KVM_GET_MP_STATE";
+    /// The guest's TSC frequency in kHz.
+    get_tsc_khz() -> u32 = "KVM_GET_TSC_KHZ";
+}
+
+impl KvmVcpu {
+    pub(super) fn new(fd: VcpuFd, id: VcpuId, mapping: usize, features: &KvmFeatures) -> Self {
+        Self {
+            fd,
+            id,
+            mapping,
+            can_sync_sregs: features.sync_regs & KVM_SYNC_X86_SREGS != 0,
+        }
+    }
+
+    fn error(&self, ioctl: &'static str, error: errno::Error) -> VcpuError {
+        VcpuError {
+            id: self.id,
+            ioctl,
+            error,
+        }
+    }
+
+    /// Which vCPU this is.
+    #[must_use]
+    pub fn id(&self) -> VcpuId {
+        self.id
+    }
+
+    /// Enters the guest until it exits.
+    ///
+    /// # Errors
+    /// What `KVM_RUN` failed with, except EINTR and EAGAIN, which are
+    /// [`VmExit::Interrupted`].
+    pub fn run(&mut self) -> Result<VmExit, VcpuError> {
+        let exit = match self.fd.run() {
+            Ok(exit) => exit,
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                return Ok(VmExit::Interrupted);
+            }
+            Err(error) => return Err(self.error("KVM_RUN", error)),
+        };
+        Ok(match exit {
+            VcpuExit::X86Rdmsr(msr) => VmExit::Rdmsr { index: msr.index },
+            VcpuExit::X86Wrmsr(msr) => VmExit::Wrmsr {
+                index: msr.index,
+                value: msr.data,
+            },
+            VcpuExit::IoOut(port, data) => {
+                let data = data.to_vec();
+                let width = sys::io_width(self.fd.get_kvm_run());
+                VmExit::IoOut { port, width, data }
+            }
+            VcpuExit::IoIn(port, data) => {
+                let len = data.len();
+                let width = sys::io_width(self.fd.get_kvm_run());
+                VmExit::IoIn { port, width, len }
+            }
+            VcpuExit::MmioRead(address, data) => VmExit::MmioRead {
+                address,
+                len: data.len(),
+            },
+            VcpuExit::MmioWrite(address, bytes) => {
+                let mut data = [0; 8];
+                data[..bytes.len()].copy_from_slice(bytes);
+                VmExit::MmioWrite {
+                    address,
+                    data,
+                    len: bytes.len(),
+                }
+            }
+            VcpuExit::Debug(arch) => VmExit::Debug(arch.into()),
+            VcpuExit::Intr => VmExit::Interrupted,
+            VcpuExit::Hlt => VmExit::Halted,
+            VcpuExit::Shutdown => VmExit::Shutdown,
+            VcpuExit::FailEntry(reason, _) => VmExit::FailEntry { reason },
+            VcpuExit::SystemEvent(kind, _) => VmExit::SystemEvent { kind },
+            VcpuExit::InternalError => {
+                VmExit::InternalError(sys::internal_error(self.fd.get_kvm_run()))
+            }
+            other => VmExit::Unexpected {
+                what: format!("{other:?}"),
+            },
+        })
+    }
+
+    /// Leaves the guest's answer for the exit that `run` returned last; the
+    /// next `run` hands it over.
+    pub fn answer(&mut self, answer: &Answer) {
+        let run = self.fd.get_kvm_run();
+        match answer {
+            Answer::Done => sys::answer_msr(run, Some(0)),
+            Answer::Io(bytes) => sys::answer_io(run, self.mapping, bytes),
+            Answer::Mmio(bytes) => sys::answer_mmio(run, *bytes),
+            Answer::Msr(value) => sys::answer_msr(run, Some(*value)),
+            Answer::MsrFault => sys::answer_msr(run, None),
+        }
+    }
+
+    /// Makes the next `run` finish a pending access and return at once.
+    pub fn set_immediate_exit(&mut self, on: bool) {
+        self.fd.set_kvm_immediate_exit(u8::from(on));
+    }
+
+    /// Runs `body` with kicks bound: meanwhile a kick of the calling thread ends
+    /// or prevents this vCPU's `KVM_RUN`.
+    pub fn with_kicks<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
+        let _bound = sys::bind_kick(self.fd.get_kvm_run());
+        body(self)
+    }
+
+    /// Has `KVM_RUN` leave the special registers in `kvm_run`, which spares an
+    /// ioctl an exit. False where KVM cannot.
+    pub fn sync_sregs(&mut self, on: bool) -> bool {
+        match on && self.can_sync_sregs {
+            true => self.fd.set_sync_valid_reg(SyncReg::SystemRegister),
+            false => self.fd.clear_sync_valid_reg(SyncReg::SystemRegister),
+        }
+        self.can_sync_sregs
+    }
+
+    /// The special registers as the last exit left them, where
+    /// [`KvmVcpu::sync_sregs`] is on; else from KVM.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_SREGS`.
+    pub fn sregs_at_exit(&mut self) -> Result<kvm_sregs, VcpuError> {
+        if self.fd.get_kvm_run().kvm_valid_regs & u64::from(KVM_SYNC_X86_SREGS) != 0 {
+            return Ok(self.fd.sync_regs().sregs);
+        }
+        self.get_sregs()
+    }
+
+    /// Reads one MSR of the vCPU as the guest would; `None` if KVM refuses.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_MSRS`.
+    pub fn read_msr(&self, index: u32) -> Result<Option<u64>, VcpuError> {
+        let mut msrs = one_msr(index, 0);
+        let read = self
+            .fd
+            .get_msrs(&mut msrs)
+            .map_err(|error| self.error("KVM_GET_MSRS", error))?;
+        Ok((read == 1).then(|| msrs.as_slice()[0].data))
+    }
+
+    /// Writes one MSR of the vCPU; false if KVM refuses.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_MSRS`.
+    pub fn write_msr(&self, index: u32, value: u64) -> Result<bool, VcpuError> {
+        let msrs = one_msr(index, value);
+        let written = self
+            .fd
+            .set_msrs(&msrs)
+            .map_err(|error| self.error("KVM_SET_MSRS", error))?;
+        Ok(written == 1)
+    }
+
+    /// The vCPU's halted-time statistics.
+    ///
+    /// # Errors
+    /// Where KVM does not have them.
+    pub fn halt_stats(&self) -> Result<HaltStats, crate::sys::StatsError> {
+        HaltStats::open(&self.fd)
+    }
+}
+
+fn one_msr(index: u32, data: u64) -> Msrs {
+    let entry = kvm_msr_entry {
+        index,
+        data,
+        ..Default::default()
+    };
+    Msrs::from_entries(&[entry]).expect("one entry is below KVM's limit")
+}

@@ -1,0 +1,119 @@
+//! What this host's KVM really does, found by running tiny guests.
+//!
+//! Capabilities say what an ioctl accepts. Whether a breakpoint fires, whether
+//! RDPMC faults, or whether CPL 0 runs in an instruction emulator, only a guest
+//! can tell.
+
+mod guests;
+mod runner;
+
+use serde::Serialize;
+
+use crate::kvm::Host;
+use crate::micro::MicroError;
+use crate::vcpu::DebugQuirks;
+
+/// CPL 0 that is this many times slower than CPL 3 runs in an emulator.
+const EMULATOR_RATIO: u64 = 10;
+
+/// How a guest's RDPMC ends on a KVM whose vPMU is absent or switched off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RdpmcBehaviour {
+    /// #GP(0): Umpire emulates it.
+    Faults,
+    /// It reads 0 and goes on: a guest cannot tell that from a real count.
+    SilentZero,
+    /// It reads something: a vPMU answers that could not be switched off.
+    Answered,
+    /// The probe ended otherwise.
+    Unknown,
+}
+
+/// What the probes found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "a report: each is one independent finding"
+)]
+pub struct ProbeReport {
+    /// Time of a two-instruction loop at CPL 0, in picoseconds an instruction.
+    pub cpl0_ps_per_instruction: u64,
+    /// The same at CPL 3.
+    pub cpl3_ps_per_instruction: u64,
+    /// RDPMC at CPL 0.
+    pub rdpmc: RdpmcBehaviour,
+    /// Single step works at CPL 0.
+    pub step_cpl0: bool,
+    /// Single step works at CPL 3.
+    pub step_cpl3: bool,
+    /// Execution breakpoints work at CPL 0.
+    pub breakpoint_cpl0: bool,
+    /// Execution breakpoints work at CPL 3.
+    pub breakpoint_cpl3: bool,
+    /// RF, set by `KVM_SET_REGS`, steps over a breakpoint at CPL 0.
+    pub rf_honoured: bool,
+    /// DR7.GD reports the guest's accesses to its debug registers.
+    pub dr_access_trap: bool,
+    /// KVM accepts `KVM_GUESTDBG_BLOCKIRQ`.
+    pub block_irq: bool,
+}
+
+impl ProbeReport {
+    /// Runs every probe; takes some ten milliseconds.
+    ///
+    /// # Errors
+    /// A probe guest could not be made, or an ioctl failed.
+    pub fn gather(host: &Host) -> Result<Self, MicroError> {
+        Ok(Self {
+            cpl0_ps_per_instruction: guests::loop_time(host, 0)?,
+            cpl3_ps_per_instruction: guests::loop_time(host, 3)?,
+            rdpmc: guests::rdpmc(host)?,
+            step_cpl0: guests::step(host, 0)?,
+            step_cpl3: guests::step(host, 3)?,
+            breakpoint_cpl0: guests::breakpoint(host, 0)?,
+            breakpoint_cpl3: guests::breakpoint(host, 3)?,
+            rf_honoured: guests::resume_flag(host)?,
+            dr_access_trap: guests::dr_access(host)?,
+            block_irq: host.features().guest_debug_blockirq,
+        })
+    }
+
+    /// True if guest CPL 0 runs in KVM's instruction emulator: loops there are
+    /// hundreds of times slower than at CPL 3, and rare instructions fail.
+    #[must_use]
+    pub fn slow_cpl0(&self) -> bool {
+        self.cpl0_ps_per_instruction / EMULATOR_RATIO > self.cpl3_ps_per_instruction
+    }
+
+    /// What the debug machinery has to know.
+    #[must_use]
+    pub fn quirks(&self) -> DebugQuirks {
+        DebugQuirks {
+            rf_ignored: !self.rf_honoured,
+            block_irq: self.block_irq,
+            dr_access_trap: self.dr_access_trap,
+        }
+    }
+
+    /// Why a guest with a virtual PMU cannot run here, if it cannot.
+    #[must_use]
+    pub fn obstacle(&self) -> Option<&'static str> {
+        match self.rdpmc {
+            RdpmcBehaviour::SilentZero => Some(
+                "RDPMC returns 0 without a fault on this KVM (known of kvm_amd before Linux 6.2 \
+                 without a vPMU): a guest would read counts that nobody took; use a newer host \
+                 kernel",
+            ),
+            RdpmcBehaviour::Answered => Some(
+                "RDPMC is answered by a vPMU of KVM that could not be switched off; load the \
+                 module with enable_pmu=0 (kvm) or pmu=0",
+            ),
+            RdpmcBehaviour::Unknown => Some("the RDPMC probe guest ended in an unknown way"),
+            RdpmcBehaviour::Faults if !self.breakpoint_cpl0 => Some(
+                "hardware breakpoints do not fire at CPL 0 on this KVM, so RDPMC cannot be emulated",
+            ),
+            RdpmcBehaviour::Faults => None,
+        }
+    }
+}

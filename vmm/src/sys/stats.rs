@@ -1,0 +1,106 @@
+//! How long a vCPU was halted, from KVM's binary statistics.
+//!
+//! With the in-kernel irqchip a halted vCPU sleeps inside `KVM_RUN`; a clock
+//! that runs from entry to exit must not count that time as unhalted.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+
+use kvm_ioctls::VcpuFd;
+use thiserror::Error;
+use vmm_sys_util::errno;
+
+/// `KVM_GET_STATS_FD`: `_IO(KVMIO, 0xce)` (Linux `uapi/linux/kvm.h`).
+const KVM_GET_STATS_FD: libc::c_ulong = 0xaece;
+
+/// The statistics that add up to halted time, in nanoseconds.
+const HALTED: [&str; 3] = [
+    "halt_wait_ns",
+    "halt_poll_success_ns",
+    "halt_poll_fail_ns",
+];
+
+/// Why a vCPU's halted time cannot be read.
+#[derive(Debug, Error)]
+pub enum StatsError {
+    /// KVM has no binary statistics (before Linux 5.14).
+    #[error("KVM_GET_STATS_FD failed: {0}")]
+    NoFd(errno::Error),
+    /// The file did not hold what its header says.
+    #[error("KVM's statistics file could not be read: {0}")]
+    Unreadable(#[from] std::io::Error),
+    /// A statistic is not there.
+    #[error("KVM's statistics have no `{0}`")]
+    Missing(&'static str),
+}
+
+/// The open statistics of one vCPU.
+#[derive(Debug)]
+pub struct HaltStats {
+    file: File,
+    offsets: [u64; HALTED.len()],
+}
+
+impl HaltStats {
+    /// Finds the statistics of halted time in a vCPU's statistics file.
+    ///
+    /// # Errors
+    /// [`StatsError`] where KVM has no such file or no such statistic.
+    pub fn open(vcpu: &VcpuFd) -> Result<Self, StatsError> {
+        // SAFETY: KVM_GET_STATS_FD takes no argument and returns a new file
+        // descriptor or -1.
+        let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD, 0) };
+        if fd < 0 {
+            return Err(StatsError::NoFd(errno::Error::last()));
+        }
+        // SAFETY: the descriptor is new and owned by nobody else.
+        let file = unsafe { File::from_raw_fd(fd) };
+        let offsets = find_offsets(&file)?;
+        Ok(Self { file, offsets })
+    }
+
+    /// Nanoseconds for which the vCPU was halted since it was made, polling
+    /// for its wake-up included.
+    ///
+    /// # Errors
+    /// The error of the read.
+    pub fn halted_ns(&self) -> Result<u64, StatsError> {
+        let mut sum = 0u64;
+        for &offset in &self.offsets {
+            let mut value = [0; 8];
+            self.file.read_exact_at(&mut value, offset)?;
+            sum = sum.wrapping_add(u64::from_le_bytes(value));
+        }
+        Ok(sum)
+    }
+}
+
+/// Absolute file offsets of the [`HALTED`] statistics (KVM API,
+/// `KVM_GET_STATS_FD`: header, then descriptors, then a block of u64).
+fn find_offsets(file: &File) -> Result<[u64; HALTED.len()], StatsError> {
+    let u32_at = |at: u64| -> Result<u32, StatsError> {
+        let mut word = [0; 4];
+        file.read_exact_at(&mut word, at)?;
+        Ok(u32::from_le_bytes(word))
+    };
+    let (name_size, count) = (u32_at(4)?, u32_at(8)?);
+    let (descriptors, data) = (u32_at(16)?, u32_at(20)?);
+    let stride = 16 + u64::from(name_size);
+    let mut found = [None; HALTED.len()];
+    for index in 0..u64::from(count) {
+        let at = u64::from(descriptors) + index * stride;
+        let offset = u32_at(at + 8)?;
+        let mut name = vec![0; usize::try_from(name_size).unwrap_or(0)];
+        file.read_exact_at(&mut name, at + 16)?;
+        let name = name.split(|&byte| byte == 0).next().unwrap_or(&[]);
+        if let Some(slot) = HALTED.iter().position(|wanted| wanted.as_bytes() == name) {
+            found[slot] = Some(u64::from(data) + u64::from(offset));
+        }
+    }
+    let mut offsets = [0; HALTED.len()];
+    for (slot, name) in HALTED.iter().enumerate() {
+        offsets[slot] = found[slot].ok_or(StatsError::Missing(name))?;
+    }
+    Ok(offsets)
+}

@@ -1,0 +1,131 @@
+//! The frame that an exception with an error code leaves on the stack (SDM
+//! vol. 3A, 7.12.1 and 7.14.2), and how to return from it without an IRET.
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+
+use super::context::{CpuContext, Gate, GateKind};
+use super::segment;
+
+const RFLAGS_TF: u64 = 1 << 8;
+const RFLAGS_RF: u64 = 1 << 16;
+const RFLAGS_VM: u64 = 1 << 17;
+
+/// A frame as it lies on the stack of the handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExceptionFrame {
+    /// Error code.
+    pub error: u64,
+    /// Saved instruction pointer.
+    pub ip: u64,
+    /// Saved code selector.
+    pub cs: u16,
+    /// Saved flags.
+    pub flags: u64,
+    /// Saved stack, where the frame has one: pointer and selector.
+    pub stack: Option<(u64, u16)>,
+    /// Linear address of the saved flags.
+    pub flags_at: u64,
+    size: u64,
+}
+
+impl ExceptionFrame {
+    /// Reads the frame at the top of the stack, with the vCPU stopped at the
+    /// first instruction of a handler entered through `gate`.
+    ///
+    /// `None` where the stack cannot be read or the interrupted code ran in
+    /// virtual-8086 mode.
+    #[must_use]
+    pub fn read(context: &CpuContext<'_>, gate: &Gate) -> Option<Self> {
+        let selector = |word: u64| u16::try_from(word & 0xffff).unwrap_or(0);
+        match gate.kind {
+            GateKind::Bits64 => {
+                let mut words = [0; 6];
+                let at = context.regs.rsp;
+                for (word, offset) in words.iter_mut().zip((0u64..).step_by(8)) {
+                    *word = context.word::<8>(at.wrapping_add(offset))?;
+                }
+                let [error, ip, cs, flags, sp, ss] = words;
+                Some(Self {
+                    error,
+                    ip,
+                    cs: selector(cs),
+                    flags,
+                    stack: Some((sp, selector(ss))),
+                    flags_at: at.wrapping_add(24),
+                    size: 48,
+                })
+            }
+            GateKind::Bits32 => {
+                let at = context.sregs.ss.base.wrapping_add(context.regs.rsp) & 0xffff_ffff;
+                let word = |index: u64| context.word::<4>(at.wrapping_add(4 * index));
+                let (error, ip, cs, flags) = (word(0)?, word(1)?, word(2)?, word(3)?);
+                if flags & RFLAGS_VM != 0 {
+                    return None;
+                }
+                let inner = (cs & 3) != u64::from(context.cpl());
+                let stack = match inner {
+                    true => Some((word(4)?, selector(word(5)?))),
+                    false => None,
+                };
+                Some(Self {
+                    error,
+                    ip,
+                    cs: selector(cs),
+                    flags,
+                    stack,
+                    flags_at: at.wrapping_add(12),
+                    size: if inner { 24 } else { 16 },
+                })
+            }
+        }
+    }
+
+    /// Privilege level of the interrupted code.
+    #[must_use]
+    pub fn cpl(&self) -> u8 {
+        u8::try_from(self.cs & 3).unwrap_or(0)
+    }
+
+    /// The registers with which the interrupted code goes on at `ip`, as an
+    /// IRET would load them but for two flags: RF is clear, as after any
+    /// instruction that completed, and the caller is told of TF instead of
+    /// a trap being taken. `None` where the saved selectors name nothing.
+    #[must_use]
+    pub fn resume_at(&self, context: &CpuContext<'_>, ip: u64) -> Option<Return> {
+        let mut regs = *context.regs;
+        let mut sregs = *context.sregs;
+        regs.rip = ip;
+        regs.rflags = self.flags & !RFLAGS_RF;
+        match self.stack {
+            Some((sp, _)) => regs.rsp = sp,
+            None => regs.rsp = regs.rsp.wrapping_add(self.size),
+        }
+        let mut segments_changed = false;
+        if sregs.cs.selector != self.cs {
+            sregs.cs = segment::load(context, self.cs, self.cpl())?;
+            segments_changed = true;
+        }
+        if let Some((_, ss)) = self.stack
+            && (sregs.ss.selector != ss || context.cpl() != self.cpl())
+        {
+            sregs.ss = segment::load(context, ss, self.cpl())?;
+            segments_changed = true;
+        }
+        Some(Return {
+            regs,
+            sregs: segments_changed.then_some(sregs),
+            trap: self.flags & RFLAGS_TF != 0,
+        })
+    }
+}
+
+/// Registers to go on with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Return {
+    /// General registers.
+    pub regs: kvm_regs,
+    /// Special registers, where a segment changed.
+    pub sregs: Option<kvm_sregs>,
+    /// The interrupted code single-steps itself: it wants a #DB now.
+    pub trap: bool,
+}

@@ -1,0 +1,18 @@
+//! Traps that KVM has no exit for: RDPMC, and the debug registers and single
+//! steps that they are caught with.
+
+mod breakpoints;
+mod context;
+mod frame;
+mod paging;
+mod rdpmc;
+mod segment;
+
+pub use breakpoints::{DebugCause, GuestBreakpoints, Placement};
+pub(crate) use breakpoints::{DR6_BS, merge_dr6};
+pub use context::{CpuContext, Gate, GateKind};
+pub use frame::{ExceptionFrame, Return};
+pub use paging::{Paging, translate};
+pub(crate) use rdpmc::GP_VECTOR;
+pub use rdpmc::{Rdpmc, RdpmcTrap, inspect};
+pub use segment::load as load_segment;

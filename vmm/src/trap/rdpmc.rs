@@ -1,0 +1,82 @@
+//! RDPMC, caught at the first instruction of the guest's #GP handler.
+//!
+//! KVM has no user exit for RDPMC; without a vPMU of its own it raises #GP(0).
+//! What is decided here is whether the #GP at hand is such a one.
+
+use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+use pmu_virt::Ring;
+
+use super::context::{CpuContext, Gate, MAX_INSTRUCTION, descriptor_base};
+use super::frame::ExceptionFrame;
+
+/// Vector of the general protection exception.
+pub(crate) const GP_VECTOR: u8 = 13;
+
+const CR4_PCE: u64 = 1 << 8;
+
+/// A legal RDPMC that raised #GP only because the hardware counts nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rdpmc {
+    /// The frame of the #GP.
+    pub frame: ExceptionFrame,
+    /// ECX.
+    pub index: u32,
+    /// Ring of the RDPMC.
+    pub ring: Ring,
+    /// Address of the instruction after it, in its code segment.
+    pub next: u64,
+}
+
+/// What a stop at the #GP handler is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RdpmcTrap {
+    /// A legal RDPMC.
+    Rdpmc(Rdpmc),
+    /// Another #GP, or an RDPMC that may not be executed there: the handler
+    /// runs on.
+    Foreign,
+}
+
+/// Looks at a vCPU that stopped at the first instruction of its #GP handler.
+///
+/// RDPMC is legal at CPL 0, and with CR4.PCE in every ring (SDM vol. 2,
+/// RDPMC). In long mode KPTI's entry code has not switched CR3 yet, so the
+/// interrupted code is still mapped.
+#[must_use]
+pub fn inspect(context: &CpuContext<'_>, gate: &Gate) -> RdpmcTrap {
+    find(context, gate).map_or(RdpmcTrap::Foreign, RdpmcTrap::Rdpmc)
+}
+
+fn find(context: &CpuContext<'_>, gate: &Gate) -> Option<Rdpmc> {
+    let frame = ExceptionFrame::read(context, gate)?;
+    let cpl = frame.cpl();
+    if frame.error != 0 || (cpl != 0 && context.sregs.cr4 & CR4_PCE == 0) {
+        return None;
+    }
+    let (base, bitness) = code_segment(context, &frame)?;
+    let mut bytes = [0; MAX_INSTRUCTION];
+    let len = context.read_linear(base.wrapping_add(frame.ip), &mut bytes);
+    let mut decoder = Decoder::with_ip(bitness, &bytes[..len], frame.ip, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    if instruction.mnemonic() != Mnemonic::Rdpmc {
+        return None;
+    }
+    Some(Rdpmc {
+        frame,
+        index: u32::try_from(context.regs.rcx & 0xffff_ffff).unwrap_or(0),
+        ring: Ring::from_cpl(cpl),
+        next: instruction.next_ip(),
+    })
+}
+
+/// Base and width of the interrupted code.
+fn code_segment(context: &CpuContext<'_>, frame: &ExceptionFrame) -> Option<(u64, u32)> {
+    let descriptor = context.descriptor(frame.cs)?;
+    let long = descriptor >> 53 & 1 != 0;
+    let default_32 = descriptor >> 54 & 1 != 0;
+    Some(match (context.long_mode() && long, default_32) {
+        (true, _) => (0, 64),
+        (false, true) => (descriptor_base(descriptor), 32),
+        (false, false) => (descriptor_base(descriptor), 16),
+    })
+}

@@ -1,0 +1,251 @@
+//! `KVM_SET_GUEST_DEBUG`: our breakpoints beside the guest's, our steps beside
+//! the guest's TF, and the guest's #DBs handed back to it.
+
+use kvm_bindings::{
+    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_INJECT_DB, KVM_GUESTDBG_SINGLESTEP,
+    KVM_GUESTDBG_USE_HW_BP, kvm_guest_debug,
+};
+
+use crate::kvm::{DebugExit, KvmVcpu, VcpuError};
+use crate::trap::{DR6_BS, GuestBreakpoints, Placement, merge_dr6};
+
+const RFLAGS_RF: u64 = 1 << 16;
+const DB_VECTOR: u32 = 1;
+
+/// What this host's KVM does otherwise than the manuals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DebugQuirks {
+    /// RF set by `KVM_SET_REGS` does not suppress an instruction breakpoint.
+    pub rf_ignored: bool,
+    /// KVM can hold interrupts back during a step (`KVM_GUESTDBG_BLOCKIRQ`).
+    pub block_irq: bool,
+}
+
+/// What a debug exit was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DebugEvent {
+    /// One of our breakpoints, at this linear address.
+    Breakpoint(u64),
+    /// A step of ours ended.
+    Stepped,
+    /// A #DB of the guest's own, with these cause bits; it was handed back.
+    Guest(u64),
+    /// Nothing to do: the step past a breakpoint of ours ended.
+    Passed,
+}
+
+/// Which breakpoints are out of the way for one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lift {
+    None,
+    Ours,
+    /// The guest's too.
+    All,
+}
+
+/// The debug state of one vCPU.
+#[derive(Debug)]
+pub struct DebugControl {
+    quirks: DebugQuirks,
+    wanted: Vec<u64>,
+    guest: GuestBreakpoints,
+    placement: Placement,
+    /// A step past a breakpoint is under way.
+    lift: Lift,
+    /// The stepper wants a step.
+    step: bool,
+    hold_irqs: bool,
+    inject: bool,
+    applied: Option<([u64; 8], u32)>,
+}
+
+impl DebugControl {
+    /// No breakpoints, no steps.
+    #[must_use]
+    pub fn new(quirks: DebugQuirks) -> Self {
+        let guest = GuestBreakpoints::default();
+        Self {
+            quirks,
+            wanted: Vec::new(),
+            guest,
+            placement: Placement::new(guest, &[]),
+            lift: Lift::None,
+            step: false,
+            hold_irqs: false,
+            inject: false,
+            applied: None,
+        }
+    }
+
+    /// Asks for execution breakpoints at these linear addresses, instead of
+    /// those asked for before.
+    pub fn want(&mut self, addresses: &[u64]) {
+        if self.wanted != addresses {
+            self.wanted.clear();
+            self.wanted.extend_from_slice(addresses);
+            self.replace();
+        }
+    }
+
+    /// The breakpoints asked for.
+    #[must_use]
+    pub fn wanted(&self) -> &[u64] {
+        &self.wanted
+    }
+
+    /// How many of them found no debug register.
+    #[must_use]
+    pub fn unplaced(&self) -> usize {
+        self.placement.unplaced()
+    }
+
+    /// Asks for a step at the next entry, with interrupts held back where KVM
+    /// can do that.
+    pub fn want_step(&mut self, step: bool, hold_irqs: bool) {
+        self.step = step;
+        self.hold_irqs = hold_irqs && self.quirks.block_irq;
+    }
+
+    /// Has the next [`DebugControl::apply`] set TF anew: KVM sets it only when
+    /// it is told to step, and the guest's POPF or IRET may have cleared it.
+    pub fn renew_step(&mut self) {
+        self.applied = None;
+    }
+
+    /// True if the guest's own debug registers matter now: KVM's copy of ours
+    /// hides what the guest writes.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        !self.wanted.is_empty() || self.step
+    }
+
+    /// Looks at the guest's own debug registers again.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_DEBUGREGS`.
+    pub fn refresh_guest(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+        let guest = GuestBreakpoints::from(&vcpu.get_debug_regs()?);
+        if guest != self.guest {
+            self.guest = guest;
+            self.replace();
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self) {
+        self.placement = Placement::new(self.guest, &self.wanted);
+    }
+
+    /// Tells KVM what changed since the last entry.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_GUEST_DEBUG`.
+    pub fn apply(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+        let lifted = self.lift != Lift::None;
+        let placement = match self.lift {
+            Lift::None => self.placement,
+            Lift::Ours => Placement::new(self.guest, &[]),
+            Lift::All => Placement::new(GuestBreakpoints::default(), &[]),
+        };
+        let stepping = self.step || lifted;
+        let mut control = 0;
+        let mut registers = [0; 8];
+        if self.is_active() || stepping || self.inject {
+            control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+            registers[..4].copy_from_slice(&placement.db);
+            registers[7] = placement.dr7;
+        }
+        if stepping {
+            control |= KVM_GUESTDBG_SINGLESTEP;
+        }
+        if stepping && (self.hold_irqs || (lifted && self.quirks.block_irq)) {
+            control |= KVM_GUESTDBG_BLOCKIRQ;
+        }
+        if self.inject {
+            control |= KVM_GUESTDBG_INJECT_DB;
+        }
+        if self.applied == Some((registers, control)) {
+            return Ok(());
+        }
+        let mut request = kvm_guest_debug {
+            control,
+            ..Default::default()
+        };
+        request.arch.debugreg = registers;
+        vcpu.set_guest_debug(&request)?;
+        // An injection is an act, not a state.
+        self.applied = (!self.inject).then_some((registers, control));
+        self.inject = false;
+        Ok(())
+    }
+
+    /// Sorts out a debug exit; the guest's own #DB is queued for it.
+    ///
+    /// # Errors
+    /// An ioctl on the debug or general registers failed.
+    pub fn on_exit(&mut self, vcpu: &KvmVcpu, exit: &DebugExit) -> Result<DebugEvent, VcpuError> {
+        self.refresh_guest(vcpu)?;
+        let stepping = self.step || self.lift != Lift::None;
+        let mut cause = self.placement.classify(exit.dr6, stepping);
+        if exit.vector != DB_VECTOR {
+            // KVM reports INT3 here only for software breakpoints, which we
+            // never set; there is nothing of ours in it.
+            return Ok(DebugEvent::Passed);
+        }
+        let stepped = stepping && exit.dr6 & DR6_BS != 0;
+        let passed = std::mem::replace(&mut self.lift, Lift::None) != Lift::None;
+        if passed {
+            self.applied = None;
+        }
+        if cause.guest_execution && self.rf_was_ignored(vcpu)? {
+            cause.guest_dr6 &= !0xf;
+            self.lift = Lift::All;
+        }
+        if cause.guest_dr6 != 0 {
+            self.hand_back(vcpu, cause.guest_dr6)?;
+            return Ok(DebugEvent::Guest(cause.guest_dr6));
+        }
+        Ok(match (cause.ours, stepped && self.step) {
+            // A stale bit must not make us act at another address.
+            (Some(address), _) if exit.pc == address && !passed => DebugEvent::Breakpoint(address),
+            (_, true) => DebugEvent::Stepped,
+            _ => DebugEvent::Passed,
+        })
+    }
+
+    /// On a KVM that ignores RF, a guest that has set RF to step over its own
+    /// instruction breakpoint would meet it for ever.
+    fn rf_was_ignored(&mut self, vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
+        if !self.quirks.rf_ignored {
+            return Ok(false);
+        }
+        Ok(vcpu.get_regs()?.rflags & RFLAGS_RF != 0)
+    }
+
+    /// Queues a #DB with these DR6 cause bits for the guest.
+    ///
+    /// # Errors
+    /// An ioctl on the debug registers failed.
+    pub fn hand_back(&mut self, vcpu: &KvmVcpu, cause: u64) -> Result<(), VcpuError> {
+        let mut regs = vcpu.get_debug_regs()?;
+        regs.dr6 = merge_dr6(regs.dr6, cause);
+        vcpu.set_debug_regs(&regs)?;
+        self.inject = true;
+        Ok(())
+    }
+
+    /// Lets the guest execute the instruction on which one of our breakpoints
+    /// just fired.
+    ///
+    /// # Errors
+    /// An ioctl on the general registers failed.
+    pub fn pass(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+        if self.quirks.rf_ignored {
+            self.lift = Lift::Ours;
+            return Ok(());
+        }
+        let mut regs = vcpu.get_regs()?;
+        regs.rflags |= RFLAGS_RF;
+        vcpu.set_regs(&regs)
+    }
+}

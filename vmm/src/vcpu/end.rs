@@ -1,0 +1,32 @@
+//! How a vCPU's thread ends.
+
+use std::fmt;
+
+use crate::devices::GuestEnd;
+
+/// Why a vCPU runs no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VcpuEnd {
+    /// Somebody asked it to stop.
+    Stopped,
+    /// The guest ended the run.
+    Guest(GuestEnd),
+    /// A triple fault, with where it happened.
+    TripleFault {
+        /// RIP at the exit.
+        rip: u64,
+    },
+    /// KVM cannot go on; the text says what the guest did and what may help.
+    Stuck(String),
+}
+
+impl fmt::Display for VcpuEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stopped => f.write_str("stopped"),
+            Self::Guest(end) => end.fmt(f),
+            Self::TripleFault { rip } => write!(f, "triple fault at RIP {rip:#x}"),
+            Self::Stuck(why) => f.write_str(why),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The kick at a PMU's deadline.
+
+use std::time::Duration;
+
+use vmm_sys_util::errno;
+
+use crate::sys::KickTimer;
+
+/// Turns TSC deadlines into kicks of this thread.
+///
+/// The timer is set again only when it would fire too late: an early kick
+/// costs one exit, setting the timer at every entry would cost a system call
+/// an exit.
+#[derive(Debug)]
+pub(super) struct DeadlineTimer {
+    timer: KickTimer,
+    tsc_khz: u64,
+    /// TSC at which the timer fires, while it is armed.
+    armed: Option<u64>,
+}
+
+impl DeadlineTimer {
+    pub(super) fn new(tsc_khz: u32) -> errno::Result<Self> {
+        Ok(Self {
+            timer: KickTimer::for_this_thread()?,
+            tsc_khz: tsc_khz.into(),
+            armed: None,
+        })
+    }
+
+    /// Makes sure that a kick comes at `deadline` (TSC), or before.
+    pub(super) fn set(&mut self, now: u64, deadline: Option<u64>) {
+        let Some(deadline) = deadline else { return };
+        // A timer whose time has passed has fired, or is about to.
+        let armed = self.armed.filter(|&at| at > now);
+        if armed.is_some_and(|at| at <= deadline) {
+            return;
+        }
+        let ticks = deadline.saturating_sub(now);
+        let ns = u128::from(ticks) * 1_000_000 / u128::from(self.tsc_khz);
+        let ns = u64::try_from(ns).unwrap_or(u64::MAX);
+        self.timer.arm(Duration::from_nanos(ns));
+        self.armed = Some(deadline);
+    }
+}

@@ -1,0 +1,18 @@
+//! One vCPU's thread: the run loop, and what each exit leads to.
+
+mod debug;
+mod end;
+mod halt;
+mod kick;
+mod observe;
+mod platform;
+mod pmi;
+mod rdpmc;
+mod run;
+
+pub use debug::{DebugControl, DebugEvent, DebugQuirks};
+pub use end::VcpuEnd;
+pub use observe::{Observer, Silent, TrapEvent};
+pub use platform::{Platform, SharedPlatform};
+pub use pmi::{PmiDelivery, PmiRoute};
+pub use run::{Vcpu, VcpuControl, VcpuFailure, VcpuParts};

@@ -1,0 +1,78 @@
+//! What a vCPU reports. Logs, the demo and tests hang off this; the run loop
+//! itself prints nothing.
+
+use std::fmt::Debug;
+
+use pmu_virt::{MsrIndex, PmiRequest, ReadOutcome, Ring, WriteOutcome};
+
+use super::pmi::PmiDelivery;
+use crate::kvm::VcpuId;
+
+/// One thing that happened on the trap path.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TrapEvent {
+    /// RDMSR of a PMU register.
+    MsrRead {
+        /// ECX.
+        msr: MsrIndex,
+        /// What the guest got.
+        outcome: ReadOutcome,
+    },
+    /// WRMSR of a PMU register.
+    MsrWrite {
+        /// ECX.
+        msr: MsrIndex,
+        /// EDX:EAX.
+        value: u64,
+        /// What the guest got.
+        outcome: WriteOutcome,
+    },
+    /// A legal RDPMC.
+    Rdpmc {
+        /// ECX.
+        index: u32,
+        /// Where it was executed.
+        ring: Ring,
+        /// What the guest got.
+        outcome: ReadOutcome,
+    },
+    /// A #GP that was none of ours went on to the guest's handler.
+    ForeignGp,
+    /// The guest's own #DB was handed back to it.
+    GuestDebug {
+        /// The cause bits of DR6.
+        dr6: u64,
+    },
+    /// The guest uses all four debug registers: its RDPMC will fault.
+    DebugRegistersFull,
+    /// Counters overflowed and a PMI was sent, or could not be.
+    Pmi {
+        /// Which counters.
+        request: PmiRequest,
+        /// Where it went.
+        delivery: PmiDelivery,
+    },
+    /// A PMI is held back by the throttle.
+    PmiLate,
+}
+
+/// Receives a vCPU's reports, on its thread.
+pub trait Observer: Debug + Send {
+    /// One event. Must not block: the guest waits.
+    fn event(&mut self, vcpu: VcpuId, event: &TrapEvent);
+    /// False spares the run loop making events that nobody reads.
+    fn wants_events(&self) -> bool {
+        true
+    }
+}
+
+/// Drops everything.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn event(&mut self, _: VcpuId, _: &TrapEvent) {}
+    fn wants_events(&self) -> bool {
+        false
+    }
+}

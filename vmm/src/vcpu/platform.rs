@@ -1,0 +1,65 @@
+//! The devices behind a vCPU's port and memory exits.
+
+use std::fmt::Debug;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::devices::{DeviceOutcome, MmioBus, PortBus};
+
+/// What answers a vCPU's accesses to ports and to memory that is not there.
+pub trait Platform: Debug + Send + Sync {
+    /// IN or INS: fills `data` with elements of `width` bytes.
+    fn port_read(&self, port: u16, width: u8, data: &mut [u8]);
+    /// OUT or OUTS.
+    fn port_write(&self, port: u16, width: u8, data: &[u8]) -> DeviceOutcome;
+    /// A load.
+    fn mmio_read(&self, address: u64, data: &mut [u8]);
+    /// A store.
+    fn mmio_write(&self, address: u64, data: &[u8]);
+}
+
+/// The real devices, shared by the vCPUs of one machine.
+#[derive(Debug)]
+pub struct SharedPlatform {
+    ports: Mutex<PortBus>,
+    mmio: Mutex<MmioBus>,
+}
+
+impl SharedPlatform {
+    /// Shares `ports`.
+    #[must_use]
+    pub fn new(ports: PortBus) -> Self {
+        Self {
+            ports: Mutex::new(ports),
+            mmio: Mutex::new(MmioBus::new()),
+        }
+    }
+
+    /// The port devices, for the console's input.
+    pub fn ports(&self) -> MutexGuard<'_, PortBus> {
+        relock(&self.ports)
+    }
+}
+
+/// Device state is plain data that every access leaves whole, so a panic on
+/// another thread does not make it unusable.
+fn relock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Platform for SharedPlatform {
+    fn port_read(&self, port: u16, width: u8, data: &mut [u8]) {
+        relock(&self.ports).read(port, width, data);
+    }
+
+    fn port_write(&self, port: u16, width: u8, data: &[u8]) -> DeviceOutcome {
+        relock(&self.ports).write(port, width, data)
+    }
+
+    fn mmio_read(&self, address: u64, data: &mut [u8]) {
+        relock(&self.mmio).read(address, data);
+    }
+
+    fn mmio_write(&self, address: u64, data: &[u8]) {
+        relock(&self.mmio).write(address, data);
+    }
+}

@@ -1,0 +1,169 @@
+//! PMIs: from an overflow to the guest's interrupt (SDM vol. 3A, 12.5.1 "Local
+//! Vector Table"; APM vol. 2, 16.4).
+
+use kvm_bindings::kvm_lapic_state;
+use pmu_virt::Vendor;
+use thiserror::Error;
+
+use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VmError};
+
+const APIC_ID: usize = 0x20;
+const APIC_SVR: usize = 0xf0;
+const APIC_LVTPC: usize = 0x340;
+const X2APIC_LVTPC: u32 = 0x834;
+const X2APIC_ID: u32 = 0x802;
+
+const APIC_BASE_ENABLED: u64 = 1 << 11;
+const APIC_BASE_X2APIC: u64 = 1 << 10;
+const SVR_ENABLED: u32 = 1 << 8;
+const LVT_MASKED: u32 = 1 << 16;
+
+/// What LVTPC says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PmiRoute {
+    /// Delivery mode 100b.
+    Nmi,
+    /// Delivery mode 000b, with a legal vector.
+    Fixed(u8),
+    /// The mask bit is set, or the APIC is off: hardware sends nothing.
+    Masked,
+    /// A mode (SMI, INIT, `ExtINT`, reserved) or a vector below 16 that carries no PMI.
+    Unusable(u32),
+}
+
+impl PmiRoute {
+    /// Decodes LVTPC.
+    #[must_use]
+    pub fn decode(lvtpc: u32) -> Self {
+        let vector = lvtpc.to_le_bytes()[0];
+        match (lvtpc & LVT_MASKED != 0, lvtpc >> 8 & 7) {
+            (true, _) => Self::Masked,
+            (false, 0b100) => Self::Nmi,
+            (false, 0b000) if vector >= 16 => Self::Fixed(vector),
+            (false, _) => Self::Unusable(lvtpc),
+        }
+    }
+}
+
+/// What became of a PMI.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PmiDelivery {
+    /// Where it went.
+    pub route: PmiRoute,
+    /// LVTPC's mask bit was set afterwards, as Intel's processors do.
+    pub masked_after: bool,
+}
+
+/// A PMI could not be sent.
+#[derive(Debug, Error)]
+pub enum PmiError {
+    /// A vCPU ioctl failed.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// A VM ioctl failed.
+    #[error(transparent)]
+    Vm(#[from] VmError),
+}
+
+/// Sends one PMI the way the guest's LVTPC asks, on the vCPU's own thread.
+///
+/// Intel's processors set LVTPC's mask bit on delivery (SDM vol. 3B, 21.5.1).
+/// That is done through the x2APIC register only: `KVM_SET_LAPIC` would write
+/// back IRR and the timer as they were a moment ago and could lose an IPI. A
+/// guest in xAPIC mode finds its LVTPC unmasked; `docs/pmi.md` says so.
+pub(super) fn send(vcpu: &KvmVcpu, vm: &KvmVm, vendor: Vendor) -> Result<PmiDelivery, PmiError> {
+    let apic_base = vcpu.get_sregs()?.apic_base;
+    let x2apic = apic_base & APIC_BASE_X2APIC != 0;
+    let lapic = match (apic_base & APIC_BASE_ENABLED != 0, x2apic) {
+        (false, _) => None,
+        (true, true) => x2apic_registers(vcpu)?,
+        (true, false) => Some(xapic_registers(&vcpu.get_lapic()?)),
+    };
+    let Some(lapic) = lapic else {
+        return Ok(delivery(PmiRoute::Masked));
+    };
+    let route = PmiRoute::decode(lapic.lvtpc);
+    match route {
+        PmiRoute::Nmi => vcpu.nmi()?,
+        PmiRoute::Fixed(vector) => vm.send_fixed(lapic.id, vector)?,
+        PmiRoute::Masked | PmiRoute::Unusable(_) => return Ok(delivery(route)),
+    }
+    let masked_after = vendor == Vendor::Intel
+        && x2apic
+        && vcpu.write_msr(X2APIC_LVTPC, (lapic.lvtpc | LVT_MASKED).into())?;
+    Ok(PmiDelivery {
+        route,
+        masked_after,
+    })
+}
+
+fn delivery(route: PmiRoute) -> PmiDelivery {
+    PmiDelivery {
+        route,
+        masked_after: false,
+    }
+}
+
+struct Lapic {
+    id: u32,
+    lvtpc: u32,
+}
+
+fn x2apic_registers(vcpu: &KvmVcpu) -> Result<Option<Lapic>, VcpuError> {
+    let (Some(lvtpc), Some(id)) = (vcpu.read_msr(X2APIC_LVTPC)?, vcpu.read_msr(X2APIC_ID)?) else {
+        return Ok(None);
+    };
+    let low = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap_or(0);
+    Ok(Some(Lapic {
+        id: low(id),
+        lvtpc: low(lvtpc),
+    }))
+}
+
+fn xapic_registers(lapic: &kvm_lapic_state) -> Lapic {
+    let word = |at: usize| {
+        let bytes = std::array::from_fn(|byte| lapic.regs[at + byte].cast_unsigned());
+        u32::from_le_bytes(bytes)
+    };
+    // A software-disabled APIC has all LVT entries masked (SDM vol. 3A, 12.4.7.2).
+    let masked = if word(APIC_SVR) & SVR_ENABLED == 0 {
+        LVT_MASKED
+    } else {
+        0
+    };
+    Lapic {
+        id: word(APIC_ID) >> 24,
+        lvtpc: word(APIC_LVTPC) | masked,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lvtpc() {
+        let check = |lvtpc: u32, expected| assert_eq!(PmiRoute::decode(lvtpc), expected);
+        check(0x400, PmiRoute::Nmi);
+        check(0x4ff, PmiRoute::Nmi);
+        check(0x1_0400, PmiRoute::Masked);
+        check(0x0_00ef, PmiRoute::Fixed(0xef));
+        check(0x0_0010, PmiRoute::Fixed(0x10));
+        check(0x0_000f, PmiRoute::Unusable(0xf));
+        check(0x0_0200, PmiRoute::Unusable(0x200));
+        check(0x0_0500, PmiRoute::Unusable(0x500));
+        check(0x0_0700, PmiRoute::Unusable(0x700));
+    }
+
+    #[test]
+    fn a_disabled_apic_sends_nothing() {
+        let mut state = kvm_lapic_state::default();
+        state.regs[APIC_LVTPC + 1] = 4;
+        state.regs[APIC_ID + 3] = 5;
+        let off = xapic_registers(&state);
+        assert_eq!(PmiRoute::decode(off.lvtpc), PmiRoute::Masked);
+        state.regs[APIC_SVR + 1] = 1;
+        let on = xapic_registers(&state);
+        assert_eq!((on.id, PmiRoute::decode(on.lvtpc)), (5, PmiRoute::Nmi));
+    }
+}
