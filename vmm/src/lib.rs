@@ -1,3 +1,4 @@
 //! The Umpire VMM.
 
+pub mod cpuid;
 pub mod devices;
