@@ -1,0 +1,161 @@
+//! A table of CPUID leaves, with the access that the steps need.
+
+use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+
+/// The registers of one (sub)leaf.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Regs {
+    pub(super) eax: u32,
+    pub(super) ebx: u32,
+    pub(super) ecx: u32,
+    pub(super) edx: u32,
+}
+
+/// One of the four result registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reg {
+    Eax,
+    Ebx,
+    Ecx,
+    Edx,
+}
+
+/// Leaves whose result depends on ECX; KVM has to be told so for each entry.
+const INDEXED: &[u32] = &[
+    0x4,
+    0x7,
+    0xb,
+    0xd,
+    0xf,
+    0x10,
+    0x12,
+    0x14,
+    0x17,
+    0x18,
+    0x1b,
+    0x1d,
+    0x1f,
+    0x20,
+    0x23,
+    0x24,
+    0x8000_001d,
+    0x8000_0020,
+    0x8000_0026,
+];
+
+#[derive(Clone, Debug)]
+pub(super) struct Leaves {
+    entries: Vec<kvm_cpuid_entry2>,
+}
+
+impl Leaves {
+    pub(super) fn new(entries: &[kvm_cpuid_entry2]) -> Self {
+        Self {
+            entries: entries.to_vec(),
+        }
+    }
+
+    pub(super) fn into_entries(self) -> Vec<kvm_cpuid_entry2> {
+        self.entries
+    }
+
+    pub(super) fn has(&self, function: u32, index: u32) -> bool {
+        self.find(function, index).is_some()
+    }
+
+    /// The registers of a leaf; an absent leaf is all zero, as CPUID defines it.
+    pub(super) fn get(&self, function: u32, index: u32) -> Regs {
+        self.find(function, index).map_or_else(Regs::default, |i| {
+            let e = &self.entries[i];
+            Regs {
+                eax: e.eax,
+                ebx: e.ebx,
+                ecx: e.ecx,
+                edx: e.edx,
+            }
+        })
+    }
+
+    /// Sets a leaf, which is added if it is absent. The leaf that states the
+    /// highest leaf of the range is raised where that is needed.
+    pub(super) fn set(&mut self, function: u32, index: u32, regs: Regs) {
+        let indexed = INDEXED.contains(&function);
+        let i = self.find(function, index).unwrap_or_else(|| {
+            self.entries.push(kvm_cpuid_entry2 {
+                function,
+                index,
+                flags: if indexed {
+                    KVM_CPUID_FLAG_SIGNIFCANT_INDEX
+                } else {
+                    0
+                },
+                ..kvm_cpuid_entry2::default()
+            });
+            self.entries.len() - 1
+        });
+        let e = &mut self.entries[i];
+        (e.eax, e.ebx, e.ecx, e.edx) = (regs.eax, regs.ebx, regs.ecx, regs.edx);
+
+        let range = function & 0xffff_0000;
+        if function != range
+            && let Some(limit) = self.find(range, 0)
+            && self.entries[limit].eax < function
+        {
+            self.entries[limit].eax = function;
+        }
+    }
+
+    /// Changes a leaf if it is there.
+    pub(super) fn edit(&mut self, function: u32, index: u32, change: impl FnOnce(&mut Regs)) {
+        if self.has(function, index) {
+            let mut regs = self.get(function, index);
+            change(&mut regs);
+            self.set(function, index, regs);
+        }
+    }
+
+    /// Clears one bit; an absent leaf has none to clear.
+    pub(super) fn clear(&mut self, function: u32, index: u32, reg: Reg, bit: u8) {
+        self.edit(function, index, |r| *r.of(reg) &= !(1 << bit));
+    }
+
+    pub(super) fn test(&self, function: u32, index: u32, reg: Reg, bit: u8) -> bool {
+        *self.get(function, index).of(reg) & 1 << bit != 0
+    }
+
+    /// Removes a leaf with all its subleaves; it then reads as zero.
+    pub(super) fn remove(&mut self, function: u32) {
+        self.entries.retain(|e| e.function != function);
+    }
+
+    /// Removes the leaves that `gone` names.
+    pub(super) fn remove_if(&mut self, gone: impl Fn(u32) -> bool) {
+        self.entries.retain(|e| !gone(e.function));
+    }
+
+    /// The subleaves that exist of a leaf, in KVM's order.
+    pub(super) fn indices(&self, function: u32) -> Vec<u32> {
+        self.entries
+            .iter()
+            .filter(|e| e.function == function)
+            .map(|e| e.index)
+            .collect()
+    }
+
+    fn find(&self, function: u32, index: u32) -> Option<usize> {
+        self.entries
+            .iter()
+            .position(|e| e.function == function && e.index == index)
+    }
+}
+
+impl Regs {
+    pub(super) fn of(&mut self, reg: Reg) -> &mut u32 {
+        match reg {
+            Reg::Eax => &mut self.eax,
+            Reg::Ebx => &mut self.ebx,
+            Reg::Ecx => &mut self.ecx,
+            Reg::Edx => &mut self.edx,
+        }
+    }
+}
