@@ -25,7 +25,9 @@ pub enum HostError {
     )]
     NoDevice(PathBuf),
     /// The device cannot be opened by this user.
-    #[error("no permission to open {0}: join the group that owns it (usually `kvm`) or run as root")]
+    #[error(
+        "no permission to open {0}: join the group that owns it (usually `kvm`) or run as root"
+    )]
     NoPermission(PathBuf),
     /// Opening failed in another way.
     #[error("{0} cannot be opened: {1}")]
@@ -96,7 +98,11 @@ impl Host {
     /// As [`Host::open`].
     pub fn open_at(path: &Path) -> Result<Self, HostError> {
         // The crate's own open hides which file it was, so look first.
-        if let Err(error) = std::fs::OpenOptions::new().read(true).write(true).open(path) {
+        if let Err(error) = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+        {
             return Err(match error.kind() {
                 io::ErrorKind::NotFound => HostError::NoDevice(path.to_owned()),
                 io::ErrorKind::PermissionDenied => HostError::NoPermission(path.to_owned()),
@@ -127,12 +133,30 @@ impl Host {
     /// [`HostError::Lacks`] names the first thing that is missing.
     pub fn require_all(&self) -> Result<(), HostError> {
         let needed = [
-            (self.features.irqchip, "an in-kernel irqchip (KVM_CAP_IRQCHIP)"),
-            (self.features.user_space_msr, "MSR exits (KVM_CAP_X86_USER_SPACE_MSR, Linux 5.10)"),
-            (self.features.msr_filter, "the MSR filter (KVM_CAP_X86_MSR_FILTER, Linux 5.10)"),
-            (self.features.guest_debug, "guest debugging (KVM_CAP_SET_GUEST_DEBUG)"),
-            (self.features.immediate_exit, "immediate_exit (KVM_CAP_IMMEDIATE_EXIT)"),
-            (self.features.signal_msi, "KVM_SIGNAL_MSI (KVM_CAP_SIGNAL_MSI)"),
+            (
+                self.features.irqchip,
+                "an in-kernel irqchip (KVM_CAP_IRQCHIP)",
+            ),
+            (
+                self.features.user_space_msr,
+                "MSR exits (KVM_CAP_X86_USER_SPACE_MSR, Linux 5.10)",
+            ),
+            (
+                self.features.msr_filter,
+                "the MSR filter (KVM_CAP_X86_MSR_FILTER, Linux 5.10)",
+            ),
+            (
+                self.features.guest_debug,
+                "guest debugging (KVM_CAP_SET_GUEST_DEBUG)",
+            ),
+            (
+                self.features.immediate_exit,
+                "immediate_exit (KVM_CAP_IMMEDIATE_EXIT)",
+            ),
+            (
+                self.features.signal_msi,
+                "KVM_SIGNAL_MSI (KVM_CAP_SIGNAL_MSI)",
+            ),
             (self.features.user_nmi, "KVM_NMI (KVM_CAP_USER_NMI)"),
         ];
         match needed.iter().find(|(has, _)| !has) {
@@ -184,14 +208,18 @@ mod tests {
 
     #[test]
     fn a_missing_device_is_named_with_the_next_step() {
-        let error = Host::open_at(Path::new("/dev/no-such-kvm")).unwrap_err().to_string();
+        let error = Host::open_at(Path::new("/dev/no-such-kvm"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("/dev/no-such-kvm does not exist"), "{error}");
         assert!(error.contains("kvm_amd"), "{error}");
     }
 
     #[test]
     fn another_device_is_not_kvm() {
-        let error = Host::open_at(Path::new("/dev/null")).unwrap_err().to_string();
+        let error = Host::open_at(Path::new("/dev/null"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("not a KVM"), "{error}");
     }
 }

@@ -6,7 +6,7 @@ mod sys;
 mod vcpu;
 mod vm;
 
-pub use exit::{Answer, InternalError, VmExit};
+pub use exit::{Answer, DebugExit, InternalError, VmExit};
 pub use host::{Host, HostError, KvmFeatures};
 pub use vcpu::{KvmVcpu, VcpuError, VcpuId};
 pub use vm::{KvmVm, VmError, VmOptions};

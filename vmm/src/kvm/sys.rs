@@ -114,7 +114,9 @@ pub(super) fn set_memory_region(
 
 /// Lets a kick of the calling thread set `run.immediate_exit`.
 pub(super) fn bind_kick(run: &mut kvm_run) -> ImmediateExitGuard {
-    let flag = (&raw mut run.immediate_exit).cast::<AtomicU8>().cast_const();
+    let flag = (&raw mut run.immediate_exit)
+        .cast::<AtomicU8>()
+        .cast_const();
     // SAFETY: `run` is the vCPU's mapping, which lives as long as the vCPU; the
     // one caller, `KvmVcpu::with_kicks`, holds the vCPU borrowed and drops the
     // guard on the same thread before it returns.

@@ -4,7 +4,9 @@ use kvm_bindings::{
     KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_PIT_SPEAKER_DUMMY, KVM_PMU_CAP_DISABLE,
     kvm_enable_cap, kvm_msi, kvm_pit_config, kvm_userspace_memory_region,
 };
-use kvm_ioctls::{MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
+use kvm_ioctls::{
+    MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd,
+};
 use thiserror::Error;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::errno;
@@ -183,23 +185,99 @@ fn trap_msrs(fd: &VmFd, ranges: &[(u32, u32)]) -> Result<(), VmError> {
         MsrExitReason::Filter.bits(),
     ))
     .map_err(|error| VmError::Ioctl("KVM_CAP_X86_USER_SPACE_MSR", error))?;
-    // A zero bit denies, and a denied access exits.
-    let counts: Vec<u32> = ranges.iter().map(|(first, last)| last - first + 1).collect();
-    let bitmaps: Vec<Vec<u8>> = counts
+    let windows = windows(ranges);
+    let filter: Vec<MsrFilterRange<'_>> = windows
         .iter()
-        .map(|&count| vec![0; count.div_ceil(8) as usize])
-        .collect();
-    let filter: Vec<MsrFilterRange<'_>> = ranges
-        .iter()
-        .zip(&counts)
-        .zip(&bitmaps)
-        .map(|((&(base, _), &msr_count), bitmap)| MsrFilterRange {
+        .map(|window| MsrFilterRange {
             flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
-            base,
-            msr_count,
-            bitmap,
+            base: window.base,
+            msr_count: window.count,
+            bitmap: &window.bitmap,
         })
         .collect();
     fd.set_msr_filter(MsrFilterDefaultAction::ALLOW, &filter)
         .map_err(|error| VmError::Ioctl("KVM_X86_SET_MSR_FILTER", error))
+}
+
+/// One range of KVM's filter: a zero bit denies, and a denied access exits.
+#[derive(Debug, PartialEq, Eq)]
+struct Window {
+    base: u32,
+    count: u32,
+    bitmap: Vec<u8>,
+}
+
+/// Packs `ranges` into few windows, because KVM takes 16 only
+/// (`KVM_MSR_FILTER_MAX_RANGES`): neighbours share one, with the MSRs between
+/// them allowed.
+fn windows(ranges: &[(u32, u32)]) -> Vec<Window> {
+    const NEIGHBOURS: u32 = 0x400;
+    let mut groups: Vec<Vec<(u32, u32)>> = Vec::new();
+    for &range in ranges {
+        match groups.last_mut() {
+            Some(group)
+                if group
+                    .last()
+                    .is_some_and(|last| range.0 - last.1 <= NEIGHBOURS) =>
+            {
+                group.push(range);
+            }
+            _ => groups.push(vec![range]),
+        }
+    }
+    groups
+        .iter()
+        .filter_map(|group| {
+            let (base, last) = (group.first()?.0, group.last()?.1);
+            let count = last - base + 1;
+            let mut bitmap = vec![0xff; count.div_ceil(8) as usize];
+            for msr in group.iter().flat_map(|&(first, last)| first..=last) {
+                let bit = msr - base;
+                bitmap[(bit / 8) as usize] &= !(1 << (bit % 8));
+            }
+            Some(Window {
+                base,
+                count,
+                bitmap,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_share_a_window_and_leave_what_lies_between_to_kvm() {
+        let found = windows(&[(0x10, 0x11), (0x18, 0x18), (0xc000_0000, 0xc000_0000)]);
+        let expected = [
+            (0x10, 9, vec![0b1111_1100, 0b1111_1110]),
+            (0xc000_0000, 1, vec![0b1111_1110]),
+        ]
+        .map(|(base, count, bitmap)| Window {
+            base,
+            count,
+            bitmap,
+        });
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn every_pmu_msr_fits_in_kvms_filter() {
+        let ranges = pmu_virt::all_pmu_msr_ranges();
+        let windows = windows(&ranges);
+        assert!(windows.len() <= 16, "{windows:x?}");
+        for msr in (0..0x2000).chain(0xc000_0000..0xc001_2000) {
+            let denied = windows.iter().any(|window| {
+                msr.checked_sub(window.base).is_some_and(|bit| {
+                    bit < window.count && window.bitmap[(bit / 8) as usize] >> (bit % 8) & 1 == 0
+                })
+            });
+            let wanted = ranges
+                .iter()
+                .any(|&(first, last)| (first..=last).contains(&msr));
+            assert_eq!(denied, wanted, "MSR {msr:#x}");
+        }
+    }
 }

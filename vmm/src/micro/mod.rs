@@ -8,11 +8,13 @@ mod code;
 mod layout;
 mod machine;
 mod platform;
+mod run;
 
 pub use code::{CodeError, assemble};
 pub use layout::{
-    GPRS, IDT_VECTORS, KERNEL_CODE, KERNEL_CS, KERNEL_SS, KERNEL_STACK, LAPIC, MEMORY_SIZE, SCRATCH,
-    USER_CODE, USER_CS, USER_SS, USER_STACK,
+    GPRS, IDT_VECTORS, KERNEL_CODE, KERNEL_CS, KERNEL_SS, KERNEL_STACK, LAPIC, MEMORY_SIZE,
+    SCRATCH, USER_CODE, USER_CS, USER_SS, USER_STACK,
 };
 pub use machine::{MicroError, MicroGuest, Start};
 pub use platform::{PortWrite, RecordingPlatform, UNEXPECTED_VECTOR_PORT};
+pub use run::{BackendFactory, MicroOutcome, MicroRun, MicroRunError, VcpuOutcome};

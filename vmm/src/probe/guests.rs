@@ -26,12 +26,17 @@ const DR7_SLOT0: u64 = 2 | 1 << 10;
 
 type Written = Result<(), IcedError>;
 
-fn guest(cpl: u8, write: impl FnOnce(&mut CodeAssembler) -> Written) -> Result<MicroGuest, MicroError> {
+fn guest(
+    cpl: u8,
+    write: impl FnOnce(&mut CodeAssembler) -> Written,
+) -> Result<MicroGuest, MicroError> {
     let base = code_address(cpl);
     let mut start = Start::at(base, cpl);
     // So that CPL 3 may use its report ports.
     start.rflags = IOPL_3;
-    Ok(MicroGuest::new().code(base, assemble(base, write)?).start(start))
+    Ok(MicroGuest::new()
+        .code(base, assemble(base, write)?)
+        .start(start))
 }
 
 fn code_address(cpl: u8) -> u64 {
@@ -85,9 +90,9 @@ pub(super) fn rdpmc(host: &Host) -> Result<RdpmcBehaviour, MicroError> {
     let exit = probe.run()?;
     Ok(match exit {
         VmExit::IoOut { port: FAULTED, .. } => RdpmcBehaviour::Faults,
-        VmExit::IoOut { port: DONE, data, .. } if data.iter().all(|&byte| byte == 0) => {
-            RdpmcBehaviour::SilentZero
-        }
+        VmExit::IoOut {
+            port: DONE, data, ..
+        } if data.iter().all(|&byte| byte == 0) => RdpmcBehaviour::SilentZero,
         VmExit::IoOut { port: DONE, .. } => RdpmcBehaviour::Answered,
         _ => RdpmcBehaviour::Unknown,
     })

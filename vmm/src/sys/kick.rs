@@ -95,12 +95,7 @@ impl KickTarget {
         // SAFETY: tgkill takes three integers; a thread id of another process
         // cannot be hit because the process id is checked by the kernel.
         unsafe {
-            libc::syscall(
-                libc::SYS_tgkill,
-                self.process,
-                self.thread,
-                kick_signal(),
-            );
+            libc::syscall(libc::SYS_tgkill, self.process, self.thread, kick_signal());
         }
     }
 }

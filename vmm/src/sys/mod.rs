@@ -9,7 +9,9 @@ mod stats;
 mod timer;
 mod tsc;
 
-pub use kick::{ImmediateExitGuard, KickTarget, bind_immediate_exit, install_kick_handler, kick_signal};
+pub use kick::{
+    ImmediateExitGuard, KickTarget, bind_immediate_exit, install_kick_handler, kick_signal,
+};
 pub use stats::{HaltStats, StatsError};
 pub use timer::KickTimer;
 pub use tsc::rdtsc;

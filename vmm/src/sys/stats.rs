@@ -15,11 +15,7 @@ use vmm_sys_util::errno;
 const KVM_GET_STATS_FD: libc::c_ulong = 0xaece;
 
 /// The statistics that add up to halted time, in nanoseconds.
-const HALTED: [&str; 3] = [
-    "halt_wait_ns",
-    "halt_poll_success_ns",
-    "halt_poll_fail_ns",
-];
+const HALTED: [&str; 3] = ["halt_wait_ns", "halt_poll_success_ns", "halt_poll_fail_ns"];
 
 /// Why a vCPU's halted time cannot be read.
 #[derive(Debug, Error)]

@@ -204,7 +204,10 @@ mod tests {
         check(0xffff_4ff0, true, none);
         // Slot 2 matches, but the guest has not enabled it.
         check(0xffff_0ff4, false, none);
-        let both = DebugCause { guest_dr6: 1, ..ours };
+        let both = DebugCause {
+            guest_dr6: 1,
+            ..ours
+        };
         check(0xffff_0ff3, true, both);
         // BD only counts where the guest asked for it.
         check(0xffff_2ff0, false, none);

@@ -8,9 +8,9 @@ mod paging;
 mod rdpmc;
 mod segment;
 
-pub use breakpoints::{DebugCause, GuestBreakpoints, Placement};
 pub(crate) use breakpoints::{DR6_BS, merge_dr6};
-pub use context::{CpuContext, Gate, GateKind};
+pub use breakpoints::{DebugCause, GuestBreakpoints, Placement};
+pub use context::{CpuContext, Gate, GateKind, cpl};
 pub use frame::{ExceptionFrame, Return};
 pub use paging::{Paging, translate};
 pub(crate) use rdpmc::GP_VECTOR;

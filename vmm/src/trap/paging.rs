@@ -197,9 +197,19 @@ mod tests {
         let words = [(0x1020 + 24, 0x2001), (0x2000, 0x3003), (0x3008, 0x5003)];
         check(&words, &pae, 0xc000_1abc, Some(0x5abc));
         let plain = sregs(CR0_PG, 0x1000, 0, 0);
-        check(&[(0x1004, 0x3003), (0x3004, 0x6003)], &plain, 0x0040_1abc, Some(0x6abc));
+        check(
+            &[(0x1004, 0x3003), (0x3004, 0x6003)],
+            &plain,
+            0x0040_1abc,
+            Some(0x6abc),
+        );
         let pse = sregs(CR0_PG, 0x1000, CR4_PSE, 0);
-        check(&[(0x1004, 0x00c0_0083)], &pse, 0x0041_1abc, Some(0x00c1_1abc));
+        check(
+            &[(0x1004, 0x00c0_0083)],
+            &pse,
+            0x0041_1abc,
+            Some(0x00c1_1abc),
+        );
     }
 
     #[test]

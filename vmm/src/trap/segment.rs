@@ -31,7 +31,11 @@ pub fn load(context: &CpuContext<'_>, selector: u16, cpl: u8) -> Option<kvm_segm
     let kind = u8::try_from(descriptor >> 40 & 0xf).unwrap_or(0) | 1;
     Some(kvm_segment {
         base: descriptor_base(descriptor),
-        limit: if granular == 1 { limit << 12 | 0xfff } else { limit },
+        limit: if granular == 1 {
+            limit << 12 | 0xfff
+        } else {
+            limit
+        },
         selector,
         type_: kind,
         present: 1,

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arbiter::Layer;
-use pmu_virt::{MsrIndex, PmiThrottle, Progress, ReadOutcome, Ring, VcpuPmu, WriteOutcome};
+use pmu_virt::{
+    CounterSet, MsrIndex, PmiRequest, PmiThrottle, Progress, ReadOutcome, Register, Ring,
+    ThrottleDecision, VcpuPmu, WriteOutcome,
+};
 use thiserror::Error;
 use vmm_sys_util::errno;
 
@@ -99,6 +102,7 @@ struct Core {
     debug: DebugControl,
     gp: GpWatch,
     throttle: PmiThrottle,
+    pending_pmi: Option<PmiRequest>,
     halt: HaltClock,
     timer: DeadlineTimer,
     tsc_khz: u64,
@@ -126,6 +130,7 @@ impl Vcpu {
                 debug: DebugControl::new(parts.quirks),
                 gp: GpWatch::default(),
                 throttle: PmiThrottle::new(floor),
+                pending_pmi: None,
                 halt,
                 timer: DeadlineTimer::new(tsc_khz).map_err(VcpuFailure::Timer)?,
                 tsc_khz: tsc_khz.into(),
@@ -196,7 +201,7 @@ impl Core {
             let now = rdtsc();
             self.entered = now;
             pmu.observe(Progress::Entered { tsc: now });
-            let late = self.throttle.next_due();
+            let late = self.throttle.deadline();
             self.timer.set(now, earliest(pmu.deadline(), late));
         }
         Ok(())
@@ -229,16 +234,27 @@ impl Core {
         let Some(pmu) = &mut self.pmu else {
             return Ok(());
         };
+        let vendor = pmu.model().vendor();
+        let mut due = self.throttle.due(now);
         if let Some(request) = pmu.take_pmi() {
-            if !self.throttle.request(now, request) {
-                self.report(kvm.id(), || TrapEvent::PmiLate);
+            self.pending_pmi = Some(match self.pending_pmi {
+                Some(pending) => both(pending, request),
+                None => request,
+            });
+            match self.throttle.request(now) {
+                ThrottleDecision::Deliver => due = true,
+                ThrottleDecision::Late { .. } if !due => {
+                    self.report(kvm.id(), || TrapEvent::PmiLate)
+                }
+                ThrottleDecision::Late { .. } => {}
             }
         }
-        let Some(request) = self.throttle.take_due(now) else {
+        if !due {
+            return Ok(());
+        }
+        let Some(request) = self.pending_pmi.take() else {
             return Ok(());
         };
-        let vendor = self.pmu.as_ref().map(|pmu| pmu.model().vendor());
-        let Some(vendor) = vendor else { return Ok(()) };
         let delivery = pmi::send(kvm, &self.vm, vendor)?;
         self.report(kvm.id(), || TrapEvent::Pmi { request, delivery });
         Ok(())
@@ -246,7 +262,9 @@ impl Core {
 
     /// A guest that sets breakpoints while ours are in use is noticed here.
     fn watch_debug_registers(&mut self, kvm: &KvmVcpu, now: u64) -> Result<(), VcpuError> {
-        if self.debug.is_active() && now.wrapping_sub(self.debug_seen) >= DEBUG_REFRESH_MS * self.tsc_khz {
+        if self.debug.is_active()
+            && now.wrapping_sub(self.debug_seen) >= DEBUG_REFRESH_MS * self.tsc_khz
+        {
             self.debug_seen = now;
             self.debug.refresh_guest(kvm)?;
         }
@@ -290,9 +308,11 @@ impl Core {
                     rip: kvm.get_regs()?.rip,
                 }));
             }
-            VmExit::Halted => return Ok(Some(VcpuEnd::Stuck(
-                "HLT exited to the VMM: this machine has no in-kernel irqchip".to_owned(),
-            ))),
+            VmExit::Halted => {
+                return Ok(Some(VcpuEnd::Stuck(
+                    "HLT exited to the VMM: this machine has no in-kernel irqchip".to_owned(),
+                )));
+            }
             VmExit::InternalError(error) => {
                 return Ok(Some(VcpuEnd::Stuck(describe_internal_error(kvm, &error))));
             }
@@ -335,9 +355,8 @@ impl Core {
             value,
             outcome,
         });
-        let controls = outcome == WriteOutcome::Done
-            && self.pmu.as_ref().is_some_and(|pmu| pmu.model().is_control(msr));
-        if controls {
+        let register = self.pmu.as_ref().and_then(|pmu| pmu.model().decode(msr));
+        if outcome == WriteOutcome::Done && register.is_some_and(starts_counting) {
             self.arm_rdpmc(kvm)?;
         }
         Ok(())
@@ -374,6 +393,21 @@ impl Core {
     }
 }
 
+/// True for the registers that a guest writes before it reads counts.
+fn starts_counting(register: Register) -> bool {
+    matches!(
+        register,
+        Register::Select(_) | Register::FixedControl | Register::GlobalControl
+    )
+}
+
+/// One PMI stands for the overflows of both.
+fn both(one: PmiRequest, other: PmiRequest) -> PmiRequest {
+    PmiRequest {
+        counters: CounterSet::from_bits(one.counters.bits() | other.counters.bits()),
+    }
+}
+
 fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -383,7 +417,11 @@ fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
 
 fn describe_internal_error(kvm: &KvmVcpu, error: &InternalError) -> String {
     let rip = kvm.get_regs().map_or(0, |regs| regs.rip);
-    let bytes: Vec<String> = error.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let bytes: Vec<String> = error
+        .bytes
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     let code = match bytes.is_empty() {
         true => "unknown bytes".to_owned(),
         false => bytes.join(" "),

@@ -1,0 +1,207 @@
+//! Runs a micro-guest through the real run loop.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arbiter::Grant;
+use kvm_bindings::{kvm_debugregs, kvm_regs};
+use pmu_virt::{CounterBackend, CounterReport, PmuModel, VcpuPmu, all_pmu_msr_ranges};
+
+use super::machine::{MicroError, MicroGuest};
+use super::platform::{PortWrite, RecordingPlatform};
+use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuId, VmOptions};
+use crate::sys::{KickTarget, install_kick_handler};
+use crate::vcpu::{
+    DebugQuirks, Observer, TrapEvent, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts,
+};
+
+/// Makes a counter backend for one vCPU.
+pub type BackendFactory = fn() -> Box<dyn CounterBackend>;
+
+/// How a micro-guest is run.
+#[derive(Debug, Clone)]
+pub struct MicroRun {
+    /// PMU model; `None` is `--pmu none`.
+    pub model: Option<PmuModel>,
+    /// Counter backend of each vCPU.
+    pub backend: BackendFactory,
+    /// Oddities of the host's KVM.
+    pub quirks: DebugQuirks,
+    /// Shortest time between two PMIs, in microseconds.
+    pub pmi_floor_us: u32,
+    /// After this the guest is stopped.
+    pub timeout: Duration,
+    /// Keep every [`TrapEvent`].
+    pub record: bool,
+}
+
+/// What one vCPU left behind.
+#[derive(Debug)]
+pub struct VcpuOutcome {
+    /// How it ended.
+    pub end: VcpuEnd,
+    /// General registers at the end.
+    pub regs: kvm_regs,
+    /// The guest's own debug registers at the end.
+    pub debug_regs: kvm_debugregs,
+    /// Its counters at the end.
+    pub counters: Vec<CounterReport>,
+    /// What happened on the trap path.
+    pub events: Vec<TrapEvent>,
+    /// PMIs delivered, and of these late ones.
+    pub pmis: (u64, u64),
+}
+
+/// What a micro-guest left behind.
+#[derive(Debug)]
+pub struct MicroOutcome {
+    /// Port writes in the order of their exits.
+    pub writes: Vec<PortWrite>,
+    /// One for each vCPU.
+    pub vcpus: Vec<VcpuOutcome>,
+    /// Its VM, for a look at the memory.
+    pub vm: Arc<KvmVm>,
+    /// It did not end by itself.
+    pub timed_out: bool,
+}
+
+impl MicroOutcome {
+    /// The values written to `port`.
+    #[must_use]
+    pub fn written_to(&self, port: u16) -> Vec<u32> {
+        let on_port = self.writes.iter().filter(|write| write.port == port);
+        on_port.map(|write| write.value).collect()
+    }
+}
+
+/// A micro-guest could not be run to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum MicroRunError {
+    /// It could not be made.
+    #[error(transparent)]
+    Machine(#[from] MicroError),
+    /// A vCPU failed.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuFailure),
+    /// A vCPU's registers could not be read.
+    #[error(transparent)]
+    Registers(#[from] crate::kvm::VcpuError),
+    /// The kick handler could not be installed.
+    #[error("sigaction failed: {0}")]
+    Signal(vmm_sys_util::errno::Error),
+    /// A vCPU's thread panicked.
+    #[error("the thread of a vCPU panicked")]
+    Panicked,
+}
+
+impl MicroRun {
+    /// Runs `guest` until one of its vCPUs ends; that stops the others.
+    ///
+    /// # Errors
+    /// [`MicroRunError`]; what the guest does is never an error.
+    pub fn run(&self, host: &Host, guest: &MicroGuest) -> Result<MicroOutcome, MicroRunError> {
+        install_kick_handler().map_err(MicroRunError::Signal)?;
+        let options = VmOptions {
+            irqchip: true,
+            trapped_msrs: all_pmu_msr_ranges(),
+        };
+        let (vm, vcpus) = guest.build(host, &options)?;
+        let platform = Arc::new(RecordingPlatform::default());
+        let control = Arc::new(VcpuControl::default());
+        let targets = Mutex::new(Vec::new());
+        let (ended, ends) = channel();
+        let mut timed_out = false;
+        let outcomes = std::thread::scope(|scope| {
+            let threads: Vec<_> = vcpus
+                .into_iter()
+                .map(|kvm| {
+                    let (vm, platform, control) = (&vm, &platform, &control);
+                    let (targets, ended) = (&targets, ended.clone());
+                    scope.spawn(move || {
+                        lock(targets).push(KickTarget::current());
+                        let outcome = self.run_one(kvm, vm, platform, control);
+                        let _ = ended.send(());
+                        outcome
+                    })
+                })
+                .collect();
+            timed_out = wait(&ends, self.timeout);
+            control.stop();
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                lock(&targets).iter().for_each(|target| target.kick());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            threads
+                .into_iter()
+                .map(|thread| thread.join().map_err(|_| MicroRunError::Panicked)?)
+                .collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok(MicroOutcome {
+            writes: platform.writes(),
+            vcpus: outcomes,
+            vm,
+            timed_out,
+        })
+    }
+
+    fn run_one(
+        &self,
+        kvm: KvmVcpu,
+        vm: &Arc<KvmVm>,
+        platform: &Arc<RecordingPlatform>,
+        control: &Arc<VcpuControl>,
+    ) -> Result<VcpuOutcome, MicroRunError> {
+        let tsc_khz = kvm.get_tsc_khz()?;
+        let events = Recorder::default();
+        let pmu = self
+            .model
+            .as_ref()
+            .map(|model| VcpuPmu::new(model.clone(), (self.backend)(), Grant::everything()));
+        let observer: Box<dyn Observer> = match self.record {
+            true => Box::new(events.clone()),
+            false => Box::new(crate::vcpu::Silent),
+        };
+        let mut vcpu = Vcpu::new(VcpuParts {
+            kvm,
+            vm: vm.clone(),
+            pmu,
+            platform: platform.clone(),
+            control: control.clone(),
+            observer,
+            quirks: self.quirks,
+            pmi_floor_us: self.pmi_floor_us,
+            tsc_khz,
+        })?;
+        let end = vcpu.run()?;
+        Ok(VcpuOutcome {
+            end,
+            regs: vcpu.kvm().get_regs()?,
+            debug_regs: vcpu.kvm().get_debug_regs()?,
+            counters: vcpu.pmu().map(VcpuPmu::report).unwrap_or_default(),
+            events: std::mem::take(&mut *lock(&events.events)),
+            pmis: (vcpu.throttle().delivered(), vcpu.throttle().late()),
+        })
+    }
+}
+
+/// Waits for the first vCPU to end, which ends the guest; true on time-out.
+fn wait(ends: &Receiver<()>, timeout: Duration) -> bool {
+    ends.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps every event.
+#[derive(Debug, Clone, Default)]
+struct Recorder {
+    events: Arc<Mutex<Vec<TrapEvent>>>,
+}
+
+impl Observer for Recorder {
+    fn event(&mut self, _: VcpuId, event: &TrapEvent) {
+        lock(&self.events).push(event.clone());
+    }
+}
