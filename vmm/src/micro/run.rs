@@ -13,7 +13,8 @@ use super::platform::{PortWrite, RecordingPlatform};
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuId, VmOptions};
 use crate::sys::{KickTarget, install_kick_handler};
 use crate::vcpu::{
-    DebugQuirks, Observer, TrapEvent, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts,
+    DebugQuirks, Observer, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd, VcpuFailure,
+    VcpuParts,
 };
 
 /// Makes a counter backend for one vCPU.
@@ -28,6 +29,8 @@ pub struct MicroRun {
     pub backend: BackendFactory,
     /// Oddities of the host's KVM.
     pub quirks: DebugQuirks,
+    /// What the host can step.
+    pub step: StepSupport,
     /// Shortest time between two PMIs, in microseconds.
     pub pmi_floor_us: u32,
     /// After this the guest is stopped.
@@ -170,6 +173,7 @@ impl MicroRun {
             control: control.clone(),
             observer,
             quirks: self.quirks,
+            step: self.step,
             pmi_floor_us: self.pmi_floor_us,
             tsc_khz,
         })?;

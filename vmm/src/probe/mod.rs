@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::kvm::Host;
 use crate::micro::MicroError;
-use crate::vcpu::DebugQuirks;
+use crate::vcpu::{DebugQuirks, StepSupport};
 
 /// CPL 0 that is this many times slower than CPL 3 runs in an emulator.
 const EMULATOR_RATIO: u64 = 10;
@@ -93,6 +93,15 @@ impl ProbeReport {
             rf_ignored: !self.rf_honoured,
             block_irq: self.block_irq,
             dr_access_trap: self.dr_access_trap,
+        }
+    }
+
+    /// What the `step` backend can do here.
+    #[must_use]
+    pub fn step_support(&self) -> StepSupport {
+        StepSupport {
+            user: self.step_cpl3 && self.breakpoint_cpl3,
+            hold_irqs: self.block_irq,
         }
     }
 

@@ -45,6 +45,12 @@ impl GuestBreakpoints {
         (0..SLOTS).any(|slot| self.uses(slot))
     }
 
+    /// How many slots the guest leaves free.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        (0..SLOTS).filter(|&slot| !self.uses(slot)).count()
+    }
+
     /// True if slot `slot` breaks on execution (RW = 0).
     fn executes(&self, slot: usize) -> bool {
         self.dr7 >> (16 + 4 * slot) & 3 == 0

@@ -1,4 +1,4 @@
-//! The frame that an exception with an error code leaves on the stack (SDM
+//! The frame that an exception or interrupt leaves on the stack (SDM
 //! vol. 3A, 7.12.1 and 7.14.2), and how to return from it without an IRET.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
@@ -13,7 +13,7 @@ const RFLAGS_VM: u64 = 1 << 17;
 /// A frame as it lies on the stack of the handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExceptionFrame {
-    /// Error code.
+    /// Error code, or 0.
     pub error: u64,
     /// Saved instruction pointer.
     pub ip: u64,
@@ -30,54 +30,65 @@ pub struct ExceptionFrame {
 
 impl ExceptionFrame {
     /// Reads the frame at the top of the stack, with the vCPU stopped at the
-    /// first instruction of a handler entered through `gate`.
+    /// first instruction of a handler entered through `gate`; `with_error` if
+    /// the event pushed an error code.
     ///
     /// `None` where the stack cannot be read or the interrupted code ran in
     /// virtual-8086 mode.
     #[must_use]
-    pub fn read(context: &CpuContext<'_>, gate: &Gate) -> Option<Self> {
-        let selector = |word: u64| u16::try_from(word & 0xffff).unwrap_or(0);
+    pub fn read(context: &CpuContext<'_>, gate: &Gate, with_error: bool) -> Option<Self> {
         match gate.kind {
-            GateKind::Bits64 => {
-                let mut words = [0; 6];
-                let at = context.regs.rsp;
-                for (word, offset) in words.iter_mut().zip((0u64..).step_by(8)) {
-                    *word = context.word::<8>(at.wrapping_add(offset))?;
-                }
-                let [error, ip, cs, flags, sp, ss] = words;
-                Some(Self {
-                    error,
-                    ip,
-                    cs: selector(cs),
-                    flags,
-                    stack: Some((sp, selector(ss))),
-                    flags_at: at.wrapping_add(24),
-                    size: 48,
-                })
-            }
-            GateKind::Bits32 => {
-                let at = context.sregs.ss.base.wrapping_add(context.regs.rsp) & 0xffff_ffff;
-                let word = |index: u64| context.word::<4>(at.wrapping_add(4 * index));
-                let (error, ip, cs, flags) = (word(0)?, word(1)?, word(2)?, word(3)?);
-                if flags & RFLAGS_VM != 0 {
-                    return None;
-                }
-                let inner = (cs & 3) != u64::from(context.cpl());
-                let stack = match inner {
-                    true => Some((word(4)?, selector(word(5)?))),
-                    false => None,
-                };
-                Some(Self {
-                    error,
-                    ip,
-                    cs: selector(cs),
-                    flags,
-                    stack,
-                    flags_at: at.wrapping_add(12),
-                    size: if inner { 24 } else { 16 },
-                })
-            }
+            GateKind::Bits64 => Self::read_64(context, with_error),
+            GateKind::Bits32 => Self::read_32(context, with_error),
         }
+    }
+
+    fn read_64(context: &CpuContext<'_>, with_error: bool) -> Option<Self> {
+        let error_size = if with_error { 8 } else { 0 };
+        let top = context.regs.rsp.wrapping_add(error_size);
+        let word = |index: u64| context.word::<8>(top.wrapping_add(8 * index));
+        Some(Self {
+            error: if with_error {
+                context.word::<8>(context.regs.rsp)?
+            } else {
+                0
+            },
+            ip: word(0)?,
+            cs: selector(word(1)?),
+            flags: word(2)?,
+            stack: Some((word(3)?, selector(word(4)?))),
+            flags_at: top.wrapping_add(16),
+            size: 40 + error_size,
+        })
+    }
+
+    fn read_32(context: &CpuContext<'_>, with_error: bool) -> Option<Self> {
+        let error_size = if with_error { 4 } else { 0 };
+        let bottom = context.sregs.ss.base.wrapping_add(context.regs.rsp) & 0xffff_ffff;
+        let top = bottom.wrapping_add(error_size);
+        let word = |index: u64| context.word::<4>(top.wrapping_add(4 * index));
+        let (ip, cs, flags) = (word(0)?, word(1)?, word(2)?);
+        if flags & RFLAGS_VM != 0 {
+            return None;
+        }
+        let inner = (cs & 3) != u64::from(context.cpl());
+        let stack = match inner {
+            true => Some((word(3)?, selector(word(4)?))),
+            false => None,
+        };
+        Some(Self {
+            error: if with_error {
+                context.word::<4>(bottom)?
+            } else {
+                0
+            },
+            ip,
+            cs: selector(cs),
+            flags,
+            stack,
+            flags_at: top.wrapping_add(8),
+            size: error_size + if inner { 20 } else { 12 },
+        })
     }
 
     /// Privilege level of the interrupted code.
@@ -117,6 +128,10 @@ impl ExceptionFrame {
             trap: self.flags & RFLAGS_TF != 0,
         })
     }
+}
+
+fn selector(word: u64) -> u16 {
+    u16::try_from(word & 0xffff).unwrap_or(0)
 }
 
 /// Registers to go on with.

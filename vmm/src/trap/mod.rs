@@ -3,10 +3,12 @@
 
 mod breakpoints;
 mod context;
+mod flags_image;
 mod frame;
 mod paging;
 mod rdpmc;
 mod segment;
+mod stepping;
 
 pub(crate) use breakpoints::{DR6_BS, merge_dr6};
 pub use breakpoints::{DebugCause, GuestBreakpoints, Placement};
@@ -16,3 +18,4 @@ pub use paging::{Paging, translate};
 pub(crate) use rdpmc::GP_VECTOR;
 pub use rdpmc::{Rdpmc, RdpmcTrap, inspect};
 pub use segment::load as load_segment;
+pub use stepping::{StepInputs, StepPlan, StepResult, StepStop, Stepper, TfRepair};

@@ -48,7 +48,7 @@ pub fn inspect(context: &CpuContext<'_>, gate: &Gate) -> RdpmcTrap {
 }
 
 fn find(context: &CpuContext<'_>, gate: &Gate) -> Option<Rdpmc> {
-    let frame = ExceptionFrame::read(context, gate)?;
+    let frame = ExceptionFrame::read(context, gate, true)?;
     let cpl = frame.cpl();
     if frame.error != 0 || (cpl != 0 && context.sregs.cr4 & CR4_PCE == 0) {
         return None;

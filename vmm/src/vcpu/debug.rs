@@ -121,6 +121,18 @@ impl DebugControl {
         !self.wanted.is_empty() || self.step
     }
 
+    /// True if a #DB is queued for the guest.
+    #[must_use]
+    pub fn is_injecting(&self) -> bool {
+        self.inject
+    }
+
+    /// Debug registers that the guest leaves to us.
+    #[must_use]
+    pub fn free_slots(&self) -> usize {
+        self.guest.free()
+    }
+
     /// Looks at the guest's own debug registers again.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ mod platform;
 mod pmi;
 mod rdpmc;
 mod run;
+mod stepping;
 
 pub use debug::{DebugControl, DebugEvent, DebugQuirks};
 pub use end::VcpuEnd;
@@ -16,3 +17,4 @@ pub use observe::{Observer, Silent, TrapEvent};
 pub use platform::{Platform, SharedPlatform};
 pub use pmi::{PmiDelivery, PmiRoute};
 pub use run::{Vcpu, VcpuControl, VcpuFailure, VcpuParts};
+pub use stepping::StepSupport;

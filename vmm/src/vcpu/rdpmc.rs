@@ -44,7 +44,8 @@ impl GpWatch {
         Ok(news)
     }
 
-    fn want(&self, debug: &mut DebugControl) {
+    /// Asks for the one breakpoint of the watch.
+    pub(super) fn want(&self, debug: &mut DebugControl) {
         match self.gate {
             Some(gate) => debug.want(&[gate.handler]),
             None => debug.want(&[]),

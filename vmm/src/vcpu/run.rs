@@ -19,10 +19,11 @@ use super::observe::{Observer, TrapEvent};
 use super::platform::Platform;
 use super::pmi::{self, PmiError};
 use super::rdpmc::GpWatch;
+use super::stepping::{StepDriver, StepSupport};
 use crate::devices::DeviceOutcome;
 use crate::kvm::{Answer, DebugExit, InternalError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
 use crate::sys::{KickTarget, rdtsc};
-use crate::trap::cpl;
+use crate::trap::{StepStop, cpl};
 
 /// How often the guest's own debug registers are looked at while ours are in
 /// use, in milliseconds: KVM has no exit for MOV to DR then.
@@ -78,6 +79,8 @@ pub struct VcpuParts {
     pub observer: Box<dyn Observer>,
     /// Oddities of the host's KVM.
     pub quirks: DebugQuirks,
+    /// What the host can step.
+    pub step: StepSupport,
     /// Shortest time between two PMIs, in microseconds.
     pub pmi_floor_us: u32,
     /// TSC frequency.
@@ -101,6 +104,7 @@ struct Core {
     observer: Box<dyn Observer>,
     debug: DebugControl,
     gp: GpWatch,
+    stepping: StepDriver,
     throttle: PmiThrottle,
     pending_pmi: Option<PmiRequest>,
     halt: HaltClock,
@@ -129,6 +133,7 @@ impl Vcpu {
                 observer: parts.observer,
                 debug: DebugControl::new(parts.quirks),
                 gp: GpWatch::default(),
+                stepping: StepDriver::new(parts.step),
                 throttle: PmiThrottle::new(floor),
                 pending_pmi: None,
                 halt,
@@ -196,6 +201,16 @@ fn finish_access(kvm: &mut KvmVcpu) -> Result<(), VcpuError> {
 
 impl Core {
     fn before_entry(&mut self, kvm: &mut KvmVcpu) -> Result<(), VcpuFailure> {
+        if let Some(pmu) = &mut self.pmu {
+            let memory = self.vm.memory();
+            let ended = self
+                .stepping
+                .before_entry(kvm, memory, &mut self.debug, pmu)?;
+            if ended {
+                self.gp.want(&mut self.debug);
+            }
+        }
+        self.forward_pmi(kvm, rdtsc())?;
         self.debug.apply(kvm)?;
         if let Some(pmu) = &mut self.pmu {
             let now = rdtsc();
@@ -225,7 +240,6 @@ impl Core {
             false => None,
         };
         pmu.observe(Progress::Left { tsc, halted, ring });
-        self.forward_pmi(kvm, tsc)?;
         self.watch_debug_registers(kvm, tsc)?;
         Ok(())
     }
@@ -279,6 +293,9 @@ impl Core {
 
     /// One line per kind of exit.
     fn handle(&mut self, kvm: &mut KvmVcpu, exit: VmExit) -> Result<Option<VcpuEnd>, VcpuFailure> {
+        if !matches!(exit, VmExit::Debug(_)) {
+            self.step_stop(kvm, StepStop::Exit)?;
+        }
         match exit {
             VmExit::Rdmsr { index } => self.rdmsr(kvm, MsrIndex(index)),
             VmExit::Wrmsr { index, value } => self.wrmsr(kvm, MsrIndex(index), value)?,
@@ -377,17 +394,51 @@ impl Core {
 
     fn debug_exit(&mut self, kvm: &KvmVcpu, exit: &DebugExit) -> Result<(), VcpuFailure> {
         match self.debug.on_exit(kvm, exit)? {
-            DebugEvent::Breakpoint(_) => {
-                let Some(pmu) = &mut self.pmu else {
-                    self.debug.pass(kvm)?;
-                    return Ok(());
-                };
-                let memory = self.vm.memory();
-                let event = self.gp.on_breakpoint(kvm, memory, &mut self.debug, pmu)?;
-                self.report(kvm.id(), || event);
+            DebugEvent::Breakpoint(address) => self.breakpoint(kvm, address)?,
+            DebugEvent::Guest(dr6) => {
+                // After a data breakpoint the instruction is complete, before
+                // an instruction breakpoint it has not begun.
+                self.step_stop(kvm, StepStop::Exit)?;
+                self.stepping.abandon();
+                self.report(kvm.id(), || TrapEvent::GuestDebug { dr6 });
             }
-            DebugEvent::Guest(dr6) => self.report(kvm.id(), || TrapEvent::GuestDebug { dr6 }),
-            DebugEvent::Stepped | DebugEvent::Passed => {}
+            DebugEvent::Stepped => self.step_stop(kvm, StepStop::Trap)?,
+            DebugEvent::Passed => {}
+        }
+        Ok(())
+    }
+
+    /// One of our breakpoints: the #GP handler, or another that a step leads to.
+    fn breakpoint(&mut self, kvm: &KvmVcpu, address: u64) -> Result<(), VcpuFailure> {
+        let memory = self.vm.memory();
+        let gate = self.gp.gate().filter(|gate| gate.handler == address);
+        let (Some(gate), Some(pmu)) = (gate, &mut self.pmu) else {
+            self.step_stop(kvm, StepStop::Breakpoint(address))?;
+            self.debug.pass(kvm)?;
+            return Ok(());
+        };
+        if self.stepping.is_active() {
+            self.stepping.hide_tf_in_frame(kvm, memory, &gate)?;
+        }
+        let event = self.gp.on_breakpoint(kvm, memory, &mut self.debug, pmu)?;
+        match event {
+            TrapEvent::Rdpmc {
+                ring,
+                outcome: ReadOutcome::Value(_),
+                ..
+            } if self.stepping.is_active() => self.stepping.emulated_rdpmc(ring, pmu),
+            _ => self.step_stop(kvm, StepStop::Breakpoint(address))?,
+        }
+        self.report(kvm.id(), || event);
+        Ok(())
+    }
+
+    /// Tells the stepper, if it is at work, that the guest stopped.
+    fn step_stop(&mut self, kvm: &KvmVcpu, stop: StepStop) -> Result<(), VcpuFailure> {
+        if let (true, Some(pmu)) = (self.stepping.is_active(), &mut self.pmu) {
+            let memory = self.vm.memory();
+            self.stepping
+                .stopped(kvm, memory, &mut self.debug, pmu, stop)?;
         }
         Ok(())
     }

@@ -1,0 +1,460 @@
+//! Single-stepping a guest without losing sight of it.
+//!
+//! The processor clears TF when it delivers an event and, by SFMASK, at
+//! SYSCALL: the handler would run unseen until it returns. So before each step
+//! the instruction is decoded, and breakpoints are put on the first instruction
+//! of every handler that it can reach. An interrupt is let in only when it is
+//! known which one comes. Where four debug registers do not suffice, or the
+//! guest turns up where it cannot have stepped to, the loss is reported.
+//!
+//! Everything here decides; entering the guest is the caller's.
+
+use pmu_virt::step::{FaultSet, InsnClass, InsnFacts, StepKind, decode};
+use pmu_virt::{LossReason, Progress, Ring};
+
+use super::context::{CpuContext, Gate, MAX_INSTRUCTION};
+use super::flags_image::loaded_tf;
+use super::frame::ExceptionFrame;
+
+const RFLAGS_TF: u64 = 1 << 8;
+const RFLAGS_AC: u64 = 1 << 18;
+const CR0_EM_TS: u64 = 1 << 2 | 1 << 3;
+const CR0_AM: u64 = 1 << 18;
+
+const DB: u8 = 1;
+const BP: u8 = 3;
+const OF: u8 = 4;
+const DOUBLE_FAULT: u8 = 8;
+const NOT_PRESENT: u8 = 11;
+
+/// What stepping has to know of the vCPU beyond its registers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepInputs {
+    /// Target of SYSCALL (LSTAR).
+    pub syscall_target: u64,
+    /// Flags that SYSCALL clears (SFMASK).
+    pub syscall_mask: u64,
+    /// Target of SYSENTER (`IA32_SYSENTER_EIP`).
+    pub sysenter_target: u64,
+    /// Vector of the interrupt or NMI that the guest would take now.
+    pub deliverable: Option<u8>,
+    /// A #DB of the guest's own is queued for it.
+    pub debug_queued: bool,
+    /// Debug registers that the guest leaves free.
+    pub slots: usize,
+}
+
+/// How to enter the guest for the next step.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StepPlan {
+    /// Linear addresses to stop at.
+    pub breakpoints: Vec<u64>,
+    /// Keep interrupts out of this step.
+    pub hold_irqs: bool,
+    /// The breakpoints do not cover all that the step can reach.
+    pub lost: Option<LossReason>,
+}
+
+/// Why the guest stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepStop {
+    /// The single-step trap.
+    Trap,
+    /// One of the plan's breakpoints, at this linear address.
+    Breakpoint(u64),
+    /// Another exit: the instruction may or may not be complete.
+    Exit,
+}
+
+/// A change to the guest that hides our TF from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TfRepair {
+    /// Clear TF in the flags image at this linear address.
+    Memory(u64),
+    /// Clear TF in R11, where SYSCALL saved the flags.
+    R11,
+}
+
+/// What a stop meant.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StepResult {
+    /// What to tell the PMU, in order.
+    pub progress: Vec<Progress>,
+    /// What to repair before the guest goes on.
+    pub repair: Option<TfRepair>,
+    /// The guest single-steps itself: it wants a #DB now.
+    pub guest_trap: bool,
+}
+
+impl StepResult {
+    fn lose(&mut self, reason: LossReason) {
+        self.progress.push(Progress::Lost { reason });
+    }
+}
+
+/// The first instruction of something that a step can lead to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Watched {
+    address: u64,
+    entry: Entry,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    /// Through the IDT.
+    Event { vector: u8, gate: Gate },
+    /// By SYSCALL or SYSENTER.
+    SystemCall,
+}
+
+/// One instruction under way.
+#[derive(Debug, Clone)]
+struct Pending {
+    rip: u64,
+    /// `None` where the bytes are no instruction, or cannot be read.
+    facts: Option<InsnFacts>,
+    /// The instruction in the shadow of a MOV SS or POP SS.
+    shadowed: Option<InsnFacts>,
+    ring: Ring,
+    rflags: u64,
+    rcx: u64,
+    /// TF as a POPF, IRET or SYSRET will load it.
+    loads_tf: Option<bool>,
+    /// TF as a system call leaves it.
+    tf_after_syscall: bool,
+    /// An interrupt was let in: it must show.
+    window: bool,
+    watched: Vec<Watched>,
+}
+
+/// The stepper of one vCPU.
+#[derive(Debug, Default)]
+pub struct Stepper {
+    pending: Option<Pending>,
+    guest_tf: bool,
+    active: bool,
+}
+
+impl Stepper {
+    /// Begins to step a guest whose flags are its own. The instruction under
+    /// way, if it was trapped half-way, is not counted.
+    pub fn begin(&mut self, rflags: u64) {
+        *self = Self {
+            pending: None,
+            guest_tf: rflags & RFLAGS_TF != 0,
+            active: true,
+        };
+    }
+
+    /// Ends; true if the guest's own TF has to be set again.
+    pub fn end(&mut self) -> bool {
+        std::mem::take(self).guest_tf
+    }
+
+    /// True between `begin` and `end`.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.active
+    }
+
+    /// True while an instruction is under way whose end was not seen.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// The instruction under way did not come to its end by itself: the caller
+    /// carried it out, or the guest's own breakpoint came before it.
+    pub fn abandon(&mut self) {
+        self.pending = None;
+    }
+
+    /// TF as the guest has it.
+    #[must_use]
+    pub fn guest_tf(&self) -> bool {
+        self.guest_tf
+    }
+
+    /// Plans the next step of a stopped guest.
+    pub fn plan(&mut self, context: &CpuContext<'_>, inputs: &StepInputs) -> StepPlan {
+        let facts = fetch(context, context.regs.rip);
+        let shadowed = facts.as_ref().and_then(|facts| shadowed(context, facts));
+        let window = inputs.deliverable.is_some() && !inputs.debug_queued;
+        let mut watched = certain(context, inputs, facts.as_ref());
+        let mut faults = possible(context, facts.as_ref());
+        if shadowed.is_some() {
+            faults |= possible(context, shadowed.as_ref());
+        }
+        watch(context, faults.vectors(), &mut watched);
+        let uncovered = watched.len() > inputs.slots;
+        watched.truncate(inputs.slots);
+        let breakpoints = watched.iter().map(|watched| watched.address).collect();
+        let last = shadowed.as_ref().or(facts.as_ref());
+        self.pending = Some(Pending {
+            rip: context.regs.rip,
+            loads_tf: last.and_then(|facts| loaded_tf(context, facts)),
+            facts,
+            shadowed,
+            ring: Ring::from_cpl(context.cpl()),
+            rflags: context.regs.rflags,
+            rcx: context.regs.rcx,
+            tf_after_syscall: self.guest_tf && inputs.syscall_mask & RFLAGS_TF == 0,
+            window,
+            watched,
+        });
+        StepPlan {
+            breakpoints,
+            hold_irqs: !window,
+            lost: uncovered.then_some(LossReason::EventDelivery),
+        }
+    }
+
+    /// Looks at a stopped guest.
+    pub fn stopped(&mut self, context: &CpuContext<'_>, stop: StepStop) -> StepResult {
+        let mut result = StepResult::default();
+        // Without one this is the first stop after `begin`.
+        let Some(pending) = self.pending.take() else {
+            return result;
+        };
+        match stop {
+            StepStop::Exit if context.regs.rip == pending.rip => self.pending = Some(pending),
+            StepStop::Exit | StepStop::Trap => {
+                let seen = self.completed(context, &pending, context.regs.rip, &mut result);
+                let repeating = context.regs.rip == pending.rip;
+                if !seen || (pending.window && !repeating) {
+                    result.lose(LossReason::EventDelivery);
+                }
+            }
+            StepStop::Breakpoint(address) => {
+                let found = pending.watched.iter().find(|one| one.address == address);
+                match found.map(|watched| watched.entry) {
+                    Some(Entry::Event { vector, gate }) => {
+                        self.delivered(context, vector, &gate, &pending, &mut result);
+                    }
+                    Some(Entry::SystemCall) => {
+                        self.completed(context, &pending, context.regs.rip, &mut result);
+                    }
+                    None => result.lose(LossReason::EventDelivery),
+                }
+            }
+        }
+        result
+    }
+
+    /// Credits `pending` for having led to `next`; false if it cannot have.
+    fn completed(
+        &mut self,
+        context: &CpuContext<'_>,
+        pending: &Pending,
+        next: u64,
+        result: &mut StepResult,
+    ) -> bool {
+        let Some(facts) = &pending.facts else {
+            return false;
+        };
+        if !facts.completes(next) {
+            return true;
+        }
+        let retired = |facts: &InsnFacts, next| Progress::Retired {
+            ring: pending.ring,
+            insn: facts.retire(next, pending.rflags, pending.rcx),
+        };
+        let last = match &pending.shadowed {
+            // Both executed: the trap waited for the second one.
+            Some(second) if next != second.rip && leads_to(second, pending, next) => {
+                result.progress.push(retired(facts, second.rip));
+                second
+            }
+            _ if leads_to(facts, pending, next) => facts,
+            _ => return false,
+        };
+        result.progress.push(retired(last, next));
+        result.guest_trap = self.guest_tf;
+        result.repair = match last.kind {
+            _ if self.guest_tf => None,
+            StepKind::Pushf => {
+                let stack = context.sregs.ss.base.wrapping_add(context.regs.rsp);
+                Some(TfRepair::Memory(stack))
+            }
+            StepKind::Syscall => Some(TfRepair::R11),
+            _ => None,
+        };
+        self.guest_tf = match last.kind {
+            StepKind::Syscall => pending.tf_after_syscall,
+            _ if last.rip == pending.rip && pending.shadowed.is_some() => self.guest_tf,
+            _ => pending.loads_tf.unwrap_or(self.guest_tf),
+        };
+        true
+    }
+
+    /// An event was delivered through `gate`.
+    fn delivered(
+        &mut self,
+        context: &CpuContext<'_>,
+        vector: u8,
+        gate: &Gate,
+        pending: &Pending,
+        result: &mut StepResult,
+    ) {
+        let frame = ExceptionFrame::read(context, gate, has_error_code(vector));
+        let Some(frame) = frame else {
+            result.lose(LossReason::EventDelivery);
+            return;
+        };
+        // A fault, or an interrupt before the instruction, returns to it.
+        let retired = frame.ip != pending.rip;
+        if retired && !self.completed(context, pending, frame.ip, result) {
+            result.lose(LossReason::EventDelivery);
+        }
+        result.repair = (!self.guest_tf).then_some(TfRepair::Memory(frame.flags_at));
+        // Delivery cleared TF, and with it a single-step trap.
+        result.guest_trap = false;
+        self.guest_tf = false;
+        result
+            .progress
+            .push(Progress::Delivered { ring: pending.ring });
+    }
+}
+
+/// The instruction at `rip` of the guest's present code segment.
+fn fetch(context: &CpuContext<'_>, rip: u64) -> Option<InsnFacts> {
+    let base = match context.bitness() {
+        64 => 0,
+        _ => context.sregs.cs.base,
+    };
+    let mut bytes = [0; MAX_INSTRUCTION];
+    let len = context.read_linear(base.wrapping_add(rip), &mut bytes);
+    decode(&bytes[..len], context.bitness(), rip).ok()
+}
+
+/// The instruction that a MOV SS or POP SS takes along.
+fn shadowed(context: &CpuContext<'_>, facts: &InsnFacts) -> Option<InsnFacts> {
+    matches!(facts.kind, StepKind::MovSs | StepKind::PopSs)
+        .then(|| fetch(context, after(facts)))
+        .flatten()
+}
+
+fn after(facts: &InsnFacts) -> u64 {
+    facts.rip.wrapping_add(facts.len.into())
+}
+
+/// What the step leads to for certain, or by the guest's own wish.
+fn certain(
+    context: &CpuContext<'_>,
+    inputs: &StepInputs,
+    facts: Option<&InsnFacts>,
+) -> Vec<Watched> {
+    let mut watched = Vec::new();
+    if inputs.debug_queued {
+        watch(context, [DB], &mut watched);
+    } else if let Some(vector) = inputs.deliverable {
+        watch(context, [vector], &mut watched);
+    }
+    let system_call = |address| Watched {
+        address,
+        entry: Entry::SystemCall,
+    };
+    match facts.map(|facts| facts.kind) {
+        Some(StepKind::Syscall) => watched.push(system_call(inputs.syscall_target)),
+        Some(StepKind::Sysenter) => watched.push(system_call(inputs.sysenter_target)),
+        Some(StepKind::SoftInt(vector)) => watch(context, [vector], &mut watched),
+        Some(StepKind::Int3) => watch(context, [BP], &mut watched),
+        Some(StepKind::Int1) => watch(context, [DB], &mut watched),
+        Some(StepKind::Into) => watch(context, [OF], &mut watched),
+        _ => {}
+    }
+    watched
+}
+
+/// Adds the handlers of `vectors`. Where a gate is missing, delivery fails into
+/// #NP or #DF, so theirs are watched instead.
+fn watch(
+    context: &CpuContext<'_>,
+    vectors: impl IntoIterator<Item = u8>,
+    watched: &mut Vec<Watched>,
+) {
+    let mut add = |vector: u8| {
+        let gate = context.gate(vector);
+        if let Some(gate) = gate {
+            let known = watched.iter().any(|one| one.address == gate.handler);
+            if !known {
+                watched.push(Watched {
+                    address: gate.handler,
+                    entry: Entry::Event { vector, gate },
+                });
+            }
+        }
+        gate.is_some()
+    };
+    for vector in vectors {
+        if !add(vector) {
+            add(NOT_PRESENT);
+            add(DOUBLE_FAULT);
+        }
+    }
+}
+
+/// The vectors that an instruction can raise in the guest's present state.
+fn possible(context: &CpuContext<'_>, facts: Option<&InsnFacts>) -> FaultSet {
+    let Some(facts) = facts else {
+        // Fetching or decoding it faults.
+        return FaultSet::PF | FaultSet::UD | FaultSet::GP;
+    };
+    // Its page may be gone by the time it is fetched.
+    let mut faults = facts.may_fault | FaultSet::PF;
+    let alignment = context.cpl() == 3
+        && context.sregs.cr0 & CR0_AM != 0
+        && context.regs.rflags & RFLAGS_AC != 0;
+    if !alignment {
+        faults -= FaultSet::AC;
+    }
+    if context.sregs.cr0 & CR0_EM_TS == 0 {
+        faults -= FaultSet::NM;
+    }
+    if context.bitness() == 64 {
+        if facts.kind != StepKind::FarTransfer {
+            // No task switches in 64-bit mode; the TSS is read for RSP0 alone.
+            faults -= FaultSet::TS;
+        }
+        if canonical_with_room(context.regs.rsp) && facts.class != InsnClass::Far {
+            faults -= FaultSet::SS;
+        }
+        if facts.kind == StepKind::Iret || matches!(facts.kind, StepKind::SoftInt(_)) {
+            // Its selectors' descriptors are present in any guest that got here
+            // through them; #GP and #PF stay watched.
+            faults -= FaultSet::NP;
+        }
+    }
+    faults
+}
+
+/// True if a stack pointer is far from the edges of the canonical halves.
+fn canonical_with_room(rsp: u64) -> bool {
+    const ROOM: i64 = 1 << 46;
+    let rsp = rsp.cast_signed();
+    (-ROOM..ROOM).contains(&rsp)
+}
+
+/// True if `facts` can be followed by an instruction at `next`.
+fn leads_to(facts: &InsnFacts, pending: &Pending, next: u64) -> bool {
+    let onward = next == after(facts) || next & 0xffff_ffff == after(facts) & 0xffff_ffff;
+    match (facts.class, facts.near_target) {
+        (InsnClass::Plain, _) => onward,
+        (InsnClass::ConditionalBranch, Some(target)) => onward || next == target,
+        (InsnClass::Jump | InsnClass::Call, Some(target)) => next == target,
+        // Indirect: the target was in a register or in memory.
+        (InsnClass::Jump | InsnClass::Call | InsnClass::Return, None) => true,
+        (InsnClass::Far, _) => match facts.kind {
+            StepKind::Syscall | StepKind::Sysenter => {
+                pending.watched.iter().any(|one| one.address == next)
+            }
+            _ => true,
+        },
+        _ => onward,
+    }
+}
+
+/// True for the exceptions that push an error code (SDM vol. 3A, table 7-1).
+fn has_error_code(vector: u8) -> bool {
+    matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
+}

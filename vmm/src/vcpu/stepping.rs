@@ -1,0 +1,284 @@
+//! Drives the stepper on a KVM vCPU.
+
+use kvm_bindings::{kvm_lapic_state, kvm_regs, kvm_sregs};
+use pmu_virt::step::Retirement;
+use pmu_virt::{LossReason, Progress, Ring, VcpuPmu};
+use vm_memory::GuestMemoryMmap;
+
+use super::debug::DebugControl;
+use crate::kvm::{KvmVcpu, VcpuError};
+use crate::trap::{CpuContext, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl};
+
+const SYSENTER_EIP: u32 = 0x176;
+const LSTAR: u32 = 0xc000_0082;
+const SFMASK: u32 = 0xc000_0084;
+const RFLAGS_TF: u64 = 1 << 8;
+const RFLAGS_IF: u64 = 1 << 9;
+const NMI_VECTOR: u8 = 2;
+
+const APIC_PPR: usize = 0xa0;
+const APIC_IRR: usize = 0x200;
+
+/// What the host can step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepSupport {
+    /// Steps and breakpoints work at CPL 3.
+    pub user: bool,
+    /// Interrupts can be held back during a step.
+    pub hold_irqs: bool,
+}
+
+/// A stopped vCPU.
+struct Stopped<'a> {
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    memory: &'a GuestMemoryMmap,
+}
+
+impl<'a> Stopped<'a> {
+    fn read(kvm: &KvmVcpu, memory: &'a GuestMemoryMmap) -> Result<Self, VcpuError> {
+        Ok(Self {
+            regs: kvm.get_regs()?,
+            sregs: kvm.get_sregs()?,
+            memory,
+        })
+    }
+
+    fn context(&self) -> CpuContext<'_> {
+        CpuContext {
+            regs: &self.regs,
+            sregs: &self.sregs,
+            memory: self.memory,
+        }
+    }
+}
+
+/// The stepper of one vCPU, with KVM's side of it.
+#[derive(Debug)]
+pub(super) struct StepDriver {
+    stepper: Stepper,
+    support: StepSupport,
+}
+
+impl StepDriver {
+    pub(super) fn new(support: StepSupport) -> Self {
+        Self {
+            stepper: Stepper::default(),
+            support,
+        }
+    }
+
+    pub(super) fn is_active(&self) -> bool {
+        self.stepper.is_active()
+    }
+
+    /// Prepares the next entry: begins, plans or ends, as `pmu` needs; true if
+    /// it ended, which leaves no breakpoint of ours behind.
+    pub(super) fn before_entry(
+        &mut self,
+        kvm: &KvmVcpu,
+        memory: &GuestMemoryMmap,
+        debug: &mut DebugControl,
+        pmu: &mut VcpuPmu,
+    ) -> Result<bool, VcpuError> {
+        match (pmu.needs().stepping, self.stepper.is_active()) {
+            (false, false) => {}
+            (false, true) => {
+                self.end(kvm, debug)?;
+                return Ok(true);
+            }
+            (true, false) => {
+                self.stepper.begin(kvm.get_regs()?.rflags);
+                debug.want_step(true, true);
+            }
+            (true, true) if self.stepper.is_under_way() => {}
+            (true, true) => self.plan(kvm, memory, debug, pmu)?,
+        }
+        Ok(false)
+    }
+
+    fn end(&mut self, kvm: &KvmVcpu, debug: &mut DebugControl) -> Result<(), VcpuError> {
+        debug.want_step(false, false);
+        debug.want(&[]);
+        if self.stepper.end() {
+            // KVM clears TF with the last step; this one was the guest's.
+            debug.apply(kvm)?;
+            let mut regs = kvm.get_regs()?;
+            regs.rflags |= RFLAGS_TF;
+            kvm.set_regs(&regs)?;
+        }
+        Ok(())
+    }
+
+    fn plan(
+        &mut self,
+        kvm: &KvmVcpu,
+        memory: &GuestMemoryMmap,
+        debug: &mut DebugControl,
+        pmu: &mut VcpuPmu,
+    ) -> Result<(), VcpuError> {
+        let stopped = Stopped::read(kvm, memory)?;
+        let inputs = inputs(kvm, &stopped.regs, debug)?;
+        let plan = self.stepper.plan(&stopped.context(), &inputs);
+        let can_step = self.support.user || cpl(&stopped.sregs) != 3;
+        let interrupts_escape = !self.support.hold_irqs && stopped.regs.rflags & RFLAGS_IF != 0;
+        let lost = match (can_step, interrupts_escape) {
+            (false, _) => Some(LossReason::Unsupported),
+            (true, true) => Some(LossReason::EventDelivery),
+            (true, false) => plan.lost,
+        };
+        if let Some(reason) = lost {
+            pmu.observe(Progress::Lost { reason });
+        }
+        debug.want_step(can_step, plan.hold_irqs);
+        debug.want(&plan.breakpoints);
+        debug.renew_step();
+        Ok(())
+    }
+
+    /// Takes in a stop, and hides our TF from what the guest saved.
+    pub(super) fn stopped(
+        &mut self,
+        kvm: &KvmVcpu,
+        memory: &GuestMemoryMmap,
+        debug: &mut DebugControl,
+        pmu: &mut VcpuPmu,
+        stop: StepStop,
+    ) -> Result<(), VcpuError> {
+        let stopped = Stopped::read(kvm, memory)?;
+        let result = self.stepper.stopped(&stopped.context(), stop);
+        let StepResult {
+            progress,
+            repair,
+            guest_trap,
+        } = result;
+        for one in progress {
+            pmu.observe(one);
+        }
+        if let Some(repair) = repair {
+            hide_tf(kvm, &stopped, repair)?;
+        }
+        if guest_trap {
+            debug.hand_back(kvm, crate::trap::DR6_BS)?;
+        }
+        Ok(())
+    }
+
+    /// The guest's own instruction breakpoint came before the instruction under
+    /// way: plan anew, with its #DB queued.
+    pub(super) fn abandon(&mut self) {
+        self.stepper.abandon();
+    }
+
+    /// Clears our TF in the frame of a #GP, before anybody reads it.
+    pub(super) fn hide_tf_in_frame(
+        &self,
+        kvm: &KvmVcpu,
+        memory: &GuestMemoryMmap,
+        gate: &crate::trap::Gate,
+    ) -> Result<(), VcpuError> {
+        if self.stepper.guest_tf() {
+            return Ok(());
+        }
+        let stopped = Stopped::read(kvm, memory)?;
+        let frame = crate::trap::ExceptionFrame::read(&stopped.context(), gate, true);
+        match frame {
+            Some(frame) => hide_tf(kvm, &stopped, TfRepair::Memory(frame.flags_at)),
+            None => Ok(()),
+        }
+    }
+
+    /// The RDPMC under way was emulated.
+    pub(super) fn emulated_rdpmc(&mut self, ring: Ring, pmu: &mut VcpuPmu) {
+        self.stepper.abandon();
+        pmu.observe(Progress::Retired {
+            ring,
+            insn: Retirement::default(),
+        });
+    }
+}
+
+fn hide_tf(kvm: &KvmVcpu, stopped: &Stopped<'_>, repair: TfRepair) -> Result<(), VcpuError> {
+    match repair {
+        TfRepair::Memory(at) => {
+            let context = stopped.context();
+            if let Some(flags) = context.word::<2>(at) {
+                let clean = u16::try_from(flags & !RFLAGS_TF).unwrap_or(0);
+                // Mapped: it was just read.
+                let _ = context.write_linear(at, &clean.to_le_bytes());
+            }
+            Ok(())
+        }
+        TfRepair::R11 => {
+            let mut regs = stopped.regs;
+            regs.r11 &= !RFLAGS_TF;
+            kvm.set_regs(&regs)
+        }
+    }
+}
+
+fn inputs(kvm: &KvmVcpu, regs: &kvm_regs, debug: &DebugControl) -> Result<StepInputs, VcpuError> {
+    Ok(StepInputs {
+        syscall_target: kvm.read_msr(LSTAR)?.unwrap_or(0),
+        syscall_mask: kvm.read_msr(SFMASK)?.unwrap_or(0),
+        sysenter_target: kvm.read_msr(SYSENTER_EIP)?.unwrap_or(0),
+        deliverable: deliverable(kvm, regs)?,
+        debug_queued: debug.is_injecting(),
+        slots: debug.free_slots(),
+    })
+}
+
+/// The vector that the guest would take at its next instruction boundary.
+fn deliverable(kvm: &KvmVcpu, regs: &kvm_regs) -> Result<Option<u8>, VcpuError> {
+    let events = kvm.get_vcpu_events()?;
+    if events.interrupt.shadow != 0 {
+        return Ok(None);
+    }
+    if events.nmi.masked == 0 && (events.nmi.pending != 0 || events.nmi.injected != 0) {
+        return Ok(Some(NMI_VECTOR));
+    }
+    if regs.rflags & RFLAGS_IF == 0 {
+        return Ok(None);
+    }
+    if events.interrupt.injected != 0 {
+        return Ok(Some(events.interrupt.nr));
+    }
+    Ok(highest_irr(&kvm.get_lapic()?))
+}
+
+/// The highest requested vector whose class is above the processor's priority
+/// (SDM vol. 3A, 12.8.3.1).
+fn highest_irr(lapic: &kvm_lapic_state) -> Option<u8> {
+    let ppr = lapic.regs[APIC_PPR].cast_unsigned();
+    let requested = |vector: usize| {
+        let byte = lapic.regs[APIC_IRR + vector / 32 * 16 + vector % 32 / 8];
+        byte.cast_unsigned() >> (vector % 8) & 1 != 0
+    };
+    let vector = (16..256).rev().find(|&vector| requested(vector))?;
+    let vector = u8::try_from(vector).ok()?;
+    (vector >> 4 > ppr >> 4).then_some(vector)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_vector_above_the_priority_is_taken() {
+        let check = |vectors: &[usize], ppr: i8, expected: Option<u8>| {
+            let mut lapic = kvm_lapic_state::default();
+            lapic.regs[APIC_PPR] = ppr;
+            for vector in vectors {
+                lapic.regs[APIC_IRR + vector / 32 * 16 + vector % 32 / 8] |=
+                    (1u8 << (vector % 8)).cast_signed();
+            }
+            assert_eq!(highest_irr(&lapic), expected, "{vectors:?} above {ppr:#x}");
+        };
+        check(&[], 0, None);
+        check(&[0x31], 0, Some(0x31));
+        check(&[0x31, 0xef], 0, Some(0xef));
+        check(&[0x31], 0x30, None);
+        check(&[0x41], 0x3f, Some(0x41));
+        check(&[0xff], 0, Some(0xff));
+    }
+}
