@@ -12,7 +12,7 @@ mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /dev/shm
 mount -t devpts pts /dev/pts
 mount -t tmpfs shm /dev/shm
-mount -t tmpfs tmp /tmp
+# No file system on /tmp: it may hold the command's files.
 chmod 1777 /tmp /dev/shm
 ln -s /proc/self/fd /dev/fd
 ln -s /proc/self/fd/0 /dev/stdin
@@ -62,7 +62,8 @@ first=$!
 cat /l1/stderr >"$(port stderr)" &
 second=$!
 echo ready >&7
-sh /l1/run </dev/null >/l1/stdout 2>/l1/stderr 7>&-
+# The subshell keeps the shell's own words about a killed command out of the command's stderr.
+(exec sh /l1/run </dev/null >/l1/stdout 2>/l1/stderr 7>&-)
 status=$?
 # Both end with the last writer. A process that the command left behind may hold them open.
 for tries in $(seq 100); do

@@ -283,7 +283,7 @@ mod tests {
             match (file_argument(value), expected) {
                 (Ok(found), Ok((host, guest))) => assert_eq!(found, (host.into(), guest.into())),
                 (Err(found), Err(expected)) => {
-                    assert!(found.to_string().contains(expected), "{found}")
+                    assert!(found.to_string().contains(expected), "{found}");
                 }
                 (found, expected) => panic!("{found:?}, expected {expected:?}"),
             }

@@ -186,6 +186,7 @@ fn is_debian_suite(suite: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::slice::from_ref;
 
     fn source(uri: &str, suites: &str, components: &str) -> Source {
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect();
@@ -208,12 +209,12 @@ mod tests {
             assert_eq!(parse_one_line(text), expected, "{text}");
         }
         let plain = source("http://m.test/debian", "bookworm", "main");
-        check("deb http://m.test/debian bookworm main", &[plain.clone()]);
+        check("deb http://m.test/debian bookworm main", from_ref(&plain));
         check("# deb http://m.test/debian bookworm main", &[]);
         check("deb-src http://m.test/debian bookworm main", &[]);
         check(
             "deb\thttp://m.test/debian\tbookworm main # ours",
-            &[plain.clone()],
+            from_ref(&plain),
         );
         check("deb http://m.test/debian", &[]);
         check("deb [unclosed http://m.test/debian bookworm main", &[]);
@@ -242,7 +243,7 @@ mod tests {
             "main contrib",
         );
         let stanza = "Types: deb\n# a remark\nURIs: http://m.test/debian\nSuites: trixie trixie-updates\nComponents: main\n contrib\n";
-        check(stanza, &[plain.clone()]);
+        check(stanza, from_ref(&plain));
         check(&format!("{stanza}Enabled: no\n"), &[]);
         check(&stanza.replace("deb\n", "deb-src\n"), &[]);
         check(
