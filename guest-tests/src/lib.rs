@@ -1,1 +1,4 @@
 //! Guests and machines for the tests.
+
+pub mod l1;
+pub mod linux;

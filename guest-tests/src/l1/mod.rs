@@ -1,0 +1,37 @@
+//! The L1 machine: a Linux with a faithful KVM (`kvm-amd` on emulated SVM), for one command at a time.
+//!
+//! QEMU 10 emulates an AMD processor with SVM; a stock Debian Linux 6.12 runs on it, loads `kvm-amd`
+//! and runs the command from an initramfs. Everything comes from Debian packages, unpacked into a
+//! [`Cache`]; nothing is installed. `cargo l1 -- COMMAND` is the command line; tests use [`Machine`]:
+//!
+//! ```no_run
+//! use guest_tests::l1::{End, Machine, Run};
+//!
+//! let output = Machine::new().output(&Run::new("ls").arg("/dev/kvm"))?;
+//! assert_eq!(output.outcome.end, End::Exited(0));
+//! # Ok::<(), guest_tests::l1::L1Error>(())
+//! ```
+
+mod apt;
+mod cache;
+pub mod cli;
+pub(crate) mod cpio;
+mod elf;
+mod error;
+mod initramfs;
+pub(crate) mod libraries;
+mod machine;
+mod packages;
+mod qemu;
+mod run;
+mod session;
+mod sources;
+mod sys;
+pub(crate) mod tool;
+
+pub use apt::Package;
+pub use cache::{Cache, Cached};
+pub use error::L1Error;
+pub use machine::{End, Machine, Outcome, Output};
+pub use packages::Set;
+pub use run::{Run, inside};
