@@ -1,1 +1,43 @@
-//! Virtual PMUs.
+//! Virtual PMUs: what a guest sees at its performance counters, and where the
+//! counts behind them come from.
+//!
+//! - [`PmuModel`] says which registers exist and which values they take; one
+//!   constant table per model, from which decoding and MSR ranges derive.
+//! - [`VcpuPmu`] is one virtual CPU's PMU: registers, a grant of counters, and
+//!   a [`CounterBackend`]. A guest's mistake is an outcome, never an error.
+//! - [`ClockBackend`] and [`StepBackend`] count; [`contract`] is the suite that
+//!   every backend has to pass.
+//! - [`step`] decodes and classifies the instructions of a stepped guest.
+//!
+//! Nothing here performs I/O, knows KVM or blocks. The rules of the registers,
+//! each with its source, are listed in `docs/registers.md`.
+
+mod backend;
+pub mod contract;
+mod cpuid;
+mod event;
+mod ids;
+mod model;
+mod progress;
+mod register;
+mod request;
+pub mod step;
+mod throttle;
+mod vcpu;
+
+pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
+pub use backend::{
+    BackendError, BackendSummary, ClockBackend, CounterBackend, Observation, Provenance, Reading,
+    StepBackend, Unavailable, UnavailableReason, backend, backend_names,
+};
+pub use cpuid::{CpuidRegs, PmuCpuid};
+pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent};
+pub use ids::{MsrIndex, Ring, SlotIndex, SlotSet, Vendor};
+pub use model::{
+    ModelError, ModelSummary, PmuModel, RegisterKind, RegisterRow, all_pmu_msr_ranges,
+};
+pub use progress::{LossReason, Progress};
+pub use register::{Register, Reserved, WriteForm, WriteRule};
+pub use request::CountRequest;
+pub use throttle::{PmiThrottle, ThrottleDecision};
+pub use vcpu::{CounterReport, Needs, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome};

@@ -1,0 +1,113 @@
+//! Names of counters and sets of them.
+
+use core::fmt;
+
+/// Programmable counters that a set can hold: indices 0 to 31.
+pub const MAX_PROGRAMMABLE: u8 = 32;
+/// Fixed-function counters that a set can hold: indices 0 to 31.
+pub const MAX_FIXED: u8 = 32;
+
+/// One counter of a PMU, by its architectural name.
+///
+/// The order is: programmable counters by index, then fixed ones by index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CounterId {
+    /// A counter whose event software selects (Intel `IA32_PMCx`, AMD `PerfCtrX`).
+    Programmable(u8),
+    /// A counter bound to one event (Intel `IA32_FIXED_CTRx`).
+    Fixed(u8),
+}
+
+impl CounterId {
+    /// Position in the Intel global registers (`IA32_PERF_GLOBAL_CTRL`):
+    /// programmable counters from bit 0, fixed ones from bit 32. `None` for
+    /// an index that has no bit there.
+    pub fn global_bit(self) -> Option<u32> {
+        match self {
+            CounterId::Programmable(n) if n < MAX_PROGRAMMABLE => Some(u32::from(n)),
+            CounterId::Fixed(n) if n < MAX_FIXED => Some(32 + u32::from(n)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for CounterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CounterId::Programmable(n) => write!(f, "PMC{n}"),
+            CounterId::Fixed(n) => write!(f, "FIXED{n}"),
+        }
+    }
+}
+
+/// A set of counters, laid out as in `IA32_PERF_GLOBAL_STATUS`: programmable
+/// counter n is bit n, fixed counter n is bit 32 + n.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct CounterSet(u64);
+
+impl CounterSet {
+    /// The set without members.
+    pub const EMPTY: CounterSet = CounterSet(0);
+
+    /// The set whose members are the set bits of `bits`.
+    pub const fn from_bits(bits: u64) -> Self {
+        CounterSet(bits)
+    }
+
+    /// The members as bits of a global register.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Whether the set has no member.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Number of members.
+    pub const fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// Adds `counter`; false where the set cannot hold its index.
+    pub fn insert(&mut self, counter: CounterId) -> bool {
+        match counter.global_bit() {
+            Some(bit) => {
+                self.0 |= 1 << bit;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Whether `counter` is a member.
+    pub fn contains(self, counter: CounterId) -> bool {
+        counter
+            .global_bit()
+            .is_some_and(|bit| self.0 & (1 << bit) != 0)
+    }
+
+    /// The members, programmable counters first.
+    pub fn iter(self) -> impl Iterator<Item = CounterId> {
+        (0..MAX_PROGRAMMABLE)
+            .map(CounterId::Programmable)
+            .chain((0..MAX_FIXED).map(CounterId::Fixed))
+            .filter(move |counter| self.contains(*counter))
+    }
+}
+
+impl FromIterator<CounterId> for CounterSet {
+    fn from_iter<I: IntoIterator<Item = CounterId>>(counters: I) -> Self {
+        let mut set = CounterSet::EMPTY;
+        for counter in counters {
+            set.insert(counter);
+        }
+        set
+    }
+}
+
+impl fmt::Debug for CounterSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}

@@ -1,0 +1,247 @@
+//! Where counts come from: one trait, and the backends behind it.
+
+mod clock;
+mod slots;
+mod step;
+
+pub use clock::ClockBackend;
+pub use step::StepBackend;
+
+use crate::event::EventCode;
+use crate::ids::{SlotIndex, SlotSet};
+use crate::progress::{LossReason, Progress};
+use crate::request::CountRequest;
+use std::fmt::{self, Debug};
+use std::num::NonZeroU64;
+use thiserror::Error;
+
+/// A source of counts: a set of physical counters, addressed by slot.
+///
+/// A slot goes through `program` (stopped, count 0), any number of `start` and
+/// `stop`, and `release`. Calls at a slot that is not programmed change
+/// nothing, and reading it says so. Counters are programmed, started and
+/// stopped while the guest does not run, that is outside of an interval from
+/// [`Progress::Entered`] to [`Progress::Left`].
+pub trait CounterBackend: Send + Debug {
+    /// Its name, as in `--counters`.
+    fn name(&self) -> &'static str;
+
+    /// Physical counters that it has, at most 64.
+    fn capacity(&self) -> usize;
+
+    /// How often it has to be told what the guest does.
+    fn observation(&self) -> Observation;
+
+    /// Whether it could count `request`, and how well.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable>;
+
+    /// Binds a slot to a request: stopped, with count 0.
+    ///
+    /// # Errors
+    /// Why it cannot; the slot is then not programmed.
+    fn program(
+        &mut self,
+        slot: SlotIndex,
+        request: &CountRequest,
+    ) -> Result<Provenance, Unavailable>;
+
+    /// Frees a slot; it counts no longer.
+    fn release(&mut self, slot: SlotIndex);
+
+    /// Lets a programmed slot count from now on.
+    fn start(&mut self, slot: SlotIndex);
+
+    /// Freezes a slot's count.
+    fn stop(&mut self, slot: SlotIndex);
+
+    /// Events since `program`. Never falls.
+    fn read(&self, slot: SlotIndex) -> Reading;
+
+    /// Asks for one overflow when `after` further events have been counted;
+    /// `None` takes an earlier request back.
+    fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>);
+
+    /// What happened to the vCPU.
+    fn observe(&mut self, progress: &Progress);
+
+    /// Slots whose armed overflow came, each told once.
+    fn take_overflows(&mut self) -> SlotSet;
+
+    /// TSC value at which the guest has to be interrupted, known after
+    /// [`Progress::Entered`]: an armed overflow, or a sample of the ring.
+    fn deadline(&self) -> Option<u64>;
+
+    /// Whether a running slot needs the ring in [`Progress::Left`].
+    fn needs_ring(&self) -> bool;
+
+    /// Why a slot's count is no longer exact, if it once was.
+    fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
+        let _ = slot;
+        None
+    }
+}
+
+/// How often a backend has to be told what the guest does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observation {
+    /// At every entry and exit.
+    EntryExit,
+    /// At every instruction.
+    EveryStep,
+}
+
+/// How a count came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Provenance {
+    /// Every event was seen.
+    Exact,
+    /// Counted by a physical counter.
+    Hardware,
+    /// Extrapolated from a part of the time or of the events.
+    Scaled,
+    /// Computed from another quantity.
+    Derived,
+    /// Made up by a declared rate.
+    Simulated,
+}
+
+impl fmt::Display for Provenance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Provenance::Exact => "exact",
+            Provenance::Hardware => "hardware",
+            Provenance::Scaled => "scaled",
+            Provenance::Derived => "derived",
+            Provenance::Simulated => "simulated",
+        })
+    }
+}
+
+/// A request that cannot be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{reason}")]
+pub struct Unavailable {
+    /// Why.
+    pub reason: UnavailableReason,
+}
+
+/// Why something cannot be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum UnavailableReason {
+    /// The backend has no source for the event.
+    #[error("the {backend} backend cannot count {event}")]
+    Event {
+        /// The backend's name.
+        backend: &'static str,
+        /// The event.
+        event: EventCode,
+    },
+    /// Edge, invert, cmask or any-thread.
+    #[error("the {backend} backend cannot count with edge, invert, cmask or any-thread")]
+    Modifier {
+        /// The backend's name.
+        backend: &'static str,
+    },
+    /// Every slot is taken.
+    #[error("the {backend} backend has no free counter among its {capacity}")]
+    NoFreeCounter {
+        /// The backend's name.
+        backend: &'static str,
+        /// Number of its slots.
+        capacity: usize,
+    },
+    /// The slot does not exist.
+    #[error("the {backend} backend has no counter {slot}", slot = slot.0)]
+    NoSuchSlot {
+        /// The backend's name.
+        backend: &'static str,
+        /// The slot.
+        slot: SlotIndex,
+    },
+    /// The slot is bound to no request.
+    #[error("counter {slot} of the {backend} backend is not programmed", slot = slot.0)]
+    NotProgrammed {
+        /// The backend's name.
+        backend: &'static str,
+        /// The slot.
+        slot: SlotIndex,
+    },
+    /// The guest does not hold the counter.
+    #[error("the counter is not granted to this guest")]
+    NotGranted,
+}
+
+/// A count with its origin, or the reason why there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// Somebody counted.
+    Counted {
+        /// Events.
+        value: u64,
+        /// How they were counted.
+        provenance: Provenance,
+    },
+    /// Nobody counted.
+    Unavailable(UnavailableReason),
+}
+
+/// A backend's line in lists for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendSummary {
+    /// Name to give to [`backend()`].
+    pub name: &'static str,
+    /// One line of description.
+    pub summary: &'static str,
+}
+
+const BACKENDS: [BackendSummary; 3] = [
+    BackendSummary {
+        name: "auto",
+        summary: "the best that every host has: clock",
+    },
+    BackendSummary {
+        name: "clock",
+        summary: "TSC while the guest runs: reference cycles exact, core cycles derived",
+    },
+    BackendSummary {
+        name: "step",
+        summary: "single steps: instructions, branches, loads, stores by ring, exact and slow",
+    },
+];
+
+/// Every name that [`backend()`] takes.
+pub fn backend_names() -> &'static [BackendSummary] {
+    &BACKENDS
+}
+
+/// No backend has the name.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "no counter backend is called '{name}'; known are {}",
+    known_backends()
+)]
+pub struct BackendError {
+    /// The name given.
+    pub name: String,
+}
+
+fn known_backends() -> String {
+    BACKENDS.map(|backend| backend.name).join(", ")
+}
+
+/// The backend called `name`: one of [`backend_names`].
+///
+/// # Errors
+/// The name is unknown; the error lists the known ones.
+pub fn backend(name: &str) -> Result<Box<dyn CounterBackend>, BackendError> {
+    match name {
+        "auto" | "clock" => Ok(Box::new(ClockBackend::new())),
+        "step" => Ok(Box::new(StepBackend::new())),
+        _ => Err(BackendError {
+            name: name.to_owned(),
+        }),
+    }
+}

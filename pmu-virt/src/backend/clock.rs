@@ -1,0 +1,196 @@
+//! `clock`: the TSC while the guest really runs.
+
+use super::slots::Slots;
+use super::{CounterBackend, Observation, Provenance, Reading, Unavailable, UnavailableReason};
+use crate::event::KnownEvent;
+use crate::ids::{Ring, SlotIndex, SlotSet};
+use crate::progress::Progress;
+use crate::request::CountRequest;
+use std::num::NonZeroU64;
+
+const NAME: &str = "clock";
+
+/// Ticks between two samples of the ring where nothing else is asked for:
+/// 1 ms of a TSC of 2.5 GHz.
+const DEFAULT_SAMPLE_TICKS: NonZeroU64 = NonZeroU64::new(2_500_000).expect("not zero");
+
+/// Counts TSC ticks between entry and exit, less those spent halted.
+///
+/// Reference cycles of both rings are exact: the TSC is the reference clock.
+/// Core cycles are derived: one per tick. A counter of one ring takes each
+/// interval whole if the guest was found in its ring at the end, and is
+/// labelled scaled; while such a counter runs, [`CounterBackend::deadline`]
+/// asks for a sample of the ring at short distances, which bounds the error
+/// of each change of ring by that distance.
+#[derive(Debug)]
+pub struct ClockBackend {
+    slots: Slots,
+    sample_ticks: NonZeroU64,
+    entered: Option<u64>,
+}
+
+impl ClockBackend {
+    /// A backend that samples the ring every 1 ms of a TSC of 2.5 GHz.
+    pub fn new() -> Self {
+        ClockBackend::with_sample_ticks(DEFAULT_SAMPLE_TICKS)
+    }
+
+    /// A backend that samples the ring every `ticks` TSC ticks while a
+    /// counter of one ring runs.
+    pub fn with_sample_ticks(ticks: NonZeroU64) -> Self {
+        ClockBackend {
+            slots: Slots::new(NAME),
+            sample_ticks: ticks,
+            entered: None,
+        }
+    }
+
+    fn enter(&mut self, tsc: u64) {
+        self.entered = Some(tsc);
+        self.slots.advance(|slot| {
+            slot.in_interval = true;
+            0
+        });
+    }
+
+    fn leave(&mut self, tsc: u64, halted: u64, ring: Option<Ring>) {
+        let Some(entered) = self.entered.take() else {
+            return;
+        };
+        let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
+        self.slots.advance(|slot| {
+            if !std::mem::take(&mut slot.in_interval) {
+                return 0;
+            }
+            if !slot.request.is_ring_filtered() {
+                return ticks;
+            }
+            // Ticks without a ring wait for the next interval that has one,
+            // so that none gets lost.
+            slot.unattributed = slot.unattributed.saturating_add(ticks);
+            let Some(ring) = ring else { return 0 };
+            let pending = std::mem::take(&mut slot.unattributed);
+            if slot.request.counts_in(ring) {
+                pending
+            } else {
+                0
+            }
+        });
+    }
+}
+
+impl Default for ClockBackend {
+    fn default() -> Self {
+        ClockBackend::new()
+    }
+}
+
+impl CounterBackend for ClockBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capacity(&self) -> usize {
+        super::slots::CAPACITY
+    }
+
+    fn observation(&self) -> Observation {
+        Observation::EntryExit
+    }
+
+    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+        let provenance = match request.event.known() {
+            Some(KnownEvent::RefCycles) => Provenance::Exact,
+            Some(KnownEvent::CoreCycles) => Provenance::Derived,
+            _ => {
+                return Err(Unavailable {
+                    reason: UnavailableReason::Event {
+                        backend: NAME,
+                        event: request.event,
+                    },
+                });
+            }
+        };
+        if request.has_modifier() {
+            return Err(Unavailable {
+                reason: UnavailableReason::Modifier { backend: NAME },
+            });
+        }
+        Ok(if request.is_ring_filtered() {
+            Provenance::Scaled
+        } else {
+            provenance
+        })
+    }
+
+    fn program(
+        &mut self,
+        slot: SlotIndex,
+        request: &CountRequest,
+    ) -> Result<Provenance, Unavailable> {
+        let provenance = self.can_count(request).inspect_err(|_| {
+            self.slots.release(slot);
+        })?;
+        self.slots
+            .program(slot, request, provenance)
+            .map_err(|reason| Unavailable { reason })?;
+        Ok(provenance)
+    }
+
+    fn release(&mut self, slot: SlotIndex) {
+        self.slots.release(slot);
+    }
+
+    fn start(&mut self, slot: SlotIndex) {
+        self.slots.set_running(slot, true);
+    }
+
+    fn stop(&mut self, slot: SlotIndex) {
+        self.slots.set_running(slot, false);
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.in_interval = false;
+        }
+    }
+
+    fn read(&self, slot: SlotIndex) -> Reading {
+        self.slots.read(slot)
+    }
+
+    fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        self.slots.arm(slot, after);
+    }
+
+    fn observe(&mut self, progress: &Progress) {
+        match *progress {
+            Progress::Entered { tsc } => self.enter(tsc),
+            Progress::Left { tsc, halted, ring } => self.leave(tsc, halted, ring),
+            // Time passes between entry and exit, not at an instruction.
+            Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
+        }
+    }
+
+    fn take_overflows(&mut self) -> SlotSet {
+        self.slots.take_overflows()
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        let entered = self.entered?;
+        let overflow = self
+            .slots
+            .running()
+            .filter_map(|slot| slot.remaining())
+            .min();
+        let sample = self.needs_ring().then_some(self.sample_ticks.get());
+        let ticks = match (overflow, sample) {
+            (Some(overflow), Some(sample)) => overflow.min(sample),
+            (overflow, sample) => overflow.or(sample)?,
+        };
+        Some(entered.saturating_add(ticks))
+    }
+
+    fn needs_ring(&self) -> bool {
+        self.slots
+            .running()
+            .any(|slot| slot.request.is_ring_filtered())
+    }
+}

@@ -1,0 +1,159 @@
+//! The bookkeeping that counting backends share: programmed slots with a
+//! count, a running flag and an armed overflow.
+
+use super::{Provenance, Reading, UnavailableReason};
+use crate::ids::{SlotIndex, SlotSet};
+use crate::progress::LossReason;
+use crate::request::CountRequest;
+use std::num::NonZeroU64;
+
+/// Slots of each backend here: enough for every counter of every model.
+pub(super) const CAPACITY: usize = 16;
+
+/// One programmed slot.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) request: CountRequest,
+    pub(super) provenance: Provenance,
+    pub(super) running: bool,
+    /// Events since it was programmed.
+    count: u64,
+    /// Events still to come before the armed overflow.
+    armed: Option<NonZeroU64>,
+    /// Ticks whose ring is yet to be told (`clock`).
+    pub(super) unattributed: u64,
+    /// Running since before the present interval began (`clock`).
+    pub(super) in_interval: bool,
+    pub(super) loss: Option<LossReason>,
+}
+
+impl Slot {
+    /// Counts `events` more; true when the armed overflow came.
+    pub(super) fn add(&mut self, events: u64) -> bool {
+        self.count = self.count.wrapping_add(events);
+        let Some(armed) = self.armed else {
+            return false;
+        };
+        self.armed = armed.get().checked_sub(events).and_then(NonZeroU64::new);
+        self.armed.is_none()
+    }
+
+    /// Events until the armed overflow of a running slot.
+    pub(super) fn remaining(&self) -> Option<u64> {
+        self.armed.filter(|_| self.running).map(NonZeroU64::get)
+    }
+}
+
+/// All slots of a backend.
+#[derive(Debug)]
+pub(super) struct Slots {
+    backend: &'static str,
+    slots: [Option<Slot>; CAPACITY],
+    overflowed: SlotSet,
+}
+
+impl Slots {
+    pub(super) fn new(backend: &'static str) -> Self {
+        Slots {
+            backend,
+            slots: [const { None }; CAPACITY],
+            overflowed: SlotSet::EMPTY,
+        }
+    }
+
+    pub(super) fn program(
+        &mut self,
+        index: SlotIndex,
+        request: &CountRequest,
+        provenance: Provenance,
+    ) -> Result<(), UnavailableReason> {
+        let place =
+            self.slots
+                .get_mut(usize::from(index.0))
+                .ok_or(UnavailableReason::NoSuchSlot {
+                    backend: self.backend,
+                    slot: index,
+                })?;
+        *place = Some(Slot {
+            request: *request,
+            provenance,
+            running: false,
+            count: 0,
+            armed: None,
+            unattributed: 0,
+            in_interval: false,
+            loss: None,
+        });
+        self.overflowed.remove(index);
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, index: SlotIndex) {
+        if let Some(place) = self.slots.get_mut(usize::from(index.0)) {
+            *place = None;
+            self.overflowed.remove(index);
+        }
+    }
+
+    pub(super) fn get(&self, index: SlotIndex) -> Option<&Slot> {
+        self.slots.get(usize::from(index.0))?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, index: SlotIndex) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(index.0))?.as_mut()
+    }
+
+    pub(super) fn set_running(&mut self, index: SlotIndex, running: bool) {
+        if let Some(slot) = self.get_mut(index) {
+            slot.running = running;
+        }
+    }
+
+    pub(super) fn arm(&mut self, index: SlotIndex, after: Option<NonZeroU64>) {
+        self.overflowed.remove(index);
+        if let Some(slot) = self.get_mut(index) {
+            slot.armed = after;
+        }
+    }
+
+    pub(super) fn read(&self, index: SlotIndex) -> Reading {
+        match self.get(index) {
+            Some(slot) => Reading::Counted {
+                value: slot.count,
+                provenance: slot.provenance,
+            },
+            None if usize::from(index.0) >= CAPACITY => {
+                Reading::Unavailable(UnavailableReason::NoSuchSlot {
+                    backend: self.backend,
+                    slot: index,
+                })
+            }
+            None => Reading::Unavailable(UnavailableReason::NotProgrammed {
+                backend: self.backend,
+                slot: index,
+            }),
+        }
+    }
+
+    /// The slots that are running.
+    pub(super) fn running(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().flatten().filter(|slot| slot.running)
+    }
+
+    /// Gives every running slot what `events` says happened to it.
+    pub(super) fn advance(&mut self, mut events: impl FnMut(&mut Slot) -> u64) {
+        for (index, slot) in (0u8..).zip(&mut self.slots) {
+            let Some(slot) = slot.as_mut().filter(|slot| slot.running) else {
+                continue;
+            };
+            let events = events(slot);
+            if slot.add(events) {
+                self.overflowed.insert(SlotIndex(index));
+            }
+        }
+    }
+
+    pub(super) fn take_overflows(&mut self) -> SlotSet {
+        std::mem::take(&mut self.overflowed)
+    }
+}

@@ -1,0 +1,198 @@
+//! `step`: every instruction, seen one by one.
+
+use super::slots::{CAPACITY, Slot, Slots};
+use super::{CounterBackend, Observation, Provenance, Reading, Unavailable, UnavailableReason};
+use crate::event::KnownEvent;
+use crate::ids::{Ring, SlotIndex, SlotSet, Vendor};
+use crate::progress::{LossReason, Progress};
+use crate::request::CountRequest;
+use crate::step::Retirement;
+use std::num::NonZeroU64;
+
+const NAME: &str = "step";
+
+/// Counts what stepped instructions did: exact, by ring.
+///
+/// AMD's load and store events count operations at dispatch, wrong paths
+/// included; here those of retired instructions are counted, so these two
+/// counts are labelled derived on AMD. After [`Progress::Lost`] every running
+/// counter is labelled scaled until it is programmed anew.
+#[derive(Debug)]
+pub struct StepBackend {
+    slots: Slots,
+}
+
+impl StepBackend {
+    /// A backend with all counters free.
+    pub fn new() -> Self {
+        StepBackend {
+            slots: Slots::new(NAME),
+        }
+    }
+
+    fn retire(&mut self, ring: Ring, insn: Retirement) {
+        self.slots.advance(|slot| {
+            if slot.request.counts_in(ring) {
+                events_of(slot, insn)
+            } else {
+                0
+            }
+        });
+    }
+
+    fn deliver(&mut self, ring: Ring) {
+        self.slots.advance(|slot| {
+            u64::from(slot.request.counts_in(ring) && counts_deliveries(&slot.request))
+        });
+    }
+
+    fn lose(&mut self, reason: LossReason) {
+        self.slots.advance(|slot| {
+            slot.provenance = Provenance::Scaled;
+            slot.loss.get_or_insert(reason);
+            0
+        });
+    }
+}
+
+impl Default for StepBackend {
+    fn default() -> Self {
+        StepBackend::new()
+    }
+}
+
+/// Events of `slot` in one instruction.
+fn events_of(slot: &Slot, insn: Retirement) -> u64 {
+    let event = slot.request.event;
+    match event.known() {
+        Some(KnownEvent::Instructions) => 1,
+        Some(KnownEvent::Branches) => u64::from(insn.branch),
+        // Intel's event is "near taken", AMD's counts far transfers too.
+        Some(KnownEvent::TakenBranches) => {
+            u64::from(insn.taken && !(insn.far && event.vendor() == Vendor::Intel))
+        }
+        Some(KnownEvent::FarBranches) => u64::from(insn.far),
+        Some(KnownEvent::Loads) => u64::from(insn.loads),
+        Some(KnownEvent::Stores) => u64::from(insn.stores),
+        // `can_count` let none of the others through.
+        _ => 0,
+    }
+}
+
+/// Whether a delivered exception or interrupt is an event of `request`: AMD
+/// counts it as a branch, taken and far, and in the older families as an
+/// instruction as well (BKDG and PPR, events 0C0h, 0C2h, 0C4h, 0C6h).
+fn counts_deliveries(request: &CountRequest) -> bool {
+    match request.event.known() {
+        Some(KnownEvent::Instructions) => request.event.family().deliveries_are_instructions(),
+        Some(KnownEvent::Branches | KnownEvent::TakenBranches | KnownEvent::FarBranches) => {
+            request.event.vendor() == Vendor::Amd
+        }
+        _ => false,
+    }
+}
+
+impl CounterBackend for StepBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capacity(&self) -> usize {
+        CAPACITY
+    }
+
+    fn observation(&self) -> Observation {
+        Observation::EveryStep
+    }
+
+    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+        let provenance = match (request.event.known(), request.event.vendor()) {
+            (Some(KnownEvent::Loads | KnownEvent::Stores), Vendor::Amd) => Provenance::Derived,
+            (
+                Some(
+                    KnownEvent::Instructions
+                    | KnownEvent::Branches
+                    | KnownEvent::TakenBranches
+                    | KnownEvent::FarBranches
+                    | KnownEvent::Loads
+                    | KnownEvent::Stores,
+                ),
+                _,
+            ) => Provenance::Exact,
+            _ => {
+                return Err(Unavailable {
+                    reason: UnavailableReason::Event {
+                        backend: NAME,
+                        event: request.event,
+                    },
+                });
+            }
+        };
+        if request.has_modifier() {
+            return Err(Unavailable {
+                reason: UnavailableReason::Modifier { backend: NAME },
+            });
+        }
+        Ok(provenance)
+    }
+
+    fn program(
+        &mut self,
+        slot: SlotIndex,
+        request: &CountRequest,
+    ) -> Result<Provenance, Unavailable> {
+        let provenance = self.can_count(request).inspect_err(|_| {
+            self.slots.release(slot);
+        })?;
+        self.slots
+            .program(slot, request, provenance)
+            .map_err(|reason| Unavailable { reason })?;
+        Ok(provenance)
+    }
+
+    fn release(&mut self, slot: SlotIndex) {
+        self.slots.release(slot);
+    }
+
+    fn start(&mut self, slot: SlotIndex) {
+        self.slots.set_running(slot, true);
+    }
+
+    fn stop(&mut self, slot: SlotIndex) {
+        self.slots.set_running(slot, false);
+    }
+
+    fn read(&self, slot: SlotIndex) -> Reading {
+        self.slots.read(slot)
+    }
+
+    fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        self.slots.arm(slot, after);
+    }
+
+    fn observe(&mut self, progress: &Progress) {
+        match *progress {
+            Progress::Retired { ring, insn } => self.retire(ring, insn),
+            Progress::Delivered { ring } => self.deliver(ring),
+            Progress::Lost { reason } => self.lose(reason),
+            // Nothing is counted by time.
+            Progress::Entered { .. } | Progress::Left { .. } => {}
+        }
+    }
+
+    fn take_overflows(&mut self) -> SlotSet {
+        self.slots.take_overflows()
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        None
+    }
+
+    fn needs_ring(&self) -> bool {
+        false
+    }
+
+    fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
+        self.slots.get(slot)?.loss
+    }
+}

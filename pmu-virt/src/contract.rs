@@ -1,0 +1,1 @@
+//! The contract that every counter backend has to keep.

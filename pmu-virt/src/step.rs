@@ -1,0 +1,26 @@
+//! Instructions of a stepped guest: what one is, and what it did.
+//!
+//! # What is counted
+//! - **Loads and stores**: one per memory operand access, whatever its size:
+//!   PUSH stores once, POP loads once, CALL stores once, RET loads once, a
+//!   read-modify-write does both, IRET in 64-bit mode loads five times. LEA,
+//!   multi-byte NOP and prefetches touch nothing. A string instruction counts
+//!   each of its operands once, also under REP; under REP with a count of 0
+//!   it accesses nothing. Gathers and scatters count one operand. What the
+//!   processor itself reads and writes (descriptors, page tables, the frame
+//!   of an interrupt) is not counted.
+//! - **Branches**: every near and far jump, call and return, LOOP and JCXZ,
+//!   INT n, INT1, INT3, INTO, IRET, SYSCALL, SYSRET, SYSENTER, SYSEXIT. Far
+//!   ones are also far branches. XBEGIN, XABORT and exceptions are none.
+//! - **Taken**: decided by where the guest went, and by flags and count where
+//!   a conditional branch leads to the very next instruction.
+
+mod classify;
+mod facts;
+mod faults;
+mod memory;
+mod retire;
+
+pub use facts::{InsnClass, InsnFacts, StepKind, Undecodable, decode};
+pub use faults::FaultSet;
+pub use retire::Retirement;

@@ -1,0 +1,37 @@
+//! Memory operands that an instruction accesses.
+
+use iced_x86::{InstructionInfo, OpAccess, Register};
+
+/// Sums over the memory operands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Accesses {
+    pub(super) loads: u8,
+    pub(super) stores: u8,
+    /// Some access goes through the stack segment.
+    pub(super) stack: bool,
+    /// Some access goes through another segment.
+    pub(super) data: bool,
+}
+
+/// Counts reads and writes of memory, implicit ones included. An access that
+/// the instruction makes only on a condition (CMPXCHG's store, a masked move)
+/// counts as made: the processor performs it or may.
+pub(super) fn accesses(info: &InstructionInfo) -> Accesses {
+    let mut sums = Accesses::default();
+    for memory in info.used_memory() {
+        let (load, store) = match memory.access() {
+            OpAccess::Read | OpAccess::CondRead => (1, 0),
+            OpAccess::Write | OpAccess::CondWrite => (0, 1),
+            OpAccess::ReadWrite | OpAccess::ReadCondWrite => (1, 1),
+            OpAccess::None | OpAccess::NoMemAccess => (0, 0),
+        };
+        sums.loads = sums.loads.saturating_add(load);
+        sums.stores = sums.stores.saturating_add(store);
+        if load + store > 0 {
+            let stack = memory.segment() == Register::SS;
+            sums.stack |= stack;
+            sums.data |= !stack;
+        }
+    }
+    sums
+}

@@ -1,0 +1,170 @@
+//! What an instruction did, from its facts and where the guest went.
+
+use super::{InsnClass, InsnFacts, StepKind, classify};
+use iced_x86::{ConditionCode, Instruction, Mnemonic, OpKind};
+
+const CF: u64 = 1 << 0;
+const PF: u64 = 1 << 2;
+const ZF: u64 = 1 << 6;
+const SF: u64 = 1 << 7;
+const OF: u64 = 1 << 11;
+
+/// What one retired instruction counts for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retirement {
+    /// It is a branch, near or far.
+    pub branch: bool,
+    /// It is a branch that was taken.
+    pub taken: bool,
+    /// It is a far branch.
+    pub far: bool,
+    /// Memory operands it read.
+    pub loads: u8,
+    /// Memory operands it wrote.
+    pub stores: u8,
+}
+
+/// When a branch is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// It is no branch.
+    Never,
+    Always,
+    /// Jcc.
+    If(ConditionCode),
+    /// JCXZ and its like: the count is 0.
+    IfZero(CountRegister),
+    /// LOOP: the count, lowered by one, is not 0, and the condition holds.
+    Loop(CountRegister, Option<ConditionCode>),
+    /// INTO: OF is set.
+    IfOverflow,
+}
+
+/// How much of RCX an instruction counts in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CountRegister {
+    Cx,
+    Ecx,
+    Rcx,
+}
+
+impl CountRegister {
+    fn of(self, rcx: u64) -> u64 {
+        match self {
+            CountRegister::Cx => rcx & 0xffff,
+            CountRegister::Ecx => rcx & 0xffff_ffff,
+            CountRegister::Rcx => rcx,
+        }
+    }
+
+    fn of_address_size(bits: u32) -> Self {
+        match bits {
+            16 => CountRegister::Cx,
+            32 => CountRegister::Ecx,
+            _ => CountRegister::Rcx,
+        }
+    }
+}
+
+impl InsnFacts {
+    /// Whether the instruction has retired when RIP is `next_rip`: a repeated
+    /// one has not while RIP still points at it.
+    pub fn completes(&self, next_rip: u64) -> bool {
+        !(self.rep && next_rip == self.rip)
+    }
+
+    /// What the instruction did when it led to `next_rip`. RFLAGS and RCX are
+    /// those from before it executed; after an event was delivered on top of
+    /// it, `next_rip` is the address that the event's frame returns to.
+    pub fn retire(&self, next_rip: u64, rflags_before: u64, rcx_before: u64) -> Retirement {
+        let idle = self.rep && self.rep_count.of(rcx_before) == 0;
+        Retirement {
+            branch: self.class != InsnClass::Plain,
+            taken: self.is_taken(next_rip, rflags_before, rcx_before),
+            far: self.class == InsnClass::Far,
+            loads: if idle { 0 } else { self.loads },
+            stores: if idle { 0 } else { self.stores },
+        }
+    }
+
+    fn is_taken(&self, next_rip: u64, rflags: u64, rcx: u64) -> bool {
+        // Where the guest went decides, unless both ways lead there.
+        if let (true, Some(target)) = (self.conditional, self.near_target)
+            && target != self.next
+            && (next_rip == target || next_rip == self.next)
+        {
+            return next_rip == target;
+        }
+        match self.taken {
+            Taken::Never => false,
+            Taken::Always => true,
+            Taken::If(code) => holds(code, rflags),
+            Taken::IfZero(count) => count.of(rcx) == 0,
+            Taken::Loop(count, code) => {
+                count.of(rcx) != 1 && code.is_none_or(|code| holds(code, rflags))
+            }
+            Taken::IfOverflow => rflags & OF != 0,
+        }
+    }
+}
+
+/// When the instruction is taken.
+pub(super) fn rule(insn: &Instruction, class: InsnClass, kind: StepKind) -> Taken {
+    let count = || CountRegister::of_address_size(insn.op_code().address_size());
+    let condition = || match insn.condition_code() {
+        ConditionCode::None => None,
+        code => Some(code),
+    };
+    match (class, insn.mnemonic()) {
+        (InsnClass::Plain, _) => Taken::Never,
+        _ if kind == StepKind::Into => Taken::IfOverflow,
+        (_, Mnemonic::Jcxz | Mnemonic::Jecxz | Mnemonic::Jrcxz) => Taken::IfZero(count()),
+        (_, Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne) => {
+            Taken::Loop(count(), condition())
+        }
+        (InsnClass::ConditionalBranch, _) => condition().map_or(Taken::Always, Taken::If),
+        _ => Taken::Always,
+    }
+}
+
+/// Where a repeated instruction keeps its count: as wide as its addresses.
+pub(super) fn rep_count(insn: &Instruction) -> CountRegister {
+    if !classify::is_repeated(insn) {
+        return CountRegister::Rcx;
+    }
+    let narrow = |kind: OpKind| match kind {
+        OpKind::MemorySegSI | OpKind::MemorySegDI | OpKind::MemoryESDI => Some(CountRegister::Cx),
+        OpKind::MemorySegESI | OpKind::MemorySegEDI | OpKind::MemoryESEDI => {
+            Some(CountRegister::Ecx)
+        }
+        _ => None,
+    };
+    insn.op_kinds()
+        .find_map(narrow)
+        .unwrap_or(CountRegister::Rcx)
+}
+
+/// SDM vol. 1, appendix B, "EFLAGS Condition Codes".
+fn holds(code: ConditionCode, rflags: u64) -> bool {
+    let flag = |bit: u64| rflags & bit != 0;
+    let less = flag(SF) != flag(OF);
+    match code {
+        ConditionCode::None => true,
+        ConditionCode::o => flag(OF),
+        ConditionCode::no => !flag(OF),
+        ConditionCode::b => flag(CF),
+        ConditionCode::ae => !flag(CF),
+        ConditionCode::e => flag(ZF),
+        ConditionCode::ne => !flag(ZF),
+        ConditionCode::be => flag(CF) || flag(ZF),
+        ConditionCode::a => !(flag(CF) || flag(ZF)),
+        ConditionCode::s => flag(SF),
+        ConditionCode::ns => !flag(SF),
+        ConditionCode::p => flag(PF),
+        ConditionCode::np => !flag(PF),
+        ConditionCode::l => less,
+        ConditionCode::ge => !less,
+        ConditionCode::le => flag(ZF) || less,
+        ConditionCode::g => !(flag(ZF) || less),
+    }
+}
