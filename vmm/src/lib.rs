@@ -1,4 +1,6 @@
 //! The Umpire VMM.
 
+pub mod cli;
+pub mod config;
 pub mod cpuid;
 pub mod devices;
