@@ -4,3 +4,5 @@ pub mod cli;
 pub mod config;
 pub mod cpuid;
 pub mod devices;
+pub mod host;
+pub mod terminal;

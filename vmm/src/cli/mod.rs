@@ -149,7 +149,7 @@ pub fn command() -> clap::Command {
 fn exit_for(error: &clap::Error) -> CliExit {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => CliExit {
-            text: error.render().ansi().to_string(),
+            text: error.render().to_string(),
             status: ExitStatus::SUCCESS,
         },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
