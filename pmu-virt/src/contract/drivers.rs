@@ -1,0 +1,109 @@
+//! Drivers for the backends of this crate.
+
+use super::Driver;
+use crate::backend::CounterBackend;
+use crate::event::{EventCode, EventFamily};
+use crate::ids::Ring;
+use crate::progress::Progress;
+use crate::request::CountRequest;
+use crate::step::Retirement;
+use std::ops::RangeInclusive;
+
+/// Drives a backend that counts TSC ticks: each run is one interval, with
+/// some halted ticks that must not count.
+#[derive(Clone, Debug, Default)]
+pub struct ClockDriver {
+    now: u64,
+}
+
+/// Ticks that each interval spends halted.
+const HALTED: u64 = 1_000;
+
+impl Driver for ClockDriver {
+    fn request(&self) -> CountRequest {
+        CountRequest::plain(intel(0x3c, 0x01), true, true)
+    }
+
+    fn uncountable(&self) -> CountRequest {
+        CountRequest::plain(intel(0x2e, 0x41), true, true)
+    }
+
+    fn run(
+        &mut self,
+        backend: &mut dyn CounterBackend,
+        ring: Ring,
+        events: u64,
+    ) -> RangeInclusive<u64> {
+        // Time goes by while the guest does not run, too.
+        self.now += 77;
+        backend.observe(&Progress::Entered { tsc: self.now });
+        self.now += events + HALTED;
+        backend.observe(&Progress::Left {
+            tsc: self.now,
+            halted: HALTED,
+            ring: Some(ring),
+        });
+        events..=events
+    }
+
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<u64>> {
+        backend.observe(&Progress::Entered { tsc: self.now });
+        let deadline = backend.deadline();
+        backend.observe(&Progress::Left {
+            tsc: self.now,
+            halted: 0,
+            ring: Some(Ring::Kernel),
+        });
+        Some(deadline)
+    }
+}
+
+/// Drives a backend that counts stepped instructions.
+#[derive(Clone, Debug, Default)]
+pub struct StepDriver {
+    now: u64,
+}
+
+impl Driver for StepDriver {
+    fn request(&self) -> CountRequest {
+        CountRequest::plain(intel(0xc0, 0x00), true, true)
+    }
+
+    fn uncountable(&self) -> CountRequest {
+        CountRequest::plain(intel(0x3c, 0x00), true, true)
+    }
+
+    fn run(
+        &mut self,
+        backend: &mut dyn CounterBackend,
+        ring: Ring,
+        events: u64,
+    ) -> RangeInclusive<u64> {
+        for _ in 0..events {
+            backend.observe(&Progress::Entered { tsc: self.now });
+            self.now += 100;
+            backend.observe(&Progress::Left {
+                tsc: self.now,
+                halted: 0,
+                ring: Some(ring),
+            });
+            backend.observe(&Progress::Retired {
+                ring,
+                insn: Retirement::default(),
+            });
+        }
+        events..=events
+    }
+
+    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<u64>> {
+        None
+    }
+}
+
+fn intel(select: u16, umask: u8) -> EventCode {
+    EventCode::Selected {
+        family: EventFamily::Intel,
+        select,
+        umask,
+    }
+}

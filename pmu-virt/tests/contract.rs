@@ -1,0 +1,309 @@
+//! The contract suite: every backend keeps it, every wrong one is caught.
+
+use pmu_virt::contract::{self, Clause, ClockDriver, Driver, StepDriver};
+use pmu_virt::{
+    ClockBackend, CountRequest, CounterBackend, Observation, Progress, Provenance, Reading, Ring,
+    SlotIndex, SlotSet, StepBackend, Unavailable,
+};
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+
+fn broken(
+    factory: impl Fn() -> Box<dyn CounterBackend>,
+    driver: impl Driver,
+) -> Vec<(Clause, String)> {
+    contract::check(factory, driver)
+        .err()
+        .unwrap_or_default()
+        .into_iter()
+        .map(|violation| (violation.clause, violation.to_string()))
+        .collect()
+}
+
+#[test]
+fn clock_keeps_the_contract() {
+    let violations = broken(|| Box::new(ClockBackend::new()), ClockDriver::default());
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+#[test]
+fn step_keeps_the_contract() {
+    let violations = broken(|| Box::new(StepBackend::new()), StepDriver::default());
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+/// Ways to be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    CountsWhileStopped,
+    CountsAfterRelease,
+    KeepsCountWhenReprogrammed,
+    LosesOverflow,
+    RepeatsOverflow,
+    OverflowsEarly,
+    IgnoresDisarm,
+    ZeroForUnavailable,
+    ZeroForUnprogrammed,
+    MixesRings,
+    AlwaysAsksForRing,
+    NoDeadline,
+    ForgetsToCount,
+    CountsTwice,
+    ResetsOnStart,
+    ClaimsTooMuch,
+    ChangesLabel,
+}
+
+/// A clock with one fault.
+#[derive(Debug)]
+struct Wrong {
+    fault: Fault,
+    clock: ClockBackend,
+    released: BTreeMap<u8, CountRequest>,
+    ever: SlotSet,
+    offsets: BTreeMap<u8, u64>,
+}
+
+impl Wrong {
+    fn new(fault: Fault) -> Self {
+        Wrong {
+            fault,
+            clock: ClockBackend::new(),
+            released: BTreeMap::new(),
+            ever: SlotSet::EMPTY,
+            offsets: BTreeMap::new(),
+        }
+    }
+
+    fn is(&self, fault: Fault) -> bool {
+        self.fault == fault
+    }
+}
+
+impl CounterBackend for Wrong {
+    fn name(&self) -> &'static str {
+        "wrong"
+    }
+
+    fn capacity(&self) -> usize {
+        self.clock.capacity() + usize::from(self.is(Fault::ClaimsTooMuch))
+    }
+
+    fn observation(&self) -> Observation {
+        self.clock.observation()
+    }
+
+    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+        match self.clock.can_count(request) {
+            Err(_) if self.is(Fault::ZeroForUnavailable) => Ok(Provenance::Exact),
+            other => other,
+        }
+    }
+
+    fn program(
+        &mut self,
+        slot: SlotIndex,
+        request: &CountRequest,
+    ) -> Result<Provenance, Unavailable> {
+        if self.is(Fault::ZeroForUnavailable) && self.clock.can_count(request).is_err() {
+            self.clock.release(slot);
+            self.ever.insert(slot);
+            return Ok(Provenance::Exact);
+        }
+        if self.is(Fault::KeepsCountWhenReprogrammed)
+            && let Reading::Counted { value, .. } = self.clock.read(slot)
+        {
+            self.offsets.insert(slot.0, value);
+        }
+        let request = CountRequest {
+            os: request.os || self.is(Fault::MixesRings),
+            usr: request.usr || self.is(Fault::MixesRings),
+            ..*request
+        };
+        self.released.remove(&slot.0);
+        self.clock.program(slot, &request)
+    }
+
+    fn release(&mut self, slot: SlotIndex) {
+        if !self.is(Fault::CountsAfterRelease) {
+            self.clock.release(slot);
+        }
+    }
+
+    fn start(&mut self, slot: SlotIndex) {
+        if self.is(Fault::ResetsOnStart)
+            && let Reading::Counted { value, .. } = self.clock.read(slot)
+        {
+            self.offsets.insert(slot.0, value.wrapping_neg());
+        }
+        self.clock.start(slot);
+    }
+
+    fn stop(&mut self, slot: SlotIndex) {
+        if !self.is(Fault::CountsWhileStopped) {
+            self.clock.stop(slot);
+        }
+    }
+
+    fn read(&self, slot: SlotIndex) -> Reading {
+        let offset = self.offsets.get(&slot.0).copied().unwrap_or_default();
+        match self.clock.read(slot) {
+            Reading::Unavailable(_)
+                if self.is(Fault::ZeroForUnprogrammed)
+                    || (self.is(Fault::ZeroForUnavailable) && self.ever.contains(slot)) =>
+            {
+                Reading::Counted {
+                    value: 0,
+                    provenance: Provenance::Exact,
+                }
+            }
+            Reading::Counted { provenance, .. } if self.is(Fault::ForgetsToCount) => {
+                Reading::Counted {
+                    value: 0,
+                    provenance,
+                }
+            }
+            Reading::Counted { value, .. } if self.is(Fault::ChangesLabel) => Reading::Counted {
+                value,
+                provenance: Provenance::Hardware,
+            },
+            Reading::Counted { value, provenance } => Reading::Counted {
+                value: if self.is(Fault::CountsTwice) {
+                    2 * value
+                } else {
+                    value.wrapping_add(offset)
+                },
+                provenance,
+            },
+            other => other,
+        }
+    }
+
+    fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        let after = match after {
+            Some(_) if self.is(Fault::OverflowsEarly) => NonZeroU64::new(1),
+            None if self.is(Fault::IgnoresDisarm) => return,
+            other => other,
+        };
+        self.clock.arm(slot, after);
+    }
+
+    fn observe(&mut self, progress: &Progress) {
+        self.clock.observe(progress);
+    }
+
+    fn take_overflows(&mut self) -> SlotSet {
+        let mut overflows = self.clock.take_overflows();
+        match self.fault {
+            Fault::LosesOverflow => overflows = SlotSet::EMPTY,
+            Fault::RepeatsOverflow => {
+                if overflows.contains(SlotIndex(0)) {
+                    self.ever.insert(SlotIndex(0));
+                }
+                overflows = self.ever;
+            }
+            _ => {}
+        }
+        overflows
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        self.clock
+            .deadline()
+            .filter(|_| !self.is(Fault::NoDeadline))
+    }
+
+    fn needs_ring(&self) -> bool {
+        self.clock.needs_ring() || self.is(Fault::AlwaysAsksForRing)
+    }
+}
+
+#[test]
+fn every_wrong_backend_is_caught_at_the_clause_it_breaks() {
+    let table = [
+        (Fault::CountsWhileStopped, Clause::StoppedStandsStill),
+        (Fault::CountsAfterRelease, Clause::ReleasedHasNoCount),
+        (
+            Fault::KeepsCountWhenReprogrammed,
+            Clause::ReprogrammedStartsAnew,
+        ),
+        (Fault::LosesOverflow, Clause::OverflowIsTold),
+        (Fault::RepeatsOverflow, Clause::OverflowIsTold),
+        (Fault::OverflowsEarly, Clause::OverflowIsNotEarly),
+        (Fault::IgnoresDisarm, Clause::DisarmedIsSilent),
+        (Fault::ZeroForUnavailable, Clause::UnavailableIsNoZero),
+        (Fault::ZeroForUnprogrammed, Clause::UnprogrammedIsNoZero),
+        (Fault::MixesRings, Clause::RingsAreSplit),
+        (Fault::AlwaysAsksForRing, Clause::RingOnDemand),
+        (Fault::NoDeadline, Clause::DeadlineIsGiven),
+        (Fault::ForgetsToCount, Clause::CountsWhatHappens),
+        (Fault::CountsTwice, Clause::SlotsAreIndependent),
+        (Fault::ResetsOnStart, Clause::Resumes),
+        (Fault::ClaimsTooMuch, Clause::CapacityIsTrue),
+        (Fault::ChangesLabel, Clause::ProvenanceAgrees),
+    ];
+    for (fault, clause) in table {
+        let violations = broken(|| Box::new(Wrong::new(fault)), ClockDriver::default());
+        assert!(
+            violations.iter().any(|(broken, _)| *broken == clause),
+            "{fault:?} was not caught at {clause:?}, only at {violations:#?}"
+        );
+    }
+}
+
+#[test]
+fn a_lost_step_takes_the_label_exact_away_until_programmed_anew() {
+    let mut step = StepBackend::new();
+    let request = StepDriver::default().request();
+    let slots = [SlotIndex(0), SlotIndex(1)];
+    for slot in slots {
+        step.program(slot, &request).expect("instructions");
+    }
+    step.start(slots[0]);
+    let reason = pmu_virt::LossReason::SystemCall;
+    step.observe(&Progress::Lost { reason });
+    let label = |step: &StepBackend, slot| match step.read(slot) {
+        Reading::Counted { provenance, .. } => provenance,
+        Reading::Unavailable(reason) => panic!("{reason}"),
+    };
+    assert_eq!(label(&step, slots[0]), Provenance::Scaled);
+    assert_eq!(step.loss(slots[0]), Some(reason));
+    // The stopped one has lost nothing.
+    assert_eq!(label(&step, slots[1]), Provenance::Exact);
+    assert_eq!(step.loss(slots[1]), None);
+    step.program(slots[0], &request).expect("instructions");
+    assert_eq!(label(&step, slots[0]), Provenance::Exact);
+    assert_eq!(step.loss(slots[0]), None);
+}
+
+#[test]
+fn ticks_without_a_ring_wait_for_the_next_sample() {
+    let mut clock = ClockBackend::with_sample_ticks(NonZeroU64::new(1_000).expect("not zero"));
+    let request = CountRequest {
+        os: false,
+        ..ClockDriver::default().request()
+    };
+    clock
+        .program(SlotIndex(0), &request)
+        .expect("reference cycles");
+    clock.start(SlotIndex(0));
+    assert!(clock.needs_ring());
+    let mut interval = |entered, ring| {
+        clock.observe(&Progress::Entered { tsc: entered });
+        assert_eq!(clock.deadline(), Some(entered + 1_000), "a sample is due");
+        clock.observe(&Progress::Left {
+            tsc: entered + 100,
+            halted: 0,
+            ring,
+        });
+        clock.read(SlotIndex(0))
+    };
+    let scaled = |value| Reading::Counted {
+        value,
+        provenance: Provenance::Scaled,
+    };
+    assert_eq!(interval(0, None), scaled(0));
+    assert_eq!(interval(200, Some(Ring::User)), scaled(200));
+    assert_eq!(interval(400, None), scaled(200));
+    assert_eq!(interval(600, Some(Ring::Kernel)), scaled(200));
+}

@@ -1,0 +1,120 @@
+//! Requests and events: round trips, and the meaning of codes.
+
+use pmu_virt::{CountRequest, EventCode, EventFamily, FixedFunction, KnownEvent, Ring};
+use proptest::prelude::{any, prop_assert_eq, proptest};
+use proptest::sample::select;
+
+/// Bits of an event select that each family reads.
+const FAMILIES: [(EventFamily, u64); 5] = [
+    (EventFamily::Intel, 0xffff_ffff),
+    (EventFamily::AmdK7, 0xffdf_ffff),
+    (EventFamily::AmdFam10h, 0x30f_ffd7_ffff),
+    (EventFamily::AmdZen, 0x30f_ffd7_ffff),
+    (EventFamily::AmdZen4, 0x30f_ffd7_ffff),
+];
+
+const FUNCTIONS: [FixedFunction; 3] = [
+    FixedFunction::Instructions,
+    FixedFunction::CoreCycles,
+    FixedFunction::RefCycles,
+];
+
+proptest! {
+    #[test]
+    fn selects_survive_the_round_trip(raw in any::<u64>(), (family, bits) in select(&FAMILIES)) {
+        let request = CountRequest::decode(family, raw);
+        prop_assert_eq!(request.encode(), Some(raw & bits));
+        prop_assert_eq!(CountRequest::decode(family, raw & bits), request);
+        prop_assert_eq!(request.encode_fixed(), None);
+    }
+
+    #[test]
+    fn fixed_controls_survive_the_round_trip(raw in any::<u64>(), function in select(&FUNCTIONS)) {
+        let request = CountRequest::decode_fixed(function, raw);
+        let field = 0xf << (4 * u32::from(function.index()));
+        prop_assert_eq!(request.encode_fixed(), Some(raw & field));
+        prop_assert_eq!(request.encode(), None);
+        prop_assert_eq!(request.enabled, request.os || request.usr);
+        prop_assert_eq!(FixedFunction::of(function.index()), Some(function));
+    }
+
+    #[test]
+    fn a_programmed_counter_serves_what_differs_in_enabling_alone(
+        a in any::<u64>(), (family, _) in select(&FAMILIES), bit in 0u32..42,
+    ) {
+        let request = CountRequest::decode(family, a);
+        let other = CountRequest::decode(family, a ^ (1 << bit));
+        let same = other == request || matches!(bit, 19 | 20 | 22);
+        prop_assert_eq!(request.counts_like(&other), same, "bit {}", bit);
+    }
+}
+
+fn check(family: EventFamily, select: u16, umask: u8, expected: Option<KnownEvent>) {
+    let event = EventCode::Selected {
+        family,
+        select,
+        umask,
+    };
+    assert_eq!(event.known(), expected, "{family:?} {select:#x} {umask:#x}");
+}
+
+#[test]
+fn codes_mean_what_the_manuals_say() {
+    use EventFamily::{AmdFam10h, AmdK7, AmdZen, AmdZen4, Intel};
+    for (select, umask, event) in [
+        (0x3c, 0x00, KnownEvent::CoreCycles),
+        (0x3c, 0x01, KnownEvent::RefCycles),
+        (0xc0, 0x00, KnownEvent::Instructions),
+        (0x2e, 0x4f, KnownEvent::LlcReferences),
+        (0x2e, 0x41, KnownEvent::LlcMisses),
+        (0xc4, 0x00, KnownEvent::Branches),
+        (0xc5, 0x00, KnownEvent::MispredictedBranches),
+        (0xa4, 0x01, KnownEvent::TopdownSlots),
+        (0xc4, 0x20, KnownEvent::TakenBranches),
+        (0xc4, 0x40, KnownEvent::FarBranches),
+        (0xd0, 0x81, KnownEvent::Loads),
+        (0xd0, 0x82, KnownEvent::Stores),
+    ] {
+        check(Intel, select, umask, Some(event));
+        check(Intel, select, umask ^ 0x80, None);
+    }
+    for family in [AmdK7, AmdFam10h, AmdZen, AmdZen4] {
+        for (select, event) in [
+            (0x76, KnownEvent::CoreCycles),
+            (0xc0, KnownEvent::Instructions),
+            (0xc2, KnownEvent::Branches),
+            (0xc3, KnownEvent::MispredictedBranches),
+            (0xc4, KnownEvent::TakenBranches),
+            (0xc6, KnownEvent::FarBranches),
+        ] {
+            check(family, select, 0, Some(event));
+            check(family, 0x100 | select, 0, None);
+        }
+        let zen = matches!(family, AmdZen | AmdZen4);
+        check(family, 0x29, 1, zen.then_some(KnownEvent::Loads));
+        check(family, 0x29, 2, zen.then_some(KnownEvent::Stores));
+        check(family, 0x29, 4, None);
+        let p0 = (family == AmdZen4).then_some(KnownEvent::RefCycles);
+        check(family, 0x120, 1, p0);
+    }
+}
+
+#[test]
+fn requests_are_described() {
+    let cases = [
+        (0x43_003c, "core cycles"),
+        (0x42_003c, "core cycles:k"),
+        (0x41_01c2, "event 0xc2 umask 0x1:u"),
+        (0x02e7_00c0, "instructions edge inv any cmask=2"),
+    ];
+    for (raw, expected) in cases {
+        let request = CountRequest::decode(EventFamily::Intel, raw);
+        assert_eq!(request.to_string(), expected, "{raw:#x}");
+    }
+}
+
+#[test]
+fn only_cpl_0_is_the_kernel() {
+    let rings: Vec<_> = (0..4).map(Ring::from_cpl).collect();
+    assert_eq!(rings, [Ring::Kernel, Ring::User, Ring::User, Ring::User]);
+}

@@ -1,0 +1,151 @@
+//! The rules of the registers as a table, and how one is played.
+
+pub(crate) mod amd;
+pub(crate) mod intel;
+
+use pmu_virt::{
+    ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring, VcpuPmu,
+    WriteOutcome,
+};
+use std::fmt;
+
+/// One rule: where it stands, and what shows it.
+pub(crate) struct Rule {
+    /// Short and unique.
+    pub(crate) name: &'static str,
+    /// Models that it is shown on.
+    pub(crate) models: &'static [&'static str],
+    /// Document and section.
+    pub(crate) source: &'static str,
+    /// Operations from reset on, each with its outcome.
+    pub(crate) shown_by: &'static [Op],
+}
+
+/// One operation and its outcome.
+pub(crate) enum Op {
+    /// WRMSR: index, value.
+    Write(u32, u64),
+    /// WRMSR that raises #GP.
+    WriteGp(u32, u64),
+    /// WRMSR of an absent register.
+    WriteAbsent(u32),
+    /// RDMSR: index, value.
+    Read(u32, u64),
+    /// RDMSR of an absent register.
+    ReadAbsent(u32),
+    /// RDPMC: ECX, value.
+    Rdpmc(u32, u64),
+    /// RDPMC that raises #GP.
+    RdpmcGp(u32),
+    /// The guest runs for so many ticks in CPL 0.
+    Kernel(u64),
+    /// The guest runs for so many ticks in CPL 3.
+    User(u64),
+    /// The pending PMI, as bits of the global status; 0 for none.
+    Pmi(u64),
+    /// The vCPU is reset.
+    Reset,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Op::Write(msr, value) => write!(f, "WRMSR {msr:#x} ← {value:#x}"),
+            Op::WriteGp(msr, value) => write!(f, "WRMSR {msr:#x} ← {value:#x}: #GP"),
+            Op::WriteAbsent(msr) => write!(f, "WRMSR {msr:#x}: absent"),
+            Op::Read(msr, value) => write!(f, "RDMSR {msr:#x} = {value:#x}"),
+            Op::ReadAbsent(msr) => write!(f, "RDMSR {msr:#x}: absent"),
+            Op::Rdpmc(ecx, value) => write!(f, "RDPMC {ecx:#x} = {value:#x}"),
+            Op::RdpmcGp(ecx) => write!(f, "RDPMC {ecx:#x}: #GP"),
+            Op::Kernel(ticks) => write!(f, "{ticks:#x} ticks at CPL 0"),
+            Op::User(ticks) => write!(f, "{ticks:#x} ticks at CPL 3"),
+            Op::Pmi(0) => write!(f, "no PMI"),
+            Op::Pmi(counters) => write!(f, "PMI for {counters:#x}"),
+            Op::Reset => write!(f, "reset"),
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ops: Vec<_> = self.shown_by.iter().map(Op::to_string).collect();
+        write!(
+            f,
+            "| {} | {} | {} | {} |",
+            self.name,
+            self.models.join("<br>"),
+            self.source,
+            ops.join("<br>")
+        )
+    }
+}
+
+/// A PMU of a model, driven by the clock.
+pub(crate) struct Machine {
+    pub(crate) pmu: VcpuPmu,
+    now: u64,
+}
+
+impl Machine {
+    pub(crate) fn new(model: &str) -> Self {
+        let model = PmuModel::parse(model).unwrap_or_else(|error| panic!("{error}"));
+        let backend = Box::new(ClockBackend::new());
+        Machine {
+            pmu: VcpuPmu::new(model, backend, Grant::everything()),
+            now: 1 << 32,
+        }
+    }
+
+    pub(crate) fn run(&mut self, ring: Ring, ticks: u64) {
+        self.now += 1_000;
+        self.pmu.observe(Progress::Entered { tsc: self.now });
+        self.now += ticks;
+        self.pmu.observe(Progress::Left {
+            tsc: self.now,
+            halted: 0,
+            ring: Some(ring),
+        });
+    }
+
+    pub(crate) fn read(&mut self, msr: u32) -> ReadOutcome {
+        self.pmu.rdmsr(MsrIndex(msr), Layer::GuestKernel)
+    }
+
+    pub(crate) fn write(&mut self, msr: u32, value: u64) -> WriteOutcome {
+        self.pmu.wrmsr(MsrIndex(msr), value, Layer::GuestKernel)
+    }
+
+    fn play(&mut self, op: &Op, context: &str) {
+        let read = |outcome, expected| assert_eq!(outcome, expected, "{context}: {op}");
+        let wrote = |outcome, expected| assert_eq!(outcome, expected, "{context}: {op}");
+        match *op {
+            Op::Write(msr, value) => wrote(self.write(msr, value), WriteOutcome::Done),
+            Op::WriteGp(msr, value) => wrote(self.write(msr, value), WriteOutcome::Gp),
+            Op::WriteAbsent(msr) => wrote(self.write(msr, 0), WriteOutcome::NotHandled),
+            Op::Read(msr, value) => read(self.read(msr), ReadOutcome::Value(value)),
+            Op::ReadAbsent(msr) => read(self.read(msr), ReadOutcome::NotHandled),
+            Op::Rdpmc(ecx, value) => read(
+                self.pmu.rdpmc(ecx, Layer::GuestUser),
+                ReadOutcome::Value(value),
+            ),
+            Op::RdpmcGp(ecx) => read(self.pmu.rdpmc(ecx, Layer::GuestUser), ReadOutcome::Gp),
+            Op::Kernel(ticks) => self.run(Ring::Kernel, ticks),
+            Op::User(ticks) => self.run(Ring::User, ticks),
+            Op::Pmi(counters) => {
+                let pending = self.pmu.take_pmi().map_or(0, |pmi| pmi.counters.bits());
+                assert_eq!(pending, counters, "{context}: {op}");
+            }
+            Op::Reset => self.pmu.reset(),
+        }
+    }
+}
+
+/// Plays a rule on each of its models.
+pub(crate) fn check(rule: &Rule) {
+    for model in rule.models {
+        let mut machine = Machine::new(model);
+        for op in rule.shown_by {
+            machine.play(op, &format!("'{}' on {model}", rule.name));
+        }
+    }
+}
