@@ -1,10 +1,14 @@
 //! The Umpire VMM.
 
+pub mod cli;
+pub mod config;
 pub mod cpuid;
 pub mod devices;
+pub mod host;
 pub mod kvm;
 pub mod micro;
 pub mod probe;
 pub mod sys;
+pub mod terminal;
 pub mod trap;
 pub mod vcpu;

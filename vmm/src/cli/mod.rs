@@ -1,0 +1,167 @@
+//! The command line: what can be typed, and the help that explains it.
+//!
+//! Only definitions and texts are here. Values are checked where the
+//! configuration file is merged in ([`crate::config`]), so that a flag and a key
+//! of the file get the same answer.
+
+mod help;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::config::ExitStatus;
+
+/// Runs guests with a virtual PMU on hosts whose KVM has none.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "umpire", version, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Boot a guest kernel with a virtual PMU
+    Run(Box<RunFlags>),
+    /// Say what this host's KVM can do, and whether a guest with a PMU can run here
+    Doctor(Output),
+    /// Run a small built-in guest and show every trap, count, overflow and PMI
+    Demo(Output),
+    /// Measure this host
+    Bench {
+        /// What to measure.
+        #[command(subcommand)]
+        what: Bench,
+    },
+}
+
+/// The form of a report.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct Output {
+    /// Print one JSON object instead of text
+    #[arg(short, long)]
+    pub json: bool,
+}
+
+/// The measurements.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Bench {
+    /// Round trips of trapped PMU accesses against bare exits of the same kind
+    Traps {
+        /// The form of the report.
+        #[command(flatten)]
+        output: Output,
+        /// How often each access is measured; the report gives percentiles
+        #[arg(long, value_name = "N", default_value_t = 10_000,
+              value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+        iterations: u32,
+    },
+}
+
+/// The flags of `umpire run`. All are optional here: the configuration file may
+/// hold any of them.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RunFlags {
+    /// Kernel: ELF vmlinux, bzImage, or a Multiboot v1 ELF kernel
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// Initial RAM disk
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line, e.g. "console=ttyS0 root=/dev/ram0"
+    #[arg(long, value_name = "STR", allow_hyphen_values = true)]
+    pub cmdline: Option<String>,
+    /// Multiboot module and its command line; repeatable, order is kept
+    #[arg(long, value_name = "FILE[,WORDS]")]
+    pub module: Option<Vec<String>>,
+    /// Guest memory in MiB, 16 to 1048576 [default: 512]
+    #[arg(long, value_name = "MIB", allow_negative_numbers = true)]
+    pub memory: Option<i64>,
+    /// Number of vCPUs, 1 to 64 [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub cpus: Option<i64>,
+    /// Virtual PMU: a model below with its properties, auto, or none [default: auto]
+    #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]")]
+    pub pmu: Option<String>,
+    /// Counter backend: where counts come from, see below [default: auto]
+    #[arg(long, value_name = "BACKEND")]
+    pub counters: Option<String>,
+    /// CPU vendor that the guest sees: host, amd or intel [default: host]
+    #[arg(long, value_name = "VENDOR")]
+    pub cpu_vendor: Option<String>,
+    /// Hide a CPU feature, named as in /proc/cpuinfo, and all that needs it; repeatable
+    #[arg(long, value_name = "NAME")]
+    pub hide_feature: Option<Vec<String>>,
+    /// Unpack a compressed kernel on the host: auto (where guest kernels run slowly),
+    /// always or never [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub unpack: Option<String>,
+    /// Least time between two PMIs of one vCPU in microseconds, 1 to 1000000; an
+    /// earlier PMI is late, never lost [default: 100]
+    #[arg(long, value_name = "MICROSECONDS", allow_negative_numbers = true)]
+    pub pmi_floor: Option<i64>,
+    /// Stop the guest after this many seconds (fractions allowed), with exit status 124
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    pub timeout: Option<f64>,
+    /// TOML file with any of these options under the same names; flags win
+    #[arg(long, value_name = "FILE.toml")]
+    pub config: Option<PathBuf>,
+    /// More log lines: once for information, twice for debugging, three times for all
+    #[arg(short, long, action = ArgAction::Count)]
+    pub verbose: u8,
+    /// Write log lines to this file instead of standard error
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+}
+
+/// Why there is nothing to do: a text to print and the status to end with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CliExit {
+    /// Help or version in full, for standard output; or one line about what was
+    /// wrong, for standard error.
+    pub text: String,
+    /// [`ExitStatus::SUCCESS`] for help and version, else
+    /// [`ExitStatus::BAD_INPUT`].
+    pub status: ExitStatus,
+}
+
+/// Parses the program's arguments, its own name first.
+///
+/// # Errors
+/// Help or the version was asked for, or the arguments cannot be used.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, CliExit> {
+    command()
+        .try_get_matches_from(args)
+        .and_then(|matches| Cli::from_arg_matches(&matches))
+        .map_err(|error| exit_for(&error))
+}
+
+/// The command definition with the long helps, as the help pages show it.
+pub fn command() -> clap::Command {
+    help::attach(Cli::command())
+}
+
+fn exit_for(error: &clap::Error) -> CliExit {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => CliExit {
+            text: error.render().to_string(),
+            status: ExitStatus::SUCCESS,
+        },
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
+            text: "no command given; try: umpire demo, umpire run --help, umpire doctor".to_owned(),
+            status: ExitStatus::BAD_INPUT,
+        },
+        _ => CliExit {
+            text: help::one_line_of(&error.render().to_string()),
+            status: ExitStatus::BAD_INPUT,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! Tests of the command line.
+
+use super::*;
+
+fn args(words: &[&str]) -> Vec<OsString> {
+    let mut all = vec![OsString::from("umpire")];
+    all.extend(words.iter().map(OsString::from));
+    all
+}
+
+fn run(words: &[&str]) -> RunFlags {
+    let all: Vec<&str> = ["run"].iter().chain(words).copied().collect();
+    match parse(args(&all)).unwrap().command {
+        Command::Run(flags) => *flags,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_definition_is_consistent() {
+    command().debug_assert();
+}
+
+#[test]
+fn commands_parse() {
+    fn check(words: &[&str], expected: &str) {
+        let command = format!("{:?}", parse(args(words)).unwrap().command);
+        assert!(command.starts_with(expected), "{words:?}: {command}");
+    }
+    check(&["doctor"], "Doctor(Output { json: false })");
+    check(&["doctor", "-j"], "Doctor(Output { json: true })");
+    check(&["demo", "--json"], "Demo(Output { json: true })");
+    check(
+        &["bench", "traps", "-j", "--iterations", "500"],
+        "Bench { what: Traps { output: Output { json: true }, iterations: 500 } }",
+    );
+    check(&["run", "--kernel", "k"], "Run(");
+}
+
+#[test]
+fn run_flags_parse() {
+    let flags = run(&[
+        "--kernel=k",
+        "--module",
+        "a",
+        "--module",
+        "b,c d",
+        "--hide-feature",
+        "cx16",
+        "--cmdline",
+        "-x --y",
+        "--memory",
+        "-5",
+        "-vv",
+        "--timeout",
+        "1.5",
+    ]);
+    assert_eq!(flags.kernel, Some("k".into()));
+    assert_eq!(flags.module, Some(vec!["a".into(), "b,c d".into()]));
+    assert_eq!(flags.hide_feature, Some(vec!["cx16".into()]));
+    assert_eq!(flags.cmdline.as_deref(), Some("-x --y"));
+    assert_eq!((flags.memory, flags.verbose), (Some(-5), 2));
+    assert_eq!(flags.timeout, Some(1.5));
+    let none = run(&[]);
+    assert_eq!((none.verbose, none.module, none.cpus), (0, None, None));
+}
+
+#[test]
+fn bad_arguments_are_one_line_with_status_2() {
+    fn check(words: &[&str], parts: &[&str]) {
+        let exit = parse(args(words)).unwrap_err();
+        assert_eq!(exit.status, ExitStatus::BAD_INPUT, "{words:?}");
+        assert!(!exit.text.contains('\n'), "{}", exit.text);
+        for part in parts {
+            assert!(exit.text.contains(part), "{words:?}: {}", exit.text);
+        }
+    }
+    check(&[], &["no command", "umpire demo"]);
+    check(&["rum"], &["'rum'", "'run'"]);
+    check(&["run", "--memroy", "1"], &["--memroy", "--memory"]);
+    check(&["run", "--cpus", "two"], &["'two'", "--cpus"]);
+    check(&["run", "--kernel"], &["--kernel"]);
+    check(&["run", "--kernel", "a", "--kernel", "b"], &["--kernel"]);
+    check(&["bench"], &["no command"]);
+    check(&["bench", "traps", "--iterations", "1"], &["1", "100"]);
+    check(&["doctor", "extra"], &["'extra'"]);
+}
+
+#[test]
+fn help_teaches() {
+    fn check(words: &[&str], parts: &[&str]) {
+        let exit = parse(args(words)).unwrap_err();
+        assert_eq!(exit.status, ExitStatus::SUCCESS, "{words:?}");
+        for part in parts {
+            assert!(
+                exit.text.contains(part),
+                "{words:?} lacks {part}:\n{}",
+                exit.text
+            );
+        }
+    }
+    check(&["--help"], &["run", "doctor", "demo", "bench", "Examples"]);
+    check(&["--version"], &[env!("CARGO_PKG_VERSION")]);
+    let models: Vec<&str> = pmu_virt::PmuModel::names().iter().map(|m| m.name).collect();
+    let backends: Vec<&str> = pmu_virt::backend_names().iter().map(|b| b.name).collect();
+    for flag in ["-h", "--help"] {
+        check(&["run", flag], &models);
+        check(&["run", flag], &backends);
+        check(
+            &["run", flag],
+            &["MiB", "microseconds", "[default: 512]", "guest.toml"],
+        );
+    }
+    check(&["doctor", "--help"], &["Exit status"]);
+    check(&["bench", "traps", "--help"], &["nanoseconds", "10000"]);
+}

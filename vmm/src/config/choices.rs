@@ -1,0 +1,121 @@
+//! Options whose values are words.
+
+use std::path::PathBuf;
+
+use pmu_virt::{BackendError, ModelError, PmuModel, backend_names};
+
+/// A module that a Multiboot kernel gets beside itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BootModule {
+    /// The file.
+    pub path: PathBuf,
+    /// The words after the file's name; empty without any.
+    pub cmdline: String,
+}
+
+impl BootModule {
+    /// `FILE` or `FILE,WORDS`; none if there is no file name.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (path, cmdline) = text.split_once(',').unwrap_or((text, ""));
+        (!path.is_empty()).then(|| Self {
+            path: path.into(),
+            cmdline: cmdline.to_owned(),
+        })
+    }
+}
+
+/// `--pmu`.
+#[derive(Clone, Debug, Default)]
+pub enum PmuChoice {
+    /// No PMU: CPUID and the MSRs of both vendors show none.
+    None,
+    /// The best model for the guest CPU's vendor.
+    #[default]
+    Auto,
+    /// This model.
+    Model(PmuModel),
+}
+
+impl PmuChoice {
+    pub(super) fn parse(text: &str) -> Result<Self, ModelError> {
+        match text {
+            "none" => Ok(Self::None),
+            "auto" => Ok(Self::Auto),
+            model => PmuModel::parse(model).map(Self::Model),
+        }
+    }
+}
+
+/// `--counters`: the name of a counter backend, which exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counters(&'static str);
+
+impl Counters {
+    /// The best backend that the host has.
+    pub const AUTO: Self = Self("auto");
+
+    /// The name to give to [`pmu_virt::backend()`].
+    pub fn name(self) -> &'static str {
+        self.0
+    }
+
+    pub(super) fn parse(text: &str) -> Result<Self, BackendError> {
+        backend_names()
+            .iter()
+            .find(|known| known.name == text)
+            .map(|known| Self(known.name))
+            .ok_or_else(|| BackendError {
+                name: text.to_owned(),
+            })
+    }
+}
+
+/// `--cpu-vendor`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuVendor {
+    /// The host's.
+    #[default]
+    Host,
+    /// AMD.
+    Amd,
+    /// Intel.
+    Intel,
+}
+
+impl CpuVendor {
+    pub(super) const ALLOWED: &'static str = "host, amd or intel";
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "host" => Some(Self::Host),
+            "amd" => Some(Self::Amd),
+            "intel" => Some(Self::Intel),
+            _ => None,
+        }
+    }
+}
+
+/// `--unpack`: whether a compressed kernel is unpacked before the guest starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unpack {
+    /// Where the guest would be slow at it.
+    #[default]
+    Auto,
+    /// On the host.
+    Always,
+    /// By the kernel's own code, in the guest.
+    Never,
+}
+
+impl Unpack {
+    pub(super) const ALLOWED: &'static str = "auto, always or never";
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "auto" => Some(Self::Auto),
+            "always" => Some(Self::Always),
+            "never" => Some(Self::Never),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What can be wrong with the configuration of a run.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use pmu_virt::{BackendError, ModelError, Vendor};
+use thiserror::Error;
+
+use crate::cpuid::UnknownFeature;
+
+/// The configuration cannot be used. Every variant prints as one line that says
+/// where the value came from, what is wrong, and what would be right.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The configuration file cannot be read.
+    #[error("configuration file {}: {}", path.display(), reason(source))]
+    ReadFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The configuration file is not TOML, or has a key or type that is not
+    /// allowed.
+    #[error("{}:{line}:{column}: {message}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Column in characters, from 1.
+        column: usize,
+        /// What is wrong with it, with the bad key and what is allowed.
+        message: String,
+    },
+    /// No kernel was named.
+    #[error("no kernel to boot: give --kernel FILE, or kernel = \"FILE\" in the --config file")]
+    NoKernel,
+    /// A number outside its range.
+    #[error("{place}: {value} is out of range; give {least} to {most} {unit}")]
+    Range {
+        /// Which setting.
+        place: Place,
+        /// What was given.
+        value: String,
+        /// The least value allowed.
+        least: u64,
+        /// The greatest value allowed.
+        most: u64,
+        /// What the number counts.
+        unit: &'static str,
+    },
+    /// A word that is none of the possible ones.
+    #[error("{place}: '{value}' is not possible; give {allowed}")]
+    Choice {
+        /// Which setting.
+        place: Place,
+        /// What was given.
+        value: String,
+        /// The possible words.
+        allowed: &'static str,
+    },
+    /// A PMU model that does not exist or cannot have these properties.
+    #[error("{place}: {source}; 'auto' picks a model and 'none' hides the PMU")]
+    Model {
+        /// Which setting.
+        place: Place,
+        /// What is wrong.
+        source: Box<ModelError>,
+    },
+    /// A counter backend that does not exist.
+    #[error("{place}: {source}")]
+    Backend {
+        /// Which setting.
+        place: Place,
+        /// What is wrong.
+        source: BackendError,
+    },
+    /// A CPU feature that cannot be hidden.
+    #[error("{place}: {source}")]
+    Feature {
+        /// Which setting.
+        place: Place,
+        /// What is wrong.
+        source: UnknownFeature,
+    },
+    /// A file that cannot be opened.
+    #[error("{place}: cannot open {}: {}", path.display(), reason(source))]
+    Open {
+        /// Which setting.
+        place: Place,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A name for a file that is something else.
+    #[error("{place}: {} is {what}, not a file", path.display())]
+    NotAFile {
+        /// Which setting.
+        place: Place,
+        /// The name.
+        path: PathBuf,
+        /// What is there.
+        what: &'static str,
+    },
+    /// A boot module without a file name.
+    #[error("{place}: '{value}' names no file; give FILE or FILE,WORDS")]
+    EmptyModule {
+        /// Which setting.
+        place: Place,
+        /// What was given.
+        value: String,
+    },
+    /// A command line with a NUL character, which would end it.
+    #[error("{place}: the text has a NUL character, which no kernel command line can hold")]
+    NulInText {
+        /// Which setting.
+        place: Place,
+    },
+    /// A PMU model of one vendor for a guest CPU of the other.
+    #[error(
+        "the PMU model {model} is {pmu}'s, but the guest's CPU is {cpu}'s, whose driver will \
+         not use it; add --cpu-vendor {} or choose an {cpu} model",
+        flag_of(*pmu)
+    )]
+    VendorMismatch {
+        /// The model.
+        model: &'static str,
+        /// Its vendor.
+        pmu: Vendor,
+        /// The guest's CPU vendor.
+        cpu: Vendor,
+    },
+}
+
+/// Where a setting was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The name of the setting: the flag without its dashes, the key of the file.
+    pub key: &'static str,
+    /// Who set it.
+    pub origin: Origin,
+}
+
+/// Who set a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A flag of the command line.
+    Flag,
+    /// The configuration file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Column in characters, from 1.
+        column: usize,
+    },
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.origin {
+            Origin::Flag => write!(f, "--{}", self.key),
+            Origin::File { path, line, column } => {
+                write!(f, "{}:{line}:{column}: {}", path.display(), self.key)
+            }
+        }
+    }
+}
+
+/// An I/O error without the number that the standard library appends.
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "there is no such file".to_owned(),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        io::ErrorKind::InvalidData => "it is not UTF-8 text".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+fn flag_of(vendor: Vendor) -> &'static str {
+    match vendor {
+        Vendor::Intel => "intel",
+        Vendor::Amd => "amd",
+    }
+}

@@ -1,0 +1,270 @@
+//! Flags over file over defaults, and the check of every value.
+
+use std::fs;
+use std::ops::RangeInclusive;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use toml::Spanned;
+
+use super::choices::{BootModule, Counters, CpuVendor, PmuChoice, Unpack};
+use super::error::{ConfigError, Origin, Place};
+use super::file::ConfigFile;
+use super::{
+    CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_PMI_FLOOR_US, MEMORY_MIB, PMI_FLOOR_US,
+    RunConfig, TIMEOUT_S, VERBOSITY,
+};
+use crate::cli::RunFlags;
+
+/// A file under flags.
+#[derive(Debug)]
+pub(super) struct Merge {
+    file: ConfigFile,
+}
+
+/// A value that was given, and where.
+struct Given<T> {
+    value: T,
+    place: Place,
+}
+
+/// Takes a setting from the flag if it was given, else from the file's key.
+macro_rules! given {
+    ($self:ident, $flags:ident, $field:ident, $key:literal) => {
+        $self.choose($key, &$flags.$field, &$self.file.keys.$field)
+    };
+}
+
+impl Merge {
+    pub(super) fn new(file: ConfigFile) -> Self {
+        Self { file }
+    }
+
+    /// One line per option, in the order of the help.
+    pub(super) fn into_config(self, flags: &RunFlags) -> Result<RunConfig, ConfigError> {
+        let kernel = self.path(given!(self, flags, kernel, "kernel"));
+        let initrd = self.path(given!(self, flags, initrd, "initrd"));
+        let cmdline = given!(self, flags, cmdline, "cmdline");
+        let modules = given!(self, flags, module, "module");
+        let memory = given!(self, flags, memory, "memory");
+        let cpus = given!(self, flags, cpus, "cpus");
+        let pmu = given!(self, flags, pmu, "pmu");
+        let counters = given!(self, flags, counters, "counters");
+        let cpu_vendor = given!(self, flags, cpu_vendor, "cpu-vendor");
+        let hidden = given!(self, flags, hide_feature, "hide-feature");
+        let unpack = given!(self, flags, unpack, "unpack");
+        let pmi_floor = given!(self, flags, pmi_floor, "pmi-floor");
+        let timeout = given!(self, flags, timeout, "timeout");
+        let log_file = self.path(given!(self, flags, log_file, "log-file"));
+        let louder = (flags.verbose > 0).then(|| flags.verbose.min(*VERBOSITY.end()).into());
+        let verbose = self.choose("verbose", &louder, &self.file.keys.verbose);
+
+        let floor = or_default(pmi_floor, |g| number(g, PMI_FLOOR_US, "microseconds"))?;
+        Ok(RunConfig {
+            kernel: kernel.map(readable).ok_or(ConfigError::NoKernel)??,
+            initrd: initrd.map(readable).transpose()?,
+            cmdline: cmdline.map(text).transpose()?,
+            modules: or_default(modules, |g| self.modules(g))?.unwrap_or_default(),
+            memory_mib: or_default(memory, |g| number(g, MEMORY_MIB, "MiB"))?
+                .unwrap_or(DEFAULT_MEMORY_MIB),
+            cpus: or_default(cpus, |g| small(g, CPUS, "vCPUs"))?.unwrap_or(DEFAULT_CPUS),
+            pmu: or_default(pmu, model)?.unwrap_or_default(),
+            counters: or_default(counters, backend)?.unwrap_or(Counters::AUTO),
+            cpu_vendor: or_default(cpu_vendor, |g| {
+                choice(g, CpuVendor::parse, CpuVendor::ALLOWED)
+            })?
+            .unwrap_or_default(),
+            hidden_features: or_default(hidden, features)?.unwrap_or_default(),
+            unpack: or_default(unpack, |g| choice(g, Unpack::parse, Unpack::ALLOWED))?
+                .unwrap_or_default(),
+            pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US)),
+            timeout: or_default(timeout, seconds)?,
+            verbose: or_default(verbose, |g| {
+                small(g, VERBOSITY, "(0 warnings, 3 everything)")
+            })?
+            .unwrap_or(0),
+            log_file: log_file.map(|g| g.value),
+        })
+    }
+
+    fn choose<T: Clone>(
+        &self,
+        key: &'static str,
+        flag: &Option<T>,
+        file: &Option<Spanned<T>>,
+    ) -> Option<Given<T>> {
+        let flag = flag.as_ref().map(|value| Given {
+            value: value.clone(),
+            place: Place {
+                key,
+                origin: Origin::Flag,
+            },
+        });
+        flag.or_else(|| {
+            file.as_ref().map(|spanned| Given {
+                value: spanned.get_ref().clone(),
+                place: self.file.place(key, spanned.span().start),
+            })
+        })
+    }
+
+    /// Paths of the file are relative to it, paths of flags to the current folder.
+    fn path(&self, given: Option<Given<PathBuf>>) -> Option<Given<PathBuf>> {
+        given.map(|given| Given {
+            value: self.anchor(&given.place, given.value),
+            place: given.place,
+        })
+    }
+
+    fn anchor(&self, place: &Place, path: PathBuf) -> PathBuf {
+        match place.origin {
+            Origin::Flag => path,
+            Origin::File { .. } => self.file.resolve(path),
+        }
+    }
+
+    fn modules(&self, given: Given<Vec<String>>) -> Result<Vec<BootModule>, ConfigError> {
+        let place = given.place;
+        let one = |value: String| {
+            no_nul(&place, &value)?;
+            let Some(module) = BootModule::parse(&value) else {
+                return Err(ConfigError::EmptyModule {
+                    place: place.clone(),
+                    value,
+                });
+            };
+            let path = self.anchor(&place, module.path);
+            open(&place, &path)?;
+            Ok(BootModule { path, ..module })
+        };
+        given.value.into_iter().map(one).collect()
+    }
+}
+
+fn or_default<T, U>(
+    given: Option<Given<T>>,
+    check: impl FnOnce(Given<T>) -> Result<U, ConfigError>,
+) -> Result<Option<U>, ConfigError> {
+    given.map(check).transpose()
+}
+
+fn number(
+    given: Given<i64>,
+    range: RangeInclusive<u64>,
+    unit: &'static str,
+) -> Result<u64, ConfigError> {
+    u64::try_from(given.value)
+        .ok()
+        .filter(|value| range.contains(value))
+        .ok_or_else(|| ConfigError::Range {
+            place: given.place,
+            value: given.value.to_string(),
+            least: *range.start(),
+            most: *range.end(),
+            unit,
+        })
+}
+
+/// As [`number`], in 8 bits.
+fn small(
+    given: Given<i64>,
+    range: RangeInclusive<u8>,
+    unit: &'static str,
+) -> Result<u8, ConfigError> {
+    let wide = u64::from(*range.start())..=u64::from(*range.end());
+    number(given, wide, unit).map(|value| u8::try_from(value).unwrap_or(*range.end()))
+}
+
+fn seconds(given: Given<f64>) -> Result<Duration, ConfigError> {
+    Duration::try_from_secs_f64(given.value)
+        .ok()
+        .filter(|d| !d.is_zero() && d.as_secs() < *TIMEOUT_S.end())
+        .ok_or_else(|| ConfigError::Range {
+            place: given.place,
+            value: given.value.to_string(),
+            least: *TIMEOUT_S.start(),
+            most: *TIMEOUT_S.end(),
+            unit: "seconds (more than 0)",
+        })
+}
+
+fn choice<T>(
+    given: Given<String>,
+    parse: impl FnOnce(&str) -> Option<T>,
+    allowed: &'static str,
+) -> Result<T, ConfigError> {
+    parse(&given.value).ok_or(ConfigError::Choice {
+        place: given.place,
+        value: given.value,
+        allowed,
+    })
+}
+
+fn model(given: Given<String>) -> Result<PmuChoice, ConfigError> {
+    let place = given.place;
+    PmuChoice::parse(&given.value).map_err(|source| ConfigError::Model {
+        place,
+        source: Box::new(source),
+    })
+}
+
+fn backend(given: Given<String>) -> Result<Counters, ConfigError> {
+    let place = given.place;
+    Counters::parse(&given.value).map_err(|source| ConfigError::Backend { place, source })
+}
+
+fn features(given: Given<Vec<String>>) -> Result<Vec<crate::cpuid::Feature>, ConfigError> {
+    let one = |name: &String| {
+        name.parse().map_err(|source| ConfigError::Feature {
+            place: given.place.clone(),
+            source,
+        })
+    };
+    given.value.iter().map(one).collect()
+}
+
+fn text(given: Given<String>) -> Result<String, ConfigError> {
+    no_nul(&given.place, &given.value)?;
+    Ok(given.value)
+}
+
+fn no_nul(place: &Place, text: &str) -> Result<(), ConfigError> {
+    if text.contains('\0') {
+        return Err(ConfigError::NulInText {
+            place: place.clone(),
+        });
+    }
+    Ok(())
+}
+
+fn readable(given: Given<PathBuf>) -> Result<PathBuf, ConfigError> {
+    open(&given.place, &given.value)?;
+    Ok(given.value)
+}
+
+/// Checks that a file is there and can be read. Its kind is looked at before it
+/// is opened: opening a FIFO would wait for a writer.
+fn open(place: &Place, path: &Path) -> Result<(), ConfigError> {
+    let failed = |source| ConfigError::Open {
+        place: place.clone(),
+        path: path.to_owned(),
+        source,
+    };
+    let kind = fs::metadata(path).map_err(failed)?.file_type();
+    let what = match kind {
+        k if k.is_dir() => Some("a folder"),
+        k if k.is_fifo() => Some("a named pipe"),
+        k if k.is_socket() => Some("a socket"),
+        k if k.is_char_device() || k.is_block_device() => Some("a device"),
+        _ => None,
+    };
+    if let Some(what) = what {
+        return Err(ConfigError::NotAFile {
+            place: place.clone(),
+            path: path.to_owned(),
+            what,
+        });
+    }
+    fs::File::open(path).map(drop).map_err(failed)
+}
