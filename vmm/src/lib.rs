@@ -1,1 +1,3 @@
 //! The Umpire VMM.
+
+pub mod boot;
