@@ -7,12 +7,15 @@ pub mod acpi;
 mod bzimage;
 mod elf;
 mod error;
+mod guest;
 mod image;
 mod kernel;
 pub mod memory;
 mod multiboot;
+mod page_tables;
 mod place;
 mod pvh;
+mod request;
 mod segments;
 pub mod state;
 #[cfg(test)]
@@ -21,173 +24,25 @@ mod unpack;
 mod wire;
 mod zero_page;
 
-use std::fmt;
-use std::path::PathBuf;
-
 pub use error::BootError;
+pub use guest::{Entry, LoadedGuest};
+pub use request::{BootRequest, ModuleRequest, Unpack};
 pub use state::InitialState;
 pub use unpack::Compression;
 
 use acpi::{AcpiConfig, MAX_CPUS};
 use bzimage::BzImage;
 use elf::Elf;
+use guest::Parts;
 use image::Image;
 use kernel::Kernel;
 use memory::{BOOT_INFO_START, GuestMemory, MIB, ZERO_PAGE_START, low_end, regions};
-use multiboot::{BOOTLOADER_MAGIC, MAX_MODULES, MultibootKernel};
+use multiboot::{MAX_MODULES, MultibootKernel};
 use segments::Span;
 use zero_page::write_zero_page;
 
 /// `COMMAND_LINE_SIZE` of x86 Linux, less the terminator; for kernels without a setup header.
 const LINUX_CMDLINE_LIMIT: usize = 2047;
-
-/// What to boot.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BootRequest {
-    /// A bzImage, an ELF vmlinux or a Multiboot v1 kernel.
-    pub kernel: PathBuf,
-    /// Initial ramdisk, for Linux and PVH kernels.
-    pub initrd: Option<PathBuf>,
-    /// The kernel's command line.
-    pub cmdline: String,
-    /// Modules, for Multiboot kernels.
-    pub modules: Vec<ModuleRequest>,
-    /// Number of vCPUs that the interrupt tables describe, 1 to [`MAX_CPUS`].
-    pub cpus: u32,
-    /// Whether a bzImage is unpacked here.
-    pub unpack: Unpack,
-    /// Whether the machine has a power-management timer at [`acpi::AcpiPorts::pm_timer`].
-    pub pm_timer: bool,
-}
-
-/// A file for a Multiboot kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModuleRequest {
-    /// The file.
-    pub path: PathBuf,
-    /// What follows the file's name in the module's string.
-    pub cmdline: String,
-}
-
-/// Whether a bzImage is unpacked by this program or by its own decompressor in the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unpack {
-    /// Here, if the guest would take minutes for it.
-    Auto {
-        /// Whether this host's KVM runs guest code at CPL 0 in an emulator.
-        slow_cpl0: bool,
-    },
-    /// Always here.
-    Always,
-    /// Always in the guest.
-    Never,
-}
-
-impl Unpack {
-    fn on_host(self) -> bool {
-        match self {
-            Self::Auto { slow_cpl0 } => slow_cpl0,
-            Self::Always => true,
-            Self::Never => false,
-        }
-    }
-}
-
-/// How the kernel is entered. All addresses are guest-physical.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
-    /// Linux's 64-bit boot protocol.
-    Linux64 {
-        /// First instruction.
-        rip: u64,
-        /// `boot_params`, in RSI.
-        zero_page: u64,
-    },
-    /// 32-bit protected mode, Xen's PVH boot protocol.
-    Pvh {
-        /// First instruction.
-        rip: u64,
-        /// `hvm_start_info`, in EBX.
-        start_info: u64,
-    },
-    /// 32-bit protected mode, Multiboot v1.
-    Multiboot {
-        /// First instruction.
-        rip: u64,
-        /// Information structure, in EBX.
-        info: u64,
-    },
-}
-
-impl Entry {
-    /// The registers that this protocol asks for.
-    #[must_use]
-    pub fn initial_state(self) -> InitialState {
-        match self {
-            Self::Linux64 { rip, zero_page } => InitialState::linux64(rip, zero_page),
-            Self::Pvh { rip, start_info } => InitialState::pvh(rip, start_info),
-            Self::Multiboot { rip, info } => InitialState::multiboot(rip, info, BOOTLOADER_MAGIC),
-        }
-    }
-}
-
-impl fmt::Display for Entry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Linux64 { rip, .. } => write!(f, "Linux 64-bit entry at {rip:#x}"),
-            Self::Pvh { rip, .. } => write!(f, "PVH entry at {rip:#x}"),
-            Self::Multiboot { rip, .. } => write!(f, "Multiboot entry at {rip:#x}"),
-        }
-    }
-}
-
-/// A guest that is ready to run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LoadedGuest {
-    /// How the kernel is entered.
-    pub entry: Entry,
-    /// Registers of the boot processor. The other vCPUs wait for their start-up IPI.
-    pub state: InitialState,
-    parts: Parts,
-}
-
-/// Where things went, for the log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Parts {
-    kernel: Span,
-    unpacked: Option<(Compression, usize)>,
-    initrd: Option<Span>,
-    modules: usize,
-}
-
-impl LoadedGuest {
-    /// One line for the log: entry point, and where kernel, initrd and modules lie.
-    #[must_use]
-    pub fn describe(&self) -> String {
-        let Parts {
-            kernel,
-            unpacked,
-            initrd,
-            modules,
-        } = &self.parts;
-        let mut line = format!(
-            "{}, kernel at {:#x}-{:#x}",
-            self.entry, kernel.start, kernel.end
-        );
-        if let Some((compression, len)) = unpacked {
-            line += &format!(" (unpacked on the host from {compression} to {len} bytes)");
-        }
-        if let Some(span) = initrd {
-            line += &format!(", initrd at {:#x}-{:#x}", span.start, span.end);
-        }
-        match modules {
-            0 => {}
-            1 => line += ", 1 module",
-            count => line += &format!(", {count} modules"),
-        }
-        line
-    }
-}
 
 /// Puts everything that the request names into fresh guest memory.
 ///

@@ -6,6 +6,7 @@ use kvm_bindings::{kvm_dtable, kvm_segment};
 use super::memory::{
     BOOT_STACK_TOP, GDT_START, GuestMemory, MemoryError, PAGE_TABLES_START, TSS_START, write,
 };
+use super::page_tables::{little_endian, write_page_tables};
 
 /// Code selector that the Linux boot protocol asks for (`__BOOT_CS`).
 pub const CODE_SELECTOR: u16 = 0x10;
@@ -265,38 +266,8 @@ impl InitialState {
 /// Six entries: two null, code, data, and a task state segment of double width.
 const GDT_LIMIT: u16 = 6 * 8 - 1;
 
-/// Entries of one table, and MiB that one page-directory entry maps.
-const TABLE_ENTRIES: u64 = 512;
-const LARGE_PAGE: u64 = 2 << 20;
-const TABLE_SIZE: u64 = 4096;
-/// Page directories for 4 GiB.
-const DIRECTORIES: u64 = 4;
-/// Page-table entry: present and writable.
-const PTE_PRESENT_WRITABLE: u64 = 0b11;
-/// Page-directory entry: maps 2 MiB itself.
-const PTE_LARGE: u64 = 1 << 7;
-
-fn write_page_tables(mem: &GuestMemory) -> Result<(), MemoryError> {
-    let table = |number: u64| PAGE_TABLES_START + number * TABLE_SIZE;
-    let pml4 = [table(1) | PTE_PRESENT_WRITABLE];
-    let pdpt: Vec<u64> = (0..DIRECTORIES)
-        .map(|number| table(2 + number) | PTE_PRESENT_WRITABLE)
-        .collect();
-    let directories: Vec<u64> = (0..DIRECTORIES * TABLE_ENTRIES)
-        .map(|number| (number * LARGE_PAGE) | PTE_PRESENT_WRITABLE | PTE_LARGE)
-        .collect();
-    write(mem, table(0), &little_endian(&pml4))?;
-    write(mem, table(1), &little_endian(&pdpt))?;
-    write(mem, table(2), &little_endian(&directories))
-}
-
-fn little_endian(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::{prop_assert_eq, proptest};
     use vm_memory::{Bytes, GuestAddress};
 
     use super::*;
@@ -305,27 +276,6 @@ mod tests {
     fn word(mem: &GuestMemory, address: u64) -> u64 {
         mem.read_obj(GuestAddress(address))
             .expect("inside guest memory")
-    }
-
-    /// Walks the tables as the CPU does for a 2 MiB page.
-    fn translate(mem: &GuestMemory, cr3: u64, linear: u64) -> Option<u64> {
-        let entry = |table: u64, shift: u32| {
-            let entry = word(mem, (table & !0xfff) + (linear >> shift & 0x1ff) * 8);
-            (entry & 1 != 0).then_some(entry)
-        };
-        let directory = entry(entry(entry(cr3, 39)?, 30)?, 21)?;
-        assert_ne!(directory & PTE_LARGE, 0);
-        Some((directory & !(LARGE_PAGE - 1)) | (linear & (LARGE_PAGE - 1)))
-    }
-
-    proptest! {
-        #[test]
-        fn the_first_4_gib_map_to_themselves(linear in 0u64..1 << 40) {
-            let mem = create(2).expect("memory");
-            let state = InitialState::linux64(0, 0);
-            state.write_tables(&mem).expect("tables");
-            prop_assert_eq!(translate(&mem, state.cr3, linear), (linear < 4 << 30).then_some(linear));
-        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use proptest::prelude::{ProptestConfig, any, proptest};
 use proptest::sample::Index;
