@@ -1,5 +1,6 @@
 //! The Umpire VMM.
 
+pub mod boot;
 pub mod cli;
 pub mod config;
 pub mod cpuid;

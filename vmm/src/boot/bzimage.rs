@@ -1,0 +1,319 @@
+//! The bzImage: a setup header, real-mode code that is not used here, and the kernel proper.
+//!
+//! Source: the kernel's `Documentation/arch/x86/boot.rst`; field names are its own.
+
+use linux_loader::bootparam::{LOADED_HIGH, XLF_KERNEL_64};
+
+use super::error::BootError;
+use super::image::Image;
+use super::memory::{GuestMemory, HIGH_MEMORY_START};
+use super::segments::{Span, check_fit};
+use super::wire::{align_up, u16_at, u32_at, u64_at};
+
+/// First byte of the setup header, in the file and in the zero page.
+pub(crate) const HEADER_START: usize = 0x1f1;
+/// Where the zero page's next field begins: the header may not reach further.
+const HEADER_MAX_END: usize = 0x290;
+/// The first protocol version with `xloadflags`.
+const VERSION_2_12: u16 = 0x20c;
+/// Distance of the 64-bit entry point from the start of the loaded kernel.
+const ENTRY_64: u64 = 0x200;
+const SECTOR: u64 = 512;
+
+const BOOT_FLAG: usize = 0x1fe;
+const HEADER_LENGTH: usize = 0x201;
+const HEADER_MAGIC: usize = 0x202;
+const VERSION: usize = 0x206;
+const SYSSIZE: usize = 0x1f4;
+const LOADFLAGS: usize = 0x211;
+const INITRD_ADDR_MAX: usize = 0x22c;
+const KERNEL_ALIGNMENT: usize = 0x230;
+const RELOCATABLE_KERNEL: usize = 0x234;
+const XLOADFLAGS: usize = 0x236;
+const CMDLINE_SIZE: usize = 0x238;
+const PAYLOAD_OFFSET: usize = 0x248;
+const PAYLOAD_LENGTH: usize = 0x24c;
+const PREF_ADDRESS: usize = 0x258;
+const INIT_SIZE: usize = 0x260;
+/// End of the last field that is read here.
+const FIELDS_END: usize = 0x264;
+
+/// A bzImage with its header checked.
+#[derive(Debug)]
+pub(crate) struct BzImage {
+    /// The setup header, from [`HEADER_START`].
+    pub(crate) setup_header: Vec<u8>,
+    /// Longest command line in bytes, without its terminator.
+    pub(crate) cmdline_limit: usize,
+    /// Highest address that an initrd may take.
+    pub(crate) initrd_addr_max: u64,
+    kernel_offset: u64,
+    kernel_len: u64,
+    payload_offset: u64,
+    payload_len: usize,
+    relocatable: bool,
+    pref_address: u64,
+    kernel_alignment: u64,
+    init_size: u64,
+}
+
+/// Whether the bytes begin like a bzImage.
+pub(crate) fn is_bzimage(head: &[u8]) -> bool {
+    u16_at(head, BOOT_FLAG) == Some(0xaa55)
+        && head
+            .get(HEADER_MAGIC..)
+            .is_some_and(|rest| rest.starts_with(b"HdrS"))
+}
+
+/// Reads and checks the setup header.
+pub(crate) fn parse(image: &Image) -> Result<BzImage, BootError> {
+    let malformed = |what: &str| BootError::Malformed {
+        path: image.path().to_owned(),
+        what: what.into(),
+    };
+    let unsupported = |what: &str| BootError::Unsupported {
+        path: image.path().to_owned(),
+        what: what.into(),
+    };
+    let head = image.read(0, FIELDS_END, "the setup header")?;
+    let byte = |offset: usize| head[offset];
+    let word = |offset| u32_at(&head, offset).unwrap_or_default();
+
+    let version = u16_at(&head, VERSION).unwrap_or_default();
+    if version < VERSION_2_12 {
+        return Err(unsupported(
+            "its boot protocol is older than 2.12; give Linux 3.8 or later",
+        ));
+    }
+    if byte(LOADFLAGS) & LOADED_HIGH == 0 {
+        return Err(unsupported(
+            "it is a zImage, which loads low; give a bzImage",
+        ));
+    }
+    if u16_at(&head, XLOADFLAGS).unwrap_or_default() & XLF_KERNEL_64 == 0 {
+        return Err(unsupported(
+            "it has no 64-bit entry point; give an x86-64 kernel",
+        ));
+    }
+    let header_end = HEADER_MAGIC + usize::from(byte(HEADER_LENGTH));
+    if !(FIELDS_END..=HEADER_MAX_END).contains(&header_end) {
+        return Err(malformed("its setup header has an impossible length"));
+    }
+    let kernel_alignment = u64::from(word(KERNEL_ALIGNMENT));
+    if !kernel_alignment.is_power_of_two() {
+        return Err(malformed("its kernel_alignment is not a power of two"));
+    }
+    // The protocol: 0 stands for 4.
+    let setup_sects = match byte(HEADER_START) {
+        0 => 4,
+        sectors => u64::from(sectors),
+    };
+    let kernel_offset = (setup_sects + 1) * SECTOR;
+    let declared = u64::from(word(SYSSIZE)) * 16;
+    let present = image.len().saturating_sub(kernel_offset);
+    // The last 16-byte unit may be partly filled.
+    if present + 15 < declared {
+        return Err(BootError::Truncated {
+            role: image.role(),
+            path: image.path().to_owned(),
+            what: "the kernel",
+            needed: kernel_offset + declared,
+            len: image.len(),
+        });
+    }
+    let kernel_len = declared.min(present);
+    if kernel_len <= ENTRY_64 {
+        return Err(malformed("it ends before its 64-bit entry point"));
+    }
+    let init_size = u64::from(word(INIT_SIZE));
+    if init_size < kernel_len {
+        return Err(malformed("its init_size is smaller than the kernel itself"));
+    }
+    let payload_len = word(PAYLOAD_LENGTH);
+    Ok(BzImage {
+        setup_header: image.read(
+            HEADER_START as u64,
+            header_end - HEADER_START,
+            "the setup header",
+        )?,
+        cmdline_limit: usize::try_from(word(CMDLINE_SIZE)).unwrap_or(usize::MAX),
+        initrd_addr_max: word(INITRD_ADDR_MAX).into(),
+        kernel_offset,
+        kernel_len,
+        payload_offset: kernel_offset.saturating_add(word(PAYLOAD_OFFSET).into()),
+        payload_len: usize::try_from(payload_len).unwrap_or(usize::MAX),
+        relocatable: byte(RELOCATABLE_KERNEL) != 0,
+        pref_address: u64_at(&head, PREF_ADDRESS).unwrap_or_default(),
+        kernel_alignment,
+        init_size,
+    })
+}
+
+impl BzImage {
+    /// Copies the kernel proper and says where it begins and which memory it will use.
+    ///
+    /// A relocatable kernel goes straight to where it wants to run: its decompressor would move
+    /// there from any lower place. Another one is loaded at 1 MiB and moves itself.
+    pub(crate) fn load(&self, image: &Image, mem: &GuestMemory) -> Result<(u64, Span), BootError> {
+        let runs_at = self
+            .runs_at()
+            .filter(|start| start.checked_add(self.init_size).is_some())
+            .ok_or_else(|| BootError::Malformed {
+                path: image.path().to_owned(),
+                what: "its preferred address is beyond the address space".into(),
+            })?;
+        let loads_at = if self.relocatable {
+            runs_at
+        } else {
+            HIGH_MEMORY_START
+        };
+        let span = Span {
+            start: loads_at.min(runs_at),
+            end: (runs_at + self.init_size).max(loads_at + self.kernel_len),
+        };
+        check_fit(image, mem, span)?;
+        image.copy_to_guest(
+            mem,
+            loads_at,
+            self.kernel_offset,
+            self.kernel_len,
+            "the kernel",
+        )?;
+        Ok((loads_at, span))
+    }
+
+    /// The 64-bit entry point of a kernel that was loaded at `start`.
+    pub(crate) fn entry_64(start: u64) -> u64 {
+        start + ENTRY_64
+    }
+
+    /// The compressed kernel inside.
+    pub(crate) fn payload(&self, image: &Image) -> Result<Vec<u8>, BootError> {
+        image.read(
+            self.payload_offset,
+            self.payload_len,
+            "the compressed payload",
+        )
+    }
+
+    /// `runtime_start` of the protocol.
+    fn runs_at(&self) -> Option<u64> {
+        if self.relocatable {
+            align_up(
+                self.pref_address.max(HIGH_MEMORY_START),
+                self.kernel_alignment,
+            )
+        } else {
+            Some(self.pref_address)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+    use crate::boot::memory::{MIB, create};
+    use crate::boot::testing::BzImageBuilder;
+
+    fn image(bytes: Vec<u8>) -> Image {
+        Image::from_bytes("kernel", Path::new("k"), bytes)
+    }
+
+    fn check(bytes: Vec<u8>, mib: u64, expected: Result<(u64, u64, u64), &str>) {
+        let image = image(bytes);
+        let mem = create(mib).expect("memory");
+        let result = parse(&image).and_then(|kernel| kernel.load(&image, &mem));
+        match (result, expected) {
+            (Ok((start, span)), Ok(expected)) => {
+                assert_eq!((start, span.start, span.end), expected);
+                let first: [u8; 4] = mem.read_obj(GuestAddress(start)).expect("inside");
+                assert_eq!(&first, b"KERN");
+            }
+            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+            (result, expected) => panic!("{result:?}, expected {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn kernels_load_where_they_run() {
+        let builder = || BzImageBuilder::new(b"payload");
+        let run = 16 * MIB;
+        let end = run + 4 * MIB;
+        check(builder().build(), 32, Ok((run, run, end)));
+        check(
+            builder().set_u8(RELOCATABLE_KERNEL, 0).build(),
+            32,
+            Ok((MIB, MIB, end)),
+        );
+        check(
+            builder().set_u64(PREF_ADDRESS, 0).build(),
+            32,
+            Ok((2 * MIB, 2 * MIB, 6 * MIB)),
+        );
+        check(
+            builder().build(),
+            19,
+            Err("needs 20 MiB, the guest has 19 MiB"),
+        );
+    }
+
+    #[test]
+    fn headers_are_checked() {
+        let builder = || BzImageBuilder::new(b"payload");
+        let cases = [
+            (builder().set_u16(VERSION, 0x20b), "older than 2.12"),
+            (builder().set_u8(LOADFLAGS, 0), "zImage"),
+            (builder().set_u16(XLOADFLAGS, 2), "no 64-bit entry"),
+            (builder().set_u8(HEADER_LENGTH, 0x20), "impossible length"),
+            (builder().set_u8(HEADER_LENGTH, 0xff), "impossible length"),
+            (builder().set_u32(KERNEL_ALIGNMENT, 0), "power of two"),
+            (builder().set_u32(KERNEL_ALIGNMENT, 3), "power of two"),
+            (builder().set_u32(SYSSIZE, u32::MAX), "truncated"),
+            (
+                builder().set_u32(SYSSIZE, 1),
+                "ends before its 64-bit entry",
+            ),
+            (builder().set_u32(INIT_SIZE, 16), "init_size"),
+            (builder().set_u64(PREF_ADDRESS, u64::MAX), "address space"),
+            (builder().set_u64(PREF_ADDRESS, 1 << 40), "hole"),
+            (
+                builder()
+                    .set_u8(RELOCATABLE_KERNEL, 0)
+                    .set_u64(PREF_ADDRESS, 0),
+                "1 MiB or above",
+            ),
+        ];
+        for (builder, part) in cases {
+            check(builder.build(), 32, Err(part));
+        }
+        check(
+            builder().build()[..0x250].to_vec(),
+            32,
+            Err("the setup header ends"),
+        );
+    }
+
+    #[test]
+    fn the_payload_is_found_and_bounded() {
+        let bytes = BzImageBuilder::new(b"payload").build();
+        let image = image(bytes);
+        let kernel = parse(&image).expect("header");
+        assert_eq!(kernel.payload(&image).expect("payload"), b"payload");
+        assert_eq!(kernel.cmdline_limit, 2047);
+        let beyond = BzImageBuilder::new(b"payload")
+            .set_u32(PAYLOAD_LENGTH, u32::MAX)
+            .build();
+        let image = self::image(beyond);
+        let error = parse(&image)
+            .and_then(|kernel| kernel.payload(&image))
+            .expect_err("beyond");
+        assert!(
+            error.to_string().contains("payload ends at byte"),
+            "{error}"
+        );
+    }
+}

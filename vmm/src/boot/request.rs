@@ -1,0 +1,56 @@
+//! What the caller asks for.
+
+use std::path::PathBuf;
+
+/// What to boot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BootRequest {
+    /// A bzImage, an ELF vmlinux or a Multiboot v1 kernel.
+    pub kernel: PathBuf,
+    /// Initial ramdisk, for Linux and PVH kernels.
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line.
+    pub cmdline: String,
+    /// Modules, for Multiboot kernels.
+    pub modules: Vec<ModuleRequest>,
+    /// Number of vCPUs that the interrupt tables describe, 1 to [`MAX_CPUS`](super::acpi::MAX_CPUS).
+    pub cpus: u32,
+    /// Whether a bzImage is unpacked here.
+    pub unpack: Unpack,
+    /// Whether the machine has a power-management timer at [`AcpiPorts::pm_timer`](super::acpi::AcpiPorts::pm_timer).
+    pub pm_timer: bool,
+}
+
+/// A file for a Multiboot kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModuleRequest {
+    /// The file.
+    pub path: PathBuf,
+    /// What follows the file's name in the module's string.
+    pub cmdline: String,
+}
+
+/// Whether a bzImage is unpacked by this program or by its own decompressor in the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unpack {
+    /// Here, if the guest would take minutes for it.
+    Auto {
+        /// Whether this host's KVM runs guest code at CPL 0 in an emulator.
+        slow_cpl0: bool,
+    },
+    /// Always here.
+    Always,
+    /// Always in the guest.
+    Never,
+}
+
+impl Unpack {
+    /// What to do on a host like this.
+    pub(crate) fn on_host(self) -> bool {
+        match self {
+            Self::Auto { slow_cpl0 } => slow_cpl0,
+            Self::Always => true,
+            Self::Never => false,
+        }
+    }
+}
