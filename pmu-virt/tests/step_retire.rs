@@ -72,7 +72,8 @@ fn any_other_branch_is_decided_by_where_the_guest_went() {
 /// Mode, bytes with displacement 0, RFLAGS, RCX, taken.
 #[test]
 fn loops_and_count_branches_look_at_as_much_of_rcx_as_they_use() {
-    let table: &[(&str, u32, &[u8], u64, u64, bool)] = &[
+    type Row = (&'static str, u32, &'static [u8], u64, u64, bool);
+    let table: &[Row] = &[
         ("loop, last round", 64, &[0xe2, 0], 0, 1, false),
         ("loop, more to come", 64, &[0xe2, 0], 0, 2, true),
         ("loop from 0 wraps", 64, &[0xe2, 0], 0, 0, true),
