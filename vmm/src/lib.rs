@@ -7,6 +7,8 @@ pub mod cpuid;
 pub mod devices;
 pub mod host;
 pub mod kvm;
+pub mod logging;
+pub mod machine;
 pub mod micro;
 pub mod probe;
 pub mod sys;

@@ -321,8 +321,11 @@ impl Core {
                 self.platform.mmio_write(address, &data[..len]);
             }
             VmExit::Shutdown | VmExit::SystemEvent { .. } => {
+                // kvm_amd has reset the vCPU by now.
+                const RESET_RIP: u64 = 0xfff0;
+                let rip = kvm.get_regs()?.rip;
                 return Ok(Some(VcpuEnd::TripleFault {
-                    rip: kvm.get_regs()?.rip,
+                    rip: (rip != RESET_RIP).then_some(rip),
                 }));
             }
             VmExit::Halted => {
