@@ -110,14 +110,18 @@ impl<W: Write> Image<W> {
         self.copy(host, guest, data.permissions().mode())
     }
 
-    /// Adds what a directory holds: links stay links, sockets and devices are left out.
+    /// Adds what a directory holds, as it is: links stay links, programs bring no libraries, sockets and
+    /// devices are left out.
     fn add_entry(&mut self, host: &Path, guest: &Path) -> Result<(), L1Error> {
         let data = fs::symlink_metadata(host).map_err(L1Error::file("read", host))?;
         if data.is_symlink() {
             let target = fs::read_link(host).map_err(L1Error::file("read", host))?;
             return self.cpio.symlink(&guest_name(guest)?, &utf8(&target)?);
         }
-        if data.is_dir() || data.is_file() {
+        if data.is_file() {
+            return self.copy(host, guest, data.permissions().mode());
+        }
+        if data.is_dir() {
             return self.add(host, guest);
         }
         Ok(())
