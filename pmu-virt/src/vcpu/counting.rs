@@ -186,7 +186,7 @@ impl VcpuPmu {
     fn freeze(&mut self, counter: CounterId, request: &CountRequest, reason: UnavailableReason) {
         let logical = &mut self.counters[index_of(counter)];
         if logical.unavailable != Some(reason) {
-            log::debug!("{counter} stays frozen on '{request}': {reason}");
+            log::info!("{counter} stays frozen on '{request}': {reason}");
         }
         logical.unavailable = Some(reason);
     }

@@ -110,6 +110,7 @@ struct Core {
     halt: HaltClock,
     timer: DeadlineTimer,
     tsc_khz: u64,
+    counting: bool,
     entered: u64,
     debug_seen: u64,
 }
@@ -139,6 +140,7 @@ impl Vcpu {
                 halt,
                 timer: DeadlineTimer::new(tsc_khz).map_err(VcpuFailure::Timer)?,
                 tsc_khz: tsc_khz.into(),
+                counting: false,
                 entered: 0,
                 debug_seen: 0,
             },
@@ -213,6 +215,11 @@ impl Core {
         self.forward_pmi(kvm, rdtsc())?;
         self.debug.apply(kvm)?;
         if let Some(pmu) = &mut self.pmu {
+            let counting = pmu.needs().counting;
+            if counting && !self.counting {
+                self.halt.begin();
+            }
+            self.counting = counting;
             let now = rdtsc();
             self.entered = now;
             pmu.observe(Progress::Entered { tsc: now });
