@@ -57,7 +57,9 @@ fn value() -> impl Strategy<Value = u64> {
         6 => (enable, event).prop_map(|(enable, event)| enable << 16 | event),
         1 => (0u64..4).prop_map(|bits| bits << 40 | 0x53_0076),
         3 => (0u64..64).prop_map(|bit| 1 << bit),
+        3 => (0u64..8).prop_map(|below| u64::MAX - below),
         3 => (0u64..0x100).prop_map(|below| u64::MAX - below),
+        3 => (0u64..8).prop_map(|below| 0xffff_ffff - below),
         2 => (0u64..0x100).prop_map(|below| (1 << 48) - 1 - below),
         2 => (0u64..0x100).prop_map(|below| 0xffff_ffff - below),
         2 => (0u64..8).prop_map(|fixed| fixed << 32 | 0xff),
@@ -68,7 +70,7 @@ fn value() -> impl Strategy<Value = u64> {
 }
 
 fn ticks() -> impl Strategy<Value = u64> {
-    prop_oneof![6 => 0u64..0x200, 2 => 0u64..1 << 34, 1 => 0u64..1 << 52]
+    prop_oneof![4 => 0u64..8, 6 => 0u64..0x200, 2 => 0u64..1 << 34, 1 => 0u64..1 << 52]
 }
 
 fn op() -> impl Strategy<Value = Op> {
