@@ -66,7 +66,7 @@ fn the_counter_that_finds_no_place_says_so_and_takes_the_place_once_free() {
     let model = PmuModel::parse("amd-core").expect("a model");
     let small = Box::new(Small(ClockBackend::new()));
     let mut pmu = VcpuPmu::new(model, small, Grant::everything());
-    let mut write = |pmu: &mut VcpuPmu, msr, value| {
+    let write = |pmu: &mut VcpuPmu, msr, value| {
         let outcome = pmu.wrmsr(MsrIndex(msr), value, Layer::GuestKernel);
         assert_eq!(outcome, WriteOutcome::Done);
     };
