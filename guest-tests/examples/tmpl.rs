@@ -8,7 +8,7 @@ fn main() {
     let script = a.next().unwrap();
     let guest = Image::fetch().unwrap().with_script(&script).unwrap();
     let extra: Vec<String> = a.collect();
-    let run = Run::new("target/debug/umpire")
+    let run = Run::new("target/release/umpire")
         .args(["run", "--memory", "512", "--cmdline", linux::COMMAND_LINE])
         .args(extra)
         .arg("--kernel")

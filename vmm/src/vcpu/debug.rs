@@ -9,6 +9,7 @@ use kvm_bindings::{
 use crate::kvm::{DebugExit, KvmVcpu, VcpuError};
 use crate::trap::{DR6_BS, GuestBreakpoints, Placement, merge_dr6};
 
+const RFLAGS_TF: u64 = 1 << 8;
 const RFLAGS_RF: u64 = 1 << 16;
 const DB_VECTOR: u32 = 1;
 
@@ -211,6 +212,9 @@ impl DebugControl {
         if passed {
             self.applied = None;
         }
+        if cause.guest_dr6 & DR6_BS != 0 && is_nmi_window(vcpu)? {
+            cause.guest_dr6 &= !DR6_BS;
+        }
         if cause.guest_execution && self.rf_was_ignored(vcpu)? {
             cause.guest_dr6 &= !0xf;
             self.lift = Lift::All;
@@ -262,4 +266,13 @@ impl DebugControl {
         regs.rflags |= RFLAGS_RF;
         vcpu.set_regs(&regs)
     }
+}
+
+/// True if a single-step trap was `kvm_amd`'s own: to find the end of an NMI
+/// handler on processors without virtual NMIs it steps over the handler's IRET,
+/// and while #DB is ours the trap comes to us. It has restored the guest's TF by
+/// then, and the NMI that it waits to inject is still pending.
+fn is_nmi_window(vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
+    let guests_own = vcpu.get_regs()?.rflags & RFLAGS_TF != 0;
+    Ok(!guests_own && vcpu.get_vcpu_events()?.nmi.pending != 0)
 }
