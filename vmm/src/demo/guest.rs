@@ -8,7 +8,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, qword_ptr, r13, rax, rcx, rdx, rsp,
 };
-use pmu_virt::{CounterId, EventFamily, MsrIndex, PmuModel, Register};
+use pmu_virt::{CounterId, EventFamily, MsrIndex, PmuModel, Register, all_pmu_msr_ranges};
 
 use crate::devices::ports::TEST_EXIT;
 use crate::micro::{
@@ -35,12 +35,11 @@ const NMIS: u64 = SCRATCH;
 
 const CR4_PCE: u64 = 1 << 8;
 const RFLAGS_FIXED: i32 = 2;
-const USR: u32 = 1 << 16;
-const OS: u32 = 1 << 17;
-const INT: u32 = 1 << 20;
-const ENABLE: u32 = 1 << 22;
-/// Both rings, enabled.
-const COUNT: u32 = USR | OS | ENABLE;
+/// Both rings.
+const RINGS: u64 = 1 << 16 | 1 << 17;
+const INT: u64 = 1 << 20;
+const ENABLE: u64 = 1 << 22;
+const COUNT: u64 = RINGS | ENABLE;
 
 const SVR: u64 = LAPIC + 0xf0;
 const LVTPC: u64 = LAPIC + 0x340;
@@ -49,23 +48,26 @@ const SVR_ON: u32 = 0x1ff;
 const LVT_NMI: u32 = 0x400;
 
 /// Cycles to the overflow: some milliseconds.
-const PERIOD: u32 = 5_000_000;
+const PERIOD: u64 = 5_000_000;
 /// The program gives up waiting for its NMI after this many rounds.
 const PROGRAM_ROUNDS: u32 = 2_000_000_000;
 /// Work for CPL 0: short, because it may run in an emulator.
 const KERNEL_ROUNDS: u32 = 500;
+/// 48 bits; Intel's legacy counter writes take the low 32 and extend their sign.
+const WIDTH: u64 = 0xffff_ffff_ffff;
 const NO_SUCH_COUNTER: u32 = 63;
 
 /// The registers and codes that differ between models.
 struct Names {
-    counter: [u32; 2],
-    select: [u32; 2],
+    counter: u32,
+    select: [u32; 3],
     global_control: u32,
     status: u32,
     status_clear: u32,
     absent: u32,
-    cycles: u32,
-    instructions: u32,
+    cycles: u64,
+    reference: u64,
+    instructions: u64,
 }
 
 impl Names {
@@ -84,21 +86,26 @@ impl Names {
             )
         };
         let select = |n| find(&move |register| register == Register::Select(n));
-        let last = model.programmable() - 1;
-        let (cycles, instructions) = match model.events() {
-            EventFamily::Intel => (0x3c, 0xc0),
-            _ => (0x76, 0xc0),
+        let (cycles, reference) = match model.events() {
+            EventFamily::Intel => (0x3c, 0x013c),
+            // The select's bits 11:8 are at 35:32.
+            _ => (0x76, 1 << 32 | 0x0120),
         };
         Self {
-            counter: [counter(0), counter(1)],
-            select: [select(0), select(1)],
+            counter: counter(0),
+            select: [select(0), select(1), select(2)],
             global_control: find(&|register| register == Register::GlobalControl),
             status: find(&|register| register == Register::GlobalStatus),
             status_clear: find(&|register| register == Register::GlobalStatusClear),
-            // Selects lie side by side, or two apart where counters lie between.
-            absent: select(last) + (select(1) - select(0)),
+            // A register of the other vendor's PMU.
+            absent: all_pmu_msr_ranges()
+                .iter()
+                .flat_map(|&(first, last)| first..=last)
+                .find(|&msr| model.decode(MsrIndex(msr)).is_none())
+                .unwrap_or_default(),
             cycles,
-            instructions,
+            reference,
+            instructions: 0xc0,
         }
     }
 }
@@ -161,30 +168,26 @@ fn kernel(a: &mut CodeAssembler, names: &Names) -> Written {
         a.mov(rax, register)?;
         a.mov(dword_ptr(rax), value)?;
     }
-    // Count core cycles of both rings.
-    write_msr(a, names.global_control, 0b11)?;
-    write_msr(a, names.select[0], u64::from(names.cycles | COUNT))?;
+    write_msr(a, names.global_control, 0b111)?;
+    write_msr(a, names.select[0], names.cycles | COUNT)?;
+    write_msr(a, names.select[2], names.reference | COUNT)?;
     a.mov(ebx, KERNEL_ROUNDS)?;
     let mut work = a.create_label();
     a.set_label(&mut work)?;
     a.dec(ebx)?;
     a.jne(work)?;
-    read_msr(a, names.counter[0])?;
+    read_msr(a, names.counter)?;
     read_pmc(a, 0)?;
     // What nobody can count here.
-    write_msr(a, names.select[1], u64::from(names.instructions | COUNT))?;
+    write_msr(a, names.select[1], names.instructions | COUNT)?;
     read_pmc(a, 1)?;
     // What is not there.
     read_msr(a, names.absent)?;
     read_pmc(a, NO_SUCH_COUNTER)?;
     // An overflow while the program runs.
-    write_msr(a, names.select[0], 0)?;
-    write_msr(
-        a,
-        names.counter[0],
-        u64::from(PERIOD).wrapping_neg() & 0xffff_ffff_ffff,
-    )?;
-    write_msr(a, names.select[0], u64::from(names.cycles | COUNT | INT))?;
+    write_msr(a, names.select[0], names.cycles | RINGS)?;
+    write_msr(a, names.counter, PERIOD.wrapping_neg() & WIDTH)?;
+    write_msr(a, names.select[0], names.cycles | COUNT | INT)?;
     for word in [
         i32::from(USER_SS),
         i32::try_from(USER_STACK).unwrap_or(0),
@@ -219,8 +222,8 @@ fn program_done(a: &mut CodeAssembler, names: &Names) -> Written {
     a.mov(rax, NMIS)?;
     a.mov(eax, dword_ptr(rax))?;
     out(a, PROGRAM_PORT)?;
-    write_msr(a, names.select[0], 0)?;
-    read_msr(a, names.counter[0])?;
+    write_msr(a, names.select[0], names.cycles | RINGS)?;
+    read_msr(a, names.counter)?;
     a.xor(eax, eax)?;
     out(a, TEST_EXIT)
 }
@@ -246,8 +249,8 @@ fn nmi_handler(a: &mut CodeAssembler, names: &Names) -> Written {
     }
     read_msr(a, names.status)?;
     out(a, NMI_PORT)?;
-    write_msr(a, names.status_clear, 0b11)?;
-    write_msr(a, names.counter[0], 0)?;
+    write_msr(a, names.status_clear, 0b111)?;
+    write_msr(a, names.counter, 0)?;
     a.mov(rax, NMIS)?;
     a.add(dword_ptr(rax), 1)?;
     for register in [rdx, rcx, rax] {

@@ -159,11 +159,7 @@ pub fn perform(host: &Host, probe: &ProbeReport) -> Result<DemoReport, DemoError
         model: model.name(),
         backend: "clock",
         tsc_khz: solo.tsc_khz(),
-        rows: record
-            .happenings()
-            .iter()
-            .map(|happening| Row::describe(happening, &model))
-            .collect(),
+        rows: record::describe(&record.happenings(), &model, &ClockBackend::new()),
         counters: solo.counters().iter().map(CounterRow::describe).collect(),
         pmis,
         late_pmis,

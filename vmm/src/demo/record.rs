@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use arbiter::CounterId;
-use pmu_virt::{MsrIndex, PmuModel, ReadOutcome, Register, Ring, WriteOutcome};
+use pmu_virt::{
+    CountRequest, CounterBackend, CounterSet, MsrIndex, PmuModel, ReadOutcome, Register, Ring,
+    WriteOutcome,
+};
 use serde::Serialize;
 
 use super::guest::{GP_PORT, NMI_PORT, PROGRAM_PORT};
@@ -125,22 +128,38 @@ pub struct Row {
     pub outcome: String,
 }
 
-impl Row {
-    /// `happening` in words, with register names of `model`.
-    pub fn describe(happening: &Happening, model: &PmuModel) -> Self {
+/// `happenings` in words.
+pub(super) fn describe(
+    happenings: &[Happening],
+    model: &PmuModel,
+    backend: &dyn CounterBackend,
+) -> Vec<Row> {
+    let mut teller = Teller {
+        model,
+        backend,
+        frozen: CounterSet::EMPTY,
+    };
+    happenings.iter().map(|one| teller.row(one)).collect()
+}
+
+/// Puts happenings into words, and remembers which counters nobody counts for.
+struct Teller<'a> {
+    model: &'a PmuModel,
+    backend: &'a dyn CounterBackend,
+    frozen: CounterSet,
+}
+
+impl Teller<'_> {
+    fn row(&mut self, happening: &Happening) -> Row {
         let (what, register, value, outcome) = match &happening.what {
-            What::Trap(event) => trap(event, model),
+            What::Trap(event) => self.trap(event),
             What::Port { port, value } => {
                 let register = format!("port {port:#x}");
-                (
-                    "OUT",
-                    register,
-                    Some(hex((*value).into())),
-                    port_meaning(*port),
-                )
+                let value = Some(hex((*value).into()));
+                ("OUT", register, value, port_meaning(*port).to_owned())
             }
         };
-        Self {
+        Row {
             time_us: happening.micros,
             vcpu: happening.vcpu.0,
             what,
@@ -149,81 +168,140 @@ impl Row {
             outcome,
         }
     }
+
+    fn trap(&mut self, event: &TrapEvent) -> Cells {
+        match event {
+            TrapEvent::MsrRead { msr, outcome } => {
+                let counter = match self.model.decode(*msr) {
+                    Some(Register::Counter { counter, .. }) => Some(counter),
+                    _ => None,
+                };
+                let (value, outcome) = self.read(*outcome, counter);
+                ("RDMSR", msr_name(*msr, self.model), value, outcome)
+            }
+            TrapEvent::MsrWrite {
+                msr,
+                value,
+                outcome,
+            } => {
+                let outcome = match outcome {
+                    WriteOutcome::Done => self.written(*msr, *value),
+                    WriteOutcome::Gp => "#GP into the guest".to_owned(),
+                    WriteOutcome::NotHandled => "no such register: #GP into the guest".to_owned(),
+                };
+                let register = msr_name(*msr, self.model);
+                ("WRMSR", register, Some(hex(*value)), outcome)
+            }
+            TrapEvent::Rdpmc {
+                index,
+                ring,
+                outcome,
+            } => self.rdpmc(*index, *ring, *outcome),
+            TrapEvent::ForeignGp => plain("#GP", "passes on to the guest's handler"),
+            TrapEvent::GuestDebug { dr6 } => {
+                let outcome = "the guest's own: handed back".to_owned();
+                ("#DB", "DR6".to_owned(), Some(hex(*dr6)), outcome)
+            }
+            TrapEvent::DebugRegistersFull => plain("DR", "all four in use: RDPMC will fault"),
+            TrapEvent::Pmi { request, delivery } => {
+                let counters: Vec<String> =
+                    request.counters.iter().map(|one| one.to_string()).collect();
+                ("overflow", counters.join(" "), None, pmi(*delivery))
+            }
+            TrapEvent::PmiLate => plain("overflow", "PMI held back by the throttle"),
+        }
+    }
+
+    fn rdpmc(&self, index: u32, ring: Ring, outcome: ReadOutcome) -> Cells {
+        let what = match ring {
+            Ring::Kernel => "RDPMC, CPL 0",
+            Ring::User => "RDPMC, CPL 3",
+        };
+        let counter = self.model.rdpmc_counter(index);
+        let register = match counter {
+            Some(counter) => format!("{counter} (ECX {index:#x})"),
+            None => format!("absent (ECX {index:#x})"),
+        };
+        match outcome {
+            ReadOutcome::Value(_) => {
+                let (value, outcome) = self.read(outcome, counter);
+                (what, register, value, outcome)
+            }
+            ReadOutcome::Gp | ReadOutcome::NotHandled => {
+                let outcome = "no such counter: its #GP passes on to the guest's handler";
+                (what, register, None, outcome.to_owned())
+            }
+        }
+    }
+
+    fn read(&self, outcome: ReadOutcome, counter: Option<CounterId>) -> (Option<String>, String) {
+        match outcome {
+            ReadOutcome::Value(value) => {
+                let frozen = counter.is_some_and(|counter| self.frozen.contains(counter));
+                let outcome = match (frozen, counter) {
+                    (true, _) => "frozen: not a count".to_owned(),
+                    (false, Some(counter)) => self.count(value, counter),
+                    (false, None) => "read".to_owned(),
+                };
+                (Some(hex(value)), outcome)
+            }
+            ReadOutcome::Gp => (None, "#GP into the guest".to_owned()),
+            ReadOutcome::NotHandled => (None, "no such register: #GP into the guest".to_owned()),
+        }
+    }
+
+    /// A value close below the end of the counter's width is a preset on its
+    /// way to an overflow.
+    fn count(&self, value: u64, counter: CounterId) -> String {
+        match self.to_overflow(value, counter) {
+            Some(left) => format!("{left} before the overflow"),
+            None => format!("count {value}"),
+        }
+    }
+
+    fn to_overflow(&self, value: u64, counter: CounterId) -> Option<u64> {
+        const NEAR: u64 = 1 << 31;
+        let mask = self.model.counter_mask(counter);
+        let left = mask - (value & mask) + 1;
+        (left <= NEAR).then_some(left)
+    }
+
+    /// What a write that was carried out means.
+    fn written(&mut self, msr: MsrIndex, value: u64) -> String {
+        match self.model.decode(msr) {
+            Some(Register::Select(n)) => self.selected(CounterId::Programmable(n), value),
+            Some(Register::Counter { counter, .. }) => match self.to_overflow(value, counter) {
+                Some(left) => format!("set: {left} before the overflow"),
+                None => format!("set: count {value}"),
+            },
+            _ => "done".to_owned(),
+        }
+    }
+
+    fn selected(&mut self, counter: CounterId, value: u64) -> String {
+        let request = CountRequest::decode(self.model.events(), value);
+        if !request.enabled {
+            return "stop".to_owned();
+        }
+        match self.backend.can_count(&request) {
+            Ok(provenance) => {
+                let others = self.frozen.iter().filter(|&other| other != counter);
+                self.frozen = others.collect();
+                format!("count {}, {provenance}", request.event)
+            }
+            Err(unavailable) => {
+                self.frozen.insert(counter);
+                format!("{unavailable}: stays frozen")
+            }
+        }
+    }
 }
 
 type Cells = (&'static str, String, Option<String>, String);
 
-fn trap(event: &TrapEvent, model: &PmuModel) -> Cells {
-    match event {
-        TrapEvent::MsrRead { msr, outcome } => {
-            let (value, outcome) = read(*outcome);
-            ("RDMSR", msr_name(*msr, model), value, outcome)
-        }
-        TrapEvent::MsrWrite {
-            msr,
-            value,
-            outcome,
-        } => {
-            let outcome = match outcome {
-                WriteOutcome::Done => written(*msr, *value, model),
-                WriteOutcome::Gp => "#GP into the guest".to_owned(),
-                WriteOutcome::NotHandled => "no such register: #GP into the guest".to_owned(),
-            };
-            ("WRMSR", msr_name(*msr, model), Some(hex(*value)), outcome)
-        }
-        TrapEvent::Rdpmc {
-            index,
-            ring,
-            outcome,
-        } => {
-            let what = match ring {
-                Ring::Kernel => "RDPMC, CPL 0",
-                Ring::User => "RDPMC, CPL 3",
-            };
-            let register = match model.rdpmc_counter(*index) {
-                Some(counter) => format!("{counter} (ECX {index:#x})"),
-                None => format!("ECX {index:#x}"),
-            };
-            let (value, outcome) = read(*outcome);
-            (what, register, value, outcome)
-        }
-        TrapEvent::ForeignGp => (
-            "#GP",
-            String::new(),
-            None,
-            "not an RDPMC: passes on to the guest's handler".to_owned(),
-        ),
-        TrapEvent::GuestDebug { dr6 } => (
-            "#DB",
-            "DR6".to_owned(),
-            Some(hex(*dr6)),
-            "the guest's own: handed back".to_owned(),
-        ),
-        TrapEvent::DebugRegistersFull => (
-            "DR",
-            String::new(),
-            None,
-            "the guest uses all four: RDPMC will fault".to_owned(),
-        ),
-        TrapEvent::Pmi { request, delivery } => {
-            let counters: Vec<String> = request.counters.iter().map(|c| c.to_string()).collect();
-            ("overflow", counters.join(" "), None, pmi(*delivery))
-        }
-        TrapEvent::PmiLate => (
-            "overflow",
-            String::new(),
-            None,
-            "PMI held back by the throttle".to_owned(),
-        ),
-    }
-}
-
-fn read(outcome: ReadOutcome) -> (Option<String>, String) {
-    match outcome {
-        ReadOutcome::Value(value) => (Some(hex(value)), format!("reads {value}")),
-        ReadOutcome::Gp => (None, "no such counter: #GP stays the guest's".to_owned()),
-        ReadOutcome::NotHandled => (None, "no such register: #GP into the guest".to_owned()),
-    }
+/// A row about no register.
+fn plain(what: &'static str, outcome: &str) -> Cells {
+    (what, String::new(), None, outcome.to_owned())
 }
 
 fn pmi(delivery: PmiDelivery) -> String {
@@ -239,36 +317,14 @@ fn pmi(delivery: PmiDelivery) -> String {
     }
 }
 
-fn port_meaning(port: u16) -> String {
+fn port_meaning(port: u16) -> &'static str {
     match port {
-        GP_PORT => "the guest's #GP handler: at this RIP",
-        NMI_PORT => "the guest's NMI handler: this status",
-        PROGRAM_PORT => "the guest's program is over: NMIs seen",
+        GP_PORT => "the guest's #GP handler tells RIP",
+        NMI_PORT => "the guest's NMI handler tells the status",
+        PROGRAM_PORT => "the guest's program is over; NMIs that came",
         TEST_EXIT => "the guest ends",
         UNEXPECTED_VECTOR_PORT => "an exception without a handler",
         _ => "no device",
-    }
-    .to_owned()
-}
-
-/// What a write to a control register asks for.
-fn written(msr: MsrIndex, value: u64, model: &PmuModel) -> String {
-    match model.decode(msr) {
-        Some(Register::Select(_)) => {
-            let request = pmu_virt::CountRequest::decode(model.events(), value);
-            match request.enabled {
-                true => format!("count {request}"),
-                false => "stop".to_owned(),
-            }
-        }
-        Some(Register::Counter { counter, .. }) => {
-            let left = (model.counter_mask(counter) - value.min(model.counter_mask(counter))) + 1;
-            match left < 1 << 32 {
-                true => format!("overflow in {left}"),
-                false => "set".to_owned(),
-            }
-        }
-        _ => "done".to_owned(),
     }
 }
 

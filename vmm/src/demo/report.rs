@@ -142,7 +142,7 @@ fn counters(counters: &[CounterRow], out: &mut dyn Write) -> io::Result<()> {
 fn round_trips(report: &TrapReport, out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
-        "\nRound trips, timed in a second guest ({} of each kind)",
+        "\nRound trips of exits, timed in a second guest ({} of each kind)",
         report.iterations
     )?;
     let cells: Vec<[String; 3]> = report
