@@ -24,15 +24,15 @@ pub struct CpuidRegs {
 pub struct PmuCpuid {
     /// Leaf 0xA; all 0 on AMD.
     pub leaf_0xa: CpuidRegs,
-    /// Leaf 1 ECX[15], PDCM: `IA32_PERF_CAPABILITIES` exists.
+    /// Leaf 1 ECX bit 15, PDCM: `IA32_PERF_CAPABILITIES` exists.
     pub pdcm: bool,
     /// The value of that register.
     pub perf_capabilities: Option<u64>,
-    /// Leaf 0x80000001 ECX[23], PerfCtrExtCore.
+    /// Leaf 0x80000001 ECX bit 23, PerfCtrExtCore.
     pub perfctr_core: bool,
     /// Leaf 0x80000022; all 0 without PerfMonV2.
     pub leaf_80000022: CpuidRegs,
-    /// Leaf 0x80000022 EAX[0], PerfMonV2.
+    /// Leaf 0x80000022 EAX bit 0, PerfMonV2.
     pub perfmon_v2: bool,
 }
 

@@ -4,7 +4,8 @@
 //! - **Loads and stores**: one per memory operand access, whatever its size:
 //!   PUSH stores once, POP loads once, CALL stores once, RET loads once, a
 //!   read-modify-write does both, IRET in 64-bit mode loads five times. LEA,
-//!   multi-byte NOP and prefetches touch nothing. A string instruction counts
+//!   multi-byte NOP, prefetches and cache-line flushes
+//!   move nothing. A string instruction counts
 //!   each of its operands once, also under REP; under REP with a count of 0
 //!   it accesses nothing. Gathers and scatters count one operand. What the
 //!   processor itself reads and writes (descriptors, page tables, the frame

@@ -6,7 +6,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 fn all() -> impl Iterator<Item = &'static rules::Rule> {
-    rules::intel::RULES.iter().chain(rules::amd::RULES)
+    rules::intel::RULES
+        .iter()
+        .chain(rules::intel_global::RULES)
+        .chain(rules::amd::RULES)
 }
 
 #[test]

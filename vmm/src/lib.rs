@@ -11,6 +11,8 @@ pub mod devices;
 pub mod doctor;
 pub mod host;
 pub mod kvm;
+pub mod logging;
+pub mod machine;
 pub mod micro;
 pub mod probe;
 pub mod sys;

@@ -1,2 +1,64 @@
 //! The `umpire` program.
-fn main() {}
+
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+
+use vmm::cli::{Bench, Cli, Command, RunFlags, parse};
+use vmm::config::{ExitStatus, RunConfig, UserError};
+use vmm::kvm::Host;
+use vmm::machine::{Machine, run};
+use vmm::vcpu::PmuLog;
+
+fn main() -> ExitCode {
+    let cli = match parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(exit) => {
+            if exit.status == ExitStatus::SUCCESS {
+                // A closed pipe behind `--help | head` is no failure.
+                let _ = writeln!(stdout(), "{}", exit.text.trim_end());
+            } else {
+                eprintln!("umpire: {}", exit.text);
+            }
+            return exit.status.into();
+        }
+    };
+    match execute(cli) {
+        Ok(code) => code.into(),
+        Err(error) => {
+            vmm::terminal::restore_all();
+            eprintln!("umpire: {error}");
+            error.status().into()
+        }
+    }
+}
+
+fn execute(cli: Cli) -> Result<u8, UserError> {
+    match cli.command {
+        Command::Run(flags) => boot(&flags),
+        Command::Doctor(_) | Command::Demo(_) => Ok(1),
+        Command::Bench {
+            what: Bench::Traps { .. },
+        } => Ok(1),
+    }
+}
+
+/// `umpire run`.
+fn boot(flags: &RunFlags) -> Result<u8, UserError> {
+    let config = RunConfig::load(flags)?;
+    vmm::logging::start(config.verbose, config.log_file.as_deref())?;
+    let host = Host::open().map_err(UserError::bad_input)?;
+    host.require_all().map_err(UserError::bad_input)?;
+    let probes = vmm::probe::ProbeReport::gather(&host).map_err(UserError::bad_input)?;
+    let machine = Machine::build(&host, &probes, &config, Box::new(stdout()), |_| {
+        Box::new(PmuLog)
+    })
+    .map_err(UserError::bad_input)?;
+    let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
+    let end = run(machine, &config).map_err(failed)?;
+    if !end.is_success() {
+        eprintln!("umpire: {end}");
+    } else {
+        log::info!("{end}");
+    }
+    Ok(end.exit_code())
+}

@@ -11,7 +11,7 @@ use super::error::L1Error;
 use super::sources::{self, Mirror, Source};
 use super::tool::{capture, say};
 
-const ADVICE: &str = "the L1 machine is built from Debian's packages: check the network and apt's sources, or point UMPIRE_CACHE at a cache filled on another machine (`cargo l1 --fetch-only` fills it)";
+const ADVICE: &str = "the machines are built from Debian's packages by apt: check the network, apt's sources and the room in the cache folder, or point UMPIRE_CACHE at a cache filled on another machine (`cargo l1 --fetch-only` fills it)";
 
 /// One version of one package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -139,20 +139,20 @@ pub(crate) fn unpack(from: &Path, root: &Path) -> Result<(), L1Error> {
 
 /// Reads apt's own sources, wherever its settings put them.
 fn system_sources() -> Result<Vec<Source>, L1Error> {
-    let query = "printf '%s\\n%s\\n' \"$(apt-config shell F Dir::Etc::sourcelist/f)\" \"$(apt-config shell F Dir::Etc::sourceparts/d)\"";
-    let found = capture(
-        Command::new("sh").args(["-c", query]),
-        "reading apt's sources",
-        ADVICE,
-    )?;
-    let paths: Vec<PathBuf> = found.lines().filter_map(shell_value).collect();
-    let [list, parts] = paths.as_slice() else {
-        return Err(L1Error::ToolMissing {
-            tool: "apt-config".to_owned(),
-            advice: ADVICE,
-        });
+    let setting = |name: &str| {
+        let mut command = Command::new("apt-config");
+        let text = capture(
+            command.args(["shell", "F", name]),
+            "reading apt's settings",
+            ADVICE,
+        )?;
+        Ok(text.lines().find_map(shell_value).unwrap_or_default())
     };
-    let mut files = vec![list.clone()];
+    let (list, parts) = (
+        setting("Dir::Etc::sourcelist/f")?,
+        setting("Dir::Etc::sourceparts/d")?,
+    );
+    let mut files = vec![list];
     if let Ok(entries) = fs::read_dir(parts) {
         files.extend(entries.flatten().map(|entry| entry.path()));
         files.sort();

@@ -11,6 +11,7 @@ use super::packages::{RELEASE, Set};
 use super::tool::say;
 
 const MANIFEST: &str = "packages.json";
+const PARTIAL: &str = "partial-";
 
 /// A folder that holds package sets, one folder each.
 #[derive(Debug, Clone)]
@@ -79,8 +80,9 @@ impl Cache {
 
     fn fill(&self, sets: &[Set]) -> Result<(), L1Error> {
         say(&format!("filling the cache {}", self.folder.display()));
+        self.remove_partial()?;
         let work = tempfile::Builder::new()
-            .prefix("partial-")
+            .prefix(PARTIAL)
             .tempdir_in(&self.folder)
             .map_err(L1Error::file("create a folder in", &self.folder))?;
         let apt_folder = work.path().join("apt");
@@ -99,6 +101,19 @@ impl Cache {
                 fs::remove_dir_all(&place).map_err(L1Error::file("remove", &place))?;
             }
             fs::rename(&ready, &place).map_err(L1Error::file("rename to", &place))?;
+        }
+        Ok(())
+    }
+
+    /// Removes what a process left that was killed while it filled the cache. Called under the lock.
+    fn remove_partial(&self) -> Result<(), L1Error> {
+        let read = || L1Error::file("read", &self.folder);
+        for entry in fs::read_dir(&self.folder).map_err(read())? {
+            let entry = entry.map_err(read())?;
+            if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
+                let path = entry.path();
+                fs::remove_dir_all(&path).map_err(L1Error::file("remove", &path))?;
+            }
         }
         Ok(())
     }
@@ -184,6 +199,23 @@ mod tests {
             "/u",
         );
         check(&[home, ("UMPIRE_CACHE", "")], "/h/.cache/umpire");
+    }
+
+    #[test]
+    fn leftovers_go_and_sets_stay() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        for name in ["partial-abc/apt", "busybox"] {
+            fs::create_dir_all(folder.path().join(name)).expect("created");
+        }
+        Cache::in_folder(folder.path())
+            .remove_partial()
+            .expect("removable");
+        let left: Vec<_> = fs::read_dir(folder.path())
+            .expect("readable")
+            .flatten()
+            .collect();
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0].file_name(), "busybox");
     }
 
     #[test]

@@ -27,7 +27,7 @@ const FAILED: u8 = 125;
 /// when the time is over, 125 when the machine itself fails. Files that arguments name, libraries
 /// and the variables RUST_*, PROPTEST_*, UMPIRE_* and LD_LIBRARY_PATH travel along.
 #[derive(Debug, Parser)]
-#[command(name = "cargo l1", version)]
+#[command(name = "l1", bin_name = "cargo l1", version)]
 pub struct Options {
     /// Stop the machine after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]

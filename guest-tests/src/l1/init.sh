@@ -26,7 +26,9 @@ hostname l1
 port() {
     for tries in $(seq 500); do
         for folder in /sys/class/virtio-ports/*; do
-            if [ "$(cat "$folder/name" 2>/dev/null)" = "$1" ] && [ -e "/dev/${folder##*/}" ]; then
+            name=
+            read -r name 2>/dev/null <"$folder/name"
+            if [ "$name" = "$1" ] && [ -e "/dev/${folder##*/}" ]; then
                 echo "/dev/${folder##*/}"
                 return
             fi

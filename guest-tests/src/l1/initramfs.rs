@@ -31,10 +31,7 @@ pub(crate) fn write<W: Write>(
         cpio: Cpio::new(BufWriter::new(out)),
         libraries: Libraries::of_host(),
     };
-    for folder in ["bin", "sbin", "lib", "lib64"] {
-        image.cpio.directory(&format!("usr/{folder}"))?;
-        image.cpio.symlink(folder, &format!("usr/{folder}"))?;
-    }
+    add_merged_usr(&mut image.cpio)?;
     image.copy(&busybox.join("busybox"), Path::new("/l1/busybox"), 0o755)?;
     for module in MODULES {
         let name = format!("{module}.ko");
@@ -49,6 +46,15 @@ pub(crate) fn write<W: Write>(
     let out = image.cpio.finish()?;
     out.into_inner()
         .map_err(|error| L1Error::file("write", "the initramfs")(error.into_error()))
+}
+
+/// Starts a guest's file system with the merged `/usr`, whatever this machine has.
+pub(crate) fn add_merged_usr(cpio: &mut Cpio<impl Write>) -> Result<(), L1Error> {
+    for folder in ["bin", "sbin", "lib", "lib64"] {
+        cpio.directory(&format!("usr/{folder}"))?;
+        cpio.symlink(folder, &format!("usr/{folder}"))?;
+    }
+    Ok(())
 }
 
 struct Image<W: Write> {
@@ -104,14 +110,18 @@ impl<W: Write> Image<W> {
         self.copy(host, guest, data.permissions().mode())
     }
 
-    /// Adds what a directory holds: links stay links, sockets and devices are left out.
+    /// Adds what a directory holds, as it is: links stay links, programs bring no libraries, sockets and
+    /// devices are left out.
     fn add_entry(&mut self, host: &Path, guest: &Path) -> Result<(), L1Error> {
         let data = fs::symlink_metadata(host).map_err(L1Error::file("read", host))?;
         if data.is_symlink() {
             let target = fs::read_link(host).map_err(L1Error::file("read", host))?;
             return self.cpio.symlink(&guest_name(guest)?, &utf8(&target)?);
         }
-        if data.is_dir() || data.is_file() {
+        if data.is_file() {
+            return self.copy(host, guest, data.permissions().mode());
+        }
+        if data.is_dir() {
             return self.add(host, guest);
         }
         Ok(())
@@ -202,8 +212,8 @@ fn interpreters(start: &[u8]) -> Vec<String> {
     found
 }
 
-/// The archive's name for a path of the guest. L1 has the merged `/usr`, whatever this machine has.
-fn guest_name(path: &Path) -> Result<String, L1Error> {
+/// The archive's name for a path of a guest with the merged `/usr`.
+pub(crate) fn guest_name(path: &Path) -> Result<String, L1Error> {
     let name = utf8(path)?;
     let name = name.trim_start_matches('/');
     let first = name.split('/').next().unwrap_or_default();

@@ -157,7 +157,7 @@ pub fn decode(bytes: &[u8], bitness: u32, rip: u64) -> Result<InsnFacts, Undecod
     }
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(&insn);
-    let accesses = memory::accesses(info);
+    let accesses = memory::accesses(&insn, info);
     let class = classify::class(&insn);
     let kind = classify::kind(&insn);
     Ok(InsnFacts {

@@ -170,6 +170,9 @@ fn of_features(insn: &Instruction) -> FaultSet {
             | CpuidFeature::MULTIBYTENOP
             | CpuidFeature::PAUSE
             | CpuidFeature::PREFETCHW
+            | CpuidFeature::RDPMC
+            | CpuidFeature::CLFSH
+            | CpuidFeature::SEP
             | CpuidFeature::SYSCALL => FaultSet::empty(),
             CpuidFeature::FPU
             | CpuidFeature::FPU287
@@ -177,6 +180,9 @@ fn of_features(insn: &Instruction) -> FaultSet {
             | CpuidFeature::FPU387SL_ONLY => FaultSet::NM | FaultSet::MF,
             CpuidFeature::MMX => FaultSet::NM | FaultSet::MF | FaultSet::UD,
             _ if is_vector(insn) => FaultSet::NM | FaultSet::UD | FaultSet::XM,
+            CpuidFeature::SSE | CpuidFeature::SSE2 | CpuidFeature::FXSR | CpuidFeature::XSAVE => {
+                FaultSet::NM | FaultSet::UD
+            }
             // Anything newer may be switched off.
             _ => FaultSet::UD,
         };

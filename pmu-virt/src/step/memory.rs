@@ -1,6 +1,6 @@
 //! Memory operands that an instruction accesses.
 
-use iced_x86::{InstructionInfo, OpAccess, Register};
+use iced_x86::{Instruction, InstructionInfo, Mnemonic, OpAccess, Register};
 
 /// Sums over the memory operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,9 +15,14 @@ pub(super) struct Accesses {
 
 /// Counts reads and writes of memory, implicit ones included. An access that
 /// the instruction makes only on a condition (CMPXCHG's store, a masked move)
-/// counts as made: the processor performs it or may.
-pub(super) fn accesses(info: &InstructionInfo) -> Accesses {
+/// counts as made: the processor performs it or may. Instructions that manage
+/// cache lines are checked like loads, and load nothing.
+pub(super) fn accesses(insn: &Instruction, info: &InstructionInfo) -> Accesses {
     let mut sums = Accesses::default();
+    let moves_no_data = matches!(
+        insn.mnemonic(),
+        Mnemonic::Clflush | Mnemonic::Clflushopt | Mnemonic::Clwb | Mnemonic::Cldemote
+    );
     for memory in info.used_memory() {
         let (load, store) = match memory.access() {
             OpAccess::Read | OpAccess::CondRead => (1, 0),
@@ -25,8 +30,10 @@ pub(super) fn accesses(info: &InstructionInfo) -> Accesses {
             OpAccess::ReadWrite | OpAccess::ReadCondWrite => (1, 1),
             OpAccess::None | OpAccess::NoMemAccess => (0, 0),
         };
-        sums.loads = sums.loads.saturating_add(load);
-        sums.stores = sums.stores.saturating_add(store);
+        if !moves_no_data {
+            sums.loads = sums.loads.saturating_add(load);
+            sums.stores = sums.stores.saturating_add(store);
+        }
         if load + store > 0 {
             let stack = memory.segment() == Register::SS;
             sums.stack |= stack;

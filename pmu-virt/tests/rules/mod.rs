@@ -2,6 +2,7 @@
 
 pub(crate) mod amd;
 pub(crate) mod intel;
+pub(crate) mod intel_global;
 
 use pmu_virt::{
     ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring, VcpuPmu,

@@ -1,7 +1,6 @@
 //! `/dev/kvm` and what it can do.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kvm_bindings::{
     CpuId, KVM_CAP_BINARY_STATS_FD, KVM_CAP_PMU_CAPABILITY, KVM_CAP_SET_GUEST_DEBUG2,
@@ -12,26 +11,18 @@ use serde::Serialize;
 use thiserror::Error;
 use vmm_sys_util::errno;
 
+use super::sys;
+use crate::host::{CpuFacts, KvmAccess, KvmAccessError};
+
 /// The API version that every KVM since Linux 2.6.22 has.
 const API_VERSION: i32 = 12;
 
 /// Why this host's KVM cannot be used.
 #[derive(Debug, Error)]
 pub enum HostError {
-    /// There is no such device.
-    #[error(
-        "{0} does not exist: load kvm_intel or kvm_amd, or enable nested virtualisation for this \
-         machine; tests also run with `cargo l1`"
-    )]
-    NoDevice(PathBuf),
-    /// The device cannot be opened by this user.
-    #[error(
-        "no permission to open {0}: join the group that owns it (usually `kvm`) or run as root"
-    )]
-    NoPermission(PathBuf),
-    /// Opening failed in another way.
-    #[error("{0} cannot be opened: {1}")]
-    Open(PathBuf, io::Error),
+    /// The device cannot be opened.
+    #[error(transparent)]
+    Access(#[from] KvmAccessError),
     /// Not KVM, or a version that never was stable.
     #[error("KVM has API version {0}, not {API_VERSION}: this is not a KVM that Umpire can use")]
     ApiVersion(i32),
@@ -72,6 +63,8 @@ pub struct KvmFeatures {
     pub pmu_capability: bool,
     /// `KVM_CAP_GET_TSC_KHZ`.
     pub get_tsc_khz: bool,
+    /// `KVM_CAP_TSC_DEADLINE_TIMER`.
+    pub tsc_deadline_timer: bool,
     /// Most vCPUs in one VM.
     pub max_vcpus: u32,
 }
@@ -89,30 +82,16 @@ impl Host {
     /// # Errors
     /// [`HostError`] with the next step for the user.
     pub fn open() -> Result<Self, HostError> {
-        Self::open_at(Path::new("/dev/kvm"))
+        Self::open_below(Path::new("/"))
     }
 
-    /// Opens KVM at another path.
+    /// Opens `dev/kvm` below another root folder.
     ///
     /// # Errors
     /// As [`Host::open`].
-    pub fn open_at(path: &Path) -> Result<Self, HostError> {
-        // The crate's own open hides which file it was, so look first.
-        if let Err(error) = std::fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-        {
-            return Err(match error.kind() {
-                io::ErrorKind::NotFound => HostError::NoDevice(path.to_owned()),
-                io::ErrorKind::PermissionDenied => HostError::NoPermission(path.to_owned()),
-                _ => HostError::Open(path.to_owned(), error),
-            });
-        }
-        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
-            .map_err(|error| HostError::Open(path.to_owned(), error.into()))?;
-        let kvm = Kvm::new_with_path(name)
-            .map_err(|error| HostError::Open(path.to_owned(), error.into()))?;
+    pub fn open_below(root: &Path) -> Result<Self, HostError> {
+        let file = KvmAccess::open(root, &CpuFacts::read(root))?;
+        let kvm = sys::kvm_from(file);
         match kvm.get_api_version() {
             API_VERSION => {}
             other => return Err(HostError::ApiVersion(other)),
@@ -198,6 +177,7 @@ fn features(kvm: &Kvm) -> KvmFeatures {
         binary_stats: raw(KVM_CAP_BINARY_STATS_FD) > 0,
         pmu_capability: raw(KVM_CAP_PMU_CAPABILITY) > 0,
         get_tsc_khz: has(Cap::GetTscKhz),
+        tsc_deadline_timer: has(Cap::TscDeadlineTimer),
         max_vcpus: u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX),
     }
 }
@@ -208,18 +188,9 @@ mod tests {
 
     #[test]
     fn a_missing_device_is_named_with_the_next_step() {
-        let error = Host::open_at(Path::new("/dev/no-such-kvm"))
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("/dev/no-such-kvm does not exist"), "{error}");
-        assert!(error.contains("kvm_amd"), "{error}");
-    }
-
-    #[test]
-    fn another_device_is_not_kvm() {
-        let error = Host::open_at(Path::new("/dev/null"))
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("not a KVM"), "{error}");
+        let root = tempfile::tempdir().unwrap();
+        let error = Host::open_below(root.path()).unwrap_err().to_string();
+        assert!(error.contains("dev/kvm"), "{error}");
+        assert!(error.contains("switch virtualisation on"), "{error}");
     }
 }

@@ -1,5 +1,7 @@
 //! The unions of `kvm_run` and the vCPU's mapping.
 
+use std::fs::File;
+use std::os::fd::{FromRawFd, IntoRawFd};
 use std::sync::atomic::AtomicU8;
 
 use kvm_bindings::{
@@ -7,7 +9,7 @@ use kvm_bindings::{
     KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, kvm_run,
     kvm_userspace_memory_region,
 };
-use kvm_ioctls::VmFd;
+use kvm_ioctls::{Kvm, VmFd};
 use vmm_sys_util::errno;
 
 use super::exit::InternalError;
@@ -121,4 +123,11 @@ pub(super) fn bind_kick(run: &mut kvm_run) -> ImmediateExitGuard {
     // one caller, `KvmVcpu::with_kicks`, holds the vCPU borrowed and drops the
     // guard on the same thread before it returns.
     unsafe { bind_immediate_exit(flag) }
+}
+
+/// KVM behind an open `/dev/kvm`.
+pub(super) fn kvm_from(file: File) -> Kvm {
+    // SAFETY: the descriptor is open and, by `into_raw_fd`, owned by nobody
+    // else; whether KVM is behind it, the first ioctl tells.
+    unsafe { Kvm::from_raw_fd(file.into_raw_fd()) }
 }

@@ -11,10 +11,10 @@ pub enum VcpuEnd {
     Stopped,
     /// The guest ended the run.
     Guest(GuestEnd),
-    /// A triple fault, with where it happened.
+    /// A triple fault.
     TripleFault {
-        /// RIP at the exit.
-        rip: u64,
+        /// Where, if KVM has kept it: on AMD hosts the state is gone by then.
+        rip: Option<u64>,
     },
     /// KVM cannot go on; the text says what the guest did and what may help.
     Stuck(String),
@@ -25,7 +25,8 @@ impl fmt::Display for VcpuEnd {
         match self {
             Self::Stopped => f.write_str("stopped"),
             Self::Guest(end) => end.fmt(f),
-            Self::TripleFault { rip } => write!(f, "triple fault at RIP {rip:#x}"),
+            Self::TripleFault { rip: Some(rip) } => write!(f, "triple fault at RIP {rip:#x}"),
+            Self::TripleFault { rip: None } => f.write_str("triple fault"),
             Self::Stuck(why) => f.write_str(why),
         }
     }

@@ -29,14 +29,17 @@ impl HaltClock {
                 None
             }
         };
-        let seen_ns = stats
-            .as_ref()
-            .and_then(|stats| stats.halted_ns().ok())
-            .unwrap_or(0);
         Self {
             stats,
-            seen_ns,
+            seen_ns: 0,
             tsc_khz: tsc_khz.into(),
+        }
+    }
+
+    /// Forgets what was halted until now: counting begins here.
+    pub(super) fn begin(&mut self) {
+        if let Some(Ok(now)) = self.stats.as_ref().map(HaltStats::halted_ns) {
+            self.seen_ns = now;
         }
     }
 

@@ -4,6 +4,7 @@ mod debug;
 mod end;
 mod halt;
 mod kick;
+mod log;
 mod observe;
 mod platform;
 mod pmi;
@@ -13,6 +14,7 @@ mod stepping;
 
 pub use debug::{DebugControl, DebugEvent, DebugQuirks};
 pub use end::VcpuEnd;
+pub use log::PmuLog;
 pub use observe::{Observer, Silent, TrapEvent};
 pub use platform::{Platform, SharedPlatform};
 pub use pmi::{PmiDelivery, PmiRoute};

@@ -110,6 +110,7 @@ struct Core {
     halt: HaltClock,
     timer: DeadlineTimer,
     tsc_khz: u64,
+    counting: bool,
     entered: u64,
     debug_seen: u64,
 }
@@ -139,6 +140,7 @@ impl Vcpu {
                 halt,
                 timer: DeadlineTimer::new(tsc_khz).map_err(VcpuFailure::Timer)?,
                 tsc_khz: tsc_khz.into(),
+                counting: false,
                 entered: 0,
                 debug_seen: 0,
             },
@@ -213,6 +215,11 @@ impl Core {
         self.forward_pmi(kvm, rdtsc())?;
         self.debug.apply(kvm)?;
         if let Some(pmu) = &mut self.pmu {
+            let counting = pmu.needs().counting;
+            if counting && !self.counting {
+                self.halt.begin();
+            }
+            self.counting = counting;
             let now = rdtsc();
             self.entered = now;
             pmu.observe(Progress::Entered { tsc: now });
@@ -321,8 +328,11 @@ impl Core {
                 self.platform.mmio_write(address, &data[..len]);
             }
             VmExit::Shutdown | VmExit::SystemEvent { .. } => {
+                // kvm_amd has reset the vCPU by now.
+                const RESET_RIP: u64 = 0xfff0;
+                let rip = kvm.get_regs()?.rip;
                 return Ok(Some(VcpuEnd::TripleFault {
-                    rip: kvm.get_regs()?.rip,
+                    rip: (rip != RESET_RIP).then_some(rip),
                 }));
             }
             VmExit::Halted => {

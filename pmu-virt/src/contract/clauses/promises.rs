@@ -1,0 +1,143 @@
+//! Clauses about overflows, deadlines, and what is not available.
+
+use super::{A, Factory, SOME, ensure, program, running};
+use crate::backend::Reading;
+use crate::contract::Driver;
+use crate::ids::{Ring, SlotIndex};
+use std::num::NonZeroU64;
+
+pub(super) fn overflow_is_told(
+    factory: Factory<'_>,
+    driver: &mut dyn Driver,
+) -> Result<(), String> {
+    let mut backend = running(factory, driver)?;
+    backend.arm(A, NonZeroU64::new(SOME));
+    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    ensure(backend.take_overflows().contains(A), || {
+        format!("no overflow was told after the {SOME} events it was armed for")
+    })?;
+    driver.run(backend.as_mut(), Ring::Kernel, 4 * SOME);
+    ensure(backend.take_overflows().is_empty(), || {
+        "an overflow was told again without being armed again".to_owned()
+    })?;
+    backend.arm(A, NonZeroU64::new(SOME));
+    driver.run(backend.as_mut(), Ring::Kernel, 2 * SOME);
+    ensure(backend.take_overflows().contains(A), || {
+        "no overflow was told after it was armed a second time".to_owned()
+    })
+}
+
+pub(super) fn overflow_is_not_early(
+    factory: Factory<'_>,
+    driver: &mut dyn Driver,
+) -> Result<(), String> {
+    let mut backend = running(factory, driver)?;
+    backend.arm(A, NonZeroU64::new(4 * SOME));
+    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    backend.stop(A);
+    driver.run(backend.as_mut(), Ring::Kernel, 4 * SOME);
+    ensure(backend.take_overflows().is_empty(), || {
+        format!(
+            "an overflow armed for {} events was told after {SOME}",
+            4 * SOME
+        )
+    })
+}
+
+pub(super) fn disarmed_is_silent(
+    factory: Factory<'_>,
+    driver: &mut dyn Driver,
+) -> Result<(), String> {
+    let mut backend = running(factory, driver)?;
+    backend.arm(A, NonZeroU64::new(SOME));
+    backend.arm(A, None);
+    driver.run(backend.as_mut(), Ring::Kernel, 2 * SOME);
+    ensure(backend.take_overflows().is_empty(), || {
+        "an overflow was told after it had been taken back".to_owned()
+    })
+}
+
+pub(super) fn deadline_is_given(
+    factory: Factory<'_>,
+    driver: &mut dyn Driver,
+) -> Result<(), String> {
+    let mut backend = running(factory, driver)?;
+    match driver.deadline(backend.as_mut()) {
+        None => return Ok(()),
+        Some(Some(at)) => return Err(format!("deadline {at} with nothing armed")),
+        Some(None) => {}
+    }
+    backend.arm(A, NonZeroU64::new(SOME));
+    ensure(driver.deadline(backend.as_mut()) != Some(None), || {
+        "no deadline with an overflow armed".to_owned()
+    })?;
+    backend.stop(A);
+    match driver.deadline(backend.as_mut()) {
+        Some(Some(at)) => Err(format!("deadline {at} with the counter stopped")),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn unavailable_is_no_zero(
+    factory: Factory<'_>,
+    driver: &mut dyn Driver,
+) -> Result<(), String> {
+    let request = driver.uncountable();
+    let mut backend = factory();
+    ensure(backend.can_count(&request).is_err(), || {
+        format!("it claims to be able to count '{request}'")
+    })?;
+    // A slot that once counted something else must not answer for it.
+    program(backend.as_mut(), A, &driver.request())?;
+    ensure(backend.program(A, &request).is_err(), || {
+        format!("it accepted '{request}'")
+    })?;
+    backend.start(A);
+    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    match backend.read(A) {
+        Reading::Unavailable(_) => Ok(()),
+        Reading::Counted { value, .. } => Err(format!(
+            "it read {value} for '{request}', which nobody counts"
+        )),
+    }
+}
+
+pub(super) fn unprogrammed_is_no_zero(
+    factory: Factory<'_>,
+    driver: &mut dyn Driver,
+) -> Result<(), String> {
+    let mut backend = factory();
+    backend.start(A);
+    backend.arm(A, NonZeroU64::new(1));
+    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    backend.stop(A);
+    backend.release(A);
+    for slot in [A, SlotIndex(200)] {
+        if let Reading::Counted { value, .. } = backend.read(slot) {
+            return Err(format!("slot {} read {value} unprogrammed", slot.0));
+        }
+    }
+    ensure(backend.take_overflows().is_empty(), || {
+        "an overflow was told of a slot that was never programmed".to_owned()
+    })
+}
+
+pub(super) fn provenance_agrees(
+    factory: Factory<'_>,
+    driver: &mut dyn Driver,
+) -> Result<(), String> {
+    let mut backend = factory();
+    let request = driver.request();
+    let promised = backend
+        .can_count(&request)
+        .map_err(|unavailable| format!("'{request}' was refused: {unavailable}"))?;
+    let programmed = program(backend.as_mut(), A, &request)?;
+    backend.start(A);
+    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let Reading::Counted { provenance, .. } = backend.read(A) else {
+        return Err("a running slot has no count".to_owned());
+    };
+    ensure(promised == programmed && programmed == provenance, || {
+        format!("promised {promised}, programmed {programmed}, read {provenance}")
+    })
+}

@@ -1,0 +1,345 @@
+//! What the tables of registers do not say: grants, needs, deadlines, reports.
+
+use pmu_virt::{
+    CounterId, Denial, EventFamily, Grant, Layer, LossReason, MsrIndex, Needs, PmiThrottle,
+    PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring, StepBackend, ThrottleDecision,
+    UnavailableReason, VcpuPmu, WriteOutcome, backend,
+};
+
+const GUEST: Layer = Layer::GuestKernel;
+const REF: u64 = 0x43_013c;
+const REF_INT: u64 = 0x53_013c;
+
+fn pmu(spec: &str, backend_name: &str, grant: Grant) -> VcpuPmu {
+    let model = PmuModel::parse(spec).expect(spec);
+    VcpuPmu::new(model, backend(backend_name).expect(backend_name), grant)
+}
+
+fn write(pmu: &mut VcpuPmu, msr: u32, value: u64) {
+    assert_eq!(pmu.wrmsr(MsrIndex(msr), value, GUEST), WriteOutcome::Done);
+}
+
+fn run(pmu: &mut VcpuPmu, from: u64, to: u64) {
+    pmu.observe(Progress::Entered { tsc: from });
+    pmu.observe(Progress::Left {
+        tsc: to,
+        halted: 0,
+        ring: Some(Ring::Kernel),
+    });
+}
+
+#[test]
+fn a_counter_outside_of_the_grant_faults_or_drops_and_never_counts() {
+    let granted = [CounterId::Programmable(0), CounterId::Fixed(1)];
+    let drop = Denial::Drop { read_as: 0x55 };
+    for (denial, read, wrote) in [
+        (Denial::Fault, ReadOutcome::Gp, WriteOutcome::Gp),
+        (drop, ReadOutcome::Value(0x55), WriteOutcome::Done),
+    ] {
+        let mut pmu = pmu("intel-v2", "clock", Grant::of(granted, denial));
+        for msr in [0xc2, 0x187, 0x4c2, 0x30b] {
+            assert_eq!(pmu.rdmsr(MsrIndex(msr), GUEST), read, "{msr:#x}");
+            assert_eq!(pmu.wrmsr(MsrIndex(msr), REF, GUEST), wrote, "{msr:#x}");
+        }
+        assert_eq!(pmu.rdpmc(1, Layer::GuestUser), read);
+        assert_eq!(pmu.rdpmc(0x4000_0002, Layer::GuestUser), read);
+        // A shared control is open, and has no effect on what is not granted.
+        write(&mut pmu, 0x38f, 0x7_0000_000f);
+        write(&mut pmu, 0x38d, 0x030);
+        write(&mut pmu, 0x186, REF);
+        run(&mut pmu, 0, 100);
+        assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(100));
+        assert_eq!(pmu.rdpmc(0x4000_0001, GUEST), ReadOutcome::Value(100));
+        // The hypervisor sees past the grant: nothing was written or counted.
+        for (msr, value) in [(0xc2, 0), (0x187, 0), (0x30b, 0), (0x38d, 0x030)] {
+            let seen = pmu.rdmsr(MsrIndex(msr), Layer::Hypervisor);
+            assert_eq!(seen, ReadOutcome::Value(value), "{msr:#x}");
+        }
+        let refused = Reading::Unavailable(UnavailableReason::NotGranted);
+        let report = pmu.report();
+        let fixed2 = report.iter().find(|r| r.counter == CounterId::Fixed(2));
+        assert!(fixed2.is_none(), "its field is 0");
+        write(&mut pmu, 0x38d, 0xb30);
+        let report = pmu.report();
+        let fixed2 = report.iter().find(|r| r.counter == CounterId::Fixed(2));
+        assert_eq!(fixed2.map(|r| r.reading), Some(refused));
+    }
+}
+
+#[test]
+fn needs_follow_what_runs() {
+    let none = Needs::default();
+    let counting = Needs {
+        counting: true,
+        ..none
+    };
+    let ring = Needs {
+        ring: true,
+        ..counting
+    };
+    let stepping = Needs {
+        stepping: true,
+        ..counting
+    };
+    for (backend, select, expected) in [
+        ("clock", REF, counting),
+        ("clock", REF & !(1 << 16), ring),
+        ("clock", REF & !(1 << 22), none),
+        ("clock", 0x43_00c0, none),
+        ("step", 0x43_00c0, stepping),
+        ("step", 0x41_00c0, stepping),
+        ("step", REF, none),
+    ] {
+        let mut pmu = pmu("intel-v2", backend, Grant::everything());
+        assert_eq!(pmu.needs(), none);
+        write(&mut pmu, 0x186, select);
+        assert_eq!(pmu.needs(), expected, "{backend} {select:#x}");
+        write(&mut pmu, 0x38f, 0);
+        assert_eq!(pmu.needs(), none, "disabled globally");
+        write(&mut pmu, 0x38f, 1);
+        assert_eq!(pmu.needs(), expected, "enabled again");
+        pmu.reset();
+        assert_eq!(pmu.needs(), none, "after reset");
+        assert!(pmu.report().is_empty());
+    }
+}
+
+#[test]
+fn a_deadline_is_the_nearest_overflow_that_interrupts() {
+    let mut pmu = pmu("intel-v2", "clock", Grant::everything());
+    let deadline_at = |pmu: &mut VcpuPmu, tsc| {
+        pmu.observe(Progress::Entered { tsc });
+        let deadline = pmu.deadline();
+        pmu.observe(Progress::Left {
+            tsc,
+            halted: 0,
+            ring: None,
+        });
+        deadline
+    };
+    write(&mut pmu, 0xc1, 0xffff_ff00);
+    write(&mut pmu, 0xc2, 0xffff_f000);
+    write(&mut pmu, 0x186, REF);
+    assert_eq!(deadline_at(&mut pmu, 50), None, "nobody waits without INT");
+    write(&mut pmu, 0x187, REF_INT);
+    assert_eq!(deadline_at(&mut pmu, 50), Some(50 + 0x1000));
+    write(&mut pmu, 0x186, REF_INT);
+    assert_eq!(deadline_at(&mut pmu, 60), Some(60 + 0x100));
+    run(&mut pmu, 100, 120);
+    assert_eq!(deadline_at(&mut pmu, 200), Some(200 + 0x100 - 20));
+    run(&mut pmu, 300, 300 + 0x100 - 20);
+    let pmi = pmu.take_pmi().expect("an overflow");
+    assert_eq!(pmi.counters.bits(), 1);
+    assert_eq!(deadline_at(&mut pmu, 700), Some(700 + 0x1000 - 0x100));
+    write(&mut pmu, 0x38f, 0);
+    assert_eq!(deadline_at(&mut pmu, 800), None);
+    assert!(pmu.take_pmi().is_none());
+}
+
+#[test]
+fn halted_time_does_not_count() {
+    let mut pmu = pmu("amd-core", "clock", Grant::everything());
+    write(&mut pmu, 0xc001_0200, 0x43_0076);
+    pmu.observe(Progress::Entered { tsc: 1_000 });
+    pmu.observe(Progress::Left {
+        tsc: 2_000,
+        halted: 400,
+        ring: None,
+    });
+    assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(600));
+    // Nonsense does not run backwards.
+    pmu.observe(Progress::Entered { tsc: 3_000 });
+    pmu.observe(Progress::Left {
+        tsc: 2_900,
+        halted: u64::MAX,
+        ring: None,
+    });
+    pmu.observe(Progress::Left {
+        tsc: 9_000,
+        halted: 0,
+        ring: None,
+    });
+    assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(600));
+}
+
+#[test]
+fn reports_label_every_count() {
+    let mut pmu = pmu("intel-v2", "clock", Grant::everything());
+    let counted = |value, provenance| Reading::Counted { value, provenance };
+    write(&mut pmu, 0x186, REF);
+    write(&mut pmu, 0x187, 0x43_003c);
+    write(&mut pmu, 0x188, 0x42_003c);
+    write(&mut pmu, 0x189, 0x43_00c0);
+    run(&mut pmu, 0, 100);
+    let instructions = UnavailableReason::Event {
+        backend: "clock",
+        event: pmu_virt::CountRequest::decode(EventFamily::Intel, 0xc0).event,
+    };
+    let expected = [
+        ("reference cycles", counted(100, Provenance::Exact), true),
+        ("core cycles", counted(100, Provenance::Derived), true),
+        ("core cycles:k", counted(100, Provenance::Scaled), true),
+        ("instructions", Reading::Unavailable(instructions), false),
+    ];
+    let report = pmu.report();
+    assert_eq!(report.len(), expected.len());
+    for (report, (event, reading, running)) in report.iter().zip(expected) {
+        assert_eq!(report.event.to_string(), event);
+        assert_eq!(
+            (report.reading, report.running),
+            (reading, running),
+            "{event}"
+        );
+    }
+    assert_eq!(
+        instructions.to_string(),
+        "the clock backend cannot count instructions"
+    );
+}
+
+#[test]
+fn a_loss_shows_in_the_report() {
+    let mut pmu = pmu("amd-core", "step", Grant::everything());
+    write(&mut pmu, 0xc001_0200, 0x43_00c0);
+    let reason = LossReason::EventDelivery;
+    pmu.observe(Progress::Lost { reason });
+    let lost = pmu.report()[0];
+    assert_eq!(lost.loss, Some(reason));
+    assert!(matches!(
+        lost.reading,
+        Reading::Counted {
+            provenance: Provenance::Scaled,
+            ..
+        }
+    ));
+    // Enabling again does not mend it; programming anew does.
+    write(&mut pmu, 0xc001_0200, 0x03_00c0);
+    write(&mut pmu, 0xc001_0200, 0x43_00c0);
+    assert_eq!(pmu.report()[0].loss, Some(reason));
+    write(&mut pmu, 0xc001_0200, 0);
+    write(&mut pmu, 0xc001_0200, 0x43_00c0);
+    assert_eq!(pmu.report()[0].loss, None);
+}
+
+#[test]
+fn deliveries_are_branches_on_amd_and_instructions_on_the_older_ones() {
+    // Selects of instructions, branches, taken, far; counts after one delivery.
+    let table = [
+        (
+            "intel-v2",
+            0x186,
+            1,
+            [0xc0, 0xc4, 0x20c4, 0x40c4],
+            [0, 0, 0, 0],
+        ),
+        (
+            "amd-k7",
+            0xc001_0000,
+            1,
+            [0xc0, 0xc2, 0xc4, 0xc6],
+            [1, 1, 1, 1],
+        ),
+        (
+            "amd-core",
+            0xc001_0200,
+            2,
+            [0xc0, 0xc2, 0xc4, 0xc6],
+            [0, 1, 1, 1],
+        ),
+    ];
+    for (spec, first, stride, events, expected) in table {
+        let model = PmuModel::parse(spec).expect(spec);
+        let mut pmu = VcpuPmu::new(model, Box::new(StepBackend::new()), Grant::everything());
+        for (n, event) in (0u32..).zip(events) {
+            write(&mut pmu, first + n * stride, 0x41_0000 | event);
+        }
+        pmu.observe(Progress::Delivered { ring: Ring::User });
+        pmu.observe(Progress::Delivered { ring: Ring::Kernel });
+        let counts: Vec<_> = (0..4).map(|n| pmu.rdpmc(n, GUEST)).collect();
+        assert_eq!(counts, expected.map(ReadOutcome::Value), "{spec}");
+    }
+}
+
+#[test]
+fn what_was_stepped_before_a_control_changes_is_not_lost() {
+    let step = |pmu: &mut VcpuPmu, times: usize| {
+        for _ in 0..times {
+            let insn = pmu_virt::step::Retirement::default();
+            let ring = Ring::Kernel;
+            pmu.observe(Progress::Retired { ring, insn });
+        }
+    };
+    // What stops the counters, and what starts them again.
+    for (msr, off, on) in [
+        (0x38f, 0, 0x1_0000_0001),
+        (0x186, 0x03_00c0, 0x43_00c0),
+        (0x38d, 0, 3),
+    ] {
+        let mut pmu = pmu("intel-v2", "step", Grant::everything());
+        write(&mut pmu, 0x38f, 0x1_0000_0001);
+        write(&mut pmu, 0x38d, 3);
+        write(&mut pmu, 0x186, 0x43_00c0);
+        step(&mut pmu, 5);
+        write(&mut pmu, msr, off);
+        step(&mut pmu, 7);
+        write(&mut pmu, msr, on);
+        step(&mut pmu, 11);
+        let stopped = |affected| ReadOutcome::Value(if affected { 16 } else { 23 });
+        assert_eq!(pmu.rdpmc(0, GUEST), stopped(msr != 0x38d), "{msr:#x}");
+        assert_eq!(
+            pmu.rdpmc(0x4000_0000, GUEST),
+            stopped(msr != 0x186),
+            "{msr:#x}"
+        );
+    }
+}
+
+#[test]
+fn every_counter_of_the_largest_model_finds_a_place() {
+    let mut pmu = pmu("intel-v2,counters=8", "clock", Grant::everything());
+    for n in 0..8 {
+        write(&mut pmu, 0x186 + n, REF);
+    }
+    write(&mut pmu, 0x38f, 0x7_0000_00ff);
+    write(&mut pmu, 0x38d, 0x330);
+    assert_eq!(pmu.report().iter().filter(|r| r.running).count(), 10);
+    assert_eq!(pmu.backend_name(), "clock");
+}
+
+#[test]
+fn a_counter_started_in_the_midst_of_an_interval_begins_with_the_next() {
+    let mut pmu = pmu("intel-v2", "clock", Grant::everything());
+    pmu.observe(Progress::Entered { tsc: 0 });
+    write(&mut pmu, 0x186, REF);
+    pmu.observe(Progress::Left {
+        tsc: 1_000,
+        halted: 0,
+        ring: None,
+    });
+    assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(0));
+    run(&mut pmu, 2_000, 2_100);
+    assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(100));
+}
+
+#[test]
+fn the_throttle_delays_and_never_loses() {
+    let mut throttle = PmiThrottle::new(100);
+    assert_eq!(throttle.request(50), ThrottleDecision::Deliver);
+    assert_eq!(throttle.request(149), ThrottleDecision::Late { at: 150 });
+    assert_eq!(throttle.request(149), ThrottleDecision::Late { at: 150 });
+    assert_eq!((throttle.late(), throttle.deadline()), (1, Some(150)));
+    assert!(!throttle.due(149));
+    assert!(throttle.due(160));
+    assert!(!throttle.due(160), "told once");
+    assert_eq!(throttle.request(259), ThrottleDecision::Late { at: 260 });
+    // A request at its time takes the waiting one along.
+    assert_eq!(throttle.request(260), ThrottleDecision::Deliver);
+    assert_eq!((throttle.delivered(), throttle.late()), (3, 2));
+    assert_eq!(throttle.deadline(), None);
+    assert_eq!(throttle.request(300), ThrottleDecision::Late { at: 360 });
+    throttle.reset();
+    assert!(!throttle.due(400));
+    assert_eq!(throttle.request(301), ThrottleDecision::Deliver);
+    let mut open = PmiThrottle::new(0);
+    assert!((0..5).all(|now| open.request(now / 2) == ThrottleDecision::Deliver));
+}

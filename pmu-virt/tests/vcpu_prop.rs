@@ -1,0 +1,282 @@
+//! Random guests against a PMU and a naive second one, and against invariants.
+
+mod naive;
+
+use naive::Naive;
+use pmu_virt::step::Retirement;
+use pmu_virt::{
+    ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Reading,
+    Register, Ring, StepBackend, VcpuPmu, WriteOutcome,
+};
+use proptest::collection::vec;
+use proptest::prelude::{
+    Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest,
+};
+use proptest::sample::select;
+
+const MODELS: [&str; 9] = [
+    "intel-v1",
+    "intel-v1,counters=8,full-width=on,width=48",
+    "intel-v2",
+    "intel-v2,counters=8,fixed=3,width=40,fixed-width=48,full-width=off",
+    "intel-v2,counters=3,fixed=1,width=32,fixed-width=33",
+    "amd-k7",
+    "amd-fam10h",
+    "amd-core",
+    "amd-perfmonv2",
+];
+
+#[derive(Clone, Debug)]
+enum Op {
+    Read(u32),
+    Write(u32, u64),
+    Rdpmc(u32),
+    Run(Ring, u64),
+    Pmi,
+    Reset,
+}
+
+/// Mostly registers of the model, sometimes any index.
+fn msr(spec: &str) -> impl Strategy<Value = u32> + use<> {
+    let model = PmuModel::parse(spec).expect(spec);
+    let all: Vec<_> = model
+        .msr_ranges()
+        .into_iter()
+        .flat_map(|(first, last)| first..=last)
+        .collect();
+    prop_oneof![
+        20 => select(all),
+        1 => 0xc0u32..0xcb,
+        1 => 0x184u32..0x190,
+        1 => 0x308u32..0x30e,
+        1 => 0xc000_0300u32..0xc000_0306,
+        1 => 0xc001_0000u32..0xc001_0210,
+        1 => any::<u32>(),
+    ]
+}
+
+fn value() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        6 => event_select(),
+        6 => near_wrap(),
+        3 => (0u64..64).prop_map(|bit| 1 << bit),
+        2 => (0u64..8, 0u64..0x100).prop_map(|(fixed, counters)| fixed << 32 | counters),
+        2 => (0u64..0x1000).prop_map(|fixed| fixed & 0xbbb),
+        1 => any::<u64>(),
+    ]
+}
+
+fn event_select() -> impl Strategy<Value = u64> {
+    let enable =
+        prop_oneof![8 => select(vec![0x43u64, 0x53]), 4 => 0x40u64..0x80, 1 => 0u64..0x1000];
+    let event = select(vec![0x3c, 0x13c, 0x76, 0x76, 0xc0, 0x1_0000_0120, 0x2e]);
+    prop_oneof![
+        6 => (enable, event).prop_map(|(enable, event)| enable << 16 | event),
+        1 => (0u64..4).prop_map(|bits| bits << 40 | 0x53_0076),
+    ]
+}
+
+/// A few events before a carry out of some width, or with all bits above set.
+fn near_wrap() -> impl Strategy<Value = u64> {
+    let width = select(vec![32, 33, 40, 48, 63, 64]);
+    let below = prop_oneof![2 => 0u64..6, 1 => 0u64..0x100];
+    (width, below).prop_map(|(width, below)| (u64::MAX >> (64 - width)) - below)
+}
+
+/// A write, mostly of a value that suits the register.
+fn write(spec: &'static str) -> impl Strategy<Value = Op> {
+    let model = PmuModel::parse(spec).expect(spec);
+    (msr(spec), value(), event_select(), near_wrap(), 0u8..4).prop_map(
+        move |(msr, any, event, wrap, choice)| {
+            let value = match model.decode(MsrIndex(msr)) {
+                Some(Register::Select(_)) if choice > 0 => event,
+                Some(Register::Counter { .. }) if choice > 0 => wrap,
+                Some(Register::GlobalControl) if choice > 1 => model.global_mask(),
+                Some(Register::FixedControl) if choice > 1 => any & 0xbbb,
+                _ => any,
+            };
+            Op::Write(msr, value)
+        },
+    )
+}
+
+fn ticks() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0u64..8, 6 => 0u64..0x200, 2 => 0u64..1 << 34, 1 => 0u64..1 << 52]
+}
+
+fn op(spec: &'static str) -> impl Strategy<Value = Op> {
+    let ring = select(vec![Ring::Kernel, Ring::User]);
+    let ecx = prop_oneof![
+        4 => 0u32..8,
+        2 => 0x4000_0000u32..0x4000_0005,
+        1 => any::<u32>(),
+    ];
+    prop_oneof![
+        6 => msr(spec).prop_map(Op::Read),
+        12 => write(spec),
+        3 => ecx.prop_map(Op::Rdpmc),
+        8 => (ring, ticks()).prop_map(|(ring, ticks)| Op::Run(ring, ticks)),
+        3 => Just(Op::Pmi),
+        1 => Just(Op::Reset),
+    ]
+}
+
+/// A model and a guest for it.
+fn guest() -> impl Strategy<Value = (&'static str, Vec<Op>)> {
+    select(&MODELS).prop_flat_map(|spec| (Just(spec), vec(op(spec), 1..120)))
+}
+
+fn clocked(spec: &str) -> VcpuPmu {
+    let model = PmuModel::parse(spec).expect(spec);
+    VcpuPmu::new(model, Box::new(ClockBackend::new()), Grant::everything())
+}
+
+/// Lets the guest run; every access lies between two runs.
+fn run(pmu: &mut VcpuPmu, now: &mut u64, ring: Ring, ticks: u64) {
+    *now += 10;
+    pmu.observe(Progress::Entered { tsc: *now });
+    *now += ticks + 3;
+    pmu.observe(Progress::Left {
+        tsc: *now,
+        halted: 3,
+        ring: Some(ring),
+    });
+}
+
+const LAYER: Layer = Layer::GuestKernel;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_500))]
+
+    #[test]
+    fn it_does_what_the_naive_one_does((spec, ops) in guest()) {
+        let mut pmu = clocked(spec);
+        let mut naive = Naive::new(pmu.model());
+        let mut now = 0;
+        for op in ops {
+            match op {
+                Op::Read(msr) => {
+                    prop_assert_eq!(pmu.rdmsr(MsrIndex(msr), LAYER), naive.read(msr), "{:x?}", op);
+                }
+                Op::Write(msr, value) => {
+                    let outcome = pmu.wrmsr(MsrIndex(msr), value, LAYER);
+                    prop_assert_eq!(outcome, naive.write(msr, value), "{:x?}", op);
+                }
+                Op::Rdpmc(ecx) => {
+                    prop_assert_eq!(pmu.rdpmc(ecx, LAYER), naive.rdpmc(ecx), "{:x?}", op);
+                }
+                Op::Run(ring, ticks) => {
+                    run(&mut pmu, &mut now, ring, ticks);
+                    naive.run(ring, ticks);
+                }
+                Op::Pmi => {
+                    let pending = pmu.take_pmi().map_or(0, |pmi| pmi.counters.bits());
+                    prop_assert_eq!(pending, std::mem::take(&mut naive.pending));
+                }
+                Op::Reset => {
+                    pmu.reset();
+                    naive.reset();
+                }
+            }
+        }
+        for (first, last) in pmu.model().msr_ranges() {
+            for msr in first..=last {
+                prop_assert_eq!(pmu.rdmsr(MsrIndex(msr), LAYER), naive.read(msr), "{:#x}", msr);
+            }
+        }
+    }
+
+    #[test]
+    fn invariants_hold_for_any_guest((spec, ops) in guest()) {
+        let mut pmu = clocked(spec);
+        let mut now = 0;
+        for op in ops {
+            match op {
+                Op::Read(msr) => { pmu.rdmsr(MsrIndex(msr), LAYER); }
+                Op::Write(msr, value) => {
+                    let before = pmu.rdmsr(MsrIndex(msr), LAYER);
+                    if pmu.wrmsr(MsrIndex(msr), value, LAYER) == WriteOutcome::Gp {
+                        prop_assert_eq!(pmu.rdmsr(MsrIndex(msr), LAYER), before);
+                    }
+                }
+                Op::Rdpmc(ecx) => { pmu.rdpmc(ecx, LAYER); }
+                Op::Run(ring, ticks) => {
+                    let stopped: Vec<_> = pmu.report().into_iter().filter(|r| !r.running).collect();
+                    run(&mut pmu, &mut now, ring, ticks);
+                    for before in stopped {
+                        let after = pmu.report().into_iter().find(|r| r.counter == before.counter);
+                        prop_assert_eq!(after.map(|after| after.value), Some(before.value));
+                    }
+                }
+                Op::Pmi => { pmu.take_pmi(); }
+                Op::Reset => pmu.reset(),
+            }
+            let running = pmu.report().iter().any(|report| report.running);
+            prop_assert_eq!(pmu.needs().counting, running);
+            prop_assert!(!pmu.needs().stepping);
+            for report in pmu.report() {
+                let unavailable = matches!(report.reading, Reading::Unavailable(_));
+                prop_assert!(!(unavailable && report.running));
+                prop_assert!(report.value <= pmu.model().counter_mask(report.counter));
+            }
+        }
+    }
+
+    #[test]
+    fn counts_add_up_to_the_ticks_delivered_while_enabled(
+        runs in vec((any::<bool>(), any::<bool>(), 0u64..1 << 20), 1..60),
+    ) {
+        let mut pmu = clocked("intel-v2");
+        let (mut now, mut expected, mut by_ring) = (0, 0, [0, 0]);
+        pmu.wrmsr(MsrIndex(0x187), 0x42_013c, LAYER);
+        pmu.wrmsr(MsrIndex(0x188), 0x41_013c, LAYER);
+        for (enabled, kernel, ticks) in runs {
+            let select = if enabled { 0x43_013c } else { 0x03_013c };
+            pmu.wrmsr(MsrIndex(0x186), select, LAYER);
+            run(&mut pmu, &mut now, if kernel { Ring::Kernel } else { Ring::User }, ticks);
+            expected += if enabled { ticks } else { 0 };
+            by_ring[usize::from(!kernel)] += ticks;
+        }
+        prop_assert_eq!(pmu.rdpmc(0, LAYER), ReadOutcome::Value(expected));
+        prop_assert_eq!(pmu.rdpmc(1, LAYER), ReadOutcome::Value(by_ring[0]));
+        prop_assert_eq!(pmu.rdpmc(2, LAYER), ReadOutcome::Value(by_ring[1]));
+    }
+
+    #[test]
+    fn a_stepped_overflow_comes_at_its_very_instruction(
+        start in 1u64..50,
+        insns in vec((any::<bool>(), any::<bool>(), 0u8..3), 1..100),
+    ) {
+        let model = PmuModel::parse("intel-v2").expect("a model");
+        let mut pmu = VcpuPmu::new(model, Box::new(StepBackend::new()), Grant::everything());
+        // Instructions in both rings, branches in CPL 3, loads in CPL 0.
+        for (n, select) in [(0, 0x53_00c0), (1, 0x51_00c4), (2, 0x52_81d0)] {
+            pmu.wrmsr(MsrIndex(0x186 + n), select, LAYER);
+            pmu.wrmsr(MsrIndex(0xc1 + n), start.wrapping_neg(), LAYER);
+        }
+        prop_assert!(pmu.needs().stepping && !pmu.needs().ring);
+        let mut sums = [0u64; 3];
+        for (user, branch, loads) in insns {
+            let before = sums;
+            sums[0] += 1;
+            sums[1] += u64::from(user && branch);
+            sums[2] += if user { 0 } else { u64::from(loads) };
+            let insn = Retirement { branch, taken: branch, loads, ..Retirement::default() };
+            let ring = if user { Ring::User } else { Ring::Kernel };
+            pmu.observe(Progress::Retired { ring, insn });
+            let expected = (0..3u8)
+                .filter(|n| {
+                    let n = usize::from(*n);
+                    before[n] < start && sums[n] >= start
+                })
+                .map(CounterId::Programmable)
+                .collect::<Vec<_>>();
+            let raised = pmu.take_pmi().map_or(Vec::new(), |pmi| pmi.counters.iter().collect());
+            prop_assert_eq!(raised, expected);
+        }
+        for (n, sum) in (0u32..).zip(sums) {
+            let value = sum.wrapping_sub(start) & 0xffff_ffff_ffff;
+            prop_assert_eq!(pmu.rdpmc(n, LAYER), ReadOutcome::Value(value));
+        }
+    }
+}

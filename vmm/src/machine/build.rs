@@ -1,0 +1,243 @@
+//! From a configuration to a machine that is ready to run.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use arbiter::Grant;
+use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
+use pmu_virt::{VcpuPmu, all_pmu_msr_ranges};
+use thiserror::Error;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::boot::memory::MemoryError;
+use crate::boot::{self, BootError, BootRequest, InitialState, ModuleRequest};
+use crate::config::{ConfigError, RunConfig, Unpack};
+use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
+use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
+use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
+use crate::probe::ProbeReport;
+use crate::vcpu::{Observer, SharedPlatform, VcpuControl, VcpuParts};
+
+/// `IA32_MISC_ENABLE` and its fast-string bit: Linux switches REP MOVS off without it.
+const MISC_ENABLE: u32 = 0x1a0;
+const MISC_ENABLE_FAST_STRING: u64 = 1;
+/// `IA32_MTRR_DEF_TYPE`: MTRRs on, memory is write-back.
+const MTRR_DEF_TYPE: u32 = 0x2ff;
+const MTRR_ON_WRITE_BACK: u64 = 1 << 11 | 6;
+
+/// The x87 control word and MXCSR after reset (SDM vol. 3A, table 11-1).
+const RESET_FCW: u16 = 0x37f;
+const RESET_MXCSR: u32 = 0x1f80;
+
+/// A machine could not be made.
+#[derive(Debug, Error)]
+pub enum MachineError {
+    /// Options that do not fit this host.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Kernel, initrd or modules.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// CPUID.
+    #[error(transparent)]
+    Cpuid(#[from] CpuidError),
+    /// More vCPUs than this host's KVM allows.
+    #[error("--cpus {asked}: this host's KVM allows {limit} vCPUs in one machine")]
+    TooManyVcpus {
+        /// As asked for.
+        asked: u8,
+        /// `KVM_CAP_MAX_VCPUS`.
+        limit: u32,
+    },
+    /// KVM.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// KVM.
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    /// KVM.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// The console's interrupt line.
+    #[error(transparent)]
+    Console(#[from] ConsoleIrqError),
+    /// The counter backend.
+    #[error(transparent)]
+    Backend(#[from] pmu_virt::BackendError),
+}
+
+/// A machine whose vCPUs are at their first instruction.
+#[derive(Debug)]
+pub struct Machine {
+    pub(super) vcpus: Vec<VcpuParts>,
+    pub(super) platform: Arc<SharedPlatform>,
+    pub(super) control: Arc<VcpuControl>,
+    // The line stays connected for as long as its event lives.
+    _com1_irq: EventFd,
+}
+
+impl Machine {
+    /// Makes the machine that `config` describes. `observer` gives each vCPU
+    /// its observer.
+    ///
+    /// # Errors
+    /// [`MachineError`] names what was wrong and what to do.
+    pub fn build(
+        host: &Host,
+        probes: &ProbeReport,
+        config: &RunConfig,
+        console: Box<dyn Write + Send>,
+        observer: impl Fn(VcpuId) -> Box<dyn Observer>,
+    ) -> Result<Self, MachineError> {
+        let limit = host.features().max_vcpus;
+        if u32::from(config.cpus) > limit {
+            return Err(MachineError::TooManyVcpus {
+                asked: config.cpus,
+                limit,
+            });
+        }
+        let supported = host.supported_cpuid()?;
+        // The guest's vendor is needed even where the host's has no PMU model.
+        let guest = config.guest_cpu(host_vendor(supported.as_slice())?)?;
+        let memory = boot::memory::create(config.memory_mib)?;
+        let loaded = boot::load(&memory, &boot_request(config, probes))?;
+        log::info!("{}", loaded.describe());
+
+        let options = VmOptions {
+            irqchip: true,
+            trapped_msrs: all_pmu_msr_ranges(),
+        };
+        let vm = Arc::new(KvmVm::new(host, memory, &options)?);
+        let (parts, com1_irq) = PlatformParts::with_console(console)?;
+        vm.connect_irq(&com1_irq, ports::COM1_GSI)?;
+        let platform = Arc::new(SharedPlatform::new(PortBus::new(parts)));
+        let control = Arc::new(VcpuControl::default());
+
+        let mut vcpus = Vec::with_capacity(config.cpus.into());
+        for id in (0..config.cpus).map(VcpuId) {
+            let kvm = vm.create_vcpu(host, id)?;
+            let pmu = match &guest.pmu {
+                Some(model) => Some(VcpuPmu::new(
+                    model.clone(),
+                    pmu_virt::backend(config.counters.name())?,
+                    Grant::everything(),
+                )),
+                None => None,
+            };
+            let pmu_cpuid = pmu.as_ref().map(VcpuPmu::cpuid);
+            let plan = CpuidPlan {
+                cpus: config.cpus,
+                vendor: guest.vendor,
+                pmu: pmu_cpuid.as_ref(),
+                apic: ApicFacts {
+                    x2apic: true,
+                    tsc_deadline: host.features().tsc_deadline_timer,
+                },
+                async_page_faults: true,
+                slow_cpl0: probes.slow_cpl0(),
+                hidden: &config.hidden_features,
+            };
+            let entries = guest_cpuid(supported.as_slice(), id.0, &plan)?;
+            set_registers(&kvm, &entries, &loaded.state)?;
+            vcpus.push(VcpuParts {
+                tsc_khz: kvm.get_tsc_khz()?,
+                kvm,
+                vm: vm.clone(),
+                pmu,
+                platform: platform.clone(),
+                control: control.clone(),
+                observer: observer(id),
+                quirks: probes.quirks(),
+                step: probes.step_support(),
+                pmi_floor_us: u32::try_from(config.pmi_floor.as_micros()).unwrap_or(u32::MAX),
+            });
+        }
+        Ok(Self {
+            vcpus,
+            platform,
+            control,
+            _com1_irq: com1_irq,
+        })
+    }
+}
+
+fn boot_request(config: &RunConfig, probes: &ProbeReport) -> BootRequest {
+    let modules = config.modules.iter().map(|module| ModuleRequest {
+        path: module.path.clone(),
+        cmdline: module.cmdline.clone(),
+    });
+    BootRequest {
+        kernel: config.kernel.clone(),
+        initrd: config.initrd.clone(),
+        cmdline: config.cmdline.clone().unwrap_or_default(),
+        modules: modules.collect(),
+        cpus: config.cpus.into(),
+        unpack: match config.unpack {
+            Unpack::Auto => boot::Unpack::Auto {
+                slow_cpl0: probes.slow_cpl0(),
+            },
+            Unpack::Always => boot::Unpack::Always,
+            Unpack::Never => boot::Unpack::Never,
+        },
+        pm_timer: true,
+    }
+}
+
+/// Registers at the first instruction. The boot processor gets the loader's
+/// state; the others keep KVM's reset state and wait for their start-up IPI.
+fn set_registers(
+    kvm: &KvmVcpu,
+    entries: &[kvm_bindings::kvm_cpuid_entry2],
+    state: &InitialState,
+) -> Result<(), MachineError> {
+    let cpuid = CpuId::from_entries(entries).map_err(|_| CpuidError::Cpus(kvm.id().0))?;
+    kvm.set_cpuid2(&cpuid)?;
+    kvm.set_fpu(&kvm_fpu {
+        fcw: RESET_FCW,
+        mxcsr: RESET_MXCSR,
+        ..Default::default()
+    })?;
+    // Both are comforts of real firmware; a KVM without them boots all the same.
+    if let Some(misc) = kvm.read_msr(MISC_ENABLE)? {
+        kvm.write_msr(MISC_ENABLE, misc | MISC_ENABLE_FAST_STRING)?;
+    }
+    kvm.write_msr(MTRR_DEF_TYPE, MTRR_ON_WRITE_BACK)?;
+    if kvm.id() != VcpuId(0) {
+        return Ok(());
+    }
+    kvm.set_sregs(&special_registers(kvm.get_sregs()?, state))?;
+    kvm.set_regs(&kvm_regs {
+        rip: state.rip,
+        rsp: state.rsp,
+        rflags: state.rflags,
+        rax: state.rax,
+        rbx: state.rbx,
+        rsi: state.rsi,
+        ..Default::default()
+    })?;
+    Ok(())
+}
+
+/// `reset` with what the loader asks for.
+fn special_registers(reset: kvm_sregs, state: &InitialState) -> kvm_sregs {
+    let data = state.data.into();
+    kvm_sregs {
+        cs: state.cs.into(),
+        ds: data,
+        es: data,
+        fs: data,
+        gs: data,
+        ss: data,
+        tr: state.tr.into(),
+        gdt: state.gdt.into(),
+        idt: state.idt.into(),
+        cr0: state.cr0,
+        cr3: state.cr3,
+        cr4: state.cr4,
+        efer: state.efer,
+        ..reset
+    }
+}

@@ -1,0 +1,132 @@
+//! What the main thread waits for while the guest runs.
+
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::timerfd::TimerFd;
+
+use super::console::ConsoleInput;
+use super::run::RunError;
+
+/// How long the guest's full receiver is left alone.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// Why the loop ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wake {
+    /// A vCPU ended.
+    VcpuEnded,
+    /// SIGINT or SIGTERM.
+    Signal,
+    /// `--timeout` passed.
+    Timeout,
+}
+
+/// Everything that the main thread serves.
+#[derive(Debug)]
+pub(super) struct Sources {
+    pub(super) ended: EventFd,
+    pub(super) signals: EventFd,
+    pub(super) timeout: Option<Duration>,
+    pub(super) console: ConsoleInput,
+}
+
+/// Serves the console until something ends the run.
+pub(super) fn serve(sources: Sources) -> Result<Wake, RunError> {
+    let mut manager = EventManager::<Box<dyn MutEventSubscriber>>::new().map_err(RunError::Loop)?;
+    let subscriber = Subscriber::new(sources)?;
+    let woken = subscriber.woken.clone();
+    manager.add_subscriber(Box::new(subscriber));
+    loop {
+        manager.run().map_err(RunError::Loop)?;
+        if let Some(wake) = woken.get() {
+            return Ok(wake);
+        }
+    }
+}
+
+struct Subscriber {
+    sources: Sources,
+    timeout: TimerFd,
+    retry: TimerFd,
+    woken: std::rc::Rc<std::cell::Cell<Option<Wake>>>,
+}
+
+impl Subscriber {
+    fn new(sources: Sources) -> Result<Self, RunError> {
+        let timer = || TimerFd::new().map_err(RunError::Timer);
+        let (mut timeout, retry) = (timer()?, timer()?);
+        if let Some(after) = sources.timeout {
+            timeout.reset(after, None).map_err(RunError::Timer)?;
+        }
+        Ok(Self {
+            sources,
+            timeout,
+            retry,
+            woken: std::rc::Rc::default(),
+        })
+    }
+
+    fn console(&mut self, ops: &mut EventOps<'_>) {
+        let console = &mut self.sources.console;
+        console.serve();
+        let stdin = Events::empty_raw(libc::STDIN_FILENO);
+        if console.is_waiting() {
+            // The terminal would wake us all the time meanwhile.
+            let _ = ops.remove(stdin);
+            if let Err(error) = self.retry.reset(RETRY, None) {
+                log::warn!("console input stops, its timer failed: {error}");
+            }
+        } else if console.has_ended() {
+            let _ = ops.remove(stdin);
+        }
+    }
+
+    fn listen_to_stdin(&mut self, ops: &mut EventOps<'_>) {
+        let stdin = Events::new_raw(libc::STDIN_FILENO, EventSet::IN);
+        if ops.add(stdin).is_err() && !self.sources.console.has_ended() {
+            // A plain file cannot be waited for; it can be read at any time.
+            if let Err(error) = self.retry.reset(RETRY, None) {
+                log::warn!("console input stops, its timer failed: {error}");
+            }
+        }
+    }
+}
+
+impl MutEventSubscriber for Subscriber {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        let is = |fd: &dyn AsRawFd| -> bool { events.fd() == fd.as_raw_fd() };
+        if is(&self.sources.ended) {
+            self.woken.set(Some(Wake::VcpuEnded));
+        } else if is(&self.sources.signals) {
+            self.woken.set(Some(Wake::Signal));
+        } else if is(&self.timeout) {
+            self.woken.set(Some(Wake::Timeout));
+        } else if is(&self.retry) {
+            // Readable by definition; the count does not matter.
+            let _ = self.retry.wait();
+            self.console(ops);
+            if !self.sources.console.is_waiting() && !self.sources.console.has_ended() {
+                self.listen_to_stdin(ops);
+            }
+        } else {
+            self.console(ops);
+        }
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        for source in [
+            Events::new(&self.sources.ended, EventSet::IN),
+            Events::new(&self.sources.signals, EventSet::IN),
+            Events::new(&self.timeout, EventSet::IN),
+            Events::new(&self.retry, EventSet::IN),
+        ] {
+            if let Err(error) = ops.add(source) {
+                log::error!("an event source cannot be served: {error}");
+            }
+        }
+        self.listen_to_stdin(ops);
+    }
+}

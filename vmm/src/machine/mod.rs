@@ -1,0 +1,13 @@
+//! A whole machine: memory with a kernel in it, devices, vCPUs with their PMUs,
+//! and the loop that serves it until it ends.
+
+mod build;
+mod console;
+mod event_loop;
+mod run;
+mod signals;
+mod sys;
+mod threads;
+
+pub use build::{Machine, MachineError};
+pub use run::{RunEnd, RunError, run};

@@ -1,0 +1,124 @@
+//! From start to end of one run.
+
+use std::io::stdin;
+
+use thiserror::Error;
+use vmm_sys_util::errno;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::build::Machine;
+use super::console::ConsoleInput;
+use super::event_loop::{Sources, Wake, serve};
+use super::signals::stop_requests;
+use super::threads::Threads;
+use crate::config::{ExitStatus, RunConfig};
+use crate::kvm::VcpuId;
+use crate::sys::install_kick_handler;
+use crate::terminal::{RawTerminal, TerminalError};
+use crate::vcpu::{VcpuEnd, VcpuFailure};
+
+/// The host failed while a guest ran, or could not start it.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// No thread for a vCPU.
+    #[error("a vCPU's thread cannot be started: {0}")]
+    Thread(std::io::Error),
+    /// No event descriptor.
+    #[error("no event descriptor: {0} (limit of open files: `ulimit -n`)")]
+    Event(std::io::Error),
+    /// No timer.
+    #[error("no timer: {0}")]
+    Timer(errno::Error),
+    /// The event loop.
+    #[error("the event loop failed: {0}")]
+    Loop(event_manager::Error),
+    /// A signal handler.
+    #[error("sigaction failed: {0}")]
+    Signal(errno::Error),
+    /// The terminal.
+    #[error(transparent)]
+    Terminal(#[from] TerminalError),
+    /// A vCPU's thread failed.
+    #[error("{0}: {1}")]
+    Vcpu(VcpuId, VcpuFailure),
+    /// A vCPU's thread ended without a word.
+    #[error("the thread of a vCPU panicked; this is a bug in Umpire")]
+    Panicked,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RunEnd {
+    /// By the guest, at this vCPU.
+    Guest(VcpuId, VcpuEnd),
+    /// By SIGINT or SIGTERM.
+    Interrupted,
+    /// By `--timeout`.
+    TimedOut,
+}
+
+impl RunEnd {
+    /// True if the guest ended as guests should: by itself, in good order.
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        matches!(self, Self::Guest(_, VcpuEnd::Guest(_)))
+    }
+
+    /// The process exit status that says so.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Guest(_, VcpuEnd::Guest(end)) => end.exit_status(),
+            Self::Guest(_, VcpuEnd::TripleFault { .. } | VcpuEnd::Stuck(_)) => {
+                ExitStatus::GUEST_FAILURE.code()
+            }
+            Self::Guest(_, VcpuEnd::Stopped) | Self::Interrupted => ExitStatus::INTERRUPTED.code(),
+            Self::TimedOut => ExitStatus::TIMED_OUT.code(),
+        }
+    }
+}
+
+impl std::fmt::Display for RunEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Guest(_, VcpuEnd::Guest(end)) => end.fmt(f),
+            Self::Guest(id, end) => write!(f, "{id}: {end}"),
+            Self::Interrupted => f.write_str("stopped by a signal"),
+            Self::TimedOut => f.write_str("stopped, because --timeout passed"),
+        }
+    }
+}
+
+/// Runs `machine` until it ends, with the terminal in raw mode meanwhile.
+///
+/// # Errors
+/// [`RunError`]: the host's fault; what a guest does is a [`RunEnd`].
+pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError> {
+    install_kick_handler().map_err(RunError::Signal)?;
+    let signals = stop_requests().map_err(RunError::Signal)?;
+    let ended = EventFd::new(libc::EFD_NONBLOCK).map_err(RunError::Event)?;
+    let sources = Sources {
+        ended: ended.try_clone().map_err(RunError::Event)?,
+        signals,
+        timeout: config.timeout,
+        console: ConsoleInput::new(machine.platform.clone()),
+    };
+    let vcpus = std::mem::take(&mut machine.vcpus);
+    let terminal = RawTerminal::enter(stdin())?;
+    let mut threads = Threads::start(vcpus, machine.control.clone(), &ended)?;
+    let wake = serve(sources);
+    // A guest that ended by itself at the last moment is told as it ended.
+    let by_itself = threads.first_end().is_some();
+    threads.stop();
+    drop(terminal);
+    let end = threads.into_end();
+    match (wake?, by_itself) {
+        (Wake::Signal, false) => Ok(RunEnd::Interrupted),
+        (Wake::Timeout, false) => Ok(RunEnd::TimedOut),
+        _ => match end {
+            Some((id, Ok(end))) => Ok(RunEnd::Guest(id, end)),
+            Some((id, Err(failure))) => Err(RunError::Vcpu(id, failure)),
+            None => Err(RunError::Panicked),
+        },
+    }
+}

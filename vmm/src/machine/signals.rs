@@ -1,0 +1,22 @@
+//! SIGINT and SIGTERM as something to wait for.
+
+use vmm_sys_util::errno;
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::signal::register_signal_handler;
+
+use super::sys;
+
+/// Makes SIGINT and SIGTERM readable on the returned event, for the whole
+/// process.
+///
+/// # Errors
+/// No event descriptor is left, or `sigaction` failed.
+pub(super) fn stop_requests() -> errno::Result<EventFd> {
+    let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
+        .map_err(|error| errno::Error::new(error.raw_os_error().unwrap_or(libc::EMFILE)))?;
+    sys::announce_signals_on(&event)?;
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        register_signal_handler(signal, sys::on_stop_signal)?;
+    }
+    Ok(event)
+}
