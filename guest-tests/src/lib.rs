@@ -2,3 +2,4 @@
 
 pub mod l1;
 pub mod linux;
+pub mod micro;
