@@ -10,7 +10,7 @@ use vmm::devices::GuestEnd;
 use vmm::kvm::{Host, HostError};
 use vmm::micro::{BackendFactory, MicroGuest, MicroOutcome, MicroRun};
 use vmm::probe::ProbeReport;
-use vmm::vcpu::{TrapEvent, VcpuEnd};
+use vmm::vcpu::{StepSupport, TrapEvent, VcpuEnd};
 
 use super::program::{ENTRY_SIZE, LOG};
 
@@ -45,6 +45,8 @@ pub struct Setup {
     pub pmi_floor_us: u32,
     /// After this the guest has failed.
     pub timeout: Duration,
+    /// What may be stepped, instead of what the host can.
+    pub step: Option<StepSupport>,
 }
 
 impl Setup {
@@ -56,6 +58,7 @@ impl Setup {
             backend: || Box::new(ClockBackend::new()),
             pmi_floor_us: 100,
             timeout: Duration::from_secs(10),
+            step: None,
         }
     }
 
@@ -117,7 +120,7 @@ impl Lab {
             model: Some(PmuModel::parse(&setup.model)?),
             backend: setup.backend,
             quirks: self.probe.quirks(),
-            step: self.probe.step_support(),
+            step: setup.step.unwrap_or(self.probe.step_support()),
             pmi_floor_us: setup.pmi_floor_us,
             timeout: setup.timeout,
             record: true,

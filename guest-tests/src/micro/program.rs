@@ -29,6 +29,7 @@ pub const VALUE: u64 = 1;
 pub const FAULT: u64 = 0x100;
 
 const HANDLERS: u64 = KERNEL_CODE + 0x8_0000;
+const SYSCALL_CODE: u64 = KERNEL_CODE + 0xa_0000;
 const HANDLER_SIZE: u64 = 0x100;
 const TEST_EXIT: u32 = 0xf4;
 
@@ -115,10 +116,13 @@ impl Program {
     }
 
     /// SYSCALL's target.
-    #[must_use]
-    pub fn lstar(mut self, address: u64) -> Self {
-        self.guest = self.guest.lstar(address);
-        self
+    ///
+    /// # Errors
+    /// As [`Program::kernel`].
+    pub fn syscall(self, write: impl FnOnce(&mut CodeAssembler) -> Written) -> Result<Self> {
+        let mut program = self.code(SYSCALL_CODE, write)?;
+        program.guest = program.guest.lstar(SYSCALL_CODE);
+        Ok(program)
     }
 
     /// One vCPU that starts at the kernel code, with these CR4 bits.
@@ -149,8 +153,8 @@ pub fn exit(a: &mut CodeAssembler) -> Written {
     a.hlt()
 }
 
-/// Goes to [`USER_CODE`] at CPL 3 with these flags: six instructions, five
-/// stores, and an IRET.
+/// Goes to [`USER_CODE`] at CPL 3 with these flags: eight instructions,
+/// five of which store, and an IRET.
 ///
 /// # Errors
 /// Never in practice; the assembler's signature.

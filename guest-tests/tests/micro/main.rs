@@ -6,12 +6,14 @@
 mod amd;
 mod intel;
 mod rdpmc;
+mod step;
 
 use std::process::ExitCode;
 
 use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
-    let themes: [&[Test]; 3] = [intel::TESTS, amd::TESTS, rdpmc::TESTS];
+    let step = step::tests();
+    let themes: [&[Test]; 4] = [intel::TESTS, amd::TESTS, rdpmc::TESTS, &step];
     run_suite(&themes.concat())
 }
