@@ -9,6 +9,7 @@ use kvm_bindings::{
 use crate::kvm::{DebugExit, KvmVcpu, VcpuError};
 use crate::trap::{DR6_BS, GuestBreakpoints, Placement, merge_dr6};
 
+const RFLAGS_TF: u64 = 1 << 8;
 const RFLAGS_RF: u64 = 1 << 16;
 const DB_VECTOR: u32 = 1;
 
@@ -227,6 +228,9 @@ impl DebugControl {
         if passed {
             self.applied = None;
         }
+        if cause.guest_dr6 & DR6_BS != 0 && stepped_for_nmi(vcpu)? {
+            cause.guest_dr6 &= !DR6_BS;
+        }
         if cause.guest_execution && self.rf_was_ignored(vcpu)? {
             cause.guest_dr6 &= !0xf;
             self.lift = Lift::All;
@@ -278,4 +282,16 @@ impl DebugControl {
         regs.rflags |= RFLAGS_RF;
         vcpu.set_regs(&regs)
     }
+}
+
+/// On AMD's processors without virtual NMIs, KVM steps the guest over the IRET
+/// of its NMI handler when the next NMI waits, and reports that step as if it
+/// were the guest's. Then an NMI is pending, and TF is not set: KVM has taken
+/// its own away.
+fn stepped_for_nmi(vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
+    if vcpu.get_regs()?.rflags & RFLAGS_TF != 0 {
+        return Ok(false);
+    }
+    let nmi = vcpu.get_vcpu_events()?.nmi;
+    Ok(nmi.pending != 0 || nmi.injected != 0)
 }
