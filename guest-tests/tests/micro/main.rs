@@ -5,8 +5,11 @@
 
 mod amd;
 mod intel;
+mod overflow;
 mod rdpmc;
+mod rings;
 mod step;
+mod vcpus;
 
 use std::process::ExitCode;
 
@@ -14,6 +17,14 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 4] = [intel::TESTS, amd::TESTS, rdpmc::TESTS, &step];
+    let themes: [&[Test]; 7] = [
+        intel::TESTS,
+        amd::TESTS,
+        rdpmc::TESTS,
+        overflow::TESTS,
+        vcpus::TESTS,
+        rings::TESTS,
+        &step,
+    ];
     run_suite(&themes.concat())
 }

@@ -41,8 +41,9 @@ pub enum DebugEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lift {
     None,
-    Ours,
-    /// The guest's too.
+    /// Ours at this linear address.
+    Ours(u64),
+    /// All, the guest's too.
     All,
 }
 
@@ -87,6 +88,12 @@ impl DebugControl {
             self.wanted.clear();
             self.wanted.extend_from_slice(addresses);
             self.replace();
+        }
+        if let Lift::Ours(address) = self.lift
+            && !addresses.contains(&address)
+        {
+            // Nothing is in the way any more.
+            self.lift = Lift::None;
         }
     }
 
@@ -151,17 +158,25 @@ impl DebugControl {
         self.placement = Placement::new(self.guest, &self.wanted);
     }
 
+    /// What the processor gets for the next entry.
+    fn in_force(&self) -> Placement {
+        match self.lift {
+            Lift::None => self.placement,
+            Lift::Ours(address) => {
+                let others = self.wanted.iter().copied().filter(|&one| one != address);
+                Placement::new(self.guest, &others.collect::<Vec<_>>())
+            }
+            Lift::All => Placement::new(GuestBreakpoints::default(), &[]),
+        }
+    }
+
     /// Tells KVM what changed since the last entry.
     ///
     /// # Errors
     /// The error of `KVM_SET_GUEST_DEBUG`.
     pub fn apply(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
         let lifted = self.lift != Lift::None;
-        let placement = match self.lift {
-            Lift::None => self.placement,
-            Lift::Ours => Placement::new(self.guest, &[]),
-            Lift::All => Placement::new(GuestBreakpoints::default(), &[]),
-        };
+        let placement = self.in_force();
         let stepping = self.step || lifted;
         let mut control = 0;
         let mut registers = [0; 8];
@@ -199,9 +214,10 @@ impl DebugControl {
     /// # Errors
     /// An ioctl on the debug or general registers failed.
     pub fn on_exit(&mut self, vcpu: &KvmVcpu, exit: &DebugExit) -> Result<DebugEvent, VcpuError> {
+        let placement = self.in_force();
         self.refresh_guest(vcpu)?;
         let stepping = self.step || self.lift != Lift::None;
-        let mut cause = self.placement.classify(exit.dr6, stepping);
+        let mut cause = placement.classify(exit.dr6, stepping);
         if exit.vector != DB_VECTOR {
             // KVM reports INT3 here only for software breakpoints, which we
             // never set; there is nothing of ours in it.
@@ -225,7 +241,7 @@ impl DebugControl {
         }
         Ok(match (cause.ours, stepped && self.step) {
             // A stale bit must not make us act at another address.
-            (Some(address), _) if exit.pc == address && !passed => DebugEvent::Breakpoint(address),
+            (Some(address), _) if exit.pc == address => DebugEvent::Breakpoint(address),
             (_, true) => DebugEvent::Stepped,
             _ => DebugEvent::Passed,
         })
@@ -252,14 +268,14 @@ impl DebugControl {
         Ok(())
     }
 
-    /// Lets the guest execute the instruction on which one of our breakpoints
-    /// just fired.
+    /// Lets the guest execute the instruction at linear address `address`, on
+    /// which one of our breakpoints just fired.
     ///
     /// # Errors
     /// An ioctl on the general registers failed.
-    pub fn pass(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+    pub fn pass(&mut self, vcpu: &KvmVcpu, address: u64) -> Result<(), VcpuError> {
         if self.quirks.rf_ignored {
-            self.lift = Lift::Ours;
+            self.lift = Lift::Ours(address);
             return Ok(());
         }
         let mut regs = vcpu.get_regs()?;
@@ -273,6 +289,9 @@ impl DebugControl {
 /// and while #DB is ours the trap comes to us. It has restored the guest's TF by
 /// then, and the NMI that it waits to inject is still pending.
 fn is_nmi_window(vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
-    let guests_own = vcpu.get_regs()?.rflags & RFLAGS_TF != 0;
-    Ok(!guests_own && vcpu.get_vcpu_events()?.nmi.pending != 0)
+    if vcpu.get_regs()?.rflags & RFLAGS_TF != 0 {
+        return Ok(false);
+    }
+    let nmi = vcpu.get_vcpu_events()?.nmi;
+    Ok(nmi.pending != 0 || nmi.injected != 0)
 }

@@ -429,7 +429,7 @@ impl Core {
         let gate = self.gp.gate().filter(|gate| gate.handler == address);
         let (Some(gate), Some(pmu)) = (gate, &mut self.pmu) else {
             self.step_stop(kvm, StepStop::Breakpoint(address))?;
-            self.debug.pass(kvm)?;
+            self.debug.pass(kvm, address)?;
             return Ok(());
         };
         if self.stepping.is_active() {
