@@ -176,11 +176,11 @@ impl Pair {
             true => [BARE, SUBJECT],
             false => [SUBJECT, BARE],
         };
-        for expected in 0..Access::ALL.len() {
+        for (expected, access) in Access::ALL.into_iter().enumerate() {
             for side in sides {
                 let number = match side {
                     SUBJECT => self.subject_batch()?,
-                    _ => self.bare.batch(PATIENCE)?,
+                    _ => self.bare.batch(access, PATIENCE)?,
                 };
                 if usize::try_from(number) != Ok(expected) {
                     return Err(BenchError::Guest(format!(

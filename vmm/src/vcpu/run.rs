@@ -109,10 +109,8 @@ struct Core {
     pending_pmi: Option<PmiRequest>,
     halt: HaltClock,
     timer: DeadlineTimer,
-    tsc_khz: u64,
     counting: bool,
     entered: u64,
-    debug_seen: u64,
 }
 
 impl Vcpu {
@@ -132,17 +130,15 @@ impl Vcpu {
                 platform: parts.platform,
                 control: parts.control,
                 observer: parts.observer,
-                debug: DebugControl::new(parts.quirks),
+                debug: DebugControl::new(parts.quirks, DEBUG_REFRESH_MS * u64::from(tsc_khz)),
                 gp: GpWatch::default(),
                 stepping: StepDriver::new(parts.step),
                 throttle: PmiThrottle::new(floor),
                 pending_pmi: None,
                 halt,
                 timer: DeadlineTimer::new(tsc_khz).map_err(VcpuFailure::Timer)?,
-                tsc_khz: tsc_khz.into(),
                 counting: false,
                 entered: 0,
-                debug_seen: 0,
             },
         })
     }
@@ -215,11 +211,12 @@ impl Core {
         self.forward_pmi(kvm, rdtsc())?;
         self.debug.apply(kvm)?;
         if let Some(pmu) = &mut self.pmu {
-            let counting = pmu.needs().counting;
-            if counting && !self.counting {
+            let needs = pmu.needs();
+            if needs.counting && !self.counting {
                 self.halt.begin();
             }
-            self.counting = counting;
+            self.counting = needs.counting;
+            kvm.sync_registers(self.debug.is_active() || needs.ring);
             let now = rdtsc();
             self.entered = now;
             pmu.observe(Progress::Entered { tsc: now });
@@ -238,16 +235,17 @@ impl Core {
             return Ok(());
         };
         let needs = pmu.needs();
-        let halted = match needs.counting {
-            true => self.halt.halted(tsc.saturating_sub(self.entered)),
-            false => 0,
-        };
+        let ticks = tsc.saturating_sub(self.entered);
+        let halted = self.halt.passed(ticks, needs.counting);
         let ring = match needs.ring {
-            true => Some(Ring::from_cpl(cpl(&kvm.sregs_at_exit()?))),
+            true => Some(Ring::from_cpl(cpl(&kvm.get_sregs()?))),
             false => None,
         };
         pmu.observe(Progress::Left { tsc, halted, ring });
-        self.watch_debug_registers(kvm, tsc)?;
+        // A guest that sets breakpoints while ours are in use is noticed here.
+        if self.debug.is_active() {
+            self.debug.refresh_stale(kvm)?;
+        }
         Ok(())
     }
 
@@ -278,17 +276,6 @@ impl Core {
         };
         let delivery = pmi::send(kvm, &self.vm, vendor)?;
         self.report(kvm.id(), || TrapEvent::Pmi { request, delivery });
-        Ok(())
-    }
-
-    /// A guest that sets breakpoints while ours are in use is noticed here.
-    fn watch_debug_registers(&mut self, kvm: &KvmVcpu, now: u64) -> Result<(), VcpuError> {
-        if self.debug.is_active()
-            && now.wrapping_sub(self.debug_seen) >= DEBUG_REFRESH_MS * self.tsc_khz
-        {
-            self.debug_seen = now;
-            self.debug.refresh_guest(kvm)?;
-        }
         Ok(())
     }
 
