@@ -2,4 +2,5 @@
 
 pub mod l1;
 pub mod linux;
+pub mod micro;
 pub mod umpire;

@@ -119,7 +119,7 @@ fn check_samples(stat: &str, samples: &str) {
 
 const RECORD: &str = "perf record -q -e cycles -c 25000000 -o /tmp/data \
      perf stat -x, -o /tmp/stat -e cycles taskset 1 spin 2";
-const SAMPLES: &str = "perf script -i /tmp/data --comm spin -F ip,sym";
+const SAMPLES: &str = "perf script -i /tmp/data --comm spin,taskset -F ip,sym";
 const BOTH: &str = "taskset 1 perf stat -x, -o /tmp/a -e cycles,task-clock spin 2 & \
      taskset 2 perf stat -x, -o /tmp/b -e cycles,task-clock spin 2; wait; cat /tmp/a /tmp/b";
 
@@ -127,6 +127,8 @@ const BOTH: &str = "taskset 1 perf stat -x, -o /tmp/a -e cycles,task-clock spin 
 fn script(stat: &str) -> String {
     [
         "dmesg",
+        // In emulation a PMI takes so long that the kernel would lower the rate.
+        "echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent",
         &format!("perf stat -x, -o /tmp/s -e {stat},task-clock taskset 1 spin 2 && cat /tmp/s"),
         RECORD,
         "cat /tmp/stat",
@@ -138,8 +140,8 @@ fn script(stat: &str) -> String {
 
 fn check_model(flags: &[&str], stat: &str, cycle_events: &[&str], log: &[&str]) -> Vec<Step> {
     let steps = boot(flags, &script(stat));
-    let [dmesg, counted, _, stat, samples, both] = steps.as_slice() else {
-        panic!("six steps");
+    let [dmesg, _, counted, _, stat, samples, both] = steps.as_slice() else {
+        panic!("seven steps");
     };
     for line in log {
         assert!(
@@ -188,7 +190,7 @@ fn intel_v2_counts_and_samples_in_debians_kernel() {
             "CPUID marked event: 'instructions' unavailable",
         ],
     );
-    assert_eq!(field(&steps[1].output, "instructions"), "<not supported>");
+    assert_eq!(field(&steps[2].output, "instructions"), "<not supported>");
 }
 
 #[test]
@@ -202,7 +204,9 @@ fn without_a_pmu_the_kernel_finds_none() {
             "dmesg\nperf stat -x, -o /tmp/s -e cycles true; cat /tmp/s",
         );
         let dmesg = &steps[0].output;
-        assert!(!dmesg.contains("PMU driver"), "{dmesg}");
+        for driver in ["AMD PMU driver", "Intel PMU driver"] {
+            assert!(!dmesg.contains(driver), "{dmesg}");
+        }
         assert!(!dmesg.contains("Broken BIOS"), "{dmesg}");
         assert_eq!(field(&steps[1].output, "cycles"), "<not supported>");
     }

@@ -10,6 +10,7 @@ use crate::kvm::{DebugExit, KvmVcpu, VcpuError};
 use crate::sys::rdtsc;
 use crate::trap::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
 
+const RFLAGS_TF: u64 = 1 << 8;
 const RFLAGS_RF: u64 = 1 << 16;
 const DB_VECTOR: u32 = 1;
 
@@ -41,8 +42,9 @@ pub enum DebugEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lift {
     None,
-    Ours,
-    /// The guest's too.
+    /// Ours at this linear address.
+    Ours(u64),
+    /// All, the guest's too.
     All,
 }
 
@@ -95,6 +97,12 @@ impl DebugControl {
             self.wanted.clear();
             self.wanted.extend_from_slice(addresses);
             self.replace();
+        }
+        if let Lift::Ours(address) = self.lift
+            && !addresses.contains(&address)
+        {
+            // Nothing is in the way any more.
+            self.lift = Lift::None;
         }
     }
 
@@ -177,17 +185,25 @@ impl DebugControl {
         self.placement = Placement::new(self.guest, &self.wanted);
     }
 
+    /// What the processor gets for the next entry.
+    fn in_force(&self) -> Placement {
+        match self.lift {
+            Lift::None => self.placement,
+            Lift::Ours(address) => {
+                let others = self.wanted.iter().copied().filter(|&one| one != address);
+                Placement::new(self.guest, &others.collect::<Vec<_>>())
+            }
+            Lift::All => Placement::new(GuestBreakpoints::default(), &[]),
+        }
+    }
+
     /// Tells KVM what changed since the last entry.
     ///
     /// # Errors
     /// The error of `KVM_SET_GUEST_DEBUG`.
     pub fn apply(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
         let lifted = self.lift != Lift::None;
-        let placement = match self.lift {
-            Lift::None => self.placement,
-            Lift::Ours => Placement::new(self.guest, &[]),
-            Lift::All => Placement::new(GuestBreakpoints::default(), &[]),
-        };
+        let placement = self.in_force();
         let stepping = self.step || lifted;
         let mut control = 0;
         let mut registers = [0; 8];
@@ -228,9 +244,10 @@ impl DebugControl {
         if self.is_plainly_ours(exit) {
             return Ok(DebugEvent::Breakpoint(exit.pc));
         }
+        let placement = self.in_force();
         self.refresh_guest(vcpu)?;
         let stepping = self.step || self.lift != Lift::None;
-        let mut cause = self.placement.classify(exit.dr6, stepping);
+        let mut cause = placement.classify(exit.dr6, stepping);
         if exit.vector != DB_VECTOR {
             // KVM reports INT3 here only for software breakpoints, which we
             // never set; there is nothing of ours in it.
@@ -240,6 +257,9 @@ impl DebugControl {
         let passed = std::mem::replace(&mut self.lift, Lift::None) != Lift::None;
         if passed {
             self.applied = None;
+        }
+        if cause.guest_dr6 & DR6_BS != 0 && is_nmi_window(vcpu)? {
+            cause.guest_dr6 &= !DR6_BS;
         }
         if cause.guest_execution && self.rf_was_ignored(vcpu)? {
             cause.guest_dr6 &= !0xf;
@@ -251,7 +271,7 @@ impl DebugControl {
         }
         Ok(match (cause.ours, stepped && self.step) {
             // A stale bit must not make us act at another address.
-            (Some(address), _) if exit.pc == address && !passed => DebugEvent::Breakpoint(address),
+            (Some(address), _) if exit.pc == address => DebugEvent::Breakpoint(address),
             (_, true) => DebugEvent::Stepped,
             _ => DebugEvent::Passed,
         })
@@ -290,18 +310,30 @@ impl DebugControl {
         Ok(())
     }
 
-    /// Lets the guest execute the instruction on which one of our breakpoints
-    /// just fired.
+    /// Lets the guest execute the instruction at linear address `address`, on
+    /// which one of our breakpoints just fired.
     ///
     /// # Errors
     /// An ioctl on the general registers failed.
-    pub fn pass(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+    pub fn pass(&mut self, vcpu: &KvmVcpu, address: u64) -> Result<(), VcpuError> {
         if self.quirks.rf_ignored {
-            self.lift = Lift::Ours;
+            self.lift = Lift::Ours(address);
             return Ok(());
         }
         let mut regs = vcpu.get_regs()?;
         regs.rflags |= RFLAGS_RF;
         vcpu.set_regs(&regs)
     }
+}
+
+/// True if a single-step trap was `kvm_amd`'s own: to find the end of an NMI
+/// handler on processors without virtual NMIs it steps over the handler's IRET,
+/// and while #DB is ours the trap comes to us. It has restored the guest's TF by
+/// then, and the NMI that it waits to inject is still pending.
+fn is_nmi_window(vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
+    if vcpu.get_regs()?.rflags & RFLAGS_TF != 0 {
+        return Ok(false);
+    }
+    let nmi = vcpu.get_vcpu_events()?.nmi;
+    Ok(nmi.pending != 0 || nmi.injected != 0)
 }

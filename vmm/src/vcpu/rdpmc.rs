@@ -144,11 +144,11 @@ impl GpWatch {
             sregs: &sregs,
             memory,
         };
-        let trap = self
-            .gate
-            .map_or(RdpmcTrap::Foreign, |gate| inspect(&context, &gate));
+        let (trap, handler) = self.gate.map_or((RdpmcTrap::Foreign, 0), |gate| {
+            (inspect(&context, &gate), gate.handler)
+        });
         let RdpmcTrap::Rdpmc(rdpmc) = trap else {
-            debug.pass(vcpu)?;
+            debug.pass(vcpu, handler)?;
             return Ok(TrapEvent::ForeignGp);
         };
         let outcome = pmu.rdpmc(rdpmc.index, layer_of(rdpmc.ring));
@@ -156,7 +156,7 @@ impl GpWatch {
             Some(after) => finish(vcpu, debug, &after)?,
             // The index is wrong: the #GP is the right answer, and it has
             // already been raised.
-            None => debug.pass(vcpu)?,
+            None => debug.pass(vcpu, handler)?,
         }
         Ok(TrapEvent::Rdpmc {
             index: rdpmc.index,

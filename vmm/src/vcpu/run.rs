@@ -273,7 +273,7 @@ impl Core {
             match self.throttle.request(now) {
                 ThrottleDecision::Deliver => due = true,
                 ThrottleDecision::Late { .. } if !due => {
-                    self.report(kvm.id(), || TrapEvent::PmiLate)
+                    self.report(kvm.id(), || TrapEvent::PmiLate);
                 }
                 ThrottleDecision::Late { .. } => {}
             }
@@ -324,7 +324,12 @@ impl Core {
             VmExit::MmioWrite { address, data, len } => {
                 self.platform.mmio_write(address, &data[..len]);
             }
-            VmExit::Shutdown | VmExit::SystemEvent { .. } => {
+            VmExit::SystemEvent { kind } => {
+                return Ok(Some(VcpuEnd::Stuck(format!(
+                    "KVM reports system event {kind}, which no x86 guest of ours can cause"
+                ))));
+            }
+            VmExit::Shutdown => {
                 // kvm_amd has reset the vCPU by now.
                 const RESET_RIP: u64 = 0xfff0;
                 let rip = kvm.get_regs()?.rip;
@@ -423,7 +428,7 @@ impl Core {
         let gate = self.gp.gate().filter(|gate| gate.handler == address);
         let (Some(gate), Some(pmu)) = (gate, &mut self.pmu) else {
             self.step_stop(kvm, StepStop::Breakpoint(address))?;
-            self.debug.pass(kvm)?;
+            self.debug.pass(kvm, address)?;
             return Ok(());
         };
         if self.stepping.is_active() {

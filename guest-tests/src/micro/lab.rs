@@ -1,0 +1,219 @@
+//! Running a micro-guest on this host and collecting what it logged.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use pmu_virt::{ClockBackend, CounterBackend, CounterId, CounterReport, PmuModel, StepBackend};
+use thiserror::Error;
+use vm_memory::{Bytes, GuestAddress};
+use vmm::devices::GuestEnd;
+use vmm::kvm::{Host, HostError};
+use vmm::micro::{BackendFactory, MicroGuest, MicroOutcome, MicroRun};
+use vmm::probe::ProbeReport;
+use vmm::vcpu::{StepSupport, TrapEvent, VcpuEnd};
+
+use super::program::{DATA, ENTRY_SIZE, LOG};
+
+/// This host cannot serve for tests.
+#[derive(Debug, Error)]
+pub enum LabError {
+    /// KVM cannot be opened.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The probe guests could not run.
+    #[error("the probe guests failed: {0}")]
+    Probe(#[from] vmm::micro::MicroError),
+}
+
+/// This host's KVM and what it was found to do.
+#[derive(Debug)]
+pub struct Lab {
+    /// `/dev/kvm`.
+    pub host: Host,
+    /// What the probe guests found.
+    pub probe: ProbeReport,
+}
+
+/// How a guest is run.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// PMU model, as in `--pmu`.
+    pub model: String,
+    /// Counter backend of each vCPU.
+    pub backend: BackendFactory,
+    /// Shortest time between two PMIs, in microseconds.
+    pub pmi_floor_us: u32,
+    /// After this the guest has failed.
+    pub timeout: Duration,
+    /// What may be stepped, instead of what the host can.
+    pub step: Option<StepSupport>,
+}
+
+impl Setup {
+    /// `model` on the `clock` backend.
+    #[must_use]
+    pub fn clock(model: &str) -> Self {
+        Self {
+            model: model.to_owned(),
+            backend: || Box::new(ClockBackend::new()),
+            pmi_floor_us: 100,
+            timeout: Duration::from_secs(10),
+            step: None,
+        }
+    }
+
+    /// `model` on the `step` backend.
+    #[must_use]
+    pub fn step(model: &str) -> Self {
+        Self {
+            backend: step_backend,
+            ..Self::clock(model)
+        }
+    }
+}
+
+/// A `step` backend for one vCPU.
+#[must_use]
+pub fn step_backend() -> Box<dyn CounterBackend> {
+    Box::new(StepBackend::new())
+}
+
+/// One entry of a guest's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// [`super::VALUE`], or [`super::FAULT`] plus a vector.
+    pub kind: u64,
+    /// RAX, or an error code.
+    pub a: u64,
+    /// RDX, or how far RIP is from where the fault was expected.
+    pub b: u64,
+    /// A third value, or the interrupted code's CS.
+    pub c: u64,
+}
+
+/// A guest that came to its end.
+#[derive(Debug)]
+pub struct Ran {
+    /// All that it left behind.
+    pub outcome: MicroOutcome,
+    /// The log of vCPU 0.
+    pub log: Vec<Entry>,
+}
+
+impl Lab {
+    /// Opens KVM and probes it.
+    ///
+    /// # Errors
+    /// [`LabError`].
+    pub fn open() -> Result<Self, LabError> {
+        let host = Host::open()?;
+        let probe = ProbeReport::gather(&host)?;
+        Ok(Self { host, probe })
+    }
+
+    /// Runs `guest` until it writes 0 to the exit port.
+    ///
+    /// # Errors
+    /// The guest did not come to that end; the message tells where it was.
+    pub fn run(&self, setup: &Setup, guest: &MicroGuest) -> Result<Ran> {
+        let run = MicroRun {
+            model: Some(PmuModel::parse(&setup.model)?),
+            backend: setup.backend,
+            quirks: self.probe.quirks(),
+            step: setup.step.unwrap_or(self.probe.step_support()),
+            pmi_floor_us: setup.pmi_floor_us,
+            timeout: setup.timeout,
+            record: true,
+        };
+        let outcome = run.run(&self.host, guest)?;
+        let log = read_log(&outcome)?;
+        let told = || {
+            let vcpus: Vec<String> = outcome
+                .vcpus
+                .iter()
+                .map(|vcpu| {
+                    let last = vcpu.events.iter().rev().take(6).rev().collect::<Vec<_>>();
+                    format!(
+                        "\n  {} at RIP {:#x}; last events {last:x?}",
+                        vcpu.end, vcpu.regs.rip
+                    )
+                })
+                .collect();
+            format!(
+                "{}\n  port writes {:x?}\n  log {log:x?}\n  data {:x?}",
+                vcpus.concat(),
+                outcome.writes,
+                nonzero(&outcome)
+            )
+        };
+        ensure!(!outcome.timed_out, "the guest timed out{}", told());
+        let ended = outcome
+            .vcpus
+            .iter()
+            .any(|vcpu| vcpu.end == VcpuEnd::Guest(GuestEnd::TestExit(0)))
+            && outcome
+                .written_to(vmm::micro::UNEXPECTED_VECTOR_PORT)
+                .is_empty();
+        ensure!(ended, "the guest did not end as it should{}", told());
+        Ok(Ran { outcome, log })
+    }
+}
+
+/// The words of the guest's data that are not 0, with their offsets.
+fn nonzero(outcome: &MicroOutcome) -> Vec<(u64, u64)> {
+    let word = |offset| outcome.vm.memory().read_obj(GuestAddress(DATA + offset));
+    let words = (0..0x200).step_by(8).map(|at| (at, word(at).unwrap_or(0)));
+    words.filter(|(_, word)| *word != 0).collect()
+}
+
+/// The entries between the log's start and vCPU 0's R12.
+fn read_log(outcome: &MicroOutcome) -> Result<Vec<Entry>> {
+    let vcpu = outcome.vcpus.first().context("a guest has a vCPU")?;
+    let end = vcpu.regs.r12;
+    if !(LOG..LOG + 0x8000).contains(&end) {
+        return Ok(Vec::new());
+    }
+    (LOG..end)
+        .step_by(usize::try_from(ENTRY_SIZE)?)
+        .map(|at| {
+            let word = |index: u64| {
+                let address = GuestAddress(at + 8 * index);
+                outcome.vm.memory().read_obj::<u64>(address)
+            };
+            Ok(Entry {
+                kind: word(0)?,
+                a: word(1)?,
+                b: word(2)?,
+                c: word(3)?,
+            })
+        })
+        .collect()
+}
+
+impl Ran {
+    /// The quadword at guest address `at`.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn word(&self, at: u64) -> Result<u64> {
+        Ok(self.outcome.vm.memory().read_obj(GuestAddress(at))?)
+    }
+
+    /// The report of `counter` on vCPU `vcpu`.
+    ///
+    /// # Errors
+    /// The counter is not in use.
+    pub fn report(&self, vcpu: usize, counter: CounterId) -> Result<CounterReport> {
+        let reports = &self.outcome.vcpus[vcpu].counters;
+        match reports.iter().find(|report| report.counter == counter) {
+            Some(report) => Ok(*report),
+            None => bail!("no report of {counter}; there are {reports:?}"),
+        }
+    }
+
+    /// Events of vCPU 0 that `wanted` picks.
+    pub fn events(&self, wanted: impl Fn(&TrapEvent) -> bool) -> Vec<&TrapEvent> {
+        let events = &self.outcome.vcpus[0].events;
+        events.iter().filter(|event| wanted(event)).collect()
+    }
+}

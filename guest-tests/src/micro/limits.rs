@@ -1,0 +1,35 @@
+//! What one KVM or another cannot run, and why: the only reasons for which a
+//! micro-guest test is skipped.
+
+use vmm::probe::ProbeReport;
+
+/// Tests that a kind of host cannot run.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit {
+    /// True on such a host.
+    pub applies: fn(&ProbeReport) -> bool,
+    /// Why.
+    pub reason: &'static str,
+    /// Names of the tests.
+    pub tests: &'static [&'static str],
+}
+
+/// Every limit.
+pub const LIMITS: &[Limit] = &[
+    Limit {
+        applies: |probe| !probe.step_support().user,
+        reason: "this KVM does not single-step CPL 3: the step backend serves CPL 0 only",
+        tests: &[
+            "step::instructions_at_cpl_3",
+            "step::page_fault_at_cpl_3",
+            "step::software_interrupt_at_cpl_3",
+            "step::system_call",
+            "step::guest_tf_at_cpl_3",
+        ],
+    },
+    Limit {
+        applies: ProbeReport::slow_cpl0,
+        reason: "this KVM emulates CPL 0, and its emulator lacks INT n",
+        tests: &["step::software_interrupt_at_cpl_0"],
+    },
+];

@@ -1,0 +1,22 @@
+//! Micro-guests as tests: code written with an assembler library, what each
+//! instruction of it must come to, and the suite that plays it on this host's
+//! KVM.
+//!
+//! A guest writes what it sees into a log in its own memory, so that looking
+//! costs no exit; the harness compares the log, the counters' reports and the
+//! run loop's events after the guest's end.
+
+mod lab;
+mod limits;
+mod program;
+mod script;
+mod suite;
+
+pub use lab::{Entry, Lab, LabError, Ran, Setup, step_backend};
+pub use limits::{LIMITS, Limit};
+pub use program::{
+    DATA, ENTRY_SIZE, FAULT, LOG, Program, VALUE, Written, enter_user, exit, log_fault, log_value,
+    spin, wrmsr,
+};
+pub use script::{Op, Script};
+pub use suite::{Test, run_suite};

@@ -1,0 +1,152 @@
+//! Plays tests one after the other, and counts those that this host cannot run.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use vmm::host::KvmAccessError;
+use vmm::kvm::HostError;
+
+use super::lab::{Lab, LabError};
+use super::limits::LIMITS;
+
+/// One test.
+#[derive(Debug, Clone, Copy)]
+pub struct Test {
+    /// Its theme and name.
+    pub name: &'static str,
+    /// Plays it.
+    pub run: fn(&Lab) -> anyhow::Result<()>,
+}
+
+/// What the command line asks for, in libtest's words.
+#[derive(Debug, Default)]
+struct Arguments {
+    filters: Vec<String>,
+    exact: bool,
+    list: bool,
+    /// Runs what the limits rule out, to see whether they still hold.
+    limited: bool,
+}
+
+impl Arguments {
+    fn parse(arguments: impl IntoIterator<Item = String>) -> Self {
+        let mut parsed = Self::default();
+        for argument in arguments {
+            match argument.as_str() {
+                "--exact" => parsed.exact = true,
+                "--list" => parsed.list = true,
+                "--limited" => parsed.limited = true,
+                // Tests run one by one and print nothing, so libtest's other
+                // options change nothing here.
+                other if other.starts_with('-') => {}
+                _ => parsed.filters.push(argument),
+            }
+        }
+        parsed
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        let matches = |filter: &String| match self.exact {
+            true => name == filter,
+            false => name.contains(filter.as_str()),
+        };
+        self.filters.is_empty() || self.filters.iter().any(matches)
+    }
+}
+
+/// Runs `tests` as the command line asks and prints libtest-like lines.
+#[must_use]
+pub fn run_suite(tests: &[Test]) -> ExitCode {
+    let arguments = Arguments::parse(std::env::args().skip(1));
+    let wanted: Vec<&Test> = tests
+        .iter()
+        .filter(|test| arguments.wants(test.name))
+        .collect();
+    if arguments.list {
+        wanted
+            .iter()
+            .for_each(|test| println!("{}: test", test.name));
+        return ExitCode::SUCCESS;
+    }
+    if let Some(name) = unknown_limit(tests) {
+        println!("the table of limits names a test that does not exist: {name}");
+        return ExitCode::FAILURE;
+    }
+    match Lab::open() {
+        Ok(lab) => run(&lab, &wanted, arguments.limited),
+        Err(error) => without_lab(&error, wanted.len()),
+    }
+}
+
+/// A machine without KVM runs the tests in L1 instead; any other obstacle is a
+/// failure, and so is this one in L1.
+fn without_lab(error: &LabError, tests: usize) -> ExitCode {
+    let no_device = matches!(
+        error,
+        LabError::Host(HostError::Access(KvmAccessError::Missing { .. }))
+    );
+    if no_device && !crate::l1::inside() {
+        println!("skipped: all {tests} tests: {error}");
+        return ExitCode::SUCCESS;
+    }
+    println!("no micro-guest can run here: {error}");
+    ExitCode::FAILURE
+}
+
+fn run(lab: &Lab, tests: &[&Test], limited: bool) -> ExitCode {
+    let start = Instant::now();
+    let (mut passed, mut failed, mut skipped) = (0, Vec::new(), 0);
+    println!("\nrunning {} tests", tests.len());
+    for test in tests {
+        if let (false, Some(reason)) = (limited, reason_to_skip(lab, test.name)) {
+            println!("skipped: {}: {reason}", test.name);
+            skipped += 1;
+            continue;
+        }
+        let began = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| (test.run)(lab)));
+        let took = began.elapsed().as_secs_f64();
+        let failure = match outcome {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(format!("{error:#}")),
+            Err(_) => Some("panicked".to_owned()),
+        };
+        match failure {
+            None => {
+                println!("test {} ... ok ({took:.2} s)", test.name);
+                passed += 1;
+            }
+            Some(why) => {
+                println!("test {} ... FAILED ({took:.2} s)\n{why}", test.name);
+                failed.push(test.name);
+            }
+        }
+    }
+    let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
+    for name in &failed {
+        println!("failed: {name}");
+    }
+    println!(
+        "\ntest result: {verdict}. {passed} passed; {} failed; {skipped} skipped; finished in {:.2}s",
+        failed.len(),
+        start.elapsed().as_secs_f64()
+    );
+    match failed.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+fn reason_to_skip(lab: &Lab, name: &str) -> Option<&'static str> {
+    LIMITS
+        .iter()
+        .find(|limit| limit.tests.contains(&name) && (limit.applies)(&lab.probe))
+        .map(|limit| limit.reason)
+}
+
+fn unknown_limit(tests: &[Test]) -> Option<&'static str> {
+    let known = |name: &str| tests.iter().any(|test| test.name == name);
+    let mut limited = LIMITS.iter().flat_map(|limit| limit.tests);
+    limited.find(|name| !known(name)).copied()
+}

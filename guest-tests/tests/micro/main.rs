@@ -1,0 +1,30 @@
+//! Guests that are nothing but a test, on the real run loop and a real KVM.
+//!
+//! One binary without libtest, so that what this host cannot run is counted
+//! and told; `cargo l1 -- BINARY` runs it on the faithful KVM.
+
+mod amd;
+mod intel;
+mod overflow;
+mod rdpmc;
+mod rings;
+mod step;
+mod vcpus;
+
+use std::process::ExitCode;
+
+use guest_tests::micro::{Test, run_suite};
+
+fn main() -> ExitCode {
+    let step = step::tests();
+    let themes: [&[Test]; 7] = [
+        intel::TESTS,
+        amd::TESTS,
+        rdpmc::TESTS,
+        overflow::TESTS,
+        vcpus::TESTS,
+        rings::TESTS,
+        &step,
+    ];
+    run_suite(&themes.concat())
+}

@@ -1,0 +1,61 @@
+//! Where stepping misses something, the label says so.
+
+use anyhow::{Result, ensure};
+use guest_tests::micro::{DATA, Lab, Program, Test};
+use iced_x86::code_asm::{dr0, dr1, dr2, dr3, dr7, eax, qword_ptr, r12, r15, rax, rbx};
+use pmu_virt::{LossReason, Provenance};
+use vmm::vcpu::StepSupport;
+
+use super::region::{counted, label, run, setup};
+
+pub(crate) const TESTS: &[Test] = &[
+    Test {
+        name: "step::four_breakpoints_of_the_guest_cost_the_label",
+        run: four_breakpoints,
+    },
+    Test {
+        name: "step::a_ring_that_is_not_stepped_costs_the_label",
+        run: unsteppable_ring,
+    },
+];
+
+/// The guest leaves no debug register for the handler of its fault.
+fn four_breakpoints(lab: &Lab) -> Result<()> {
+    let program = counted(Program::new()?, 0, |a| {
+        let mut next = a.create_label();
+        a.mov(eax, u32::try_from(DATA).unwrap_or(0) + 0x1000)?;
+        a.mov(dr0, rax)?;
+        a.mov(dr1, rax)?;
+        a.mov(dr2, rax)?;
+        a.mov(dr3, rax)?;
+        // Watch writes of one byte, all four enabled locally.
+        a.mov(eax, 0x1111_0455)?;
+        a.mov(dr7, rax)?;
+        a.lea(r15, qword_ptr(next))?;
+        a.mov(rbx, 0x8000_0000_0000_0000u64)?;
+        a.mov(rax, qword_ptr(rbx))?;
+        a.set_label(&mut next)?;
+        // The handler logged the fault; the counts come after it.
+        a.lea(r12, qword_ptr(r12 - 32))?;
+        a.nop()
+    })?;
+    let (ran, _) = run(lab, &setup(), program)?;
+    label(&ran, Provenance::Scaled, Some(LossReason::EventDelivery))
+}
+
+/// On a KVM that steps CPL 0 only; every host can be told to be one.
+fn unsteppable_ring(lab: &Lab) -> Result<()> {
+    let mut setup = setup();
+    setup.step = Some(StepSupport {
+        user: false,
+        ..lab.probe.step_support()
+    });
+    let program = counted(Program::new()?, 3, |a| {
+        a.nop()?;
+        a.nop()
+    })?;
+    let (ran, counts) = run(lab, &setup, program)?;
+    label(&ran, Provenance::Scaled, Some(LossReason::Unsupported))?;
+    ensure!(counts.user == 0, "{counts:?}");
+    Ok(())
+}
