@@ -3,3 +3,4 @@
 pub mod l1;
 pub mod linux;
 pub mod micro;
+pub mod umpire;

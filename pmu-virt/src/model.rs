@@ -187,7 +187,7 @@ impl PmuModel {
     }
 
     /// Every counter, programmable ones first.
-    pub fn counters(&self) -> impl Iterator<Item = CounterId> + use<> {
+    pub fn counters(&self) -> impl Iterator<Item = CounterId> + Clone + use<> {
         (0..self.programmable)
             .map(CounterId::Programmable)
             .chain((0..self.fixed).map(CounterId::Fixed))

@@ -58,6 +58,8 @@ const COUNTERS: usize = (MAX_PROGRAMMABLE + MAX_FIXED) as usize;
 /// A counter as the guest sees it.
 #[derive(Debug, Default)]
 struct Logical {
+    /// What its control asks for, decoded; `None` until that is written.
+    request: Option<CountRequest>,
     /// Count at the last settlement, always within the counter's width.
     value: u64,
     /// The backend's count at that time.

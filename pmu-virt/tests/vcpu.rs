@@ -1,11 +1,10 @@
 //! What the tables of registers do not say: grants, needs, deadlines, reports.
 
 use pmu_virt::{
-    ClockBackend, CounterId, Denial, EventFamily, Grant, Layer, LossReason, MsrIndex, Needs,
-    PmiThrottle, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring, StepBackend,
-    ThrottleDecision, UnavailableReason, VcpuPmu, WriteOutcome, backend,
+    CounterId, Denial, EventFamily, Grant, Layer, LossReason, MsrIndex, Needs, PmiThrottle,
+    PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring, StepBackend, ThrottleDecision,
+    UnavailableReason, VcpuPmu, WriteOutcome, backend,
 };
-use std::num::NonZeroU64;
 
 const GUEST: Layer = Layer::GuestKernel;
 const REF: u64 = 0x43_013c;
@@ -262,11 +261,42 @@ fn deliveries_are_branches_on_amd_and_instructions_on_the_older_ones() {
 }
 
 #[test]
-fn a_backend_with_too_few_counters_says_so() {
-    let clock = ClockBackend::with_sample_ticks(NonZeroU64::new(10).expect("not zero"));
-    let model = PmuModel::parse("intel-v2,counters=8").expect("a model");
-    let mut pmu = VcpuPmu::new(model, Box::new(clock), Grant::everything());
-    // Every counter of the largest model fits.
+fn what_was_stepped_before_a_control_changes_is_not_lost() {
+    let step = |pmu: &mut VcpuPmu, times: usize| {
+        for _ in 0..times {
+            let insn = pmu_virt::step::Retirement::default();
+            let ring = Ring::Kernel;
+            pmu.observe(Progress::Retired { ring, insn });
+        }
+    };
+    // What stops the counters, and what starts them again.
+    for (msr, off, on) in [
+        (0x38f, 0, 0x1_0000_0001),
+        (0x186, 0x03_00c0, 0x43_00c0),
+        (0x38d, 0, 3),
+    ] {
+        let mut pmu = pmu("intel-v2", "step", Grant::everything());
+        write(&mut pmu, 0x38f, 0x1_0000_0001);
+        write(&mut pmu, 0x38d, 3);
+        write(&mut pmu, 0x186, 0x43_00c0);
+        step(&mut pmu, 5);
+        write(&mut pmu, msr, off);
+        step(&mut pmu, 7);
+        write(&mut pmu, msr, on);
+        step(&mut pmu, 11);
+        let stopped = |affected| ReadOutcome::Value(if affected { 16 } else { 23 });
+        assert_eq!(pmu.rdpmc(0, GUEST), stopped(msr != 0x38d), "{msr:#x}");
+        assert_eq!(
+            pmu.rdpmc(0x4000_0000, GUEST),
+            stopped(msr != 0x186),
+            "{msr:#x}"
+        );
+    }
+}
+
+#[test]
+fn every_counter_of_the_largest_model_finds_a_place() {
+    let mut pmu = pmu("intel-v2,counters=8", "clock", Grant::everything());
     for n in 0..8 {
         write(&mut pmu, 0x186 + n, REF);
     }
@@ -274,6 +304,21 @@ fn a_backend_with_too_few_counters_says_so() {
     write(&mut pmu, 0x38d, 0x330);
     assert_eq!(pmu.report().iter().filter(|r| r.running).count(), 10);
     assert_eq!(pmu.backend_name(), "clock");
+}
+
+#[test]
+fn a_counter_started_in_the_midst_of_an_interval_begins_with_the_next() {
+    let mut pmu = pmu("intel-v2", "clock", Grant::everything());
+    pmu.observe(Progress::Entered { tsc: 0 });
+    write(&mut pmu, 0x186, REF);
+    pmu.observe(Progress::Left {
+        tsc: 1_000,
+        halted: 0,
+        ring: None,
+    });
+    assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(0));
+    run(&mut pmu, 2_000, 2_100);
+    assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(100));
 }
 
 #[test]

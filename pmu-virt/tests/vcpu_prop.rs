@@ -6,7 +6,7 @@ use naive::Naive;
 use pmu_virt::step::Retirement;
 use pmu_virt::{
     ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Reading,
-    Ring, StepBackend, VcpuPmu, WriteOutcome,
+    Register, Ring, StepBackend, VcpuPmu, WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{
@@ -36,42 +36,75 @@ enum Op {
     Reset,
 }
 
-fn msr() -> impl Strategy<Value = u32> {
+/// Mostly registers of the model, sometimes any index.
+fn msr(spec: &str) -> impl Strategy<Value = u32> + use<> {
+    let model = PmuModel::parse(spec).expect(spec);
+    let all: Vec<_> = model
+        .msr_ranges()
+        .into_iter()
+        .flat_map(|(first, last)| first..=last)
+        .collect();
     prop_oneof![
-        8 => select(vec![0xc1, 0xc2, 0x186, 0x187, 0x4c1, 0x4c2, 0x38d, 0x38e, 0x38f, 0x390]),
-        8 => 0xc001_0000u32..0xc001_0008,
-        8 => 0xc001_0200u32..0xc001_0210,
-        4 => 0xc000_0300u32..0xc000_0304,
-        2 => 0x309u32..0x30d,
+        20 => select(all),
         1 => 0xc0u32..0xcb,
         1 => 0x184u32..0x190,
-        1 => Just(0x345u32),
+        1 => 0x308u32..0x30e,
+        1 => 0xc000_0300u32..0xc000_0306,
+        1 => 0xc001_0000u32..0xc001_0210,
         1 => any::<u32>(),
     ]
 }
 
 fn value() -> impl Strategy<Value = u64> {
-    let enable = prop_oneof![8 => Just(0x43u64), 4 => 0x40u64..0x80, 1 => 0u64..0x1000];
-    let event = select(vec![0x3c, 0x13c, 0x76, 0x76, 0xc0, 0x1_0000_0120, 0x2e]);
     prop_oneof![
-        6 => (enable, event).prop_map(|(enable, event)| enable << 16 | event),
-        1 => (0u64..4).prop_map(|bits| bits << 40 | 0x53_0076),
+        6 => event_select(),
+        6 => near_wrap(),
         3 => (0u64..64).prop_map(|bit| 1 << bit),
-        3 => (0u64..0x100).prop_map(|below| u64::MAX - below),
-        2 => (0u64..0x100).prop_map(|below| (1 << 48) - 1 - below),
-        2 => (0u64..0x100).prop_map(|below| 0xffff_ffff - below),
-        2 => (0u64..8).prop_map(|fixed| fixed << 32 | 0xff),
-        2 => (0u64..8, 0u64..16).prop_map(|(fixed, counters)| fixed << 32 | counters),
+        2 => (0u64..8, 0u64..0x100).prop_map(|(fixed, counters)| fixed << 32 | counters),
         2 => (0u64..0x1000).prop_map(|fixed| fixed & 0xbbb),
         1 => any::<u64>(),
     ]
 }
 
-fn ticks() -> impl Strategy<Value = u64> {
-    prop_oneof![6 => 0u64..0x200, 2 => 0u64..1 << 34, 1 => 0u64..1 << 52]
+fn event_select() -> impl Strategy<Value = u64> {
+    let enable =
+        prop_oneof![8 => select(vec![0x43u64, 0x53]), 4 => 0x40u64..0x80, 1 => 0u64..0x1000];
+    let event = select(vec![0x3c, 0x13c, 0x76, 0x76, 0xc0, 0x1_0000_0120, 0x2e]);
+    prop_oneof![
+        6 => (enable, event).prop_map(|(enable, event)| enable << 16 | event),
+        1 => (0u64..4).prop_map(|bits| bits << 40 | 0x53_0076),
+    ]
 }
 
-fn op() -> impl Strategy<Value = Op> {
+/// A few events before a carry out of some width, or with all bits above set.
+fn near_wrap() -> impl Strategy<Value = u64> {
+    let width = select(vec![32, 33, 40, 48, 63, 64]);
+    let below = prop_oneof![2 => 0u64..6, 1 => 0u64..0x100];
+    (width, below).prop_map(|(width, below)| (u64::MAX >> (64 - width)) - below)
+}
+
+/// A write, mostly of a value that suits the register.
+fn write(spec: &'static str) -> impl Strategy<Value = Op> {
+    let model = PmuModel::parse(spec).expect(spec);
+    (msr(spec), value(), event_select(), near_wrap(), 0u8..4).prop_map(
+        move |(msr, any, event, wrap, choice)| {
+            let value = match model.decode(MsrIndex(msr)) {
+                Some(Register::Select(_)) if choice > 0 => event,
+                Some(Register::Counter { .. }) if choice > 0 => wrap,
+                Some(Register::GlobalControl) if choice > 1 => model.global_mask(),
+                Some(Register::FixedControl) if choice > 1 => any & 0xbbb,
+                _ => any,
+            };
+            Op::Write(msr, value)
+        },
+    )
+}
+
+fn ticks() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0u64..8, 6 => 0u64..0x200, 2 => 0u64..1 << 34, 1 => 0u64..1 << 52]
+}
+
+fn op(spec: &'static str) -> impl Strategy<Value = Op> {
     let ring = select(vec![Ring::Kernel, Ring::User]);
     let ecx = prop_oneof![
         4 => 0u32..8,
@@ -79,13 +112,18 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<u32>(),
     ];
     prop_oneof![
-        6 => msr().prop_map(Op::Read),
-        12 => (msr(), value()).prop_map(|(msr, value)| Op::Write(msr, value)),
+        6 => msr(spec).prop_map(Op::Read),
+        12 => write(spec),
         3 => ecx.prop_map(Op::Rdpmc),
         8 => (ring, ticks()).prop_map(|(ring, ticks)| Op::Run(ring, ticks)),
         3 => Just(Op::Pmi),
         1 => Just(Op::Reset),
     ]
+}
+
+/// A model and a guest for it.
+fn guest() -> impl Strategy<Value = (&'static str, Vec<Op>)> {
+    select(&MODELS).prop_flat_map(|spec| (Just(spec), vec(op(spec), 1..120)))
 }
 
 fn clocked(spec: &str) -> VcpuPmu {
@@ -111,9 +149,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_500))]
 
     #[test]
-    fn it_does_what_the_naive_one_does(
-        spec in select(&MODELS), ops in vec(op(), 1..120),
-    ) {
+    fn it_does_what_the_naive_one_does((spec, ops) in guest()) {
         let mut pmu = clocked(spec);
         let mut naive = Naive::new(pmu.model());
         let mut now = 0;
@@ -151,7 +187,7 @@ proptest! {
     }
 
     #[test]
-    fn invariants_hold_for_any_guest(spec in select(&MODELS), ops in vec(op(), 1..120)) {
+    fn invariants_hold_for_any_guest((spec, ops) in guest()) {
         let mut pmu = clocked(spec);
         let mut now = 0;
         for op in ops {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use vmm::cli::{Bench, Cli, Command, RunFlags, parse};
 use vmm::config::{ExitStatus, RunConfig, UserError};
-use vmm::kvm::Host;
+use vmm::doctor;
 use vmm::machine::{Machine, run};
 use vmm::vcpu::PmuLog;
 
@@ -35,10 +35,11 @@ fn main() -> ExitCode {
 fn execute(cli: Cli) -> Result<u8, UserError> {
     match cli.command {
         Command::Run(flags) => boot(&flags),
-        Command::Doctor(_) | Command::Demo(_) => Ok(1),
+        Command::Doctor(output) => doctor::run(output.json).map(ExitStatus::code),
+        Command::Demo(output) => vmm::demo::run(output.json).map(ExitStatus::code),
         Command::Bench {
-            what: Bench::Traps { .. },
-        } => Ok(1),
+            what: Bench::Traps { output, iterations },
+        } => vmm::bench::traps(output.json, iterations).map(ExitStatus::code),
     }
 }
 
@@ -46,9 +47,8 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
 fn boot(flags: &RunFlags) -> Result<u8, UserError> {
     let config = RunConfig::load(flags)?;
     vmm::logging::start(config.verbose, config.log_file.as_deref())?;
-    let host = Host::open().map_err(UserError::bad_input)?;
-    host.require_all().map_err(UserError::bad_input)?;
-    let probes = vmm::probe::ProbeReport::gather(&host).map_err(UserError::bad_input)?;
+    let host = doctor::open().map_err(UserError::bad_input)?;
+    let probes = doctor::check(&host).map_err(UserError::bad_input)?;
     let machine = Machine::build(&host, &probes, &config, Box::new(stdout()), |_| {
         Box::new(PmuLog)
     })

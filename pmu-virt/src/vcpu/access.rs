@@ -4,7 +4,7 @@ use super::{ReadOutcome, VcpuPmu, WriteOutcome, index_of};
 use crate::ids::{MsrIndex, Vendor};
 use crate::model::written_count;
 use crate::register::{Register, WriteForm};
-use arbiter::{Access, CounterId, Layer, Verdict};
+use arbiter::{Access, CounterId, CounterSet, Layer, Verdict};
 
 impl VcpuPmu {
     /// RDMSR by `layer`. That the guest is at CPL 0 was checked before.
@@ -121,7 +121,7 @@ impl VcpuPmu {
         let counter = CounterId::Programmable(n);
         self.settle(counter);
         self.select[usize::from(n)] = value;
-        self.update(counter);
+        self.take_control(counter);
         self.refresh_needs();
     }
 
@@ -131,7 +131,7 @@ impl VcpuPmu {
         }
         self.fixed_control = value;
         for n in 0..self.model.fixed() {
-            self.update(CounterId::Fixed(n));
+            self.take_control(CounterId::Fixed(n));
         }
         self.refresh_needs();
     }
@@ -140,9 +140,17 @@ impl VcpuPmu {
         if value == self.global_control {
             return;
         }
-        self.settle_all();
+        // Settled under the old value, then brought in line with the new one.
+        let changed = CounterSet::from_bits(value ^ self.global_control);
+        let counters = self.model.counters();
+        for counter in counters
+            .clone()
+            .filter(|counter| changed.contains(*counter))
+        {
+            self.settle(counter);
+        }
         self.global_control = value;
-        for counter in self.model.counters() {
+        for counter in counters.filter(|counter| changed.contains(*counter)) {
             self.update(counter);
         }
         self.refresh_needs();

@@ -10,7 +10,13 @@ use std::num::NonZeroU64;
 
 impl VcpuPmu {
     /// What the control of `counter` asks for at present.
+    #[inline]
     pub(super) fn request_of(&self, counter: CounterId) -> Option<CountRequest> {
+        self.counters[index_of(counter)].request
+    }
+
+    /// Decodes the control of `counter`.
+    fn decode_request(&self, counter: CounterId) -> Option<CountRequest> {
         match counter {
             CounterId::Programmable(n) => {
                 let select = self.select.get(usize::from(n))?;
@@ -89,18 +95,29 @@ impl VcpuPmu {
             .arm(slot, NonZeroU64::new(after).filter(|_| wanted));
     }
 
-    /// Brings the physical counter in line with the registers. The counter
-    /// was settled under the old ones.
-    pub(super) fn update(&mut self, counter: CounterId) {
-        let Some(request) = self.request_of(counter) else {
+    /// Takes in a control that was written, and gives the physical counter
+    /// back if it counts something else. The counter was settled before.
+    pub(super) fn take_control(&mut self, counter: CounterId) {
+        let index = index_of(counter);
+        let Some(request) = self.decode_request(counter) else {
             return;
         };
-        let index = index_of(counter);
+        self.counters[index].request = Some(request);
         if let Some((slot, bound)) = self.counters[index].bound
             && !bound.counts_like(&request)
         {
             self.unbind(index, slot);
         }
+        self.update(counter);
+    }
+
+    /// Brings the physical counter in line with the controls. The counter was
+    /// settled under the old ones.
+    pub(super) fn update(&mut self, counter: CounterId) {
+        let index = index_of(counter);
+        let Some(request) = self.counters[index].request else {
+            return;
+        };
         let wanted = request.can_advance() && self.is_enabled(counter);
         if !wanted {
             self.counters[index].unavailable = None;
@@ -150,6 +167,7 @@ impl VcpuPmu {
             .map_err(|unavailable| unavailable.reason)?;
         self.slots.insert(slot);
         self.counters[index].bound = Some((slot, *request));
+        self.counters[index].settled = 0;
         Ok(slot)
     }
 
@@ -165,9 +183,8 @@ impl VcpuPmu {
         if logical.running {
             return;
         }
-        if let Reading::Counted { value, .. } = self.backend.read(slot) {
-            logical.settled = value;
-        }
+        // What was settled last still holds: a stopped slot stands still, and
+        // a fresh one is at 0.
         self.backend.start(slot);
         logical.running = true;
     }
@@ -176,7 +193,6 @@ impl VcpuPmu {
         let logical = &mut self.counters[index];
         if let (true, Some((slot, _))) = (logical.running, logical.bound) {
             self.backend.stop(slot);
-            self.backend.arm(slot, None);
             logical.running = false;
         }
     }
@@ -186,7 +202,7 @@ impl VcpuPmu {
     fn freeze(&mut self, counter: CounterId, request: &CountRequest, reason: UnavailableReason) {
         let logical = &mut self.counters[index_of(counter)];
         if logical.unavailable != Some(reason) {
-            log::debug!("{counter} stays frozen on '{request}': {reason}");
+            log::info!("{counter} stays frozen on '{request}': {reason}");
         }
         logical.unavailable = Some(reason);
     }

@@ -70,7 +70,11 @@ impl Naive {
                 0xc001_0000..0xc001_0004 => Some(SELECT + msr - 0xc001_0000),
                 0xc001_0004..0xc001_0008 => Some(COUNTER + msr - 0xc001_0004),
                 0xc001_0200.. if extended && msr < 0xc001_0200 + 2 * n => {
-                    let base = if msr % 2 == 0 { SELECT } else { COUNTER };
+                    let base = if msr.is_multiple_of(2) {
+                        SELECT
+                    } else {
+                        COUNTER
+                    };
                     Some(base + (msr - 0xc001_0200) / 2)
                 }
                 0xc000_0300..=0xc000_0303 if self.has_global() => {
@@ -119,7 +123,7 @@ impl Naive {
         let Some(register) = self.canonical(msr) else {
             return WriteOutcome::NotHandled;
         };
-        let all = ((1u128 << self.counters) - 1 | ((1u128 << self.fixed) - 1) << 32) as u64;
+        let all = ((1u64 << self.counters) - 1) | (((1u64 << self.fixed) - 1) << 32);
         let allowed = match register {
             SELECT.. if register < FIXED_CTRL => match self.name {
                 "intel-v1" | "intel-v2" | "amd-k7" => 0xffdf_ffff,

@@ -5,7 +5,7 @@ use super::leaves::{Leaves, Reg};
 
 /// KVM's feature leaf and its asynchronous page fault bits: ASYNC_PF,
 /// ASYNC_PF_VMEXIT, ASYNC_PF_INT.
-const KVM_FEATURES: u32 = 0x4000_0001;
+pub(super) const KVM_FEATURES: u32 = 0x4000_0001;
 const ASYNC_PF_BITS: [u8; 3] = [4, 10, 14];
 
 /// Sets CPUID.1:ECX[31], which KVM's list omits: without it guests look for

@@ -4,7 +4,8 @@ use kvm_bindings::kvm_cpuid_entry2;
 use pmu_virt::Vendor;
 
 use super::CpuidError;
-use super::leaves::{Leaves, Regs};
+use super::leaves::{Leaves, Reg, Regs};
+use super::platform::KVM_FEATURES;
 
 /// Family 6, model 10H, stepping 0: a model that Intel never sold and that no
 /// table of Linux names (its `intel-family.h` goes from 0FH to 16H here). The
@@ -29,6 +30,9 @@ const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
 const INTEL_ONLY_7_EBX: u32 = 1 << 2 | 1 << 4 | 1 << 11 | 1 << 14;
 /// 80000008H EBX: the one bit that both vendors define, WBNOINVD.
 const WBNOINVD: u32 = 1 << 9;
+/// KVM's features that the guest uses by hypercall: PV_UNHALT, PV_SEND_IPI,
+/// PV_SCHED_YIELD, HC_MAP_GPA_RANGE (Linux, Documentation/virt/kvm/x86/cpuid.rst).
+const KVM_HYPERCALL_BITS: [u8; 4] = [7, 11, 13, 16];
 /// 80000007H EDX: the TSC's rate is constant.
 const INVARIANT_TSC: u32 = 1 << 8;
 
@@ -64,9 +68,19 @@ pub(super) fn rewrite(leaves: &mut Leaves, vendor: Vendor) {
     leaves.edit(0, 0, |r| (r.ebx, r.edx, r.ecx) = name(vendor));
     // Leaves of other makers (Centaur's range) belong to neither.
     leaves.remove_if(|leaf| leaf >> 16 == 0xc000);
+    hide_hypercalls(leaves);
     match vendor {
         Vendor::Intel => to_intel(leaves),
         Vendor::Amd => to_amd(leaves),
+    }
+}
+
+/// Hides KVM's features that are hypercalls. A guest chooses VMCALL or VMMCALL
+/// by its CPU's vendor; on the other vendor's processor KVM then tries to patch
+/// the instruction in place, and the write faults in read-only kernel text.
+fn hide_hypercalls(leaves: &mut Leaves) {
+    for bit in KVM_HYPERCALL_BITS {
+        leaves.clear(KVM_FEATURES, 0, Reg::Eax, bit);
     }
 }
 

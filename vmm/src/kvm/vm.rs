@@ -268,7 +268,7 @@ mod tests {
         let ranges = pmu_virt::all_pmu_msr_ranges();
         let windows = windows(&ranges);
         assert!(windows.len() <= 16, "{windows:x?}");
-        for msr in (0..0x2000).chain(0xc000_0000..0xc001_2000) {
+        for msr in (0u32..0x2000).chain(0xc000_0000..0xc001_2000) {
             let denied = windows.iter().any(|window| {
                 msr.checked_sub(window.base).is_some_and(|bit| {
                     bit < window.count && window.bitmap[(bit / 8) as usize] >> (bit % 8) & 1 == 0

@@ -9,6 +9,7 @@ mod layout;
 mod machine;
 mod platform;
 mod run;
+mod solo;
 
 pub use code::{CodeError, assemble};
 pub use layout::{
@@ -18,3 +19,4 @@ pub use layout::{
 pub use machine::{MicroError, MicroGuest, Start};
 pub use platform::{PortWrite, RecordingPlatform, UNEXPECTED_VECTOR_PORT};
 pub use run::{BackendFactory, MicroOutcome, MicroRun, MicroRunError, VcpuOutcome};
+pub use solo::{Solo, SoloParts};

@@ -3,24 +3,30 @@
 use std::time::Instant;
 
 use iced_x86::IcedError;
-use iced_x86::code_asm::{CodeAssembler, al, dr0, dx, eax, ecx, edx, esi, rax};
+use iced_x86::code_asm::{CodeAssembler, al, dr0, dx, eax, ecx, edx, qword_ptr, rax, rsp};
 use kvm_bindings::{KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP};
 
-use super::RdpmcBehaviour;
 use super::runner::Probe;
+use super::{GuestStep, RdpmcBehaviour};
 use crate::kvm::{Host, VmExit};
-use crate::micro::{KERNEL_CODE, MicroError, MicroGuest, Start, USER_CODE, assemble};
+use crate::micro::{
+    KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS, USER_STACK,
+    assemble,
+};
 
 /// Ports on which probes report.
 const DONE: u16 = 0xe1;
 const FAULTED: u16 = 0xe2;
 
 const HANDLER: u64 = KERNEL_CODE + 0x1000;
+const DB_VECTOR: u8 = 1;
 const GP_VECTOR: u8 = 13;
 const IOPL_3: u64 = 0x3000;
 const DR7_GD: u64 = 1 << 13;
 const DR6_BD: u64 = 1 << 13;
 const DR6_BS: u64 = 1 << 14;
+const RFLAGS_FIXED: i32 = 2;
+const RFLAGS_TF: i32 = 1 << 8;
 const RFLAGS_RF: u64 = 1 << 16;
 const DR7_SLOT0: u64 = 2 | 1 << 10;
 
@@ -52,25 +58,24 @@ fn is_report(exit: &VmExit, wanted: u16) -> bool {
     matches!(exit, VmExit::IoOut { port, .. } if *port == wanted)
 }
 
-/// Picoseconds an instruction of a tight loop at `cpl`: the best of some
-/// rounds, because a busy host stretches single ones at will.
+/// Picoseconds an instruction of a tight loop at `cpl`.
 pub(super) fn loop_time(host: &Host, cpl: u8) -> Result<u64, MicroError> {
     // Long enough to outweigh the exit at either end on a native KVM, short
     // enough for an emulator: about 5 ms there.
     const ITERATIONS: u32 = 4000;
-    const ROUNDS: u32 = 5;
+    // The best of a few: the first is slow on a machine that translates code,
+    // and any may be interrupted.
+    const ROUNDS: usize = 3;
     let guest = guest(cpl, |a| {
-        let (mut round, mut again) = (a.create_label(), a.create_label());
-        a.mov(esi, ROUNDS)?;
+        let mut round = a.create_label();
         a.set_label(&mut round)?;
         report(a, DONE)?;
         a.mov(ecx, ITERATIONS)?;
+        let mut again = a.create_label();
         a.set_label(&mut again)?;
         a.dec(ecx)?;
         a.jne(again)?;
-        a.dec(esi)?;
-        a.jne(round)?;
-        report(a, DONE)
+        a.jmp(round)
     })?;
     let mut probe = Probe::new(host, &guest)?;
     probe.run()?;
@@ -78,7 +83,8 @@ pub(super) fn loop_time(host: &Host, cpl: u8) -> Result<u64, MicroError> {
     for _ in 0..ROUNDS {
         let start = Instant::now();
         probe.run()?;
-        best = best.min(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        best = best.min(ns);
     }
     Ok(best.saturating_mul(1000) / (2 * u64::from(ITERATIONS)))
 }
@@ -158,6 +164,52 @@ pub(super) fn resume_flag(host: &Host) -> Result<bool, MicroError> {
     regs.rflags |= RFLAGS_RF;
     probe.vcpu().set_regs(&regs)?;
     Ok(is_report(&probe.run()?, DONE))
+}
+
+/// Where the #DB of the guest's own step of a program at CPL 3 goes, with a
+/// breakpoint of ours elsewhere if `ours`.
+pub(super) fn guest_step(host: &Host, ours: bool) -> Result<GuestStep, MicroError> {
+    let kernel = assemble(KERNEL_CODE, |a| {
+        a.push(i32::from(USER_SS))?;
+        a.push(imm(USER_STACK))?;
+        a.push(RFLAGS_TF | RFLAGS_FIXED)?;
+        a.push(i32::from(USER_CS))?;
+        a.push(imm(USER_CODE))?;
+        a.iretq()
+    })?;
+    let user = assemble(USER_CODE, |a| {
+        a.nop()?;
+        a.nop()?;
+        // Without a step this ends the probe through the #UD vector.
+        a.ud2()
+    })?;
+    let handler = assemble(HANDLER, |a| {
+        a.mov(rax, qword_ptr(rsp))?;
+        report(a, DONE)
+    })?;
+    let guest = MicroGuest::new()
+        .code(KERNEL_CODE, kernel)
+        .code(USER_CODE, user)
+        .code(HANDLER, handler)
+        .handler(DB_VECTOR, HANDLER)
+        .start(Start::at(KERNEL_CODE, 0));
+    let mut probe = Probe::new(host, &guest)?;
+    if ours && !probe.debug(KVM_GUESTDBG_USE_HW_BP, SCRATCH, DR7_SLOT0) {
+        return Ok(GuestStep::Lost);
+    }
+    let after_one = USER_CODE + 1;
+    Ok(match probe.run()? {
+        VmExit::Debug(exit) if exit.pc == after_one && exit.dr6 & DR6_BS != 0 => GuestStep::ToUs,
+        exit if is_report(&exit, DONE) && probe.vcpu().get_regs()?.rax == after_one => {
+            GuestStep::ToGuest
+        }
+        _ => GuestStep::Lost,
+    })
+}
+
+/// An address of the micro-guest's memory, which lies below 2 GiB.
+fn imm(address: u64) -> i32 {
+    i32::try_from(address).unwrap_or(0)
 }
 
 /// Whether DR7.GD, passed through `KVM_SET_GUEST_DEBUG`, stops a MOV to DR0.

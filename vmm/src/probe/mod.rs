@@ -30,6 +30,18 @@ pub enum RdpmcBehaviour {
     Unknown,
 }
 
+/// Where the #DB of a guest's own single step goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GuestStep {
+    /// To the guest's handler.
+    ToGuest,
+    /// To us, with BS in DR6; we hand it back.
+    ToUs,
+    /// Nowhere.
+    Lost,
+}
+
 /// What the probes found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[allow(
@@ -57,6 +69,11 @@ pub struct ProbeReport {
     pub dr_access_trap: bool,
     /// KVM accepts `KVM_GUESTDBG_BLOCKIRQ`.
     pub block_irq: bool,
+    /// Where the #DB goes of a guest that single-steps its own program by TF,
+    /// as ptrace does.
+    pub guest_step: GuestStep,
+    /// The same while breakpoints of ours are in use.
+    pub guest_step_beside_ours: GuestStep,
 }
 
 impl ProbeReport {
@@ -76,6 +93,8 @@ impl ProbeReport {
             rf_honoured: guests::resume_flag(host)?,
             dr_access_trap: guests::dr_access(host)?,
             block_irq: host.features().guest_debug_blockirq,
+            guest_step: guests::guest_step(host, false)?,
+            guest_step_beside_ours: guests::guest_step(host, true)?,
         })
     }
 

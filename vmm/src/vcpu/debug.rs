@@ -7,7 +7,8 @@ use kvm_bindings::{
 };
 
 use crate::kvm::{DebugExit, KvmVcpu, VcpuError};
-use crate::trap::{DR6_BS, GuestBreakpoints, Placement, merge_dr6};
+use crate::sys::rdtsc;
+use crate::trap::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
 
 const RFLAGS_TF: u64 = 1 << 8;
 const RFLAGS_RF: u64 = 1 << 16;
@@ -61,12 +62,18 @@ pub struct DebugControl {
     hold_irqs: bool,
     inject: bool,
     applied: Option<([u64; 8], u32)>,
+    /// TSC when the guest's own debug registers were looked at last.
+    seen: u64,
+    /// TSC ticks for which that look is good.
+    fresh_for: u64,
 }
 
 impl DebugControl {
-    /// No breakpoints, no steps.
+    /// No breakpoints, no steps. KVM has no exit for a guest's MOV to DR while
+    /// its debug registers are in use by us, so they are looked at again when
+    /// the last look is `fresh_for` TSC ticks old.
     #[must_use]
-    pub fn new(quirks: DebugQuirks) -> Self {
+    pub fn new(quirks: DebugQuirks, fresh_for: u64) -> Self {
         let guest = GuestBreakpoints::default();
         Self {
             quirks,
@@ -78,6 +85,8 @@ impl DebugControl {
             hold_irqs: false,
             inject: false,
             applied: None,
+            seen: 0,
+            fresh_for,
         }
     }
 
@@ -146,12 +155,24 @@ impl DebugControl {
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
     pub fn refresh_guest(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+        self.seen = rdtsc();
         let guest = GuestBreakpoints::from(&vcpu.get_debug_regs()?);
         if guest != self.guest {
             self.guest = guest;
             self.replace();
         }
         Ok(())
+    }
+
+    /// The same, unless the last look is recent.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_DEBUGREGS`.
+    pub fn refresh_stale(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+        match rdtsc().wrapping_sub(self.seen) >= self.fresh_for {
+            true => self.refresh_guest(vcpu),
+            false => Ok(()),
+        }
     }
 
     fn replace(&mut self) {
@@ -214,6 +235,9 @@ impl DebugControl {
     /// # Errors
     /// An ioctl on the debug or general registers failed.
     pub fn on_exit(&mut self, vcpu: &KvmVcpu, exit: &DebugExit) -> Result<DebugEvent, VcpuError> {
+        if self.is_plainly_ours(exit) {
+            return Ok(DebugEvent::Breakpoint(exit.pc));
+        }
         let placement = self.in_force();
         self.refresh_guest(vcpu)?;
         let stepping = self.step || self.lift != Lift::None;
@@ -228,7 +252,7 @@ impl DebugControl {
         if passed {
             self.applied = None;
         }
-        if cause.guest_dr6 & DR6_BS != 0 && stepped_for_nmi(vcpu)? {
+        if cause.guest_dr6 & DR6_BS != 0 && is_nmi_window(vcpu)? {
             cause.guest_dr6 &= !DR6_BS;
         }
         if cause.guest_execution && self.rf_was_ignored(vcpu)? {
@@ -245,6 +269,18 @@ impl DebugControl {
             (_, true) => DebugEvent::Stepped,
             _ => DebugEvent::Passed,
         })
+    }
+
+    /// The one common case, which needs no look at the guest's own registers:
+    /// a breakpoint of ours, no step, and no other cause.
+    fn is_plainly_ours(&self, exit: &DebugExit) -> bool {
+        let cause = self.placement.classify(exit.dr6, false);
+        exit.vector == DB_VECTOR
+            && !self.step
+            && self.lift == Lift::None
+            && cause.ours == Some(exit.pc)
+            && cause.guest_dr6 == 0
+            && (exit.dr6 & DR6_SLOTS).is_power_of_two()
     }
 
     /// On a KVM that ignores RF, a guest that has set RF to step over its own
@@ -284,11 +320,11 @@ impl DebugControl {
     }
 }
 
-/// On AMD's processors without virtual NMIs, KVM steps the guest over the IRET
-/// of its NMI handler when the next NMI waits, and reports that step as if it
-/// were the guest's. Then an NMI is pending, and TF is not set: KVM has taken
-/// its own away.
-fn stepped_for_nmi(vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
+/// True if a single-step trap was `kvm_amd`'s own: to find the end of an NMI
+/// handler on processors without virtual NMIs it steps over the handler's IRET,
+/// and while #DB is ours the trap comes to us. It has restored the guest's TF by
+/// then, and the NMI that it waits to inject is still pending.
+fn is_nmi_window(vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
     if vcpu.get_regs()?.rflags & RFLAGS_TF != 0 {
         return Ok(false);
     }

@@ -21,11 +21,11 @@ impl GpWatch {
     /// True if the guest has just taken the last debug register.
     pub(super) fn arm(
         &mut self,
-        vcpu: &mut KvmVcpu,
+        vcpu: &KvmVcpu,
         memory: &GuestMemoryMmap,
         debug: &mut DebugControl,
     ) -> Result<bool, VcpuError> {
-        let sregs = vcpu.sregs_at_exit()?;
+        let sregs = vcpu.get_sregs()?;
         let context = CpuContext {
             regs: &kvm_bindings::kvm_regs::default(),
             sregs: &sregs,
@@ -36,8 +36,14 @@ impl GpWatch {
             log::debug!("{}: #GP handler at {gate:x?}", vcpu.id());
             self.gate = gate;
         }
-        self.want(debug);
-        debug.refresh_guest(vcpu)?;
+        match self.is_wanted(debug) {
+            // The guest's own debug registers are looked at often anyway.
+            true => debug.refresh_stale(vcpu)?,
+            false => {
+                self.want(debug);
+                debug.refresh_guest(vcpu)?;
+            }
+        }
         let full = debug.unplaced() > 0;
         let news = full && !self.told_full;
         self.told_full = full;
@@ -50,6 +56,11 @@ impl GpWatch {
             Some(gate) => debug.want(&[gate.handler]),
             None => debug.want(&[]),
         }
+    }
+
+    fn is_wanted(&self, debug: &DebugControl) -> bool {
+        let wanted = self.gate.map(|gate| gate.handler);
+        debug.wanted() == wanted.as_slice()
     }
 
     /// The watched handler's gate.

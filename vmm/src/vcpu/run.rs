@@ -109,9 +109,8 @@ struct Core {
     pending_pmi: Option<PmiRequest>,
     halt: HaltClock,
     timer: DeadlineTimer,
-    tsc_khz: u64,
+    counting: bool,
     entered: u64,
-    debug_seen: u64,
 }
 
 impl Vcpu {
@@ -131,16 +130,15 @@ impl Vcpu {
                 platform: parts.platform,
                 control: parts.control,
                 observer: parts.observer,
-                debug: DebugControl::new(parts.quirks),
+                debug: DebugControl::new(parts.quirks, DEBUG_REFRESH_MS * u64::from(tsc_khz)),
                 gp: GpWatch::default(),
                 stepping: StepDriver::new(parts.step),
                 throttle: PmiThrottle::new(floor),
                 pending_pmi: None,
                 halt,
                 timer: DeadlineTimer::new(tsc_khz).map_err(VcpuFailure::Timer)?,
-                tsc_khz: tsc_khz.into(),
+                counting: false,
                 entered: 0,
-                debug_seen: 0,
             },
         })
     }
@@ -213,6 +211,12 @@ impl Core {
         self.forward_pmi(kvm, rdtsc())?;
         self.debug.apply(kvm)?;
         if let Some(pmu) = &mut self.pmu {
+            let needs = pmu.needs();
+            if needs.counting && !self.counting {
+                self.halt.begin();
+            }
+            self.counting = needs.counting;
+            kvm.sync_registers(self.debug.is_active() || needs.ring);
             let now = rdtsc();
             self.entered = now;
             pmu.observe(Progress::Entered { tsc: now });
@@ -231,16 +235,17 @@ impl Core {
             return Ok(());
         };
         let needs = pmu.needs();
-        let halted = match needs.counting {
-            true => self.halt.halted(tsc.saturating_sub(self.entered)),
-            false => 0,
-        };
+        let ticks = tsc.saturating_sub(self.entered);
+        let halted = self.halt.passed(ticks, needs.counting);
         let ring = match needs.ring {
-            true => Some(Ring::from_cpl(cpl(&kvm.sregs_at_exit()?))),
+            true => Some(Ring::from_cpl(cpl(&kvm.get_sregs()?))),
             false => None,
         };
         pmu.observe(Progress::Left { tsc, halted, ring });
-        self.watch_debug_registers(kvm, tsc)?;
+        // A guest that sets breakpoints while ours are in use is noticed here.
+        if self.debug.is_active() {
+            self.debug.refresh_stale(kvm)?;
+        }
         Ok(())
     }
 
@@ -258,7 +263,7 @@ impl Core {
             match self.throttle.request(now) {
                 ThrottleDecision::Deliver => due = true,
                 ThrottleDecision::Late { .. } if !due => {
-                    self.report(kvm.id(), || TrapEvent::PmiLate)
+                    self.report(kvm.id(), || TrapEvent::PmiLate);
                 }
                 ThrottleDecision::Late { .. } => {}
             }
@@ -271,17 +276,6 @@ impl Core {
         };
         let delivery = pmi::send(kvm, &self.vm, vendor)?;
         self.report(kvm.id(), || TrapEvent::Pmi { request, delivery });
-        Ok(())
-    }
-
-    /// A guest that sets breakpoints while ours are in use is noticed here.
-    fn watch_debug_registers(&mut self, kvm: &KvmVcpu, now: u64) -> Result<(), VcpuError> {
-        if self.debug.is_active()
-            && now.wrapping_sub(self.debug_seen) >= DEBUG_REFRESH_MS * self.tsc_khz
-        {
-            self.debug_seen = now;
-            self.debug.refresh_guest(kvm)?;
-        }
         Ok(())
     }
 
@@ -320,7 +314,12 @@ impl Core {
             VmExit::MmioWrite { address, data, len } => {
                 self.platform.mmio_write(address, &data[..len]);
             }
-            VmExit::Shutdown | VmExit::SystemEvent { .. } => {
+            VmExit::SystemEvent { kind } => {
+                return Ok(Some(VcpuEnd::Stuck(format!(
+                    "KVM reports system event {kind}, which no x86 guest of ours can cause"
+                ))));
+            }
+            VmExit::Shutdown => {
                 // kvm_amd has reset the vCPU by now.
                 const RESET_RIP: u64 = 0xfff0;
                 let rip = kvm.get_regs()?.rip;

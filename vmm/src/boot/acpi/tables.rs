@@ -62,7 +62,6 @@ pub(super) fn fadt(dsdt: u64, facs: u64, pm_timer: bool) -> Vec<u8> {
     const BOOT_ISA_DEVICES: u16 = 1 << 0;
     const BOOT_8042: u16 = 1 << 1;
     const BOOT_NO_VGA: u16 = 1 << 2;
-    const BOOT_NO_CMOS_RTC: u16 = 1 << 5;
     // Latencies above 100 and 1000 µs say that C2 and C3 do not exist.
     const NO_C2: u16 = 101;
     const NO_C3: u16 = 1001;
@@ -75,7 +74,7 @@ pub(super) fn fadt(dsdt: u64, facs: u64, pm_timer: bool) -> Vec<u8> {
         | FLAG_NO_FIXED_RTC
         | FLAG_RESET_REGISTER
         | if pm_timer { FLAG_TIMER_32_BITS } else { 0 };
-    let boot_arch = BOOT_ISA_DEVICES | BOOT_8042 | BOOT_NO_VGA | BOOT_NO_CMOS_RTC;
+    let boot_arch = BOOT_ISA_DEVICES | BOOT_8042 | BOOT_NO_VGA;
     let (timer_port, timer_len) = if pm_timer {
         (PORTS.pm_timer, 4)
     } else {

@@ -86,6 +86,13 @@ fn kvms_own_leaves_stay() {
 }
 
 #[test]
+fn a_foreign_vendor_gets_no_hypercall_features() {
+    // 0x0100_7efb without PV_UNHALT (7), PV_SEND_IPI (11), PV_SCHED_YIELD (13).
+    let leaves = made(&amd_host(), 0, &plan(Vendor::Intel, None));
+    assert_eq!(leaves.get(0x4000_0001, 0).eax, 0x0100_567b);
+}
+
+#[test]
 fn hiding_a_feature_hides_what_needs_it() {
     fn check(hidden: &str, gone: &[(u32, u32, Reg, u8)], stays: &[(u32, u32, Reg, u8)]) {
         let hidden = [hidden.parse().unwrap()];

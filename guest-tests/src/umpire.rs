@@ -1,0 +1,24 @@
+//! The `umpire` program beside the running test.
+
+use std::path::PathBuf;
+
+/// Path of `umpire`, built with the same profile as the running test.
+///
+/// # Panics
+/// If it was not built, with the command that builds it.
+#[must_use]
+pub fn path() -> PathBuf {
+    let test = std::env::current_exe().expect("a running test has a file");
+    // Tests lie in `deps`, binaries one level above.
+    let folder = test
+        .ancestors()
+        .skip(1)
+        .find(|folder| !folder.ends_with("deps") && !folder.ends_with("examples"));
+    let path = folder.expect("a folder above the test").join("umpire");
+    assert!(
+        path.exists(),
+        "{} is missing; build it with: cargo build -p vmm",
+        path.display()
+    );
+    path
+}

@@ -1,0 +1,106 @@
+//! A backend with fewer counters than the model: one counter at a time.
+
+use pmu_virt::{
+    ClockBackend, CountRequest, CounterBackend, CounterId, Grant, Layer, MsrIndex, Observation,
+    PmuModel, Progress, Provenance, ReadOutcome, Reading, SlotIndex, SlotSet, Unavailable,
+    UnavailableReason, VcpuPmu, WriteOutcome,
+};
+use std::num::NonZeroU64;
+
+/// A clock with a single slot.
+#[derive(Debug)]
+struct Small(ClockBackend);
+
+impl CounterBackend for Small {
+    fn name(&self) -> &'static str {
+        "small"
+    }
+    fn capacity(&self) -> usize {
+        1
+    }
+    fn observation(&self) -> Observation {
+        self.0.observation()
+    }
+    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+        self.0.can_count(request)
+    }
+    fn program(
+        &mut self,
+        slot: SlotIndex,
+        request: &CountRequest,
+    ) -> Result<Provenance, Unavailable> {
+        assert_eq!(slot, SlotIndex(0), "only one slot exists");
+        self.0.program(slot, request)
+    }
+    fn release(&mut self, slot: SlotIndex) {
+        self.0.release(slot);
+    }
+    fn start(&mut self, slot: SlotIndex) {
+        self.0.start(slot);
+    }
+    fn stop(&mut self, slot: SlotIndex) {
+        self.0.stop(slot);
+    }
+    fn read(&self, slot: SlotIndex) -> Reading {
+        self.0.read(slot)
+    }
+    fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        self.0.arm(slot, after);
+    }
+    fn observe(&mut self, progress: &Progress) {
+        self.0.observe(progress);
+    }
+    fn take_overflows(&mut self) -> SlotSet {
+        self.0.take_overflows()
+    }
+    fn deadline(&self) -> Option<u64> {
+        self.0.deadline()
+    }
+    fn needs_ring(&self) -> bool {
+        self.0.needs_ring()
+    }
+}
+
+#[test]
+fn the_counter_that_finds_no_place_says_so_and_takes_the_place_once_free() {
+    let model = PmuModel::parse("amd-core").expect("a model");
+    let small = Box::new(Small(ClockBackend::new()));
+    let mut pmu = VcpuPmu::new(model, small, Grant::everything());
+    let write = |pmu: &mut VcpuPmu, msr, value| {
+        let outcome = pmu.wrmsr(MsrIndex(msr), value, Layer::GuestKernel);
+        assert_eq!(outcome, WriteOutcome::Done);
+    };
+    let mut now = 0;
+    let mut run = |pmu: &mut VcpuPmu| {
+        pmu.observe(Progress::Entered { tsc: now });
+        now += 100;
+        pmu.observe(Progress::Left {
+            tsc: now,
+            halted: 0,
+            ring: None,
+        });
+    };
+    let count = |pmu: &mut VcpuPmu, n| pmu.rdpmc(n, Layer::GuestKernel);
+    write(&mut pmu, 0xc001_0200, 0x43_0076);
+    write(&mut pmu, 0xc001_0202, 0x43_0076);
+    run(&mut pmu);
+    assert_eq!(count(&mut pmu, 0), ReadOutcome::Value(100));
+    assert_eq!(count(&mut pmu, 1), ReadOutcome::Value(0));
+    let report = pmu.report();
+    assert_eq!(report[1].counter, CounterId::Programmable(1));
+    let reason = UnavailableReason::NoFreeCounter {
+        backend: "small",
+        capacity: 1,
+    };
+    assert_eq!(report[1].reading, Reading::Unavailable(reason));
+    assert_eq!(
+        reason.to_string(),
+        "the small backend has no free counter among its 1"
+    );
+    // The first one is given up; the second is enabled again.
+    write(&mut pmu, 0xc001_0200, 0);
+    write(&mut pmu, 0xc001_0202, 0x43_0076);
+    run(&mut pmu);
+    assert_eq!(count(&mut pmu, 0), ReadOutcome::Value(100));
+    assert_eq!(count(&mut pmu, 1), ReadOutcome::Value(100));
+}

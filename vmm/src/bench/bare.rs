@@ -1,0 +1,99 @@
+//! The other side of the comparison: a loop that does no more than an exit needs.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, kvm_guest_debug, kvm_regs};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::guest::{Access, DONE, GP_HANDLER};
+use super::traps::BenchError;
+use crate::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
+use crate::sys::{KickTimer, install_kick_handler};
+
+/// Slot 0 on execution, globally enabled (SDM vol. 3B, 18.2.4).
+const DR7_SLOT0: u64 = 2 | 1 << 10;
+const RDPMC_LENGTH: u64 = 2;
+
+/// A vCPU without a PMU behind it.
+#[derive(Debug)]
+pub(super) struct Bare {
+    kvm: KvmVcpu,
+    vm: Arc<KvmVm>,
+    timer: KickTimer,
+}
+
+impl Bare {
+    /// A loop around `kvm`, on the calling thread.
+    pub(super) fn new(kvm: KvmVcpu, vm: Arc<KvmVm>) -> Result<Self, BenchError> {
+        install_kick_handler().map_err(BenchError::Signal)?;
+        let timer = KickTimer::for_this_thread().map_err(BenchError::Signal)?;
+        Ok(Self { kvm, vm, timer })
+    }
+
+    /// Runs to the end of a batch of `access` and returns its number.
+    ///
+    /// RDPMC needs the breakpoint on the #GP handler; an MSR exit needs nothing,
+    /// and gets nothing.
+    pub(super) fn batch(&mut self, access: Access, timeout: Duration) -> Result<u32, BenchError> {
+        let Self { kvm, vm, timer } = self;
+        let mut request = kvm_guest_debug::default();
+        if access.is_rdpmc() {
+            request.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+            request.arch.debugreg[0] = GP_HANDLER;
+            request.arch.debugreg[7] = DR7_SLOT0;
+        }
+        kvm.set_guest_debug(&request)?;
+        kvm.sync_registers(access.is_rdpmc());
+        let deadline = Instant::now() + timeout;
+        timer.arm(timeout);
+        let batch = kvm.with_kicks(|kvm| batch(kvm, vm, deadline));
+        timer.disarm();
+        batch
+    }
+}
+
+fn batch(kvm: &mut KvmVcpu, vm: &KvmVm, deadline: Instant) -> Result<u32, BenchError> {
+    loop {
+        match kvm.run()? {
+            VmExit::Rdmsr { .. } => kvm.answer(&Answer::Msr(0)),
+            VmExit::Wrmsr { .. } => kvm.answer(&Answer::Done),
+            VmExit::Debug(_) => return_from_gp(kvm, vm)?,
+            VmExit::IoOut {
+                port: DONE, data, ..
+            } => {
+                let word: [u8; 4] = data.as_slice().try_into().unwrap_or([0xff; 4]);
+                return Ok(u32::from_le_bytes(word));
+            }
+            VmExit::Interrupted if Instant::now() < deadline => kvm.set_immediate_exit(false),
+            VmExit::Interrupted => return Err(BenchError::TimedOut),
+            other => return Err(BenchError::Guest(format!("{other:?}"))),
+        }
+    }
+}
+
+/// Goes on after the RDPMC with what the #GP's frame says and nothing else: no
+/// look at what raised it, no count. The guest's memory is mapped one to one.
+fn return_from_gp(kvm: &KvmVcpu, vm: &KvmVm) -> Result<(), BenchError> {
+    let regs = kvm.get_regs()?;
+    // Error code, RIP, CS, RFLAGS, RSP, SS.
+    let frame: [u64; 6] = vm
+        .memory()
+        .read_obj(GuestAddress(regs.rsp))
+        .map_err(|error| BenchError::Guest(error.to_string()))?;
+    let [_, rip, cs, rflags, rsp, ss] = frame;
+    if cs & 3 != 0 {
+        let mut sregs = kvm.get_sregs()?;
+        let low = |selector: u64| u16::try_from(selector & 0xffff).unwrap_or(0);
+        (sregs.cs.selector, sregs.cs.dpl) = (low(cs), 3);
+        (sregs.ss.selector, sregs.ss.dpl) = (low(ss), 3);
+        kvm.set_sregs(&sregs)?;
+    }
+    kvm.set_regs(&kvm_regs {
+        rip: rip + RDPMC_LENGTH,
+        rflags,
+        rsp,
+        ..regs
+    })?;
+    Ok(())
+}

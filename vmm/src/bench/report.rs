@@ -1,0 +1,71 @@
+//! The report of a measurement.
+
+use std::io::{self, Write};
+
+use super::traps::{TrapReport, TrapRow};
+
+/// Writes `report` to `out`.
+///
+/// # Errors
+/// `out` cannot be written to.
+pub fn write_report(report: &TrapReport, json: bool, out: &mut dyn Write) -> io::Result<()> {
+    match json {
+        true => {
+            serde_json::to_writer_pretty(&mut *out, report)?;
+            writeln!(out)?;
+        }
+        false => text(report, out)?,
+    }
+    out.flush()
+}
+
+fn text(report: &TrapReport, out: &mut dyn Write) -> io::Result<()> {
+    let processor = report.processor.as_deref().unwrap_or("unknown processor");
+    let kernel_code = match report.slow_cpl0 {
+        true => "emulated",
+        false => "native",
+    };
+    writeln!(
+        out,
+        "Round trips of trapped PMU accesses, timed in the guest ({} of each kind)",
+        report.iterations
+    )?;
+    writeln!(
+        out,
+        "{processor}, guest CPL 0 {kernel_code}, TSC {} MHz, model {}, backend {}\n",
+        report.tsc_khz / 1000,
+        report.model,
+        report.backend
+    )?;
+    writeln!(
+        out,
+        "{:<20} {:>22} {:>22} {:>7} {:>7}",
+        "", "umpire p50 / p99 [us]", "bare p50 / p99 [us]", "ratio", "target"
+    )?;
+    for row in &report.rows {
+        write_row(row, out)?;
+    }
+    writeln!(
+        out,
+        "\nbare: the same exit, with a handler that only answers (MSR) or returns from the #GP (RDPMC)"
+    )
+}
+
+fn write_row(row: &TrapRow, out: &mut dyn Write) -> io::Result<()> {
+    let pair = |p50: u64, p99: u64| format!("{} / {}", micros(p50), micros(p99));
+    writeln!(
+        out,
+        "{:<20} {:>22} {:>22} {:>7.3} {:>7.2}  {}",
+        row.access.name(),
+        pair(row.umpire.p50_ns, row.umpire.p99_ns),
+        pair(row.bare.p50_ns, row.bare.p99_ns),
+        row.ratio_p50,
+        row.target,
+        if row.met { "met" } else { "missed" }
+    )
+}
+
+/// Microseconds with two decimals.
+pub(crate) fn micros(ns: u64) -> String {
+    format!("{}.{:02}", ns / 1000, ns % 1000 / 10)
+}

@@ -1,0 +1,59 @@
+//! Percentiles of round trips.
+
+use serde::Serialize;
+
+/// Two percentiles of one series, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Percentiles {
+    /// Half of the samples are no longer than this.
+    pub p50_ns: u64,
+    /// 99 of 100 samples are no longer than this.
+    pub p99_ns: u64,
+}
+
+/// The percentiles (nearest rank) of `ticks`, which is sorted by this; none of an
+/// empty series. `tsc_khz` must not be 0.
+pub fn percentiles(ticks: &mut [u32], tsc_khz: u32) -> Option<Percentiles> {
+    ticks.sort_unstable();
+    let at = |percent: usize| {
+        let rank = (ticks.len() * percent).div_ceil(100).max(1);
+        let ticks = ticks.get(rank - 1)?;
+        Some(u64::from(*ticks) * 1_000_000 / u64::from(tsc_khz.max(1)))
+    };
+    Some(Percentiles {
+        p50_ns: at(50)?,
+        p99_ns: at(99)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(mut ticks: Vec<u32>, tsc_khz: u32, expected: Option<(u64, u64)>) {
+        let expected = expected.map(|(p50_ns, p99_ns)| Percentiles { p50_ns, p99_ns });
+        assert_eq!(percentiles(&mut ticks, tsc_khz), expected, "{ticks:?}");
+    }
+
+    #[test]
+    fn nearest_rank() {
+        check(vec![], 1_000_000, None);
+        check(vec![7], 1_000_000, Some((7, 7)));
+        check(vec![3, 1, 2], 1_000_000, Some((2, 3)));
+        check((1..=100).rev().collect(), 1_000_000, Some((50, 99)));
+        check((1..=1000).collect(), 1_000_000, Some((500, 990)));
+    }
+
+    #[test]
+    fn ticks_become_nanoseconds() {
+        check(vec![2_500], 2_500_000, Some((1_000, 1_000)));
+        check(
+            vec![u32::MAX],
+            1,
+            Some((
+                u64::from(u32::MAX) * 1_000_000,
+                u64::from(u32::MAX) * 1_000_000,
+            )),
+        );
+    }
+}

@@ -1,0 +1,90 @@
+//! `umpire doctor`: whether a guest with a virtual PMU can run here, and what
+//! this host's KVM is like.
+//!
+//! [`check`] is the verdict alone, for commands that are about to start a guest;
+//! they refuse for the very reason that the report gives.
+
+mod diagnosis;
+mod models;
+mod sources;
+mod text;
+
+#[cfg(test)]
+mod tests;
+
+pub use diagnosis::{Diagnosis, Kvm, Verdict};
+pub use models::ModelFinding;
+pub use sources::BackendFinding;
+
+use std::io::{self, Write};
+
+use thiserror::Error;
+
+use crate::config::{ExitStatus, UserError};
+use crate::kvm::{Host, HostError};
+use crate::micro::MicroError;
+use crate::probe::ProbeReport;
+
+/// Why a guest with a virtual PMU cannot run on this host.
+#[derive(Debug, Error)]
+pub enum Refusal {
+    /// `/dev/kvm` cannot be opened, KVM is too old, lacks something, or an ioctl failed.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The probe guests did not run.
+    #[error("this KVM cannot run the probe guests: {0}")]
+    Probe(#[from] MicroError),
+    /// The probe guests ran, and found what rules a virtual PMU out.
+    #[error("{0}")]
+    Obstacle(&'static str),
+}
+
+/// Opens KVM, with the next step in the error.
+///
+/// # Errors
+/// [`Refusal::Host`].
+pub fn open() -> Result<Host, Refusal> {
+    Ok(Host::open()?)
+}
+
+/// Runs the probe guests once (some ten milliseconds) and says what they found.
+///
+/// # Errors
+/// A guest with a virtual PMU cannot run on `host`, for this reason.
+pub fn check(host: &Host) -> Result<ProbeReport, Refusal> {
+    host.require_all()?;
+    let report = ProbeReport::gather(host)?;
+    match report.obstacle() {
+        Some(obstacle) => Err(Refusal::Obstacle(obstacle)),
+        None => Ok(report),
+    }
+}
+
+/// Prints the report on standard output; the status says whether a guest with a
+/// virtual PMU can run here.
+///
+/// # Errors
+/// Standard output cannot be written to.
+pub fn run(json: bool) -> Result<ExitStatus, UserError> {
+    report(&Diagnosis::gather(), json, &mut io::stdout().lock())
+        .map_err(|error| UserError::with_status(error, ExitStatus::HOST_FAILURE))
+}
+
+/// Writes `diagnosis` to `out`.
+///
+/// # Errors
+/// `out` cannot be written to.
+pub fn report(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> io::Result<ExitStatus> {
+    match json {
+        true => {
+            serde_json::to_writer_pretty(&mut *out, diagnosis)?;
+            writeln!(out)?;
+        }
+        false => text::write(diagnosis, out)?,
+    }
+    out.flush()?;
+    Ok(match diagnosis.verdict.can_run {
+        true => ExitStatus::SUCCESS,
+        false => ExitStatus::BAD_INPUT,
+    })
+}

@@ -1,0 +1,122 @@
+//! One micro-guest vCPU on the calling thread, with devices and an observer of
+//! the caller's, and resumable after every end.
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use arbiter::Grant;
+use pmu_virt::{CounterReport, PmuModel, VcpuPmu};
+
+use super::run::{BackendFactory, MicroRunError};
+use crate::kvm::{KvmVcpu, KvmVm};
+use crate::sys::install_kick_handler;
+use crate::vcpu::{
+    DebugQuirks, Observer, Platform, StepSupport, Vcpu, VcpuControl, VcpuEnd, VcpuParts,
+};
+
+/// What a solo vCPU is made of, besides KVM's parts.
+#[derive(Debug)]
+pub struct SoloParts {
+    /// PMU model.
+    pub model: PmuModel,
+    /// Makes its counter backend.
+    pub backend: BackendFactory,
+    /// Oddities of the host's KVM.
+    pub quirks: DebugQuirks,
+    /// What the host can step.
+    pub step: StepSupport,
+    /// Shortest time between two PMIs, in microseconds.
+    pub pmi_floor_us: u32,
+    /// Devices.
+    pub platform: Arc<dyn Platform>,
+    /// Receives the trap path's reports.
+    pub observer: Box<dyn Observer>,
+}
+
+/// One vCPU in the real run loop; its thread is the one that made it.
+#[derive(Debug)]
+pub struct Solo {
+    vcpu: Vcpu,
+    control: Arc<VcpuControl>,
+    tsc_khz: u32,
+}
+
+impl Solo {
+    /// Wraps `kvm`, a vCPU of `vm`.
+    ///
+    /// # Errors
+    /// [`MicroRunError`]: the kick handler or the kick timer cannot be had.
+    pub fn new(kvm: KvmVcpu, vm: Arc<KvmVm>, parts: SoloParts) -> Result<Self, MicroRunError> {
+        install_kick_handler().map_err(MicroRunError::Signal)?;
+        let tsc_khz = kvm.get_tsc_khz()?;
+        let control = Arc::new(VcpuControl::default());
+        let pmu = VcpuPmu::new(parts.model, (parts.backend)(), Grant::everything());
+        let vcpu = Vcpu::new(VcpuParts {
+            kvm,
+            vm,
+            pmu: Some(pmu),
+            platform: parts.platform,
+            control: control.clone(),
+            observer: parts.observer,
+            quirks: parts.quirks,
+            step: parts.step,
+            pmi_floor_us: parts.pmi_floor_us,
+            tsc_khz,
+        })?;
+        Ok(Self {
+            vcpu,
+            control,
+            tsc_khz,
+        })
+    }
+
+    /// Runs the guest until it ends; `None` if that took longer than `timeout`.
+    /// After an end that the guest asked for it can be run on.
+    ///
+    /// # Errors
+    /// The vCPU failed, by the host's fault.
+    pub fn run(&mut self, timeout: Duration) -> Result<Option<VcpuEnd>, MicroRunError> {
+        let target = Vcpu::kick_target();
+        let control = self.control.clone();
+        let (running, ended) = channel::<()>();
+        let (end, late) = std::thread::scope(|scope| {
+            let watchdog = scope.spawn(move || {
+                let late = ended.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout);
+                if late {
+                    // The loop looks at the flag after each kick.
+                    control.stop();
+                    target.kick();
+                }
+                late
+            });
+            let end = self.vcpu.run();
+            drop(running);
+            (end, watchdog.join())
+        });
+        let end = end?;
+        match late.map_err(|_| MicroRunError::Panicked)? && end == VcpuEnd::Stopped {
+            true => Ok(None),
+            false => Ok(Some(end)),
+        }
+    }
+
+    /// The counters in use, while the guest does not run.
+    #[must_use]
+    pub fn counters(&self) -> Vec<CounterReport> {
+        self.vcpu.pmu().map(VcpuPmu::report).unwrap_or_default()
+    }
+
+    /// PMIs delivered so far, and of these late ones.
+    #[must_use]
+    pub fn pmis(&self) -> (u64, u64) {
+        let throttle = self.vcpu.throttle();
+        (throttle.delivered(), throttle.late())
+    }
+
+    /// The guest's TSC frequency in kHz.
+    #[must_use]
+    pub fn tsc_khz(&self) -> u32 {
+        self.tsc_khz
+    }
+}
