@@ -32,4 +32,19 @@ pub const LIMITS: &[Limit] = &[
         reason: "this KVM emulates CPL 0, and its emulator lacks INT n",
         tests: &["step::software_interrupt_at_cpl_0"],
     },
+    Limit {
+        applies: ProbeReport::slow_cpl0,
+        reason: "this KVM emulates CPL 0, and its emulator lacks INT3",
+        tests: &["debug::int3_at_cpl_0"],
+    },
+    Limit {
+        applies: ProbeReport::slow_cpl0,
+        reason: "this KVM emulates CPL 0, and its emulator knows no data breakpoints",
+        tests: &["debug::data_breakpoint_at_cpl_0"],
+    },
+    Limit {
+        applies: |probe| !probe.breakpoint_cpl3,
+        reason: "breakpoints never fire at CPL 3 on this KVM",
+        tests: &["debug::data_breakpoint_at_cpl_3"],
+    },
 ];

@@ -4,6 +4,7 @@
 //! and told; `cargo l1 -- BINARY` runs it on the faithful KVM.
 
 mod amd;
+mod debug;
 mod intel;
 mod overflow;
 mod rdpmc;
@@ -17,10 +18,11 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 7] = [
+    let themes: [&[Test]; 8] = [
         intel::TESTS,
         amd::TESTS,
         rdpmc::TESTS,
+        debug::TESTS,
         overflow::TESTS,
         vcpus::TESTS,
         rings::TESTS,

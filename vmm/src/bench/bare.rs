@@ -31,14 +31,17 @@ impl Bare {
         Ok(Self { kvm, vm, timer })
     }
 
-    /// Runs to the end of a batch of `access` and returns its number.
-    ///
-    /// RDPMC needs the breakpoint on the #GP handler; an MSR exit needs nothing,
-    /// and gets nothing.
-    pub(super) fn batch(&mut self, access: Access, timeout: Duration) -> Result<u32, BenchError> {
+    /// Runs to the end of a batch of `access` and returns its number; with the
+    /// breakpoint on the #GP handler if `armed`, which RDPMC needs.
+    pub(super) fn batch(
+        &mut self,
+        access: Access,
+        armed: bool,
+        timeout: Duration,
+    ) -> Result<u32, BenchError> {
         let Self { kvm, vm, timer } = self;
         let mut request = kvm_guest_debug::default();
-        if access.is_rdpmc() {
+        if armed {
             request.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
             request.arch.debugreg[0] = GP_HANDLER;
             request.arch.debugreg[7] = DR7_SLOT0;

@@ -164,7 +164,13 @@ impl DebugControl {
         Ok(())
     }
 
-    /// The same, unless the last look is recent.
+    /// TSC ticks for which a look at the guest's own state is good.
+    #[must_use]
+    pub fn fresh_for(&self) -> u64 {
+        self.fresh_for
+    }
+
+    /// The same as [`DebugControl::refresh_guest`], unless the last look is recent.
     ///
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.

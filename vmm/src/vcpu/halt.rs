@@ -3,10 +3,12 @@
 use crate::kvm::KvmVcpu;
 use crate::sys::HaltStats;
 
-/// Guest time for which the statistics are not asked about: reading them is a
-/// system call, which costs as much as half an exit on some hosts. At most this
-/// much halted time is told late, none is lost.
-const WORTH_ASKING_NS: u64 = 200_000;
+/// An interval this long may well be a halt, and is asked about at once.
+const LONG_NS: u64 = 200_000;
+/// Guest time in shorter intervals that goes by without a question: reading the
+/// statistics is a system call, which costs as much as half an exit on some
+/// hosts. So at most this much halted time is told late; none is lost.
+const UNASKED_NS: u64 = 1_000_000;
 
 /// Tells how long a vCPU was halted between entry and exit.
 #[derive(Debug)]
@@ -45,7 +47,7 @@ impl HaltClock {
 
     /// Forgets what was halted until now: counting begins here.
     pub(super) fn begin(&mut self) {
-        if self.is_worth_asking() {
+        if self.ns(self.unasked) >= UNASKED_NS {
             self.ask();
         }
         self.owed = 0;
@@ -58,7 +60,7 @@ impl HaltClock {
         if !counting {
             return 0;
         }
-        if self.is_worth_asking() {
+        if self.ns(ticks) >= LONG_NS || self.ns(self.unasked) >= UNASKED_NS {
             self.owed = self.owed.saturating_add(self.ask());
         }
         let told = self.owed.min(ticks);
@@ -66,9 +68,9 @@ impl HaltClock {
         told
     }
 
-    fn is_worth_asking(&self) -> bool {
-        let ns = u128::from(self.unasked) * 1_000_000 / u128::from(self.tsc_khz);
-        ns >= WORTH_ASKING_NS.into()
+    fn ns(&self, ticks: u64) -> u64 {
+        let ns = u128::from(ticks) * 1_000_000 / u128::from(self.tsc_khz);
+        u64::try_from(ns).unwrap_or(u64::MAX)
     }
 
     /// Ticks halted since the last question.
