@@ -371,9 +371,10 @@ fn throttled(lab: &Lab) -> Result<()> {
         taken >= PMIS && (taken..=taken + 1).contains(&delivered),
         "{delivered} PMIs delivered, {taken} taken"
     );
-    // All but the first had to wait, unless the host was away for a whole floor.
+    // Every one but the first had to wait, unless the host was busy for
+    // longer than the floor.
     ensure!(
-        (delivered / 2..=delivered).contains(&late) && late == told,
+        (PMIS / 3..=delivered).contains(&late) && late == told,
         "{late} late, {told} told, of {delivered}"
     );
     let least = FLOOR * u32::try_from(PMIS - 1)?;
