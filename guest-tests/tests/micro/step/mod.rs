@@ -1,5 +1,6 @@
 //! The `step` backend on a real KVM: counts worked out by hand.
 
+mod amd;
 mod cases;
 mod losses;
 mod region;
@@ -7,5 +8,5 @@ mod region;
 use guest_tests::micro::Test;
 
 pub(crate) fn tests() -> Vec<Test> {
-    [cases::TESTS, losses::TESTS].concat()
+    [cases::TESTS, amd::TESTS, losses::TESTS].concat()
 }
