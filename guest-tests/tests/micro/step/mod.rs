@@ -2,11 +2,12 @@
 
 mod amd;
 mod cases;
+mod events;
 mod losses;
 mod region;
 
 use guest_tests::micro::Test;
 
 pub(crate) fn tests() -> Vec<Test> {
-    [cases::TESTS, amd::TESTS, losses::TESTS].concat()
+    [cases::TESTS, events::TESTS, amd::TESTS, losses::TESTS].concat()
 }
