@@ -170,12 +170,15 @@ impl DebugControl {
         self.fresh_for
     }
 
-    /// The same as [`DebugControl::refresh_guest`], unless the last look is recent.
+    /// The same as [`DebugControl::refresh_guest`], unless the last look is
+    /// recent. A breakpoint of ours that found no place has one looked for
+    /// every time: the guest may just have given it back.
     ///
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
     pub fn refresh_stale(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
-        match rdtsc().wrapping_sub(self.seen) >= self.fresh_for {
+        let stale = rdtsc().wrapping_sub(self.seen) >= self.fresh_for;
+        match stale || self.unplaced() > 0 {
             true => self.refresh_guest(vcpu),
             false => Ok(()),
         }

@@ -108,7 +108,9 @@ impl GpWatch {
 
     fn is_news(&mut self, debug: &DebugControl) -> bool {
         let full = debug.unplaced() > 0;
-        full && !std::mem::replace(&mut self.told_full, full)
+        // Always replaced: a guest that gives one back and takes it again is told again.
+        let told = std::mem::replace(&mut self.told_full, full);
+        full && !told
     }
 
     /// Asks for the one breakpoint of the watch.
