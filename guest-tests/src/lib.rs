@@ -1,5 +1,6 @@
 //! Guests and machines for the tests.
 
+pub mod hostile;
 pub mod l1;
 pub mod linux;
 pub mod micro;
