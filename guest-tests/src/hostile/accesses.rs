@@ -1,8 +1,8 @@
 //! Attacks on registers, ports and memory.
 
 use iced_x86::code_asm::{
-    CodeAssembler, al, ax, byte_ptr, dword_ptr, dx, eax, ecx, edi, edx, esi, qword_ptr, rax, rbx,
-    rdi, rsi, word_ptr,
+    CodeAssembler, al, ax, byte_ptr, dword_ptr, dx, eax, ecx, edx, esi, qword_ptr, rax, rbx, rdi,
+    rsi, word_ptr,
 };
 use vmm::micro::{LAPIC, SCRATCH};
 
@@ -67,20 +67,13 @@ const PORTS: [u16; 30] = [
 /// i8042 command, port A, test exit, PM1a control, reset control.
 const ENDING_PORTS: [u16; 8] = [0x64, 0x92, 0xf4, 0xf5, 0xf6, 0x604, 0x605, 0xcf9];
 
-/// A counter close to overflow that runs, and an LVTPC for its PMI: the attacks
-/// that follow meet PMIs.
-pub(super) fn begin(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
-    a.mov(eax, lvtpc(rng))?;
-    a.mov(dword_ptr(LVTPC), eax)?;
-    if rng.one_in(2) {
-        // Software-enables the APIC, or its LVT stays masked.
-        a.mov(dword_ptr(LAPIC + 0xf0), 0x1ff)?;
+/// An LVTPC for PMIs, in an APIC that is mostly switched on.
+pub(super) fn open_apic(a: &mut CodeAssembler, rng: &mut Rng) -> Written {
+    if !rng.one_in(4) {
+        // Software-disabled its LVT stays masked.
+        write_apic(a, LAPIC + 0xf0, 0x1ff)?;
     }
-    for _ in 0..4 {
-        let msr = pmu_msr(rng, facts);
-        wrmsr(a, msr, pmu_value(rng))?;
-    }
-    Ok(())
+    write_apic(a, LVTPC, lvtpc(rng))
 }
 
 pub(super) fn read_msr(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
@@ -177,8 +170,8 @@ pub(super) fn string_port(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -
         _ => rng.below(64),
     };
     a.mov(ecx, count)?;
-    a.mov(rdi, address(rng))?;
-    a.mov(rsi, address(rng))?;
+    a.mov(rdi, address(rng, facts))?;
+    a.mov(rsi, address(rng, facts))?;
     if rng.one_in(4) {
         a.std()?;
     }
@@ -194,11 +187,11 @@ pub(super) fn string_port(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -
 }
 
 /// RAM, the tables in it, the holes, the APICs' pages, or what is not mapped.
-pub(super) fn address(rng: &mut Rng) -> u64 {
+pub(super) fn address(rng: &mut Rng, facts: &Facts) -> u64 {
     let offset = u64::from(rng.below(0x1000));
     match rng.below(10) {
-        // The guest's own tables: rarely, or no guest would live long.
-        0 if rng.one_in(4) => 0x1000 + u64::from(rng.below(0x8000)),
+        // The guest's own tables.
+        0 if facts.deadly => 0x1000 + u64::from(rng.below(0x8000)),
         0..=3 => SCRATCH + u64::from(rng.below(0xc000)),
         // The end of the RAM.
         4 => 0x40_0000 - 8 + u64::from(rng.below(16)),
@@ -218,8 +211,8 @@ pub(super) fn address(rng: &mut Rng) -> u64 {
     }
 }
 
-pub(super) fn memory(a: &mut CodeAssembler, rng: &mut Rng, _: &Facts) -> Written {
-    a.mov(rbx, address(rng))?;
+pub(super) fn memory(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
+    a.mov(rbx, address(rng, facts))?;
     a.mov(rax, rng.nasty())?;
     match rng.below(12) {
         0 => a.mov(byte_ptr(rbx), al),
@@ -235,7 +228,7 @@ pub(super) fn memory(a: &mut CodeAssembler, rng: &mut Rng, _: &Facts) -> Written
         10 => a.push(qword_ptr(rbx)),
         _ => {
             a.mov(rsi, rbx)?;
-            a.mov(rdi, address(rng))?;
+            a.mov(rdi, address(rng, facts))?;
             a.mov(ecx, rng.below(512))?;
             a.rep().movsq()
         }
@@ -258,24 +251,34 @@ pub(super) fn local_apic(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) ->
     const ICR_HIGH: u64 = LAPIC + 0x310;
     let register = LAPIC + 0x10 * u64::from(rng.below(0x40));
     match rng.below(5) {
-        0 => {
-            a.mov(eax, lvtpc(rng))?;
-            a.mov(dword_ptr(LVTPC), eax)
-        }
+        0 => write_apic(a, LVTPC, lvtpc(rng)),
         1 => {
-            a.mov(esi, dword_ptr(register))?;
-            a.mov(edi, esi)
+            a.mov(rbx, register)?;
+            a.mov(esi, dword_ptr(rbx))
         }
         2 => {
             // An IPI of any kind to any vCPU, this one and INIT included.
             let to = rng.pick(&[0, 1, u32::from(facts.vcpu), 0xff]) << 24;
-            a.mov(dword_ptr(ICR_HIGH), to.cast_signed())?;
-            let command = rng.bits32() & 0xc_4fff;
-            a.mov(dword_ptr(ICR_LOW), command.cast_signed())
+            write_apic(a, ICR_HIGH, to)?;
+            let mode = match rng.below(24) {
+                // INIT and start-up take a vCPU out of the test.
+                0 if facts.deadly => rng.pick(&[0x4500, 0x0600]),
+                1..=8 => 0x400,
+                _ => rng.pick(&[0, 0x100, 0x200, 0x300, 0x700]),
+            };
+            let shorthand = rng.below(4) << 18;
+            write_apic(
+                a,
+                ICR_LOW,
+                0x4000 | mode | shorthand | u32::from(rng.byte()),
+            )
         }
-        _ => {
-            a.mov(eax, rng.bits32())?;
-            a.mov(dword_ptr(register), eax)
-        }
+        _ => write_apic(a, register, rng.bits32()),
     }
+}
+
+fn write_apic(a: &mut CodeAssembler, register: u64, value: u32) -> Written {
+    a.mov(rbx, register)?;
+    a.mov(eax, value)?;
+    a.mov(dword_ptr(rbx), eax)
 }

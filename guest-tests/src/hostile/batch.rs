@@ -123,8 +123,17 @@ fn one(lab: &Lab, seed: u64, time: Duration) -> Result<Told, Failure> {
             what: format!("{error:#}"),
         }
     };
-    let guest = HostileGuest::new(seed).map_err(failed(format!("seed {seed}")))?;
+    let guest =
+        HostileGuest::new(seed, lab.probe.slow_cpl0()).map_err(failed(format!("seed {seed}")))?;
     let outcome = play(lab, &guest, time).map_err(failed(guest.to_string()))?;
+    if std::env::var_os("UMPIRE_HOSTILE_TELL").is_some() {
+        for vcpu in &outcome.vcpus {
+            eprintln!(
+                "{guest}: {} at RIP {:#x}, PMIs {:?}",
+                vcpu.end, vcpu.regs.rip, vcpu.pmis
+            );
+        }
+    }
     Ok(Told {
         end: name_of(&outcome),
         pmis: outcome.vcpus.iter().map(|vcpu| vcpu.pmis.0).sum(),

@@ -6,13 +6,13 @@
 //! in memory may end it all the same, as it may on any machine.
 
 use anyhow::Result;
-use iced_x86::code_asm::{CodeAssembler, qword_ptr, rax, rsp};
-use pmu_virt::PmuModel;
+use iced_x86::code_asm::{CodeAssembler, dr7, eax, qword_ptr, rax, rsp};
+use pmu_virt::{CounterId, EventFamily, MsrIndex, PmuModel, Register};
 use vmm::micro::{BackendFactory, KERNEL_CODE, KERNEL_STACK, MicroGuest, SCRATCH, Start, assemble};
 
 use super::rng::Rng;
 use super::{accesses, state};
-use crate::micro::{Written, step_backend};
+use crate::micro::{Written, step_backend, wrmsr};
 
 /// Every model, and none.
 pub const MODELS: [Option<&str>; 7] = [
@@ -28,6 +28,7 @@ pub const MODELS: [Option<&str>; 7] = [
 const ATTACKS: u32 = 24;
 const CODE_STRIDE: u64 = 0x4_0000;
 const HANDLER: u64 = 0x2_0000;
+const DEBUG_HANDLER: u64 = 0x2_0800;
 const RETURNING_HANDLER: u64 = 0x2_1000;
 /// Each vCPU's slots: where to go on, and its IDTR image.
 const SLOTS: u64 = SCRATCH + 0xe000;
@@ -48,8 +49,14 @@ pub(super) struct Facts {
     pub(super) vcpu: u8,
     /// The PMU model's registers; all models' without one.
     pub(super) pmu_msrs: Vec<(u32, u32)>,
+    /// What starts counter 0 close to its overflow, PMI on.
+    start_counting: Vec<(u32, u64)>,
+    /// Attacks that few guests survive are among its attacks.
+    pub(super) deadly: bool,
     /// The exit and reset ports are targets too.
     pub(super) may_end: bool,
+    /// KVM emulates CPL 0, and gives up where its emulator ends.
+    pub(super) emulated: bool,
     /// Holds this vCPU's IDTR image.
     pub(super) idtr: u64,
     /// Where its handler is.
@@ -75,21 +82,24 @@ pub struct HostileGuest {
 
 impl HostileGuest {
     /// The guest of `seed`. Models, backends, numbers of vCPUs and the use of the
-    /// exit and reset ports take turns; the rest is random.
+    /// exit and reset ports take turns; the rest is random. `emulated`: KVM runs
+    /// CPL 0 in its instruction emulator, so what that lacks goes to CPL 3.
     ///
     /// # Errors
     /// Code that cannot be assembled: a mistake in an attack.
-    pub fn new(seed: u64) -> Result<Self> {
+    pub fn new(seed: u64, emulated: bool) -> Result<Self> {
         let turn = |from: u64, choices: u64| seed / from % choices;
         let may_end = turn(1, 2) == 1;
         let model = MODELS[usize::try_from(turn(2, 7))?];
         let stepped = turn(14, 2) == 1;
         let vcpus = 1 + u8::try_from(turn(28, 2))?;
-        let pmu_msrs = match model {
-            Some(name) => PmuModel::parse(name)?.msr_ranges(),
+        let pmu = model.map(PmuModel::parse).transpose()?;
+        let pmu_msrs = match &pmu {
+            Some(pmu) => pmu.msr_ranges(),
             None => pmu_virt::all_pmu_msr_ranges(),
         };
         let mut rng = Rng::new(seed);
+        let deadly = rng.one_in(4);
         let mut guest = MicroGuest::new()
             .code(PD_LOW, large_pages(0))
             .code(PD_HIGH, large_pages(3 * GIB));
@@ -99,7 +109,10 @@ impl HostileGuest {
             let facts = Facts {
                 vcpu,
                 pmu_msrs: pmu_msrs.clone(),
+                start_counting: start_counting(pmu.as_ref(), stepped, &mut rng),
+                deadly,
                 may_end,
+                emulated,
                 idtr: slot + 8,
                 handler: base + HANDLER,
             };
@@ -110,12 +123,19 @@ impl HostileGuest {
                 a.mov(rsp, stack)?;
                 a.jmp(qword_ptr(slot))
             })?;
+            // A breakpoint on a handler would raise #DB for ever.
+            let debug = assemble(base + DEBUG_HANDLER, |a| {
+                a.xor(eax, eax)?;
+                a.mov(dr7, rax)?;
+                a.jmp(base + HANDLER)
+            })?;
             let returning = assemble(base + RETURNING_HANDLER, |a| a.iretq())?;
             let mut start = Start::at(base, 0);
             start.cr4 = if rng.one_in(2) { 1 << 8 } else { 0 };
             guest = guest
                 .code(base, code)
                 .code(base + HANDLER, handler)
+                .code(base + DEBUG_HANDLER, debug)
                 .code(base + RETURNING_HANDLER, returning)
                 .code(idt, table(base))
                 .code(slot + 8, idtr_image(idt))
@@ -157,18 +177,68 @@ impl std::fmt::Display for HostileGuest {
 
 fn code(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts, slot: u64) -> Written {
     state::load_idtr(a, facts.idtr)?;
-    accesses::begin(a, rng, facts)?;
+    guarded(a, slot, |a| accesses::open_apic(a, rng))?;
     let mut again = a.create_label();
     a.set_label(&mut again)?;
+    for &(msr, value) in &facts.start_counting {
+        guarded(a, slot, |a| wrmsr(a, msr, value))?;
+    }
     for _ in 0..ATTACKS {
-        let mut next = a.create_label();
-        a.lea(rax, qword_ptr(next))?;
-        a.mov(qword_ptr(slot), rax)?;
-        attack(a, rng, facts)?;
-        a.set_label(&mut next)?;
-        a.nop()?;
+        guarded(a, slot, |a| attack(a, rng, facts))?;
     }
     a.jmp(again)
+}
+
+/// `code`, with its end as the place to go on after an exception.
+fn guarded(
+    a: &mut CodeAssembler,
+    slot: u64,
+    code: impl FnOnce(&mut CodeAssembler) -> Written,
+) -> Written {
+    let mut next = a.create_label();
+    a.lea(rax, qword_ptr(next))?;
+    a.mov(qword_ptr(slot), rax)?;
+    code(a)?;
+    a.set_label(&mut next)?;
+    a.nop()
+}
+
+/// The writes that start counter 0 of `pmu`.
+fn start_counting(pmu: Option<&PmuModel>, stepped: bool, rng: &mut Rng) -> Vec<(u32, u64)> {
+    const USR_OS_INT_EN: u64 = 0x53 << 16;
+    const INSTRUCTIONS: u64 = 0xc0;
+    const INTEL_CYCLES: u64 = 0x3c;
+    const AMD_CYCLES: u64 = 0x76;
+    let Some(pmu) = pmu else {
+        return Vec::new();
+    };
+    let event = match (stepped, pmu.events()) {
+        (true, _) => INSTRUCTIONS,
+        (false, EventFamily::Intel) => INTEL_CYCLES,
+        (false, _) => AMD_CYCLES,
+    };
+    let below = 1 + if stepped {
+        rng.below(200)
+    } else {
+        rng.below(0x10_0000)
+    };
+    let msrs = pmu
+        .msr_ranges()
+        .into_iter()
+        .flat_map(|(first, last)| first..=last);
+    msrs.filter_map(|msr| {
+        let value = match pmu.decode(MsrIndex(msr))? {
+            Register::Counter {
+                counter: CounterId::Programmable(0),
+                ..
+            } => 0u64.wrapping_sub(below.into()) & pmu.counter_mask(CounterId::Programmable(0)),
+            Register::Select(0) => USR_OS_INT_EN | event,
+            Register::GlobalControl => pmu.global_mask(),
+            _ => return None,
+        };
+        Some((msr, value))
+    })
+    .collect()
 }
 
 type Attack = fn(&mut CodeAssembler, &mut Rng, &Facts) -> Written;
@@ -218,6 +288,7 @@ fn table(base: u64) -> Vec<u8> {
         .flat_map(|vector| {
             let handler = match vector {
                 2 | 32.. => base + RETURNING_HANDLER,
+                1 => base + DEBUG_HANDLER,
                 _ => base + HANDLER,
             };
             gate(handler).to_le_bytes()

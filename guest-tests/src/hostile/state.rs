@@ -15,6 +15,8 @@ use crate::micro::Written;
 
 const TF: u32 = 1 << 8;
 const IF: u32 = 1 << 9;
+const PAE: u64 = 1 << 5;
+const PCE: u64 = 1 << 8;
 
 /// `LIDT [address]`; the address is below 2 GiB.
 pub(super) fn load_idtr(a: &mut CodeAssembler, address: u64) -> Written {
@@ -22,8 +24,33 @@ pub(super) fn load_idtr(a: &mut CodeAssembler, address: u64) -> Written {
     a.db(&[0x0f, 0x01, 0x1c, 0x25, b0, b1, b2, b3])
 }
 
-/// A stretch of code at CPL 3, with random flags, back by an exception.
+/// A stretch of code at CPL 3.
 pub(super) fn user_code(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
+    user(a, rng, facts, |a, rng, facts| {
+        for _ in 0..1 + rng.below(3) {
+            match rng.below(8) {
+                0..=2 => {
+                    a.mov(ecx, accesses::counter(rng))?;
+                    a.rdpmc()?;
+                }
+                3 => accesses::memory(a, rng, facts)?,
+                4 => crate::micro::spin(a, rng.below(0x2_0000) + 1)?,
+                5 => a.syscall()?,
+                6 => a.db(&[0xcd, rng.byte()])?,
+                _ => garbage(a, rng, facts)?,
+            }
+        }
+        Ok(())
+    })
+}
+
+/// `code` at CPL 3, with random flags, back by an exception.
+fn user(
+    a: &mut CodeAssembler,
+    rng: &mut Rng,
+    facts: &Facts,
+    code: impl FnOnce(&mut CodeAssembler, &mut Rng, &Facts) -> Written,
+) -> Written {
     let mut user = a.create_label();
     let flags = 2 | match rng.below(4) {
         0 => 0,
@@ -42,19 +69,7 @@ pub(super) fn user_code(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> 
     a.push(rax)?;
     a.iretq()?;
     a.set_label(&mut user)?;
-    for _ in 0..1 + rng.below(3) {
-        match rng.below(8) {
-            0..=2 => {
-                a.mov(ecx, accesses::counter(rng))?;
-                a.rdpmc()?;
-            }
-            3 => accesses::memory(a, rng, facts)?,
-            4 => crate::micro::spin(a, rng.below(0x2_0000) + 1)?,
-            5 => a.syscall()?,
-            6 => a.db(&[0xcd, rng.byte()])?,
-            _ => random_bytes(a, rng, facts)?,
-        }
-    }
+    code(a, rng, facts)?;
     a.ud2()
 }
 
@@ -66,7 +81,7 @@ pub(super) fn debug_registers(a: &mut CodeAssembler, rng: &mut Rng, facts: &Fact
             match rng.below(4) {
                 // On code that runs: this attack, or the #GP handler itself.
                 0 => a.mov(rax, facts.handler)?,
-                1 => a.mov(rax, accesses::address(rng))?,
+                1 => a.mov(rax, accesses::address(rng, facts))?,
                 _ => a.lea(rax, qword_ptr(here))?,
             }
             a.set_label(&mut here)?;
@@ -106,9 +121,12 @@ pub(super) fn trap_flag(a: &mut CodeAssembler, rng: &mut Rng, _: &Facts) -> Writ
 
 /// Descriptor tables that point anywhere; most are put right again.
 pub(super) fn descriptor_tables(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
+    if !facts.deadly {
+        return accesses::read_counter(a, rng, facts);
+    }
     const IMAGE: u64 = SCRATCH + 0xf000;
     let image = IMAGE + 0x20 * u64::from(facts.vcpu);
-    a.mov(rax, accesses::address(rng))?;
+    a.mov(rax, accesses::address(rng, facts))?;
     a.mov(qword_ptr(image + 2), rax)?;
     let limit = rng.pick(&[0, 7, 0x6f, 0xdf, 0xfff, 0xffff]);
     a.mov(dword_ptr(image), limit)?;
@@ -118,7 +136,7 @@ pub(super) fn descriptor_tables(a: &mut CodeAssembler, rng: &mut Rng, facts: &Fa
     // A counter started now has the watch look at this table.
     accesses::write_msr(a, rng, facts)?;
     match rng.below(4) {
-        0 => a.db(&[0xcd, rng.byte()]),
+        0 => software_interrupt(a, rng, facts),
         1 => accesses::read_counter(a, rng, facts),
         _ => load_idtr(a, facts.idtr),
     }
@@ -133,8 +151,8 @@ pub(super) fn interrupt(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> 
             // With interrupts off as often as not: then only an NMI wakes it.
             a.hlt()
         }
-        3 => {
-            a.mov(rsp, accesses::address(rng))?;
+        3 if facts.deadly => {
+            a.mov(rsp, accesses::address(rng, facts))?;
             a.push(rax)
         }
         4 => {
@@ -142,22 +160,27 @@ pub(super) fn interrupt(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> 
             a.mov(ds, ax)
         }
         _ => {
-            let vector = rng.byte();
             load_idtr(a, facts.idtr)?;
-            a.db(&[0xcd, vector])
+            software_interrupt(a, rng, facts)
         }
     }
 }
 
-pub(super) fn control_registers(a: &mut CodeAssembler, rng: &mut Rng, _: &Facts) -> Written {
+pub(super) fn control_registers(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
     let bit = 1u64 << rng.below(32);
     match rng.below(8) {
         0..=3 => {
+            // Without PAE the next fetch is a #PF for ever.
+            let bit = if bit == PAE && !facts.deadly {
+                PCE
+            } else {
+                bit
+            };
             a.mov(rax, cr4)?;
             a.xor(rax, flip(bit))?;
             a.mov(cr4, rax)
         }
-        4 => {
+        4 if facts.deadly => {
             a.mov(rax, cr0)?;
             a.xor(rax, flip(bit))?;
             a.mov(cr0, rax)
@@ -170,10 +193,11 @@ pub(super) fn control_registers(a: &mut CodeAssembler, rng: &mut Rng, _: &Facts)
             a.mov(rax, cr3)?;
             a.mov(cr3, rax)
         }
-        _ => {
+        7 if facts.deadly => {
             a.mov(rax, rng.nasty())?;
             a.mov(cr3, rax)
         }
+        _ => a.clts(),
     }
 }
 
@@ -183,8 +207,14 @@ fn flip(bit: u64) -> i32 {
 }
 
 /// Instructions that hypervisors treat specially.
-pub(super) fn odd_instruction(a: &mut CodeAssembler, rng: &mut Rng, _: &Facts) -> Written {
-    a.mov(rbx, accesses::address(rng))?;
+///
+/// A KVM that emulates CPL 0 gives a guest up at the first one that it lacks, so
+/// these are rare there.
+pub(super) fn odd_instruction(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
+    if facts.emulated && !rng.one_in(8) {
+        return a.cpuid();
+    }
+    a.mov(rbx, accesses::address(rng, facts))?;
     a.mov(ecx, rng.bits32())?;
     a.mov(eax, rng.bits32())?;
     match rng.below(14) {
@@ -206,9 +236,25 @@ pub(super) fn odd_instruction(a: &mut CodeAssembler, rng: &mut Rng, _: &Facts) -
 }
 
 /// Bytes that are no code, executed as code.
-pub(super) fn random_bytes(a: &mut CodeAssembler, rng: &mut Rng, _: &Facts) -> Written {
+pub(super) fn random_bytes(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
+    if facts.emulated && !rng.one_in(8) {
+        return user(a, rng, facts, garbage);
+    }
+    garbage(a, rng, facts)
+}
+
+fn garbage(a: &mut CodeAssembler, rng: &mut Rng, _: &Facts) -> Written {
     let bytes: Vec<u8> = (0..4 + rng.below(12)).map(|_| rng.byte()).collect();
     a.db(&bytes)?;
     // Whatever the last of them began is at an end after this.
     a.db(&[0x90; 15])
+}
+
+/// INT n.
+fn software_interrupt(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
+    let vector = rng.byte();
+    if facts.emulated && !rng.one_in(8) {
+        return user(a, rng, facts, |a, _, _| a.db(&[0xcd, vector]));
+    }
+    a.db(&[0xcd, vector])
 }
