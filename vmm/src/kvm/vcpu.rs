@@ -33,6 +33,14 @@ pub struct VcpuError {
     error: errno::Error,
 }
 
+impl VcpuError {
+    /// True if KVM found the values themselves wrong (EINVAL).
+    #[must_use]
+    pub fn is_invalid(&self) -> bool {
+        self.error.errno() == libc::EINVAL
+    }
+}
+
 /// One vCPU of KVM.
 #[derive(Debug)]
 pub struct KvmVcpu {

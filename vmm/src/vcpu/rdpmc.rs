@@ -18,7 +18,7 @@ pub(super) struct GpWatch {
 
 impl GpWatch {
     /// Finds the #GP handler through IDTR and asks for a breakpoint on it.
-    /// True if the guest has just taken the last debug register.
+    /// True the first time that it finds the guest using all debug registers.
     pub(super) fn arm(
         &mut self,
         vcpu: &mut KvmVcpu,
@@ -39,8 +39,10 @@ impl GpWatch {
         self.want(debug);
         debug.refresh_guest(vcpu)?;
         let full = debug.unplaced() > 0;
+        // Once: a guest that takes and leaves the last one in turn must not fill
+        // the host's log.
         let news = full && !self.told_full;
-        self.told_full = full;
+        self.told_full |= full;
         Ok(news)
     }
 
@@ -81,10 +83,10 @@ impl GpWatch {
         };
         let outcome = pmu.rdpmc(rdpmc.index, layer_of(rdpmc.ring));
         match completed(&context, &rdpmc, outcome) {
-            Some(after) => finish(vcpu, debug, &after)?,
-            // The index is wrong: the #GP is the right answer, and it has
-            // already been raised.
-            None => debug.pass(vcpu)?,
+            Some(after) if finish(vcpu, debug, &after)? => {}
+            // The index is wrong, or there is nowhere to go back to: the #GP is
+            // the right answer, and it has already been raised.
+            _ => debug.pass(vcpu)?,
         }
         Ok(TrapEvent::Rdpmc {
             index: rdpmc.index,
@@ -114,13 +116,16 @@ fn completed(context: &CpuContext<'_>, rdpmc: &Rdpmc, outcome: ReadOutcome) -> O
     Some(after)
 }
 
-fn finish(vcpu: &KvmVcpu, debug: &mut DebugControl, after: &Return) -> Result<(), VcpuError> {
-    if let Some(sregs) = &after.sregs {
-        vcpu.set_sregs(sregs)?;
+/// False if the guest has prepared segments that KVM does not take.
+fn finish(vcpu: &KvmVcpu, debug: &mut DebugControl, after: &Return) -> Result<bool, VcpuError> {
+    match after.sregs.as_ref().map(|sregs| vcpu.set_sregs(sregs)) {
+        Some(Err(error)) if error.is_invalid() => return Ok(false),
+        Some(result) => result?,
+        None => {}
     }
     vcpu.set_regs(&after.regs)?;
     if after.trap {
         debug.hand_back(vcpu, DR6_BS)?;
     }
-    Ok(())
+    Ok(true)
 }
