@@ -14,19 +14,21 @@ use std::process::{Command, Output, Stdio};
 use guest_tests::kernel::Kernel;
 use guest_tests::umpire;
 
-/// `umpire run` with `kernel`, for 30 seconds at most.
-fn run_command(kernel: &Kernel) -> Command {
+/// `umpire run` with `kernel` and `flags`, for 30 seconds at most.
+fn run_command(kernel: &Kernel, flags: &[&str]) -> Command {
     let mut command = Command::new(umpire::path());
-    command
-        .args(["run", "--memory", "32", "--timeout", "30", "--kernel"])
-        .arg(kernel.path())
-        .stdin(Stdio::null());
+    command.args(["run", "--memory", "32"]);
+    if !flags.contains(&"--timeout") {
+        command.args(["--timeout", "30"]);
+    }
+    command.args(flags).arg("--kernel").arg(kernel.path());
+    command.stdin(Stdio::null());
     command
 }
 
 /// Runs `kernel` to its end.
 fn run(kernel: &Kernel, flags: &[&str]) -> Output {
-    let output = run_command(kernel).args(flags).output();
+    let output = run_command(kernel, flags).output();
     output.expect("umpire can be started")
 }
 

@@ -125,6 +125,9 @@ fn one(lab: &Lab, seed: u64, time: Duration) -> Result<Told, Failure> {
     };
     let guest =
         HostileGuest::new(seed, lab.probe.slow_cpl0()).map_err(failed(format!("seed {seed}")))?;
+    if std::env::var_os("UMPIRE_HOSTILE_TELL").is_some() {
+        eprintln!("{guest}");
+    }
     let outcome = play(lab, &guest, time).map_err(failed(guest.to_string()))?;
     if std::env::var_os("UMPIRE_HOSTILE_TELL").is_some() {
         for vcpu in &outcome.vcpus {

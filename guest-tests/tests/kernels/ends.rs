@@ -67,6 +67,9 @@ fn a_triple_fault_is_reported_as_such() {
     assert!(told.contains("triple fault"), "{told}");
 }
 
+/// Replaces the time that every kernel has.
+const TIME_OUT: &[&str] = &["--timeout", "0.3"];
+
 /// What ends a run from outside.
 #[derive(Clone, Copy, Debug)]
 enum Push {
@@ -80,8 +83,8 @@ fn on_a_terminal(body: Body, flags: &[&str], push: Push, status: i32) {
     let pty = Pty::open().expect("a terminal");
     let before = pty.mode().expect("a mode");
     assert!(before.is_cooked());
-    let mut child = run_command(&kernel(body))
-        .args(flags)
+    let kernel = kernel(body);
+    let mut child = run_command(&kernel, flags)
         .stdin(pty.stdin().expect("a terminal"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -124,8 +127,8 @@ fn every_way_out_restores_the_terminal() {
         (power_off, &[], Push::Nothing, 0),
         (|a| exit(a, 3), &[], Push::Nothing, 7),
         (triple_fault, &[], Push::Nothing, 6),
-        (endless, &["--timeout", "0.3"], Push::Nothing, 124),
-        (sleeping, &["--timeout", "0.3"], Push::Nothing, 124),
+        (endless, TIME_OUT, Push::Nothing, 124),
+        (sleeping, TIME_OUT, Push::Nothing, 124),
         (endless, &[], Push::Signal(libc::SIGINT), 130),
         (endless, &["--cpus", "2"], Push::Signal(libc::SIGTERM), 130),
         (sleeping, &[], Push::Signal(libc::SIGTERM), 130),

@@ -1,11 +1,9 @@
 //! The virtual PMU as a bare-metal kernel in 32-bit mode meets it.
 
-use guest_tests::kernel::{BASE, Kernel, Protocol, Routines, exit, print, spin_forever};
+use guest_tests::kernel::{BASE, Kernel, Protocol, Routines, exit, print};
 use guest_tests::umpire::skipped_without_kvm;
 use iced_x86::IcedError;
-use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, dword_ptr, eax, ebx, ecx, edi, edx, esp, word_ptr,
-};
+use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, ebx, ecx, edi, edx, esp, word_ptr};
 use pmu_virt::{MsrIndex, PmuModel, Register};
 
 use super::run;
@@ -20,8 +18,13 @@ const CODE_SELECTOR: u32 = 0x10;
 const INTERRUPT_GATE: u32 = 0x8e00;
 
 /// Points #GP at `handler` in a new IDT.
-fn catch_gp(a: &mut CodeAssembler, handler: CodeLabel) -> Written {
-    a.lea(eax, dword_ptr(handler))?;
+fn catch_gp(a: &mut CodeAssembler, handler: impl FnOnce(&mut CodeAssembler) -> Written) -> Written {
+    // A call over the handler leaves its address on the stack.
+    let mut behind = a.create_label();
+    a.call(behind)?;
+    handler(a)?;
+    a.set_label(&mut behind)?;
+    a.pop(eax)?;
     a.mov(edx, eax)?;
     a.and(eax, 0xffff)?;
     a.or(eax, (CODE_SELECTOR << 16).cast_signed())?;
@@ -80,16 +83,13 @@ fn every_register_is_clear(vendor: &str, name: &str) {
     let model = PmuModel::parse(name).expect("a model");
     let msrs = all_msrs(&model);
     let kernel = Kernel::new(Protocol::Multiboot, |a, routines| {
-        let mut handler = a.create_label();
-        catch_gp(a, handler)?;
+        catch_gp(a, skip)?;
         for &msr in &msrs {
             a.mov(ecx, msr)?;
             a.rdmsr()?;
             print_pair(a, routines)?;
         }
-        exit(a, 0)?;
-        a.set_label(&mut handler)?;
-        skip(a)
+        exit(a, 0)
     })
     .expect("a kernel");
     let output = run(&kernel, &["--cpu-vendor", vendor, "--pmu", name]);
@@ -133,8 +133,11 @@ fn at_reset_every_pmu_register_is_cleared() {
 /// A kernel that lets counter 0 run for a while and reads it twice with RDPMC.
 fn rdpmc_kernel(writes: &[(u32, u32)], index: u32) -> Kernel {
     let kernel = Kernel::new(Protocol::Multiboot, |a, routines| {
-        let (mut handler, mut again) = (a.create_label(), a.create_label());
-        catch_gp(a, handler)?;
+        let mut again = a.create_label();
+        catch_gp(a, |a| {
+            print(a, "#GP\n")?;
+            exit(a, 1)
+        })?;
         for &(msr, value) in writes {
             a.mov(ecx, msr)?;
             a.mov(eax, value)?;
@@ -154,11 +157,7 @@ fn rdpmc_kernel(writes: &[(u32, u32)], index: u32) -> Kernel {
         a.mov(eax, edi)?;
         a.mov(edx, 0)?;
         print_pair(a, routines)?;
-        exit(a, 0)?;
-        a.set_label(&mut handler)?;
-        print(a, "#GP\n")?;
-        exit(a, 1)?;
-        spin_forever(a)
+        exit(a, 0)
     });
     kernel.expect("a kernel")
 }
