@@ -8,6 +8,8 @@
 //!
 //! `docs/testing.md` says how they are used.
 
+pub mod hostile;
+pub mod kernel;
 pub mod l1;
 pub mod linux;
 pub mod micro;

@@ -22,3 +22,14 @@ pub fn path() -> PathBuf {
     );
     path
 }
+
+/// Says why `test` is skipped where `/dev/kvm` is missing, and whether it is.
+/// In L1 it must be there, so there nothing is skipped.
+#[must_use]
+pub fn skipped_without_kvm(test: &str) -> bool {
+    let missing = !std::path::Path::new("/dev/kvm").exists() && !crate::l1::inside();
+    if missing {
+        println!("skipped: {test}: this machine has no /dev/kvm");
+    }
+    missing
+}

@@ -42,13 +42,24 @@ fn boot(flags: &[&str], script: &str) -> Vec<Step> {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
     );
-    assert_eq!(output.outcome.end, End::Exited(0), "{out}\n{err}");
+    assert_eq!(
+        output.outcome.end,
+        End::Exited(0),
+        "{out}\n{err}\n{}",
+        tail(&output.outcome.console)
+    );
     let steps = linux::steps(&out);
     for step in &steps {
         assert_eq!(step.status, Some(0), "{}:\n{}", step.command, step.output);
     }
     assert_eq!(steps.len(), script.lines().count(), "{out}\n{err}");
     steps
+}
+
+/// The end of a long log.
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
 /// The kernel's own figure of the TSC's frequency in MHz.

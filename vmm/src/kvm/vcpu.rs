@@ -38,6 +38,20 @@ pub struct VcpuError {
     error: errno::Error,
 }
 
+impl VcpuError {
+    /// True if KVM cannot do it in the vCPU's present state (EBUSY).
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.error.errno() == libc::EBUSY
+    }
+
+    /// True if KVM found the values themselves wrong (EINVAL).
+    #[must_use]
+    pub fn is_invalid(&self) -> bool {
+        self.error.errno() == libc::EINVAL
+    }
+}
+
 /// One vCPU of KVM.
 #[derive(Debug)]
 pub struct KvmVcpu {

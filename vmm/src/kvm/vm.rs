@@ -131,6 +131,8 @@ impl KvmVm {
         match self.fd.signal_msi(msi) {
             Ok(delivered) if delivered > 0 => Ok(()),
             Ok(_) => Err(VmError::NoDestination(apic_id)),
+            // KVM's -1 for "no destination" reads as this error number.
+            Err(error) if error.errno() == libc::EPERM => Err(VmError::NoDestination(apic_id)),
             Err(error) => Err(VmError::Ioctl("KVM_SIGNAL_MSI", error)),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arbiter::Grant;
 use kvm_bindings::{kvm_debugregs, kvm_regs};
@@ -13,8 +13,8 @@ use super::platform::{PortWrite, RecordingPlatform};
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuId, VmOptions};
 use crate::sys::{KickTarget, install_kick_handler};
 use crate::vcpu::{
-    DebugQuirks, Observer, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd, VcpuFailure,
-    VcpuParts,
+    DebugQuirks, Observer, Platform, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd,
+    VcpuFailure, VcpuParts,
 };
 
 /// Makes a counter backend for one vCPU.
@@ -67,6 +67,8 @@ pub struct MicroOutcome {
     pub vm: Arc<KvmVm>,
     /// It did not end by itself.
     pub timed_out: bool,
+    /// How long its vCPUs took to leave their loops once they were asked to.
+    pub stopping: Duration,
 }
 
 impl MicroOutcome {
@@ -104,17 +106,37 @@ impl MicroRun {
     /// # Errors
     /// [`MicroRunError`]; what the guest does is never an error.
     pub fn run(&self, host: &Host, guest: &MicroGuest) -> Result<MicroOutcome, MicroRunError> {
+        let platform = Arc::new(RecordingPlatform::default());
+        let outcome = self.run_on(host, guest, |_| Ok(platform.clone()))?;
+        Ok(MicroOutcome {
+            writes: platform.writes(),
+            ..outcome
+        })
+    }
+
+    /// As [`MicroRun::run`], with devices of the caller's, which `connect` makes
+    /// for the VM; port writes are theirs to record.
+    ///
+    /// # Errors
+    /// As [`MicroRun::run`], and those of `connect`.
+    pub fn run_on(
+        &self,
+        host: &Host,
+        guest: &MicroGuest,
+        connect: impl FnOnce(&KvmVm) -> Result<Arc<dyn Platform>, MicroError>,
+    ) -> Result<MicroOutcome, MicroRunError> {
         install_kick_handler().map_err(MicroRunError::Signal)?;
         let options = VmOptions {
             irqchip: true,
             trapped_msrs: all_pmu_msr_ranges(),
         };
         let (vm, vcpus) = guest.build(host, &options)?;
-        let platform = Arc::new(RecordingPlatform::default());
+        let platform = connect(&vm)?;
         let control = Arc::new(VcpuControl::default());
         let targets = Mutex::new(Vec::new());
         let (ended, ends) = channel();
         let mut timed_out = false;
+        let mut stopping = Duration::ZERO;
         let outcomes = std::thread::scope(|scope| {
             let threads: Vec<_> = vcpus
                 .into_iter()
@@ -130,21 +152,24 @@ impl MicroRun {
                 })
                 .collect();
             timed_out = wait(&ends, self.timeout);
+            let asked = Instant::now();
             control.stop();
             while threads.iter().any(|thread| !thread.is_finished()) {
                 lock(&targets).iter().for_each(|target| target.kick());
                 std::thread::sleep(Duration::from_millis(1));
             }
+            stopping = asked.elapsed();
             threads
                 .into_iter()
                 .map(|thread| thread.join().map_err(|_| MicroRunError::Panicked)?)
                 .collect::<Result<Vec<_>, _>>()
         })?;
         Ok(MicroOutcome {
-            writes: platform.writes(),
+            writes: Vec::new(),
             vcpus: outcomes,
             vm,
             timed_out,
+            stopping,
         })
     }
 
@@ -152,7 +177,7 @@ impl MicroRun {
         &self,
         kvm: KvmVcpu,
         vm: &Arc<KvmVm>,
-        platform: &Arc<RecordingPlatform>,
+        platform: &Arc<dyn Platform>,
         control: &Arc<VcpuControl>,
     ) -> Result<VcpuOutcome, MicroRunError> {
         let tsc_khz = kvm.get_tsc_khz()?;

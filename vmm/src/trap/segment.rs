@@ -42,7 +42,8 @@ pub fn load(context: &CpuContext<'_>, selector: u16, cpl: u8) -> Option<kvm_segm
         dpl: u8::try_from(descriptor >> 45 & 3).unwrap_or(0),
         db: bit(54),
         s: 1,
-        l: bit(53),
+        // Reserved outside IA-32e mode, where KVM_SET_SREGS refuses it.
+        l: if context.long_mode() { bit(53) } else { 0 },
         g: granular,
         avl: bit(52),
         unusable: 0,

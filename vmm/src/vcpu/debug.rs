@@ -3,7 +3,7 @@
 
 use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_INJECT_DB, KVM_GUESTDBG_SINGLESTEP,
-    KVM_GUESTDBG_USE_HW_BP, kvm_guest_debug,
+    KVM_GUESTDBG_USE_HW_BP, KVM_VCPUEVENT_VALID_SHADOW, kvm_guest_debug,
 };
 
 use crate::kvm::{DebugExit, KvmVcpu, VcpuError};
@@ -170,12 +170,15 @@ impl DebugControl {
         self.fresh_for
     }
 
-    /// The same as [`DebugControl::refresh_guest`], unless the last look is recent.
+    /// The same as [`DebugControl::refresh_guest`], unless the last look is
+    /// recent. A breakpoint of ours that found no place has one looked for
+    /// every time: the guest may just have given it back.
     ///
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
     pub fn refresh_stale(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
-        match rdtsc().wrapping_sub(self.seen) >= self.fresh_for {
+        let stale = rdtsc().wrapping_sub(self.seen) >= self.fresh_for;
+        match stale || self.unplaced() > 0 {
             true => self.refresh_guest(vcpu),
             false => Ok(()),
         }
@@ -229,7 +232,13 @@ impl DebugControl {
             ..Default::default()
         };
         request.arch.debugreg = registers;
-        vcpu.set_guest_debug(&request)?;
+        match vcpu.set_guest_debug(&request) {
+            Err(error) if self.inject && error.is_busy() => {
+                withdraw_fault(vcpu)?;
+                request_again(vcpu, request)?;
+            }
+            result => result?,
+        }
         // An injection is an act, not a state.
         self.applied = (!self.inject).then_some((registers, control));
         self.inject = false;
@@ -323,6 +332,28 @@ impl DebugControl {
         let mut regs = vcpu.get_regs()?;
         regs.rflags |= RFLAGS_RF;
         vcpu.set_regs(&regs)
+    }
+}
+
+/// Takes back an exception that waits for delivery, for which KVM refuses to
+/// inject another. The #DB trap of the instruction before comes first (SDM vol.
+/// 3A, table 7-2), and the fault comes again when its own is executed again.
+fn withdraw_fault(vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+    let mut events = vcpu.get_vcpu_events()?;
+    events.flags &= KVM_VCPUEVENT_VALID_SHADOW;
+    events.exception = Default::default();
+    vcpu.set_vcpu_events(&events)
+}
+
+/// A KVM that still will not inject drops the #DB; the breakpoints stand.
+fn request_again(vcpu: &KvmVcpu, mut request: kvm_guest_debug) -> Result<(), VcpuError> {
+    match vcpu.set_guest_debug(&request) {
+        Err(error) if error.is_busy() => {
+            log::debug!("{}: a #DB of the guest's was lost: {error}", vcpu.id());
+            request.control &= !KVM_GUESTDBG_INJECT_DB;
+            vcpu.set_guest_debug(&request)
+        }
+        result => result,
     }
 }
 

@@ -27,7 +27,8 @@ pub enum PmiRoute {
     Fixed(u8),
     /// The mask bit is set, or the APIC is off: hardware sends nothing.
     Masked,
-    /// A mode (SMI, INIT, `ExtINT`, reserved) or a vector below 16 that carries no PMI.
+    /// A mode (SMI, INIT, `ExtINT`, reserved) or a vector below 16 that carries no
+    /// PMI, or an APIC ID that names no vCPU.
     Unusable(u32),
 }
 
@@ -85,7 +86,13 @@ pub(super) fn send(vcpu: &KvmVcpu, vm: &KvmVm, vendor: Vendor) -> Result<PmiDeli
     let route = PmiRoute::decode(lapic.lvtpc);
     match route {
         PmiRoute::Nmi => vcpu.nmi()?,
-        PmiRoute::Fixed(vector) => vm.send_fixed(lapic.id, vector)?,
+        PmiRoute::Fixed(vector) => match vm.send_fixed(lapic.id, vector) {
+            // The guest has changed its APIC's ID or mode in the meantime.
+            Err(VmError::NoDestination(_)) => {
+                return Ok(delivery(PmiRoute::Unusable(lapic.lvtpc)));
+            }
+            other => other?,
+        },
         PmiRoute::Masked | PmiRoute::Unusable(_) => return Ok(delivery(route)),
     }
     let masked_after = vendor == Vendor::Intel

@@ -108,7 +108,9 @@ impl GpWatch {
 
     fn is_news(&mut self, debug: &DebugControl) -> bool {
         let full = debug.unplaced() > 0;
-        full && !std::mem::replace(&mut self.told_full, full)
+        // Always replaced: a guest that gives one back and takes it again is told again.
+        let told = std::mem::replace(&mut self.told_full, full);
+        full && !told
     }
 
     /// Asks for the one breakpoint of the watch.
@@ -153,10 +155,10 @@ impl GpWatch {
         };
         let outcome = pmu.rdpmc(rdpmc.index, layer_of(rdpmc.ring));
         match completed(&context, &rdpmc, outcome) {
-            Some(after) => finish(vcpu, debug, &after)?,
-            // The index is wrong: the #GP is the right answer, and it has
-            // already been raised.
-            None => debug.pass(vcpu, handler)?,
+            Some(after) if finish(vcpu, debug, &after)? => {}
+            // The index is wrong, or there is nowhere to go back to: the #GP is
+            // the right answer, and it has already been raised.
+            _ => debug.pass(vcpu, handler)?,
         }
         Ok(TrapEvent::Rdpmc {
             index: rdpmc.index,
@@ -186,13 +188,16 @@ fn completed(context: &CpuContext<'_>, rdpmc: &Rdpmc, outcome: ReadOutcome) -> O
     Some(after)
 }
 
-fn finish(vcpu: &KvmVcpu, debug: &mut DebugControl, after: &Return) -> Result<(), VcpuError> {
-    if let Some(sregs) = &after.sregs {
-        vcpu.set_sregs(sregs)?;
+/// False if the guest has prepared segments that KVM does not take.
+fn finish(vcpu: &KvmVcpu, debug: &mut DebugControl, after: &Return) -> Result<bool, VcpuError> {
+    match after.sregs.as_ref().map(|sregs| vcpu.set_sregs(sregs)) {
+        Some(Err(error)) if error.is_invalid() => return Ok(false),
+        Some(result) => result?,
+        None => {}
     }
     vcpu.set_regs(&after.regs)?;
     if after.trap {
         debug.hand_back(vcpu, DR6_BS)?;
     }
-    Ok(())
+    Ok(true)
 }

@@ -115,6 +115,7 @@ struct Core {
     halt: HaltClock,
     timer: DeadlineTimer,
     counting: bool,
+    warned_full: bool,
     /// Exits yet to come at which registers are likely to be wanted.
     registers_wanted: u8,
     entered: u64,
@@ -145,6 +146,7 @@ impl Vcpu {
                 halt,
                 timer: DeadlineTimer::new(tsc_khz).map_err(VcpuFailure::Timer)?,
                 counting: false,
+                warned_full: false,
                 registers_wanted: 0,
                 entered: 0,
             },
@@ -396,10 +398,14 @@ impl Core {
     fn arm_rdpmc(&mut self, kvm: &mut KvmVcpu) -> Result<(), VcpuFailure> {
         let full = self.gp.arm(kvm, self.vm.memory(), &mut self.debug)?;
         if full {
-            log::warn!(
-                "{}: the guest uses all four debug registers, its RDPMC will fault",
-                kvm.id()
-            );
+            // Once: a guest that takes and leaves the last one in turn must not
+            // fill the host's log.
+            if !std::mem::replace(&mut self.warned_full, true) {
+                log::warn!(
+                    "{}: the guest uses all four debug registers, its RDPMC will fault",
+                    kvm.id()
+                );
+            }
             self.report(kvm.id(), || TrapEvent::DebugRegistersFull);
         }
         Ok(())

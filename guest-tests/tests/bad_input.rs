@@ -1,0 +1,377 @@
+//! Bad input: one clear line, exit status 2, nothing printed and nothing left
+//! behind.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use guest_tests::kernel::{Kernel, Protocol, exit};
+use guest_tests::umpire::{self, skipped_without_kvm};
+use tempfile::TempDir;
+
+/// A folder with inputs of every kind, which is also the program's own.
+struct Desk {
+    folder: TempDir,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let desk = Self { folder };
+        let kernel = |protocol| Kernel::image(protocol, |a, _| exit(a, 0)).expect("a kernel");
+        let good = kernel(Protocol::Multiboot);
+        desk.write("kernel", &good);
+        desk.write("linux", &kernel(Protocol::Linux64));
+        desk.write("truncated", &good[..0x1020]);
+        desk.write("stub", &good[..20]);
+        desk.write("empty", b"");
+        desk.write("text", b"this is no kernel at all\n");
+        desk.write("large", &with_memory_of_1_gib(good));
+        desk.write("initrd", b"070701");
+        desk.write("broken.toml", b"kernel = 'kernel'\nmemory = \n");
+        desk.write("unknown.toml", b"kernel = 'kernel'\n\nmemroy = 64\n");
+        desk.write("type.toml", b"kernel = 'kernel'\ncpus = 'two'\n");
+        desk.write("value.toml", b"kernel = 'kernel'\ncpus = 1000\n");
+        fs::create_dir(desk.path("folder")).expect("a folder");
+        // For the case that runs as another user.
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(desk.folder.path(), open).expect("permissions");
+        desk
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.path(name), bytes).expect("a file");
+    }
+
+    fn files(&self) -> BTreeSet<OsString> {
+        let entries = fs::read_dir(self.folder.path()).expect("a folder");
+        entries
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect()
+    }
+
+    /// Runs `command` here and checks its answer for every part of `expected`.
+    fn check(&self, mut command: Command, expected: &[&str]) {
+        let before = self.files();
+        let output = command
+            .current_dir(self.folder.path())
+            .env("TMPDIR", self.folder.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("the program can be started");
+        // All of its pipes are closed, so no child of it is left either.
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {told}");
+        assert_eq!(told.lines().count(), 1, "{command:?}: {told}");
+        assert!(told.starts_with("umpire: "), "{command:?}: {told}");
+        for part in expected {
+            assert!(told.contains(part), "{command:?}: no {part:?} in: {told}");
+        }
+        assert_eq!(output.stdout, b"", "{command:?}");
+        assert_eq!(self.files(), before, "{command:?}");
+    }
+
+    fn check_flags(&self, flags: &[&str], expected: &[&str]) {
+        let mut command = Command::new(umpire::path());
+        command.args(flags);
+        self.check(command, expected);
+    }
+}
+
+/// The kernel with a segment of 1 GiB, nearly all of it zeros.
+fn with_memory_of_1_gib(mut kernel: Vec<u8>) -> Vec<u8> {
+    // p_memsz of the first program header of an ELF32 file.
+    const P_MEMSZ: usize = 52 + 20;
+    kernel[P_MEMSZ..P_MEMSZ + 4].copy_from_slice(&(1u32 << 30).to_le_bytes());
+    kernel
+}
+
+#[test]
+fn options_and_files() {
+    let desk = Desk::new();
+    type Case<'a> = (&'a [&'a str], &'a [&'a str]);
+    let cases: [Case; 33] = [
+        // Options.
+        (&[], &["no command"]),
+        (&["walk"], &["walk"]),
+        (&["run", "--kernel"], &["--kernel"]),
+        (&["run", "--kernel", "kernel", "--speed", "3"], &["--speed"]),
+        (
+            &["run", "--kernel", "kernel", "--memory", "much"],
+            &["--memory", "much"],
+        ),
+        (&["run"], &["no kernel", "--kernel FILE"]),
+        (
+            &["run", "--kernel", "kernel", "--cpus", "0"],
+            &["--cpus", "1 to 64"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--cpus", "65"],
+            &["--cpus", "1 to 64"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--cpus", "-1"],
+            &["--cpus", "1 to 64"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--memory", "1"],
+            &["--memory", "MiB"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--timeout", "-1"],
+            &["--timeout"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--pmu", "z80"],
+            &["--pmu", "z80", "amd-core"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--pmu", "intel-v2,colour=3"],
+            &["--pmu", "colour"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--pmu", "intel-v2,counters=x"],
+            &["--pmu", "counters"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--counters", "abacus"],
+            &["--counters", "abacus", "clock"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--cpu-vendor", "cyrix"],
+            &["--cpu-vendor", "cyrix"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--hide-feature", "fpu2"],
+            &["--hide-feature", "fpu2"],
+        ),
+        // Files.
+        (
+            &["run", "--kernel", "absent"],
+            &["--kernel", "absent", "no such file"],
+        ),
+        (
+            &["run", "--kernel", "folder"],
+            &["--kernel", "folder", "a folder"],
+        ),
+        (
+            &["run", "--kernel", "/dev/zero"],
+            &["--kernel", "/dev/zero", "a device"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--initrd", "absent"],
+            &["--initrd", "no such file"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--module", "absent,a"],
+            &["--module", "no such file"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--module", ",a"],
+            &["--module", "FILE"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--log-file", "absent/log"],
+            &["absent/log"],
+        ),
+        // The configuration file.
+        (
+            &["run", "--config", "absent.toml"],
+            &["absent.toml", "no such file"],
+        ),
+        (&["run", "--config", "broken.toml"], &["broken.toml:2:"]),
+        (
+            &["run", "--config", "unknown.toml"],
+            &["unknown.toml:3:", "memroy"],
+        ),
+        (&["run", "--config", "type.toml"], &["type.toml:2:"]),
+        (
+            &["run", "--config", "value.toml"],
+            &["value.toml:2:", "1 to 64"],
+        ),
+        (&["run", "--config", "folder"], &["folder"]),
+        // Other commands.
+        (&["bench"], &["no command given"]),
+        (&["bench", "traps", "--iterations", "1"], &["--iterations"]),
+        (&["doctor", "now"], &["now"]),
+    ];
+    for (flags, expected) in cases {
+        desk.check_flags(flags, expected);
+    }
+}
+
+#[test]
+fn kernels_that_cannot_be_booted() {
+    if skipped_without_kvm("kernels_that_cannot_be_booted") {
+        return;
+    }
+    let desk = Desk::new();
+    type Case<'a> = (&'a [&'a str], &'a [&'a str]);
+    let cases: [Case; 11] = [
+        (&["--kernel", "empty"], &["empty file", "bzImage"]),
+        (&["--kernel", "text"], &["not a kernel", "bzImage"]),
+        (&["--kernel", "truncated"], &["truncated", "ends at byte"]),
+        (&["--kernel", "stub"], &["stub", "truncated"]),
+        (&["--kernel", "large"], &["too large", "--memory"]),
+        (
+            &["--kernel", "kernel", "--initrd", "initrd"],
+            &["initrd", "--module"],
+        ),
+        (
+            &["--kernel", "linux", "--module", "initrd"],
+            &["not a Multiboot kernel", "--initrd"],
+        ),
+        (
+            &["--kernel", "kernel", "--memory", "1048576"],
+            &["1048576 MiB", "--memory"],
+        ),
+        (
+            &[
+                "--kernel",
+                "kernel",
+                "--cpu-vendor",
+                "amd",
+                "--pmu",
+                "intel-v2",
+            ],
+            &["intel-v2", "--cpu-vendor intel"],
+        ),
+        (
+            &[
+                "--kernel",
+                "kernel",
+                "--cpu-vendor",
+                "intel",
+                "--pmu",
+                "amd-core",
+            ],
+            &["amd-core", "--cpu-vendor amd"],
+        ),
+        (&["--kernel", "initrd"], &["cpio", "--initrd"]),
+    ];
+    for (flags, expected) in cases {
+        let all: Vec<&str> = ["run"].iter().chain(flags).copied().collect();
+        desk.check_flags(&all, expected);
+    }
+}
+
+/// True if this process may do what only root may.
+fn is_root() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")
+}
+
+/// `umpire` copied to where any user can run it.
+fn copy_of_umpire(desk: &Desk) -> PathBuf {
+    let copy = desk.path("umpire");
+    fs::copy(umpire::path(), &copy).expect("a copy");
+    copy
+}
+
+/// A shell that prepares with `prepare`, then becomes `umpire run`.
+fn after(prepare: &str, program: &Path, wrapper: &[&str]) -> Command {
+    let mut command = Command::new(wrapper[0]);
+    let script = format!("{prepare} && exec \"$0\" run --kernel kernel");
+    command
+        .args(&wrapper[1..])
+        .args(["sh", "-c"])
+        .arg(script)
+        .arg(program);
+    command
+}
+
+/// Runs `true` the way that a case wants; the reason if that is impossible here.
+fn possible(prepare: &str, wrapper: &[&str]) -> Result<(), String> {
+    let output = Command::new(wrapper[0])
+        .args(&wrapper[1..])
+        .args(["sh", "-c", prepare])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("{}: {error}", wrapper[0]))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    }
+}
+
+#[test]
+fn kvm_that_is_missing_or_forbidden() {
+    if skipped_without_kvm("kvm_that_is_missing_or_forbidden") {
+        return;
+    }
+    let desk = Desk::new();
+    let program = copy_of_umpire(&desk);
+    // In a mount namespace of its own, /dev is an empty file system, or has
+    // something else under the name.
+    let namespace = if is_root() {
+        ["unshare", "--mount"].as_slice()
+    } else {
+        ["unshare", "--map-root-user", "--mount"].as_slice()
+    };
+    let as_nobody = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+    ];
+    let own = "test \"$(stat -c %a /dev/kvm)\" != 666";
+    let cases: [(&str, &str, &[&str], &[&str]); 3] = [
+        (
+            "missing",
+            "mount -t tmpfs none /dev",
+            namespace,
+            &["there is no /dev/kvm"],
+        ),
+        (
+            "not a device",
+            "mount -t tmpfs none /dev && touch /dev/kvm",
+            namespace,
+            &["/dev/kvm is not a device"],
+        ),
+        (
+            "forbidden",
+            own,
+            &as_nobody,
+            &["no permission to open /dev/kvm", "group"],
+        ),
+    ];
+    for (name, prepare, wrapper, expected) in cases {
+        match possible(prepare, wrapper) {
+            Ok(()) => desk.check(after(prepare, &program, wrapper), expected),
+            Err(why) => println!("skipped: /dev/kvm {name}: not possible here: {why}"),
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_may_not_be_read() {
+    let desk = Desk::new();
+    let forbidden = fs::Permissions::from_mode(0o000);
+    fs::set_permissions(desk.path("kernel"), forbidden).expect("permissions");
+    let program = copy_of_umpire(&desk);
+    let wrapper: &[&str] = if is_root() {
+        &[
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+        ]
+    } else {
+        &["env"]
+    };
+    match possible("true", wrapper) {
+        Ok(()) => desk.check(
+            after("true", &program, wrapper),
+            &["--kernel", "permission denied"],
+        ),
+        Err(why) => println!("skipped: a kernel that may not be read: not possible here: {why}"),
+    }
+}
