@@ -107,9 +107,11 @@ suite() {
     printf '%-22s %4d passed, %d failed, %d skipped (%d s)\n' "$name" "$p" "$f" "$s" $((SECONDS - start))
     if [ "$s" -gt 0 ]; then grep '^skipped: ' "$log" | sed 's/^/    /'; fi
     if [ "$status" -ne 0 ]; then
-        grep -E '^test .* FAILED|^failed: ' "$log" | sed 's/^/    /'
-        tail -n 40 "$log" | sed 's/^/    | /'
-        trouble+=("FAILED: $name (status $status; 124 means that $limit s were over; whole log: $log)")
+        grep -vE '^test .* ok( |$)|^skipped: ' "$log" | tail -n 40 | sed 's/^/    | /'
+        case $status in
+            124) trouble+=("FAILED: $name: stopped after $limit s (whole log: $log)") ;;
+            *) trouble+=("FAILED: $name: status $status (whole log: $log)") ;;
+        esac
     fi
 }
 
