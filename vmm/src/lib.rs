@@ -13,7 +13,7 @@
 //!   [`machine`] (threads and the main loop), [`terminal`].
 //! - The host: [`probe`] (what KVM does, by tiny guests), [`host`] (what files
 //!   say), [`doctor`] (the verdict).
-//! - [`micro`]: guests of some dozen instructions, for [`demo`], [`bench`],
+//! - [`micro`]: guests of some dozen instructions, for [`demo`], [`mod@bench`],
 //!   [`probe`] and the tests.
 //! - The command: [`cli`], [`config`], [`logging`].
 //!
