@@ -157,6 +157,7 @@ suite harness 600 cargo test -p guest-tests --lib --bins --no-fail-fast
 binaries=$(guest_binaries)
 [ -n "$binaries" ] || give_up "no test binaries of guest-tests were found (log: $logs/list.log)"
 micro=$(micro_suites)
+needs_l1() { [[ $1 == l1 || $1 == linux || $1 == *-in-l1 ]]; }
 is_micro() { grep -qx "$1" <<<"$micro"; }
 
 while read -r name file; do
@@ -176,7 +177,7 @@ while read -r name file; do
     else
         label=$name command=(cargo test -p guest-tests --test "$name" -- --show-output)
     fi
-    if [ -n "$l1_missing" ] && [ "$name" != docs ]; then
+    if [ -n "$l1_missing" ] && needs_l1 "$label"; then
         leave_out "$label" "$("$file" --list | grep -c ': test$')" "$l1_missing"
     else
         suite "$label" 900 "${command[@]}"
