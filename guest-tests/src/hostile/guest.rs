@@ -278,7 +278,7 @@ fn attack(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
 fn large_pages(start: u64) -> Vec<u8> {
     const PRESENT_WRITE_USER_LARGE: u64 = 0x87;
     (0..512u64)
-        .flat_map(|page| (start + (page << 21) | PRESENT_WRITE_USER_LARGE).to_le_bytes())
+        .flat_map(|page| ((start + (page << 21)) | PRESENT_WRITE_USER_LARGE).to_le_bytes())
         .collect()
 }
 

@@ -12,7 +12,7 @@ use vmm::micro::{BackendFactory, MicroGuest, MicroOutcome, MicroRun};
 use vmm::probe::ProbeReport;
 use vmm::vcpu::{StepSupport, TrapEvent, VcpuEnd};
 
-use super::program::{ENTRY_SIZE, LOG};
+use super::program::{DATA, ENTRY_SIZE, LOG};
 
 /// This host cannot serve for tests.
 #[derive(Debug, Error)]
@@ -140,9 +140,10 @@ impl Lab {
                 })
                 .collect();
             format!(
-                "{}\n  port writes {:x?}\n  log {log:x?}",
+                "{}\n  port writes {:x?}\n  log {log:x?}\n  data {:x?}",
                 vcpus.concat(),
-                outcome.writes
+                outcome.writes,
+                nonzero(&outcome)
             )
         };
         ensure!(!outcome.timed_out, "the guest timed out{}", told());
@@ -156,6 +157,13 @@ impl Lab {
         ensure!(ended, "the guest did not end as it should{}", told());
         Ok(Ran { outcome, log })
     }
+}
+
+/// The words of the guest's data that are not 0, with their offsets.
+fn nonzero(outcome: &MicroOutcome) -> Vec<(u64, u64)> {
+    let word = |offset| outcome.vm.memory().read_obj(GuestAddress(DATA + offset));
+    let words = (0..0x200).step_by(8).map(|at| (at, word(at).unwrap_or(0)));
+    words.filter(|(_, word)| *word != 0).collect()
 }
 
 /// The entries between the log's start and vCPU 0's R12.

@@ -15,4 +15,36 @@ pub struct Limit {
 }
 
 /// Every limit.
-pub const LIMITS: &[Limit] = &[];
+pub const LIMITS: &[Limit] = &[
+    Limit {
+        applies: |probe| !probe.step_support().user,
+        reason: "this KVM does not single-step CPL 3: the step backend serves CPL 0 only",
+        tests: &[
+            "step::instructions_at_cpl_3",
+            "step::page_fault_at_cpl_3",
+            "step::software_interrupt_at_cpl_3",
+            "step::system_call",
+            "step::guest_tf_at_cpl_3",
+        ],
+    },
+    Limit {
+        applies: ProbeReport::slow_cpl0,
+        reason: "this KVM emulates CPL 0, and its emulator lacks INT n",
+        tests: &["step::software_interrupt_at_cpl_0"],
+    },
+    Limit {
+        applies: ProbeReport::slow_cpl0,
+        reason: "this KVM emulates CPL 0, and its emulator lacks INT3",
+        tests: &["debug::int3_at_cpl_0"],
+    },
+    Limit {
+        applies: ProbeReport::slow_cpl0,
+        reason: "this KVM emulates CPL 0, and its emulator knows no data breakpoints",
+        tests: &["debug::data_breakpoint_at_cpl_0"],
+    },
+    Limit {
+        applies: |probe| !probe.breakpoint_cpl3,
+        reason: "breakpoints never fire at CPL 3 on this KVM",
+        tests: &["debug::data_breakpoint_at_cpl_3"],
+    },
+];

@@ -4,9 +4,13 @@
 //! and told; `cargo l1 -- BINARY` runs it on the faithful KVM.
 
 mod amd;
+mod debug;
 mod intel;
+mod overflow;
 mod rdpmc;
+mod rings;
 mod step;
+mod vcpus;
 
 use std::process::ExitCode;
 
@@ -14,6 +18,15 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 4] = [intel::TESTS, amd::TESTS, rdpmc::TESTS, &step];
+    let themes: [&[Test]; 8] = [
+        intel::TESTS,
+        amd::TESTS,
+        rdpmc::TESTS,
+        debug::TESTS,
+        overflow::TESTS,
+        vcpus::TESTS,
+        rings::TESTS,
+        &step,
+    ];
     run_suite(&themes.concat())
 }

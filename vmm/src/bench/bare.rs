@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, kvm_guest_debug, kvm_regs};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::guest::{DONE, GP_HANDLER};
+use super::guest::{Access, DONE, GP_HANDLER};
 use super::traps::BenchError;
 use crate::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
 use crate::sys::{KickTimer, install_kick_handler};
@@ -24,23 +24,30 @@ pub(super) struct Bare {
 }
 
 impl Bare {
-    /// Puts the breakpoint on the #GP handler, as the run loop does.
+    /// A loop around `kvm`, on the calling thread.
     pub(super) fn new(kvm: KvmVcpu, vm: Arc<KvmVm>) -> Result<Self, BenchError> {
         install_kick_handler().map_err(BenchError::Signal)?;
         let timer = KickTimer::for_this_thread().map_err(BenchError::Signal)?;
-        let mut request = kvm_guest_debug {
-            control: KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP,
-            ..Default::default()
-        };
-        request.arch.debugreg[0] = GP_HANDLER;
-        request.arch.debugreg[7] = DR7_SLOT0;
-        kvm.set_guest_debug(&request)?;
         Ok(Self { kvm, vm, timer })
     }
 
-    /// Runs to the end of a batch and returns its number.
-    pub(super) fn batch(&mut self, timeout: Duration) -> Result<u32, BenchError> {
+    /// Runs to the end of a batch of `access` and returns its number; with the
+    /// breakpoint on the #GP handler if `armed`, which RDPMC needs.
+    pub(super) fn batch(
+        &mut self,
+        access: Access,
+        armed: bool,
+        timeout: Duration,
+    ) -> Result<u32, BenchError> {
         let Self { kvm, vm, timer } = self;
+        let mut request = kvm_guest_debug::default();
+        if armed {
+            request.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+            request.arch.debugreg[0] = GP_HANDLER;
+            request.arch.debugreg[7] = DR7_SLOT0;
+        }
+        kvm.set_guest_debug(&request)?;
+        kvm.sync_registers(access.is_rdpmc());
         let deadline = Instant::now() + timeout;
         timer.arm(timeout);
         let batch = kvm.with_kicks(|kvm| batch(kvm, vm, deadline));

@@ -41,15 +41,16 @@ fn text(report: &TrapReport, out: &mut dyn Write) -> io::Result<()> {
     )?;
     writeln!(
         out,
-        "{:<20} {:>22} {:>22} {:>7} {:>7}",
-        "", "umpire p50 / p99 [us]", "bare p50 / p99 [us]", "ratio", "target"
+        "{:<20} {:>22} {:>22} {:>7} {:>7} {:>20}",
+        "", "umpire p50 / p99 [us]", "bare p50 / p99 [us]", "ratio", "target", "no breakpoint [us]"
     )?;
     for row in &report.rows {
         write_row(row, out)?;
     }
     writeln!(
         out,
-        "\nbare: the same exit, with a handler that only answers (MSR) or returns from the #GP (RDPMC)"
+        "\nbare: the same exit with the same breakpoint in place, and a handler that only answers\n\
+         (MSR) or returns from the #GP (RDPMC); no breakpoint: its p50 where none is in place"
     )
 }
 
@@ -57,12 +58,14 @@ fn write_row(row: &TrapRow, out: &mut dyn Write) -> io::Result<()> {
     let pair = |p50: u64, p99: u64| format!("{} / {}", micros(p50), micros(p99));
     writeln!(
         out,
-        "{:<20} {:>22} {:>22} {:>7.3} {:>7.2}  {}",
+        "{:<20} {:>22} {:>22} {:>7.3} {:>7.2} {:>20}  {}",
         row.access.name(),
         pair(row.umpire.p50_ns, row.umpire.p99_ns),
         pair(row.bare.p50_ns, row.bare.p99_ns),
         row.ratio_p50,
         row.target,
+        row.bare_unarmed
+            .map_or_else(String::new, |bare| micros(bare.p50_ns)),
         if row.met { "met" } else { "missed" }
     )
 }

@@ -30,6 +30,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) const UNEXPECTED: u32 = 0x100;
 const SUBJECT: u8 = 0;
 const BARE: u8 = 1;
+/// Places of the series; a side's own comes first.
+const UNARMED: usize = 2;
 
 /// The measurement failed.
 #[derive(Debug, Error)]
@@ -70,8 +72,10 @@ pub struct TrapRow {
     pub access: Access,
     /// Through Umpire's run loop.
     pub umpire: Percentiles,
-    /// Through the loop that only answers.
+    /// Through the loop that only answers, with the same breakpoint in place.
     pub bare: Percentiles,
+    /// The same without a breakpoint; none for RDPMC, which needs it.
+    pub bare_unarmed: Option<Percentiles>,
     /// Ratio of the medians.
     pub ratio_p50: f64,
     /// Ratio of the 99th percentiles.
@@ -93,7 +97,7 @@ pub struct TrapReport {
     pub model: &'static str,
     /// The counter backend.
     pub backend: &'static str,
-    /// Samples of each kind, on each side.
+    /// Samples of each kind on the bare side; twice as many through Umpire.
     pub iterations: u32,
     /// TSC frequency in kHz.
     pub tsc_khz: u32,
@@ -116,10 +120,12 @@ pub fn measure(
     let mut pair = Pair::new(host, probe, &model)?;
     let rounds = iterations.div_ceil(BATCH);
     // Caches, and the first write that finds the #GP handler.
-    pair.round(false)?;
+    pair.round(false, true)?;
     pair.samples = Default::default();
-    for round in 0..rounds {
-        pair.round(round % 2 == 1)?;
+    // The bare side is measured with and without the breakpoint in turn, so it
+    // takes two rounds for one of each.
+    for round in 0..2 * rounds {
+        pair.round(round / 2 % 2 == 1, round % 2 == 0)?;
     }
     Ok(TrapReport {
         processor: CpuFacts::read(std::path::Path::new("/")).model_name,
@@ -141,7 +147,7 @@ struct Pair {
     vm: Arc<KvmVm>,
     subject: Solo,
     bare: Bare,
-    samples: [Series; 2],
+    samples: [Series; 3],
 }
 
 impl Pair {
@@ -174,23 +180,28 @@ impl Pair {
     }
 
     /// One batch of each kind on each side; which side comes first alternates.
-    fn round(&mut self, bare_first: bool) -> Result<(), BenchError> {
+    fn round(&mut self, bare_first: bool, armed: bool) -> Result<(), BenchError> {
         let sides = match bare_first {
             true => [BARE, SUBJECT],
             false => [SUBJECT, BARE],
         };
-        for expected in 0..Access::ALL.len() {
+        for (expected, access) in Access::ALL.into_iter().enumerate() {
+            let armed = armed || access.is_rdpmc();
             for side in sides {
                 let number = match side {
                     SUBJECT => self.subject_batch()?,
-                    _ => self.bare.batch(PATIENCE)?,
+                    _ => self.bare.batch(access, armed, PATIENCE)?,
                 };
                 if usize::try_from(number) != Ok(expected) {
                     return Err(BenchError::Guest(format!(
                         "vCPU {side} finished batch {number} instead of {expected}"
                     )));
                 }
-                self.collect(side, expected)?;
+                let series = match side == BARE && !armed {
+                    true => UNARMED,
+                    false => usize::from(side),
+                };
+                self.collect(side, series, expected)?;
             }
         }
         Ok(())
@@ -208,7 +219,7 @@ impl Pair {
         }
     }
 
-    fn collect(&mut self, side: u8, access: usize) -> Result<(), BenchError> {
+    fn collect(&mut self, side: u8, series: usize, access: usize) -> Result<(), BenchError> {
         let mut bytes = [0; 4 * BATCH as usize];
         self.vm
             .memory()
@@ -216,18 +227,18 @@ impl Pair {
             .map_err(|error| BenchError::Guest(error.to_string()))?;
         let (words, _) = bytes.as_chunks::<4>();
         let ticks = words.iter().map(|word| u32::from_le_bytes(*word));
-        self.samples[usize::from(side)][access].extend(ticks);
+        self.samples[series][access].extend(ticks);
         Ok(())
     }
 
     fn rows(&mut self) -> Result<Vec<TrapRow>, BenchError> {
         let tsc_khz = self.subject.tsc_khz();
-        let [subject, bare] = &mut self.samples;
+        let [subject, bare, unarmed] = &mut self.samples;
         let none = || BenchError::Guest("it took no samples".to_owned());
         Access::ALL
             .into_iter()
-            .zip(subject.iter_mut().zip(bare))
-            .map(|(access, (subject, bare))| {
+            .zip(subject.iter_mut().zip(bare.iter_mut().zip(unarmed)))
+            .map(|(access, (subject, (bare, unarmed)))| {
                 let umpire = percentiles(subject, tsc_khz).ok_or_else(none)?;
                 let bare = percentiles(bare, tsc_khz).ok_or_else(none)?;
                 let ratio_p50 = ratio(umpire.p50_ns, bare.p50_ns);
@@ -235,6 +246,7 @@ impl Pair {
                     access,
                     umpire,
                     bare,
+                    bare_unarmed: percentiles(unarmed, tsc_khz),
                     ratio_p50,
                     ratio_p99: ratio(umpire.p99_ns, bare.p99_ns),
                     target: access.target(),

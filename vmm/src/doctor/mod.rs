@@ -17,12 +17,10 @@ pub use models::ModelFinding;
 pub use sources::BackendFinding;
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use thiserror::Error;
 
 use crate::config::{ExitStatus, UserError};
-use crate::host::{CpuFacts, KvmAccess, KvmAccessError};
 use crate::kvm::{Host, HostError};
 use crate::micro::MicroError;
 use crate::probe::ProbeReport;
@@ -30,10 +28,7 @@ use crate::probe::ProbeReport;
 /// Why a guest with a virtual PMU cannot run on this host.
 #[derive(Debug, Error)]
 pub enum Refusal {
-    /// `/dev/kvm` cannot be opened.
-    #[error(transparent)]
-    Access(#[from] KvmAccessError),
-    /// KVM is too old, lacks something, or an ioctl failed.
+    /// `/dev/kvm` cannot be opened, KVM is too old, lacks something, or an ioctl failed.
     #[error(transparent)]
     Host(#[from] HostError),
     /// The probe guests did not run.
@@ -47,10 +42,8 @@ pub enum Refusal {
 /// Opens KVM, with the next step in the error.
 ///
 /// # Errors
-/// [`Refusal::Access`] or [`Refusal::Host`].
+/// [`Refusal::Host`].
 pub fn open() -> Result<Host, Refusal> {
-    let root = Path::new("/");
-    KvmAccess::open(root, &CpuFacts::read(root))?;
     Ok(Host::open()?)
 }
 

@@ -1,8 +1,10 @@
 //! One vCPU: entering the guest, answering exits, registers.
 
+use std::cell::Cell;
+
 use kvm_bindings::{
-    CpuId, KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs, kvm_fpu, kvm_guest_debug, kvm_lapic_state,
-    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    CpuId, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs, kvm_fpu, kvm_guest_debug,
+    kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use serde::Serialize;
@@ -13,6 +15,9 @@ use super::exit::{Answer, VmExit};
 use super::host::KvmFeatures;
 use super::sys;
 use crate::sys::HaltStats;
+
+/// What [`KvmVcpu::sync_registers`] exchanges.
+const SYNCED: u32 = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
 
 /// Number of a vCPU, from 0; also its initial APIC ID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -53,7 +58,34 @@ pub struct KvmVcpu {
     fd: VcpuFd,
     id: VcpuId,
     mapping: usize,
-    can_sync_sregs: bool,
+    registers: Synced,
+}
+
+/// Registers that travel in `kvm_run` instead of by ioctls
+/// (`KVM_CAP_SYNC_REGS`): a system call costs as much as half an exit on some
+/// hosts.
+#[derive(Debug, Default)]
+struct Synced {
+    /// KVM can do it.
+    possible: bool,
+    /// `kvm_run` holds the general registers as they are now.
+    regs_fresh: Cell<bool>,
+    /// The same of the special registers.
+    sregs_fresh: Cell<bool>,
+    /// The last exit was a debug exit, so the vCPU runs code and the next
+    /// `KVM_RUN` takes registers in before it does anything else.
+    stageable: bool,
+    /// Registers for the next `KVM_RUN` to take in.
+    staged_regs: Cell<Option<kvm_regs>>,
+    /// The same.
+    staged_sregs: Cell<Option<kvm_sregs>>,
+}
+
+impl Synced {
+    /// Another ioctl may have changed special registers.
+    fn forget_sregs(&self) {
+        self.sregs_fresh.set(false);
+    }
 }
 
 macro_rules! ioctls {
@@ -71,14 +103,6 @@ macro_rules! ioctls {
 }
 
 ioctls! {
-    /// General registers.
-    get_regs() -> kvm_regs = "KVM_GET_REGS";
-    /// Sets the general registers.
-    set_regs(regs: &kvm_regs) -> () = "KVM_SET_REGS";
-    /// Segment, control and table registers.
-    get_sregs() -> kvm_sregs = "KVM_GET_SREGS";
-    /// Sets segment, control and table registers.
-    set_sregs(sregs: &kvm_sregs) -> () = "KVM_SET_SREGS";
     /// Sets the x87 and SSE state.
     set_fpu(fpu: &kvm_fpu) -> () = "KVM_SET_FPU";
     /// Sets what CPUID answers.
@@ -87,18 +111,10 @@ ioctls! {
     get_debug_regs() -> kvm_debugregs = "KVM_GET_DEBUGREGS";
     /// Sets the guest's own debug registers.
     set_debug_regs(regs: &kvm_debugregs) -> () = "KVM_SET_DEBUGREGS";
-    /// Pending and injected events.
-    get_vcpu_events() -> kvm_vcpu_events = "KVM_GET_VCPU_EVENTS";
-    /// Sets pending and injected events.
-    set_vcpu_events(events: &kvm_vcpu_events) -> () = "KVM_SET_VCPU_EVENTS";
-    /// Breakpoints and stepping of ours.
-    set_guest_debug(debug: &kvm_guest_debug) -> () = "KVM_SET_GUEST_DEBUG";
     /// The local APIC's registers.
     get_lapic() -> kvm_lapic_state = "KVM_GET_LAPIC";
     /// Sends an NMI.
     nmi() -> () = "KVM_NMI";
-    /// Runnable, halted, waiting for SIPI …
-    set_mp_state(state: kvm_mp_state) -> () = "KVM_SET_MP_STATE";
     /// Runnable, halted, waiting for SIPI …
     get_mp_state() -> kvm_mp_state = "KVM_GET_MP_STATE";
     /// The guest's TSC frequency in kHz.
@@ -111,7 +127,10 @@ impl KvmVcpu {
             fd,
             id,
             mapping,
-            can_sync_sregs: features.sync_regs & KVM_SYNC_X86_SREGS != 0,
+            registers: Synced {
+                possible: features.sync_regs & SYNCED == SYNCED,
+                ..Synced::default()
+            },
         }
     }
 
@@ -135,6 +154,13 @@ impl KvmVcpu {
     /// What `KVM_RUN` failed with, except EINTR and EAGAIN, which are
     /// [`VmExit::Interrupted`].
     pub fn run(&mut self) -> Result<VmExit, VcpuError> {
+        self.hand_over();
+        let exit = self.enter();
+        self.after_run(matches!(exit, Ok(VmExit::Debug(_))));
+        exit
+    }
+
+    fn enter(&mut self) -> Result<VmExit, VcpuError> {
         let exit = match self.fd.run() {
             Ok(exit) => exit,
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
@@ -211,26 +237,148 @@ impl KvmVcpu {
         body(self)
     }
 
-    /// Has `KVM_RUN` leave the special registers in `kvm_run`, which spares an
-    /// ioctl an exit. False where KVM cannot.
-    pub fn sync_sregs(&mut self, on: bool) -> bool {
-        match on && self.can_sync_sregs {
-            true => self.fd.set_sync_valid_reg(SyncReg::SystemRegister),
-            false => self.fd.clear_sync_valid_reg(SyncReg::SystemRegister),
-        }
-        self.can_sync_sregs
+    /// Has `KVM_RUN` leave the registers in `kvm_run` and take changes from
+    /// there, which spares an ioctl each; where KVM cannot, nothing changes.
+    pub fn sync_registers(&mut self, on: bool) {
+        let bits = match on && self.registers.possible {
+            true => u64::from(SYNCED),
+            false => 0,
+        };
+        self.fd.get_kvm_run().kvm_valid_regs = bits;
     }
 
-    /// The special registers as the last exit left them, where
-    /// [`KvmVcpu::sync_sregs`] is on; else from KVM.
+    /// General registers.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_REGS`.
+    pub fn get_regs(&self) -> Result<kvm_regs, VcpuError> {
+        if let Some(regs) = self.registers.staged_regs.get() {
+            return Ok(regs);
+        }
+        if self.registers.regs_fresh.get() {
+            return Ok(self.fd.sync_regs().regs);
+        }
+        let regs = self.fd.get_regs();
+        regs.map_err(|error| self.error("KVM_GET_REGS", error))
+    }
+
+    /// Sets the general registers.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_REGS`.
+    pub fn set_regs(&self, regs: &kvm_regs) -> Result<(), VcpuError> {
+        if self.registers.stageable {
+            self.registers.staged_regs.set(Some(*regs));
+            return Ok(());
+        }
+        self.registers.regs_fresh.set(false);
+        let set = self.fd.set_regs(regs);
+        set.map_err(|error| self.error("KVM_SET_REGS", error))
+    }
+
+    /// Segment, control and table registers.
     ///
     /// # Errors
     /// The error of `KVM_GET_SREGS`.
-    pub fn sregs_at_exit(&mut self) -> Result<kvm_sregs, VcpuError> {
-        if self.fd.get_kvm_run().kvm_valid_regs & u64::from(KVM_SYNC_X86_SREGS) != 0 {
+    pub fn get_sregs(&self) -> Result<kvm_sregs, VcpuError> {
+        if let Some(sregs) = self.registers.staged_sregs.get() {
+            return Ok(sregs);
+        }
+        if self.registers.sregs_fresh.get() {
             return Ok(self.fd.sync_regs().sregs);
         }
-        self.get_sregs()
+        let sregs = self.fd.get_sregs();
+        sregs.map_err(|error| self.error("KVM_GET_SREGS", error))
+    }
+
+    /// Sets segment, control and table registers.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_SREGS`.
+    pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<(), VcpuError> {
+        if self.registers.stageable {
+            self.registers.staged_sregs.set(Some(*sregs));
+            return Ok(());
+        }
+        self.registers.forget_sregs();
+        let set = self.fd.set_sregs(sregs);
+        set.map_err(|error| self.error("KVM_SET_SREGS", error))
+    }
+
+    /// Pending and injected events.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_VCPU_EVENTS`, or of setting registers before.
+    pub fn get_vcpu_events(&self) -> Result<kvm_vcpu_events, VcpuError> {
+        self.flush()?;
+        let events = self.fd.get_vcpu_events();
+        events.map_err(|error| self.error("KVM_GET_VCPU_EVENTS", error))
+    }
+
+    /// Sets pending and injected events.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_VCPU_EVENTS`, or of setting registers before.
+    pub fn set_vcpu_events(&self, events: &kvm_vcpu_events) -> Result<(), VcpuError> {
+        self.flush()?;
+        let set = self.fd.set_vcpu_events(events);
+        set.map_err(|error| self.error("KVM_SET_VCPU_EVENTS", error))
+    }
+
+    /// Breakpoints and stepping of ours.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_GUEST_DEBUG`, or of setting registers before.
+    pub fn set_guest_debug(&self, debug: &kvm_guest_debug) -> Result<(), VcpuError> {
+        self.flush()?;
+        let set = self.fd.set_guest_debug(debug);
+        set.map_err(|error| self.error("KVM_SET_GUEST_DEBUG", error))
+    }
+
+    /// Runnable, halted, waiting for SIPI …
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_MP_STATE`, or of setting registers before.
+    pub fn set_mp_state(&self, state: kvm_mp_state) -> Result<(), VcpuError> {
+        self.flush()?;
+        let set = self.fd.set_mp_state(state);
+        set.map_err(|error| self.error("KVM_SET_MP_STATE", error))
+    }
+
+    /// Sets staged registers now: before an ioctl that looks at RIP or RFLAGS,
+    /// or that queues an exception, which KVM drops when registers are set.
+    fn flush(&self) -> Result<(), VcpuError> {
+        if let Some(sregs) = self.registers.staged_sregs.take() {
+            self.registers.forget_sregs();
+            let set = self.fd.set_sregs(&sregs);
+            set.map_err(|error| self.error("KVM_SET_SREGS", error))?;
+        }
+        if let Some(regs) = self.registers.staged_regs.take() {
+            self.registers.regs_fresh.set(false);
+            let set = self.fd.set_regs(&regs);
+            set.map_err(|error| self.error("KVM_SET_REGS", error))?;
+        }
+        Ok(())
+    }
+
+    /// Hands staged registers to the `KVM_RUN` that follows.
+    fn hand_over(&mut self) {
+        if let Some(regs) = self.registers.staged_regs.take() {
+            self.fd.sync_regs_mut().regs = regs;
+            self.fd.set_sync_dirty_reg(SyncReg::Register);
+        }
+        if let Some(sregs) = self.registers.staged_sregs.take() {
+            self.fd.sync_regs_mut().sregs = sregs;
+            self.fd.set_sync_dirty_reg(SyncReg::SystemRegister);
+        }
+    }
+
+    /// Notes what `KVM_RUN` left in `kvm_run`.
+    fn after_run(&mut self, debug_exit: bool) {
+        let synced = self.fd.get_kvm_run().kvm_valid_regs == u64::from(SYNCED);
+        self.registers.regs_fresh.set(synced);
+        self.registers.sregs_fresh.set(synced);
+        self.registers.stageable = synced && debug_exit;
     }
 
     /// Reads one MSR of the vCPU as the guest would; `None` if KVM refuses.
@@ -251,6 +399,8 @@ impl KvmVcpu {
     /// # Errors
     /// The error of `KVM_SET_MSRS`.
     pub fn write_msr(&self, index: u32, value: u64) -> Result<bool, VcpuError> {
+        // EFER and the APIC base are MSRs and special registers.
+        self.registers.forget_sregs();
         let msrs = one_msr(index, value);
         let written = self
             .fd

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
@@ -14,6 +14,9 @@ use crate::vcpu::{Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};
 
 /// How often vCPUs that were asked to stop are kicked again.
 const KICK_AGAIN: Duration = Duration::from_millis(5);
+
+/// How long vCPUs may take to stop.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 type Ended = (VcpuId, Result<VcpuEnd, VcpuFailure>);
 
@@ -92,9 +95,19 @@ impl Threads {
     }
 
     /// Stops all vCPUs and waits for their threads.
+    ///
+    /// A kick ends whatever a guest does. What it cannot end is a write to a
+    /// console that nobody reads: after [`PATIENCE`] such threads are left to
+    /// the end of the process.
     pub(super) fn stop(&mut self) {
         self.control.stop();
+        let since = Instant::now();
         while self.handles.iter().any(|handle| !handle.is_finished()) {
+            if since.elapsed() > PATIENCE {
+                log::error!("a vCPU does not stop: is anybody reading the console's output?");
+                self.handles.retain(JoinHandle::is_finished);
+                break;
+            }
             for target in lock(&self.targets).iter() {
                 target.kick();
             }

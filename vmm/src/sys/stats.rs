@@ -17,6 +17,9 @@ const KVM_GET_STATS_FD: libc::c_ulong = 0xaece;
 /// The statistics that add up to halted time, in nanoseconds.
 const HALTED: [&str; 3] = ["halt_wait_ns", "halt_poll_success_ns", "halt_poll_fail_ns"];
 
+/// All of a vCPU's statistics are some kilobytes.
+const LARGEST_BLOCK: usize = 64 << 10;
+
 /// Why a vCPU's halted time cannot be read.
 #[derive(Debug, Error)]
 pub enum StatsError {
@@ -29,13 +32,21 @@ pub enum StatsError {
     /// A statistic is not there.
     #[error("KVM's statistics have no `{0}`")]
     Missing(&'static str),
+    /// The statistics lie too far apart to be read at once.
+    #[error("KVM's statistics of halted time are spread over {0} bytes")]
+    Scattered(usize),
 }
 
 /// The open statistics of one vCPU.
 #[derive(Debug)]
 pub struct HaltStats {
     file: File,
-    offsets: [u64; HALTED.len()],
+    /// File offset of the first of them.
+    start: u64,
+    /// Where each is, from there.
+    places: [usize; HALTED.len()],
+    /// The part of the file that holds them all: one read serves them.
+    block: Vec<u8>,
 }
 
 impl HaltStats {
@@ -53,7 +64,18 @@ impl HaltStats {
         // SAFETY: the descriptor is new and owned by nobody else.
         let file = unsafe { File::from_raw_fd(fd) };
         let offsets = find_offsets(&file)?;
-        Ok(Self { file, offsets })
+        let start = offsets.into_iter().min().unwrap_or(0);
+        let places = offsets.map(|offset| usize::try_from(offset - start).unwrap_or(usize::MAX));
+        let len = places.into_iter().max().unwrap_or(0).saturating_add(8);
+        if len > LARGEST_BLOCK {
+            return Err(StatsError::Scattered(len));
+        }
+        Ok(Self {
+            file,
+            start,
+            places,
+            block: vec![0; len],
+        })
     }
 
     /// Nanoseconds for which the vCPU was halted since it was made, polling
@@ -61,14 +83,15 @@ impl HaltStats {
     ///
     /// # Errors
     /// The error of the read.
-    pub fn halted_ns(&self) -> Result<u64, StatsError> {
-        let mut sum = 0u64;
-        for &offset in &self.offsets {
-            let mut value = [0; 8];
-            self.file.read_exact_at(&mut value, offset)?;
-            sum = sum.wrapping_add(u64::from_le_bytes(value));
-        }
-        Ok(sum)
+    pub fn halted_ns(&mut self) -> Result<u64, StatsError> {
+        self.file.read_exact_at(&mut self.block, self.start)?;
+        let value = |&place: &usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&self.block[place..place + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        let values = self.places.iter().map(value);
+        Ok(values.fold(0, u64::wrapping_add))
     }
 }
 

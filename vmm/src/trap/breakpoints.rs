@@ -12,7 +12,7 @@ const SLOTS: usize = 4;
 const DR7_FIXED: u64 = 1 << 10;
 /// DR7.GD: #DB on access to a debug register.
 pub(crate) const DR7_GD: u64 = 1 << 13;
-const DR6_SLOTS: u64 = 0xf;
+pub(crate) const DR6_SLOTS: u64 = 0xf;
 pub(crate) const DR6_BD: u64 = 1 << 13;
 pub(crate) const DR6_BS: u64 = 1 << 14;
 pub(crate) const DR6_BT: u64 = 1 << 15;

@@ -107,6 +107,12 @@ impl CpuContext<'_> {
         })
     }
 
+    /// Guest-physical address behind `linear`, if it is mapped.
+    #[must_use]
+    pub fn physical(&self, linear: u64) -> Option<u64> {
+        translate(self.memory, &Paging::from(self.sregs), linear)
+    }
+
     /// The little-endian word of `N` bytes at `linear`.
     #[must_use]
     pub fn word<const N: usize>(&self, linear: u64) -> Option<u64> {

@@ -10,7 +10,7 @@ mod rdpmc;
 mod segment;
 mod stepping;
 
-pub(crate) use breakpoints::{DR6_BS, merge_dr6};
+pub(crate) use breakpoints::{DR6_BS, DR6_SLOTS, merge_dr6};
 pub use breakpoints::{DebugCause, GuestBreakpoints, Placement};
 pub use context::{CpuContext, Gate, GateKind, cpl};
 pub use frame::{ExceptionFrame, Return};

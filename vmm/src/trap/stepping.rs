@@ -13,7 +13,7 @@ use pmu_virt::step::{FaultSet, InsnClass, InsnFacts, StepKind, decode};
 use pmu_virt::{LossReason, Progress, Ring};
 
 use super::context::{CpuContext, Gate, MAX_INSTRUCTION};
-use super::flags_image::loaded_tf;
+use super::flags_image::{loaded_tf, return_target};
 use super::frame::ExceptionFrame;
 
 const RFLAGS_TF: u64 = 1 << 8;
@@ -53,6 +53,8 @@ pub struct StepPlan {
     pub hold_irqs: bool,
     /// The breakpoints do not cover all that the step can reach.
     pub lost: Option<LossReason>,
+    /// The instruction returns to CPL 3.
+    pub enters_user: bool,
 }
 
 /// Why the guest stopped.
@@ -105,6 +107,8 @@ enum Entry {
     Event { vector: u8, gate: Gate },
     /// By SYSCALL or SYSENTER.
     SystemCall,
+    /// By IRET or SYSRET: the flags come from the guest, without our TF.
+    Return,
 }
 
 /// One instruction under way.
@@ -118,6 +122,8 @@ struct Pending {
     ring: Ring,
     rflags: u64,
     rcx: u64,
+    /// Where an IRET or SYSRET goes to.
+    returns_to: Option<u64>,
     /// TF as a POPF, IRET or SYSRET will load it.
     loads_tf: Option<bool>,
     /// TF as a system call leaves it.
@@ -133,6 +139,9 @@ pub struct Stepper {
     pending: Option<Pending>,
     guest_tf: bool,
     active: bool,
+    /// Address and first count of a repeated instruction that the last stop
+    /// found unfinished.
+    repeating: Option<(u64, u64)>,
 }
 
 impl Stepper {
@@ -140,9 +149,9 @@ impl Stepper {
     /// way, if it was trapped half-way, is not counted.
     pub fn begin(&mut self, rflags: u64) {
         *self = Self {
-            pending: None,
             guest_tf: rflags & RFLAGS_TF != 0,
             active: true,
+            ..Self::default()
         };
     }
 
@@ -190,6 +199,14 @@ impl Stepper {
         watched.truncate(inputs.slots);
         let breakpoints = watched.iter().map(|watched| watched.address).collect();
         let last = shadowed.as_ref().or(facts.as_ref());
+        let returns_to = facts
+            .as_ref()
+            .and_then(|facts| return_target(context, facts));
+        // Emulators stop once more after the last round, with a count of 0.
+        let rcx = match self.repeating.take() {
+            Some((rip, rcx)) if rip == context.regs.rip => rcx,
+            _ => context.regs.rcx,
+        };
         self.pending = Some(Pending {
             rip: context.regs.rip,
             loads_tf: last.and_then(|facts| loaded_tf(context, facts)),
@@ -197,7 +214,8 @@ impl Stepper {
             shadowed,
             ring: Ring::from_cpl(context.cpl()),
             rflags: context.regs.rflags,
-            rcx: context.regs.rcx,
+            rcx,
+            returns_to: returns_to.map(|target| target.rip),
             tf_after_syscall: self.guest_tf && inputs.syscall_mask & RFLAGS_TF == 0,
             window,
             watched,
@@ -206,6 +224,7 @@ impl Stepper {
             breakpoints,
             hold_irqs: !window,
             lost: uncovered.then_some(LossReason::EventDelivery),
+            enters_user: returns_to.is_some_and(|target| target.cpl == 3),
         }
     }
 
@@ -231,7 +250,7 @@ impl Stepper {
                     Some(Entry::Event { vector, gate }) => {
                         self.delivered(context, vector, &gate, &pending, &mut result);
                     }
-                    Some(Entry::SystemCall) => {
+                    Some(Entry::SystemCall | Entry::Return) => {
                         self.completed(context, &pending, context.regs.rip, &mut result);
                     }
                     None => result.lose(LossReason::EventDelivery),
@@ -253,6 +272,7 @@ impl Stepper {
             return false;
         };
         if !facts.completes(next) {
+            self.repeating = Some((pending.rip, pending.rcx));
             return true;
         }
         let retired = |facts: &InsnFacts, next| Progress::Retired {
@@ -269,7 +289,12 @@ impl Stepper {
             _ => return false,
         };
         result.progress.push(retired(last, next));
-        result.guest_trap = self.guest_tf;
+        // SYSCALL and SYSRET look at TF as they leave it (SDM vol. 2, SYSRET).
+        result.guest_trap = match last.kind {
+            StepKind::Syscall => pending.tf_after_syscall,
+            StepKind::Sysret => pending.loads_tf.unwrap_or(self.guest_tf),
+            _ => self.guest_tf,
+        };
         result.repair = match last.kind {
             _ if self.guest_tf => None,
             StepKind::Pushf => {
@@ -357,6 +382,13 @@ fn certain(
     match facts.map(|facts| facts.kind) {
         Some(StepKind::Syscall) => watched.push(system_call(inputs.syscall_target)),
         Some(StepKind::Sysenter) => watched.push(system_call(inputs.sysenter_target)),
+        Some(StepKind::Iret | StepKind::Sysret) => {
+            let target = facts.and_then(|facts| return_target(context, facts));
+            watched.extend(target.map(|target| Watched {
+                address: target.linear,
+                entry: Entry::Return,
+            }));
+        }
         Some(StepKind::SoftInt(vector)) => watch(context, [vector], &mut watched),
         Some(StepKind::Int3) => watch(context, [BP], &mut watched),
         Some(StepKind::Int1) => watch(context, [DB], &mut watched),
@@ -447,6 +479,9 @@ fn leads_to(facts: &InsnFacts, pending: &Pending, next: u64) -> bool {
         (InsnClass::Far, _) => match facts.kind {
             StepKind::Syscall | StepKind::Sysenter => {
                 pending.watched.iter().any(|one| one.address == next)
+            }
+            StepKind::Iret | StepKind::Sysret => {
+                pending.returns_to.is_none_or(|target| next == target)
             }
             _ => true,
         },

@@ -7,7 +7,8 @@ use kvm_bindings::{
 };
 
 use crate::kvm::{DebugExit, KvmVcpu, VcpuError};
-use crate::trap::{DR6_BS, GuestBreakpoints, Placement, merge_dr6};
+use crate::sys::rdtsc;
+use crate::trap::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
 
 const RFLAGS_TF: u64 = 1 << 8;
 const RFLAGS_RF: u64 = 1 << 16;
@@ -41,8 +42,9 @@ pub enum DebugEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lift {
     None,
-    Ours,
-    /// The guest's too.
+    /// Ours at this linear address.
+    Ours(u64),
+    /// All, the guest's too.
     All,
 }
 
@@ -60,12 +62,18 @@ pub struct DebugControl {
     hold_irqs: bool,
     inject: bool,
     applied: Option<([u64; 8], u32)>,
+    /// TSC when the guest's own debug registers were looked at last.
+    seen: u64,
+    /// TSC ticks for which that look is good.
+    fresh_for: u64,
 }
 
 impl DebugControl {
-    /// No breakpoints, no steps.
+    /// No breakpoints, no steps. KVM has no exit for a guest's MOV to DR while
+    /// its debug registers are in use by us, so they are looked at again when
+    /// the last look is `fresh_for` TSC ticks old.
     #[must_use]
-    pub fn new(quirks: DebugQuirks) -> Self {
+    pub fn new(quirks: DebugQuirks, fresh_for: u64) -> Self {
         let guest = GuestBreakpoints::default();
         Self {
             quirks,
@@ -77,6 +85,8 @@ impl DebugControl {
             hold_irqs: false,
             inject: false,
             applied: None,
+            seen: 0,
+            fresh_for,
         }
     }
 
@@ -87,6 +97,12 @@ impl DebugControl {
             self.wanted.clear();
             self.wanted.extend_from_slice(addresses);
             self.replace();
+        }
+        if let Lift::Ours(address) = self.lift
+            && !addresses.contains(&address)
+        {
+            // Nothing is in the way any more.
+            self.lift = Lift::None;
         }
     }
 
@@ -139,6 +155,7 @@ impl DebugControl {
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
     pub fn refresh_guest(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+        self.seen = rdtsc();
         let guest = GuestBreakpoints::from(&vcpu.get_debug_regs()?);
         if guest != self.guest {
             self.guest = guest;
@@ -147,8 +164,40 @@ impl DebugControl {
         Ok(())
     }
 
+    /// TSC ticks for which a look at the guest's own state is good.
+    #[must_use]
+    pub fn fresh_for(&self) -> u64 {
+        self.fresh_for
+    }
+
+    /// The same as [`DebugControl::refresh_guest`], unless the last look is
+    /// recent. A breakpoint of ours that found no place has one looked for
+    /// every time: the guest may just have given it back.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_DEBUGREGS`.
+    pub fn refresh_stale(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+        let stale = rdtsc().wrapping_sub(self.seen) >= self.fresh_for;
+        match stale || self.unplaced() > 0 {
+            true => self.refresh_guest(vcpu),
+            false => Ok(()),
+        }
+    }
+
     fn replace(&mut self) {
         self.placement = Placement::new(self.guest, &self.wanted);
+    }
+
+    /// What the processor gets for the next entry.
+    fn in_force(&self) -> Placement {
+        match self.lift {
+            Lift::None => self.placement,
+            Lift::Ours(address) => {
+                let others = self.wanted.iter().copied().filter(|&one| one != address);
+                Placement::new(self.guest, &others.collect::<Vec<_>>())
+            }
+            Lift::All => Placement::new(GuestBreakpoints::default(), &[]),
+        }
     }
 
     /// Tells KVM what changed since the last entry.
@@ -157,11 +206,7 @@ impl DebugControl {
     /// The error of `KVM_SET_GUEST_DEBUG`.
     pub fn apply(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
         let lifted = self.lift != Lift::None;
-        let placement = match self.lift {
-            Lift::None => self.placement,
-            Lift::Ours => Placement::new(self.guest, &[]),
-            Lift::All => Placement::new(GuestBreakpoints::default(), &[]),
-        };
+        let placement = self.in_force();
         let stepping = self.step || lifted;
         let mut control = 0;
         let mut registers = [0; 8];
@@ -205,9 +250,13 @@ impl DebugControl {
     /// # Errors
     /// An ioctl on the debug or general registers failed.
     pub fn on_exit(&mut self, vcpu: &KvmVcpu, exit: &DebugExit) -> Result<DebugEvent, VcpuError> {
+        if self.is_plainly_ours(exit) {
+            return Ok(DebugEvent::Breakpoint(exit.pc));
+        }
+        let placement = self.in_force();
         self.refresh_guest(vcpu)?;
         let stepping = self.step || self.lift != Lift::None;
-        let mut cause = self.placement.classify(exit.dr6, stepping);
+        let mut cause = placement.classify(exit.dr6, stepping);
         if exit.vector != DB_VECTOR {
             // KVM reports INT3 here only for software breakpoints, which we
             // never set; there is nothing of ours in it.
@@ -231,10 +280,22 @@ impl DebugControl {
         }
         Ok(match (cause.ours, stepped && self.step) {
             // A stale bit must not make us act at another address.
-            (Some(address), _) if exit.pc == address && !passed => DebugEvent::Breakpoint(address),
+            (Some(address), _) if exit.pc == address => DebugEvent::Breakpoint(address),
             (_, true) => DebugEvent::Stepped,
             _ => DebugEvent::Passed,
         })
+    }
+
+    /// The one common case, which needs no look at the guest's own registers:
+    /// a breakpoint of ours, no step, and no other cause.
+    fn is_plainly_ours(&self, exit: &DebugExit) -> bool {
+        let cause = self.placement.classify(exit.dr6, false);
+        exit.vector == DB_VECTOR
+            && !self.step
+            && self.lift == Lift::None
+            && cause.ours == Some(exit.pc)
+            && cause.guest_dr6 == 0
+            && (exit.dr6 & DR6_SLOTS).is_power_of_two()
     }
 
     /// On a KVM that ignores RF, a guest that has set RF to step over its own
@@ -258,14 +319,14 @@ impl DebugControl {
         Ok(())
     }
 
-    /// Lets the guest execute the instruction on which one of our breakpoints
-    /// just fired.
+    /// Lets the guest execute the instruction at linear address `address`, on
+    /// which one of our breakpoints just fired.
     ///
     /// # Errors
     /// An ioctl on the general registers failed.
-    pub fn pass(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+    pub fn pass(&mut self, vcpu: &KvmVcpu, address: u64) -> Result<(), VcpuError> {
         if self.quirks.rf_ignored {
-            self.lift = Lift::Ours;
+            self.lift = Lift::Ours(address);
             return Ok(());
         }
         let mut regs = vcpu.get_regs()?;
@@ -301,6 +362,9 @@ fn request_again(vcpu: &KvmVcpu, mut request: kvm_guest_debug) -> Result<(), Vcp
 /// and while #DB is ours the trap comes to us. It has restored the guest's TF by
 /// then, and the NMI that it waits to inject is still pending.
 fn is_nmi_window(vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
-    let guests_own = vcpu.get_regs()?.rflags & RFLAGS_TF != 0;
-    Ok(!guests_own && vcpu.get_vcpu_events()?.nmi.pending != 0)
+    if vcpu.get_regs()?.rflags & RFLAGS_TF != 0 {
+        return Ok(false);
+    }
+    let nmi = vcpu.get_vcpu_events()?.nmi;
+    Ok(nmi.pending != 0 || nmi.injected != 0)
 }

@@ -3,16 +3,22 @@
 use crate::kvm::KvmVcpu;
 use crate::sys::HaltStats;
 
-/// Intervals shorter than this are not asked about: reading the statistics
-/// costs three system calls, and a vCPU that halts and wakes within so short a
-/// time hides at most this much.
-const WORTH_ASKING_NS: u64 = 20_000;
+/// An interval this long may well be a halt, and is asked about at once.
+const LONG_NS: u64 = 200_000;
+/// Guest time in shorter intervals that goes by without a question: reading the
+/// statistics is a system call, which costs as much as half an exit on some
+/// hosts. So at most this much halted time is told late; none is lost.
+const UNASKED_NS: u64 = 1_000_000;
 
 /// Tells how long a vCPU was halted between entry and exit.
 #[derive(Debug)]
 pub(super) struct HaltClock {
     stats: Option<HaltStats>,
     seen_ns: u64,
+    /// Guest time since then, in ticks.
+    unasked: u64,
+    /// Halted ticks that were found, but not told yet.
+    owed: u64,
     tsc_khz: u64,
 }
 
@@ -32,28 +38,50 @@ impl HaltClock {
         Self {
             stats,
             seen_ns: 0,
+            // Whatever was halted before the first question belongs to nobody.
+            unasked: u64::MAX,
+            owed: 0,
             tsc_khz: tsc_khz.into(),
         }
     }
 
     /// Forgets what was halted until now: counting begins here.
     pub(super) fn begin(&mut self) {
-        if let Some(Ok(now)) = self.stats.as_ref().map(HaltStats::halted_ns) {
-            self.seen_ns = now;
+        if self.ns(self.unasked) >= UNASKED_NS {
+            self.ask();
         }
+        self.owed = 0;
     }
 
-    /// Halted ticks of an interval of `ticks` that ended just now.
-    pub(super) fn halted(&mut self, ticks: u64) -> u64 {
-        if ticks.saturating_mul(1_000_000) / self.tsc_khz < WORTH_ASKING_NS {
+    /// Halted ticks of an interval of `ticks` that ended just now, and of the
+    /// ones before; never more than `ticks`. 0 unless something is `counting`.
+    pub(super) fn passed(&mut self, ticks: u64, counting: bool) -> u64 {
+        self.unasked = self.unasked.saturating_add(ticks);
+        if !counting {
             return 0;
         }
-        let Some(Ok(now)) = self.stats.as_ref().map(HaltStats::halted_ns) else {
+        if self.ns(ticks) >= LONG_NS || self.ns(self.unasked) >= UNASKED_NS {
+            self.owed = self.owed.saturating_add(self.ask());
+        }
+        let told = self.owed.min(ticks);
+        self.owed -= told;
+        told
+    }
+
+    fn ns(&self, ticks: u64) -> u64 {
+        let ns = u128::from(ticks) * 1_000_000 / u128::from(self.tsc_khz);
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+
+    /// Ticks halted since the last question.
+    fn ask(&mut self) -> u64 {
+        self.unasked = 0;
+        let Some(Ok(now)) = self.stats.as_mut().map(HaltStats::halted_ns) else {
             return 0;
         };
         let ns = now.wrapping_sub(self.seen_ns);
         self.seen_ns = now;
-        let halted = u128::from(ns) * u128::from(self.tsc_khz) / 1_000_000;
-        u64::try_from(halted).unwrap_or(u64::MAX).min(ticks)
+        let ticks = u128::from(ns) * u128::from(self.tsc_khz) / 1_000_000;
+        u64::try_from(ticks).unwrap_or(u64::MAX)
     }
 }

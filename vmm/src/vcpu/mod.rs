@@ -1,7 +1,9 @@
 //! One vCPU's thread: the run loop, and what each exit leads to.
 
 mod debug;
+mod debug_exits;
 mod end;
+mod exits;
 mod halt;
 mod kick;
 mod log;

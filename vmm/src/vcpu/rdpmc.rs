@@ -1,49 +1,116 @@
 //! The watch on the guest's #GP handler, through which RDPMC is emulated.
 
 use arbiter::Layer;
+use kvm_bindings::kvm_sregs;
 use pmu_virt::{ReadOutcome, Ring, VcpuPmu};
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::debug::DebugControl;
 use super::observe::TrapEvent;
 use crate::kvm::{KvmVcpu, VcpuError};
+use crate::sys::rdtsc;
 use crate::trap::{CpuContext, DR6_BS, GP_VECTOR, Gate, Rdpmc, RdpmcTrap, Return, inspect};
 
 /// Where the #GP handler of one vCPU is.
 #[derive(Debug, Default)]
 pub(super) struct GpWatch {
     gate: Option<Gate>,
+    found: Option<Found>,
     told_full: bool,
+}
+
+/// How the gate was found, so that a look at 16 bytes tells that it is the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Found {
+    /// IDTR, CR0, CR3, CR4 and EFER.
+    through: (u64, u16, [u64; 4]),
+    /// Guest-physical address of the descriptor.
+    at: u64,
+    /// The descriptor.
+    descriptor: [u8; 16],
+    /// TSC at that time: page tables may change without a trace.
+    tsc: u64,
+}
+
+impl Found {
+    fn new(context: &CpuContext<'_>) -> Option<Self> {
+        let size: u64 = if context.long_mode() { 16 } else { 8 };
+        let linear = context
+            .sregs
+            .idt
+            .base
+            .wrapping_add(size * u64::from(GP_VECTOR));
+        let at = context.physical(linear)?;
+        Some(Self {
+            through: Self::through(context.sregs),
+            at,
+            descriptor: Self::descriptor(context, at)?,
+            tsc: rdtsc(),
+        })
+    }
+
+    fn through(sregs: &kvm_sregs) -> (u64, u16, [u64; 4]) {
+        let roots = [sregs.cr0, sregs.cr3, sregs.cr4, sregs.efer];
+        (sregs.idt.base, sregs.idt.limit, roots)
+    }
+
+    fn descriptor(context: &CpuContext<'_>, at: u64) -> Option<[u8; 16]> {
+        context.memory.read_obj(GuestAddress(at)).ok()
+    }
+
+    fn still_holds(&self, context: &CpuContext<'_>, fresh_for: u64) -> bool {
+        rdtsc().wrapping_sub(self.tsc) < fresh_for
+            && self.through == Self::through(context.sregs)
+            && Self::descriptor(context, self.at) == Some(self.descriptor)
+    }
 }
 
 impl GpWatch {
     /// Finds the #GP handler through IDTR and asks for a breakpoint on it.
-    /// True the first time that it finds the guest using all debug registers.
+    /// True if the guest has just taken the last debug register.
     pub(super) fn arm(
         &mut self,
-        vcpu: &mut KvmVcpu,
+        vcpu: &KvmVcpu,
         memory: &GuestMemoryMmap,
         debug: &mut DebugControl,
     ) -> Result<bool, VcpuError> {
-        let sregs = vcpu.sregs_at_exit()?;
+        let sregs = vcpu.get_sregs()?;
         let context = CpuContext {
             regs: &kvm_bindings::kvm_regs::default(),
             sregs: &sregs,
             memory,
         };
+        let fresh_for = debug.fresh_for();
+        if self
+            .found
+            .is_some_and(|found| found.still_holds(&context, fresh_for))
+            && self.is_wanted(debug)
+        {
+            debug.refresh_stale(vcpu)?;
+            return Ok(self.is_news(debug));
+        }
         let gate = context.gate(GP_VECTOR);
+        self.found = Found::new(&context);
         if gate != self.gate {
             log::debug!("{}: #GP handler at {gate:x?}", vcpu.id());
             self.gate = gate;
         }
-        self.want(debug);
-        debug.refresh_guest(vcpu)?;
+        match self.is_wanted(debug) {
+            // The guest's own debug registers are looked at often anyway.
+            true => debug.refresh_stale(vcpu)?,
+            false => {
+                self.want(debug);
+                debug.refresh_guest(vcpu)?;
+            }
+        }
+        Ok(self.is_news(debug))
+    }
+
+    fn is_news(&mut self, debug: &DebugControl) -> bool {
         let full = debug.unplaced() > 0;
-        // Once: a guest that takes and leaves the last one in turn must not fill
-        // the host's log.
-        let news = full && !self.told_full;
-        self.told_full |= full;
-        Ok(news)
+        // Always replaced: a guest that gives one back and takes it again is told again.
+        let told = std::mem::replace(&mut self.told_full, full);
+        full && !told
     }
 
     /// Asks for the one breakpoint of the watch.
@@ -52,6 +119,11 @@ impl GpWatch {
             Some(gate) => debug.want(&[gate.handler]),
             None => debug.want(&[]),
         }
+    }
+
+    fn is_wanted(&self, debug: &DebugControl) -> bool {
+        let wanted = self.gate.map(|gate| gate.handler);
+        debug.wanted() == wanted.as_slice()
     }
 
     /// The watched handler's gate.
@@ -74,11 +146,11 @@ impl GpWatch {
             sregs: &sregs,
             memory,
         };
-        let trap = self
-            .gate
-            .map_or(RdpmcTrap::Foreign, |gate| inspect(&context, &gate));
+        let (trap, handler) = self.gate.map_or((RdpmcTrap::Foreign, 0), |gate| {
+            (inspect(&context, &gate), gate.handler)
+        });
         let RdpmcTrap::Rdpmc(rdpmc) = trap else {
-            debug.pass(vcpu)?;
+            debug.pass(vcpu, handler)?;
             return Ok(TrapEvent::ForeignGp);
         };
         let outcome = pmu.rdpmc(rdpmc.index, layer_of(rdpmc.ring));
@@ -86,7 +158,7 @@ impl GpWatch {
             Some(after) if finish(vcpu, debug, &after)? => {}
             // The index is wrong, or there is nowhere to go back to: the #GP is
             // the right answer, and it has already been raised.
-            _ => debug.pass(vcpu)?,
+            _ => debug.pass(vcpu, handler)?,
         }
         Ok(TrapEvent::Rdpmc {
             index: rdpmc.index,

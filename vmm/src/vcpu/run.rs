@@ -3,15 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use arbiter::Layer;
-use pmu_virt::{
-    CounterSet, MsrIndex, PmiRequest, PmiThrottle, Progress, ReadOutcome, Register, Ring,
-    ThrottleDecision, VcpuPmu, WriteOutcome,
-};
+use pmu_virt::{CounterSet, PmiRequest, PmiThrottle, Progress, Ring, ThrottleDecision, VcpuPmu};
 use thiserror::Error;
 use vmm_sys_util::errno;
 
-use super::debug::{DebugControl, DebugEvent, DebugQuirks};
+use super::debug::{DebugControl, DebugQuirks};
 use super::end::VcpuEnd;
 use super::halt::HaltClock;
 use super::kick::DeadlineTimer;
@@ -20,14 +16,18 @@ use super::platform::Platform;
 use super::pmi::{self, PmiError};
 use super::rdpmc::GpWatch;
 use super::stepping::{StepDriver, StepSupport};
-use crate::devices::DeviceOutcome;
-use crate::kvm::{Answer, DebugExit, InternalError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
+use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId};
 use crate::sys::{KickTarget, rdtsc};
-use crate::trap::{StepStop, cpl};
+use crate::trap::cpl;
 
 /// How often the guest's own debug registers are looked at while ours are in
 /// use, in milliseconds: KVM has no exit for MOV to DR then.
 const DEBUG_REFRESH_MS: u64 = 1;
+
+/// Exits after one that wanted registers during which KVM hands them over at
+/// once: drivers write selects and read counters in runs. Each costs an exit
+/// about a twentieth more, fetching them by ioctl half as much again.
+pub(super) const SYNCED_EXITS: u8 = 16;
 
 /// What other threads may do to a vCPU.
 #[derive(Debug, Default)]
@@ -96,23 +96,24 @@ pub struct Vcpu {
 
 /// Everything but KVM's side, so that both can be borrowed at once.
 #[derive(Debug)]
-struct Core {
-    vm: Arc<KvmVm>,
-    pmu: Option<VcpuPmu>,
-    platform: Arc<dyn Platform>,
-    control: Arc<VcpuControl>,
-    observer: Box<dyn Observer>,
-    debug: DebugControl,
-    gp: GpWatch,
-    stepping: StepDriver,
-    throttle: PmiThrottle,
-    pending_pmi: Option<PmiRequest>,
-    halt: HaltClock,
-    timer: DeadlineTimer,
-    tsc_khz: u64,
-    counting: bool,
-    entered: u64,
-    debug_seen: u64,
+pub(super) struct Core {
+    pub(super) vm: Arc<KvmVm>,
+    pub(super) pmu: Option<VcpuPmu>,
+    pub(super) platform: Arc<dyn Platform>,
+    pub(super) control: Arc<VcpuControl>,
+    pub(super) observer: Box<dyn Observer>,
+    pub(super) debug: DebugControl,
+    pub(super) gp: GpWatch,
+    pub(super) stepping: StepDriver,
+    pub(super) throttle: PmiThrottle,
+    pub(super) pending_pmi: Option<PmiRequest>,
+    pub(super) halt: HaltClock,
+    pub(super) timer: DeadlineTimer,
+    pub(super) counting: bool,
+    pub(super) warned_full: bool,
+    /// Exits yet to come at which registers are likely to be wanted.
+    pub(super) registers_wanted: u8,
+    pub(super) entered: u64,
 }
 
 impl Vcpu {
@@ -132,17 +133,17 @@ impl Vcpu {
                 platform: parts.platform,
                 control: parts.control,
                 observer: parts.observer,
-                debug: DebugControl::new(parts.quirks),
+                debug: DebugControl::new(parts.quirks, DEBUG_REFRESH_MS * u64::from(tsc_khz)),
                 gp: GpWatch::default(),
                 stepping: StepDriver::new(parts.step),
                 throttle: PmiThrottle::new(floor),
                 pending_pmi: None,
                 halt,
                 timer: DeadlineTimer::new(tsc_khz).map_err(VcpuFailure::Timer)?,
-                tsc_khz: tsc_khz.into(),
                 counting: false,
+                warned_full: false,
+                registers_wanted: 0,
                 entered: 0,
-                debug_seen: 0,
             },
         })
     }
@@ -215,11 +216,14 @@ impl Core {
         self.forward_pmi(kvm, rdtsc())?;
         self.debug.apply(kvm)?;
         if let Some(pmu) = &mut self.pmu {
-            let counting = pmu.needs().counting;
-            if counting && !self.counting {
+            let needs = pmu.needs();
+            if needs.counting && !self.counting {
                 self.halt.begin();
             }
-            self.counting = counting;
+            self.counting = needs.counting;
+            let soon = self.registers_wanted > 0;
+            self.registers_wanted = self.registers_wanted.saturating_sub(1);
+            kvm.sync_registers(soon || needs.ring);
             let now = rdtsc();
             self.entered = now;
             pmu.observe(Progress::Entered { tsc: now });
@@ -238,16 +242,17 @@ impl Core {
             return Ok(());
         };
         let needs = pmu.needs();
-        let halted = match needs.counting {
-            true => self.halt.halted(tsc.saturating_sub(self.entered)),
-            false => 0,
-        };
+        let ticks = tsc.saturating_sub(self.entered);
+        let halted = self.halt.passed(ticks, needs.counting);
         let ring = match needs.ring {
-            true => Some(Ring::from_cpl(cpl(&kvm.sregs_at_exit()?))),
+            true => Some(Ring::from_cpl(cpl(&kvm.get_sregs()?))),
             false => None,
         };
         pmu.observe(Progress::Left { tsc, halted, ring });
-        self.watch_debug_registers(kvm, tsc)?;
+        // A guest that sets breakpoints while ours are in use is noticed here.
+        if self.debug.is_active() {
+            self.debug.refresh_stale(kvm)?;
+        }
         Ok(())
     }
 
@@ -256,19 +261,18 @@ impl Core {
             return Ok(());
         };
         let vendor = pmu.model().vendor();
-        let mut due = self.throttle.due(now);
-        if let Some(request) = pmu.take_pmi() {
+        let news = pmu.take_pmi();
+        if let Some(request) = news {
             self.pending_pmi = Some(match self.pending_pmi {
                 Some(pending) => both(pending, request),
                 None => request,
             });
-            match self.throttle.request(now) {
-                ThrottleDecision::Deliver => due = true,
-                ThrottleDecision::Late { .. } if !due => {
-                    self.report(kvm.id(), || TrapEvent::PmiLate)
-                }
-                ThrottleDecision::Late { .. } => {}
-            }
+        }
+        // A late PMI that is due takes the new overflows along.
+        let due = self.throttle.due(now)
+            || news.is_some() && self.throttle.request(now) == ThrottleDecision::Deliver;
+        if news.is_some() && !due {
+            self.report(kvm.id(), || TrapEvent::PmiLate);
         }
         if !due {
             return Ok(());
@@ -281,185 +285,11 @@ impl Core {
         Ok(())
     }
 
-    /// A guest that sets breakpoints while ours are in use is noticed here.
-    fn watch_debug_registers(&mut self, kvm: &KvmVcpu, now: u64) -> Result<(), VcpuError> {
-        if self.debug.is_active()
-            && now.wrapping_sub(self.debug_seen) >= DEBUG_REFRESH_MS * self.tsc_khz
-        {
-            self.debug_seen = now;
-            self.debug.refresh_guest(kvm)?;
-        }
-        Ok(())
-    }
-
-    fn report(&mut self, id: VcpuId, event: impl FnOnce() -> TrapEvent) {
+    pub(super) fn report(&mut self, id: VcpuId, event: impl FnOnce() -> TrapEvent) {
         if self.observer.wants_events() {
             self.observer.event(id, &event());
         }
     }
-
-    /// One line per kind of exit.
-    fn handle(&mut self, kvm: &mut KvmVcpu, exit: VmExit) -> Result<Option<VcpuEnd>, VcpuFailure> {
-        if !matches!(exit, VmExit::Debug(_)) {
-            self.step_stop(kvm, StepStop::Exit)?;
-        }
-        match exit {
-            VmExit::Rdmsr { index } => self.rdmsr(kvm, MsrIndex(index)),
-            VmExit::Wrmsr { index, value } => self.wrmsr(kvm, MsrIndex(index), value)?,
-            VmExit::Debug(debug) => self.debug_exit(kvm, &debug)?,
-            VmExit::Interrupted => {}
-            VmExit::IoIn { port, width, len } => {
-                let mut data = vec![0xff; len];
-                self.platform.port_read(port, width, &mut data);
-                kvm.answer(&Answer::Io(data));
-            }
-            VmExit::IoOut { port, width, data } => {
-                return Ok(match self.platform.port_write(port, width, &data) {
-                    DeviceOutcome::Continue => None,
-                    DeviceOutcome::Exit(end) => Some(VcpuEnd::Guest(end)),
-                });
-            }
-            VmExit::MmioRead { address, len } => {
-                let mut data = [0xff; 8];
-                self.platform.mmio_read(address, &mut data[..len]);
-                kvm.answer(&Answer::Mmio(data));
-            }
-            VmExit::MmioWrite { address, data, len } => {
-                self.platform.mmio_write(address, &data[..len]);
-            }
-            VmExit::Shutdown | VmExit::SystemEvent { .. } => {
-                // kvm_amd has reset the vCPU by now.
-                const RESET_RIP: u64 = 0xfff0;
-                let rip = kvm.get_regs()?.rip;
-                return Ok(Some(VcpuEnd::TripleFault {
-                    rip: (rip != RESET_RIP).then_some(rip),
-                }));
-            }
-            VmExit::Halted => {
-                return Ok(Some(VcpuEnd::Stuck(
-                    "HLT exited to the VMM: this machine has no in-kernel irqchip".to_owned(),
-                )));
-            }
-            VmExit::InternalError(error) => {
-                return Ok(Some(VcpuEnd::Stuck(describe_internal_error(kvm, &error))));
-            }
-            VmExit::FailEntry { reason } => {
-                return Ok(Some(VcpuEnd::Stuck(format!(
-                    "the processor refused the guest's state (hardware reason {reason:#x})"
-                ))));
-            }
-            VmExit::Unexpected { what } => {
-                return Ok(Some(VcpuEnd::Stuck(format!("unexpected exit: {what}"))));
-            }
-        }
-        Ok(None)
-    }
-
-    fn rdmsr(&mut self, kvm: &mut KvmVcpu, msr: MsrIndex) {
-        // RDMSR is privileged: the processor checks CPL before the intercept.
-        let outcome = match &mut self.pmu {
-            Some(pmu) => pmu.rdmsr(msr, Layer::GuestKernel),
-            None => ReadOutcome::Gp,
-        };
-        kvm.answer(&match outcome {
-            ReadOutcome::Value(value) => Answer::Msr(value),
-            ReadOutcome::Gp | ReadOutcome::NotHandled => Answer::MsrFault,
-        });
-        self.report(kvm.id(), || TrapEvent::MsrRead { msr, outcome });
-    }
-
-    fn wrmsr(&mut self, kvm: &mut KvmVcpu, msr: MsrIndex, value: u64) -> Result<(), VcpuFailure> {
-        let outcome = match &mut self.pmu {
-            Some(pmu) => pmu.wrmsr(msr, value, Layer::GuestKernel),
-            None => WriteOutcome::Gp,
-        };
-        kvm.answer(&match outcome {
-            WriteOutcome::Done => Answer::Done,
-            WriteOutcome::Gp | WriteOutcome::NotHandled => Answer::MsrFault,
-        });
-        self.report(kvm.id(), || TrapEvent::MsrWrite {
-            msr,
-            value,
-            outcome,
-        });
-        let register = self.pmu.as_ref().and_then(|pmu| pmu.model().decode(msr));
-        if outcome == WriteOutcome::Done && register.is_some_and(starts_counting) {
-            self.arm_rdpmc(kvm)?;
-        }
-        Ok(())
-    }
-
-    /// A guest that programs counters will read them: watch its #GP handler.
-    fn arm_rdpmc(&mut self, kvm: &mut KvmVcpu) -> Result<(), VcpuFailure> {
-        let full = self.gp.arm(kvm, self.vm.memory(), &mut self.debug)?;
-        if full {
-            log::warn!(
-                "{}: the guest uses all four debug registers, its RDPMC will fault",
-                kvm.id()
-            );
-            self.report(kvm.id(), || TrapEvent::DebugRegistersFull);
-        }
-        Ok(())
-    }
-
-    fn debug_exit(&mut self, kvm: &KvmVcpu, exit: &DebugExit) -> Result<(), VcpuFailure> {
-        match self.debug.on_exit(kvm, exit)? {
-            DebugEvent::Breakpoint(address) => self.breakpoint(kvm, address)?,
-            DebugEvent::Guest(dr6) => {
-                // After a data breakpoint the instruction is complete, before
-                // an instruction breakpoint it has not begun.
-                self.step_stop(kvm, StepStop::Exit)?;
-                self.stepping.abandon();
-                self.report(kvm.id(), || TrapEvent::GuestDebug { dr6 });
-            }
-            DebugEvent::Stepped => self.step_stop(kvm, StepStop::Trap)?,
-            DebugEvent::Passed => {}
-        }
-        Ok(())
-    }
-
-    /// One of our breakpoints: the #GP handler, or another that a step leads to.
-    fn breakpoint(&mut self, kvm: &KvmVcpu, address: u64) -> Result<(), VcpuFailure> {
-        let memory = self.vm.memory();
-        let gate = self.gp.gate().filter(|gate| gate.handler == address);
-        let (Some(gate), Some(pmu)) = (gate, &mut self.pmu) else {
-            self.step_stop(kvm, StepStop::Breakpoint(address))?;
-            self.debug.pass(kvm)?;
-            return Ok(());
-        };
-        if self.stepping.is_active() {
-            self.stepping.hide_tf_in_frame(kvm, memory, &gate)?;
-        }
-        let event = self.gp.on_breakpoint(kvm, memory, &mut self.debug, pmu)?;
-        match event {
-            TrapEvent::Rdpmc {
-                ring,
-                outcome: ReadOutcome::Value(_),
-                ..
-            } if self.stepping.is_active() => self.stepping.emulated_rdpmc(ring, pmu),
-            _ => self.step_stop(kvm, StepStop::Breakpoint(address))?,
-        }
-        self.report(kvm.id(), || event);
-        Ok(())
-    }
-
-    /// Tells the stepper, if it is at work, that the guest stopped.
-    fn step_stop(&mut self, kvm: &KvmVcpu, stop: StepStop) -> Result<(), VcpuFailure> {
-        if let (true, Some(pmu)) = (self.stepping.is_active(), &mut self.pmu) {
-            let memory = self.vm.memory();
-            self.stepping
-                .stopped(kvm, memory, &mut self.debug, pmu, stop)?;
-        }
-        Ok(())
-    }
-}
-
-/// True for the registers that a guest writes before it reads counts.
-fn starts_counting(register: Register) -> bool {
-    matches!(
-        register,
-        Register::Select(_) | Register::FixedControl | Register::GlobalControl
-    )
 }
 
 /// One PMI stands for the overflows of both.
@@ -473,25 +303,5 @@ fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (one, other) => one.or(other),
-    }
-}
-
-fn describe_internal_error(kvm: &KvmVcpu, error: &InternalError) -> String {
-    let rip = kvm.get_regs().map_or(0, |regs| regs.rip);
-    let bytes: Vec<String> = error
-        .bytes
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    let code = match bytes.is_empty() {
-        true => "unknown bytes".to_owned(),
-        false => bytes.join(" "),
-    };
-    match error.suberror {
-        1 => format!(
-            "KVM cannot emulate the instruction at RIP {rip:#x} ({code}): this KVM runs guest \
-             CPL 0 in its emulator; try --hide-feature cx16,xsave, or a KVM that runs it natively"
-        ),
-        other => format!("KVM internal error {other} at RIP {rip:#x} ({code})"),
     }
 }

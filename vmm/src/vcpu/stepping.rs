@@ -122,7 +122,8 @@ impl StepDriver {
         let plan = self.stepper.plan(&stopped.context(), &inputs);
         let can_step = self.support.user || cpl(&stopped.sregs) != 3;
         let interrupts_escape = !self.support.hold_irqs && stopped.regs.rflags & RFLAGS_IF != 0;
-        let lost = match (can_step, interrupts_escape) {
+        let escapes = plan.enters_user && !self.support.user;
+        let lost = match (can_step && !escapes, interrupts_escape) {
             (false, _) => Some(LossReason::Unsupported),
             (true, true) => Some(LossReason::EventDelivery),
             (true, false) => plan.lost,

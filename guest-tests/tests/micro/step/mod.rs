@@ -1,11 +1,13 @@
 //! The `step` backend on a real KVM: counts worked out by hand.
 
+mod amd;
 mod cases;
+mod events;
 mod losses;
 mod region;
 
 use guest_tests::micro::Test;
 
 pub(crate) fn tests() -> Vec<Test> {
-    [cases::TESTS, losses::TESTS].concat()
+    [cases::TESTS, events::TESTS, amd::TESTS, losses::TESTS].concat()
 }

@@ -1,0 +1,148 @@
+//! The documentation names only what exists: files, links, and symbols of the code.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// First parts of paths in the documentation that are paths of this repository.
+const FOLDERS: [&str; 7] = [
+    ".ci",
+    "arbiter",
+    "docs",
+    "firmware",
+    "guest-tests",
+    "pmu-virt",
+    "vmm",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Files below `folder` with the ending `extension`.
+fn files(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder of the repository") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            files(&path, extension, found);
+        } else if path.extension().is_some_and(|found| found == extension) {
+            found.push(path);
+        }
+    }
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+        .filter(|word| !word.is_empty())
+}
+
+/// Every word of the code; one that is nowhere in it is no symbol.
+fn code_words(root: &Path) -> HashSet<String> {
+    let mut sources = Vec::new();
+    for folder in ["arbiter", "firmware", "guest-tests", "pmu-virt", "vmm"] {
+        files(&root.join(folder), "rs", &mut sources);
+    }
+    // Names in these very checks prove nothing.
+    sources.retain(|path| !path.ends_with("tests/docs.rs"));
+    let texts = sources
+        .iter()
+        .map(|path| fs::read_to_string(path).expect("a source file"));
+    texts
+        .flat_map(|text| words(&text).map(str::to_owned).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Text between single backticks, code blocks left out.
+fn code_spans(text: &str) -> Vec<&str> {
+    let outside = text.split("```").step_by(2);
+    outside
+        .flat_map(|part| part.split('`').skip(1).step_by(2))
+        .collect()
+}
+
+/// Targets of links to files.
+fn links(text: &str) -> Vec<&str> {
+    let targets = text.split("](").skip(1);
+    targets
+        .filter_map(|rest| rest.split([')', '#']).next())
+        .filter(|target| !target.is_empty() && !target.contains("://"))
+        .collect()
+}
+
+/// A path of this repository, or `None` if `span` is something else.
+fn as_path(span: &str) -> Option<&str> {
+    let plain = span
+        .chars()
+        .all(|letter| letter.is_ascii_alphanumeric() || "._-/".contains(letter));
+    let first = span.split('/').next()?;
+    (plain && span.contains('/') && FOLDERS.contains(&first)).then_some(span)
+}
+
+/// A symbol of the code: `path::name`, or a type's name in camel case.
+fn as_symbol(span: &str) -> Option<&str> {
+    let name = span.strip_suffix("()").unwrap_or(span);
+    let plain = name
+        .chars()
+        .all(|letter| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':');
+    let camel = name.starts_with(|first: char| first.is_ascii_uppercase())
+        && name.contains(|letter: char| letter.is_ascii_lowercase())
+        && !name.contains('_');
+    (plain && (name.contains("::") || camel)).then_some(name)
+}
+
+/// What `text`, a file in `folder`, names and is not there.
+fn missing(root: &Path, folder: &Path, text: &str, code: &HashSet<String>) -> Vec<String> {
+    let mut missing = Vec::new();
+    for link in links(text) {
+        if !folder.join(link).exists() {
+            missing.push(format!("link {link}"));
+        }
+    }
+    for span in code_spans(text) {
+        if let Some(path) = as_path(span) {
+            if !root.join(path).exists() {
+                missing.push(format!("path {path}"));
+            }
+        } else if let Some(symbol) = as_symbol(span)
+            && let Some(part) = words(symbol).find(|part| !code.contains(*part))
+        {
+            missing.push(format!("symbol {symbol} ({part})"));
+        }
+    }
+    missing
+}
+
+#[test]
+fn documentation_names_what_exists() {
+    let root = root();
+    let code = code_words(&root);
+    let mut pages = vec![root.join("README.md"), root.join("CHANGELOG.md")];
+    files(&root.join("docs"), "md", &mut pages);
+    assert!(pages.len() > 3, "docs/ is empty");
+    let mut wrong = Vec::new();
+    for page in &pages {
+        let text = fs::read_to_string(page).expect("a page");
+        let folder = page.parent().expect("a folder");
+        for one in missing(&root, folder, &text, &code) {
+            wrong.push(format!("{}: {one}", page.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "not there:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_is_gone_is_found() {
+    let root = root();
+    let code = HashSet::from(["Vcpu".to_owned(), "run".to_owned()]);
+    let check = |text: &str, expected: &[&str]| {
+        assert_eq!(missing(&root, &root, text, &code), expected, "{text}");
+    };
+    check("`Vcpu::run` and `Vcpu`", &[]);
+    check("`Vcpu::walk`", &["symbol Vcpu::walk (walk)"]);
+    check("`VcpuOfOld`", &["symbol VcpuOfOld (VcpuOfOld)"]);
+    check("`vmm/src/lib.rs` `--pmu` `KVM_RUN` `0x186`", &[]);
+    check("`vmm/src/gone.rs`", &["path vmm/src/gone.rs"]);
+    check("[a](docs/testing.md#there) [b](https://x.test/y)", &[]);
+    check("[a](docs/gone.md)", &["link docs/gone.md"]);
+    check("```\n`Gone::gone`\n```\n`Vcpu`", &[]);
+}

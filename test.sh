@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# Installs what the tests need, builds, and runs every test there is:
+#   1. unit, property and documentation tests,
+#   2. micro-guests on this machine's /dev/kvm, where there is one,
+#   3. the same micro-guests in L1, a machine whose KVM is known (docs/testing.md),
+#   4. L1 itself, and an unmodified Debian kernel with `perf` in it, end to end.
+# The last line is 'N passed, N failed, N skipped', summed over all of them. The
+# status is 0 only if nothing failed. What cannot run is named, with what is
+# missing, and counted as skipped; with CI=true a part that cannot run fails.
+set -uo pipefail
+cd "$(dirname "$0")" || exit 1
+target=${CARGO_TARGET_DIR:-target}
+logs=$target/test-logs
+mkdir -p "$logs" || exit 1
+passed=0 failed=0 skipped=0
+trouble=()
+
+finish() {
+    local line
+    printf '\n'
+    for line in "${trouble[@]}"; do printf '%s\n' "$line"; done
+    printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+give_up() {
+    trouble+=("FAILED: $1")
+    failed=$((failed + 1))
+    finish
+}
+
+# --- what the build and the tests need ---------------------------------------
+
+install_missing() {
+    local packages=()
+    command -v cc >/dev/null || packages+=(gcc)
+    printf '#include <stdio.h>\nint main(void) { return 0; }\n' |
+        cc -x c -o /dev/null - 2>/dev/null || packages+=(libc6-dev)
+    command -v strip >/dev/null || packages+=(binutils)
+    command -v tar >/dev/null || packages+=(tar)
+    [ ${#packages[@]} -eq 0 ] && return
+    command -v apt-get >/dev/null ||
+        give_up "missing: ${packages[*]}, and there is no apt-get to install them with"
+    local root=()
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || give_up "missing: ${packages[*]}; install them as root"
+        root=(sudo)
+    fi
+    echo "installing ${packages[*]} …"
+    {
+        "${root[@]}" apt-get update &&
+            "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y "${packages[@]}"
+    } >"$logs/apt.log" 2>&1 </dev/null || {
+        tail -n 20 "$logs/apt.log"
+        give_up "apt-get could not install ${packages[*]} (whole log: $logs/apt.log)"
+    }
+}
+
+check_rust() {
+    local wanted found
+    wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    command -v cargo >/dev/null || give_up "cargo is missing: install Rust $wanted or newer"
+    found=$(rustc --version | cut -d' ' -f2)
+    [ "$(printf '%s\n' "$wanted" "${found%%-*}" | sort -V | head -n 1)" = "$wanted" ] ||
+        give_up "this is Rust $found, but Umpire needs $wanted or newer (try: rustup update stable)"
+}
+
+# --- running and counting ----------------------------------------------------
+
+# Adds up the result lines of libtest and of the micro-guest suite. Prints
+# 'passed failed skipped'. A test under libtest that could not run prints
+# 'skipped: NAME: WHY' and returns, which libtest takes for a pass.
+count() {
+    awk '
+        /^test result: / {
+            for (i = 2; i <= NF; i++) {
+                if ($i ~ /^passed;/) passed += $(i - 1)
+                if ($i ~ /^failed;/) failed += $(i - 1)
+                if ($i ~ /^(ignored|skipped);/) skipped += $(i - 1)
+                if ($i ~ /^ignored;/) { passed -= told; skipped += told }
+            }
+            told = 0
+        }
+        /^skipped: all [0-9]+ tests/ { skipped += $3; next }
+        /^skipped: / { told++ }
+        END { print passed + 0, failed + 0, skipped + 0 }
+    ' "$1"
+}
+
+# suite NAME SECONDS COMMAND…: runs the command, counts, shows the end of the
+# log if anything failed.
+suite() {
+    local name=$1 limit=$2 log=$logs/$1.log start=$SECONDS status p f s
+    shift 2
+    timeout "$limit" "$@" >"$log" 2>&1 </dev/null
+    status=$?
+    read -r p f s < <(count "$log")
+    # A suite that broke off, or that was stopped, may not have said so itself.
+    if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
+    # A suite in which nothing ran tests nothing.
+    if [ "$status" -eq 0 ] && [ $((p + f + s)) -eq 0 ]; then
+        status=1 f=1
+        echo "no result line in this log" >>"$log"
+    fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    printf '%-22s %4d passed, %d failed, %d skipped (%d s)\n' "$name" "$p" "$f" "$s" $((SECONDS - start))
+    if [ "$s" -gt 0 ]; then grep '^skipped: ' "$log" | sed 's/^/    /'; fi
+    if [ "$status" -ne 0 ]; then
+        grep -E '^test .* FAILED|^failed: ' "$log" | sed 's/^/    /'
+        tail -n 40 "$log" | sed 's/^/    | /'
+        trouble+=("FAILED: $name (status $status; 124 means that $limit s were over; whole log: $log)")
+    fi
+}
+
+# leave_out NAME COUNT WHAT-IS-MISSING
+leave_out() {
+    printf '%-22s %4d skipped: %s\n' "$1" "$2" "$3"
+    skipped=$((skipped + $2))
+    trouble+=("SKIPPED: $1: $3")
+    if [ "${CI:-}" = true ]; then
+        failed=$((failed + 1))
+        trouble+=("FAILED: $1: with CI=true every part has to run")
+    fi
+}
+
+# Names and files of the test binaries of guest-tests.
+guest_binaries() {
+    cargo test --quiet -p guest-tests --tests --no-run --message-format=json 2>"$logs/list.log" |
+        sed -n 's/.*"target":{"kind":\["test"\],[^}]*"name":"\([^"]*\)".*"executable":"\([^"]*\)".*/\1 \2/p'
+}
+
+# Suites for either KVM: those without libtest hold micro-guests; hostile guests
+# are micro-guests too.
+micro_suites() {
+    echo hostile
+    awk -F'"' '/^\[/ { name = "" } /^name *=/ { name = $2 } /^harness *= *false/ { print name }' \
+        guest-tests/Cargo.toml
+}
+
+# --- the tests ---------------------------------------------------------------
+
+install_missing
+check_rust
+echo "building (log: $logs/build.log) …"
+cargo build --workspace --all-targets >"$logs/build.log" 2>&1 </dev/null || {
+    tail -n 40 "$logs/build.log"
+    give_up "the build (whole log: $logs/build.log)"
+}
+
+suite unit 900 cargo test --workspace --exclude guest-tests --lib --bins --tests --no-fail-fast
+suite documentation 600 cargo test --workspace --doc --no-fail-fast
+suite harness 600 cargo test -p guest-tests --lib --bins --no-fail-fast
+
+binaries=$(guest_binaries)
+[ -n "$binaries" ] || give_up "no test binaries of guest-tests were found (log: $logs/list.log)"
+micro=$(micro_suites)
+is_micro() { grep -qx "$1" <<<"$micro"; }
+
+while read -r name file; do
+    is_micro "$name" && suite "$name" 600 cargo test -p guest-tests --test "$name" -- --show-output
+done <<<"$binaries"
+
+echo "fetching L1's packages, unless they are in the cache (log: $logs/fetch.log) …"
+if timeout 600 cargo l1 --fetch-only >"$logs/fetch.log" 2>&1 </dev/null; then
+    l1_missing=
+else
+    tail -n 5 "$logs/fetch.log" | sed 's/^/    | /'
+    l1_missing="L1 cannot be built here, see $logs/fetch.log; it needs apt with a Debian mirror"
+fi
+while read -r name file; do
+    if is_micro "$name"; then
+        label=$name-in-l1 command=(cargo l1 --timeout 840 -- "$file" --show-output)
+    else
+        label=$name command=(cargo test -p guest-tests --test "$name" -- --show-output)
+    fi
+    if [ -n "$l1_missing" ] && [ "$name" != docs ]; then
+        leave_out "$label" "$("$file" --list | grep -c ': test$')" "$l1_missing"
+    else
+        suite "$label" 900 "${command[@]}"
+    fi
+done <<<"$binaries"
+finish

@@ -1,0 +1,68 @@
+//! Debug exits: RDPMC behind the #GP handler, steps, and the guest's own.
+
+use pmu_virt::ReadOutcome;
+
+use super::debug::DebugEvent;
+use super::observe::TrapEvent;
+use super::run::{Core, SYNCED_EXITS, VcpuFailure};
+use crate::kvm::{DebugExit, KvmVcpu};
+use crate::trap::StepStop;
+
+impl Core {
+    /// A debug exit: a breakpoint or step of ours, or the guest's own #DB.
+    pub(super) fn debug_exit(
+        &mut self,
+        kvm: &KvmVcpu,
+        exit: &DebugExit,
+    ) -> Result<(), VcpuFailure> {
+        self.registers_wanted = SYNCED_EXITS;
+        match self.debug.on_exit(kvm, exit)? {
+            DebugEvent::Breakpoint(address) => self.breakpoint(kvm, address)?,
+            DebugEvent::Guest(dr6) => {
+                // After a data breakpoint the instruction is complete, before
+                // an instruction breakpoint it has not begun.
+                self.step_stop(kvm, StepStop::Exit)?;
+                self.stepping.abandon();
+                self.report(kvm.id(), || TrapEvent::GuestDebug { dr6 });
+            }
+            DebugEvent::Stepped => self.step_stop(kvm, StepStop::Trap)?,
+            DebugEvent::Passed => {}
+        }
+        Ok(())
+    }
+
+    /// One of our breakpoints: the #GP handler, or another that a step leads to.
+    fn breakpoint(&mut self, kvm: &KvmVcpu, address: u64) -> Result<(), VcpuFailure> {
+        let memory = self.vm.memory();
+        let gate = self.gp.gate().filter(|gate| gate.handler == address);
+        let (Some(gate), Some(pmu)) = (gate, &mut self.pmu) else {
+            self.step_stop(kvm, StepStop::Breakpoint(address))?;
+            self.debug.pass(kvm, address)?;
+            return Ok(());
+        };
+        if self.stepping.is_active() {
+            self.stepping.hide_tf_in_frame(kvm, memory, &gate)?;
+        }
+        let event = self.gp.on_breakpoint(kvm, memory, &mut self.debug, pmu)?;
+        match event {
+            TrapEvent::Rdpmc {
+                ring,
+                outcome: ReadOutcome::Value(_),
+                ..
+            } if self.stepping.is_active() => self.stepping.emulated_rdpmc(ring, pmu),
+            _ => self.step_stop(kvm, StepStop::Breakpoint(address))?,
+        }
+        self.report(kvm.id(), || event);
+        Ok(())
+    }
+
+    /// Tells the stepper, if it is at work, that the guest stopped.
+    pub(super) fn step_stop(&mut self, kvm: &KvmVcpu, stop: StepStop) -> Result<(), VcpuFailure> {
+        if let (true, Some(pmu)) = (self.stepping.is_active(), &mut self.pmu) {
+            let memory = self.vm.memory();
+            self.stepping
+                .stopped(kvm, memory, &mut self.debug, pmu, stop)?;
+        }
+        Ok(())
+    }
+}
