@@ -50,15 +50,19 @@ fn a_thousand_hostile_guests() {
         None => 0..guests,
     };
     // Threads' stacks, allocators' arenas and KVM's modules are there after this.
-    let _warm = Batch::run(&lab, 0..8, workers, TIME).expect("guests run");
+    let warm = Batch::run(&lab, 0..8, workers, TIME);
+    assert!(warm.failures.is_empty(), "{:?}", warm.failures);
     let before = Census::take().expect("/proc");
     println!("before: {before:?}");
 
     let start = Instant::now();
     let mut all = Batch::default();
-    for first in seeds.clone().step_by(100) {
+    for first in seeds
+        .clone()
+        .step_by(usize::try_from(PER_BATCH).expect("a small number"))
+    {
         let batch = first..(first + PER_BATCH).min(seeds.end);
-        all.add(Batch::run(&lab, batch.clone(), workers, TIME).expect("guests run"));
+        all.add(Batch::run(&lab, batch.clone(), workers, TIME));
         let now = before.settled().expect("/proc");
         assert_eq!(
             (now.descriptors, now.threads),
@@ -78,6 +82,7 @@ fn a_thousand_hostile_guests() {
     for (end, count) in &all.ends {
         println!("{count:>6} {end}");
     }
+    assert_eq!(all.guests, seeds.end - seeds.start);
     for failure in &all.failures {
         println!("FAILED: {}: {}", failure.guest, failure.what);
     }

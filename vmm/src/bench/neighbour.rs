@@ -61,6 +61,9 @@ pub struct NeighbourReport {
     pub iterations: u32,
     /// Host CPUs of the subject and of the neighbour.
     pub cpus: [usize; 2],
+    /// How often the hostile neighbour went through all its ways out; each round
+    /// is some 40 exits.
+    pub storms: u64,
     /// One for each kind of access.
     pub rows: Vec<NeighbourRow>,
 }
@@ -90,19 +93,26 @@ pub(super) fn measure(
         over: AtomicBool::new(false),
     };
     let world = &world;
-    let rows = std::thread::scope(|scope| {
+    let (rows, storms) = std::thread::scope(|scope| {
         let neighbour = scope.spawn(move || world.neighbours(cpus[1]));
         let rows = world.subject(cpus[0], rounds);
         world.over.store(true, Ordering::Release);
         let ended = neighbour.join();
-        ended.map_err(|_| BenchError::Guest("the neighbour's thread panicked".to_owned()))??;
-        rows
+        let storms = ended
+            .map_err(|_| BenchError::Guest("the neighbour's thread panicked".to_owned()))??;
+        Ok::<_, BenchError>((rows?, storms))
     })?;
+    if storms < u64::from(rounds) {
+        return Err(BenchError::Guest(format!(
+            "the hostile neighbour came round {storms} times in {rounds} turns"
+        )));
+    }
     Ok(NeighbourReport {
         processor: CpuFacts::read(std::path::Path::new("/")).model_name,
         slow_cpl0: probe.slow_cpl0(),
         iterations: rounds * BATCH,
         cpus,
+        storms,
         rows,
     })
 }
@@ -162,17 +172,19 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Runs the neighbour whose turn it is until the measurement is over.
-    fn neighbours(&self, cpu: usize) -> Result<(), BenchError> {
+    /// Runs the neighbour whose turn it is until the measurement is over; the
+    /// hostile one's rounds.
+    fn neighbours(&self, cpu: usize) -> Result<u64, BenchError> {
         let result = self.take_turns(cpu);
         self.over.store(true, Ordering::Release);
         result
     }
 
-    fn take_turns(&self, cpu: usize) -> Result<(), BenchError> {
+    fn take_turns(&self, cpu: usize) -> Result<u64, BenchError> {
         pin_this_thread(cpu).map_err(BenchError::Signal)?;
+        let hostile_devices = devices()?;
         let (_quiet_vm, mut quiet) = self.solo(&storm::quiet()?, devices()?)?;
-        let (_hostile_vm, mut hostile) = self.solo(&storm::hostile()?, devices()?)?;
+        let (_hostile_vm, mut hostile) = self.solo(&storm::hostile()?, hostile_devices.clone())?;
         while !self.over.load(Ordering::Acquire) {
             let turn = self.wanted.load(Ordering::Acquire);
             self.running.store(turn + 1, Ordering::Release);
@@ -184,7 +196,7 @@ impl World<'_> {
                 return Err(BenchError::Guest(format!("the neighbour ended: {end}")));
             }
         }
-        Ok(())
+        Ok(hostile_devices.ports().unclaimed() / storm::UNCLAIMED_PER_ROUND)
     }
 
     fn solo(
@@ -257,7 +269,7 @@ fn rows(samples: [Series; 2], tsc_khz: u32) -> Result<Vec<NeighbourRow>, BenchEr
 }
 
 /// The devices of `umpire run`, with the console's output dropped.
-fn devices() -> Result<Arc<dyn Platform>, BenchError> {
+fn devices() -> Result<Arc<SharedPlatform>, BenchError> {
     let parts = PlatformParts::with_console(Box::new(std::io::sink()));
     let (parts, _irq) = parts.map_err(|error| BenchError::Guest(error.to_string()))?;
     Ok(Arc::new(SharedPlatform::new(PortBus::new(parts))))

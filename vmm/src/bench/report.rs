@@ -110,7 +110,11 @@ pub fn write_neighbours(
             if row.met { "met" } else { "missed" }
         )?;
     }
-    writeln!(out, "\nwanted: ratio p99 <= {TARGET:.2}")?;
+    writeln!(
+        out,
+        "\nwanted: ratio p99 <= {TARGET:.2}; the hostile neighbour went round {} times",
+        report.storms
+    )?;
     out.flush()
 }
 

@@ -15,6 +15,9 @@ const NMI_VECTOR: u8 = 2;
 const GP_HANDLER: u64 = KERNEL_CODE + 0x4000;
 const NMI_HANDLER: u64 = KERNEL_CODE + 0x5000;
 
+/// Port accesses of one round of [`hostile`] that find nothing: IN and OUT.
+pub(super) const UNCLAIMED_PER_ROUND: u64 = 2;
+
 /// A guest that computes and never leaves by itself.
 pub(super) fn quiet() -> Result<MicroGuest, BenchError> {
     endless(|a| {
