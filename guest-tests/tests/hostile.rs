@@ -17,7 +17,9 @@ const GUESTS_VARIABLE: &str = "UMPIRE_HOSTILE_GUESTS";
 const SEED_VARIABLE: &str = "UMPIRE_HOSTILE_SEED";
 
 const PER_BATCH: u64 = 100;
+/// Guests at a time; L1's two emulated processors have enough with one.
 const WORKERS: usize = 4;
+const WORKERS_IN_L1: usize = 1;
 const TIME: Duration = Duration::from_millis(50);
 /// Resident memory may grow by allocators' caches, not by guests: a leaked
 /// guest's memory alone would be some hundred KiB.
@@ -40,6 +42,7 @@ fn a_thousand_hostile_guests() {
         }
         Err(error) => panic!("no guest can run here: {error}"),
     };
+    let workers = if l1::inside() { WORKERS_IN_L1 } else { WORKERS };
     let default = if l1::inside() { GUESTS_IN_L1 } else { GUESTS };
     let guests = number(GUESTS_VARIABLE).unwrap_or(default);
     let seeds = match number(SEED_VARIABLE) {
@@ -47,15 +50,19 @@ fn a_thousand_hostile_guests() {
         None => 0..guests,
     };
     // Threads' stacks, allocators' arenas and KVM's modules are there after this.
-    let _warm = Batch::run(&lab, 0..8, WORKERS, TIME).expect("guests run");
+    let warm = Batch::run(&lab, 0..8, workers, TIME);
+    assert!(warm.failures.is_empty(), "{:?}", warm.failures);
     let before = Census::take().expect("/proc");
     println!("before: {before:?}");
 
     let start = Instant::now();
     let mut all = Batch::default();
-    for first in seeds.clone().step_by(100) {
+    for first in seeds
+        .clone()
+        .step_by(usize::try_from(PER_BATCH).expect("a small number"))
+    {
         let batch = first..(first + PER_BATCH).min(seeds.end);
-        all.add(Batch::run(&lab, batch.clone(), WORKERS, TIME).expect("guests run"));
+        all.add(Batch::run(&lab, batch.clone(), workers, TIME));
         let now = before.settled().expect("/proc");
         assert_eq!(
             (now.descriptors, now.threads),
@@ -75,6 +82,7 @@ fn a_thousand_hostile_guests() {
     for (end, count) in &all.ends {
         println!("{count:>6} {end}");
     }
+    assert_eq!(all.guests, seeds.end - seeds.start);
     for failure in &all.failures {
         println!("FAILED: {}: {}", failure.guest, failure.what);
     }

@@ -40,6 +40,9 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
         Command::Bench {
             what: Bench::Traps { output, iterations },
         } => vmm::bench::traps(output.json, iterations).map(ExitStatus::code),
+        Command::Bench {
+            what: Bench::Neighbour { output, iterations },
+        } => vmm::bench::neighbour(output.json, iterations).map(ExitStatus::code),
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use super::neighbour::{NeighbourReport, TARGET};
+use super::stats::Percentiles;
 use super::traps::{TrapReport, TrapRow};
 
 /// Writes `report` to `out`.
@@ -66,6 +68,54 @@ fn write_row(row: &TrapRow, out: &mut dyn Write) -> io::Result<()> {
             .map_or_else(String::new, |bare| micros(bare.p50_ns)),
         if row.met { "met" } else { "missed" }
     )
+}
+
+/// Writes the report of a measurement beside neighbours to `out`.
+///
+/// # Errors
+/// `out` cannot be written to.
+pub fn write_neighbours(
+    report: &NeighbourReport,
+    json: bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    if json {
+        serde_json::to_writer_pretty(&mut *out, report)?;
+        writeln!(out)?;
+        return out.flush();
+    }
+    let [subject, neighbour] = report.cpus;
+    writeln!(
+        out,
+        "Round trips of trapped PMU accesses beside another VM ({} of each kind)\n\
+         {}, subject on CPU {subject}, neighbour on CPU {neighbour}\n",
+        report.iterations,
+        report.processor.as_deref().unwrap_or("unknown processor"),
+    )?;
+    writeln!(
+        out,
+        "{:<20} {:>22} {:>22} {:>9} {:>9}",
+        "", "quiet p50 / p99 [us]", "hostile p50 / p99 [us]", "ratio p50", "ratio p99"
+    )?;
+    for row in &report.rows {
+        let pair = |p: Percentiles| format!("{} / {}", micros(p.p50_ns), micros(p.p99_ns));
+        writeln!(
+            out,
+            "{:<20} {:>22} {:>22} {:>9.3} {:>9.3}  {}",
+            row.access.name(),
+            pair(row.quiet),
+            pair(row.hostile),
+            row.ratio_p50,
+            row.ratio_p99,
+            if row.met { "met" } else { "missed" }
+        )?;
+    }
+    writeln!(
+        out,
+        "\nwanted: ratio p99 <= {TARGET:.2}; the hostile neighbour went round {} times",
+        report.storms
+    )?;
+    out.flush()
 }
 
 /// Microseconds with two decimals.

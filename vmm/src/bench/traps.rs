@@ -24,10 +24,10 @@ use crate::probe::ProbeReport;
 use crate::vcpu::{Platform, Silent, VcpuEnd};
 
 /// A batch of 100 takes some milliseconds, even on a slow KVM.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Told instead of a batch's number, with the vector, if the guest took an
 /// exception that it should not.
-const UNEXPECTED: u32 = 0x100;
+pub(super) const UNEXPECTED: u32 = 0x100;
 const SUBJECT: u8 = 0;
 const BARE: u8 = 1;
 /// Places of the series; a side's own comes first.
@@ -54,6 +54,9 @@ pub enum BenchError {
     /// The kick signal could not be set up.
     #[error("the kick signal cannot be set up: {0}")]
     Signal(errno::Error),
+    /// Two VMs cannot run side by side.
+    #[error("this needs two host CPUs, and only one may be used (see `taskset -p $$`)")]
+    OneCpu,
     /// The guest did something else than its code says.
     #[error("the measuring guest went astray: {0}")]
     Guest(String),
@@ -256,13 +259,13 @@ impl Pair {
 
 /// Round trips are far below 2^52 ns, so both are exact as `f64`.
 #[allow(clippy::cast_precision_loss, reason = "see above")]
-fn ratio(one: u64, other: u64) -> f64 {
+pub(super) fn ratio(one: u64, other: u64) -> f64 {
     one as f64 / other.max(1) as f64
 }
 
 /// Ends the run loop at the end of a batch, with its number.
 #[derive(Debug)]
-struct BatchPort;
+pub(super) struct BatchPort;
 
 impl Platform for BatchPort {
     fn port_read(&self, _: u16, _: u8, data: &mut [u8]) {

@@ -61,6 +61,16 @@ pub enum Bench {
               value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
         iterations: u32,
     },
+    /// Round trips of trapped PMU accesses beside a hostile VM and beside a quiet one
+    Neighbour {
+        /// The form of the report.
+        #[command(flatten)]
+        output: Output,
+        /// How often each access is measured beside each neighbour
+        #[arg(long, value_name = "N", default_value_t = 10_000,
+              value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+        iterations: u32,
+    },
 }
 
 /// The flags of `umpire run`. All are optional here: the configuration file may

@@ -72,11 +72,12 @@ impl Solo {
     }
 
     /// Runs the guest until it ends; `None` if that took longer than `timeout`.
-    /// After an end that the guest asked for it can be run on.
+    /// After an end that the guest asked for, and after a time-out, it can be run on.
     ///
     /// # Errors
     /// The vCPU failed, by the host's fault.
     pub fn run(&mut self, timeout: Duration) -> Result<Option<VcpuEnd>, MicroRunError> {
+        self.control.resume();
         let target = Vcpu::kick_target();
         let control = self.control.clone();
         let (running, ended) = channel::<()>();

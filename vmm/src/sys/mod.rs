@@ -4,11 +4,13 @@
 //! This module and the other modules named `sys` are the only places of the
 //! crate with `unsafe` code.
 
+mod affinity;
 mod kick;
 mod stats;
 mod timer;
 mod tsc;
 
+pub use affinity::{allowed_cpus, pin_this_thread};
 pub use kick::{
     ImmediateExitGuard, KickTarget, bind_immediate_exit, install_kick_handler, kick_signal,
 };

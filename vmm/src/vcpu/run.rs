@@ -41,6 +41,11 @@ impl VcpuControl {
         self.stop.store(true, Ordering::Release);
     }
 
+    /// Takes back a [`VcpuControl::stop`], to run a stopped vCPU on.
+    pub fn resume(&self) {
+        self.stop.store(false, Ordering::Release);
+    }
+
     /// True once [`VcpuControl::stop`] was called.
     #[must_use]
     pub fn stopping(&self) -> bool {
