@@ -177,6 +177,7 @@ fn name_of(outcome: &MicroOutcome) -> &'static str {
         VcpuEnd::Guest(_) => "ended by an exit or reset port",
         VcpuEnd::TripleFault { .. } => "triple fault",
         VcpuEnd::Stuck(why) if why.contains("emulate") => "an instruction that KVM cannot emulate",
+        VcpuEnd::Stuck(why) if why.contains("given this machine up") => "given up by KVM",
         VcpuEnd::Stuck(_) => "stuck otherwise",
     });
     // The first vCPU to end stops the others.

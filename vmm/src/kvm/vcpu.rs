@@ -39,6 +39,13 @@ pub struct VcpuError {
 }
 
 impl VcpuError {
+    /// True if KVM has given the whole machine up (EIO): one of its own checks
+    /// failed, and it refuses every further ioctl.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.error.errno() == libc::EIO
+    }
+
     /// True if KVM cannot do it in the vCPU's present state (EBUSY).
     #[must_use]
     pub fn is_busy(&self) -> bool {

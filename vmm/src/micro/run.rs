@@ -10,7 +10,7 @@ use pmu_virt::{CounterBackend, CounterReport, PmuModel, VcpuPmu, all_pmu_msr_ran
 
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
-use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuId, VmOptions};
+use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
 use crate::sys::{KickTarget, install_kick_handler};
 use crate::vcpu::{
     DebugQuirks, Observer, Platform, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd,
@@ -44,7 +44,7 @@ pub struct MicroRun {
 pub struct VcpuOutcome {
     /// How it ended.
     pub end: VcpuEnd,
-    /// General registers at the end.
+    /// General registers at the end; zeros if KVM gave the machine up.
     pub regs: kvm_regs,
     /// The guest's own debug registers at the end.
     pub debug_regs: kvm_debugregs,
@@ -205,12 +205,20 @@ impl MicroRun {
         let end = vcpu.run()?;
         Ok(VcpuOutcome {
             end,
-            regs: vcpu.kvm().get_regs()?,
-            debug_regs: vcpu.kvm().get_debug_regs()?,
+            regs: unless_dead(vcpu.kvm().get_regs())?,
+            debug_regs: unless_dead(vcpu.kvm().get_debug_regs())?,
             counters: vcpu.pmu().map(VcpuPmu::report).unwrap_or_default(),
             events: std::mem::take(&mut *lock(&events.events)),
             pmis: (vcpu.throttle().delivered(), vcpu.throttle().late()),
         })
+    }
+}
+
+/// A machine that KVM has given up tells no registers; its end says so.
+fn unless_dead<T: Default>(read: Result<T, VcpuError>) -> Result<T, VcpuError> {
+    match read {
+        Err(error) if error.is_dead() => Ok(T::default()),
+        read => read,
     }
 }
 

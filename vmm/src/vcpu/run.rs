@@ -67,6 +67,17 @@ pub enum VcpuFailure {
     Timer(errno::Error),
 }
 
+impl VcpuFailure {
+    /// A guest can lead KVM where its own checks fail; that ends the guest, and
+    /// is no failure of ours.
+    fn is_dead_machine(&self) -> bool {
+        match self {
+            Self::Vcpu(error) | Self::Pmi(PmiError::Vcpu(error)) => error.is_dead(),
+            Self::Pmi(PmiError::Vm(_)) | Self::Timer(_) => false,
+        }
+    }
+}
+
 /// What a vCPU is made of.
 #[derive(Debug)]
 pub struct VcpuParts {
@@ -165,7 +176,7 @@ impl Vcpu {
     /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
     pub fn run(&mut self) -> Result<VcpuEnd, VcpuFailure> {
         let core = &mut self.core;
-        self.kvm.with_kicks(|kvm| {
+        let end: Result<_, VcpuFailure> = self.kvm.with_kicks(|kvm| {
             loop {
                 if core.control.stopping() {
                     return Ok(VcpuEnd::Stopped);
@@ -178,7 +189,13 @@ impl Vcpu {
                     return Ok(end);
                 }
             }
-        })
+        });
+        match end {
+            Err(failure) if failure.is_dead_machine() => Ok(VcpuEnd::Stuck(format!(
+                "KVM has given this machine up ({failure}); the host's kernel log tells why"
+            ))),
+            end => end,
+        }
     }
 
     /// KVM's side, while the guest does not run.
