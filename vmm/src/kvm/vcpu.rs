@@ -237,6 +237,17 @@ impl KvmVcpu {
         self.fd.set_kvm_immediate_exit(u8::from(on));
     }
 
+    /// Takes `immediate_exit` back; true if a kick, or [`Self::set_immediate_exit`],
+    /// had set it. A kick that comes in between is not lost: either it is told
+    /// here, or the flag stays set for the next `run`.
+    pub fn take_immediate_exit(&mut self) -> bool {
+        let kicked = self.fd.get_kvm_run().immediate_exit != 0;
+        if kicked {
+            self.set_immediate_exit(false);
+        }
+        kicked
+    }
+
     /// Runs `body` with kicks bound: meanwhile a kick of the calling thread ends
     /// or prevents this vCPU's `KVM_RUN`.
     pub fn with_kicks<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {

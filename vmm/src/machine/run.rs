@@ -115,6 +115,9 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
     match (wake?, by_itself) {
         (Wake::Signal, false) => Ok(RunEnd::Interrupted),
         (Wake::Timeout, false) => Ok(RunEnd::TimedOut),
+        // A thread reports its end before it wakes us, unless it panicked; the
+        // others end as "stopped", which would hide it.
+        (Wake::VcpuEnded, false) => Err(RunError::Panicked),
         _ => match end {
             Some((id, Ok(end))) => Ok(RunEnd::Guest(id, end)),
             Some((id, Err(failure))) => Err(RunError::Vcpu(id, failure)),

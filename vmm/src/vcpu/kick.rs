@@ -28,6 +28,13 @@ impl DeadlineTimer {
         })
     }
 
+    /// The thread was kicked, perhaps by this timer. `CLOCK_MONOTONIC` is slewed
+    /// and the TSC is not, so the timer may fire before its TSC value is reached;
+    /// it is not to be relied on any more.
+    pub(super) fn kicked(&mut self) {
+        self.armed = None;
+    }
+
     /// Makes sure that a kick comes at `deadline` (TSC), or before.
     pub(super) fn set(&mut self, now: u64, deadline: Option<u64>) {
         let Some(deadline) = deadline else { return };
@@ -41,5 +48,35 @@ impl DeadlineTimer {
         let ns = u64::try_from(ns).unwrap_or(u64::MAX);
         self.timer.arm(Duration::from_nanos(ns));
         self.armed = Some(deadline);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One tick a millisecond, so that nothing fires during the test.
+    fn timer() -> DeadlineTimer {
+        DeadlineTimer::new(1).unwrap()
+    }
+
+    #[test]
+    fn an_earlier_kick_serves_a_later_deadline() {
+        let mut timer = timer();
+        timer.set(0, Some(1 << 20));
+        timer.set(1, Some(1 << 21));
+        assert_eq!(timer.armed, Some(1 << 20));
+        timer.set(2, Some(1 << 19));
+        assert_eq!(timer.armed, Some(1 << 19));
+    }
+
+    #[test]
+    fn a_timer_that_fired_before_its_tsc_value_is_armed_again() {
+        let mut timer = timer();
+        timer.set(0, Some(1 << 20));
+        timer.kicked();
+        assert_eq!(timer.armed, None);
+        timer.set((1 << 20) - 1, Some(1 << 20));
+        assert_eq!(timer.armed, Some(1 << 20));
     }
 }

@@ -259,7 +259,9 @@ impl Core {
     fn settle(&mut self, kvm: &mut KvmVcpu) -> Result<(), VcpuFailure> {
         let tsc = rdtsc();
         // A kick has done its work once KVM_RUN has returned.
-        kvm.set_immediate_exit(false);
+        if kvm.take_immediate_exit() {
+            self.timer.kicked();
+        }
         let Some(pmu) = &mut self.pmu else {
             return Ok(());
         };
