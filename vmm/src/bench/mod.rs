@@ -33,7 +33,7 @@ pub fn traps(json: bool, iterations: u32) -> Result<ExitStatus, UserError> {
         UserError::with_status(error, ExitStatus::HOST_FAILURE)
     };
     let report = measure(&host, &probe, iterations).map_err(|error| failed(error.into()))?;
-    write_report(&report, json, &mut io::stdout().lock()).map_err(|error| failed(error.into()))?;
+    write_report(&report, json, &mut io::stdout().lock()).map_err(UserError::unwritable)?;
     Ok(ExitStatus::SUCCESS)
 }
 
@@ -50,7 +50,6 @@ pub fn neighbour(json: bool, iterations: u32) -> Result<ExitStatus, UserError> {
     };
     let report =
         neighbour::measure(&host, &probe, iterations).map_err(|error| failed(error.into()))?;
-    write_neighbours(&report, json, &mut io::stdout().lock())
-        .map_err(|error| failed(error.into()))?;
+    write_neighbours(&report, json, &mut io::stdout().lock()).map_err(UserError::unwritable)?;
     Ok(ExitStatus::SUCCESS)
 }

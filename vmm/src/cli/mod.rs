@@ -145,10 +145,12 @@ pub struct CliExit {
 /// # Errors
 /// Help or the version was asked for, or the arguments cannot be used.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, CliExit> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let bench = args.get(1).is_some_and(|word| word == "bench");
     command()
         .try_get_matches_from(args)
         .and_then(|matches| Cli::from_arg_matches(&matches))
-        .map_err(|error| exit_for(&error))
+        .map_err(|error| exit_for(&error, bench))
 }
 
 /// The command definition with the long helps, as the help pages show it.
@@ -156,14 +158,19 @@ pub fn command() -> clap::Command {
     help::attach(Cli::command())
 }
 
-fn exit_for(error: &clap::Error) -> CliExit {
+/// `bench`: the command given is one that needs a further word.
+fn exit_for(error: &clap::Error, bench: bool) -> CliExit {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => CliExit {
             text: error.render().to_string(),
             status: ExitStatus::SUCCESS,
         },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
-            text: "no command given; try: umpire demo, umpire run --help, umpire doctor".to_owned(),
+            text: match bench {
+                true => "bench: measure what? try: umpire bench traps, umpire bench neighbour",
+                false => "no command given; try: umpire demo, umpire run --help, umpire doctor",
+            }
+            .to_owned(),
             status: ExitStatus::BAD_INPUT,
         },
         _ => CliExit {

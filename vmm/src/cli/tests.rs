@@ -81,7 +81,7 @@ fn bad_arguments_are_one_line_with_status_2() {
     check(&["run", "--cpus", "two"], &["'two'", "--cpus"]);
     check(&["run", "--kernel"], &["--kernel"]);
     check(&["run", "--kernel", "a", "--kernel", "b"], &["--kernel"]);
-    check(&["bench"], &["no command"]);
+    check(&["bench"], &["umpire bench traps"]);
     check(&["bench", "traps", "--iterations", "1"], &["1", "100"]);
     check(&["doctor", "extra"], &["'extra'"]);
 }

@@ -14,12 +14,12 @@ use crate::cpuid::UnknownFeature;
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The configuration file cannot be read.
-    #[error("configuration file {}: {}", path.display(), reason(source))]
+    #[error("configuration file {}: {}", path.display(), reason(cause))]
     ReadFile {
         /// The file.
         path: PathBuf,
-        /// Why.
-        source: io::Error,
+        /// Why; in the text already, so no source.
+        cause: io::Error,
     },
     /// The configuration file is not TOML, or has a key or type that is not
     /// allowed.
@@ -86,14 +86,14 @@ pub enum ConfigError {
         source: UnknownFeature,
     },
     /// A file that cannot be opened.
-    #[error("{place}: cannot open {}: {}", path.display(), reason(source))]
+    #[error("{place}: cannot open {}: {}", path.display(), reason(cause))]
     Open {
         /// Which setting.
         place: Place,
         /// The file.
         path: PathBuf,
-        /// Why.
-        source: io::Error,
+        /// Why; in the text already, so no source.
+        cause: io::Error,
     },
     /// A name for a file that is something else.
     #[error("{place}: {} is {what}, not a file", path.display())]

@@ -63,6 +63,12 @@ impl UserError {
         }
     }
 
+    /// Standard output that takes no more: [`ExitStatus::HOST_FAILURE`].
+    pub fn unwritable(error: std::io::Error) -> Self {
+        let text = format!("cannot write to standard output: {error}");
+        Self::with_status(text, ExitStatus::HOST_FAILURE)
+    }
+
     /// The status to end the process with.
     pub fn status(&self) -> ExitStatus {
         self.status

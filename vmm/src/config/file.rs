@@ -43,9 +43,9 @@ pub(super) struct ConfigFile {
 
 impl ConfigFile {
     pub(super) fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::ReadFile {
+        let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::ReadFile {
             path: path.to_owned(),
-            source,
+            cause,
         })?;
         Self::parse(path, text)
     }
@@ -98,7 +98,16 @@ fn describe(mut error: toml::de::Error, text: &str) -> String {
     let pointed_at = error.span().and_then(|span| text.get(span));
     // Without its input an error prints as its message and its key only.
     error.set_input(None);
-    let message = one_line(&error.to_string());
+    let mut message = one_line(&error.to_string());
+    // The library names Rust's types, the reader knows TOML's.
+    for (rust, toml) in [
+        ("expected i64", "expected a whole number"),
+        ("expected f64", "expected a number"),
+        ("expected a sequence", "expected a list"),
+        ("expected path string", "expected a string"),
+    ] {
+        message = message.replace(rust, toml);
+    }
     match pointed_at.map(one_line) {
         Some(what) if !what.is_empty() && what.len() <= 40 && !message.contains('`') => {
             format!("{message}: `{what}`")

@@ -179,7 +179,7 @@ fn small(
 fn seconds(given: Given<f64>) -> Result<Duration, ConfigError> {
     Duration::try_from_secs_f64(given.value)
         .ok()
-        .filter(|d| !d.is_zero() && d.as_secs() < *TIMEOUT_S.end())
+        .filter(|d| !d.is_zero() && *d <= Duration::from_secs(*TIMEOUT_S.end()))
         .ok_or_else(|| ConfigError::Range {
             place: given.place,
             value: given.value.to_string(),
@@ -203,6 +203,13 @@ fn choice<T>(
 
 fn model(given: Given<String>) -> Result<PmuChoice, ConfigError> {
     let place = given.place;
+    if given.value.starts_with("auto,") || given.value.starts_with("none,") {
+        return Err(ConfigError::Choice {
+            place,
+            value: given.value,
+            allowed: "auto or none alone, or a model by name with its properties",
+        });
+    }
     PmuChoice::parse(&given.value).map_err(|source| ConfigError::Model {
         place,
         source: Box::new(source),
@@ -246,10 +253,10 @@ fn readable(given: Given<PathBuf>) -> Result<PathBuf, ConfigError> {
 /// Checks that a file is there and can be read. Its kind is looked at before it
 /// is opened: opening a FIFO would wait for a writer.
 fn open(place: &Place, path: &Path) -> Result<(), ConfigError> {
-    let failed = |source| ConfigError::Open {
+    let failed = |cause| ConfigError::Open {
         place: place.clone(),
         path: path.to_owned(),
-        source,
+        cause,
     };
     let kind = fs::metadata(path).map_err(failed)?.file_type();
     let what = match kind {

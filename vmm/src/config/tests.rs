@@ -177,7 +177,7 @@ fn malformed_files_are_named_with_line_column_and_key() {
     );
     check_error(
         "module = 'one'",
-        &["run.toml:1:10: ", "sequence", "in `module`"],
+        &["run.toml:1:10: ", "list", "in `module`"],
     );
     check_error("kernel = ", &["run.toml:1:"]);
     check_error("[run]\nkernel = 'k'", &["run.toml:1:2: ", "`run`"]);
@@ -223,6 +223,14 @@ fn bad_values_are_named_with_what_is_possible() {
     check_error(
         &with("pmu = 'intel-v2,counters=99'"),
         &["counters=99", "intel-v2"],
+    );
+    check_error(
+        &with("pmu = 'auto,counters=4'"),
+        &["'auto,counters=4'", "auto or none alone"],
+    );
+    check_error(
+        &with("cpus = 'two'"),
+        &["expected a whole number", "`cpus`"],
     );
     check_error(
         &with("counters = 'perf'"),

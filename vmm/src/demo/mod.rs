@@ -80,18 +80,14 @@ pub fn run(json: bool) -> Result<ExitStatus, UserError> {
         Ok((host, probe)) => {
             let report = perform(&host, &probe)
                 .map_err(|error| UserError::with_status(error, ExitStatus::HOST_FAILURE))?;
-            write_report(&report, json, out).map_err(unwritable)?;
+            write_report(&report, json, out).map_err(UserError::unwritable)?;
             Ok(ExitStatus::SUCCESS)
         }
         Err(refusal) => {
-            decline(&refusal, json, out).map_err(unwritable)?;
+            decline(&refusal, json, out).map_err(UserError::unwritable)?;
             Ok(ExitStatus::BAD_INPUT)
         }
     }
-}
-
-fn unwritable(error: io::Error) -> UserError {
-    UserError::with_status(error, ExitStatus::HOST_FAILURE)
 }
 
 /// Says why there is nothing to show.

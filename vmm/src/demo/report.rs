@@ -45,22 +45,27 @@ pub struct CounterRow {
     /// Events that the backend counted since it was programmed; none if nobody
     /// counted.
     pub counted: Option<u64>,
-    /// How they were counted, or why not.
+    /// How they were counted, or `unavailable`.
     pub provenance: String,
+    /// Why nobody counted; none if somebody did.
+    pub reason: Option<String>,
 }
 
 impl CounterRow {
     /// `report` in words.
     pub fn describe(report: &CounterReport) -> Self {
-        let (counted, provenance) = match report.reading {
-            Reading::Counted { value, provenance } => (Some(value), provenance.to_string()),
-            Reading::Unavailable(reason) => (None, format!("unavailable: {reason}")),
+        let (counted, provenance, reason) = match report.reading {
+            Reading::Counted { value, provenance } => (Some(value), provenance.to_string(), None),
+            Reading::Unavailable(reason) => {
+                (None, "unavailable".to_owned(), Some(reason.to_string()))
+            }
         };
         Self {
             counter: report.counter.to_string(),
             event: report.event.event.to_string(),
             counted,
             provenance,
+            reason,
         }
     }
 }
@@ -131,7 +136,10 @@ fn counters(counters: &[CounterRow], out: &mut dyn Write) -> io::Result<()> {
                 row.event.clone(),
                 row.counted
                     .map_or_else(|| "<not counted>".to_owned(), |count| count.to_string()),
-                row.provenance.clone(),
+                match &row.reason {
+                    None => row.provenance.clone(),
+                    Some(reason) => format!("{}: {reason}", row.provenance),
+                },
             ]
         })
         .collect();

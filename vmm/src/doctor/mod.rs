@@ -37,6 +37,14 @@ pub enum Refusal {
     /// The probe guests ran, and found what rules a virtual PMU out.
     #[error("{0}")]
     Obstacle(&'static str),
+    /// Guests can run, but not with this counter backend.
+    #[error("the counter backend {name} cannot be used here: {reason}")]
+    Backend {
+        /// Its name.
+        name: &'static str,
+        /// What the report says of it.
+        reason: &'static str,
+    },
 }
 
 /// Opens KVM, with the next step in the error.
@@ -60,14 +68,25 @@ pub fn check(host: &Host) -> Result<ProbeReport, Refusal> {
     }
 }
 
+/// Says whether the counter backend called `name` can be used on a host with
+/// these findings.
+///
+/// # Errors
+/// It cannot, for the reason that the report gives.
+pub fn check_backend(probe: &ProbeReport, name: &'static str) -> Result<(), Refusal> {
+    match sources::by_name(name, probe).0 {
+        Some(reason) => Err(Refusal::Backend { name, reason }),
+        None => Ok(()),
+    }
+}
+
 /// Prints the report on standard output; the status says whether a guest with a
 /// virtual PMU can run here.
 ///
 /// # Errors
 /// Standard output cannot be written to.
 pub fn run(json: bool) -> Result<ExitStatus, UserError> {
-    report(&Diagnosis::gather(), json, &mut io::stdout().lock())
-        .map_err(|error| UserError::with_status(error, ExitStatus::HOST_FAILURE))
+    report(&Diagnosis::gather(), json, &mut io::stdout().lock()).map_err(UserError::unwritable)
 }
 
 /// Writes `diagnosis` to `out`.

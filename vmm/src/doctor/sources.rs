@@ -29,7 +29,10 @@ pub(super) fn find(probe: Option<&ProbeReport>, refusal: Option<&str>) -> Vec<Ba
             let (reason, limits) = match (refusal, probe) {
                 (Some(refusal), _) => (Some(refusal.to_owned()), Vec::new()),
                 (None, None) => (Some("the host was not probed".to_owned()), Vec::new()),
-                (None, Some(probe)) => by_name(backend.name, probe),
+                (None, Some(probe)) => {
+                    let (reason, limits) = by_name(backend.name, probe);
+                    (reason.map(str::to_owned), limits)
+                }
             };
             BackendFinding {
                 name: backend.name,
@@ -42,7 +45,11 @@ pub(super) fn find(probe: Option<&ProbeReport>, refusal: Option<&str>) -> Vec<Ba
         .collect()
 }
 
-fn by_name(name: &str, probe: &ProbeReport) -> (Option<String>, Vec<&'static str>) {
+/// Why the backend cannot be used, and what it cannot do.
+pub(super) fn by_name(
+    name: &str,
+    probe: &ProbeReport,
+) -> (Option<&'static str>, Vec<&'static str>) {
     match name {
         "step" => step(probe),
         _ => (None, Vec::new()),
@@ -50,10 +57,10 @@ fn by_name(name: &str, probe: &ProbeReport) -> (Option<String>, Vec<&'static str
 }
 
 /// What the `step` backend meets here.
-fn step(probe: &ProbeReport) -> (Option<String>, Vec<&'static str>) {
+fn step(probe: &ProbeReport) -> (Option<&'static str>, Vec<&'static str>) {
     if !probe.step_cpl0 {
         let reason = "single steps do not stop the guest at CPL 0 on this KVM";
-        return (Some(reason.to_owned()), Vec::new());
+        return (Some(reason), Vec::new());
     }
     let support = probe.step_support();
     let mut limits = Vec::new();

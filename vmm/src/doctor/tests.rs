@@ -1,7 +1,7 @@
 //! The report on made-up findings.
 
 use super::diagnosis::Diagnosis;
-use super::report;
+use super::{check_backend, report};
 use crate::config::ExitStatus;
 use crate::host::{CounterHolders, CpuFacts, HardwarePmu, HostFacts, KvmAccess};
 use crate::kvm::KvmFeatures;
@@ -122,6 +122,11 @@ fn without_steps_the_step_backend_is_refused_alone() {
     };
     let parts = ["no    step   cannot be used: single steps", "ok    clock"];
     check(probe, ExitStatus::SUCCESS, &parts);
+    let refusal = check_backend(&probe, "step").unwrap_err().to_string();
+    assert!(refusal.contains("single steps do not stop"), "{refusal}");
+    assert!(check_backend(&probe, "clock").is_ok());
+    assert!(check_backend(&probe, "auto").is_ok());
+    assert!(check_backend(&faithful(), "step").is_ok());
 }
 
 #[test]

@@ -348,7 +348,11 @@ fn models(kvm: &Kvm) -> Vec<Line> {
 }
 
 fn backends(diagnosis: &Diagnosis) -> Vec<Line> {
-    let mut lines = Vec::new();
+    let mut lines: Vec<Line> = pmu_virt::backend_names()
+        .iter()
+        .filter(|backend| backend.name == "auto")
+        .map(|backend| line(Mark::Note, backend.name, backend.summary))
+        .collect();
     for backend in &diagnosis.backends {
         let finding = match &backend.reason {
             None => backend.summary.to_owned(),

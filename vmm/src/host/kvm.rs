@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -96,14 +96,12 @@ pub enum KvmAccessError {
         next: NextStep,
     },
     /// This user may not open it.
-    #[error(
-        "no permission to open {}; add the user to the group that owns it, usually kvm \
-         (usermod -aG kvm USER), and log in again",
-        path.display()
-    )]
+    #[error("no permission to open {}; {}", path.display(), permission_step(*by_group))]
     Permission {
         /// The device file.
         path: PathBuf,
+        /// The group that owns it may open it.
+        by_group: bool,
     },
     /// It is something else.
     #[error("{} is not a device; remove it and load KVM again", path.display())]
@@ -119,6 +117,19 @@ pub enum KvmAccessError {
         /// Why.
         source: io::Error,
     },
+}
+
+fn permission_step(by_group: bool) -> &'static str {
+    match by_group {
+        true => {
+            "add the user to the group that owns it, usually kvm (usermod -aG kvm USER), and log \
+             in again"
+        }
+        false => {
+            "its mode lets only its owner: run as root, or give it to a group of its users \
+             (chgrp kvm, chmod 660)"
+        }
+    }
 }
 
 /// The result of [`KvmAccess::open`], for reports.
@@ -146,7 +157,10 @@ impl KvmAccess {
                 path: path.clone(),
                 next: next_step(cpu),
             },
-            io::ErrorKind::PermissionDenied => KvmAccessError::Permission { path: path.clone() },
+            io::ErrorKind::PermissionDenied => KvmAccessError::Permission {
+                path: path.clone(),
+                by_group: fs::metadata(&path).map_or(true, |m| m.mode() & 0o060 == 0o060),
+            },
             _ => KvmAccessError::Refused {
                 path: path.clone(),
                 source,

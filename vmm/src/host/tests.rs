@@ -183,10 +183,11 @@ fn the_device_and_the_next_step() {
 
 #[test]
 fn permission_is_named_with_the_group() {
-    let error = KvmAccessError::Permission {
-        path: "/dev/kvm".into(),
-    };
-    assert!(error.to_string().contains("usermod -aG kvm"), "{error}");
+    for (by_group, step) in [(true, "usermod -aG kvm"), (false, "chmod 660")] {
+        let path = "/dev/kvm".into();
+        let error = KvmAccessError::Permission { path, by_group };
+        assert!(error.to_string().contains(step), "{error}");
+    }
 }
 
 #[test]
