@@ -10,7 +10,9 @@ use crate::kvm::{KvmVcpu, VcpuError};
 use crate::trap::{CpuContext, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl};
 
 const SYSENTER_EIP: u32 = 0x176;
+const STAR: u32 = 0xc000_0081;
 const LSTAR: u32 = 0xc000_0082;
+const CSTAR: u32 = 0xc000_0083;
 const SFMASK: u32 = 0xc000_0084;
 const RFLAGS_TF: u64 = 1 << 8;
 const RFLAGS_IF: u64 = 1 << 9;
@@ -118,7 +120,7 @@ impl StepDriver {
         pmu: &mut VcpuPmu,
     ) -> Result<(), VcpuError> {
         let stopped = Stopped::read(kvm, memory)?;
-        let inputs = inputs(kvm, &stopped.regs, debug)?;
+        let inputs = inputs(kvm, &stopped.context(), debug)?;
         let plan = self.stepper.plan(&stopped.context(), &inputs);
         let can_step = self.support.user || cpl(&stopped.sregs) != 3;
         let interrupts_escape = !self.support.hold_irqs && stopped.regs.rflags & RFLAGS_IF != 0;
@@ -218,15 +220,30 @@ fn hide_tf(kvm: &KvmVcpu, stopped: &Stopped<'_>, repair: TfRepair) -> Result<(),
     }
 }
 
-fn inputs(kvm: &KvmVcpu, regs: &kvm_regs, debug: &DebugControl) -> Result<StepInputs, VcpuError> {
+fn inputs(
+    kvm: &KvmVcpu,
+    context: &CpuContext<'_>,
+    debug: &DebugControl,
+) -> Result<StepInputs, VcpuError> {
+    let (msr, target_bits) = syscall_entry(context);
     Ok(StepInputs {
-        syscall_target: kvm.read_msr(LSTAR)?.unwrap_or(0),
+        syscall_target: kvm.read_msr(msr)?.unwrap_or(0) & target_bits,
         syscall_mask: kvm.read_msr(SFMASK)?.unwrap_or(0),
         sysenter_target: kvm.read_msr(SYSENTER_EIP)?.unwrap_or(0),
-        deliverable: deliverable(kvm, regs)?,
+        deliverable: deliverable(kvm, context.regs)?,
         debug_queued: debug.is_injecting(),
         slots: debug.free_slots(),
     })
+}
+
+/// The MSR, and its bits, that say where SYSCALL leads to from the present code
+/// segment (APM vol. 2, 6.1.1).
+fn syscall_entry(context: &CpuContext<'_>) -> (u32, u64) {
+    match (context.long_mode(), context.bitness()) {
+        (true, 64) => (LSTAR, u64::MAX),
+        (true, _) => (CSTAR, u64::MAX),
+        (false, _) => (STAR, 0xffff_ffff),
+    }
 }
 
 /// The vector that the guest would take at its next instruction boundary.
@@ -263,6 +280,28 @@ fn highest_irr(lapic: &kvm_lapic_state) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn syscall_leads_where_its_mode_says() {
+        let check = |efer: u64, l: u8, expected: u32| {
+            let mut sregs = kvm_sregs {
+                efer,
+                ..Default::default()
+            };
+            (sregs.cs.l, sregs.cs.db) = (l, 1 - l);
+            let memory = GuestMemoryMmap::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]);
+            let context = CpuContext {
+                regs: &kvm_regs::default(),
+                sregs: &sregs,
+                memory: &memory.unwrap(),
+            };
+            assert_eq!(syscall_entry(&context).0, expected, "EFER {efer:#x}, L {l}");
+        };
+        const LMA: u64 = 1 << 10;
+        check(LMA, 1, LSTAR);
+        check(LMA, 0, CSTAR);
+        check(0, 0, STAR);
+    }
 
     #[test]
     fn the_highest_vector_above_the_priority_is_taken() {
