@@ -75,13 +75,15 @@ impl StepDriver {
     }
 
     /// Prepares the next entry: begins, plans or ends, as `pmu` needs; true if
-    /// it ended, which leaves no breakpoint of ours behind.
+    /// it ended, which leaves no breakpoint of ours behind. `gp_handler` is where
+    /// an RDPMC of code that cannot be stepped shows up.
     pub(super) fn before_entry(
         &mut self,
         kvm: &KvmVcpu,
         memory: &GuestMemoryMmap,
         debug: &mut DebugControl,
         pmu: &mut VcpuPmu,
+        gp_handler: Option<u64>,
     ) -> Result<bool, VcpuError> {
         match (pmu.needs().stepping, self.stepper.is_active()) {
             (false, false) => {}
@@ -94,7 +96,16 @@ impl StepDriver {
                 debug.want_step(true, true);
             }
             (true, true) if self.stepper.is_under_way() => {}
-            (true, true) => self.plan(kvm, memory, debug, pmu)?,
+            (true, true) => {
+                let can_step = self.plan(kvm, memory, debug, pmu)?;
+                if let (false, Some(handler)) = (can_step, gp_handler) {
+                    // The guest runs on past the planned instruction.
+                    let planned = debug.wanted().iter().copied();
+                    let others = planned.filter(|&address| address != handler);
+                    let wanted: Vec<u64> = std::iter::once(handler).chain(others).collect();
+                    debug.want(&wanted);
+                }
+            }
         }
         Ok(false)
     }
@@ -112,13 +123,14 @@ impl StepDriver {
         Ok(())
     }
 
+    /// False if the guest's present ring cannot be stepped.
     fn plan(
         &mut self,
         kvm: &KvmVcpu,
         memory: &GuestMemoryMmap,
         debug: &mut DebugControl,
         pmu: &mut VcpuPmu,
-    ) -> Result<(), VcpuError> {
+    ) -> Result<bool, VcpuError> {
         let stopped = Stopped::read(kvm, memory)?;
         let inputs = inputs(kvm, &stopped.context(), debug)?;
         let plan = self.stepper.plan(&stopped.context(), &inputs);
@@ -136,7 +148,7 @@ impl StepDriver {
         debug.want_step(can_step, plan.hold_irqs);
         debug.want(&plan.breakpoints);
         debug.renew_step();
-        Ok(())
+        Ok(can_step)
     }
 
     /// Takes in a stop, and hides our TF from what the guest saved.
