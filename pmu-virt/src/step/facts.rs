@@ -26,6 +26,9 @@ pub struct InsnFacts {
     pub loads: u8,
     /// Memory operands written.
     pub stores: u8,
+    /// An operand lies in the stack segment, at an address that more than RSP or
+    /// RBP and a displacement make up.
+    pub stack_operand: bool,
     /// Target of a direct near branch.
     pub near_target: Option<u64>,
     /// A branch that may fall through.
@@ -168,6 +171,7 @@ pub fn decode(bytes: &[u8], bitness: u32, rip: u64) -> Result<InsnFacts, Undecod
         inhibits_interrupts: matches!(kind, StepKind::MovSs | StepKind::PopSs | StepKind::Sti),
         loads: accesses.loads,
         stores: accesses.stores,
+        stack_operand: accesses.far_stack,
         near_target: near_target(&insn, class),
         conditional: class == InsnClass::ConditionalBranch || kind == StepKind::Into,
         kind,

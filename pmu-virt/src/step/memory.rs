@@ -1,6 +1,6 @@
 //! Memory operands that an instruction accesses.
 
-use iced_x86::{Instruction, InstructionInfo, Mnemonic, OpAccess, Register};
+use iced_x86::{Instruction, InstructionInfo, Mnemonic, OpAccess, Register, UsedMemory};
 
 /// Sums over the memory operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,6 +9,8 @@ pub(super) struct Accesses {
     pub(super) stores: u8,
     /// Some access goes through the stack segment.
     pub(super) stack: bool,
+    /// One of them has more than RSP or RBP and a displacement in its address.
+    pub(super) far_stack: bool,
     /// Some access goes through another segment.
     pub(super) data: bool,
 }
@@ -37,8 +39,14 @@ pub(super) fn accesses(insn: &Instruction, info: &InstructionInfo) -> Accesses {
         if load + store > 0 {
             let stack = memory.segment() == Register::SS;
             sums.stack |= stack;
+            sums.far_stack |= stack && !is_near_frame(memory);
             sums.data |= !stack;
         }
     }
     sums
+}
+
+fn is_near_frame(memory: &UsedMemory) -> bool {
+    let base = memory.base().full_register();
+    matches!(base, Register::RSP | Register::RBP) && memory.index() == Register::None
 }

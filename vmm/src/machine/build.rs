@@ -21,6 +21,9 @@ use crate::vcpu::{Observer, SharedPlatform, VcpuControl, VcpuParts};
 /// `IA32_MISC_ENABLE` and its fast-string bit: Linux switches REP MOVS off without it.
 const MISC_ENABLE: u32 = 0x1a0;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
+/// Its bit 7, "performance monitoring available" (SDM vol. 4, 0x1A0); KVM keeps it
+/// clear while its own vPMU is off.
+const MISC_ENABLE_PERFMON: u64 = 1 << 7;
 /// `IA32_MTRR_DEF_TYPE`: MTRRs on, memory is write-back.
 const MTRR_DEF_TYPE: u32 = 0x2ff;
 const MTRR_ON_WRITE_BACK: u64 = 1 << 11 | 6;
@@ -142,6 +145,9 @@ impl Machine {
             };
             let entries = guest_cpuid(supported.as_slice(), id.0, &plan)?;
             set_registers(&kvm, &entries, &loaded.state)?;
+            // AMD's processors have no such register to say it in.
+            let perfmon = pmu_cpuid.is_some_and(|cpuid| cpuid.leaf_0xa.eax != 0);
+            show_features(&kvm, perfmon)?;
             vcpus.push(VcpuParts {
                 tsc_khz: kvm.get_tsc_khz()?,
                 kvm,
@@ -200,11 +206,6 @@ fn set_registers(
         mxcsr: RESET_MXCSR,
         ..Default::default()
     })?;
-    // Both are comforts of real firmware; a KVM without them boots all the same.
-    if let Some(misc) = kvm.read_msr(MISC_ENABLE)? {
-        kvm.write_msr(MISC_ENABLE, misc | MISC_ENABLE_FAST_STRING)?;
-    }
-    kvm.write_msr(MTRR_DEF_TYPE, MTRR_ON_WRITE_BACK)?;
     if kvm.id() != VcpuId(0) {
         return Ok(());
     }
@@ -218,6 +219,17 @@ fn set_registers(
         rsi: state.rsi,
         ..Default::default()
     })?;
+    Ok(())
+}
+
+/// Comforts of real firmware; a KVM without these MSRs boots all the same.
+fn show_features(kvm: &KvmVcpu, perfmon: bool) -> Result<(), MachineError> {
+    if let Some(misc) = kvm.read_msr(MISC_ENABLE)? {
+        let available = if perfmon { MISC_ENABLE_PERFMON } else { 0 };
+        let misc = misc & !MISC_ENABLE_PERFMON | MISC_ENABLE_FAST_STRING | available;
+        kvm.write_msr(MISC_ENABLE, misc)?;
+    }
+    kvm.write_msr(MTRR_DEF_TYPE, MTRR_ON_WRITE_BACK)?;
     Ok(())
 }
 

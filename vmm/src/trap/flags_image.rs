@@ -21,7 +21,7 @@ pub(super) fn loaded_tf(context: &CpuContext<'_>, facts: &InsnFacts) -> Option<b
     Some(flags & RFLAGS_TF != 0)
 }
 
-/// Where an IRET or SYSRET goes to.
+/// Where an IRET, SYSRET, SYSEXIT or far RET goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReturnTarget {
     /// In its code segment.
@@ -47,18 +47,30 @@ pub(super) fn return_target(context: &CpuContext<'_>, facts: &InsnFacts) -> Opti
                 cpl: 3,
             });
         }
-        StepKind::Iret => {
+        StepKind::Sysexit => {
+            let wide = matches!(code_at(context, facts), Code::Sysexitq);
+            let rdx = context.regs.rdx;
+            let rip = if wide { rdx } else { rdx & 0xffff_ffff };
+            return Some(ReturnTarget {
+                rip,
+                linear: rip,
+                cpl: 3,
+            });
+        }
+        // A far RET pops what an IRET pops first; other far transfers have no
+        // frame.
+        StepKind::Iret | StepKind::FarTransfer => {
             let at = context.sregs.ss.base.wrapping_add(context.regs.rsp);
             match code_at(context, facts) {
-                Code::Iretw => (
+                Code::Iretw | Code::Retfw | Code::Retfw_imm16 => (
                     context.word::<2>(at)?,
                     context.word::<2>(at.wrapping_add(2))?,
                 ),
-                Code::Iretd => (
+                Code::Iretd | Code::Retfd | Code::Retfd_imm16 => (
                     context.word::<4>(at)?,
                     context.word::<2>(at.wrapping_add(4))?,
                 ),
-                Code::Iretq => (
+                Code::Iretq | Code::Retfq | Code::Retfq_imm16 => (
                     context.word::<8>(at)?,
                     context.word::<2>(at.wrapping_add(8))?,
                 ),

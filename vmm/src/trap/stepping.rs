@@ -122,7 +122,7 @@ struct Pending {
     ring: Ring,
     rflags: u64,
     rcx: u64,
-    /// Where an IRET or SYSRET goes to.
+    /// Where an IRET, SYSRET, SYSEXIT or far RET goes to.
     returns_to: Option<u64>,
     /// TF as a POPF, IRET or SYSRET will load it.
     loads_tf: Option<bool>,
@@ -448,7 +448,12 @@ fn possible(context: &CpuContext<'_>, facts: Option<&InsnFacts>) -> FaultSet {
             // No task switches in 64-bit mode; the TSS is read for RSP0 alone.
             faults -= FaultSet::TS;
         }
-        if canonical_with_room(context.regs.rsp) && facts.class != InsnClass::Far {
+        // An indexed operand of the stack segment may lie anywhere.
+        let frame = [context.regs.rsp, context.regs.rbp];
+        if frame.into_iter().all(canonical_with_room)
+            && facts.class != InsnClass::Far
+            && !facts.stack_operand
+        {
             faults -= FaultSet::SS;
         }
         if facts.kind == StepKind::Iret || matches!(facts.kind, StepKind::SoftInt(_)) {
@@ -460,7 +465,7 @@ fn possible(context: &CpuContext<'_>, facts: Option<&InsnFacts>) -> FaultSet {
     faults
 }
 
-/// True if a stack pointer is far from the edges of the canonical halves.
+/// True if a stack or frame pointer is far from the edges of the canonical halves.
 fn canonical_with_room(rsp: u64) -> bool {
     const ROOM: i64 = 1 << 46;
     let rsp = rsp.cast_signed();
@@ -480,10 +485,7 @@ fn leads_to(facts: &InsnFacts, pending: &Pending, next: u64) -> bool {
             StepKind::Syscall | StepKind::Sysenter => {
                 pending.watched.iter().any(|one| one.address == next)
             }
-            StepKind::Iret | StepKind::Sysret => {
-                pending.returns_to.is_none_or(|target| next == target)
-            }
-            _ => true,
+            _ => pending.returns_to.is_none_or(|target| next == target),
         },
         _ => onward,
     }
@@ -492,4 +494,97 @@ fn leads_to(facts: &InsnFacts, pending: &Pending, next: u64) -> bool {
 /// True for the exceptions that push an error code (SDM vol. 3A, table 7-1).
 fn has_error_code(vector: u8) -> bool {
     matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use kvm_bindings::{kvm_regs, kvm_sregs};
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+    use super::*;
+
+    const CODE: u64 = 0x1000;
+    const STACK: u64 = 0x2000;
+    const GDT: u64 = 0x3000;
+    const USER_CS: u16 = 0x0b;
+    const NON_CANONICAL: u64 = 1 << 60;
+
+    /// Plans the step of `code` in 64-bit mode at CPL 0, with `words` on the stack.
+    fn plan(code: &[u8], words: &[u64], change: impl FnOnce(&mut kvm_regs)) -> StepPlan {
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
+        memory.write_slice(code, GuestAddress(CODE)).unwrap();
+        for (word, at) in words.iter().zip((STACK..).step_by(8)) {
+            memory.write_obj(*word, GuestAddress(at)).unwrap();
+        }
+        // A 64-bit code segment for CPL 3 at selector 8.
+        let descriptor: u64 = 0x0020_fb00_0000_0000;
+        memory.write_obj(descriptor, GuestAddress(GDT + 8)).unwrap();
+        // Interrupt gates for every vector, each handler at a multiple of 16.
+        for vector in 0..32u64 {
+            let handler = 0x8000 + 16 * vector;
+            let gate = handler | 8 << 16 | 0x8e00 << 32;
+            let at = GuestAddress(0x4000 + 16 * vector);
+            memory.write_obj([gate, 0], at).unwrap();
+        }
+        // Paging is off to keep the test short; nothing here looks at it.
+        let mut sregs = kvm_sregs {
+            cr0: 1,
+            efer: 1 << 10,
+            ..Default::default()
+        };
+        sregs.cs.l = 1;
+        (sregs.gdt.base, sregs.gdt.limit) = (GDT, 0xff);
+        (sregs.idt.base, sregs.idt.limit) = (0x4000, 0x1ff);
+        let mut regs = kvm_regs {
+            rip: CODE,
+            rsp: STACK,
+            rbp: STACK,
+            ..Default::default()
+        };
+        change(&mut regs);
+        let context = CpuContext {
+            regs: &regs,
+            sregs: &sregs,
+            memory: &memory,
+        };
+        let inputs = StepInputs {
+            slots: 4,
+            ..StepInputs::default()
+        };
+        Stepper::default().plan(&context, &inputs)
+    }
+
+    #[test]
+    fn every_way_to_cpl_3_is_seen() {
+        let user = [0x5000, USER_CS.into(), 2, 0x6000, 0x13];
+        let kernel = [0x5000, 0x08, 2, 0x6000, 0x10];
+        let check = |code: &[u8], words: &[u64], expected: bool| {
+            assert_eq!(plan(code, words, |_| {}).enters_user, expected, "{code:x?}");
+        };
+        check(&[0x48, 0xcf], &user, true); // IRETQ
+        check(&[0x48, 0xcf], &kernel, false);
+        check(&[0x48, 0xcb], &user, true); // RETFQ
+        check(&[0x48, 0xca, 8, 0], &user, true); // RETFQ 8
+        check(&[0x48, 0xcb], &kernel, false);
+        check(&[0x48, 0x0f, 0x07], &[], true); // SYSRETQ
+        check(&[0x48, 0x0f, 0x35], &[], true); // SYSEXITQ
+        check(&[0xc3], &user, false); // RET
+    }
+
+    #[test]
+    fn a_stack_fault_is_watched_where_an_operand_can_raise_it() {
+        let stack_fault = 0x8000 + 16 * 12;
+        let check = |code: &[u8], rbp: u64, expected: bool| {
+            let plan = plan(code, &[], |regs| regs.rbp = rbp);
+            let watched = plan.breakpoints.contains(&stack_fault);
+            assert_eq!(watched, expected, "{code:x?} with RBP {rbp:#x}");
+            assert_eq!(plan.lost, None);
+        };
+        check(&[0x48, 0x8b, 0x45, 0x08], STACK, false); // MOV RAX,[RBP+8]
+        check(&[0x48, 0x8b, 0x45, 0x08], NON_CANONICAL, true);
+        check(&[0x48, 0x8b, 0x44, 0x0d, 0x08], STACK, true); // MOV RAX,[RBP+RCX+8]
+        check(&[0x48, 0x8b, 0x44, 0x0c, 0x08], STACK, true); // MOV RAX,[RSP+RCX+8]
+        check(&[0x48, 0x8b, 0x03], STACK, false); // MOV RAX,[RBX]
+        check(&[0x50], STACK, false); // PUSH RAX
+    }
 }

@@ -228,9 +228,10 @@ impl Core {
     fn before_entry(&mut self, kvm: &mut KvmVcpu) -> Result<(), VcpuFailure> {
         if let Some(pmu) = &mut self.pmu {
             let memory = self.vm.memory();
-            let ended = self
-                .stepping
-                .before_entry(kvm, memory, &mut self.debug, pmu)?;
+            let gp_handler = self.gp.gate().map(|gate| gate.handler);
+            let ended =
+                self.stepping
+                    .before_entry(kvm, memory, &mut self.debug, pmu, gp_handler)?;
             if ended {
                 self.gp.want(&mut self.debug);
             }

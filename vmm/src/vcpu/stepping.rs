@@ -10,7 +10,9 @@ use crate::kvm::{KvmVcpu, VcpuError};
 use crate::trap::{CpuContext, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl};
 
 const SYSENTER_EIP: u32 = 0x176;
+const STAR: u32 = 0xc000_0081;
 const LSTAR: u32 = 0xc000_0082;
+const CSTAR: u32 = 0xc000_0083;
 const SFMASK: u32 = 0xc000_0084;
 const RFLAGS_TF: u64 = 1 << 8;
 const RFLAGS_IF: u64 = 1 << 9;
@@ -73,13 +75,15 @@ impl StepDriver {
     }
 
     /// Prepares the next entry: begins, plans or ends, as `pmu` needs; true if
-    /// it ended, which leaves no breakpoint of ours behind.
+    /// it ended, which leaves no breakpoint of ours behind. `gp_handler` is where
+    /// an RDPMC of code that cannot be stepped shows up.
     pub(super) fn before_entry(
         &mut self,
         kvm: &KvmVcpu,
         memory: &GuestMemoryMmap,
         debug: &mut DebugControl,
         pmu: &mut VcpuPmu,
+        gp_handler: Option<u64>,
     ) -> Result<bool, VcpuError> {
         match (pmu.needs().stepping, self.stepper.is_active()) {
             (false, false) => {}
@@ -92,7 +96,16 @@ impl StepDriver {
                 debug.want_step(true, true);
             }
             (true, true) if self.stepper.is_under_way() => {}
-            (true, true) => self.plan(kvm, memory, debug, pmu)?,
+            (true, true) => {
+                let can_step = self.plan(kvm, memory, debug, pmu)?;
+                if let (false, Some(handler)) = (can_step, gp_handler) {
+                    // The guest runs on past the planned instruction.
+                    let planned = debug.wanted().iter().copied();
+                    let others = planned.filter(|&address| address != handler);
+                    let wanted: Vec<u64> = std::iter::once(handler).chain(others).collect();
+                    debug.want(&wanted);
+                }
+            }
         }
         Ok(false)
     }
@@ -110,15 +123,16 @@ impl StepDriver {
         Ok(())
     }
 
+    /// False if the guest's present ring cannot be stepped.
     fn plan(
         &mut self,
         kvm: &KvmVcpu,
         memory: &GuestMemoryMmap,
         debug: &mut DebugControl,
         pmu: &mut VcpuPmu,
-    ) -> Result<(), VcpuError> {
+    ) -> Result<bool, VcpuError> {
         let stopped = Stopped::read(kvm, memory)?;
-        let inputs = inputs(kvm, &stopped.regs, debug)?;
+        let inputs = inputs(kvm, &stopped.context(), debug)?;
         let plan = self.stepper.plan(&stopped.context(), &inputs);
         let can_step = self.support.user || cpl(&stopped.sregs) != 3;
         let interrupts_escape = !self.support.hold_irqs && stopped.regs.rflags & RFLAGS_IF != 0;
@@ -134,7 +148,7 @@ impl StepDriver {
         debug.want_step(can_step, plan.hold_irqs);
         debug.want(&plan.breakpoints);
         debug.renew_step();
-        Ok(())
+        Ok(can_step)
     }
 
     /// Takes in a stop, and hides our TF from what the guest saved.
@@ -218,15 +232,30 @@ fn hide_tf(kvm: &KvmVcpu, stopped: &Stopped<'_>, repair: TfRepair) -> Result<(),
     }
 }
 
-fn inputs(kvm: &KvmVcpu, regs: &kvm_regs, debug: &DebugControl) -> Result<StepInputs, VcpuError> {
+fn inputs(
+    kvm: &KvmVcpu,
+    context: &CpuContext<'_>,
+    debug: &DebugControl,
+) -> Result<StepInputs, VcpuError> {
+    let (msr, target_bits) = syscall_entry(context);
     Ok(StepInputs {
-        syscall_target: kvm.read_msr(LSTAR)?.unwrap_or(0),
+        syscall_target: kvm.read_msr(msr)?.unwrap_or(0) & target_bits,
         syscall_mask: kvm.read_msr(SFMASK)?.unwrap_or(0),
         sysenter_target: kvm.read_msr(SYSENTER_EIP)?.unwrap_or(0),
-        deliverable: deliverable(kvm, regs)?,
+        deliverable: deliverable(kvm, context.regs)?,
         debug_queued: debug.is_injecting(),
         slots: debug.free_slots(),
     })
+}
+
+/// The MSR, and its bits, that say where SYSCALL leads to from the present code
+/// segment (APM vol. 2, 6.1.1).
+fn syscall_entry(context: &CpuContext<'_>) -> (u32, u64) {
+    match (context.long_mode(), context.bitness()) {
+        (true, 64) => (LSTAR, u64::MAX),
+        (true, _) => (CSTAR, u64::MAX),
+        (false, _) => (STAR, 0xffff_ffff),
+    }
 }
 
 /// The vector that the guest would take at its next instruction boundary.
@@ -263,6 +292,28 @@ fn highest_irr(lapic: &kvm_lapic_state) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn syscall_leads_where_its_mode_says() {
+        let check = |efer: u64, l: u8, expected: u32| {
+            let mut sregs = kvm_sregs {
+                efer,
+                ..Default::default()
+            };
+            (sregs.cs.l, sregs.cs.db) = (l, 1 - l);
+            let memory = GuestMemoryMmap::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]);
+            let context = CpuContext {
+                regs: &kvm_regs::default(),
+                sregs: &sregs,
+                memory: &memory.unwrap(),
+            };
+            assert_eq!(syscall_entry(&context).0, expected, "EFER {efer:#x}, L {l}");
+        };
+        const LMA: u64 = 1 << 10;
+        check(LMA, 1, LSTAR);
+        check(LMA, 0, CSTAR);
+        check(0, 0, STAR);
+    }
 
     #[test]
     fn the_highest_vector_above_the_priority_is_taken() {

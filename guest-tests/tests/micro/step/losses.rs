@@ -1,12 +1,14 @@
 //! Where stepping misses something, the label says so.
 
 use anyhow::{Result, ensure};
-use guest_tests::micro::{DATA, Lab, Program, Test};
-use iced_x86::code_asm::{dr0, dr1, dr2, dr3, dr7, eax, qword_ptr, r12, r15, rax, rbx};
+use guest_tests::micro::{DATA, Lab, Program, Setup, Test};
+use iced_x86::code_asm::{dr0, dr1, dr2, dr3, dr7, eax, ecx, qword_ptr, r12, r15, rax, rbx};
 use pmu_virt::{LossReason, Provenance};
 use vmm::vcpu::StepSupport;
 
 use super::region::{counted, label, run, setup};
+
+const PCE: u64 = 1 << 8;
 
 pub(crate) const TESTS: &[Test] = &[
     Test {
@@ -16,6 +18,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "step::a_ring_that_is_not_stepped_costs_the_label",
         run: unsteppable_ring,
+    },
+    Test {
+        name: "step::rdpmc_in_a_ring_that_is_not_stepped",
+        run: rdpmc_in_unsteppable_ring,
     },
 ];
 
@@ -45,11 +51,7 @@ fn four_breakpoints(lab: &Lab) -> Result<()> {
 
 /// On a KVM that steps CPL 0 only; every host can be told to be one.
 fn unsteppable_ring(lab: &Lab) -> Result<()> {
-    let mut setup = setup();
-    setup.step = Some(StepSupport {
-        user: false,
-        ..lab.probe.step_support()
-    });
+    let setup = unsteppable(lab);
     let program = counted(Program::new()?, 3, |a| {
         a.nop()?;
         a.nop()
@@ -57,5 +59,31 @@ fn unsteppable_ring(lab: &Lab) -> Result<()> {
     let (ran, counts) = run(lab, &setup, program)?;
     label(&ran, Provenance::Scaled, Some(LossReason::Unsupported))?;
     ensure!(counts.user == 0, "{counts:?}");
+    Ok(())
+}
+
+fn unsteppable(lab: &Lab) -> Setup {
+    let mut setup = setup();
+    setup.step = Some(StepSupport {
+        user: false,
+        ..lab.probe.step_support()
+    });
+    setup
+}
+
+/// The watch on the #GP handler stays while the guest runs unstepped.
+fn rdpmc_in_unsteppable_ring(lab: &Lab) -> Result<()> {
+    let program = counted(Program::new()?, 3, |a| {
+        // Only the first instruction was planned.
+        a.xor(ecx, ecx)?;
+        a.nop()?;
+        a.mov(eax, -1)?;
+        a.rdpmc()?;
+        a.mov(qword_ptr(DATA + 16), rax)
+    })?;
+    let ran = lab.run(&unsteppable(lab), &program.start(PCE))?;
+    label(&ran, Provenance::Scaled, Some(LossReason::Unsupported))?;
+    let read = ran.word(DATA + 16)?;
+    ensure!(0 < read && read < 1000, "RDPMC read {read:#x}");
     Ok(())
 }
