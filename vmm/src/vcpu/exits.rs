@@ -151,8 +151,9 @@ fn describe_internal_error(kvm: &KvmVcpu, error: &InternalError) -> String {
     };
     match error.suberror {
         1 => format!(
-            "KVM cannot emulate the instruction at RIP {rip:#x} ({code}): this KVM runs guest \
-             CPL 0 in its emulator; try --hide-feature cx16,xsave, or a KVM that runs it natively"
+            "KVM cannot emulate the instruction at RIP {rip:#x} ({code}): where `umpire doctor` says \
+             that guest kernel code runs in KVM's emulator, hide what needs it (--hide-feature \
+             NAME); elsewhere the guest used it on memory or devices that are not there"
         ),
         other => format!("KVM internal error {other} at RIP {rip:#x} ({code})"),
     }
