@@ -198,7 +198,7 @@ fn options_and_files() {
         ),
         (&["run", "--config", "folder"], &["folder"]),
         // Other commands.
-        (&["bench"], &["no command given"]),
+        (&["bench"], &["umpire bench traps"]),
         (&["bench", "traps", "--iterations", "1"], &["--iterations"]),
         (&["doctor", "now"], &["now"]),
     ];

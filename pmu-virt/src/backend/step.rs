@@ -46,8 +46,15 @@ impl StepBackend {
         });
     }
 
+    /// The guest cannot see a label, so the log tells, once for each programming.
     fn lose(&mut self, reason: LossReason) {
         self.slots.advance(|slot| {
+            if slot.loss.is_none() {
+                log::info!(
+                    "the count of '{}' is exact no longer: {reason}",
+                    slot.request
+                );
+            }
             slot.provenance = Provenance::Scaled;
             slot.loss.get_or_insert(reason);
             0

@@ -5,7 +5,7 @@ use pmu_virt::{ReadOutcome, WriteOutcome};
 use super::observe::{Observer, TrapEvent};
 use crate::kvm::VcpuId;
 
-/// Writes events to the log: what a user should know at `info`, the rest at
+/// Writes events to the log: accesses that fault at `debug`, the rest at
 /// `trace`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PmuLog;
