@@ -111,7 +111,6 @@ impl ProbeReport {
         DebugQuirks {
             rf_ignored: !self.rf_honoured,
             block_irq: self.block_irq,
-            dr_access_trap: self.dr_access_trap,
         }
     }
 

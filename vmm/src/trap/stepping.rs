@@ -142,6 +142,8 @@ pub struct Stepper {
     /// Address and first count of a repeated instruction that the last stop
     /// found unfinished.
     repeating: Option<(u64, u64)>,
+    /// Address after the HLT that the guest is in.
+    halted: Option<u64>,
 }
 
 impl Stepper {
@@ -166,6 +168,13 @@ impl Stepper {
         self.active
     }
 
+    /// True while the guest is in a HLT: a breakpoint on its next instruction
+    /// says that it woke.
+    #[must_use]
+    pub fn is_halted(&self) -> bool {
+        self.halted.is_some() && self.pending.is_none()
+    }
+
     /// True while an instruction is under way whose end was not seen.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
@@ -186,6 +195,17 @@ impl Stepper {
 
     /// Plans the next step of a stopped guest.
     pub fn plan(&mut self, context: &CpuContext<'_>, inputs: &StepInputs) -> StepPlan {
+        let waits = inputs.deliverable.is_none() && !inputs.debug_queued;
+        if waits && self.halted == Some(context.regs.rip) {
+            // What wakes the guest comes before its next instruction: stop there,
+            // with interrupts held back, and look which one it is.
+            return StepPlan {
+                breakpoints: vec![code_base(context).wrapping_add(context.regs.rip)],
+                hold_irqs: true,
+                ..StepPlan::default()
+            };
+        }
+        self.halted = None;
         let facts = fetch(context, context.regs.rip);
         let shadowed = facts.as_ref().and_then(|facts| shadowed(context, facts));
         let window = inputs.deliverable.is_some() && !inputs.debug_queued;
@@ -233,6 +253,9 @@ impl Stepper {
         let mut result = StepResult::default();
         // Without one this is the first stop after `begin`.
         let Some(pending) = self.pending.take() else {
+            if matches!(stop, StepStop::Breakpoint(_)) {
+                self.halted = None;
+            }
             return result;
         };
         match stop {
@@ -290,6 +313,7 @@ impl Stepper {
         };
         result.progress.push(retired(last, next));
         // SYSCALL and SYSRET look at TF as they leave it (SDM vol. 2, SYSRET).
+        self.halted = (last.kind == StepKind::Hlt).then_some(next);
         result.guest_trap = match last.kind {
             StepKind::Syscall => pending.tf_after_syscall,
             StepKind::Sysret => pending.loads_tf.unwrap_or(self.guest_tf),
@@ -343,13 +367,17 @@ impl Stepper {
 
 /// The instruction at `rip` of the guest's present code segment.
 fn fetch(context: &CpuContext<'_>, rip: u64) -> Option<InsnFacts> {
-    let base = match context.bitness() {
+    let mut bytes = [0; MAX_INSTRUCTION];
+    let len = context.read_linear(code_base(context).wrapping_add(rip), &mut bytes);
+    decode(&bytes[..len], context.bitness(), rip).ok()
+}
+
+/// Base of the present code segment; 64-bit mode has none.
+fn code_base(context: &CpuContext<'_>) -> u64 {
+    match context.bitness() {
         64 => 0,
         _ => context.sregs.cs.base,
-    };
-    let mut bytes = [0; MAX_INSTRUCTION];
-    let len = context.read_linear(base.wrapping_add(rip), &mut bytes);
-    decode(&bytes[..len], context.bitness(), rip).ok()
+    }
 }
 
 /// The instruction that a MOV SS or POP SS takes along.

@@ -21,8 +21,6 @@ pub struct DebugQuirks {
     pub rf_ignored: bool,
     /// KVM can hold interrupts back during a step (`KVM_GUESTDBG_BLOCKIRQ`).
     pub block_irq: bool,
-    /// DR7.GD in our registers reports the guest's accesses to its own.
-    pub dr_access_trap: bool,
 }
 
 /// What a debug exit was.

@@ -36,8 +36,11 @@ impl Core {
         let memory = self.vm.memory();
         let gate = self.gp.gate().filter(|gate| gate.handler == address);
         let (Some(gate), Some(pmu)) = (gate, &mut self.pmu) else {
+            let woke = self.stepping.is_halted();
             self.step_stop(kvm, StepStop::Breakpoint(address))?;
-            self.debug.pass(kvm, address)?;
+            if !woke {
+                self.debug.pass(kvm, address)?;
+            }
             return Ok(());
         };
         if self.stepping.is_active() {

@@ -179,6 +179,11 @@ impl StepDriver {
         Ok(())
     }
 
+    /// True while the stepped guest is in a HLT.
+    pub(super) fn is_halted(&self) -> bool {
+        self.stepper.is_halted()
+    }
+
     /// The guest's own instruction breakpoint came before the instruction under
     /// way: plan anew, with its #DB queued.
     pub(super) fn abandon(&mut self) {

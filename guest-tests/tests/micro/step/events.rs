@@ -12,6 +12,10 @@ const TF: i32 = 1 << 8;
 
 pub(crate) const TESTS: &[Test] = &[
     Test {
+        name: "step::interrupt_that_ends_a_hlt",
+        run: hlt,
+    },
+    Test {
         name: "step::page_fault_at_cpl_0",
         run: |lab| page_fault(lab, 0),
     },
@@ -257,5 +261,49 @@ fn timer(lab: &Lab) -> Result<()> {
     expected.taken -= 1;
     check_counts(&ran, 0, expected)?;
     ensure!(ran.word(FLAG)? == 1, "{} interrupts", ran.word(FLAG)?);
+    no_tf(ran.word(DATA + 8)?)
+}
+
+/// The interrupt that ends a HLT is taken before the CLI behind it.
+fn hlt(lab: &Lab) -> Result<()> {
+    const VECTOR: u8 = 0x50;
+    const FLAG: u64 = DATA + 32;
+    const SEEN: u64 = DATA + 40;
+    let program = Program::new()?.handler(VECTOR, |a| {
+        show_flags(a, 0)?;
+        a.inc(qword_ptr(FLAG))?;
+        // End of interrupt.
+        a.mov(dword_ptr(r13 + 0xb0), 0)?;
+        a.iretq()
+    })?;
+    let program = counted(program, 0, |a| {
+        a.mov(r13, LAPIC)?;
+        // Software enable; divide by 1; one shot; 20 ms of KVM's 1 GHz.
+        a.mov(dword_ptr(r13 + 0xf0), 0x1ff)?;
+        a.mov(dword_ptr(r13 + 0x3e0), 0xb)?;
+        a.mov(dword_ptr(r13 + 0x320), i32::from(VECTOR))?;
+        a.mov(dword_ptr(r13 + 0x380), 20_000_000)?;
+        a.sti()?;
+        a.hlt()?;
+        a.cli()?;
+        a.mov(rbx, qword_ptr(FLAG))?;
+        a.mov(qword_ptr(SEEN), rbx)
+    })?;
+    let (ran, _) = run(lab, &setup(), program)?;
+    let seen = ran.word(SEEN)?;
+    ensure!(seen == 1, "{seen} interrupts before the CLI");
+    let handler = Counts {
+        kernel: 2,
+        loads: 1,
+        stores: 2,
+        ..NONE
+    };
+    let outside = Counts {
+        kernel: 10,
+        loads: 1,
+        stores: 5,
+        ..NONE
+    };
+    check_counts(&ran, 0, outside.and(SHOW_FLAGS).and(handler).and(IRET))?;
     no_tf(ran.word(DATA + 8)?)
 }
