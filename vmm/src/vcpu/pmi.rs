@@ -66,38 +66,77 @@ pub enum PmiError {
     Vm(#[from] VmError),
 }
 
-/// Sends one PMI the way the guest's LVTPC asks, on the vCPU's own thread.
+/// The local APIC's part in a PMI, as it was when a counter overflowed.
+///
+/// Hardware decides at the overflow: a PMI that found LVTPC masked is gone, and
+/// one that found it open is on its way, whatever the guest writes later. A
+/// throttled PMI must not make a difference to that.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lvtpc {
+    id: u32,
+    value: u32,
+    x2apic: bool,
+}
+
+impl Lvtpc {
+    /// Reads it; `None` where the APIC is switched off.
+    pub(super) fn read(vcpu: &KvmVcpu) -> Result<Option<Self>, VcpuError> {
+        let apic_base = vcpu.get_sregs()?.apic_base;
+        let x2apic = apic_base & APIC_BASE_X2APIC != 0;
+        let lapic = match (apic_base & APIC_BASE_ENABLED != 0, x2apic) {
+            (false, _) => None,
+            (true, true) => x2apic_registers(vcpu)?,
+            (true, false) => Some(xapic_registers(&vcpu.get_lapic()?)),
+        };
+        Ok(lapic.map(|lapic| Self {
+            id: lapic.id,
+            value: lapic.lvtpc,
+            x2apic,
+        }))
+    }
+
+    fn route(self) -> PmiRoute {
+        PmiRoute::decode(self.value)
+    }
+}
+
+/// What becomes of a PMI that overflowed under `lvtpc`, if it cannot be sent.
+pub(super) fn refusal(lvtpc: Option<Lvtpc>) -> Option<PmiDelivery> {
+    match lvtpc.map_or(PmiRoute::Masked, Lvtpc::route) {
+        PmiRoute::Nmi | PmiRoute::Fixed(_) => None,
+        route => Some(delivery(route)),
+    }
+}
+
+/// Sends one PMI the way the guest's LVTPC asked, on the vCPU's own thread.
 ///
 /// Intel's processors set LVTPC's mask bit on delivery (SDM vol. 3B, 21.5.1).
 /// That is done through the x2APIC register only: `KVM_SET_LAPIC` would write
 /// back IRR and the timer as they were a moment ago and could lose an IPI. A
 /// guest in xAPIC mode finds its LVTPC unmasked; `docs/pmi.md` says so.
-pub(super) fn send(vcpu: &KvmVcpu, vm: &KvmVm, vendor: Vendor) -> Result<PmiDelivery, PmiError> {
-    let apic_base = vcpu.get_sregs()?.apic_base;
-    let x2apic = apic_base & APIC_BASE_X2APIC != 0;
-    let lapic = match (apic_base & APIC_BASE_ENABLED != 0, x2apic) {
-        (false, _) => None,
-        (true, true) => x2apic_registers(vcpu)?,
-        (true, false) => Some(xapic_registers(&vcpu.get_lapic()?)),
-    };
-    let Some(lapic) = lapic else {
-        return Ok(delivery(PmiRoute::Masked));
-    };
-    let route = PmiRoute::decode(lapic.lvtpc);
+pub(super) fn send(
+    vcpu: &KvmVcpu,
+    vm: &KvmVm,
+    vendor: Vendor,
+    lvtpc: Lvtpc,
+) -> Result<PmiDelivery, PmiError> {
+    let route = lvtpc.route();
     match route {
         PmiRoute::Nmi => vcpu.nmi()?,
-        PmiRoute::Fixed(vector) => match vm.send_fixed(lapic.id, vector) {
+        PmiRoute::Fixed(vector) => match vm.send_fixed(lvtpc.id, vector) {
             // The guest has changed its APIC's ID or mode in the meantime.
             Err(VmError::NoDestination(_)) => {
-                return Ok(delivery(PmiRoute::Unusable(lapic.lvtpc)));
+                return Ok(delivery(PmiRoute::Unusable(lvtpc.value)));
             }
             other => other?,
         },
         PmiRoute::Masked | PmiRoute::Unusable(_) => return Ok(delivery(route)),
     }
-    let masked_after = vendor == Vendor::Intel
-        && x2apic
-        && vcpu.write_msr(X2APIC_LVTPC, (lapic.lvtpc | LVT_MASKED).into())?;
+    let masks = vendor == Vendor::Intel && lvtpc.x2apic;
+    let masked_after = match masks.then(|| vcpu.read_msr(X2APIC_LVTPC)).transpose()? {
+        Some(Some(now)) => vcpu.write_msr(X2APIC_LVTPC, now | u64::from(LVT_MASKED))?,
+        _ => false,
+    };
     Ok(PmiDelivery {
         route,
         masked_after,

@@ -13,7 +13,7 @@ use super::halt::HaltClock;
 use super::kick::DeadlineTimer;
 use super::observe::{Observer, TrapEvent};
 use super::platform::Platform;
-use super::pmi::{self, PmiError};
+use super::pmi::{self, Lvtpc, PmiError};
 use super::rdpmc::GpWatch;
 use super::stepping::{StepDriver, StepSupport};
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId};
@@ -122,7 +122,7 @@ pub(super) struct Core {
     pub(super) gp: GpWatch,
     pub(super) stepping: StepDriver,
     pub(super) throttle: PmiThrottle,
-    pub(super) pending_pmi: Option<PmiRequest>,
+    pub(super) pending_pmi: Option<(PmiRequest, Lvtpc)>,
     pub(super) halt: HaltClock,
     pub(super) timer: DeadlineTimer,
     pub(super) counting: bool,
@@ -287,11 +287,10 @@ impl Core {
         };
         let vendor = pmu.model().vendor();
         let news = pmu.take_pmi();
-        if let Some(request) = news {
-            self.pending_pmi = Some(match self.pending_pmi {
-                Some(pending) => both(pending, request),
-                None => request,
-            });
+        if let Some(request) = news
+            && !self.latch_pmi(kvm, request)?
+        {
+            return Ok(());
         }
         // A late PMI that is due takes the new overflows along.
         let due = self.throttle.due(now)
@@ -302,12 +301,28 @@ impl Core {
         if !due {
             return Ok(());
         }
-        let Some(request) = self.pending_pmi.take() else {
+        let Some((request, lvtpc)) = self.pending_pmi.take() else {
             return Ok(());
         };
-        let delivery = pmi::send(kvm, &self.vm, vendor)?;
+        let delivery = pmi::send(kvm, &self.vm, vendor, lvtpc)?;
         self.report(kvm.id(), || TrapEvent::Pmi { request, delivery });
         Ok(())
+    }
+
+    /// Keeps a new PMI until it is sent; false if LVTPC lets none through now
+    /// and no earlier one is on its way.
+    fn latch_pmi(&mut self, kvm: &KvmVcpu, request: PmiRequest) -> Result<bool, VcpuFailure> {
+        if let Some((earlier, lvtpc)) = self.pending_pmi {
+            self.pending_pmi = Some((both(earlier, request), lvtpc));
+            return Ok(true);
+        }
+        let lvtpc = Lvtpc::read(kvm)?;
+        if let Some(delivery) = pmi::refusal(lvtpc) {
+            self.report(kvm.id(), || TrapEvent::Pmi { request, delivery });
+            return Ok(false);
+        }
+        self.pending_pmi = lvtpc.map(|lvtpc| (request, lvtpc));
+        Ok(true)
     }
 
     pub(super) fn report(&mut self, id: VcpuId, event: impl FnOnce() -> TrapEvent) {
