@@ -64,6 +64,15 @@ impl CpuContext<'_> {
         }
     }
 
+    /// Base of the code segment that runs; 64-bit mode has none.
+    #[must_use]
+    pub fn code_base(&self) -> u64 {
+        match self.bitness() {
+            64 => 0,
+            _ => self.sregs.cs.base,
+        }
+    }
+
     /// Fills `buffer` from `linear`; says how many bytes from the start could
     /// be read before unmapped memory.
     pub fn read_linear(&self, linear: u64, buffer: &mut [u8]) -> usize {

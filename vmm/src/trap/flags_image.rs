@@ -103,10 +103,7 @@ fn flags_offset(context: &CpuContext<'_>, facts: &InsnFacts) -> Option<u64> {
 
 /// Which form of the instruction it is.
 fn code_at(context: &CpuContext<'_>, facts: &InsnFacts) -> Code {
-    let base = match context.bitness() {
-        64 => 0,
-        _ => context.sregs.cs.base,
-    };
+    let base = context.code_base();
     let mut bytes = [0; MAX_INSTRUCTION];
     let len = context.read_linear(base.wrapping_add(facts.rip), &mut bytes);
     Decoder::new(context.bitness(), &bytes[..len], DecoderOptions::NONE)

@@ -200,7 +200,7 @@ impl Stepper {
             // What wakes the guest comes before its next instruction: stop there,
             // with interrupts held back, and look which one it is.
             return StepPlan {
-                breakpoints: vec![code_base(context).wrapping_add(context.regs.rip)],
+                breakpoints: vec![context.code_base().wrapping_add(context.regs.rip)],
                 hold_irqs: true,
                 ..StepPlan::default()
             };
@@ -368,16 +368,8 @@ impl Stepper {
 /// The instruction at `rip` of the guest's present code segment.
 fn fetch(context: &CpuContext<'_>, rip: u64) -> Option<InsnFacts> {
     let mut bytes = [0; MAX_INSTRUCTION];
-    let len = context.read_linear(code_base(context).wrapping_add(rip), &mut bytes);
+    let len = context.read_linear(context.code_base().wrapping_add(rip), &mut bytes);
     decode(&bytes[..len], context.bitness(), rip).ok()
-}
-
-/// Base of the present code segment; 64-bit mode has none.
-fn code_base(context: &CpuContext<'_>) -> u64 {
-    match context.bitness() {
-        64 => 0,
-        _ => context.sregs.cs.base,
-    }
 }
 
 /// The instruction that a MOV SS or POP SS takes along.

@@ -202,25 +202,44 @@ fn general_protection(lab: &Lab) -> Result<()> {
     no_tf(check(lab, program, 0, expected)?.word(DATA + 8)?)
 }
 
-/// The local APIC's timer comes in the middle; the guest counts its own rounds.
-fn timer(lab: &Lab) -> Result<()> {
-    const VECTOR: u8 = 0x50;
-    const FLAG: u64 = DATA + 32;
-    const ROUNDS: u64 = DATA + 40;
-    let program = Program::new()?.handler(VECTOR, |a| {
+const TIMER_VECTOR: u8 = 0x50;
+/// How often the timer's handler ran.
+const FLAG: u64 = DATA + 32;
+/// What the handler does besides showing its flags and its IRET.
+const TIMER_HANDLER: Counts = Counts {
+    kernel: 2,
+    loads: 1,
+    stores: 2,
+    ..NONE
+};
+
+/// A program that counts the timer's interrupts, with the APIC in R13.
+fn timer_handler() -> Result<Program> {
+    Program::new()?.handler(TIMER_VECTOR, |a| {
         show_flags(a, 0)?;
         a.inc(qword_ptr(FLAG))?;
         // End of interrupt.
         a.mov(dword_ptr(r13 + 0xb0), 0)?;
         a.iretq()
-    })?;
-    let program = counted(program, 0, |a| {
-        a.mov(r13, LAPIC)?;
-        // Software enable; divide by 1; one shot; 100 µs of KVM's 1 GHz.
-        a.mov(dword_ptr(r13 + 0xf0), 0x1ff)?;
-        a.mov(dword_ptr(r13 + 0x3e0), 0xb)?;
-        a.mov(dword_ptr(r13 + 0x320), i32::from(VECTOR))?;
-        a.mov(dword_ptr(r13 + 0x380), 100_000)?;
+    })
+}
+
+/// Five instructions, four stores: one shot after `ticks`.
+fn start_timer(a: &mut CodeAssembler, ticks: i32) -> Written {
+    a.mov(r13, LAPIC)?;
+    // Software enable; divide by 1; one shot.
+    a.mov(dword_ptr(r13 + 0xf0), 0x1ff)?;
+    a.mov(dword_ptr(r13 + 0x3e0), 0xb)?;
+    a.mov(dword_ptr(r13 + 0x320), i32::from(TIMER_VECTOR))?;
+    a.mov(dword_ptr(r13 + 0x380), ticks)
+}
+
+/// The local APIC's timer comes in the middle; the guest counts its own rounds.
+fn timer(lab: &Lab) -> Result<()> {
+    const ROUNDS: u64 = DATA + 40;
+    let program = counted(timer_handler()?, 0, |a| {
+        // 100 µs of KVM's 1 GHz.
+        start_timer(a, 100_000)?;
         a.xor(ebx, ebx)?;
         a.sti()?;
         let mut again = a.create_label();
@@ -234,12 +253,6 @@ fn timer(lab: &Lab) -> Result<()> {
     let (ran, _) = run(lab, &setup(), program)?;
     let rounds = ran.word(ROUNDS)?;
     ensure!(rounds > 0, "the guest made {rounds} rounds");
-    let handler = Counts {
-        kernel: 2,
-        loads: 1,
-        stores: 2,
-        ..NONE
-    };
     let round = Counts {
         kernel: 3,
         branches: 1,
@@ -255,7 +268,7 @@ fn timer(lab: &Lab) -> Result<()> {
     let mut expected = outside
         .and(round.times(rounds))
         .and(SHOW_FLAGS)
-        .and(handler)
+        .and(TIMER_HANDLER)
         .and(IRET);
     // The last round's branch falls through.
     expected.taken -= 1;
@@ -266,23 +279,10 @@ fn timer(lab: &Lab) -> Result<()> {
 
 /// The interrupt that ends a HLT is taken before the CLI behind it.
 fn hlt(lab: &Lab) -> Result<()> {
-    const VECTOR: u8 = 0x50;
-    const FLAG: u64 = DATA + 32;
     const SEEN: u64 = DATA + 40;
-    let program = Program::new()?.handler(VECTOR, |a| {
-        show_flags(a, 0)?;
-        a.inc(qword_ptr(FLAG))?;
-        // End of interrupt.
-        a.mov(dword_ptr(r13 + 0xb0), 0)?;
-        a.iretq()
-    })?;
-    let program = counted(program, 0, |a| {
-        a.mov(r13, LAPIC)?;
-        // Software enable; divide by 1; one shot; 20 ms of KVM's 1 GHz.
-        a.mov(dword_ptr(r13 + 0xf0), 0x1ff)?;
-        a.mov(dword_ptr(r13 + 0x3e0), 0xb)?;
-        a.mov(dword_ptr(r13 + 0x320), i32::from(VECTOR))?;
-        a.mov(dword_ptr(r13 + 0x380), 20_000_000)?;
+    let program = counted(timer_handler()?, 0, |a| {
+        // 20 ms of KVM's 1 GHz.
+        start_timer(a, 20_000_000)?;
         a.sti()?;
         a.hlt()?;
         a.cli()?;
@@ -292,18 +292,16 @@ fn hlt(lab: &Lab) -> Result<()> {
     let (ran, _) = run(lab, &setup(), program)?;
     let seen = ran.word(SEEN)?;
     ensure!(seen == 1, "{seen} interrupts before the CLI");
-    let handler = Counts {
-        kernel: 2,
-        loads: 1,
-        stores: 2,
-        ..NONE
-    };
     let outside = Counts {
         kernel: 10,
         loads: 1,
         stores: 5,
         ..NONE
     };
-    check_counts(&ran, 0, outside.and(SHOW_FLAGS).and(handler).and(IRET))?;
+    check_counts(
+        &ran,
+        0,
+        outside.and(SHOW_FLAGS).and(TIMER_HANDLER).and(IRET),
+    )?;
     no_tf(ran.word(DATA + 8)?)
 }
