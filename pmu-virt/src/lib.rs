@@ -27,12 +27,12 @@ mod vcpu;
 
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
 pub use backend::{
-    BackendError, BackendSummary, ClockBackend, CounterBackend, Observation, Provenance, Reading,
+    BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, Provenance, Reading,
     StepBackend, Unavailable, UnavailableReason, backend, backend_names,
 };
 pub use cpuid::{CpuidRegs, PmuCpuid};
-pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent};
-pub use ids::{MsrIndex, Ring, SlotIndex, SlotSet, Vendor};
+pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
+pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};
 pub use model::{
     ModelError, ModelSummary, PmuModel, RegisterKind, RegisterRow, all_pmu_msr_ranges,
 };

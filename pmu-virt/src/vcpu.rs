@@ -6,7 +6,7 @@ mod report;
 
 pub use report::CounterReport;
 
-use crate::backend::{CounterBackend, Observation, UnavailableReason};
+use crate::backend::{CounterBackend, UnavailableReason};
 use crate::ids::{SlotIndex, SlotSet};
 use crate::model::{MAX_FIXED, MAX_PROGRAMMABLE, PmuModel};
 use crate::progress::Progress;
@@ -188,7 +188,7 @@ impl VcpuPmu {
         let counting = self.counters.iter().any(|counter| counter.running);
         self.needs = Needs {
             ring: counting && self.backend.needs_ring(),
-            stepping: counting && self.backend.observation() == Observation::EveryStep,
+            stepping: counting && self.backend.needs_stepping(),
             counting,
         };
     }

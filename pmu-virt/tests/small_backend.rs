@@ -1,9 +1,9 @@
 //! A backend with fewer counters than the model: one counter at a time.
 
 use pmu_virt::{
-    ClockBackend, CountRequest, CounterBackend, CounterId, Grant, Layer, MsrIndex, Observation,
-    PmuModel, Progress, Provenance, ReadOutcome, Reading, SlotIndex, SlotSet, Unavailable,
-    UnavailableReason, VcpuPmu, WriteOutcome,
+    ClockBackend, CountRequest, CounterBackend, CounterId, Grant, Layer, MsrIndex, PmuModel,
+    Progress, Provenance, ReadOutcome, Reading, SlotIndex, SlotSet, Unavailable, UnavailableReason,
+    VcpuPmu, WriteOutcome,
 };
 use std::num::NonZeroU64;
 
@@ -17,9 +17,6 @@ impl CounterBackend for Small {
     }
     fn capacity(&self) -> usize {
         1
-    }
-    fn observation(&self) -> Observation {
-        self.0.observation()
     }
     fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
         self.0.can_count(request)

@@ -1,7 +1,7 @@
 //! `clock`: the TSC while the guest really runs.
 
 use super::slots::Slots;
-use super::{CounterBackend, Observation, Provenance, Reading, Unavailable, UnavailableReason};
+use super::{CounterBackend, Provenance, Reading, Unavailable, UnavailableReason};
 use crate::event::KnownEvent;
 use crate::ids::{Ring, SlotIndex, SlotSet};
 use crate::progress::Progress;
@@ -92,10 +92,6 @@ impl CounterBackend for ClockBackend {
 
     fn capacity(&self) -> usize {
         super::slots::CAPACITY
-    }
-
-    fn observation(&self) -> Observation {
-        Observation::EntryExit
     }
 
     fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {

@@ -1,8 +1,8 @@
 //! `step`: every instruction, seen one by one.
 
 use super::slots::{CAPACITY, Slot, Slots};
-use super::{CounterBackend, Observation, Provenance, Reading, Unavailable, UnavailableReason};
-use crate::event::KnownEvent;
+use super::{CounterBackend, Provenance, Reading, Unavailable, UnavailableReason};
+use crate::event::{EventFamily, KnownEvent};
 use crate::ids::{Ring, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
@@ -76,7 +76,7 @@ fn events_of(slot: &Slot, insn: Retirement) -> u64 {
         Some(KnownEvent::Branches) => u64::from(insn.branch),
         // Intel's event is "near taken", AMD's counts far transfers too.
         Some(KnownEvent::TakenBranches) => {
-            u64::from(insn.taken && !(insn.far && event.vendor() == Vendor::Intel))
+            u64::from(insn.taken && !(insn.far && event.vendor() == Some(Vendor::Intel)))
         }
         Some(KnownEvent::FarBranches) => u64::from(insn.far),
         Some(KnownEvent::Loads) => u64::from(insn.loads),
@@ -91,9 +91,12 @@ fn events_of(slot: &Slot, insn: Retirement) -> u64 {
 /// instruction as well (BKDG and PPR, events 0C0h, 0C2h, 0C4h, 0C6h).
 fn counts_deliveries(request: &CountRequest) -> bool {
     match request.event.known() {
-        Some(KnownEvent::Instructions) => request.event.family().deliveries_are_instructions(),
+        Some(KnownEvent::Instructions) => request
+            .event
+            .family()
+            .is_some_and(EventFamily::deliveries_are_instructions),
         Some(KnownEvent::Branches | KnownEvent::TakenBranches | KnownEvent::FarBranches) => {
-            request.event.vendor() == Vendor::Amd
+            request.event.vendor() == Some(Vendor::Amd)
         }
         _ => false,
     }
@@ -108,13 +111,11 @@ impl CounterBackend for StepBackend {
         CAPACITY
     }
 
-    fn observation(&self) -> Observation {
-        Observation::EveryStep
-    }
-
     fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
         let provenance = match (request.event.known(), request.event.vendor()) {
-            (Some(KnownEvent::Loads | KnownEvent::Stores), Vendor::Amd) => Provenance::Derived,
+            (Some(KnownEvent::Loads | KnownEvent::Stores), Some(Vendor::Amd)) => {
+                Provenance::Derived
+            }
             (
                 Some(
                     KnownEvent::Instructions
@@ -195,8 +196,8 @@ impl CounterBackend for StepBackend {
         None
     }
 
-    fn needs_ring(&self) -> bool {
-        false
+    fn needs_stepping(&self) -> bool {
+        self.slots.running().next().is_some()
     }
 
     fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
