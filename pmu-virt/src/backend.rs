@@ -1,6 +1,7 @@
 //! Where counts come from: one trait, and the backends behind it.
 
 mod clock;
+pub mod perf;
 mod slots;
 mod step;
 
@@ -171,6 +172,14 @@ pub enum UnavailableReason {
     Modifier {
         /// The backend's name.
         backend: &'static str,
+    },
+    /// The event is counted in both rings together only.
+    #[error("the {backend} backend cannot count {event} in one ring alone")]
+    OneRing {
+        /// The backend's name.
+        backend: &'static str,
+        /// The event.
+        event: EventCode,
     },
     /// Every slot is taken.
     #[error("the {backend} backend has no free counter among its {capacity}")]

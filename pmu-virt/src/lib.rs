@@ -22,10 +22,12 @@ mod progress;
 mod register;
 mod request;
 pub mod step;
+mod sys;
 mod throttle;
 mod vcpu;
 
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
+pub use backend::perf;
 pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, Provenance, Reading,
     StepBackend, Unavailable, UnavailableReason, backend, backend_names,
