@@ -31,8 +31,15 @@ impl PerfSyscalls for HostPerf {
         // SAFETY: `attr` is initialised in full, its `size` is its own, and it
         // outlives the call. Without a mapped data buffer the kernel writes no
         // memory of ours for the event.
-        let fd =
-            unsafe { perf_event_open(&raw mut attr, 0, -1, leader, abi::PERF_FLAG_FD_CLOEXEC.into()) };
+        let fd = unsafe {
+            perf_event_open(
+                &raw mut attr,
+                0,
+                -1,
+                leader,
+                abi::PERF_FLAG_FD_CLOEXEC.into(),
+            )
+        };
         answer(fd).map(EventFd)
     }
 
@@ -78,8 +85,7 @@ impl PerfSyscalls for HostPerf {
     fn read(&mut self, leader: EventFd, words: &mut [u64]) -> Result<usize, Errno> {
         // SAFETY: the kernel writes at most the slice's size into the slice,
         // and every bit pattern is a u64.
-        let read =
-            unsafe { libc::read(leader.0, words.as_mut_ptr().cast(), size_of_val(words)) };
+        let read = unsafe { libc::read(leader.0, words.as_mut_ptr().cast(), size_of_val(words)) };
         usize::try_from(read).map_err(|_| last_errno())
     }
 

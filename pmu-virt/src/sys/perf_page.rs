@@ -83,7 +83,11 @@ impl PerfPage {
         if before != after || before & 1 != 0 {
             return None;
         }
-        Some(raw.map(|raw| offset.wrapping_add_unsigned(sign_extended(raw, width)).cast_unsigned()))
+        Some(raw.map(|raw| {
+            offset
+                .wrapping_add_unsigned(sign_extended(raw, width))
+                .cast_unsigned()
+        }))
     }
 }
 

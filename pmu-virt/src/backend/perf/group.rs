@@ -221,7 +221,11 @@ impl Group {
         let stale = |member: &Member| member.is_off_target() || member.wants_deadline();
         if self.members.iter().any(stale) {
             self.refresh(kernel)?;
-            for member in self.members.iter_mut().filter(|member| member.is_off_target()) {
+            for member in self
+                .members
+                .iter_mut()
+                .filter(|member| member.is_off_target())
+            {
                 member.count_down(kernel, floor_ns)?;
             }
         }

@@ -1,6 +1,7 @@
 //! The state behind [`super::PerfBackend`]: slots, and groups by vCPU.
 
 use super::group::{Failure, Group, refused};
+use super::member::Member;
 use super::plan::{Plan, Unit, plans};
 use super::syscalls::{Errno, EventSpec, PerfSyscalls, uninterrupted};
 use super::{CAPACITY, NAME, signal};
@@ -145,7 +146,9 @@ impl Inner {
             let Some(key) = self.key_of(slot) else {
                 continue;
             };
-            self.with_group(key, |group, kernel| group.set_running(kernel, slot, running));
+            self.with_group(key, |group, kernel| {
+                group.set_running(kernel, slot, running)
+            });
             if !touched.contains(&key) {
                 touched.push(key);
             }
@@ -162,7 +165,11 @@ impl Inner {
             return;
         }
         for key in [(self.owner, false), (self.owner, true)] {
-            if self.groups.get(&key).is_some_and(|group| group.members().is_empty()) {
+            if self
+                .groups
+                .get(&key)
+                .is_some_and(|group| group.members().is_empty())
+            {
                 self.close(key);
             }
         }
@@ -208,7 +215,10 @@ impl Inner {
 
     pub(super) fn enter(&mut self, tsc: u64) {
         self.in_guest = true;
-        if self.thread.is_some_and(|thread| thread != thread::current().id()) {
+        if self
+            .thread
+            .is_some_and(|thread| thread != thread::current().id())
+        {
             self.fail_all(Failure::OtherThread);
         }
         let floor_ns = self.floor_ns;
@@ -216,7 +226,10 @@ impl Inner {
             self.with_group(key, |group, kernel| group.enter(kernel, floor_ns));
         }
         let khz = self.env.tsc_khz;
-        let own = self.own().into_iter().filter_map(|key| self.groups.get(&key));
+        let own = self
+            .own()
+            .into_iter()
+            .filter_map(|key| self.groups.get(&key));
         self.deadline = own
             .flat_map(Group::members)
             .filter(|member| member.wants_deadline())
@@ -230,6 +243,13 @@ impl Inner {
         for key in self.own() {
             self.with_group(key, Group::leave);
         }
+        let own = self
+            .own()
+            .into_iter()
+            .filter_map(|key| self.groups.get(&key));
+        self.doubt |= own
+            .flat_map(Group::members)
+            .any(Member::may_be_due_unsignalled);
         self.doubt |= self.deadline.take().is_some_and(|deadline| deadline <= tsc);
     }
 
@@ -302,9 +322,16 @@ impl Inner {
 
     /// Closes a group whose counts cannot be relied on any more.
     fn fail(&mut self, key: Key, failure: Failure) {
-        let members = self.groups.get(&key).map(Group::members).unwrap_or_default();
+        let members = self
+            .groups
+            .get(&key)
+            .map(Group::members)
+            .unwrap_or_default();
         let slots: SlotSet = members.iter().map(|member| member.slot).collect();
-        log::warn!("{NAME} gives up counting in {slots} for {}: {failure}", key.0);
+        log::warn!(
+            "{NAME} gives up counting in {slots} for {}: {failure}",
+            key.0
+        );
         for slot in slots.iter() {
             self.set(slot, Slot::Failed(failure.reason()));
         }

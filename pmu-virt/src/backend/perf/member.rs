@@ -23,6 +23,8 @@ pub(super) struct Member {
     /// Told count at which an overflow is due.
     pub(super) armed: Option<u64>,
     countdown: Countdown,
+    /// Its overflow is due sooner than a clock may signal.
+    early: bool,
 }
 
 /// What the kernel's next overflow of an event is for.
@@ -50,6 +52,7 @@ impl Member {
             count: Scaler::default(),
             armed: None,
             countdown: Countdown::Off,
+            early: false,
         }
     }
 
@@ -90,17 +93,33 @@ impl Member {
         kernel: &mut dyn PerfSyscalls,
         floor_ns: u64,
     ) -> Result<(), Errno> {
+        let mut early = false;
         let period = match self.armed {
             None => NEVER,
             Some(due) => {
-                let left = self.plan.unit.native(due).saturating_sub(self.count.value());
-                let least = if self.plan.unit.is_time() { floor_ns } else { 1 };
+                let left = self
+                    .plan
+                    .unit
+                    .native(due)
+                    .saturating_sub(self.count.value());
+                let least = if self.plan.unit.is_time() {
+                    floor_ns
+                } else {
+                    1
+                };
+                early = left < least;
                 left.clamp(least, NEVER)
             }
         };
         uninterrupted(|| kernel.set_period(self.fd, period))?;
         self.countdown = self.armed.map_or(Countdown::Off, Countdown::To);
+        self.early = early;
         Ok(())
+    }
+
+    /// Whether its overflow may be due although no signal came.
+    pub(super) fn may_be_due_unsignalled(&self) -> bool {
+        self.running && self.early && self.armed.is_some()
     }
 
     /// Whether its armed overflow has to be found by the VMM's timer.

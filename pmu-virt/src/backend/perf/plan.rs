@@ -87,10 +87,7 @@ pub(super) fn plans(
     }
 }
 
-fn software(
-    request: &CountRequest,
-    event: SoftwareEvent,
-) -> Result<Vec<Plan>, UnavailableReason> {
+fn software(request: &CountRequest, event: SoftwareEvent) -> Result<Vec<Plan>, UnavailableReason> {
     if request.has_modifier() {
         return Err(UnavailableReason::Modifier { backend: NAME });
     }
@@ -248,19 +245,31 @@ mod tests {
         let amd = |raw| of(EventFamily::AmdZen, raw);
         // The host's own codes go through as they are, whatever they mean.
         check(intel(0x53_01c2), hardware(EventSource::Raw(0x01c2), 1));
-        check(intel(0x0ad7_05a3), hardware(EventSource::Raw(0x0a84_05a3), 1));
+        check(
+            intel(0x0ad7_05a3),
+            hardware(EventSource::Raw(0x0a84_05a3), 1),
+        );
         check(intel(0x53_013c), hardware(EventSource::Raw(0x013c), 3));
         // Foreign ones by their meaning.
         let instructions = EventSource::Generic(GenericEvent::Instructions);
         check(amd(0x53_00c0), hardware(instructions, 1));
-        check(amd(0x53_0076), hardware(EventSource::Generic(GenericEvent::Cycles), 3));
+        check(
+            amd(0x53_0076),
+            hardware(EventSource::Generic(GenericEvent::Cycles), 3),
+        );
         check(amd(0x0053_00c6), Err("cannot count"));
         check(amd(0x0157_00c0), Err("edge, invert"));
         check(intel(0x73_00c0), Err("any-thread"));
         // Without a ring the clock has no say.
-        check(amd(0x51_0076), hardware(EventSource::Generic(GenericEvent::Cycles), 1));
+        check(
+            amd(0x51_0076),
+            hardware(EventSource::Generic(GenericEvent::Cycles), 1),
+        );
         let fixed = CountRequest::plain(EventCode::Fixed(FixedFunction::RefCycles), true, true);
-        check(fixed, hardware(EventSource::Generic(GenericEvent::RefCycles), 3));
+        check(
+            fixed,
+            hardware(EventSource::Generic(GenericEvent::RefCycles), 3),
+        );
     }
 
     #[test]
@@ -269,8 +278,20 @@ mod tests {
         let plain = CountRequest::plain(faults, true, true);
         let source = EventSource::Software(SoftwareEvent::PageFaults);
         check(plain, Ok((source, Provenance::Exact, 1)));
-        check(CountRequest { usr: false, ..plain }, Err("one ring"));
-        check(CountRequest { edge: true, ..plain }, Err("edge"));
+        check(
+            CountRequest {
+                usr: false,
+                ..plain
+            },
+            Err("one ring"),
+        );
+        check(
+            CountRequest {
+                edge: true,
+                ..plain
+            },
+            Err("edge"),
+        );
     }
 
     #[test]

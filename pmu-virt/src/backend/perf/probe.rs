@@ -1,8 +1,6 @@
 //! What the host's `perf_event_open(2)` allows, for `umpire doctor`.
 
-use super::syscalls::{
-    Errno, EventSource, EventSpec, GenericEvent, PerfSyscalls, uninterrupted,
-};
+use super::syscalls::{Errno, EventSource, EventSpec, GenericEvent, PerfSyscalls, uninterrupted};
 use crate::event::SoftwareEvent;
 use crate::sys::HostPerf;
 use std::fs;

@@ -57,7 +57,9 @@ impl Scaler {
                 self.starved = enabled;
             } else {
                 self.starved = 0;
-                self.base = self.base.saturating_add(stretched(events, enabled, passed.running));
+                self.base = self
+                    .base
+                    .saturating_add(stretched(events, enabled, passed.running));
             }
         }
         self.value = self.value.max(self.base);
@@ -112,7 +114,12 @@ mod tests {
         // Half of the second interval was lost: 150 events stand for 300.
         check(&[(100, 10, 10), (250, 10, 5)], 400, true, false);
         // An interval without the counter is borne by the next one.
-        check(&[(100, 10, 10), (100, 10, 0), (200, 10, 10)], 300, true, false);
+        check(
+            &[(100, 10, 10), (100, 10, 0), (200, 10, 10)],
+            300,
+            true,
+            false,
+        );
         // Never on a counter: there is no count.
         check(&[(0, 10, 0), (0, 10, 0)], 0, true, true);
         check(&[(u64::MAX, 10, 1)], u64::MAX, true, false);
@@ -121,7 +128,10 @@ mod tests {
     #[test]
     fn a_stopped_event_bears_no_gap() {
         let mut scaler = Scaler::default();
-        let lost = Times { enabled: 10, running: 0 };
+        let lost = Times {
+            enabled: 10,
+            running: 0,
+        };
         scaler.reading(0, lost, false);
         assert!(!scaler.is_scaled());
     }
@@ -133,7 +143,10 @@ mod tests {
         assert_eq!(scaler.value(), 40);
         scaler.sample(30);
         assert_eq!(scaler.value(), 40, "never falls");
-        let whole = Times { enabled: 5, running: 5 };
+        let whole = Times {
+            enabled: 5,
+            running: 5,
+        };
         scaler.reading(60, whole, true);
         assert_eq!(scaler.value(), 60);
     }
