@@ -2,6 +2,7 @@
 
 mod clock;
 mod combined;
+pub mod perf;
 mod slots;
 mod sources;
 mod step;
@@ -183,6 +184,14 @@ pub enum UnavailableReason {
     Modifier {
         /// The backend's name.
         backend: &'static str,
+    },
+    /// The event is counted in both rings together only.
+    #[error("the {backend} backend cannot count {event} in one ring alone")]
+    OneRing {
+        /// The backend's name.
+        backend: &'static str,
+        /// The event.
+        event: EventCode,
     },
     /// Every slot is taken.
     #[error("the {backend} backend has no free counter among its {capacity}")]

@@ -25,11 +25,13 @@ mod progress;
 mod register;
 mod request;
 pub mod step;
+mod sys;
 mod throttle;
 mod vcpu;
 
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
 pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
+pub use backend::perf;
 pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
     Provenance, Reading, Source, Sources, StepBackend, Unavailable, UnavailableReason, backend,

@@ -7,6 +7,7 @@ mod amd;
 mod debug;
 mod intel;
 mod overflow;
+mod perf;
 mod rdpmc;
 mod rings;
 mod step;
@@ -18,12 +19,13 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 8] = [
+    let themes: [&[Test]; 9] = [
         intel::TESTS,
         amd::TESTS,
         rdpmc::TESTS,
         debug::TESTS,
         overflow::TESTS,
+        perf::TESTS,
         vcpus::TESTS,
         rings::TESTS,
         &step,
