@@ -1,12 +1,15 @@
 //! Where counts come from: one trait, and the backends behind it.
 
 mod clock;
+mod sim;
 mod slots;
 mod step;
 
 pub use clock::ClockBackend;
+pub use sim::{RateError, RateProblem, RateTable, SimBackend};
 pub use step::StepBackend;
 
+use crate::assign::Constraint;
 use crate::event::EventCode;
 use crate::ids::{OwnerId, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
@@ -37,6 +40,13 @@ pub trait CounterBackend: Send + Debug {
     /// # Errors
     /// Why it cannot.
     fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable>;
+
+    /// Which slots can count it. A request that cannot be counted at all has
+    /// none, or any.
+    fn constraint(&self, request: &CountRequest) -> Constraint {
+        let _ = request;
+        Constraint::any(self.capacity())
+    }
 
     /// Binds a slot to a request: stopped, with count 0.
     ///
@@ -183,6 +193,14 @@ pub enum UnavailableReason {
     /// The slot does not exist.
     #[error("the {backend} backend has no counter {slot}", slot = slot.0)]
     NoSuchSlot {
+        /// The backend's name.
+        backend: &'static str,
+        /// The slot.
+        slot: SlotIndex,
+    },
+    /// The slot exists and cannot count this.
+    #[error("counter {slot} of the {backend} backend cannot count this event", slot = slot.0)]
+    Misplaced {
         /// The backend's name.
         backend: &'static str,
         /// The slot.

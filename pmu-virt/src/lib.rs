@@ -30,8 +30,9 @@ mod vcpu;
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
 pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
 pub use backend::{
-    BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, Provenance, Reading,
-    StepBackend, Unavailable, UnavailableReason, backend, backend_names,
+    BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, Provenance, RateError,
+    RateProblem, RateTable, Reading, SimBackend, StepBackend, Unavailable, UnavailableReason,
+    backend, backend_names,
 };
 pub use cpuid::{CpuidRegs, PmuCpuid};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};

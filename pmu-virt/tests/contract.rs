@@ -1,6 +1,6 @@
 //! The contract suite: every backend keeps it, every wrong one is caught.
 
-use pmu_virt::contract::{self, Clause, ClockDriver, Driver, StepDriver};
+use pmu_virt::contract::{self, Clause, ClockDriver, Driver, SimDriver, StepDriver};
 use pmu_virt::{
     ClockBackend, CountRequest, CounterBackend, Progress, Provenance, Reading, Ring, SlotIndex,
     SlotSet, StepBackend, Unavailable,
@@ -29,6 +29,12 @@ fn clock_keeps_the_contract() {
 #[test]
 fn step_keeps_the_contract() {
     let violations = broken(|| Box::new(StepBackend::new()), StepDriver::default());
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+#[test]
+fn sim_keeps_the_contract() {
+    let violations = broken(|| Box::new(SimDriver::backend()), SimDriver::default());
     assert!(violations.is_empty(), "{violations:#?}");
 }
 
