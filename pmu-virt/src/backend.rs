@@ -1,11 +1,13 @@
 //! Where counts come from: one trait, and the backends behind it.
 
 mod clock;
+pub mod msr;
 mod sim;
 mod slots;
 mod step;
 
 pub use clock::ClockBackend;
+pub use msr::{HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport};
 pub use sim::{RateError, RateProblem, RateTable, SimBackend};
 pub use step::StepBackend;
 

@@ -24,15 +24,17 @@ mod progress;
 mod register;
 mod request;
 pub mod step;
+mod sys;
 mod throttle;
 mod vcpu;
 
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
 pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
+pub use backend::msr;
 pub use backend::{
-    BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, Provenance, RateError,
-    RateProblem, RateTable, Reading, SimBackend, StepBackend, Unavailable, UnavailableReason,
-    backend, backend_names,
+    BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, HostCpuid, MsrBackend,
+    MsrDevice, MsrOptions, MsrRefusal, MsrReport, Provenance, RateError, RateProblem, RateTable,
+    Reading, SimBackend, StepBackend, Unavailable, UnavailableReason, backend, backend_names,
 };
 pub use cpuid::{CpuidRegs, PmuCpuid};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
