@@ -12,6 +12,7 @@ use crate::ids::{OwnerId, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
 use arbiter::CounterSet;
+use serde::{Deserialize, Serialize};
 use std::fmt::{self, Debug};
 use std::num::NonZeroU64;
 use thiserror::Error;
@@ -121,7 +122,8 @@ pub trait CounterBackend: Send + Debug {
 }
 
 /// How a count came about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Provenance {
     /// Every event was seen.
     Exact,

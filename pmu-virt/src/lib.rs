@@ -13,6 +13,7 @@
 //! Nothing here performs I/O, knows KVM or blocks. The rules of the registers,
 //! each with its source, are listed in `docs/registers.md`.
 
+pub mod accounting;
 mod assign;
 mod backend;
 pub mod contract;
@@ -23,6 +24,7 @@ mod model;
 mod progress;
 mod register;
 mod request;
+mod state;
 pub mod step;
 mod throttle;
 mod vcpu;
@@ -42,5 +44,6 @@ pub use model::{
 pub use progress::{LossReason, Progress};
 pub use register::{Register, Reserved, WriteForm, WriteRule};
 pub use request::CountRequest;
+pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{CounterReport, Needs, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome};
