@@ -235,6 +235,7 @@ pub const REASON_CODES: Codes = &[
     (6, "the host took the physical counter away"),
     (7, "the host uses the physical counters itself"),
     (8, "counters compete for too few physical ones"),
+    (9, "it has not had its turn on a physical counter yet"),
     (255, "an error of the hypervisor"),
 ];
 
@@ -305,7 +306,10 @@ fn reason_code(reason: &UnavailableReason) -> u8 {
         UnavailableReason::Lost { .. } => 6,
         UnavailableReason::Busy { .. } => 7,
         UnavailableReason::Conflict { .. } => 8,
-        UnavailableReason::NoSuchSlot { .. } | UnavailableReason::NotProgrammed { .. } => 255,
+        UnavailableReason::Waiting => 9,
+        UnavailableReason::NoSuchSlot { .. }
+        | UnavailableReason::NotProgrammed { .. }
+        | UnavailableReason::NoCore => 255,
     }
 }
 

@@ -52,6 +52,9 @@ pub(crate) struct SavedCounter {
     /// In TSC ticks of guest time.
     pub(crate) time_enabled: u64,
     pub(crate) time_running: u64,
+    /// The part of `time_enabled` that it waited for a physical counter, and
+    /// for which its count has yet to be scaled.
+    pub(crate) time_unaccounted: u64,
     /// How the events were counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) provenance: Option<Provenance>,
