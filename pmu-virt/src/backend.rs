@@ -7,8 +7,9 @@ mod step;
 pub use clock::ClockBackend;
 pub use step::StepBackend;
 
+use crate::assign::{AssignError, Constraint};
 use crate::event::EventCode;
-use crate::ids::{SlotIndex, SlotSet};
+use crate::ids::{OwnerId, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
 use std::fmt::{self, Debug};
@@ -26,11 +27,10 @@ pub trait CounterBackend: Send + Debug {
     /// Its name, as in `--counters`.
     fn name(&self) -> &'static str;
 
-    /// Physical counters that it has, at most 64.
+    /// Slots that it has, at most 128. Slots of several vCPUs may be
+    /// programmed at once; a source whose stopped counters cost nothing offers
+    /// more slots than one vCPU needs.
     fn capacity(&self) -> usize;
-
-    /// How often it has to be told what the guest does.
-    fn observation(&self) -> Observation;
 
     /// Whether it could count `request`, and how well.
     ///
@@ -38,7 +38,15 @@ pub trait CounterBackend: Send + Debug {
     /// Why it cannot.
     fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable>;
 
-    /// Binds a slot to a request: stopped, with count 0.
+    /// Which slots can count `request`; a request that cannot be counted has
+    /// no meaningful answer.
+    fn constraint(&self, request: &CountRequest) -> Constraint {
+        let _ = request;
+        Constraint::any(self.capacity())
+    }
+
+    /// Binds a slot to a request: stopped, with count 0. What it counted
+    /// before is forgotten.
     ///
     /// # Errors
     /// Why it cannot; the slot is then not programmed.
@@ -56,6 +64,28 @@ pub trait CounterBackend: Send + Debug {
 
     /// Freezes a slot's count.
     fn stop(&mut self, slot: SlotIndex);
+
+    /// Starts every slot of a set: one operation where the source has a
+    /// common enable.
+    fn resume(&mut self, slots: SlotSet) {
+        for slot in slots.iter() {
+            self.start(slot);
+        }
+    }
+
+    /// Stops every slot of a set, likewise. The counts stand still until
+    /// [`CounterBackend::resume`], whoever runs in between.
+    fn pause(&mut self, slots: SlotSet) {
+        for slot in slots.iter() {
+            self.stop(slot);
+        }
+    }
+
+    /// The vCPU for which slots are programmed, started and stopped from now
+    /// on.
+    fn attach(&mut self, owner: OwnerId) {
+        let _ = owner;
+    }
 
     /// Events since `program`. Never falls.
     fn read(&self, slot: SlotIndex) -> Reading;
@@ -75,22 +105,27 @@ pub trait CounterBackend: Send + Debug {
     fn deadline(&self) -> Option<u64>;
 
     /// Whether a running slot needs the ring in [`Progress::Left`].
-    fn needs_ring(&self) -> bool;
+    fn needs_ring(&self) -> bool {
+        false
+    }
+
+    /// Whether a running slot has to be told every instruction.
+    fn needs_stepping(&self) -> bool {
+        false
+    }
 
     /// Why a slot's count is no longer exact, if it once was.
     fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
         let _ = slot;
         None
     }
-}
 
-/// How often a backend has to be told what the guest does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Observation {
-    /// At every entry and exit.
-    EntryExit,
-    /// At every instruction.
-    EveryStep,
+    /// Name of the source behind a slot; differs from [`CounterBackend::name`]
+    /// in a combination of sources.
+    fn source(&self, slot: SlotIndex) -> &'static str {
+        let _ = slot;
+        self.name()
+    }
 }
 
 /// How a count came about.
@@ -172,6 +207,49 @@ pub enum UnavailableReason {
     /// The guest does not hold the counter.
     #[error("the counter is not granted to this guest")]
     NotGranted,
+    /// The host refused to count.
+    #[error("the {backend} backend was refused by the host: {}", errno_text(*errno))]
+    Refused {
+        /// The backend's name.
+        backend: &'static str,
+        /// What the host's kernel answered, as a positive `errno`.
+        errno: i32,
+    },
+    /// The host counted, and took the physical counter away.
+    #[error("the host took the {backend} backend's counter away")]
+    Lost {
+        /// The backend's name.
+        backend: &'static str,
+    },
+    /// Somebody else uses the physical counters.
+    #[error("the counters of the {backend} backend are in use by the host")]
+    Busy {
+        /// The backend's name.
+        backend: &'static str,
+    },
+    /// Not all of the counters that are wanted find a physical one.
+    #[error("no place for it: {0}")]
+    Conflict(AssignError),
+    /// It has not had its turn on a physical counter yet.
+    #[error("it waits for its turn on a physical counter")]
+    Waiting,
+    /// The vCPU is not on a core.
+    #[error("the vCPU runs on no core")]
+    NoCore,
+}
+
+fn errno_text(errno: i32) -> String {
+    std::io::Error::from_raw_os_error(errno).to_string()
+}
+
+/// `a, b and c`.
+pub(crate) fn list<T: fmt::Display>(items: impl Iterator<Item = T>) -> String {
+    let words: Vec<String> = items.map(|item| item.to_string()).collect();
+    match words.split_last() {
+        None => "nothing".to_owned(),
+        Some((only, [])) => only.clone(),
+        Some((last, rest)) => format!("{} and {last}", rest.join(", ")),
+    }
 }
 
 /// A count with its origin, or the reason why there is none.
@@ -217,15 +295,45 @@ pub fn backend_names() -> &'static [BackendSummary] {
     &BACKENDS
 }
 
-/// No backend has the name.
+/// What opening a backend needs to know of the host and of the VMM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackendEnv {
+    /// TSC ticks in a millisecond.
+    pub tsc_khz: u32,
+    /// Vendor of the host's processor, whose event codes its PMU takes.
+    pub host_vendor: Option<Vendor>,
+    /// The signal that makes a vCPU's thread leave the guest.
+    pub overflow_signal: i32,
+}
+
+/// A counter backend cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "no counter backend is called '{name}'; known are {}",
-    known_backends()
-)]
-pub struct BackendError {
-    /// The name given.
-    pub name: String,
+pub enum BackendError {
+    /// No backend has the name.
+    #[error(
+        "no counter backend is called '{name}'; known are {}",
+        known_backends()
+    )]
+    Unknown {
+        /// The name given.
+        name: String,
+    },
+    /// The words behind a backend's name make no sense.
+    #[error("'{text}': {problem}")]
+    Options {
+        /// As given.
+        text: String,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+    /// The host does not let us use it.
+    #[error("the {backend} backend cannot be used: {reason}")]
+    Cannot {
+        /// The backend's name.
+        backend: &'static str,
+        /// Why, and what to do.
+        reason: String,
+    },
 }
 
 fn known_backends() -> String {
@@ -240,7 +348,7 @@ pub fn backend(name: &str) -> Result<Box<dyn CounterBackend>, BackendError> {
     match name {
         "auto" | "clock" => Ok(Box::new(ClockBackend::new())),
         "step" => Ok(Box::new(StepBackend::new())),
-        _ => Err(BackendError {
+        _ => Err(BackendError::Unknown {
             name: name.to_owned(),
         }),
     }

@@ -81,6 +81,34 @@ pub enum EventCode {
     },
     /// Built into the counter (Intel).
     Fixed(FixedFunction),
+    /// Something that the host's kernel counts in software. No event select
+    /// means it: tools of the host ask for it.
+    Software(SoftwareEvent),
+}
+
+/// What a host's kernel counts about a thread (`perf_event_open(2)`,
+/// `PERF_TYPE_SOFTWARE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SoftwareEvent {
+    /// Nanoseconds on a CPU.
+    TaskClock,
+    /// Page faults, minor and major.
+    PageFaults,
+    /// Switches away from the thread.
+    ContextSwitches,
+    /// Moves to another CPU.
+    CpuMigrations,
+}
+
+impl fmt::Display for SoftwareEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SoftwareEvent::TaskClock => "task-clock",
+            SoftwareEvent::PageFaults => "page-faults",
+            SoftwareEvent::ContextSwitches => "context-switches",
+            SoftwareEvent::CpuMigrations => "cpu-migrations",
+        })
+    }
 }
 
 /// Events whose meaning is known, whatever their code.
@@ -193,20 +221,23 @@ impl EventCode {
                 select,
                 umask,
             } => known(family, select, umask),
+            EventCode::Software(_) => None,
         }
     }
 
-    /// Vocabulary in which deliveries and branches are to be counted.
-    pub fn family(&self) -> EventFamily {
+    /// Vocabulary in which deliveries and branches are to be counted; `None`
+    /// for an event of no processor.
+    pub fn family(&self) -> Option<EventFamily> {
         match *self {
-            EventCode::Fixed(_) => EventFamily::Intel,
-            EventCode::Selected { family, .. } => family,
+            EventCode::Fixed(_) => Some(EventFamily::Intel),
+            EventCode::Selected { family, .. } => Some(family),
+            EventCode::Software(_) => None,
         }
     }
 
-    /// The vendor who defined the code.
-    pub fn vendor(&self) -> Vendor {
-        self.family().vendor()
+    /// The vendor who defined the code, if a processor has the event.
+    pub fn vendor(&self) -> Option<Vendor> {
+        self.family().map(EventFamily::vendor)
     }
 }
 
@@ -253,6 +284,7 @@ impl fmt::Display for EventCode {
                 write!(f, "event {select:#x} umask {umask:#x}")
             }
             EventCode::Fixed(function) => write!(f, "{function:?}"),
+            EventCode::Software(event) => event.fmt(f),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use pmu_virt::contract::{self, Clause, ClockDriver, Driver, StepDriver};
 use pmu_virt::{
-    ClockBackend, CountRequest, CounterBackend, Observation, Progress, Provenance, Reading, Ring,
-    SlotIndex, SlotSet, StepBackend, Unavailable,
+    ClockBackend, CountRequest, CounterBackend, Progress, Provenance, Reading, Ring, SlotIndex,
+    SlotSet, StepBackend, Unavailable,
 };
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -87,10 +87,6 @@ impl CounterBackend for Wrong {
 
     fn capacity(&self) -> usize {
         self.clock.capacity() + usize::from(self.is(Fault::ClaimsTooMuch))
-    }
-
-    fn observation(&self) -> Observation {
-        self.clock.observation()
     }
 
     fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {

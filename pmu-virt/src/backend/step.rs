@@ -1,8 +1,8 @@
 //! `step`: every instruction, seen one by one.
 
 use super::slots::{CAPACITY, Slot, Slots};
-use super::{CounterBackend, Observation, Provenance, Reading, Unavailable, UnavailableReason};
-use crate::event::KnownEvent;
+use super::{CounterBackend, Provenance, Reading, Unavailable, UnavailableReason};
+use crate::event::{EventFamily, KnownEvent};
 use crate::ids::{Ring, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
@@ -76,7 +76,7 @@ fn events_of(slot: &Slot, insn: Retirement) -> u64 {
         Some(KnownEvent::Branches) => u64::from(insn.branch),
         // Intel's event is "near taken", AMD's counts far transfers too.
         Some(KnownEvent::TakenBranches) => {
-            u64::from(insn.taken && !(insn.far && event.vendor() == Vendor::Intel))
+            u64::from(insn.taken && !(insn.far && event.vendor() == Some(Vendor::Intel)))
         }
         Some(KnownEvent::FarBranches) => u64::from(insn.far),
         Some(KnownEvent::Loads) => u64::from(insn.loads),
@@ -91,9 +91,12 @@ fn events_of(slot: &Slot, insn: Retirement) -> u64 {
 /// instruction as well (BKDG and PPR, events 0C0h, 0C2h, 0C4h, 0C6h).
 fn counts_deliveries(request: &CountRequest) -> bool {
     match request.event.known() {
-        Some(KnownEvent::Instructions) => request.event.family().deliveries_are_instructions(),
+        Some(KnownEvent::Instructions) => request
+            .event
+            .family()
+            .is_some_and(EventFamily::deliveries_are_instructions),
         Some(KnownEvent::Branches | KnownEvent::TakenBranches | KnownEvent::FarBranches) => {
-            request.event.vendor() == Vendor::Amd
+            request.event.vendor() == Some(Vendor::Amd)
         }
         _ => false,
     }
@@ -108,13 +111,11 @@ impl CounterBackend for StepBackend {
         CAPACITY
     }
 
-    fn observation(&self) -> Observation {
-        Observation::EveryStep
-    }
-
     fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
         let provenance = match (request.event.known(), request.event.vendor()) {
-            (Some(KnownEvent::Loads | KnownEvent::Stores), Vendor::Amd) => Provenance::Derived,
+            (Some(KnownEvent::Loads | KnownEvent::Stores), Some(Vendor::Amd)) => {
+                Provenance::Derived
+            }
             (
                 Some(
                     KnownEvent::Instructions
@@ -148,13 +149,7 @@ impl CounterBackend for StepBackend {
         slot: SlotIndex,
         request: &CountRequest,
     ) -> Result<Provenance, Unavailable> {
-        let provenance = self.can_count(request).inspect_err(|_| {
-            self.slots.release(slot);
-        })?;
-        self.slots
-            .program(slot, request, provenance)
-            .map_err(|reason| Unavailable { reason })?;
-        Ok(provenance)
+        self.slots.program(slot, request, self.can_count(request))
     }
 
     fn release(&mut self, slot: SlotIndex) {
@@ -162,11 +157,11 @@ impl CounterBackend for StepBackend {
     }
 
     fn start(&mut self, slot: SlotIndex) {
-        self.slots.set_running(slot, true);
+        self.slots.start(slot);
     }
 
     fn stop(&mut self, slot: SlotIndex) {
-        self.slots.set_running(slot, false);
+        self.slots.stop(slot);
     }
 
     fn read(&self, slot: SlotIndex) -> Reading {
@@ -195,8 +190,8 @@ impl CounterBackend for StepBackend {
         None
     }
 
-    fn needs_ring(&self) -> bool {
-        false
+    fn needs_stepping(&self) -> bool {
+        self.slots.any_running()
     }
 
     fn loss(&self, slot: SlotIndex) -> Option<LossReason> {

@@ -64,7 +64,7 @@ impl Counters {
             .iter()
             .find(|known| known.name == text)
             .map(|known| Self(known.name))
-            .ok_or_else(|| BackendError {
+            .ok_or_else(|| BackendError::Unknown {
                 name: text.to_owned(),
             })
     }
