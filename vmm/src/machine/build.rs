@@ -119,12 +119,13 @@ impl Machine {
         let platform = Arc::new(SharedPlatform::new(PortBus::new(parts)));
         let control = Arc::new(VcpuControl::default());
 
+        let mut counters = None;
         let mut vcpus = Vec::with_capacity(config.cpus.into());
         for id in (0..config.cpus).map(VcpuId) {
             let kvm = vm.create_vcpu(host, id)?;
             let (pmu, pmu_cpuid) = match &guest.pmu {
                 Some(model) => {
-                    let backend = pmu_virt::backend(config.counters.name())?;
+                    let backend = plan_counters.open()?;
                     let cpuid = model.cpuid(backend.as_ref());
                     (Some(vcpu_pmu(id, model, backend)), Some(cpuid))
                 }
