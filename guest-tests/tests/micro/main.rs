@@ -4,6 +4,7 @@
 //! and told; `cargo l1 -- BINARY` runs it on the faithful KVM.
 
 mod amd;
+mod cores;
 mod debug;
 mod intel;
 mod overflow;
@@ -18,13 +19,14 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 8] = [
+    let themes: [&[Test]; 9] = [
         intel::TESTS,
         amd::TESTS,
         rdpmc::TESTS,
         debug::TESTS,
         overflow::TESTS,
         vcpus::TESTS,
+        cores::TESTS,
         rings::TESTS,
         &step,
     ];
