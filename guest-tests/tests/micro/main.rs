@@ -4,6 +4,7 @@
 //! and told; `cargo l1 -- BINARY` runs it on the faithful KVM.
 
 mod amd;
+mod cores;
 mod debug;
 mod intel;
 mod overflow;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         overflow::TESTS,
         perf::TESTS,
         vcpus::TESTS,
+        cores::TESTS,
         rings::TESTS,
         &step,
     ];

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use pmu_virt::CorePmu;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::run::RunError;
@@ -38,14 +39,25 @@ impl WakeOnDrop {
 }
 
 /// One thread for each vCPU, or for each core.
-fn jobs(vcpus: Vec<VcpuParts>, cores: Option<CorePlan>) -> (Vec<Job>, Option<Arc<Board>>) {
-    let Some(plan) = cores else {
+fn jobs(
+    vcpus: Vec<VcpuParts>,
+    cores: Option<(CorePlan, Vec<Box<CorePmu>>)>,
+) -> (Vec<Job>, Option<Arc<Board>>) {
+    let Some((plan, pmus)) = cores else {
         let alone = vcpus.into_iter().map(|parts| Job::Vcpu(Box::new(parts)));
         return (alone.collect(), None);
     };
     let hands = plan.deal(vcpus);
     let board = Arc::new(Board::new(hands.len()));
-    let core = |hand| Job::Core(plan, hand, board.clone());
+    let mut pmus = pmus.into_iter();
+    let core = |vcpus| {
+        Job::Core(CoreParts {
+            plan,
+            vcpus,
+            pmu: pmus.next(),
+            board: board.clone(),
+        })
+    };
     (hands.into_iter().map(core).collect(), Some(board))
 }
 
@@ -56,22 +68,28 @@ fn run_alone(parts: VcpuParts) -> Result<VcpuEnd, VcpuFailure> {
 
 fn run_core(
     index: usize,
-    plan: &CorePlan,
-    vcpus: Vec<VcpuParts>,
-    (board, control): (Arc<Board>, Arc<VcpuControl>),
+    parts: CoreParts,
+    control: Arc<VcpuControl>,
     tell: &dyn Fn(Ended),
 ) -> Result<CoreReport, VcpuFailure> {
+    let CoreParts {
+        plan,
+        vcpus,
+        pmu,
+        board,
+    } = parts;
     let tsc_khz = vcpus.first().map_or(0, |parts| parts.tsc_khz);
-    let core = CoreThread::new(index, plan, tsc_khz, board, control)?;
+    let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?;
     let vcpus = vcpus.into_iter().map(Vcpu::new).collect();
     Ok(core.run(vcpus, |ended| tell((ended.vcpu.id(), ended.end))))
 }
 
 /// How vCPUs are spread over threads, and threads over host CPUs.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Spread {
-    /// `--cores`; without it every vCPU has a thread of its own.
-    pub(super) cores: Option<CorePlan>,
+    /// `--cores`, and the counters of each; without it every vCPU has a thread
+    /// of its own.
+    pub(super) cores: Option<(CorePlan, Vec<Box<CorePmu>>)>,
     /// `--pin`.
     pub(super) pin: Option<CpuList>,
 }
@@ -81,7 +99,14 @@ enum Job {
     /// One vCPU, alone.
     Vcpu(Box<VcpuParts>),
     /// A core with its first vCPUs.
-    Core(CorePlan, Vec<VcpuParts>, Arc<Board>),
+    Core(CoreParts),
+}
+
+struct CoreParts {
+    plan: CorePlan,
+    vcpus: Vec<VcpuParts>,
+    pmu: Option<Box<CorePmu>>,
+    board: Arc<Board>,
 }
 
 /// The running vCPUs.
@@ -102,7 +127,7 @@ impl Threads {
     pub(super) fn start(
         vcpus: Vec<VcpuParts>,
         control: Arc<VcpuControl>,
-        spread: &Spread,
+        spread: Spread,
         wake: &EventFd,
     ) -> Result<Self, RunError> {
         let (send, ended) = channel();
@@ -157,10 +182,11 @@ impl Threads {
                     let end = pin(pinned.as_ref(), index).and_then(|()| run_alone(*parts));
                     tell((id, end));
                 }
-                Job::Core(plan, vcpus, board) => {
-                    let first = vcpus.first().map_or(VcpuId(0), |parts| parts.kvm.id());
+                Job::Core(parts) => {
+                    let first = parts.vcpus.first();
+                    let first = first.map_or(VcpuId(0), |parts| parts.kvm.id());
                     let core = pin(pinned.as_ref(), index)
-                        .and_then(|()| run_core(index, &plan, vcpus, (board, control), &tell));
+                        .and_then(|()| run_core(index, parts, control, &tell));
                     match core {
                         Ok(report) => lock(&reports).push((index, report)),
                         Err(failure) => tell((first, Err(failure))),
