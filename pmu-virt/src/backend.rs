@@ -316,16 +316,20 @@ pub enum Reading {
 /// A backend's line in lists for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendSummary {
-    /// Name to give to [`backend()`].
+    /// Its name, as [`Sources::parse`] takes it.
     pub name: &'static str,
     /// One line of description.
     pub summary: &'static str,
 }
 
-const BACKENDS: [BackendSummary; 3] = [
+const BACKENDS: [BackendSummary; 6] = [
     BackendSummary {
         name: "auto",
-        summary: "the best that every host has: clock",
+        summary: "the best that the host has: perf,clock where its PMU counts guests, else clock",
+    },
+    BackendSummary {
+        name: "perf",
+        summary: "the host's kernel: its PMU where there is one, else cycles from CPU time",
     },
     BackendSummary {
         name: "clock",
@@ -335,13 +339,20 @@ const BACKENDS: [BackendSummary; 3] = [
         name: "step",
         summary: "single steps: instructions, branches, loads, stores by ring, exact and slow",
     },
+    BackendSummary {
+        name: "sim",
+        summary: "sim=FILE.toml: declared rates over guest time, always labelled simulated",
+    },
+    BackendSummary {
+        name: "msr",
+        summary: "msr[=CPU][:force]: the physical registers of one host CPU, for one core",
+    },
 ];
 
-/// Every name that [`backend()`] takes.
+/// Every name that [`Sources::parse`] takes.
 pub fn backend_names() -> &'static [BackendSummary] {
     &BACKENDS
 }
-
 /// What opening a backend needs to know of the host and of the VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendEnv {
@@ -385,18 +396,4 @@ pub enum BackendError {
 
 fn known_backends() -> String {
     BACKENDS.map(|backend| backend.name).join(", ")
-}
-
-/// The backend called `name`: one of [`backend_names`].
-///
-/// # Errors
-/// The name is unknown; the error lists the known ones.
-pub fn backend(name: &str) -> Result<Box<dyn CounterBackend>, BackendError> {
-    match name {
-        "auto" | "clock" => Ok(Box::new(ClockBackend::new())),
-        "step" => Ok(Box::new(StepBackend::new())),
-        _ => Err(BackendError::Unknown {
-            name: name.to_owned(),
-        }),
-    }
 }

@@ -39,7 +39,7 @@ pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
     HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, Provenance, RateError,
     RateProblem, RateTable, Reading, SimBackend, Source, Sources, StepBackend, Unavailable,
-    UnavailableReason, backend, backend_names,
+    UnavailableReason, backend_names,
 };
 pub use core_pmu::{CorePmu, SwitchStats};
 pub use cpuid::{CpuidRegs, PmuCpuid};
