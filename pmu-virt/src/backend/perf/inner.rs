@@ -41,6 +41,8 @@ pub(super) struct Inner {
     deadline: Option<u64>,
     /// An overflow may have come that was not looked for.
     doubt: bool,
+    /// The signals that were looked after.
+    signals: u32,
 }
 
 impl Inner {
@@ -57,6 +59,7 @@ impl Inner {
             in_guest: false,
             deadline: None,
             doubt: false,
+            signals: signal::generation(),
         }
     }
 
@@ -203,7 +206,7 @@ impl Inner {
         };
         self.with_group(key, |group, kernel| {
             if after.is_some() {
-                group.refresh(kernel)?;
+                group.refresh_one(kernel, index)?;
             }
             if let Some(member) = group.get_mut(index) {
                 let told = member.told();
@@ -260,7 +263,9 @@ impl Inner {
     /// Asks the kernel only after a signal or a deadline. Counts that are
     /// known anyway are compared in any case.
     pub(super) fn take_overflows(&mut self) -> SlotSet {
-        let doubt = std::mem::take(&mut self.doubt) | signal::take();
+        let signals = signal::generation();
+        let signalled = std::mem::replace(&mut self.signals, signals) != signals;
+        let doubt = std::mem::take(&mut self.doubt) | signalled;
         let mut overflowed = SlotSet::EMPTY;
         let keys: Vec<Key> = self.groups.keys().copied().collect();
         for key in keys {
