@@ -1,11 +1,19 @@
 //! Where counts come from: one trait, and the backends behind it.
 
 mod clock;
+mod combined;
+pub mod msr;
 pub mod perf;
+mod sim;
 mod slots;
+mod sources;
 mod step;
 
 pub use clock::ClockBackend;
+pub use combined::CombinedBackend;
+pub use msr::{HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport};
+pub use sim::{RateError, RateProblem, RateTable, SimBackend};
+pub use sources::{Source, Sources};
 pub use step::StepBackend;
 
 use crate::assign::{AssignError, Constraint};
@@ -200,6 +208,14 @@ pub enum UnavailableReason {
     /// The slot does not exist.
     #[error("the {backend} backend has no counter {slot}", slot = slot.0)]
     NoSuchSlot {
+        /// The backend's name.
+        backend: &'static str,
+        /// The slot.
+        slot: SlotIndex,
+    },
+    /// The slot exists and cannot count this.
+    #[error("counter {slot} of the {backend} backend cannot count this event", slot = slot.0)]
+    Misplaced {
         /// The backend's name.
         backend: &'static str,
         /// The slot.

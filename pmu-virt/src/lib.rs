@@ -31,10 +31,13 @@ mod vcpu;
 
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
 pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
+pub use backend::msr;
 pub use backend::perf;
 pub use backend::{
-    BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, Provenance, Reading,
-    StepBackend, Unavailable, UnavailableReason, backend, backend_names,
+    BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
+    HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, Provenance, RateError,
+    RateProblem, RateTable, Reading, SimBackend, Source, Sources, StepBackend, Unavailable,
+    UnavailableReason, backend, backend_names,
 };
 pub use core_pmu::{CorePmu, SwitchStats};
 pub use cpuid::{CpuidRegs, PmuCpuid};

@@ -1,7 +1,7 @@
 //! Drivers for the backends of this crate.
 
 use super::Driver;
-use crate::backend::CounterBackend;
+use crate::backend::{CounterBackend, RateTable, SimBackend};
 use crate::event::{EventCode, EventFamily, SoftwareEvent};
 use crate::ids::Ring;
 use crate::progress::Progress;
@@ -44,6 +44,62 @@ impl Driver for ClockDriver {
             halted: HALTED,
             ring: Some(ring),
         });
+        events..=events
+    }
+
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<u64>> {
+        backend.observe(&Progress::Entered { tsc: self.now });
+        let deadline = backend.deadline();
+        backend.observe(&Progress::Left {
+            tsc: self.now,
+            halted: 0,
+            ring: Some(Ring::Kernel),
+        });
+        Some(deadline)
+    }
+}
+
+/// Drives a simulated backend: half an instruction a tick, and every run
+/// begins in the middle of an event.
+#[derive(Clone, Debug, Default)]
+pub struct SimDriver {
+    now: u64,
+}
+
+impl SimDriver {
+    /// A backend with the rates that this driver expects.
+    pub fn backend() -> SimBackend {
+        let table = RateTable::parse("[event.instructions]\nrate = 1000\n", "the driver's table");
+        SimBackend::new(table.unwrap_or_else(|error| panic!("{error}")), 2_000_000)
+    }
+}
+
+impl Driver for SimDriver {
+    fn request(&self) -> CountRequest {
+        CountRequest::plain(intel(0xc0, 0x00), true, true)
+    }
+
+    fn uncountable(&self) -> CountRequest {
+        CountRequest::plain(intel(0x3c, 0x00), true, true)
+    }
+
+    fn run(
+        &mut self,
+        backend: &mut dyn CounterBackend,
+        ring: Ring,
+        events: u64,
+    ) -> RangeInclusive<u64> {
+        // An interval of odd length: the next one starts where it does.
+        for ticks in [1, events, events - 1] {
+            self.now += 33;
+            backend.observe(&Progress::Entered { tsc: self.now });
+            self.now += ticks + HALTED;
+            backend.observe(&Progress::Left {
+                tsc: self.now,
+                halted: HALTED,
+                ring: Some(ring),
+            });
+        }
         events..=events
     }
 

@@ -24,6 +24,7 @@ pub(super) struct Keys {
     pub(super) cpus: Entry<i64>,
     pub(super) pmu: Entry<String>,
     pub(super) counters: Entry<String>,
+    pub(super) oversubscribe: Entry<String>,
     pub(super) cpu_vendor: Entry<String>,
     pub(super) hide_feature: Entry<Vec<String>>,
     pub(super) unpack: Entry<String>,
