@@ -15,6 +15,9 @@ use std::thread::{self, ThreadId};
 /// Answers that are remembered at most; a guest chooses what is asked.
 const REMEMBERED: usize = 256;
 
+/// Counters of one processor at most, fixed ones included.
+const MOST_COUNTERS: usize = 32;
+
 /// Which group: a vCPU's of hardware, or its other one.
 type Key = (OwnerId, bool);
 
@@ -35,6 +38,8 @@ pub(super) struct Inner {
     groups: BTreeMap<Key, Group>,
     /// Whether the kernel opens an event, as far as it was asked.
     trials: Vec<(EventSpec, Result<(), Errno>)>,
+    /// How often a hardware event fits into one group, likewise.
+    fitting: Vec<(EventSpec, usize)>,
     /// The thread for which events are open.
     thread: Option<ThreadId>,
     in_guest: bool,
@@ -55,6 +60,7 @@ impl Inner {
             slots: [Slot::Free; CAPACITY],
             groups: BTreeMap::new(),
             trials: Vec::new(),
+            fitting: Vec::new(),
             thread: None,
             in_guest: false,
             deadline: None,
@@ -92,6 +98,39 @@ impl Inner {
             self.trials.push((*spec, answer));
         }
         answer
+    }
+
+    /// Slots that `request` can take at a time: as many as there are counters
+    /// for it, or all. The kernel tells only by refusing one more.
+    pub(super) fn room(&mut self, request: &CountRequest) -> usize {
+        let spec = match self.choose(request) {
+            Ok(plan) if plan.spec.source.is_hardware() => plan.spec,
+            _ => return CAPACITY,
+        };
+        if let Some((_, room)) = self.fitting.iter().find(|(known, _)| *known == spec) {
+            return *room;
+        }
+        let kernel = self.kernel.as_mut();
+        let Ok(leader) = uninterrupted(|| kernel.open(&EventSpec::LEADER, None)) else {
+            return CAPACITY;
+        };
+        let mut events = Vec::new();
+        while events.len() < MOST_COUNTERS
+            && let Ok(event) = uninterrupted(|| kernel.open(&spec, Some(leader)))
+        {
+            events.push(event);
+        }
+        let room = events.len();
+        events.into_iter().for_each(|event| kernel.close(event));
+        kernel.close(leader);
+        // One fits: it was opened alone. None did for want of descriptors.
+        if room > 0 {
+            if self.fitting.len() >= REMEMBERED {
+                self.fitting.clear();
+            }
+            self.fitting.push((spec, room));
+        }
+        room.max(1)
     }
 
     pub(super) fn program(
