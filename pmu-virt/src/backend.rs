@@ -21,6 +21,7 @@ use crate::event::EventCode;
 use crate::ids::{OwnerId, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
+use serde::{Deserialize, Serialize};
 use std::fmt::{self, Debug};
 use std::num::NonZeroU64;
 use thiserror::Error;
@@ -138,7 +139,8 @@ pub trait CounterBackend: Send + Debug {
 }
 
 /// How a count came about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Provenance {
     /// Every event was seen.
     Exact,
@@ -150,6 +152,26 @@ pub enum Provenance {
     Derived,
     /// Made up by a declared rate.
     Simulated,
+}
+
+impl Provenance {
+    /// The label of a sum: that of the part that says least about what really
+    /// took place.
+    #[must_use]
+    pub fn and(self, other: Provenance) -> Provenance {
+        let rank = |provenance| match provenance {
+            Provenance::Exact => 0,
+            Provenance::Hardware => 1,
+            Provenance::Derived => 2,
+            Provenance::Scaled => 3,
+            Provenance::Simulated => 4,
+        };
+        if rank(other) > rank(self) {
+            other
+        } else {
+            self
+        }
+    }
 }
 
 impl fmt::Display for Provenance {

@@ -13,6 +13,7 @@
 //! Nothing here knows KVM or blocks, and only [`perf`] performs I/O. The rules of the registers,
 //! each with its source, are listed in `docs/registers.md`.
 
+pub mod accounting;
 mod assign;
 mod backend;
 pub mod contract;
@@ -24,6 +25,7 @@ mod model;
 mod progress;
 mod register;
 mod request;
+mod state;
 pub mod step;
 mod sys;
 mod throttle;
@@ -49,6 +51,7 @@ pub use model::{
 pub use progress::{LossReason, Progress};
 pub use register::{Register, Reserved, WriteForm, WriteRule};
 pub use request::CountRequest;
+pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
     CounterReport, Needs, Oversubscribe, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome,

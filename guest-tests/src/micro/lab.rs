@@ -124,6 +124,7 @@ impl Lab {
             pmi_floor_us: setup.pmi_floor_us,
             timeout: setup.timeout,
             record: true,
+            cores: None,
         };
         let outcome = run.run(&self.host, guest)?;
         let log = read_log(&outcome)?;

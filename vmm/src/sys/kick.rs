@@ -100,10 +100,17 @@ impl KickTarget {
 
     /// Sends the kick signal. A thread that has ended is not an error.
     pub fn kick(self) {
+        let _ = self.send(kick_signal());
+    }
+
+    /// Sends it `signal`.
+    pub(super) fn send(self, signal: i32) -> errno::Result<()> {
         // SAFETY: tgkill takes three integers; a thread id of another process
         // cannot be hit because the process id is checked by the kernel.
-        unsafe {
-            libc::syscall(libc::SYS_tgkill, self.process, self.thread, kick_signal());
+        let ret = unsafe { libc::syscall(libc::SYS_tgkill, self.process, self.thread, signal) };
+        match ret {
+            0 => Ok(()),
+            _ => errno::errno_result(),
         }
     }
 }
