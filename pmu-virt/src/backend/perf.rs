@@ -20,6 +20,7 @@ mod probe;
 mod scale;
 mod signal;
 mod syscalls;
+mod trials;
 
 pub use probe::{PerfSupport, probe};
 pub use signal::note_overflow_signal;

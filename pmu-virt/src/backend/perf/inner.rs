@@ -2,8 +2,9 @@
 
 use super::group::{Failure, Group, refused};
 use super::member::Member;
-use super::plan::{Plan, Unit, plans};
-use super::syscalls::{Errno, EventSpec, PerfSyscalls, uninterrupted};
+use super::plan::{Plan, Unit};
+use super::syscalls::PerfSyscalls;
+use super::trials::Trials;
 use super::{CAPACITY, NAME, signal};
 use crate::backend::{BackendEnv, Provenance, Reading, UnavailableReason};
 use crate::ids::{OwnerId, SlotIndex, SlotSet};
@@ -11,12 +12,6 @@ use crate::request::CountRequest;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::thread::{self, ThreadId};
-
-/// Answers that are remembered at most; a guest chooses what is asked.
-const REMEMBERED: usize = 256;
-
-/// Counters of one processor at most, fixed ones included.
-const MOST_COUNTERS: usize = 32;
 
 /// Which group: a vCPU's of hardware, or its other one.
 type Key = (OwnerId, bool);
@@ -36,10 +31,7 @@ pub(super) struct Inner {
     owner: OwnerId,
     slots: [Slot; CAPACITY],
     groups: BTreeMap<Key, Group>,
-    /// Whether the kernel opens an event, as far as it was asked.
-    trials: Vec<(EventSpec, Result<(), Errno>)>,
-    /// How often a hardware event fits into one group, likewise.
-    fitting: Vec<(EventSpec, usize)>,
+    trials: Trials,
     /// The thread for which events are open.
     thread: Option<ThreadId>,
     in_guest: bool,
@@ -59,8 +51,7 @@ impl Inner {
             owner: OwnerId::default(),
             slots: [Slot::Free; CAPACITY],
             groups: BTreeMap::new(),
-            trials: Vec::new(),
-            fitting: Vec::new(),
+            trials: Trials::default(),
             thread: None,
             in_guest: false,
             deadline: None,
@@ -71,66 +62,19 @@ impl Inner {
 
     /// The best way to count `request` that the kernel allows.
     pub(super) fn choose(&mut self, request: &CountRequest) -> Result<Plan, UnavailableReason> {
-        let mut refusal = UnavailableReason::Event {
-            backend: NAME,
-            event: request.event,
-        };
-        for plan in plans(request, &self.env)? {
-            match self.try_open(&plan.spec) {
-                Ok(()) => return Ok(plan),
-                Err(errno) => refusal = refused(errno),
-            }
-        }
-        Err(refusal)
-    }
-
-    /// Whether the kernel opens such an event, alone.
-    fn try_open(&mut self, spec: &EventSpec) -> Result<(), Errno> {
-        if let Some((_, answer)) = self.trials.iter().find(|(tried, _)| tried == spec) {
-            return *answer;
-        }
-        let kernel = self.kernel.as_mut();
-        let answer = uninterrupted(|| kernel.open(spec, None)).map(|fd| kernel.close(fd));
-        if !answer.is_err_and(Errno::is_transient) {
-            if self.trials.len() >= REMEMBERED {
-                self.trials.clear();
-            }
-            self.trials.push((*spec, answer));
-        }
-        answer
+        self.trials.choose(self.kernel.as_mut(), request, &self.env)
     }
 
     /// Slots that `request` can take at a time: as many as there are counters
-    /// for it, or all. The kernel tells only by refusing one more.
+    /// for it, or all.
     pub(super) fn room(&mut self, request: &CountRequest) -> usize {
-        let spec = match self.choose(request) {
-            Ok(plan) if plan.spec.source.is_hardware() => plan.spec,
-            _ => return CAPACITY,
-        };
-        if let Some((_, room)) = self.fitting.iter().find(|(known, _)| *known == spec) {
-            return *room;
-        }
-        let kernel = self.kernel.as_mut();
-        let Ok(leader) = uninterrupted(|| kernel.open(&EventSpec::LEADER, None)) else {
-            return CAPACITY;
-        };
-        let mut events = Vec::new();
-        while events.len() < MOST_COUNTERS
-            && let Ok(event) = uninterrupted(|| kernel.open(&spec, Some(leader)))
-        {
-            events.push(event);
-        }
-        let room = events.len();
-        events.into_iter().for_each(|event| kernel.close(event));
-        kernel.close(leader);
-        // One fits: it was opened alone. None did for want of descriptors.
-        if room > 0 {
-            if self.fitting.len() >= REMEMBERED {
-                self.fitting.clear();
+        match self.choose(request) {
+            Ok(plan) if plan.spec.source.is_hardware() => {
+                let fitting = self.trials.fitting(self.kernel.as_mut(), &plan.spec);
+                fitting.unwrap_or(CAPACITY)
             }
-            self.fitting.push((spec, room));
+            _ => CAPACITY,
         }
-        room.max(1)
     }
 
     pub(super) fn program(
