@@ -285,8 +285,17 @@ pub enum UnavailableReason {
     NoCore,
 }
 
+/// The meaning of an `errno`, and where to look further.
 fn errno_text(errno: i32) -> String {
-    std::io::Error::from_raw_os_error(errno).to_string()
+    let meaning = std::io::Error::from_raw_os_error(errno);
+    let step = match errno {
+        libc::EMFILE | libc::ENFILE => "; raise `ulimit -n`",
+        libc::EACCES | libc::EPERM | libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP => {
+            "; `umpire doctor` says what is missing"
+        }
+        _ => "",
+    };
+    format!("{meaning}{step}")
 }
 
 /// `a, b and c`.
