@@ -7,13 +7,16 @@
 //!   a [`CounterBackend`]. A guest's mistake is an outcome, never an error.
 //! - [`ClockBackend`] and [`StepBackend`] count; [`contract`] is the suite that
 //!   every backend has to pass.
+//! - [`assign()`] says which physical counter counts for which logical one.
 //! - [`step`] decodes and classifies the instructions of a stepped guest.
 //!
 //! Nothing here performs I/O, knows KVM or blocks. The rules of the registers,
 //! each with its source, are listed in `docs/registers.md`.
 
+mod assign;
 mod backend;
 pub mod contract;
+mod core_pmu;
 mod cpuid;
 mod event;
 mod ids;
@@ -26,10 +29,13 @@ mod throttle;
 mod vcpu;
 
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
+pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
 pub use backend::{
-    BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, Provenance, Reading,
-    StepBackend, Unavailable, UnavailableReason, backend, backend_names,
+    BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
+    Provenance, Reading, Source, Sources, StepBackend, Unavailable, UnavailableReason, backend,
+    backend_names,
 };
+pub use core_pmu::{CorePmu, SwitchStats};
 pub use cpuid::{CpuidRegs, PmuCpuid};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
 pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};
@@ -40,4 +46,6 @@ pub use progress::{LossReason, Progress};
 pub use register::{Register, Reserved, WriteForm, WriteRule};
 pub use request::CountRequest;
 pub use throttle::{PmiThrottle, ThrottleDecision};
-pub use vcpu::{CounterReport, Needs, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome};
+pub use vcpu::{
+    CounterReport, Needs, Oversubscribe, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome,
+};
