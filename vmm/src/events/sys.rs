@@ -20,7 +20,7 @@ const PLM3: c_int = 8;
 /// `PFM_OS_NONE`: encode for the PMU itself.
 const OS_NONE: c_int = 0;
 /// More registers than any event needs.
-const MOST_CODES: usize = 8;
+const MOST_CODES: u8 = 8;
 
 /// `pfm_pmu_info_t`.
 #[repr(C)]
@@ -282,14 +282,13 @@ impl Pfm {
     /// The codes of a full name and the name written out, for both rings where
     /// it names none. The error is libpfm's.
     pub(super) fn encode(&self, name: &CString) -> Result<(Vec<u64>, String), c_int> {
-        let mut codes = [0u64; MOST_CODES];
+        let mut codes = [0u64; MOST_CODES as usize];
         let mut full_name: *mut c_char = ptr::null_mut();
         let mut raw = RawEncoding {
             codes: codes.as_mut_ptr(),
             full_name: &mut full_name,
             size: size_of::<RawEncoding>(),
-            // Eight fits into any integer.
-            count: MOST_CODES as c_int,
+            count: c_int::from(MOST_CODES),
             index: 0,
         };
         // SAFETY: `name` ends with NUL; `raw` is what OS_NONE expects and points
@@ -303,7 +302,7 @@ impl Pfm {
         if error != 0 {
             return Err(error);
         }
-        let count = usize::try_from(raw.count).unwrap_or(0).min(MOST_CODES);
+        let count = usize::try_from(raw.count).unwrap_or(0).min(codes.len());
         Ok((codes[..count].to_vec(), written_out))
     }
 }
