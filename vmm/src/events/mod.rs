@@ -7,7 +7,9 @@
 
 mod code;
 mod counting;
+mod entry;
 mod error;
+mod explain;
 mod families;
 mod generic;
 mod libpfm;
@@ -23,12 +25,11 @@ mod table;
 mod tests;
 
 pub use counting::{BackendUse, Use, best_backend, counters_of};
+pub use entry::{Entry, EventEntry, GenericEntry, Meaning, ModelsUse, TableEntry, UnitMask};
 pub use error::{EventError, LibraryError};
 pub use families::{family_of, models_of};
 pub use libpfm::names;
-pub use list::{
-    Entry, EventEntry, GenericEntry, Meaning, ModelsUse, Question, TableEntry, UnitMask, list,
-};
+pub use list::{Question, list};
 pub use print::write_list;
 pub use resolve::{NamedRequest, models_for, resolve};
 pub use search::Pattern;

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use pmu_virt::{PmuModel, Vendor};
 
 use super::counting::Use;
+use super::entry::{Entry, EventEntry, GenericEntry, Meaning, ModelsUse, TableEntry};
 use super::families::all_models;
-use super::list::{Entry, EventEntry, GenericEntry, Meaning, ModelsUse, TableEntry};
 
 /// Writes `entries` to `out`: text, or one JSON object a line.
 ///
