@@ -51,7 +51,7 @@ const DEMO: &str = "\
 Every row of the table is a real exit of a real guest. Without a usable /dev/kvm no
 counts are shown.
 
-With --event the guest counts these events instead while it works some thousand
+With --event the guest counts these events instead while it works some hundred
 instructions at CPL 0 and at CPL 3, and the counts are shown with how each was obtained:
 <not supported> is an event that the backend cannot count, <not counted> one that found
 no counter. A guest's PMU may be of the other vendor than the host.

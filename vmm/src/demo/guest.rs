@@ -52,7 +52,7 @@ const PERIOD: u64 = 5_000_000;
 /// The program gives up waiting for its NMI after this many rounds.
 const PROGRAM_ROUNDS: u32 = 2_000_000_000;
 /// Work for CPL 0: short, because it may run in an emulator.
-pub(super) const KERNEL_ROUNDS: u32 = 500;
+const KERNEL_ROUNDS: u32 = 500;
 /// 48 bits; Intel's legacy counter writes take the low 32 and extend their sign.
 const WIDTH: u64 = 0xffff_ffff_ffff;
 const NO_SUCH_COUNTER: u32 = 63;

@@ -7,14 +7,15 @@
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, ebx, r13, rcx, rsp};
 use pmu_virt::{CounterId, EventCode, PmuModel, Register};
 
-use super::guest::{
-    KERNEL_ROUNDS, PROGRAM_DONE, UD_VECTOR, Written, enter_program, msr_of, read_msr, write_msr,
-};
+use super::guest::{PROGRAM_DONE, UD_VECTOR, Written, enter_program, msr_of, read_msr, write_msr};
 use super::plan::Planned;
 use crate::devices::ports::TEST_EXIT;
 use crate::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 const ENABLE: u64 = 1 << 22;
+/// Rounds at each ring: few, because every instruction may be a step of
+/// milliseconds on a loaded machine.
+const ROUNDS: u32 = 100;
 
 /// The registers that start and stop the counters, and the values for it.
 struct Switches {
@@ -119,7 +120,7 @@ fn program(a: &mut CodeAssembler) -> Written {
 
 fn work(a: &mut CodeAssembler) -> Written {
     a.mov(rcx, SCRATCH)?;
-    a.mov(ebx, KERNEL_ROUNDS)?;
+    a.mov(ebx, ROUNDS)?;
     let mut again = a.create_label();
     let mut even = a.create_label();
     a.set_label(&mut again)?;
