@@ -10,6 +10,7 @@ mod overflow;
 mod rdpmc;
 mod rings;
 mod step;
+mod time;
 mod vcpus;
 
 use std::process::ExitCode;
@@ -18,7 +19,7 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 8] = [
+    let themes: [&[Test]; 9] = [
         intel::TESTS,
         amd::TESTS,
         rdpmc::TESTS,
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         overflow::TESTS,
         vcpus::TESTS,
         rings::TESTS,
+        time::TESTS,
         &step,
     ];
     run_suite(&themes.concat())

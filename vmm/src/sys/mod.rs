@@ -1,19 +1,21 @@
 //! What the standard library and the rust-vmm crates have no safe call for:
-//! the time stamp counter, per-thread timers and the kick signal.
+//! the time stamp counter, CPU time, per-thread timers and the kick signal.
 //!
 //! This module and the other modules named `sys` are the only places of the
 //! crate with `unsafe` code.
 
 mod affinity;
+mod cpu_time;
 mod kick;
 mod stats;
 mod timer;
 mod tsc;
 
 pub use affinity::{allowed_cpus, pin_this_thread};
+pub use cpu_time::thread_cpu_ns;
 pub use kick::{
     ImmediateExitGuard, KickTarget, bind_immediate_exit, install_kick_handler, kick_signal,
 };
-pub use stats::{HaltStats, StatsError};
+pub use stats::{HaltStats, Halted, StatsError};
 pub use timer::KickTimer;
 pub use tsc::rdtsc;

@@ -176,6 +176,8 @@ impl Vcpu {
     /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
     pub fn run(&mut self) -> Result<VcpuEnd, VcpuFailure> {
         let core = &mut self.core;
+        // This may be another thread than the last time.
+        core.halt.forget();
         let end: Result<_, VcpuFailure> = self.kvm.with_kicks(|kvm| {
             loop {
                 if core.control.stopping() {
@@ -240,8 +242,8 @@ impl Core {
         self.debug.apply(kvm)?;
         if let Some(pmu) = &mut self.pmu {
             let needs = pmu.needs();
-            if needs.counting && !self.counting {
-                self.halt.begin();
+            if needs.counting {
+                self.halt.entering(rdtsc(), !self.counting);
             }
             self.counting = needs.counting;
             let soon = self.registers_wanted > 0;
@@ -267,8 +269,7 @@ impl Core {
             return Ok(());
         };
         let needs = pmu.needs();
-        let ticks = tsc.saturating_sub(self.entered);
-        let halted = self.halt.passed(ticks, needs.counting);
+        let halted = self.halt.passed(self.entered, tsc, needs.counting);
         let ring = match needs.ring {
             true => Some(Ring::from_cpl(cpl(&kvm.get_sregs()?))),
             false => None,
