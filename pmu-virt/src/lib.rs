@@ -7,11 +7,13 @@
 //!   a [`CounterBackend`]. A guest's mistake is an outcome, never an error.
 //! - [`ClockBackend`] and [`StepBackend`] count; [`contract`] is the suite that
 //!   every backend has to pass.
+//! - [`assign()`] says which physical counter counts for which logical one.
 //! - [`step`] decodes and classifies the instructions of a stepped guest.
 //!
 //! Nothing here performs I/O, knows KVM or blocks. The rules of the registers,
 //! each with its source, are listed in `docs/registers.md`.
 
+mod assign;
 mod backend;
 pub mod contract;
 mod cpuid;
@@ -26,6 +28,7 @@ mod throttle;
 mod vcpu;
 
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
+pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
 pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, Provenance, Reading,
     StepBackend, Unavailable, UnavailableReason, backend, backend_names,

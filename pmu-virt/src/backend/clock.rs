@@ -125,13 +125,7 @@ impl CounterBackend for ClockBackend {
         slot: SlotIndex,
         request: &CountRequest,
     ) -> Result<Provenance, Unavailable> {
-        let provenance = self.can_count(request).inspect_err(|_| {
-            self.slots.release(slot);
-        })?;
-        self.slots
-            .program(slot, request, provenance)
-            .map_err(|reason| Unavailable { reason })?;
-        Ok(provenance)
+        self.slots.program(slot, request, self.can_count(request))
     }
 
     fn release(&mut self, slot: SlotIndex) {
@@ -139,14 +133,11 @@ impl CounterBackend for ClockBackend {
     }
 
     fn start(&mut self, slot: SlotIndex) {
-        self.slots.set_running(slot, true);
+        self.slots.start(slot);
     }
 
     fn stop(&mut self, slot: SlotIndex) {
-        self.slots.set_running(slot, false);
-        if let Some(slot) = self.slots.get_mut(slot) {
-            slot.in_interval = false;
-        }
+        self.slots.stop(slot);
     }
 
     fn read(&self, slot: SlotIndex) -> Reading {

@@ -1,21 +1,21 @@
 //! The bookkeeping that counting backends share: programmed slots with a
 //! count, a running flag and an armed overflow.
 
-use super::{Provenance, Reading, UnavailableReason};
+use super::{Provenance, Reading, Unavailable, UnavailableReason};
 use crate::ids::{SlotIndex, SlotSet};
 use crate::progress::LossReason;
 use crate::request::CountRequest;
 use std::num::NonZeroU64;
 
-/// Slots of each backend here: enough for every counter of every model.
-pub(super) const CAPACITY: usize = 16;
+/// Slots of each backend here: a stopped one costs nothing, so there are
+/// enough for the counters of several vCPUs that take turns on one core.
+pub(super) const CAPACITY: usize = 64;
 
 /// One programmed slot.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) request: CountRequest,
     pub(super) provenance: Provenance,
-    pub(super) running: bool,
     /// Events since it was programmed.
     count: u64,
     /// Events still to come before the armed overflow.
@@ -38,9 +38,9 @@ impl Slot {
         self.armed.is_none()
     }
 
-    /// Events until the armed overflow of a running slot.
+    /// Events until the armed overflow.
     pub(super) fn remaining(&self) -> Option<u64> {
-        self.armed.filter(|_| self.running).map(NonZeroU64::get)
+        self.armed.map(NonZeroU64::get)
     }
 }
 
@@ -48,7 +48,8 @@ impl Slot {
 #[derive(Debug)]
 pub(super) struct Slots {
     backend: &'static str,
-    slots: [Option<Slot>; CAPACITY],
+    slots: Box<[Option<Slot>; CAPACITY]>,
+    running: SlotSet,
     overflowed: SlotSet,
 }
 
@@ -56,41 +57,47 @@ impl Slots {
     pub(super) fn new(backend: &'static str) -> Self {
         Slots {
             backend,
-            slots: [const { None }; CAPACITY],
+            slots: Box::new([const { None }; CAPACITY]),
+            running: SlotSet::EMPTY,
             overflowed: SlotSet::EMPTY,
         }
     }
 
+    /// Binds a slot to a request that the backend found `countable`; frees it
+    /// where it is not, so that it does not answer for what it counted before.
     pub(super) fn program(
         &mut self,
         index: SlotIndex,
         request: &CountRequest,
-        provenance: Provenance,
-    ) -> Result<(), UnavailableReason> {
-        let place =
-            self.slots
-                .get_mut(usize::from(index.0))
-                .ok_or(UnavailableReason::NoSuchSlot {
+        countable: Result<Provenance, Unavailable>,
+    ) -> Result<Provenance, Unavailable> {
+        self.release(index);
+        let provenance = countable?;
+        let place = self
+            .slots
+            .get_mut(usize::from(index.0))
+            .ok_or(Unavailable {
+                reason: UnavailableReason::NoSuchSlot {
                     backend: self.backend,
                     slot: index,
-                })?;
+                },
+            })?;
         *place = Some(Slot {
             request: *request,
             provenance,
-            running: false,
             count: 0,
             armed: None,
             unattributed: 0,
             in_interval: false,
             loss: None,
         });
-        self.overflowed.remove(index);
-        Ok(())
+        Ok(provenance)
     }
 
     pub(super) fn release(&mut self, index: SlotIndex) {
         if let Some(place) = self.slots.get_mut(usize::from(index.0)) {
             *place = None;
+            self.running.remove(index);
             self.overflowed.remove(index);
         }
     }
@@ -103,9 +110,16 @@ impl Slots {
         self.slots.get_mut(usize::from(index.0))?.as_mut()
     }
 
-    pub(super) fn set_running(&mut self, index: SlotIndex, running: bool) {
+    pub(super) fn start(&mut self, index: SlotIndex) {
+        if self.get(index).is_some() {
+            self.running.insert(index);
+        }
+    }
+
+    pub(super) fn stop(&mut self, index: SlotIndex) {
+        self.running.remove(index);
         if let Some(slot) = self.get_mut(index) {
-            slot.running = running;
+            slot.in_interval = false;
         }
     }
 
@@ -135,20 +149,25 @@ impl Slots {
         }
     }
 
+    /// Whether any slot is running.
+    pub(super) fn any_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
     /// The slots that are running.
     pub(super) fn running(&self) -> impl Iterator<Item = &Slot> {
-        self.slots.iter().flatten().filter(|slot| slot.running)
+        self.running.iter().filter_map(|index| self.get(index))
     }
 
     /// Gives every running slot what `events` says happened to it.
     pub(super) fn advance(&mut self, mut events: impl FnMut(&mut Slot) -> u64) {
-        for (index, slot) in (0u8..).zip(&mut self.slots) {
-            let Some(slot) = slot.as_mut().filter(|slot| slot.running) else {
+        for index in self.running.iter() {
+            let Some(slot) = self.get_mut(index) else {
                 continue;
             };
             let events = events(slot);
             if slot.add(events) {
-                self.overflowed.insert(SlotIndex(index));
+                self.overflowed.insert(index);
             }
         }
     }

@@ -149,13 +149,7 @@ impl CounterBackend for StepBackend {
         slot: SlotIndex,
         request: &CountRequest,
     ) -> Result<Provenance, Unavailable> {
-        let provenance = self.can_count(request).inspect_err(|_| {
-            self.slots.release(slot);
-        })?;
-        self.slots
-            .program(slot, request, provenance)
-            .map_err(|reason| Unavailable { reason })?;
-        Ok(provenance)
+        self.slots.program(slot, request, self.can_count(request))
     }
 
     fn release(&mut self, slot: SlotIndex) {
@@ -163,11 +157,11 @@ impl CounterBackend for StepBackend {
     }
 
     fn start(&mut self, slot: SlotIndex) {
-        self.slots.set_running(slot, true);
+        self.slots.start(slot);
     }
 
     fn stop(&mut self, slot: SlotIndex) {
-        self.slots.set_running(slot, false);
+        self.slots.stop(slot);
     }
 
     fn read(&self, slot: SlotIndex) -> Reading {
@@ -197,7 +191,7 @@ impl CounterBackend for StepBackend {
     }
 
     fn needs_stepping(&self) -> bool {
-        self.slots.running().next().is_some()
+        self.slots.any_running()
     }
 
     fn loss(&self, slot: SlotIndex) -> Option<LossReason> {

@@ -1,0 +1,218 @@
+//! Which physical counter counts for which logical one: a pure function of
+//! what each counter needs and of the slots that are free.
+//!
+//! Assignment is a bipartite matching of least cost, so it fails only where
+//! none exists, and moves as few counters as any assignment could. Counters
+//! that take two slots are placed by a search around that matching, as there
+//! are few of them. Nothing here allocates.
+
+mod search;
+
+use crate::backend::list;
+use crate::ids::{SlotIndex, SlotSet};
+use arbiter::{CounterId, CounterSet};
+use search::Search;
+use std::fmt;
+use thiserror::Error;
+
+/// Most demands of one assignment: more than any model has counters.
+pub const MAX_DEMANDS: usize = 16;
+
+/// Which physical counters can count something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Constraint {
+    /// Slots that can count it.
+    pub slots: SlotSet,
+    /// It takes two slots, an even one and the odd one after it, both of
+    /// `slots`; it is addressed by the even one (AMD's merged counters).
+    pub paired: bool,
+    /// Only one counter of this name can be assigned at a time (AMD's
+    /// northbridge events before Family 15h).
+    pub exclusive: Option<&'static str>,
+}
+
+impl Constraint {
+    /// Any one of a backend's `capacity` slots.
+    pub const fn any(capacity: usize) -> Self {
+        Constraint::slots(SlotSet::below(capacity))
+    }
+
+    /// Any one of `slots`.
+    pub const fn slots(slots: SlotSet) -> Self {
+        Constraint {
+            slots,
+            paired: false,
+            exclusive: None,
+        }
+    }
+
+    /// The slots taken by a counter that is addressed by `slot`.
+    pub fn taken_at(&self, slot: SlotIndex) -> SlotSet {
+        let mut taken = SlotSet::EMPTY;
+        taken.insert(slot);
+        if self.paired {
+            taken.insert(SlotIndex(slot.0.saturating_add(1)));
+        }
+        taken
+    }
+
+    /// Whether a counter may be at `slot`, given the slots that are `free`.
+    pub fn allows(&self, slot: SlotIndex, free: SlotSet) -> bool {
+        let taken = self.taken_at(slot);
+        !taken.is_empty()
+            && taken.difference(self.slots.intersection(free)).is_empty()
+            && (!self.paired || slot.0.is_multiple_of(2))
+    }
+}
+
+/// A logical counter that wants a physical one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Which one.
+    pub counter: CounterId,
+    /// What can count for it.
+    pub constraint: Constraint,
+    /// Where it is at present. It stays there unless that stands in the way.
+    pub held: Option<SlotIndex>,
+}
+
+/// Where the demands of one call were placed, in their order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    slots: [Option<SlotIndex>; MAX_DEMANDS],
+}
+
+impl Placement {
+    /// Slot of the demand at `index`; the even one of a pair. `None` where it
+    /// was not placed.
+    pub fn slot(&self, index: usize) -> Option<SlotIndex> {
+        self.slots.get(index).copied().flatten()
+    }
+
+    /// Number of demands that were placed.
+    pub fn placed(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+}
+
+/// Counters that cannot be assigned together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub struct AssignError {
+    /// The counters in conflict. Without any one of them the others could be
+    /// assigned, except where [`AssignError::exclusive`] says that only one
+    /// of them can.
+    pub counters: CounterSet,
+    /// Those of them that need a pair of slots.
+    pub paired: CounterSet,
+    /// The free slots that they compete for.
+    pub slots: SlotSet,
+    /// What there is only one of, where that is the conflict.
+    pub exclusive: Option<&'static str>,
+}
+
+impl fmt::Display for AssignError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (noun, s, them) = match self.counters.len() {
+            1 => ("counter", "s", "it"),
+            _ => ("counters", "", "them"),
+        };
+        write!(f, "{noun} {} ", list(self.counters.iter()))?;
+        if let Some(name) = self.exclusive {
+            return write!(f, "exclude each other: only one can count '{name}' events");
+        }
+        if self.slots.is_empty() {
+            write!(f, "find{s} no free slot that can count for {them}")?;
+        } else {
+            write!(f, "need{s} {}", self.slots)?;
+        }
+        if !self.paired.is_empty() {
+            let paired = list(self.paired.iter());
+            write!(f, " ({paired}: an even slot and the next)")?;
+        }
+        Ok(())
+    }
+}
+
+/// Places every demand. `free` are the slots that may be used: a slot held
+/// by somebody else is not among them, those in [`Demand::held`] are.
+///
+/// No placement moves fewer of the demands that hold a slot.
+///
+/// # Errors
+/// There is no placement; the counters that are in each other's way are
+/// named. Demands beyond [`MAX_DEMANDS`] find no slot.
+pub fn assign(demands: &[Demand], free: SlotSet) -> Result<Placement, AssignError> {
+    if let Some(surplus @ [_, ..]) = demands.get(MAX_DEMANDS..) {
+        return Err(AssignError {
+            counters: surplus.iter().map(|demand| demand.counter).collect(),
+            paired: CounterSet::EMPTY,
+            slots: SlotSet::EMPTY,
+            exclusive: None,
+        });
+    }
+    let search = Search::new(demands, free);
+    match search.place(search.all()) {
+        Some(slots) => Ok(Placement { slots }),
+        None => Err(conflict(demands, &search, free)),
+    }
+}
+
+/// Places as many demands as fit, by priority: the demand at `first` (modulo
+/// their number), those after it, and then those before it. A demand is left
+/// out only where it cannot be placed together with all that were placed
+/// before it; a later one never displaces it. Demands beyond [`MAX_DEMANDS`]
+/// are left out.
+pub fn assign_most(demands: &[Demand], free: SlotSet, first: usize) -> Placement {
+    let search = Search::new(demands, free);
+    let count = demands.len().min(MAX_DEMANDS);
+    let mut set = 0;
+    let mut slots = Placement::default().slots;
+    for step in 0..count {
+        let index = (first % count + step) % count;
+        if let Some(placed) = search.place(set | 1 << index) {
+            set |= 1 << index;
+            slots = placed;
+        }
+    }
+    Placement { slots }
+}
+
+/// Names the conflict in demands that cannot all be placed: what is left when
+/// every demand was taken out without which the rest still cannot be placed.
+fn conflict(demands: &[Demand], search: &Search<'_>, free: SlotSet) -> AssignError {
+    let mut set = search.all();
+    for index in 0..demands.len() {
+        let without = set & !(1 << index);
+        if search.place(without).is_none() {
+            set = without;
+        }
+    }
+    let exclusive = search.shared_name(set);
+    let mut error = AssignError {
+        counters: CounterSet::EMPTY,
+        paired: CounterSet::EMPTY,
+        slots: SlotSet::EMPTY,
+        exclusive,
+    };
+    for (index, demand) in demands.iter().enumerate() {
+        let Demand {
+            counter,
+            constraint,
+            ..
+        } = demand;
+        // A name is told with everybody who asks for it, not just with two.
+        let concerned = match exclusive {
+            Some(_) => constraint.exclusive == exclusive,
+            None => set & (1 << index) != 0,
+        };
+        if !concerned {
+            continue;
+        }
+        error.counters.insert(*counter);
+        if constraint.paired {
+            error.paired.insert(*counter);
+        }
+        error.slots = error.slots.union(constraint.slots.intersection(free));
+    }
+    error
+}
