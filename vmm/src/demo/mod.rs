@@ -130,7 +130,7 @@ pub fn perform(host: &Host, probe: &ProbeReport) -> Result<DemoReport, DemoError
     let record = Arc::new(record::Record::new(kvm.id()));
     let parts = SoloParts {
         model: model.clone(),
-        backend: || Box::new(ClockBackend::new()),
+        backend: Box::new(ClockBackend::new()),
         quirks: probe.quirks(),
         step: probe.step_support(),
         pmi_floor_us: u32::try_from(DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),

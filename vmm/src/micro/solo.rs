@@ -6,9 +6,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use arbiter::Grant;
-use pmu_virt::{CounterReport, PmuModel, VcpuPmu};
+use pmu_virt::{CounterBackend, CounterReport, PmuModel, VcpuPmu};
 
-use super::run::{BackendFactory, MicroRunError};
+use super::run::MicroRunError;
 use crate::kvm::{KvmVcpu, KvmVm};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
@@ -20,8 +20,8 @@ use crate::vcpu::{
 pub struct SoloParts {
     /// PMU model.
     pub model: PmuModel,
-    /// Makes its counter backend.
-    pub backend: BackendFactory,
+    /// Its counter backend.
+    pub backend: Box<dyn CounterBackend>,
     /// Oddities of the host's KVM.
     pub quirks: DebugQuirks,
     /// What the host can step.
@@ -51,7 +51,7 @@ impl Solo {
         install_kick_handler().map_err(MicroRunError::Signal)?;
         let tsc_khz = kvm.get_tsc_khz()?;
         let control = Arc::new(VcpuControl::default());
-        let pmu = VcpuPmu::new(parts.model, (parts.backend)(), Grant::everything());
+        let pmu = VcpuPmu::new(parts.model, parts.backend, Grant::everything());
         let vcpu = Vcpu::new(VcpuParts {
             kvm,
             vm,

@@ -122,7 +122,7 @@ pub(super) struct Core {
     pub(super) gp: GpWatch,
     pub(super) stepping: StepDriver,
     pub(super) throttle: PmiThrottle,
-    pub(super) pending_pmi: Option<(PmiRequest, Lvtpc)>,
+    pub(super) pending_pmi: Option<PendingPmi>,
     pub(super) halt: HaltClock,
     pub(super) timer: DeadlineTimer,
     pub(super) counting: bool,
@@ -130,6 +130,17 @@ pub(super) struct Core {
     /// Exits yet to come at which registers are likely to be wanted.
     pub(super) registers_wanted: u8,
     pub(super) entered: u64,
+    /// The PMU's deadline as of the last entry.
+    pub(super) due: Option<u64>,
+}
+
+/// A PMI that has left the PMU and has not been sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PendingPmi {
+    request: PmiRequest,
+    lvtpc: Lvtpc,
+    /// When its overflow was due, if the PMU knew.
+    due: Option<u64>,
 }
 
 impl Vcpu {
@@ -160,6 +171,7 @@ impl Vcpu {
                 warned_full: false,
                 registers_wanted: 0,
                 entered: 0,
+                due: None,
             },
         })
     }
@@ -253,7 +265,8 @@ impl Core {
             self.entered = now;
             pmu.observe(Progress::Entered { tsc: now });
             let late = self.throttle.deadline();
-            self.timer.set(now, earliest(pmu.deadline(), late));
+            self.due = pmu.deadline();
+            self.timer.set(now, earliest(self.due, late));
         }
         Ok(())
     }
@@ -302,27 +315,42 @@ impl Core {
         if !due {
             return Ok(());
         }
-        let Some((request, lvtpc)) = self.pending_pmi.take() else {
+        let Some(pending) = self.pending_pmi.take() else {
             return Ok(());
         };
-        let delivery = pmi::send(kvm, &self.vm, vendor, lvtpc)?;
-        self.report(kvm.id(), || TrapEvent::Pmi { request, delivery });
+        let PendingPmi { request, due, .. } = pending;
+        let delivery = pmi::send(kvm, &self.vm, vendor, pending.lvtpc)?;
+        self.report(kvm.id(), || TrapEvent::Pmi {
+            request,
+            delivery,
+            due,
+        });
         Ok(())
     }
 
     /// Keeps a new PMI until it is sent; false if LVTPC lets none through now
     /// and no earlier one is on its way.
     fn latch_pmi(&mut self, kvm: &KvmVcpu, request: PmiRequest) -> Result<bool, VcpuFailure> {
-        if let Some((earlier, lvtpc)) = self.pending_pmi {
-            self.pending_pmi = Some((both(earlier, request), lvtpc));
+        if let Some(pending) = &mut self.pending_pmi {
+            pending.request = both(pending.request, request);
             return Ok(true);
         }
         let lvtpc = Lvtpc::read(kvm)?;
         if let Some(delivery) = pmi::refusal(lvtpc) {
-            self.report(kvm.id(), || TrapEvent::Pmi { request, delivery });
+            let due = self.due;
+            self.report(kvm.id(), || TrapEvent::Pmi {
+                request,
+                delivery,
+                due,
+            });
             return Ok(false);
         }
-        self.pending_pmi = lvtpc.map(|lvtpc| (request, lvtpc));
+        let due = self.due;
+        self.pending_pmi = lvtpc.map(|lvtpc| PendingPmi {
+            request,
+            lvtpc,
+            due,
+        });
         Ok(true)
     }
 
