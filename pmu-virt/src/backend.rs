@@ -7,11 +7,11 @@ mod step;
 pub use clock::ClockBackend;
 pub use step::StepBackend;
 
+use crate::assign::{AssignError, Constraint};
 use crate::event::EventCode;
 use crate::ids::{OwnerId, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
-use arbiter::CounterSet;
 use std::fmt::{self, Debug};
 use std::num::NonZeroU64;
 use thiserror::Error;
@@ -38,7 +38,15 @@ pub trait CounterBackend: Send + Debug {
     /// Why it cannot.
     fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable>;
 
-    /// Binds a slot to a request: stopped, with count 0.
+    /// Which slots can count `request`; a request that cannot be counted has
+    /// no meaningful answer.
+    fn constraint(&self, request: &CountRequest) -> Constraint {
+        let _ = request;
+        Constraint::any(self.capacity())
+    }
+
+    /// Binds a slot to a request: stopped, with count 0. What it counted
+    /// before is forgotten.
     ///
     /// # Errors
     /// Why it cannot; the slot is then not programmed.
@@ -219,14 +227,15 @@ pub enum UnavailableReason {
         /// The backend's name.
         backend: &'static str,
     },
-    /// These counters compete for fewer physical ones.
-    #[error("no place for it: {} compete for {}", list(counters.iter()), slots)]
-    Conflict {
-        /// The counters, this one included.
-        counters: CounterSet,
-        /// The slots that could count for them.
-        slots: SlotSet,
-    },
+    /// Not all of the counters that are wanted find a physical one.
+    #[error("no place for it: {0}")]
+    Conflict(AssignError),
+    /// It has not had its turn on a physical counter yet.
+    #[error("it waits for its turn on a physical counter")]
+    Waiting,
+    /// The vCPU is not on a core.
+    #[error("the vCPU runs on no core")]
+    NoCore,
 }
 
 fn errno_text(errno: i32) -> String {

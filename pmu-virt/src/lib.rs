@@ -16,6 +16,7 @@
 mod assign;
 mod backend;
 pub mod contract;
+mod core_pmu;
 mod cpuid;
 mod event;
 mod ids;
@@ -33,6 +34,7 @@ pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, Provenance, Reading,
     StepBackend, Unavailable, UnavailableReason, backend, backend_names,
 };
+pub use core_pmu::{CorePmu, SwitchStats};
 pub use cpuid::{CpuidRegs, PmuCpuid};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
 pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};
@@ -43,4 +45,6 @@ pub use progress::{LossReason, Progress};
 pub use register::{Register, Reserved, WriteForm, WriteRule};
 pub use request::CountRequest;
 pub use throttle::{PmiThrottle, ThrottleDecision};
-pub use vcpu::{CounterReport, Needs, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome};
+pub use vcpu::{
+    CounterReport, Needs, Oversubscribe, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome,
+};
