@@ -108,6 +108,12 @@ impl Solo {
         self.vcpu.pmu().map(VcpuPmu::report).unwrap_or_default()
     }
 
+    /// Whether the guest is being single-stepped for a counter that runs.
+    #[must_use]
+    pub fn steps(&self) -> bool {
+        self.vcpu.pmu().is_some_and(|pmu| pmu.needs().stepping)
+    }
+
     /// PMIs delivered so far, and of these late ones.
     #[must_use]
     pub fn pmis(&self) -> (u64, u64) {
