@@ -1,10 +1,14 @@
 //! Where counts come from: one trait, and the backends behind it.
 
 mod clock;
+mod combined;
 mod slots;
+mod sources;
 mod step;
 
 pub use clock::ClockBackend;
+pub use combined::CombinedBackend;
+pub use sources::{Source, Sources};
 pub use step::StepBackend;
 
 use crate::assign::{AssignError, Constraint};
