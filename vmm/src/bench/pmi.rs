@@ -18,7 +18,7 @@ use super::error::BenchError;
 use super::registers::{PmuMsrs, Written, wrmsr};
 use super::report::{Report, micros, where_it_ran};
 use super::rig::{self, BatchPort, DONE, PATIENCE, Rig};
-use super::sources::{Event, INT, LeftOut, Source, USR_OS_ENABLE, first_countable};
+use super::sources::{Event, INT, LeftOut, Source, USR_OS_ENABLE, first_countable, tells_when};
 use super::stats::{Percentiles, percentiles_of};
 use crate::kvm::{KvmVcpu, VcpuId};
 use crate::micro::{
@@ -90,15 +90,20 @@ pub(super) fn measure(
                 continue;
             }
         };
+        let tells = tells_when(&rig.model, event, source.open()?.as_mut());
+        if let Some(reason) = match tells {
+            Ok(true) => None,
+            Ok(false) => Some("it does not know beforehand when a counter overflows".to_owned()),
+            Err(unavailable) => Some(unavailable.to_string()),
+        } {
+            let source = source.name;
+            left_out.push(LeftOut { source, reason });
+            continue;
+        }
         let mut subject = Subject::new(rig, backend, event)?;
         period = subject.period;
-        match subject.collect(samples.div_ceil(BATCH))? {
-            Some(waits) => rows.push(subject.row(source.name, event, waits)?),
-            None => left_out.push(LeftOut {
-                source: source.name,
-                reason: "it does not tell when an overflow is due".to_owned(),
-            }),
-        }
+        let waits = subject.collect(samples.div_ceil(BATCH))?;
+        rows.push(subject.row(source.name, event, waits)?);
     }
     Ok(PmiReport {
         processor: rig::processor(),
@@ -151,9 +156,8 @@ impl Subject {
         })
     }
 
-    /// The waits of `batches` batches after a first one that warms up; `None` if
-    /// the source does not know when its overflows are due.
-    fn collect(&mut self, batches: u32) -> Result<Option<Waits>, BenchError> {
+    /// The waits of `batches` batches after a first one that warms up.
+    fn collect(&mut self, batches: u32) -> Result<Waits, BenchError> {
         let mut waits = Waits::default();
         for number in 0..=batches {
             rig::batch(&mut self.solo, PATIENCE)?;
@@ -167,7 +171,8 @@ impl Subject {
                 )));
             }
             for (pmi, taken) in sent.iter().zip(taken) {
-                let Some(due) = pmi.due else { return Ok(None) };
+                let unknown = || BenchError::Guest("an overflow was not due".to_owned());
+                let due = pmi.due.ok_or_else(unknown)?;
                 let taken = self.clock.host(u64::from_le_bytes(taken));
                 if number > 0 {
                     waits.handler.push(taken.saturating_sub(due));
@@ -175,7 +180,7 @@ impl Subject {
                 }
             }
         }
-        Ok(Some(waits))
+        Ok(waits)
     }
 
     fn row(

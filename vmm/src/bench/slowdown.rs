@@ -32,7 +32,7 @@ use crate::vcpu::Silent;
 const COUNTERS: u32 = 4;
 const SAMPLES_PER_SECOND: u32 = 100;
 /// How long one turn of the loop is to take.
-const TURN_MS: u64 = 100;
+const TURN_MS: u64 = 50;
 /// Rounds of the loop from which its length is found.
 const TRIAL: u64 = 2_000_000;
 const PATIENCE: Duration = Duration::from_secs(30);

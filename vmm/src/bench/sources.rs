@@ -1,10 +1,11 @@
 //! Which counter sources a measurement takes.
 
 use std::io::{self, Write};
+use std::num::NonZeroU64;
 
 use pmu_virt::{
-    BackendError, CountRequest, CounterBackend, EventCode, KnownEvent, PmuModel, backend,
-    backend_names,
+    BackendError, CountRequest, CounterBackend, EventCode, KnownEvent, PmuModel, Progress,
+    SlotIndex, Unavailable, backend, backend_names,
 };
 use serde::Serialize;
 
@@ -121,6 +122,22 @@ pub(super) fn first_countable(
     })
 }
 
+/// Whether `backend` knows beforehand when a counter on `event` will overflow.
+/// It is not to be used for anything else afterwards.
+pub(super) fn tells_when(
+    model: &PmuModel,
+    event: Event,
+    backend: &mut dyn CounterBackend,
+) -> Result<bool, Unavailable> {
+    let slot = SlotIndex(0);
+    let request = CountRequest::decode(model.events(), event.code | USR_OS_ENABLE | INT);
+    backend.program(slot, &request)?;
+    backend.start(slot);
+    backend.arm(slot, NonZeroU64::new(1_000));
+    backend.observe(&Progress::Entered { tsc: 0 });
+    Ok(backend.deadline().is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,6 +155,17 @@ mod tests {
         check("amd-perfmonv2", &clock, 0x76, KnownEvent::CoreCycles);
         check("amd-core", &step, 0xc0, KnownEvent::Instructions);
         check("intel-v1", &step, 0xc0, KnownEvent::Instructions);
+    }
+
+    #[test]
+    fn the_tsc_tells_when_and_steps_do_not() {
+        fn check(mut backend: impl CounterBackend, expected: bool) {
+            let model = PmuModel::parse("intel-v2").unwrap();
+            let event = first_countable(&model, &backend).unwrap();
+            assert_eq!(tells_when(&model, event, &mut backend), Ok(expected));
+        }
+        check(ClockBackend::new(), true);
+        check(StepBackend::new(), false);
     }
 
     #[test]

@@ -41,6 +41,16 @@ pub(super) fn median(values: &mut [u64]) -> Option<u64> {
     values.get(values.len().saturating_sub(1) / 2).copied()
 }
 
+/// The mean of `values`, which is sorted by this, without the longest hundredth:
+/// what the host did in between is not theirs.
+pub(super) fn trimmed_mean(values: &mut [u64]) -> Option<u64> {
+    values.sort_unstable();
+    let kept = &values[..values.len() - values.len() / 100];
+    let count = u128::try_from(kept.len()).ok().filter(|&count| count > 0)?;
+    let sum: u128 = kept.iter().map(|&value| u128::from(value)).sum();
+    u64::try_from(sum / count).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,6 +75,15 @@ mod tests {
         assert_eq!(median(&mut [5]), Some(5));
         assert_eq!(median(&mut [9, 1]), Some(1));
         assert_eq!(median(&mut [9, 1, 5]), Some(5));
+    }
+
+    #[test]
+    fn the_longest_hundredth_is_left_out() {
+        assert_eq!(trimmed_mean(&mut []), None);
+        assert_eq!(trimmed_mean(&mut [4, 8]), Some(6));
+        let mut values = vec![7; 99];
+        values.insert(50, u64::MAX);
+        assert_eq!(trimmed_mean(&mut values), Some(7));
     }
 
     #[test]

@@ -97,8 +97,8 @@ pub enum Bench {
         /// The form of the report, and the sources.
         #[command(flatten)]
         measured: Measured,
-        /// How often each loop of 100 ms is run
-        #[arg(long, value_name = "N", default_value_t = 50,
+        /// How often each loop of 50 ms is run
+        #[arg(long, value_name = "N", default_value_t = 100,
               value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         rounds: u32,
     },

@@ -18,7 +18,7 @@ use super::error::BenchError;
 use super::report::{Report, verdict};
 use super::rig::{self, ratio};
 use super::sources::{LeftOut, Source, USR_OS_ENABLE, countable};
-use super::stats::median;
+use super::stats::{median, trimmed_mean};
 use crate::sys::rdtsc;
 
 /// Eight counters of one kind, the most that a vCPU of the scenarios uses.
@@ -31,7 +31,7 @@ pub struct Cost {
     pub operations: f64,
     /// Median time of a switch, out and in.
     pub p50_ns: u64,
-    /// Mean time of a switch, out and in.
+    /// Mean time of a switch, out and in, without the longest hundredth.
     pub mean_ns: u64,
 }
 
@@ -190,11 +190,10 @@ fn race<const N: usize>(
     let mut costs = Vec::new();
     for (way, ticks) in ticks.iter_mut().enumerate() {
         let ns = |ticks: u64| ticks.saturating_mul(1_000_000) / u64::from(tsc_khz.max(1));
-        let sum: u64 = ticks.iter().sum();
         costs.push(Cost {
             operations: ratio((after[way] - before[way]) * scenario.per_return, switches),
             p50_ns: ns(median(ticks).unwrap_or_default()),
-            mean_ns: ns(sum / switches.max(1)),
+            mean_ns: ns(trimmed_mean(ticks).unwrap_or_default()),
         });
     }
     costs
