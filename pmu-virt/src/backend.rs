@@ -2,12 +2,17 @@
 
 mod clock;
 mod combined;
+pub mod msr;
+pub mod perf;
+mod sim;
 mod slots;
 mod sources;
 mod step;
 
 pub use clock::ClockBackend;
 pub use combined::CombinedBackend;
+pub use msr::{HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport};
+pub use sim::{RateError, RateProblem, RateTable, SimBackend};
 pub use sources::{Source, Sources};
 pub use step::StepBackend;
 
@@ -16,6 +21,7 @@ use crate::event::EventCode;
 use crate::ids::{OwnerId, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
+use serde::{Deserialize, Serialize};
 use std::fmt::{self, Debug};
 use std::num::NonZeroU64;
 use thiserror::Error;
@@ -133,7 +139,8 @@ pub trait CounterBackend: Send + Debug {
 }
 
 /// How a count came about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Provenance {
     /// Every event was seen.
     Exact,
@@ -145,6 +152,26 @@ pub enum Provenance {
     Derived,
     /// Made up by a declared rate.
     Simulated,
+}
+
+impl Provenance {
+    /// The label of a sum: that of the part that says least about what really
+    /// took place.
+    #[must_use]
+    pub fn and(self, other: Provenance) -> Provenance {
+        let rank = |provenance| match provenance {
+            Provenance::Exact => 0,
+            Provenance::Hardware => 1,
+            Provenance::Derived => 2,
+            Provenance::Scaled => 3,
+            Provenance::Simulated => 4,
+        };
+        if rank(other) > rank(self) {
+            other
+        } else {
+            self
+        }
+    }
 }
 
 impl fmt::Display for Provenance {
@@ -184,6 +211,14 @@ pub enum UnavailableReason {
         /// The backend's name.
         backend: &'static str,
     },
+    /// The event is counted in both rings together only.
+    #[error("the {backend} backend cannot count {event} in one ring alone")]
+    OneRing {
+        /// The backend's name.
+        backend: &'static str,
+        /// The event.
+        event: EventCode,
+    },
     /// Every slot is taken.
     #[error("the {backend} backend has no free counter among its {capacity}")]
     NoFreeCounter {
@@ -195,6 +230,14 @@ pub enum UnavailableReason {
     /// The slot does not exist.
     #[error("the {backend} backend has no counter {slot}", slot = slot.0)]
     NoSuchSlot {
+        /// The backend's name.
+        backend: &'static str,
+        /// The slot.
+        slot: SlotIndex,
+    },
+    /// The slot exists and cannot count this.
+    #[error("counter {slot} of the {backend} backend cannot count this event", slot = slot.0)]
+    Misplaced {
         /// The backend's name.
         backend: &'static str,
         /// The slot.

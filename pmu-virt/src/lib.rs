@@ -13,6 +13,7 @@
 //! Nothing here performs I/O, knows KVM or blocks. The rules of the registers,
 //! each with its source, are listed in `docs/registers.md`.
 
+pub mod accounting;
 mod assign;
 mod backend;
 pub mod contract;
@@ -24,16 +25,21 @@ mod model;
 mod progress;
 mod register;
 mod request;
+mod state;
 pub mod step;
+mod sys;
 mod throttle;
 mod vcpu;
 
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
 pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
+pub use backend::msr;
+pub use backend::perf;
 pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
-    Provenance, Reading, Source, Sources, StepBackend, Unavailable, UnavailableReason, backend,
-    backend_names,
+    HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, Provenance, RateError,
+    RateProblem, RateTable, Reading, SimBackend, Source, Sources, StepBackend, Unavailable,
+    UnavailableReason, backend, backend_names,
 };
 pub use core_pmu::{CorePmu, SwitchStats};
 pub use cpuid::{CpuidRegs, PmuCpuid};
@@ -45,6 +51,7 @@ pub use model::{
 pub use progress::{LossReason, Progress};
 pub use register::{Register, Reserved, WriteForm, WriteRule};
 pub use request::CountRequest;
+pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
     CounterReport, Needs, Oversubscribe, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome,

@@ -33,6 +33,7 @@ pub mod logging;
 pub mod machine;
 pub mod micro;
 pub mod probe;
+pub mod sched;
 pub mod sys;
 pub mod terminal;
 pub mod trap;

@@ -4,9 +4,11 @@
 //! and told; `cargo l1 -- BINARY` runs it on the faithful KVM.
 
 mod amd;
+mod cores;
 mod debug;
 mod intel;
 mod overflow;
+mod perf;
 mod rdpmc;
 mod rings;
 mod step;
@@ -25,7 +27,9 @@ fn main() -> ExitCode {
         rdpmc::TESTS,
         debug::TESTS,
         overflow::TESTS,
+        perf::TESTS,
         vcpus::TESTS,
+        cores::TESTS,
         rings::TESTS,
         time::TESTS,
         &step,

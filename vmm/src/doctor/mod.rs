@@ -43,7 +43,7 @@ pub enum Refusal {
         /// Its name.
         name: &'static str,
         /// What the report says of it.
-        reason: &'static str,
+        reason: String,
     },
 }
 

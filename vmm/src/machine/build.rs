@@ -76,6 +76,8 @@ pub enum MachineError {
 #[derive(Debug)]
 pub struct Machine {
     pub(super) vcpus: Vec<VcpuParts>,
+    /// The counters of each core that vCPUs share; none where each has its own.
+    pub(super) cores: Vec<Box<CorePmu>>,
     pub(super) platform: Arc<SharedPlatform>,
     pub(super) control: Arc<VcpuControl>,
     // The line stays connected for as long as its event lives.
@@ -119,14 +121,16 @@ impl Machine {
         let platform = Arc::new(SharedPlatform::new(PortBus::new(parts)));
         let control = Arc::new(VcpuControl::default());
 
+        let mut counters = None;
         let mut vcpus = Vec::with_capacity(config.cpus.into());
         for id in (0..config.cpus).map(VcpuId) {
             let kvm = vm.create_vcpu(host, id)?;
             let (pmu, pmu_cpuid) = match &guest.pmu {
                 Some(model) => {
-                    let backend = pmu_virt::backend(config.counters.name())?;
+                    let backend = plan_counters.open()?;
                     let cpuid = model.cpuid(backend.as_ref());
-                    (Some(vcpu_pmu(id, model, backend)), Some(cpuid))
+                    let own = config.cores.is_none().then_some(backend);
+                    (Some(vcpu_pmu(id, model, own)), Some(cpuid))
                 }
                 None => (None, None),
             };
@@ -160,8 +164,13 @@ impl Machine {
                 pmi_floor_us: u32::try_from(config.pmi_floor.as_micros()).unwrap_or(u32::MAX),
             });
         }
+        let cores = match &guest.pmu {
+            Some(_) => core_pmus(config)?,
+            None => Vec::new(),
+        };
         Ok(Self {
             vcpus,
+            cores,
             platform,
             control,
             _com1_irq: com1_irq,
@@ -169,12 +178,24 @@ impl Machine {
     }
 }
 
-/// The PMU of a vCPU that has a core for itself.
-fn vcpu_pmu(id: VcpuId, model: &PmuModel, backend: Box<dyn CounterBackend>) -> VcpuPmu {
+/// The PMU of a vCPU, on counters of its `own` where it has a core for itself.
+fn vcpu_pmu(id: VcpuId, model: &PmuModel, own: Option<Box<dyn CounterBackend>>) -> VcpuPmu {
     let owner = OwnerId(id.0.into());
     let mut pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
-    pmu.attach(Box::new(CorePmu::new(backend)));
+    if let Some(backend) = own {
+        pmu.attach(Box::new(CorePmu::new(backend)));
+    }
     pmu
+}
+
+/// The counters of each core that vCPUs share.
+fn core_pmus(config: &RunConfig) -> Result<Vec<Box<CorePmu>>, pmu_virt::BackendError> {
+    let cores = config.cores.map_or(0, |plan| plan.cores);
+    let core = |_| {
+        let backend = pmu_virt::backend(config.counters.name())?;
+        Ok(Box::new(CorePmu::new(backend)))
+    };
+    (0..cores).map(core).collect()
 }
 
 fn boot_request(config: &RunConfig, probes: &ProbeReport) -> BootRequest {

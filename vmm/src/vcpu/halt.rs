@@ -64,7 +64,7 @@ impl TimeSource for HostTime {
 pub(super) struct HaltClock<S = HostTime> {
     source: S,
     tsc_khz: u64,
-    /// The last question; `None` before the first one on a thread.
+    /// The last question; `None` before the first one of a stay on a thread.
     last: Option<Moment>,
     /// Ticks in counted intervals since then.
     unasked: u64,
@@ -114,11 +114,15 @@ impl<S: TimeSource> HaltClock<S> {
         }
     }
 
-    /// Begins anew: the vCPU's thread may be another one from now on, and with
-    /// it the CPU clock.
-    pub(super) fn forget(&mut self) {
+    /// The vCPU leaves its thread at TSC `now`; another one may run it on, and
+    /// with it comes another CPU clock. What it lost until now is told after its
+    /// next interval.
+    pub(super) fn leave(&mut self, now: u64, counting: bool) {
+        if counting && self.last.is_some() {
+            let away = now.saturating_sub(self.left);
+            self.ask(if away >= self.ticks(AWAY_NS) { away } else { 0 });
+        }
         self.last = None;
-        self.owed = 0;
     }
 
     /// The guest is about to be entered, at TSC `now`, and something counts;

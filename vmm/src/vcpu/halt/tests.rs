@@ -204,13 +204,31 @@ fn another_thread_has_another_cpu_clock() {
         ..Moment::default()
     };
     assert_eq!(clock.passed(0, MS, true), 0);
-    clock.forget();
-    // It has run for less long than the one before.
+    clock.leave(MS, true);
+    // The next one has run for less long than the one before.
     clock.source.moment.cpu_ns = 10;
     clock.entering(MS, false);
     clock.source.moment.tsc = 2 * MS;
     clock.source.moment.cpu_ns = 10 + MS / 2;
     assert_eq!(clock.passed(MS, 2 * MS, true), MS / 2);
+}
+
+#[test]
+fn what_was_lost_before_a_switch_is_told_after_it() {
+    let mut clock = HaltClock::with_source(Fake::default(), TSC_KHZ);
+    clock.entering(0, true);
+    let moment = &mut clock.source.moment;
+    // Too short to be asked about at once.
+    (moment.tsc, moment.cpu_ns, moment.waited_ns) = (150 * US, 50 * US, 100 * US);
+    assert_eq!(clock.passed(0, 150 * US, true), 0);
+    clock.leave(150 * US, true);
+    // Away for long, halted all the time: nobody counts that.
+    let moment = &mut clock.source.moment;
+    (moment.tsc, moment.waited_ns) = (9 * MS, 8 * MS);
+    clock.entering(9 * MS, false);
+    clock.source.moment.tsc += MS;
+    clock.source.moment.cpu_ns += MS;
+    assert_eq!(clock.passed(9 * MS, 10 * MS, true), 100 * US);
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
