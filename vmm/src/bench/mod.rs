@@ -47,7 +47,8 @@ pub fn run(what: &Bench) -> Result<ExitStatus, UserError> {
     let probe = doctor::check(&host).map_err(UserError::bad_input)?;
     let failed = |error: BenchError| UserError::with_status(error, ExitStatus::HOST_FAILURE);
     let rig = Rig::new(&host, &probe).map_err(failed)?;
-    let sources = |options: &Measured| sources::choose(&probe, options.counters.as_deref());
+    let env = rig.env().map_err(failed)?;
+    let sources = |options: &Measured| sources::choose(&probe, env, options.counters.as_deref());
     let json = what.output().json;
     match what {
         Bench::Traps {
@@ -74,8 +75,7 @@ pub fn run(what: &Bench) -> Result<ExitStatus, UserError> {
         }
         Bench::Switch { measured, slices } => {
             let (chosen, left_out) = sources(measured)?;
-            let tsc_khz = rig.tsc_khz().map_err(failed)?;
-            let report = switch::measure(&chosen, left_out, *slices, tsc_khz);
+            let report = switch::measure(&chosen, left_out, *slices, env.tsc_khz);
             print(&report.map_err(failed)?, json)
         }
         Bench::Scale { measured, runs } => {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pmu_virt::{CounterBackend, PmuModel, all_pmu_msr_ranges};
+use pmu_virt::{BackendEnv, CounterBackend, PmuModel, all_pmu_msr_ranges};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::error::BenchError;
+use crate::counters::backend_env;
 use crate::cpuid::host_vendor;
 use crate::devices::{DeviceOutcome, GuestEnd};
 use crate::host::CpuFacts;
@@ -42,11 +43,13 @@ impl<'a> Rig<'a> {
         })
     }
 
-    /// The TSC's frequency, which a vCPU tells.
-    pub(super) fn tsc_khz(&self) -> Result<u32, BenchError> {
+    /// What counter sources are told of the host: the TSC's frequency, which a
+    /// vCPU tells, and the vendor.
+    pub(super) fn env(&self) -> Result<BackendEnv, BenchError> {
         let guest = MicroGuest::new().start(Start::at(KERNEL_CODE, 0));
         let (_vm, vcpus) = self.build(&guest)?;
-        Ok(only(vcpus)?.get_tsc_khz()?)
+        let tsc_khz = only(vcpus)?.get_tsc_khz()?;
+        Ok(backend_env(tsc_khz, Some(self.model.vendor())))
     }
 
     /// Makes the VM of `guest`.

@@ -4,12 +4,13 @@ use std::io::{self, Write};
 use std::num::NonZeroU64;
 
 use pmu_virt::{
-    BackendError, CountRequest, CounterBackend, EventCode, KnownEvent, PmuModel, Progress,
-    SlotIndex, Unavailable, backend, backend_names,
+    BackendEnv, BackendError, CountRequest, CounterBackend, EventCode, KnownEvent, PmuModel,
+    Progress, SlotIndex, Sources, Unavailable, backend_names,
 };
 use serde::Serialize;
 
 use crate::config::UserError;
+use crate::counters::{CounterError, CounterPlan};
 use crate::doctor;
 use crate::probe::ProbeReport;
 
@@ -18,10 +19,11 @@ pub(super) const USR_OS_ENABLE: u64 = 1 << 16 | 1 << 17 | 1 << 22;
 /// INT of an event select.
 pub(super) const INT: u64 = 1 << 20;
 
-/// One counter source by its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One counter source, ready to be opened.
+#[derive(Clone, Debug)]
 pub(super) struct Source {
     pub(super) name: &'static str,
+    plan: CounterPlan,
 }
 
 /// A source that a measurement has no figures of.
@@ -42,41 +44,80 @@ impl LeftOut {
 }
 
 impl Source {
-    /// Makes a backend of its own for one vCPU or core.
+    /// A source as in `--counters`.
+    pub(super) fn new(source: &pmu_virt::Source, env: BackendEnv) -> Result<Self, CounterError> {
+        let alone = Sources::parse(&source.to_string())?;
+        // Measurements run on one thread.
+        let plan = CounterPlan::prepare(&alone, env, 1, None)?;
+        Ok(Self {
+            name: source.name(),
+            plan,
+        })
+    }
+
+    /// Makes a backend of its own for one vCPU or core of the calling thread.
     pub(super) fn open(&self) -> Result<Box<dyn CounterBackend>, BackendError> {
-        backend(self.name)
+        self.plan.open()
+    }
+
+    /// Whether what it counts follows from what it is told alone, so that two of
+    /// them count the same.
+    pub(super) fn is_repeatable(&self) -> bool {
+        !matches!(self.name, "perf" | "msr")
     }
 }
 
-/// The sources to be measured in turn: `wanted`, or all that this host has, and
-/// those that it has not.
+/// The sources to be measured in turn, each by itself: those of the list
+/// `wanted`, or all that this host has, and those that it has not.
 pub(super) fn choose(
     probe: &ProbeReport,
+    env: BackendEnv,
     wanted: Option<&str>,
 ) -> Result<(Vec<Source>, Vec<LeftOut>), UserError> {
-    if let Some(name) = wanted.filter(|name| *name != "auto") {
-        let source = by_name(name).map_err(UserError::bad_input)?;
-        doctor::check_backend(probe, source.name).map_err(UserError::bad_input)?;
-        return Ok((vec![source], Vec::new()));
+    match wanted.filter(|list| *list != "auto") {
+        Some(list) => Ok((named(probe, env, list)?, Vec::new())),
+        None => Ok(usable(probe, env)),
     }
+}
+
+fn named(probe: &ProbeReport, env: BackendEnv, list: &str) -> Result<Vec<Source>, UserError> {
+    let sources = Sources::parse(list).map_err(UserError::bad_input)?;
+    doctor::check_backends(probe, &sources).map_err(UserError::bad_input)?;
+    let one = |source| {
+        let source = Source::new(source, env).map_err(UserError::bad_input)?;
+        // What the host refuses shows when it is opened.
+        source.open().map_err(UserError::bad_input)?;
+        Ok(source)
+    };
+    sources.iter().map(one).collect()
+}
+
+/// What needs options has to be asked for.
+fn usable(probe: &ProbeReport, env: BackendEnv) -> (Vec<Source>, Vec<LeftOut>) {
     let (mut usable, mut left_out) = (Vec::new(), Vec::new());
-    let names = backend_names().iter().map(|backend| backend.name);
-    for name in names.filter(|name| *name != "auto") {
-        match doctor::check_backend(probe, name) {
-            Ok(()) => usable.push(Source { name }),
-            Err(refusal) => left_out.push(LeftOut {
+    for name in backend_names().iter().map(|backend| backend.name) {
+        if name == "auto" {
+            continue;
+        }
+        let opened = open_by_name(probe, env, name);
+        match opened {
+            Ok(source) => usable.push(source),
+            Err(reason) => left_out.push(LeftOut {
                 source: name,
-                reason: refusal.to_string(),
+                reason,
             }),
         }
     }
-    Ok((usable, left_out))
+    (usable, left_out)
 }
 
-fn by_name(name: &str) -> Result<Source, BackendError> {
-    backend(name).map(|backend| Source {
-        name: backend.name(),
-    })
+fn open_by_name(probe: &ProbeReport, env: BackendEnv, name: &str) -> Result<Source, String> {
+    let one = Sources::parse(name).map_err(|error| error.to_string())?;
+    doctor::check_backends(probe, &one).map_err(|error| error.to_string())?;
+    let first = one.iter().next().ok_or("it has no source")?;
+    let source = Source::new(first, env).map_err(|error| error.to_string())?;
+    source.open().map_err(|error| error.to_string())?;
+    Ok(source)
 }
 
 /// An event that some source counts.
@@ -169,8 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_bad_input() {
-        assert!(by_name("clokc").is_err());
-        assert_eq!(by_name("step").unwrap().name, "step");
+    fn a_list_is_measured_one_by_one() {
+        let env = BackendEnv::default();
+        let sources = Sources::parse("step,clock").unwrap();
+        let opened = sources.iter().map(|source| {
+            let backend = Source::new(source, env).unwrap().open().unwrap();
+            backend.name()
+        });
+        assert_eq!(opened.collect::<Vec<_>>(), ["step", "clock"]);
     }
 }

@@ -54,8 +54,8 @@ pub struct Measured {
     /// The form of the report.
     #[command(flatten)]
     pub output: Output,
-    /// Measure with this counter backend only [default: every usable one in turn]
-    #[arg(long, value_name = "BACKEND")]
+    /// Counter backends, measured one by one [default: every one that this host has]
+    #[arg(long, value_name = "LIST")]
     pub counters: Option<String>,
 }
 
