@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use guest_tests::micro::{
-    Lab, Program, Ran, Setup, Test, Written, enter_user, exit, log_value, wrmsr,
+    DATA, Lab, Program, Ran, Setup, Test, Written, enter_user, exit, log_value, wrmsr,
 };
-use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx};
+use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, ecx, edx};
 use pmu_virt::perf::PerfBackend;
 use pmu_virt::{BackendEnv, CounterBackend, CounterId, Provenance, Reading};
 use vmm::sys::{kick_signal, rdtsc};
@@ -30,6 +30,9 @@ pub(crate) const TESTS: &[Test] = &[
         run: interrupts_user,
     },
 ];
+
+/// Where a handler leaves the time at which it was entered.
+const INTERRUPTED: u64 = DATA + 8;
 
 /// TSC frequency as this machine's clock sees it: a micro-guest's factory of
 /// backends is told nothing. A thousandth off is of no matter here.
@@ -174,10 +177,22 @@ fn overflows(lab: &Lab) -> Result<()> {
 fn interrupts_user(lab: &Lab) -> Result<()> {
     const TICKS: u32 = 60_000_000;
     const AFTER: u64 = 3_000_000;
-    let program = Program::new()?.handler(2, |a| handler(a, None, |_| Ok(())))?;
+    let program = Program::new()?.handler(2, |a| {
+        handler(a, None, |a| {
+            a.rdtsc()?;
+            a.mov(dword_ptr(INTERRUPTED), eax)?;
+            a.mov(dword_ptr(INTERRUPTED + 4), edx)
+        })
+    })?;
     let program = at_cpl_3(program, 0x53_013c, AFTER, TICKS)?;
     let ran = lab.run(&setup("intel-v2"), &program.start(0))?;
     let (passed, after_overflow, core) = logged(&ran)?;
+    let begin = ran.log[0].b << 32 | ran.log[0].a;
+    let interrupted = ran.word(INTERRUPTED)?.saturating_sub(begin);
+    ensure!(
+        (AFTER..passed / 2).contains(&interrupted),
+        "due after {AFTER} of {passed} ticks, it came after {interrupted}"
+    );
     ensure!(
         ran.word(TAKEN)? == 1,
         "{} PMIs in one overflow",

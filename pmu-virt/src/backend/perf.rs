@@ -20,12 +20,14 @@ mod probe;
 mod scale;
 mod signal;
 mod syscalls;
+mod trials;
 
 pub use probe::{PerfSupport, probe};
 pub use signal::note_overflow_signal;
 pub use syscalls::{Errno, EventFd, EventSource, EventSpec, GenericEvent, PerfSyscalls};
 
 use super::{BackendEnv, BackendError, CounterBackend, Provenance, Reading, Unavailable};
+use crate::assign::Constraint;
 use crate::ids::{OwnerId, SlotIndex, SlotSet};
 use crate::progress::Progress;
 use crate::request::CountRequest;
@@ -102,6 +104,12 @@ impl CounterBackend for PerfBackend {
         let plan = self.inner.borrow_mut().choose(request);
         plan.map(|plan| plan.provenance)
             .map_err(|reason| Unavailable { reason })
+    }
+
+    /// Hardware events share the host's counters; everything else has a slot
+    /// of its own for the asking.
+    fn constraint(&self, request: &CountRequest) -> Constraint {
+        Constraint::any(self.inner.borrow_mut().room(request))
     }
 
     fn program(

@@ -5,8 +5,8 @@ use crate::{Run, Verdict, ensure};
 use pmu_virt::contract::{self, Driver};
 use pmu_virt::perf::PerfBackend;
 use pmu_virt::{
-    BackendEnv, CountRequest, CounterBackend, EventCode, EventFamily, OwnerId, Progress,
-    Provenance, Reading, Ring, SlotIndex, SlotSet, Vendor,
+    BackendEnv, Constraint, CountRequest, CounterBackend, EventCode, EventFamily, OwnerId,
+    Progress, Provenance, Reading, Ring, SlotIndex, SlotSet, Vendor,
 };
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
@@ -27,6 +27,7 @@ pub(crate) const TESTS: &[(&str, Run)] = &[
     ),
     ("model::owners_do_not_see_each_other", owners),
     ("model::hardware_has_a_last_counter", last_counter),
+    ("model::hardware_counters_are_counted", room),
     ("model::a_clock_without_signals_gives_a_deadline", deadline),
     ("model::every_descriptor_is_closed", all_closed),
 ];
@@ -330,6 +331,37 @@ fn last_counter() -> Result<Verdict, String> {
     })?;
     run(&kernel, &mut backend, 7);
     expect(&backend, A, 7)?;
+    finish(&kernel)
+}
+
+/// What the assignment of counters gets to know.
+fn room() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    let backend = backend(&kernel);
+    for (request, room) in [
+        (hardware(), 4),
+        (cycles(), 4),
+        (software(), backend.capacity()),
+    ] {
+        for _ in 0..2 {
+            let constraint = backend.constraint(&request);
+            ensure(constraint == Constraint::any(room), || {
+                format!("'{request}': {constraint:?}, not {room} slots")
+            })?;
+        }
+    }
+    ensure(kernel.open_events() == 0, || {
+        "the trial left events open".to_owned()
+    })?;
+    kernel.take_calls();
+    backend.constraint(&hardware());
+    calls(&kernel, &[], "asked once more")?;
+    let without = FakeKernel::new(0);
+    let backend = self::backend(&without);
+    let constraint = backend.constraint(&cycles());
+    ensure(constraint == Constraint::any(backend.capacity()), || {
+        format!("derived cycles: {constraint:?}")
+    })?;
     finish(&kernel)
 }
 

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::probe::{GuestStep, ProbeReport};
+use crate::sys::allowed_cpus;
 
 /// One counter backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -54,8 +55,19 @@ pub(super) fn by_name(name: &str, probe: &ProbeReport) -> (Option<String>, Vec<S
             let support = pmu_virt::perf::probe();
             (support.refusal(), support.limits())
         }
+        "msr" => match pmu_virt::msr::probe(first_cpu()) {
+            Ok(report) => (None, vec![report.to_string()]),
+            Err(refusal) => (Some(refusal.to_string()), Vec::new()),
+        },
         _ => (None, Vec::new()),
     }
+}
+
+/// The CPU whose registers stand for all.
+fn first_cpu() -> u32 {
+    let cpus = allowed_cpus().unwrap_or_default();
+    let first = cpus.first().copied().unwrap_or_default();
+    u32::try_from(first).unwrap_or_default()
 }
 
 /// What the `step` backend meets here.

@@ -2,8 +2,9 @@
 
 use super::group::{Failure, Group, refused};
 use super::member::Member;
-use super::plan::{Plan, Unit, plans};
-use super::syscalls::{Errno, EventSpec, PerfSyscalls, uninterrupted};
+use super::plan::{Plan, Unit};
+use super::syscalls::PerfSyscalls;
+use super::trials::Trials;
 use super::{CAPACITY, NAME, signal};
 use crate::backend::{BackendEnv, Provenance, Reading, UnavailableReason};
 use crate::ids::{OwnerId, SlotIndex, SlotSet};
@@ -11,9 +12,6 @@ use crate::request::CountRequest;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::thread::{self, ThreadId};
-
-/// Answers that are remembered at most; a guest chooses what is asked.
-const REMEMBERED: usize = 256;
 
 /// Which group: a vCPU's of hardware, or its other one.
 type Key = (OwnerId, bool);
@@ -33,14 +31,15 @@ pub(super) struct Inner {
     owner: OwnerId,
     slots: [Slot; CAPACITY],
     groups: BTreeMap<Key, Group>,
-    /// Whether the kernel opens an event, as far as it was asked.
-    trials: Vec<(EventSpec, Result<(), Errno>)>,
+    trials: Trials,
     /// The thread for which events are open.
     thread: Option<ThreadId>,
     in_guest: bool,
     deadline: Option<u64>,
     /// An overflow may have come that was not looked for.
     doubt: bool,
+    /// The signals that were looked after.
+    signals: u32,
 }
 
 impl Inner {
@@ -52,43 +51,30 @@ impl Inner {
             owner: OwnerId::default(),
             slots: [Slot::Free; CAPACITY],
             groups: BTreeMap::new(),
-            trials: Vec::new(),
+            trials: Trials::default(),
             thread: None,
             in_guest: false,
             deadline: None,
             doubt: false,
+            signals: signal::generation(),
         }
     }
 
     /// The best way to count `request` that the kernel allows.
     pub(super) fn choose(&mut self, request: &CountRequest) -> Result<Plan, UnavailableReason> {
-        let mut refusal = UnavailableReason::Event {
-            backend: NAME,
-            event: request.event,
-        };
-        for plan in plans(request, &self.env)? {
-            match self.try_open(&plan.spec) {
-                Ok(()) => return Ok(plan),
-                Err(errno) => refusal = refused(errno),
-            }
-        }
-        Err(refusal)
+        self.trials.choose(self.kernel.as_mut(), request, &self.env)
     }
 
-    /// Whether the kernel opens such an event, alone.
-    fn try_open(&mut self, spec: &EventSpec) -> Result<(), Errno> {
-        if let Some((_, answer)) = self.trials.iter().find(|(tried, _)| tried == spec) {
-            return *answer;
-        }
-        let kernel = self.kernel.as_mut();
-        let answer = uninterrupted(|| kernel.open(spec, None)).map(|fd| kernel.close(fd));
-        if !answer.is_err_and(Errno::is_transient) {
-            if self.trials.len() >= REMEMBERED {
-                self.trials.clear();
+    /// Slots that `request` can take at a time: as many as there are counters
+    /// for it, or all.
+    pub(super) fn room(&mut self, request: &CountRequest) -> usize {
+        match self.choose(request) {
+            Ok(plan) if plan.spec.source.is_hardware() => {
+                let fitting = self.trials.fitting(self.kernel.as_mut(), &plan.spec);
+                fitting.unwrap_or(CAPACITY)
             }
-            self.trials.push((*spec, answer));
+            _ => CAPACITY,
         }
-        answer
     }
 
     pub(super) fn program(
@@ -203,7 +189,7 @@ impl Inner {
         };
         self.with_group(key, |group, kernel| {
             if after.is_some() {
-                group.refresh(kernel)?;
+                group.refresh_one(kernel, index)?;
             }
             if let Some(member) = group.get_mut(index) {
                 let told = member.told();
@@ -260,7 +246,9 @@ impl Inner {
     /// Asks the kernel only after a signal or a deadline. Counts that are
     /// known anyway are compared in any case.
     pub(super) fn take_overflows(&mut self) -> SlotSet {
-        let doubt = std::mem::take(&mut self.doubt) | signal::take();
+        let signals = signal::generation();
+        let signalled = std::mem::replace(&mut self.signals, signals) != signals;
+        let doubt = std::mem::take(&mut self.doubt) | signalled;
         let mut overflowed = SlotSet::EMPTY;
         let keys: Vec<Key> = self.groups.keys().copied().collect();
         for key in keys {

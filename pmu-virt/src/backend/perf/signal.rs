@@ -3,18 +3,18 @@
 use std::cell::Cell;
 
 thread_local! {
-    /// An overflow signal has come since the last look.
+    /// Changes with each overflow signal.
     ///
     /// Constant-initialised and without a destructor, so a signal handler may
     /// write it at any time.
-    static CAME: Cell<bool> = const { Cell::new(false) };
+    static GENERATION: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Tells the `perf` backend of this thread that an overflow may have come.
+/// Tells the `perf` backends of this thread that an overflow may have come.
 ///
 /// The handler of [`crate::BackendEnv::overflow_signal`], and that of SIGIO,
 /// call it with `si_code` of what they were given. It is safe in a signal
-/// handler: it writes one thread-local byte. Signals that a process or a timer
+/// handler: it writes one thread-local word. Signals that a process or a timer
 /// sent (`si_code` 0 and below) are other people's kicks and are not noted.
 ///
 /// It notes that there was one, not which: the backend then reads every group
@@ -23,13 +23,16 @@ thread_local! {
 /// was sent, nor a queue that was full, can tell it something false.
 pub fn note_overflow_signal(si_code: i32) {
     if si_code > 0 {
-        CAME.set(true);
+        // A handler that interrupts this one may have its step lost, but not
+        // both: the word is another one afterwards.
+        GENERATION.set(GENERATION.get().wrapping_add(1));
     }
 }
 
-/// Whether one came since the last call.
-pub(super) fn take() -> bool {
-    CAME.replace(false)
+/// A number that is another one once a signal has come. Every backend keeps
+/// the one it saw last, so that none takes another's signal away.
+pub(super) fn generation() -> u32 {
+    GENERATION.get()
 }
 
 #[cfg(test)]
@@ -48,9 +51,9 @@ mod tests {
             (POLL_IN, true),
             (libc::SI_KERNEL, true),
         ] {
+            let before = generation();
             note_overflow_signal(code);
-            assert_eq!(take(), noted, "si_code {code}");
-            assert!(!take());
+            assert_eq!(generation() != before, noted, "si_code {code}");
         }
     }
 }
