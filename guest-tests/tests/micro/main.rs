@@ -12,6 +12,7 @@ mod perf;
 mod rdpmc;
 mod rings;
 mod step;
+mod time;
 mod vcpus;
 
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 10] = [
+    let themes: [&[Test]; 11] = [
         intel::TESTS,
         amd::TESTS,
         rdpmc::TESTS,
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         vcpus::TESTS,
         cores::TESTS,
         rings::TESTS,
+        time::TESTS,
         &step,
     ];
     run_suite(&themes.concat())

@@ -43,8 +43,17 @@ fn commands_parse() {
     );
     check(
         &["bench", "traps", "-j", "--iterations", "500"],
-        "Bench { what: Traps { output: Output { json: true }, iterations: 500 } }",
+        "Bench { what: Traps { measured: Measured { output: Output { json: true }, \
+         counters: None }, iterations: 500 } }",
     );
+    check(
+        &["bench", "pmi", "--counters", "clock", "--samples", "300"],
+        "Bench { what: Pmi { measured: Measured { output: Output { json: false }, \
+         counters: Some(\"clock\") }, samples: 300 } }",
+    );
+    for what in ["neighbour", "slowdown", "switch", "scale"] {
+        check(&["bench", what, "-j"], "Bench");
+    }
     check(&["run", "--kernel", "k"], "Run(");
 }
 
@@ -128,5 +137,8 @@ fn help_teaches() {
         &["events", "--help"],
         &["libpfm4", "r5300c0", "instructions:u", "Exit status"],
     );
-    check(&["bench", "traps", "--help"], &["nanoseconds", "10000"]);
+    for what in ["traps", "neighbour", "pmi", "switch", "scale"] {
+        check(&["bench", what, "--help"], &["nanoseconds", "default"]);
+    }
+    check(&["bench", "slowdown", "--help"], &["100 times a second"]);
 }

@@ -24,20 +24,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pmu_virt::{
-    BackendError, ClockBackend, CounterBackend, StepBackend, Vendor, all_pmu_msr_ranges, backend,
-};
+use pmu_virt::{BackendError, Vendor, all_pmu_msr_ranges};
 use thiserror::Error;
 
 use crate::bench::{self, BenchError};
 use crate::cli::DemoFlags;
 use crate::config::{DEFAULT_PMI_FLOOR_US, ExitStatus, UserError};
+use crate::counters::{self, CounterError, CounterPlan, backend_env};
 use crate::devices::GuestEnd;
 use crate::doctor::{self, Refusal};
 use crate::events;
 use crate::host::CpuFacts;
-use crate::kvm::{Host, HostError, VmOptions};
-use crate::micro::{BackendFactory, MicroError, MicroRunError, Solo, SoloParts};
+use crate::kvm::{Host, HostError, VcpuError, VmOptions};
+use crate::micro::{MicroError, MicroRunError, Solo, SoloParts};
 use crate::probe::ProbeReport;
 use crate::vcpu::VcpuEnd;
 
@@ -58,9 +57,15 @@ pub enum DemoError {
     /// An ioctl failed.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// The counters cannot be had.
+    #[error(transparent)]
+    Counters(#[from] CounterError),
     /// The counter backend is gone.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// An ioctl failed.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
     /// The round trips could not be measured.
     #[error(transparent)]
     Bench(#[from] BenchError),
@@ -82,8 +87,9 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
     let out = &mut io::stdout().lock();
     let ready = doctor::open().and_then(|host| {
         let probe = doctor::check(&host)?;
-        let chosen = plan.backend.map(|name| doctor::check_backend(&probe, name));
-        chosen.transpose()?;
+        if let Some(sources) = &plan.sources {
+            doctor::check_backends(&probe, sources)?;
+        }
         Ok((host, probe))
     });
     match ready {
@@ -103,10 +109,7 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
 /// The vendor whose model is shown unless an event asks for the other's; AMD's
 /// where the processor's vendor is neither.
 fn host_vendor() -> Vendor {
-    match CpuFacts::read(Path::new("/")).vendor.as_deref() {
-        Some("GenuineIntel") => Vendor::Intel,
-        _ => Vendor::Amd,
-    }
+    counters::host_vendor().unwrap_or(Vendor::Amd)
 }
 
 /// Says why there is nothing to show.
@@ -136,8 +139,7 @@ fn decline(refusal: &Refusal, json: bool, out: &mut dyn Write) -> io::Result<()>
 /// The guest could not be run, or went astray.
 pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoReport, DemoError> {
     let Plan { model, events, .. } = plan;
-    let name = plan.backend_on(probe);
-    let counting = backend(name)?;
+    let sources = plan.sources_on(probe);
     let options = VmOptions {
         irqchip: true,
         trapped_msrs: all_pmu_msr_ranges(),
@@ -151,10 +153,12 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         .into_iter()
         .next()
         .ok_or_else(|| DemoError::Guest("it has no vCPU".to_owned()))?;
+    let env = backend_env(kvm.get_tsc_khz()?, counters::host_vendor());
+    let counters = CounterPlan::prepare(&sources, env, 1, None)?;
     let record = Arc::new(record::Record::new(kvm.id()));
     let parts = SoloParts {
         model: model.clone(),
-        backend: factory(name)?,
+        backend: counters.open()?,
         quirks: probe.quirks(),
         step: probe.step_support(),
         pmi_floor_us: u32::try_from(DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
@@ -172,12 +176,15 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         }
     }
     let (pmis, late_pmis) = solo.pmis();
+    let Some(counting) = solo.backend() else {
+        return Err(DemoError::Guest("it has lost its counters".to_owned()));
+    };
     let reports = solo.counters();
     let counters = match events.is_empty() {
         true => reports.iter().map(CounterRow::describe).collect(),
         false => events
             .iter()
-            .map(|event| CounterRow::of_event(event, &reports, counting.as_ref()))
+            .map(|event| CounterRow::of_event(event, &reports, counting))
             .collect(),
     };
     let round_trips = match events.is_empty() {
@@ -189,23 +196,12 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         processor: CpuFacts::read(Path::new("/")).model_name,
         slow_cpl0: probe.slow_cpl0(),
         model: model.name(),
-        backend: name,
+        backend: sources.to_string(),
         tsc_khz: solo.tsc_khz(),
-        rows: record::describe(&record.happenings(), model, counting.as_ref()),
+        rows: record::describe(&record.happenings(), model, counting),
         counters,
         pmis,
         late_pmis,
         round_trips,
     })
-}
-
-/// Makes the backend called `name`.
-fn factory(name: &str) -> Result<BackendFactory, BackendError> {
-    match name {
-        "clock" => Ok(|| Box::new(ClockBackend::new()) as Box<dyn CounterBackend>),
-        "step" => Ok(|| Box::new(StepBackend::new()) as Box<dyn CounterBackend>),
-        _ => Err(BackendError::Unknown {
-            name: name.to_owned(),
-        }),
-    }
 }

@@ -1,11 +1,14 @@
 //! What the demo's guest counts, decided before any guest exists.
 
-use pmu_virt::{CounterId, EventCode, FixedFunction, ModelError, PmuModel, Vendor, backend_names};
+use pmu_virt::{
+    BackendError, CounterId, EventCode, FixedFunction, ModelError, PmuModel, Sources, Vendor,
+};
 use thiserror::Error;
 
 use crate::cli::DemoFlags;
+use crate::counters::auto_names;
 use crate::doctor;
-use crate::events::{EventError, NameTable, NamedRequest, best_backend, models_for, resolve};
+use crate::events::{EventError, NameTable, NamedRequest, models_for, resolve};
 use crate::probe::ProbeReport;
 
 /// What the guest does.
@@ -13,8 +16,8 @@ use crate::probe::ProbeReport;
 pub struct Plan {
     /// Its PMU model.
     pub model: PmuModel,
-    /// The counter backend, where the user chose one.
-    pub backend: Option<&'static str>,
+    /// Where counts come from, if the user said so.
+    pub sources: Option<Sources>,
     /// Events to count, each with its counter. Without any, the guest shows
     /// what a PMU does.
     pub events: Vec<Planned>,
@@ -39,13 +42,8 @@ pub enum PlanError {
     #[error("--pmu: {0}")]
     Model(#[from] ModelError),
     /// A counter backend that does not exist.
-    #[error("--counters: no counter backend is called '{name}'; known are {known}")]
-    Backend {
-        /// The name.
-        name: String,
-        /// The names that there are.
-        known: String,
-    },
+    #[error("--counters: {0}")]
+    Backend(#[from] BackendError),
     /// More events than programmable counters.
     #[error(
         "--event: {events} events for programmable counters, and {model} has {counters}; give fewer"
@@ -77,11 +75,11 @@ impl Plan {
     /// `vendor` that has an overflow status register.
     ///
     /// # Errors
-    /// The model is gone.
-    pub fn tour(vendor: Vendor) -> Result<Self, ModelError> {
+    /// The model or the backend is gone.
+    pub fn tour(vendor: Vendor) -> Result<Self, PlanError> {
         Ok(Self {
             model: model_for(vendor)?,
-            backend: Some("clock"),
+            sources: Some(Sources::parse("clock")?),
             events: Vec::new(),
         })
     }
@@ -96,7 +94,7 @@ impl Plan {
         names: &dyn NameTable,
     ) -> Result<Self, PlanError> {
         if flags.events.is_empty() {
-            return Ok(Self::tour(vendor)?);
+            return Self::tour(vendor);
         }
         let (model, named) = match &flags.pmu {
             Some(spec) => {
@@ -107,21 +105,25 @@ impl Plan {
             None => model_with(&flags.events, vendor, names)?,
         };
         Ok(Self {
-            backend: chosen(flags.counters.as_deref())?,
+            sources: flags.counters.as_deref().map(Sources::parse).transpose()?,
             events: place(named, &model)?,
             model,
         })
     }
 
-    /// The backend for a host with these findings: the one chosen, or the one
-    /// that counts most of the events.
-    pub fn backend_on(&self, probe: &ProbeReport) -> &'static str {
-        let usable: Vec<&'static str> = sources()
-            .filter(|name| doctor::check_backend(probe, name).is_ok())
-            .collect();
-        let requests: Vec<_> = self.events.iter().map(|one| one.named.request).collect();
-        let best = || best_backend(&requests, &usable);
-        self.backend.or_else(best).unwrap_or("clock")
+    /// Where counts come from on a host with these findings: as the user said,
+    /// else from all that count truly and can be used. The guest is short, so
+    /// that stepping it costs little.
+    pub fn sources_on(&self, probe: &ProbeReport) -> Sources {
+        if let Some(sources) = &self.sources {
+            return sources.clone();
+        }
+        let usable = auto_names().chain(["step"]).filter(|name| {
+            let one = Sources::parse(name);
+            one.is_ok_and(|one| doctor::check_backends(probe, &one).is_ok())
+        });
+        let list = usable.collect::<Vec<_>>().join(",");
+        Sources::parse(&list).unwrap_or_else(|_| Sources::auto())
     }
 }
 
@@ -171,25 +173,6 @@ fn model_with(
         }
     }
     Err(problem.into())
-}
-
-/// Backends that are sources of their own.
-fn sources() -> impl Iterator<Item = &'static str> {
-    let names = backend_names().iter().map(|backend| backend.name);
-    names.filter(|name| *name != "auto")
-}
-
-fn chosen(name: Option<&str>) -> Result<Option<&'static str>, PlanError> {
-    match name {
-        None | Some("auto") => Ok(None),
-        Some(name) => match sources().find(|known| *known == name) {
-            Some(known) => Ok(Some(known)),
-            None => Err(PlanError::Backend {
-                name: name.to_owned(),
-                known: sources().collect::<Vec<_>>().join(", "),
-            }),
-        },
-    }
 }
 
 /// A counter for each event: the fixed one that it stands for, else the next

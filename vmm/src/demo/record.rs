@@ -203,7 +203,9 @@ impl Teller<'_> {
                 ("#DB", "DR6".to_owned(), Some(hex(*dr6)), outcome)
             }
             TrapEvent::DebugRegistersFull => plain("DR", "all four in use: RDPMC will fault"),
-            TrapEvent::Pmi { request, delivery } => {
+            TrapEvent::Pmi {
+                request, delivery, ..
+            } => {
                 let counters: Vec<String> =
                     request.counters.iter().map(|one| one.to_string()).collect();
                 ("overflow", counters.join(" "), None, pmi(*delivery))

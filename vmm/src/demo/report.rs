@@ -20,8 +20,8 @@ pub struct DemoReport {
     pub slow_cpl0: bool,
     /// PMU model of the guest.
     pub model: &'static str,
-    /// The counter backend.
-    pub backend: &'static str,
+    /// Where counts came from, as in `--counters`.
+    pub backend: String,
     /// TSC frequency in kHz.
     pub tsc_khz: u32,
     /// What happened, in order.

@@ -1,10 +1,11 @@
 //! Who can count an event.
 
-use pmu_virt::{CountRequest, EventCode, Provenance, backend, backend_names};
+use pmu_virt::{CountRequest, CounterBackend, EventCode, Provenance, Sources};
 use serde::Serialize;
 
 use super::code;
 use super::resolve::NamedRequest;
+use crate::counters::{CounterPlan, backend_env, host_vendor};
 
 /// A backend that can count an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -55,30 +56,25 @@ impl Use {
     }
 }
 
-/// The backends that can be made without anything of the host's and that can
-/// count `request`.
+/// The backends that can be made without anything but this host and that can
+/// count `request`. The physical registers are not among them: looking at them
+/// would mean to take them.
 pub fn counters_of(request: &CountRequest) -> impl Iterator<Item = (&'static str, Provenance)> {
-    let named = backend_names().iter().filter(|one| one.name != "auto");
-    named.filter_map(|one| {
-        let provenance = backend(one.name).ok()?.can_count(request).ok()?;
-        Some((one.name, provenance))
+    let sources = ["perf", "clock", "step"];
+    sources.into_iter().filter_map(|name| {
+        let provenance = plain(name)?.can_count(request).ok()?;
+        Some((name, provenance))
     })
 }
 
-/// Which of `usable` backends counts most of the requests; at a tie, the one
-/// that comes first. None if there is no backend.
-///
-/// A guest has one backend so far. With a combination of several, this choice
-/// is the combination's, counter by counter.
-pub fn best_backend(requests: &[CountRequest], usable: &[&'static str]) -> Option<&'static str> {
-    let counted = |name: &str| {
-        let by = |request: &&CountRequest| counters_of(request).any(|(one, _)| one == name);
-        requests.iter().filter(by).count()
-    };
-    // `max_by_key` takes the last of equals.
-    usable
-        .iter()
-        .rev()
-        .copied()
-        .max_by_key(|name| counted(name))
+/// The backend called `name`, if it can be had. Whether it can count something
+/// does not depend on the TSC's frequency.
+fn plain(name: &str) -> Option<Box<dyn CounterBackend>> {
+    const ANY_KHZ: u32 = 1_000_000;
+    let sources = Sources::parse(name).ok()?;
+    let env = backend_env(ANY_KHZ, host_vendor());
+    CounterPlan::prepare(&sources, env, 1, None)
+        .ok()?
+        .open()
+        .ok()
 }

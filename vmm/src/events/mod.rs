@@ -24,7 +24,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use counting::{BackendUse, Use, best_backend, counters_of};
+pub use counting::{BackendUse, Use, counters_of};
 pub use entry::{Entry, EventEntry, GenericEntry, Meaning, ModelsUse, TableEntry, UnitMask};
 pub use error::{EventError, LibraryError};
 pub use families::{family_of, models_of};

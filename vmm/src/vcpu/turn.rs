@@ -55,7 +55,6 @@ impl Vcpu {
         if self.looking {
             self.kvm.set_signal_mask(None)?;
             self.looking = false;
-            self.core.back();
         }
         self.stay(seat, Some(turn))
     }
@@ -76,7 +75,6 @@ impl Vcpu {
 
     fn look(&mut self, mask: SignalMask) -> Result<Stay, VcpuFailure> {
         if !self.looking {
-            self.core.leave();
             self.kvm.set_signal_mask(Some(mask))?;
             self.looking = true;
         }

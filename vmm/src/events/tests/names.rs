@@ -4,7 +4,7 @@ use pmu_virt::{CountRequest, EventCode, FixedFunction, PmuModel};
 use proptest::prelude::{any, prop_assert_eq, proptest};
 
 use super::tables::{Fake, no_library};
-use crate::events::{NameTable, NamedRequest, best_backend, models_for, resolve};
+use crate::events::{NameTable, NamedRequest, models_for, resolve};
 
 fn model(name: &str) -> PmuModel {
     PmuModel::parse(name).expect("a model")
@@ -329,30 +329,6 @@ fn tables_tell_their_models() {
     check("skl::ANYTHING", Some(&["intel-v1", "intel-v2"]));
     check("amd64_k8_revg::ANYTHING", Some(&["amd-k7"]));
     check("amd64_fam17h_zen2::ANYTHING", Some(&["amd-core"]));
-}
-
-#[test]
-fn the_backend_that_counts_most_is_taken() {
-    let check = |events: &[&str], expected: &str| {
-        let one = |name: &&str| found(name, "intel-v2", &no_library()).request;
-        let requests: Vec<CountRequest> = events.iter().map(one).collect();
-        assert_eq!(
-            best_backend(&requests, &["clock", "step"]),
-            Some(expected),
-            "{events:?}"
-        );
-        assert_eq!(
-            best_backend(&requests, &["clock"]),
-            Some("clock"),
-            "{events:?}"
-        );
-        assert_eq!(best_backend(&requests, &[]), None);
-    };
-    check(&["cycles"], "clock");
-    check(&["instructions"], "step");
-    check(&["instructions", "cycles"], "clock");
-    check(&["instructions", "cycles", "loads"], "step");
-    check(&["branch-misses"], "clock");
 }
 
 proptest! {
