@@ -1,22 +1,25 @@
 //! Where counts come from: one trait, and the backends behind it.
 
 mod clock;
+mod combined;
 pub mod msr;
 mod sim;
 mod slots;
+mod sources;
 mod step;
 
 pub use clock::ClockBackend;
+pub use combined::CombinedBackend;
 pub use msr::{HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport};
 pub use sim::{RateError, RateProblem, RateTable, SimBackend};
+pub use sources::{Source, Sources};
 pub use step::StepBackend;
 
-use crate::assign::Constraint;
+use crate::assign::{AssignError, Constraint};
 use crate::event::EventCode;
 use crate::ids::{OwnerId, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
-use arbiter::CounterSet;
 use std::fmt::{self, Debug};
 use std::num::NonZeroU64;
 use thiserror::Error;
@@ -43,14 +46,15 @@ pub trait CounterBackend: Send + Debug {
     /// Why it cannot.
     fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable>;
 
-    /// Which slots can count it. A request that cannot be counted at all has
-    /// none, or any.
+    /// Which slots can count `request`; a request that cannot be counted has
+    /// no meaningful answer.
     fn constraint(&self, request: &CountRequest) -> Constraint {
         let _ = request;
         Constraint::any(self.capacity())
     }
 
-    /// Binds a slot to a request: stopped, with count 0.
+    /// Binds a slot to a request: stopped, with count 0. What it counted
+    /// before is forgotten.
     ///
     /// # Errors
     /// Why it cannot; the slot is then not programmed.
@@ -239,14 +243,15 @@ pub enum UnavailableReason {
         /// The backend's name.
         backend: &'static str,
     },
-    /// These counters compete for fewer physical ones.
-    #[error("no place for it: {} compete for {}", list(counters.iter()), slots)]
-    Conflict {
-        /// The counters, this one included.
-        counters: CounterSet,
-        /// The slots that could count for them.
-        slots: SlotSet,
-    },
+    /// Not all of the counters that are wanted find a physical one.
+    #[error("no place for it: {0}")]
+    Conflict(AssignError),
+    /// It has not had its turn on a physical counter yet.
+    #[error("it waits for its turn on a physical counter")]
+    Waiting,
+    /// The vCPU is not on a core.
+    #[error("the vCPU runs on no core")]
+    NoCore,
 }
 
 fn errno_text(errno: i32) -> String {

@@ -24,6 +24,12 @@ pub trait Driver {
     /// A request that the backend cannot count.
     fn uncountable(&self) -> CountRequest;
 
+    /// The fewest events that the driver can make happen and tell from those
+    /// that happen on the way; runs are of some hundred units.
+    fn unit(&self) -> u64 {
+        1
+    }
+
     /// Lets about `events` events happen in `ring`, from an entry to an exit,
     /// and tells `backend` of them. Returns by how much the count of a
     /// running counter of that ring has to have grown.
@@ -58,6 +64,9 @@ pub enum Clause {
     ReprogrammedStartsAnew,
     /// Slots do not disturb each other.
     SlotsAreIndependent,
+    /// A set of slots that is paused stands still while another vCPU runs, and
+    /// goes on where it stood.
+    SetsActAsOne,
     /// Every slot below the capacity works, none above.
     CapacityIsTrue,
     /// A counter of one ring leaves the other ring's events out.
@@ -92,6 +101,7 @@ impl fmt::Display for Clause {
             Clause::ReleasedHasNoCount => "a released slot has no count",
             Clause::ReprogrammedStartsAnew => "a slot programmed again starts anew",
             Clause::SlotsAreIndependent => "slots are independent",
+            Clause::SetsActAsOne => "a set of slots pauses and resumes as one",
             Clause::CapacityIsTrue => "the capacity is true",
             Clause::RingsAreSplit => "rings are split",
             Clause::RingOnDemand => "the ring is asked for on demand",
@@ -119,6 +129,11 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.clause, self.detail)
     }
+}
+
+/// Every clause, in the order in which they are checked.
+pub fn all_clauses() -> impl Iterator<Item = Clause> {
+    clauses::ALL.iter().map(|(clause, _)| *clause)
 }
 
 /// Holds fresh backends of `factory` to every clause.

@@ -16,6 +16,7 @@
 mod assign;
 mod backend;
 pub mod contract;
+mod core_pmu;
 mod cpuid;
 mod event;
 mod ids;
@@ -32,10 +33,12 @@ pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
 pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
 pub use backend::msr;
 pub use backend::{
-    BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, HostCpuid, MsrBackend,
-    MsrDevice, MsrOptions, MsrRefusal, MsrReport, Provenance, RateError, RateProblem, RateTable,
-    Reading, SimBackend, StepBackend, Unavailable, UnavailableReason, backend, backend_names,
+    BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
+    HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, Provenance, RateError,
+    RateProblem, RateTable, Reading, SimBackend, Source, Sources, StepBackend, Unavailable,
+    UnavailableReason, backend, backend_names,
 };
+pub use core_pmu::{CorePmu, SwitchStats};
 pub use cpuid::{CpuidRegs, PmuCpuid};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
 pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};
@@ -46,4 +49,6 @@ pub use progress::{LossReason, Progress};
 pub use register::{Register, Reserved, WriteForm, WriteRule};
 pub use request::CountRequest;
 pub use throttle::{PmiThrottle, ThrottleDecision};
-pub use vcpu::{CounterReport, Needs, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome};
+pub use vcpu::{
+    CounterReport, Needs, Oversubscribe, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome,
+};

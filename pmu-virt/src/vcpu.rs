@@ -1,17 +1,25 @@
-//! One virtual CPU's PMU: registers, grant, logical counters, backend.
+//! One virtual CPU's PMU: registers, grant, logical counters, and the core
+//! whose physical counters count for them.
 
 mod access;
 mod counting;
 mod report;
+mod sharing;
+mod switch;
+mod times;
 
 pub use report::CounterReport;
+pub use sharing::Oversubscribe;
 
-use crate::backend::{CounterBackend, UnavailableReason};
-use crate::ids::{SlotIndex, SlotSet};
+use crate::backend::{CounterBackend, Provenance, UnavailableReason};
+use crate::core_pmu::{CorePmu, Stay};
+use crate::ids::OwnerId;
 use crate::model::{MAX_FIXED, MAX_PROGRAMMABLE, PmuModel};
 use crate::progress::Progress;
 use crate::request::CountRequest;
 use arbiter::{CounterId, CounterSet, Grant};
+use sharing::Turns;
+use times::Times;
 
 /// What a read comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,59 +70,90 @@ struct Logical {
     request: Option<CountRequest>,
     /// Count at the last settlement, always within the counter's width.
     value: u64,
-    /// The backend's count at that time.
+    /// The physical counter's count at that time.
     settled: u64,
+    /// Events since the guest programmed it.
+    counted: u64,
     /// Physical counter that counts for it, and for which request.
-    bound: Option<(SlotIndex, CountRequest)>,
+    placed: Option<(Stay, CountRequest)>,
+    /// It counts while the guest runs.
     running: bool,
+    /// When it was to count, and when it did.
+    times: Times,
+    /// How its events were counted, as told at the last settlement.
+    provenance: Option<Provenance>,
     unavailable: Option<UnavailableReason>,
 }
 
-/// One vCPU's PMU. Owned by the vCPU's thread.
+/// One vCPU's PMU. Owned by the thread that runs the vCPU.
 ///
 /// Accesses take place between [`Progress::Left`] and [`Progress::Entered`].
-/// No method allocates, apart from `new` and `report`.
+/// Where physical counters suffice, only `new`, `report` and a change of cores
+/// allocate.
 #[derive(Debug)]
 pub struct VcpuPmu {
+    owner: OwnerId,
     model: PmuModel,
-    backend: Box<dyn CounterBackend>,
+    core: Option<Box<CorePmu>>,
     grant: Grant,
     select: [u64; MAX_PROGRAMMABLE as usize],
     fixed_control: u64,
     global_control: u64,
     global_status: u64,
     counters: [Logical; COUNTERS],
-    slots: SlotSet,
     pending: CounterSet,
     needs: Needs,
+    /// TSC ticks that the guest has run, halted ones left out.
+    ran: u64,
+    /// TSC at entry, while the guest runs.
+    entered: Option<u64>,
+    turns: Turns,
 }
 
 impl VcpuPmu {
-    /// A PMU in its reset state.
+    /// A PMU in its reset state, on a core of its own.
     pub fn new(model: PmuModel, backend: Box<dyn CounterBackend>, grant: Grant) -> Self {
+        let mut pmu = VcpuPmu::detached(OwnerId::default(), model, grant);
+        pmu.attach(Box::new(CorePmu::new(backend)));
+        pmu
+    }
+
+    /// A PMU in its reset state, on no core yet. No other vCPU on its cores
+    /// may have the same `owner`.
+    pub fn detached(owner: OwnerId, model: PmuModel, grant: Grant) -> Self {
         let global_control = model.global_control_reset();
         VcpuPmu {
+            owner,
             model,
-            backend,
+            core: None,
             grant,
             select: [0; MAX_PROGRAMMABLE as usize],
             fixed_control: 0,
             global_control,
             global_status: 0,
             counters: Default::default(),
-            slots: SlotSet::EMPTY,
             pending: CounterSet::EMPTY,
             needs: Needs::default(),
+            ran: 0,
+            entered: None,
+            turns: Turns::default(),
         }
+    }
+
+    /// The same PMU with this answer to more counters than the core has; the
+    /// answer of a new one is [`Oversubscribe::Refuse`].
+    #[must_use]
+    pub fn with_oversubscription(mut self, answer: Oversubscribe) -> Self {
+        self.turns = Turns::new(answer);
+        self
     }
 
     /// Brings every register to its reset value, stops and frees every
     /// physical counter and forgets pending PMIs.
     pub fn reset(&mut self) {
         for counter in &mut self.counters {
-            if let Some((slot, _)) = counter.bound {
-                self.backend.stop(slot);
-                self.backend.release(slot);
+            if let (Some((stay, _)), Some(core)) = (counter.placed, &mut self.core) {
+                core.release(stay);
             }
             *counter = Logical::default();
         }
@@ -122,31 +161,34 @@ impl VcpuPmu {
         self.fixed_control = 0;
         self.global_control = self.model.global_control_reset();
         self.global_status = 0;
-        self.slots = SlotSet::EMPTY;
         self.pending = CounterSet::EMPTY;
         self.needs = Needs::default();
+        self.turns.end();
     }
 
-    /// Takes in what happened to the vCPU: counts are settled and overflows
-    /// raised at `Left`, and at each instruction that completes an overflow.
+    /// Takes in what happened to the vCPU: overflows are raised at `Left`, and
+    /// at each instruction that completes one.
     pub fn observe(&mut self, progress: Progress) {
-        self.backend.observe(&progress);
         match progress {
-            Progress::Entered { .. } => {}
-            Progress::Left { .. } => {
-                if self.needs.counting {
-                    // Settling compares the counts themselves, so the notice
-                    // of the backend has done its work by making us come here.
-                    self.backend.take_overflows();
-                    self.settle_all();
-                }
+            Progress::Entered { tsc } => self.entered = Some(tsc),
+            Progress::Left { tsc, halted, .. } => {
+                let entered = self.entered.take().unwrap_or(tsc);
+                let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
+                self.ran = self.ran.wrapping_add(ticks);
             }
-            Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {
-                let overflowed = self.backend.take_overflows();
-                if !overflowed.is_empty() {
-                    self.settle_slots(overflowed);
-                }
-            }
+            Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
+        }
+        let Some(core) = &mut self.core else { return };
+        core.observe(&progress);
+        if !self.needs.counting || matches!(progress, Progress::Entered { .. }) {
+            return;
+        }
+        let overflowed = core.take_overflows();
+        if !overflowed.is_empty() {
+            self.settle_slots(overflowed);
+        }
+        if self.turns.is_over(self.ran) {
+            self.next_turn();
         }
     }
 
@@ -160,7 +202,10 @@ impl VcpuPmu {
     /// TSC value at which the guest has to be interrupted; known after
     /// [`Progress::Entered`].
     pub fn deadline(&self) -> Option<u64> {
-        self.backend.deadline()
+        let overflow = self.core.as_ref().and_then(|core| core.deadline());
+        let turn = self.turns.rest(self.ran).zip(self.entered);
+        let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
+        [overflow, turn].into_iter().flatten().min()
     }
 
     /// What the VMM has to do while the guest runs.
@@ -174,22 +219,25 @@ impl VcpuPmu {
         &self.model
     }
 
-    /// Name of the backend that counts.
-    pub fn backend_name(&self) -> &'static str {
-        self.backend.name()
+    /// Whose counters these are.
+    pub fn owner(&self) -> OwnerId {
+        self.owner
     }
 
-    /// What CPUID has to say with this backend.
-    pub fn cpuid(&self) -> crate::cpuid::PmuCpuid {
-        self.model.cpuid(self.backend.as_ref())
+    /// The core that it is on.
+    pub fn core(&self) -> Option<&CorePmu> {
+        self.core.as_deref()
     }
 
     fn refresh_needs(&mut self) {
-        let counting = self.counters.iter().any(|counter| counter.running);
-        self.needs = Needs {
-            ring: counting && self.backend.needs_ring(),
-            stepping: counting && self.backend.needs_stepping(),
-            counting,
+        let running = self.counters.iter().any(|counter| counter.running);
+        self.needs = match &self.core {
+            Some(core) => Needs {
+                ring: running && core.backend().needs_ring(),
+                stepping: running && core.backend().needs_stepping(),
+                counting: running,
+            },
+            None => Needs::default(),
         };
     }
 }

@@ -303,7 +303,7 @@ fn every_counter_of_the_largest_model_finds_a_place() {
     write(&mut pmu, 0x38f, 0x7_0000_00ff);
     write(&mut pmu, 0x38d, 0x330);
     assert_eq!(pmu.report().iter().filter(|r| r.running).count(), 10);
-    assert_eq!(pmu.backend_name(), "clock");
+    assert_eq!(pmu.core().expect("a core").backend().name(), "clock");
 }
 
 #[test]

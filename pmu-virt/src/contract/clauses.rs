@@ -5,7 +5,7 @@ mod promises;
 
 use super::{Clause, Driver};
 use crate::backend::{CounterBackend, Provenance, Reading};
-use crate::ids::{Ring, SlotIndex};
+use crate::ids::{OwnerId, Ring, SlotIndex, SlotSet};
 use crate::request::CountRequest;
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
@@ -27,6 +27,7 @@ pub(super) const ALL: &[(Clause, Holds)] = &[
     (Clause::ReleasedHasNoCount, released_has_no_count),
     (Clause::ReprogrammedStartsAnew, reprogrammed_starts_anew),
     (Clause::SlotsAreIndependent, slots_are_independent),
+    (Clause::SetsActAsOne, sets_act_as_one),
     (Clause::CapacityIsTrue, capacity_is_true),
     (Clause::RingsAreSplit, rings_are_split),
     (Clause::RingOnDemand, ring_on_demand),
@@ -44,6 +45,11 @@ pub(super) const ALL: &[(Clause, Holds)] = &[
     ),
     (Clause::ProvenanceAgrees, promises::provenance_agrees),
 ];
+
+/// That many of the driver's units.
+fn some(driver: &dyn Driver) -> u64 {
+    SOME * driver.unit()
+}
 
 /// A backend with slot A programmed and running.
 fn running(factory: Factory<'_>, driver: &dyn Driver) -> Result<Box<dyn CounterBackend>, String> {
@@ -99,15 +105,18 @@ fn starts_at_zero(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), S
     let mut backend = factory();
     program(backend.as_mut(), A, &driver.request())?;
     expect(backend.as_ref(), A, &(0..=0), "right after program")?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     expect(backend.as_ref(), A, &(0..=0), "before start")
 }
 
 fn counts_what_happens(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    let kernel = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let kernel = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     expect(backend.as_ref(), A, &kernel, "after a run in the kernel")?;
-    let both = sum(&kernel, &driver.run(backend.as_mut(), Ring::User, SOME / 2));
+    let both = sum(
+        &kernel,
+        &driver.run(backend.as_mut(), Ring::User, some(driver) / 2),
+    );
     expect(
         backend.as_ref(),
         A,
@@ -118,20 +127,20 @@ fn counts_what_happens(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<
 
 fn stopped_stands_still(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.stop(A);
     let stopped = count(backend.as_ref(), A)?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     expect(backend.as_ref(), A, &(stopped..=stopped), "while stopped")
 }
 
 fn resumes(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    let first = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let first = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.stop(A);
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.start(A);
-    let second = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let second = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     let both = sum(&first, &second);
     expect(backend.as_ref(), A, &both, "after stop and start")
 }
@@ -140,9 +149,9 @@ fn never_falls(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), Stri
     let mut backend = running(factory, driver)?;
     let mut before = 0;
     for round in 0..8 {
-        let after = NonZeroU64::new(SOME / 2).filter(|_| round % 2 == 0);
+        let after = NonZeroU64::new(some(driver) / 2).filter(|_| round % 2 == 0);
         backend.arm(A, after);
-        driver.run(backend.as_mut(), Ring::Kernel, SOME);
+        driver.run(backend.as_mut(), Ring::Kernel, some(driver));
         backend.take_overflows();
         let now = count(backend.as_ref(), A)?;
         ensure(now >= before, || {
@@ -155,10 +164,10 @@ fn never_falls(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), Stri
 
 fn released_has_no_count(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    backend.arm(A, NonZeroU64::new(SOME / 2));
-    driver.run(backend.as_mut(), Ring::Kernel, SOME / 4);
+    backend.arm(A, NonZeroU64::new(some(driver) / 2));
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver) / 4);
     backend.release(A);
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     ensure(!backend.take_overflows().contains(A), || {
         "an overflow was told after release".to_owned()
     })?;
@@ -170,15 +179,15 @@ fn released_has_no_count(factory: Factory<'_>, driver: &mut dyn Driver) -> Resul
 
 fn reprogrammed_starts_anew(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.release(A);
     program(backend.as_mut(), A, &driver.request())?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     expect(backend.as_ref(), A, &(0..=0), "after release and program")?;
     backend.start(A);
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     program(backend.as_mut(), A, &driver.request())?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     expect(backend.as_ref(), A, &(0..=0), "after program while it ran")
 }
 
@@ -188,31 +197,68 @@ fn slots_are_independent(factory: Factory<'_>, driver: &mut dyn Driver) -> Resul
         return Ok(());
     }
     program(backend.as_mut(), B, &driver.request())?;
-    let first = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let first = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.start(B);
-    let second = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let second = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     let both = sum(&first, &second);
     expect(backend.as_ref(), A, &both, "beside another slot")?;
     expect(backend.as_ref(), B, &second, "after it was started second")?;
     backend.release(B);
-    let third = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let third = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     let all = sum(&both, &third);
     expect(backend.as_ref(), A, &all, "after the other's release")
+}
+
+fn sets_act_as_one(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
+    let mut backend = factory();
+    let possible = backend.constraint(&driver.request()).slots;
+    let both: SlotSet = possible.iter().take(2).collect();
+    backend.attach(OwnerId(1));
+    for slot in both.iter() {
+        program(backend.as_mut(), slot, &driver.request())?;
+        backend.arm(slot, NonZeroU64::new(4 * some(driver)));
+    }
+    backend.resume(both);
+    let first = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
+    backend.pause(both);
+    // Another vCPU runs on the core, and counts nothing.
+    backend.attach(OwnerId(2));
+    driver.run(backend.as_mut(), Ring::Kernel, 8 * some(driver));
+    for slot in both.iter() {
+        expect(backend.as_ref(), slot, &first, "while its set was paused")?;
+    }
+    ensure(backend.take_overflows().is_empty(), || {
+        "an overflow was told of a paused slot".to_owned()
+    })?;
+    backend.attach(OwnerId(1));
+    backend.resume(both);
+    let second = driver.run(backend.as_mut(), Ring::Kernel, 4 * some(driver));
+    let all = sum(&first, &second);
+    for slot in both.iter() {
+        expect(backend.as_ref(), slot, &all, "after its set was resumed")?;
+    }
+    ensure(backend.take_overflows() == both, || {
+        "not every slot of a resumed set told its overflow".to_owned()
+    })
 }
 
 fn capacity_is_true(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = factory();
     let capacity = backend.capacity();
-    ensure((1..=64).contains(&capacity), || {
-        format!("a capacity of {capacity} is not between 1 and 64")
+    ensure((1..=128).contains(&capacity), || {
+        format!("a capacity of {capacity} is not between 1 and 128")
     })?;
-    let slots = || (0u8..64).map(SlotIndex).take(capacity);
-    for slot in slots() {
+    let constraint = backend.constraint(&driver.request());
+    let possible = constraint.slots.intersection(SlotSet::below(capacity));
+    ensure(!possible.is_empty(), || {
+        "no slot below the capacity can count".to_owned()
+    })?;
+    for slot in possible.iter() {
         program(backend.as_mut(), slot, &driver.request())?;
         backend.start(slot);
     }
-    let expected = driver.run(backend.as_mut(), Ring::Kernel, SOME);
-    for slot in slots() {
+    let expected = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
+    for slot in possible.iter() {
         expect(backend.as_ref(), slot, &expected, "with every slot running")?;
     }
     let above = u8::try_from(capacity).unwrap_or(u8::MAX);
@@ -240,8 +286,8 @@ fn rings_are_split(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), 
         }
         program(backend.as_mut(), A, &request)?;
         backend.start(A);
-        let expected = driver.run(backend.as_mut(), ring, SOME);
-        driver.run(backend.as_mut(), other, SOME);
+        let expected = driver.run(backend.as_mut(), ring, some(driver));
+        driver.run(backend.as_mut(), other, some(driver));
         let when = format!("after runs in both rings, for '{request}'");
         expect(backend.as_ref(), A, &expected, &when)?;
     }
@@ -253,6 +299,8 @@ fn ring_on_demand(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), S
     ensure(!backend.needs_ring(), || {
         "a counter of both rings asks for the ring".to_owned()
     })?;
+    // Physical counters belong to one backend at a time.
+    drop(backend);
     let request = CountRequest {
         usr: false,
         ..driver.request()

@@ -112,7 +112,9 @@ impl VcpuPmu {
             return WriteOutcome::Gp;
         };
         self.settle(counter);
-        self.counters[index_of(counter)].value = count;
+        let logical = &mut self.counters[index_of(counter)];
+        logical.value = count;
+        logical.times.start_over(self.ran);
         self.rearm(counter);
         WriteOutcome::Done
     }

@@ -1,9 +1,11 @@
 //! Logical counters on physical ones: binding, settling, overflow.
 
+use super::times::Times;
 use super::{VcpuPmu, index_of};
 use crate::backend::{Reading, UnavailableReason};
+use crate::core_pmu::Stay;
 use crate::event::FixedFunction;
-use crate::ids::{SlotIndex, SlotSet};
+use crate::ids::SlotIndex;
 use crate::request::CountRequest;
 use arbiter::CounterId;
 use std::num::NonZeroU64;
@@ -36,33 +38,41 @@ impl VcpuPmu {
         }
     }
 
-    /// Settles the counters that are bound to `slots`.
-    pub(super) fn settle_slots(&mut self, slots: SlotSet) {
-        for counter in self.model.counters() {
-            let bound = self.counters[index_of(counter)].bound;
-            if bound.is_some_and(|(slot, _)| slots.contains(slot)) {
-                self.settle(counter);
-            }
-        }
-    }
-
     /// Adds what the backend has counted since the last settlement. A carry
     /// out of the counter's width is an overflow; the counter goes on.
     #[inline]
     pub(super) fn settle(&mut self, counter: CounterId) {
+        let logical = &self.counters[index_of(counter)];
+        let (true, Some((stay, _)), Some(core)) = (logical.running, logical.placed, &mut self.core)
+        else {
+            return;
+        };
+        let reading = core.read(stay.slot);
+        self.absorb(counter, reading);
+    }
+
+    /// Adds what a physical counter has counted, by its own count of it.
+    pub(super) fn absorb(&mut self, counter: CounterId, reading: Reading) {
         let mask = self.model.counter_mask(counter);
         let logical = &mut self.counters[index_of(counter)];
-        let (true, Some((slot, _))) = (logical.running, logical.bound) else {
-            return;
+        let (value, provenance) = match reading {
+            Reading::Counted { value, provenance } => (value, provenance),
+            Reading::Unavailable(reason) => {
+                let request = logical.placed.map(|(_, request)| request);
+                if let Some(request) = request {
+                    self.freeze(counter, &request, reason);
+                }
+                return;
+            }
         };
-        let Reading::Counted { value, .. } = self.backend.read(slot) else {
-            return;
-        };
-        let events = value.wrapping_sub(logical.settled);
+        logical.provenance = Some(provenance);
+        let counted = value.wrapping_sub(logical.settled);
+        logical.settled = value;
+        let events = logical.times.commit(self.ran, counted);
         if events == 0 {
             return;
         }
-        logical.settled = value;
+        logical.counted = logical.counted.wrapping_add(events);
         let wrapped = events > mask - logical.value;
         logical.value = logical.value.wrapping_add(events) & mask;
         if wrapped {
@@ -86,13 +96,13 @@ impl VcpuPmu {
     /// waits for it: status is settled when it is read.
     pub(super) fn rearm(&mut self, counter: CounterId) {
         let logical = &self.counters[index_of(counter)];
-        let (true, Some((slot, _))) = (logical.running, logical.bound) else {
+        let (true, Some((stay, _)), Some(core)) = (logical.running, logical.placed, &mut self.core)
+        else {
             return;
         };
-        let wanted = self.request_of(counter).is_some_and(|request| request.int);
+        let wanted = logical.request.is_some_and(|request| request.int);
         let after = (self.model.counter_mask(counter) - logical.value).saturating_add(1);
-        self.backend
-            .arm(slot, NonZeroU64::new(after).filter(|_| wanted));
+        core.arm(stay.slot, NonZeroU64::new(after).filter(|_| wanted));
     }
 
     /// Takes in a control that was written, and gives the physical counter
@@ -102,11 +112,17 @@ impl VcpuPmu {
         let Some(request) = self.decode_request(counter) else {
             return;
         };
-        self.counters[index].request = Some(request);
-        if let Some((slot, bound)) = self.counters[index].bound
-            && !bound.counts_like(&request)
-        {
-            self.unbind(index, slot);
+        let logical = &mut self.counters[index];
+        let same = logical
+            .request
+            .is_some_and(|before| before.counts_like(&request));
+        logical.request = Some(request);
+        if !same {
+            self.give_up_place(counter);
+            let logical = &mut self.counters[index];
+            logical.counted = 0;
+            logical.provenance = None;
+            logical.times = Times::default();
         }
         self.update(counter);
     }
@@ -118,8 +134,7 @@ impl VcpuPmu {
         let Some(request) = self.counters[index].request else {
             return;
         };
-        let wanted = request.can_advance() && self.is_enabled(counter);
-        if !wanted {
+        if !(request.can_advance() && self.is_enabled(counter)) {
             self.counters[index].unavailable = None;
             self.halt(index);
             return;
@@ -128,14 +143,13 @@ impl VcpuPmu {
             self.counters[index].unavailable = Some(UnavailableReason::NotGranted);
             return;
         }
-        match self.bind(index, &request) {
-            Ok(slot) => {
-                self.counters[index].unavailable = None;
-                self.run(index, slot);
-                self.rearm(counter);
-            }
-            Err(reason) => self.freeze(counter, &request, reason),
-        }
+        self.counters[index].times.enable(self.ran);
+        self.bring_up(counter);
+    }
+
+    /// Whether a counter is to count, as far as the guest can say.
+    pub(super) fn is_wanted(&self, counter: CounterId) -> bool {
+        self.counters[index_of(counter)].times.is_enabled()
     }
 
     fn is_enabled(&self, counter: CounterId) -> bool {
@@ -145,65 +159,117 @@ impl VcpuPmu {
                 .is_some_and(|bit| self.global_control & (1 << bit) != 0)
     }
 
-    fn bind(
-        &mut self,
-        index: usize,
-        request: &CountRequest,
-    ) -> Result<SlotIndex, UnavailableReason> {
-        if let Some((slot, _)) = self.counters[index].bound {
-            return Ok(slot);
+    /// Has a wanted counter count on this core.
+    pub(super) fn bring_up(&mut self, counter: CounterId) {
+        let index = index_of(counter);
+        let logical = &self.counters[index];
+        let (Some(request), Some(core)) = (logical.request, &self.core) else {
+            return;
+        };
+        if let Some((stay, _)) = logical.placed {
+            if core.holds(stay) {
+                self.run(counter, stay);
+                return;
+            }
+            self.give_up_place(counter);
         }
-        let capacity = self.backend.capacity();
-        let slot = (0..64)
-            .map(SlotIndex)
-            .take(capacity)
-            .find(|slot| !self.slots.contains(*slot))
-            .ok_or(UnavailableReason::NoFreeCounter {
-                backend: self.backend.name(),
-                capacity,
-            })?;
-        self.backend
-            .program(slot, request)
-            .map_err(|unavailable| unavailable.reason)?;
-        self.slots.insert(slot);
-        self.counters[index].bound = Some((slot, *request));
-        self.counters[index].settled = 0;
-        Ok(slot)
-    }
-
-    fn unbind(&mut self, index: usize, slot: SlotIndex) {
-        self.halt(index);
-        self.backend.release(slot);
-        self.slots.remove(slot);
-        self.counters[index].bound = None;
-    }
-
-    fn run(&mut self, index: usize, slot: SlotIndex) {
-        let logical = &mut self.counters[index];
-        if logical.running {
+        let Some(core) = &self.core else { return };
+        if let Err(refusal) = core.backend().can_count(&request) {
+            self.freeze(counter, &request, refusal.reason);
             return;
         }
-        // What was settled last still holds: a stopped slot stands still, and
-        // a fresh one is at 0.
-        self.backend.start(slot);
-        logical.running = true;
+        let constraint = core.backend().constraint(&request);
+        let found = match self.turns.are_taken() {
+            true => None,
+            false => core.find(&constraint),
+        };
+        let Some(slot) = found else {
+            self.distribute();
+            return;
+        };
+        if let Err(reason) = self.come_to(counter, slot, &request) {
+            self.freeze(counter, &request, reason);
+        }
     }
 
+    /// Puts a counter on a slot and lets it count there.
+    pub(super) fn come_to(
+        &mut self,
+        counter: CounterId,
+        slot: SlotIndex,
+        request: &CountRequest,
+    ) -> Result<(), UnavailableReason> {
+        let Some(core) = &mut self.core else {
+            return Err(UnavailableReason::NoCore);
+        };
+        let stay = core.place(slot, counter, request)?;
+        let logical = &mut self.counters[index_of(counter)];
+        logical.placed = Some((stay, *request));
+        logical.settled = 0;
+        self.run(counter, stay);
+        Ok(())
+    }
+
+    fn run(&mut self, counter: CounterId, stay: Stay) {
+        let logical = &mut self.counters[index_of(counter)];
+        logical.unavailable = None;
+        if !logical.running {
+            // What was settled last still holds: a stopped slot stands still,
+            // and a fresh one is at 0.
+            logical.running = true;
+            logical.times.run(self.ran);
+            if !self.turns.are_allowed() {
+                // The time until now was refused, not waited for.
+                logical.times.start_over(self.ran);
+            }
+            if let Some(core) = &mut self.core {
+                core.start(stay.slot);
+            }
+        }
+        self.rearm(counter);
+    }
+
+    /// Stops a counter that the guest has disabled. Its place is kept, for
+    /// drivers enable it again soon; it goes to whoever needs it.
     fn halt(&mut self, index: usize) {
         let logical = &mut self.counters[index];
-        if let (true, Some((slot, _))) = (logical.running, logical.bound) {
-            self.backend.stop(slot);
-            logical.running = false;
+        if let (true, Some((stay, _)), Some(core)) =
+            (logical.running, logical.placed, &mut self.core)
+        {
+            core.stop(stay.slot);
         }
+        logical.running = false;
+        logical.times.disable(self.ran);
+        if self.needs_places() {
+            self.distribute();
+        }
+    }
+
+    /// Whether some counter is wanted that has no place for want of one.
+    fn needs_places(&self) -> bool {
+        self.turns.are_taken()
+            || self
+                .counters
+                .iter()
+                .any(|logical| matches!(logical.unavailable, Some(UnavailableReason::Conflict(_))))
     }
 
     /// A counter that nobody can count for keeps its value. The architecture
     /// has no way to tell the guest, so the log does, once for each change.
-    fn freeze(&mut self, counter: CounterId, request: &CountRequest, reason: UnavailableReason) {
+    pub(super) fn freeze(
+        &mut self,
+        counter: CounterId,
+        request: &CountRequest,
+        reason: UnavailableReason,
+    ) {
         let logical = &mut self.counters[index_of(counter)];
-        if logical.unavailable != Some(reason) {
-            log::info!("{counter} stays frozen on '{request}': {reason}");
+        if logical.unavailable == Some(reason) {
+            return;
         }
         logical.unavailable = Some(reason);
+        if reason != UnavailableReason::Waiting {
+            let owner = self.owner;
+            log::info!("{owner}: {counter} stays frozen on '{request}': {reason}");
+        }
     }
 }

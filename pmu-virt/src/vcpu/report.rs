@@ -1,7 +1,7 @@
 //! What a vCPU's counters count, for people and tools.
 
-use super::{VcpuPmu, index_of};
-use crate::backend::{Provenance, Reading};
+use super::{Logical, VcpuPmu, index_of};
+use crate::backend::{Provenance, Reading, UnavailableReason};
 use crate::progress::LossReason;
 use crate::request::CountRequest;
 use arbiter::CounterId;
@@ -15,6 +15,12 @@ pub struct CounterReport {
     pub event: CountRequest,
     /// Events counted since the guest programmed it, or why there are none.
     pub reading: Reading,
+    /// Name of the source that counts; none if nothing does at present.
+    pub source: Option<&'static str>,
+    /// TSC ticks of guest time in which it was to count.
+    pub time_enabled: u64,
+    /// TSC ticks of guest time in which a physical counter counted for it.
+    pub time_running: u64,
     /// Why the count is no longer exact, if it once was.
     pub loss: Option<LossReason>,
     /// The guest-visible count at the last settlement.
@@ -36,27 +42,59 @@ impl VcpuPmu {
     fn report_of(&self, counter: CounterId) -> Option<CounterReport> {
         let logical = &self.counters[index_of(counter)];
         let event = self.request_of(counter)?;
-        let (reading, loss) = if let Some(reason) = logical.unavailable {
-            (Reading::Unavailable(reason), None)
-        } else if let Some((slot, _)) = logical.bound {
-            (self.backend.read(slot), self.backend.loss(slot))
-        } else if event.enabled && !event.can_advance() {
-            // Nothing was to be counted, so zero is a count somebody took.
-            let reading = Reading::Counted {
-                value: 0,
-                provenance: Provenance::Exact,
-            };
-            (reading, None)
-        } else {
-            return None;
-        };
+        let time_enabled = logical.times.time_enabled(self.ran);
+        let time_running = logical.times.time_running(self.ran);
+        let on_core = logical.placed.and_then(|(stay, _)| {
+            let core = self.core.as_ref()?;
+            core.holds(stay).then_some((core, stay))
+        });
+        let reading = self.reading_of(logical, time_enabled != time_running)?;
         Some(CounterReport {
             counter,
             event,
             reading,
-            loss,
+            source: on_core.map(|(core, stay)| core.backend().source(stay.slot)),
+            time_enabled,
+            time_running,
+            loss: on_core.and_then(|(core, stay)| core.loss(stay.slot)),
             value: logical.value,
             running: logical.running,
+        })
+    }
+
+    /// What was counted, or why nothing was; none for a counter not in use.
+    fn reading_of(&self, logical: &Logical, shared: bool) -> Option<Reading> {
+        let event = logical.request?;
+        let waits = logical.unavailable == Some(UnavailableReason::Waiting);
+        if let Some(reason) = logical.unavailable
+            && !(waits && logical.provenance.is_some())
+        {
+            return Some(Reading::Unavailable(reason));
+        }
+        let live = logical.placed.and_then(|(stay, _)| {
+            let core = self.core.as_ref()?;
+            core.holds(stay).then(|| core.backend().read(stay.slot))
+        });
+        let (since, provenance) = match live {
+            Some(Reading::Counted { value, provenance }) => {
+                (value.wrapping_sub(logical.settled), Some(provenance))
+            }
+            Some(Reading::Unavailable(reason)) => return Some(Reading::Unavailable(reason)),
+            None => (0, logical.provenance),
+        };
+        if let Some(provenance) = provenance {
+            return Some(Reading::Counted {
+                value: logical.counted.wrapping_add(since),
+                provenance: match shared {
+                    true => Provenance::Scaled,
+                    false => provenance,
+                },
+            });
+        }
+        // Nothing was to be counted, so zero is a count somebody took.
+        (event.enabled && !event.can_advance()).then_some(Reading::Counted {
+            value: 0,
+            provenance: Provenance::Exact,
         })
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arbiter::Grant;
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
-use pmu_virt::{VcpuPmu, all_pmu_msr_ranges};
+use pmu_virt::{CorePmu, CounterBackend, OwnerId, PmuModel, VcpuPmu, all_pmu_msr_ranges};
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -122,15 +122,14 @@ impl Machine {
         let mut vcpus = Vec::with_capacity(config.cpus.into());
         for id in (0..config.cpus).map(VcpuId) {
             let kvm = vm.create_vcpu(host, id)?;
-            let pmu = match &guest.pmu {
-                Some(model) => Some(VcpuPmu::new(
-                    model.clone(),
-                    pmu_virt::backend(config.counters.name())?,
-                    Grant::everything(),
-                )),
-                None => None,
+            let (pmu, pmu_cpuid) = match &guest.pmu {
+                Some(model) => {
+                    let backend = pmu_virt::backend(config.counters.name())?;
+                    let cpuid = model.cpuid(backend.as_ref());
+                    (Some(vcpu_pmu(id, model, backend)), Some(cpuid))
+                }
+                None => (None, None),
             };
-            let pmu_cpuid = pmu.as_ref().map(VcpuPmu::cpuid);
             let plan = CpuidPlan {
                 cpus: config.cpus,
                 vendor: guest.vendor,
@@ -168,6 +167,14 @@ impl Machine {
             _com1_irq: com1_irq,
         })
     }
+}
+
+/// The PMU of a vCPU that has a core for itself.
+fn vcpu_pmu(id: VcpuId, model: &PmuModel, backend: Box<dyn CounterBackend>) -> VcpuPmu {
+    let owner = OwnerId(id.0.into());
+    let mut pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
+    pmu.attach(Box::new(CorePmu::new(backend)));
+    pmu
 }
 
 fn boot_request(config: &RunConfig, probes: &ProbeReport) -> BootRequest {

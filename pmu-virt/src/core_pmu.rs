@@ -1,0 +1,373 @@
+//! One core's physical counters, and whose counts are on them.
+//!
+//! A core runs one vCPU at a time. The counters of a vCPU that is switched out
+//! stay where they are, stopped, until another vCPU needs the place: so a vCPU
+//! that comes back finds them, and a switch between vCPUs that do not count
+//! touches nothing.
+
+use crate::assign::Constraint;
+use crate::backend::{CounterBackend, Reading, Unavailable, UnavailableReason};
+use crate::ids::{OwnerId, SlotIndex, SlotSet};
+use crate::progress::{LossReason, Progress};
+use crate::request::CountRequest;
+use arbiter::CounterId;
+use std::num::NonZeroU64;
+
+/// The physical counters of one core. Owned by the core's thread.
+#[derive(Debug)]
+pub struct CorePmu {
+    backend: Box<dyn CounterBackend>,
+    residents: Vec<Option<Resident>>,
+    /// Slots with a resident; both of a pair.
+    taken: SlotSet,
+    /// Slots of the attached vCPU that count while it runs.
+    running: SlotSet,
+    /// Overflows told by the backend that their owner has not heard of.
+    flagged: SlotSet,
+    attached: Option<OwnerId>,
+    debts: Vec<Debt>,
+    stamps: u64,
+    operations: u64,
+    stats: SwitchStats,
+    /// Slots to be started when the switch under way ends.
+    batch: Option<SlotSet>,
+    /// `operations` when it began.
+    booked: u64,
+}
+
+/// What a slot counts, and for whom.
+#[derive(Clone, Copy, Debug)]
+struct Resident {
+    owner: OwnerId,
+    counter: CounterId,
+    /// Of this stay; no other stay on this core has it.
+    stamp: u64,
+    /// Switch after which its owner was attached last.
+    used: u64,
+    slots: SlotSet,
+}
+
+/// The last count of a vCPU's counter that had to make room while the vCPU
+/// was away.
+#[derive(Clone, Copy, Debug)]
+struct Debt {
+    owner: OwnerId,
+    stamp: u64,
+    reading: Reading,
+}
+
+/// A stay of a logical counter on a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stay {
+    pub(crate) slot: SlotIndex,
+    stamp: u64,
+}
+
+/// What vCPU switches cost a core, summed since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwitchStats {
+    /// Times that a vCPU was attached or left for good.
+    pub switches: u64,
+    /// Operations on physical counters in these: each program, release, start,
+    /// stop, read, arm, and each common start or stop of a set.
+    pub operations: u64,
+    /// Counters that were found in place.
+    pub in_place: u64,
+    /// Counters that had to be programmed.
+    pub restored: u64,
+    /// Counters of vCPUs switched out that had to make room.
+    pub evicted: u64,
+}
+
+impl CorePmu {
+    /// The counters of `backend`, all free.
+    pub fn new(backend: Box<dyn CounterBackend>) -> Self {
+        let capacity = backend.capacity().min(usize::from(SlotSet::CAPACITY));
+        CorePmu {
+            backend,
+            residents: vec![None; capacity],
+            taken: SlotSet::EMPTY,
+            running: SlotSet::EMPTY,
+            flagged: SlotSet::EMPTY,
+            attached: None,
+            debts: Vec::new(),
+            stamps: 0,
+            operations: 0,
+            stats: SwitchStats::default(),
+            batch: None,
+            booked: 0,
+        }
+    }
+
+    /// The backend that counts.
+    pub fn backend(&self) -> &dyn CounterBackend {
+        self.backend.as_ref()
+    }
+
+    /// What switches have cost so far.
+    pub fn stats(&self) -> SwitchStats {
+        self.stats
+    }
+
+    /// Operations on physical counters so far, switches or not.
+    pub fn operations(&self) -> u64 {
+        self.operations
+    }
+
+    /// Every slot there is.
+    pub(crate) fn slots(&self) -> SlotSet {
+        SlotSet::below(self.residents.len())
+    }
+
+    /// Makes `owner` the vCPU that counts. The counters of the one before are
+    /// stopped only now: if it is the same one, it never left.
+    pub(crate) fn attach(&mut self, owner: OwnerId) {
+        if self.attached == Some(owner) {
+            return;
+        }
+        self.pause();
+        self.attached = Some(owner);
+        self.backend.attach(owner);
+    }
+
+    /// Stops what is running.
+    fn pause(&mut self) {
+        if self.running.is_empty() {
+            return;
+        }
+        let running = std::mem::take(&mut self.running);
+        self.operations += 1;
+        self.backend.pause(running);
+        self.flagged = self.flagged.union(self.backend.take_overflows());
+    }
+
+    /// A switch begins: what starts in it starts as one.
+    pub(crate) fn begin_switch(&mut self) {
+        self.stats.switches += 1;
+        self.booked = self.operations;
+        self.batch = Some(SlotSet::EMPTY);
+    }
+
+    /// The switch ends.
+    pub(crate) fn end_switch(&mut self) {
+        if let Some(batch) = self.batch.take() {
+            self.resume(batch);
+        }
+        self.stats.operations += self.operations - self.booked;
+    }
+
+    /// Starts a set of slots of the attached vCPU as one.
+    fn resume(&mut self, slots: SlotSet) {
+        let stopped = slots.difference(self.running);
+        if stopped.is_empty() {
+            return;
+        }
+        self.running = self.running.union(stopped);
+        self.operations += 1;
+        self.backend.resume(stopped);
+    }
+
+    /// Whether the counter is still where it was.
+    pub(crate) fn holds(&self, stay: Stay) -> bool {
+        self.resident(stay.slot)
+            .is_some_and(|resident| resident.stamp == stay.stamp)
+    }
+
+    /// Notes that the attached vCPU still uses a counter that stayed.
+    pub(crate) fn found_in_place(&mut self, stay: Stay) {
+        let now = self.stats.switches;
+        if let Some(Some(resident)) = self.residents.get_mut(usize::from(stay.slot.0)) {
+            resident.used = now;
+            self.stats.in_place += 1;
+        }
+    }
+
+    /// The last count of a stay that was ended by somebody else.
+    pub(crate) fn settle_debt(&mut self, owner: OwnerId, stay: Stay) -> Option<Reading> {
+        let at = self
+            .debts
+            .iter()
+            .position(|debt| debt.owner == owner && debt.stamp == stay.stamp)?;
+        Some(self.debts.swap_remove(at).reading)
+    }
+
+    /// A slot that can be had without moving a counter of the attached vCPU: a
+    /// free one, else that of the vCPU that has been away longest.
+    pub(crate) fn find(&self, constraint: &Constraint) -> Option<SlotIndex> {
+        if constraint.paired || constraint.exclusive.is_some() {
+            return None;
+        }
+        let possible = constraint.slots.intersection(self.slots());
+        if let Some(free) = possible.difference(self.taken).iter().next() {
+            return Some(free);
+        }
+        possible
+            .iter()
+            .filter_map(|slot| Some((self.resident(slot)?, slot)))
+            .filter(|(resident, _)| Some(resident.owner) != self.attached)
+            .min_by_key(|(resident, _)| resident.used)
+            .map(|(_, slot)| slot)
+    }
+
+    /// Puts a counter of the attached vCPU on a slot, stopped and at 0. Who is
+    /// there makes room; one of the attached vCPU must have left before.
+    pub(crate) fn place(
+        &mut self,
+        slot: SlotIndex,
+        counter: CounterId,
+        request: &CountRequest,
+    ) -> Result<Stay, UnavailableReason> {
+        let owner = self.attached.unwrap_or_default();
+        let slots = self.backend.constraint(request).taken_at(slot);
+        for slot in slots.iter() {
+            self.evict(slot);
+        }
+        self.operations += 1;
+        self.backend
+            .program(slot, request)
+            .map_err(|Unavailable { reason }| reason)?;
+        self.stamps += 1;
+        let resident = Resident {
+            owner,
+            counter,
+            stamp: self.stamps,
+            used: self.stats.switches,
+            slots,
+        };
+        for slot in slots.iter() {
+            if let Some(place) = self.residents.get_mut(usize::from(slot.0)) {
+                *place = Some(resident);
+            }
+        }
+        self.taken = self.taken.union(slots);
+        self.stats.restored += 1;
+        Ok(Stay {
+            slot,
+            stamp: self.stamps,
+        })
+    }
+
+    /// Ends the stay of whoever is on `slot` and keeps its count for it.
+    fn evict(&mut self, slot: SlotIndex) {
+        let Some(resident) = self.resident(slot) else {
+            return;
+        };
+        let Some(at) = resident.slots.iter().next() else {
+            return;
+        };
+        self.operations += 1;
+        self.debts.push(Debt {
+            owner: resident.owner,
+            stamp: resident.stamp,
+            reading: self.backend.read(at),
+        });
+        log::trace!("{} of {} makes room", resident.counter, resident.owner);
+        self.stats.evicted += 1;
+        self.vacate(at, resident.slots);
+    }
+
+    /// Frees the slot of a stay, or forgets what is owed of it; its count was
+    /// taken before.
+    pub(crate) fn release(&mut self, stay: Stay) {
+        match self.resident(stay.slot) {
+            Some(resident) if resident.stamp == stay.stamp => {
+                self.vacate(stay.slot, resident.slots);
+            }
+            _ => self.debts.retain(|debt| debt.stamp != stay.stamp),
+        }
+    }
+
+    fn vacate(&mut self, at: SlotIndex, slots: SlotSet) {
+        self.operations += 1;
+        self.backend.release(at);
+        self.running.remove(at);
+        if let Some(batch) = &mut self.batch {
+            batch.remove(at);
+        }
+        self.flagged.remove(at);
+        self.taken = self.taken.difference(slots);
+        for slot in slots.iter() {
+            if let Some(place) = self.residents.get_mut(usize::from(slot.0)) {
+                *place = None;
+            }
+        }
+    }
+
+    fn resident(&self, slot: SlotIndex) -> Option<Resident> {
+        self.residents.get(usize::from(slot.0)).copied().flatten()
+    }
+
+    pub(crate) fn start(&mut self, slot: SlotIndex) {
+        if let Some(batch) = &mut self.batch {
+            batch.insert(slot);
+            return;
+        }
+        self.running.insert(slot);
+        self.operations += 1;
+        self.backend.start(slot);
+    }
+
+    pub(crate) fn stop(&mut self, slot: SlotIndex) {
+        if let Some(batch) = &mut self.batch {
+            batch.remove(slot);
+        }
+        if !self.running.contains(slot) {
+            return;
+        }
+        self.running.remove(slot);
+        self.operations += 1;
+        self.backend.stop(slot);
+    }
+
+    pub(crate) fn read(&mut self, slot: SlotIndex) -> Reading {
+        self.operations += 1;
+        self.backend.read(slot)
+    }
+
+    pub(crate) fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        self.operations += 1;
+        self.flagged.remove(slot);
+        self.backend.arm(slot, after);
+    }
+
+    pub(crate) fn observe(&mut self, progress: &Progress) {
+        self.backend.observe(progress);
+    }
+
+    /// Overflows of the attached vCPU's counters, each told once.
+    #[inline]
+    pub(crate) fn take_overflows(&mut self) -> SlotSet {
+        let told = self.backend.take_overflows();
+        if told.is_empty() && self.flagged.is_empty() {
+            return SlotSet::EMPTY;
+        }
+        self.flagged = self.flagged.union(told);
+        let mine: SlotSet = self
+            .flagged
+            .iter()
+            .filter(|slot| {
+                self.resident(*slot)
+                    .is_some_and(|resident| Some(resident.owner) == self.attached)
+            })
+            .collect();
+        self.flagged = self.flagged.difference(mine);
+        mine
+    }
+
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.backend.deadline()
+    }
+
+    pub(crate) fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
+        self.backend.loss(slot)
+    }
+
+    /// Forgets a vCPU that leaves the core: its slots were released.
+    pub(crate) fn forget(&mut self, owner: OwnerId) {
+        self.debts.retain(|debt| debt.owner != owner);
+        if self.attached == Some(owner) {
+            self.pause();
+            self.attached = None;
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! More logical counters than physical ones: turns, or a refusal.
+
+use super::{Logical, VcpuPmu, index_of};
+use crate::assign::{Demand, Placement, assign, assign_most};
+use crate::backend::UnavailableReason;
+use arbiter::CounterId;
+use std::num::NonZeroU64;
+
+/// What to do for a vCPU that wants more counters than its core has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Oversubscribe {
+    /// The counter that finds no place is unavailable.
+    #[default]
+    Refuse,
+    /// Counters take turns; counts are scaled to the time in which they were
+    /// to count, and labelled so.
+    Multiplex {
+        /// Length of a turn in TSC ticks that the guest runs.
+        turn: NonZeroU64,
+    },
+}
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Turns {
+    answer: Oversubscribe,
+    /// Ticks that the guest will have run when the turn is over.
+    over: Option<u64>,
+    /// The demand that is placed first.
+    first: usize,
+}
+
+impl Turns {
+    pub(super) fn new(answer: Oversubscribe) -> Self {
+        Turns {
+            answer,
+            ..Turns::default()
+        }
+    }
+
+    /// Whether counters take turns at present.
+    pub(super) fn are_taken(&self) -> bool {
+        self.over.is_some()
+    }
+
+    /// Whether counters may take turns at all.
+    pub(super) fn are_allowed(&self) -> bool {
+        matches!(self.answer, Oversubscribe::Multiplex { .. })
+    }
+
+    #[inline]
+    pub(super) fn is_over(&self, now: u64) -> bool {
+        self.over.is_some_and(|over| now >= over)
+    }
+
+    /// Ticks that are left of this turn.
+    pub(super) fn rest(&self, now: u64) -> Option<u64> {
+        self.over.map(|over| over.saturating_sub(now))
+    }
+
+    pub(super) fn end(&mut self) {
+        self.over = None;
+    }
+
+    fn begin(&mut self, now: u64) {
+        if let Oversubscribe::Multiplex { turn } = self.answer {
+            self.over = Some(now.saturating_add(turn.get()));
+        }
+    }
+}
+
+impl VcpuPmu {
+    /// The next counters get the places.
+    pub(super) fn next_turn(&mut self) {
+        self.turns.first = self.turns.first.wrapping_add(1);
+        self.turns.over = None;
+        self.distribute();
+        self.refresh_needs();
+    }
+
+    /// Gives places to all counters that are wanted. Where not all find one,
+    /// they take turns, or the ones that have none are refused.
+    pub(super) fn distribute(&mut self) {
+        let Some(core) = &self.core else { return };
+        let free = core.slots();
+        let wanted = self
+            .model
+            .counters()
+            .filter_map(|counter| self.demand(counter));
+        let mut demands: Vec<Demand> = wanted.collect();
+        if self.turns.answer == Oversubscribe::Refuse {
+            // Those that have a place come first, so that they keep one.
+            demands.sort_by_key(|demand| demand.held.is_none());
+        }
+        match (assign(&demands, free), self.turns.answer) {
+            (Ok(placement), _) => {
+                self.turns.end();
+                self.move_to(&demands, &placement, UnavailableReason::Waiting);
+            }
+            (Err(conflict), Oversubscribe::Refuse) => {
+                let placement = assign_most(&demands, free, 0);
+                self.move_to(&demands, &placement, UnavailableReason::Conflict(conflict));
+            }
+            (Err(conflict), Oversubscribe::Multiplex { .. }) => {
+                if !self.turns.are_taken() {
+                    self.turns.begin(self.ran);
+                    log::info!("{}: counters take turns, because {conflict}", self.owner);
+                }
+                let placement = assign_most(&demands, free, self.turns.first);
+                self.move_to(&demands, &placement, UnavailableReason::Waiting);
+            }
+        }
+    }
+
+    /// What a counter wants, if it wants anything that can be had.
+    fn demand(&self, counter: CounterId) -> Option<Demand> {
+        let logical = &self.counters[index_of(counter)];
+        let (true, Some(request), Some(core)) =
+            (self.is_wanted(counter), &logical.request, &self.core)
+        else {
+            return None;
+        };
+        core.backend().can_count(request).ok()?;
+        Some(Demand {
+            counter,
+            constraint: core.backend().constraint(request),
+            held: self.stay_of(logical).map(|stay| stay.slot),
+        })
+    }
+
+    /// Where a counter is, if it is still there.
+    fn stay_of(&self, logical: &Logical) -> Option<crate::core_pmu::Stay> {
+        let (stay, _) = logical.placed?;
+        self.core.as_ref()?.holds(stay).then_some(stay)
+    }
+
+    /// Brings counters to the slots of `placement`: first all that leave, then
+    /// all that come. `otherwise` is why a counter has none.
+    fn move_to(&mut self, demands: &[Demand], placement: &Placement, otherwise: UnavailableReason) {
+        let moves = || {
+            demands
+                .iter()
+                .enumerate()
+                .map(|(index, demand)| (demand, placement.slot(index)))
+                .filter(|(demand, slot)| slot.is_none() || *slot != demand.held)
+        };
+        for (demand, _) in moves() {
+            self.give_up_place(demand.counter);
+        }
+        for (demand, slot) in moves() {
+            let index = index_of(demand.counter);
+            let Some(request) = self.counters[index].request else {
+                continue;
+            };
+            let came = slot.map(|slot| self.come_to(demand.counter, slot, &request));
+            match came {
+                Some(Ok(())) => {}
+                Some(Err(reason)) => self.freeze(demand.counter, &request, reason),
+                None => self.freeze(demand.counter, &request, otherwise),
+            }
+        }
+    }
+
+    /// Leaves the place, with the count.
+    pub(super) fn give_up_place(&mut self, counter: CounterId) {
+        let Some((stay, _)) = self.counters[index_of(counter)].placed else {
+            return;
+        };
+        let Some(core) = &mut self.core else { return };
+        let last = match core.holds(stay) {
+            true => Some(core.read(stay.slot)),
+            false => core.settle_debt(self.owner, stay),
+        };
+        core.release(stay);
+        self.leave_place(counter, last);
+    }
+}

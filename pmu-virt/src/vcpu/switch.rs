@@ -1,0 +1,118 @@
+//! Onto a core and off it.
+
+use super::VcpuPmu;
+use crate::backend::Reading;
+use crate::core_pmu::CorePmu;
+use crate::ids::SlotSet;
+
+impl VcpuPmu {
+    /// Switches the vCPU in: its counters count on `core` from now on. Those
+    /// that are still in place are started, all as one; the others are given a
+    /// place. Counters of other vCPUs are stopped, and stay until their place
+    /// is needed.
+    pub fn attach(&mut self, mut core: Box<CorePmu>) {
+        core.begin_switch();
+        core.attach(self.owner);
+        self.core = Some(core);
+        let counters = self.model.counters();
+        for counter in counters.clone() {
+            self.return_to_place(counter);
+        }
+        for counter in counters {
+            if self.is_wanted(counter) && !self.counters[super::index_of(counter)].running {
+                self.bring_up(counter);
+            }
+        }
+        if let Some(core) = &mut self.core {
+            core.end_switch();
+            let overflowed = core.take_overflows();
+            self.settle_slots(overflowed);
+        }
+        self.refresh_needs();
+    }
+
+    /// Switches the vCPU out. Its counters stay on the core, and are stopped
+    /// when another vCPU is attached to it. Until then counts that the guest
+    /// made last may not be settled yet.
+    ///
+    /// `None` if it was on no core.
+    pub fn park(&mut self) -> Option<Box<CorePmu>> {
+        let overflowed = self.core.as_mut()?.take_overflows();
+        self.settle_slots(overflowed);
+        let core = self.core.take();
+        self.refresh_needs();
+        core
+    }
+
+    /// Takes every count of the vCPU off `core`, on which it was parked, so
+    /// that it can go on elsewhere.
+    pub fn leave(&mut self, core: &mut CorePmu) {
+        core.begin_switch();
+        for counter in self.model.counters() {
+            let Some((stay, _)) = self.counters[super::index_of(counter)].placed else {
+                continue;
+            };
+            let reading = match core.holds(stay) {
+                true => Some(core.read(stay.slot)),
+                false => core.settle_debt(self.owner, stay),
+            };
+            self.leave_place(counter, reading);
+            core.release(stay);
+        }
+        core.forget(self.owner);
+        core.end_switch();
+        self.refresh_needs();
+    }
+
+    /// Switches the vCPU out for good, with every count.
+    ///
+    /// `None` if it was on no core.
+    pub fn depart(&mut self) -> Option<Box<CorePmu>> {
+        let mut core = self.park()?;
+        self.leave(&mut core);
+        Some(core)
+    }
+
+    /// A counter that had a place looks whether it still has.
+    fn return_to_place(&mut self, counter: arbiter::CounterId) {
+        let logical = &self.counters[super::index_of(counter)];
+        let (Some((stay, _)), Some(core)) = (logical.placed, &mut self.core) else {
+            return;
+        };
+        if core.holds(stay) {
+            core.found_in_place(stay);
+            if logical.running {
+                core.start(stay.slot);
+            }
+            return;
+        }
+        let reading = core.settle_debt(self.owner, stay);
+        self.leave_place(counter, reading);
+    }
+
+    /// Takes in the last count of a stay.
+    pub(super) fn leave_place(&mut self, counter: arbiter::CounterId, last: Option<Reading>) {
+        if let Some(reading) = last {
+            self.absorb(counter, reading);
+        }
+        let ran = self.ran;
+        let logical = &mut self.counters[super::index_of(counter)];
+        logical.placed = None;
+        logical.running = false;
+        logical.settled = 0;
+        logical.times.stop(ran);
+    }
+
+    /// Settles the counters on `slots`.
+    pub(super) fn settle_slots(&mut self, slots: SlotSet) {
+        if slots.is_empty() {
+            return;
+        }
+        for counter in self.model.counters() {
+            let placed = self.counters[super::index_of(counter)].placed;
+            if placed.is_some_and(|(stay, _)| slots.contains(stay.slot)) {
+                self.settle(counter);
+            }
+        }
+    }
+}

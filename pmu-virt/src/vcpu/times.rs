@@ -1,0 +1,145 @@
+//! How long a counter was to count and how long it did, and what follows for
+//! the events in between.
+
+/// Times of one logical counter, in TSC ticks that the guest ran.
+///
+/// The caller brings `now`, the ticks that the guest has run so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Times {
+    /// Until it was last disabled.
+    enabled: u64,
+    enabled_from: Option<u64>,
+    /// Until it last left a physical counter.
+    running: u64,
+    running_from: Option<u64>,
+    /// Since then no event has been accounted for.
+    span_from: u64,
+}
+
+impl Times {
+    /// The guest wants it to count from now on.
+    pub(super) fn enable(&mut self, now: u64) {
+        if self.enabled_from.is_none() {
+            self.enabled_from = Some(now);
+            self.span_from = now;
+        }
+    }
+
+    /// The guest wants it to count no longer.
+    pub(super) fn disable(&mut self, now: u64) {
+        self.stop(now);
+        if let Some(from) = self.enabled_from.take() {
+            self.enabled += now.wrapping_sub(from);
+        }
+    }
+
+    /// Whether the guest wants it to count.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.enabled_from.is_some()
+    }
+
+    /// A physical counter counts for it from now on.
+    pub(super) fn run(&mut self, now: u64) {
+        self.running_from.get_or_insert(now);
+    }
+
+    /// It counts no longer; what it counted was committed.
+    pub(super) fn stop(&mut self, now: u64) {
+        if let Some(from) = self.running_from.take() {
+            self.running += now.wrapping_sub(from);
+        }
+    }
+
+    /// Forgets time that nobody counted: the guest has set the count.
+    pub(super) fn start_over(&mut self, now: u64) {
+        self.span_from = now;
+    }
+
+    /// Ticks that it was to count.
+    pub(super) fn time_enabled(&self, now: u64) -> u64 {
+        let open = self.enabled_from.map_or(0, |from| now.wrapping_sub(from));
+        self.enabled.wrapping_add(open)
+    }
+
+    /// Ticks that a physical counter did count for it.
+    pub(super) fn time_running(&self, now: u64) -> u64 {
+        let open = self.running_from.map_or(0, |from| now.wrapping_sub(from));
+        self.running.wrapping_add(open)
+    }
+
+    /// What `events`, counted since the last commitment, stand for: more than
+    /// themselves if the counter had to wait in between, at the rate that was
+    /// seen. So a count never falls, and each wait is filled with the rate next
+    /// to it.
+    pub(super) fn commit(&mut self, now: u64, events: u64) -> u64 {
+        let wanted = now.wrapping_sub(self.span_from);
+        let ran = self
+            .running_from
+            .map_or(0, |from| now.wrapping_sub(from).min(wanted));
+        if ran == wanted {
+            self.span_from = now;
+            return events;
+        }
+        if ran == 0 {
+            return events;
+        }
+        self.span_from = now;
+        let scaled = u128::from(events) * u128::from(wanted) / u128::from(ran);
+        u64::try_from(scaled).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Times;
+
+    #[test]
+    fn what_ran_all_the_time_is_taken_as_it_is() {
+        let mut times = Times::default();
+        times.enable(100);
+        times.run(100);
+        assert_eq!(times.commit(150, 7), 7);
+        assert_eq!(times.commit(150, 1), 1, "no time has passed");
+        assert_eq!((times.time_enabled(160), times.time_running(160)), (60, 60));
+    }
+
+    #[test]
+    fn a_wait_is_filled_with_the_rate_after_it() {
+        let mut times = Times::default();
+        times.enable(0);
+        // It waits for 300 ticks and runs for 100.
+        times.run(300);
+        assert_eq!(times.commit(400, 50), 200);
+        assert_eq!(times.commit(500, 60), 60, "the wait is paid for once");
+        assert_eq!(
+            (times.time_enabled(500), times.time_running(500)),
+            (500, 200)
+        );
+    }
+
+    #[test]
+    fn disabled_time_is_no_wait() {
+        let mut times = Times::default();
+        times.enable(0);
+        times.run(0);
+        assert_eq!(times.commit(10, 10), 10);
+        times.disable(10);
+        assert!(!times.is_enabled());
+        times.enable(1_000);
+        times.run(1_000);
+        assert_eq!(times.commit(1_010, 10), 10);
+        assert_eq!(
+            (times.time_enabled(1_010), times.time_running(1_010)),
+            (20, 20)
+        );
+    }
+
+    #[test]
+    fn a_count_that_the_guest_sets_ends_the_wait() {
+        let mut times = Times::default();
+        times.enable(0);
+        times.start_over(500);
+        times.run(500);
+        assert_eq!(times.commit(600, 10), 10);
+    }
+}
