@@ -154,6 +154,7 @@ fn play(lab: &Lab, guest: &HostileGuest, time: Duration) -> Result<MicroOutcome>
         pmi_floor_us: 100,
         timeout: time,
         record: false,
+        cores: None,
     };
     let outcome = run.run_on(&lab.host, &guest.guest, real_devices)?;
     if outcome.stopping > STOP_LIMIT {

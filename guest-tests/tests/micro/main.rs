@@ -4,9 +4,11 @@
 //! and told; `cargo l1 -- BINARY` runs it on the faithful KVM.
 
 mod amd;
+mod cores;
 mod debug;
 mod intel;
 mod overflow;
+mod perf;
 mod rdpmc;
 mod rings;
 mod step;
@@ -18,13 +20,15 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 8] = [
+    let themes: [&[Test]; 10] = [
         intel::TESTS,
         amd::TESTS,
         rdpmc::TESTS,
         debug::TESTS,
         overflow::TESTS,
+        perf::TESTS,
         vcpus::TESTS,
+        cores::TESTS,
         rings::TESTS,
         &step,
     ];

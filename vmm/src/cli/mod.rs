@@ -95,12 +95,28 @@ pub struct RunFlags {
     /// Number of vCPUs, 1 to 64 [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub cpus: Option<i64>,
+    /// Run the vCPUs on this many threads, each a core on which they take turns, 1 to
+    /// --cpus [default: a thread for each vCPU]
+    #[arg(long, value_name = "M", allow_negative_numbers = true)]
+    pub cores: Option<i64>,
+    /// How long a vCPU runs while others wait for its core, in milliseconds, 1 to 1000;
+    /// with --cores [default: 5]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub slice: Option<i64>,
+    /// Keep the threads that run vCPUs on these host CPUs, one each, in turn: 0,2-3
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub pin: Option<String>,
     /// Virtual PMU: a model below with its properties, auto, or none [default: auto]
     #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]")]
     pub pmu: Option<String>,
-    /// Counter backend: where counts come from, see below [default: auto]
-    #[arg(long, value_name = "BACKEND")]
+    /// Where counts come from: backends below in order of preference, separated by
+    /// commas; each event goes to the first that can count it [default: auto]
+    #[arg(long, value_name = "BACKEND[,...]")]
     pub counters: Option<String>,
+    /// If a vCPU wants more counters than there are: multiplex (they take turns, counts
+    /// are scaled and labelled) or refuse (the surplus is unavailable) [default: multiplex]
+    #[arg(long, value_name = "HOW")]
+    pub oversubscribe: Option<String>,
     /// CPU vendor that the guest sees: host, amd or intel [default: host]
     #[arg(long, value_name = "VENDOR")]
     pub cpu_vendor: Option<String>,

@@ -8,6 +8,7 @@ use pmu_virt::{BackendError, ModelError, Vendor};
 use thiserror::Error;
 
 use crate::cpuid::UnknownFeature;
+use crate::sched::CpuListError;
 
 /// The configuration cannot be used. Every variant prints as one line that says
 /// where the value came from, what is wrong, and what would be right.
@@ -76,6 +77,20 @@ pub enum ConfigError {
         place: Place,
         /// What is wrong.
         source: BackendError,
+    },
+    /// A list of host CPUs that cannot be used.
+    #[error("{place}: {source}")]
+    CpuList {
+        /// Which setting.
+        place: Place,
+        /// What is wrong.
+        source: CpuListError,
+    },
+    /// Time slices without cores that have them.
+    #[error("{place}: only vCPUs that share cores have time slices; add --cores M")]
+    SliceWithoutCores {
+        /// Which setting.
+        place: Place,
     },
     /// A CPU feature that cannot be hidden.
     #[error("{place}: {source}")]

@@ -6,16 +6,19 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pmu_virt::{Source, Sources};
 use toml::Spanned;
 
-use super::choices::{BootModule, Counters, CpuVendor, PmuChoice, Unpack};
+use super::choices::{BootModule, CpuVendor, OversubscribeChoice, PmuChoice, Unpack};
 use super::error::{ConfigError, Origin, Place};
 use super::file::ConfigFile;
 use super::{
-    CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_PMI_FLOOR_US, MEMORY_MIB, PMI_FLOOR_US,
-    RunConfig, TIMEOUT_S, VERBOSITY,
+    CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_PMI_FLOOR_US, DEFAULT_SLICE_MS, MEMORY_MIB,
+    PMI_FLOOR_US, RunConfig, SLICE_MS, TIMEOUT_S, VERBOSITY,
 };
 use crate::cli::RunFlags;
+use crate::sched::{CorePlan, CpuList};
+use crate::sys::allowed_cpus;
 
 /// A file under flags.
 #[derive(Debug)]
@@ -49,8 +52,12 @@ impl Merge {
         let modules = given!(self, flags, module, "module");
         let memory = given!(self, flags, memory, "memory");
         let cpus = given!(self, flags, cpus, "cpus");
+        let cores = given!(self, flags, cores, "cores");
+        let slice = given!(self, flags, slice, "slice");
+        let pin = given!(self, flags, pin, "pin");
         let pmu = given!(self, flags, pmu, "pmu");
         let counters = given!(self, flags, counters, "counters");
+        let oversubscribe = given!(self, flags, oversubscribe, "oversubscribe");
         let cpu_vendor = given!(self, flags, cpu_vendor, "cpu-vendor");
         let hidden = given!(self, flags, hide_feature, "hide-feature");
         let unpack = given!(self, flags, unpack, "unpack");
@@ -60,6 +67,7 @@ impl Merge {
         let louder = (flags.verbose > 0).then(|| flags.verbose.min(*VERBOSITY.end()).into());
         let verbose = self.choose("verbose", &louder, &self.file.keys.verbose);
 
+        let cpus = or_default(cpus, |g| small(g, CPUS, "vCPUs"))?.unwrap_or(DEFAULT_CPUS);
         let floor = or_default(pmi_floor, |g| number(g, PMI_FLOOR_US, "microseconds"))?;
         Ok(RunConfig {
             kernel: kernel.map(readable).ok_or(ConfigError::NoKernel)??,
@@ -68,9 +76,15 @@ impl Merge {
             modules: or_default(modules, |g| self.modules(g))?.unwrap_or_default(),
             memory_mib: or_default(memory, |g| number(g, MEMORY_MIB, "MiB"))?
                 .unwrap_or(DEFAULT_MEMORY_MIB),
-            cpus: or_default(cpus, |g| small(g, CPUS, "vCPUs"))?.unwrap_or(DEFAULT_CPUS),
+            cpus,
+            cores: core_plan(cpus, cores, slice)?,
+            pin: or_default(pin, cpu_list)?,
             pmu: or_default(pmu, model)?.unwrap_or_default(),
-            counters: or_default(counters, backend)?.unwrap_or(Counters::AUTO),
+            counters: or_default(counters, |g| self.sources(g))?.unwrap_or_else(Sources::auto),
+            oversubscribe: or_default(oversubscribe, |g| {
+                choice(g, OversubscribeChoice::parse, OversubscribeChoice::ALLOWED)
+            })?
+            .unwrap_or_default(),
             cpu_vendor: or_default(cpu_vendor, |g| {
                 choice(g, CpuVendor::parse, CpuVendor::ALLOWED)
             })?
@@ -122,6 +136,21 @@ impl Merge {
             Origin::Flag => path,
             Origin::File { .. } => self.file.resolve(path),
         }
+    }
+
+    fn sources(&self, given: Given<String>) -> Result<Sources, ConfigError> {
+        let place = given.place;
+        let sources = Sources::parse(&given.value).map_err(|source| ConfigError::Backend {
+            place: place.clone(),
+            source,
+        })?;
+        let sources = sources.map_files(|path| self.anchor(&place, path));
+        for source in sources.iter() {
+            if let Source::Sim { rates } = source {
+                open(&place, rates)?;
+            }
+        }
+        Ok(sources)
     }
 
     fn modules(&self, given: Given<Vec<String>>) -> Result<Vec<BootModule>, ConfigError> {
@@ -176,6 +205,33 @@ fn small(
     number(given, wide, unit).map(|value| u8::try_from(value).unwrap_or(*range.end()))
 }
 
+/// `--cores` and `--slice`: the latter means nothing without the former.
+fn core_plan(
+    cpus: u8,
+    cores: Option<Given<i64>>,
+    slice: Option<Given<i64>>,
+) -> Result<Option<CorePlan>, ConfigError> {
+    let Some(cores) = cores else {
+        return match slice {
+            None => Ok(None),
+            Some(slice) => Err(ConfigError::SliceWithoutCores { place: slice.place }),
+        };
+    };
+    let cores = small(cores, 1..=cpus, "cores, no more than --cpus")?;
+    let slice = or_default(slice, |g| number(g, SLICE_MS, "milliseconds"))?;
+    let slice = Duration::from_millis(slice.unwrap_or(DEFAULT_SLICE_MS));
+    Ok(Some(CorePlan { cores, slice }))
+}
+
+/// A list of host CPUs on which this process may run.
+fn cpu_list(given: Given<String>) -> Result<CpuList, ConfigError> {
+    let place = given.place;
+    let allowed = allowed_cpus().unwrap_or_default();
+    CpuList::parse(&given.value)
+        .and_then(|list| list.check(&allowed).map(|()| list))
+        .map_err(|source| ConfigError::CpuList { place, source })
+}
+
 fn seconds(given: Given<f64>) -> Result<Duration, ConfigError> {
     Duration::try_from_secs_f64(given.value)
         .ok()
@@ -214,11 +270,6 @@ fn model(given: Given<String>) -> Result<PmuChoice, ConfigError> {
         place,
         source: Box::new(source),
     })
-}
-
-fn backend(given: Given<String>) -> Result<Counters, ConfigError> {
-    let place = given.place;
-    Counters::parse(&given.value).map_err(|source| ConfigError::Backend { place, source })
 }
 
 fn features(given: Given<Vec<String>>) -> Result<Vec<crate::cpuid::Feature>, ConfigError> {

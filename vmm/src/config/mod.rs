@@ -14,7 +14,7 @@ mod merge;
 #[cfg(test)]
 mod tests;
 
-pub use choices::{BootModule, Counters, CpuVendor, PmuChoice, Unpack};
+pub use choices::{BootModule, CpuVendor, OversubscribeChoice, PmuChoice, Unpack};
 pub use error::{ConfigError, Origin, Place};
 pub(crate) use exit::one_line;
 pub use exit::{ExitStatus, UserError};
@@ -23,10 +23,11 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pmu_virt::{PmuModel, Vendor};
+use pmu_virt::{PmuModel, Sources, Vendor};
 
 use crate::cli::RunFlags;
 use crate::cpuid::{Feature, MAX_CPUS};
+use crate::sched::{CorePlan, CpuList};
 use file::ConfigFile;
 use merge::Merge;
 
@@ -38,10 +39,15 @@ pub const PMI_FLOOR_US: RangeInclusive<u64> = 1..=1_000_000;
 /// The range of `--timeout` in seconds; the upper end is some 11 days.
 pub const TIMEOUT_S: RangeInclusive<u64> = 0..=1_000_000;
 
+/// The range of `--slice` in milliseconds.
+pub const SLICE_MS: RangeInclusive<u64> = 1..=1000;
+
 /// The defaults.
 pub const DEFAULT_MEMORY_MIB: u64 = 512;
 /// One vCPU.
 pub const DEFAULT_CPUS: u8 = 1;
+/// Milliseconds that a vCPU runs while others wait for its core.
+pub const DEFAULT_SLICE_MS: u64 = 5;
 /// Below some 20 µs a guest makes no progress beside its own interrupts.
 pub const DEFAULT_PMI_FLOOR_US: u64 = 100;
 
@@ -60,10 +66,16 @@ pub struct RunConfig {
     pub memory_mib: u64,
     /// Number of vCPUs, 1 to [`MAX_CPUS`].
     pub cpus: u8,
+    /// vCPUs that share threads; without it every vCPU has its own.
+    pub cores: Option<CorePlan>,
+    /// Host CPUs for the threads that run vCPUs.
+    pub pin: Option<CpuList>,
     /// The virtual PMU.
     pub pmu: PmuChoice,
     /// Where counts come from.
-    pub counters: Counters,
+    pub counters: Sources,
+    /// What happens where there are too few of them.
+    pub oversubscribe: OversubscribeChoice,
     /// The CPU vendor that the guest sees.
     pub cpu_vendor: CpuVendor,
     /// CPU features to hide.

@@ -1,7 +1,7 @@
 //! The unions of `kvm_run` and the vCPU's mapping.
 
 use std::fs::File;
-use std::os::fd::{FromRawFd, IntoRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::sync::atomic::AtomicU8;
 
 use kvm_bindings::{
@@ -9,11 +9,22 @@ use kvm_bindings::{
     KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, kvm_run,
     kvm_userspace_memory_region,
 };
-use kvm_ioctls::{Kvm, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vmm_sys_util::errno;
 
 use super::exit::InternalError;
-use crate::sys::{ImmediateExitGuard, bind_immediate_exit};
+use crate::sys::{ImmediateExitGuard, SignalMask, bind_immediate_exit};
+
+/// `KVM_SET_SIGNAL_MASK`: `_IOW(KVMIO, 0x8b, struct kvm_signal_mask)`, whose size
+/// is that of its header (Linux `uapi/linux/kvm.h`).
+const KVM_SET_SIGNAL_MASK: libc::c_ulong = 0x4004_ae8b;
+
+/// `struct kvm_signal_mask` with the kernel's signal set.
+#[repr(C, packed)]
+struct KvmSignalMask {
+    len: u32,
+    set: u64,
+}
 
 /// Bytes of one element of a port access (1, 2 or 4); 1 for another exit.
 pub(super) fn io_width(run: &kvm_run) -> u8 {
@@ -123,6 +134,23 @@ pub(super) fn bind_kick(run: &mut kvm_run) -> ImmediateExitGuard {
     // one caller, `KvmVcpu::with_kicks`, holds the vCPU borrowed and drops the
     // guard on the same thread before it returns.
     unsafe { bind_immediate_exit(flag) }
+}
+
+/// Signals blocked inside `KVM_RUN`; `None`: those of the thread.
+pub(super) fn set_signal_mask(fd: &VcpuFd, mask: Option<SignalMask>) -> Result<(), errno::Error> {
+    let mask = mask.map(|SignalMask(set)| KvmSignalMask {
+        len: u32::try_from(size_of::<u64>()).unwrap_or(0),
+        set,
+    });
+    let argument = mask
+        .as_ref()
+        .map_or(std::ptr::null(), std::ptr::from_ref::<KvmSignalMask>);
+    // SAFETY: the argument is null, or a structure whose `len` tells the size of
+    // the set behind it; it is only read, during the call.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), KVM_SET_SIGNAL_MASK, argument) } {
+        0 => Ok(()),
+        _ => errno::errno_result(),
+    }
 }
 
 /// KVM behind an open `/dev/kvm`.

@@ -14,7 +14,7 @@ use vmm_sys_util::errno;
 use super::exit::{Answer, VmExit};
 use super::host::KvmFeatures;
 use super::sys;
-use crate::sys::HaltStats;
+use crate::sys::{HaltStats, SignalMask};
 
 /// What [`KvmVcpu::sync_registers`] exchanges.
 const SYNCED: u32 = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
@@ -253,6 +253,16 @@ impl KvmVcpu {
     pub fn with_kicks<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let _bound = sys::bind_kick(self.fd.get_kvm_run());
         body(self)
+    }
+
+    /// Signals that stay blocked inside `KVM_RUN`, instead of the thread's own;
+    /// `None` makes it the thread's own again.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_SIGNAL_MASK`.
+    pub fn set_signal_mask(&self, mask: Option<SignalMask>) -> Result<(), VcpuError> {
+        let set = sys::set_signal_mask(&self.fd, mask);
+        set.map_err(|error| self.error("KVM_SET_SIGNAL_MASK", error))
     }
 
     /// Has `KVM_RUN` leave the registers in `kvm_run` and take changes from

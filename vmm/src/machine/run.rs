@@ -10,7 +10,7 @@ use super::build::Machine;
 use super::console::ConsoleInput;
 use super::event_loop::{Sources, Wake, serve};
 use super::signals::stop_requests;
-use super::threads::Threads;
+use super::threads::{Spread, Threads};
 use crate::config::{ExitStatus, RunConfig};
 use crate::kvm::VcpuId;
 use crate::sys::install_kick_handler;
@@ -104,8 +104,14 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
         console: ConsoleInput::new(machine.platform.clone()),
     };
     let vcpus = std::mem::take(&mut machine.vcpus);
+    let spread = Spread {
+        cores: config
+            .cores
+            .map(|plan| (plan, std::mem::take(&mut machine.cores))),
+        pin: config.pin.clone(),
+    };
     let terminal = RawTerminal::enter(stdin())?;
-    let mut threads = Threads::start(vcpus, machine.control.clone(), &ended)?;
+    let mut threads = Threads::start(vcpus, machine.control.clone(), spread, &ended)?;
     let wake = serve(sources);
     // A guest that ended by itself at the last moment is told as it ended.
     let by_itself = threads.first_end().is_some();

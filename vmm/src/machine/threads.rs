@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use pmu_virt::CorePmu;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::run::RunError;
 use crate::kvm::VcpuId;
+use crate::sched::{Board, CorePlan, CoreReport, CoreThread, CpuList, pin};
 use crate::sys::KickTarget;
-use crate::vcpu::{Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};
+use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};
 
 /// How often vCPUs that were asked to stop are kicked again.
 const KICK_AGAIN: Duration = Duration::from_millis(5);
@@ -25,9 +27,86 @@ struct WakeOnDrop(EventFd);
 
 impl Drop for WakeOnDrop {
     fn drop(&mut self) {
+        self.now();
+    }
+}
+
+impl WakeOnDrop {
+    fn now(&self) {
         // An event whose counter is full wakes its reader all the same.
         let _ = self.0.write(1);
     }
+}
+
+/// One thread for each vCPU, or for each core.
+fn jobs(
+    vcpus: Vec<VcpuParts>,
+    cores: Option<(CorePlan, Vec<Box<CorePmu>>)>,
+) -> (Vec<Job>, Option<Arc<Board>>) {
+    let Some((plan, pmus)) = cores else {
+        let alone = vcpus.into_iter().map(|parts| Job::Vcpu(Box::new(parts)));
+        return (alone.collect(), None);
+    };
+    let hands = plan.deal(vcpus);
+    let board = Arc::new(Board::new(hands.len()));
+    let mut pmus = pmus.into_iter();
+    let core = |vcpus| {
+        Job::Core(CoreParts {
+            plan,
+            vcpus,
+            pmu: pmus.next(),
+            board: board.clone(),
+        })
+    };
+    (hands.into_iter().map(core).collect(), Some(board))
+}
+
+fn run_alone(parts: VcpuParts) -> Result<VcpuEnd, VcpuFailure> {
+    let mut seat = Seat::new(parts.tsc_khz)?;
+    Vcpu::new(parts).run(&mut seat)
+}
+
+fn run_core(
+    index: usize,
+    parts: CoreParts,
+    control: Arc<VcpuControl>,
+    tell: &dyn Fn(Ended),
+) -> Result<CoreReport, VcpuFailure> {
+    let CoreParts {
+        plan,
+        vcpus,
+        pmu,
+        board,
+    } = parts;
+    let tsc_khz = vcpus.first().map_or(0, |parts| parts.tsc_khz);
+    let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?;
+    let vcpus = vcpus.into_iter().map(Vcpu::new).collect();
+    Ok(core.run(vcpus, |ended| tell((ended.vcpu.id(), ended.end))))
+}
+
+/// How vCPUs are spread over threads, and threads over host CPUs.
+#[derive(Debug, Default)]
+pub(super) struct Spread {
+    /// `--cores`, and the counters of each; without it every vCPU has a thread
+    /// of its own.
+    pub(super) cores: Option<(CorePlan, Vec<Box<CorePmu>>)>,
+    /// `--pin`.
+    pub(super) pin: Option<CpuList>,
+}
+
+/// What one thread does.
+enum Job {
+    /// One vCPU, alone.
+    Vcpu(Box<VcpuParts>),
+    /// A core with its first vCPUs.
+    Core(CoreParts),
+}
+
+struct CoreParts {
+    plan: CorePlan,
+    vcpus: Vec<VcpuParts>,
+    pmu: Option<Box<CorePmu>>,
+    board: Arc<Board>,
 }
 
 /// The running vCPUs.
@@ -36,28 +115,35 @@ pub(super) struct Threads {
     handles: Vec<JoinHandle<()>>,
     targets: Arc<Mutex<Vec<KickTarget>>>,
     control: Arc<VcpuControl>,
+    /// Where cores meet, with `--cores`.
+    board: Option<Arc<Board>>,
+    reports: Arc<Mutex<Vec<(usize, CoreReport)>>>,
     ended: std::sync::mpsc::Receiver<Ended>,
     first: Option<Ended>,
 }
 
 impl Threads {
-    /// Starts every vCPU; `wake` is written whenever one ends.
+    /// Starts every vCPU; `wake` is written whenever a thread ends.
     pub(super) fn start(
         vcpus: Vec<VcpuParts>,
         control: Arc<VcpuControl>,
+        spread: Spread,
         wake: &EventFd,
     ) -> Result<Self, RunError> {
         let (send, ended) = channel();
+        let (jobs, board) = jobs(vcpus, spread.cores);
         let mut threads = Self {
-            handles: Vec::with_capacity(vcpus.len()),
+            handles: Vec::with_capacity(jobs.len()),
             targets: Arc::default(),
             control,
+            board,
+            reports: Arc::default(),
             ended,
             first: None,
         };
-        for parts in vcpus {
+        for (index, job) in jobs.into_iter().enumerate() {
             let wake = wake.try_clone().map_err(RunError::Event)?;
-            match threads.spawn(parts, send.clone(), wake) {
+            match threads.spawn(index, job, spread.pin.clone(), (send.clone(), wake)) {
                 Ok(handle) => threads.handles.push(handle),
                 Err(error) => {
                     threads.stop();
@@ -70,19 +156,43 @@ impl Threads {
 
     fn spawn(
         &self,
-        parts: VcpuParts,
-        send: Sender<Ended>,
-        wake: EventFd,
+        index: usize,
+        job: Job,
+        pinned: Option<CpuList>,
+        (send, wake): (Sender<Ended>, EventFd),
     ) -> std::io::Result<JoinHandle<()>> {
-        let id = parts.kvm.id();
-        let targets = self.targets.clone();
-        Builder::new().name(format!("vcpu{}", id.0)).spawn(move || {
+        let name = match &job {
+            Job::Vcpu(parts) => format!("vcpu{}", parts.kvm.id().0),
+            Job::Core(..) => format!("core{index}"),
+        };
+        let (targets, reports) = (self.targets.clone(), self.reports.clone());
+        let control = self.control.clone();
+        Builder::new().name(name).spawn(move || {
             // Dropped last, also by a panic: the main thread always hears of it.
-            let _wake = WakeOnDrop(wake);
+            let wake = WakeOnDrop(wake);
             lock(&targets).push(KickTarget::current());
-            let end = Vcpu::new(parts).and_then(|mut vcpu| vcpu.run());
             // The receiver lives until all threads were joined.
-            let _ = send.send((id, end));
+            let tell = |ended: Ended| {
+                let _ = send.send(ended);
+                wake.now();
+            };
+            match job {
+                Job::Vcpu(parts) => {
+                    let id = parts.kvm.id();
+                    let end = pin(pinned.as_ref(), index).and_then(|()| run_alone(*parts));
+                    tell((id, end));
+                }
+                Job::Core(parts) => {
+                    let first = parts.vcpus.first();
+                    let first = first.map_or(VcpuId(0), |parts| parts.kvm.id());
+                    let core = pin(pinned.as_ref(), index)
+                        .and_then(|()| run_core(index, parts, control, &tell));
+                    match core {
+                        Ok(report) => lock(&reports).push((index, report)),
+                        Err(failure) => tell((first, Err(failure))),
+                    }
+                }
+            }
         })
     }
 
@@ -101,6 +211,9 @@ impl Threads {
     /// the end of the process.
     pub(super) fn stop(&mut self) {
         self.control.stop();
+        if let Some(board) = &self.board {
+            board.call_all();
+        }
         let since = Instant::now();
         while self.handles.iter().any(|handle| !handle.is_finished()) {
             if since.elapsed() > PATIENCE {
@@ -116,6 +229,11 @@ impl Threads {
         for handle in self.handles.drain(..) {
             // A panic was reported by the panic hook; the run ends anyway.
             let _ = handle.join();
+        }
+        let mut reports = std::mem::take(&mut *lock(&self.reports));
+        reports.sort_by_key(|(index, _)| *index);
+        for (index, report) in reports {
+            log::info!("core {index}: {report}");
         }
     }
 

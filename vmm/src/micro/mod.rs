@@ -10,6 +10,7 @@ mod machine;
 mod platform;
 mod run;
 mod solo;
+mod threads;
 
 pub use code::{CodeError, assemble};
 pub use layout::{

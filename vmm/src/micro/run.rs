@@ -1,17 +1,20 @@
 //! Runs a micro-guest through the real run loop.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arbiter::Grant;
 use kvm_bindings::{kvm_debugregs, kvm_regs};
-use pmu_virt::{CounterBackend, CounterReport, PmuModel, VcpuPmu, all_pmu_msr_ranges};
+use pmu_virt::{
+    CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, VcpuPmu, all_pmu_msr_ranges,
+};
 
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
+use super::threads::Ran;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
-use crate::sys::{KickTarget, install_kick_handler};
+use crate::sched::{CoreEnd, CorePlan, CoreReport};
+use crate::sys::install_kick_handler;
 use crate::vcpu::{
     DebugQuirks, Observer, Platform, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd,
     VcpuFailure, VcpuParts,
@@ -37,6 +40,8 @@ pub struct MicroRun {
     pub timeout: Duration,
     /// Keep every [`TrapEvent`].
     pub record: bool,
+    /// vCPUs share cores; without it each has a thread of its own.
+    pub cores: Option<CorePlan>,
 }
 
 /// What one vCPU left behind.
@@ -69,6 +74,8 @@ pub struct MicroOutcome {
     pub timed_out: bool,
     /// How long its vCPUs took to leave their loops once they were asked to.
     pub stopping: Duration,
+    /// What each core did, where vCPUs shared cores.
+    pub cores: Vec<CoreReport>,
 }
 
 impl MicroOutcome {
@@ -133,64 +140,63 @@ impl MicroRun {
         let (vm, vcpus) = guest.build(host, &options)?;
         let platform = connect(&vm)?;
         let control = Arc::new(VcpuControl::default());
-        let targets = Mutex::new(Vec::new());
-        let (ended, ends) = channel();
-        let mut timed_out = false;
-        let mut stopping = Duration::ZERO;
-        let outcomes = std::thread::scope(|scope| {
-            let threads: Vec<_> = vcpus
-                .into_iter()
-                .map(|kvm| {
-                    let (vm, platform, control) = (&vm, &platform, &control);
-                    let (targets, ended) = (&targets, ended.clone());
-                    scope.spawn(move || {
-                        lock(targets).push(KickTarget::current());
-                        let outcome = self.run_one(kvm, vm, platform, control);
-                        let _ = ended.send(());
-                        outcome
-                    })
-                })
-                .collect();
-            timed_out = wait(&ends, self.timeout);
-            let asked = Instant::now();
-            control.stop();
-            while threads.iter().any(|thread| !thread.is_finished()) {
-                lock(&targets).iter().for_each(|target| target.kick());
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            stopping = asked.elapsed();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().map_err(|_| MicroRunError::Panicked)?)
-                .collect::<Result<Vec<_>, _>>()
-        })?;
+        let recorders: Vec<Recorder> = vcpus.iter().map(|_| Recorder::default()).collect();
+        let vcpus = vcpus.into_iter().zip(&recorders);
+        let vcpus = vcpus
+            .map(|(kvm, recorder)| self.vcpu(kvm, recorder, (&vm, &platform, &control)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let ran = Ran::new(vcpus, self.core_pmus(), &control, self.timeout)?;
+        let mut vcpus = Vec::new();
+        for (CoreEnd { vcpu, end }, recorder) in ran.ends.into_iter().zip(&recorders) {
+            vcpus.push(VcpuOutcome {
+                end: end?,
+                regs: unless_dead(vcpu.kvm().get_regs())?,
+                debug_regs: unless_dead(vcpu.kvm().get_debug_regs())?,
+                counters: vcpu.pmu().map(VcpuPmu::report).unwrap_or_default(),
+                events: std::mem::take(&mut *lock(&recorder.events)),
+                pmis: (vcpu.throttle().delivered(), vcpu.throttle().late()),
+            });
+        }
         Ok(MicroOutcome {
             writes: Vec::new(),
-            vcpus: outcomes,
+            vcpus,
             vm,
-            timed_out,
-            stopping,
+            timed_out: ran.timed_out,
+            stopping: ran.stopping,
+            cores: ran.cores,
         })
     }
 
-    fn run_one(
+    /// The cores, and the counters that the vCPUs of each share.
+    fn core_pmus(&self) -> Option<(CorePlan, Vec<Box<CorePmu>>)> {
+        let plan = self.cores?;
+        let core = |_| Box::new(CorePmu::new((self.backend)()));
+        let pmus = match self.model {
+            Some(_) => (0..plan.cores).map(core).collect(),
+            None => Vec::new(),
+        };
+        Some((plan, pmus))
+    }
+
+    fn vcpu(
         &self,
         kvm: KvmVcpu,
-        vm: &Arc<KvmVm>,
-        platform: &Arc<dyn Platform>,
-        control: &Arc<VcpuControl>,
-    ) -> Result<VcpuOutcome, MicroRunError> {
+        recorder: &Recorder,
+        (vm, platform, control): (&Arc<KvmVm>, &Arc<dyn Platform>, &Arc<VcpuControl>),
+    ) -> Result<Vcpu, MicroRunError> {
         let tsc_khz = kvm.get_tsc_khz()?;
-        let events = Recorder::default();
-        let pmu = self
-            .model
-            .as_ref()
-            .map(|model| VcpuPmu::new(model.clone(), (self.backend)(), Grant::everything()));
+        let pmu = self.model.as_ref().map(|model| match self.cores {
+            None => VcpuPmu::new(model.clone(), (self.backend)(), Grant::everything()),
+            Some(_) => {
+                let owner = OwnerId(kvm.id().0.into());
+                VcpuPmu::detached(owner, model.clone(), Grant::everything())
+            }
+        });
         let observer: Box<dyn Observer> = match self.record {
-            true => Box::new(events.clone()),
+            true => Box::new(recorder.clone()),
             false => Box::new(crate::vcpu::Silent),
         };
-        let mut vcpu = Vcpu::new(VcpuParts {
+        Ok(Vcpu::new(VcpuParts {
             kvm,
             vm: vm.clone(),
             pmu,
@@ -201,16 +207,7 @@ impl MicroRun {
             step: self.step,
             pmi_floor_us: self.pmi_floor_us,
             tsc_khz,
-        })?;
-        let end = vcpu.run()?;
-        Ok(VcpuOutcome {
-            end,
-            regs: unless_dead(vcpu.kvm().get_regs())?,
-            debug_regs: unless_dead(vcpu.kvm().get_debug_regs())?,
-            counters: vcpu.pmu().map(VcpuPmu::report).unwrap_or_default(),
-            events: std::mem::take(&mut *lock(&events.events)),
-            pmis: (vcpu.throttle().delivered(), vcpu.throttle().late()),
-        })
+        }))
     }
 }
 
@@ -220,11 +217,6 @@ fn unless_dead<T: Default>(read: Result<T, VcpuError>) -> Result<T, VcpuError> {
         Err(error) if error.is_dead() => Ok(T::default()),
         read => read,
     }
-}
-
-/// Waits for the first vCPU to end, which ends the guest; true on time-out.
-fn wait(ends: &Receiver<()>, timeout: Duration) -> bool {
-    ends.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -12,7 +12,7 @@ use super::run::{BackendFactory, MicroRunError};
 use crate::kvm::{KvmVcpu, KvmVm};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
-    DebugQuirks, Observer, Platform, StepSupport, Vcpu, VcpuControl, VcpuEnd, VcpuParts,
+    DebugQuirks, Observer, Platform, Seat, StepSupport, Vcpu, VcpuControl, VcpuEnd, VcpuParts,
 };
 
 /// What a solo vCPU is made of, besides KVM's parts.
@@ -38,6 +38,7 @@ pub struct SoloParts {
 #[derive(Debug)]
 pub struct Solo {
     vcpu: Vcpu,
+    seat: Seat,
     control: Arc<VcpuControl>,
     tsc_khz: u32,
 }
@@ -52,6 +53,7 @@ impl Solo {
         let tsc_khz = kvm.get_tsc_khz()?;
         let control = Arc::new(VcpuControl::default());
         let pmu = VcpuPmu::new(parts.model, (parts.backend)(), Grant::everything());
+        let seat = Seat::new(tsc_khz)?;
         let vcpu = Vcpu::new(VcpuParts {
             kvm,
             vm,
@@ -63,9 +65,10 @@ impl Solo {
             step: parts.step,
             pmi_floor_us: parts.pmi_floor_us,
             tsc_khz,
-        })?;
+        });
         Ok(Self {
             vcpu,
+            seat,
             control,
             tsc_khz,
         })
@@ -78,7 +81,7 @@ impl Solo {
     /// The vCPU failed, by the host's fault.
     pub fn run(&mut self, timeout: Duration) -> Result<Option<VcpuEnd>, MicroRunError> {
         self.control.resume();
-        let target = Vcpu::kick_target();
+        let target = self.seat.target();
         let control = self.control.clone();
         let (running, ended) = channel::<()>();
         let (end, late) = std::thread::scope(|scope| {
@@ -91,7 +94,7 @@ impl Solo {
                 }
                 late
             });
-            let end = self.vcpu.run();
+            let end = self.vcpu.run(&mut self.seat);
             drop(running);
             (end, watchdog.join())
         });

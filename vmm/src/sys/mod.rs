@@ -1,11 +1,12 @@
 //! What the standard library and the rust-vmm crates have no safe call for:
-//! the time stamp counter, per-thread timers and the kick signal.
+//! the time stamp counter, per-thread timers and the signals of a vCPU's thread.
 //!
 //! This module and the other modules named `sys` are the only places of the
 //! crate with `unsafe` code.
 
 mod affinity;
 mod kick;
+mod pending;
 mod stats;
 mod timer;
 mod tsc;
@@ -14,6 +15,7 @@ pub use affinity::{allowed_cpus, pin_this_thread};
 pub use kick::{
     ImmediateExitGuard, KickTarget, bind_immediate_exit, install_kick_handler, kick_signal,
 };
+pub use pending::{SignalMask, hold_pending_signal};
 pub use stats::{HaltStats, StatsError};
 pub use timer::KickTimer;
 pub use tsc::rdtsc;

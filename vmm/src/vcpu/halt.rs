@@ -68,6 +68,25 @@ impl HaltClock {
         told
     }
 
+    /// The vCPU leaves its core while something is `counting`: what it was halted
+    /// until now is told at the next interval.
+    pub(super) fn leave(&mut self, counting: bool) {
+        if counting {
+            self.owed = self.owed.saturating_add(self.ask());
+        }
+    }
+
+    /// The vCPU comes back to a core, where it was halted since [`Self::leave`]:
+    /// that time belongs to no interval.
+    pub(super) fn come_back(&mut self, counting: bool) {
+        match counting {
+            true => {
+                self.ask();
+            }
+            false => self.unasked = u64::MAX,
+        }
+    }
+
     fn ns(&self, ticks: u64) -> u64 {
         let ns = u128::from(ticks) * 1_000_000 / u128::from(self.tsc_khz);
         u64::try_from(ns).unwrap_or(u64::MAX)

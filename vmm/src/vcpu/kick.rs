@@ -1,10 +1,38 @@
-//! The kick at a PMU's deadline.
+//! The kick at a deadline: the PMU's, or the end of a vCPU's turn.
 
 use std::time::Duration;
 
 use vmm_sys_util::errno;
 
-use crate::sys::KickTimer;
+use super::run::VcpuFailure;
+use crate::sys::{KickTarget, KickTimer};
+
+/// What a thread lends to the vCPU that it runs: its kicks. It serves one vCPU
+/// after the other, on the thread that made it.
+#[derive(Debug)]
+pub struct Seat {
+    pub(super) timer: DeadlineTimer,
+    target: KickTarget,
+}
+
+impl Seat {
+    /// The calling thread's seat; `tsc_khz` is the TSC's frequency.
+    ///
+    /// # Errors
+    /// [`VcpuFailure::Timer`].
+    pub fn new(tsc_khz: u32) -> Result<Self, VcpuFailure> {
+        Ok(Self {
+            timer: DeadlineTimer::new(tsc_khz.max(1)).map_err(VcpuFailure::Timer)?,
+            target: KickTarget::current(),
+        })
+    }
+
+    /// The thread to kick.
+    #[must_use]
+    pub fn target(&self) -> KickTarget {
+        self.target
+    }
+}
 
 /// Turns TSC deadlines into kicks of this thread.
 ///

@@ -1,4 +1,4 @@
-//! One vCPU's thread: the run loop, and what each exit leads to.
+//! One vCPU: the run loop, and what each exit leads to.
 
 mod debug;
 mod debug_exits;
@@ -13,12 +13,15 @@ mod pmi;
 mod rdpmc;
 mod run;
 mod stepping;
+mod turn;
 
 pub use debug::{DebugControl, DebugEvent, DebugQuirks};
 pub use end::VcpuEnd;
+pub use kick::Seat;
 pub use log::PmuLog;
 pub use observe::{Observer, Silent, TrapEvent};
 pub use platform::{Platform, SharedPlatform};
 pub use pmi::{PmiDelivery, PmiRoute};
 pub use run::{Vcpu, VcpuControl, VcpuFailure, VcpuParts};
 pub use stepping::StepSupport;
+pub use turn::{Stay, Turn};

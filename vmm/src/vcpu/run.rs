@@ -10,14 +10,15 @@ use vmm_sys_util::errno;
 use super::debug::{DebugControl, DebugQuirks};
 use super::end::VcpuEnd;
 use super::halt::HaltClock;
-use super::kick::DeadlineTimer;
+use super::kick::Seat;
 use super::observe::{Observer, TrapEvent};
 use super::platform::Platform;
 use super::pmi::{self, Lvtpc, PmiError};
 use super::rdpmc::GpWatch;
 use super::stepping::{StepDriver, StepSupport};
-use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId};
-use crate::sys::{KickTarget, rdtsc};
+use super::turn::{Stay, Turn, rest};
+use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
+use crate::sys::rdtsc;
 use crate::trap::cpl;
 
 /// How often the guest's own debug registers are looked at while ours are in
@@ -65,6 +66,17 @@ pub enum VcpuFailure {
     /// The kick timer could not be made.
     #[error("timer_create failed: {0} (limit of pending signals: `ulimit -i`)")]
     Timer(errno::Error),
+    /// The thread could not be kept on its host CPU.
+    #[error("sched_setaffinity failed for host CPU {cpu}: {error}")]
+    Pin {
+        /// Which one.
+        cpu: usize,
+        /// Why.
+        error: errno::Error,
+    },
+    /// The signal that probes need could not be queued.
+    #[error("a signal cannot be queued: {0} (limit of pending signals: `ulimit -i`)")]
+    Signal(errno::Error),
 }
 
 impl VcpuFailure {
@@ -73,7 +85,9 @@ impl VcpuFailure {
     fn is_dead_machine(&self) -> bool {
         match self {
             Self::Vcpu(error) | Self::Pmi(PmiError::Vcpu(error)) => error.is_dead(),
-            Self::Pmi(PmiError::Vm(_)) | Self::Timer(_) => false,
+            Self::Pmi(PmiError::Vm(_)) | Self::Timer(_) | Self::Pin { .. } | Self::Signal(_) => {
+                false
+            }
         }
     }
 }
@@ -103,11 +117,14 @@ pub struct VcpuParts {
     pub tsc_khz: u32,
 }
 
-/// One vCPU, on its thread.
+/// One vCPU.
 #[derive(Debug)]
 pub struct Vcpu {
-    kvm: KvmVcpu,
-    core: Core,
+    tsc_khz: u32,
+    pub(super) kvm: KvmVcpu,
+    pub(super) core: Core,
+    /// Its `KVM_RUN` looks for what would wake it and does nothing else.
+    pub(super) looking: bool,
 }
 
 /// Everything but KVM's side, so that both can be borrowed at once.
@@ -124,7 +141,6 @@ pub(super) struct Core {
     pub(super) throttle: PmiThrottle,
     pub(super) pending_pmi: Option<(PmiRequest, Lvtpc)>,
     pub(super) halt: HaltClock,
-    pub(super) timer: DeadlineTimer,
     pub(super) counting: bool,
     pub(super) warned_full: bool,
     /// Exits yet to come at which registers are likely to be wanted.
@@ -133,16 +149,16 @@ pub(super) struct Core {
 }
 
 impl Vcpu {
-    /// A vCPU whose kicks go to the calling thread, which must also run it.
-    ///
-    /// # Errors
-    /// [`VcpuFailure::Timer`].
-    pub fn new(parts: VcpuParts) -> Result<Self, VcpuFailure> {
+    /// A vCPU that any thread may run, one at a time.
+    #[must_use]
+    pub fn new(parts: VcpuParts) -> Self {
         let tsc_khz = parts.tsc_khz.max(1);
         let floor = u64::from(parts.pmi_floor_us) * u64::from(tsc_khz) / 1000;
         let halt = HaltClock::new(&parts.kvm, tsc_khz);
-        Ok(Self {
+        Self {
+            tsc_khz,
             kvm: parts.kvm,
+            looking: false,
             core: Core {
                 vm: parts.vm,
                 pmu: parts.pmu,
@@ -155,47 +171,47 @@ impl Vcpu {
                 throttle: PmiThrottle::new(floor),
                 pending_pmi: None,
                 halt,
-                timer: DeadlineTimer::new(tsc_khz).map_err(VcpuFailure::Timer)?,
                 counting: false,
                 warned_full: false,
                 registers_wanted: 0,
                 entered: 0,
             },
-        })
+        }
     }
 
-    /// The thread to kick.
+    /// Which vCPU this is.
     #[must_use]
-    pub fn kick_target() -> KickTarget {
-        KickTarget::current()
+    pub fn id(&self) -> VcpuId {
+        self.kvm.id()
     }
 
-    /// Runs the guest until it ends or is stopped.
+    /// The TSC's frequency in kHz.
+    #[must_use]
+    pub fn tsc_khz(&self) -> u32 {
+        self.tsc_khz
+    }
+
+    /// Runs the guest until it ends or is stopped, on `seat`'s thread.
     ///
     /// # Errors
     /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
-    pub fn run(&mut self) -> Result<VcpuEnd, VcpuFailure> {
-        let core = &mut self.core;
-        let end: Result<_, VcpuFailure> = self.kvm.with_kicks(|kvm| {
-            loop {
-                if core.control.stopping() {
-                    return Ok(VcpuEnd::Stopped);
-                }
-                core.before_entry(kvm)?;
-                let exit = kvm.run()?;
-                core.settle(kvm)?;
-                if let Some(end) = core.handle(kvm, exit)? {
-                    finish_access(kvm)?;
-                    return Ok(end);
-                }
+    pub fn run(&mut self, seat: &mut Seat) -> Result<VcpuEnd, VcpuFailure> {
+        loop {
+            // Without a turn nothing but an end leads out of the loop.
+            if let Stay::Ended(end) = self.stay(seat, None)? {
+                return Ok(end);
             }
-        });
-        match end {
-            Err(failure) if failure.is_dead_machine() => Ok(VcpuEnd::Stuck(format!(
-                "KVM has given this machine up ({failure}); the host's kernel log tells why"
-            ))),
-            end => end,
         }
+    }
+
+    pub(super) fn stay(
+        &mut self,
+        seat: &mut Seat,
+        turn: Option<&Turn<'_>>,
+    ) -> Result<Stay, VcpuFailure> {
+        let core = &mut self.core;
+        let stay = self.kvm.with_kicks(|kvm| core.stay(kvm, seat, turn));
+        stay.or_else(|failure| dead_machine(failure).map(Stay::Ended))
     }
 
     /// KVM's side, while the guest does not run.
@@ -217,6 +233,17 @@ impl Vcpu {
     }
 }
 
+/// The end of a guest whose machine KVM has given up; other failures stay what
+/// they are.
+pub(super) fn dead_machine(failure: VcpuFailure) -> Result<VcpuEnd, VcpuFailure> {
+    match failure.is_dead_machine() {
+        true => Ok(VcpuEnd::Stuck(format!(
+            "KVM has given this machine up ({failure}); the host's kernel log tells why"
+        ))),
+        false => Err(failure),
+    }
+}
+
 /// Has KVM complete the access behind the last exit, so that the registers are
 /// those after the instruction.
 fn finish_access(kvm: &mut KvmVcpu) -> Result<(), VcpuError> {
@@ -225,7 +252,49 @@ fn finish_access(kvm: &mut KvmVcpu) -> Result<(), VcpuError> {
 }
 
 impl Core {
-    fn before_entry(&mut self, kvm: &mut KvmVcpu) -> Result<(), VcpuFailure> {
+    /// The loop of every vCPU: until an end, or until its turn is over.
+    fn stay(
+        &mut self,
+        kvm: &mut KvmVcpu,
+        seat: &mut Seat,
+        turn: Option<&Turn<'_>>,
+    ) -> Result<Stay, VcpuFailure> {
+        let until = turn.and_then(|turn| turn.until);
+        // KVM has completed what the last exit was about.
+        let mut complete = true;
+        if turn.is_some() {
+            // A kick between two turns was seen by nobody.
+            seat.timer.kicked();
+        }
+        loop {
+            if self.control.stopping() {
+                return Ok(Stay::Ended(VcpuEnd::Stopped));
+            }
+            if turn.is_some_and(Turn::is_over) {
+                if complete {
+                    return Ok(Stay::Paused(rest(kvm)?));
+                }
+                // A vCPU that waits for its next turn must not owe its guest
+                // anything: this entry only completes the access.
+                kvm.set_immediate_exit(true);
+            }
+            self.before_entry(kvm, seat, until)?;
+            let exit = kvm.run()?;
+            complete = exit == VmExit::Interrupted;
+            self.settle(kvm, seat)?;
+            if let Some(end) = self.handle(kvm, exit)? {
+                finish_access(kvm)?;
+                return Ok(Stay::Ended(end));
+            }
+        }
+    }
+
+    fn before_entry(
+        &mut self,
+        kvm: &mut KvmVcpu,
+        seat: &mut Seat,
+        until: Option<u64>,
+    ) -> Result<(), VcpuFailure> {
         if let Some(pmu) = &mut self.pmu {
             let memory = self.vm.memory();
             let gp_handler = self.gp.gate().map(|gate| gate.handler);
@@ -251,17 +320,20 @@ impl Core {
             self.entered = now;
             pmu.observe(Progress::Entered { tsc: now });
             let late = self.throttle.deadline();
-            self.timer.set(now, earliest(pmu.deadline(), late));
+            let deadline = earliest(pmu.deadline(), late);
+            seat.timer.set(now, earliest(deadline, until));
+        } else if until.is_some() {
+            seat.timer.set(rdtsc(), until);
         }
         Ok(())
     }
 
     /// Tells the PMU that the guest has stopped, and sends what overflowed.
-    fn settle(&mut self, kvm: &mut KvmVcpu) -> Result<(), VcpuFailure> {
+    fn settle(&mut self, kvm: &mut KvmVcpu, seat: &mut Seat) -> Result<(), VcpuFailure> {
         let tsc = rdtsc();
         // A kick has done its work once KVM_RUN has returned.
         if kvm.take_immediate_exit() {
-            self.timer.kicked();
+            seat.timer.kicked();
         }
         let Some(pmu) = &mut self.pmu else {
             return Ok(());
@@ -281,7 +353,17 @@ impl Core {
         Ok(())
     }
 
-    fn forward_pmi(&mut self, kvm: &KvmVcpu, now: u64) -> Result<(), VcpuFailure> {
+    /// The vCPU is idle and leaves its core.
+    pub(super) fn leave(&mut self) {
+        self.halt.leave(self.counting);
+    }
+
+    /// It comes back from [`Core::leave`].
+    pub(super) fn back(&mut self) {
+        self.halt.come_back(self.counting);
+    }
+
+    pub(super) fn forward_pmi(&mut self, kvm: &KvmVcpu, now: u64) -> Result<(), VcpuFailure> {
         let Some(pmu) = &mut self.pmu else {
             return Ok(());
         };

@@ -4,8 +4,7 @@ use super::MsrBackend;
 use super::events::MERGE;
 use super::registers::{ENABLE, global_bit};
 use super::slot::{Control, MsrSlot};
-use crate::ids::SlotIndex;
-use crate::ids::SlotSet;
+use crate::ids::{SlotIndex, SlotSet};
 
 impl MsrBackend {
     /// Makes a counter somebody else's.

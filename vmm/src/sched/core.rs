@@ -1,0 +1,252 @@
+//! One core: a thread that does what its run queue says.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pmu_virt::CorePmu;
+
+use super::board::Board;
+use super::pace::Pace;
+use super::plan::CorePlan;
+use super::queue::{Action, Rest, RunQueue};
+use super::report::CoreReport;
+use crate::kvm::VcpuId;
+use crate::sys::{SignalMask, hold_pending_signal, rdtsc};
+use crate::vcpu::{Seat, Stay, Turn, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
+
+/// A vCPU that runs no more.
+#[derive(Debug)]
+pub struct CoreEnd {
+    /// It.
+    pub vcpu: Vcpu,
+    /// How it ended.
+    pub end: Result<VcpuEnd, VcpuFailure>,
+}
+
+/// A core, on the thread that made it.
+#[derive(Debug)]
+pub struct CoreThread {
+    index: usize,
+    board: Arc<Board>,
+    control: Arc<VcpuControl>,
+    seat: Seat,
+    mask: SignalMask,
+    queue: RunQueue,
+    vcpus: BTreeMap<VcpuId, Vcpu>,
+    /// The core's counters, while no vCPU is attached to them.
+    pmu: Option<Box<CorePmu>>,
+    /// Who ran last, and has the counters.
+    last: Option<VcpuId>,
+    pace: Pace,
+    /// Other cores are not asked before, as that interrupts them.
+    ask_at: u64,
+    attempt: usize,
+    report: CoreReport,
+}
+
+impl CoreThread {
+    /// The calling thread becomes core `index` of `board`. `control` is that of
+    /// its vCPUs; `pmu` are the counters that they share, `None` where they have
+    /// no PMU.
+    ///
+    /// # Errors
+    /// [`VcpuFailure::Timer`] or [`VcpuFailure::Signal`]: the process has no timer
+    /// or no queued signal left.
+    pub fn new(
+        index: usize,
+        plan: &CorePlan,
+        tsc_khz: u32,
+        board: Arc<Board>,
+        control: Arc<VcpuControl>,
+        pmu: Option<Box<CorePmu>>,
+    ) -> Result<Self, VcpuFailure> {
+        let seat = Seat::new(tsc_khz)?;
+        let pace = Pace::new(plan.slice, tsc_khz.max(1));
+        board.sit_down(index, seat.target());
+        Ok(Self {
+            index,
+            board,
+            control,
+            seat,
+            mask: hold_pending_signal().map_err(VcpuFailure::Signal)?,
+            queue: RunQueue::new(pace),
+            vcpus: BTreeMap::new(),
+            pmu,
+            last: None,
+            pace,
+            ask_at: 0,
+            attempt: index,
+            report: CoreReport::default(),
+        })
+    }
+
+    /// Runs `vcpus`, and those that come later, until the machine is stopped.
+    /// `on_end` gets each vCPU as soon as it has ended; at last all others.
+    pub fn run(mut self, vcpus: Vec<Vcpu>, mut on_end: impl FnMut(CoreEnd)) -> CoreReport {
+        let began = Instant::now();
+        for vcpu in vcpus {
+            self.admit(vcpu).map(&mut on_end);
+        }
+        while !self.control.stopping() {
+            for vcpu in self.board.collect(self.index) {
+                self.arrive(vcpu).map(&mut on_end);
+            }
+            self.meet_others();
+            self.act().map(&mut on_end);
+        }
+        let left: Vec<VcpuId> = self.vcpus.keys().copied().collect();
+        for id in left {
+            self.end(id, Ok(VcpuEnd::Stopped)).map(&mut on_end);
+        }
+        if let Some(pmu) = &self.pmu {
+            self.report.counters = pmu.stats();
+        }
+        self.report.alive = began.elapsed();
+        self.report
+    }
+
+    /// One step of the queue's; a vCPU that ended in it.
+    fn act(&mut self) -> Option<CoreEnd> {
+        match self.queue.next(rdtsc()) {
+            Action::Run { vcpu, until } => self.enter(vcpu, until),
+            Action::Probe(vcpu) => self.probe(vcpu),
+            Action::Empty => {
+                self.board.wait(self.index);
+                None
+            }
+        }
+    }
+
+    fn enter(&mut self, id: VcpuId, until: Option<u64>) -> Option<CoreEnd> {
+        self.switch_to(id);
+        let turn = Turn {
+            until,
+            attention: self.board.attention(self.index),
+        };
+        let stay = self.vcpus.get_mut(&id)?.run_for(&mut self.seat, &turn);
+        match stay {
+            Ok(Stay::Paused(rest)) => {
+                self.report.halts += u64::from(rest == Rest::Idle);
+                self.queue.left(rdtsc(), rest);
+                None
+            }
+            Ok(Stay::Ended(end)) => self.end(id, Ok(end)),
+            Err(failure) => self.end(id, Err(failure)),
+        }
+    }
+
+    fn probe(&mut self, id: VcpuId) -> Option<CoreEnd> {
+        let began = Instant::now();
+        let stay = self.vcpus.get_mut(&id)?.probe(self.mask);
+        self.report.probes += 1;
+        self.report.probing += began.elapsed();
+        match stay {
+            Ok(Stay::Paused(rest)) => {
+                self.report.wakes += u64::from(rest == Rest::Runnable);
+                self.queue.probed(rdtsc(), id, rest);
+                None
+            }
+            Ok(Stay::Ended(end)) => self.end(id, Ok(end)),
+            Err(failure) => self.end(id, Err(failure)),
+        }
+    }
+
+    /// Gives the counters to `id`, which runs next.
+    fn switch_to(&mut self, id: VcpuId) {
+        if self.last == Some(id) {
+            return;
+        }
+        self.park();
+        self.last = Some(id);
+        self.report.switches += 1;
+        if let (Some(vcpu), Some(pmu)) = (self.vcpus.get_mut(&id), self.pmu.take()) {
+            self.pmu = vcpu.attach(pmu);
+        }
+    }
+
+    /// Takes the counters back from who ran last.
+    fn park(&mut self) {
+        let last = self.last.take().and_then(|id| self.vcpus.get_mut(&id));
+        if let Some(pmu) = last.and_then(Vcpu::park) {
+            self.pmu = Some(pmu);
+        }
+    }
+
+    /// Takes a vCPU and all of its counts off this core.
+    fn dismiss(&mut self, id: VcpuId) -> Option<Vcpu> {
+        if self.last == Some(id) {
+            self.park();
+        }
+        self.queue.remove(id);
+        let mut vcpu = self.vcpus.remove(&id)?;
+        if self.pmu.is_none() {
+            // Somebody else has them.
+            self.park();
+        }
+        if let Some(pmu) = &mut self.pmu {
+            vcpu.leave(pmu);
+        }
+        Some(vcpu)
+    }
+
+    fn end(&mut self, id: VcpuId, end: Result<VcpuEnd, VcpuFailure>) -> Option<CoreEnd> {
+        let vcpu = self.dismiss(id)?;
+        Some(CoreEnd { vcpu, end })
+    }
+
+    /// A vCPU that nobody has run yet, or that another core has left.
+    fn admit(&mut self, vcpu: Vcpu) -> Option<CoreEnd> {
+        match vcpu.rest() {
+            Ok(rest) => {
+                self.queue.admit(rdtsc(), vcpu.id(), rest);
+                self.vcpus.insert(vcpu.id(), vcpu);
+                None
+            }
+            Err(failure) => Some(CoreEnd {
+                vcpu,
+                end: Err(failure),
+            }),
+        }
+    }
+
+    /// A vCPU from another core.
+    fn arrive(&mut self, mut vcpu: Vcpu) -> Option<CoreEnd> {
+        let began = Instant::now();
+        match vcpu.settle_in() {
+            Ok(()) => {
+                let took = began.elapsed();
+                log::debug!("{} comes to core {} ({took:?})", vcpu.id(), self.index);
+                self.report.migrations.add(took);
+                self.admit(vcpu)
+            }
+            Err(failure) => Some(CoreEnd {
+                vcpu,
+                end: Err(failure),
+            }),
+        }
+    }
+
+    /// Answers crowded cores, and asks an idle one where this one is crowded.
+    fn meet_others(&mut self) {
+        let runnable = self.queue.runnable();
+        self.board.set_free(self.index, runnable < 2);
+        self.board.answer(self.index, runnable == 0);
+        let taker = self.board.taker(self.index);
+        let now = rdtsc();
+        let Some(id) = self.queue.surplus(now) else {
+            return;
+        };
+        let Some(taker) = taker else {
+            if now >= self.ask_at {
+                self.ask_at = now.saturating_add(self.pace.patience);
+                self.attempt = self.attempt.wrapping_add(1);
+                self.board.ask(self.index, self.attempt);
+            }
+            return;
+        };
+        if let Some(vcpu) = self.dismiss(id) {
+            self.board.hand_over(taker, vcpu);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! N vCPUs on M threads: each thread is a core with a run queue.
+//!
+//! [`RunQueue`] decides and knows nothing of KVM or threads; [`CoreThread`] does
+//! what it says. Cores share nothing but the [`Board`], where an idle core and a
+//! crowded one agree on a vCPU's migration.
+
+mod board;
+mod core;
+mod cpulist;
+mod pace;
+mod plan;
+mod queue;
+mod report;
+
+pub use self::core::{CoreEnd, CoreThread};
+pub use board::Board;
+pub use cpulist::{CpuList, CpuListError};
+pub use pace::Pace;
+pub use plan::{CorePlan, pin};
+pub use queue::{Action, Rest, RunQueue};
+pub use report::{CoreReport, MigrationCost};

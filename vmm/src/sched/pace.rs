@@ -1,0 +1,63 @@
+//! The times that a core keeps.
+
+use std::time::Duration;
+
+/// A probe of an idle vCPU every 4/5 of a slice: a timer that has expired is
+/// seen at the second probe after it, so within 2 slices.
+const PROBE_NUM: u64 = 4;
+const PROBE_DEN: u64 = 5;
+/// Longer slices do not make wake-ups later than this.
+const LONGEST_PROBE: Duration = Duration::from_millis(4);
+/// After a round of probes that took T, none begins for this times T: probes
+/// never take more than 1/17 of a core, however many there are.
+const QUIET: u64 = 16;
+/// The first look at a running vCPU, for which another one waits, is this part
+/// of a slice after its entry; each further one twice as far away.
+const FIRST_LOOK: u64 = 16;
+/// Less than this part of a slice is not worth a switch.
+const SHORTEST: u64 = 16;
+/// For so many slices a vCPU must have been waiting before one migrates,
+const PATIENCE: u64 = 4;
+/// and so many it then stays at least.
+const SETTLE: u64 = 40;
+
+/// The times that a core keeps, in TSC ticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// For how long a vCPU runs while others wait.
+    pub slice: u64,
+    /// How often an idle vCPU is asked whether it has been woken.
+    pub probe_every: u64,
+    /// A round of probes is followed by this many times its length without one.
+    pub quiet: u64,
+    /// From entry to the first look whether a vCPU has halted, while others wait.
+    pub first_look: u64,
+    /// A rest of a slice below this counts as none.
+    pub shortest: u64,
+    /// How long others must have been waiting before one of them migrates.
+    pub patience: u64,
+    /// How long a vCPU stays on a core at least.
+    pub settle: u64,
+}
+
+impl Pace {
+    /// The pace for slices of `slice` on a TSC of `tsc_khz`.
+    #[must_use]
+    pub fn new(slice: Duration, tsc_khz: u32) -> Self {
+        let ticks = |time: Duration| {
+            let ticks = time.as_nanos().saturating_mul(tsc_khz.into()) / 1_000_000;
+            u64::try_from(ticks).unwrap_or(u64::MAX)
+        };
+        let longest = ticks(LONGEST_PROBE);
+        let slice = ticks(slice).max(FIRST_LOOK);
+        Self {
+            slice,
+            probe_every: (slice / PROBE_DEN * PROBE_NUM).min(longest).max(1),
+            quiet: QUIET,
+            first_look: slice / FIRST_LOOK,
+            shortest: slice / SHORTEST,
+            patience: slice.saturating_mul(PATIENCE),
+            settle: slice.saturating_mul(SETTLE),
+        }
+    }
+}

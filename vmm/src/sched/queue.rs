@@ -1,0 +1,321 @@
+//! The run queue of one core: who runs next, for how long, and who is asked
+//! whether it is still halted. Pure: time comes in, decisions go out.
+//!
+//! A vCPU has a budget of one slice a round. It runs until the budget is used
+//! up and then goes to the end of the queue with a new one. A vCPU that halts
+//! keeps the rest and, once found awake, spends it ahead of the queue: it is
+//! served soon, and nobody waits longer for it than it was entitled to anyway.
+//! So no runnable vCPU waits longer than one slice for each other vCPU of its
+//! core, and the time of their probes.
+
+use std::collections::VecDeque;
+
+use super::pace::Pace;
+use crate::kvm::VcpuId;
+
+/// What a vCPU does while it is not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// It could run.
+    Runnable,
+    /// It waits for an interrupt or a start-up IPI.
+    Idle,
+}
+
+/// What a core does next. Times are TSC values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Enter this vCPU and leave it at `until`; `None`: nobody else needs the
+    /// core.
+    Run {
+        /// Which one.
+        vcpu: VcpuId,
+        /// When to come back at the latest.
+        until: Option<u64>,
+    },
+    /// Ask this idle vCPU whether something has woken it.
+    Probe(VcpuId),
+    /// There is no vCPU.
+    Empty,
+}
+
+/// One vCPU of the core.
+#[derive(Debug)]
+struct Member {
+    id: VcpuId,
+    /// What is left of its slice, in ticks.
+    left: u64,
+    arrived: u64,
+    idle: Option<Idle>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Idle {
+    since: u64,
+    /// When it was last known to be idle.
+    seen: u64,
+}
+
+/// The vCPU inside `KVM_RUN`.
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    id: VcpuId,
+    since: u64,
+}
+
+/// The vCPUs of one core.
+#[derive(Debug)]
+pub struct RunQueue {
+    pace: Pace,
+    members: Vec<Member>,
+    /// Runnable ones that halted before their slice was over; ahead of `ready`.
+    woken: VecDeque<VcpuId>,
+    ready: VecDeque<VcpuId>,
+    /// Idle ones that are still to be asked in this round of probes.
+    round: VecDeque<VcpuId>,
+    round_began: u64,
+    /// No round of probes begins before.
+    quiet_until: u64,
+    running: Option<Running>,
+    /// Who ran last, and how far the next look at it is away.
+    last: Option<(VcpuId, u64)>,
+    crowded_since: Option<u64>,
+}
+
+impl RunQueue {
+    /// A core without vCPUs.
+    #[must_use]
+    pub fn new(pace: Pace) -> Self {
+        Self {
+            pace,
+            members: Vec::new(),
+            woken: VecDeque::new(),
+            ready: VecDeque::new(),
+            round: VecDeque::new(),
+            round_began: 0,
+            quiet_until: 0,
+            running: None,
+            last: None,
+            crowded_since: None,
+        }
+    }
+
+    /// A vCPU comes to this core.
+    pub fn admit(&mut self, now: u64, id: VcpuId, rest: Rest) {
+        let idle = Idle {
+            since: now,
+            seen: now,
+        };
+        self.members.push(Member {
+            id,
+            left: self.pace.slice,
+            arrived: now,
+            idle: (rest == Rest::Idle).then_some(idle),
+        });
+        if rest == Rest::Runnable {
+            self.ready.push_back(id);
+        }
+    }
+
+    /// A vCPU leaves this core for good.
+    pub fn remove(&mut self, id: VcpuId) {
+        self.members.retain(|member| member.id != id);
+        for queue in [&mut self.woken, &mut self.ready, &mut self.round] {
+            queue.retain(|&queued| queued != id);
+        }
+        if self.running.is_some_and(|running| running.id == id) {
+            self.running = None;
+        }
+        if self.last.is_some_and(|(last, _)| last == id) {
+            self.last = None;
+        }
+        self.crowded_since = None;
+    }
+
+    /// What to do at `now`. After a [`Action::Run`] call [`RunQueue::left`],
+    /// after a [`Action::Probe`] call [`RunQueue::probed`].
+    pub fn next(&mut self, now: u64) -> Action {
+        if self.round.is_empty() && self.probe_at(None).is_some_and(|at| at <= now) {
+            self.begin_round(now);
+        }
+        if let Some(id) = self.round.pop_front() {
+            return Action::Probe(id);
+        }
+        self.note_crowd(now);
+        let runnable = self.woken.pop_front().or_else(|| self.ready.pop_front());
+        if let Some(id) = runnable {
+            return self.run(now, id);
+        }
+        self.sleep(now)
+    }
+
+    /// The vCPU that was run has come back.
+    pub fn left(&mut self, now: u64, rest: Rest) {
+        let Some(Running { id, since }) = self.running.take() else {
+            return;
+        };
+        let Pace {
+            slice, shortest, ..
+        } = self.pace;
+        let Some(member) = self.members.iter_mut().find(|member| member.id == id) else {
+            return;
+        };
+        match (&mut member.idle, rest) {
+            (Some(idle), Rest::Idle) => idle.seen = now,
+            (Some(_), Rest::Runnable) => self.wake(now, id),
+            (none, rest) => {
+                member.left = member.left.saturating_sub(now.saturating_sub(since));
+                if rest == Rest::Idle {
+                    *none = Some(Idle {
+                        since: now,
+                        seen: now,
+                    });
+                } else if member.left < shortest {
+                    member.left = slice;
+                    self.ready.push_back(id);
+                } else {
+                    self.ready.push_front(id);
+                }
+            }
+        }
+    }
+
+    /// What the probe of an idle vCPU has found.
+    pub fn probed(&mut self, now: u64, id: VcpuId, rest: Rest) {
+        match rest {
+            Rest::Runnable => self.wake(now, id),
+            Rest::Idle => {
+                if let Some(idle) = self.idle_mut(id) {
+                    idle.seen = now;
+                }
+            }
+        }
+        if self.round.is_empty() {
+            let took = now.saturating_sub(self.round_began);
+            self.quiet_until = now.saturating_add(took.saturating_mul(self.pace.quiet));
+        }
+    }
+
+    /// A vCPU that another core may take, if runnable ones have been waiting
+    /// here for long: the one that waits longest among those that have been
+    /// here for some time.
+    #[must_use]
+    pub fn surplus(&self, now: u64) -> Option<VcpuId> {
+        let crowded = self.crowded_since?;
+        if now.saturating_sub(crowded) < self.pace.patience {
+            return None;
+        }
+        let settled = |id: &&VcpuId| {
+            let member = self.members.iter().find(|member| member.id == **id);
+            let stay = member.map_or(0, |member| now.saturating_sub(member.arrived));
+            self.last.is_none_or(|(last, _)| last != **id) && stay >= self.pace.settle
+        };
+        self.ready.iter().find(settled).copied()
+    }
+
+    /// How many vCPUs here could run, as far as is known, while none does.
+    #[must_use]
+    pub fn runnable(&self) -> usize {
+        self.woken.len() + self.ready.len()
+    }
+
+    fn idle_mut(&mut self, id: VcpuId) -> Option<&mut Idle> {
+        let member = self.members.iter_mut().find(|member| member.id == id)?;
+        member.idle.as_mut()
+    }
+
+    fn run(&mut self, now: u64, id: VcpuId) -> Action {
+        self.running = Some(Running { id, since: now });
+        let look = match self.last {
+            Some((last, look)) if last == id => look,
+            _ => self.pace.first_look,
+        };
+        let mut until = self.probe_at(None);
+        if !self.woken.is_empty() || !self.ready.is_empty() {
+            let member = self.members.iter().find(|member| member.id == id);
+            let left = member.map_or(self.pace.slice, |member| member.left);
+            until = earliest(until, Some(now.saturating_add(left.min(look))));
+            self.last = Some((id, look.saturating_mul(2)));
+        } else {
+            self.last = Some((id, self.pace.first_look));
+        }
+        Action::Run { vcpu: id, until }
+    }
+
+    /// Nobody can run: wait inside the vCPU that halted last, as it is the
+    /// likeliest to go on, until the others have to be asked.
+    fn sleep(&mut self, now: u64) -> Action {
+        let idle = self.members.iter().filter_map(|m| Some((m.idle?, m.id)));
+        let Some((_, id)) = idle.max_by_key(|(idle, _)| idle.since) else {
+            return Action::Empty;
+        };
+        self.running = Some(Running { id, since: now });
+        self.last = None;
+        Action::Run {
+            vcpu: id,
+            until: self.probe_at(Some(id)),
+        }
+    }
+
+    /// When the next round of probes is due; `asleep` needs none.
+    fn probe_at(&self, asleep: Option<VcpuId>) -> Option<u64> {
+        let asked = |member: &&Member| Some(member.id) != asleep;
+        let seen = self.members.iter().filter(asked);
+        let oldest = seen.filter_map(|m| Some(m.idle?.seen)).min()?;
+        let due = oldest.saturating_add(self.pace.probe_every);
+        Some(due.max(self.quiet_until))
+    }
+
+    /// Asks all whose turn would come soon, as interrupting the core is the
+    /// larger part of asking one.
+    fn begin_round(&mut self, now: u64) {
+        let soon = self.pace.probe_every / 2;
+        let due = |member: &&Member| {
+            member
+                .idle
+                .is_some_and(|idle| now.saturating_sub(idle.seen) >= soon)
+        };
+        let due = self.members.iter().filter(due).map(|member| member.id);
+        self.round = due.collect();
+        self.round_began = now;
+    }
+
+    fn wake(&mut self, now: u64, id: VcpuId) {
+        let round = self.pace.slice.saturating_mul(self.members.len() as u64);
+        let Some(member) = self.members.iter_mut().find(|member| member.id == id) else {
+            return;
+        };
+        let Some(idle) = member.idle.take() else {
+            return;
+        };
+        // It has let a whole round go by.
+        if now.saturating_sub(idle.since) >= round {
+            member.left = self.pace.slice;
+        }
+        if member.left >= self.pace.shortest {
+            self.woken.push_back(id);
+        } else {
+            member.left = self.pace.slice;
+            self.ready.push_back(id);
+        }
+    }
+
+    fn note_crowd(&mut self, now: u64) {
+        if self.runnable() < 2 {
+            self.crowded_since = None;
+        } else {
+            self.crowded_since.get_or_insert(now);
+        }
+    }
+}
+
+fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
+    }
+}
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

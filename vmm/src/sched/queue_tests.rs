@@ -1,0 +1,338 @@
+//! Tables, and guests in virtual time that halt, are woken and never stop.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
+use proptest::test_runner::TestCaseError;
+
+use super::{Action, Pace, Rest, RunQueue};
+use crate::kvm::VcpuId;
+
+/// A TSC of 1 MHz: ticks are microseconds.
+const KHZ: u32 = 1000;
+const SLICE: u64 = 5000;
+
+fn queue(rests: &[Rest]) -> RunQueue {
+    let mut queue = RunQueue::new(Pace::new(Duration::from_micros(SLICE), KHZ));
+    for (id, rest) in (0..).zip(rests) {
+        queue.admit(0, VcpuId(id), *rest);
+    }
+    queue
+}
+
+fn run(id: u8, until: impl Into<Option<u64>>) -> Action {
+    Action::Run {
+        vcpu: VcpuId(id),
+        until: until.into(),
+    }
+}
+
+/// What happens to the vCPU that the queue last named, and when.
+enum Then {
+    Left(u64, Rest),
+    Probed(u64, Rest),
+}
+
+fn check(rests: &[Rest], story: &[(Action, Then)], last: Action) {
+    let mut queue = queue(rests);
+    let mut now = 0;
+    for (step, (expected, then)) in story.iter().enumerate() {
+        let action = queue.next(now);
+        assert_eq!(action, *expected, "step {step}");
+        match *then {
+            Then::Left(at, rest) => {
+                now = at;
+                queue.left(now, rest);
+            }
+            Then::Probed(at, rest) => {
+                let Action::Probe(id) = action else {
+                    panic!("step {step} is no probe");
+                };
+                now = at;
+                queue.probed(now, id, rest);
+            }
+        }
+    }
+    assert_eq!(queue.next(now), last);
+}
+
+#[test]
+fn what_runs_next() {
+    use Rest::{Idle, Runnable};
+    use Then::{Left, Probed};
+    let look = SLICE / 16;
+    let every = SLICE * 4 / 5;
+    // Alone it is left alone, halted or not.
+    check(&[Runnable], &[(run(0, None), Left(9, Idle))], run(0, None));
+    check(&[], &[], Action::Empty);
+    // Looks come at growing distances; the slice's end is the others' turn.
+    check(
+        &[Runnable, Runnable],
+        &[
+            (run(0, look), Left(look, Runnable)),
+            (run(0, 3 * look), Left(3 * look, Runnable)),
+            (run(0, 7 * look), Left(7 * look, Runnable)),
+            (run(0, 15 * look), Left(15 * look, Runnable)),
+            (run(0, SLICE), Left(SLICE, Runnable)),
+            (run(1, SLICE + look), Left(SLICE + look, Idle)),
+        ],
+        run(0, SLICE + look + every),
+    );
+    // Who halts leaves the core; who is found awake goes ahead, with its rest.
+    check(
+        &[Runnable, Runnable],
+        &[
+            (run(0, look), Left(look, Idle)),
+            (run(1, look + every), Left(look + every, Runnable)),
+            (Action::Probe(VcpuId(0)), Probed(look + every + 1, Runnable)),
+            (run(0, look + every + 1 + look), Left(5000, Idle)),
+        ],
+        run(1, 5000 + every),
+    );
+    // One that has just woken without a rest of its slice queues up.
+    check(
+        &[Runnable, Runnable],
+        &[
+            (run(0, look), Left(SLICE, Idle)),
+            (run(1, SLICE + every), Left(SLICE + every, Runnable)),
+            (Action::Probe(VcpuId(0)), Probed(SLICE + every, Runnable)),
+        ],
+        run(1, SLICE + every + look),
+    );
+    // Where all are idle, the core waits in the one that halted last.
+    check(
+        &[Runnable, Runnable],
+        &[
+            (run(0, look), Left(10, Idle)),
+            (run(1, 10 + every), Left(20, Idle)),
+            (run(1, 10 + every), Left(10 + every, Idle)),
+            (Action::Probe(VcpuId(0)), Probed(10 + every, Idle)),
+        ],
+        run(1, 10 + 2 * every),
+    );
+}
+
+#[test]
+fn surplus_is_what_has_been_waiting_for_long() {
+    let mut queue = queue(&[Rest::Runnable, Rest::Runnable]);
+    let (mut now, mut given) = (0, None);
+    while given.is_none() && now < 100 * SLICE {
+        let Action::Run { until, .. } = queue.next(now) else {
+            panic!("both are runnable");
+        };
+        now = until.expect("the other one waits");
+        queue.left(now, Rest::Runnable);
+        given = queue.surplus(now);
+    }
+    let settled = Pace::new(Duration::from_micros(SLICE), KHZ).settle;
+    assert!(now >= settled, "one migrated at {now}");
+    let id = given.expect("one waits for ever");
+    queue.remove(id);
+    let Action::Run { vcpu, until } = queue.next(now) else {
+        panic!("one is left");
+    };
+    assert_ne!(vcpu, id);
+    assert_eq!(until, None);
+}
+
+/// One vCPU's life: how long it runs, then how long it sleeps, again and again.
+#[derive(Debug, Clone, Copy)]
+struct Life {
+    runs: u64,
+    sleeps: u64,
+    /// It is woken by a timer, which takes two probes to be seen.
+    timer: bool,
+}
+
+#[derive(Debug)]
+struct Guest {
+    life: Life,
+    /// What is left of its run.
+    work: u64,
+    /// Asleep until then.
+    wakes: Option<u64>,
+    /// The expired timer has been made an interrupt.
+    pending: bool,
+    /// Since when it is in the queue, as far as the queue knows.
+    queued: Option<u64>,
+    ran: u64,
+}
+
+/// A core in virtual time.
+struct World {
+    queue: RunQueue,
+    guests: BTreeMap<VcpuId, Guest>,
+    now: u64,
+    probe_cost: u64,
+    probing: u64,
+    /// The longest time from being runnable, as known to the queue, to the core.
+    waited: u64,
+    /// The longest time from a wake-up to its being known.
+    unnoticed: u64,
+}
+
+impl World {
+    fn new(lives: &[Life], probe_cost: u64) -> Self {
+        let guests = (0..).map(VcpuId).zip(lives.iter().map(|life| Guest {
+            life: *life,
+            work: life.runs,
+            wakes: None,
+            pending: false,
+            queued: Some(0),
+            ran: 0,
+        }));
+        Self {
+            queue: queue(&vec![Rest::Runnable; lives.len()]),
+            guests: guests.collect(),
+            now: 0,
+            probe_cost,
+            probing: 0,
+            waited: 0,
+            unnoticed: 0,
+        }
+    }
+
+    fn step(&mut self, end: u64) -> Result<(), TestCaseError> {
+        match self.queue.next(self.now) {
+            Action::Probe(id) => self.probe(id),
+            Action::Run { vcpu, until } => self.run(vcpu, until, end)?,
+            Action::Empty => prop_assert!(false, "there are vCPUs"),
+        }
+        Ok(())
+    }
+
+    fn probe(&mut self, id: VcpuId) {
+        self.now += self.probe_cost;
+        self.probing += self.probe_cost;
+        let guest = self.guests.get_mut(&id).expect("it exists");
+        let expired = guest.wakes.is_none_or(|at| at <= self.now);
+        let seen = expired && (!guest.life.timer || guest.pending);
+        guest.pending = expired;
+        if seen {
+            self.unnoticed = self
+                .unnoticed
+                .max(self.now - guest.wakes.unwrap_or(self.now));
+            guest.wakes = None;
+            guest.work = guest.life.runs;
+            guest.queued = Some(self.now);
+        }
+        let rest = if seen { Rest::Runnable } else { Rest::Idle };
+        self.queue.probed(self.now, id, rest);
+    }
+
+    /// The guest runs, or sleeps inside KVM_RUN, until `until`.
+    fn run(&mut self, id: VcpuId, until: Option<u64>, end: u64) -> Result<(), TestCaseError> {
+        let others = self.guests.iter().filter(|(other, _)| **other != id);
+        let queued = others.filter(|(_, other)| other.queued.is_some()).count();
+        let asleep = self.guests[&id].queued.is_none();
+        prop_assert!(!(asleep && queued > 0), "the core sleeps while others wait");
+        prop_assert!(until.is_some(), "the others are never looked at");
+        let until = until.unwrap_or(end);
+        prop_assert!(until > self.now, "an entry for no time");
+        let guest = self.guests.get_mut(&id).expect("it exists");
+        if let Some(since) = guest.queued {
+            self.waited = self.waited.max(self.now - since);
+        }
+        while self.now < until {
+            match guest.wakes {
+                Some(at) if at > self.now => self.now = at.min(until),
+                Some(_) => {
+                    guest.wakes = None;
+                    guest.work = guest.life.runs;
+                }
+                None => {
+                    let ran = guest.work.min(until - self.now);
+                    guest.work -= ran;
+                    guest.ran += ran;
+                    self.now += ran;
+                    if guest.work == 0 {
+                        guest.pending = false;
+                        guest.wakes = Some(self.now + guest.life.sleeps);
+                    }
+                }
+            }
+        }
+        let rest = match guest.wakes {
+            Some(_) => Rest::Idle,
+            None => Rest::Runnable,
+        };
+        guest.queued = (rest == Rest::Runnable).then_some(self.now);
+        self.queue.left(self.now, rest);
+        Ok(())
+    }
+}
+
+fn life() -> impl Strategy<Value = Life> {
+    let runs = prop_oneof![Just(u64::MAX), 1..200u64, 1..20_000u64];
+    let sleeps = prop_oneof![1..500u64, 1..100_000u64, Just(u64::MAX / 2)];
+    (runs, sleeps, any::<bool>()).prop_map(|(runs, sleeps, timer)| Life {
+        runs,
+        sleeps,
+        timer,
+    })
+}
+
+proptest! {
+    /// Whatever the vCPUs do: nobody waits longer than a slice for each other
+    /// one, no wake-up is lost or found late, and probes have their bound.
+    #[test]
+    fn every_vcpu_gets_its_turn(
+        lives in proptest::collection::vec(life(), 2..12),
+        probe_cost in 1..200u64,
+    ) {
+        const END: u64 = 400 * SLICE;
+        let pace = Pace::new(Duration::from_micros(SLICE), KHZ);
+        let mut world = World::new(&lives, probe_cost);
+        while world.now < END {
+            world.step(END)?;
+        }
+        let members = lives.len() as u64;
+        let round = members * probe_cost;
+        // Rounds of probes come on top, and the rest of a slice too short to use.
+        let bound = members * (SLICE + pace.shortest) * 9 / 8 + 2 * round;
+        prop_assert!(world.waited <= bound, "{} > {bound}", world.waited);
+        let probes = (pace.probe_every + round).max(round * (pace.quiet + 2));
+        prop_assert!(world.unnoticed <= 2 * probes, "{} > 2 x {probes}", world.unnoticed);
+        let share = world.now / (pace.quiet + 1) + round;
+        prop_assert!(world.probing <= share, "{} > {share}", world.probing);
+    }
+
+    /// Spinning vCPUs share the core evenly.
+    #[test]
+    fn equals_get_equal_time(count in 2..10usize) {
+        const END: u64 = 400 * SLICE;
+        let spin = Life { runs: u64::MAX, sleeps: 1, timer: false };
+        let mut world = World::new(&vec![spin; count], 1);
+        while world.now < END {
+            world.step(END)?;
+        }
+        let ran: Vec<u64> = world.guests.values().map(|guest| guest.ran).collect();
+        let (least, most) = (ran.iter().min(), ran.iter().max());
+        prop_assert!(most.zip(least).is_some_and(|(most, least)| most - least <= SLICE), "{:?}", ran);
+        prop_assert_eq!(world.probing, 0);
+    }
+}
+
+/// What fifteen idle vCPUs cost a busy one: probes, and nothing else.
+#[test]
+fn idle_vcpus_cost_a_busy_one_less_than_a_twentieth() {
+    const END: u64 = 1000 * SLICE;
+    let idle = Life {
+        runs: 10,
+        sleeps: u64::MAX / 2,
+        timer: false,
+    };
+    let busy = Life {
+        runs: u64::MAX,
+        ..idle
+    };
+    let lives: Vec<Life> = std::iter::once(busy).chain([idle; 15]).collect();
+    // A probe of 10 us is what slow hosts need.
+    let mut world = World::new(&lives, 10);
+    while world.now < END {
+        world.step(END).unwrap();
+    }
+    let ran = world.guests[&VcpuId(0)].ran;
+    assert!(ran * 100 > world.now * 95, "{ran} of {}", world.now);
+}

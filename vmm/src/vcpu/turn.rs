@@ -1,0 +1,165 @@
+//! A vCPU among others on one core: turns, and looks at it while it waits.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvm_bindings::KVM_MP_STATE_RUNNABLE;
+use pmu_virt::CorePmu;
+
+use super::end::VcpuEnd;
+use super::kick::Seat;
+use super::run::{Vcpu, VcpuFailure, dead_machine};
+use crate::kvm::{KvmVcpu, VcpuError, VmExit};
+use crate::sched::Rest;
+use crate::sys::{SignalMask, rdtsc};
+
+/// When a vCPU has to leave the core.
+#[derive(Debug, Clone, Copy)]
+pub struct Turn<'a> {
+    /// TSC value; `None`: nobody else needs the core.
+    pub until: Option<u64>,
+    /// Set, and the thread kicked, when the core has something else to do.
+    pub attention: &'a AtomicBool,
+}
+
+impl Turn<'_> {
+    pub(super) fn is_over(&self) -> bool {
+        self.attention.load(Ordering::Acquire) || self.until.is_some_and(|until| rdtsc() >= until)
+    }
+}
+
+/// How a turn ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stay {
+    /// With the vCPU.
+    Ended(VcpuEnd),
+    /// With the turn.
+    Paused(Rest),
+}
+
+/// Could `kvm` run? KVM tells it only while the vCPU is outside `KVM_RUN`.
+pub(super) fn rest(kvm: &KvmVcpu) -> Result<Rest, VcpuError> {
+    // Halted, or a processor that waits for INIT or SIPI.
+    match kvm.get_mp_state()?.mp_state {
+        KVM_MP_STATE_RUNNABLE => Ok(Rest::Runnable),
+        _ => Ok(Rest::Idle),
+    }
+}
+
+impl Vcpu {
+    /// Runs the guest for one turn. Afterwards any thread may run it on: KVM has
+    /// completed its last access.
+    ///
+    /// # Errors
+    /// As [`Vcpu::run`].
+    pub fn run_for(&mut self, seat: &mut Seat, turn: &Turn<'_>) -> Result<Stay, VcpuFailure> {
+        if self.looking {
+            self.kvm.set_signal_mask(None)?;
+            self.looking = false;
+            self.core.back();
+        }
+        self.stay(seat, Some(turn))
+    }
+
+    /// Asks whether an idle vCPU has been woken, without entering the guest: with
+    /// a signal pending, `KVM_RUN` makes one pass of its halt check. A LAPIC timer
+    /// that has expired needs two: the first one makes an interrupt of it.
+    ///
+    /// `mask` lets [`hold_pending_signal`](crate::sys::hold_pending_signal)'s
+    /// signal of the calling thread through.
+    ///
+    /// # Errors
+    /// As [`Vcpu::run`].
+    pub fn probe(&mut self, mask: SignalMask) -> Result<Stay, VcpuFailure> {
+        let stay = self.look(mask);
+        stay.or_else(|failure| dead_machine(failure).map(Stay::Ended))
+    }
+
+    fn look(&mut self, mask: SignalMask) -> Result<Stay, VcpuFailure> {
+        if !self.looking {
+            self.core.leave();
+            self.kvm.set_signal_mask(Some(mask))?;
+            self.looking = true;
+        }
+        // A PMI that was held back wakes its vCPU.
+        self.core.forward_pmi(&self.kvm, rdtsc())?;
+        match self.kvm.run()? {
+            VmExit::Interrupted => {}
+            other => {
+                if let Some(end) = self.core.handle(&mut self.kvm, other)? {
+                    return Ok(Stay::Ended(end));
+                }
+            }
+        }
+        Ok(Stay::Paused(rest(&self.kvm)?))
+    }
+
+    /// Its PMU counts on `core` from now on; gives `core` back where there is no
+    /// PMU.
+    pub fn attach(&mut self, core: Box<CorePmu>) -> Option<Box<CorePmu>> {
+        match &mut self.core.pmu {
+            Some(pmu) => {
+                pmu.attach(core);
+                None
+            }
+            None => Some(core),
+        }
+    }
+
+    /// Its PMU counts no more; its counts stay on the core, which is given back.
+    pub fn park(&mut self) -> Option<Box<CorePmu>> {
+        self.core.pmu.as_mut()?.park()
+    }
+
+    /// Takes its counts off `core`, on which it was parked.
+    pub fn leave(&mut self, core: &mut CorePmu) {
+        if let Some(pmu) = &mut self.core.pmu {
+            pmu.leave(core);
+        }
+    }
+
+    /// Could it run?
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_MP_STATE`.
+    pub fn rest(&self) -> Result<Rest, VcpuFailure> {
+        Ok(rest(&self.kvm)?)
+    }
+
+    /// Enters and leaves `KVM_RUN` without running the guest, so that what KVM
+    /// does for a vCPU on a new thread is done and its cost can be told.
+    ///
+    /// # Errors
+    /// As [`Vcpu::run`].
+    pub fn settle_in(&mut self) -> Result<(), VcpuFailure> {
+        self.kvm.set_immediate_exit(true);
+        self.kvm.run()?;
+        self.kvm.take_immediate_exit();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Cores hand vCPUs to each other.
+    #[test]
+    fn a_vcpu_can_move_to_another_thread() {
+        fn movable<T: Send>() {}
+        movable::<Vcpu>();
+    }
+
+    #[test]
+    fn a_turn_is_over_at_its_time_or_when_asked() {
+        let attention = AtomicBool::new(false);
+        let turn = |until| Turn {
+            until,
+            attention: &attention,
+        };
+        assert!(!turn(None).is_over());
+        assert!(!turn(Some(u64::MAX)).is_over());
+        assert!(turn(Some(rdtsc())).is_over());
+        attention.store(true, Ordering::Release);
+        assert!(turn(None).is_over());
+    }
+}
