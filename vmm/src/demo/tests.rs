@@ -236,7 +236,8 @@ fn bad_plans_are_named() {
 fn events_are_counted_where_the_guest_works() {
     let Ok(host) = doctor::open() else { return };
     let probe = doctor::check(&host).unwrap();
-    if doctor::check_backend(&probe, "step").is_err() {
+    let step = pmu_virt::Sources::parse("step").unwrap();
+    if doctor::check_backends(&probe, &step).is_err() {
         return;
     }
     let events = [
