@@ -9,6 +9,7 @@ use pmu_virt::{CorePmu, CounterBackend, OwnerId, PmuModel, VcpuPmu, all_pmu_msr_
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::state::{SavedMachine, StateFileError};
 use crate::boot::memory::MemoryError;
 use crate::boot::{self, BootError, BootRequest, InitialState, ModuleRequest};
 use crate::config::{ConfigError, RunConfig, Unpack};
@@ -67,6 +68,9 @@ pub enum MachineError {
     /// The console's interrupt line.
     #[error(transparent)]
     Console(#[from] ConsoleIrqError),
+    /// The state to start with.
+    #[error(transparent)]
+    State(#[from] StateFileError),
     /// The counter backend.
     #[error(transparent)]
     Backend(#[from] pmu_virt::BackendError),
@@ -105,6 +109,9 @@ impl Machine {
         let supported = host.supported_cpuid()?;
         // The guest's vendor is needed even where the host's has no PMU model.
         let guest = config.guest_cpu(host_vendor(supported.as_slice())?)?;
+        let saved = config.restore.as_deref();
+        let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
+        let saved = saved.transpose()?;
         let memory = boot::memory::create(config.memory_mib)?;
         let loaded = boot::load(&memory, &boot_request(config, probes))?;
         log::info!("{}", loaded.describe());
@@ -122,7 +129,7 @@ impl Machine {
         let mut vcpus = Vec::with_capacity(config.cpus.into());
         for id in (0..config.cpus).map(VcpuId) {
             let kvm = vm.create_vcpu(host, id)?;
-            let (pmu, pmu_cpuid) = match &guest.pmu {
+            let (mut pmu, pmu_cpuid) = match &guest.pmu {
                 Some(model) => {
                     let backend = pmu_virt::backend(config.counters.name())?;
                     let cpuid = model.cpuid(backend.as_ref());
@@ -130,6 +137,9 @@ impl Machine {
                 }
                 None => (None, None),
             };
+            if let (Some(pmu), Some(saved)) = (&mut pmu, &saved) {
+                saved.restore(id, pmu)?;
+            }
             let plan = CpuidPlan {
                 cpus: config.cpus,
                 vendor: guest.vendor,
