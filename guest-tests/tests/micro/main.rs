@@ -3,6 +3,7 @@
 //! One binary without libtest, so that what this host cannot run is counted
 //! and told; `cargo l1 -- BINARY` runs it on the faithful KVM.
 
+mod accounting;
 mod amd;
 mod debug;
 mod intel;
@@ -18,9 +19,10 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 8] = [
+    let themes: [&[Test]; 9] = [
         intel::TESTS,
         amd::TESTS,
+        accounting::TESTS,
         rdpmc::TESTS,
         debug::TESTS,
         overflow::TESTS,
