@@ -1,9 +1,9 @@
 //! A PMU's state: out, through JSON, in again; and states that are refused.
 
 use pmu_virt::{
-    ClockBackend, CounterBackend, CounterId, CounterReport, CounterSet, Grant, Layer, LossReason,
-    MsrIndex, PmiRequest, PmuModel, PmuState, Progress, Provenance, ReadOutcome, Reading, Ring,
-    StateError, StepBackend, VcpuPmu, WriteOutcome, accounting,
+    ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant, Layer,
+    LossReason, MsrIndex, OwnerId, PmiRequest, PmuModel, PmuState, Progress, Provenance,
+    ReadOutcome, Reading, Ring, StateError, StepBackend, VcpuPmu, WriteOutcome, accounting,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -123,15 +123,26 @@ proptest! {
     /// A restored PMU has the same registers, saves to the same state, and
     /// goes on as the first one does.
     #[test]
-    fn restoring_is_bit_identical((spec, before, after) in lives()) {
+    fn restoring_is_bit_identical(
+        (spec, before, after) in lives(),
+        before_its_core in any::<bool>(),
+    ) {
         let mut first = fresh(spec, ClockBackend::new());
         let mut now = 1_000;
         for op in &before {
             apply(&mut first, op, &mut now);
         }
         let state = first.save();
-        let mut second = fresh(spec, ClockBackend::new());
-        second.restore(&through_json(&state)).expect("its own state");
+        let mut second = VcpuPmu::detached(OwnerId(7), model(spec), Grant::everything());
+        let core = Box::new(CorePmu::new(Box::new(ClockBackend::new())));
+        if before_its_core {
+            second.restore(&through_json(&state)).expect("its own state");
+            prop_assert_eq!(second.save(), state.clone());
+            second.attach(core);
+        } else {
+            second.attach(core);
+            second.restore(&through_json(&state)).expect("its own state");
+        }
         prop_assert_eq!(second.save(), state);
         prop_assert_eq!(registers(&mut second), registers(&mut first));
         prop_assert_eq!(second.needs(), first.needs());

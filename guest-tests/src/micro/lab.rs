@@ -10,6 +10,7 @@ use vmm::devices::GuestEnd;
 use vmm::kvm::{Host, HostError};
 use vmm::micro::{BackendFactory, MicroGuest, MicroOutcome, MicroRun};
 use vmm::probe::ProbeReport;
+use vmm::sched::CorePlan;
 use vmm::vcpu::{StepSupport, TrapEvent, VcpuEnd};
 
 use super::program::{DATA, ENTRY_SIZE, LOG};
@@ -47,6 +48,8 @@ pub struct Setup {
     pub timeout: Duration,
     /// What may be stepped, instead of what the host can.
     pub step: Option<StepSupport>,
+    /// vCPUs share cores.
+    pub cores: Option<CorePlan>,
 }
 
 impl Setup {
@@ -59,6 +62,7 @@ impl Setup {
             pmi_floor_us: 100,
             timeout: Duration::from_secs(10),
             step: None,
+            cores: None,
         }
     }
 
@@ -124,7 +128,7 @@ impl Lab {
             pmi_floor_us: setup.pmi_floor_us,
             timeout: setup.timeout,
             record: true,
-            cores: None,
+            cores: setup.cores,
         };
         let outcome = run.run(&self.host, guest)?;
         let log = read_log(&outcome)?;

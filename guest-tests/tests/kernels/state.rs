@@ -136,7 +136,7 @@ fn the_state_is_kept_however_the_run_ends() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("pmu.json");
     let path = file.to_str().expect("a plain path");
-    let mut check = |kernel: &Kernel, flags: &[&str], signal: Option<i32>, status: i32| {
+    let check = |kernel: &Kernel, flags: &[&str], signal: Option<i32>, status: i32| {
         let _ = std::fs::remove_file(&file);
         let flags = [&PMU, flags, &["--save-on-exit", path]].concat();
         let mut child = run_command(kernel, &flags)
@@ -304,19 +304,22 @@ fn cpuid_announces_the_accounting_page_beside_kvms_own_leaves() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.lines().map(str::to_owned).collect::<Vec<_>>()
     };
-    let line = |(eax, ebx, ecx, edx): (u32, u32, u32, u32)| {
-        format!("{eax:08x} {ebx:08x} {ecx:08x} {edx:08x} ")
+    let line = |registers: [u32; 4]| -> String {
+        registers
+            .iter()
+            .map(|word| format!("{word:08x} "))
+            .collect()
     };
     let with = told(&PMU);
     // "Umpi", "reUm", "pire".
-    let head = (
+    let head = [
         accounting::CPUID_FEATURES,
         0x6970_6d55,
         0x6d55_6572,
         0x6572_6970,
-    );
+    ];
     assert_eq!(with[1], line(head));
-    assert_eq!(with[2], line((1, accounting::MSR_BASE, 1, 6)));
+    assert_eq!(with[2], line([1, accounting::MSR_BASE, 1, 6]));
     let kvm = (0x4b4d_564b, 0x564b_4d56, 0x4d);
     let words = format!("{:08x} {:08x} {:08x} ", kvm.0, kvm.1, kvm.2);
     assert!(with[0].ends_with(&words), "{with:?}");

@@ -5,6 +5,7 @@
 
 mod accounting;
 mod amd;
+mod cores;
 mod debug;
 mod intel;
 mod overflow;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         debug::TESTS,
         overflow::TESTS,
         vcpus::TESTS,
+        cores::TESTS,
         rings::TESTS,
         &step,
     ];

@@ -7,6 +7,7 @@ use guest_tests::micro::{DATA, LOG, Lab, Program, Setup, Test, Written, exit, lo
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, ecx, qword_ptr, r8, r12, r13, rdi};
 use pmu_virt::CounterId;
 use vmm::micro::{KERNEL_CODE, MicroGuest, Start};
+use vmm::sched::CorePlan;
 use vmm::vcpu::{PmiRoute, TrapEvent};
 
 use crate::overflow::{AMD, Apic, Counter, INTEL, TAKEN, VECTOR, await_value, handler, lvtpc_of};
@@ -28,7 +29,17 @@ pub(crate) const TESTS: &[Test] = &[
         name: "vcpus::no_ipi_is_lost_among_pmis_on_amd_xapic",
         run: |lab| storm(lab, &AMD, Apic::X, PmiRoute::Fixed(VECTOR)),
     },
+    Test {
+        name: "vcpus::no_ipi_is_lost_among_pmis_on_one_core",
+        run: |lab| storm_on(lab, &INTEL, Apic::X2, PmiRoute::Fixed(VECTOR), ONE_CORE),
+    },
 ];
+
+/// Both vCPUs on one core, with the shortest slice there is.
+const ONE_CORE: Option<CorePlan> = Some(CorePlan {
+    cores: 1,
+    slice: Duration::from_millis(1),
+});
 
 /// Code of the second vCPU.
 const SECOND: u64 = KERNEL_CODE + 0x1_0000;
@@ -129,6 +140,17 @@ fn own_counters(lab: &Lab) -> Result<()> {
 /// One vCPU takes PMIs as often as the floor lets it, the other one sends it
 /// IPIs and waits for each: a lost one would be waited for in vain.
 fn storm(lab: &Lab, counter: &Counter, apic: Apic, route: PmiRoute) -> Result<()> {
+    storm_on(lab, counter, apic, route, None)
+}
+
+/// The same on `cores`: both take turns, and each goes on where it was.
+fn storm_on(
+    lab: &Lab,
+    counter: &Counter,
+    apic: Apic,
+    route: PmiRoute,
+    cores: Option<CorePlan>,
+) -> Result<()> {
     const IPI: u8 = 0x60;
     const ACKNOWLEDGED: u64 = DATA + 0x100;
     const READY: u64 = DATA + 0x108;
@@ -197,6 +219,7 @@ fn storm(lab: &Lab, counter: &Counter, apic: Apic, route: PmiRoute) -> Result<()
         exit(a)
     })?;
     let mut setup = Setup::clock(counter.model);
+    setup.cores = cores;
     // Both test hosts need some hundred microseconds for a PMI's handler: the
     // default floor would leave no time for the IPIs, as on real hardware.
     setup.pmi_floor_us = 1000;

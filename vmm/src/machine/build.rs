@@ -80,6 +80,8 @@ pub enum MachineError {
 #[derive(Debug)]
 pub struct Machine {
     pub(super) vcpus: Vec<VcpuParts>,
+    /// The counters of each core that vCPUs share; none where each has its own.
+    pub(super) cores: Vec<Box<CorePmu>>,
     pub(super) platform: Arc<SharedPlatform>,
     pub(super) control: Arc<VcpuControl>,
     // The line stays connected for as long as its event lives.
@@ -133,7 +135,8 @@ impl Machine {
                 Some(model) => {
                     let backend = pmu_virt::backend(config.counters.name())?;
                     let cpuid = model.cpuid(backend.as_ref());
-                    (Some(vcpu_pmu(id, model, backend)), Some(cpuid))
+                    let own = config.cores.is_none().then_some(backend);
+                    (Some(vcpu_pmu(id, model, own)), Some(cpuid))
                 }
                 None => (None, None),
             };
@@ -170,8 +173,13 @@ impl Machine {
                 pmi_floor_us: u32::try_from(config.pmi_floor.as_micros()).unwrap_or(u32::MAX),
             });
         }
+        let cores = match &guest.pmu {
+            Some(_) => core_pmus(config)?,
+            None => Vec::new(),
+        };
         Ok(Self {
             vcpus,
+            cores,
             platform,
             control,
             _com1_irq: com1_irq,
@@ -179,12 +187,24 @@ impl Machine {
     }
 }
 
-/// The PMU of a vCPU that has a core for itself.
-fn vcpu_pmu(id: VcpuId, model: &PmuModel, backend: Box<dyn CounterBackend>) -> VcpuPmu {
+/// The PMU of a vCPU, on counters of its `own` where it has a core for itself.
+fn vcpu_pmu(id: VcpuId, model: &PmuModel, own: Option<Box<dyn CounterBackend>>) -> VcpuPmu {
     let owner = OwnerId(id.0.into());
     let mut pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
-    pmu.attach(Box::new(CorePmu::new(backend)));
+    if let Some(backend) = own {
+        pmu.attach(Box::new(CorePmu::new(backend)));
+    }
     pmu
+}
+
+/// The counters of each core that vCPUs share.
+fn core_pmus(config: &RunConfig) -> Result<Vec<Box<CorePmu>>, pmu_virt::BackendError> {
+    let cores = config.cores.map_or(0, |plan| plan.cores);
+    let core = |_| {
+        let backend = pmu_virt::backend(config.counters.name())?;
+        Ok(Box::new(CorePmu::new(backend)))
+    };
+    (0..cores).map(core).collect()
 }
 
 fn boot_request(config: &RunConfig, probes: &ProbeReport) -> BootRequest {

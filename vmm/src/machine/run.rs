@@ -114,11 +114,13 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
     };
     let vcpus = std::mem::take(&mut machine.vcpus);
     let spread = Spread {
-        cores: config.cores,
+        cores: config
+            .cores
+            .map(|plan| (plan, std::mem::take(&mut machine.cores))),
         pin: config.pin.clone(),
     };
     let terminal = RawTerminal::enter(stdin())?;
-    let mut threads = Threads::start(vcpus, machine.control.clone(), &spread, &ended)?;
+    let mut threads = Threads::start(vcpus, machine.control.clone(), spread, &ended)?;
     let wake = serve(sources);
     // A guest that ended by itself at the last moment is told as it ended.
     let by_itself = threads.first_end().is_some();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use pmu_virt::PmuState;
+use pmu_virt::{CorePmu, PmuState};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::run::RunError;
@@ -40,14 +40,25 @@ impl WakeOnDrop {
 }
 
 /// One thread for each vCPU, or for each core.
-fn jobs(vcpus: Vec<VcpuParts>, cores: Option<CorePlan>) -> (Vec<Job>, Option<Arc<Board>>) {
-    let Some(plan) = cores else {
+fn jobs(
+    vcpus: Vec<VcpuParts>,
+    cores: Option<(CorePlan, Vec<Box<CorePmu>>)>,
+) -> (Vec<Job>, Option<Arc<Board>>) {
+    let Some((plan, pmus)) = cores else {
         let alone = vcpus.into_iter().map(|parts| Job::Vcpu(Box::new(parts)));
         return (alone.collect(), None);
     };
     let hands = plan.deal(vcpus);
     let board = Arc::new(Board::new(hands.len()));
-    let core = |hand| Job::Core(plan, hand, board.clone());
+    let mut pmus = pmus.into_iter();
+    let core = |vcpus| {
+        Job::Core(CoreParts {
+            plan,
+            vcpus,
+            pmu: pmus.next(),
+            board: board.clone(),
+        })
+    };
     (hands.into_iter().map(core).collect(), Some(board))
 }
 
@@ -64,22 +75,28 @@ fn run_alone(
 
 fn run_core(
     index: usize,
-    plan: &CorePlan,
-    vcpus: Vec<VcpuParts>,
-    (board, control): (Arc<Board>, Arc<VcpuControl>),
+    parts: CoreParts,
+    control: Arc<VcpuControl>,
     tell: &dyn Fn(&mut Vcpu, Result<VcpuEnd, VcpuFailure>),
 ) -> Result<CoreReport, VcpuFailure> {
+    let CoreParts {
+        plan,
+        vcpus,
+        pmu,
+        board,
+    } = parts;
     let tsc_khz = vcpus.first().map_or(0, |parts| parts.tsc_khz);
-    let core = CoreThread::new(index, plan, tsc_khz, board, control)?;
+    let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?;
     let vcpus = vcpus.into_iter().map(Vcpu::new).collect();
     Ok(core.run(vcpus, |mut ended| tell(&mut ended.vcpu, ended.end)))
 }
 
 /// How vCPUs are spread over threads, and threads over host CPUs.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Spread {
-    /// `--cores`; without it every vCPU has a thread of its own.
-    pub(super) cores: Option<CorePlan>,
+    /// `--cores`, and the counters of each; without it every vCPU has a thread
+    /// of its own.
+    pub(super) cores: Option<(CorePlan, Vec<Box<CorePmu>>)>,
     /// `--pin`.
     pub(super) pin: Option<CpuList>,
 }
@@ -89,7 +106,14 @@ enum Job {
     /// One vCPU, alone.
     Vcpu(Box<VcpuParts>),
     /// A core with its first vCPUs.
-    Core(CorePlan, Vec<VcpuParts>, Arc<Board>),
+    Core(CoreParts),
+}
+
+struct CoreParts {
+    plan: CorePlan,
+    vcpus: Vec<VcpuParts>,
+    pmu: Option<Box<CorePmu>>,
+    board: Arc<Board>,
 }
 
 /// The running vCPUs.
@@ -112,7 +136,7 @@ impl Threads {
     pub(super) fn start(
         vcpus: Vec<VcpuParts>,
         control: Arc<VcpuControl>,
-        spread: &Spread,
+        spread: Spread,
         wake: &EventFd,
     ) -> Result<Self, RunError> {
         let (send, ended) = channel();
@@ -175,10 +199,11 @@ impl Threads {
                         fail((id, Err(failure)));
                     }
                 }
-                Job::Core(plan, vcpus, board) => {
-                    let first = vcpus.first().map_or(VcpuId(0), |parts| parts.kvm.id());
+                Job::Core(parts) => {
+                    let first = parts.vcpus.first();
+                    let first = first.map_or(VcpuId(0), |parts| parts.kvm.id());
                     let core = pin(pinned.as_ref(), index)
-                        .and_then(|()| run_core(index, &plan, vcpus, (board, control), &tell));
+                        .and_then(|()| run_core(index, parts, control, &tell));
                     match core {
                         Ok(report) => lock(&reports).push((index, report)),
                         Err(failure) => fail((first, Err(failure))),
@@ -221,6 +246,10 @@ impl Threads {
         for handle in self.handles.drain(..) {
             // A panic was reported by the panic hook; the run ends anyway.
             let _ = handle.join();
+        }
+        // On the way between two cores when these ended.
+        for mut vcpu in self.board.iter().flat_map(|board| board.leftovers()) {
+            keep_state(&self.states, &mut vcpu);
         }
         let mut reports = std::mem::take(&mut *lock(&self.reports));
         reports.sort_by_key(|(index, _)| *index);

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use arbiter::Grant;
 use kvm_bindings::{kvm_debugregs, kvm_regs};
-use pmu_virt::{CounterBackend, CounterReport, PmuModel, VcpuPmu, all_pmu_msr_ranges};
+use pmu_virt::{
+    CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, VcpuPmu, all_pmu_msr_ranges,
+};
 
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
@@ -143,7 +145,7 @@ impl MicroRun {
         let vcpus = vcpus
             .map(|(kvm, recorder)| self.vcpu(kvm, recorder, (&vm, &platform, &control)))
             .collect::<Result<Vec<_>, _>>()?;
-        let ran = Ran::new(vcpus, self.cores, &control, self.timeout)?;
+        let ran = Ran::new(vcpus, self.core_pmus(), &control, self.timeout)?;
         let mut vcpus = Vec::new();
         for (CoreEnd { vcpu, end }, recorder) in ran.ends.into_iter().zip(&recorders) {
             vcpus.push(VcpuOutcome {
@@ -165,6 +167,17 @@ impl MicroRun {
         })
     }
 
+    /// The cores, and the counters that the vCPUs of each share.
+    fn core_pmus(&self) -> Option<(CorePlan, Vec<Box<CorePmu>>)> {
+        let plan = self.cores?;
+        let core = |_| Box::new(CorePmu::new((self.backend)()));
+        let pmus = match self.model {
+            Some(_) => (0..plan.cores).map(core).collect(),
+            None => Vec::new(),
+        };
+        Some((plan, pmus))
+    }
+
     fn vcpu(
         &self,
         kvm: KvmVcpu,
@@ -172,10 +185,13 @@ impl MicroRun {
         (vm, platform, control): (&Arc<KvmVm>, &Arc<dyn Platform>, &Arc<VcpuControl>),
     ) -> Result<Vcpu, MicroRunError> {
         let tsc_khz = kvm.get_tsc_khz()?;
-        let pmu = self
-            .model
-            .as_ref()
-            .map(|model| VcpuPmu::new(model.clone(), (self.backend)(), Grant::everything()));
+        let pmu = self.model.as_ref().map(|model| match self.cores {
+            None => VcpuPmu::new(model.clone(), (self.backend)(), Grant::everything()),
+            Some(_) => {
+                let owner = OwnerId(kvm.id().0.into());
+                VcpuPmu::detached(owner, model.clone(), Grant::everything())
+            }
+        });
         let observer: Box<dyn Observer> = match self.record {
             true => Box::new(recorder.clone()),
             false => Box::new(crate::vcpu::Silent),

@@ -4,6 +4,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use pmu_virt::CorePmu;
+
 use super::run::MicroRunError;
 use crate::sched::{Board, CoreEnd, CorePlan, CoreReport, CoreThread};
 use crate::sys::KickTarget;
@@ -29,14 +31,19 @@ impl Ran {
     /// Runs `vcpus`, each on a thread of its own or on the cores of `plan`.
     pub(super) fn new(
         vcpus: Vec<Vcpu>,
-        plan: Option<CorePlan>,
+        plan: Option<(CorePlan, Vec<Box<CorePmu>>)>,
         control: &Arc<VcpuControl>,
         timeout: Duration,
     ) -> Result<Self, MicroRunError> {
+        let (plan, pmus) = match plan {
+            Some((plan, pmus)) => (Some(plan), pmus),
+            None => (None, Vec::new()),
+        };
         let hands = match plan {
             Some(plan) => plan.deal(vcpus),
             None => vcpus.into_iter().map(|vcpu| vec![vcpu]).collect(),
         };
+        let mut pmus = pmus.into_iter();
         let board = Arc::new(Board::new(hands.len()));
         let targets = Mutex::new(Vec::new());
         let (ended, ends) = channel();
@@ -49,11 +56,11 @@ impl Ran {
         let results = std::thread::scope(|scope| {
             let start = |(index, hand)| {
                 let (board, control) = (board.clone(), control.clone());
-                let (targets, ended) = (&targets, ended.clone());
+                let (targets, ended, pmu) = (&targets, ended.clone(), pmus.next());
                 scope.spawn(move || {
                     lock(targets).push(KickTarget::current());
                     let result = match plan {
-                        Some(plan) => on_core((index, plan), hand, (board, control), &ended),
+                        Some(plan) => on_core((index, plan, pmu), hand, (board, control), &ended),
                         None => alone(hand).map(|ends| (ends, None)),
                     };
                     let _ = ended.send(());
@@ -93,13 +100,13 @@ impl Ran {
 type Ends = (Vec<CoreEnd>, Option<CoreReport>);
 
 fn on_core(
-    (index, plan): (usize, CorePlan),
+    (index, plan, pmu): (usize, CorePlan, Option<Box<CorePmu>>),
     vcpus: Vec<Vcpu>,
     (board, control): (Arc<Board>, Arc<VcpuControl>),
     ended: &Sender<()>,
 ) -> Result<Ends, VcpuFailure> {
     let tsc_khz = vcpus.first().map_or(0, Vcpu::tsc_khz);
-    let core = CoreThread::new(index, &plan, tsc_khz, board, control)?;
+    let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?;
     let mut ends = Vec::new();
     let report = core.run(vcpus, |end| {
         ends.push(end);

@@ -1,9 +1,9 @@
 //! Where cores meet: an idle core says so, a crowded one asks it, and a vCPU is
 //! handed over.
 //!
-//! A core that sleeps inside a halted vCPU does not notice when that vCPU goes
-//! on. So its word that it is idle may be old, and a crowded core asks before it
-//! hands a vCPU over.
+//! A core does not notice when the one vCPU that it runs halts, nor when the
+//! halted one that it sleeps in goes on. So all it can say is that no vCPU waits
+//! there, and a crowded core asks before it hands one over.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,7 +27,8 @@ struct Post {
     target: OnceLock<KickTarget>,
     arrivals: Mutex<Vec<Vcpu>>,
     bell: Condvar,
-    idle: AtomicBool,
+    /// No vCPU waits for this core: it may be idle.
+    free: AtomicBool,
     /// The crowded core that asks whether this one is idle.
     asked_by: AtomicUsize,
     /// The idle core that takes a vCPU of this one.
@@ -43,7 +44,7 @@ impl Board {
             target: OnceLock::new(),
             arrivals: Mutex::default(),
             bell: Condvar::new(),
-            idle: AtomicBool::new(false),
+            free: AtomicBool::new(false),
             asked_by: AtomicUsize::new(NOBODY),
             taker: AtomicUsize::new(NOBODY),
         };
@@ -83,20 +84,22 @@ impl Board {
         drop(guard.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// `core` is idle, or is not.
-    pub(super) fn set_idle(&self, core: usize, idle: bool) {
-        let flag = &self.cores[core].idle;
-        if flag.load(Ordering::Relaxed) != idle {
-            flag.store(idle, Ordering::Release);
+    /// No vCPU waits for `core`, or some do.
+    pub(super) fn set_free(&self, core: usize, free: bool) {
+        let flag = &self.cores[core].free;
+        if flag.load(Ordering::Relaxed) != free {
+            flag.store(free, Ordering::Release);
         }
     }
 
-    /// The crowded `core` asks a core that was idle whether it still is.
-    pub(super) fn ask(&self, core: usize) {
-        let others = (0..self.cores.len()).filter(|&other| other != core);
-        for other in others {
+    /// The crowded `core` asks another one whether it is idle; a different one at
+    /// each `attempt`.
+    pub(super) fn ask(&self, core: usize, attempt: usize) {
+        let cores = self.cores.len();
+        let others = (0..cores).map(|other| (attempt % cores + other) % cores);
+        for other in others.filter(|&other| other != core) {
             let post = &self.cores[other];
-            let free = post.idle.load(Ordering::Acquire)
+            let free = post.free.load(Ordering::Acquire)
                 && post
                     .asked_by
                     .compare_exchange(NOBODY, core, Ordering::AcqRel, Ordering::Relaxed)

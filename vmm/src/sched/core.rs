@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use pmu_virt::CorePmu;
+
 use super::board::Board;
 use super::pace::Pace;
 use super::plan::CorePlan;
@@ -32,13 +34,21 @@ pub struct CoreThread {
     mask: SignalMask,
     queue: RunQueue,
     vcpus: BTreeMap<VcpuId, Vcpu>,
+    /// The core's counters, while no vCPU is attached to them.
+    pmu: Option<Box<CorePmu>>,
+    /// Who ran last, and has the counters.
     last: Option<VcpuId>,
+    pace: Pace,
+    /// Other cores are not asked before, as that interrupts them.
+    ask_at: u64,
+    attempt: usize,
     report: CoreReport,
 }
 
 impl CoreThread {
     /// The calling thread becomes core `index` of `board`. `control` is that of
-    /// its vCPUs.
+    /// its vCPUs; `pmu` are the counters that they share, `None` where they have
+    /// no PMU.
     ///
     /// # Errors
     /// [`VcpuFailure::Timer`] or [`VcpuFailure::Signal`]: the process has no timer
@@ -49,8 +59,10 @@ impl CoreThread {
         tsc_khz: u32,
         board: Arc<Board>,
         control: Arc<VcpuControl>,
+        pmu: Option<Box<CorePmu>>,
     ) -> Result<Self, VcpuFailure> {
         let seat = Seat::new(tsc_khz)?;
+        let pace = Pace::new(plan.slice, tsc_khz.max(1));
         board.sit_down(index, seat.target());
         Ok(Self {
             index,
@@ -58,9 +70,13 @@ impl CoreThread {
             control,
             seat,
             mask: hold_pending_signal().map_err(VcpuFailure::Signal)?,
-            queue: RunQueue::new(Pace::new(plan.slice, tsc_khz.max(1))),
+            queue: RunQueue::new(pace),
             vcpus: BTreeMap::new(),
+            pmu,
             last: None,
+            pace,
+            ask_at: 0,
+            attempt: index,
             report: CoreReport::default(),
         })
     }
@@ -79,9 +95,12 @@ impl CoreThread {
             self.meet_others();
             self.act().map(&mut on_end);
         }
-        for vcpu in self.vcpus.into_values() {
-            let end = Ok(VcpuEnd::Stopped);
-            on_end(CoreEnd { vcpu, end });
+        let left: Vec<VcpuId> = self.vcpus.keys().copied().collect();
+        for id in left {
+            self.end(id, Ok(VcpuEnd::Stopped)).map(&mut on_end);
+        }
+        if let Some(pmu) = &self.pmu {
+            self.report.counters = pmu.stats();
         }
         self.report.alive = began.elapsed();
         self.report
@@ -100,10 +119,7 @@ impl CoreThread {
     }
 
     fn enter(&mut self, id: VcpuId, until: Option<u64>) -> Option<CoreEnd> {
-        if self.last != Some(id) {
-            self.last = Some(id);
-            self.report.switches += 1;
-        }
+        self.switch_to(id);
         let turn = Turn {
             until,
             attention: self.board.attention(self.index),
@@ -136,9 +152,46 @@ impl CoreThread {
         }
     }
 
-    fn end(&mut self, id: VcpuId, end: Result<VcpuEnd, VcpuFailure>) -> Option<CoreEnd> {
+    /// Gives the counters to `id`, which runs next.
+    fn switch_to(&mut self, id: VcpuId) {
+        if self.last == Some(id) {
+            return;
+        }
+        self.park();
+        self.last = Some(id);
+        self.report.switches += 1;
+        if let (Some(vcpu), Some(pmu)) = (self.vcpus.get_mut(&id), self.pmu.take()) {
+            self.pmu = vcpu.attach(pmu);
+        }
+    }
+
+    /// Takes the counters back from who ran last.
+    fn park(&mut self) {
+        let last = self.last.take().and_then(|id| self.vcpus.get_mut(&id));
+        if let Some(pmu) = last.and_then(Vcpu::park) {
+            self.pmu = Some(pmu);
+        }
+    }
+
+    /// Takes a vCPU and all of its counts off this core.
+    fn dismiss(&mut self, id: VcpuId) -> Option<Vcpu> {
+        if self.last == Some(id) {
+            self.park();
+        }
         self.queue.remove(id);
-        let vcpu = self.vcpus.remove(&id)?;
+        let mut vcpu = self.vcpus.remove(&id)?;
+        if self.pmu.is_none() {
+            // Somebody else has them.
+            self.park();
+        }
+        if let Some(pmu) = &mut self.pmu {
+            vcpu.leave(pmu);
+        }
+        Some(vcpu)
+    }
+
+    fn end(&mut self, id: VcpuId, end: Result<VcpuEnd, VcpuFailure>) -> Option<CoreEnd> {
+        let vcpu = self.dismiss(id)?;
         Some(CoreEnd { vcpu, end })
     }
 
@@ -176,18 +229,23 @@ impl CoreThread {
 
     /// Answers crowded cores, and asks an idle one where this one is crowded.
     fn meet_others(&mut self) {
-        let idle = self.queue.is_idle();
-        self.board.set_idle(self.index, idle);
-        self.board.answer(self.index, idle);
+        let runnable = self.queue.runnable();
+        self.board.set_free(self.index, runnable < 2);
+        self.board.answer(self.index, runnable == 0);
         let taker = self.board.taker(self.index);
-        let Some(id) = self.queue.surplus(rdtsc()) else {
+        let now = rdtsc();
+        let Some(id) = self.queue.surplus(now) else {
             return;
         };
         let Some(taker) = taker else {
-            return self.board.ask(self.index);
+            if now >= self.ask_at {
+                self.ask_at = now.saturating_add(self.pace.patience);
+                self.attempt = self.attempt.wrapping_add(1);
+                self.board.ask(self.index, self.attempt);
+            }
+            return;
         };
-        if let Some(vcpu) = self.vcpus.remove(&id) {
-            self.queue.remove(id);
+        if let Some(vcpu) = self.dismiss(id) {
             self.board.hand_over(taker, vcpu);
         }
     }

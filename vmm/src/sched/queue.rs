@@ -213,10 +213,10 @@ impl RunQueue {
         self.ready.iter().find(settled).copied()
     }
 
-    /// True while no vCPU here could run, as far as is known.
+    /// How many vCPUs here could run, as far as is known, while none does.
     #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.woken.is_empty() && self.ready.is_empty()
+    pub fn runnable(&self) -> usize {
+        self.woken.len() + self.ready.len()
     }
 
     fn idle_mut(&mut self, id: VcpuId) -> Option<&mut Idle> {
@@ -301,7 +301,7 @@ impl RunQueue {
     }
 
     fn note_crowd(&mut self, now: u64) {
-        if self.woken.len() + self.ready.len() < 2 {
+        if self.runnable() < 2 {
             self.crowded_since = None;
         } else {
             self.crowded_since.get_or_insert(now);

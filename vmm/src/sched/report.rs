@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use pmu_virt::SwitchStats;
+
 /// As many migrations' costs are kept.
 const KEPT: usize = 4096;
 
@@ -21,6 +23,8 @@ pub struct CoreReport {
     pub probing: Duration,
     /// From the thread's first vCPU to its end.
     pub alive: Duration,
+    /// What the switches cost on the core's counters; zeros without a PMU.
+    pub counters: SwitchStats,
     /// Migrations to this core.
     pub migrations: MigrationCost,
 }
@@ -88,8 +92,13 @@ impl fmt::Display for CoreReport {
         let share = 100.0 * self.probing.as_secs_f64() / self.alive.as_secs_f64().max(1e-9);
         write!(
             f,
-            "{} switches, {} halts, {} probes ({} found a vCPU awake; {share:.2} % of the time), {}",
-            self.switches, self.halts, self.probes, self.wakes, self.migrations
+            "{} switches ({} counter operations), {} halts, {} probes ({} found a vCPU awake; {share:.2} % of the time), {}",
+            self.switches,
+            self.counters.operations,
+            self.halts,
+            self.probes,
+            self.wakes,
+            self.migrations
         )
     }
 }

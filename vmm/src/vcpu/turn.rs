@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
+use pmu_virt::CorePmu;
 
 use super::end::VcpuEnd;
 use super::kick::Seat;
@@ -90,6 +91,30 @@ impl Vcpu {
             }
         }
         Ok(Stay::Paused(rest(&self.kvm)?))
+    }
+
+    /// Its PMU counts on `core` from now on; gives `core` back where there is no
+    /// PMU.
+    pub fn attach(&mut self, core: Box<CorePmu>) -> Option<Box<CorePmu>> {
+        match &mut self.core.pmu {
+            Some(pmu) => {
+                pmu.attach(core);
+                None
+            }
+            None => Some(core),
+        }
+    }
+
+    /// Its PMU counts no more; its counts stay on the core, which is given back.
+    pub fn park(&mut self) -> Option<Box<CorePmu>> {
+        self.core.pmu.as_mut()?.park()
+    }
+
+    /// Takes its counts off `core`, on which it was parked.
+    pub fn leave(&mut self, core: &mut CorePmu) {
+        if let Some(pmu) = &mut self.core.pmu {
+            pmu.leave(core);
+        }
     }
 
     /// Could it run?
