@@ -147,7 +147,7 @@ fn the_state_is_kept_however_the_run_ends() {
             let mut up = [0; 2];
             let mut stdout = child.stdout.take().expect("a pipe");
             std::io::Read::read_exact(&mut stdout, &mut up).expect("the guest is up");
-            send_signal(child.id(), signal);
+            send_signal(child.id(), signal).expect("the process is there");
         }
         assert_eq!(
             child.wait().expect("an end").code(),

@@ -20,7 +20,7 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 9] = [
+    let themes: [&[Test]; 10] = [
         intel::TESTS,
         amd::TESTS,
         accounting::TESTS,
