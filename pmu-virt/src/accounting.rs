@@ -236,6 +236,7 @@ pub const REASON_CODES: Codes = &[
     (7, "the host uses the physical counters itself"),
     (8, "counters compete for too few physical ones"),
     (9, "it has not had its turn on a physical counter yet"),
+    (10, "the event is counted in both rings together only"),
     (255, "an error of the hypervisor"),
 ];
 
@@ -307,8 +308,10 @@ fn reason_code(reason: &UnavailableReason) -> u8 {
         UnavailableReason::Busy { .. } => 7,
         UnavailableReason::Conflict { .. } => 8,
         UnavailableReason::Waiting => 9,
+        UnavailableReason::OneRing { .. } => 10,
         UnavailableReason::NoSuchSlot { .. }
         | UnavailableReason::NotProgrammed { .. }
+        | UnavailableReason::Misplaced { .. }
         | UnavailableReason::NoCore => 255,
     }
 }

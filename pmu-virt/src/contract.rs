@@ -7,7 +7,7 @@
 mod clauses;
 mod drivers;
 
-pub use drivers::{ClockDriver, StepDriver};
+pub use drivers::{ClockDriver, PerfDriver, SimDriver, StepDriver};
 
 use crate::backend::CounterBackend;
 use crate::ids::Ring;

@@ -5,12 +5,12 @@
 //!   constant table per model, from which decoding and MSR ranges derive.
 //! - [`VcpuPmu`] is one virtual CPU's PMU: registers, a grant of counters, and
 //!   a [`CounterBackend`]. A guest's mistake is an outcome, never an error.
-//! - [`ClockBackend`] and [`StepBackend`] count; [`contract`] is the suite that
-//!   every backend has to pass.
+//! - [`ClockBackend`] and [`StepBackend`] count, [`perf`] has the host's kernel
+//!   count; [`contract`] is the suite that every backend has to pass.
 //! - [`assign()`] says which physical counter counts for which logical one.
 //! - [`step`] decodes and classifies the instructions of a stepped guest.
 //!
-//! Nothing here performs I/O, knows KVM or blocks. The rules of the registers,
+//! Nothing here knows KVM or blocks, and only [`perf`] performs I/O. The rules of the registers,
 //! each with its source, are listed in `docs/registers.md`.
 
 pub mod accounting;
@@ -27,15 +27,19 @@ mod register;
 mod request;
 mod state;
 pub mod step;
+mod sys;
 mod throttle;
 mod vcpu;
 
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
 pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
+pub use backend::msr;
+pub use backend::perf;
 pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
-    Provenance, Reading, Source, Sources, StepBackend, Unavailable, UnavailableReason, backend,
-    backend_names,
+    HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, Provenance, RateError,
+    RateProblem, RateTable, Reading, SimBackend, Source, Sources, StepBackend, Unavailable,
+    UnavailableReason, backend_names,
 };
 pub use core_pmu::{CorePmu, SwitchStats};
 pub use cpuid::{CpuidRegs, PmuCpuid};

@@ -1,6 +1,6 @@
 //! The contract suite: every backend keeps it, every wrong one is caught.
 
-use pmu_virt::contract::{self, Clause, ClockDriver, Driver, StepDriver};
+use pmu_virt::contract::{self, Clause, ClockDriver, Driver, SimDriver, StepDriver};
 use pmu_virt::{
     ClockBackend, CombinedBackend, CountRequest, CounterBackend, Progress, Provenance, Reading,
     Ring, SlotIndex, SlotSet, StepBackend, Unavailable,
@@ -69,6 +69,12 @@ fn a_combination_keeps_the_contract_of_each_source() {
 }
 
 type Range = std::ops::RangeInclusive<u64>;
+
+#[test]
+fn sim_keeps_the_contract() {
+    let violations = broken(|| Box::new(SimDriver::backend()), SimDriver::default());
+    assert!(violations.is_empty(), "{violations:#?}");
+}
 
 /// Ways to be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

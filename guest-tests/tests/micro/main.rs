@@ -9,6 +9,7 @@ mod cores;
 mod debug;
 mod intel;
 mod overflow;
+mod perf;
 mod rdpmc;
 mod rings;
 mod step;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         rdpmc::TESTS,
         debug::TESTS,
         overflow::TESTS,
+        perf::TESTS,
         vcpus::TESTS,
         cores::TESTS,
         rings::TESTS,
