@@ -9,6 +9,9 @@ mod machine;
 #[path = "kernels/pmu.rs"]
 mod pmu;
 
+#[path = "kernels/state.rs"]
+mod state;
+
 use std::process::{Command, Output, Stdio};
 
 use guest_tests::kernel::Kernel;

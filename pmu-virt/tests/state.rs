@@ -1,9 +1,16 @@
 //! A PMU's state: out, through JSON, in again; and states that are refused.
 
+#[expect(dead_code, reason = "late overflows are for the tests of the switch")]
+mod limited;
+
+use std::num::NonZeroU64;
+
+use limited::Limited;
 use pmu_virt::{
-    ClockBackend, CounterBackend, CounterId, CounterReport, CounterSet, Grant, Layer, LossReason,
-    MsrIndex, PmiRequest, PmuModel, PmuState, Progress, Provenance, ReadOutcome, Reading, Ring,
-    StateError, StepBackend, VcpuPmu, WriteOutcome, accounting,
+    ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant, Layer,
+    LossReason, MsrIndex, Oversubscribe, OwnerId, PmiRequest, PmuModel, PmuState, Progress,
+    Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend, VcpuPmu, WriteOutcome,
+    accounting,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -123,15 +130,26 @@ proptest! {
     /// A restored PMU has the same registers, saves to the same state, and
     /// goes on as the first one does.
     #[test]
-    fn restoring_is_bit_identical((spec, before, after) in lives()) {
+    fn restoring_is_bit_identical(
+        (spec, before, after) in lives(),
+        before_its_core in any::<bool>(),
+    ) {
         let mut first = fresh(spec, ClockBackend::new());
         let mut now = 1_000;
         for op in &before {
             apply(&mut first, op, &mut now);
         }
         let state = first.save();
-        let mut second = fresh(spec, ClockBackend::new());
-        second.restore(&through_json(&state)).expect("its own state");
+        let mut second = VcpuPmu::detached(OwnerId(7), model(spec), Grant::everything());
+        let core = Box::new(CorePmu::new(Box::new(ClockBackend::new())));
+        if before_its_core {
+            second.restore(&through_json(&state)).expect("its own state");
+            prop_assert_eq!(second.save(), state.clone());
+            second.attach(core);
+        } else {
+            second.attach(core);
+            second.restore(&through_json(&state)).expect("its own state");
+        }
         prop_assert_eq!(second.save(), state);
         prop_assert_eq!(registers(&mut second), registers(&mut first));
         prop_assert_eq!(second.needs(), first.needs());
@@ -258,6 +276,40 @@ fn a_lost_label_stays_lost() {
 }
 
 #[test]
+fn a_counter_that_waits_for_its_turn_goes_on_as_it_would_have() {
+    let turns = Oversubscribe::Multiplex {
+        turn: NonZeroU64::new(100).expect("not 0"),
+    };
+    let fresh = || fresh("amd-core", Limited::clock(1)).with_oversubscription(turns);
+    let mut first = fresh();
+    for select in [0xc001_0200, 0xc001_0202] {
+        first.wrmsr(MsrIndex(select), 0x43_0076, KERNEL);
+    }
+    let mut now = 0;
+    apply(&mut first, &Op::Run(Ring::Kernel, 60, 0), &mut now);
+    let state = first.save();
+    let waiting = |state: &PmuState, key: &str| {
+        serde_json::to_value(state).expect("JSON")["counters"][1][key].clone()
+    };
+    assert_eq!(waiting(&state, "time-running"), 0);
+    assert_eq!(waiting(&state, "time-unaccounted"), 60);
+    let mut second = fresh();
+    second
+        .restore(&through_json(&state))
+        .expect("its own state");
+    assert_eq!(second.save(), state);
+    // The wait before the save is filled with the rate seen after it.
+    for _ in 0..8 {
+        apply(&mut second, &Op::Run(Ring::Kernel, 100, 0), &mut now);
+    }
+    let counts = [0, 1].map(|n| second.rdpmc(n, KERNEL));
+    let ReadOutcome::Value(waited) = counts[1] else {
+        panic!("{counts:?}");
+    };
+    assert!((760..=860).contains(&waited), "{counts:?} of 860 ticks");
+}
+
+#[test]
 fn what_this_host_cannot_count_is_unavailable_after_a_restore() {
     let mut pmu = fresh("amd-core", StepBackend::new());
     pmu.wrmsr(MsrIndex(0xc001_0200), 0x53_00c0, KERNEL);
@@ -331,9 +383,9 @@ fn impossible_states_are_refused() {
     );
     refused(
         |s| {
-            s["counters"]
-                .as_array_mut()
-                .map_or((), |list| list.truncate(2))
+            if let Some(list) = s["counters"].as_array_mut() {
+                list.truncate(2);
+            }
         },
         "it has 2 counters, the model has 7",
     );

@@ -3,6 +3,7 @@
 //! One binary without libtest, so that what this host cannot run is counted
 //! and told; `cargo l1 -- BINARY` runs it on the faithful KVM.
 
+mod accounting;
 mod amd;
 mod cores;
 mod debug;
@@ -21,9 +22,10 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 11] = [
+    let themes: &[&[Test]] = &[
         intel::TESTS,
         amd::TESTS,
+        accounting::TESTS,
         rdpmc::TESTS,
         debug::TESTS,
         overflow::TESTS,

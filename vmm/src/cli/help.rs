@@ -162,6 +162,7 @@ Examples:
   umpire run --kernel vmlinuz --cpus 4 --pmu none
   umpire run --kernel test.elf --module data.bin,first,words --counters step --timeout 10
   umpire run --config guest.toml --cpus 2
+  umpire run --kernel vmlinuz --restore pmu.json --save-on-exit pmu.json
 
 The configuration file holds the same options under the same names; its paths start at
 its own folder, and repeatable options are lists:

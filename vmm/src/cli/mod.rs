@@ -235,6 +235,13 @@ pub struct RunFlags {
     /// Stop the guest after this many seconds (fractions allowed), with exit status 124
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub timeout: Option<f64>,
+    /// When the run ends, however it ends, write the PMU state of all vCPUs to this file
+    #[arg(long, value_name = "FILE")]
+    pub save_on_exit: Option<PathBuf>,
+    /// Start with the PMU state in this file, which --save-on-exit wrote; same --pmu and
+    /// --cpus
+    #[arg(long, value_name = "FILE")]
+    pub restore: Option<PathBuf>,
     /// TOML file with any of these options under the same names; flags win
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,

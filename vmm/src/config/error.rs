@@ -120,6 +120,22 @@ pub enum ConfigError {
         /// What is there.
         what: &'static str,
     },
+    /// A file that cannot be written.
+    #[error("{place}: cannot write {}: {}", path.display(), reason(cause))]
+    Write {
+        /// Which setting.
+        place: Place,
+        /// The file.
+        path: PathBuf,
+        /// Why; in the text already, so no source.
+        cause: io::Error,
+    },
+    /// A PMU's state without a PMU.
+    #[error("{place}: under --pmu none there is no PMU and no state of one; leave one out")]
+    StateWithoutPmu {
+        /// Which setting.
+        place: Place,
+    },
     /// A boot module without a file name.
     #[error("{place}: '{value}' names no file; give FILE or FILE,WORDS")]
     EmptyModule {

@@ -63,6 +63,8 @@ impl Merge {
         let unpack = given!(self, flags, unpack, "unpack");
         let pmi_floor = given!(self, flags, pmi_floor, "pmi-floor");
         let timeout = given!(self, flags, timeout, "timeout");
+        let save = self.path(given!(self, flags, save_on_exit, "save-on-exit"));
+        let restore = self.path(given!(self, flags, restore, "restore"));
         let log_file = self.path(given!(self, flags, log_file, "log-file"));
         let louder = (flags.verbose > 0).then(|| flags.verbose.min(*VERBOSITY.end()).into());
         let verbose = self.choose("verbose", &louder, &self.file.keys.verbose);
@@ -79,7 +81,11 @@ impl Merge {
             cpus,
             cores: core_plan(cpus, cores, slice)?,
             pin: or_default(pin, cpu_list)?,
-            pmu: or_default(pmu, model)?.unwrap_or_default(),
+            pmu: {
+                let pmu = or_default(pmu, model)?.unwrap_or_default();
+                needs_pmu(&pmu, [&save, &restore])?;
+                pmu
+            },
             counters: or_default(counters, |g| self.sources(g))?.unwrap_or_else(Sources::auto),
             oversubscribe: or_default(oversubscribe, |g| {
                 choice(g, OversubscribeChoice::parse, OversubscribeChoice::ALLOWED)
@@ -94,6 +100,8 @@ impl Merge {
                 .unwrap_or_default(),
             pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US)),
             timeout: or_default(timeout, seconds)?,
+            save_on_exit: save.map(writable).transpose()?,
+            restore: restore.map(readable).transpose()?,
             verbose: or_default(verbose, |g| {
                 small(g, VERBOSITY, "(0 warnings, 3 everything)")
             })?
@@ -299,6 +307,28 @@ fn no_nul(place: &Place, text: &str) -> Result<(), ConfigError> {
 fn readable(given: Given<PathBuf>) -> Result<PathBuf, ConfigError> {
     open(&given.place, &given.value)?;
     Ok(given.value)
+}
+
+/// Checks that a file could be made, or replaced.
+fn writable(given: Given<PathBuf>) -> Result<PathBuf, ConfigError> {
+    match crate::machine::probe_state_file(&given.value) {
+        Ok(()) => Ok(given.value),
+        Err(cause) => Err(ConfigError::Write {
+            place: given.place,
+            path: given.value,
+            cause,
+        }),
+    }
+}
+
+/// Without a PMU there is no state of one.
+fn needs_pmu(pmu: &PmuChoice, states: [&Option<Given<PathBuf>>; 2]) -> Result<(), ConfigError> {
+    match (pmu, states.into_iter().flatten().next()) {
+        (PmuChoice::None, Some(given)) => Err(ConfigError::StateWithoutPmu {
+            place: given.place.clone(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that a file is there and can be read. Its kind is looked at before it

@@ -86,6 +86,10 @@ pub struct RunConfig {
     pub pmi_floor: Duration,
     /// When to stop the guest.
     pub timeout: Option<Duration>,
+    /// Where the PMU state goes at the end.
+    pub save_on_exit: Option<PathBuf>,
+    /// The PMU state to start with.
+    pub restore: Option<PathBuf>,
     /// 0: warnings, 1: information, 2: debugging, 3: everything.
     pub verbose: u8,
     /// Where log lines go instead of standard error.

@@ -10,6 +10,7 @@ use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, VcpuPmu, all_pmu_msr
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::state::{SavedMachine, StateFileError};
 use crate::boot::memory::MemoryError;
 use crate::boot::{self, BootError, BootRequest, InitialState, ModuleRequest};
 use crate::config::{ConfigError, OversubscribeChoice, RunConfig, Unpack};
@@ -69,6 +70,9 @@ pub enum MachineError {
     /// The console's interrupt line.
     #[error(transparent)]
     Console(#[from] ConsoleIrqError),
+    /// The state to start with.
+    #[error(transparent)]
+    State(#[from] StateFileError),
     /// The counter backend.
     #[error(transparent)]
     Counters(#[from] CounterError),
@@ -110,6 +114,9 @@ impl Machine {
         // The guest's vendor is needed even where the host's has no PMU model.
         let host_vendor = host_vendor(supported.as_slice())?;
         let guest = config.guest_cpu(host_vendor)?;
+        let saved = config.restore.as_deref();
+        let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
+        let saved = saved.transpose()?;
         let memory = boot::memory::create(config.memory_mib)?;
         let loaded = boot::load(&memory, &boot_request(config, probes))?;
         log::info!("{}", loaded.describe());
@@ -149,7 +156,7 @@ impl Machine {
         let mut vcpus = Vec::with_capacity(config.cpus.into());
         for kvm in kvms {
             let id = kvm.id();
-            let pmu = guest.pmu.as_ref().map(|model| {
+            let mut pmu = guest.pmu.as_ref().map(|model| {
                 let answer = oversubscription(config.oversubscribe, tsc_khz);
                 let owner = OwnerId(id.0.into());
                 let pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
@@ -159,6 +166,9 @@ impl Machine {
                 }
                 pmu
             });
+            if let (Some(pmu), Some(saved)) = (&mut pmu, &saved) {
+                saved.restore(id, pmu)?;
+            }
             let plan = CpuidPlan {
                 cpus: config.cpus,
                 vendor: guest.vendor,

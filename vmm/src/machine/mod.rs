@@ -6,8 +6,11 @@ mod console;
 mod event_loop;
 mod run;
 mod signals;
+mod state;
 mod sys;
 mod threads;
 
 pub use build::{Machine, MachineError};
 pub use run::{RunEnd, RunError, run};
+pub(crate) use state::probe as probe_state_file;
+pub use state::{SavedMachine, StateFileError};

@@ -10,7 +10,8 @@ use super::build::Machine;
 use super::console::ConsoleInput;
 use super::event_loop::{Sources, Wake, serve};
 use super::signals::stop_requests;
-use super::threads::{Spread, Threads};
+use super::state::{self, StateFileError};
+use super::threads::{Ended, Spread, Threads};
 use crate::config::{ExitStatus, RunConfig};
 use crate::kvm::VcpuId;
 use crate::sys::install_kick_handler;
@@ -41,6 +42,14 @@ pub enum RunError {
     /// A vCPU's thread failed.
     #[error("{0}: {1}")]
     Vcpu(VcpuId, VcpuFailure),
+    /// The guest has run, but its PMU state could not be kept.
+    #[error("{source} (the run itself: {end})")]
+    State {
+        /// How the run ended.
+        end: RunEnd,
+        /// Why there is no file.
+        source: Box<StateFileError>,
+    },
     /// A vCPU's thread ended without a word.
     #[error("the thread of a vCPU panicked; this is a bug in Umpire")]
     Panicked,
@@ -117,7 +126,33 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
     let by_itself = threads.first_end().is_some();
     threads.stop();
     drop(terminal);
-    let end = threads.into_end();
+    let states = threads.take_states();
+    let end = outcome(wake, by_itself, threads.into_end());
+    let Some(path) = &config.save_on_exit else {
+        return end;
+    };
+    match (state::write(path, config.cpus, states), end) {
+        (Ok(()), end) => {
+            log::info!("the PMU state is in {}", path.display());
+            end
+        }
+        (Err(source), Ok(end)) => Err(RunError::State {
+            end,
+            source: Box::new(source),
+        }),
+        // Why the run failed says more.
+        (Err(error), Err(failure)) => {
+            log::error!("{error}");
+            Err(failure)
+        }
+    }
+}
+
+fn outcome(
+    wake: Result<Wake, RunError>,
+    by_itself: bool,
+    end: Option<Ended>,
+) -> Result<RunEnd, RunError> {
     match (wake?, by_itself) {
         (Wake::Signal, false) => Ok(RunEnd::Interrupted),
         (Wake::Timeout, false) => Ok(RunEnd::TimedOut),

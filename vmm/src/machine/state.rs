@@ -177,12 +177,13 @@ impl SavedMachine {
         let Some(state) = self.states.get(usize::from(vcpu.0)) else {
             return Ok(());
         };
-        pmu.restore(state).map_err(|source| StateFileError::Refused {
-            path: self.path.clone(),
-            vcpu,
-            advice: advice(&source, pmu.model().vendor()),
-            source,
-        })
+        pmu.restore(state)
+            .map_err(|source| StateFileError::Refused {
+                path: self.path.clone(),
+                vcpu,
+                advice: advice(&source, pmu.model().vendor()),
+                source,
+            })
     }
 }
 
@@ -239,7 +240,7 @@ fn parse(path: &Path, text: &[u8]) -> Result<Vec<PmuState>, StateFileError> {
 /// # Errors
 /// A vCPU's state is missing, or the file cannot be written. A file of before
 /// is still there then.
-pub fn write(
+pub(super) fn write(
     path: &Path,
     cpus: u8,
     mut states: Vec<(VcpuId, PmuState)>,
@@ -284,7 +285,7 @@ fn replace(path: &Path, document: &Document) -> io::Result<()> {
 ///
 /// # Errors
 /// Why not.
-pub fn probe(path: &Path) -> io::Result<()> {
+pub(crate) fn probe(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => return Err(io::Error::other("it is not a file")),
         Ok(_) => {}

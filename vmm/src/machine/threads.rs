@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use pmu_virt::CorePmu;
+use pmu_virt::{CorePmu, PmuState};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::run::RunError;
@@ -20,7 +20,8 @@ const KICK_AGAIN: Duration = Duration::from_millis(5);
 /// How long vCPUs may take to stop.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-type Ended = (VcpuId, Result<VcpuEnd, VcpuFailure>);
+type States = Arc<Mutex<Vec<(VcpuId, PmuState)>>>;
+pub(super) type Ended = (VcpuId, Result<VcpuEnd, VcpuFailure>);
 
 /// Wakes the main thread when a vCPU's thread ends.
 struct WakeOnDrop(EventFd);
@@ -61,16 +62,22 @@ fn jobs(
     (hands.into_iter().map(core).collect(), Some(board))
 }
 
-fn run_alone(parts: VcpuParts) -> Result<VcpuEnd, VcpuFailure> {
+fn run_alone(
+    parts: VcpuParts,
+    tell: &dyn Fn(&mut Vcpu, Result<VcpuEnd, VcpuFailure>),
+) -> Result<(), VcpuFailure> {
     let mut seat = Seat::new(parts.tsc_khz)?;
-    Vcpu::new(parts).run(&mut seat)
+    let mut vcpu = Vcpu::new(parts);
+    let end = vcpu.run(&mut seat);
+    tell(&mut vcpu, end);
+    Ok(())
 }
 
 fn run_core(
     index: usize,
     parts: CoreParts,
     control: Arc<VcpuControl>,
-    tell: &dyn Fn(Ended),
+    tell: &dyn Fn(&mut Vcpu, Result<VcpuEnd, VcpuFailure>),
 ) -> Result<CoreReport, VcpuFailure> {
     let CoreParts {
         plan,
@@ -81,7 +88,7 @@ fn run_core(
     let tsc_khz = vcpus.first().map_or(0, |parts| parts.tsc_khz);
     let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?;
     let vcpus = vcpus.into_iter().map(Vcpu::new).collect();
-    Ok(core.run(vcpus, |ended| tell((ended.vcpu.id(), ended.end))))
+    Ok(core.run(vcpus, |mut ended| tell(&mut ended.vcpu, ended.end)))
 }
 
 /// How vCPUs are spread over threads, and threads over host CPUs.
@@ -118,6 +125,8 @@ pub(super) struct Threads {
     /// Where cores meet, with `--cores`.
     board: Option<Arc<Board>>,
     reports: Arc<Mutex<Vec<(usize, CoreReport)>>>,
+    /// PMU states of the vCPUs that have ended.
+    states: States,
     ended: std::sync::mpsc::Receiver<Ended>,
     first: Option<Ended>,
 }
@@ -138,6 +147,7 @@ impl Threads {
             control,
             board,
             reports: Arc::default(),
+            states: States::default(),
             ended,
             first: None,
         };
@@ -167,20 +177,27 @@ impl Threads {
         };
         let (targets, reports) = (self.targets.clone(), self.reports.clone());
         let control = self.control.clone();
+        let states = self.states.clone();
         Builder::new().name(name).spawn(move || {
             // Dropped last, also by a panic: the main thread always hears of it.
             let wake = WakeOnDrop(wake);
             lock(&targets).push(KickTarget::current());
             // The receiver lives until all threads were joined.
-            let tell = |ended: Ended| {
+            let fail = |ended: Ended| {
                 let _ = send.send(ended);
                 wake.now();
+            };
+            let tell = |vcpu: &mut Vcpu, end| {
+                keep_state(&states, vcpu);
+                fail((vcpu.id(), end));
             };
             match job {
                 Job::Vcpu(parts) => {
                     let id = parts.kvm.id();
-                    let end = pin(pinned.as_ref(), index).and_then(|()| run_alone(*parts));
-                    tell((id, end));
+                    let ran = pin(pinned.as_ref(), index).and_then(|()| run_alone(*parts, &tell));
+                    if let Err(failure) = ran {
+                        fail((id, Err(failure)));
+                    }
                 }
                 Job::Core(parts) => {
                     let first = parts.vcpus.first();
@@ -189,7 +206,7 @@ impl Threads {
                         .and_then(|()| run_core(index, parts, control, &tell));
                     match core {
                         Ok(report) => lock(&reports).push((index, report)),
-                        Err(failure) => tell((first, Err(failure))),
+                        Err(failure) => fail((first, Err(failure))),
                     }
                 }
             }
@@ -230,6 +247,10 @@ impl Threads {
             // A panic was reported by the panic hook; the run ends anyway.
             let _ = handle.join();
         }
+        // On the way between two cores when these ended.
+        for mut vcpu in self.board.iter().flat_map(|board| board.leftovers()) {
+            keep_state(&self.states, &mut vcpu);
+        }
         let mut reports = std::mem::take(&mut *lock(&self.reports));
         reports.sort_by_key(|(index, _)| *index);
         for (index, report) in reports {
@@ -237,10 +258,21 @@ impl Threads {
         }
     }
 
+    /// The PMU state of every vCPU that has stopped, after [`Threads::stop`].
+    pub(super) fn take_states(&mut self) -> Vec<(VcpuId, PmuState)> {
+        std::mem::take(&mut *lock(&self.states))
+    }
+
     /// How the machine ended, after [`Threads::stop`].
     pub(super) fn into_end(mut self) -> Option<Ended> {
         self.first_end();
         self.first.take()
+    }
+}
+
+fn keep_state(states: &States, vcpu: &mut Vcpu) {
+    if let Some(state) = vcpu.save_pmu() {
+        lock(states).push((vcpu.id(), state));
     }
 }
 

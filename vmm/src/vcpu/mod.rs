@@ -12,6 +12,7 @@ mod platform;
 mod pmi;
 mod rdpmc;
 mod run;
+mod saved;
 mod stepping;
 mod turn;
 

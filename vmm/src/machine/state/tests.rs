@@ -83,13 +83,18 @@ fn refused_text(change: impl FnOnce(String) -> String, cpus: u8, expected: &str)
 
 #[test]
 fn foreign_and_newer_files_are_refused() {
-    let foreign = |why| format!("FILE is no PMU state ({why}); give a file that --save-on-exit wrote");
+    let foreign =
+        |why| format!("FILE is no PMU state ({why}); give a file that --save-on-exit wrote");
     refused_text(
         |_| "[package]".to_owned(),
         1,
         &foreign("expected value at line 1 column 2"),
     );
-    refused_text(|_| "{}".to_owned(), 1, &foreign("it does not say that it is one"));
+    refused_text(
+        |_| "{}".to_owned(),
+        1,
+        &foreign("it does not say that it is one"),
+    );
     refused_text(
         |_| String::new(),
         1,
@@ -109,7 +114,11 @@ fn foreign_and_newer_files_are_refused() {
 
 #[test]
 fn another_machine_is_told_what_to_do() {
-    refused(|_| (), 3, "FILE holds 1 vCPUs, this guest has 3; add --cpus 1");
+    refused(
+        |_| (),
+        3,
+        "FILE holds 1 vCPUs, this guest has 3; add --cpus 1",
+    );
     let here = "amd-core,counters=6,fixed=0,width=48,fixed-width=0,full-width=off";
     for (saved, advice) in [
         ("amd-k7", "; add --pmu amd-k7"),
@@ -158,7 +167,10 @@ fn a_path_that_cannot_be_written_is_found_early() {
         check(&path.join("more"), Err("there is no such folder"));
         check(path.parent().expect("a folder"), Err("it is not a file"));
         check(Path::new("/dev/null"), Err("it is not a file"));
-        check(Path::new("/proc/state.json"), Err("there is no such folder"));
+        check(
+            Path::new("/proc/state.json"),
+            Err("there is no such folder"),
+        );
         fs::write(path, "x").expect("a file");
         let read_only = fs::Permissions::from_mode(0o400);
         fs::set_permissions(path, read_only).expect("own file");

@@ -1,0 +1,19 @@
+//! What is kept of a vCPU when a run ends.
+
+use pmu_virt::PmuState;
+
+use super::run::Vcpu;
+
+impl Vcpu {
+    /// The PMU's state; a PMI that is late or on its way is pending in it. `None`
+    /// without a PMU. Counts are those of the last exit, on this core or after the
+    /// vCPU has left its core.
+    pub fn save_pmu(&mut self) -> Option<PmuState> {
+        let late = self.core.pending_pmi.take();
+        let pmu = self.core.pmu.as_mut()?;
+        if let Some((request, _)) = late {
+            pmu.return_pmi(request);
+        }
+        Some(pmu.save())
+    }
+}
