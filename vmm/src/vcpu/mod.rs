@@ -13,6 +13,7 @@ mod pmi;
 mod rdpmc;
 mod run;
 mod stepping;
+mod timer;
 mod turn;
 
 pub use debug::{DebugControl, DebugEvent, DebugQuirks};
