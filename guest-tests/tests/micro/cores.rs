@@ -39,6 +39,10 @@ pub(crate) const TESTS: &[Test] = &[
         run: migration,
     },
     Test {
+        name: "cores::three_against_one_become_two_and_two",
+        run: balance,
+    },
+    Test {
         name: "cores::idle_vcpus_cost_little",
         run: idle_ones,
     },
@@ -399,6 +403,28 @@ fn migration(lab: &Lab) -> Result<()> {
         };
         ensure!(count >= spin / 8, "vCPU {vcpu} counted {count} of {spin}");
     }
+    Ok(())
+}
+
+/// vCPUs 0, 2 and 4 share a core; of 1 and 3 on the other one, 3 is halted.
+fn balance(lab: &Lab) -> Result<()> {
+    let spin = ticks(lab, Duration::from_millis(800))?;
+    let program = Program::new()?.kernel(|a| {
+        spin_for(a, spin)?;
+        exit(a)
+    })?;
+    let program = program.code(OTHERS, |a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.pause()?;
+        a.cmp(rdi, 3)?;
+        a.jne(again)?;
+        halt_for_ever(a)
+    })?;
+    let ran = lab.run(&setup(2), &guest(program, 4))?;
+    let cores: &[CoreReport] = &ran.outcome.cores;
+    let came: Vec<u64> = cores.iter().map(|core| core.migrations.count()).collect();
+    ensure!(came == [0, 1], "migrations {came:?}: {cores:?}");
     Ok(())
 }
 
