@@ -86,7 +86,7 @@ impl CoreThread {
     pub fn run(mut self, vcpus: Vec<Vcpu>, mut on_end: impl FnMut(CoreEnd)) -> CoreReport {
         let began = Instant::now();
         for vcpu in vcpus {
-            self.admit(vcpu).map(&mut on_end);
+            self.admit(vcpu, 0).map(&mut on_end);
         }
         while !self.control.stopping() {
             for vcpu in self.board.collect(self.index) {
@@ -223,10 +223,11 @@ impl CoreThread {
     }
 
     /// A vCPU that nobody has run yet, or that another core has left.
-    fn admit(&mut self, vcpu: Vcpu) -> Option<CoreEnd> {
+    /// That has cost `cost` ticks.
+    fn admit(&mut self, vcpu: Vcpu, cost: u64) -> Option<CoreEnd> {
         match vcpu.rest() {
             Ok(rest) => {
-                self.queue.admit(rdtsc(), vcpu.id(), rest);
+                self.queue.admit(rdtsc(), vcpu.id(), rest, cost);
                 self.vcpus.insert(vcpu.id(), vcpu);
                 None
             }
@@ -239,13 +240,13 @@ impl CoreThread {
 
     /// A vCPU from another core.
     fn arrive(&mut self, mut vcpu: Vcpu) -> Option<CoreEnd> {
-        let began = Instant::now();
+        let (began, tsc) = (Instant::now(), rdtsc());
         match vcpu.settle_in() {
             Ok(()) => {
-                let took = began.elapsed();
+                let (took, ticks) = (began.elapsed(), rdtsc().saturating_sub(tsc));
                 log::debug!("{} comes to core {} ({took:?})", vcpu.id(), self.index);
                 self.report.migrations.add(took);
-                self.admit(vcpu)
+                self.admit(vcpu, ticks)
             }
             Err(failure) => Some(CoreEnd {
                 vcpu,
@@ -272,6 +273,8 @@ impl CoreThread {
             return;
         };
         if let Some(vcpu) = self.dismiss(id) {
+            // Who is left may run for long before this core looks up again.
+            self.board.set_load(self.index, self.queue.runnable());
             self.board.hand_over(taker, vcpu);
         }
     }

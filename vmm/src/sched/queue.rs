@@ -45,7 +45,8 @@ struct Member {
     id: VcpuId,
     /// What is left of its slice, in ticks.
     left: u64,
-    arrived: u64,
+    /// No other core takes it before.
+    stays_until: u64,
     idle: Option<Idle>,
 }
 
@@ -112,13 +113,13 @@ impl RunQueue {
         }
     }
 
-    /// A vCPU comes to this core.
-    pub fn admit(&mut self, now: u64, id: VcpuId, rest: Rest) {
+    /// A vCPU comes to this core, which has cost `cost` ticks.
+    pub fn admit(&mut self, now: u64, id: VcpuId, rest: Rest, cost: u64) {
         let idle = Idle::new(now);
         self.members.push(Member {
             id,
             left: self.pace.slice,
-            arrived: now,
+            stays_until: now.saturating_add(self.pace.stay(cost)),
             idle: (rest == Rest::Idle).then_some(idle),
         });
         if rest == Rest::Runnable {
@@ -243,8 +244,8 @@ impl RunQueue {
         }
         let settled = |id: &&VcpuId| {
             let member = self.members.iter().find(|member| member.id == **id);
-            let stay = member.map_or(0, |member| now.saturating_sub(member.arrived));
-            self.last.is_none_or(|(last, _)| last != **id) && stay >= self.pace.settle
+            self.last.is_none_or(|(last, _)| last != **id)
+                && member.is_some_and(|member| member.stays_until <= now)
         };
         self.ready.iter().find(settled).copied()
     }

@@ -16,7 +16,7 @@ const SLICE: u64 = 5000;
 fn queue(rests: &[Rest]) -> RunQueue {
     let mut queue = RunQueue::new(Pace::new(Duration::from_micros(SLICE), KHZ));
     for (id, rest) in (0..).zip(rests) {
-        queue.admit(0, VcpuId(id), *rest);
+        queue.admit(0, VcpuId(id), *rest, 0);
     }
     queue
 }
