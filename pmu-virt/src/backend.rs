@@ -1,10 +1,19 @@
 //! Where counts come from: one trait, and the backends behind it.
 
 mod clock;
+mod combined;
+pub mod msr;
+pub mod perf;
+mod sim;
 mod slots;
+mod sources;
 mod step;
 
 pub use clock::ClockBackend;
+pub use combined::CombinedBackend;
+pub use msr::{HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport};
+pub use sim::{RateError, RateProblem, RateTable, SimBackend};
+pub use sources::{Source, Sources};
 pub use step::StepBackend;
 
 use crate::assign::{AssignError, Constraint};
@@ -12,6 +21,7 @@ use crate::event::EventCode;
 use crate::ids::{OwnerId, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
+use serde::{Deserialize, Serialize};
 use std::fmt::{self, Debug};
 use std::num::NonZeroU64;
 use thiserror::Error;
@@ -129,7 +139,8 @@ pub trait CounterBackend: Send + Debug {
 }
 
 /// How a count came about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Provenance {
     /// Every event was seen.
     Exact,
@@ -141,6 +152,26 @@ pub enum Provenance {
     Derived,
     /// Made up by a declared rate.
     Simulated,
+}
+
+impl Provenance {
+    /// The label of a sum: that of the part that says least about what really
+    /// took place.
+    #[must_use]
+    pub fn and(self, other: Provenance) -> Provenance {
+        let rank = |provenance| match provenance {
+            Provenance::Exact => 0,
+            Provenance::Hardware => 1,
+            Provenance::Derived => 2,
+            Provenance::Scaled => 3,
+            Provenance::Simulated => 4,
+        };
+        if rank(other) > rank(self) {
+            other
+        } else {
+            self
+        }
+    }
 }
 
 impl fmt::Display for Provenance {
@@ -180,6 +211,14 @@ pub enum UnavailableReason {
         /// The backend's name.
         backend: &'static str,
     },
+    /// The event is counted in both rings together only.
+    #[error("the {backend} backend cannot count {event} in one ring alone")]
+    OneRing {
+        /// The backend's name.
+        backend: &'static str,
+        /// The event.
+        event: EventCode,
+    },
     /// Every slot is taken.
     #[error("the {backend} backend has no free counter among its {capacity}")]
     NoFreeCounter {
@@ -191,6 +230,14 @@ pub enum UnavailableReason {
     /// The slot does not exist.
     #[error("the {backend} backend has no counter {slot}", slot = slot.0)]
     NoSuchSlot {
+        /// The backend's name.
+        backend: &'static str,
+        /// The slot.
+        slot: SlotIndex,
+    },
+    /// The slot exists and cannot count this.
+    #[error("counter {slot} of the {backend} backend cannot count this event", slot = slot.0)]
+    Misplaced {
         /// The backend's name.
         backend: &'static str,
         /// The slot.
@@ -238,8 +285,17 @@ pub enum UnavailableReason {
     NoCore,
 }
 
+/// The meaning of an `errno`, and where to look further.
 fn errno_text(errno: i32) -> String {
-    std::io::Error::from_raw_os_error(errno).to_string()
+    let meaning = std::io::Error::from_raw_os_error(errno);
+    let step = match errno {
+        libc::EMFILE | libc::ENFILE => "; raise `ulimit -n`",
+        libc::EACCES | libc::EPERM | libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP => {
+            "; `umpire doctor` says what is missing"
+        }
+        _ => "",
+    };
+    format!("{meaning}{step}")
 }
 
 /// `a, b and c`.
@@ -269,16 +325,20 @@ pub enum Reading {
 /// A backend's line in lists for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendSummary {
-    /// Name to give to [`backend()`].
+    /// Its name, as [`Sources::parse`] takes it.
     pub name: &'static str,
     /// One line of description.
     pub summary: &'static str,
 }
 
-const BACKENDS: [BackendSummary; 3] = [
+const BACKENDS: [BackendSummary; 6] = [
     BackendSummary {
         name: "auto",
-        summary: "the best that every host has: clock",
+        summary: "the best that the host has: perf,clock where its PMU counts guests, else clock",
+    },
+    BackendSummary {
+        name: "perf",
+        summary: "the host's kernel: its PMU where there is one, else cycles from CPU time",
     },
     BackendSummary {
         name: "clock",
@@ -288,13 +348,20 @@ const BACKENDS: [BackendSummary; 3] = [
         name: "step",
         summary: "single steps: instructions, branches, loads, stores by ring, exact and slow",
     },
+    BackendSummary {
+        name: "sim",
+        summary: "sim=FILE.toml: declared rates over guest time, always labelled simulated",
+    },
+    BackendSummary {
+        name: "msr",
+        summary: "msr[=CPU][:force]: the physical registers of one host CPU, for one core",
+    },
 ];
 
-/// Every name that [`backend()`] takes.
+/// Every name that [`Sources::parse`] takes.
 pub fn backend_names() -> &'static [BackendSummary] {
     &BACKENDS
 }
-
 /// What opening a backend needs to know of the host and of the VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendEnv {
@@ -338,18 +405,4 @@ pub enum BackendError {
 
 fn known_backends() -> String {
     BACKENDS.map(|backend| backend.name).join(", ")
-}
-
-/// The backend called `name`: one of [`backend_names`].
-///
-/// # Errors
-/// The name is unknown; the error lists the known ones.
-pub fn backend(name: &str) -> Result<Box<dyn CounterBackend>, BackendError> {
-    match name {
-        "auto" | "clock" => Ok(Box::new(ClockBackend::new())),
-        "step" => Ok(Box::new(StepBackend::new())),
-        _ => Err(BackendError::Unknown {
-            name: name.to_owned(),
-        }),
-    }
 }

@@ -7,7 +7,7 @@
 mod clauses;
 mod drivers;
 
-pub use drivers::{ClockDriver, StepDriver};
+pub use drivers::{ClockDriver, PerfDriver, SimDriver, StepDriver};
 
 use crate::backend::CounterBackend;
 use crate::ids::Ring;
@@ -58,6 +58,9 @@ pub enum Clause {
     ReprogrammedStartsAnew,
     /// Slots do not disturb each other.
     SlotsAreIndependent,
+    /// A set of slots that is paused stands still while another vCPU runs, and
+    /// goes on where it stood.
+    SetsActAsOne,
     /// Every slot below the capacity works, none above.
     CapacityIsTrue,
     /// A counter of one ring leaves the other ring's events out.
@@ -92,6 +95,7 @@ impl fmt::Display for Clause {
             Clause::ReleasedHasNoCount => "a released slot has no count",
             Clause::ReprogrammedStartsAnew => "a slot programmed again starts anew",
             Clause::SlotsAreIndependent => "slots are independent",
+            Clause::SetsActAsOne => "a set of slots pauses and resumes as one",
             Clause::CapacityIsTrue => "the capacity is true",
             Clause::RingsAreSplit => "rings are split",
             Clause::RingOnDemand => "the ring is asked for on demand",

@@ -1,5 +1,6 @@
 //! What CPUID says about a PMU.
 
+use crate::accounting;
 use crate::backend::CounterBackend;
 use crate::event::{ARCHITECTURAL, EventCode};
 use crate::ids::Vendor;
@@ -34,6 +35,8 @@ pub struct PmuCpuid {
     pub leaf_80000022: CpuidRegs,
     /// Leaf 0x80000022 EAX bit 0, PerfMonV2.
     pub perfmon_v2: bool,
+    /// Leaves of the hypervisor range that announce [`crate::accounting`].
+    pub accounting: [(u32, CpuidRegs); 2],
 }
 
 impl PmuModel {
@@ -61,6 +64,7 @@ impl PmuModel {
                 CpuidRegs::default()
             },
             perfmon_v2,
+            accounting: accounting::cpuid_leaves(self),
         }
     }
 

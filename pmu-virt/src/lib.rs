@@ -5,14 +5,15 @@
 //!   constant table per model, from which decoding and MSR ranges derive.
 //! - [`VcpuPmu`] is one virtual CPU's PMU: registers, a grant of counters, and
 //!   a [`CounterBackend`]. A guest's mistake is an outcome, never an error.
-//! - [`ClockBackend`] and [`StepBackend`] count; [`contract`] is the suite that
-//!   every backend has to pass.
+//! - [`ClockBackend`] and [`StepBackend`] count, [`perf`] has the host's kernel
+//!   count; [`contract`] is the suite that every backend has to pass.
 //! - [`assign()`] says which physical counter counts for which logical one.
 //! - [`step`] decodes and classifies the instructions of a stepped guest.
 //!
-//! Nothing here performs I/O, knows KVM or blocks. The rules of the registers,
+//! Nothing here knows KVM or blocks, and only [`perf`] performs I/O. The rules of the registers,
 //! each with its source, are listed in `docs/registers.md`.
 
+pub mod accounting;
 mod assign;
 mod backend;
 pub mod contract;
@@ -24,15 +25,21 @@ mod model;
 mod progress;
 mod register;
 mod request;
+mod state;
 pub mod step;
+mod sys;
 mod throttle;
 mod vcpu;
 
 pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
 pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
+pub use backend::msr;
+pub use backend::perf;
 pub use backend::{
-    BackendEnv, BackendError, BackendSummary, ClockBackend, CounterBackend, Provenance, Reading,
-    StepBackend, Unavailable, UnavailableReason, backend, backend_names,
+    BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
+    HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, Provenance, RateError,
+    RateProblem, RateTable, Reading, SimBackend, Source, Sources, StepBackend, Unavailable,
+    UnavailableReason, backend_names,
 };
 pub use core_pmu::{CorePmu, SwitchStats};
 pub use cpuid::{CpuidRegs, PmuCpuid};
@@ -44,6 +51,7 @@ pub use model::{
 pub use progress::{LossReason, Progress};
 pub use register::{Register, Reserved, WriteForm, WriteRule};
 pub use request::CountRequest;
+pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
     CounterReport, Needs, Oversubscribe, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome,

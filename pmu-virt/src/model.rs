@@ -12,6 +12,7 @@ use crate::event::{EventFamily, FixedFunction};
 use crate::ids::{MsrIndex, Vendor};
 use crate::register::{Register, Reserved, WriteForm, WriteRule};
 use arbiter::CounterId;
+use std::fmt;
 
 /// Highest number of programmable counters of any model.
 pub(crate) const MAX_PROGRAMMABLE: u8 = 8;
@@ -296,6 +297,22 @@ impl PmuModel {
             .rows
             .iter()
             .filter(|row| !row.full_width_only || self.full_width)
+    }
+}
+
+/// The name with every property, as [`PmuModel::parse`] takes it.
+impl fmt::Display for PmuModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{},counters={},fixed={},width={},fixed-width={},full-width={}",
+            self.name(),
+            self.programmable,
+            self.fixed,
+            self.width,
+            self.fixed_width,
+            if self.full_width { "on" } else { "off" }
+        )
     }
 }
 

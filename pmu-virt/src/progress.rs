@@ -2,6 +2,7 @@
 
 use crate::ids::Ring;
 use crate::step::Retirement;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// One thing that happened to the vCPU. Times are TSC ticks.
@@ -45,7 +46,8 @@ pub enum Progress {
 }
 
 /// How instructions escaped the stepper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum LossReason {
     /// The guest ran without being stepped.
     NotStepped,

@@ -2,8 +2,10 @@
 //! whose physical counters count for them.
 
 mod access;
+mod account;
 mod counting;
 mod report;
+mod saved;
 mod sharing;
 mod switch;
 mod times;
@@ -15,8 +17,9 @@ use crate::backend::{CounterBackend, Provenance, UnavailableReason};
 use crate::core_pmu::{CorePmu, Stay};
 use crate::ids::OwnerId;
 use crate::model::{MAX_FIXED, MAX_PROGRAMMABLE, PmuModel};
-use crate::progress::Progress;
+use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
+use account::Snapshot;
 use arbiter::{CounterId, CounterSet, Grant};
 use sharing::Turns;
 use times::Times;
@@ -82,7 +85,16 @@ struct Logical {
     times: Times,
     /// How its events were counted, as told at the last settlement.
     provenance: Option<Provenance>,
+    /// Why they are no longer exact, as told when it last left a place.
+    loss: Option<LossReason>,
     unavailable: Option<UnavailableReason>,
+}
+
+impl Logical {
+    /// Keeps the first reason why events are no longer exact.
+    fn note_loss(&mut self, loss: Option<LossReason>) {
+        self.loss = self.loss.or(loss);
+    }
 }
 
 /// One vCPU's PMU. Owned by the thread that runs the vCPU.
@@ -108,6 +120,7 @@ pub struct VcpuPmu {
     /// TSC at entry, while the guest runs.
     entered: Option<u64>,
     turns: Turns,
+    snapshot: Snapshot,
 }
 
 impl VcpuPmu {
@@ -137,6 +150,7 @@ impl VcpuPmu {
             ran: 0,
             entered: None,
             turns: Turns::default(),
+            snapshot: Snapshot::default(),
         }
     }
 
@@ -164,6 +178,7 @@ impl VcpuPmu {
         self.pending = CounterSet::EMPTY;
         self.needs = Needs::default();
         self.turns.end();
+        self.snapshot = Snapshot::default();
     }
 
     /// Takes in what happened to the vCPU: overflows are raised at `Left`, and

@@ -1,9 +1,9 @@
 //! The contract suite: every backend keeps it, every wrong one is caught.
 
-use pmu_virt::contract::{self, Clause, ClockDriver, Driver, StepDriver};
+use pmu_virt::contract::{self, Clause, ClockDriver, Driver, SimDriver, StepDriver};
 use pmu_virt::{
-    ClockBackend, CountRequest, CounterBackend, Progress, Provenance, Reading, Ring, SlotIndex,
-    SlotSet, StepBackend, Unavailable,
+    ClockBackend, CombinedBackend, CountRequest, CounterBackend, Progress, Provenance, Reading,
+    Ring, SlotIndex, SlotSet, StepBackend, Unavailable,
 };
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -32,6 +32,50 @@ fn step_keeps_the_contract() {
     assert!(violations.is_empty(), "{violations:#?}");
 }
 
+#[test]
+fn a_combination_keeps_the_contract_of_each_source() {
+    let clock_first = || -> Box<dyn CounterBackend> {
+        Box::new(CombinedBackend::new(vec![
+            Box::new(ClockBackend::new()),
+            Box::new(StepBackend::new()),
+        ]))
+    };
+    let violations = broken(clock_first, ClockDriver::default());
+    assert!(violations.is_empty(), "{violations:#?}");
+    let step_first = || -> Box<dyn CounterBackend> {
+        Box::new(CombinedBackend::new(vec![
+            Box::new(StepBackend::new()),
+            Box::new(ClockBackend::new()),
+        ]))
+    };
+    // The clock counts cycles, so something else has to be uncountable.
+    struct Narrow(StepDriver);
+    impl Driver for Narrow {
+        fn request(&self) -> CountRequest {
+            self.0.request()
+        }
+        fn uncountable(&self) -> CountRequest {
+            ClockDriver::default().uncountable()
+        }
+        fn run(&mut self, backend: &mut dyn CounterBackend, ring: Ring, n: u64) -> Range {
+            self.0.run(backend, ring, n)
+        }
+        fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<u64>> {
+            self.0.deadline(backend)
+        }
+    }
+    let violations = broken(step_first, Narrow(StepDriver::default()));
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+type Range = std::ops::RangeInclusive<u64>;
+
+#[test]
+fn sim_keeps_the_contract() {
+    let violations = broken(|| Box::new(SimDriver::backend()), SimDriver::default());
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
 /// Ways to be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -52,6 +96,7 @@ enum Fault {
     ResetsOnStart,
     ClaimsTooMuch,
     ChangesLabel,
+    PausesOnlyOne,
 }
 
 /// A clock with one fault.
@@ -138,6 +183,16 @@ impl CounterBackend for Wrong {
     fn stop(&mut self, slot: SlotIndex) {
         if !self.is(Fault::CountsWhileStopped) {
             self.clock.stop(slot);
+        }
+    }
+
+    fn pause(&mut self, slots: SlotSet) {
+        let number = match self.fault {
+            Fault::PausesOnlyOne => 1,
+            _ => usize::MAX,
+        };
+        for slot in slots.iter().take(number) {
+            self.stop(slot);
         }
     }
 
@@ -237,6 +292,7 @@ fn every_wrong_backend_is_caught_at_the_clause_it_breaks() {
         (Fault::ResetsOnStart, Clause::Resumes),
         (Fault::ClaimsTooMuch, Clause::CapacityIsTrue),
         (Fault::ChangesLabel, Clause::ProvenanceAgrees),
+        (Fault::PausesOnlyOne, Clause::SetsActAsOne),
     ];
     for (fault, clause) in table {
         let violations = broken(|| Box::new(Wrong::new(fault)), ClockDriver::default());

@@ -1,8 +1,8 @@
 //! Every MSR index of three whole regions, every bit of every control register.
 
 use pmu_virt::{
-    CounterId, Grant, Layer, MsrIndex, PmuModel, ReadOutcome, Register, VcpuPmu, WriteForm,
-    WriteOutcome, all_pmu_msr_ranges, backend,
+    ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, ReadOutcome, Register, VcpuPmu,
+    WriteForm, WriteOutcome, all_pmu_msr_ranges,
 };
 
 /// The regions that are swept, inclusive.
@@ -153,7 +153,7 @@ fn ranges_are_sorted_and_merged() {
 fn an_index_that_is_not_answered_is_not_handled() {
     for spec in MODELS {
         let model = model(spec);
-        let clock = backend("clock").expect("clock exists");
+        let clock = Box::new(ClockBackend::new());
         let mut pmu = VcpuPmu::new(model.clone(), clock, Grant::everything());
         for msr in indices().filter(|msr| expected(&model, *msr).is_none()) {
             let layer = Layer::GuestKernel;
@@ -192,7 +192,7 @@ fn every_single_bit_of_every_control_register_has_its_outcome() {
     for summary in PmuModel::names() {
         for (msr, implemented, faults) in control_registers(summary.name) {
             for bit in 0..64 {
-                let clock = backend("clock").expect("clock exists");
+                let clock = Box::new(ClockBackend::new());
                 let mut pmu = VcpuPmu::new(model(summary.name), clock, Grant::everything());
                 let layer = Layer::GuestKernel;
                 let before = pmu.rdmsr(MsrIndex(msr), layer);
@@ -226,7 +226,7 @@ fn every_single_bit_of_the_status_registers_has_its_outcome() {
     ];
     for (spec, msr, accepted, faults) in table {
         for bit in 0..64 {
-            let clock = backend("clock").expect("clock exists");
+            let clock = Box::new(ClockBackend::new());
             let mut pmu = VcpuPmu::new(model(spec), clock, Grant::everything());
             let outcome = pmu.wrmsr(MsrIndex(msr), 1 << bit, Layer::GuestKernel);
             let expected = if faults && accepted & (1 << bit) == 0 {

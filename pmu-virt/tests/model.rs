@@ -1,8 +1,8 @@
 //! Names, properties, CPUID.
 
 use pmu_virt::{
-    ClockBackend, CounterBackend, CpuidRegs, PmuModel, StepBackend, Vendor, all_pmu_msr_ranges,
-    backend, backend_names,
+    ClockBackend, CounterBackend, CpuidRegs, PmuModel, Sources, StepBackend, Vendor,
+    all_pmu_msr_ranges, backend_names,
 };
 
 #[test]
@@ -168,15 +168,16 @@ fn the_other_leaves_follow_the_model() {
 }
 
 #[test]
-fn backends_have_names() {
-    for (name, real) in [("auto", "clock"), ("clock", "clock"), ("step", "step")] {
-        assert_eq!(backend(name).expect(name).name(), real);
-        assert!(backend_names().iter().any(|summary| summary.name == name));
+fn every_backend_that_is_listed_can_be_named() {
+    for summary in backend_names() {
+        let text = match summary.name {
+            "sim" => "sim=rates.toml",
+            name => name,
+        };
+        let sources = Sources::parse(text).unwrap_or_else(|error| panic!("{error}"));
+        let names: Vec<_> = sources.iter().map(pmu_virt::Source::name).collect();
+        assert_eq!(names, [summary.name]);
     }
-    assert_eq!(
-        backend("perf").expect_err("no such backend").to_string(),
-        "no counter backend is called 'perf'; known are auto, clock, step"
-    );
 }
 
 #[test]
@@ -196,5 +197,42 @@ fn all_ranges_cover_sampling_facilities_too() {
             .iter()
             .any(|(first, last)| (*first..=*last).contains(&msr));
         assert!(found, "{msr:#x}");
+    }
+}
+
+#[test]
+fn sources_are_read_and_named_again() {
+    let good = [
+        "auto",
+        "clock",
+        "clock,step",
+        "perf,clock",
+        "sim=rates.toml",
+        "sim=/a/b.toml,clock",
+        "msr",
+        "msr=3",
+        "msr:force",
+        "msr=3:force,clock",
+    ];
+    for text in good {
+        let sources = Sources::parse(text).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(sources.to_string(), text);
+    }
+    let bad = [
+        ("", "no counter backend is called ''"),
+        ("tsc", "'tsc'; known are auto"),
+        ("clock,clock", "clock is named twice"),
+        ("auto,step", "auto stands for a whole list"),
+        ("sim", "sim=FILE.toml"),
+        ("sim=", "sim=FILE.toml"),
+        ("msr=x", "CPU is the number"),
+        ("msr=3:forced", "CPU is the number"),
+        ("clock=1", "takes no options"),
+        ("step:force", "takes no options"),
+        ("clock,", "no counter backend is called ''"),
+    ];
+    for (text, part) in bad {
+        let error = Sources::parse(text).expect_err(text).to_string();
+        assert!(error.contains(part), "{text}: {error}");
     }
 }

@@ -23,6 +23,7 @@ pub mod bench;
 pub mod boot;
 pub mod cli;
 pub mod config;
+pub mod counters;
 pub mod cpuid;
 pub mod demo;
 pub mod devices;

@@ -52,7 +52,7 @@ fn boot(flags: &RunFlags) -> Result<u8, UserError> {
     vmm::logging::start(config.verbose, config.log_file.as_deref())?;
     let host = doctor::open().map_err(UserError::bad_input)?;
     let probes = doctor::check(&host).map_err(UserError::bad_input)?;
-    doctor::check_backend(&probes, config.counters.name()).map_err(UserError::bad_input)?;
+    doctor::check_backends(&probes, &config.counters).map_err(UserError::bad_input)?;
     let machine = Machine::build(&host, &probes, &config, Box::new(stdout()), |_| {
         Box::new(PmuLog)
     })

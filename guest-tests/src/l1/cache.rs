@@ -97,7 +97,7 @@ impl Cache {
             fs::write(&manifest, text).map_err(L1Error::file("write", &manifest))?;
             let place = self.folder.join(set.name());
             if place.exists() {
-                // Left from an older layout or a hand-made change: it has no manifest, so nobody uses it.
+                // Left from an older layout or a hand-made change: it is not complete, so nobody uses it.
                 fs::remove_dir_all(&place).map_err(L1Error::file("remove", &place))?;
             }
             fs::rename(&ready, &place).map_err(L1Error::file("rename to", &place))?;
@@ -141,7 +141,8 @@ impl Cache {
     fn find(&self, set: Set) -> Result<Option<Cached>, L1Error> {
         let folder = self.folder.join(set.name());
         let manifest = folder.join(MANIFEST);
-        if !manifest.exists() {
+        let here = |file: &&str| folder.join(file).exists();
+        if !manifest.exists() || !set.required().iter().all(here) {
             return Ok(None);
         }
         let text = fs::read(&manifest).map_err(L1Error::file("read", &manifest))?;
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_counts_only_with_its_manifest() {
+    fn a_set_counts_only_with_its_manifest_and_files() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let cache = Cache::in_folder(folder.path());
         let set = folder.path().join(Set::Busybox.name());
@@ -230,6 +231,9 @@ mod tests {
             r#"[{"name":"busybox-static","version":"1:1.35"}]"#,
         )
         .expect("written");
+        // A set of an older layout lacks a file, and is fetched anew.
+        assert!(cache.list().expect("readable").is_empty());
+        fs::write(set.join("busybox"), "").expect("written");
         let listed = cache.list().expect("readable");
         assert_eq!(
             (listed.len(), listed[0].packages[0].version.as_str()),

@@ -179,7 +179,7 @@ impl<W: Write> Image<W> {
 
 /// A copy of the program without debug information. None where `strip` is missing or fails: the
 /// program is then taken whole, which only takes longer.
-fn stripped(program: &Path, size: u64) -> Option<Vec<u8>> {
+pub(crate) fn stripped(program: &Path, size: u64) -> Option<Vec<u8>> {
     if size < STRIP_FROM {
         return None;
     }

@@ -16,6 +16,9 @@ const BACKPORTS: &str = "bookworm-backports";
 /// The kernel modules of L1's KVM, in the order in which they are loaded.
 pub(crate) const MODULES: [&str; 3] = ["irqbypass", "kvm", "kvm-amd"];
 
+/// The Linux guest's modules: the msr device.
+pub(crate) const GUEST_MODULES: [&str; 1] = ["msr"];
+
 /// A set of packages that is fetched and unpacked as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Set {
@@ -25,7 +28,7 @@ pub enum Set {
     HypervisorKernel,
     /// A static busybox: `busybox`.
     Busybox,
-    /// The Linux guest's kernel, unmodified: `vmlinuz`.
+    /// The Linux guest's kernel, unmodified: `vmlinuz`, and its `msr.ko`.
     GuestKernel,
     /// `perf` of the guest's kernel with every library it needs: a root folder.
     Perf,
@@ -53,6 +56,16 @@ impl Set {
             Set::Busybox => "busybox",
             Set::GuestKernel => "linux-6.1",
             Set::Perf => "perf-6.1",
+        }
+    }
+
+    /// Files without which a set is of an older layout, and fetched anew.
+    pub(crate) fn required(self) -> &'static [&'static str] {
+        match self {
+            Set::HypervisorKernel => &["vmlinuz", "kvm-amd.ko"],
+            Set::GuestKernel => &["vmlinuz", "msr.ko"],
+            Set::Busybox => &["busybox"],
+            Set::Qemu | Set::Perf => &[],
         }
     }
 
@@ -91,21 +104,25 @@ impl Set {
                 |name| name.ends_with("bin/busybox"),
                 &ready.join("busybox"),
             )?,
-            Set::GuestKernel => self.take_kernel(&root, &ready)?,
+            Set::GuestKernel => {
+                self.take_kernel(&root, &ready)?;
+                self.take_modules(&root, &GUEST_MODULES, &ready)?;
+            }
             Set::HypervisorKernel => {
                 self.take_kernel(&root, &ready)?;
-                for module in MODULES {
-                    let (plain, packed) = (format!("/{module}.ko"), format!("/{module}.ko.xz"));
-                    let place = ready.join(format!("{module}.ko"));
-                    self.take(
-                        &root,
-                        |name| name.ends_with(&plain) || name.ends_with(&packed),
-                        &place,
-                    )?;
-                }
+                self.take_modules(&root, &MODULES, &ready)?;
             }
         }
         Ok(ready)
+    }
+
+    fn take_modules(self, root: &Path, modules: &[&str], ready: &Path) -> Result<(), L1Error> {
+        for module in modules {
+            let (plain, packed) = (format!("/{module}.ko"), format!("/{module}.ko.xz"));
+            let fits = |name: &str| name.ends_with(&plain) || name.ends_with(&packed);
+            self.take(root, fits, &ready.join(format!("{module}.ko")))?;
+        }
+        Ok(())
     }
 
     fn take_kernel(self, root: &Path, ready: &Path) -> Result<(), L1Error> {

@@ -1,7 +1,7 @@
 //! A stock Linux as guest: Debian's cloud kernel 6.1, busybox, Debian's `perf`, and a script.
 //!
 //! The kernel is the package's own file, bit for bit. The initramfs holds busybox, `perf` with its
-//! libraries, and `spin`, a busy loop whose time is spent in the function `spin_hot`. Each line of
+//! libraries, the kernel's own `msr.ko` in `/lib/modules`, and `spin`, a busy loop whose time is spent in the function `spin_hot`. Each line of
 //! the script is one [`Step`] of the guest's console log:
 //!
 //! ```no_run
@@ -27,7 +27,7 @@ use std::time::Duration;
 use crate::l1::cpio::Cpio;
 use crate::l1::libraries::{Files, Libraries};
 use crate::l1::tool::capture;
-use crate::l1::{Cache, L1Error, Set, add_merged_usr, guest_name};
+use crate::l1::{Cache, GUEST_MODULES, L1Error, Set, add_merged_usr, elf, guest_name, stripped};
 
 pub use steps::{Step, steps};
 
@@ -43,6 +43,9 @@ pub struct Image {
     kernel: PathBuf,
     busybox: PathBuf,
     perf: PathBuf,
+    modules: PathBuf,
+    /// Programs of ours: name in the guest, and file here.
+    programs: Vec<(String, PathBuf)>,
 }
 
 /// A guest that can be booted. Its initramfs is a temporary file that goes with it.
@@ -71,7 +74,16 @@ impl Image {
             kernel: sets[0].folder.join("vmlinuz"),
             busybox: sets[1].folder.join("busybox"),
             perf: sets[2].folder.clone(),
+            modules: sets[0].folder.clone(),
+            programs: Vec::new(),
         })
+    }
+
+    /// Adds a program of this machine with its libraries, as `/usr/bin/NAME` of the guest.
+    #[must_use]
+    pub fn with_program(mut self, name: &str, file: impl Into<PathBuf>) -> Self {
+        self.programs.push((name.to_owned(), file.into()));
+        self
     }
 
     /// The kernel, a bzImage.
@@ -106,9 +118,17 @@ impl Image {
         Libraries::of_root(&self.perf).collect(perf, &mut files)?;
         files.insert(perf.to_owned(), self.perf.join("usr/bin/perf"));
         files.insert("/bin/busybox".into(), self.busybox.clone());
+        for module in GUEST_MODULES {
+            let file = format!("{module}.ko");
+            let place = Path::new("/lib/modules").join(&file);
+            files.insert(place, self.modules.join(file));
+        }
         for (name, place) in &files {
             let content = fs::read(place).map_err(L1Error::file("read", place))?;
             cpio.bytes(&guest_name(name)?, 0o755, &content)?;
+        }
+        for (name, file) in &self.programs {
+            add_program(cpio, name, file)?;
         }
         cpio.bytes("usr/bin/spin", 0o755, &spin()?)?;
         cpio.bytes("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")?;
@@ -135,6 +155,32 @@ impl Guest {
     pub fn emulate(&self, timeout: Duration) -> Result<String, L1Error> {
         emulator::boot(self, timeout)
     }
+}
+
+/// Adds a program of this machine. Its loader and libraries get a folder of their own, as the
+/// guest's `perf` brings those of another release; a script starts the one with the other.
+fn add_program(cpio: &mut Cpio<impl Write>, name: &str, file: &Path) -> Result<(), L1Error> {
+    let folder = format!("opt/{name}");
+    let bytes = fs::read(file).map_err(L1Error::file("read", file))?;
+    let program = std::path::absolute(file).map_err(L1Error::file("find", file))?;
+    let mut files = Files::new();
+    Libraries::of_host().collect(&program, &mut files)?;
+    for (library, place) in &files {
+        let content = fs::read(place).map_err(L1Error::file("read", place))?;
+        let library = library.file_name().unwrap_or_default().to_string_lossy();
+        cpio.bytes(&format!("{folder}/{library}"), 0o755, &content)?;
+    }
+    let start = match elf::parse(&bytes, file)?.interpreter {
+        Some(loader) => {
+            let loader = loader.rsplit('/').next().unwrap_or_default();
+            format!("/{folder}/{loader} --library-path /{folder} /{folder}/{name}")
+        }
+        None => format!("/{folder}/{name}"),
+    };
+    let script = format!("#!/bin/busybox sh\nexec {start} \"$@\"\n");
+    let small = stripped(file, bytes.len() as u64).unwrap_or(bytes);
+    cpio.bytes(&format!("{folder}/{name}"), 0o755, &small)?;
+    cpio.bytes(&format!("usr/bin/{name}"), 0o755, script.as_bytes())
 }
 
 /// Compiles the busy loop: static, with symbols.

@@ -52,4 +52,13 @@ pub const LIMITS: &[Limit] = &[
         reason: "breakpoints never fire at CPL 3 on this KVM",
         tests: &["debug::data_breakpoint_at_cpl_3"],
     },
+    Limit {
+        applies: |_| pmu_virt::perf::probe().refusal().is_some(),
+        reason: "the host's kernel lets this user open no perf event (see `umpire doctor`)",
+        tests: &[
+            "perf::cycles_grow_with_the_time_in_the_guest",
+            "perf::overflow_signals_become_pmis",
+            "perf::an_overflow_interrupts_cpl_3",
+        ],
+    },
 ];

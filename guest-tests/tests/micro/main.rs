@@ -8,6 +8,7 @@ mod cores;
 mod debug;
 mod intel;
 mod overflow;
+mod perf;
 mod rdpmc;
 mod rings;
 mod step;
@@ -19,12 +20,13 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 9] = [
+    let themes: [&[Test]; 10] = [
         intel::TESTS,
         amd::TESTS,
         rdpmc::TESTS,
         debug::TESTS,
         overflow::TESTS,
+        perf::TESTS,
         vcpus::TESTS,
         cores::TESTS,
         rings::TESTS,

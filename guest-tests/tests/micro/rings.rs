@@ -24,7 +24,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// Runs until `ticks` of the TSC have passed.
-fn busy(a: &mut CodeAssembler, ticks: u32) -> Written {
+pub(crate) fn busy(a: &mut CodeAssembler, ticks: u32) -> Written {
     let mut again = a.create_label();
     let now = |a: &mut CodeAssembler| -> Written {
         a.rdtsc()?;

@@ -1,12 +1,13 @@
 //! Drivers for the backends of this crate.
 
 use super::Driver;
-use crate::backend::CounterBackend;
-use crate::event::{EventCode, EventFamily};
+use crate::backend::{CounterBackend, RateTable, SimBackend};
+use crate::event::{EventCode, EventFamily, SoftwareEvent};
 use crate::ids::Ring;
 use crate::progress::Progress;
 use crate::request::CountRequest;
 use crate::step::Retirement;
+use crate::sys::FreshPages;
 use std::ops::RangeInclusive;
 
 /// Drives a backend that counts TSC ticks: each run is one interval, with
@@ -58,6 +59,62 @@ impl Driver for ClockDriver {
     }
 }
 
+/// Drives a simulated backend: half an instruction a tick, and every run
+/// begins in the middle of an event.
+#[derive(Clone, Debug, Default)]
+pub struct SimDriver {
+    now: u64,
+}
+
+impl SimDriver {
+    /// A backend with the rates that this driver expects.
+    pub fn backend() -> SimBackend {
+        let table = RateTable::parse("[event.instructions]\nrate = 1000\n", "the driver's table");
+        SimBackend::new(table.unwrap_or_else(|error| panic!("{error}")), 2_000_000)
+    }
+}
+
+impl Driver for SimDriver {
+    fn request(&self) -> CountRequest {
+        CountRequest::plain(intel(0xc0, 0x00), true, true)
+    }
+
+    fn uncountable(&self) -> CountRequest {
+        CountRequest::plain(intel(0x3c, 0x00), true, true)
+    }
+
+    fn run(
+        &mut self,
+        backend: &mut dyn CounterBackend,
+        ring: Ring,
+        events: u64,
+    ) -> RangeInclusive<u64> {
+        // An interval of odd length: the next one starts where it does.
+        for ticks in [1, events, events - 1] {
+            self.now += 33;
+            backend.observe(&Progress::Entered { tsc: self.now });
+            self.now += ticks + HALTED;
+            backend.observe(&Progress::Left {
+                tsc: self.now,
+                halted: HALTED,
+                ring: Some(ring),
+            });
+        }
+        events..=events
+    }
+
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<u64>> {
+        backend.observe(&Progress::Entered { tsc: self.now });
+        let deadline = backend.deadline();
+        backend.observe(&Progress::Left {
+            tsc: self.now,
+            halted: 0,
+            ring: Some(Ring::Kernel),
+        });
+        Some(deadline)
+    }
+}
+
 /// Drives a backend that counts stepped instructions.
 #[derive(Clone, Debug, Default)]
 pub struct StepDriver {
@@ -93,6 +150,67 @@ impl Driver for StepDriver {
             });
         }
         events..=events
+    }
+
+    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<u64>> {
+        None
+    }
+}
+
+/// Drives `perf` on the host's kernel: the events are page faults of this
+/// thread, by pages that it touches for the first time.
+///
+/// The thread must have a handler for the backend's overflow signal, which
+/// calls [`crate::perf::note_overflow_signal`].
+#[derive(Clone, Debug, Default)]
+pub struct PerfDriver {
+    now: u64,
+}
+
+/// Faults of the backend's own between entry and exit, at most: its code and
+/// data may be touched for the first time there.
+const OWN_FAULTS: u64 = 16;
+
+impl PerfDriver {
+    /// Touches as many fresh pages as there are `events`. A host that has no
+    /// memory for them makes fewer, which the suite will notice.
+    fn fault(events: u64) -> Option<FreshPages> {
+        FreshPages::map(usize::try_from(events).ok()?).ok()
+    }
+}
+
+impl Driver for PerfDriver {
+    fn request(&self) -> CountRequest {
+        CountRequest::plain(EventCode::Software(SoftwareEvent::PageFaults), true, true)
+    }
+
+    fn uncountable(&self) -> CountRequest {
+        CountRequest {
+            edge: true,
+            ..self.request()
+        }
+    }
+
+    fn run(
+        &mut self,
+        backend: &mut dyn CounterBackend,
+        ring: Ring,
+        events: u64,
+    ) -> RangeInclusive<u64> {
+        // Faults of the host are none of the guest's.
+        let outside = Self::fault(events / 4);
+        let inside = Self::fault(events);
+        outside.iter().for_each(FreshPages::touch);
+        self.now += 1_000;
+        backend.observe(&Progress::Entered { tsc: self.now });
+        inside.iter().for_each(FreshPages::touch);
+        self.now += 1_000;
+        backend.observe(&Progress::Left {
+            tsc: self.now,
+            halted: 0,
+            ring: Some(ring),
+        });
+        events..=events + OWN_FAULTS
     }
 
     fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<u64>> {

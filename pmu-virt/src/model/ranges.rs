@@ -1,5 +1,7 @@
 //! Ranges of MSR indices.
 
+use crate::accounting;
+
 /// Every MSR index that a PMU of either vendor may have, as inclusive ranges,
 /// ascending: what has to raise #GP where the guest has no PMU, or another
 /// vendor's or an older one.
@@ -7,9 +9,13 @@
 /// Covers the core counters of every architectural version, their global
 /// registers, `IA32_PERF_CAPABILITIES`, PEBS, the debug store area and IBS;
 /// on AMD also the counters of the north bridge and the shared cache, whose
-/// CPUID bits stay hidden.
+/// CPUID bits stay hidden; and the accounting page.
 pub fn all_pmu_msr_ranges() -> Vec<(u32, u32)> {
-    merge(ALL.to_vec())
+    let page = (
+        accounting::MSR_BASE,
+        accounting::MSR_BASE + accounting::MSR_COUNT - 1,
+    );
+    merge(ALL.iter().copied().chain([page]).collect())
 }
 
 /// SDM vol. 4, tables of architectural MSRs and of 0x1900 to 0x19FF (version

@@ -1,6 +1,7 @@
 //! RDMSR, WRMSR and RDPMC: decode, check, act.
 
 use super::{ReadOutcome, VcpuPmu, WriteOutcome, index_of};
+use crate::accounting;
 use crate::ids::{MsrIndex, Vendor};
 use crate::model::written_count;
 use crate::register::{Register, WriteForm};
@@ -10,7 +11,7 @@ impl VcpuPmu {
     /// RDMSR by `layer`. That the guest is at CPL 0 was checked before.
     pub fn rdmsr(&mut self, msr: MsrIndex, layer: Layer) -> ReadOutcome {
         let Some(register) = self.model.decode(msr) else {
-            return ReadOutcome::NotHandled;
+            return self.read_page(msr, layer);
         };
         match self.verdict(register, layer, Access::Read) {
             Verdict::Permit => ReadOutcome::Value(self.read(register)),
@@ -22,7 +23,10 @@ impl VcpuPmu {
     /// WRMSR by `layer`. That the guest is at CPL 0 was checked before.
     pub fn wrmsr(&mut self, msr: MsrIndex, value: u64, layer: Layer) -> WriteOutcome {
         let Some(register) = self.model.decode(msr) else {
-            return WriteOutcome::NotHandled;
+            return match accounting::contains(msr) {
+                true => WriteOutcome::Gp,
+                false => WriteOutcome::NotHandled,
+            };
         };
         match self.verdict(register, layer, Access::Write) {
             Verdict::Permit => self.write(register, value),

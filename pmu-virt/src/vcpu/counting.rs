@@ -18,7 +18,7 @@ impl VcpuPmu {
     }
 
     /// Decodes the control of `counter`.
-    fn decode_request(&self, counter: CounterId) -> Option<CountRequest> {
+    pub(super) fn decode_request(&self, counter: CounterId) -> Option<CountRequest> {
         match counter {
             CounterId::Programmable(n) => {
                 let select = self.select.get(usize::from(n))?;
@@ -65,7 +65,11 @@ impl VcpuPmu {
                 return;
             }
         };
-        logical.provenance = Some(provenance);
+        // Events of before keep their label, whoever counts now.
+        logical.provenance = Some(match logical.provenance {
+            Some(before) => before.and(provenance),
+            None => provenance,
+        });
         let counted = value.wrapping_sub(logical.settled);
         logical.settled = value;
         let events = logical.times.commit(self.ran, counted);
@@ -122,6 +126,7 @@ impl VcpuPmu {
             let logical = &mut self.counters[index];
             logical.counted = 0;
             logical.provenance = None;
+            logical.loss = None;
             logical.times = Times::default();
         }
         self.update(counter);

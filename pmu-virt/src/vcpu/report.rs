@@ -39,7 +39,7 @@ impl VcpuPmu {
             .collect()
     }
 
-    fn report_of(&self, counter: CounterId) -> Option<CounterReport> {
+    pub(super) fn report_of(&self, counter: CounterId) -> Option<CounterReport> {
         let logical = &self.counters[index_of(counter)];
         let event = self.request_of(counter)?;
         let time_enabled = logical.times.time_enabled(self.ran);
@@ -56,7 +56,9 @@ impl VcpuPmu {
             source: on_core.map(|(core, stay)| core.backend().source(stay.slot)),
             time_enabled,
             time_running,
-            loss: on_core.and_then(|(core, stay)| core.loss(stay.slot)),
+            loss: logical
+                .loss
+                .or_else(|| on_core.and_then(|(core, stay)| core.loss(stay.slot))),
             value: logical.value,
             running: logical.running,
         })
@@ -77,7 +79,11 @@ impl VcpuPmu {
         });
         let (since, provenance) = match live {
             Some(Reading::Counted { value, provenance }) => {
-                (value.wrapping_sub(logical.settled), Some(provenance))
+                let all = match logical.provenance {
+                    Some(before) => before.and(provenance),
+                    None => provenance,
+                };
+                (value.wrapping_sub(logical.settled), Some(all))
             }
             Some(Reading::Unavailable(reason)) => return Some(Reading::Unavailable(reason)),
             None => (0, logical.provenance),

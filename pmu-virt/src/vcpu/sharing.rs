@@ -171,7 +171,9 @@ impl VcpuPmu {
             true => Some(core.read(stay.slot)),
             false => core.settle_debt(self.owner, stay),
         };
+        let loss = core.holds(stay).then(|| core.loss(stay.slot)).flatten();
         core.release(stay);
+        self.counters[index_of(counter)].note_loss(loss);
         self.leave_place(counter, last);
     }
 }

@@ -56,6 +56,8 @@ impl VcpuPmu {
                 true => Some(core.read(stay.slot)),
                 false => core.settle_debt(self.owner, stay),
             };
+            let loss = core.holds(stay).then(|| core.loss(stay.slot)).flatten();
+            self.counters[super::index_of(counter)].note_loss(loss);
             self.leave_place(counter, reading);
             core.release(stay);
         }

@@ -17,6 +17,26 @@ pub(super) struct Times {
 }
 
 impl Times {
+    /// Times of a counter that is disabled so far.
+    pub(super) fn restored(enabled: u64, running: u64) -> Self {
+        Times {
+            enabled,
+            running,
+            ..Times::default()
+        }
+    }
+
+    /// Ticks of which an enabled counter's events have not been accounted for.
+    pub(super) fn unaccounted(&self, now: u64) -> u64 {
+        self.enabled_from
+            .map_or(0, |_| now.wrapping_sub(self.span_from))
+    }
+
+    /// Takes back what [`Times::unaccounted`] gave.
+    pub(super) fn owe(&mut self, now: u64, ticks: u64) {
+        self.span_from = now.wrapping_sub(ticks);
+    }
+
     /// The guest wants it to count from now on.
     pub(super) fn enable(&mut self, now: u64) {
         if self.enabled_from.is_none() {
@@ -29,7 +49,7 @@ impl Times {
     pub(super) fn disable(&mut self, now: u64) {
         self.stop(now);
         if let Some(from) = self.enabled_from.take() {
-            self.enabled += now.wrapping_sub(from);
+            self.enabled = self.enabled.saturating_add(now.wrapping_sub(from));
         }
     }
 
@@ -46,7 +66,7 @@ impl Times {
     /// It counts no longer; what it counted was committed.
     pub(super) fn stop(&mut self, now: u64) {
         if let Some(from) = self.running_from.take() {
-            self.running += now.wrapping_sub(from);
+            self.running = self.running.saturating_add(now.wrapping_sub(from));
         }
     }
 
@@ -58,13 +78,13 @@ impl Times {
     /// Ticks that it was to count.
     pub(super) fn time_enabled(&self, now: u64) -> u64 {
         let open = self.enabled_from.map_or(0, |from| now.wrapping_sub(from));
-        self.enabled.wrapping_add(open)
+        self.enabled.saturating_add(open)
     }
 
     /// Ticks that a physical counter did count for it.
     pub(super) fn time_running(&self, now: u64) -> u64 {
         let open = self.running_from.map_or(0, |from| now.wrapping_sub(from));
-        self.running.wrapping_add(open)
+        self.running.saturating_add(open)
     }
 
     /// What `events`, counted since the last commitment, stand for: more than

@@ -109,9 +109,14 @@ pub struct RunFlags {
     /// Virtual PMU: a model below with its properties, auto, or none [default: auto]
     #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]")]
     pub pmu: Option<String>,
-    /// Counter backend: where counts come from, see below [default: auto]
-    #[arg(long, value_name = "BACKEND")]
+    /// Where counts come from: backends below in order of preference, separated by
+    /// commas; each event goes to the first that can count it [default: auto]
+    #[arg(long, value_name = "BACKEND[,...]")]
     pub counters: Option<String>,
+    /// If a vCPU wants more counters than there are: multiplex (they take turns, counts
+    /// are scaled and labelled) or refuse (the surplus is unavailable) [default: multiplex]
+    #[arg(long, value_name = "HOW")]
+    pub oversubscribe: Option<String>,
     /// CPU vendor that the guest sees: host, amd or intel [default: host]
     #[arg(long, value_name = "VENDOR")]
     pub cpu_vendor: Option<String>,

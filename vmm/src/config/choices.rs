@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pmu_virt::{BackendError, ModelError, PmuModel, backend_names};
+use pmu_virt::{ModelError, PmuModel};
 
 /// A module that a Multiboot kernel gets beside itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,30 +43,6 @@ impl PmuChoice {
             "auto" => Ok(Self::Auto),
             model => PmuModel::parse(model).map(Self::Model),
         }
-    }
-}
-
-/// `--counters`: the name of a counter backend, which exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counters(&'static str);
-
-impl Counters {
-    /// The best backend that the host has.
-    pub const AUTO: Self = Self("auto");
-
-    /// The name to give to [`pmu_virt::backend()`].
-    pub fn name(self) -> &'static str {
-        self.0
-    }
-
-    pub(super) fn parse(text: &str) -> Result<Self, BackendError> {
-        backend_names()
-            .iter()
-            .find(|known| known.name == text)
-            .map(|known| Self(known.name))
-            .ok_or_else(|| BackendError::Unknown {
-                name: text.to_owned(),
-            })
     }
 }
 
@@ -115,6 +91,29 @@ impl Unpack {
             "auto" => Some(Self::Auto),
             "always" => Some(Self::Always),
             "never" => Some(Self::Never),
+            _ => None,
+        }
+    }
+}
+
+/// `--oversubscribe`: what happens where a vCPU wants more counters than its
+/// core has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OversubscribeChoice {
+    /// They take turns, and counts are scaled and labelled so.
+    #[default]
+    Multiplex,
+    /// The ones that find no place stay frozen, and are told as unavailable.
+    Refuse,
+}
+
+impl OversubscribeChoice {
+    pub(super) const ALLOWED: &'static str = "multiplex or refuse";
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "multiplex" => Some(Self::Multiplex),
+            "refuse" => Some(Self::Refuse),
             _ => None,
         }
     }

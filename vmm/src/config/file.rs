@@ -27,6 +27,7 @@ pub(super) struct Keys {
     pub(super) pin: Entry<String>,
     pub(super) pmu: Entry<String>,
     pub(super) counters: Entry<String>,
+    pub(super) oversubscribe: Entry<String>,
     pub(super) cpu_vendor: Entry<String>,
     pub(super) hide_feature: Entry<Vec<String>>,
     pub(super) unpack: Entry<String>,

@@ -6,9 +6,10 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pmu_virt::{Source, Sources};
 use toml::Spanned;
 
-use super::choices::{BootModule, Counters, CpuVendor, PmuChoice, Unpack};
+use super::choices::{BootModule, CpuVendor, OversubscribeChoice, PmuChoice, Unpack};
 use super::error::{ConfigError, Origin, Place};
 use super::file::ConfigFile;
 use super::{
@@ -56,6 +57,7 @@ impl Merge {
         let pin = given!(self, flags, pin, "pin");
         let pmu = given!(self, flags, pmu, "pmu");
         let counters = given!(self, flags, counters, "counters");
+        let oversubscribe = given!(self, flags, oversubscribe, "oversubscribe");
         let cpu_vendor = given!(self, flags, cpu_vendor, "cpu-vendor");
         let hidden = given!(self, flags, hide_feature, "hide-feature");
         let unpack = given!(self, flags, unpack, "unpack");
@@ -78,7 +80,11 @@ impl Merge {
             cores: core_plan(cpus, cores, slice)?,
             pin: or_default(pin, cpu_list)?,
             pmu: or_default(pmu, model)?.unwrap_or_default(),
-            counters: or_default(counters, backend)?.unwrap_or(Counters::AUTO),
+            counters: or_default(counters, |g| self.sources(g))?.unwrap_or_else(Sources::auto),
+            oversubscribe: or_default(oversubscribe, |g| {
+                choice(g, OversubscribeChoice::parse, OversubscribeChoice::ALLOWED)
+            })?
+            .unwrap_or_default(),
             cpu_vendor: or_default(cpu_vendor, |g| {
                 choice(g, CpuVendor::parse, CpuVendor::ALLOWED)
             })?
@@ -130,6 +136,21 @@ impl Merge {
             Origin::Flag => path,
             Origin::File { .. } => self.file.resolve(path),
         }
+    }
+
+    fn sources(&self, given: Given<String>) -> Result<Sources, ConfigError> {
+        let place = given.place;
+        let sources = Sources::parse(&given.value).map_err(|source| ConfigError::Backend {
+            place: place.clone(),
+            source,
+        })?;
+        let sources = sources.map_files(|path| self.anchor(&place, path));
+        for source in sources.iter() {
+            if let Source::Sim { rates } = source {
+                open(&place, rates)?;
+            }
+        }
+        Ok(sources)
     }
 
     fn modules(&self, given: Given<Vec<String>>) -> Result<Vec<BootModule>, ConfigError> {
@@ -249,11 +270,6 @@ fn model(given: Given<String>) -> Result<PmuChoice, ConfigError> {
         place,
         source: Box::new(source),
     })
-}
-
-fn backend(given: Given<String>) -> Result<Counters, ConfigError> {
-    let place = given.place;
-    Counters::parse(&given.value).map_err(|source| ConfigError::Backend { place, source })
 }
 
 fn features(given: Given<Vec<String>>) -> Result<Vec<crate::cpuid::Feature>, ConfigError> {

@@ -14,7 +14,7 @@ mod merge;
 #[cfg(test)]
 mod tests;
 
-pub use choices::{BootModule, Counters, CpuVendor, PmuChoice, Unpack};
+pub use choices::{BootModule, CpuVendor, OversubscribeChoice, PmuChoice, Unpack};
 pub use error::{ConfigError, Origin, Place};
 pub(crate) use exit::one_line;
 pub use exit::{ExitStatus, UserError};
@@ -23,7 +23,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pmu_virt::{PmuModel, Vendor};
+use pmu_virt::{PmuModel, Sources, Vendor};
 
 use crate::cli::RunFlags;
 use crate::cpuid::{Feature, MAX_CPUS};
@@ -73,7 +73,9 @@ pub struct RunConfig {
     /// The virtual PMU.
     pub pmu: PmuChoice,
     /// Where counts come from.
-    pub counters: Counters,
+    pub counters: Sources,
+    /// What happens where there are too few of them.
+    pub oversubscribe: OversubscribeChoice,
     /// The CPU vendor that the guest sees.
     pub cpu_vendor: CpuVendor,
     /// CPU features to hide.

@@ -68,7 +68,7 @@ fn a_file_holds_every_option() {
     );
     assert_eq!((config.memory_mib, config.cpus), (64, 3));
     assert!(matches!(&config.pmu, PmuChoice::Model(m) if m.name() == "amd-k7"));
-    assert_eq!(config.counters.name(), "step");
+    assert_eq!(config.counters.to_string(), "step");
     assert_eq!(config.cpu_vendor, CpuVendor::Amd);
     assert_eq!(config.hidden_features, ["cx16".parse().unwrap()]);
     assert_eq!(config.unpack, Unpack::Never);
@@ -84,7 +84,7 @@ fn defaults() {
     let config = RunConfig::load(&with_file(folder.path(), "kernel = 'kernel'")).unwrap();
     assert_eq!((config.memory_mib, config.cpus), (512, 1));
     assert!(matches!(config.pmu, PmuChoice::Auto));
-    assert_eq!(config.counters, Counters::AUTO);
+    assert_eq!(config.counters, Sources::auto());
     assert_eq!(config.pmi_floor, Duration::from_micros(100));
     assert_eq!(config.timeout, None);
     assert!(config.modules.is_empty() && config.hidden_features.is_empty());
@@ -139,7 +139,7 @@ fn every_flag_wins_over_its_key() {
     );
     check(
         |f, _| f.counters = Some("clock".into()),
-        |c, _| c.counters.name() == "clock",
+        |c, _| c.counters.to_string() == "clock",
     );
     check(
         |f, _| f.cpu_vendor = Some("intel".into()),
@@ -256,8 +256,8 @@ fn bad_values_are_named_with_what_is_possible() {
         &["expected a whole number", "`cpus`"],
     );
     check_error(
-        &with("counters = 'perf'"),
-        &["counters", "'perf'", "clock", "step"],
+        &with("counters = 'abacus'"),
+        &["counters", "'abacus'", "clock", "step"],
     );
     check_error(
         &with("cpu-vendor = 'via'"),

@@ -96,7 +96,7 @@ impl Leaves {
         let e = &mut self.entries[i];
         (e.eax, e.ebx, e.ecx, e.edx) = (regs.eax, regs.ebx, regs.ecx, regs.edx);
 
-        let range = function & 0xffff_0000;
+        let range = function & range_mask(function);
         if function != range
             && let Some(limit) = self.find(range, 0)
             && self.entries[limit].eax < function
@@ -146,6 +146,15 @@ impl Leaves {
         self.entries
             .iter()
             .position(|e| e.function == function && e.index == index)
+    }
+}
+
+/// The bits of a leaf's number that name its range. Each hypervisor block has a
+/// limit of its own (Linux, `hypervisor_cpuid_base`: steps of 0x100).
+fn range_mask(function: u32) -> u32 {
+    match function >> 16 {
+        0x4000 => 0xffff_ff00,
+        _ => 0xffff_0000,
     }
 }
 

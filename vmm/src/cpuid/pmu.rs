@@ -1,6 +1,6 @@
 //! The performance monitoring leaves of both vendors.
 
-use pmu_virt::{CpuidRegs, PmuCpuid};
+use pmu_virt::{CpuidRegs, PmuCpuid, accounting};
 
 use super::leaves::{Leaves, Reg, Regs};
 
@@ -45,7 +45,7 @@ const BITS: &[(u32, u32, Reg, u8, &str)] = &[
 ];
 
 /// Leaves that speak of nothing else: leaf 0AH, Processor Trace, LBR, leaf 23H,
-/// IBS, LWP, PerfMonV2.
+/// IBS, LWP, PerfMonV2, our own.
 const LEAVES: &[u32] = &[
     ARCH_PERFMON,
     0x14,
@@ -54,6 +54,8 @@ const LEAVES: &[u32] = &[
     0x8000_001b,
     0x8000_001c,
     PERFMON_V2,
+    accounting::CPUID_BASE,
+    accounting::CPUID_FEATURES,
 ];
 
 /// Removes every trace of a PMU, of both vendors.
@@ -77,6 +79,9 @@ pub(super) fn show(leaves: &mut Leaves, pmu: &PmuCpuid) {
     });
     if pmu.perfmon_v2 {
         set_if_any(leaves, PERFMON_V2, &pmu.leaf_80000022);
+    }
+    for (leaf, regs) in &pmu.accounting {
+        set_if_any(leaves, *leaf, regs);
     }
 }
 

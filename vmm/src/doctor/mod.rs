@@ -18,6 +18,7 @@ pub use sources::BackendFinding;
 
 use std::io::{self, Write};
 
+use pmu_virt::Sources;
 use thiserror::Error;
 
 use crate::config::{ExitStatus, UserError};
@@ -43,7 +44,7 @@ pub enum Refusal {
         /// Its name.
         name: &'static str,
         /// What the report says of it.
-        reason: &'static str,
+        reason: String,
     },
 }
 
@@ -68,16 +69,21 @@ pub fn check(host: &Host) -> Result<ProbeReport, Refusal> {
     }
 }
 
-/// Says whether the counter backend called `name` can be used on a host with
-/// these findings.
+/// Says whether the counter backends can be used on a host with these findings.
 ///
 /// # Errors
-/// It cannot, for the reason that the report gives.
-pub fn check_backend(probe: &ProbeReport, name: &'static str) -> Result<(), Refusal> {
-    match sources::by_name(name, probe).0 {
-        Some(reason) => Err(Refusal::Backend { name, reason }),
-        None => Ok(()),
+/// One cannot, for the reason that the report gives.
+pub fn check_backends(probe: &ProbeReport, sources: &Sources) -> Result<(), Refusal> {
+    for source in sources.iter() {
+        let name = source.name();
+        // Physical registers are looked at when they are opened, with its options.
+        if name != "msr"
+            && let Some(reason) = sources::by_name(name, probe).0
+        {
+            return Err(Refusal::Backend { name, reason });
+        }
     }
+    Ok(())
 }
 
 /// Prints the report on standard output; the status says whether a guest with a

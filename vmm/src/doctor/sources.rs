@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::probe::{GuestStep, ProbeReport};
+use crate::sys::allowed_cpus;
 
 /// One counter backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -16,7 +17,7 @@ pub struct BackendFinding {
     /// Why not; none if it can be used.
     pub reason: Option<String>,
     /// What it cannot do on this host.
-    pub limits: Vec<&'static str>,
+    pub limits: Vec<String>,
 }
 
 /// Every backend but `auto`, which is no source of its own. `refusal` says why no
@@ -29,10 +30,7 @@ pub(super) fn find(probe: Option<&ProbeReport>, refusal: Option<&str>) -> Vec<Ba
             let (reason, limits) = match (refusal, probe) {
                 (Some(refusal), _) => (Some(refusal.to_owned()), Vec::new()),
                 (None, None) => (Some("the host was not probed".to_owned()), Vec::new()),
-                (None, Some(probe)) => {
-                    let (reason, limits) = by_name(backend.name, probe);
-                    (reason.map(str::to_owned), limits)
-                }
+                (None, Some(probe)) => by_name(backend.name, probe),
             };
             BackendFinding {
                 name: backend.name,
@@ -46,14 +44,30 @@ pub(super) fn find(probe: Option<&ProbeReport>, refusal: Option<&str>) -> Vec<Ba
 }
 
 /// Why the backend cannot be used, and what it cannot do.
-pub(super) fn by_name(
-    name: &str,
-    probe: &ProbeReport,
-) -> (Option<&'static str>, Vec<&'static str>) {
+pub(super) fn by_name(name: &str, probe: &ProbeReport) -> (Option<String>, Vec<String>) {
     match name {
-        "step" => step(probe),
+        "step" => {
+            let (reason, limits) = step(probe);
+            let limits = limits.into_iter().map(str::to_owned).collect();
+            (reason.map(str::to_owned), limits)
+        }
+        "perf" => {
+            let support = pmu_virt::perf::probe();
+            (support.refusal(), support.limits())
+        }
+        "msr" => match pmu_virt::msr::probe(first_cpu()) {
+            Ok(report) => (None, vec![report.to_string()]),
+            Err(refusal) => (Some(refusal.to_string()), Vec::new()),
+        },
         _ => (None, Vec::new()),
     }
+}
+
+/// The CPU whose registers stand for all.
+fn first_cpu() -> u32 {
+    let cpus = allowed_cpus().unwrap_or_default();
+    let first = cpus.first().copied().unwrap_or_default();
+    u32::try_from(first).unwrap_or_default()
 }
 
 /// What the `step` backend meets here.

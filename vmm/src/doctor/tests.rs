@@ -1,7 +1,7 @@
 //! The report on made-up findings.
 
 use super::diagnosis::Diagnosis;
-use super::{check_backend, report};
+use super::{check_backends, report};
 use crate::config::ExitStatus;
 use crate::host::{CounterHolders, CpuFacts, HardwarePmu, HostFacts, KvmAccess};
 use crate::kvm::KvmFeatures;
@@ -114,6 +114,10 @@ fn an_emulating_kvm_limits_the_stepper() {
     check(probe, ExitStatus::SUCCESS, &parts);
 }
 
+fn sources(text: &str) -> pmu_virt::Sources {
+    pmu_virt::Sources::parse(text).unwrap()
+}
+
 #[test]
 fn without_steps_the_step_backend_is_refused_alone() {
     let probe = ProbeReport {
@@ -122,11 +126,13 @@ fn without_steps_the_step_backend_is_refused_alone() {
     };
     let parts = ["no    step   cannot be used: single steps", "ok    clock"];
     check(probe, ExitStatus::SUCCESS, &parts);
-    let refusal = check_backend(&probe, "step").unwrap_err().to_string();
+    let refusal = check_backends(&probe, &sources("step"))
+        .unwrap_err()
+        .to_string();
     assert!(refusal.contains("single steps do not stop"), "{refusal}");
-    assert!(check_backend(&probe, "clock").is_ok());
-    assert!(check_backend(&probe, "auto").is_ok());
-    assert!(check_backend(&faithful(), "step").is_ok());
+    assert!(check_backends(&probe, &sources("clock")).is_ok());
+    assert!(check_backends(&probe, &sources("auto")).is_ok());
+    assert!(check_backends(&faithful(), &sources("clock,step")).is_ok());
 }
 
 #[test]

@@ -360,7 +360,7 @@ fn backends(diagnosis: &Diagnosis) -> Vec<Line> {
         };
         lines.push(line(mark(backend.usable, Mark::No), backend.name, finding));
         for limit in &backend.limits {
-            lines.push(line(Mark::Note, backend.name, *limit));
+            lines.push(line(Mark::Note, backend.name, limit.clone()));
         }
     }
     lines

@@ -1,17 +1,19 @@
 //! From a configuration to a machine that is ready to run.
 
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use arbiter::Grant;
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
-use pmu_virt::{CorePmu, CounterBackend, OwnerId, PmuModel, VcpuPmu, all_pmu_msr_ranges};
+use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, VcpuPmu, all_pmu_msr_ranges};
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::boot::memory::MemoryError;
 use crate::boot::{self, BootError, BootRequest, InitialState, ModuleRequest};
-use crate::config::{ConfigError, RunConfig, Unpack};
+use crate::config::{ConfigError, OversubscribeChoice, RunConfig, Unpack};
+use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
@@ -69,7 +71,7 @@ pub enum MachineError {
     Console(#[from] ConsoleIrqError),
     /// The counter backend.
     #[error(transparent)]
-    Backend(#[from] pmu_virt::BackendError),
+    Counters(#[from] CounterError),
 }
 
 /// A machine whose vCPUs are at their first instruction.
@@ -77,7 +79,7 @@ pub enum MachineError {
 pub struct Machine {
     pub(super) vcpus: Vec<VcpuParts>,
     /// The counters of each core that vCPUs share; none where each has its own.
-    pub(super) cores: Vec<Box<CorePmu>>,
+    pub(super) cores: Vec<CorePmu>,
     pub(super) platform: Arc<SharedPlatform>,
     pub(super) control: Arc<VcpuControl>,
     // The line stays connected for as long as its event lives.
@@ -106,7 +108,8 @@ impl Machine {
         }
         let supported = host.supported_cpuid()?;
         // The guest's vendor is needed even where the host's has no PMU model.
-        let guest = config.guest_cpu(host_vendor(supported.as_slice())?)?;
+        let host_vendor = host_vendor(supported.as_slice())?;
+        let guest = config.guest_cpu(host_vendor)?;
         let memory = boot::memory::create(config.memory_mib)?;
         let loaded = boot::load(&memory, &boot_request(config, probes))?;
         log::info!("{}", loaded.describe());
@@ -121,18 +124,41 @@ impl Machine {
         let platform = Arc::new(SharedPlatform::new(PortBus::new(parts)));
         let control = Arc::new(VcpuControl::default());
 
+        let kvm = |id| vm.create_vcpu(host, id);
+        let kvms: Vec<KvmVcpu> = (0..config.cpus)
+            .map(VcpuId)
+            .map(kvm)
+            .collect::<Result<_, _>>()?;
+        let tsc_khz = match kvms.first() {
+            Some(kvm) => kvm.get_tsc_khz()?,
+            None => 0,
+        };
+        let mut cores = match &guest.pmu {
+            Some(_) => core_pmus(config, backend_env(tsc_khz, Some(host_vendor)))?,
+            None => Vec::new(),
+        };
+        // All cores count alike, so the first one answers for what CPUID says.
+        let pmu_cpuid = guest.pmu.as_ref().zip(cores.first());
+        let pmu_cpuid = pmu_cpuid.map(|(model, core)| model.cpuid(core.backend()));
+        let mut own = match config.cores {
+            Some(_) => Vec::new(),
+            None => std::mem::take(&mut cores),
+        }
+        .into_iter();
+
         let mut vcpus = Vec::with_capacity(config.cpus.into());
-        for id in (0..config.cpus).map(VcpuId) {
-            let kvm = vm.create_vcpu(host, id)?;
-            let (pmu, pmu_cpuid) = match &guest.pmu {
-                Some(model) => {
-                    let backend = pmu_virt::backend(config.counters.name())?;
-                    let cpuid = model.cpuid(backend.as_ref());
-                    let own = config.cores.is_none().then_some(backend);
-                    (Some(vcpu_pmu(id, model, own)), Some(cpuid))
+        for kvm in kvms {
+            let id = kvm.id();
+            let pmu = guest.pmu.as_ref().map(|model| {
+                let answer = oversubscription(config.oversubscribe, tsc_khz);
+                let owner = OwnerId(id.0.into());
+                let pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
+                let mut pmu = pmu.with_oversubscription(answer);
+                if let Some(core) = own.next() {
+                    pmu.attach(Box::new(core));
                 }
-                None => (None, None),
-            };
+                pmu
+            });
             let plan = CpuidPlan {
                 cpus: config.cpus,
                 vendor: guest.vendor,
@@ -151,7 +177,7 @@ impl Machine {
             let perfmon = pmu_cpuid.is_some_and(|cpuid| cpuid.leaf_0xa.eax != 0);
             show_features(&kvm, perfmon)?;
             vcpus.push(VcpuParts {
-                tsc_khz: kvm.get_tsc_khz()?,
+                tsc_khz,
                 kvm,
                 vm: vm.clone(),
                 pmu,
@@ -163,10 +189,6 @@ impl Machine {
                 pmi_floor_us: u32::try_from(config.pmi_floor.as_micros()).unwrap_or(u32::MAX),
             });
         }
-        let cores = match &guest.pmu {
-            Some(_) => core_pmus(config)?,
-            None => Vec::new(),
-        };
         Ok(Self {
             vcpus,
             cores,
@@ -177,24 +199,25 @@ impl Machine {
     }
 }
 
-/// The PMU of a vCPU, on counters of its `own` where it has a core for itself.
-fn vcpu_pmu(id: VcpuId, model: &PmuModel, own: Option<Box<dyn CounterBackend>>) -> VcpuPmu {
-    let owner = OwnerId(id.0.into());
-    let mut pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
-    if let Some(backend) = own {
-        pmu.attach(Box::new(CorePmu::new(backend)));
-    }
-    pmu
+/// The counters of each core: of those that vCPUs share, or of each vCPU's own.
+fn core_pmus(config: &RunConfig, env: BackendEnv) -> Result<Vec<CorePmu>, CounterError> {
+    let cores = usize::from(config.cores.map_or(config.cpus, |plan| plan.cores));
+    let pinned = config.pin.as_ref().and_then(|list| list.of(0));
+    let plan = CounterPlan::prepare(&config.counters, env, cores, pinned)?;
+    let core = |_| Ok(CorePmu::new(plan.open()?));
+    (0..cores).map(core).collect()
 }
 
-/// The counters of each core that vCPUs share.
-fn core_pmus(config: &RunConfig) -> Result<Vec<Box<CorePmu>>, pmu_virt::BackendError> {
-    let cores = config.cores.map_or(0, |plan| plan.cores);
-    let core = |_| {
-        let backend = pmu_virt::backend(config.counters.name())?;
-        Ok(Box::new(CorePmu::new(backend)))
-    };
-    (0..cores).map(core).collect()
+/// Length of a turn where counters take turns, as that of `perf`'s on a kernel
+/// with a 250 Hz tick.
+const TURN_MS: u64 = 4;
+
+fn oversubscription(choice: OversubscribeChoice, tsc_khz: u32) -> Oversubscribe {
+    let turn = NonZeroU64::new(TURN_MS * u64::from(tsc_khz));
+    match (choice, turn) {
+        (OversubscribeChoice::Multiplex, Some(turn)) => Oversubscribe::Multiplex { turn },
+        _ => Oversubscribe::Refuse,
+    }
 }
 
 fn boot_request(config: &RunConfig, probes: &ProbeReport) -> BootRequest {

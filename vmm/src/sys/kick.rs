@@ -3,6 +3,9 @@
 //! A signal that lands between the last check of a flag and `KVM_RUN` would be
 //! lost; so the handler sets `kvm_run.immediate_exit` of the vCPU that its
 //! thread runs, and `KVM_RUN` then returns at once (KVM API, `KVM_RUN`).
+//!
+//! The kernel sends the same signal for an overflow of a perf event, which the
+//! handler notes for the `perf` backend of its thread.
 
 use std::cell::Cell;
 use std::ptr;
@@ -25,7 +28,10 @@ pub fn kick_signal() -> i32 {
     SIGRTMIN()
 }
 
-extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn on_kick(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands it
+    // a siginfo_t that is valid until it returns.
+    pmu_virt::perf::note_overflow_signal(unsafe { (*info).si_code });
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
         // SAFETY: a non-null pointer was set by `bind_immediate_exit`, whose
@@ -35,12 +41,14 @@ extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_v
     }
 }
 
-/// Installs the handler of the kick signal, for the whole process.
+/// Installs the handler of the kick signal, for the whole process, and of
+/// SIGIO, which the kernel sends in its place when a thread's queue is full.
 ///
 /// # Errors
 /// The error of `sigaction`.
 pub fn install_kick_handler() -> errno::Result<()> {
-    register_signal_handler(kick_signal(), on_kick)
+    register_signal_handler(kick_signal(), on_kick)?;
+    register_signal_handler(libc::SIGIO, on_kick)
 }
 
 /// Undoes [`bind_immediate_exit`] when dropped.

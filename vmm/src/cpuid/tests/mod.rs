@@ -1,7 +1,7 @@
 //! Made-up tables: two hosts on which every feature there is happens to be set.
 
 use kvm_bindings::kvm_cpuid_entry2;
-use pmu_virt::{CpuidRegs, PmuCpuid, Vendor};
+use pmu_virt::{CpuidRegs, PmuCpuid, PmuModel, Vendor, accounting};
 
 use super::leaves::{Leaves, Reg, Regs};
 use super::*;
@@ -130,6 +130,7 @@ fn core_pmu() -> PmuCpuid {
         perfctr_core: true,
         leaf_80000022: CpuidRegs::default(),
         perfmon_v2: false,
+        accounting: accounting::cpuid_leaves(&PmuModel::default_for(Vendor::Amd)),
     }
 }
 

@@ -50,7 +50,14 @@ fn no_pmu_leaves_no_trace_on_either_vendor() {
 fn a_pmu_shows_what_it_has_and_nothing_else() {
     fn check(host: &[kvm_cpuid_entry2], vendor: Vendor, pmu: &PmuCpuid, traces: &[&str]) {
         let leaves = made(host, 0, &plan(vendor, Some(pmu)));
-        assert_eq!(pmu::traces(&leaves), traces);
+        let ours = ["leaf 0x40000100", "leaf 0x40000101"];
+        assert_eq!(pmu::traces(&leaves), [traces, &ours].concat());
+        // Two blocks, each with its own limit.
+        let limits = [0x4000_0000, 0x4000_0100].map(|leaf| leaves.get(leaf, 0).eax);
+        assert_eq!(limits, [0x4000_0001, 0x4000_0101]);
+        let signature = leaves.get(0x4000_0100, 0);
+        let words = [signature.ebx, signature.ecx, signature.edx].map(u32::to_le_bytes);
+        assert_eq!(words.concat(), accounting::SIGNATURE);
     }
     let v2 = PmuCpuid {
         leaf_80000022: CpuidRegs {

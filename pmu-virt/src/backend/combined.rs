@@ -1,0 +1,255 @@
+//! Several sources at once, each for the events it counts best.
+
+use super::{CounterBackend, Provenance, Reading, Unavailable, UnavailableReason};
+use crate::assign::Constraint;
+use crate::ids::{OwnerId, SlotIndex, SlotSet};
+use crate::progress::{LossReason, Progress};
+use crate::request::CountRequest;
+use std::num::NonZeroU64;
+
+const NAME: &str = "combined";
+
+/// Sources side by side in one slot space.
+///
+/// A request goes to the first source that can count it.
+#[derive(Debug)]
+pub struct CombinedBackend {
+    sources: Vec<Source>,
+}
+
+/// A source and its part of the slots.
+#[derive(Debug)]
+struct Source {
+    backend: Box<dyn CounterBackend>,
+    first: u8,
+    count: u8,
+}
+
+impl Source {
+    fn slots(&self) -> SlotSet {
+        SlotSet::below(self.count.into()).shifted_up(self.first)
+    }
+
+    /// A set of all slots, as the source numbers its own.
+    fn inner(&self, slots: SlotSet) -> SlotSet {
+        slots.intersection(self.slots()).shifted_down(self.first)
+    }
+
+    /// A set of the source's own slots, among all.
+    fn outer(&self, slots: SlotSet) -> SlotSet {
+        slots
+            .intersection(SlotSet::below(self.count.into()))
+            .shifted_up(self.first)
+    }
+}
+
+impl CombinedBackend {
+    /// The sources in order of preference. Where their slots are more than
+    /// can be numbered, each gives up some.
+    pub fn new(backends: Vec<Box<dyn CounterBackend>>) -> Self {
+        let share = usize::from(SlotSet::CAPACITY) / backends.len().max(1);
+        let mut first = 0u8;
+        let sources = backends
+            .into_iter()
+            .map(|backend| {
+                // A pair is an even slot and the next: parts begin at even ones.
+                let count = backend.capacity().min(share & !1);
+                let count = u8::try_from(count).unwrap_or(SlotSet::CAPACITY);
+                let source = Source {
+                    backend,
+                    first,
+                    count,
+                };
+                first = first.saturating_add(count + count % 2);
+                source
+            })
+            .collect();
+        CombinedBackend { sources }
+    }
+
+    /// The source that counts `request`; of several refusals the first one is
+    /// told.
+    fn chosen(&self, request: &CountRequest) -> Result<(&Source, Provenance), Unavailable> {
+        let mut refusal = None;
+        for source in &self.sources {
+            match source.backend.can_count(request) {
+                Ok(provenance) => return Ok((source, provenance)),
+                Err(error) => {
+                    refusal.get_or_insert(error);
+                }
+            }
+        }
+        Err(refusal.unwrap_or(Unavailable {
+            reason: UnavailableReason::Event {
+                backend: NAME,
+                event: request.event,
+            },
+        }))
+    }
+
+    fn at(&self, slot: SlotIndex) -> Option<(&Source, SlotIndex)> {
+        let source = self
+            .sources
+            .iter()
+            .find(|source| source.slots().contains(slot))?;
+        Some((source, SlotIndex(slot.0 - source.first)))
+    }
+
+    fn at_mut(&mut self, slot: SlotIndex) -> Option<(&mut dyn CounterBackend, SlotIndex)> {
+        let source = self
+            .sources
+            .iter_mut()
+            .find(|source| source.slots().contains(slot))?;
+        let inner = SlotIndex(slot.0 - source.first);
+        Some((source.backend.as_mut(), inner))
+    }
+
+    fn no_such_slot(slot: SlotIndex) -> UnavailableReason {
+        UnavailableReason::NoSuchSlot {
+            backend: NAME,
+            slot,
+        }
+    }
+}
+
+impl CounterBackend for CombinedBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capacity(&self) -> usize {
+        self.sources
+            .last()
+            .map_or(0, |last| usize::from(last.first) + usize::from(last.count))
+    }
+
+    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+        self.chosen(request).map(|(_, provenance)| provenance)
+    }
+
+    fn constraint(&self, request: &CountRequest) -> Constraint {
+        match self.chosen(request) {
+            Ok((source, _)) => {
+                let constraint = source.backend.constraint(request);
+                Constraint {
+                    slots: source.outer(constraint.slots),
+                    ..constraint
+                }
+            }
+            Err(_) => Constraint::slots(SlotSet::EMPTY),
+        }
+    }
+
+    /// A slot of a source that cannot count the request is refused by it.
+    fn program(
+        &mut self,
+        slot: SlotIndex,
+        request: &CountRequest,
+    ) -> Result<Provenance, Unavailable> {
+        match self.at_mut(slot) {
+            Some((backend, inner)) => backend.program(inner, request),
+            None => Err(Unavailable {
+                reason: CombinedBackend::no_such_slot(slot),
+            }),
+        }
+    }
+
+    fn release(&mut self, slot: SlotIndex) {
+        if let Some((backend, inner)) = self.at_mut(slot) {
+            backend.release(inner);
+        }
+    }
+
+    fn start(&mut self, slot: SlotIndex) {
+        if let Some((backend, inner)) = self.at_mut(slot) {
+            backend.start(inner);
+        }
+    }
+
+    fn stop(&mut self, slot: SlotIndex) {
+        if let Some((backend, inner)) = self.at_mut(slot) {
+            backend.stop(inner);
+        }
+    }
+
+    fn resume(&mut self, slots: SlotSet) {
+        for source in &mut self.sources {
+            let inner = source.inner(slots);
+            if !inner.is_empty() {
+                source.backend.resume(inner);
+            }
+        }
+    }
+
+    fn pause(&mut self, slots: SlotSet) {
+        for source in &mut self.sources {
+            let inner = source.inner(slots);
+            if !inner.is_empty() {
+                source.backend.pause(inner);
+            }
+        }
+    }
+
+    fn attach(&mut self, owner: OwnerId) {
+        for source in &mut self.sources {
+            source.backend.attach(owner);
+        }
+    }
+
+    fn read(&self, slot: SlotIndex) -> Reading {
+        match self.at(slot) {
+            Some((source, inner)) => source.backend.read(inner),
+            None => Reading::Unavailable(CombinedBackend::no_such_slot(slot)),
+        }
+    }
+
+    fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        if let Some((backend, inner)) = self.at_mut(slot) {
+            backend.arm(inner, after);
+        }
+    }
+
+    fn observe(&mut self, progress: &Progress) {
+        for source in &mut self.sources {
+            source.backend.observe(progress);
+        }
+    }
+
+    fn take_overflows(&mut self) -> SlotSet {
+        self.sources
+            .iter_mut()
+            .fold(SlotSet::EMPTY, |overflowed, source| {
+                let inner = source.backend.take_overflows();
+                overflowed.union(source.outer(inner))
+            })
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        let deadlines = self.sources.iter().map(|source| source.backend.deadline());
+        deadlines.flatten().min()
+    }
+
+    fn needs_ring(&self) -> bool {
+        self.sources
+            .iter()
+            .any(|source| source.backend.needs_ring())
+    }
+
+    fn needs_stepping(&self) -> bool {
+        self.sources
+            .iter()
+            .any(|source| source.backend.needs_stepping())
+    }
+
+    fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
+        let (source, inner) = self.at(slot)?;
+        source.backend.loss(inner)
+    }
+
+    fn source(&self, slot: SlotIndex) -> &'static str {
+        match self.at(slot) {
+            Some((source, inner)) => source.backend.source(inner),
+            None => NAME,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! One physical counter that counts for somebody.
+
+use crate::ids::MsrIndex;
+use std::num::NonZeroU64;
+
+/// How a counter is controlled.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Control {
+    /// By its own event select.
+    Select {
+        /// The register.
+        msr: MsrIndex,
+        /// Its value while the guest does not run.
+        outside: u64,
+        /// Its value while it runs.
+        inside: u64,
+        /// The select of the odd counter merged into it.
+        merge: Option<MsrIndex>,
+    },
+    /// By a field of the fixed counters' common register.
+    Fixed {
+        /// Bits of the field.
+        field: u64,
+        /// Its enable bits.
+        bits: u64,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct MsrSlot {
+    pub(super) control: Control,
+    pub(super) value: MsrIndex,
+    pub(super) mask: u64,
+    /// Events up to when the register held `last`.
+    count: u64,
+    last: u64,
+    /// The count at which the armed overflow comes.
+    pub(super) target: Option<u64>,
+    /// Events and the ticks in which they came, when last looked at.
+    rate: (u64, u64),
+    /// Ticks in which it counted since the register was last read.
+    ticks: u64,
+    /// Somebody else changed its registers.
+    pub(super) lost: bool,
+}
+
+/// More events in a tick than any processor has.
+const MOST_PER_TICK: u64 = 16;
+
+impl MsrSlot {
+    pub(super) fn new(control: Control, value: MsrIndex, mask: u64) -> Self {
+        MsrSlot {
+            control,
+            value,
+            mask,
+            count: 0,
+            last: 0,
+            target: None,
+            rate: (0, 0),
+            ticks: 0,
+            lost: false,
+        }
+    }
+
+    /// The count when the register holds `now`.
+    pub(super) fn count_at(&self, now: u64) -> u64 {
+        let events = now.wrapping_sub(self.last) & self.mask;
+        self.count.saturating_add(events)
+    }
+
+    /// Takes in what the register holds.
+    pub(super) fn fold(&mut self, now: u64) {
+        let count = self.count_at(now);
+        if self.ticks > 0 {
+            self.rate = (count - self.count, self.ticks);
+        }
+        (self.count, self.last, self.ticks) = (count, now, 0);
+    }
+
+    /// Notes that it counted for `ticks`.
+    pub(super) fn pass(&mut self, ticks: u64) {
+        self.ticks = self.ticks.saturating_add(ticks);
+    }
+
+    /// Whether the register has to be read now: an overflow is armed, or it
+    /// comes near to a wrap.
+    pub(super) fn is_due(&self) -> bool {
+        self.target.is_some() || self.ticks > self.mask / (2 * MOST_PER_TICK)
+    }
+
+    /// Whether it may have wrapped more than once since it was read.
+    pub(super) fn is_ambiguous(&self) -> bool {
+        self.ticks > self.mask / MOST_PER_TICK
+    }
+
+    pub(super) fn arm(&mut self, after: Option<NonZeroU64>) {
+        self.target = after.map(|after| self.count.saturating_add(after.get()));
+    }
+
+    /// True, once, when the armed overflow has come.
+    pub(super) fn take_overflow(&mut self) -> bool {
+        let came = self.target.is_some_and(|target| self.count >= target);
+        if came {
+            self.target = None;
+        }
+        came
+    }
+
+    /// Ticks until the armed overflow at the last rate; `None` where nothing
+    /// is armed, 0 where the rate is not known yet.
+    pub(super) fn estimate(&self) -> Option<u64> {
+        let remaining = self.target?.saturating_sub(self.count);
+        let (events, ticks) = self.rate;
+        if ticks == 0 {
+            return Some(0);
+        }
+        let wide = u128::from(remaining) * u128::from(ticks);
+        let estimate = wide.checked_div(u128::from(events)).unwrap_or(u128::MAX);
+        Some(u64::try_from(estimate).unwrap_or(u64::MAX))
+    }
+}

@@ -1,0 +1,173 @@
+//! `perf`: the host's kernel counts, through `perf_event_open(2)`.
+//!
+//! - A vCPU has at most two groups of events on its core's thread, one of
+//!   hardware and one of the kernel's software. Events belong to the thread
+//!   that opens them and cannot be written: counts are told from the opening.
+//! - A group's leader counts nothing and is pinned; pausing a vCPU is one call
+//!   on it. Hardware events leave the host out by themselves, software events
+//!   are switched at each entry and exit while one of them runs.
+//! - One read tells all counts of a group; it serves until the next entry.
+//! - An overflow is a signal to this thread, noted by [`note_overflow_signal`].
+//!   Whether one came, and whose, is then told by the counts.
+//! - A group that the kernel takes away, or that answers wrongly, is closed;
+//!   its slots are unavailable until they are programmed anew.
+
+mod group;
+mod inner;
+mod member;
+mod plan;
+mod probe;
+mod scale;
+mod signal;
+mod syscalls;
+mod trials;
+
+pub use probe::{PerfSupport, probe};
+pub use signal::note_overflow_signal;
+pub use syscalls::{Errno, EventFd, EventSource, EventSpec, GenericEvent, PerfSyscalls};
+
+use super::{BackendEnv, BackendError, CounterBackend, Provenance, Reading, Unavailable};
+use crate::assign::Constraint;
+use crate::ids::{OwnerId, SlotIndex, SlotSet};
+use crate::progress::Progress;
+use crate::request::CountRequest;
+use crate::sys::HostPerf;
+use inner::Inner;
+use std::cell::RefCell;
+use std::num::NonZeroU64;
+
+const NAME: &str = "perf";
+
+/// Slots: more than vCPUs of a core need, and few enough descriptors.
+const CAPACITY: usize = 64;
+
+/// Shortest time to an overflow that a clock is armed for, in nanoseconds.
+/// With signals much more often a guest makes no progress.
+const FLOOR_NS: u64 = 100_000;
+
+/// Counts with the host's kernel.
+///
+/// It serves one core: its slots are to be programmed, and its vCPUs run, on
+/// one thread. What finds itself on another is told as lost.
+#[derive(Debug)]
+pub struct PerfBackend {
+    /// A reading asks the kernel, which takes what a borrow of `self` hides.
+    inner: RefCell<Inner>,
+}
+
+impl PerfBackend {
+    /// The backend on the host's kernel.
+    ///
+    /// # Errors
+    /// [`BackendError::Cannot`]: the host lets us open no event at all, or the
+    /// VMM has no signal for overflows.
+    pub fn new(env: &BackendEnv) -> Result<Self, BackendError> {
+        let cannot = |reason| BackendError::Cannot {
+            backend: NAME,
+            reason,
+        };
+        if env.overflow_signal <= 0 {
+            let reason = "no signal was given for its overflows".to_owned();
+            return Err(cannot(reason));
+        }
+        let mut kernel = HostPerf::default();
+        match kernel.open(&EventSpec::LEADER, None) {
+            Ok(fd) => kernel.close(fd),
+            Err(errno) => return Err(cannot(probe::refusal(errno, probe::paranoid()))),
+        }
+        let floor_ns = probe::sample_floor().unwrap_or(0).max(FLOOR_NS);
+        Ok(PerfBackend::on(Box::new(kernel), env, floor_ns))
+    }
+
+    /// The backend on another kernel: a model for tests, or one that fails.
+    pub fn with_syscalls(kernel: Box<dyn PerfSyscalls>, env: &BackendEnv) -> Self {
+        PerfBackend::on(kernel, env, FLOOR_NS)
+    }
+
+    fn on(kernel: Box<dyn PerfSyscalls>, env: &BackendEnv, floor_ns: u64) -> Self {
+        PerfBackend {
+            inner: RefCell::new(Inner::new(kernel, *env, floor_ns)),
+        }
+    }
+}
+
+impl CounterBackend for PerfBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capacity(&self) -> usize {
+        CAPACITY
+    }
+
+    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+        let plan = self.inner.borrow_mut().choose(request);
+        plan.map(|plan| plan.provenance)
+            .map_err(|reason| Unavailable { reason })
+    }
+
+    /// Hardware events share the host's counters; everything else has a slot
+    /// of its own for the asking.
+    fn constraint(&self, request: &CountRequest) -> Constraint {
+        Constraint::any(self.inner.borrow_mut().room(request))
+    }
+
+    fn program(
+        &mut self,
+        slot: SlotIndex,
+        request: &CountRequest,
+    ) -> Result<Provenance, Unavailable> {
+        let programmed = self.inner.get_mut().program(slot, request);
+        programmed.map_err(|reason| Unavailable { reason })
+    }
+
+    fn release(&mut self, slot: SlotIndex) {
+        self.inner.get_mut().release(slot);
+    }
+
+    fn start(&mut self, slot: SlotIndex) {
+        self.resume(SlotSet::from_iter([slot]));
+    }
+
+    fn stop(&mut self, slot: SlotIndex) {
+        self.pause(SlotSet::from_iter([slot]));
+    }
+
+    fn resume(&mut self, slots: SlotSet) {
+        self.inner.get_mut().set_running(slots, true);
+    }
+
+    fn pause(&mut self, slots: SlotSet) {
+        self.inner.get_mut().set_running(slots, false);
+    }
+
+    fn attach(&mut self, owner: OwnerId) {
+        self.inner.get_mut().attach(owner);
+    }
+
+    fn read(&self, slot: SlotIndex) -> Reading {
+        self.inner.borrow_mut().read(slot)
+    }
+
+    fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        self.inner.get_mut().arm(slot, after);
+    }
+
+    fn observe(&mut self, progress: &Progress) {
+        match *progress {
+            Progress::Entered { tsc } => self.inner.get_mut().enter(tsc),
+            Progress::Left { tsc, .. } => self.inner.get_mut().leave(tsc),
+            // The kernel sees for itself what happens in between.
+            Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
+        }
+    }
+
+    fn take_overflows(&mut self) -> SlotSet {
+        self.inner.get_mut().take_overflows()
+    }
+
+    /// Signals come by themselves; a clock that may not signal needs it.
+    fn deadline(&self) -> Option<u64> {
+        self.inner.borrow().deadline()
+    }
+}

@@ -1,0 +1,376 @@
+//! The state behind [`super::PerfBackend`]: slots, and groups by vCPU.
+
+use super::group::{Failure, Group, refused};
+use super::member::Member;
+use super::plan::{Plan, Unit};
+use super::syscalls::PerfSyscalls;
+use super::trials::Trials;
+use super::{CAPACITY, NAME, signal};
+use crate::backend::{BackendEnv, Provenance, Reading, UnavailableReason};
+use crate::ids::{OwnerId, SlotIndex, SlotSet};
+use crate::request::CountRequest;
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::thread::{self, ThreadId};
+
+/// Which group: a vCPU's of hardware, or its other one.
+type Key = (OwnerId, bool);
+
+#[derive(Clone, Copy, Debug)]
+enum Slot {
+    Free,
+    Open(Key),
+    Failed(UnavailableReason),
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    kernel: Box<dyn PerfSyscalls>,
+    env: BackendEnv,
+    floor_ns: u64,
+    owner: OwnerId,
+    slots: [Slot; CAPACITY],
+    groups: BTreeMap<Key, Group>,
+    trials: Trials,
+    /// The thread for which events are open.
+    thread: Option<ThreadId>,
+    in_guest: bool,
+    deadline: Option<u64>,
+    /// An overflow may have come that was not looked for.
+    doubt: bool,
+    /// The signals that were looked after.
+    signals: u32,
+}
+
+impl Inner {
+    pub(super) fn new(kernel: Box<dyn PerfSyscalls>, env: BackendEnv, floor_ns: u64) -> Self {
+        Inner {
+            kernel,
+            env,
+            floor_ns,
+            owner: OwnerId::default(),
+            slots: [Slot::Free; CAPACITY],
+            groups: BTreeMap::new(),
+            trials: Trials::default(),
+            thread: None,
+            in_guest: false,
+            deadline: None,
+            doubt: false,
+            signals: signal::generation(),
+        }
+    }
+
+    /// The best way to count `request` that the kernel allows.
+    pub(super) fn choose(&mut self, request: &CountRequest) -> Result<Plan, UnavailableReason> {
+        self.trials.choose(self.kernel.as_mut(), request, &self.env)
+    }
+
+    /// Slots that `request` can take at a time: as many as there are counters
+    /// for it, or all.
+    pub(super) fn room(&mut self, request: &CountRequest) -> usize {
+        match self.choose(request) {
+            Ok(plan) if plan.spec.source.is_hardware() => {
+                let fitting = self.trials.fitting(self.kernel.as_mut(), &plan.spec);
+                fitting.unwrap_or(CAPACITY)
+            }
+            _ => CAPACITY,
+        }
+    }
+
+    pub(super) fn program(
+        &mut self,
+        index: SlotIndex,
+        request: &CountRequest,
+    ) -> Result<Provenance, UnavailableReason> {
+        self.release(index);
+        if usize::from(index.0) >= CAPACITY {
+            return Err(no_such(index));
+        }
+        let plan = self.choose(request)?;
+        self.bind_thread();
+        let key = (self.owner, plan.spec.source.is_hardware());
+        let kernel = self.kernel.as_mut();
+        let group = match self.groups.get_mut(&key) {
+            Some(group) => group,
+            None => {
+                let group = Group::open(kernel, key.1).map_err(refused)?;
+                self.groups.entry(key).or_insert(group)
+            }
+        };
+        let taken = group.members().len();
+        let signal = self.env.overflow_signal;
+        if let Err(errno) = group.add(kernel, index, plan, signal) {
+            return Err(match errno.0 {
+                // Alone it opens: the group asks for more than there is.
+                libc::EINVAL | libc::ENOSPC if key.1 && taken > 0 => {
+                    UnavailableReason::NoFreeCounter {
+                        backend: NAME,
+                        capacity: taken,
+                    }
+                }
+                _ => refused(errno),
+            });
+        }
+        self.set(index, Slot::Open(key));
+        Ok(plan.provenance)
+    }
+
+    pub(super) fn release(&mut self, index: SlotIndex) {
+        if let Some(key) = self.key_of(index) {
+            let in_guest = self.runs_in_guest(key);
+            self.with_group(key, |group, kernel| {
+                group.remove(kernel, index);
+                group.switch(kernel, in_guest)
+            });
+        }
+        self.set(index, Slot::Free);
+    }
+
+    pub(super) fn set_running(&mut self, slots: SlotSet, running: bool) {
+        let mut touched: Vec<Key> = Vec::with_capacity(2);
+        for slot in slots.iter() {
+            let Some(key) = self.key_of(slot) else {
+                continue;
+            };
+            self.with_group(key, |group, kernel| {
+                group.set_running(kernel, slot, running)
+            });
+            if !touched.contains(&key) {
+                touched.push(key);
+            }
+        }
+        for key in touched {
+            let in_guest = self.runs_in_guest(key);
+            self.with_group(key, |group, kernel| group.switch(kernel, in_guest));
+        }
+    }
+
+    /// Groups without events go when their vCPU does.
+    pub(super) fn attach(&mut self, owner: OwnerId) {
+        if owner == self.owner {
+            return;
+        }
+        for key in [(self.owner, false), (self.owner, true)] {
+            if self
+                .groups
+                .get(&key)
+                .is_some_and(|group| group.members().is_empty())
+            {
+                self.close(key);
+            }
+        }
+        self.owner = owner;
+    }
+
+    pub(super) fn read(&mut self, index: SlotIndex) -> Reading {
+        if let Some(key) = self.key_of(index) {
+            self.with_group(key, |group, kernel| group.refresh_one(kernel, index));
+        }
+        match self.slots.get(usize::from(index.0)) {
+            None => Reading::Unavailable(no_such(index)),
+            Some(Slot::Failed(reason)) => Reading::Unavailable(*reason),
+            Some(Slot::Free) => Reading::Unavailable(UnavailableReason::NotProgrammed {
+                backend: NAME,
+                slot: index,
+            }),
+            Some(Slot::Open(key)) => {
+                let member = self.groups.get(key).and_then(|group| group.get(index));
+                member.map_or(
+                    Reading::Unavailable(UnavailableReason::Lost { backend: NAME }),
+                    |member| member.reading(NAME),
+                )
+            }
+        }
+    }
+
+    pub(super) fn arm(&mut self, index: SlotIndex, after: Option<NonZeroU64>) {
+        let Some(key) = self.key_of(index) else {
+            return;
+        };
+        self.with_group(key, |group, kernel| {
+            if after.is_some() {
+                group.refresh_one(kernel, index)?;
+            }
+            if let Some(member) = group.get_mut(index) {
+                let told = member.told();
+                member.armed = after.map(|after| told.saturating_add(after.get()));
+            }
+            Ok(())
+        });
+    }
+
+    pub(super) fn enter(&mut self, tsc: u64) {
+        self.in_guest = true;
+        if self
+            .thread
+            .is_some_and(|thread| thread != thread::current().id())
+        {
+            self.fail_all(Failure::OtherThread);
+        }
+        let floor_ns = self.floor_ns;
+        for key in self.own() {
+            self.with_group(key, |group, kernel| group.enter(kernel, floor_ns));
+        }
+        let khz = self.env.tsc_khz;
+        let own = self
+            .own()
+            .into_iter()
+            .filter_map(|key| self.groups.get(&key));
+        self.deadline = own
+            .flat_map(Group::members)
+            .filter(|member| member.wants_deadline())
+            .filter_map(|member| ticks(member.plan.unit, member.left()?, khz))
+            .map(|ticks| tsc.saturating_add(ticks))
+            .min();
+    }
+
+    pub(super) fn leave(&mut self, tsc: u64) {
+        self.in_guest = false;
+        for key in self.own() {
+            self.with_group(key, Group::leave);
+        }
+        let own = self
+            .own()
+            .into_iter()
+            .filter_map(|key| self.groups.get(&key));
+        self.doubt |= own
+            .flat_map(Group::members)
+            .any(Member::may_be_due_unsignalled);
+        self.doubt |= self.deadline.take().is_some_and(|deadline| deadline <= tsc);
+    }
+
+    pub(super) fn deadline(&self) -> Option<u64> {
+        self.deadline
+    }
+
+    /// Asks the kernel only after a signal or a deadline. Counts that are
+    /// known anyway are compared in any case.
+    pub(super) fn take_overflows(&mut self) -> SlotSet {
+        let signals = signal::generation();
+        let signalled = std::mem::replace(&mut self.signals, signals) != signals;
+        let doubt = std::mem::take(&mut self.doubt) | signalled;
+        let mut overflowed = SlotSet::EMPTY;
+        let keys: Vec<Key> = self.groups.keys().copied().collect();
+        for key in keys {
+            self.with_group(key, |group, kernel| {
+                if !group.members().iter().any(|member| member.armed.is_some()) {
+                    return Ok(());
+                }
+                if doubt {
+                    group.refresh(kernel)?;
+                }
+                if group.is_fresh() {
+                    for member in group.members_mut() {
+                        if member.take_overflow(doubt) {
+                            overflowed.insert(member.slot);
+                        }
+                    }
+                }
+                Ok(())
+            });
+        }
+        overflowed
+    }
+
+    /// The groups of the vCPU that runs.
+    fn own(&self) -> [Key; 2] {
+        [(self.owner, true), (self.owner, false)]
+    }
+
+    fn runs_in_guest(&self, key: Key) -> bool {
+        self.in_guest && key.0 == self.owner
+    }
+
+    fn key_of(&self, index: SlotIndex) -> Option<Key> {
+        match self.slots.get(usize::from(index.0))? {
+            Slot::Open(key) => Some(*key),
+            Slot::Free | Slot::Failed(_) => None,
+        }
+    }
+
+    fn set(&mut self, index: SlotIndex, slot: Slot) {
+        if let Some(place) = self.slots.get_mut(usize::from(index.0)) {
+            *place = slot;
+        }
+    }
+
+    /// Works on a group, if there is one, and gives it up where that fails.
+    fn with_group(
+        &mut self,
+        key: Key,
+        work: impl FnOnce(&mut Group, &mut dyn PerfSyscalls) -> Result<(), Failure>,
+    ) {
+        let Some(group) = self.groups.get_mut(&key) else {
+            return;
+        };
+        if let Err(failure) = work(group, self.kernel.as_mut()) {
+            self.fail(key, failure);
+        }
+    }
+
+    /// Closes a group whose counts cannot be relied on any more.
+    fn fail(&mut self, key: Key, failure: Failure) {
+        let members = self
+            .groups
+            .get(&key)
+            .map(Group::members)
+            .unwrap_or_default();
+        let slots: SlotSet = members.iter().map(|member| member.slot).collect();
+        log::warn!(
+            "{NAME} gives up counting in {slots} for {}: {failure}",
+            key.0
+        );
+        for slot in slots.iter() {
+            self.set(slot, Slot::Failed(failure.reason()));
+        }
+        self.close(key);
+    }
+
+    fn fail_all(&mut self, failure: Failure) {
+        let keys: Vec<Key> = self.groups.keys().copied().collect();
+        for key in keys {
+            self.fail(key, failure);
+        }
+        self.thread = None;
+    }
+
+    fn close(&mut self, key: Key) {
+        if let Some(group) = self.groups.remove(&key) {
+            group.close(self.kernel.as_mut());
+        }
+    }
+
+    /// Events that are opened from now on count for the calling thread; those
+    /// of another one are of no use any more.
+    fn bind_thread(&mut self) {
+        let here = thread::current().id();
+        if self.thread.is_some_and(|thread| thread != here) {
+            self.fail_all(Failure::OtherThread);
+        }
+        self.thread = Some(here);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        while let Some((_, group)) = self.groups.pop_first() {
+            group.close(self.kernel.as_mut());
+        }
+    }
+}
+
+fn no_such(slot: SlotIndex) -> UnavailableReason {
+    UnavailableReason::NoSuchSlot {
+        backend: NAME,
+        slot,
+    }
+}
+
+/// TSC ticks in which a clock's count grows by `left`.
+fn ticks(unit: Unit, left: u64, khz: u32) -> Option<u64> {
+    match unit {
+        Unit::Ticks { .. } => Some(left),
+        Unit::Nanoseconds => Some(Unit::Ticks { khz }.told(left)),
+        Unit::Events => None,
+    }
+}

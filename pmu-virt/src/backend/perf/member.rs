@@ -1,0 +1,151 @@
+//! One event of a group: a slot's.
+
+use super::plan::{NEVER, Plan};
+use super::scale::Scaler;
+use super::syscalls::{Errno, EventFd, PerfSyscalls, uninterrupted};
+use crate::backend::{Provenance, Reading, UnavailableReason};
+use crate::ids::SlotIndex;
+
+/// An open event.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) slot: SlotIndex,
+    pub(super) plan: Plan,
+    pub(super) fd: EventFd,
+    pub(super) id: u64,
+    /// The slot is started.
+    pub(super) running: bool,
+    /// The kernel has it enabled; it counts if its leader is enabled as well.
+    pub(super) enabled: bool,
+    /// Started at any time since the last reading.
+    pub(super) ran: bool,
+    pub(super) count: Scaler,
+    /// Told count at which an overflow is due.
+    pub(super) armed: Option<u64>,
+    countdown: Countdown,
+    /// Its overflow is due sooner than a clock may signal.
+    early: bool,
+}
+
+/// What the kernel's next overflow of an event is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Countdown {
+    /// Nothing: its period is never reached.
+    Off,
+    /// It comes when this count is told.
+    To(u64),
+    /// It has fired, and a period that means nothing goes on.
+    Stale,
+}
+
+impl Member {
+    /// An event of a slot that is stopped.
+    pub(super) fn new(slot: SlotIndex, plan: Plan, fd: EventFd, id: u64) -> Self {
+        Member {
+            slot,
+            plan,
+            fd,
+            id,
+            running: false,
+            enabled: false,
+            ran: false,
+            count: Scaler::default(),
+            armed: None,
+            countdown: Countdown::Off,
+            early: false,
+        }
+    }
+
+    /// The count as it was asked for.
+    pub(super) fn told(&self) -> u64 {
+        self.plan.unit.told(self.count.value())
+    }
+
+    pub(super) fn reading(&self, backend: &'static str) -> Reading {
+        if self.count.never_counted() {
+            return Reading::Unavailable(UnavailableReason::Busy { backend });
+        }
+        let provenance = match self.count.is_scaled() {
+            true => Provenance::Scaled,
+            false => self.plan.provenance,
+        };
+        Reading::Counted {
+            value: self.told(),
+            provenance,
+        }
+    }
+
+    /// Whether the kernel signals an overflow.
+    fn signals(&self) -> bool {
+        self.plan.spec.period.is_some()
+    }
+
+    /// Whether [`Member::count_down`] would make a system call.
+    pub(super) fn is_off_target(&self) -> bool {
+        let wanted = self.armed.map_or(Countdown::Off, Countdown::To);
+        self.signals() && self.running && self.countdown != wanted
+    }
+
+    /// Sets the kernel's period so that the overflow comes when it is due,
+    /// but time no sooner than in `floor_ns`. The count is that of now.
+    pub(super) fn count_down(
+        &mut self,
+        kernel: &mut dyn PerfSyscalls,
+        floor_ns: u64,
+    ) -> Result<(), Errno> {
+        let mut early = false;
+        let period = match self.armed {
+            None => NEVER,
+            Some(due) => {
+                let left = self
+                    .plan
+                    .unit
+                    .native(due)
+                    .saturating_sub(self.count.value());
+                let least = if self.plan.unit.is_time() {
+                    floor_ns
+                } else {
+                    1
+                };
+                early = left < least;
+                left.clamp(least, NEVER)
+            }
+        };
+        uninterrupted(|| kernel.set_period(self.fd, period))?;
+        self.countdown = self.armed.map_or(Countdown::Off, Countdown::To);
+        self.early = early;
+        Ok(())
+    }
+
+    /// Whether its overflow may be due although no signal came.
+    pub(super) fn may_be_due_unsignalled(&self) -> bool {
+        self.running && self.early && self.armed.is_some()
+    }
+
+    /// Whether its armed overflow has to be found by the VMM's timer.
+    pub(super) fn wants_deadline(&self) -> bool {
+        self.running && !self.signals() && self.armed.is_some()
+    }
+
+    /// Told count still to come before the armed overflow.
+    pub(super) fn left(&self) -> Option<u64> {
+        Some(self.armed?.saturating_sub(self.told()))
+    }
+
+    /// Whether the armed overflow has come, which takes it back. The count is
+    /// that of now. `fired` says that the kernel may have signalled for this
+    /// event: if it was too early, it has to be asked again.
+    pub(super) fn take_overflow(&mut self, fired: bool) -> bool {
+        let Some(due) = self.armed else {
+            return false;
+        };
+        if self.told() >= due {
+            self.armed = None;
+            return true;
+        }
+        if fired {
+            self.countdown = Countdown::Stale;
+        }
+        false
+    }
+}

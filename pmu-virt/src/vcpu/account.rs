@@ -1,0 +1,80 @@
+//! The accounting page: a snapshot of every counter, and reading it.
+
+use super::{COUNTERS, ReadOutcome, VcpuPmu, index_of};
+use crate::accounting::{self, CounterAccount, CounterState, PageRegister, Word};
+use crate::backend::UnavailableReason;
+use crate::ids::MsrIndex;
+use arbiter::{Access, CounterId, Layer, Verdict};
+
+/// What the page shows: the words of every counter at one moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Snapshot {
+    /// How many were taken.
+    pub(super) sequence: u64,
+    /// By position in `VcpuPmu::counters` and by [`Word`].
+    pub(super) counters: [[u64; 4]; COUNTERS],
+}
+
+impl VcpuPmu {
+    /// RDMSR of an index that the model does not have.
+    pub(super) fn read_page(&mut self, msr: MsrIndex, layer: Layer) -> ReadOutcome {
+        match accounting::decode(msr) {
+            Some(PageRegister::Snapshot) => {
+                self.take_snapshot();
+                ReadOutcome::Value(self.snapshot.sequence)
+            }
+            Some(PageRegister::Sequence) => ReadOutcome::Value(self.snapshot.sequence),
+            Some(PageRegister::Word(counter, word)) => self.read_word(counter, word, layer),
+            None if accounting::contains(msr) => ReadOutcome::Gp,
+            None => ReadOutcome::NotHandled,
+        }
+    }
+
+    /// A counter that is not granted is as absent here as at its own register.
+    fn read_word(&self, counter: CounterId, word: Word, layer: Layer) -> ReadOutcome {
+        if !self.model.has(counter) {
+            return ReadOutcome::Gp;
+        }
+        match self.grant.check(layer, counter, Access::Read) {
+            Verdict::Permit => {
+                let words = &self.snapshot.counters[index_of(counter)];
+                ReadOutcome::Value(words[word as usize])
+            }
+            Verdict::Drop { read_as } => ReadOutcome::Value(read_as),
+            Verdict::Fault => ReadOutcome::Gp,
+        }
+    }
+
+    fn take_snapshot(&mut self) {
+        self.settle_all();
+        self.snapshot.sequence = self.snapshot.sequence.wrapping_add(1);
+        for counter in self.model.counters() {
+            let index = index_of(counter);
+            let times = &self.counters[index].times;
+            self.snapshot.counters[index] = [
+                self.account_of(counter).status(),
+                times.time_enabled(self.ran),
+                times.time_running(self.ran),
+                self.counters[index].value,
+            ];
+        }
+    }
+
+    /// What a counter is doing. It was settled before.
+    fn account_of(&self, counter: CounterId) -> CounterAccount {
+        let logical = &self.counters[index_of(counter)];
+        let state = match (logical.request, logical.unavailable) {
+            (None, _) => CounterState::Unused,
+            (_, Some(UnavailableReason::Waiting)) => CounterState::Waiting,
+            (_, Some(_)) => CounterState::Unavailable,
+            (_, None) if logical.running => CounterState::Counting,
+            (_, None) => CounterState::Stopped,
+        };
+        let report = self.report_of(counter);
+        CounterAccount {
+            state,
+            reading: report.map(|report| report.reading),
+            loss: report.and_then(|report| report.loss),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A PMU's state, out and in again.
+
+use super::times::Times;
+use super::{PmiRequest, VcpuPmu, index_of};
+use crate::model::PmuModel;
+use crate::register::Register;
+use crate::state::{CounterName, Hex, PmuState, SavedCounter, SavedSnapshot, StateError};
+use arbiter::{CounterId, CounterSet};
+
+/// Bits of a status word that have a meaning.
+const STATUS_BITS: u64 = 0x00ff_ffff;
+
+impl VcpuPmu {
+    /// The whole state, counts settled. To be called on a core or after
+    /// [`VcpuPmu::depart`]: counts that stay on a core it was parked on are
+    /// not seen.
+    pub fn save(&mut self) -> PmuState {
+        self.settle_all();
+        let counters = self.model.counters();
+        PmuState {
+            model: self.model.to_string(),
+            selects: (0..self.model.programmable())
+                .filter_map(|n| self.select.get(usize::from(n)))
+                .map(|select| Hex(*select))
+                .collect(),
+            fixed_control: Hex(self.fixed_control),
+            global_control: Hex(self.global_control),
+            global_status: Hex(self.global_status),
+            counters: counters
+                .clone()
+                .map(|counter| self.save_counter(counter))
+                .collect(),
+            pending_pmi: self.pending.iter().map(CounterName).collect(),
+            snapshot: SavedSnapshot {
+                sequence: self.snapshot.sequence,
+                counters: counters
+                    .map(|counter| self.snapshot.counters[index_of(counter)].map(Hex))
+                    .collect(),
+            },
+            reservations: None,
+        }
+    }
+
+    fn save_counter(&self, counter: CounterId) -> SavedCounter {
+        let logical = &self.counters[index_of(counter)];
+        SavedCounter {
+            counter: CounterName(counter),
+            value: Hex(logical.value),
+            programmed: logical.request.is_some(),
+            events: logical.counted,
+            time_enabled: logical.times.time_enabled(self.ran),
+            time_running: logical.times.time_running(self.ran),
+            time_unaccounted: logical.times.unaccounted(self.ran),
+            provenance: logical.provenance,
+            loss: self.report_of(counter).and_then(|report| report.loss),
+        }
+    }
+
+    /// Takes a state in. Every register then reads as it did; what is enabled
+    /// counts on, as far as this core can count it; pending PMIs are taken by
+    /// [`VcpuPmu::take_pmi`].
+    ///
+    /// # Errors
+    /// The state is not one of this model; nothing was changed then.
+    pub fn restore(&mut self, state: &PmuState) -> Result<(), StateError> {
+        check(&self.model, state)?;
+        self.reset();
+        for (select, saved) in self.select.iter_mut().zip(&state.selects) {
+            *select = saved.0;
+        }
+        self.fixed_control = state.fixed_control.0;
+        self.global_control = state.global_control.0;
+        self.global_status = state.global_status.0;
+        self.snapshot.sequence = state.snapshot.sequence;
+        for (counter, words) in self.model.counters().zip(&state.snapshot.counters) {
+            self.snapshot.counters[index_of(counter)] = words.map(|word| word.0);
+        }
+        for saved in &state.counters {
+            let request = match saved.programmed {
+                true => self.decode_request(saved.counter.0),
+                false => None,
+            };
+            let logical = &mut self.counters[index_of(saved.counter.0)];
+            logical.request = request;
+            logical.value = saved.value.0;
+            logical.counted = saved.events;
+            logical.times = Times::restored(saved.time_enabled, saved.time_running);
+            logical.provenance = saved.provenance;
+            logical.loss = saved.loss;
+        }
+        for saved in &state.counters {
+            self.update(saved.counter.0);
+            let logical = &mut self.counters[index_of(saved.counter.0)];
+            logical.times.owe(self.ran, saved.time_unaccounted);
+        }
+        self.pending = state.pending_pmi.iter().map(|name| name.0).collect();
+        self.refresh_needs();
+        Ok(())
+    }
+
+    /// Gives a PMI back that was taken and not raised: the next
+    /// [`VcpuPmu::take_pmi`] has it again.
+    pub fn return_pmi(&mut self, request: PmiRequest) {
+        let both = self.pending.bits() | request.counters.bits();
+        self.pending = CounterSet::from_bits(both);
+    }
+}
+
+/// Whether a PMU of `model` can be in this state.
+fn check(model: &PmuModel, state: &PmuState) -> Result<(), StateError> {
+    if state.reservations.is_some() {
+        return Err(StateError::Reservations);
+    }
+    let here = model.to_string();
+    if !PmuModel::parse(&state.model).is_ok_and(|saved| saved.to_string() == here) {
+        return Err(StateError::Model {
+            saved: state.model.clone(),
+            here,
+        });
+    }
+    let counters = model.counters().count();
+    length("selects", state.selects.len(), model.programmable().into())?;
+    length("counters", state.counters.len(), counters)?;
+    let words = &state.snapshot.counters;
+    length("counters in its snapshot", words.len(), counters)?;
+
+    for (n, select) in (0..).zip(&state.selects) {
+        control(
+            model,
+            Register::Select(n),
+            || format!("select {n}"),
+            *select,
+        )?;
+    }
+    let name = |name: &'static str| move || name.to_owned();
+    let (fixed, global) = (state.fixed_control, state.global_control);
+    control(model, Register::FixedControl, name("fixed control"), fixed)?;
+    control(
+        model,
+        Register::GlobalControl,
+        name("global control"),
+        global,
+    )?;
+    let status = match model.has_status() {
+        true => model.global_mask(),
+        false => 0,
+    };
+    bits(name("global status"), state.global_status, status)?;
+
+    for (expected, saved) in model.counters().zip(&state.counters) {
+        check_counter(model, expected, saved, state)?;
+    }
+    for (counter, [status, _, _, count]) in model.counters().zip(words) {
+        let named = |what| move || format!("the snapshot's {what} of {counter}");
+        bits(named("status"), *status, STATUS_BITS)?;
+        bits(named("count"), *count, model.counter_mask(counter))?;
+    }
+    match state.pending_pmi.iter().find(|name| !model.has(name.0)) {
+        Some(name) => Err(StateError::NoSuchCounter(name.0)),
+        None => Ok(()),
+    }
+}
+
+fn check_counter(
+    model: &PmuModel,
+    expected: CounterId,
+    saved: &SavedCounter,
+    state: &PmuState,
+) -> Result<(), StateError> {
+    let found = saved.counter.0;
+    if found != expected {
+        return Err(StateError::Order { found, expected });
+    }
+    let named = || format!("counter {found}");
+    bits(named, saved.value, model.counter_mask(found))?;
+    let time = saved.time_running.max(saved.time_unaccounted);
+    if time > saved.time_enabled {
+        return Err(StateError::Times(found));
+    }
+    let control = match found {
+        CounterId::Programmable(n) => state.selects.get(usize::from(n)).map_or(0, |s| s.0),
+        CounterId::Fixed(n) => state.fixed_control.0 >> (4 * u32::from(n)) & 0xf,
+    };
+    let used = control != 0 || saved.events != 0 || saved.time_enabled != 0;
+    let labelled = saved.provenance.is_some() || saved.loss.is_some();
+    if !saved.programmed && (used || labelled) {
+        return Err(StateError::Unprogrammed(found));
+    }
+    Ok(())
+}
+
+fn length(what: &'static str, found: usize, expected: usize) -> Result<(), StateError> {
+    if found != expected {
+        return Err(StateError::Length {
+            what,
+            found,
+            expected,
+        });
+    }
+    Ok(())
+}
+
+fn control(
+    model: &PmuModel,
+    register: Register,
+    name: impl FnOnce() -> String,
+    value: Hex,
+) -> Result<(), StateError> {
+    let exists = register != Register::GlobalControl || model.has_global_control();
+    let rule = model.write_rule(register).filter(|_| exists);
+    bits(name, value, rule.map_or(0, |rule| rule.implemented))
+}
+
+fn bits(name: impl FnOnce() -> String, value: Hex, allowed: u64) -> Result<(), StateError> {
+    let surplus = value.0 & !allowed;
+    if surplus != 0 {
+        return Err(StateError::Bits {
+            register: name(),
+            value: value.0,
+            surplus,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! A backend with fewer slots than it could have, as hardware has.
+
+use pmu_virt::{
+    ClockBackend, CountRequest, CounterBackend, OwnerId, Progress, Provenance, Reading, SlotIndex,
+    SlotSet, Unavailable,
+};
+use std::num::NonZeroU64;
+
+/// Another backend, cut to its first slots.
+#[derive(Debug)]
+pub(crate) struct Limited {
+    inner: Box<dyn CounterBackend>,
+    slots: usize,
+    /// Tells overflows only once its counters are stopped, as a signal does
+    /// that comes late.
+    late: bool,
+    held: SlotSet,
+}
+
+impl Limited {
+    /// A clock with this many slots.
+    pub(crate) fn clock(slots: usize) -> Self {
+        Limited {
+            inner: Box::new(ClockBackend::new()),
+            slots,
+            late: false,
+            held: SlotSet::EMPTY,
+        }
+    }
+
+    /// A clock that tells overflows late.
+    pub(crate) fn late_clock(slots: usize) -> Self {
+        Limited {
+            late: true,
+            ..Limited::clock(slots)
+        }
+    }
+}
+
+impl CounterBackend for Limited {
+    fn name(&self) -> &'static str {
+        "limited"
+    }
+    fn capacity(&self) -> usize {
+        self.slots
+    }
+    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+        self.inner.can_count(request)
+    }
+    fn program(
+        &mut self,
+        slot: SlotIndex,
+        request: &CountRequest,
+    ) -> Result<Provenance, Unavailable> {
+        assert!(usize::from(slot.0) < self.slots, "slot {}", slot.0);
+        self.inner.program(slot, request)
+    }
+    fn release(&mut self, slot: SlotIndex) {
+        self.inner.release(slot);
+    }
+    fn start(&mut self, slot: SlotIndex) {
+        self.inner.start(slot);
+    }
+    fn stop(&mut self, slot: SlotIndex) {
+        self.inner.stop(slot);
+    }
+    fn resume(&mut self, slots: SlotSet) {
+        self.inner.resume(slots);
+    }
+    fn pause(&mut self, slots: SlotSet) {
+        self.inner.pause(slots);
+        self.held = self.inner.take_overflows();
+    }
+    fn attach(&mut self, owner: OwnerId) {
+        self.inner.attach(owner);
+    }
+    fn read(&self, slot: SlotIndex) -> Reading {
+        self.inner.read(slot)
+    }
+    fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        self.inner.arm(slot, after);
+    }
+    fn observe(&mut self, progress: &Progress) {
+        self.inner.observe(progress);
+    }
+    fn take_overflows(&mut self) -> SlotSet {
+        match self.late {
+            true => std::mem::take(&mut self.held),
+            false => self.inner.take_overflows(),
+        }
+    }
+    fn deadline(&self) -> Option<u64> {
+        self.inner.deadline()
+    }
+    fn needs_ring(&self) -> bool {
+        self.inner.needs_ring()
+    }
+}

@@ -1,0 +1,310 @@
+//! What comes of a kernel that refuses, takes away or answers wrongly.
+
+use crate::fake::{Call, FakeKernel};
+use crate::model::{A, B, ENV, backend, counting, cycles, expect, finish, hardware, run, software};
+use crate::{Run, Verdict, ensure};
+use pmu_virt::perf::PerfBackend;
+use pmu_virt::{CounterBackend, Provenance, Reading, UnavailableReason};
+use std::num::NonZeroU64;
+
+pub(crate) const TESTS: &[(&str, Run)] = &[
+    ("faults::refusals_are_told_with_their_errno", refusals),
+    (
+        "faults::a_refusal_at_programming_leaves_nothing_open",
+        half_opened,
+    ),
+    ("faults::an_interrupted_call_is_repeated", interrupted),
+    ("faults::what_may_pass_is_tried_again", transient),
+    ("faults::a_lost_pin_is_told", lost_pin),
+    ("faults::a_short_read_is_told", short_read),
+    ("faults::a_failing_call_is_told", failing_calls),
+    ("faults::a_part_of_the_time_is_scaled_and_labelled", scaled),
+    ("faults::never_on_a_counter_is_no_zero", never_on),
+    ("faults::another_thread_is_told", other_thread),
+    ("faults::a_lost_page_costs_a_read", lost_page),
+];
+
+const NAME: &str = "perf";
+
+fn reason(backend: &PerfBackend) -> Option<UnavailableReason> {
+    match backend.read(A) {
+        Reading::Unavailable(reason) => Some(reason),
+        Reading::Counted { .. } => None,
+    }
+}
+
+fn expect_reason(backend: &PerfBackend, expected: UnavailableReason) -> Result<(), String> {
+    let seen = backend.read(A);
+    ensure(seen == Reading::Unavailable(expected), || {
+        format!("{seen:?}, not {expected:?}")
+    })
+}
+
+fn refused(errno: i32) -> UnavailableReason {
+    UnavailableReason::Refused {
+        backend: NAME,
+        errno,
+    }
+}
+
+const LOST: UnavailableReason = UnavailableReason::Lost { backend: NAME };
+const BUSY: UnavailableReason = UnavailableReason::Busy { backend: NAME };
+
+fn refusals() -> Result<Verdict, String> {
+    for errno in [
+        libc::EACCES,
+        libc::EPERM,
+        libc::ENOENT,
+        libc::ENODEV,
+        libc::EOPNOTSUPP,
+        libc::ENOSPC,
+        libc::EMFILE,
+        libc::EBUSY,
+    ] {
+        let expected = if errno == libc::EBUSY {
+            BUSY
+        } else {
+            refused(errno)
+        };
+        let kernel = FakeKernel::new(4);
+        kernel.fail(Call::Open, 1, errno);
+        let mut backend = backend(&kernel);
+        let answer = backend.program(A, &hardware()).map_err(|no| no.reason);
+        ensure(answer == Err(expected), || {
+            format!("{answer:?}, not {expected:?}")
+        })?;
+        run(&kernel, &mut backend, 10);
+        let reading = backend.read(A);
+        ensure(matches!(reading, Reading::Unavailable(_)), || {
+            format!("{reading:?}")
+        })?;
+        finish(&kernel)?;
+    }
+    Ok(Verdict::Passed)
+}
+
+fn half_opened() -> Result<Verdict, String> {
+    // The trial, the leader, the event.
+    for (call, before) in [
+        (Call::Id, 0),
+        (Call::Signal, 0),
+        (Call::Open, 1),
+        (Call::Open, 2),
+    ] {
+        let kernel = FakeKernel::new(4);
+        let mut backend = backend(&kernel);
+        if call == Call::Open {
+            // Let the trial through, so that the refusal meets the real thing.
+            backend
+                .can_count(&hardware())
+                .map_err(|no| no.to_string())?;
+            if before == 2 {
+                backend
+                    .program(B, &hardware())
+                    .map_err(|no| no.to_string())?;
+            }
+        }
+        kernel.fail(call, 1, libc::EMFILE);
+        let open = kernel.open_events();
+        let answer = backend.program(A, &hardware()).map_err(|no| no.reason);
+        ensure(answer == Err(refused(libc::EMFILE)), || {
+            format!("{call:?}: {answer:?}")
+        })?;
+        let after = kernel.open_events();
+        ensure(after <= open.max(1), || {
+            format!("{call:?}: {after} open, {open} before")
+        })?;
+        drop(backend);
+        ensure(kernel.open_events() == 0, || {
+            "events stayed open".to_owned()
+        })?;
+        finish(&kernel)?;
+    }
+    Ok(Verdict::Passed)
+}
+
+fn interrupted() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    for call in [
+        Call::Open,
+        Call::Id,
+        Call::Signal,
+        Call::Enable,
+        Call::Disable,
+        Call::Period,
+    ] {
+        kernel.fail(call, 3, libc::EINTR);
+    }
+    kernel.fail(Call::Read, 3, libc::EINTR);
+    let mut backend = counting(&kernel, software(), 1)?;
+    backend.arm(A, NonZeroU64::new(20));
+    run(&kernel, &mut backend, 20);
+    expect(&backend, A, 20)?;
+    let told = backend.take_overflows().contains(A);
+    ensure(told, || "the overflow was not told".to_owned())?;
+    // A storm of them is a failure like another.
+    kernel.fail(Call::Read, 100, libc::EINTR);
+    run(&kernel, &mut backend, 20);
+    expect_reason(&backend, refused(libc::EINTR))?;
+    finish(&kernel)
+}
+
+fn transient() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    let mut backend = backend(&kernel);
+    for errno in [libc::EMFILE, libc::EBUSY, libc::ENOMEM] {
+        kernel.fail(Call::Open, 1, errno);
+        let answer = backend.program(A, &hardware());
+        ensure(answer.is_err(), || format!("{answer:?}"))?;
+        let answer = backend.program(A, &hardware());
+        ensure(answer.is_ok(), || {
+            format!("after errno {errno}: {answer:?}")
+        })?;
+    }
+    finish(&kernel)
+}
+
+/// After a loss: unavailable, silent, and good again once programmed anew.
+fn lost_then_found(
+    kernel: &FakeKernel,
+    backend: &mut PerfBackend,
+    expected: UnavailableReason,
+) -> Result<(), String> {
+    expect_reason(backend, expected)?;
+    expect_reason(backend, expected)?;
+    let overflows = backend.take_overflows();
+    ensure(overflows.is_empty(), || {
+        format!("{overflows} after the loss")
+    })?;
+    backend.start(A);
+    run(kernel, backend, 10);
+    expect_reason(backend, expected)?;
+    let open = kernel.open_events();
+    ensure(open == 0, || {
+        format!("{open} events of a lost group are open")
+    })?;
+    {
+        let mut state = kernel.state();
+        state.unpinned = false;
+        state.short_by = 0;
+    }
+    backend
+        .program(A, &hardware())
+        .map_err(|no| no.to_string())?;
+    backend.start(A);
+    run(kernel, backend, 10);
+    expect(backend, A, 10)
+}
+
+fn lost_pin() -> Result<Verdict, String> {
+    for rdpmc in [false, true] {
+        let kernel = FakeKernel::new(4);
+        kernel.state().rdpmc = rdpmc;
+        let mut backend = counting(&kernel, hardware(), 2)?;
+        run(&kernel, &mut backend, 10);
+        expect(&backend, A, 10)?;
+        backend.arm(A, NonZeroU64::new(5));
+        kernel.state().unpinned = true;
+        run(&kernel, &mut backend, 10);
+        lost_then_found(&kernel, &mut backend, LOST)?;
+        finish(&kernel)?;
+    }
+    Ok(Verdict::Passed)
+}
+
+fn short_read() -> Result<Verdict, String> {
+    for short_by in [8, 16, 40] {
+        let kernel = FakeKernel::new(4);
+        let mut backend = counting(&kernel, hardware(), 2)?;
+        run(&kernel, &mut backend, 10);
+        kernel.state().short_by = short_by;
+        lost_then_found(&kernel, &mut backend, LOST)?;
+        finish(&kernel)?;
+    }
+    Ok(Verdict::Passed)
+}
+
+fn failing_calls() -> Result<Verdict, String> {
+    for call in [Call::Enable, Call::Disable, Call::Period, Call::Read] {
+        let kernel = FakeKernel::new(4);
+        let mut backend = counting(&kernel, software(), 1)?;
+        run(&kernel, &mut backend, 10);
+        expect(&backend, A, 10)?;
+        kernel.fail(call, 1, libc::EIO);
+        backend.arm(A, NonZeroU64::new(50));
+        run(&kernel, &mut backend, 10);
+        ensure(reason(&backend) == Some(refused(libc::EIO)), || {
+            format!("{call:?}: {:?}", backend.read(A))
+        })?;
+        finish(&kernel)?;
+    }
+    Ok(Verdict::Passed)
+}
+
+fn scaled() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    let mut backend = counting(&kernel, hardware(), 1)?;
+    run(&kernel, &mut backend, 1_000);
+    let label = |value, provenance| Reading::Counted { value, provenance };
+    let seen = backend.read(A);
+    ensure(seen == label(1_000, Provenance::Hardware), || {
+        format!("{seen:?}")
+    })?;
+    kernel.state().running_percent = 25;
+    run(&kernel, &mut backend, 1_000);
+    let seen = backend.read(A);
+    ensure(seen == label(2_000, Provenance::Scaled), || {
+        format!("{seen:?}")
+    })?;
+    // The label stays, for the count contains what was extrapolated.
+    kernel.state().running_percent = 100;
+    run(&kernel, &mut backend, 1_000);
+    let seen = backend.read(A);
+    ensure(seen == label(3_000, Provenance::Scaled), || {
+        format!("{seen:?}")
+    })?;
+    finish(&kernel)
+}
+
+fn never_on() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    let mut backend = counting(&kernel, hardware(), 1)?;
+    kernel.state().running_percent = 0;
+    run(&kernel, &mut backend, 1_000);
+    expect_reason(&backend, BUSY)?;
+    kernel.state().running_percent = 100;
+    run(&kernel, &mut backend, 1_000);
+    expect(&backend, A, 2_000)?;
+    finish(&kernel)
+}
+
+fn other_thread() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    let mut backend = counting(&kernel, cycles(), 1)?;
+    run(&kernel, &mut backend, 10);
+    let moved = kernel.clone();
+    let backend = std::thread::spawn(move || {
+        run(&moved, &mut backend, 10);
+        backend
+    });
+    let mut backend = backend.join().map_err(|_| "it panicked".to_owned())?;
+    lost_then_found(&kernel, &mut backend, LOST)?;
+    finish(&kernel)
+}
+
+fn lost_page() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    kernel.state().rdpmc = true;
+    kernel.fail(Call::Map, 1, libc::EPERM);
+    let mut backend = PerfBackend::with_syscalls(Box::new(kernel.clone()), &ENV);
+    backend
+        .program(A, &hardware())
+        .map_err(|no| no.to_string())?;
+    backend.start(A);
+    run(&kernel, &mut backend, 10);
+    kernel.take_calls();
+    expect(&backend, A, 10)?;
+    let calls = kernel.take_calls();
+    ensure(calls == [Call::Read], || format!("{calls:?}"))?;
+    finish(&kernel)
+}

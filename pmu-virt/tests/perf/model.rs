@@ -1,0 +1,399 @@
+//! `perf` on the model of a kernel: the contract, switches, readings.
+
+use crate::fake::{Call, FAULTS, FakeKernel};
+use crate::{Run, Verdict, ensure};
+use pmu_virt::contract::{self, Driver};
+use pmu_virt::perf::PerfBackend;
+use pmu_virt::{
+    BackendEnv, Constraint, CountRequest, CounterBackend, EventCode, EventFamily, OwnerId,
+    Progress, Provenance, Reading, Ring, SlotIndex, SlotSet, Vendor,
+};
+use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
+
+pub(crate) const TESTS: &[(&str, Run)] = &[
+    ("model::contract_software", contract_software),
+    ("model::contract_hardware", contract_hardware),
+    ("model::contract_hardware_with_rdpmc", contract_rdpmc),
+    ("model::contract_derived_cycles", contract_cycles),
+    ("model::a_vcpu_is_paused_by_one_call", paused_by_one_call),
+    (
+        "model::nothing_is_called_for_what_does_not_run",
+        idle_is_free,
+    ),
+    (
+        "model::one_read_serves_every_slot_until_the_next_entry",
+        one_read,
+    ),
+    ("model::owners_do_not_see_each_other", owners),
+    ("model::hardware_has_a_last_counter", last_counter),
+    ("model::hardware_counters_are_counted", room),
+    ("model::a_clock_without_signals_gives_a_deadline", deadline),
+    ("model::every_descriptor_is_closed", all_closed),
+];
+
+pub(crate) const ENV: BackendEnv = BackendEnv {
+    // A tick is a nanosecond, so that the model's clock and counts agree.
+    tsc_khz: 1_000_000,
+    host_vendor: Some(Vendor::Intel),
+    overflow_signal: 34,
+};
+pub(crate) const A: SlotIndex = SlotIndex(0);
+pub(crate) const B: SlotIndex = SlotIndex(1);
+
+pub(crate) fn software() -> CountRequest {
+    CountRequest::plain(EventCode::Software(FAULTS), true, true)
+}
+
+pub(crate) fn hardware() -> CountRequest {
+    CountRequest::decode(EventFamily::Intel, 0x53_00c0)
+}
+
+pub(crate) fn cycles() -> CountRequest {
+    CountRequest::decode(EventFamily::Intel, 0x53_013c)
+}
+
+pub(crate) fn backend(kernel: &FakeKernel) -> PerfBackend {
+    PerfBackend::with_syscalls(Box::new(kernel.clone()), &ENV)
+}
+
+/// Drives the model: events inside of the guest and, to be left out, outside.
+struct ModelDriver {
+    kernel: FakeKernel,
+    request: CountRequest,
+    now: u64,
+}
+
+impl Driver for ModelDriver {
+    fn request(&self) -> CountRequest {
+        self.request
+    }
+
+    fn uncountable(&self) -> CountRequest {
+        CountRequest {
+            any_thread: true,
+            ..self.request
+        }
+    }
+
+    fn run(
+        &mut self,
+        backend: &mut dyn CounterBackend,
+        ring: Ring,
+        events: u64,
+    ) -> RangeInclusive<u64> {
+        self.kernel.happen(events / 3, None);
+        interval(&self.kernel, backend, &mut self.now, ring, events);
+        self.kernel.happen(events / 3, None);
+        events..=events
+    }
+
+    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<u64>> {
+        None
+    }
+}
+
+fn interval(
+    kernel: &FakeKernel,
+    backend: &mut dyn CounterBackend,
+    now: &mut u64,
+    ring: Ring,
+    events: u64,
+) {
+    backend.observe(&Progress::Entered { tsc: *now });
+    kernel.happen(events, Some(ring));
+    *now += events;
+    backend.observe(&Progress::Left {
+        tsc: *now,
+        halted: 0,
+        ring: Some(ring),
+    });
+}
+
+/// The guest runs for `events` events.
+pub(crate) fn run(kernel: &FakeKernel, backend: &mut dyn CounterBackend, events: u64) {
+    interval(kernel, backend, &mut 0, Ring::Kernel, events);
+}
+
+pub(crate) fn value(backend: &dyn CounterBackend, slot: SlotIndex) -> Result<u64, String> {
+    match backend.read(slot) {
+        Reading::Counted { value, .. } => Ok(value),
+        Reading::Unavailable(reason) => Err(reason.to_string()),
+    }
+}
+
+pub(crate) fn expect(
+    backend: &dyn CounterBackend,
+    slot: SlotIndex,
+    expected: u64,
+) -> Result<(), String> {
+    let value = value(backend, slot)?;
+    ensure(value == expected, || {
+        format!("slot {} read {value} instead of {expected}", slot.0)
+    })
+}
+
+fn keeps_the_contract(kernel: &FakeKernel, request: CountRequest) -> Result<Verdict, String> {
+    let driver = ModelDriver {
+        kernel: kernel.clone(),
+        request,
+        now: 0,
+    };
+    contract::check(|| Box::new(backend(kernel)), driver)
+        .map_err(|violations| format!("{violations:#?}"))?;
+    finish(kernel)
+}
+
+/// No descriptor was misused.
+pub(crate) fn finish(kernel: &FakeKernel) -> Result<Verdict, String> {
+    let misuse = kernel.state().misuse.clone();
+    ensure(misuse.is_empty(), || format!("{misuse:?}"))?;
+    Ok(Verdict::Passed)
+}
+
+fn contract_software() -> Result<Verdict, String> {
+    keeps_the_contract(&FakeKernel::new(0), software())
+}
+
+fn contract_hardware() -> Result<Verdict, String> {
+    keeps_the_contract(&FakeKernel::new(64), hardware())
+}
+
+fn contract_rdpmc() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(64);
+    kernel.state().rdpmc = true;
+    keeps_the_contract(&kernel, hardware())
+}
+
+fn contract_cycles() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(0);
+    let provenance = backend(&kernel).can_count(&cycles());
+    ensure(provenance == Ok(Provenance::Derived), || {
+        format!("{provenance:?}")
+    })?;
+    keeps_the_contract(&kernel, cycles())
+}
+
+/// A backend with the first `slots` slots programmed and running.
+pub(crate) fn counting(
+    kernel: &FakeKernel,
+    request: CountRequest,
+    slots: u8,
+) -> Result<PerfBackend, String> {
+    let mut backend = backend(kernel);
+    for slot in (0..slots).map(SlotIndex) {
+        backend
+            .program(slot, &request)
+            .map_err(|unavailable| unavailable.to_string())?;
+    }
+    backend.resume((0..slots).map(SlotIndex).collect());
+    Ok(backend)
+}
+
+fn calls(kernel: &FakeKernel, expected: &[Call], when: &str) -> Result<(), String> {
+    let calls = kernel.take_calls();
+    ensure(calls == expected, || {
+        format!("{when}: {calls:?}, not {expected:?}")
+    })
+}
+
+fn paused_by_one_call() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(8);
+    let mut backend = counting(&kernel, hardware(), 4)?;
+    let all: SlotSet = (0..4).map(SlotIndex).collect();
+    kernel.take_calls();
+    backend.pause(all);
+    calls(&kernel, &[Call::Disable], "pause")?;
+    backend.resume(all);
+    calls(&kernel, &[Call::Enable], "resume")?;
+    run(&kernel, &mut backend, 100);
+    calls(&kernel, &[], "hardware leaves the host out by itself")?;
+    // A part of them is told to the kernel one by one.
+    backend.pause(SlotSet::from_iter([A]));
+    calls(&kernel, &[Call::Disable], "one of four")?;
+    run(&kernel, &mut backend, 10);
+    expect(&backend, A, 100)?;
+    expect(&backend, B, 110)?;
+    // What is stopped while the leader is off costs nothing until it goes on.
+    backend.pause(all);
+    kernel.take_calls();
+    backend.start(A);
+    calls(
+        &kernel,
+        &[
+            Call::Enable,
+            Call::Disable,
+            Call::Disable,
+            Call::Disable,
+            Call::Enable,
+        ],
+        "another set",
+    )?;
+    run(&kernel, &mut backend, 1);
+    expect(&backend, A, 101)?;
+    expect(&backend, B, 110)?;
+    finish(&kernel)
+}
+
+fn idle_is_free() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(8);
+    let mut backend = counting(&kernel, software(), 3)?;
+    backend.pause((0..3).map(SlotIndex).collect());
+    kernel.take_calls();
+    for _ in 0..3 {
+        run(&kernel, &mut backend, 50);
+        backend.take_overflows();
+    }
+    calls(&kernel, &[], "nothing runs")?;
+    backend.start(A);
+    calls(&kernel, &[], "a software event waits for the guest")?;
+    run(&kernel, &mut backend, 50);
+    backend.take_overflows();
+    calls(
+        &kernel,
+        &[Call::Enable, Call::Enable, Call::Disable],
+        "the first entry",
+    )?;
+    run(&kernel, &mut backend, 50);
+    calls(&kernel, &[Call::Enable, Call::Disable], "a further one")?;
+    finish(&kernel)
+}
+
+fn one_read() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(8);
+    let mut backend = counting(&kernel, software(), 8)?;
+    run(&kernel, &mut backend, 50);
+    kernel.take_calls();
+    for slot in (0..8).map(SlotIndex) {
+        expect(&backend, slot, 50)?;
+        expect(&backend, slot, 50)?;
+    }
+    calls(&kernel, &[Call::Read], "eight slots, twice")?;
+    kernel.state().rdpmc = true;
+    let mut backend = counting(&kernel, hardware(), 8)?;
+    run(&kernel, &mut backend, 50);
+    kernel.take_calls();
+    for slot in (0..8).map(SlotIndex) {
+        expect(&backend, slot, 50)?;
+    }
+    calls(&kernel, &[], "with RDPMC")?;
+    finish(&kernel)
+}
+
+fn owners() -> Result<Verdict, String> {
+    for request in [software(), hardware()] {
+        let kernel = FakeKernel::new(8);
+        let mut backend = counting(&kernel, request, 1)?;
+        run(&kernel, &mut backend, 100);
+        backend.arm(A, NonZeroU64::new(50));
+        backend.pause(SlotSet::from_iter([A]));
+        backend.attach(OwnerId(1));
+        backend
+            .program(B, &request)
+            .map_err(|unavailable| unavailable.to_string())?;
+        backend.start(B);
+        run(&kernel, &mut backend, 1_000);
+        let overflows = backend.take_overflows();
+        ensure(overflows.is_empty(), || {
+            format!("{overflows}: the other's events")
+        })?;
+        expect(&backend, A, 100)?;
+        expect(&backend, B, 1_000)?;
+        backend.release(B);
+        backend.attach(OwnerId(0));
+        backend.resume(SlotSet::from_iter([A]));
+        run(&kernel, &mut backend, 50);
+        let overflows = backend.take_overflows();
+        ensure(overflows.contains(A), || {
+            "its own overflow is not told".to_owned()
+        })?;
+        expect(&backend, A, 150)?;
+        // The vCPU that left has nothing open here.
+        let open = kernel.open_events();
+        ensure(open == 2, || {
+            format!("{open} events are open, not a leader and one")
+        })?;
+        finish(&kernel)?;
+    }
+    Ok(Verdict::Passed)
+}
+
+fn last_counter() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(2);
+    let mut backend = counting(&kernel, hardware(), 2)?;
+    let full = backend.program(SlotIndex(2), &hardware());
+    let text = full
+        .err()
+        .map(|unavailable| unavailable.to_string())
+        .unwrap_or_default();
+    ensure(text.contains("no free counter among its 2"), || {
+        text.clone()
+    })?;
+    run(&kernel, &mut backend, 7);
+    expect(&backend, A, 7)?;
+    finish(&kernel)
+}
+
+/// What the assignment of counters gets to know.
+fn room() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    let backend = backend(&kernel);
+    for (request, room) in [
+        (hardware(), 4),
+        (cycles(), 4),
+        (software(), backend.capacity()),
+    ] {
+        for _ in 0..2 {
+            let constraint = backend.constraint(&request);
+            ensure(constraint == Constraint::any(room), || {
+                format!("'{request}': {constraint:?}, not {room} slots")
+            })?;
+        }
+    }
+    ensure(kernel.open_events() == 0, || {
+        "the trial left events open".to_owned()
+    })?;
+    kernel.take_calls();
+    backend.constraint(&hardware());
+    calls(&kernel, &[], "asked once more")?;
+    let without = FakeKernel::new(0);
+    let backend = self::backend(&without);
+    let constraint = backend.constraint(&cycles());
+    ensure(constraint == Constraint::any(backend.capacity()), || {
+        format!("derived cycles: {constraint:?}")
+    })?;
+    finish(&kernel)
+}
+
+fn deadline() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(0);
+    // An unprivileged user: only what leaves the kernel out is opened.
+    kernel.fail(Call::Open, 1, libc::ENOENT);
+    kernel.fail(Call::Open, 1, libc::EACCES);
+    let mut backend = counting(&kernel, cycles(), 1)?;
+    backend.arm(A, NonZeroU64::new(500));
+    let mut now = 10_000;
+    backend.observe(&Progress::Entered { tsc: now });
+    let deadline = backend.deadline();
+    ensure(deadline == Some(10_500), || format!("{deadline:?}"))?;
+    for (events, due) in [(400, false), (100, true), (1_000, false)] {
+        interval(&kernel, &mut backend, &mut now, Ring::Kernel, events);
+        let told = backend.take_overflows().contains(A);
+        ensure(told == due, || format!("after {events} more: {told}"))?;
+    }
+    finish(&kernel)
+}
+
+fn all_closed() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(8);
+    let mut backend = counting(&kernel, hardware(), 3)?;
+    for slot in 3..6 {
+        backend
+            .program(SlotIndex(slot), &software())
+            .map_err(|unavailable| unavailable.to_string())?;
+    }
+    drop(backend);
+    let open = kernel.open_events();
+    ensure(open == 0, || format!("{open} events are still open"))?;
+    finish(&kernel)
+}

@@ -1,0 +1,421 @@
+//! The `sim` backend: its table's errors, and counts that are a pure function
+//! of the time in which a slot ran.
+
+use pmu_virt::{
+    CountRequest, CounterBackend, EventCode, EventFamily, Progress, Provenance, RateTable, Reading,
+    Ring, SimBackend, SlotIndex, SlotSet, SoftwareEvent, UnavailableReason,
+};
+use proptest::prelude::*;
+use std::num::NonZeroU64;
+
+/// TSC ticks in a millisecond.
+const KHZ: u32 = 2_500_000;
+const A: SlotIndex = SlotIndex(0);
+const B: SlotIndex = SlotIndex(1);
+
+fn event(family: EventFamily, select: u16, umask: u8) -> CountRequest {
+    let code = EventCode::Selected {
+        family,
+        select,
+        umask,
+    };
+    CountRequest::plain(code, true, true)
+}
+
+fn instructions() -> CountRequest {
+    event(EventFamily::Intel, 0xc0, 0)
+}
+
+fn backend(table: &str) -> SimBackend {
+    let table = RateTable::parse(table, "t.toml").unwrap_or_else(|error| panic!("{error}"));
+    SimBackend::new(table, KHZ)
+}
+
+/// One interval from an entry to an exit.
+fn interval(backend: &mut SimBackend, from: u64, ticks: u64, ring: Ring) {
+    backend.observe(&Progress::Entered { tsc: from });
+    backend.observe(&Progress::Left {
+        tsc: from + ticks,
+        halted: 0,
+        ring: Some(ring),
+    });
+}
+
+fn count(backend: &SimBackend, slot: SlotIndex) -> u64 {
+    match backend.read(slot) {
+        Reading::Counted { value, provenance } => {
+            assert_eq!(provenance, Provenance::Simulated);
+            value
+        }
+        Reading::Unavailable(reason) => panic!("{reason}"),
+    }
+}
+
+fn started(table: &str, request: &CountRequest) -> SimBackend {
+    let mut backend = backend(table);
+    backend.program(A, request).expect("in the table");
+    backend.start(A);
+    backend
+}
+
+#[test]
+fn errors_name_file_line_and_the_nearest_name() {
+    fn check(table: &str, expected: &str) {
+        let error = RateTable::parse(table, "t.toml").expect_err(table);
+        assert_eq!(error.to_string(), expected, "{table}");
+    }
+    check(
+        "",
+        "t.toml:1: no event: add a table such as [event.instructions] with `rate = 1000`",
+    );
+    check(
+        "[event]",
+        "t.toml:1: no event: add a table such as [event.instructions] with `rate = 1000`",
+    );
+    check(
+        "seed = 1\n[event.instructons]\nrate = 1",
+        "t.toml:2: unknown event `instructons`; did you mean `instructions`? (or a raw code: \
+         r00c0, unit mask and event select)",
+    );
+    check(
+        "[event.cycles]\nkernel = 1\nusr = 1",
+        "t.toml:3: unknown key `usr`; did you mean `user`?",
+    );
+    check(
+        "count = 3\n[event.cycles]\nrate = 1",
+        "t.toml:1: unknown key `count`; did you mean `counters`?",
+    );
+    check(
+        "counters = 0\n[event.cycles]\nrate = 1",
+        "t.toml:1: `counters` has to be from 1 to 128",
+    );
+    check(
+        "counters = 129\n[event.cycles]\nrate = 1",
+        "t.toml:1: `counters` has to be from 1 to 128",
+    );
+    check(
+        "counters = \"4\"\n[event.cycles]\nrate = 1",
+        "t.toml:1: `counters` has to be a whole number",
+    );
+    check(
+        "\n\n[event.cycles]\nrate = 1000001",
+        "t.toml:4: `rate` has to be from 0 to 1000000",
+    );
+    check(
+        "[event.cycles]\nrate = -1",
+        "t.toml:2: `rate` has to be from 0 to 1000000",
+    );
+    check(
+        "[event.cycles]\nrate = 1e3",
+        "t.toml:2: `rate` has to be a number with at most six decimals and no exponent",
+    );
+    check(
+        "[event.cycles]\nrate = nan",
+        "t.toml:2: `rate` has to be a number with at most six decimals and no exponent",
+    );
+    check(
+        "[event.cycles]\nrate = \"fast\"",
+        "t.toml:2: `rate` has to be a number",
+    );
+    check(
+        "[event.cycles]\nuser = 1",
+        "t.toml:1: no rate at CPL 0: give `rate` for both rings, or `kernel` and `user` (0 for none)",
+    );
+    check(
+        "[event.cycles]\nphases = [\n{ us = 1, rate = 1 },\n{ us = 1, kernel = 1 },\n]",
+        "t.toml:4: no rate at CPL 3: give `rate` for both rings, or `kernel` and `user` (0 for none)",
+    );
+    check(
+        "[event.cycles]\nphases = []",
+        "t.toml:2: `phases` has to be a list of 1 to 1024 tables",
+    );
+    check(
+        "[event.cycles]\nphases = [{ us = 0, rate = 1 }]",
+        "t.toml:2: `us` has to be from 1 to 1000000000",
+    );
+    check(
+        "[event.cycles]\nphases = [{ rate = 1 }]",
+        "t.toml:2: `phases` has to be a list of tables with `us`",
+    );
+    check(
+        "[event.cycles]\nrate = 1\nnoise = 1.0",
+        "t.toml:3: `noise` has to be below 1: 0.05 varies the rate by up to 5 % either way",
+    );
+    check(
+        "counters = 2\n[event.cycles]\nrate = 1\nslots = [2]",
+        "t.toml:4: `slots` has to be from 0 to 1",
+    );
+    check(
+        "[event.cycles]\nrate = 1\nslots = [1, 2]\npaired = true",
+        "t.toml:4: `paired` needs an even counter and the one after it among `slots`",
+    );
+    check(
+        "[event.cycles]\nrate = 1\nexclusive = \"northbrige\"",
+        "t.toml:3: `exclusive` cannot be `northbrige`; did you mean `northbridge`?",
+    );
+    check(
+        "[event.r00c0]\nrate = 1\n[event.0x5300c0]\nrate = 1",
+        "t.toml:3: `0x5300c0` names the same event as another entry",
+    );
+    check(
+        "[event.cycles]\nrate = 1\n[event.cpu-cycles]\nrate = 1",
+        "t.toml:3: `cpu-cycles` names the same event as another entry",
+    );
+    check(
+        "[event.r18400c0]\nrate = 1",
+        "t.toml:1: `r18400c0` has bits beyond event select, unit mask, USR, OS, PC, INT and EN",
+    );
+    check(
+        "[event.cycles]\nrate = 1\nrate = 2",
+        "t.toml:3: duplicate key",
+    );
+    check("event = 3", "t.toml:1: `event` has to be a table");
+}
+
+#[test]
+fn events_are_found_by_meaning_and_by_code() {
+    let table = "[event.instructions]\nrate = 1\n[event.r00c0]\nrate = 2\n\
+                 [event.0x1005300e0]\nrate = 3\n[event.page-faults]\nrate = 4\n";
+    let per_us = |request: &CountRequest| {
+        let mut backend = started(table, request);
+        interval(&mut backend, 0, u64::from(KHZ), Ring::User);
+        count(&backend, A) / 1000
+    };
+    // The very code comes before the meaning.
+    assert_eq!(per_us(&instructions()), 2);
+    assert_eq!(per_us(&event(EventFamily::AmdZen, 0xc0, 0x11)), 1);
+    assert_eq!(per_us(&event(EventFamily::AmdZen, 0x1e0, 0)), 3);
+    let software = EventCode::Software(SoftwareEvent::PageFaults);
+    assert_eq!(per_us(&CountRequest::plain(software, true, true)), 4);
+    let refused = backend(table).can_count(&event(EventFamily::Intel, 0x3c, 0));
+    assert!(matches!(
+        refused.expect_err("not in the table").reason,
+        UnavailableReason::Event { .. }
+    ));
+    let edge = CountRequest {
+        edge: true,
+        ..instructions()
+    };
+    let refused = backend(table).can_count(&edge);
+    assert_eq!(
+        refused.expect_err("edge").reason,
+        UnavailableReason::Modifier { backend: "sim" }
+    );
+}
+
+#[test]
+fn constraints_come_from_the_table_and_hold() {
+    let mut sim = backend(
+        "counters = 4\n[event.instructions]\nrate = 1\nslots = [1]\n\
+         [event.cycles]\nrate = 1\npaired = true\nexclusive = \"northbridge\"\n\
+         [event.branches]\nrate = 1\n",
+    );
+    let (cycles, branches) = (
+        event(EventFamily::Intel, 0x3c, 0),
+        event(EventFamily::Intel, 0xc4, 0),
+    );
+    assert_eq!(sim.capacity(), 4);
+    assert_eq!(
+        sim.constraint(&instructions()).slots,
+        [B].into_iter().collect()
+    );
+    let paired = sim.constraint(&cycles);
+    assert!(paired.paired);
+    assert_eq!(paired.exclusive, Some("northbridge"));
+    assert_eq!(sim.constraint(&branches).slots, SlotSet::below(4));
+    let misplaced = |slot| UnavailableReason::Misplaced {
+        backend: "sim",
+        slot,
+    };
+    let mut refused =
+        |slot, request: &CountRequest| sim.program(slot, request).err().map(|e| e.reason);
+    assert_eq!(refused(A, &instructions()), Some(misplaced(A)));
+    assert_eq!(refused(B, &cycles), Some(misplaced(B)), "an odd slot");
+    assert_eq!(refused(SlotIndex(2), &cycles), None);
+    let odd = SlotIndex(3);
+    assert_eq!(
+        refused(odd, &branches),
+        Some(misplaced(odd)),
+        "part of a pair"
+    );
+    assert_eq!(refused(B, &instructions()), None);
+    assert_eq!(
+        refused(A, &cycles),
+        Some(misplaced(A)),
+        "its partner is taken"
+    );
+    assert_eq!(
+        refused(SlotIndex(4), &branches),
+        Some(UnavailableReason::NoSuchSlot {
+            backend: "sim",
+            slot: SlotIndex(4)
+        })
+    );
+}
+
+#[test]
+fn the_deadline_is_the_tick_at_which_the_overflow_comes() {
+    // One event in 3 microseconds, which is no whole number of ticks.
+    let table = "[event.instructions]\nrate = 0.333333";
+    let mut late = started(table, &instructions());
+    interval(&mut late, 0, 12_345, Ring::User);
+    late.arm(A, NonZeroU64::new(10));
+    let before = count(&late, A);
+    late.observe(&Progress::Entered { tsc: 50_000 });
+    let deadline = late.deadline().expect("an overflow is armed");
+    for (ticks, events) in [(deadline - 50_000 - 1, 9), (1, 10)] {
+        let from = if ticks == 1 { 90_000 } else { 50_000 };
+        interval(&mut late, from, ticks, Ring::Kernel);
+        assert_eq!(count(&late, A) - before, events);
+        assert_eq!(late.take_overflows().contains(A), events == 10);
+    }
+    assert_eq!(late.deadline(), None);
+}
+
+#[test]
+fn an_event_that_never_happens_has_no_deadline() {
+    let mut idle = started("[event.instructions]\nrate = 0", &instructions());
+    idle.arm(A, NonZeroU64::new(1));
+    idle.observe(&Progress::Entered { tsc: 0 });
+    assert_eq!(idle.deadline(), None);
+}
+
+#[test]
+fn rings_with_different_rates_are_sampled() {
+    let table = "[event.instructions]\nkernel = 100\nuser = 1000";
+    let mut both = started(table, &instructions());
+    assert!(both.needs_ring());
+    both.observe(&Progress::Entered { tsc: 7 });
+    assert_eq!(both.deadline(), Some(7 + u64::from(KHZ)), "a sample is due");
+    let ms = u64::from(KHZ);
+    both.observe(&Progress::Left {
+        tsc: 7 + ms,
+        halted: 0,
+        ring: None,
+    });
+    assert_eq!(count(&both, A), 0, "its ring is not known yet");
+    interval(&mut both, 2 * ms, ms, Ring::User);
+    assert_eq!(count(&both, A), 2_000_000);
+    interval(&mut both, 4 * ms, ms, Ring::Kernel);
+    assert_eq!(count(&both, A), 2_100_000);
+    // The earliest possible time of an overflow: were it all in user code.
+    both.arm(A, NonZeroU64::new(10));
+    both.observe(&Progress::Entered { tsc: 0 });
+    assert_eq!(both.deadline(), Some(ms / 100_000));
+}
+
+#[test]
+fn a_slot_has_its_own_time() {
+    // The first microsecond counts 1000, all later ones of the period none.
+    let table = "[event.instructions]\nphases = [{ us = 1, rate = 1000 }, { us = 999, rate = 0 }]";
+    let mut sim = started(table, &instructions());
+    let us = u64::from(KHZ) / 1000;
+    interval(&mut sim, 0, 500 * us, Ring::User);
+    sim.stop(A);
+    // Another slot, of another owner, starts at its own time 0.
+    sim.program(B, &instructions()).expect("in the table");
+    sim.start(B);
+    interval(&mut sim, 1_000_000, us / 2, Ring::User);
+    assert_eq!((count(&sim, A), count(&sim, B)), (1000, 500));
+    sim.stop(B);
+    sim.start(A);
+    interval(&mut sim, 2_000_000, 501 * us, Ring::User);
+    assert_eq!((count(&sim, A), count(&sim, B)), (2000, 500));
+}
+
+/// Tables that differ in every respect, with whether the rings are alike.
+const TABLES: [(&str, bool); 4] = [
+    ("[event.instructions]\nrate = 0.000001", true),
+    (
+        "[event.instructions]\nrate = 1234.567891\nnoise = 0.9",
+        true,
+    ),
+    (
+        "[event.instructions]\nkernel = 3\nuser = 1000000\nnoise = 0.25",
+        false,
+    ),
+    (
+        "seed = 9\n[event.instructions]\nphases = [{ us = 3, rate = 7.7 }, \
+         { us = 11, kernel = 0, user = 900 }]\nnoise = 0.5",
+        false,
+    ),
+];
+
+proptest! {
+    #[test]
+    fn pieces_give_what_the_whole_gives(
+        pieces in proptest::collection::vec((0..1u64 << 34, 0..1u64 << 20, any::<bool>()), 1..40),
+        table in 0..TABLES.len(),
+    ) {
+        let (table, alike) = TABLES[table];
+        let mut split = started(table, &instructions());
+        let mut again = started(table, &instructions());
+        let mut now = 0;
+        for (ticks, gap, stop) in &pieces {
+            now += gap;
+            for sim in [&mut split, &mut again] {
+                interval(sim, now, *ticks, Ring::User);
+                if *stop {
+                    // Stopped time does not count, however long it is.
+                    sim.stop(A);
+                    interval(sim, now + ticks, 1 << 40, Ring::User);
+                    sim.start(A);
+                }
+            }
+            now += ticks;
+        }
+        let whole: u64 = pieces.iter().map(|(ticks, ..)| ticks).sum();
+        let mut one = started(table, &instructions());
+        interval(&mut one, 0, whole, Ring::User);
+        prop_assert_eq!(count(&split, A), count(&one, A));
+        prop_assert_eq!(count(&split, A), count(&again, A));
+        prop_assert_eq!(split.needs_ring(), !alike);
+    }
+
+    #[test]
+    fn counters_of_one_ring_add_up_to_that_of_both(
+        pieces in proptest::collection::vec((0..1u64 << 24, any::<bool>()), 1..40),
+        table in 0..TABLES.len(),
+    ) {
+        let mut sim = backend(TABLES[table].0);
+        let slots = [(A, true, true), (B, true, false), (SlotIndex(2), false, true)];
+        for (slot, os, usr) in slots {
+            let request = CountRequest { os, usr, ..instructions() };
+            sim.program(slot, &request).expect("in the table");
+            sim.start(slot);
+        }
+        let mut now = 0;
+        for (ticks, kernel) in pieces {
+            let ring = if kernel { Ring::Kernel } else { Ring::User };
+            interval(&mut sim, now, ticks, ring);
+            now += ticks;
+        }
+        let [both, kernel, user] = slots.map(|(slot, ..)| count(&sim, slot));
+        // Each is rounded down once.
+        prop_assert!((kernel + user..=kernel + user + 1).contains(&both));
+    }
+
+    #[test]
+    fn an_overflow_is_told_once_and_in_its_interval(
+        after in 1..1u64 << 20,
+        pieces in proptest::collection::vec(0..1u64 << 22, 1..40),
+        table in 0..TABLES.len(),
+    ) {
+        let mut sim = started(TABLES[table].0, &instructions());
+        sim.arm(A, NonZeroU64::new(after));
+        let (mut now, mut told) = (0, 0);
+        for ticks in pieces {
+            sim.observe(&Progress::Entered { tsc: now });
+            let deadline = sim.deadline();
+            sim.observe(&Progress::Left { tsc: now + ticks, halted: 0, ring: Some(Ring::User) });
+            let overflowed = sim.take_overflows().contains(A);
+            if overflowed {
+                prop_assert!(deadline.is_some_and(|at| at <= now + ticks));
+                prop_assert!(told == 0);
+                told += 1;
+            }
+            prop_assert_eq!(told == 1, count(&sim, A) >= after);
+            now += ticks;
+        }
+    }
+}

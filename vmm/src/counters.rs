@@ -1,0 +1,258 @@
+//! From the words of `--counters` to backends that count.
+//!
+//! [`CounterPlan::prepare`] asks the host and reads files, once, before the
+//! guest starts; [`CounterPlan::open`] makes the backend of one core.
+
+use std::fs;
+use std::path::PathBuf;
+
+use pmu_virt::{
+    BackendEnv, BackendError, ClockBackend, CombinedBackend, CounterBackend, MsrBackend,
+    MsrOptions, RateError, RateTable, SimBackend, Source, Sources, StepBackend, perf,
+};
+use thiserror::Error;
+
+use crate::sys::{allowed_cpus, kick_signal};
+
+/// Counters cannot be had as asked.
+#[derive(Debug, Error)]
+pub enum CounterError {
+    /// A table of rates cannot be read.
+    #[error("cannot read the table of rates {}: {cause}", path.display())]
+    ReadRates {
+        /// The file.
+        path: PathBuf,
+        /// Why; in the text already, so no source.
+        cause: std::io::Error,
+    },
+    /// A table of rates makes no sense.
+    #[error(transparent)]
+    Rates(#[from] RateError),
+    /// A backend cannot be used.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The physical registers belong to one CPU.
+    #[error(
+        "--counters msr: the registers are those of one host CPU, and {cores} threads run vCPUs; \
+         give --cores 1"
+    )]
+    OneCore {
+        /// Threads that run vCPUs.
+        cores: usize,
+    },
+    /// The thread is to be on another CPU than its registers.
+    #[error("--counters msr={msr}: --pin keeps the vCPUs on host CPU {pinned}; give both the same")]
+    Elsewhere {
+        /// The CPU whose registers are asked for.
+        msr: u32,
+        /// The CPU of `--pin`.
+        pinned: usize,
+    },
+    /// There is no CPU to run on.
+    #[error("sched_getaffinity failed: {0}")]
+    Affinity(vmm_sys_util::errno::Error),
+}
+
+/// A source that is ready to be opened.
+#[derive(Clone, Debug)]
+enum Ready {
+    Perf,
+    Clock,
+    Step,
+    Sim(Box<RateTable>),
+    Msr(MsrOptions),
+}
+
+impl Ready {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Perf => "perf",
+            Self::Clock => "clock",
+            Self::Step => "step",
+            Self::Sim(_) => "sim",
+            Self::Msr(_) => "msr",
+        }
+    }
+}
+
+/// Which sources count, in order of preference, on this host.
+#[derive(Clone, Debug)]
+pub struct CounterPlan {
+    sources: Vec<Ready>,
+    env: BackendEnv,
+}
+
+impl CounterPlan {
+    /// Looks at the host and at the files that `sources` name. `cores` threads
+    /// will run vCPUs; the first of them on host CPU `pinned`, if it is told.
+    ///
+    /// # Errors
+    /// [`CounterError`] says what is wrong and what to do.
+    pub fn prepare(
+        sources: &Sources,
+        env: BackendEnv,
+        cores: usize,
+        pinned: Option<usize>,
+    ) -> Result<Self, CounterError> {
+        let mut ready = Vec::new();
+        for source in sources.iter() {
+            match source {
+                Source::Auto => ready.extend(auto()),
+                Source::Perf => ready.push(Ready::Perf),
+                Source::Clock => ready.push(Ready::Clock),
+                Source::Step => ready.push(Ready::Step),
+                Source::Sim { rates } => ready.push(Ready::Sim(Box::new(read_rates(rates)?))),
+                Source::Msr { cpu, force } => {
+                    let cpu = msr_cpu(*cpu, cores, pinned)?;
+                    ready.push(Ready::Msr(MsrOptions { cpu, force: *force }));
+                }
+            }
+        }
+        Ok(Self {
+            sources: ready,
+            env,
+        })
+    }
+
+    /// The backend of one core. To be called on the core's thread, or before
+    /// it counts: some sources count for the thread that programs them.
+    ///
+    /// # Errors
+    /// The host does not let us use a source that was asked for.
+    pub fn open(&self) -> Result<Box<dyn CounterBackend>, BackendError> {
+        let one = |source: &Ready| -> Result<Box<dyn CounterBackend>, BackendError> {
+            Ok(match source {
+                Ready::Perf => Box::new(perf::PerfBackend::new(&self.env)?),
+                Ready::Clock => Box::new(ClockBackend::new()),
+                Ready::Step => Box::new(StepBackend::new()),
+                Ready::Sim(table) => {
+                    Box::new(SimBackend::new(table.as_ref().clone(), self.env.tsc_khz))
+                }
+                Ready::Msr(options) => Box::new(MsrBackend::open(*options, &self.env)?),
+            })
+        };
+        match self.sources.as_slice() {
+            [only] => one(only),
+            several => {
+                let backends = several.iter().map(one).collect::<Result<_, _>>()?;
+                Ok(Box::new(CombinedBackend::new(backends)))
+            }
+        }
+    }
+
+    /// The sources by name, in order of preference.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.sources.iter().map(Ready::name)
+    }
+
+    /// The host CPU on which the core must stay, if a source wants that.
+    #[must_use]
+    pub fn needs_cpu(&self) -> Option<u32> {
+        self.sources.iter().find_map(|source| match source {
+            Ready::Msr(options) => Some(options.cpu),
+            _ => None,
+        })
+    }
+}
+
+/// What a backend is told of this host: the guest's TSC frequency and the
+/// vendor of the processor.
+#[must_use]
+pub fn backend_env(tsc_khz: u32, host_vendor: Option<pmu_virt::Vendor>) -> BackendEnv {
+    BackendEnv {
+        tsc_khz,
+        host_vendor,
+        overflow_signal: kick_signal(),
+    }
+}
+
+/// The names of what `auto` stands for on this host.
+pub fn auto_names() -> impl Iterator<Item = &'static str> {
+    auto().into_iter().map(|source| source.name())
+}
+
+/// The best that the host has: its PMU, where the kernel lets us count guests
+/// with it, and the TSC. Never what slows the guest down or makes counts up.
+fn auto() -> Vec<Ready> {
+    match perf::probe().hardware {
+        Ok(()) => vec![Ready::Perf, Ready::Clock],
+        Err(_) => vec![Ready::Clock],
+    }
+}
+
+fn read_rates(path: &PathBuf) -> Result<RateTable, CounterError> {
+    let text = fs::read_to_string(path).map_err(|cause| CounterError::ReadRates {
+        path: path.clone(),
+        cause,
+    })?;
+    Ok(RateTable::parse(&text, &path.display().to_string())?)
+}
+
+/// The CPU whose registers count.
+fn msr_cpu(asked: Option<u32>, cores: usize, pinned: Option<usize>) -> Result<u32, CounterError> {
+    if cores != 1 {
+        return Err(CounterError::OneCore { cores });
+    }
+    let here = match pinned {
+        Some(cpu) => Some(cpu),
+        None => allowed_cpus()
+            .map_err(CounterError::Affinity)?
+            .first()
+            .copied(),
+    };
+    let here = here.and_then(|cpu| u32::try_from(cpu).ok()).unwrap_or(0);
+    match (asked, pinned) {
+        (Some(msr), Some(pinned)) if here != msr => Err(CounterError::Elsewhere { msr, pinned }),
+        (Some(msr), _) => Ok(msr),
+        (None, _) => Ok(here),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prepare(text: &str, cores: usize, pinned: Option<usize>) -> Result<CounterPlan, String> {
+        let sources = Sources::parse(text).map_err(|error| error.to_string())?;
+        CounterPlan::prepare(&sources, backend_env(1_000_000, None), cores, pinned)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn several_sources_are_opened_as_one() {
+        let plan = prepare("clock,step", 2, None).unwrap();
+        assert_eq!(plan.open().unwrap().name(), "combined");
+        let plan = prepare("step", 2, None).unwrap();
+        assert_eq!(plan.open().unwrap().name(), "step");
+    }
+
+    #[test]
+    fn auto_always_has_the_clock_and_never_steps() {
+        let names: Vec<_> = prepare("auto", 1, None).unwrap().names().collect();
+        assert!(names.ends_with(&["clock"]), "{names:?}");
+        assert!(!names.contains(&"step"), "{names:?}");
+    }
+
+    #[test]
+    fn a_table_of_rates_that_cannot_be_used_is_named() {
+        let error = prepare("sim=/no/such/table.toml", 1, None).unwrap_err();
+        assert!(error.contains("/no/such/table.toml"), "{error}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "counters = 4\nnonsense = 1\n").unwrap();
+        let error = prepare(&format!("sim={}", file.path().display()), 1, None).unwrap_err();
+        assert!(error.contains(":2: "), "{error}");
+    }
+
+    #[test]
+    fn physical_registers_serve_one_core_on_their_cpu() {
+        let cpu = |text: &str, pinned| prepare(text, 1, pinned).unwrap().needs_cpu();
+        assert_eq!(cpu("msr=3", None), Some(3));
+        assert_eq!(cpu("msr", Some(5)), Some(5));
+        assert_eq!(cpu("msr=5", Some(5)), Some(5));
+        assert_eq!(cpu("clock", Some(5)), None);
+        let error = prepare("msr", 2, None).unwrap_err();
+        assert!(error.contains("--cores 1"), "{error}");
+        let error = prepare("msr=3", 1, Some(5)).unwrap_err();
+        assert!(error.contains("host CPU 5"), "{error}");
+    }
+}
