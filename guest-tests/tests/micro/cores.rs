@@ -223,7 +223,7 @@ fn ipi(lab: &Lab) -> Result<()> {
         a.pause()?;
         a.cmp(qword_ptr(TAKEN), r8)?;
         a.jb(waiting)?;
-        a.cmp(r8, ROUNDS.into())?;
+        a.cmp(r8, i32::from(ROUNDS))?;
         a.jb(next)?;
         exit(a)
     })?;
@@ -260,7 +260,7 @@ fn timer(lab: &Lab) -> Result<()> {
         stamp(a, AFTER)?;
         a.inc(r8)?;
         a.mov(qword_ptr(DONE), r8)?;
-        a.cmp(r8, ROUNDS.into())?;
+        a.cmp(r8, i32::from(ROUNDS))?;
         a.jb(next)?;
         halt_for_ever(a)
     })?;
