@@ -97,7 +97,7 @@ fn with_memory_of_1_gib(mut kernel: Vec<u8>) -> Vec<u8> {
 fn options_and_files() {
     let desk = Desk::new();
     type Case<'a> = (&'a [&'a str], &'a [&'a str]);
-    let cases: [Case; 46] = [
+    let cases: &[Case] = &[
         // Options.
         (&[], &["no command"]),
         (&["walk"], &["walk"]),
@@ -119,6 +119,38 @@ fn options_and_files() {
         (
             &["run", "--kernel", "kernel", "--cpus", "-1"],
             &["--cpus", "1 to 64"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--cpus", "2", "--cores", "3"],
+            &["--cores", "3", "1 to 2 cores", "--cpus"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--cores", "0"],
+            &["--cores", "0", "1 to 1"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--cores", "1", "--slice", "0"],
+            &["--slice", "1 to 1000 milliseconds"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--slice", "5"],
+            &["--slice", "--cores"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--pin", "60000"],
+            &["--pin", "CPU 60000", "it may use"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--pin", "0,"],
+            &["--pin", "''", "0,2-3"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--pin", "-1"],
+            &["--pin", "'-1'", "0,2-3"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--pin", "3-1"],
+            &["--pin", "3-1", "ends before it begins"],
         ),
         (
             &["run", "--kernel", "kernel", "--memory", "1"],

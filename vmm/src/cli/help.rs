@@ -160,6 +160,7 @@ Examples:
   umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\" --memory 1024
   umpire run --kernel vmlinuz --cpu-vendor intel --pmu intel-v2,counters=8,width=40
   umpire run --kernel vmlinuz --cpus 4 --pmu none
+  umpire run --kernel vmlinuz --cpus 16 --cores 2 --pin 0-1
   umpire run --kernel test.elf --module data.bin,first,words --counters step --timeout 10
   umpire run --config guest.toml --cpus 2
   umpire run --kernel vmlinuz --restore pmu.json --save-on-exit pmu.json
