@@ -21,7 +21,7 @@ use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
-    let themes: [&[Test]; 10] = [
+    let themes: [&[Test]; 11] = [
         intel::TESTS,
         amd::TESTS,
         rdpmc::TESTS,

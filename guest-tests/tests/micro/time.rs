@@ -99,6 +99,7 @@ fn run(lab: &Lab, guest: &MicroGuest) -> Result<Times> {
         pmi_floor_us: setup.pmi_floor_us,
         timeout: Duration::from_secs(20),
         record: false,
+        cores: None,
     };
     let stopwatch = Arc::new(Stopwatch::default());
     let outcome = run.run_on(&lab.host, guest, |_| Ok(stopwatch.clone()))?;
