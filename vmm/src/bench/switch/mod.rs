@@ -224,7 +224,7 @@ fn switch(way: &mut dyn Way, slice: Slice, tsc: u64) -> u64 {
 }
 
 /// All ways must have counted the same, else their times mean nothing. That can
-/// be told of sources that count made-up guest time.
+/// be told of sources that are repeatable.
 fn agree<const N: usize>(
     ways: &mut [&mut dyn Way; N],
     scenario: &Scenario,
