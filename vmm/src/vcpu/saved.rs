@@ -2,7 +2,7 @@
 
 use pmu_virt::PmuState;
 
-use super::run::Vcpu;
+use super::run::{PendingPmi, Vcpu};
 
 impl Vcpu {
     /// The PMU's state; a PMI that is late or on its way is pending in it. `None`
@@ -11,7 +11,7 @@ impl Vcpu {
     pub fn save_pmu(&mut self) -> Option<PmuState> {
         let late = self.core.pending_pmi.take();
         let pmu = self.core.pmu.as_mut()?;
-        if let Some((request, _)) = late {
+        if let Some(PendingPmi { request, .. }) = late {
             pmu.return_pmi(request);
         }
         Some(pmu.save())
