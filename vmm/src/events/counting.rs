@@ -60,7 +60,7 @@ impl Use {
 /// count `request`. The physical registers are not among them: looking at them
 /// would mean to take them.
 pub fn counters_of(request: &CountRequest) -> impl Iterator<Item = (&'static str, Provenance)> {
-    let sources = ["perf", "clock", "step"];
+    let sources = ["clock", "step", "perf"];
     sources.into_iter().filter_map(|name| {
         let provenance = plain(name)?.can_count(request).ok()?;
         Some((name, provenance))
