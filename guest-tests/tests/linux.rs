@@ -227,6 +227,43 @@ fn intel_v2_counts_and_samples_in_debians_kernel() {
     assert_eq!(field(&steps[2].output, "instructions"), "<not supported>");
 }
 
+/// Four vCPUs on two cores, all busy: each gets on, and their cycles are those of two cores.
+#[test]
+fn vcpus_share_cores_under_debians_kernel() {
+    let steps = boot(
+        &["--pmu", "amd-core", "--cpus", "4", "--cores", "2"],
+        "nproc\n\
+         for c in 1 2 4 8; do \
+         taskset $c perf stat -x, -o /tmp/s$c -e cycles,task-clock spin 2 & done; wait\n\
+         cat /tmp/s1\ncat /tmp/s2\ncat /tmp/s4\ncat /tmp/s8\n\
+         sleep 1\n\
+         dmesg",
+    );
+    let [nproc, _, reports @ .., _, dmesg] = steps.as_slice() else {
+        panic!("eight steps");
+    };
+    assert_eq!(nproc.output.trim(), "4");
+    let mhz = tsc_mhz(&dmesg.output);
+    let (mut all, mut longest) = (0.0, 0.0f64);
+    for Step { output, .. } in reports {
+        let (cycles, clock) = (
+            count(output, "cycles"),
+            count(output, "task-clock") * mhz * 1000.0,
+        );
+        println!("cycles to task-clock: {:.3}", cycles / clock);
+        // Traps take their part on a busy host, and so does the neighbour on the core.
+        assert!(cycles > 0.05 * clock, "{output}");
+        all += cycles;
+        longest = longest.max(clock);
+    }
+    // They do not start all at once.
+    let cores = all / longest;
+    assert!(cores < 2.5, "the cycles of {cores:.2} cores: {reports:#?}");
+    for trouble in ["soft lockup", "self-detected stall"] {
+        assert!(!dmesg.output.contains(trouble), "{}", dmesg.output);
+    }
+}
+
 #[test]
 fn without_a_pmu_the_kernel_finds_none() {
     for flags in [

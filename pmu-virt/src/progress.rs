@@ -20,7 +20,8 @@ pub enum Progress {
     Left {
         /// TSC just after.
         tsc: u64,
-        /// Ticks of the interval in which the vCPU was halted.
+        /// Ticks of the interval in which the vCPU did not run: it was halted,
+        /// or the host ran something else.
         halted: u64,
         /// Ring in which it was found; to be told while [`crate::Needs::ring`].
         ring: Option<Ring>,

@@ -3,7 +3,7 @@
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
-use vmm::cli::{Bench, Cli, Command, RunFlags, parse};
+use vmm::cli::{Cli, Command, RunFlags, parse};
 use vmm::config::{ExitStatus, RunConfig, UserError};
 use vmm::doctor;
 use vmm::machine::{Machine, run};
@@ -36,13 +36,12 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
     match cli.command {
         Command::Run(flags) => boot(&flags),
         Command::Doctor(output) => doctor::run(output.json).map(ExitStatus::code),
-        Command::Demo(output) => vmm::demo::run(output.json).map(ExitStatus::code),
-        Command::Bench {
-            what: Bench::Traps { output, iterations },
-        } => vmm::bench::traps(output.json, iterations).map(ExitStatus::code),
-        Command::Bench {
-            what: Bench::Neighbour { output, iterations },
-        } => vmm::bench::neighbour(output.json, iterations).map(ExitStatus::code),
+        Command::Demo(flags) => vmm::demo::run(&flags).map(ExitStatus::code),
+        Command::Events(flags) => {
+            vmm::events::run(flags.pattern.as_deref(), flags.pmu.as_deref(), flags.json)
+                .map(ExitStatus::code)
+        }
+        Command::Bench { what } => vmm::bench::run(&what).map(ExitStatus::code),
     }
 }
 

@@ -70,6 +70,10 @@ fn a_triple_fault_is_reported_as_such() {
 /// Replaces the time that every kernel has.
 const TIME_OUT: &[&str] = &["--timeout", "0.3"];
 
+/// Four vCPUs on three cores: vCPU 0 shares its core with one that waits for its
+/// start-up IPI, the others have a core for themselves.
+const ON_A_CORE: &[&str] = &["--cpus", "4", "--cores", "3", "--pin", "0"];
+
 /// What ends a run from outside.
 #[derive(Clone, Copy, Debug)]
 enum Push {
@@ -123,7 +127,7 @@ fn every_way_out_restores_the_terminal() {
         a.cli()?;
         a.hlt()
     };
-    let ways: [(Body, &[&str], Push, i32); 8] = [
+    let ways: [(Body, &[&str], Push, i32); 12] = [
         (power_off, &[], Push::Nothing, 0),
         (|a| exit(a, 3), &[], Push::Nothing, 7),
         (triple_fault, &[], Push::Nothing, 6),
@@ -132,6 +136,10 @@ fn every_way_out_restores_the_terminal() {
         (endless, &[], Push::Signal(libc::SIGINT), 130),
         (endless, &["--cpus", "2"], Push::Signal(libc::SIGTERM), 130),
         (sleeping, &[], Push::Signal(libc::SIGTERM), 130),
+        (power_off, ON_A_CORE, Push::Nothing, 0),
+        (triple_fault, ON_A_CORE, Push::Nothing, 6),
+        (endless, ON_A_CORE, Push::Signal(libc::SIGINT), 130),
+        (sleeping, ON_A_CORE, Push::Signal(libc::SIGTERM), 130),
     ];
     for (body, flags, push, status) in ways {
         on_a_terminal(body, flags, push, status);

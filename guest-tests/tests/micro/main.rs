@@ -13,6 +13,7 @@ mod perf;
 mod rdpmc;
 mod rings;
 mod step;
+mod time;
 mod vcpus;
 
 use std::process::ExitCode;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         vcpus::TESTS,
         cores::TESTS,
         rings::TESTS,
+        time::TESTS,
         &step,
     ];
     run_suite(&themes.concat())

@@ -14,7 +14,8 @@ const NAME: &str = "clock";
 /// 1 ms of a TSC of 2.5 GHz.
 const DEFAULT_SAMPLE_TICKS: NonZeroU64 = NonZeroU64::new(2_500_000).expect("not zero");
 
-/// Counts TSC ticks between entry and exit, less those spent halted.
+/// Counts TSC ticks between entry and exit, less those in which the vCPU
+/// was halted or preempted.
 ///
 /// Reference cycles of both rings are exact: the TSC is the reference clock.
 /// Core cycles are derived: one per tick. A counter of one ring takes each

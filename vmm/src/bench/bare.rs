@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, kvm_guest_debug, kvm_regs};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::guest::{Access, DONE, GP_HANDLER};
-use super::traps::BenchError;
+use super::error::BenchError;
+use super::guest::{Access, GP_HANDLER};
+use super::rig::DONE;
 use crate::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
 use crate::sys::{KickTimer, install_kick_handler};
 

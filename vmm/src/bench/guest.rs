@@ -4,13 +4,15 @@
 //! whole round trip as the guest feels it, and nothing is added to the host's
 //! side of it.
 
-use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, esi, r8, r9d, r13, rdi, rsp,
 };
-use pmu_virt::{EventFamily, MsrIndex, PmuModel, Register};
+use pmu_virt::PmuModel;
 use serde::Serialize;
 
+use super::registers::{PmuMsrs, Written};
+use super::rig::DONE;
+use super::sources::{INT, USR_OS_ENABLE};
 use crate::micro::{
     KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, UNEXPECTED_VECTOR_PORT, USER_CODE,
     USER_CS, USER_SS, USER_STACK, assemble,
@@ -18,8 +20,6 @@ use crate::micro::{
 
 /// Samples that the guest takes before it reports.
 pub(super) const BATCH: u32 = 100;
-/// The port that a finished batch is reported on, with its place in [`Access::ALL`].
-pub(super) const DONE: u16 = 0xe1;
 /// Where the #GP handler is, at which RDPMC is caught.
 pub(super) const GP_HANDLER: u64 = KERNEL_CODE + 0x2000;
 
@@ -32,10 +32,7 @@ const SAMPLES_STRIDE: u64 = 0x1000;
 const RFLAGS_FIXED: i32 = 2;
 const CR4_PCE: u64 = 1 << 8;
 
-const USR_OS_INT: u32 = 1 << 16 | 1 << 17 | 1 << 20;
 const ENABLE: u32 = 1 << 22;
-const INTEL_CORE_CYCLES: u32 = 0x3c;
-const AMD_CORE_CYCLES: u32 = 0x76;
 /// Far from an overflow on every model.
 const PRESET: u32 = 0x4000_0000;
 
@@ -99,9 +96,18 @@ pub(super) fn samples_at(vcpu: u8) -> u64 {
     SCRATCH + u64::from(vcpu) * SAMPLES_STRIDE
 }
 
-/// A guest whose `vcpus` vCPUs all do the same, batch after batch, for ever.
-pub(super) fn guest(model: &PmuModel, vcpus: u8) -> Result<MicroGuest, MicroError> {
-    let msrs = Msrs::of(model);
+/// A guest whose `vcpus` vCPUs all do the same, batch after batch, for ever, with
+/// a counter on the event of code `event`.
+pub(super) fn guest(model: &PmuModel, event: u64, vcpus: u8) -> Result<MicroGuest, MicroError> {
+    let all = PmuMsrs::of(model);
+    let (select, counter) = all.first();
+    let flags = USR_OS_ENABLE | INT;
+    let msrs = Msrs {
+        all,
+        counter,
+        select,
+        control: u32::try_from(event | flags).unwrap_or(u32::MAX),
+    };
     let mut guest = MicroGuest::new()
         .code(KERNEL_CODE, assemble(KERNEL_CODE, |a| begin(a, &msrs))?)
         .code(MAIN, assemble(MAIN, |a| main(a, &msrs))?)
@@ -121,54 +127,18 @@ pub(super) fn guest(model: &PmuModel, vcpus: u8) -> Result<MicroGuest, MicroErro
 
 /// The registers that the guest uses.
 struct Msrs {
+    all: PmuMsrs,
     counter: u32,
     select: u32,
-    global_control: Option<u32>,
-    event: u32,
+    /// What the select asks for.
+    control: u32,
 }
-
-impl Msrs {
-    fn of(model: &PmuModel) -> Self {
-        let find = |wanted: fn(Register) -> bool| {
-            let ranges = model.msr_ranges();
-            let mut all = ranges.iter().flat_map(|&(first, last)| first..=last);
-            all.find(|&msr| model.decode(MsrIndex(msr)).is_some_and(wanted))
-        };
-        use pmu_virt::CounterId::Programmable;
-        Self {
-            // Every model has at least one programmable counter.
-            counter: find(|register| {
-                matches!(
-                    register,
-                    Register::Counter {
-                        counter: Programmable(0),
-                        ..
-                    }
-                )
-            })
-            .unwrap_or_default(),
-            select: find(|register| register == Register::Select(0)).unwrap_or_default(),
-            global_control: find(|register| register == Register::GlobalControl),
-            event: match model.events() {
-                EventFamily::Intel => INTEL_CORE_CYCLES,
-                _ => AMD_CORE_CYCLES,
-            },
-        }
-    }
-}
-
-type Written = Result<(), IcedError>;
 
 fn begin(a: &mut CodeAssembler, msrs: &Msrs) -> Written {
     a.mov(r8, rdi)?;
     a.mov(r13, rsp)?;
-    if let Some(global_control) = msrs.global_control {
-        a.mov(ecx, global_control)?;
-        a.mov(eax, 1)?;
-        a.xor(edx, edx)?;
-        a.wrmsr()?;
-    }
-    a.mov(r9d, msrs.event | USR_OS_INT | ENABLE)?;
+    msrs.all.enable(a, 1)?;
+    a.mov(r9d, msrs.control)?;
     a.mov(ecx, msrs.select)?;
     a.mov(eax, r9d)?;
     a.xor(edx, edx)?;

@@ -4,26 +4,26 @@
 //! and a hostile one that leaves its guest as often as it can, on every way out.
 //! Both keep their host CPU busy, so only what they do differs.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-use pmu_virt::{ClockBackend, PmuModel, all_pmu_msr_ranges};
+use pmu_virt::ClockBackend;
 use serde::Serialize;
-use vm_memory::{Bytes, GuestAddress};
 
+use super::error::BenchError;
 use super::guest::{Access, BATCH, guest, samples_at};
+use super::report::{Report, micros};
+use super::rig::{self, BatchPort, PATIENCE, Rig, ratio};
+use super::sources::first_countable;
 use super::stats::{Percentiles, percentiles};
 use super::storm;
-use super::traps::{BatchPort, BenchError, PATIENCE, UNEXPECTED, ratio};
-use crate::cpuid::host_vendor;
-use crate::devices::{GuestEnd, PlatformParts, PortBus};
-use crate::host::CpuFacts;
-use crate::kvm::{Host, KvmVm, VmOptions};
-use crate::micro::{MicroGuest, Solo, SoloParts};
-use crate::probe::ProbeReport;
+use crate::devices::{PlatformParts, PortBus};
+use crate::kvm::KvmVm;
+use crate::micro::{MicroGuest, Solo};
 use crate::sys::{allowed_cpus, pin_this_thread};
-use crate::vcpu::{Platform, SharedPlatform, Silent, VcpuEnd};
+use crate::vcpu::{Platform, SharedPlatform, Silent};
 
 /// Highest ratio of the 99th percentiles that is wanted.
 pub(super) const TARGET: f64 = 1.10;
@@ -73,21 +73,17 @@ pub struct NeighbourReport {
 ///
 /// # Errors
 /// A guest could not be made or run, or there is one host CPU only.
-pub(super) fn measure(
-    host: &Host,
-    probe: &ProbeReport,
-    iterations: u32,
-) -> Result<NeighbourReport, BenchError> {
+pub(super) fn measure(rig: &Rig<'_>, iterations: u32) -> Result<NeighbourReport, BenchError> {
     let cpus = match allowed_cpus().map_err(BenchError::Signal)?[..] {
         [.., neighbour, subject] => [subject, neighbour],
         _ => return Err(BenchError::OneCpu),
     };
-    let model = PmuModel::default_for(host_vendor(host.supported_cpuid()?.as_slice())?);
+    let event = first_countable(&rig.model, &ClockBackend::new());
+    let event = event.map_err(|none| BenchError::Guest(none.reason))?;
     let rounds = iterations.div_ceil(BATCH);
     let world = World {
-        host,
-        probe,
-        model: &model,
+        rig,
+        event: event.code,
         wanted: AtomicU8::new(QUIET),
         running: AtomicU8::new(0),
         over: AtomicBool::new(false),
@@ -108,8 +104,8 @@ pub(super) fn measure(
         )));
     }
     Ok(NeighbourReport {
-        processor: CpuFacts::read(std::path::Path::new("/")).model_name,
-        slow_cpl0: probe.slow_cpl0(),
+        processor: rig::processor(),
+        slow_cpl0: rig.probe.slow_cpl0(),
         iterations: rounds * BATCH,
         cpus,
         storms,
@@ -123,9 +119,9 @@ type Series = [Vec<u32>; Access::ALL.len()];
 /// What both threads share.
 #[derive(Debug)]
 struct World<'a> {
-    host: &'a Host,
-    probe: &'a ProbeReport,
-    model: &'a PmuModel,
+    rig: &'a Rig<'a>,
+    /// Code of the event that the subject counts.
+    event: u64,
     /// Whose turn it is.
     wanted: AtomicU8,
     /// Who has taken it, plus 1.
@@ -136,7 +132,8 @@ struct World<'a> {
 impl World<'_> {
     fn subject(&self, cpu: usize, rounds: u32) -> Result<Vec<NeighbourRow>, BenchError> {
         pin_this_thread(cpu).map_err(BenchError::Signal)?;
-        let (vm, mut solo) = self.solo(&guest(self.model, 1)?, Arc::new(BatchPort))?;
+        let (vm, mut solo) =
+            self.solo(&guest(&self.rig.model, self.event, 1)?, Arc::new(BatchPort))?;
         let mut samples: [Series; 2] = Default::default();
         // The first round warms up.
         for round in 0..=rounds {
@@ -149,8 +146,13 @@ impl World<'_> {
                 self.give_to(neighbour)?;
                 let series = &mut samples[usize::from(neighbour)];
                 for (access, samples) in series.iter_mut().enumerate() {
-                    batch(&mut solo, access)?;
-                    let taken = read_batch(&vm)?;
+                    let number = rig::batch(&mut solo, PATIENCE)?;
+                    if usize::try_from(number) != Ok(access) {
+                        let what = format!("it finished batch {number} instead of {access}");
+                        return Err(BenchError::Guest(what));
+                    }
+                    let taken = rig::words(&vm, samples_at(0), BATCH)?;
+                    let taken = taken.into_iter().map(u32::from_le_bytes);
                     if round > 0 {
                         samples.extend(taken);
                     }
@@ -204,45 +206,12 @@ impl World<'_> {
         guest: &MicroGuest,
         platform: Arc<dyn Platform>,
     ) -> Result<(Arc<KvmVm>, Solo), BenchError> {
-        let options = VmOptions {
-            irqchip: true,
-            trapped_msrs: all_pmu_msr_ranges(),
-        };
-        let (vm, vcpus) = guest.build(self.host, &options)?;
-        let kvm = vcpus.into_iter().next();
-        let kvm = kvm.ok_or_else(|| BenchError::Guest("it has no vCPU".to_owned()))?;
-        let parts = SoloParts {
-            model: self.model.clone(),
-            backend: || Box::new(ClockBackend::new()),
-            quirks: self.probe.quirks(),
-            step: self.probe.step_support(),
-            pmi_floor_us: 100,
-            platform,
-            observer: Box::new(Silent),
-        };
-        Ok((vm.clone(), Solo::new(kvm, vm, parts)?))
+        let (vm, vcpus) = self.rig.build(guest)?;
+        let backend = Box::new(ClockBackend::new());
+        let (kvm, silent) = (rig::only(vcpus)?, Box::new(Silent));
+        let solo = self.rig.solo(kvm, &vm, backend, platform, silent)?;
+        Ok((vm, solo))
     }
-}
-
-fn batch(solo: &mut Solo, expected: usize) -> Result<(), BenchError> {
-    match solo.run(PATIENCE)? {
-        Some(VcpuEnd::Guest(GuestEnd::TestExit(batch)))
-            if batch & UNEXPECTED == 0 && usize::try_from(batch) == Ok(expected) =>
-        {
-            Ok(())
-        }
-        Some(end) => Err(BenchError::Guest(end.to_string())),
-        None => Err(BenchError::TimedOut),
-    }
-}
-
-fn read_batch(vm: &KvmVm) -> Result<Vec<u32>, BenchError> {
-    let mut bytes = [0; 4 * BATCH as usize];
-    vm.memory()
-        .read_slice(&mut bytes, GuestAddress(samples_at(0)))
-        .map_err(|error| BenchError::Guest(error.to_string()))?;
-    let (words, _) = bytes.as_chunks::<4>();
-    Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
 }
 
 fn rows(samples: [Series; 2], tsc_khz: u32) -> Result<Vec<NeighbourRow>, BenchError> {
@@ -273,4 +242,40 @@ fn devices() -> Result<Arc<SharedPlatform>, BenchError> {
     let parts = PlatformParts::with_console(Box::new(std::io::sink()));
     let (parts, _irq) = parts.map_err(|error| BenchError::Guest(error.to_string()))?;
     Ok(Arc::new(SharedPlatform::new(PortBus::new(parts))))
+}
+
+impl Report for NeighbourReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let [subject, neighbour] = self.cpus;
+        writeln!(
+            out,
+            "Round trips of trapped PMU accesses beside another VM ({} of each kind)\n\
+             {}, subject on CPU {subject}, neighbour on CPU {neighbour}\n",
+            self.iterations,
+            self.processor.as_deref().unwrap_or("unknown processor"),
+        )?;
+        writeln!(
+            out,
+            "{:<20} {:>22} {:>22} {:>9} {:>9}",
+            "", "quiet p50 / p99 [us]", "hostile p50 / p99 [us]", "ratio p50", "ratio p99"
+        )?;
+        for row in &self.rows {
+            let pair = |p: Percentiles| format!("{} / {}", micros(p.p50_ns), micros(p.p99_ns));
+            writeln!(
+                out,
+                "{:<20} {:>22} {:>22} {:>9.3} {:>9.3}  {}",
+                row.access.name(),
+                pair(row.quiet),
+                pair(row.hostile),
+                row.ratio_p50,
+                row.ratio_p99,
+                if row.met { "met" } else { "missed" }
+            )?;
+        }
+        writeln!(
+            out,
+            "\nwanted: ratio p99 <= {TARGET:.2}; the hostile neighbour went round {} times",
+            self.storms
+        )
+    }
 }

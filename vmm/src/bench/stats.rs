@@ -14,16 +14,41 @@ pub struct Percentiles {
 /// The percentiles (nearest rank) of `ticks`, which is sorted by this; none of an
 /// empty series. `tsc_khz` must not be 0.
 pub fn percentiles(ticks: &mut [u32], tsc_khz: u32) -> Option<Percentiles> {
+    percentiles_of(ticks, tsc_khz)
+}
+
+/// The same of any width.
+pub(super) fn percentiles_of<T: Copy + Ord + Into<u64>>(
+    ticks: &mut [T],
+    tsc_khz: u32,
+) -> Option<Percentiles> {
     ticks.sort_unstable();
     let at = |percent: usize| {
         let rank = (ticks.len() * percent).div_ceil(100).max(1);
-        let ticks = ticks.get(rank - 1)?;
-        Some(u64::from(*ticks) * 1_000_000 / u64::from(tsc_khz.max(1)))
+        let ticks: u64 = (*ticks.get(rank - 1)?).into();
+        let ns = u128::from(ticks) * 1_000_000 / u128::from(tsc_khz.max(1));
+        Some(u64::try_from(ns).unwrap_or(u64::MAX))
     };
     Some(Percentiles {
         p50_ns: at(50)?,
         p99_ns: at(99)?,
     })
+}
+
+/// The middle of `values`, which is sorted by this; the lower one of two.
+pub(super) fn median(values: &mut [u64]) -> Option<u64> {
+    values.sort_unstable();
+    values.get(values.len().saturating_sub(1) / 2).copied()
+}
+
+/// The mean of `values`, which is sorted by this, without the longest hundredth:
+/// what the host did in between is not theirs.
+pub(super) fn trimmed_mean(values: &mut [u64]) -> Option<u64> {
+    values.sort_unstable();
+    let kept = &values[..values.len() - values.len() / 100];
+    let count = u128::try_from(kept.len()).ok().filter(|&count| count > 0)?;
+    let sum: u128 = kept.iter().map(|&value| u128::from(value)).sum();
+    u64::try_from(sum / count).ok()
 }
 
 #[cfg(test)]
@@ -42,6 +67,23 @@ mod tests {
         check(vec![3, 1, 2], 1_000_000, Some((2, 3)));
         check((1..=100).rev().collect(), 1_000_000, Some((50, 99)));
         check((1..=1000).collect(), 1_000_000, Some((500, 990)));
+    }
+
+    #[test]
+    fn the_middle() {
+        assert_eq!(median(&mut []), None);
+        assert_eq!(median(&mut [5]), Some(5));
+        assert_eq!(median(&mut [9, 1]), Some(1));
+        assert_eq!(median(&mut [9, 1, 5]), Some(5));
+    }
+
+    #[test]
+    fn the_longest_hundredth_is_left_out() {
+        assert_eq!(trimmed_mean(&mut []), None);
+        assert_eq!(trimmed_mean(&mut [4, 8]), Some(6));
+        let mut values = vec![7; 99];
+        values.insert(50, u64::MAX);
+        assert_eq!(trimmed_mean(&mut values), Some(7));
     }
 
     #[test]

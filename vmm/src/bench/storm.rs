@@ -1,14 +1,12 @@
 //! The neighbours' guests.
 
-use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, al, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rbx, rsp,
 };
 
-use super::traps::BenchError;
+use super::error::BenchError;
+use super::registers::Written;
 use crate::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, Start, assemble};
-
-type Written = Result<(), IcedError>;
 
 const GP_VECTOR: u8 = 13;
 const NMI_VECTOR: u8 = 2;

@@ -3,67 +3,30 @@
 //! loop that only answers. Both run the same code, in turn and on one thread, so
 //! that noise hits both alike.
 
+use std::io::{self, Write};
 use std::sync::Arc;
-use std::time::Duration;
 
-use pmu_virt::{ClockBackend, PmuModel, all_pmu_msr_ranges};
+use pmu_virt::{ClockBackend, CounterBackend};
 use serde::Serialize;
-use thiserror::Error;
-use vm_memory::{Bytes, GuestAddress};
-use vmm_sys_util::errno;
 
 use super::bare::Bare;
-use super::guest::{Access, BATCH, DONE, guest, samples_at};
+use super::error::BenchError;
+use super::guest::{Access, BATCH, guest, samples_at};
+use super::report::{Report, micros, verdict, where_it_ran};
+use super::rig::{self, BatchPort, PATIENCE, Rig, ratio};
+use super::sources::{Event, LeftOut, Source, first_countable};
 use super::stats::{Percentiles, percentiles};
-use crate::cpuid::{CpuidError, host_vendor};
-use crate::devices::{DeviceOutcome, GuestEnd};
-use crate::host::CpuFacts;
-use crate::kvm::{Host, HostError, KvmVm, VcpuError, VmOptions};
-use crate::micro::{MicroError, MicroRunError, Solo, SoloParts, UNEXPECTED_VECTOR_PORT};
+use crate::kvm::{Host, KvmVm};
+use crate::micro::Solo;
 use crate::probe::ProbeReport;
-use crate::vcpu::{Platform, Silent, VcpuEnd};
+use crate::vcpu::Silent;
 
-/// A batch of 100 takes some milliseconds, even on a slow KVM.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// Told instead of a batch's number, with the vector, if the guest took an
-/// exception that it should not.
-pub(super) const UNEXPECTED: u32 = 0x100;
+/// A stepped guest takes this much fewer samples: an exit for every instruction.
+const STEPPED: u32 = 10;
 const SUBJECT: u8 = 0;
 const BARE: u8 = 1;
 /// Places of the series; a side's own comes first.
 const UNARMED: usize = 2;
-
-/// The measurement failed.
-#[derive(Debug, Error)]
-pub enum BenchError {
-    /// The guest could not be made.
-    #[error(transparent)]
-    Machine(#[from] MicroError),
-    /// The guest could not be run.
-    #[error(transparent)]
-    Run(#[from] MicroRunError),
-    /// An ioctl failed.
-    #[error(transparent)]
-    Vcpu(#[from] VcpuError),
-    /// An ioctl failed.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// The host's processor is of no known vendor.
-    #[error(transparent)]
-    Vendor(#[from] CpuidError),
-    /// The kick signal could not be set up.
-    #[error("the kick signal cannot be set up: {0}")]
-    Signal(errno::Error),
-    /// Two VMs cannot run side by side.
-    #[error("this needs two host CPUs, and only one may be used (see `taskset -p $$`)")]
-    OneCpu,
-    /// The guest did something else than its code says.
-    #[error("the measuring guest went astray: {0}")]
-    Guest(String),
-    /// The guest hung.
-    #[error("the measuring guest did not finish a batch within {} s", PATIENCE.as_secs())]
-    TimedOut,
-}
 
 /// Round trips of one kind of access.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -80,13 +43,22 @@ pub struct TrapRow {
     pub ratio_p50: f64,
     /// Ratio of the 99th percentiles.
     pub ratio_p99: f64,
-    /// Highest `ratio_p50` that is wanted.
-    pub target: f64,
+    /// Highest `ratio_p50` that is wanted; none where the source steps the guest.
+    pub target: Option<f64>,
     /// `ratio_p50` is no higher.
-    pub met: bool,
+    pub met: Option<bool>,
 }
 
-/// The whole measurement.
+/// The measurement with every source.
+#[derive(Clone, Debug, Serialize)]
+pub struct TrapsReport {
+    /// One for each source.
+    pub sources: Vec<TrapReport>,
+    /// Sources without figures.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// The measurement with one source.
 #[derive(Clone, Debug, Serialize)]
 pub struct TrapReport {
     /// The host's processor.
@@ -97,6 +69,10 @@ pub struct TrapReport {
     pub model: &'static str,
     /// The counter backend.
     pub backend: &'static str,
+    /// What its counter counts.
+    pub event: String,
+    /// The source has every instruction of the guest stepped.
+    pub stepping: bool,
     /// Samples of each kind on the bare side; twice as many through Umpire.
     pub iterations: u32,
     /// TSC frequency in kHz.
@@ -105,8 +81,29 @@ pub struct TrapReport {
     pub rows: Vec<TrapRow>,
 }
 
-/// Measures `iterations` round trips of each kind, rounded up to whole batches
-/// of 100.
+/// Measures with each of `sources` in turn.
+pub(super) fn measure_all(
+    rig: &Rig<'_>,
+    sources: &[Source],
+    mut left_out: Vec<LeftOut>,
+    iterations: u32,
+) -> Result<TrapsReport, BenchError> {
+    let mut reports = Vec::new();
+    for source in sources {
+        let backend = source.open()?;
+        match first_countable(&rig.model, backend.as_ref()) {
+            Ok(event) => reports.push(measure_one(rig, backend, event, iterations)?),
+            Err(none) => left_out.push(none),
+        }
+    }
+    Ok(TrapsReport {
+        sources: reports,
+        left_out,
+    })
+}
+
+/// Measures `iterations` round trips of each kind with the `clock` backend,
+/// rounded up to whole batches of 100.
 ///
 /// # Errors
 /// The guest could not be made or run, or did something unexpected.
@@ -115,12 +112,26 @@ pub fn measure(
     probe: &ProbeReport,
     iterations: u32,
 ) -> Result<TrapReport, BenchError> {
-    let vendor = host_vendor(host.supported_cpuid()?.as_slice())?;
-    let model = PmuModel::default_for(vendor);
-    let mut pair = Pair::new(host, probe, &model)?;
-    let rounds = iterations.div_ceil(BATCH);
+    let rig = Rig::new(host, probe)?;
+    let backend = Box::new(ClockBackend::new());
+    let event = first_countable(&rig.model, backend.as_ref());
+    let event = event.map_err(|none| BenchError::Guest(none.reason))?;
+    measure_one(&rig, backend, event, iterations)
+}
+
+fn measure_one(
+    rig: &Rig<'_>,
+    backend: Box<dyn CounterBackend>,
+    event: Event,
+    iterations: u32,
+) -> Result<TrapReport, BenchError> {
+    let name = backend.name();
+    let mut pair = Pair::new(rig, backend, event)?;
     // Caches, and the first write that finds the #GP handler.
     pair.round(false, true)?;
+    let stepping = pair.subject.steps();
+    let slower = if stepping { STEPPED } else { 1 };
+    let rounds = iterations.div_ceil(BATCH * slower).max(1);
     pair.samples = Default::default();
     // The bare side is measured with and without the breakpoint in turn, so it
     // takes two rounds for one of each.
@@ -128,13 +139,15 @@ pub fn measure(
         pair.round(round / 2 % 2 == 1, round % 2 == 0)?;
     }
     Ok(TrapReport {
-        processor: CpuFacts::read(std::path::Path::new("/")).model_name,
-        slow_cpl0: probe.slow_cpl0(),
-        model: model.name(),
-        backend: "clock",
+        processor: rig::processor(),
+        slow_cpl0: rig.probe.slow_cpl0(),
+        model: rig.model.name(),
+        backend: name,
+        event: event.known.to_string(),
+        stepping,
         iterations: rounds * BATCH,
         tsc_khz: pair.subject.tsc_khz(),
-        rows: pair.rows()?,
+        rows: pair.rows(stepping)?,
     })
 }
 
@@ -151,28 +164,18 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(host: &Host, probe: &ProbeReport, model: &PmuModel) -> Result<Self, BenchError> {
-        let options = VmOptions {
-            irqchip: true,
-            trapped_msrs: all_pmu_msr_ranges(),
-        };
-        let (vm, vcpus) = guest(model, 2)?.build(host, &options)?;
+    fn new(
+        rig: &Rig<'_>,
+        backend: Box<dyn CounterBackend>,
+        event: Event,
+    ) -> Result<Self, BenchError> {
+        let (vm, vcpus) = rig.build(&guest(&rig.model, event.code, 2)?)?;
         let Ok([subject, bare]) = <[_; 2]>::try_from(vcpus) else {
             return Err(BenchError::Guest("it must have two vCPUs".to_owned()));
         };
-        let parts = SoloParts {
-            model: model.clone(),
-            backend: || Box::new(ClockBackend::new()),
-            quirks: probe.quirks(),
-            step: probe.step_support(),
-            pmi_floor_us: crate::config::DEFAULT_PMI_FLOOR_US
-                .try_into()
-                .unwrap_or(u32::MAX),
-            platform: Arc::new(BatchPort),
-            observer: Box::new(Silent),
-        };
+        let port = Arc::new(BatchPort);
         Ok(Self {
-            subject: Solo::new(subject, vm.clone(), parts)?,
+            subject: rig.solo(subject, &vm, backend, port, Box::new(Silent))?,
             bare: Bare::new(bare, vm.clone())?,
             vm,
             samples: Default::default(),
@@ -189,7 +192,7 @@ impl Pair {
             let armed = armed || access.is_rdpmc();
             for side in sides {
                 let number = match side {
-                    SUBJECT => self.subject_batch()?,
+                    SUBJECT => rig::batch(&mut self.subject, PATIENCE)?,
                     _ => self.bare.batch(access, armed, PATIENCE)?,
                 };
                 if usize::try_from(number) != Ok(expected) {
@@ -207,31 +210,14 @@ impl Pair {
         Ok(())
     }
 
-    fn subject_batch(&mut self) -> Result<u32, BenchError> {
-        match self.subject.run(PATIENCE)? {
-            Some(VcpuEnd::Guest(GuestEnd::TestExit(vector))) if vector & UNEXPECTED != 0 => {
-                let vector = vector & !UNEXPECTED;
-                Err(BenchError::Guest(format!("it took vector {vector}")))
-            }
-            Some(VcpuEnd::Guest(GuestEnd::TestExit(batch))) => Ok(batch),
-            Some(end) => Err(BenchError::Guest(end.to_string())),
-            None => Err(BenchError::TimedOut),
-        }
-    }
-
     fn collect(&mut self, side: u8, series: usize, access: usize) -> Result<(), BenchError> {
-        let mut bytes = [0; 4 * BATCH as usize];
-        self.vm
-            .memory()
-            .read_slice(&mut bytes, GuestAddress(samples_at(side)))
-            .map_err(|error| BenchError::Guest(error.to_string()))?;
-        let (words, _) = bytes.as_chunks::<4>();
-        let ticks = words.iter().map(|word| u32::from_le_bytes(*word));
+        let ticks = rig::words(&self.vm, samples_at(side), BATCH)?;
+        let ticks = ticks.into_iter().map(u32::from_le_bytes);
         self.samples[series][access].extend(ticks);
         Ok(())
     }
 
-    fn rows(&mut self) -> Result<Vec<TrapRow>, BenchError> {
+    fn rows(&mut self, stepping: bool) -> Result<Vec<TrapRow>, BenchError> {
         let tsc_khz = self.subject.tsc_khz();
         let [subject, bare, unarmed] = &mut self.samples;
         let none = || BenchError::Guest("it took no samples".to_owned());
@@ -242,6 +228,7 @@ impl Pair {
                 let umpire = percentiles(subject, tsc_khz).ok_or_else(none)?;
                 let bare = percentiles(bare, tsc_khz).ok_or_else(none)?;
                 let ratio_p50 = ratio(umpire.p50_ns, bare.p50_ns);
+                let target = (!stepping).then(|| access.target());
                 Ok(TrapRow {
                     access,
                     umpire,
@@ -249,44 +236,75 @@ impl Pair {
                     bare_unarmed: percentiles(unarmed, tsc_khz),
                     ratio_p50,
                     ratio_p99: ratio(umpire.p99_ns, bare.p99_ns),
-                    target: access.target(),
-                    met: ratio_p50 <= access.target(),
+                    target,
+                    met: target.map(|target| ratio_p50 <= target),
                 })
             })
             .collect()
     }
 }
 
-/// Round trips are far below 2^52 ns, so both are exact as `f64`.
-#[allow(clippy::cast_precision_loss, reason = "see above")]
-pub(super) fn ratio(one: u64, other: u64) -> f64 {
-    one as f64 / other.max(1) as f64
+impl Report for TrapsReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "Round trips of trapped PMU accesses, timed in the guest"
+        )?;
+        for report in &self.sources {
+            report.text(out)?;
+        }
+        writeln!(
+            out,
+            "\nbare: the same exit with the same breakpoint in place, and a handler that only answers\n\
+             (MSR) or returns from the #GP (RDPMC); no breakpoint: its p50 where none is in place"
+        )?;
+        LeftOut::text(&self.left_out, out)
+    }
 }
 
-/// Ends the run loop at the end of a batch, with its number.
-#[derive(Debug)]
-pub(super) struct BatchPort;
-
-impl Platform for BatchPort {
-    fn port_read(&self, _: u16, _: u8, data: &mut [u8]) {
-        data.fill(0xff);
+impl TrapReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "\n{}, TSC {} MHz, model {}, {} samples of each kind",
+            where_it_ran(self.processor.as_deref(), self.slow_cpl0),
+            self.tsc_khz / 1000,
+            self.model,
+            self.iterations
+        )?;
+        let stepped = match self.stepping {
+            true => ", every instruction stepped",
+            false => "",
+        };
+        writeln!(out, "backend {}, {}{stepped}\n", self.backend, self.event)?;
+        writeln!(
+            out,
+            "{:<20} {:>22} {:>22} {:>7} {:>7} {:>20}",
+            "",
+            "umpire p50 / p99 [us]",
+            "bare p50 / p99 [us]",
+            "ratio",
+            "target",
+            "no breakpoint [us]"
+        )?;
+        self.rows.iter().try_for_each(|row| row.text(out))
     }
+}
 
-    fn port_write(&self, port: u16, _: u8, data: &[u8]) -> DeviceOutcome {
-        let word: [u8; 4] = data.try_into().unwrap_or([0xff; 4]);
-        match port {
-            DONE => DeviceOutcome::Exit(GuestEnd::TestExit(u32::from_le_bytes(word))),
-            UNEXPECTED_VECTOR_PORT => {
-                let vector = u32::from_le_bytes(word) & 0xff;
-                DeviceOutcome::Exit(GuestEnd::TestExit(UNEXPECTED | vector))
-            }
-            _ => DeviceOutcome::Continue,
-        }
+impl TrapRow {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let pair = |p: Percentiles| format!("{} / {}", micros(p.p50_ns), micros(p.p99_ns));
+        let target = self.target.map_or("-".to_owned(), |t| format!("{t:.2}"));
+        let unarmed = self.bare_unarmed.map(|bare| micros(bare.p50_ns));
+        writeln!(
+            out,
+            "{:<20} {:>22} {:>22} {:>7.3} {target:>7} {:>20}  {}",
+            self.access.name(),
+            pair(self.umpire),
+            pair(self.bare),
+            self.ratio_p50,
+            unarmed.unwrap_or_default(),
+            verdict(self.met)
+        )
     }
-
-    fn mmio_read(&self, _: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn mmio_write(&self, _: u64, _: &[u8]) {}
 }

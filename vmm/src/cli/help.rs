@@ -12,8 +12,11 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("run", |run| run.after_help(run_help()))
         .mut_subcommand("doctor", |doctor| doctor.after_help(DOCTOR))
         .mut_subcommand("demo", |demo| demo.after_help(DEMO))
+        .mut_subcommand("events", |events| events.after_help(EVENTS))
         .mut_subcommand("bench", |bench| {
-            bench.mut_subcommand("traps", |traps| traps.after_help(BENCH_TRAPS))
+            BENCHES.iter().fold(bench, |bench, (name, help)| {
+                bench.mut_subcommand(*name, |one| one.after_help(*help))
+            })
         })
 }
 
@@ -33,6 +36,7 @@ const OVERVIEW: &str = "\
 Examples:
   umpire demo                                  see a virtual PMU at work, no files needed
   umpire doctor                                what can this host do, and what not, and why
+  umpire events                                what can be counted, by name
   umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\"
 
 Exit status: 0 done; 2 bad input, or a host that cannot do it; 4 the host failed;
@@ -47,12 +51,74 @@ Exit status: 0 when a guest with a virtual PMU can run here, else 2.";
 
 const DEMO: &str = "\
 Every row of the table is a real exit of a real guest. Without a usable /dev/kvm no
-counts are shown.";
+counts are shown.
+
+With --event the guest counts these events instead while it works some hundred
+instructions at CPL 0 and at CPL 3, and the counts are shown with how each was obtained:
+<not supported> is an event that the backend cannot count, <not counted> one that found
+no counter. A guest's PMU may be of the other vendor than the host.
+
+  umpire demo --event instructions:u --event taken-branches
+  umpire demo --event amd64_fam10h_barcelona::RETIRED_INSTRUCTIONS
+  umpire demo --event skl::UNHALTED_REFERENCE_CYCLES --event r53013c --pmu intel-v2";
+
+const EVENTS: &str = "\
+An event is named in one of three ways:
+  cycles, instructions:u         generic; add :u (CPL 1 to 3) or :k (CPL 0)
+  r5300c0                        the event select itself, in hexadecimal; INT (bit 20) and EN
+                                 (bit 22) do not matter; without USR and OS (bits 16 and 17)
+                                 both rings are counted
+  skl::INST_RETIRED:ANY_P:u      from a table of libpfm4, with its unit masks and modifiers
+                                 (:u :k, :e edge, :i invert, :c=N counter mask, ...); without
+                                 \"skl::\" where all tables of the guest's PMU model agree
+Tables need the library libpfm4 (Debian, Ubuntu: apt-get install libpfm4).
+
+Examples:
+  umpire events                  generic names, and the tables that there are
+  umpire events branch           names and descriptions with this word, in every table
+  umpire events --pmu skl        all events of Skylake
+  umpire events 'INST*:ANY*' --pmu icl -j
+Exit status: 0; 2 if nothing is found.";
 
 const BENCH_TRAPS: &str = "\
 Compares, within one run, a trapped RDMSR and WRMSR of a PMU register with an MSR exit
-that does nothing, and a trapped RDPMC with a breakpoint exit that only returns.
+that does nothing, and a trapped RDPMC with a breakpoint exit that only returns; with every
+usable counter backend in turn. One that steps the guest takes a tenth of the samples.
 Times are in nanoseconds.";
+
+const BENCH_NEIGHBOUR: &str = "\
+Two VMs on two host CPUs. The second one computes, or leaves its guest on every way out
+without a pause; both in turn beside the same first one. Times are in nanoseconds.";
+
+const BENCH_PMI: &str = "\
+The handler begins with RDTSC; the backend knew when the overflow was due. Both are brought
+to one scale, which is known as well as the last column says. Times are in nanoseconds.
+A backend that does not tell when its counters overflow is left out, and named.";
+
+const BENCH_SLOWDOWN: &str = "\
+Three vCPUs run the same loop at CPL 3 in turn on one thread: nothing programmed, four
+counters, and four of which one interrupts 100 times a second. Speed is the ratio of the
+medians. A backend that steps the guest is left out.";
+
+const BENCH_SWITCH: &str = "\
+No guest runs: the switches are real and guest time is made up. Naive is to save and restore
+every select and counter of the model at each switch, through the same backend; the last
+column does so for those alone that are in use. All ways must count the same, else the
+command fails. Times are in nanoseconds.";
+
+const BENCH_SCALE: &str = "\
+No guest runs. What the run loop asks of the PMU is done for all vCPUs in turn: settling an
+entry and an exit, RDMSR of a running counter, and a switch of all vCPUs on one core.
+Times are in nanoseconds.";
+
+const BENCHES: [(&str, &str); 6] = [
+    ("traps", BENCH_TRAPS),
+    ("neighbour", BENCH_NEIGHBOUR),
+    ("pmi", BENCH_PMI),
+    ("slowdown", BENCH_SLOWDOWN),
+    ("switch", BENCH_SWITCH),
+    ("scale", BENCH_SCALE),
+];
 
 fn run_help() -> String {
     let mut text = String::from("PMU models (--pmu):\n");
@@ -94,6 +160,7 @@ Examples:
   umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\" --memory 1024
   umpire run --kernel vmlinuz --cpu-vendor intel --pmu intel-v2,counters=8,width=40
   umpire run --kernel vmlinuz --cpus 4 --pmu none
+  umpire run --kernel vmlinuz --cpus 16 --cores 2 --pin 0-1
   umpire run --kernel test.elf --module data.bin,first,words --counters step --timeout 10
   umpire run --config guest.toml --cpus 2
   umpire run --kernel vmlinuz --restore pmu.json --save-on-exit pmu.json

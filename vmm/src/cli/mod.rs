@@ -31,7 +31,9 @@ pub enum Command {
     /// Say what this host's KVM can do, and whether a guest with a PMU can run here
     Doctor(Output),
     /// Run a small built-in guest and show every trap, count, overflow and PMI
-    Demo(Output),
+    Demo(DemoFlags),
+    /// List and explain the events that a counter can be asked for
+    Events(EventsFlags),
     /// Measure this host
     Bench {
         /// What to measure.
@@ -48,14 +50,58 @@ pub struct Output {
     pub json: bool,
 }
 
+/// The flags of `umpire demo`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct DemoFlags {
+    /// Count this event in the guest, e.g. instructions:u, r5300c0, or
+    /// skl::INST_RETIRED:ANY_P; repeatable. See: umpire events
+    #[arg(long = "event", value_name = "EVENT")]
+    pub events: Vec<String>,
+    /// The guest's PMU model, with --event [default: one that has the events]
+    #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]", requires = "events")]
+    pub pmu: Option<String>,
+    /// Counter backends in order of preference, with --event [default: all that count truly
+    /// and can be used]
+    #[arg(long, value_name = "BACKEND[,...]", requires = "events")]
+    pub counters: Option<String>,
+    /// The form of the report.
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// The flags of `umpire events`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct EventsFlags {
+    /// A word in a name or description, or a whole name with * and ?
+    pub pattern: Option<String>,
+    /// Only this table of events (skl, amd64_fam17h_zen2), or the generic names for this
+    /// PMU model (amd-core)
+    #[arg(long, value_name = "NAME")]
+    pub pmu: Option<String>,
+    /// Print JSON: one object per line
+    #[arg(short, long)]
+    pub json: bool,
+}
+
+/// The form of a report, and which counter sources it is about.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Measured {
+    /// The form of the report.
+    #[command(flatten)]
+    pub output: Output,
+    /// Counter backends, measured one by one [default: every one that this host has]
+    #[arg(long, value_name = "LIST")]
+    pub counters: Option<String>,
+}
+
 /// The measurements.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Bench {
     /// Round trips of trapped PMU accesses against bare exits of the same kind
     Traps {
-        /// The form of the report.
+        /// The form of the report, and the sources.
         #[command(flatten)]
-        output: Output,
+        measured: Measured,
         /// How often each access is measured; the report gives percentiles
         #[arg(long, value_name = "N", default_value_t = 10_000,
               value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
@@ -71,6 +117,61 @@ pub enum Bench {
               value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
         iterations: u32,
     },
+    /// From a counter's overflow to the first instruction of the guest's handler
+    Pmi {
+        /// The form of the report, and the sources.
+        #[command(flatten)]
+        measured: Measured,
+        /// How many overflows are measured, one a millisecond
+        #[arg(long, value_name = "N", default_value_t = 5_000,
+              value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+        samples: u32,
+    },
+    /// Speed of a guest's loop with four counters, and with one of them sampling
+    Slowdown {
+        /// The form of the report, and the sources.
+        #[command(flatten)]
+        measured: Measured,
+        /// How often each loop of 50 ms is run
+        #[arg(long, value_name = "N", default_value_t = 100,
+              value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        rounds: u32,
+    },
+    /// Operations and time of a vCPU switch against saving and restoring everything
+    Switch {
+        /// The form of the report, and the sources.
+        #[command(flatten)]
+        measured: Measured,
+        /// How many time slices each scenario has
+        #[arg(long, value_name = "N", default_value_t = 100_000,
+              value_parser = clap::value_parser!(u32).range(1_000..=10_000_000))]
+        slices: u32,
+    },
+    /// The PMU's own part with 1 to 64 vCPUs and 1 to 8 counters
+    Scale {
+        /// The form of the report, and the sources.
+        #[command(flatten)]
+        measured: Measured,
+        /// How often each figure is taken; the report gives medians
+        #[arg(long, value_name = "N", default_value_t = 25,
+              value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        runs: u32,
+    },
+}
+
+impl Bench {
+    /// The form of its report.
+    #[must_use]
+    pub fn output(&self) -> Output {
+        match self {
+            Self::Neighbour { output, .. } => *output,
+            Self::Traps { measured, .. }
+            | Self::Pmi { measured, .. }
+            | Self::Slowdown { measured, .. }
+            | Self::Switch { measured, .. }
+            | Self::Scale { measured, .. } => measured.output,
+        }
+    }
 }
 
 /// The flags of `umpire run`. All are optional here: the configuration file may
@@ -190,7 +291,10 @@ fn exit_for(error: &clap::Error, bench: bool) -> CliExit {
         },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
             text: match bench {
-                true => "bench: measure what? try: umpire bench traps, umpire bench neighbour",
+                true => {
+                    "bench: measure what? try: umpire bench traps, or neighbour, pmi, slowdown, \
+                     switch, scale in its place"
+                }
                 false => "no command given; try: umpire demo, umpire run --help, umpire doctor",
             }
             .to_owned(),

@@ -120,6 +120,20 @@ fn every_flag_wins_over_its_key() {
     check(|f, _| f.memory = Some(65), |c, _| c.memory_mib == 65);
     check(|f, _| f.cpus = Some(64), |c, _| c.cpus == 64);
     check(
+        |f, _| f.cores = Some(2),
+        |c, _| {
+            c.cores
+                .is_some_and(|plan| (plan.cores, plan.slice.as_millis()) == (2, 5))
+        },
+    );
+    check(
+        |f, _| (f.cores, f.slice) = (Some(1), Some(20)),
+        |c, _| {
+            c.cores
+                .is_some_and(|plan| (plan.cores, plan.slice.as_millis()) == (1, 20))
+        },
+    );
+    check(
         |f, _| f.pmu = Some("none".into()),
         |c, _| matches!(c.pmu, PmuChoice::None),
     );
@@ -216,6 +230,15 @@ fn bad_values_are_named_with_what_is_possible() {
     check_error(&with("memory = 1048577"), &["memory", "1048577"]);
     check_error(&with("cpus = 0"), &["cpus", "0", "1 to 64 vCPUs"]);
     check_error(&with("cpus = 65"), &["run.toml:2:8: cpus", "65"]);
+    check_error(
+        &with("cpus = 3\ncores = 4"),
+        &["run.toml:3:9: cores", "4", "1 to 3 cores"],
+    );
+    check_error(&with("slice = 5"), &["slice", "add --cores M"]);
+    check_error(
+        &with("pin = '1-0'"),
+        &["pin", "1-0", "ends before it begins"],
+    );
     check_error(
         &with("pmu = 'k8'"),
         &["run.toml:2:7: pmu", "'k8'", "amd-core", "auto", "none"],

@@ -213,7 +213,7 @@ fn capabilities(features: &KvmFeatures) -> Vec<Line> {
         (
             features.binary_stats,
             "KVM_CAP_BINARY_STATS_FD",
-            "halted time is told apart",
+            "polling of a halted vCPU is told apart",
         ),
         (
             features.get_tsc_khz,

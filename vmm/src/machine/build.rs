@@ -83,7 +83,7 @@ pub enum MachineError {
 pub struct Machine {
     pub(super) vcpus: Vec<VcpuParts>,
     /// The counters of each core that vCPUs share; none where each has its own.
-    pub(super) cores: Vec<Box<CorePmu>>,
+    pub(super) cores: Vec<CorePmu>,
     pub(super) platform: Arc<SharedPlatform>,
     pub(super) control: Arc<VcpuControl>,
     // The line stays connected for as long as its event lives.
@@ -162,7 +162,7 @@ impl Machine {
                 let pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
                 let mut pmu = pmu.with_oversubscription(answer);
                 if let Some(core) = own.next() {
-                    pmu.attach(core);
+                    pmu.attach(Box::new(core));
                 }
                 pmu
             });
@@ -210,11 +210,11 @@ impl Machine {
 }
 
 /// The counters of each core: of those that vCPUs share, or of each vCPU's own.
-fn core_pmus(config: &RunConfig, env: BackendEnv) -> Result<Vec<Box<CorePmu>>, CounterError> {
+fn core_pmus(config: &RunConfig, env: BackendEnv) -> Result<Vec<CorePmu>, CounterError> {
     let cores = usize::from(config.cores.map_or(config.cpus, |plan| plan.cores));
     let pinned = config.pin.as_ref().and_then(|list| list.of(0));
     let plan = CounterPlan::prepare(&config.counters, env, cores, pinned)?;
-    let core = |_| Ok(Box::new(CorePmu::new(plan.open()?)));
+    let core = |_| Ok(CorePmu::new(plan.open()?));
     (0..cores).map(core).collect()
 }
 

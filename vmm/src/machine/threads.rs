@@ -42,7 +42,7 @@ impl WakeOnDrop {
 /// One thread for each vCPU, or for each core.
 fn jobs(
     vcpus: Vec<VcpuParts>,
-    cores: Option<(CorePlan, Vec<Box<CorePmu>>)>,
+    cores: Option<(CorePlan, Vec<CorePmu>)>,
 ) -> (Vec<Job>, Option<Arc<Board>>) {
     let Some((plan, pmus)) = cores else {
         let alone = vcpus.into_iter().map(|parts| Job::Vcpu(Box::new(parts)));
@@ -55,7 +55,7 @@ fn jobs(
         Job::Core(CoreParts {
             plan,
             vcpus,
-            pmu: pmus.next(),
+            pmu: pmus.next().map(Box::new),
             board: board.clone(),
         })
     };
@@ -96,7 +96,7 @@ fn run_core(
 pub(super) struct Spread {
     /// `--cores`, and the counters of each; without it every vCPU has a thread
     /// of its own.
-    pub(super) cores: Option<(CorePlan, Vec<Box<CorePmu>>)>,
+    pub(super) cores: Option<(CorePlan, Vec<CorePmu>)>,
     /// `--pin`.
     pub(super) pin: Option<CpuList>,
 }

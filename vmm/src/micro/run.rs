@@ -168,9 +168,9 @@ impl MicroRun {
     }
 
     /// The cores, and the counters that the vCPUs of each share.
-    fn core_pmus(&self) -> Option<(CorePlan, Vec<Box<CorePmu>>)> {
+    fn core_pmus(&self) -> Option<(CorePlan, Vec<CorePmu>)> {
         let plan = self.cores?;
-        let core = |_| Box::new(CorePmu::new((self.backend)()));
+        let core = |_| CorePmu::new((self.backend)());
         let pmus = match self.model {
             Some(_) => (0..plan.cores).map(core).collect(),
             None => Vec::new(),

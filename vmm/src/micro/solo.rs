@@ -6,9 +6,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use arbiter::Grant;
-use pmu_virt::{CounterReport, PmuModel, VcpuPmu};
+use pmu_virt::{CounterBackend, CounterReport, PmuModel, VcpuPmu};
 
-use super::run::{BackendFactory, MicroRunError};
+use super::run::MicroRunError;
 use crate::kvm::{KvmVcpu, KvmVm};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
@@ -20,8 +20,8 @@ use crate::vcpu::{
 pub struct SoloParts {
     /// PMU model.
     pub model: PmuModel,
-    /// Makes its counter backend.
-    pub backend: BackendFactory,
+    /// Its counter backend.
+    pub backend: Box<dyn CounterBackend>,
     /// Oddities of the host's KVM.
     pub quirks: DebugQuirks,
     /// What the host can step.
@@ -52,7 +52,7 @@ impl Solo {
         install_kick_handler().map_err(MicroRunError::Signal)?;
         let tsc_khz = kvm.get_tsc_khz()?;
         let control = Arc::new(VcpuControl::default());
-        let pmu = VcpuPmu::new(parts.model, (parts.backend)(), Grant::everything());
+        let pmu = VcpuPmu::new(parts.model, parts.backend, Grant::everything());
         let seat = Seat::new(tsc_khz)?;
         let vcpu = Vcpu::new(VcpuParts {
             kvm,
@@ -109,6 +109,18 @@ impl Solo {
     #[must_use]
     pub fn counters(&self) -> Vec<CounterReport> {
         self.vcpu.pmu().map(VcpuPmu::report).unwrap_or_default()
+    }
+
+    /// Whether the guest is being single-stepped for a counter that runs.
+    #[must_use]
+    pub fn steps(&self) -> bool {
+        self.vcpu.pmu().is_some_and(|pmu| pmu.needs().stepping)
+    }
+
+    /// The backend that counts.
+    #[must_use]
+    pub fn backend(&self) -> Option<&dyn CounterBackend> {
+        Some(self.vcpu.pmu()?.core()?.backend())
     }
 
     /// PMIs delivered so far, and of these late ones.

@@ -31,7 +31,7 @@ impl Ran {
     /// Runs `vcpus`, each on a thread of its own or on the cores of `plan`.
     pub(super) fn new(
         vcpus: Vec<Vcpu>,
-        plan: Option<(CorePlan, Vec<Box<CorePmu>>)>,
+        plan: Option<(CorePlan, Vec<CorePmu>)>,
         control: &Arc<VcpuControl>,
         timeout: Duration,
     ) -> Result<Self, MicroRunError> {
@@ -57,6 +57,7 @@ impl Ran {
             let start = |(index, hand)| {
                 let (board, control) = (board.clone(), control.clone());
                 let (targets, ended, pmu) = (&targets, ended.clone(), pmus.next());
+                let pmu = pmu.map(Box::new);
                 scope.spawn(move || {
                     lock(targets).push(KickTarget::current());
                     let result = match plan {

@@ -1,9 +1,9 @@
-//! Where cores meet: an idle core says so, a crowded one asks it, and a vCPU is
-//! handed over.
+//! Where cores meet: a crowded core asks one with fewer runnable vCPUs, and hands
+//! one over.
 //!
 //! A core does not notice when the one vCPU that it runs halts, nor when the
-//! halted one that it sleeps in goes on. So all it can say is that no vCPU waits
-//! there, and a crowded core asks before it hands one over.
+//! halted one that it sleeps in goes on. So what it says here may be old, and a
+//! crowded core asks before it hands a vCPU over.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,11 +27,11 @@ struct Post {
     target: OnceLock<KickTarget>,
     arrivals: Mutex<Vec<Vcpu>>,
     bell: Condvar,
-    /// No vCPU waits for this core: it may be idle.
-    free: AtomicBool,
-    /// The crowded core that asks whether this one is idle.
+    /// Its runnable vCPUs when it last looked.
+    load: AtomicUsize,
+    /// The crowded core that asks how many there are now.
     asked_by: AtomicUsize,
-    /// The idle core that takes a vCPU of this one.
+    /// The core that takes a vCPU of this one.
     taker: AtomicUsize,
 }
 
@@ -44,7 +44,7 @@ impl Board {
             target: OnceLock::new(),
             arrivals: Mutex::default(),
             bell: Condvar::new(),
-            free: AtomicBool::new(false),
+            load: AtomicUsize::new(usize::MAX),
             asked_by: AtomicUsize::new(NOBODY),
             taker: AtomicUsize::new(NOBODY),
         };
@@ -84,24 +84,27 @@ impl Board {
         drop(guard.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// No vCPU waits for `core`, or some do.
-    pub(super) fn set_free(&self, core: usize, free: bool) {
-        let flag = &self.cores[core].free;
-        if flag.load(Ordering::Relaxed) != free {
-            flag.store(free, Ordering::Release);
+    /// `core` has so many runnable vCPUs.
+    pub(super) fn set_load(&self, core: usize, load: usize) {
+        let known = &self.cores[core].load;
+        if known.load(Ordering::Relaxed) != load {
+            known.store(load, Ordering::Release);
         }
     }
 
-    /// The crowded `core` asks another one whether it is idle; a different one at
-    /// each `attempt`.
+    fn load(&self, core: usize) -> usize {
+        self.cores[core].load.load(Ordering::Acquire)
+    }
+
+    /// The crowded `core` asks another one whether it takes a vCPU; a different
+    /// one at each `attempt`.
     pub(super) fn ask(&self, core: usize, attempt: usize) {
         let cores = self.cores.len();
         let others = (0..cores).map(|other| (attempt % cores + other) % cores);
         for other in others.filter(|&other| other != core) {
-            let post = &self.cores[other];
-            let free = post.free.load(Ordering::Acquire)
-                && post
-                    .asked_by
+            let asked_by = &self.cores[other].asked_by;
+            let free = may_take(self.load(core), self.load(other))
+                && asked_by
                     .compare_exchange(NOBODY, core, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok();
             if free {
@@ -110,12 +113,11 @@ impl Board {
         }
     }
 
-    /// Answers who asked `core`.
-    pub(super) fn answer(&self, core: usize, idle: bool) {
+    /// Answers who asked `core`, which has told its load just now.
+    pub(super) fn answer(&self, core: usize) {
         let asker = self.cores[core].asked_by.swap(NOBODY, Ordering::AcqRel);
-        if asker != NOBODY && idle {
-            let post = &self.cores[asker];
-            post.taker.store(core, Ordering::Release);
+        if asker != NOBODY && takes(self.load(asker), self.load(core)) {
+            self.cores[asker].taker.store(core, Ordering::Release);
             self.call(asker);
         }
     }
@@ -154,6 +156,72 @@ impl Board {
     }
 }
 
+/// A vCPU changes sides where the difference is two at least: after that it is
+/// not the other way round.
+fn takes(from: usize, to: usize) -> bool {
+    to.saturating_add(2) <= from
+}
+
+/// The same with what the other one said last: its one runnable vCPU may have
+/// halted since.
+fn may_take(from: usize, to: usize) -> bool {
+    takes(from, if to == 1 { 0 } else { to })
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_takes_a_vcpu() {
+        fn check(from: usize, to: usize, asked: bool, taken: bool) {
+            assert_eq!(
+                (may_take(from, to), takes(from, to)),
+                (asked, taken),
+                "{from} {to}"
+            );
+        }
+        check(2, 0, true, true);
+        check(2, 1, true, false);
+        check(2, 2, false, false);
+        check(3, 1, true, true);
+        check(3, 2, false, false);
+        check(1, 0, false, false);
+        // One that has not said anything yet.
+        check(9, usize::MAX, false, false);
+    }
+
+    #[test]
+    fn asking_and_answering() {
+        let board = Board::new(3);
+        for (core, load) in [(0, 3), (1, 3), (2, 1)] {
+            board.set_load(core, load);
+        }
+        board.ask(0, 0);
+        // Somebody else is quicker with the second question than the answer.
+        board.ask(1, 0);
+        assert!(board.attention(2).load(Ordering::Acquire));
+        assert!(!board.attention(1).load(Ordering::Acquire));
+        board.answer(2);
+        assert_eq!((board.taker(0), board.taker(1)), (Some(2), None));
+        assert_eq!(board.taker(0), None, "an answer serves once");
+        // In the meantime the other one has got a second vCPU.
+        board.ask(1, 1);
+        board.set_load(2, 2);
+        board.answer(2);
+        assert_eq!(board.taker(1), None);
+    }
+
+    #[test]
+    fn a_core_that_is_called_does_not_wait() {
+        let board = Board::new(1);
+        board.call_all();
+        board.wait(0);
+        assert!(board.collect(0).is_empty());
+        assert!(!board.attention(0).load(Ordering::Acquire));
+    }
 }

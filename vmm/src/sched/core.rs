@@ -86,7 +86,7 @@ impl CoreThread {
     pub fn run(mut self, vcpus: Vec<Vcpu>, mut on_end: impl FnMut(CoreEnd)) -> CoreReport {
         let began = Instant::now();
         for vcpu in vcpus {
-            self.admit(vcpu).map(&mut on_end);
+            self.admit(vcpu, 0).map(&mut on_end);
         }
         while !self.control.stopping() {
             for vcpu in self.board.collect(self.index) {
@@ -127,8 +127,10 @@ impl CoreThread {
         let stay = self.vcpus.get_mut(&id)?.run_for(&mut self.seat, &turn);
         match stay {
             Ok(Stay::Paused(rest)) => {
-                self.report.halts += u64::from(rest == Rest::Idle);
-                self.queue.left(rdtsc(), rest);
+                if self.queue.left(rdtsc(), rest) {
+                    self.report.halts += 1;
+                    return self.expect_wake(id);
+                }
                 None
             }
             Ok(Stay::Ended(end)) => self.end(id, Ok(end)),
@@ -136,18 +138,43 @@ impl CoreThread {
         }
     }
 
+    /// A timer that has expired is made an interrupt by one probe and seen by
+    /// the next, so a vCPU whose timer is due is asked twice.
     fn probe(&mut self, id: VcpuId) -> Option<CoreEnd> {
         let began = Instant::now();
-        let stay = self.vcpus.get_mut(&id)?.probe(self.mask);
+        let due = self.queue.is_due(rdtsc(), id);
+        let vcpu = self.vcpus.get_mut(&id)?;
+        let mut stay = vcpu.probe(self.mask);
+        if due && matches!(stay, Ok(Stay::Paused(Rest::Idle))) {
+            stay = vcpu.probe(self.mask);
+        }
         self.report.probes += 1;
         self.report.probing += began.elapsed();
         match stay {
             Ok(Stay::Paused(rest)) => {
                 self.report.wakes += u64::from(rest == Rest::Runnable);
                 self.queue.probed(rdtsc(), id, rest);
-                None
+                match due && rest == Rest::Idle {
+                    true => self.expect_wake(id),
+                    false => None,
+                }
             }
             Ok(Stay::Ended(end)) => self.end(id, Ok(end)),
+            Err(failure) => self.end(id, Err(failure)),
+        }
+    }
+
+    /// Looks when the timer of an idle vCPU will wake it.
+    fn expect_wake(&mut self, id: VcpuId) -> Option<CoreEnd> {
+        if self.queue.is_single() {
+            return None;
+        }
+        match self.vcpus.get(&id)?.timer_due() {
+            Ok(Some(at)) => {
+                self.queue.expect_wake(id, at);
+                None
+            }
+            Ok(None) => None,
             Err(failure) => self.end(id, Err(failure)),
         }
     }
@@ -196,10 +223,11 @@ impl CoreThread {
     }
 
     /// A vCPU that nobody has run yet, or that another core has left.
-    fn admit(&mut self, vcpu: Vcpu) -> Option<CoreEnd> {
+    /// That has cost `cost` ticks.
+    fn admit(&mut self, vcpu: Vcpu, cost: u64) -> Option<CoreEnd> {
         match vcpu.rest() {
             Ok(rest) => {
-                self.queue.admit(rdtsc(), vcpu.id(), rest);
+                self.queue.admit(rdtsc(), vcpu.id(), rest, cost);
                 self.vcpus.insert(vcpu.id(), vcpu);
                 None
             }
@@ -212,13 +240,13 @@ impl CoreThread {
 
     /// A vCPU from another core.
     fn arrive(&mut self, mut vcpu: Vcpu) -> Option<CoreEnd> {
-        let began = Instant::now();
+        let (began, tsc) = (Instant::now(), rdtsc());
         match vcpu.settle_in() {
             Ok(()) => {
-                let took = began.elapsed();
+                let (took, ticks) = (began.elapsed(), rdtsc().saturating_sub(tsc));
                 log::debug!("{} comes to core {} ({took:?})", vcpu.id(), self.index);
                 self.report.migrations.add(took);
-                self.admit(vcpu)
+                self.admit(vcpu, ticks)
             }
             Err(failure) => Some(CoreEnd {
                 vcpu,
@@ -227,11 +255,10 @@ impl CoreThread {
         }
     }
 
-    /// Answers crowded cores, and asks an idle one where this one is crowded.
+    /// Answers crowded cores, and asks another one where this one is crowded.
     fn meet_others(&mut self) {
-        let runnable = self.queue.runnable();
-        self.board.set_free(self.index, runnable < 2);
-        self.board.answer(self.index, runnable == 0);
+        self.board.set_load(self.index, self.queue.runnable());
+        self.board.answer(self.index);
         let taker = self.board.taker(self.index);
         let now = rdtsc();
         let Some(id) = self.queue.surplus(now) else {
@@ -246,6 +273,8 @@ impl CoreThread {
             return;
         };
         if let Some(vcpu) = self.dismiss(id) {
+            // Who is left may run for long before this core looks up again.
+            self.board.set_load(self.index, self.queue.runnable());
             self.board.hand_over(taker, vcpu);
         }
     }

@@ -1,8 +1,8 @@
 //! N vCPUs on M threads: each thread is a core with a run queue.
 //!
 //! [`RunQueue`] decides and knows nothing of KVM or threads; [`CoreThread`] does
-//! what it says. Cores share nothing but the [`Board`], where an idle core and a
-//! crowded one agree on a vCPU's migration.
+//! what it says. Cores share nothing but the [`Board`], where two of them
+//! agree on a vCPU's migration.
 
 mod board;
 mod core;

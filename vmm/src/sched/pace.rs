@@ -18,8 +18,11 @@ const FIRST_LOOK: u64 = 16;
 const SHORTEST: u64 = 16;
 /// For so many slices a vCPU must have been waiting before one migrates,
 const PATIENCE: u64 = 4;
-/// and so many it then stays at least.
+/// and so many it then stays at least,
 const SETTLE: u64 = 40;
+/// or for so many times what the migration has cost: it costs no vCPU more than
+/// 1/64 of its time.
+const WORTH: u64 = 64;
 
 /// The times that a core keeps, in TSC ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,5 +62,37 @@ impl Pace {
             patience: slice.saturating_mul(PATIENCE),
             settle: slice.saturating_mul(SETTLE),
         }
+    }
+
+    /// How long a vCPU stays on a core to which it came for `cost` ticks.
+    #[must_use]
+    pub fn stay(&self, cost: u64) -> u64 {
+        self.settle.max(cost.saturating_mul(WORTH))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_a_slice() {
+        fn check(slice_ms: u64, probe_us: u64, look_us: u64) {
+            let pace = Pace::new(Duration::from_millis(slice_ms), 1000);
+            assert_eq!(pace.slice, slice_ms * 1000);
+            assert_eq!((pace.probe_every, pace.first_look), (probe_us, look_us));
+        }
+        check(1, 800, 62);
+        check(5, 4000, 312);
+        check(1000, 4000, 62_500);
+        assert_eq!(Pace::new(Duration::ZERO, 1).slice, FIRST_LOOK);
+    }
+
+    #[test]
+    fn dear_migrations_are_rare() {
+        let pace = Pace::new(Duration::from_millis(5), 1000);
+        assert_eq!(pace.stay(7), 200_000);
+        assert_eq!(pace.stay(20_000), 1_280_000);
+        assert_eq!(pace.stay(u64::MAX), u64::MAX);
     }
 }

@@ -45,7 +45,8 @@ struct Member {
     id: VcpuId,
     /// What is left of its slice, in ticks.
     left: u64,
-    arrived: u64,
+    /// No other core takes it before.
+    stays_until: u64,
     idle: Option<Idle>,
 }
 
@@ -54,6 +55,18 @@ struct Idle {
     since: u64,
     /// When it was last known to be idle.
     seen: u64,
+    /// When its timer will wake it, if that is known.
+    due: Option<u64>,
+}
+
+impl Idle {
+    fn new(now: u64) -> Self {
+        Self {
+            since: now,
+            seen: now,
+            due: None,
+        }
+    }
 }
 
 /// The vCPU inside `KVM_RUN`.
@@ -100,16 +113,13 @@ impl RunQueue {
         }
     }
 
-    /// A vCPU comes to this core.
-    pub fn admit(&mut self, now: u64, id: VcpuId, rest: Rest) {
-        let idle = Idle {
-            since: now,
-            seen: now,
-        };
+    /// A vCPU comes to this core, which has cost `cost` ticks.
+    pub fn admit(&mut self, now: u64, id: VcpuId, rest: Rest, cost: u64) {
+        let idle = Idle::new(now);
         self.members.push(Member {
             id,
             left: self.pace.slice,
-            arrived: now,
+            stays_until: now.saturating_add(self.pace.stay(cost)),
             idle: (rest == Rest::Idle).then_some(idle),
         });
         if rest == Rest::Runnable {
@@ -149,27 +159,31 @@ impl RunQueue {
         self.sleep(now)
     }
 
-    /// The vCPU that was run has come back.
-    pub fn left(&mut self, now: u64, rest: Rest) {
+    /// The vCPU that was run has come back; true if its timer may be told by
+    /// [`RunQueue::expect_wake`].
+    pub fn left(&mut self, now: u64, rest: Rest) -> bool {
         let Some(Running { id, since }) = self.running.take() else {
-            return;
+            return false;
         };
         let Pace {
             slice, shortest, ..
         } = self.pace;
         let Some(member) = self.members.iter_mut().find(|member| member.id == id) else {
-            return;
+            return false;
         };
         match (&mut member.idle, rest) {
-            (Some(idle), Rest::Idle) => idle.seen = now,
+            (Some(idle), Rest::Idle) => {
+                // It may have run meanwhile.
+                idle.seen = now;
+                idle.due = None;
+                return true;
+            }
             (Some(_), Rest::Runnable) => self.wake(now, id),
             (none, rest) => {
                 member.left = member.left.saturating_sub(now.saturating_sub(since));
                 if rest == Rest::Idle {
-                    *none = Some(Idle {
-                        since: now,
-                        seen: now,
-                    });
+                    *none = Some(Idle::new(now));
+                    return true;
                 } else if member.left < shortest {
                     member.left = slice;
                     self.ready.push_back(id);
@@ -178,6 +192,28 @@ impl RunQueue {
                 }
             }
         }
+        false
+    }
+
+    /// An idle vCPU's timer will wake it at `at`.
+    pub fn expect_wake(&mut self, id: VcpuId, at: u64) {
+        if let Some(idle) = self.idle_mut(id) {
+            idle.due = Some(at);
+        }
+    }
+
+    /// Whether an idle vCPU's timer should have woken it by now.
+    #[must_use]
+    pub fn is_due(&self, now: u64, id: VcpuId) -> bool {
+        let member = self.members.iter().find(|member| member.id == id);
+        let idle = member.and_then(|member| member.idle);
+        idle.and_then(|idle| idle.due).is_some_and(|at| at <= now)
+    }
+
+    /// True if a vCPU's going idle concerns nobody else.
+    #[must_use]
+    pub fn is_single(&self) -> bool {
+        self.members.len() < 2
     }
 
     /// What the probe of an idle vCPU has found.
@@ -187,6 +223,7 @@ impl RunQueue {
             Rest::Idle => {
                 if let Some(idle) = self.idle_mut(id) {
                     idle.seen = now;
+                    idle.due = idle.due.filter(|&at| at > now);
                 }
             }
         }
@@ -207,8 +244,8 @@ impl RunQueue {
         }
         let settled = |id: &&VcpuId| {
             let member = self.members.iter().find(|member| member.id == **id);
-            let stay = member.map_or(0, |member| now.saturating_sub(member.arrived));
-            self.last.is_none_or(|(last, _)| last != **id) && stay >= self.pace.settle
+            self.last.is_none_or(|(last, _)| last != **id)
+                && member.is_some_and(|member| member.stays_until <= now)
         };
         self.ready.iter().find(settled).copied()
     }
@@ -260,10 +297,12 @@ impl RunQueue {
     /// When the next round of probes is due; `asleep` needs none.
     fn probe_at(&self, asleep: Option<VcpuId>) -> Option<u64> {
         let asked = |member: &&Member| Some(member.id) != asleep;
-        let seen = self.members.iter().filter(asked);
-        let oldest = seen.filter_map(|m| Some(m.idle?.seen)).min()?;
-        let due = oldest.saturating_add(self.pace.probe_every);
-        Some(due.max(self.quiet_until))
+        let idle = self.members.iter().filter(asked).filter_map(|m| m.idle);
+        let due = idle.map(|idle| {
+            let probe = idle.seen.saturating_add(self.pace.probe_every);
+            idle.due.map_or(probe, |at| probe.min(at))
+        });
+        Some(due.min()?.max(self.quiet_until))
     }
 
     /// Asks all whose turn would come soon, as interrupting the core is the
@@ -271,9 +310,9 @@ impl RunQueue {
     fn begin_round(&mut self, now: u64) {
         let soon = self.pace.probe_every / 2;
         let due = |member: &&Member| {
-            member
-                .idle
-                .is_some_and(|idle| now.saturating_sub(idle.seen) >= soon)
+            member.idle.is_some_and(|idle| {
+                now.saturating_sub(idle.seen) >= soon || idle.due.is_some_and(|at| at <= now)
+            })
         };
         let due = self.members.iter().filter(due).map(|member| member.id);
         self.round = due.collect();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
+use proptest::prelude::{Just, Strategy, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use proptest::test_runner::TestCaseError;
 
 use super::{Action, Pace, Rest, RunQueue};
@@ -16,7 +16,7 @@ const SLICE: u64 = 5000;
 fn queue(rests: &[Rest]) -> RunQueue {
     let mut queue = RunQueue::new(Pace::new(Duration::from_micros(SLICE), KHZ));
     for (id, rest) in (0..).zip(rests) {
-        queue.admit(0, VcpuId(id), *rest);
+        queue.admit(0, VcpuId(id), *rest, 0);
     }
     queue
 }
@@ -141,8 +141,18 @@ fn surplus_is_what_has_been_waiting_for_long() {
 struct Life {
     runs: u64,
     sleeps: u64,
-    /// It is woken by a timer, which takes two probes to be seen.
-    timer: bool,
+    wake: Wake,
+}
+
+/// What wakes a vCPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wake {
+    /// Another vCPU, or a device.
+    Interrupt,
+    /// A timer of which nobody knows, which takes two probes to be seen.
+    HiddenTimer,
+    /// A timer that the queue is told of.
+    Timer,
 }
 
 #[derive(Debug)]
@@ -168,8 +178,10 @@ struct World {
     probing: u64,
     /// The longest time from being runnable, as known to the queue, to the core.
     waited: u64,
-    /// The longest time from a wake-up to its being known.
+    /// The longest time from a wake-up to its being known,
     unnoticed: u64,
+    /// and from a timer's that was announced.
+    overslept: u64,
 }
 
 impl World {
@@ -190,6 +202,7 @@ impl World {
             probing: 0,
             waited: 0,
             unnoticed: 0,
+            overslept: 0,
         }
     }
 
@@ -207,12 +220,15 @@ impl World {
         self.probing += self.probe_cost;
         let guest = self.guests.get_mut(&id).expect("it exists");
         let expired = guest.wakes.is_none_or(|at| at <= self.now);
-        let seen = expired && (!guest.life.timer || guest.pending);
+        let twice = guest.life.wake == Wake::HiddenTimer;
+        let seen = expired && (!twice || guest.pending);
         guest.pending = expired;
         if seen {
-            self.unnoticed = self
-                .unnoticed
-                .max(self.now - guest.wakes.unwrap_or(self.now));
+            let took = self.now - guest.wakes.unwrap_or(self.now);
+            match guest.life.wake {
+                Wake::Timer => self.overslept = self.overslept.max(took),
+                _ => self.unnoticed = self.unnoticed.max(took),
+            }
             guest.wakes = None;
             guest.work = guest.life.runs;
             guest.queued = Some(self.now);
@@ -258,7 +274,12 @@ impl World {
             None => Rest::Runnable,
         };
         guest.queued = (rest == Rest::Runnable).then_some(self.now);
-        self.queue.left(self.now, rest);
+        let announced = guest.wakes.filter(|_| guest.life.wake == Wake::Timer);
+        if self.queue.left(self.now, rest)
+            && let Some(at) = announced
+        {
+            self.queue.expect_wake(id, at);
+        }
         Ok(())
     }
 }
@@ -266,11 +287,12 @@ impl World {
 fn life() -> impl Strategy<Value = Life> {
     let runs = prop_oneof![Just(u64::MAX), 1..200u64, 1..20_000u64];
     let sleeps = prop_oneof![1..500u64, 1..100_000u64, Just(u64::MAX / 2)];
-    (runs, sleeps, any::<bool>()).prop_map(|(runs, sleeps, timer)| Life {
-        runs,
-        sleeps,
-        timer,
-    })
+    let wake = prop_oneof![
+        Just(Wake::Interrupt),
+        Just(Wake::HiddenTimer),
+        Just(Wake::Timer)
+    ];
+    (runs, sleeps, wake).prop_map(|(runs, sleeps, wake)| Life { runs, sleeps, wake })
 }
 
 proptest! {
@@ -294,6 +316,8 @@ proptest! {
         prop_assert!(world.waited <= bound, "{} > {bound}", world.waited);
         let probes = (pace.probe_every + round).max(round * (pace.quiet + 2));
         prop_assert!(world.unnoticed <= 2 * probes, "{} > 2 x {probes}", world.unnoticed);
+        let quiet = round * (pace.quiet + 2);
+        prop_assert!(world.overslept <= quiet, "{} > {quiet}", world.overslept);
         let share = world.now / (pace.quiet + 1) + round;
         prop_assert!(world.probing <= share, "{} > {share}", world.probing);
     }
@@ -302,7 +326,7 @@ proptest! {
     #[test]
     fn equals_get_equal_time(count in 2..10usize) {
         const END: u64 = 400 * SLICE;
-        let spin = Life { runs: u64::MAX, sleeps: 1, timer: false };
+        let spin = Life { runs: u64::MAX, sleeps: 1, wake: Wake::Interrupt };
         let mut world = World::new(&vec![spin; count], 1);
         while world.now < END {
             world.step(END)?;
@@ -321,7 +345,7 @@ fn idle_vcpus_cost_a_busy_one_less_than_a_twentieth() {
     let idle = Life {
         runs: 10,
         sleeps: u64::MAX / 2,
-        timer: false,
+        wake: Wake::Interrupt,
     };
     let busy = Life {
         runs: u64::MAX,

@@ -14,7 +14,8 @@ use vmm_sys_util::errno;
 /// `KVM_GET_STATS_FD`: `_IO(KVMIO, 0xce)` (Linux `uapi/linux/kvm.h`).
 const KVM_GET_STATS_FD: libc::c_ulong = 0xaece;
 
-/// The statistics that add up to halted time, in nanoseconds.
+/// The statistics that add up to halted time, in nanoseconds: asleep first, then
+/// polling for the wake-up.
 const HALTED: [&str; 3] = ["halt_wait_ns", "halt_poll_success_ns", "halt_poll_fail_ns"];
 
 /// All of a vCPU's statistics are some kilobytes.
@@ -35,6 +36,15 @@ pub enum StatsError {
     /// The statistics lie too far apart to be read at once.
     #[error("KVM's statistics of halted time are spread over {0} bytes")]
     Scattered(usize),
+}
+
+/// Nanoseconds for which a vCPU was halted since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Halted {
+    /// Its thread slept.
+    pub waited_ns: u64,
+    /// Its thread polled for the wake-up.
+    pub polled_ns: u64,
 }
 
 /// The open statistics of one vCPU.
@@ -78,20 +88,21 @@ impl HaltStats {
         })
     }
 
-    /// Nanoseconds for which the vCPU was halted since it was made, polling
-    /// for its wake-up included.
+    /// How long the vCPU was halted.
     ///
     /// # Errors
     /// The error of the read.
-    pub fn halted_ns(&mut self) -> Result<u64, StatsError> {
+    pub fn halted(&mut self) -> Result<Halted, StatsError> {
         self.file.read_exact_at(&mut self.block, self.start)?;
-        let value = |&place: &usize| {
+        let [waited_ns, success, fail] = self.places.map(|place| {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&self.block[place..place + 8]);
             u64::from_le_bytes(bytes)
-        };
-        let values = self.places.iter().map(value);
-        Ok(values.fold(0, u64::wrapping_add))
+        });
+        Ok(Halted {
+            waited_ns,
+            polled_ns: success.wrapping_add(fail),
+        })
     }
 }
 

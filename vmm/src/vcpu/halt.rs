@@ -1,25 +1,81 @@
-//! Halted time, in TSC ticks.
+//! Time between entry and exit in which the vCPU did not run, in TSC ticks:
+//! it was halted, or the host ran something else on its CPU.
+//!
+//! Two sources tell, and both are asked rarely, for each is a system call:
+//! KVM's statistics (halted, polling for the wake-up included) and the CPU time
+//! of the thread. What is off the CPU and not halted was preempted.
 
 use crate::kvm::KvmVcpu;
-use crate::sys::HaltStats;
+use crate::sys::{HaltStats, rdtsc, thread_cpu_ns};
 
-/// An interval this long may well be a halt, and is asked about at once.
+/// An interval this long may well be a halt or a preemption, and is asked about
+/// at once.
 const LONG_NS: u64 = 200_000;
-/// Guest time in shorter intervals that goes by without a question: reading the
-/// statistics is a system call, which costs as much as half an exit on some
-/// hosts. So at most this much halted time is told late; none is lost.
+/// Counted time in shorter intervals that goes by without a question. So at most
+/// this much is told late; none is lost.
 const UNASKED_NS: u64 = 1_000_000;
+/// Time outside of counted intervals after which a question at the entry keeps
+/// apart what was off the CPU there: device emulation that waited, guest time
+/// that nobody counted, other vCPUs.
+const AWAY_NS: u64 = 100_000;
+/// The CPU clock and the TSC cannot be read at the same instant. As much of a
+/// difference in the wrong direction is kept to cancel one in the other.
+const SLACK_NS: u64 = 10_000;
 
-/// Tells how long a vCPU was halted between entry and exit.
+/// What the host knows at one instant; only differences mean something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Moment {
+    /// TSC.
+    tsc: u64,
+    /// CPU time of the thread, in nanoseconds.
+    cpu_ns: u64,
+    /// Halted and off the CPU, in nanoseconds.
+    waited_ns: u64,
+    /// Halted on the CPU: polling for the wake-up, in nanoseconds.
+    polled_ns: u64,
+}
+
+/// Who tells the [`Moment`]s.
+trait TimeSource {
+    fn now(&mut self) -> Moment;
+}
+
+/// This thread, and KVM's statistics of the vCPU.
 #[derive(Debug)]
-pub(super) struct HaltClock {
+pub(super) struct HostTime {
     stats: Option<HaltStats>,
-    seen_ns: u64,
-    /// Guest time since then, in ticks.
-    unasked: u64,
-    /// Halted ticks that were found, but not told yet.
-    owed: u64,
+}
+
+impl TimeSource for HostTime {
+    fn now(&mut self) -> Moment {
+        let halted = self.stats.as_mut().and_then(|stats| stats.halted().ok());
+        let halted = halted.unwrap_or_default();
+        Moment {
+            waited_ns: halted.waited_ns,
+            polled_ns: halted.polled_ns,
+            tsc: rdtsc(),
+            cpu_ns: thread_cpu_ns(),
+        }
+    }
+}
+
+/// Tells how long a vCPU did not run between entry and exit.
+#[derive(Debug)]
+pub(super) struct HaltClock<S = HostTime> {
+    source: S,
     tsc_khz: u64,
+    /// The last question; `None` before the first one of a stay on a thread.
+    last: Option<Moment>,
+    /// Ticks in counted intervals since then.
+    unasked: u64,
+    /// TSC at the end of the last counted interval, or at a later question.
+    left: u64,
+    /// Guest ticks since then, in intervals that were not counted.
+    uncounted: u64,
+    /// Negative: the CPU clock is ahead of the TSC by this much.
+    surplus: i64,
+    /// Ticks that were found, but not told yet.
+    owed: u64,
 }
 
 impl HaltClock {
@@ -29,78 +85,128 @@ impl HaltClock {
             Ok(stats) => Some(stats),
             Err(error) => {
                 log::warn!(
-                    "{}: halted time counts as running time, because {error}",
+                    "{}: time in which KVM polls for a halted vCPU's wake-up counts as running \
+                     time, because {error}",
                     vcpu.id()
                 );
                 None
             }
         };
+        Self::with_source(HostTime { stats }, tsc_khz)
+    }
+}
+
+#[allow(
+    private_bounds,
+    reason = "the run loop uses the default, tests their own"
+)]
+impl<S: TimeSource> HaltClock<S> {
+    fn with_source(source: S, tsc_khz: u32) -> Self {
         Self {
-            stats,
-            seen_ns: 0,
-            // Whatever was halted before the first question belongs to nobody.
-            unasked: u64::MAX,
-            owed: 0,
+            source,
             tsc_khz: tsc_khz.into(),
+            last: None,
+            unasked: 0,
+            left: 0,
+            uncounted: 0,
+            surplus: 0,
+            owed: 0,
         }
     }
 
-    /// Forgets what was halted until now: counting begins here.
-    pub(super) fn begin(&mut self) {
-        if self.ns(self.unasked) >= UNASKED_NS {
-            self.ask();
+    /// The vCPU leaves its thread at TSC `now`; another one may run it on, and
+    /// with it comes another CPU clock. What it lost until now is told after its
+    /// next interval.
+    pub(super) fn leave(&mut self, now: u64, counting: bool) {
+        if counting && self.last.is_some() {
+            let away = now.saturating_sub(self.left);
+            self.ask(if away >= self.ticks(AWAY_NS) { away } else { 0 });
         }
-        self.owed = 0;
+        self.last = None;
     }
 
-    /// Halted ticks of an interval of `ticks` that ended just now, and of the
-    /// ones before; never more than `ticks`. 0 unless something is `counting`.
-    pub(super) fn passed(&mut self, ticks: u64, counting: bool) -> u64 {
-        self.unasked = self.unasked.saturating_add(ticks);
+    /// The guest is about to be entered, at TSC `now`, and something counts;
+    /// `begins` if nothing did in the interval before.
+    pub(super) fn entering(&mut self, now: u64, begins: bool) {
+        if self.last.is_none() {
+            self.last = Some(self.source.now());
+            self.restart(now);
+            self.surplus = 0;
+        } else {
+            let away = now.saturating_sub(self.left);
+            if away >= self.ticks(AWAY_NS) {
+                self.ask(away);
+                self.restart(now);
+            }
+        }
+        if begins {
+            self.owed = 0;
+        }
+    }
+
+    /// Ticks of the interval from TSC `entered` to `left` in which the vCPU did
+    /// not run, and of the intervals before; never more than the interval has.
+    /// 0 unless something is `counting`.
+    pub(super) fn passed(&mut self, entered: u64, left: u64, counting: bool) -> u64 {
+        let ticks = left.saturating_sub(entered);
         if !counting {
+            self.uncounted = self.uncounted.saturating_add(ticks);
             return 0;
         }
-        if self.ns(ticks) >= LONG_NS || self.ns(self.unasked) >= UNASKED_NS {
-            self.owed = self.owed.saturating_add(self.ask());
+        self.unasked = self.unasked.saturating_add(ticks);
+        self.uncounted = 0;
+        self.left = left;
+        if ticks >= self.ticks(LONG_NS) || self.unasked >= self.ticks(UNASKED_NS) {
+            self.ask(0);
+            self.unasked = 0;
         }
         let told = self.owed.min(ticks);
         self.owed -= told;
         told
     }
 
-    /// The vCPU leaves its core while something is `counting`: what it was halted
-    /// until now is told at the next interval.
-    pub(super) fn leave(&mut self, counting: bool) {
-        if counting {
-            self.owed = self.owed.saturating_add(self.ask());
-        }
-    }
-
-    /// The vCPU comes back to a core, where it was halted since [`Self::leave`]:
-    /// that time belongs to no interval.
-    pub(super) fn come_back(&mut self, counting: bool) {
-        match counting {
-            true => {
-                self.ask();
-            }
-            false => self.unasked = u64::MAX,
-        }
-    }
-
-    fn ns(&self, ticks: u64) -> u64 {
-        let ns = u128::from(ticks) * 1_000_000 / u128::from(self.tsc_khz);
-        u64::try_from(ns).unwrap_or(u64::MAX)
-    }
-
-    /// Ticks halted since the last question.
-    fn ask(&mut self) -> u64 {
+    fn restart(&mut self, now: u64) {
         self.unasked = 0;
-        let Some(Ok(now)) = self.stats.as_mut().map(HaltStats::halted_ns) else {
-            return 0;
+        self.uncounted = 0;
+        self.left = now;
+    }
+
+    /// Finds what was lost since the last question. Time `away` from counted
+    /// intervals takes its share first; what is then left was lost in them.
+    fn ask(&mut self, away: u64) {
+        let now = self.source.now();
+        let Some(last) = self.last.replace(now) else {
+            return;
         };
-        let ns = now.wrapping_sub(self.seen_ns);
-        self.seen_ns = now;
+        let passed = |now: u64, last: u64| self.ticks(now.saturating_sub(last));
+        let waited = passed(now.waited_ns, last.waited_ns);
+        let polled = passed(now.polled_ns, last.polled_ns);
+        let on_cpu = passed(now.cpu_ns, last.cpu_ns);
+        let halted = waited
+            .saturating_add(polled)
+            .saturating_sub(self.uncounted.min(away));
+        // A halt that begins or ends between two of the reads, or the CPU time
+        // of going to sleep, makes this negative by a little.
+        let span = now.tsc.saturating_sub(last.tsc);
+        let mut preempted = signed(span) - signed(on_cpu) - signed(waited);
+        preempted -= preempted.clamp(0, signed(away));
+        self.surplus = (self.surplus + preempted).max(-signed(self.ticks(SLACK_NS)));
+        let preempted = u64::try_from(self.surplus).unwrap_or(0);
+        self.surplus = self.surplus.min(0);
+        let lost = halted.saturating_add(preempted).min(self.unasked);
+        self.owed = self.owed.saturating_add(lost);
+    }
+
+    fn ticks(&self, ns: u64) -> u64 {
         let ticks = u128::from(ns) * u128::from(self.tsc_khz) / 1_000_000;
         u64::try_from(ticks).unwrap_or(u64::MAX)
     }
 }
+
+/// Spans stay far below 2^62 ticks, a lifetime of any TSC.
+fn signed(ticks: u64) -> i64 {
+    i64::try_from(ticks).unwrap_or(i64::MAX).min(1 << 62)
+}
+
+#[cfg(test)]
+mod tests;

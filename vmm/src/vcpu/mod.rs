@@ -14,6 +14,7 @@ mod rdpmc;
 mod run;
 mod saved;
 mod stepping;
+mod timer;
 mod turn;
 
 pub use debug::{DebugControl, DebugEvent, DebugQuirks};

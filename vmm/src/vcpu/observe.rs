@@ -51,6 +51,10 @@ pub enum TrapEvent {
         request: PmiRequest,
         /// Where it went.
         delivery: PmiDelivery,
+        /// TSC value at which the guest had to be interrupted for the first of
+        /// them, as far as the counter backend knew it when the guest was
+        /// entered.
+        due: Option<u64>,
     },
     /// A PMI is held back by the throttle.
     PmiLate,

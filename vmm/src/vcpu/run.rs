@@ -139,13 +139,24 @@ pub(super) struct Core {
     pub(super) gp: GpWatch,
     pub(super) stepping: StepDriver,
     pub(super) throttle: PmiThrottle,
-    pub(super) pending_pmi: Option<(PmiRequest, Lvtpc)>,
+    pub(super) pending_pmi: Option<PendingPmi>,
     pub(super) halt: HaltClock,
     pub(super) counting: bool,
     pub(super) warned_full: bool,
     /// Exits yet to come at which registers are likely to be wanted.
     pub(super) registers_wanted: u8,
     pub(super) entered: u64,
+    /// The PMU's deadline as of the last entry.
+    pub(super) due: Option<u64>,
+}
+
+/// A PMI that has left the PMU and has not been sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PendingPmi {
+    request: PmiRequest,
+    lvtpc: Lvtpc,
+    /// When its overflow was due, if the PMU knew.
+    due: Option<u64>,
 }
 
 impl Vcpu {
@@ -175,6 +186,7 @@ impl Vcpu {
                 warned_full: false,
                 registers_wanted: 0,
                 entered: 0,
+                due: None,
             },
         }
     }
@@ -211,6 +223,8 @@ impl Vcpu {
     ) -> Result<Stay, VcpuFailure> {
         let core = &mut self.core;
         let stay = self.kvm.with_kicks(|kvm| core.stay(kvm, seat, turn));
+        // The next stay may be on another thread.
+        core.halt.leave(rdtsc(), core.counting);
         stay.or_else(|failure| dead_machine(failure).map(Stay::Ended))
     }
 
@@ -309,8 +323,8 @@ impl Core {
         self.debug.apply(kvm)?;
         if let Some(pmu) = &mut self.pmu {
             let needs = pmu.needs();
-            if needs.counting && !self.counting {
-                self.halt.begin();
+            if needs.counting {
+                self.halt.entering(rdtsc(), !self.counting);
             }
             self.counting = needs.counting;
             let soon = self.registers_wanted > 0;
@@ -320,7 +334,8 @@ impl Core {
             self.entered = now;
             pmu.observe(Progress::Entered { tsc: now });
             let late = self.throttle.deadline();
-            let deadline = earliest(pmu.deadline(), late);
+            self.due = pmu.deadline();
+            let deadline = earliest(self.due, late);
             seat.timer.set(now, earliest(deadline, until));
         } else if until.is_some() {
             seat.timer.set(rdtsc(), until);
@@ -339,8 +354,7 @@ impl Core {
             return Ok(());
         };
         let needs = pmu.needs();
-        let ticks = tsc.saturating_sub(self.entered);
-        let halted = self.halt.passed(ticks, needs.counting);
+        let halted = self.halt.passed(self.entered, tsc, needs.counting);
         let ring = match needs.ring {
             true => Some(Ring::from_cpl(cpl(&kvm.get_sregs()?))),
             false => None,
@@ -351,16 +365,6 @@ impl Core {
             self.debug.refresh_stale(kvm)?;
         }
         Ok(())
-    }
-
-    /// The vCPU is idle and leaves its core.
-    pub(super) fn leave(&mut self) {
-        self.halt.leave(self.counting);
-    }
-
-    /// It comes back from [`Core::leave`].
-    pub(super) fn back(&mut self) {
-        self.halt.come_back(self.counting);
     }
 
     pub(super) fn forward_pmi(&mut self, kvm: &KvmVcpu, now: u64) -> Result<(), VcpuFailure> {
@@ -383,27 +387,42 @@ impl Core {
         if !due {
             return Ok(());
         }
-        let Some((request, lvtpc)) = self.pending_pmi.take() else {
+        let Some(pending) = self.pending_pmi.take() else {
             return Ok(());
         };
-        let delivery = pmi::send(kvm, &self.vm, vendor, lvtpc)?;
-        self.report(kvm.id(), || TrapEvent::Pmi { request, delivery });
+        let PendingPmi { request, due, .. } = pending;
+        let delivery = pmi::send(kvm, &self.vm, vendor, pending.lvtpc)?;
+        self.report(kvm.id(), || TrapEvent::Pmi {
+            request,
+            delivery,
+            due,
+        });
         Ok(())
     }
 
     /// Keeps a new PMI until it is sent; false if LVTPC lets none through now
     /// and no earlier one is on its way.
     fn latch_pmi(&mut self, kvm: &KvmVcpu, request: PmiRequest) -> Result<bool, VcpuFailure> {
-        if let Some((earlier, lvtpc)) = self.pending_pmi {
-            self.pending_pmi = Some((both(earlier, request), lvtpc));
+        if let Some(pending) = &mut self.pending_pmi {
+            pending.request = both(pending.request, request);
             return Ok(true);
         }
         let lvtpc = Lvtpc::read(kvm)?;
         if let Some(delivery) = pmi::refusal(lvtpc) {
-            self.report(kvm.id(), || TrapEvent::Pmi { request, delivery });
+            let due = self.due;
+            self.report(kvm.id(), || TrapEvent::Pmi {
+                request,
+                delivery,
+                due,
+            });
             return Ok(false);
         }
-        self.pending_pmi = lvtpc.map(|lvtpc| (request, lvtpc));
+        let due = self.due;
+        self.pending_pmi = lvtpc.map(|lvtpc| PendingPmi {
+            request,
+            lvtpc,
+            due,
+        });
         Ok(true)
     }
 

@@ -8,9 +8,15 @@ use pmu_virt::CorePmu;
 use super::end::VcpuEnd;
 use super::kick::Seat;
 use super::run::{Vcpu, VcpuFailure, dead_machine};
+use super::timer::{self, Expiry};
 use crate::kvm::{KvmVcpu, VcpuError, VmExit};
 use crate::sched::Rest;
 use crate::sys::{SignalMask, rdtsc};
+
+/// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
+const TSC: u32 = 0x10;
+/// `IA32_TSC_DEADLINE`.
+const TSC_DEADLINE: u32 = 0x6e0;
 
 /// When a vCPU has to leave the core.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +61,6 @@ impl Vcpu {
         if self.looking {
             self.kvm.set_signal_mask(None)?;
             self.looking = false;
-            self.core.back();
         }
         self.stay(seat, Some(turn))
     }
@@ -76,7 +81,6 @@ impl Vcpu {
 
     fn look(&mut self, mask: SignalMask) -> Result<Stay, VcpuFailure> {
         if !self.looking {
-            self.core.leave();
             self.kvm.set_signal_mask(Some(mask))?;
             self.looking = true;
         }
@@ -123,6 +127,26 @@ impl Vcpu {
     /// The error of `KVM_GET_MP_STATE`.
     pub fn rest(&self) -> Result<Rest, VcpuFailure> {
         Ok(rest(&self.kvm)?)
+    }
+
+    /// The TSC value at which the timer of its local APIC will have expired, if it
+    /// is set.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_LAPIC` or `KVM_GET_MSRS`.
+    pub fn timer_due(&self) -> Result<Option<u64>, VcpuFailure> {
+        let ticks = match timer::expiry(&self.kvm.get_lapic()?) {
+            Expiry::Never => None,
+            Expiry::After(cycles) => Some(timer::ticks(cycles, self.tsc_khz())),
+            Expiry::AtDeadline => {
+                let deadline = self.kvm.read_msr(TSC_DEADLINE)?.unwrap_or(0);
+                let tsc = self.kvm.read_msr(TSC)?.unwrap_or(0);
+                // 0 is "not set" (SDM vol. 3A, 12.5.4.1).
+                (deadline > 0).then(|| deadline.saturating_sub(tsc))
+            }
+        };
+        let margin = timer::margin(self.tsc_khz());
+        Ok(ticks.map(|ticks| rdtsc().saturating_add(ticks).saturating_add(margin)))
     }
 
     /// Enters and leaves `KVM_RUN` without running the guest, so that what KVM

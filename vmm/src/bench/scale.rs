@@ -1,0 +1,246 @@
+//! What the PMU's own part costs as vCPUs and counters grow in number, without
+//! KVM: settling an interval, reading a counter, switching.
+
+use std::io::{self, Write};
+use std::time::Instant;
+
+use pmu_virt::{
+    CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, ReadOutcome, Ring, VcpuPmu,
+};
+use serde::Serialize;
+
+use super::error::BenchError;
+use super::registers::PmuMsrs;
+use super::report::Report;
+use super::rig;
+use super::sources::{LeftOut, Source};
+use super::stats::median;
+use super::switch;
+
+/// vCPUs of one machine.
+const VCPUS: [u32; 3] = [1, 8, 64];
+/// Counters that each of them uses.
+const COUNTERS: [usize; 3] = [1, 4, 8];
+/// Times that all vCPUs are gone through in one measured run.
+const CALLS: u32 = 6_400;
+const INTERVAL: u64 = 100_000;
+
+/// Costs with some number of vCPUs and counters.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ScaleRow {
+    /// Where the counts come from.
+    pub backend: &'static str,
+    /// vCPUs that are gone through in turn.
+    pub vcpus: u32,
+    /// Counters that each of them uses.
+    pub counters: usize,
+    /// One entry and one exit, each vCPU on a core of its own.
+    pub settle_ns: f64,
+    /// RDMSR of a running counter, likewise.
+    pub rdmsr_ns: f64,
+    /// One switch out and in, all vCPUs on one core.
+    pub switch_ns: f64,
+    /// Operations on physical counters in it.
+    pub operations: f64,
+}
+
+/// The whole measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct ScaleReport {
+    /// The host's processor.
+    pub processor: Option<String>,
+    /// PMU model of the vCPUs.
+    pub model: &'static str,
+    /// Runs of which the median is given.
+    pub runs: u32,
+    /// One for each source, number of vCPUs and number of counters.
+    pub rows: Vec<ScaleRow>,
+    /// Sources without figures.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Measures every combination `runs` times on each of `sources`.
+pub(super) fn measure(
+    sources: &[Source],
+    mut left_out: Vec<LeftOut>,
+    runs: u32,
+) -> Result<ScaleReport, BenchError> {
+    let model = PmuModel::parse(switch::MODEL)?;
+    let mut rows = Vec::new();
+    for source in sources {
+        let codes = match switch::codes(&model, source)? {
+            Ok(codes) => codes,
+            Err(none) => {
+                left_out.push(none);
+                continue;
+            }
+        };
+        for vcpus in VCPUS {
+            for counters in COUNTERS {
+                let case = Case {
+                    model: &model,
+                    msrs: PmuMsrs::of(&model),
+                    source,
+                    vcpus,
+                    selects: codes.iter().copied().cycle().take(counters).collect(),
+                };
+                rows.push(case.measure(runs)?);
+            }
+        }
+    }
+    Ok(ScaleReport {
+        processor: rig::processor(),
+        model: switch::MODEL,
+        runs,
+        rows,
+        left_out,
+    })
+}
+
+struct Case<'a> {
+    model: &'a PmuModel,
+    msrs: PmuMsrs,
+    source: &'a Source,
+    vcpus: u32,
+    selects: Vec<u64>,
+}
+
+impl Case<'_> {
+    fn measure(&self, runs: u32) -> Result<ScaleRow, BenchError> {
+        let mut apart = self.pmus();
+        for pmu in &mut apart {
+            pmu.attach(Box::new(CorePmu::new(self.source.open()?)));
+        }
+        let mut tsc = 0;
+        let settle_ns = self.per_call(runs, &mut apart, |pmu| {
+            interval(pmu, &mut tsc);
+        });
+        let counter = MsrIndex(self.msrs.first().1);
+        let mut failed = false;
+        let rdmsr_ns = self.per_call(runs, &mut apart, |pmu| {
+            let read = pmu.rdmsr(std::hint::black_box(counter), Layer::GuestKernel);
+            failed |= !matches!(read, ReadOutcome::Value(_));
+        });
+        if failed {
+            return Err(BenchError::Miscount(
+                "a counter of the measurement cannot be read".to_owned(),
+            ));
+        }
+        let mut together = self.pmus();
+        let mut core = Some(Box::new(CorePmu::new(self.source.open()?)));
+        let before = self.switch_all(&mut together, &mut core);
+        let switch_ns = self.per_call(runs, &mut together, |pmu| {
+            if let Some(one) = core.take() {
+                pmu.attach(one);
+                core = pmu.park();
+            }
+        });
+        let switches = u64::from(runs) * u64::from(self.rounds() * self.vcpus);
+        let operations = core.as_ref().map_or(0, |core| core.operations()) - before;
+        Ok(ScaleRow {
+            backend: self.source.name,
+            vcpus: self.vcpus,
+            counters: self.selects.len(),
+            settle_ns,
+            rdmsr_ns,
+            switch_ns,
+            operations: rig::ratio(operations, switches),
+        })
+    }
+
+    /// One round that warms up; the operations until its end.
+    fn switch_all(&self, pmus: &mut [VcpuPmu], core: &mut Option<Box<CorePmu>>) -> u64 {
+        for pmu in pmus {
+            if let Some(one) = core.take() {
+                pmu.attach(one);
+                *core = pmu.park();
+            }
+        }
+        core.as_ref().map_or(0, |core| core.operations())
+    }
+
+    fn pmus(&self) -> Vec<VcpuPmu> {
+        let pmu = |n| {
+            let mut pmu = VcpuPmu::detached(OwnerId(n), self.model.clone(), Grant::everything());
+            for (msr, select) in self.msrs.selects.iter().zip(&self.selects) {
+                pmu.wrmsr(MsrIndex(*msr), *select, Layer::GuestKernel);
+            }
+            if let Some(msr) = self.msrs.global_control {
+                let all = self.model.global_mask();
+                pmu.wrmsr(MsrIndex(msr), all, Layer::GuestKernel);
+            }
+            pmu
+        };
+        (0..self.vcpus).map(pmu).collect()
+    }
+
+    fn rounds(&self) -> u32 {
+        (CALLS / self.vcpus).max(1)
+    }
+
+    /// Median nanoseconds of one call, over runs through all vCPUs in turn.
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "runs take far less than 2^52 ns"
+    )]
+    fn per_call(&self, runs: u32, pmus: &mut [VcpuPmu], mut call: impl FnMut(&mut VcpuPmu)) -> f64 {
+        let mut times = Vec::new();
+        for _ in 0..runs {
+            let begin = Instant::now();
+            for _ in 0..self.rounds() {
+                pmus.iter_mut().for_each(&mut call);
+            }
+            times.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        }
+        let calls = f64::from(self.rounds()) * f64::from(self.vcpus);
+        median(&mut times).unwrap_or_default() as f64 / calls
+    }
+}
+
+/// The guest runs for a while, at CPL 0.
+fn interval(pmu: &mut VcpuPmu, tsc: &mut u64) {
+    pmu.observe(Progress::Entered { tsc: *tsc });
+    *tsc += INTERVAL;
+    pmu.observe(Progress::Left {
+        tsc: *tsc,
+        halted: 0,
+        ring: Some(Ring::Kernel),
+    });
+    std::hint::black_box(pmu.deadline());
+}
+
+impl Report for ScaleReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "The PMU's own part as the work grows, in nanoseconds (median of {} runs)\n\
+             {}, model {}\n",
+            self.runs,
+            self.processor.as_deref().unwrap_or("unknown processor"),
+            self.model
+        )?;
+        writeln!(
+            out,
+            "{:<10} {:>6} {:>9} {:>15} {:>8} {:>8} {:>20}",
+            "backend", "vCPUs", "counters", "entry and exit", "RDMSR", "switch", "operations in it"
+        )?;
+        for row in &self.rows {
+            writeln!(
+                out,
+                "{:<10} {:>6} {:>9} {:>15.1} {:>8.1} {:>8.1} {:>20.2}",
+                row.backend,
+                row.vcpus,
+                row.counters,
+                row.settle_ns,
+                row.rdmsr_ns,
+                row.switch_ns,
+                row.operations
+            )?;
+        }
+        writeln!(
+            out,
+            "\nentry and exit, RDMSR: each vCPU on a core of its own, in turn; switch: all on one core"
+        )?;
+        LeftOut::text(&self.left_out, out)
+    }
+}
