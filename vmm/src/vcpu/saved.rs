@@ -11,8 +11,8 @@ impl Vcpu {
     pub fn save_pmu(&mut self) -> Option<PmuState> {
         let late = self.core.pending_pmi.take();
         let pmu = self.core.pmu.as_mut()?;
-        if let Some((request, _)) = late {
-            pmu.return_pmi(request);
+        if let Some(late) = late {
+            pmu.return_pmi(late.request);
         }
         Some(pmu.save())
     }
