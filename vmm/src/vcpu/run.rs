@@ -153,7 +153,7 @@ pub(super) struct Core {
 /// A PMI that has left the PMU and has not been sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PendingPmi {
-    request: PmiRequest,
+    pub(super) request: PmiRequest,
     lvtpc: Lvtpc,
     /// When its overflow was due, if the PMU knew.
     due: Option<u64>,
