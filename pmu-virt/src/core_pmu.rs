@@ -53,7 +53,15 @@ struct Resident {
 struct Debt {
     owner: OwnerId,
     stamp: u64,
-    reading: Reading,
+    last: Last,
+}
+
+/// What a counter takes along when it leaves a slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Last {
+    pub(crate) reading: Reading,
+    /// Why it is no longer exact.
+    pub(crate) loss: Option<LossReason>,
 }
 
 /// A stay of a logical counter on a slot.
@@ -182,13 +190,20 @@ impl CorePmu {
         }
     }
 
-    /// The last count of a stay that was ended by somebody else.
-    pub(crate) fn settle_debt(&mut self, owner: OwnerId, stay: Stay) -> Option<Reading> {
+    /// The last count of a stay, which is over or about to be.
+    pub(crate) fn last_of(&mut self, owner: OwnerId, stay: Stay) -> Option<Last> {
+        if self.holds(stay) {
+            return Some(Last {
+                reading: self.read(stay.slot),
+                loss: self.loss(stay.slot),
+            });
+        }
+        // Somebody else has ended it.
         let at = self
             .debts
             .iter()
             .position(|debt| debt.owner == owner && debt.stamp == stay.stamp)?;
-        Some(self.debts.swap_remove(at).reading)
+        Some(self.debts.swap_remove(at).last)
     }
 
     /// A slot that can be had without moving a counter of the attached vCPU: a
@@ -259,7 +274,10 @@ impl CorePmu {
         self.debts.push(Debt {
             owner: resident.owner,
             stamp: resident.stamp,
-            reading: self.backend.read(at),
+            last: Last {
+                reading: self.backend.read(at),
+                loss: self.backend.loss(at),
+            },
         });
         log::trace!("{} of {} makes room", resident.counter, resident.owner);
         self.stats.evicted += 1;

@@ -90,13 +90,6 @@ struct Logical {
     unavailable: Option<UnavailableReason>,
 }
 
-impl Logical {
-    /// Keeps the first reason why events are no longer exact.
-    fn note_loss(&mut self, loss: Option<LossReason>) {
-        self.loss = self.loss.or(loss);
-    }
-}
-
 /// One vCPU's PMU. Owned by the thread that runs the vCPU.
 ///
 /// Accesses take place between [`Progress::Left`] and [`Progress::Entered`].

@@ -276,6 +276,31 @@ fn a_lost_label_stays_lost() {
 }
 
 #[test]
+fn a_lost_label_stays_lost_when_the_counter_has_to_make_room() {
+    let on = |owner| {
+        let mut pmu = VcpuPmu::detached(OwnerId(owner), model("amd-core"), Grant::everything());
+        pmu.wrmsr(MsrIndex(0xc001_0200), 0x43_00c0, KERNEL);
+        pmu
+    };
+    let (mut first, mut second) = (on(1), on(2));
+    let one_slot = Limited::of(Box::new(StepBackend::new()), 1);
+    first.attach(Box::new(CorePmu::new(Box::new(one_slot))));
+    first.observe(Progress::Lost {
+        reason: LossReason::Undecodable,
+    });
+    second.attach(first.park().expect("a core"));
+    first.attach(second.park().expect("a core"));
+    let stats = first.core().expect("a core").stats();
+    assert_eq!(stats.evicted, 2, "{stats:?}");
+    let report = first.report()[0];
+    assert_eq!(report.loss, Some(LossReason::Undecodable));
+    let Reading::Counted { provenance, .. } = report.reading else {
+        panic!("{report:?}");
+    };
+    assert_eq!(provenance, Provenance::Scaled);
+}
+
+#[test]
 fn a_counter_that_waits_for_its_turn_goes_on_as_it_would_have() {
     let turns = Oversubscribe::Multiplex {
         turn: NonZeroU64::new(100).expect("not 0"),

@@ -167,13 +167,8 @@ impl VcpuPmu {
             return;
         };
         let Some(core) = &mut self.core else { return };
-        let last = match core.holds(stay) {
-            true => Some(core.read(stay.slot)),
-            false => core.settle_debt(self.owner, stay),
-        };
-        let loss = core.holds(stay).then(|| core.loss(stay.slot)).flatten();
+        let last = core.last_of(self.owner, stay);
         core.release(stay);
-        self.counters[index_of(counter)].note_loss(loss);
         self.leave_place(counter, last);
     }
 }

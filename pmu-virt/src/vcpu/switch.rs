@@ -1,8 +1,7 @@
 //! Onto a core and off it.
 
 use super::VcpuPmu;
-use crate::backend::Reading;
-use crate::core_pmu::CorePmu;
+use crate::core_pmu::{CorePmu, Last};
 use crate::ids::SlotSet;
 
 impl VcpuPmu {
@@ -52,13 +51,8 @@ impl VcpuPmu {
             let Some((stay, _)) = self.counters[super::index_of(counter)].placed else {
                 continue;
             };
-            let reading = match core.holds(stay) {
-                true => Some(core.read(stay.slot)),
-                false => core.settle_debt(self.owner, stay),
-            };
-            let loss = core.holds(stay).then(|| core.loss(stay.slot)).flatten();
-            self.counters[super::index_of(counter)].note_loss(loss);
-            self.leave_place(counter, reading);
+            let last = core.last_of(self.owner, stay);
+            self.leave_place(counter, last);
             core.release(stay);
         }
         core.forget(self.owner);
@@ -88,17 +82,19 @@ impl VcpuPmu {
             }
             return;
         }
-        let reading = core.settle_debt(self.owner, stay);
-        self.leave_place(counter, reading);
+        let last = core.last_of(self.owner, stay);
+        self.leave_place(counter, last);
     }
 
     /// Takes in the last count of a stay.
-    pub(super) fn leave_place(&mut self, counter: arbiter::CounterId, last: Option<Reading>) {
-        if let Some(reading) = last {
-            self.absorb(counter, reading);
+    pub(super) fn leave_place(&mut self, counter: arbiter::CounterId, last: Option<Last>) {
+        if let Some(last) = last {
+            self.absorb(counter, last.reading);
         }
         let ran = self.ran;
         let logical = &mut self.counters[super::index_of(counter)];
+        // The first reason is the one that counts.
+        logical.loss = logical.loss.or(last.and_then(|last| last.loss));
         logical.placed = None;
         logical.running = false;
         logical.settled = 0;

@@ -1,8 +1,8 @@
 //! A backend with fewer slots than it could have, as hardware has.
 
 use pmu_virt::{
-    ClockBackend, CountRequest, CounterBackend, OwnerId, Progress, Provenance, Reading, SlotIndex,
-    SlotSet, Unavailable,
+    ClockBackend, CountRequest, CounterBackend, LossReason, OwnerId, Progress, Provenance, Reading,
+    SlotIndex, SlotSet, Unavailable,
 };
 use std::num::NonZeroU64;
 
@@ -20,8 +20,13 @@ pub(crate) struct Limited {
 impl Limited {
     /// A clock with this many slots.
     pub(crate) fn clock(slots: usize) -> Self {
+        Limited::of(Box::new(ClockBackend::new()), slots)
+    }
+
+    /// The first slots of `inner`.
+    pub(crate) fn of(inner: Box<dyn CounterBackend>, slots: usize) -> Self {
         Limited {
-            inner: Box::new(ClockBackend::new()),
+            inner,
             slots,
             late: false,
             held: SlotSet::EMPTY,
@@ -94,5 +99,8 @@ impl CounterBackend for Limited {
     }
     fn needs_ring(&self) -> bool {
         self.inner.needs_ring()
+    }
+    fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
+        self.inner.loss(slot)
     }
 }

@@ -2,7 +2,7 @@
 
 use pmu_virt::PmuState;
 
-use super::run::{PendingPmi, Vcpu};
+use super::run::Vcpu;
 
 impl Vcpu {
     /// The PMU's state; a PMI that is late or on its way is pending in it. `None`
@@ -11,8 +11,8 @@ impl Vcpu {
     pub fn save_pmu(&mut self) -> Option<PmuState> {
         let late = self.core.pending_pmi.take();
         let pmu = self.core.pmu.as_mut()?;
-        if let Some(PendingPmi { request, .. }) = late {
-            pmu.return_pmi(request);
+        if let Some(late) = late {
+            pmu.return_pmi(late.request);
         }
         Some(pmu.save())
     }
