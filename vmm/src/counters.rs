@@ -13,7 +13,7 @@ use pmu_virt::{
 use thiserror::Error;
 
 use crate::host::CpuFacts;
-use crate::sys::{allowed_cpus, kick_signal};
+use crate::sys::{allowed_cpus, kick_signal, while_on_cpu};
 
 /// Counters cannot be had as asked.
 #[derive(Debug, Error)]
@@ -48,6 +48,16 @@ pub enum CounterError {
         msr: u32,
         /// The CPU of `--pin`.
         pinned: usize,
+    },
+    /// The CPU of the registers cannot be run on.
+    #[error(
+        "--counters msr: a thread cannot be kept on host CPU {cpu}: {error} (see `taskset -p $$`)"
+    )]
+    Pin {
+        /// The CPU.
+        cpu: usize,
+        /// Why.
+        error: vmm_sys_util::errno::Error,
     },
     /// There is no CPU to run on.
     #[error("sched_getaffinity failed: {0}")]
@@ -115,12 +125,20 @@ impl CounterPlan {
         })
     }
 
-    /// The backend of one core. To be called on the core's thread, or before
-    /// it counts: some sources count for the thread that programs them.
+    /// The backend of one core, which may be moved to the core's thread until it
+    /// counts: some sources count for the thread that programs them.
     ///
     /// # Errors
     /// The host does not let us use a source that was asked for.
-    pub fn open(&self) -> Result<Box<dyn CounterBackend>, BackendError> {
+    pub fn open(&self) -> Result<Box<dyn CounterBackend>, CounterError> {
+        match self.needs_cpu() {
+            Some(cpu) => while_on_cpu(cpu, || self.open_here())
+                .map_err(|error| CounterError::Pin { cpu, error })?,
+            None => self.open_here(),
+        }
+    }
+
+    fn open_here(&self) -> Result<Box<dyn CounterBackend>, CounterError> {
         let one = |source: &Ready| -> Result<Box<dyn CounterBackend>, BackendError> {
             Ok(match source {
                 Ready::Perf => Box::new(perf::PerfBackend::new(&self.env)?),
@@ -133,9 +151,12 @@ impl CounterPlan {
             })
         };
         match self.sources.as_slice() {
-            [only] => one(only),
+            [only] => Ok(one(only)?),
             several => {
-                let backends = several.iter().map(one).collect::<Result<_, _>>()?;
+                let backends = several
+                    .iter()
+                    .map(one)
+                    .collect::<Result<_, BackendError>>()?;
                 Ok(Box::new(CombinedBackend::new(backends)))
             }
         }
@@ -148,9 +169,9 @@ impl CounterPlan {
 
     /// The host CPU on which the core must stay, if a source wants that.
     #[must_use]
-    pub fn needs_cpu(&self) -> Option<u32> {
+    pub fn needs_cpu(&self) -> Option<usize> {
         self.sources.iter().find_map(|source| match source {
-            Ready::Msr(options) => Some(options.cpu),
+            Ready::Msr(options) => usize::try_from(options.cpu).ok(),
             _ => None,
         })
     }

@@ -19,6 +19,7 @@ use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
 use crate::probe::ProbeReport;
+use crate::sched::CpuList;
 use crate::vcpu::{Observer, SharedPlatform, VcpuControl, VcpuParts};
 
 /// `IA32_MISC_ENABLE` and its fast-string bit: Linux switches REP MOVS off without it.
@@ -84,6 +85,8 @@ pub struct Machine {
     pub(super) vcpus: Vec<VcpuParts>,
     /// The counters of each core that vCPUs share; none where each has its own.
     pub(super) cores: Vec<CorePmu>,
+    /// Host CPUs for the threads that run vCPUs.
+    pub(super) pin: Option<CpuList>,
     pub(super) platform: Arc<SharedPlatform>,
     pub(super) control: Arc<VcpuControl>,
     // The line stays connected for as long as its event lives.
@@ -140,9 +143,9 @@ impl Machine {
             Some(kvm) => kvm.get_tsc_khz()?,
             None => 0,
         };
-        let mut cores = match &guest.pmu {
+        let (mut cores, at_cpu) = match &guest.pmu {
             Some(_) => core_pmus(config, backend_env(tsc_khz, Some(host_vendor)))?,
-            None => Vec::new(),
+            None => (Vec::new(), None),
         };
         // All cores count alike, so the first one answers for what CPUID says.
         let pmu_cpuid = guest.pmu.as_ref().zip(cores.first());
@@ -202,6 +205,9 @@ impl Machine {
         Ok(Self {
             vcpus,
             cores,
+            pin: at_cpu
+                .map(|cpu| CpuList::new(vec![cpu]))
+                .or_else(|| config.pin.clone()),
             platform,
             control,
             _com1_irq: com1_irq,
@@ -210,12 +216,19 @@ impl Machine {
 }
 
 /// The counters of each core: of those that vCPUs share, or of each vCPU's own.
-fn core_pmus(config: &RunConfig, env: BackendEnv) -> Result<Vec<CorePmu>, CounterError> {
+/// Also the host CPU on which they are, where that matters.
+fn core_pmus(
+    config: &RunConfig,
+    env: BackendEnv,
+) -> Result<(Vec<CorePmu>, Option<usize>), CounterError> {
     let cores = usize::from(config.cores.map_or(config.cpus, |plan| plan.cores));
     let pinned = config.pin.as_ref().and_then(|list| list.of(0));
     let plan = CounterPlan::prepare(&config.counters, env, cores, pinned)?;
+    let names: Vec<_> = plan.names().collect();
+    log::info!("counts come from {}", names.join(", then "));
     let core = |_| Ok(CorePmu::new(plan.open()?));
-    (0..cores).map(core).collect()
+    let cores = (0..cores).map(core).collect::<Result<_, CounterError>>()?;
+    Ok((cores, plan.needs_cpu()))
 }
 
 /// Length of a turn where counters take turns, as that of `perf`'s on a kernel

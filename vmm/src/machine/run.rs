@@ -117,7 +117,7 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
         cores: config
             .cores
             .map(|plan| (plan, std::mem::take(&mut machine.cores))),
-        pin: config.pin.clone(),
+        pin: machine.pin.take(),
     };
     let terminal = RawTerminal::enter(stdin())?;
     let mut threads = Threads::start(vcpus, machine.control.clone(), spread, &ended)?;

@@ -28,13 +28,32 @@ pub fn allowed_cpus() -> errno::Result<Vec<usize>> {
 /// # Errors
 /// The error of `sched_setaffinity`; EINVAL for a CPU that is not allowed.
 pub fn pin_this_thread(cpu: usize) -> errno::Result<()> {
-    if cpu >= usize::try_from(libc::CPU_SETSIZE).unwrap_or(0) {
-        return Err(errno::Error::new(libc::EINVAL));
-    }
+    allow_cpus(&[cpu])
+}
+
+/// Does `work` with the calling thread kept on host CPU `cpu`, and then lets the
+/// thread run where it could before.
+///
+/// # Errors
+/// As those of [`pin_this_thread`]; `work` was done if only the way back failed.
+pub fn while_on_cpu<T>(cpu: usize, work: impl FnOnce() -> T) -> errno::Result<T> {
+    let before = allowed_cpus()?;
+    allow_cpus(&[cpu])?;
+    let result = work();
+    allow_cpus(&before)?;
+    Ok(result)
+}
+
+fn allow_cpus(cpus: &[usize]) -> errno::Result<()> {
     // SAFETY: an all-zero CPU set is valid: it is an array of integers.
     let mut set: libc::cpu_set_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    // SAFETY: the index was just checked against the set's size.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
+    for &cpu in cpus {
+        if cpu >= usize::try_from(libc::CPU_SETSIZE).unwrap_or(0) {
+            return Err(errno::Error::new(libc::EINVAL));
+        }
+        // SAFETY: the index was just checked against the set's size.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
     // SAFETY: the set is valid for reads of the size given with it.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
         0 => Ok(()),

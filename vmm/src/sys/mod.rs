@@ -13,7 +13,7 @@ mod stats;
 mod timer;
 mod tsc;
 
-pub use affinity::{allowed_cpus, pin_this_thread};
+pub use affinity::{allowed_cpus, pin_this_thread, while_on_cpu};
 pub use cpu_time::thread_cpu_ns;
 pub use kick::{
     ImmediateExitGuard, KickTarget, bind_immediate_exit, install_kick_handler, kick_signal,
