@@ -97,7 +97,7 @@ fn with_memory_of_1_gib(mut kernel: Vec<u8>) -> Vec<u8> {
 fn options_and_files() {
     let desk = Desk::new();
     type Case<'a> = (&'a [&'a str], &'a [&'a str]);
-    let cases: [Case; 33] = [
+    let cases: [Case; 46] = [
         // Options.
         (&[], &["no command"]),
         (&["walk"], &["walk"]),
@@ -201,6 +201,45 @@ fn options_and_files() {
         (&["bench"], &["umpire bench traps"]),
         (&["bench", "traps", "--iterations", "1"], &["--iterations"]),
         (&["doctor", "now"], &["now"]),
+        (&["events", "two", "words"], &["'words'"]),
+        (&["events", "no such words"], &["'no such words'"]),
+        (&["events", "--pmu", "z80"], &["'z80'"]),
+        (&["demo", "--event"], &["--event"]),
+        (
+            &["demo", "--event", "cycels"],
+            &["--event", "'cycels'", "cycles?"],
+        ),
+        (&["demo", "--event", "cycles:x"], &["'cycles:x'", ":uk"]),
+        (&["demo", "--event", "r5300c0g"], &["'r5300c0g'"]),
+        (
+            &["demo", "--event", "r10053fff0", "--pmu", "amd-k7"],
+            &["0x10053fff0", "amd-k7", "event select above 0xff"],
+        ),
+        (
+            &["demo", "--event", "loads", "--pmu", "amd-k7"],
+            &["loads", "amd-k7", "amd-core"],
+        ),
+        (
+            &["demo", "--event", "cycles", "--pmu", "z80"],
+            &["--pmu", "z80", "amd-core"],
+        ),
+        (
+            &["demo", "--event", "cycles", "--counters", "abacus"],
+            &["--counters", "abacus", "clock"],
+        ),
+        (
+            &[
+                "demo",
+                "--event",
+                "ref-cycles",
+                "--event",
+                "r530300",
+                "--pmu",
+                "intel-v2",
+            ],
+            &["ref-cycles", "r530300", "fixed counter 2"],
+        ),
+        (&["demo", "--counters", "step"], &["--event"]),
     ];
     for (flags, expected) in cases {
         desk.check_flags(flags, expected);

@@ -24,6 +24,12 @@ pub trait Driver {
     /// A request that the backend cannot count.
     fn uncountable(&self) -> CountRequest;
 
+    /// The fewest events that the driver can make happen and tell from those
+    /// that happen on the way; runs are of some hundred units.
+    fn unit(&self) -> u64 {
+        1
+    }
+
     /// Lets about `events` events happen in `ring`, from an entry to an exit,
     /// and tells `backend` of them. Returns by how much the count of a
     /// running counter of that ring has to have grown.
@@ -123,6 +129,11 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.clause, self.detail)
     }
+}
+
+/// Every clause, in the order in which they are checked.
+pub fn all_clauses() -> impl Iterator<Item = Clause> {
+    clauses::ALL.iter().map(|(clause, _)| *clause)
 }
 
 /// Holds fresh backends of `factory` to every clause.

@@ -209,7 +209,45 @@ pub(crate) const ARCHITECTURAL: [(u16, u8); 7] = [
     (0xc5, 0x00),
 ];
 
+impl KnownEvent {
+    /// Every one.
+    pub const ALL: [KnownEvent; 12] = [
+        KnownEvent::CoreCycles,
+        KnownEvent::RefCycles,
+        KnownEvent::Instructions,
+        KnownEvent::Branches,
+        KnownEvent::TakenBranches,
+        KnownEvent::FarBranches,
+        KnownEvent::Loads,
+        KnownEvent::Stores,
+        KnownEvent::MispredictedBranches,
+        KnownEvent::LlcReferences,
+        KnownEvent::LlcMisses,
+        KnownEvent::TopdownSlots,
+    ];
+}
+
 impl EventCode {
+    /// The code that selects `event` in the vocabulary of `family`; `None`
+    /// where it has no such event.
+    pub fn of(family: EventFamily, event: KnownEvent) -> Option<Self> {
+        let row = EVENTS
+            .iter()
+            .find(|row| row.family == family && row.event == event)
+            .map(|row| (row.select, row.umask));
+        let common = || {
+            let all = AMD_COMMON.iter().find(|(_, known)| *known == event);
+            let amd = all.filter(|_| family.vendor() == Vendor::Amd);
+            amd.map(|(select, _)| (*select, 0))
+        };
+        let (select, umask) = row.or_else(common)?;
+        Some(EventCode::Selected {
+            family,
+            select,
+            umask,
+        })
+    }
+
     /// What the code means, if that is known.
     pub fn known(&self) -> Option<KnownEvent> {
         match *self {

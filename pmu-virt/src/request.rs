@@ -95,30 +95,36 @@ impl CountRequest {
         }
     }
 
-    /// The event select that decodes to this request; `None` for a request
-    /// to a fixed-function counter.
+    /// The event select that decodes to this request. `None` for a request to
+    /// a fixed-function counter, and for one that asks for what the family's
+    /// register has no bits for: a longer event select, any-thread, pin
+    /// control, guest-only or host-only.
     pub fn encode(&self) -> Option<u64> {
-        let EventCode::Selected { select, umask, .. } = self.event else {
+        let EventCode::Selected {
+            family,
+            select,
+            umask,
+        } = self.event
+        else {
             return None;
         };
         let [low, high] = select.to_le_bytes();
         let bit = |on: bool, bit: u64| if on { bit } else { 0 };
-        Some(
-            u64::from(low)
-                | u64::from(umask) << 8
-                | bit(self.usr, USR)
-                | bit(self.os, OS)
-                | bit(self.edge, EDGE)
-                | bit(self.pin, PIN)
-                | bit(self.int, INT)
-                | bit(self.any_thread, ANY)
-                | bit(self.enabled, ENABLE)
-                | bit(self.invert, INVERT)
-                | u64::from(self.cmask) << 24
-                | u64::from(high) << 32
-                | bit(self.guest_only, GUEST_ONLY)
-                | bit(self.host_only, HOST_ONLY),
-        )
+        let raw = u64::from(low)
+            | u64::from(umask) << 8
+            | bit(self.usr, USR)
+            | bit(self.os, OS)
+            | bit(self.edge, EDGE)
+            | bit(self.pin, PIN)
+            | bit(self.int, INT)
+            | bit(self.any_thread, ANY)
+            | bit(self.enabled, ENABLE)
+            | bit(self.invert, INVERT)
+            | u64::from(self.cmask) << 24
+            | u64::from(high) << 32
+            | bit(self.guest_only, GUEST_ONLY)
+            | bit(self.host_only, HOST_ONLY);
+        (CountRequest::decode(family, raw) == *self).then_some(raw)
     }
 
     /// Decodes the field of fixed counter `function` in `IA32_FIXED_CTR_CTRL`:

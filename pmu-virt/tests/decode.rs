@@ -1,9 +1,8 @@
 //! Every MSR index of three whole regions, every bit of every control register.
 
 use pmu_virt::{
-    ClockBackend,
-    CounterId, Grant, Layer, MsrIndex, PmuModel, ReadOutcome, Register, VcpuPmu, WriteForm,
-    WriteOutcome, all_pmu_msr_ranges,
+    ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, ReadOutcome, Register, VcpuPmu,
+    WriteForm, WriteOutcome, all_pmu_msr_ranges,
 };
 
 /// The regions that are swept, inclusive.

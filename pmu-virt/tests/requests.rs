@@ -1,7 +1,9 @@
 //! Requests and events: round trips, and the meaning of codes.
 
-use pmu_virt::{CountRequest, EventCode, EventFamily, FixedFunction, KnownEvent, Ring};
-use proptest::prelude::{any, prop_assert_eq, proptest};
+use pmu_virt::{
+    CountRequest, EventCode, EventFamily, FixedFunction, KnownEvent, PmuModel, Register, Ring,
+};
+use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::select;
 
 /// Bits of an event select that each family reads.
@@ -19,7 +21,108 @@ const FUNCTIONS: [FixedFunction; 3] = [
     FixedFunction::RefCycles,
 ];
 
+/// Every model with its default properties, and fixed counters in every number.
+fn models() -> Vec<PmuModel> {
+    let names = PmuModel::names().iter().map(|model| model.name.to_owned());
+    let fixed = (0..=3).map(|n| format!("intel-v2,fixed={n}"));
+    let parse = |spec: String| PmuModel::parse(&spec).expect("a good model");
+    names.chain(fixed).map(parse).collect()
+}
+
+/// Bits that `register` of `model` has; none if the model lacks the register.
+fn implemented(model: &PmuModel, register: Register) -> u64 {
+    let rule = model.write_rule(register);
+    rule.expect("a control register").implemented
+}
+
+/// Any combination of fields, whether a register has them or not.
+fn requests() -> impl Strategy<Value = CountRequest> {
+    let families = select(&FAMILIES[..]);
+    // Codes of every length, or nearly none would fit into 8 bits.
+    let select_code = (0u16..0x2000, select(&[0xff, 0xfff, 0x1fff][..])).prop_map(|(a, b)| a & b);
+    let code = (families, select_code, any::<u8>());
+    (code, any::<[bool; 9]>(), any::<u8>()).prop_map(|((family, code, umask), flags, cmask)| {
+        let [usr, os, edge, pin, int, any_thread, enabled, invert, _] = flags;
+        // Now and then both, seldom one: most families have neither.
+        let (guest_only, host_only) = (flags[8] && usr, flags[8] && os);
+        CountRequest {
+            event: EventCode::Selected {
+                family: family.0,
+                select: code,
+                umask,
+            },
+            usr,
+            os,
+            edge,
+            pin,
+            int,
+            any_thread,
+            enabled,
+            invert,
+            cmask,
+            guest_only,
+            host_only,
+        }
+    })
+}
+
 proptest! {
+    /// Bits that a model has: register, request, register.
+    #[test]
+    fn registers_of_every_model_survive_the_round_trip(
+        raw in any::<u64>(), model in select(models()),
+    ) {
+        let select = raw & implemented(&model, Register::Select(0));
+        let request = CountRequest::decode(model.events(), select);
+        prop_assert_eq!(request.encode(), Some(select), "{}", model.name());
+        if model.has_global_control() && model.fixed() > 0 {
+            let control = raw & implemented(&model, Register::FixedControl);
+            let fields = (0..model.fixed()).filter_map(FixedFunction::of).map(|function| {
+                CountRequest::decode_fixed(function, control).encode_fixed()
+            });
+            prop_assert_eq!(fields.sum::<Option<u64>>(), Some(control), "{}", model.name());
+        }
+    }
+
+    /// Request, register, request: a register either holds all of a request, or
+    /// there is no register value for it.
+    #[test]
+    fn requests_survive_the_round_trip(request in requests()) {
+        let EventCode::Selected { family, select, .. } = request.event else {
+            unreachable!("requests() selects");
+        };
+        let bits = FAMILIES.iter().find(|(one, _)| *one == family).map_or(0, |(_, bits)| *bits);
+        let has = |asked: bool, bit: u32| !asked || bits & 1 << bit != 0;
+        let longest = if bits & 1 << 32 != 0 { 0xfff } else { 0xff };
+        let fits = select <= longest
+            && has(request.any_thread, 21)
+            && has(request.pin, 19)
+            && has(request.guest_only, 40)
+            && has(request.host_only, 41);
+        match request.encode() {
+            Some(raw) => {
+                prop_assert!(fits, "{raw:#x}");
+                prop_assert_eq!(raw & !bits, 0);
+                prop_assert_eq!(CountRequest::decode(family, raw), request);
+            }
+            None => prop_assert!(!fits),
+        }
+    }
+
+    #[test]
+    fn fixed_requests_survive_the_round_trip(
+        function in select(&FUNCTIONS), os: bool, usr: bool, int: bool, any_thread: bool,
+    ) {
+        let request = CountRequest {
+            int,
+            any_thread,
+            enabled: os || usr,
+            ..CountRequest::plain(EventCode::Fixed(function), os, usr)
+        };
+        let control = request.encode_fixed().expect("a field");
+        prop_assert_eq!(CountRequest::decode_fixed(function, control), request);
+    }
+
     #[test]
     fn selects_survive_the_round_trip(raw in any::<u64>(), (family, bits) in select(&FAMILIES)) {
         let request = CountRequest::decode(family, raw);
@@ -46,6 +149,33 @@ proptest! {
         let other = CountRequest::decode(family, a ^ (1 << bit));
         let same = other == request || matches!(bit, 19 | 20 | 22);
         prop_assert_eq!(request.counts_like(&other), same, "bit {}", bit);
+    }
+}
+
+/// Codes and meanings are one table, read in both directions.
+#[test]
+fn known_events_have_codes_that_mean_them() {
+    for (family, _) in FAMILIES {
+        for event in KnownEvent::ALL {
+            let code = EventCode::of(family, event);
+            if let Some(code) = code {
+                assert_eq!(code.known(), Some(event), "{family:?}");
+                assert_eq!(code.family(), Some(family));
+            }
+            let expected = match event {
+                KnownEvent::LlcReferences | KnownEvent::LlcMisses | KnownEvent::TopdownSlots => {
+                    family == EventFamily::Intel
+                }
+                KnownEvent::RefCycles => {
+                    matches!(family, EventFamily::Intel | EventFamily::AmdZen4)
+                }
+                KnownEvent::Loads | KnownEvent::Stores => {
+                    !matches!(family, EventFamily::AmdK7 | EventFamily::AmdFam10h)
+                }
+                _ => true,
+            };
+            assert_eq!(code.is_some(), expected, "{family:?} {event}");
+        }
     }
 }
 

@@ -4,14 +4,15 @@
 //! guest starts; [`CounterPlan::open`] makes the backend of one core.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pmu_virt::{
     BackendEnv, BackendError, ClockBackend, CombinedBackend, CounterBackend, MsrBackend,
-    MsrOptions, RateError, RateTable, SimBackend, Source, Sources, StepBackend, perf,
+    MsrOptions, RateError, RateTable, SimBackend, Source, Sources, StepBackend, Vendor, perf,
 };
 use thiserror::Error;
 
+use crate::host::CpuFacts;
 use crate::sys::{allowed_cpus, kick_signal};
 
 /// Counters cannot be had as asked.
@@ -158,11 +159,21 @@ impl CounterPlan {
 /// What a backend is told of this host: the guest's TSC frequency and the
 /// vendor of the processor.
 #[must_use]
-pub fn backend_env(tsc_khz: u32, host_vendor: Option<pmu_virt::Vendor>) -> BackendEnv {
+pub fn backend_env(tsc_khz: u32, host_vendor: Option<Vendor>) -> BackendEnv {
     BackendEnv {
         tsc_khz,
         host_vendor,
         overflow_signal: kick_signal(),
+    }
+}
+
+/// Vendor of this host's processor, if it is one whose PMU we know.
+#[must_use]
+pub fn host_vendor() -> Option<Vendor> {
+    match CpuFacts::read(Path::new("/")).vendor.as_deref() {
+        Some("GenuineIntel") => Some(Vendor::Intel),
+        Some("AuthenticAMD") => Some(Vendor::Amd),
+        _ => None,
     }
 }
 

@@ -15,6 +15,7 @@
 //!   say), [`doctor`] (the verdict).
 //! - [`micro`]: guests of some dozen instructions, for [`demo`], [`mod@bench`],
 //!   [`probe`] and the tests.
+//! - Events by name: [`events`].
 //! - The command: [`cli`], [`config`], [`logging`].
 //!
 //! `docs/architecture.md` follows an access through the code.
@@ -28,6 +29,7 @@ pub mod cpuid;
 pub mod demo;
 pub mod devices;
 pub mod doctor;
+pub mod events;
 pub mod host;
 pub mod kvm;
 pub mod logging;

@@ -36,7 +36,11 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
     match cli.command {
         Command::Run(flags) => boot(&flags),
         Command::Doctor(output) => doctor::run(output.json).map(ExitStatus::code),
-        Command::Demo(output) => vmm::demo::run(output.json).map(ExitStatus::code),
+        Command::Demo(flags) => vmm::demo::run(&flags).map(ExitStatus::code),
+        Command::Events(flags) => {
+            vmm::events::run(flags.pattern.as_deref(), flags.pmu.as_deref(), flags.json)
+                .map(ExitStatus::code)
+        }
         Command::Bench { what } => vmm::bench::run(&what).map(ExitStatus::code),
     }
 }

@@ -97,6 +97,7 @@ fn run(lab: &Lab, guest: &MicroGuest) -> Result<Times> {
         quirks: lab.probe.quirks(),
         step: lab.probe.step_support(),
         pmi_floor_us: setup.pmi_floor_us,
+        cores: None,
         timeout: Duration::from_secs(20),
         record: false,
         cores: None,

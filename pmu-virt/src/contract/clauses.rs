@@ -46,6 +46,11 @@ pub(super) const ALL: &[(Clause, Holds)] = &[
     (Clause::ProvenanceAgrees, promises::provenance_agrees),
 ];
 
+/// That many of the driver's units.
+fn some(driver: &dyn Driver) -> u64 {
+    SOME * driver.unit()
+}
+
 /// A backend with slot A programmed and running.
 fn running(factory: Factory<'_>, driver: &dyn Driver) -> Result<Box<dyn CounterBackend>, String> {
     let mut backend = factory();
@@ -100,15 +105,18 @@ fn starts_at_zero(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), S
     let mut backend = factory();
     program(backend.as_mut(), A, &driver.request())?;
     expect(backend.as_ref(), A, &(0..=0), "right after program")?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     expect(backend.as_ref(), A, &(0..=0), "before start")
 }
 
 fn counts_what_happens(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    let kernel = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let kernel = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     expect(backend.as_ref(), A, &kernel, "after a run in the kernel")?;
-    let both = sum(&kernel, &driver.run(backend.as_mut(), Ring::User, SOME / 2));
+    let both = sum(
+        &kernel,
+        &driver.run(backend.as_mut(), Ring::User, some(driver) / 2),
+    );
     expect(
         backend.as_ref(),
         A,
@@ -119,20 +127,20 @@ fn counts_what_happens(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<
 
 fn stopped_stands_still(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.stop(A);
     let stopped = count(backend.as_ref(), A)?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     expect(backend.as_ref(), A, &(stopped..=stopped), "while stopped")
 }
 
 fn resumes(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    let first = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let first = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.stop(A);
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.start(A);
-    let second = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let second = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     let both = sum(&first, &second);
     expect(backend.as_ref(), A, &both, "after stop and start")
 }
@@ -141,9 +149,9 @@ fn never_falls(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), Stri
     let mut backend = running(factory, driver)?;
     let mut before = 0;
     for round in 0..8 {
-        let after = NonZeroU64::new(SOME / 2).filter(|_| round % 2 == 0);
+        let after = NonZeroU64::new(some(driver) / 2).filter(|_| round % 2 == 0);
         backend.arm(A, after);
-        driver.run(backend.as_mut(), Ring::Kernel, SOME);
+        driver.run(backend.as_mut(), Ring::Kernel, some(driver));
         backend.take_overflows();
         let now = count(backend.as_ref(), A)?;
         ensure(now >= before, || {
@@ -156,10 +164,10 @@ fn never_falls(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), Stri
 
 fn released_has_no_count(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    backend.arm(A, NonZeroU64::new(SOME / 2));
-    driver.run(backend.as_mut(), Ring::Kernel, SOME / 4);
+    backend.arm(A, NonZeroU64::new(some(driver) / 2));
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver) / 4);
     backend.release(A);
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     ensure(!backend.take_overflows().contains(A), || {
         "an overflow was told after release".to_owned()
     })?;
@@ -171,15 +179,15 @@ fn released_has_no_count(factory: Factory<'_>, driver: &mut dyn Driver) -> Resul
 
 fn reprogrammed_starts_anew(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.release(A);
     program(backend.as_mut(), A, &driver.request())?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     expect(backend.as_ref(), A, &(0..=0), "after release and program")?;
     backend.start(A);
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     program(backend.as_mut(), A, &driver.request())?;
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     expect(backend.as_ref(), A, &(0..=0), "after program while it ran")
 }
 
@@ -189,14 +197,14 @@ fn slots_are_independent(factory: Factory<'_>, driver: &mut dyn Driver) -> Resul
         return Ok(());
     }
     program(backend.as_mut(), B, &driver.request())?;
-    let first = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let first = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.start(B);
-    let second = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let second = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     let both = sum(&first, &second);
     expect(backend.as_ref(), A, &both, "beside another slot")?;
     expect(backend.as_ref(), B, &second, "after it was started second")?;
     backend.release(B);
-    let third = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let third = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     let all = sum(&both, &third);
     expect(backend.as_ref(), A, &all, "after the other's release")
 }
@@ -208,14 +216,14 @@ fn sets_act_as_one(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), 
     backend.attach(OwnerId(1));
     for slot in both.iter() {
         program(backend.as_mut(), slot, &driver.request())?;
-        backend.arm(slot, NonZeroU64::new(4 * SOME));
+        backend.arm(slot, NonZeroU64::new(4 * some(driver)));
     }
     backend.resume(both);
-    let first = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let first = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.pause(both);
     // Another vCPU runs on the core, and counts nothing.
     backend.attach(OwnerId(2));
-    driver.run(backend.as_mut(), Ring::Kernel, 8 * SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, 8 * some(driver));
     for slot in both.iter() {
         expect(backend.as_ref(), slot, &first, "while its set was paused")?;
     }
@@ -224,7 +232,7 @@ fn sets_act_as_one(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), 
     })?;
     backend.attach(OwnerId(1));
     backend.resume(both);
-    let second = driver.run(backend.as_mut(), Ring::Kernel, 4 * SOME);
+    let second = driver.run(backend.as_mut(), Ring::Kernel, 4 * some(driver));
     let all = sum(&first, &second);
     for slot in both.iter() {
         expect(backend.as_ref(), slot, &all, "after its set was resumed")?;
@@ -249,7 +257,7 @@ fn capacity_is_true(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(),
         program(backend.as_mut(), slot, &driver.request())?;
         backend.start(slot);
     }
-    let expected = driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    let expected = driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     for slot in possible.iter() {
         expect(backend.as_ref(), slot, &expected, "with every slot running")?;
     }
@@ -278,8 +286,8 @@ fn rings_are_split(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), 
         }
         program(backend.as_mut(), A, &request)?;
         backend.start(A);
-        let expected = driver.run(backend.as_mut(), ring, SOME);
-        driver.run(backend.as_mut(), other, SOME);
+        let expected = driver.run(backend.as_mut(), ring, some(driver));
+        driver.run(backend.as_mut(), other, some(driver));
         let when = format!("after runs in both rings, for '{request}'");
         expect(backend.as_ref(), A, &expected, &when)?;
     }
@@ -291,6 +299,8 @@ fn ring_on_demand(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), S
     ensure(!backend.needs_ring(), || {
         "a counter of both rings asks for the ring".to_owned()
     })?;
+    // Physical counters belong to one backend at a time.
+    drop(backend);
     let request = CountRequest {
         usr: false,
         ..driver.request()

@@ -12,6 +12,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("run", |run| run.after_help(run_help()))
         .mut_subcommand("doctor", |doctor| doctor.after_help(DOCTOR))
         .mut_subcommand("demo", |demo| demo.after_help(DEMO))
+        .mut_subcommand("events", |events| events.after_help(EVENTS))
         .mut_subcommand("bench", |bench| {
             BENCHES.iter().fold(bench, |bench, (name, help)| {
                 bench.mut_subcommand(*name, |one| one.after_help(*help))
@@ -35,6 +36,7 @@ const OVERVIEW: &str = "\
 Examples:
   umpire demo                                  see a virtual PMU at work, no files needed
   umpire doctor                                what can this host do, and what not, and why
+  umpire events                                what can be counted, by name
   umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\"
 
 Exit status: 0 done; 2 bad input, or a host that cannot do it; 4 the host failed;
@@ -49,7 +51,34 @@ Exit status: 0 when a guest with a virtual PMU can run here, else 2.";
 
 const DEMO: &str = "\
 Every row of the table is a real exit of a real guest. Without a usable /dev/kvm no
-counts are shown.";
+counts are shown.
+
+With --event the guest counts these events instead while it works some hundred
+instructions at CPL 0 and at CPL 3, and the counts are shown with how each was obtained:
+<not supported> is an event that the backend cannot count, <not counted> one that found
+no counter. A guest's PMU may be of the other vendor than the host.
+
+  umpire demo --event instructions:u --event taken-branches
+  umpire demo --event amd64_fam10h_barcelona::RETIRED_INSTRUCTIONS
+  umpire demo --event skl::UNHALTED_REFERENCE_CYCLES --event r53013c --pmu intel-v2";
+
+const EVENTS: &str = "\
+An event is named in one of three ways:
+  cycles, instructions:u         generic; add :u (CPL 1 to 3) or :k (CPL 0)
+  r5300c0                        the event select itself, in hexadecimal; INT (bit 20) and EN
+                                 (bit 22) do not matter; without USR and OS (bits 16 and 17)
+                                 both rings are counted
+  skl::INST_RETIRED:ANY_P:u      from a table of libpfm4, with its unit masks and modifiers
+                                 (:u :k, :e edge, :i invert, :c=N counter mask, ...); without
+                                 \"skl::\" where all tables of the guest's PMU model agree
+Tables need the library libpfm4 (Debian, Ubuntu: apt-get install libpfm4).
+
+Examples:
+  umpire events                  generic names, and the tables that there are
+  umpire events branch           names and descriptions with this word, in every table
+  umpire events --pmu skl        all events of Skylake
+  umpire events 'INST*:ANY*' --pmu icl -j
+Exit status: 0; 2 if nothing is found.";
 
 const BENCH_TRAPS: &str = "\
 Compares, within one run, a trapped RDMSR and WRMSR of a PMU register with an MSR exit

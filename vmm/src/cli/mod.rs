@@ -31,7 +31,9 @@ pub enum Command {
     /// Say what this host's KVM can do, and whether a guest with a PMU can run here
     Doctor(Output),
     /// Run a small built-in guest and show every trap, count, overflow and PMI
-    Demo(Output),
+    Demo(DemoFlags),
+    /// List and explain the events that a counter can be asked for
+    Events(EventsFlags),
     /// Measure this host
     Bench {
         /// What to measure.
@@ -44,6 +46,39 @@ pub enum Command {
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Output {
     /// Print one JSON object instead of text
+    #[arg(short, long)]
+    pub json: bool,
+}
+
+/// The flags of `umpire demo`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct DemoFlags {
+    /// Count this event in the guest, e.g. instructions:u, r5300c0, or
+    /// skl::INST_RETIRED:ANY_P; repeatable. See: umpire events
+    #[arg(long = "event", value_name = "EVENT")]
+    pub events: Vec<String>,
+    /// The guest's PMU model, with --event [default: one that has the events]
+    #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]", requires = "events")]
+    pub pmu: Option<String>,
+    /// Counter backends in order of preference, with --event [default: all that count truly
+    /// and can be used]
+    #[arg(long, value_name = "BACKEND[,...]", requires = "events")]
+    pub counters: Option<String>,
+    /// The form of the report.
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// The flags of `umpire events`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct EventsFlags {
+    /// A word in a name or description, or a whole name with * and ?
+    pub pattern: Option<String>,
+    /// Only this table of events (skl, amd64_fam17h_zen2), or the generic names for this
+    /// PMU model (amd-core)
+    #[arg(long, value_name = "NAME")]
+    pub pmu: Option<String>,
+    /// Print JSON: one object per line
     #[arg(short, long)]
     pub json: bool,
 }

@@ -29,7 +29,18 @@ fn commands_parse() {
     }
     check(&["doctor"], "Doctor(Output { json: false })");
     check(&["doctor", "-j"], "Doctor(Output { json: true })");
-    check(&["demo", "--json"], "Demo(Output { json: true })");
+    check(
+        &["demo", "--json"],
+        "Demo(DemoFlags { events: [], pmu: None, counters: None, output: Output { json: true } })",
+    );
+    check(
+        &["demo", "--event", "cycles", "--event", "r5300c0:u"],
+        "Demo(DemoFlags { events: [\"cycles\", \"r5300c0:u\"]",
+    );
+    check(
+        &["events", "branch", "--pmu", "skl", "-j"],
+        "Events(EventsFlags { pattern: Some(\"branch\"), pmu: Some(\"skl\"), json: true })",
+    );
     check(
         &["bench", "traps", "-j", "--iterations", "500"],
         "Bench { what: Traps { measured: Measured { output: Output { json: true }, \
@@ -121,6 +132,11 @@ fn help_teaches() {
         );
     }
     check(&["doctor", "--help"], &["Exit status"]);
+    check(&["demo", "--help"], &["--event", "<not supported>"]);
+    check(
+        &["events", "--help"],
+        &["libpfm4", "r5300c0", "instructions:u", "Exit status"],
+    );
     for what in ["traps", "neighbour", "pmi", "switch", "scale"] {
         check(&["bench", what, "--help"], &["nanoseconds", "default"]);
     }

@@ -25,10 +25,10 @@ pub(super) const PROGRAM_PORT: u16 = 0xeb;
 
 const GP_HANDLER: u64 = KERNEL_CODE + 0x1000;
 const NMI_HANDLER: u64 = KERNEL_CODE + 0x2000;
-const PROGRAM_DONE: u64 = KERNEL_CODE + 0x3000;
+pub(super) const PROGRAM_DONE: u64 = KERNEL_CODE + 0x3000;
 const NMI_VECTOR: u8 = 2;
 /// UD2 leads from CPL 3 to CPL 0 on every KVM; INT n does not on a software one.
-const UD_VECTOR: u8 = 6;
+pub(super) const UD_VECTOR: u8 = 6;
 const GP_VECTOR: u8 = 13;
 /// How many NMIs came.
 const NMIS: u64 = SCRATCH;
@@ -72,13 +72,7 @@ struct Names {
 
 impl Names {
     fn of(model: &PmuModel) -> Self {
-        let ranges = model.msr_ranges();
-        let find = |wanted: &dyn Fn(Register) -> bool| {
-            let mut all = ranges.iter().flat_map(|&(first, last)| first..=last);
-            // The last one: the legacy indices of AMD's models come first.
-            all.rfind(|&msr| model.decode(MsrIndex(msr)).is_some_and(wanted))
-                .unwrap_or_default()
-        };
+        let find = |wanted: &dyn Fn(Register) -> bool| msr_of(model, wanted);
         let counter = |n| {
             let id = CounterId::Programmable(n);
             find(
@@ -110,6 +104,15 @@ impl Names {
     }
 }
 
+/// The index of the register that `wanted` accepts; 0 if the model lacks it.
+pub(super) fn msr_of(model: &PmuModel, wanted: impl Fn(Register) -> bool) -> u32 {
+    let ranges = model.msr_ranges();
+    let mut all = ranges.iter().flat_map(|&(first, last)| first..=last);
+    // The last one: the legacy indices of AMD's models come first.
+    all.rfind(|&msr| model.decode(MsrIndex(msr)).is_some_and(&wanted))
+        .unwrap_or_default()
+}
+
 /// The guest for `model`, which must have an overflow status register.
 pub(super) fn guest(model: &PmuModel) -> Result<MicroGuest, MicroError> {
     let names = Names::of(model);
@@ -133,9 +136,9 @@ pub(super) fn guest(model: &PmuModel) -> Result<MicroGuest, MicroError> {
         .start(start))
 }
 
-type Written = Result<(), IcedError>;
+pub(super) type Written = Result<(), IcedError>;
 
-fn write_msr(a: &mut CodeAssembler, msr: u32, value: u64) -> Written {
+pub(super) fn write_msr(a: &mut CodeAssembler, msr: u32, value: u64) -> Written {
     let [low, high] = halves(value);
     a.mov(ecx, msr)?;
     a.mov(eax, low)?;
@@ -147,7 +150,7 @@ fn halves(value: u64) -> [u32; 2] {
     [value & 0xffff_ffff, value >> 32].map(|half| u32::try_from(half).unwrap_or(0))
 }
 
-fn read_msr(a: &mut CodeAssembler, msr: u32) -> Written {
+pub(super) fn read_msr(a: &mut CodeAssembler, msr: u32) -> Written {
     a.mov(ecx, msr)?;
     a.rdmsr()
 }
@@ -157,7 +160,7 @@ fn read_pmc(a: &mut CodeAssembler, index: u32) -> Written {
     a.rdpmc()
 }
 
-fn out(a: &mut CodeAssembler, port: u16) -> Written {
+pub(super) fn out(a: &mut CodeAssembler, port: u16) -> Written {
     a.mov(dx, u32::from(port))?;
     a.out(dx, eax)
 }
@@ -188,6 +191,11 @@ fn kernel(a: &mut CodeAssembler, names: &Names) -> Written {
     write_msr(a, names.select[0], names.cycles | RINGS)?;
     write_msr(a, names.counter, PERIOD.wrapping_neg() & WIDTH)?;
     write_msr(a, names.select[0], names.cycles | COUNT | INT)?;
+    enter_program(a)
+}
+
+/// Goes to the program at CPL 3.
+pub(super) fn enter_program(a: &mut CodeAssembler) -> Written {
     for word in [
         i32::from(USER_SS),
         i32::try_from(USER_STACK).unwrap_or(0),

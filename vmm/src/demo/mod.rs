@@ -1,17 +1,21 @@
 //! `umpire demo`: a small built-in guest with a virtual PMU, and a table of
-//! everything that its accesses led to.
+//! everything that its accesses led to. With `--event`, a guest that counts the
+//! user's events while it works.
 //!
 //! Every row stands for an exit that took place; its time was taken on the
 //! vCPU's thread when the run loop reported it. Nothing is printed that did not
 //! happen.
 
 mod guest;
+mod plan;
 mod record;
 mod report;
+mod worker;
 
 #[cfg(test)]
 mod tests;
 
+pub use plan::{Plan, PlanError, Planned};
 pub use record::{Happening, Row};
 pub use report::{CounterRow, DemoReport, write_report};
 
@@ -20,16 +24,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pmu_virt::{ClockBackend, PmuModel, Vendor, all_pmu_msr_ranges};
+use pmu_virt::{BackendError, Vendor, all_pmu_msr_ranges};
 use thiserror::Error;
 
 use crate::bench::{self, BenchError};
+use crate::cli::DemoFlags;
 use crate::config::{DEFAULT_PMI_FLOOR_US, ExitStatus, UserError};
-use crate::cpuid::{CpuidError, host_vendor};
+use crate::counters::{self, CounterError, CounterPlan, backend_env};
 use crate::devices::GuestEnd;
 use crate::doctor::{self, Refusal};
+use crate::events;
 use crate::host::CpuFacts;
-use crate::kvm::{Host, HostError, VmOptions};
+use crate::kvm::{Host, HostError, VcpuError, VmOptions};
 use crate::micro::{MicroError, MicroRunError, Solo, SoloParts};
 use crate::probe::ProbeReport;
 use crate::vcpu::VcpuEnd;
@@ -51,12 +57,15 @@ pub enum DemoError {
     /// An ioctl failed.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The host's processor is of no known vendor.
+    /// The counters cannot be had.
     #[error(transparent)]
-    Vendor(#[from] CpuidError),
-    /// A PMU model is gone.
+    Counters(#[from] CounterError),
+    /// The counter backend is gone.
     #[error(transparent)]
-    Model(#[from] pmu_virt::ModelError),
+    Backend(#[from] BackendError),
+    /// An ioctl failed.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
     /// The round trips could not be measured.
     #[error(transparent)]
     Bench(#[from] BenchError),
@@ -69,16 +78,23 @@ pub enum DemoError {
 /// run, that is said instead, and the status is [`ExitStatus::BAD_INPUT`].
 ///
 /// # Errors
-/// The host failed in the middle, or standard output cannot be written to.
-pub fn run(json: bool) -> Result<ExitStatus, UserError> {
+/// The flags cannot be used, the host failed in the middle, or standard output
+/// cannot be written to.
+pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
+    let names = events::names();
+    let plan = Plan::new(flags, host_vendor(), names.as_ref()).map_err(UserError::bad_input)?;
+    let json = flags.output.json;
     let out = &mut io::stdout().lock();
     let ready = doctor::open().and_then(|host| {
         let probe = doctor::check(&host)?;
+        if let Some(sources) = &plan.sources {
+            doctor::check_backends(&probe, sources)?;
+        }
         Ok((host, probe))
     });
     match ready {
         Ok((host, probe)) => {
-            let report = perform(&host, &probe)
+            let report = perform(&host, &probe, &plan)
                 .map_err(|error| UserError::with_status(error, ExitStatus::HOST_FAILURE))?;
             write_report(&report, json, out).map_err(UserError::unwritable)?;
             Ok(ExitStatus::SUCCESS)
@@ -88,6 +104,12 @@ pub fn run(json: bool) -> Result<ExitStatus, UserError> {
             Ok(ExitStatus::BAD_INPUT)
         }
     }
+}
+
+/// The vendor whose model is shown unless an event asks for the other's; AMD's
+/// where the processor's vendor is neither.
+fn host_vendor() -> Vendor {
+    counters::host_vendor().unwrap_or(Vendor::Amd)
 }
 
 /// Says why there is nothing to show.
@@ -115,22 +137,28 @@ fn decline(refusal: &Refusal, json: bool, out: &mut dyn Write) -> io::Result<()>
 ///
 /// # Errors
 /// The guest could not be run, or went astray.
-pub fn perform(host: &Host, probe: &ProbeReport) -> Result<DemoReport, DemoError> {
-    let vendor = host_vendor(host.supported_cpuid()?.as_slice())?;
-    let model = model_for(vendor)?;
+pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoReport, DemoError> {
+    let Plan { model, events, .. } = plan;
+    let sources = plan.sources_on(probe);
     let options = VmOptions {
         irqchip: true,
         trapped_msrs: all_pmu_msr_ranges(),
     };
-    let (vm, vcpus) = guest::guest(&model)?.build(host, &options)?;
+    let guest = match events.is_empty() {
+        true => guest::guest(model)?,
+        false => worker::guest(model, events)?,
+    };
+    let (vm, vcpus) = guest.build(host, &options)?;
     let kvm = vcpus
         .into_iter()
         .next()
         .ok_or_else(|| DemoError::Guest("it has no vCPU".to_owned()))?;
+    let env = backend_env(kvm.get_tsc_khz()?, counters::host_vendor());
+    let counters = CounterPlan::prepare(&sources, env, 1, None)?;
     let record = Arc::new(record::Record::new(kvm.id()));
     let parts = SoloParts {
         model: model.clone(),
-        backend: Box::new(ClockBackend::new()),
+        backend: counters.open()?,
         quirks: probe.quirks(),
         step: probe.step_support(),
         pmi_floor_us: u32::try_from(DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
@@ -148,25 +176,32 @@ pub fn perform(host: &Host, probe: &ProbeReport) -> Result<DemoReport, DemoError
         }
     }
     let (pmis, late_pmis) = solo.pmis();
+    let Some(counting) = solo.backend() else {
+        return Err(DemoError::Guest("it has lost its counters".to_owned()));
+    };
+    let reports = solo.counters();
+    let counters = match events.is_empty() {
+        true => reports.iter().map(CounterRow::describe).collect(),
+        false => events
+            .iter()
+            .map(|event| CounterRow::of_event(event, &reports, counting))
+            .collect(),
+    };
+    let round_trips = match events.is_empty() {
+        true => Some(bench::measure(host, probe, ROUND_TRIPS)?),
+        false => None,
+    };
     Ok(DemoReport {
         shown: true,
         processor: CpuFacts::read(Path::new("/")).model_name,
         slow_cpl0: probe.slow_cpl0(),
         model: model.name(),
-        backend: "clock",
+        backend: sources.to_string(),
         tsc_khz: solo.tsc_khz(),
-        rows: record::describe(&record.happenings(), &model, &ClockBackend::new()),
-        counters: solo.counters().iter().map(CounterRow::describe).collect(),
+        rows: record::describe(&record.happenings(), model, counting),
+        counters,
         pmis,
         late_pmis,
-        round_trips: bench::measure(host, probe, ROUND_TRIPS)?,
-    })
-}
-
-/// The simplest model of the vendor that has an overflow status register.
-fn model_for(vendor: Vendor) -> Result<PmuModel, pmu_virt::ModelError> {
-    PmuModel::parse(match vendor {
-        Vendor::Intel => "intel-v2",
-        Vendor::Amd => "amd-perfmonv2",
+        round_trips,
     })
 }

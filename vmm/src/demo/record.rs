@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use arbiter::CounterId;
 use pmu_virt::{
-    CountRequest, CounterBackend, CounterSet, MsrIndex, PmuModel, ReadOutcome, Register, Ring,
-    WriteOutcome,
+    CountRequest, CounterBackend, CounterSet, FixedFunction, MsrIndex, PmuModel, ReadOutcome,
+    Register, Ring, WriteOutcome,
 };
 use serde::Serialize;
 
@@ -271,7 +271,11 @@ impl Teller<'_> {
     /// What a write that was carried out means.
     fn written(&mut self, msr: MsrIndex, value: u64) -> String {
         match self.model.decode(msr) {
-            Some(Register::Select(n)) => self.selected(CounterId::Programmable(n), value),
+            Some(Register::Select(n)) => {
+                let request = CountRequest::decode(self.model.events(), value);
+                self.selected(CounterId::Programmable(n), &request)
+            }
+            Some(Register::FixedControl) => self.fixed_selected(value),
             Some(Register::Counter { counter, .. }) => match self.to_overflow(value, counter) {
                 Some(left) => format!("set: {left} before the overflow"),
                 None => format!("set: count {value}"),
@@ -280,16 +284,30 @@ impl Teller<'_> {
         }
     }
 
-    fn selected(&mut self, counter: CounterId, value: u64) -> String {
-        let request = CountRequest::decode(self.model.events(), value);
+    /// What a write of the control of all fixed counters means.
+    fn fixed_selected(&mut self, value: u64) -> String {
+        let mut all = Vec::new();
+        for function in (0..self.model.fixed()).filter_map(FixedFunction::of) {
+            let request = CountRequest::decode_fixed(function, value);
+            if request.enabled {
+                all.push(self.selected(CounterId::Fixed(function.index()), &request));
+            }
+        }
+        match all.is_empty() {
+            true => "stop".to_owned(),
+            false => all.join("; "),
+        }
+    }
+
+    fn selected(&mut self, counter: CounterId, request: &CountRequest) -> String {
         if !request.enabled {
             return "stop".to_owned();
         }
-        match self.backend.can_count(&request) {
+        match self.backend.can_count(request) {
             Ok(provenance) => {
                 let others = self.frozen.iter().filter(|&other| other != counter);
                 self.frozen = others.collect();
-                format!("count {}, {provenance}", request.event)
+                format!("count {request}, {provenance}")
             }
             Err(unavailable) => {
                 self.frozen.insert(counter);

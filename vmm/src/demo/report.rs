@@ -2,9 +2,10 @@
 
 use std::io::{self, Write};
 
-use pmu_virt::{CounterReport, Reading};
+use pmu_virt::{CounterBackend, CounterReport, Reading, Unavailable, UnavailableReason};
 use serde::Serialize;
 
+use super::plan::Planned;
 use super::record::Row;
 use crate::bench::{TrapReport, micros};
 
@@ -19,8 +20,8 @@ pub struct DemoReport {
     pub slow_cpl0: bool,
     /// PMU model of the guest.
     pub model: &'static str,
-    /// The counter backend.
-    pub backend: &'static str,
+    /// Where counts came from, as in `--counters`.
+    pub backend: String,
     /// TSC frequency in kHz.
     pub tsc_khz: u32,
     /// What happened, in order.
@@ -31,8 +32,9 @@ pub struct DemoReport {
     pub pmis: u64,
     /// Of these, late ones.
     pub late_pmis: u64,
-    /// Round trips of each kind of access, from a second guest.
-    pub round_trips: TrapReport,
+    /// Round trips of each kind of access, from a second guest; none where the
+    /// user's events are counted.
+    pub round_trips: Option<TrapReport>,
 }
 
 /// One counter at the end.
@@ -42,30 +44,88 @@ pub struct CounterRow {
     pub counter: String,
     /// What it was asked for.
     pub event: String,
+    /// The backend can count this event, whether it did or not.
+    pub supported: bool,
     /// Events that the backend counted since it was programmed; none if nobody
     /// counted.
     pub counted: Option<u64>,
     /// How they were counted, or `unavailable`.
     pub provenance: String,
-    /// Why nobody counted; none if somebody did.
+    /// Why nobody counted, or why the count is not exact; none if there is
+    /// nothing to say.
     pub reason: Option<String>,
 }
 
 impl CounterRow {
     /// `report` in words.
     pub fn describe(report: &CounterReport) -> Self {
-        let (counted, provenance, reason) = match report.reading {
-            Reading::Counted { value, provenance } => (Some(value), provenance.to_string(), None),
+        let loss = report.loss.map(|loss| loss.to_string());
+        Self {
+            event: report.event.event.to_string(),
+            ..Self::of_reading(report.counter.to_string(), report.reading, loss)
+        }
+    }
+
+    /// What became of `event`, of which the guest told `reports`.
+    pub(super) fn of_event(
+        event: &Planned,
+        reports: &[CounterReport],
+        backend: &dyn CounterBackend,
+    ) -> Self {
+        let Planned { named, counter } = event;
+        let meaning = named.request.to_string();
+        let event = match named.name == meaning {
+            true => meaning,
+            false => format!("{} ({meaning})", named.name),
+        };
+        let report = reports.iter().find(|report| report.counter == *counter);
+        let row = match (report, backend.can_count(&named.request)) {
+            (Some(report), _) => Self::describe(report),
+            // A counter that was stopped and never counted leaves no report.
+            (None, Err(Unavailable { reason })) => {
+                Self::of_reading(counter.to_string(), Reading::Unavailable(reason), None)
+            }
+            (None, Ok(_)) => Self {
+                counter: counter.to_string(),
+                event: String::new(),
+                supported: true,
+                counted: None,
+                provenance: "unavailable".to_owned(),
+                reason: Some("the guest never counted it".to_owned()),
+            },
+        };
+        Self { event, ..row }
+    }
+
+    fn of_reading(counter: String, reading: Reading, loss: Option<String>) -> Self {
+        let (counted, provenance, reason) = match reading {
+            Reading::Counted { value, provenance } => (Some(value), provenance.to_string(), loss),
             Reading::Unavailable(reason) => {
                 (None, "unavailable".to_owned(), Some(reason.to_string()))
             }
         };
+        let refused = matches!(
+            reading,
+            Reading::Unavailable(
+                UnavailableReason::Event { .. } | UnavailableReason::Modifier { .. }
+            )
+        );
         Self {
-            counter: report.counter.to_string(),
-            event: report.event.event.to_string(),
+            counter,
+            event: String::new(),
+            supported: !refused,
             counted,
             provenance,
             reason,
+        }
+    }
+
+    /// The count, or the words that stand for none.
+    fn count(&self) -> String {
+        match (self.counted, self.supported) {
+            (Some(count), _) => count.to_string(),
+            (None, true) => "<not counted>".to_owned(),
+            (None, false) => "<not supported>".to_owned(),
         }
     }
 }
@@ -106,7 +166,10 @@ fn text(report: &DemoReport, out: &mut dyn Write) -> io::Result<()> {
         "PMIs delivered: {}, of these late: {}",
         report.pmis, report.late_pmis
     )?;
-    round_trips(&report.round_trips, out)
+    match &report.round_trips {
+        Some(measured) => round_trips(measured, out),
+        None => Ok(()),
+    }
 }
 
 fn rows(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
@@ -134,8 +197,7 @@ fn counters(counters: &[CounterRow], out: &mut dyn Write) -> io::Result<()> {
             [
                 row.counter.clone(),
                 row.event.clone(),
-                row.counted
-                    .map_or_else(|| "<not counted>".to_owned(), |count| count.to_string()),
+                row.count(),
                 match &row.reason {
                     None => row.provenance.clone(),
                     Some(reason) => format!("{}: {reason}", row.provenance),

@@ -1,10 +1,12 @@
-//! The words for happenings, and the demo itself where this host has a KVM.
+//! The words for happenings, plans, and the demo itself where this host has a KVM.
 
-use pmu_virt::{ClockBackend, MsrIndex, PmuModel, ReadOutcome, Ring, WriteOutcome};
+use pmu_virt::{ClockBackend, MsrIndex, PmuModel, ReadOutcome, Ring, Vendor, WriteOutcome};
 
 use super::record::{Happening, What, describe};
-use super::{decline, perform, write_report};
+use super::{Plan, decline, host_vendor, perform, write_report};
+use crate::cli::DemoFlags;
 use crate::doctor::{self, Refusal};
+use crate::events::{LibraryError, NoTables};
 use crate::kvm::VcpuId;
 use crate::vcpu::TrapEvent;
 
@@ -102,7 +104,7 @@ fn the_demo_shows_an_overflow_and_its_pmi() {
         Err(refusal) => return assert!(matches!(refusal, Refusal::Host(_)), "{refusal}"),
     };
     let probe = doctor::check(&host).unwrap();
-    let report = perform(&host, &probe).unwrap();
+    let report = perform(&host, &probe, &Plan::tour(host_vendor()).unwrap()).unwrap();
     let outcomes: Vec<_> = report.rows.iter().map(|row| row.outcome.as_str()).collect();
     let found = |part: &str| outcomes.iter().any(|outcome| outcome.contains(part));
     for part in [
@@ -120,5 +122,178 @@ fn the_demo_shows_an_overflow_and_its_pmi() {
     assert_eq!(uncounted.count(), 1);
     let mut text = Vec::new();
     write_report(&report, false, &mut text).unwrap();
-    assert!(String::from_utf8(text).unwrap().contains("<not counted>"));
+    assert!(String::from_utf8(text).unwrap().contains("<not supported>"));
+}
+
+fn flags(events: &[&str], pmu: Option<&str>, counters: Option<&str>) -> DemoFlags {
+    DemoFlags {
+        events: events.iter().map(|event| (*event).to_owned()).collect(),
+        pmu: pmu.map(str::to_owned),
+        counters: counters.map(str::to_owned),
+        ..DemoFlags::default()
+    }
+}
+
+/// The plan without libpfm4 on AMD's processor.
+fn plan(flags: &DemoFlags) -> Result<Plan, String> {
+    let names = NoTables(LibraryError::TooLate);
+    Plan::new(flags, Vendor::Amd, &names).map_err(|error| error.to_string())
+}
+
+#[test]
+fn every_event_gets_a_counter() {
+    let check = |events: &[&str], pmu: Option<&str>, model: &str, counters: &[&str]| {
+        let plan = plan(&flags(events, pmu, None)).unwrap();
+        let placed: Vec<_> = plan
+            .events
+            .iter()
+            .map(|one| one.counter.to_string())
+            .collect();
+        assert_eq!(
+            (plan.model.name(), placed),
+            (
+                model,
+                counters.iter().map(|one| (*one).to_owned()).collect()
+            )
+        );
+    };
+    check(&[], None, "amd-perfmonv2", &[]);
+    check(
+        &["cycles", "branches"],
+        None,
+        "amd-perfmonv2",
+        &["PMC0", "PMC1"],
+    );
+    check(
+        &["cycles"; 6],
+        None,
+        "amd-perfmonv2",
+        &["PMC0", "PMC1", "PMC2", "PMC3", "PMC4", "PMC5"],
+    );
+    let mixed = ["cycles", "ref-cycles", "loads", "r530100"];
+    check(
+        &mixed,
+        Some("intel-v2"),
+        "intel-v2",
+        &["PMC0", "FIXED2", "PMC1", "FIXED0"],
+    );
+    // AMD has no slots: another model is taken.
+    check(&["slots", "cycles"], None, "intel-v2", &["PMC0", "PMC1"]);
+}
+
+#[test]
+fn bad_plans_are_named() {
+    let check = |events: &[&str], pmu: Option<&str>, counters: Option<&str>, parts: &[&str]| {
+        let error = plan(&flags(events, pmu, counters)).expect_err("a bad plan");
+        assert!(!error.contains('\n'), "{error}");
+        for part in parts {
+            assert!(error.contains(part), "no {part:?} in: {error}");
+        }
+    };
+    check(&["cycels"], None, None, &["--event", "cycels", "cycles"]);
+    check(
+        &["slots", "loads"],
+        Some("amd-core"),
+        None,
+        &["--event", "slots", "intel-v2"],
+    );
+    check(
+        &["cycles"],
+        Some("z80"),
+        None,
+        &["--pmu", "z80", "amd-core"],
+    );
+    check(
+        &["cycles"],
+        None,
+        Some("abacus"),
+        &["--counters", "abacus", "step"],
+    );
+    check(
+        &["cycles"; 7],
+        None,
+        None,
+        &["7 events", "amd-perfmonv2 has 6"],
+    );
+    check(
+        &["cycles"; 3],
+        Some("intel-v1"),
+        None,
+        &["3 events", "intel-v1 has 2"],
+    );
+    let twice = ["ref-cycles:u", "r530300"];
+    check(
+        &twice,
+        Some("intel-v2"),
+        None,
+        &["ref-cycles:u", "r530300", "fixed counter 2"],
+    );
+}
+
+/// The work of the guest is known: 100 rounds of a load, a store and two
+/// branches, of which every second one and all but the last are taken.
+#[test]
+fn events_are_counted_where_the_guest_works() {
+    let Ok(host) = doctor::open() else { return };
+    let probe = doctor::check(&host).unwrap();
+    let step = pmu_virt::Sources::parse("step").unwrap();
+    if doctor::check_backends(&probe, &step).is_err() {
+        return;
+    }
+    let events = [
+        "loads:k",
+        "branches:k",
+        "taken-branches:k",
+        "instructions:k",
+        "branch-misses:k",
+    ];
+    for model in [
+        "intel-v2,counters=5",
+        "intel-v1,counters=5",
+        "amd-perfmonv2",
+        "amd-core",
+    ] {
+        let plan = plan(&flags(&events, Some(model), Some("step"))).unwrap();
+        let report = perform(&host, &probe, &plan).unwrap();
+        let counts: Vec<_> = report.counters.iter().map(|row| row.counted).collect();
+        let [
+            Some(loads),
+            Some(branches),
+            Some(taken),
+            Some(instructions),
+            None,
+        ] = counts[..]
+        else {
+            panic!("{model}: {counts:?}");
+        };
+        assert_eq!(loads, 100, "{model}");
+        // AMD counts the delivery of the UD2 that ends the work as a taken branch.
+        let delivery = u64::from(plan.model.vendor() == Vendor::Amd);
+        assert_eq!(
+            (branches, taken),
+            (200 + delivery, 149 + delivery),
+            "{model}"
+        );
+        // Two before the first round, three before the WRMSR that stops them all;
+        // without one for all, the accesses to the others as well.
+        match plan.model.has_global_control() {
+            true => assert_eq!(instructions, 605, "{model}"),
+            false => assert!(
+                (605..630).contains(&instructions),
+                "{model}: {instructions}"
+            ),
+        }
+        let last = &report.counters[4];
+        assert!(
+            !last.supported && last.provenance == "unavailable",
+            "{last:?}"
+        );
+        assert!(
+            report.counters[..4].iter().all(|row| row.reason.is_none()),
+            "{report:#?}"
+        );
+        let mut text = Vec::new();
+        write_report(&report, false, &mut text).unwrap();
+        assert!(String::from_utf8(text).unwrap().contains("<not supported>"));
+    }
 }

@@ -117,6 +117,12 @@ impl Solo {
         self.vcpu.pmu().is_some_and(|pmu| pmu.needs().stepping)
     }
 
+    /// The backend that counts.
+    #[must_use]
+    pub fn backend(&self) -> Option<&dyn CounterBackend> {
+        Some(self.vcpu.pmu()?.core()?.backend())
+    }
+
     /// PMIs delivered so far, and of these late ones.
     #[must_use]
     pub fn pmis(&self) -> (u64, u64) {

@@ -2,12 +2,16 @@
 
 mod error;
 mod events;
+mod interval;
 mod layout;
+mod program;
 mod registers;
+mod report;
 mod slot;
 
 pub use error::MsrRefusal;
 pub use layout::HostCpuid;
+pub use report::{MsrReport, probe};
 
 use super::{
     BackendEnv, BackendError, CounterBackend, Provenance, Reading, Unavailable, UnavailableReason,
@@ -18,10 +22,10 @@ use crate::ids::{MsrIndex, SlotIndex, SlotSet};
 use crate::progress::Progress;
 use crate::request::CountRequest;
 use crate::sys;
-use events::{MERGE, Plan, plan};
-use registers::{ENABLE, Registers, check_unused, global_bit, look, self_test_codes};
-use slot::{Control, MsrSlot};
-use std::fmt::{self, Debug};
+use registers::{Registers, self_test_codes};
+use report::{open_device, report};
+use slot::MsrSlot;
+use std::fmt::Debug;
 use std::io;
 use std::num::NonZeroU64;
 
@@ -55,93 +59,6 @@ pub struct MsrOptions {
     pub cpu: u32,
     /// Take counters away from whoever uses them.
     pub force: bool,
-}
-
-/// What was found at the counters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MsrReport {
-    /// The host CPU.
-    pub cpu: u32,
-    /// Name of the model whose registers it has.
-    pub model: &'static str,
-    /// Programmable counters.
-    pub programmable: u8,
-    /// Fixed counters.
-    pub fixed: u8,
-    /// Whether one register starts and stops all of them.
-    pub global: bool,
-    /// Cycles that every entry adds, beside those of the guest: counted from
-    /// the write that starts counters to the write that stops them. `None`
-    /// where it was not measured, or nothing was counted.
-    pub residue_cycles: Option<u64>,
-    /// Instructions, likewise.
-    pub residue_instructions: Option<u64>,
-}
-
-impl fmt::Display for MsrReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "CPU {}: {} with {} programmable and {} fixed counters, started {}",
-            self.cpu,
-            self.model,
-            self.programmable,
-            self.fixed,
-            if self.global {
-                "by one write"
-            } else {
-                "one by one"
-            }
-        )?;
-        let residues = [
-            (self.residue_cycles, "cycles"),
-            (self.residue_instructions, "instructions"),
-        ];
-        for (residue, what) in residues {
-            match residue {
-                Some(events) => write!(f, "; each entry adds {events} {what} of the host's")?,
-                None => write!(f, "; the host's own {what} are not known")?,
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Finds out whether the counters of a CPU can be used, without a change to
-/// any register.
-///
-/// # Errors
-/// Why they cannot.
-pub fn probe(cpu: u32) -> Result<MsrReport, MsrRefusal> {
-    let device = open_device(cpu)?;
-    let (layout, saved) = look(&device, &sys::host_cpuid())?;
-    check_unused(&layout, &saved, sys::nmi_watchdog() == Some(true))?;
-    Ok(report(cpu, &layout))
-}
-
-fn open_device(cpu: u32) -> Result<sys::HostMsr, MsrRefusal> {
-    sys::HostMsr::open(cpu).map_err(|error| match error.kind() {
-        // ENXIO: the CPU's device node is there, the CPU is not.
-        _ if error.raw_os_error() == Some(libc::ENXIO) => MsrRefusal::NoDevice { cpu },
-        io::ErrorKind::NotFound => MsrRefusal::NoDevice { cpu },
-        io::ErrorKind::WouldBlock => MsrRefusal::Locked { cpu },
-        _ => MsrRefusal::Open {
-            cpu,
-            errno: error::errno(&error),
-        },
-    })
-}
-
-fn report(cpu: u32, layout: &layout::Layout) -> MsrReport {
-    MsrReport {
-        cpu,
-        model: layout.model.name(),
-        programmable: layout.model.programmable(),
-        fixed: layout.model.fixed(),
-        global: layout.global_control.is_some(),
-        residue_cycles: None,
-        residue_instructions: None,
-    }
 }
 
 /// Counts with the physical counters of one CPU, for a thread pinned to it.
@@ -261,286 +178,6 @@ impl MsrBackend {
 
     fn get_mut(&mut self, slot: SlotIndex) -> Option<&mut MsrSlot> {
         self.slots.get_mut(usize::from(slot.0))?.as_mut()
-    }
-
-    fn plan(&self, request: &CountRequest) -> Result<Plan, UnavailableReason> {
-        // Any-thread ends with architectural version 5 and never was AMD's.
-        if request.any_thread {
-            return Err(UnavailableReason::Modifier { backend: NAME });
-        }
-        let plan = plan(&self.cpuid, &self.registers.layout, request);
-        plan.ok_or(UnavailableReason::Event {
-            backend: NAME,
-            event: request.event,
-        })
-    }
-
-    /// Makes a counter somebody else's.
-    fn lose(&mut self, index: SlotIndex) {
-        self.active.remove(index);
-        let Some(slot) = self.get_mut(index).filter(|slot| !slot.lost) else {
-            return;
-        };
-        slot.lost = true;
-        slot.target = None;
-        let value = slot.value;
-        log::warn!("msr: {value} was taken by somebody else; its count is not known any more");
-        // Should the registers still be ours, they are cleared at `release`.
-    }
-
-    fn lose_all(&mut self, slots: SlotSet) {
-        for slot in slots.iter() {
-            self.lose(slot);
-        }
-    }
-
-    /// The global control register's bits of `slots`.
-    fn global_bits(&self, slots: SlotSet) -> u64 {
-        let counters = &self.registers.layout.counters;
-        let counter = |slot: SlotIndex| counters.get(usize::from(slot.0));
-        let merged = |slot: SlotIndex| match self.get(slot).map(|slot| slot.control) {
-            Some(Control::Select { merge: Some(_), .. }) => counter(SlotIndex(slot.0 + 1)),
-            _ => None,
-        };
-        let bits = |slot| counter(slot).into_iter().chain(merged(slot));
-        let bits = slots.iter().flat_map(bits);
-        bits.fold(0, |all, counter| all | global_bit(counter.id))
-    }
-
-    fn enter(&mut self, tsc: u64) {
-        self.entered = Some(tsc);
-        let wanted = self.running.iter();
-        let wanted = wanted.filter(|slot| self.get(*slot).is_some_and(|slot| !slot.lost));
-        self.active = wanted.collect();
-        if self.active.is_empty() {
-            return;
-        }
-        if !self.registers.on_cpu() {
-            return self.lose_all(self.active);
-        }
-        match self.registers.layout.global_control {
-            Some(msr) => {
-                let bits = self.global_bits(self.active);
-                if !self.registers.replace(msr, 0, bits) {
-                    self.lose_all(self.active);
-                }
-            }
-            None => self.switch_each(true),
-        }
-    }
-
-    /// Starts or stops the active counters by their own selects.
-    fn switch_each(&mut self, on: bool) {
-        for index in self.active.iter() {
-            let Some(Control::Select {
-                msr,
-                outside,
-                inside,
-                merge,
-            }) = self.get(index).map(|slot| slot.control)
-            else {
-                continue;
-            };
-            let (from, to) = if on {
-                (outside, inside)
-            } else {
-                (inside, outside)
-            };
-            let merged = merge.is_none_or(|msr| {
-                let enable = |value| MERGE | value & ENABLE;
-                self.registers.replace(msr, enable(from), enable(to))
-            });
-            if !self.registers.replace(msr, from, to) || !merged {
-                self.lose(index);
-            }
-        }
-    }
-
-    fn leave(&mut self, tsc: u64) {
-        let Some(entered) = self.entered.take() else {
-            return;
-        };
-        let stopped = self.active;
-        if stopped.is_empty() {
-            return;
-        }
-        match self.registers.layout.global_control {
-            Some(msr) => {
-                let bits = self.global_bits(stopped);
-                if !self.registers.replace(msr, bits, 0) {
-                    self.lose_all(stopped);
-                }
-            }
-            None => self.switch_each(false),
-        }
-        if !self.registers.on_cpu() {
-            self.lose_all(stopped);
-        }
-        let ticks = tsc.saturating_sub(entered);
-        for index in std::mem::take(&mut self.active).iter() {
-            let Some(slot) = self.get_mut(index) else {
-                continue;
-            };
-            slot.pass(ticks);
-            if slot.is_due() && self.fold(index) {
-                self.overflowed.insert(index);
-            }
-        }
-    }
-
-    /// Takes in a counter's register; true when its armed overflow came.
-    fn fold(&mut self, index: SlotIndex) -> bool {
-        let now = self.get(index).and_then(|slot| self.current(slot));
-        match (now, self.get_mut(index)) {
-            (Some(now), Some(slot)) => {
-                slot.fold(now);
-                slot.take_overflow()
-            }
-            _ => {
-                self.lose(index);
-                false
-            }
-        }
-    }
-
-    /// What a counter's register holds, if it is still ours.
-    fn current(&self, slot: &MsrSlot) -> Option<u64> {
-        if slot.lost || slot.is_ambiguous() {
-            return None;
-        }
-        let ours = match slot.control {
-            Control::Select {
-                msr,
-                outside,
-                inside,
-                ..
-            } => {
-                let value = self.registers.read(msr).ok()?;
-                value == outside || value == inside
-            }
-            Control::Fixed { field, bits } => {
-                let msr = self.registers.layout.fixed_control?;
-                self.registers.read(msr).ok()? & field == bits
-            }
-        };
-        if !ours {
-            return None;
-        }
-        self.registers.read(slot.value).ok()
-    }
-
-    /// Writes a counter's registers: stopped, with count 0.
-    fn write(&mut self, index: SlotIndex, plan: &Plan) -> Result<MsrSlot, UnavailableReason> {
-        let misplaced = UnavailableReason::Misplaced {
-            backend: NAME,
-            slot: index,
-        };
-        let refused = |error: io::Error| UnavailableReason::Refused {
-            backend: NAME,
-            errno: error::errno(&error),
-        };
-        let counters = &self.registers.layout.counters;
-        let counter = *counters
-            .get(usize::from(index.0))
-            .ok_or(UnavailableReason::NoSuchSlot {
-                backend: NAME,
-                slot: index,
-            })?;
-        let partner = SlotIndex(index.0 ^ 1);
-        let paired =
-            |slot: &MsrSlot| matches!(slot.control, Control::Select { merge: Some(_), .. });
-        let merged_away = index.0 % 2 == 1 && self.get(partner).is_some_and(paired);
-        let partner_taken = plan.constraint.paired && self.get(partner).is_some();
-        let free = plan.constraint.slots;
-        if merged_away || partner_taken || !plan.constraint.allows(index, free) {
-            return Err(misplaced);
-        }
-        let global = self.registers.layout.global_control.is_some();
-        let merge = counters
-            .get(usize::from(partner.0))
-            .and_then(|counter| counter.select);
-        let control = match (counter.select, plan.select) {
-            (Some(msr), Some(select)) => Control::Select {
-                msr,
-                outside: select | if global { ENABLE } else { 0 },
-                inside: select | ENABLE,
-                merge: merge.filter(|_| plan.constraint.paired),
-            },
-            (Some(_), None) => return Err(misplaced),
-            (None, _) => {
-                let arbiter::CounterId::Fixed(n) = counter.id else {
-                    return Err(misplaced);
-                };
-                Control::Fixed {
-                    field: 0b1111 << (4 * n),
-                    bits: plan.fixed << (4 * n),
-                }
-            }
-        };
-        self.set_control(control).map_err(refused)?;
-        self.registers.write(counter.value, 0).map_err(refused)?;
-        Ok(MsrSlot::new(control, counter.value, counter.mask))
-    }
-
-    fn set_control(&mut self, control: Control) -> io::Result<()> {
-        let busy = || io::Error::from_raw_os_error(libc::EBUSY);
-        match control {
-            Control::Select {
-                msr,
-                outside,
-                merge,
-                ..
-            } => {
-                let merge = merge.map(|msr| (msr, MERGE | outside & ENABLE));
-                for (msr, value) in [(msr, outside)].into_iter().chain(merge) {
-                    if !self.options.force && self.registers.read(msr)? & ENABLE != 0 {
-                        self.registers.disown(msr);
-                        return Err(busy());
-                    }
-                    self.registers.write(msr, value)?;
-                }
-                Ok(())
-            }
-            Control::Fixed { field, bits } => {
-                let msr = self.registers.layout.fixed_control.ok_or_else(busy)?;
-                let value = self.registers.read(msr)?;
-                if !self.options.force && value & field != 0 {
-                    return Err(busy());
-                }
-                self.registers.write(msr, value & !field | bits)
-            }
-        }
-    }
-
-    /// Clears a counter's registers as far as they are ours.
-    fn clear(&mut self, slot: &MsrSlot) {
-        match slot.control {
-            Control::Select {
-                msr,
-                outside,
-                inside,
-                merge,
-            } => {
-                // One of the two holds; a register that is neither is left alone.
-                let outside_now = self.registers.holds(msr, outside);
-                self.registers
-                    .replace(msr, if outside_now { outside } else { inside }, 0);
-                if let Some(msr) = merge {
-                    self.registers.replace(msr, MERGE | outside & ENABLE, 0);
-                }
-            }
-            Control::Fixed { field, bits } => {
-                let Some(msr) = self.registers.layout.fixed_control else {
-                    return;
-                };
-                match self.registers.read(msr) {
-                    Ok(value) if value & field == bits => {
-                        self.registers.replace(msr, value, value & !field);
-                    }
-                    _ => self.registers.disown(msr),
-                }
-            }
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Clauses about overflows, deadlines, and what is not available.
 
-use super::{A, Factory, SOME, ensure, program, running};
+use super::{A, Factory, ensure, program, running, some};
 use crate::backend::Reading;
 use crate::contract::Driver;
 use crate::ids::{Ring, SlotIndex};
@@ -11,17 +11,20 @@ pub(super) fn overflow_is_told(
     driver: &mut dyn Driver,
 ) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    backend.arm(A, NonZeroU64::new(SOME));
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    backend.arm(A, NonZeroU64::new(some(driver)));
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     ensure(backend.take_overflows().contains(A), || {
-        format!("no overflow was told after the {SOME} events it was armed for")
+        format!(
+            "no overflow was told after the {} events it was armed for",
+            some(driver)
+        )
     })?;
-    driver.run(backend.as_mut(), Ring::Kernel, 4 * SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, 4 * some(driver));
     ensure(backend.take_overflows().is_empty(), || {
         "an overflow was told again without being armed again".to_owned()
     })?;
-    backend.arm(A, NonZeroU64::new(SOME));
-    driver.run(backend.as_mut(), Ring::Kernel, 2 * SOME);
+    backend.arm(A, NonZeroU64::new(some(driver)));
+    driver.run(backend.as_mut(), Ring::Kernel, 2 * some(driver));
     ensure(backend.take_overflows().contains(A), || {
         "no overflow was told after it was armed a second time".to_owned()
     })
@@ -32,14 +35,15 @@ pub(super) fn overflow_is_not_early(
     driver: &mut dyn Driver,
 ) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    backend.arm(A, NonZeroU64::new(4 * SOME));
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    backend.arm(A, NonZeroU64::new(4 * some(driver)));
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.stop(A);
-    driver.run(backend.as_mut(), Ring::Kernel, 4 * SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, 4 * some(driver));
     ensure(backend.take_overflows().is_empty(), || {
         format!(
-            "an overflow armed for {} events was told after {SOME}",
-            4 * SOME
+            "an overflow armed for {} events was told after {}",
+            4 * some(driver),
+            some(driver)
         )
     })
 }
@@ -49,9 +53,9 @@ pub(super) fn disarmed_is_silent(
     driver: &mut dyn Driver,
 ) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
-    backend.arm(A, NonZeroU64::new(SOME));
+    backend.arm(A, NonZeroU64::new(some(driver)));
     backend.arm(A, None);
-    driver.run(backend.as_mut(), Ring::Kernel, 2 * SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, 2 * some(driver));
     ensure(backend.take_overflows().is_empty(), || {
         "an overflow was told after it had been taken back".to_owned()
     })
@@ -67,7 +71,7 @@ pub(super) fn deadline_is_given(
         Some(Some(at)) => return Err(format!("deadline {at} with nothing armed")),
         Some(None) => {}
     }
-    backend.arm(A, NonZeroU64::new(SOME));
+    backend.arm(A, NonZeroU64::new(some(driver)));
     ensure(driver.deadline(backend.as_mut()) != Some(None), || {
         "no deadline with an overflow armed".to_owned()
     })?;
@@ -93,7 +97,7 @@ pub(super) fn unavailable_is_no_zero(
         format!("it accepted '{request}'")
     })?;
     backend.start(A);
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     match backend.read(A) {
         Reading::Unavailable(_) => Ok(()),
         Reading::Counted { value, .. } => Err(format!(
@@ -109,7 +113,7 @@ pub(super) fn unprogrammed_is_no_zero(
     let mut backend = factory();
     backend.start(A);
     backend.arm(A, NonZeroU64::new(1));
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     backend.stop(A);
     backend.release(A);
     for slot in [A, SlotIndex(200)] {
@@ -133,7 +137,7 @@ pub(super) fn provenance_agrees(
         .map_err(|unavailable| format!("'{request}' was refused: {unavailable}"))?;
     let programmed = program(backend.as_mut(), A, &request)?;
     backend.start(A);
-    driver.run(backend.as_mut(), Ring::Kernel, SOME);
+    driver.run(backend.as_mut(), Ring::Kernel, some(driver));
     let Reading::Counted { provenance, .. } = backend.read(A) else {
         return Err("a running slot has no count".to_owned());
     };

@@ -1,0 +1,116 @@
+//! From a code to what a counter is asked to do.
+
+use pmu_virt::{CountRequest, EventCode, EventFamily, FixedFunction, PmuModel, Register};
+
+use super::error::EventError;
+
+/// USR and OS of an event select.
+const RINGS: u64 = 0b11 << 16;
+/// Interrupt and enable, which libpfm sets in every code.
+const INT: u64 = 1 << 20;
+const ENABLE: u64 = 1 << 22;
+
+/// Intel's codes with event select 0 and unit mask N + 1 select nothing: by
+/// convention (Linux and libpfm) they stand for fixed counter N.
+pub(super) fn pseudo_fixed(code: u64) -> Option<u8> {
+    let [select, umask, ..] = code.to_le_bytes();
+    (select == 0 && umask > 0).then(|| umask - 1)
+}
+
+/// The request for `code`, an event select as `model` reads it. Without USR and
+/// OS it is for both rings. INT and EN of the code are not taken over: the
+/// request is enabled and asks for no PMI.
+pub(super) fn request(name: &str, code: u64, model: &PmuModel) -> Result<CountRequest, EventError> {
+    let implemented = model
+        .write_rule(Register::Select(0))
+        .map_or(0, |rule| rule.implemented);
+    let missing = code & !implemented;
+    if missing != 0 {
+        return Err(EventError::NoSuchBits {
+            name: name.to_owned(),
+            code,
+            bits: in_words(missing),
+            model: model.name(),
+        });
+    }
+    let code = match code & RINGS {
+        0 => code | RINGS,
+        _ => code,
+    };
+    let request = CountRequest {
+        enabled: true,
+        int: false,
+        ..CountRequest::decode(model.events(), code)
+    };
+    match pseudo_fixed(code) {
+        Some(counter) if model.events() == EventFamily::Intel => {
+            on_fixed(name, counter, &request, model)
+        }
+        _ => Ok(request),
+    }
+}
+
+fn on_fixed(
+    name: &str,
+    counter: u8,
+    request: &CountRequest,
+    model: &PmuModel,
+) -> Result<CountRequest, EventError> {
+    let function = FixedFunction::of(counter).filter(|_| counter < model.fixed());
+    let Some(function) = function else {
+        return Err(EventError::NoFixedCounter {
+            name: name.to_owned(),
+            counter,
+            model: model.name(),
+            fixed: model.fixed(),
+        });
+    };
+    if request.edge || request.invert || request.cmask != 0 || request.pin {
+        return Err(EventError::FixedModifier {
+            name: name.to_owned(),
+        });
+    }
+    Ok(CountRequest::plain(
+        EventCode::Fixed(function),
+        request.os,
+        request.usr,
+    ))
+}
+
+/// The code of `request` as libpfm prints one: with INT and EN, a fixed counter
+/// by its pseudo code.
+pub(super) fn printed(request: &CountRequest) -> u64 {
+    let rings = u64::from(request.usr) << 16 | u64::from(request.os) << 17;
+    let code = match request.event {
+        EventCode::Fixed(function) => (u64::from(function.index()) + 1) << 8 | rings,
+        _ => request.encode().unwrap_or(0),
+    };
+    code | INT | ENABLE
+}
+
+/// The bits of an event select that `bits` has, named.
+fn in_words(bits: u64) -> String {
+    const NAMED: [(u64, &str); 6] = [
+        (1 << 19, "pin control (bit 19)"),
+        (1 << 21, "any-thread (bit 21)"),
+        (
+            0b11 << 32,
+            "bits 33:32 (event select above 0xff, or transactions)",
+        ),
+        (0b11 << 34, "bits 35:34 (event select above 0xff)"),
+        (1 << 40, "guest-only (bit 40)"),
+        (1 << 41, "host-only (bit 41)"),
+    ];
+    let mut rest = bits;
+    let mut words = Vec::new();
+    for (mask, name) in NAMED {
+        if rest & mask != 0 {
+            words.push(name.to_owned());
+            rest &= !mask;
+        }
+    }
+    if rest != 0 {
+        words.push(format!("bits {rest:#x}"));
+    }
+    super::families::one_of(&words)
+}

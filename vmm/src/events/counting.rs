@@ -1,0 +1,80 @@
+//! Who can count an event.
+
+use pmu_virt::{CountRequest, CounterBackend, EventCode, Provenance, Sources};
+use serde::Serialize;
+
+use super::code;
+use super::resolve::NamedRequest;
+use crate::counters::{CounterPlan, backend_env, host_vendor};
+
+/// A backend that can count an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BackendUse {
+    /// The backend, as in `--counters`.
+    pub backend: &'static str,
+    /// How the count is obtained.
+    pub provenance: String,
+}
+
+/// How a model counts an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Use {
+    /// The raw code, as `--event` takes it.
+    pub code: String,
+    /// The fixed counter that counts it; none for a programmable one.
+    pub fixed: Option<u8>,
+    /// What the code means, where that is known.
+    pub event: Option<String>,
+    /// The backends that can count it.
+    pub backends: Vec<BackendUse>,
+}
+
+impl Use {
+    pub(super) fn of_request(request: &CountRequest) -> Self {
+        Self::with_code(code::printed(request), request)
+    }
+
+    pub(super) fn of_named(named: &NamedRequest) -> Self {
+        Self::with_code(named.code, &named.request)
+    }
+
+    fn with_code(code: u64, request: &CountRequest) -> Self {
+        Self {
+            code: format!("r{code:x}"),
+            fixed: match request.event {
+                EventCode::Fixed(function) => Some(function.index()),
+                _ => None,
+            },
+            event: request.event.known().map(|event| event.to_string()),
+            backends: counters_of(request)
+                .map(|(backend, provenance)| BackendUse {
+                    backend,
+                    provenance: provenance.to_string(),
+                })
+                .collect(),
+        }
+    }
+}
+
+/// The backends that can be made without anything but this host and that can
+/// count `request`. The physical registers are not among them: looking at them
+/// would mean to take them.
+pub fn counters_of(request: &CountRequest) -> impl Iterator<Item = (&'static str, Provenance)> {
+    let sources = ["perf", "clock", "step"];
+    sources.into_iter().filter_map(|name| {
+        let provenance = plain(name)?.can_count(request).ok()?;
+        Some((name, provenance))
+    })
+}
+
+/// The backend called `name`, if it can be had. Whether it can count something
+/// does not depend on the TSC's frequency.
+fn plain(name: &str) -> Option<Box<dyn CounterBackend>> {
+    const ANY_KHZ: u32 = 1_000_000;
+    let sources = Sources::parse(name).ok()?;
+    let env = backend_env(ANY_KHZ, host_vendor());
+    CounterPlan::prepare(&sources, env, 1, None)
+        .ok()?
+        .open()
+        .ok()
+}

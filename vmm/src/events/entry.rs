@@ -1,0 +1,107 @@
+//! The entries of the list of events.
+
+use serde::Serialize;
+
+use super::counting::Use;
+
+/// One entry of the list; a line of its JSON form.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Entry {
+    /// A generic name.
+    Generic(GenericEntry),
+    /// A table of named events.
+    Table(TableEntry),
+    /// An event of tables.
+    Event(EventEntry),
+    /// Why there are no tables.
+    NoTables {
+        /// The reason, and what to do.
+        reason: String,
+    },
+}
+
+/// A generic name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GenericEntry {
+    /// The name.
+    pub name: &'static str,
+    /// Other words for it.
+    pub aliases: &'static [&'static str],
+    /// What it counts.
+    pub description: String,
+    /// What the models do for it; a model that is not here has no such event.
+    pub models: Vec<ModelsUse>,
+}
+
+/// What some models have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ModelsUse {
+    /// The models.
+    pub models: Vec<&'static str>,
+    /// How they count it.
+    #[serde(flatten)]
+    pub way: Use,
+}
+
+/// A table of named events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TableEntry {
+    /// Its name, as in `TABLE::EVENT`.
+    pub name: String,
+    /// The processor.
+    pub description: String,
+    /// How many events it has.
+    pub events: usize,
+    /// The models whose guests can count them.
+    pub models: Vec<&'static str>,
+    /// It is the host's own.
+    pub host: bool,
+}
+
+/// An event that is the same in some tables.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EventEntry {
+    /// The tables.
+    pub tables: Vec<String>,
+    /// Its name.
+    pub name: String,
+    /// What it counts.
+    pub description: String,
+    /// The name that it is another word for.
+    pub alias_of: Option<String>,
+    /// How it is counted without further words; none if it needs a unit mask.
+    #[serde(flatten)]
+    pub meaning: Meaning,
+    /// Its unit masks.
+    pub unit_masks: Vec<UnitMask>,
+    /// What else can be added to the name, as it is spelled.
+    pub modifiers: Vec<String>,
+}
+
+/// A unit mask of an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UnitMask {
+    /// Its name.
+    pub name: String,
+    /// What it counts.
+    pub description: String,
+    /// It is taken where none is named.
+    pub default: bool,
+    /// How the event is counted with it alone.
+    #[serde(flatten)]
+    pub meaning: Meaning,
+}
+
+/// How a name is counted, or why it is not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Meaning {
+    /// Like this.
+    Counted(Use),
+    /// Not at all.
+    Refused {
+        /// Why.
+        problem: String,
+    },
+}

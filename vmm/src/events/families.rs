@@ -1,0 +1,94 @@
+//! Which model's guest can use the events of a table.
+
+use pmu_virt::{EventFamily, PmuModel};
+
+use super::table::{PmuTable, TableKind};
+
+/// Tables of processors with Intel's architectural PMU, by name.
+const INTEL: [&str; 32] = [
+    "ix86arch", "coreduo", "core", "atom", "nhm", "nhm_ex", "wsm", "wsm_dp", "snb", "snb_ep",
+    "ivb", "ivb_ep", "hsw", "hsw_ep", "bdw", "bdw_ep", "skl", "skx", "clx", "slm", "glm", "tmt",
+    "knl", "knm", "icl", "icx", "spr", "emr", "gnr", "adl_glc", "adl_grt", "mtl",
+];
+
+/// Tables of AMD's processors, by the beginning of their names. Families 11h to
+/// 16h are read in the vocabulary of the model with their number of counters and
+/// their length of the event select; the codes whose meaning `pmu-virt` knows
+/// are the same in all of them.
+const AMD: [(&str, EventFamily); 14] = [
+    ("amd64_k7", EventFamily::AmdK7),
+    ("amd64_k8", EventFamily::AmdK7),
+    ("amd64_fam10h", EventFamily::AmdFam10h),
+    ("amd64_fam11h", EventFamily::AmdFam10h),
+    ("amd64_fam12h", EventFamily::AmdFam10h),
+    ("amd64_fam14h", EventFamily::AmdFam10h),
+    ("amd64_fam16h", EventFamily::AmdFam10h),
+    ("amd64_fam15h", EventFamily::AmdZen),
+    ("amd64_fam17h", EventFamily::AmdZen),
+    ("amd64_fam18h", EventFamily::AmdZen),
+    ("amd64_fam19h_zen3", EventFamily::AmdZen),
+    ("amd64_fam19h_zen4", EventFamily::AmdZen4),
+    ("amd64_fam1ah", EventFamily::AmdZen4),
+    ("amd64_zen5", EventFamily::AmdZen4),
+];
+
+/// The vocabulary of the models that have this table's events, or why no model
+/// has them.
+pub fn family_of(table: &PmuTable) -> Result<EventFamily, &'static str> {
+    match table.kind {
+        TableKind::Core => {}
+        TableKind::Uncore => return Err("counts in a socket, outside of the cores"),
+        TableKind::Software => return Err("is the operating system's, not a processor's"),
+        TableKind::Other => return Err("is no processor core's"),
+    }
+    if INTEL.contains(&table.name.as_str()) {
+        return Ok(EventFamily::Intel);
+    }
+    AMD.iter()
+        .find(|(start, _)| table.name.starts_with(start))
+        .map(|(_, family)| *family)
+        .ok_or("has registers that no PMU model here has")
+}
+
+/// The models whose guests read event codes in the vocabulary of `family`.
+pub fn models_of(family: EventFamily) -> Vec<PmuModel> {
+    all_models()
+        .into_iter()
+        .filter(|model| model.events() == family)
+        .collect()
+}
+
+/// Every model, with default properties.
+pub(super) fn all_models() -> Vec<PmuModel> {
+    PmuModel::names()
+        .iter()
+        .filter_map(|model| PmuModel::parse(model.name).ok())
+        .collect()
+}
+
+/// `a, b or c`.
+pub(super) fn one_of<T: AsRef<str>>(words: &[T]) -> String {
+    joined(words, "or")
+}
+
+/// `a, b and c`.
+pub(super) fn all_of<T: AsRef<str>>(words: &[T]) -> String {
+    joined(words, "and")
+}
+
+fn joined<T: AsRef<str>>(words: &[T], last_word: &str) -> String {
+    match words {
+        [] => String::new(),
+        [only] => only.as_ref().to_owned(),
+        [first @ .., last] => {
+            let first: Vec<&str> = first.iter().map(AsRef::as_ref).collect();
+            format!("{} {last_word} {}", first.join(", "), last.as_ref())
+        }
+    }
+}
+
+/// Names of the models of `family`, for messages.
+pub(super) fn model_names(family: EventFamily) -> String {
+    let names: Vec<&str> = models_of(family).iter().map(PmuModel::name).collect();
+    one_of(&names)
+}

@@ -1,0 +1,129 @@
+//! Names that mean the same on every processor that has the event.
+
+use pmu_virt::{CountRequest, EventCode, EventFamily, FixedFunction, KnownEvent, PmuModel};
+
+/// A generic name.
+#[derive(Debug)]
+pub(super) struct Generic {
+    /// The name, and other words for it.
+    pub(super) names: &'static [&'static str],
+    /// What it means.
+    pub(super) event: KnownEvent,
+    /// What has to be known about it.
+    pub(super) note: &'static str,
+}
+
+/// Every generic name, those of perf first.
+pub(super) const GENERIC: [Generic; 12] = [
+    Generic {
+        names: &["cycles", "cpu-cycles"],
+        event: KnownEvent::CoreCycles,
+        note: "",
+    },
+    Generic {
+        names: &["instructions"],
+        event: KnownEvent::Instructions,
+        note: "",
+    },
+    Generic {
+        names: &["ref-cycles"],
+        event: KnownEvent::RefCycles,
+        note: "on AMD the cycles of P0, with PerfMonV2",
+    },
+    Generic {
+        names: &["branches", "branch-instructions"],
+        event: KnownEvent::Branches,
+        note: "AMD counts exceptions and interrupts as branches too",
+    },
+    Generic {
+        names: &["branch-misses"],
+        event: KnownEvent::MispredictedBranches,
+        note: "",
+    },
+    Generic {
+        names: &["taken-branches"],
+        event: KnownEvent::TakenBranches,
+        note: "on Intel near ones only",
+    },
+    Generic {
+        names: &["far-branches"],
+        event: KnownEvent::FarBranches,
+        note: "far calls, jumps and returns, IRET, SYSCALL and SYSRET",
+    },
+    Generic {
+        names: &["loads"],
+        event: KnownEvent::Loads,
+        note: "",
+    },
+    Generic {
+        names: &["stores"],
+        event: KnownEvent::Stores,
+        note: "",
+    },
+    Generic {
+        names: &["cache-references"],
+        event: KnownEvent::LlcReferences,
+        note: "on AMD requests to the L2 cache, as perf has it",
+    },
+    Generic {
+        names: &["cache-misses"],
+        event: KnownEvent::LlcMisses,
+        note: "on AMD misses of the L2 cache, as perf has it",
+    },
+    Generic {
+        names: &["slots"],
+        event: KnownEvent::TopdownSlots,
+        note: "issue slots of the top-down method",
+    },
+];
+
+/// The generic name `name`; case does not matter.
+pub(super) fn find(name: &str) -> Option<&'static Generic> {
+    GENERIC.iter().find(|generic| {
+        let is = |one: &&str| one.eq_ignore_ascii_case(name);
+        generic.names.iter().any(is)
+    })
+}
+
+/// Every word that [`find`] finds.
+pub(super) fn all_names() -> impl Iterator<Item = &'static str> {
+    GENERIC.iter().flat_map(|generic| generic.names).copied()
+}
+
+impl Generic {
+    /// The request with which `model` counts it at both rings; none if the
+    /// model has no such event.
+    pub(super) fn request(&self, model: &PmuModel) -> Option<CountRequest> {
+        let fixed = (self.event == KnownEvent::RefCycles)
+            .then_some(FixedFunction::RefCycles)
+            .filter(|function| function.index() < model.fixed());
+        let event = match fixed {
+            // As perf does: the programmable event may tick at another rate.
+            Some(function) => EventCode::Fixed(function),
+            None => EventCode::of(model.events(), self.event)
+                .or_else(|| amd_cache(model.events(), self.event))?,
+        };
+        Some(CountRequest::plain(event, true, true))
+    }
+}
+
+/// The codes that perf uses on AMD, whose cores have no last-level event
+/// (`arch/x86/events/amd/core.c` of Linux, `amd_perfmon_event_map` and
+/// `amd_f17h_perfmon_event_map`; BKDG PMCx07D and 07E, PPR PMCx060 and 064).
+fn amd_cache(family: EventFamily, event: KnownEvent) -> Option<EventCode> {
+    let (references, misses) = match family {
+        EventFamily::Intel => return None,
+        EventFamily::AmdK7 | EventFamily::AmdFam10h => ((0x7d, 0x07), (0x7e, 0x07)),
+        EventFamily::AmdZen | EventFamily::AmdZen4 => ((0x60, 0xff), (0x64, 0x09)),
+    };
+    let (select, umask) = match event {
+        KnownEvent::LlcReferences => references,
+        KnownEvent::LlcMisses => misses,
+        _ => return None,
+    };
+    Some(EventCode::Selected {
+        family,
+        select,
+        umask,
+    })
+}
