@@ -100,7 +100,6 @@ fn run(lab: &Lab, guest: &MicroGuest) -> Result<Times> {
         cores: None,
         timeout: Duration::from_secs(20),
         record: false,
-        cores: None,
     };
     let stopwatch = Arc::new(Stopwatch::default());
     let outcome = run.run_on(&lab.host, guest, |_| Ok(stopwatch.clone()))?;
