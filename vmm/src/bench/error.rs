@@ -34,7 +34,7 @@ pub enum BenchError {
     OneCpu,
     /// The counter source cannot be opened.
     #[error(transparent)]
-    Backend(#[from] pmu_virt::BackendError),
+    Counters(#[from] crate::counters::CounterError),
     /// The PMU model of the measurement does not parse.
     #[error(transparent)]
     Model(#[from] pmu_virt::ModelError),

@@ -5,26 +5,23 @@
 //! the entry when the overflow was due; that and the guest's TSC, brought to the
 //! host's, give the time that the guest waited.
 
+mod guest;
+
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use iced_x86::code_asm::{
-    CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, esi, r8, r13, rax, rdi,
-};
 use pmu_virt::{CounterBackend, CounterId};
 use serde::Serialize;
 
+use self::guest::guest;
+pub(super) use self::guest::{apic, enter_user, reload};
 use super::error::BenchError;
-use super::registers::{PmuMsrs, Written, wrmsr};
 use super::report::{Report, micros, where_it_ran};
-use super::rig::{self, BatchPort, DONE, PATIENCE, Rig};
-use super::sources::{Event, INT, LeftOut, Source, USR_OS_ENABLE, first_countable, tells_when};
+use super::rig::{self, BatchPort, PATIENCE, Rig};
+use super::sources::{Event, LeftOut, Source, first_countable, tells_when};
 use super::stats::{Percentiles, percentiles_of};
 use crate::kvm::{KvmVcpu, VcpuId};
-use crate::micro::{
-    KERNEL_CODE, LAPIC, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS, USER_STACK,
-    assemble,
-};
+use crate::micro::SCRATCH;
 use crate::sys::rdtsc;
 use crate::vcpu::{Observer, PmiRoute, TrapEvent};
 
@@ -32,8 +29,6 @@ use crate::vcpu::{Observer, PmiRoute, TrapEvent};
 const BATCH: u32 = 100;
 /// Time from one overflow to the next.
 const PERIOD_US: u32 = 1_000;
-const NMI_VECTOR: u8 = 2;
-const NMI_HANDLER: u64 = KERNEL_CODE + 0x2000;
 /// The guest's TSC as an MSR (SDM vol. 4, table 2-2).
 const IA32_TSC: u32 = 0x10;
 
@@ -137,7 +132,7 @@ impl Subject {
         backend: Box<dyn CounterBackend>,
         event: Event,
     ) -> Result<Self, BenchError> {
-        let (vm, vcpus) = rig.build(&guest(rig, event)?)?;
+        let (vm, vcpus) = rig.build(&guest(&rig.model, event)?)?;
         let kvm = rig::only(vcpus)?;
         let period = kvm.get_tsc_khz()? / 1000 * PERIOD_US;
         let mut regs = kvm.get_regs()?;
@@ -265,88 +260,6 @@ impl GuestClock {
     fn host(self, guest: u64) -> u64 {
         guest.wrapping_sub(self.offset)
     }
-}
-
-/// A loop at CPL 3, interrupted by one NMI for each overflow. ESI holds what the
-/// counter is set to, R8 the next sample, EBX the samples to come.
-fn guest(rig: &Rig<'_>, event: Event) -> Result<MicroGuest, BenchError> {
-    let msrs = PmuMsrs::of(&rig.model);
-    let (select, counter) = msrs.first();
-    let begin = assemble(KERNEL_CODE, |a| {
-        apic(a)?;
-        a.mov(r8, rdi)?;
-        a.mov(ebx, BATCH)?;
-        msrs.enable(a, 1)?;
-        reload(a, counter)?;
-        wrmsr(a, select, event.code | USR_OS_ENABLE | INT)?;
-        enter_user(a)
-    });
-    let handler = assemble(NMI_HANDLER, |a| {
-        let mut more = a.create_label();
-        a.rdtsc()?;
-        a.mov(dword_ptr(r8), eax)?;
-        a.mov(dword_ptr(r8 + 4), edx)?;
-        a.add(r8, 8)?;
-        a.dec(ebx)?;
-        a.jne(more)?;
-        a.xor(eax, eax)?;
-        a.mov(dx, u32::from(DONE))?;
-        a.out(dx, eax)?;
-        a.mov(r8, rdi)?;
-        a.mov(ebx, BATCH)?;
-        a.set_label(&mut more)?;
-        reload(a, counter)?;
-        a.iretq()
-    });
-    let user = assemble(USER_CODE, |a| {
-        let mut again = a.create_label();
-        a.set_label(&mut again)?;
-        a.inc(rax)?;
-        a.jmp(again)
-    });
-    let code = |code: Result<_, _>| code.map_err(crate::micro::MicroError::from);
-    let mut start = Start::at(KERNEL_CODE, 0);
-    start.rdi = SCRATCH;
-    Ok(MicroGuest::new()
-        .code(KERNEL_CODE, code(begin)?)
-        .code(NMI_HANDLER, code(handler)?)
-        .code(USER_CODE, code(user)?)
-        .handler(NMI_VECTOR, NMI_HANDLER)
-        .start(start))
-}
-
-/// Switches the local APIC on and routes PMIs as NMIs.
-pub(super) fn apic(a: &mut CodeAssembler) -> Written {
-    const SVR: (u32, u32) = (0xf0, 0x1ff);
-    const LVTPC_NMI: (u32, u32) = (0x340, 0x400);
-    a.mov(r13, LAPIC)?;
-    for (register, value) in [SVR, LVTPC_NMI] {
-        a.mov(eax, value)?;
-        a.mov(dword_ptr(r13 + register), eax)?;
-    }
-    Ok(())
-}
-
-/// Sets the counter to ESI, sign-extended: a write to Intel's counters does that
-/// by itself, AMD's take 48 bits.
-pub(super) fn reload(a: &mut CodeAssembler, counter: u32) -> Written {
-    a.mov(ecx, counter)?;
-    a.mov(eax, esi)?;
-    a.mov(edx, 0xffffu32)?;
-    a.wrmsr()
-}
-
-/// Goes to [`USER_CODE`] at CPL 3.
-pub(super) fn enter_user(a: &mut CodeAssembler) -> Written {
-    const RFLAGS_FIXED: i32 = 2;
-    a.push(i32::from(USER_SS))?;
-    a.mov(rax, USER_STACK)?;
-    a.push(rax)?;
-    a.push(RFLAGS_FIXED)?;
-    a.push(i32::from(USER_CS))?;
-    a.mov(rax, USER_CODE)?;
-    a.push(rax)?;
-    a.iretq()
 }
 
 impl Report for PmiReport {

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::num::NonZeroU64;
 
 use pmu_virt::{
-    BackendEnv, BackendError, CountRequest, CounterBackend, EventCode, KnownEvent, PmuModel,
-    Progress, SlotIndex, Sources, Unavailable, backend_names,
+    BackendEnv, CountRequest, CounterBackend, EventCode, KnownEvent, PmuModel, Progress, SlotIndex,
+    Sources, Unavailable, backend_names,
 };
 use serde::Serialize;
 
@@ -56,7 +56,7 @@ impl Source {
     }
 
     /// Makes a backend of its own for one vCPU or core of the calling thread.
-    pub(super) fn open(&self) -> Result<Box<dyn CounterBackend>, BackendError> {
+    pub(super) fn open(&self) -> Result<Box<dyn CounterBackend>, CounterError> {
         self.plan.open()
     }
 
