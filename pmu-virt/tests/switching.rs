@@ -379,6 +379,36 @@ fn an_overflow_that_is_told_at_the_switch_reaches_its_vcpu() {
 }
 
 #[test]
+fn an_overflow_found_after_eviction_leaves_the_place_s_next_counter_alone() {
+    let spend = |pmu: &mut VcpuPmu, tsc, ticks| {
+        pmu.observe(Progress::Entered { tsc });
+        pmu.observe(Progress::Left {
+            tsc: tsc + ticks,
+            halted: 0,
+            ring: None,
+        });
+    };
+    let mut host = Host::new("amd-core", clock_of(2));
+    // It wraps without INT, so nobody has settled it when it makes room.
+    let first = host.switch(0, 0);
+    first.wrmsr(MsrIndex(0xc001_0201), (1 << 48) - 50, KERNEL);
+    first.wrmsr(MsrIndex(0xc001_0200), 0x43_0076, KERNEL);
+    spend(first, 0, 60);
+    // The second vCPU's sampling counter takes that slot, and frees the other.
+    let second = host.switch(1, 0);
+    second.wrmsr(MsrIndex(0xc001_0200), 0x43_0076, KERNEL);
+    second.wrmsr(MsrIndex(0xc001_0203), (1 << 48) - 100, KERNEL);
+    second.wrmsr(MsrIndex(0xc001_0202), 0x53_0076, KERNEL);
+    second.wrmsr(MsrIndex(0xc001_0200), 0, KERNEL);
+    let first = host.switch(0, 0);
+    assert_eq!(first.rdpmc(0, KERNEL), ReadOutcome::Value(10));
+    assert_eq!(first.take_pmi(), None);
+    let second = host.switch(1, 0);
+    spend(second, 100, 150);
+    assert!(second.take_pmi().is_some(), "its overflow was taken back");
+}
+
+#[test]
 fn waiting_counters_get_their_turns() {
     let model = PmuModel::parse("amd-core").expect("a model");
     let turn = NonZeroU64::new(100).expect("not zero");

@@ -88,15 +88,17 @@ impl VcpuPmu {
 
     /// Takes in the last count of a stay.
     pub(super) fn leave_place(&mut self, counter: arbiter::CounterId, last: Option<Last>) {
+        let ran = self.ran;
+        // An overflow in the last count is not to arm the place for the next
+        // one: it may be another vCPU's by now.
+        self.counters[super::index_of(counter)].running = false;
         if let Some(last) = last {
             self.absorb(counter, last.reading);
         }
-        let ran = self.ran;
         let logical = &mut self.counters[super::index_of(counter)];
         // The first reason is the one that counts.
         logical.loss = logical.loss.or(last.and_then(|last| last.loss));
         logical.placed = None;
-        logical.running = false;
         logical.settled = 0;
         logical.times.stop(ran);
     }
