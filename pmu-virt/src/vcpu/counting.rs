@@ -59,12 +59,21 @@ impl VcpuPmu {
             Reading::Counted { value, provenance } => (value, provenance),
             Reading::Unavailable(reason) => {
                 let request = logical.placed.map(|(_, request)| request);
+                logical.times.lose(self.ran);
                 if let Some(request) = request {
                     self.freeze(counter, &request, reason);
                 }
                 return;
             }
         };
+        if logical.unavailable.is_some() {
+            // The source counts again, and knows itself what it has missed.
+            logical.unavailable = None;
+            logical.times.start_over(self.ran);
+            if logical.running {
+                logical.times.run(self.ran);
+            }
+        }
         // Events of before keep their label, whoever counts now.
         logical.provenance = Some(match logical.provenance {
             Some(before) => before.and(provenance),
@@ -140,6 +149,10 @@ impl VcpuPmu {
             return;
         };
         if !(request.can_advance() && self.is_enabled(counter)) {
+            if self.counters[index].unavailable.is_some() {
+                // A place that was lost is no use: the next time, a new one.
+                self.give_up_place(counter);
+            }
             self.counters[index].unavailable = None;
             self.halt(index);
             return;
@@ -172,7 +185,7 @@ impl VcpuPmu {
             return;
         };
         if let Some((stay, _)) = logical.placed {
-            if core.holds(stay) {
+            if core.holds(stay) && logical.unavailable.is_none() {
                 self.run(counter, stay);
                 return;
             }
