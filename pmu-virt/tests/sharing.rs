@@ -10,6 +10,8 @@ use pmu_virt::{
     Oversubscribe, OwnerId, PmuModel, Progress, Provenance, RateTable, ReadOutcome, Reading, Ring,
     SimBackend, SlotIndex, SlotSet, Unavailable, UnavailableReason, VcpuPmu,
 };
+use proptest::collection::vec;
+use proptest::prelude::{Strategy, any, prop_assert_eq, prop_oneof, proptest};
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
@@ -312,4 +314,73 @@ fn a_refused_time_is_not_made_up_after_a_restore() {
     wide.restore(&state).expect("the same model");
     run(&mut wide, &mut now, 100);
     assert_eq!((count(&mut wide, 0), count(&mut wide, 1)), (600, 100));
+}
+
+/// What happens to a guest whose counters take turns.
+#[derive(Clone, Debug)]
+enum Step {
+    Run(u64),
+    Enable(u32, bool),
+    Read(u32),
+    /// Another vCPU with this many counters has the core meanwhile.
+    Away(u32),
+    /// To another core, with all counts.
+    Migrate,
+}
+
+fn step(counters: u32) -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0u64..2 * TURN).prop_map(Step::Run),
+        4 => (0..counters, any::<bool>()).prop_map(|(n, on)| Step::Enable(n, on)),
+        2 => (0..counters).prop_map(Step::Read),
+        1 => (0..4u32).prop_map(Step::Away),
+        1 => proptest::strategy::Just(Step::Migrate),
+    ]
+}
+
+proptest! {
+    /// A clock counts one event a tick, so a count is the time that it was
+    /// enabled, but for what it still waits to fill, to the tick.
+    #[test]
+    fn every_enabled_tick_is_counted_or_owed(
+        slots in 1usize..5,
+        steps in vec(step(4), 1..120),
+    ) {
+        let mut pmu = taking_turns("amd-core", Limited::clock(slots));
+        let mut other = VcpuPmu::detached(OwnerId(1), pmu.model().clone(), Grant::everything());
+        let (mut now, mut last) = (0, [0; 4]);
+        for step in steps {
+            match step {
+                Step::Run(ticks) => run(&mut pmu, &mut now, ticks),
+                Step::Enable(n, on) => {
+                    write(&mut pmu, 0xc001_0200 + 2 * n, if on { CYCLES } else { 0x3_0076 });
+                }
+                Step::Read(n) => {
+                    let value = count(&mut pmu, n);
+                    prop_assert_eq!(value, value.max(last[n as usize]), "it fell");
+                    last[n as usize] = value;
+                }
+                Step::Away(counters) => {
+                    other.attach(pmu.park().expect("a core"));
+                    for n in 0..counters {
+                        write(&mut other, 0xc001_0200 + 2 * n, CYCLES);
+                    }
+                    run(&mut other, &mut now, 50);
+                    pmu.attach(other.park().expect("a core"));
+                }
+                Step::Migrate => {
+                    let mut core = pmu.depart().expect("a core");
+                    other.leave(&mut core);
+                    pmu.attach(Box::new(CorePmu::new(Box::new(Limited::clock(slots)))));
+                }
+            }
+            let state = serde_json::to_value(pmu.save()).expect("a state");
+            for n in 0..4 {
+                let saved = &state["counters"][n];
+                let [enabled, owed, events] = ["time-enabled", "time-unaccounted", "events"]
+                    .map(|field| saved[field].as_u64().expect("a number"));
+                prop_assert_eq!(events, enabled - owed, "PMC{} of {}", n, state);
+            }
+        }
+    }
 }

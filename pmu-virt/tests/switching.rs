@@ -409,6 +409,23 @@ fn an_overflow_found_after_eviction_leaves_the_place_s_next_counter_alone() {
 }
 
 #[test]
+fn a_counter_that_was_refused_takes_no_place_from_one_that_had_it() {
+    for migrates in [false, true] {
+        let mut host = Host::new("amd-core", clock_of(1));
+        let first = host.switch(0, 0);
+        first.wrmsr(MsrIndex(0xc001_0202), 0x43_0076, KERNEL);
+        first.wrmsr(MsrIndex(0xc001_0200), 0x43_0076, KERNEL);
+        let placed = |pmu: &VcpuPmu| -> Vec<bool> {
+            pmu.report().iter().map(|report| report.running).collect()
+        };
+        assert_eq!(placed(first), [false, true]);
+        reference_cycles(host.switch(1, 0), 1);
+        let first = host.switch(0, usize::from(migrates));
+        assert_eq!(placed(first), [false, true], "migrates: {migrates}");
+    }
+}
+
+#[test]
 fn waiting_counters_get_their_turns() {
     let model = PmuModel::parse("amd-core").expect("a model");
     let turn = NonZeroU64::new(100).expect("not zero");

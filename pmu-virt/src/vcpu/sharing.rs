@@ -112,8 +112,12 @@ impl VcpuPmu {
             .filter_map(|counter| self.demand(counter));
         let mut demands: Vec<Demand> = wanted.collect();
         if self.turns.answer == Oversubscribe::Refuse {
-            // Those that have a place come first, so that they keep one.
-            demands.sort_by_key(|demand| demand.held.is_none());
+            // Those that have a place come first, so that they keep one, and
+            // then those that were not refused before.
+            demands.sort_by_key(|demand| {
+                let logical = &self.counters[index_of(demand.counter)];
+                (demand.held.is_none(), logical.unavailable.is_some())
+            });
         }
         match (assign(&demands, free), self.turns.answer) {
             (Ok(placement), _) => {

@@ -83,6 +83,8 @@ pub struct MsrBackend {
     entered: Option<u64>,
     /// Slots that count right now.
     active: SlotSet,
+    /// The log knows that counters can be lost here.
+    warned: bool,
 }
 
 impl MsrBackend {
@@ -130,6 +132,7 @@ impl MsrBackend {
             overflowed: SlotSet::EMPTY,
             entered: None,
             active: SlotSet::EMPTY,
+            warned: false,
         };
         let [cycles, instructions] = self_test_codes(backend.registers.layout.model.vendor());
         backend.report.residue_cycles = backend.residue(cycles);
