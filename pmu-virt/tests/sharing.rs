@@ -236,6 +236,17 @@ fn a_lost_place_is_replaced_when_the_guest_enables_its_counter_again() {
 }
 
 #[test]
+fn a_place_that_is_left_for_an_uncountable_event_goes_to_who_was_refused() {
+    let (backend, _) = Fickle::new(1);
+    let mut pmu = alone(backend);
+    write(&mut pmu, 0xc001_0200, CYCLES);
+    write(&mut pmu, 0xc001_0202, CYCLES);
+    assert!(!pmu.report()[1].running);
+    write(&mut pmu, 0xc001_0200, 0x43_00c0);
+    assert!(pmu.report()[1].running, "{:?}", pmu.report());
+}
+
+#[test]
 fn what_is_counted_again_is_no_longer_unavailable() {
     let (backend, host) = Fickle::new(1);
     let mut pmu = alone(backend);

@@ -139,6 +139,10 @@ impl VcpuPmu {
             logical.times = Times::default();
         }
         self.update(counter);
+        if !same && self.needs_places() {
+            // The new event may leave a place that another one can use.
+            self.distribute();
+        }
     }
 
     /// Brings the physical counter in line with the controls. The counter was
