@@ -5,12 +5,12 @@
 //! that comes back finds them, and a switch between vCPUs that do not count
 //! touches nothing.
 
-use crate::assign::Constraint;
 use crate::backend::{CounterBackend, Reading, Unavailable, UnavailableReason};
 use crate::ids::{OwnerId, SlotIndex, SlotSet};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
 use arbiter::CounterId;
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
 /// The physical counters of one core. Owned by the core's thread.
@@ -24,8 +24,13 @@ pub struct CorePmu {
     running: SlotSet,
     /// Overflows told by the backend that their owner has not heard of.
     flagged: SlotSet,
+    /// Slots that have run since they were read.
+    stale: SlotSet,
+    /// Slots with an overflow to be told.
+    armed: SlotSet,
     attached: Option<OwnerId>,
-    debts: Vec<Debt>,
+    /// By the stamp of the stay that was ended.
+    debts: BTreeMap<u64, Debt>,
     stamps: u64,
     operations: u64,
     stats: SwitchStats,
@@ -40,6 +45,9 @@ pub struct CorePmu {
 struct Resident {
     owner: OwnerId,
     counter: CounterId,
+    request: CountRequest,
+    /// The slot's count when it was last read.
+    seen: u64,
     /// Of this stay; no other stay on this core has it.
     stamp: u64,
     /// Switch after which its owner was attached last.
@@ -52,14 +60,14 @@ struct Resident {
 #[derive(Clone, Copy, Debug)]
 struct Debt {
     owner: OwnerId,
-    stamp: u64,
     last: Last,
 }
 
 /// What a counter takes along when it leaves a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Last {
-    pub(crate) reading: Reading,
+    /// None if it has not run since it was read.
+    pub(crate) reading: Option<Reading>,
     /// Why it is no longer exact.
     pub(crate) loss: Option<LossReason>,
 }
@@ -97,8 +105,10 @@ impl CorePmu {
             taken: SlotSet::EMPTY,
             running: SlotSet::EMPTY,
             flagged: SlotSet::EMPTY,
+            stale: SlotSet::EMPTY,
+            armed: SlotSet::EMPTY,
             attached: None,
-            debts: Vec::new(),
+            debts: BTreeMap::new(),
             stamps: 0,
             operations: 0,
             stats: SwitchStats::default(),
@@ -190,25 +200,27 @@ impl CorePmu {
         }
     }
 
-    /// The last count of a stay, which is over or about to be.
-    pub(crate) fn last_of(&mut self, owner: OwnerId, stay: Stay) -> Option<Last> {
+    /// What a stay has come to that is over or about to be.
+    pub(crate) fn last_of(&mut self, stay: Stay) -> Option<Last> {
         if self.holds(stay) {
-            return Some(Last {
-                reading: self.read(stay.slot),
-                loss: self.loss(stay.slot),
-            });
+            return Some(self.last_at(stay.slot));
         }
         // Somebody else has ended it.
-        let at = self
-            .debts
-            .iter()
-            .position(|debt| debt.owner == owner && debt.stamp == stay.stamp)?;
-        Some(self.debts.swap_remove(at).last)
+        self.debts.remove(&stay.stamp).map(|debt| debt.last)
+    }
+
+    fn last_at(&mut self, slot: SlotIndex) -> Last {
+        Last {
+            reading: self.stale.contains(slot).then(|| self.read(slot)),
+            loss: self.backend.loss(slot),
+        }
     }
 
     /// A slot that can be had without moving a counter of the attached vCPU: a
-    /// free one, else that of the vCPU that has been away longest.
-    pub(crate) fn find(&self, constraint: &Constraint) -> Option<SlotIndex> {
+    /// free one, else one that counts the same for a vCPU that is away, else
+    /// any such; of these that of the vCPU that has been away longest.
+    pub(crate) fn find(&self, request: &CountRequest) -> Option<SlotIndex> {
+        let constraint = self.backend.constraint(request);
         if constraint.paired || constraint.exclusive.is_some() {
             return None;
         }
@@ -220,95 +232,150 @@ impl CorePmu {
             .iter()
             .filter_map(|slot| Some((self.resident(slot)?, slot)))
             .filter(|(resident, _)| Some(resident.owner) != self.attached)
-            .min_by_key(|(resident, _)| resident.used)
+            .min_by_key(|(resident, slot)| (!self.serves(resident, *slot, request), resident.used))
             .map(|(_, slot)| slot)
     }
 
-    /// Puts a counter of the attached vCPU on a slot, stopped and at 0. Who is
-    /// there makes room; one of the attached vCPU must have left before.
+    /// Whether the slot of `resident` need not be programmed to count `request`
+    /// for somebody else.
+    fn serves(&self, resident: &Resident, slot: SlotIndex, request: &CountRequest) -> bool {
+        resident.request.counts_like(request) && self.backend.is_shared(slot)
+    }
+
+    /// Puts a counter of the attached vCPU on a slot, stopped, and says at which
+    /// count it begins. Who is there makes room; one of the attached vCPU must
+    /// have left before.
     pub(crate) fn place(
         &mut self,
         slot: SlotIndex,
         counter: CounterId,
         request: &CountRequest,
-    ) -> Result<Stay, UnavailableReason> {
-        let owner = self.attached.unwrap_or_default();
+    ) -> Result<(Stay, u64), UnavailableReason> {
         let slots = self.backend.constraint(request).taken_at(slot);
-        for slot in slots.iter() {
-            self.evict(slot);
-        }
-        self.operations += 1;
-        self.backend
-            .program(slot, request)
-            .map_err(|Unavailable { reason }| reason)?;
+        let begin = match self.inherit(slot, slots, request) {
+            Some(seen) => seen,
+            None => {
+                self.program(slot, slots, request)?;
+                0
+            }
+        };
         self.stamps += 1;
         let resident = Resident {
-            owner,
+            owner: self.attached.unwrap_or_default(),
             counter,
+            request: *request,
+            seen: begin,
             stamp: self.stamps,
             used: self.stats.switches,
             slots,
         };
-        for slot in slots.iter() {
-            if let Some(place) = self.residents.get_mut(usize::from(slot.0)) {
-                *place = Some(resident);
-            }
-        }
-        self.taken = self.taken.union(slots);
-        self.stats.restored += 1;
-        Ok(Stay {
+        self.settle_in(slots, Some(resident));
+        let stay = Stay {
             slot,
             stamp: self.stamps,
-        })
+        };
+        Ok((stay, begin))
     }
 
-    /// Ends the stay of whoever is on `slot` and keeps its count for it.
-    fn evict(&mut self, slot: SlotIndex) {
-        let Some(resident) = self.resident(slot) else {
-            return;
-        };
-        let Some(at) = resident.slots.iter().next() else {
-            return;
-        };
+    /// Takes a slot over that counts the same already, and yields its count.
+    fn inherit(&mut self, slot: SlotIndex, slots: SlotSet, request: &CountRequest) -> Option<u64> {
+        let resident = self.resident(slot)?;
+        if resident.slots != slots || !self.serves(&resident, slot, request) {
+            return None;
+        }
+        self.end_stay(slot)
+    }
+
+    /// Programs a slot. Who is on the same slots is programmed over; others
+    /// give theirs back.
+    fn program(
+        &mut self,
+        slot: SlotIndex,
+        slots: SlotSet,
+        request: &CountRequest,
+    ) -> Result<(), UnavailableReason> {
+        for other in slots.iter() {
+            let Some(resident) = self.resident(other) else {
+                continue;
+            };
+            self.end_stay(other);
+            if resident.slots != slots {
+                self.vacate(resident.slots);
+            }
+        }
+        self.drop_marks(slot);
         self.operations += 1;
-        self.debts.push(Debt {
-            owner: resident.owner,
-            stamp: resident.stamp,
-            last: Last {
-                reading: self.backend.read(at),
-                loss: self.backend.loss(at),
-            },
-        });
+        self.backend
+            .program(slot, request)
+            .map_err(|Unavailable { reason }| reason)?;
+        self.stats.restored += 1;
+        Ok(())
+    }
+
+    /// Ends the stay of whoever is on `slot`, and keeps for it what it has come
+    /// to. Yields the slot's count, if there is one.
+    fn end_stay(&mut self, slot: SlotIndex) -> Option<u64> {
+        let resident = self.resident(slot)?;
+        let at = resident.slots.iter().next()?;
+        let last = self.last_at(at);
+        let seen = match last.reading {
+            Some(Reading::Counted { value, .. }) => Some(value),
+            Some(Reading::Unavailable(_)) => None,
+            None => Some(resident.seen),
+        };
+        if last.reading.is_some() || last.loss.is_some() {
+            let owner = resident.owner;
+            self.debts.insert(resident.stamp, Debt { owner, last });
+        }
         log::trace!("{} of {} makes room", resident.counter, resident.owner);
         self.stats.evicted += 1;
-        self.vacate(at, resident.slots);
+        self.settle_in(resident.slots, None);
+        seen
+    }
+
+    /// Notes who is on `slots`.
+    fn settle_in(&mut self, slots: SlotSet, resident: Option<Resident>) {
+        self.taken = match resident {
+            Some(_) => self.taken.union(slots),
+            None => self.taken.difference(slots),
+        };
+        for slot in slots.iter() {
+            if let Some(place) = self.residents.get_mut(usize::from(slot.0)) {
+                *place = resident;
+            }
+        }
+    }
+
+    /// Forgets what was known of a slot's counter.
+    fn drop_marks(&mut self, slot: SlotIndex) {
+        let marks = [
+            &mut self.running,
+            &mut self.flagged,
+            &mut self.stale,
+            &mut self.armed,
+        ];
+        for mark in marks.into_iter().chain(&mut self.batch) {
+            mark.remove(slot);
+        }
     }
 
     /// Frees the slot of a stay, or forgets what is owed of it; its count was
     /// taken before.
     pub(crate) fn release(&mut self, stay: Stay) {
         match self.resident(stay.slot) {
-            Some(resident) if resident.stamp == stay.stamp => {
-                self.vacate(stay.slot, resident.slots);
-            }
-            _ => self.debts.retain(|debt| debt.stamp != stay.stamp),
+            Some(resident) if resident.stamp == stay.stamp => self.vacate(resident.slots),
+            _ => drop(self.debts.remove(&stay.stamp)),
         }
     }
 
-    fn vacate(&mut self, at: SlotIndex, slots: SlotSet) {
-        self.operations += 1;
-        self.backend.release(at);
-        self.running.remove(at);
-        if let Some(batch) = &mut self.batch {
-            batch.remove(at);
+    /// Frees the slots of one counter; it is addressed by the first.
+    fn vacate(&mut self, slots: SlotSet) {
+        if let Some(at) = slots.iter().next() {
+            self.operations += 1;
+            self.backend.release(at);
+            self.drop_marks(at);
         }
-        self.flagged.remove(at);
-        self.taken = self.taken.difference(slots);
-        for slot in slots.iter() {
-            if let Some(place) = self.residents.get_mut(usize::from(slot.0)) {
-                *place = None;
-            }
-        }
+        self.settle_in(slots, None);
     }
 
     fn resident(&self, slot: SlotIndex) -> Option<Resident> {
@@ -339,17 +406,33 @@ impl CorePmu {
 
     pub(crate) fn read(&mut self, slot: SlotIndex) -> Reading {
         self.operations += 1;
-        self.backend.read(slot)
+        self.stale.remove(slot);
+        let reading = self.backend.read(slot);
+        if let (Reading::Counted { value, .. }, Some(Some(resident))) =
+            (reading, self.residents.get_mut(usize::from(slot.0)))
+        {
+            resident.seen = value;
+        }
+        reading
     }
 
+    /// A slot without an armed overflow is not disarmed again.
     pub(crate) fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
-        self.operations += 1;
         self.flagged.remove(slot);
+        match after {
+            Some(_) => self.armed.insert(slot),
+            None if self.armed.contains(slot) => self.armed.remove(slot),
+            None => return,
+        }
+        self.operations += 1;
         self.backend.arm(slot, after);
     }
 
     pub(crate) fn observe(&mut self, progress: &Progress) {
         self.backend.observe(progress);
+        if !matches!(progress, Progress::Entered { .. }) {
+            self.stale = self.stale.union(self.running);
+        }
     }
 
     /// Overflows of the attached vCPU's counters, each told once.
@@ -382,7 +465,7 @@ impl CorePmu {
 
     /// Forgets a vCPU that leaves the core: its slots were released.
     pub(crate) fn forget(&mut self, owner: OwnerId) {
-        self.debts.retain(|debt| debt.owner != owner);
+        self.debts.retain(|_, debt| debt.owner != owner);
         if self.attached == Some(owner) {
             self.pause();
             self.attached = None;

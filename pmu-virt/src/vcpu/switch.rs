@@ -51,7 +51,7 @@ impl VcpuPmu {
             let Some((stay, _)) = self.counters[super::index_of(counter)].placed else {
                 continue;
             };
-            let last = core.last_of(self.owner, stay);
+            let last = core.last_of(stay);
             self.leave_place(counter, last);
             core.release(stay);
         }
@@ -82,14 +82,14 @@ impl VcpuPmu {
             }
             return;
         }
-        let last = core.last_of(self.owner, stay);
+        let last = core.last_of(stay);
         self.leave_place(counter, last);
     }
 
     /// Takes in the last count of a stay.
     pub(super) fn leave_place(&mut self, counter: arbiter::CounterId, last: Option<Last>) {
-        if let Some(last) = last {
-            self.absorb(counter, last.reading);
+        if let Some(reading) = last.and_then(|last| last.reading) {
+            self.absorb(counter, reading);
         }
         let ran = self.ran;
         let logical = &mut self.counters[super::index_of(counter)];
