@@ -314,11 +314,12 @@ proptest! {
         // Rounds of probes come on top, and the rest of a slice too short to use.
         let bound = members * (SLICE + pace.shortest) * 9 / 8 + 2 * round;
         prop_assert!(world.waited <= bound, "{} > {bound}", world.waited);
-        let probes = (pace.probe_every + round).max(round * (pace.quiet + 2));
-        prop_assert!(world.unnoticed <= 2 * probes, "{} > 2 x {probes}", world.unnoticed);
-        let quiet = round * (pace.quiet + 2);
+        let quiet = 2 * round + pace.quiet(round);
+        // A round may have to wait for another one, and a vCPU for others in it.
+        let seen = 2 * (pace.probe_every + 2 * round).max(quiet + round);
+        prop_assert!(world.unnoticed <= seen, "{} > {seen}", world.unnoticed);
         prop_assert!(world.overslept <= quiet, "{} > {quiet}", world.overslept);
-        let share = world.now / (pace.quiet + 1) + round;
+        let share = world.now * round / (round + pace.quiet(round)) + round;
         prop_assert!(world.probing <= share, "{} > {share}", world.probing);
     }
 
