@@ -255,12 +255,24 @@ fn clock_of(slots: usize) -> impl Fn() -> Box<dyn CounterBackend> {
     move || Box::new(Limited::clock(slots))
 }
 
+fn hardware_of(slots: usize) -> impl Fn() -> Box<dyn CounterBackend> {
+    move || Box::new(Limited::clock(slots).shared())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn amd_counts_never_leak(slots in 6usize..13, turns in vec(turn(&amd()), 0..60)) {
         check_schedule(amd().spec, clock_of(slots), clock_of(64), &turns)?;
+    }
+
+    #[test]
+    fn counts_never_leak_through_a_counter_that_goes_on(
+        slots in 6usize..13,
+        turns in vec(turn(&amd()), 0..60),
+    ) {
+        check_schedule(amd().spec, hardware_of(slots), clock_of(64), &turns)?;
     }
 
     #[test]
@@ -352,6 +364,28 @@ fn switches_touch_only_what_they_must() {
     // The same one again without anybody in between: nothing at all.
     host.clear(0);
     assert_eq!(stats(&mut host, 0).operations, after.operations);
+}
+
+#[test]
+fn a_counter_that_counts_the_same_is_read_and_goes_on() {
+    let mut host = Host::new("amd-core", hardware_of(4));
+    for vcpu in [0, 1] {
+        reference_cycles(host.switch(vcpu, 0), 4);
+        let pmu = host.switch(vcpu, 0);
+        pmu.observe(Progress::Entered { tsc: 0 });
+        pmu.observe(Progress::Left {
+            tsc: 100,
+            halted: 0,
+            ring: None,
+        });
+    }
+    let stats = |host: &mut Host, vcpu| host.switch(vcpu, 0).core().expect("a core").stats();
+    let before = stats(&mut host, 1);
+    let after = stats(&mut host, 0);
+    // One stop, four counts, one start, and nothing programmed.
+    assert_eq!(after.operations - before.operations, 6);
+    assert_eq!(after.restored, before.restored);
+    assert_eq!(host.switch(0, 0).rdpmc(3, KERNEL), ReadOutcome::Value(100));
 }
 
 #[test]

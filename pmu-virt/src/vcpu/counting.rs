@@ -200,10 +200,9 @@ impl VcpuPmu {
             self.freeze(counter, &request, refusal.reason);
             return;
         }
-        let constraint = core.backend().constraint(&request);
         let found = match self.turns.are_taken() {
             true => None,
-            false => core.find(&constraint),
+            false => core.find(&request),
         };
         let Some(slot) = found else {
             self.distribute();
@@ -224,10 +223,10 @@ impl VcpuPmu {
         let Some(core) = &mut self.core else {
             return Err(UnavailableReason::NoCore);
         };
-        let stay = core.place(slot, counter, request)?;
+        let (stay, begin) = core.place(slot, counter, request)?;
         let logical = &mut self.counters[index_of(counter)];
         logical.placed = Some((stay, *request));
-        logical.settled = 0;
+        logical.settled = begin;
         self.run(counter, stay);
         Ok(())
     }
@@ -236,8 +235,7 @@ impl VcpuPmu {
         let logical = &mut self.counters[index_of(counter)];
         logical.unavailable = None;
         if !logical.running {
-            // What was settled last still holds: a stopped slot stands still,
-            // and a fresh one is at 0.
+            // What was settled last still holds: a stopped slot stands still.
             logical.running = true;
             logical.times.run(self.ran);
             if !self.turns.are_allowed() {

@@ -196,7 +196,7 @@ impl VcpuPmu {
             return;
         };
         let Some(core) = &mut self.core else { return };
-        let last = core.last_of(self.owner, stay);
+        let last = core.last_of(stay);
         core.release(stay);
         self.leave_place(counter, last);
     }

@@ -61,7 +61,7 @@ impl VcpuPmu {
             let Some((stay, _)) = self.counters[super::index_of(counter)].placed else {
                 continue;
             };
-            let last = core.last_of(self.owner, stay);
+            let last = core.last_of(stay);
             self.leave_place(counter, last);
             core.release(stay);
         }
@@ -92,7 +92,7 @@ impl VcpuPmu {
             }
             return;
         }
-        let last = core.last_of(self.owner, stay);
+        let last = core.last_of(stay);
         self.leave_place(counter, last);
     }
 
@@ -102,8 +102,8 @@ impl VcpuPmu {
         // An overflow in the last count is not to arm the place for the next
         // one: it may be another vCPU's by now.
         self.counters[super::index_of(counter)].running = false;
-        if let Some(last) = last {
-            self.absorb(counter, last.reading);
+        if let Some(reading) = last.and_then(|last| last.reading) {
+            self.absorb(counter, reading);
         }
         let logical = &mut self.counters[super::index_of(counter)];
         // The first reason is the one that counts.

@@ -209,6 +209,11 @@ impl CounterBackend for MsrBackend {
             .map_err(|reason| Unavailable { reason })
     }
 
+    fn is_shared(&self, _: SlotIndex) -> bool {
+        // The registers count for whoever runs on the CPU.
+        true
+    }
+
     fn constraint(&self, request: &CountRequest) -> Constraint {
         match self.plan(request) {
             Ok(plan) => plan.constraint,
