@@ -355,9 +355,14 @@ proptest! {
     #[test]
     fn every_enabled_tick_is_counted_or_owed(
         slots in 1usize..5,
+        shared in any::<bool>(),
         steps in vec(step(4), 1..120),
     ) {
-        let mut pmu = taking_turns("amd-core", Limited::clock(slots));
+        let clock = || match shared {
+            true => Limited::clock(slots).shared(),
+            false => Limited::clock(slots),
+        };
+        let mut pmu = taking_turns("amd-core", clock());
         let mut other = VcpuPmu::detached(OwnerId(1), pmu.model().clone(), Grant::everything());
         let (mut now, mut last) = (0, [0; 4]);
         for step in steps {
@@ -382,7 +387,7 @@ proptest! {
                 Step::Migrate => {
                     let mut core = pmu.depart().expect("a core");
                     other.leave(&mut core);
-                    pmu.attach(Box::new(CorePmu::new(Box::new(Limited::clock(slots)))));
+                    pmu.attach(Box::new(CorePmu::new(Box::new(clock()))));
                 }
             }
             let state = serde_json::to_value(pmu.save()).expect("a state");
