@@ -48,8 +48,8 @@ struct Resident {
     owner: OwnerId,
     counter: CounterId,
     request: CountRequest,
-    /// The slot's count when it was last read.
-    seen: u64,
+    /// The slot's count when it was last read; none if it could not be.
+    seen: Option<u64>,
     /// Of this stay; no other stay on this core has it.
     stamp: u64,
     /// Switch after which its owner was attached last.
@@ -139,6 +139,15 @@ impl CorePmu {
         SlotSet::below(self.residents.len())
     }
 
+    /// The slots on which no other vCPU's counter is.
+    pub(crate) fn unclaimed(&self) -> SlotSet {
+        let others = self.taken.iter().filter(|slot| {
+            self.resident(*slot)
+                .is_some_and(|resident| Some(resident.owner) != self.attached)
+        });
+        self.slots().difference(others.collect())
+    }
+
     /// Makes `owner` the vCPU that counts. The counters of the one before are
     /// stopped only now: if it is the same one, it never left.
     pub(crate) fn attach(&mut self, owner: OwnerId) {
@@ -213,10 +222,11 @@ impl CorePmu {
         self.operations += 1;
         self.stale.remove(slot);
         let reading = self.backend.read(slot);
-        if let (Reading::Counted { value, .. }, Some(Some(resident))) =
-            (reading, self.residents.get_mut(usize::from(slot.0)))
-        {
-            resident.seen = value;
+        if let Some(Some(resident)) = self.residents.get_mut(usize::from(slot.0)) {
+            resident.seen = match reading {
+                Reading::Counted { value, .. } => Some(value),
+                Reading::Unavailable(_) => None,
+            };
         }
         reading
     }

@@ -131,8 +131,13 @@ impl CounterBackend for CombinedBackend {
         match self.chosen(request) {
             Ok((source, _)) => {
                 let constraint = source.backend.constraint(request);
+                // What was cut off for want of numbers is given up for what is left.
+                let slots = match source.outer(constraint.slots) {
+                    SlotSet::EMPTY => source.slots(),
+                    some => some,
+                };
                 Constraint {
-                    slots: source.outer(constraint.slots),
+                    slots,
                     ..constraint
                 }
             }

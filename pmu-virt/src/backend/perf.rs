@@ -109,7 +109,7 @@ impl CounterBackend for PerfBackend {
     /// Hardware events share the host's counters; everything else has a slot
     /// of its own for the asking.
     fn constraint(&self, request: &CountRequest) -> Constraint {
-        Constraint::any(self.inner.borrow_mut().room(request))
+        Constraint::slots(self.inner.borrow_mut().room(request))
     }
 
     fn program(

@@ -86,7 +86,7 @@ impl CorePmu {
             owner: self.attached.unwrap_or_default(),
             counter,
             request: *request,
-            seen: begin,
+            seen: Some(begin),
             stamp: self.stamps,
             used: self.stats.switches,
             slots,
@@ -143,7 +143,7 @@ impl CorePmu {
         let seen = match last.reading {
             Some(Reading::Counted { value, .. }) => Some(value),
             Some(Reading::Unavailable(_)) => None,
-            None => Some(resident.seen),
+            None => resident.seen,
         };
         if last.reading.is_some() || last.loss.is_some() {
             let owner = resident.owner;

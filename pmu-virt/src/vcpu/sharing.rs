@@ -105,7 +105,7 @@ impl VcpuPmu {
     /// they take turns, or the ones that have none are refused.
     pub(super) fn distribute(&mut self) {
         let Some(core) = &self.core else { return };
-        let free = core.slots();
+        let (all, unclaimed) = (core.slots(), core.unclaimed());
         let wanted = self
             .model
             .counters()
@@ -119,13 +119,15 @@ impl VcpuPmu {
                 (demand.held.is_none(), logical.unavailable.is_some())
             });
         }
-        match (assign(&demands, free), self.turns.answer) {
+        // No other vCPU's counter is moved while there is room beside it.
+        let assigned = assign(&demands, unclaimed).or_else(|_| assign(&demands, all));
+        match (assigned, self.turns.answer) {
             (Ok(placement), _) => {
                 self.turns.end();
                 self.move_to(&demands, &placement, UnavailableReason::Waiting);
             }
             (Err(conflict), Oversubscribe::Refuse) => {
-                let placement = assign_most(&demands, free, 0);
+                let placement = assign_most(&demands, all, 0);
                 self.move_to(&demands, &placement, UnavailableReason::Conflict(conflict));
             }
             (Err(conflict), Oversubscribe::Multiplex { .. }) => {
@@ -135,7 +137,7 @@ impl VcpuPmu {
                 if !std::mem::replace(&mut self.turns.told, true) {
                     log::info!("{}: counters take turns, because {conflict}", self.owner);
                 }
-                let placement = assign_most(&demands, free, self.turns.first);
+                let placement = assign_most(&demands, all, self.turns.first);
                 self.move_to(&demands, &placement, UnavailableReason::Waiting);
             }
         }

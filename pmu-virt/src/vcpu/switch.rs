@@ -82,13 +82,20 @@ impl VcpuPmu {
     /// A counter that had a place looks whether it still has.
     fn return_to_place(&mut self, counter: CounterId) {
         let logical = &self.counters[super::index_of(counter)];
-        let (Some((stay, _)), Some(core)) = (logical.placed, &mut self.core) else {
+        let (Some((stay, placed)), Some(core)) = (logical.placed, &mut self.core) else {
             return;
         };
         if core.holds(stay) {
-            core.found_in_place(stay);
-            if logical.running {
-                core.start(stay.slot);
+            // Its control may have been written while it was away.
+            if logical.request.is_some_and(|now| now.counts_like(&placed)) {
+                core.found_in_place(stay);
+                match logical.running {
+                    true => core.start(stay.slot),
+                    false => core.stop(stay.slot),
+                }
+            } else {
+                core.release(stay);
+                self.leave_place(counter, None);
             }
             return;
         }

@@ -23,6 +23,10 @@ enum Slot {
     Failed(UnavailableReason),
 }
 
+/// Slots of one vCPU's hardware events: as many as a model has counters, or more.
+const BLOCK: u8 = 12;
+const BLOCKS: usize = CAPACITY / BLOCK as usize;
+
 #[derive(Debug)]
 pub(super) struct Inner {
     kernel: Box<dyn PerfSyscalls>,
@@ -32,6 +36,9 @@ pub(super) struct Inner {
     slots: [Slot; CAPACITY],
     groups: BTreeMap<Key, Group>,
     trials: Trials,
+    /// Whose the blocks of slots are, for hardware events.
+    blocks: [Option<OwnerId>; BLOCKS],
+    next_block: usize,
     /// The thread for which events are open.
     thread: Option<ThreadId>,
     in_guest: bool,
@@ -54,6 +61,8 @@ impl Inner {
             slots: [Slot::Free; CAPACITY],
             groups: BTreeMap::new(),
             trials: Trials::default(),
+            blocks: [None; BLOCKS],
+            next_block: 0,
             thread: None,
             in_guest: false,
             deadline: None,
@@ -68,16 +77,33 @@ impl Inner {
         self.trials.choose(self.kernel.as_mut(), request, &self.env)
     }
 
-    /// Slots that `request` can take at a time: as many as there are counters
-    /// for it, or all.
-    pub(super) fn room(&mut self, request: &CountRequest) -> usize {
+    /// Slots that `request` can take: of a hardware event as many at a time as
+    /// there are counters for it, in the block of the vCPU that is here. Groups
+    /// of several vCPUs are open side by side, so each has slots of its own.
+    pub(super) fn room(&mut self, request: &CountRequest) -> SlotSet {
         match self.choose(request) {
             Ok(plan) if plan.spec.source.is_hardware() => {
                 let fitting = self.trials.fitting(self.kernel.as_mut(), &plan.spec);
-                fitting.unwrap_or(CAPACITY)
+                let first = self.block().saturating_mul(BLOCK);
+                let slots = fitting.unwrap_or(CAPACITY).min(usize::from(BLOCK));
+                SlotSet::below(slots).shifted_up(first)
             }
-            _ => CAPACITY,
+            _ => SlotSet::below(CAPACITY),
         }
+    }
+
+    /// The block of the vCPU that is here; once all are given away, the one
+    /// that was given away first.
+    fn block(&mut self) -> u8 {
+        let owner = self.owner;
+        let mine = self.blocks.iter().position(|block| *block == Some(owner));
+        let at = mine.unwrap_or_else(|| {
+            let at = self.next_block;
+            self.next_block = (at + 1) % BLOCKS;
+            self.blocks[at] = Some(owner);
+            at
+        });
+        u8::try_from(at).unwrap_or_default()
     }
 
     pub(super) fn program(
