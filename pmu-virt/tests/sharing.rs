@@ -117,6 +117,58 @@ struct Host {
 #[derive(Debug)]
 struct Fickle(Limited, Arc<Mutex<Host>>);
 
+fn tick(pmu: &mut VcpuPmu, tsc: u64) {
+    pmu.observe(Progress::Entered { tsc });
+    pmu.observe(Progress::Left {
+        tsc: tsc + 100,
+        halted: 0,
+        ring: None,
+    });
+}
+
+#[test]
+fn a_lost_place_is_not_inherited() {
+    let (fickle, host) = Fickle::new(1);
+    let model = PmuModel::parse("amd-core").expect("a model");
+    let vcpu = |n| VcpuPmu::detached(OwnerId(n), model.clone(), Grant::everything());
+    let (mut first, mut second) = (vcpu(1), vcpu(2));
+    first.attach(Box::new(CorePmu::new(Box::new(fickle))));
+    write(&mut first, 0xc001_0200, 0x43_0076);
+    tick(&mut first, 0);
+    host.lock().expect("not poisoned").lost.insert(SlotIndex(0));
+    // The first one hears of it before it goes.
+    first.rdpmc(0, Layer::GuestKernel);
+    write(&mut second, 0xc001_0200, 0x43_0076);
+    second.attach(first.park().expect("a core"));
+    tick(&mut second, 1_000);
+    let count = second.rdpmc(0, Layer::GuestKernel);
+    assert_eq!(count, ReadOutcome::Value(100));
+}
+
+#[test]
+fn a_control_written_away_from_the_core_is_taken_up_there() {
+    let model = PmuModel::parse("amd-core").expect("a model");
+    let mut pmu = VcpuPmu::detached(OwnerId(1), model, Grant::everything());
+    let (fickle, host) = Fickle::new(2);
+    pmu.attach(Box::new(CorePmu::new(Box::new(fickle))));
+    write(&mut pmu, 0xc001_0200, 0x43_0076);
+    tick(&mut pmu, 0);
+    let core = pmu.park().expect("a core");
+    // Now it counts CPL 3 alone.
+    write(&mut pmu, 0xc001_0200, 0x41_0076);
+    pmu.attach(core);
+    assert_eq!(host.lock().expect("not poisoned").programmed, 2);
+    // And now it does not count.
+    let core = pmu.park().expect("a core");
+    write(&mut pmu, 0xc001_0200, 0x01_0076);
+    pmu.attach(core);
+    assert!(!pmu.needs().counting);
+    tick(&mut pmu, 1_000);
+    let before = pmu.rdpmc(0, Layer::GuestKernel);
+    write(&mut pmu, 0xc001_0200, 0x41_0076);
+    assert_eq!(pmu.rdpmc(0, Layer::GuestKernel), before);
+}
+
 impl Fickle {
     fn new(slots: usize) -> (Self, Arc<Mutex<Host>>) {
         let host = Arc::new(Mutex::new(Host::default()));
@@ -187,6 +239,9 @@ impl CounterBackend for Fickle {
     }
     fn needs_ring(&self) -> bool {
         self.0.needs_ring()
+    }
+    fn is_shared(&self, _: SlotIndex) -> bool {
+        true
     }
 }
 

@@ -5,8 +5,9 @@ use crate::{Run, Verdict, ensure};
 use pmu_virt::contract::{self, Driver};
 use pmu_virt::perf::PerfBackend;
 use pmu_virt::{
-    BackendEnv, Constraint, CountRequest, CounterBackend, EventCode, EventFamily, OwnerId,
-    Progress, Provenance, Reading, Ring, SlotIndex, SlotSet, Vendor,
+    BackendEnv, Constraint, CorePmu, CountRequest, CounterBackend, EventCode, EventFamily, Grant,
+    Layer, MsrIndex, OwnerId, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring,
+    SlotIndex, SlotSet, VcpuPmu, Vendor,
 };
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
@@ -26,6 +27,10 @@ pub(crate) const TESTS: &[(&str, Run)] = &[
         one_read,
     ),
     ("model::owners_do_not_see_each_other", owners),
+    (
+        "model::vcpus_that_take_turns_open_nothing_anew",
+        turns_of_vcpus,
+    ),
     ("model::hardware_has_a_last_counter", last_counter),
     ("model::hardware_counters_are_counted", room),
     ("model::a_clock_without_signals_gives_a_deadline", deadline),
@@ -321,6 +326,49 @@ fn owners() -> Result<Verdict, String> {
         finish(&kernel)?;
     }
     Ok(Verdict::Passed)
+}
+
+fn turns_of_vcpus() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    let model =
+        PmuModel::parse("intel-v2,counters=4,fixed=0").map_err(|error| error.to_string())?;
+    let mut vcpus: Vec<VcpuPmu> = (0..4)
+        .map(|n| VcpuPmu::detached(OwnerId(n), model.clone(), Grant::everything()))
+        .collect();
+    let mut core = Box::new(CorePmu::new(Box::new(backend(&kernel))));
+    for round in 0..3 {
+        kernel.take_calls();
+        for (n, vcpu) in vcpus.iter_mut().enumerate() {
+            vcpu.attach(core);
+            if round == 0 {
+                for select in 0..4 {
+                    vcpu.wrmsr(MsrIndex(0x186 + select), 0x43_00c0, Layer::GuestKernel);
+                }
+                vcpu.wrmsr(MsrIndex(0x38f), 0xf, Layer::GuestKernel);
+            }
+            vcpu.observe(Progress::Entered { tsc: 0 });
+            kernel.happen(100, Some(Ring::Kernel));
+            vcpu.observe(Progress::Left {
+                tsc: 100,
+                halted: 0,
+                ring: Some(Ring::Kernel),
+            });
+            let count = vcpu.rdpmc(3, Layer::GuestKernel);
+            ensure(count == ReadOutcome::Value(100 * (round + 1)), || {
+                format!("vCPU {n} reads {count:?} in round {round}")
+            })?;
+            core = vcpu.park().ok_or("no core")?;
+        }
+        let opened = kernel.take_calls();
+        ensure(round == 0 || !opened.contains(&Call::Open), || {
+            format!("round {round}: {opened:?}")
+        })?;
+    }
+    for vcpu in &mut vcpus {
+        vcpu.leave(&mut core);
+    }
+    drop(core);
+    finish(&kernel)
 }
 
 fn last_counter() -> Result<Verdict, String> {
