@@ -272,10 +272,32 @@ fn options_and_files() {
             &["ref-cycles", "r530300", "fixed counter 2"],
         ),
         (&["demo", "--counters", "step"], &["--event"]),
+        (
+            &["bench", "switch", "--counters", "sim=folder"],
+            &["folder is a folder, not a file"],
+        ),
+        (
+            &["bench", "scale", "--counters", "sim=/dev/zero"],
+            &["/dev/zero is a device"],
+        ),
     ];
     for (flags, expected) in cases {
         desk.check_flags(flags, expected);
     }
+}
+
+/// Where nobody reads standard error, the status still tells.
+#[test]
+fn nobody_reads_the_error() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = Command::new(umpire::path());
+    let status = command
+        .arg("run")
+        .stderr(writer)
+        .status()
+        .expect("the program can be started");
+    assert_eq!(status.code(), Some(2));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! [`CounterPlan::prepare`] asks the host and reads files, once, before the
 //! guest starts; [`CounterPlan::open`] makes the backend of one core.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use pmu_virt::{
@@ -12,8 +13,12 @@ use pmu_virt::{
 };
 use thiserror::Error;
 
+use crate::config::no_file;
 use crate::host::CpuFacts;
 use crate::sys::{allowed_cpus, kick_signal, while_on_cpu};
+
+/// Bytes of the largest table of rates: some thousand events.
+const LARGEST_TABLE: u64 = 1 << 20;
 
 /// Counters cannot be had as asked.
 #[derive(Debug, Error)]
@@ -25,6 +30,20 @@ pub enum CounterError {
         path: PathBuf,
         /// Why; in the text already, so no source.
         cause: std::io::Error,
+    },
+    /// A name for a table of rates that is something else.
+    #[error("the table of rates {} is {what}, not a file", path.display())]
+    NotAFile {
+        /// The name.
+        path: PathBuf,
+        /// What is there.
+        what: &'static str,
+    },
+    /// Nobody writes such a table.
+    #[error("the table of rates {} is larger than {} KiB", path.display(), LARGEST_TABLE >> 10)]
+    LargeRates {
+        /// The file.
+        path: PathBuf,
     },
     /// A table of rates makes no sense.
     #[error(transparent)]
@@ -212,11 +231,26 @@ fn auto() -> Vec<Ready> {
     }
 }
 
-fn read_rates(path: &PathBuf) -> Result<RateTable, CounterError> {
-    let text = fs::read_to_string(path).map_err(|cause| CounterError::ReadRates {
-        path: path.clone(),
+/// Reads a table of rates. What is at `path` is looked at before it is opened:
+/// opening a FIFO would wait for a writer, and a device may have no end.
+fn read_rates(path: &Path) -> Result<RateTable, CounterError> {
+    let failed = |cause| CounterError::ReadRates {
+        path: path.to_owned(),
         cause,
-    })?;
+    };
+    if let Some(what) = no_file(path).map_err(failed)? {
+        let path = path.to_owned();
+        return Err(CounterError::NotAFile { path, what });
+    }
+    let mut text = String::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(LARGEST_TABLE + 1)
+        .read_to_string(&mut text)
+        .map_err(failed)?;
+    if text.len() as u64 > LARGEST_TABLE {
+        let path = path.to_owned();
+        return Err(CounterError::LargeRates { path });
+    }
     Ok(RateTable::parse(&text, &path.display().to_string())?)
 }
 
@@ -273,6 +307,23 @@ mod tests {
         std::fs::write(file.path(), "counters = 4\nnonsense = 1\n").unwrap();
         let error = prepare(&format!("sim={}", file.path().display()), 1, None).unwrap_err();
         assert!(error.contains(":2: "), "{error}");
+    }
+
+    /// A FIFO without a writer, and a file without an end, are not waited for.
+    #[test]
+    fn only_a_plain_file_is_read_as_a_table_of_rates() {
+        let error = prepare("sim=/dev/zero", 1, None).unwrap_err();
+        assert!(
+            error.ends_with("/dev/zero is a device, not a file"),
+            "{error}"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let error = prepare(&format!("sim={}", folder.path().display()), 1, None).unwrap_err();
+        assert!(error.ends_with("is a folder, not a file"), "{error}");
+        let long = tempfile::NamedTempFile::new().unwrap();
+        long.as_file().set_len(LARGEST_TABLE + 1).unwrap();
+        let error = prepare(&format!("sim={}", long.path().display()), 1, None).unwrap_err();
+        assert!(error.ends_with("is larger than 1024 KiB"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The `umpire` program.
 
-use std::io::{Write, stdout};
+use std::fmt::Display;
+use std::io::{Write, stderr, stdout};
 use std::process::ExitCode;
 
 use vmm::cli::{Cli, Command, RunFlags, parse};
@@ -17,7 +18,7 @@ fn main() -> ExitCode {
                 // A closed pipe behind `--help | head` is no failure.
                 let _ = writeln!(stdout(), "{}", exit.text.trim_end());
             } else {
-                eprintln!("umpire: {}", exit.text);
+                complain(&exit.text);
             }
             return exit.status.into();
         }
@@ -26,10 +27,16 @@ fn main() -> ExitCode {
         Ok(code) => code.into(),
         Err(error) => {
             vmm::terminal::restore_all();
-            eprintln!("umpire: {error}");
+            complain(&error);
             error.status().into()
         }
     }
+}
+
+/// One line on standard error. Where nobody reads that, the exit status says
+/// enough; `eprintln!` would panic.
+fn complain(what: &dyn Display) {
+    let _ = writeln!(stderr(), "umpire: {what}");
 }
 
 fn execute(cli: Cli) -> Result<u8, UserError> {
@@ -59,7 +66,7 @@ fn boot(flags: &RunFlags) -> Result<u8, UserError> {
     let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
     let end = run(machine, &config).map_err(failed)?;
     if !end.is_success() {
-        eprintln!("umpire: {end}");
+        complain(&end);
     } else {
         log::info!("{end}");
     }

@@ -1,6 +1,7 @@
 //! Flags over file over defaults, and the check of every value.
 
 use std::fs;
+use std::io;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -331,6 +332,20 @@ fn needs_pmu(pmu: &PmuChoice, states: [&Option<Given<PathBuf>>; 2]) -> Result<()
     }
 }
 
+/// What is at `path` instead of a plain file.
+///
+/// # Errors
+/// There is nothing.
+pub(crate) fn no_file(path: &Path) -> io::Result<Option<&'static str>> {
+    Ok(match fs::metadata(path)?.file_type() {
+        k if k.is_dir() => Some("a folder"),
+        k if k.is_fifo() => Some("a named pipe"),
+        k if k.is_socket() => Some("a socket"),
+        k if k.is_char_device() || k.is_block_device() => Some("a device"),
+        _ => None,
+    })
+}
+
 /// Checks that a file is there and can be read. Its kind is looked at before it
 /// is opened: opening a FIFO would wait for a writer.
 fn open(place: &Place, path: &Path) -> Result<(), ConfigError> {
@@ -339,15 +354,7 @@ fn open(place: &Place, path: &Path) -> Result<(), ConfigError> {
         path: path.to_owned(),
         cause,
     };
-    let kind = fs::metadata(path).map_err(failed)?.file_type();
-    let what = match kind {
-        k if k.is_dir() => Some("a folder"),
-        k if k.is_fifo() => Some("a named pipe"),
-        k if k.is_socket() => Some("a socket"),
-        k if k.is_char_device() || k.is_block_device() => Some("a device"),
-        _ => None,
-    };
-    if let Some(what) = what {
+    if let Some(what) = no_file(path).map_err(failed)? {
         return Err(ConfigError::NotAFile {
             place: place.clone(),
             path: path.to_owned(),

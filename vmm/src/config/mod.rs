@@ -18,6 +18,7 @@ pub use choices::{BootModule, CpuVendor, OversubscribeChoice, PmuChoice, Unpack}
 pub use error::{ConfigError, Origin, Place};
 pub(crate) use exit::one_line;
 pub use exit::{ExitStatus, UserError};
+pub(crate) use merge::no_file;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

@@ -94,8 +94,7 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
     });
     match ready {
         Ok((host, probe)) => {
-            let report = perform(&host, &probe, &plan)
-                .map_err(|error| UserError::with_status(error, ExitStatus::HOST_FAILURE))?;
+            let report = perform(&host, &probe, &plan).map_err(refused)?;
             write_report(&report, json, out).map_err(UserError::unwritable)?;
             Ok(ExitStatus::SUCCESS)
         }
@@ -104,6 +103,15 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
             Ok(ExitStatus::BAD_INPUT)
         }
     }
+}
+
+/// Counters that cannot be had as asked are the user's to mend.
+fn refused(error: DemoError) -> UserError {
+    let status = match error {
+        DemoError::Counters(_) => ExitStatus::BAD_INPUT,
+        _ => ExitStatus::HOST_FAILURE,
+    };
+    UserError::with_status(error, status)
 }
 
 /// The vendor whose model is shown unless an event asks for the other's; AMD's

@@ -297,3 +297,18 @@ fn events_are_counted_where_the_guest_works() {
         assert!(String::from_utf8(text).unwrap().contains("<not supported>"));
     }
 }
+
+/// A source that cannot be had is bad input, whoever finds that out.
+#[test]
+fn counters_that_cannot_be_had_are_bad_input() {
+    let rates = || crate::counters::CounterError::LargeRates { path: "r".into() };
+    let status = |error| super::refused(error).status();
+    assert_eq!(
+        status(super::DemoError::Counters(rates())),
+        crate::config::ExitStatus::BAD_INPUT
+    );
+    assert_eq!(
+        status(super::DemoError::Guest("astray".to_owned())),
+        crate::config::ExitStatus::HOST_FAILURE
+    );
+}

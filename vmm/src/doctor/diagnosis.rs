@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::models::{self, ModelFinding};
 use super::sources::{self, BackendFinding};
 use super::{Refusal, open};
+use crate::counters::auto_names;
 use crate::host::HostFacts;
 use crate::kvm::{Host, KvmFeatures};
 use crate::probe::ProbeReport;
@@ -20,6 +21,9 @@ pub struct Diagnosis {
     pub host: HostFacts,
     /// What KVM says and does; none where it cannot be opened.
     pub kvm: Option<Kvm>,
+    /// What `--counters auto` stands for here, in order of preference; empty where
+    /// no guest can run.
+    pub auto_counters: Vec<&'static str>,
     /// The counter backends.
     pub backends: Vec<BackendFinding>,
 }
@@ -89,6 +93,10 @@ impl Diagnosis {
         let reason = verdict.err();
         Self {
             umpire: env!("CARGO_PKG_VERSION"),
+            auto_counters: match reason {
+                None => auto_names().collect(),
+                Some(_) => Vec::new(),
+            },
             backends: sources::find(probe.as_ref(), reason.as_deref()),
             verdict: Verdict {
                 can_run: reason.is_none(),

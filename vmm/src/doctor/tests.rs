@@ -82,6 +82,13 @@ fn check(probe: ProbeReport, status: ExitStatus, parts: &[&str]) {
     assert_eq!(report(&diagnosis, true, &mut json).unwrap(), status);
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["verdict"]["can_run"], status == ExitStatus::SUCCESS);
+    let auto: Vec<_> = match status == ExitStatus::SUCCESS {
+        true => crate::counters::auto_names().collect(),
+        false => Vec::new(),
+    };
+    assert_eq!(json["auto_counters"], serde_json::json!(auto));
+    let line = format!("note  auto   {} on this host", auto.join(","));
+    assert_eq!(text.contains(&line), !auto.is_empty(), "{text}");
     let names: Vec<_> = pmu_virt::backend_names().iter().skip(1).collect();
     for (index, one) in names.into_iter().enumerate() {
         assert_eq!(json["backends"][index]["name"], one.name);

@@ -347,11 +347,19 @@ fn models(kvm: &Kvm) -> Vec<Line> {
         .collect()
 }
 
+/// What `auto` is here, and in general.
+fn auto(diagnosis: &Diagnosis, summary: &str) -> String {
+    match diagnosis.auto_counters.as_slice() {
+        [] => summary.to_owned(),
+        names => format!("{} on this host: {summary}", names.join(",")),
+    }
+}
+
 fn backends(diagnosis: &Diagnosis) -> Vec<Line> {
     let mut lines: Vec<Line> = pmu_virt::backend_names()
         .iter()
         .filter(|backend| backend.name == "auto")
-        .map(|backend| line(Mark::Note, backend.name, backend.summary))
+        .map(|backend| line(Mark::Note, backend.name, auto(diagnosis, backend.summary)))
         .collect();
     for backend in &diagnosis.backends {
         let finding = match &backend.reason {

@@ -18,7 +18,8 @@ pub(super) fn nearest<S: AsRef<str>>(
             let name = candidate.as_ref();
             let lower = name.to_lowercase();
             let distance = strsim::damerau_levenshtein(&wanted, &lower);
-            let part = wanted.len() > 2 && (lower.contains(&wanted) || wanted.contains(&lower));
+            let part = lower.contains(&wanted) && wanted.len() > 2
+                || wanted.contains(&lower) && lower.len() > 2;
             (distance <= tolerance || part).then(|| (distance, name.to_owned()))
         })
         .collect();
@@ -26,4 +27,20 @@ pub(super) fn nearest<S: AsRef<str>>(
     found.dedup();
     found.truncate(MOST);
     found.into_iter().map(|(_, name)| name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_has_three_letters_at_least() {
+        fn check(wanted: &str, candidates: &[&str], expected: &[&str]) {
+            assert_eq!(nearest(wanted, candidates), expected, "{wanted}");
+        }
+        check("nosuch123", &["NO", "1", "2"], &[]);
+        check("cyclesx", &["cycles", "NO"], &["cycles"]);
+        check("instruction", &["instructions"], &["instructions"]);
+        check("cy", &["cycles", "cyc"], &["cyc"]);
+    }
 }

@@ -228,15 +228,17 @@ impl Threads {
     /// the end of the process.
     pub(super) fn stop(&mut self) {
         self.control.stop();
-        if let Some(board) = &self.board {
-            board.call_all();
-        }
         let since = Instant::now();
         while self.handles.iter().any(|handle| !handle.is_finished()) {
             if since.elapsed() > PATIENCE {
                 log::error!("a vCPU does not stop: is anybody reading the console's output?");
                 self.handles.retain(JoinHandle::is_finished);
                 break;
+            }
+            // Again each time: a core may take its call back between its look at
+            // `stopping` and its wait.
+            if let Some(board) = &self.board {
+                board.call_all();
             }
             for target in lock(&self.targets).iter() {
                 target.kick();
