@@ -88,6 +88,9 @@ impl VcpuPmu {
 
     /// Takes in the last count of a stay.
     pub(super) fn leave_place(&mut self, counter: arbiter::CounterId, last: Option<Last>) {
+        // The place may be another vCPU's by now: a wrap that is found in the
+        // last count must not arm it, nor take back what is armed there.
+        self.counters[super::index_of(counter)].running = false;
         if let Some(last) = last {
             self.absorb(counter, last.reading);
         }
@@ -96,7 +99,6 @@ impl VcpuPmu {
         // The first reason is the one that counts.
         logical.loss = logical.loss.or(last.and_then(|last| last.loss));
         logical.placed = None;
-        logical.running = false;
         logical.settled = 0;
         logical.times.stop(ran);
     }
