@@ -130,6 +130,13 @@ pub trait CounterBackend: Send + Debug {
         None
     }
 
+    /// Whether a stopped slot may count on for another vCPU as it is programmed.
+    /// False where it belongs to the vCPU for which it was programmed.
+    fn is_shared(&self, slot: SlotIndex) -> bool {
+        let _ = slot;
+        false
+    }
+
     /// Name of the source behind a slot; differs from [`CounterBackend::name`]
     /// in a combination of sources.
     fn source(&self, slot: SlotIndex) -> &'static str {

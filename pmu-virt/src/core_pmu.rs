@@ -5,12 +5,14 @@
 //! that comes back finds them, and a switch between vCPUs that do not count
 //! touches nothing.
 
-use crate::assign::Constraint;
-use crate::backend::{CounterBackend, Reading, Unavailable, UnavailableReason};
+mod stays;
+
+use crate::backend::{CounterBackend, Reading};
 use crate::ids::{OwnerId, SlotIndex, SlotSet};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
 use arbiter::CounterId;
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
 /// The physical counters of one core. Owned by the core's thread.
@@ -24,8 +26,13 @@ pub struct CorePmu {
     running: SlotSet,
     /// Overflows told by the backend that their owner has not heard of.
     flagged: SlotSet,
+    /// Slots that have run since they were read.
+    stale: SlotSet,
+    /// Slots with an overflow to be told.
+    armed: SlotSet,
     attached: Option<OwnerId>,
-    debts: Vec<Debt>,
+    /// By the stamp of the stay that was ended.
+    debts: BTreeMap<u64, Debt>,
     stamps: u64,
     operations: u64,
     stats: SwitchStats,
@@ -40,6 +47,9 @@ pub struct CorePmu {
 struct Resident {
     owner: OwnerId,
     counter: CounterId,
+    request: CountRequest,
+    /// The slot's count when it was last read.
+    seen: u64,
     /// Of this stay; no other stay on this core has it.
     stamp: u64,
     /// Switch after which its owner was attached last.
@@ -52,14 +62,14 @@ struct Resident {
 #[derive(Clone, Copy, Debug)]
 struct Debt {
     owner: OwnerId,
-    stamp: u64,
     last: Last,
 }
 
 /// What a counter takes along when it leaves a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Last {
-    pub(crate) reading: Reading,
+    /// None if it has not run since it was read.
+    pub(crate) reading: Option<Reading>,
     /// Why it is no longer exact.
     pub(crate) loss: Option<LossReason>,
 }
@@ -97,8 +107,10 @@ impl CorePmu {
             taken: SlotSet::EMPTY,
             running: SlotSet::EMPTY,
             flagged: SlotSet::EMPTY,
+            stale: SlotSet::EMPTY,
+            armed: SlotSet::EMPTY,
             attached: None,
-            debts: Vec::new(),
+            debts: BTreeMap::new(),
             stamps: 0,
             operations: 0,
             stats: SwitchStats::default(),
@@ -175,146 +187,6 @@ impl CorePmu {
         self.backend.resume(stopped);
     }
 
-    /// Whether the counter is still where it was.
-    pub(crate) fn holds(&self, stay: Stay) -> bool {
-        self.resident(stay.slot)
-            .is_some_and(|resident| resident.stamp == stay.stamp)
-    }
-
-    /// Notes that the attached vCPU still uses a counter that stayed.
-    pub(crate) fn found_in_place(&mut self, stay: Stay) {
-        let now = self.stats.switches;
-        if let Some(Some(resident)) = self.residents.get_mut(usize::from(stay.slot.0)) {
-            resident.used = now;
-            self.stats.in_place += 1;
-        }
-    }
-
-    /// The last count of a stay, which is over or about to be.
-    pub(crate) fn last_of(&mut self, owner: OwnerId, stay: Stay) -> Option<Last> {
-        if self.holds(stay) {
-            return Some(Last {
-                reading: self.read(stay.slot),
-                loss: self.loss(stay.slot),
-            });
-        }
-        // Somebody else has ended it.
-        let at = self
-            .debts
-            .iter()
-            .position(|debt| debt.owner == owner && debt.stamp == stay.stamp)?;
-        Some(self.debts.swap_remove(at).last)
-    }
-
-    /// A slot that can be had without moving a counter of the attached vCPU: a
-    /// free one, else that of the vCPU that has been away longest.
-    pub(crate) fn find(&self, constraint: &Constraint) -> Option<SlotIndex> {
-        if constraint.paired || constraint.exclusive.is_some() {
-            return None;
-        }
-        let possible = constraint.slots.intersection(self.slots());
-        if let Some(free) = possible.difference(self.taken).iter().next() {
-            return Some(free);
-        }
-        possible
-            .iter()
-            .filter_map(|slot| Some((self.resident(slot)?, slot)))
-            .filter(|(resident, _)| Some(resident.owner) != self.attached)
-            .min_by_key(|(resident, _)| resident.used)
-            .map(|(_, slot)| slot)
-    }
-
-    /// Puts a counter of the attached vCPU on a slot, stopped and at 0. Who is
-    /// there makes room; one of the attached vCPU must have left before.
-    pub(crate) fn place(
-        &mut self,
-        slot: SlotIndex,
-        counter: CounterId,
-        request: &CountRequest,
-    ) -> Result<Stay, UnavailableReason> {
-        let owner = self.attached.unwrap_or_default();
-        let slots = self.backend.constraint(request).taken_at(slot);
-        for slot in slots.iter() {
-            self.evict(slot);
-        }
-        self.operations += 1;
-        self.backend
-            .program(slot, request)
-            .map_err(|Unavailable { reason }| reason)?;
-        self.stamps += 1;
-        let resident = Resident {
-            owner,
-            counter,
-            stamp: self.stamps,
-            used: self.stats.switches,
-            slots,
-        };
-        for slot in slots.iter() {
-            if let Some(place) = self.residents.get_mut(usize::from(slot.0)) {
-                *place = Some(resident);
-            }
-        }
-        self.taken = self.taken.union(slots);
-        self.stats.restored += 1;
-        Ok(Stay {
-            slot,
-            stamp: self.stamps,
-        })
-    }
-
-    /// Ends the stay of whoever is on `slot` and keeps its count for it.
-    fn evict(&mut self, slot: SlotIndex) {
-        let Some(resident) = self.resident(slot) else {
-            return;
-        };
-        let Some(at) = resident.slots.iter().next() else {
-            return;
-        };
-        self.operations += 1;
-        self.debts.push(Debt {
-            owner: resident.owner,
-            stamp: resident.stamp,
-            last: Last {
-                reading: self.backend.read(at),
-                loss: self.backend.loss(at),
-            },
-        });
-        log::trace!("{} of {} makes room", resident.counter, resident.owner);
-        self.stats.evicted += 1;
-        self.vacate(at, resident.slots);
-    }
-
-    /// Frees the slot of a stay, or forgets what is owed of it; its count was
-    /// taken before.
-    pub(crate) fn release(&mut self, stay: Stay) {
-        match self.resident(stay.slot) {
-            Some(resident) if resident.stamp == stay.stamp => {
-                self.vacate(stay.slot, resident.slots);
-            }
-            _ => self.debts.retain(|debt| debt.stamp != stay.stamp),
-        }
-    }
-
-    fn vacate(&mut self, at: SlotIndex, slots: SlotSet) {
-        self.operations += 1;
-        self.backend.release(at);
-        self.running.remove(at);
-        if let Some(batch) = &mut self.batch {
-            batch.remove(at);
-        }
-        self.flagged.remove(at);
-        self.taken = self.taken.difference(slots);
-        for slot in slots.iter() {
-            if let Some(place) = self.residents.get_mut(usize::from(slot.0)) {
-                *place = None;
-            }
-        }
-    }
-
-    fn resident(&self, slot: SlotIndex) -> Option<Resident> {
-        self.residents.get(usize::from(slot.0)).copied().flatten()
-    }
-
     pub(crate) fn start(&mut self, slot: SlotIndex) {
         if let Some(batch) = &mut self.batch {
             batch.insert(slot);
@@ -339,17 +211,33 @@ impl CorePmu {
 
     pub(crate) fn read(&mut self, slot: SlotIndex) -> Reading {
         self.operations += 1;
-        self.backend.read(slot)
+        self.stale.remove(slot);
+        let reading = self.backend.read(slot);
+        if let (Reading::Counted { value, .. }, Some(Some(resident))) =
+            (reading, self.residents.get_mut(usize::from(slot.0)))
+        {
+            resident.seen = value;
+        }
+        reading
     }
 
+    /// A slot without an armed overflow is not disarmed again.
     pub(crate) fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
-        self.operations += 1;
         self.flagged.remove(slot);
+        match after {
+            Some(_) => self.armed.insert(slot),
+            None if self.armed.contains(slot) => self.armed.remove(slot),
+            None => return,
+        }
+        self.operations += 1;
         self.backend.arm(slot, after);
     }
 
     pub(crate) fn observe(&mut self, progress: &Progress) {
         self.backend.observe(progress);
+        if !matches!(progress, Progress::Entered { .. }) {
+            self.stale = self.stale.union(self.running);
+        }
     }
 
     /// Overflows of the attached vCPU's counters, each told once.
@@ -382,7 +270,7 @@ impl CorePmu {
 
     /// Forgets a vCPU that leaves the core: its slots were released.
     pub(crate) fn forget(&mut self, owner: OwnerId) {
-        self.debts.retain(|debt| debt.owner != owner);
+        self.debts.retain(|_, debt| debt.owner != owner);
         if self.attached == Some(owner) {
             self.pause();
             self.attached = None;

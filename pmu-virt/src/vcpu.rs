@@ -53,7 +53,7 @@ pub struct Needs {
     pub ring: bool,
     /// Step the guest and tell each instruction.
     pub stepping: bool,
-    /// Some counter is running.
+    /// Some counter is running, or waits for its turn.
     pub counting: bool,
 }
 
@@ -170,7 +170,7 @@ impl VcpuPmu {
         self.global_status = 0;
         self.pending = CounterSet::EMPTY;
         self.needs = Needs::default();
-        self.turns.end();
+        self.turns.reset();
         self.snapshot = Snapshot::default();
     }
 
@@ -243,7 +243,8 @@ impl VcpuPmu {
             Some(core) => Needs {
                 ring: running && core.backend().needs_ring(),
                 stepping: running && core.backend().needs_stepping(),
-                counting: running,
+                // Turns go on where none of the first counters could be had.
+                counting: running || self.turns.are_taken(),
             },
             None => Needs::default(),
         };

@@ -12,10 +12,14 @@ mod limited;
 mod schedules;
 
 use limited::Limited;
-use schedules::{Host, KERNEL, Turn, amd, check_schedule, intel, run, turn};
+use schedules::{Host, KERNEL, amd, check_schedule, intel, turn};
 
 fn clock_of(slots: usize) -> impl Fn() -> Box<dyn CounterBackend> {
     move || Box::new(Limited::clock(slots))
+}
+
+fn hardware_of(slots: usize) -> impl Fn() -> Box<dyn CounterBackend> {
+    move || Box::new(Limited::clock(slots).shared())
 }
 
 proptest! {
@@ -24,6 +28,14 @@ proptest! {
     #[test]
     fn amd_counts_never_leak(slots in 6usize..13, turns in vec(turn(&amd()), 0..60)) {
         check_schedule(amd().spec, clock_of(slots), clock_of(64), &turns)?;
+    }
+
+    #[test]
+    fn counts_never_leak_through_a_counter_that_goes_on(
+        slots in 6usize..13,
+        turns in vec(turn(&amd()), 0..60),
+    ) {
+        check_schedule(amd().spec, hardware_of(slots), clock_of(64), &turns)?;
     }
 
     #[test]
@@ -118,6 +130,28 @@ fn switches_touch_only_what_they_must() {
 }
 
 #[test]
+fn a_counter_that_counts_the_same_is_read_and_goes_on() {
+    let mut host = Host::new("amd-core", hardware_of(4));
+    for vcpu in [0, 1] {
+        reference_cycles(host.switch(vcpu, 0), 4);
+        let pmu = host.switch(vcpu, 0);
+        pmu.observe(Progress::Entered { tsc: 0 });
+        pmu.observe(Progress::Left {
+            tsc: 100,
+            halted: 0,
+            ring: None,
+        });
+    }
+    let stats = |host: &mut Host, vcpu| host.switch(vcpu, 0).core().expect("a core").stats();
+    let before = stats(&mut host, 1);
+    let after = stats(&mut host, 0);
+    // One stop, four counts, one start, and nothing programmed.
+    assert_eq!(after.operations - before.operations, 6);
+    assert_eq!(after.restored, before.restored);
+    assert_eq!(host.switch(0, 0).rdpmc(3, KERNEL), ReadOutcome::Value(100));
+}
+
+#[test]
 fn an_overflow_that_is_told_at_the_switch_reaches_its_vcpu() {
     for evicted in [false, true] {
         let mut host = Host::new("amd-core", || Box::new(Limited::late_clock(1)));
@@ -142,38 +176,50 @@ fn an_overflow_that_is_told_at_the_switch_reaches_its_vcpu() {
 }
 
 #[test]
-fn a_counter_that_lost_its_place_disarms_nobody() {
-    let interval = |pmu: &mut VcpuPmu, ticks| {
-        let turn = Turn {
-            vcpu: 0,
-            core: 0,
-            ring: None,
-            ticks,
+fn an_overflow_found_after_eviction_leaves_the_place_s_next_counter_alone() {
+    let spend = |pmu: &mut VcpuPmu, tsc, ticks| {
+        pmu.observe(Progress::Entered { tsc });
+        pmu.observe(Progress::Left {
+            tsc: tsc + ticks,
             halted: 0,
-            accesses: vec![],
-        };
-        run(pmu, 0, &turn)
+            ring: None,
+        });
     };
     let mut host = Host::new("amd-core", clock_of(2));
-    // The first one wraps, and has to make room before anybody noticed.
+    // It wraps without INT, so nobody has settled it when it makes room.
     let first = host.switch(0, 0);
-    first.wrmsr(MsrIndex(0xc001_0200), 0x43_0076, KERNEL);
     first.wrmsr(MsrIndex(0xc001_0201), (1 << 48) - 50, KERNEL);
-    interval(first, 60);
-    reference_cycles(host.switch(2, 0), 1);
-    // The second one awaits an overflow, in the first one's place.
+    first.wrmsr(MsrIndex(0xc001_0200), 0x43_0076, KERNEL);
+    spend(first, 0, 60);
+    // The second vCPU's sampling counter takes that slot, and frees the other.
     let second = host.switch(1, 0);
-    second.wrmsr(MsrIndex(0xc001_0200), 0x53_0076, KERNEL);
-    second.wrmsr(MsrIndex(0xc001_0201), (1 << 48) - 500, KERNEL);
-    assert_eq!(interval(second, 100), Some(500));
-    // The first one comes, learns that it has wrapped, and gets another place.
+    second.wrmsr(MsrIndex(0xc001_0200), 0x43_0076, KERNEL);
+    second.wrmsr(MsrIndex(0xc001_0203), (1 << 48) - 100, KERNEL);
+    second.wrmsr(MsrIndex(0xc001_0202), 0x53_0076, KERNEL);
+    second.wrmsr(MsrIndex(0xc001_0200), 0, KERNEL);
     let first = host.switch(0, 0);
     assert_eq!(first.rdpmc(0, KERNEL), ReadOutcome::Value(10));
+    assert_eq!(first.take_pmi(), None);
     let second = host.switch(1, 0);
-    assert_eq!(interval(second, 399), Some(400));
-    assert_eq!(second.take_pmi(), None);
-    interval(second, 1);
-    assert!(second.take_pmi().is_some());
+    spend(second, 100, 150);
+    assert!(second.take_pmi().is_some(), "its overflow was taken back");
+}
+
+#[test]
+fn a_counter_that_was_refused_takes_no_place_from_one_that_had_it() {
+    for migrates in [false, true] {
+        let mut host = Host::new("amd-core", clock_of(1));
+        let first = host.switch(0, 0);
+        first.wrmsr(MsrIndex(0xc001_0202), 0x43_0076, KERNEL);
+        first.wrmsr(MsrIndex(0xc001_0200), 0x43_0076, KERNEL);
+        let placed = |pmu: &VcpuPmu| -> Vec<bool> {
+            pmu.report().iter().map(|report| report.running).collect()
+        };
+        assert_eq!(placed(first), [false, true]);
+        reference_cycles(host.switch(1, 0), 1);
+        let first = host.switch(0, usize::from(migrates));
+        assert_eq!(placed(first), [false, true], "migrates: {migrates}");
+    }
 }
 
 #[test]

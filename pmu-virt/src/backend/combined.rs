@@ -246,6 +246,11 @@ impl CounterBackend for CombinedBackend {
         source.backend.loss(inner)
     }
 
+    fn is_shared(&self, slot: SlotIndex) -> bool {
+        self.at(slot)
+            .is_some_and(|(source, inner)| source.backend.is_shared(inner))
+    }
+
     fn source(&self, slot: SlotIndex) -> &'static str {
         match self.at(slot) {
             Some((source, inner)) => source.backend.source(inner),

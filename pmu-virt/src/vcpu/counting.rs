@@ -59,12 +59,21 @@ impl VcpuPmu {
             Reading::Counted { value, provenance } => (value, provenance),
             Reading::Unavailable(reason) => {
                 let request = logical.placed.map(|(_, request)| request);
+                logical.times.lose(self.ran);
                 if let Some(request) = request {
                     self.freeze(counter, &request, reason);
                 }
                 return;
             }
         };
+        if logical.unavailable.is_some() {
+            // The source counts again, and knows itself what it has missed.
+            logical.unavailable = None;
+            logical.times.start_over(self.ran);
+            if logical.running {
+                logical.times.run(self.ran);
+            }
+        }
         // Events of before keep their label, whoever counts now.
         logical.provenance = Some(match logical.provenance {
             Some(before) => before.and(provenance),
@@ -130,6 +139,10 @@ impl VcpuPmu {
             logical.times = Times::default();
         }
         self.update(counter);
+        if !same && self.needs_places() {
+            // The new event may leave a place that another one can use.
+            self.distribute();
+        }
     }
 
     /// Brings the physical counter in line with the controls. The counter was
@@ -140,6 +153,10 @@ impl VcpuPmu {
             return;
         };
         if !(request.can_advance() && self.is_enabled(counter)) {
+            if self.counters[index].unavailable.is_some() {
+                // A place that was lost is no use: the next time, a new one.
+                self.give_up_place(counter);
+            }
             self.counters[index].unavailable = None;
             self.halt(index);
             return;
@@ -172,7 +189,7 @@ impl VcpuPmu {
             return;
         };
         if let Some((stay, _)) = logical.placed {
-            if core.holds(stay) {
+            if core.holds(stay) && logical.unavailable.is_none() {
                 self.run(counter, stay);
                 return;
             }
@@ -183,10 +200,9 @@ impl VcpuPmu {
             self.freeze(counter, &request, refusal.reason);
             return;
         }
-        let constraint = core.backend().constraint(&request);
         let found = match self.turns.are_taken() {
             true => None,
-            false => core.find(&constraint),
+            false => core.find(&request),
         };
         let Some(slot) = found else {
             self.distribute();
@@ -207,10 +223,10 @@ impl VcpuPmu {
         let Some(core) = &mut self.core else {
             return Err(UnavailableReason::NoCore);
         };
-        let stay = core.place(slot, counter, request)?;
+        let (stay, begin) = core.place(slot, counter, request)?;
         let logical = &mut self.counters[index_of(counter)];
         logical.placed = Some((stay, *request));
-        logical.settled = 0;
+        logical.settled = begin;
         self.run(counter, stay);
         Ok(())
     }
@@ -219,8 +235,7 @@ impl VcpuPmu {
         let logical = &mut self.counters[index_of(counter)];
         logical.unavailable = None;
         if !logical.running {
-            // What was settled last still holds: a stopped slot stands still,
-            // and a fresh one is at 0.
+            // What was settled last still holds: a stopped slot stands still.
             logical.running = true;
             logical.times.run(self.ran);
             if !self.turns.are_allowed() {

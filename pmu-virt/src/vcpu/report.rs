@@ -92,7 +92,7 @@ impl VcpuPmu {
             return Some(Reading::Counted {
                 value: logical.counted.wrapping_add(since),
                 provenance: match shared {
-                    true => Provenance::Scaled,
+                    true => provenance.and(Provenance::Scaled),
                     false => provenance,
                 },
             });

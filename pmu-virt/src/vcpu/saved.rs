@@ -84,14 +84,16 @@ impl VcpuPmu {
             logical.request = request;
             logical.value = saved.value.0;
             logical.counted = saved.events;
-            logical.times = Times::restored(saved.time_enabled, saved.time_running);
+            logical.times = Times::restored(
+                saved.time_enabled,
+                saved.time_running,
+                saved.time_unaccounted,
+            );
             logical.provenance = saved.provenance;
             logical.loss = saved.loss;
         }
         for saved in &state.counters {
             self.update(saved.counter.0);
-            let logical = &mut self.counters[index_of(saved.counter.0)];
-            logical.times.owe(self.ran, saved.time_unaccounted);
         }
         self.pending = state.pending_pmi.iter().map(|name| name.0).collect();
         self.refresh_needs();

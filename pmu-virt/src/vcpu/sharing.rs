@@ -26,6 +26,10 @@ pub(super) struct Turns {
     answer: Oversubscribe,
     /// Ticks that the guest will have run when the turn is over.
     over: Option<u64>,
+    /// The same, kept while the guest has stopped counters for a moment.
+    due: Option<u64>,
+    /// The log knows that turns are taken.
+    told: bool,
     /// The demand that is placed first.
     first: usize,
 }
@@ -62,18 +66,37 @@ impl Turns {
         self.over = None;
     }
 
+    /// Forgets whose turn it was.
+    pub(super) fn reset(&mut self) {
+        *self = Turns::new(self.answer);
+    }
+
+    /// The next counters come first.
+    fn advance(&mut self) {
+        self.first = self.first.wrapping_add(1);
+        self.over = None;
+        self.due = None;
+    }
+
+    /// Counters take turns from now on. A turn that was cut short goes on: a
+    /// guest that stops its counters again and again, as drivers do in each
+    /// interrupt, would else never leave the first one.
     fn begin(&mut self, now: u64) {
-        if let Oversubscribe::Multiplex { turn } = self.answer {
-            self.over = Some(now.saturating_add(turn.get()));
+        let Oversubscribe::Multiplex { turn } = self.answer else {
+            return;
+        };
+        if self.due.is_some_and(|due| due <= now) {
+            self.advance();
         }
+        let due = *self.due.get_or_insert(now.saturating_add(turn.get()));
+        self.over = Some(due);
     }
 }
 
 impl VcpuPmu {
     /// The next counters get the places.
     pub(super) fn next_turn(&mut self) {
-        self.turns.first = self.turns.first.wrapping_add(1);
-        self.turns.over = None;
+        self.turns.advance();
         self.distribute();
         self.refresh_needs();
     }
@@ -89,8 +112,12 @@ impl VcpuPmu {
             .filter_map(|counter| self.demand(counter));
         let mut demands: Vec<Demand> = wanted.collect();
         if self.turns.answer == Oversubscribe::Refuse {
-            // Those that have a place come first, so that they keep one.
-            demands.sort_by_key(|demand| demand.held.is_none());
+            // Those that have a place come first, so that they keep one, and
+            // then those that were not refused before.
+            demands.sort_by_key(|demand| {
+                let logical = &self.counters[index_of(demand.counter)];
+                (demand.held.is_none(), logical.unavailable.is_some())
+            });
         }
         match (assign(&demands, free), self.turns.answer) {
             (Ok(placement), _) => {
@@ -104,6 +131,8 @@ impl VcpuPmu {
             (Err(conflict), Oversubscribe::Multiplex { .. }) => {
                 if !self.turns.are_taken() {
                     self.turns.begin(self.ran);
+                }
+                if !std::mem::replace(&mut self.turns.told, true) {
                     log::info!("{}: counters take turns, because {conflict}", self.owner);
                 }
                 let placement = assign_most(&demands, free, self.turns.first);
@@ -167,7 +196,7 @@ impl VcpuPmu {
             return;
         };
         let Some(core) = &mut self.core else { return };
-        let last = core.last_of(self.owner, stay);
+        let last = core.last_of(stay);
         core.release(stay);
         self.leave_place(counter, last);
     }

@@ -3,6 +3,7 @@
 use super::VcpuPmu;
 use crate::core_pmu::{CorePmu, Last};
 use crate::ids::SlotSet;
+use arbiter::{CounterId, CounterSet};
 
 impl VcpuPmu {
     /// Switches the vCPU in: its counters count on `core` from now on. Those
@@ -17,7 +18,16 @@ impl VcpuPmu {
         for counter in counters.clone() {
             self.return_to_place(counter);
         }
-        for counter in counters {
+        // Those that counted before come first, so that they go on.
+        let is_refused = |counter: &CounterId| {
+            let logical = &self.counters[super::index_of(*counter)];
+            logical.unavailable.is_some()
+        };
+        let refused: CounterSet = counters.clone().filter(is_refused).collect();
+        let before = counters
+            .clone()
+            .filter(|counter| !refused.contains(*counter));
+        for counter in before.chain(refused.iter()) {
             if self.is_wanted(counter) && !self.counters[super::index_of(counter)].running {
                 self.bring_up(counter);
             }
@@ -51,7 +61,7 @@ impl VcpuPmu {
             let Some((stay, _)) = self.counters[super::index_of(counter)].placed else {
                 continue;
             };
-            let last = core.last_of(self.owner, stay);
+            let last = core.last_of(stay);
             self.leave_place(counter, last);
             core.release(stay);
         }
@@ -70,7 +80,7 @@ impl VcpuPmu {
     }
 
     /// A counter that had a place looks whether it still has.
-    fn return_to_place(&mut self, counter: arbiter::CounterId) {
+    fn return_to_place(&mut self, counter: CounterId) {
         let logical = &self.counters[super::index_of(counter)];
         let (Some((stay, _)), Some(core)) = (logical.placed, &mut self.core) else {
             return;
@@ -82,19 +92,19 @@ impl VcpuPmu {
             }
             return;
         }
-        let last = core.last_of(self.owner, stay);
+        let last = core.last_of(stay);
         self.leave_place(counter, last);
     }
 
     /// Takes in the last count of a stay.
-    pub(super) fn leave_place(&mut self, counter: arbiter::CounterId, last: Option<Last>) {
-        // The place may be another vCPU's by now: a wrap that is found in the
-        // last count must not arm it, nor take back what is armed there.
-        self.counters[super::index_of(counter)].running = false;
-        if let Some(last) = last {
-            self.absorb(counter, last.reading);
-        }
+    pub(super) fn leave_place(&mut self, counter: CounterId, last: Option<Last>) {
         let ran = self.ran;
+        // An overflow in the last count is not to arm the place for the next
+        // one: it may be another vCPU's by now.
+        self.counters[super::index_of(counter)].running = false;
+        if let Some(reading) = last.and_then(|last| last.reading) {
+            self.absorb(counter, reading);
+        }
         let logical = &mut self.counters[super::index_of(counter)];
         // The first reason is the one that counts.
         logical.loss = logical.loss.or(last.and_then(|last| last.loss));

@@ -14,40 +14,43 @@ pub(super) struct Times {
     running_from: Option<u64>,
     /// Since then no event has been accounted for.
     span_from: u64,
+    /// Enabled ticks before that of which none has, left over when it was
+    /// disabled.
+    owed: u64,
 }
 
 impl Times {
     /// Times of a counter that is disabled so far.
-    pub(super) fn restored(enabled: u64, running: u64) -> Self {
+    pub(super) fn restored(enabled: u64, running: u64, unaccounted: u64) -> Self {
         Times {
             enabled,
             running,
+            owed: unaccounted,
             ..Times::default()
         }
     }
 
-    /// Ticks of which an enabled counter's events have not been accounted for.
+    /// Enabled ticks of which the events have not been accounted for.
     pub(super) fn unaccounted(&self, now: u64) -> u64 {
-        self.enabled_from
-            .map_or(0, |_| now.wrapping_sub(self.span_from))
-    }
-
-    /// Takes back what [`Times::unaccounted`] gave.
-    pub(super) fn owe(&mut self, now: u64, ticks: u64) {
-        self.span_from = now.wrapping_sub(ticks);
+        match self.enabled_from {
+            Some(_) => now.wrapping_sub(self.span_from),
+            None => self.owed,
+        }
     }
 
     /// The guest wants it to count from now on.
     pub(super) fn enable(&mut self, now: u64) {
         if self.enabled_from.is_none() {
             self.enabled_from = Some(now);
-            self.span_from = now;
+            self.span_from = now.wrapping_sub(self.owed);
         }
     }
 
-    /// The guest wants it to count no longer.
+    /// The guest wants it to count no longer. What it has waited until now is
+    /// filled when it counts again.
     pub(super) fn disable(&mut self, now: u64) {
         self.stop(now);
+        self.owed = self.unaccounted(now);
         if let Some(from) = self.enabled_from.take() {
             self.enabled = self.enabled.saturating_add(now.wrapping_sub(from));
         }
@@ -70,9 +73,20 @@ impl Times {
         }
     }
 
+    /// Nobody has counted for it since the last commitment, although a
+    /// physical counter was meant to.
+    pub(super) fn lose(&mut self, now: u64) {
+        if let Some(from) = self.running_from.take() {
+            let lost = self.unaccounted(now);
+            let counted = now.wrapping_sub(from).saturating_sub(lost);
+            self.running = self.running.saturating_add(counted);
+        }
+    }
+
     /// Forgets time that nobody counted: the guest has set the count.
     pub(super) fn start_over(&mut self, now: u64) {
         self.span_from = now;
+        self.owed = 0;
     }
 
     /// Ticks that it was to count.
@@ -151,6 +165,32 @@ mod tests {
         assert_eq!(
             (times.time_enabled(1_010), times.time_running(1_010)),
             (20, 20)
+        );
+    }
+
+    #[test]
+    fn a_wait_outlasts_being_disabled() {
+        let mut times = Times::default();
+        times.enable(0);
+        times.disable(300);
+        assert_eq!(times.unaccounted(700), 300);
+        times.enable(1_000);
+        times.run(1_000);
+        assert_eq!(times.commit(1_100, 50), 200);
+        times.disable(1_100);
+        assert_eq!(times.unaccounted(1_200), 0);
+    }
+
+    #[test]
+    fn a_loss_ends_the_time_that_was_counted() {
+        let mut times = Times::default();
+        times.enable(0);
+        times.run(0);
+        assert_eq!(times.commit(100, 10), 10);
+        times.lose(150);
+        assert_eq!(
+            (times.time_enabled(200), times.time_running(200)),
+            (200, 100)
         );
     }
 

@@ -15,6 +15,8 @@ pub(crate) struct Limited {
     /// that comes late.
     late: bool,
     held: SlotSet,
+    /// Its slots may go on for other vCPUs.
+    shared: bool,
 }
 
 impl Limited {
@@ -30,6 +32,15 @@ impl Limited {
             slots,
             late: false,
             held: SlotSet::EMPTY,
+            shared: false,
+        }
+    }
+
+    /// The same, as hardware whose counters know nothing of vCPUs.
+    pub(crate) fn shared(self) -> Self {
+        Limited {
+            shared: true,
+            ..self
         }
     }
 
@@ -96,6 +107,9 @@ impl CounterBackend for Limited {
     }
     fn deadline(&self) -> Option<u64> {
         self.inner.deadline()
+    }
+    fn is_shared(&self, _: SlotIndex) -> bool {
+        self.shared
     }
     fn needs_ring(&self) -> bool {
         self.inner.needs_ring()

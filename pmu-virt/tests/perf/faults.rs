@@ -22,6 +22,10 @@ pub(crate) const TESTS: &[(&str, Run)] = &[
     ("faults::never_on_a_counter_is_no_zero", never_on),
     ("faults::another_thread_is_told", other_thread),
     ("faults::a_lost_page_costs_a_read", lost_page),
+    (
+        "faults::another_thread_reads_by_system_call",
+        read_elsewhere,
+    ),
 ];
 
 const NAME: &str = "perf";
@@ -306,5 +310,25 @@ fn lost_page() -> Result<Verdict, String> {
     expect(&backend, A, 10)?;
     let calls = kernel.take_calls();
     ensure(calls == [Call::Read], || format!("{calls:?}"))?;
+    finish(&kernel)
+}
+
+/// RDPMC there would read the counter of another CPU.
+fn read_elsewhere() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    kernel.state().rdpmc = true;
+    let mut backend = counting(&kernel, hardware(), 1)?;
+    run(&kernel, &mut backend, 10);
+    kernel.take_calls();
+    let reader = std::thread::spawn(move || (backend.read(A), backend));
+    let (reading, backend) = reader.join().map_err(|_| "it panicked".to_owned())?;
+    let expected = Reading::Counted {
+        value: 10,
+        provenance: Provenance::Hardware,
+    };
+    ensure(reading == expected, || format!("{reading:?}"))?;
+    let calls = kernel.take_calls();
+    ensure(calls == [Call::Read], || format!("{calls:?}"))?;
+    drop(backend);
     finish(&kernel)
 }

@@ -313,6 +313,11 @@ fn owners() -> Result<Verdict, String> {
         ensure(open == 2, || {
             format!("{open} events are open, not a leader and one")
         })?;
+        // Nor has one that goes for good while another is here.
+        backend.attach(OwnerId(1));
+        backend.release(A);
+        let open = kernel.open_events();
+        ensure(open == 0, || format!("{open} events are still open"))?;
         finish(&kernel)?;
     }
     Ok(Verdict::Passed)

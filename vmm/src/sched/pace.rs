@@ -8,9 +8,12 @@ const PROBE_NUM: u64 = 4;
 const PROBE_DEN: u64 = 5;
 /// Longer slices do not make wake-ups later than this.
 const LONGEST_PROBE: Duration = Duration::from_millis(4);
-/// After a round of probes that took T, none begins for this times T: probes
-/// never take more than 1/17 of a core, however many there are.
-const QUIET: u64 = 16;
+/// After a round of probes that took T, none begins for this times T, so that
+/// probes take at most 1/33 of a core,
+const QUIET: u64 = 32;
+/// but for no longer than so many distances of probes: a round may have taken
+/// long because the host was busy, and a wake-up must not wait for that.
+const LONGEST_QUIET: u64 = 4;
 /// The first look at a running vCPU, for which another one waits, is this part
 /// of a slice after its entry; each further one twice as far away.
 const FIRST_LOOK: u64 = 16;
@@ -31,8 +34,6 @@ pub struct Pace {
     pub slice: u64,
     /// How often an idle vCPU is asked whether it has been woken.
     pub probe_every: u64,
-    /// A round of probes is followed by this many times its length without one.
-    pub quiet: u64,
     /// From entry to the first look whether a vCPU has halted, while others wait.
     pub first_look: u64,
     /// A rest of a slice below this counts as none.
@@ -56,12 +57,18 @@ impl Pace {
         Self {
             slice,
             probe_every: (slice / PROBE_DEN * PROBE_NUM).min(longest).max(1),
-            quiet: QUIET,
             first_look: slice / FIRST_LOOK,
             shortest: slice / SHORTEST,
             patience: slice.saturating_mul(PATIENCE),
             settle: slice.saturating_mul(SETTLE),
         }
+    }
+
+    /// For how long no round of probes follows one that took `took` ticks.
+    #[must_use]
+    pub fn quiet(&self, took: u64) -> u64 {
+        let longest = self.probe_every.saturating_mul(LONGEST_QUIET);
+        took.saturating_mul(QUIET).min(longest)
     }
 
     /// How long a vCPU stays on a core to which it came for `cost` ticks.
@@ -86,6 +93,14 @@ mod tests {
         check(5, 4000, 312);
         check(1000, 4000, 62_500);
         assert_eq!(Pace::new(Duration::ZERO, 1).slice, FIRST_LOOK);
+    }
+
+    #[test]
+    fn probes_are_followed_by_quiet() {
+        let pace = Pace::new(Duration::from_millis(5), 1000);
+        assert_eq!(pace.quiet(150), 4800);
+        // The host was busy.
+        assert_eq!(pace.quiet(100_000), 16_000);
     }
 
     #[test]

@@ -229,7 +229,7 @@ impl RunQueue {
         }
         if self.round.is_empty() {
             let took = now.saturating_sub(self.round_began);
-            self.quiet_until = now.saturating_add(took.saturating_mul(self.pace.quiet));
+            self.quiet_until = now.saturating_add(self.pace.quiet(took));
         }
     }
 

@@ -84,6 +84,9 @@ impl Vcpu {
             self.kvm.set_signal_mask(Some(mask))?;
             self.looking = true;
         }
+        // A kick at the very end of the last turn has left it set, and `KVM_RUN`
+        // would return before it looks.
+        self.kvm.set_immediate_exit(false);
         // A PMI that was held back wakes its vCPU.
         self.core.forward_pmi(&self.kvm, rdtsc())?;
         match self.kvm.run()? {
@@ -141,8 +144,9 @@ impl Vcpu {
             Expiry::AtDeadline => {
                 let deadline = self.kvm.read_msr(TSC_DEADLINE)?.unwrap_or(0);
                 let tsc = self.kvm.read_msr(TSC)?.unwrap_or(0);
-                // 0 is "not set" (SDM vol. 3A, 12.5.4.1).
-                (deadline > 0).then(|| deadline.saturating_sub(tsc))
+                // 0 is "not set" (SDM vol. 3A, 12.5.4.1); one that has passed is
+                // on its way.
+                deadline.checked_sub(tsc)
             }
         };
         let margin = timer::margin(self.tsc_khz());

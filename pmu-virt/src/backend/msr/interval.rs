@@ -16,7 +16,15 @@ impl MsrBackend {
         slot.lost = true;
         slot.target = None;
         let value = slot.value;
-        log::warn!("msr: {value} was taken by somebody else; its count is not known any more");
+        // A guest that has its counters placed again and again is told of once.
+        let level = match std::mem::replace(&mut self.warned, true) {
+            false => log::Level::Warn,
+            true => log::Level::Debug,
+        };
+        log::log!(
+            level,
+            "msr: {value} was taken by somebody else; its count is not known any more"
+        );
         // Should the registers still be ours, they are cleared at `release`.
     }
 

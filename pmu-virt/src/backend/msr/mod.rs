@@ -84,6 +84,8 @@ pub struct MsrBackend {
     entered: Option<u64>,
     /// Slots that count right now.
     active: SlotSet,
+    /// The log knows that counters can be lost here.
+    warned: bool,
 }
 
 impl MsrBackend {
@@ -131,6 +133,7 @@ impl MsrBackend {
             overflowed: SlotSet::EMPTY,
             entered: None,
             active: SlotSet::EMPTY,
+            warned: false,
         };
         let [cycles, instructions] = self_test_codes(backend.registers.layout.model.vendor());
         backend.report.residue_cycles = backend.residue(cycles);
@@ -205,6 +208,11 @@ impl CounterBackend for MsrBackend {
         self.plan(request)
             .map(|_| Provenance::Hardware)
             .map_err(|reason| Unavailable { reason })
+    }
+
+    fn is_shared(&self, _: SlotIndex) -> bool {
+        // The registers count for whoever runs on the CPU.
+        true
     }
 
     fn constraint(&self, request: &CountRequest) -> Constraint {

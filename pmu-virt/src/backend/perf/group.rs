@@ -289,16 +289,19 @@ impl Group {
     }
 
     /// Brings one slot's count up to date: without a system call where the
-    /// processor may be asked directly.
+    /// processor may be asked directly. Only the group's own thread, if it is
+    /// `here`, is on the processor that counts for it.
     pub(super) fn refresh_one(
         &mut self,
         kernel: &mut dyn PerfSyscalls,
         slot: SlotIndex,
+        here: bool,
     ) -> Result<(), Failure> {
         if self.fresh {
             return Ok(());
         }
-        if self.hardware
+        if here
+            && self.hardware
             && self.on
             && let Some(member) = self.get_mut(slot)
             && let Some(raw) = kernel.sample(member.fd)

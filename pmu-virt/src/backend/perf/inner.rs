@@ -40,6 +40,8 @@ pub(super) struct Inner {
     doubt: bool,
     /// The signals that were looked after.
     signals: u32,
+    /// The log knows that counters can be lost here.
+    warned: bool,
 }
 
 impl Inner {
@@ -57,6 +59,7 @@ impl Inner {
             deadline: None,
             doubt: false,
             signals: signal::generation(),
+            warned: false,
         }
     }
 
@@ -122,6 +125,10 @@ impl Inner {
                 group.remove(kernel, index);
                 group.switch(kernel, in_guest)
             });
+            // That of the vCPU which is here stays, for a driver's next event.
+            if key.0 != self.owner {
+                self.close_empty(key);
+            }
         }
         self.set(index, Slot::Free);
     }
@@ -150,21 +157,16 @@ impl Inner {
         if owner == self.owner {
             return;
         }
-        for key in [(self.owner, false), (self.owner, true)] {
-            if self
-                .groups
-                .get(&key)
-                .is_some_and(|group| group.members().is_empty())
-            {
-                self.close(key);
-            }
+        for key in self.own() {
+            self.close_empty(key);
         }
         self.owner = owner;
     }
 
     pub(super) fn read(&mut self, index: SlotIndex) -> Reading {
         if let Some(key) = self.key_of(index) {
-            self.with_group(key, |group, kernel| group.refresh_one(kernel, index));
+            let here = self.is_here();
+            self.with_group(key, |group, kernel| group.refresh_one(kernel, index, here));
         }
         match self.slots.get(usize::from(index.0)) {
             None => Reading::Unavailable(no_such(index)),
@@ -187,9 +189,10 @@ impl Inner {
         let Some(key) = self.key_of(index) else {
             return;
         };
+        let here = self.is_here();
         self.with_group(key, |group, kernel| {
             if after.is_some() {
-                group.refresh_one(kernel, index)?;
+                group.refresh_one(kernel, index, here)?;
             }
             if let Some(member) = group.get_mut(index) {
                 let told = member.told();
@@ -316,7 +319,13 @@ impl Inner {
             .map(Group::members)
             .unwrap_or_default();
         let slots: SlotSet = members.iter().map(|member| member.slot).collect();
-        log::warn!(
+        // A guest that has its counters placed again and again is told of once.
+        let level = match std::mem::replace(&mut self.warned, true) {
+            false => log::Level::Warn,
+            true => log::Level::Debug,
+        };
+        log::log!(
+            level,
             "{NAME} gives up counting in {slots} for {}: {failure}",
             key.0
         );
@@ -334,10 +343,22 @@ impl Inner {
         self.thread = None;
     }
 
+    fn close_empty(&mut self, key: Key) {
+        let group = self.groups.get(&key);
+        if group.is_some_and(|group| group.members().is_empty()) {
+            self.close(key);
+        }
+    }
+
     fn close(&mut self, key: Key) {
         if let Some(group) = self.groups.remove(&key) {
             group.close(self.kernel.as_mut());
         }
+    }
+
+    /// Whether the calling thread is the one for which events are open.
+    fn is_here(&self) -> bool {
+        self.thread == Some(thread::current().id())
     }
 
     /// Events that are opened from now on count for the calling thread; those

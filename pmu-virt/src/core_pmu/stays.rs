@@ -1,0 +1,206 @@
+//! Who is on which slot: coming, staying, making room.
+
+use super::{CorePmu, Debt, Last, Resident, Stay};
+use crate::backend::{Reading, Unavailable, UnavailableReason};
+use crate::ids::{SlotIndex, SlotSet};
+use crate::request::CountRequest;
+use arbiter::CounterId;
+
+impl CorePmu {
+    /// Whether the counter is still where it was.
+    pub(crate) fn holds(&self, stay: Stay) -> bool {
+        self.resident(stay.slot)
+            .is_some_and(|resident| resident.stamp == stay.stamp)
+    }
+
+    /// Notes that the attached vCPU still uses a counter that stayed.
+    pub(crate) fn found_in_place(&mut self, stay: Stay) {
+        let now = self.stats.switches;
+        if let Some(Some(resident)) = self.residents.get_mut(usize::from(stay.slot.0)) {
+            resident.used = now;
+            self.stats.in_place += 1;
+        }
+    }
+
+    /// What a stay has come to that is over or about to be.
+    pub(crate) fn last_of(&mut self, stay: Stay) -> Option<Last> {
+        if self.holds(stay) {
+            return Some(self.last_at(stay.slot));
+        }
+        // Somebody else has ended it.
+        self.debts.remove(&stay.stamp).map(|debt| debt.last)
+    }
+
+    fn last_at(&mut self, slot: SlotIndex) -> Last {
+        Last {
+            reading: self.stale.contains(slot).then(|| self.read(slot)),
+            loss: self.backend.loss(slot),
+        }
+    }
+
+    /// A slot that can be had without moving a counter of the attached vCPU: a
+    /// free one, else one that counts the same for a vCPU that is away, else
+    /// any such; of these that of the vCPU that has been away longest.
+    pub(crate) fn find(&self, request: &CountRequest) -> Option<SlotIndex> {
+        let constraint = self.backend.constraint(request);
+        if constraint.paired || constraint.exclusive.is_some() {
+            return None;
+        }
+        let possible = constraint.slots.intersection(self.slots());
+        if let Some(free) = possible.difference(self.taken).iter().next() {
+            return Some(free);
+        }
+        possible
+            .iter()
+            .filter_map(|slot| Some((self.resident(slot)?, slot)))
+            .filter(|(resident, _)| Some(resident.owner) != self.attached)
+            .min_by_key(|(resident, slot)| (!self.serves(resident, *slot, request), resident.used))
+            .map(|(_, slot)| slot)
+    }
+
+    /// Whether the slot of `resident` need not be programmed to count `request`
+    /// for somebody else.
+    fn serves(&self, resident: &Resident, slot: SlotIndex, request: &CountRequest) -> bool {
+        resident.request.counts_like(request) && self.backend.is_shared(slot)
+    }
+
+    /// Puts a counter of the attached vCPU on a slot, stopped, and says at which
+    /// count it begins. Who is there makes room; one of the attached vCPU must
+    /// have left before.
+    pub(crate) fn place(
+        &mut self,
+        slot: SlotIndex,
+        counter: CounterId,
+        request: &CountRequest,
+    ) -> Result<(Stay, u64), UnavailableReason> {
+        let slots = self.backend.constraint(request).taken_at(slot);
+        let begin = match self.inherit(slot, slots, request) {
+            Some(seen) => seen,
+            None => {
+                self.program(slot, slots, request)?;
+                0
+            }
+        };
+        self.stamps += 1;
+        let resident = Resident {
+            owner: self.attached.unwrap_or_default(),
+            counter,
+            request: *request,
+            seen: begin,
+            stamp: self.stamps,
+            used: self.stats.switches,
+            slots,
+        };
+        self.settle_in(slots, Some(resident));
+        let stay = Stay {
+            slot,
+            stamp: self.stamps,
+        };
+        Ok((stay, begin))
+    }
+
+    /// Takes a slot over that counts the same already, and yields its count.
+    fn inherit(&mut self, slot: SlotIndex, slots: SlotSet, request: &CountRequest) -> Option<u64> {
+        let resident = self.resident(slot)?;
+        if resident.slots != slots || !self.serves(&resident, slot, request) {
+            return None;
+        }
+        self.end_stay(slot)
+    }
+
+    /// Programs a slot. Who is on the same slots is programmed over; others
+    /// give theirs back.
+    fn program(
+        &mut self,
+        slot: SlotIndex,
+        slots: SlotSet,
+        request: &CountRequest,
+    ) -> Result<(), UnavailableReason> {
+        for other in slots.iter() {
+            let Some(resident) = self.resident(other) else {
+                continue;
+            };
+            self.end_stay(other);
+            if resident.slots != slots {
+                self.vacate(resident.slots);
+            }
+        }
+        self.drop_marks(slot);
+        self.operations += 1;
+        self.backend
+            .program(slot, request)
+            .map_err(|Unavailable { reason }| reason)?;
+        self.stats.restored += 1;
+        Ok(())
+    }
+
+    /// Ends the stay of whoever is on `slot`, and keeps for it what it has come
+    /// to. Yields the slot's count, if there is one.
+    fn end_stay(&mut self, slot: SlotIndex) -> Option<u64> {
+        let resident = self.resident(slot)?;
+        let at = resident.slots.iter().next()?;
+        let last = self.last_at(at);
+        let seen = match last.reading {
+            Some(Reading::Counted { value, .. }) => Some(value),
+            Some(Reading::Unavailable(_)) => None,
+            None => Some(resident.seen),
+        };
+        if last.reading.is_some() || last.loss.is_some() {
+            let owner = resident.owner;
+            self.debts.insert(resident.stamp, Debt { owner, last });
+        }
+        log::trace!("{} of {} makes room", resident.counter, resident.owner);
+        self.stats.evicted += 1;
+        self.settle_in(resident.slots, None);
+        seen
+    }
+
+    /// Notes who is on `slots`.
+    fn settle_in(&mut self, slots: SlotSet, resident: Option<Resident>) {
+        self.taken = match resident {
+            Some(_) => self.taken.union(slots),
+            None => self.taken.difference(slots),
+        };
+        for slot in slots.iter() {
+            if let Some(place) = self.residents.get_mut(usize::from(slot.0)) {
+                *place = resident;
+            }
+        }
+    }
+
+    /// Forgets what was known of a slot's counter.
+    fn drop_marks(&mut self, slot: SlotIndex) {
+        let marks = [
+            &mut self.running,
+            &mut self.flagged,
+            &mut self.stale,
+            &mut self.armed,
+        ];
+        for mark in marks.into_iter().chain(&mut self.batch) {
+            mark.remove(slot);
+        }
+    }
+
+    /// Frees the slot of a stay, or forgets what is owed of it; its count was
+    /// taken before.
+    pub(crate) fn release(&mut self, stay: Stay) {
+        match self.resident(stay.slot) {
+            Some(resident) if resident.stamp == stay.stamp => self.vacate(resident.slots),
+            _ => drop(self.debts.remove(&stay.stamp)),
+        }
+    }
+
+    /// Frees the slots of one counter; it is addressed by the first.
+    fn vacate(&mut self, slots: SlotSet) {
+        if let Some(at) = slots.iter().next() {
+            self.operations += 1;
+            self.backend.release(at);
+            self.drop_marks(at);
+        }
+        self.settle_in(slots, None);
+    }
+
+    pub(super) fn resident(&self, slot: SlotIndex) -> Option<Resident> {
+        self.residents.get(usize::from(slot.0)).copied().flatten()
+    }
+}
