@@ -12,7 +12,7 @@ mod step;
 pub use clock::ClockBackend;
 pub use combined::CombinedBackend;
 pub use msr::{HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport};
-pub use sim::{RateError, RateProblem, RateTable, SimBackend};
+pub use sim::{RateError, RateProblem, RateTable, SimBackend, SimClocks};
 pub use sources::{Source, Sources};
 pub use step::StepBackend;
 

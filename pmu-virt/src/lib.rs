@@ -38,8 +38,8 @@ pub use backend::perf;
 pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
     HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, Provenance, RateError,
-    RateProblem, RateTable, Reading, SimBackend, Source, Sources, StepBackend, Unavailable,
-    UnavailableReason, backend_names,
+    RateProblem, RateTable, Reading, SimBackend, SimClocks, Source, Sources, StepBackend,
+    Unavailable, UnavailableReason, backend_names,
 };
 pub use core_pmu::{CorePmu, SwitchStats};
 pub use cpuid::{CpuidRegs, PmuCpuid};

@@ -518,6 +518,14 @@ fn large_increments_take_a_pair() {
     });
     backend.release(A);
     assert_eq!((cpu.get(0xc001_0200), cpu.get(0xc001_0202)), (0, 0));
+    // Without its upper half a pair has no count.
+    backend.program(A, &flops).expect("counters 0 and 1");
+    assert_eq!(count(&backend, A), 0);
+    cpu.clone().set(0xc001_0202, 0x53_0076);
+    assert_eq!(
+        backend.read(A),
+        Reading::Unavailable(UnavailableReason::Lost { backend: "msr" })
+    );
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! The `sim` backend: its table's errors, and counts that are a pure function
-//! of the time in which a slot ran.
+//! The `sim` backend: its table's errors, and counts that are differences of
+//! pure functions of the time in which a vCPU ran.
 
 use pmu_virt::{
-    CountRequest, CounterBackend, EventCode, EventFamily, Progress, Provenance, RateTable, Reading,
-    Ring, SimBackend, SlotIndex, SlotSet, SoftwareEvent, UnavailableReason,
+    CountRequest, CounterBackend, EventCode, EventFamily, OwnerId, Progress, Provenance, RateTable,
+    Reading, Ring, SimBackend, SimClocks, SlotIndex, SlotSet, SoftwareEvent, UnavailableReason,
 };
 use proptest::prelude::*;
 use std::num::NonZeroU64;
@@ -26,9 +26,13 @@ fn instructions() -> CountRequest {
     event(EventFamily::Intel, 0xc0, 0)
 }
 
-fn backend(table: &str) -> SimBackend {
+fn clocks(table: &str) -> SimClocks {
     let table = RateTable::parse(table, "t.toml").unwrap_or_else(|error| panic!("{error}"));
-    SimBackend::new(table, KHZ)
+    SimClocks::new(table, KHZ)
+}
+
+fn backend(table: &str) -> SimBackend {
+    SimBackend::of(&clocks(table))
 }
 
 /// One interval from an entry to an exit.
@@ -293,34 +297,103 @@ fn rings_with_different_rates_are_sampled() {
         halted: 0,
         ring: None,
     });
-    assert_eq!(count(&both, A), 0, "its ring is not known yet");
+    assert_eq!(count(&both, A), 100_000, "a vCPU begins in the kernel");
     interval(&mut both, 2 * ms, ms, Ring::User);
-    assert_eq!(count(&both, A), 2_000_000);
+    assert_eq!(count(&both, A), 1_100_000);
+    both.observe(&Progress::Entered { tsc: 3 * ms });
+    both.observe(&Progress::Left {
+        tsc: 4 * ms,
+        halted: 0,
+        ring: None,
+    });
+    assert_eq!(count(&both, A), 2_100_000, "it was seen in user code last");
     interval(&mut both, 4 * ms, ms, Ring::Kernel);
-    assert_eq!(count(&both, A), 2_100_000);
+    assert_eq!(count(&both, A), 2_200_000);
     // The earliest possible time of an overflow: were it all in user code.
     both.arm(A, NonZeroU64::new(10));
     both.observe(&Progress::Entered { tsc: 0 });
     assert_eq!(both.deadline(), Some(ms / 100_000));
 }
 
+/// The first microsecond counts 1000, all later ones of the period none.
+const BURST: &str =
+    "[event.instructions]\nphases = [{ us = 1, rate = 1000 }, { us = 999, rate = 0 }]";
+
 #[test]
-fn a_slot_has_its_own_time() {
-    // The first microsecond counts 1000, all later ones of the period none.
-    let table = "[event.instructions]\nphases = [{ us = 1, rate = 1000 }, { us = 999, rate = 0 }]";
-    let mut sim = started(table, &instructions());
+fn phases_are_in_the_time_of_the_vcpu() {
     let us = u64::from(KHZ) / 1000;
-    interval(&mut sim, 0, 500 * us, Ring::User);
-    sim.stop(A);
-    // Another slot, of another owner, starts at its own time 0.
+    let mut sim = started(BURST, &instructions());
+    interval(&mut sim, 0, us / 2, Ring::User);
+    assert_eq!(count(&sim, A), 500);
+    // Another vCPU is at its own time 0, and the first one stands still.
+    sim.pause(SlotSet::below(1));
+    sim.attach(OwnerId(1));
     sim.program(B, &instructions()).expect("in the table");
     sim.start(B);
-    interval(&mut sim, 1_000_000, us / 2, Ring::User);
-    assert_eq!((count(&sim, A), count(&sim, B)), (1000, 500));
+    interval(&mut sim, 1_000_000, 500 * us, Ring::User);
+    assert_eq!((count(&sim, A), count(&sim, B)), (500, 1000));
+    // Neither programming nor stopping takes a vCPU back or holds it up.
+    sim.program(B, &instructions()).expect("in the table");
+    sim.start(B);
+    interval(&mut sim, 2_000_000, 500 * us, Ring::User);
+    assert_eq!(count(&sim, B), 0);
     sim.stop(B);
-    sim.start(A);
-    interval(&mut sim, 2_000_000, 501 * us, Ring::User);
-    assert_eq!((count(&sim, A), count(&sim, B)), (2000, 500));
+    interval(&mut sim, 3_000_000, us / 4, Ring::User);
+    sim.start(B);
+    interval(&mut sim, 4_000_000, us, Ring::User);
+    assert_eq!(count(&sim, B), 750);
+    // The first one goes on where it stood.
+    sim.pause(SlotSet::below(2));
+    sim.attach(OwnerId::default());
+    sim.resume(SlotSet::below(1));
+    interval(&mut sim, 5_000_000, 501 * us, Ring::User);
+    assert_eq!((count(&sim, A), count(&sim, B)), (1000, 750));
+}
+
+#[test]
+fn a_slot_left_running_goes_on_with_the_vcpu_that_comes() {
+    let us = u64::from(KHZ) / 1000;
+    let mut sim = started(BURST, &instructions());
+    interval(&mut sim, 0, us / 2, Ring::User);
+    sim.attach(OwnerId(1));
+    interval(&mut sim, 1_000_000, us / 4, Ring::User);
+    assert_eq!(count(&sim, A), 750);
+}
+
+#[test]
+fn a_slot_counts_whole_intervals_only() {
+    let mut sim = backend("[event.instructions]\nrate = 1000");
+    sim.program(A, &instructions()).expect("in the table");
+    let us = u64::from(KHZ) / 1000;
+    for (starts, counted) in [(true, 0), (false, 1000)] {
+        sim.observe(&Progress::Entered { tsc: 0 });
+        if starts {
+            sim.arm(A, NonZeroU64::new(1000));
+            sim.start(A);
+        }
+        sim.observe(&Progress::Left {
+            tsc: us,
+            halted: 0,
+            ring: None,
+        });
+        assert_eq!(count(&sim, A), counted);
+        assert_eq!(sim.take_overflows().contains(A), !starts);
+    }
+}
+
+#[test]
+fn a_machine_begins_anew_with_clocks_of_its_own() {
+    let clocks = clocks(BURST);
+    let first_us = |clocks: &SimClocks| {
+        let mut sim = SimBackend::of(clocks);
+        sim.program(A, &instructions()).expect("in the table");
+        sim.start(A);
+        interval(&mut sim, 0, u64::from(KHZ) / 1000, Ring::User);
+        count(&sim, A)
+    };
+    assert_eq!(first_us(&clocks), 1000);
+    assert_eq!(first_us(&clocks), 0, "the same time on another core");
+    assert_eq!(first_us(&clocks.anew()), 1000);
 }
 
 /// Tables that differ in every respect, with whether the rings are alike.
@@ -342,34 +415,53 @@ const TABLES: [(&str, bool); 4] = [
 ];
 
 proptest! {
+    /// Some of the time passes before anybody counts, at one ring or another.
+    /// Then one counter stays where it is, and of another one each piece is
+    /// counted elsewhere, with other vCPUs in between.
     #[test]
     fn pieces_give_what_the_whole_gives(
-        pieces in proptest::collection::vec((0..1u64 << 34, 0..1u64 << 20, any::<bool>()), 1..40),
+        before in proptest::collection::vec((0..1u64 << 24, any::<bool>()), 0..4),
+        pieces in proptest::collection::vec(
+            (0..1u64 << 34, any::<Option<bool>>(), 0..2usize, 0..3u8, any::<bool>()),
+            1..40,
+        ),
+        rings in 1..4u8,
         table in 0..TABLES.len(),
     ) {
         let (table, alike) = TABLES[table];
-        let mut split = started(table, &instructions());
-        let mut again = started(table, &instructions());
-        let mut now = 0;
-        for (ticks, gap, stop) in &pieces {
-            now += gap;
-            for sim in [&mut split, &mut again] {
-                interval(sim, now, *ticks, Ring::User);
-                if *stop {
-                    // Stopped time does not count, however long it is.
-                    sim.stop(A);
-                    interval(sim, now + ticks, 1 << 40, Ring::User);
-                    sim.start(A);
-                }
+        let request = CountRequest { os: rings & 1 != 0, usr: rings & 2 != 0, ..instructions() };
+        let ring = |user: bool| if user { Ring::User } else { Ring::Kernel };
+        let mut whole = backend(table);
+        let shared = clocks(table);
+        let mut cores = [SimBackend::of(&shared), SimBackend::of(&shared)];
+        for (ticks, user) in before {
+            for sim in [&mut whole, &mut cores[0]] {
+                interval(sim, 0, ticks, ring(user));
             }
-            now += ticks;
         }
-        let whole: u64 = pieces.iter().map(|(ticks, ..)| ticks).sum();
-        let mut one = started(table, &instructions());
-        interval(&mut one, 0, whole, Ring::User);
-        prop_assert_eq!(count(&split, A), count(&one, A));
-        prop_assert_eq!(count(&split, A), count(&again, A));
-        prop_assert_eq!(split.needs_ring(), !alike);
+        whole.program(A, &request).expect("in the table");
+        whole.start(A);
+        prop_assert_eq!(whole.needs_ring(), !(alike && request.os && request.usr));
+        let mut counted = 0;
+        for (ticks, user, core, slot, other) in pieces {
+            let sim = &mut cores[core];
+            let slot = SlotIndex(slot);
+            sim.program(slot, &request).expect("in the table");
+            sim.start(slot);
+            for sim in [&mut *sim, &mut whole] {
+                sim.observe(&Progress::Entered { tsc: 3 });
+                sim.observe(&Progress::Left { tsc: 3 + ticks, halted: 0, ring: user.map(ring) });
+            }
+            sim.pause([slot].into_iter().collect());
+            if other {
+                sim.attach(OwnerId(7));
+                interval(sim, 0, ticks ^ 0xffff, ring(user == Some(true)));
+                sim.attach(OwnerId::default());
+            }
+            counted += count(sim, slot);
+            sim.release(slot);
+            prop_assert_eq!(counted, count(&whole, A));
+        }
     }
 
     #[test]

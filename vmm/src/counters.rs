@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use pmu_virt::{
     BackendEnv, BackendError, ClockBackend, CombinedBackend, CounterBackend, MsrBackend,
-    MsrOptions, RateError, RateTable, SimBackend, Source, Sources, StepBackend, Vendor, perf,
+    MsrOptions, RateError, RateTable, SimBackend, SimClocks, Source, Sources, StepBackend, Vendor,
+    perf,
 };
 use thiserror::Error;
 
@@ -89,7 +90,7 @@ enum Ready {
     Perf,
     Clock,
     Step,
-    Sim(Box<RateTable>),
+    Sim(SimClocks),
     Msr(MsrOptions),
 }
 
@@ -106,6 +107,9 @@ impl Ready {
 }
 
 /// Which sources count, in order of preference, on this host.
+///
+/// The backends that one plan opens are those of one machine's cores: where
+/// counts are made up, they share the virtual time of its vCPUs.
 #[derive(Clone, Debug)]
 pub struct CounterPlan {
     sources: Vec<Ready>,
@@ -131,7 +135,10 @@ impl CounterPlan {
                 Source::Perf => ready.push(Ready::Perf),
                 Source::Clock => ready.push(Ready::Clock),
                 Source::Step => ready.push(Ready::Step),
-                Source::Sim { rates } => ready.push(Ready::Sim(Box::new(read_rates(rates)?))),
+                Source::Sim { rates } => {
+                    let rates = read_rates(rates)?;
+                    ready.push(Ready::Sim(SimClocks::new(rates, env.tsc_khz)));
+                }
                 Source::Msr { cpu, force } => {
                     let cpu = msr_cpu(*cpu, cores, pinned)?;
                     ready.push(Ready::Msr(MsrOptions { cpu, force: *force }));
@@ -142,6 +149,19 @@ impl CounterPlan {
             sources: ready,
             env,
         })
+    }
+
+    /// The same plan for another machine, whose vCPUs have run for no time yet.
+    #[must_use]
+    pub fn anew(&self) -> Self {
+        let source = |source: &Ready| match source {
+            Ready::Sim(clocks) => Ready::Sim(clocks.anew()),
+            other => other.clone(),
+        };
+        Self {
+            sources: self.sources.iter().map(source).collect(),
+            env: self.env,
+        }
     }
 
     /// The backend of one core, which may be moved to the core's thread until it
@@ -163,9 +183,7 @@ impl CounterPlan {
                 Ready::Perf => Box::new(perf::PerfBackend::new(&self.env)?),
                 Ready::Clock => Box::new(ClockBackend::new()),
                 Ready::Step => Box::new(StepBackend::new()),
-                Ready::Sim(table) => {
-                    Box::new(SimBackend::new(table.as_ref().clone(), self.env.tsc_khz))
-                }
+                Ready::Sim(clocks) => Box::new(SimBackend::of(clocks)),
                 Ready::Msr(options) => Box::new(MsrBackend::open(*options, &self.env)?),
             })
         };
@@ -277,6 +295,7 @@ fn msr_cpu(asked: Option<u32>, cores: usize, pinned: Option<usize>) -> Result<u3
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pmu_virt::{CountRequest, EventCode, FixedFunction, OwnerId, Progress, Reading, SlotIndex};
 
     fn prepare(text: &str, cores: usize, pinned: Option<usize>) -> Result<CounterPlan, String> {
         let sources = Sources::parse(text).map_err(|error| error.to_string())?;
@@ -324,6 +343,37 @@ mod tests {
         long.as_file().set_len(LARGEST_TABLE + 1).unwrap();
         let error = prepare(&format!("sim={}", long.path().display()), 1, None).unwrap_err();
         assert!(error.ends_with("is larger than 1024 KiB"), "{error}");
+    }
+
+    #[test]
+    fn cores_of_one_machine_share_the_time_of_its_vcpus() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // The first microsecond of a second counts, the rest does not.
+        let phases = "[{ us = 1, rate = 7 }, { us = 999999, rate = 0 }]";
+        let table = format!("[event.instructions]\nphases = {phases}\n");
+        std::fs::write(file.path(), table).unwrap();
+        let plan = prepare(&format!("sim={}", file.path().display()), 2, None).unwrap();
+        let first_us = |plan: &CounterPlan| {
+            let mut backend = plan.open().unwrap();
+            let event = EventCode::Fixed(FixedFunction::Instructions);
+            let request = CountRequest::plain(event, true, true);
+            backend.attach(OwnerId(3));
+            backend.program(SlotIndex(0), &request).unwrap();
+            backend.start(SlotIndex(0));
+            backend.observe(&Progress::Entered { tsc: 0 });
+            backend.observe(&Progress::Left {
+                tsc: 1_000,
+                halted: 0,
+                ring: None,
+            });
+            match backend.read(SlotIndex(0)) {
+                Reading::Counted { value, .. } => value,
+                Reading::Unavailable(reason) => panic!("{reason}"),
+            }
+        };
+        assert_eq!(first_us(&plan), 7);
+        assert_eq!(first_us(&plan), 0, "another core");
+        assert_eq!(first_us(&plan.anew()), 7, "another machine");
     }
 
     #[test]

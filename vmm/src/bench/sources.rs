@@ -55,16 +55,25 @@ impl Source {
         })
     }
 
-    /// Makes a backend of its own for one vCPU or core of the calling thread.
+    /// Makes a backend for one vCPU or core of the calling thread, with nothing
+    /// in common with others.
     pub(super) fn open(&self) -> Result<Box<dyn CounterBackend>, CounterError> {
-        self.plan.open()
+        self.plan.anew().open()
+    }
+
+    /// Makes the backends of the cores of one machine, for the calling thread.
+    pub(super) fn open_cores(
+        &self,
+        cores: usize,
+    ) -> Result<Vec<Box<dyn CounterBackend>>, CounterError> {
+        let machine = self.plan.anew();
+        (0..cores).map(|_| machine.open()).collect()
     }
 
     /// Whether two of them count the same made-up guest time, however it is cut
-    /// in pieces: `perf` and `msr` count real time, and the rates of `sim` begin
-    /// anew whenever a counter is programmed.
+    /// in pieces: `perf` and `msr` count real time.
     pub(super) fn is_repeatable(&self) -> bool {
-        matches!(self.name, "clock" | "step")
+        matches!(self.name, "clock" | "step" | "sim")
     }
 }
 

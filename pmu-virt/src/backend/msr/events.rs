@@ -1,98 +1,12 @@
 //! Which counters can count an event on which processor.
 
+use super::constrained::{family_15h_counters, intel_counters};
 use super::layout::{HostCpuid, Layout};
 use crate::assign::Constraint;
 use crate::event::{EventCode, EventFamily, FixedFunction};
 use crate::ids::{SlotIndex, SlotSet, Vendor};
 use crate::request::CountRequest;
 use arbiter::CounterId;
-
-/// An event that not every programmable counter can count.
-struct Row {
-    event: u8,
-    /// `None`: whatever the unit mask.
-    umask: Option<u8>,
-    /// One bit for each programmable counter.
-    counters: u8,
-}
-
-const fn any(event: u8, counters: u8) -> Row {
-    Row {
-        event,
-        umask: None,
-        counters,
-    }
-}
-
-const fn exact(event: u8, umask: u8, counters: u8) -> Row {
-    Row {
-        event,
-        umask: Some(umask),
-        counters,
-    }
-}
-
-/// SDM vol. 3B, performance events of the Core microarchitecture: "Counter 0
-/// only" and "Counter 1 only" in their comments.
-const CORE2: &[Row] = &[
-    any(0x10, 0b01), // FP_COMP_OPS_EXE
-    any(0x11, 0b10), // FP_ASSIST
-    any(0x12, 0b10), // MUL
-    any(0x13, 0b10), // DIV
-    any(0x14, 0b01), // CYCLES_DIV_BUSY
-    any(0x18, 0b01), // IDLE_DURING_DIV
-    any(0x19, 0b10), // DELAYED_BYPASS
-    any(0xa1, 0b01), // RS_UOPS_DISPATCHED.PORT
-    any(0xcb, 0b01), // MEM_LOAD_RETIRED
-];
-
-/// SDM vol. 3B, performance events of Nehalem and Westmere: "Counter 0, 1 only".
-const NEHALEM: &[Row] = &[
-    any(0x40, 0b11), // L1D_CACHE_LD
-    any(0x41, 0b11), // L1D_CACHE_ST
-    any(0x42, 0b11), // L1D_CACHE_LOCK
-    any(0x43, 0b11), // L1D_ALL_REF
-    any(0x51, 0b11), // L1D
-    any(0x63, 0b11), // CACHE_LOCK_CYCLES
-];
-
-/// SDM vol. 3B, performance events of Sandy and Ivy Bridge: the counters in
-/// their comments.
-const SANDY_BRIDGE: &[Row] = &[
-    any(0x48, 0b0100),         // L1D_PEND_MISS
-    exact(0xa3, 0x02, 0b0100), // CYCLE_ACTIVITY.CYCLES_L1D_PENDING
-    exact(0xa3, 0x06, 0b0100), // CYCLE_ACTIVITY.STALLS_L1D_PENDING
-    exact(0xc0, 0x01, 0b0010), // INST_RETIRED.PREC_DIST
-    any(0xcd, 0b1000),         // MEM_TRANS_RETIRED
-];
-
-/// SDM vol. 3B, performance events of Haswell and Broadwell, likewise.
-const HASWELL: &[Row] = &[
-    exact(0x48, 0x01, 0b0100), // L1D_PEND_MISS.PENDING
-    exact(0xa3, 0x08, 0b0100), // CYCLE_ACTIVITY.CYCLES_L1D_PENDING
-    exact(0xa3, 0x0c, 0b0100), // CYCLE_ACTIVITY.STALLS_L1D_PENDING
-    exact(0xc0, 0x01, 0b0010), // INST_RETIRED.PREC_DIST
-    any(0xcd, 0b1000),         // MEM_TRANS_RETIRED
-];
-
-/// SDM vol. 3B, performance events of Skylake to Comet Lake.
-const SKYLAKE: &[Row] = &[
-    exact(0xc0, 0x01, 0b0010), // INST_RETIRED.PREC_DIST
-];
-
-fn rows(cpuid: &HostCpuid) -> &'static [Row] {
-    match (cpuid.vendor, cpuid.family(), cpuid.model()) {
-        (Some(Vendor::Intel), 6, model) => match model {
-            0x0f | 0x16 | 0x17 | 0x1d => CORE2,
-            0x1a | 0x1e | 0x1f | 0x2e | 0x25 | 0x2c | 0x2f => NEHALEM,
-            0x2a | 0x2d | 0x3a | 0x3e => SANDY_BRIDGE,
-            0x3c | 0x3f | 0x45 | 0x46 | 0x3d | 0x47 | 0x4f | 0x56 => HASWELL,
-            0x4e | 0x5e | 0x55 | 0x8e | 0x9e | 0xa5 | 0xa6 => SKYLAKE,
-            _ => &[],
-        },
-        _ => &[],
-    }
-}
 
 /// The fixed counter that counts the same as an architectural event without
 /// modifiers (SDM vol. 3B, "Fixed-function Performance Counters"). The
@@ -175,16 +89,16 @@ fn selected(
     (select, umask): (u16, u8),
 ) -> Constraint {
     let mut slots = programmable(layout);
-    let row = rows(cpuid).iter().find(|row| {
-        u16::from(row.event) == select && row.umask.is_none_or(|wanted| wanted == umask)
-    });
-    if let Some(row) = row {
-        slots = (0..8u8)
-            .filter(|n| row.counters & 1 << n != 0)
-            .map(SlotIndex)
-            .collect();
-        slots = slots.intersection(programmable(layout));
-    } else if layout.model.vendor() == Vendor::Intel && !request.has_modifier() {
+    let intel = layout.model.vendor() == Vendor::Intel;
+    let few = match (intel, cpuid.family()) {
+        (true, _) => intel_counters(cpuid, select, umask),
+        (false, 0x15) => Some(family_15h_counters(select, umask)),
+        (false, _) => None,
+    };
+    if let Some(few) = few {
+        let allowed = (0..8u8).filter(|n| few & 1 << n != 0).map(SlotIndex);
+        slots = slots.intersection(allowed.collect());
+    } else if intel && !request.has_modifier() {
         let twin = ARCHITECTURAL
             .iter()
             .find(|(s, u, _)| (*s, *u) == (select, umask));
@@ -223,4 +137,134 @@ fn eight_bits(layout: &Layout) -> bool {
         layout.model.events(),
         EventFamily::Intel | EventFamily::AmdK7
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::assign::{Demand, assign};
+    use crate::cpuid::CpuidRegs;
+
+    /// A processor by its signature, with `counters` where CPUID tells.
+    fn cpuid(vendor: Vendor, signature: u32, counters: u32) -> HostCpuid {
+        let regs = |eax, ecx, edx| CpuidRegs {
+            eax,
+            ebx: 0,
+            ecx,
+            edx,
+        };
+        let core = u32::from(counters > 4) << 23;
+        HostCpuid {
+            vendor: Some(vendor),
+            leaf_1: regs(signature, 0, 0),
+            leaf_0xa: regs(0x0730_0004 | counters << 8, 0, 0x603),
+            leaf_80000001: regs(0, core, 0),
+            ..HostCpuid::default()
+        }
+    }
+
+    fn constraint_of(cpuid: &HostCpuid, select: u16, umask: u8) -> Option<Constraint> {
+        let layout = Layout::of(cpuid.pmu(false).expect("a PMU"));
+        let event = EventCode::Selected {
+            family: layout.model.events(),
+            select,
+            umask,
+        };
+        let request = CountRequest::plain(event, true, true);
+        Some(plan(cpuid, &layout, &request)?.constraint)
+    }
+
+    /// The programmable counters, one bit each.
+    fn counters(cpuid: &HostCpuid, select: u16, umask: u8) -> u8 {
+        constraint_of(cpuid, select, umask).map_or(0, |constraint| {
+            let slots = constraint.slots.intersection(SlotSet::below(8));
+            slots.iter().fold(0, |bits, slot| bits | 1 << slot.0)
+        })
+    }
+
+    #[test]
+    fn constrained_events_of_intel_processors() {
+        let check = |signature, number, select, umask, expected| {
+            let cpu = cpuid(Vendor::Intel, signature, number);
+            let seen = counters(&cpu, select, umask) & (u8::MAX >> (8 - number));
+            assert_eq!(seen, expected, "{signature:#x}: {select:#x}.{umask:#x}");
+        };
+        for (signature, select, umask, expected) in [
+            (0x006f6, 0x12, 0x00, 0b10),   // Merom, MUL
+            (0x106a5, 0x42, 0x01, 0b0011), // Nehalem, L1D_CACHE_LOCK
+            (0x206c2, 0x42, 0x01, 0b1111), // Westmere has no such rule
+            (0x206c2, 0xb3, 0x01, 0b0001), // SNOOPQ_REQUESTS_OUTSTANDING
+            (0x206a7, 0x48, 0x02, 0b0100), // Sandy Bridge, L1D_PEND_MISS
+            (0x306a9, 0x48, 0x02, 0b1111), // Ivy Bridge, another unit mask
+            (0x306a9, 0xa3, 0x02, 0b1111), // its masks mean other events
+            (0x306a9, 0xa3, 0x0c, 0b0100),
+            (0x306c3, 0xcd, 0x01, 0b1000), // Haswell, MEM_TRANS_RETIRED
+            (0x306d4, 0xcd, 0x01, 0b1111), // Broadwell
+        ] {
+            let number = if signature == 0x006f6 { 2 } else { 4 };
+            check(signature, number, select, umask, expected);
+        }
+        for (signature, select, umask, expected) in [
+            (0x506e3, 0xd2, 0x01, 0x0f), // Skylake without its other thread
+            (0x506e3, 0xc2, 0x02, 0xff),
+            (0x806f8, 0xa4, 0x08, 0x01), // Sapphire Rapids
+            (0x806f8, 0x2e, 0x41, 0xff),
+            (0x806f8, 0x24, 0xe1, 0x0f),
+            (0x706e5, 0x51, 0x01, 0x0f), // Ice Lake is not listed
+            (0x706e5, 0x2e, 0x41, 0xff), // architectural
+        ] {
+            // Eight programmable counters; the fixed ones come behind.
+            check(signature, 8, select, umask, expected);
+        }
+    }
+
+    #[test]
+    fn units_of_family_15h_have_counters_of_their_own() {
+        let cpu = cpuid(Vendor::Amd, 0x0060_0f20, 6);
+        for (select, umask, expected) in [
+            (0x076, 0x00, 0b00_0111), // cycles
+            (0x0c0, 0x00, 0b11_1111), // instructions
+            (0x000, 0x07, 0b11_1000), // FP pipes, one kind
+            (0x000, 0x17, 0b00_1000), // and both
+            (0x003, 0xff, 0b00_1000),
+            (0x031, 0x01, 0b00_0111),
+            (0x031, 0x03, 0),
+            (0x188, 0x00, 0b00_0001),
+            (0x1d8, 0x00, 0b11_1111),
+            (0x0e9, 0x00, 0), // northbridge
+        ] {
+            assert_eq!(counters(&cpu, select, umask), expected, "{select:#x}");
+        }
+    }
+
+    #[test]
+    fn the_northbridge_of_family_10h_serves_one_at_a_time() {
+        let cpu = cpuid(Vendor::Amd, 0x0010_0f42, 4);
+        for (select, shared) in [
+            (0x0e0, true),
+            (0x0ff, true),
+            (0x4e1, true), // L3 cache misses: bits 11:8 do not matter
+            (0x1f0, true),
+            (0x0df, false),
+            (0x0c0, false),
+            (0x1c0, false),
+        ] {
+            let constraint = constraint_of(&cpu, select, 0xff).expect("it can be counted");
+            let expected = shared.then_some("northbridge");
+            assert_eq!(constraint.exclusive, expected, "{select:#x}");
+            assert_eq!(constraint.slots, SlotSet::below(4), "{select:#x}");
+        }
+        // Zen has no northbridge events among those of a core.
+        let zen = cpuid(Vendor::Amd, 0x0083_0f10, 6);
+        assert_eq!(constraint_of(&zen, 0x0e0, 0).unwrap().exclusive, None);
+        let demand = |n, select| Demand {
+            counter: CounterId::Programmable(n),
+            constraint: constraint_of(&cpu, select, 0xff).expect("it can be counted"),
+            held: None,
+        };
+        let free = SlotSet::below(4);
+        assert!(assign(&[demand(0, 0x0e0), demand(1, 0x0c0)], free).is_ok());
+        let conflict = assign(&[demand(0, 0x0e0), demand(1, 0x4e1)], free).unwrap_err();
+        assert!(conflict.to_string().contains("northbridge"), "{conflict}");
+    }
 }

@@ -153,10 +153,11 @@ impl MsrBackend {
                 msr,
                 outside,
                 inside,
-                ..
+                merge,
             } => {
                 let value = self.registers.read(msr).ok()?;
-                value == outside || value == inside
+                let merged = |msr| self.registers.holds(msr, MERGE | value & ENABLE);
+                (value == outside || value == inside) && merge.is_none_or(merged)
             }
             Control::Fixed { field, bits } => {
                 let msr = self.registers.layout.fixed_control?;

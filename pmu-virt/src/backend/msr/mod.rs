@@ -1,5 +1,6 @@
 //! `msr`: the physical counters of one CPU, through the host's msr device.
 
+mod constrained;
 mod error;
 mod events;
 mod interval;

@@ -1,7 +1,7 @@
 //! A declared rate as a function of time, in whole numbers only.
 //!
-//! Time is a slot's own: TSC ticks in which it ran. A count is the integral of
-//! the rate from 0, so counts of adjoining intervals add up to that of the
+//! Time is a vCPU's own: TSC ticks in which it ran. Events are the integral of
+//! the rate from 0, so those of adjoining intervals add up to those of the
 //! whole, and nothing is ever rounded twice.
 
 use crate::ids::Ring;

@@ -1,71 +1,67 @@
-//! `sim`: declared rates over the time in which a counter runs.
+//! `sim`: declared rates over the time in which a vCPU runs.
 
+mod clocks;
 mod curve;
 mod error;
 mod names;
 mod parse;
+mod slot;
 mod table;
 
+pub use clocks::SimClocks;
 pub use error::{RateError, RateProblem};
 pub use table::RateTable;
 
 use super::{CounterBackend, Provenance, Reading, Unavailable, UnavailableReason};
 use crate::assign::Constraint;
-use crate::ids::{Ring, SlotIndex, SlotSet};
+use crate::ids::{OwnerId, Ring, SlotIndex, SlotSet};
 use crate::progress::Progress;
 use crate::request::CountRequest;
-use curve::{Curve, unit};
+use clocks::{OwnerClock, Rings};
+use slot::SimSlot;
 use std::num::NonZeroU64;
 
 const NAME: &str = "sim";
 
 /// Makes counts up from a [`RateTable`]; every one is labelled simulated.
 ///
-/// Each slot has a virtual clock of its own: the TSC ticks from entry to exit
-/// while it runs, less those halted. Its count is a pure function of that
-/// clock (and of the rings in which the time passed, where the rates differ),
-/// exact to the event: time counted in pieces gives the same as in one. The
-/// clock begins at 0 when the slot is programmed, and with it the phases.
+/// Time is that of the vCPU ([`CounterBackend::attach`]): the TSC ticks from
+/// entry to exit, less those halted, whether anything counts or not. It begins
+/// at 0 with the machine, the phases with it, and goes from core to core with
+/// its vCPU ([`SimClocks`]). A count is the difference of two totals, in whole
+/// events, which are pure functions of that time and of the rings in which it
+/// passed. So a counter that moves to another slot or core, or has to make room
+/// for a while that its vCPU is away, counts the same, to the last event, as
+/// one that stays.
 #[derive(Debug)]
 pub struct SimBackend {
-    table: RateTable,
-    tsc_khz: u32,
+    clocks: SimClocks,
+    /// That of the vCPU which is attached.
+    clock: OwnerClock,
+    owner: OwnerId,
     slots: Vec<Option<SimSlot>>,
     running: SlotSet,
     overflowed: SlotSet,
-    entered: Option<u64>,
-}
-
-#[derive(Debug)]
-struct SimSlot {
-    request: CountRequest,
-    /// Index of the table's entry.
-    entry: usize,
-    /// Whether the ring in which time passes makes a difference.
-    by_ring: bool,
-    paired: bool,
-    /// Ticks in which it ran, and whose ring is known where that matters.
-    time: u64,
-    /// Ticks after those whose ring is yet to be told.
-    unattributed: u64,
-    /// The count, in parts of an event: [`unit`] of them are one.
-    sum: u128,
-    /// The count at which the armed overflow comes.
-    armed: Option<u64>,
-    /// When that is at the earliest, on the slot's clock.
-    due: Option<u64>,
-    /// Running since before the present interval began.
-    in_interval: bool,
+    /// TSC at the entry, and the clock then.
+    entered: Option<(u64, u64)>,
 }
 
 impl SimBackend {
-    /// A backend for a TSC of `tsc_khz` ticks in a millisecond (0 is taken
-    /// for 1).
+    /// A backend with clocks of its own, for a machine of one core and a TSC
+    /// of `tsc_khz` ticks in a millisecond (0 is taken for 1).
     pub fn new(table: RateTable, tsc_khz: u32) -> Self {
+        SimBackend::of(&SimClocks::new(table, tsc_khz))
+    }
+
+    /// The backend of one core of the machine that has `clocks`. Until a vCPU
+    /// is attached it counts for the default one.
+    pub fn of(clocks: &SimClocks) -> Self {
+        let owner = OwnerId::default();
         SimBackend {
-            slots: (0..table.capacity).map(|_| None).collect(),
-            table,
-            tsc_khz: tsc_khz.max(1),
+            slots: (0..clocks.table().capacity).map(|_| None).collect(),
+            clock: clocks.of(owner),
+            clocks: clocks.clone(),
+            owner,
             running: SlotSet::EMPTY,
             overflowed: SlotSet::EMPTY,
             entered: None,
@@ -76,25 +72,19 @@ impl SimBackend {
         self.slots.get(usize::from(slot.0))?.as_ref()
     }
 
-    /// A slot with its rates.
-    fn get_mut(&mut self, slot: SlotIndex) -> Option<(&mut SimSlot, &Curve)> {
-        let slot = self.slots.get_mut(usize::from(slot.0))?.as_mut()?;
-        let entry = self.table.entries.get(slot.entry)?;
-        Some((slot, &entry.curve))
-    }
-
     fn running(&self) -> impl Iterator<Item = &SimSlot> {
         self.running.iter().filter_map(|slot| self.get(slot))
     }
 
     fn find(&self, request: &CountRequest) -> Result<(usize, &table::Entry), UnavailableReason> {
-        let (index, entry) = self
-            .table
-            .find(&request.event)
-            .ok_or(UnavailableReason::Event {
-                backend: NAME,
-                event: request.event,
-            })?;
+        let (index, entry) =
+            self.clocks
+                .table()
+                .find(&request.event)
+                .ok_or(UnavailableReason::Event {
+                    backend: NAME,
+                    event: request.event,
+                })?;
         if request.has_modifier() {
             return Err(UnavailableReason::Modifier { backend: NAME });
         }
@@ -123,77 +113,32 @@ impl SimBackend {
         )
     }
 
+    fn enter(&mut self, tsc: u64) {
+        self.entered = Some((tsc, self.clock.lock().time()));
+        for index in self.running.iter() {
+            if let Some(slot) = at(&mut self.slots, index) {
+                slot.in_interval = true;
+            }
+        }
+    }
+
     fn leave(&mut self, tsc: u64, halted: u64, ring: Option<Ring>) {
-        let Some(entered) = self.entered.take() else {
+        let Some((entered, _)) = self.entered.take() else {
             return;
         };
         let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
-        let tsc_khz = self.tsc_khz;
+        let mut clock = self.clock.lock();
+        clock.pass(&self.clocks, ticks, ring);
         for index in self.running.iter() {
-            let Some((slot, curve)) = self.get_mut(index) else {
-                continue;
-            };
-            if std::mem::take(&mut slot.in_interval) && slot.pass(curve, ticks, ring, tsc_khz) {
+            if at(&mut self.slots, index).is_some_and(|slot| slot.leave(&self.clocks, &clock)) {
                 self.overflowed.insert(index);
             }
         }
     }
 }
 
-impl SimSlot {
-    fn count(&self, tsc_khz: u32) -> u64 {
-        u64::try_from(self.sum / unit(tsc_khz)).unwrap_or(u64::MAX)
-    }
-
-    /// Lets time pass; true when the armed overflow came.
-    fn pass(&mut self, curve: &Curve, ticks: u64, ring: Option<Ring>, tsc_khz: u32) -> bool {
-        self.unattributed = self.unattributed.saturating_add(ticks);
-        let ring = match (self.by_ring, ring) {
-            // Any ring stands for both where they are alike.
-            (false, _) => Ring::User,
-            (true, Some(ring)) => ring,
-            (true, None) => return false,
-        };
-        let until = self
-            .time
-            .saturating_add(std::mem::take(&mut self.unattributed));
-        if self.request.counts_in(ring) || !self.by_ring {
-            let at = |ticks| curve.integral(ring, ticks, tsc_khz);
-            self.sum = self.sum.saturating_add(at(until) - at(self.time));
-        }
-        self.time = until;
-        let Some(target) = self.armed else {
-            return false;
-        };
-        if self.count(tsc_khz) < target {
-            if self.by_ring {
-                self.foresee(curve, tsc_khz);
-            }
-            return false;
-        }
-        (self.armed, self.due) = (None, None);
-        true
-    }
-
-    /// Finds out when the armed overflow will come: exactly, or at the
-    /// earliest if that depends on the ring.
-    fn foresee(&mut self, curve: &Curve, tsc_khz: u32) {
-        self.due = self.armed.and_then(|target| {
-            let target = u128::from(target).saturating_mul(unit(tsc_khz));
-            let growth = target.saturating_sub(self.sum);
-            [Ring::Kernel, Ring::User]
-                .into_iter()
-                .filter(|ring| self.request.counts_in(*ring) || !self.by_ring)
-                .filter_map(|ring| curve.reaches(ring, self.time, growth, tsc_khz))
-                .min()
-        });
-    }
-
-    /// Ticks until then.
-    fn remaining(&self) -> Option<u64> {
-        let now = self.time.saturating_add(self.unattributed);
-        Some(self.due?.saturating_sub(now).max(1))
-    }
+fn at(slots: &mut [Option<SimSlot>], index: SlotIndex) -> Option<&mut SimSlot> {
+    slots.get_mut(usize::from(index.0))?.as_mut()
 }
 
 impl CounterBackend for SimBackend {
@@ -229,18 +174,8 @@ impl CounterBackend for SimBackend {
         if let Some(reason) = self.misplaced(slot, &entry.constraint) {
             return Err(refuse(reason));
         }
-        let programmed = SimSlot {
-            request: *request,
-            entry: index,
-            by_ring: request.is_ring_filtered() || entry.curve.depends_on_ring(),
-            paired: entry.constraint.paired,
-            time: 0,
-            unattributed: 0,
-            sum: 0,
-            armed: None,
-            due: None,
-            in_interval: false,
-        };
+        let rings = Rings::of(request, &entry.curve);
+        let programmed = SimSlot::new(index, rings, entry.constraint.paired);
         if let Some(place) = self.slots.get_mut(usize::from(slot.0)) {
             *place = Some(programmed);
         }
@@ -256,22 +191,35 @@ impl CounterBackend for SimBackend {
     }
 
     fn start(&mut self, slot: SlotIndex) {
-        if self.get(slot).is_some() {
+        if let Some(programmed) = at(&mut self.slots, slot) {
+            programmed.start(&self.clocks, &self.clock.lock());
             self.running.insert(slot);
         }
     }
 
     fn stop(&mut self, slot: SlotIndex) {
         self.running.remove(slot);
-        if let Some((slot, _)) = self.get_mut(slot) {
-            slot.in_interval = false;
+        if let Some(programmed) = at(&mut self.slots, slot) {
+            programmed.stop(&self.clocks, &self.clock.lock());
         }
+    }
+
+    /// A slot that still runs goes on with the time of the new vCPU.
+    fn attach(&mut self, owner: OwnerId) {
+        if owner == self.owner {
+            return;
+        }
+        let running = self.running;
+        self.pause(running);
+        self.entered = None;
+        (self.owner, self.clock) = (owner, self.clocks.of(owner));
+        self.resume(running);
     }
 
     fn read(&self, slot: SlotIndex) -> Reading {
         match self.get(slot) {
             Some(slot) => Reading::Counted {
-                value: slot.count(self.tsc_khz),
+                value: slot.count(&self.clocks, &self.clock.lock()),
                 provenance: Provenance::Simulated,
             },
             None if usize::from(slot.0) >= self.slots.len() => {
@@ -289,24 +237,14 @@ impl CounterBackend for SimBackend {
 
     fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
         self.overflowed.remove(slot);
-        let tsc_khz = self.tsc_khz;
-        let Some((slot, curve)) = self.get_mut(slot) else {
-            return;
-        };
-        slot.armed = after.map(|after| slot.count(tsc_khz).saturating_add(after.get()));
-        slot.foresee(curve, tsc_khz);
+        if let Some(slot) = at(&mut self.slots, slot) {
+            slot.arm(&self.clocks, &self.clock.lock(), after);
+        }
     }
 
     fn observe(&mut self, progress: &Progress) {
         match *progress {
-            Progress::Entered { tsc } => {
-                self.entered = Some(tsc);
-                for slot in self.running.iter() {
-                    if let Some((slot, _)) = self.get_mut(slot) {
-                        slot.in_interval = true;
-                    }
-                }
-            }
+            Progress::Entered { tsc } => self.enter(tsc),
             Progress::Left { tsc, halted, ring } => self.leave(tsc, halted, ring),
             // Time passes between entry and exit, not at an instruction.
             Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
@@ -318,10 +256,13 @@ impl CounterBackend for SimBackend {
     }
 
     fn deadline(&self) -> Option<u64> {
-        let entered = self.entered?;
-        let overflow = self.running().filter_map(SimSlot::remaining).min();
+        let (entered, time) = self.entered?;
+        let due = self.running().filter_map(|slot| slot.due).min();
+        let overflow = due.map(|due| due.saturating_sub(time).max(1));
         // A sample of the ring every millisecond, where it matters.
-        let sample = self.needs_ring().then_some(u64::from(self.tsc_khz));
+        let sample = self
+            .needs_ring()
+            .then_some(u64::from(self.clocks.tsc_khz()));
         let ticks = match (overflow, sample) {
             (Some(overflow), Some(sample)) => overflow.min(sample),
             (overflow, sample) => overflow.or(sample)?,
@@ -330,6 +271,6 @@ impl CounterBackend for SimBackend {
     }
 
     fn needs_ring(&self) -> bool {
-        self.running().any(|slot| slot.by_ring)
+        self.running().any(|slot| slot.rings.matter())
     }
 }

@@ -134,11 +134,7 @@ fn play(
         .iter()
         .map(|counters| selects(codes, *counters))
         .collect();
-    let backends = || {
-        (0..scenario.cores)
-            .map(|_| source.open())
-            .collect::<Result<Vec<_>, _>>()
-    };
+    let backends = || source.open_cores(scenario.cores);
     let capacity = source.open()?.capacity();
     let mut umpire = Umpire::new(model, &vcpus, backends()?);
     let mut naive = Naive::new(model, &vcpus, backends()?, true);

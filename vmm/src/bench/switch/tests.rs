@@ -26,6 +26,26 @@ fn operations_are_as_wanted() {
     assert_eq!(idle.naive_used.operations, 0.0);
 }
 
+/// Rates that a switch would lose parts of, were it to begin anew.
+#[test]
+fn every_way_counts_the_same_on_sim() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let rate =
+        "phases = [{ us = 3, rate = 0.7 }, { us = 2, kernel = 31.3, user = 1 }]\nnoise = 0.5";
+    let events = ["cycles", "ref-cycles", "instructions", "branches"];
+    let table = events.map(|event| format!("[event.{event}]\n{rate}\n"));
+    std::fs::write(file.path(), table.concat()).unwrap();
+    let sources = Sources::parse(&format!("sim={}", file.path().display())).unwrap();
+    let env = BackendEnv {
+        tsc_khz: 2_500_000,
+        ..BackendEnv::default()
+    };
+    let sim = Source::new(sources.iter().next().unwrap(), env).unwrap();
+    assert!(sim.is_repeatable());
+    let report = measure(&[sim], Vec::new(), 500, 2_500_000).unwrap();
+    assert_eq!(report.rows.len(), 3, "{:?}", report.left_out);
+}
+
 #[test]
 fn a_way_that_counts_wrongly_is_found() {
     let model = PmuModel::parse(MODEL).unwrap();
