@@ -163,6 +163,11 @@ impl CounterBackend for SimBackend {
         }
     }
 
+    fn is_shared(&self, _: SlotIndex) -> bool {
+        // As a register, it counts for whoever runs.
+        true
+    }
+
     fn program(
         &mut self,
         slot: SlotIndex,
