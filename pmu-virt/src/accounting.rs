@@ -237,6 +237,7 @@ pub const REASON_CODES: Codes = &[
     (8, "counters compete for too few physical ones"),
     (9, "it has not had its turn on a physical counter yet"),
     (10, "the event is counted in both rings together only"),
+    (11, "the host cannot see the only ring that is asked for"),
     (255, "an error of the hypervisor"),
 ];
 
@@ -309,6 +310,7 @@ fn reason_code(reason: &UnavailableReason) -> u8 {
         UnavailableReason::Conflict { .. } => 8,
         UnavailableReason::Waiting => 9,
         UnavailableReason::OneRing { .. } => 10,
+        UnavailableReason::Unseen { .. } => 11,
         UnavailableReason::NoSuchSlot { .. }
         | UnavailableReason::NotProgrammed { .. }
         | UnavailableReason::Misplaced { .. }

@@ -226,6 +226,13 @@ pub enum UnavailableReason {
         /// The event.
         event: EventCode,
     },
+    /// The only ring that is asked for is one that the backend cannot see on
+    /// this host.
+    #[error("the {backend} backend cannot see CPL 3 on this host; `umpire doctor` says why")]
+    Unseen {
+        /// The backend's name.
+        backend: &'static str,
+    },
     /// Every slot is taken.
     #[error("the {backend} backend has no free counter among its {capacity}")]
     NoFreeCounter {
@@ -378,6 +385,8 @@ pub struct BackendEnv {
     pub host_vendor: Option<Vendor>,
     /// The signal that makes a vCPU's thread leave the guest.
     pub overflow_signal: i32,
+    /// The host's single steps stop at CPL 3 too.
+    pub steps_cpl3: bool,
 }
 
 /// A counter backend cannot be used.

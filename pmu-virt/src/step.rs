@@ -13,6 +13,13 @@
 //! - **Branches**: every near and far jump, call and return, LOOP and JCXZ,
 //!   INT n, INT1, INT3, INTO, IRET, SYSCALL, SYSRET, SYSENTER, SYSEXIT. Far
 //!   ones are also far branches. XBEGIN, XABORT and exceptions are none.
+//! - **Calls and returns**: near ones.
+//! - **String instructions**: MOVS, CMPS, SCAS, LODS, STOS, INS and OUTS, once
+//!   each, however often they are repeated, also not at all.
+//! - **x87, MMX, SSE**: by the registers that the instruction names: ST or the
+//!   x87 set, then XMM, YMM, ZMM and mask registers (SSE), then MM (MMX). EMMS
+//!   is MMX; LDMXCSR, STMXCSR and VZEROUPPER are SSE. Fences, prefetches,
+//!   MOVNTI, FXSAVE and XSAVE are none of them.
 //! - **Taken**: decided by where the guest went, and by flags and count where
 //!   a conditional branch leads to the very next instruction.
 
@@ -22,6 +29,6 @@ mod faults;
 mod memory;
 mod retire;
 
-pub use facts::{InsnClass, InsnFacts, StepKind, Undecodable, decode};
+pub use facts::{InsnClass, InsnFacts, MathUnit, StepKind, Undecodable, decode};
 pub use faults::FaultSet;
 pub use retire::Retirement;

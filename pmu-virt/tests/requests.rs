@@ -172,6 +172,11 @@ fn known_events_have_codes_that_mean_them() {
                 KnownEvent::Loads | KnownEvent::Stores => {
                     !matches!(family, EventFamily::AmdK7 | EventFamily::AmdFam10h)
                 }
+                KnownEvent::Calls => family == EventFamily::Intel,
+                KnownEvent::FloatingPoint | KnownEvent::X87 | KnownEvent::Mmx | KnownEvent::Sse => {
+                    family != EventFamily::Intel
+                }
+                KnownEvent::Strings => false,
                 _ => true,
             };
             assert_eq!(code.is_some(), expected, "{family:?} {event}");

@@ -1,6 +1,6 @@
 //! What an instruction did: taken or not, and REP with its count.
 
-use pmu_virt::step::{InsnFacts, Retirement, decode};
+use pmu_virt::step::{InsnFacts, MathUnit, Retirement, decode};
 
 const RIP: u64 = 0x1000;
 const CF: u64 = 1;
@@ -145,9 +145,22 @@ fn retirements_say_what_was_done() {
         (
             "call",
             &[0xe8, 0, 0, 0, 0],
-            Retirement { stores: 1, ..near },
+            Retirement {
+                stores: 1,
+                call: true,
+                ..near
+            },
         ),
-        ("ret", &[0xc3], Retirement { loads: 1, ..near }),
+        (
+            "ret",
+            &[0xc3],
+            Retirement {
+                loads: 1,
+                near_return: true,
+                ..near
+            },
+        ),
+        ("retf", &[0xcb], Retirement { loads: 2, ..far }),
         ("iretq", &[0x48, 0xcf], Retirement { loads: 5, ..far }),
         ("syscall", &[0x0f, 0x05], far),
         ("sysretq", &[0x48, 0x0f, 0x07], far),
@@ -194,4 +207,64 @@ fn a_repeated_instruction_retires_once_and_accesses_nothing_at_count_0() {
     // A jump to itself is no repetition, and a plain MOVS has no count.
     assert!(facts(64, &[0xeb, 0xfe]).completes(RIP));
     assert_eq!(facts(64, &[0xa4]).retire(RIP + 1, 0, 0).loads, 1);
+}
+
+#[test]
+fn mnemonics_fall_into_classes() {
+    use MathUnit::{Mmx, Sse, X87};
+    let table: &[(&str, &[u8], bool, Option<MathUnit>)] = &[
+        ("rep movsb", &[0xf3, 0xa4], true, None),
+        ("stosq", &[0x48, 0xab], true, None),
+        ("repne scasb", &[0xf2, 0xae], true, None),
+        ("cmpsb", &[0xa6], true, None),
+        ("lodsb", &[0xac], true, None),
+        ("insb", &[0x6c], true, None),
+        ("outsb", &[0x6e], true, None),
+        ("xlatb", &[0xd7], false, None),
+        // Opcode A5 with a mandatory prefix is no MOVS in the 0F map.
+        (
+            "movsd xmm1, [rax]",
+            &[0xf2, 0x0f, 0x10, 0x08],
+            false,
+            Some(Sse),
+        ),
+        ("fld st1", &[0xd9, 0xc1], false, Some(X87)),
+        ("fldcw [rax]", &[0xd9, 0x28], false, Some(X87)),
+        ("fisttp dword [rax]", &[0xdb, 0x08], false, Some(X87)),
+        ("fcmove st0, st1", &[0xda, 0xc9], false, Some(X87)),
+        ("fwait", &[0x9b], false, Some(X87)),
+        ("fxsave [rax]", &[0x0f, 0xae, 0x00], false, None),
+        ("paddb mm0, mm1", &[0x0f, 0xfc, 0xc1], false, Some(Mmx)),
+        (
+            "pshufw mm0, mm1, 0",
+            &[0x0f, 0x70, 0xc1, 0],
+            false,
+            Some(Mmx),
+        ),
+        ("movd ecx, mm0", &[0x0f, 0x7e, 0xc1], false, Some(Mmx)),
+        ("emms", &[0x0f, 0x77], false, Some(Mmx)),
+        ("cvtpi2ps xmm0, mm0", &[0x0f, 0x2a, 0xc0], false, Some(Sse)),
+        ("addps xmm0, xmm1", &[0x0f, 0x58, 0xc1], false, Some(Sse)),
+        ("movaps [rax], xmm0", &[0x0f, 0x29, 0x00], false, Some(Sse)),
+        ("ldmxcsr [rax]", &[0x0f, 0xae, 0x10], false, Some(Sse)),
+        (
+            "vaddps ymm0, ymm1, ymm2",
+            &[0xc5, 0xf4, 0x58, 0xc2],
+            false,
+            Some(Sse),
+        ),
+        ("vzeroupper", &[0xc5, 0xf8, 0x77], false, Some(Sse)),
+        ("kmovw k1, eax", &[0xc5, 0xf8, 0x92, 0xc8], false, Some(Sse)),
+        ("movnti [rax], ecx", &[0x0f, 0xc3, 0x08], false, None),
+        ("prefetcht0 [rax]", &[0x0f, 0x18, 0x08], false, None),
+        ("sfence", &[0x0f, 0xae, 0xf8], false, None),
+        ("popcnt eax, ecx", &[0xf3, 0x0f, 0xb8, 0xc1], false, None),
+        ("add eax, ecx", &[0x01, 0xc8], false, None),
+    ];
+    for (name, bytes, string, unit) in table {
+        let done = facts(64, bytes).retire(0x5000, 0, 1);
+        assert_eq!((done.string, done.unit), (*string, *unit), "{name}");
+    }
+    // No iteration is an instruction all the same.
+    assert!(facts(64, &[0xf3, 0xa4]).retire(RIP + 2, 0, 0).string);
 }

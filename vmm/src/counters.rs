@@ -17,6 +17,7 @@ use thiserror::Error;
 use crate::config::no_file;
 use crate::host::CpuFacts;
 use crate::sys::{allowed_cpus, kick_signal, while_on_cpu};
+use crate::vcpu::StepSupport;
 
 /// Bytes of the largest table of rates: some thousand events.
 const LARGEST_TABLE: u64 = 1 << 20;
@@ -182,7 +183,7 @@ impl CounterPlan {
             Ok(match source {
                 Ready::Perf => Box::new(perf::PerfBackend::new(&self.env)?),
                 Ready::Clock => Box::new(ClockBackend::new()),
-                Ready::Step => Box::new(StepBackend::new()),
+                Ready::Step => Box::new(StepBackend::on(&self.env)),
                 Ready::Sim(clocks) => Box::new(SimBackend::of(clocks)),
                 Ready::Msr(options) => Box::new(MsrBackend::open(*options, &self.env)?),
             })
@@ -214,14 +215,15 @@ impl CounterPlan {
     }
 }
 
-/// What a backend is told of this host: the guest's TSC frequency and the
-/// vendor of the processor.
+/// What a backend is told of this host: the guest's TSC frequency, the vendor
+/// of the processor, and what single steps do.
 #[must_use]
-pub fn backend_env(tsc_khz: u32, host_vendor: Option<Vendor>) -> BackendEnv {
+pub fn backend_env(tsc_khz: u32, host_vendor: Option<Vendor>, step: StepSupport) -> BackendEnv {
     BackendEnv {
         tsc_khz,
         host_vendor,
         overflow_signal: kick_signal(),
+        steps_cpl3: step.user,
     }
 }
 
@@ -299,8 +301,8 @@ mod tests {
 
     fn prepare(text: &str, cores: usize, pinned: Option<usize>) -> Result<CounterPlan, String> {
         let sources = Sources::parse(text).map_err(|error| error.to_string())?;
-        CounterPlan::prepare(&sources, backend_env(1_000_000, None), cores, pinned)
-            .map_err(|error| error.to_string())
+        let env = backend_env(1_000_000, None, StepSupport::FULL);
+        CounterPlan::prepare(&sources, env, cores, pinned).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -51,6 +51,7 @@ fn backend() -> Box<dyn CounterBackend> {
         tsc_khz: tsc_khz(),
         host_vendor: None,
         overflow_signal: kick_signal(),
+        steps_cpl3: true,
     };
     Box::new(PerfBackend::new(&env).expect("the suite skips what perf refuses"))
 }

@@ -70,16 +70,17 @@ impl CombinedBackend {
     /// The source that counts `request`; of several refusals the first one is
     /// told.
     fn chosen(&self, request: &CountRequest) -> Result<(&Source, Provenance), Unavailable> {
-        let mut refusal = None;
+        let mut refusals: Vec<Unavailable> = Vec::new();
         for source in &self.sources {
             match source.backend.can_count(request) {
                 Ok(provenance) => return Ok((source, provenance)),
-                Err(error) => {
-                    refusal.get_or_insert(error);
-                }
+                Err(error) => refusals.push(error),
             }
         }
-        Err(refusal.unwrap_or(Unavailable {
+        // A source that has the event tells more than one that has not.
+        let has_event = |no: &&Unavailable| !matches!(no.reason, UnavailableReason::Event { .. });
+        let told = refusals.iter().find(has_event).or(refusals.first());
+        Err(told.copied().unwrap_or(Unavailable {
             reason: UnavailableReason::Event {
                 backend: NAME,
                 event: request.event,

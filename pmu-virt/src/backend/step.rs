@@ -1,12 +1,12 @@
 //! `step`: every instruction, seen one by one.
 
 use super::slots::{CAPACITY, Slot, Slots};
-use super::{CounterBackend, Provenance, Reading, Unavailable, UnavailableReason};
+use super::{BackendEnv, CounterBackend, Provenance, Reading, Unavailable, UnavailableReason};
 use crate::event::{EventFamily, KnownEvent};
 use crate::ids::{Ring, SlotIndex, SlotSet, Vendor};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
-use crate::step::Retirement;
+use crate::step::{MathUnit, Retirement};
 use std::num::NonZeroU64;
 
 const NAME: &str = "step";
@@ -16,17 +16,28 @@ const NAME: &str = "step";
 /// AMD's load and store events count operations at dispatch, wrong paths
 /// included; here those of retired instructions are counted, so these two
 /// counts are labelled derived on AMD. After [`Progress::Lost`] every running
-/// counter is labelled scaled until it is programmed anew.
+/// counter is labelled scaled until it is programmed anew. On a host that
+/// cannot step CPL 3, nothing is counted for CPL 3 alone.
 #[derive(Debug)]
 pub struct StepBackend {
     slots: Slots,
+    sees_cpl3: bool,
 }
 
 impl StepBackend {
-    /// A backend with all counters free.
+    /// A backend with all counters free, on a host that steps every ring.
     pub fn new() -> Self {
         StepBackend {
             slots: Slots::new(NAME),
+            sees_cpl3: true,
+        }
+    }
+
+    /// Likewise, on a host that is as `env` says.
+    pub fn on(env: &BackendEnv) -> Self {
+        StepBackend {
+            sees_cpl3: env.steps_cpl3,
+            ..StepBackend::new()
         }
     }
 
@@ -81,6 +92,13 @@ fn events_of(slot: &Slot, insn: Retirement) -> u64 {
         Some(KnownEvent::FarBranches) => u64::from(insn.far),
         Some(KnownEvent::Loads) => u64::from(insn.loads),
         Some(KnownEvent::Stores) => u64::from(insn.stores),
+        Some(KnownEvent::Calls) => u64::from(insn.call),
+        Some(KnownEvent::Returns) => u64::from(insn.near_return),
+        Some(KnownEvent::FloatingPoint) => u64::from(insn.unit.is_some()),
+        Some(KnownEvent::X87) => u64::from(insn.unit == Some(MathUnit::X87)),
+        Some(KnownEvent::Mmx) => u64::from(insn.unit == Some(MathUnit::Mmx)),
+        Some(KnownEvent::Sse) => u64::from(insn.unit == Some(MathUnit::Sse)),
+        Some(KnownEvent::Strings) => u64::from(insn.string),
         // `can_count` let none of the others through.
         _ => 0,
     }
@@ -123,7 +141,14 @@ impl CounterBackend for StepBackend {
                     | KnownEvent::TakenBranches
                     | KnownEvent::FarBranches
                     | KnownEvent::Loads
-                    | KnownEvent::Stores,
+                    | KnownEvent::Stores
+                    | KnownEvent::Calls
+                    | KnownEvent::Returns
+                    | KnownEvent::FloatingPoint
+                    | KnownEvent::X87
+                    | KnownEvent::Mmx
+                    | KnownEvent::Sse
+                    | KnownEvent::Strings,
                 ),
                 _,
             ) => Provenance::Exact,
@@ -139,6 +164,13 @@ impl CounterBackend for StepBackend {
         if request.has_modifier() {
             return Err(Unavailable {
                 reason: UnavailableReason::Modifier { backend: NAME },
+            });
+        }
+        // What is never seen is not counted; together with CPL 0 it is counted
+        // in part, which the label says when the guest gets there.
+        if request.usr && !request.os && !self.sees_cpl3 {
+            return Err(Unavailable {
+                reason: UnavailableReason::Unseen { backend: NAME },
             });
         }
         Ok(provenance)

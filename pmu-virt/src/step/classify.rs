@@ -1,7 +1,7 @@
 //! From mnemonics to classes.
 
-use super::{InsnClass, StepKind};
-use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
+use super::{InsnClass, MathUnit, StepKind};
+use iced_x86::{CpuidFeature, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 /// How the instruction moves RIP.
 pub(super) fn class(insn: &Instruction) -> InsnClass {
@@ -83,4 +83,47 @@ fn is_far(insn: &Instruction) -> bool {
 /// A string instruction with a repeat prefix.
 pub(super) fn is_repeated(insn: &Instruction) -> bool {
     insn.is_string_instruction() && (insn.has_rep_prefix() || insn.has_repne_prefix())
+}
+
+/// The unit that the instruction needs: told by the registers that it names,
+/// since MMX registers have instructions of SSE's date, and SSE's set has some
+/// for the integer ones (MOVNTI, PREFETCH, the fences).
+pub(super) fn unit(insn: &Instruction) -> Option<MathUnit> {
+    let has = |features: &[CpuidFeature]| {
+        let all = insn.cpuid_features();
+        all.iter().any(|feature| features.contains(feature))
+    };
+    let names = |is: fn(Register) -> bool| {
+        let mut operands = 0..insn.op_count();
+        operands.any(|n| insn.op_kind(n) == OpKind::Register && is(insn.op_register(n)))
+    };
+    let x87 = [
+        CpuidFeature::FPU,
+        CpuidFeature::FPU287,
+        CpuidFeature::FPU287XL_ONLY,
+        CpuidFeature::FPU387,
+        CpuidFeature::FPU387SL_ONLY,
+    ];
+    if has(&x87)
+        || names(Register::is_st)
+        || matches!(insn.mnemonic(), Mnemonic::Fisttp | Mnemonic::Wait)
+    {
+        return Some(MathUnit::X87);
+    }
+    if names(|register| register.is_vector_register() || register.is_k()) {
+        return Some(MathUnit::Sse);
+    }
+    if names(Register::is_mm) {
+        return Some(MathUnit::Mmx);
+    }
+    match insn.mnemonic() {
+        Mnemonic::Emms | Mnemonic::Femms => Some(MathUnit::Mmx),
+        Mnemonic::Ldmxcsr
+        | Mnemonic::Stmxcsr
+        | Mnemonic::Vldmxcsr
+        | Mnemonic::Vstmxcsr
+        | Mnemonic::Vzeroall
+        | Mnemonic::Vzeroupper => Some(MathUnit::Sse),
+        _ => None,
+    }
 }

@@ -33,6 +33,10 @@ pub struct InsnFacts {
     pub near_target: Option<u64>,
     /// A branch that may fall through.
     pub conditional: bool,
+    /// MOVS, CMPS, SCAS, LODS, STOS, INS or OUTS, repeated or not.
+    pub string: bool,
+    /// The unit that it needs, beyond the integer ones.
+    pub unit: Option<MathUnit>,
     /// What a stepper must treat specially.
     pub kind: StepKind,
     /// Vectors that its execution can raise, fetching it aside.
@@ -58,6 +62,18 @@ pub enum InsnClass {
     Return,
     /// Far jump, call, return, software interrupt, IRET, system call or return.
     Far,
+}
+
+/// What AMD's event 0CBh tells instructions apart by (Family 10h BKDG and
+/// later, "Retired MMX/FP Instructions").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MathUnit {
+    /// The x87 stack.
+    X87,
+    /// MMX and 3DNow!.
+    Mmx,
+    /// SSE and AVX, with what came after them for the same registers.
+    Sse,
 }
 
 /// Instructions that a stepper must treat specially: they store or load TF,
@@ -173,6 +189,8 @@ pub fn decode(bytes: &[u8], bitness: u32, rip: u64) -> Result<InsnFacts, Undecod
         stores: accesses.stores,
         stack_operand: accesses.far_stack,
         near_target: near_target(&insn, class),
+        string: insn.is_string_instruction(),
+        unit: classify::unit(&insn),
         conditional: class == InsnClass::ConditionalBranch || kind == StepKind::Into,
         kind,
         may_fault: faults::of(&insn, &accesses, class, kind, bitness),

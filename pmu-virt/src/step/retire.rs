@@ -1,6 +1,6 @@
 //! What an instruction did, from its facts and where the guest went.
 
-use super::{InsnClass, InsnFacts, StepKind, classify};
+use super::{InsnClass, InsnFacts, MathUnit, StepKind, classify};
 use iced_x86::{ConditionCode, Instruction, Mnemonic, OpKind};
 
 const CF: u64 = 1 << 0;
@@ -22,6 +22,14 @@ pub struct Retirement {
     pub loads: u8,
     /// Memory operands it wrote.
     pub stores: u8,
+    /// It is a near call.
+    pub call: bool,
+    /// It is a near return.
+    pub near_return: bool,
+    /// It is a string instruction.
+    pub string: bool,
+    /// The unit that it used, beyond the integer ones.
+    pub unit: Option<MathUnit>,
 }
 
 /// When a branch is taken.
@@ -84,6 +92,10 @@ impl InsnFacts {
             far: self.class == InsnClass::Far,
             loads: if idle { 0 } else { self.loads },
             stores: if idle { 0 } else { self.stores },
+            call: self.class == InsnClass::Call,
+            near_return: self.class == InsnClass::Return,
+            string: self.string,
+            unit: self.unit,
         }
     }
 

@@ -86,6 +86,7 @@ fn env() -> BackendEnv {
         tsc_khz: TSC_KHZ,
         host_vendor: None,
         overflow_signal: SIGRTMIN(),
+        steps_cpl3: true,
     }
 }
 

@@ -42,6 +42,7 @@ pub(crate) const ENV: BackendEnv = BackendEnv {
     tsc_khz: 1_000_000,
     host_vendor: Some(Vendor::Intel),
     overflow_signal: 34,
+    steps_cpl3: true,
 };
 pub(crate) const A: SlotIndex = SlotIndex(0);
 pub(crate) const B: SlotIndex = SlotIndex(1);

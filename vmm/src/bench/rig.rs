@@ -49,7 +49,8 @@ impl<'a> Rig<'a> {
         let guest = MicroGuest::new().start(Start::at(KERNEL_CODE, 0));
         let (_vm, vcpus) = self.build(&guest)?;
         let tsc_khz = only(vcpus)?.get_tsc_khz()?;
-        Ok(backend_env(tsc_khz, Some(self.model.vendor())))
+        let vendor = Some(self.model.vendor());
+        Ok(backend_env(tsc_khz, vendor, self.probe.step_support()))
     }
 
     /// Makes the VM of `guest`.

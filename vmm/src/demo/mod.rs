@@ -161,7 +161,11 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         .into_iter()
         .next()
         .ok_or_else(|| DemoError::Guest("it has no vCPU".to_owned()))?;
-    let env = backend_env(kvm.get_tsc_khz()?, counters::host_vendor());
+    let env = backend_env(
+        kvm.get_tsc_khz()?,
+        counters::host_vendor(),
+        probe.step_support(),
+    );
     let counters = CounterPlan::prepare(&sources, env, 1, None)?;
     let record = Arc::new(record::Record::new(kvm.id()));
     let parts = SoloParts {

@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::code;
 use super::resolve::NamedRequest;
 use crate::counters::{CounterPlan, backend_env, host_vendor};
+use crate::vcpu::StepSupport;
 
 /// A backend that can count an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -19,8 +20,8 @@ pub struct BackendUse {
 /// How a model counts an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Use {
-    /// The raw code, as `--event` takes it.
-    pub code: String,
+    /// The raw code, as `--event` takes it; none for what no event select means.
+    pub code: Option<String>,
     /// The fixed counter that counts it; none for a programmable one.
     pub fixed: Option<u8>,
     /// What the code means, where that is known.
@@ -31,16 +32,20 @@ pub struct Use {
 
 impl Use {
     pub(super) fn of_request(request: &CountRequest) -> Self {
-        Self::with_code(code::printed(request), request)
+        Self::with_code(Some(code::printed(request)), request)
     }
 
     pub(super) fn of_named(named: &NamedRequest) -> Self {
-        Self::with_code(named.code, &named.request)
+        Self::with_code(Some(named.code), &named.request)
     }
 
-    fn with_code(code: u64, request: &CountRequest) -> Self {
+    pub(super) fn without_code(request: &CountRequest) -> Self {
+        Self::with_code(None, request)
+    }
+
+    fn with_code(code: Option<u64>, request: &CountRequest) -> Self {
         Self {
-            code: format!("r{code:x}"),
+            code: code.map(|code| format!("r{code:x}")),
             fixed: match request.event {
                 EventCode::Fixed(function) => Some(function.index()),
                 _ => None,
@@ -68,11 +73,12 @@ pub fn counters_of(request: &CountRequest) -> impl Iterator<Item = (&'static str
 }
 
 /// The backend called `name`, if it can be had. Whether it can count something
-/// does not depend on the TSC's frequency.
+/// does not depend on the TSC's frequency. What KVM's single steps can do is not
+/// looked for here: `umpire doctor` tells.
 fn plain(name: &str) -> Option<Box<dyn CounterBackend>> {
     const ANY_KHZ: u32 = 1_000_000;
     let sources = Sources::parse(name).ok()?;
-    let env = backend_env(ANY_KHZ, host_vendor());
+    let env = backend_env(ANY_KHZ, host_vendor(), StepSupport::FULL);
     CounterPlan::prepare(&sources, env, 1, None)
         .ok()?
         .open()

@@ -1,5 +1,6 @@
 //! Names that mean the same on every processor that has the event.
 
+use super::families::all_models;
 use pmu_virt::{CountRequest, EventCode, EventFamily, FixedFunction, KnownEvent, PmuModel};
 
 /// A generic name.
@@ -14,7 +15,7 @@ pub(super) struct Generic {
 }
 
 /// Every generic name, those of perf first.
-pub(super) const GENERIC: [Generic; 12] = [
+pub(super) const GENERIC: [Generic; 19] = [
     Generic {
         names: &["cycles", "cpu-cycles"],
         event: KnownEvent::CoreCycles,
@@ -61,6 +62,41 @@ pub(super) const GENERIC: [Generic; 12] = [
         note: "",
     },
     Generic {
+        names: &["calls"],
+        event: KnownEvent::Calls,
+        note: "near ones; AMD has no event for them",
+    },
+    Generic {
+        names: &["returns"],
+        event: KnownEvent::Returns,
+        note: "near ones",
+    },
+    Generic {
+        names: &["fp-instructions"],
+        event: KnownEvent::FloatingPoint,
+        note: "AMD's MMX/FP event, which moves and integer vectors belong to",
+    },
+    Generic {
+        names: &["x87-instructions"],
+        event: KnownEvent::X87,
+        note: "",
+    },
+    Generic {
+        names: &["mmx-instructions"],
+        event: KnownEvent::Mmx,
+        note: "3DNow! among them",
+    },
+    Generic {
+        names: &["sse-instructions"],
+        event: KnownEvent::Sse,
+        note: "scalar and packed, AVX among them",
+    },
+    Generic {
+        names: &["string-instructions"],
+        event: KnownEvent::Strings,
+        note: "MOVS, STOS and their like, a repeated one once; for tools of the host",
+    },
+    Generic {
         names: &["cache-references"],
         event: KnownEvent::LlcReferences,
         note: "on AMD requests to the L2 cache, as perf has it",
@@ -104,6 +140,16 @@ impl Generic {
                 .or_else(|| amd_cache(model.events(), self.event))?,
         };
         Some(CountRequest::plain(event, true, true))
+    }
+}
+
+impl Generic {
+    /// The request at both rings for what no model has a code for.
+    pub(super) fn without_code(&self) -> Option<CountRequest> {
+        let nowhere = all_models()
+            .iter()
+            .all(|model| self.request(model).is_none());
+        nowhere.then(|| CountRequest::plain(EventCode::Meaning(self.event), true, true))
     }
 }
 

@@ -134,6 +134,12 @@ fn generic_entries(models: &[PmuModel], pattern: Option<&Pattern>) -> Vec<Entry>
                 }),
             }
         }
+        if let Some(request) = generic.without_code() {
+            uses.push(ModelsUse {
+                models: Vec::new(),
+                way: Use::without_code(&request),
+            });
+        }
         (!uses.is_empty()).then(|| {
             Entry::Generic(GenericEntry {
                 name,

@@ -64,6 +64,9 @@ fn write_generic(entry: &GenericEntry, out: &mut dyn Write) -> io::Result<()> {
 
 /// The models, or the vendor if it is all of one's.
 fn models(one: &ModelsUse) -> String {
+    if one.models.is_empty() {
+        return "no model".to_owned();
+    }
     let all = all_models();
     if all
         .iter()
@@ -84,7 +87,7 @@ fn models(one: &ModelsUse) -> String {
 /// `r530300       fixed counter 2, reference cycles: clock exact`; the meaning
 /// only if `explain`.
 fn way(way: &Use, explain: bool) -> String {
-    let mut text = format!("{:<14}", way.code);
+    let mut text = format!("{:<14}", way.code.as_deref().unwrap_or("no code"));
     if let Some(counter) = way.fixed {
         text.push_str(&format!("fixed counter {counter}, "));
     }

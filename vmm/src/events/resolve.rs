@@ -138,7 +138,11 @@ fn not_in_model(generic: &Generic, model: &PmuModel) -> EventError {
     EventError::NotInModel {
         event: generic.event.to_string(),
         model: model.name(),
-        having: format!("{} have it", all_of(&having)),
+        having: match having.as_slice() {
+            [] => "no model's event select means it".to_owned(),
+            [only] => format!("{only} has it"),
+            several => format!("{} have it", all_of(several)),
+        },
     }
 }
 

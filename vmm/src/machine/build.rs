@@ -144,7 +144,10 @@ impl Machine {
             None => 0,
         };
         let (mut cores, at_cpu) = match &guest.pmu {
-            Some(_) => core_pmus(config, backend_env(tsc_khz, Some(host_vendor)))?,
+            Some(_) => {
+                let env = backend_env(tsc_khz, Some(host_vendor), probes.step_support());
+                core_pmus(config, env)?
+            }
             None => (Vec::new(), None),
         };
         // All cores count alike, so the first one answers for what CPUID says.

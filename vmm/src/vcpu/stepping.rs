@@ -30,6 +30,14 @@ pub struct StepSupport {
     pub hold_irqs: bool,
 }
 
+impl StepSupport {
+    /// Everything works.
+    pub const FULL: StepSupport = StepSupport {
+        user: true,
+        hold_irqs: true,
+    };
+}
+
 /// A stopped vCPU.
 struct Stopped<'a> {
     regs: kvm_regs,

@@ -47,7 +47,7 @@ pub(super) fn plan(cpuid: &HostCpuid, layout: &Layout, request: &CountRequest) -
     };
     let vendor = layout.model.vendor();
     let (constraint, code) = match request.event {
-        EventCode::Software(_) => return None,
+        EventCode::Software(_) | EventCode::Meaning(_) => return None,
         EventCode::Fixed(_) if vendor != Vendor::Intel => return None,
         EventCode::Fixed(function) => {
             let code = ARCHITECTURAL.iter().find(|(.., known)| *known == function);

@@ -218,6 +218,7 @@ mod tests {
         tsc_khz: 2_000_000,
         host_vendor: Some(Vendor::Intel),
         overflow_signal: 34,
+        steps_cpl3: true,
     };
 
     fn of(family: EventFamily, raw: u64) -> CountRequest {

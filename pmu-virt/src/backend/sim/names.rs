@@ -14,7 +14,7 @@ pub(super) enum EventKey {
     Software(SoftwareEvent),
 }
 
-const NAMES: [(&str, EventKey); 20] = [
+const NAMES: [(&str, EventKey); 27] = [
     ("cycles", EventKey::Known(KnownEvent::CoreCycles)),
     ("cpu-cycles", EventKey::Known(KnownEvent::CoreCycles)),
     ("ref-cycles", EventKey::Known(KnownEvent::RefCycles)),
@@ -25,6 +25,16 @@ const NAMES: [(&str, EventKey); 20] = [
     ("far-branches", EventKey::Known(KnownEvent::FarBranches)),
     ("loads", EventKey::Known(KnownEvent::Loads)),
     ("stores", EventKey::Known(KnownEvent::Stores)),
+    ("calls", EventKey::Known(KnownEvent::Calls)),
+    ("returns", EventKey::Known(KnownEvent::Returns)),
+    (
+        "fp-instructions",
+        EventKey::Known(KnownEvent::FloatingPoint),
+    ),
+    ("x87-instructions", EventKey::Known(KnownEvent::X87)),
+    ("mmx-instructions", EventKey::Known(KnownEvent::Mmx)),
+    ("sse-instructions", EventKey::Known(KnownEvent::Sse)),
+    ("string-instructions", EventKey::Known(KnownEvent::Strings)),
     (
         "branch-misses",
         EventKey::Known(KnownEvent::MispredictedBranches),
