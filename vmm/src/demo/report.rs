@@ -107,7 +107,10 @@ impl CounterRow {
         let refused = matches!(
             reading,
             Reading::Unavailable(
-                UnavailableReason::Event { .. } | UnavailableReason::Modifier { .. }
+                UnavailableReason::Event { .. }
+                    | UnavailableReason::Modifier { .. }
+                    | UnavailableReason::OneRing { .. }
+                    | UnavailableReason::Unseen { .. }
             )
         );
         Self {
