@@ -88,11 +88,23 @@ impl CounterSet {
     }
 
     /// The members, programmable counters first.
-    pub fn iter(self) -> impl Iterator<Item = CounterId> {
-        (0..MAX_PROGRAMMABLE)
-            .map(CounterId::Programmable)
-            .chain((0..MAX_FIXED).map(CounterId::Fixed))
-            .filter(move |counter| self.contains(*counter))
+    pub fn iter(self) -> impl Iterator<Item = CounterId> + Clone {
+        let mut rest = self.0;
+        core::iter::from_fn(move || {
+            let bit = u8::try_from(rest.trailing_zeros()).ok()?;
+            rest &= rest.checked_sub(1)?;
+            Some(match bit.checked_sub(32) {
+                None => CounterId::Programmable(bit),
+                Some(fixed) => CounterId::Fixed(fixed),
+            })
+        })
+    }
+
+    /// Takes `counter` out.
+    pub fn remove(&mut self, counter: CounterId) {
+        if let Some(bit) = counter.global_bit() {
+            self.0 &= !(1 << bit);
+        }
     }
 }
 

@@ -142,7 +142,7 @@ impl CorePmu {
     /// The slots on which no other vCPU's counter is.
     pub(crate) fn unclaimed(&self) -> SlotSet {
         let others = self.taken.iter().filter(|slot| {
-            self.resident(*slot)
+            self.occupant(*slot)
                 .is_some_and(|resident| Some(resident.owner) != self.attached)
         });
         self.slots().difference(others.collect())

@@ -106,6 +106,9 @@ pub struct VcpuPmu {
     global_control: u64,
     global_status: u64,
     counters: [Logical; COUNTERS],
+    /// Every counter that is wanted or has a place is among these. Switches look
+    /// at no others.
+    active: CounterSet,
     pending: CounterSet,
     needs: Needs,
     /// TSC ticks that the guest has run, halted ones left out.
@@ -138,6 +141,7 @@ impl VcpuPmu {
             global_control,
             global_status: 0,
             counters: Default::default(),
+            active: CounterSet::EMPTY,
             pending: CounterSet::EMPTY,
             needs: Needs::default(),
             ran: 0,
@@ -168,6 +172,7 @@ impl VcpuPmu {
         self.fixed_control = 0;
         self.global_control = self.model.global_control_reset();
         self.global_status = 0;
+        self.active = CounterSet::EMPTY;
         self.pending = CounterSet::EMPTY;
         self.needs = Needs::default();
         self.turns.reset();
@@ -238,7 +243,8 @@ impl VcpuPmu {
     }
 
     fn refresh_needs(&mut self) {
-        let running = self.counters.iter().any(|counter| counter.running);
+        let is_running = |counter| self.counters[index_of(counter)].running;
+        let running = self.active.iter().any(is_running);
         self.needs = match &self.core {
             Some(core) => Needs {
                 ring: running && core.backend().needs_ring(),

@@ -48,10 +48,7 @@ impl ClockBackend {
 
     fn enter(&mut self, tsc: u64) {
         self.entered = Some(tsc);
-        self.slots.advance(|slot| {
-            slot.in_interval = true;
-            0
-        });
+        self.slots.enter();
     }
 
     fn leave(&mut self, tsc: u64, halted: u64, ring: Option<Ring>) {
@@ -59,10 +56,7 @@ impl ClockBackend {
             return;
         };
         let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
-        self.slots.advance(|slot| {
-            if !std::mem::take(&mut slot.in_interval) {
-                return 0;
-            }
+        self.slots.leave(|slot| {
             if !slot.request.is_ring_filtered() {
                 return ticks;
             }
@@ -138,6 +132,14 @@ impl CounterBackend for ClockBackend {
 
     fn stop(&mut self, slot: SlotIndex) {
         self.slots.stop(slot);
+    }
+
+    fn resume(&mut self, slots: SlotSet) {
+        self.slots.resume(slots);
+    }
+
+    fn pause(&mut self, slots: SlotSet) {
+        self.slots.pause(slots);
     }
 
     fn read(&self, slot: SlotIndex) -> Reading {

@@ -22,8 +22,6 @@ pub(super) struct Slot {
     armed: Option<NonZeroU64>,
     /// Ticks whose ring is yet to be told (`clock`).
     pub(super) unattributed: u64,
-    /// Running since before the present interval began (`clock`).
-    pub(super) in_interval: bool,
     pub(super) loss: Option<LossReason>,
 }
 
@@ -49,7 +47,10 @@ impl Slot {
 pub(super) struct Slots {
     backend: &'static str,
     slots: Box<[Option<Slot>; CAPACITY]>,
+    programmed: SlotSet,
     running: SlotSet,
+    /// Running since before the present interval began.
+    in_interval: SlotSet,
     overflowed: SlotSet,
 }
 
@@ -58,7 +59,9 @@ impl Slots {
         Slots {
             backend,
             slots: Box::new([const { None }; CAPACITY]),
+            programmed: SlotSet::EMPTY,
             running: SlotSet::EMPTY,
+            in_interval: SlotSet::EMPTY,
             overflowed: SlotSet::EMPTY,
         }
     }
@@ -88,16 +91,17 @@ impl Slots {
             count: 0,
             armed: None,
             unattributed: 0,
-            in_interval: false,
             loss: None,
         });
+        self.programmed.insert(index);
         Ok(provenance)
     }
 
     pub(super) fn release(&mut self, index: SlotIndex) {
         if let Some(place) = self.slots.get_mut(usize::from(index.0)) {
             *place = None;
-            self.running.remove(index);
+            self.programmed.remove(index);
+            self.stop(index);
             self.overflowed.remove(index);
         }
     }
@@ -111,16 +115,35 @@ impl Slots {
     }
 
     pub(super) fn start(&mut self, index: SlotIndex) {
-        if self.get(index).is_some() {
+        if self.programmed.contains(index) {
             self.running.insert(index);
         }
     }
 
+    pub(super) fn resume(&mut self, slots: SlotSet) {
+        self.running = self.running.union(slots.intersection(self.programmed));
+    }
+
     pub(super) fn stop(&mut self, index: SlotIndex) {
         self.running.remove(index);
-        if let Some(slot) = self.get_mut(index) {
-            slot.in_interval = false;
-        }
+        self.in_interval.remove(index);
+    }
+
+    pub(super) fn pause(&mut self, slots: SlotSet) {
+        self.running = self.running.difference(slots);
+        self.in_interval = self.in_interval.difference(slots);
+    }
+
+    /// An interval begins.
+    pub(super) fn enter(&mut self) {
+        self.in_interval = self.running;
+    }
+
+    /// An interval ends: gives every slot that ran from its beginning what
+    /// `events` says.
+    pub(super) fn leave(&mut self, events: impl FnMut(&mut Slot) -> u64) {
+        let slots = std::mem::take(&mut self.in_interval);
+        self.advance_each(slots, events);
     }
 
     pub(super) fn arm(&mut self, index: SlotIndex, after: Option<NonZeroU64>) {
@@ -160,8 +183,12 @@ impl Slots {
     }
 
     /// Gives every running slot what `events` says happened to it.
-    pub(super) fn advance(&mut self, mut events: impl FnMut(&mut Slot) -> u64) {
-        for index in self.running.iter() {
+    pub(super) fn advance(&mut self, events: impl FnMut(&mut Slot) -> u64) {
+        self.advance_each(self.running, events);
+    }
+
+    fn advance_each(&mut self, slots: SlotSet, mut events: impl FnMut(&mut Slot) -> u64) {
+        for index in slots.iter() {
             let Some(slot) = self.get_mut(index) else {
                 continue;
             };

@@ -196,6 +196,14 @@ impl CounterBackend for StepBackend {
         self.slots.stop(slot);
     }
 
+    fn resume(&mut self, slots: SlotSet) {
+        self.slots.resume(slots);
+    }
+
+    fn pause(&mut self, slots: SlotSet) {
+        self.slots.pause(slots);
+    }
+
     fn read(&self, slot: SlotIndex) -> Reading {
         self.slots.read(slot)
     }

@@ -1,6 +1,7 @@
 //! Who is on which slot: coming, staying, making room.
 
 use super::{CorePmu, Debt, Last, Resident, Stay};
+use crate::assign::Constraint;
 use crate::backend::{Reading, Unavailable, UnavailableReason};
 use crate::ids::{SlotIndex, SlotSet};
 use crate::request::CountRequest;
@@ -9,7 +10,7 @@ use arbiter::CounterId;
 impl CorePmu {
     /// Whether the counter is still where it was.
     pub(crate) fn holds(&self, stay: Stay) -> bool {
-        self.resident(stay.slot)
+        self.occupant(stay.slot)
             .is_some_and(|resident| resident.stamp == stay.stamp)
     }
 
@@ -41,8 +42,14 @@ impl CorePmu {
     /// A slot that can be had without moving a counter of the attached vCPU: a
     /// free one, else one that counts the same for a vCPU that is away, else
     /// any such; of these that of the vCPU that has been away longest.
-    pub(crate) fn find(&self, request: &CountRequest) -> Option<SlotIndex> {
-        let constraint = self.backend.constraint(request);
+    ///
+    /// `constraint` is the backend's for `request`. Counters that need more than
+    /// one slot, or one by name, are not placed this way.
+    pub(crate) fn find(
+        &self,
+        request: &CountRequest,
+        constraint: &Constraint,
+    ) -> Option<SlotIndex> {
         if constraint.paired || constraint.exclusive.is_some() {
             return None;
         }
@@ -52,7 +59,7 @@ impl CorePmu {
         }
         possible
             .iter()
-            .filter_map(|slot| Some((self.resident(slot)?, slot)))
+            .filter_map(|slot| Some((self.occupant(slot)?, slot)))
             .filter(|(resident, _)| Some(resident.owner) != self.attached)
             .min_by_key(|(resident, slot)| (!self.serves(resident, *slot, request), resident.used))
             .map(|(_, slot)| slot)
@@ -64,16 +71,16 @@ impl CorePmu {
         resident.request.counts_like(request) && self.backend.is_shared(slot)
     }
 
-    /// Puts a counter of the attached vCPU on a slot, stopped, and says at which
+    /// Puts a counter of the attached vCPU on `slots`, one or a pair, stopped, and says at which
     /// count it begins. Who is there makes room; one of the attached vCPU must
     /// have left before.
     pub(crate) fn place(
         &mut self,
-        slot: SlotIndex,
+        slots: SlotSet,
         counter: CounterId,
         request: &CountRequest,
     ) -> Result<(Stay, u64), UnavailableReason> {
-        let slots = self.backend.constraint(request).taken_at(slot);
+        let slot = slots.iter().next().ok_or(UnavailableReason::Waiting)?;
         let begin = match self.inherit(slot, slots, request) {
             Some(seen) => seen,
             None => {
@@ -201,6 +208,10 @@ impl CorePmu {
     }
 
     pub(super) fn resident(&self, slot: SlotIndex) -> Option<Resident> {
-        self.residents.get(usize::from(slot.0)).copied().flatten()
+        self.occupant(slot).copied()
+    }
+
+    pub(super) fn occupant(&self, slot: SlotIndex) -> Option<&Resident> {
+        self.residents.get(usize::from(slot.0))?.as_ref()
     }
 }

@@ -5,7 +5,7 @@ use super::{VcpuPmu, index_of};
 use crate::backend::{Reading, UnavailableReason};
 use crate::core_pmu::Stay;
 use crate::event::FixedFunction;
-use crate::ids::SlotIndex;
+use crate::ids::SlotSet;
 use crate::request::CountRequest;
 use arbiter::CounterId;
 use std::num::NonZeroU64;
@@ -33,7 +33,7 @@ impl VcpuPmu {
 
     /// Settles every running counter.
     pub(super) fn settle_all(&mut self) {
-        for counter in self.model.counters() {
+        for counter in self.active.iter() {
             self.settle(counter);
         }
     }
@@ -165,6 +165,7 @@ impl VcpuPmu {
             self.counters[index].unavailable = Some(UnavailableReason::NotGranted);
             return;
         }
+        self.active.insert(counter);
         self.counters[index].times.enable(self.ran);
         self.bring_up(counter);
     }
@@ -200,30 +201,32 @@ impl VcpuPmu {
             self.freeze(counter, &request, refusal.reason);
             return;
         }
+        let constraint = core.backend().constraint(&request);
         let found = match self.turns.are_taken() {
             true => None,
-            false => core.find(&request),
+            false => core.find(&request, &constraint),
         };
         let Some(slot) = found else {
             self.distribute();
             return;
         };
-        if let Err(reason) = self.come_to(counter, slot, &request) {
+        if let Err(reason) = self.come_to(counter, constraint.taken_at(slot), &request) {
             self.freeze(counter, &request, reason);
         }
     }
 
-    /// Puts a counter on a slot and lets it count there.
+    /// Puts a counter on a slot, or a pair of them, and lets it count there.
     pub(super) fn come_to(
         &mut self,
         counter: CounterId,
-        slot: SlotIndex,
+        slots: SlotSet,
         request: &CountRequest,
     ) -> Result<(), UnavailableReason> {
         let Some(core) = &mut self.core else {
             return Err(UnavailableReason::NoCore);
         };
-        let (stay, begin) = core.place(slot, counter, request)?;
+        let (stay, begin) = core.place(slots, counter, request)?;
+        self.active.insert(counter);
         let logical = &mut self.counters[index_of(counter)];
         logical.placed = Some((stay, *request));
         logical.settled = begin;

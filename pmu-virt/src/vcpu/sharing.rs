@@ -106,11 +106,8 @@ impl VcpuPmu {
     pub(super) fn distribute(&mut self) {
         let Some(core) = &self.core else { return };
         let (all, unclaimed) = (core.slots(), core.unclaimed());
-        let wanted = self
-            .model
-            .counters()
-            .filter_map(|counter| self.demand(counter));
-        let mut demands: Vec<Demand> = wanted.collect();
+        let wanted = self.active.iter();
+        let mut demands: Vec<Demand> = wanted.filter_map(|counter| self.demand(counter)).collect();
         if self.turns.answer == Oversubscribe::Refuse {
             // Those that have a place come first, so that they keep one, and
             // then those that were not refused before.
@@ -183,7 +180,8 @@ impl VcpuPmu {
             let Some(request) = self.counters[index].request else {
                 continue;
             };
-            let came = slot.map(|slot| self.come_to(demand.counter, slot, &request));
+            let slots = slot.map(|slot| demand.constraint.taken_at(slot));
+            let came = slots.map(|slots| self.come_to(demand.counter, slots, &request));
             match came {
                 Some(Ok(())) => {}
                 Some(Err(reason)) => self.freeze(demand.counter, &request, reason),

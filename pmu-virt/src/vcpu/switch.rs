@@ -14,21 +14,21 @@ impl VcpuPmu {
         core.begin_switch();
         core.attach(self.owner);
         self.core = Some(core);
-        let counters = self.model.counters();
-        for counter in counters.clone() {
+        let (mut before, mut refused) = (CounterSet::EMPTY, CounterSet::EMPTY);
+        for counter in self.active.iter() {
             self.return_to_place(counter);
+            let logical = &self.counters[super::index_of(counter)];
+            match (logical.times.is_enabled(), logical.unavailable) {
+                (false, _) if logical.placed.is_none() => self.active.remove(counter),
+                (true, None) if !logical.running => drop(before.insert(counter)),
+                (true, Some(_)) if !logical.running => drop(refused.insert(counter)),
+                _ => {}
+            }
         }
         // Those that counted before come first, so that they go on.
-        let is_refused = |counter: &CounterId| {
-            let logical = &self.counters[super::index_of(*counter)];
-            logical.unavailable.is_some()
-        };
-        let refused: CounterSet = counters.clone().filter(is_refused).collect();
-        let before = counters
-            .clone()
-            .filter(|counter| !refused.contains(*counter));
-        for counter in before.chain(refused.iter()) {
-            if self.is_wanted(counter) && !self.counters[super::index_of(counter)].running {
+        for counter in before.iter().chain(refused.iter()) {
+            // What was brought up before may have placed this one as well.
+            if !self.counters[super::index_of(counter)].running {
                 self.bring_up(counter);
             }
         }
@@ -57,7 +57,7 @@ impl VcpuPmu {
     /// that it can go on elsewhere.
     pub fn leave(&mut self, core: &mut CorePmu) {
         core.begin_switch();
-        for counter in self.model.counters() {
+        for counter in self.active.iter() {
             let Some((stay, _)) = self.counters[super::index_of(counter)].placed else {
                 continue;
             };
@@ -125,7 +125,7 @@ impl VcpuPmu {
         if slots.is_empty() {
             return;
         }
-        for counter in self.model.counters() {
+        for counter in self.active.iter() {
             let placed = self.counters[super::index_of(counter)].placed;
             if placed.is_some_and(|(stay, _)| slots.contains(stay.slot)) {
                 self.settle(counter);
