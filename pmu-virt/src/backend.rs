@@ -3,7 +3,9 @@
 mod clock;
 mod combined;
 pub mod msr;
+mod open;
 pub mod perf;
+mod reason;
 mod sim;
 mod slots;
 mod sources;
@@ -12,19 +14,19 @@ mod step;
 pub use clock::ClockBackend;
 pub use combined::CombinedBackend;
 pub use msr::{HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport};
+pub use open::{BackendEnv, BackendError, BackendSummary, backend_names};
+pub use reason::{Unavailable, UnavailableReason};
 pub use sim::{RateError, RateProblem, RateTable, SimBackend, SimClocks};
 pub use sources::{Source, Sources};
 pub use step::StepBackend;
 
-use crate::assign::{AssignError, Constraint};
-use crate::event::EventCode;
-use crate::ids::{OwnerId, SlotIndex, SlotSet, Vendor};
+use crate::assign::Constraint;
+use crate::ids::{OwnerId, SlotIndex, SlotSet};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Debug};
 use std::num::NonZeroU64;
-use thiserror::Error;
 
 /// A source of counts: a set of physical counters, addressed by slot.
 ///
@@ -193,125 +195,6 @@ impl fmt::Display for Provenance {
     }
 }
 
-/// A request that cannot be counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{reason}")]
-pub struct Unavailable {
-    /// Why.
-    pub reason: UnavailableReason,
-}
-
-/// Why something cannot be counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum UnavailableReason {
-    /// The backend has no source for the event.
-    #[error("the {backend} backend cannot count {event}")]
-    Event {
-        /// The backend's name.
-        backend: &'static str,
-        /// The event.
-        event: EventCode,
-    },
-    /// Edge, invert, cmask or any-thread.
-    #[error("the {backend} backend cannot count with edge, invert, cmask or any-thread")]
-    Modifier {
-        /// The backend's name.
-        backend: &'static str,
-    },
-    /// The event is counted in both rings together only.
-    #[error("the {backend} backend cannot count {event} in one ring alone")]
-    OneRing {
-        /// The backend's name.
-        backend: &'static str,
-        /// The event.
-        event: EventCode,
-    },
-    /// The only ring that is asked for is one that the backend cannot see on
-    /// this host.
-    #[error("the {backend} backend cannot see CPL 3 on this host; `umpire doctor` says why")]
-    Unseen {
-        /// The backend's name.
-        backend: &'static str,
-    },
-    /// Every slot is taken.
-    #[error("the {backend} backend has no free counter among its {capacity}")]
-    NoFreeCounter {
-        /// The backend's name.
-        backend: &'static str,
-        /// Number of its slots.
-        capacity: usize,
-    },
-    /// The slot does not exist.
-    #[error("the {backend} backend has no counter {slot}", slot = slot.0)]
-    NoSuchSlot {
-        /// The backend's name.
-        backend: &'static str,
-        /// The slot.
-        slot: SlotIndex,
-    },
-    /// The slot exists and cannot count this.
-    #[error("counter {slot} of the {backend} backend cannot count this event", slot = slot.0)]
-    Misplaced {
-        /// The backend's name.
-        backend: &'static str,
-        /// The slot.
-        slot: SlotIndex,
-    },
-    /// The slot is bound to no request.
-    #[error("counter {slot} of the {backend} backend is not programmed", slot = slot.0)]
-    NotProgrammed {
-        /// The backend's name.
-        backend: &'static str,
-        /// The slot.
-        slot: SlotIndex,
-    },
-    /// The guest does not hold the counter.
-    #[error("the counter is not granted to this guest")]
-    NotGranted,
-    /// The host refused to count.
-    #[error("the {backend} backend was refused by the host: {}", errno_text(*errno))]
-    Refused {
-        /// The backend's name.
-        backend: &'static str,
-        /// What the host's kernel answered, as a positive `errno`.
-        errno: i32,
-    },
-    /// The host counted, and took the physical counter away.
-    #[error("the host took the {backend} backend's counter away")]
-    Lost {
-        /// The backend's name.
-        backend: &'static str,
-    },
-    /// Somebody else uses the physical counters.
-    #[error("the counters of the {backend} backend are in use by the host")]
-    Busy {
-        /// The backend's name.
-        backend: &'static str,
-    },
-    /// Not all of the counters that are wanted find a physical one.
-    #[error("no place for it: {0}")]
-    Conflict(AssignError),
-    /// It has not had its turn on a physical counter yet.
-    #[error("it waits for its turn on a physical counter")]
-    Waiting,
-    /// The vCPU is not on a core.
-    #[error("the vCPU runs on no core")]
-    NoCore,
-}
-
-/// The meaning of an `errno`, and where to look further.
-fn errno_text(errno: i32) -> String {
-    let meaning = std::io::Error::from_raw_os_error(errno);
-    let step = match errno {
-        libc::EMFILE | libc::ENFILE => "; raise `ulimit -n`",
-        libc::EACCES | libc::EPERM | libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP => {
-            "; `umpire doctor` says what is missing"
-        }
-        _ => "",
-    };
-    format!("{meaning}{step}")
-}
-
 /// `a, b and c`.
 pub(crate) fn list<T: fmt::Display>(items: impl Iterator<Item = T>) -> String {
     let words: Vec<String> = items.map(|item| item.to_string()).collect();
@@ -334,91 +217,4 @@ pub enum Reading {
     },
     /// Nobody counted.
     Unavailable(UnavailableReason),
-}
-
-/// A backend's line in lists for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BackendSummary {
-    /// Its name, as [`Sources::parse`] takes it.
-    pub name: &'static str,
-    /// One line of description.
-    pub summary: &'static str,
-}
-
-const BACKENDS: [BackendSummary; 6] = [
-    BackendSummary {
-        name: "auto",
-        summary: "the best that the host has: perf,clock where its PMU counts guests, else clock",
-    },
-    BackendSummary {
-        name: "perf",
-        summary: "the host's kernel: its PMU where there is one, else cycles from CPU time",
-    },
-    BackendSummary {
-        name: "clock",
-        summary: "TSC while the guest runs: reference cycles exact, core cycles derived",
-    },
-    BackendSummary {
-        name: "step",
-        summary: "single steps: instructions, branches, loads, stores by ring, exact and slow",
-    },
-    BackendSummary {
-        name: "sim",
-        summary: "sim=FILE.toml: declared rates over guest time, always labelled simulated",
-    },
-    BackendSummary {
-        name: "msr",
-        summary: "msr[=CPU][:force]: the physical registers of one host CPU, for one core",
-    },
-];
-
-/// Every name that [`Sources::parse`] takes.
-pub fn backend_names() -> &'static [BackendSummary] {
-    &BACKENDS
-}
-/// What opening a backend needs to know of the host and of the VMM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BackendEnv {
-    /// TSC ticks in a millisecond.
-    pub tsc_khz: u32,
-    /// Vendor of the host's processor, whose event codes its PMU takes.
-    pub host_vendor: Option<Vendor>,
-    /// The signal that makes a vCPU's thread leave the guest.
-    pub overflow_signal: i32,
-    /// The host's single steps stop at CPL 3 too.
-    pub steps_cpl3: bool,
-}
-
-/// A counter backend cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum BackendError {
-    /// No backend has the name.
-    #[error(
-        "no counter backend is called '{name}'; known are {}",
-        known_backends()
-    )]
-    Unknown {
-        /// The name given.
-        name: String,
-    },
-    /// The words behind a backend's name make no sense.
-    #[error("'{text}': {problem}")]
-    Options {
-        /// As given.
-        text: String,
-        /// What is wrong, and what would be right.
-        problem: String,
-    },
-    /// The host does not let us use it.
-    #[error("the {backend} backend cannot be used: {reason}")]
-    Cannot {
-        /// The backend's name.
-        backend: &'static str,
-        /// Why, and what to do.
-        reason: String,
-    },
-}
-
-fn known_backends() -> String {
-    BACKENDS.map(|backend| backend.name).join(", ")
 }
