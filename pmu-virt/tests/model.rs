@@ -226,6 +226,7 @@ fn sources_are_read_and_named_again() {
         ("sim", "sim=FILE.toml"),
         ("sim=", "sim=FILE.toml"),
         ("msr=x", "CPU is the number"),
+        ("msr:foo", "CPU is the number"),
         ("msr=3:forced", "CPU is the number"),
         ("clock=1", "takes no options"),
         ("step:force", "takes no options"),

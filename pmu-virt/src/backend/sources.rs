@@ -111,6 +111,7 @@ impl Source {
                 cpu: Some(cpu.parse().map_err(|_| options(MSR_FORM))?),
                 force,
             },
+            (name, _) if name.starts_with("msr:") => return Err(options(MSR_FORM)),
             (name, value) => {
                 let plain = match name {
                     "auto" => Source::Auto,

@@ -1,5 +1,6 @@
 //! Which counter sources a measurement takes.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 
@@ -91,15 +92,19 @@ pub(super) fn choose(
 }
 
 fn named(probe: &ProbeReport, env: BackendEnv, list: &str) -> Result<Vec<Source>, UserError> {
-    let sources = Sources::parse(list).map_err(UserError::bad_input)?;
-    doctor::check_backends(probe, &sources).map_err(UserError::bad_input)?;
+    let sources = Sources::parse(list).map_err(unusable)?;
+    doctor::check_backends(probe, &sources).map_err(unusable)?;
     let one = |source| {
-        let source = Source::new(source, env).map_err(UserError::bad_input)?;
+        let source = Source::new(source, env).map_err(unusable)?;
         // What the host refuses shows when it is opened.
-        source.open().map_err(UserError::bad_input)?;
+        source.open().map_err(unusable)?;
         Ok(source)
     };
     sources.iter().map(one).collect()
+}
+
+fn unusable(error: impl Display) -> UserError {
+    UserError::bad_input(format!("--counters: {error}"))
 }
 
 /// What needs options has to be asked for.

@@ -7,6 +7,7 @@ mod flags_image;
 mod frame;
 mod paging;
 mod rdpmc;
+mod reach;
 mod segment;
 mod stepping;
 

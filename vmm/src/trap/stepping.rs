@@ -9,23 +9,15 @@
 //!
 //! Everything here decides; entering the guest is the caller's.
 
-use pmu_virt::step::{FaultSet, InsnClass, InsnFacts, StepKind, decode};
+use pmu_virt::step::{InsnClass, InsnFacts, StepKind};
 use pmu_virt::{LossReason, Progress, Ring};
 
-use super::context::{CpuContext, Gate, MAX_INSTRUCTION};
+use super::context::{CpuContext, Gate};
 use super::flags_image::{loaded_tf, return_target};
 use super::frame::ExceptionFrame;
+use super::reach::{Entry, Watched, after, certain, fetch, possible, shadowed, watch};
 
 const RFLAGS_TF: u64 = 1 << 8;
-const RFLAGS_AC: u64 = 1 << 18;
-const CR0_EM_TS: u64 = 1 << 2 | 1 << 3;
-const CR0_AM: u64 = 1 << 18;
-
-const DB: u8 = 1;
-const BP: u8 = 3;
-const OF: u8 = 4;
-const DOUBLE_FAULT: u8 = 8;
-const NOT_PRESENT: u8 = 11;
 
 /// What stepping has to know of the vCPU beyond its registers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -92,23 +84,6 @@ impl StepResult {
     fn lose(&mut self, reason: LossReason) {
         self.progress.push(Progress::Lost { reason });
     }
-}
-
-/// The first instruction of something that a step can lead to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Watched {
-    address: u64,
-    entry: Entry,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Entry {
-    /// Through the IDT.
-    Event { vector: u8, gate: Gate },
-    /// By SYSCALL or SYSENTER.
-    SystemCall,
-    /// By IRET or SYSRET: the flags come from the guest, without our TF.
-    Return,
 }
 
 /// One instruction under way.
@@ -363,133 +338,6 @@ impl Stepper {
             .progress
             .push(Progress::Delivered { ring: pending.ring });
     }
-}
-
-/// The instruction at `rip` of the guest's present code segment.
-fn fetch(context: &CpuContext<'_>, rip: u64) -> Option<InsnFacts> {
-    let mut bytes = [0; MAX_INSTRUCTION];
-    let len = context.read_linear(context.code_base().wrapping_add(rip), &mut bytes);
-    decode(&bytes[..len], context.bitness(), rip).ok()
-}
-
-/// The instruction that a MOV SS or POP SS takes along.
-fn shadowed(context: &CpuContext<'_>, facts: &InsnFacts) -> Option<InsnFacts> {
-    matches!(facts.kind, StepKind::MovSs | StepKind::PopSs)
-        .then(|| fetch(context, after(facts)))
-        .flatten()
-}
-
-fn after(facts: &InsnFacts) -> u64 {
-    facts.rip.wrapping_add(facts.len.into())
-}
-
-/// What the step leads to for certain, or by the guest's own wish.
-fn certain(
-    context: &CpuContext<'_>,
-    inputs: &StepInputs,
-    facts: Option<&InsnFacts>,
-) -> Vec<Watched> {
-    let mut watched = Vec::new();
-    if inputs.debug_queued {
-        watch(context, [DB], &mut watched);
-    } else if let Some(vector) = inputs.deliverable {
-        watch(context, [vector], &mut watched);
-    }
-    let system_call = |address| Watched {
-        address,
-        entry: Entry::SystemCall,
-    };
-    match facts.map(|facts| facts.kind) {
-        Some(StepKind::Syscall) => watched.push(system_call(inputs.syscall_target)),
-        Some(StepKind::Sysenter) => watched.push(system_call(inputs.sysenter_target)),
-        Some(StepKind::Iret | StepKind::Sysret) => {
-            let target = facts.and_then(|facts| return_target(context, facts));
-            watched.extend(target.map(|target| Watched {
-                address: target.linear,
-                entry: Entry::Return,
-            }));
-        }
-        Some(StepKind::SoftInt(vector)) => watch(context, [vector], &mut watched),
-        Some(StepKind::Int3) => watch(context, [BP], &mut watched),
-        Some(StepKind::Int1) => watch(context, [DB], &mut watched),
-        Some(StepKind::Into) => watch(context, [OF], &mut watched),
-        _ => {}
-    }
-    watched
-}
-
-/// Adds the handlers of `vectors`. Where a gate is missing, delivery fails into
-/// #NP or #DF, so theirs are watched instead.
-fn watch(
-    context: &CpuContext<'_>,
-    vectors: impl IntoIterator<Item = u8>,
-    watched: &mut Vec<Watched>,
-) {
-    let mut add = |vector: u8| {
-        let gate = context.gate(vector);
-        if let Some(gate) = gate {
-            let known = watched.iter().any(|one| one.address == gate.handler);
-            if !known {
-                watched.push(Watched {
-                    address: gate.handler,
-                    entry: Entry::Event { vector, gate },
-                });
-            }
-        }
-        gate.is_some()
-    };
-    for vector in vectors {
-        if !add(vector) {
-            add(NOT_PRESENT);
-            add(DOUBLE_FAULT);
-        }
-    }
-}
-
-/// The vectors that an instruction can raise in the guest's present state.
-fn possible(context: &CpuContext<'_>, facts: Option<&InsnFacts>) -> FaultSet {
-    let Some(facts) = facts else {
-        // Fetching or decoding it faults.
-        return FaultSet::PF | FaultSet::UD | FaultSet::GP;
-    };
-    // Its page may be gone by the time it is fetched.
-    let mut faults = facts.may_fault | FaultSet::PF;
-    let alignment = context.cpl() == 3
-        && context.sregs.cr0 & CR0_AM != 0
-        && context.regs.rflags & RFLAGS_AC != 0;
-    if !alignment {
-        faults -= FaultSet::AC;
-    }
-    if context.sregs.cr0 & CR0_EM_TS == 0 {
-        faults -= FaultSet::NM;
-    }
-    if context.bitness() == 64 {
-        if facts.kind != StepKind::FarTransfer {
-            // No task switches in 64-bit mode; the TSS is read for RSP0 alone.
-            faults -= FaultSet::TS;
-        }
-        // An indexed operand of the stack segment may lie anywhere.
-        let frame = [context.regs.rsp, context.regs.rbp];
-        if frame.into_iter().all(canonical_with_room)
-            && facts.class != InsnClass::Far
-            && !facts.stack_operand
-        {
-            faults -= FaultSet::SS;
-        }
-        if facts.kind == StepKind::Iret || matches!(facts.kind, StepKind::SoftInt(_)) {
-            // Its selectors' descriptors are present in any guest that got here
-            // through them; #GP and #PF stay watched.
-            faults -= FaultSet::NP;
-        }
-    }
-    faults
-}
-
-/// True if a stack or frame pointer is far from the edges of the canonical halves.
-fn canonical_with_room(rsp: u64) -> bool {
-    const ROOM: i64 = 1 << 46;
-    let rsp = rsp.cast_signed();
-    (-ROOM..ROOM).contains(&rsp)
 }
 
 /// True if `facts` can be followed by an instruction at `next`.
