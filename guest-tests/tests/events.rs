@@ -142,6 +142,12 @@ fn bad_names_get_an_answer() {
         &["no PMU model"],
     );
     check("x::y", "intel-v2", &["no event table 'x'"]);
+    let core = "core::BR_INST_RETIRED:MISPRED_TAKEN";
+    check(core, "intel-v2", &["0x5308c4", "near returns"]);
+    let fam16h = "amd64_fam16h::RETIRED_MMX_AND_FP_INSTRUCTIONS:SSE";
+    check(fam16h, "amd-fam10h", &["0x5302cb", "MMX instructions"]);
+    let fam11h = "amd64_fam11h_turion::RETIRED_MMX_AND_FP_INSTRUCTIONS:ALL";
+    check(fam11h, "amd-fam10h", &["0x530fcb"]);
 }
 
 /// Every event and unit mask of every table either has a code that fits into

@@ -182,13 +182,34 @@ impl CountRequest {
     /// Whether a counter programmed for `self` also serves `other`: they
     /// differ at most in enabling, in the interrupt and in the pin.
     pub fn counts_like(&self, other: &CountRequest) -> bool {
-        let strip = |request: &CountRequest| CountRequest {
-            int: false,
-            enabled: true,
-            pin: false,
-            ..*request
+        let CountRequest {
+            event,
+            usr,
+            os,
+            edge,
+            pin: _,
+            int: _,
+            any_thread,
+            enabled: _,
+            invert,
+            cmask,
+            guest_only,
+            host_only,
+        } = *self;
+        let flags = |one: &CountRequest| {
+            [
+                one.usr,
+                one.os,
+                one.edge,
+                one.any_thread,
+                one.invert,
+                one.guest_only,
+                one.host_only,
+            ]
         };
-        strip(self) == strip(other)
+        event == other.event
+            && cmask == other.cmask
+            && [usr, os, edge, any_thread, invert, guest_only, host_only] == flags(other)
     }
 }
 

@@ -221,7 +221,7 @@ fn mnemonics_fall_into_classes() {
         ("insb", &[0x6c], true, None),
         ("outsb", &[0x6e], true, None),
         ("xlatb", &[0xd7], false, None),
-        // Opcode A5 with a mandatory prefix is no MOVS in the 0F map.
+        // The MOVSD of SSE2 is no string instruction.
         (
             "movsd xmm1, [rax]",
             &[0xf2, 0x0f, 0x10, 0x08],

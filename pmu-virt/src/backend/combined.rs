@@ -67,20 +67,23 @@ impl CombinedBackend {
         CombinedBackend { sources }
     }
 
-    /// The source that counts `request`; of several refusals the first one is
-    /// told.
+    /// The source that counts `request`. Of several refusals the first one is told
+    /// that says more than that there is no such event.
     fn chosen(&self, request: &CountRequest) -> Result<(&Source, Provenance), Unavailable> {
-        let mut refusals: Vec<Unavailable> = Vec::new();
+        let (mut first, mut telling) = (None, None);
         for source in &self.sources {
             match source.backend.can_count(request) {
                 Ok(provenance) => return Ok((source, provenance)),
-                Err(error) => refusals.push(error),
+                Err(no) => {
+                    first.get_or_insert(no);
+                    // A source that has the event tells more than one that has not.
+                    if !matches!(no.reason, UnavailableReason::Event { .. }) {
+                        telling.get_or_insert(no);
+                    }
+                }
             }
         }
-        // A source that has the event tells more than one that has not.
-        let has_event = |no: &&Unavailable| !matches!(no.reason, UnavailableReason::Event { .. });
-        let told = refusals.iter().find(has_event).or(refusals.first());
-        Err(told.copied().unwrap_or(Unavailable {
+        Err(telling.or(first).unwrap_or(Unavailable {
             reason: UnavailableReason::Event {
                 backend: NAME,
                 event: request.event,

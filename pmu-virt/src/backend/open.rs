@@ -27,7 +27,7 @@ const BACKENDS: [BackendSummary; 6] = [
     },
     BackendSummary {
         name: "step",
-        summary: "single steps: instructions, branches, loads, stores by ring, exact and slow",
+        summary: "single steps: instructions by kind, branches, loads, stores by ring, exact and slow",
     },
     BackendSummary {
         name: "sim",

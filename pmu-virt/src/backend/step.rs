@@ -14,8 +14,9 @@ const NAME: &str = "step";
 /// Counts what stepped instructions did: exact, by ring.
 ///
 /// AMD's load and store events count operations at dispatch, wrong paths
-/// included; here those of retired instructions are counted, so these two
-/// counts are labelled derived on AMD. After [`Progress::Lost`] every running
+/// included; here those of retired instructions are counted. Which of x87, MMX
+/// and SSE an instruction is to AMD's event 0CBh, no manual lists; here the
+/// registers decide. So these counts are labelled derived on AMD. After [`Progress::Lost`] every running
 /// counter is labelled scaled until it is programmed anew. On a host that
 /// cannot step CPL 3, nothing is counted for CPL 3 alone.
 #[derive(Debug)]
@@ -131,9 +132,17 @@ impl CounterBackend for StepBackend {
 
     fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
         let provenance = match (request.event.known(), request.event.vendor()) {
-            (Some(KnownEvent::Loads | KnownEvent::Stores), Some(Vendor::Amd)) => {
-                Provenance::Derived
-            }
+            (
+                Some(
+                    KnownEvent::Loads
+                    | KnownEvent::Stores
+                    | KnownEvent::FloatingPoint
+                    | KnownEvent::X87
+                    | KnownEvent::Mmx
+                    | KnownEvent::Sse,
+                ),
+                Some(Vendor::Amd),
+            ) => Provenance::Derived,
             (
                 Some(
                     KnownEvent::Instructions

@@ -71,9 +71,9 @@ impl CorePmu {
         resident.request.counts_like(request) && self.backend.is_shared(slot)
     }
 
-    /// Puts a counter of the attached vCPU on `slots`, one or a pair, stopped, and says at which
-    /// count it begins. Who is there makes room; one of the attached vCPU must
-    /// have left before.
+    /// Puts a counter of the attached vCPU on `slots`, one or a pair, stopped, and
+    /// says at which count it begins. Who is there makes room; one of the attached
+    /// vCPU must have left before.
     pub(crate) fn place(
         &mut self,
         slots: SlotSet,

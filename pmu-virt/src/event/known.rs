@@ -65,8 +65,9 @@ const fn row(family: EventFamily, select: u16, umask: u8, event: KnownEvent) -> 
     }
 }
 
-/// Codes shared by every AMD family (K8 BKDG, Family 10h BKDG, Family 17h and
-/// 19h PPR, "Performance Monitor Counters"). The unit mask is unused there.
+/// Codes shared by the AMD families from K8 on (K8 BKDG, Family 10h BKDG, Family
+/// 17h and 19h PPR, "Performance Monitor Counters"); K7 has them all but 0C8h.
+/// The unit mask is unused there.
 const AMD_COMMON: &[(u16, KnownEvent)] = &[
     (0x76, KnownEvent::CoreCycles),
     (0xc0, KnownEvent::Instructions),

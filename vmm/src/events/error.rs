@@ -118,6 +118,20 @@ pub enum EventError {
         /// The guest's.
         model: &'static str,
     },
+    /// The code of the event means something else to the model.
+    #[error(
+        "{name} is code {code:#x}, which the guest's PMU model {model} reads as {means}; take an event of a processor like the model"
+    )]
+    OtherMeaning {
+        /// The name.
+        name: String,
+        /// Its code.
+        code: u64,
+        /// The model.
+        model: &'static str,
+        /// What the code means there.
+        means: String,
+    },
     /// An attribute that the event does not have.
     #[error(
         "{event} has no unit mask or modifier '{attribute}'{}; it has {known}",

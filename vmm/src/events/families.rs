@@ -13,8 +13,8 @@ const INTEL: [&str; 32] = [
 
 /// Tables of AMD's processors, by the beginning of their names. Families 11h to
 /// 16h are read in the vocabulary of the model with their number of counters and
-/// their length of the event select; the codes whose meaning `pmu-virt` knows
-/// are the same in all of them.
+/// their length of the event select; of the codes whose meaning `pmu-virt` knows,
+/// those in [`OTHER_MEANINGS`] mean something else there.
 const AMD: [(&str, EventFamily); 14] = [
     ("amd64_k7", EventFamily::AmdK7),
     ("amd64_k8", EventFamily::AmdK7),
@@ -31,6 +31,28 @@ const AMD: [(&str, EventFamily); 14] = [
     ("amd64_fam1ah", EventFamily::AmdZen4),
     ("amd64_zen5", EventFamily::AmdZen4),
 ];
+
+/// Codes that mean another event in these tables than to the model that reads
+/// them: beginning of the table's name, event select, unit masks (none: all).
+/// Core and Atom have mispredicted branches where later processors have near
+/// calls and returns; families 11h, 14h and 16h sort MMX and SSE otherwise than
+/// Family 10h (tables of libpfm 4.13).
+const OTHER_MEANINGS: [(&str, u8, &[u8]); 5] = [
+    ("core", 0xc4, &[0x02, 0x08]),
+    ("atom", 0xc4, &[0x02, 0x08]),
+    ("amd64_fam11h", 0xcb, &[]),
+    ("amd64_fam14h", 0xcb, &[]),
+    ("amd64_fam16h", 0xcb, &[]),
+];
+
+/// Whether a model reads `code` of `table` as another event.
+pub(super) fn means_another(table: &str, code: u64) -> bool {
+    let [select, umask, ..] = code.to_le_bytes();
+    OTHER_MEANINGS.iter().any(|(start, event, umasks)| {
+        let is_table = table == *start || start.contains('_') && table.starts_with(start);
+        is_table && select == *event && (umasks.is_empty() || umasks.contains(&umask))
+    })
+}
 
 /// The vocabulary of the models that have this table's events, or why no model
 /// has them.

@@ -94,7 +94,7 @@ pub(super) const GENERIC: [Generic; 19] = [
     Generic {
         names: &["string-instructions"],
         event: KnownEvent::Strings,
-        note: "MOVS, STOS and their like, a repeated one once; for tools of the host",
+        note: "MOVS, STOS and their like, a repeated one once; no command asks for them yet",
     },
     Generic {
         names: &["cache-references"],

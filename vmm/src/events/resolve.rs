@@ -5,7 +5,7 @@ use pmu_virt::{CountRequest, EventFamily, PmuModel};
 use super::code;
 use super::error::EventError;
 use super::explain::{Name, explain};
-use super::families::{all_models, all_of, family_of, model_names, models_of};
+use super::families::{all_models, all_of, family_of, means_another, model_names, models_of};
 use super::generic::{self, Generic};
 use super::suggest::nearest;
 use super::table::{EncodeError, Encoding, NameTable, PmuTable};
@@ -278,9 +278,19 @@ fn take(name: &Name<'_>, encoding: Encoding, model: &PmuModel) -> Result<NamedRe
             code,
         });
     }
+    let request = code::request(name.whole, code, model)?;
+    let table = Name::split(&full_name).table.unwrap_or_default();
+    if means_another(table, code) {
+        return Err(EventError::OtherMeaning {
+            name: name.whole.to_owned(),
+            code,
+            model: model.name(),
+            means: request.event.to_string(),
+        });
+    }
     Ok(NamedRequest {
         name: name.whole.to_owned(),
-        request: code::request(name.whole, code, model)?,
+        request,
         code,
         full_name: Some(full_name),
     })
