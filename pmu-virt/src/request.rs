@@ -182,34 +182,34 @@ impl CountRequest {
     /// Whether a counter programmed for `self` also serves `other`: they
     /// differ at most in enabling, in the interrupt and in the pin.
     pub fn counts_like(&self, other: &CountRequest) -> bool {
+        self.event == other.event
+            && self.cmask == other.cmask
+            && self.counting_flags() == other.counting_flags()
+    }
+
+    /// What decides about the count beside event and counter mask, as bits.
+    fn counting_flags(&self) -> u8 {
         let CountRequest {
-            event,
+            event: _,
+            cmask: _,
+            int: _,
+            pin: _,
+            enabled: _,
             usr,
             os,
             edge,
-            pin: _,
-            int: _,
             any_thread,
-            enabled: _,
             invert,
-            cmask,
             guest_only,
             host_only,
         } = *self;
-        let flags = |one: &CountRequest| {
-            [
-                one.usr,
-                one.os,
-                one.edge,
-                one.any_thread,
-                one.invert,
-                one.guest_only,
-                one.host_only,
-            ]
-        };
-        event == other.event
-            && cmask == other.cmask
-            && [usr, os, edge, any_thread, invert, guest_only, host_only] == flags(other)
+        u8::from(usr)
+            | u8::from(os) << 1
+            | u8::from(edge) << 2
+            | u8::from(any_thread) << 3
+            | u8::from(invert) << 4
+            | u8::from(guest_only) << 5
+            | u8::from(host_only) << 6
     }
 }
 

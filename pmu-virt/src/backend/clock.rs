@@ -179,8 +179,6 @@ impl CounterBackend for ClockBackend {
     }
 
     fn needs_ring(&self) -> bool {
-        self.slots
-            .running()
-            .any(|slot| slot.request.is_ring_filtered())
+        self.slots.any_of_one_ring()
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct Slots {
     backend: &'static str,
     slots: Box<[Option<Slot>; CAPACITY]>,
     programmed: SlotSet,
+    /// Those of them that count one ring alone.
+    of_one_ring: SlotSet,
     running: SlotSet,
     /// Running since before the present interval began.
     in_interval: SlotSet,
@@ -60,6 +62,7 @@ impl Slots {
             backend,
             slots: Box::new([const { None }; CAPACITY]),
             programmed: SlotSet::EMPTY,
+            of_one_ring: SlotSet::EMPTY,
             running: SlotSet::EMPTY,
             in_interval: SlotSet::EMPTY,
             overflowed: SlotSet::EMPTY,
@@ -94,6 +97,9 @@ impl Slots {
             loss: None,
         });
         self.programmed.insert(index);
+        if request.is_ring_filtered() {
+            self.of_one_ring.insert(index);
+        }
         Ok(provenance)
     }
 
@@ -101,6 +107,7 @@ impl Slots {
         if let Some(place) = self.slots.get_mut(usize::from(index.0)) {
             *place = None;
             self.programmed.remove(index);
+            self.of_one_ring.remove(index);
             self.stop(index);
             self.overflowed.remove(index);
         }
@@ -170,6 +177,11 @@ impl Slots {
                 slot: index,
             }),
         }
+    }
+
+    /// Whether a slot is running that counts one ring alone.
+    pub(super) fn any_of_one_ring(&self) -> bool {
+        !self.running.intersection(self.of_one_ring).is_empty()
     }
 
     /// Whether any slot is running.
