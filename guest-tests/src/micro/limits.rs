@@ -34,6 +34,11 @@ pub const LIMITS: &[Limit] = &[
     },
     Limit {
         applies: ProbeReport::slow_cpl0,
+        reason: "this KVM emulates CPL 0, and its emulator lacks x87, MMX and most of SSE",
+        tests: &["step::x87_mmx_and_sse"],
+    },
+    Limit {
+        applies: ProbeReport::slow_cpl0,
         reason: "this KVM emulates CPL 0, and a stepped guest never wakes from its HLT",
         tests: &["step::interrupt_that_ends_a_hlt"],
     },

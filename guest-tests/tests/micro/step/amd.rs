@@ -45,7 +45,7 @@ fn handler(a: &mut CodeAssembler) -> Written {
 }
 
 /// Writes 0 to `control` and logs the counters; three instructions count.
-fn stop(a: &mut CodeAssembler, control: u32, counters: &[u32]) -> Written {
+pub(super) fn stop(a: &mut CodeAssembler, control: u32, counters: &[u32]) -> Written {
     a.mov(ecx, control)?;
     a.xor(eax, eax)?;
     a.xor(edx, edx)?;
@@ -58,7 +58,13 @@ fn stop(a: &mut CodeAssembler, control: u32, counters: &[u32]) -> Written {
     exit(a)
 }
 
-fn check(lab: &Lab, model: &str, program: Program, expected: &[(u64, Provenance)]) -> Result<()> {
+/// Runs `program` on `model`: what it logs, and what the counters are labelled.
+pub(super) fn check(
+    lab: &Lab,
+    model: &str,
+    program: Program,
+    expected: &[(u64, Provenance)],
+) -> Result<()> {
     let ran = lab.run(&Setup::step(model), &program.start(0))?;
     let counts: Vec<u64> = ran
         .log

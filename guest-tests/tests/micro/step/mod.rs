@@ -2,6 +2,7 @@
 
 mod amd;
 mod cases;
+mod classes;
 mod events;
 mod losses;
 mod region;
@@ -9,5 +10,12 @@ mod region;
 use guest_tests::micro::Test;
 
 pub(crate) fn tests() -> Vec<Test> {
-    [cases::TESTS, events::TESTS, amd::TESTS, losses::TESTS].concat()
+    [
+        cases::TESTS,
+        events::TESTS,
+        classes::TESTS,
+        amd::TESTS,
+        losses::TESTS,
+    ]
+    .concat()
 }
