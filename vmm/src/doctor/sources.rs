@@ -80,8 +80,9 @@ fn step(probe: &ProbeReport) -> (Option<&'static str>, Vec<&'static str>) {
     let mut limits = Vec::new();
     if !support.user {
         limits.push(
-            "CPL 0 only: steps or breakpoints do not work at CPL 3 on this KVM; a counter loses \
-             the label `exact` once the guest runs a program",
+            "CPL 0 only: steps or breakpoints do not work at CPL 3 on this KVM; a counter for \
+             CPL 3 alone is unavailable, one for both rings loses the label `exact` once the \
+             guest runs a program",
         );
     }
     if !support.hold_irqs {
