@@ -7,6 +7,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod abi;
 mod counter;
 mod grant;
 mod layer;
