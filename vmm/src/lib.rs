@@ -20,6 +20,7 @@
 //!
 //! `docs/architecture.md` follows an access through the code.
 
+pub mod audit;
 pub mod bench;
 pub mod boot;
 pub mod cli;
@@ -29,6 +30,7 @@ pub mod cpuid;
 pub mod demo;
 pub mod devices;
 pub mod doctor;
+pub mod entropy;
 pub mod events;
 pub mod host;
 pub mod kvm;
