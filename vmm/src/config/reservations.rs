@@ -1,0 +1,475 @@
+//! Counter reservations as they are configured, and what that means for a PMU.
+
+use arbiter::{
+    Bank, Cookie, CounterId, CounterSet, Layer, Operation, PerKind, Policy, PolicyError, Reason,
+};
+use pmu_virt::{PmuModel, Vendor};
+use thiserror::Error;
+
+/// `--pcr on` and what goes with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PcrChoice {
+    /// `--policy` and `--grace`.
+    pub policy: Policy,
+    /// `--hypervisor-counters`.
+    pub hypervisor: HypervisorCounters,
+    /// `--cpuid-follows-grants`.
+    pub follows_grants: FollowsGrants,
+}
+
+impl Default for PcrChoice {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            hypervisor: HypervisorCounters::Last(0),
+            follows_grants: FollowsGrants::Auto,
+        }
+    }
+}
+
+/// The counters that the hypervisor holds from the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HypervisorCounters {
+    /// So many programmable ones, from the last one on: kernels use the first
+    /// ones first.
+    Last(u8),
+    /// These.
+    These(Vec<CounterId>),
+}
+
+impl HypervisorCounters {
+    pub(super) const ALLOWED: &'static str =
+        "a number of programmable counters, 0 to 32, or a list, as PMC3,FIXED0";
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        if let Ok(number) = text.parse::<u8>() {
+            return (number <= arbiter::MAX_PROGRAMMABLE).then_some(Self::Last(number));
+        }
+        let counters = text.split(',').map(counter).collect::<Option<Vec<_>>>()?;
+        let all: CounterSet = counters.iter().copied().collect();
+        let distinct = usize::try_from(all.len()) == Ok(counters.len());
+        distinct.then_some(Self::These(counters))
+    }
+}
+
+/// A counter by its name.
+fn counter(name: &str) -> Option<CounterId> {
+    let digits = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => text.parse::<u8>().ok(),
+        false => None,
+    };
+    let counter = match (name.strip_prefix("PMC"), name.strip_prefix("FIXED")) {
+        (Some(index), _) => CounterId::Programmable(digits(index)?),
+        (_, Some(index)) => CounterId::Fixed(digits(index)?),
+        _ => return None,
+    };
+    counter.position().map(|_| counter)
+}
+
+/// `--cpuid-follows-grants`: whether CPUID announces only the counters that are
+/// left to the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FollowsGrants {
+    /// As soon as anything is set aside.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl FollowsGrants {
+    pub(super) const ALLOWED: &'static str = "auto, on or off";
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "auto" => Some(Self::Auto),
+            "on" => Some(Self::On),
+            "off" => Some(Self::Off),
+            _ => None,
+        }
+    }
+}
+
+/// The reservations of one machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PcrPlan {
+    /// Who may hold how many.
+    pub policy: Policy,
+    /// What the hypervisor reserves on every vCPU.
+    pub hypervisor: CounterSet,
+    /// How many counters CPUID announces, where these are not all.
+    pub legacy: Option<PerKind>,
+}
+
+/// Reservations that this PMU cannot have.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PcrPlanError {
+    /// The policy.
+    #[error("--policy, on the PMU model {model}: {source}")]
+    Policy {
+        /// The model.
+        model: &'static str,
+        /// Why.
+        source: PolicyError,
+    },
+    /// More than there are.
+    #[error("--hypervisor-counters {asked}: the PMU model {model} has {there}; give fewer")]
+    TooMany {
+        /// As asked for.
+        asked: u8,
+        /// The model.
+        model: &'static str,
+        /// Its programmable counters.
+        there: u8,
+    },
+    /// One that there is not.
+    #[error(
+        "--hypervisor-counters: the PMU model {model} has no {counter}; it has {}",
+        having(*there)
+    )]
+    NoCounter {
+        /// Which one.
+        counter: CounterId,
+        /// The model.
+        model: &'static str,
+        /// Its counters.
+        there: PerKind,
+    },
+    /// The policy is against it.
+    #[error("--hypervisor-counters: {counter} cannot be reserved, as {reason}; change --policy")]
+    Refused {
+        /// Which one.
+        counter: CounterId,
+        /// Why.
+        reason: Reason,
+    },
+    /// CPUID has no way to say it.
+    #[error(
+        "--cpuid-follows-grants on: {left} of the counters of {model} are left to the kernel, and \
+         CPUID can announce {}; set fewer aside, or choose amd-perfmonv2",
+        can(.announces)
+    )]
+    Announce {
+        /// How many are left.
+        left: u8,
+        /// The model.
+        model: &'static str,
+        /// What CPUID can say.
+        announces: &'static [u8],
+    },
+}
+
+fn having(there: PerKind) -> String {
+    let last = |name: &str, count: u8| format!("{name}0 to {name}{}", count.saturating_sub(1));
+    let fixed = match there.fixed {
+        0 => "no fixed ones".to_owned(),
+        count => last("FIXED", count),
+    };
+    format!("{} and {fixed}", last("PMC", there.programmable))
+}
+
+fn can(announces: &[u8]) -> String {
+    let numbers: Vec<String> = announces.iter().map(u8::to_string).collect();
+    match numbers.as_slice() {
+        [] => "none".to_owned(),
+        [one] => format!("{one} only"),
+        many => many.join(" or "),
+    }
+}
+
+impl PcrChoice {
+    /// What it comes to on a PMU of `model`, with these counters set aside for
+    /// the firmware.
+    ///
+    /// # Errors
+    /// The PMU cannot have it.
+    pub fn plan(&self, model: &PmuModel, firmware: CounterSet) -> Result<PcrPlan, PcrPlanError> {
+        let there = PerKind {
+            programmable: model.programmable(),
+            fixed: model.fixed(),
+        };
+        self.policy
+            .fits(there.programmable, there.fixed)
+            .map_err(|source| PcrPlanError::Policy {
+                model: model.name(),
+                source,
+            })?;
+        let hypervisor = self.hypervisor_set(model, there)?;
+        let aside = firmware | hypervisor;
+        let legacy = match self.follows_grants {
+            FollowsGrants::Off => None,
+            FollowsGrants::Auto if aside.is_empty() => None,
+            FollowsGrants::Auto | FollowsGrants::On => {
+                let left = left(there, aside);
+                self.announced(model, left)?
+            }
+        };
+        Ok(PcrPlan {
+            policy: self.policy,
+            hypervisor,
+            legacy,
+        })
+    }
+
+    fn hypervisor_set(&self, model: &PmuModel, there: PerKind) -> Result<CounterSet, PcrPlanError> {
+        let counters: Vec<CounterId> = match &self.hypervisor {
+            HypervisorCounters::Last(asked) => match there.programmable.checked_sub(*asked) {
+                Some(first) => (first..there.programmable)
+                    .map(CounterId::Programmable)
+                    .collect(),
+                None => {
+                    return Err(PcrPlanError::TooMany {
+                        asked: *asked,
+                        model: model.name(),
+                        there: there.programmable,
+                    });
+                }
+            },
+            HypervisorCounters::These(counters) => counters.clone(),
+        };
+        let mut held = CounterSet::EMPTY;
+        for counter in counters {
+            if !model.has(counter) {
+                return Err(PcrPlanError::NoCounter {
+                    counter,
+                    model: model.name(),
+                    there,
+                });
+            }
+            self.admit(counter, there, held)?;
+            held.insert(counter);
+        }
+        Ok(held)
+    }
+
+    /// Whether policy lets the hypervisor have `counter` beside those it has.
+    fn admit(
+        &self,
+        counter: CounterId,
+        there: PerKind,
+        held: CounterSet,
+    ) -> Result<(), PcrPlanError> {
+        let refused = |reason| PcrPlanError::Refused { counter, reason };
+        let mut bank = Bank::new(there.programmable, there.fixed);
+        for held in held.iter() {
+            // A stand-in: what counts is that somebody holds it.
+            let reserve = Operation::Manage(Cookie::from_random(1));
+            let change = bank.plan(Layer::Hypervisor, Cookie::DEFAULT, held, reserve);
+            let _ = bank.apply(change.map_err(refused)?);
+        }
+        let admitted = self.policy.admit(&bank, Layer::Hypervisor, counter);
+        admitted.map_err(refused)
+    }
+
+    /// What CPUID says of `left`; `None` where it cannot, and need not.
+    fn announced(&self, model: &PmuModel, left: PerKind) -> Result<Option<PerKind>, PcrPlanError> {
+        let announces = announces(model);
+        let programmable = match announces {
+            None => Some(left.programmable),
+            Some(numbers) => numbers
+                .iter()
+                .copied()
+                .filter(|number| *number <= left.programmable)
+                .max(),
+        };
+        match (programmable, self.follows_grants) {
+            (Some(programmable), _) => Ok(Some(PerKind {
+                programmable,
+                fixed: left.fixed,
+            })),
+            (None, FollowsGrants::On) => Err(PcrPlanError::Announce {
+                left: left.programmable,
+                model: model.name(),
+                announces: announces.unwrap_or(&[]),
+            }),
+            (None, _) => {
+                log::warn!(
+                    "CPUID cannot announce that only {} counters of {} are left to the kernel: it \
+                     will schedule events onto counters that drop them (see docs/pcr.md)",
+                    left.programmable,
+                    model.name()
+                );
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Counters that are left when some are set aside. Fixed ones can only be
+/// announced from the first one on.
+fn left(there: PerKind, aside: CounterSet) -> PerKind {
+    let taken = PerKind::count(aside);
+    let is_free = |n: &u8| !aside.contains(CounterId::Fixed(*n));
+    let fixed = (0..there.fixed).take_while(is_free).count();
+    PerKind {
+        programmable: there.programmable.saturating_sub(taken.programmable),
+        fixed: u8::try_from(fixed).unwrap_or(there.fixed),
+    }
+}
+
+/// The numbers of programmable counters that CPUID can announce for a model;
+/// `None`: any. Before PerfMonV2, AMD's processors have four of them, or six if
+/// PerfCtrExtCore is set (APM vol. 3, appendix E, function 8000_0001h).
+fn announces(model: &PmuModel) -> Option<&'static [u8]> {
+    match (model.vendor(), model.has_global_control()) {
+        (Vendor::Amd, false) if model.programmable() > 4 => Some(&[4, 6]),
+        (Vendor::Amd, false) => Some(&[4]),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pmc(n: u8) -> CounterId {
+        CounterId::Programmable(n)
+    }
+
+    fn set(counters: &[CounterId]) -> CounterSet {
+        counters.iter().copied().collect()
+    }
+
+    #[test]
+    fn lists_of_counters() {
+        let check =
+            |text, expected| assert_eq!(HypervisorCounters::parse(text), expected, "{text}");
+        let these = |counters: &[CounterId]| Some(HypervisorCounters::These(counters.to_vec()));
+        check("0", Some(HypervisorCounters::Last(0)));
+        check("32", Some(HypervisorCounters::Last(32)));
+        check("33", None);
+        check("PMC3", these(&[pmc(3)]));
+        check("FIXED0,PMC31", these(&[CounterId::Fixed(0), pmc(31)]));
+        for wrong in [
+            "",
+            "PMC",
+            "PMC32",
+            "pmc1",
+            "PMC1,",
+            "PMC+1",
+            "PMC1,PMC1",
+            "-1",
+            "1,2",
+        ] {
+            check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn what_is_set_aside_and_announced() {
+        fn check(
+            model: &str,
+            hypervisor: &str,
+            firmware: &[CounterId],
+            follows: FollowsGrants,
+            expected: (&[CounterId], Option<(u8, u8)>),
+        ) {
+            let choice = PcrChoice {
+                hypervisor: HypervisorCounters::parse(hypervisor).unwrap(),
+                follows_grants: follows,
+                ..PcrChoice::default()
+            };
+            let model = PmuModel::parse(model).unwrap();
+            let plan = choice.plan(&model, set(firmware)).unwrap();
+            let legacy = plan
+                .legacy
+                .map(|legacy| (legacy.programmable, legacy.fixed));
+            assert_eq!((plan.hypervisor, legacy), (set(expected.0), expected.1));
+        }
+        use FollowsGrants::{Auto, Off, On};
+        let fixed = CounterId::Fixed;
+        check("intel-v2,counters=8", "0", &[], Auto, (&[], None));
+        check("intel-v2,counters=8", "0", &[], On, (&[], Some((8, 3))));
+        check(
+            "intel-v2,counters=8",
+            "2",
+            &[],
+            Auto,
+            (&[pmc(6), pmc(7)], Some((6, 3))),
+        );
+        check(
+            "intel-v2,counters=8",
+            "2",
+            &[],
+            Off,
+            (&[pmc(6), pmc(7)], None),
+        );
+        check(
+            "intel-v2,counters=8",
+            "PMC0,FIXED1",
+            &[pmc(3)],
+            Auto,
+            (&[pmc(0), fixed(1)], Some((6, 1))),
+        );
+        // Six or four: one that is left over is nobody's.
+        check("amd-core", "1", &[], Auto, (&[pmc(5)], Some((4, 0))));
+        check("amd-core", "1", &[pmc(0)], On, (&[pmc(5)], Some((4, 0))));
+        check(
+            "amd-core",
+            "3",
+            &[],
+            Auto,
+            (&[pmc(3), pmc(4), pmc(5)], None),
+        );
+        check(
+            "amd-perfmonv2",
+            "3",
+            &[],
+            Auto,
+            (&[pmc(3), pmc(4), pmc(5)], Some((3, 0))),
+        );
+    }
+
+    #[test]
+    fn what_a_pmu_cannot_have() {
+        fn check(model: &str, change: impl Fn(&mut PcrChoice), parts: &[&str]) {
+            let mut choice = PcrChoice::default();
+            change(&mut choice);
+            let model = PmuModel::parse(model).unwrap();
+            let error = choice.plan(&model, CounterSet::EMPTY).unwrap_err();
+            for part in parts {
+                assert!(error.to_string().contains(part), "{error}");
+            }
+        }
+        let hypervisor = |text: &'static str| {
+            move |choice: &mut PcrChoice| {
+                choice.hypervisor = HypervisorCounters::parse(text).unwrap();
+            }
+        };
+        check(
+            "amd-core",
+            hypervisor("7"),
+            &["7", "amd-core has 6", "fewer"],
+        );
+        check(
+            "intel-v2,counters=4",
+            hypervisor("PMC4"),
+            &["no PMC4", "PMC0 to PMC3 and FIXED0 to FIXED2"],
+        );
+        check(
+            "amd-core",
+            hypervisor("FIXED0"),
+            &["no FIXED0", "no fixed ones"],
+        );
+        check(
+            "amd-core",
+            hypervisor("6"),
+            &["PMC5", "minimum", "--policy"],
+        );
+        check(
+            "amd-core",
+            |choice| choice.policy.kernel.min.programmable = 7,
+            &["--policy", "amd-core", "7 programmable", "has 6"],
+        );
+        check(
+            "amd-core",
+            |choice| {
+                choice.hypervisor = HypervisorCounters::Last(3);
+                choice.follows_grants = FollowsGrants::On;
+            },
+            &["3 of the counters of amd-core", "4 or 6", "amd-perfmonv2"],
+        );
+    }
+}
