@@ -38,6 +38,7 @@ pub mod logging;
 pub mod machine;
 pub mod micro;
 pub mod probe;
+pub mod reservations;
 pub mod sched;
 pub mod sys;
 pub mod terminal;

@@ -1,6 +1,6 @@
 //! The lines of an audit file; `docs/audit.md` describes every field.
 
-use arbiter::{CounterId, Event, Layer, Reason};
+use arbiter::{Event, Layer, Reason};
 use serde::Serialize;
 
 use super::tally::Entry;
@@ -137,7 +137,7 @@ impl Details {
                 drop_value: Some(format!("{value:#x}")),
                 ..none
             },
-            Event::Asked { wanted_by } => Self {
+            Event::Asked { wanted_by } | Event::Declined { wanted_by, .. } => Self {
                 wanted_by: Some(layer_word(wanted_by)),
                 ..none
             },
@@ -158,6 +158,7 @@ impl Details {
             | Event::DroppedRead(_)
             | Event::DroppedWrite(_)
             | Event::Faulted(_)
+            | Event::Spared
             | Event::Revoked(_)
             | Event::PhaseEnded => none,
         }
@@ -177,7 +178,7 @@ pub(super) fn layer_word(layer: Layer) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use arbiter::{Control, Record};
+    use arbiter::{Control, CounterId, Record};
 
     use super::super::tally::Tally;
     use super::*;

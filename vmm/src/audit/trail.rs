@@ -58,11 +58,9 @@ impl AuditTrail {
         })
     }
 
-    /// What a vCPU's reservations report to; `None` for a vCPU that there is not.
-    #[must_use]
-    pub fn auditor(&self, vcpu: VcpuId) -> Option<VcpuAuditor> {
-        let trail = self.trails.get(usize::from(vcpu.0))?;
-        Some(VcpuAuditor {
+    /// What each vCPU's reservations report to, from vCPU 0 on.
+    pub fn auditors(&self) -> impl Iterator<Item = VcpuAuditor> {
+        self.trails.iter().map(|trail| VcpuAuditor {
             start: self.start,
             trail: trail.clone(),
             bell: self.bell.clone(),
@@ -166,8 +164,7 @@ mod tests {
         let header = Header::now(2, &PmuModel::parse("intel-v2").unwrap());
         let audit = AuditTrail::to_file(2, &path, &header).unwrap();
         std::thread::scope(|scope| {
-            for vcpu in 0..2 {
-                let mut auditor = audit.auditor(VcpuId(vcpu)).unwrap();
+            for mut auditor in audit.auditors() {
                 scope.spawn(move || {
                     for round in 0..50_000_u32 {
                         let event = Event::DroppedWrite(Reason::Held);
@@ -203,7 +200,7 @@ mod tests {
     #[test]
     fn a_writer_at_work_does_not_hold_up_a_vcpu() {
         let audit = AuditTrail::new(1);
-        let mut auditor = audit.auditor(VcpuId(0)).unwrap();
+        let mut auditor = audit.auditors().next().unwrap();
         let held = lock(&audit.trails[0]);
         auditor.record(&record(0, Event::Renewed));
         auditor.record(&record(0, Event::Released));
@@ -226,7 +223,8 @@ mod tests {
             Err(error) => error,
             Ok(audit) => {
                 audit
-                    .auditor(VcpuId(0))
+                    .auditors()
+                    .next()
                     .unwrap()
                     .record(&record(0, Event::Released));
                 audit.finish().1.unwrap_err()

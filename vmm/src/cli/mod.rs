@@ -238,6 +238,10 @@ pub struct RunFlags {
     /// How many counters a layer may reserve; one for each layer, see below
     #[arg(long, value_name = "LAYER:KEY=N[,...]")]
     pub policy: Option<Vec<String>>,
+    /// Who reserves counters: single (the hypervisor, for all), independent (each layer,
+    /// first come, first served) or interacting (layers ask each other) [default: independent]
+    #[arg(long, value_name = "HOW")]
+    pub scheme: Option<String>,
     /// How long a layer is given to answer, or to prepare for a revocation, in
     /// milliseconds, 1 to 60000 [default: 100]
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]

@@ -34,6 +34,7 @@ pub(super) struct Keys {
     pub(super) pmi_floor: Entry<i64>,
     pub(super) pcr: Entry<String>,
     pub(super) policy: Entry<Vec<String>>,
+    pub(super) scheme: Entry<String>,
     pub(super) grace: Entry<i64>,
     pub(super) hypervisor_counters: Entry<String>,
     pub(super) cpuid_follows_grants: Entry<String>,

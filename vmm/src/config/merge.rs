@@ -7,6 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use arbiter::Scheme;
 use pmu_virt::{Source, Sources};
 use toml::Spanned;
 
@@ -67,6 +68,7 @@ impl Merge {
         let pmi_floor = given!(self, flags, pmi_floor, "pmi-floor");
         let pcr = given!(self, flags, pcr, "pcr");
         let policy = given!(self, flags, policy, "policy");
+        let scheme = given!(self, flags, scheme, "scheme");
         let grace = given!(self, flags, grace, "grace");
         let hypervisor = given!(self, flags, hypervisor_counters, "hypervisor-counters");
         let follows = given!(self, flags, cpuid_follows_grants, "cpuid-follows-grants");
@@ -82,6 +84,7 @@ impl Merge {
         let pmu = or_default(pmu, model)?.unwrap_or_default();
         needs_pmu(&pmu, [&save, &restore])?;
         let asked = [
+            place(&scheme),
             place(&policy),
             place(&grace),
             place(&hypervisor),
@@ -89,7 +92,7 @@ impl Merge {
             place(&audit),
         ];
         let pcr = match reserves(&pmu, pcr, asked)? {
-            true => Some(reservations(policy, grace, hypervisor, follows)?),
+            true => Some(reservations((policy, grace), scheme, hypervisor, follows)?),
             false => None,
         };
         let floor = or_default(pmi_floor, |g| number(g, PMI_FLOOR_US, "microseconds"))?;
@@ -360,7 +363,7 @@ fn place<T>(given: &Option<Given<T>>) -> Option<&Place> {
 fn reserves(
     pmu: &PmuChoice,
     pcr: Option<Given<String>>,
-    asked: [Option<&Place>; 5],
+    asked: [Option<&Place>; 6],
 ) -> Result<bool, ConfigError> {
     let on_or_off = |word: &str| match word {
         "on" => Some(true),
@@ -386,8 +389,8 @@ fn reserves(
 }
 
 fn reservations(
-    policy: Option<Given<Vec<String>>>,
-    grace: Option<Given<i64>>,
+    (policy, grace): (Option<Given<Vec<String>>>, Option<Given<i64>>),
+    scheme: Option<Given<String>>,
     hypervisor: Option<Given<String>>,
     follows: Option<Given<String>>,
 ) -> Result<PcrChoice, ConfigError> {
@@ -405,6 +408,10 @@ fn reservations(
     let default = PcrChoice::default();
     Ok(PcrChoice {
         policy,
+        scheme: or_default(scheme, |g| {
+            choice(g, Scheme::named, "single, independent or interacting")
+        })?
+        .unwrap_or_default(),
         hypervisor: or_default(hypervisor, |g| {
             choice(g, HypervisorCounters::parse, HypervisorCounters::ALLOWED)
         })?

@@ -2,8 +2,9 @@
 
 use arbiter::{
     Bank, Cookie, CounterId, CounterSet, Layer, Operation, PerKind, Policy, PolicyError, Reason,
+    Scheme,
 };
-use pmu_virt::{PmuModel, Vendor};
+use pmu_virt::PmuModel;
 use thiserror::Error;
 
 /// `--pcr on` and what goes with it.
@@ -11,6 +12,8 @@ use thiserror::Error;
 pub struct PcrChoice {
     /// `--policy` and `--grace`.
     pub policy: Policy,
+    /// `--scheme`.
+    pub scheme: Scheme,
     /// `--hypervisor-counters`.
     pub hypervisor: HypervisorCounters,
     /// `--cpuid-follows-grants`.
@@ -21,6 +24,7 @@ impl Default for PcrChoice {
     fn default() -> Self {
         Self {
             policy: Policy::default(),
+            scheme: Scheme::default(),
             hypervisor: HypervisorCounters::Last(0),
             follows_grants: FollowsGrants::Auto,
         }
@@ -97,6 +101,8 @@ impl FollowsGrants {
 pub struct PcrPlan {
     /// Who may hold how many.
     pub policy: Policy,
+    /// Who reserves.
+    pub scheme: Scheme,
     /// What the hypervisor reserves on every vCPU.
     pub hypervisor: CounterSet,
     /// How many counters CPUID announces, where these are not all.
@@ -147,17 +153,15 @@ pub enum PcrPlanError {
     },
     /// CPUID has no way to say it.
     #[error(
-        "--cpuid-follows-grants on: {left} of the counters of {model} are left to the kernel, and \
-         CPUID can announce {}; set fewer aside, or choose amd-perfmonv2",
-        can(.announces)
+        "--cpuid-follows-grants on: {left} of the programmable counters of {model} are left to the \
+         kernel, which CPUID cannot say; set fewer aside, or choose a model that can, as \
+         amd-perfmonv2 or intel-v2"
     )]
     Announce {
         /// How many are left.
         left: u8,
         /// The model.
         model: &'static str,
-        /// What CPUID can say.
-        announces: &'static [u8],
     },
 }
 
@@ -168,15 +172,6 @@ fn having(there: PerKind) -> String {
         count => last("FIXED", count),
     };
     format!("{} and {fixed}", last("PMC", there.programmable))
-}
-
-fn can(announces: &[u8]) -> String {
-    let numbers: Vec<String> = announces.iter().map(u8::to_string).collect();
-    match numbers.as_slice() {
-        [] => "none".to_owned(),
-        [one] => format!("{one} only"),
-        many => many.join(" or "),
-    }
 }
 
 impl PcrChoice {
@@ -202,12 +197,13 @@ impl PcrChoice {
             FollowsGrants::Off => None,
             FollowsGrants::Auto if aside.is_empty() => None,
             FollowsGrants::Auto | FollowsGrants::On => {
-                let left = left(there, aside);
-                self.announced(model, left)?
+                let all = CounterSet::first(there.programmable, there.fixed);
+                self.announced(model, all & !aside)?
             }
         };
         Ok(PcrPlan {
             policy: self.policy,
+            scheme: self.scheme,
             hypervisor,
             legacy,
         })
@@ -263,60 +259,27 @@ impl PcrChoice {
         admitted.map_err(refused)
     }
 
-    /// What CPUID says of `left`; `None` where it cannot, and need not.
-    fn announced(&self, model: &PmuModel, left: PerKind) -> Result<Option<PerKind>, PcrPlanError> {
-        let announces = announces(model);
-        let programmable = match announces {
-            None => Some(left.programmable),
-            Some(numbers) => numbers
-                .iter()
-                .copied()
-                .filter(|number| *number <= left.programmable)
-                .max(),
-        };
-        match (programmable, self.follows_grants) {
-            (Some(programmable), _) => Ok(Some(PerKind {
-                programmable,
-                fixed: left.fixed,
-            })),
-            (None, FollowsGrants::On) => Err(PcrPlanError::Announce {
-                left: left.programmable,
-                model: model.name(),
-                announces: announces.unwrap_or(&[]),
-            }),
-            (None, _) => {
-                log::warn!(
-                    "CPUID cannot announce that only {} counters of {} are left to the kernel: it \
-                     will schedule events onto counters that drop them (see docs/pcr.md)",
-                    left.programmable,
-                    model.name()
-                );
-                Ok(None)
-            }
+    /// What CPUID says of the counters that are left; `None` where it cannot, and
+    /// need not.
+    fn announced(
+        &self,
+        model: &PmuModel,
+        left: CounterSet,
+    ) -> Result<Option<PerKind>, PcrPlanError> {
+        let announced = model.can_announce(left);
+        if announced.is_some() {
+            return Ok(announced);
         }
-    }
-}
-
-/// Counters that are left when some are set aside. Fixed ones can only be
-/// announced from the first one on.
-fn left(there: PerKind, aside: CounterSet) -> PerKind {
-    let taken = PerKind::count(aside);
-    let is_free = |n: &u8| !aside.contains(CounterId::Fixed(*n));
-    let fixed = (0..there.fixed).take_while(is_free).count();
-    PerKind {
-        programmable: there.programmable.saturating_sub(taken.programmable),
-        fixed: u8::try_from(fixed).unwrap_or(there.fixed),
-    }
-}
-
-/// The numbers of programmable counters that CPUID can announce for a model;
-/// `None`: any. Before PerfMonV2, AMD's processors have four of them, or six if
-/// PerfCtrExtCore is set (APM vol. 3, appendix E, function 8000_0001h).
-fn announces(model: &PmuModel) -> Option<&'static [u8]> {
-    match (model.vendor(), model.has_global_control()) {
-        (Vendor::Amd, false) if model.programmable() > 4 => Some(&[4, 6]),
-        (Vendor::Amd, false) => Some(&[4]),
-        _ => None,
+        let left = PerKind::count(left).programmable;
+        let model = model.name();
+        if self.follows_grants == FollowsGrants::On {
+            return Err(PcrPlanError::Announce { left, model });
+        }
+        log::warn!(
+            "CPUID cannot announce that only {left} counters of {model} are left to the kernel: \
+             it will schedule events onto counters that drop them (see docs/pcr.md)"
+        );
+        Ok(None)
     }
 }
 
@@ -469,7 +432,10 @@ mod tests {
                 choice.hypervisor = HypervisorCounters::Last(3);
                 choice.follows_grants = FollowsGrants::On;
             },
-            &["3 of the counters of amd-core", "4 or 6", "amd-perfmonv2"],
+            &[
+                "3 of the programmable counters of amd-core",
+                "amd-perfmonv2",
+            ],
         );
     }
 }
