@@ -132,7 +132,7 @@ impl Machine {
                     .plan(model, CounterSet::EMPTY)
                     .map_err(ConfigError::from)?,
                 phase: Arc::new(Phase::new(false)),
-                smm: host.features().smm,
+                smm: probes.smm,
             }),
             _ => None,
         };
