@@ -9,6 +9,7 @@ mod cores;
 mod debug;
 mod intel;
 mod overflow;
+mod pcr;
 mod perf;
 mod rdpmc;
 mod rings;
@@ -32,6 +33,11 @@ fn main() -> ExitCode {
         perf::TESTS,
         vcpus::TESTS,
         cores::TESTS,
+        pcr::access::TESTS,
+        pcr::cookies::TESTS,
+        pcr::layers::TESTS,
+        pcr::guard::TESTS,
+        pcr::interrupts::TESTS,
         rings::TESTS,
         time::TESTS,
         &step,
