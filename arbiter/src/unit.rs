@@ -15,6 +15,7 @@ use crate::reason::Reason;
 use crate::register::PcrRegister;
 use crate::{Access, CounterId, CounterSet, Layer, Verdict};
 use alloc::sync::Arc;
+use core::fmt;
 
 /// What a unit is made of.
 #[derive(Clone, Debug)]
@@ -50,7 +51,7 @@ pub struct Context<'a> {
 }
 
 /// Who performs an access, and with which cookie.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Caller {
     /// The layer.
     pub layer: Layer,
@@ -66,6 +67,16 @@ impl Caller {
             layer,
             presented: abi::DEFAULT_COOKIE,
         }
+    }
+}
+
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caller")
+            .field("layer", &self.layer)
+            // Its own `Debug` tells nothing of a cookie.
+            .field("presented", &Cookie::new(self.presented))
+            .finish()
     }
 }
 
@@ -200,13 +211,17 @@ impl PcrUnit {
             (Verdict::Drop { .. }, Access::Read | Access::Rdpmc) => Event::DroppedRead(reason),
         };
         record(cx, layer, Some(counter), event);
-        if reason == Reason::Cookie {
-            self.wrong_cookie(layer, cx);
-        }
+        self.guessed(reason, layer, cookie.is_default(), cx);
     }
 
-    /// A cookie was presented that is not the one.
-    fn wrong_cookie(&mut self, layer: Layer, cx: &mut Context<'_>) {
+    /// Something was denied for `reason`. Counts the cookie as wrong, also the
+    /// right one in a layer in which it is not valid: a penalty for wrong ones
+    /// alone would tell that this was the right one. The default cookie is what
+    /// one presents before one guesses.
+    fn guessed(&mut self, reason: Reason, layer: Layer, is_default: bool, cx: &mut Context<'_>) {
+        if is_default || !matches!(reason, Reason::Cookie | Reason::Layer) {
+            return;
+        }
         if let Some(penalty) = self.guard.wrong(cx.now) {
             let ms = self.to_ms(penalty);
             record(cx, layer, None, Event::Barred { ms });
@@ -323,10 +338,8 @@ impl PcrUnit {
             Err(reason) => {
                 let counter = self.has(counter).then_some(counter);
                 record(cx, caller.layer, counter, Event::Refused(reason));
-                // The default cookie is what one has before one guesses.
-                if reason == Reason::Cookie && caller.presented != abi::DEFAULT_COOKIE {
-                    self.wrong_cookie(caller.layer, cx);
-                }
+                let is_default = caller.presented == abi::DEFAULT_COOKIE;
+                self.guessed(reason, caller.layer, is_default, cx);
                 None
             }
         }
@@ -369,10 +382,15 @@ impl PcrUnit {
 
     /// Carries a change out, starts its lease, and tells of it.
     fn carry_out(&mut self, layer: Layer, change: Change, cx: &mut Context<'_>) -> Effects {
+        // Names follow what was held when the phase ended, not what is held later.
+        let _ = self.map();
         let counter = change.counter;
         let before = self.bank.reservation(counter).map(|held| held.owner);
         let effects = self.bank.apply(change);
-        let lease_ms = self.policy.share(layer).and_then(|share| share.lease_ms);
+        // Whoever renews it, a lease lasts as long as the owner's do.
+        let owner = self.bank.reservation(counter).map(|held| held.owner);
+        let share = self.policy.share(owner.unwrap_or(layer));
+        let lease_ms = share.and_then(|share| share.lease_ms);
         let event = match change.kind {
             ChangeKind::Nothing => return effects,
             ChangeKind::Reserve(_) => Event::Reserved { lease_ms },
@@ -460,6 +478,8 @@ impl PcrUnit {
         reason: Reason,
         cx: &mut Context<'_>,
     ) -> Effects {
+        // See `carry_out`.
+        let _ = self.map();
         let effects = self.bank.apply(Change {
             counter,
             kind: ChangeKind::Release,
