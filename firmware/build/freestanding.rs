@@ -45,7 +45,9 @@ impl Freestanding {
         // While it is missing, cargo runs the build script anew each time.
         println!("cargo::rerun-if-changed={}", libraries.display());
         if !has_core(&libraries) {
-            let added = Command::new("rustup").args(["target", "add", TARGET]).output();
+            let added = Command::new("rustup")
+                .args(["target", "add", TARGET])
+                .output();
             let installed = added.is_ok_and(|output| output.status.success());
             if !installed || !has_core(&libraries) {
                 return Err(format!(
@@ -111,7 +113,9 @@ impl Freestanding {
             command.arg(format!("--extern={name}={}", library.display()));
         }
         // Flags that cargo passes down are for the host's code.
-        command.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
+        command
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS");
         let output = command
             .arg(unit.root)
             .output()

@@ -4,7 +4,7 @@
 //! order is that of `docs/pcr.md`: the management key first, for it tells by #GP
 //! whether the counter is to be had; the counter starts last.
 
-use arbiter::abi;
+use arbiter::{Shared, abi};
 
 use crate::config::{CounterRequest, Outcome, Position, Step};
 
@@ -232,7 +232,7 @@ fn set_up(
     write(
         abi::MSR_CONTROL,
         management,
-        request.control,
+        request.control.bits(),
         Step::Control,
     )?;
     write(
@@ -245,7 +245,7 @@ fn set_up(
     write(abi::MSR_COUNTER, access, 0, Step::Program)?;
     write(abi::MSR_SELECT, access, request.select, Step::Program)?;
     match pcr.global_ctrl {
-        Some(register) if request.control & abi::CONTROL_GLOBAL_CTRL != 0 => machine
+        Some(register) if request.control.reached_by(Shared::GlobalControl) => machine
             .read(register, 0)
             .and_then(|enabled| machine.write(register, 0, enabled | 1 << position))
             .map_err(|Fault| Step::Program),

@@ -12,6 +12,8 @@ mod report;
 pub use error::ConfigError;
 pub use report::{Outcome, Report, State, Step};
 
+use arbiter::Control;
+
 /// Bytes of the area: a page for configuration and summary, one for results.
 pub const SIZE: usize = 0x2000;
 /// The most counters that can be asked for.
@@ -103,7 +105,7 @@ pub struct CounterRequest {
     /// Whether the cookies stay in memory when the kernel is entered.
     pub keep: bool,
     /// The control word.
-    pub control: u64,
+    pub control: Control,
     /// What a dropped read yields.
     pub drop_value: u64,
     /// The event select, or the four bits of a fixed-function counter's field.
@@ -159,7 +161,7 @@ impl CounterRequest {
         position: Position::Any,
         private: false,
         keep: false,
-        control: 0,
+        control: Control::INITIAL,
         drop_value: 0,
         select: 0,
     };

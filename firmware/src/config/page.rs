@@ -1,6 +1,6 @@
 //! Where the configuration's fields lie, for both directions.
 
-use arbiter::abi;
+use arbiter::Control;
 
 use super::fields::{bytes, put, u8_at, u16_at, u32_at, u64_at, zero};
 use super::report::{self, NOT_TRIED};
@@ -43,12 +43,6 @@ const SELECT: usize = 24;
 const FLAG_PRIVATE: u8 = 1 << 0;
 const FLAG_KEEP: u8 = 1 << 1;
 const ANY: u8 = 0xff;
-
-/// Bits of a control word with a meaning that can be asked for.
-const CONTROL_BITS: u64 = abi::CONTROL_INITIAL
-    | abi::CONTROL_FAULT
-    | abi::CONTROL_FAULT_RDPMC
-    | abi::CONTROL_LEND;
 
 /// Control registers that tell the modes apart.
 const CR0_PROTECTED: u64 = 1 << 0;
@@ -191,7 +185,12 @@ fn fits(entry: &KernelEntry) -> bool {
     let selectors = [entry.code, entry.data];
     let inside = |selector: u16| selector & 7 == 0 && selector != 0 && selector < entry.gdt_limit;
     let all_low = [
-        entry.rip, entry.rsp, entry.cr0, entry.cr3, entry.cr4, entry.gdt_base,
+        entry.rip,
+        entry.rsp,
+        entry.cr0,
+        entry.cr3,
+        entry.cr4,
+        entry.gdt_base,
     ];
     all_low.into_iter().all(low)
         && entry.cr0 & CR0_PROTECTED != 0
@@ -214,7 +213,7 @@ fn write_counter(area: &mut Area, at: usize, counter: &CounterRequest) {
     let flags = flag(counter.private, FLAG_PRIVATE) | flag(counter.keep, FLAG_KEEP);
     put(area, at + POSITION, &[position]);
     put(area, at + FLAGS, &[flags]);
-    put(area, at + CONTROL, &counter.control.to_le_bytes());
+    put(area, at + CONTROL, &counter.control.bits().to_le_bytes());
     put(area, at + DROP_VALUE, &counter.drop_value.to_le_bytes());
     put(area, at + SELECT, &counter.select.to_le_bytes());
 }
@@ -232,15 +231,11 @@ fn read_counter(area: &Area, at: usize) -> Result<CounterRequest, ConfigError> {
     if !zero(area, at + FLAGS_END, at + CONTROL) {
         return Err(ConfigError::Reserved);
     }
-    let control = u64_at(area, at + CONTROL);
-    if control & !CONTROL_BITS != 0 {
-        return Err(ConfigError::Control);
-    }
     Ok(CounterRequest {
         position,
         private: flags & FLAG_PRIVATE != 0,
         keep: flags & FLAG_KEEP != 0,
-        control,
+        control: Control::new(u64_at(area, at + CONTROL)).ok_or(ConfigError::Control)?,
         drop_value: u64_at(area, at + DROP_VALUE),
         select: u64_at(area, at + SELECT),
     })

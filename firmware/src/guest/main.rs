@@ -106,7 +106,7 @@ fn tell(config: &Config, number: usize, answered: u64) {
         Position::At(position) => Some(position),
         Position::Any => None,
     };
-    let who = if counter.control & abi::CONTROL_FAULT != 0 {
+    let who = if counter.control.bits() & abi::CONTROL_FAULT != 0 {
         "others fault"
     } else {
         "others are dropped"

@@ -4,7 +4,10 @@
 //! What two processors look at at the same time is an atomic or never changes:
 //! one that answers too late must do no harm.
 
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::{Acquire, Relaxed, Release}};
+use core::sync::atomic::{
+    AtomicU8, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use firmware::config::{Config, MAX_COUNTERS, MAX_CPUS, Outcome, Step};
 use firmware::layout::START_UP_VECTOR;
@@ -90,7 +93,14 @@ pub(crate) fn wipe_cookies() {
 /// was asked.
 pub(crate) fn wake_all(work: Work) -> u64 {
     let (cpus, pm_timer) = (work.config.cpus, work.config.pm_timer);
-    sys::share(work);
+    if cpus > 1 {
+        sys::share(work);
+        sys::with_apic(|| wake(cpus, pm_timer));
+    }
+    DONE.load(Acquire)
+}
+
+fn wake(cpus: u8, pm_timer: u16) {
     for cpu in 1..cpus {
         sys::send_init(cpu);
         sys::send_start_up(cpu, START_UP_VECTOR);
@@ -100,11 +110,12 @@ pub(crate) fn wake_all(work: Work) -> u64 {
         // Back to the state in which the kernel expects it.
         sys::send_init(cpu);
         if !answered {
-            say!("CPU {cpu} did not answer within {PATIENCE_S} s; the CPUs from there on have no counters reserved");
+            say!(
+                "CPU {cpu} did not answer within {PATIENCE_S} s; the CPUs from there on have no counters reserved"
+            );
             break;
         }
     }
-    DONE.load(Acquire)
 }
 
 /// Waits for a processor's bit; calls it again on the way.
@@ -145,6 +156,8 @@ pub(crate) fn start() {
     let Some(work) = sys::shared() else {
         return;
     };
-    let [.., id] = reserve::Machine::cpuid(&mut Processor, 1, 0).ebx.to_le_bytes();
+    let [.., id] = reserve::Machine::cpuid(&mut Processor, 1, 0)
+        .ebx
+        .to_le_bytes();
     work.perform(usize::from(id));
 }

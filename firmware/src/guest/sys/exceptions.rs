@@ -93,10 +93,7 @@ pub(super) fn install() {
     for (number, gate) in table.iter_mut().enumerate() {
         let address = (stubs + number * STUB) as u64;
         *gate = [
-            address & 0xffff
-                | u64::from(CODE_64) << 16
-                | GATE
-                | (address >> 16 & 0xffff) << 48,
+            address & 0xffff | u64::from(CODE_64) << 16 | GATE | (address >> 16 & 0xffff) << 48,
             address >> 32,
         ];
     }

@@ -8,7 +8,7 @@ mod leave;
 mod processor;
 mod shared;
 
-pub(crate) use apic::{send_init, send_start_up};
+pub(crate) use apic::{send_init, send_start_up, with_apic};
 pub(crate) use leave::enter_kernel;
 pub(crate) use processor::{Processor, exit, put_serial, read_timer, relax};
 pub(crate) use shared::{share, shared};

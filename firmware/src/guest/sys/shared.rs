@@ -1,7 +1,10 @@
 //! The work that the boot processor leaves for the others.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, Ordering::{Acquire, Release}};
+use core::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Release},
+};
 
 use crate::others::Work;
 
