@@ -6,7 +6,7 @@ use arbiter::guest::{
 };
 use arbiter::{
     Access, Auditor, Caller, Context, Control, CounterId, CounterSet, Entropy, GuardLimits, Layer,
-    NoAudit, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Shared, Verdict, abi,
+    NoAudit, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Shared, Verdict, abi,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -113,6 +113,7 @@ impl Port {
                 ticks_per_ms: TICKS_PER_MS,
                 phase: phase.clone(),
                 legacy: shape.legacy,
+                scheme: Scheme::Independent,
                 smm: true,
             }),
             selects: [0; 64],
