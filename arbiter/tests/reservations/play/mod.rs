@@ -9,8 +9,8 @@ mod world;
 
 use arbiter::{Cookie, CounterId, Layer, Shared};
 pub(crate) use model::Model;
-pub(crate) use script::{Op, Palette, Script};
-pub(crate) use world::{World, registers};
+pub(crate) use script::{Op, Palette, Script, Setup};
+pub(crate) use world::{Outcome, World, registers};
 
 /// Every layer by the code that a guest sees.
 pub(crate) const LAYERS: [Layer; 4] = [
