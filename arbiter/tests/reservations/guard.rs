@@ -148,7 +148,7 @@ proptest! {
         let mut now = 0;
         let mut guesses = Vec::new();
         for wait in waits {
-            now += if wait < 200 { 0 } else { wait - 200 };
+            now += wait.saturating_sub(200);
             let penalty = guard.wrong(now);
             guesses.push((now, penalty.is_some()));
             now += penalty.unwrap_or(0);

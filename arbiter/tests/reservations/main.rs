@@ -3,11 +3,15 @@
 
 mod bed;
 mod guard;
+mod mistakes;
 mod names;
 mod operations;
 mod play;
 mod policy;
+mod properties;
 mod registers;
 mod replay;
+mod secrets;
+mod states;
 mod verdicts;
 mod words;
