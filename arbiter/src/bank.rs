@@ -22,6 +22,8 @@ pub struct Reservation {
     pub drop_value: u64,
     /// When the lease ends, in the caller's ticks.
     pub lease: Option<u64>,
+    /// How long the lease lasts from each renewal on, in milliseconds.
+    pub lease_ms: Option<u32>,
     /// It is going to be revoked.
     pub revocation: Option<Revocation>,
     management: Cookie,
@@ -47,6 +49,7 @@ impl Reservation {
             control: Control::INITIAL,
             drop_value: 0,
             lease: None,
+            lease_ms: None,
             revocation: None,
             management,
             access,

@@ -3,7 +3,7 @@
 use super::script::{Op, Setup};
 use arbiter::{
     Auditor, Caller, Context, Cookie, CounterId, Effects, Entropy, PcrConfig, PcrRegister, PcrUnit,
-    Phase, Record, Verdict, abi,
+    Phase, Record, Scheme, Verdict, abi,
 };
 use std::sync::Arc;
 
@@ -64,6 +64,7 @@ impl World {
             counters: setup.counters,
             widths: setup.widths,
             policy: setup.policy,
+            scheme: Scheme::Independent,
             guard: setup.guard,
             ticks_per_ms: setup.ticks_per_ms,
             phase: Arc::clone(&phase),
