@@ -114,6 +114,7 @@
 #define UMPIRE_PCR_NOTICE_EXPIRED 4ULL /* its lease has ended */
 #define UMPIRE_PCR_NOTICE_GRANTED 5ULL /* the pending request was granted */
 #define UMPIRE_PCR_NOTICE_REFUSED 6ULL /* the pending request was refused */
+#define UMPIRE_PCR_NOTICE_CANCELLED 7ULL /* what was asked or announced about the counter is off */
 #define UMPIRE_PCR_NOTICE_KIND_MASK 15ULL /* mask of the kind */
 #define UMPIRE_PCR_NOTICE_LOST 0x80ULL /* notices before this one were lost */
 #define UMPIRE_PCR_NOTICE_POSITION_SHIFT 8ULL /* shift of the position */

@@ -55,6 +55,13 @@ pub enum Event {
         /// Who wants the counter.
         wanted_by: Layer,
     },
+    /// The holder keeps the counter that it was asked for.
+    Declined {
+        /// Who wants the counter.
+        wanted_by: Layer,
+        /// It refused, or did not answer in time.
+        reason: Reason,
+    },
     /// The holder was told that it will lose the counter.
     Revoking {
         /// Who wants it.
@@ -64,6 +71,8 @@ pub enum Event {
         /// When, in milliseconds.
         in_ms: u32,
     },
+    /// The revocation that was announced does not take place.
+    Spared,
     /// The holder has lost the counter.
     Revoked(Reason),
     /// The vCPU is kept off its core for presenting wrong cookies.
@@ -91,7 +100,9 @@ impl Event {
             Event::DroppedWrite(_) => "dropped-write",
             Event::Faulted(_) => "faulted",
             Event::Asked { .. } => "asked",
+            Event::Declined { .. } => "declined",
             Event::Revoking { .. } => "revoking",
+            Event::Spared => "spared",
             Event::Revoked(_) => "revoked",
             Event::Barred { .. } => "barred",
             Event::PhaseEnded => "phase-ended",
@@ -105,6 +116,7 @@ impl Event {
             | Event::DroppedRead(reason)
             | Event::DroppedWrite(reason)
             | Event::Faulted(reason)
+            | Event::Declined { reason, .. }
             | Event::Revoking { reason, .. }
             | Event::Revoked(reason) => Some(*reason),
             Event::Reserved { .. }
@@ -115,6 +127,7 @@ impl Event {
             | Event::ControlSet(_)
             | Event::DropValueSet(_)
             | Event::Asked { .. }
+            | Event::Spared
             | Event::Barred { .. }
             | Event::PhaseEnded => None,
         }

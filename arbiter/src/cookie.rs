@@ -15,6 +15,10 @@ impl Cookie {
     /// `PCR_DEFAULT_COOKIE`: what accesses without a cookie present.
     pub const DEFAULT: Cookie = Cookie(abi::DEFAULT_COOKIE);
 
+    /// Matches no cookie that anybody can present, as it has more than 48 bits.
+    #[cfg(feature = "alloc")]
+    pub(crate) const NOBODYS: Cookie = Cookie(u64::MAX);
+
     /// The cookie in a register's 64 bits; `None` if it has more than 48.
     #[inline]
     pub const fn new(register: u64) -> Option<Cookie> {

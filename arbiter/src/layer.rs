@@ -40,6 +40,16 @@ impl Layer {
         }
     }
 
+    /// The layer as which it holds counters: a tool of the host does so as the
+    /// hypervisor.
+    #[cfg(feature = "alloc")]
+    pub(crate) const fn as_holder(self) -> Layer {
+        match self {
+            Layer::HostTool => Layer::Hypervisor,
+            other => other,
+        }
+    }
+
     /// Whether the layer is code of the guest, and so bound by its grant.
     pub fn is_guest(self) -> bool {
         matches!(

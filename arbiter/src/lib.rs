@@ -8,7 +8,8 @@
 //! `std`, so firmware and guests can link it.
 //!
 //! Without the feature `alloc`, which is on by default, only what guest software
-//! needs is there: the ABI's constants and the words of its registers.
+//! needs is there: the ABI's constants, the words of its registers, and the
+//! arbiters of [`guest`].
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -19,12 +20,16 @@ pub mod abi;
 mod audit;
 #[cfg(feature = "alloc")]
 mod bank;
+#[cfg(feature = "alloc")]
+mod broker;
 mod control;
 mod cookie;
 mod counter;
 mod grant;
 mod guard;
+pub mod guest;
 mod layer;
+mod mailbox;
 #[cfg(feature = "alloc")]
 mod map;
 mod phase;
@@ -32,6 +37,7 @@ mod phase;
 mod policy;
 mod reason;
 mod register;
+mod scheme;
 #[cfg(feature = "alloc")]
 mod unit;
 
@@ -44,6 +50,7 @@ pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE};
 pub use grant::{Denial, Grant, Verdict};
 pub use guard::{Guard, GuardLimits};
 pub use layer::{Access, Layer};
+pub use mailbox::{Answer, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
 #[cfg(feature = "alloc")]
 pub use map::LegacyMap;
 pub use phase::Phase;
@@ -51,5 +58,6 @@ pub use phase::Phase;
 pub use policy::{PerKind, Policy, PolicyError, Share};
 pub use reason::Reason;
 pub use register::PcrRegister;
+pub use scheme::Scheme;
 #[cfg(feature = "alloc")]
 pub use unit::{Caller, Context, PcrConfig, PcrUnit};

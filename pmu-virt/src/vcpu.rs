@@ -4,13 +4,17 @@
 mod access;
 mod account;
 mod counting;
+mod on_pmi;
 mod report;
+mod reserved;
 mod saved;
+mod shared;
 mod sharing;
 mod switch;
 mod times;
 
 pub use report::CounterReport;
+pub use reserved::Reservations;
 pub use sharing::Oversubscribe;
 
 use crate::backend::{CounterBackend, Provenance, UnavailableReason};
@@ -21,6 +25,7 @@ use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
 use account::Snapshot;
 use arbiter::{CounterId, CounterSet, Grant};
+use on_pmi::Freeze;
 use sharing::Turns;
 use times::Times;
 
@@ -29,6 +34,9 @@ use times::Times;
 pub enum ReadOutcome {
     /// The value to give to the guest.
     Value(u64),
+    /// The processor's own value of the MSR, with these bits set. Only for
+    /// [`PmuModel::shared_msrs`].
+    Merge(u64),
     /// #GP(0).
     Gp,
     /// The index belongs to no register of this PMU.
@@ -40,6 +48,10 @@ pub enum ReadOutcome {
 pub enum WriteOutcome {
     /// The write took place (reserved bits may have been dropped).
     Done,
+    /// This part belongs to the processor, and nothing has changed yet. If the
+    /// processor takes it, [`VcpuPmu::rest_taken`] completes the write; if not,
+    /// the guest gets #GP(0). Only for [`PmuModel::shared_msrs`].
+    Rest(u64),
     /// #GP(0); nothing changed.
     Gp,
     /// The index belongs to no register of this PMU.
@@ -101,10 +113,12 @@ pub struct VcpuPmu {
     model: PmuModel,
     core: Option<Box<CorePmu>>,
     grant: Grant,
+    reservations: Option<Box<Reservations>>,
     select: [u64; MAX_PROGRAMMABLE as usize],
     fixed_control: u64,
     global_control: u64,
     global_status: u64,
+    freeze: Freeze,
     counters: [Logical; COUNTERS],
     /// Every counter that is wanted or has a place is among these. Switches look
     /// at no others.
@@ -115,6 +129,8 @@ pub struct VcpuPmu {
     ran: u64,
     /// TSC at entry, while the guest runs.
     entered: Option<u64>,
+    /// TSC when the guest was last left; the clock of the reservations.
+    left: u64,
     turns: Turns,
     snapshot: Snapshot,
 }
@@ -136,16 +152,19 @@ impl VcpuPmu {
             model,
             core: None,
             grant,
+            reservations: None,
             select: [0; MAX_PROGRAMMABLE as usize],
             fixed_control: 0,
             global_control,
             global_status: 0,
+            freeze: Freeze::default(),
             counters: Default::default(),
             active: CounterSet::EMPTY,
             pending: CounterSet::EMPTY,
             needs: Needs::default(),
             ran: 0,
             entered: None,
+            left: 0,
             turns: Turns::default(),
             snapshot: Snapshot::default(),
         }
@@ -160,8 +179,16 @@ impl VcpuPmu {
     }
 
     /// Brings every register to its reset value, stops and frees every
-    /// physical counter and forgets pending PMIs.
+    /// physical counter, and forgets pending PMIs and reservations. The phase
+    /// of the firmware is the machine's, which restarts it itself.
     pub fn reset(&mut self) {
+        self.reset_registers();
+        if let Some(reservations) = &mut self.reservations {
+            reservations.unit.reset();
+        }
+    }
+
+    fn reset_registers(&mut self) {
         for counter in &mut self.counters {
             if let (Some((stay, _)), Some(core)) = (counter.placed, &mut self.core) {
                 core.release(stay);
@@ -172,6 +199,7 @@ impl VcpuPmu {
         self.fixed_control = 0;
         self.global_control = self.model.global_control_reset();
         self.global_status = 0;
+        self.freeze = Freeze::default();
         self.active = CounterSet::EMPTY;
         self.pending = CounterSet::EMPTY;
         self.needs = Needs::default();
@@ -188,17 +216,27 @@ impl VcpuPmu {
                 let entered = self.entered.take().unwrap_or(tsc);
                 let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
                 self.ran = self.ran.wrapping_add(ticks);
+                self.left = tsc;
             }
             Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
         }
+        self.observe_on_core(&progress);
+        // After the counts: those of a counter that is taken away are gone.
+        if matches!(progress, Progress::Left { .. }) {
+            self.tick_reservations();
+        }
+    }
+
+    fn observe_on_core(&mut self, progress: &Progress) {
         let Some(core) = &mut self.core else { return };
-        core.observe(&progress);
+        core.observe(progress);
         if !self.needs.counting || matches!(progress, Progress::Entered { .. }) {
             return;
         }
         let overflowed = core.take_overflows();
         if !overflowed.is_empty() {
             self.settle_slots(overflowed);
+            self.freeze_if_due();
         }
         if self.turns.is_over(self.ran) {
             self.next_turn();
@@ -212,13 +250,16 @@ impl VcpuPmu {
         (!counters.is_empty()).then_some(PmiRequest { counters })
     }
 
-    /// TSC value at which the guest has to be interrupted; known after
+    /// TSC value at which the guest has to be interrupted, for an overflow, the
+    /// end of a turn, of a lease or of a revocation's notice; known after
     /// [`Progress::Entered`].
     pub fn deadline(&self) -> Option<u64> {
         let overflow = self.core.as_ref().and_then(|core| core.deadline());
         let turn = self.turns.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
-        [overflow, turn].into_iter().flatten().min()
+        let decision = self.reservations.as_ref();
+        let decision = decision.and_then(|reservations| reservations.unit.deadline());
+        [overflow, turn, decision].into_iter().flatten().min()
     }
 
     /// What the VMM has to do while the guest runs.

@@ -208,6 +208,8 @@ pub const NOTICE_EXPIRED: u64 = 4;
 pub const NOTICE_GRANTED: u64 = 5;
 /// The pending request was refused.
 pub const NOTICE_REFUSED: u64 = 6;
+/// What was asked or announced about the counter is off.
+pub const NOTICE_CANCELLED: u64 = 7;
 /// Mask of the kind.
 pub const NOTICE_KIND_MASK: u64 = 15;
 /// Notices before this one were lost.

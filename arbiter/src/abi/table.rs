@@ -326,6 +326,11 @@ pub const TABLE: &[Group] = &[
             entry("NOTICE_EXPIRED", 4, "its lease has ended"),
             entry("NOTICE_GRANTED", 5, "the pending request was granted"),
             entry("NOTICE_REFUSED", 6, "the pending request was refused"),
+            entry(
+                "NOTICE_CANCELLED",
+                7,
+                "what was asked or announced about the counter is off",
+            ),
             entry("NOTICE_KIND_MASK", 0xf, "mask of the kind"),
             bit("NOTICE_LOST", 7, "notices before this one were lost"),
             entry("NOTICE_POSITION_SHIFT", 8, "shift of the position"),

@@ -1,0 +1,317 @@
+//! How a layer that is short comes by counters: the decisions, apart from
+//! carrying them out.
+//!
+//! [`next`] looks at the bank and at one request, and names the next step. The
+//! unit does it and asks again, until the step is to wait or the request has its
+//! answer. Each step brings the request nearer to one or the other: it takes a
+//! counter, or crosses off one more that could have been asked for or revoked.
+
+use crate::bank::Bank;
+use crate::cookie::Cookie;
+use crate::mailbox::Wanted;
+use crate::policy::{PerKind, Policy};
+use crate::reason::Reason;
+use crate::scheme::Scheme;
+use crate::{CounterId, CounterSet, Layer};
+
+/// A request for counters that has no answer yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    /// Order among the requests of all layers.
+    pub(crate) sequence: u64,
+    pub(crate) wanted: Wanted,
+    pub(crate) cookie: Cookie,
+    pub(crate) lease_ms: Option<u32>,
+    /// Counters that it has come by. The layer holds them already, so that
+    /// nobody else takes them; without the others they are given back.
+    pub(crate) got: CounterSet,
+    /// Counters whose holder keeps them.
+    pub(crate) declined: CounterSet,
+    /// Counters whose announced revocation did not take place.
+    pub(crate) spared: CounterSet,
+    /// Layers, by code, that did not answer in time.
+    pub(crate) silent: [bool; LAYERS],
+    /// What the holders said, for a refusal.
+    pub(crate) refusal: Option<Reason>,
+    pub(crate) question: Option<Question>,
+    /// The layer has been told that it has to wait.
+    pub(crate) waits: bool,
+}
+
+/// Layers that can hold counters, and so have a mailbox.
+pub(crate) const LAYERS: usize = Policy::LAYERS.len();
+
+/// A holder is being asked for a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Question {
+    pub(crate) counter: CounterId,
+    pub(crate) holder: Layer,
+    /// When the answer is due, in the caller's ticks.
+    pub(crate) due: u64,
+}
+
+impl Pending {
+    pub(crate) fn new(wanted: Wanted, cookie: Cookie, lease_ms: Option<u32>) -> Self {
+        Pending {
+            sequence: 0,
+            wanted,
+            cookie,
+            lease_ms,
+            got: CounterSet::EMPTY,
+            declined: CounterSet::EMPTY,
+            spared: CounterSet::EMPTY,
+            silent: [false; LAYERS],
+            refusal: None,
+            question: None,
+            waits: false,
+        }
+    }
+
+    /// A holder keeps its counter.
+    pub(crate) fn decline(&mut self, question: Question, reason: Reason) {
+        self.question = None;
+        self.declined.insert(question.counter);
+        if reason == Reason::NoAnswer {
+            self.silent[usize::from(question.holder.code())] = true;
+        }
+        // A refusal says more than silence.
+        if self.refusal != Some(Reason::Refused) {
+            self.refusal = Some(reason);
+        }
+    }
+}
+
+/// What to do next for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Take these free counters.
+    Take(CounterSet),
+    /// Take this counter from its holder, who lends it.
+    TakeLent(CounterId),
+    /// Ask the holder of this counter to yield it.
+    Ask(CounterId),
+    /// Tell the holder of this counter that it will be revoked.
+    Announce(CounterId),
+    /// Let the holder of this counter keep it after all.
+    Spare(CounterId),
+    /// Something is under way.
+    Wait,
+    /// It has all that it asked for.
+    Grant,
+    /// It will not get it.
+    Refuse(Reason),
+}
+
+/// What decisions are made from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    pub(crate) scheme: Scheme,
+    pub(crate) bank: &'a Bank,
+    pub(crate) policy: &'a Policy,
+    /// Counters that requests of other layers have come by or ask for.
+    pub(crate) busy: CounterSet,
+    /// Layers, by code, that can answer a question.
+    pub(crate) answers: [bool; LAYERS],
+}
+
+/// What could be had from the layers that hold counters.
+#[derive(Default)]
+struct Sources {
+    /// Counters that could be had in some way, as many as minima allow.
+    reachable: u32,
+    lent: Option<CounterId>,
+    ask: Option<CounterId>,
+    force: Option<CounterId>,
+    /// A request of another layer is about some of them.
+    contended: bool,
+}
+
+/// The next step for the request of `layer`.
+pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> Step {
+    let need = u32::from(pending.wanted.count()).saturating_sub(pending.got.len());
+    if need == 0 {
+        return Step::Grant;
+    }
+    let standing = Standing::of(view, pending.wanted);
+    if standing.held(layer) + need > standing.max(view.policy, layer) {
+        return Step::Refuse(Reason::Maximum);
+    }
+    let candidates = pending.wanted.candidates();
+    let free = view.bank.free() & candidates;
+    let usable = standing.unowed(view.policy, layer).min(free.len());
+    let announced = standing.announced_for(layer);
+    let sources = sources(view, layer, pending, &standing);
+    if usable + announced.len() + sources.reachable < need {
+        return Step::Refuse(pending.refusal.unwrap_or(match pending.wanted {
+            _ if sources.contended => Reason::Busy,
+            _ if !free.is_empty() => Reason::Minimum,
+            Wanted::This(_) => Reason::Held,
+            Wanted::Any(_) => Reason::NoneFree,
+        }));
+    }
+    if usable != 0 {
+        return Step::Take(highest(free, usable.min(need)));
+    }
+    if let Some(counter) = sources.lent {
+        return Step::TakeLent(counter);
+    }
+    match (announced.len(), sources.ask, sources.force) {
+        (under_way, ..) if under_way > need => surplus(announced),
+        (under_way, ..) if under_way == need || pending.question.is_some() => Step::Wait,
+        (_, Some(counter), _) => Step::Ask(counter),
+        (_, None, Some(counter)) => Step::Announce(counter),
+        (_, None, None) => Step::Refuse(pending.refusal.unwrap_or(Reason::NoneFree)),
+    }
+}
+
+fn surplus(announced: CounterSet) -> Step {
+    announced.iter().next().map_or(Step::Wait, Step::Spare)
+}
+
+/// Whether `layer` may still have this counter revoked, as it was announced.
+pub(crate) fn is_justified(view: &View<'_>, layer: Layer, counter: CounterId) -> bool {
+    let standing = Standing::of(view, Wanted::This(counter));
+    view.bank.reservation(counter).is_some_and(|reservation| {
+        reservation.owner != layer
+            && priority(view.policy, reservation.owner) < priority(view.policy, layer)
+            && standing.held(reservation.owner) > standing.min(view.policy, reservation.owner)
+    })
+}
+
+fn sources(view: &View<'_>, layer: Layer, pending: &Pending, standing: &Standing) -> Sources {
+    let mut sources = Sources::default();
+    if view.scheme == Scheme::Independent {
+        return sources;
+    }
+    let mut others = Policy::LAYERS;
+    // Stable, so that layers of one priority keep their order.
+    others.sort_by_key(|other| priority(view.policy, *other));
+    for other in others.into_iter().filter(|other| *other != layer) {
+        let taken = standing.announced | view.busy;
+        let wanted = standing.of_layer(other) & pending.wanted.candidates();
+        sources.contended |= !(wanted & taken & !standing.announced_for(layer)).is_empty();
+        // What is announced or asked for is as good as gone.
+        let committed = (standing.of_layer(other) & taken).len() + standing.min(view.policy, other);
+        let spare = standing.held(other).saturating_sub(committed);
+        if spare == 0 {
+            continue;
+        }
+        let code = usize::from(other.code());
+        let may_ask =
+            view.scheme == Scheme::Interacting && view.answers[code] && !pending.silent[code];
+        let may_force = priority(view.policy, other) < priority(view.policy, layer);
+        let mut had = 0;
+        for counter in (wanted & !taken).iter() {
+            let lends = view
+                .bank
+                .reservation(counter)
+                .is_some_and(|reservation| reservation.control.lends());
+            let ask = may_ask && !pending.declined.contains(counter);
+            let force = may_force && !pending.spared.contains(counter);
+            had += u32::from(lends || ask || force);
+            // The last, and so the highest, counter of the first layer stays.
+            let note = |slot: &mut Option<CounterId>, is: bool| {
+                let from_before = slot.is_some_and(|counter| !wanted.contains(counter));
+                if is && !from_before {
+                    *slot = Some(counter);
+                }
+            };
+            note(&mut sources.lent, lends);
+            note(&mut sources.ask, ask);
+            note(&mut sources.force, force);
+        }
+        sources.reachable += had.min(spare);
+    }
+    sources
+}
+
+/// Who holds how many of one kind of counter.
+struct Standing {
+    of_kind: CounterId,
+    free: u32,
+    by_layer: [CounterSet; LAYERS],
+    announced: CounterSet,
+    announced_by: [CounterSet; LAYERS],
+}
+
+impl Standing {
+    fn of(view: &View<'_>, wanted: Wanted) -> Standing {
+        let of_kind = match wanted {
+            Wanted::Any(_) => CounterId::Programmable(0),
+            Wanted::This(counter) => counter,
+        };
+        let mut standing = Standing {
+            of_kind,
+            free: u32::from(PerKind::count(view.bank.free()).of(of_kind)),
+            by_layer: [CounterSet::EMPTY; LAYERS],
+            announced: CounterSet::EMPTY,
+            announced_by: [CounterSet::EMPTY; LAYERS],
+        };
+        for counter in view.bank.held().iter() {
+            let Some(reservation) = view.bank.reservation(counter) else {
+                continue;
+            };
+            if matches!(counter, CounterId::Fixed(_)) != matches!(of_kind, CounterId::Fixed(_)) {
+                continue;
+            }
+            insert(&mut standing.by_layer, reservation.owner, counter);
+            if let Some(revocation) = reservation.revocation {
+                standing.announced.insert(counter);
+                insert(&mut standing.announced_by, revocation.wanted_by, counter);
+            }
+        }
+        standing
+    }
+
+    fn of_layer(&self, layer: Layer) -> CounterSet {
+        get(&self.by_layer, layer)
+    }
+
+    fn announced_for(&self, layer: Layer) -> CounterSet {
+        get(&self.announced_by, layer)
+    }
+
+    fn held(&self, layer: Layer) -> u32 {
+        self.of_layer(layer).len()
+    }
+
+    fn min(&self, policy: &Policy, layer: Layer) -> u32 {
+        let share = policy.share(layer);
+        share.map_or(0, |share| u32::from(share.min.of(self.of_kind)))
+    }
+
+    fn max(&self, policy: &Policy, layer: Layer) -> u32 {
+        let share = policy.share(layer);
+        share.map_or(0, |share| u32::from(share.max.of(self.of_kind)))
+    }
+
+    /// Free counters that no other layer's minimum needs.
+    fn unowed(&self, policy: &Policy, layer: Layer) -> u32 {
+        let owed = Policy::LAYERS.into_iter().filter(|other| *other != layer);
+        let owed = owed.map(|other| self.min(policy, other).saturating_sub(self.held(other)));
+        self.free.saturating_sub(owed.sum())
+    }
+}
+
+fn insert(sets: &mut [CounterSet; LAYERS], layer: Layer, counter: CounterId) {
+    if let Some(set) = sets.get_mut(usize::from(layer.code())) {
+        set.insert(counter);
+    }
+}
+
+fn get(sets: &[CounterSet; LAYERS], layer: Layer) -> CounterSet {
+    let set = sets.get(usize::from(layer.code()));
+    set.copied().unwrap_or(CounterSet::EMPTY)
+}
+
+pub(crate) fn priority(policy: &Policy, layer: Layer) -> u8 {
+    policy.share(layer).map_or(0, |share| share.priority)
+}
+
+/// The members at the highest positions. Low ones are left to unmodified
+/// kernels, which begin there.
+fn highest(set: CounterSet, count: u32) -> CounterSet {
+    let surplus = set.len().saturating_sub(count);
+    let skip = usize::try_from(surplus).unwrap_or(usize::MAX);
+    set.iter().skip(skip).collect()
+}

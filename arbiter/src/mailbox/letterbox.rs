@@ -1,0 +1,100 @@
+//! What the mailbox keeps for one layer.
+
+use super::{Answer, NoticeKind};
+use crate::broker::Pending;
+use crate::reason::Reason;
+use crate::{CounterId, Layer};
+
+/// Notices that a layer can leave unread. Older ones go first, since the newer
+/// ones are those that can still be answered.
+const ROOM: usize = 16;
+
+/// A notice as it waits to be read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Letter {
+    pub(crate) kind: NoticeKind,
+    pub(crate) counter: Option<CounterId>,
+    pub(crate) layer: Layer,
+    pub(crate) reason: Option<Reason>,
+    /// When something is due, in the caller's ticks.
+    pub(crate) due: Option<u64>,
+}
+
+/// A bounded queue of notices.
+#[derive(Clone, Debug, Default)]
+struct Queue {
+    letters: [Option<Letter>; ROOM],
+    first: usize,
+    count: usize,
+    lost: bool,
+}
+
+impl Queue {
+    fn push(&mut self, letter: Letter) {
+        if self.count == ROOM {
+            self.first = (self.first + 1) % ROOM;
+            self.count -= 1;
+            self.lost = true;
+        }
+        self.letters[(self.first + self.count) % ROOM] = Some(letter);
+        self.count += 1;
+    }
+
+    /// The oldest one, and whether some before it were lost.
+    fn pop(&mut self) -> Option<(Letter, bool)> {
+        let letter = self.letters[self.first].take()?;
+        self.first = (self.first + 1) % ROOM;
+        self.count -= 1;
+        Some((letter, core::mem::take(&mut self.lost)))
+    }
+}
+
+/// One layer's side of the mailbox.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Letterbox {
+    pub(crate) answer: Answer,
+    pub(crate) pending: Option<Pending>,
+    /// Vector of the interrupt for notices; 0: none.
+    vector: u8,
+    /// There are notices of which no interrupt has told.
+    due: bool,
+    queue: Queue,
+}
+
+impl Letterbox {
+    /// Starts the answer to another request.
+    pub(crate) fn number(&mut self) -> u16 {
+        self.answer.number = match self.answer.number.wrapping_add(1) {
+            0 => 1,
+            number => number,
+        };
+        self.answer.number
+    }
+
+    pub(crate) fn vector(&self) -> u8 {
+        self.vector
+    }
+
+    pub(crate) fn set_vector(&mut self, vector: u8) {
+        self.vector = vector;
+        self.due = self.queue.count != 0;
+    }
+
+    pub(crate) fn push(&mut self, letter: Letter) {
+        self.queue.push(letter);
+        self.due = true;
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<(Letter, bool)> {
+        let oldest = self.queue.pop();
+        self.due &= self.queue.count != 0;
+        oldest
+    }
+
+    /// The vector to raise now; once for all notices that have come.
+    pub(crate) fn take_vector(&mut self) -> Option<u8> {
+        let vector = (self.due && self.vector != 0).then_some(self.vector)?;
+        self.due = false;
+        Some(vector)
+    }
+}

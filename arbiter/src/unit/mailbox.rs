@@ -1,0 +1,250 @@
+//! The mailbox: what layers ask, and what they are told.
+
+use super::{Context, PcrUnit, record};
+use crate::audit::Event;
+use crate::bank::{Change, ChangeKind, Effects, Operation};
+use crate::broker::Pending;
+use crate::cookie::Cookie;
+use crate::mailbox::{Answer, Notice, Outcome, Reply, Request, Wanted};
+use crate::reason::Reason;
+use crate::scheme::Scheme;
+use crate::{CounterId, CounterSet, Layer};
+
+/// The lowest vector that an interrupt can have.
+const LEAST_VECTOR: u64 = 16;
+
+impl PcrUnit {
+    /// A layer asks: a guest's layer by writing `REQUEST`, the hypervisor here.
+    /// The answer may be that it has to wait; [`PcrUnit::answer`] tells later
+    /// ones.
+    ///
+    /// # Errors
+    /// Nothing has changed, the answer to the last request included: an earlier
+    /// request is pending ([`Reason::Busy`]), or the layer cannot hold counters
+    /// ([`Reason::Layer`]). A guest gets #GP.
+    pub fn request(
+        &mut self,
+        layer: Layer,
+        request: Request,
+        cx: &mut Context<'_>,
+    ) -> Result<(Answer, Effects), Reason> {
+        let layer = layer.as_holder();
+        let letterbox = self.letterbox_mut(layer).ok_or(Reason::Layer)?;
+        let effects = match request {
+            Request::Withdraw => {
+                let effects = self.conclude(layer, Err(Reason::Withdrawn), cx);
+                effects.and(self.serve(cx))
+            }
+            _ if letterbox.pending.is_some() => return Err(Reason::Busy),
+            Request::Release { counter, cookie } => {
+                letterbox.number();
+                let released = self.release(layer, counter, cookie, cx);
+                self.settle(layer, counter, released, cx)
+            }
+            Request::Reserve {
+                wanted,
+                cookie,
+                lease_ms,
+            } => {
+                letterbox.number();
+                self.reserve(layer, Pending::new(wanted, cookie, lease_ms), cx)
+            }
+        };
+        self.find_deadline();
+        Ok((self.answer(layer), effects))
+    }
+
+    fn reserve(&mut self, layer: Layer, mut pending: Pending, cx: &mut Context<'_>) -> Effects {
+        let wanted = pending.wanted;
+        if let Wanted::This(counter) = wanted {
+            let holder = self.bank.reservation(counter).map(|held| held.owner);
+            if holder == Some(layer) {
+                let renewed = self.renew(layer, counter, &pending, cx);
+                return self.settle(layer, counter, renewed, cx);
+            }
+        }
+        let there = wanted.candidates() & self.bank.counters();
+        if there.len() < u32::from(wanted.count()) {
+            record(cx, layer, None, Event::Refused(Reason::NoCounter));
+            self.set_outcome(layer, Outcome::Refused(Reason::NoCounter));
+            return Effects::NONE;
+        }
+        self.sequence += 1;
+        pending.sequence = self.sequence;
+        if let Some(letterbox) = self.letterbox_mut(layer) {
+            letterbox.pending = Some(pending);
+        }
+        let effects = self.advance(layer, cx);
+        if let Some(pending) = self.pending_mut(layer) {
+            pending.waits = true;
+            self.set_outcome(layer, Outcome::Pending);
+        }
+        effects
+    }
+
+    /// Who asks for a counter that it holds renews it.
+    fn renew(
+        &mut self,
+        layer: Layer,
+        counter: CounterId,
+        pending: &Pending,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, Reason> {
+        self.check_cookie(layer, counter, pending.cookie)?;
+        self.start_lease(counter, pending.lease_ms, cx.now);
+        record(cx, layer, Some(counter), Event::Renewed);
+        Ok(Effects::NONE)
+    }
+
+    fn release(
+        &mut self,
+        layer: Layer,
+        counter: CounterId,
+        cookie: Cookie,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, Reason> {
+        if !self.has(counter) {
+            return Err(Reason::NoCounter);
+        }
+        let holder = self.bank.reservation(counter).map(|held| held.owner);
+        match holder {
+            None => return Err(Reason::Unreserved),
+            Some(holder) if holder != layer => return Err(Reason::Held),
+            Some(_) => self.check_cookie(layer, counter, cookie)?,
+        }
+        let kind = ChangeKind::Release;
+        let effects = self.apply(Change { counter, kind });
+        record(cx, layer, Some(counter), Event::Released);
+        Ok(effects.and(self.note_change(counter, cx)))
+    }
+
+    /// Whether `cookie` is the one by which `layer` disposes of its counter:
+    /// the management cookie, or the access cookie if the former is the master's.
+    fn check_cookie(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Result<(), Reason> {
+        if self.scheme != Scheme::SingleMaster {
+            let operation = Operation::Manage(Cookie::DEFAULT);
+            return self.bank.plan(layer, cookie, counter, operation).map(drop);
+        }
+        let reservation = self.bank.reservation(counter).ok_or(Reason::Unreserved)?;
+        match reservation.is_access(cookie) {
+            true => Ok(()),
+            false => Err(Reason::Cookie),
+        }
+    }
+
+    /// Answers a request that is about one counter.
+    fn settle(
+        &mut self,
+        layer: Layer,
+        counter: CounterId,
+        done: Result<Effects, Reason>,
+        cx: &mut Context<'_>,
+    ) -> Effects {
+        match done {
+            Ok(effects) => {
+                let counters: CounterSet = [counter].into_iter().collect();
+                self.set_outcome(layer, Outcome::Granted(counters));
+                effects
+            }
+            Err(reason) => {
+                let counter = self.has(counter).then_some(counter);
+                record(cx, layer, counter, Event::Refused(reason));
+                // Whoever gives a counter back knows that it has a cookie.
+                self.guessed(reason, layer, false, cx);
+                self.set_outcome(layer, Outcome::Refused(reason));
+                Effects::NONE
+            }
+        }
+    }
+
+    fn set_outcome(&mut self, layer: Layer, outcome: Outcome) {
+        if let Some(letterbox) = self.letterbox_mut(layer) {
+            letterbox.answer.outcome = outcome;
+        }
+    }
+
+    /// What became of the last request of a layer.
+    pub fn answer(&self, layer: Layer) -> Answer {
+        let letterbox = self.letterbox(layer);
+        letterbox.map_or(Answer::default(), |letterbox| letterbox.answer)
+    }
+
+    /// A holder answers that it was asked: a guest's layer by writing `REPLY`,
+    /// the hypervisor here.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`]: it was not asked, or no longer is. Nothing has
+    /// changed; a guest gets #GP.
+    pub fn reply(
+        &mut self,
+        layer: Layer,
+        reply: Reply,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, Reason> {
+        let layer = layer.as_holder();
+        let asked = crate::Policy::LAYERS.into_iter().find_map(|wanted_by| {
+            let question = self.pending(wanted_by)?.question?;
+            let is_it = question.counter == reply.counter && question.holder == layer;
+            is_it.then_some((wanted_by, question))
+        });
+        let (wanted_by, question) = asked.ok_or(Reason::Malformed)?;
+        let counter = question.counter;
+        let pending = self.pending_mut(wanted_by).ok_or(Reason::Malformed)?;
+        let mut effects = Effects::NONE;
+        match reply.yields {
+            true => {
+                pending.question = None;
+                let kind = ChangeKind::Release;
+                effects = self.apply(Change { counter, kind });
+                record(cx, layer, Some(counter), Event::Released);
+                effects = effects.and(self.take(counter, wanted_by));
+            }
+            false => {
+                let reason = Reason::Refused;
+                pending.decline(question, reason);
+                record(
+                    cx,
+                    layer,
+                    Some(counter),
+                    Event::Declined { wanted_by, reason },
+                );
+            }
+        }
+        effects = effects.and(self.serve(cx));
+        self.find_deadline();
+        Ok(effects)
+    }
+
+    /// Takes the oldest notice out of a layer's queue.
+    pub fn next_notice(&mut self, layer: Layer, now: u64) -> Option<Notice> {
+        let (letter, lost) = self.letterbox_mut(layer)?.pop()?;
+        let rest = letter.due.map(|due| self.to_ms(due.saturating_sub(now)));
+        Some(Notice {
+            kind: letter.kind,
+            counter: letter.counter,
+            layer: letter.layer,
+            reason: letter.reason,
+            rest_ms: rest.unwrap_or(0),
+            lost,
+        })
+    }
+
+    /// The vector of an interrupt to raise on this vCPU, as notices have come
+    /// for the layer that runs at CPL 0; once for all that have come.
+    pub fn take_notice(&mut self) -> Option<u8> {
+        let layer = self.phase.layer(true, false);
+        self.letterbox_mut(layer)?.take_vector()
+    }
+
+    pub(super) fn set_notice_vector(
+        &mut self,
+        value: u64,
+        layer: Layer,
+    ) -> Result<Effects, Reason> {
+        let letterbox = self.letterbox_mut(layer).ok_or(Reason::Layer)?;
+        let vector = u8::try_from(value).ok();
+        let vector = vector.filter(|_| value == 0 || value >= LEAST_VECTOR);
+        letterbox.set_vector(vector.ok_or(Reason::Malformed)?);
+        Ok(Effects::NONE)
+    }
+}

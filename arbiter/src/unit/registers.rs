@@ -1,0 +1,268 @@
+//! The registers: what a guest's RDMSR and WRMSR come to.
+
+use super::{Caller, Context, PcrUnit, record};
+use crate::abi;
+use crate::audit::Event;
+use crate::bank::{Bank, Change, ChangeKind, Effects, Operation};
+use crate::control::Control;
+use crate::cookie::Cookie;
+use crate::mailbox::{Notice, Reply, Request};
+use crate::reason::Reason;
+use crate::register::PcrRegister;
+use crate::scheme::Scheme;
+use crate::{CounterId, Layer};
+
+impl PcrUnit {
+    /// RDMSR of a register that is not an alias of the PMU's. `None` is #GP.
+    pub fn read(
+        &mut self,
+        register: PcrRegister,
+        caller: Caller,
+        cx: &mut Context<'_>,
+    ) -> Option<u64> {
+        match register {
+            PcrRegister::Control(counter) => {
+                let control = |bank: &Bank| match bank.reservation(counter) {
+                    Some(reservation) => reservation.control.bits(),
+                    None => Control::INITIAL.bits(),
+                };
+                self.has(counter).then(|| control(&self.bank))
+            }
+            PcrRegister::DropValue(counter) => {
+                let reservation = self.bank.reservation(counter);
+                let value = reservation.map_or(0, |reservation| reservation.drop_value);
+                self.has(counter).then_some(value)
+            }
+            PcrRegister::Status(counter) => self.has(counter).then(|| self.status(counter, cx.now)),
+            PcrRegister::LegacyMap(name) => {
+                let bank = self.bank.counters();
+                let behind = self.map().counter(name);
+                let position = behind.filter(|counter| bank.contains(*counter));
+                Some(match position.and_then(CounterId::position) {
+                    Some(position) => u64::from(position),
+                    None => abi::LEGACY_NONE,
+                })
+            }
+            PcrRegister::Random => cx.entropy.bits(),
+            PcrRegister::Phase => Some(u64::from(caller.layer.code())),
+            PcrRegister::NoticeVector => Some(u64::from(self.letterbox(caller.layer)?.vector())),
+            PcrRegister::Answer => Some(self.letterbox(caller.layer)?.answer.word()),
+            PcrRegister::Granted => Some(self.letterbox(caller.layer)?.answer.granted().bits()),
+            PcrRegister::Notice => {
+                self.letterbox(caller.layer)?;
+                let notice = self.next_notice(caller.layer, cx.now);
+                Some(notice.map_or(abi::NOTICE_NONE, Notice::word))
+            }
+            PcrRegister::ManagementKey(_)
+            | PcrRegister::AccessKey(_)
+            | PcrRegister::Counter(_)
+            | PcrRegister::Select(_)
+            | PcrRegister::Overflow(_)
+            | PcrRegister::Request
+            | PcrRegister::Reply => None,
+        }
+    }
+
+    /// WRMSR of a register that is not an alias of the PMU's. `None` is #GP, and
+    /// nothing has changed then.
+    pub fn write(
+        &mut self,
+        register: PcrRegister,
+        value: u64,
+        caller: Caller,
+        cx: &mut Context<'_>,
+    ) -> Option<Effects> {
+        let done = match register {
+            PcrRegister::ManagementKey(counter) => {
+                let operation = Cookie::new(value).map(Operation::Manage);
+                self.operate(counter, operation, caller, cx)
+            }
+            PcrRegister::AccessKey(counter) => {
+                let operation = Cookie::new(value).map(Operation::SetAccess);
+                self.operate(counter, operation, caller, cx)
+            }
+            PcrRegister::Control(counter) => {
+                let operation = Control::new(value).map(Operation::SetControl);
+                self.operate(counter, operation, caller, cx)
+            }
+            PcrRegister::DropValue(counter) => {
+                let fits = value & !self.width_mask(counter) == 0;
+                let operation = fits.then_some(Operation::SetDropValue(value));
+                self.operate(counter, operation, caller, cx)
+            }
+            PcrRegister::Phase => self.end_phase(value, caller, cx),
+            PcrRegister::NoticeVector => self.set_notice_vector(value, caller.layer),
+            PcrRegister::Request => Request::decode(value, caller.presented)
+                .and_then(|request| self.request(caller.layer, request, cx))
+                .map(|(_, effects)| effects),
+            PcrRegister::Reply => {
+                Reply::decode(value).and_then(|reply| self.reply(caller.layer, reply, cx))
+            }
+            PcrRegister::Counter(_)
+            | PcrRegister::Select(_)
+            | PcrRegister::Overflow(_)
+            | PcrRegister::Status(_)
+            | PcrRegister::LegacyMap(_)
+            | PcrRegister::Random
+            | PcrRegister::Answer
+            | PcrRegister::Granted
+            | PcrRegister::Notice => return None,
+        };
+        match done {
+            Ok(effects) => Some(effects),
+            Err(reason) => {
+                let counter = match register {
+                    PcrRegister::ManagementKey(counter)
+                    | PcrRegister::AccessKey(counter)
+                    | PcrRegister::Control(counter)
+                    | PcrRegister::DropValue(counter) => self.has(counter).then_some(counter),
+                    _ => None,
+                };
+                record(cx, caller.layer, counter, Event::Refused(reason));
+                let is_default = caller.presented == abi::DEFAULT_COOKIE;
+                self.guessed(reason, caller.layer, is_default, cx);
+                None
+            }
+        }
+    }
+
+    fn operate(
+        &mut self,
+        counter: CounterId,
+        operation: Option<Operation>,
+        caller: Caller,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, Reason> {
+        let operation = operation.ok_or(Reason::Malformed)?;
+        let layer = caller.layer.as_holder();
+        let cookie = Cookie::new(caller.presented).ok_or(Reason::Malformed)?;
+        let change = match self.scheme {
+            Scheme::SingleMaster if layer.is_guest() => {
+                self.plan_for_master(layer, cookie, counter, operation)?
+            }
+            Scheme::SingleMaster | Scheme::Independent | Scheme::Interacting => {
+                self.bank.plan(layer, cookie, counter, operation)?
+            }
+        };
+        self.admit(layer, &change)?;
+        Ok(self.carry_out(layer, change, cx))
+    }
+
+    /// Under a single master nobody else has a management cookie. Keys are the
+    /// master's; how a counter treats others, the layer that it was granted to
+    /// tells the master by its access cookie.
+    fn plan_for_master(
+        &self,
+        layer: Layer,
+        cookie: Cookie,
+        counter: CounterId,
+        operation: Operation,
+    ) -> Result<Change, Reason> {
+        let kind = match operation {
+            Operation::Manage(_) | Operation::SetAccess(_) => return Err(Reason::Master),
+            Operation::SetControl(control) => ChangeKind::SetControl(control),
+            Operation::SetDropValue(value) => ChangeKind::SetDropValue(value),
+        };
+        if !self.has(counter) {
+            return Err(Reason::NoCounter);
+        }
+        let reservation = self.bank.reservation(counter).ok_or(Reason::Unreserved)?;
+        if !reservation.is_access(cookie) {
+            return Err(Reason::Cookie);
+        }
+        match reservation.owner == layer {
+            true => Ok(Change { counter, kind }),
+            false => Err(Reason::Layer),
+        }
+    }
+
+    /// Whether policy lets a change happen.
+    fn admit(&self, layer: Layer, change: &Change) -> Result<(), Reason> {
+        let takes = match change.kind {
+            ChangeKind::Reserve(_) => true,
+            ChangeKind::HandOver { to, .. } => {
+                let holder = self.bank.reservation(change.counter);
+                holder.is_some_and(|reservation| reservation.owner != to)
+            }
+            ChangeKind::Nothing
+            | ChangeKind::Renew
+            | ChangeKind::Release
+            | ChangeKind::SetAccess(_)
+            | ChangeKind::SetControl(_)
+            | ChangeKind::SetDropValue(_) => false,
+        };
+        match takes {
+            true => self.policy.admit(&self.bank, layer, change.counter),
+            false => Ok(()),
+        }
+    }
+
+    /// Carries a change out, starts its lease, and tells of it.
+    fn carry_out(&mut self, layer: Layer, change: Change, cx: &mut Context<'_>) -> Effects {
+        let counter = change.counter;
+        let before = self.bank.reservation(counter).copied();
+        let effects = self.apply(change);
+        let lease_ms = match (change.kind, before) {
+            (ChangeKind::Reserve(_), _) => self.start_lease(counter, None, cx.now),
+            (ChangeKind::Renew, Some(before)) => self.start_lease(counter, before.lease_ms, cx.now),
+            (ChangeKind::HandOver { to, .. }, Some(before)) => {
+                // Its former owner's lease is not the new one's.
+                let lease_ms = before.lease_ms.filter(|_| before.owner == to);
+                self.start_lease(counter, lease_ms, cx.now)
+            }
+            _ => None,
+        };
+        let event = match change.kind {
+            ChangeKind::Nothing => return effects,
+            ChangeKind::Reserve(_) => Event::Reserved { lease_ms },
+            ChangeKind::Renew => Event::Renewed,
+            ChangeKind::HandOver { .. } => Event::HandedOver {
+                from: before.map_or(layer, |before| before.owner),
+            },
+            ChangeKind::Release => Event::Released,
+            ChangeKind::SetAccess(cookie) => Event::AccessSet {
+                private: !cookie.is_default(),
+            },
+            ChangeKind::SetControl(control) => Event::ControlSet(control),
+            ChangeKind::SetDropValue(value) => Event::DropValueSet(value),
+        };
+        record(cx, layer, Some(counter), event);
+        let effects = effects.and(self.note_change(counter, cx));
+        self.find_deadline();
+        effects
+    }
+
+    fn end_phase(
+        &mut self,
+        value: u64,
+        caller: Caller,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, Reason> {
+        if value != abi::PHASE_END {
+            return Err(Reason::Malformed);
+        }
+        if !self.phase.end() {
+            return Err(Reason::Phase);
+        }
+        record(cx, caller.layer, None, Event::PhaseEnded);
+        let effects = self.serve(cx);
+        self.find_deadline();
+        Ok(effects)
+    }
+
+    pub(super) fn status(&self, counter: CounterId, now: u64) -> u64 {
+        let Some(reservation) = self.bank.reservation(counter) else {
+            return 0;
+        };
+        let flag = |on: bool, bit: u64| if on { bit } else { 0 };
+        let revocation = reservation.revocation.map(|revocation| revocation.at);
+        let ends = super::time::earliest(reservation.lease, revocation);
+        let rest = ends.map_or(0, |ends| self.to_ms(ends.saturating_sub(now)));
+        abi::STATUS_RESERVED
+            | u64::from(reservation.owner.code()) << abi::STATUS_OWNER_SHIFT
+            | flag(reservation.is_private(), abi::STATUS_PRIVATE)
+            | flag(reservation.lease.is_some(), abi::STATUS_LEASE)
+            | flag(revocation.is_some(), abi::STATUS_REVOKING)
+            | u64::from(rest) << abi::STATUS_REST_SHIFT
+    }
+}

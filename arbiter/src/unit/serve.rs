@@ -1,0 +1,344 @@
+//! Carrying out what the broker decides about requests.
+
+use super::{Context, PcrUnit, record};
+use crate::audit::Event;
+use crate::bank::{Change, ChangeKind, Effects, Reservation, Revocation};
+use crate::broker::{self, Pending, Question, Step, View, priority};
+use crate::cookie::Cookie;
+use crate::mailbox::{Letter, Letterbox, NoticeKind, Outcome, Wanted};
+use crate::policy::Policy;
+use crate::reason::Reason;
+use crate::scheme::Scheme;
+use crate::{CounterId, CounterSet, Layer};
+
+impl PcrUnit {
+    /// A layer's side of the mailbox; `None` for a layer that has none.
+    pub(super) fn letterbox(&self, layer: Layer) -> Option<&Letterbox> {
+        self.boxes.get(usize::from(layer.code()))
+    }
+
+    pub(super) fn letterbox_mut(&mut self, layer: Layer) -> Option<&mut Letterbox> {
+        self.boxes.get_mut(usize::from(layer.code()))
+    }
+
+    pub(super) fn pending(&self, layer: Layer) -> Option<&Pending> {
+        self.letterbox(layer)?.pending.as_ref()
+    }
+
+    pub(super) fn pending_mut(&mut self, layer: Layer) -> Option<&mut Pending> {
+        self.letterbox_mut(layer)?.pending.as_mut()
+    }
+
+    pub(super) fn tell(&mut self, layer: Layer, letter: Letter) {
+        if let Some(letterbox) = self.letterbox_mut(layer) {
+            letterbox.push(letter);
+        }
+    }
+
+    /// Whether code of this layer can still run.
+    fn is_alive(&self, layer: Layer) -> bool {
+        match layer {
+            Layer::Firmware => self.smm || !self.phase.is_over(),
+            Layer::GuestKernel => self.phase.is_over(),
+            Layer::Hypervisor | Layer::GuestUser | Layer::HostTool => true,
+        }
+    }
+
+    /// What the request of `layer` is decided from.
+    pub(super) fn view(&self, layer: Layer) -> View<'_> {
+        let others = Policy::LAYERS.into_iter().filter(|other| *other != layer);
+        let busy = others.filter_map(|other| self.pending(other));
+        let busy = busy.fold(CounterSet::EMPTY, |busy, pending| {
+            let asked = pending.question.map(|question| question.counter);
+            busy | pending.got | asked.into_iter().collect()
+        });
+        View {
+            scheme: self.scheme,
+            bank: &self.bank,
+            policy: &self.policy,
+            busy,
+            answers: Policy::LAYERS.map(|layer| self.is_alive(layer)),
+        }
+    }
+
+    /// A counter has changed hands, or its control: what this means for requests.
+    pub(super) fn note_change(&mut self, counter: CounterId, cx: &mut Context<'_>) -> Effects {
+        let owner = self.bank.reservation(counter).map(|held| held.owner);
+        let mut effects = Effects::NONE;
+        for layer in Policy::LAYERS {
+            let Some(pending) = self.pending_mut(layer) else {
+                continue;
+            };
+            if pending.got.contains(counter) && owner != Some(layer) {
+                // The layer has passed on what its request had come by.
+                pending.got.remove(counter);
+                effects = effects.and(self.conclude(layer, Err(Reason::Withdrawn), cx));
+            } else if let Some(question) = pending.question
+                && question.counter == counter
+                && owner != Some(question.holder)
+            {
+                pending.question = None;
+                pending.declined.insert(counter);
+            }
+        }
+        if let Some(reservation) = self.bank.reservation_mut(counter)
+            && reservation
+                .revocation
+                .is_some_and(|revocation| revocation.wanted_by == reservation.owner)
+        {
+            reservation.revocation = None;
+        }
+        effects.and(self.serve(cx))
+    }
+
+    /// Brings every request as far as it gets now: those of higher priority
+    /// first, then those that came first.
+    pub(super) fn serve(&mut self, cx: &mut Context<'_>) -> Effects {
+        let mut effects = Effects::NONE;
+        // A refusal sets counters free, which an earlier request may wait for.
+        // Each further round has one request less.
+        loop {
+            let mut order = Policy::LAYERS;
+            order.sort_by_key(|layer| {
+                let sequence = self.pending(*layer).map(|pending| pending.sequence);
+                (u8::MAX - priority(&self.policy, *layer), sequence)
+            });
+            let mut concluded = false;
+            for layer in order {
+                if self.pending(layer).is_some() {
+                    effects = effects.and(self.advance(layer, cx));
+                    concluded |= self.pending(layer).is_none();
+                }
+            }
+            if !concluded {
+                return effects;
+            }
+        }
+    }
+
+    /// Takes step after step for the request of `layer`, until it waits or has
+    /// its answer.
+    pub(super) fn advance(&mut self, layer: Layer, cx: &mut Context<'_>) -> Effects {
+        let mut effects = Effects::NONE;
+        while let Some(pending) = self.pending(layer) {
+            if !self.is_alive(layer) {
+                return effects.and(self.conclude(layer, Err(Reason::Phase), cx));
+            }
+            match broker::next(&self.view(layer), layer, pending) {
+                Step::Take(counters) => {
+                    for counter in counters.iter() {
+                        effects = effects.and(self.take(counter, layer));
+                    }
+                }
+                Step::TakeLent(counter) => {
+                    effects = effects.and(self.take_over(counter, layer, Reason::Lent, cx));
+                }
+                Step::Ask(counter) => self.ask(counter, layer, cx),
+                Step::Announce(counter) => self.announce(counter, layer, cx),
+                Step::Spare(counter) => self.spare(counter, cx),
+                Step::Wait => return effects,
+                Step::Grant => return effects.and(self.conclude(layer, Ok(()), cx)),
+                Step::Refuse(reason) => {
+                    return effects.and(self.conclude(layer, Err(reason), cx));
+                }
+            }
+        }
+        effects
+    }
+
+    /// A free counter becomes one that the request of `layer` has come by.
+    pub(super) fn take(&mut self, counter: CounterId, layer: Layer) -> Effects {
+        let is_masters = self.scheme == Scheme::SingleMaster;
+        let Some(pending) = self.pending_mut(layer) else {
+            return Effects::NONE;
+        };
+        pending.got.insert(counter);
+        let access = pending.cookie;
+        let management = if is_masters { Cookie::NOBODYS } else { access };
+        let mut effects = self.apply(Change {
+            counter,
+            kind: ChangeKind::Reserve(Reservation::new(layer, management, access)),
+        });
+        // Legacy software may have used it, and its event would go on.
+        effects.cleared.insert(counter);
+        effects
+    }
+
+    /// Takes a counter from its holder, which is the arbiter's own decision.
+    pub(super) fn take_over(
+        &mut self,
+        counter: CounterId,
+        layer: Layer,
+        reason: Reason,
+        cx: &mut Context<'_>,
+    ) -> Effects {
+        let Some(owner) = self.bank.reservation(counter).map(|held| held.owner) else {
+            return Effects::NONE;
+        };
+        let effects = self.apply(Change {
+            counter,
+            kind: ChangeKind::Release,
+        });
+        record(cx, owner, Some(counter), Event::Revoked(reason));
+        self.tell(
+            owner,
+            Letter {
+                kind: NoticeKind::Revoked,
+                counter: Some(counter),
+                layer,
+                reason: Some(reason),
+                due: None,
+            },
+        );
+        effects.and(self.take(counter, layer))
+    }
+
+    fn ask(&mut self, counter: CounterId, wanted_by: Layer, cx: &mut Context<'_>) {
+        let due = cx.now.saturating_add(self.to_ticks(self.policy.grace_ms));
+        let holder = self.bank.reservation(counter).map(|held| held.owner);
+        let (Some(holder), Some(pending)) = (holder, self.pending_mut(wanted_by)) else {
+            return;
+        };
+        pending.question = Some(Question {
+            counter,
+            holder,
+            due,
+        });
+        record(cx, holder, Some(counter), Event::Asked { wanted_by });
+        self.tell(
+            holder,
+            Letter {
+                kind: NoticeKind::Asked,
+                counter: Some(counter),
+                layer: wanted_by,
+                reason: None,
+                due: Some(due),
+            },
+        );
+    }
+
+    fn announce(&mut self, counter: CounterId, wanted_by: Layer, cx: &mut Context<'_>) {
+        let in_ms = self.policy.grace_ms;
+        let at = cx.now.saturating_add(self.to_ticks(in_ms));
+        let Some(reservation) = self.bank.reservation_mut(counter) else {
+            return;
+        };
+        let (owner, reason) = (reservation.owner, Reason::Priority);
+        reservation.revocation = Some(Revocation {
+            at,
+            reason,
+            wanted_by,
+        });
+        let event = Event::Revoking {
+            wanted_by,
+            reason,
+            in_ms,
+        };
+        record(cx, owner, Some(counter), event);
+        self.tell(
+            owner,
+            Letter {
+                kind: NoticeKind::Revoking,
+                counter: Some(counter),
+                layer: wanted_by,
+                reason: Some(reason),
+                due: Some(at),
+            },
+        );
+    }
+
+    /// An announced revocation does not take place.
+    pub(super) fn spare(&mut self, counter: CounterId, cx: &mut Context<'_>) {
+        let Some(reservation) = self.bank.reservation_mut(counter) else {
+            return;
+        };
+        let owner = reservation.owner;
+        if let Some(revocation) = reservation.revocation.take() {
+            record(cx, owner, Some(counter), Event::Spared);
+            self.call_off(owner, counter, revocation.wanted_by);
+        }
+    }
+
+    fn call_off(&mut self, holder: Layer, counter: CounterId, wanted_by: Layer) {
+        self.tell(
+            holder,
+            Letter {
+                kind: NoticeKind::Cancelled,
+                counter: Some(counter),
+                layer: wanted_by,
+                reason: None,
+                due: None,
+            },
+        );
+    }
+
+    /// The request of `layer` has its answer: ends what is under way for it, and
+    /// starts leases or gives back what it had come by.
+    pub(super) fn conclude(
+        &mut self,
+        layer: Layer,
+        answer: Result<(), Reason>,
+        cx: &mut Context<'_>,
+    ) -> Effects {
+        let pending = self.letterbox_mut(layer).and_then(|one| one.pending.take());
+        let Some(pending) = pending else {
+            return Effects::NONE;
+        };
+        if let Some(question) = pending.question {
+            self.call_off(question.holder, question.counter, layer);
+        }
+        for counter in self.bank.held().iter() {
+            let revocation = self
+                .bank
+                .reservation(counter)
+                .and_then(|held| held.revocation);
+            if revocation.is_some_and(|revocation| revocation.wanted_by == layer) {
+                self.spare(counter, cx);
+            }
+        }
+        let mut effects = Effects::NONE;
+        for counter in pending.got.iter() {
+            match answer {
+                Ok(()) => {
+                    let lease_ms = self.start_lease(counter, pending.lease_ms, cx.now);
+                    record(cx, layer, Some(counter), Event::Reserved { lease_ms });
+                }
+                Err(_) => {
+                    effects = effects.and(self.apply(Change {
+                        counter,
+                        kind: ChangeKind::Release,
+                    }));
+                }
+            }
+        }
+        let (outcome, kind, reason) = match answer {
+            Ok(()) => (Outcome::Granted(pending.got), NoticeKind::Granted, None),
+            Err(reason) => {
+                let counter = match pending.wanted {
+                    Wanted::This(counter) => Some(counter),
+                    Wanted::Any(_) => None,
+                };
+                let counter = counter.filter(|counter| self.has(*counter));
+                record(cx, layer, counter, Event::Refused(reason));
+                (Outcome::Refused(reason), NoticeKind::Refused, Some(reason))
+            }
+        };
+        if let Some(letterbox) = self.letterbox_mut(layer) {
+            letterbox.answer.outcome = outcome;
+        }
+        if pending.waits && reason != Some(Reason::Withdrawn) {
+            let (counter, due) = (None, None);
+            self.tell(
+                layer,
+                Letter {
+                    kind,
+                    counter,
+                    layer,
+                    reason,
+                    due,
+                },
+            );
+        }
+        effects
+    }
+}

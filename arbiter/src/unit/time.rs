@@ -1,0 +1,143 @@
+//! What time brings: ends of leases, of questions, and of the time before a
+//! revocation.
+
+use super::{Context, PcrUnit, record};
+use crate::audit::Event;
+use crate::bank::{Change, ChangeKind, Effects};
+use crate::broker::is_justified;
+use crate::mailbox::{Letter, NoticeKind};
+use crate::policy::Policy;
+use crate::reason::Reason;
+use crate::{CounterId, Layer};
+
+impl PcrUnit {
+    /// Lets end what is due: leases, questions, and the time before a
+    /// revocation.
+    pub fn tick(&mut self, cx: &mut Context<'_>) -> Effects {
+        let mut effects = Effects::NONE;
+        if self.deadline.is_none_or(|deadline| cx.now < deadline) {
+            return effects;
+        }
+        for counter in self.bank.held().iter() {
+            let Some(reservation) = self.bank.reservation(counter) else {
+                continue;
+            };
+            let owner = reservation.owner;
+            let is_due = |at: u64| at <= cx.now;
+            match (reservation.revocation, reservation.lease) {
+                (Some(revocation), _) if is_due(revocation.at) => {
+                    effects = effects.and(self.end_notice(counter, revocation.wanted_by, cx));
+                }
+                (_, Some(lease)) if is_due(lease) => {
+                    effects = effects.and(self.expire(owner, counter, cx));
+                }
+                _ => {}
+            }
+        }
+        self.end_questions(cx);
+        effects = effects.and(self.serve(cx));
+        self.find_deadline();
+        effects
+    }
+
+    /// The time is over that a holder was given before a revocation.
+    fn end_notice(&mut self, counter: CounterId, by: Layer, cx: &mut Context<'_>) -> Effects {
+        // Shares may have shifted meanwhile: the holder may have given back
+        // others, and be down to its minimum.
+        let is_justified = is_justified(&self.view(by), by, counter);
+        match self.pending_mut(by) {
+            Some(_) if is_justified => self.take_over(counter, by, Reason::Priority, cx),
+            Some(pending) => {
+                pending.spared.insert(counter);
+                self.spare(counter, cx);
+                Effects::NONE
+            }
+            None => {
+                self.spare(counter, cx);
+                Effects::NONE
+            }
+        }
+    }
+
+    fn expire(&mut self, owner: Layer, counter: CounterId, cx: &mut Context<'_>) -> Effects {
+        let effects = self.apply(Change {
+            counter,
+            kind: ChangeKind::Release,
+        });
+        record(cx, owner, Some(counter), Event::Revoked(Reason::Expired));
+        self.tell(
+            owner,
+            Letter {
+                kind: NoticeKind::Expired,
+                counter: Some(counter),
+                layer: owner,
+                reason: Some(Reason::Expired),
+                due: None,
+            },
+        );
+        effects.and(self.note_change(counter, cx))
+    }
+
+    /// Who has not answered in time keeps its counter, for now.
+    fn end_questions(&mut self, cx: &mut Context<'_>) {
+        for wanted_by in Policy::LAYERS {
+            let Some(pending) = self.pending_mut(wanted_by) else {
+                continue;
+            };
+            let Some(question) = pending.question.filter(|question| question.due <= cx.now) else {
+                continue;
+            };
+            let reason = Reason::NoAnswer;
+            pending.decline(question, reason);
+            let event = Event::Declined { wanted_by, reason };
+            record(cx, question.holder, Some(question.counter), event);
+        }
+    }
+
+    /// Starts the lease of a counter's owner anew: as long as policy allows, or
+    /// shorter. Returns how long.
+    pub(super) fn start_lease(
+        &mut self,
+        counter: CounterId,
+        wish: Option<u32>,
+        now: u64,
+    ) -> Option<u32> {
+        let owner = self.bank.reservation(counter)?.owner;
+        let allowed = self.policy.share(owner).and_then(|share| share.lease_ms);
+        let lease_ms = match (wish, allowed) {
+            (Some(wish), Some(allowed)) => Some(wish.min(allowed)),
+            (wish, allowed) => wish.or(allowed),
+        };
+        let ends = lease_ms.map(|ms| now.saturating_add(self.to_ticks(ms)));
+        let reservation = self.bank.reservation_mut(counter)?;
+        reservation.lease_ms = lease_ms;
+        reservation.lease = ends;
+        lease_ms
+    }
+
+    /// When [`PcrUnit::tick`] has something to do.
+    #[inline]
+    pub fn deadline(&self) -> Option<u64> {
+        self.deadline
+    }
+
+    pub(super) fn find_deadline(&mut self) {
+        let ends = self.bank.held().iter().filter_map(|counter| {
+            let reservation = self.bank.reservation(counter)?;
+            let revocation = reservation.revocation.map(|revocation| revocation.at);
+            earliest(reservation.lease, revocation)
+        });
+        let questions = self.boxes.iter().filter_map(|letterbox| {
+            let question = letterbox.pending.as_ref()?.question?;
+            Some(question.due)
+        });
+        self.deadline = ends.chain(questions).min();
+    }
+}
+
+pub(super) fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
+    }
+}
