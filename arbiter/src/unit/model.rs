@@ -113,7 +113,7 @@ impl State {
             widths: unit.widths,
             ticks_per_ms: unit.ticks_per_ms,
             phase: Arc::new(phase),
-            map: unit.map.clone(),
+            map: unit.map,
             unmapped: unit.unmapped,
             legacy: unit.legacy,
             smm: unit.smm,
