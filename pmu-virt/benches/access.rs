@@ -3,7 +3,9 @@
 //! `cargo bench -p pmu-virt --bench access`; the goal is at most 60 ns each.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use pmu_virt::{ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, Ring, VcpuPmu, step};
+use pmu_virt::{
+    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, Ring, VcpuPmu, step,
+};
 use std::hint::black_box;
 
 /// A PMU with every programmable counter running.
@@ -55,7 +57,7 @@ const CASES: [Case; 3] = [
     },
 ];
 
-const LAYER: Layer = Layer::GuestKernel;
+const LAYER: Caller = Caller::legacy(Layer::GuestKernel);
 
 fn accesses(criterion: &mut Criterion) {
     for case in CASES {

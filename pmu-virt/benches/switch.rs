@@ -6,8 +6,8 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use pmu_virt::{
-    ClockBackend, CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmuModel, StepBackend,
-    VcpuPmu,
+    Caller, ClockBackend, CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmuModel,
+    StepBackend, VcpuPmu,
 };
 
 /// A source with the event select that it counts.
@@ -37,9 +37,17 @@ fn vcpu(owner: u32, counters: u32, select: u64) -> VcpuPmu {
     let model = PmuModel::parse("intel-v2,counters=8,fixed=0").unwrap_or_else(|e| panic!("{e}"));
     let mut pmu = VcpuPmu::detached(OwnerId(owner), model, Grant::everything());
     for n in 0..counters {
-        pmu.wrmsr(MsrIndex(SELECT0 + n), select, Layer::GuestKernel);
+        pmu.wrmsr(
+            MsrIndex(SELECT0 + n),
+            select,
+            Caller::legacy(Layer::GuestKernel),
+        );
     }
-    pmu.wrmsr(MsrIndex(GLOBAL_CONTROL), 0xff, Layer::GuestKernel);
+    pmu.wrmsr(
+        MsrIndex(GLOBAL_CONTROL),
+        0xff,
+        Caller::legacy(Layer::GuestKernel),
+    );
     pmu
 }
 

@@ -263,6 +263,13 @@ pub struct CounterAccount {
 }
 
 impl CounterAccount {
+    /// What a reader is told of a counter that it may not use.
+    pub const NOT_GRANTED: CounterAccount = CounterAccount {
+        state: CounterState::Unavailable,
+        reading: Some(Reading::Unavailable(UnavailableReason::NotGranted)),
+        loss: None,
+    };
+
     /// The status word: state in bits 3:0, provenance in 7:4, reason in 15:8,
     /// loss in 23:16. Bits 63:24 are 0.
     pub fn status(&self) -> u64 {

@@ -31,7 +31,7 @@ mod sys;
 mod throttle;
 mod vcpu;
 
-pub use arbiter::{Access, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
+pub use arbiter::{Access, Caller, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
 pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
 pub use backend::msr;
 pub use backend::perf;
@@ -54,5 +54,6 @@ pub use request::CountRequest;
 pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
-    CounterReport, Needs, Oversubscribe, PmiRequest, ReadOutcome, VcpuPmu, WriteOutcome,
+    CounterReport, Needs, Oversubscribe, PmiRequest, ReadOutcome, Reservations, VcpuPmu,
+    WriteOutcome,
 };

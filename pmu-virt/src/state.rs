@@ -63,6 +63,23 @@ pub(crate) struct SavedCounter {
     pub(crate) loss: Option<LossReason>,
 }
 
+impl SavedCounter {
+    /// One that nobody has used since reset.
+    pub(crate) fn unused(counter: CounterId) -> Self {
+        SavedCounter {
+            counter: CounterName(counter),
+            value: Hex(0),
+            programmed: false,
+            events: 0,
+            time_enabled: 0,
+            time_running: 0,
+            time_unaccounted: 0,
+            provenance: None,
+            loss: None,
+        }
+    }
+}
+
 /// The snapshot that the accounting page shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

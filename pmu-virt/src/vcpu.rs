@@ -5,12 +5,15 @@ mod access;
 mod account;
 mod counting;
 mod report;
+mod reserved;
 mod saved;
+mod shared;
 mod sharing;
 mod switch;
 mod times;
 
 pub use report::CounterReport;
+pub use reserved::Reservations;
 pub use sharing::Oversubscribe;
 
 use crate::backend::{CounterBackend, Provenance, UnavailableReason};
@@ -101,6 +104,7 @@ pub struct VcpuPmu {
     model: PmuModel,
     core: Option<Box<CorePmu>>,
     grant: Grant,
+    reservations: Option<Box<Reservations>>,
     select: [u64; MAX_PROGRAMMABLE as usize],
     fixed_control: u64,
     global_control: u64,
@@ -115,6 +119,8 @@ pub struct VcpuPmu {
     ran: u64,
     /// TSC at entry, while the guest runs.
     entered: Option<u64>,
+    /// TSC when the guest was last left; the clock of the reservations.
+    left: u64,
     turns: Turns,
     snapshot: Snapshot,
 }
@@ -136,6 +142,7 @@ impl VcpuPmu {
             model,
             core: None,
             grant,
+            reservations: None,
             select: [0; MAX_PROGRAMMABLE as usize],
             fixed_control: 0,
             global_control,
@@ -146,6 +153,7 @@ impl VcpuPmu {
             needs: Needs::default(),
             ran: 0,
             entered: None,
+            left: 0,
             turns: Turns::default(),
             snapshot: Snapshot::default(),
         }
@@ -160,8 +168,16 @@ impl VcpuPmu {
     }
 
     /// Brings every register to its reset value, stops and frees every
-    /// physical counter and forgets pending PMIs.
+    /// physical counter, and forgets pending PMIs and reservations. The phase
+    /// of the firmware is the machine's, which restarts it itself.
     pub fn reset(&mut self) {
+        self.reset_registers();
+        if let Some(reservations) = &mut self.reservations {
+            reservations.unit.reset();
+        }
+    }
+
+    fn reset_registers(&mut self) {
         for counter in &mut self.counters {
             if let (Some((stay, _)), Some(core)) = (counter.placed, &mut self.core) {
                 core.release(stay);
@@ -188,11 +204,20 @@ impl VcpuPmu {
                 let entered = self.entered.take().unwrap_or(tsc);
                 let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
                 self.ran = self.ran.wrapping_add(ticks);
+                self.left = tsc;
             }
             Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
         }
+        self.observe_on_core(&progress);
+        // After the counts: those of a counter that is taken away are gone.
+        if matches!(progress, Progress::Left { .. }) {
+            self.tick_reservations();
+        }
+    }
+
+    fn observe_on_core(&mut self, progress: &Progress) {
         let Some(core) = &mut self.core else { return };
-        core.observe(&progress);
+        core.observe(progress);
         if !self.needs.counting || matches!(progress, Progress::Entered { .. }) {
             return;
         }
@@ -212,13 +237,16 @@ impl VcpuPmu {
         (!counters.is_empty()).then_some(PmiRequest { counters })
     }
 
-    /// TSC value at which the guest has to be interrupted; known after
+    /// TSC value at which the guest has to be interrupted, for an overflow, the
+    /// end of a turn, of a lease or of a revocation's notice; known after
     /// [`Progress::Entered`].
     pub fn deadline(&self) -> Option<u64> {
         let overflow = self.core.as_ref().and_then(|core| core.deadline());
         let turn = self.turns.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
-        [overflow, turn].into_iter().flatten().min()
+        let decision = self.reservations.as_ref();
+        let decision = decision.and_then(|reservations| reservations.unit.deadline());
+        [overflow, turn, decision].into_iter().flatten().min()
     }
 
     /// What the VMM has to do while the guest runs.

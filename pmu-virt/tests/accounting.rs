@@ -7,11 +7,11 @@ use pmu_virt::accounting::{
     SIGNATURE, Word, decode,
 };
 use pmu_virt::{
-    ClockBackend, CounterId, Denial, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome,
-    StepBackend, VcpuPmu, WriteOutcome, all_pmu_msr_ranges,
+    Caller, ClockBackend, CounterId, Denial, Grant, Layer, MsrIndex, PmuModel, Progress,
+    ReadOutcome, StepBackend, VcpuPmu, WriteOutcome, all_pmu_msr_ranges,
 };
 
-const KERNEL: Layer = Layer::GuestKernel;
+const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const GP: ReadOutcome = ReadOutcome::Gp;
 
 fn intel() -> PmuModel {
@@ -72,9 +72,10 @@ fn every_index_leads_to_at_most_one_register() {
     );
     check(0x200, None);
     check(u32::MAX, None);
-    let page = (MSR_BASE, MSR_BASE + MSR_COUNT - 1);
+    let (first, last) = (MSR_BASE, MSR_BASE + MSR_COUNT - 1);
+    let mut ranges = all_pmu_msr_ranges().into_iter();
     assert!(
-        all_pmu_msr_ranges().contains(&page),
+        ranges.any(|range| range.0 <= first && last <= range.1),
         "every MSR of the page has to exit"
     );
 }
@@ -155,7 +156,11 @@ fn what_is_not_there_faults() {
         let written = pmu.wrmsr(MsrIndex(MSR_BASE + offset), 0, KERNEL);
         assert_eq!(written, WriteOutcome::Gp, "{offset:#x}");
     }
-    assert_eq!(read(&mut pmu, MSR_COUNT), ReadOutcome::NotHandled);
+    let before = pmu.rdmsr(MsrIndex(MSR_BASE - 1), KERNEL);
+    assert_eq!(before, ReadOutcome::NotHandled);
+    // What follows is the block of the reservations.
+    assert_eq!(read(&mut pmu, MSR_COUNT), GP);
+    assert_eq!(read(&mut pmu, 2 * MSR_COUNT), ReadOutcome::NotHandled);
 }
 
 #[test]
@@ -165,11 +170,14 @@ fn a_counter_that_is_not_granted_is_hidden_here_too() {
         let grant = Grant::of(held(), denial);
         let mut pmu = VcpuPmu::new(intel(), Box::new(ClockBackend::new()), grant);
         read(&mut pmu, 0);
-        [0x100, 0x104].map(|offset| read(&mut pmu, offset))
+        [0x100, 0x103, 0x104, 0x107].map(|offset| read(&mut pmu, offset))
     };
-    assert_eq!(of(Denial::Fault), [GP, ReadOutcome::Value(0)]);
+    let zero = ReadOutcome::Value(0);
+    assert_eq!(of(Denial::Fault), [GP, GP, zero, zero]);
     let dropped = Denial::Drop { read_as: 7 };
-    assert_eq!(of(dropped), [ReadOutcome::Value(7), ReadOutcome::Value(0)]);
+    // The status tells that it is not granted.
+    let [status, count] = [0x0404, 7].map(ReadOutcome::Value);
+    assert_eq!(of(dropped), [status, count, zero, zero]);
 }
 
 /// `docs/guest-abi.md` holds the tables; `UPDATE_DOCS=1` writes them there.

@@ -1,8 +1,8 @@
 //! Every MSR index of three whole regions, every bit of every control register.
 
 use pmu_virt::{
-    ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, ReadOutcome, Register, VcpuPmu,
-    WriteForm, WriteOutcome, all_pmu_msr_ranges,
+    Caller, ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, ReadOutcome, Register,
+    VcpuPmu, WriteForm, WriteOutcome, all_pmu_msr_ranges,
 };
 
 /// The regions that are swept, inclusive.
@@ -156,7 +156,7 @@ fn an_index_that_is_not_answered_is_not_handled() {
         let clock = Box::new(ClockBackend::new());
         let mut pmu = VcpuPmu::new(model.clone(), clock, Grant::everything());
         for msr in indices().filter(|msr| expected(&model, *msr).is_none()) {
-            let layer = Layer::GuestKernel;
+            let layer = Caller::legacy(Layer::GuestKernel);
             assert_eq!(pmu.rdmsr(MsrIndex(msr), layer), ReadOutcome::NotHandled);
             assert_eq!(pmu.wrmsr(MsrIndex(msr), 0, layer), WriteOutcome::NotHandled);
         }
@@ -194,7 +194,7 @@ fn every_single_bit_of_every_control_register_has_its_outcome() {
             for bit in 0..64 {
                 let clock = Box::new(ClockBackend::new());
                 let mut pmu = VcpuPmu::new(model(summary.name), clock, Grant::everything());
-                let layer = Layer::GuestKernel;
+                let layer = Caller::legacy(Layer::GuestKernel);
                 let before = pmu.rdmsr(MsrIndex(msr), layer);
                 let value = 1 << bit;
                 let exists = implemented & value != 0;
@@ -228,7 +228,7 @@ fn every_single_bit_of_the_status_registers_has_its_outcome() {
         for bit in 0..64 {
             let clock = Box::new(ClockBackend::new());
             let mut pmu = VcpuPmu::new(model(spec), clock, Grant::everything());
-            let outcome = pmu.wrmsr(MsrIndex(msr), 1 << bit, Layer::GuestKernel);
+            let outcome = pmu.wrmsr(MsrIndex(msr), 1 << bit, Caller::legacy(Layer::GuestKernel));
             let expected = if faults && accepted & (1 << bit) == 0 {
                 WriteOutcome::Gp
             } else {

@@ -6,16 +6,16 @@ mod limited;
 
 use limited::Limited;
 use pmu_virt::{
-    ClockBackend, CorePmu, CountRequest, CounterBackend, CounterReport, Grant, Layer, MsrIndex,
-    Oversubscribe, OwnerId, PmuModel, Progress, Provenance, RateTable, ReadOutcome, Reading, Ring,
-    SimBackend, SlotIndex, SlotSet, Unavailable, UnavailableReason, VcpuPmu,
+    Caller, ClockBackend, CorePmu, CountRequest, CounterBackend, CounterReport, Grant, Layer,
+    MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress, Provenance, RateTable, ReadOutcome,
+    Reading, Ring, SimBackend, SlotIndex, SlotSet, Unavailable, UnavailableReason, VcpuPmu,
 };
 use proptest::collection::vec;
 use proptest::prelude::{Strategy, any, prop_assert_eq, prop_oneof, proptest};
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
-const KERNEL: Layer = Layer::GuestKernel;
+const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const TURN: u64 = 1_000;
 
 /// Reference cycles without and with OS alone.
@@ -137,11 +137,11 @@ fn a_lost_place_is_not_inherited() {
     tick(&mut first, 0);
     host.lock().expect("not poisoned").lost.insert(SlotIndex(0));
     // The first one hears of it before it goes.
-    first.rdpmc(0, Layer::GuestKernel);
+    first.rdpmc(0, Caller::legacy(Layer::GuestKernel));
     write(&mut second, 0xc001_0200, 0x43_0076);
     second.attach(first.park().expect("a core"));
     tick(&mut second, 1_000);
-    let count = second.rdpmc(0, Layer::GuestKernel);
+    let count = second.rdpmc(0, Caller::legacy(Layer::GuestKernel));
     assert_eq!(count, ReadOutcome::Value(100));
 }
 
@@ -164,9 +164,9 @@ fn a_control_written_away_from_the_core_is_taken_up_there() {
     pmu.attach(core);
     assert!(!pmu.needs().counting);
     tick(&mut pmu, 1_000);
-    let before = pmu.rdpmc(0, Layer::GuestKernel);
+    let before = pmu.rdpmc(0, Caller::legacy(Layer::GuestKernel));
     write(&mut pmu, 0xc001_0200, 0x41_0076);
-    assert_eq!(pmu.rdpmc(0, Layer::GuestKernel), before);
+    assert_eq!(pmu.rdpmc(0, Caller::legacy(Layer::GuestKernel)), before);
 }
 
 impl Fickle {

@@ -1,9 +1,9 @@
 //! A backend with fewer counters than the model: one counter at a time.
 
 use pmu_virt::{
-    ClockBackend, CountRequest, CounterBackend, CounterId, Grant, Layer, MsrIndex, PmuModel,
-    Progress, Provenance, ReadOutcome, Reading, SlotIndex, SlotSet, Unavailable, UnavailableReason,
-    VcpuPmu, WriteOutcome,
+    Caller, ClockBackend, CountRequest, CounterBackend, CounterId, Grant, Layer, MsrIndex,
+    PmuModel, Progress, Provenance, ReadOutcome, Reading, SlotIndex, SlotSet, Unavailable,
+    UnavailableReason, VcpuPmu, WriteOutcome,
 };
 use std::num::NonZeroU64;
 
@@ -64,7 +64,7 @@ fn the_counter_that_finds_no_place_says_so_and_takes_the_place_once_free() {
     let small = Box::new(Small(ClockBackend::new()));
     let mut pmu = VcpuPmu::new(model, small, Grant::everything());
     let write = |pmu: &mut VcpuPmu, msr, value| {
-        let outcome = pmu.wrmsr(MsrIndex(msr), value, Layer::GuestKernel);
+        let outcome = pmu.wrmsr(MsrIndex(msr), value, Caller::legacy(Layer::GuestKernel));
         assert_eq!(outcome, WriteOutcome::Done);
     };
     let mut now = 0;
@@ -77,7 +77,7 @@ fn the_counter_that_finds_no_place_says_so_and_takes_the_place_once_free() {
             ring: None,
         });
     };
-    let count = |pmu: &mut VcpuPmu, n| pmu.rdpmc(n, Layer::GuestKernel);
+    let count = |pmu: &mut VcpuPmu, n| pmu.rdpmc(n, Caller::legacy(Layer::GuestKernel));
     write(&mut pmu, 0xc001_0200, 0x43_0076);
     write(&mut pmu, 0xc001_0202, 0x43_0076);
     run(&mut pmu);

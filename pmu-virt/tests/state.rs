@@ -7,8 +7,8 @@ use std::num::NonZeroU64;
 
 use limited::Limited;
 use pmu_virt::{
-    ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant, Layer,
-    LossReason, MsrIndex, Oversubscribe, OwnerId, PmiRequest, PmuModel, PmuState, Progress,
+    Caller, ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant,
+    Layer, LossReason, MsrIndex, Oversubscribe, OwnerId, PmiRequest, PmuModel, PmuState, Progress,
     Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend, VcpuPmu, WriteOutcome,
     accounting,
 };
@@ -16,7 +16,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-const KERNEL: Layer = Layer::GuestKernel;
+const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const MODELS: [&str; 7] = [
     "intel-v1,counters=8,full-width=on,width=48",
     "intel-v2",

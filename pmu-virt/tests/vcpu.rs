@@ -1,12 +1,12 @@
 //! What the tables of registers do not say: grants, needs, deadlines, reports.
 
 use pmu_virt::{
-    ClockBackend, CounterBackend, CounterId, Denial, EventFamily, Grant, Layer, LossReason,
+    Caller, ClockBackend, CounterBackend, CounterId, Denial, EventFamily, Grant, Layer, LossReason,
     MsrIndex, Needs, PmiThrottle, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring,
     StepBackend, ThrottleDecision, UnavailableReason, VcpuPmu, WriteOutcome,
 };
 
-const GUEST: Layer = Layer::GuestKernel;
+const GUEST: Caller = Caller::legacy(Layer::GuestKernel);
 const REF: u64 = 0x43_013c;
 const REF_INT: u64 = 0x53_013c;
 
@@ -46,8 +46,11 @@ fn a_counter_outside_of_the_grant_faults_or_drops_and_never_counts() {
             assert_eq!(pmu.rdmsr(MsrIndex(msr), GUEST), read, "{msr:#x}");
             assert_eq!(pmu.wrmsr(MsrIndex(msr), REF, GUEST), wrote, "{msr:#x}");
         }
-        assert_eq!(pmu.rdpmc(1, Layer::GuestUser), read);
-        assert_eq!(pmu.rdpmc(0x4000_0002, Layer::GuestUser), read);
+        assert_eq!(pmu.rdpmc(1, Caller::legacy(Layer::GuestUser)), read);
+        assert_eq!(
+            pmu.rdpmc(0x4000_0002, Caller::legacy(Layer::GuestUser)),
+            read
+        );
         // A shared control is open, and has no effect on what is not granted.
         write(&mut pmu, 0x38f, 0x7_0000_000f);
         write(&mut pmu, 0x38d, 0x030);
@@ -57,7 +60,7 @@ fn a_counter_outside_of_the_grant_faults_or_drops_and_never_counts() {
         assert_eq!(pmu.rdpmc(0x4000_0001, GUEST), ReadOutcome::Value(100));
         // The hypervisor sees past the grant: nothing was written or counted.
         for (msr, value) in [(0xc2, 0), (0x187, 0), (0x30b, 0), (0x38d, 0x030)] {
-            let seen = pmu.rdmsr(MsrIndex(msr), Layer::Hypervisor);
+            let seen = pmu.rdmsr(MsrIndex(msr), Caller::legacy(Layer::Hypervisor));
             assert_eq!(seen, ReadOutcome::Value(value), "{msr:#x}");
         }
         let refused = Reading::Unavailable(UnavailableReason::NotGranted);

@@ -5,8 +5,8 @@ mod naive;
 use naive::Naive;
 use pmu_virt::step::Retirement;
 use pmu_virt::{
-    ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Reading,
-    Register, Ring, StepBackend, VcpuPmu, WriteOutcome,
+    Caller, ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome,
+    Reading, Register, Ring, StepBackend, VcpuPmu, WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{
@@ -143,7 +143,7 @@ fn run(pmu: &mut VcpuPmu, now: &mut u64, ring: Ring, ticks: u64) {
     });
 }
 
-const LAYER: Layer = Layer::GuestKernel;
+const LAYER: Caller = Caller::legacy(Layer::GuestKernel);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_500))]

@@ -172,7 +172,7 @@ impl PcrUnit {
         pending.got.insert(counter);
         let access = pending.cookie;
         let management = if is_masters { Cookie::NOBODYS } else { access };
-        let mut effects = self.bank.apply(Change {
+        let mut effects = self.apply(Change {
             counter,
             kind: ChangeKind::Reserve(Reservation::new(layer, management, access)),
         });
@@ -198,7 +198,7 @@ impl PcrUnit {
                 .question
                 .take_if(|question| question.counter == counter);
         }
-        let effects = self.bank.apply(Change {
+        let effects = self.apply(Change {
             counter,
             kind: ChangeKind::Release,
         });
@@ -327,7 +327,7 @@ impl PcrUnit {
                     record(cx, layer, Some(counter), Event::Reserved { lease_ms });
                 }
                 Err(_) => {
-                    effects = effects.and(self.bank.apply(Change {
+                    effects = effects.and(self.apply(Change {
                         counter,
                         kind: ChangeKind::Release,
                     }));

@@ -62,7 +62,7 @@ impl PcrUnit {
     }
 
     fn expire(&mut self, owner: Layer, counter: CounterId, cx: &mut Context<'_>) -> Effects {
-        let effects = self.bank.apply(Change {
+        let effects = self.apply(Change {
             counter,
             kind: ChangeKind::Release,
         });

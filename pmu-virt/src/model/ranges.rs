@@ -9,13 +9,17 @@ use crate::accounting;
 /// Covers the core counters of every architectural version, their global
 /// registers, `IA32_PERF_CAPABILITIES`, PEBS, the debug store area and IBS;
 /// on AMD also the counters of the north bridge and the shared cache, whose
-/// CPUID bits stay hidden; and the accounting page.
+/// CPUID bits stay hidden; the accounting page and the reservations' block.
 pub fn all_pmu_msr_ranges() -> Vec<(u32, u32)> {
     let page = (
         accounting::MSR_BASE,
         accounting::MSR_BASE + accounting::MSR_COUNT - 1,
     );
-    merge(ALL.iter().copied().chain([page]).collect())
+    let block = (
+        arbiter::abi::MSR_BASE,
+        arbiter::abi::MSR_BASE + arbiter::abi::MSR_COUNT - 1,
+    );
+    merge(ALL.iter().copied().chain([page, block]).collect())
 }
 
 /// SDM vol. 4, tables of architectural MSRs and of 0x1900 to 0x19FF (version

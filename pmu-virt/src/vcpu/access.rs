@@ -2,113 +2,154 @@
 
 use super::{ReadOutcome, VcpuPmu, WriteOutcome, index_of};
 use crate::accounting;
-use crate::ids::{MsrIndex, Vendor};
+use crate::ids::MsrIndex;
 use crate::model::written_count;
 use crate::register::{Register, WriteForm};
-use arbiter::{Access, CounterId, CounterSet, Layer, Verdict};
+use arbiter::{Access, Caller, Cookie, CounterId, Layer, PcrRegister, Verdict};
+
+/// What belongs to one counter.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    /// The count, and how a written value becomes one.
+    Count(WriteForm),
+    /// The event select, or the counter's field of `IA32_FIXED_CTR_CTRL`.
+    Control,
+    /// Its bit of global status, at bit 0.
+    Overflow,
+}
 
 impl VcpuPmu {
-    /// RDMSR by `layer`. That the guest is at CPL 0 was checked before.
-    pub fn rdmsr(&mut self, msr: MsrIndex, layer: Layer) -> ReadOutcome {
+    /// RDMSR. That the guest is at CPL 0 was checked before.
+    pub fn rdmsr(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
         let Some(register) = self.model.decode(msr) else {
-            return self.read_page(msr, layer);
+            return self.read_synthetic(msr, caller);
         };
-        match self.verdict(register, layer, Access::Read) {
-            Verdict::Permit => ReadOutcome::Value(self.read(register)),
+        match part_of(register) {
+            Some((name, part)) => match self.named(name) {
+                Some(counter) => {
+                    self.read_as((caller.layer, Cookie::DEFAULT), counter, part, Access::Read)
+                }
+                None => ReadOutcome::NotHandled,
+            },
+            None => ReadOutcome::Value(self.read_shared(register)),
+        }
+    }
+
+    /// WRMSR. That the guest is at CPL 0 was checked before.
+    pub fn wrmsr(&mut self, msr: MsrIndex, value: u64, caller: Caller) -> WriteOutcome {
+        let Some(register) = self.model.decode(msr) else {
+            return self.write_synthetic(msr, value, caller);
+        };
+        match part_of(register) {
+            Some((name, part)) => match self.named(name) {
+                Some(counter) => {
+                    self.write_as((caller.layer, Cookie::DEFAULT), counter, part, value)
+                }
+                None => WriteOutcome::NotHandled,
+            },
+            None => self.write_shared(register, value),
+        }
+    }
+
+    /// RDPMC. CPL and CR4.PCE were checked before. What `caller` presents is
+    /// looked at only if `ecx` is one that takes a cookie.
+    pub fn rdpmc(&mut self, ecx: u32, caller: Caller) -> ReadOutcome {
+        let part = Part::Count(WriteForm::FullWidth);
+        let Some(name) = self.model.rdpmc_counter(ecx) else {
+            return match PcrRegister::rdpmc(ecx) {
+                Some(counter) => self.read_alias(counter, part, caller, Access::Rdpmc),
+                None => ReadOutcome::Gp,
+            };
+        };
+        match self.named(name) {
+            Some(counter) => self.read_as(
+                (caller.layer, Cookie::DEFAULT),
+                counter,
+                part,
+                Access::Rdpmc,
+            ),
+            None => ReadOutcome::Gp,
+        }
+    }
+
+    /// An index that the model does not have.
+    fn read_synthetic(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
+        match PcrRegister::contains(msr.0) {
+            true => self.read_block(msr, caller),
+            false => self.read_page(msr, caller.layer),
+        }
+    }
+
+    /// An index that the model does not have.
+    fn write_synthetic(&mut self, msr: MsrIndex, value: u64, caller: Caller) -> WriteOutcome {
+        match PcrRegister::contains(msr.0) {
+            true => self.write_block(msr, value, caller),
+            false if accounting::contains(msr) => WriteOutcome::Gp,
+            false => WriteOutcome::NotHandled,
+        }
+    }
+
+    /// A read of what belongs to one counter, if the caller may.
+    #[inline]
+    pub(super) fn read_as(
+        &mut self,
+        caller: (Layer, Cookie),
+        counter: CounterId,
+        part: Part,
+        access: Access,
+    ) -> ReadOutcome {
+        match self.verdict(caller, counter, access) {
+            Verdict::Permit => ReadOutcome::Value(self.read_part(counter, part)),
             Verdict::Drop { read_as } => ReadOutcome::Value(read_as),
             Verdict::Fault => ReadOutcome::Gp,
         }
     }
 
-    /// WRMSR by `layer`. That the guest is at CPL 0 was checked before.
-    pub fn wrmsr(&mut self, msr: MsrIndex, value: u64, layer: Layer) -> WriteOutcome {
-        let Some(register) = self.model.decode(msr) else {
-            return match accounting::contains(msr) {
-                true => WriteOutcome::Gp,
-                false => WriteOutcome::NotHandled,
-            };
-        };
-        match self.verdict(register, layer, Access::Write) {
-            Verdict::Permit => self.write(register, value),
+    /// A write of what belongs to one counter, if the caller may.
+    #[inline]
+    pub(super) fn write_as(
+        &mut self,
+        caller: (Layer, Cookie),
+        counter: CounterId,
+        part: Part,
+        value: u64,
+    ) -> WriteOutcome {
+        match self.verdict(caller, counter, Access::Write) {
+            Verdict::Permit => self.write_part(counter, part, value),
             Verdict::Drop { .. } => WriteOutcome::Done,
             Verdict::Fault => WriteOutcome::Gp,
         }
     }
 
-    /// RDPMC by `layer`. CPL and CR4.PCE were checked before.
-    pub fn rdpmc(&mut self, ecx: u32, layer: Layer) -> ReadOutcome {
-        let Some(counter) = self.model.rdpmc_counter(ecx) else {
-            return ReadOutcome::Gp;
-        };
-        match self.grant.check(layer, counter, Access::Read) {
-            Verdict::Permit => ReadOutcome::Value(self.count(counter)),
-            Verdict::Drop { read_as } => ReadOutcome::Value(read_as),
-            Verdict::Fault => ReadOutcome::Gp,
+    fn read_part(&mut self, counter: CounterId, part: Part) -> u64 {
+        match (part, counter) {
+            (Part::Count(_), _) => {
+                self.settle(counter);
+                self.counters[index_of(counter)].value
+            }
+            (Part::Control, CounterId::Programmable(n)) => self.select[usize::from(n)],
+            (Part::Control, CounterId::Fixed(n)) => self.fixed_control >> field_of(n) & FIELD,
+            (Part::Overflow, _) => {
+                self.settle(counter);
+                let bit = counter.global_bit().unwrap_or_default();
+                self.global_status >> bit & 1
+            }
         }
     }
 
-    /// The grant speaks about counters and their selects; a register that
-    /// belongs to all counters is open, and its bits for a counter that is
-    /// not granted have no effect.
-    #[inline]
-    fn verdict(&self, register: Register, layer: Layer, access: Access) -> Verdict {
-        match register {
-            Register::Counter { counter, .. } => self.grant.check(layer, counter, access),
-            Register::Select(n) => self.grant.check(layer, CounterId::Programmable(n), access),
-            _ => Verdict::Permit,
+    fn write_part(&mut self, counter: CounterId, part: Part, value: u64) -> WriteOutcome {
+        match (part, counter) {
+            (Part::Count(form), _) => self.write_count(counter, form, value),
+            (Part::Control, CounterId::Programmable(n)) => {
+                let rule = self.model.write_rule(Register::Select(n));
+                match rule.map_or(Some(value), |rule| rule.accept(value)) {
+                    Some(accepted) => self.write_select(n, accepted),
+                    None => WriteOutcome::Gp,
+                }
+            }
+            (Part::Control, CounterId::Fixed(n)) => self.write_fixed_field(n, value),
+            (Part::Overflow, _) => self.write_overflow(counter, value),
         }
-    }
-
-    fn read(&mut self, register: Register) -> u64 {
-        match register {
-            Register::Counter { counter, .. } => self.count(counter),
-            Register::Select(n) => self.select[usize::from(n)],
-            Register::FixedControl => self.fixed_control,
-            Register::GlobalControl => self.global_control,
-            Register::GlobalStatus => {
-                self.settle_all();
-                self.global_status
-            }
-            Register::GlobalStatusClear | Register::GlobalStatusSet => 0,
-            Register::PerfCapabilities => self.model.perf_capabilities().unwrap_or_default(),
-        }
-    }
-
-    fn count(&mut self, counter: CounterId) -> u64 {
-        self.settle(counter);
-        self.counters[index_of(counter)].value
-    }
-
-    fn write(&mut self, register: Register, value: u64) -> WriteOutcome {
-        let accepted = match self.model.write_rule(register) {
-            Some(rule) => match rule.accept(value) {
-                Some(accepted) => accepted,
-                None => return WriteOutcome::Gp,
-            },
-            None => value,
-        };
-        match register {
-            Register::Counter { counter, form } => return self.write_count(counter, form, value),
-            Register::Select(n) => self.write_select(n, accepted),
-            Register::FixedControl => self.write_fixed_control(accepted),
-            Register::GlobalControl => self.write_global_control(accepted),
-            Register::GlobalStatusClear => {
-                self.settle_all();
-                self.global_status &= !accepted;
-            }
-            Register::GlobalStatusSet => {
-                self.settle_all();
-                self.global_status |= accepted;
-            }
-            Register::GlobalStatus => {
-                return match self.model.vendor() {
-                    Vendor::Intel => WriteOutcome::Gp,
-                    Vendor::Amd => WriteOutcome::Done,
-                };
-            }
-            Register::PerfCapabilities => return WriteOutcome::Gp,
-        }
-        WriteOutcome::Done
     }
 
     fn write_count(&mut self, counter: CounterId, form: WriteForm, value: u64) -> WriteOutcome {
@@ -123,42 +164,67 @@ impl VcpuPmu {
         WriteOutcome::Done
     }
 
-    fn write_select(&mut self, n: u8, value: u64) {
+    fn write_select(&mut self, n: u8, value: u64) -> WriteOutcome {
         let counter = CounterId::Programmable(n);
         self.settle(counter);
         self.select[usize::from(n)] = value;
         self.take_control(counter);
         self.refresh_needs();
+        WriteOutcome::Done
     }
 
-    fn write_fixed_control(&mut self, value: u64) {
-        for n in 0..self.model.fixed() {
-            self.settle(CounterId::Fixed(n));
-        }
-        self.fixed_control = value;
-        for n in 0..self.model.fixed() {
-            self.take_control(CounterId::Fixed(n));
-        }
+    /// One counter's field of `IA32_FIXED_CTR_CTRL`, given at bit 0.
+    fn write_fixed_field(&mut self, n: u8, value: u64) -> WriteOutcome {
+        let field = field_of(n);
+        let Some(mut rule) = self.model.write_rule(Register::FixedControl) else {
+            return WriteOutcome::Gp;
+        };
+        rule.implemented = rule.implemented >> field & FIELD;
+        let Some(accepted) = rule.accept(value) else {
+            return WriteOutcome::Gp;
+        };
+        let counter = CounterId::Fixed(n);
+        self.settle(counter);
+        self.fixed_control = self.fixed_control & !(FIELD << field) | accepted << field;
+        self.take_control(counter);
         self.refresh_needs();
+        WriteOutcome::Done
     }
 
-    fn write_global_control(&mut self, value: u64) {
-        if value == self.global_control {
-            return;
+    fn write_overflow(&mut self, counter: CounterId, value: u64) -> WriteOutcome {
+        let bit = counter.global_bit().unwrap_or_default();
+        match value {
+            0 => {}
+            arbiter::abi::OVERFLOW_CLEAR => {
+                self.settle(counter);
+                self.global_status &= !(1 << bit);
+            }
+            _ => return WriteOutcome::Gp,
         }
-        // Settled under the old value, then brought in line with the new one.
-        let changed = CounterSet::from_bits(value ^ self.global_control);
-        let counters = self.model.counters();
-        for counter in counters
-            .clone()
-            .filter(|counter| changed.contains(*counter))
-        {
-            self.settle(counter);
-        }
-        self.global_control = value;
-        for counter in counters.filter(|counter| changed.contains(*counter)) {
-            self.update(counter);
-        }
-        self.refresh_needs();
+        WriteOutcome::Done
     }
+}
+
+/// The counter by its legacy name, and what of it, if the register belongs to
+/// one.
+#[inline]
+fn part_of(register: Register) -> Option<(CounterId, Part)> {
+    match register {
+        Register::Counter { counter, form } => Some((counter, Part::Count(form))),
+        Register::Select(n) => Some((CounterId::Programmable(n), Part::Control)),
+        Register::FixedControl
+        | Register::GlobalStatus
+        | Register::GlobalControl
+        | Register::GlobalStatusClear
+        | Register::GlobalStatusSet
+        | Register::PerfCapabilities => None,
+    }
+}
+
+/// One counter's field of `IA32_FIXED_CTR_CTRL`, at bit 0.
+const FIELD: u64 = 0xf;
+
+/// The lowest bit of a counter's field of `IA32_FIXED_CTR_CTRL`.
+const fn field_of(n: u8) -> u32 {
+    4 * n as u32
 }

@@ -4,7 +4,7 @@ use super::{COUNTERS, ReadOutcome, VcpuPmu, index_of};
 use crate::accounting::{self, CounterAccount, CounterState, PageRegister, Word};
 use crate::backend::UnavailableReason;
 use crate::ids::MsrIndex;
-use arbiter::{Access, CounterId, Layer, Verdict};
+use arbiter::{Access, Cookie, CounterId, Layer, Verdict};
 
 /// What the page shows: the words of every counter at one moment.
 #[derive(Clone, Debug, Default)]
@@ -30,18 +30,25 @@ impl VcpuPmu {
         }
     }
 
-    /// A counter that is not granted is as absent here as at its own register.
-    fn read_word(&self, counter: CounterId, word: Word, layer: Layer) -> ReadOutcome {
+    /// A counter that the reader may not use is as absent here as at its own
+    /// register; but where that yields a value, the status word tells.
+    fn read_word(&mut self, counter: CounterId, word: Word, layer: Layer) -> ReadOutcome {
         if !self.model.has(counter) {
             return ReadOutcome::Gp;
         }
-        match self.grant.check(layer, counter, Access::Read) {
-            Verdict::Permit => {
-                let words = &self.snapshot.counters[index_of(counter)];
-                ReadOutcome::Value(words[word as usize])
-            }
+        let caller = (layer, Cookie::DEFAULT);
+        let verdict = self.judge(caller, counter, Access::Read);
+        if verdict == Verdict::Permit {
+            let words = &self.snapshot.counters[index_of(counter)];
+            return ReadOutcome::Value(words[word as usize]);
+        }
+        if let (Verdict::Drop { .. }, Word::Status) = (verdict, word) {
+            return ReadOutcome::Value(CounterAccount::NOT_GRANTED.status());
+        }
+        self.note_denied(caller, counter, Access::Read, verdict);
+        match verdict {
             Verdict::Drop { read_as } => ReadOutcome::Value(read_as),
-            Verdict::Fault => ReadOutcome::Gp,
+            Verdict::Fault | Verdict::Permit => ReadOutcome::Gp,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::core_pmu::Stay;
 use crate::event::FixedFunction;
 use crate::ids::SlotSet;
 use crate::request::CountRequest;
-use arbiter::CounterId;
+use arbiter::{CounterId, Shared};
 use std::num::NonZeroU64;
 
 impl VcpuPmu {
@@ -177,6 +177,7 @@ impl VcpuPmu {
 
     fn is_enabled(&self, counter: CounterId) -> bool {
         !self.model.has_global_control()
+            || !self.reached_by(Shared::GlobalControl).contains(counter)
             || counter
                 .global_bit()
                 .is_some_and(|bit| self.global_control & (1 << bit) != 0)
@@ -269,7 +270,7 @@ impl VcpuPmu {
     }
 
     /// Whether some counter is wanted that has no place for want of one.
-    fn needs_places(&self) -> bool {
+    pub(super) fn needs_places(&self) -> bool {
         self.turns.are_taken()
             || self
                 .counters

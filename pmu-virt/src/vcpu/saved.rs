@@ -1,5 +1,6 @@
 //! A PMU's state, out and in again.
 
+use super::shared::fields;
 use super::times::Times;
 use super::{PmiRequest, VcpuPmu, index_of};
 use crate::model::PmuModel;
@@ -14,27 +15,44 @@ impl VcpuPmu {
     /// The whole state, counts settled. To be called on a core or after
     /// [`VcpuPmu::depart`]: counts that stay on a core it was parked on are
     /// not seen.
+    ///
+    /// Reservations are no part of it: the guest will boot anew, and nobody
+    /// will have the cookies. A counter that is reserved is saved as one that
+    /// was given back, with nothing of its owner's in it.
     pub fn save(&mut self) -> PmuState {
         self.settle_all();
+        let held = self.held();
+        let fields = fields(held);
         let counters = self.model.counters();
         PmuState {
             model: self.model.to_string(),
             selects: (0..self.model.programmable())
-                .filter_map(|n| self.select.get(usize::from(n)))
-                .map(|select| Hex(*select))
+                .filter_map(|n| Some((n, self.select.get(usize::from(n))?)))
+                .map(
+                    |(n, select)| match held.contains(CounterId::Programmable(n)) {
+                        true => Hex(0),
+                        false => Hex(*select),
+                    },
+                )
                 .collect(),
-            fixed_control: Hex(self.fixed_control),
+            fixed_control: Hex(self.fixed_control & !fields),
             global_control: Hex(self.global_control),
-            global_status: Hex(self.global_status),
+            global_status: Hex(self.global_status & !held.bits()),
             counters: counters
                 .clone()
-                .map(|counter| self.save_counter(counter))
+                .map(|counter| match held.contains(counter) {
+                    true => SavedCounter::unused(counter),
+                    false => self.save_counter(counter),
+                })
                 .collect(),
-            pending_pmi: self.pending.iter().map(CounterName).collect(),
+            pending_pmi: (self.pending & !held).iter().map(CounterName).collect(),
             snapshot: SavedSnapshot {
                 sequence: self.snapshot.sequence,
                 counters: counters
-                    .map(|counter| self.snapshot.counters[index_of(counter)].map(Hex))
+                    .map(|counter| match held.contains(counter) {
+                        true => Default::default(),
+                        false => self.snapshot.counters[index_of(counter)].map(Hex),
+                    })
                     .collect(),
             },
             reservations: None,
@@ -58,13 +76,14 @@ impl VcpuPmu {
 
     /// Takes a state in. Every register then reads as it did; what is enabled
     /// counts on, as far as this core can count it; pending PMIs are taken by
-    /// [`VcpuPmu::take_pmi`].
+    /// [`VcpuPmu::take_pmi`]. Counters that are reserved here stay so, and take
+    /// nothing in.
     ///
     /// # Errors
     /// The state is not one of this model; nothing was changed then.
     pub fn restore(&mut self, state: &PmuState) -> Result<(), StateError> {
         check(&self.model, state)?;
-        self.reset();
+        self.reset_registers();
         for (select, saved) in self.select.iter_mut().zip(&state.selects) {
             *select = saved.0;
         }
@@ -96,6 +115,9 @@ impl VcpuPmu {
             self.update(saved.counter.0);
         }
         self.pending = state.pending_pmi.iter().map(|name| name.0).collect();
+        for counter in self.held().iter() {
+            self.clear(counter);
+        }
         self.refresh_needs();
         Ok(())
     }

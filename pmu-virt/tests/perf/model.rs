@@ -5,8 +5,8 @@ use crate::{Run, Verdict, ensure};
 use pmu_virt::contract::{self, Driver};
 use pmu_virt::perf::PerfBackend;
 use pmu_virt::{
-    BackendEnv, Constraint, CorePmu, CountRequest, CounterBackend, EventCode, EventFamily, Grant,
-    Layer, MsrIndex, OwnerId, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring,
+    BackendEnv, Caller, Constraint, CorePmu, CountRequest, CounterBackend, EventCode, EventFamily,
+    Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring,
     SlotIndex, SlotSet, VcpuPmu, Vendor,
 };
 use std::num::NonZeroU64;
@@ -343,9 +343,13 @@ fn turns_of_vcpus() -> Result<Verdict, String> {
             vcpu.attach(core);
             if round == 0 {
                 for select in 0..4 {
-                    vcpu.wrmsr(MsrIndex(0x186 + select), 0x43_00c0, Layer::GuestKernel);
+                    vcpu.wrmsr(
+                        MsrIndex(0x186 + select),
+                        0x43_00c0,
+                        Caller::legacy(Layer::GuestKernel),
+                    );
                 }
-                vcpu.wrmsr(MsrIndex(0x38f), 0xf, Layer::GuestKernel);
+                vcpu.wrmsr(MsrIndex(0x38f), 0xf, Caller::legacy(Layer::GuestKernel));
             }
             vcpu.observe(Progress::Entered { tsc: 0 });
             kernel.happen(100, Some(Ring::Kernel));
@@ -354,7 +358,7 @@ fn turns_of_vcpus() -> Result<Verdict, String> {
                 halted: 0,
                 ring: Some(Ring::Kernel),
             });
-            let count = vcpu.rdpmc(3, Layer::GuestKernel);
+            let count = vcpu.rdpmc(3, Caller::legacy(Layer::GuestKernel));
             ensure(count == ReadOutcome::Value(100 * (round + 1)), || {
                 format!("vCPU {n} reads {count:?} in round {round}")
             })?;

@@ -5,7 +5,7 @@ pub(crate) mod intel;
 pub(crate) mod intel_global;
 
 use pmu_virt::{
-    ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring, VcpuPmu,
+    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring, VcpuPmu,
     WriteOutcome,
 };
 use std::fmt;
@@ -109,11 +109,13 @@ impl Machine {
     }
 
     pub(crate) fn read(&mut self, msr: u32) -> ReadOutcome {
-        self.pmu.rdmsr(MsrIndex(msr), Layer::GuestKernel)
+        self.pmu
+            .rdmsr(MsrIndex(msr), Caller::legacy(Layer::GuestKernel))
     }
 
     pub(crate) fn write(&mut self, msr: u32, value: u64) -> WriteOutcome {
-        self.pmu.wrmsr(MsrIndex(msr), value, Layer::GuestKernel)
+        self.pmu
+            .wrmsr(MsrIndex(msr), value, Caller::legacy(Layer::GuestKernel))
     }
 
     fn play(&mut self, op: &Op, context: &str) {
@@ -126,10 +128,13 @@ impl Machine {
             Op::Read(msr, value) => read(self.read(msr), ReadOutcome::Value(value)),
             Op::ReadAbsent(msr) => read(self.read(msr), ReadOutcome::NotHandled),
             Op::Rdpmc(ecx, value) => read(
-                self.pmu.rdpmc(ecx, Layer::GuestUser),
+                self.pmu.rdpmc(ecx, Caller::legacy(Layer::GuestUser)),
                 ReadOutcome::Value(value),
             ),
-            Op::RdpmcGp(ecx) => read(self.pmu.rdpmc(ecx, Layer::GuestUser), ReadOutcome::Gp),
+            Op::RdpmcGp(ecx) => read(
+                self.pmu.rdpmc(ecx, Caller::legacy(Layer::GuestUser)),
+                ReadOutcome::Gp,
+            ),
             Op::Kernel(ticks) => self.run(Ring::Kernel, ticks),
             Op::User(ticks) => self.run(Ring::User, ticks),
             Op::Pmi(counters) => {

@@ -1,14 +1,14 @@
 //! Random schedules of vCPUs on shared cores, and what has to come of them.
 
 use pmu_virt::{
-    CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmiRequest, PmuModel, Progress,
-    ReadOutcome, Ring, VcpuPmu, WriteOutcome,
+    Caller, CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmiRequest, PmuModel,
+    Progress, ReadOutcome, Ring, VcpuPmu, WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{Strategy, prop_assert_eq, prop_oneof};
 use proptest::sample::select;
 
-pub(crate) const KERNEL: Layer = Layer::GuestKernel;
+pub(crate) const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const VCPUS: usize = 4;
 const CORES: usize = 2;
 

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::time::Instant;
 
 use pmu_virt::{
-    CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, ReadOutcome, Ring, VcpuPmu,
+    Caller, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, ReadOutcome, Ring,
+    VcpuPmu,
 };
 use serde::Serialize;
 
@@ -118,7 +119,10 @@ impl Case<'_> {
         let counter = MsrIndex(self.msrs.first().1);
         let mut failed = false;
         let rdmsr_ns = self.per_call(runs, &mut apart, |pmu| {
-            let read = pmu.rdmsr(std::hint::black_box(counter), Layer::GuestKernel);
+            let read = pmu.rdmsr(
+                std::hint::black_box(counter),
+                Caller::legacy(Layer::GuestKernel),
+            );
             failed |= !matches!(read, ReadOutcome::Value(_));
         });
         if failed {
@@ -163,11 +167,11 @@ impl Case<'_> {
         let pmu = |n| {
             let mut pmu = VcpuPmu::detached(OwnerId(n), self.model.clone(), Grant::everything());
             for (msr, select) in self.msrs.selects.iter().zip(&self.selects) {
-                pmu.wrmsr(MsrIndex(*msr), *select, Layer::GuestKernel);
+                pmu.wrmsr(MsrIndex(*msr), *select, Caller::legacy(Layer::GuestKernel));
             }
             if let Some(msr) = self.msrs.global_control {
                 let all = self.model.global_mask();
-                pmu.wrmsr(MsrIndex(msr), all, Layer::GuestKernel);
+                pmu.wrmsr(MsrIndex(msr), all, Caller::legacy(Layer::GuestKernel));
             }
             pmu
         };

@@ -1,6 +1,6 @@
 //! What each exit leads to.
 
-use arbiter::Layer;
+use arbiter::{Caller, Layer};
 use pmu_virt::{MsrIndex, ReadOutcome, Register, WriteOutcome};
 
 use super::end::VcpuEnd;
@@ -80,7 +80,7 @@ impl Core {
     fn rdmsr(&mut self, kvm: &mut KvmVcpu, msr: MsrIndex) {
         // RDMSR is privileged: the processor checks CPL before the intercept.
         let outcome = match &mut self.pmu {
-            Some(pmu) => pmu.rdmsr(msr, Layer::GuestKernel),
+            Some(pmu) => pmu.rdmsr(msr, Caller::legacy(Layer::GuestKernel)),
             None => ReadOutcome::Gp,
         };
         kvm.answer(&match outcome {
@@ -92,7 +92,7 @@ impl Core {
 
     fn wrmsr(&mut self, kvm: &mut KvmVcpu, msr: MsrIndex, value: u64) -> Result<(), VcpuFailure> {
         let outcome = match &mut self.pmu {
-            Some(pmu) => pmu.wrmsr(msr, value, Layer::GuestKernel),
+            Some(pmu) => pmu.wrmsr(msr, value, Caller::legacy(Layer::GuestKernel)),
             None => WriteOutcome::Gp,
         };
         kvm.answer(&match outcome {

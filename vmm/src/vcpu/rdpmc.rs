@@ -1,6 +1,6 @@
 //! The watch on the guest's #GP handler, through which RDPMC is emulated.
 
-use arbiter::Layer;
+use arbiter::{Caller, Layer};
 use kvm_bindings::kvm_sregs;
 use pmu_virt::{ReadOutcome, Ring, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -153,7 +153,7 @@ impl GpWatch {
             debug.pass(vcpu, handler)?;
             return Ok(TrapEvent::ForeignGp);
         };
-        let outcome = pmu.rdpmc(rdpmc.index, layer_of(rdpmc.ring));
+        let outcome = pmu.rdpmc(rdpmc.index, Caller::legacy(layer_of(rdpmc.ring)));
         match completed(&context, &rdpmc, outcome) {
             Some(after) if finish(vcpu, debug, &after)? => {}
             // The index is wrong, or there is nowhere to go back to: the #GP is

@@ -4,8 +4,8 @@
 use std::fmt::Debug;
 
 use pmu_virt::{
-    CorePmu, CountRequest, CounterBackend, CounterId, Grant, Layer, MsrIndex, OwnerId, PmuModel,
-    Progress, ReadOutcome, Reading, SlotIndex, SlotSet, VcpuPmu,
+    Caller, CorePmu, CountRequest, CounterBackend, CounterId, Grant, Layer, MsrIndex, OwnerId,
+    PmuModel, Progress, ReadOutcome, Reading, SlotIndex, SlotSet, VcpuPmu,
 };
 
 use crate::bench::registers::PmuMsrs;
@@ -58,11 +58,11 @@ impl Umpire {
         let vcpu = |(n, selects): (u32, &Selects)| {
             let mut pmu = VcpuPmu::detached(OwnerId(n), model.clone(), Grant::everything());
             for (msr, select) in msrs.selects.iter().zip(selects) {
-                pmu.wrmsr(MsrIndex(*msr), *select, Layer::GuestKernel);
+                pmu.wrmsr(MsrIndex(*msr), *select, Caller::legacy(Layer::GuestKernel));
             }
             if let Some(msr) = msrs.global_control {
                 let all = model.global_mask();
-                pmu.wrmsr(MsrIndex(msr), all, Layer::GuestKernel);
+                pmu.wrmsr(MsrIndex(msr), all, Caller::legacy(Layer::GuestKernel));
             }
             pmu
         };
@@ -110,11 +110,12 @@ impl Way for Umpire {
             }
         }
         let msrs = &self.msrs.counters;
-        let read =
-            |pmu: &mut VcpuPmu, msr: &u32| match pmu.rdmsr(MsrIndex(*msr), Layer::GuestKernel) {
-                ReadOutcome::Value(value) => value,
-                ReadOutcome::Gp | ReadOutcome::NotHandled => u64::MAX,
-            };
+        let read = |pmu: &mut VcpuPmu, msr: &u32| match pmu
+            .rdmsr(MsrIndex(*msr), Caller::legacy(Layer::GuestKernel))
+        {
+            ReadOutcome::Value(value) => value,
+            ReadOutcome::Gp | ReadOutcome::NotHandled => u64::MAX,
+        };
         let all = |pmu: &mut VcpuPmu| msrs.iter().map(|msr| read(pmu, msr)).collect();
         self.vcpus.iter_mut().map(all).collect()
     }

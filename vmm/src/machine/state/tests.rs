@@ -1,6 +1,6 @@
 use std::os::unix::fs::PermissionsExt as _;
 
-use pmu_virt::{ClockBackend, Grant, Layer, MsrIndex};
+use pmu_virt::{Caller, ClockBackend, Grant, Layer, MsrIndex};
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn what_is_written_is_restored() {
     in_folder(|path| {
         let mut saved = states(&["amd-core", "amd-core"]);
         let mut first = pmu("amd-core");
-        first.wrmsr(SELECT, 0x53_0076, Layer::GuestKernel);
+        first.wrmsr(SELECT, 0x53_0076, Caller::legacy(Layer::GuestKernel));
         saved[1].1 = first.save();
         saved.reverse();
         fs::write(path, "of before").expect("a file");

@@ -1,0 +1,98 @@
+//! Plays sequences of operations on a [`PcrUnit`](arbiter::PcrUnit) and on a
+//! naive model of `docs/pcr.md`, and compares everything that can be seen.
+//!
+//! The fuzz target in `arbiter/fuzz` is made of this module as well.
+
+mod model;
+mod script;
+mod world;
+
+use arbiter::{Cookie, CounterId, Layer, Shared};
+pub(crate) use model::Model;
+pub(crate) use script::{Op, Palette, Script};
+pub(crate) use world::{World, registers};
+
+/// Every layer by the code that a guest sees.
+pub(crate) const LAYERS: [Layer; 4] = [
+    Layer::Firmware,
+    Layer::Hypervisor,
+    Layer::GuestKernel,
+    Layer::GuestUser,
+];
+
+/// Plays what `bytes` say.
+///
+/// # Panics
+/// The unit does something else than the model.
+pub(crate) fn run(bytes: &[u8]) -> usize {
+    let mut script = Script::new(bytes, Palette::default());
+    let setup = script.setup();
+    let (mut world, mut model) = (World::new(&setup), Model::new(&setup));
+    compare(&mut world, &mut model);
+    let mut played = 0;
+    for op in script {
+        let step = world.step(&op);
+        let expected = model.step(&op);
+        assert_eq!(step.outcome, expected.outcome, "{op:?} of {setup:?}");
+        assert_eq!(step.records, expected.records, "{op:?} of {setup:?}");
+        compare(&mut world, &mut model);
+        played += 1;
+    }
+    played
+}
+
+/// All that can be seen of the unit, against the model.
+fn compare(world: &mut World, model: &mut Model) {
+    let now = world.now;
+    assert_eq!(now, model.now, "time");
+    let bank = world.unit.bank().clone();
+    let counters = bank.counters();
+    assert_eq!(counters.bits(), model.all(), "counters");
+    assert_eq!(bank.held().bits(), model.held(), "held");
+    assert_eq!(bank.free().bits(), model.all() & !model.held(), "free");
+    for layer in Layer::ALL {
+        assert_eq!(bank.held_by(layer).bits(), model.held_by(layer), "{layer}");
+    }
+    for (shared, bit) in Shared::ALL.into_iter().zip(16..) {
+        let expected = model.reached_by(bit);
+        assert_eq!(world.unit.reached_by(shared).bits(), expected, "{shared:?}");
+    }
+    assert_eq!(world.unit.deadline(), model.deadline(), "deadline");
+    assert_eq!(world.unit.wrong_cookies(), model.wrong_cookies, "wrong");
+    assert_eq!(world.unit.barred_until(now), model.barred_until(), "barred");
+    for counter in counters.iter() {
+        let slot = model.slot(counter).expect("the counter exists");
+        let reservation = bank.reservation(counter);
+        assert_eq!(reservation.is_some(), slot.owner.is_some(), "{counter}");
+        let Some(reservation) = reservation else {
+            continue;
+        };
+        let cookie = |bits| Cookie::new(bits).expect("48 bits");
+        assert_eq!(Some(reservation.owner), slot.owner, "{counter}");
+        assert_eq!(reservation.lease, slot.lease, "{counter}");
+        assert_eq!(reservation.revocation, None, "{counter}");
+        assert!(
+            reservation.is_management(cookie(slot.management)),
+            "{counter}"
+        );
+        assert!(reservation.is_access(cookie(slot.access)), "{counter}");
+    }
+    for index in registers() {
+        let op = Op::Read {
+            index,
+            layer: Layer::GuestKernel,
+            presented: 0,
+        };
+        let (seen, expected) = (world.step(&op), model.step(&op));
+        assert_eq!(seen.outcome, expected.outcome, "{op:?}");
+        assert!(seen.records.is_empty(), "a read is not recorded");
+    }
+}
+
+/// The counter at a position.
+///
+/// # Panics
+/// There is none at 64 and above.
+pub(crate) fn counter(position: u8) -> CounterId {
+    CounterId::at_position(position).expect("a position below 64")
+}

@@ -1,0 +1,359 @@
+//! Counter reservations: the registers of `docs/pcr.md`, the check on the way
+//! to each counter, and what decisions of the arbiter do to the PMU.
+
+use super::access::Part;
+use super::{Logical, ReadOutcome, VcpuPmu, WriteOutcome, index_of};
+use crate::ids::{MsrIndex, Ring};
+use crate::register::WriteForm;
+use arbiter::{
+    Access, Auditor, Caller, Context, Cookie, CounterId, CounterSet, Effects, Entropy, Event,
+    Layer, PcrRegister, PcrUnit, Reason, Record, Verdict,
+};
+
+/// The reservations of one vCPU, with what they ask and report to.
+#[derive(Debug)]
+pub struct Reservations {
+    /// Who holds which counter.
+    pub unit: PcrUnit,
+    /// Random bits for the guest.
+    pub entropy: Box<dyn Entropy>,
+    /// Receives every decision.
+    pub audit: Box<dyn Auditor>,
+}
+
+impl Reservations {
+    /// The unit, and what its operations need at `now`.
+    #[inline]
+    fn parts(&mut self, now: u64) -> (&mut PcrUnit, Context<'_>) {
+        let context = Context {
+            now,
+            entropy: &mut *self.entropy,
+            audit: &mut *self.audit,
+        };
+        (&mut self.unit, context)
+    }
+}
+
+impl VcpuPmu {
+    /// The same PMU with reservations. The unit has the counters of the model.
+    #[must_use]
+    pub fn with_reservations(mut self, reservations: Reservations) -> Self {
+        self.reservations = Some(Box::new(reservations));
+        self
+    }
+
+    /// Who holds which counter; `None` without reservations.
+    pub fn reservations(&self) -> Option<&PcrUnit> {
+        self.reservations
+            .as_ref()
+            .map(|reservations| &reservations.unit)
+    }
+
+    /// Counters that somebody holds.
+    pub(super) fn held(&self) -> CounterSet {
+        self.reservations()
+            .map_or(CounterSet::EMPTY, |unit| unit.bank().held())
+    }
+
+    /// Whether an access to `msr` may present a cookie, so that the caller has
+    /// to fetch the register that carries it.
+    #[inline]
+    pub fn takes_cookie(&self, msr: MsrIndex, write: bool) -> bool {
+        PcrRegister::contains(msr.0)
+            && self.reservations.is_some()
+            && PcrRegister::decode(msr.0).is_some_and(|register| register.takes_cookie(write))
+    }
+
+    /// The layer of code that runs in `ring`, in SMM or not.
+    #[inline]
+    pub fn layer(&self, ring: Ring, smm: bool) -> Layer {
+        match &self.reservations {
+            Some(reservations) => reservations.unit.phase().layer(ring == Ring::Kernel, smm),
+            None => match ring {
+                Ring::Kernel => Layer::GuestKernel,
+                Ring::User => Layer::GuestUser,
+            },
+        }
+    }
+
+    /// TSC value until which the vCPU is to be kept off its core, for having
+    /// presented too many wrong cookies; `None` if it may run.
+    #[inline]
+    pub fn barred_until(&self) -> Option<u64> {
+        self.reservations.as_ref()?.unit.barred_until(self.left)
+    }
+
+    /// The counter that a legacy register of `name` reaches.
+    #[inline]
+    pub(super) fn named(&mut self, name: CounterId) -> Option<CounterId> {
+        match &mut self.reservations {
+            None => Some(name),
+            Some(reservations) => {
+                let counter = reservations.unit.map().counter(name);
+                counter.filter(|counter| self.model.has(*counter))
+            }
+        }
+    }
+
+    /// What an access to one counter comes to: first what the host gave to the
+    /// guest, then what the counter's owner says.
+    #[inline]
+    pub(super) fn judge(
+        &self,
+        caller: (Layer, Cookie),
+        counter: CounterId,
+        access: Access,
+    ) -> Verdict {
+        let (layer, cookie) = caller;
+        match (self.grant.check(layer, counter, access), &self.reservations) {
+            (Verdict::Permit, Some(reservations)) => {
+                reservations.unit.check(layer, cookie, counter, access)
+            }
+            (granted, _) => granted,
+        }
+    }
+
+    /// The same of an access that takes place: what is denied is recorded.
+    #[inline]
+    pub(super) fn verdict(
+        &mut self,
+        caller: (Layer, Cookie),
+        counter: CounterId,
+        access: Access,
+    ) -> Verdict {
+        let verdict = self.judge(caller, counter, access);
+        if verdict != Verdict::Permit {
+            self.note_denied(caller, counter, access, verdict);
+        }
+        verdict
+    }
+
+    /// What the host did not give is no business of the reservations.
+    #[cold]
+    pub(super) fn note_denied(
+        &mut self,
+        caller: (Layer, Cookie),
+        counter: CounterId,
+        access: Access,
+        verdict: Verdict,
+    ) {
+        if self.grant.check(caller.0, counter, access) != Verdict::Permit {
+            return;
+        }
+        if let Some(reservations) = &mut self.reservations {
+            let (unit, mut context) = reservations.parts(self.left);
+            unit.denied(caller, counter, access, verdict, &mut context);
+        }
+    }
+
+    /// A read of one counter with a cookie.
+    pub(super) fn read_alias(
+        &mut self,
+        counter: CounterId,
+        part: Part,
+        caller: Caller,
+        access: Access,
+    ) -> ReadOutcome {
+        if !self.has_alias(counter, part) {
+            return ReadOutcome::Gp;
+        }
+        match self.cookie_of(caller, counter) {
+            Some(cookie) => self.read_as((caller.layer, cookie), counter, part, access),
+            None => ReadOutcome::Gp,
+        }
+    }
+
+    fn write_alias(
+        &mut self,
+        counter: CounterId,
+        part: Part,
+        value: u64,
+        caller: Caller,
+    ) -> WriteOutcome {
+        if !self.has_alias(counter, part) {
+            return WriteOutcome::Gp;
+        }
+        match self.cookie_of(caller, counter) {
+            Some(cookie) => self.write_as((caller.layer, cookie), counter, part, value),
+            None => WriteOutcome::Gp,
+        }
+    }
+
+    fn has_alias(&self, counter: CounterId, part: Part) -> bool {
+        let exists = self.reservations.is_some() && self.model.has(counter);
+        exists && (self.model.has_status() || !matches!(part, Part::Overflow))
+    }
+
+    /// The cookie that is presented; `None`, and a record, if it has too many
+    /// bits.
+    fn cookie_of(&mut self, caller: Caller, counter: CounterId) -> Option<Cookie> {
+        let cookie = Cookie::new(caller.presented);
+        if let (None, Some(reservations)) = (cookie, &mut self.reservations) {
+            reservations.audit.record(&Record {
+                layer: caller.layer,
+                counter: Some(counter),
+                event: Event::Faulted(Reason::Malformed),
+            });
+        }
+        cookie
+    }
+
+    /// RDMSR of an index of the block.
+    pub(super) fn read_block(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
+        let Some(register) = PcrRegister::decode(msr.0) else {
+            return ReadOutcome::Gp;
+        };
+        if let Some((counter, part)) = alias(register) {
+            return self.read_alias(counter, part, caller, Access::Read);
+        }
+        if !self.may_manage(register, caller.layer) {
+            return ReadOutcome::Gp;
+        }
+        let Some(reservations) = &mut self.reservations else {
+            return ReadOutcome::Gp;
+        };
+        let (unit, mut context) = reservations.parts(self.left);
+        match unit.read(register, caller, &mut context) {
+            Some(value) => ReadOutcome::Value(value),
+            None => ReadOutcome::Gp,
+        }
+    }
+
+    /// WRMSR of an index of the block.
+    pub(super) fn write_block(
+        &mut self,
+        msr: MsrIndex,
+        value: u64,
+        caller: Caller,
+    ) -> WriteOutcome {
+        let Some(register) = PcrRegister::decode(msr.0) else {
+            return WriteOutcome::Gp;
+        };
+        if let Some((counter, part)) = alias(register) {
+            return self.write_alias(counter, part, value, caller);
+        }
+        if !self.may_manage(register, caller.layer) {
+            return WriteOutcome::Gp;
+        }
+        let Some(reservations) = &mut self.reservations else {
+            return WriteOutcome::Gp;
+        };
+        let (unit, mut context) = reservations.parts(self.left);
+        match unit.write(register, value, caller, &mut context) {
+            Some(effects) => {
+                self.take_effects(effects);
+                WriteOutcome::Done
+            }
+            None => WriteOutcome::Gp,
+        }
+    }
+
+    /// A counter that the host did not grant is absent from the block.
+    fn may_manage(&self, register: PcrRegister, layer: Layer) -> bool {
+        match register {
+            PcrRegister::ManagementKey(counter)
+            | PcrRegister::AccessKey(counter)
+            | PcrRegister::Control(counter)
+            | PcrRegister::DropValue(counter)
+            | PcrRegister::Status(counter) => {
+                self.grant.check(layer, counter, Access::Read) == Verdict::Permit
+            }
+            PcrRegister::Counter(_)
+            | PcrRegister::Select(_)
+            | PcrRegister::Overflow(_)
+            | PcrRegister::LegacyMap(_)
+            | PcrRegister::Random
+            | PcrRegister::Phase
+            | PcrRegister::NoticeVector
+            | PcrRegister::Request
+            | PcrRegister::Answer
+            | PcrRegister::Granted
+            | PcrRegister::Notice
+            | PcrRegister::Reply => true,
+        }
+    }
+
+    /// Lets leases end and revocations take place that are due.
+    #[inline]
+    pub(super) fn tick_reservations(&mut self) {
+        let Some(reservations) = &mut self.reservations else {
+            return;
+        };
+        if reservations
+            .unit
+            .deadline()
+            .is_none_or(|due| self.left < due)
+        {
+            return;
+        }
+        let (unit, mut context) = reservations.parts(self.left);
+        let effects = unit.tick(&mut context);
+        self.take_effects(effects);
+    }
+
+    /// Does to the PMU what a decision means for it.
+    fn take_effects(&mut self, effects: Effects) {
+        if effects.is_empty() {
+            return;
+        }
+        for counter in effects.cleared.iter() {
+            self.clear(counter);
+        }
+        for counter in (effects.reach & !effects.cleared).iter() {
+            if self.model.has(counter) {
+                self.settle(counter);
+                self.update(counter);
+            }
+        }
+        self.refresh_needs();
+    }
+
+    /// Leaves nothing of a counter's former owner.
+    pub(super) fn clear(&mut self, counter: CounterId) {
+        if !self.model.has(counter) {
+            return;
+        }
+        match counter {
+            CounterId::Programmable(n) => self.select[usize::from(n)] = 0,
+            CounterId::Fixed(n) => self.fixed_control &= !(0xf << (4 * u32::from(n))),
+        }
+        if let Some(bit) = counter.global_bit() {
+            self.global_status &= !(1 << bit);
+        }
+        if let (Some((stay, _)), Some(core)) =
+            (self.counters[index_of(counter)].placed, &mut self.core)
+        {
+            core.release(stay);
+        }
+        self.counters[index_of(counter)] = Logical::default();
+        self.snapshot.counters[index_of(counter)] = [0; 4];
+        self.active.remove(counter);
+        self.pending.remove(counter);
+        if self.needs_places() {
+            self.distribute();
+        }
+    }
+}
+
+/// What an alias register is another name of.
+fn alias(register: PcrRegister) -> Option<(CounterId, Part)> {
+    match register {
+        PcrRegister::Counter(counter) => Some((counter, Part::Count(WriteForm::FullWidth))),
+        PcrRegister::Select(counter) => Some((counter, Part::Control)),
+        PcrRegister::Overflow(counter) => Some((counter, Part::Overflow)),
+        PcrRegister::ManagementKey(_)
+        | PcrRegister::AccessKey(_)
+        | PcrRegister::Control(_)
+        | PcrRegister::DropValue(_)
+        | PcrRegister::Status(_)
+        | PcrRegister::LegacyMap(_)
+        | PcrRegister::Random
+        | PcrRegister::Phase
+        | PcrRegister::NoticeVector
+        | PcrRegister::Request
+        | PcrRegister::Answer
+        | PcrRegister::Granted
+        | PcrRegister::Notice
+        | PcrRegister::Reply => None,
+    }
+}
