@@ -1,6 +1,7 @@
 //! Names of counters and sets of them.
 
 use core::fmt;
+use core::ops::{BitAnd, BitOr, Not};
 
 /// Programmable counters that a set can hold: indices 0 to 31.
 pub const MAX_PROGRAMMABLE: u8 = 32;
@@ -22,12 +23,30 @@ impl CounterId {
     /// Position in the Intel global registers (`IA32_PERF_GLOBAL_CTRL`):
     /// programmable counters from bit 0, fixed ones from bit 32. `None` for
     /// an index that has no bit there.
+    #[inline]
     pub fn global_bit(self) -> Option<u32> {
         match self {
             CounterId::Programmable(n) if n < MAX_PROGRAMMABLE => Some(u32::from(n)),
             CounterId::Fixed(n) if n < MAX_FIXED => Some(32 + u32::from(n)),
             _ => None,
         }
+    }
+}
+
+impl CounterId {
+    /// The counter at a position of the reservation ABI, which is a position
+    /// in the Intel global registers.
+    pub fn at_position(position: u8) -> Option<CounterId> {
+        match position {
+            0..32 => Some(CounterId::Programmable(position)),
+            32..64 => Some(CounterId::Fixed(position - 32)),
+            _ => None,
+        }
+    }
+
+    /// Its position, 0 to 63; see [`CounterId::at_position`].
+    pub fn position(self) -> Option<u8> {
+        u8::try_from(self.global_bit()?).ok()
     }
 }
 
@@ -100,11 +119,53 @@ impl CounterSet {
         })
     }
 
+    /// The first so many programmable and fixed counters.
+    pub fn first(programmable: u8, fixed: u8) -> Self {
+        (0..programmable)
+            .map(CounterId::Programmable)
+            .chain((0..fixed).map(CounterId::Fixed))
+            .collect()
+    }
+
+    /// Makes `counter` a member, or none.
+    pub fn set(&mut self, counter: CounterId, member: bool) {
+        match member {
+            true => {
+                self.insert(counter);
+            }
+            false => self.remove(counter),
+        }
+    }
+
     /// Takes `counter` out.
     pub fn remove(&mut self, counter: CounterId) {
         if let Some(bit) = counter.global_bit() {
             self.0 &= !(1 << bit);
         }
+    }
+}
+
+impl BitOr for CounterSet {
+    type Output = CounterSet;
+
+    fn bitor(self, other: CounterSet) -> CounterSet {
+        CounterSet(self.0 | other.0)
+    }
+}
+
+impl BitAnd for CounterSet {
+    type Output = CounterSet;
+
+    fn bitand(self, other: CounterSet) -> CounterSet {
+        CounterSet(self.0 & other.0)
+    }
+}
+
+impl Not for CounterSet {
+    type Output = CounterSet;
+
+    fn not(self) -> CounterSet {
+        CounterSet(!self.0)
     }
 }
 

@@ -28,6 +28,18 @@ impl Layer {
         Layer::HostTool,
     ];
 
+    /// The layer's code in the ABI, and its bit in the mode bits of a control
+    /// word. A tool of the host is the hypervisor to a guest.
+    #[inline]
+    pub const fn code(self) -> u8 {
+        match self {
+            Layer::Firmware => 0,
+            Layer::Hypervisor | Layer::HostTool => 1,
+            Layer::GuestKernel => 2,
+            Layer::GuestUser => 3,
+        }
+    }
+
     /// Whether the layer is code of the guest, and so bound by its grant.
     pub fn is_guest(self) -> bool {
         matches!(
@@ -52,8 +64,10 @@ impl fmt::Display for Layer {
 /// What an access does to the register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// RDMSR, RDPMC.
+    /// RDMSR.
     Read,
     /// WRMSR.
     Write,
+    /// RDPMC.
+    Rdpmc,
 }

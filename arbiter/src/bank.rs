@@ -1,0 +1,399 @@
+//! The reservations of one vCPU's counters: a machine of state and operation.
+//!
+//! Deciding and doing are apart. [`Bank::check`] and [`Bank::plan`] look and
+//! change nothing; [`Bank::apply`] does what a plan says. Between the two
+//! stands policy, which may refuse a plan ([`Policy::admit`](crate::Policy::admit)).
+
+use crate::control::{Control, Shared};
+use crate::cookie::Cookie;
+use crate::reason::Reason;
+use crate::{Access, CounterId, CounterSet, Layer, Verdict};
+use alloc::boxed::Box;
+
+/// A counter that somebody holds. One that nobody holds has no such state, and
+/// so nothing about it can be out of order.
+#[derive(Clone, Copy, Debug)]
+pub struct Reservation {
+    /// The layer that holds it.
+    pub owner: Layer,
+    /// What its owner says about it.
+    pub control: Control,
+    /// What a dropped read yields.
+    pub drop_value: u64,
+    /// When the lease ends, in the caller's ticks.
+    pub lease: Option<u64>,
+    /// It is going to be revoked.
+    pub revocation: Option<Revocation>,
+    management: Cookie,
+    access: Cookie,
+}
+
+/// A revocation of which the holder has been told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Revocation {
+    /// When it takes place, in the caller's ticks.
+    pub at: u64,
+    /// Why.
+    pub reason: Reason,
+    /// Who wants the counter.
+    pub wanted_by: Layer,
+}
+
+impl Reservation {
+    /// A new one: everything is as in the most basic environment.
+    pub const fn new(owner: Layer, management: Cookie, access: Cookie) -> Self {
+        Reservation {
+            owner,
+            control: Control::INITIAL,
+            drop_value: 0,
+            lease: None,
+            revocation: None,
+            management,
+            access,
+        }
+    }
+
+    /// Whether `cookie` is the access cookie.
+    #[inline]
+    pub fn is_access(&self, cookie: Cookie) -> bool {
+        self.access.matches(cookie)
+    }
+
+    /// Whether `cookie` is the management cookie.
+    pub fn is_management(&self, cookie: Cookie) -> bool {
+        self.management.matches(cookie)
+    }
+
+    /// Whether accesses without a cookie are shut out.
+    pub fn is_private(&self) -> bool {
+        !self.access.is_default()
+    }
+}
+
+/// What the holder of a management cookie can do to a counter.
+#[derive(Clone, Copy, Debug)]
+pub enum Operation {
+    /// Write of `MANAGEMENT_KEY`.
+    Manage(Cookie),
+    /// Write of `ACCESS_KEY`.
+    SetAccess(Cookie),
+    /// Write of `CONTROL`.
+    SetControl(Control),
+    /// Write of `DROP_VALUE`.
+    SetDropValue(u64),
+}
+
+/// What an operation comes to, if policy lets it.
+#[derive(Clone, Copy, Debug)]
+pub struct Change {
+    /// The counter that it is about.
+    pub counter: CounterId,
+    /// What changes.
+    pub kind: ChangeKind,
+}
+
+/// See [`Change`].
+#[derive(Clone, Copy, Debug)]
+pub enum ChangeKind {
+    /// Nothing: an unreserved counter was given back.
+    Nothing,
+    /// The counter is reserved.
+    Reserve(Reservation),
+    /// The owner has shown up: a lease starts anew.
+    Renew,
+    /// Another management cookie, and perhaps another owner.
+    HandOver {
+        /// Who holds it from now on.
+        to: Layer,
+        /// The cookie.
+        management: Cookie,
+    },
+    /// The counter is unreserved again.
+    Release,
+    /// Another access cookie.
+    SetAccess(Cookie),
+    /// Another control word.
+    SetControl(Control),
+    /// Another drop value.
+    SetDropValue(u64),
+}
+
+/// What a change means for the PMU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Effects {
+    /// Counters that were given back: select, count and overflow are cleared.
+    pub cleared: CounterSet,
+    /// Counters that a shared control reaches now and did not before, or the
+    /// other way round.
+    pub reach: CounterSet,
+}
+
+impl Effects {
+    /// Nothing to do.
+    pub const NONE: Effects = Effects {
+        cleared: CounterSet::EMPTY,
+        reach: CounterSet::EMPTY,
+    };
+
+    /// The effects of both.
+    pub fn and(self, other: Effects) -> Effects {
+        Effects {
+            cleared: self.cleared | other.cleared,
+            reach: self.reach | other.reach,
+        }
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.cleared.is_empty() && self.reach.is_empty()
+    }
+}
+
+/// The reservations of one vCPU.
+#[derive(Clone, Debug)]
+pub struct Bank {
+    programmable: u8,
+    fixed: u8,
+    /// Programmable counters by index, then fixed ones.
+    slots: Box<[Option<Reservation>]>,
+    held: CounterSet,
+    /// Counters that each of [`Shared::ALL`] reaches.
+    reached: [CounterSet; Shared::ALL.len()],
+}
+
+impl Bank {
+    /// All counters of a PMU, unreserved.
+    pub fn new(programmable: u8, fixed: u8) -> Self {
+        let (programmable, fixed) = (
+            programmable.min(crate::MAX_PROGRAMMABLE),
+            fixed.min(crate::MAX_FIXED),
+        );
+        let slots = usize::from(programmable) + usize::from(fixed);
+        Bank {
+            programmable,
+            fixed,
+            slots: (0..slots).map(|_| None).collect(),
+            held: CounterSet::EMPTY,
+            reached: [CounterSet::first(programmable, fixed); Shared::ALL.len()],
+        }
+    }
+
+    /// Forgets every reservation.
+    pub fn reset(&mut self) {
+        *self = Bank::new(self.programmable, self.fixed);
+    }
+
+    /// Every counter that there is.
+    pub fn counters(&self) -> CounterSet {
+        CounterSet::first(self.programmable, self.fixed)
+    }
+
+    /// Counters that somebody holds.
+    #[inline]
+    pub fn held(&self) -> CounterSet {
+        self.held
+    }
+
+    /// Counters that `layer` holds.
+    pub fn held_by(&self, layer: Layer) -> CounterSet {
+        let is_its = |counter: &CounterId| {
+            self.reservation(*counter)
+                .is_some_and(|reservation| reservation.owner == layer)
+        };
+        self.held.iter().filter(is_its).collect()
+    }
+
+    /// Counters that nobody holds.
+    pub fn free(&self) -> CounterSet {
+        self.counters() & !self.held
+    }
+
+    /// Counters that a shared control reaches.
+    #[inline]
+    pub fn reached_by(&self, shared: Shared) -> CounterSet {
+        self.reached[shared as usize]
+    }
+
+    /// Who holds a counter, and how; `None` if it is unreserved or absent.
+    pub fn reservation(&self, counter: CounterId) -> Option<&Reservation> {
+        self.slots.get(self.index(counter)?)?.as_ref()
+    }
+
+    /// For the arbiter's own marks, [`Reservation::lease`] and
+    /// [`Reservation::revocation`].
+    pub(crate) fn reservation_mut(&mut self, counter: CounterId) -> Option<&mut Reservation> {
+        let index = self.index(counter)?;
+        self.slots.get_mut(index)?.as_mut()
+    }
+
+    #[inline]
+    fn index(&self, counter: CounterId) -> Option<usize> {
+        match counter {
+            CounterId::Programmable(n) if n < self.programmable => Some(usize::from(n)),
+            CounterId::Fixed(n) if n < self.fixed => {
+                Some(usize::from(self.programmable) + usize::from(n))
+            }
+            _ => None,
+        }
+    }
+
+    /// What an access to a counter, or to its control, comes to.
+    #[inline]
+    pub fn check(
+        &self,
+        layer: Layer,
+        cookie: Cookie,
+        counter: CounterId,
+        access: Access,
+    ) -> Verdict {
+        if !self.held.contains(counter) && cookie.is_default() {
+            return Verdict::Permit;
+        }
+        self.check_reserved(layer, cookie, counter, access)
+    }
+
+    fn check_reserved(
+        &self,
+        layer: Layer,
+        cookie: Cookie,
+        counter: CounterId,
+        access: Access,
+    ) -> Verdict {
+        match self.reservation(counter) {
+            Some(reservation)
+                if reservation.is_access(cookie) && reservation.control.accesses(layer) =>
+            {
+                Verdict::Permit
+            }
+            Some(reservation) if reservation.control.faults(layer, access) => Verdict::Fault,
+            Some(reservation) => Verdict::Drop {
+                read_as: reservation.drop_value,
+            },
+            // An unreserved counter expects the default cookie, and drops.
+            None => Verdict::Drop { read_as: 0 },
+        }
+    }
+
+    /// What `operation` of `layer`, which presents `cookie`, comes to.
+    ///
+    /// # Errors
+    /// It is denied; the guest gets #GP.
+    pub fn plan(
+        &self,
+        layer: Layer,
+        cookie: Cookie,
+        counter: CounterId,
+        operation: Operation,
+    ) -> Result<Change, Reason> {
+        if self.index(counter).is_none() {
+            return Err(Reason::NoCounter);
+        }
+        let kind = match self.reservation(counter) {
+            None => Self::plan_unreserved(layer, cookie, operation)?,
+            Some(reservation) => Self::plan_reserved(reservation, layer, cookie, operation)?,
+        };
+        Ok(Change { counter, kind })
+    }
+
+    fn plan_unreserved(
+        layer: Layer,
+        cookie: Cookie,
+        operation: Operation,
+    ) -> Result<ChangeKind, Reason> {
+        if !cookie.is_default() {
+            return Err(Reason::Unreserved);
+        }
+        match operation {
+            Operation::Manage(new) if new.is_default() => Ok(ChangeKind::Nothing),
+            Operation::Manage(new) => Ok(ChangeKind::Reserve(Reservation::new(
+                layer,
+                new,
+                Cookie::DEFAULT,
+            ))),
+            Operation::SetAccess(_) | Operation::SetControl(_) | Operation::SetDropValue(_) => {
+                Err(Reason::Unreserved)
+            }
+        }
+    }
+
+    fn plan_reserved(
+        reservation: &Reservation,
+        layer: Layer,
+        cookie: Cookie,
+        operation: Operation,
+    ) -> Result<ChangeKind, Reason> {
+        if !reservation.is_management(cookie) {
+            return Err(Reason::Cookie);
+        }
+        if !reservation.control.manages(layer) {
+            return Err(Reason::Layer);
+        }
+        Ok(match operation {
+            Operation::Manage(new) if new.is_default() => ChangeKind::Release,
+            Operation::Manage(new) if reservation.is_management(new) => ChangeKind::Renew,
+            Operation::Manage(new) => ChangeKind::HandOver {
+                to: layer,
+                management: new,
+            },
+            Operation::SetAccess(new) => ChangeKind::SetAccess(new),
+            Operation::SetControl(control) => ChangeKind::SetControl(control),
+            Operation::SetDropValue(value) => ChangeKind::SetDropValue(value),
+        })
+    }
+
+    /// Does what a plan says, or what the arbiter decides itself. A change that
+    /// no longer fits the counter's state does nothing.
+    pub fn apply(&mut self, change: Change) -> Effects {
+        let Change { counter, kind } = change;
+        let Some(index) = self.index(counter) else {
+            return Effects::NONE;
+        };
+        let slot = &mut self.slots[index];
+        let mut effects = Effects::NONE;
+        match (kind, slot.as_mut()) {
+            (ChangeKind::Reserve(reservation), None) => *slot = Some(reservation),
+            (ChangeKind::Release, Some(_)) => {
+                *slot = None;
+                effects.cleared.insert(counter);
+            }
+            (ChangeKind::HandOver { to, management }, Some(reservation)) => {
+                reservation.owner = to;
+                reservation.management = management;
+            }
+            (ChangeKind::SetAccess(cookie), Some(reservation)) => reservation.access = cookie,
+            (ChangeKind::SetControl(control), Some(reservation)) => reservation.control = control,
+            (ChangeKind::SetDropValue(value), Some(reservation)) => {
+                reservation.drop_value = value;
+            }
+            // A renewal is the lease's business, which belongs to policy.
+            (ChangeKind::Nothing | ChangeKind::Renew, _)
+            | (ChangeKind::Reserve(_), Some(_))
+            | (
+                ChangeKind::Release
+                | ChangeKind::HandOver { .. }
+                | ChangeKind::SetAccess(_)
+                | ChangeKind::SetControl(_)
+                | ChangeKind::SetDropValue(_),
+                None,
+            ) => return effects,
+        }
+        self.note_state(counter, &mut effects);
+        effects
+    }
+
+    /// Brings the sets in line with the state of one counter.
+    fn note_state(&mut self, counter: CounterId, effects: &mut Effects) {
+        let reservation = self.reservation(counter).copied();
+        self.held.set(counter, reservation.is_some());
+        let control = reservation.map_or(Control::INITIAL, |reservation| reservation.control);
+        for shared in Shared::ALL {
+            let set = &mut self.reached[shared as usize];
+            let reached = control.reached_by(shared);
+            if set.contains(counter) != reached {
+                set.set(counter, reached);
+                effects.reach.insert(counter);
+            }
+        }
+    }
+}

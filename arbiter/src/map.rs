@@ -1,0 +1,99 @@
+//! Legacy names of counters: which counter the registers of an unmodified
+//! kernel reach.
+
+use crate::bank::Bank;
+use crate::{CounterId, CounterSet, Layer};
+
+/// Legacy name to counter. A name that is not mapped has no counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LegacyMap {
+    /// Positions of programmable counters, by legacy index.
+    positions: [u8; 32],
+    names: CounterSet,
+    renames: bool,
+}
+
+impl LegacyMap {
+    /// Every counter has its own name.
+    pub fn identity() -> Self {
+        let mut positions = [0; 32];
+        for (position, n) in positions.iter_mut().zip(0..) {
+            *position = n;
+        }
+        LegacyMap {
+            positions,
+            names: CounterSet::from_bits(u64::MAX),
+            renames: false,
+        }
+    }
+
+    /// Names for the first `programmable` counters that neither firmware nor
+    /// hypervisor holds, and for the first `fixed` fixed-function counters,
+    /// which keep theirs.
+    pub fn around(bank: &Bank, programmable: u8, fixed: u8) -> Self {
+        let taken = bank.held_by(Layer::Firmware) | bank.held_by(Layer::Hypervisor);
+        let free = (bank.counters() & !taken).iter();
+        let free = free.filter_map(|counter| match counter {
+            CounterId::Programmable(n) => Some(n),
+            CounterId::Fixed(_) => None,
+        });
+        let mut map = LegacyMap {
+            positions: [0; 32],
+            names: CounterSet::first(0, fixed) & bank.counters(),
+            renames: true,
+        };
+        for ((name, position), n) in (0..programmable).zip(&mut map.positions).zip(free) {
+            *position = n;
+            map.names.insert(CounterId::Programmable(name));
+        }
+        map
+    }
+
+    /// The counter behind a legacy name.
+    #[inline]
+    pub fn counter(&self, name: CounterId) -> Option<CounterId> {
+        if !self.names.contains(name) {
+            return None;
+        }
+        match name {
+            CounterId::Programmable(n) => {
+                let position = self.positions.get(usize::from(n))?;
+                Some(CounterId::Programmable(*position))
+            }
+            CounterId::Fixed(_) => Some(name),
+        }
+    }
+
+    /// A legacy global register's bits as bits of the counters behind the names.
+    #[inline]
+    pub fn to_counters(&self, bits: u64) -> u64 {
+        match self.renames {
+            false => bits,
+            true => (CounterSet::from_bits(bits) & self.names)
+                .iter()
+                .filter_map(|name| self.counter(name))
+                .collect::<CounterSet>()
+                .bits(),
+        }
+    }
+
+    /// Bits of counters as a legacy global register shows them.
+    #[inline]
+    pub fn to_names(&self, bits: u64) -> u64 {
+        match self.renames {
+            false => bits,
+            true => {
+                let counters = CounterSet::from_bits(bits);
+                let is_set = |name: &CounterId| {
+                    self.counter(*name)
+                        .is_some_and(|counter| counters.contains(counter))
+                };
+                self.names
+                    .iter()
+                    .filter(is_set)
+                    .collect::<CounterSet>()
+                    .bits()
+            }
+        }
+    }
+}

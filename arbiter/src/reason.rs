@@ -1,0 +1,142 @@
+//! Why something was refused, dropped or taken away.
+
+use crate::abi;
+use core::fmt;
+
+/// A reason, with the code that the guest reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// No counter is free.
+    NoneFree,
+    /// The layer holds as many as it may.
+    Maximum,
+    /// Another layer's minimum would not be left.
+    Minimum,
+    /// The holder refused to yield.
+    Refused,
+    /// The holder did not answer in time.
+    NoAnswer,
+    /// The machine has no such counter.
+    NoCounter,
+    /// Another layer holds it.
+    Held,
+    /// The request makes no sense.
+    Malformed,
+    /// Only the master reserves.
+    Master,
+    /// The request was withdrawn.
+    Withdrawn,
+    /// A layer of higher priority needs it.
+    Priority,
+    /// The lease has ended.
+    Expired,
+    /// The cookie is wrong.
+    Cookie,
+    /// The cookie is right, but not valid in this layer.
+    Layer,
+    /// The counter is not reserved.
+    Unreserved,
+    /// The owner had agreed to lend it.
+    Lent,
+    /// The firmware's phase is over.
+    Phase,
+    /// An earlier request is pending.
+    Busy,
+}
+
+impl Reason {
+    /// Every reason, by code.
+    pub const ALL: [Reason; 18] = [
+        Reason::NoneFree,
+        Reason::Maximum,
+        Reason::Minimum,
+        Reason::Refused,
+        Reason::NoAnswer,
+        Reason::NoCounter,
+        Reason::Held,
+        Reason::Malformed,
+        Reason::Master,
+        Reason::Withdrawn,
+        Reason::Priority,
+        Reason::Expired,
+        Reason::Cookie,
+        Reason::Layer,
+        Reason::Unreserved,
+        Reason::Lent,
+        Reason::Phase,
+        Reason::Busy,
+    ];
+
+    /// Its code in the ABI (`REASON_*`), in 8 bits.
+    pub const fn code(self) -> u64 {
+        match self {
+            Reason::NoneFree => abi::REASON_NONE_FREE,
+            Reason::Maximum => abi::REASON_MAXIMUM,
+            Reason::Minimum => abi::REASON_MINIMUM,
+            Reason::Refused => abi::REASON_REFUSED,
+            Reason::NoAnswer => abi::REASON_NO_ANSWER,
+            Reason::NoCounter => abi::REASON_NO_COUNTER,
+            Reason::Held => abi::REASON_HELD,
+            Reason::Malformed => abi::REASON_MALFORMED,
+            Reason::Master => abi::REASON_MASTER,
+            Reason::Withdrawn => abi::REASON_WITHDRAWN,
+            Reason::Priority => abi::REASON_PRIORITY,
+            Reason::Expired => abi::REASON_EXPIRED,
+            Reason::Cookie => abi::REASON_COOKIE,
+            Reason::Layer => abi::REASON_LAYER,
+            Reason::Unreserved => abi::REASON_UNRESERVED,
+            Reason::Lent => abi::REASON_LENT,
+            Reason::Phase => abi::REASON_PHASE,
+            Reason::Busy => abi::REASON_BUSY,
+        }
+    }
+
+    /// One word for machines, as the audit trail has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::NoneFree => "none-free",
+            Reason::Maximum => "maximum",
+            Reason::Minimum => "minimum",
+            Reason::Refused => "refused",
+            Reason::NoAnswer => "no-answer",
+            Reason::NoCounter => "no-counter",
+            Reason::Held => "held",
+            Reason::Malformed => "malformed",
+            Reason::Master => "master",
+            Reason::Withdrawn => "withdrawn",
+            Reason::Priority => "priority",
+            Reason::Expired => "expired",
+            Reason::Cookie => "cookie",
+            Reason::Layer => "layer",
+            Reason::Unreserved => "unreserved",
+            Reason::Lent => "lent",
+            Reason::Phase => "phase",
+            Reason::Busy => "busy",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reason::NoneFree => "no counter is free",
+            Reason::Maximum => "the layer holds as many as it may",
+            Reason::Minimum => "another layer's minimum would not be left",
+            Reason::Refused => "the holder refused to yield",
+            Reason::NoAnswer => "the holder did not answer in time",
+            Reason::NoCounter => "there is no such counter",
+            Reason::Held => "another layer holds it",
+            Reason::Malformed => "the request makes no sense",
+            Reason::Master => "only the master reserves",
+            Reason::Withdrawn => "the request was withdrawn",
+            Reason::Priority => "a layer of higher priority needs it",
+            Reason::Expired => "the lease has ended",
+            Reason::Cookie => "the cookie is wrong",
+            Reason::Layer => "the cookie is not valid in this layer",
+            Reason::Unreserved => "the counter is not reserved",
+            Reason::Lent => "the owner had agreed to lend it",
+            Reason::Phase => "the firmware's phase is over",
+            Reason::Busy => "an earlier request is pending",
+        })
+    }
+}

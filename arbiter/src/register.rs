@@ -1,0 +1,118 @@
+//! The synthetic MSRs of the reservations: which index is what.
+
+use crate::CounterId;
+use crate::abi;
+
+/// A register of the block. `docs/pcr.md` says what each does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PcrRegister {
+    /// `MANAGEMENT_KEY`.
+    ManagementKey(CounterId),
+    /// `ACCESS_KEY`.
+    AccessKey(CounterId),
+    /// `CONTROL`.
+    Control(CounterId),
+    /// `DROP_VALUE`.
+    DropValue(CounterId),
+    /// `COUNTER`: the counter under its alias.
+    Counter(CounterId),
+    /// `SELECT`: its control under its alias.
+    Select(CounterId),
+    /// `OVERFLOW`: its bit of global status.
+    Overflow(CounterId),
+    /// `STATUS`.
+    Status(CounterId),
+    /// `LEGACY_MAP`.
+    LegacyMap(CounterId),
+    /// `RANDOM`.
+    Random,
+    /// `PHASE`.
+    Phase,
+    /// `NOTICE_VECTOR`.
+    NoticeVector,
+    /// `REQUEST`.
+    Request,
+    /// `ANSWER`.
+    Answer,
+    /// `GRANTED`.
+    Granted,
+    /// `NOTICE`.
+    Notice,
+    /// `REPLY`.
+    Reply,
+}
+
+/// Positions in each row of registers.
+const ROW: u32 = 0x40;
+
+impl PcrRegister {
+    /// Whether an MSR index belongs to the block, with or without a meaning.
+    #[inline]
+    pub const fn contains(msr: u32) -> bool {
+        msr.wrapping_sub(abi::MSR_BASE) < abi::MSR_COUNT
+    }
+
+    /// The register at an MSR index; `None` for one without a meaning.
+    #[inline]
+    pub fn decode(msr: u32) -> Option<PcrRegister> {
+        let offset = msr.checked_sub(abi::MSR_BASE)?;
+        let row: fn(CounterId) -> PcrRegister = match offset / ROW * ROW {
+            abi::MSR_MANAGEMENT_KEY => PcrRegister::ManagementKey,
+            abi::MSR_ACCESS_KEY => PcrRegister::AccessKey,
+            abi::MSR_CONTROL => PcrRegister::Control,
+            abi::MSR_DROP_VALUE => PcrRegister::DropValue,
+            abi::MSR_COUNTER => PcrRegister::Counter,
+            abi::MSR_SELECT => PcrRegister::Select,
+            abi::MSR_OVERFLOW => PcrRegister::Overflow,
+            abi::MSR_STATUS => PcrRegister::Status,
+            abi::MSR_LEGACY_MAP => PcrRegister::LegacyMap,
+            _ => return Self::decode_single(offset),
+        };
+        let position = u8::try_from(offset % ROW).ok()?;
+        CounterId::at_position(position).map(row)
+    }
+
+    fn decode_single(offset: u32) -> Option<PcrRegister> {
+        Some(match offset {
+            abi::MSR_RANDOM => PcrRegister::Random,
+            abi::MSR_PHASE => PcrRegister::Phase,
+            abi::MSR_NOTICE_VECTOR => PcrRegister::NoticeVector,
+            abi::MSR_REQUEST => PcrRegister::Request,
+            abi::MSR_ANSWER => PcrRegister::Answer,
+            abi::MSR_GRANTED => PcrRegister::Granted,
+            abi::MSR_NOTICE => PcrRegister::Notice,
+            abi::MSR_REPLY => PcrRegister::Reply,
+            _ => return None,
+        })
+    }
+
+    /// Whether an access to it may present a cookie, so that the caller has to
+    /// fetch the register that carries it.
+    #[inline]
+    pub const fn takes_cookie(self, write: bool) -> bool {
+        match self {
+            PcrRegister::Counter(_) | PcrRegister::Select(_) | PcrRegister::Overflow(_) => true,
+            PcrRegister::ManagementKey(_)
+            | PcrRegister::AccessKey(_)
+            | PcrRegister::Control(_)
+            | PcrRegister::DropValue(_)
+            | PcrRegister::Request => write,
+            PcrRegister::Status(_)
+            | PcrRegister::LegacyMap(_)
+            | PcrRegister::Random
+            | PcrRegister::Phase
+            | PcrRegister::NoticeVector
+            | PcrRegister::Answer
+            | PcrRegister::Granted
+            | PcrRegister::Notice
+            | PcrRegister::Reply => false,
+        }
+    }
+
+    /// The counter that RDPMC reads with a cookie if ECX is `ecx`.
+    #[inline]
+    pub fn rdpmc(ecx: u32) -> Option<CounterId> {
+        let position = ecx.checked_sub(abi::RDPMC_COOKIE)?;
+        CounterId::at_position(u8::try_from(position).ok()?)
+    }
+}
