@@ -75,14 +75,15 @@ static unsigned int pcr_msr(int kind, unsigned int index)
 	return index + (kind ? MSR_K7_EVNTSEL0 : MSR_K7_PERFCTR0);
 }
 
-/* The counter that a register belongs to. */
+/* The counter that a register belongs to, by any of its names. */
 static int pcr_position(unsigned int msr)
 {
 	unsigned int i;
 
 	for (i = 0; i < pcr.programmable; i++)
 		if (msr == pcr_msr(PCR_COUNTER, i) || msr == pcr_msr(PCR_SELECT, i) ||
-		    msr == MSR_IA32_PMC0 + i)
+		    msr == MSR_IA32_PMC0 + i ||
+		    (i < 4 && (msr == MSR_K7_EVNTSEL0 + i || msr == MSR_K7_PERFCTR0 + i)))
 			return pcr_map[i];
 	return PCR_UNKNOWN;
 }

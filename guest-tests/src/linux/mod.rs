@@ -19,7 +19,9 @@
 
 mod emulator;
 mod modules;
+pub mod perf;
 mod steps;
+mod under_umpire;
 
 use std::fs;
 use std::io::{BufWriter, Write};
@@ -34,6 +36,7 @@ use crate::l1::{Cache, GUEST_MODULES, L1Error, Set, add_merged_usr, elf, guest_n
 
 pub use modules::MODULES;
 pub use steps::{Step, steps};
+pub use under_umpire::{Ran, UnderUmpire};
 
 /// What the guest's kernel needs on its command line.
 pub const COMMAND_LINE: &str = "console=ttyS0 mitigations=off panic=-1";
