@@ -42,7 +42,7 @@ static void client_show(void *unused)
 
 	mdelay(2);
 	second = client_read(UMPIRE_PCR_MSR_COUNTER, grant.cookie);
-	pr_info("CPU %u: PMC%u counted %llu cycles in 2 ms; with the default cookie it reads %#llx\n",
+	pr_info("CPU %u: PMC%u counted %llu cycles in 2 ms; with the default cookie it reads %llu\n",
 		smp_processor_id(), grant.counter, second - first,
 		client_read(UMPIRE_PCR_MSR_COUNTER, UMPIRE_PCR_DEFAULT_COOKIE));
 }
