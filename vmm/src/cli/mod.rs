@@ -51,10 +51,14 @@ pub struct Output {
 }
 
 /// The stories of `umpire demo`.
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub enum DemoStory {
     /// Counter reservation in one guest: firmware, kernel, a rogue driver and a user program
     Pcr {
+        /// The guest's PMU model; it needs four programmable counters [default: one of the
+        /// host's vendor]
+        #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]")]
+        pmu: Option<String>,
         /// The form of the report.
         #[command(flatten)]
         output: Output,

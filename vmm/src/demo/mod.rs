@@ -82,8 +82,8 @@ pub enum DemoError {
 /// The flags cannot be used, the host failed in the middle, or standard output
 /// cannot be written to.
 pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
-    if let Some(DemoStory::Pcr { output }) = flags.story {
-        return run_pcr(output.json);
+    if let Some(DemoStory::Pcr { pmu, output }) = &flags.story {
+        return run_pcr(pmu.as_deref(), output.json);
     }
     let names = events::names();
     let plan = Plan::new(flags, host_vendor(), names.as_ref()).map_err(UserError::bad_input)?;
@@ -110,7 +110,8 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
 }
 
 /// The story of the reservations.
-fn run_pcr(json: bool) -> Result<ExitStatus, UserError> {
+fn run_pcr(pmu: Option<&str>, json: bool) -> Result<ExitStatus, UserError> {
+    let model = pcr::model(pmu).map_err(UserError::bad_input)?;
     let out = &mut io::stdout().lock();
     let ready = doctor::open().and_then(|host| {
         let probe = doctor::check(&host)?;
@@ -118,7 +119,7 @@ fn run_pcr(json: bool) -> Result<ExitStatus, UserError> {
     });
     match ready {
         Ok((host, probe)) => {
-            let report = pcr::perform(&host, &probe).map_err(refused)?;
+            let report = pcr::perform(&host, &probe, &model).map_err(refused)?;
             pcr::write_report(&report, json, out).map_err(UserError::unwritable)?;
             Ok(ExitStatus::SUCCESS)
         }
@@ -145,12 +146,7 @@ fn host_vendor() -> Vendor {
 }
 
 /// Says why there is nothing to show.
-fn decline(
-    refusal: &Refusal,
-    command: &str,
-    json: bool,
-    out: &mut dyn Write,
-) -> io::Result<()> {
+fn decline(refusal: &Refusal, command: &str, json: bool, out: &mut dyn Write) -> io::Result<()> {
     let elsewhere = format!("cargo l1 -- target/release/umpire {command}");
     if json {
         let refused = serde_json::json!({
@@ -205,6 +201,7 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         pmi_floor_us: u32::try_from(DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
         platform: record.clone(),
         observer: Box::new(record::Witness(record.clone())),
+        reservations: None,
     };
     let mut solo = Solo::new(kvm, vm, parts)?;
     record.start();

@@ -8,7 +8,9 @@ use iced_x86::code_asm::{
 use super::super::guest::{UD_VECTOR, Written as Emitted, enter_program, out};
 use super::story::{Act, Action, Key, NOTICE_VECTOR, Written};
 use crate::devices::ports::TEST_EXIT;
-use crate::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
+use crate::micro::{
+    KERNEL_CODE, LAPIC, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble,
+};
 use arbiter::abi;
 
 /// A step begins; the value is its number.
@@ -43,6 +45,8 @@ const RESUME: u64 = SCRATCH + 0x110;
 const SVR: u64 = LAPIC + 0xf0;
 const EOI: u64 = LAPIC + 0xb0;
 const SVR_ON: u32 = 0x1ff;
+/// Some milliseconds of work.
+const PROGRAM_ROUNDS: u32 = 10_000_000;
 /// A cookie that no generator has made: the guess.
 const GUESS: u64 = 0x1234_5678_9abc;
 
@@ -194,8 +198,14 @@ fn ended(a: &mut CodeAssembler, value: bool) -> Emitted {
     a.nop()
 }
 
-/// At CPL 3: reads, and goes back. UD2 leads to the kernel on every KVM.
+/// At CPL 3: works a little, reads, and goes back. UD2 leads to the kernel on
+/// every KVM.
 fn program(a: &mut CodeAssembler) -> Emitted {
+    a.mov(ebx, PROGRAM_ROUNDS)?;
+    let mut again = a.create_label();
+    a.set_label(&mut again)?;
+    a.dec(ebx)?;
+    a.jne(again)?;
     a.rdpmc()?;
     a.ud2()
 }

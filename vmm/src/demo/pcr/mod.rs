@@ -11,37 +11,37 @@ mod story;
 #[cfg(test)]
 mod tests;
 
-pub use report::{ActReport, OwnerRow, PcrReport, StepReport, write_report};
+pub(super) use report::write_report;
+use report::{OwnerRow, PcrReport};
 
 use std::sync::Arc;
 
-use arbiter::{
-    CounterId, GuardLimits, PcrConfig, PcrUnit, PerKind, Phase, Policy, Scheme, Share,
-};
-use pmu_virt::{CounterReport, PmuModel, Reading, Reservations, all_pmu_msr_ranges};
+use arbiter::{CounterId, GuardLimits, PcrConfig, PcrUnit, PerKind, Phase, Policy, Scheme, Share};
+use pmu_virt::{CounterReport, PmuModel, Reading, Reservations, Sources};
 
 use super::{DemoError, PATIENCE};
 use crate::config::DEFAULT_PMI_FLOOR_US;
 use crate::counters::{self, CounterPlan, backend_env};
 use crate::devices::GuestEnd;
+use crate::entropy::OsRandom;
 use crate::kvm::{Host, VmOptions};
 use crate::micro::{Solo, SoloParts};
 use crate::probe::ProbeReport;
-use crate::vcpu::{OsEntropy, Silent, VcpuEnd};
+use crate::vcpu::{Silent, VcpuEnd};
 use record::{Clerk, Stage};
 
-/// Plays the story with the model that `auto` stands for.
+/// Plays the story with `model`, or one of the host's vendor.
 ///
 /// # Errors
 /// The guest could not be run, or went astray.
-pub(super) fn perform(host: &Host, probe: &ProbeReport) -> Result<PcrReport, DemoError> {
-    let model = PmuModel::default_for(super::host_vendor());
-    let sources = counters::auto();
-    let acts = story::acts(&model);
-    let options = VmOptions {
-        irqchip: true,
-        trapped_msrs: all_pmu_msr_ranges(),
-    };
+pub(super) fn perform(
+    host: &Host,
+    probe: &ProbeReport,
+    model: &PmuModel,
+) -> Result<PcrReport, DemoError> {
+    let sources = Sources::auto();
+    let acts = story::acts(model);
+    let options = VmOptions::with_pmu(Some(model));
     let (vm, vcpus) = guest::guest(&acts)?.build(host, &options)?;
     let kvm = vcpus
         .into_iter()
@@ -60,8 +60,8 @@ pub(super) fn perform(host: &Host, probe: &ProbeReport) -> Result<PcrReport, Dem
         platform: stage.clone(),
         observer: Box::new(Silent),
         reservations: Some(Reservations {
-            unit: PcrUnit::new(config(&model, tsc_khz)),
-            entropy: Box::new(OsEntropy),
+            unit: PcrUnit::new(config(model, tsc_khz)),
+            entropy: Box::new(OsRandom),
             audit: Box::new(Clerk(stage.clone())),
         }),
     };
@@ -83,9 +83,49 @@ pub(super) fn perform(host: &Host, probe: &ProbeReport) -> Result<PcrReport, Dem
         model: model.name(),
         backend: sources.to_string(),
         acts: report::acts(&acts, &stage.played()),
-        ownership: ownership(unit, &model, &counts),
+        ownership: ownership(unit, model, &counts),
         wrong_cookies: unit.wrong_cookies(),
     })
+}
+
+/// The model to play with: the user's, or one of the host's vendor.
+///
+/// # Errors
+/// There is no such model, or it has too few counters for the story.
+pub(super) fn model(asked: Option<&str>) -> Result<PmuModel, StoryError> {
+    let model = match asked {
+        Some(text) => PmuModel::parse(text)?,
+        None => super::plan::model_for(super::host_vendor())?,
+    };
+    match model.programmable() {
+        0..LEAST_COUNTERS => Err(StoryError::TooFew {
+            model: model.name(),
+            there: model.programmable(),
+        }),
+        _ => Ok(model),
+    }
+}
+
+/// Two for the firmware, one for the kernel, one that is free.
+const LEAST_COUNTERS: u8 = 4;
+
+/// The story cannot be played.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StoryError {
+    /// The model's text.
+    #[error("--pmu: {0}")]
+    Model(#[from] pmu_virt::ModelError),
+    /// It has too few counters.
+    #[error(
+        "--pmu {model}: it has {there} programmable counters here, and the story needs \
+         {LEAST_COUNTERS}; leave --pmu out, or give more"
+    )]
+    TooFew {
+        /// The model.
+        model: &'static str,
+        /// Its programmable counters.
+        there: u8,
+    },
 }
 
 /// The firmware may have two counters, and the kernel is more important.

@@ -10,7 +10,7 @@ use super::story::{Act, Action, Step};
 
 /// Everything that the demo shows. Its JSON form keeps these names.
 #[derive(Clone, Debug, Serialize)]
-pub struct PcrReport {
+pub(in crate::demo) struct PcrReport {
     /// Always true: a guest ran.
     pub shown: bool,
     /// PMU model of the guest.
@@ -27,7 +27,7 @@ pub struct PcrReport {
 
 /// Steps under one heading.
 #[derive(Clone, Debug, Serialize)]
-pub struct ActReport {
+pub(in crate::demo) struct ActReport {
     /// The heading.
     pub title: &'static str,
     /// What was done.
@@ -36,7 +36,7 @@ pub struct ActReport {
 
 /// One step.
 #[derive(Clone, Debug, Serialize)]
-pub struct StepReport {
+pub(in crate::demo) struct StepReport {
     /// Who did it.
     pub who: &'static str,
     /// What.
@@ -51,7 +51,7 @@ pub struct StepReport {
 
 /// One counter at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct OwnerRow {
+pub(in crate::demo) struct OwnerRow {
     /// Its name.
     pub counter: String,
     /// The layer that holds it; none if nobody does.
@@ -124,9 +124,7 @@ fn event(record: &Record) -> String {
     let why = |what: &str, reason: Reason| format!("{what}: {reason}");
     match record.event {
         Event::Reserved { lease_ms: None } => format!("is the {layer}'s"),
-        Event::Reserved {
-            lease_ms: Some(ms),
-        } => format!("is the {layer}'s for {ms} ms"),
+        Event::Reserved { lease_ms: Some(ms) } => format!("is the {layer}'s for {ms} ms"),
         Event::Renewed => "renewed".to_owned(),
         Event::HandedOver { from } => format!("goes from the {from} to the {layer}"),
         Event::Released => "given back".to_owned(),
@@ -145,6 +143,10 @@ fn event(record: &Record) -> String {
             in_ms,
         } => format!("the {layer} loses it to the {wanted_by} in {in_ms} ms: {reason}"),
         Event::Revoked(reason) => why(&format!("taken from the {layer}"), reason),
+        Event::Declined { wanted_by, reason } => {
+            format!("the {layer} does not yield to the {wanted_by}: {reason}")
+        }
+        Event::Spared => format!("stays the {layer}'s"),
         Event::Barred { ms } => format!("the vCPU is kept off its core for {ms} ms"),
         Event::PhaseEnded => "the firmware's phase is over".to_owned(),
     }
@@ -159,7 +161,11 @@ fn in_words(action: &Action, value: u64) -> String {
     match register {
         Some(PcrRegister::Status(_)) => status(value),
         Some(PcrRegister::Answer) => answer(value),
-        Some(PcrRegister::Granted) => format!("{:?}", CounterSet::from_bits(value)),
+        Some(PcrRegister::Granted) => {
+            let names = CounterSet::from_bits(value).iter();
+            let names: Vec<_> = names.map(|counter| counter.to_string()).collect();
+            names.join(", ")
+        }
         Some(PcrRegister::Notice) => notice(value),
         Some(PcrRegister::Select(_)) => format!("{value:#x}"),
         _ => value.to_string(),
@@ -223,7 +229,11 @@ fn notice(value: u64) -> String {
 ///
 /// # Errors
 /// `out` cannot be written to.
-pub fn write_report(report: &PcrReport, json: bool, out: &mut dyn Write) -> io::Result<()> {
+pub(in crate::demo) fn write_report(
+    report: &PcrReport,
+    json: bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     match json {
         true => {
             serde_json::to_writer_pretty(&mut *out, report)?;

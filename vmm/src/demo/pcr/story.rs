@@ -13,7 +13,7 @@ pub(super) const FIRMWARE_COUNTERS: u8 = 2;
 /// Milliseconds that a holder is given before a revocation.
 pub(super) const GRACE_MS: u32 = 20;
 /// What a dropped read of the firmware's counter yields.
-const DROPPED_READS: u64 = 0x0dead;
+const DROPPED_READS: u64 = 12345;
 /// Interrupt vector of the kernel's notices.
 pub(super) const NOTICE_VECTOR: u8 = 0x50;
 /// Wrong cookies in a row: more than are free of charge.
@@ -37,16 +37,7 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// All of them; the position of each is its place in memory.
-    pub(super) const ALL: [Key; 6] = [
-        Key::Default,
-        Key::Firmware,
-        Key::Driver,
-        Key::Kernel,
-        Key::Program,
-        Key::Wrong,
-    ];
-
+    /// Its place in the guest's memory.
     pub(super) fn index(self) -> u8 {
         self as u8
     }
@@ -233,7 +224,7 @@ pub(super) fn acts(model: &PmuModel) -> Vec<Act> {
         fault(a),
         program(a),
         guessing(a),
-        interacting(a, last),
+        interacting(a),
     ];
     acts.into()
 }
@@ -251,7 +242,7 @@ fn firmware(a: &mut Author<'_>) -> Act {
         Key::Firmware,
     );
     a.write(
-        format!("has dropped reads of PMC0 yield {DROPPED_READS:#x}"),
+        format!("has dropped reads of PMC0 yield {DROPPED_READS}"),
         base(abi::MSR_DROP_VALUE, 0),
         DROPPED_READS,
         Key::Firmware,
@@ -301,13 +292,14 @@ fn discovery(a: &mut Author<'_>, last: u8) -> Act {
     a.who = "kernel";
     a.cookie(Key::Kernel);
     for n in 0..=last {
-        a.lock(format!("tries to lock PMC{n}"), n, Key::Kernel, Key::Default);
+        a.lock(
+            format!("tries to lock PMC{n}"),
+            n,
+            Key::Kernel,
+            Key::Default,
+        );
     }
-    a.read(
-        "looks who has PMC0",
-        base(abi::MSR_STATUS, 0),
-        Key::Default,
-    );
+    a.read("looks who has PMC0", base(abi::MSR_STATUS, 0), Key::Default);
     a.lock("gives the last one back", last, Key::Default, Key::Kernel);
     a.act("The kernel discovers what is left by trying to set locks")
 }
@@ -348,7 +340,12 @@ fn fault(a: &mut Author<'_>) -> Act {
         Key::Firmware,
     );
     a.who = "rogue driver";
-    a.write("clobbers again", select, RINGS | ENABLE | 0xc0, Key::Default);
+    a.write(
+        "clobbers again",
+        select,
+        RINGS | ENABLE | 0xc0,
+        Key::Default,
+    );
     a.read("reads PMC0", counter, Key::Default);
     a.act("The owner chooses fault instead of drop")
 }
@@ -371,7 +368,7 @@ fn program(a: &mut Author<'_>) -> Act {
         index: abi::RDPMC_COOKIE + index,
         key: Key::Program,
     };
-    a.step("reads PMC2 by RDPMC", legacy(2));
+    a.step("works, and reads PMC2 by RDPMC", legacy(2));
     a.who = "kernel";
     a.cookie(Key::Program);
     a.open("makes PMC2 private", 2, Key::Program, Key::Kernel);
@@ -398,7 +395,7 @@ fn guessing(a: &mut Author<'_>) -> Act {
     a.act("Guessing costs time, and only the one who guesses")
 }
 
-fn interacting(a: &mut Author<'_>, last: u8) -> Act {
+fn interacting(a: &mut Author<'_>) -> Act {
     a.who = "kernel";
     let at = |register: PcrRegister| {
         // Single registers: found by what they are.
@@ -413,8 +410,6 @@ fn interacting(a: &mut Author<'_>, last: u8) -> Act {
         NOTICE_VECTOR.into(),
         Key::Default,
     );
-    // PMC2 up to the last but one are its own, the last one is free.
-    let _ = last;
     a.write(
         "asks for two counters: one is free, the firmware lends PMC1",
         at(PcrRegister::Request),
