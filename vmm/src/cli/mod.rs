@@ -235,6 +235,13 @@ pub struct RunFlags {
     /// Stop the guest after this many seconds (fractions allowed), with exit status 124
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub timeout: Option<f64>,
+    /// Firmware that runs before the kernel and reserves counters: builtin, none, or an
+    /// image of your own [default: none]
+    #[arg(long, value_name = "builtin|none|FILE")]
+    pub firmware: Option<PathBuf>,
+    /// A counter that the firmware reserves on every vCPU; repeatable, see below
+    #[arg(long, value_name = "EVENT[,WORD...]")]
+    pub firmware_counter: Option<Vec<String>>,
     /// When the run ends, however it ends, write the PMU state of all vCPUs to this file
     #[arg(long, value_name = "FILE")]
     pub save_on_exit: Option<PathBuf>,

@@ -33,6 +33,8 @@ pub(super) struct Keys {
     pub(super) unpack: Entry<String>,
     pub(super) pmi_floor: Entry<i64>,
     pub(super) timeout: Entry<f64>,
+    pub(super) firmware: Entry<PathBuf>,
+    pub(super) firmware_counter: Entry<Vec<String>>,
     pub(super) save_on_exit: Entry<PathBuf>,
     pub(super) restore: Entry<PathBuf>,
     pub(super) verbose: Entry<i64>,

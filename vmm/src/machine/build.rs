@@ -6,17 +6,23 @@ use std::sync::Arc;
 
 use arbiter::Grant;
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
-use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, VcpuPmu, all_pmu_msr_ranges};
+use pmu_virt::{
+    BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, VcpuPmu, all_pmu_msr_ranges,
+};
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
 use crate::boot::memory::MemoryError;
-use crate::boot::{self, BootError, BootRequest, InitialState, ModuleRequest};
+use crate::boot::{
+    self, BootError, BootRequest, FirmwareImage, FirmwareRequest, InitialState, ModuleRequest,
+};
 use crate::config::{ConfigError, OversubscribeChoice, RunConfig, Unpack};
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
+use crate::events::names;
+use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
 use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
 use crate::probe::ProbeReport;
 use crate::sched::CpuList;
@@ -77,6 +83,9 @@ pub enum MachineError {
     /// The counter backend.
     #[error(transparent)]
     Counters(#[from] CounterError),
+    /// Counters for the firmware.
+    #[error("--firmware-counter: {0}")]
+    Firmware(#[source] PlanError),
 }
 
 /// A machine whose vCPUs are at their first instruction.
@@ -120,8 +129,9 @@ impl Machine {
         let saved = config.restore.as_deref();
         let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
         let saved = saved.transpose()?;
+        let plan = firmware_plan(config, guest.pmu.as_ref())?;
         let memory = boot::memory::create(config.memory_mib)?;
-        let loaded = boot::load(&memory, &boot_request(config, probes))?;
+        let loaded = boot::load(&memory, &boot_request(config, &plan, probes))?;
         log::info!("{}", loaded.describe());
 
         let options = VmOptions {
@@ -246,7 +256,26 @@ fn oversubscription(choice: OversubscribeChoice, tsc_khz: u32) -> Oversubscribe 
     }
 }
 
-fn boot_request(config: &RunConfig, probes: &ProbeReport) -> BootRequest {
+/// Which counters the firmware will ask for. The tables of event names are only
+/// loaded where there are any.
+fn firmware_plan(
+    config: &RunConfig,
+    model: Option<&PmuModel>,
+) -> Result<FirmwarePlan, MachineError> {
+    let specs = config.firmware.counters.as_slice();
+    if specs.is_empty() {
+        return Ok(FirmwarePlan::default());
+    }
+    FirmwarePlan::resolve(specs, model, names().as_ref()).map_err(MachineError::Firmware)
+}
+
+fn boot_request(config: &RunConfig, plan: &FirmwarePlan, probes: &ProbeReport) -> BootRequest {
+    let image = match &config.firmware.image {
+        FirmwareChoice::None => None,
+        // The configuration was refused if there is none.
+        FirmwareChoice::Builtin => firmware::image().map(FirmwareImage::Builtin),
+        FirmwareChoice::File(path) => Some(FirmwareImage::File(path.clone())),
+    };
     let modules = config.modules.iter().map(|module| ModuleRequest {
         path: module.path.clone(),
         cmdline: module.cmdline.clone(),
@@ -265,6 +294,10 @@ fn boot_request(config: &RunConfig, probes: &ProbeReport) -> BootRequest {
             Unpack::Never => boot::Unpack::Never,
         },
         pm_timer: true,
+        firmware: image.map(|image| FirmwareRequest {
+            image,
+            counters: plan.counters().to_vec(),
+        }),
     }
 }
 
