@@ -261,6 +261,9 @@ impl VcpuPmu {
         let (unit, mut context) = reservations.parts(self.left);
         match unit.write(register, value, caller, &mut context) {
             Some(effects) => {
+                // If that was the end of the firmware's phase, legacy names are
+                // those of this moment.
+                unit.map();
                 self.take_effects(effects);
                 WriteOutcome::Done
             }
@@ -299,14 +302,12 @@ impl VcpuPmu {
         let Some(reservations) = &mut self.reservations else {
             return;
         };
-        if reservations
-            .unit
-            .deadline()
-            .is_none_or(|due| self.left < due)
-        {
+        let (unit, mut context) = reservations.parts(self.left);
+        // Another vCPU may have ended the firmware's phase.
+        unit.map();
+        if unit.deadline().is_none_or(|due| context.now < due) {
             return;
         }
-        let (unit, mut context) = reservations.parts(self.left);
         let effects = unit.tick(&mut context);
         self.take_effects(effects);
     }

@@ -7,6 +7,8 @@ mod kept;
 mod legacy;
 mod machine;
 mod memory;
+mod naive;
 mod owner;
 mod props;
 mod shared;
+mod sys;
