@@ -208,7 +208,9 @@ impl Policy {
             None => free.saturating_sub(1),
             Some(_) => free,
         };
-        let owed = Self::LAYERS.into_iter().filter(|other| *other != layer);
+        let owed = Self::LAYERS
+            .into_iter()
+            .filter(|other| other.code() != layer.code());
         let owed: u16 = owed
             .map(|other| {
                 let min = self.share(other).map_or(0, |share| share.min.of(counter));

@@ -15,11 +15,12 @@
 //!   say), [`doctor`] (the verdict).
 //! - [`micro`]: guests of some dozen instructions, for [`demo`], [`mod@bench`],
 //!   [`probe`] and the tests.
-//! - Events by name: [`events`].
+//! - Events by name: [`events`]; firmware and its counters: [`mod@firmware`].
 //! - The command: [`cli`], [`config`], [`logging`].
 //!
 //! `docs/architecture.md` follows an access through the code.
 
+pub mod audit;
 pub mod bench;
 pub mod boot;
 pub mod cli;
@@ -29,13 +30,16 @@ pub mod cpuid;
 pub mod demo;
 pub mod devices;
 pub mod doctor;
+pub mod entropy;
 pub mod events;
+pub mod firmware;
 pub mod host;
 pub mod kvm;
 pub mod logging;
 pub mod machine;
 pub mod micro;
 pub mod probe;
+pub mod reservations;
 pub mod sched;
 pub mod sys;
 pub mod terminal;

@@ -139,6 +139,8 @@ fn run_help() -> String {
     for backend in backend_names() {
         let _ = writeln!(text, "  {:<14} {}", backend.name, backend.summary);
     }
+    text.push_str(FIRMWARE);
+    text.push_str(RESERVATIONS);
     text.push_str(RUN_NOTES);
     text
 }
@@ -153,6 +155,34 @@ const PROPERTIES: &str = "
   A property that a model does not have is refused with what it allows.
 ";
 
+const FIRMWARE: &str = "
+Counters of the firmware (--firmware-counter EVENT[,WORD...]); EVENT as in umpire events:
+  on=PMCn|FIXEDn|any       which counter [any]
+  access=private|shared    whether others are kept from using it [private]
+  error=drop|fault|fault-rdpmc
+                           what their accesses come to: they vanish, they raise #GP, or a
+                           kernel's RDPMC as well [drop]
+  read=VALUE               what a dropped read yields [0]
+  lend                     it may be revoked when another layer is short
+  keep                     the cookies stay in the firmware's memory, else they are wiped
+  isolate                  registers that several counters share do not reach it
+";
+
+const RESERVATIONS: &str = "
+Counter reservations (--pcr): firmware, hypervisor and kernel can each hold counters of a
+vCPU against the others (docs/pcr.md). A kernel that knows nothing of it sees its usual PMU,
+with fewer counters if some are set aside.
+  --policy LAYER:KEY=N,...   LAYER is firmware, hypervisor or kernel; KEY is one of
+    min, min-fixed           counters that no other layer can take from it [kernel: min=1]
+    max, max-fixed           counters that it may hold
+    priority                 who has the greater one gets a counter if none is free [0]
+    lease                    its reservations end after so many milliseconds [never]
+  umpire run --kernel vmlinuz --hypervisor-counters 2 --audit audit.json
+  umpire run --kernel vmlinuz --pmu intel-v2 --cpu-vendor intel --hypervisor-counters PMC0,FIXED2
+  umpire run --kernel vmlinuz --policy firmware:max=2,lease=5000 --policy kernel:min=3
+Who held what at the end, and how often others were kept out, is told on standard error.
+";
+
 const RUN_NOTES: &str = "
 An event that the backend cannot count is announced as unavailable, never counted as 0.
 
@@ -162,6 +192,7 @@ Examples:
   umpire run --kernel vmlinuz --cpus 4 --pmu none
   umpire run --kernel vmlinuz --cpus 16 --cores 2 --pin 0-1
   umpire run --kernel test.elf --module data.bin,first,words --counters step --timeout 10
+  umpire run --kernel vmlinuz --firmware builtin --firmware-counter cycles,error=fault
   umpire run --config guest.toml --cpus 2
   umpire run --kernel vmlinuz --restore pmu.json --save-on-exit pmu.json
 

@@ -7,7 +7,10 @@ use std::path::PathBuf;
 use pmu_virt::{BackendError, ModelError, Vendor};
 use thiserror::Error;
 
+use super::policy::PolicyTextError;
+use super::reservations::PcrPlanError;
 use crate::cpuid::UnknownFeature;
+use crate::firmware::SpecError;
 use crate::sched::CpuListError;
 
 /// The configuration cannot be used. Every variant prints as one line that says
@@ -99,6 +102,47 @@ pub enum ConfigError {
         place: Place,
         /// What is wrong.
         source: UnknownFeature,
+    },
+    /// A counter for the firmware that cannot be read.
+    #[error("{place}: {source}")]
+    FirmwareCounter {
+        /// Which setting.
+        place: Place,
+        /// What is wrong.
+        source: SpecError,
+    },
+    /// Counters for firmware, and no firmware.
+    #[error("{place}: it is firmware that reserves them; add --firmware builtin")]
+    NoFirmware {
+        /// Which setting.
+        place: Place,
+    },
+    /// The built-in firmware was not built.
+    #[error(
+        "{place}: this program was built without firmware, as the Rust target          x86_64-unknown-none was missing; run `rustup target add x86_64-unknown-none` and build          it again, or give --firmware FILE"
+    )]
+    NoBuiltinFirmware {
+        /// Which setting.
+        place: Place,
+    },
+    /// A policy that cannot be used.
+    #[error("{place}: {source}")]
+    Policy {
+        /// Which setting.
+        place: Place,
+        /// What is wrong.
+        source: PolicyTextError,
+    },
+    /// Reservations that the PMU model cannot have.
+    #[error(transparent)]
+    Reservations(#[from] PcrPlanError),
+    /// Something about reservations without any.
+    #[error("{place}: under {why} counters are not reserved; leave one out")]
+    NoReservations {
+        /// Which setting.
+        place: Place,
+        /// What switches them off.
+        why: &'static str,
     },
     /// A file that cannot be opened.
     #[error("{place}: cannot open {}: {}", path.display(), reason(cause))]
