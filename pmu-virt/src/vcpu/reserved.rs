@@ -56,9 +56,8 @@ impl VcpuPmu {
         self.reservations.as_mut()?.unit.take_notice()
     }
 
-    /// Lets the host itself act on the reservations, on a core or before the
-    /// first one, and does to the PMU what that means for it. `None` without
-    /// reservations.
+    /// Lets the host itself act on the reservations, and does to the PMU what
+    /// that means for it. `None` without reservations.
     pub fn arbitrate<R>(
         &mut self,
         act: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> (R, Effects),
@@ -341,14 +340,21 @@ impl VcpuPmu {
         if let Some(bit) = counter.global_bit() {
             self.global_status &= !(1 << bit);
         }
-        if let (Some((stay, _)), Some(core)) =
-            (self.counters[index_of(counter)].placed, &mut self.core)
-        {
+        let index = index_of(counter);
+        let mut placed = self.counters[index].placed;
+        if let (Some((stay, _)), Some(core)) = (placed, &mut self.core) {
             core.release(stay);
+            placed = None;
         }
-        self.counters[index_of(counter)] = Logical::default();
-        self.snapshot.counters[index_of(counter)] = [0; 4];
-        self.active.remove(counter);
+        // Off its core, the place is given back when it returns there.
+        if placed.is_none() {
+            self.active.remove(counter);
+        }
+        self.counters[index] = Logical {
+            placed,
+            ..Logical::default()
+        };
+        self.snapshot.counters[index] = [0; 4];
         self.pending.remove(counter);
         if self.needs_places() {
             self.distribute();

@@ -165,9 +165,8 @@ impl Naive {
         if cookie == owner.access && in_layer {
             return None;
         }
-        if cookie != owner.access && cookie != 0 {
-            self.wrong += 1;
-        }
+        // Also the right one, in a layer in which it is not valid.
+        self.wrong += u64::from(cookie != 0);
         let fault = match rdpmc && layer != Layer::GuestUser && layer != Layer::Hypervisor {
             true => 1 << 9,
             false => 1 << 8,
@@ -401,11 +400,8 @@ impl Naive {
             }
             return Seen::Done;
         };
-        if cookie != owner.management {
+        if cookie != owner.management || owner.control >> layer.code() & 1 == 0 {
             self.wrong += u64::from(cookie != 0);
-            return Seen::Gp;
-        }
-        if owner.control >> layer.code() & 1 == 0 {
             return Seen::Gp;
         }
         let mut next = owner;
@@ -448,7 +444,8 @@ impl Naive {
                 // A clock has no instructions.
                 _ => (p > 32 && counter.select & 1 == 1, counter.select & 8 != 0),
             };
-            if !on || !(counter.enabled || !self.reaches(p, abi::CONTROL_GLOBAL_CTRL)) {
+            let is_held_back = !counter.enabled && self.reaches(p, abi::CONTROL_GLOBAL_CTRL);
+            if !on || is_held_back {
                 continue;
             }
             let sum = counter.count + ticks;
