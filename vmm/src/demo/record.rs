@@ -186,11 +186,34 @@ impl Teller<'_> {
             } => {
                 let outcome = match outcome {
                     WriteOutcome::Done => self.written(*msr, *value),
+                    WriteOutcome::Rest(_) => "shared with the processor".to_owned(),
                     WriteOutcome::Gp => "#GP into the guest".to_owned(),
                     WriteOutcome::NotHandled => "no such register: #GP into the guest".to_owned(),
                 };
                 let register = msr_name(*msr, self.model);
                 ("WRMSR", register, Some(hex(*value)), outcome)
+            }
+            TrapEvent::Secret { msr, write, gp } => {
+                let what = if *write { "WRMSR" } else { "RDMSR" };
+                let outcome = if *gp {
+                    "#GP into the guest"
+                } else {
+                    "a secret, not shown"
+                };
+                (what, msr_name(*msr, self.model), None, outcome.to_owned())
+            }
+            TrapEvent::Barred { .. } => plain("penalty", "kept off its core for guessing cookies"),
+            TrapEvent::Notice { vector, sent } => {
+                let outcome = match sent {
+                    true => "an interrupt that announces it",
+                    false => "no interrupt: the local APIC takes none",
+                };
+                (
+                    "notice",
+                    format!("vector {vector}"),
+                    None,
+                    outcome.to_owned(),
+                )
             }
             TrapEvent::Rdpmc {
                 index,
@@ -229,7 +252,7 @@ impl Teller<'_> {
                 let (value, outcome) = self.read(outcome, counter);
                 (what, register, value, outcome)
             }
-            ReadOutcome::Gp | ReadOutcome::NotHandled => {
+            ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => {
                 let outcome = "no such counter: its #GP passes on to the guest's handler";
                 (what, register, None, outcome.to_owned())
             }
@@ -247,6 +270,7 @@ impl Teller<'_> {
                 };
                 (Some(hex(value)), outcome)
             }
+            ReadOutcome::Merge(_) => (None, "shared with the processor".to_owned()),
             ReadOutcome::Gp => (None, "#GP into the guest".to_owned()),
             ReadOutcome::NotHandled => (None, "no such register: #GP into the guest".to_owned()),
         }
