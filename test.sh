@@ -83,6 +83,16 @@ check_rust() {
         give_up "this is Rust $found, but Umpire needs $wanted or newer (try: rustup update stable)"
 }
 
+# The guest's firmware and freestanding guests are built for this target. Without
+# it everything else is built all the same, and their tests are skipped.
+install_target() {
+    local target=x86_64-unknown-none
+    [ -n "$(find "$(rustc --print=target-libdir --target $target)" -name 'libcore-*' 2>/dev/null)" ] && return
+    echo "installing the Rust target $target …"
+    rustup target add $target >"$logs/target.log" 2>&1 </dev/null ||
+        echo "$target could not be installed (log: $logs/target.log): tests of firmware and of freestanding guests are skipped"
+}
+
 # --- running and counting ----------------------------------------------------
 
 # Adds up the result lines of libtest and of the micro-guest suite. Prints
@@ -161,6 +171,7 @@ micro_suites() {
 install_missing
 install_libpfm
 check_rust
+install_target
 echo "building (log: $logs/build.log) …"
 cargo build --workspace --all-targets >"$logs/build.log" 2>&1 </dev/null || {
     tail -n 40 "$logs/build.log"

@@ -10,6 +10,8 @@ pub struct LegacyMap {
     /// Positions of programmable counters, by legacy index.
     positions: [u8; 32],
     names: CounterSet,
+    /// Counters that have a name.
+    named: CounterSet,
     renames: bool,
 }
 
@@ -23,6 +25,7 @@ impl LegacyMap {
         LegacyMap {
             positions,
             names: CounterSet::from_bits(u64::MAX),
+            named: CounterSet::from_bits(u64::MAX),
             renames: false,
         }
     }
@@ -37,16 +40,31 @@ impl LegacyMap {
             CounterId::Programmable(n) => Some(n),
             CounterId::Fixed(_) => None,
         });
+        let fixed = CounterSet::first(0, fixed) & bank.counters();
         let mut map = LegacyMap {
             positions: [0; 32],
-            names: CounterSet::first(0, fixed) & bank.counters(),
+            names: fixed,
+            named: fixed,
             renames: true,
         };
         for ((name, position), n) in (0..programmable).zip(&mut map.positions).zip(free) {
             *position = n;
             map.names.insert(CounterId::Programmable(name));
+            map.named.insert(CounterId::Programmable(n));
         }
         map
+    }
+
+    /// Names that have a counter.
+    #[inline]
+    pub fn names(&self) -> CounterSet {
+        self.names
+    }
+
+    /// Counters that have a name.
+    #[inline]
+    pub fn named(&self) -> CounterSet {
+        self.named
     }
 
     /// The counter behind a legacy name.

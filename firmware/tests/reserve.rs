@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arbiter::{
     Access, Caller, Context, Control, Cookie, CounterId, Entropy, GuardLimits, Layer, NoAudit,
-    PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Verdict, abi,
+    PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Verdict, abi,
 };
 use firmware::config::{CounterRequest, Outcome, Position, Step};
 use firmware::reserve::{Cookies, Fault, Machine, Pcr, Regs, end_phase, reserve};
@@ -57,6 +57,7 @@ impl Rig {
                 fixed: 48,
             },
             policy: free,
+            scheme: Scheme::Independent,
             guard: GuardLimits::with_ticks_per_ms(1),
             ticks_per_ms: 1,
             phase: Arc::clone(&phase),
@@ -332,6 +333,7 @@ fn policy_has_the_last_word() {
                 fixed: 48,
             },
             policy: config_policy,
+            scheme: Scheme::Independent,
             guard: GuardLimits::with_ticks_per_ms(1),
             ticks_per_ms: 1,
             phase: Arc::clone(&rig.phase),

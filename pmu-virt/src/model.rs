@@ -11,13 +11,16 @@ pub use table::{RegisterKind, RegisterRow};
 use crate::event::{EventFamily, FixedFunction};
 use crate::ids::{MsrIndex, Vendor};
 use crate::register::{Register, Reserved, WriteForm, WriteRule};
-use arbiter::CounterId;
+use arbiter::{CounterId, PerKind};
 use std::fmt;
 
 /// Highest number of programmable counters of any model.
 pub(crate) const MAX_PROGRAMMABLE: u8 = 8;
 /// Highest number of fixed-function counters of any model.
 pub(crate) const MAX_FIXED: u8 = 3;
+
+/// `IA32_DEBUGCTL`.
+pub(crate) const DEBUGCTL: MsrIndex = MsrIndex(0x1d9);
 
 /// `IA32_PERF_CAPABILITIES.FW_WRITE`: full-width counter writes exist.
 const FW_WRITE: u64 = 1 << 13;
@@ -152,6 +155,39 @@ impl PmuModel {
     /// Number of fixed-function counters.
     pub fn fixed(&self) -> u8 {
         self.fixed
+    }
+
+    /// Number of counters of each kind.
+    pub fn counts(&self) -> PerKind {
+        PerKind {
+            programmable: self.programmable,
+            fixed: self.fixed,
+        }
+    }
+
+    /// Bits of the counters of each kind.
+    pub fn widths(&self) -> PerKind {
+        PerKind {
+            programmable: self.width,
+            fixed: self.fixed_width,
+        }
+    }
+
+    /// MSRs of which the model has some bits and the processor others. They are
+    /// not among [`PmuModel::msr_ranges`] and [`all_pmu_msr_ranges`]: only with
+    /// this model have they to be trapped.
+    pub fn shared_msrs(&self) -> &'static [MsrIndex] {
+        match self.can_freeze() {
+            true => &[DEBUGCTL],
+            false => &[],
+        }
+    }
+
+    /// Whether a PMI can stop the counters: IA32_DEBUGCTL bit 12 exists where
+    /// IA32_PERF_CAPABILITIES does, from version 2 on (SDM vol. 4, table
+    /// "IA-32 Architectural MSRs", 1D9H).
+    pub(crate) fn can_freeze(&self) -> bool {
+        self.family.version > 1 && self.full_width
     }
 
     /// Bits of a programmable counter.

@@ -4,6 +4,7 @@
 mod access;
 mod account;
 mod counting;
+mod on_pmi;
 mod report;
 mod reserved;
 mod saved;
@@ -24,6 +25,7 @@ use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
 use account::Snapshot;
 use arbiter::{CounterId, CounterSet, Grant};
+use on_pmi::Freeze;
 use sharing::Turns;
 use times::Times;
 
@@ -32,6 +34,9 @@ use times::Times;
 pub enum ReadOutcome {
     /// The value to give to the guest.
     Value(u64),
+    /// The processor's own value of the MSR, with these bits set. Only for
+    /// [`PmuModel::shared_msrs`].
+    Merge(u64),
     /// #GP(0).
     Gp,
     /// The index belongs to no register of this PMU.
@@ -43,6 +48,10 @@ pub enum ReadOutcome {
 pub enum WriteOutcome {
     /// The write took place (reserved bits may have been dropped).
     Done,
+    /// This part belongs to the processor, and nothing has changed yet. If the
+    /// processor takes it, [`VcpuPmu::rest_taken`] completes the write; if not,
+    /// the guest gets #GP(0). Only for [`PmuModel::shared_msrs`].
+    Rest(u64),
     /// #GP(0); nothing changed.
     Gp,
     /// The index belongs to no register of this PMU.
@@ -109,6 +118,7 @@ pub struct VcpuPmu {
     fixed_control: u64,
     global_control: u64,
     global_status: u64,
+    freeze: Freeze,
     counters: [Logical; COUNTERS],
     /// Every counter that is wanted or has a place is among these. Switches look
     /// at no others.
@@ -147,6 +157,7 @@ impl VcpuPmu {
             fixed_control: 0,
             global_control,
             global_status: 0,
+            freeze: Freeze::default(),
             counters: Default::default(),
             active: CounterSet::EMPTY,
             pending: CounterSet::EMPTY,
@@ -188,6 +199,7 @@ impl VcpuPmu {
         self.fixed_control = 0;
         self.global_control = self.model.global_control_reset();
         self.global_status = 0;
+        self.freeze = Freeze::default();
         self.active = CounterSet::EMPTY;
         self.pending = CounterSet::EMPTY;
         self.needs = Needs::default();
@@ -224,6 +236,7 @@ impl VcpuPmu {
         let overflowed = core.take_overflows();
         if !overflowed.is_empty() {
             self.settle_slots(overflowed);
+            self.freeze_if_due();
         }
         if self.turns.is_over(self.ran) {
             self.next_turn();

@@ -21,6 +21,7 @@ pub(super) enum Part {
 impl VcpuPmu {
     /// RDMSR. That the guest is at CPL 0 was checked before.
     pub fn rdmsr(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
+        self.settle_freeze();
         let Some(register) = self.model.decode(msr) else {
             return self.read_synthetic(msr, caller);
         };
@@ -37,6 +38,7 @@ impl VcpuPmu {
 
     /// WRMSR. That the guest is at CPL 0 was checked before.
     pub fn wrmsr(&mut self, msr: MsrIndex, value: u64, caller: Caller) -> WriteOutcome {
+        self.settle_freeze();
         let Some(register) = self.model.decode(msr) else {
             return self.write_synthetic(msr, value, caller);
         };
@@ -54,6 +56,7 @@ impl VcpuPmu {
     /// RDPMC. CPL and CR4.PCE were checked before. What `caller` presents is
     /// looked at only if `ecx` is one that takes a cookie.
     pub fn rdpmc(&mut self, ecx: u32, caller: Caller) -> ReadOutcome {
+        self.settle_freeze();
         let part = Part::Count(WriteForm::FullWidth);
         let Some(name) = self.model.rdpmc_counter(ecx) else {
             return match PcrRegister::rdpmc(ecx) {
@@ -76,7 +79,9 @@ impl VcpuPmu {
     fn read_synthetic(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
         match PcrRegister::contains(msr.0) {
             true => self.read_block(msr, caller),
-            false => self.read_page(msr, caller.layer),
+            false => self
+                .read_shared_msr(msr)
+                .unwrap_or_else(|| self.read_page(msr, caller.layer)),
         }
     }
 
@@ -85,7 +90,9 @@ impl VcpuPmu {
         match PcrRegister::contains(msr.0) {
             true => self.write_block(msr, value, caller),
             false if accounting::contains(msr) => WriteOutcome::Gp,
-            false => WriteOutcome::NotHandled,
+            false => self
+                .write_shared_msr(msr, value)
+                .unwrap_or(WriteOutcome::NotHandled),
         }
     }
 

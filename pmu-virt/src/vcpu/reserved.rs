@@ -49,6 +49,26 @@ impl VcpuPmu {
             .map(|reservations| &reservations.unit)
     }
 
+    /// The vector of an interrupt to raise on this vCPU, once: a notice has come
+    /// for the layer that runs.
+    #[inline]
+    pub fn take_notice(&mut self) -> Option<u8> {
+        self.reservations.as_mut()?.unit.take_notice()
+    }
+
+    /// Lets the host itself act on the reservations, on a core or before the
+    /// first one, and does to the PMU what that means for it. `None` without
+    /// reservations.
+    pub fn arbitrate<R>(
+        &mut self,
+        act: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> (R, Effects),
+    ) -> Option<R> {
+        let (unit, mut context) = self.reservations.as_mut()?.parts(self.left);
+        let (result, effects) = act(unit, &mut context);
+        self.take_effects(effects);
+        Some(result)
+    }
+
     /// Counters that somebody holds.
     pub(super) fn held(&self) -> CounterSet {
         self.reservations()

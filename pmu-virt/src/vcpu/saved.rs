@@ -21,6 +21,7 @@ impl VcpuPmu {
     /// was given back, with nothing of its owner's in it.
     pub fn save(&mut self) -> PmuState {
         self.settle_all();
+        self.freeze_if_due();
         let held = self.held();
         let fields = fields(held);
         let counters = self.model.counters();

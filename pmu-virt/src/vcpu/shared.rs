@@ -75,7 +75,7 @@ impl VcpuPmu {
         let mut rule = self.model.write_rule(register)?;
         if let Some(reservations) = &mut self.reservations {
             let all = self.model.global_mask();
-            let visible = reservations.unit.map().to_names(all);
+            let visible = reservations.unit.map().names().bits();
             let hidden = match register {
                 Register::FixedControl => fields(CounterSet::from_bits(all & !visible)),
                 _ => all & !visible,
@@ -100,8 +100,8 @@ impl VcpuPmu {
         match &mut self.reservations {
             None => CounterSet::from_bits(u64::MAX),
             Some(reservations) => {
-                let named = reservations.unit.map().to_counters(u64::MAX);
-                reservations.unit.reached_by(shared) & CounterSet::from_bits(named)
+                let named = reservations.unit.map().named();
+                reservations.unit.reached_by(shared) & named
             }
         }
     }

@@ -36,6 +36,7 @@ impl VcpuPmu {
             core.end_switch();
             let overflowed = core.take_overflows();
             self.settle_slots(overflowed);
+            self.freeze_if_due();
         }
         self.refresh_needs();
     }
@@ -48,6 +49,7 @@ impl VcpuPmu {
     pub fn park(&mut self) -> Option<Box<CorePmu>> {
         let overflowed = self.core.as_mut()?.take_overflows();
         self.settle_slots(overflowed);
+        self.freeze_if_due();
         let core = self.core.take();
         self.refresh_needs();
         core
@@ -67,6 +69,7 @@ impl VcpuPmu {
         }
         core.forget(self.owner);
         core.end_switch();
+        self.freeze_if_due();
         self.refresh_needs();
     }
 

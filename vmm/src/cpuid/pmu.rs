@@ -56,6 +56,7 @@ const LEAVES: &[u32] = &[
     PERFMON_V2,
     accounting::CPUID_BASE,
     accounting::CPUID_FEATURES,
+    arbiter::abi::CPUID_LEAF,
 ];
 
 /// Removes every trace of a PMU, of both vendors.
@@ -80,7 +81,7 @@ pub(super) fn show(leaves: &mut Leaves, pmu: &PmuCpuid) {
     if pmu.perfmon_v2 {
         set_if_any(leaves, PERFMON_V2, &pmu.leaf_80000022);
     }
-    for (leaf, regs) in &pmu.accounting {
+    for (leaf, regs) in &pmu.hypervisor {
         set_if_any(leaves, *leaf, regs);
     }
 }

@@ -186,6 +186,7 @@ impl Teller<'_> {
             } => {
                 let outcome = match outcome {
                     WriteOutcome::Done => self.written(*msr, *value),
+                    WriteOutcome::Rest(_) => "shared with the processor".to_owned(),
                     WriteOutcome::Gp => "#GP into the guest".to_owned(),
                     WriteOutcome::NotHandled => "no such register: #GP into the guest".to_owned(),
                 };
@@ -229,7 +230,7 @@ impl Teller<'_> {
                 let (value, outcome) = self.read(outcome, counter);
                 (what, register, value, outcome)
             }
-            ReadOutcome::Gp | ReadOutcome::NotHandled => {
+            ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => {
                 let outcome = "no such counter: its #GP passes on to the guest's handler";
                 (what, register, None, outcome.to_owned())
             }
@@ -247,6 +248,7 @@ impl Teller<'_> {
                 };
                 (Some(hex(value)), outcome)
             }
+            ReadOutcome::Merge(_) => (None, "shared with the processor".to_owned()),
             ReadOutcome::Gp => (None, "#GP into the guest".to_owned()),
             ReadOutcome::NotHandled => (None, "no such register: #GP into the guest".to_owned()),
         }

@@ -85,7 +85,8 @@ impl Core {
         };
         kvm.answer(&match outcome {
             ReadOutcome::Value(value) => Answer::Msr(value),
-            ReadOutcome::Gp | ReadOutcome::NotHandled => Answer::MsrFault,
+            // MSRs that the model shares with KVM are not trapped yet.
+            ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => Answer::MsrFault,
         });
         self.report(kvm.id(), || TrapEvent::MsrRead { msr, outcome });
     }
@@ -97,7 +98,7 @@ impl Core {
         };
         kvm.answer(&match outcome {
             WriteOutcome::Done => Answer::Done,
-            WriteOutcome::Gp | WriteOutcome::NotHandled => Answer::MsrFault,
+            WriteOutcome::Rest(_) | WriteOutcome::Gp | WriteOutcome::NotHandled => Answer::MsrFault,
         });
         self.report(kvm.id(), || TrapEvent::MsrWrite {
             msr,

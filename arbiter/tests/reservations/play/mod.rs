@@ -7,38 +7,30 @@ mod model;
 mod script;
 mod world;
 
-use arbiter::{Cookie, CounterId, Layer, Shared};
+use arbiter::{Cookie, Event, Layer, Shared};
 pub(crate) use model::Model;
-pub(crate) use script::{Op, Palette, Script};
-pub(crate) use world::{World, registers};
+pub(crate) use script::{Op, Palette, Script, Setup};
+pub(crate) use world::{Outcome, Step, World, registers};
 
-/// Every layer by the code that a guest sees.
-pub(crate) const LAYERS: [Layer; 4] = [
-    Layer::Firmware,
-    Layer::Hypervisor,
-    Layer::GuestKernel,
-    Layer::GuestUser,
-];
-
-/// Plays what `bytes` say.
+/// Plays what `bytes` say, and returns what was told of it.
 ///
 /// # Panics
 /// The unit does something else than the model.
-pub(crate) fn run(bytes: &[u8]) -> usize {
+pub(crate) fn run(bytes: &[u8]) -> Vec<Event> {
     let mut script = Script::new(bytes, Palette::default());
     let setup = script.setup();
     let (mut world, mut model) = (World::new(&setup), Model::new(&setup));
     compare(&mut world, &mut model);
-    let mut played = 0;
+    let mut told = Vec::new();
     for op in script {
         let step = world.step(&op);
         let expected = model.step(&op);
         assert_eq!(step.outcome, expected.outcome, "{op:?} of {setup:?}");
         assert_eq!(step.records, expected.records, "{op:?} of {setup:?}");
         compare(&mut world, &mut model);
-        played += 1;
+        told.extend(step.records.iter().map(|record| record.event));
     }
-    played
+    told
 }
 
 /// All that can be seen of the unit, against the model.
@@ -87,12 +79,4 @@ fn compare(world: &mut World, model: &mut Model) {
         assert_eq!(seen.outcome, expected.outcome, "{op:?}");
         assert!(seen.records.is_empty(), "a read is not recorded");
     }
-}
-
-/// The counter at a position.
-///
-/// # Panics
-/// There is none at 64 and above.
-pub(crate) fn counter(position: u8) -> CounterId {
-    CounterId::at_position(position).expect("a position below 64")
 }

@@ -163,12 +163,20 @@ impl<'a> Script<'a> {
                     presented,
                 }
             }
-            8 => Op::Write {
-                index: self.index(which)?,
-                value: u64::from(what),
-                layer,
-                presented,
-            },
+            8 => {
+                let index = self.index(which)?;
+                // Keys are of the palette alone: what is a secret stays known.
+                let value = match index - arbiter::abi::MSR_BASE {
+                    0..0x80 => self.palette.register(what),
+                    _ => u64::from(what),
+                };
+                Op::Write {
+                    index,
+                    value,
+                    layer,
+                    presented,
+                }
+            }
             9 => Op::Read {
                 index: self.index(which)?,
                 layer,

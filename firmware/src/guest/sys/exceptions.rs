@@ -88,8 +88,7 @@ extern "C" fn unexpected(vector: u64, error: u64, rip: u64) -> ! {
 pub(super) fn install() {
     // SAFETY: the boot processor alone runs, and nobody holds a reference.
     let table = unsafe { &mut *TABLE.0.get() };
-    // SAFETY: the symbol is that of the stubs above, 32 of 16 bytes each.
-    let stubs = unsafe { &raw const firmware_stubs }.addr();
+    let stubs = (&raw const firmware_stubs).addr();
     for (number, gate) in table.iter_mut().enumerate() {
         let address = (stubs + number * STUB) as u64;
         *gate = [

@@ -165,8 +165,7 @@ global_asm!(
 
 /// Enters the kernel.
 pub(crate) fn enter_kernel(entry: &KernelEntry) -> ! {
-    // SAFETY: an address of a symbol in the code above.
-    let leave_32 = unsafe { &raw const firmware_leave_32 }.addr() as u64;
+    let leave_32 = (&raw const firmware_leave_32).addr() as u64;
     let far = match entry.mode {
         Mode::Long => entry.rip,
         Mode::Protected => leave_32,

@@ -114,7 +114,7 @@ impl Way for Umpire {
             .rdmsr(MsrIndex(*msr), Caller::legacy(Layer::GuestKernel))
         {
             ReadOutcome::Value(value) => value,
-            ReadOutcome::Gp | ReadOutcome::NotHandled => u64::MAX,
+            ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => u64::MAX,
         };
         let all = |pmu: &mut VcpuPmu| msrs.iter().map(|msr| read(pmu, msr)).collect();
         self.vcpus.iter_mut().map(all).collect()

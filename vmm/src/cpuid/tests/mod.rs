@@ -130,7 +130,10 @@ fn core_pmu() -> PmuCpuid {
         perfctr_core: true,
         leaf_80000022: CpuidRegs::default(),
         perfmon_v2: false,
-        accounting: accounting::cpuid_leaves(&PmuModel::default_for(Vendor::Amd)),
+        hypervisor: {
+            let [base, features] = accounting::cpuid_leaves(&PmuModel::default_for(Vendor::Amd));
+            [base, features, Default::default()]
+        },
     }
 }
 

@@ -1,0 +1,159 @@
+//! FREEZE_PERFMON_ON_PMI.
+
+use crate::machine::Op::{As, Debugctl, Pmi, R, Run, W};
+use crate::machine::*;
+use arbiter::{PerKind, abi};
+use pmu_virt::{MsrIndex, PmuModel, ReadOutcome, WriteOutcome};
+
+const REF: u64 = 0x43_013c;
+/// With INT.
+const INT: u64 = 0x53_013c;
+const NEAR: u64 = (1 << 48) - 10;
+const DEBUGCTL: u32 = 0x1d9;
+const FREEZE: u64 = 1 << 12;
+
+/// PMC0 overflows after 10 ticks, with a PMI; PMC1 counts beside it.
+fn busy(freeze: bool) -> Machine {
+    let freeze = u64::from(freeze) * FREEZE;
+    check(
+        &Setup::of("intel-v2"),
+        &[
+            Debugctl(freeze | 1, 1),
+            W(0x186, INT),
+            W(counter(0), NEAR),
+            W(0x187, REF),
+        ],
+    )
+}
+
+#[test]
+fn a_pmi_clears_the_enables() {
+    let ops = [
+        Run(9),
+        R(0x38f, 0xf),
+        Run(3),
+        R(0x38f, 0),
+        Pmi(1),
+        Run(100),
+        R(0xc1, 2),
+        R(0xc2, 12),
+        R(0x38e, 1),
+        // Software starts them again.
+        W(0x390, 1),
+        W(0x38f, 0xf),
+        Run(5),
+        R(0xc1, 7),
+        R(0xc2, 17),
+        R(0x38f, 0xf),
+        Pmi(0),
+    ];
+    play(&mut busy(true), &ops);
+    let ops = [Run(12), R(0x38f, 0xf), Pmi(1), Run(100), R(0xc2, 112)];
+    play(&mut busy(false), &ops);
+}
+
+#[test]
+fn an_overflow_without_a_pmi_freezes_nothing() {
+    let ops = [W(0x186, REF), Run(100), R(0x38e, 1), R(0x38f, 0xf), Pmi(0)];
+    play(&mut busy(true), &ops);
+}
+
+#[test]
+fn a_write_of_global_control_after_the_pmi_is_not_undone() {
+    let ops = [Run(12), W(0x38f, 0xf), R(0x38f, 0xf), Run(1), R(0x38f, 0xf)];
+    play(&mut busy(true), &ops);
+}
+
+#[test]
+fn it_does_not_reach_a_counter_whose_owner_says_so() {
+    for (word, counted) in [
+        (abi::CONTROL_INITIAL, 12),
+        (abi::CONTROL_INITIAL & !abi::CONTROL_FREEZE, 112),
+        // Freezing works by the global enables, which do not reach it either.
+        (abi::CONTROL_INITIAL & !abi::CONTROL_GLOBAL_CTRL, 112),
+    ] {
+        let mut machine = busy(true);
+        play(&mut machine, &private(1));
+        play(&mut machine, &controlled(1, word));
+        let ops = [
+            Run(12),
+            Run(100),
+            Pmi(1),
+            As(KERNEL, A),
+            R(counter(1), counted),
+        ];
+        play(&mut machine, &ops);
+    }
+}
+
+#[test]
+fn a_counter_without_a_legacy_name_is_not_frozen() {
+    // Nobody could start it again.
+    let setup = Setup {
+        firmware: true,
+        legacy: Some(PerKind {
+            programmable: 3,
+            fixed: 3,
+        }),
+        ..Setup::of("intel-v2")
+    };
+    let ops = [
+        As(FIRMWARE, 0),
+        W(management(0), M),
+        W(select(0), REF),
+        W(PHASE, 1),
+        As(KERNEL, 0),
+        Debugctl(FREEZE, 0),
+        W(0x186, INT),
+        W(counter(1), NEAR),
+        Run(12),
+        R(0x38f, 0),
+        Run(100),
+        R(counter(1), 2),
+        As(FIRMWARE, 0),
+        R(counter(0), 112),
+    ];
+    check(&setup, &ops);
+}
+
+#[test]
+fn the_bit_is_the_pmus_and_the_rest_is_not() {
+    let mut machine = Machine::new(&Setup::of("intel-v2"));
+    let read = |machine: &mut Machine| machine.read(DEBUGCTL);
+    assert_eq!(read(&mut machine), ReadOutcome::Merge(0));
+    let outcome = machine.write(DEBUGCTL, FREEZE | 0x41);
+    assert_eq!(outcome, WriteOutcome::Rest(0x41));
+    // The processor refuses: nothing has changed.
+    assert_eq!(read(&mut machine), ReadOutcome::Merge(0));
+    machine.write(DEBUGCTL, FREEZE | 1);
+    machine.pmu.rest_taken(MsrIndex(DEBUGCTL), FREEZE | 1);
+    assert_eq!(read(&mut machine), ReadOutcome::Merge(FREEZE));
+    machine.pmu.rest_taken(MsrIndex(0x186), 0);
+    assert_eq!(read(&mut machine), ReadOutcome::Merge(FREEZE));
+    machine.pmu.reset();
+    assert_eq!(read(&mut machine), ReadOutcome::Merge(0));
+}
+
+#[test]
+fn it_exists_where_version_2_and_perf_capabilities_do() {
+    for (spec, exists) in [
+        ("intel-v1", false),
+        ("intel-v1,full-width=on", false),
+        ("intel-v2", true),
+        ("intel-v2,full-width=off", false),
+        ("amd-k7", false),
+        ("amd-core", false),
+        ("amd-perfmonv2", false),
+    ] {
+        let model = PmuModel::parse(spec).expect(spec);
+        let shared: &[MsrIndex] = match exists {
+            true => &[MsrIndex(DEBUGCTL)],
+            false => &[],
+        };
+        assert_eq!(model.shared_msrs(), shared, "{spec}");
+        let mut machine = Machine::new(&Setup::of(spec));
+        let (read, written) = (machine.read(DEBUGCTL), machine.write(DEBUGCTL, FREEZE));
+        assert_eq!(read == ReadOutcome::NotHandled, !exists, "{spec}");
+        assert_eq!(written == WriteOutcome::NotHandled, !exists, "{spec}");
+    }
+}

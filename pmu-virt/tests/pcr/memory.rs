@@ -1,0 +1,1 @@
+//! What the reservations of one vCPU cost in memory.

@@ -1,0 +1,356 @@
+//! A counter that somebody holds: who is let through, what the others see, and
+//! what is left when it is given back.
+
+use crate::machine::Op::{As, P, PGp, Pmi, R, RGp, Run, Told, W, WGp};
+use crate::machine::*;
+use arbiter::abi;
+use pmu_virt::{CounterId, Denial, Grant};
+
+const REF: u64 = 0x43_013c;
+
+fn then(start: &[Op], rest: &[Op]) -> Vec<Op> {
+    [start, rest].concat()
+}
+
+#[test]
+fn a_wrong_cookie_is_dropped() {
+    let ops = [
+        W(0x186, REF),
+        W(0xc1, 100),
+        R(0xc1, 0),
+        R(0x186, 0),
+        P(0, 0),
+        R(counter(0), 0),
+        As(USER, 0),
+        P(0, 0),
+        Told(&[
+            "guest kernel PMC0 reserved",
+            "guest kernel PMC0 access-set",
+            "guest kernel PMC0 dropped-write held",
+            "guest kernel PMC0 dropped-write held",
+            "guest kernel PMC0 dropped-read held",
+            "guest kernel PMC0 dropped-read held",
+            "guest kernel PMC0 dropped-read held",
+            "guest kernel PMC0 dropped-read held",
+            "guest user PMC0 dropped-read held",
+        ]),
+        As(KERNEL, X),
+        R(counter(0), 0),
+        W(select(0), REF),
+        R(overflow(0), 0),
+        P(abi::RDPMC_COOKIE, 0),
+        Told(&[
+            "guest kernel PMC0 dropped-read cookie",
+            "guest kernel PMC0 dropped-write cookie",
+            "guest kernel PMC0 dropped-read cookie",
+            "guest kernel PMC0 dropped-read cookie",
+        ]),
+        // Nothing of that took place.
+        As(KERNEL, A),
+        R(select(0), 0),
+        R(counter(0), 0),
+        W(select(0), REF),
+        W(counter(0), 7),
+        Run(5),
+        R(counter(0), 12),
+        P(abi::RDPMC_COOKIE, 12),
+        As(USER, A),
+        P(abi::RDPMC_COOKIE, 12),
+        P(0, 0),
+        // Other counters are not concerned; an unreserved one drops cookies.
+        As(KERNEL, A),
+        W(0x187, REF),
+        R(0x187, REF),
+        R(select(1), 0),
+        W(select(1), 0),
+        R(0x187, REF),
+        Told(&[
+            "guest user PMC0 dropped-read held",
+            "guest kernel PMC1 dropped-read unreserved",
+            "guest kernel PMC1 dropped-write unreserved",
+        ]),
+    ];
+    let machine = check(&Setup::of("intel-v2"), &then(&private(0), &ops));
+    let unit = machine.pmu.reservations().expect("it has reservations");
+    assert_eq!(unit.wrong_cookies(), 4);
+}
+
+#[test]
+fn a_dropped_read_yields_the_drop_value() {
+    let ops = [
+        As(KERNEL, M),
+        W(drop_value(32), 0xd0),
+        WGp(drop_value(32), 1 << 48),
+        As(KERNEL, 0),
+        R(drop_value(32), 0xd0),
+        R(0x309, 0xd0),
+        R(counter(32), 0xd0),
+        R(select(32), 0xd0),
+        R(overflow(32), 0xd0),
+        P(0x4000_0000, 0xd0),
+        P(abi::RDPMC_COOKIE + 32, 0xd0),
+    ];
+    check(&Setup::of("intel-v2"), &then(&private(32), &ops));
+}
+
+#[test]
+fn a_fault_raises_gp_and_an_rdpmc_at_cpl_0_only_if_asked_for() {
+    let faults = [
+        RGp(0xc1),
+        WGp(0xc1, 1),
+        RGp(0x186),
+        WGp(0x186, REF),
+        RGp(0x4c1),
+        RGp(counter(0)),
+        WGp(select(0), REF),
+        RGp(overflow(0)),
+        As(USER, 0),
+        PGp(0),
+        PGp(abi::RDPMC_COOKIE),
+        As(KERNEL, 0),
+    ];
+    let mut machine = check(&Setup::of("intel-v2"), &private(0));
+    play(&mut machine, &controlled(0, 0xff | abi::CONTROL_FAULT));
+    play(&mut machine, &faults);
+    let dropped = [P(0, 0), P(abi::RDPMC_COOKIE, 0)];
+    play(&mut machine, &dropped);
+    let both = 0xff | abi::CONTROL_FAULT | abi::CONTROL_FAULT_RDPMC;
+    play(&mut machine, &controlled(0, both));
+    play(&mut machine, &faults);
+    play(&mut machine, &[PGp(0), PGp(abi::RDPMC_COOKIE)]);
+    // And nothing has changed.
+    let unchanged = [As(KERNEL, A), R(select(0), 0), R(counter(0), 0)];
+    play(&mut machine, &unchanged);
+}
+
+#[test]
+fn a_cookie_counts_only_in_the_layers_that_its_owner_names() {
+    let manage = abi::CONTROL_MANAGE_KERNEL;
+    let mut machine = check(&Setup::of("intel-v2"), &private(2));
+    // The access cookie for programs only.
+    play(
+        &mut machine,
+        &controlled(2, manage | abi::CONTROL_ACCESS_USER),
+    );
+    let ops = [
+        As(KERNEL, A),
+        R(counter(2), 0),
+        W(select(2), REF),
+        As(USER, A),
+        P(abi::RDPMC_COOKIE + 2, 0),
+        Told(&[
+            "guest kernel PMC2 reserved",
+            "guest kernel PMC2 access-set",
+            "guest kernel PMC2 control-set",
+            "guest kernel PMC2 dropped-read layer",
+            "guest kernel PMC2 dropped-write layer",
+        ]),
+        As(FIRMWARE, M),
+        WGp(control(2), abi::CONTROL_INITIAL),
+        Told(&["firmware PMC2 refused layer"]),
+    ];
+    play(&mut machine, &ops);
+}
+
+#[test]
+fn what_is_given_back_holds_nothing_of_its_owner() {
+    // Both kinds, with every control of the owner's choice.
+    for (n, msr, ecx) in [(1, 0xc2, 1), (34, 0x30b, 0x4000_0002)] {
+        let enable = if n < 32 { 0x53_013c } else { 0xb };
+        let mut machine = check(&Setup::of("intel-v2"), &private(n));
+        let ops = [
+            W(0x38f, 0x7_0000_000f),
+            As(KERNEL, A),
+            W(select(n), enable),
+            W(counter(n), (1 << 48) - 1),
+            Run(40),
+            R(overflow(n), 1),
+            R(SNAPSHOT, 1),
+            As(KERNEL, M),
+            W(management(n), 0),
+            As(KERNEL, 0),
+            R(status(n), 0),
+            R(control(n), abi::CONTROL_INITIAL),
+            R(drop_value(n), 0),
+            R(select(n), 0),
+            R(counter(n), 0),
+            R(overflow(n), 0),
+            R(msr, 0),
+            P(ecx, 0),
+            R(0x38e, 0),
+            Pmi(0),
+            R(word(n, 0), 0),
+            R(word(n, 1), 0),
+            R(word(n, 2), 0),
+            R(word(n, 3), 0),
+            Run(10),
+            R(msr, 0),
+            // Global control is not the owner's, and stays.
+            R(0x38f, 0x7_0000_000f),
+        ];
+        play(&mut machine, &ops);
+        assert!(machine.pmu.report().is_empty(), "nothing is in use");
+        assert!(!machine.pmu.needs().counting);
+    }
+}
+
+#[test]
+fn a_lease_that_ends_takes_the_counter_away() {
+    let mut setup = Setup::of("intel-v2");
+    setup.policy.kernel.lease_ms = Some(5);
+    let mut machine = check(&setup, &private(0));
+    let ops = [
+        As(KERNEL, A),
+        W(select(0), REF),
+        Run(4 * MS),
+        R(counter(0), 4 * MS),
+        Told(&["guest kernel PMC0 reserved", "guest kernel PMC0 access-set"]),
+    ];
+    play(&mut machine, &ops);
+    assert!(machine.pmu.deadline().is_some(), "somebody has to wake it");
+    let ops = [
+        Run(2 * MS),
+        Told(&["guest kernel PMC0 revoked expired"]),
+        As(KERNEL, 0),
+        R(status(0), 0),
+        R(0xc1, 0),
+        R(0x186, 0),
+        Run(MS),
+        R(0xc1, 0),
+    ];
+    play(&mut machine, &ops);
+    assert_eq!(machine.pmu.deadline(), None);
+}
+
+#[test]
+fn too_many_wrong_cookies_bar_the_vcpu() {
+    let mut machine = check(&Setup::of("intel-v2"), &private(0));
+    machine.act_as(KERNEL, X);
+    for n in 0..17 {
+        assert_eq!(machine.pmu.barred_until(), None, "after {n}");
+        machine.read(counter(0));
+    }
+    let until = machine.pmu.barred_until().expect("the 17th costs");
+    machine.run(MS);
+    assert_eq!(machine.pmu.barred_until(), Some(until));
+    machine.run(20 * MS);
+    assert_eq!(machine.pmu.barred_until(), None);
+    // Guesses without a cookie cost nothing: everybody's kernel makes them.
+    machine.act_as(KERNEL, 0);
+    for _ in 0..100 {
+        machine.read(0xc1);
+    }
+    assert_eq!(machine.pmu.barred_until(), None);
+}
+
+#[test]
+fn the_hosts_grant_comes_first() {
+    let held = [CounterId::Programmable(0), CounterId::Fixed(0)];
+    let cases = [
+        (Denial::Fault, RGp(counter(1)), RGp(0xc2), PGp(1)),
+        (
+            Denial::Drop { read_as: 5 },
+            R(counter(1), 5),
+            R(0xc2, 5),
+            P(1, 5),
+        ),
+    ];
+    for (denial, alias, legacy, rdpmc) in cases {
+        let setup = Setup {
+            grant: Grant::of(held, denial),
+            ..Setup::of("intel-v2")
+        };
+        let ops = [
+            As(KERNEL, 0),
+            alias,
+            legacy,
+            rdpmc,
+            // The block does not have it.
+            WGp(management(1), M),
+            RGp(status(1)),
+            RGp(control(1)),
+            W(management(0), M),
+            // What the host withholds is no reservation's business.
+            Told(&["guest kernel PMC0 reserved"]),
+        ];
+        check(&setup, &ops);
+    }
+}
+
+#[test]
+fn the_accounting_page_answers_by_the_same_verdict() {
+    let mut machine = check(&Setup::of("intel-v2"), &private(0));
+    let ops = [
+        As(KERNEL, A),
+        W(select(0), REF),
+        Run(30),
+        As(KERNEL, 0),
+        R(SNAPSHOT, 1),
+        // Unavailable: not granted. Not 0, and not the drop value.
+        R(word(0, 0), 0x0404),
+        R(word(0, 1), 0),
+        R(word(0, 2), 0),
+        R(word(0, 3), 0),
+        Told(&[
+            "guest kernel PMC0 reserved",
+            "guest kernel PMC0 access-set",
+            "guest kernel PMC0 dropped-read held",
+            "guest kernel PMC0 dropped-read held",
+            "guest kernel PMC0 dropped-read held",
+        ]),
+    ];
+    play(&mut machine, &ops);
+    play(&mut machine, &controlled(0, 0xff | abi::CONTROL_FAULT));
+    play(
+        &mut machine,
+        &[RGp(word(0, 0)), RGp(word(0, 3)), R(SNAPSHOT, 2)],
+    );
+    // Reserved without an access cookie: open as ever.
+    let ops = [
+        As(KERNEL, 0),
+        W(management(1), M),
+        W(0x187, REF),
+        Run(8),
+        R(SNAPSHOT, 3),
+        R(word(1, 3), 8),
+    ];
+    play(&mut machine, &ops);
+}
+
+#[test]
+fn the_host_sets_counters_aside_for_itself() {
+    use arbiter::Cookie;
+    let mut machine = Machine::new(&Setup::of("intel-v2"));
+    play(&mut machine, &[W(0x187, REF), Run(9), R(0xc2, 9)]);
+    let cookie = Cookie::new(A).expect("48 bits");
+    let counter1 = CounterId::Programmable(1);
+    let reserved =
+        machine.pmu.arbitrate(
+            |unit, cx| match unit.reserve_for_hypervisor(counter1, cookie, cx) {
+                Ok(effects) => (Ok(()), effects),
+                Err(reason) => (Err(reason), arbiter::Effects::NONE),
+            },
+        );
+    assert_eq!(reserved, Some(Ok(())));
+    let ops = [
+        As(HYPERVISOR, A),
+        R(select(1), 0),
+        W(select(1), REF),
+        As(KERNEL, A),
+        R(counter(1), 0),
+        W(select(1), 0),
+        As(KERNEL, 0),
+        W(0x38f, 0),
+        Run(6),
+        R(0xc2, 0),
+        As(HYPERVISOR, A),
+        R(counter(1), 6),
+        // It outlives the guest's reset, with nothing in it.
+        Op::Reset,
+        R(counter(1), 0),
+        R(select(1), 0),
+        As(KERNEL, 0),
+        R(status(1), 0x13),
+    ];
+    play(&mut machine, &ops);
+}
