@@ -20,6 +20,7 @@
 //!
 //! `docs/architecture.md` follows an access through the code.
 
+pub mod audit;
 pub mod bench;
 pub mod boot;
 pub mod cli;
@@ -29,6 +30,7 @@ pub mod cpuid;
 pub mod demo;
 pub mod devices;
 pub mod doctor;
+pub mod entropy;
 pub mod events;
 pub mod firmware;
 pub mod host;
@@ -37,6 +39,7 @@ pub mod logging;
 pub mod machine;
 pub mod micro;
 pub mod probe;
+pub mod reservations;
 pub mod sched;
 pub mod sys;
 pub mod terminal;

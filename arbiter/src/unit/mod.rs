@@ -6,6 +6,8 @@
 //! carries it out.
 
 mod mailbox;
+#[cfg(test)]
+mod model;
 mod registers;
 mod serve;
 mod time;

@@ -8,11 +8,12 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 /// What random sequences have to bring about; else they test less than it seems.
-/// Revocations are expiries here.
-const EVENTS: [&str; 13] = [
+const EVENTS: [&str; 17] = [
     "access-set",
+    "asked",
     "barred",
     "control-set",
+    "declined",
     "drop-value-set",
     "dropped-read",
     "dropped-write",
@@ -23,16 +24,26 @@ const EVENTS: [&str; 13] = [
     "renewed",
     "reserved",
     "revoked",
+    "revoking",
+    "spared",
 ];
-const REFUSALS: [&str; 8] = [
+const REFUSALS: [&str; 16] = [
+    "busy",
     "cookie",
+    "held",
     "layer",
     "malformed",
+    "master",
     "maximum",
     "minimum",
+    "no-answer",
     "no-counter",
+    "none-free",
     "phase",
+    "refused",
     "unreserved",
+    "withdrawn",
+    "priority",
 ];
 
 #[test]
@@ -56,5 +67,8 @@ fn the_unit_does_what_the_naive_model_does() {
     played.unwrap_or_else(|error| panic!("{error}"));
     let (events, refusals) = seen.into_inner();
     assert_eq!(Vec::from_iter(events), EVENTS);
-    assert_eq!(Vec::from_iter(refusals), REFUSALS);
+    // Others can come up; these must.
+    for name in REFUSALS {
+        assert!(refusals.contains(name), "{name} is not in {refusals:?}");
+    }
 }

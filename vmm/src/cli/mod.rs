@@ -232,6 +232,31 @@ pub struct RunFlags {
     /// earlier PMI is late, never lost [default: 100]
     #[arg(long, value_name = "MICROSECONDS", allow_negative_numbers = true)]
     pub pmi_floor: Option<i64>,
+    /// Counter reservations for guests: on or off [default: on]
+    #[arg(long, value_name = "on|off")]
+    pub pcr: Option<String>,
+    /// How many counters a layer may reserve; one for each layer, see below
+    #[arg(long, value_name = "LAYER:KEY=N[,...]")]
+    pub policy: Option<Vec<String>>,
+    /// Who reserves counters: single (the hypervisor, for all), independent (each layer,
+    /// first come, first served) or interacting (layers ask each other) [default: independent]
+    #[arg(long, value_name = "HOW")]
+    pub scheme: Option<String>,
+    /// How long a layer is given to answer, or to prepare for a revocation, in
+    /// milliseconds, 1 to 60000 [default: 100]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub grace: Option<i64>,
+    /// Reserve counters for the hypervisor on every vCPU: a number of programmable ones,
+    /// from the last one on, or a list as PMC3,FIXED0 [default: 0]
+    #[arg(long, value_name = "N|LIST", allow_hyphen_values = true)]
+    pub hypervisor_counters: Option<String>,
+    /// Whether CPUID announces only the counters that are left to the kernel: auto (if
+    /// any are set aside), on or off [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub cpuid_follows_grants: Option<String>,
+    /// Write every decision about counters to this file, a line of JSON each
+    #[arg(long, value_name = "FILE")]
+    pub audit: Option<PathBuf>,
     /// Stop the guest after this many seconds (fractions allowed), with exit status 124
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub timeout: Option<f64>,

@@ -10,6 +10,8 @@ mod error;
 mod exit;
 mod file;
 mod merge;
+mod policy;
+mod reservations;
 
 #[cfg(test)]
 mod tests;
@@ -19,6 +21,8 @@ pub use error::{ConfigError, Origin, Place};
 pub(crate) use exit::one_line;
 pub use exit::{ExitStatus, UserError};
 pub(crate) use merge::no_file;
+pub use policy::PolicyTextError;
+pub use reservations::{FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError};
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -37,6 +41,8 @@ use merge::Merge;
 pub const MEMORY_MIB: RangeInclusive<u64> = 16..=1024 * 1024;
 /// The range of `--pmi-floor` in microseconds.
 pub const PMI_FLOOR_US: RangeInclusive<u64> = 1..=1_000_000;
+/// The range of `--grace` in milliseconds.
+pub const GRACE_MS: RangeInclusive<u64> = 1..=60_000;
 /// The range of `--timeout` in seconds; the upper end is some 11 days.
 pub const TIMEOUT_S: RangeInclusive<u64> = 0..=1_000_000;
 
@@ -85,6 +91,10 @@ pub struct RunConfig {
     pub unpack: Unpack,
     /// The least time between two PMIs of one vCPU.
     pub pmi_floor: Duration,
+    /// Counter reservations for guests; `None`: there are none.
+    pub pcr: Option<PcrChoice>,
+    /// Where every decision about counters is written.
+    pub audit: Option<PathBuf>,
     /// When to stop the guest.
     pub timeout: Option<Duration>,
     /// What runs before the kernel.

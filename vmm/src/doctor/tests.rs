@@ -53,6 +53,7 @@ fn features() -> KvmFeatures {
         binary_stats: true,
         pmu_capability: false,
         get_tsc_khz: true,
+        smm: false,
         tsc_deadline_timer: true,
         max_vcpus: 64,
     }

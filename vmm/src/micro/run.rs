@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use arbiter::Grant;
 use kvm_bindings::{kvm_debugregs, kvm_regs};
-use pmu_virt::{
-    CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, VcpuPmu, all_pmu_msr_ranges,
-};
+use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, VcpuPmu};
 
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
@@ -133,10 +131,7 @@ impl MicroRun {
         connect: impl FnOnce(&KvmVm) -> Result<Arc<dyn Platform>, MicroError>,
     ) -> Result<MicroOutcome, MicroRunError> {
         install_kick_handler().map_err(MicroRunError::Signal)?;
-        let options = VmOptions {
-            irqchip: true,
-            trapped_msrs: all_pmu_msr_ranges(),
-        };
+        let options = VmOptions::with_pmu(self.model.as_ref());
         let (vm, vcpus) = guest.build(host, &options)?;
         let platform = connect(&vm)?;
         let control = Arc::new(VcpuControl::default());
