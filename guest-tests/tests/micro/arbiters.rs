@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result, ensure};
 use guest_tests::micro::{Image, Lab, Ran, Setup, Test};
-use vmm::micro::{MicroReservations, SCRATCH, Start};
+use vmm::micro::{MicroPcr, SCRATCH, Start};
 
 pub(crate) const TESTS: &[Test] = &[
     Test {
@@ -204,7 +204,10 @@ fn play(lab: &Lab, arbiter: Arbiter) -> Result<()> {
         });
     }
     let setup = Setup {
-        reservations: Some(MicroReservations::with_firmware()),
+        pcr: Some(MicroPcr {
+            firmware: true,
+            ..MicroPcr::default()
+        }),
         ..Setup::clock("intel-v2")
     };
     compare(&lab.run(&setup, &guest)?, &expected(arbiter))
