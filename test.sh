@@ -3,7 +3,7 @@
 #   1. unit, property and documentation tests,
 #   2. micro-guests on this machine's /dev/kvm, where there is one,
 #   3. the same micro-guests in L1, a machine whose KVM is known (docs/testing.md),
-#   4. L1 itself, and an unmodified Debian kernel with `perf` in it, end to end.
+#   4. L1 itself, and an unmodified Debian kernel with `perf` and modules in it, end to end.
 # The last line is 'N passed, N failed, N skipped', summed over all of them. The
 # status is 0 only if nothing failed. What cannot run is named, with what is
 # missing, and counted as skipped; with CI=true a part that cannot run fails.
@@ -37,6 +37,7 @@ install_missing() {
     command -v cc >/dev/null || packages+=(gcc)
     printf '#include <stdio.h>\nint main(void) { return 0; }\n' |
         cc -x c -o /dev/null - 2>/dev/null || packages+=(libc6-dev)
+    command -v make >/dev/null || packages+=(make)
     command -v strip >/dev/null || packages+=(binutils)
     command -v tar >/dev/null || packages+=(tar)
     [ ${#packages[@]} -eq 0 ] && return
@@ -81,6 +82,16 @@ check_rust() {
     found=$(rustc --version | cut -d' ' -f2)
     [ "$(printf '%s\n' "$wanted" "${found%%-*}" | sort -V | head -n 1)" = "$wanted" ] ||
         give_up "this is Rust $found, but Umpire needs $wanted or newer (try: rustup update stable)"
+}
+
+# The guest's firmware and freestanding guests are built for this target. Without
+# it everything else is built all the same, and their tests are skipped.
+install_target() {
+    local target=x86_64-unknown-none
+    [ -n "$(find "$(rustc --print=target-libdir --target $target)" -name 'libcore-*' 2>/dev/null)" ] && return
+    echo "installing the Rust target $target …"
+    rustup target add $target >"$logs/target.log" 2>&1 </dev/null ||
+        echo "$target could not be installed (log: $logs/target.log): tests of firmware and of freestanding guests are skipped"
 }
 
 # --- running and counting ----------------------------------------------------
@@ -161,6 +172,7 @@ micro_suites() {
 install_missing
 install_libpfm
 check_rust
+install_target
 echo "building (log: $logs/build.log) …"
 cargo build --workspace --all-targets >"$logs/build.log" 2>&1 </dev/null || {
     tail -n 40 "$logs/build.log"
@@ -174,7 +186,7 @@ suite harness 600 cargo test -p guest-tests --lib --bins --no-fail-fast
 binaries=$(guest_binaries)
 [ -n "$binaries" ] || give_up "no test binaries of guest-tests were found (log: $logs/list.log)"
 micro=$(micro_suites)
-needs_l1() { [[ $1 == l1 || $1 == linux || $1 == *-in-l1 ]]; }
+needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == *-in-l1 ]]; }
 is_micro() { grep -qx "$1" <<<"$micro"; }
 
 while read -r name file; do

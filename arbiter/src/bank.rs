@@ -161,6 +161,8 @@ pub struct Bank {
     /// Programmable counters by index, then fixed ones.
     slots: Box<[Option<Reservation>]>,
     held: CounterSet,
+    /// Counters that nobody holds.
+    free: CounterSet,
     /// Counters that each of [`Shared::ALL`] reaches.
     reached: [CounterSet; Shared::ALL.len()],
 }
@@ -178,6 +180,7 @@ impl Bank {
             fixed,
             slots: (0..slots).map(|_| None).collect(),
             held: CounterSet::EMPTY,
+            free: CounterSet::first(programmable, fixed),
             reached: [CounterSet::first(programmable, fixed); Shared::ALL.len()],
         }
     }
@@ -198,18 +201,19 @@ impl Bank {
         self.held
     }
 
-    /// Counters that `layer` holds.
+    /// Counters that `layer` holds. The hypervisor and the host's tools are one
+    /// layer here, as they are to a guest and to [`Policy`](crate::Policy).
     pub fn held_by(&self, layer: Layer) -> CounterSet {
         let is_its = |counter: &CounterId| {
             self.reservation(*counter)
-                .is_some_and(|reservation| reservation.owner == layer)
+                .is_some_and(|reservation| reservation.owner.code() == layer.code())
         };
         self.held.iter().filter(is_its).collect()
     }
 
     /// Counters that nobody holds.
     pub fn free(&self) -> CounterSet {
-        self.counters() & !self.held
+        self.free
     }
 
     /// Counters that a shared control reaches.
@@ -241,7 +245,8 @@ impl Bank {
         }
     }
 
-    /// What an access to a counter, or to its control, comes to.
+    /// What an access to a counter, or to its control, comes to. At a counter
+    /// that there is not, it is #GP.
     #[inline]
     pub fn check(
         &self,
@@ -250,7 +255,7 @@ impl Bank {
         counter: CounterId,
         access: Access,
     ) -> Verdict {
-        if !self.held.contains(counter) && cookie.is_default() {
+        if self.free.contains(counter) && cookie.is_default() {
             return Verdict::Permit;
         }
         self.check_reserved(layer, cookie, counter, access)
@@ -264,8 +269,9 @@ impl Bank {
         access: Access,
     ) -> Verdict {
         match self.reservation(counter) {
+            // The layer comes first: where no cookie is valid, none is compared.
             Some(reservation)
-                if reservation.is_access(cookie) && reservation.control.accesses(layer) =>
+                if reservation.control.accesses(layer) && reservation.is_access(cookie) =>
             {
                 Verdict::Permit
             }
@@ -274,7 +280,8 @@ impl Bank {
                 read_as: reservation.drop_value,
             },
             // An unreserved counter expects the default cookie, and drops.
-            None => Verdict::Drop { read_as: 0 },
+            None if self.free.contains(counter) => Verdict::Drop { read_as: 0 },
+            None => Verdict::Fault,
         }
     }
 
@@ -389,6 +396,7 @@ impl Bank {
     fn note_state(&mut self, counter: CounterId, effects: &mut Effects) {
         let reservation = self.reservation(counter).copied();
         self.held.set(counter, reservation.is_some());
+        self.free.set(counter, reservation.is_none());
         let control = reservation.map_or(Control::INITIAL, |reservation| reservation.control);
         for shared in Shared::ALL {
             let set = &mut self.reached[shared as usize];

@@ -144,7 +144,7 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> Step {
     if usable + announced.len() + sources.reachable < need {
         return Step::Refuse(pending.refusal.unwrap_or(match pending.wanted {
             _ if sources.contended => Reason::Busy,
-            _ if !free.is_empty() => Reason::Minimum,
+            _ if free.len() >= need => Reason::Minimum,
             Wanted::This(_) => Reason::Held,
             Wanted::Any(_) => Reason::NoneFree,
         }));
@@ -170,12 +170,18 @@ fn surplus(announced: CounterSet) -> Step {
 
 /// Whether `layer` may still have this counter revoked, as it was announced.
 pub(crate) fn is_justified(view: &View<'_>, layer: Layer, counter: CounterId) -> bool {
-    let standing = Standing::of(view, Wanted::This(counter));
-    view.bank.reservation(counter).is_some_and(|reservation| {
-        reservation.owner != layer
-            && priority(view.policy, reservation.owner) < priority(view.policy, layer)
-            && standing.held(reservation.owner) > standing.min(view.policy, reservation.owner)
+    let owner = view.bank.reservation(counter).map(|held| held.owner);
+    owner.is_some_and(|owner| {
+        owner != layer
+            && priority(view.policy, owner) < priority(view.policy, layer)
+            && can_spare(view, owner, counter)
     })
+}
+
+/// Whether `holder` has more counters of this one's kind than its minimum.
+pub(crate) fn can_spare(view: &View<'_>, holder: Layer, counter: CounterId) -> bool {
+    let standing = Standing::of(view, Wanted::This(counter));
+    standing.held(holder) > standing.min(view.policy, holder)
 }
 
 fn sources(view: &View<'_>, layer: Layer, pending: &Pending, standing: &Standing) -> Sources {

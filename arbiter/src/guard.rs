@@ -71,16 +71,14 @@ impl Guard {
     }
 
     fn forgive(&mut self, now: u64) {
-        if self.open == 0 {
-            self.since = now;
-            return;
-        }
         let each = self.limits.forgive_after.max(1);
         let forgiven = now.saturating_sub(self.since) / each;
         self.since = self.since.saturating_add(forgiven * each);
         let forgiven = u32::try_from(forgiven).unwrap_or(u32::MAX);
         self.open = self.open.saturating_sub(forgiven);
+        // Time without a wrong cookie is not saved up for the next one.
         if self.open == 0 {
+            self.since = now;
             self.penalties = 0;
         }
     }

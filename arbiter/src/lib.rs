@@ -8,7 +8,8 @@
 //! `std`, so firmware and guests can link it.
 //!
 //! Without the feature `alloc`, which is on by default, only what guest software
-//! needs is there: the ABI's constants and the words of its registers.
+//! needs is there: the ABI's constants, the words of its registers, and the
+//! arbiters of [`guest`].
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -26,6 +27,7 @@ mod cookie;
 mod counter;
 mod grant;
 mod guard;
+pub mod guest;
 mod layer;
 mod mailbox;
 #[cfg(feature = "alloc")]
@@ -36,6 +38,8 @@ mod policy;
 mod reason;
 mod register;
 mod scheme;
+#[cfg(feature = "alloc")]
+pub mod script;
 #[cfg(feature = "alloc")]
 mod unit;
 

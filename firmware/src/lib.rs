@@ -1,8 +1,25 @@
-//! Guest firmware: code that runs before the guest's kernel.
+//! Guest firmware: it runs before the guest's kernel, reserves counters as a
+//! BIOS power manager would, ends its phase and enters the kernel.
 //!
-//! Nothing that Umpire boots today needs firmware: the loaders of the `vmm`
-//! crate enter a kernel directly. This crate is where the firmware lives that
-//! reserves counters as a BIOS would and then hands over to the kernel; it
-//! links the core of `arbiter` and holds no code until that exists.
+//! Three parties share this crate:
+//!
+//! - [`config`]: the configuration area, which the `vmm` crate writes and the
+//!   firmware reads, and the firmware's answer in it; [`layout`]: where all of
+//!   it lies in guest memory.
+//! - [`reserve`]: what the firmware does with one vCPU's counters, as functions
+//!   of a [`Machine`](reserve::Machine), so that it is tested without a guest.
+//! - `src/guest`: the freestanding program around it, which only exists for the
+//!   target `x86_64-unknown-none`. The build script builds it; `image` gives it.
+//!
+//! `docs/firmware.md` is the contract for firmware of others.
 #![no_std]
 #![forbid(unsafe_code)]
+
+pub mod config;
+#[cfg(not(target_os = "none"))]
+mod image;
+pub mod layout;
+pub mod reserve;
+
+#[cfg(not(target_os = "none"))]
+pub use image::image;

@@ -184,6 +184,27 @@ fn options_and_files() {
             &["run", "--kernel", "kernel", "--hide-feature", "fpu2"],
             &["--hide-feature", "fpu2"],
         ),
+        // Firmware. Without the built-in one, 'builtin' itself is what is wrong.
+        (
+            &["run", "--kernel", "kernel", "--firmware", "bios"],
+            &["--firmware", "bios", "no such file"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--firmware-counter", "cycles"],
+            &["--firmware-counter", "--firmware builtin"],
+        ),
+        (
+            &[
+                "run",
+                "--kernel",
+                "kernel",
+                "--firmware",
+                "text",
+                "--firmware-counter",
+                "cycles,kepe",
+            ],
+            &["--firmware-counter", "'kepe'", "keep"],
+        ),
         // Files.
         (
             &["run", "--kernel", "absent"],
@@ -307,12 +328,31 @@ fn kernels_that_cannot_be_booted() {
     }
     let desk = Desk::new();
     type Case<'a> = (&'a [&'a str], &'a [&'a str]);
-    let cases: [Case; 10] = [
+    let cases: [Case; 13] = [
         (&["--kernel", "empty"], &["empty file", "bzImage"]),
         (&["--kernel", "text"], &["not a kernel", "bzImage"]),
         (&["--kernel", "truncated"], &["truncated", "ends at byte"]),
         (&["--kernel", "stub"], &["stub", "truncated"]),
         (&["--kernel", "large"], &["too large", "--memory"]),
+        (
+            &["--kernel", "linux", "--firmware", "text"],
+            &["--firmware text", "flat image", "docs/firmware.md"],
+        ),
+        (
+            &["--kernel", "linux", "--firmware", "linux"],
+            &["--firmware linux", "firmware's place is 0x80000-0x96000"],
+        ),
+        (
+            &[
+                "--kernel",
+                "linux",
+                "--firmware",
+                "linux",
+                "--firmware-counter",
+                "cycles,on=PMC31",
+            ],
+            &["--firmware-counter", "'cycles,on=PMC31'", "no PMC31"],
+        ),
         (
             &["--kernel", "kernel", "--initrd", "initrd"],
             &["initrd", "--module"],

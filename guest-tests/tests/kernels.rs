@@ -4,6 +4,8 @@
 mod boot;
 #[path = "kernels/ends.rs"]
 mod ends;
+#[path = "kernels/firmware.rs"]
+mod firmware;
 #[path = "kernels/machine.rs"]
 mod machine;
 #[path = "kernels/pmu.rs"]

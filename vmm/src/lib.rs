@@ -15,7 +15,7 @@
 //!   say), [`doctor`] (the verdict).
 //! - [`micro`]: guests of some dozen instructions, for [`demo`], [`mod@bench`],
 //!   [`probe`] and the tests.
-//! - Events by name: [`events`].
+//! - Events by name: [`events`]; firmware and its counters: [`mod@firmware`].
 //! - The command: [`cli`], [`config`], [`logging`].
 //!
 //! `docs/architecture.md` follows an access through the code.
@@ -32,6 +32,7 @@ pub mod devices;
 pub mod doctor;
 pub mod entropy;
 pub mod events;
+pub mod firmware;
 pub mod host;
 pub mod kvm;
 pub mod logging;

@@ -113,7 +113,7 @@ impl PcrUnit {
             Some(_) => self.check_cookie(layer, counter, cookie)?,
         }
         let kind = ChangeKind::Release;
-        let effects = self.bank.apply(Change { counter, kind });
+        let effects = self.apply(Change { counter, kind });
         record(cx, layer, Some(counter), Event::Released);
         Ok(effects.and(self.note_change(counter, cx)))
     }
@@ -149,9 +149,8 @@ impl PcrUnit {
             Err(reason) => {
                 let counter = self.has(counter).then_some(counter);
                 record(cx, layer, counter, Event::Refused(reason));
-                if reason == Reason::Cookie {
-                    self.wrong_cookie(layer, cx);
-                }
+                // Whoever gives a counter back knows that it has a cookie.
+                self.guessed(reason, layer, false, cx);
                 self.set_outcome(layer, Outcome::Refused(reason));
                 Effects::NONE
             }
@@ -196,7 +195,7 @@ impl PcrUnit {
             true => {
                 pending.question = None;
                 let kind = ChangeKind::Release;
-                effects = self.bank.apply(Change { counter, kind });
+                effects = self.apply(Change { counter, kind });
                 record(cx, layer, Some(counter), Event::Released);
                 effects = effects.and(self.take(counter, wanted_by));
             }

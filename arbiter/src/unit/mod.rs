@@ -6,6 +6,8 @@
 //! carries it out.
 
 mod mailbox;
+#[cfg(test)]
+mod model;
 mod registers;
 mod serve;
 mod time;
@@ -25,6 +27,7 @@ use crate::reason::Reason;
 use crate::scheme::Scheme;
 use crate::{Access, CounterId, CounterSet, Layer, Verdict};
 use alloc::sync::Arc;
+use core::fmt;
 
 /// What a unit is made of.
 #[derive(Clone, Debug)]
@@ -62,7 +65,7 @@ pub struct Context<'a> {
 }
 
 /// Who performs an access, and with which cookie.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Caller {
     /// The layer.
     pub layer: Layer,
@@ -78,6 +81,16 @@ impl Caller {
             layer,
             presented: abi::DEFAULT_COOKIE,
         }
+    }
+}
+
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caller")
+            .field("layer", &self.layer)
+            // Its own `Debug` tells nothing of a cookie.
+            .field("presented", &Cookie::new(self.presented))
+            .finish()
     }
 }
 
@@ -185,7 +198,7 @@ impl PcrUnit {
         let mut reservation = Reservation::new(layer, cookie, cookie);
         reservation.control = SET_ASIDE;
         let kind = ChangeKind::Reserve(reservation);
-        let mut effects = self.bank.apply(Change { counter, kind });
+        let mut effects = self.apply(Change { counter, kind });
         effects.cleared.insert(counter);
         let lease_ms = self.start_lease(counter, None, cx.now);
         record(cx, layer, Some(counter), Event::Reserved { lease_ms });
@@ -286,13 +299,17 @@ impl PcrUnit {
             (Verdict::Drop { .. }, Access::Read | Access::Rdpmc) => Event::DroppedRead(reason),
         };
         record(cx, layer, Some(counter), event);
-        if reason == Reason::Cookie {
-            self.wrong_cookie(layer, cx);
-        }
+        self.guessed(reason, layer, cookie.is_default(), cx);
     }
 
-    /// A cookie was presented that is not the one.
-    fn wrong_cookie(&mut self, layer: Layer, cx: &mut Context<'_>) {
+    /// Something was denied for `reason`. Counts the cookie as wrong, also the
+    /// right one in a layer in which it is not valid: a penalty for wrong ones
+    /// alone would tell that this was the right one. The default cookie is what
+    /// one presents before one guesses.
+    fn guessed(&mut self, reason: Reason, layer: Layer, is_default: bool, cx: &mut Context<'_>) {
+        if is_default || !matches!(reason, Reason::Cookie | Reason::Layer) {
+            return;
+        }
         if let Some(penalty) = self.guard.wrong(cx.now) {
             let ms = self.to_ms(penalty);
             record(cx, layer, None, Event::Barred { ms });
@@ -308,6 +325,13 @@ impl PcrUnit {
     /// Wrong cookies so far.
     pub fn wrong_cookies(&self) -> u64 {
         self.guard.total()
+    }
+
+    /// Every change of the bank: names follow what was held when the phase ended,
+    /// not what is held later, so they are settled before.
+    fn apply(&mut self, change: Change) -> Effects {
+        let _ = self.map();
+        self.bank.apply(change)
     }
 
     fn has(&self, counter: CounterId) -> bool {

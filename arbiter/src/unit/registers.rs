@@ -119,10 +119,10 @@ impl PcrUnit {
                     _ => None,
                 };
                 record(cx, caller.layer, counter, Event::Refused(reason));
-                // The default cookie is what one has before one guesses.
-                if reason == Reason::Cookie && caller.presented != abi::DEFAULT_COOKIE {
-                    self.wrong_cookie(caller.layer, cx);
-                }
+                // What takes no cookie does not look at one.
+                let is_default =
+                    !register.takes_cookie(true) || caller.presented == abi::DEFAULT_COOKIE;
+                self.guessed(reason, caller.layer, is_default, cx);
                 None
             }
         }
@@ -203,7 +203,7 @@ impl PcrUnit {
     fn carry_out(&mut self, layer: Layer, change: Change, cx: &mut Context<'_>) -> Effects {
         let counter = change.counter;
         let before = self.bank.reservation(counter).copied();
-        let effects = self.bank.apply(change);
+        let effects = self.apply(change);
         let lease_ms = match (change.kind, before) {
             (ChangeKind::Reserve(_), _) => self.start_lease(counter, None, cx.now),
             (ChangeKind::Renew, Some(before)) => self.start_lease(counter, before.lease_ms, cx.now),

@@ -73,12 +73,8 @@ impl PcrUnit {
                 // The layer has passed on what its request had come by.
                 pending.got.remove(counter);
                 effects = effects.and(self.conclude(layer, Err(Reason::Withdrawn), cx));
-            } else if let Some(question) = pending.question
-                && question.counter == counter
-                && owner != Some(question.holder)
-            {
-                pending.question = None;
-                pending.declined.insert(counter);
+            } else if let Some(question) = pending.question {
+                self.review(question, layer);
             }
         }
         if let Some(reservation) = self.bank.reservation_mut(counter)
@@ -89,6 +85,27 @@ impl PcrUnit {
             reservation.revocation = None;
         }
         effects.and(self.serve(cx))
+    }
+
+    /// Takes a question back that no longer can be answered: the counter is
+    /// another's by now, or its holder is down to its minimum and must not be
+    /// talked out of that.
+    fn review(&mut self, question: Question, wanted_by: Layer) {
+        let Question {
+            counter, holder, ..
+        } = question;
+        let owner = self.bank.reservation(counter).map(|held| held.owner);
+        let holds = owner == Some(holder);
+        if holds && broker::can_spare(&self.view(wanted_by), holder, counter) {
+            return;
+        }
+        if let Some(pending) = self.pending_mut(wanted_by) {
+            pending.question = None;
+            pending.declined.insert(counter);
+        }
+        if holds {
+            self.call_off(holder, counter, wanted_by);
+        }
     }
 
     /// Brings every request as far as it gets now: those of higher priority
@@ -155,7 +172,7 @@ impl PcrUnit {
         pending.got.insert(counter);
         let access = pending.cookie;
         let management = if is_masters { Cookie::NOBODYS } else { access };
-        let mut effects = self.bank.apply(Change {
+        let mut effects = self.apply(Change {
             counter,
             kind: ChangeKind::Reserve(Reservation::new(layer, management, access)),
         });
@@ -175,7 +192,13 @@ impl PcrUnit {
         let Some(owner) = self.bank.reservation(counter).map(|held| held.owner) else {
             return Effects::NONE;
         };
-        let effects = self.bank.apply(Change {
+        if let Some(pending) = self.pending_mut(layer) {
+            // Its holder may lend it after all while it is being asked.
+            pending
+                .question
+                .take_if(|question| question.counter == counter);
+        }
+        let effects = self.apply(Change {
             counter,
             kind: ChangeKind::Release,
         });
@@ -304,7 +327,7 @@ impl PcrUnit {
                     record(cx, layer, Some(counter), Event::Reserved { lease_ms });
                 }
                 Err(_) => {
-                    effects = effects.and(self.bank.apply(Change {
+                    effects = effects.and(self.apply(Change {
                         counter,
                         kind: ChangeKind::Release,
                     }));

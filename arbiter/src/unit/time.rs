@@ -18,20 +18,22 @@ impl PcrUnit {
         if self.deadline.is_none_or(|deadline| cx.now < deadline) {
             return effects;
         }
+        let now = cx.now;
+        let is_due = |at: u64| at <= now;
+        // Leases first: whoever is down to its minimum by them is spared.
         for counter in self.bank.held().iter() {
-            let Some(reservation) = self.bank.reservation(counter) else {
-                continue;
-            };
-            let owner = reservation.owner;
-            let is_due = |at: u64| at <= cx.now;
-            match (reservation.revocation, reservation.lease) {
-                (Some(revocation), _) if is_due(revocation.at) => {
-                    effects = effects.and(self.end_notice(counter, revocation.wanted_by, cx));
-                }
-                (_, Some(lease)) if is_due(lease) => {
-                    effects = effects.and(self.expire(owner, counter, cx));
-                }
-                _ => {}
+            if let Some(reservation) = self.bank.reservation(counter)
+                && reservation.lease.is_some_and(is_due)
+            {
+                effects = effects.and(self.expire(reservation.owner, counter, cx));
+            }
+        }
+        for counter in self.bank.held().iter() {
+            if let Some(reservation) = self.bank.reservation(counter)
+                && let Some(revocation) = reservation.revocation
+                && is_due(revocation.at)
+            {
+                effects = effects.and(self.end_notice(counter, revocation.wanted_by, cx));
             }
         }
         self.end_questions(cx);
@@ -60,7 +62,7 @@ impl PcrUnit {
     }
 
     fn expire(&mut self, owner: Layer, counter: CounterId, cx: &mut Context<'_>) -> Effects {
-        let effects = self.bank.apply(Change {
+        let effects = self.apply(Change {
             counter,
             kind: ChangeKind::Release,
         });

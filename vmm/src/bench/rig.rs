@@ -79,6 +79,7 @@ impl<'a> Rig<'a> {
             pmi_floor_us: u32::try_from(crate::config::DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
             platform,
             observer,
+            reservations: None,
         };
         Ok(Solo::new(kvm, vm.clone(), parts)?)
     }

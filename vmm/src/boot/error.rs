@@ -157,6 +157,24 @@ pub enum BootError {
         /// What went wrong and what to do next.
         what: String,
     },
+    /// Firmware that is malformed, or that wants to be elsewhere.
+    #[error(
+        "--firmware {}: {what}; see docs/firmware.md for what an image has to be", path.display()
+    )]
+    Firmware {
+        /// The file as the user named it.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// More counters for the firmware than its configuration holds.
+    #[error("--firmware-counter was given {count} times, {limit} is the most: leave some out")]
+    TooManyFirmwareCounters {
+        /// How many were given.
+        count: usize,
+        /// How many there may be.
+        limit: usize,
+    },
     /// Zero vCPUs, or more than the interrupt tables describe.
     #[error("{cpus} vCPUs cannot be described to the guest: give 1 to {limit}")]
     CpuCount {

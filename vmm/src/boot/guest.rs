@@ -60,7 +60,7 @@ impl fmt::Display for Entry {
 pub struct LoadedGuest {
     /// How the kernel is entered.
     pub entry: Entry,
-    /// Registers of the boot processor. The other vCPUs wait for their start-up IPI.
+    /// Registers of the boot processor: the kernel's, or those of firmware before it. The other vCPUs wait for their start-up IPI.
     pub state: InitialState,
     pub(crate) parts: Parts,
 }
@@ -72,6 +72,7 @@ pub(crate) struct Parts {
     pub(crate) unpacked: Option<(Compression, usize)>,
     pub(crate) initrd: Option<Span>,
     pub(crate) modules: usize,
+    pub(crate) firmware: Option<Span>,
 }
 
 impl LoadedGuest {
@@ -83,6 +84,7 @@ impl LoadedGuest {
             unpacked,
             initrd,
             modules,
+            firmware,
         } = &self.parts;
         let mut line = format!(
             "{}, kernel at {:#x}-{:#x}",
@@ -93,6 +95,9 @@ impl LoadedGuest {
         }
         if let Some(span) = initrd {
             line += &format!(", initrd at {:#x}-{:#x}", span.start, span.end);
+        }
+        if let Some(span) = firmware {
+            line += &format!(", firmware at {:#x}-{:#x}", span.start, span.end);
         }
         match modules {
             0 => {}

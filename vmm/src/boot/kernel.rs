@@ -58,7 +58,7 @@ const LOOKALIKES: [(&[u8], &str); 7] = [
 ];
 const MULTIBOOT2_MAGIC: u32 = 0xe852_50d6;
 
-fn what_is_it(head: &[u8]) -> String {
+pub(crate) fn what_is_it(head: &[u8]) -> String {
     if head.is_empty() {
         return "an empty file".into();
     }

@@ -11,6 +11,7 @@
 //! | | [`BOOT_STACK_TOP`] | stack that the kernel replaces at once |
 //! | [`CMDLINE_START`] | +64 KiB | the kernel's command line |
 //! | [`MODULE_LIST_START`] | +64 KiB | module table and the modules' strings |
+//! | [`FIRMWARE_START`] | [`EBDA_START`] | firmware, where there is any: reserved then (`firmware::layout`) |
 //! | [`EBDA_START`] | `0xa0000` | BIOS data area, reserved, left 0 |
 //! | `0xa0000` | `0xe0000` | legacy video and ROM, not reported |
 //! | [`ACPI_START`] | `0xf0000` | RSDP, then the other ACPI tables |
@@ -53,6 +54,8 @@ pub const MODULE_LIST_SIZE: usize = 0x1000;
 pub const MODULE_STRINGS_START: u64 = MODULE_LIST_START + 0x1000;
 /// Room for all modules' strings in bytes, with their terminators.
 pub const MODULE_STRINGS_SIZE: usize = 0xf000;
+/// Firmware with all that is its own; without any it is ordinary memory.
+pub const FIRMWARE_START: u64 = firmware::layout::START;
 /// Extended BIOS data area: the top KiB of conventional memory.
 pub const EBDA_START: u64 = 0x9_fc00;
 /// End of conventional memory.
@@ -200,20 +203,33 @@ pub fn low_end(mem: &GuestMemory) -> Result<u64, MemoryError> {
         .ok_or(MemoryError::Shape)
 }
 
+/// What conventional memory is used for beside the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Conventional {
+    /// It is the kernel's, up to [`EBDA_START`].
+    Free,
+    /// Firmware keeps what lies from [`FIRMWARE_START`] on.
+    Firmware,
+}
+
 /// The memory map that every boot protocol reports, in ascending order.
 ///
 /// # Errors
 /// [`MemoryError::Shape`] when the memory does not come from [`create`].
-pub fn regions(mem: &GuestMemory) -> Result<Vec<Region>, MemoryError> {
+pub fn regions(mem: &GuestMemory, below: Conventional) -> Result<Vec<Region>, MemoryError> {
     let low_end = low_end(mem)?;
     let region = |start, end: u64, kind| Region {
         start,
         len: end - start,
         kind,
     };
+    let free_end = match below {
+        Conventional::Free => EBDA_START,
+        Conventional::Firmware => FIRMWARE_START,
+    };
     let mut list = vec![
-        region(0, EBDA_START, RegionKind::Ram),
-        region(EBDA_START, CONVENTIONAL_END, RegionKind::Reserved),
+        region(0, free_end, RegionKind::Ram),
+        region(free_end, CONVENTIONAL_END, RegionKind::Reserved),
         region(ACPI_START, ACPI_END, RegionKind::Acpi),
         region(FACS_START, HIGH_MEMORY_START, RegionKind::Reserved),
         region(HIGH_MEMORY_START, low_end, RegionKind::Ram),
@@ -272,9 +288,13 @@ mod tests {
 
     #[test]
     fn the_map_is_ascending_and_reports_all_memory() {
-        for mib in [2, 512, 3072, 5000] {
+        let kinds = [Conventional::Free, Conventional::Firmware];
+        for (mib, below) in [2, 512, 3072, 5000]
+            .into_iter()
+            .flat_map(|m| kinds.map(|k| (m, k)))
+        {
             let mem = create(mib).expect("memory");
-            let list = regions(&mem).expect("map");
+            let list = regions(&mem, below).expect("map");
             for pair in list.windows(2) {
                 assert!(pair[0].start + pair[0].len <= pair[1].start, "{pair:x?}");
             }

@@ -7,6 +7,7 @@ pub mod acpi;
 mod bzimage;
 mod elf;
 mod error;
+mod firmware;
 mod guest;
 mod image;
 mod kernel;
@@ -25,6 +26,7 @@ mod wire;
 mod zero_page;
 
 pub use error::BootError;
+pub use firmware::{FirmwareImage, FirmwareRequest};
 pub use guest::{Entry, LoadedGuest};
 pub use request::{BootRequest, ModuleRequest, Unpack};
 pub use state::InitialState;
@@ -36,7 +38,7 @@ use elf::Elf;
 use guest::Parts;
 use image::Image;
 use kernel::Kernel;
-use memory::{BOOT_INFO_START, GuestMemory, MIB, ZERO_PAGE_START, low_end, regions};
+use memory::{BOOT_INFO_START, Conventional, GuestMemory, MIB, ZERO_PAGE_START, low_end, regions};
 use multiboot::{MAX_MODULES, MultibootKernel};
 use segments::Span;
 use zero_page::write_zero_page;
@@ -69,14 +71,32 @@ pub fn load(mem: &GuestMemory, request: &BootRequest) -> Result<LoadedGuest, Boo
         .as_deref()
         .map(|path| Image::open("initrd", path))
         .transpose()?;
-    let guest = load_kernel(mem, request, &kernel, initrd.as_ref())?;
+    let mut guest = load_kernel(mem, request, &kernel, initrd.as_ref())?;
     let config = AcpiConfig {
         cpus: request.cpus,
         pm_timer: request.pm_timer,
     };
     acpi::write_tables(mem, config)?;
     guest.state.write_tables(mem)?;
+    if let Some(firmware) = &request.firmware {
+        let around = firmware::Surroundings {
+            kernel: guest.entry,
+            cpus: request.cpus,
+            pm_timer: request.pm_timer,
+        };
+        let (state, span) = firmware::load(mem, firmware, around)?;
+        guest.state = state;
+        guest.parts.firmware = Some(span);
+    }
     Ok(guest)
+}
+
+/// Whether firmware keeps a part of conventional memory.
+fn conventional(request: &BootRequest) -> Conventional {
+    match request.firmware {
+        Some(_) => Conventional::Firmware,
+        None => Conventional::Free,
+    }
 }
 
 fn load_kernel(
@@ -223,7 +243,13 @@ fn finish_linux(
         .map(|image| place::initrd(mem, image, kernel, initrd_limit))
         .transpose()?;
     let setup_header = header.map(|header| header.setup_header.as_slice());
-    write_zero_page(mem, setup_header, kernel.start, initrd, &regions(mem)?)?;
+    write_zero_page(
+        mem,
+        setup_header,
+        kernel.start,
+        initrd,
+        &regions(mem, conventional(request))?,
+    )?;
     let entry = Entry::Linux64 {
         rip,
         zero_page: ZERO_PAGE_START,
@@ -235,6 +261,7 @@ fn finish_linux(
             unpacked,
             initrd,
             modules: 0,
+            firmware: None,
         },
     ))
 }
@@ -250,7 +277,7 @@ fn finish_pvh(
     let initrd = initrd
         .map(|image| place::initrd(mem, image, kernel, u64::MAX))
         .transpose()?;
-    pvh::write_start_info(mem, initrd, &regions(mem)?)?;
+    pvh::write_start_info(mem, initrd, &regions(mem, conventional(request))?)?;
     let entry = Entry::Pvh {
         rip,
         start_info: BOOT_INFO_START,
@@ -262,6 +289,7 @@ fn finish_pvh(
             unpacked: None,
             initrd,
             modules: 0,
+            firmware: None,
         },
     ))
 }
@@ -281,7 +309,7 @@ fn load_multiboot(
         .map(|module| Ok((Image::open("module", &module.path)?, module)))
         .collect::<Result<Vec<_>, BootError>>()?;
     let loaded = place::modules(mem, &modules, span)?;
-    multiboot::write_info(mem, &loaded, &regions(mem)?)?;
+    multiboot::write_info(mem, &loaded, &regions(mem, conventional(request))?)?;
     let entry = Entry::Multiboot {
         rip,
         info: BOOT_INFO_START,
@@ -291,6 +319,7 @@ fn load_multiboot(
         unpacked: None,
         initrd: None,
         modules: loaded.len(),
+        firmware: None,
     };
     Ok(ready(entry, parts))
 }

@@ -5,7 +5,7 @@ use super::elf::{self, Elf};
 use super::error::BootError;
 use super::image::Image;
 use super::memory::{
-    BOOT_INFO_START, CMDLINE_START, EBDA_START, GuestMemory, HIGH_MEMORY_START, MODULE_LIST_SIZE,
+    BOOT_INFO_START, CMDLINE_START, GuestMemory, HIGH_MEMORY_START, MODULE_LIST_SIZE,
     MODULE_LIST_START, Region, low_end, write,
 };
 use super::segments::{Segment, Span, physical_entry};
@@ -185,7 +185,7 @@ pub(crate) fn write_info(
     let flags = INFO_MEMORY | INFO_CMDLINE | INFO_MODULES | INFO_MMAP | INFO_LOADER_NAME;
     let fields = [
         (0, u64::from(flags)),
-        (4, EBDA_START / 1024),
+        (4, regions.first().map_or(0, |region| region.len) / 1024),
         (8, (low_end(mem)? - HIGH_MEMORY_START) / 1024),
         (16, CMDLINE_START),
         (20, modules.len() as u64),

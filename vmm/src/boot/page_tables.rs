@@ -1,6 +1,6 @@
 //! The identity map of the 64-bit entry point.
 
-use super::memory::{GuestMemory, MemoryError, PAGE_TABLES_START, write};
+use super::memory::{GuestMemory, MemoryError, write};
 
 /// Entries of one table.
 const TABLE_ENTRIES: u64 = 512;
@@ -14,9 +14,10 @@ const PTE_PRESENT_WRITABLE: u64 = 0b11;
 /// Page-directory entry: maps 2 MiB itself.
 pub(crate) const PTE_LARGE: u64 = 1 << 7;
 
-/// Maps the first 4 GiB to themselves, with 2 MiB pages (SDM vol. 3A, 4.5).
-pub(crate) fn write_page_tables(mem: &GuestMemory) -> Result<(), MemoryError> {
-    let table = |number: u64| PAGE_TABLES_START + number * TABLE_SIZE;
+/// Maps the first 4 GiB to themselves, with 2 MiB pages (SDM vol. 3A, 4.5), by six
+/// tables from `root` on.
+pub(crate) fn write_page_tables(mem: &GuestMemory, root: u64) -> Result<(), MemoryError> {
+    let table = |number: u64| root + number * TABLE_SIZE;
     let pml4 = [table(1) | PTE_PRESENT_WRITABLE];
     let pdpt: Vec<u64> = (0..DIRECTORIES)
         .map(|number| table(2 + number) | PTE_PRESENT_WRITABLE)
@@ -40,7 +41,7 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
 
     use super::*;
-    use crate::boot::memory::create;
+    use crate::boot::memory::{PAGE_TABLES_START, create};
 
     fn word(mem: &GuestMemory, address: u64) -> u64 {
         mem.read_obj(GuestAddress(address))
@@ -62,7 +63,7 @@ mod tests {
         #[test]
         fn the_first_4_gib_map_to_themselves(linear in 0u64..1 << 40) {
             let mem = create(2).expect("memory");
-            write_page_tables(&mem).expect("tables");
+            write_page_tables(&mem, PAGE_TABLES_START).expect("tables");
             prop_assert_eq!(translate(&mem, PAGE_TABLES_START, linear), (linear < 4 << 30).then_some(linear));
         }
     }

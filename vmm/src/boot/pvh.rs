@@ -66,12 +66,12 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
 
     use super::*;
-    use crate::boot::memory::{create, regions};
+    use crate::boot::memory::{Conventional, create, regions};
 
     #[test]
     fn the_start_info_leads_to_map_module_and_rsdp() {
         let mem = create(5000).expect("memory");
-        let map = regions(&mem).expect("map");
+        let map = regions(&mem, Conventional::Free).expect("map");
         let initrd = Span {
             start: 0x100_0000,
             end: 0x100_0123,
@@ -103,7 +103,8 @@ mod tests {
     #[test]
     fn no_initrd_means_no_module() {
         let mem = create(16).expect("memory");
-        write_start_info(&mem, None, &regions(&mem).expect("map")).expect("written");
+        write_start_info(&mem, None, &regions(&mem, Conventional::Free).expect("map"))
+            .expect("written");
         let info: hvm_start_info = mem.read_obj(GuestAddress(BOOT_INFO_START)).expect("read");
         assert_eq!((info.nr_modules, info.modlist_paddr), (0, 0));
     }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::firmware::FirmwareRequest;
+
 /// What to boot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BootRequest {
@@ -19,6 +21,8 @@ pub struct BootRequest {
     pub unpack: Unpack,
     /// Whether the machine has a power-management timer at [`AcpiPorts::pm_timer`](super::acpi::AcpiPorts::pm_timer).
     pub pm_timer: bool,
+    /// What runs before the kernel.
+    pub firmware: Option<FirmwareRequest>,
 }
 
 /// A file for a Multiboot kernel.

@@ -42,7 +42,17 @@ pub(crate) fn load(
     mem: &GuestMemory,
     segments: &[Segment],
 ) -> Result<Span, BootError> {
-    let span = check(image, mem, segments)?;
+    load_where(image, mem, segments, |span| check_fit(image, mem, span))
+}
+
+/// As [`load`], where `fit` says of each segment whether its place will do.
+pub(crate) fn load_where(
+    image: &Image,
+    mem: &GuestMemory,
+    segments: &[Segment],
+    fit: impl Fn(Span) -> Result<(), BootError>,
+) -> Result<Span, BootError> {
+    let span = check(image, segments, fit)?;
     for segment in segments {
         let Segment {
             offset,
@@ -105,7 +115,11 @@ pub(crate) fn check_fit(image: &Image, mem: &GuestMemory, span: Span) -> Result<
     Ok(())
 }
 
-fn check(image: &Image, mem: &GuestMemory, segments: &[Segment]) -> Result<Span, BootError> {
+fn check(
+    image: &Image,
+    segments: &[Segment],
+    fit: impl Fn(Span) -> Result<(), BootError>,
+) -> Result<Span, BootError> {
     let malformed = |what: String| BootError::Malformed {
         path: image.path().to_owned(),
         what,
@@ -122,14 +136,10 @@ fn check(image: &Image, mem: &GuestMemory, segments: &[Segment]) -> Result<Span,
                 segment.address
             )));
         }
-        check_fit(
-            image,
-            mem,
-            Span {
-                start: segment.address,
-                end: segment.end(),
-            },
-        )?;
+        fit(Span {
+            start: segment.address,
+            end: segment.end(),
+        })?;
         // A range of no use to the loader, read for the error only.
         let end = segment.offset.saturating_add(segment.file_len);
         if end > image.len() {

@@ -3,6 +3,8 @@
 
 use kvm_bindings::{kvm_dtable, kvm_segment};
 
+use firmware::layout;
+
 use super::memory::{
     BOOT_STACK_TOP, GDT_START, GuestMemory, MemoryError, PAGE_TABLES_START, TSS_START, write,
 };
@@ -55,13 +57,13 @@ pub struct Segment {
 
 impl Segment {
     /// Executable, readable, accessed.
-    const CODE: u8 = 0xb;
+    pub(crate) const CODE: u8 = 0xb;
     /// Writable, accessed.
     const DATA: u8 = 0x3;
     /// A task state segment in use: VM entry accepts no other in TR.
     const BUSY_TSS: u8 = 0xb;
 
-    const fn flat(selector: u16, kind: u8, long: bool) -> Self {
+    pub(crate) const fn flat(selector: u16, kind: u8, long: bool) -> Self {
         Self {
             selector,
             base: 0,
@@ -88,7 +90,7 @@ impl Segment {
     }
 
     /// The 8-byte descriptor; the upper half of a 64-bit system descriptor holds base bits 32-63.
-    fn descriptor(&self) -> u64 {
+    pub(crate) fn descriptor(&self) -> u64 {
         let limit = u64::from(if self.page_granular {
             self.limit >> 12
         } else {
@@ -161,7 +163,7 @@ pub struct InitialState {
     pub rax: u64,
     /// PVH: start info; Multiboot: information structure; else 0.
     pub rbx: u64,
-    /// Linux: zero page; else 0.
+    /// Linux: zero page; firmware: its configuration area; else 0.
     pub rsi: u64,
     /// Control register 0.
     pub cr0: u64,
@@ -219,6 +221,25 @@ impl InitialState {
         }
     }
 
+    /// 64-bit mode as for Linux, with stack and tables in the firmware's own memory.
+    pub(crate) fn firmware(rip: u64) -> Self {
+        Self {
+            rsp: layout::STACK_TOP,
+            cr3: layout::PAGE_TABLES,
+            cs: Segment::flat(layout::CODE_64, Segment::CODE, true),
+            data: Segment::flat(layout::DATA, Segment::DATA, false),
+            tr: Segment {
+                selector: layout::TASK,
+                ..Segment::tss()
+            },
+            gdt: DescriptorTable {
+                base: layout::GDT,
+                limit: layout::GDT_SIZE - 1,
+            },
+            ..Self::linux64(rip, layout::CONFIG)
+        }
+    }
+
     fn protected32(rip: u64) -> Self {
         Self {
             rip,
@@ -257,7 +278,7 @@ impl InitialState {
         write(mem, GDT_START, &little_endian(&entries))?;
         write(mem, TSS_START, &[0; 0x68])?;
         if self.cr0 & CR0_PG != 0 {
-            write_page_tables(mem)?;
+            write_page_tables(mem, self.cr3)?;
         }
         Ok(())
     }

@@ -86,11 +86,11 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
 
     use super::*;
-    use crate::boot::memory::{MIB, create, regions};
+    use crate::boot::memory::{Conventional, MIB, create, regions};
 
     fn page(header: Option<&[u8]>, initrd: Option<Span>) -> Vec<u8> {
         let mem = create(5000).expect("memory");
-        let regions = regions(&mem).expect("map");
+        let regions = regions(&mem, Conventional::Free).expect("map");
         write_zero_page(&mem, header, 16 * MIB, initrd, &regions).expect("written");
         let mut page = vec![0; SIZE];
         mem.read_slice(&mut page, GuestAddress(ZERO_PAGE_START))

@@ -139,6 +139,7 @@ fn run_help() -> String {
     for backend in backend_names() {
         let _ = writeln!(text, "  {:<14} {}", backend.name, backend.summary);
     }
+    text.push_str(FIRMWARE);
     text.push_str(RESERVATIONS);
     text.push_str(RUN_NOTES);
     text
@@ -152,6 +153,19 @@ const PROPERTIES: &str = "
     fixed-width=BITS     width of the fixed counters
     full-width=on|off    full-width counter writes
   A property that a model does not have is refused with what it allows.
+";
+
+const FIRMWARE: &str = "
+Counters of the firmware (--firmware-counter EVENT[,WORD...]); EVENT as in umpire events:
+  on=PMCn|FIXEDn|any       which counter [any]
+  access=private|shared    whether others are kept from using it [private]
+  error=drop|fault|fault-rdpmc
+                           what their accesses come to: they vanish, they raise #GP, or a
+                           kernel's RDPMC as well [drop]
+  read=VALUE               what a dropped read yields [0]
+  lend                     it may be revoked when another layer is short
+  keep                     the cookies stay in the firmware's memory, else they are wiped
+  isolate                  registers that several counters share do not reach it
 ";
 
 const RESERVATIONS: &str = "
@@ -178,6 +192,7 @@ Examples:
   umpire run --kernel vmlinuz --cpus 4 --pmu none
   umpire run --kernel vmlinuz --cpus 16 --cores 2 --pin 0-1
   umpire run --kernel test.elf --module data.bin,first,words --counters step --timeout 10
+  umpire run --kernel vmlinuz --firmware builtin --firmware-counter cycles,error=fault
   umpire run --config guest.toml --cpus 2
   umpire run --kernel vmlinuz --restore pmu.json --save-on-exit pmu.json
 

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use pmu_virt::{ModelError, PmuModel};
 
+use crate::firmware::{CounterSpec, FirmwareChoice};
+
 /// A module that a Multiboot kernel gets beside itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BootModule {
@@ -22,6 +24,15 @@ impl BootModule {
             cmdline: cmdline.to_owned(),
         })
     }
+}
+
+/// `--firmware` and `--firmware-counter`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FirmwareConfig {
+    /// What runs before the kernel.
+    pub image: FirmwareChoice,
+    /// The counters that it reserves; none without firmware.
+    pub counters: Vec<CounterSpec>,
 }
 
 /// `--pmu`.

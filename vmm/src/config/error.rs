@@ -10,6 +10,7 @@ use thiserror::Error;
 use super::policy::PolicyTextError;
 use super::reservations::PcrPlanError;
 use crate::cpuid::UnknownFeature;
+use crate::firmware::SpecError;
 use crate::sched::CpuListError;
 
 /// The configuration cannot be used. Every variant prints as one line that says
@@ -101,6 +102,28 @@ pub enum ConfigError {
         place: Place,
         /// What is wrong.
         source: UnknownFeature,
+    },
+    /// A counter for the firmware that cannot be read.
+    #[error("{place}: {source}")]
+    FirmwareCounter {
+        /// Which setting.
+        place: Place,
+        /// What is wrong.
+        source: SpecError,
+    },
+    /// Counters for firmware, and no firmware.
+    #[error("{place}: it is firmware that reserves them; add --firmware builtin")]
+    NoFirmware {
+        /// Which setting.
+        place: Place,
+    },
+    /// The built-in firmware was not built.
+    #[error(
+        "{place}: this program was built without firmware, as the Rust target          x86_64-unknown-none was missing; run `rustup target add x86_64-unknown-none` and build          it again, or give --firmware FILE"
+    )]
+    NoBuiltinFirmware {
+        /// Which setting.
+        place: Place,
     },
     /// A policy that cannot be used.
     #[error("{place}: {source}")]

@@ -40,6 +40,8 @@ pub(super) struct Keys {
     pub(super) cpuid_follows_grants: Entry<String>,
     pub(super) audit: Entry<PathBuf>,
     pub(super) timeout: Entry<f64>,
+    pub(super) firmware: Entry<PathBuf>,
+    pub(super) firmware_counter: Entry<Vec<String>>,
     pub(super) save_on_exit: Entry<PathBuf>,
     pub(super) restore: Entry<PathBuf>,
     pub(super) verbose: Entry<i64>,

@@ -11,7 +11,9 @@ use arbiter::Scheme;
 use pmu_virt::{Source, Sources};
 use toml::Spanned;
 
-use super::choices::{BootModule, CpuVendor, OversubscribeChoice, PmuChoice, Unpack};
+use super::choices::{
+    BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, Unpack,
+};
 use super::error::{ConfigError, Origin, Place};
 use super::file::ConfigFile;
 use super::policy;
@@ -21,6 +23,7 @@ use super::{
     MEMORY_MIB, PMI_FLOOR_US, RunConfig, SLICE_MS, TIMEOUT_S, VERBOSITY,
 };
 use crate::cli::RunFlags;
+use crate::firmware::{CounterSpec, FirmwareChoice};
 use crate::sched::{CorePlan, CpuList};
 use crate::sys::allowed_cpus;
 
@@ -74,6 +77,8 @@ impl Merge {
         let follows = given!(self, flags, cpuid_follows_grants, "cpuid-follows-grants");
         let audit = self.path(given!(self, flags, audit, "audit"));
         let timeout = given!(self, flags, timeout, "timeout");
+        let firmware = given!(self, flags, firmware, "firmware");
+        let firmware_counters = given!(self, flags, firmware_counter, "firmware-counter");
         let save = self.path(given!(self, flags, save_on_exit, "save-on-exit"));
         let restore = self.path(given!(self, flags, restore, "restore"));
         let log_file = self.path(given!(self, flags, log_file, "log-file"));
@@ -123,6 +128,7 @@ impl Merge {
             pcr,
             audit: audit.map(appendable).transpose()?,
             timeout: or_default(timeout, seconds)?,
+            firmware: self.firmware(firmware, firmware_counters)?,
             save_on_exit: save.map(writable).transpose()?,
             restore: restore.map(readable).transpose()?,
             verbose: or_default(verbose, |g| {
@@ -182,6 +188,38 @@ impl Merge {
             }
         }
         Ok(sources)
+    }
+
+    /// `--firmware` and `--firmware-counter`: counters want somebody to reserve them.
+    fn firmware(
+        &self,
+        image: Option<Given<PathBuf>>,
+        counters: Option<Given<Vec<String>>>,
+    ) -> Result<FirmwareConfig, ConfigError> {
+        let image = or_default(image, |g| self.firmware_image(g))?.unwrap_or_default();
+        let counters = match counters {
+            Some(given) if image == FirmwareChoice::None && !given.value.is_empty() => {
+                return Err(ConfigError::NoFirmware { place: given.place });
+            }
+            Some(given) => counter_specs(&given)?,
+            None => Vec::new(),
+        };
+        Ok(FirmwareConfig { image, counters })
+    }
+
+    fn firmware_image(&self, given: Given<PathBuf>) -> Result<FirmwareChoice, ConfigError> {
+        match given.value.to_str() {
+            Some("none") => Ok(FirmwareChoice::None),
+            Some("builtin") if firmware::image().is_none() => {
+                Err(ConfigError::NoBuiltinFirmware { place: given.place })
+            }
+            Some("builtin") => Ok(FirmwareChoice::Builtin),
+            _ => {
+                let path = self.anchor(&given.place, given.value);
+                open(&given.place, &path)?;
+                Ok(FirmwareChoice::File(path))
+            }
+        }
     }
 
     fn modules(&self, given: Given<Vec<String>>) -> Result<Vec<BootModule>, ConfigError> {
@@ -301,6 +339,16 @@ fn model(given: Given<String>) -> Result<PmuChoice, ConfigError> {
         place,
         source: Box::new(source),
     })
+}
+
+fn counter_specs(given: &Given<Vec<String>>) -> Result<Vec<CounterSpec>, ConfigError> {
+    let one = |text: &String| {
+        CounterSpec::parse(text).map_err(|source| ConfigError::FirmwareCounter {
+            place: given.place.clone(),
+            source,
+        })
+    };
+    given.value.iter().map(one).collect()
 }
 
 fn features(given: Given<Vec<String>>) -> Result<Vec<crate::cpuid::Feature>, ConfigError> {

@@ -16,7 +16,7 @@ mod reservations;
 #[cfg(test)]
 mod tests;
 
-pub use choices::{BootModule, CpuVendor, OversubscribeChoice, PmuChoice, Unpack};
+pub use choices::{BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, Unpack};
 pub use error::{ConfigError, Origin, Place};
 pub(crate) use exit::one_line;
 pub use exit::{ExitStatus, UserError};
@@ -97,6 +97,8 @@ pub struct RunConfig {
     pub audit: Option<PathBuf>,
     /// When to stop the guest.
     pub timeout: Option<Duration>,
+    /// What runs before the kernel.
+    pub firmware: FirmwareConfig,
     /// Where the PMU state goes at the end.
     pub save_on_exit: Option<PathBuf>,
     /// The PMU state to start with.

@@ -7,6 +7,8 @@ use arbiter::{
 use pmu_virt::PmuModel;
 use thiserror::Error;
 
+use crate::firmware::SetAside;
+
 /// `--pcr on` and what goes with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcrChoice {
@@ -180,7 +182,7 @@ impl PcrChoice {
     ///
     /// # Errors
     /// The PMU cannot have it.
-    pub fn plan(&self, model: &PmuModel, firmware: CounterSet) -> Result<PcrPlan, PcrPlanError> {
+    pub fn plan(&self, model: &PmuModel, firmware: SetAside) -> Result<PcrPlan, PcrPlanError> {
         let there = PerKind {
             programmable: model.programmable(),
             fixed: model.fixed(),
@@ -192,7 +194,7 @@ impl PcrChoice {
                 source,
             })?;
         let hypervisor = self.hypervisor_set(model, there)?;
-        let aside = firmware | hypervisor;
+        let aside = hypervisor | self.firmware_set(there, hypervisor, firmware);
         let legacy = match self.follows_grants {
             FollowsGrants::Off => None,
             FollowsGrants::Auto if aside.is_empty() => None,
@@ -238,6 +240,45 @@ impl PcrChoice {
             held.insert(counter);
         }
         Ok(held)
+    }
+
+    /// The counters that the firmware will have got when its phase is over: it
+    /// asks for them in this order, on every vCPU, and the arbiter answers as
+    /// this stand-in for it does.
+    fn firmware_set(&self, there: PerKind, hypervisor: CounterSet, asked: SetAside) -> CounterSet {
+        let mut bank = Bank::new(there.programmable, there.fixed);
+        let reserve = |bank: &mut Bank, layer, counter| {
+            self.policy.admit(bank, layer, counter)?;
+            // A stand-in: what counts is that somebody holds it.
+            let manage = Operation::Manage(Cookie::from_random(1));
+            let _ = bank.apply(bank.plan(layer, Cookie::DEFAULT, counter, manage)?);
+            Ok::<(), Reason>(())
+        };
+        for counter in hypervisor.iter() {
+            // Whether it may have them was looked at before.
+            let _ = reserve(&mut bank, Layer::Hypervisor, counter);
+        }
+        for counter in asked.named.iter() {
+            if let Err(reason) = reserve(&mut bank, Layer::Firmware, counter) {
+                log::warn!("--firmware-counter: {counter} will be refused: {reason}");
+            }
+        }
+        for nth in 1..=asked.any {
+            let free = bank.free() & CounterSet::first(there.programmable, 0);
+            let mut got = Err(Reason::NoneFree);
+            for counter in free.iter() {
+                got = reserve(&mut bank, Layer::Firmware, counter);
+                if got.is_ok() {
+                    break;
+                }
+            }
+            if let Err(reason) = got {
+                let left = asked.any - nth + 1;
+                log::warn!("--firmware-counter: {left} of any place will be refused: {reason}");
+                break;
+            }
+        }
+        bank.held_by(Layer::Firmware)
     }
 
     /// Whether policy lets the hypervisor have `counter` beside those it has.
@@ -291,6 +332,40 @@ mod tests {
         CounterId::Programmable(n)
     }
 
+    fn aside(counters: &[CounterId]) -> SetAside {
+        SetAside {
+            named: set(counters),
+            any: 0,
+        }
+    }
+
+    #[test]
+    fn firmware_is_expected_to_get_what_policy_lets_it() {
+        fn check(named: &[CounterId], any: u8, max: u8, expected: &[CounterId]) {
+            let mut choice = PcrChoice {
+                hypervisor: HypervisorCounters::These(vec![pmc(5)]),
+                ..PcrChoice::default()
+            };
+            choice.policy.firmware.max.programmable = max;
+            choice.policy.kernel.min.programmable = 2;
+            let there = PerKind {
+                programmable: 6,
+                fixed: 0,
+            };
+            let asked = SetAside {
+                named: set(named),
+                any,
+            };
+            let got = choice.firmware_set(there, set(&[pmc(5)]), asked);
+            assert_eq!(got, set(expected), "{named:?} and {any}, at most {max}");
+        }
+        check(&[], 0, 6, &[]);
+        check(&[pmc(2)], 1, 6, &[pmc(0), pmc(2)]);
+        check(&[pmc(0)], 5, 2, &[pmc(0), pmc(1)]);
+        // The kernel's minimum is left, and the hypervisor keeps its own.
+        check(&[pmc(5)], 6, 6, &[pmc(0), pmc(1), pmc(2)]);
+    }
+
     fn set(counters: &[CounterId]) -> CounterSet {
         counters.iter().copied().collect()
     }
@@ -335,7 +410,7 @@ mod tests {
                 ..PcrChoice::default()
             };
             let model = PmuModel::parse(model).unwrap();
-            let plan = choice.plan(&model, set(firmware)).unwrap();
+            let plan = choice.plan(&model, aside(firmware)).unwrap();
             let legacy = plan
                 .legacy
                 .map(|legacy| (legacy.programmable, legacy.fixed));
@@ -391,7 +466,7 @@ mod tests {
             let mut choice = PcrChoice::default();
             change(&mut choice);
             let model = PmuModel::parse(model).unwrap();
-            let error = choice.plan(&model, CounterSet::EMPTY).unwrap_err();
+            let error = choice.plan(&model, SetAside::default()).unwrap_err();
             for part in parts {
                 assert!(error.to_string().contains(part), "{error}");
             }

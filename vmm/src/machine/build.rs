@@ -4,7 +4,7 @@ use std::io::Write;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use arbiter::{CounterSet, Grant, Phase};
+use arbiter::{Grant, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
 use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
@@ -13,11 +13,15 @@ use vmm_sys_util::eventfd::EventFd;
 use super::state::{SavedMachine, StateFileError};
 use crate::audit::{AuditError, AuditTrail, Header};
 use crate::boot::memory::MemoryError;
-use crate::boot::{self, BootError, BootRequest, InitialState, ModuleRequest};
+use crate::boot::{
+    self, BootError, BootRequest, FirmwareImage, FirmwareRequest, InitialState, ModuleRequest,
+};
 use crate::config::{ConfigError, OversubscribeChoice, RunConfig, Unpack};
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
+use crate::events::names;
+use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
 use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
 use crate::probe::ProbeReport;
 use crate::reservations::{MachineReservations, ReservationError};
@@ -43,7 +47,7 @@ const RESET_MXCSR: u32 = 0x1f80;
 pub enum MachineError {
     /// Options that do not fit this host.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(Box<ConfigError>),
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -79,12 +83,22 @@ pub enum MachineError {
     /// The counter backend.
     #[error(transparent)]
     Counters(#[from] CounterError),
+    /// Counters for the firmware.
+    #[error("--firmware-counter: {0}")]
+    Firmware(#[source] PlanError),
     /// Counters of the hypervisor.
     #[error(transparent)]
     Reservations(#[from] ReservationError),
     /// The audit file.
     #[error(transparent)]
     Audit(#[from] AuditError),
+}
+
+// By hand: the error is boxed, as it is much larger than all others.
+impl From<ConfigError> for MachineError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(Box::new(error))
+    }
 }
 
 /// A machine whose vCPUs are at their first instruction.
@@ -126,12 +140,13 @@ impl Machine {
         // The guest's vendor is needed even where the host's has no PMU model.
         let host_vendor = host_vendor(supported.as_slice())?;
         let guest = config.guest_cpu(host_vendor)?;
+        let plan = firmware_plan(config, guest.pmu.as_ref())?;
         let pcr = match (&config.pcr, &guest.pmu) {
             (Some(choice), Some(model)) => Some(MachineReservations {
                 plan: choice
-                    .plan(model, CounterSet::EMPTY)
+                    .plan(model, plan.set_aside())
                     .map_err(ConfigError::from)?,
-                phase: Arc::new(Phase::new(false)),
+                phase: Arc::new(Phase::new(config.firmware.image != FirmwareChoice::None)),
                 smm: probes.smm,
             }),
             _ => None,
@@ -140,7 +155,7 @@ impl Machine {
         let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
         let saved = saved.transpose()?;
         let memory = boot::memory::create(config.memory_mib)?;
-        let loaded = boot::load(&memory, &boot_request(config, probes))?;
+        let loaded = boot::load(&memory, &boot_request(config, &plan, probes))?;
         log::info!("{}", loaded.describe());
 
         let options = VmOptions::with_pmu(guest.pmu.as_ref());
@@ -308,7 +323,26 @@ fn oversubscription(choice: OversubscribeChoice, tsc_khz: u32) -> Oversubscribe 
     }
 }
 
-fn boot_request(config: &RunConfig, probes: &ProbeReport) -> BootRequest {
+/// Which counters the firmware will ask for. The tables of event names are only
+/// loaded where there are any.
+fn firmware_plan(
+    config: &RunConfig,
+    model: Option<&PmuModel>,
+) -> Result<FirmwarePlan, MachineError> {
+    let specs = config.firmware.counters.as_slice();
+    if specs.is_empty() {
+        return Ok(FirmwarePlan::default());
+    }
+    FirmwarePlan::resolve(specs, model, names().as_ref()).map_err(MachineError::Firmware)
+}
+
+fn boot_request(config: &RunConfig, plan: &FirmwarePlan, probes: &ProbeReport) -> BootRequest {
+    let image = match &config.firmware.image {
+        FirmwareChoice::None => None,
+        // The configuration was refused if there is none.
+        FirmwareChoice::Builtin => firmware::image().map(FirmwareImage::Builtin),
+        FirmwareChoice::File(path) => Some(FirmwareImage::File(path.clone())),
+    };
     let modules = config.modules.iter().map(|module| ModuleRequest {
         path: module.path.clone(),
         cmdline: module.cmdline.clone(),
@@ -327,6 +361,10 @@ fn boot_request(config: &RunConfig, probes: &ProbeReport) -> BootRequest {
             Unpack::Never => boot::Unpack::Never,
         },
         pm_timer: true,
+        firmware: image.map(|image| FirmwareRequest {
+            image,
+            counters: plan.counters().to_vec(),
+        }),
     }
 }
 

@@ -4,14 +4,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arbiter::{Auditor, Grant, Phase, Record};
-use kvm_bindings::{kvm_debugregs, kvm_regs};
-use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, VcpuPmu};
+use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
+use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu};
 
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
 use super::threads::Ran;
 use crate::audit::Holding;
 use crate::config::PcrPlan;
+use crate::cpuid::bare_cpuid;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
@@ -118,6 +119,9 @@ pub enum MicroRunError {
     /// The kick handler could not be installed.
     #[error("sigaction failed: {0}")]
     Signal(vmm_sys_util::errno::Error),
+    /// The leaves of CPUID.
+    #[error("KVM takes no list of {0} CPUID leaves")]
+    Cpuid(usize),
     /// Counters of the hypervisor.
     #[error(transparent)]
     Reservations(#[from] ReservationError),
@@ -164,6 +168,7 @@ impl MicroRun {
             smm: vm.smram().is_some(),
         });
         let shared = Shared {
+            host,
             vm: &vm,
             platform: &platform,
             control: &control,
@@ -223,6 +228,13 @@ impl MicroRun {
         });
         if let (Some(model), Some(pcr)) = (&self.model, shared.pcr) {
             let reservations = pcr.of_vcpu(model, tsc_khz, Box::new(recorder.clone()))?;
+            let visible = pcr.plan.legacy.unwrap_or(model.counts());
+            let cpuid = model.announced(&*(self.backend)(), visible);
+            announce(
+                &kvm,
+                shared.host,
+                &cpuid.with_reservations(&reservations.unit),
+            )?;
             pmu = pmu.map(|pmu| pmu.with_reservations(reservations));
         }
         let observer: Box<dyn Observer> = match self.record {
@@ -244,6 +256,14 @@ impl MicroRun {
     }
 }
 
+/// Lets CPUID tell of the reservations.
+fn announce(kvm: &KvmVcpu, host: &Host, pmu: &PmuCpuid) -> Result<(), MicroRunError> {
+    let supported = host.supported_cpuid().map_err(MicroError::from)?;
+    let entries = bare_cpuid(supported.as_slice(), pmu);
+    let cpuid = CpuId::from_entries(&entries).map_err(|_| MicroRunError::Cpuid(entries.len()))?;
+    Ok(kvm.set_cpuid2(&cpuid)?)
+}
+
 /// A machine that KVM has given up tells no registers; its end says so.
 fn unless_dead<T: Default>(read: Result<T, VcpuError>) -> Result<T, VcpuError> {
     match read {
@@ -258,6 +278,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// What a micro-guest's vCPUs have in common.
 struct Shared<'a> {
+    host: &'a Host,
     vm: &'a Arc<KvmVm>,
     platform: &'a Arc<dyn Platform>,
     control: &'a Arc<VcpuControl>,

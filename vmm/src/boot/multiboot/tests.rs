@@ -3,7 +3,7 @@ use std::path::Path;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
-use crate::boot::memory::{MIB, create, regions};
+use crate::boot::memory::{Conventional, MIB, create, regions};
 use crate::boot::testing::{ElfBuilder, multiboot_header};
 
 fn check(bytes: Vec<u8>, expected: Result<(Option<u64>, Segment), &str>) {
@@ -137,7 +137,7 @@ fn addresses_of_the_header_are_used_and_checked() {
 #[test]
 fn the_information_structure_leads_to_map_modules_and_strings() {
     let mem = create(64).expect("memory");
-    let map = regions(&mem).expect("map");
+    let map = regions(&mem, Conventional::Free).expect("map");
     let module = LoadedModule {
         span: Span {
             start: 0x20_0000,

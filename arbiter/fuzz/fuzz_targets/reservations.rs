@@ -1,0 +1,14 @@
+//! Bytes as operations, played on a unit and on a naive model of `docs/pcr.md`.
+//!
+//! The harness is that of the test `reservations`; `docs/testing.md` tells how
+//! to run this.
+#![no_main]
+
+#[path = "../../tests/reservations/play/mod.rs"]
+mod play;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    play::run(bytes);
+});

@@ -1,0 +1,77 @@
+//! Why an arbiter says no.
+
+use crate::CounterId;
+use core::fmt;
+
+/// What operations of an arbiter come to.
+pub(super) type Result<T = (), E = ArbiterError> = core::result::Result<T, E>;
+
+/// CPUID shows no reservations that an arbiter could use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiscoveryError {
+    /// There is no hypervisor.
+    NoHypervisor,
+    /// The hypervisor is not Umpire.
+    NotUmpire,
+    /// It is, without reservations.
+    NoReservations,
+    /// They are of a version that this code does not know.
+    Version(u32),
+}
+
+impl fmt::Display for DiscoveryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DiscoveryError::NoHypervisor => f.write_str("CPUID shows no hypervisor"),
+            DiscoveryError::NotUmpire => f.write_str("CPUID has no block of Umpire's"),
+            DiscoveryError::NoReservations => f.write_str("Umpire runs without reservations"),
+            DiscoveryError::Version(version) => {
+                write!(f, "version {version} of the reservations is not known")
+            }
+        }
+    }
+}
+
+impl core::error::Error for DiscoveryError {}
+
+/// A claim, a reservation or a release failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArbiterError {
+    /// The caller is not in the kernel's layer: the firmware's phase goes on.
+    NotKernel,
+    /// There is no source of random numbers for cookies.
+    NoRandom,
+    /// The arbiter does not hold the counter on every CPU: it is the firmware's
+    /// or the hypervisor's somewhere, has been lost, or does not exist.
+    Unavailable(CounterId),
+    /// It has been reserved already.
+    InUse(CounterId),
+    /// None of the counters that would do is free.
+    NoneFree,
+    /// It has just been lost: this CPU no longer takes the arbiter's cookie, as
+    /// the reservation has expired or was revoked there.
+    Lost {
+        /// The counter.
+        counter: CounterId,
+        /// The CPU that said so.
+        cpu: u32,
+    },
+    /// It is not held privately with this key.
+    NotYours(CounterId),
+}
+
+impl fmt::Display for ArbiterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ArbiterError::NotKernel => f.write_str("the firmware's phase is not over"),
+            ArbiterError::NoRandom => f.write_str("there are no random numbers for a cookie"),
+            ArbiterError::Unavailable(counter) => write!(f, "{counter} is not available"),
+            ArbiterError::InUse(counter) => write!(f, "{counter} is in use"),
+            ArbiterError::NoneFree => f.write_str("no counter that would do is free"),
+            ArbiterError::Lost { counter, cpu } => write!(f, "{counter} was lost on CPU {cpu}"),
+            ArbiterError::NotYours(counter) => write!(f, "{counter} is not held with this key"),
+        }
+    }
+}
+
+impl core::error::Error for ArbiterError {}

@@ -1,0 +1,517 @@
+//! Every state that two counters and three layers can get into, by every order
+//! of what layers can do and time can bring. What must hold is checked in each.
+
+use super::{Caller, Context, PcrConfig, PcrUnit};
+use crate::mailbox::{Outcome, Reply, Request, Wanted};
+use crate::{
+    Auditor, Control, Cookie, CounterId, CounterSet, Entropy, Event, GuardLimits, Layer,
+    PcrRegister, PerKind, Phase, Policy, Reason, Record, Scheme, Share,
+};
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+const GRACE: u32 = 2;
+
+#[derive(Debug)]
+struct NoEntropy;
+
+impl Entropy for NoEntropy {
+    fn bits(&mut self) -> Option<u64> {
+        None
+    }
+}
+
+#[derive(Debug, Default)]
+struct Records(Vec<Record>);
+
+impl Auditor for Records {
+    fn record(&mut self, record: &Record) {
+        self.0.push(*record);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Ask(Layer, Wanted),
+    Release(Layer, CounterId),
+    Withdraw(Layer),
+    Reply(Layer, CounterId, bool),
+    /// By `MANAGEMENT_KEY`: reserve, or take over from another layer whose
+    /// cookie is known.
+    Claim(Layer, CounterId),
+    Lend(Layer, CounterId, bool),
+    EndPhase,
+    Tick,
+}
+
+fn actions(counters: u8) -> Vec<Action> {
+    let mut actions = alloc::vec![Action::EndPhase, Action::Tick];
+    for layer in Policy::LAYERS {
+        actions.extend((1..=counters).map(|count| Action::Ask(layer, Wanted::Any(count))));
+        actions.push(Action::Withdraw(layer));
+        for counter in (0..counters).map(CounterId::Programmable) {
+            actions.push(Action::Ask(layer, Wanted::This(counter)));
+            actions.push(Action::Release(layer, counter));
+            actions.push(Action::Claim(layer, counter));
+            for yes in [false, true] {
+                actions.push(Action::Reply(layer, counter, yes));
+                actions.push(Action::Lend(layer, counter, yes));
+            }
+        }
+    }
+    actions
+}
+
+/// All layers share one cookie: who is kept out by a cookie is another test's
+/// business, and so hand-overs happen as well.
+const COOKIE: u64 = 7;
+
+#[derive(Debug)]
+struct State {
+    unit: PcrUnit,
+    now: u64,
+    /// How it was reached.
+    path: Vec<Action>,
+}
+
+impl State {
+    fn first(scheme: Scheme, policy: Policy, counters: u8, smm: bool) -> State {
+        let counters = PerKind {
+            programmable: counters,
+            fixed: 0,
+        };
+        policy.fits(counters.programmable, 0).unwrap();
+        let unit = PcrUnit::new(PcrConfig {
+            counters,
+            widths: PerKind::ALL,
+            policy,
+            scheme,
+            guard: GuardLimits::with_ticks_per_ms(1),
+            ticks_per_ms: 1,
+            phase: Arc::new(Phase::new(true)),
+            legacy: None,
+            smm,
+        });
+        State {
+            unit,
+            now: 0,
+            path: Vec::new(),
+        }
+    }
+
+    fn fork(&self) -> State {
+        let unit = &self.unit;
+        let phase = Phase::new(true);
+        if unit.phase.is_over() {
+            phase.end();
+        }
+        let unit = PcrUnit {
+            bank: unit.bank.clone(),
+            policy: unit.policy,
+            guard: unit.guard,
+            widths: unit.widths,
+            ticks_per_ms: unit.ticks_per_ms,
+            phase: Arc::new(phase),
+            map: unit.map,
+            unmapped: unit.unmapped,
+            legacy: unit.legacy,
+            smm: unit.smm,
+            scheme: unit.scheme,
+            boxes: unit.boxes.clone(),
+            sequence: unit.sequence,
+            deadline: unit.deadline,
+        };
+        State {
+            unit,
+            now: self.now,
+            path: self.path.clone(),
+        }
+    }
+
+    /// What two states have in common that cannot be told apart any more: times
+    /// count from now, requests are in order, and what was only told is left out.
+    fn code(&self) -> Vec<u8> {
+        let mut code = Vec::with_capacity(64);
+        let rest = |at: u64| u8::try_from(at.saturating_sub(self.now)).unwrap();
+        code.push(u8::from(self.unit.phase.is_over()));
+        for counter in self.unit.bank.counters().iter() {
+            let Some(held) = self.unit.bank.reservation(counter) else {
+                code.push(0xff);
+                continue;
+            };
+            code.extend([held.owner.code(), u8::from(held.control.lends())]);
+            code.push(held.lease.map_or(0xff, rest));
+            match held.revocation {
+                Some(revocation) => {
+                    code.extend([rest(revocation.at), revocation.wanted_by.code()]);
+                }
+                None => code.push(0xff),
+            }
+        }
+        for letterbox in &self.unit.boxes {
+            let Some(pending) = &letterbox.pending else {
+                code.push(0xff);
+                continue;
+            };
+            let sets = [pending.got, pending.declined, pending.spared];
+            code.extend(sets.map(|set| set.bits().to_le_bytes()[0]));
+            code.extend(pending.silent.map(u8::from));
+            code.push(match pending.wanted {
+                Wanted::Any(count) => count,
+                Wanted::This(counter) => 0x40 | counter.position().unwrap(),
+            });
+            let reason = pending.refusal.map_or(0, |reason| reason.code());
+            code.push(reason.to_le_bytes()[0]);
+            let earlier = self.unit.boxes.iter().filter(|other| {
+                let other = other.pending.as_ref();
+                other.is_some_and(|other| other.sequence < pending.sequence)
+            });
+            code.push(u8::try_from(earlier.count()).unwrap());
+            match pending.question {
+                Some(question) => {
+                    let position = question.counter.position().unwrap();
+                    code.extend([position, question.holder.code(), rest(question.due)]);
+                }
+                None => code.push(0xff),
+            }
+        }
+        code
+    }
+
+    /// Does it, and returns what was told of it.
+    fn perform(&mut self, action: Action) -> Vec<Record> {
+        self.path.push(action);
+        let mut records = Records::default();
+        let mut entropy = NoEntropy;
+        if matches!(action, Action::Tick) {
+            self.now += 1;
+        }
+        let cx = &mut Context {
+            now: self.now,
+            entropy: &mut entropy,
+            audit: &mut records,
+        };
+        let unit = &mut self.unit;
+        let cookie = Cookie::new(COOKIE).unwrap();
+        let caller = |layer| Caller {
+            layer,
+            presented: COOKIE,
+        };
+        // What an action means for the PMU is another test's business, and
+        // whether it was possible the next state tells.
+        let _ = match action {
+            Action::Ask(layer, wanted) => {
+                let request = Request::Reserve {
+                    wanted,
+                    cookie,
+                    lease_ms: None,
+                };
+                unit.request(layer, request, cx).map(drop).ok()
+            }
+            Action::Release(layer, counter) => {
+                let request = Request::Release { counter, cookie };
+                unit.request(layer, request, cx).map(drop).ok()
+            }
+            Action::Withdraw(layer) => unit.request(layer, Request::Withdraw, cx).map(drop).ok(),
+            Action::Reply(layer, counter, yields) => unit
+                .reply(layer, Reply { counter, yields }, cx)
+                .map(drop)
+                .ok(),
+            Action::Claim(layer, counter) => {
+                let register = PcrRegister::ManagementKey(counter);
+                match unit.bank.reservation(counter).map(|held| held.owner) {
+                    None => unit.write(register, COOKIE, Caller::legacy(layer), cx),
+                    Some(owner) if owner != layer => {
+                        // To another cookie and back again: the owner changes.
+                        let taken = unit.write(register, COOKIE + 1, caller(layer), cx);
+                        let presented = COOKIE + 1;
+                        taken.and_then(|_| {
+                            unit.write(register, COOKIE, Caller { layer, presented }, cx)
+                        })
+                    }
+                    Some(_) => None,
+                }
+                .map(drop)
+            }
+            Action::Lend(layer, counter, lends) => {
+                let control = Control::INITIAL.with_lend(lends).bits();
+                let owner = unit.bank.reservation(counter).map(|held| held.owner);
+                let register = PcrRegister::Control(counter);
+                (owner == Some(layer))
+                    .then(|| unit.write(register, control, caller(layer), cx).map(drop))
+                    .flatten()
+            }
+            Action::EndPhase => {
+                let caller = Caller::legacy(Layer::Firmware);
+                unit.write(PcrRegister::Phase, 1, caller, cx).map(drop)
+            }
+            Action::Tick => {
+                let _ = unit.tick(cx);
+                Some(())
+            }
+        };
+        records.0
+    }
+
+    fn is_possible(&self, action: Action) -> bool {
+        let over = self.unit.phase.is_over();
+        let runs = |layer| match layer {
+            Layer::Firmware => !over || self.unit.smm,
+            Layer::GuestKernel => over,
+            _ => true,
+        };
+        match action {
+            Action::Ask(layer, _)
+            | Action::Release(layer, _)
+            | Action::Withdraw(layer)
+            | Action::Reply(layer, ..)
+            | Action::Claim(layer, _)
+            | Action::Lend(layer, ..) => runs(layer),
+            Action::EndPhase => !over,
+            Action::Tick => true,
+        }
+    }
+
+    fn held(&self, layer: Layer) -> u32 {
+        self.unit.bank.held_by(layer).len()
+    }
+
+    /// What must hold in every state.
+    fn check(&self) -> Result<(), &'static str> {
+        let (bank, policy) = (&self.unit.bank, &self.unit.policy);
+        let shares = Policy::LAYERS.map(|layer| (layer, policy.share(layer).unwrap()));
+        let all: u32 = shares.iter().map(|(layer, _)| self.held(*layer)).sum();
+        ensure(
+            all + bank.free().len() == bank.counters().len(),
+            "a counter leaked",
+        )?;
+        let mut owed = 0;
+        for (layer, share) in shares {
+            let within = self.held(layer) <= u32::from(share.max.programmable);
+            ensure(within, "more than the maximum")?;
+            owed += u32::from(share.min.programmable).saturating_sub(self.held(layer));
+        }
+        ensure(bank.free().len() >= owed, "a minimum was given away")?;
+        let mut taken = CounterSet::EMPTY;
+        for layer in Policy::LAYERS {
+            let Some(pending) = self.unit.pending(layer) else {
+                continue;
+            };
+            let outcome = self.unit.answer(layer).outcome;
+            ensure(outcome == Outcome::Pending, "the answer is wrong")?;
+            let lost = pending.got & !bank.held_by(layer);
+            ensure(lost.is_empty(), "what it had come by is lost")?;
+            let mut under_way = self.marked_for(layer);
+            ensure(
+                (under_way & bank.held_by(layer)).is_empty(),
+                "it revokes its own",
+            )?;
+            if let Some(question) = pending.question {
+                let owner = bank.reservation(question.counter).map(|held| held.owner);
+                ensure(owner == Some(question.holder), "the wrong one is asked")?;
+                under_way.insert(question.counter);
+            }
+            ensure(!under_way.is_empty(), "it waits for nothing")?;
+            let all = under_way | pending.got;
+            ensure((all & taken).is_empty(), "one counter, two requests")?;
+            taken = taken | all;
+            let in_time = self.now + 1..=self.now + u64::from(GRACE);
+            let deadline = self.unit.deadline;
+            ensure(
+                deadline.is_some_and(|at| in_time.contains(&at)),
+                "nothing is going to end its waiting",
+            )?;
+        }
+        let marked = Policy::LAYERS.map(|layer| self.marked_for(layer));
+        let waits = Policy::LAYERS.map(|layer| self.unit.pending(layer).is_some());
+        let idle = marked
+            .iter()
+            .zip(waits)
+            .any(|(marked, waits)| !marked.is_empty() && !waits);
+        ensure(!idle, "a revocation for nobody")
+    }
+
+    fn marked_for(&self, layer: Layer) -> CounterSet {
+        let is_marked = |counter: &CounterId| {
+            let held = self.unit.bank.reservation(*counter);
+            let revocation = held.and_then(|held| held.revocation);
+            revocation.is_some_and(|revocation| revocation.wanted_by == layer)
+        };
+        self.unit.bank.held().iter().filter(is_marked).collect()
+    }
+
+    /// What must hold of the last step, from a state and with these records.
+    fn check_step(&self, before: &State, records: &[Record]) -> Result<(), &'static str> {
+        let policy = &before.unit.policy;
+        let share = |layer| policy.share(layer).unwrap();
+        for record in records {
+            let its = share(record.layer);
+            let scheme = self.unit.scheme;
+            match record.event {
+                Event::Revoking { wanted_by, .. } => {
+                    ensure(scheme != Scheme::Independent, "not under this scheme")?;
+                    let by = share(wanted_by).priority;
+                    ensure(by > its.priority, "announced without priority")?;
+                }
+                Event::Revoked(Reason::Expired) => {}
+                Event::Revoked(reason) => {
+                    let held = before.unit.bank.reservation(record.counter.unwrap());
+                    let least = u32::from(its.min.programmable);
+                    ensure(
+                        self.held(record.layer) >= least,
+                        "revoked below the minimum",
+                    )?;
+                    match (reason, held) {
+                        (Reason::Lent, Some(_)) => {}
+                        (Reason::Priority, Some(held)) => {
+                            let by = held.revocation.map(|one| share(one.wanted_by).priority);
+                            ensure(by > Some(its.priority), "revoked without priority")?;
+                        }
+                        _ => return Err("revoked for no reason"),
+                    }
+                }
+                Event::Asked { .. } => {
+                    ensure(scheme == Scheme::Interacting, "asked under this scheme")?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// With nobody doing anything, every request has its answer after so long:
+    /// each counter can be asked for and revoked once.
+    fn check_answers_come(&self) -> Result<(), &'static str> {
+        let mut state = self.fork();
+        for _ in 0..2 * GRACE * self.unit.bank.counters().len() {
+            state.perform(Action::Tick);
+        }
+        let waits = |layer: &Layer| state.unit.pending(*layer).is_some();
+        ensure(
+            !Policy::LAYERS.iter().any(waits),
+            "a request waits for ever",
+        )
+    }
+}
+
+fn ensure(holds: bool, otherwise: &'static str) -> Result<(), &'static str> {
+    match holds {
+        true => Ok(()),
+        false => Err(otherwise),
+    }
+}
+
+/// The number of states.
+fn explore(scheme: Scheme, policy: Policy, counters: u8, smm: bool) -> usize {
+    let first = State::first(scheme, policy, counters, smm);
+    let mut seen = BTreeSet::from([first.code()]);
+    let mut queue = VecDeque::from([first]);
+    let actions = actions(counters);
+    while let Some(state) = queue.pop_front() {
+        if let Err(what) = state.check_answers_come() {
+            panic!("{what}: {scheme}, {policy:?}: {:?}", state.path);
+        }
+        for action in actions.iter().filter(|action| state.is_possible(**action)) {
+            let mut next = state.fork();
+            let records = next.perform(*action);
+            let checked = next
+                .check_step(&state, &records)
+                .and_then(|()| next.check());
+            if let Err(what) = checked {
+                panic!("{what}: {scheme}, {policy:?}: {:?}\n{records:?}", next.path);
+            }
+            if seen.insert(next.code()) {
+                queue.push_back(next);
+            }
+        }
+    }
+    seen.len()
+}
+
+fn share(min: u8, max: u8, priority: u8, lease_ms: Option<u32>) -> Share {
+    let kind = |programmable| PerKind {
+        programmable,
+        fixed: 0,
+    };
+    Share {
+        min: kind(min),
+        max: kind(max),
+        priority,
+        lease_ms,
+    }
+}
+
+fn policies() -> [Policy; 5] {
+    let policy = |firmware, hypervisor, kernel| Policy {
+        firmware,
+        hypervisor,
+        kernel,
+        grace_ms: GRACE,
+    };
+    [
+        // Priorities rise, fall and are the same; minima, maxima and leases.
+        policy(
+            share(0, 3, 0, None),
+            share(0, 3, 1, None),
+            share(0, 3, 2, None),
+        ),
+        policy(
+            share(0, 3, 2, None),
+            share(0, 3, 1, None),
+            share(0, 3, 0, None),
+        ),
+        policy(
+            share(0, 3, 1, None),
+            share(0, 3, 1, None),
+            share(0, 3, 1, None),
+        ),
+        policy(
+            share(0, 1, 0, Some(3)),
+            share(0, 2, 2, None),
+            share(1, 2, 1, Some(5)),
+        ),
+        policy(
+            share(1, 2, 0, None),
+            share(0, 1, 1, None),
+            share(0, 2, 2, None),
+        ),
+    ]
+}
+
+/// A walk that stops early would prove nothing.
+fn explore_all(scheme: Scheme, least: usize) {
+    for policy in policies() {
+        for smm in [false, true] {
+            let states = explore(scheme, policy, 2, smm);
+            assert!(states > least, "{states}: {policy:?}");
+        }
+    }
+}
+
+#[test]
+fn every_state_of_the_interacting_scheme_is_sound() {
+    explore_all(Scheme::Interacting, 150);
+}
+
+#[test]
+fn every_state_of_the_single_master_scheme_is_sound() {
+    explore_all(Scheme::SingleMaster, 30);
+}
+
+#[test]
+fn every_state_of_the_independent_scheme_is_sound() {
+    explore_all(Scheme::Independent, 30);
+}
+
+#[test]
+fn minima_of_two_layers_are_kept_among_three_counters() {
+    let policy = Policy {
+        firmware: share(1, 2, 0, None),
+        hypervisor: share(0, 1, 1, None),
+        kernel: share(1, 2, 2, None),
+        grace_ms: GRACE,
+    };
+    let states = explore(Scheme::Interacting, policy, 3, false);
+    assert!(states > 1_000, "{states}");
+}

@@ -1,0 +1,12 @@
+//! The guest-side arbiters against the real reservations, one unit for each CPU.
+#![cfg(feature = "alloc")]
+
+mod claims;
+mod discovery;
+mod faults;
+mod leases;
+mod lines;
+mod locks;
+mod machine;
+mod model;
+mod private;

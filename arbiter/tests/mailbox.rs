@@ -1,0 +1,278 @@
+//! The registers of the mailbox, bit by bit.
+
+mod rig;
+
+use arbiter::abi::{
+    ANSWER_GRANTED, ANSWER_NUMBER_SHIFT, ANSWER_PENDING, ANSWER_REASON_SHIFT, ANSWER_REFUSED,
+    COOKIE_MASK, FEATURE_MAILBOX, NOTICE_ASKED, NOTICE_GRANTED, NOTICE_LOST, REASON_NONE_FREE,
+    REPLY_REFUSE, REPLY_YIELD, REQUEST_POSITION, REQUEST_RELEASE, REQUEST_RESERVE,
+    REQUEST_WHICH_SHIFT, REQUEST_WITHDRAW,
+};
+use arbiter::{
+    CounterId, Event, Layer, NoticeKind, PcrRegister, PerKind, Reason, Reply, Request, Scheme,
+    Wanted,
+};
+use rig::{FW, HV, KERNEL, Rig, bits, plain, pmc, set, share};
+
+fn reserve(request: Result<Request, Reason>) -> Option<(Wanted, Option<u32>)> {
+    match request {
+        Ok(Request::Reserve {
+            wanted, lease_ms, ..
+        }) => Some((wanted, lease_ms)),
+        _ => None,
+    }
+}
+
+#[test]
+fn requests_to_reserve() {
+    let check = |value: u64, cookie: u64, expected| {
+        assert_eq!(
+            reserve(Request::decode(value, cookie)),
+            expected,
+            "{value:#x} {cookie:#x}"
+        );
+    };
+    let fixed = Wanted::This(CounterId::Fixed(31));
+    check(0x0101, 1, Some((Wanted::Any(1), None)));
+    check(0xff01, 1, Some((Wanted::Any(255), None)));
+    check(0x3f11, 1, Some((fixed, None)));
+    check(0x0011, COOKIE_MASK, Some((Wanted::This(pmc(0)), None)));
+    check(0x0001_0101, 1, Some((Wanted::Any(1), Some(10))));
+    check(0xffff_0101, 1, Some((Wanted::Any(1), Some(655_350))));
+    // No counter, no position, no cookie, too much of one, unknown bits.
+    check(0x0001, 1, None);
+    check(0x4011, 1, None);
+    check(0x0101, 0, None);
+    check(0x0101, 1 << 48, None);
+    for bit in (5..8).chain(32..64) {
+        check(0x0101 | 1 << bit, 1, None);
+    }
+    for operation in (0..16).filter(|operation| *operation != REQUEST_RESERVE) {
+        check(0x0100 | operation, 1, None);
+    }
+}
+
+#[test]
+fn requests_to_give_back_and_to_withdraw() {
+    let check = |value: u64, expected: &str| {
+        let shown = match Request::decode(value, 1) {
+            Ok(Request::Release { counter, .. }) => counter.to_string(),
+            Ok(Request::Withdraw) => "withdraw".to_owned(),
+            Ok(Request::Reserve { .. }) => "reserve".to_owned(),
+            Err(reason) => reason.name().to_owned(),
+        };
+        assert_eq!(shown, expected, "{value:#x}");
+    };
+    check(0x2112, "FIXED1");
+    check(0x0112, "PMC1");
+    check(0x0102, "malformed");
+    check(0x4012, "malformed");
+    check(0x0001_0112, "malformed");
+    check(3, "withdraw");
+    check(0x13, "malformed");
+    check(0x103, "malformed");
+}
+
+#[test]
+fn replies() {
+    let yields = |yields| {
+        Ok(Reply {
+            counter: pmc(2),
+            yields,
+        })
+    };
+    for (value, expected) in [
+        (0x201, yields(true)),
+        (0x202, yields(false)),
+        (0x200, Err(Reason::Malformed)),
+        (0x203, Err(Reason::Malformed)),
+        (0x211, Err(Reason::Malformed)),
+        (0x4001, Err(Reason::Malformed)),
+        (0x0001_0201, Err(Reason::Malformed)),
+        (1 << 63 | 0x201, Err(Reason::Malformed)),
+    ] {
+        assert_eq!(Reply::decode(value), expected, "{value:#x}");
+    }
+}
+
+#[test]
+fn a_driver_reserves_asks_and_replies_by_registers() {
+    let mut rig = Rig::new(Scheme::Interacting, 2, plain());
+    assert_ne!(rig.unit.features() & FEATURE_MAILBOX, 0);
+    let any = |count: u64| REQUEST_RESERVE | count << REQUEST_WHICH_SHIFT;
+    assert_eq!(rig.read(FW, PcrRegister::Answer), Some(0));
+    assert!(rig.write(FW, PcrRegister::Request, any(2), bits(FW)));
+    assert_eq!(
+        rig.read(FW, PcrRegister::Answer),
+        Some(ANSWER_GRANTED | 1 << 16)
+    );
+    assert_eq!(rig.read(FW, PcrRegister::Granted), Some(0b11));
+
+    assert!(rig.write(HV, PcrRegister::Request, any(1), bits(HV)));
+    assert_eq!(
+        rig.read(HV, PcrRegister::Answer),
+        Some(ANSWER_PENDING | 1 << ANSWER_NUMBER_SHIFT)
+    );
+    assert_eq!(rig.read(HV, PcrRegister::Granted), Some(0));
+    assert!(
+        !rig.write(HV, PcrRegister::Request, any(1), bits(HV)),
+        "one at a time"
+    );
+    let asked = NOTICE_ASKED | 1 << 8 | 1 << 16 | 100 << 32;
+    assert_eq!(rig.read(FW, PcrRegister::Notice), Some(asked));
+    assert_eq!(rig.read(FW, PcrRegister::Notice), Some(0));
+    assert!(
+        !rig.write(FW, PcrRegister::Reply, REPLY_REFUSE, 0),
+        "PMC0 was not asked for"
+    );
+    assert!(rig.write(FW, PcrRegister::Reply, REPLY_YIELD | 1 << 8, 0));
+    assert_eq!(
+        rig.read(HV, PcrRegister::Answer),
+        Some(ANSWER_GRANTED | 1 << 16)
+    );
+    assert_eq!(rig.read(HV, PcrRegister::Granted), Some(0b10));
+    assert_eq!(
+        rig.read(HV, PcrRegister::Notice),
+        Some(NOTICE_GRANTED | 1 << 16)
+    );
+
+    let give_back = REQUEST_RELEASE | REQUEST_POSITION;
+    assert!(rig.write(FW, PcrRegister::Request, give_back, bits(FW)));
+    assert_eq!(rig.bank().free(), set([0]));
+    assert!(rig.write(FW, PcrRegister::Request, any(2), bits(FW)));
+    assert!(rig.write(FW, PcrRegister::Request, REQUEST_WITHDRAW, 0));
+    assert!(rig.write(HV, PcrRegister::Request, any(2), bits(HV)));
+    assert_eq!(
+        rig.read(HV, PcrRegister::Answer),
+        Some(ANSWER_REFUSED | REASON_NONE_FREE << ANSWER_REASON_SHIFT | 2 << 16)
+    );
+}
+
+#[test]
+fn what_is_malformed_faults_and_changes_nothing() {
+    let mut rig = Rig::new(Scheme::Interacting, 2, plain());
+    rig.any(FW, 1);
+    rig.events();
+    let before = rig.unit.answer(FW);
+    for (register, value, cookie) in [
+        (PcrRegister::Request, 0, 1),
+        (PcrRegister::Request, 0x0101, 0),
+        (PcrRegister::Request, 0x0101, u64::MAX),
+        (PcrRegister::Reply, 0x101, 0),
+        (PcrRegister::Reply, u64::MAX, 0),
+        (PcrRegister::NoticeVector, 15, 0),
+        (PcrRegister::NoticeVector, 256, 0),
+        (PcrRegister::NoticeVector, 0x1_0000_0020, 0),
+    ] {
+        assert!(
+            !rig.write(FW, register, value, cookie),
+            "{register:?} {value:#x}"
+        );
+        assert_eq!(
+            rig.events(),
+            [(FW, None, Event::Refused(Reason::Malformed))]
+        );
+    }
+    assert_eq!(rig.unit.answer(FW), before);
+    for register in [
+        PcrRegister::Answer,
+        PcrRegister::Granted,
+        PcrRegister::Notice,
+    ] {
+        assert!(!rig.write(FW, register, 0, 0), "read-only");
+        assert_eq!(rig.read(Layer::GuestUser, register), None, "has no mailbox");
+    }
+    for register in [PcrRegister::Request, PcrRegister::Reply] {
+        assert_eq!(rig.read(FW, register), None, "write-only");
+    }
+    assert!(!rig.write(Layer::GuestUser, PcrRegister::Request, 0x101, 1));
+}
+
+#[test]
+fn an_interrupt_tells_of_notices_and_belongs_to_the_layer_that_runs() {
+    let policy = arbiter::Policy {
+        firmware: share(0, 9, 5),
+        ..plain()
+    };
+    let mut rig = Rig::new(Scheme::Interacting, 1, policy);
+    rig.any(FW, 1);
+    rig.any(HV, 1);
+    assert_eq!(rig.unit.take_notice(), None, "no vector");
+    assert!(rig.write(FW, PcrRegister::NoticeVector, 0x20, 0));
+    assert_eq!(rig.read(FW, PcrRegister::NoticeVector), Some(0x20));
+    assert_eq!(
+        rig.read(KERNEL, PcrRegister::NoticeVector),
+        Some(0),
+        "its own"
+    );
+    assert_eq!(rig.unit.take_notice(), Some(0x20), "one waited");
+    assert_eq!(rig.unit.take_notice(), None, "once");
+    rig.at(100);
+    rig.any(HV, 1);
+    rig.end_phase();
+    assert_eq!(
+        rig.unit.take_notice(),
+        None,
+        "nobody is there to take the firmware's"
+    );
+
+    assert!(rig.write(KERNEL, PcrRegister::NoticeVector, 0xec, 0));
+    rig.this(KERNEL, 0);
+    rig.at(10_000);
+    assert_eq!(rig.unit.take_notice(), None, "it was told by the answer");
+    rig.notices(KERNEL);
+    assert!(rig.write(KERNEL, PcrRegister::NoticeVector, 0, 0));
+    assert_eq!(rig.unit.take_notice(), None);
+}
+
+#[test]
+fn the_queue_is_bounded_and_tells_what_it_lost() {
+    let mut rig = Rig::new(Scheme::Interacting, 1, plain());
+    rig.any(FW, 1);
+    for _ in 0..40 {
+        rig.any(HV, 1);
+        rig.request(HV, Request::Withdraw).unwrap();
+    }
+    let first = rig.read(FW, PcrRegister::Notice).unwrap();
+    assert_ne!(first & NOTICE_LOST, 0);
+    let rest = rig.notices(FW);
+    assert_eq!(rest.len(), 15);
+    assert!(rest.iter().all(|notice| !notice.lost));
+    assert_eq!(
+        rest.last().unwrap().kind,
+        NoticeKind::Cancelled,
+        "the newest is there"
+    );
+    rig.any(HV, 1);
+    assert!(!rig.notices(FW)[0].lost);
+}
+
+#[test]
+fn fixed_counters_are_asked_for_by_position() {
+    let counters = PerKind {
+        programmable: 1,
+        fixed: 2,
+    };
+    let mut rig = Rig::with(Scheme::Interacting, counters, plain(), true);
+    let fixed = CounterId::Fixed(1);
+    rig.reserve(FW, Wanted::This(fixed), None);
+    assert_eq!(rig.held(FW).bits(), 1 << 33);
+    rig.reserve(HV, Wanted::This(fixed), None);
+    assert_eq!(rig.notices(FW)[0].word() >> 8 & 0xff, 33);
+    rig.at(200);
+    assert_eq!(rig.held(HV).bits(), 1 << 33, "by priority");
+}
+
+/// With the policy, the guard, the names and all that the mailbox keeps.
+#[test]
+fn a_vcpu_takes_at_most_4_kib() {
+    // As many as any model here can have, and more.
+    let (programmable, fixed) = (16, 8);
+    let slots = size_of::<Option<arbiter::Reservation>>() * (programmable + fixed);
+    let all = size_of::<arbiter::PcrUnit>() + slots;
+    assert!(
+        all <= 4096,
+        "{all} bytes, {slots} of them for {} counters",
+        programmable + fixed
+    );
+}

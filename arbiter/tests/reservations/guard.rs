@@ -1,0 +1,191 @@
+//! Wrong cookies: when they cost something, how much, and how many somebody can
+//! try who does nothing else.
+
+use arbiter::{Guard, GuardLimits};
+use proptest::prelude::{any, prop, proptest};
+
+/// Ticks are milliseconds here.
+fn limits() -> GuardLimits {
+    GuardLimits::with_ticks_per_ms(1)
+}
+
+/// Wrong cookies at these times bring these penalties.
+fn check(limits: GuardLimits, wrong: &[(u64, Option<u64>)]) {
+    let mut guard = Guard::new(limits);
+    for (n, (now, penalty)) in wrong.iter().enumerate() {
+        assert_eq!(guard.wrong(*now), *penalty, "wrong cookie {n} at {now}");
+        assert_eq!(guard.total(), 1 + u64::try_from(n).expect("few"));
+        if let Some(ticks) = penalty {
+            let end = now + ticks;
+            assert_eq!(guard.barred_until(*now), Some(end).filter(|_| *ticks > 0));
+            assert_eq!(guard.barred_until(end.saturating_sub(1)), Some(end));
+            assert_eq!(guard.barred_until(end), None);
+        }
+    }
+}
+
+/// As many free ones as the page promises.
+fn burst(at: u64) -> Vec<(u64, Option<u64>)> {
+    vec![(at, None); 16]
+}
+
+#[test]
+fn sixteen_are_free_and_each_further_one_costs_twice_as_much() {
+    let mut wrong = burst(0);
+    let penalties = [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000];
+    // All at once: nothing is forgiven meanwhile.
+    wrong.extend(penalties.map(|ticks| (0, Some(ticks))));
+    check(limits(), &wrong);
+}
+
+#[test]
+fn one_is_forgiven_each_hundred_milliseconds() {
+    check(limits(), &[burst(0), vec![(99, Some(10))]].concat());
+    check(
+        limits(),
+        &[burst(0), vec![(100, None), (100, Some(10))]].concat(),
+    );
+    check(
+        limits(),
+        &[burst(0), vec![(250, None), (250, None), (250, Some(10))]].concat(),
+    );
+    // The remainder counts: half of it was over at 250, the rest at 300.
+    check(
+        limits(),
+        &[
+            burst(0),
+            vec![(250, None), (250, None), (300, None), (300, Some(10))],
+        ]
+        .concat(),
+    );
+}
+
+#[test]
+fn time_without_a_wrong_cookie_is_not_saved_up() {
+    let long = 1_000_000;
+    let fresh = |at| [burst(at), vec![(at, Some(10))]].concat();
+    check(limits(), &fresh(0));
+    check(limits(), &fresh(long));
+    check(limits(), &[vec![(0, None)], fresh(150)].concat());
+    check(limits(), &[vec![(0, None)], fresh(long + 99)].concat());
+}
+
+#[test]
+fn penalties_start_anew_when_all_is_forgiven() {
+    let first = [burst(0), vec![(0, Some(10)), (0, Some(20))]].concat();
+    // 18 wrong ones are forgiven after 1800.
+    let again = [burst(1800), vec![(1800, Some(10))]].concat();
+    check(limits(), &[first.clone(), again].concat());
+    // One is left at 1799: the next penalty is the third.
+    let not_yet = [vec![(1799, None); 15], vec![(1799, Some(40))]].concat();
+    check(limits(), &[first, not_yet].concat());
+}
+
+#[test]
+fn odd_limits_do_no_harm() {
+    let zero = GuardLimits {
+        burst: 0,
+        forgive_after: 0,
+        first_penalty: 0,
+        longest_penalty: 0,
+    };
+    let mut guard = Guard::new(zero);
+    for now in [0, 1, u64::MAX, 0] {
+        assert_eq!(guard.wrong(now), Some(0));
+        assert_eq!(guard.barred_until(now), None);
+    }
+    let huge = GuardLimits {
+        burst: 0,
+        forgive_after: u64::MAX,
+        first_penalty: u64::MAX,
+        longest_penalty: u64::MAX,
+    };
+    let mut guard = Guard::new(huge);
+    for now in [0, 5, u64::MAX] {
+        assert_eq!(guard.wrong(now), Some(u64::MAX));
+    }
+    for _ in 0..100 {
+        assert_eq!(guard.wrong(7), Some(u64::MAX));
+    }
+}
+
+/// Somebody who guesses as soon as the guard lets the vCPU run.
+#[test]
+fn an_hour_of_guessing_is_a_few_thousand_guesses() {
+    let (limits, hour) = (limits(), 3_600_000);
+    let mut guard = Guard::new(limits);
+    let (mut now, mut guesses) = (0_u64, 0_u64);
+    while now < hour {
+        guesses += 1;
+        now = now.saturating_add(guard.wrong(now).unwrap_or(0));
+    }
+    // One for each that is forgiven, and one for each penalty, of which all but
+    // the first seven are the longest one.
+    let forgiven = hour / limits.forgive_after;
+    let penalties = hour / limits.longest_penalty + 8;
+    let bound = u64::from(limits.burst) + forgiven + penalties;
+    assert!(guesses <= bound, "{guesses} of at most {bound}");
+    assert!(guesses > forgiven, "the guard forgives: {guesses}");
+}
+
+proptest! {
+    /// Whatever the rhythm, in every window the guesses without a penalty are
+    /// a burst and what was forgiven meanwhile, and those with one are as many
+    /// as first penalties fit.
+    #[test]
+    fn in_every_window_there_is_a_bound(
+        waits in prop::collection::vec(0_u64..400, 1..200),
+        burst in 0_u32..6,
+        forgive_after in 1_u64..200,
+    ) {
+        let limits = GuardLimits {
+            burst,
+            forgive_after,
+            first_penalty: 10,
+            longest_penalty: 160,
+        };
+        let mut guard = Guard::new(limits);
+        let mut now = 0;
+        let mut guesses = Vec::new();
+        for wait in waits {
+            now += wait.saturating_sub(200);
+            let penalty = guard.wrong(now);
+            guesses.push((now, penalty.is_some()));
+            now += penalty.unwrap_or(0);
+        }
+        for (from, (start, _)) in guesses.iter().enumerate() {
+            let (mut free, mut paid) = (0, 0);
+            for (at, is_paid) in &guesses[from..] {
+                let length = at - start;
+                if *is_paid { paid += 1 } else { free += 1 }
+                assert!(free <= u64::from(burst) + length / forgive_after + 1);
+                assert!(paid <= length / 10 + 1);
+            }
+        }
+    }
+
+    /// The same as a bucket that leaks: each wrong cookie fills it by the time
+    /// that forgiving takes.
+    #[test]
+    fn the_guard_is_a_leaky_bucket(
+        waits in prop::collection::vec((any::<bool>(), 0_u64..300), 1..200),
+        burst in 0_u32..6,
+        forgive_after in 1_u64..100,
+    ) {
+        let limits = GuardLimits { burst, forgive_after, first_penalty: 3, longest_penalty: 50 };
+        let mut guard = Guard::new(limits);
+        let (mut now, mut empty_at, mut next) = (5, 0, 3);
+        for (at_once, wait) in waits {
+            now += if at_once { 0 } else { wait };
+            if empty_at <= now {
+                (empty_at, next) = (now, 3);
+            }
+            empty_at += forgive_after;
+            let is_over = empty_at - now > u64::from(burst) * forgive_after;
+            assert_eq!(guard.wrong(now), is_over.then_some(next));
+            if is_over {
+                next = (next * 2).min(50);
+            }
+        }
+    }
+}

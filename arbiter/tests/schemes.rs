@@ -1,0 +1,516 @@
+//! What each scheme makes of the same requests.
+
+mod rig;
+
+use arbiter::{
+    Event, NoticeKind, Outcome, PcrRegister, Policy, Reason, Request, Scheme, Share, Wanted,
+};
+use rig::{FW, HV, KERNEL, Rig, bits, cookie, plain, pmc, set, share};
+
+const GRANTED: fn([u8; 1]) -> Outcome = |counters| Outcome::Granted(set(counters));
+
+fn under(scheme: Scheme) -> Rig {
+    Rig::new(scheme, 4, plain())
+}
+
+#[test]
+fn free_counters_are_granted_from_the_highest_under_every_scheme() {
+    for scheme in Scheme::ALL {
+        let mut rig = under(scheme);
+        assert_eq!(
+            rig.any(FW, 2).outcome,
+            Outcome::Granted(set([2, 3])),
+            "{scheme}"
+        );
+        assert_eq!(rig.held(FW), set([2, 3]));
+        assert_eq!(rig.cleared, set([2, 3]), "nobody's event goes on");
+        assert_eq!(rig.any(HV, 1).outcome, GRANTED([1]));
+        assert_eq!(rig.this(HV, 0).outcome, GRANTED([0]));
+        let reservation = rig.bank().reservation(pmc(3)).unwrap();
+        assert!(reservation.is_access(cookie(FW)) && reservation.is_private());
+        assert_eq!(
+            reservation.is_management(cookie(FW)),
+            scheme != Scheme::SingleMaster
+        );
+    }
+}
+
+#[test]
+fn numbers_tell_requests_apart() {
+    let mut rig = under(Scheme::Independent);
+    assert_eq!(rig.unit.answer(FW).number, 0);
+    assert_eq!(rig.unit.answer(FW).outcome, Outcome::Nothing);
+    assert_eq!(rig.any(FW, 1).number, 1);
+    assert_eq!(rig.any(HV, 1).number, 1, "each layer has its own");
+    assert_eq!(rig.release(FW, 3).number, 2);
+    for _ in 2..=u16::MAX {
+        rig.any(FW, 5);
+    }
+    assert_eq!(rig.unit.answer(FW).number, 1, "0 is no number");
+}
+
+#[test]
+fn under_a_single_master_guests_have_no_management() {
+    let mut rig = under(Scheme::SingleMaster);
+    let lock = PcrRegister::ManagementKey(pmc(0));
+    assert!(!rig.write(FW, lock, 5, 0));
+    assert_eq!(
+        rig.events(),
+        [(FW, Some(pmc(0)), Event::Refused(Reason::Master))]
+    );
+    assert_eq!(
+        rig.bank().free(),
+        set([0, 1, 2, 3]),
+        "nothing looks reserved"
+    );
+
+    rig.this(FW, 0);
+    // The holder tells the master how others are treated, by its access cookie.
+    for (layer, cookie, done) in [
+        (FW, 6, false),
+        (KERNEL, bits(FW), false),
+        (FW, bits(FW), true),
+    ] {
+        let register = PcrRegister::DropValue(pmc(0));
+        assert_eq!(rig.write(layer, register, 7, cookie), done);
+    }
+    assert_eq!(rig.read(KERNEL, PcrRegister::DropValue(pmc(0))), Some(7));
+    assert!(!rig.write(FW, PcrRegister::AccessKey(pmc(0)), 5, bits(FW)));
+    assert!(
+        !rig.write(FW, lock, 0, bits(FW)),
+        "given back by the mailbox alone"
+    );
+    assert!(
+        !rig.write(FW, PcrRegister::Control(pmc(1)), 0xff, 0),
+        "nobody's"
+    );
+    assert_eq!(rig.release(FW, 0).outcome, GRANTED([0]));
+    assert!(rig.bank().held().is_empty());
+}
+
+#[test]
+fn the_master_itself_can_set_counters_aside() {
+    for scheme in Scheme::ALL {
+        let mut rig = under(scheme);
+        let done = rig.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
+        assert_eq!(done.unwrap().cleared, set([1]));
+        let again = rig.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
+        assert_eq!(again, Err(Reason::Held));
+        let absent = rig.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(9), cookie(HV), cx));
+        assert_eq!(absent, Err(Reason::NoCounter));
+        let control = rig.bank().reservation(pmc(1)).unwrap().control;
+        for layer in [FW, KERNEL, arbiter::Layer::GuestUser] {
+            assert!(!control.accesses(layer) && !control.manages(layer));
+        }
+        for shared in arbiter::Shared::ALL {
+            assert_eq!(rig.unit.reached_by(shared), set([0, 2, 3]));
+        }
+        rig.any(FW, 1);
+        rig.unit.reset();
+        assert_eq!(rig.bank().held(), set([1]), "it outlives the guest's reset");
+    }
+}
+
+#[test]
+fn independent_layers_are_served_from_free_counters_only() {
+    let mut rig = under(Scheme::Independent);
+    rig.any(FW, 3);
+    rig.lend(FW, 3);
+    for (wanted, reason) in [
+        (Wanted::Any(2), Reason::NoneFree),
+        (Wanted::This(pmc(3)), Reason::Held),
+        (Wanted::This(pmc(7)), Reason::NoCounter),
+        (Wanted::Any(5), Reason::NoCounter),
+    ] {
+        let outcome = rig.reserve(HV, wanted, None).outcome;
+        assert_eq!(outcome, Outcome::Refused(reason), "{wanted:?}");
+    }
+    assert_eq!(rig.held(FW).len(), 3);
+    assert!(rig.held(HV).is_empty(), "all or nothing");
+}
+
+#[test]
+fn a_holder_that_yields_hands_its_counter_over() {
+    let mut rig = under(Scheme::Interacting);
+    rig.any(FW, 4);
+    rig.events();
+    assert_eq!(rig.any(HV, 1).outcome, Outcome::Pending);
+    let asked = rig.notices(FW);
+    assert_eq!(asked.len(), 1);
+    assert_eq!(
+        (asked[0].kind, asked[0].counter),
+        (NoticeKind::Asked, Some(pmc(3)))
+    );
+    assert_eq!((asked[0].layer, asked[0].rest_ms), (HV, 100));
+    rig.cleared = set([]);
+    rig.reply(FW, 3, true).unwrap();
+    assert_eq!(rig.unit.answer(HV).outcome, GRANTED([3]));
+    assert_eq!(rig.held(HV), set([3]));
+    assert_eq!(rig.cleared, set([3]));
+    assert_eq!(rig.notices(HV)[0].kind, NoticeKind::Granted);
+    assert_eq!(
+        rig.reply(FW, 3, true),
+        Err(Reason::Malformed),
+        "it was asked once"
+    );
+    let names: Vec<_> = rig
+        .events()
+        .iter()
+        .map(|(_, _, event)| event.name())
+        .collect();
+    assert_eq!(names, ["asked", "released", "reserved"]);
+    assert_eq!(rig.unit.deadline(), None);
+}
+
+/// A kernel wants what the firmware holds, and both answer nothing.
+#[test]
+fn what_is_refused_is_revoked_only_by_priority() {
+    for (firmware, outcome) in [(0, GRANTED([0])), (2, Outcome::Refused(Reason::Refused))] {
+        let policy = Policy {
+            firmware: share(0, 255, firmware),
+            hypervisor: share(0, 255, 1),
+            ..plain()
+        };
+        let mut rig = Rig::new(Scheme::Interacting, 1, policy);
+        rig.any(FW, 1);
+        assert_eq!(rig.any(HV, 1).outcome, Outcome::Pending);
+        rig.reply(FW, 0, false).unwrap();
+        if firmware == 0 {
+            assert_eq!(rig.unit.answer(HV).outcome, Outcome::Pending);
+            assert_eq!(rig.unit.deadline(), Some(100));
+            let kinds: Vec<_> = rig.notices(FW).iter().map(|notice| notice.kind).collect();
+            assert_eq!(kinds, [NoticeKind::Asked, NoticeKind::Revoking]);
+            assert_eq!(
+                rig.read(FW, PcrRegister::Status(pmc(0))).unwrap() & 0x40,
+                0x40
+            );
+            rig.at(100);
+            assert_eq!(rig.notices(FW)[0].kind, NoticeKind::Revoked);
+        }
+        assert_eq!(rig.unit.answer(HV).outcome, outcome);
+    }
+}
+
+#[test]
+fn silence_is_told_from_refusal() {
+    let mut rig = Rig::new(
+        Scheme::Interacting,
+        2,
+        Policy {
+            firmware: share(0, 9, 1),
+            ..plain()
+        },
+    );
+    rig.any(FW, 2);
+    rig.any(HV, 1);
+    rig.at(99);
+    assert_eq!(rig.unit.answer(HV).outcome, Outcome::Pending);
+    rig.at(100);
+    // Who did not answer is not asked for the next counter.
+    assert_eq!(
+        rig.unit.answer(HV).outcome,
+        Outcome::Refused(Reason::NoAnswer)
+    );
+    let refused = rig.notices(HV)[0];
+    assert_eq!(
+        (refused.kind, refused.reason),
+        (NoticeKind::Refused, Some(Reason::NoAnswer))
+    );
+    // Who refuses one counter is asked for the next.
+    rig.any(HV, 1);
+    rig.reply(FW, 1, false).unwrap();
+    rig.reply(FW, 0, false).unwrap();
+    assert_eq!(
+        rig.unit.answer(HV).outcome,
+        Outcome::Refused(Reason::Refused)
+    );
+}
+
+#[test]
+fn firmware_that_is_over_is_not_asked() {
+    let mut rig = Rig::new(Scheme::Interacting, 2, plain());
+    rig.any(FW, 2);
+    rig.lend(FW, 0);
+    rig.end_phase();
+    rig.events();
+    assert_eq!(rig.this(KERNEL, 0).outcome, GRANTED([0]), "lent");
+    assert_eq!(
+        rig.events()[0],
+        (FW, Some(pmc(0)), Event::Revoked(Reason::Lent))
+    );
+    assert_eq!(
+        rig.any(KERNEL, 1).outcome,
+        Outcome::Pending,
+        "of higher priority"
+    );
+    assert!(matches!(
+        rig.events()[0].2,
+        Event::Revoking {
+            reason: Reason::Priority,
+            ..
+        }
+    ));
+    rig.at(100);
+    assert_eq!(rig.held(KERNEL), set([0, 1]));
+    let mut equals = Rig::new(
+        Scheme::Interacting,
+        1,
+        Policy {
+            firmware: share(0, 9, 2),
+            ..plain()
+        },
+    );
+    equals.any(FW, 1);
+    equals.end_phase();
+    assert_eq!(
+        equals.any(KERNEL, 1).outcome,
+        Outcome::Refused(Reason::NoneFree)
+    );
+    assert_eq!(
+        equals.this(KERNEL, 0).outcome,
+        Outcome::Refused(Reason::Held)
+    );
+}
+
+#[test]
+fn the_master_revokes_by_priority_and_asks_nobody() {
+    let mut rig = under(Scheme::SingleMaster);
+    rig.any(FW, 4);
+    rig.events();
+    assert_eq!(rig.any(HV, 2).outcome, Outcome::Pending);
+    let names: Vec<_> = rig
+        .events()
+        .iter()
+        .map(|(_, _, event)| event.name())
+        .collect();
+    assert_eq!(names, ["revoking", "revoking"]);
+    // One that is given back in time is one less to be revoked.
+    rig.release(FW, 0);
+    let names: Vec<_> = rig
+        .events()
+        .iter()
+        .map(|(_, _, event)| event.name())
+        .collect();
+    assert_eq!(names, ["released", "spared"]);
+    rig.at(100);
+    assert_eq!(rig.held(HV).len(), 2);
+    assert_eq!(rig.held(FW).len(), 2);
+    rig.end_phase();
+    assert_eq!(rig.any(HV, 2).outcome, Outcome::Pending);
+    rig.at(200);
+    assert_eq!(rig.held(HV).len(), 4, "all that it held, and two more");
+}
+
+#[test]
+fn minima_and_maxima_hold_whoever_asks() {
+    for scheme in Scheme::ALL {
+        let policy = Policy {
+            firmware: share(1, 3, 0),
+            hypervisor: share(0, 2, 9),
+            kernel: share(1, 4, 0),
+            grace_ms: 10,
+        };
+        let mut rig = Rig::new(scheme, 4, policy);
+        assert_eq!(rig.any(FW, 4).outcome, Outcome::Refused(Reason::Maximum));
+        rig.any(FW, 3);
+        // One is left, and the kernel's.
+        assert_eq!(
+            rig.this(HV, 0).outcome,
+            Outcome::Refused(Reason::Minimum),
+            "{scheme}"
+        );
+        rig.any(HV, 2);
+        rig.at(1000);
+        assert!(!rig.held(FW).is_empty(), "{scheme}");
+        rig.end_phase();
+        assert_eq!(rig.any(KERNEL, 1).outcome, GRANTED([0]), "{scheme}");
+        assert_eq!(rig.any(HV, 3).outcome, Outcome::Refused(Reason::Maximum));
+    }
+}
+
+#[test]
+fn a_request_can_be_withdrawn_and_only_one_is_pending() {
+    let mut rig = under(Scheme::Interacting);
+    rig.any(FW, 4);
+    rig.any(HV, 1);
+    let wanted = Wanted::Any(1);
+    let request = Request::Reserve {
+        wanted,
+        cookie: cookie(HV),
+        lease_ms: None,
+    };
+    assert_eq!(rig.request(HV, request).unwrap_err(), Reason::Busy);
+    assert_eq!(rig.unit.answer(HV).number, 1);
+    rig.notices(FW);
+    let answer = rig.request(HV, Request::Withdraw).unwrap();
+    assert_eq!(answer.outcome, Outcome::Refused(Reason::Withdrawn));
+    assert_eq!(rig.notices(FW)[0].kind, NoticeKind::Cancelled);
+    assert!(rig.notices(HV).is_empty(), "it knows");
+    assert_eq!(rig.reply(FW, 3, true), Err(Reason::Malformed));
+    assert_eq!(
+        rig.request(HV, Request::Withdraw).unwrap(),
+        answer,
+        "nothing is pending"
+    );
+    assert_eq!(rig.unit.deadline(), None);
+}
+
+#[test]
+fn what_a_request_had_come_by_is_free_again_if_it_is_refused() {
+    let mut rig = Rig::new(
+        Scheme::Interacting,
+        3,
+        Policy {
+            firmware: share(0, 9, 5),
+            ..plain()
+        },
+    );
+    rig.any(FW, 2);
+    assert_eq!(rig.any(HV, 3).outcome, Outcome::Pending);
+    assert_eq!(rig.held(HV), set([0]), "nobody else gets it meanwhile");
+    rig.reply(FW, 2, true).unwrap();
+    assert_eq!(rig.held(HV), set([0, 2]));
+    rig.cleared = set([]);
+    rig.reply(FW, 1, false).unwrap();
+    assert_eq!(
+        rig.unit.answer(HV).outcome,
+        Outcome::Refused(Reason::Refused)
+    );
+    assert_eq!(rig.bank().free(), set([0, 2]));
+    assert_eq!(rig.cleared, set([0, 2]));
+}
+
+#[test]
+fn a_counter_that_is_given_back_goes_to_who_waits() {
+    let mut rig = Rig::new(Scheme::Interacting, 1, plain());
+    rig.any(FW, 1);
+    rig.any(HV, 1);
+    assert!(rig.write(FW, PcrRegister::ManagementKey(pmc(0)), 0, bits(FW)));
+    assert_eq!(rig.unit.answer(HV).outcome, GRANTED([0]));
+    rig.end_phase();
+    rig.any(KERNEL, 1);
+    // Handing over to whom it is for does the same.
+    let held = rig.bank().reservation(pmc(0)).unwrap().owner;
+    assert_eq!(held, HV);
+    assert!(rig.write(KERNEL, PcrRegister::ManagementKey(pmc(0)), 77, bits(HV)));
+    assert_eq!(rig.held(KERNEL), set([0]));
+    rig.at(1000);
+    assert_eq!(rig.held(KERNEL), set([0]), "and it is not taken away again");
+}
+
+#[test]
+fn leases_end_with_a_notice_unless_renewed() {
+    let lease = |ms| Share {
+        lease_ms: Some(ms),
+        ..Share::FREE
+    };
+    for scheme in Scheme::ALL {
+        let mut rig = Rig::new(
+            scheme,
+            2,
+            Policy {
+                firmware: lease(500),
+                ..plain()
+            },
+        );
+        rig.any(FW, 1);
+        rig.reserve(FW, Wanted::This(pmc(0)), Some(50));
+        assert_eq!(rig.unit.deadline(), Some(50), "shorter than policy allows");
+        rig.at(40).reserve(FW, Wanted::This(pmc(0)), Some(9000));
+        rig.at(400);
+        assert_eq!(rig.held(FW), set([0, 1]), "{scheme}");
+        if scheme != Scheme::SingleMaster {
+            assert!(rig.write(FW, PcrRegister::ManagementKey(pmc(0)), bits(FW), bits(FW)));
+        }
+        rig.at(500);
+        assert_eq!(rig.held(FW), set([0]));
+        let notices = rig.notices(FW);
+        assert_eq!(
+            (notices[0].kind, notices[0].counter),
+            (NoticeKind::Expired, Some(pmc(1)))
+        );
+        assert!(
+            rig.events()
+                .contains(&(FW, Some(pmc(1)), Event::Revoked(Reason::Expired)))
+        );
+        rig.at(899);
+        let renewed = scheme != Scheme::SingleMaster;
+        assert_eq!(
+            !rig.held(FW).is_empty(),
+            renewed,
+            "a renewal lasts as long as before"
+        );
+        rig.at(900);
+        assert!(rig.held(FW).is_empty());
+    }
+}
+
+#[test]
+fn a_short_lease_stays_short_when_renewed_by_the_key() {
+    let mut rig = Rig::new(Scheme::Independent, 1, plain());
+    rig.reserve(FW, Wanted::Any(1), Some(50));
+    rig.at(30);
+    assert!(rig.write(FW, PcrRegister::ManagementKey(pmc(0)), bits(FW), bits(FW)));
+    assert_eq!(rig.unit.deadline(), Some(80));
+}
+
+#[test]
+fn renewing_saves_nobody_from_a_revocation() {
+    let mut rig = Rig::new(Scheme::Interacting, 1, plain());
+    rig.any(FW, 1);
+    rig.any(HV, 1);
+    rig.reply(FW, 0, false).unwrap();
+    assert!(rig.write(FW, PcrRegister::ManagementKey(pmc(0)), bits(FW), bits(FW)));
+    rig.this(FW, 0);
+    rig.at(100);
+    assert_eq!(rig.held(HV), set([0]));
+}
+
+#[test]
+fn a_holder_that_is_down_to_its_minimum_is_spared() {
+    let policy = Policy {
+        firmware: share(1, 9, 0),
+        ..plain()
+    };
+    let mut rig = Rig::new(Scheme::Interacting, 2, policy);
+    rig.any(FW, 2);
+    rig.this(HV, 1);
+    rig.reply(FW, 1, false).unwrap();
+    rig.at(50).release(FW, 0);
+    // PMC1 was asked for, and PMC0 does not do.
+    rig.at(100);
+    assert_eq!(rig.held(FW), set([1]));
+    assert_eq!(
+        rig.unit.answer(HV).outcome,
+        Outcome::Refused(Reason::Refused)
+    );
+    assert!(rig.events().contains(&(FW, Some(pmc(1)), Event::Spared)));
+    assert_eq!(rig.notices(FW).last().unwrap().kind, NoticeKind::Cancelled);
+}
+
+#[test]
+fn guessing_in_the_mailbox_is_counted() {
+    for scheme in Scheme::ALL {
+        let mut rig = under(scheme);
+        rig.any(FW, 1);
+        let wrong = |guess| arbiter::Cookie::new(guess).unwrap();
+        for guess in 1..=20 {
+            let request = match guess % 2 {
+                0 => Request::Release {
+                    counter: pmc(3),
+                    cookie: wrong(guess),
+                },
+                _ => Request::Reserve {
+                    wanted: Wanted::This(pmc(3)),
+                    cookie: wrong(guess),
+                    lease_ms: None,
+                },
+            };
+            let answer = rig.request(FW, request).unwrap();
+            assert_eq!(answer.outcome, Outcome::Refused(Reason::Cookie));
+        }
+        assert_eq!(rig.unit.wrong_cookies(), 20);
+        assert!(rig.unit.barred_until(0).is_some());
+        assert_eq!(rig.held(FW), set([3]));
+    }
+}

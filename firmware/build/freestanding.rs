@@ -1,0 +1,153 @@
+//! Builds freestanding programs for guests, with plain `rustc`, from a build
+//! script. Included by `#[path]` in the build scripts that need it.
+//!
+//! A program is a chain of crates without dependencies outside of this
+//! repository: libraries first, then the program, which names a linker script.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The target of freestanding code: no operating system, no SSE, no red zone.
+pub(crate) const TARGET: &str = "x86_64-unknown-none";
+
+/// A compiler for the target, and where its output goes.
+#[derive(Debug)]
+pub(crate) struct Freestanding {
+    rustc: PathBuf,
+    out: PathBuf,
+}
+
+/// One crate of a chain.
+#[derive(Debug)]
+pub(crate) struct Crate<'a> {
+    /// Its name in Rust.
+    pub(crate) name: &'a str,
+    /// Its root file.
+    pub(crate) root: &'a Path,
+    /// Names of the libraries that it uses, built before.
+    pub(crate) uses: &'a [&'a str],
+}
+
+impl Freestanding {
+    /// The target, installed now if it can be.
+    ///
+    /// # Errors
+    /// It is missing and cannot be installed: why, and what to do.
+    pub(crate) fn prepare() -> Result<Self, String> {
+        println!("cargo::rerun-if-env-changed=UMPIRE_NO_FREESTANDING");
+        if env::var_os("UMPIRE_NO_FREESTANDING").is_some() {
+            return Err("UMPIRE_NO_FREESTANDING is set".to_owned());
+        }
+        let rustc = PathBuf::from(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+        let out = env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: this is no build script")?;
+        let libraries = libraries(&rustc)?;
+        // While it is missing, cargo runs the build script anew each time.
+        println!("cargo::rerun-if-changed={}", libraries.display());
+        if !has_core(&libraries) {
+            let added = Command::new("rustup")
+                .args(["target", "add", TARGET])
+                .output();
+            let installed = added.is_ok_and(|output| output.status.success());
+            if !installed || !has_core(&libraries) {
+                return Err(format!(
+                    "the Rust target {TARGET} is not installed: rustup target add {TARGET}"
+                ));
+            }
+        }
+        let out = PathBuf::from(out).join("freestanding");
+        std::fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
+        Ok(Self { rustc, out })
+    }
+
+    /// Builds a library for the crates that come after it.
+    ///
+    /// # Errors
+    /// What the compiler says.
+    pub(crate) fn library(&self, unit: &Crate<'_>) -> Result<(), String> {
+        self.compile(unit, &["--crate-type=rlib".into()]).map(drop)
+    }
+
+    /// Builds and links a program; gives its file, a static ELF64 executable.
+    ///
+    /// # Errors
+    /// What compiler or linker say.
+    pub(crate) fn program(&self, unit: &Crate<'_>, script: &Path) -> Result<PathBuf, String> {
+        println!("cargo::rerun-if-changed={}", script.display());
+        self.compile(
+            unit,
+            &[
+                "--crate-type=bin".into(),
+                format!("-Clink-arg=-T{}", script.display()),
+                // Segments need no pages of their own in the file.
+                "-Clink-arg=--nmagic".into(),
+                "-Clink-arg=--orphan-handling=error".into(),
+                "-Cstrip=debuginfo".into(),
+            ],
+        )
+    }
+
+    fn compile(&self, unit: &Crate<'_>, more: &[String]) -> Result<PathBuf, String> {
+        if let Some(folder) = unit.root.parent() {
+            println!("cargo::rerun-if-changed={}", folder.display());
+        }
+        let is_library = more.iter().any(|word| word.contains("rlib"));
+        let file = match is_library {
+            true => self.out.join(format!("lib{}.rlib", unit.name)),
+            false => self.out.join(unit.name),
+        };
+        let mut command = Command::new(&self.rustc);
+        command
+            .args(["--edition=2024", "--target", TARGET, "--cap-lints=warn"])
+            .args(["-Copt-level=s", "-Cpanic=abort", "-Ccodegen-units=1"])
+            // Code lies where the linker script says, below 2 GiB.
+            .args(["-Crelocation-model=static", "-Ccode-model=small"])
+            .args(["--crate-name", unit.name])
+            .args(more)
+            .arg("-L")
+            .arg(&self.out)
+            .arg("-o")
+            .arg(&file);
+        for name in unit.uses {
+            let library = self.out.join(format!("lib{name}.rlib"));
+            command.arg(format!("--extern={name}={}", library.display()));
+        }
+        // Flags that cargo passes down are for the host's code.
+        command
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS");
+        let output = command
+            .arg(unit.root)
+            .output()
+            .map_err(|error| format!("{} cannot be started: {error}", self.rustc.display()))?;
+        match output.status.success() {
+            true => Ok(file),
+            false => Err(format!(
+                "{} for {TARGET}: {}",
+                unit.name,
+                String::from_utf8_lossy(&output.stderr)
+            )),
+        }
+    }
+}
+
+/// Where the target's libraries are, or would be.
+fn libraries(rustc: &Path) -> Result<PathBuf, String> {
+    let output = Command::new(rustc)
+        .args(["--print=target-libdir", "--target", TARGET])
+        .output()
+        .map_err(|error| format!("{} cannot be started: {error}", rustc.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    match text.trim() {
+        "" => Err(format!("this rustc does not know the target {TARGET}")),
+        path => Ok(PathBuf::from(path)),
+    }
+}
+
+fn has_core(libraries: &Path) -> bool {
+    std::fs::read_dir(libraries).is_ok_and(|entries| {
+        entries
+            .flatten()
+            .any(|entry| entry.file_name().to_string_lossy().starts_with("libcore-"))
+    })
+}

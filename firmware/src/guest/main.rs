@@ -1,0 +1,135 @@
+//! The firmware as a program: what the boot processor does from the first
+//! instruction to the kernel's, and what the others do in between.
+//!
+//! CPL 0 code of a guest is interpreted by some KVMs, which know no SSE, no
+//! XSAVE and few new instructions; the target has none of them, and the assembly
+//! in [`sys`] uses none.
+#![no_std]
+#![no_main]
+
+mod console;
+mod others;
+mod sys;
+
+use arbiter::abi;
+use firmware::config::{Area, Config, Outcome, Position, Report, State};
+use firmware::layout::{EXIT_CRASHED, EXIT_MALFORMED};
+use firmware::reserve::{self, Cookies, Pcr};
+
+use console::say;
+use others::Work;
+use sys::Processor;
+
+/// Entered by [`sys`] on the boot processor, with the configuration area.
+fn boot(area: &mut Area) -> ! {
+    let config = match Config::parse(area) {
+        Ok(config) => config,
+        Err(error) => {
+            say!("the configuration is malformed: {error}");
+            sys::exit(EXIT_MALFORMED);
+        }
+    };
+    let mut report = Report(area);
+    report.set_state(State::Running);
+    let state = phase(&config, &mut report);
+    report.set_state(state);
+    sys::enter_kernel(&config.kernel);
+}
+
+/// Everything between the configuration and the kernel.
+fn phase(config: &Config, report: &mut Report<&mut Area>) -> State {
+    let wanted = !config.counters().is_empty();
+    let Some(pcr) = Pcr::find(&mut Processor) else {
+        if wanted {
+            say!("CPUID shows no counter reservations; no counter is reserved");
+        }
+        return State::NoPcr;
+    };
+    let state = if wanted {
+        reserve_all(config, pcr, report)
+    } else {
+        State::Done
+    };
+    if !reserve::end_phase(&mut Processor, &pcr) {
+        say!("the firmware's phase cannot be ended");
+    }
+    state
+}
+
+fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> State {
+    for (number, counter) in config.counters().iter().enumerate() {
+        let Some(cookies) = Cookies::draw(&mut Processor, &pcr, counter.private) else {
+            others::wipe_cookies();
+            say!("there is no source of random numbers; no counter is reserved");
+            return State::NoRandom;
+        };
+        others::set_cookies(number, cookies);
+    }
+    let work = Work {
+        pcr,
+        config: config.clone(),
+    };
+    work.perform(0);
+    let answered = others::wake_all(work);
+    for cpu in (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0) {
+        report.set_answered(cpu);
+        for number in 0..config.counters().len() {
+            report.set_outcome(cpu, number, others::outcome(cpu, number));
+        }
+    }
+    for (number, counter) in config.counters().iter().enumerate() {
+        tell(config, number, answered);
+        let cookies = others::cookies(number);
+        if counter.keep {
+            report.set_cookies(number, cookies.management, cookies.access);
+        }
+    }
+    others::wipe_cookies();
+    State::Done
+}
+
+/// One line on what became of a counter.
+fn tell(config: &Config, number: usize, answered: u64) {
+    let Some(counter) = config.counters().get(number) else {
+        return;
+    };
+    let cpus = (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0);
+    let outcomes = cpus.map(|cpu| others::outcome(cpu, number));
+    let (mut granted, mut place, mut failed) = (0u32, None, None);
+    for outcome in outcomes {
+        match outcome {
+            Outcome::Granted(position) => (granted, place) = (granted + 1, Some(position)),
+            other => failed = Some(other),
+        }
+    }
+    let asked = match counter.position {
+        Position::At(position) => Some(position),
+        Position::Any => None,
+    };
+    let who = if counter.control.bits() & abi::CONTROL_FAULT != 0 {
+        "others fault"
+    } else {
+        "others are dropped"
+    };
+    let who = if counter.private { who } else { "shared" };
+    let cpus = config.cpus;
+    match (place.or(asked), failed) {
+        (Some(position), None) if granted == u32::from(cpus) => say!(
+            "counter {number}: position {position} reserved on {granted} of {cpus} CPUs, {who}"
+        ),
+        (Some(position), _) => say!(
+            "counter {number}: position {position} reserved on {granted} of {cpus} CPUs, \
+             refused elsewhere"
+        ),
+        (None, _) => say!("counter {number}: no counter was granted"),
+    }
+}
+
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    match info.location() {
+        Some(place) => say!("panic at {}:{}", place.file(), place.line()),
+        None => say!("panic"),
+    }
+    sys::exit(EXIT_CRASHED);
+}

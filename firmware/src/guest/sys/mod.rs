@@ -1,0 +1,14 @@
+//! What only assembly can do: the first and the last instructions, exceptions,
+//! the processor's registers, ports and the local APIC.
+
+mod apic;
+mod enter;
+mod exceptions;
+mod leave;
+mod processor;
+mod shared;
+
+pub(crate) use apic::{send_init, send_start_up, with_apic};
+pub(crate) use leave::enter_kernel;
+pub(crate) use processor::{Processor, exit, put_serial, read_timer, relax};
+pub(crate) use shared::{share, shared};

@@ -1,0 +1,263 @@
+//! What firmware does with the counters of one vCPU.
+//!
+//! The machine is behind [`Machine`], so all of this is tested on the host. The
+//! order is that of `docs/pcr.md`: the management key first, for it tells by #GP
+//! whether the counter is to be had; the counter starts last.
+
+use arbiter::{Shared, abi};
+
+use crate::config::{CounterRequest, Outcome, Position, Step};
+
+/// An access raised #GP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault;
+
+/// EAX, EBX, ECX, EDX of a CPUID leaf.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Regs {
+    /// EAX.
+    pub eax: u32,
+    /// EBX.
+    pub ebx: u32,
+    /// ECX.
+    pub ecx: u32,
+    /// EDX.
+    pub edx: u32,
+}
+
+/// The processor that the firmware runs on.
+pub trait Machine {
+    /// CPUID.
+    fn cpuid(&mut self, leaf: u32, subleaf: u32) -> Regs;
+
+    /// RDMSR with `cookie` in RSI.
+    ///
+    /// # Errors
+    /// It raised #GP.
+    fn read(&mut self, msr: u32, cookie: u64) -> Result<u64, Fault>;
+
+    /// WRMSR with `cookie` in RSI.
+    ///
+    /// # Errors
+    /// It raised #GP.
+    fn write(&mut self, msr: u32, cookie: u64, value: u64) -> Result<(), Fault>;
+
+    /// RDRAND; `None` if it had no number ready. Only called where CPUID has it.
+    fn rdrand(&mut self) -> Option<u64>;
+}
+
+/// EBX, ECX and EDX of the block's first leaf.
+const SIGNATURE: [u32; 3] = [
+    u32::from_le_bytes(*b"Umpi"),
+    u32::from_le_bytes(*b"reUm"),
+    u32::from_le_bytes(*b"pire"),
+];
+/// Where hypervisors put their blocks, each 0x100 leaves long.
+const HYPERVISOR_BLOCKS: core::ops::RangeInclusive<u32> = 0x4000_0000..=0x4000_ff00;
+/// CPUID leaf 1, ECX: there is a hypervisor.
+const HYPERVISOR: u32 = 1 << 31;
+/// CPUID leaf 1, ECX: RDRAND.
+const RDRAND: u32 = 1 << 30;
+/// `IA32_PERF_GLOBAL_CTRL`, from architectural version 2 on.
+const INTEL_GLOBAL_CTRL: u32 = 0x38f;
+/// `PerfCntrGlobalCtl`, with PerfMonV2.
+const AMD_GLOBAL_CTRL: u32 = 0xc000_0301;
+/// Fixed-function counters begin at this position.
+const FIXED: u8 = 32;
+
+/// The reservations as CPUID describes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pcr {
+    base: u32,
+    features: u32,
+    programmable: u8,
+    fixed: u8,
+    global_ctrl: Option<u32>,
+}
+
+impl Pcr {
+    /// Looks for them. `None` if this machine has none, or of another version.
+    pub fn find(machine: &mut impl Machine) -> Option<Self> {
+        if machine.cpuid(1, 0).ecx & HYPERVISOR == 0 {
+            return None;
+        }
+        let block = HYPERVISOR_BLOCKS.step_by(0x100).find(|&leaf| {
+            let regs = machine.cpuid(leaf, 0);
+            [regs.ebx, regs.ecx, regs.edx] == SIGNATURE
+        })?;
+        let leaf = |leaf: u32| block + (leaf - abi::CPUID_BLOCK);
+        let last = machine.cpuid(block, 0).eax;
+        let features = machine.cpuid(leaf(abi::CPUID_FEATURES), 0).ecx;
+        if features & abi::CPUID_FEATURES_ECX_PCR == 0 || last < leaf(abi::CPUID_LEAF) {
+            return None;
+        }
+        let regs = machine.cpuid(leaf(abi::CPUID_LEAF), 0);
+        let [programmable, fixed, ..] = regs.edx.to_le_bytes();
+        (regs.eax == abi::VERSION).then(|| Self {
+            base: regs.ebx,
+            features: regs.ecx,
+            programmable: programmable.min(FIXED),
+            fixed: fixed.min(FIXED),
+            global_ctrl: global_ctrl(machine),
+        })
+    }
+
+    /// Programmable counters that can be reserved.
+    #[must_use]
+    pub fn programmable(&self) -> u8 {
+        self.programmable
+    }
+
+    fn has(&self, position: u8) -> bool {
+        match position.checked_sub(FIXED) {
+            None => position < self.programmable,
+            Some(fixed) => fixed < self.fixed,
+        }
+    }
+
+    fn msr(&self, offset: u32, position: u8) -> u32 {
+        self.base + offset + u32::from(position)
+    }
+}
+
+/// The register that starts and stops several counters at once, if there is one.
+fn global_ctrl(machine: &mut impl Machine) -> Option<u32> {
+    let [version, ..] = match machine.cpuid(0, 0).eax {
+        0xa.. => machine.cpuid(0xa, 0).eax.to_le_bytes(),
+        _ => [0; 4],
+    };
+    if version >= 2 {
+        return Some(INTEL_GLOBAL_CTRL);
+    }
+    let has_leaf = machine.cpuid(0x8000_0000, 0).eax >= 0x8000_0022;
+    let perfmon_v2 = has_leaf && machine.cpuid(0x8000_0022, 0).eax & 1 != 0;
+    perfmon_v2.then_some(AMD_GLOBAL_CTRL)
+}
+
+/// The two cookies of a counter. Not `Debug`: nobody prints them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[expect(missing_debug_implementations)]
+pub struct Cookies {
+    /// Who knows it manages the counter.
+    pub management: u64,
+    /// Who knows it uses the counter; [`abi::DEFAULT_COOKIE`] if everybody may.
+    pub access: u64,
+}
+
+impl Cookies {
+    /// New ones for a counter. `None` if there is no source of random numbers.
+    ///
+    /// The hypervisor's source comes first: it is there on every host, where
+    /// RDRAND of a guest may not be (some KVMs interpret guest kernels and do
+    /// not know it).
+    pub fn draw(machine: &mut impl Machine, pcr: &Pcr, private: bool) -> Option<Self> {
+        let rdrand = machine.cpuid(1, 0).ecx & RDRAND != 0;
+        let mut one = || {
+            // A cookie of 0, or a RDRAND without a number, is a rare mishap;
+            // many in a row are a source that is none.
+            (0..64).find_map(|_| {
+                let word = if pcr.features & abi::FEATURE_RANDOM != 0 {
+                    machine.read(pcr.base + abi::MSR_RANDOM, 0).ok()?
+                } else if rdrand {
+                    machine.rdrand()?
+                } else {
+                    return None;
+                };
+                Some(word & abi::COOKIE_MASK).filter(|&cookie| cookie != abi::DEFAULT_COOKIE)
+            })
+        };
+        let management = one()?;
+        let access = if private { one()? } else { abi::DEFAULT_COOKIE };
+        Some(Self { management, access })
+    }
+}
+
+/// Reserves, programs and starts one counter on this vCPU.
+///
+/// Among any programmable counters it is the last that can be had, so that the
+/// first ones, which kernels know best, stay free the longest.
+pub fn reserve(
+    machine: &mut impl Machine,
+    pcr: &Pcr,
+    request: &CounterRequest,
+    cookies: Cookies,
+) -> Outcome {
+    match request.position {
+        Position::At(position) if !pcr.has(position) => Outcome::Failed(Step::Absent),
+        Position::At(position) => reserve_at(machine, pcr, position, request, cookies),
+        Position::Any if pcr.programmable == 0 => Outcome::Failed(Step::Absent),
+        Position::Any => (0..pcr.programmable)
+            .rev()
+            .map(|position| reserve_at(machine, pcr, position, request, cookies))
+            .find(|outcome| *outcome != Outcome::Failed(Step::Reserve))
+            .unwrap_or(Outcome::Failed(Step::Reserve)),
+    }
+}
+
+fn reserve_at(
+    machine: &mut impl Machine,
+    pcr: &Pcr,
+    position: u8,
+    request: &CounterRequest,
+    cookies: Cookies,
+) -> Outcome {
+    let key = pcr.msr(abi::MSR_MANAGEMENT_KEY, position);
+    if machine.write(key, abi::DEFAULT_COOKIE, cookies.management) == Err(Fault) {
+        return Outcome::Failed(Step::Reserve);
+    }
+    match set_up(machine, pcr, position, request, cookies) {
+        Ok(()) => Outcome::Granted(position),
+        Err(step) => {
+            // It was ours a moment ago; if it is not any more, there is nothing
+            // to give back.
+            let _ = machine.write(key, cookies.management, 0);
+            Outcome::Failed(step)
+        }
+    }
+}
+
+fn set_up(
+    machine: &mut impl Machine,
+    pcr: &Pcr,
+    position: u8,
+    request: &CounterRequest,
+    cookies: Cookies,
+) -> Result<(), Step> {
+    let Cookies { management, access } = cookies;
+    let mut write = |offset: u32, cookie: u64, value: u64, step: Step| {
+        machine
+            .write(pcr.msr(offset, position), cookie, value)
+            .map_err(|Fault| step)
+    };
+    write(
+        abi::MSR_CONTROL,
+        management,
+        request.control.bits(),
+        Step::Control,
+    )?;
+    write(
+        abi::MSR_DROP_VALUE,
+        management,
+        request.drop_value,
+        Step::Control,
+    )?;
+    write(abi::MSR_ACCESS_KEY, management, access, Step::AccessKey)?;
+    write(abi::MSR_COUNTER, access, 0, Step::Program)?;
+    write(abi::MSR_SELECT, access, request.select, Step::Program)?;
+    match pcr.global_ctrl {
+        Some(register) if request.control.reached_by(Shared::GlobalControl) => machine
+            .read(register, 0)
+            .and_then(|enabled| machine.write(register, 0, enabled | 1 << position))
+            .map_err(|Fault| Step::Program),
+        _ => Ok(()),
+    }
+}
+
+/// Ends the firmware's phase, on all vCPUs. False if the machine did not start
+/// in it, or refuses.
+pub fn end_phase(machine: &mut impl Machine, pcr: &Pcr) -> bool {
+    pcr.features & abi::FEATURE_FIRMWARE != 0
+        && machine
+            .write(pcr.base + abi::MSR_PHASE, 0, abi::PHASE_END)
+            .is_ok()
+}

@@ -1,0 +1,382 @@
+//! What the firmware does, against the reservations themselves: `arbiter`'s unit
+//! behind the instructions that a guest has.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arbiter::{
+    Access, Caller, Context, Control, Cookie, CounterId, Entropy, GuardLimits, Layer, NoAudit,
+    PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Verdict, abi,
+};
+use firmware::config::{CounterRequest, Outcome, Position, Step};
+use firmware::reserve::{Cookies, Fault, Machine, Pcr, Regs, end_phase, reserve};
+
+const GLOBAL_CTRL: u32 = 0x38f;
+/// Not the constant of the ABI: the firmware has to take it from CPUID.
+const BASE: u32 = 0x1234_5000;
+
+#[derive(Debug)]
+struct Counting(u64);
+
+impl Entropy for Counting {
+    fn bits(&mut self) -> Option<u64> {
+        self.0 = self.0.wrapping_add(1);
+        Some(self.0)
+    }
+}
+
+/// A processor with counters, of which registers are kept as they are written.
+struct Rig {
+    unit: PcrUnit,
+    phase: Arc<Phase>,
+    registers: HashMap<u32, u64>,
+    entropy: Counting,
+    /// Features that CPUID does not tell of.
+    hidden: u32,
+    /// Alias registers that fault.
+    broken: Option<u32>,
+    global_version: u32,
+    block: u32,
+    rdrand: Option<u64>,
+}
+
+impl Rig {
+    fn new(programmable: u8, fixed: u8) -> Self {
+        let phase = Arc::new(Phase::new(true));
+        let free = Policy {
+            kernel: Policy::default().firmware,
+            ..Policy::default()
+        };
+        let config = PcrConfig {
+            counters: PerKind {
+                programmable,
+                fixed,
+            },
+            widths: PerKind {
+                programmable: 48,
+                fixed: 48,
+            },
+            policy: free,
+            scheme: Scheme::Independent,
+            guard: GuardLimits::with_ticks_per_ms(1),
+            ticks_per_ms: 1,
+            phase: Arc::clone(&phase),
+            legacy: None,
+            smm: false,
+        };
+        Self {
+            unit: PcrUnit::new(config),
+            phase,
+            registers: HashMap::from([(GLOBAL_CTRL, 0)]),
+            entropy: Counting(0x1000),
+            hidden: 0,
+            broken: None,
+            global_version: 2,
+            block: abi::CPUID_BLOCK,
+            rdrand: None,
+        }
+    }
+
+    fn layer(&self) -> Layer {
+        self.phase.layer(true, false)
+    }
+
+    fn alias(&self, register: PcrRegister, cookie: u64, access: Access) -> Option<Verdict> {
+        let (PcrRegister::Counter(counter)
+        | PcrRegister::Select(counter)
+        | PcrRegister::Overflow(counter)) = register
+        else {
+            return None;
+        };
+        let cookie = Cookie::new(cookie)?;
+        Some(self.unit.check(self.layer(), cookie, counter, access))
+    }
+
+    fn alias_value(&self, offset: u32, position: u8) -> u64 {
+        let index = abi::MSR_BASE + offset + u32::from(position);
+        self.registers.get(&index).copied().unwrap_or(0)
+    }
+}
+
+impl Machine for Rig {
+    fn cpuid(&mut self, leaf: u32, _: u32) -> Regs {
+        let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
+        let counters = self.unit.bank().counters();
+        let PerKind {
+            programmable,
+            fixed,
+        } = PerKind::count(counters);
+        let of_block = leaf.wrapping_sub(self.block);
+        match (leaf, of_block) {
+            (0, _) => Regs {
+                eax: 0xd,
+                ..Regs::default()
+            },
+            (1, _) => Regs {
+                ecx: 1 << 31 | u32::from(self.rdrand.is_some()) << 30,
+                ..Regs::default()
+            },
+            (0xa, _) => Regs {
+                eax: self.global_version,
+                ..Regs::default()
+            },
+            (_, 0) => Regs {
+                eax: self.block + 2,
+                ebx: word(b"Umpi"),
+                ecx: word(b"reUm"),
+                edx: word(b"pire"),
+            },
+            (_, 1) => Regs {
+                ecx: abi::CPUID_FEATURES_ECX_PCR & !self.hidden,
+                ..Regs::default()
+            },
+            (_, 2) => Regs {
+                eax: abi::VERSION,
+                ebx: BASE,
+                ecx: self.unit.features() & !self.hidden,
+                edx: u32::from_le_bytes([programmable, fixed, 48, 0]),
+            },
+            _ => Regs::default(),
+        }
+    }
+
+    fn read(&mut self, msr: u32, cookie: u64) -> Result<u64, Fault> {
+        if let Some(value) = self.registers.get(&msr) {
+            return Ok(*value);
+        }
+        let layer = self.layer();
+        let index = msr.wrapping_sub(BASE).wrapping_add(abi::MSR_BASE);
+        let register = PcrRegister::decode(index).ok_or(Fault)?;
+        let mut cx = Context {
+            now: 0,
+            entropy: &mut self.entropy,
+            audit: &mut NoAudit,
+        };
+        let caller = Caller {
+            layer,
+            presented: cookie,
+        };
+        self.unit.read(register, caller, &mut cx).ok_or(Fault)
+    }
+
+    fn write(&mut self, msr: u32, cookie: u64, value: u64) -> Result<(), Fault> {
+        if let Some(register) = self.registers.get_mut(&msr) {
+            *register = value;
+            return Ok(());
+        }
+        let layer = self.layer();
+        let index = msr.wrapping_sub(BASE).wrapping_add(abi::MSR_BASE);
+        let register = PcrRegister::decode(index).ok_or(Fault)?;
+        if self.broken == Some(index - abi::MSR_BASE) {
+            return Err(Fault);
+        }
+        if let Some(verdict) = self.alias(register, cookie, Access::Write) {
+            assert_eq!(verdict, Verdict::Permit, "{register:?}");
+            self.registers.insert(index, value);
+            return Ok(());
+        }
+        let mut cx = Context {
+            now: 0,
+            entropy: &mut self.entropy,
+            audit: &mut NoAudit,
+        };
+        let caller = Caller {
+            layer,
+            presented: cookie,
+        };
+        self.unit
+            .write(register, value, caller, &mut cx)
+            .map(drop)
+            .ok_or(Fault)
+    }
+
+    fn rdrand(&mut self) -> Option<u64> {
+        self.rdrand
+    }
+}
+
+const ANY: CounterRequest = CounterRequest {
+    position: Position::Any,
+    private: true,
+    keep: false,
+    control: Control::INITIAL,
+    drop_value: 0,
+    select: 0x43_003c,
+};
+
+fn at(position: u8) -> CounterRequest {
+    CounterRequest {
+        position: Position::At(position),
+        ..ANY
+    }
+}
+
+fn reserve_all(rig: &mut Rig, requests: &[CounterRequest]) -> Vec<Outcome> {
+    let pcr = Pcr::find(rig).expect("reservations");
+    let one = |request: &CounterRequest| {
+        let cookies = Cookies::draw(rig, &pcr, request.private).expect("cookies");
+        reserve(rig, &pcr, request, cookies)
+    };
+    requests.iter().map(one).collect()
+}
+
+#[test]
+fn counters_are_reserved_programmed_and_started() {
+    let mut rig = Rig::new(4, 2);
+    let fixed = CounterRequest {
+        select: 3,
+        drop_value: 9,
+        ..at(33)
+    };
+    let outcomes = reserve_all(&mut rig, &[at(1), ANY, fixed]);
+    let expected = [1, 3, 33].map(Outcome::Granted);
+    assert_eq!(outcomes, expected);
+    assert_eq!(rig.alias_value(abi::MSR_SELECT, 1), 0x43_003c);
+    assert_eq!(rig.alias_value(abi::MSR_SELECT, 33), 3);
+    assert_eq!(rig.registers[&GLOBAL_CTRL], 1 << 1 | 1 << 3 | 1 << 33);
+    let reservation = rig.unit.bank().reservation(CounterId::Fixed(1));
+    let reservation = reservation.expect("it is reserved");
+    assert_eq!(
+        (reservation.owner, reservation.drop_value),
+        (Layer::Firmware, 9)
+    );
+    // Nobody without the cookie comes in, after the phase either.
+    let pcr = Pcr::find(&mut rig).expect("reservations");
+    assert!(end_phase(&mut rig, &pcr));
+    assert_eq!(rig.layer(), Layer::GuestKernel);
+    let stranger = rig.unit.check(
+        Layer::GuestKernel,
+        Cookie::DEFAULT,
+        CounterId::Programmable(1),
+        Access::Write,
+    );
+    assert_eq!(stranger, Verdict::Drop { read_as: 0 });
+    assert!(!end_phase(&mut rig, &pcr), "it ends once");
+}
+
+#[test]
+fn a_shared_counter_stays_everybodys() {
+    let mut rig = Rig::new(2, 0);
+    let shared = CounterRequest {
+        private: false,
+        ..at(0)
+    };
+    assert_eq!(reserve_all(&mut rig, &[shared]), [Outcome::Granted(0)]);
+    let counter = CounterId::Programmable(0);
+    let verdict = rig
+        .unit
+        .check(Layer::GuestKernel, Cookie::DEFAULT, counter, Access::Write);
+    assert_eq!(verdict, Verdict::Permit);
+    assert!(rig.unit.bank().reservation(counter).is_some());
+}
+
+#[test]
+fn an_isolated_counter_does_not_touch_shared_registers() {
+    let mut rig = Rig::new(2, 0);
+    let isolated = CounterRequest {
+        control: Control::new(0xff).expect("modes alone"),
+        ..at(1)
+    };
+    assert_eq!(reserve_all(&mut rig, &[isolated]), [Outcome::Granted(1)]);
+    assert_eq!(rig.registers[&GLOBAL_CTRL], 0);
+    // Where there is no global register nothing looks for one.
+    let mut rig = Rig::new(2, 0);
+    (rig.global_version, rig.registers) = (1, HashMap::new());
+    assert_eq!(reserve_all(&mut rig, &[at(1)]), [Outcome::Granted(1)]);
+}
+
+#[test]
+fn what_cannot_be_had_says_at_which_step() {
+    let failed = Outcome::Failed;
+    let mut rig = Rig::new(2, 0);
+    let requests = [at(1), at(1), at(2), at(32), ANY, ANY];
+    let expected = [
+        Outcome::Granted(1),
+        failed(Step::Reserve),
+        failed(Step::Absent),
+        failed(Step::Absent),
+        Outcome::Granted(0),
+        failed(Step::Reserve),
+    ];
+    assert_eq!(reserve_all(&mut rig, &requests), expected);
+    let mut rig = Rig::new(0, 1);
+    assert_eq!(reserve_all(&mut rig, &[ANY]), [failed(Step::Absent)]);
+    // A counter that fails half-way is given back.
+    let steps = [
+        (abi::MSR_CONTROL, Step::Control),
+        (abi::MSR_DROP_VALUE, Step::Control),
+        (abi::MSR_ACCESS_KEY, Step::AccessKey),
+        (abi::MSR_COUNTER, Step::Program),
+        (abi::MSR_SELECT, Step::Program),
+    ];
+    for (offset, step) in steps {
+        let mut rig = Rig::new(2, 0);
+        rig.broken = Some(offset + 1);
+        assert_eq!(reserve_all(&mut rig, &[at(1)]), [failed(step)]);
+        assert!(rig.unit.bank().held().is_empty(), "{step:?}");
+    }
+}
+
+#[test]
+fn policy_has_the_last_word() {
+    let mut rig = Rig::new(3, 0);
+    let mut config_policy = Policy::default();
+    config_policy.kernel.min.programmable = 2;
+    rig.unit = {
+        let config = PcrConfig {
+            counters: PerKind {
+                programmable: 3,
+                fixed: 0,
+            },
+            widths: PerKind {
+                programmable: 48,
+                fixed: 48,
+            },
+            policy: config_policy,
+            scheme: Scheme::Independent,
+            guard: GuardLimits::with_ticks_per_ms(1),
+            ticks_per_ms: 1,
+            phase: Arc::clone(&rig.phase),
+            legacy: None,
+            smm: false,
+        };
+        PcrUnit::new(config)
+    };
+    let outcomes = reserve_all(&mut rig, &[ANY, ANY, ANY]);
+    let refused = Outcome::Failed(Step::Reserve);
+    assert_eq!(outcomes, [Outcome::Granted(2), refused, refused]);
+}
+
+#[test]
+fn reservations_are_found_by_cpuid_alone() {
+    let found = |change: fn(&mut Rig)| {
+        let mut rig = Rig::new(4, 3);
+        change(&mut rig);
+        Pcr::find(&mut rig).is_some()
+    };
+    assert!(found(|_| {}));
+    assert!(found(|rig| rig.block = 0x4000_ff00), "any block will do");
+    assert!(!found(|rig| rig.block = 0x4001_0000));
+    assert!(!found(|rig| rig.hidden = abi::CPUID_FEATURES_ECX_PCR));
+}
+
+#[test]
+fn cookies_come_from_the_hypervisor_or_the_processor() {
+    let draw = |rig: &mut Rig, private: bool| {
+        let pcr = Pcr::find(rig).expect("reservations");
+        Cookies::draw(rig, &pcr, private).map(|cookies| (cookies.management, cookies.access))
+    };
+    let mut rig = Rig::new(4, 0);
+    rig.rdrand = Some(0xdead);
+    assert_eq!(draw(&mut rig, true), Some((0x1001, 0x1002)));
+    assert_eq!(draw(&mut rig, false), Some((0x1003, 0)));
+    // 48 bits, and never the default cookie.
+    rig.entropy = Counting((1 << 48) - 1);
+    assert_eq!(draw(&mut rig, false), Some((1, 0)));
+    rig.hidden = abi::FEATURE_RANDOM;
+    assert_eq!(draw(&mut rig, true), Some((0xdead, 0xdead)));
+    rig.rdrand = Some(1 << 48);
+    assert_eq!(draw(&mut rig, true), None, "a source that only says 0");
+    rig.rdrand = None;
+    assert_eq!(draw(&mut rig, true), None);
+}
