@@ -1,11 +1,12 @@
 //! Firmware, hypervisor and kernel beside each other.
 
 use anyhow::{Result, ensure};
-use arbiter::{CounterId, CounterSet, Event, Layer, Policy, Scheme, abi};
+use arbiter::{CounterId, Event, Layer, Policy, Scheme, abi};
 use guest_tests::micro::{DATA, Lab, Op, Program, Script, Setup, Test, exit, log_value, wrmsr};
 use iced_x86::code_asm::{cx, dx, eax, ecx, edi, edx, esi};
 use pmu_virt::PmuModel;
 use vmm::config::{FollowsGrants, HypervisorCounters, PcrChoice};
+use vmm::firmware::SetAside;
 use vmm::kvm::SMM_ENTRY;
 use vmm::micro::{MicroPcr, assemble_for};
 
@@ -41,7 +42,10 @@ fn pmc(n: u8) -> CounterId {
 /// The plan of `umpire run` with these options.
 fn planned(choice: &PcrChoice, firmware: &[CounterId]) -> Result<MicroPcr> {
     let model = PmuModel::parse(&setup().model)?;
-    let aside: CounterSet = firmware.iter().copied().collect();
+    let aside = SetAside {
+        named: firmware.iter().copied().collect(),
+        any: 0,
+    };
     Ok(MicroPcr {
         plan: choice.plan(&model, aside)?,
         firmware: !firmware.is_empty(),
