@@ -119,7 +119,9 @@ impl PcrUnit {
                     _ => None,
                 };
                 record(cx, caller.layer, counter, Event::Refused(reason));
-                let is_default = caller.presented == abi::DEFAULT_COOKIE;
+                // What takes no cookie does not look at one.
+                let is_default =
+                    !register.takes_cookie(true) || caller.presented == abi::DEFAULT_COOKIE;
                 self.guessed(reason, caller.layer, is_default, cx);
                 None
             }
