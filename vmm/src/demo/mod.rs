@@ -25,7 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pmu_virt::{BackendError, Vendor, all_pmu_msr_ranges};
+use pmu_virt::{BackendError, Vendor};
 use thiserror::Error;
 
 use crate::bench::{self, BenchError};
@@ -173,10 +173,7 @@ fn decline(refusal: &Refusal, command: &str, json: bool, out: &mut dyn Write) ->
 pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoReport, DemoError> {
     let Plan { model, events, .. } = plan;
     let sources = plan.sources_on(probe);
-    let options = VmOptions {
-        irqchip: true,
-        trapped_msrs: all_pmu_msr_ranges(),
-    };
+    let options = VmOptions::with_pmu(Some(model));
     let guest = match events.is_empty() {
         true => guest::guest(model)?,
         false => worker::guest(model, events)?,

@@ -147,7 +147,7 @@ impl Machine {
                     .plan(model, plan.set_aside())
                     .map_err(ConfigError::from)?,
                 phase: Arc::new(Phase::new(config.firmware.image != FirmwareChoice::None)),
-                smm: host.features().smm,
+                smm: probes.smm,
             }),
             _ => None,
         };

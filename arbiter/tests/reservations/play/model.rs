@@ -151,6 +151,11 @@ impl Model {
             Op::SetAside { position, cookie } => self
                 .set_aside(position, cookie)
                 .map_or(Outcome::Fault, Outcome::Done),
+            Op::Reply { .. } => {
+                let event = Event::Refused(Reason::Malformed);
+                self.tell(Layer::GuestKernel, None, event);
+                Outcome::Fault
+            }
             Op::TakeNotice => {
                 let layer = match self.firmware_runs {
                     true => Layer::Firmware,

@@ -278,7 +278,7 @@ impl Model {
     }
 
     /// Why a layer does not get so many: its maximum, then others' minima, if
-    /// there is something free at all.
+    /// so many are free at all.
     fn why_not(&self, layer: Layer, count: u8, slots: &[Slot]) -> Reason {
         let programmable = || slots.iter().filter(|slot| !is_fixed(slot.position));
         let held = programmable().filter(|slot| slot.owner == Some(layer));
@@ -286,7 +286,8 @@ impl Model {
         if held.count() + usize::from(count) > usize::from(max) {
             return Reason::Maximum;
         }
-        match programmable().any(|slot| slot.owner.is_none()) {
+        let free = programmable().filter(|slot| slot.owner.is_none());
+        match free.count() >= usize::from(count) {
             true => Reason::Minimum,
             false => Reason::NoneFree,
         }

@@ -36,12 +36,13 @@ impl Default for Palette {
 
 impl Palette {
     fn register(&self, choice: u8) -> u64 {
+        // Mostly one and the same: it has to be right to get anywhere.
         match choice % 16 {
-            0..=2 => 0,
-            3..=6 => self.secrets[0],
-            7..=9 => self.secrets[1],
-            10 | 11 => self.secrets[2],
-            12 | 13 => self.guess,
+            0..=3 => 0,
+            4..=10 => self.secrets[0],
+            11 => self.secrets[1],
+            12 => self.secrets[2],
+            13 => self.guess,
             // Too wide, by one bit and by all.
             14 => 1 << 48 | self.secrets[0],
             _ => u64::MAX,
@@ -85,6 +86,8 @@ pub(crate) enum Op {
     Names { bits: u64 },
     /// The hypervisor sets a counter aside.
     SetAside { position: u8, cookie: u64 },
+    /// The layer that was asked last answers.
+    Reply { yields: bool },
     /// Whether there is an interrupt to raise.
     TakeNotice,
 }
@@ -113,7 +116,7 @@ impl<'a> Script<'a> {
     pub(crate) fn setup(&mut self) -> Setup {
         let mut byte = || self.bytes.next().copied().unwrap_or(0);
         let counters = PerKind {
-            programmable: 1 + byte() % 4,
+            programmable: 1 + byte() % 6,
             fixed: byte() % 4,
         };
         let shares = [(); 3].map(|()| {
@@ -164,18 +167,32 @@ impl<'a> Script<'a> {
         let layer = layer(who);
         let presented = self.palette.register(who >> 4);
         let position = self.any_position(which);
-        Some(match kind % 25 {
-            row @ 0..=7 => {
-                // Reserving is worth more than its share: the rest hangs on it.
-                let row = u32::from(row.saturating_sub(2).min(3));
-                Op::Write {
-                    index: abi::MSR_BASE + row * 0x40 + u32::from(position),
-                    value: self.value(row, what)?,
-                    layer,
-                    presented,
+        Some(match kind % 26 {
+            row @ 0..=8 => {
+                let index = |row: u32| abi::MSR_BASE + row * 0x40 + u32::from(position);
+                match u32::from(row) {
+                    // Reserving is worth more than its share: the rest hangs on it.
+                    0 | 1 => Op::Write {
+                        index: index(0),
+                        value: self.palette.secrets[0],
+                        layer,
+                        presented: 0,
+                    },
+                    row @ 2..=4 => Op::Write {
+                        index: index(row - 1),
+                        value: self.value(row - 1, what)?,
+                        layer,
+                        presented: self.palette.secrets[0],
+                    },
+                    row => Op::Write {
+                        index: index(row % 4),
+                        value: self.value(row % 4, what)?,
+                        layer,
+                        presented,
+                    },
                 }
             }
-            8 => {
+            9 => {
                 let index = self.index(which)?;
                 // Keys are of the palette alone: what is a secret stays known.
                 let value = match index - abi::MSR_BASE {
@@ -189,7 +206,7 @@ impl<'a> Script<'a> {
                     presented,
                 }
             }
-            9 => Op::Read {
+            25 => Op::Read {
                 index: self.index(which)?,
                 layer,
                 presented,
@@ -209,9 +226,13 @@ impl<'a> Script<'a> {
                 layer,
                 presented,
             },
+            24 => Op::Reply {
+                yields: what & 1 != 0,
+            },
             21 => Op::Write {
                 index: abi::MSR_BASE + abi::MSR_REPLY,
-                value: u64::from(what % 4) | u64::from(position) << 8,
+                value: u64::from(if what < 16 { what } else { 1 + what % 2 })
+                    | u64::from(position) << 8,
                 layer,
                 presented,
             },
@@ -347,6 +368,6 @@ fn share(sizes: u8, rest: u8) -> Share {
             fixed: max(sizes >> 4 & 3),
         },
         priority: rest & 3,
-        lease_ms: (rest & 4 != 0).then_some(u32::from(rest >> 3)),
+        lease_ms: (rest & 4 != 0).then_some(1 + u32::from(rest >> 3)),
     }
 }

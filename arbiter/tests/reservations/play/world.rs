@@ -2,8 +2,8 @@
 
 use super::script::{Op, Setup};
 use arbiter::{
-    Auditor, Caller, Context, Cookie, CounterId, Effects, Entropy, PcrConfig, PcrRegister, PcrUnit,
-    Phase, Record, Verdict, abi,
+    Auditor, Caller, Context, Cookie, CounterId, Effects, Entropy, Event, Layer, PcrConfig,
+    PcrRegister, PcrUnit, Phase, Record, Verdict, abi,
 };
 use std::sync::Arc;
 
@@ -57,6 +57,8 @@ pub(crate) struct World {
     pub(crate) now: u64,
     /// When the unit last looked at its deadlines.
     pub(crate) ticked: u64,
+    /// Who was asked last, and for which counter.
+    asked: (Layer, u8),
     entropy: Numbers,
 }
 
@@ -79,6 +81,7 @@ impl World {
             phase,
             now: 1,
             ticked: 0,
+            asked: (Layer::GuestKernel, 0),
             entropy: Numbers::default(),
         }
     }
@@ -90,6 +93,7 @@ impl World {
             phase,
             now,
             ticked,
+            asked,
             entropy,
         } = self;
         if let Op::Wait { ticks } = op {
@@ -149,12 +153,24 @@ impl World {
                 let done = unit.reserve_for_hypervisor(counter, cookie, &mut cx);
                 done.map_or(Outcome::Fault, Outcome::Done)
             }
+            Op::Reply { yields } => {
+                let (layer, position) = *asked;
+                let value = if yields { 1 } else { 2 } | u64::from(position) << 8;
+                let caller = Caller::legacy(layer);
+                unit.write(PcrRegister::Reply, value, caller, &mut cx)
+                    .map_or(Outcome::Fault, Outcome::Done)
+            }
             Op::TakeNotice => Outcome::Vector(unit.take_notice()),
             Op::Names { bits } => {
                 let counters = unit.map().to_counters(bits);
                 Outcome::Names(counters, unit.map().to_names(counters))
             }
         };
+        for record in &trail.0 {
+            if let (Event::Asked { .. }, Some(counter)) = (record.event, record.counter) {
+                *asked = (record.layer, counter.position().expect("a position"));
+            }
+        }
         Step {
             outcome,
             records: trail.0,
