@@ -39,6 +39,8 @@ mod reason;
 mod register;
 mod scheme;
 #[cfg(feature = "alloc")]
+pub mod script;
+#[cfg(feature = "alloc")]
 mod unit;
 
 pub use audit::{Auditor, Entropy, Event, NoAudit, Record};

@@ -155,6 +155,7 @@ fn play(lab: &Lab, guest: &HostileGuest, time: Duration) -> Result<MicroOutcome>
         timeout: time,
         record: false,
         cores: None,
+        pcr: Some(MicroPcr::default()),
     };
     let outcome = run.run_on(&lab.host, &guest.guest, real_devices)?;
     if outcome.stopping > STOP_LIMIT {

@@ -17,6 +17,11 @@ pub struct Limit {
 /// Every limit.
 pub const LIMITS: &[Limit] = &[
     Limit {
+        applies: |_| micro_guests::arbiters().is_none(),
+        reason: "built without guest programs in Rust (rustup target add x86_64-unknown-none)",
+        tests: &["arbiters::minimal", "arbiters::enforcing", "arbiters::full"],
+    },
+    Limit {
         applies: |probe| !probe.step_support().user,
         reason: "this KVM does not single-step CPL 3: the step backend serves CPL 0 only",
         tests: &[

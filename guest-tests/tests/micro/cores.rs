@@ -145,6 +145,7 @@ fn tsc_khz(lab: &Lab) -> Result<u64> {
         &vmm::kvm::VmOptions {
             irqchip: true,
             trapped_msrs: Vec::new(),
+            smm: false,
         },
     )?;
     Ok(u64::from(vcpus[0].get_tsc_khz()?))
@@ -332,6 +333,7 @@ fn stopped(lab: &Lab) -> Result<()> {
         timeout: Duration::from_millis(100),
         record: false,
         cores: plan(2),
+        pcr: None,
     };
     let MicroOutcome {
         timed_out,

@@ -5,6 +5,7 @@
 
 mod accounting;
 mod amd;
+mod arbiters;
 mod cores;
 mod debug;
 mod intel;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
     let themes: &[&[Test]] = &[
         intel::TESTS,
         amd::TESTS,
+        arbiters::TESTS,
         accounting::TESTS,
         rdpmc::TESTS,
         debug::TESTS,

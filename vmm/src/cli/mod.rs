@@ -50,9 +50,28 @@ pub struct Output {
     pub json: bool,
 }
 
+/// The stories of `umpire demo`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum DemoStory {
+    /// Counter reservation in one guest: firmware, kernel, a rogue driver and a user program
+    Pcr {
+        /// The guest's PMU model; it needs four programmable counters [default: one of the
+        /// host's vendor]
+        #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]")]
+        pmu: Option<String>,
+        /// The form of the report.
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
 /// The flags of `umpire demo`.
 #[derive(Clone, Debug, Default, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct DemoFlags {
+    /// Another story than the virtual PMU itself.
+    #[command(subcommand)]
+    pub story: Option<DemoStory>,
     /// Count this event in the guest, e.g. instructions:u, r5300c0, or
     /// skl::INST_RETIRED:ANY_P; repeatable. See: umpire events
     #[arg(long = "event", value_name = "EVENT")]

@@ -98,8 +98,8 @@ impl FollowsGrants {
     }
 }
 
-/// The reservations of one machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The reservations of one machine; by default nothing is set aside.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PcrPlan {
     /// Who may hold how many.
     pub policy: Policy,

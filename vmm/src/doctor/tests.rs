@@ -33,6 +33,7 @@ fn faithful() -> ProbeReport {
         rf_honoured: true,
         dr_access_trap: false,
         block_irq: true,
+        smm: true,
         guest_step: GuestStep::ToGuest,
         guest_step_beside_ours: GuestStep::ToUs,
     }

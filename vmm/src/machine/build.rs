@@ -47,7 +47,7 @@ const RESET_MXCSR: u32 = 0x1f80;
 pub enum MachineError {
     /// Options that do not fit this host.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(Box<ConfigError>),
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -92,6 +92,13 @@ pub enum MachineError {
     /// The audit file.
     #[error(transparent)]
     Audit(#[from] AuditError),
+}
+
+// By hand: the error is boxed, as it is much larger than all others.
+impl From<ConfigError> for MachineError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(Box::new(error))
+    }
 }
 
 /// A machine whose vCPUs are at their first instruction.
@@ -140,7 +147,7 @@ impl Machine {
                     .plan(model, plan.set_aside())
                     .map_err(ConfigError::from)?,
                 phase: Arc::new(Phase::new(config.firmware.image != FirmwareChoice::None)),
-                smm: host.features().smm,
+                smm: probes.smm,
             }),
             _ => None,
         };

@@ -1,0 +1,291 @@
+//! From text to steps.
+
+use super::{Action, Script, Step};
+use crate::abi;
+use crate::mailbox::Wanted;
+use crate::{CounterId, Layer};
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::str::FromStr;
+
+/// A script that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScriptError {
+    /// The line, from 1.
+    pub line: usize,
+    /// The word that is wrong; empty if one is missing.
+    pub word: String,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// See [`ScriptError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// No time in milliseconds.
+    Time,
+    /// A time before that of the line above.
+    Backwards,
+    /// No layer.
+    Layer,
+    /// No action.
+    Action,
+    /// No counter.
+    Counter,
+    /// Neither a number of counters nor a counter.
+    Wanted,
+    /// No lease.
+    Lease,
+    /// Neither yield nor refuse.
+    Reply,
+    /// A word too many.
+    TooMany,
+    /// Only firmware ends its phase.
+    PhaseOfOther,
+    /// The firmware's phase is over.
+    PhaseOver,
+    /// The kernel does not run yet.
+    PhaseNotOver,
+    /// There is nothing in it.
+    Empty,
+}
+
+impl Problem {
+    const fn hint(self) -> &'static str {
+        match self {
+            Problem::Time => "give a time in whole milliseconds, up to 86400000 (a day)",
+            Problem::Backwards => "time does not run backwards; put the line further up",
+            Problem::Layer => "give firmware, hypervisor or kernel, or tick alone",
+            Problem::Action => {
+                "give reserve, claim, renew, release, lend, keep, reply, withdraw, end-phase or tick"
+            }
+            Problem::Counter => "give a counter, as PMC0 or FIXED1",
+            Problem::Wanted => "give how many counters, 1 to 255, or one, as PMC0 or FIXED1",
+            Problem::Lease => "give lease and 10 to 655350 milliseconds, in tens",
+            Problem::Reply => "give yield or refuse",
+            Problem::TooMany => "the line is complete before it; # begins a comment",
+            Problem::PhaseOfOther => "only the firmware ends its phase",
+            Problem::PhaseOver => "the firmware's phase is over, and it does nothing any more",
+            Problem::PhaseNotOver => {
+                "the kernel does not run before a line with: firmware end-phase"
+            }
+            Problem::Empty => "the script has no step; one is: 0 kernel reserve 2",
+        }
+    }
+}
+
+impl fmt::Display for ScriptError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: ", self.line)?;
+        match (self.word.as_str(), self.problem) {
+            ("", Problem::Empty) => {}
+            ("", _) => f.write_str("a word is missing at the end: ")?,
+            (word, _) => write!(f, "'{word}': ")?,
+        }
+        f.write_str(self.problem.hint())
+    }
+}
+
+impl core::error::Error for ScriptError {}
+
+impl FromStr for Script {
+    type Err = ScriptError;
+
+    fn from_str(text: &str) -> Result<Script, ScriptError> {
+        let mut steps: Vec<Step> = Vec::new();
+        for (number, line) in (1..).zip(text.lines()) {
+            let line = line.split('#').next().unwrap_or_default();
+            let mut words = Words {
+                line: number,
+                words: line.split_whitespace(),
+            };
+            if let Some(step) = words.step(&steps)? {
+                steps.push(step);
+            }
+        }
+        let has_firmware = steps.iter().any(|step| step.layer == Some(Layer::Firmware));
+        if steps.is_empty() {
+            return Err(ScriptError {
+                line: text.lines().count().max(1),
+                word: String::new(),
+                problem: Problem::Empty,
+            });
+        }
+        check_phase(&steps, has_firmware)?;
+        Ok(Script {
+            steps,
+            has_firmware,
+        })
+    }
+}
+
+/// Firmware acts before its phase ends, and the kernel after that.
+fn check_phase(steps: &[Step], has_firmware: bool) -> Result<(), ScriptError> {
+    let mut over = !has_firmware;
+    for step in steps {
+        let problem = match step.layer {
+            Some(Layer::Firmware) if over => Problem::PhaseOver,
+            Some(Layer::GuestKernel) if !over => Problem::PhaseNotOver,
+            _ => {
+                over |= step.action == Action::EndPhase;
+                continue;
+            }
+        };
+        let word = match problem {
+            Problem::PhaseOver => "firmware",
+            _ => "kernel",
+        };
+        return Err(ScriptError {
+            line: step.line,
+            word: word.to_owned(),
+            problem,
+        });
+    }
+    Ok(())
+}
+
+/// The latest time that a script can tell: a day.
+const LONGEST_MS: u32 = 86_400_000;
+
+/// The words of one line that are left.
+struct Words<'a, I: Iterator<Item = &'a str>> {
+    line: usize,
+    words: I,
+}
+
+impl<'a, I: Iterator<Item = &'a str>> Words<'a, I> {
+    fn error(&self, word: &str, problem: Problem) -> ScriptError {
+        ScriptError {
+            line: self.line,
+            word: word.to_owned(),
+            problem,
+        }
+    }
+
+    /// What `read` makes of the next word.
+    fn next<T>(
+        &mut self,
+        problem: Problem,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, ScriptError> {
+        let word = self.words.next().unwrap_or_default();
+        read(word).ok_or_else(|| self.error(word, problem))
+    }
+
+    fn end<T>(&mut self, value: T) -> Result<T, ScriptError> {
+        match self.words.next() {
+            None => Ok(value),
+            Some(word) => Err(self.error(word, Problem::TooMany)),
+        }
+    }
+
+    /// The step of the line; `None` if there is nothing on it.
+    fn step(&mut self, before: &[Step]) -> Result<Option<Step>, ScriptError> {
+        let Some(time) = self.words.next() else {
+            return Ok(None);
+        };
+        let at_ms = time.parse().ok().filter(|ms| *ms <= LONGEST_MS);
+        let at_ms = at_ms.ok_or_else(|| self.error(time, Problem::Time))?;
+        if before.last().is_some_and(|step| step.at_ms > at_ms) {
+            return Err(self.error(time, Problem::Backwards));
+        }
+        let line = self.line;
+        let layer = self.next(Problem::Layer, |word| match word {
+            "tick" => Some(None),
+            word => layer(word).map(Some),
+        })?;
+        let action = match layer {
+            None => self.end(Action::Tick)?,
+            Some(layer) => self.action(layer)?,
+        };
+        Ok(Some(Step {
+            line,
+            at_ms,
+            layer,
+            action,
+        }))
+    }
+
+    fn action(&mut self, layer: Layer) -> Result<Action, ScriptError> {
+        let word = self.words.next().unwrap_or_default();
+        let action = match word {
+            "reserve" => {
+                let wanted = self.next(Problem::Wanted, wanted)?;
+                return self.lease(wanted);
+            }
+            "claim" => Action::Claim(self.next(Problem::Counter, counter)?),
+            "renew" => Action::Renew(self.next(Problem::Counter, counter)?),
+            "release" => self.next(Problem::Counter, |word| match word {
+                "all" => Some(Action::Release(None)),
+                word => counter(word).map(|counter| Action::Release(Some(counter))),
+            })?,
+            "lend" => Action::Lend(self.next(Problem::Counter, counter)?, true),
+            "keep" => Action::Lend(self.next(Problem::Counter, counter)?, false),
+            "reply" => {
+                let yields = self.next(Problem::Reply, |word| match word {
+                    "yield" => Some(true),
+                    "refuse" => Some(false),
+                    _ => None,
+                })?;
+                let named = self.words.next();
+                let counter = named
+                    .map(|word| counter(word).ok_or_else(|| self.error(word, Problem::Counter)));
+                Action::Reply {
+                    yields,
+                    counter: counter.transpose()?,
+                }
+            }
+            "withdraw" => Action::Withdraw,
+            "end-phase" if layer == Layer::Firmware => Action::EndPhase,
+            "end-phase" => return Err(self.error(word, Problem::PhaseOfOther)),
+            "tick" => Action::Tick,
+            _ => return Err(self.error(word, Problem::Action)),
+        };
+        self.end(action)
+    }
+
+    fn lease(&mut self, wanted: Wanted) -> Result<Action, ScriptError> {
+        let lease_ms = match self.words.next() {
+            None => None,
+            Some("lease") => Some(self.next(Problem::Lease, lease)?),
+            Some(word) => return Err(self.error(word, Problem::Lease)),
+        };
+        self.end(Action::Reserve { wanted, lease_ms })
+    }
+}
+
+fn layer(word: &str) -> Option<Layer> {
+    match word {
+        "firmware" => Some(Layer::Firmware),
+        "hypervisor" => Some(Layer::Hypervisor),
+        "kernel" => Some(Layer::GuestKernel),
+        _ => None,
+    }
+}
+
+/// A lease that `REQUEST` can tell.
+fn lease(word: &str) -> Option<u32> {
+    let ms: u32 = word.parse().ok()?;
+    let units = u64::from(ms) / abi::REQUEST_LEASE_UNIT_MS;
+    let is_whole = u64::from(ms) % abi::REQUEST_LEASE_UNIT_MS == 0;
+    (is_whole && (1..=0xffff).contains(&units)).then_some(ms)
+}
+
+fn wanted(word: &str) -> Option<Wanted> {
+    match word.parse() {
+        Ok(0) => None,
+        Ok(count) => Some(Wanted::Any(count)),
+        Err(_) => counter(word).map(Wanted::This),
+    }
+}
+
+fn counter(word: &str) -> Option<CounterId> {
+    let number = |prefix| word.strip_prefix(prefix)?.parse::<u8>().ok();
+    let counter = match number("PMC") {
+        Some(n) => CounterId::Programmable(n),
+        None => CounterId::Fixed(number("FIXED")?),
+    };
+    counter.position().map(|_| counter)
+}

@@ -1,0 +1,393 @@
+//! From steps to what comes of them.
+
+use super::{Action, Script, Step};
+use crate::audit::{Auditor, Entropy, Event, Record};
+use crate::bank::Effects;
+use crate::broker::LAYERS;
+use crate::control::Control;
+use crate::cookie::Cookie;
+use crate::guard::GuardLimits;
+use crate::mailbox::{Answer, NoticeKind, Outcome, Reply, Request, Wanted};
+use crate::phase::Phase;
+use crate::policy::{PerKind, Policy};
+use crate::reason::Reason;
+use crate::register::PcrRegister;
+use crate::scheme::Scheme;
+use crate::unit::{Caller, Context, PcrConfig, PcrUnit};
+use crate::{CounterId, Layer};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+/// The machine on which a script is played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Its counters.
+    pub counters: PerKind,
+    /// Who may hold how many.
+    pub policy: Policy,
+    /// How layers arbitrate.
+    pub scheme: Scheme,
+}
+
+/// What came of a script.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// All that happened, in order.
+    pub rows: Vec<Row>,
+    /// What came of each step.
+    pub ends: Vec<End>,
+    /// Who holds which counter at the end.
+    pub owners: Vec<(CounterId, Option<Layer>)>,
+}
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// When, in milliseconds.
+    pub at_ms: u32,
+    /// To whom, or by whom; `None` if only time passes.
+    pub layer: Option<Layer>,
+    /// The counter, if it is about one.
+    pub counter: Option<CounterId>,
+    /// What.
+    pub what: What,
+}
+
+/// See [`Row`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A layer does this.
+    Does(Action),
+    /// A decision, as the audit has it.
+    Decided(Event),
+    /// The layer's request has another answer.
+    Answered(Answer),
+    /// A register access of the layer raised #GP.
+    Faulted(Reason),
+    /// The layer was to reply and had not been asked.
+    NotAsked,
+}
+
+/// What came of a step in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was done, or there was nothing to do.
+    Done,
+    /// It was a request, and this is its last answer.
+    Answered {
+        /// The answer.
+        outcome: Outcome,
+        /// When it came, in milliseconds.
+        at_ms: u32,
+    },
+    /// It raised #GP, for this reason.
+    Faulted(Reason),
+    /// Nothing had been asked.
+    NotAsked,
+}
+
+/// Plays a script. Layers read their notices as they come. After the last step
+/// time passes until every request has its answer.
+pub fn play(script: &Script, setup: &Setup) -> Trace {
+    let mut player = Player::new(script, setup);
+    for (index, step) in script.steps().iter().enumerate() {
+        player.pass(step.at_ms);
+        player.step(index, step);
+    }
+    while let Some(due) = player.waiting() {
+        player.pass(due);
+    }
+    let bank = player.unit.bank();
+    let owner = |counter| bank.reservation(counter).map(|held| held.owner);
+    let owners = bank.counters().iter();
+    Trace {
+        owners: owners.map(|counter| (counter, owner(counter))).collect(),
+        rows: player.rows,
+        ends: player.ends,
+    }
+}
+
+/// Scripts have no secrets: each layer has one cookie.
+fn cookie(layer: Layer) -> Cookie {
+    Cookie::from_random(register(layer))
+}
+
+fn register(layer: Layer) -> u64 {
+    1 + u64::from(layer.code())
+}
+
+#[derive(Debug, Default)]
+struct Records(Vec<Record>);
+
+impl Auditor for Records {
+    fn record(&mut self, record: &Record) {
+        self.0.push(*record);
+    }
+}
+
+/// A script asks for no random numbers.
+#[derive(Debug)]
+struct NoEntropy;
+
+impl Entropy for NoEntropy {
+    fn bits(&mut self) -> Option<u64> {
+        None
+    }
+}
+
+struct Player {
+    unit: PcrUnit,
+    now: u32,
+    rows: Vec<Row>,
+    ends: Vec<End>,
+    /// The answers that rows have told of.
+    told: [Answer; LAYERS],
+    /// The step whose request is each layer's last one.
+    asking: [Option<usize>; LAYERS],
+    /// The counter that each layer was asked for last.
+    asked: [Option<CounterId>; LAYERS],
+}
+
+impl Player {
+    fn new(script: &Script, setup: &Setup) -> Player {
+        let unit = PcrUnit::new(PcrConfig {
+            counters: setup.counters,
+            widths: PerKind {
+                programmable: 48,
+                fixed: 48,
+            },
+            policy: setup.policy,
+            scheme: setup.scheme,
+            guard: GuardLimits::with_ticks_per_ms(1),
+            ticks_per_ms: 1,
+            phase: Arc::new(Phase::new(script.has_firmware())),
+            legacy: None,
+            smm: false,
+        });
+        Player {
+            unit,
+            now: 0,
+            rows: Vec::new(),
+            ends: Vec::new(),
+            told: Default::default(),
+            asking: [None; LAYERS],
+            asked: [None; LAYERS],
+        }
+    }
+
+    /// When the next request that waits is looked at again.
+    fn waiting(&self) -> Option<u32> {
+        let waits = |layer: &Layer| self.unit.answer(*layer).outcome == Outcome::Pending;
+        Policy::LAYERS.iter().find(|layer| waits(layer))?;
+        u32::try_from(self.unit.deadline()?).ok()
+    }
+
+    /// Lets time pass, and tick whenever something is due.
+    fn pass(&mut self, until: u32) {
+        while let Some(due) = self.unit.deadline()
+            && due <= u64::from(until)
+        {
+            // It may be due since the last step, which took no time.
+            self.now = self.now.max(u32::try_from(due).unwrap_or(until));
+            self.run(|unit, cx| {
+                let _ = unit.tick(cx);
+            });
+        }
+        self.now = self.now.max(until);
+    }
+
+    fn row(&mut self, layer: Option<Layer>, counter: Option<CounterId>, what: What) {
+        self.rows.push(Row {
+            at_ms: self.now,
+            layer,
+            counter,
+            what,
+        });
+    }
+
+    /// Runs something at the unit, and tells what was decided and answered.
+    fn run<T>(&mut self, run: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> T) -> T {
+        let (mut records, mut entropy) = (Records::default(), NoEntropy);
+        let result = run(
+            &mut self.unit,
+            &mut Context {
+                now: u64::from(self.now),
+                entropy: &mut entropy,
+                audit: &mut records,
+            },
+        );
+        for record in records.0 {
+            let what = What::Decided(record.event);
+            self.row(Some(record.layer), record.counter, what);
+        }
+        for (index, layer) in Policy::LAYERS.into_iter().enumerate() {
+            self.hear(index, layer);
+        }
+        result
+    }
+
+    /// A layer reads what there is for it.
+    fn hear(&mut self, index: usize, layer: Layer) {
+        while let Some(notice) = self.unit.next_notice(layer, u64::from(self.now)) {
+            if notice.kind == NoticeKind::Asked {
+                self.asked[index] = notice.counter;
+            }
+        }
+        let answer = self.unit.answer(layer);
+        if answer == self.told[index] {
+            return;
+        }
+        self.told[index] = answer;
+        self.row(Some(layer), None, What::Answered(answer));
+        if let Some(step) = self.asking[index] {
+            self.ends[step] = End::Answered {
+                outcome: answer.outcome,
+                at_ms: self.now,
+            };
+        }
+    }
+
+    fn step(&mut self, index: usize, step: &Step) {
+        let Some(layer) = step.layer else {
+            self.ends.push(End::Done);
+            return;
+        };
+        self.ends.push(End::Done);
+        let counter = match step.action {
+            Action::Reserve {
+                wanted: Wanted::This(counter),
+                ..
+            }
+            | Action::Claim(counter)
+            | Action::Renew(counter)
+            | Action::Lend(counter, _) => Some(counter),
+            Action::Release(counter) | Action::Reply { counter, .. } => counter,
+            _ => None,
+        };
+        self.row(Some(layer), counter, What::Does(step.action));
+        let done = self.act(index, layer, step.action);
+        let end = match done {
+            Ok(()) => return,
+            Err(end) => end,
+        };
+        match end {
+            End::Faulted(reason) => self.row(Some(layer), counter, What::Faulted(reason)),
+            End::NotAsked => self.row(Some(layer), counter, What::NotAsked),
+            End::Done | End::Answered { .. } => {}
+        }
+        self.ends[index] = end;
+    }
+
+    fn act(&mut self, index: usize, layer: Layer, action: Action) -> Result<(), End> {
+        let cookie = cookie(layer);
+        let slot = usize::from(layer.code());
+        let request = |player: &mut Self, request| player.request(index, layer, request);
+        match action {
+            Action::Reserve { wanted, lease_ms } => request(
+                self,
+                Request::Reserve {
+                    wanted,
+                    cookie,
+                    lease_ms,
+                },
+            ),
+            Action::Renew(counter) => {
+                let wanted = Wanted::This(counter);
+                let lease_ms = None;
+                request(
+                    self,
+                    Request::Reserve {
+                        wanted,
+                        cookie,
+                        lease_ms,
+                    },
+                )
+            }
+            Action::Release(Some(counter)) => request(self, Request::Release { counter, cookie }),
+            Action::Release(None) => {
+                let held = self.unit.bank().held_by(layer);
+                held.iter()
+                    .try_for_each(|counter| request(self, Request::Release { counter, cookie }))
+            }
+            Action::Withdraw => request(self, Request::Withdraw),
+            Action::Claim(counter) => {
+                self.write(
+                    layer,
+                    PcrRegister::ManagementKey(counter),
+                    register(layer),
+                    0,
+                )?;
+                self.write(
+                    layer,
+                    PcrRegister::AccessKey(counter),
+                    register(layer),
+                    register(layer),
+                )
+            }
+            Action::Lend(counter, lends) => {
+                let control = Control::INITIAL.with_lend(lends).bits();
+                self.write(
+                    layer,
+                    PcrRegister::Control(counter),
+                    control,
+                    register(layer),
+                )
+            }
+            Action::Reply { yields, counter } => {
+                let counter = counter.or(self.asked[slot].take()).ok_or(End::NotAsked)?;
+                let reply = Reply { counter, yields };
+                self.run(|unit, cx| unit.reply(layer, reply, cx))
+                    .map(drop_effects)
+                    .map_err(End::Faulted)
+            }
+            Action::EndPhase => self.write(layer, PcrRegister::Phase, crate::abi::PHASE_END, 0),
+            Action::Tick => Ok(()),
+        }
+    }
+
+    /// A request of the step `index`.
+    fn request(&mut self, index: usize, layer: Layer, request: Request) -> Result<(), End> {
+        let slot = usize::from(layer.code());
+        let before = self.asking[slot];
+        if !matches!(request, Request::Withdraw) {
+            self.asking[slot] = Some(index);
+        }
+        let done = self.run(|unit, cx| unit.request(layer, request, cx));
+        match done {
+            Ok(_) => Ok(()),
+            Err(reason) => {
+                self.asking[slot] = before;
+                Err(End::Faulted(reason))
+            }
+        }
+    }
+
+    fn write(
+        &mut self,
+        layer: Layer,
+        register: PcrRegister,
+        value: u64,
+        presented: u64,
+    ) -> Result<(), End> {
+        let caller = Caller { layer, presented };
+        let before = self.rows.len();
+        let done = self.run(|unit, cx| unit.write(register, value, caller, cx));
+        let refused = self.rows[before..]
+            .iter()
+            .rev()
+            .find_map(|row| match row.what {
+                What::Decided(Event::Refused(reason)) => Some(reason),
+                _ => None,
+            });
+        match done {
+            Some(effects) => {
+                drop_effects(effects);
+                Ok(())
+            }
+            None => Err(End::Faulted(refused.unwrap_or(Reason::Malformed))),
+        }
+    }
+}
+
+/// There is no PMU behind a script.
+fn drop_effects(_effects: Effects) {}
