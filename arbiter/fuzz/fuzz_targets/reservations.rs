@@ -4,6 +4,8 @@
 //! to run this.
 #![no_main]
 
+// The test uses more of it than this does.
+#[allow(dead_code, unused_imports)]
 #[path = "../../tests/reservations/play/mod.rs"]
 mod play;
 

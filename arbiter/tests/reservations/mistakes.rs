@@ -264,3 +264,14 @@ fn a_lease_stays_its_owners() {
     play(&mut world, write(MANAGE, OTHER, MANAGEMENT));
     assert_eq!(world.unit.deadline(), None);
 }
+
+/// The goal is 4 KiB for each vCPU. A unit has one allocation of its own: a slot
+/// for each counter.
+#[test]
+fn a_unit_is_small() {
+    let slot = size_of::<Option<arbiter::Reservation>>();
+    let unit = size_of::<arbiter::PcrUnit>();
+    let size = |counters: usize| unit + counters * slot;
+    println!("unit {unit} bytes, {slot} for each counter");
+    assert!(size(8 + 4) <= 4096, "{} bytes", size(12));
+}
