@@ -240,10 +240,19 @@ impl Player {
         self.told[index] = answer;
         self.row(Some(layer), None, What::Answered(answer));
         if let Some(step) = self.asking[index] {
-            self.ends[step] = End::Answered {
-                outcome: answer.outcome,
-                at_ms: self.now,
+            let outcome = match (self.ends[step], answer.outcome) {
+                // A step that gives back several asks several times.
+                (
+                    End::Answered {
+                        outcome: Outcome::Granted(before),
+                        ..
+                    },
+                    Outcome::Granted(now),
+                ) => Outcome::Granted(before | now),
+                (_, outcome) => outcome,
             };
+            let at_ms = self.now;
+            self.ends[step] = End::Answered { outcome, at_ms };
         }
     }
 

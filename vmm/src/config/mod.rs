@@ -10,6 +10,7 @@ mod error;
 mod exit;
 mod file;
 mod merge;
+mod policy;
 
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ pub use error::{ConfigError, Origin, Place};
 pub(crate) use exit::one_line;
 pub use exit::{ExitStatus, UserError};
 pub(crate) use merge::no_file;
+pub use policy::PolicyTextError;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -37,6 +39,8 @@ use merge::Merge;
 pub const MEMORY_MIB: RangeInclusive<u64> = 16..=1024 * 1024;
 /// The range of `--pmi-floor` in microseconds.
 pub const PMI_FLOOR_US: RangeInclusive<u64> = 1..=1_000_000;
+/// The range of `--grace` in milliseconds.
+pub const GRACE_MS: RangeInclusive<u64> = 1..=60_000;
 /// The range of `--timeout` in seconds; the upper end is some 11 days.
 pub const TIMEOUT_S: RangeInclusive<u64> = 0..=1_000_000;
 
@@ -152,3 +156,12 @@ impl RunConfig {
 const CPUS: RangeInclusive<u8> = 1..=MAX_CPUS;
 /// The range of the configuration file's `verbose`.
 const VERBOSITY: RangeInclusive<u8> = 0..=3;
+
+/// The policy that values of `--policy` describe, each about one layer; what they
+/// do not name is as by default.
+///
+/// # Errors
+/// One cannot be used.
+pub fn parse_policy(texts: &[String]) -> Result<arbiter::Policy, PolicyTextError> {
+    policy::parse(texts)
+}
