@@ -3,7 +3,7 @@
 #   1. unit, property and documentation tests,
 #   2. micro-guests on this machine's /dev/kvm, where there is one,
 #   3. the same micro-guests in L1, a machine whose KVM is known (docs/testing.md),
-#   4. L1 itself, and an unmodified Debian kernel with `perf` in it, end to end.
+#   4. L1 itself, and an unmodified Debian kernel with `perf` and modules in it, end to end.
 # The last line is 'N passed, N failed, N skipped', summed over all of them. The
 # status is 0 only if nothing failed. What cannot run is named, with what is
 # missing, and counted as skipped; with CI=true a part that cannot run fails.
@@ -37,6 +37,7 @@ install_missing() {
     command -v cc >/dev/null || packages+=(gcc)
     printf '#include <stdio.h>\nint main(void) { return 0; }\n' |
         cc -x c -o /dev/null - 2>/dev/null || packages+=(libc6-dev)
+    command -v make >/dev/null || packages+=(make)
     command -v strip >/dev/null || packages+=(binutils)
     command -v tar >/dev/null || packages+=(tar)
     [ ${#packages[@]} -eq 0 ] && return
@@ -185,7 +186,7 @@ suite harness 600 cargo test -p guest-tests --lib --bins --no-fail-fast
 binaries=$(guest_binaries)
 [ -n "$binaries" ] || give_up "no test binaries of guest-tests were found (log: $logs/list.log)"
 micro=$(micro_suites)
-needs_l1() { [[ $1 == l1 || $1 == linux || $1 == *-in-l1 ]]; }
+needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == *-in-l1 ]]; }
 is_micro() { grep -qx "$1" <<<"$micro"; }
 
 while read -r name file; do

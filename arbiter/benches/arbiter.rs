@@ -5,7 +5,7 @@
 
 use arbiter::{
     Access, Caller, Context, Cookie, CounterId, Entropy, GuardLimits, Layer, NoAudit, PcrConfig,
-    PcrRegister, PcrUnit, PerKind, Phase, Policy, Verdict,
+    PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Verdict,
 };
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -42,6 +42,7 @@ fn unit(lease_ms: Option<u32>) -> PcrUnit {
             fixed: 48,
         },
         policy,
+        scheme: Scheme::Independent,
         guard: GuardLimits::with_ticks_per_ms(2_000_000),
         ticks_per_ms: 2_000_000,
         phase: Arc::new(Phase::new(false)),

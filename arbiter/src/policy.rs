@@ -110,6 +110,11 @@ pub enum PolicyError {
         /// Its maximum.
         max: u8,
     },
+    /// A layer's leases would be over as soon as they start.
+    NoTime {
+        /// Whose.
+        layer: Layer,
+    },
     /// There are not as many counters as the layers' minima add up to.
     TooFew {
         /// What the minima add up to.
@@ -127,6 +132,10 @@ impl fmt::Display for PolicyError {
             PolicyError::MinOverMax { layer, min, max } => write!(
                 f,
                 "the {layer} is to have at least {min} and at most {max} counters: lower the minimum"
+            ),
+            PolicyError::NoTime { layer } => write!(
+                f,
+                "the {layer}'s leases are to last 0 ms: give at least 1, or none for no lease"
             ),
             PolicyError::TooFew {
                 wanted,
@@ -168,9 +177,15 @@ impl Policy {
             (of_kind, wanted)
         });
         for layer in Self::LAYERS {
-            let Some(Share { min, max, .. }) = self.share(layer) else {
+            let Some(Share {
+                min, max, lease_ms, ..
+            }) = self.share(layer)
+            else {
                 continue;
             };
+            if *lease_ms == Some(0) {
+                return Err(PolicyError::NoTime { layer });
+            }
             for (of_kind, _) in sums {
                 let (min, max) = (min.of(of_kind), max.of(of_kind));
                 if min > max {

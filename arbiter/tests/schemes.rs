@@ -89,6 +89,17 @@ fn under_a_single_master_guests_have_no_management() {
 }
 
 #[test]
+fn the_hypervisor_asks_its_own_master_as_others_do() {
+    let mut rig = under(Scheme::SingleMaster);
+    rig.any(HV, 1);
+    rig.lend(HV, 3);
+    rig.end_phase();
+    rig.this(KERNEL, 3);
+    assert_eq!(rig.held(KERNEL), set([3]), "lent");
+    assert!(!rig.write(HV, PcrRegister::ManagementKey(pmc(3)), 0, bits(KERNEL)));
+}
+
+#[test]
 fn the_master_itself_can_set_counters_aside() {
     for scheme in Scheme::ALL {
         let mut rig = under(scheme);

@@ -160,8 +160,8 @@ impl Machine for Rig {
     }
 
     fn write(&mut self, msr: u32, cookie: u64, value: u64) -> Result<(), Fault> {
-        if self.registers.contains_key(&msr) {
-            self.registers.insert(msr, value);
+        if let Some(register) = self.registers.get_mut(&msr) {
+            *register = value;
             return Ok(());
         }
         let layer = self.layer();

@@ -2,15 +2,9 @@
 //! registers are Umpire's own virtual PMU.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
-use guest_tests::l1::{End, Machine, Run};
-use guest_tests::linux::{self, Image, Step};
+use guest_tests::linux::{Image, Step, UnderUmpire};
 use guest_tests::umpire;
-
-/// One guest at a time: two emulated machines on two processors would measure each other.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 const LOAD: &str = "insmod /lib/modules/msr.ko allow_writes=on";
 const CONTRACT: &str = "msr-contract";
@@ -31,32 +25,10 @@ fn contract() -> PathBuf {
 
 /// Boots the guest with `model` and without the NMI watchdog; runs `script`.
 fn boot(flags: &[&str], script: &[&str]) -> Vec<Step> {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let image = Image::fetch().expect("the guest's image");
-    let guest = image
-        .with_program(CONTRACT, contract())
-        .with_script(&script.join("\n"))
-        .expect("the guest's initramfs");
-    let cmdline = format!("{} nmi_watchdog=0", linux::COMMAND_LINE);
-    let run = Run::new(umpire::path())
-        .args(["run", "--memory", "512", "--timeout", "180"])
-        .args(["--cmdline", &cmdline])
-        .args(flags)
-        .arg("--kernel")
-        .arg(guest.kernel())
-        .arg("--initrd")
-        .arg(guest.initrd());
-    let output = Machine::new()
-        .memory_mib(2048)
-        .timeout(Duration::from_secs(240))
-        .output(&run)
-        .expect("L1 works");
-    let out = String::from_utf8_lossy(&output.stdout);
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.outcome.end, End::Exited(0), "{out}\n{err}");
-    let steps = linux::steps(&out);
-    assert_eq!(steps.len(), script.len(), "{out}\n{err}");
-    steps
+    let image = image.with_program(CONTRACT, contract());
+    let guest = UnderUmpire::new(image, flags).with_kernel_options("nmi_watchdog=0");
+    guest.run(&script.join("\n")).steps
 }
 
 fn check(flags: &[&str], found: &str) {

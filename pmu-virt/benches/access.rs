@@ -2,11 +2,14 @@
 //!
 //! `cargo bench -p pmu-virt --bench access`; the goal is at most 60 ns each.
 
+use arbiter::{GuardLimits, NoAudit, PcrConfig, PcrUnit, PerKind, Policy, Scheme, abi};
 use criterion::{Criterion, criterion_group, criterion_main};
 use pmu_virt::{
-    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, Ring, VcpuPmu, step,
+    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, Reservations, Ring, VcpuPmu,
+    WriteOutcome, step,
 };
 use std::hint::black_box;
+use std::sync::Arc;
 
 /// A PMU with every programmable counter running.
 fn busy(case: &Case) -> VcpuPmu {
@@ -57,6 +60,7 @@ const CASES: [Case; 3] = [
     },
 ];
 
+/// Who accesses.
 const LAYER: Caller = Caller::legacy(Layer::GuestKernel);
 
 fn accesses(criterion: &mut Criterion) {
@@ -117,5 +121,165 @@ fn accesses(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, accesses);
+/// What stands between an access and its counter.
+#[derive(Clone, Copy)]
+enum Reserved {
+    /// No reservations at all, `--pcr off`.
+    Off,
+    /// Nobody holds a counter.
+    Nothing,
+    /// The counter is held, without an access cookie.
+    Open,
+    /// It is held with a cookie, which the access presents by an alias register.
+    Cookie,
+    /// So it is, and a legacy access is dropped and recorded.
+    Dropped,
+    /// The firmware holds another one, so that names are mapped.
+    Mapped,
+}
+
+const SCENES: [(&str, Reserved); 6] = [
+    ("without reservations", Reserved::Off),
+    ("nothing reserved", Reserved::Nothing),
+    ("reserved, default cookie", Reserved::Open),
+    ("reserved, cookie by alias", Reserved::Cookie),
+    ("reserved, dropped", Reserved::Dropped),
+    ("names mapped", Reserved::Mapped),
+];
+
+#[derive(Debug)]
+struct NoEntropy;
+
+impl arbiter::Entropy for NoEntropy {
+    fn bits(&mut self) -> Option<u64> {
+        None
+    }
+}
+
+const M: u64 = 0x1234_5678_9abc;
+const A: u64 = 0xfedc_ba98_7654;
+/// Position of the counter that is accessed.
+const POSITION: u32 = 3;
+
+/// A busy `intel-v2` with these reservations.
+fn scene(reserved: Reserved) -> VcpuPmu {
+    let pmu = busy(&CASES[0]);
+    if matches!(reserved, Reserved::Off) {
+        return pmu;
+    }
+    let phase = arbiter::Phase::new(matches!(reserved, Reserved::Mapped));
+    let unit = PcrUnit::new(PcrConfig {
+        counters: pmu.model().counts(),
+        widths: pmu.model().widths(),
+        policy: Policy::default(),
+        scheme: Scheme::Independent,
+        guard: GuardLimits::with_ticks_per_ms(1_000_000),
+        ticks_per_ms: 1_000_000,
+        phase: Arc::new(phase),
+        legacy: Some(PerKind {
+            programmable: pmu.model().programmable() - 1,
+            fixed: pmu.model().fixed(),
+        })
+        .filter(|_| matches!(reserved, Reserved::Mapped)),
+        smm: false,
+    });
+    let mut pmu = pmu.with_reservations(Reservations {
+        unit,
+        entropy: Box::new(NoEntropy),
+        audit: Box::new(NoAudit),
+    });
+    let mut write = |layer, presented, row, position, value| {
+        let msr = MsrIndex(abi::MSR_BASE + row + position);
+        let outcome = pmu.wrmsr(msr, value, Caller { layer, presented });
+        assert_eq!(outcome, WriteOutcome::Done);
+    };
+    let kernel = Layer::GuestKernel;
+    match reserved {
+        Reserved::Off | Reserved::Nothing => {}
+        Reserved::Open => write(kernel, 0, abi::MSR_MANAGEMENT_KEY, POSITION, M),
+        Reserved::Cookie | Reserved::Dropped => {
+            write(kernel, 0, abi::MSR_MANAGEMENT_KEY, POSITION, M);
+            write(kernel, M, abi::MSR_ACCESS_KEY, POSITION, A);
+        }
+        Reserved::Mapped => {
+            write(Layer::Firmware, 0, abi::MSR_MANAGEMENT_KEY, 0, M);
+            write(Layer::Firmware, 0, abi::MSR_PHASE, 0, abi::PHASE_END);
+        }
+    }
+    pmu
+}
+
+/// The same accesses with more and more that has to be looked at. The goal is
+/// at most 10 ns more than without reservations.
+fn reservations(criterion: &mut Criterion) {
+    for (name, reserved) in SCENES {
+        let mut pmu = scene(reserved);
+        let (alias, caller) = match reserved {
+            Reserved::Cookie => (
+                true,
+                Caller {
+                    presented: A,
+                    ..LAYER
+                },
+            ),
+            _ => (false, LAYER),
+        };
+        let n = match reserved {
+            Reserved::Mapped => POSITION - 1,
+            _ => POSITION,
+        };
+        let pick = |row: u32, legacy: u32| match alias {
+            true => row + POSITION,
+            false => legacy + n,
+        };
+        let counter = MsrIndex(pick(abi::MSR_BASE + abi::MSR_COUNTER, 0x4c1));
+        let select = MsrIndex(pick(abi::MSR_BASE + abi::MSR_SELECT, 0x186));
+        let ecx = pick(abi::RDPMC_COOKIE, 0);
+        let mut group = criterion.benchmark_group("reservations");
+        group.bench_function(format!("rdmsr counter, {name}"), |bench| {
+            bench.iter(|| pmu.rdmsr(black_box(counter), black_box(caller)));
+        });
+        group.bench_function(format!("wrmsr counter, {name}"), |bench| {
+            bench.iter(|| pmu.wrmsr(black_box(counter), black_box(1 << 20), black_box(caller)));
+        });
+        group.bench_function(format!("rdmsr select, {name}"), |bench| {
+            bench.iter(|| pmu.rdmsr(black_box(select), black_box(caller)));
+        });
+        group.bench_function(format!("rdpmc, {name}"), |bench| {
+            bench.iter(|| pmu.rdpmc(black_box(ecx), black_box(caller)));
+        });
+        group.bench_function(format!("rdmsr global control, {name}"), |bench| {
+            bench.iter(|| pmu.rdmsr(black_box(MsrIndex(0x38f)), black_box(caller)));
+        });
+        group.bench_function(
+            format!("wrmsr global control, one off and on, {name}"),
+            |bench| {
+                let mut value = 0x7;
+                bench.iter(|| {
+                    value ^= 1;
+                    pmu.wrmsr(
+                        black_box(MsrIndex(0x38f)),
+                        black_box(value),
+                        black_box(caller),
+                    )
+                });
+            },
+        );
+        group.finish();
+    }
+    criterion.bench_function("reserve and give back", |bench| {
+        let mut pmu = scene(Reserved::Nothing);
+        let msr = MsrIndex(abi::MSR_BASE + abi::MSR_MANAGEMENT_KEY + POSITION);
+        let holder = Caller {
+            presented: M,
+            ..LAYER
+        };
+        bench.iter(|| {
+            let reserved = pmu.wrmsr(black_box(msr), black_box(M), LAYER);
+            (reserved, pmu.wrmsr(black_box(msr), black_box(0), holder))
+        });
+    });
+}
+
+criterion_group!(benches, accesses, reservations);
 criterion_main!(benches);

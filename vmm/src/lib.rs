@@ -21,6 +21,7 @@
 //! `docs/architecture.md` follows an access through the code.
 
 pub mod arbitrate;
+pub mod audit;
 pub mod bench;
 pub mod boot;
 pub mod cli;
@@ -30,6 +31,7 @@ pub mod cpuid;
 pub mod demo;
 pub mod devices;
 pub mod doctor;
+pub mod entropy;
 pub mod events;
 pub mod firmware;
 pub mod host;
@@ -38,6 +40,7 @@ pub mod logging;
 pub mod machine;
 pub mod micro;
 pub mod probe;
+pub mod reservations;
 pub mod sched;
 pub mod sys;
 pub mod terminal;

@@ -65,7 +65,14 @@ fn boot(flags: &RunFlags) -> Result<u8, UserError> {
     })
     .map_err(UserError::bad_input)?;
     let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
-    let end = run(machine, &config).map_err(failed)?;
+    let audit = machine.audit();
+    let end = run(machine, &config);
+    let (summary, written) = audit.finish();
+    if summary.decisions() > 0 {
+        let _ = write!(stderr(), "umpire: {summary}");
+    }
+    let end = end.map_err(failed)?;
+    written.map_err(|error| UserError::with_status(error, ExitStatus::HOST_FAILURE))?;
     if !end.is_success() {
         complain(&end);
     } else {

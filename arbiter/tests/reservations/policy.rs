@@ -203,6 +203,22 @@ fn a_policy_that_cannot_be_kept_is_named() {
 }
 
 #[test]
+fn a_lease_lasts() {
+    for (lease_ms, expected) in [
+        (None, Ok(())),
+        (Some(1), Ok(())),
+        (
+            Some(0),
+            Err("the hypervisor's leases are to last 0 ms: give at least 1, or none for no lease"),
+        ),
+    ] {
+        let mut policy = Policy::default();
+        policy.hypervisor.lease_ms = lease_ms;
+        check_fits(policy, (1, 0), expected);
+    }
+}
+
+#[test]
 fn fits_is_the_sum_of_the_minima() {
     every_policy(|min, max| {
         for there in 0..8 {
@@ -212,6 +228,7 @@ fn fits_is_the_sum_of_the_minima() {
             match found {
                 Ok(()) => assert!(!crossed && sum <= u16::from(there)),
                 Err(PolicyError::MinOverMax { min, max, .. }) => assert!(crossed && min > max),
+                Err(PolicyError::NoTime { layer }) => panic!("{layer} has no lease"),
                 Err(PolicyError::TooFew { wanted, .. }) => {
                     assert!(!crossed && wanted == sum && sum > u16::from(there));
                 }

@@ -1,18 +1,19 @@
-//! The fuzz target's harness on a fixed number of random inputs, so that it
+//! The fuzz target's harness on some random inputs, so that it
 //! cannot rot; `docs/testing.md` says how to let it run for long.
 
 use crate::play;
 use proptest::prelude::{any, prop};
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 /// What random sequences have to bring about; else they test less than it seems.
-/// Revocations are expiries here.
-const EVENTS: [&str; 13] = [
+const EVENTS: [&str; 17] = [
     "access-set",
+    "asked",
     "barred",
     "control-set",
+    "declined",
     "drop-value-set",
     "dropped-read",
     "dropped-write",
@@ -23,25 +24,37 @@ const EVENTS: [&str; 13] = [
     "renewed",
     "reserved",
     "revoked",
+    "revoking",
+    "spared",
 ];
-const REFUSALS: [&str; 8] = [
+const REFUSALS: [&str; 15] = [
+    "busy",
     "cookie",
+    "held",
     "layer",
     "malformed",
+    "master",
     "maximum",
     "minimum",
+    "no-answer",
     "no-counter",
+    "none-free",
     "phase",
+    "refused",
     "unreserved",
+    "withdrawn",
 ];
 
 #[test]
 fn the_unit_does_what_the_naive_model_does() {
     let seen = RefCell::new((BTreeSet::new(), BTreeSet::new()));
-    let mut runner = TestRunner::new(Config {
+    // The same inputs each time, as they have to come by all of the above.
+    let config = Config {
         failure_persistence: None,
-        ..Config::with_cases(500)
-    });
+        ..Config::with_cases(2000)
+    };
+    let random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let mut runner = TestRunner::new_with_rng(config, random);
     let inputs = prop::collection::vec(any::<u8>(), 0..900);
     let played = runner.run(&inputs, |bytes| {
         let (events, refusals) = &mut *seen.borrow_mut();
@@ -56,5 +69,8 @@ fn the_unit_does_what_the_naive_model_does() {
     played.unwrap_or_else(|error| panic!("{error}"));
     let (events, refusals) = seen.into_inner();
     assert_eq!(Vec::from_iter(events), EVENTS);
-    assert_eq!(Vec::from_iter(refusals), REFUSALS);
+    // Others can come up; these must.
+    for name in REFUSALS {
+        assert!(refusals.contains(name), "{name} is not in {refusals:?}");
+    }
 }

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use pmu_virt::PmuModel;
 use vmm::devices::{PlatformParts, PortBus, ports};
 use vmm::kvm::KvmVm;
-use vmm::micro::{MicroError, MicroOutcome, MicroRun};
+use vmm::micro::{MicroError, MicroOutcome, MicroPcr, MicroRun};
 use vmm::vcpu::{Platform, SharedPlatform, VcpuEnd};
 
 use super::guest::HostileGuest;
@@ -155,6 +155,7 @@ fn play(lab: &Lab, guest: &HostileGuest, time: Duration) -> Result<MicroOutcome>
         timeout: time,
         record: false,
         cores: None,
+        pcr: Some(MicroPcr::default()),
     };
     let outcome = run.run_on(&lab.host, &guest.guest, real_devices)?;
     if outcome.stopping > STOP_LIMIT {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::apt::{Apt, Package, unpack};
 use super::error::L1Error;
+use super::headers;
 use super::tool::say;
 
 /// The Debian release that the machines are built from, whatever release this machine runs: the
@@ -28,7 +29,8 @@ pub enum Set {
     HypervisorKernel,
     /// A static busybox: `busybox`.
     Busybox,
-    /// The Linux guest's kernel, unmodified: `vmlinuz`, and its `msr.ko`.
+    /// The Linux guest's kernel, unmodified: `vmlinuz`, its `msr.ko`, and in `build` its headers.
+    /// They are one set, as modules fit the very version that they are built against.
     GuestKernel,
     /// `perf` of the guest's kernel with every library it needs: a root folder.
     Perf,
@@ -63,7 +65,7 @@ impl Set {
     pub(crate) fn required(self) -> &'static [&'static str] {
         match self {
             Set::HypervisorKernel => &["vmlinuz", "kvm-amd.ko"],
-            Set::GuestKernel => &["vmlinuz", "msr.ko"],
+            Set::GuestKernel => &["vmlinuz", "msr.ko", "build/Module.symvers"],
             Set::Busybox => &["busybox"],
             Set::Qemu | Set::Perf => &[],
         }
@@ -76,7 +78,12 @@ impl Set {
             Set::Perf => apt.closure(&["linux-perf"], None),
             Set::Busybox => Ok(vec![apt.candidate("busybox-static")?]),
             Set::HypervisorKernel => Ok(vec![kernel(apt, "linux-image-6.12.")?]),
-            Set::GuestKernel => Ok(vec![kernel(apt, "linux-image-6.1.")?]),
+            Set::GuestKernel => {
+                let kernel = kernel(apt, "linux-image-6.1.")?;
+                let mut packages = headers::packages(apt, &kernel)?;
+                packages.insert(0, kernel);
+                Ok(packages)
+            }
         }
     }
 
@@ -107,6 +114,7 @@ impl Set {
             Set::GuestKernel => {
                 self.take_kernel(&root, &ready)?;
                 self.take_modules(&root, &GUEST_MODULES, &ready)?;
+                headers::take(&root, &ready, self.name())?;
             }
             Set::HypervisorKernel => {
                 self.take_kernel(&root, &ready)?;

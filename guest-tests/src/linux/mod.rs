@@ -1,8 +1,10 @@
 //! A stock Linux as guest: Debian's cloud kernel 6.1, busybox, Debian's `perf`, and a script.
 //!
 //! The kernel is the package's own file, bit for bit. The initramfs holds busybox, `perf` with its
-//! libraries, the kernel's own `msr.ko` in `/lib/modules`, and `spin`, a busy loop whose time is spent in the function `spin_hot`. Each line of
-//! the script is one [`Step`] of the guest's console log:
+//! libraries, the kernel's own `msr.ko` in `/lib/modules`, `spin`, a busy loop whose time is spent
+//! in the function `spin_hot`, and `msr`, which reads and writes registers by `msr.ko`. The modules
+//! of `guest-tests/linux/pcr` are added on request. Each line of the script is one [`Step`] of the
+//! guest's console log:
 //!
 //! ```no_run
 //! use guest_tests::linux::{self, Image};
@@ -16,7 +18,10 @@
 //! ```
 
 mod emulator;
+mod modules;
+pub mod perf;
 mod steps;
+mod under_umpire;
 
 use std::fs;
 use std::io::{BufWriter, Write};
@@ -29,13 +34,19 @@ use crate::l1::libraries::{Files, Libraries};
 use crate::l1::tool::capture;
 use crate::l1::{Cache, GUEST_MODULES, L1Error, Set, add_merged_usr, elf, guest_name, stripped};
 
+pub use modules::MODULES;
 pub use steps::{Step, steps};
+pub use under_umpire::{Ran, UnderUmpire};
 
 /// What the guest's kernel needs on its command line.
 pub const COMMAND_LINE: &str = "console=ttyS0 mitigations=off panic=-1";
 
 const INIT: &str = include_str!("init.sh");
-const SPIN: &str = include_str!("../../linux/spin.c");
+/// Programs of ours in C.
+const SOURCES: [(&str, &str); 2] = [
+    ("spin", include_str!("../../linux/spin.c")),
+    ("msr", include_str!("../../linux/msr.c")),
+];
 
 /// The parts of the guest, in the cache.
 #[derive(Debug, Clone)]
@@ -46,6 +57,8 @@ pub struct Image {
     modules: PathBuf,
     /// Programs of ours: name in the guest, and file here.
     programs: Vec<(String, PathBuf)>,
+    /// Modules of ours: name in `/lib/modules`, and content.
+    built: Vec<(String, Vec<u8>)>,
 }
 
 /// A guest that can be booted. Its initramfs is a temporary file that goes with it.
@@ -76,7 +89,17 @@ impl Image {
             perf: sets[2].folder.clone(),
             modules: sets[0].folder.clone(),
             programs: Vec::new(),
+            built: Vec::new(),
         })
+    }
+
+    /// Builds [`MODULES`] against the guest's kernel and adds them to `/lib/modules`.
+    ///
+    /// # Errors
+    /// No make or no C compiler, or they fail.
+    pub fn with_arbiters(mut self) -> Result<Self, L1Error> {
+        self.built = modules::build(&self.modules)?;
+        Ok(self)
     }
 
     /// Adds a program of this machine with its libraries, as `/usr/bin/NAME` of the guest.
@@ -130,7 +153,12 @@ impl Image {
         for (name, file) in &self.programs {
             add_program(cpio, name, file)?;
         }
-        cpio.bytes("usr/bin/spin", 0o755, &spin()?)?;
+        for (name, content) in &self.built {
+            cpio.bytes(&format!("lib/modules/{name}"), 0o644, content)?;
+        }
+        for (name, source) in SOURCES {
+            cpio.bytes(&format!("usr/bin/{name}"), 0o755, &compile(name, source)?)?;
+        }
         cpio.bytes("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")?;
         cpio.bytes("init", 0o755, INIT.as_bytes())?;
         cpio.bytes("run.sh", 0o644, format!("{script}\n").as_bytes())
@@ -183,18 +211,21 @@ fn add_program(cpio: &mut Cpio<impl Write>, name: &str, file: &Path) -> Result<(
     cpio.bytes(&format!("usr/bin/{name}"), 0o755, script.as_bytes())
 }
 
-/// Compiles the busy loop: static, with symbols.
-fn spin() -> Result<Vec<u8>, L1Error> {
+/// Compiles a program: static, with symbols.
+fn compile(name: &str, text: &str) -> Result<Vec<u8>, L1Error> {
     const ADVICE: &str = "a C compiler and the static libc are needed (Debian: gcc and libc6-dev)";
     let folder = tempfile::tempdir();
     let folder = folder.map_err(L1Error::file("create a folder in", std::env::temp_dir()))?;
-    let (source, program) = (folder.path().join("spin.c"), folder.path().join("spin"));
-    fs::write(&source, SPIN).map_err(L1Error::file("write", &source))?;
+    let (source, program) = (
+        folder.path().join(format!("{name}.c")),
+        folder.path().join(name),
+    );
+    fs::write(&source, text).map_err(L1Error::file("write", &source))?;
     let mut command = Command::new("cc");
     command
         .args(["-static", "-O1", "-o"])
         .arg(&program)
         .arg(&source);
-    capture(&mut command, "compiling spin.c", ADVICE)?;
+    capture(&mut command, "compiling a program of the guest", ADVICE)?;
     fs::read(&program).map_err(L1Error::file("read", &program))
 }

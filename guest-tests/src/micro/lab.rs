@@ -8,7 +8,7 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::devices::GuestEnd;
 use vmm::kvm::{Host, HostError};
-use vmm::micro::{BackendFactory, MicroGuest, MicroOutcome, MicroRun};
+use vmm::micro::{BackendFactory, MicroGuest, MicroOutcome, MicroPcr, MicroRun};
 use vmm::probe::ProbeReport;
 use vmm::sched::CorePlan;
 use vmm::vcpu::{StepSupport, TrapEvent, VcpuEnd};
@@ -50,6 +50,8 @@ pub struct Setup {
     pub step: Option<StepSupport>,
     /// vCPUs share cores.
     pub cores: Option<CorePlan>,
+    /// Counter reservations; by default there are some, and nothing is reserved.
+    pub pcr: Option<MicroPcr>,
 }
 
 impl Setup {
@@ -63,6 +65,7 @@ impl Setup {
             timeout: Duration::from_secs(10),
             step: None,
             cores: None,
+            pcr: Some(MicroPcr::default()),
         }
     }
 
@@ -129,6 +132,7 @@ impl Lab {
             timeout: setup.timeout,
             record: true,
             cores: setup.cores,
+            pcr: setup.pcr.clone(),
         };
         let outcome = run.run(&self.host, guest)?;
         let log = read_log(&outcome)?;

@@ -17,6 +17,11 @@ pub struct Limit {
 /// Every limit.
 pub const LIMITS: &[Limit] = &[
     Limit {
+        applies: |_| micro_guests::arbiters().is_none(),
+        reason: "built without guest programs in Rust (rustup target add x86_64-unknown-none)",
+        tests: &["arbiters::minimal", "arbiters::enforcing", "arbiters::full"],
+    },
+    Limit {
         applies: |probe| !probe.step_support().user,
         reason: "this KVM does not single-step CPL 3: the step backend serves CPL 0 only",
         tests: &[
@@ -51,6 +56,11 @@ pub const LIMITS: &[Limit] = &[
         applies: ProbeReport::slow_cpl0,
         reason: "this KVM emulates CPL 0, and its emulator knows no data breakpoints",
         tests: &["debug::data_breakpoint_at_cpl_0"],
+    },
+    Limit {
+        applies: |probe| !probe.smm,
+        reason: "this KVM has no system management mode",
+        tests: &["pcr::smm_counts_as_firmware"],
     },
     Limit {
         applies: |probe| !probe.breakpoint_cpl3,

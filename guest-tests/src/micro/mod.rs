@@ -6,12 +6,14 @@
 //! costs no exit; the harness compares the log, the counters' reports and the
 //! run loop's events after the guest's end.
 
+mod image;
 mod lab;
 mod limits;
 mod program;
 mod script;
 mod suite;
 
+pub use image::Image;
 pub use lab::{Entry, Lab, LabError, Ran, Setup, step_backend};
 pub use limits::{LIMITS, Limit};
 pub use program::{

@@ -279,3 +279,97 @@ fn a_flat_image_of_ones_own_runs_before_the_kernel() {
     let kernel = Kernel::new(Protocol::Pvh, |a, _| exit(a, 0)).expect("a kernel");
     check(&kernel, &[&flag, &path, "--cpus", "2"], "flat\n", 11);
 }
+
+/// What firmware leaves behind, as the kernel reads it out of the configuration
+/// area: state, vCPUs that answered, results of the first and the last vCPU.
+#[test]
+fn counters_are_reserved_on_every_processor() {
+    if skipped_without_kvm("counters_are_reserved")
+        || skipped_without_image("counters_are_reserved")
+    {
+        return;
+    }
+    const AREA: u32 = 0x9_6000;
+    let kernel = Kernel::new(Protocol::Multiboot, |a, routines| {
+        print_words(a, routines, AREA + 0x900, 4)?;
+        print_words(a, routines, AREA + 0x1000, 1)?;
+        print_words(a, routines, AREA + 0x1000 + 3 * 64, 1)?;
+        exit(a, 0)
+    })
+    .expect("a kernel");
+    let counters = [
+        "--cpu-vendor",
+        "amd",
+        "--pmu",
+        "amd-perfmonv2",
+        "--firmware-counter",
+        "cycles,error=fault,isolate",
+        "--firmware-counter",
+        "instructions,on=PMC1,lend",
+        "--firmware-counter",
+        "cycles,access=shared",
+    ];
+    let flags = [&BUILTIN[..], &counters, &["--cpus", "4"]].concat();
+    let expected = "\
+        umpire-firmware: counter 0: position 5 reserved on 4 of 4 CPUs, others fault\n\
+        umpire-firmware: counter 1: position 1 reserved on 4 of 4 CPUs, others are dropped\n\
+        umpire-firmware: counter 2: position 4 reserved on 4 of 4 CPUs, shared\n\
+        00000002 00000000 0000000f 00000000 \n80040105 \n80040105 \n";
+    check(&kernel, &flags, expected, 1);
+}
+
+/// Looks for a kept cookie in all of the firmware's memory: it is where it is to
+/// be, once, and the one that is not kept is nowhere.
+#[test]
+fn cookies_stay_only_where_they_were_asked_to() {
+    if skipped_without_kvm("cookies_stay_only") || skipped_without_image("cookies_stay_only") {
+        return;
+    }
+    const COOKIES: u32 = 0x9_6a00;
+    let kernel = Kernel::new(Protocol::Linux64, |a, routines| {
+        // The first counter's pair is 0, the second's is not; then how often the
+        // second's management cookie occurs.
+        for at in [0, 4, 8, 12] {
+            a.mov(eax, dword_ptr(COOKIES + at))?;
+            a.call(routines.hex)?;
+        }
+        print(a, " ")?;
+        a.mov(rbx, qword_ptr(COOKIES + 16))?;
+        for at in [16, 24] {
+            let mut zero = a.create_label();
+            a.cmp(qword_ptr(COOKIES + at), 0)?;
+            a.je(zero)?;
+            print(a, "kept ")?;
+            a.set_label(&mut zero)?;
+            a.nop()?;
+        }
+        let (mut again, mut other) = (a.create_label(), a.create_label());
+        a.mov(edi, u32::try_from(layout::START).expect("low"))?;
+        a.mov(ebp, 0)?;
+        a.set_label(&mut again)?;
+        a.cmp(qword_ptr(rdi), rbx)?;
+        a.jne(other)?;
+        a.inc(ebp)?;
+        a.set_label(&mut other)?;
+        a.add(edi, 8)?;
+        a.cmp(edi, 0xa_0000)?;
+        a.jb(again)?;
+        a.mov(eax, ebp)?;
+        a.call(routines.hex)?;
+        print(a, "\n")?;
+        exit(a, 0)
+    })
+    .expect("a kernel");
+    let counters = [
+        "--firmware-counter",
+        "cycles",
+        "--firmware-counter",
+        "cycles,keep",
+        "--cpus",
+        "2",
+    ];
+    let output = run(&kernel, &[&BUILTIN[..], &counters].concat());
+    let told = String::from_utf8_lossy(&output.stdout);
+    let last = told.lines().last().expect("a line");
+    assert_eq!(last, format!("{:032} kept kept 00000001", 0), "{told}");
+}

@@ -60,7 +60,7 @@ const AFTER: u64 = DATA + 0x2000;
 const TAKEN: u64 = DATA + 0x100;
 const DONE: u64 = DATA + 0x108;
 
-fn plan(cores: u8) -> Option<CorePlan> {
+pub(crate) fn plan(cores: u8) -> Option<CorePlan> {
     Some(CorePlan {
         cores,
         slice: SLICE,
@@ -138,13 +138,14 @@ fn halt_for_ever(a: &mut CodeAssembler) -> Written {
     a.jmp(again)
 }
 
-fn tsc_khz(lab: &Lab) -> Result<u64> {
+pub(crate) fn tsc_khz(lab: &Lab) -> Result<u64> {
     let vm = Program::new()?.start(0);
     let (_, vcpus) = vm.build(
         &lab.host,
         &vmm::kvm::VmOptions {
             irqchip: true,
             trapped_msrs: Vec::new(),
+            smm: false,
         },
     )?;
     Ok(u64::from(vcpus[0].get_tsc_khz()?))
@@ -332,6 +333,7 @@ fn stopped(lab: &Lab) -> Result<()> {
         timeout: Duration::from_millis(100),
         record: false,
         cores: plan(2),
+        pcr: None,
     };
     let MicroOutcome {
         timed_out,

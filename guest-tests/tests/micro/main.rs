@@ -5,10 +5,12 @@
 
 mod accounting;
 mod amd;
+mod arbiters;
 mod cores;
 mod debug;
 mod intel;
 mod overflow;
+mod pcr;
 mod perf;
 mod rdpmc;
 mod rings;
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
     let themes: &[&[Test]] = &[
         intel::TESTS,
         amd::TESTS,
+        arbiters::TESTS,
         accounting::TESTS,
         rdpmc::TESTS,
         debug::TESTS,
@@ -32,6 +35,11 @@ fn main() -> ExitCode {
         perf::TESTS,
         vcpus::TESTS,
         cores::TESTS,
+        pcr::access::TESTS,
+        pcr::cookies::TESTS,
+        pcr::layers::TESTS,
+        pcr::guard::TESTS,
+        pcr::interrupts::TESTS,
         rings::TESTS,
         time::TESTS,
         &step,

@@ -98,6 +98,7 @@ fn run(lab: &Lab, guest: &MicroGuest) -> Result<Times> {
         step: lab.probe.step_support(),
         pmi_floor_us: setup.pmi_floor_us,
         cores: None,
+        pcr: None,
         timeout: Duration::from_secs(20),
         record: false,
     };

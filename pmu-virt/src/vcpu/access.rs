@@ -22,8 +22,14 @@ impl VcpuPmu {
     /// RDMSR. That the guest is at CPL 0 was checked before.
     pub fn rdmsr(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
         self.settle_freeze();
+        // No model has registers where the block is.
+        if PcrRegister::contains(msr.0) {
+            return self.read_block(msr, caller);
+        }
         let Some(register) = self.model.decode(msr) else {
-            return self.read_synthetic(msr, caller);
+            return self
+                .read_shared_msr(msr)
+                .unwrap_or_else(|| self.read_page(msr, caller.layer));
         };
         match part_of(register) {
             Some((name, part)) => match self.named(name) {
@@ -39,8 +45,16 @@ impl VcpuPmu {
     /// WRMSR. That the guest is at CPL 0 was checked before.
     pub fn wrmsr(&mut self, msr: MsrIndex, value: u64, caller: Caller) -> WriteOutcome {
         self.settle_freeze();
+        if PcrRegister::contains(msr.0) {
+            return self.write_block(msr, value, caller);
+        }
         let Some(register) = self.model.decode(msr) else {
-            return self.write_synthetic(msr, value, caller);
+            return match accounting::contains(msr) {
+                true => WriteOutcome::Gp,
+                false => self
+                    .write_shared_msr(msr, value)
+                    .unwrap_or(WriteOutcome::NotHandled),
+            };
         };
         match part_of(register) {
             Some((name, part)) => match self.named(name) {
@@ -72,27 +86,6 @@ impl VcpuPmu {
                 Access::Rdpmc,
             ),
             None => ReadOutcome::Gp,
-        }
-    }
-
-    /// An index that the model does not have.
-    fn read_synthetic(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
-        match PcrRegister::contains(msr.0) {
-            true => self.read_block(msr, caller),
-            false => self
-                .read_shared_msr(msr)
-                .unwrap_or_else(|| self.read_page(msr, caller.layer)),
-        }
-    }
-
-    /// An index that the model does not have.
-    fn write_synthetic(&mut self, msr: MsrIndex, value: u64, caller: Caller) -> WriteOutcome {
-        match PcrRegister::contains(msr.0) {
-            true => self.write_block(msr, value, caller),
-            false if accounting::contains(msr) => WriteOutcome::Gp,
-            false => self
-                .write_shared_msr(msr, value)
-                .unwrap_or(WriteOutcome::NotHandled),
         }
     }
 

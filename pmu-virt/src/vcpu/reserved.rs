@@ -56,9 +56,8 @@ impl VcpuPmu {
         self.reservations.as_mut()?.unit.take_notice()
     }
 
-    /// Lets the host itself act on the reservations, on a core or before the
-    /// first one, and does to the PMU what that means for it. `None` without
-    /// reservations.
+    /// Lets the host itself act on the reservations, and does to the PMU what
+    /// that means for it. `None` without reservations.
     pub fn arbitrate<R>(
         &mut self,
         act: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> (R, Effects),
@@ -261,6 +260,9 @@ impl VcpuPmu {
         let (unit, mut context) = reservations.parts(self.left);
         match unit.write(register, value, caller, &mut context) {
             Some(effects) => {
+                // If that was the end of the firmware's phase, legacy names are
+                // those of this moment.
+                unit.map();
                 self.take_effects(effects);
                 WriteOutcome::Done
             }
@@ -299,14 +301,12 @@ impl VcpuPmu {
         let Some(reservations) = &mut self.reservations else {
             return;
         };
-        if reservations
-            .unit
-            .deadline()
-            .is_none_or(|due| self.left < due)
-        {
+        let (unit, mut context) = reservations.parts(self.left);
+        // Another vCPU may have ended the firmware's phase.
+        unit.map();
+        if unit.deadline().is_none_or(|due| context.now < due) {
             return;
         }
-        let (unit, mut context) = reservations.parts(self.left);
         let effects = unit.tick(&mut context);
         self.take_effects(effects);
     }
@@ -340,14 +340,21 @@ impl VcpuPmu {
         if let Some(bit) = counter.global_bit() {
             self.global_status &= !(1 << bit);
         }
-        if let (Some((stay, _)), Some(core)) =
-            (self.counters[index_of(counter)].placed, &mut self.core)
-        {
+        let index = index_of(counter);
+        let mut placed = self.counters[index].placed;
+        if let (Some((stay, _)), Some(core)) = (placed, &mut self.core) {
             core.release(stay);
+            placed = None;
         }
-        self.counters[index_of(counter)] = Logical::default();
-        self.snapshot.counters[index_of(counter)] = [0; 4];
-        self.active.remove(counter);
+        // Off its core, the place is given back when it returns there.
+        if placed.is_none() {
+            self.active.remove(counter);
+        }
+        self.counters[index] = Logical {
+            placed,
+            ..Logical::default()
+        };
+        self.snapshot.counters[index] = [0; 4];
         self.pending.remove(counter);
         if self.needs_places() {
             self.distribute();

@@ -112,6 +112,8 @@ impl VcpuPmu {
         // An overflow in the last count is not to arm the place for the next
         // one: it may be another vCPU's by now.
         self.counters[super::index_of(counter)].running = false;
+        // What was cleared while it was away is nobody's count any more.
+        let last = last.filter(|_| self.counters[super::index_of(counter)].request.is_some());
         if let Some(reading) = last.and_then(|last| last.reading) {
             self.absorb(counter, reading);
         }

@@ -239,6 +239,19 @@ fn it_is_asked_for_a_cookie_where_one_may_be_presented() {
 }
 
 #[test]
+fn no_model_has_registers_in_the_block() {
+    let block = abi::MSR_BASE..abi::MSR_BASE + abi::MSR_COUNT;
+    for summary in pmu_virt::PmuModel::names() {
+        let model = pmu_virt::PmuModel::parse(summary.name).expect(summary.name);
+        let apart = |(first, last): &(u32, u32)| *last < block.start || *first >= block.end;
+        assert!(model.msr_ranges().iter().all(apart), "{}", summary.name);
+    }
+    let trapped = pmu_virt::all_pmu_msr_ranges();
+    let all = |(first, last): &(u32, u32)| *first <= block.start && *last >= block.end - 1;
+    assert!(trapped.iter().any(all), "every index of it has to exit");
+}
+
+#[test]
 fn without_reservations_there_is_no_block() {
     use pmu_virt::*;
     let model = PmuModel::parse("intel-v2").expect("a model");

@@ -4,8 +4,8 @@ use arbiter::{
     Auditor, Entropy, GuardLimits, PcrConfig, PcrUnit, PerKind, Phase, Policy, Record, Scheme, abi,
 };
 use pmu_virt::{
-    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Reservations,
-    Ring, VcpuPmu, WriteOutcome,
+    Caller, ClockBackend, CounterBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome,
+    Reservations, Ring, VcpuPmu, WriteOutcome,
 };
 use std::sync::{Arc, Mutex};
 
@@ -171,6 +171,11 @@ pub(crate) fn unit(setup: &Setup, model: &PmuModel) -> PcrUnit {
 
 impl Machine {
     pub(crate) fn new(setup: &Setup) -> Self {
+        Machine::on(setup, Box::new(ClockBackend::new()))
+    }
+
+    /// One that counts with this backend.
+    pub(crate) fn on(setup: &Setup, backend: Box<dyn CounterBackend>) -> Self {
         let model = PmuModel::parse(setup.model).unwrap_or_else(|error| panic!("{error}"));
         let trail = Trail::default();
         let seen = Arc::clone(&trail.0);
@@ -179,7 +184,7 @@ impl Machine {
             entropy: Box::new(Numbers::default()),
             audit: Box::new(trail),
         };
-        let pmu = VcpuPmu::new(model, Box::new(ClockBackend::new()), setup.grant);
+        let pmu = VcpuPmu::new(model, backend, setup.grant);
         let mut machine = Machine {
             pmu: pmu.with_reservations(reservations),
             trail: seen,

@@ -5,8 +5,13 @@ mod announced;
 mod freeze;
 mod kept;
 mod legacy;
+#[expect(dead_code, reason = "late and shared counters are for other tests")]
+#[path = "../limited/mod.rs"]
+mod limited;
 mod machine;
 mod memory;
+mod naive;
 mod owner;
 mod props;
 mod shared;
+mod sys;

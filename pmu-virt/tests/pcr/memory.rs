@@ -1,1 +1,58 @@
-//! What the reservations of one vCPU cost in memory.
+//! What the reservations of one vCPU cost in memory, and that no guest can make
+//! it more.
+
+use crate::machine::*;
+use crate::sys::held;
+use arbiter::{NoAudit, abi};
+use pmu_virt::{Caller, ClockBackend, Grant, MsrIndex, PmuModel, Reservations, VcpuPmu};
+
+#[derive(Debug)]
+struct NoEntropy;
+
+impl arbiter::Entropy for NoEntropy {
+    fn bits(&mut self) -> Option<u64> {
+        None
+    }
+}
+
+const MOST: i64 = 4096;
+
+#[test]
+fn a_vcpus_reservations_take_at_most_4_kib_whatever_the_guest_does() {
+    let spec = "intel-v2,counters=8,fixed=3";
+    let model = PmuModel::parse(spec).expect(spec);
+    let setup = Setup::of(spec);
+    let pmu = VcpuPmu::new(
+        model.clone(),
+        Box::new(ClockBackend::new()),
+        Grant::everything(),
+    );
+    let before = held();
+    let mut pmu = pmu.with_reservations(Reservations {
+        unit: unit(&setup, &model),
+        entropy: Box::new(NoEntropy),
+        audit: Box::new(NoAudit),
+    });
+    let new = held() - before;
+    assert!((0..=MOST).contains(&new), "{new} bytes");
+    // Every counter, then more requests than any queue holds, from each layer.
+    let mut write = |layer, presented, msr, value| {
+        let _ = pmu.wrmsr(MsrIndex(msr), value, Caller { layer, presented });
+    };
+    for n in (0..8).chain(32..35) {
+        write(KERNEL, 0, management(n), M);
+    }
+    for round in 0..1_000u64 {
+        for layer in [FIRMWARE, KERNEL] {
+            let any = abi::REQUEST_RESERVE | (1 + round % 8) << abi::REQUEST_WHICH_SHIFT;
+            write(layer, A, abi::MSR_BASE + abi::MSR_REQUEST, any);
+            write(layer, A, abi::MSR_BASE + abi::MSR_REPLY, round);
+        }
+        let n = u32::try_from(round % 8).expect("it is below 8");
+        write(KERNEL, M, management(n), 0);
+        write(KERNEL, 0, management(n), M);
+    }
+    let used = held() - before;
+    assert!((0..=MOST).contains(&used), "{used} bytes");
+    println!("{new} bytes at first, {used} bytes in use");
+}

@@ -1,6 +1,7 @@
 //! A counter that somebody holds: who is let through, what the others see, and
 //! what is left when it is given back.
 
+use crate::limited::Limited;
 use crate::machine::Op::{As, P, PGp, Pmi, R, RGp, Run, Told, W, WGp};
 use crate::machine::*;
 use arbiter::abi;
@@ -317,21 +318,64 @@ fn the_accounting_page_answers_by_the_same_verdict() {
     play(&mut machine, &ops);
 }
 
+/// The hypervisor reserves a counter, with `A` for both cookies.
+fn set_aside(machine: &mut Machine, n: u8) {
+    let cookie = arbiter::Cookie::new(A).expect("48 bits");
+    let reserved = machine.pmu.arbitrate(|unit, cx| {
+        match unit.reserve_for_hypervisor(CounterId::Programmable(n), cookie, cx) {
+            Ok(effects) => (Ok(()), effects),
+            Err(reason) => (Err(reason), arbiter::Effects::NONE),
+        }
+    });
+    assert_eq!(reserved, Some(Ok(())));
+}
+
+/// Its former owner's count must not come back with the vCPU.
+#[test]
+fn a_counter_can_be_taken_while_the_vcpu_is_off_its_core() {
+    use pmu_virt::{CorePmu, OwnerId, VcpuPmu};
+    for (leaves, evicted) in [(false, false), (false, true), (true, false), (true, true)] {
+        let few = Box::new(Limited::clock(8));
+        let mut machine = Machine::on(&Setup::of("intel-v2"), few);
+        play(&mut machine, &[W(0x187, REF), W(0x188, REF), Run(18)]);
+        let mut core = machine.pmu.park().expect("it is on one");
+        if evicted {
+            // Another vCPU wants every place.
+            let model = pmu_virt::PmuModel::parse("intel-v2,counters=8").expect("a model");
+            let mut other = VcpuPmu::detached(OwnerId(7), model, Grant::everything());
+            other.attach(core);
+            let kernel = pmu_virt::Caller::legacy(KERNEL);
+            for n in 0..8 {
+                other.wrmsr(pmu_virt::MsrIndex(0x186 + n), 0x41_003c, kernel);
+            }
+            core = other.depart().expect("it is on one");
+        }
+        set_aside(&mut machine, 1);
+        if leaves {
+            machine.pmu.leave(&mut core);
+            core = Box::new(CorePmu::new(Box::new(pmu_virt::ClockBackend::new())));
+        }
+        machine.pmu.attach(core);
+        let ops = [
+            As(HYPERVISOR, A),
+            R(counter(1), 0),
+            Run(5),
+            R(counter(1), 0),
+            W(select(1), REF),
+            Run(6),
+            R(counter(1), 6),
+            As(KERNEL, 0),
+            R(0xc3, 29),
+        ];
+        play(&mut machine, &ops);
+    }
+}
+
 #[test]
 fn the_host_sets_counters_aside_for_itself() {
-    use arbiter::Cookie;
     let mut machine = Machine::new(&Setup::of("intel-v2"));
     play(&mut machine, &[W(0x187, REF), Run(9), R(0xc2, 9)]);
-    let cookie = Cookie::new(A).expect("48 bits");
-    let counter1 = CounterId::Programmable(1);
-    let reserved =
-        machine.pmu.arbitrate(
-            |unit, cx| match unit.reserve_for_hypervisor(counter1, cookie, cx) {
-                Ok(effects) => (Ok(()), effects),
-                Err(reason) => (Err(reason), arbiter::Effects::NONE),
-            },
-        );
-    assert_eq!(reserved, Some(Ok(())));
+    set_aside(&mut machine, 1);
     let ops = [
         As(HYPERVISOR, A),
         R(select(1), 0),

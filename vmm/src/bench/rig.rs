@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pmu_virt::{BackendEnv, CounterBackend, PmuModel, all_pmu_msr_ranges};
+use pmu_virt::{BackendEnv, CounterBackend, PmuModel};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::error::BenchError;
@@ -58,10 +58,7 @@ impl<'a> Rig<'a> {
         &self,
         guest: &MicroGuest,
     ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), BenchError> {
-        let options = VmOptions {
-            irqchip: true,
-            trapped_msrs: all_pmu_msr_ranges(),
-        };
+        let options = VmOptions::with_pmu(Some(&self.model));
         Ok(guest.build(self.host, &options)?)
     }
 
@@ -82,6 +79,7 @@ impl<'a> Rig<'a> {
             pmi_floor_us: u32::try_from(crate::config::DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
             platform,
             observer,
+            reservations: None,
         };
         Ok(Solo::new(kvm, vm.clone(), parts)?)
     }

@@ -160,6 +160,7 @@ fn run_help() -> String {
         let _ = writeln!(text, "  {:<14} {}", backend.name, backend.summary);
     }
     text.push_str(FIRMWARE);
+    text.push_str(RESERVATIONS);
     text.push_str(RUN_NOTES);
     text
 }
@@ -185,6 +186,21 @@ Counters of the firmware (--firmware-counter EVENT[,WORD...]); EVENT as in umpir
   lend                     it may be revoked when another layer is short
   keep                     the cookies stay in the firmware's memory, else they are wiped
   isolate                  registers that several counters share do not reach it
+";
+
+const RESERVATIONS: &str = "
+Counter reservations (--pcr): firmware, hypervisor and kernel can each hold counters of a
+vCPU against the others (docs/pcr.md). A kernel that knows nothing of it sees its usual PMU,
+with fewer counters if some are set aside.
+  --policy LAYER:KEY=N,...   LAYER is firmware, hypervisor or kernel; KEY is one of
+    min, min-fixed           counters that no other layer can take from it [kernel: min=1]
+    max, max-fixed           counters that it may hold
+    priority                 who has the greater one gets a counter if none is free [0]
+    lease                    its reservations end after so many milliseconds [never]
+  umpire run --kernel vmlinuz --hypervisor-counters 2 --audit audit.json
+  umpire run --kernel vmlinuz --pmu intel-v2 --cpu-vendor intel --hypervisor-counters PMC0,FIXED2
+  umpire run --kernel vmlinuz --policy firmware:max=2,lease=5000 --policy kernel:min=3
+Who held what at the end, and how often others were kept out, is told on standard error.
 ";
 
 const RUN_NOTES: &str = "

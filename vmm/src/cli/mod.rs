@@ -52,9 +52,28 @@ pub struct Output {
     pub json: bool,
 }
 
+/// The stories of `umpire demo`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum DemoStory {
+    /// Counter reservation in one guest: firmware, kernel, a rogue driver and a user program
+    Pcr {
+        /// The guest's PMU model; it needs four programmable counters [default: one of the
+        /// host's vendor]
+        #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]")]
+        pmu: Option<String>,
+        /// The form of the report.
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
 /// The flags of `umpire demo`.
 #[derive(Clone, Debug, Default, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct DemoFlags {
+    /// Another story than the virtual PMU itself.
+    #[command(subcommand)]
+    pub story: Option<DemoStory>,
     /// Count this event in the guest, e.g. instructions:u, r5300c0, or
     /// skl::INST_RETIRED:ANY_P; repeatable. See: umpire events
     #[arg(long = "event", value_name = "EVENT")]
@@ -263,6 +282,31 @@ pub struct RunFlags {
     /// earlier PMI is late, never lost [default: 100]
     #[arg(long, value_name = "MICROSECONDS", allow_negative_numbers = true)]
     pub pmi_floor: Option<i64>,
+    /// Counter reservations for guests: on or off [default: on]
+    #[arg(long, value_name = "on|off")]
+    pub pcr: Option<String>,
+    /// How many counters a layer may reserve; one for each layer, see below
+    #[arg(long, value_name = "LAYER:KEY=N[,...]")]
+    pub policy: Option<Vec<String>>,
+    /// Who reserves counters: single (the hypervisor, for all), independent (each layer,
+    /// first come, first served) or interacting (layers ask each other) [default: independent]
+    #[arg(long, value_name = "HOW")]
+    pub scheme: Option<String>,
+    /// How long a layer is given to answer, or to prepare for a revocation, in
+    /// milliseconds, 1 to 60000 [default: 100]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub grace: Option<i64>,
+    /// Reserve counters for the hypervisor on every vCPU: a number of programmable ones,
+    /// from the last one on, or a list as PMC3,FIXED0 [default: 0]
+    #[arg(long, value_name = "N|LIST", allow_hyphen_values = true)]
+    pub hypervisor_counters: Option<String>,
+    /// Whether CPUID announces only the counters that are left to the kernel: auto (if
+    /// any are set aside), on or off [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub cpuid_follows_grants: Option<String>,
+    /// Write every decision about counters to this file, a line of JSON each
+    #[arg(long, value_name = "FILE")]
+    pub audit: Option<PathBuf>,
     /// Stop the guest after this many seconds (fractions allowed), with exit status 124
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub timeout: Option<f64>,

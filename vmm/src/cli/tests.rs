@@ -130,6 +130,15 @@ fn help_teaches() {
             &["run", flag],
             &["MiB", "microseconds", "[default: 512]", "guest.toml"],
         );
+        check(
+            &["run", flag],
+            &[
+                "--policy LAYER:KEY=N",
+                "min-fixed",
+                "--audit audit.json",
+                "docs/pcr.md",
+            ],
+        );
     }
     check(&["doctor", "--help"], &["Exit status"]);
     check(&["demo", "--help"], &["--event", "<not supported>"]);

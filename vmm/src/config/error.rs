@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use pmu_virt::{BackendError, ModelError, Vendor};
 use thiserror::Error;
 
+use super::policy::PolicyTextError;
+use super::reservations::PcrPlanError;
 use crate::cpuid::UnknownFeature;
 use crate::firmware::SpecError;
 use crate::sched::CpuListError;
@@ -122,6 +124,25 @@ pub enum ConfigError {
     NoBuiltinFirmware {
         /// Which setting.
         place: Place,
+    },
+    /// A policy that cannot be used.
+    #[error("{place}: {source}")]
+    Policy {
+        /// Which setting.
+        place: Place,
+        /// What is wrong.
+        source: PolicyTextError,
+    },
+    /// Reservations that the PMU model cannot have.
+    #[error(transparent)]
+    Reservations(#[from] PcrPlanError),
+    /// Something about reservations without any.
+    #[error("{place}: under {why} counters are not reserved; leave one out")]
+    NoReservations {
+        /// Which setting.
+        place: Place,
+        /// What switches them off.
+        why: &'static str,
     },
     /// A file that cannot be opened.
     #[error("{place}: cannot open {}: {}", path.display(), reason(cause))]

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use arbiter::Scheme;
 use pmu_virt::{Source, Sources};
 use toml::Spanned;
 
@@ -15,9 +16,11 @@ use super::choices::{
 };
 use super::error::{ConfigError, Origin, Place};
 use super::file::ConfigFile;
+use super::policy;
+use super::reservations::{FollowsGrants, HypervisorCounters, PcrChoice};
 use super::{
-    CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_PMI_FLOOR_US, DEFAULT_SLICE_MS, MEMORY_MIB,
-    PMI_FLOOR_US, RunConfig, SLICE_MS, TIMEOUT_S, VERBOSITY,
+    CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_PMI_FLOOR_US, DEFAULT_SLICE_MS, GRACE_MS,
+    MEMORY_MIB, PMI_FLOOR_US, RunConfig, SLICE_MS, TIMEOUT_S, VERBOSITY,
 };
 use crate::cli::RunFlags;
 use crate::firmware::{CounterSpec, FirmwareChoice};
@@ -66,6 +69,13 @@ impl Merge {
         let hidden = given!(self, flags, hide_feature, "hide-feature");
         let unpack = given!(self, flags, unpack, "unpack");
         let pmi_floor = given!(self, flags, pmi_floor, "pmi-floor");
+        let pcr = given!(self, flags, pcr, "pcr");
+        let policy = given!(self, flags, policy, "policy");
+        let scheme = given!(self, flags, scheme, "scheme");
+        let grace = given!(self, flags, grace, "grace");
+        let hypervisor = given!(self, flags, hypervisor_counters, "hypervisor-counters");
+        let follows = given!(self, flags, cpuid_follows_grants, "cpuid-follows-grants");
+        let audit = self.path(given!(self, flags, audit, "audit"));
         let timeout = given!(self, flags, timeout, "timeout");
         let firmware = given!(self, flags, firmware, "firmware");
         let firmware_counters = given!(self, flags, firmware_counter, "firmware-counter");
@@ -76,6 +86,20 @@ impl Merge {
         let verbose = self.choose("verbose", &louder, &self.file.keys.verbose);
 
         let cpus = or_default(cpus, |g| small(g, CPUS, "vCPUs"))?.unwrap_or(DEFAULT_CPUS);
+        let pmu = or_default(pmu, model)?.unwrap_or_default();
+        needs_pmu(&pmu, [&save, &restore])?;
+        let asked = [
+            place(&scheme),
+            place(&policy),
+            place(&grace),
+            place(&hypervisor),
+            place(&follows),
+            place(&audit),
+        ];
+        let pcr = match reserves(&pmu, pcr, asked)? {
+            true => Some(reservations((policy, grace), scheme, hypervisor, follows)?),
+            false => None,
+        };
         let floor = or_default(pmi_floor, |g| number(g, PMI_FLOOR_US, "microseconds"))?;
         Ok(RunConfig {
             kernel: kernel.map(readable).ok_or(ConfigError::NoKernel)??,
@@ -87,11 +111,7 @@ impl Merge {
             cpus,
             cores: core_plan(cpus, cores, slice)?,
             pin: or_default(pin, cpu_list)?,
-            pmu: {
-                let pmu = or_default(pmu, model)?.unwrap_or_default();
-                needs_pmu(&pmu, [&save, &restore])?;
-                pmu
-            },
+            pmu,
             counters: or_default(counters, |g| self.sources(g))?.unwrap_or_else(Sources::auto),
             oversubscribe: or_default(oversubscribe, |g| {
                 choice(g, OversubscribeChoice::parse, OversubscribeChoice::ALLOWED)
@@ -105,6 +125,8 @@ impl Merge {
             unpack: or_default(unpack, |g| choice(g, Unpack::parse, Unpack::ALLOWED))?
                 .unwrap_or_default(),
             pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US)),
+            pcr,
+            audit: audit.map(appendable).transpose()?,
             timeout: or_default(timeout, seconds)?,
             firmware: self.firmware(firmware, firmware_counters)?,
             save_on_exit: save.map(writable).transpose()?,
@@ -377,6 +399,103 @@ fn needs_pmu(pmu: &PmuChoice, states: [&Option<Given<PathBuf>>; 2]) -> Result<()
             place: given.place.clone(),
         }),
         _ => Ok(()),
+    }
+}
+
+fn place<T>(given: &Option<Given<T>>) -> Option<&Place> {
+    given.as_ref().map(|given| &given.place)
+}
+
+/// Whether counters are reserved. What is `asked` for beside it means nothing
+/// without.
+fn reserves(
+    pmu: &PmuChoice,
+    pcr: Option<Given<String>>,
+    asked: [Option<&Place>; 6],
+) -> Result<bool, ConfigError> {
+    let on_or_off = |word: &str| match word {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    };
+    let asked_on = place(&pcr).cloned();
+    let on = or_default(pcr, |g| choice(g, on_or_off, "on or off"))?;
+    let asked = asked.into_iter().flatten().next();
+    let (why, asked) = match (pmu, on) {
+        (PmuChoice::None, Some(true)) => ("--pmu none", asked.or(asked_on.as_ref())),
+        (PmuChoice::None, _) => ("--pmu none", asked),
+        (_, Some(false)) => ("--pcr off", asked),
+        _ => return Ok(true),
+    };
+    match asked {
+        Some(place) => Err(ConfigError::NoReservations {
+            place: place.clone(),
+            why,
+        }),
+        None => Ok(false),
+    }
+}
+
+fn reservations(
+    (policy, grace): (Option<Given<Vec<String>>>, Option<Given<i64>>),
+    scheme: Option<Given<String>>,
+    hypervisor: Option<Given<String>>,
+    follows: Option<Given<String>>,
+) -> Result<PcrChoice, ConfigError> {
+    let policy = or_default(policy, |given| {
+        policy::parse(&given.value).map_err(|source| ConfigError::Policy {
+            place: given.place,
+            source,
+        })
+    })?;
+    let mut policy = policy.unwrap_or_default();
+    let grace = or_default(grace, |g| number(g, GRACE_MS, "milliseconds"))?;
+    if let Some(grace) = grace.and_then(|ms| u32::try_from(ms).ok()) {
+        policy.grace_ms = grace;
+    }
+    let default = PcrChoice::default();
+    Ok(PcrChoice {
+        policy,
+        scheme: or_default(scheme, |g| {
+            choice(g, Scheme::named, "single, independent or interacting")
+        })?
+        .unwrap_or_default(),
+        hypervisor: or_default(hypervisor, |g| {
+            choice(g, HypervisorCounters::parse, HypervisorCounters::ALLOWED)
+        })?
+        .unwrap_or(default.hypervisor),
+        follows_grants: or_default(follows, |g| {
+            choice(g, FollowsGrants::parse, FollowsGrants::ALLOWED)
+        })?
+        .unwrap_or_default(),
+    })
+}
+
+/// Checks that a file could be written to: it is there and open to us, or could
+/// be made. It is not touched before the guest starts.
+fn appendable(given: Given<PathBuf>) -> Result<PathBuf, ConfigError> {
+    let path = &given.value;
+    let there = match no_file(path) {
+        Ok(Some(what)) => {
+            return Err(ConfigError::NotAFile {
+                place: given.place,
+                path: given.value,
+                what,
+            });
+        }
+        Ok(None) => fs::OpenOptions::new().append(true).open(path).map(drop),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            crate::machine::probe_state_file(path)
+        }
+        Err(error) => Err(error),
+    };
+    match there {
+        Ok(()) => Ok(given.value),
+        Err(cause) => Err(ConfigError::Write {
+            place: given.place,
+            path: given.value,
+            cause,
+        }),
     }
 }
 

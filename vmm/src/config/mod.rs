@@ -11,6 +11,7 @@ mod exit;
 mod file;
 mod merge;
 mod policy;
+mod reservations;
 
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ pub(crate) use exit::one_line;
 pub use exit::{ExitStatus, UserError};
 pub(crate) use merge::no_file;
 pub use policy::PolicyTextError;
+pub use reservations::{FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError};
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -89,6 +91,10 @@ pub struct RunConfig {
     pub unpack: Unpack,
     /// The least time between two PMIs of one vCPU.
     pub pmi_floor: Duration,
+    /// Counter reservations for guests; `None`: there are none.
+    pub pcr: Option<PcrChoice>,
+    /// Where every decision about counters is written.
+    pub audit: Option<PathBuf>,
     /// When to stop the guest.
     pub timeout: Option<Duration>,
     /// What runs before the kernel.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use arbiter::{CounterId, Scheme};
 use tempfile::TempDir;
 
 use super::*;
@@ -40,6 +41,13 @@ cpu-vendor = "amd"
 hide-feature = ["cx16"]
 unpack = "never"
 pmi-floor = 250
+pcr = "on"
+scheme = "single"
+policy = ["firmware:max=2", "kernel:min=2,lease=50"]
+grace = 7
+hypervisor-counters = "PMC3"
+cpuid-follows-grants = "off"
+audit = "audit"
 timeout = 1.5
 verbose = 1
 log-file = "log"
@@ -73,6 +81,17 @@ fn a_file_holds_every_option() {
     assert_eq!(config.hidden_features, ["cx16".parse().unwrap()]);
     assert_eq!(config.unpack, Unpack::Never);
     assert_eq!(config.pmi_floor, Duration::from_micros(250));
+    let pcr = config.pcr.unwrap();
+    assert_eq!(pcr.scheme, Scheme::SingleMaster);
+    assert_eq!(pcr.policy.firmware.max.programmable, 2);
+    assert_eq!(pcr.policy.kernel.min.programmable, 2);
+    assert_eq!(pcr.policy.kernel.lease_ms, Some(50));
+    assert_eq!(pcr.policy.grace_ms, 7);
+    let pmc3 = CounterId::Programmable(3);
+    assert_eq!(pcr.hypervisor, HypervisorCounters::These(vec![pmc3]));
+    assert_eq!(pcr.follows_grants, FollowsGrants::Off);
+    assert_eq!(config.audit, Some(at("audit")));
+    assert!(!at("audit").exists(), "it is made when the guest starts");
     assert_eq!(config.timeout, Some(Duration::from_millis(1500)));
     assert_eq!(config.verbose, 1);
     assert_eq!(config.log_file, Some(at("log")));
@@ -87,6 +106,10 @@ fn defaults() {
     assert_eq!(config.counters, Sources::auto());
     assert_eq!(config.pmi_floor, Duration::from_micros(100));
     assert_eq!(config.timeout, None);
+    assert_eq!(
+        (config.pcr, config.audit),
+        (Some(PcrChoice::default()), None)
+    );
     assert!(config.modules.is_empty() && config.hidden_features.is_empty());
 }
 
@@ -134,10 +157,6 @@ fn every_flag_wins_over_its_key() {
         },
     );
     check(
-        |f, _| f.pmu = Some("none".into()),
-        |c, _| matches!(c.pmu, PmuChoice::None),
-    );
-    check(
         |f, _| f.counters = Some("clock".into()),
         |c, _| c.counters.to_string() == "clock",
     );
@@ -156,6 +175,31 @@ fn every_flag_wins_over_its_key() {
     check(
         |f, _| f.pmi_floor = Some(1),
         |c, _| c.pmi_floor == Duration::from_micros(1),
+    );
+    let pcr = |c: &RunConfig| c.pcr.clone().unwrap();
+    check(
+        |f, _| f.scheme = Some("interacting".into()),
+        |c, _| pcr(c).scheme == Scheme::Interacting,
+    );
+    check(
+        |f, _| f.policy = Some(vec!["kernel:min=5".into()]),
+        |c, _| {
+            let policy = pcr(c).policy;
+            (policy.kernel.min.programmable, policy.kernel.lease_ms) == (5, None)
+        },
+    );
+    check(|f, _| f.grace = Some(8), |c, _| pcr(c).policy.grace_ms == 8);
+    check(
+        |f, _| f.hypervisor_counters = Some("2".into()),
+        |c, _| pcr(c).hypervisor == HypervisorCounters::Last(2),
+    );
+    check(
+        |f, _| f.cpuid_follows_grants = Some("on".into()),
+        |c, _| pcr(c).follows_grants == FollowsGrants::On,
+    );
+    check(
+        |f, d| f.audit = Some(d.join("other")),
+        |c, d| c.audit == Some(d.join("other")),
     );
     check(
         |f, _| f.timeout = Some(9.0),
@@ -275,11 +319,62 @@ fn bad_values_are_named_with_what_is_possible() {
         &with("pmi-floor = 0"),
         &["pmi-floor", "1 to 1000000 microseconds"],
     );
+    check_error(
+        &with("pcr = 'maybe'"),
+        &["run.toml:2:7: pcr", "'maybe'", "on or off"],
+    );
+    check_error(
+        &with("scheme = 'double'"),
+        &["scheme", "'double'", "single, independent or interacting"],
+    );
+    check_error(
+        &with("policy = ['kernel:min=2,max=1']"),
+        &["run.toml:2:10: policy", "at least 2", "lower the minimum"],
+    );
+    check_error(&with("policy = 'x'"), &["list", "`policy`"]);
+    check_error(&with("policy = ['boot:min=1']"), &["'boot'", "firmware"]);
+    check_error(&with("grace = 0"), &["grace", "1 to 60000 milliseconds"]);
+    check_error(
+        &with("hypervisor-counters = 'PMC99'"),
+        &["hypervisor-counters", "'PMC99'", "PMC3,FIXED0"],
+    );
+    check_error(
+        &with("cpuid-follows-grants = 'never'"),
+        &["cpuid-follows-grants", "'never'", "auto, on or off"],
+    );
+    check_error(&with("audit = 'dir'"), &["audit", "a folder"]);
+    check_error(
+        &with("audit = 'absent/file'"),
+        &["audit", "cannot write", "absent/file"],
+    );
+    check_error(
+        &with("pcr = 'off'\ngrace = 5"),
+        &["run.toml:3:9: grace", "--pcr off", "leave one out"],
+    );
+    check_error(&with("pcr = 'off'\naudit = 'a'"), &["audit", "--pcr off"]);
+    check_error(
+        &with("pmu = 'none'\npolicy = ['kernel:min=2']"),
+        &["policy", "--pmu none"],
+    );
+    check_error(&with("pmu = 'none'\npcr = 'on'"), &["pcr", "--pmu none"]);
     check_error(&with("timeout = 0"), &["timeout", "0", "seconds"]);
     check_error(&with("timeout = nan"), &["timeout", "NaN"]);
     check_error(&with("timeout = -3"), &["timeout", "-3"]);
     check_error(&with("timeout = inf"), &["timeout", "inf"]);
     check_error(&with("verbose = 4"), &["verbose", "0 to 3"]);
+}
+
+#[test]
+fn without_a_pmu_or_on_request_there_are_no_reservations() {
+    fn check(toml: &str) {
+        let folder = folder();
+        let toml = format!("kernel = 'kernel'\n{toml}");
+        let config = RunConfig::load(&with_file(folder.path(), &toml)).unwrap();
+        assert_eq!(config.pcr, None, "{toml}");
+    }
+    check("pcr = 'off'");
+    check("pmu = 'none'");
+    check("pmu = 'none'\npcr = 'off'");
 }
 
 #[test]

@@ -135,3 +135,13 @@ pub fn guest_cpuid(
     xstate::drop_orphaned_components(&mut leaves);
     Ok(leaves.into_entries())
 }
+
+/// KVM's own list with the leaves that are Umpire's, for guests that are nothing
+/// but a test and know their processor.
+#[must_use]
+pub fn bare_cpuid(supported: &[kvm_cpuid_entry2], pmu: &PmuCpuid) -> Vec<kvm_cpuid_entry2> {
+    let mut leaves = Leaves::new(supported);
+    platform::show_hypervisor(&mut leaves);
+    pmu::show_own_leaves(&mut leaves, pmu);
+    leaves.into_entries()
+}

@@ -81,6 +81,11 @@ pub(super) fn show(leaves: &mut Leaves, pmu: &PmuCpuid) {
     if pmu.perfmon_v2 {
         set_if_any(leaves, PERFMON_V2, &pmu.leaf_80000022);
     }
+    show_own_leaves(leaves, pmu);
+}
+
+/// Announces what only guests of Umpire know.
+pub(super) fn show_own_leaves(leaves: &mut Leaves, pmu: &PmuCpuid) {
     for (leaf, regs) in &pmu.hypervisor {
         set_if_any(leaves, *leaf, regs);
     }

@@ -7,6 +7,7 @@
 //! happen.
 
 mod guest;
+mod pcr;
 mod plan;
 mod record;
 mod report;
@@ -24,11 +25,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pmu_virt::{BackendError, Vendor, all_pmu_msr_ranges};
+use pmu_virt::{BackendError, Vendor};
 use thiserror::Error;
 
 use crate::bench::{self, BenchError};
-use crate::cli::DemoFlags;
+use crate::cli::{DemoFlags, DemoStory};
 use crate::config::{DEFAULT_PMI_FLOOR_US, ExitStatus, UserError};
 use crate::counters::{self, CounterError, CounterPlan, backend_env};
 use crate::devices::GuestEnd;
@@ -81,6 +82,9 @@ pub enum DemoError {
 /// The flags cannot be used, the host failed in the middle, or standard output
 /// cannot be written to.
 pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
+    if let Some(DemoStory::Pcr { pmu, output }) = &flags.story {
+        return run_pcr(pmu.as_deref(), output.json);
+    }
     let names = events::names();
     let plan = Plan::new(flags, host_vendor(), names.as_ref()).map_err(UserError::bad_input)?;
     let json = flags.output.json;
@@ -99,7 +103,28 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
             Ok(ExitStatus::SUCCESS)
         }
         Err(refusal) => {
-            decline(&refusal, json, out).map_err(UserError::unwritable)?;
+            decline(&refusal, "demo", json, out).map_err(UserError::unwritable)?;
+            Ok(ExitStatus::BAD_INPUT)
+        }
+    }
+}
+
+/// The story of the reservations.
+fn run_pcr(pmu: Option<&str>, json: bool) -> Result<ExitStatus, UserError> {
+    let model = pcr::model(pmu).map_err(UserError::bad_input)?;
+    let out = &mut io::stdout().lock();
+    let ready = doctor::open().and_then(|host| {
+        let probe = doctor::check(&host)?;
+        Ok((host, probe))
+    });
+    match ready {
+        Ok((host, probe)) => {
+            let report = pcr::perform(&host, &probe, &model).map_err(refused)?;
+            pcr::write_report(&report, json, out).map_err(UserError::unwritable)?;
+            Ok(ExitStatus::SUCCESS)
+        }
+        Err(refusal) => {
+            decline(&refusal, "demo pcr", json, out).map_err(UserError::unwritable)?;
             Ok(ExitStatus::BAD_INPUT)
         }
     }
@@ -121,13 +146,13 @@ fn host_vendor() -> Vendor {
 }
 
 /// Says why there is nothing to show.
-fn decline(refusal: &Refusal, json: bool, out: &mut dyn Write) -> io::Result<()> {
-    const ELSEWHERE: &str = "cargo l1 -- target/release/umpire demo";
+fn decline(refusal: &Refusal, command: &str, json: bool, out: &mut dyn Write) -> io::Result<()> {
+    let elsewhere = format!("cargo l1 -- target/release/umpire {command}");
     if json {
         let refused = serde_json::json!({
             "shown": false,
             "reason": refusal.to_string(),
-            "next": ELSEWHERE,
+            "next": elsewhere,
         });
         writeln!(out, "{refused:#}")?;
     } else {
@@ -135,7 +160,7 @@ fn decline(refusal: &Refusal, json: bool, out: &mut dyn Write) -> io::Result<()>
             out,
             "No guest ran and nothing was counted: {refusal}.\n\
              `umpire doctor` tells more. The demo also runs in a machine with its own KVM:\n  \
-             {ELSEWHERE}"
+             {elsewhere}"
         )?;
     }
     out.flush()
@@ -148,10 +173,7 @@ fn decline(refusal: &Refusal, json: bool, out: &mut dyn Write) -> io::Result<()>
 pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoReport, DemoError> {
     let Plan { model, events, .. } = plan;
     let sources = plan.sources_on(probe);
-    let options = VmOptions {
-        irqchip: true,
-        trapped_msrs: all_pmu_msr_ranges(),
-    };
+    let options = VmOptions::with_pmu(Some(model));
     let guest = match events.is_empty() {
         true => guest::guest(model)?,
         false => worker::guest(model, events)?,
@@ -176,6 +198,7 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         pmi_floor_us: u32::try_from(DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
         platform: record.clone(),
         observer: Box::new(record::Witness(record.clone())),
+        reservations: None,
     };
     let mut solo = Solo::new(kvm, vm, parts)?;
     record.start();

@@ -128,7 +128,7 @@ impl Plan {
 }
 
 /// The simplest model of the vendor that has an overflow status register.
-fn model_for(vendor: Vendor) -> Result<PmuModel, ModelError> {
+pub(super) fn model_for(vendor: Vendor) -> Result<PmuModel, ModelError> {
     PmuModel::parse(match vendor {
         Vendor::Intel => "intel-v2",
         Vendor::Amd => "amd-perfmonv2",

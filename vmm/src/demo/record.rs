@@ -193,6 +193,28 @@ impl Teller<'_> {
                 let register = msr_name(*msr, self.model);
                 ("WRMSR", register, Some(hex(*value)), outcome)
             }
+            TrapEvent::Secret { msr, write, gp } => {
+                let what = if *write { "WRMSR" } else { "RDMSR" };
+                let outcome = if *gp {
+                    "#GP into the guest"
+                } else {
+                    "a secret, not shown"
+                };
+                (what, msr_name(*msr, self.model), None, outcome.to_owned())
+            }
+            TrapEvent::Barred { .. } => plain("penalty", "kept off its core for guessing cookies"),
+            TrapEvent::Notice { vector, sent } => {
+                let outcome = match sent {
+                    true => "an interrupt that announces it",
+                    false => "no interrupt: the local APIC takes none",
+                };
+                (
+                    "notice",
+                    format!("vector {vector}"),
+                    None,
+                    outcome.to_owned(),
+                )
+            }
             TrapEvent::Rdpmc {
                 index,
                 ring,

@@ -234,7 +234,7 @@ fn round_trips(report: &TrapReport, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Aligned columns; those in `right` are flush right.
-fn table<const N: usize>(
+pub(super) fn table<const N: usize>(
     titles: &[String; N],
     rows: &[[String; N]],
     right: &[usize],

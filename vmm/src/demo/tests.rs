@@ -86,12 +86,12 @@ fn presets_and_faults() {
 fn without_kvm_no_count_is_shown() {
     let refusal = Refusal::Obstacle("the reason");
     let mut text = Vec::new();
-    decline(&refusal, false, &mut text).unwrap();
+    decline(&refusal, "demo", false, &mut text).unwrap();
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("nothing was counted: the reason"), "{text}");
     assert!(text.contains("cargo l1"), "{text}");
     let mut json = Vec::new();
-    decline(&refusal, true, &mut json).unwrap();
+    decline(&refusal, "demo", true, &mut json).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["shown"], false);
 }

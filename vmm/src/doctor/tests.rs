@@ -33,6 +33,7 @@ fn faithful() -> ProbeReport {
         rf_honoured: true,
         dr_access_trap: false,
         block_irq: true,
+        smm: true,
         guest_step: GuestStep::ToGuest,
         guest_step_beside_ours: GuestStep::ToUs,
     }
@@ -53,6 +54,7 @@ fn features() -> KvmFeatures {
         binary_stats: true,
         pmu_capability: false,
         get_tsc_khz: true,
+        smm: false,
         tsc_deadline_timer: true,
         max_vcpus: 64,
     }

@@ -316,6 +316,14 @@ fn probed(probe: &ProbeReport) -> Vec<Line> {
                 false => "cannot be held back",
             },
         ),
+        line(
+            Mark::Note,
+            "SMM",
+            match probe.smm {
+                true => "works: its code counts as firmware to counter reservations",
+                false => "none: only the firmware's phase counts as firmware",
+            },
+        ),
     ]
 }
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use kvm_bindings::{
-    CpuId, KVM_CAP_BINARY_STATS_FD, KVM_CAP_PMU_CAPABILITY, KVM_CAP_SET_GUEST_DEBUG2,
-    KVM_CAP_SYNC_REGS, KVM_GUESTDBG_BLOCKIRQ, KVM_MAX_CPUID_ENTRIES,
+    CpuId, KVM_CAP_BINARY_STATS_FD, KVM_CAP_MULTI_ADDRESS_SPACE, KVM_CAP_PMU_CAPABILITY,
+    KVM_CAP_SET_GUEST_DEBUG2, KVM_CAP_SYNC_REGS, KVM_GUESTDBG_BLOCKIRQ, KVM_MAX_CPUID_ENTRIES,
 };
 use kvm_ioctls::{Cap, Kvm};
 use serde::Serialize;
@@ -63,6 +63,8 @@ pub struct KvmFeatures {
     pub pmu_capability: bool,
     /// `KVM_CAP_GET_TSC_KHZ`.
     pub get_tsc_khz: bool,
+    /// `KVM_CAP_X86_SMM`: system management mode, with memory of its own.
+    pub smm: bool,
     /// `KVM_CAP_TSC_DEADLINE_TIMER`.
     pub tsc_deadline_timer: bool,
     /// Most vCPUs in one VM.
@@ -177,6 +179,7 @@ fn features(kvm: &Kvm) -> KvmFeatures {
         binary_stats: raw(KVM_CAP_BINARY_STATS_FD) > 0,
         pmu_capability: raw(KVM_CAP_PMU_CAPABILITY) > 0,
         get_tsc_khz: has(Cap::GetTscKhz),
+        smm: has(Cap::X86Smm) && raw(KVM_CAP_MULTI_ADDRESS_SPACE) > 1,
         tsc_deadline_timer: has(Cap::TscDeadlineTimer),
         max_vcpus: u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX),
     }

@@ -3,8 +3,9 @@
 use std::cell::Cell;
 
 use kvm_bindings::{
-    CpuId, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs, kvm_fpu, kvm_guest_debug,
-    kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    CpuId, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs, kvm_fpu,
+    kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use serde::Serialize;
@@ -66,6 +67,8 @@ pub struct KvmVcpu {
     id: VcpuId,
     mapping: usize,
     registers: Synced,
+    /// The last exit was from system management mode.
+    smm: bool,
 }
 
 /// Registers that travel in `kvm_run` instead of by ioctls
@@ -122,6 +125,8 @@ ioctls! {
     get_lapic() -> kvm_lapic_state = "KVM_GET_LAPIC";
     /// Sends an NMI.
     nmi() -> () = "KVM_NMI";
+    /// Sends an SMI.
+    smi() -> () = "KVM_SMI";
     /// Runnable, halted, waiting for SIPI …
     get_mp_state() -> kvm_mp_state = "KVM_GET_MP_STATE";
     /// The guest's TSC frequency in kHz.
@@ -138,6 +143,7 @@ impl KvmVcpu {
                 possible: features.sync_regs & SYNCED == SYNCED,
                 ..Synced::default()
             },
+            smm: false,
         }
     }
 
@@ -153,6 +159,12 @@ impl KvmVcpu {
     #[must_use]
     pub fn id(&self) -> VcpuId {
         self.id
+    }
+
+    /// Whether the last exit was from system management mode.
+    #[must_use]
+    pub fn in_smm(&self) -> bool {
+        self.smm
     }
 
     /// Enters the guest until it exits.
@@ -403,6 +415,7 @@ impl KvmVcpu {
 
     /// Notes what `KVM_RUN` left in `kvm_run`.
     fn after_run(&mut self, debug_exit: bool) {
+        self.smm = u32::from(self.fd.get_kvm_run().flags) & KVM_RUN_X86_SMM != 0;
         let synced = self.fd.get_kvm_run().kvm_valid_regs == u64::from(SYNCED);
         self.registers.regs_fresh.set(synced);
         self.registers.sregs_fresh.set(synced);

@@ -7,12 +7,14 @@ use kvm_bindings::{
 use kvm_ioctls::{
     MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd,
 };
+use pmu_virt::PmuModel;
 use thiserror::Error;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::host::Host;
+use super::smm;
 use super::vcpu::{KvmVcpu, VcpuError, VcpuId};
 
 /// Three pages below 4 GiB that KVM needs on some Intel hosts
@@ -44,6 +46,26 @@ pub struct VmOptions {
     pub irqchip: bool,
     /// Inclusive MSR ranges that exit to us, sorted and apart.
     pub trapped_msrs: Vec<(u32, u32)>,
+    /// Memory for system management mode, where KVM has that mode. Without it an
+    /// SMI ends the VM.
+    pub smm: bool,
+}
+
+impl VmOptions {
+    /// With an irqchip, and exits for the PMU's registers: those of every model,
+    /// and what `model` shares with the processor.
+    #[must_use]
+    pub fn with_pmu(model: Option<&PmuModel>) -> Self {
+        let mut trapped_msrs = pmu_virt::all_pmu_msr_ranges();
+        let shared = model.map_or(&[][..], PmuModel::shared_msrs);
+        trapped_msrs.extend(shared.iter().map(|msr| (msr.0, msr.0)));
+        trapped_msrs.sort_unstable();
+        Self {
+            irqchip: true,
+            trapped_msrs,
+            smm: true,
+        }
+    }
 }
 
 /// One VM.
@@ -52,6 +74,7 @@ pub struct KvmVm {
     fd: VmFd,
     // Keeps the memory mapped for as long as KVM may use it.
     memory: GuestMemoryMmap,
+    smram: Option<GuestMemoryMmap>,
 }
 
 impl KvmVm {
@@ -69,6 +92,10 @@ impl KvmVm {
                 .map_err(|error| VmError::Ioctl("KVM_CAP_PMU_CAPABILITY", error))?;
         }
         map_memory(&fd, &memory)?;
+        let smram = match options.smm && host.features().smm {
+            true => Some(smm::map(&fd, &memory)?),
+            false => None,
+        };
         // Both are for old Intel hosts; AMD's KVM and software KVMs may refuse.
         let _ = fd.set_identity_map_address(IDENTITY_MAP_ADDRESS);
         let _ = fd.set_tss_address(TSS_ADDRESS);
@@ -83,13 +110,20 @@ impl KvmVm {
                 .map_err(|error| VmError::Ioctl("KVM_CREATE_PIT2", error))?;
         }
         trap_msrs(&fd, &options.trapped_msrs)?;
-        Ok(Self { fd, memory })
+        Ok(Self { fd, memory, smram })
     }
 
     /// Guest memory.
     #[must_use]
     pub fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
+    }
+
+    /// The memory that only code in system management mode sees, if there is such
+    /// a mode.
+    #[must_use]
+    pub fn smram(&self) -> Option<&GuestMemoryMmap> {
+        self.smram.as_ref()
     }
 
     /// Makes vCPU `id`.
@@ -160,21 +194,30 @@ fn capability(cap: u32, argument: u32) -> kvm_enable_cap {
 
 fn map_memory(fd: &VmFd, memory: &GuestMemoryMmap) -> Result<(), VmError> {
     for (slot, region) in (0u32..).zip(memory.iter()) {
-        let start = region.start_addr();
-        let host_address = memory
-            .get_host_address(GuestAddress(start.0))
-            .map_err(|_| VmError::Unmapped(start.0))?;
-        let entry = kvm_userspace_memory_region {
-            slot,
-            flags: 0,
-            guest_phys_addr: start.0,
-            memory_size: region.len(),
-            userspace_addr: host_address as u64,
-        };
-        super::sys::set_memory_region(fd, entry)
-            .map_err(|error| VmError::Ioctl("KVM_SET_USER_MEMORY_REGION", error))?;
+        map_piece(fd, slot, memory, (region.start_addr().0, region.len()))?;
     }
     Ok(())
+}
+
+/// Shows the guest `len` bytes of `memory` from `start` on, in KVM's slot `slot`.
+pub(super) fn map_piece(
+    fd: &VmFd,
+    slot: u32,
+    memory: &GuestMemoryMmap,
+    (start, len): (u64, u64),
+) -> Result<(), VmError> {
+    let host_address = memory
+        .get_host_address(GuestAddress(start))
+        .map_err(|_| VmError::Unmapped(start))?;
+    let entry = kvm_userspace_memory_region {
+        slot,
+        flags: 0,
+        guest_phys_addr: start,
+        memory_size: len,
+        userspace_addr: host_address as u64,
+    };
+    super::sys::set_memory_region(fd, entry)
+        .map_err(|error| VmError::Ioctl("KVM_SET_USER_MEMORY_REGION", error))
 }
 
 /// Makes RDMSR and WRMSR of `ranges` exit; every other MSR stays KVM's.
@@ -267,10 +310,16 @@ mod tests {
 
     #[test]
     fn every_pmu_msr_fits_in_kvms_filter() {
-        let ranges = pmu_virt::all_pmu_msr_ranges();
+        let model = PmuModel::parse("intel-v2,full-width=on").unwrap();
+        let ranges = VmOptions::with_pmu(Some(&model)).trapped_msrs;
         let windows = windows(&ranges);
         assert!(windows.len() <= 16, "{windows:x?}");
-        for msr in (0u32..0x2000).chain(0xc000_0000..0xc001_2000) {
+        let places: [std::ops::Range<u32>; 3] = [
+            0..0x2000,
+            0xc000_0000..0xc001_2000,
+            0x554d_5000..0x554d_8000,
+        ];
+        for msr in places.into_iter().flatten() {
             let denied = windows.iter().any(|window| {
                 msr.checked_sub(window.base).is_some_and(|bit| {
                     bit < window.count && window.bitmap[(bit / 8) as usize] >> (bit % 8) & 1 == 0

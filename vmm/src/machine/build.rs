@@ -4,15 +4,14 @@ use std::io::Write;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use arbiter::Grant;
+use arbiter::{Grant, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
-use pmu_virt::{
-    BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, VcpuPmu, all_pmu_msr_ranges,
-};
+use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
+use crate::audit::{AuditError, AuditTrail, Header};
 use crate::boot::memory::MemoryError;
 use crate::boot::{
     self, BootError, BootRequest, FirmwareImage, FirmwareRequest, InitialState, ModuleRequest,
@@ -25,6 +24,7 @@ use crate::events::names;
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
 use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
 use crate::probe::ProbeReport;
+use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::CpuList;
 use crate::vcpu::{Observer, SharedPlatform, VcpuControl, VcpuParts};
 
@@ -47,7 +47,7 @@ const RESET_MXCSR: u32 = 0x1f80;
 pub enum MachineError {
     /// Options that do not fit this host.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(Box<ConfigError>),
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -86,6 +86,19 @@ pub enum MachineError {
     /// Counters for the firmware.
     #[error("--firmware-counter: {0}")]
     Firmware(#[source] PlanError),
+    /// Counters of the hypervisor.
+    #[error(transparent)]
+    Reservations(#[from] ReservationError),
+    /// The audit file.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
+}
+
+// By hand: the error is boxed, as it is much larger than all others.
+impl From<ConfigError> for MachineError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(Box::new(error))
+    }
 }
 
 /// A machine whose vCPUs are at their first instruction.
@@ -98,6 +111,7 @@ pub struct Machine {
     pub(super) pin: Option<CpuList>,
     pub(super) platform: Arc<SharedPlatform>,
     pub(super) control: Arc<VcpuControl>,
+    pub(super) audit: Arc<AuditTrail>,
     // The line stays connected for as long as its event lives.
     _com1_irq: EventFd,
 }
@@ -126,18 +140,25 @@ impl Machine {
         // The guest's vendor is needed even where the host's has no PMU model.
         let host_vendor = host_vendor(supported.as_slice())?;
         let guest = config.guest_cpu(host_vendor)?;
+        let plan = firmware_plan(config, guest.pmu.as_ref())?;
+        let pcr = match (&config.pcr, &guest.pmu) {
+            (Some(choice), Some(model)) => Some(MachineReservations {
+                plan: choice
+                    .plan(model, plan.set_aside())
+                    .map_err(ConfigError::from)?,
+                phase: Arc::new(Phase::new(config.firmware.image != FirmwareChoice::None)),
+                smm: probes.smm,
+            }),
+            _ => None,
+        };
         let saved = config.restore.as_deref();
         let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
         let saved = saved.transpose()?;
-        let plan = firmware_plan(config, guest.pmu.as_ref())?;
         let memory = boot::memory::create(config.memory_mib)?;
         let loaded = boot::load(&memory, &boot_request(config, &plan, probes))?;
         log::info!("{}", loaded.describe());
 
-        let options = VmOptions {
-            irqchip: true,
-            trapped_msrs: all_pmu_msr_ranges(),
-        };
+        let options = VmOptions::with_pmu(guest.pmu.as_ref());
         let vm = Arc::new(KvmVm::new(host, memory, &options)?);
         let (parts, com1_irq) = PlatformParts::with_console(console)?;
         vm.connect_irq(&com1_irq, ports::COM1_GSI)?;
@@ -160,15 +181,26 @@ impl Machine {
             }
             None => (Vec::new(), None),
         };
+        let audit = Arc::new(audit_trail(config, guest.pmu.as_ref())?);
+        let reserved = reservations(guest.pmu.as_ref(), pcr.as_ref(), tsc_khz, &audit)?;
         // All cores count alike, so the first one answers for what CPUID says.
         let pmu_cpuid = guest.pmu.as_ref().zip(cores.first());
-        let pmu_cpuid = pmu_cpuid.map(|(model, core)| model.cpuid(core.backend()));
+        let pmu_cpuid = pmu_cpuid.map(|(model, core)| {
+            let visible = pcr.as_ref().and_then(|pcr| pcr.plan.legacy);
+            let visible = visible.unwrap_or(model.counts());
+            let cpuid = model.announced(core.backend(), visible);
+            match reserved.first() {
+                Some(first) => cpuid.with_reservations(&first.unit),
+                None => cpuid,
+            }
+        });
         let mut own = match config.cores {
             Some(_) => Vec::new(),
             None => std::mem::take(&mut cores),
         }
         .into_iter();
 
+        let mut reserved = reserved.into_iter();
         let mut vcpus = Vec::with_capacity(config.cpus.into());
         for kvm in kvms {
             let id = kvm.id();
@@ -177,6 +209,9 @@ impl Machine {
                 let owner = OwnerId(id.0.into());
                 let pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
                 let mut pmu = pmu.with_oversubscription(answer);
+                if let Some(reservations) = reserved.next() {
+                    pmu = pmu.with_reservations(reservations);
+                }
                 if let Some(core) = own.next() {
                     pmu.attach(Box::new(core));
                 }
@@ -223,9 +258,41 @@ impl Machine {
                 .or_else(|| config.pin.clone()),
             platform,
             control,
+            audit,
             _com1_irq: com1_irq,
         })
     }
+
+    /// The audit of its vCPUs, to be finished when they have ended.
+    #[must_use]
+    pub fn audit(&self) -> Arc<AuditTrail> {
+        self.audit.clone()
+    }
+}
+
+fn audit_trail(config: &RunConfig, model: Option<&PmuModel>) -> Result<AuditTrail, AuditError> {
+    match (&config.audit, model) {
+        (Some(path), Some(model)) => {
+            let header = Header::now(config.cpus, model);
+            AuditTrail::to_file(config.cpus, path, &header)
+        }
+        _ => Ok(AuditTrail::new(config.cpus)),
+    }
+}
+
+/// The reservations of each vCPU, if there are any.
+fn reservations(
+    model: Option<&PmuModel>,
+    pcr: Option<&MachineReservations>,
+    tsc_khz: u32,
+    audit: &AuditTrail,
+) -> Result<Vec<Reservations>, ReservationError> {
+    let (Some(model), Some(pcr)) = (model, pcr) else {
+        return Ok(Vec::new());
+    };
+    let auditors = audit.auditors();
+    let units = auditors.map(|auditor| pcr.of_vcpu(model, tsc_khz, Box::new(auditor)));
+    units.collect()
 }
 
 /// The counters of each core: of those that vCPUs share, or of each vCPU's own.

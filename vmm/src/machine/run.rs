@@ -120,7 +120,13 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
         pin: machine.pin.take(),
     };
     let terminal = RawTerminal::enter(stdin())?;
-    let mut threads = Threads::start(vcpus, machine.control.clone(), spread, &ended)?;
+    let mut threads = Threads::start(
+        vcpus,
+        machine.control.clone(),
+        machine.audit.clone(),
+        spread,
+        &ended,
+    )?;
     let wake = serve(sources);
     // A guest that ended by itself at the last moment is told as it ended.
     let by_itself = threads.first_end().is_some();

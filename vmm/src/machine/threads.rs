@@ -9,6 +9,7 @@ use pmu_virt::{CorePmu, PmuState};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::run::RunError;
+use crate::audit::AuditTrail;
 use crate::kvm::VcpuId;
 use crate::sched::{Board, CorePlan, CoreReport, CoreThread, CpuList, pin};
 use crate::sys::KickTarget;
@@ -20,7 +21,13 @@ const KICK_AGAIN: Duration = Duration::from_millis(5);
 /// How long vCPUs may take to stop.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-type States = Arc<Mutex<Vec<(VcpuId, PmuState)>>>;
+/// What is kept of the vCPUs that have ended.
+#[derive(Debug, Clone)]
+struct Remains {
+    states: Arc<Mutex<Vec<(VcpuId, PmuState)>>>,
+    audit: Arc<AuditTrail>,
+}
+
 pub(super) type Ended = (VcpuId, Result<VcpuEnd, VcpuFailure>);
 
 /// Wakes the main thread when a vCPU's thread ends.
@@ -125,8 +132,7 @@ pub(super) struct Threads {
     /// Where cores meet, with `--cores`.
     board: Option<Arc<Board>>,
     reports: Arc<Mutex<Vec<(usize, CoreReport)>>>,
-    /// PMU states of the vCPUs that have ended.
-    states: States,
+    remains: Remains,
     ended: std::sync::mpsc::Receiver<Ended>,
     first: Option<Ended>,
 }
@@ -136,6 +142,7 @@ impl Threads {
     pub(super) fn start(
         vcpus: Vec<VcpuParts>,
         control: Arc<VcpuControl>,
+        audit: Arc<AuditTrail>,
         spread: Spread,
         wake: &EventFd,
     ) -> Result<Self, RunError> {
@@ -147,7 +154,10 @@ impl Threads {
             control,
             board,
             reports: Arc::default(),
-            states: States::default(),
+            remains: Remains {
+                states: Arc::default(),
+                audit,
+            },
             ended,
             first: None,
         };
@@ -177,7 +187,7 @@ impl Threads {
         };
         let (targets, reports) = (self.targets.clone(), self.reports.clone());
         let control = self.control.clone();
-        let states = self.states.clone();
+        let remains = self.remains.clone();
         Builder::new().name(name).spawn(move || {
             // Dropped last, also by a panic: the main thread always hears of it.
             let wake = WakeOnDrop(wake);
@@ -188,7 +198,7 @@ impl Threads {
                 wake.now();
             };
             let tell = |vcpu: &mut Vcpu, end| {
-                keep_state(&states, vcpu);
+                remains.keep(vcpu);
                 fail((vcpu.id(), end));
             };
             match job {
@@ -251,7 +261,7 @@ impl Threads {
         }
         // On the way between two cores when these ended.
         for mut vcpu in self.board.iter().flat_map(|board| board.leftovers()) {
-            keep_state(&self.states, &mut vcpu);
+            self.remains.keep(&mut vcpu);
         }
         let mut reports = std::mem::take(&mut *lock(&self.reports));
         reports.sort_by_key(|(index, _)| *index);
@@ -262,7 +272,7 @@ impl Threads {
 
     /// The PMU state of every vCPU that has stopped, after [`Threads::stop`].
     pub(super) fn take_states(&mut self) -> Vec<(VcpuId, PmuState)> {
-        std::mem::take(&mut *lock(&self.states))
+        std::mem::take(&mut *lock(&self.remains.states))
     }
 
     /// How the machine ended, after [`Threads::stop`].
@@ -272,9 +282,12 @@ impl Threads {
     }
 }
 
-fn keep_state(states: &States, vcpu: &mut Vcpu) {
-    if let Some(state) = vcpu.save_pmu() {
-        lock(states).push((vcpu.id(), state));
+impl Remains {
+    fn keep(&self, vcpu: &mut Vcpu) {
+        self.audit.keep(vcpu.id(), vcpu.holdings());
+        if let Some(state) = vcpu.save_pmu() {
+            lock(&self.states).push((vcpu.id(), state));
+        }
     }
 }
 

@@ -17,7 +17,19 @@ pub fn assemble(
     base: u64,
     write: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
 ) -> Result<Vec<u8>, CodeError> {
-    let mut assembler = CodeAssembler::new(64)?;
+    assemble_for(64, base, write)
+}
+
+/// Assembles code of another width: 16, 32 or 64.
+///
+/// # Errors
+/// As [`assemble`].
+pub fn assemble_for(
+    bitness: u32,
+    base: u64,
+    write: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Result<Vec<u8>, CodeError> {
+    let mut assembler = CodeAssembler::new(bitness)?;
     write(&mut assembler)?;
     Ok(assembler.assemble(base)?)
 }

@@ -9,7 +9,9 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::code::{CodeError, assemble};
 use super::layout;
 use super::platform::UNEXPECTED_VECTOR_PORT;
-use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
+use crate::kvm::{
+    Host, HostError, KvmVcpu, KvmVm, SMM_ENTRY, VcpuError, VcpuId, VmError, VmOptions,
+};
 
 /// A micro-guest could not be made.
 #[derive(Debug, Error)]
@@ -67,6 +69,7 @@ pub struct MicroGuest {
     handlers: Vec<(u8, u64)>,
     starts: Vec<Start>,
     lstar: Option<u64>,
+    smm: Option<Vec<u8>>,
 }
 
 impl MicroGuest {
@@ -97,6 +100,13 @@ impl MicroGuest {
         self
     }
 
+    /// 16-bit code that an SMI leads to, where KVM has system management mode.
+    #[must_use]
+    pub fn smm(mut self, code: Vec<u8>) -> Self {
+        self.smm = Some(code);
+        self
+    }
+
     /// Adds a vCPU.
     #[must_use]
     pub fn start(mut self, start: Start) -> Self {
@@ -115,6 +125,11 @@ impl MicroGuest {
     ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), MicroError> {
         let memory = self.memory()?;
         let vm = Arc::new(KvmVm::new(host, memory, options)?);
+        if let (Some(code), Some(smram)) = (&self.smm, vm.smram()) {
+            smram
+                .write_slice(code, GuestAddress(SMM_ENTRY))
+                .map_err(|error| MicroError::Memory(error.to_string()))?;
+        }
         let mut vcpus = Vec::new();
         for (id, start) in (0u8..).zip(&self.starts) {
             let vcpu = vm.create_vcpu(host, VcpuId(id))?;

@@ -12,12 +12,12 @@ mod run;
 mod solo;
 mod threads;
 
-pub use code::{CodeError, assemble};
+pub use code::{CodeError, assemble, assemble_for};
 pub use layout::{
     GPRS, IDT_VECTORS, KERNEL_CODE, KERNEL_CS, KERNEL_SS, KERNEL_STACK, LAPIC, MEMORY_SIZE,
     SCRATCH, USER_CODE, USER_CS, USER_SS, USER_STACK,
 };
 pub use machine::{MicroError, MicroGuest, Start};
 pub use platform::{PortWrite, RecordingPlatform, UNEXPECTED_VECTOR_PORT};
-pub use run::{BackendFactory, MicroOutcome, MicroRun, MicroRunError, VcpuOutcome};
+pub use run::{BackendFactory, MicroOutcome, MicroPcr, MicroRun, MicroRunError, VcpuOutcome};
 pub use solo::{Solo, SoloParts};

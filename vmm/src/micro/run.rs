@@ -3,16 +3,18 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use arbiter::Grant;
-use kvm_bindings::{kvm_debugregs, kvm_regs};
-use pmu_virt::{
-    CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, VcpuPmu, all_pmu_msr_ranges,
-};
+use arbiter::{Auditor, Grant, Phase, Record};
+use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
+use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu};
 
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
 use super::threads::Ran;
+use crate::audit::Holding;
+use crate::config::PcrPlan;
+use crate::cpuid::bare_cpuid;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
+use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
@@ -42,6 +44,17 @@ pub struct MicroRun {
     pub record: bool,
     /// vCPUs share cores; without it each has a thread of its own.
     pub cores: Option<CorePlan>,
+    /// Counter reservations; `None` is `--pcr off`.
+    pub pcr: Option<MicroPcr>,
+}
+
+/// Counter reservations of a micro-guest.
+#[derive(Debug, Clone, Default)]
+pub struct MicroPcr {
+    /// Who may hold what, and what the hypervisor holds.
+    pub plan: PcrPlan,
+    /// The guest starts in the firmware's phase.
+    pub firmware: bool,
 }
 
 /// What one vCPU left behind.
@@ -59,6 +72,10 @@ pub struct VcpuOutcome {
     pub events: Vec<TrapEvent>,
     /// PMIs delivered, and of these late ones.
     pub pmis: (u64, u64),
+    /// What was decided about its counters.
+    pub decisions: Vec<Record>,
+    /// Who held which counter at the end.
+    pub holdings: Vec<Holding>,
 }
 
 /// What a micro-guest left behind.
@@ -102,6 +119,12 @@ pub enum MicroRunError {
     /// The kick handler could not be installed.
     #[error("sigaction failed: {0}")]
     Signal(vmm_sys_util::errno::Error),
+    /// The leaves of CPUID.
+    #[error("KVM takes no list of {0} CPUID leaves")]
+    Cpuid(usize),
+    /// Counters of the hypervisor.
+    #[error(transparent)]
+    Reservations(#[from] ReservationError),
     /// A vCPU's thread panicked.
     #[error("the thread of a vCPU panicked")]
     Panicked,
@@ -133,17 +156,26 @@ impl MicroRun {
         connect: impl FnOnce(&KvmVm) -> Result<Arc<dyn Platform>, MicroError>,
     ) -> Result<MicroOutcome, MicroRunError> {
         install_kick_handler().map_err(MicroRunError::Signal)?;
-        let options = VmOptions {
-            irqchip: true,
-            trapped_msrs: all_pmu_msr_ranges(),
-        };
+        let options = VmOptions::with_pmu(self.model.as_ref());
         let (vm, vcpus) = guest.build(host, &options)?;
         let platform = connect(&vm)?;
         let control = Arc::new(VcpuControl::default());
         let recorders: Vec<Recorder> = vcpus.iter().map(|_| Recorder::default()).collect();
         let vcpus = vcpus.into_iter().zip(&recorders);
+        let pcr = self.pcr.as_ref().map(|pcr| MachineReservations {
+            plan: pcr.plan.clone(),
+            phase: Arc::new(Phase::new(pcr.firmware)),
+            smm: vm.smram().is_some(),
+        });
+        let shared = Shared {
+            host,
+            vm: &vm,
+            platform: &platform,
+            control: &control,
+            pcr: pcr.as_ref(),
+        };
         let vcpus = vcpus
-            .map(|(kvm, recorder)| self.vcpu(kvm, recorder, (&vm, &platform, &control)))
+            .map(|(kvm, recorder)| self.vcpu(kvm, recorder, &shared))
             .collect::<Result<Vec<_>, _>>()?;
         let ran = Ran::new(vcpus, self.core_pmus(), &control, self.timeout)?;
         let mut vcpus = Vec::new();
@@ -155,6 +187,8 @@ impl MicroRun {
                 counters: vcpu.pmu().map(VcpuPmu::report).unwrap_or_default(),
                 events: std::mem::take(&mut *lock(&recorder.events)),
                 pmis: (vcpu.throttle().delivered(), vcpu.throttle().late()),
+                decisions: std::mem::take(&mut *lock(&recorder.decisions)),
+                holdings: vcpu.holdings(),
             });
         }
         Ok(MicroOutcome {
@@ -182,26 +216,37 @@ impl MicroRun {
         &self,
         kvm: KvmVcpu,
         recorder: &Recorder,
-        (vm, platform, control): (&Arc<KvmVm>, &Arc<dyn Platform>, &Arc<VcpuControl>),
+        shared: &Shared<'_>,
     ) -> Result<Vcpu, MicroRunError> {
         let tsc_khz = kvm.get_tsc_khz()?;
-        let pmu = self.model.as_ref().map(|model| match self.cores {
+        let mut pmu = self.model.as_ref().map(|model| match self.cores {
             None => VcpuPmu::new(model.clone(), (self.backend)(), Grant::everything()),
             Some(_) => {
                 let owner = OwnerId(kvm.id().0.into());
                 VcpuPmu::detached(owner, model.clone(), Grant::everything())
             }
         });
+        if let (Some(model), Some(pcr)) = (&self.model, shared.pcr) {
+            let reservations = pcr.of_vcpu(model, tsc_khz, Box::new(recorder.clone()))?;
+            let visible = pcr.plan.legacy.unwrap_or(model.counts());
+            let cpuid = model.announced(&*(self.backend)(), visible);
+            announce(
+                &kvm,
+                shared.host,
+                &cpuid.with_reservations(&reservations.unit),
+            )?;
+            pmu = pmu.map(|pmu| pmu.with_reservations(reservations));
+        }
         let observer: Box<dyn Observer> = match self.record {
             true => Box::new(recorder.clone()),
             false => Box::new(crate::vcpu::Silent),
         };
         Ok(Vcpu::new(VcpuParts {
             kvm,
-            vm: vm.clone(),
+            vm: shared.vm.clone(),
             pmu,
-            platform: platform.clone(),
-            control: control.clone(),
+            platform: shared.platform.clone(),
+            control: shared.control.clone(),
             observer,
             quirks: self.quirks,
             step: self.step,
@@ -209,6 +254,14 @@ impl MicroRun {
             tsc_khz,
         }))
     }
+}
+
+/// Lets CPUID tell of the reservations.
+fn announce(kvm: &KvmVcpu, host: &Host, pmu: &PmuCpuid) -> Result<(), MicroRunError> {
+    let supported = host.supported_cpuid().map_err(MicroError::from)?;
+    let entries = bare_cpuid(supported.as_slice(), pmu);
+    let cpuid = CpuId::from_entries(&entries).map_err(|_| MicroRunError::Cpuid(entries.len()))?;
+    Ok(kvm.set_cpuid2(&cpuid)?)
 }
 
 /// A machine that KVM has given up tells no registers; its end says so.
@@ -223,10 +276,32 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps every event.
+/// What a micro-guest's vCPUs have in common.
+struct Shared<'a> {
+    host: &'a Host,
+    vm: &'a Arc<KvmVm>,
+    platform: &'a Arc<dyn Platform>,
+    control: &'a Arc<VcpuControl>,
+    pcr: Option<&'a MachineReservations>,
+}
+
+/// Keeps every event and every decision.
 #[derive(Debug, Clone, Default)]
 struct Recorder {
     events: Arc<Mutex<Vec<TrapEvent>>>,
+    decisions: Arc<Mutex<Vec<Record>>>,
+}
+
+/// A hostile guest must not fill the host's memory with decisions.
+const MOST_DECISIONS: usize = 100_000;
+
+impl Auditor for Recorder {
+    fn record(&mut self, record: &Record) {
+        let mut decisions = lock(&self.decisions);
+        if decisions.len() < MOST_DECISIONS {
+            decisions.push(*record);
+        }
+    }
 }
 
 impl Observer for Recorder {

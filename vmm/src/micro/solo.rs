@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use arbiter::Grant;
-use pmu_virt::{CounterBackend, CounterReport, PmuModel, VcpuPmu};
+use arbiter::{Grant, PcrUnit};
+use pmu_virt::{CounterBackend, CounterReport, PmuModel, Reservations, VcpuPmu};
 
 use super::run::MicroRunError;
 use crate::kvm::{KvmVcpu, KvmVm};
@@ -32,6 +32,8 @@ pub struct SoloParts {
     pub platform: Arc<dyn Platform>,
     /// Receives the trap path's reports.
     pub observer: Box<dyn Observer>,
+    /// Counter reservations; `None` is `--pcr off`.
+    pub reservations: Option<Reservations>,
 }
 
 /// One vCPU in the real run loop; its thread is the one that made it.
@@ -53,6 +55,10 @@ impl Solo {
         let tsc_khz = kvm.get_tsc_khz()?;
         let control = Arc::new(VcpuControl::default());
         let pmu = VcpuPmu::new(parts.model, parts.backend, Grant::everything());
+        let pmu = match parts.reservations {
+            Some(reservations) => pmu.with_reservations(reservations),
+            None => pmu,
+        };
         let seat = Seat::new(tsc_khz)?;
         let vcpu = Vcpu::new(VcpuParts {
             kvm,
@@ -109,6 +115,12 @@ impl Solo {
     #[must_use]
     pub fn counters(&self) -> Vec<CounterReport> {
         self.vcpu.pmu().map(VcpuPmu::report).unwrap_or_default()
+    }
+
+    /// Who holds which counters; `None` without reservations.
+    #[must_use]
+    pub fn reservations(&self) -> Option<&PcrUnit> {
+        self.vcpu.pmu()?.reservations()
     }
 
     /// Whether the guest is being single-stepped for a counter that runs.

@@ -8,10 +8,10 @@ use kvm_bindings::{KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP};
 
 use super::runner::Probe;
 use super::{GuestStep, RdpmcBehaviour};
-use crate::kvm::{Host, VmExit};
+use crate::kvm::{Host, SMM_ENTRY, VmExit, VmOptions};
 use crate::micro::{
     KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS, USER_STACK,
-    assemble,
+    assemble, assemble_for,
 };
 
 /// Ports on which probes report.
@@ -225,4 +225,31 @@ pub(super) fn dr_access(host: &Host) -> Result<bool, MicroError> {
         return Ok(false);
     }
     Ok(matches!(probe.run()?, VmExit::Debug(exit) if exit.dr6 & DR6_BD != 0))
+}
+
+/// Whether an SMI leads to its handler, and KVM tells that an exit is from there.
+pub(super) fn smm(host: &Host) -> Result<bool, MicroError> {
+    if !host.features().smm {
+        return Ok(false);
+    }
+    let handler = assemble_for(16, SMM_ENTRY, |a| {
+        report(a, FAULTED)?;
+        a.rsm()
+    })?;
+    let guest = guest(0, |a| {
+        report(a, DONE)?;
+        report(a, DONE)
+    })?;
+    let options = VmOptions {
+        smm: true,
+        ..VmOptions::default()
+    };
+    let mut probe = Probe::with_options(host, &guest.smm(handler), &options)?;
+    let before = is_report(&probe.run()?, DONE) && !probe.vcpu().in_smm();
+    // Without an in-kernel local APIC KVM takes no SMI.
+    if !before || probe.vcpu().smi().is_err() {
+        return Ok(false);
+    }
+    let inside = is_report(&probe.run()?, FAULTED) && probe.vcpu().in_smm();
+    Ok(inside && is_report(&probe.run()?, DONE) && !probe.vcpu().in_smm())
 }

@@ -69,6 +69,9 @@ pub struct ProbeReport {
     pub dr_access_trap: bool,
     /// KVM accepts `KVM_GUESTDBG_BLOCKIRQ`.
     pub block_irq: bool,
+    /// System management mode: an SMI leads to its handler, and KVM tells that an
+    /// exit is from there.
+    pub smm: bool,
     /// Where the #DB goes of a guest that single-steps its own program by TF,
     /// as ptrace does.
     pub guest_step: GuestStep,
@@ -92,6 +95,7 @@ impl ProbeReport {
             breakpoint_cpl3: guests::breakpoint(host, 3)?,
             rf_honoured: guests::resume_flag(host)?,
             dr_access_trap: guests::dr_access(host)?,
+            smm: guests::smm(host)?,
             block_irq: host.features().guest_debug_blockirq,
             guest_step: guests::guest_step(host, false)?,
             guest_step_beside_ours: guests::guest_step(host, true)?,

@@ -20,7 +20,15 @@ pub(super) struct Probe {
 
 impl Probe {
     pub(super) fn new(host: &Host, guest: &MicroGuest) -> Result<Self, MicroError> {
-        let (vm, vcpus) = guest.build(host, &VmOptions::default())?;
+        Self::with_options(host, guest, &VmOptions::default())
+    }
+
+    pub(super) fn with_options(
+        host: &Host,
+        guest: &MicroGuest,
+        options: &VmOptions,
+    ) -> Result<Self, MicroError> {
+        let (vm, vcpus) = guest.build(host, options)?;
         let vcpu = vcpus
             .into_iter()
             .next()

@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use crate::sys::KickTarget;
 use crate::vcpu::Vcpu;
@@ -76,12 +77,15 @@ impl Board {
         std::mem::take(&mut *lock(&post.arrivals))
     }
 
-    /// `core` has no vCPU: waits until it is called.
-    pub(super) fn wait(&self, core: usize) {
+    /// `core` has no vCPU to run: waits until it is called, or for so long.
+    pub(super) fn wait(&self, core: usize, most: Option<Duration>) {
         let post = &self.cores[core];
         let called = |_: &mut Vec<Vcpu>| !post.attention.load(Ordering::Acquire);
-        let guard = post.bell.wait_while(lock(&post.arrivals), called);
-        drop(guard.unwrap_or_else(PoisonError::into_inner));
+        let guard = lock(&post.arrivals);
+        match most {
+            Some(most) => drop(post.bell.wait_timeout_while(guard, most, called)),
+            None => drop(post.bell.wait_while(guard, called)),
+        }
     }
 
     /// `core` has so many runnable vCPUs.
@@ -220,8 +224,16 @@ mod tests {
     fn a_core_that_is_called_does_not_wait() {
         let board = Board::new(1);
         board.call_all();
-        board.wait(0);
+        board.wait(0, None);
         assert!(board.collect(0).is_empty());
         assert!(!board.attention(0).load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn a_core_that_nobody_calls_waits_for_its_time() {
+        let board = Board::new(1);
+        let (began, most) = (std::time::Instant::now(), Duration::from_millis(5));
+        board.wait(0, Some(most));
+        assert!(began.elapsed() >= most);
     }
 }

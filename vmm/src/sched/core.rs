@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pmu_virt::CorePmu;
 
@@ -39,6 +39,7 @@ pub struct CoreThread {
     /// Who ran last, and has the counters.
     last: Option<VcpuId>,
     pace: Pace,
+    tsc_khz: u32,
     /// Other cores are not asked before, as that interrupts them.
     ask_at: u64,
     attempt: usize,
@@ -62,7 +63,8 @@ impl CoreThread {
         pmu: Option<Box<CorePmu>>,
     ) -> Result<Self, VcpuFailure> {
         let seat = Seat::new(tsc_khz)?;
-        let pace = Pace::new(plan.slice, tsc_khz.max(1));
+        let tsc_khz = tsc_khz.max(1);
+        let pace = Pace::new(plan.slice, tsc_khz);
         board.sit_down(index, seat.target());
         Ok(Self {
             index,
@@ -75,6 +77,7 @@ impl CoreThread {
             pmu,
             last: None,
             pace,
+            tsc_khz,
             ask_at: 0,
             attempt: index,
             report: CoreReport::default(),
@@ -111,8 +114,9 @@ impl CoreThread {
         match self.queue.next(rdtsc()) {
             Action::Run { vcpu, until } => self.enter(vcpu, until),
             Action::Probe(vcpu) => self.probe(vcpu),
-            Action::Empty => {
-                self.board.wait(self.index);
+            Action::Wait { until } => {
+                let rest = until.map(|until| self.duration(until.saturating_sub(rdtsc())));
+                self.board.wait(self.index, rest);
                 None
             }
         }
@@ -127,6 +131,7 @@ impl CoreThread {
         let stay = self.vcpus.get_mut(&id)?.run_for(&mut self.seat, &turn);
         match stay {
             Ok(Stay::Paused(rest)) => {
+                self.report.barred += u64::from(matches!(rest, Rest::Barred { .. }));
                 if self.queue.left(rdtsc(), rest) {
                     self.report.halts += 1;
                     return self.expect_wake(id);
@@ -136,6 +141,11 @@ impl CoreThread {
             Ok(Stay::Ended(end)) => self.end(id, Ok(end)),
             Err(failure) => self.end(id, Err(failure)),
         }
+    }
+
+    fn duration(&self, ticks: u64) -> Duration {
+        let ns = u128::from(ticks) * 1_000_000 / u128::from(self.tsc_khz);
+        Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
     /// A timer that has expired is made an interrupt by one probe and seen by

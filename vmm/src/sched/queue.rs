@@ -7,6 +7,9 @@
 //! served soon, and nobody waits longer for it than it was entitled to anyway.
 //! So no runnable vCPU waits longer than one slice for each other vCPU of its
 //! core, and the time of their probes.
+//!
+//! A vCPU that is barred (it has guessed cookies) is neither run nor asked until
+//! its time is over. Then it goes to the end of the queue.
 
 use std::collections::VecDeque;
 
@@ -20,6 +23,11 @@ pub enum Rest {
     Runnable,
     /// It waits for an interrupt or a start-up IPI.
     Idle,
+    /// It could run, and may not before this TSC value.
+    Barred {
+        /// When.
+        until: u64,
+    },
 }
 
 /// What a core does next. Times are TSC values.
@@ -35,8 +43,11 @@ pub enum Action {
     },
     /// Ask this idle vCPU whether something has woken it.
     Probe(VcpuId),
-    /// There is no vCPU.
-    Empty,
+    /// Nobody can be run or asked; `None`: there is no vCPU.
+    Wait {
+        /// When somebody may run again.
+        until: Option<u64>,
+    },
 }
 
 /// One vCPU of the core.
@@ -48,6 +59,8 @@ struct Member {
     /// No other core takes it before.
     stays_until: u64,
     idle: Option<Idle>,
+    /// Not before then. Neither idle nor queued meanwhile.
+    barred_until: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -121,6 +134,10 @@ impl RunQueue {
             left: self.pace.slice,
             stays_until: now.saturating_add(self.pace.stay(cost)),
             idle: (rest == Rest::Idle).then_some(idle),
+            barred_until: match rest {
+                Rest::Barred { until } => Some(until),
+                Rest::Runnable | Rest::Idle => None,
+            },
         });
         if rest == Rest::Runnable {
             self.ready.push_back(id);
@@ -145,6 +162,7 @@ impl RunQueue {
     /// What to do at `now`. After a [`Action::Run`] call [`RunQueue::left`],
     /// after a [`Action::Probe`] call [`RunQueue::probed`].
     pub fn next(&mut self, now: u64) -> Action {
+        self.release(now);
         if self.round.is_empty() && self.probe_at(None).is_some_and(|at| at <= now) {
             self.begin_round(now);
         }
@@ -165,6 +183,8 @@ impl RunQueue {
         let Some(Running { id, since }) = self.running.take() else {
             return false;
         };
+        // Ahead of this one, if its slice is over.
+        self.release(now);
         let Pace {
             slice, shortest, ..
         } = self.pace;
@@ -179,16 +199,23 @@ impl RunQueue {
                 return true;
             }
             (Some(_), Rest::Runnable) => self.wake(now, id),
+            (idle @ Some(_), Rest::Barred { until }) => {
+                *idle = None;
+                member.barred_until = Some(until);
+            }
             (none, rest) => {
                 member.left = member.left.saturating_sub(now.saturating_sub(since));
-                if rest == Rest::Idle {
-                    *none = Some(Idle::new(now));
-                    return true;
-                } else if member.left < shortest {
-                    member.left = slice;
-                    self.ready.push_back(id);
-                } else {
-                    self.ready.push_front(id);
+                match rest {
+                    Rest::Idle => {
+                        *none = Some(Idle::new(now));
+                        return true;
+                    }
+                    Rest::Barred { until } => member.barred_until = Some(until),
+                    Rest::Runnable if member.left < shortest => {
+                        member.left = slice;
+                        self.ready.push_back(id);
+                    }
+                    Rest::Runnable => self.ready.push_front(id),
                 }
             }
         }
@@ -220,6 +247,13 @@ impl RunQueue {
     pub fn probed(&mut self, now: u64, id: VcpuId, rest: Rest) {
         match rest {
             Rest::Runnable => self.wake(now, id),
+            Rest::Barred { until } => {
+                let member = self.members.iter_mut().find(|member| member.id == id);
+                if let Some(member) = member {
+                    member.idle = None;
+                    member.barred_until = Some(until);
+                }
+            }
             Rest::Idle => {
                 if let Some(idle) = self.idle_mut(id) {
                     idle.seen = now;
@@ -267,7 +301,7 @@ impl RunQueue {
             Some((last, look)) if last == id => look,
             _ => self.pace.first_look,
         };
-        let mut until = self.probe_at(None);
+        let mut until = earliest(self.probe_at(None), self.release_at());
         if !self.woken.is_empty() || !self.ready.is_empty() {
             let member = self.members.iter().find(|member| member.id == id);
             let left = member.map_or(self.pace.slice, |member| member.left);
@@ -280,17 +314,39 @@ impl RunQueue {
     }
 
     /// Nobody can run: wait inside the vCPU that halted last, as it is the
-    /// likeliest to go on, until the others have to be asked.
+    /// likeliest to go on, until the others have to be asked, or one that is
+    /// barred may run.
     fn sleep(&mut self, now: u64) -> Action {
         let idle = self.members.iter().filter_map(|m| Some((m.idle?, m.id)));
         let Some((_, id)) = idle.max_by_key(|(idle, _)| idle.since) else {
-            return Action::Empty;
+            return Action::Wait {
+                until: self.release_at(),
+            };
         };
         self.running = Some(Running { id, since: now });
         self.last = None;
         Action::Run {
             vcpu: id,
-            until: self.probe_at(Some(id)),
+            until: earliest(self.probe_at(Some(id)), self.release_at()),
+        }
+    }
+
+    /// When the first of those that are barred may run.
+    fn release_at(&self) -> Option<u64> {
+        let barred = self.members.iter().filter_map(|m| m.barred_until);
+        barred.min()
+    }
+
+    /// Lets those run whose time is over.
+    fn release(&mut self, now: u64) {
+        for member in &mut self.members {
+            if member.barred_until.is_some_and(|until| until <= now) {
+                member.barred_until = None;
+                if member.left < self.pace.shortest {
+                    member.left = self.pace.slice;
+                }
+                self.ready.push_back(member.id);
+            }
         }
     }
 

@@ -65,7 +65,7 @@ fn what_runs_next() {
     let every = SLICE * 4 / 5;
     // Alone it is left alone, halted or not.
     check(&[Runnable], &[(run(0, None), Left(9, Idle))], run(0, None));
-    check(&[], &[], Action::Empty);
+    check(&[], &[], Action::Wait { until: None });
     // Looks come at growing distances; the slice's end is the others' turn.
     check(
         &[Runnable, Runnable],
@@ -114,6 +114,71 @@ fn what_runs_next() {
 }
 
 #[test]
+fn who_is_barred_is_left_out_until_its_time() {
+    use Rest::{Barred, Idle, Runnable};
+    use Then::{Left, Probed};
+    let look = SLICE / 16;
+    let every = SLICE * 4 / 5;
+    // The other one has the core at once, and alone until then.
+    check(
+        &[Runnable, Runnable],
+        &[
+            (run(0, look), Left(10, Barred { until: 9000 })),
+            (run(1, 9000), Left(9000, Runnable)),
+        ],
+        run(0, 9000 + look),
+    );
+    // Alone it leaves the core empty.
+    check(
+        &[Runnable],
+        &[(run(0, None), Left(10, Barred { until: 9000 }))],
+        Action::Wait { until: Some(9000) },
+    );
+    // It is not asked whether it has been woken, others are.
+    check(
+        &[Runnable, Runnable],
+        &[
+            (run(0, look), Left(10, Barred { until: 9000 })),
+            (run(1, 9000), Left(20, Idle)),
+            (run(1, 9000), Left(9000, Idle)),
+            (run(0, 9000 + every), Left(9010, Barred { until: 99_000 })),
+            (run(1, 99_000), Left(10_000, Barred { until: 20_000 })),
+        ],
+        Action::Wait {
+            until: Some(20_000),
+        },
+    );
+    // One that a probe finds barred, and one that comes so.
+    check(
+        &[Runnable, Idle, Barred { until: 50_000 }],
+        &[
+            (run(0, every), Left(every, Runnable)),
+            (
+                Action::Probe(VcpuId(1)),
+                Probed(every, Barred { until: 60_000 }),
+            ),
+            (run(0, 50_000), Left(50_000, Idle)),
+        ],
+        run(2, 50_000 + every),
+    );
+}
+
+#[test]
+fn who_is_barred_does_not_migrate() {
+    let mut queue = queue(&[Rest::Runnable, Rest::Runnable]);
+    let _ = queue.next(0);
+    queue.left(1, Rest::Barred { until: u64::MAX });
+    let mut now = 1;
+    while now < 100 * SLICE {
+        let _ = queue.next(now);
+        now += SLICE;
+        queue.left(now, Rest::Runnable);
+        assert_eq!(queue.surplus(now), None);
+        assert_eq!(queue.runnable(), 1);
+    }
+}
+
+#[test]
 fn surplus_is_what_has_been_waiting_for_long() {
     let mut queue = queue(&[Rest::Runnable, Rest::Runnable]);
     let (mut now, mut given) = (0, None);
@@ -153,6 +218,8 @@ enum Wake {
     HiddenTimer,
     /// A timer that the queue is told of.
     Timer,
+    /// Time: it does not sleep, it is barred for guessing.
+    Penalty,
 }
 
 #[derive(Debug)]
@@ -183,6 +250,8 @@ struct World {
     unnoticed: u64,
     /// and from a timer's that was announced.
     overslept: u64,
+    /// One that is barred was asked.
+    asked_barred: bool,
 }
 
 impl World {
@@ -204,6 +273,7 @@ impl World {
             waited: 0,
             unnoticed: 0,
             overslept: 0,
+            asked_barred: false,
         }
     }
 
@@ -211,7 +281,13 @@ impl World {
         match self.queue.next(self.now) {
             Action::Probe(id) => self.probe(id),
             Action::Run { vcpu, until } => self.run(vcpu, until, end)?,
-            Action::Empty => prop_assert!(false, "there are vCPUs"),
+            Action::Wait { until } => {
+                let until = until.unwrap_or(0);
+                prop_assert!(until > self.now, "there are vCPUs");
+                let all_barred = self.guests.values().all(|g| g.life.wake == Wake::Penalty);
+                prop_assert!(all_barred, "a core waits that could probe");
+                self.now = until.min(end);
+            }
         }
         Ok(())
     }
@@ -230,6 +306,7 @@ impl World {
                 Wake::Timer => self.overslept = self.overslept.max(took),
                 Wake::Interrupt => self.unnoticed = self.unnoticed.max(took),
                 Wake::HiddenTimer => self.unnoticed = self.unnoticed.max(took / 2),
+                Wake::Penalty => self.asked_barred = true,
             }
             guest.wakes = None;
             guest.work = guest.life.runs;
@@ -242,13 +319,20 @@ impl World {
     /// The guest runs, or sleeps inside KVM_RUN, until `until`.
     fn run(&mut self, id: VcpuId, until: Option<u64>, end: u64) -> Result<(), TestCaseError> {
         let others = self.guests.iter().filter(|(other, _)| **other != id);
-        let queued = others.filter(|(_, other)| other.queued.is_some()).count();
+        let now = self.now;
+        let is_queued = |other: &Guest| other.queued.is_some_and(|since| since <= now);
+        let queued = others.filter(|(_, other)| is_queued(other)).count();
         let asleep = self.guests[&id].queued.is_none();
         prop_assert!(!(asleep && queued > 0), "the core sleeps while others wait");
         prop_assert!(until.is_some(), "the others are never looked at");
         let until = until.unwrap_or(end);
         prop_assert!(until > self.now, "an entry for no time");
+        // The story ends there, and somebody may be barred for ages.
+        let until = until.min(end);
         let guest = self.guests.get_mut(&id).expect("it exists");
+        if guest.life.wake == Wake::Penalty {
+            prop_assert!(guest.wakes.is_none_or(|at| at <= self.now), "let in early");
+        }
         if let Some(since) = guest.queued {
             self.waited = self.waited.max(self.now - since);
         }
@@ -267,15 +351,23 @@ impl World {
                     if guest.work == 0 {
                         guest.pending = false;
                         guest.wakes = Some(self.now + guest.life.sleeps);
+                        if guest.life.wake == Wake::Penalty {
+                            break;
+                        }
                     }
                 }
             }
         }
         let rest = match guest.wakes {
+            Some(until) if guest.life.wake == Wake::Penalty => Rest::Barred { until },
             Some(_) => Rest::Idle,
             None => Rest::Runnable,
         };
-        guest.queued = (rest == Rest::Runnable).then_some(self.now);
+        guest.queued = match rest {
+            Rest::Runnable => Some(self.now),
+            Rest::Barred { until } => Some(until),
+            Rest::Idle => None,
+        };
         let announced = guest.wakes.filter(|_| guest.life.wake == Wake::Timer);
         if self.queue.left(self.now, rest)
             && let Some(at) = announced
@@ -292,7 +384,8 @@ fn life() -> impl Strategy<Value = Life> {
     let wake = prop_oneof![
         Just(Wake::Interrupt),
         Just(Wake::HiddenTimer),
-        Just(Wake::Timer)
+        Just(Wake::Timer),
+        Just(Wake::Penalty)
     ];
     (runs, sleeps, wake).prop_map(|(runs, sleeps, wake)| Life { runs, sleeps, wake })
 }
@@ -321,6 +414,7 @@ proptest! {
         let seen = pace.probe_every + quiet;
         prop_assert!(world.unnoticed <= seen, "{} > {seen}", world.unnoticed);
         prop_assert!(world.overslept <= quiet, "{} > {quiet}", world.overslept);
+        prop_assert!(!world.asked_barred);
         let share = world.now * round / (round + pace.quiet(round)) + round;
         prop_assert!(world.probing <= share, "{} > {share}", world.probing);
     }
@@ -339,6 +433,33 @@ proptest! {
         prop_assert!(most.zip(least).is_some_and(|(most, least)| most - least <= SLICE), "{:?}", ran);
         prop_assert_eq!(world.probing, 0);
     }
+}
+
+/// Whatever guessers do, a busy vCPU has the core while they are barred: what they
+/// get is their runs.
+#[test]
+fn guessers_cost_a_busy_one_their_runs_and_nothing_else() {
+    const END: u64 = 1000 * SLICE;
+    let guesser = Life {
+        runs: 50,
+        sleeps: 10_000,
+        wake: Wake::Penalty,
+    };
+    let busy = Life {
+        runs: u64::MAX,
+        sleeps: 1,
+        wake: Wake::Interrupt,
+    };
+    let lives: Vec<Life> = std::iter::once(busy).chain([guesser; 3]).collect();
+    let mut world = World::new(&lives, 10);
+    while world.now < END {
+        world.step(END).unwrap();
+    }
+    let ran = world.guests[&VcpuId(0)].ran;
+    let theirs: u64 = (1..4).map(|id| world.guests[&VcpuId(id)].ran).sum();
+    assert!(ran * 100 > world.now * 98, "{ran} of {}", world.now);
+    assert_eq!(ran + theirs, world.now);
+    assert_eq!(world.probing, 0);
 }
 
 /// What fifteen idle vCPUs cost a busy one: probes, and nothing else.

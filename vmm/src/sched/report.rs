@@ -15,6 +15,8 @@ pub struct CoreReport {
     pub switches: u64,
     /// Turns that ended with a halted vCPU.
     pub halts: u64,
+    /// Turns that ended with a vCPU that is kept off the core for guessing cookies.
+    pub barred: u64,
     /// Idle vCPUs asked whether they had been woken.
     pub probes: u64,
     /// Of these, how many had been.
@@ -99,7 +101,11 @@ impl fmt::Display for CoreReport {
             self.probes,
             self.wakes,
             self.migrations
-        )
+        )?;
+        match self.barred {
+            0 => Ok(()),
+            barred => write!(f, ", {barred} penalties"),
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 mod affinity;
 mod cpu_time;
 mod kick;
+mod nap;
 mod pending;
 mod stats;
 mod timer;
@@ -18,6 +19,7 @@ pub use cpu_time::thread_cpu_ns;
 pub use kick::{
     ImmediateExitGuard, KickTarget, bind_immediate_exit, install_kick_handler, kick_signal,
 };
+pub use nap::nap;
 pub use pending::{SignalMask, hold_pending_signal};
 pub use stats::{HaltStats, Halted, StatsError};
 pub use timer::KickTimer;

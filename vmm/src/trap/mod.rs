@@ -3,6 +3,7 @@
 
 mod breakpoints;
 mod context;
+mod cookie;
 mod flags_image;
 mod frame;
 mod paging;
@@ -14,6 +15,7 @@ mod stepping;
 pub(crate) use breakpoints::{DR6_BS, DR6_SLOTS, merge_dr6};
 pub use breakpoints::{DebugCause, GuestBreakpoints, Placement};
 pub use context::{CpuContext, Gate, GateKind, cpl};
+pub use cookie::Presented;
 pub use frame::{ExceptionFrame, Return};
 pub use paging::{Paging, translate};
 pub(crate) use rdpmc::GP_VECTOR;

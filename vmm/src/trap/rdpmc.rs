@@ -7,6 +7,7 @@ use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use pmu_virt::Ring;
 
 use super::context::{CpuContext, Gate, MAX_INSTRUCTION, descriptor_base};
+use super::cookie::Presented;
 use super::frame::ExceptionFrame;
 
 /// Vector of the general protection exception.
@@ -23,6 +24,8 @@ pub struct Rdpmc {
     pub index: u32,
     /// Ring of the RDPMC.
     pub ring: Ring,
+    /// The register that carries a cookie, should the index ask for one.
+    pub presented: Presented,
     /// Address of the instruction after it, in its code segment.
     pub next: u64,
 }
@@ -65,6 +68,7 @@ fn find(context: &CpuContext<'_>, gate: &Gate) -> Option<Rdpmc> {
         frame,
         index: u32::try_from(context.regs.rcx & 0xffff_ffff).unwrap_or(0),
         ring: Ring::from_cpl(cpl),
+        presented: Presented::by(context.regs, bitness),
         next: instruction.next_ip(),
     })
 }

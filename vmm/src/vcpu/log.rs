@@ -26,6 +26,12 @@ impl Observer for PmuLog {
             TrapEvent::MsrWrite { msr, value, .. } => {
                 log::debug!("{vcpu}: WRMSR {:#x} <- {value:#x} -> #GP", msr.0);
             }
+            // No value: a log is no place for a cookie.
+            TrapEvent::Secret { msr, write, gp } => {
+                let what = if *write { "WRMSR" } else { "RDMSR" };
+                let end = if *gp { " -> #GP" } else { "" };
+                log::debug!("{vcpu}: {what} {:#x} (not shown){end}", msr.0);
+            }
             other => log::trace!("{vcpu}: {other:?}"),
         }
     }

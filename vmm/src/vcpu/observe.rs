@@ -27,6 +27,28 @@ pub enum TrapEvent {
         /// What the guest got.
         outcome: WriteOutcome,
     },
+    /// RDMSR or WRMSR of a register whose value is a secret: a cookie, or random
+    /// bits that may become one. The value is told to nobody.
+    Secret {
+        /// ECX.
+        msr: MsrIndex,
+        /// It was a WRMSR.
+        write: bool,
+        /// The guest got a #GP.
+        gp: bool,
+    },
+    /// The vCPU has presented too many wrong cookies and is kept off its core.
+    Barred {
+        /// TSC value until which.
+        until: u64,
+    },
+    /// A notice of the reservations raised an interrupt, or could not.
+    Notice {
+        /// Its vector.
+        vector: u8,
+        /// It was sent; false if the local APIC is off or has lost its ID.
+        sent: bool,
+    },
     /// A legal RDPMC.
     Rdpmc {
         /// ECX.

@@ -78,6 +78,17 @@ pub(super) struct Lvtpc {
     x2apic: bool,
 }
 
+/// Sends a fixed interrupt to `vcpu` itself; false if its local APIC takes none.
+pub(super) fn interrupt(vcpu: &KvmVcpu, vm: &KvmVm, vector: u8) -> Result<bool, PmiError> {
+    let Some(Lvtpc { id, .. }) = Lvtpc::read(vcpu)? else {
+        return Ok(false);
+    };
+    match vm.send_fixed(id, vector) {
+        Err(VmError::NoDestination(_)) => Ok(false),
+        sent => sent.map(|()| true).map_err(PmiError::from),
+    }
+}
+
 impl Lvtpc {
     /// Reads it; `None` where the APIC is switched off.
     pub(super) fn read(vcpu: &KvmVcpu) -> Result<Option<Self>, VcpuError> {

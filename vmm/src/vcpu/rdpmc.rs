@@ -1,8 +1,8 @@
 //! The watch on the guest's #GP handler, through which RDPMC is emulated.
 
-use arbiter::{Caller, Layer};
+use arbiter::Caller;
 use kvm_bindings::kvm_sregs;
-use pmu_virt::{ReadOutcome, Ring, VcpuPmu};
+use pmu_virt::{ReadOutcome, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::debug::DebugControl;
@@ -153,7 +153,11 @@ impl GpWatch {
             debug.pass(vcpu, handler)?;
             return Ok(TrapEvent::ForeignGp);
         };
-        let outcome = pmu.rdpmc(rdpmc.index, Caller::legacy(layer_of(rdpmc.ring)));
+        let caller = Caller {
+            layer: pmu.layer(rdpmc.ring, vcpu.in_smm()),
+            presented: rdpmc.presented.0,
+        };
+        let outcome = pmu.rdpmc(rdpmc.index, caller);
         match completed(&context, &rdpmc, outcome) {
             Some(after) if finish(vcpu, debug, &after)? => {}
             // The index is wrong, or there is nowhere to go back to: the #GP is
@@ -165,14 +169,6 @@ impl GpWatch {
             ring: rdpmc.ring,
             outcome,
         })
-    }
-}
-
-/// The layer that a guest's ring is.
-pub(super) fn layer_of(ring: Ring) -> Layer {
-    match ring {
-        Ring::Kernel => Layer::GuestKernel,
-        Ring::User => Layer::GuestUser,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use pmu_virt::{CounterSet, PmiRequest, PmiThrottle, Progress, Ring, ThrottleDecision, VcpuPmu};
 use thiserror::Error;
@@ -16,9 +17,9 @@ use super::platform::Platform;
 use super::pmi::{self, Lvtpc, PmiError};
 use super::rdpmc::GpWatch;
 use super::stepping::{StepDriver, StepSupport};
-use super::turn::{Stay, Turn, rest};
+use super::turn::{Stay, Turn};
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
-use crate::sys::rdtsc;
+use crate::sys::{nap, rdtsc};
 use crate::trap::cpl;
 
 /// How often the guest's own debug registers are looked at while ours are in
@@ -74,6 +75,9 @@ pub enum VcpuFailure {
         /// Why.
         error: errno::Error,
     },
+    /// The signals that end a wait could not be blocked.
+    #[error("pthread_sigmask failed: {0}")]
+    Wait(errno::Error),
     /// The signal that probes need could not be queued.
     #[error("a signal cannot be queued: {0} (limit of pending signals: `ulimit -i`)")]
     Signal(errno::Error),
@@ -85,9 +89,11 @@ impl VcpuFailure {
     fn is_dead_machine(&self) -> bool {
         match self {
             Self::Vcpu(error) | Self::Pmi(PmiError::Vcpu(error)) => error.is_dead(),
-            Self::Pmi(PmiError::Vm(_)) | Self::Timer(_) | Self::Pin { .. } | Self::Signal(_) => {
-                false
-            }
+            Self::Pmi(PmiError::Vm(_))
+            | Self::Timer(_)
+            | Self::Pin { .. }
+            | Self::Wait(_)
+            | Self::Signal(_) => false,
         }
     }
 }
@@ -130,6 +136,7 @@ pub struct Vcpu {
 /// Everything but KVM's side, so that both can be borrowed at once.
 #[derive(Debug)]
 pub(super) struct Core {
+    tsc_khz: u32,
     pub(super) vm: Arc<KvmVm>,
     pub(super) pmu: Option<VcpuPmu>,
     pub(super) platform: Arc<dyn Platform>,
@@ -171,6 +178,7 @@ impl Vcpu {
             kvm: parts.kvm,
             looking: false,
             core: Core {
+                tsc_khz,
                 vm: parts.vm,
                 pmu: parts.pmu,
                 platform: parts.platform,
@@ -284,13 +292,22 @@ impl Core {
             if self.control.stopping() {
                 return Ok(Stay::Ended(VcpuEnd::Stopped));
             }
-            if turn.is_some_and(Turn::is_over) {
-                if complete {
-                    return Ok(Stay::Paused(rest(kvm)?));
+            let barred = self.barred_until();
+            match (turn, barred) {
+                (None, Some(until)) => {
+                    self.wait(until)?;
+                    continue;
                 }
-                // A vCPU that waits for its next turn must not owe its guest
-                // anything: this entry only completes the access.
-                kvm.set_immediate_exit(true);
+                (None, None) => {}
+                (Some(turn), barred) if barred.is_some() || turn.is_over() => {
+                    if complete {
+                        return Ok(Stay::Paused(self.rest(kvm)?));
+                    }
+                    // A vCPU that waits for its next turn must not owe its guest
+                    // anything: this entry only completes the access.
+                    kvm.set_immediate_exit(true);
+                }
+                (Some(_), _) => {}
             }
             self.before_entry(kvm, seat, until)?;
             let exit = kvm.run()?;
@@ -300,7 +317,27 @@ impl Core {
                 finish_access(kvm)?;
                 return Ok(Stay::Ended(end));
             }
+            if barred.is_none()
+                && let Some(until) = self.barred_until()
+            {
+                self.report(kvm.id(), || TrapEvent::Barred { until });
+            }
         }
+    }
+
+    /// Until when the vCPU is kept off its core for guessing cookies.
+    pub(super) fn barred_until(&self) -> Option<u64> {
+        let until = self.pmu.as_ref()?.barred_until()?;
+        (rdtsc() < until).then_some(until)
+    }
+
+    /// Waits until `until` or a kick, outside of `KVM_RUN`: interrupts and PMIs
+    /// wait as well. The thread is this vCPU's own.
+    fn wait(&mut self, until: u64) -> Result<(), VcpuFailure> {
+        let ticks = u128::from(until.saturating_sub(rdtsc()));
+        let ns = ticks * 1_000_000 / u128::from(self.tsc_khz);
+        let time = Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX));
+        nap(time, || !self.control.stopping()).map_err(VcpuFailure::Wait)
     }
 
     fn before_entry(
@@ -320,6 +357,7 @@ impl Core {
             }
         }
         self.forward_pmi(kvm, rdtsc())?;
+        self.forward_notices(kvm)?;
         self.debug.apply(kvm)?;
         if let Some(pmu) = &mut self.pmu {
             let needs = pmu.needs();
@@ -397,6 +435,16 @@ impl Core {
             delivery,
             due,
         });
+        Ok(())
+    }
+
+    /// Raises the interrupts that announce notices of the reservations. A notice
+    /// whose interrupt finds the local APIC off stays in the guest's queue.
+    pub(super) fn forward_notices(&mut self, kvm: &KvmVcpu) -> Result<(), VcpuFailure> {
+        while let Some(vector) = self.pmu.as_mut().and_then(VcpuPmu::take_notice) {
+            let sent = pmi::interrupt(kvm, &self.vm, vector)?;
+            self.report(kvm.id(), || TrapEvent::Notice { vector, sent });
+        }
         Ok(())
     }
 

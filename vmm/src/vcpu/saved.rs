@@ -3,8 +3,16 @@
 use pmu_virt::PmuState;
 
 use super::run::Vcpu;
+use crate::audit::Holding;
+use crate::reservations::holdings;
 
 impl Vcpu {
+    /// Who holds its counters.
+    #[must_use]
+    pub fn holdings(&self) -> Vec<Holding> {
+        self.pmu().map(holdings).unwrap_or_default()
+    }
+
     /// The PMU's state; a PMI that is late or on its way is pending in it. `None`
     /// without a PMU. Counts are those of the last exit, on this core or after the
     /// vCPU has left its core.

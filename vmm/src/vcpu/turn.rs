@@ -7,7 +7,7 @@ use pmu_virt::CorePmu;
 
 use super::end::VcpuEnd;
 use super::kick::Seat;
-use super::run::{Vcpu, VcpuFailure, dead_machine};
+use super::run::{Core, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
 use crate::kvm::{KvmVcpu, VcpuError, VmExit};
 use crate::sched::Rest;
@@ -42,12 +42,17 @@ pub enum Stay {
     Paused(Rest),
 }
 
-/// Could `kvm` run? KVM tells it only while the vCPU is outside `KVM_RUN`.
-pub(super) fn rest(kvm: &KvmVcpu) -> Result<Rest, VcpuError> {
-    // Halted, or a processor that waits for INIT or SIPI.
-    match kvm.get_mp_state()?.mp_state {
-        KVM_MP_STATE_RUNNABLE => Ok(Rest::Runnable),
-        _ => Ok(Rest::Idle),
+impl Core {
+    /// Could `kvm` run? KVM tells it only while the vCPU is outside `KVM_RUN`.
+    pub(super) fn rest(&self, kvm: &KvmVcpu) -> Result<Rest, VcpuError> {
+        if let Some(until) = self.barred_until() {
+            return Ok(Rest::Barred { until });
+        }
+        // Halted, or a processor that waits for INIT or SIPI.
+        match kvm.get_mp_state()?.mp_state {
+            KVM_MP_STATE_RUNNABLE => Ok(Rest::Runnable),
+            _ => Ok(Rest::Idle),
+        }
     }
 }
 
@@ -87,8 +92,9 @@ impl Vcpu {
         // A kick at the very end of the last turn has left it set, and `KVM_RUN`
         // would return before it looks.
         self.kvm.set_immediate_exit(false);
-        // A PMI that was held back wakes its vCPU.
+        // A PMI that was held back wakes its vCPU, and so does a notice.
         self.core.forward_pmi(&self.kvm, rdtsc())?;
+        self.core.forward_notices(&self.kvm)?;
         match self.kvm.run()? {
             VmExit::Interrupted => {}
             other => {
@@ -97,7 +103,7 @@ impl Vcpu {
                 }
             }
         }
-        Ok(Stay::Paused(rest(&self.kvm)?))
+        Ok(Stay::Paused(self.core.rest(&self.kvm)?))
     }
 
     /// Its PMU counts on `core` from now on; gives `core` back where there is no
@@ -129,7 +135,7 @@ impl Vcpu {
     /// # Errors
     /// The error of `KVM_GET_MP_STATE`.
     pub fn rest(&self) -> Result<Rest, VcpuFailure> {
-        Ok(rest(&self.kvm)?)
+        Ok(self.core.rest(&self.kvm)?)
     }
 
     /// The TSC value at which the timer of its local APIC will have expired, if it

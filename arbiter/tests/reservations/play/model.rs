@@ -2,6 +2,7 @@
 //! lists, and none of `arbiter`'s own decisions. Numbers of the ABI stand here
 //! as they stand on the page, so that a wrong constant shows.
 
+use super::post::Letterbox;
 use super::script::{Op, Setup};
 use super::world::{Numbers, Outcome, Step};
 use arbiter::{
@@ -24,10 +25,11 @@ pub(crate) struct Slot {
     pub(crate) control: u64,
     pub(crate) drop: u64,
     pub(crate) lease: Option<u64>,
+    pub(super) lease_ms: Option<u32>,
 }
 
 impl Slot {
-    fn unreserved(position: u8) -> Self {
+    pub(super) fn unreserved(position: u8) -> Self {
         Slot {
             position,
             owner: None,
@@ -36,6 +38,7 @@ impl Slot {
             control: INITIAL,
             drop: 0,
             lease: None,
+            lease_ms: None,
         }
     }
 }
@@ -45,9 +48,9 @@ impl Slot {
 pub(crate) struct Model {
     pub(crate) now: u64,
     pub(crate) wrong_cookies: u64,
-    setup: Setup,
-    slots: Vec<Slot>,
-    firmware_runs: bool,
+    pub(super) setup: Setup,
+    pub(super) slots: Vec<Slot>,
+    pub(super) firmware_runs: bool,
     /// Positions by legacy name, once names are mapped.
     names: Option<[Option<u8>; 64]>,
     /// Each wrong cookie is forgiven a while after the one before: when the
@@ -55,12 +58,21 @@ pub(crate) struct Model {
     forgiven_at: u64,
     penalties: u32,
     barred: u64,
+    pub(super) boxes: [Letterbox; 3],
     entropy: Numbers,
     records: Vec<Record>,
 }
 
+/// Who holds what a host's tool takes.
+pub(super) fn holder(layer: Layer) -> Layer {
+    match layer {
+        Layer::HostTool => Layer::Hypervisor,
+        other => other,
+    }
+}
+
 /// Hypervisor and host's tools are one to a guest.
-fn code(layer: Layer) -> u8 {
+pub(super) fn code(layer: Layer) -> u8 {
     match layer {
         Layer::Firmware => 0,
         Layer::Hypervisor | Layer::HostTool => 1,
@@ -69,7 +81,7 @@ fn code(layer: Layer) -> u8 {
     }
 }
 
-fn is_fixed(position: u8) -> bool {
+pub(super) fn is_fixed(position: u8) -> bool {
     position >= 32
 }
 
@@ -87,6 +99,7 @@ impl Model {
             forgiven_at: 0,
             penalties: 0,
             barred: 0,
+            boxes: Default::default(),
             entropy: Numbers::default(),
             records: Vec::new(),
         };
@@ -125,13 +138,32 @@ impl Model {
             Op::Reset => {
                 self.firmware_runs = self.setup.has_firmware;
                 for slot in &mut self.slots {
-                    *slot = Slot::unreserved(slot.position);
+                    if slot.owner != Some(Layer::Hypervisor) {
+                        *slot = Slot::unreserved(slot.position);
+                    }
                 }
+                self.boxes = Default::default();
                 self.names = None;
                 self.settle_names();
                 Outcome::Nothing
             }
             Op::Names { bits } => self.shared_bits(bits),
+            Op::SetAside { position, cookie } => self
+                .set_aside(position, cookie)
+                .map_or(Outcome::Fault, Outcome::Done),
+            Op::Reply { .. } => {
+                let event = Event::Refused(Reason::Malformed);
+                self.tell(Layer::GuestKernel, None, event);
+                Outcome::Fault
+            }
+            Op::TakeNotice => {
+                let layer = match self.firmware_runs {
+                    true => Layer::Firmware,
+                    false => Layer::GuestKernel,
+                };
+                let letterbox = self.letterbox(layer).expect("it has one");
+                Outcome::Vector(letterbox.take_vector())
+            }
         };
         Step {
             outcome,
@@ -151,6 +183,10 @@ impl Model {
             }),
             _ if offset == 0x240 => self.entropy.bits(),
             _ if offset == 0x241 => Some(u64::from(code(layer))),
+            _ if offset == 0x242 => Some(u64::from(self.letterbox(layer)?.vector)),
+            _ if offset == 0x244 => Some(self.letterbox(layer)?.answer),
+            _ if offset == 0x245 => Some(self.letterbox(layer)?.granted),
+            _ if offset == 0x246 => Some(self.letterbox(layer)?.read()),
             _ => None,
         }
     }
@@ -174,8 +210,10 @@ impl Model {
     }
 
     fn write(&mut self, offset: u32, value: u64, caller: (Layer, u64)) -> Option<Effects> {
-        if offset == 0x241 {
-            return self.write_phase(value, caller.0);
+        match offset {
+            0x241 => return self.write_phase(value, caller.0),
+            0x242 | 0x243 | 0x247 => return self.write_mailbox(offset, value, caller),
+            _ => {}
         }
         let row = offset / 0x40;
         if row > 3 {
@@ -186,7 +224,7 @@ impl Model {
         match self.manage(row, position, value, caller) {
             Ok(event) => {
                 if let Some(event) = event {
-                    self.tell(caller.0, Some(position), event);
+                    self.tell(holder(caller.0), Some(position), event);
                 }
                 Some(self.effects_since(&before))
             }
@@ -235,10 +273,8 @@ impl Model {
             return Err(Reason::Malformed);
         }
         let slot = self.at(position).ok_or(Reason::NoCounter)?.clone();
-        let lease_ms = |owner: Layer| self.share(owner).and_then(|share| share.lease_ms);
-        let lease = |owner: Layer| {
-            lease_ms(owner).map(|ms| self.now + u64::from(ms) * self.setup.ticks_per_ms)
-        };
+        let layer = holder(layer);
+        let lease = |owner: Layer, wish: Option<u32>| self.lease(owner, wish);
         let (next, event) = if slot.owner.is_none() {
             if presented != 0 || row != 0 {
                 return Err(Reason::Unreserved);
@@ -247,13 +283,14 @@ impl Model {
                 return Ok(None);
             }
             self.may_take(layer, position)?;
+            let (lease, lease_ms) = lease(layer, None);
             let next = Slot {
                 owner: Some(layer),
                 management: value,
-                lease: lease(layer),
+                lease,
+                lease_ms,
                 ..slot
             };
-            let lease_ms = lease_ms(layer);
             (next, Event::Reserved { lease_ms })
         } else {
             if presented != slot.management {
@@ -266,17 +303,26 @@ impl Model {
             match (row, value) {
                 (0, 0) => (Slot::unreserved(position), Event::Released),
                 (0, same) if same == slot.management => {
-                    let lease = lease(owner);
-                    (Slot { lease, ..slot }, Event::Renewed)
+                    let (lease, lease_ms) = lease(owner, slot.lease_ms);
+                    let next = Slot {
+                        lease,
+                        lease_ms,
+                        ..slot
+                    };
+                    (next, Event::Renewed)
                 }
                 (0, management) => {
                     if owner != layer {
                         self.may_take(layer, position)?;
                     }
+                    // Its former owner's lease is not the new one's.
+                    let wish = slot.lease_ms.filter(|_| owner == layer);
+                    let (lease, lease_ms) = lease(layer, wish);
                     let next = Slot {
                         owner: Some(layer),
                         management,
-                        lease: lease(layer),
+                        lease,
+                        lease_ms,
                         ..slot
                     };
                     (next, Event::HandedOver { from: owner })
@@ -298,7 +344,7 @@ impl Model {
 
     /// Hands the free counters out to the layers that have less than their
     /// minimum: there must be enough of them once `layer` has this one.
-    fn may_take(&self, layer: Layer, position: u8) -> Result<(), Reason> {
+    pub(super) fn may_take(&self, layer: Layer, position: u8) -> Result<(), Reason> {
         let share = self.share(layer).ok_or(Reason::Layer)?;
         let of = |number: PerKind| match is_fixed(position) {
             true => number.fixed,
@@ -364,7 +410,7 @@ impl Model {
     }
 
     /// A cookie that is not right here is a guess, unless it is the default one.
-    fn guessed(&mut self, reason: Reason, (layer, presented): (Layer, u64)) {
+    pub(super) fn guessed(&mut self, reason: Reason, (layer, presented): (Layer, u64)) {
         if presented == 0 || !matches!(reason, Reason::Cookie | Reason::Layer) {
             return;
         }
@@ -398,12 +444,16 @@ impl Model {
                 *self.at_mut(slot.position) = Slot::unreserved(slot.position);
                 let event = Event::Revoked(Reason::Expired);
                 self.tell(owner, Some(slot.position), event);
+                // Kind 4, the position, the layer itself, the reason.
+                let word = 4 | u64::from(slot.position) << 8 | u64::from(code(owner)) << 16;
+                let letterbox = self.letterbox(owner).expect("it holds counters");
+                letterbox.push(word | 12 << 24);
             }
         }
         self.effects_since(&before)
     }
 
-    fn effects_since(&self, before: &[Slot]) -> Effects {
+    pub(super) fn effects_since(&self, before: &[Slot]) -> Effects {
         let mut effects = Effects::NONE;
         for (old, new) in before.iter().zip(&self.slots) {
             let counter = counter(old.position);
@@ -464,7 +514,15 @@ impl Model {
         Outcome::Names(counters, back)
     }
 
-    fn share(&self, layer: Layer) -> Option<Share> {
+    /// The end of a lease that starts now, and how long it is.
+    pub(super) fn lease(&self, owner: Layer, wish: Option<u32>) -> (Option<u64>, Option<u32>) {
+        let allowed = self.share(owner).and_then(|share| share.lease_ms);
+        let ms = wish.into_iter().chain(allowed).min();
+        let ticks = |ms| u64::from(ms) * self.setup.ticks_per_ms;
+        (ms.map(|ms| self.now + ticks(ms)), ms)
+    }
+
+    pub(super) fn share(&self, layer: Layer) -> Option<Share> {
         let policy = &self.setup.policy;
         [
             Some(policy.firmware),
@@ -474,17 +532,17 @@ impl Model {
         ][usize::from(code(layer))]
     }
 
-    fn at(&self, position: u8) -> Option<&Slot> {
+    pub(super) fn at(&self, position: u8) -> Option<&Slot> {
         self.slots.iter().find(|slot| slot.position == position)
     }
 
-    fn at_mut(&mut self, position: u8) -> &mut Slot {
+    pub(super) fn at_mut(&mut self, position: u8) -> &mut Slot {
         let mut slots = self.slots.iter_mut();
         let slot = slots.find(|slot| slot.position == position);
         slot.expect("the counter exists")
     }
 
-    fn tell(&mut self, layer: Layer, position: Option<u8>, event: Event) {
+    pub(super) fn tell(&mut self, layer: Layer, position: Option<u8>, event: Event) {
         self.records.push(Record {
             layer,
             counter: position.map(counter),
@@ -492,7 +550,19 @@ impl Model {
         });
     }
 
-    fn set(&self, is_member: impl Fn(&Slot) -> bool) -> u64 {
+    pub(super) fn trail_len(&self) -> usize {
+        self.records.len()
+    }
+
+    pub(super) fn forget_since(&mut self, len: usize) {
+        self.records.truncate(len);
+    }
+
+    pub(super) fn sort_since(&mut self, len: usize) {
+        self.records[len..].sort_by_key(|record| record.counter);
+    }
+
+    pub(super) fn set(&self, is_member: impl Fn(&Slot) -> bool) -> u64 {
         let members = self.slots.iter().filter(|slot| is_member(slot));
         members.map(|slot| 1 << slot.position).sum()
     }
@@ -526,7 +596,7 @@ impl Model {
     }
 }
 
-fn counter(position: u8) -> CounterId {
+pub(super) fn counter(position: u8) -> CounterId {
     let name = match is_fixed(position) {
         true => CounterId::Fixed(position - 32),
         false => CounterId::Programmable(position),

@@ -1,6 +1,6 @@
 //! Bytes as a PMU with its policy, and as operations on it.
 
-use arbiter::{Access, GuardLimits, Layer, PerKind, Policy, Share};
+use arbiter::{Access, GuardLimits, Layer, PerKind, Policy, Scheme, Share, abi};
 use std::slice;
 
 /// What is played on.
@@ -9,6 +9,7 @@ pub(crate) struct Setup {
     pub(crate) counters: PerKind,
     pub(crate) widths: PerKind,
     pub(crate) policy: Policy,
+    pub(crate) scheme: Scheme,
     pub(crate) guard: GuardLimits,
     pub(crate) ticks_per_ms: u64,
     pub(crate) has_firmware: bool,
@@ -35,12 +36,13 @@ impl Default for Palette {
 
 impl Palette {
     fn register(&self, choice: u8) -> u64 {
+        // Mostly one and the same: it has to be right to get anywhere.
         match choice % 16 {
-            0..=2 => 0,
-            3..=6 => self.secrets[0],
-            7..=9 => self.secrets[1],
-            10 | 11 => self.secrets[2],
-            12 | 13 => self.guess,
+            0..=3 => 0,
+            4..=10 => self.secrets[0],
+            11 => self.secrets[1],
+            12 => self.secrets[2],
+            13 => self.guess,
             // Too wide, by one bit and by all.
             14 => 1 << 48 | self.secrets[0],
             _ => u64::MAX,
@@ -82,6 +84,12 @@ pub(crate) enum Op {
     Reset,
     /// The bits of a shared register, from names to counters and back.
     Names { bits: u64 },
+    /// The hypervisor sets a counter aside.
+    SetAside { position: u8, cookie: u64 },
+    /// The layer that was asked last answers.
+    Reply { yields: bool },
+    /// Whether there is an interrupt to raise.
+    TakeNotice,
 }
 
 /// The operations that bytes say.
@@ -108,7 +116,7 @@ impl<'a> Script<'a> {
     pub(crate) fn setup(&mut self) -> Setup {
         let mut byte = || self.bytes.next().copied().unwrap_or(0);
         let counters = PerKind {
-            programmable: 1 + byte() % 4,
+            programmable: 1 + byte() % 6,
             fixed: byte() % 4,
         };
         let shares = [(); 3].map(|()| {
@@ -117,6 +125,7 @@ impl<'a> Script<'a> {
         });
         let [firmware, hypervisor, kernel] = shares;
         let flags = byte();
+        let scheme = byte();
         let each = 1 + u64::from(byte() % 50);
         let setup = Setup {
             counters,
@@ -129,6 +138,12 @@ impl<'a> Script<'a> {
                 hypervisor,
                 kernel,
                 grace_ms: 10,
+            },
+            // The model knows one of them, and so that one comes most often.
+            scheme: match scheme % 4 {
+                0 | 1 => Scheme::Independent,
+                2 => Scheme::Interacting,
+                _ => Scheme::SingleMaster,
             },
             guard: GuardLimits {
                 burst: u32::from(flags >> 1 & 3),
@@ -152,21 +167,35 @@ impl<'a> Script<'a> {
         let layer = layer(who);
         let presented = self.palette.register(who >> 4);
         let position = self.any_position(which);
-        Some(match kind % 16 {
-            row @ 0..=7 => {
-                // Reserving is worth more than its share: the rest hangs on it.
-                let row = u32::from(row.saturating_sub(2).min(3));
-                Op::Write {
-                    index: arbiter::abi::MSR_BASE + row * 0x40 + u32::from(position),
-                    value: self.value(row, what)?,
-                    layer,
-                    presented,
+        Some(match kind % 26 {
+            row @ 0..=8 => {
+                let index = |row: u32| abi::MSR_BASE + row * 0x40 + u32::from(position);
+                match u32::from(row) {
+                    // Reserving is worth more than its share: the rest hangs on it.
+                    0 | 1 => Op::Write {
+                        index: index(0),
+                        value: self.palette.secrets[0],
+                        layer,
+                        presented: 0,
+                    },
+                    row @ 2..=4 => Op::Write {
+                        index: index(row - 1),
+                        value: self.value(row - 1, what)?,
+                        layer,
+                        presented: self.palette.secrets[0],
+                    },
+                    row => Op::Write {
+                        index: index(row % 4),
+                        value: self.value(row % 4, what)?,
+                        layer,
+                        presented,
+                    },
                 }
             }
-            8 => {
+            9 => {
                 let index = self.index(which)?;
                 // Keys are of the palette alone: what is a secret stays known.
-                let value = match index - arbiter::abi::MSR_BASE {
+                let value = match index - abi::MSR_BASE {
                     0..0x80 => self.palette.register(what),
                     _ => u64::from(what),
                 };
@@ -177,7 +206,7 @@ impl<'a> Script<'a> {
                     presented,
                 }
             }
-            9 => Op::Read {
+            25 => Op::Read {
                 index: self.index(which)?,
                 layer,
                 presented,
@@ -189,7 +218,28 @@ impl<'a> Script<'a> {
                 access: [Access::Read, Access::Write, Access::Rdpmc][usize::from(what % 3)],
             },
             13 | 14 => Op::Wait {
-                ticks: u64::from(which) * if kind & 0x10 == 0 { 1 } else { 37 },
+                ticks: u64::from(which) * if kind & 0x80 == 0 { 1 } else { 37 },
+            },
+            16..=20 => Op::Write {
+                index: abi::MSR_BASE + abi::MSR_REQUEST,
+                value: self.request(which)?,
+                layer,
+                presented,
+            },
+            24 => Op::Reply {
+                yields: what & 1 != 0,
+            },
+            21 => Op::Write {
+                index: abi::MSR_BASE + abi::MSR_REPLY,
+                value: u64::from(if what < 16 { what } else { 1 + what % 2 })
+                    | u64::from(position) << 8,
+                layer,
+                presented,
+            },
+            22 => Op::TakeNotice,
+            23 => Op::SetAside {
+                position,
+                cookie: self.palette.cookie(what),
             },
             _ => match which % 4 {
                 0 => Op::EndPhase,
@@ -198,7 +248,7 @@ impl<'a> Script<'a> {
                     bits: u64::from(what) | u64::from(what) << 30,
                 },
                 _ => Op::Write {
-                    index: arbiter::abi::MSR_BASE + arbiter::abi::MSR_PHASE,
+                    index: abi::MSR_BASE + abi::MSR_PHASE,
                     value: u64::from(what % 3),
                     layer,
                     presented,
@@ -241,7 +291,26 @@ impl<'a> Script<'a> {
                 (u32::from(row) + 2) % 9 * 0x40 + u32::from(self.any_position(position))
             }
         };
-        Some(arbiter::abi::MSR_BASE + offset)
+        Some(abi::MSR_BASE + offset)
+    }
+
+    /// A word for `REQUEST`, mostly one that makes sense.
+    fn request(&mut self, which: u8) -> Option<u64> {
+        let [what, lease] = [self.byte()?, self.byte()?];
+        let word = match what % 8 {
+            0..=2 => 1 | u64::from(which % 5) << 8,
+            3 | 4 => 0x11 | u64::from(self.any_position(which)) << 8,
+            5 | 6 => 0x12 | u64::from(self.any_position(which)) << 8,
+            _ => 3,
+        };
+        // Leases of reserving ones, and some of others.
+        let lease = if what & 0x18 == 0x18 { lease % 4 } else { 0 };
+        let wild = if what & 0xe0 == 0xe0 {
+            1 << (lease % 64)
+        } else {
+            0
+        };
+        Some(word | u64::from(lease) << 16 | wild)
     }
 
     /// A value for one of the four rows that are written with the management
@@ -299,6 +368,6 @@ fn share(sizes: u8, rest: u8) -> Share {
             fixed: max(sizes >> 4 & 3),
         },
         priority: rest & 3,
-        lease_ms: (rest & 4 != 0).then_some(u32::from(rest >> 3)),
+        lease_ms: (rest & 4 != 0).then_some(1 + u32::from(rest >> 3)),
     }
 }

@@ -2,8 +2,8 @@
 
 use super::script::{Op, Setup};
 use arbiter::{
-    Auditor, Caller, Context, Cookie, CounterId, Effects, Entropy, PcrConfig, PcrRegister, PcrUnit,
-    Phase, Record, Scheme, Verdict, abi,
+    Auditor, Caller, Context, Cookie, CounterId, Effects, Entropy, Event, Layer, PcrConfig,
+    PcrRegister, PcrUnit, Phase, Record, Verdict, abi,
 };
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ pub(crate) enum Outcome {
     Checked(Verdict),
     /// Bits of counters, and those as names again.
     Names(u64, u64),
+    Vector(Option<u8>),
     Nothing,
 }
 
@@ -54,6 +55,10 @@ pub(crate) struct World {
     pub(crate) unit: PcrUnit,
     pub(crate) phase: Arc<Phase>,
     pub(crate) now: u64,
+    /// When the unit last looked at its deadlines.
+    pub(crate) ticked: u64,
+    /// Who was asked last, and for which counter.
+    asked: (Layer, u8),
     entropy: Numbers,
 }
 
@@ -64,7 +69,7 @@ impl World {
             counters: setup.counters,
             widths: setup.widths,
             policy: setup.policy,
-            scheme: Scheme::Independent,
+            scheme: setup.scheme,
             guard: setup.guard,
             ticks_per_ms: setup.ticks_per_ms,
             phase: Arc::clone(&phase),
@@ -75,6 +80,8 @@ impl World {
             unit,
             phase,
             now: 1,
+            ticked: 0,
+            asked: (Layer::GuestKernel, 0),
             entropy: Numbers::default(),
         }
     }
@@ -85,10 +92,13 @@ impl World {
             unit,
             phase,
             now,
+            ticked,
+            asked,
             entropy,
         } = self;
         if let Op::Wait { ticks } = op {
             *now += ticks;
+            *ticked = *now;
         }
         let mut cx = Context {
             now: *now,
@@ -137,11 +147,30 @@ impl World {
                 unit.reset();
                 Outcome::Nothing
             }
+            Op::SetAside { position, cookie } => {
+                let counter = CounterId::at_position(position).expect("a position");
+                let cookie = Cookie::new(cookie).expect("48 bits");
+                let done = unit.reserve_for_hypervisor(counter, cookie, &mut cx);
+                done.map_or(Outcome::Fault, Outcome::Done)
+            }
+            Op::Reply { yields } => {
+                let (layer, position) = *asked;
+                let value = if yields { 1 } else { 2 } | u64::from(position) << 8;
+                let caller = Caller::legacy(layer);
+                unit.write(PcrRegister::Reply, value, caller, &mut cx)
+                    .map_or(Outcome::Fault, Outcome::Done)
+            }
+            Op::TakeNotice => Outcome::Vector(unit.take_notice()),
             Op::Names { bits } => {
                 let counters = unit.map().to_counters(bits);
                 Outcome::Names(counters, unit.map().to_names(counters))
             }
         };
+        for record in &trail.0 {
+            if let (Event::Asked { .. }, Some(counter)) = (record.event, record.counter) {
+                *asked = (record.layer, counter.position().expect("a position"));
+            }
+        }
         Step {
             outcome,
             records: trail.0,
@@ -156,6 +185,7 @@ pub(crate) fn registers() -> impl Iterator<Item = u32> {
     [abi::MSR_CONTROL, abi::MSR_DROP_VALUE, abi::MSR_STATUS]
         .into_iter()
         .flat_map(row)
-        .chain([abi::MSR_PHASE])
+        .chain([abi::MSR_PHASE, abi::MSR_NOTICE_VECTOR])
+        .chain([abi::MSR_ANSWER, abi::MSR_GRANTED])
         .map(|offset| abi::MSR_BASE + offset)
 }

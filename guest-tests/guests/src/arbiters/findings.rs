@@ -1,0 +1,78 @@
+//! What the guest found out, for the harness to read from its memory.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use arbiter::guest::{ArbiterError, Fault};
+
+use super::sys;
+
+/// Entries that there is place for.
+pub(crate) const ENTRIES: usize = 1000;
+/// Words of an entry: 24 bytes of text and a value.
+const WORDS: usize = 4;
+/// Instead of a value: #GP.
+const FAULT: u64 = u64::MAX;
+
+/// The number of entries, then the entries. Written by the first vCPU alone.
+#[repr(C)]
+pub(crate) struct Findings {
+    count: AtomicU64,
+    entries: [[AtomicU64; WORDS]; ENTRIES],
+}
+
+impl Findings {
+    pub(crate) const fn new() -> Self {
+        Findings {
+            count: AtomicU64::new(0),
+            entries: [const { [const { AtomicU64::new(0) }; WORDS] }; ENTRIES],
+        }
+    }
+}
+
+/// Writes one finding down; text beyond 24 bytes is cut.
+pub(crate) fn note(what: &str, value: u64) {
+    let count = sys::FINDINGS.count.load(Relaxed);
+    let entry = usize::try_from(count).ok();
+    let Some(entry) = entry.and_then(|count| sys::FINDINGS.entries.get(count)) else {
+        sys::exit(3);
+    };
+    let [text @ .., last] = entry;
+    for (word, bytes) in text.iter().zip(what.as_bytes().chunks(8)) {
+        let packed = bytes
+            .iter()
+            .rev()
+            .fold(0, |word, byte| word << 8 | u64::from(*byte));
+        word.store(packed, Relaxed);
+    }
+    last.store(value, Relaxed);
+    sys::FINDINGS.count.store(count + 1, Relaxed);
+}
+
+/// What a read came to.
+pub(crate) fn seen(read: Result<u64, Fault>) -> u64 {
+    read.unwrap_or(FAULT)
+}
+
+/// What a write came to.
+pub(crate) fn done(written: Result<(), Fault>) -> u64 {
+    seen(written.map(|()| 0))
+}
+
+/// Whether the second of two reads saw more.
+pub(crate) fn grew(before: Result<u64, Fault>, after: Result<u64, Fault>) -> u64 {
+    u64::from(matches!((before, after), (Ok(before), Ok(after)) if before < after))
+}
+
+/// What an arbiter said.
+pub(crate) fn code<T>(result: Result<T, ArbiterError>) -> u64 {
+    match result {
+        Ok(_) => 0,
+        Err(ArbiterError::NotKernel) => 1,
+        Err(ArbiterError::NoRandom) => 2,
+        Err(ArbiterError::Unavailable(_)) => 3,
+        Err(ArbiterError::InUse(_)) => 4,
+        Err(ArbiterError::NoneFree) => 5,
+        Err(ArbiterError::Lost { .. }) => 6,
+        Err(ArbiterError::NotYours(_)) => 7,
+    }
+}

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the three arbiters share: taking the counters that can be had on every
+ * CPU, and following the kernel's four calls that reserve and release them.
+ *
+ * The calls are hooked by kretprobes. On x86 the handler of a return probe runs
+ * with preemption off and with interrupts as the caller had them (the kernel's
+ * Documentation/trace/kprobes.rst). All callers in 6.1 are in process context
+ * with interrupts on, so the handler may send an IPI to every CPU and wait for
+ * it. It has to wait: the caller programs the counter as soon as the call is
+ * over. A work item would open the lock too late.
+ *
+ * As giving a counter back clears it, the module cannot be unloaded while the
+ * kernel's users hold one. CPUs that come up later are not looked after.
+ */
+#ifndef PCR_ARBITER_H
+#define PCR_ARBITER_H
+
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/cpu.h>
+#include <linux/kprobes.h>
+#include <linux/module.h>
+#include <linux/random.h>
+#include <linux/string.h>
+#include <asm/msr.h>
+#include <asm/nmi.h>
+#include <asm/perf_event.h>
+
+#include "pcr.h"
+
+enum { PCR_COUNTER, PCR_SELECT };	/* the kernel's two kinds of reservation */
+
+#define PCR_NOT_OURS	(-1)		/* of a counter that a lower layer has */
+#define PCR_UNKNOWN	(-2)		/* of a register that is not a counter's */
+
+/* Each arbiter's own: brings the lock of a counter in line with pcr_owner. */
+static void pcr_update_lock(unsigned int counter);
+
+static struct pcr_block pcr;
+static u64 secret;			/* management cookie of all our counters */
+static unsigned long pcr_lockable;	/* positions that are ours on every CPU */
+static unsigned long pcr_owner[2];	/* by kind: positions that kernel users hold */
+static int pcr_map[PCR_PROGRAMMABLE];	/* legacy index to position */
+static bool pcr_ready;			/* all of the above is set up */
+static struct cpumask pcr_refused;	/* CPUs that answered a write by #GP */
+
+/* The control word of our counters: firmware is kept out. */
+static u64 pcr_control = UMPIRE_PCR_CONTROL_INITIAL &
+	~(UMPIRE_PCR_CONTROL_MANAGE_FIRMWARE | UMPIRE_PCR_CONTROL_ACCESS_FIRMWARE);
+
+static bool fault;
+module_param(fault, bool, 0444);
+MODULE_PARM_DESC(fault, "an access with a wrong cookie raises #GP (default: it is dropped)");
+
+/* A fresh cookie, never the default one. */
+static u64 pcr_cookie(void)
+{
+	return 1 + get_random_u64() % UMPIRE_PCR_COOKIE_MASK;
+}
+
+/* Whether kernel users have reserved a counter and its event select. */
+static inline bool pcr_is_owned(unsigned int counter)
+{
+	return READ_ONCE(pcr_owner[PCR_COUNTER]) & READ_ONCE(pcr_owner[PCR_SELECT]) & BIT(counter);
+}
+
+/* The register that this kernel has for a legacy index. */
+static unsigned int pcr_msr(int kind, unsigned int index)
+{
+	if (boot_cpu_has(X86_FEATURE_ARCH_PERFMON))
+		return index + (kind ? MSR_ARCH_PERFMON_EVENTSEL0 : MSR_ARCH_PERFMON_PERFCTR0);
+	if (boot_cpu_has(X86_FEATURE_PERFCTR_CORE))
+		return 2 * index + (kind ? MSR_F15H_PERF_CTL : MSR_F15H_PERF_CTR);
+	return index + (kind ? MSR_K7_EVNTSEL0 : MSR_K7_PERFCTR0);
+}
+
+/* The counter that a register belongs to, by any of its names. */
+static int pcr_position(unsigned int msr)
+{
+	unsigned int i;
+
+	for (i = 0; i < pcr.programmable; i++)
+		if (msr == pcr_msr(PCR_COUNTER, i) || msr == pcr_msr(PCR_SELECT, i) ||
+		    msr == MSR_IA32_PMC0 + i ||
+		    (i < 4 && (msr == MSR_K7_EVNTSEL0 + i || msr == MSR_K7_PERFCTR0 + i)))
+			return pcr_map[i];
+	return PCR_UNKNOWN;
+}
+
+static bool pcr_own(int kind, unsigned int n)
+{
+	if (test_and_set_bit(n, &pcr_owner[kind]))
+		return false;
+	__module_get(THIS_MODULE);
+	return true;
+}
+
+static void pcr_disown(int kind, unsigned int n)
+{
+	if (test_and_clear_bit(n, &pcr_owner[kind]))
+		module_put(THIS_MODULE);
+}
+
+struct pcr_write {
+	u32 msr;
+	u64 value, cookie;
+};
+
+static void pcr_write_here(void *data)
+{
+	struct pcr_write *write = data;
+
+	if (pcr_wrmsr_safe(write->msr, write->value, write->cookie))
+		cpumask_set_cpu(smp_processor_id(), &pcr_refused);
+}
+
+/* Writes a register of counter n on some CPUs. */
+static void pcr_write(const struct cpumask *cpus, u32 reg, unsigned int n, u64 value, u64 cookie)
+{
+	struct pcr_write write = { pcr.base + reg + n, value, cookie };
+
+	on_each_cpu_mask(cpus, pcr_write_here, &write, true);
+}
+
+static void pcr_manage(u32 reg, unsigned int n, u64 value)
+{
+	pcr_write(cpu_online_mask, reg, n, value, secret);
+}
+
+static bool pcr_is_release(struct kretprobe_instance *ri)
+{
+	return strstarts(get_kretprobe(ri)->kp.symbol_name, "release");
+}
+
+static int pcr_kind(struct kretprobe_instance *ri)
+{
+	return strstr(get_kretprobe(ri)->kp.symbol_name, "evntsel") ? PCR_SELECT : PCR_COUNTER;
+}
+
+/*
+ * Before a call. A release is noted here, before the kernel's own bit is cleared:
+ * from then on another CPU may reserve the counter.
+ */
+static int pcr_called(struct kretprobe_instance *ri, struct pt_regs *regs)
+{
+	unsigned int msr = regs_get_kernel_argument(regs, 0);
+	int n = pcr_position(msr);
+
+	*(unsigned int *)ri->data = msr;
+	if (!pcr_ready || n == PCR_UNKNOWN)
+		return 1;		/* leave this call alone */
+	if (n >= 0 && pcr_is_release(ri))
+		pcr_disown(pcr_kind(ri), n);
+	return 0;
+}
+
+/*
+ * After a call. What is not ours is refused by undoing the reservation, and so is
+ * what has an owner by our books only: the kernel keeps none of IA32_A_PMCn. (A
+ * call out of a handler does not meet the probes again.)
+ */
+static int pcr_returned(struct kretprobe_instance *ri, struct pt_regs *regs)
+{
+	unsigned int msr = *(unsigned int *)ri->data;
+	int n = pcr_position(msr);
+
+	if (!pcr_is_release(ri) && !regs_return_value(regs))
+		return 0;		/* the kernel itself has refused */
+	if (!pcr_is_release(ri) && (n < 0 || !pcr_own(pcr_kind(ri), n))) {
+		(pcr_kind(ri) ? release_evntsel_nmi : release_perfctr_nmi)(msr);
+		regs_set_return_value(regs, 0);
+	} else if (n >= 0 && !WARN_ON_ONCE(irqs_disabled())) {
+		pcr_update_lock(n);
+	}
+	return 0;
+}
+
+#define PCR_PROBE(call)									\
+	(&(struct kretprobe) { .kp.symbol_name = call, .data_size = sizeof(unsigned int),	\
+			       .entry_handler = pcr_called, .handler = pcr_returned })
+static struct kretprobe *pcr_probes[] = {
+	PCR_PROBE("reserve_perfctr_nmi"), PCR_PROBE("release_perfctr_nmi"),
+	PCR_PROBE("reserve_evntsel_nmi"), PCR_PROBE("release_evntsel_nmi"),
+};
+
+/* Reserves counter n on every CPU, or else nowhere. */
+static void pcr_take(unsigned int n)
+{
+	static const char *const layers[] = { "firmware", "hypervisor", "kernel", "user" };
+	unsigned int cpu;
+	u64 status;
+
+	cpumask_clear(&pcr_refused);
+	pcr_write(cpu_online_mask, UMPIRE_PCR_MSR_MANAGEMENT_KEY, n, secret,
+		  UMPIRE_PCR_DEFAULT_COOKIE);
+	if (cpumask_empty(&pcr_refused)) {
+		__set_bit(n, &pcr_lockable);
+		pcr_manage(UMPIRE_PCR_MSR_CONTROL, n, pcr_control);
+		pr_info("PMC%u locked on %u CPUs\n", n, num_online_cpus());
+		return;
+	}
+	for_each_online_cpu(cpu)
+		if (!cpumask_test_cpu(cpu, &pcr_refused))
+			pcr_write(cpumask_of(cpu), UMPIRE_PCR_MSR_MANAGEMENT_KEY, n,
+				  UMPIRE_PCR_DEFAULT_COOKIE, secret);
+		else if (!rdmsrl_safe_on_cpu(cpu, pcr.base + UMPIRE_PCR_MSR_STATUS + n, &status))
+			pr_info("PMC%u is the %s's on CPU %u\n", n, layers[status >> 1 & 3], cpu);
+}
+
+static int pcr_init(void)
+{
+	unsigned int n;
+	u64 position;
+	int err = pcr_find(&pcr);
+
+	if (err)
+		pr_info("no counter reservations on this machine\n");
+	else
+		err = register_kretprobes(pcr_probes, ARRAY_SIZE(pcr_probes));
+	if (err)
+		return err;
+	secret = pcr_cookie();
+	if (fault)
+		pcr_control |= UMPIRE_PCR_CONTROL_FAULT;
+	for_each_set_bit(n, &pcr.counters, BITS_PER_LONG)
+		pcr_take(n);
+	for (n = 0; n < pcr.programmable; n++) {
+		pcr_map[n] = PCR_NOT_OURS;
+		if (!rdmsrl_safe(pcr.base + UMPIRE_PCR_MSR_LEGACY_MAP + n, &position) &&
+		    position < PCR_PROGRAMMABLE && test_bit(position, &pcr_lockable))
+			pcr_map[n] = position;
+	}
+	smp_store_mb(pcr_ready, true);
+	/* Kernel users have both kinds. What they hold already shows by trying. */
+	for (n = 0; n < pcr.programmable; n++)
+		if (reserve_evntsel_nmi(pcr_msr(PCR_SELECT, n)))
+			release_evntsel_nmi(pcr_msr(PCR_SELECT, n));
+		else if (pcr_map[n] >= 0 && pcr_own(PCR_COUNTER, pcr_map[n]))
+			pcr_own(PCR_SELECT, pcr_map[n]);
+	for_each_set_bit(n, &pcr_lockable, PCR_PROGRAMMABLE)
+		pcr_update_lock(n);
+	return 0;
+}
+
+/* Gives everything back. */
+static void pcr_exit(void)
+{
+	unsigned int n;
+
+	unregister_kretprobes(pcr_probes, ARRAY_SIZE(pcr_probes));
+	for_each_set_bit(n, &pcr_lockable, BITS_PER_LONG)
+		pcr_manage(UMPIRE_PCR_MSR_MANAGEMENT_KEY, n, UMPIRE_PCR_DEFAULT_COOKIE);
+}
+
+#endif /* PCR_ARBITER_H */

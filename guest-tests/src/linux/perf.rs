@@ -1,0 +1,116 @@
+//! Reads what the guest's `perf stat -x,` and its kernel's log say, and checks counts.
+
+/// How far cycles may be from run time times TSC frequency.
+const CYCLES_TOLERANCE: f64 = 0.05;
+
+/// What the kernel said that tests look for. Not all of it: much output of a guest with several
+/// vCPUs ends L1 (`docs/testing.md`, "Limits of L1").
+pub const LOG: &str =
+    "dmesg | grep -E 'tsc: Detected|PMU|[.]{3} |Broken BIOS|CPUID marked|lockup|self-detected'";
+
+/// The kernel's own figure of the TSC's frequency in MHz.
+///
+/// # Panics
+/// If `dmesg` has none.
+#[must_use]
+pub fn tsc_mhz(dmesg: &str) -> f64 {
+    let line = dmesg
+        .lines()
+        .find(|line| line.contains("tsc: Detected"))
+        .expect("dmesg names the TSC's frequency");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let at = words
+        .iter()
+        .position(|word| *word == "MHz")
+        .expect("a number of MHz");
+    words[at - 1].parse().expect("a number")
+}
+
+/// What `perf stat -x,` says of `event`: the first field of its line.
+///
+/// # Panics
+/// If it says nothing.
+#[must_use]
+pub fn field<'a>(csv: &'a str, event: &str) -> &'a str {
+    csv.lines()
+        .find_map(|line| {
+            let fields: Vec<&str> = line.split(',').collect();
+            (fields.get(2) == Some(&event)).then(|| fields[0])
+        })
+        .unwrap_or_else(|| panic!("no {event} in:\n{csv}"))
+}
+
+/// The count of `event` in a report of `perf stat -x,`.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn count(csv: &str, event: &str) -> f64 {
+    let text = field(csv, event);
+    text.parse()
+        .unwrap_or_else(|_| panic!("{event} is {text:?} in:\n{csv}"))
+}
+
+/// Checks that `found` is within `tolerance` of `expected`.
+///
+/// # Panics
+/// If it is not.
+pub fn near(what: &str, found: f64, expected: f64, tolerance: f64) {
+    let ratio = found / expected;
+    println!("{what}: {found:.0}, expected {expected:.0}, ratio {ratio:.4}");
+    assert!(
+        (ratio - 1.0).abs() <= tolerance,
+        "{what}: {found} is not within {tolerance} of {expected}"
+    );
+}
+
+/// The worst ratio of `events` in one `perf stat` to its task-clock (milliseconds) times the TSC.
+fn cycle_ratio(csv: &str, events: &[&str], mhz: f64) -> f64 {
+    let expected = count(csv, "task-clock") * mhz * 1000.0;
+    let ratios = events.iter().map(|event| count(csv, event) / expected);
+    let worst = ratios.max_by(|a, b| (a - 1.0).abs().total_cmp(&(b - 1.0).abs()));
+    worst.expect("an event")
+}
+
+/// Checks cycle events of the reports in `output`, all of the same measurement.
+///
+/// One of them has to be right. Time that the VMM takes to answer a trap runs on the guest's
+/// task-clock but is not counted, and on a host with other work that time has no bound: noise
+/// can make a count smaller, never right.
+///
+/// # Panics
+/// If none is.
+pub fn check_cycles(output: &str, events: &[&str], mhz: f64) {
+    let reports = output.split("# started").skip(1);
+    let ratios: Vec<f64> = reports.map(|csv| cycle_ratio(csv, events, mhz)).collect();
+    println!("{events:?} to task-clock: {ratios:.4?}");
+    assert!(
+        ratios
+            .iter()
+            .any(|ratio| (ratio - 1.0).abs() <= CYCLES_TOLERANCE),
+        "{events:?} to task-clock: {ratios:?}\n{output}"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = "# started on x\n\n1000,,cycles,2,100.00,,\n<not supported>,,branches,0,100.00,,\n2.0,msec,task-clock,2,100.00,,\n";
+
+    #[test]
+    fn reports() {
+        assert_eq!(field(REPORT, "branches"), "<not supported>");
+        assert!((count(REPORT, "cycles") - 1000.0).abs() < f64::EPSILON);
+        // 2 ms at 0.5 MHz are 1000 cycles.
+        check_cycles(REPORT, &["cycles"], 0.5);
+        let log = "x\n[    0.000010] tsc: Detected 2445.426 MHz processor\n";
+        assert!((tsc_mhz(log) - 2445.426).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    #[should_panic(expected = "to task-clock: [0.5]")]
+    fn half_of_the_cycles_are_not_right() {
+        check_cycles(REPORT, &["cycles"], 1.0);
+    }
+}

@@ -1,0 +1,101 @@
+//! Boots the guest with `umpire run` in L1, and gives back what its script printed.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::{COMMAND_LINE, Image, Step, steps};
+use crate::l1::tool::last_lines;
+use crate::l1::{End, Machine, Run};
+use crate::umpire;
+
+/// One guest at a time: two emulated machines on two processors would measure each other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+const TIMEOUT: Duration = Duration::from_secs(240);
+
+/// A guest that `umpire run` boots.
+#[derive(Debug, Clone)]
+pub struct UnderUmpire {
+    image: Image,
+    flags: Vec<String>,
+    command_line: String,
+}
+
+/// What is left of a guest that has powered off.
+#[derive(Debug, Clone)]
+pub struct Ran {
+    /// The script's steps, all of them.
+    pub steps: Vec<Step>,
+    /// What `umpire` itself printed on stderr.
+    pub errors: String,
+}
+
+impl UnderUmpire {
+    /// A guest of `image`, with `flags` for `umpire run`.
+    #[must_use]
+    pub fn new(image: Image, flags: &[&str]) -> Self {
+        Self {
+            image,
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            command_line: COMMAND_LINE.to_owned(),
+        }
+    }
+
+    /// Adds words to the kernel's command line.
+    #[must_use]
+    pub fn with_kernel_options(mut self, words: &str) -> Self {
+        self.command_line.push(' ');
+        self.command_line.push_str(words);
+        self
+    }
+
+    /// Runs `script`, whose lines are the steps. They may fail, the guest may not.
+    ///
+    /// # Panics
+    /// If L1 or the guest fails, or does not come to the end of the script.
+    #[must_use]
+    pub fn run(&self, script: &str) -> Ran {
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let guest = self.image.with_script(script).expect("the initramfs");
+        let run = Run::new(umpire::path())
+            .args(["run", "--memory", "512", "--timeout", "180"])
+            .args(["--cmdline", &self.command_line])
+            .args(&self.flags)
+            .arg("--kernel")
+            .arg(guest.kernel())
+            .arg("--initrd")
+            .arg(guest.initrd());
+        let machine = Machine::new().memory_mib(2048).timeout(TIMEOUT);
+        let output = machine.output(&run).expect("L1 works");
+        let out = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(
+            output.outcome.end,
+            End::Exited(0),
+            "{out}\n{errors}\n{}",
+            last_lines(&output.outcome.console, 30)
+        );
+        let steps = steps(&out);
+        let is_step = |line: &&str| !line.is_empty() && !line.starts_with('#');
+        assert_eq!(
+            steps.len(),
+            script.lines().filter(is_step).count(),
+            "{out}\n{errors}"
+        );
+        Ran { steps, errors }
+    }
+}
+
+impl Ran {
+    /// The steps, all of which have to have succeeded.
+    ///
+    /// # Panics
+    /// If one has not.
+    #[must_use]
+    pub fn successes(self) -> Vec<Step> {
+        for step in &self.steps {
+            assert_eq!(step.status, Some(0), "{}:\n{}", step.command, step.output);
+        }
+        self.steps
+    }
+}

@@ -1,0 +1,226 @@
+//! The lines of an audit file; `docs/audit.md` describes every field.
+
+use arbiter::{Event, Layer, Reason};
+use serde::Serialize;
+
+use super::tally::Entry;
+use crate::kvm::VcpuId;
+
+/// What the file calls itself.
+const FORMAT: &str = "umpire-audit";
+/// Version of the lines that this Umpire writes.
+const VERSION: u64 = 1;
+
+/// The first line.
+#[derive(Debug, Clone, Serialize)]
+pub struct Header {
+    format: &'static str,
+    version: u64,
+    umpire: &'static str,
+    /// Wall-clock time from which all others are counted.
+    started: String,
+    vcpus: u8,
+    /// The PMU model with its properties.
+    pmu: String,
+    programmable: u8,
+    fixed: u8,
+}
+
+impl Header {
+    /// That of a machine which starts now, with so many vCPUs and such a PMU.
+    #[must_use]
+    pub fn now(vcpus: u8, model: &pmu_virt::PmuModel) -> Self {
+        Self {
+            format: FORMAT,
+            version: VERSION,
+            umpire: env!("CARGO_PKG_VERSION"),
+            started: jiff::Timestamp::now().to_string(),
+            vcpus,
+            pmu: model.to_string(),
+            programmable: model.programmable(),
+            fixed: model.fixed(),
+        }
+    }
+}
+
+/// One decision, or several alike.
+#[derive(Debug, Serialize)]
+pub(super) struct Line {
+    time_ns: u64,
+    vcpu: u8,
+    layer: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counter: Option<String>,
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    #[serde(flatten)]
+    details: Details,
+    #[serde(flatten)]
+    repeated: Option<Repeated>,
+}
+
+/// What some events tell besides.
+#[derive(Debug, Default, PartialEq, Serialize)]
+struct Details {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_ms: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    private: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    control: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drop_value: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wanted_by: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_ms: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    barred_ms: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct Repeated {
+    count: u64,
+    first_ns: u64,
+}
+
+/// The last line.
+#[derive(Debug, Serialize)]
+pub(super) struct Footer {
+    /// Always true; tells the line from others.
+    pub(super) end: bool,
+    pub(super) time_ns: u64,
+    pub(super) decisions: u64,
+    pub(super) lines: u64,
+}
+
+impl Line {
+    pub(super) fn new(vcpu: VcpuId, entry: &Entry) -> Self {
+        let record = &entry.record;
+        Self {
+            time_ns: entry.last,
+            vcpu: vcpu.0,
+            layer: layer_word(record.layer),
+            counter: record.counter.map(|counter| counter.to_string()),
+            event: record.event.name(),
+            reason: record.event.reason().map(Reason::name),
+            details: Details::of(&record.event),
+            repeated: (entry.count > 1).then_some(Repeated {
+                count: entry.count,
+                first_ns: entry.first,
+            }),
+        }
+    }
+}
+
+impl Details {
+    fn of(event: &Event) -> Self {
+        let none = Self::default();
+        match *event {
+            Event::Reserved { lease_ms } => Self { lease_ms, ..none },
+            Event::HandedOver { from } => Self {
+                from: Some(layer_word(from)),
+                ..none
+            },
+            Event::AccessSet { private } => Self {
+                private: Some(private),
+                ..none
+            },
+            Event::ControlSet(control) => Self {
+                control: Some(format!("{:#x}", control.bits())),
+                ..none
+            },
+            Event::DropValueSet(value) => Self {
+                drop_value: Some(format!("{value:#x}")),
+                ..none
+            },
+            Event::Asked { wanted_by } | Event::Declined { wanted_by, .. } => Self {
+                wanted_by: Some(layer_word(wanted_by)),
+                ..none
+            },
+            Event::Revoking {
+                wanted_by, in_ms, ..
+            } => Self {
+                wanted_by: Some(layer_word(wanted_by)),
+                in_ms: Some(in_ms),
+                ..none
+            },
+            Event::Barred { ms } => Self {
+                barred_ms: Some(ms),
+                ..none
+            },
+            Event::Renewed
+            | Event::Released
+            | Event::Refused(_)
+            | Event::DroppedRead(_)
+            | Event::DroppedWrite(_)
+            | Event::Faulted(_)
+            | Event::Spared
+            | Event::Revoked(_)
+            | Event::PhaseEnded => none,
+        }
+    }
+}
+
+/// One word for a layer, as in options.
+pub(super) fn layer_word(layer: Layer) -> &'static str {
+    match layer {
+        Layer::Firmware => "firmware",
+        Layer::Hypervisor => "hypervisor",
+        Layer::GuestKernel => "kernel",
+        Layer::GuestUser => "user",
+        Layer::HostTool => "tool",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arbiter::{Control, CounterId, Record};
+
+    use super::super::tally::Tally;
+    use super::*;
+
+    #[test]
+    fn lines() {
+        fn check(event: Event, times: u64, expected: &str) {
+            let mut tally = Tally::default();
+            let record = Record {
+                layer: Layer::GuestKernel,
+                counter: Some(CounterId::Fixed(1)),
+                event,
+            };
+            for at in 0..times {
+                tally.note(7 + at, &record);
+            }
+            let line = Line::new(VcpuId(2), &tally.take(9, true)[0]);
+            assert_eq!(serde_json::to_string(&line).unwrap(), expected);
+        }
+        check(
+            Event::Reserved { lease_ms: None },
+            1,
+            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"reserved"}"#,
+        );
+        check(
+            Event::DroppedRead(Reason::Held),
+            3,
+            r#"{"time_ns":9,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"dropped-read","reason":"held","count":3,"first_ns":7}"#,
+        );
+        check(
+            Event::ControlSet(Control::INITIAL),
+            1,
+            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"control-set","control":"0xf00ff"}"#,
+        );
+        check(
+            Event::Revoking {
+                wanted_by: Layer::Hypervisor,
+                reason: Reason::Priority,
+                in_ms: 100,
+            },
+            1,
+            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"revoking","reason":"priority","wanted_by":"hypervisor","in_ms":100}"#,
+        );
+    }
+}

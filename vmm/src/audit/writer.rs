@@ -1,0 +1,215 @@
+//! The thread that writes the audit file.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use thiserror::Error;
+
+use super::line::{Footer, Header, Line};
+use super::tally::Entry;
+use super::trail::{Trail, lock};
+use crate::kvm::VcpuId;
+
+/// How often repetitions are looked for; they are due once a second.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// The audit file is not there, or not complete.
+#[derive(Debug, Error)]
+pub enum AuditError {
+    /// It cannot be written.
+    #[error(
+        "--audit: cannot write {}: {cause} ({missing} decisions are missing from it)",
+        path.display()
+    )]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why; in the text already, so no source.
+        cause: io::Error,
+        /// Decisions that are not in it.
+        missing: u64,
+    },
+    /// There is no thread for it.
+    #[error("--audit: no thread to write it: {0}")]
+    Thread(io::Error),
+    /// The thread panicked.
+    #[error("--audit: the thread that writes it panicked; this is a bug in Umpire")]
+    Panicked,
+}
+
+/// Calls the writer, without waiting for it.
+#[derive(Debug, Clone)]
+pub(super) struct Bell(SyncSender<()>);
+
+impl Bell {
+    pub(super) fn ring(&self) {
+        // One that has rung already, and one that nobody hears, are both fine.
+        let _ = self.0.try_send(());
+    }
+}
+
+/// The running thread.
+#[derive(Debug)]
+pub(super) struct Writer {
+    thread: JoinHandle<Result<(), AuditError>>,
+    bell: Bell,
+    over: Arc<AtomicBool>,
+}
+
+impl Writer {
+    pub(super) fn start(
+        path: &Path,
+        header: &Header,
+        start: Instant,
+        trails: Vec<Arc<Trail>>,
+    ) -> Result<Self, AuditError> {
+        let failed = |cause| AuditError::Write {
+            path: path.to_owned(),
+            cause,
+            missing: 0,
+        };
+        let mut file = AuditFile::new(File::create(path).map_err(failed)?, path);
+        file.put(header, 0);
+        file.flush();
+        if let Some(cause) = file.failure.take() {
+            return Err(failed(cause));
+        }
+        let (send, receive) = sync_channel(1);
+        let bell = Bell(send);
+        let over = Arc::new(AtomicBool::new(false));
+        let ending = over.clone();
+        let thread = Builder::new()
+            .name("audit".to_owned())
+            .spawn(move || write(file, start, &trails, (&receive, &ending)))
+            .map_err(AuditError::Thread)?;
+        Ok(Self { thread, bell, over })
+    }
+
+    pub(super) fn bell(&self) -> Bell {
+        self.bell.clone()
+    }
+
+    /// Writes the rest and the last line.
+    pub(super) fn finish(self) -> Result<(), AuditError> {
+        self.over.store(true, Ordering::Release);
+        self.bell.ring();
+        self.thread.join().unwrap_or(Err(AuditError::Panicked))
+    }
+}
+
+fn write(
+    mut file: AuditFile,
+    start: Instant,
+    trails: &[Arc<Trail>],
+    (bell, over): (&Receiver<()>, &AtomicBool),
+) -> Result<(), AuditError> {
+    let now = || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    loop {
+        // A ring, silence for some time, and the last of the bells gone all lead
+        // to the same: a look at every trail.
+        let _ = bell.recv_timeout(LOOK_EVERY);
+        let last = over.load(Ordering::Acquire);
+        let mut entries: Vec<(VcpuId, Entry)> = Vec::new();
+        for (vcpu, trail) in (0..).map(VcpuId).zip(trails) {
+            let taken = lock(trail).take(now(), last);
+            entries.extend(taken.into_iter().map(|entry| (vcpu, entry)));
+        }
+        // Stable: a vCPU's own are in their order already.
+        entries.sort_by_key(|(_, entry)| entry.last);
+        for (vcpu, entry) in &entries {
+            file.put(&Line::new(*vcpu, entry), entry.count);
+        }
+        if last {
+            let decisions = trails.iter().map(|trail| lock(trail).totals().decisions());
+            let footer = Footer {
+                end: true,
+                time_ns: now(),
+                decisions: decisions.sum(),
+                lines: file.lines,
+            };
+            file.put(&footer, 0);
+        }
+        if last || !entries.is_empty() {
+            file.flush();
+        }
+        if last {
+            return file.finish();
+        }
+    }
+}
+
+/// The file, up to its first failure.
+#[derive(Debug)]
+struct AuditFile {
+    out: BufWriter<File>,
+    path: PathBuf,
+    failure: Option<io::Error>,
+    /// Decisions that were to be written since the file was flushed last, and all
+    /// since it failed.
+    unsure: u64,
+    lines: u64,
+}
+
+impl AuditFile {
+    fn new(file: File, path: &Path) -> Self {
+        Self {
+            out: BufWriter::new(file),
+            path: path.to_owned(),
+            failure: None,
+            unsure: 0,
+            lines: 0,
+        }
+    }
+
+    /// Writes one line, which stands for so many decisions.
+    fn put(&mut self, line: &impl Serialize, decisions: u64) {
+        self.unsure = self.unsure.saturating_add(decisions);
+        self.lines += u64::from(decisions > 0);
+        if self.failure.is_some() {
+            return;
+        }
+        let written = serde_json::to_writer(&mut self.out, line)
+            .map_err(io::Error::from)
+            .and_then(|()| self.out.write_all(b"\n"));
+        self.note(written);
+    }
+
+    fn flush(&mut self) {
+        if self.failure.is_none() {
+            let flushed = self.out.flush();
+            self.note(flushed);
+        }
+        if self.failure.is_none() {
+            self.unsure = 0;
+        }
+    }
+
+    fn note(&mut self, done: io::Result<()>) {
+        if let Err(error) = done {
+            log::error!("--audit: cannot write {}: {error}", self.path.display());
+            self.failure = Some(error);
+        }
+    }
+
+    fn finish(self) -> Result<(), AuditError> {
+        match self.failure {
+            None => Ok(()),
+            Some(cause) => {
+                // What is in the buffer cannot be written either.
+                let _ = self.out.into_parts();
+                Err(AuditError::Write {
+                    path: self.path,
+                    cause,
+                    missing: self.unsure,
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! System management mode: the memory that code in it sees.
+//!
+//! KVM gives SMM an address space of its own (`KVM_CAP_MULTI_ADDRESS_SPACE`). It
+//! shows the guest's memory there as well, but for 64 KiB at the reset value of
+//! SMBASE: these are SMRAM, which no code outside of SMM reaches, as on a machine
+//! whose firmware has locked it. Otherwise any kernel could put code there, send
+//! itself an SMI, and be the firmware.
+//!
+//! All vCPUs have the same SMBASE, and so one state save area. Two that are in SMM
+//! at once spoil each other's state, which is the guest's own loss.
+
+use kvm_ioctls::VmFd;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use super::vm::{VmError, map_piece};
+
+/// SMBASE after reset (SDM vol. 3C, 34.4 "SMRAM").
+const SMBASE: u64 = 0x3_0000;
+const SMRAM_SIZE: u64 = 0x1_0000;
+/// Where an SMI leads, in 16-bit code with CS.base = SMBASE.
+pub const SMM_ENTRY: u64 = SMBASE + 0x8000;
+/// RSM: an SMI that nobody has a handler for does nothing.
+const RSM: [u8; 2] = [0x0f, 0xaa];
+/// Bits 31:16 of a slot number name its address space (KVM API,
+/// `KVM_SET_USER_MEMORY_REGION`).
+const SMM_SLOTS: u32 = 1 << 16;
+
+/// Makes SMRAM, and shows it and the rest of `memory` in SMM.
+pub(super) fn map(fd: &VmFd, memory: &GuestMemoryMmap) -> Result<GuestMemoryMmap, VmError> {
+    let size = usize::try_from(SMRAM_SIZE).unwrap_or(0);
+    let smram = GuestMemoryMmap::from_ranges(&[(GuestAddress(SMBASE), size)])
+        .map_err(|_| VmError::Unmapped(SMBASE))?;
+    smram
+        .write_slice(&RSM, GuestAddress(SMM_ENTRY))
+        .map_err(|_| VmError::Unmapped(SMM_ENTRY))?;
+    let ram = memory
+        .iter()
+        .map(|region| (region.start_addr().0, region.len()));
+    let mut slots = SMM_SLOTS..;
+    for (piece, slot) in ram.flat_map(without_smram).zip(&mut slots) {
+        map_piece(fd, slot, memory, piece)?;
+    }
+    let slot = slots.next().unwrap_or(SMM_SLOTS);
+    map_piece(fd, slot, &smram, (SMBASE, SMRAM_SIZE))?;
+    Ok(smram)
+}
+
+/// What SMRAM leaves of a region: start and length of each piece.
+fn without_smram((start, len): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
+    let end = start.saturating_add(len);
+    let below = (start, end.min(SMBASE));
+    let above = (start.max(SMBASE + SMRAM_SIZE), end);
+    [below, above]
+        .into_iter()
+        .filter(|(start, end)| start < end)
+        .map(|(start, end)| (start, end - start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_beside_smram() {
+        fn check(region: (u64, u64), expected: &[(u64, u64)]) {
+            assert_eq!(without_smram(region).collect::<Vec<_>>(), expected);
+        }
+        check((0, 0x8_0000), &[(0, 0x3_0000), (0x4_0000, 0x4_0000)]);
+        check((0, 0x1000), &[(0, 0x1000)]);
+        check((0x10_0000, 0x1000), &[(0x10_0000, 0x1000)]);
+        check((0x3_0000, 0x1_0000), &[]);
+        check((0x3_8000, 0x1_0000), &[(0x4_0000, 0x8000)]);
+    }
+}

@@ -1,0 +1,105 @@
+//! The counter reservations of a machine's vCPUs: what all have in common, and
+//! the unit of each.
+
+use std::sync::Arc;
+
+use arbiter::{Auditor, Context, CounterId, GuardLimits, PcrConfig, PcrUnit, Phase, Reason};
+use pmu_virt::{PmuModel, Reservations, VcpuPmu};
+use thiserror::Error;
+
+use crate::audit::Holding;
+use crate::config::PcrPlan;
+use crate::entropy::OsRandom;
+use crate::sys::rdtsc;
+
+/// Reservations that the hypervisor could not make for itself.
+#[derive(Debug, Error)]
+pub enum ReservationError {
+    /// Somebody is against it.
+    #[error("--hypervisor-counters: {counter} cannot be reserved: {reason}")]
+    Refused {
+        /// Which one.
+        counter: CounterId,
+        /// Why.
+        reason: Reason,
+    },
+    /// There are no cookies.
+    #[error("--hypervisor-counters: the operating system has no random numbers for cookies")]
+    NoRandom,
+}
+
+/// What the reservations of all vCPUs of a machine have in common.
+#[derive(Debug, Clone)]
+pub struct MachineReservations {
+    /// Who may hold what, and what the hypervisor holds.
+    pub plan: PcrPlan,
+    /// The firmware's phase.
+    pub phase: Arc<Phase>,
+    /// This KVM has system management mode.
+    pub smm: bool,
+}
+
+impl MachineReservations {
+    /// Those of one vCPU, with what the hypervisor reserves for itself from the
+    /// start: under a cookie that is forgotten at once, since the hypervisor
+    /// needs none to reach a counter of its own.
+    ///
+    /// # Errors
+    /// [`ReservationError`].
+    pub fn of_vcpu(
+        &self,
+        model: &PmuModel,
+        tsc_khz: u32,
+        mut audit: Box<dyn Auditor>,
+    ) -> Result<Reservations, ReservationError> {
+        let ticks_per_ms = u64::from(tsc_khz.max(1));
+        let mut unit = PcrUnit::new(PcrConfig {
+            counters: model.counts(),
+            widths: model.widths(),
+            policy: self.plan.policy,
+            scheme: self.plan.scheme,
+            guard: GuardLimits::with_ticks_per_ms(ticks_per_ms),
+            ticks_per_ms,
+            phase: self.phase.clone(),
+            legacy: self.plan.legacy,
+            smm: self.smm,
+        });
+        let mut entropy = OsRandom;
+        for counter in self.plan.hypervisor.iter() {
+            let cookie = entropy.cookie().ok_or(ReservationError::NoRandom)?;
+            let mut context = Context {
+                now: rdtsc(),
+                entropy: &mut entropy,
+                audit: &mut *audit,
+            };
+            // Nothing counts yet, so there is nothing to clear.
+            let reserved = unit.reserve_for_hypervisor(counter, cookie, &mut context);
+            let _ = reserved.map_err(|reason| ReservationError::Refused { counter, reason })?;
+        }
+        Ok(Reservations {
+            unit,
+            entropy: Box::new(entropy),
+            audit,
+        })
+    }
+}
+
+/// Who holds which counters of a PMU, and what they are programmed for.
+#[must_use]
+pub fn holdings(pmu: &VcpuPmu) -> Vec<Holding> {
+    let Some(unit) = pmu.reservations() else {
+        return Vec::new();
+    };
+    let reports = pmu.report();
+    let holding = |counter: CounterId| {
+        let reservation = unit.bank().reservation(counter)?;
+        let report = reports.iter().find(|report| report.counter == counter);
+        Some(Holding {
+            counter,
+            owner: reservation.owner,
+            private: reservation.is_private(),
+            event: report.map(|report| report.event.to_string()),
+        })
+    };
+    unit.bank().held().iter().filter_map(holding).collect()
+}
