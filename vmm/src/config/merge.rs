@@ -345,7 +345,7 @@ fn counter_specs(given: &Given<Vec<String>>) -> Result<Vec<CounterSpec>, ConfigE
     let one = |text: &String| {
         CounterSpec::parse(text).map_err(|source| ConfigError::FirmwareCounter {
             place: given.place.clone(),
-            source,
+            source: Box::new(source),
         })
     };
     given.value.iter().map(one).collect()
