@@ -127,7 +127,7 @@
 
 /* Reasons */
 #define UMPIRE_PCR_REASON_NONE 0ULL /* none */
-#define UMPIRE_PCR_REASON_NONE_FREE 1ULL /* no counter is free */
+#define UMPIRE_PCR_REASON_NONE_FREE 1ULL /* too few counters are free */
 #define UMPIRE_PCR_REASON_MAXIMUM 2ULL /* the layer holds as many as it may */
 #define UMPIRE_PCR_REASON_MINIMUM 3ULL /* another layer's minimum would not be left */
 #define UMPIRE_PCR_REASON_REFUSED 4ULL /* the holder refused to yield */

@@ -67,6 +67,12 @@ impl Reservation {
         self.management.matches(cookie)
     }
 
+    /// Whether its management is the single master's, and nobody's cookie is
+    /// right.
+    pub(crate) fn is_masters(&self) -> bool {
+        self.management.matches(Cookie::NOBODYS)
+    }
+
     /// Whether accesses without a cookie are shut out.
     pub fn is_private(&self) -> bool {
         !self.access.is_default()

@@ -13,6 +13,7 @@ use crate::policy::{PerKind, Policy};
 use crate::reason::Reason;
 use crate::scheme::Scheme;
 use crate::{CounterId, CounterSet, Layer};
+use core::cmp::Reverse;
 
 /// A request for counters that has no answer yet.
 #[derive(Clone, Debug)]
@@ -156,7 +157,7 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> Step {
         return Step::TakeLent(counter);
     }
     match (announced.len(), sources.ask, sources.force) {
-        (under_way, ..) if under_way > need => surplus(announced),
+        (under_way, ..) if under_way > need => surplus(view, layer, announced),
         (under_way, ..) if under_way == need || pending.question.is_some() => Step::Wait,
         (_, Some(counter), _) => Step::Ask(counter),
         (_, None, Some(counter)) => Step::Announce(counter),
@@ -164,8 +165,18 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> Step {
     }
 }
 
-fn surplus(announced: CounterSet) -> Step {
-    announced.iter().next().map_or(Step::Wait, Step::Spare)
+/// Which revocation to call off: one that would not take place anyway, else one
+/// of the layer that comes first.
+fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> Step {
+    let keeps = |counter: &CounterId| {
+        let owner = view.bank.reservation(*counter).map(|held| held.owner);
+        let priority = owner.map_or(0, |owner| priority(view.policy, owner));
+        (is_justified(view, layer, *counter), Reverse(priority))
+    };
+    announced
+        .iter()
+        .min_by_key(keeps)
+        .map_or(Step::Wait, Step::Spare)
 }
 
 /// Whether `layer` may still have this counter revoked, as it was announced.

@@ -6,7 +6,7 @@ use core::fmt;
 /// A reason, with the code that the guest reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// No counter is free.
+    /// Too few counters are free.
     NoneFree,
     /// The layer holds as many as it may.
     Maximum,
@@ -119,7 +119,7 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Reason::NoneFree => "no counter is free",
+            Reason::NoneFree => "too few counters are free",
             Reason::Maximum => "the layer holds as many as it may",
             Reason::Minimum => "another layer's minimum would not be left",
             Reason::Refused => "the holder refused to yield",

@@ -89,6 +89,17 @@ fn under_a_single_master_guests_have_no_management() {
 }
 
 #[test]
+fn the_hypervisor_asks_its_own_master_as_others_do() {
+    let mut rig = under(Scheme::SingleMaster);
+    rig.any(HV, 1);
+    rig.lend(HV, 3);
+    rig.end_phase();
+    rig.this(KERNEL, 3);
+    assert_eq!(rig.held(KERNEL), set([3]), "lent");
+    assert!(!rig.write(HV, PcrRegister::ManagementKey(pmc(3)), 0, bits(KERNEL)));
+}
+
+#[test]
 fn the_master_itself_can_set_counters_aside() {
     for scheme in Scheme::ALL {
         let mut rig = under(scheme);
@@ -486,6 +497,70 @@ fn a_holder_that_is_down_to_its_minimum_is_spared() {
     );
     assert!(rig.events().contains(&(FW, Some(pmc(1)), Event::Spared)));
     assert_eq!(rig.notices(FW).last().unwrap().kind, NoticeKind::Cancelled);
+}
+
+#[test]
+fn what_becomes_needless_is_called_off_where_it_would_not_take_place_anyway() {
+    let policy = Policy {
+        firmware: share(1, 9, 0),
+        hypervisor: share(0, 9, 2),
+        kernel: share(0, 9, 1),
+        ..plain()
+    };
+    let mut rig = Rig::new(Scheme::SingleMaster, 4, policy);
+    rig.any(FW, 2);
+    rig.end_phase();
+    rig.any(KERNEL, 2);
+    rig.any(HV, 3);
+    rig.events();
+    rig.release(FW, 2);
+    assert_eq!(rig.events()[1], (FW, Some(pmc(3)), Event::Spared));
+    rig.at(100);
+    assert_eq!(rig.held(HV), set([0, 1, 2]));
+}
+
+/// Two layers pass a counter to and fro, so that whoever is to lose one is at
+/// its minimum when the time comes.
+#[test]
+fn no_game_of_others_keeps_a_request_waiting_for_ever() {
+    let policy = Policy {
+        firmware: share(1, 9, 0),
+        hypervisor: share(0, 9, 5),
+        kernel: share(1, 9, 0),
+        grace_ms: 100,
+    };
+    let mut rig = Rig::new(Scheme::Interacting, 3, policy);
+    rig.any(FW, 2);
+    rig.end_phase();
+    rig.any(KERNEL, 1);
+    assert_eq!(rig.any(HV, 1).outcome, Outcome::Pending);
+    let mut spared = 0;
+    while rig.now < 2 * 3 * 100 && rig.unit.answer(HV).outcome == Outcome::Pending {
+        rig.at(rig.unit.deadline().unwrap() - 1);
+        let marked = |rig: &Rig, n: &u8| {
+            let held = rig.bank().reservation(pmc(*n));
+            held.is_some_and(|held| held.revocation.is_some())
+        };
+        if let Some(n) = (0..3).find(|n| marked(&rig, n)) {
+            let loser = rig.bank().reservation(pmc(n)).unwrap().owner;
+            let other = if loser == FW { KERNEL } else { FW };
+            let passed = (0..3).find(|one| *one != n && rig.held(loser).contains(pmc(*one)));
+            let register = PcrRegister::ManagementKey(pmc(passed.unwrap()));
+            let knows = [bits(FW), bits(KERNEL)].into_iter();
+            let took = knows.map(|cookie| rig.write(other, register, bits(other) + 8, cookie));
+            let took = took.fold(false, |any, one| any || one);
+            let back = rig.write(other, register, bits(other), bits(other) + 8);
+            assert!(took && back);
+        }
+        rig.at(rig.now + 1);
+        let events = rig.events();
+        spared += events
+            .iter()
+            .filter(|(.., event)| *event == Event::Spared)
+            .count();
+    }
+    assert!(spared >= 2, "they played it: {spared}");
+    assert!(matches!(rig.unit.answer(HV).outcome, Outcome::Refused(_)));
 }
 
 #[test]

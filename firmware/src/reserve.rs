@@ -2,7 +2,8 @@
 //!
 //! The machine is behind [`Machine`], so all of this is tested on the host. The
 //! order is that of `docs/pcr.md`: the management key first, for it tells by #GP
-//! whether the counter is to be had; the counter starts last.
+//! whether the counter is to be had; the counter starts last. Where a master
+//! manages all counters, the mailbox is asked instead.
 
 use arbiter::{Shared, abi};
 
@@ -194,6 +195,15 @@ pub fn reserve(
     }
 }
 
+/// How a counter came to the firmware, and so how it goes back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By its management key.
+    Key,
+    /// By the mailbox: there is a master, who keeps the management to itself.
+    Mailbox,
+}
+
 fn reserve_at(
     machine: &mut impl Machine,
     pcr: &Pcr,
@@ -202,17 +212,64 @@ fn reserve_at(
     cookies: Cookies,
 ) -> Outcome {
     let key = pcr.msr(abi::MSR_MANAGEMENT_KEY, position);
-    if machine.write(key, abi::DEFAULT_COOKIE, cookies.management) == Err(Fault) {
+    let taken = machine.write(key, abi::DEFAULT_COOKIE, cookies.management);
+    let (way, cookies) = if taken.is_ok() {
+        (Way::Key, cookies)
+    } else if ask(machine, pcr, position, cookies.access) {
+        // The one cookie that there is serves for the control word as well.
+        let management = cookies.access;
+        (
+            Way::Mailbox,
+            Cookies {
+                management,
+                ..cookies
+            },
+        )
+    } else {
         return Outcome::Failed(Step::Reserve);
-    }
-    match set_up(machine, pcr, position, request, cookies) {
+    };
+    match set_up(machine, pcr, position, request, (way, cookies)) {
         Ok(()) => Outcome::Granted(position),
         Err(step) => {
             // It was ours a moment ago; if it is not any more, there is nothing
             // to give back.
-            let _ = machine.write(key, cookies.management, 0);
+            let _ = match way {
+                Way::Key => machine.write(key, cookies.management, 0),
+                Way::Mailbox => {
+                    let release = named(abi::REQUEST_RELEASE, position);
+                    machine.write(pcr.base + abi::MSR_REQUEST, cookies.access, release)
+                }
+            };
             Outcome::Failed(step)
         }
+    }
+}
+
+/// A mailbox's operation on one counter.
+fn named(operation: u64, position: u8) -> u64 {
+    operation | abi::REQUEST_POSITION | u64::from(position) << abi::REQUEST_WHICH_SHIFT
+}
+
+/// Asks for a counter by the mailbox, if there is one. A counter without an
+/// access cookie cannot be had so; nor does firmware wait for an answer.
+fn ask(machine: &mut impl Machine, pcr: &Pcr, position: u8, access: u64) -> bool {
+    if pcr.features & abi::FEATURE_MAILBOX == 0 || access == abi::DEFAULT_COOKIE {
+        return false;
+    }
+    let request = pcr.base + abi::MSR_REQUEST;
+    let reserve = named(abi::REQUEST_RESERVE, position);
+    if machine.write(request, access, reserve).is_err() {
+        return false;
+    }
+    let answer = machine.read(pcr.base + abi::MSR_ANSWER, 0);
+    match answer.map(|answer| answer & abi::ANSWER_STATE_MASK) {
+        Ok(abi::ANSWER_GRANTED) => true,
+        Ok(abi::ANSWER_PENDING) => {
+            // Refused or not, nothing is pending afterwards.
+            let _ = machine.write(request, access, abi::REQUEST_WITHDRAW);
+            false
+        }
+        _ => false,
     }
 }
 
@@ -221,7 +278,7 @@ fn set_up(
     pcr: &Pcr,
     position: u8,
     request: &CounterRequest,
-    cookies: Cookies,
+    (way, cookies): (Way, Cookies),
 ) -> Result<(), Step> {
     let Cookies { management, access } = cookies;
     let mut write = |offset: u32, cookie: u64, value: u64, step: Step| {
@@ -229,19 +286,13 @@ fn set_up(
             .write(pcr.msr(offset, position), cookie, value)
             .map_err(|Fault| step)
     };
-    write(
-        abi::MSR_CONTROL,
-        management,
-        request.control.bits(),
-        Step::Control,
-    )?;
-    write(
-        abi::MSR_DROP_VALUE,
-        management,
-        request.drop_value,
-        Step::Control,
-    )?;
-    write(abi::MSR_ACCESS_KEY, management, access, Step::AccessKey)?;
+    let control = request.control.bits();
+    write(abi::MSR_CONTROL, management, control, Step::Control)?;
+    let drop_value = request.drop_value;
+    write(abi::MSR_DROP_VALUE, management, drop_value, Step::Control)?;
+    if way == Way::Key {
+        write(abi::MSR_ACCESS_KEY, management, access, Step::AccessKey)?;
+    }
     write(abi::MSR_COUNTER, access, 0, Step::Program)?;
     write(abi::MSR_SELECT, access, request.select, Step::Program)?;
     match pcr.global_ctrl {

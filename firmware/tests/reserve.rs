@@ -42,6 +42,10 @@ struct Rig {
 
 impl Rig {
     fn new(programmable: u8, fixed: u8) -> Self {
+        Self::under(Scheme::Independent, programmable, fixed)
+    }
+
+    fn under(scheme: Scheme, programmable: u8, fixed: u8) -> Self {
         let phase = Arc::new(Phase::new(true));
         let free = Policy {
             kernel: Policy::default().firmware,
@@ -57,7 +61,7 @@ impl Rig {
                 fixed: 48,
             },
             policy: free,
-            scheme: Scheme::Independent,
+            scheme,
             guard: GuardLimits::with_ticks_per_ms(1),
             ticks_per_ms: 1,
             phase: Arc::clone(&phase),
@@ -315,6 +319,49 @@ fn what_cannot_be_had_says_at_which_step() {
         assert_eq!(reserve_all(&mut rig, &[at(1)]), [failed(step)]);
         assert!(rig.unit.bank().held().is_empty(), "{step:?}");
     }
+}
+
+/// Under a master the mailbox grants, and nobody has a management cookie.
+#[test]
+fn a_master_is_asked_by_the_mailbox() {
+    let mut rig = Rig::under(Scheme::SingleMaster, 2, 1);
+    let shared = CounterRequest {
+        private: false,
+        ..at(32)
+    };
+    let strict = CounterRequest {
+        drop_value: 5,
+        control: Control::new(abi::CONTROL_INITIAL | abi::CONTROL_FAULT).expect("known bits"),
+        ..at(0)
+    };
+    let outcomes = reserve_all(&mut rig, &[strict, at(0), ANY, ANY, shared]);
+    let refused = Outcome::Failed(Step::Reserve);
+    let expected = [
+        Outcome::Granted(0),
+        refused,
+        Outcome::Granted(1),
+        refused,
+        refused,
+    ];
+    assert_eq!(outcomes, expected);
+    let reservation = rig.unit.bank().reservation(CounterId::Programmable(0));
+    let reservation = reservation.expect("it is granted");
+    assert_eq!(
+        (reservation.control, reservation.drop_value),
+        (strict.control, 5)
+    );
+    assert_eq!(rig.alias_value(abi::MSR_SELECT, 0), 0x43_003c);
+    assert_eq!(rig.registers[&GLOBAL_CTRL], 0b11);
+    // What fails half-way goes back the same way.
+    let mut rig = Rig::under(Scheme::SingleMaster, 2, 0);
+    rig.broken = Some(abi::MSR_SELECT + 1);
+    let failed = Outcome::Failed(Step::Program);
+    assert_eq!(reserve_all(&mut rig, &[at(1)]), [failed]);
+    assert!(rig.unit.bank().held().is_empty());
+    // Without a mailbox there is nobody to ask.
+    let mut rig = Rig::under(Scheme::SingleMaster, 2, 0);
+    rig.hidden = abi::FEATURE_MAILBOX;
+    assert_eq!(reserve_all(&mut rig, &[at(1)]), [refused]);
 }
 
 #[test]

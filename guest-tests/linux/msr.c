@@ -37,7 +37,7 @@ int main(int argc, char **argv)
 		done = pread(file, &value, sizeof(value), reg);
 	}
 	if (done == sizeof(value))
-		printf(argc == 4 ? "written\n" : "%#llx\n", (unsigned long long)value);
+		printf(argc == 4 ? "written\n" : "0x%llx\n", (unsigned long long)value);
 	else if (done < 0 && errno == EIO)
 		printf("fault\n");
 	else {

@@ -205,6 +205,45 @@ fn options_and_files() {
             ],
             &["--firmware-counter", "'kepe'", "keep"],
         ),
+        // Counter reservations.
+        (
+            &["run", "--kernel", "kernel", "--pcr", "maybe"],
+            &["--pcr", "'maybe'", "on or off"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--policy", "user:min=1"],
+            &["--policy", "'user'", "firmware, hypervisor or kernel"],
+        ),
+        (
+            &[
+                "run",
+                "--kernel",
+                "kernel",
+                "--policy",
+                "kernel:min=3,max=2",
+            ],
+            &["--policy", "at least 3", "at most 2"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--hypervisor-counters", "-1"],
+            &["--hypervisor-counters", "'-1'", "PMC3,FIXED0"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--grace", "0"],
+            &["--grace", "1 to 60000 milliseconds"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--pcr", "off", "--audit", "a"],
+            &["--audit", "--pcr off", "leave one out"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--audit", "absent/audit"],
+            &["--audit", "cannot write absent/audit"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--audit", "/dev/null"],
+            &["--audit", "a device"],
+        ),
         // Files.
         (
             &["run", "--kernel", "absent"],

@@ -10,7 +10,8 @@ mod firmware;
 mod machine;
 #[path = "kernels/pmu.rs"]
 mod pmu;
-
+#[path = "kernels/reservations.rs"]
+mod reservations;
 #[path = "kernels/state.rs"]
 mod state;
 

@@ -3,6 +3,7 @@
 
 mod access;
 mod account;
+mod block;
 mod counting;
 mod on_pmi;
 mod report;

@@ -20,6 +20,7 @@
 //!
 //! `docs/architecture.md` follows an access through the code.
 
+pub mod arbitrate;
 pub mod audit;
 pub mod bench;
 pub mod boot;

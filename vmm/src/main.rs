@@ -48,6 +48,7 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
             vmm::events::run(flags.pattern.as_deref(), flags.pmu.as_deref(), flags.json)
                 .map(ExitStatus::code)
         }
+        Command::Arbitrate(flags) => vmm::arbitrate::run(&flags).map(ExitStatus::code),
         Command::Bench { what } => vmm::bench::run(&what).map(ExitStatus::code),
     }
 }

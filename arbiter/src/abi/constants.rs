@@ -233,7 +233,7 @@ pub const REPLY_POSITION_SHIFT: u64 = 8;
 
 /// None.
 pub const REASON_NONE: u64 = 0;
-/// No counter is free.
+/// Too few counters are free.
 pub const REASON_NONE_FREE: u64 = 1;
 /// The layer holds as many as it may.
 pub const REASON_MAXIMUM: u64 = 2;

@@ -347,7 +347,7 @@ pub const TABLE: &[Group] = &[
         width: Width::Bits64,
         entries: &[
             entry("REASON_NONE", 0, "none"),
-            entry("REASON_NONE_FREE", 1, "no counter is free"),
+            entry("REASON_NONE_FREE", 1, "too few counters are free"),
             entry("REASON_MAXIMUM", 2, "the layer holds as many as it may"),
             entry(
                 "REASON_MINIMUM",

@@ -3,9 +3,11 @@
 
 mod parse;
 mod play;
+mod trace;
 
 pub use parse::{Problem, ScriptError};
-pub use play::{End, Row, Setup, Trace, What, play};
+pub use play::play;
+pub use trace::{End, Row, Setup, Trace, What};
 
 use crate::mailbox::Wanted;
 use crate::{CounterId, Layer};

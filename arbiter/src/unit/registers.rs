@@ -3,7 +3,7 @@
 use super::{Caller, Context, PcrUnit, record};
 use crate::abi;
 use crate::audit::Event;
-use crate::bank::{Bank, Change, ChangeKind, Effects, Operation};
+use crate::bank::{Bank, Change, ChangeKind, Effects, Operation, Reservation};
 use crate::control::Control;
 use crate::cookie::Cookie;
 use crate::mailbox::{Notice, Reply, Request};
@@ -138,13 +138,15 @@ impl PcrUnit {
         let operation = operation.ok_or(Reason::Malformed)?;
         let layer = caller.layer.as_holder();
         let cookie = Cookie::new(caller.presented).ok_or(Reason::Malformed)?;
-        let change = match self.scheme {
-            Scheme::SingleMaster if layer.is_guest() => {
-                self.plan_for_master(layer, cookie, counter, operation)?
-            }
-            Scheme::SingleMaster | Scheme::Independent | Scheme::Interacting => {
-                self.bank.plan(layer, cookie, counter, operation)?
-            }
+        let is_masters = self.scheme == Scheme::SingleMaster
+            && (layer.is_guest()
+                || self
+                    .bank
+                    .reservation(counter)
+                    .is_some_and(Reservation::is_masters));
+        let change = match is_masters {
+            true => self.plan_for_master(layer, cookie, counter, operation)?,
+            false => self.bank.plan(layer, cookie, counter, operation)?,
         };
         self.admit(layer, &change)?;
         Ok(self.carry_out(layer, change, cx))

@@ -2,13 +2,11 @@
 
 use super::{Context, PcrUnit, record};
 use crate::audit::Event;
-use crate::bank::{Change, ChangeKind, Effects, Reservation, Revocation};
+use crate::bank::{Change, ChangeKind, Effects};
 use crate::broker::{self, Pending, Question, Step, View, priority};
-use crate::cookie::Cookie;
 use crate::mailbox::{Letter, Letterbox, NoticeKind, Outcome, Wanted};
 use crate::policy::Policy;
 use crate::reason::Reason;
-use crate::scheme::Scheme;
 use crate::{CounterId, CounterSet, Layer};
 
 impl PcrUnit {
@@ -27,12 +25,6 @@ impl PcrUnit {
 
     pub(super) fn pending_mut(&mut self, layer: Layer) -> Option<&mut Pending> {
         self.letterbox_mut(layer)?.pending.as_mut()
-    }
-
-    pub(super) fn tell(&mut self, layer: Layer, letter: Letter) {
-        if let Some(letterbox) = self.letterbox_mut(layer) {
-            letterbox.push(letter);
-        }
     }
 
     /// Whether code of this layer can still run.
@@ -161,138 +153,6 @@ impl PcrUnit {
             }
         }
         effects
-    }
-
-    /// A free counter becomes one that the request of `layer` has come by.
-    pub(super) fn take(&mut self, counter: CounterId, layer: Layer) -> Effects {
-        let is_masters = self.scheme == Scheme::SingleMaster;
-        let Some(pending) = self.pending_mut(layer) else {
-            return Effects::NONE;
-        };
-        pending.got.insert(counter);
-        let access = pending.cookie;
-        let management = if is_masters { Cookie::NOBODYS } else { access };
-        let mut effects = self.apply(Change {
-            counter,
-            kind: ChangeKind::Reserve(Reservation::new(layer, management, access)),
-        });
-        // Legacy software may have used it, and its event would go on.
-        effects.cleared.insert(counter);
-        effects
-    }
-
-    /// Takes a counter from its holder, which is the arbiter's own decision.
-    pub(super) fn take_over(
-        &mut self,
-        counter: CounterId,
-        layer: Layer,
-        reason: Reason,
-        cx: &mut Context<'_>,
-    ) -> Effects {
-        let Some(owner) = self.bank.reservation(counter).map(|held| held.owner) else {
-            return Effects::NONE;
-        };
-        if let Some(pending) = self.pending_mut(layer) {
-            // Its holder may lend it after all while it is being asked.
-            pending
-                .question
-                .take_if(|question| question.counter == counter);
-        }
-        let effects = self.apply(Change {
-            counter,
-            kind: ChangeKind::Release,
-        });
-        record(cx, owner, Some(counter), Event::Revoked(reason));
-        self.tell(
-            owner,
-            Letter {
-                kind: NoticeKind::Revoked,
-                counter: Some(counter),
-                layer,
-                reason: Some(reason),
-                due: None,
-            },
-        );
-        effects.and(self.take(counter, layer))
-    }
-
-    fn ask(&mut self, counter: CounterId, wanted_by: Layer, cx: &mut Context<'_>) {
-        let due = cx.now.saturating_add(self.to_ticks(self.policy.grace_ms));
-        let holder = self.bank.reservation(counter).map(|held| held.owner);
-        let (Some(holder), Some(pending)) = (holder, self.pending_mut(wanted_by)) else {
-            return;
-        };
-        pending.question = Some(Question {
-            counter,
-            holder,
-            due,
-        });
-        record(cx, holder, Some(counter), Event::Asked { wanted_by });
-        self.tell(
-            holder,
-            Letter {
-                kind: NoticeKind::Asked,
-                counter: Some(counter),
-                layer: wanted_by,
-                reason: None,
-                due: Some(due),
-            },
-        );
-    }
-
-    fn announce(&mut self, counter: CounterId, wanted_by: Layer, cx: &mut Context<'_>) {
-        let in_ms = self.policy.grace_ms;
-        let at = cx.now.saturating_add(self.to_ticks(in_ms));
-        let Some(reservation) = self.bank.reservation_mut(counter) else {
-            return;
-        };
-        let (owner, reason) = (reservation.owner, Reason::Priority);
-        reservation.revocation = Some(Revocation {
-            at,
-            reason,
-            wanted_by,
-        });
-        let event = Event::Revoking {
-            wanted_by,
-            reason,
-            in_ms,
-        };
-        record(cx, owner, Some(counter), event);
-        self.tell(
-            owner,
-            Letter {
-                kind: NoticeKind::Revoking,
-                counter: Some(counter),
-                layer: wanted_by,
-                reason: Some(reason),
-                due: Some(at),
-            },
-        );
-    }
-
-    /// An announced revocation does not take place.
-    pub(super) fn spare(&mut self, counter: CounterId, cx: &mut Context<'_>) {
-        let Some(reservation) = self.bank.reservation_mut(counter) else {
-            return;
-        };
-        let owner = reservation.owner;
-        if let Some(revocation) = reservation.revocation.take() {
-            record(cx, owner, Some(counter), Event::Spared);
-            self.call_off(owner, counter, revocation.wanted_by);
-        }
-    }
-
-    fn call_off(&mut self, holder: Layer, counter: CounterId, wanted_by: Layer) {
-        self.tell(
-            holder,
-            Letter {
-                kind: NoticeKind::Cancelled,
-                counter: Some(counter),
-                layer: wanted_by,
-                reason: None,
-                due: None,
-            },
-        );
     }
 
     /// The request of `layer` has its answer: ends what is under way for it, and

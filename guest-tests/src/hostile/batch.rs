@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use pmu_virt::PmuModel;
 use vmm::devices::{PlatformParts, PortBus, ports};
 use vmm::kvm::KvmVm;
-use vmm::micro::{MicroError, MicroOutcome, MicroRun};
+use vmm::micro::{MicroError, MicroOutcome, MicroPcr, MicroRun};
 use vmm::vcpu::{Platform, SharedPlatform, VcpuEnd};
 
 use super::guest::HostileGuest;

@@ -58,6 +58,11 @@ pub const LIMITS: &[Limit] = &[
         tests: &["debug::data_breakpoint_at_cpl_0"],
     },
     Limit {
+        applies: |probe| !probe.smm,
+        reason: "this KVM has no system management mode",
+        tests: &["pcr::smm_counts_as_firmware"],
+    },
+    Limit {
         applies: |probe| !probe.breakpoint_cpl3,
         reason: "breakpoints never fire at CPL 3 on this KVM",
         tests: &["debug::data_breakpoint_at_cpl_3"],

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use anyhow::{Result, ensure};
-use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, qword_ptr, r14, r15, rax, rdx};
+use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, esi, qword_ptr, r14, r15, rax, rdx, rsi};
 use vmm::micro::{KERNEL_CS, MicroGuest, USER_CS};
 
 use super::lab::{Entry, Lab, Ran, Setup};
@@ -28,6 +28,8 @@ pub enum Op {
     RdpmcWithin(u32, u64, u64),
     /// RDPMC that raises #GP.
     RdpmcGp(u32),
+    /// An access that presents this cookie.
+    With(u64, &'static Op),
     /// A loop of so many rounds.
     Spin(u32),
 }
@@ -47,6 +49,7 @@ impl fmt::Display for Op {
                 write!(f, "RDPMC {index:#x} in {least:#x}..={most:#x}")
             }
             Op::RdpmcGp(index) => write!(f, "RDPMC {index:#x}: #GP"),
+            Op::With(cookie, op) => write!(f, "with {cookie:#x}: {op}"),
             Op::Spin(times) => write!(f, "{times} rounds of a loop"),
         }
     }
@@ -123,6 +126,11 @@ impl Op {
             | Op::Rdpmc(index, _)
             | Op::RdpmcWithin(index, ..)
             | Op::RdpmcGp(index) => index,
+            Op::With(cookie, op) => {
+                a.mov(rsi, cookie)?;
+                op.write(a)?;
+                return a.xor(esi, esi);
+            }
             Op::Spin(times) => {
                 spin(a, times)?;
                 return log_value(a);
@@ -163,6 +171,7 @@ impl Op {
             })
         };
         match *self {
+            Op::With(_, op) => op.agrees(entry, cs),
             Op::Write(..) | Op::Spin(_) => entry.kind == VALUE,
             Op::Read(_, value) | Op::Rdpmc(_, value) => within(value, value),
             Op::ReadWithin(_, least, most) | Op::RdpmcWithin(_, least, most) => within(least, most),

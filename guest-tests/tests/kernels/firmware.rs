@@ -318,6 +318,20 @@ fn counters_are_reserved_on_every_processor() {
     check(&kernel, &flags, expected, 1);
 }
 
+#[test]
+fn without_reservations_the_kernel_is_entered_all_the_same() {
+    if skipped_without_kvm("without_reservations") || skipped_without_image("without_reservations")
+    {
+        return;
+    }
+    let told = "umpire-firmware: CPUID shows no counter reservations; no counter is reserved\n";
+    for protocol in PROTOCOLS {
+        let kernel = Kernel::new(protocol, |a, _| exit(a, 3)).expect("a kernel");
+        let counter = ["--pcr", "off", "--firmware-counter", "cycles"];
+        check(&kernel, &[&BUILTIN[..], &counter].concat(), told, 7);
+    }
+}
+
 /// Looks for a kept cookie in all of the firmware's memory: it is where it is to
 /// be, once, and the one that is not kept is nowhere.
 #[test]

@@ -3,6 +3,7 @@
 //! tables here say what it has to come to.
 
 use anyhow::{Context, Result, ensure};
+use arbiter::{Event, Layer};
 use guest_tests::micro::{Image, Lab, Ran, Setup, Test};
 use vmm::micro::{MicroPcr, SCRATCH, Start};
 
@@ -210,7 +211,31 @@ fn play(lab: &Lab, arbiter: Arbiter) -> Result<()> {
         }),
         ..Setup::clock("intel-v2")
     };
-    compare(&lab.run(&setup, &guest)?, &expected(arbiter))
+    let ran = lab.run(&setup, &guest)?;
+    compare(&ran, &expected(arbiter))?;
+    audit(&ran, arbiter)
+}
+
+/// The hypervisor has seen that the rogue was kept out, or was not.
+fn audit(ran: &Ran, arbiter: Arbiter) -> Result<()> {
+    let enforces = arbiter != Arbiter::Minimal;
+    let denied: [fn(&Event) -> bool; 3] = [
+        |event| matches!(event, Event::DroppedRead(_)),
+        |event| matches!(event, Event::DroppedWrite(_)),
+        |event| matches!(event, Event::Faulted(_)),
+    ];
+    for layer in [Layer::GuestKernel, Layer::GuestUser] {
+        let decisions = ran.outcome.vcpus[0].decisions.iter();
+        let its: Vec<Event> = decisions
+            .filter(|record| record.layer == layer)
+            .map(|record| record.event)
+            .collect();
+        let kinds = denied.map(|is_it| its.iter().any(is_it));
+        // RDPMC, which is all that a program has, does not write.
+        let expected = [enforces, enforces && layer == Layer::GuestKernel, enforces];
+        ensure!(kinds == expected, "decisions about the {layer}: {its:?}");
+    }
+    Ok(())
 }
 
 fn compare(ran: &Ran, expected: &[Finding]) -> Result<()> {

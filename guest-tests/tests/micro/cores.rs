@@ -60,7 +60,7 @@ const AFTER: u64 = DATA + 0x2000;
 const TAKEN: u64 = DATA + 0x100;
 const DONE: u64 = DATA + 0x108;
 
-fn plan(cores: u8) -> Option<CorePlan> {
+pub(crate) fn plan(cores: u8) -> Option<CorePlan> {
     Some(CorePlan {
         cores,
         slice: SLICE,
@@ -138,7 +138,7 @@ fn halt_for_ever(a: &mut CodeAssembler) -> Written {
     a.jmp(again)
 }
 
-fn tsc_khz(lab: &Lab) -> Result<u64> {
+pub(crate) fn tsc_khz(lab: &Lab) -> Result<u64> {
     let vm = Program::new()?.start(0);
     let (_, vcpus) = vm.build(
         &lab.host,

@@ -10,6 +10,7 @@ mod cores;
 mod debug;
 mod intel;
 mod overflow;
+mod pcr;
 mod perf;
 mod rdpmc;
 mod rings;
@@ -34,6 +35,11 @@ fn main() -> ExitCode {
         perf::TESTS,
         vcpus::TESTS,
         cores::TESTS,
+        pcr::access::TESTS,
+        pcr::cookies::TESTS,
+        pcr::layers::TESTS,
+        pcr::guard::TESTS,
+        pcr::interrupts::TESTS,
         rings::TESTS,
         time::TESTS,
         &step,

@@ -15,3 +15,4 @@ mod owner;
 mod props;
 mod shared;
 mod sys;
+mod unreserved;

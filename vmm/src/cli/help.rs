@@ -13,6 +13,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("doctor", |doctor| doctor.after_help(DOCTOR))
         .mut_subcommand("demo", |demo| demo.after_help(DEMO))
         .mut_subcommand("events", |events| events.after_help(EVENTS))
+        .mut_subcommand("arbitrate", |arbitrate| arbitrate.after_help(ARBITRATE))
         .mut_subcommand("bench", |bench| {
             BENCHES.iter().fold(bench, |bench, (name, help)| {
                 bench.mut_subcommand(*name, |one| one.after_help(*help))
@@ -79,6 +80,25 @@ Examples:
   umpire events --pmu skl        all events of Skylake
   umpire events 'INST*:ANY*' --pmu icl -j
 Exit status: 0; 2 if nothing is found.";
+
+const ARBITRATE: &str = "\
+A line of a script is: time in milliseconds, layer (firmware, hypervisor, kernel), action:
+  reserve N|COUNTER [lease MS]   ask by the mailbox
+  claim COUNTER                  reserve by the management key
+  renew COUNTER                  start its lease anew
+  release COUNTER|all            give back
+  lend COUNTER, keep COUNTER     agree to a revocation, or no longer
+  reply yield|refuse [COUNTER]   answer the last question, or that about a counter
+  withdraw                       forget the pending request
+  end-phase                      the firmware is done, and the kernel runs
+A COUNTER is PMC0, FIXED1, ...; # begins a comment; the line \"500 tick\" lets time pass.
+
+No guest runs and no host PMU is needed: it is the same arbiter that guests get.
+
+  umpire arbitrate docs/examples/short.script
+  umpire arbitrate --scheme interacting --policy kernel:priority=1 -j night.script
+  echo '0 kernel reserve 2' | umpire arbitrate --counters 1 -
+Exit status: 0; 2 if the script or a value cannot be used.";
 
 const BENCH_TRAPS: &str = "\
 Compares, within one run, a trapped RDMSR and WRMSR of a PMU register with an MSR exit

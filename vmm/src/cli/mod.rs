@@ -34,6 +34,8 @@ pub enum Command {
     Demo(DemoFlags),
     /// List and explain the events that a counter can be asked for
     Events(EventsFlags),
+    /// Play a script of who wants which counter when, under each scheme of arbitration
+    Arbitrate(ArbitrateFlags),
     /// Measure this host
     Bench {
         /// What to measure.
@@ -97,6 +99,35 @@ pub struct EventsFlags {
     /// PMU model (amd-core)
     #[arg(long, value_name = "NAME")]
     pub pmu: Option<String>,
+    /// Print JSON: one object per line
+    #[arg(short, long)]
+    pub json: bool,
+}
+
+/// The flags of `umpire arbitrate`.
+#[derive(Clone, Debug, Args)]
+pub struct ArbitrateFlags {
+    /// The script, or - for standard input
+    pub script: PathBuf,
+    /// Who reserves counters: single, independent, interacting, or all in turn
+    #[arg(long, value_name = "SCHEME|all", default_value = "all")]
+    pub scheme: String,
+    /// Programmable counters of the machine, 0 to 32
+    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u8).range(0..=32))]
+    pub counters: u8,
+    /// Fixed-function counters of the machine, 0 to 32
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u8).range(0..=32))]
+    pub fixed: u8,
+    /// How many counters a layer may reserve, as in umpire run; one for each layer
+    #[arg(long, value_name = "LAYER:KEY=N[,...]")]
+    pub policy: Vec<String>,
+    /// How long a layer is given to answer, or to prepare for a revocation, in
+    /// milliseconds, 1 to 60000
+    #[arg(long, value_name = "MS", default_value_t = 100, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub grace: u32,
     /// Print JSON: one object per line
     #[arg(short, long)]
     pub json: bool,

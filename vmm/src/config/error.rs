@@ -109,7 +109,7 @@ pub enum ConfigError {
         /// Which setting.
         place: Place,
         /// What is wrong.
-        source: SpecError,
+        source: Box<SpecError>,
     },
     /// Counters for firmware, and no firmware.
     #[error("{place}: it is firmware that reserves them; add --firmware builtin")]

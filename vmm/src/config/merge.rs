@@ -95,6 +95,7 @@ impl Merge {
             place(&hypervisor),
             place(&follows),
             place(&audit),
+            place(&firmware_counters),
         ];
         let pcr = match reserves(&pmu, pcr, asked)? {
             true => Some(reservations((policy, grace), scheme, hypervisor, follows)?),
@@ -345,7 +346,7 @@ fn counter_specs(given: &Given<Vec<String>>) -> Result<Vec<CounterSpec>, ConfigE
     let one = |text: &String| {
         CounterSpec::parse(text).map_err(|source| ConfigError::FirmwareCounter {
             place: given.place.clone(),
-            source,
+            source: Box::new(source),
         })
     };
     given.value.iter().map(one).collect()
@@ -411,7 +412,7 @@ fn place<T>(given: &Option<Given<T>>) -> Option<&Place> {
 fn reserves(
     pmu: &PmuChoice,
     pcr: Option<Given<String>>,
-    asked: [Option<&Place>; 6],
+    asked: [Option<&Place>; 7],
 ) -> Result<bool, ConfigError> {
     let on_or_off = |word: &str| match word {
         "on" => Some(true),

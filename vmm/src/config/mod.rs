@@ -162,3 +162,12 @@ impl RunConfig {
 const CPUS: RangeInclusive<u8> = 1..=MAX_CPUS;
 /// The range of the configuration file's `verbose`.
 const VERBOSITY: RangeInclusive<u8> = 0..=3;
+
+/// The policy that values of `--policy` describe, each about one layer; what they
+/// do not name is as by default.
+///
+/// # Errors
+/// One cannot be used.
+pub fn parse_policy(texts: &[String]) -> Result<arbiter::Policy, PolicyTextError> {
+    policy::parse(texts)
+}

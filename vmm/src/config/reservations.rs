@@ -264,9 +264,11 @@ impl PcrChoice {
             }
         }
         for nth in 1..=asked.any {
-            let free = bank.free() & CounterSet::first(there.programmable, 0);
+            // The last one first, as kernels begin with the first.
+            let last_first = (0..there.programmable).rev().map(CounterId::Programmable);
+            let free = bank.free();
             let mut got = Err(Reason::NoneFree);
-            for counter in free.iter() {
+            for counter in last_first.filter(|counter| free.contains(*counter)) {
                 got = reserve(&mut bank, Layer::Firmware, counter);
                 if got.is_ok() {
                     break;
@@ -360,10 +362,10 @@ mod tests {
             assert_eq!(got, set(expected), "{named:?} and {any}, at most {max}");
         }
         check(&[], 0, 6, &[]);
-        check(&[pmc(2)], 1, 6, &[pmc(0), pmc(2)]);
-        check(&[pmc(0)], 5, 2, &[pmc(0), pmc(1)]);
+        check(&[pmc(2)], 1, 6, &[pmc(2), pmc(4)]);
+        check(&[pmc(0)], 5, 2, &[pmc(0), pmc(4)]);
         // The kernel's minimum is left, and the hypervisor keeps its own.
-        check(&[pmc(5)], 6, 6, &[pmc(0), pmc(1), pmc(2)]);
+        check(&[pmc(5)], 6, 6, &[pmc(2), pmc(3), pmc(4)]);
     }
 
     fn set(counters: &[CounterId]) -> CounterSet {

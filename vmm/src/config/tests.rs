@@ -353,6 +353,10 @@ fn bad_values_are_named_with_what_is_possible() {
     );
     check_error(&with("pcr = 'off'\naudit = 'a'"), &["audit", "--pcr off"]);
     check_error(
+        &with("pcr = 'off'\nfirmware = 'other'\nfirmware-counter = ['cycles']"),
+        &["firmware-counter", "--pcr off"],
+    );
+    check_error(
         &with("pmu = 'none'\npolicy = ['kernel:min=2']"),
         &["policy", "--pmu none"],
     );

@@ -1,0 +1,221 @@
+//! Reserving a counter, and what others get of it.
+
+use anyhow::{Result, ensure};
+use arbiter::abi;
+use guest_tests::micro::{Lab, Op, Script, Setup, Test};
+
+use super::{
+    ACCESS, CR4_PCE, KERNELS, KEY, OTHER_KEY, TAKE, access_key, alias, alias_select, control,
+    counter, drop_value, key, rdpmc, select, setup, single, status, told,
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    Test {
+        name: "pcr::reserve_lock_and_release",
+        run: reserve,
+    },
+    Test {
+        name: "pcr::a_rogue_access_is_dropped",
+        run: dropped,
+    },
+    Test {
+        name: "pcr::a_rogue_access_faults",
+        run: faulted,
+    },
+    Test {
+        name: "pcr::a_programs_rdpmc",
+        run: programs,
+    },
+    Test {
+        name: "pcr::registers_without_a_meaning",
+        run: unknown,
+    },
+    Test {
+        name: "pcr::switched_off_there_is_nothing",
+        run: switched_off,
+    },
+];
+
+fn play(lab: &Lab, name: &str, kernel: &[Op], user: &[Op], expected: &str) -> Result<()> {
+    let script = Script {
+        name,
+        cr4: CR4_PCE,
+        kernel,
+        user,
+    };
+    let ran = script.check(lab, &setup())?;
+    let told = told(&ran);
+    ensure!(told == expected, "'{name}': {told}");
+    let seen = format!("{:x?}", ran.outcome.vcpus[0].events);
+    for secret in [KEY, OTHER_KEY, ACCESS] {
+        ensure!(!seen.contains(&format!("{secret:x}")), "a cookie in {seen}");
+    }
+    Ok(())
+}
+
+fn reserve(lab: &Lab) -> Result<()> {
+    const OPS: &[Op] = &[
+        Op::Read(status(1), 0),
+        Op::Read(control(1), abi::CONTROL_INITIAL),
+        Op::WriteGp(access_key(1), ACCESS),
+        Op::Write(key(1), 0),
+        Op::Write(select(1), 0x30076),
+        Op::Write(key(1), KEY),
+        Op::Read(status(1), KERNELS),
+        // Only so can others find out.
+        Op::WriteGp(key(1), OTHER_KEY),
+        Op::With(OTHER_KEY, &Op::WriteGp(key(1), OTHER_KEY)),
+        Op::With(1 << 48 | KEY, &Op::WriteGp(key(1), 0)),
+        // Legacy accesses work until there is an access cookie.
+        Op::Write(counter(1), 0x55),
+        Op::Read(alias(1), 0x55),
+        Op::ReadGp(key(1)),
+        Op::With(KEY, &Op::Write(access_key(1), ACCESS)),
+        Op::Read(status(1), KERNELS | abi::STATUS_PRIVATE),
+        Op::With(ACCESS, &Op::Read(alias_select(1), 0x30076)),
+        // Handed over, and given back clean.
+        Op::With(KEY, &Op::Write(key(1), OTHER_KEY)),
+        Op::With(KEY, &Op::WriteGp(key(1), 0)),
+        Op::With(OTHER_KEY, &Op::Write(key(1), 0)),
+        Op::Read(status(1), 0),
+        Op::Read(select(1), 0),
+        Op::Read(counter(1), 0),
+    ];
+    let expected = "refused unreserved, reserved, refused cookie x2, refused malformed, \
+                    access-set, handed-over, refused cookie, released";
+    play(lab, "reserve", OPS, &[], expected)
+}
+
+fn dropped(lab: &Lab) -> Result<()> {
+    const OPS: &[Op] = &[
+        TAKE[0],
+        TAKE[1],
+        Op::With(KEY, &Op::Write(drop_value(1), 0x77)),
+        Op::Read(drop_value(1), 0x77),
+        Op::With(ACCESS, &Op::Write(alias_select(1), 0x30076)),
+        Op::With(ACCESS, &Op::Write(alias(1), 0x1234)),
+        Op::Write(counter(1), 5),
+        Op::Write(select(1), 0),
+        Op::Read(counter(1), 0x77),
+        Op::Read(select(1), 0x77),
+        Op::Rdpmc(1, 0x77),
+        Op::With(ACCESS, &Op::Rdpmc(rdpmc(1), 0x1234)),
+        Op::With(OTHER_KEY, &Op::Rdpmc(rdpmc(1), 0x77)),
+        // The cookie counts in RDPMC's own form only.
+        Op::With(ACCESS, &Op::Rdpmc(1, 0x77)),
+        Op::With(ACCESS, &Op::Read(counter(1), 0x77)),
+        Op::With(ACCESS, &Op::Read(alias(1), 0x1234)),
+        Op::With(ACCESS, &Op::Read(alias_select(1), 0x30076)),
+        Op::RdpmcGp(rdpmc(6)),
+    ];
+    let expected = "reserved, access-set, drop-value-set, dropped-write held x2, \
+                    dropped-read held x3, dropped-read cookie, dropped-read held x2";
+    play(lab, "drop", OPS, &[], expected)
+}
+
+const FAULTS: u64 = abi::CONTROL_INITIAL | abi::CONTROL_FAULT;
+
+fn faulted(lab: &Lab) -> Result<()> {
+    const OPS: &[Op] = &[
+        TAKE[0],
+        TAKE[1],
+        Op::With(ACCESS, &Op::Write(alias_select(1), 0x30076)),
+        Op::With(ACCESS, &Op::Write(alias(1), 0x1234)),
+        Op::With(KEY, &Op::Write(control(1), FAULTS)),
+        Op::WriteGp(counter(1), 5),
+        Op::ReadGp(counter(1)),
+        Op::ReadGp(select(1)),
+        Op::With(OTHER_KEY, &Op::ReadGp(alias(1))),
+        // A kernel's RDPMC is apart.
+        Op::Rdpmc(1, 0),
+        Op::With(
+            KEY,
+            &Op::Write(control(1), FAULTS | abi::CONTROL_FAULT_RDPMC),
+        ),
+        Op::RdpmcGp(1),
+        Op::With(OTHER_KEY, &Op::RdpmcGp(rdpmc(1))),
+        Op::With(1 << 63 | ACCESS, &Op::RdpmcGp(rdpmc(1))),
+        Op::With(ACCESS, &Op::Rdpmc(rdpmc(1), 0x1234)),
+        Op::With(ACCESS, &Op::Read(alias(1), 0x1234)),
+        Op::With(KEY, &Op::WriteGp(control(1), abi::CONTROL_PEBS_ENABLE)),
+    ];
+    let expected = "reserved, access-set, control-set, faulted held x3, faulted cookie, \
+                    dropped-read held, control-set, faulted held, faulted cookie, \
+                    faulted malformed, refused malformed";
+    play(lab, "fault", OPS, &[], expected)
+}
+
+fn programs(lab: &Lab) -> Result<()> {
+    const KERNEL: &[Op] = &[
+        TAKE[0],
+        TAKE[1],
+        Op::With(KEY, &Op::Write(drop_value(1), 0x99)),
+        Op::With(ACCESS, &Op::Write(alias_select(1), 0x30076)),
+        Op::With(ACCESS, &Op::Write(alias(1), 0x1234)),
+        Op::Write(counter(2), 0x22),
+        Op::Write(key(3), KEY),
+        Op::With(KEY, &Op::Write(access_key(3), ACCESS)),
+        Op::With(KEY, &Op::Write(control(3), FAULTS)),
+    ];
+    const USER: &[Op] = &[
+        Op::Rdpmc(2, 0x22),
+        Op::Rdpmc(1, 0x99),
+        Op::With(ACCESS, &Op::Rdpmc(rdpmc(1), 0x1234)),
+        Op::With(KEY, &Op::Rdpmc(rdpmc(1), 0x99)),
+        Op::RdpmcGp(3),
+        Op::With(ACCESS, &Op::Rdpmc(rdpmc(3), 0)),
+        // MSRs are the kernel's.
+        Op::With(ACCESS, &Op::ReadGp(alias(1))),
+    ];
+    let expected = "reserved, access-set, drop-value-set, reserved, access-set, control-set, \
+                    dropped-read held, dropped-read cookie, faulted held";
+    play(lab, "program", KERNEL, USER, expected)
+}
+
+fn unknown(lab: &Lab) -> Result<()> {
+    const OPS: &[Op] = &[
+        Op::ReadGp(single(0x248)),
+        Op::WriteGp(single(0x248), 0),
+        Op::ReadGp(single(abi::MSR_COUNT - 1)),
+        Op::ReadGp(single(abi::MSR_COUNT)),
+        Op::WriteGp(single(abi::MSR_RANDOM), 1),
+        Op::WriteGp(status(0), 0),
+        Op::ReadGp(status(6)),
+        Op::ReadGp(status(32)),
+        Op::WriteGp(key(6), KEY),
+        Op::Read(single(abi::MSR_PHASE), abi::LAYER_KERNEL),
+        Op::WriteGp(single(abi::MSR_PHASE), abi::PHASE_END),
+    ];
+    play(
+        lab,
+        "unknown",
+        OPS,
+        &[],
+        "refused no-counter, refused phase",
+    )
+}
+
+fn switched_off(lab: &Lab) -> Result<()> {
+    let script = Script {
+        name: "off",
+        cr4: CR4_PCE,
+        kernel: &[
+            Op::ReadGp(status(1)),
+            Op::WriteGp(key(1), KEY),
+            Op::ReadGp(single(abi::MSR_RANDOM)),
+            Op::ReadGp(alias(1)),
+            Op::Write(select(1), 0x30076),
+            Op::RdpmcGp(rdpmc(1)),
+            Op::Write(counter(1), 7),
+            Op::Rdpmc(1, 7),
+        ],
+        user: &[],
+    };
+    let off = Setup {
+        pcr: None,
+        ..setup()
+    };
+    let ran = script.check(lab, &off)?;
+    ensure!(told(&ran).is_empty());
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! Counter reservations as guests meet them (`docs/pcr.md`).
+
+pub(crate) mod access;
+pub(crate) mod cookies;
+pub(crate) mod guard;
+pub(crate) mod interrupts;
+pub(crate) mod layers;
+
+use arbiter::abi;
+use guest_tests::micro::{Op, Ran, Setup};
+use vmm::micro::MicroPcr;
+
+/// Management and access cookies.
+const KEY: u64 = 0x1234_5678_9abc;
+const OTHER_KEY: u64 = 0xcba9_8765_4321;
+const ACCESS: u64 = 0x0f1e_2d3c_4b5a;
+
+const CR4_PCE: u64 = 1 << 8;
+
+/// The legacy registers of `amd-core`'s counter `n`.
+const fn select(n: u32) -> u32 {
+    0xc001_0200 + 2 * n
+}
+
+const fn counter(n: u32) -> u32 {
+    0xc001_0201 + 2 * n
+}
+
+/// The register at `offset` of the block, of position `n`.
+const fn pcr(offset: u64, n: u32) -> u32 {
+    // Every offset of the table fits in 12 bits.
+    #[allow(clippy::cast_possible_truncation)]
+    let offset = offset as u32;
+    abi::MSR_BASE + offset + n
+}
+
+const fn key(n: u32) -> u32 {
+    pcr(abi::MSR_MANAGEMENT_KEY as u64, n)
+}
+
+const fn access_key(n: u32) -> u32 {
+    pcr(abi::MSR_ACCESS_KEY as u64, n)
+}
+
+const fn control(n: u32) -> u32 {
+    pcr(abi::MSR_CONTROL as u64, n)
+}
+
+const fn drop_value(n: u32) -> u32 {
+    pcr(abi::MSR_DROP_VALUE as u64, n)
+}
+
+const fn alias(n: u32) -> u32 {
+    pcr(abi::MSR_COUNTER as u64, n)
+}
+
+const fn alias_select(n: u32) -> u32 {
+    pcr(abi::MSR_SELECT as u64, n)
+}
+
+const fn status(n: u32) -> u32 {
+    pcr(abi::MSR_STATUS as u64, n)
+}
+
+/// A register of which there is one.
+const fn single(offset: u32) -> u32 {
+    abi::MSR_BASE + offset
+}
+
+/// RDPMC's ECX for counter `n` with a cookie.
+const fn rdpmc(n: u32) -> u32 {
+    abi::RDPMC_COOKIE + n
+}
+
+/// `STATUS` of a counter that the kernel holds.
+const KERNELS: u64 = abi::STATUS_RESERVED | abi::LAYER_KERNEL << abi::STATUS_OWNER_SHIFT;
+
+/// Reserves PMC1 for whoever runs, and keeps others from it.
+const TAKE: [Op; 2] = [
+    Op::Write(key(1), KEY),
+    Op::With(KEY, &Op::Write(access_key(1), ACCESS)),
+];
+
+fn setup() -> Setup {
+    Setup::clock("amd-core")
+}
+
+fn with(pcr: MicroPcr) -> Setup {
+    Setup {
+        pcr: Some(pcr),
+        ..setup()
+    }
+}
+
+/// Words of what was decided on vCPU 0, and how often in a row: "reserved",
+/// "dropped-read held".
+fn decisions(ran: &Ran) -> Vec<(String, usize)> {
+    let decisions = &ran.outcome.vcpus[0].decisions;
+    let words = decisions.iter().map(|record| {
+        let reason = record.event.reason();
+        let reason = reason.map_or(String::new(), |reason| format!(" {}", reason.name()));
+        format!("{}{reason}", record.event.name())
+    });
+    let words: Vec<String> = words.collect();
+    let alike = words.chunk_by(|one, other| one == other);
+    alike.map(|run| (run[0].clone(), run.len())).collect()
+}
+
+/// The same as one text.
+fn told(ran: &Ran) -> String {
+    let one = |(word, times): (String, usize)| match times {
+        1 => word,
+        times => format!("{word} x{times}"),
+    };
+    let told: Vec<String> = decisions(ran).into_iter().map(one).collect();
+    told.join(", ")
+}

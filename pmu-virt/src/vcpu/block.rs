@@ -1,0 +1,164 @@
+//! The synthetic MSRs of `docs/pcr.md`, and RDPMC with a cookie.
+
+use super::access::Part;
+use super::{ReadOutcome, VcpuPmu, WriteOutcome};
+use crate::ids::MsrIndex;
+use crate::register::WriteForm;
+use arbiter::{
+    Access, Caller, Cookie, CounterId, Event, Layer, PcrRegister, Reason, Record, Verdict,
+};
+
+impl VcpuPmu {
+    /// A read of one counter with a cookie.
+    pub(super) fn read_alias(
+        &mut self,
+        counter: CounterId,
+        part: Part,
+        caller: Caller,
+        access: Access,
+    ) -> ReadOutcome {
+        if !self.has_alias(counter, part) {
+            return ReadOutcome::Gp;
+        }
+        match self.cookie_of(caller, counter) {
+            Some(cookie) => self.read_as((caller.layer, cookie), counter, part, access),
+            None => ReadOutcome::Gp,
+        }
+    }
+
+    fn write_alias(
+        &mut self,
+        counter: CounterId,
+        part: Part,
+        value: u64,
+        caller: Caller,
+    ) -> WriteOutcome {
+        if !self.has_alias(counter, part) {
+            return WriteOutcome::Gp;
+        }
+        match self.cookie_of(caller, counter) {
+            Some(cookie) => self.write_as((caller.layer, cookie), counter, part, value),
+            None => WriteOutcome::Gp,
+        }
+    }
+
+    fn has_alias(&self, counter: CounterId, part: Part) -> bool {
+        let exists = self.reservations.is_some() && self.model.has(counter);
+        exists && (self.model.has_status() || !matches!(part, Part::Overflow))
+    }
+
+    /// The cookie that is presented; `None`, and a record, if it has too many
+    /// bits.
+    fn cookie_of(&mut self, caller: Caller, counter: CounterId) -> Option<Cookie> {
+        let cookie = Cookie::new(caller.presented);
+        if let (None, Some(reservations)) = (cookie, &mut self.reservations) {
+            reservations.audit.record(&Record {
+                layer: caller.layer,
+                counter: Some(counter),
+                event: Event::Faulted(Reason::Malformed),
+            });
+        }
+        cookie
+    }
+
+    /// RDMSR of an index of the block.
+    pub(super) fn read_block(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
+        let Some(register) = PcrRegister::decode(msr.0) else {
+            return ReadOutcome::Gp;
+        };
+        if let Some((counter, part)) = alias(register) {
+            return self.read_alias(counter, part, caller, Access::Read);
+        }
+        if !self.may_manage(register, caller.layer) {
+            return ReadOutcome::Gp;
+        }
+        let Some(reservations) = &mut self.reservations else {
+            return ReadOutcome::Gp;
+        };
+        let (unit, mut context) = reservations.parts(self.left);
+        match unit.read(register, caller, &mut context) {
+            Some(value) => ReadOutcome::Value(value),
+            None => ReadOutcome::Gp,
+        }
+    }
+
+    /// WRMSR of an index of the block.
+    pub(super) fn write_block(
+        &mut self,
+        msr: MsrIndex,
+        value: u64,
+        caller: Caller,
+    ) -> WriteOutcome {
+        let Some(register) = PcrRegister::decode(msr.0) else {
+            return WriteOutcome::Gp;
+        };
+        if let Some((counter, part)) = alias(register) {
+            return self.write_alias(counter, part, value, caller);
+        }
+        if !self.may_manage(register, caller.layer) {
+            return WriteOutcome::Gp;
+        }
+        let Some(reservations) = &mut self.reservations else {
+            return WriteOutcome::Gp;
+        };
+        let (unit, mut context) = reservations.parts(self.left);
+        match unit.write(register, value, caller, &mut context) {
+            Some(effects) => {
+                // If that was the end of the firmware's phase, legacy names are
+                // those of this moment.
+                unit.map();
+                self.take_effects(effects);
+                WriteOutcome::Done
+            }
+            None => WriteOutcome::Gp,
+        }
+    }
+
+    /// A counter that the host did not grant is absent from the block.
+    fn may_manage(&self, register: PcrRegister, layer: Layer) -> bool {
+        match register {
+            PcrRegister::ManagementKey(counter)
+            | PcrRegister::AccessKey(counter)
+            | PcrRegister::Control(counter)
+            | PcrRegister::DropValue(counter)
+            | PcrRegister::Status(counter) => {
+                self.grant.check(layer, counter, Access::Read) == Verdict::Permit
+            }
+            PcrRegister::Counter(_)
+            | PcrRegister::Select(_)
+            | PcrRegister::Overflow(_)
+            | PcrRegister::LegacyMap(_)
+            | PcrRegister::Random
+            | PcrRegister::Phase
+            | PcrRegister::NoticeVector
+            | PcrRegister::Request
+            | PcrRegister::Answer
+            | PcrRegister::Granted
+            | PcrRegister::Notice
+            | PcrRegister::Reply => true,
+        }
+    }
+}
+
+/// What an alias register is another name of.
+fn alias(register: PcrRegister) -> Option<(CounterId, Part)> {
+    match register {
+        PcrRegister::Counter(counter) => Some((counter, Part::Count(WriteForm::FullWidth))),
+        PcrRegister::Select(counter) => Some((counter, Part::Control)),
+        PcrRegister::Overflow(counter) => Some((counter, Part::Overflow)),
+        PcrRegister::ManagementKey(_)
+        | PcrRegister::AccessKey(_)
+        | PcrRegister::Control(_)
+        | PcrRegister::DropValue(_)
+        | PcrRegister::Status(_)
+        | PcrRegister::LegacyMap(_)
+        | PcrRegister::Random
+        | PcrRegister::Phase
+        | PcrRegister::NoticeVector
+        | PcrRegister::Request
+        | PcrRegister::Answer
+        | PcrRegister::Granted
+        | PcrRegister::Notice
+        | PcrRegister::Reply => None,
+    }
+}
