@@ -1,0 +1,25 @@
+//! Counter reservations under an unmodified Debian kernel: its own driver beside counters that
+//! others hold, and the three arbiters of `guest-tests/linux/pcr` as its modules.
+
+mod arbiters;
+mod script;
+mod unaware;
+
+/// Firmware that keeps the first counter for itself.
+const FIRMWARE: [&str; 4] = [
+    "--firmware",
+    "builtin",
+    "--firmware-counter",
+    "cycles,on=PMC0",
+];
+/// The NMI watchdog would hold counters from the start.
+const NO_WATCHDOG: &str = "nmi_watchdog=0";
+/// Cycles by `perf`, twice, with its reports as output.
+const PERF: &str = "rm -f /tmp/s; for i in 1 2; do \
+     perf stat -x, --append -o /tmp/s -e cycles,cpu-cycles,task-clock taskset 1 spin 0.4; done; \
+     cat /tmp/s";
+/// The same event twice: Linux gives the first one Intel's fixed-function counter.
+const EVENTS: [&str; 2] = ["cycles", "cpu-cycles"];
+/// How far cycles may be from run time times TSC frequency. The tests in `linux.rs` look at the
+/// percents; a counter that somebody else has shows in orders of magnitude.
+const TOLERANCE: f64 = 0.4;
