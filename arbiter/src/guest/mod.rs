@@ -1,5 +1,5 @@
 //! Arbiters for the kernel of a guest: the three of the paper (section III.B),
-//! each in less than 200 lines.
+//! each below 200 source lines of code with the bookkeeping that they share.
 //!
 //! - [`MinimalMaster`] separates the firmware's counters from the kernel's, and
 //!   keeps count of who uses the latter. Nobody in the kernel is bound by it.
