@@ -353,16 +353,19 @@ fn a_request_can_be_withdrawn_and_only_one_is_pending() {
     assert_eq!(rig.request(HV, request).unwrap_err(), Reason::Busy);
     assert_eq!(rig.unit.answer(HV).number, 1);
     rig.notices(FW);
-    let answer = rig.request(HV, Request::Withdraw).unwrap();
+    let wrong = Request::Withdraw { cookie: cookie(FW) };
+    assert_eq!(rig.request(HV, wrong), Err(Reason::Cookie));
+    let answer = rig.withdraw(HV);
     assert_eq!(answer.outcome, Outcome::Refused(Reason::Withdrawn));
     assert_eq!(rig.notices(FW)[0].kind, NoticeKind::Cancelled);
-    assert!(rig.notices(HV).is_empty(), "it knows");
-    assert_eq!(rig.reply(FW, 3, true), Err(Reason::Malformed));
+    let told = rig.notices(HV);
+    assert_eq!(told.len(), 1, "whoever waits beside it");
     assert_eq!(
-        rig.request(HV, Request::Withdraw).unwrap(),
-        answer,
-        "nothing is pending"
+        (told[0].kind, told[0].reason),
+        (NoticeKind::Refused, Some(Reason::Withdrawn))
     );
+    assert_eq!(rig.reply(FW, 3, true), Err(Reason::Malformed));
+    assert_eq!(rig.withdraw(HV), answer, "nothing is pending");
     assert_eq!(rig.unit.deadline(), None);
 }
 

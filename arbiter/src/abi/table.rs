@@ -164,7 +164,7 @@ pub const TABLE: &[Group] = &[
             entry(
                 "MSR_REPLY",
                 0x247,
-                "W: answers a notice that asks; yielding takes the counter's cookie",
+                "W: answers a notice that asks, with the counter's cookie",
             ),
         ],
     },
@@ -288,7 +288,7 @@ pub const TABLE: &[Group] = &[
             entry(
                 "REQUEST_WITHDRAW",
                 3,
-                "operation: withdraw the pending request",
+                "operation: withdraw the pending request, with its cookie",
             ),
             entry("REQUEST_OP_MASK", 0xf, "mask of the operation"),
             entry("REQUEST_ANY", 0x00, "as many programmable counters as told"),

@@ -209,7 +209,9 @@ impl PcrUnit {
         if let Some(letterbox) = self.letterbox_mut(layer) {
             letterbox.answer.outcome = outcome;
         }
-        if pending.waits && reason != Some(Reason::Withdrawn) {
+        // Also of one that was withdrawn: several components of a layer may wait
+        // for the answer.
+        if pending.waits {
             let (counter, due) = (None, None);
             self.tell(
                 layer,

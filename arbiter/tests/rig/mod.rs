@@ -199,6 +199,12 @@ impl Rig {
             .unwrap()
     }
 
+    /// Withdraws the pending request, if there is one.
+    pub(crate) fn withdraw(&mut self, layer: Layer) -> Answer {
+        let cookie = cookie(layer);
+        self.request(layer, Request::Withdraw { cookie }).unwrap()
+    }
+
     pub(crate) fn reply(&mut self, layer: Layer, n: u8, yields: bool) -> Result<(), Reason> {
         let reply = Reply {
             counter: pmc(n),

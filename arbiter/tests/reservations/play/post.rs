@@ -77,7 +77,7 @@ fn decode(value: u64, presented: u64) -> Option<Asked> {
         0x01 if is_cookie && presented != 0 && which != 0 => Some(Asked::Any(which)),
         0x11 if is_cookie && presented != 0 && which < 64 => Some(Asked::This(which)),
         0x12 if is_cookie && lease == 0 && which < 64 => Some(Asked::Release(which)),
-        0x03 if value == 3 => Some(Asked::Withdraw),
+        0x03 if is_cookie && value == 3 => Some(Asked::Withdraw),
         _ => None,
     }
 }

@@ -153,10 +153,10 @@ impl World {
                 let done = unit.reserve_for_hypervisor(counter, cookie, &mut cx);
                 done.map_or(Outcome::Fault, Outcome::Done)
             }
-            Op::Reply { yields } => {
+            Op::Reply { yields, presented } => {
                 let (layer, position) = *asked;
                 let value = if yields { 1 } else { 2 } | u64::from(position) << 8;
-                let caller = Caller::legacy(layer);
+                let caller = Caller { layer, presented };
                 unit.write(PcrRegister::Reply, value, caller, &mut cx)
                     .map_or(Outcome::Fault, Outcome::Done)
             }
