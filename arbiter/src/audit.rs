@@ -19,7 +19,8 @@ pub struct Record {
 /// What was decided. Nothing here carries a cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The layer reserved the counter, or was granted it.
+    /// The layer reserved the counter, or was granted it. If it was
+    /// [`Event::Gathered`] before, the layer keeps it.
     Reserved {
         /// How long for, in milliseconds.
         lease_ms: Option<u32>,
@@ -31,8 +32,18 @@ pub enum Event {
         /// Who held it.
         from: Layer,
     },
-    /// The layer gave it back.
+    /// The layer, which knows its management cookie, gave it back.
     Released,
+    /// The layer, which was asked for it, gave it away.
+    Yielded {
+        /// Who has it now.
+        to: Layer,
+    },
+    /// A request of the layer that waits for others has come by it: the layer
+    /// holds it until its answer.
+    Gathered,
+    /// That request was refused, and nobody holds it any more.
+    Returned,
     /// The access cookie was set.
     AccessSet {
         /// Whether legacy accesses are shut out now.
@@ -92,6 +103,9 @@ impl Event {
             Event::Renewed => "renewed",
             Event::HandedOver { .. } => "handed-over",
             Event::Released => "released",
+            Event::Yielded { .. } => "yielded",
+            Event::Gathered => "gathered",
+            Event::Returned => "returned",
             Event::AccessSet { .. } => "access-set",
             Event::ControlSet(_) => "control-set",
             Event::DropValueSet(_) => "drop-value-set",
@@ -123,6 +137,9 @@ impl Event {
             | Event::Renewed
             | Event::HandedOver { .. }
             | Event::Released
+            | Event::Yielded { .. }
+            | Event::Gathered
+            | Event::Returned
             | Event::AccessSet { .. }
             | Event::ControlSet(_)
             | Event::DropValueSet(_)

@@ -224,7 +224,7 @@ impl PcrUnit {
                 pending.question = None;
                 let kind = ChangeKind::Release;
                 effects = self.apply(Change { counter, kind });
-                record(cx, layer, Some(counter), Event::Released);
+                record(cx, layer, Some(counter), Event::Yielded { to: wanted_by });
                 // The component that knows the cookie learns of it, whoever
                 // wrote the reply.
                 self.tell_revoked(layer, counter, wanted_by, Reason::Lent);

@@ -145,7 +145,10 @@ impl PcrUnit {
                 Step::Ask(counter) => self.ask(counter, layer, cx),
                 Step::Announce(counter) => self.announce(counter, layer, cx),
                 Step::Spare(counter) => self.spare(counter, cx),
-                Step::Wait => return effects,
+                Step::Wait => {
+                    self.tell_gathered(layer, cx);
+                    return effects;
+                }
                 Step::Grant => return effects.and(self.conclude(layer, Ok(()), cx)),
                 Step::Refuse(reason) => {
                     return effects.and(self.conclude(layer, Err(reason), cx));
@@ -153,6 +156,19 @@ impl PcrUnit {
             }
         }
         effects
+    }
+
+    /// A request goes on waiting: the trail has what it has come by. What comes
+    /// together with the answer has one record, that of the answer.
+    fn tell_gathered(&mut self, layer: Layer, cx: &mut Context<'_>) {
+        let Some(pending) = self.pending_mut(layer) else {
+            return;
+        };
+        let news = pending.got & !pending.told;
+        pending.told = pending.got;
+        for counter in news.iter() {
+            record(cx, layer, Some(counter), Event::Gathered);
+        }
     }
 
     /// The request of `layer` has its answer: ends what is under way for it, and
@@ -191,6 +207,9 @@ impl PcrUnit {
                         counter,
                         kind: ChangeKind::Release,
                     }));
+                    if pending.told.contains(counter) {
+                        record(cx, layer, Some(counter), Event::Returned);
+                    }
                 }
             }
         }

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 /// What random sequences have to bring about; else they test less than it seems.
-const EVENTS: [&str; 17] = [
+const EVENTS: [&str; 20] = [
     "access-set",
     "asked",
     "barred",
@@ -18,14 +18,17 @@ const EVENTS: [&str; 17] = [
     "dropped-read",
     "dropped-write",
     "faulted",
+    "gathered",
     "handed-over",
     "phase-ended",
     "released",
     "renewed",
     "reserved",
+    "returned",
     "revoked",
     "revoking",
     "spared",
+    "yielded",
 ];
 const REFUSALS: [&str; 15] = [
     "busy",

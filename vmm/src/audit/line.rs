@@ -68,6 +68,8 @@ struct Details {
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     private: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     control: Option<String>,
@@ -125,6 +127,10 @@ impl Details {
                 from: Some(layer_word(from)),
                 ..none
             },
+            Event::Yielded { to } => Self {
+                to: Some(layer_word(to)),
+                ..none
+            },
             Event::AccessSet { private } => Self {
                 private: Some(private),
                 ..none
@@ -154,6 +160,8 @@ impl Details {
             },
             Event::Renewed
             | Event::Released
+            | Event::Gathered
+            | Event::Returned
             | Event::Refused(_)
             | Event::DroppedRead(_)
             | Event::DroppedWrite(_)
@@ -202,6 +210,13 @@ mod tests {
             Event::Reserved { lease_ms: None },
             1,
             r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"reserved"}"#,
+        );
+        check(
+            Event::Yielded {
+                to: Layer::Hypervisor,
+            },
+            1,
+            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"yielded","to":"hypervisor"}"#,
         );
         check(
             Event::DroppedRead(Reason::Held),
