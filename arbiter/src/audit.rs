@@ -91,6 +91,11 @@ pub enum Event {
         /// How long, in milliseconds.
         ms: u32,
     },
+    /// No cookie of a program is compared, as programs presented wrong ones.
+    Deaf {
+        /// How long, in milliseconds.
+        ms: u32,
+    },
     /// The firmware's phase has ended.
     PhaseEnded,
 }
@@ -119,6 +124,7 @@ impl Event {
             Event::Spared => "spared",
             Event::Revoked(_) => "revoked",
             Event::Barred { .. } => "barred",
+            Event::Deaf { .. } => "deaf",
             Event::PhaseEnded => "phase-ended",
         }
     }
@@ -146,6 +152,7 @@ impl Event {
             | Event::Asked { .. }
             | Event::Spared
             | Event::Barred { .. }
+            | Event::Deaf { .. }
             | Event::PhaseEnded => None,
         }
     }

@@ -2,8 +2,10 @@
 
 mod rig;
 
+use arbiter::abi::{CONTROL_ACCESS_USER, CONTROL_FAULT, CONTROL_MANAGE_KERNEL};
 use arbiter::{
-    Event, NoticeKind, Outcome, PcrRegister, Policy, Reason, Request, Scheme, Share, Wanted,
+    Access, Control, Event, Layer, NoticeKind, Outcome, PcrRegister, Policy, Reason, Request,
+    Scheme, Share, Verdict, Wanted,
 };
 use rig::{FW, HV, KERNEL, Rig, bits, cookie, plain, pmc, set, share};
 
@@ -591,4 +593,95 @@ fn guessing_in_the_mailbox_is_counted() {
         assert!(rig.unit.barred_until(0).is_some());
         assert_eq!(rig.held(FW), set([3]));
     }
+}
+
+/// A program of the kernel's presents junk, then the right cookie.
+#[test]
+fn programs_that_guess_are_not_listened_to_for_a_while() {
+    let user = Layer::GuestUser;
+    for faults in [false, true] {
+        let mut rig = under(Scheme::Independent);
+        rig.end_phase();
+        rig.this(KERNEL, 0);
+        let control = Control::INITIAL.bits() | if faults { CONTROL_FAULT } else { 0 };
+        assert!(rig.write(KERNEL, PcrRegister::Control(pmc(0)), control, bits(KERNEL)));
+        let wrong = match faults {
+            true => Verdict::Fault,
+            false => Verdict::Drop { read_as: 0 },
+        };
+        let mut rdpmc = |layer, register| {
+            let caller = (layer, arbiter::Cookie::new(register).unwrap());
+            let verdict = rig.cx(|unit, cx| {
+                let verdict = unit.check(caller, pmc(0), Access::Rdpmc, cx.now);
+                unit.denied(caller, pmc(0), Access::Rdpmc, verdict, cx);
+                verdict
+            });
+            (verdict, rig.unit.wrong_cookies(), rig.events())
+        };
+        for guess in 1..=16 {
+            assert_eq!(rdpmc(user, guess).0, wrong);
+        }
+        assert_eq!(rdpmc(user, bits(KERNEL)).0, Verdict::Permit, "still free");
+        let (verdict, wrongs, told) = rdpmc(user, 17);
+        assert_eq!((verdict, wrongs), (wrong, 17));
+        assert_eq!(told[1], (user, None, Event::Deaf { ms: 10 }));
+        for guess in [18, bits(KERNEL)] {
+            let (verdict, wrongs, told) = rdpmc(user, guess);
+            assert_eq!((verdict, wrongs), (wrong, 17), "not compared, not counted");
+            assert_eq!(told.len(), 1);
+        }
+        assert_eq!(rdpmc(KERNEL, bits(KERNEL)).0, Verdict::Permit);
+        assert_eq!(rig.unit.barred_until(rig.now), None);
+        rig.at(10);
+        let caller = (user, cookie(KERNEL));
+        let verdict = rig.unit.check(caller, pmc(0), Access::Rdpmc, rig.now);
+        assert_eq!(verdict, Verdict::Permit);
+    }
+}
+
+/// Where the mode bits shut a layer out, no cookie is right: none is counted, and
+/// the answer does not tell the right one.
+#[test]
+fn a_layer_that_is_shut_out_cannot_guess() {
+    let mut rig = under(Scheme::Interacting);
+    rig.end_phase();
+    rig.this(KERNEL, 0);
+    let control = Control::INITIAL.bits() & !(CONTROL_ACCESS_USER | CONTROL_MANAGE_KERNEL);
+    assert!(rig.write(KERNEL, PcrRegister::Control(pmc(0)), control, bits(KERNEL)));
+    for guess in [bits(KERNEL), 1, 2] {
+        let caller = (Layer::GuestUser, arbiter::Cookie::new(guess).unwrap());
+        rig.cx(|unit, cx| {
+            let verdict = unit.check(caller, pmc(0), Access::Rdpmc, cx.now);
+            assert_eq!(verdict, Verdict::Drop { read_as: 0 });
+            unit.denied(caller, pmc(0), Access::Rdpmc, verdict, cx);
+        });
+        assert!(!rig.write(KERNEL, PcrRegister::ManagementKey(pmc(0)), 0, guess));
+        let (counter, cookie) = (pmc(0), caller.1);
+        let released = rig.request(KERNEL, Request::Release { counter, cookie });
+        let refused = Outcome::Refused(Reason::Cookie);
+        assert_eq!(released.unwrap().outcome, refused, "{guess:#x}");
+        let told = rig.events().into_iter();
+        assert!(
+            told.rev()
+                .take(3)
+                .all(|(_, _, event)| event.reason() == Some(Reason::Layer))
+        );
+    }
+    assert_eq!(rig.unit.wrong_cookies(), 0);
+}
+
+#[test]
+fn what_the_hypervisor_sets_aside_has_no_lease() {
+    let mut policy = plain();
+    policy.hypervisor.lease_ms = Some(50);
+    let mut rig = Rig::new(Scheme::Independent, 2, policy);
+    let done = rig.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
+    assert!(done.is_ok());
+    assert_eq!(rig.unit.deadline(), None);
+    rig.at(1000);
+    assert_eq!(rig.held(HV), set([1]));
+    // What it asks for as others do, it renews as others do.
+    rig.any(HV, 1);
+    rig.at(2000);
+    assert_eq!(rig.held(HV), set([1]));
 }

@@ -157,7 +157,12 @@ impl PcrUnit {
                 record(cx, layer, counter, Event::Refused(reason));
                 // Whoever gives a counter back knows that it has a cookie.
                 self.guessed(reason, layer, false, cx);
-                self.set_outcome(layer, Outcome::Refused(reason));
+                // A right cookie in a wrong layer and a wrong one look alike.
+                let shown = match reason {
+                    Reason::Layer => Reason::Cookie,
+                    other => other,
+                };
+                self.set_outcome(layer, Outcome::Refused(shown));
                 Effects::NONE
             }
         }

@@ -325,6 +325,36 @@ proptest! {
         });
     }
 
+    /// Whatever programs do, their kernel runs; and of their cookies only so many
+    /// are compared in any time.
+    #[test]
+    fn no_program_takes_the_core_from_its_kernel(
+        bytes in prop::collection::vec(any::<u8>(), 0..900)
+    ) {
+        let mut script = Script::new(&bytes, Palette::default());
+        let setup = script.setup();
+        let mut world = World::new(&setup);
+        let (mut compared, start) = (0, world.now);
+        for mut op in script {
+            // What is played is the guest's set-up, and then programs guess.
+            if let Op::Access { layer, .. } = &mut op {
+                *layer = Layer::GuestUser;
+            }
+            let is_program = matches!(op, Op::Access { .. });
+            let before = (world.unit.wrong_cookies(), world.unit.barred_until(world.now));
+            let records = world.step(&op).records;
+            if is_program {
+                compared += world.unit.wrong_cookies() - before.0;
+                assert_eq!(world.unit.barred_until(world.now), before.1, "{op:?}");
+                let barred = |record: &Record| matches!(record.event, Event::Barred { .. });
+                assert!(!records.iter().any(barred), "{op:?}");
+            }
+        }
+        let (time, limits) = (world.now - start, setup.guard);
+        let free = u64::from(limits.burst) + time / limits.forgive_after + 1;
+        assert!(compared <= free + time / limits.first_penalty + 1, "{compared} in {time}");
+    }
+
     /// A tick at the deadline has something to do, the next deadline is later,
     /// and in the end nobody waits and no lease is left.
     #[test]

@@ -8,11 +8,12 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 /// What random sequences have to bring about; else they test less than it seems.
-const EVENTS: [&str; 20] = [
+const EVENTS: [&str; 21] = [
     "access-set",
     "asked",
     "barred",
     "control-set",
+    "deaf",
     "declined",
     "drop-value-set",
     "dropped-read",

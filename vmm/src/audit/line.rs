@@ -81,6 +81,8 @@ struct Details {
     in_ms: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     barred_ms: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deaf_ms: Option<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -152,6 +154,10 @@ impl Details {
             } => Self {
                 wanted_by: Some(layer_word(wanted_by)),
                 in_ms: Some(in_ms),
+                ..none
+            },
+            Event::Deaf { ms } => Self {
+                deaf_ms: Some(ms),
                 ..none
             },
             Event::Barred { ms } => Self {

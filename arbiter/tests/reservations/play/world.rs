@@ -131,7 +131,7 @@ impl World {
             } => {
                 let counter = CounterId::at_position(position).expect("a counter");
                 let cookie = Cookie::new(cookie).expect("48 bits");
-                let verdict = unit.check(layer, cookie, counter, access);
+                let verdict = unit.check((layer, cookie), counter, access, cx.now);
                 if verdict != Verdict::Permit {
                     unit.denied((layer, cookie), counter, access, verdict, &mut cx);
                 }

@@ -151,6 +151,7 @@ fn event(record: &Record) -> String {
         }
         Event::Spared => format!("stays the {layer}'s"),
         Event::Barred { ms } => format!("the vCPU is kept off its core for {ms} ms"),
+        Event::Deaf { ms } => format!("cookies of programs are not compared for {ms} ms"),
         Event::PhaseEnded => "the firmware's phase is over".to_owned(),
     }
 }
