@@ -140,7 +140,7 @@
 #define UMPIRE_PCR_REASON_PRIORITY 11ULL /* a layer of higher priority needs it */
 #define UMPIRE_PCR_REASON_EXPIRED 12ULL /* the lease has ended */
 #define UMPIRE_PCR_REASON_COOKIE 13ULL /* the cookie is wrong */
-#define UMPIRE_PCR_REASON_LAYER 14ULL /* the cookie is not valid in this layer */
+#define UMPIRE_PCR_REASON_LAYER 14ULL /* no cookie is valid in this layer */
 #define UMPIRE_PCR_REASON_UNRESERVED 15ULL /* the counter is not reserved */
 #define UMPIRE_PCR_REASON_LENT 16ULL /* the owner had agreed to it */
 #define UMPIRE_PCR_REASON_PHASE 17ULL /* the firmware's phase is over */

@@ -4,10 +4,11 @@ mod rig;
 
 use arbiter::abi::{CONTROL_ACCESS_USER, CONTROL_FAULT, CONTROL_MANAGE_KERNEL};
 use arbiter::{
-    Access, Control, Event, Layer, NoticeKind, Outcome, PcrRegister, Policy, Reason, Request,
-    Scheme, Share, Verdict, Wanted,
+    Access, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind, Phase,
+    Policy, Reason, Request, Scheme, Share, Verdict, Wanted,
 };
 use rig::{FW, HV, KERNEL, Rig, bits, cookie, plain, pmc, set, share};
+use std::sync::Arc;
 
 const GRANTED: fn([u8; 1]) -> Outcome = |counters| Outcome::Granted(set(counters));
 
@@ -684,4 +685,70 @@ fn what_the_hypervisor_sets_aside_has_no_lease() {
     rig.any(HV, 1);
     rig.at(2000);
     assert_eq!(rig.held(HV), set([1]));
+}
+
+/// The firmware hands over while it waits for counters: what it had gathered has
+/// a name, whoever ended the phase and whatever happens here first.
+#[test]
+fn what_the_firmware_was_gathering_keeps_its_legacy_name() {
+    type Look = fn(&mut Rig);
+    let firsts: [(&str, Look); 4] = [
+        ("this vCPU ends it", |rig| {
+            rig.end_phase();
+        }),
+        ("tick", |rig| {
+            rig.unit.phase().end();
+            rig.at(0);
+        }),
+        ("a legacy access, then a tick", |rig| {
+            rig.unit.phase().end();
+            let _ = rig.unit.map();
+            rig.at(0);
+        }),
+        ("a request of the kernel", |rig| {
+            rig.unit.phase().end();
+            rig.any(KERNEL, 1);
+            rig.at(0);
+            rig.release(KERNEL, 3);
+        }),
+    ];
+    for (first, look) in firsts {
+        for pending in [false, true] {
+            let mut rig = Rig::of(PcrConfig {
+                counters: kinds(4),
+                widths: kinds(48),
+                policy: plain(),
+                scheme: Scheme::Interacting,
+                guard: arbiter::GuardLimits::with_ticks_per_ms(1),
+                ticks_per_ms: 1,
+                phase: Arc::new(Phase::new(true)),
+                legacy: Some(kinds(4)),
+                smm: false,
+            });
+            rig.this(FW, 0);
+            rig.this(HV, 2);
+            if pending {
+                assert_eq!(rig.any(FW, 3).outcome, Outcome::Pending);
+                assert_eq!(rig.held(FW), set([0, 1, 3]));
+            }
+            look(&mut rig);
+            assert_eq!(rig.held(FW), set([0]), "{first}");
+            assert_eq!(rig.unit.deadline(), None, "{first}");
+            let map = rig.unit.map();
+            let named = [0, 1, 2].map(|n| map.counter(pmc(n)));
+            assert_eq!(named, [Some(pmc(1)), Some(pmc(3)), None], "{first}");
+            let refused = match pending {
+                true => Outcome::Refused(Reason::Phase),
+                false => Outcome::Granted(set([0])),
+            };
+            assert_eq!(rig.unit.answer(FW).outcome, refused, "{first}");
+        }
+    }
+}
+
+fn kinds(programmable: u8) -> PerKind {
+    PerKind {
+        programmable,
+        fixed: 0,
+    }
 }

@@ -259,7 +259,7 @@ pub const REASON_PRIORITY: u64 = 11;
 pub const REASON_EXPIRED: u64 = 12;
 /// The cookie is wrong.
 pub const REASON_COOKIE: u64 = 13;
-/// The cookie is not valid in this layer.
+/// No cookie is valid in this layer.
 pub const REASON_LAYER: u64 = 14;
 /// The counter is not reserved.
 pub const REASON_UNRESERVED: u64 = 15;

@@ -199,7 +199,14 @@ impl PcrUnit {
     #[cold]
     fn rename(&mut self) {
         if let Some(names) = self.unmapped.take() {
-            self.map = LegacyMap::around(&self.bank, names.programmable, names.fixed);
+            // What a firmware that runs no more was still gathering is not its own:
+            // the request is refused, here at the next tick at the latest.
+            let lost = match self.is_alive(Layer::Firmware) {
+                true => None,
+                false => self.pending(Layer::Firmware).map(|pending| pending.got),
+            };
+            self.map = LegacyMap::around(&self.bank, lost.unwrap_or_default(), names);
+            self.find_deadline();
         }
     }
 

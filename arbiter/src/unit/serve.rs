@@ -28,7 +28,7 @@ impl PcrUnit {
     }
 
     /// Whether code of this layer can still run.
-    fn is_alive(&self, layer: Layer) -> bool {
+    pub(super) fn is_alive(&self, layer: Layer) -> bool {
         match layer {
             Layer::Firmware => self.smm || !self.phase.is_over(),
             Layer::GuestKernel => self.phase.is_over(),
@@ -179,6 +179,8 @@ impl PcrUnit {
         answer: Result<(), Reason>,
         cx: &mut Context<'_>,
     ) -> Effects {
+        // Names are settled while it shows what the request was gathering.
+        let _ = self.map();
         let pending = self.letterbox_mut(layer).and_then(|one| one.pending.take());
         let Some(pending) = pending else {
             return Effects::NONE;

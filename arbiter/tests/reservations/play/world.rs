@@ -140,6 +140,8 @@ impl World {
             Op::Wait { .. } => Outcome::Done(unit.tick(&mut cx)),
             Op::EndPhase => {
                 phase.end();
+                // What that makes due, the unit has not looked at.
+                *ticked = 0;
                 Outcome::Nothing
             }
             Op::Reset => {
