@@ -36,11 +36,25 @@ impl<P: PcrPort> Pool<P> {
         };
         pool.secret = pool.fresh_key()?;
         for counter in machine.counters().iter() {
-            if pool.lock(counter) && pool.set(counter, Key::DEFAULT, KERNEL).is_ok() {
+            if pool.is_free(counter)
+                && pool.lock(counter)
+                && pool.set(counter, Key::DEFAULT, KERNEL).is_ok()
+            {
                 pool.counters.insert(counter);
             }
         }
         Ok(pool)
+    }
+
+    /// Whether nobody has the counter on any CPU. To try the lock alone would
+    /// clear what legacy software counts on the CPUs before the one that refuses.
+    fn is_free(&mut self, counter: CounterId) -> bool {
+        (0..self.port.cpus()).all(|cpu| {
+            let position = self.machine.position(&mut self.port, cpu, counter);
+            let status = position.map(|n| self.machine.msr(abi::MSR_STATUS, n));
+            let status = status.and_then(|msr| self.port.rdmsr(cpu, msr).ok());
+            status.is_some_and(|status| status & abi::STATUS_RESERVED == 0)
+        })
     }
 
     /// Tries to set the lock on every CPU; a failure leaves it on none.
