@@ -93,15 +93,15 @@ fn check(criterion: &mut Criterion) {
     ] {
         let cookie = Cookie::new(cookie).expect("48 bits");
         for counter in COUNTERS {
-            let verdict = unit.check(Layer::GuestKernel, cookie, counter, Access::Read);
+            let verdict = unit.check((Layer::GuestKernel, cookie), counter, Access::Read, 0);
             assert_eq!(verdict, expected, "{name} {counter}");
             group.bench_function(format!("{name} {counter}"), |bencher| {
                 bencher.iter(|| {
                     black_box(&unit).check(
-                        black_box(Layer::GuestKernel),
-                        black_box(cookie),
+                        black_box((Layer::GuestKernel, cookie)),
                         black_box(counter),
                         black_box(Access::Read),
+                        black_box(0),
                     )
                 });
             });
@@ -146,7 +146,7 @@ fn denied(criterion: &mut Criterion) {
                     audit: &mut NoAudit,
                 };
                 let (layer, counter) = (Layer::GuestKernel, COUNTERS[0]);
-                let verdict = unit.check(layer, cookie, counter, Access::Read);
+                let verdict = unit.check((layer, cookie), counter, Access::Read, 0);
                 unit.denied(
                     (layer, cookie),
                     counter,

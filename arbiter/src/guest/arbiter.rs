@@ -50,8 +50,11 @@ impl<P: PcrPort, S: Scheme> Arbiter<P, S> {
             scheme,
         };
         for counter in machine.counters().iter() {
-            // What is lost meanwhile is not among its counters.
-            if arbiter.lock(counter) && arbiter.open(counter).is_ok() {
+            // To try the lock alone would clear what legacy software counts on the
+            // CPUs before the one that refuses. What is lost meanwhile is
+            // not among its counters.
+            let free = arbiter.registers.is_free(counter);
+            if free && arbiter.lock(counter) && arbiter.open(counter).is_ok() {
                 arbiter.counters.insert(counter);
                 let _ = S::update_lock(&mut arbiter, counter);
             }

@@ -43,6 +43,16 @@ impl<P: PcrPort> Registers<P> {
         self.port.rdmsr(0, phase) == Ok(abi::LAYER_KERNEL)
     }
 
+    /// Whether nobody has reserved the counter on any CPU.
+    pub(super) fn is_free(&mut self, counter: CounterId) -> bool {
+        (0..self.port.cpus()).all(|cpu| {
+            let position = self.machine.position(&mut self.port, cpu, counter);
+            let status = position.map(|n| self.machine.msr(abi::MSR_STATUS, n));
+            let status = status.and_then(|msr| self.port.rdmsr(cpu, msr).ok());
+            status.is_some_and(|status| status & abi::STATUS_RESERVED == 0)
+        })
+    }
+
     /// Writes a register on every CPU up to the first that refuses, or gives
     /// that CPU.
     pub(super) fn write(

@@ -142,3 +142,24 @@ fn the_kernels_own_random_numbers_serve_where_there_is_no_register() {
         assert!(port.wrmsr_with(0, register, 0, key(cookie)).is_ok());
     }
 }
+
+/// A counter that the firmware holds on one CPU counts for legacy software on the
+/// others, which a claim leaves alone.
+#[test]
+fn a_claim_leaves_running_counters_alone_that_it_cannot_have() {
+    for cpu in 0..3 {
+        let port = with_firmware(&Shape::new(3, 3, 0), &[(cpu, PMC1)]);
+        let others: Vec<u32> = (0..3).filter(|other| *other != cpu).collect();
+        let select = msr(abi::MSR_SELECT, PMC1);
+        let mut legacy = port.clone();
+        for other in &others {
+            legacy.wrmsr(*other, select, 0x41_003c).expect("nobody's");
+        }
+        let mut master = MinimalMaster::claim(port.clone(), port.discovery()).expect("a kernel");
+        assert_eq!(master.counters(), set(&[PMC0, PMC2]));
+        for other in &others {
+            assert_eq!(legacy.rdmsr(*other, select), Ok(0x41_003c), "CPU {other}");
+        }
+        master.finish();
+    }
+}

@@ -165,8 +165,8 @@ impl Naive {
         if cookie == owner.access && in_layer {
             return None;
         }
-        // Also the right one, in a layer in which it is not valid.
-        self.wrong += u64::from(cookie != 0);
+        // Where no cookie is valid, none is a guess.
+        self.wrong += u64::from(cookie != 0 && in_layer);
         let fault = match rdpmc && layer != Layer::GuestUser && layer != Layer::Hypervisor {
             true => 1 << 9,
             false => 1 << 8,
@@ -401,7 +401,8 @@ impl Naive {
             return Seen::Done;
         };
         if cookie != owner.management || owner.control >> layer.code() & 1 == 0 {
-            self.wrong += u64::from(cookie != 0);
+            let in_layer = owner.control >> layer.code() & 1 == 1;
+            self.wrong += u64::from(cookie != 0 && in_layer);
             return Seen::Gp;
         }
         let mut next = owner;
