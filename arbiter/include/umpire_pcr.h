@@ -41,7 +41,7 @@
 #define UMPIRE_PCR_MSR_ANSWER 0x244U /* R: what became of the last request */
 #define UMPIRE_PCR_MSR_GRANTED 0x245U /* R: the counters of the last answer, one bit for each position */
 #define UMPIRE_PCR_MSR_NOTICE 0x246U /* R: takes the oldest notice; 0: none */
-#define UMPIRE_PCR_MSR_REPLY 0x247U /* W: answers a notice that asks */
+#define UMPIRE_PCR_MSR_REPLY 0x247U /* W: answers a notice that asks; yielding takes the counter's cookie */
 
 /* Cookies */
 #define UMPIRE_PCR_DEFAULT_COOKIE 0ULL /* what legacy accesses present and an unreserved counter expects */

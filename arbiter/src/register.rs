@@ -96,7 +96,8 @@ impl PcrRegister {
             | PcrRegister::AccessKey(_)
             | PcrRegister::Control(_)
             | PcrRegister::DropValue(_)
-            | PcrRegister::Request => write,
+            | PcrRegister::Request
+            | PcrRegister::Reply => write,
             PcrRegister::Status(_)
             | PcrRegister::LegacyMap(_)
             | PcrRegister::Random
@@ -104,8 +105,7 @@ impl PcrRegister {
             | PcrRegister::NoticeVector
             | PcrRegister::Answer
             | PcrRegister::Granted
-            | PcrRegister::Notice
-            | PcrRegister::Reply => false,
+            | PcrRegister::Notice => false,
         }
     }
 

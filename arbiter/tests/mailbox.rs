@@ -125,7 +125,12 @@ fn a_driver_reserves_asks_and_replies_by_registers() {
         !rig.write(FW, PcrRegister::Reply, REPLY_REFUSE, 0),
         "PMC0 was not asked for"
     );
-    assert!(rig.write(FW, PcrRegister::Reply, REPLY_YIELD | 1 << 8, 0));
+    assert!(
+        !rig.write(FW, PcrRegister::Reply, REPLY_YIELD | 1 << 8, bits(HV)),
+        "only who knows the cookie gives a counter away"
+    );
+    assert_eq!(rig.held(FW).len(), 2);
+    assert!(rig.write(FW, PcrRegister::Reply, REPLY_YIELD | 1 << 8, bits(FW)));
     assert_eq!(
         rig.read(HV, PcrRegister::Answer),
         Some(ANSWER_GRANTED | 1 << 16)

@@ -70,7 +70,7 @@ pub const MSR_ANSWER: u32 = 0x244;
 pub const MSR_GRANTED: u32 = 0x245;
 /// R: takes the oldest notice; 0: none.
 pub const MSR_NOTICE: u32 = 0x246;
-/// W: answers a notice that asks.
+/// W: answers a notice that asks; yielding takes the counter's cookie.
 pub const MSR_REPLY: u32 = 0x247;
 
 // Cookies.

@@ -161,7 +161,11 @@ pub const TABLE: &[Group] = &[
                 "R: the counters of the last answer, one bit for each position",
             ),
             entry("MSR_NOTICE", 0x246, "R: takes the oldest notice; 0: none"),
-            entry("MSR_REPLY", 0x247, "W: answers a notice that asks"),
+            entry(
+                "MSR_REPLY",
+                0x247,
+                "W: answers a notice that asks; yielding takes the counter's cookie",
+            ),
         ],
     },
     Group {

@@ -1,9 +1,9 @@
 //! The mailbox: what layers ask, and what they are told.
 
-use super::{Context, PcrUnit, record};
+use super::{Caller, Context, PcrUnit, record};
 use crate::audit::Event;
 use crate::bank::{Change, ChangeKind, Effects, Operation};
-use crate::broker::Pending;
+use crate::broker::{Pending, Question};
 use crate::cookie::Cookie;
 use crate::mailbox::{Answer, Notice, Outcome, Reply, Request, Wanted};
 use crate::reason::Reason;
@@ -169,8 +169,36 @@ impl PcrUnit {
         letterbox.map_or(Answer::default(), |letterbox| letterbox.answer)
     }
 
+    /// A guest's layer answers by writing `REPLY`. Giving a counter away takes
+    /// its cookie, as giving it back does: a component of a layer cannot dispose
+    /// of another one's.
+    pub(super) fn reply_presenting(
+        &mut self,
+        caller: Caller,
+        reply: Reply,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, Reason> {
+        let layer = caller.layer.as_holder();
+        if reply.yields {
+            self.asked_for(layer, reply.counter)
+                .ok_or(Reason::Malformed)?;
+            let cookie = Cookie::new(caller.presented).ok_or(Reason::Malformed)?;
+            self.check_cookie(layer, reply.counter, cookie)?;
+        }
+        self.reply(layer, reply, cx)
+    }
+
+    /// The question about a counter that `layer` was asked, and who wants it.
+    fn asked_for(&self, layer: Layer, counter: CounterId) -> Option<(Layer, Question)> {
+        crate::Policy::LAYERS.into_iter().find_map(|wanted_by| {
+            let question = self.pending(wanted_by)?.question?;
+            let is_it = question.counter == counter && question.holder == layer;
+            is_it.then_some((wanted_by, question))
+        })
+    }
+
     /// A holder answers that it was asked: a guest's layer by writing `REPLY`,
-    /// the hypervisor here.
+    /// the hypervisor here, which needs no cookie.
     ///
     /// # Errors
     /// [`Reason::Malformed`]: it was not asked, or no longer is. Nothing has
@@ -182,11 +210,7 @@ impl PcrUnit {
         cx: &mut Context<'_>,
     ) -> Result<Effects, Reason> {
         let layer = layer.as_holder();
-        let asked = crate::Policy::LAYERS.into_iter().find_map(|wanted_by| {
-            let question = self.pending(wanted_by)?.question?;
-            let is_it = question.counter == reply.counter && question.holder == layer;
-            is_it.then_some((wanted_by, question))
-        });
+        let asked = self.asked_for(layer, reply.counter);
         let (wanted_by, question) = asked.ok_or(Reason::Malformed)?;
         let counter = question.counter;
         let pending = self.pending_mut(wanted_by).ok_or(Reason::Malformed)?;

@@ -96,7 +96,7 @@ impl PcrUnit {
                 .and_then(|request| self.request(caller.layer, request, cx))
                 .map(|(_, effects)| effects),
             PcrRegister::Reply => {
-                Reply::decode(value).and_then(|reply| self.reply(caller.layer, reply, cx))
+                Reply::decode(value).and_then(|reply| self.reply_presenting(caller, reply, cx))
             }
             PcrRegister::Counter(_)
             | PcrRegister::Select(_)

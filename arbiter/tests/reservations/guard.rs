@@ -2,7 +2,7 @@
 //! try who does nothing else.
 
 use arbiter::{Guard, GuardLimits};
-use proptest::prelude::{any, prop, proptest};
+use proptest::prelude::{ProptestConfig, any, prop, proptest};
 
 /// Ticks are milliseconds here.
 fn limits() -> GuardLimits {
@@ -129,6 +129,8 @@ fn an_hour_of_guessing_is_a_few_thousand_guesses() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     /// Whatever the rhythm, in every window the guesses without a penalty are
     /// a burst and what was forgiven meanwhile, and those with one are as many
     /// as first penalties fit.

@@ -275,3 +275,36 @@ fn a_unit_is_small() {
     println!("unit {unit} bytes, {slot} for each counter");
     assert!(size(8 + 4) <= 4096, "{} bytes", size(12));
 }
+
+/// Notices have sixteen places. The oldest go first, and the next one that is
+/// read says so.
+#[test]
+fn notices_that_nobody_reads_are_lost_and_told_of() {
+    let mut setup = setup();
+    setup.policy.firmware.lease_ms = Some(1);
+    for expiries in [1_u64, 16, 17, 40] {
+        let mut world = World::new(&setup);
+        for n in 0..expiries {
+            // By turns, so that it shows which ones are left.
+            let offset = u32::from(n >= 16);
+            let reserve = write(MANAGE + offset, MANAGEMENT, 0);
+            play(&mut world, reserve.by(Layer::Firmware));
+            world.step(&Op::Wait { ticks: 1000 });
+        }
+        let mut notices = Vec::new();
+        let read = Op::Read {
+            index: abi::MSR_BASE + abi::MSR_NOTICE,
+            layer: Layer::Firmware,
+            presented: 0,
+        };
+        while let Outcome::Value(word @ 1..) = world.step(&read).outcome {
+            notices.push(word);
+        }
+        // Expired, its position, the firmware itself, the reason.
+        let word = |n: u64| 4 | u64::from(n >= 16) << 8 | 12 << 24;
+        let first = expiries.saturating_sub(16);
+        let mut expected: Vec<u64> = (first..expiries).map(word).collect();
+        expected[0] |= if expiries > 16 { 0x80 } else { 0 };
+        assert_eq!(notices, expected, "{expiries}");
+    }
+}

@@ -3,7 +3,7 @@
 use crate::bed::{ACCESS, MANAGEMENT};
 use crate::play::{Op, Outcome, Script, Setup, World};
 use arbiter::{Access, Control, Cookie, Layer, Reason, Shared, abi};
-use proptest::prelude::{any, proptest};
+use proptest::prelude::{ProptestConfig, any, proptest};
 
 /// Bits of a control word that may be set, as the page lists them.
 const MEANT: [u32; 15] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 18, 19, 24];
@@ -62,6 +62,8 @@ fn a_control_word_has_the_bits_of_the_page() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn a_word_with_any_other_bit_is_refused(bits in any::<u64>()) {
         check_control(bits);

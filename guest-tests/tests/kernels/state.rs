@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use arbiter::abi;
 use guest_tests::kernel::{Kernel, Protocol, Routines, exit, print, send_signal, spin_forever};
 use guest_tests::umpire::skipped_without_kvm;
 use iced_x86::IcedError;
@@ -312,14 +313,13 @@ fn cpuid_announces_the_accounting_page_beside_kvms_own_leaves() {
     };
     let with = told(&PMU);
     // "Umpi", "reUm", "pire".
-    let head = [
-        accounting::CPUID_FEATURES,
-        0x6970_6d55,
-        0x6d55_6572,
-        0x6572_6970,
-    ];
-    assert_eq!(with[1], line(head));
-    assert_eq!(with[2], line([1, accounting::MSR_BASE, 1, 6]));
+    let head = |highest| line([highest, 0x6970_6d55, 0x6d55_6572, 0x6572_6970]);
+    let page = |features| line([1, accounting::MSR_BASE, features, 6]);
+    assert_eq!(with[1], head(abi::CPUID_LEAF));
+    assert_eq!(with[2], page(1 | abi::CPUID_FEATURES_ECX_PCR));
+    let off = told(&[&PMU[..], &["--pcr", "off"]].concat());
+    assert_eq!(off[1], head(accounting::CPUID_FEATURES));
+    assert_eq!(off[2], page(1));
     let kvm = (0x4b4d_564b, 0x564b_4d56, 0x4d);
     let words = format!("{:08x} {:08x} {:08x} ", kvm.0, kvm.1, kvm.2);
     assert!(with[0].ends_with(&words), "{with:?}");

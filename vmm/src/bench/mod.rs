@@ -4,6 +4,7 @@ mod bare;
 mod error;
 mod guest;
 mod neighbour;
+mod pcr;
 mod pmi;
 mod registers;
 mod report;
@@ -19,6 +20,7 @@ mod traps;
 pub use error::BenchError;
 pub use guest::Access;
 pub use neighbour::{NeighbourReport, NeighbourRow};
+pub use pcr::{PcrAccess, PcrReport, PcrRow};
 pub use pmi::{PmiReport, PmiRow};
 pub(crate) use report::micros;
 pub use report::{Report, write_report};
@@ -62,6 +64,9 @@ pub fn run(what: &Bench) -> Result<ExitStatus, UserError> {
         Bench::Neighbour { iterations, .. } => {
             let report = neighbour::measure(&rig, *iterations);
             print(&report.map_err(failed)?, json)
+        }
+        Bench::Pcr { iterations, .. } => {
+            print(&pcr::measure(&rig, *iterations).map_err(failed)?, json)
         }
         Bench::Pmi { measured, samples } => {
             let (chosen, left_out) = sources(measured)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pmu_virt::{BackendEnv, CounterBackend, PmuModel};
+use pmu_virt::{BackendEnv, CounterBackend, PmuModel, Reservations};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::error::BenchError;
@@ -71,6 +71,19 @@ impl<'a> Rig<'a> {
         platform: Arc<dyn Platform>,
         observer: Box<dyn Observer>,
     ) -> Result<Solo, BenchError> {
+        self.solo_with(kvm, vm, backend, platform, observer, None)
+    }
+
+    /// The same with counter reservations.
+    pub(super) fn solo_with(
+        &self,
+        kvm: KvmVcpu,
+        vm: &Arc<KvmVm>,
+        backend: Box<dyn CounterBackend>,
+        platform: Arc<dyn Platform>,
+        observer: Box<dyn Observer>,
+        reservations: Option<Reservations>,
+    ) -> Result<Solo, BenchError> {
         let parts = SoloParts {
             model: self.model.clone(),
             backend,
@@ -79,7 +92,7 @@ impl<'a> Rig<'a> {
             pmi_floor_us: u32::try_from(crate::config::DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
             platform,
             observer,
-            reservations: None,
+            reservations,
         };
         Ok(Solo::new(kvm, vm.clone(), parts)?)
     }

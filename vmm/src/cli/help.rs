@@ -131,9 +131,15 @@ No guest runs. What the run loop asks of the PMU is done for all vCPUs in turn: 
 entry and an exit, RDMSR of a running counter, and a switch of all vCPUs on one core.
 Times are in nanoseconds.";
 
-const BENCHES: [(&str, &str); 6] = [
+const BENCH_PCR: &str = "\
+Two guests on one thread in turn: one with reservations as umpire run makes them, the audit
+trail included, one as under --pcr off. A dropped access is told to the audit trail.
+Times are in nanoseconds.";
+
+const BENCHES: [(&str, &str); 7] = [
     ("traps", BENCH_TRAPS),
     ("neighbour", BENCH_NEIGHBOUR),
+    ("pcr", BENCH_PCR),
     ("pmi", BENCH_PMI),
     ("slowdown", BENCH_SLOWDOWN),
     ("switch", BENCH_SWITCH),

@@ -167,6 +167,16 @@ pub enum Bench {
               value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
         iterations: u32,
     },
+    /// Round trips of PMU accesses with counter reservations and without
+    Pcr {
+        /// The form of the report.
+        #[command(flatten)]
+        output: Output,
+        /// How often each access is measured on each side
+        #[arg(long, value_name = "N", default_value_t = 10_000,
+              value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+        iterations: u32,
+    },
     /// From a counter's overflow to the first instruction of the guest's handler
     Pmi {
         /// The form of the report, and the sources.
@@ -214,7 +224,7 @@ impl Bench {
     #[must_use]
     pub fn output(&self) -> Output {
         match self {
-            Self::Neighbour { output, .. } => *output,
+            Self::Neighbour { output, .. } | Self::Pcr { output, .. } => *output,
             Self::Traps { measured, .. }
             | Self::Pmi { measured, .. }
             | Self::Slowdown { measured, .. }
@@ -374,8 +384,8 @@ fn exit_for(error: &clap::Error, bench: bool) -> CliExit {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
             text: match bench {
                 true => {
-                    "bench: measure what? try: umpire bench traps, or neighbour, pmi, slowdown, \
-                     switch, scale in its place"
+                    "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
+                     slowdown, switch, scale in its place"
                 }
                 false => "no command given; try: umpire demo, umpire run --help, umpire doctor",
             }

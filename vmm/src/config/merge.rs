@@ -1,5 +1,7 @@
 //! Flags over file over defaults, and the check of every value.
 
+mod reserve;
+
 use std::fs;
 use std::io;
 use std::ops::RangeInclusive;
@@ -7,7 +9,6 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use arbiter::Scheme;
 use pmu_virt::{Source, Sources};
 use toml::Spanned;
 
@@ -16,16 +17,16 @@ use super::choices::{
 };
 use super::error::{ConfigError, Origin, Place};
 use super::file::ConfigFile;
-use super::policy;
-use super::reservations::{FollowsGrants, HypervisorCounters, PcrChoice};
 use super::{
-    CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_PMI_FLOOR_US, DEFAULT_SLICE_MS, GRACE_MS,
-    MEMORY_MIB, PMI_FLOOR_US, RunConfig, SLICE_MS, TIMEOUT_S, VERBOSITY,
+    CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_PMI_FLOOR_US, DEFAULT_SLICE_MS, MEMORY_MIB,
+    PMI_FLOOR_US, RunConfig, SLICE_MS, TIMEOUT_S, VERBOSITY,
 };
 use crate::cli::RunFlags;
 use crate::firmware::{CounterSpec, FirmwareChoice};
 use crate::sched::{CorePlan, CpuList};
 use crate::sys::allowed_cpus;
+
+use reserve::{place, reservations, reserves};
 
 /// A file under flags.
 #[derive(Debug)]
@@ -401,75 +402,6 @@ fn needs_pmu(pmu: &PmuChoice, states: [&Option<Given<PathBuf>>; 2]) -> Result<()
         }),
         _ => Ok(()),
     }
-}
-
-fn place<T>(given: &Option<Given<T>>) -> Option<&Place> {
-    given.as_ref().map(|given| &given.place)
-}
-
-/// Whether counters are reserved. What is `asked` for beside it means nothing
-/// without.
-fn reserves(
-    pmu: &PmuChoice,
-    pcr: Option<Given<String>>,
-    asked: [Option<&Place>; 7],
-) -> Result<bool, ConfigError> {
-    let on_or_off = |word: &str| match word {
-        "on" => Some(true),
-        "off" => Some(false),
-        _ => None,
-    };
-    let asked_on = place(&pcr).cloned();
-    let on = or_default(pcr, |g| choice(g, on_or_off, "on or off"))?;
-    let asked = asked.into_iter().flatten().next();
-    let (why, asked) = match (pmu, on) {
-        (PmuChoice::None, Some(true)) => ("--pmu none", asked.or(asked_on.as_ref())),
-        (PmuChoice::None, _) => ("--pmu none", asked),
-        (_, Some(false)) => ("--pcr off", asked),
-        _ => return Ok(true),
-    };
-    match asked {
-        Some(place) => Err(ConfigError::NoReservations {
-            place: place.clone(),
-            why,
-        }),
-        None => Ok(false),
-    }
-}
-
-fn reservations(
-    (policy, grace): (Option<Given<Vec<String>>>, Option<Given<i64>>),
-    scheme: Option<Given<String>>,
-    hypervisor: Option<Given<String>>,
-    follows: Option<Given<String>>,
-) -> Result<PcrChoice, ConfigError> {
-    let policy = or_default(policy, |given| {
-        policy::parse(&given.value).map_err(|source| ConfigError::Policy {
-            place: given.place,
-            source,
-        })
-    })?;
-    let mut policy = policy.unwrap_or_default();
-    let grace = or_default(grace, |g| number(g, GRACE_MS, "milliseconds"))?;
-    if let Some(grace) = grace.and_then(|ms| u32::try_from(ms).ok()) {
-        policy.grace_ms = grace;
-    }
-    let default = PcrChoice::default();
-    Ok(PcrChoice {
-        policy,
-        scheme: or_default(scheme, |g| {
-            choice(g, Scheme::named, "single, independent or interacting")
-        })?
-        .unwrap_or_default(),
-        hypervisor: or_default(hypervisor, |g| {
-            choice(g, HypervisorCounters::parse, HypervisorCounters::ALLOWED)
-        })?
-        .unwrap_or(default.hypervisor),
-        follows_grants: or_default(follows, |g| {
-            choice(g, FollowsGrants::parse, FollowsGrants::ALLOWED)
-        })?
-        .unwrap_or_default(),
-    })
 }
 
 /// Checks that a file could be written to: it is there and open to us, or could

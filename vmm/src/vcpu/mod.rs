@@ -11,6 +11,7 @@ mod observe;
 mod platform;
 mod pmi;
 mod rdpmc;
+mod reserved;
 mod run;
 mod saved;
 mod stepping;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use pmu_virt::{CounterSet, PmiRequest, PmiThrottle, Progress, Ring, ThrottleDecision, VcpuPmu};
 use thiserror::Error;
@@ -19,7 +18,7 @@ use super::rdpmc::GpWatch;
 use super::stepping::{StepDriver, StepSupport};
 use super::turn::{Stay, Turn};
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
-use crate::sys::{nap, rdtsc};
+use crate::sys::rdtsc;
 use crate::trap::cpl;
 
 /// How often the guest's own debug registers are looked at while ours are in
@@ -136,7 +135,7 @@ pub struct Vcpu {
 /// Everything but KVM's side, so that both can be borrowed at once.
 #[derive(Debug)]
 pub(super) struct Core {
-    tsc_khz: u32,
+    pub(super) tsc_khz: u32,
     pub(super) vm: Arc<KvmVm>,
     pub(super) pmu: Option<VcpuPmu>,
     pub(super) platform: Arc<dyn Platform>,
@@ -325,21 +324,6 @@ impl Core {
         }
     }
 
-    /// Until when the vCPU is kept off its core for guessing cookies.
-    pub(super) fn barred_until(&self) -> Option<u64> {
-        let until = self.pmu.as_ref()?.barred_until()?;
-        (rdtsc() < until).then_some(until)
-    }
-
-    /// Waits until `until` or a kick, outside of `KVM_RUN`: interrupts and PMIs
-    /// wait as well. The thread is this vCPU's own.
-    fn wait(&mut self, until: u64) -> Result<(), VcpuFailure> {
-        let ticks = u128::from(until.saturating_sub(rdtsc()));
-        let ns = ticks * 1_000_000 / u128::from(self.tsc_khz);
-        let time = Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX));
-        nap(time, || !self.control.stopping()).map_err(VcpuFailure::Wait)
-    }
-
     fn before_entry(
         &mut self,
         kvm: &mut KvmVcpu,
@@ -435,16 +419,6 @@ impl Core {
             delivery,
             due,
         });
-        Ok(())
-    }
-
-    /// Raises the interrupts that announce notices of the reservations. A notice
-    /// whose interrupt finds the local APIC off stays in the guest's queue.
-    pub(super) fn forward_notices(&mut self, kvm: &KvmVcpu) -> Result<(), VcpuFailure> {
-        while let Some(vector) = self.pmu.as_mut().and_then(VcpuPmu::take_notice) {
-            let sent = pmi::interrupt(kvm, &self.vm, vector)?;
-            self.report(kvm.id(), || TrapEvent::Notice { vector, sent });
-        }
         Ok(())
     }
 
