@@ -93,7 +93,7 @@ fn check(criterion: &mut Criterion) {
     ] {
         let cookie = Cookie::new(cookie).expect("48 bits");
         for counter in COUNTERS {
-            let verdict = unit.check(Layer::GuestKernel, cookie, counter, Access::Read);
+            let verdict = unit.check((Layer::GuestKernel, cookie), counter, Access::Read, 0);
             assert_eq!(verdict, expected, "{name} {counter}");
             group.bench_function(format!("{name} {counter}"), |bencher| {
                 bencher.iter(|| {
@@ -146,7 +146,7 @@ fn denied(criterion: &mut Criterion) {
                     audit: &mut NoAudit,
                 };
                 let (layer, counter) = (Layer::GuestKernel, COUNTERS[0]);
-                let verdict = unit.check(layer, cookie, counter, Access::Read);
+                let verdict = unit.check((layer, cookie), counter, Access::Read, 0);
                 unit.denied(
                     (layer, cookie),
                     counter,

@@ -41,7 +41,7 @@
 #define UMPIRE_PCR_MSR_ANSWER 0x244U /* R: what became of the last request */
 #define UMPIRE_PCR_MSR_GRANTED 0x245U /* R: the counters of the last answer, one bit for each position */
 #define UMPIRE_PCR_MSR_NOTICE 0x246U /* R: takes the oldest notice; 0: none */
-#define UMPIRE_PCR_MSR_REPLY 0x247U /* W: answers a notice that asks; yielding takes the counter's cookie */
+#define UMPIRE_PCR_MSR_REPLY 0x247U /* W: answers a notice that asks, with the counter's cookie */
 
 /* Cookies */
 #define UMPIRE_PCR_DEFAULT_COOKIE 0ULL /* what legacy accesses present and an unreserved counter expects */
@@ -89,7 +89,7 @@
 /* REQUEST */
 #define UMPIRE_PCR_REQUEST_RESERVE 1ULL /* operation: reserve */
 #define UMPIRE_PCR_REQUEST_RELEASE 2ULL /* operation: give back */
-#define UMPIRE_PCR_REQUEST_WITHDRAW 3ULL /* operation: withdraw the pending request */
+#define UMPIRE_PCR_REQUEST_WITHDRAW 3ULL /* operation: withdraw the pending request, with its cookie */
 #define UMPIRE_PCR_REQUEST_OP_MASK 15ULL /* mask of the operation */
 #define UMPIRE_PCR_REQUEST_ANY 0ULL /* as many programmable counters as told */
 #define UMPIRE_PCR_REQUEST_POSITION 16ULL /* the counter at the position told */
@@ -140,7 +140,7 @@
 #define UMPIRE_PCR_REASON_PRIORITY 11ULL /* a layer of higher priority needs it */
 #define UMPIRE_PCR_REASON_EXPIRED 12ULL /* the lease has ended */
 #define UMPIRE_PCR_REASON_COOKIE 13ULL /* the cookie is wrong */
-#define UMPIRE_PCR_REASON_LAYER 14ULL /* the cookie is not valid in this layer */
+#define UMPIRE_PCR_REASON_LAYER 14ULL /* no cookie is valid in this layer */
 #define UMPIRE_PCR_REASON_UNRESERVED 15ULL /* the counter is not reserved */
 #define UMPIRE_PCR_REASON_LENT 16ULL /* the owner had agreed to it */
 #define UMPIRE_PCR_REASON_PHASE 17ULL /* the firmware's phase is over */

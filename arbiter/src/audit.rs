@@ -19,7 +19,8 @@ pub struct Record {
 /// What was decided. Nothing here carries a cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The layer reserved the counter, or was granted it.
+    /// The layer reserved the counter, or was granted it. If it was
+    /// [`Event::Gathered`] before, the layer keeps it.
     Reserved {
         /// How long for, in milliseconds.
         lease_ms: Option<u32>,
@@ -31,8 +32,18 @@ pub enum Event {
         /// Who held it.
         from: Layer,
     },
-    /// The layer gave it back.
+    /// The layer, which knows its management cookie, gave it back.
     Released,
+    /// The layer, which was asked for it, gave it away.
+    Yielded {
+        /// Who has it now.
+        to: Layer,
+    },
+    /// A request of the layer that waits for others has come by it: the layer
+    /// holds it until its answer.
+    Gathered,
+    /// That request was refused, and nobody holds it any more.
+    Returned,
     /// The access cookie was set.
     AccessSet {
         /// Whether legacy accesses are shut out now.
@@ -80,6 +91,11 @@ pub enum Event {
         /// How long, in milliseconds.
         ms: u32,
     },
+    /// No cookie of a program is compared, as programs presented wrong ones.
+    Deaf {
+        /// How long, in milliseconds.
+        ms: u32,
+    },
     /// The firmware's phase has ended.
     PhaseEnded,
 }
@@ -92,6 +108,9 @@ impl Event {
             Event::Renewed => "renewed",
             Event::HandedOver { .. } => "handed-over",
             Event::Released => "released",
+            Event::Yielded { .. } => "yielded",
+            Event::Gathered => "gathered",
+            Event::Returned => "returned",
             Event::AccessSet { .. } => "access-set",
             Event::ControlSet(_) => "control-set",
             Event::DropValueSet(_) => "drop-value-set",
@@ -105,6 +124,7 @@ impl Event {
             Event::Spared => "spared",
             Event::Revoked(_) => "revoked",
             Event::Barred { .. } => "barred",
+            Event::Deaf { .. } => "deaf",
             Event::PhaseEnded => "phase-ended",
         }
     }
@@ -123,12 +143,16 @@ impl Event {
             | Event::Renewed
             | Event::HandedOver { .. }
             | Event::Released
+            | Event::Yielded { .. }
+            | Event::Gathered
+            | Event::Returned
             | Event::AccessSet { .. }
             | Event::ControlSet(_)
             | Event::DropValueSet(_)
             | Event::Asked { .. }
             | Event::Spared
             | Event::Barred { .. }
+            | Event::Deaf { .. }
             | Event::PhaseEnded => None,
         }
     }

@@ -281,6 +281,13 @@ impl Bank {
             {
                 Verdict::Permit
             }
+            _ => self.deny(layer, counter, access),
+        }
+    }
+
+    /// What a wrong cookie comes to; none is compared.
+    pub(crate) fn deny(&self, layer: Layer, counter: CounterId, access: Access) -> Verdict {
+        match self.reservation(counter) {
             Some(reservation) if reservation.control.faults(layer, access) => Verdict::Fault,
             Some(reservation) => Verdict::Drop {
                 read_as: reservation.drop_value,
@@ -339,11 +346,12 @@ impl Bank {
         cookie: Cookie,
         operation: Operation,
     ) -> Result<ChangeKind, Reason> {
-        if !reservation.is_management(cookie) {
-            return Err(Reason::Cookie);
-        }
+        // The layer comes first: where no cookie is valid, none is compared.
         if !reservation.control.manages(layer) {
             return Err(Reason::Layer);
+        }
+        if !reservation.is_management(cookie) {
+            return Err(Reason::Cookie);
         }
         Ok(match operation {
             Operation::Manage(new) if new.is_default() => ChangeKind::Release,

@@ -26,6 +26,8 @@ pub(crate) struct Pending {
     /// Counters that it has come by. The layer holds them already, so that
     /// nobody else takes them; without the others they are given back.
     pub(crate) got: CounterSet,
+    /// Those of them that were told of as gathered.
+    pub(crate) told: CounterSet,
     /// Counters whose holder keeps them.
     pub(crate) declined: CounterSet,
     /// Counters whose announced revocation did not take place.
@@ -59,6 +61,7 @@ impl Pending {
             cookie,
             lease_ms,
             got: CounterSet::EMPTY,
+            told: CounterSet::EMPTY,
             declined: CounterSet::EMPTY,
             spared: CounterSet::EMPTY,
             silent: [false; LAYERS],

@@ -50,7 +50,7 @@ pub use control::{Control, Shared};
 pub use cookie::Cookie;
 pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE};
 pub use grant::{Denial, Grant, Verdict};
-pub use guard::{Guard, GuardLimits};
+pub use guard::{Guard, GuardLimits, Penalty};
 pub use layer::{Access, Layer};
 pub use mailbox::{Answer, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
 #[cfg(feature = "alloc")]

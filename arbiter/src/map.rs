@@ -2,6 +2,7 @@
 //! kernel reach.
 
 use crate::bank::Bank;
+use crate::policy::PerKind;
 use crate::{CounterId, CounterSet, Layer};
 
 /// Legacy name to counter. A name that is not mapped has no counter.
@@ -31,10 +32,15 @@ impl LegacyMap {
     }
 
     /// Names for the first `programmable` counters that neither firmware nor
-    /// hypervisor holds, and for the first `fixed` fixed-function counters,
+    /// hypervisor holds but for those that they are about to lose, and for the first `fixed` fixed-function counters,
     /// which keep theirs.
-    pub fn around(bank: &Bank, programmable: u8, fixed: u8) -> Self {
+    pub fn around(bank: &Bank, lost: CounterSet, names: PerKind) -> Self {
+        let PerKind {
+            programmable,
+            fixed,
+        } = names;
         let taken = bank.held_by(Layer::Firmware) | bank.held_by(Layer::Hypervisor);
+        let taken = taken & !lost;
         let free = (bank.counters() & !taken).iter();
         let free = free.filter_map(|counter| match counter {
             CounterId::Programmable(n) => Some(n),

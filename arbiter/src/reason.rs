@@ -32,7 +32,7 @@ pub enum Reason {
     Expired,
     /// The cookie is wrong.
     Cookie,
-    /// The cookie is right, but not valid in this layer.
+    /// No cookie is valid in this layer; none was compared.
     Layer,
     /// The counter is not reserved.
     Unreserved,
@@ -132,7 +132,7 @@ impl fmt::Display for Reason {
             Reason::Priority => "a layer of higher priority needs it",
             Reason::Expired => "the lease has ended",
             Reason::Cookie => "the cookie is wrong",
-            Reason::Layer => "the cookie is not valid in this layer",
+            Reason::Layer => "no cookie is valid in this layer",
             Reason::Unreserved => "the counter is not reserved",
             Reason::Lent => "the owner had agreed to lend it",
             Reason::Phase => "the firmware's phase is over",

@@ -4,9 +4,10 @@ mod rig;
 
 use arbiter::abi::{
     ANSWER_GRANTED, ANSWER_NUMBER_SHIFT, ANSWER_PENDING, ANSWER_REASON_SHIFT, ANSWER_REFUSED,
-    COOKIE_MASK, FEATURE_MAILBOX, NOTICE_ASKED, NOTICE_GRANTED, NOTICE_LOST, REASON_NONE_FREE,
-    REPLY_REFUSE, REPLY_YIELD, REQUEST_POSITION, REQUEST_RELEASE, REQUEST_RESERVE,
-    REQUEST_WHICH_SHIFT, REQUEST_WITHDRAW,
+    COOKIE_MASK, FEATURE_MAILBOX, NOTICE_ASKED, NOTICE_GRANTED, NOTICE_LOST, NOTICE_REASON_SHIFT,
+    NOTICE_REFUSED, NOTICE_REVOKED, REASON_LENT, REASON_NONE_FREE, REASON_WITHDRAWN, REPLY_REFUSE,
+    REPLY_YIELD, REQUEST_POSITION, REQUEST_RELEASE, REQUEST_RESERVE, REQUEST_WHICH_SHIFT,
+    REQUEST_WITHDRAW,
 };
 use arbiter::{
     CounterId, Event, Layer, NoticeKind, PcrRegister, PerKind, Reason, Reply, Request, Scheme,
@@ -57,7 +58,7 @@ fn requests_to_give_back_and_to_withdraw() {
     let check = |value: u64, expected: &str| {
         let shown = match Request::decode(value, 1) {
             Ok(Request::Release { counter, .. }) => counter.to_string(),
-            Ok(Request::Withdraw) => "withdraw".to_owned(),
+            Ok(Request::Withdraw { .. }) => "withdraw".to_owned(),
             Ok(Request::Reserve { .. }) => "reserve".to_owned(),
             Err(reason) => reason.name().to_owned(),
         };
@@ -71,6 +72,7 @@ fn requests_to_give_back_and_to_withdraw() {
     check(3, "withdraw");
     check(0x13, "malformed");
     check(0x103, "malformed");
+    assert_eq!(Request::decode(3, 1 << 48).unwrap_err(), Reason::Malformed);
 }
 
 #[test]
@@ -122,7 +124,7 @@ fn a_driver_reserves_asks_and_replies_by_registers() {
     assert_eq!(rig.read(FW, PcrRegister::Notice), Some(asked));
     assert_eq!(rig.read(FW, PcrRegister::Notice), Some(0));
     assert!(
-        !rig.write(FW, PcrRegister::Reply, REPLY_REFUSE, 0),
+        !rig.write(FW, PcrRegister::Reply, REPLY_REFUSE, bits(FW)),
         "PMC0 was not asked for"
     );
     assert!(
@@ -145,12 +147,61 @@ fn a_driver_reserves_asks_and_replies_by_registers() {
     assert!(rig.write(FW, PcrRegister::Request, give_back, bits(FW)));
     assert_eq!(rig.bank().free(), set([0]));
     assert!(rig.write(FW, PcrRegister::Request, any(2), bits(FW)));
-    assert!(rig.write(FW, PcrRegister::Request, REQUEST_WITHDRAW, 0));
+    assert!(rig.write(FW, PcrRegister::Request, REQUEST_WITHDRAW, bits(FW)));
     assert!(rig.write(HV, PcrRegister::Request, any(2), bits(HV)));
     assert_eq!(
         rig.read(HV, PcrRegister::Answer),
         Some(ANSWER_REFUSED | REASON_NONE_FREE << ANSWER_REASON_SHIFT | 2 << 16)
     );
+}
+
+/// Two components of the kernel: one waits for counters and has come by some,
+/// the other one knows no cookie of it.
+#[test]
+fn who_does_not_know_the_cookie_neither_withdraws_nor_replies() {
+    let mut rig = Rig::new(Scheme::Interacting, 4, plain());
+    rig.end_phase();
+    rig.any(HV, 2);
+    let want_4 = REQUEST_RESERVE | 4 << REQUEST_WHICH_SHIFT;
+    assert!(rig.write(KERNEL, PcrRegister::Request, want_4, bits(KERNEL)));
+    assert_eq!(rig.held(KERNEL), set([0, 1]));
+    let pending = Some(ANSWER_PENDING | 1 << ANSWER_NUMBER_SHIFT);
+    for (guess, counted) in [(0, 0), (bits(HV), 1), (1 << 48, 0)] {
+        let before = rig.unit.wrong_cookies();
+        let withdraw = REQUEST_WITHDRAW;
+        assert!(!rig.write(KERNEL, PcrRegister::Request, withdraw, guess));
+        assert_eq!(rig.unit.wrong_cookies() - before, counted, "{guess:#x}");
+        assert_eq!(rig.held(KERNEL), set([0, 1]));
+        assert_eq!(rig.read(KERNEL, PcrRegister::Answer), pending);
+    }
+    assert!(rig.notices(KERNEL).is_empty());
+    let (withdraw, cookie) = (REQUEST_WITHDRAW, bits(KERNEL));
+    assert!(rig.write(KERNEL, PcrRegister::Request, withdraw, cookie));
+    assert_eq!(rig.bank().free(), set([0, 1]));
+    let word = NOTICE_REFUSED | 2 << 16 | REASON_WITHDRAWN << NOTICE_REASON_SHIFT;
+    assert_eq!(rig.read(KERNEL, PcrRegister::Notice), Some(word));
+    assert!(
+        rig.write(KERNEL, PcrRegister::Request, withdraw, 0),
+        "nothing is pending"
+    );
+
+    // The other way round: the kernel is asked for what one component holds.
+    rig.any(KERNEL, 2);
+    rig.any(HV, 1);
+    rig.notices(KERNEL);
+    for reply in [REPLY_REFUSE, REPLY_YIELD] {
+        let reply = reply | 1 << 8;
+        assert!(!rig.write(KERNEL, PcrRegister::Reply, reply, 0));
+        assert!(!rig.write(KERNEL, PcrRegister::Reply, reply, bits(HV)));
+        assert!(!rig.write(KERNEL, PcrRegister::Reply, reply, 1 << 48));
+    }
+    assert_eq!(rig.unit.wrong_cookies(), 3);
+    assert_eq!(rig.unit.answer(HV).outcome, arbiter::Outcome::Pending);
+    let yields = REPLY_YIELD | 1 << 8;
+    assert!(rig.write(KERNEL, PcrRegister::Reply, yields, cookie));
+    assert_eq!(rig.held(HV), set([1, 2, 3]));
+    let lost = NOTICE_REVOKED | 1 << 8 | 1 << 16 | REASON_LENT << NOTICE_REASON_SHIFT;
+    assert_eq!(rig.read(KERNEL, PcrRegister::Notice), Some(lost));
 }
 
 #[test]
@@ -236,7 +287,7 @@ fn the_queue_is_bounded_and_tells_what_it_lost() {
     rig.any(FW, 1);
     for _ in 0..40 {
         rig.any(HV, 1);
-        rig.request(HV, Request::Withdraw).unwrap();
+        rig.withdraw(HV);
     }
     let first = rig.read(FW, PcrRegister::Notice).unwrap();
     assert_ne!(first & NOTICE_LOST, 0);

@@ -2,10 +2,13 @@
 
 mod rig;
 
+use arbiter::abi::{CONTROL_ACCESS_USER, CONTROL_FAULT, CONTROL_MANAGE_KERNEL};
 use arbiter::{
-    Event, NoticeKind, Outcome, PcrRegister, Policy, Reason, Request, Scheme, Share, Wanted,
+    Access, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind, Phase,
+    Policy, Reason, Request, Scheme, Share, Verdict, Wanted,
 };
 use rig::{FW, HV, KERNEL, Rig, bits, cookie, plain, pmc, set, share};
+use std::sync::Arc;
 
 const GRANTED: fn([u8; 1]) -> Outcome = |counters| Outcome::Granted(set(counters));
 
@@ -169,7 +172,7 @@ fn a_holder_that_yields_hands_its_counter_over() {
         .iter()
         .map(|(_, _, event)| event.name())
         .collect();
-    assert_eq!(names, ["asked", "released", "reserved"]);
+    assert_eq!(names, ["asked", "yielded", "reserved"]);
     assert_eq!(rig.unit.deadline(), None);
 }
 
@@ -302,7 +305,7 @@ fn the_master_revokes_by_priority_and_asks_nobody() {
         .iter()
         .map(|(_, _, event)| event.name())
         .collect();
-    assert_eq!(names, ["released", "spared"]);
+    assert_eq!(names, ["released", "spared", "gathered"]);
     rig.at(100);
     assert_eq!(rig.held(HV).len(), 2);
     assert_eq!(rig.held(FW).len(), 2);
@@ -353,16 +356,19 @@ fn a_request_can_be_withdrawn_and_only_one_is_pending() {
     assert_eq!(rig.request(HV, request).unwrap_err(), Reason::Busy);
     assert_eq!(rig.unit.answer(HV).number, 1);
     rig.notices(FW);
-    let answer = rig.request(HV, Request::Withdraw).unwrap();
+    let wrong = Request::Withdraw { cookie: cookie(FW) };
+    assert_eq!(rig.request(HV, wrong), Err(Reason::Cookie));
+    let answer = rig.withdraw(HV);
     assert_eq!(answer.outcome, Outcome::Refused(Reason::Withdrawn));
     assert_eq!(rig.notices(FW)[0].kind, NoticeKind::Cancelled);
-    assert!(rig.notices(HV).is_empty(), "it knows");
-    assert_eq!(rig.reply(FW, 3, true), Err(Reason::Malformed));
+    let told = rig.notices(HV);
+    assert_eq!(told.len(), 1, "whoever waits beside it");
     assert_eq!(
-        rig.request(HV, Request::Withdraw).unwrap(),
-        answer,
-        "nothing is pending"
+        (told[0].kind, told[0].reason),
+        (NoticeKind::Refused, Some(Reason::Withdrawn))
     );
+    assert_eq!(rig.reply(FW, 3, true), Err(Reason::Malformed));
+    assert_eq!(rig.withdraw(HV), answer, "nothing is pending");
     assert_eq!(rig.unit.deadline(), None);
 }
 
@@ -587,5 +593,162 @@ fn guessing_in_the_mailbox_is_counted() {
         assert_eq!(rig.unit.wrong_cookies(), 20);
         assert!(rig.unit.barred_until(0).is_some());
         assert_eq!(rig.held(FW), set([3]));
+    }
+}
+
+/// A program of the kernel's presents junk, then the right cookie.
+#[test]
+fn programs_that_guess_are_not_listened_to_for_a_while() {
+    let user = Layer::GuestUser;
+    for faults in [false, true] {
+        let mut rig = under(Scheme::Independent);
+        rig.end_phase();
+        rig.this(KERNEL, 0);
+        let control = Control::INITIAL.bits() | if faults { CONTROL_FAULT } else { 0 };
+        assert!(rig.write(KERNEL, PcrRegister::Control(pmc(0)), control, bits(KERNEL)));
+        let wrong = match faults {
+            true => Verdict::Fault,
+            false => Verdict::Drop { read_as: 0 },
+        };
+        let mut rdpmc = |layer, register| {
+            let caller = (layer, arbiter::Cookie::new(register).unwrap());
+            let verdict = rig.cx(|unit, cx| {
+                let verdict = unit.check(caller, pmc(0), Access::Rdpmc, cx.now);
+                unit.denied(caller, pmc(0), Access::Rdpmc, verdict, cx);
+                verdict
+            });
+            (verdict, rig.unit.wrong_cookies(), rig.events())
+        };
+        for guess in 1..=16 {
+            assert_eq!(rdpmc(user, guess).0, wrong);
+        }
+        assert_eq!(rdpmc(user, bits(KERNEL)).0, Verdict::Permit, "still free");
+        let (verdict, wrongs, told) = rdpmc(user, 17);
+        assert_eq!((verdict, wrongs), (wrong, 17));
+        assert_eq!(told[1], (user, None, Event::Deaf { ms: 10 }));
+        for guess in [18, bits(KERNEL)] {
+            let (verdict, wrongs, told) = rdpmc(user, guess);
+            assert_eq!((verdict, wrongs), (wrong, 17), "not compared, not counted");
+            assert_eq!(told.len(), 1);
+        }
+        assert_eq!(rdpmc(KERNEL, bits(KERNEL)).0, Verdict::Permit);
+        assert_eq!(rig.unit.barred_until(rig.now), None);
+        rig.at(10);
+        let caller = (user, cookie(KERNEL));
+        let verdict = rig.unit.check(caller, pmc(0), Access::Rdpmc, rig.now);
+        assert_eq!(verdict, Verdict::Permit);
+    }
+}
+
+/// Where the mode bits shut a layer out, no cookie is right: none is counted, and
+/// the answer does not tell the right one.
+#[test]
+fn a_layer_that_is_shut_out_cannot_guess() {
+    let mut rig = under(Scheme::Interacting);
+    rig.end_phase();
+    rig.this(KERNEL, 0);
+    let control = Control::INITIAL.bits() & !(CONTROL_ACCESS_USER | CONTROL_MANAGE_KERNEL);
+    assert!(rig.write(KERNEL, PcrRegister::Control(pmc(0)), control, bits(KERNEL)));
+    for guess in [bits(KERNEL), 1, 2] {
+        let caller = (Layer::GuestUser, arbiter::Cookie::new(guess).unwrap());
+        rig.cx(|unit, cx| {
+            let verdict = unit.check(caller, pmc(0), Access::Rdpmc, cx.now);
+            assert_eq!(verdict, Verdict::Drop { read_as: 0 });
+            unit.denied(caller, pmc(0), Access::Rdpmc, verdict, cx);
+        });
+        assert!(!rig.write(KERNEL, PcrRegister::ManagementKey(pmc(0)), 0, guess));
+        let (counter, cookie) = (pmc(0), caller.1);
+        let released = rig.request(KERNEL, Request::Release { counter, cookie });
+        let refused = Outcome::Refused(Reason::Cookie);
+        assert_eq!(released.unwrap().outcome, refused, "{guess:#x}");
+        let told = rig.events().into_iter();
+        assert!(
+            told.rev()
+                .take(3)
+                .all(|(_, _, event)| event.reason() == Some(Reason::Layer))
+        );
+    }
+    assert_eq!(rig.unit.wrong_cookies(), 0);
+}
+
+#[test]
+fn what_the_hypervisor_sets_aside_has_no_lease() {
+    let mut policy = plain();
+    policy.hypervisor.lease_ms = Some(50);
+    let mut rig = Rig::new(Scheme::Independent, 2, policy);
+    let done = rig.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
+    assert!(done.is_ok());
+    assert_eq!(rig.unit.deadline(), None);
+    rig.at(1000);
+    assert_eq!(rig.held(HV), set([1]));
+    // What it asks for as others do, it renews as others do.
+    rig.any(HV, 1);
+    rig.at(2000);
+    assert_eq!(rig.held(HV), set([1]));
+}
+
+/// The firmware hands over while it waits for counters: what it had gathered has
+/// a name, whoever ended the phase and whatever happens here first.
+#[test]
+fn what_the_firmware_was_gathering_keeps_its_legacy_name() {
+    type Look = fn(&mut Rig);
+    let firsts: [(&str, Look); 4] = [
+        ("this vCPU ends it", |rig| {
+            rig.end_phase();
+        }),
+        ("tick", |rig| {
+            rig.unit.phase().end();
+            rig.at(0);
+        }),
+        ("a legacy access, then a tick", |rig| {
+            rig.unit.phase().end();
+            let _ = rig.unit.map();
+            rig.at(0);
+        }),
+        ("a request of the kernel", |rig| {
+            rig.unit.phase().end();
+            rig.any(KERNEL, 1);
+            rig.at(0);
+            rig.release(KERNEL, 3);
+        }),
+    ];
+    for (first, look) in firsts {
+        for pending in [false, true] {
+            let mut rig = Rig::of(PcrConfig {
+                counters: kinds(4),
+                widths: kinds(48),
+                policy: plain(),
+                scheme: Scheme::Interacting,
+                guard: arbiter::GuardLimits::with_ticks_per_ms(1),
+                ticks_per_ms: 1,
+                phase: Arc::new(Phase::new(true)),
+                legacy: Some(kinds(4)),
+                smm: false,
+            });
+            rig.this(FW, 0);
+            rig.this(HV, 2);
+            if pending {
+                assert_eq!(rig.any(FW, 3).outcome, Outcome::Pending);
+                assert_eq!(rig.held(FW), set([0, 1, 3]));
+            }
+            look(&mut rig);
+            assert_eq!(rig.held(FW), set([0]), "{first}");
+            assert_eq!(rig.unit.deadline(), None, "{first}");
+            let map = rig.unit.map();
+            let named = [0, 1, 2].map(|n| map.counter(pmc(n)));
+            assert_eq!(named, [Some(pmc(1)), Some(pmc(3)), None], "{first}");
+            let refused = match pending {
+                true => Outcome::Refused(Reason::Phase),
+                false => Outcome::Granted(set([0])),
+            };
+            assert_eq!(rig.unit.answer(FW).outcome, refused, "{first}");
+        }
+    }
+}
+
+fn kinds(programmable: u8) -> PerKind {
+    PerKind {
+        programmable,
+        fixed: 0,
     }
 }

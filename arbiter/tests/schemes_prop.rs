@@ -113,7 +113,7 @@ fn act(rig: &mut Rig, layer: Layer, action: Do) {
             );
         }
         Do::Withdraw => {
-            rig.request(layer, Request::Withdraw).unwrap();
+            rig.withdraw(layer);
         }
         Do::Reply(counter, yields) => {
             let done = rig.cx(|unit, cx| unit.reply(layer, Reply { counter, yields }, cx));

@@ -70,7 +70,7 @@ pub const MSR_ANSWER: u32 = 0x244;
 pub const MSR_GRANTED: u32 = 0x245;
 /// R: takes the oldest notice; 0: none.
 pub const MSR_NOTICE: u32 = 0x246;
-/// W: answers a notice that asks; yielding takes the counter's cookie.
+/// W: answers a notice that asks, with the counter's cookie.
 pub const MSR_REPLY: u32 = 0x247;
 
 // Cookies.
@@ -160,7 +160,7 @@ pub const LEGACY_NONE: u64 = 0xffff_ffff_ffff_ffff;
 pub const REQUEST_RESERVE: u64 = 1;
 /// Operation: give back.
 pub const REQUEST_RELEASE: u64 = 2;
-/// Operation: withdraw the pending request.
+/// Operation: withdraw the pending request, with its cookie.
 pub const REQUEST_WITHDRAW: u64 = 3;
 /// Mask of the operation.
 pub const REQUEST_OP_MASK: u64 = 15;
@@ -259,7 +259,7 @@ pub const REASON_PRIORITY: u64 = 11;
 pub const REASON_EXPIRED: u64 = 12;
 /// The cookie is wrong.
 pub const REASON_COOKIE: u64 = 13;
-/// The cookie is not valid in this layer.
+/// No cookie is valid in this layer.
 pub const REASON_LAYER: u64 = 14;
 /// The counter is not reserved.
 pub const REASON_UNRESERVED: u64 = 15;

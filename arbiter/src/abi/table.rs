@@ -164,7 +164,7 @@ pub const TABLE: &[Group] = &[
             entry(
                 "MSR_REPLY",
                 0x247,
-                "W: answers a notice that asks; yielding takes the counter's cookie",
+                "W: answers a notice that asks, with the counter's cookie",
             ),
         ],
     },
@@ -288,7 +288,7 @@ pub const TABLE: &[Group] = &[
             entry(
                 "REQUEST_WITHDRAW",
                 3,
-                "operation: withdraw the pending request",
+                "operation: withdraw the pending request, with its cookie",
             ),
             entry("REQUEST_OP_MASK", 0xf, "mask of the operation"),
             entry("REQUEST_ANY", 0x00, "as many programmable counters as told"),
@@ -372,7 +372,7 @@ pub const TABLE: &[Group] = &[
             entry("REASON_PRIORITY", 11, "a layer of higher priority needs it"),
             entry("REASON_EXPIRED", 12, "the lease has ended"),
             entry("REASON_COOKIE", 13, "the cookie is wrong"),
-            entry("REASON_LAYER", 14, "the cookie is not valid in this layer"),
+            entry("REASON_LAYER", 14, "no cookie is valid in this layer"),
             entry("REASON_UNRESERVED", 15, "the counter is not reserved"),
             entry("REASON_LENT", 16, "the owner had agreed to it"),
             entry("REASON_PHASE", 17, "the firmware's phase is over"),

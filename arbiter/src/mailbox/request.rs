@@ -52,7 +52,10 @@ pub enum Request {
         cookie: Cookie,
     },
     /// To forget the request that is pending.
-    Withdraw,
+    Withdraw {
+        /// The cookie that the request presented.
+        cookie: Cookie,
+    },
 }
 
 const WHICH: u64 = 0xff << abi::REQUEST_WHICH_SHIFT;
@@ -97,7 +100,9 @@ impl Request {
                 counter: counter()?,
                 cookie: cookie()?,
             }),
-            abi::REQUEST_WITHDRAW if value == abi::REQUEST_WITHDRAW => Ok(Request::Withdraw),
+            abi::REQUEST_WITHDRAW if value == abi::REQUEST_WITHDRAW => {
+                Ok(Request::Withdraw { cookie: cookie()? })
+            }
             _ => Err(Reason::Malformed),
         }
     }

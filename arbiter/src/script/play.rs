@@ -249,7 +249,7 @@ impl Player {
                 held.iter()
                     .try_for_each(|counter| request(self, Request::Release { counter, cookie }))
             }
-            Action::Withdraw => request(self, Request::Withdraw),
+            Action::Withdraw => request(self, Request::Withdraw { cookie }),
             Action::Claim(counter) => {
                 self.write(
                     layer,
@@ -289,7 +289,7 @@ impl Player {
     fn request(&mut self, index: usize, layer: Layer, request: Request) -> Result<(), End> {
         let slot = usize::from(layer.code());
         let before = self.asking[slot];
-        if !matches!(request, Request::Withdraw) {
+        if !matches!(request, Request::Withdraw { .. }) {
             self.asking[slot] = Some(index);
         }
         let done = self.run(|unit, cx| unit.request(layer, request, cx));

@@ -20,7 +20,8 @@ impl PcrUnit {
     ///
     /// # Errors
     /// Nothing has changed, the answer to the last request included: an earlier
-    /// request is pending ([`Reason::Busy`]), or the layer cannot hold counters
+    /// request is pending ([`Reason::Busy`]), it is not to be withdrawn with this
+    /// cookie ([`Reason::Cookie`]), or the layer cannot hold counters
     /// ([`Reason::Layer`]). A guest gets #GP.
     pub fn request(
         &mut self,
@@ -31,7 +32,12 @@ impl PcrUnit {
         let layer = layer.as_holder();
         let letterbox = self.letterbox_mut(layer).ok_or(Reason::Layer)?;
         let effects = match request {
-            Request::Withdraw => {
+            Request::Withdraw { cookie } => {
+                let pending = letterbox.pending.as_ref();
+                // Else one component of a layer could undo what another asked.
+                if pending.is_some_and(|pending| !pending.cookie.matches(cookie)) {
+                    return Err(Reason::Cookie);
+                }
                 let effects = self.conclude(layer, Err(Reason::Withdrawn), cx);
                 effects.and(self.serve(cx))
             }
@@ -151,7 +157,12 @@ impl PcrUnit {
                 record(cx, layer, counter, Event::Refused(reason));
                 // Whoever gives a counter back knows that it has a cookie.
                 self.guessed(reason, layer, false, cx);
-                self.set_outcome(layer, Outcome::Refused(reason));
+                // A right cookie in a wrong layer and a wrong one look alike.
+                let shown = match reason {
+                    Reason::Layer => Reason::Cookie,
+                    other => other,
+                };
+                self.set_outcome(layer, Outcome::Refused(shown));
                 Effects::NONE
             }
         }
@@ -169,9 +180,9 @@ impl PcrUnit {
         letterbox.map_or(Answer::default(), |letterbox| letterbox.answer)
     }
 
-    /// A guest's layer answers by writing `REPLY`. Giving a counter away takes
-    /// its cookie, as giving it back does: a component of a layer cannot dispose
-    /// of another one's.
+    /// A guest's layer answers by writing `REPLY`. That takes the counter's
+    /// cookie, as giving it back does: a component of a layer can neither give
+    /// away nor keep what is another one's.
     pub(super) fn reply_presenting(
         &mut self,
         caller: Caller,
@@ -179,12 +190,10 @@ impl PcrUnit {
         cx: &mut Context<'_>,
     ) -> Result<Effects, Reason> {
         let layer = caller.layer.as_holder();
-        if reply.yields {
-            self.asked_for(layer, reply.counter)
-                .ok_or(Reason::Malformed)?;
-            let cookie = Cookie::new(caller.presented).ok_or(Reason::Malformed)?;
-            self.check_cookie(layer, reply.counter, cookie)?;
-        }
+        self.asked_for(layer, reply.counter)
+            .ok_or(Reason::Malformed)?;
+        let cookie = Cookie::new(caller.presented).ok_or(Reason::Malformed)?;
+        self.check_cookie(layer, reply.counter, cookie)?;
         self.reply(layer, reply, cx)
     }
 
@@ -220,7 +229,10 @@ impl PcrUnit {
                 pending.question = None;
                 let kind = ChangeKind::Release;
                 effects = self.apply(Change { counter, kind });
-                record(cx, layer, Some(counter), Event::Released);
+                record(cx, layer, Some(counter), Event::Yielded { to: wanted_by });
+                // The component that knows the cookie learns of it, whoever
+                // wrote the reply.
+                self.tell_revoked(layer, counter, wanted_by, Reason::Lent);
                 effects = effects.and(self.take(counter, wanted_by));
             }
             false => {

@@ -22,7 +22,7 @@ use crate::bank::{Bank, Change, ChangeKind, Effects, Reservation};
 use crate::broker::LAYERS;
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
-use crate::guard::Guard;
+use crate::guard::{Guard, Penalty};
 use crate::mailbox::Letterbox;
 use crate::map::LegacyMap;
 use crate::phase::Phase;
@@ -111,7 +111,8 @@ impl PcrUnit {
     }
 
     /// Sets a counter aside for the hypervisor, before the guest starts or
-    /// later: out of reach for every other layer and every legacy control.
+    /// later: out of reach for every other layer and every legacy control, and
+    /// without a lease, whatever policy says of the hypervisor's.
     ///
     /// # Errors
     /// It cannot be had: there is no such counter, somebody holds it, or policy
@@ -138,7 +139,8 @@ impl PcrUnit {
         let kind = ChangeKind::Reserve(reservation);
         let mut effects = self.apply(Change { counter, kind });
         effects.cleared.insert(counter);
-        let lease_ms = self.start_lease(counter, None, cx.now);
+        // Nobody would renew a lease of the hypervisor's own.
+        let lease_ms = None;
         record(cx, layer, Some(counter), Event::Reserved { lease_ms });
         self.find_deadline();
         Ok(effects)
@@ -197,20 +199,35 @@ impl PcrUnit {
     #[cold]
     fn rename(&mut self) {
         if let Some(names) = self.unmapped.take() {
-            self.map = LegacyMap::around(&self.bank, names.programmable, names.fixed);
+            // What a firmware that runs no more was still gathering is not its own:
+            // the request is refused, here at the next tick at the latest.
+            let lost = match self.is_alive(Layer::Firmware) {
+                true => None,
+                false => self.pending(Layer::Firmware).map(|pending| pending.got),
+            };
+            self.map = LegacyMap::around(&self.bank, lost.unwrap_or_default(), names);
+            self.find_deadline();
         }
     }
 
-    /// What an access to a counter, or to its control, comes to.
+    /// What an access to a counter, or to its control, comes to at `now`.
     #[inline]
     pub fn check(
         &self,
-        layer: Layer,
-        cookie: Cookie,
+        (layer, cookie): (Layer, Cookie),
         counter: CounterId,
         access: Access,
+        now: u64,
     ) -> Verdict {
+        if layer == Layer::GuestUser && self.is_deaf_to(cookie, now) {
+            return self.bank.deny(layer, counter, access);
+        }
         self.bank.check(layer, cookie, counter, access)
+    }
+
+    /// Whether a program's cookie is taken as a wrong one, whatever it is.
+    fn is_deaf_to(&self, cookie: Cookie, now: u64) -> bool {
+        !cookie.is_default() && self.guard.is_deaf(now)
     }
 
     /// Takes note of an access that [`PcrUnit::check`] did not permit.
@@ -225,10 +242,10 @@ impl PcrUnit {
     ) {
         let (layer, cookie) = caller;
         let reason = match self.bank.reservation(counter) {
-            Some(reservation) if reservation.is_access(cookie) => Reason::Layer,
-            Some(_) if cookie.is_default() => Reason::Held,
-            Some(_) => Reason::Cookie,
             None => Reason::Unreserved,
+            Some(reservation) if cookie.is_default() && reservation.is_private() => Reason::Held,
+            Some(reservation) if !reservation.control.accesses(layer) => Reason::Layer,
+            Some(_) => Reason::Cookie,
         };
         let event = match (verdict, access) {
             (Verdict::Permit, _) => return,
@@ -237,21 +254,32 @@ impl PcrUnit {
             (Verdict::Drop { .. }, Access::Read | Access::Rdpmc) => Event::DroppedRead(reason),
         };
         record(cx, layer, Some(counter), event);
-        self.guessed(reason, layer, cookie.is_default(), cx);
+        // What was not compared is no guess.
+        let was_compared = layer != Layer::GuestUser || !self.is_deaf_to(cookie, cx.now);
+        if was_compared {
+            self.guessed(reason, layer, cookie.is_default(), cx);
+        }
     }
 
-    /// Something was denied for `reason`. Counts the cookie as wrong, also the
-    /// right one in a layer in which it is not valid: a penalty for wrong ones
-    /// alone would tell that this was the right one. The default cookie is what
-    /// one presents before one guesses.
+    /// Something was denied for `reason`. Counts a cookie that was compared and
+    /// found wrong. Where the mode bits make every cookie of the layer wrong, none
+    /// is compared and none counted, the right one as little as any other: a
+    /// penalty tells nothing. The default cookie is what one presents before one
+    /// guesses.
     fn guessed(&mut self, reason: Reason, layer: Layer, is_default: bool, cx: &mut Context<'_>) {
-        if is_default || !matches!(reason, Reason::Cookie | Reason::Layer) {
+        if is_default || reason != Reason::Cookie {
             return;
         }
-        if let Some(penalty) = self.guard.wrong(cx.now) {
-            let ms = self.to_ms(penalty);
-            record(cx, layer, None, Event::Barred { ms });
-        }
+        let event = match self.guard.wrong(layer, cx.now) {
+            None => return,
+            Some(Penalty::Barred(ticks)) => Event::Barred {
+                ms: self.to_ms(ticks),
+            },
+            Some(Penalty::Deaf(ticks)) => Event::Deaf {
+                ms: self.to_ms(ticks),
+            },
+        };
+        record(cx, layer, None, event);
     }
 
     /// Until when the vCPU is kept off its core; `None` if it may run.

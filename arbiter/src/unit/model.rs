@@ -213,7 +213,10 @@ impl State {
                 let request = Request::Release { counter, cookie };
                 unit.request(layer, request, cx).map(drop).ok()
             }
-            Action::Withdraw(layer) => unit.request(layer, Request::Withdraw, cx).map(drop).ok(),
+            Action::Withdraw(layer) => unit
+                .request(layer, Request::Withdraw { cookie }, cx)
+                .map(drop)
+                .ok(),
             Action::Reply(layer, counter, yields) => unit
                 .reply(layer, Reply { counter, yields }, cx)
                 .map(drop)

@@ -171,12 +171,12 @@ impl PcrUnit {
             return Err(Reason::NoCounter);
         }
         let reservation = self.bank.reservation(counter).ok_or(Reason::Unreserved)?;
-        if !reservation.is_access(cookie) {
-            return Err(Reason::Cookie);
+        if reservation.owner != layer {
+            return Err(Reason::Layer);
         }
-        match reservation.owner == layer {
+        match reservation.is_access(cookie) {
             true => Ok(Change { counter, kind }),
-            false => Err(Reason::Layer),
+            false => Err(Reason::Cookie),
         }
     }
 

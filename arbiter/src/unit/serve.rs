@@ -28,7 +28,7 @@ impl PcrUnit {
     }
 
     /// Whether code of this layer can still run.
-    fn is_alive(&self, layer: Layer) -> bool {
+    pub(super) fn is_alive(&self, layer: Layer) -> bool {
         match layer {
             Layer::Firmware => self.smm || !self.phase.is_over(),
             Layer::GuestKernel => self.phase.is_over(),
@@ -145,7 +145,10 @@ impl PcrUnit {
                 Step::Ask(counter) => self.ask(counter, layer, cx),
                 Step::Announce(counter) => self.announce(counter, layer, cx),
                 Step::Spare(counter) => self.spare(counter, cx),
-                Step::Wait => return effects,
+                Step::Wait => {
+                    self.tell_gathered(layer, cx);
+                    return effects;
+                }
                 Step::Grant => return effects.and(self.conclude(layer, Ok(()), cx)),
                 Step::Refuse(reason) => {
                     return effects.and(self.conclude(layer, Err(reason), cx));
@@ -153,6 +156,19 @@ impl PcrUnit {
             }
         }
         effects
+    }
+
+    /// A request goes on waiting: the trail has what it has come by. What comes
+    /// together with the answer has one record, that of the answer.
+    fn tell_gathered(&mut self, layer: Layer, cx: &mut Context<'_>) {
+        let Some(pending) = self.pending_mut(layer) else {
+            return;
+        };
+        let news = pending.got & !pending.told;
+        pending.told = pending.got;
+        for counter in news.iter() {
+            record(cx, layer, Some(counter), Event::Gathered);
+        }
     }
 
     /// The request of `layer` has its answer: ends what is under way for it, and
@@ -163,6 +179,8 @@ impl PcrUnit {
         answer: Result<(), Reason>,
         cx: &mut Context<'_>,
     ) -> Effects {
+        // Names are settled while it shows what the request was gathering.
+        let _ = self.map();
         let pending = self.letterbox_mut(layer).and_then(|one| one.pending.take());
         let Some(pending) = pending else {
             return Effects::NONE;
@@ -191,6 +209,9 @@ impl PcrUnit {
                         counter,
                         kind: ChangeKind::Release,
                     }));
+                    if pending.told.contains(counter) {
+                        record(cx, layer, Some(counter), Event::Returned);
+                    }
                 }
             }
         }
@@ -209,7 +230,9 @@ impl PcrUnit {
         if let Some(letterbox) = self.letterbox_mut(layer) {
             letterbox.answer.outcome = outcome;
         }
-        if pending.waits && reason != Some(Reason::Withdrawn) {
+        // Also of one that was withdrawn: several components of a layer may wait
+        // for the answer.
+        if pending.waits {
             let (counter, due) = (None, None);
             self.tell(
                 layer,

@@ -15,6 +15,8 @@ impl PcrUnit {
     /// revocation.
     pub fn tick(&mut self, cx: &mut Context<'_>) -> Effects {
         let mut effects = Effects::NONE;
+        // Another vCPU may have ended the firmware's phase.
+        let _ = self.map();
         if self.deadline.is_none_or(|deadline| cx.now < deadline) {
             return effects;
         }
@@ -133,7 +135,11 @@ impl PcrUnit {
             let question = letterbox.pending.as_ref()?.question?;
             Some(question.due)
         });
-        self.deadline = ends.chain(questions).min();
+        // The request of a firmware that runs no more is refused at once.
+        let is_orphaned =
+            self.pending(Layer::Firmware).is_some() && !self.is_alive(Layer::Firmware);
+        let orphaned = is_orphaned.then_some(0);
+        self.deadline = ends.chain(questions).chain(orphaned).min();
     }
 }
 

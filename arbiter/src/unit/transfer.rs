@@ -57,17 +57,28 @@ impl PcrUnit {
             kind: ChangeKind::Release,
         });
         record(cx, owner, Some(counter), Event::Revoked(reason));
+        self.tell_revoked(owner, counter, layer, reason);
+        effects.and(self.take(counter, layer))
+    }
+
+    /// Tells a layer that it has lost a counter.
+    pub(super) fn tell_revoked(
+        &mut self,
+        owner: Layer,
+        counter: CounterId,
+        to: Layer,
+        reason: Reason,
+    ) {
         self.tell(
             owner,
             Letter {
                 kind: NoticeKind::Revoked,
                 counter: Some(counter),
-                layer,
+                layer: to,
                 reason: Some(reason),
                 due: None,
             },
         );
-        effects.and(self.take(counter, layer))
     }
 
     pub(super) fn ask(&mut self, counter: CounterId, wanted_by: Layer, cx: &mut Context<'_>) {

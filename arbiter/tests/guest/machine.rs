@@ -203,7 +203,7 @@ impl Port {
         let machine = self.machine.borrow();
         let cookie = arbiter::Cookie::new(key.register()).expect("a key has 48 bits");
         let unit = &machine.cpus[cpu as usize].unit;
-        unit.check(self.layer, cookie, counter, access)
+        unit.check((self.layer, cookie), counter, access, machine.now)
     }
 
     pub(crate) fn held(&self, cpu: u32) -> CounterSet {
@@ -293,7 +293,9 @@ impl Cpu {
     fn verdict(&self, caller: Caller, counter: CounterId, access: Access) -> Option<Verdict> {
         let cookie = arbiter::Cookie::new(caller.presented)?;
         let exists = self.unit.bank().counters().contains(counter);
-        exists.then(|| self.unit.check(caller.layer, cookie, counter, access))
+        // Nobody guesses here.
+        let verdict = self.unit.check((caller.layer, cookie), counter, access, 0);
+        exists.then_some(verdict)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Wrong cookies: when they cost something, how much, and how many somebody can
 //! try who does nothing else.
 
-use arbiter::{Guard, GuardLimits};
+use arbiter::{Guard, GuardLimits, Layer, Penalty};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
 
 /// Ticks are milliseconds here.
@@ -9,11 +9,24 @@ fn limits() -> GuardLimits {
     GuardLimits::with_ticks_per_ms(1)
 }
 
+/// A wrong cookie of the kernel's, and how long the vCPU is barred for it.
+fn present(guard: &mut Guard, now: u64) -> Option<u64> {
+    let penalty = guard.wrong(Layer::GuestKernel, now)?;
+    match penalty {
+        Penalty::Barred(ticks) => Some(ticks),
+        Penalty::Deaf(_) => panic!("a penalty for programs"),
+    }
+}
+
 /// Wrong cookies at these times bring these penalties.
 fn check(limits: GuardLimits, wrong: &[(u64, Option<u64>)]) {
     let mut guard = Guard::new(limits);
     for (n, (now, penalty)) in wrong.iter().enumerate() {
-        assert_eq!(guard.wrong(*now), *penalty, "wrong cookie {n} at {now}");
+        assert_eq!(
+            present(&mut guard, *now),
+            *penalty,
+            "wrong cookie {n} at {now}"
+        );
         assert_eq!(guard.total(), 1 + u64::try_from(n).expect("few"));
         if let Some(ticks) = penalty {
             let end = now + ticks;
@@ -91,7 +104,7 @@ fn odd_limits_do_no_harm() {
     };
     let mut guard = Guard::new(zero);
     for now in [0, 1, u64::MAX, 0] {
-        assert_eq!(guard.wrong(now), Some(0));
+        assert_eq!(present(&mut guard, now), Some(0));
         assert_eq!(guard.barred_until(now), None);
     }
     let huge = GuardLimits {
@@ -102,10 +115,10 @@ fn odd_limits_do_no_harm() {
     };
     let mut guard = Guard::new(huge);
     for now in [0, 5, u64::MAX] {
-        assert_eq!(guard.wrong(now), Some(u64::MAX));
+        assert_eq!(present(&mut guard, now), Some(u64::MAX));
     }
     for _ in 0..100 {
-        assert_eq!(guard.wrong(7), Some(u64::MAX));
+        assert_eq!(present(&mut guard, 7), Some(u64::MAX));
     }
 }
 
@@ -117,7 +130,7 @@ fn an_hour_of_guessing_is_a_few_thousand_guesses() {
     let (mut now, mut guesses) = (0_u64, 0_u64);
     while now < hour {
         guesses += 1;
-        now = now.saturating_add(guard.wrong(now).unwrap_or(0));
+        now = now.saturating_add(present(&mut guard, now).unwrap_or(0));
     }
     // One for each that is forgiven, and one for each penalty, of which all but
     // the first seven are the longest one.
@@ -126,6 +139,39 @@ fn an_hour_of_guessing_is_a_few_thousand_guesses() {
     let bound = u64::from(limits.burst) + forgiven + penalties;
     assert!(guesses <= bound, "{guesses} of at most {bound}");
     assert!(guesses > forgiven, "the guard forgives: {guesses}");
+}
+
+/// Whatever programs present, the vCPU runs, and what the kernel may present
+/// free of charge is not less. Of programs, not more are compared in an hour than
+/// of a kernel.
+#[test]
+fn programs_guess_at_their_own_expense() {
+    let (limits, hour) = (limits(), 3_600_000);
+    let mut guard = Guard::new(limits);
+    let mut compared = 0_u64;
+    for now in 0..hour {
+        if guard.is_deaf(now) {
+            continue;
+        }
+        compared += 1;
+        match guard.wrong(Layer::GuestUser, now) {
+            Some(Penalty::Deaf(ticks)) => {
+                assert!(guard.is_deaf(now + ticks - 1) && !guard.is_deaf(now + ticks));
+            }
+            None => assert!(!guard.is_deaf(now)),
+            Some(Penalty::Barred(_)) => panic!("a program bars its kernel"),
+        }
+        assert_eq!(guard.barred_until(now), None);
+    }
+    let forgiven = hour / limits.forgive_after;
+    let penalties = hour / limits.longest_penalty + 8;
+    let bound = u64::from(limits.burst) + forgiven + penalties;
+    assert!(compared <= bound, "{compared} of at most {bound}");
+    assert_eq!(guard.total(), compared);
+    for _ in 0..limits.burst {
+        assert_eq!(present(&mut guard, hour), None, "the kernel's own account");
+    }
+    assert_eq!(present(&mut guard, hour), Some(limits.first_penalty));
 }
 
 proptest! {
@@ -151,7 +197,7 @@ proptest! {
         let mut guesses = Vec::new();
         for wait in waits {
             now += wait.saturating_sub(200);
-            let penalty = guard.wrong(now);
+            let penalty = present(&mut guard, now);
             guesses.push((now, penalty.is_some()));
             now += penalty.unwrap_or(0);
         }
@@ -184,7 +230,7 @@ proptest! {
             }
             empty_at += forgive_after;
             let is_over = empty_at - now > u64::from(burst) * forgive_after;
-            assert_eq!(guard.wrong(now), is_over.then_some(next));
+            assert_eq!(present(&mut guard, now), is_over.then_some(next));
             if is_over {
                 next = (next * 2).min(50);
             }

@@ -143,7 +143,7 @@ fn every_mistake_is_a_gp_with_a_reason() {
         (
             write(MANAGE, OTHER, MANAGEMENT).by(Layer::GuestUser),
             Reason::Layer,
-            1,
+            0,
         ),
         // The phase.
         (write(PHASE, 0, 0), Reason::Malformed, 0),

@@ -2,7 +2,7 @@
 //! programmable and two fixed-function counters.
 
 use crate::bed::hold;
-use arbiter::{Bank, CounterId, CounterSet, Layer, LegacyMap};
+use arbiter::{Bank, CounterId, CounterSet, Layer, LegacyMap, PerKind};
 
 const HOLDERS: [Option<Layer>; 5] = [
     None,
@@ -21,6 +21,14 @@ fn bank(holders: &[Option<Layer>; 6]) -> Bank {
         }
     }
     bank
+}
+
+fn around(bank: &Bank, programmable: u8, fixed: u8) -> LegacyMap {
+    let names = PerKind {
+        programmable,
+        fixed,
+    };
+    LegacyMap::around(bank, CounterSet::EMPTY, names)
 }
 
 /// The names that there are, and the counters behind them.
@@ -74,7 +82,7 @@ fn every_division_of_six_counters() {
         };
         let bank = bank(&holders);
         for (named, fixed) in sizes.iter().copied() {
-            let map = LegacyMap::around(&bank, named, fixed);
+            let map = around(&bank, named, fixed);
             check(&map, &expected(&holders, named, fixed));
         }
     }
@@ -97,6 +105,6 @@ fn without_a_map_every_counter_has_its_own_name() {
 fn a_bank_of_the_largest_size_is_named_whole() {
     let bank = Bank::new(u8::MAX, u8::MAX);
     assert_eq!(bank.counters().bits(), u64::MAX);
-    let map = LegacyMap::around(&bank, 32, 32);
+    let map = around(&bank, 32, 32);
     assert_eq!(map.to_counters(u64::MAX), u64::MAX);
 }

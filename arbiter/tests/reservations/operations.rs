@@ -130,11 +130,11 @@ fn expected(case: Case) -> Result<Option<Seen>, Reason> {
         .iter()
         .position(|name| *name == layer.to_string())
         .unwrap_or(1);
-    if presented != MANAGEMENT {
-        return Err(Reason::Cookie);
-    }
     if seen.control & 1 << bit == 0 {
         return Err(Reason::Layer);
+    }
+    if presented != MANAGEMENT {
+        return Err(Reason::Cookie);
     }
     Ok(match op {
         Op::Manage(0) => None,

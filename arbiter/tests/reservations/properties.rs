@@ -2,9 +2,9 @@
 
 use crate::bed::{Seen, cookie, look, sets_agree};
 use crate::play::{Op, Outcome, Palette, Script, Setup, World, invariants_hold, settle};
-use arbiter::Outcome::Pending;
 use arbiter::{Access, Cookie, CounterId, Event, Layer, Record, Reservation, Scheme, Verdict, abi};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
+use std::collections::BTreeMap;
 
 /// Every cookie that can be set.
 fn cookies() -> Vec<u64> {
@@ -61,25 +61,68 @@ fn is_entitled(op: &Op, counter: CounterId, held: Option<&Reservation>) -> bool 
                 is_it && shows(*presented) && (held.is_some() || *presented == 0)
             }
             abi::MSR_REQUEST => shows(*presented),
+            // Whoever is asked may give away what it can prove to be its own.
+            abi::MSR_REPLY => held.is_some() && shows(*presented),
             _ => false,
         },
         // The hypervisor needs no cookie for what nobody holds.
         Op::SetAside { .. } => held.is_none(),
+        Op::Reply { presented, .. } => held.is_some() && shows(*presented),
         _ => false,
     }
 }
 
-/// Whether a layer waits for others, before or after an operation: it then holds
-/// what it has come by so far, without a record.
-fn waits(worlds: (&World, &World), layer: Option<Layer>) -> bool {
-    let pending = |world: &World, layer| world.unit.answer(layer).outcome == Pending;
-    layer.is_some_and(|layer| pending(worlds.0, layer) || pending(worlds.1, layer))
+/// The cookie of each layer's last request, by the layer's code: it alone
+/// withdraws that.
+#[derive(Default)]
+struct Asked([Option<u64>; 4]);
+
+impl Asked {
+    /// Whether an operation may make a layer lose what its request has come by:
+    /// the layer's own withdrawal only with the cookie of the request. All else
+    /// is the arbiter's decision.
+    fn may_end(&self, op: &Op, layer: Layer) -> bool {
+        match op {
+            Op::Write {
+                index,
+                value: abi::REQUEST_WITHDRAW,
+                layer: by,
+                presented,
+            } if *index == abi::MSR_BASE + abi::MSR_REQUEST && by.code() == layer.code() => {
+                self.0[usize::from(layer.code())] == Some(*presented)
+            }
+            _ => true,
+        }
+    }
+
+    fn note(&mut self, op: &Op, outcome: Outcome) {
+        match op {
+            Op::Write {
+                index,
+                value,
+                layer,
+                presented,
+            } if *index == abi::MSR_BASE + abi::MSR_REQUEST
+                && *value & abi::REQUEST_OP_MASK == abi::REQUEST_RESERVE
+                && outcome != Outcome::Fault =>
+            {
+                self.0[usize::from(layer.code())] = Some(*presented);
+            }
+            _ => (),
+        }
+    }
 }
 
 fn is_ownership(event: &Event) -> bool {
     matches!(
         event,
-        Event::Reserved { .. } | Event::HandedOver { .. } | Event::Released | Event::Revoked(_)
+        Event::Reserved { .. }
+            | Event::HandedOver { .. }
+            | Event::Released
+            | Event::Yielded { .. }
+            | Event::Gathered
+            | Event::Returned
+            | Event::Revoked(_)
     )
 }
 
@@ -92,7 +135,8 @@ proptest! {
     fn without_the_management_cookie_nothing_changes(
         bytes in prop::collection::vec(any::<u8>(), 0..900)
     ) {
-        each_step(&bytes, |setup, op, (before, after), (_, records)| {
+        let mut asked = Asked::default();
+        each_step(&bytes, |setup, op, (before, after), (outcome, records)| {
             if matches!(op, Op::Reset) {
                 return;
             }
@@ -114,18 +158,21 @@ proptest! {
                         assert!(!revoked || is.is_none(), "{op:?}: {is:?}");
                     }
                     Scheme::Interacting | Scheme::SingleMaster => {
-                        let owner = was.or(is).map(|seen| seen.owner);
-                        let yielded = told(|event| matches!(event, Event::Released));
                         let shown = match op {
                             Op::Write { presented, .. } => was.is_some_and(|was| was.access == *presented),
                             _ => false,
                         };
+                        let returned = told(|event| matches!(event, Event::Returned))
+                            && was.is_some_and(|was| asked.may_end(op, was.owner));
+                        // The lease of what a request had gathered starts with its answer.
+                        let granted = told(|event| matches!(event, Event::Reserved { .. }))
+                            && was.map(|was| Seen { lease: None, ..was })
+                                == is.map(|is| Seen { lease: None, ..is });
                         assert!(
                             revoked
                                 || entitled
-                                || yielded
-                                || waits((before, after), owner)
-                                || waits((before, after), is.map(|is| is.owner))
+                                || returned
+                                || granted
                                 || (setup.scheme == Scheme::SingleMaster && shown)
                                 || was.is_none() && told(is_ownership),
                             "{op:?}: {was:?} became {is:?}, {records:?}"
@@ -133,6 +180,7 @@ proptest! {
                     }
                 }
             }
+            asked.note(op, outcome);
         });
     }
 
@@ -168,6 +216,48 @@ proptest! {
                     _ => assert!(is.is_none()),
                 }
             }
+        });
+    }
+
+    /// Who reads the records alone knows who holds what, under every scheme: each
+    /// of them fits what those before it told, and none is missing.
+    #[test]
+    fn the_records_tell_who_holds_what(
+        bytes in prop::collection::vec(any::<u8>(), 0..900)
+    ) {
+        // The owner, and whether it holds the counter for a request that waits.
+        let mut told: BTreeMap<CounterId, (Layer, bool)> = BTreeMap::new();
+        each_step(&bytes, |_, op, (_, after), (_, records)| {
+            for record in records.iter().filter(|record| is_ownership(&record.event)) {
+                let counter = record.counter.expect("it is about a counter");
+                let before = told.remove(&counter);
+                let (mine, owner) = ((record.layer, false), before.map(|(owner, _)| owner));
+                let (fits, holder) = match record.event {
+                    Event::Reserved { .. } => {
+                        (before.is_none() || before == Some((record.layer, true)), Some(mine))
+                    }
+                    Event::HandedOver { from } => {
+                        let waits = from == record.layer && before == Some((from, true));
+                        (owner == Some(from), Some((record.layer, waits)))
+                    }
+                    Event::Gathered => (before.is_none(), Some((record.layer, true))),
+                    Event::Returned => (before == Some((record.layer, true)), None),
+                    // By whoever knows its management cookie.
+                    Event::Released => (before.is_some(), None),
+                    _ => (owner == Some(record.layer), None),
+                };
+                assert!(fits, "{op:?}: {before:?}, {records:?}");
+                told.extend(holder.map(|holder| (counter, holder)));
+            }
+            let bank = after.unit.bank();
+            if matches!(op, Op::Reset) {
+                told.retain(|counter, _| bank.held().contains(*counter));
+            }
+            let held = bank.held().iter().filter_map(|counter| {
+                Some((counter, bank.reservation(counter)?.owner))
+            });
+            let told = told.iter().map(|(counter, (owner, _))| (*counter, *owner));
+            assert!(told.eq(held), "{op:?}: {records:?}");
         });
     }
 
@@ -233,6 +323,36 @@ proptest! {
                 }
             }
         });
+    }
+
+    /// Whatever programs do, their kernel runs; and of their cookies only so many
+    /// are compared in any time.
+    #[test]
+    fn no_program_takes_the_core_from_its_kernel(
+        bytes in prop::collection::vec(any::<u8>(), 0..900)
+    ) {
+        let mut script = Script::new(&bytes, Palette::default());
+        let setup = script.setup();
+        let mut world = World::new(&setup);
+        let (mut compared, start) = (0, world.now);
+        for mut op in script {
+            // What is played is the guest's set-up, and then programs guess.
+            if let Op::Access { layer, .. } = &mut op {
+                *layer = Layer::GuestUser;
+            }
+            let is_program = matches!(op, Op::Access { .. });
+            let before = (world.unit.wrong_cookies(), world.unit.barred_until(world.now));
+            let records = world.step(&op).records;
+            if is_program {
+                compared += world.unit.wrong_cookies() - before.0;
+                assert_eq!(world.unit.barred_until(world.now), before.1, "{op:?}");
+                let barred = |record: &Record| matches!(record.event, Event::Barred { .. });
+                assert!(!records.iter().any(barred), "{op:?}");
+            }
+        }
+        let (time, limits) = (world.now - start, setup.guard);
+        let free = u64::from(limits.burst) + time / limits.forgive_after + 1;
+        assert!(compared <= free + time / limits.first_penalty + 1, "{compared} in {time}");
     }
 
     /// A tick at the deadline has something to do, the next deadline is later,

@@ -8,24 +8,28 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 /// What random sequences have to bring about; else they test less than it seems.
-const EVENTS: [&str; 17] = [
+const EVENTS: [&str; 21] = [
     "access-set",
     "asked",
     "barred",
     "control-set",
+    "deaf",
     "declined",
     "drop-value-set",
     "dropped-read",
     "dropped-write",
     "faulted",
+    "gathered",
     "handed-over",
     "phase-ended",
     "released",
     "renewed",
     "reserved",
+    "returned",
     "revoked",
     "revoking",
     "spared",
+    "yielded",
 ];
 const REFUSALS: [&str; 15] = [
     "busy",

@@ -99,7 +99,7 @@ impl Rig {
 
     pub(crate) fn with(scheme: Scheme, counters: PerKind, policy: Policy, firmware: bool) -> Rig {
         policy.fits(counters.programmable, counters.fixed).unwrap();
-        let config = PcrConfig {
+        Rig::of(PcrConfig {
             counters,
             widths: PerKind {
                 programmable: 48,
@@ -112,7 +112,10 @@ impl Rig {
             phase: Arc::new(Phase::new(firmware)),
             legacy: None,
             smm: false,
-        };
+        })
+    }
+
+    pub(crate) fn of(config: PcrConfig) -> Rig {
         Rig {
             unit: PcrUnit::new(config),
             now: 0,
@@ -197,6 +200,12 @@ impl Rig {
         let (counter, cookie) = (pmc(n), cookie(layer));
         self.request(layer, Request::Release { counter, cookie })
             .unwrap()
+    }
+
+    /// Withdraws the pending request, if there is one.
+    pub(crate) fn withdraw(&mut self, layer: Layer) -> Answer {
+        let cookie = cookie(layer);
+        self.request(layer, Request::Withdraw { cookie }).unwrap()
     }
 
     pub(crate) fn reply(&mut self, layer: Layer, n: u8, yields: bool) -> Result<(), Reason> {

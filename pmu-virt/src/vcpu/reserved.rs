@@ -122,10 +122,12 @@ impl VcpuPmu {
         counter: CounterId,
         access: Access,
     ) -> Verdict {
-        let (layer, cookie) = caller;
-        match (self.grant.check(layer, counter, access), &self.reservations) {
+        match (
+            self.grant.check(caller.0, counter, access),
+            &self.reservations,
+        ) {
             (Verdict::Permit, Some(reservations)) => {
-                reservations.unit.check(layer, cookie, counter, access)
+                reservations.unit.check(caller, counter, access, self.left)
             }
             (granted, _) => granted,
         }

@@ -37,6 +37,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     lease_ms: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     in_ms: Option<u32>,
@@ -124,6 +126,7 @@ fn describe(what: What, line: &mut Line<'_>) {
             match event {
                 Event::Reserved { lease_ms } => line.lease_ms = lease_ms,
                 Event::HandedOver { from } => line.from = Some(words::layer(from)),
+                Event::Yielded { to } => line.to = Some(words::layer(to)),
                 Event::Asked { wanted_by } | Event::Declined { wanted_by, .. } => {
                     line.wanted_by = Some(words::layer(wanted_by));
                 }

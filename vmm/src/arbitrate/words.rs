@@ -67,6 +67,9 @@ fn decided(event: Event) -> String {
         Event::Renewed => "lease renewed".to_owned(),
         Event::HandedOver { from } => format!("taken over from the {}", layer(from)),
         Event::Released => "given back".to_owned(),
+        Event::Yielded { to } => format!("yielded to the {}", layer(to)),
+        Event::Gathered => "kept for its request".to_owned(),
+        Event::Returned => "free again".to_owned(),
         Event::AccessSet { private: true } => "closed to legacy accesses".to_owned(),
         Event::AccessSet { private: false } => "open to legacy accesses".to_owned(),
         Event::ControlSet(control) if control.lends() => "is on loan".to_owned(),
@@ -91,6 +94,7 @@ fn decided(event: Event) -> String {
         Event::Spared => "keeps it after all".to_owned(),
         Event::Revoked(reason) => format!("revoked: {reason}"),
         Event::Barred { ms } => format!("kept off its core for {ms} ms"),
+        Event::Deaf { ms } => format!("cookies of programs are not compared for {ms} ms"),
         Event::PhaseEnded => "the firmware's phase is over".to_owned(),
         Event::DropValueSet(_)
         | Event::DroppedRead(_)

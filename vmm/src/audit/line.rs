@@ -68,6 +68,8 @@ struct Details {
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     private: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     control: Option<String>,
@@ -79,6 +81,8 @@ struct Details {
     in_ms: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     barred_ms: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deaf_ms: Option<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -125,6 +129,10 @@ impl Details {
                 from: Some(layer_word(from)),
                 ..none
             },
+            Event::Yielded { to } => Self {
+                to: Some(layer_word(to)),
+                ..none
+            },
             Event::AccessSet { private } => Self {
                 private: Some(private),
                 ..none
@@ -148,12 +156,18 @@ impl Details {
                 in_ms: Some(in_ms),
                 ..none
             },
+            Event::Deaf { ms } => Self {
+                deaf_ms: Some(ms),
+                ..none
+            },
             Event::Barred { ms } => Self {
                 barred_ms: Some(ms),
                 ..none
             },
             Event::Renewed
             | Event::Released
+            | Event::Gathered
+            | Event::Returned
             | Event::Refused(_)
             | Event::DroppedRead(_)
             | Event::DroppedWrite(_)
@@ -202,6 +216,13 @@ mod tests {
             Event::Reserved { lease_ms: None },
             1,
             r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"reserved"}"#,
+        );
+        check(
+            Event::Yielded {
+                to: Layer::Hypervisor,
+            },
+            1,
+            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"yielded","to":"hypervisor"}"#,
         );
         check(
             Event::DroppedRead(Reason::Held),

@@ -43,6 +43,17 @@ impl Slot {
     }
 }
 
+/// Wrong cookies, and the penalty for them.
+#[derive(Debug, Default)]
+struct Account {
+    /// Each wrong cookie is forgiven a while after the one before: when the
+    /// last of them is.
+    forgiven_at: u64,
+    penalties: u32,
+    /// When the last penalty ends.
+    until: u64,
+}
+
 /// The whole of it.
 #[derive(Debug)]
 pub(crate) struct Model {
@@ -53,11 +64,8 @@ pub(crate) struct Model {
     pub(super) firmware_runs: bool,
     /// Positions by legacy name, once names are mapped.
     names: Option<[Option<u8>; 64]>,
-    /// Each wrong cookie is forgiven a while after the one before: when the
-    /// last of them is.
-    forgiven_at: u64,
-    penalties: u32,
-    barred: u64,
+    /// Of firmware and kernel, and of programs.
+    accounts: [Account; 2],
     pub(super) boxes: [Letterbox; 3],
     entropy: Numbers,
     records: Vec<Record>,
@@ -96,9 +104,7 @@ impl Model {
             slots: positions.map(Slot::unreserved).collect(),
             firmware_runs: setup.has_firmware,
             names: None,
-            forgiven_at: 0,
-            penalties: 0,
-            barred: 0,
+            accounts: Default::default(),
             boxes: Default::default(),
             entropy: Numbers::default(),
             records: Vec::new(),
@@ -293,11 +299,11 @@ impl Model {
             };
             (next, Event::Reserved { lease_ms })
         } else {
-            if presented != slot.management {
-                return Err(Reason::Cookie);
-            }
             if slot.control >> code(layer) & 1 == 0 {
                 return Err(Reason::Layer);
+            }
+            if presented != slot.management {
+                return Err(Reason::Cookie);
             }
             let owner = slot.owner.unwrap_or(layer);
             match (row, value) {
@@ -382,13 +388,15 @@ impl Model {
         let (layer, cookie) = caller;
         let slot = self.at(position).expect("the counter exists").clone();
         let bit = |bit: u8| slot.control >> bit & 1 == 1;
-        if cookie == slot.access && bit(4 + code(layer)) {
+        // Programs that guess are not listened to for a while.
+        let deaf = layer == Layer::GuestUser && cookie != 0 && self.now < self.accounts[1].until;
+        if cookie == slot.access && bit(4 + code(layer)) && !deaf {
             return Outcome::Checked(Verdict::Permit);
         }
         let reason = match (slot.owner, cookie) {
             (None, _) => Reason::Unreserved,
-            (Some(_), cookie) if cookie == slot.access => Reason::Layer,
-            (Some(_), 0) => Reason::Held,
+            (Some(_), 0) if slot.access != 0 => Reason::Held,
+            (Some(_), _) if !bit(4 + code(layer)) => Reason::Layer,
             (Some(_), _) => Reason::Cookie,
         };
         let at_cpl0 = matches!(layer, Layer::Firmware | Layer::GuestKernel);
@@ -402,37 +410,47 @@ impl Model {
             (false, _) => Event::DroppedRead(reason),
         };
         self.tell(layer, Some(position), event);
-        self.guessed(reason, caller);
+        if !deaf {
+            self.guessed(reason, caller);
+        }
         Outcome::Checked(match faults {
             true => Verdict::Fault,
             false => Verdict::Drop { read_as: slot.drop },
         })
     }
 
-    /// A cookie that is not right here is a guess, unless it is the default one.
+    /// A wrong cookie is a guess, unless it is the default one, or no cookie
+    /// would be right here.
     pub(super) fn guessed(&mut self, reason: Reason, (layer, presented): (Layer, u64)) {
-        if presented == 0 || !matches!(reason, Reason::Cookie | Reason::Layer) {
+        if presented == 0 || reason != Reason::Cookie {
             return;
         }
         let limits = self.setup.guard;
         self.wrong_cookies += 1;
-        if self.forgiven_at <= self.now {
-            self.forgiven_at = self.now;
-            self.penalties = 0;
+        let now = self.now;
+        let is_program = layer == Layer::GuestUser;
+        let account = &mut self.accounts[usize::from(is_program)];
+        if account.forgiven_at <= now {
+            account.forgiven_at = now;
+            account.penalties = 0;
         }
-        self.forgiven_at += limits.forgive_after;
-        if self.forgiven_at - self.now <= u64::from(limits.burst) * limits.forgive_after {
+        account.forgiven_at += limits.forgive_after;
+        if account.forgiven_at - now <= u64::from(limits.burst) * limits.forgive_after {
             return;
         }
         let mut ticks = limits.first_penalty;
-        for _ in 0..self.penalties {
+        for _ in 0..account.penalties {
             ticks = (ticks * 2).min(limits.longest_penalty);
         }
-        self.penalties += 1;
-        self.barred = self.now + ticks;
+        account.penalties += 1;
+        account.until = now + ticks;
         let ms = ticks.div_ceil(self.setup.ticks_per_ms);
         let ms = u32::try_from(ms).expect("a short penalty");
-        self.tell(layer, None, Event::Barred { ms });
+        let event = match is_program {
+            true => Event::Deaf { ms },
+            false => Event::Barred { ms },
+        };
+        self.tell(layer, None, event);
     }
 
     fn expire(&mut self) -> Effects {
@@ -592,7 +610,8 @@ impl Model {
     }
 
     pub(crate) fn barred_until(&self) -> Option<u64> {
-        (self.now < self.barred).then_some(self.barred)
+        let until = self.accounts[0].until;
+        (self.now < until).then_some(until)
     }
 }
 

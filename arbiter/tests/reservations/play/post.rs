@@ -77,7 +77,7 @@ fn decode(value: u64, presented: u64) -> Option<Asked> {
         0x01 if is_cookie && presented != 0 && which != 0 => Some(Asked::Any(which)),
         0x11 if is_cookie && presented != 0 && which < 64 => Some(Asked::This(which)),
         0x12 if is_cookie && lease == 0 && which < 64 => Some(Asked::Release(which)),
-        0x03 if value == 3 => Some(Asked::Withdraw),
+        0x03 if is_cookie && value == 3 => Some(Asked::Withdraw),
         _ => None,
     }
 }
@@ -183,7 +183,11 @@ impl Model {
             // Whoever gives a counter back knows that it has a cookie.
             self.guessed(reason, (layer, presented.max(1)));
         }
-        done
+        // A guest is not told a right cookie in a wrong layer from a wrong one.
+        done.map_err(|reason| match reason {
+            Reason::Layer => Reason::Cookie,
+            other => other,
+        })
     }
 
     fn may_release(&self, layer: Layer, n: u8, presented: u64) -> Result<(), Reason> {
@@ -201,8 +205,8 @@ impl Model {
             presented == slot.management,
             slot.control >> code(layer) & 1,
         ) {
+            (_, 0) => Err(Reason::Layer),
             (false, _) => Err(Reason::Cookie),
-            (true, 0) => Err(Reason::Layer),
             (true, _) => Ok(()),
         }
     }
@@ -329,8 +333,15 @@ impl Model {
             self.tell(layer, Some(n), Event::Refused(reason));
             return None;
         }
-        self.grant((layer, cookie), n, None);
-        self.at_mut(n).control = 0x22;
+        *self.at_mut(n) = Slot {
+            owner: Some(layer),
+            management: cookie,
+            access: cookie,
+            control: 0x22,
+            ..Slot::unreserved(n)
+        };
+        let lease_ms = None;
+        self.tell(layer, Some(n), Event::Reserved { lease_ms });
         let mut effects = self.effects_since(&before);
         effects.cleared.insert(super::model::counter(n));
         Some(effects)

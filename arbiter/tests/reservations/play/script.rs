@@ -87,7 +87,7 @@ pub(crate) enum Op {
     /// The hypervisor sets a counter aside.
     SetAside { position: u8, cookie: u64 },
     /// The layer that was asked last answers.
-    Reply { yields: bool },
+    Reply { yields: bool, presented: u64 },
     /// Whether there is an interrupt to raise.
     TakeNotice,
 }
@@ -228,6 +228,7 @@ impl<'a> Script<'a> {
             },
             24 => Op::Reply {
                 yields: what & 1 != 0,
+                presented,
             },
             21 => Op::Write {
                 index: abi::MSR_BASE + abi::MSR_REPLY,

@@ -131,7 +131,7 @@ impl World {
             } => {
                 let counter = CounterId::at_position(position).expect("a counter");
                 let cookie = Cookie::new(cookie).expect("48 bits");
-                let verdict = unit.check(layer, cookie, counter, access);
+                let verdict = unit.check((layer, cookie), counter, access, cx.now);
                 if verdict != Verdict::Permit {
                     unit.denied((layer, cookie), counter, access, verdict, &mut cx);
                 }
@@ -140,6 +140,8 @@ impl World {
             Op::Wait { .. } => Outcome::Done(unit.tick(&mut cx)),
             Op::EndPhase => {
                 phase.end();
+                // What that makes due, the unit has not looked at.
+                *ticked = 0;
                 Outcome::Nothing
             }
             Op::Reset => {
@@ -153,10 +155,10 @@ impl World {
                 let done = unit.reserve_for_hypervisor(counter, cookie, &mut cx);
                 done.map_or(Outcome::Fault, Outcome::Done)
             }
-            Op::Reply { yields } => {
+            Op::Reply { yields, presented } => {
                 let (layer, position) = *asked;
                 let value = if yields { 1 } else { 2 } | u64::from(position) << 8;
-                let caller = Caller::legacy(layer);
+                let caller = Caller { layer, presented };
                 unit.write(PcrRegister::Reply, value, caller, &mut cx)
                     .map_or(Outcome::Fault, Outcome::Done)
             }

@@ -128,6 +128,9 @@ fn event(record: &Record) -> String {
         Event::Renewed => "renewed".to_owned(),
         Event::HandedOver { from } => format!("goes from the {from} to the {layer}"),
         Event::Released => "given back".to_owned(),
+        Event::Yielded { to } => format!("the {layer} yields it to the {to}"),
+        Event::Gathered => format!("waits with the {layer}'s request"),
+        Event::Returned => "free again".to_owned(),
         Event::AccessSet { private: true } => "private".to_owned(),
         Event::AccessSet { private: false } => "open to legacy accesses".to_owned(),
         Event::ControlSet(control) => format!("control {:#x}", control.bits()),
@@ -148,6 +151,7 @@ fn event(record: &Record) -> String {
         }
         Event::Spared => format!("stays the {layer}'s"),
         Event::Barred { ms } => format!("the vCPU is kept off its core for {ms} ms"),
+        Event::Deaf { ms } => format!("cookies of programs are not compared for {ms} ms"),
         Event::PhaseEnded => "the firmware's phase is over".to_owned(),
     }
 }
