@@ -258,9 +258,10 @@ impl VcpuPmu {
         let overflow = self.core.as_ref().and_then(|core| core.deadline());
         let turn = self.turns.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
-        let decision = self.reservations.as_ref();
-        let decision = decision.and_then(|reservations| reservations.unit.deadline());
-        [overflow, turn, decision].into_iter().flatten().min()
+        [overflow, turn, self.decision_due()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// What the VMM has to do while the guest runs.

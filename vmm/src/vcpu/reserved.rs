@@ -9,6 +9,7 @@ use super::observe::TrapEvent;
 use super::pmi;
 use super::run::{Core, VcpuFailure};
 use crate::kvm::KvmVcpu;
+use crate::reservations::answer_questions;
 use crate::sys::{nap, rdtsc};
 
 impl Core {
@@ -27,9 +28,21 @@ impl Core {
         nap(time, || !self.control.stopping()).map_err(VcpuFailure::Wait)
     }
 
-    /// Raises the interrupts that announce notices of the reservations. A notice
-    /// whose interrupt finds the local APIC off stays in the guest's queue.
+    /// Lets what is due in the reservations by `now` take place, for a vCPU that
+    /// is not run.
+    pub(super) fn tick(&mut self, now: u64) {
+        if let Some(pmu) = &mut self.pmu {
+            pmu.tick(now);
+        }
+    }
+
+    /// Gives the hypervisor's answers to what it was asked, and raises the
+    /// interrupts that announce notices of the reservations. A notice whose
+    /// interrupt finds the local APIC off stays in the guest's queue.
     pub(super) fn forward_notices(&mut self, kvm: &KvmVcpu) -> Result<(), VcpuFailure> {
+        if let Some(pmu) = &mut self.pmu {
+            answer_questions(pmu);
+        }
         while let Some(vector) = self.pmu.as_mut().and_then(VcpuPmu::take_notice) {
             let sent = pmi::interrupt(kvm, &self.vm, vector)?;
             self.report(kvm.id(), || TrapEvent::Notice { vector, sent });

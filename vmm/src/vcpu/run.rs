@@ -462,7 +462,7 @@ fn both(one: PmiRequest, other: PmiRequest) -> PmiRequest {
     }
 }
 
-fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+pub(super) fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (one, other) => one.or(other),
