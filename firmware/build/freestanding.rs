@@ -11,6 +11,9 @@ use std::process::Command;
 /// The target of freestanding code: no operating system, no SSE, no red zone.
 pub(crate) const TARGET: &str = "x86_64-unknown-none";
 
+/// Set to 1, it makes a build install the target.
+const INSTALL: &str = "UMPIRE_INSTALL_TARGET";
+
 /// A compiler for the target, and where its output goes.
 #[derive(Debug)]
 pub(crate) struct Freestanding {
@@ -30,12 +33,14 @@ pub(crate) struct Crate<'a> {
 }
 
 impl Freestanding {
-    /// The target, installed now if it can be.
+    /// The target. A build changes nobody's toolchain: only if
+    /// `UMPIRE_INSTALL_TARGET=1` asks for it, a missing target is installed.
     ///
     /// # Errors
-    /// It is missing and cannot be installed: why, and what to do.
+    /// It is missing: why, and what to do.
     pub(crate) fn prepare() -> Result<Self, String> {
         println!("cargo::rerun-if-env-changed=UMPIRE_NO_FREESTANDING");
+        println!("cargo::rerun-if-env-changed={INSTALL}");
         if env::var_os("UMPIRE_NO_FREESTANDING").is_some() {
             return Err("UMPIRE_NO_FREESTANDING is set".to_owned());
         }
@@ -45,13 +50,13 @@ impl Freestanding {
         // While it is missing, cargo runs the build script anew each time.
         println!("cargo::rerun-if-changed={}", libraries.display());
         if !has_core(&libraries) {
-            let added = Command::new("rustup")
-                .args(["target", "add", TARGET])
-                .output();
-            let installed = added.is_ok_and(|output| output.status.success());
-            if !installed || !has_core(&libraries) {
+            if env::var_os(INSTALL).is_some_and(|value| value == "1") {
+                install()?;
+            }
+            if !has_core(&libraries) {
                 return Err(format!(
-                    "the Rust target {TARGET} is not installed: rustup target add {TARGET}"
+                    "the Rust target {TARGET} is not installed; run `rustup target add {TARGET}` \
+                     and build again, or build with {INSTALL}=1"
                 ));
             }
         }
@@ -128,6 +133,23 @@ impl Freestanding {
                 String::from_utf8_lossy(&output.stderr)
             )),
         }
+    }
+}
+
+fn install() -> Result<(), String> {
+    let output = Command::new("rustup")
+        .args(["target", "add", TARGET])
+        .output()
+        .map_err(|error| format!("{INSTALL} is set, but rustup cannot be started: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        // The warning that is made of this has one line.
+        false => Err(format!(
+            "rustup target add {TARGET}: {}",
+            String::from_utf8_lossy(&output.stderr)
+                .trim()
+                .replace('\n', "; ")
+        )),
     }
 }
 

@@ -19,7 +19,7 @@ fn main() {
     let compiler = match Freestanding::prepare() {
         Ok(compiler) => compiler,
         Err(why) => {
-            println!("cargo::warning=no built-in firmware: {why}");
+            println!("cargo::warning=built without firmware (`--firmware builtin`): {why}");
             return;
         }
     };

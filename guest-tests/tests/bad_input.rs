@@ -514,7 +514,7 @@ fn kvm_that_is_missing_or_forbidden() {
     for (name, prepare, wrapper, expected) in cases {
         match possible(prepare, wrapper) {
             Ok(()) => desk.check(after(prepare, &program, wrapper), expected),
-            Err(why) => println!("skipped: /dev/kvm {name}: not possible here: {why}"),
+            Err(why) => println!("skipped: kvm_that_is_missing_or_forbidden: {name}: not possible here: {why}"),
         }
     }
 }
@@ -540,6 +540,6 @@ fn a_kernel_that_may_not_be_read() {
             after("true", &program, wrapper),
             &["--kernel", "permission denied"],
         ),
-        Err(why) => println!("skipped: a kernel that may not be read: not possible here: {why}"),
+        Err(why) => println!("skipped: a_kernel_that_may_not_be_read: not possible here: {why}"),
     }
 }

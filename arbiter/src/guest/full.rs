@@ -1,7 +1,8 @@
 //! The fully enforcing master: the paper's section III.B.3.
 
+use super::arbiter::{Arbiter, Scheme};
 use super::error::Result;
-use super::{ArbiterError, Denial, Discovery, EnforcingMaster, Key, Master, Part, PcrPort};
+use super::{ArbiterError, Denial, Discovery, Key, PcrPort};
 use crate::{CounterId, CounterSet, abi};
 
 /// Shared controls, which do not reach a private counter: it counts as its own
@@ -21,26 +22,20 @@ pub struct Private {
     pub key: Key,
 }
 
-/// Also hands out counters privately. The classic calls find them in use.
+/// Access cookies of private counters, by the bits of a set.
 #[derive(Debug)]
-pub struct FullMaster<P> {
-    base: EnforcingMaster<P>,
-    private: CounterSet,
-    /// Access cookies of private counters, by the bits of the set.
-    keys: [Key; 64],
-}
+pub struct Full([Key; 64]);
+
+/// Also hands out counters privately. The classic calls find them in use.
+pub type FullMaster<P> = Arbiter<P, Full>;
 
 impl<P: PcrPort> FullMaster<P> {
-    /// As [`EnforcingMaster::claim`].
+    /// As [`EnforcingMaster::claim`](super::EnforcingMaster::claim).
     ///
     /// # Errors
     /// As there.
     pub fn claim(port: P, machine: Discovery, denial: Denial) -> Result<Self> {
-        Ok(FullMaster {
-            base: EnforcingMaster::claim(port, machine, denial)?,
-            private: CounterSet::EMPTY,
-            keys: [Key::DEFAULT; 64],
-        })
+        Arbiter::new(port, machine, denial, Full([Key::DEFAULT; 64]))
     }
 
     /// Gives the caller the first counter of `wanted` that nobody uses, stopped
@@ -50,15 +45,14 @@ impl<P: PcrPort> FullMaster<P> {
     /// [`ArbiterError::NoneFree`], [`ArbiterError::NoRandom`], or
     /// [`ArbiterError::Lost`].
     pub fn acquire(&mut self, wanted: CounterSet) -> Result<Private> {
-        let mut unused = (self.counters() & wanted & !self.private).iter();
-        let counter = unused.find(|counter| self.base.base.reserved(*counter) == 0);
-        let counter = counter.ok_or(ArbiterError::NoneFree)?;
-        let pool = &mut self.base.base.pool;
-        let key = pool.fresh_key()?;
-        pool.clear(counter);
-        pool.set(counter, key, self.base.control & !SHARED)?;
+        let used = self.owners[0] | self.owners[1] | self.private;
+        let mut unused = (self.counters & wanted & !used).iter();
+        let counter = unused.next().ok_or(ArbiterError::NoneFree)?;
+        let key = self.registers.fresh_key()?;
+        self.registers.clear(counter, self.secret);
+        self.set(counter, key, !SHARED)?;
         self.private.insert(counter);
-        *self.key(counter) = key;
+        *self.scheme.key(counter) = key;
         Ok(Private { counter, key })
     }
 
@@ -68,45 +62,25 @@ impl<P: PcrPort> FullMaster<P> {
     /// [`ArbiterError::NotYours`], or [`ArbiterError::Lost`].
     pub fn give_up(&mut self, held: Private) -> Result {
         let Private { counter, key } = held;
-        if !self.private.contains(counter) || *self.key(counter) != key {
+        if !self.private.contains(counter) || *self.scheme.key(counter) != key {
             return Err(ArbiterError::NotYours(counter));
         }
         self.private.remove(counter);
-        self.base.update_lock(counter)?;
-        self.base.base.pool.clear(counter);
+        self.enforce(counter)?;
+        self.registers.clear(counter, self.secret);
         Ok(())
-    }
-
-    fn key(&mut self, counter: CounterId) -> &mut Key {
-        // A counter without a bit is in no set, and never private.
-        &mut self.keys[counter.global_bit().unwrap_or(0) as usize]
     }
 }
 
-impl<P: PcrPort> Master for FullMaster<P> {
-    fn counters(&self) -> CounterSet {
-        self.base.counters()
+impl Full {
+    fn key(&mut self, counter: CounterId) -> &mut Key {
+        // A counter without a bit is in no set, and never private.
+        &mut self.0[counter.global_bit().unwrap_or(0) as usize]
     }
+}
 
-    fn reserve(&mut self, part: Part, counter: CounterId) -> Result {
-        match self.private.contains(counter) {
-            true => Err(ArbiterError::InUse(counter)),
-            false => self.base.reserve(part, counter),
-        }
-    }
-
-    fn release(&mut self, part: Part, counter: CounterId) {
-        if !self.private.contains(counter) {
-            self.base.release(part, counter);
-        }
-    }
-
-    fn renew(&mut self, counter: CounterId) -> Result {
-        self.base.renew(counter)
-    }
-
-    fn finish(&mut self) {
-        self.base.finish();
-        self.private = CounterSet::EMPTY;
+impl Scheme for Full {
+    fn update_lock<P: PcrPort>(arbiter: &mut Arbiter<P, Self>, counter: CounterId) -> Result {
+        arbiter.enforce(counter)
     }
 }

@@ -5,7 +5,6 @@ mod claims;
 mod discovery;
 mod faults;
 mod leases;
-mod lines;
 mod locks;
 mod machine;
 mod model;

@@ -8,6 +8,7 @@
 
 #include <linux/bits.h>
 #include <linux/errno.h>
+#include <linux/minmax.h>
 #include <linux/types.h>
 #include <asm/asm.h>
 #include <asm/cpufeature.h>
@@ -65,15 +66,17 @@ static inline int pcr_rdmsr_safe(u32 msr, u64 *value, u64 cookie)
 /* Finds the reservations by CPUID; -ENODEV if there are none of this version. */
 static inline int pcr_find(struct pcr_block *pcr)
 {
-	u32 version, features, sizes, block = 0;
+	u32 version, features, sizes, fixed, block = 0;
 
 	if (boot_cpu_has(X86_FEATURE_HYPERVISOR))
 		block = hypervisor_cpuid_base("UmpireUmpire", 2);
 	if (!block || !(cpuid_ecx(block + 1) & UMPIRE_PCR_CPUID_FEATURES_ECX_PCR))
 		return -ENODEV;
 	cpuid(block + 2, &version, &pcr->base, &features, &sizes);
-	pcr->programmable = sizes & 0x1f;
-	pcr->counters = (BIT_ULL(sizes & 0x1f) - 1) | (BIT_ULL(sizes >> 8 & 0x1f) - 1) << PCR_PROGRAMMABLE;
+	/* Both sizes have 8 bits; there are 32 positions for either kind. */
+	pcr->programmable = min_t(u32, sizes & 0xff, PCR_PROGRAMMABLE);
+	fixed = min_t(u32, sizes >> 8 & 0xff, BITS_PER_LONG - PCR_PROGRAMMABLE);
+	pcr->counters = (BIT_ULL(pcr->programmable) - 1) | (BIT_ULL(fixed) - 1) << PCR_PROGRAMMABLE;
 	return version == UMPIRE_PCR_VERSION ? 0 : -ENODEV;
 }
 

@@ -21,29 +21,17 @@
 #include <linux/cpu.h>
 #include <linux/kprobes.h>
 #include <linux/module.h>
-#include <linux/random.h>
 #include <linux/string.h>
-#include <asm/msr.h>
 #include <asm/nmi.h>
-#include <asm/perf_event.h>
 
-#include "pcr.h"
-
-enum { PCR_COUNTER, PCR_SELECT };	/* the kernel's two kinds of reservation */
-
-#define PCR_NOT_OURS	(-1)		/* of a counter that a lower layer has */
-#define PCR_UNKNOWN	(-2)		/* of a register that is not a counter's */
+#include "pcr_access.h"
 
 /* Each arbiter's own: brings the lock of a counter in line with pcr_owner. */
 static void pcr_update_lock(unsigned int counter);
 
-static struct pcr_block pcr;
-static u64 secret;			/* management cookie of all our counters */
 static unsigned long pcr_lockable;	/* positions that are ours on every CPU */
 static unsigned long pcr_owner[2];	/* by kind: positions that kernel users hold */
-static int pcr_map[PCR_PROGRAMMABLE];	/* legacy index to position */
 static bool pcr_ready;			/* all of the above is set up */
-static struct cpumask pcr_refused;	/* CPUs that answered a write by #GP */
 
 /* The control word of our counters: firmware is kept out. */
 static u64 pcr_control = UMPIRE_PCR_CONTROL_INITIAL &
@@ -53,79 +41,30 @@ static bool fault;
 module_param(fault, bool, 0444);
 MODULE_PARM_DESC(fault, "an access with a wrong cookie raises #GP (default: it is dropped)");
 
-/* A fresh cookie, never the default one. */
-static u64 pcr_cookie(void)
-{
-	return 1 + get_random_u64() % UMPIRE_PCR_COOKIE_MASK;
-}
-
 /* Whether kernel users have reserved a counter and its event select. */
 static inline bool pcr_is_owned(unsigned int counter)
 {
 	return READ_ONCE(pcr_owner[PCR_COUNTER]) & READ_ONCE(pcr_owner[PCR_SELECT]) & BIT(counter);
 }
 
-/* The register that this kernel has for a legacy index. */
-static unsigned int pcr_msr(int kind, unsigned int index)
-{
-	if (boot_cpu_has(X86_FEATURE_ARCH_PERFMON))
-		return index + (kind ? MSR_ARCH_PERFMON_EVENTSEL0 : MSR_ARCH_PERFMON_PERFCTR0);
-	if (boot_cpu_has(X86_FEATURE_PERFCTR_CORE))
-		return 2 * index + (kind ? MSR_F15H_PERF_CTL : MSR_F15H_PERF_CTR);
-	return index + (kind ? MSR_K7_EVNTSEL0 : MSR_K7_PERFCTR0);
-}
-
-/* The counter that a register belongs to, by any of its names. */
-static int pcr_position(unsigned int msr)
-{
-	unsigned int i;
-
-	for (i = 0; i < pcr.programmable; i++)
-		if (msr == pcr_msr(PCR_COUNTER, i) || msr == pcr_msr(PCR_SELECT, i) ||
-		    msr == MSR_IA32_PMC0 + i ||
-		    (i < 4 && (msr == MSR_K7_EVNTSEL0 + i || msr == MSR_K7_PERFCTR0 + i)))
-			return pcr_map[i];
-	return PCR_UNKNOWN;
-}
-
+/*
+ * Each reservation holds the module, so that it cannot go and clear the counter.
+ * Once it is going there are no more reservations.
+ */
 static bool pcr_own(int kind, unsigned int n)
 {
-	if (test_and_set_bit(n, &pcr_owner[kind]))
+	if (!try_module_get(THIS_MODULE))
 		return false;
-	__module_get(THIS_MODULE);
-	return true;
+	if (!test_and_set_bit(n, &pcr_owner[kind]))
+		return true;
+	module_put(THIS_MODULE);
+	return false;
 }
 
 static void pcr_disown(int kind, unsigned int n)
 {
 	if (test_and_clear_bit(n, &pcr_owner[kind]))
 		module_put(THIS_MODULE);
-}
-
-struct pcr_write {
-	u32 msr;
-	u64 value, cookie;
-};
-
-static void pcr_write_here(void *data)
-{
-	struct pcr_write *write = data;
-
-	if (pcr_wrmsr_safe(write->msr, write->value, write->cookie))
-		cpumask_set_cpu(smp_processor_id(), &pcr_refused);
-}
-
-/* Writes a register of counter n on some CPUs. */
-static void pcr_write(const struct cpumask *cpus, u32 reg, unsigned int n, u64 value, u64 cookie)
-{
-	struct pcr_write write = { pcr.base + reg + n, value, cookie };
-
-	on_each_cpu_mask(cpus, pcr_write_here, &write, true);
-}
-
-static void pcr_manage(u32 reg, unsigned int n, u64 value)
-{
-	pcr_write(cpu_online_mask, reg, n, value, secret);
 }
 
 static bool pcr_is_release(struct kretprobe_instance *ri)
@@ -211,13 +150,18 @@ static void pcr_take(unsigned int n)
 static int pcr_init(void)
 {
 	unsigned int n;
-	u64 position;
 	int err = pcr_find(&pcr);
 
-	if (err)
+	if (err) {
 		pr_info("no counter reservations on this machine\n");
-	else
-		err = register_kretprobes(pcr_probes, ARRAY_SIZE(pcr_probes));
+		return err;
+	}
+	if (!pcr_read_map()) {
+		pr_err("legacy names differ between CPU %u and CPU %u\n",
+		       cpumask_first(cpu_online_mask), cpumask_first(&pcr_refused));
+		return -EXDEV;
+	}
+	err = register_kretprobes(pcr_probes, ARRAY_SIZE(pcr_probes));
 	if (err)
 		return err;
 	secret = pcr_cookie();
@@ -225,12 +169,9 @@ static int pcr_init(void)
 		pcr_control |= UMPIRE_PCR_CONTROL_FAULT;
 	for_each_set_bit(n, &pcr.counters, BITS_PER_LONG)
 		pcr_take(n);
-	for (n = 0; n < pcr.programmable; n++) {
-		pcr_map[n] = PCR_NOT_OURS;
-		if (!rdmsrl_safe(pcr.base + UMPIRE_PCR_MSR_LEGACY_MAP + n, &position) &&
-		    position < PCR_PROGRAMMABLE && test_bit(position, &pcr_lockable))
-			pcr_map[n] = position;
-	}
+	for (n = 0; n < pcr.programmable; n++)
+		if (pcr_map[n] >= 0 && !test_bit(pcr_map[n], &pcr_lockable))
+			pcr_map[n] = PCR_NOT_OURS;
 	smp_store_mb(pcr_ready, true);
 	/* Kernel users have both kinds. What they hold already shows by trying. */
 	for (n = 0; n < pcr.programmable; n++)
@@ -243,14 +184,17 @@ static int pcr_init(void)
 	return 0;
 }
 
-/* Gives everything back. */
+/*
+ * Gives everything back. Nobody has reserved anything by now, and until the
+ * probes are gone everybody is refused: what is cleared is nobody's.
+ */
 static void pcr_exit(void)
 {
 	unsigned int n;
 
-	unregister_kretprobes(pcr_probes, ARRAY_SIZE(pcr_probes));
 	for_each_set_bit(n, &pcr_lockable, BITS_PER_LONG)
 		pcr_manage(UMPIRE_PCR_MSR_MANAGEMENT_KEY, n, UMPIRE_PCR_DEFAULT_COOKIE);
+	unregister_kretprobes(pcr_probes, ARRAY_SIZE(pcr_probes));
 }
 
 #endif /* PCR_ARBITER_H */

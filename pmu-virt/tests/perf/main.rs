@@ -9,6 +9,7 @@ mod host;
 mod model;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 /// What came of a test.
 enum Verdict {
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         .collect();
     let tests = [model::TESTS, faults::TESTS, host::TESTS].concat();
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let start = Instant::now();
     for (name, run) in tests {
         if !wanted.is_empty() && !wanted.iter().any(|part| name.contains(part)) {
             continue;
@@ -36,7 +38,7 @@ fn main() -> ExitCode {
             }
             Ok(Ok(Verdict::Skipped(why))) => {
                 skipped += 1;
-                println!("test {name} ... skipped: {why}");
+                println!("skipped: {name}: {why}");
             }
             Ok(Err(why)) => {
                 failed += 1;
@@ -48,7 +50,12 @@ fn main() -> ExitCode {
             }
         }
     }
-    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    // As libtest ends; `test.sh` adds such lines up.
+    let verdict = if failed > 0 { "FAILED" } else { "ok" };
+    println!(
+        "\ntest result: {verdict}. {passed} passed; {failed} failed; {skipped} skipped; finished in {:.2}s",
+        start.elapsed().as_secs_f64()
+    );
     ExitCode::from(u8::from(failed > 0))
 }
 

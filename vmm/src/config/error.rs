@@ -119,7 +119,9 @@ pub enum ConfigError {
     },
     /// The built-in firmware was not built.
     #[error(
-        "{place}: this program was built without firmware, as the Rust target          x86_64-unknown-none was missing; run `rustup target add x86_64-unknown-none` and build          it again, or give --firmware FILE"
+        "{place}: this program was built without firmware, as the Rust target \
+         x86_64-unknown-none was missing; run `rustup target add x86_64-unknown-none` and build \
+         it again, or give --firmware FILE"
     )]
     NoBuiltinFirmware {
         /// Which setting.

@@ -1,0 +1,94 @@
+//! The registers of the reservations on every CPU, by the legacy names of their
+//! counters.
+
+use super::error::Result;
+use super::{ArbiterError, Discovery, Fault, Key, PcrPort};
+use crate::{CounterId, abi};
+
+/// What somebody meets who touches a counter without having it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// Reads yield 0, writes vanish: safe for software that expects no fault.
+    Drop,
+    /// #GP, and so a trace of who it was; RDPMC at CPL 0 is dropped all the same.
+    Fault,
+}
+
+impl Denial {
+    /// The initial control word with this answer, without the firmware's mode bits.
+    pub(super) const fn control(self) -> u64 {
+        let firmware = abi::CONTROL_MANAGE_FIRMWARE | abi::CONTROL_ACCESS_FIRMWARE;
+        let kernel = abi::CONTROL_INITIAL & !firmware;
+        match self {
+            Denial::Drop => kernel,
+            Denial::Fault => kernel | abi::CONTROL_FAULT,
+        }
+    }
+}
+
+/// A register of a counter, a row of the ABI, and what is written to it.
+pub(super) type Register = (u32, u64);
+
+/// The machine, as its CPUs can be reached and as CPUID describes it.
+#[derive(Debug)]
+pub(super) struct Registers<P> {
+    pub(super) port: P,
+    pub(super) machine: Discovery,
+}
+
+impl<P: PcrPort> Registers<P> {
+    /// Whether the caller is in the kernel's layer.
+    pub(super) fn in_kernel(&mut self) -> bool {
+        let phase = self.machine.msr(abi::MSR_PHASE, 0);
+        self.port.rdmsr(0, phase) == Ok(abi::LAYER_KERNEL)
+    }
+
+    /// Writes a register on every CPU up to the first that refuses, or gives
+    /// that CPU.
+    pub(super) fn write(
+        &mut self,
+        counter: CounterId,
+        register: Register,
+        key: Key,
+    ) -> Result<(), u32> {
+        let mut cpus = 0..self.port.cpus();
+        let refuses = |cpu: &u32| self.write_on(*cpu, counter, register, key).is_err();
+        cpus.find(refuses).map_or(Ok(()), Err)
+    }
+
+    /// Writes a register on one CPU.
+    pub(super) fn write_on(
+        &mut self,
+        cpu: u32,
+        counter: CounterId,
+        (row, value): Register,
+        key: Key,
+    ) -> Result<(), Fault> {
+        let position = self.machine.position(&mut self.port, cpu, counter);
+        let msr = self.machine.msr(row, position.ok_or(Fault)?);
+        self.port.wrmsr_with(cpu, msr, value, key)
+    }
+
+    /// Stops and clears a counter, of which `key` is the access cookie.
+    pub(super) fn clear(&mut self, counter: CounterId, key: Key) {
+        let rows = [abi::MSR_SELECT, abi::MSR_COUNTER, abi::MSR_OVERFLOW];
+        for cpu in 0..self.port.cpus() {
+            for register in rows.into_iter().zip([0, 0, abi::OVERFLOW_CLEAR]) {
+                // Models without global status have no overflow bit.
+                let _ = self.write_on(cpu, counter, register, key);
+            }
+        }
+    }
+
+    /// A new cookie.
+    pub(super) fn fresh_key(&mut self) -> Result<Key> {
+        let bits = match self.machine.has(abi::FEATURE_RANDOM) {
+            true => self
+                .port
+                .rdmsr(0, self.machine.msr(abi::MSR_RANDOM, 0))
+                .ok(),
+            false => self.port.random(),
+        };
+        bits.map(Key::from_random).ok_or(ArbiterError::NoRandom)
+    }
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The arbiters' way to the registers: MSRs of the reservations on some CPUs or
+ * on all, and the counter behind a legacy register. It decides nothing.
+ */
+#ifndef PCR_ACCESS_H
+#define PCR_ACCESS_H
+
+#include <linux/cpumask.h>
+#include <linux/random.h>
+#include <linux/smp.h>
+#include <asm/msr.h>
+#include <asm/perf_event.h>
+
+#include "pcr.h"
+
+enum { PCR_COUNTER, PCR_SELECT };	/* the kernel's two kinds of reservation */
+
+#define PCR_NOT_OURS	(-1)		/* of a counter that a lower layer has */
+#define PCR_UNKNOWN	(-2)		/* of a register that is not a counter's */
+
+static struct pcr_block pcr;
+static u64 secret;			/* management cookie of all our counters */
+static int pcr_map[PCR_PROGRAMMABLE];	/* legacy index to position */
+static struct cpumask pcr_refused;	/* CPUs that answered a write by #GP */
+
+/* A fresh cookie, never the default one. */
+static u64 pcr_cookie(void)
+{
+	return 1 + get_random_u64() % UMPIRE_PCR_COOKIE_MASK;
+}
+
+/* The register that this kernel has for a legacy index. */
+static unsigned int pcr_msr(int kind, unsigned int index)
+{
+	if (boot_cpu_has(X86_FEATURE_ARCH_PERFMON))
+		return index + (kind ? MSR_ARCH_PERFMON_EVENTSEL0 : MSR_ARCH_PERFMON_PERFCTR0);
+	if (boot_cpu_has(X86_FEATURE_PERFCTR_CORE))
+		return 2 * index + (kind ? MSR_F15H_PERF_CTL : MSR_F15H_PERF_CTR);
+	return index + (kind ? MSR_K7_EVNTSEL0 : MSR_K7_PERFCTR0);
+}
+
+/* The counter that a register belongs to, by any of its names. */
+static int pcr_position(unsigned int msr)
+{
+	unsigned int i;
+
+	for (i = 0; i < pcr.programmable; i++)
+		if (msr == pcr_msr(PCR_COUNTER, i) || msr == pcr_msr(PCR_SELECT, i) ||
+		    msr == MSR_IA32_PMC0 + i ||
+		    (i < 4 && (msr == MSR_K7_EVNTSEL0 + i || msr == MSR_K7_PERFCTR0 + i)))
+			return pcr_map[i];
+	return PCR_UNKNOWN;
+}
+
+/* Reads the map of the first CPU; notes another one that has a different one. */
+static void pcr_map_here(void *first)
+{
+	unsigned int i;
+
+	for (i = 0; i < pcr.programmable; i++) {
+		int position = PCR_NOT_OURS;
+		u64 value;
+
+		if (!rdmsrl_safe(pcr.base + UMPIRE_PCR_MSR_LEGACY_MAP + i, &value) &&
+		    value < PCR_PROGRAMMABLE)
+			position = value;
+		if (first)
+			pcr_map[i] = position;
+		else if (pcr_map[i] != position)
+			cpumask_set_cpu(smp_processor_id(), &pcr_refused);
+	}
+}
+
+/* Fills pcr_map, unless a name stands for another counter on another CPU. */
+static bool pcr_read_map(void)
+{
+	cpumask_clear(&pcr_refused);
+	smp_call_function_single(cpumask_first(cpu_online_mask), pcr_map_here, pcr_map, true);
+	on_each_cpu(pcr_map_here, NULL, true);
+	return cpumask_empty(&pcr_refused);
+}
+
+struct pcr_write {
+	u32 msr;
+	u64 value, cookie;
+};
+
+static void pcr_write_here(void *data)
+{
+	struct pcr_write *write = data;
+
+	if (pcr_wrmsr_safe(write->msr, write->value, write->cookie))
+		cpumask_set_cpu(smp_processor_id(), &pcr_refused);
+}
+
+/* Writes a register of counter n on some CPUs. */
+static void pcr_write(const struct cpumask *cpus, u32 reg, unsigned int n, u64 value, u64 cookie)
+{
+	struct pcr_write write = { pcr.base + reg + n, value, cookie };
+
+	on_each_cpu_mask(cpus, pcr_write_here, &write, true);
+}
+
+static void pcr_manage(u32 reg, unsigned int n, u64 value)
+{
+	pcr_write(cpu_online_mask, reg, n, value, secret);
+}
+
+#endif /* PCR_ACCESS_H */
