@@ -125,6 +125,8 @@ pub struct VcpuPmu {
     /// at no others.
     active: CounterSet,
     pending: CounterSet,
+    /// Cleared since the VMM asked, see [`VcpuPmu::take_cleared`].
+    cleared: CounterSet,
     needs: Needs,
     /// TSC ticks that the guest has run, halted ones left out.
     ran: u64,
@@ -162,6 +164,7 @@ impl VcpuPmu {
             counters: Default::default(),
             active: CounterSet::EMPTY,
             pending: CounterSet::EMPTY,
+            cleared: CounterSet::EMPTY,
             needs: Needs::default(),
             ran: 0,
             entered: None,
@@ -249,6 +252,14 @@ impl VcpuPmu {
     pub fn take_pmi(&mut self) -> Option<PmiRequest> {
         let counters = std::mem::take(&mut self.pending);
         (!counters.is_empty()).then_some(PmiRequest { counters })
+    }
+
+    /// Counters that were cleared since the last call, as their reservations
+    /// ended or began: a PMI of theirs that was taken and not yet raised is
+    /// nobody's. Overflows after that are in later requests only.
+    #[inline]
+    pub fn take_cleared(&mut self) -> CounterSet {
+        std::mem::take(&mut self.cleared)
     }
 
     /// TSC value at which the guest has to be interrupted, for an overflow, the

@@ -13,6 +13,7 @@ use thiserror::Error;
 use crate::audit::Holding;
 use crate::config::PcrPlan;
 use crate::entropy::OsRandom;
+use crate::firmware::Expected;
 use crate::sys::rdtsc;
 
 /// Reservations that the hypervisor could not make for itself.
@@ -43,6 +44,16 @@ pub struct MachineReservations {
 }
 
 impl MachineReservations {
+    /// What the firmware is expected to hold when its phase ends, if there is
+    /// firmware.
+    #[must_use]
+    pub fn expected(&self) -> Option<Expected> {
+        self.phase.has_firmware().then_some(Expected {
+            held: self.plan.firmware,
+            announced: self.plan.legacy,
+        })
+    }
+
     /// Those of one vCPU, with what the hypervisor reserves for itself from the
     /// start: under a cookie that is forgotten at once, since the hypervisor
     /// needs none to reach a counter of its own.

@@ -242,6 +242,7 @@ impl VcpuPmu {
         };
         self.snapshot.counters[index] = [0; 4];
         self.pending.remove(counter);
+        self.cleared.insert(counter);
         if self.needs_places() {
             self.distribute();
         }

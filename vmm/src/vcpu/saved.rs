@@ -21,6 +21,7 @@ impl Vcpu {
     /// vCPU has left its core.
     pub fn save_pmu(&mut self) -> Option<PmuState> {
         self.core.tick(rdtsc());
+        self.core.drop_cleared();
         let late = self.core.pending_pmi.take();
         let pmu = self.core.pmu.as_mut()?;
         if let Some(late) = late {
