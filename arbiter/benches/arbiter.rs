@@ -98,10 +98,10 @@ fn check(criterion: &mut Criterion) {
             group.bench_function(format!("{name} {counter}"), |bencher| {
                 bencher.iter(|| {
                     black_box(&unit).check(
-                        black_box(Layer::GuestKernel),
-                        black_box(cookie),
+                        black_box((Layer::GuestKernel, cookie)),
                         black_box(counter),
                         black_box(Access::Read),
+                        black_box(0),
                     )
                 });
             });
