@@ -93,7 +93,7 @@ impl Rig {
             return None;
         };
         let cookie = Cookie::new(cookie)?;
-        Some(self.unit.check(self.layer(), cookie, counter, access))
+        Some(self.unit.check((self.layer(), cookie), counter, access, 0))
     }
 
     fn alias_value(&self, offset: u32, position: u8) -> u64 {
@@ -249,10 +249,10 @@ fn counters_are_reserved_programmed_and_started() {
     assert!(end_phase(&mut rig, &pcr));
     assert_eq!(rig.layer(), Layer::GuestKernel);
     let stranger = rig.unit.check(
-        Layer::GuestKernel,
-        Cookie::DEFAULT,
+        (Layer::GuestKernel, Cookie::DEFAULT),
         CounterId::Programmable(1),
         Access::Write,
+        0,
     );
     assert_eq!(stranger, Verdict::Drop { read_as: 0 });
     assert!(!end_phase(&mut rig, &pcr), "it ends once");
@@ -267,9 +267,12 @@ fn a_shared_counter_stays_everybodys() {
     };
     assert_eq!(reserve_all(&mut rig, &[shared]), [Outcome::Granted(0)]);
     let counter = CounterId::Programmable(0);
-    let verdict = rig
-        .unit
-        .check(Layer::GuestKernel, Cookie::DEFAULT, counter, Access::Write);
+    let verdict = rig.unit.check(
+        (Layer::GuestKernel, Cookie::DEFAULT),
+        counter,
+        Access::Write,
+        0,
+    );
     assert_eq!(verdict, Verdict::Permit);
     assert!(rig.unit.bank().reservation(counter).is_some());
 }

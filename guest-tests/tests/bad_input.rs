@@ -514,7 +514,9 @@ fn kvm_that_is_missing_or_forbidden() {
     for (name, prepare, wrapper, expected) in cases {
         match possible(prepare, wrapper) {
             Ok(()) => desk.check(after(prepare, &program, wrapper), expected),
-            Err(why) => println!("skipped: kvm_that_is_missing_or_forbidden: {name}: not possible here: {why}"),
+            Err(why) => println!(
+                "skipped: kvm_that_is_missing_or_forbidden: {name}: not possible here: {why}"
+            ),
         }
     }
 }

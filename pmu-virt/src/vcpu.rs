@@ -125,6 +125,8 @@ pub struct VcpuPmu {
     /// at no others.
     active: CounterSet,
     pending: CounterSet,
+    /// Cleared since the VMM asked, see [`VcpuPmu::take_cleared`].
+    cleared: CounterSet,
     needs: Needs,
     /// TSC ticks that the guest has run, halted ones left out.
     ran: u64,
@@ -162,6 +164,7 @@ impl VcpuPmu {
             counters: Default::default(),
             active: CounterSet::EMPTY,
             pending: CounterSet::EMPTY,
+            cleared: CounterSet::EMPTY,
             needs: Needs::default(),
             ran: 0,
             entered: None,
@@ -251,6 +254,14 @@ impl VcpuPmu {
         (!counters.is_empty()).then_some(PmiRequest { counters })
     }
 
+    /// Counters that were cleared since the last call, as their reservations
+    /// ended or began: a PMI of theirs that was taken and not yet raised is
+    /// nobody's. Overflows after that are in later requests only.
+    #[inline]
+    pub fn take_cleared(&mut self) -> CounterSet {
+        std::mem::take(&mut self.cleared)
+    }
+
     /// TSC value at which the guest has to be interrupted, for an overflow, the
     /// end of a turn, of a lease or of a revocation's notice; known after
     /// [`Progress::Entered`].
@@ -258,9 +269,10 @@ impl VcpuPmu {
         let overflow = self.core.as_ref().and_then(|core| core.deadline());
         let turn = self.turns.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
-        let decision = self.reservations.as_ref();
-        let decision = decision.and_then(|reservations| reservations.unit.deadline());
-        [overflow, turn, decision].into_iter().flatten().min()
+        [overflow, turn, self.decision_due()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// What the VMM has to do while the guest runs.

@@ -71,8 +71,17 @@ fn boot(flags: &RunFlags) -> Result<u8, UserError> {
     if summary.decisions() > 0 {
         let _ = write!(stderr(), "umpire: {summary}");
     }
-    let end = end.map_err(failed)?;
-    written.map_err(|error| UserError::with_status(error, ExitStatus::HOST_FAILURE))?;
+    let end = match (end, written) {
+        (Ok(end), Ok(())) => end,
+        (Ok(_), Err(error)) => return Err(UserError::with_status(error, ExitStatus::HOST_FAILURE)),
+        (Err(failure), written) => {
+            // Why the run failed comes last; what it left is incomplete besides.
+            if let Err(error) = written {
+                complain(&error);
+            }
+            return Err(failed(failure));
+        }
+    };
     if !end.is_success() {
         complain(&end);
     } else {

@@ -3,13 +3,17 @@
 
 use std::sync::Arc;
 
-use arbiter::{Auditor, Context, CounterId, GuardLimits, PcrConfig, PcrUnit, Phase, Reason};
+use arbiter::{
+    Auditor, Context, CounterId, Effects, GuardLimits, Layer, NoticeKind, PcrConfig, PcrUnit,
+    Phase, Reason, Reply,
+};
 use pmu_virt::{PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
 
 use crate::audit::Holding;
 use crate::config::PcrPlan;
 use crate::entropy::OsRandom;
+use crate::firmware::Expected;
 use crate::sys::rdtsc;
 
 /// Reservations that the hypervisor could not make for itself.
@@ -40,6 +44,16 @@ pub struct MachineReservations {
 }
 
 impl MachineReservations {
+    /// What the firmware is expected to hold when its phase ends, if there is
+    /// firmware.
+    #[must_use]
+    pub fn expected(&self) -> Option<Expected> {
+        self.phase.has_firmware().then_some(Expected {
+            held: self.plan.firmware,
+            announced: self.plan.legacy,
+        })
+    }
+
     /// Those of one vCPU, with what the hypervisor reserves for itself from the
     /// start: under a cookie that is forgotten at once, since the hypervisor
     /// needs none to reach a counter of its own.
@@ -82,6 +96,38 @@ impl MachineReservations {
             audit,
         })
     }
+}
+
+/// Answers for the hypervisor what it was asked since the last call: it yields.
+/// Nothing uses its counters yet, and what it is to keep is the minimum of its
+/// share, for which nobody is asked. Its other notices are read and forgotten.
+#[inline]
+pub fn answer_questions(pmu: &mut VcpuPmu) {
+    let waiting = |pmu: &VcpuPmu| {
+        let unit = pmu.reservations();
+        unit.is_some_and(|unit| unit.has_notice(Layer::Hypervisor))
+    };
+    // An answer may bring the next question. Each counter is asked for at most
+    // once, so this ends.
+    while waiting(pmu) {
+        pmu.arbitrate(|unit, cx| ((), answer_one(unit, cx)));
+    }
+}
+
+#[cold]
+fn answer_one(unit: &mut PcrUnit, cx: &mut Context<'_>) -> Effects {
+    let notice = unit.next_notice(Layer::Hypervisor, cx.now);
+    let asked = notice.filter(|notice| notice.kind == NoticeKind::Asked);
+    let Some(counter) = asked.and_then(|notice| notice.counter) else {
+        return Effects::NONE;
+    };
+    let reply = Reply {
+        counter,
+        yields: true,
+    };
+    // A question that is off by now needs no answer.
+    let replied = unit.reply(Layer::Hypervisor, reply, cx);
+    replied.unwrap_or(Effects::NONE)
 }
 
 /// Who holds which counters of a PMU, and what they are programmed for.

@@ -85,6 +85,10 @@ impl Letterbox {
         self.due = true;
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.count == 0
+    }
+
     pub(crate) fn pop(&mut self) -> Option<(Letter, bool)> {
         let oldest = self.queue.pop();
         self.due &= self.queue.count != 0;

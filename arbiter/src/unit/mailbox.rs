@@ -251,6 +251,13 @@ impl PcrUnit {
         Ok(effects)
     }
 
+    /// Whether [`PcrUnit::next_notice`] has one for the layer.
+    #[inline]
+    pub fn has_notice(&self, layer: Layer) -> bool {
+        self.letterbox(layer)
+            .is_some_and(|letterbox| !letterbox.is_empty())
+    }
+
     /// Takes the oldest notice out of a layer's queue.
     pub fn next_notice(&mut self, layer: Layer, now: u64) -> Option<Notice> {
         let (letter, lost) = self.letterbox_mut(layer)?.pop()?;

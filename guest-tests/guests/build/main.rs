@@ -20,7 +20,9 @@ fn main() {
     let compiler = match Freestanding::prepare() {
         Ok(compiler) => compiler,
         Err(why) => {
-            println!("cargo::warning=built without guest programs in Rust, tests of them are skipped: {why}");
+            println!(
+                "cargo::warning=built without guest programs in Rust, tests of them are skipped: {why}"
+            );
             return;
         }
     };

@@ -36,6 +36,7 @@ fn main() -> ExitCode {
         vcpus::TESTS,
         cores::TESTS,
         pcr::access::TESTS,
+        pcr::asking::TESTS,
         pcr::cookies::TESTS,
         pcr::layers::TESTS,
         pcr::guard::TESTS,

@@ -101,7 +101,7 @@ impl VcpuPmu {
         }
         if self.request_of(counter).is_some_and(|request| request.int) {
             self.pending.insert(counter);
-            self.note_pmi();
+            self.note_pmi(counter);
         }
         self.rearm(counter);
     }

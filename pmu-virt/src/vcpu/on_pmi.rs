@@ -9,7 +9,7 @@
 use super::{ReadOutcome, VcpuPmu, WriteOutcome};
 use crate::ids::MsrIndex;
 use crate::model::DEBUGCTL;
-use arbiter::Shared;
+use arbiter::{CounterId, Shared};
 
 /// `IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI`.
 const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
@@ -48,9 +48,11 @@ impl VcpuPmu {
         msr == DEBUGCTL && self.model.can_freeze()
     }
 
-    /// A counter has overflowed that asks for a PMI.
-    pub(super) fn note_pmi(&mut self) {
-        self.freeze.due |= self.freeze.on;
+    /// A counter has overflowed that asks for a PMI. That of a counter which
+    /// freezing does not reach stops no others: its owner keeps out of it.
+    pub(super) fn note_pmi(&mut self, counter: CounterId) {
+        let reached = || self.reached_by(Shared::Freeze).contains(counter);
+        self.freeze.due |= self.freeze.on && reached();
     }
 
     /// Lets a PMI that has just been noted stop the counters. The bits that are

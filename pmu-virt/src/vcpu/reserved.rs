@@ -166,6 +166,21 @@ impl VcpuPmu {
         }
     }
 
+    /// Lets what is due by TSC value `tsc` take place: ends of leases, of
+    /// questions, and revocations. [`Progress::Left`](crate::Progress::Left) does
+    /// so by itself; this is for a vCPU that is not run, halted for instance. It
+    /// may be on no core.
+    pub fn tick(&mut self, tsc: u64) {
+        self.left = self.left.max(tsc);
+        self.tick_reservations();
+    }
+
+    /// TSC value at which [`VcpuPmu::tick`] has something to do.
+    #[inline]
+    pub fn decision_due(&self) -> Option<u64> {
+        self.reservations.as_ref()?.unit.deadline()
+    }
+
     /// Lets leases end and revocations take place that are due.
     #[inline]
     pub(super) fn tick_reservations(&mut self) {
@@ -227,6 +242,7 @@ impl VcpuPmu {
         };
         self.snapshot.counters[index] = [0; 4];
         self.pending.remove(counter);
+        self.cleared.insert(counter);
         if self.needs_places() {
             self.distribute();
         }

@@ -84,12 +84,14 @@ impl VcpuPmu {
     /// The state is not one of this model; nothing was changed then.
     pub fn restore(&mut self, state: &PmuState) -> Result<(), StateError> {
         check(&self.model, state)?;
+        let kept = self.global_control & self.held().bits();
         self.reset_registers();
         for (select, saved) in self.select.iter_mut().zip(&state.selects) {
             *select = saved.0;
         }
         self.fixed_control = state.fixed_control.0;
-        self.global_control = state.global_control.0;
+        // A counter that is reserved is enabled or not as its owner has it.
+        self.global_control = state.global_control.0 & !self.held().bits() | kept;
         self.global_status = state.global_status.0;
         self.snapshot.sequence = state.snapshot.sequence;
         for (counter, words) in self.model.counters().zip(&state.snapshot.counters) {

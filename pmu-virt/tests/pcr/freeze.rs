@@ -87,6 +87,35 @@ fn it_does_not_reach_a_counter_whose_owner_says_so() {
 }
 
 #[test]
+fn the_pmi_of_a_counter_that_it_does_not_reach_freezes_nothing() {
+    let mut machine = busy(true);
+    play(&mut machine, &private(0));
+    let word = abi::CONTROL_INITIAL & !abi::CONTROL_FREEZE;
+    play(&mut machine, &controlled(0, word));
+    let ops = [
+        Run(12),
+        Run(100),
+        Pmi(1),
+        As(KERNEL, 0),
+        R(0x38f, 0xf),
+        R(counter(1), 112),
+    ];
+    play(&mut machine, &ops);
+}
+
+#[test]
+fn a_counter_that_is_given_back_is_told_to_whoever_holds_its_pmi() {
+    let mut machine = busy(false);
+    play(&mut machine, &private(0));
+    play(&mut machine, &[Run(12), Pmi(1)]);
+    assert!(machine.pmu.take_cleared().is_empty());
+    play(&mut machine, &[As(KERNEL, M), W(management(0), 0), Pmi(0)]);
+    let cleared = machine.pmu.take_cleared();
+    assert_eq!(cleared.bits(), 1);
+    assert!(machine.pmu.take_cleared().is_empty());
+}
+
+#[test]
 fn a_counter_without_a_legacy_name_is_not_frozen() {
     // Nobody could start it again.
     let setup = Setup {

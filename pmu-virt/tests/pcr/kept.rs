@@ -89,6 +89,17 @@ fn a_state_does_not_overwrite_a_reservation() {
 }
 
 #[test]
+fn a_state_does_not_stop_a_counter_that_is_reserved() {
+    let mut plain = check(&Setup::of("intel-v2"), &[W(0x38f, 2)]);
+    let state = plain.pmu.save();
+    let mut machine = check(&Setup::of("intel-v2"), &[W(0x38f, 1)]);
+    play(&mut machine, &private(0));
+    machine.pmu.restore(&state).expect("it is of this model");
+    // PMC0's bit is its owner's, all others come from the state.
+    play(&mut machine, &[As(KERNEL, 0), R(0x38f, 3)]);
+}
+
+#[test]
 fn a_reset_ends_the_guests_reservations() {
     let mut machine = busy();
     let ops = [

@@ -104,14 +104,23 @@ pub(super) struct Footer {
 impl Line {
     pub(super) fn new(vcpu: VcpuId, entry: &Entry) -> Self {
         let record = &entry.record;
+        // One that stands for different decisions tells what all have in common.
+        let (counter, reason, details) = match entry.coarse {
+            true => (None, None, Details::default()),
+            false => (
+                record.counter,
+                record.event.reason(),
+                Details::of(&record.event),
+            ),
+        };
         Self {
             time_ns: entry.last,
             vcpu: vcpu.0,
             layer: layer_word(record.layer),
-            counter: record.counter.map(|counter| counter.to_string()),
+            counter: counter.map(|counter| counter.to_string()),
             event: record.event.name(),
-            reason: record.event.reason().map(Reason::name),
-            details: Details::of(&record.event),
+            reason: reason.map(Reason::name),
+            details,
             repeated: (entry.count > 1).then_some(Repeated {
                 count: entry.count,
                 first_ns: entry.first,
@@ -207,7 +216,7 @@ mod tests {
                 event,
             };
             for at in 0..times {
-                tally.note(7 + at, &record);
+                tally.note(7 + at, at, &record);
             }
             let line = Line::new(VcpuId(2), &tally.take(9, true)[0]);
             assert_eq!(serde_json::to_string(&line).unwrap(), expected);
@@ -233,6 +242,22 @@ mod tests {
             Event::ControlSet(Control::INITIAL),
             1,
             r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"control-set","control":"0xf00ff"}"#,
+        );
+        let coarse = Entry {
+            record: Record {
+                layer: Layer::Firmware,
+                counter: Some(CounterId::Fixed(1)),
+                event: Event::DropValueSet(5),
+            },
+            coarse: true,
+            count: 2,
+            first: 1,
+            last: 2,
+            order: 9,
+        };
+        assert_eq!(
+            serde_json::to_string(&Line::new(VcpuId(0), &coarse)).unwrap(),
+            r#"{"time_ns":2,"vcpu":0,"layer":"firmware","event":"drop-value-set","count":2,"first_ns":1}"#
         );
         check(
             Event::Revoking {

@@ -168,6 +168,7 @@ mod tests {
             let counter = Some(counter);
             tally.note(
                 0,
+                0,
                 &Record {
                     layer,
                     counter,

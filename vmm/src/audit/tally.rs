@@ -1,49 +1,57 @@
 //! What is kept of a vCPU's decisions until they are written: a bounded table,
 //! whatever the guest does. Pure: time comes in, entries go out.
 //!
-//! The first decision of a kind is due at once. Those like it are counted, and
-//! due once a second as one entry with their number. So a guest that has an
-//! access dropped a hundred thousand times a second fills neither memory nor disk,
-//! and every one of them is accounted for.
+//! What changes who holds a counter, or how, is kept one by one, so that the file
+//! tells who held it at any time; up to so many a second. Denials, and what is
+//! beyond, are folded: the first of a kind is due at once, those like it are
+//! counted, and due as one entry with their number, ever more rarely. So a guest
+//! that has an access dropped a hundred thousand times a second fills neither
+//! memory nor disk, and every one of them is accounted for.
 
 use std::collections::{BTreeMap, HashMap};
 
-use arbiter::{CounterId, Event, Layer, Reason, Record};
+use arbiter::{CounterId, Event, Layer, Record};
 
-/// Nanoseconds between two entries of one kind.
-const INTERVAL: u64 = 1_000_000_000;
+const SECOND: u64 = 1_000_000_000;
 
-/// Kinds that are told apart. A guest of some ten counters reaches some hundred;
-/// beyond, counter and reason are left out.
+/// Nanoseconds between the first two entries of one kind. The distance doubles
+/// with each further one.
+const FIRST_INTERVAL: u64 = SECOND;
+
+/// The longest distance.
+const LONGEST_INTERVAL: u64 = 60 * SECOND;
+
+/// A kind that was not written for so long is forgotten, and begins anew. Longer
+/// than the longest distance, or a guest could have it forgotten by pausing.
+const FORGOTTEN_AFTER: u64 = 2 * LONGEST_INTERVAL;
+
+/// Kinds that are told apart. A guest of some ten counters reaches some hundred
+/// denials; beyond, counter, reason and details are left out.
 const MOST_KINDS: usize = 1024;
+
+/// Changes of state that are kept one by one in a second. Further ones are
+/// folded until the second is over.
+const MOST_SINGLE: usize = 1000;
+
+/// And that wait to be written: a writer that a full disk holds up must not make
+/// the memory grow.
+const MOST_WAITING: usize = 4 * MOST_SINGLE;
+
+/// Whether one of these says as much as many: nothing has changed by it.
+fn is_denial(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::Refused(_) | Event::DroppedRead(_) | Event::DroppedWrite(_) | Event::Faulted(_)
+    )
+}
 
 /// Decisions that count as alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Kind {
-    layer: Layer,
-    counter: Option<CounterId>,
-    event: &'static str,
-    reason: Option<Reason>,
-}
-
-impl Kind {
-    fn of(record: &Record) -> Self {
-        Self {
-            layer: record.layer,
-            counter: record.counter,
-            event: record.event.name(),
-            reason: record.event.reason(),
-        }
-    }
-
+enum Kind {
+    /// Those that do not differ in anything, details included.
+    Same(Record),
     /// The kind that stands for many.
-    fn coarse(self) -> Self {
-        Self {
-            counter: None,
-            reason: None,
-            ..self
-        }
-    }
+    Coarse(Layer, &'static str),
 }
 
 /// Decisions of one kind that are not written.
@@ -61,27 +69,37 @@ struct Pending {
     record: Record,
     /// When the kind was written last.
     written: Option<u64>,
+    /// How long after that it is due again.
+    interval: u64,
 }
 
 impl Pending {
     fn is_due(&self, now: u64) -> bool {
-        let rested = |at: u64| now.saturating_sub(at) >= INTERVAL;
+        let rested = |at: u64| now.saturating_sub(at) >= self.interval;
         self.count > 0 && self.written.is_none_or(rested)
+    }
+
+    fn is_forgotten(&self, now: u64) -> bool {
+        let long_ago = |at: u64| now.saturating_sub(at) >= FORGOTTEN_AFTER;
+        self.count == 0 && self.written.is_some_and(long_ago)
     }
 }
 
 /// One or more decisions of one kind, to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The last of them; without its counter if it stands for several.
+    /// The last of them.
     pub record: Record,
+    /// They agree in layer and event only.
+    pub coarse: bool,
     /// How many.
     pub count: u64,
     /// Nanoseconds from the start to the first.
     pub first: u64,
     /// And to the last.
     pub last: u64,
-    order: u64,
+    /// Its place among all of the vCPU.
+    pub(super) order: u64,
 }
 
 /// Decisions by layer and event, and accesses denied by counter.
@@ -141,8 +159,10 @@ impl Totals {
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     kinds: HashMap<Kind, Pending>,
+    singles: Vec<Entry>,
+    /// When the present second began, and how many singles it has had.
+    second: (u64, usize),
     totals: Totals,
-    order: u64,
     /// Nobody will take entries.
     totals_only: bool,
 }
@@ -156,72 +176,82 @@ impl Tally {
         }
     }
 
-    /// A decision was taken at `now`; true if an entry is due.
-    pub(super) fn note(&mut self, now: u64, record: &Record) -> bool {
+    /// A decision was taken at `now`, the `order`th of its vCPU; true if an entry
+    /// is due.
+    pub(super) fn note(&mut self, now: u64, order: u64, record: &Record) -> bool {
         self.totals.note(record);
         if self.totals_only {
             return false;
         }
-        self.order += 1;
-        self.pend(Pending {
-            count: 1,
+        if !is_denial(&record.event) && self.has_room(now) {
+            self.singles.push(Entry {
+                record: *record,
+                coarse: false,
+                count: 1,
+                first: now,
+                last: now,
+                order,
+            });
+            return true;
+        }
+        self.fold(now, order, record)
+    }
+
+    /// Whether one more decision can be kept by itself; if so, it is counted.
+    fn has_room(&mut self, now: u64) -> bool {
+        if now.saturating_sub(self.second.0) >= SECOND {
+            self.second = (now, 0);
+        }
+        let room = self.second.1 < MOST_SINGLE && self.singles.len() < MOST_WAITING;
+        self.second.1 += usize::from(room);
+        room
+    }
+
+    fn fold(&mut self, now: u64, order: u64, record: &Record) -> bool {
+        let mut kind = Kind::Same(*record);
+        if self.kinds.len() >= MOST_KINDS && !self.kinds.contains_key(&kind) {
+            kind = Kind::Coarse(record.layer, record.event.name());
+        }
+        let pending = self.kinds.entry(kind).or_insert(Pending {
+            count: 0,
             first: now,
             last: now,
-            order: self.order,
+            order,
             record: *record,
             written: None,
-        })
-    }
-
-    /// Takes in what was noted beside this one, and later than all in it.
-    pub(super) fn merge(&mut self, beside: Tally) {
-        self.totals.add(&beside.totals);
-        let mut pending: Vec<Pending> = beside.kinds.into_values().collect();
-        pending.sort_unstable_by_key(|pending| pending.order);
-        for mut pending in pending {
-            self.order += 1;
-            pending.order = self.order;
-            self.pend(pending);
-        }
-    }
-
-    fn pend(&mut self, more: Pending) -> bool {
-        let mut kind = Kind::of(&more.record);
-        if self.kinds.len() >= MOST_KINDS && !self.kinds.contains_key(&kind) {
-            kind = kind.coarse();
-        }
-        let pending = self
-            .kinds
-            .entry(kind)
-            .or_insert(Pending { count: 0, ..more });
+            interval: FIRST_INTERVAL,
+        });
         if pending.count == 0 {
-            pending.first = more.first;
+            pending.first = now;
         }
-        pending.count = pending.count.saturating_add(more.count);
-        pending.last = more.last;
-        pending.order = more.order;
-        pending.record = Record {
-            counter: kind.counter,
-            ..more.record
-        };
-        pending.is_due(more.last)
+        pending.count = pending.count.saturating_add(1);
+        pending.last = now;
+        pending.order = order;
+        pending.record = *record;
+        pending.is_due(now)
     }
 
-    /// What is due at `now`, or everything at the end; by time.
+    /// What is due at `now`, or everything at the end; in its order.
     pub(super) fn take(&mut self, now: u64, all: bool) -> Vec<Entry> {
-        let pending = self.kinds.values_mut();
-        let due = pending.filter(|pending| pending.is_due(now) || all && pending.count > 0);
-        let take = |pending: &mut Pending| {
+        let mut entries = std::mem::take(&mut self.singles);
+        for (kind, pending) in &mut self.kinds {
+            if !(pending.is_due(now) || all && pending.count > 0) {
+                continue;
+            }
+            if pending.written.is_some() {
+                pending.interval = (2 * pending.interval).min(LONGEST_INTERVAL);
+            }
             pending.written = Some(now);
-            Entry {
+            entries.push(Entry {
                 record: pending.record,
+                coarse: matches!(kind, Kind::Coarse(..)),
                 count: std::mem::take(&mut pending.count),
                 first: pending.first,
                 last: pending.last,
                 order: pending.order,
-            }
-        };
-        let mut entries: Vec<Entry> = due.map(take).collect();
+            });
+        }
+        self.kinds.retain(|_, pending| !pending.is_forgotten(now));
         entries.sort_unstable_by_key(|entry| entry.order);
         entries
     }
@@ -234,6 +264,8 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
+    use arbiter::{Control, Reason};
+
     use super::*;
 
     const PMC: CounterId = CounterId::Programmable(1);
@@ -253,43 +285,132 @@ mod tests {
     }
 
     #[test]
-    fn the_first_is_due_at_once_and_those_like_it_once_a_second() {
+    fn the_first_denial_is_due_at_once_and_those_like_it_after_a_second() {
         let dropped = record(Event::DroppedWrite(Reason::Held));
         let mut tally = Tally::default();
-        assert!(tally.note(10, &record(Event::Renewed)));
-        assert!(tally.note(11, &dropped));
+        assert!(tally.note(10, 1, &record(Event::Renewed)));
+        assert!(tally.note(11, 2, &dropped));
         assert_eq!(
             told(&tally.take(12, false)),
             [("renewed", 1, 10, 10), ("dropped-write", 1, 11, 11)]
         );
         for at in 20..30 {
-            assert!(!tally.note(at, &dropped));
+            assert!(!tally.note(at, at, &dropped));
         }
         assert!(tally.take(30, false).is_empty());
-        assert!(tally.note(12 + INTERVAL, &dropped));
+        assert!(tally.note(12 + SECOND, 40, &dropped));
         assert_eq!(
-            told(&tally.take(12 + INTERVAL, false)),
-            [("dropped-write", 11, 20, 12 + INTERVAL)]
+            told(&tally.take(12 + SECOND, false)),
+            [("dropped-write", 11, 20, 12 + SECOND)]
         );
         assert!(tally.take(u64::MAX, true).is_empty());
     }
 
     #[test]
+    fn what_goes_on_is_told_ever_more_rarely() {
+        let dropped = record(Event::DroppedWrite(Reason::Held));
+        let mut tally = Tally::default();
+        let (mut lines, mut noted) = (Vec::new(), 0);
+        // Ten minutes, an access and a look each quarter of a second.
+        for at in 0..2400_u64 {
+            let now = at * SECOND / 4;
+            tally.note(now, at, &dropped);
+            noted += 1;
+            let entries = tally.take(now, false);
+            lines.extend(entries.iter().map(|entry| (now / SECOND, entry.count)));
+        }
+        let rest = tally.take(600 * SECOND, true);
+        let told: u64 = lines.iter().map(|(_, count)| count).sum();
+        assert_eq!(told + rest[0].count, noted);
+        let times: Vec<_> = lines.iter().map(|(at, _)| *at).collect();
+        assert_eq!(times[..8], [0, 1, 3, 7, 15, 31, 63, 123]);
+        assert!(times.len() <= 16, "{times:?}");
+    }
+
+    #[test]
+    fn a_pause_does_not_have_a_kind_told_more_often() {
+        let dropped = record(Event::DroppedWrite(Reason::Held));
+        for pause in [1, 2, 10, 59, 61, 119, 121] {
+            let mut tally = Tally::default();
+            let mut lines = 0;
+            let looks = 4 * 3600;
+            for look in 0..looks {
+                let now = look * SECOND / 4;
+                if look / 4 % (pause + 10) < 10 {
+                    tally.note(now, look, &dropped);
+                }
+                lines += tally.take(now, false).len();
+            }
+            assert!(lines <= 70 + 3600 / 40, "{lines} with pauses of {pause} s");
+        }
+    }
+
+    #[test]
+    fn changes_of_state_are_told_one_by_one() {
+        let mut tally = Tally::default();
+        let words = [0xff, 0x1ff, 0xff];
+        for (at, bits) in (0..).zip(words) {
+            let control = Control::new(bits).unwrap();
+            assert!(tally.note(at, at, &record(Event::ControlSet(control))));
+        }
+        let entries = tally.take(9, false);
+        assert_eq!(entries.len(), 3);
+        for ((at, bits), entry) in (0..).zip(words).zip(&entries) {
+            let control = Control::new(bits).unwrap();
+            assert_eq!(entry.record.event, Event::ControlSet(control));
+            assert_eq!((entry.count, entry.last), (1, at));
+        }
+    }
+
+    #[test]
+    fn beyond_so_many_a_second_they_are_folded_with_their_details() {
+        let mut tally = Tally::default();
+        let many = MOST_SINGLE as u64 + 300;
+        for at in 0..many {
+            tally.note(at, at, &record(Event::DropValueSet(at % 3)));
+        }
+        let entries = tally.take(many, false);
+        assert_eq!(entries.len(), MOST_SINGLE + 3);
+        assert!(
+            entries[MOST_SINGLE..]
+                .iter()
+                .all(|entry| entry.count == 100)
+        );
+        assert!(entries.iter().all(|entry| !entry.coarse));
+        // The next second has room again.
+        tally.note(2 * SECOND, many, &record(Event::Released));
+        assert_eq!(told(&tally.take(2 * SECOND, false))[0].1, 1);
+    }
+
+    #[test]
+    fn a_writer_that_does_not_come_is_waited_for_in_bounded_memory() {
+        let mut tally = Tally::default();
+        for at in 0..100_000_u64 {
+            // 1000 a second.
+            tally.note(at * SECOND / 1000, at, &record(Event::DropValueSet(at)));
+        }
+        assert_eq!(tally.singles.len(), MOST_WAITING);
+        assert!(tally.kinds.len() <= MOST_KINDS + 1);
+        let entries = tally.take(100 * SECOND, true);
+        assert_eq!(entries.iter().map(|e| e.count).sum::<u64>(), 100_000);
+    }
+
+    #[test]
     fn what_has_another_reason_counter_or_layer_is_another_kind() {
         let mut tally = Tally::default();
-        tally.note(1, &record(Event::Refused(Reason::Cookie)));
+        tally.note(1, 1, &record(Event::Refused(Reason::Cookie)));
         tally.take(1, false);
-        assert!(tally.note(2, &record(Event::Refused(Reason::Maximum))));
+        assert!(tally.note(2, 2, &record(Event::Refused(Reason::Maximum))));
         let other = Record {
             counter: None,
             ..record(Event::Refused(Reason::Cookie))
         };
-        assert!(tally.note(3, &other));
+        assert!(tally.note(3, 3, &other));
         let user = Record {
             layer: Layer::GuestUser,
             ..other
         };
-        assert!(tally.note(4, &user));
+        assert!(tally.note(4, 4, &user));
         assert_eq!(tally.take(4, false).len(), 3);
     }
 
@@ -297,28 +418,11 @@ mod tests {
     fn the_end_leaves_nothing_behind() {
         let mut tally = Tally::default();
         for at in 0..5 {
-            tally.note(at, &record(Event::Faulted(Reason::Held)));
+            tally.note(at, at, &record(Event::Faulted(Reason::Held)));
         }
         assert_eq!(told(&tally.take(5, true)), [("faulted", 5, 0, 4)]);
         assert_eq!(tally.totals().decisions(), 5);
         assert_eq!(tally.totals().denied[&PMC].faulted, 5);
-    }
-
-    #[test]
-    fn what_was_noted_beside_is_merged_in_order() {
-        let mut tally = Tally::default();
-        tally.note(1, &record(Event::Renewed));
-        tally.take(1, false);
-        let mut beside = Tally::default();
-        beside.note(2, &record(Event::Released));
-        beside.note(3, &record(Event::Renewed));
-        tally.merge(beside);
-        tally.note(4, &record(Event::Renewed));
-        assert_eq!(
-            told(&tally.take(4, true)),
-            [("released", 1, 2, 2), ("renewed", 2, 3, 4)]
-        );
-        assert_eq!(tally.totals().decisions(), 4);
     }
 
     #[test]
@@ -333,7 +437,7 @@ mod tests {
                         counter: CounterId::at_position(position),
                         event: Event::Refused(reason),
                     };
-                    tally.note(noted, &record);
+                    tally.note(noted, noted, &record);
                     noted += 1;
                 }
             }
@@ -341,14 +445,16 @@ mod tests {
         assert!(tally.kinds.len() <= MOST_KINDS + Layer::ALL.len());
         let entries = tally.take(noted, true);
         assert_eq!(entries.iter().map(|entry| entry.count).sum::<u64>(), noted);
-        let coarse = entries.iter().find(|entry| entry.count > 1).unwrap();
-        assert_eq!(coarse.record.counter, None);
+        assert!(entries.iter().any(|entry| entry.coarse && entry.count > 1));
+        // And forgotten when nothing happens any more.
+        assert!(tally.take(noted + FORGOTTEN_AFTER, false).is_empty());
+        assert!(tally.kinds.is_empty());
     }
 
     #[test]
     fn without_a_file_there_are_only_totals() {
         let mut tally = Tally::totals_only();
-        assert!(!tally.note(1, &record(Event::Renewed)));
+        assert!(!tally.note(1, 1, &record(Event::Renewed)));
         assert!(tally.take(2, true).is_empty());
         assert_eq!(tally.totals().decisions(), 1);
     }

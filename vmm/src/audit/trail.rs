@@ -9,12 +9,55 @@ use arbiter::{Auditor, Record};
 
 use super::line::Header;
 use super::summary::{Holding, Summary};
-use super::tally::Tally;
+use super::tally::{Entry, Tally, Totals};
 use super::writer::{AuditError, Bell, Writer};
 use crate::kvm::VcpuId;
 
-/// Where one vCPU's decisions wait for the writer.
-pub(super) type Trail = Mutex<Tally>;
+/// Where one vCPU's decisions wait for the writer: two tables, of which the writer
+/// looks at one at a time, so that the vCPU finds the other one free.
+#[derive(Debug)]
+pub(super) struct Trail([Mutex<Tally>; 2]);
+
+impl Trail {
+    fn new(tally: impl Fn() -> Tally) -> Self {
+        Self([Mutex::new(tally()), Mutex::new(tally())])
+    }
+
+    /// Notes the `order`th decision of the vCPU; true if the writer is to look.
+    fn note(&self, now: u64, order: u64, record: &Record) -> bool {
+        loop {
+            for table in &self.0 {
+                match table.try_lock() {
+                    Ok(mut tally) => return tally.note(now, order, record),
+                    Err(TryLockError::Poisoned(tally)) => {
+                        return tally.into_inner().note(now, order, record);
+                    }
+                    Err(TryLockError::WouldBlock) => {}
+                }
+            }
+            // The writer has just gone from one to the other.
+            std::hint::spin_loop();
+        }
+    }
+
+    /// What is due at `now`, or everything at the end. The second table has what
+    /// was noted while the first one was looked at, so it comes after it.
+    pub(super) fn take(&self, now: u64, all: bool) -> Vec<Entry> {
+        let taken = self.0.iter().map(|table| lock(table).take(now, all));
+        let mut entries: Vec<Entry> = taken.flatten().collect();
+        entries.sort_by_key(|entry| entry.order);
+        entries
+    }
+
+    /// All decisions so far.
+    pub(super) fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for table in &self.0 {
+            totals.add(lock(table).totals());
+        }
+        totals
+    }
+}
 
 /// The audit of one machine.
 #[derive(Debug)]
@@ -30,10 +73,10 @@ impl AuditTrail {
     /// One that only adds up.
     #[must_use]
     pub fn new(vcpus: u8) -> Self {
-        let tally = |_| Arc::new(Mutex::new(Tally::totals_only()));
+        let trail = |_| Arc::new(Trail::new(Tally::totals_only));
         Self {
             start: Instant::now(),
-            trails: (0..vcpus).map(tally).collect(),
+            trails: (0..vcpus).map(trail).collect(),
             writer: Mutex::new(None),
             bell: None,
             holdings: Mutex::default(),
@@ -47,7 +90,8 @@ impl AuditTrail {
     /// [`AuditError`]: the file cannot be made, or there is no thread for it.
     pub fn to_file(vcpus: u8, path: &Path, header: &Header) -> Result<Self, AuditError> {
         let start = Instant::now();
-        let trails: Vec<_> = (0..vcpus).map(|_| Arc::<Trail>::default()).collect();
+        let trail = |_| Arc::new(Trail::new(Tally::default));
+        let trails: Vec<_> = (0..vcpus).map(trail).collect();
         let writer = Writer::start(path, header, start, trails.clone())?;
         Ok(Self {
             bell: Some(writer.bell()),
@@ -64,7 +108,7 @@ impl AuditTrail {
             start: self.start,
             trail: trail.clone(),
             bell: self.bell.clone(),
-            beside: None,
+            order: 0,
         })
     }
 
@@ -81,55 +125,34 @@ impl AuditTrail {
         let writer = lock(&self.writer).take();
         let written = writer.map_or(Ok(()), Writer::finish);
         let holdings = std::mem::take(&mut *lock(&self.holdings));
-        let totals = self.trails.iter().map(|trail| lock(trail).totals().clone());
+        let totals = self.trails.iter().map(|trail| trail.totals());
         (Summary::new(totals.collect(), holdings), written)
     }
 }
 
-/// Notes one vCPU's decisions. It waits for nothing: while the writer looks at the
-/// table, decisions are noted beside it and taken in with the next one.
+/// Notes one vCPU's decisions. It waits for nothing: while the writer looks at one
+/// table, decisions are noted in the other.
 #[derive(Debug)]
 pub struct VcpuAuditor {
     start: Instant,
     trail: Arc<Trail>,
     bell: Option<Bell>,
-    beside: Option<Box<Tally>>,
+    order: u64,
 }
 
 impl Auditor for VcpuAuditor {
     fn record(&mut self, record: &Record) {
         let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let due = match self.trail.try_lock() {
-            Ok(mut tally) => note(&mut tally, &mut self.beside, now, record),
-            Err(TryLockError::Poisoned(tally)) => {
-                note(&mut tally.into_inner(), &mut self.beside, now, record)
-            }
-            Err(TryLockError::WouldBlock) => {
-                self.beside.get_or_insert_default().note(now, record);
-                false
-            }
-        };
+        self.order += 1;
+        let due = self.trail.note(now, self.order, record);
         if let (true, Some(bell)) = (due, &self.bell) {
             bell.ring();
         }
     }
 }
 
-fn note(tally: &mut Tally, beside: &mut Option<Box<Tally>>, now: u64, record: &Record) -> bool {
-    let late = beside.take().map(|beside| tally.merge(*beside)).is_some();
-    tally.note(now, record) || late
-}
-
-impl Drop for VcpuAuditor {
-    fn drop(&mut self) {
-        if let Some(beside) = self.beside.take() {
-            lock(&self.trail).merge(*beside);
-        }
-    }
-}
-
 /// What is behind these locks is whole after every step.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -198,21 +221,53 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_at_work_does_not_hold_up_a_vcpu() {
-        let audit = AuditTrail::new(1);
+    fn a_writer_at_work_neither_holds_up_a_vcpu_nor_misses_its_last_decision() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let header = Header::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
         let mut auditor = audit.auditors().next().unwrap();
-        let held = lock(&audit.trails[0]);
-        auditor.record(&record(0, Event::Renewed));
-        auditor.record(&record(0, Event::Released));
-        drop(held);
-        assert_eq!(lock(&audit.trails[0]).totals().decisions(), 0);
-        auditor.record(&record(0, Event::Renewed));
-        assert_eq!(lock(&audit.trails[0]).totals().decisions(), 3);
-        let held = lock(&audit.trails[0]);
-        auditor.record(&record(0, Event::Renewed));
-        drop(held);
+        for held in [0, 1] {
+            let held = lock(&audit.trails[0].0[held]);
+            auditor.record(&record(0, Event::Renewed));
+            auditor.record(&record(0, Event::Released));
+            drop(held);
+        }
+        // Without a further decision, and before the end.
+        let since = Instant::now();
+        while lines(path.path()).len() < 5 {
+            assert!(since.elapsed().as_secs() < 20, "not in the file");
+            std::thread::yield_now();
+        }
+        let events: Vec<Value> = lines(path.path())[1..]
+            .iter()
+            .map(|l| l["event"].clone())
+            .collect();
+        assert_eq!(events, ["renewed", "released", "renewed", "released"]);
         drop(auditor);
         assert_eq!(audit.finish().0.decisions(), 4);
+    }
+
+    #[test]
+    fn who_held_a_counter_when_can_be_told_from_the_file() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let header = Header::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
+        let mut auditor = audit.auditors().next().unwrap();
+        for _ in 0..100 {
+            auditor.record(&record(2, Event::Reserved { lease_ms: None }));
+            auditor.record(&record(2, Event::Released));
+        }
+        audit.finish().1.unwrap();
+        let lines = lines(path.path());
+        assert_eq!(lines.len(), 1 + 200 + 1);
+        let changes = &lines[1..201];
+        assert!(changes.iter().all(|line| line.get("count").is_none()));
+        let words = changes.chunks(2);
+        for pair in words {
+            assert_eq!(pair[0]["event"], "reserved");
+            assert_eq!(pair[1]["event"], "released");
+            assert!(pair[0]["time_ns"].as_u64() <= pair[1]["time_ns"].as_u64());
+        }
     }
 
     #[test]

@@ -14,10 +14,10 @@ use thiserror::Error;
 
 use super::line::{Footer, Header, Line};
 use super::tally::Entry;
-use super::trail::{Trail, lock};
+use super::trail::Trail;
 use crate::kvm::VcpuId;
 
-/// How often repetitions are looked for; they are due once a second.
+/// How often repetitions are looked for; they are due once a second at most.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The audit file is not there, or not complete.
@@ -118,7 +118,7 @@ fn write(
         let last = over.load(Ordering::Acquire);
         let mut entries: Vec<(VcpuId, Entry)> = Vec::new();
         for (vcpu, trail) in (0..).map(VcpuId).zip(trails) {
-            let taken = lock(trail).take(now(), last);
+            let taken = trail.take(now(), last);
             entries.extend(taken.into_iter().map(|entry| (vcpu, entry)));
         }
         // Stable: a vCPU's own are in their order already.
@@ -127,7 +127,7 @@ fn write(
             file.put(&Line::new(*vcpu, entry), entry.count);
         }
         if last {
-            let decisions = trails.iter().map(|trail| lock(trail).totals().decisions());
+            let decisions = trails.iter().map(|trail| trail.totals().decisions());
             let footer = Footer {
                 end: true,
                 time_ns: now(),

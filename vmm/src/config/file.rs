@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
 use super::error::{ConfigError, Origin, Place};
@@ -14,7 +14,7 @@ type Entry<T> = Option<Spanned<T>>;
 /// The keys of a file. Types are as wide as TOML's, so that a value out of range
 /// is reported by the check that also looks at flags.
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub(super) struct Keys {
     pub(super) kernel: Entry<PathBuf>,
     pub(super) initrd: Entry<PathBuf>,
@@ -36,6 +36,8 @@ pub(super) struct Keys {
     pub(super) policy: Entry<Vec<String>>,
     pub(super) scheme: Entry<String>,
     pub(super) grace: Entry<i64>,
+    /// A list of counters, or how many: a number too.
+    #[serde(deserialize_with = "number_or_text")]
     pub(super) hypervisor_counters: Entry<String>,
     pub(super) cpuid_follows_grants: Entry<String>,
     pub(super) audit: Entry<PathBuf>,
@@ -46,6 +48,23 @@ pub(super) struct Keys {
     pub(super) restore: Entry<PathBuf>,
     pub(super) verbose: Entry<i64>,
     pub(super) log_file: Entry<PathBuf>,
+}
+
+/// A value that reads the same as a number and as a string.
+fn number_or_text<'de, D: Deserializer<'de>>(from: D) -> Result<Entry<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a number or a string")]
+    enum Value {
+        Number(i64),
+        Text(String),
+    }
+    let value = Spanned::<Value>::deserialize(from)?;
+    let span = value.span();
+    let text = match value.into_inner() {
+        Value::Number(number) => number.to_string(),
+        Value::Text(text) => text,
+    };
+    Ok(Some(Spanned::new(span, text)))
 }
 
 /// A file that was read; without one, a file without keys.

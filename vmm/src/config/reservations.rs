@@ -107,6 +107,8 @@ pub struct PcrPlan {
     pub scheme: Scheme,
     /// What the hypervisor reserves on every vCPU.
     pub hypervisor: CounterSet,
+    /// What the firmware is expected to hold when its phase ends.
+    pub firmware: CounterSet,
     /// How many counters CPUID announces, where these are not all.
     pub legacy: Option<PerKind>,
 }
@@ -194,7 +196,8 @@ impl PcrChoice {
                 source,
             })?;
         let hypervisor = self.hypervisor_set(model, there)?;
-        let aside = hypervisor | self.firmware_set(there, hypervisor, firmware);
+        let firmware = self.firmware_set(there, hypervisor, firmware);
+        let aside = hypervisor | firmware;
         let legacy = match self.follows_grants {
             FollowsGrants::Off => None,
             FollowsGrants::Auto if aside.is_empty() => None,
@@ -207,6 +210,7 @@ impl PcrChoice {
             policy: self.policy,
             scheme: self.scheme,
             hypervisor,
+            firmware,
             legacy,
         })
     }

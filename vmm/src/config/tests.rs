@@ -54,6 +54,17 @@ log-file = "log"
 "#;
 
 #[test]
+fn a_number_of_counters_may_be_a_number() {
+    let folder = folder();
+    for value in ["1", "'1'"] {
+        let text = format!("kernel = 'kernel'\nhypervisor-counters = {value}\n");
+        let config = RunConfig::load(&with_file(folder.path(), &text)).unwrap();
+        let pcr = config.pcr.expect("reservations are on");
+        assert_eq!(pcr.hypervisor, HypervisorCounters::Last(1), "{value}");
+    }
+}
+
+#[test]
 fn a_file_holds_every_option() {
     let folder = folder();
     let config = RunConfig::load(&with_file(folder.path(), EVERYTHING)).unwrap();
@@ -334,6 +345,18 @@ fn bad_values_are_named_with_what_is_possible() {
     check_error(&with("policy = 'x'"), &["list", "`policy`"]);
     check_error(&with("policy = ['boot:min=1']"), &["'boot'", "firmware"]);
     check_error(&with("grace = 0"), &["grace", "1 to 60000 milliseconds"]);
+    check_error(
+        &with("hypervisor-counters = 99"),
+        &["hypervisor-counters", "'99'", "0 to 32"],
+    );
+    check_error(
+        &with("hypervisor-counters = -1"),
+        &["hypervisor-counters", "'-1'", "0 to 32"],
+    );
+    check_error(
+        &with("hypervisor-counters = [1]"),
+        &["a number or a string"],
+    );
     check_error(
         &with("hypervisor-counters = 'PMC99'"),
         &["hypervisor-counters", "'PMC99'", "PMC3,FIXED0"],

@@ -6,6 +6,7 @@
 //! loader puts it into the guest's memory ([`crate::boot`]), and the program that
 //! acts on it is the crate `firmware`.
 
+mod outcome;
 mod plan;
 mod spec;
 
@@ -14,6 +15,7 @@ mod tests;
 
 use std::path::PathBuf;
 
+pub use outcome::Expected;
 pub use plan::{FirmwarePlan, PlanError, SetAside};
 pub use spec::{CounterSpec, ErrorMode, Place, SpecError};
 

@@ -123,7 +123,9 @@ pub struct FirmwarePlan {
 }
 
 impl FirmwarePlan {
-    /// What `specs` come to for a guest with `model`.
+    /// What `specs` come to for a guest with `model`. Those that name a counter
+    /// come first: firmware takes them in this order, and *any* must not take one
+    /// that is named later.
     ///
     /// # Errors
     /// The first that cannot be had, and what would be right.
@@ -143,6 +145,9 @@ impl FirmwarePlan {
             })?;
             plan.add(spec, &found.request, model)?;
         }
+        // Stable: otherwise in the order given.
+        let counters = &mut plan.counters;
+        counters.sort_by_key(|counter| counter.position == Position::Any);
         Ok(plan)
     }
 

@@ -106,6 +106,17 @@ fn a_plan_says_what_is_set_aside() {
 }
 
 #[test]
+fn named_counters_come_before_any() {
+    let specs = ["r3c", "cycles,on=PMC3", "rc0", "cycles,on=PMC1"];
+    let plan = plan("intel-v2,counters=4", &specs).expect("a plan");
+    let order: Vec<_> = plan.counters().iter().map(|one| one.position).collect();
+    let any = Position::Any;
+    assert_eq!(order, [Position::At(3), Position::At(1), any, any]);
+    let selects: Vec<_> = plan.counters().iter().map(|one| one.select).collect();
+    assert_eq!(selects[2..], [0x43_003c, 0x43_00c0]);
+}
+
+#[test]
 fn the_word_that_is_wrong_is_named() {
     fn check(model: &str, specs: &[&str], parts: &[&str]) {
         let error = plan(model, specs).expect_err(specs[0]);

@@ -248,6 +248,7 @@ impl Machine {
                 quirks: probes.quirks(),
                 step: probes.step_support(),
                 pmi_floor_us: u32::try_from(config.pmi_floor.as_micros()).unwrap_or(u32::MAX),
+                firmware: pcr.as_ref().and_then(MachineReservations::expected),
             });
         }
         Ok(Self {

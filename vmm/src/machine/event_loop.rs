@@ -18,7 +18,7 @@ const RETRY: Duration = Duration::from_millis(5);
 pub(super) enum Wake {
     /// A vCPU ended.
     VcpuEnded,
-    /// SIGINT or SIGTERM.
+    /// SIGINT, SIGTERM or SIGHUP.
     Signal,
     /// `--timeout` passed.
     Timeout,

@@ -60,7 +60,7 @@ pub enum RunError {
 pub enum RunEnd {
     /// By the guest, at this vCPU.
     Guest(VcpuId, VcpuEnd),
-    /// By SIGINT or SIGTERM.
+    /// By SIGINT, SIGTERM or SIGHUP.
     Interrupted,
     /// By `--timeout`.
     TimedOut,

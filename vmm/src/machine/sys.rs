@@ -1,4 +1,4 @@
-//! The handler of SIGINT and SIGTERM.
+//! The handler of SIGINT, SIGTERM and SIGHUP.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicI32, Ordering};

@@ -179,7 +179,8 @@ impl MicroRun {
             .collect::<Result<Vec<_>, _>>()?;
         let ran = Ran::new(vcpus, self.core_pmus(), &control, self.timeout)?;
         let mut vcpus = Vec::new();
-        for (CoreEnd { vcpu, end }, recorder) in ran.ends.into_iter().zip(&recorders) {
+        for (CoreEnd { mut vcpu, end }, recorder) in ran.ends.into_iter().zip(&recorders) {
+            let holdings = vcpu.holdings();
             vcpus.push(VcpuOutcome {
                 end: end?,
                 regs: unless_dead(vcpu.kvm().get_regs())?,
@@ -188,7 +189,7 @@ impl MicroRun {
                 events: std::mem::take(&mut *lock(&recorder.events)),
                 pmis: (vcpu.throttle().delivered(), vcpu.throttle().late()),
                 decisions: std::mem::take(&mut *lock(&recorder.decisions)),
-                holdings: vcpu.holdings(),
+                holdings,
             });
         }
         Ok(MicroOutcome {
@@ -252,6 +253,8 @@ impl MicroRun {
             step: self.step,
             pmi_floor_us: self.pmi_floor_us,
             tsc_khz,
+            // Tests say themselves what is right.
+            firmware: None,
         }))
     }
 }

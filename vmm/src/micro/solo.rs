@@ -71,6 +71,7 @@ impl Solo {
             step: parts.step,
             pmi_floor_us: parts.pmi_floor_us,
             tsc_khz,
+            firmware: None,
         });
         Ok(Self {
             vcpu,

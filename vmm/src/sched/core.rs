@@ -174,12 +174,12 @@ impl CoreThread {
         }
     }
 
-    /// Looks when the timer of an idle vCPU will wake it.
+    /// Looks when something that is foreseen will wake an idle vCPU.
     fn expect_wake(&mut self, id: VcpuId) -> Option<CoreEnd> {
         if self.queue.is_single() {
             return None;
         }
-        match self.vcpus.get(&id)?.timer_due() {
+        match self.vcpus.get(&id)?.wake_due() {
             Ok(Some(at)) => {
                 self.queue.expect_wake(id, at);
                 None

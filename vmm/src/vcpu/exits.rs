@@ -156,13 +156,19 @@ impl Core {
         Ok(())
     }
 
-    /// True for the registers that a guest writes before it reads counts.
+    /// True for the registers that a guest writes before it reads counts: those
+    /// that start a counter or give access to one, and the first steps towards it.
     fn starts_counting(&self, msr: MsrIndex) -> bool {
         if PcrRegister::contains(msr.0) {
             let register = PcrRegister::decode(msr.0);
             return matches!(
                 register,
-                Some(PcrRegister::Select(_) | PcrRegister::AccessKey(_))
+                Some(
+                    PcrRegister::Select(_)
+                        | PcrRegister::AccessKey(_)
+                        | PcrRegister::Phase
+                        | PcrRegister::Request
+                )
             );
         }
         let register = self.pmu.as_ref().and_then(|pmu| pmu.model().decode(msr));

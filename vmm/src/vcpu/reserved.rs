@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
-use pmu_virt::VcpuPmu;
+use arbiter::Layer;
+use pmu_virt::{CounterSet, PmiRequest, VcpuPmu};
 
 use super::observe::TrapEvent;
 use super::pmi;
 use super::run::{Core, VcpuFailure};
-use crate::kvm::KvmVcpu;
+use crate::kvm::{KvmVcpu, VcpuId};
+use crate::reservations::answer_questions;
 use crate::sys::{nap, rdtsc};
 
 impl Core {
@@ -27,13 +29,84 @@ impl Core {
         nap(time, || !self.control.stopping()).map_err(VcpuFailure::Wait)
     }
 
-    /// Raises the interrupts that announce notices of the reservations. A notice
-    /// whose interrupt finds the local APIC off stays in the guest's queue.
+    /// Once the firmware's phase is over: does it hold what it was to hold?
+    pub(super) fn compare_firmware(&mut self, id: VcpuId) {
+        let unit = self.pmu.as_ref().and_then(VcpuPmu::reservations);
+        let Some(unit) = unit.filter(|unit| unit.phase().is_over()) else {
+            return;
+        };
+        let held = unit.bank().held_by(Layer::Firmware);
+        let expected = self.firmware.take();
+        if let Some(difference) = expected.and_then(|expected| expected.compare(held)) {
+            log::warn!("{id}: {difference}");
+        }
+    }
+
+    /// Lets what is due in the reservations by `now` take place, for a vCPU that
+    /// is not run.
+    pub(super) fn tick(&mut self, now: u64) {
+        if let Some(pmu) = &mut self.pmu {
+            pmu.tick(now);
+        }
+    }
+
+    /// Forgets that counters overflowed which have been cleared since: given back,
+    /// or taken from their owner. A PMI of none is none.
+    pub(super) fn drop_cleared(&mut self) {
+        let Some(pmu) = &mut self.pmu else { return };
+        let cleared = pmu.take_cleared();
+        if cleared.is_empty() {
+            return;
+        }
+        self.pending_pmi = self.pending_pmi.take().and_then(|mut pending| {
+            pending.request = without(pending.request, cleared)?;
+            Some(pending)
+        });
+    }
+
+    /// Gives the hypervisor's answers to what it was asked, and raises the
+    /// interrupts that announce notices of the reservations. A notice whose
+    /// interrupt finds the local APIC off stays in the guest's queue.
     pub(super) fn forward_notices(&mut self, kvm: &KvmVcpu) -> Result<(), VcpuFailure> {
+        if let Some(pmu) = &mut self.pmu {
+            answer_questions(pmu);
+        }
         while let Some(vector) = self.pmu.as_mut().and_then(VcpuPmu::take_notice) {
             let sent = pmi::interrupt(kvm, &self.vm, vector)?;
             self.report(kvm.id(), || TrapEvent::Notice { vector, sent });
         }
         Ok(())
+    }
+}
+
+/// The PMI of all other counters, if there are any.
+fn without(request: PmiRequest, cleared: CounterSet) -> Option<PmiRequest> {
+    let counters = request.counters & !cleared;
+    (!counters.is_empty()).then_some(PmiRequest { counters })
+}
+
+#[cfg(test)]
+mod tests {
+    use arbiter::CounterId;
+
+    use super::*;
+
+    #[test]
+    fn a_pmi_of_cleared_counters_is_none() {
+        let set = |counters: &[u8]| -> CounterSet {
+            let counters = counters.iter();
+            counters.map(|n| CounterId::Programmable(*n)).collect()
+        };
+        let check = |overflowed: &[u8], cleared: &[u8], left: Option<&[u8]>| {
+            let counters = set(overflowed);
+            let left = left.map(|left| PmiRequest {
+                counters: set(left),
+            });
+            let found = without(PmiRequest { counters }, set(cleared));
+            assert_eq!(found, left, "{overflowed:?} without {cleared:?}");
+        };
+        check(&[1], &[1], None);
+        check(&[1, 2], &[1], Some(&[2]));
+        check(&[1], &[2, 3], Some(&[1]));
     }
 }

@@ -17,6 +17,7 @@ use super::pmi::{self, Lvtpc, PmiError};
 use super::rdpmc::GpWatch;
 use super::stepping::{StepDriver, StepSupport};
 use super::turn::{Stay, Turn};
+use crate::firmware::Expected;
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
 use crate::sys::rdtsc;
 use crate::trap::cpl;
@@ -120,6 +121,9 @@ pub struct VcpuParts {
     pub pmi_floor_us: u32,
     /// TSC frequency.
     pub tsc_khz: u32,
+    /// What the firmware is expected to hold, to be compared when its phase is
+    /// over.
+    pub firmware: Option<Expected>,
 }
 
 /// One vCPU.
@@ -144,6 +148,8 @@ pub(super) struct Core {
     pub(super) debug: DebugControl,
     pub(super) gp: GpWatch,
     pub(super) stepping: StepDriver,
+    /// Until it was compared.
+    pub(super) firmware: Option<Expected>,
     pub(super) throttle: PmiThrottle,
     pub(super) pending_pmi: Option<PendingPmi>,
     pub(super) halt: HaltClock,
@@ -186,6 +192,7 @@ impl Vcpu {
                 debug: DebugControl::new(parts.quirks, DEBUG_REFRESH_MS * u64::from(tsc_khz)),
                 gp: GpWatch::default(),
                 stepping: StepDriver::new(parts.step),
+                firmware: parts.firmware,
                 throttle: PmiThrottle::new(floor),
                 pending_pmi: None,
                 halt,
@@ -382,6 +389,9 @@ impl Core {
             false => None,
         };
         pmu.observe(Progress::Left { tsc, halted, ring });
+        if self.firmware.is_some() {
+            self.compare_firmware(kvm.id());
+        }
         // A guest that sets breakpoints while ours are in use is noticed here.
         if self.debug.is_active() {
             self.debug.refresh_stale(kvm)?;
@@ -390,6 +400,7 @@ impl Core {
     }
 
     pub(super) fn forward_pmi(&mut self, kvm: &KvmVcpu, now: u64) -> Result<(), VcpuFailure> {
+        self.drop_cleared();
         let Some(pmu) = &mut self.pmu else {
             return Ok(());
         };
@@ -462,7 +473,7 @@ fn both(one: PmiRequest, other: PmiRequest) -> PmiRequest {
     }
 }
 
-fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+pub(super) fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (one, other) => one.or(other),

@@ -5,11 +5,14 @@ use pmu_virt::PmuState;
 use super::run::Vcpu;
 use crate::audit::Holding;
 use crate::reservations::holdings;
+use crate::sys::rdtsc;
 
 impl Vcpu {
-    /// Who holds its counters.
+    /// Who holds its counters now, when it has ended: what came due since it was
+    /// left last has taken place.
     #[must_use]
-    pub fn holdings(&self) -> Vec<Holding> {
+    pub fn holdings(&mut self) -> Vec<Holding> {
+        self.core.tick(rdtsc());
         self.pmu().map(holdings).unwrap_or_default()
     }
 
@@ -17,6 +20,8 @@ impl Vcpu {
     /// without a PMU. Counts are those of the last exit, on this core or after the
     /// vCPU has left its core.
     pub fn save_pmu(&mut self) -> Option<PmuState> {
+        self.core.tick(rdtsc());
+        self.core.drop_cleared();
         let late = self.core.pending_pmi.take();
         let pmu = self.core.pmu.as_mut()?;
         if let Some(late) = late {

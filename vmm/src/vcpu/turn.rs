@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
-use pmu_virt::CorePmu;
+use pmu_virt::{CorePmu, VcpuPmu};
 
 use super::end::VcpuEnd;
 use super::kick::Seat;
-use super::run::{Core, Vcpu, VcpuFailure, dead_machine};
+use super::run::{Core, Vcpu, VcpuFailure, dead_machine, earliest};
 use super::timer::{self, Expiry};
 use crate::kvm::{KvmVcpu, VcpuError, VmExit};
 use crate::sched::Rest;
@@ -92,8 +92,11 @@ impl Vcpu {
         // A kick at the very end of the last turn has left it set, and `KVM_RUN`
         // would return before it looks.
         self.kvm.set_immediate_exit(false);
+        let now = rdtsc();
+        // A vCPU that halts is not left again, and time goes on for its leases.
+        self.core.tick(now);
         // A PMI that was held back wakes its vCPU, and so does a notice.
-        self.core.forward_pmi(&self.kvm, rdtsc())?;
+        self.core.forward_pmi(&self.kvm, now)?;
         self.core.forward_notices(&self.kvm)?;
         match self.kvm.run()? {
             VmExit::Interrupted => {}
@@ -138,12 +141,19 @@ impl Vcpu {
         Ok(self.core.rest(&self.kvm)?)
     }
 
-    /// The TSC value at which the timer of its local APIC will have expired, if it
-    /// is set.
+    /// The TSC value at which something is known to happen that may wake it: its
+    /// timer expires, or a lease, a question or a revocation's notice ends.
     ///
     /// # Errors
     /// The error of `KVM_GET_LAPIC` or `KVM_GET_MSRS`.
-    pub fn timer_due(&self) -> Result<Option<u64>, VcpuFailure> {
+    pub fn wake_due(&self) -> Result<Option<u64>, VcpuFailure> {
+        let decision = self.core.pmu.as_ref().and_then(VcpuPmu::decision_due);
+        Ok(earliest(self.timer_due()?, decision))
+    }
+
+    /// The TSC value at which the timer of its local APIC will have expired, if it
+    /// is set.
+    fn timer_due(&self) -> Result<Option<u64>, VcpuFailure> {
         let ticks = match timer::expiry(&self.kvm.get_lapic()?) {
             Expiry::Never => None,
             Expiry::After(cycles) => Some(timer::ticks(cycles, self.tsc_khz())),

@@ -40,7 +40,7 @@ fn pmc(n: u8) -> CounterId {
 }
 
 /// The plan of `umpire run` with these options.
-fn planned(choice: &PcrChoice, firmware: &[CounterId]) -> Result<MicroPcr> {
+pub(super) fn planned(choice: &PcrChoice, firmware: &[CounterId]) -> Result<MicroPcr> {
     let model = PmuModel::parse(&setup().model)?;
     let aside = SetAside {
         named: firmware.iter().copied().collect(),

@@ -1,6 +1,7 @@
 //! Counter reservations as guests meet them (`docs/pcr.md`).
 
 pub(crate) mod access;
+pub(crate) mod asking;
 pub(crate) mod cookies;
 pub(crate) mod guard;
 pub(crate) mod interrupts;
