@@ -127,7 +127,7 @@ fn every_way_out_restores_the_terminal() {
         a.cli()?;
         a.hlt()
     };
-    let ways: [(Body, &[&str], Push, i32); 12] = [
+    let ways: [(Body, &[&str], Push, i32); 13] = [
         (power_off, &[], Push::Nothing, 0),
         (|a| exit(a, 3), &[], Push::Nothing, 7),
         (triple_fault, &[], Push::Nothing, 6),
@@ -136,6 +136,7 @@ fn every_way_out_restores_the_terminal() {
         (endless, &[], Push::Signal(libc::SIGINT), 130),
         (endless, &["--cpus", "2"], Push::Signal(libc::SIGTERM), 130),
         (sleeping, &[], Push::Signal(libc::SIGTERM), 130),
+        (endless, &[], Push::Signal(libc::SIGHUP), 130),
         (power_off, ON_A_CORE, Push::Nothing, 0),
         (triple_fault, ON_A_CORE, Push::Nothing, 6),
         (endless, ON_A_CORE, Push::Signal(libc::SIGINT), 130),

@@ -1,14 +1,17 @@
 //! Counter reservations by `umpire run`: CPUID, the audit file and the summary,
 //! and that no cookie is told to anybody.
 
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
 use arbiter::abi;
-use guest_tests::kernel::{Kernel, Protocol, exit, print};
+use guest_tests::kernel::{Kernel, Protocol, exit, print, send_signal, spin_forever};
 use guest_tests::micro::{Written, wrmsr};
 use guest_tests::umpire::skipped_without_kvm;
 use iced_x86::code_asm::{CodeAssembler, eax, ebx, ecx, esi, rsi};
 use serde_json::Value;
 
-use super::{check, run};
+use super::{check, run, run_command};
 
 const KEY: u64 = 0x1a2b_3c4d_5e6f;
 const ACCESS: u64 = 0x0fed_cba9_8765;
@@ -107,6 +110,46 @@ fn decisions_are_in_the_audit_file_and_summed_up() {
             }
         }
     }
+}
+
+/// A terminal that goes away ends the run as SIGTERM does.
+#[test]
+fn the_audit_file_is_whole_after_a_hangup() {
+    if skipped_without_kvm("the_audit_file_is_whole") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let audit = folder.path().join("audit");
+    let kernel = Kernel::new(Protocol::Linux64, |a, _| {
+        a.xor(esi, esi)?;
+        wrmsr(a, pcr(abi::MSR_MANAGEMENT_KEY, 1), KEY)?;
+        spin_forever(a)
+    })
+    .expect("a kernel");
+    let flags = ["--audit", audit.to_str().expect("a path")];
+    let child = run_command(&kernel, &[&AMD[..], &flags].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("umpire can be started");
+    let read = || std::fs::read_to_string(&audit).unwrap_or_default();
+    let since = Instant::now();
+    while !read().contains("\"reserved\"") {
+        assert!(since.elapsed() < Duration::from_secs(20), "no decision");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    send_signal(child.id(), libc::SIGHUP).expect("a signal");
+    let output = child.wait_with_output().expect("an end");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{told}");
+    assert!(told.contains("counter reservations: 1 decisions"), "{told}");
+    let text = read();
+    let last = text.lines().last().expect("lines");
+    let last: Value = serde_json::from_str(last).expect("JSON");
+    assert_eq!(
+        (&last["end"], &last["decisions"]),
+        (&true.into(), &1.into())
+    );
 }
 
 /// CPUID as the kernel sees it.
