@@ -124,10 +124,11 @@ fn vcpus_share_cores_under_debians_kernel() {
          taskset $c perf stat -x, -o /tmp/s$c -e cycles,task-clock spin 2 & done; wait\n\
          cat /tmp/s1\ncat /tmp/s2\ncat /tmp/s4\ncat /tmp/s8\n\
          sleep 1";
-    let steps = boot(
-        &["--pmu", "amd-core", "--cpus", "4", "--cores", "2"],
-        &format!("{load}\n{LOG}"),
-    );
+    let image = Image::fetch().expect("the guest's image");
+    let flags = ["--pmu", "amd-core", "--cpus", "4", "--cores", "2"];
+    // Both cores' threads take turns on L1's processor.
+    let guest = UnderUmpire::new(image, &flags).on_processors(1);
+    let steps = guest.run(&format!("{load}\n{LOG}")).successes();
     let [nproc, _, reports @ .., _, dmesg] = steps.as_slice() else {
         panic!("eight steps");
     };

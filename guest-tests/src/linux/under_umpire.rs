@@ -19,6 +19,7 @@ pub struct UnderUmpire {
     image: Image,
     flags: Vec<String>,
     command_line: String,
+    processors: u32,
 }
 
 /// What is left of a guest that has powered off.
@@ -38,7 +39,16 @@ impl UnderUmpire {
             image,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             command_line: COMMAND_LINE.to_owned(),
+            processors: 2,
         }
+    }
+
+    /// On so many processors of L1. With more than one, guests of several busy
+    /// vCPUs are not sound there (docs/testing.md, "Limits of L1").
+    #[must_use]
+    pub fn on_processors(mut self, processors: u32) -> Self {
+        self.processors = processors;
+        self
     }
 
     /// Adds words to the kernel's command line.
@@ -65,7 +75,10 @@ impl UnderUmpire {
             .arg(guest.kernel())
             .arg("--initrd")
             .arg(guest.initrd());
-        let machine = Machine::new().memory_mib(2048).timeout(TIMEOUT);
+        let machine = Machine::new()
+            .memory_mib(2048)
+            .smp(self.processors)
+            .timeout(TIMEOUT);
         let output = machine.output(&run).expect("L1 works");
         let out = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
