@@ -5,6 +5,7 @@
 //! whether the counter is to be had; the counter starts last. Where a master
 //! manages all counters, the mailbox is asked instead.
 
+use arbiter::guest::Discovery;
 use arbiter::{Shared, abi};
 
 use crate::config::{CounterRequest, Outcome, Position, Step};
@@ -47,16 +48,6 @@ pub trait Machine {
     fn rdrand(&mut self) -> Option<u64>;
 }
 
-/// EBX, ECX and EDX of the block's first leaf.
-const SIGNATURE: [u32; 3] = [
-    u32::from_le_bytes(*b"Umpi"),
-    u32::from_le_bytes(*b"reUm"),
-    u32::from_le_bytes(*b"pire"),
-];
-/// Where hypervisors put their blocks, each 0x100 leaves long.
-const HYPERVISOR_BLOCKS: core::ops::RangeInclusive<u32> = 0x4000_0000..=0x4000_ff00;
-/// CPUID leaf 1, ECX: there is a hypervisor.
-const HYPERVISOR: u32 = 1 << 31;
 /// CPUID leaf 1, ECX: RDRAND.
 const RDRAND: u32 = 1 << 30;
 /// `IA32_PERF_GLOBAL_CTRL`, from architectural version 2 on.
@@ -79,26 +70,16 @@ pub struct Pcr {
 impl Pcr {
     /// Looks for them. `None` if this machine has none, or of another version.
     pub fn find(machine: &mut impl Machine) -> Option<Self> {
-        if machine.cpuid(1, 0).ecx & HYPERVISOR == 0 {
-            return None;
-        }
-        let block = HYPERVISOR_BLOCKS.step_by(0x100).find(|&leaf| {
+        let found = Discovery::find(|leaf| {
             let regs = machine.cpuid(leaf, 0);
-            [regs.ebx, regs.ecx, regs.edx] == SIGNATURE
-        })?;
-        let leaf = |leaf: u32| block + (leaf - abi::CPUID_BLOCK);
-        let last = machine.cpuid(block, 0).eax;
-        let features = machine.cpuid(leaf(abi::CPUID_FEATURES), 0).ecx;
-        if features & abi::CPUID_FEATURES_ECX_PCR == 0 || last < leaf(abi::CPUID_LEAF) {
-            return None;
-        }
-        let regs = machine.cpuid(leaf(abi::CPUID_LEAF), 0);
-        let [programmable, fixed, ..] = regs.edx.to_le_bytes();
-        (regs.eax == abi::VERSION).then(|| Self {
-            base: regs.ebx,
-            features: regs.ecx,
-            programmable: programmable.min(FIXED),
-            fixed: fixed.min(FIXED),
+            [regs.eax, regs.ebx, regs.ecx, regs.edx]
+        });
+        let found = found.ok()?;
+        Some(Self {
+            base: found.base,
+            features: found.features,
+            programmable: found.programmable,
+            fixed: found.fixed,
             global_ctrl: global_ctrl(machine),
         })
     }
