@@ -17,10 +17,7 @@ impl VcpuPmu {
         caller: Caller,
         access: Access,
     ) -> ReadOutcome {
-        if !self.has_alias(counter, part) {
-            return ReadOutcome::Gp;
-        }
-        match self.cookie_of(caller, counter) {
+        match self.alias_cookie(counter, part, caller) {
             Some(cookie) => self.read_as((caller.layer, cookie), counter, part, access),
             None => ReadOutcome::Gp,
         }
@@ -33,10 +30,7 @@ impl VcpuPmu {
         value: u64,
         caller: Caller,
     ) -> WriteOutcome {
-        if !self.has_alias(counter, part) {
-            return WriteOutcome::Gp;
-        }
-        match self.cookie_of(caller, counter) {
+        match self.alias_cookie(counter, part, caller) {
             Some(cookie) => self.write_as((caller.layer, cookie), counter, part, value),
             None => WriteOutcome::Gp,
         }
@@ -47,9 +41,12 @@ impl VcpuPmu {
         exists && (self.model.has_status() || !matches!(part, Part::Overflow))
     }
 
-    /// The cookie that is presented; `None`, and a record, if it has too many
-    /// bits.
-    fn cookie_of(&mut self, caller: Caller, counter: CounterId) -> Option<Cookie> {
+    /// The cookie that is presented to an alias; `None` if there is no such alias,
+    /// and, with a record, if the cookie has too many bits.
+    fn alias_cookie(&mut self, counter: CounterId, part: Part, caller: Caller) -> Option<Cookie> {
+        if !self.has_alias(counter, part) {
+            return None;
+        }
         let cookie = Cookie::new(caller.presented);
         if let (None, Some(reservations)) = (cookie, &mut self.reservations) {
             reservations.audit.record(&Record {

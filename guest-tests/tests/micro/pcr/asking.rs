@@ -3,15 +3,15 @@
 
 use anyhow::{Result, ensure};
 use arbiter::{Layer, Scheme, Share, abi};
-use guest_tests::micro::{DATA, LOG, Lab, Op, Program, Script, Setup, Test, Written, exit, wrmsr};
-use iced_x86::code_asm::{CodeAssembler, ecx, qword_ptr, rax, rcx, rdx, rsi};
+use guest_tests::micro::{LOG, Lab, Op, Program, Script, Setup, Test, Written, exit, wrmsr};
+use iced_x86::code_asm::{CodeAssembler, qword_ptr, rax, rsi};
 use vmm::config::{HypervisorCounters, PcrChoice};
 use vmm::micro::{KERNEL_CODE, MicroPcr, Start};
 use vmm::vcpu::TrapEvent;
 
 use super::super::cores::plan;
 use super::layers::planned;
-use super::{CR4_PCE, KEY, key, rdpmc, single, status, told, with};
+use super::{CR4_PCE, KEY, NOTICE, TAKEN, key, rdpmc, single, status, take_notice, told, with};
 use crate::overflow::Apic;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -38,8 +38,6 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VECTOR: u8 = 0x69;
-const TAKEN: u64 = DATA;
-const NOTICE: u64 = DATA + 8;
 /// Code of the second vCPU.
 const SECOND: u64 = KERNEL_CODE + 0x1_0000;
 const REQUEST: u32 = single(abi::MSR_REQUEST);
@@ -62,22 +60,7 @@ fn halted(
     act: impl FnOnce(&mut CodeAssembler) -> Written,
 ) -> Result<(u64, Vec<String>)> {
     let program = Program::new()?
-        .handler(VECTOR, |a| {
-            a.push(rax)?;
-            a.push(rcx)?;
-            a.push(rdx)?;
-            a.mov(ecx, single(abi::MSR_NOTICE))?;
-            a.rdmsr()?;
-            a.shl(rdx, 32)?;
-            a.or(rax, rdx)?;
-            a.mov(qword_ptr(NOTICE), rax)?;
-            a.inc(qword_ptr(TAKEN))?;
-            Apic::X2.end_of_interrupt(a)?;
-            a.pop(rdx)?;
-            a.pop(rcx)?;
-            a.pop(rax)?;
-            a.iretq()
-        })?
+        .handler(VECTOR, take_notice)?
         .kernel(|a| {
             let mut again = a.create_label();
             a.set_label(&mut again)?;

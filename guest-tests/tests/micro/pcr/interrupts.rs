@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use arbiter::abi;
-use guest_tests::micro::{DATA, Lab, Program, Setup, Test, Written, exit, log_value, wrmsr};
-use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, qword_ptr, rax, rcx, rdx};
+use guest_tests::micro::{Lab, Program, Setup, Test, Written, exit, log_value, wrmsr};
+use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, qword_ptr, rax};
 use vmm::micro::MicroPcr;
 use vmm::vcpu::TrapEvent;
 
-use super::{KEY, key, setup, single, status, told, with};
+use super::{KEY, NOTICE, TAKEN, key, setup, single, status, take_notice, told, with};
 use crate::overflow::Apic;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -32,43 +32,24 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VECTOR: u8 = 0x68;
-const TAKEN: u64 = DATA;
-const NOTICE: u64 = DATA + 8;
 
 fn lease(lab: &Lab, cores: Option<vmm::sched::CorePlan>) -> Result<()> {
-    let program = Program::new()?
-        .handler(VECTOR, |a| {
-            a.push(rax)?;
-            a.push(rcx)?;
-            a.push(rdx)?;
-            a.mov(ecx, single(abi::MSR_NOTICE))?;
-            a.rdmsr()?;
-            a.shl(rdx, 32)?;
-            a.or(rax, rdx)?;
-            a.mov(qword_ptr(NOTICE), rax)?;
-            a.inc(qword_ptr(TAKEN))?;
-            Apic::X2.end_of_interrupt(a)?;
-            a.pop(rdx)?;
-            a.pop(rcx)?;
-            a.pop(rax)?;
-            a.iretq()
-        })?
-        .kernel(|a| {
-            Apic::X2.enable(a)?;
-            wrmsr(a, single(abi::MSR_NOTICE_VECTOR), VECTOR.into())?;
-            wrmsr(a, key(2), KEY)?;
-            a.sti()?;
-            let mut again = a.create_label();
-            a.set_label(&mut again)?;
-            a.mov(rax, qword_ptr(TAKEN))?;
-            a.test(rax, rax)?;
-            a.je(again)?;
-            a.cli()?;
-            a.mov(ecx, status(2))?;
-            a.rdmsr()?;
-            log_value(a)?;
-            exit(a)
-        })?;
+    let program = Program::new()?.handler(VECTOR, take_notice)?.kernel(|a| {
+        Apic::X2.enable(a)?;
+        wrmsr(a, single(abi::MSR_NOTICE_VECTOR), VECTOR.into())?;
+        wrmsr(a, key(2), KEY)?;
+        a.sti()?;
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.mov(rax, qword_ptr(TAKEN))?;
+        a.test(rax, rax)?;
+        a.je(again)?;
+        a.cli()?;
+        a.mov(ecx, status(2))?;
+        a.rdmsr()?;
+        log_value(a)?;
+        exit(a)
+    })?;
     let mut pcr = MicroPcr::default();
     pcr.plan.policy.kernel.lease_ms = Some(30);
     let setup = Setup { cores, ..with(pcr) };

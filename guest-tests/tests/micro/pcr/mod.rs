@@ -8,8 +8,11 @@ pub(crate) mod interrupts;
 pub(crate) mod layers;
 
 use arbiter::abi;
-use guest_tests::micro::{Op, Ran, Setup};
+use guest_tests::micro::{DATA, Op, Ran, Setup, Written};
+use iced_x86::code_asm::{CodeAssembler, ecx, qword_ptr, rax, rcx, rdx};
 use vmm::micro::MicroPcr;
+
+use crate::overflow::Apic;
 
 /// Management and access cookies.
 const KEY: u64 = 0x1234_5678_9abc;
@@ -28,39 +31,36 @@ const fn counter(n: u32) -> u32 {
 }
 
 /// The register at `offset` of the block, of position `n`.
-const fn pcr(offset: u64, n: u32) -> u32 {
-    // Every offset of the table fits in 12 bits.
-    #[allow(clippy::cast_possible_truncation)]
-    let offset = offset as u32;
+const fn pcr(offset: u32, n: u32) -> u32 {
     abi::MSR_BASE + offset + n
 }
 
 const fn key(n: u32) -> u32 {
-    pcr(abi::MSR_MANAGEMENT_KEY as u64, n)
+    pcr(abi::MSR_MANAGEMENT_KEY, n)
 }
 
 const fn access_key(n: u32) -> u32 {
-    pcr(abi::MSR_ACCESS_KEY as u64, n)
+    pcr(abi::MSR_ACCESS_KEY, n)
 }
 
 const fn control(n: u32) -> u32 {
-    pcr(abi::MSR_CONTROL as u64, n)
+    pcr(abi::MSR_CONTROL, n)
 }
 
 const fn drop_value(n: u32) -> u32 {
-    pcr(abi::MSR_DROP_VALUE as u64, n)
+    pcr(abi::MSR_DROP_VALUE, n)
 }
 
 const fn alias(n: u32) -> u32 {
-    pcr(abi::MSR_COUNTER as u64, n)
+    pcr(abi::MSR_COUNTER, n)
 }
 
 const fn alias_select(n: u32) -> u32 {
-    pcr(abi::MSR_SELECT as u64, n)
+    pcr(abi::MSR_SELECT, n)
 }
 
 const fn status(n: u32) -> u32 {
-    pcr(abi::MSR_STATUS as u64, n)
+    pcr(abi::MSR_STATUS, n)
 }
 
 /// A register of which there is one.
@@ -71,6 +71,29 @@ const fn single(offset: u32) -> u32 {
 /// RDPMC's ECX for counter `n` with a cookie.
 const fn rdpmc(n: u32) -> u32 {
     abi::RDPMC_COOKIE + n
+}
+
+/// Where [`take_notice`] counts the notices that it took.
+const TAKEN: u64 = DATA;
+/// Where it leaves the last one.
+const NOTICE: u64 = DATA + 8;
+
+/// The handler of a notice's interrupt: takes the notice.
+fn take_notice(a: &mut CodeAssembler) -> Written {
+    a.push(rax)?;
+    a.push(rcx)?;
+    a.push(rdx)?;
+    a.mov(ecx, single(abi::MSR_NOTICE))?;
+    a.rdmsr()?;
+    a.shl(rdx, 32)?;
+    a.or(rax, rdx)?;
+    a.mov(qword_ptr(NOTICE), rax)?;
+    a.inc(qword_ptr(TAKEN))?;
+    Apic::X2.end_of_interrupt(a)?;
+    a.pop(rdx)?;
+    a.pop(rcx)?;
+    a.pop(rax)?;
+    a.iretq()
 }
 
 /// `STATUS` of a counter that the kernel holds.
