@@ -77,7 +77,9 @@ impl Timespec {
     /// longer than 2^64 ns.
     #[must_use]
     pub fn to_ns(self) -> Option<u64> {
-        let nsec = u64::try_from(self.nsec).ok().filter(|&n| n < 1_000_000_000)?;
+        let nsec = u64::try_from(self.nsec)
+            .ok()
+            .filter(|&n| n < 1_000_000_000)?;
         let sec = u64::try_from(self.sec).ok()?;
         sec.checked_mul(1_000_000_000)?.checked_add(nsec)
     }

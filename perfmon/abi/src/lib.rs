@@ -9,6 +9,7 @@
 pub mod consts;
 mod field;
 pub mod records;
+pub mod wire;
 
 pub use field::{BadLength, Field, FieldInfo, Record, Timespec};
 pub use records::{

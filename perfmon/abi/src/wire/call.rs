@@ -1,0 +1,351 @@
+//! The commands of the specification, with their arguments.
+
+use super::{Errno, Refusal};
+use crate::consts::{
+    PFM_CREATE_CONTEXT, PFM_CREATE_EVTSETS, PFM_DELETE_EVTSETS, PFM_GET_CONFIG,
+    PFM_GETINFO_EVTSETS, PFM_GETINFO_PMCS, PFM_GETINFO_PMDS, PFM_LOAD_CONTEXT, PFM_READ_PMDS,
+    PFM_RESTART, PFM_SET_CONFIG, PFM_START, PFM_STOP, PFM_UNLOAD_CONTEXT, PFM_WRITE_PMCS,
+    PFM_WRITE_PMDS,
+};
+use crate::field::{BadLength, Record};
+use crate::records::{
+    Config, CtxArg, LoadArg, PmcArg, PmcInfo, PmdArg, PmdInfo, SetDesc, SetInfo, StartArg,
+};
+
+/// A command with its argument. A command that returns something returns it in
+/// its argument, also when it fails: elements before the bad one are done, and
+/// the bad one carries a return flag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// 3.1.1, with the sampling format's own argument.
+    Create(CtxArg, Vec<u8>),
+    /// 3.1.2
+    WritePmcs(Vec<PmcArg>),
+    /// 3.1.3
+    WritePmds(Vec<PmdArg>),
+    /// 3.1.4
+    ReadPmds(Vec<PmdArg>),
+    /// 3.1.5
+    Start(Option<StartArg>),
+    /// 3.1.6
+    Stop,
+    /// 3.1.7
+    Load(LoadArg),
+    /// 3.1.8
+    Unload,
+    /// 3.1.9
+    Restart,
+    /// 3.1.10
+    CreateEvtsets(Vec<SetDesc>),
+    /// 3.1.11
+    DeleteEvtsets(Vec<SetDesc>),
+    /// 3.1.12
+    GetinfoEvtsets(Vec<SetInfo>),
+    /// 3.1.13
+    GetinfoPmcs(Vec<PmcInfo>),
+    /// 3.1.14
+    GetinfoPmds(Vec<PmdInfo>),
+    /// 3.1.16
+    SetConfig(Config),
+    /// 3.1.17
+    GetConfig(Config),
+}
+
+/// What `arg` and `nargs` of a command have to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// Both are ignored.
+    Nothing,
+    /// One structure of this many bytes, or none.
+    Optional(usize),
+    /// One structure.
+    One(usize),
+    /// One structure, with a format's argument behind it.
+    Creation(usize),
+    /// One structure or more.
+    Vector(usize),
+}
+
+impl Shape {
+    /// Of a command; `None` if there is no such command.
+    pub(super) fn of(command: u16) -> Option<Self> {
+        Some(match command {
+            PFM_CREATE_CONTEXT => Shape::Creation(CtxArg::SIZE),
+            PFM_WRITE_PMCS => Shape::Vector(PmcArg::SIZE),
+            PFM_WRITE_PMDS | PFM_READ_PMDS => Shape::Vector(PmdArg::SIZE),
+            PFM_START => Shape::Optional(StartArg::SIZE),
+            PFM_STOP | PFM_UNLOAD_CONTEXT | PFM_RESTART => Shape::Nothing,
+            PFM_LOAD_CONTEXT => Shape::One(LoadArg::SIZE),
+            PFM_CREATE_EVTSETS | PFM_DELETE_EVTSETS => Shape::Vector(SetDesc::SIZE),
+            PFM_GETINFO_EVTSETS => Shape::Vector(SetInfo::SIZE),
+            PFM_GETINFO_PMCS => Shape::Vector(PmcInfo::SIZE),
+            PFM_GETINFO_PMDS => Shape::Vector(PmdInfo::SIZE),
+            PFM_SET_CONFIG | PFM_GET_CONFIG => Shape::One(Config::SIZE),
+            _ => return None,
+        })
+    }
+
+    /// Bytes that an argument of `nargs` elements has, without a sampling
+    /// format's argument.
+    ///
+    /// # Errors
+    /// `nargs` is not valid for the command, or too large.
+    pub(super) fn bytes(self, nargs: i32, arg_size_max: usize) -> Result<usize, Refusal> {
+        let refuse = |errno, wanted: &str| {
+            Err(Refusal::new(
+                errno,
+                format!("{nargs} elements were given, the command takes {wanted}"),
+            ))
+        };
+        match (self, nargs) {
+            (Shape::Nothing, _) | (Shape::Optional(_), 0) => Ok(0),
+            (Shape::Optional(size) | Shape::One(size) | Shape::Creation(size), 1) => Ok(size),
+            (Shape::Optional(_), _) => refuse(Errno::EFAULT, "none or 1"),
+            (Shape::One(_), _) => refuse(Errno::EFAULT, "1"),
+            (Shape::Creation(_), _) => refuse(Errno::EINVAL, "1"),
+            (Shape::Vector(size), _) => {
+                let count = usize::try_from(nargs).ok().filter(|&count| count > 0);
+                let Some(count) = count else {
+                    return refuse(Errno::EFAULT, "1 or more");
+                };
+                let most = arg_size_max / size;
+                if count > most {
+                    return refuse(Errno::EFAULT, &format!("at most {most} (cf_arg_size_max)"));
+                }
+                Ok(count * size)
+            }
+        }
+    }
+}
+
+fn fault(error: BadLength) -> Refusal {
+    Refusal::new(Errno::EFAULT, format!("the argument is not whole: {error}"))
+}
+
+fn one<T: Record>(bytes: &[u8]) -> Result<T, Refusal> {
+    T::from_bytes(bytes).map_err(fault)
+}
+
+fn vector<T: Record>(bytes: &[u8]) -> Result<Vec<T>, Refusal> {
+    T::vector_from_bytes(bytes).map_err(fault)
+}
+
+impl Call {
+    /// Bytes that the argument of a command with `nargs` elements has; those of
+    /// a sampling format come on top.
+    ///
+    /// # Errors
+    /// As [`Call::decode`], as far as they do not depend on the bytes.
+    pub fn argument_bytes(command: u16, nargs: i32, arg_size_max: usize) -> Result<usize, Refusal> {
+        let shape = Shape::of(command)
+            .ok_or_else(|| Refusal::new(Errno::EINVAL, format!("there is no command {command}")))?;
+        shape.bytes(nargs, arg_size_max)
+    }
+
+    /// The command in a request. `arg_size_max` is `cf_arg_size_max`.
+    ///
+    /// # Errors
+    /// EINVAL: no such command, or a creation with `nargs` other than 1. EFAULT:
+    /// `nargs` is not what the command takes, is more than `arg_size_max`
+    /// allows, or the bytes are not this many elements. E2BIG: a format's
+    /// argument exceeds `arg_size_max`.
+    pub fn decode(
+        command: u16,
+        nargs: i32,
+        payload: &[u8],
+        arg_size_max: usize,
+    ) -> Result<Self, Refusal> {
+        let bytes = Call::argument_bytes(command, nargs, arg_size_max)?;
+        let shape = Shape::of(command);
+        let (argument, format) = match payload.split_at_checked(bytes) {
+            Some(parts) => parts,
+            None => {
+                return Err(Refusal::new(
+                    Errno::EFAULT,
+                    format!(
+                        "{nargs} elements have {bytes} bytes, {} came",
+                        payload.len()
+                    ),
+                ));
+            }
+        };
+        match shape {
+            Some(Shape::Creation(_)) if format.len() > arg_size_max => {
+                return Err(Refusal::new(
+                    Errno::E2BIG,
+                    format!(
+                        "the sampling format's argument has {} bytes, the most is {arg_size_max} (cf_arg_size_max)",
+                        format.len()
+                    ),
+                ));
+            }
+            Some(Shape::Creation(_) | Shape::Nothing) | None => {}
+            Some(_) if format.is_empty() => {}
+            Some(_) => {
+                return Err(Refusal::new(
+                    Errno::EFAULT,
+                    format!(
+                        "{nargs} elements have {bytes} bytes, {} came",
+                        payload.len()
+                    ),
+                ));
+            }
+        }
+        Ok(match command {
+            PFM_CREATE_CONTEXT => Call::Create(one(argument)?, format.to_vec()),
+            PFM_WRITE_PMCS => Call::WritePmcs(vector(argument)?),
+            PFM_WRITE_PMDS => Call::WritePmds(vector(argument)?),
+            PFM_READ_PMDS => Call::ReadPmds(vector(argument)?),
+            PFM_START if argument.is_empty() => Call::Start(None),
+            PFM_START => Call::Start(Some(one(argument)?)),
+            PFM_STOP => Call::Stop,
+            PFM_LOAD_CONTEXT => Call::Load(one(argument)?),
+            PFM_UNLOAD_CONTEXT => Call::Unload,
+            PFM_RESTART => Call::Restart,
+            PFM_CREATE_EVTSETS => Call::CreateEvtsets(vector(argument)?),
+            PFM_DELETE_EVTSETS => Call::DeleteEvtsets(vector(argument)?),
+            PFM_GETINFO_EVTSETS => Call::GetinfoEvtsets(vector(argument)?),
+            PFM_GETINFO_PMCS => Call::GetinfoPmcs(vector(argument)?),
+            PFM_GETINFO_PMDS => Call::GetinfoPmds(vector(argument)?),
+            PFM_SET_CONFIG => Call::SetConfig(one(argument)?),
+            PFM_GET_CONFIG => Call::GetConfig(one(argument)?),
+            _ => return Err(Errno::EINVAL.into()),
+        })
+    }
+
+    /// The command's number.
+    #[must_use]
+    pub fn command(&self) -> u16 {
+        match self {
+            Call::Create(..) => PFM_CREATE_CONTEXT,
+            Call::WritePmcs(_) => PFM_WRITE_PMCS,
+            Call::WritePmds(_) => PFM_WRITE_PMDS,
+            Call::ReadPmds(_) => PFM_READ_PMDS,
+            Call::Start(_) => PFM_START,
+            Call::Stop => PFM_STOP,
+            Call::Load(_) => PFM_LOAD_CONTEXT,
+            Call::Unload => PFM_UNLOAD_CONTEXT,
+            Call::Restart => PFM_RESTART,
+            Call::CreateEvtsets(_) => PFM_CREATE_EVTSETS,
+            Call::DeleteEvtsets(_) => PFM_DELETE_EVTSETS,
+            Call::GetinfoEvtsets(_) => PFM_GETINFO_EVTSETS,
+            Call::GetinfoPmcs(_) => PFM_GETINFO_PMCS,
+            Call::GetinfoPmds(_) => PFM_GETINFO_PMDS,
+            Call::SetConfig(_) => PFM_SET_CONFIG,
+            Call::GetConfig(_) => PFM_GET_CONFIG,
+        }
+    }
+
+    /// Whether the command is for a context; the others ignore the descriptor.
+    #[must_use]
+    pub fn needs_context(command: u16) -> bool {
+        !matches!(
+            command,
+            PFM_CREATE_CONTEXT
+                | PFM_GETINFO_PMCS
+                | PFM_GETINFO_PMDS
+                | PFM_SET_CONFIG
+                | PFM_GET_CONFIG
+        )
+    }
+
+    /// Elements of the argument.
+    #[must_use]
+    pub fn nargs(&self) -> i32 {
+        let count = match self {
+            Call::Create(..) | Call::Load(_) | Call::SetConfig(_) | Call::GetConfig(_) => 1,
+            Call::Start(start) => usize::from(start.is_some()),
+            Call::Stop | Call::Unload | Call::Restart => 0,
+            Call::WritePmcs(vector) => vector.len(),
+            Call::WritePmds(vector) | Call::ReadPmds(vector) => vector.len(),
+            Call::CreateEvtsets(vector) | Call::DeleteEvtsets(vector) => vector.len(),
+            Call::GetinfoEvtsets(vector) => vector.len(),
+            Call::GetinfoPmcs(vector) => vector.len(),
+            Call::GetinfoPmds(vector) => vector.len(),
+        };
+        i32::try_from(count).unwrap_or(i32::MAX)
+    }
+
+    /// The argument as a request carries it.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Call::Create(context, format) => [context.to_bytes().as_slice(), format].concat(),
+            Call::Start(Some(start)) => start.to_bytes(),
+            Call::Load(load) => load.to_bytes(),
+            Call::SetConfig(config) => config.to_bytes(),
+            other => other.encode_reply(),
+        }
+    }
+
+    /// The argument as a reply carries it: what the command may have changed.
+    /// Goes back also with an error.
+    #[must_use]
+    pub fn encode_reply(&self) -> Vec<u8> {
+        match self {
+            Call::Start(_)
+            | Call::Stop
+            | Call::Load(_)
+            | Call::Unload
+            | Call::Restart
+            | Call::SetConfig(_) => Vec::new(),
+            Call::Create(context, _) => context.to_bytes(),
+            Call::WritePmcs(vector) => Record::vector_to_bytes(vector),
+            Call::WritePmds(vector) | Call::ReadPmds(vector) => Record::vector_to_bytes(vector),
+            Call::CreateEvtsets(vector) | Call::DeleteEvtsets(vector) => {
+                Record::vector_to_bytes(vector)
+            }
+            Call::GetinfoEvtsets(vector) => Record::vector_to_bytes(vector),
+            Call::GetinfoPmcs(vector) => Record::vector_to_bytes(vector),
+            Call::GetinfoPmds(vector) => Record::vector_to_bytes(vector),
+            Call::GetConfig(config) => config.to_bytes(),
+        }
+    }
+
+    /// Takes over what a reply says that the command made of its argument. An
+    /// empty payload changes nothing: the command was refused before the
+    /// argument was looked at.
+    ///
+    /// # Errors
+    /// The reply's payload is not this command's; the argument is unchanged.
+    pub fn take_reply(&mut self, payload: &[u8]) -> Result<(), BadLength> {
+        if payload.is_empty() {
+            return Ok(());
+        }
+        match self {
+            Call::Start(_) => expect_nothing("pfarg_start_t", payload),
+            Call::Load(_) => expect_nothing("pfarg_load_t", payload),
+            Call::SetConfig(_) => expect_nothing("pfarg_config_t", payload),
+            Call::Stop | Call::Unload | Call::Restart => expect_nothing("command's reply", payload),
+            Call::Create(context, _) => CtxArg::from_bytes(payload).map(|new| *context = new),
+            Call::WritePmcs(vector) => replace(vector, payload),
+            Call::WritePmds(vector) | Call::ReadPmds(vector) => replace(vector, payload),
+            Call::CreateEvtsets(vector) | Call::DeleteEvtsets(vector) => replace(vector, payload),
+            Call::GetinfoEvtsets(vector) => replace(vector, payload),
+            Call::GetinfoPmcs(vector) => replace(vector, payload),
+            Call::GetinfoPmds(vector) => replace(vector, payload),
+            Call::GetConfig(config) => Config::from_bytes(payload).map(|new| *config = new),
+        }
+    }
+}
+
+fn expect_nothing(name: &'static str, payload: &[u8]) -> Result<(), BadLength> {
+    Err(BadLength {
+        name,
+        given: payload.len(),
+        wanted: 0,
+    })
+}
+
+fn replace<T: Record>(vector: &mut Vec<T>, payload: &[u8]) -> Result<(), BadLength> {
+    let wanted = vector.len() * T::SIZE;
+    if payload.len() != wanted {
+        return Err(BadLength {
+            name: T::NAME,
+            given: payload.len(),
+            wanted,
+        });
+    }
+    *vector = T::vector_from_bytes(payload)?;
+    Ok(())
+}

@@ -1,0 +1,263 @@
+//! The headers of requests and replies.
+
+use thiserror::Error;
+
+use super::{Errno, MAX_PACKET, MAX_PAYLOAD, MAX_REASON, Refusal, VERSION};
+use crate::field::Field;
+
+/// A packet is not a frame of this protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum FrameError {
+    /// Shorter than a header.
+    #[error("a packet of {0} bytes has no header")]
+    Short(usize),
+    /// Longer than [`MAX_PACKET`].
+    #[error("a packet of {0} bytes exceeds {MAX_PACKET}")]
+    Long(usize),
+    /// It does not begin with the magic number.
+    #[error("the packet does not begin with this protocol's number but with {0:#010x}")]
+    Magic(u32),
+    /// The peer's version is another one.
+    #[error("the peer speaks version {0} of the protocol, this is version {VERSION}")]
+    Version(u16),
+    /// The lengths in the header do not add up to the packet's.
+    #[error("the header tells of {told} bytes behind it, there are {given}")]
+    Length {
+        /// What the header's lengths add up to.
+        told: u64,
+        /// Bytes behind the header.
+        given: usize,
+    },
+    /// A reason that is not UTF-8, or is longer than [`MAX_REASON`].
+    #[error("the reply's reason is no text of at most {MAX_REASON} bytes")]
+    Reason,
+}
+
+/// A request. On the wire: magic u32, version u16, command u16, id u32, context
+/// u32, nargs i32, length of the payload u32, payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// `PFM_*`, or an [`Extension`](super::Extension)'s number.
+    pub command: u16,
+    /// The client's choice; comes back in the reply.
+    pub id: u32,
+    /// Handle of a context, from BIND or a creation;
+    /// [`NO_CONTEXT`](super::NO_CONTEXT) where none is meant.
+    pub context: u32,
+    /// Elements of the argument, as the caller of `perfmonctl` said.
+    pub nargs: i32,
+    /// The argument.
+    pub payload: &'a [u8],
+}
+
+/// A reply. On the wire: magic u32, version u16, command u16, id u32, context
+/// u32, errno i32, lengths of payload and reason u32 each, payload, reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply<'a> {
+    /// The request's.
+    pub command: u16,
+    /// The request's.
+    pub id: u32,
+    /// The request's; for BIND and a creation the new handle.
+    pub context: u32,
+    /// 0, or an error number.
+    pub errno: i32,
+    /// The argument as the command left it.
+    pub payload: &'a [u8],
+    /// With an error: what was wrong, one line.
+    pub reason: &'a str,
+}
+
+/// Reads numbers off the beginning of a packet that is known to be long enough.
+struct Numbers<'a>(&'a [u8]);
+
+impl Numbers<'_> {
+    fn next<T: Field>(&mut self) -> T {
+        let value = T::get(self.0);
+        self.0 = &self.0[T::SIZE..];
+        value
+    }
+}
+
+fn open(packet: &[u8], header: usize, magic: u32) -> Result<(Numbers<'_>, &[u8]), FrameError> {
+    if packet.len() > MAX_PACKET {
+        return Err(FrameError::Long(packet.len()));
+    }
+    let (head, rest) = packet
+        .split_at_checked(header)
+        .ok_or(FrameError::Short(packet.len()))?;
+    let mut numbers = Numbers(head);
+    let given = numbers.next();
+    if given != magic {
+        return Err(FrameError::Magic(given));
+    }
+    match numbers.next() {
+        VERSION => Ok((numbers, rest)),
+        version => Err(FrameError::Version(version)),
+    }
+}
+
+fn numbers(packet: &mut Vec<u8>, magic: u32, command: u16, words: &[u32]) {
+    packet.extend(magic.to_le_bytes());
+    packet.extend(VERSION.to_le_bytes());
+    packet.extend(command.to_le_bytes());
+    for word in words {
+        packet.extend(word.to_le_bytes());
+    }
+}
+
+fn length(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).unwrap_or(u32::MAX)
+}
+
+impl<'a> Request<'a> {
+    /// `PFRQ`.
+    pub const MAGIC: u32 = u32::from_le_bytes(*b"PFRQ");
+    /// Bytes of the header.
+    pub const HEADER: usize = 24;
+
+    /// The request in a packet.
+    ///
+    /// # Errors
+    /// The packet is none.
+    pub fn decode(packet: &'a [u8]) -> Result<Self, FrameError> {
+        let (mut numbers, payload) = open(packet, Self::HEADER, Self::MAGIC)?;
+        let request = Request {
+            command: numbers.next(),
+            id: numbers.next(),
+            context: numbers.next(),
+            nargs: numbers.next(),
+            payload,
+        };
+        let told = u64::from(numbers.next::<u32>());
+        if told != payload.len() as u64 {
+            return Err(FrameError::Length {
+                told,
+                given: payload.len(),
+            });
+        }
+        Ok(request)
+    }
+
+    /// The packet of this request.
+    ///
+    /// # Errors
+    /// The payload is longer than [`MAX_PAYLOAD`].
+    pub fn encode(&self) -> Result<Vec<u8>, FrameError> {
+        if self.payload.len() > MAX_PAYLOAD {
+            return Err(FrameError::Long(Self::HEADER + self.payload.len()));
+        }
+        let mut packet = Vec::with_capacity(Self::HEADER + self.payload.len());
+        let words = [
+            self.id,
+            self.context,
+            self.nargs.cast_unsigned(),
+            length(self.payload),
+        ];
+        numbers(&mut packet, Self::MAGIC, self.command, &words);
+        packet.extend(self.payload);
+        Ok(packet)
+    }
+
+    /// A reply to this request: the argument as the command left it, and why
+    /// it was refused, if it was.
+    #[must_use]
+    pub fn reply<'r>(&self, payload: &'r [u8], refusal: Option<&'r Refusal>) -> Reply<'r> {
+        Reply {
+            command: self.command,
+            id: self.id,
+            context: self.context,
+            errno: refusal.map_or(0, |refusal| refusal.errno.number()),
+            payload,
+            reason: refusal.map_or("", |refusal| &refusal.reason),
+        }
+    }
+}
+
+impl<'a> Reply<'a> {
+    /// `PFRP`.
+    pub const MAGIC: u32 = u32::from_le_bytes(*b"PFRP");
+    /// Bytes of the header.
+    pub const HEADER: usize = 28;
+
+    /// The reply in a packet.
+    ///
+    /// # Errors
+    /// The packet is none.
+    pub fn decode(packet: &'a [u8]) -> Result<Self, FrameError> {
+        let (mut numbers, rest) = open(packet, Self::HEADER, Self::MAGIC)?;
+        let (command, id, context) = (numbers.next(), numbers.next(), numbers.next());
+        let errno = numbers.next();
+        let lengths = [numbers.next::<u32>(), numbers.next::<u32>()].map(u64::from);
+        let told = lengths[0] + lengths[1];
+        let parts = usize::try_from(lengths[0])
+            .ok()
+            .filter(|_| told == rest.len() as u64)
+            .and_then(|payload| rest.split_at_checked(payload));
+        let Some((payload, reason)) = parts else {
+            return Err(FrameError::Length {
+                told,
+                given: rest.len(),
+            });
+        };
+        if reason.len() > MAX_REASON {
+            return Err(FrameError::Reason);
+        }
+        Ok(Reply {
+            command,
+            id,
+            context,
+            errno,
+            payload,
+            reason: std::str::from_utf8(reason).map_err(|_| FrameError::Reason)?,
+        })
+    }
+
+    /// The packet of this reply. A reason longer than [`MAX_REASON`] is cut.
+    ///
+    /// # Errors
+    /// The payload is longer than [`MAX_PAYLOAD`].
+    pub fn encode(&self) -> Result<Vec<u8>, FrameError> {
+        if self.payload.len() > MAX_PAYLOAD {
+            return Err(FrameError::Long(Self::HEADER + self.payload.len()));
+        }
+        let mut end = self.reason.len().min(MAX_REASON);
+        while !self.reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        let reason = &self.reason[..end];
+        let mut packet = Vec::with_capacity(Self::HEADER + self.payload.len() + reason.len());
+        let words = [
+            self.id,
+            self.context,
+            self.errno.cast_unsigned(),
+            length(self.payload),
+            length(reason.as_bytes()),
+        ];
+        numbers(&mut packet, Self::MAGIC, self.command, &words);
+        packet.extend(self.payload);
+        packet.extend(reason.as_bytes());
+        Ok(packet)
+    }
+
+    /// Whether the command was done, and if not, why. An error number that the
+    /// interface does not know becomes `EPROTO`.
+    ///
+    /// # Errors
+    /// It was refused.
+    pub fn result(&self) -> Result<(), Refusal> {
+        match self.errno {
+            0 => Ok(()),
+            number => Err(match Errno::from_number(number) {
+                Some(errno) if self.reason.is_empty() => errno.into(),
+                Some(errno) => Refusal::new(errno, self.reason.to_owned()),
+                None => Refusal::new(
+                    Errno::EPROTO,
+                    format!(
+                        "the peer answered with error {number}, which is none of the interface's"
+                    ),
+                ),
+            }),
+        }
+    }
+}

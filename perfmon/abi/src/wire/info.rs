@@ -1,0 +1,207 @@
+//! The documents (JSON) that FORMATS, LIST and MODEL return.
+//!
+//! A field that a peer does not know is ignored, so that fields can be added.
+
+use serde::{Deserialize, Serialize};
+
+/// A sampling format (FORMATS returns a list of them).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FormatInfo {
+    /// Its UUID, as RFC 9562 writes it.
+    pub uuid: String,
+    /// Its name.
+    pub name: String,
+    /// `PFM_FMTFL_*`.
+    pub flags: u32,
+    /// Bytes of its argument, which follows `pfarg_ctx_t` at a creation.
+    pub arg_size: u64,
+    /// Messages that may wait in the queue of a context which uses it.
+    pub queue_depth: u32,
+    /// What it is for, one line.
+    pub description: String,
+}
+
+/// What there is and who holds what (LIST).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineInfo {
+    /// Process id of the VMM, in its own name space.
+    pub pid: u32,
+    /// The guest: name of its image.
+    pub guest: String,
+    /// Name of the counter backend.
+    pub counters: String,
+    /// `guest-first`, `host-first` or `shares`.
+    pub policy: String,
+    /// The vCPUs.
+    pub vcpus: Vec<VcpuInfo>,
+    /// The cores.
+    pub cores: Vec<CoreInfo>,
+    /// The contexts, in order of their creation.
+    pub contexts: Vec<ContextInfo>,
+}
+
+/// What a vCPU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VcpuState {
+    /// Runs on a core, or waits there for an interrupt.
+    Running,
+    /// Waits for a core.
+    Waiting,
+    /// Off its core: a notification that blocks is outstanding.
+    Blocked,
+    /// Has not been started.
+    Offline,
+    /// Has ended.
+    Ended,
+}
+
+/// A vCPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuInfo {
+    /// Its number.
+    pub vcpu: u32,
+    /// What it does.
+    pub state: VcpuState,
+    /// The core that it is on.
+    pub core: Option<u32>,
+    /// The context that is attached to it.
+    pub context: Option<u64>,
+}
+
+/// A core: a thread that runs vCPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoreInfo {
+    /// Its number.
+    pub core: u32,
+    /// Its thread, in the VMM's name space.
+    pub tid: u32,
+    /// The vCPU that is on it.
+    pub vcpu: Option<u32>,
+    /// The context that is attached to it.
+    pub context: Option<u64>,
+    /// Its physical counters.
+    pub counters: Vec<HolderInfo>,
+}
+
+/// Who holds a physical counter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolderInfo {
+    /// The counter: `pmc0`, `fixed1`.
+    pub counter: String,
+    /// Who.
+    pub holder: Holder,
+    /// The value of the register that selects what it counts.
+    pub event: Option<u64>,
+}
+
+/// Who can hold a physical counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Holder {
+    /// Nobody.
+    Free,
+    /// The PMU of the guest on this vCPU.
+    Guest(u32),
+    /// The context of this number.
+    Context(u64),
+    /// A layer below has reserved it.
+    Reserved,
+}
+
+/// What a context is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scope {
+    /// A vCPU.
+    Vcpu,
+    /// A core.
+    Core,
+}
+
+/// State of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContextState {
+    /// Attached to nothing.
+    Unloaded,
+    /// Attached.
+    Loaded,
+    /// Attached, and waits for a restart.
+    Masked,
+    /// Attached, and others have its counters.
+    Preempted,
+    /// Nobody has its descriptor any more.
+    Zombie,
+}
+
+/// A context.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContextInfo {
+    /// Its number; never used twice.
+    pub id: u64,
+    /// What it is for.
+    pub scope: Scope,
+    /// The vCPU or core that it is attached to.
+    pub target: Option<u32>,
+    /// Its state.
+    pub state: ContextState,
+    /// Whether monitoring is active.
+    pub started: bool,
+    /// `PFM_FL_*`.
+    pub flags: u32,
+    /// Process that created it, as the server's name space sees it.
+    pub pid: u32,
+    /// User who created it.
+    pub uid: u32,
+    /// Number of its event sets.
+    pub sets: u32,
+    /// The set that is active, or was last.
+    pub active_set: u16,
+    /// Name of its sampling format.
+    pub format: Option<String>,
+    /// Size of its sampling buffer in bytes.
+    pub buffer_size: u64,
+    /// Messages that nobody has read yet.
+    pub unread: u32,
+    /// Messages that were dropped because too many waited.
+    pub dropped: u64,
+}
+
+/// The PMU as contexts see it (MODEL).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelInfo {
+    /// Name of the guest's PMU model.
+    pub model: String,
+    /// Which table of event names its events are in.
+    pub event_family: String,
+    /// Name of the counter backend.
+    pub counters: String,
+    /// Programmable counters.
+    pub programmable: u32,
+    /// Fixed counters.
+    pub fixed: u32,
+    /// Bits of a hardware counter.
+    pub counter_width: u16,
+    /// Frequency of the time stamp counter in kHz.
+    pub tsc_khz: u64,
+    /// vCPUs of the VM.
+    pub vcpus: u32,
+    /// Cores that run them.
+    pub cores: u32,
+    /// The virtual PMDs.
+    pub virtual_pmds: Vec<VirtualPmdInfo>,
+}
+
+/// A PMD that stands for a quantity of the VMM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VirtualPmdInfo {
+    /// Index of the PMD.
+    pub pmd: u16,
+    /// Its name.
+    pub name: String,
+    /// Its unit: `ns`, `bytes`, `count`, or empty.
+    pub unit: String,
+    /// What it is, one line.
+    pub description: String,
+}
