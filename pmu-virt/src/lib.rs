@@ -22,6 +22,7 @@ mod cpuid;
 mod event;
 mod ids;
 mod model;
+pub mod perfmon;
 mod progress;
 mod register;
 mod request;

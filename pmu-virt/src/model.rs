@@ -269,6 +269,15 @@ impl PmuModel {
         ranges::merge(indices.collect())
     }
 
+    /// Every register with its MSR index, in the order of the table.
+    pub(crate) fn registers(&self) -> impl Iterator<Item = (u32, Register)> + use<'_> {
+        let of_row = |row: &'static RegisterRow| {
+            let numbers = 0..row.count.number(self);
+            numbers.map(|n| (row.msr(n), row.kind.register(n)))
+        };
+        self.rows().flat_map(of_row)
+    }
+
     /// The register at an MSR index.
     #[inline]
     pub fn decode(&self, msr: MsrIndex) -> Option<Register> {

@@ -1,0 +1,21 @@
+//! perfmon2 for host tools: contexts, event sets, sampling formats.
+//!
+//! Everything here is pure: state and command in, outcome out. [`Context`] is
+//! the software state of the specification (HPL-2004-200 (R.1), version 0.6);
+//! it knows what it wants counted and is told what was. Physical counters,
+//! sockets and time are brought by others. What the specification's words mean
+//! for vCPUs and cores is defined in `docs/perfmon.md`.
+
+mod bits;
+mod context;
+mod description;
+mod format;
+mod hosted;
+mod moment;
+
+pub use bits::PmdBits;
+pub use context::{Context, How, Phase, Wanted};
+pub use description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind, VirtualPmd};
+pub use format::{Control, FormatRegistry, OverflowArg, Sampler, SamplingFormat, Setup};
+pub use hosted::{ContextId, Hosted, NotLoaded};
+pub use moment::{MessageQueue, Moment, Quantities, SampleBuffer};
