@@ -11,6 +11,7 @@ mod context;
 mod description;
 mod format;
 mod hosted;
+mod inspect;
 mod moment;
 
 pub use bits::PmdBits;

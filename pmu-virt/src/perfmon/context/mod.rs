@@ -1,6 +1,12 @@
 //! One context: registers of every set, state, and what comes of commands.
 
+mod count;
+mod registers;
+mod session;
+mod sets;
 mod todo;
+
+pub(in crate::perfmon) use registers::{Bad, UNKNOWN};
 
 use super::bits::PmdBits;
 use super::description::LogicalPmu;
@@ -118,4 +124,10 @@ pub struct Context {
     pub(super) switch_pending: bool,
     /// PMDs of the active set that wrapped since the last [`Context::overflow`].
     pub(super) pending: PmdBits,
+    /// Nanoseconds that passed after the active set's timeout was up, and
+    /// whether they count with PFM_SETFL_EXCL_IDLE.
+    pub(super) overdue: u64,
+    pub(super) overdue_counts: bool,
+    /// Quantities of the VMM when the context was detached, by PMD.
+    pub(super) kept: BTreeMap<u16, u64>,
 }
