@@ -1,10 +1,20 @@
 //! One context: registers of every set, state, and what comes of commands.
 
+#[cfg(test)]
+mod flow_tests;
+mod notice;
+mod overflow;
+mod reset;
+mod restart;
+mod switching;
 mod todo;
+
+pub use notice::Account;
 
 use super::bits::PmdBits;
 use super::description::LogicalPmu;
 use super::format::Sampler;
+use super::throttle::Throttle;
 use crate::backend::Provenance;
 use crate::request::CountRequest;
 use std::collections::BTreeMap;
@@ -118,4 +128,10 @@ pub struct Context {
     pub(super) switch_pending: bool,
     /// PMDs of the active set that wrapped since the last [`Context::overflow`].
     pub(super) pending: PmdBits,
+    /// Nanoseconds after the active set's timeout, not given to any set yet;
+    /// and whether sets with PFM_SETFL_EXCL_IDLE count them.
+    pub(super) overdue: u64,
+    pub(super) overdue_counts: bool,
+    pub(super) throttle: Throttle,
+    pub(super) account: Account,
 }

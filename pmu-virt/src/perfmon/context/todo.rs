@@ -6,7 +6,7 @@ use super::{Context, Phase, Wanted};
 use crate::backend::Provenance;
 use crate::perfmon::description::LogicalPmu;
 use crate::perfmon::format::Sampler;
-use crate::perfmon::moment::{MessageQueue, Moment, Quantities};
+use crate::perfmon::moment::{MessageQueue, Quantities};
 use crate::request::CountRequest;
 use perfmon_abi::wire::{Call, Refusal};
 use std::sync::Arc;
@@ -78,34 +78,6 @@ impl Context {
         unimplemented!()
     }
     pub fn has_pending_overflow(&self) -> bool {
-        unimplemented!()
-    }
-}
-
-// core-b
-impl Context {
-    pub fn overflow(
-        &mut self,
-        moment: &Moment,
-        values: &dyn Quantities,
-        queue: &mut dyn MessageQueue,
-    ) {
-        unimplemented!()
-    }
-    pub fn expire(&mut self) {
-        unimplemented!()
-    }
-    pub(super) fn restart(&mut self, queue: &mut dyn MessageQueue) -> Result<(), Refusal> {
-        unimplemented!()
-    }
-    /// The long reset of one PMD, and of those in its PMC's `reset_pmds` (6.2.2).
-    pub(super) fn read_reset(&mut self, set: u16, pmd: u16) {
-        unimplemented!()
-    }
-    pub fn preempted(&mut self, queue: &mut dyn MessageQueue) {
-        unimplemented!()
-    }
-    pub fn restored(&mut self, blind_ns: u64, queue: &mut dyn MessageQueue) {
         unimplemented!()
     }
 }
