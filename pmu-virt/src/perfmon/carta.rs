@@ -11,8 +11,7 @@ const MULTIPLIER: u32 = 16807;
 /// The number after `state`. A multiple of 2^31 - 1, 0 among them, would be
 /// followed by itself for ever: it stands for 1. Every other 32-bit seed means
 /// its remainder, so a seed's series is fixed.
-#[must_use]
-pub fn next(state: u32) -> u32 {
+pub(super) fn next(state: u32) -> u32 {
     let seed = if state.is_multiple_of(MODULUS) {
         1
     } else {
@@ -30,8 +29,7 @@ pub fn next(state: u32) -> u32 {
 /// `base`, varied by the bits of `mask`: base + (random & mask), with the state
 /// for the next time. A mask that reaches beyond 32 bits takes a second number
 /// for the upper half.
-#[must_use]
-pub fn vary(base: u64, mask: u64, state: u32) -> (u64, u32) {
+pub(super) fn vary(base: u64, mask: u64, state: u32) -> (u64, u32) {
     let low = next(state);
     let (random, state) = if mask >> 32 == 0 {
         (u64::from(low), low)
@@ -49,11 +47,11 @@ mod tests {
 
     #[test]
     fn from_1_comes_the_series_that_the_literature_prints() {
-        let series = std::iter::successors(Some(1), |&state| Some(next(state)));
+        let mut series = std::iter::successors(Some(1), |&state| Some(next(state)));
         let first: Vec<u32> = series.clone().skip(1).take(3).collect();
         assert_eq!(first, [16807, 282_475_249, 1_622_650_073]);
         // Park and Miller, CACM 31(10), 1988: the test of an implementation.
-        assert_eq!(series.skip(10_000).next(), Some(1_043_618_065));
+        assert_eq!(series.nth(10_000), Some(1_043_618_065));
     }
 
     #[test]
