@@ -1,7 +1,6 @@
 //! Workloads made up from a seed, run on `sim`: what multiplexed counters
 //! counted in each slice, and what counters that ran all the time counted.
 
-use pmu_virt::perfmon::estimate::{Estimator, linear};
 use pmu_virt::{
     CountRequest, CounterBackend, EventCode, EventFamily, Progress, RateTable, Reading, SimBackend,
     SimClocks, SlotIndex,
@@ -13,10 +12,10 @@ const KHZ: u32 = 1_000_000;
 
 /// SplitMix64.
 #[derive(Debug)]
-pub struct Random(pub u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let value = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -24,87 +23,101 @@ impl Random {
     }
 
     /// From 0 to below 1.
-    pub fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    pub fn chance(&mut self, share: f64) -> bool {
+    pub(crate) fn chance(&mut self, share: f64) -> bool {
         self.unit() < share
     }
 
-    pub fn whole(&mut self, from: u64, to: u64) -> u64 {
+    pub(crate) fn whole(&mut self, from: u64, to: u64) -> u64 {
         from + self.next() % (to - from + 1)
     }
 
     /// Even on a logarithmic scale.
-    pub fn scale(&mut self, from: f64, to: f64) -> f64 {
+    pub(crate) fn scale(&mut self, from: f64, to: f64) -> f64 {
         from * (to / from).powf(self.unit())
     }
 }
 
 /// What kind of workload is made up.
 #[derive(Clone, Copy, Debug)]
-pub struct Kind {
-    pub sets: (u64, u64),
+pub(crate) struct Kind {
+    pub(crate) sets: (u64, u64),
     /// Shortest and longest phase, in rounds of all sets; `None` for rates that
     /// never change.
-    pub phase_rounds: Option<(f64, f64)>,
+    pub(crate) phase_rounds: Option<(f64, f64)>,
     /// Share of the events that have phases of their own.
-    pub apart: f64,
+    pub(crate) apart: f64,
     /// Share of the workloads in which one event is counted all the time.
-    pub fixed: f64,
+    pub(crate) fixed: f64,
     /// Largest noise.
-    pub noise: f64,
+    pub(crate) noise: f64,
     /// Rounds of the run.
-    pub rounds: (f64, f64),
+    pub(crate) rounds: (f64, f64),
 }
 
-pub const PHASES: Kind = Kind {
+/// Phases of the program that most events change with, each by a factor of its
+/// own, while some have phases of their own; 2 to 4 sets of 1 to 3 events.
+pub(crate) const PHASES: Kind = Kind {
     sets: (2, 4),
-    phase_rounds: Some((1.0, 20.0)),
+    phase_rounds: Some((2.0, 20.0)),
     apart: 0.25,
-    fixed: 0.0,
+    fixed: 0.25,
     noise: 0.2,
     rounds: (20.0, 200.0),
 };
 
-pub const CONSTANT: Kind = Kind {
+/// The same without phases.
+pub(crate) const CONSTANT: Kind = Kind {
     phase_rounds: None,
     ..PHASES
 };
 
 /// A workload that was run.
 #[derive(Debug)]
-pub struct Run {
-    pub events: usize,
-    pub slices: Vec<(u64, Vec<(usize, u64)>)>,
-    pub truth: Vec<u64>,
+pub(crate) struct Run {
+    /// Length in nanoseconds, and the counts of the events that were on.
+    pub(crate) slices: Slices,
+    /// What each event's unmultiplexed counter counted.
+    pub(crate) truth: Vec<u64>,
+    /// Which events have phases of their own.
+    pub(crate) apart: Vec<bool>,
 }
 
-struct Phases {
-    us: Vec<u64>,
-}
-
-fn phases(random: &mut Random, kind: &Kind, round_us: f64) -> Phases {
+/// Lengths of phases in microseconds.
+fn phases(random: &mut Random, kind: &Kind, round_us: f64) -> Vec<u64> {
     let Some((shortest, longest)) = kind.phase_rounds else {
-        return Phases { us: vec![1000] };
+        return vec![1000];
     };
     let count = random.whole(2, 6);
     let mut length = || random.scale(shortest, longest) * round_us;
-    Phases {
-        us: (0..count).map(|_| length() as u64 + 1).collect(),
+    (0..count).map(|_| length() as u64 + 1).collect()
+}
+
+/// The table's entry of an event with phases of these lengths; two rates in a
+/// row are the same in a fifth of the cases.
+fn entry(random: &mut Random, event: usize, noise: f64, lengths: &[u64]) -> String {
+    let base = random.scale(1.0, 1000.0);
+    let mut rate = base;
+    let mut text = format!("[event.r{:04x}]\nnoise = {noise:.6}\nphases = [", event + 1);
+    for us in lengths {
+        if !random.chance(0.2) {
+            rate = base * random.scale(0.125, 8.0);
+        }
+        write!(text, "{{ us = {us}, rate = {rate:.6} }}, ").unwrap();
     }
+    text + "]\n"
 }
 
 /// Makes a workload of that kind up and runs it.
-pub fn run(kind: &Kind, seed: u64) -> Run {
-    let random = &mut Random(seed.wrapping_mul(0x5851_f42d_4c95_7f2d) ^ 0x00c0_ffee);
+pub(crate) fn run(kind: &Kind, seed: u64) -> Run {
+    let random = &mut Random(seed);
     let sets = usize::try_from(random.whole(kind.sets.0, kind.sets.1)).unwrap();
     let slice_us = [1000, 2000, 5000, 10_000][usize::try_from(random.whole(0, 3)).unwrap()];
     let round_us = slice_us as f64 * sets as f64;
     let jitter = if random.chance(0.5) { 0.2 } else { 0.0 };
-    let program = phases(random, kind, round_us);
-    // Which set each event is in; `None` for one that is counted all the time.
     let mut set_of: Vec<Option<usize>> = Vec::new();
     for set in 0..sets {
         set_of.extend((0..random.whole(1, 3)).map(|_| Some(set)));
@@ -112,22 +125,19 @@ pub fn run(kind: &Kind, seed: u64) -> Run {
     if random.chance(kind.fixed) {
         set_of.push(None);
     }
-    let noise = if random.chance(0.3) { 0.0 } else { random.unit() * kind.noise };
+    let noise = if random.chance(0.3) {
+        0.0
+    } else {
+        random.unit() * kind.noise
+    };
+    let program = phases(random, kind, round_us);
     let mut table = format!("seed = {}\n", random.next() >> 2);
+    let mut apart = Vec::new();
     for event in 0..set_of.len() {
         let own = phases(random, kind, round_us);
-        let apart = kind.phase_rounds.is_some() && random.chance(kind.apart);
-        let lengths = if apart { &own.us } else { &program.us };
-        let base = random.scale(1.0, 1000.0);
-        let mut rate = base;
-        write!(table, "[event.r00{:02x}]\nnoise = {noise:.6}\nphases = [", event + 1).unwrap();
-        for us in lengths {
-            if !random.chance(0.2) {
-                rate = base * random.scale(0.125, 8.0);
-            }
-            write!(table, "{{ us = {us}, rate = {rate:.6} }}, ").unwrap();
-        }
-        table.push_str("]\n");
+        apart.push(random.chance(kind.apart));
+        let lengths = if apart[event] { &own } else { &program };
+        table += &entry(random, event, noise, lengths);
     }
     let rounds = random.scale(kind.rounds.0, kind.rounds.1) as usize;
     let extra = usize::try_from(random.whole(0, sets as u64 - 1)).unwrap();
@@ -137,10 +147,20 @@ pub fn run(kind: &Kind, seed: u64) -> Run {
             ((slice_us as f64 * 1000.0 * vary) as u64, slice % sets)
         })
         .collect();
-    simulate(&table, &set_of, &slices)
+    let (slices, truth) = simulate(&table, &set_of, &slices);
+    Run {
+        slices,
+        truth,
+        apart,
+    }
 }
 
-fn simulate(table: &str, set_of: &[Option<usize>], slices: &[(u64, usize)]) -> Run {
+type Slices = Vec<(u64, Vec<(usize, u64)>)>;
+
+/// Runs slices, each of a length in nanoseconds and a set. `set_of` says which
+/// set each event is in: `None` for one that is always counted. Each event has
+/// two counters: one is switched with its set, the other never stops.
+fn simulate(table: &str, set_of: &[Option<usize>], slices: &[(u64, usize)]) -> (Slices, Vec<u64>) {
     let table = RateTable::parse(table, "t").unwrap_or_else(|error| panic!("{error}\n{table}"));
     let mut backend = SimBackend::of(&SimClocks::new(table, KHZ));
     let events = set_of.len();
@@ -153,7 +173,9 @@ fn simulate(table: &str, set_of: &[Option<usize>], slices: &[(u64, usize)]) -> R
         };
         let request = CountRequest::plain(code, true, true);
         for index in [event, events + event] {
-            backend.program(slot(index), &request).expect("in the table");
+            backend
+                .program(slot(index), &request)
+                .expect("in the table");
         }
         backend.start(slot(event));
     }
@@ -167,48 +189,25 @@ fn simulate(table: &str, set_of: &[Option<usize>], slices: &[(u64, usize)]) -> R
     for &(ns, set) in slices {
         let active = |event: &usize| set_of[*event].is_none_or(|of| of == set);
         let active: Vec<usize> = (0..events).filter(active).collect();
-        active.iter().for_each(|event| backend.start(slot(events + event)));
+        active
+            .iter()
+            .for_each(|event| backend.start(slot(events + event)));
         backend.observe(&Progress::Entered { tsc });
         tsc += ns;
-        backend.observe(&Progress::Left { tsc, halted: 0, ring: None });
-        active.iter().for_each(|event| backend.stop(slot(events + event)));
+        backend.observe(&Progress::Left {
+            tsc,
+            halted: 0,
+            ring: None,
+        });
+        active
+            .iter()
+            .for_each(|event| backend.stop(slot(events + event)));
         let mut take = |event: usize| {
             let now = read(&backend, events + event);
             (event, now - std::mem::replace(&mut counts[event], now))
         };
         taken.push((ns, active.iter().map(|event| take(*event)).collect()));
     }
-    Run {
-        events,
-        slices: taken,
-        truth: (0..events).map(|event| read(&backend, event)).collect(),
-    }
-}
-
-/// Relative errors of linear scaling and of the estimator, for each event that
-/// was counted and happened.
-pub fn errors(run: &Run) -> Vec<(f64, f64)> {
-    let mut estimator = Estimator::new(run.events);
-    for (ns, counts) in &run.slices {
-        estimator.push(*ns, counts);
-    }
-    let off = |value: u64, truth: u64| value.abs_diff(truth) as f64 / truth as f64;
-    estimator
-        .estimates()
-        .iter()
-        .zip(&run.truth)
-        .filter(|(_, truth)| **truth > 0)
-        .map(|(estimate, truth)| {
-            let estimate = estimate.expect("every event is in a set");
-            let scaled = linear(estimate.counted, estimate.active_ns, estimate.total_ns);
-            (off(scaled.expect("counted"), *truth), off(estimate.value, *truth))
-        })
-        .collect()
-}
-
-/// That part of the values in the order of size.
-pub fn quantile(mut values: Vec<f64>, part: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let index = (part * (values.len() - 1) as f64).round() as usize;
-    values[index]
+    let truth = (0..events).map(|event| read(&backend, event)).collect();
+    (taken, truth)
 }

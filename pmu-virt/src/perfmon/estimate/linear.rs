@@ -17,24 +17,18 @@
 /// ```
 pub fn linear(counted: u64, active_ns: u64, total_ns: u64) -> Option<u64> {
     let blind_ns = total_ns.saturating_sub(active_ns);
-    let rest = share(counted.into(), active_ns.into(), blind_ns.into())?;
-    Some(counted.saturating_add(saturated(rest)))
+    let rest = share(counted, active_ns, blind_ns)?;
+    Some(counted.saturating_add(rest))
 }
 
 /// What passes in `blind_ns` at the rate of `counted` in `active_ns`, rounded
-/// to the nearest; `None` without a rate.
-pub(super) fn share(counted: u128, active_ns: u128, blind_ns: u128) -> Option<u128> {
+/// to the nearest, at most `u64::MAX`; `None` without a rate.
+pub(super) fn share(counted: u64, active_ns: u64, blind_ns: u64) -> Option<u64> {
     if active_ns == 0 {
         return None;
     }
-    let whole = (counted / active_ns).saturating_mul(blind_ns);
-    // The remainder is below `active_ns`: times 64 bits it fits for any time
-    // that clocks tell, and 5,000 years of it do not fit for none.
-    let rest = (counted % active_ns).saturating_mul(blind_ns);
-    let rest = rest.saturating_add(active_ns / 2) / active_ns;
-    Some(whole.saturating_add(rest))
-}
-
-pub(super) fn saturated(value: u128) -> u64 {
-    u64::try_from(value).unwrap_or(u64::MAX)
+    let active = u128::from(active_ns);
+    // At most 2^128 - 2^65 + 1, and half of 2^64: no overflow.
+    let product = u128::from(counted) * u128::from(blind_ns) + active / 2;
+    Some(u64::try_from(product / active).unwrap_or(u64::MAX))
 }

@@ -10,15 +10,18 @@
 mod jumps;
 mod linear;
 mod locate;
+mod review;
 mod samples;
 mod total;
 
 pub use linear::linear;
 
-use jumps::{Jump, jumps};
-use locate::{Boundary, boundaries};
+use jumps::{Jump, Track};
+use locate::boundaries;
+use review::reviewed;
+use samples::{Sample, float};
 use std::collections::VecDeque;
-use total::{Total, Walk};
+use total::{Step, Total, Walk};
 
 /// Slices that are settled at a time, and those that are kept on either side
 /// of them to tell the phases.
@@ -50,8 +53,8 @@ impl Estimate {
 /// Estimates the counts of multiplexed events, slice by slice.
 ///
 /// Keeps a few numbers an event and the last 192 slices, however long the run
-/// is. Events are numbered from 0 by the caller; which of them share a set is
-/// not said, the slices show it.
+/// is. Events are numbered from 0 by the caller; the slices show which of them
+/// share a set.
 #[derive(Clone, Debug)]
 pub struct Estimator {
     totals: Vec<Total>,
@@ -67,8 +70,6 @@ pub struct Estimator {
 struct Known {
     counted: u64,
     active_ns: u64,
-    /// Slices, also empty ones, in which it was counted.
-    seen: bool,
 }
 
 /// A slice in the window.
@@ -97,7 +98,7 @@ impl Estimator {
         }
     }
 
-    /// The next slice: its length in nanoseconds of monitored time, and the
+    /// Takes the next slice: its length in nanoseconds of monitored time, and the
     /// events that were counted in it, each with its count. An event that is
     /// not there was not counted; a slice without any is time in which nothing
     /// was. Events that this estimator does not have are ignored, and of an
@@ -115,42 +116,33 @@ impl Estimator {
             if stored.count(event).is_some() {
                 continue;
             }
-            known.seen = true;
             known.counted = known.counted.saturating_add(count);
             known.active_ns = known.active_ns.saturating_add(length_ns);
             stored.counts.push((event, count));
         }
         self.window.push_back(stored);
         if self.window.len() >= WINDOW {
-            let until = WINDOW - BLOCK;
-            let jumps = self.jumps();
-            let mut totals = std::mem::take(&mut self.totals);
-            for (event, total) in totals.iter_mut().enumerate() {
-                self.settle(event, total, &jumps, until);
-            }
-            self.totals = totals;
-            self.window.drain(..BLOCK);
-            self.settled = until - BLOCK;
+            self.settle_a_block();
         }
     }
 
-    /// The estimates of all events; `None` for one that was never counted.
+    /// The estimates of all events; `None` for one that was counted at no time.
     pub fn estimates(&self) -> Vec<Option<Estimate>> {
-        let jumps = self.jumps();
-        let one = |event| self.estimate_with(event, &jumps);
+        let view = self.view();
+        let one = |event| self.estimate_in(&view, event);
         (0..self.known.len()).map(one).collect()
     }
 
-    /// The estimate of one event; `None` if it was never counted. For several,
-    /// [`Estimator::estimates`] is cheaper.
+    /// The estimate of one event; `None` if it was counted at no time. For
+    /// several, [`Estimator::estimates`] is cheaper.
     pub fn estimate(&self, event: usize) -> Option<Estimate> {
-        self.estimate_with(event, &self.jumps())
+        self.estimate_in(&self.view(), event)
     }
 
-    fn estimate_with(&self, event: usize, jumps: &[Vec<Jump>]) -> Option<Estimate> {
-        let known = self.known.get(event).filter(|known| known.seen)?;
+    fn estimate_in(&self, view: &View, event: usize) -> Option<Estimate> {
+        let known = self.known.get(event).filter(|known| known.active_ns > 0)?;
         let mut total = self.totals.get(event)?.clone();
-        self.settle(event, &mut total, jumps, self.window.len());
+        self.settle(view, event, &mut total, self.window.len());
         let blind = total.blind_events((known.counted, known.active_ns));
         Some(Estimate {
             value: known.counted.saturating_add(blind),
@@ -160,22 +152,67 @@ impl Estimator {
         })
     }
 
-    fn jumps(&self) -> Vec<Vec<Jump>> {
+    /// Adds all but the last block to the totals, and forgets the first.
+    fn settle_a_block(&mut self) {
+        let until = WINDOW - BLOCK;
+        let view = self.view();
+        let mut totals = std::mem::take(&mut self.totals);
+        for (event, total) in totals.iter_mut().enumerate() {
+            self.settle(&view, event, total, until);
+        }
+        self.totals = totals;
+        self.window.drain(..BLOCK);
+        self.settled = until - BLOCK;
+    }
+
+    fn view(&self) -> View {
         let samples = samples::by_event(self.known.len(), self.window.iter());
-        samples.iter().map(|samples| jumps(samples)).collect()
+        let tracks: Vec<Track> = samples.iter().map(|samples| Track::of(samples)).collect();
+        let length = self.window.iter().map(|slice| float(slice.length_ns)).sum();
+        View {
+            jumps: reviewed(&tracks, length),
+            samples,
+            length,
+        }
     }
 
     /// Adds the slices from the settled ones up to `until` to a total.
-    fn settle(&self, event: usize, total: &mut Total, jumps: &[Vec<Jump>], until: usize) {
-        let lengths = || self.window.iter().map(|slice| samples::float(slice.length_ns));
-        let boundaries: Vec<Boundary> = boundaries(jumps, event, lengths().sum());
-        let mut start = lengths().take(self.settled).sum();
-        let mut walk = Walk::new(&boundaries, start);
-        let slices = self.window.iter().enumerate().take(until).skip(self.settled);
-        for (index, slice) in slices {
-            let place = (index, start, slice.length_ns);
-            walk.slice(total, place, slice.count(event));
-            start += samples::float(slice.length_ns);
+    fn settle(&self, view: &View, event: usize, total: &mut Total, until: usize) {
+        let jumps: Vec<&[Jump]> = view.jumps.iter().map(Vec::as_slice).collect();
+        let boundaries = boundaries(&jumps, event, view.length);
+        let mut walk = Walk::new(&boundaries, view.last_before(event, self.settled));
+        let mut start = 0.0;
+        for (slice, stored) in self.window.iter().enumerate().take(until) {
+            if slice >= self.settled {
+                let step = Step {
+                    slice,
+                    start,
+                    length_ns: stored.length_ns,
+                    count: stored.count(event),
+                };
+                walk.step(total, &step);
+            }
+            start += float(stored.length_ns);
         }
+    }
+}
+
+/// The window, seen as a whole.
+#[derive(Debug)]
+struct View {
+    /// Of each event, as are the jumps.
+    samples: Vec<Vec<Sample>>,
+    jumps: Vec<Vec<Jump>>,
+    /// Nanoseconds.
+    length: f64,
+}
+
+impl View {
+    /// When the event's last sample before a slice began; 0 without one.
+    fn last_before(&self, event: usize, slice: usize) -> f64 {
+        let before = |sample: &&Sample| sample.slice < slice;
+        let samples = self.samples.get(event).into_iter().flatten();
+        let last = samples.take_while(before).last();
+        last.map_or(0.0, |sample| sample.start)
     }
 }

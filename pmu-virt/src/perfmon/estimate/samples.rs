@@ -33,7 +33,12 @@ pub(super) fn by_event<'a>(
         for &(event, count) in &stored.counts {
             if let Some(samples) = all.get_mut(event).filter(|_| stored.length_ns > 0) {
                 let rate = float(count) / length;
-                samples.push(Sample { slice, start, length, rate });
+                samples.push(Sample {
+                    slice,
+                    start,
+                    length,
+                    rate,
+                });
             }
         }
         start += length;
