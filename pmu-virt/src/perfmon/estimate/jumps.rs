@@ -8,6 +8,8 @@ const SIGNIFICANT: f64 = 6.0;
 /// are noise. This is the lower quartile of the absolute difference of two
 /// normal samples, in standard deviations of one.
 const QUARTILE: f64 = 0.4506;
+/// See [`worthwhile`].
+const PRICE: f64 = 8.0;
 /// The least noise, relative to the level, that is reckoned with.
 const LEAST_NOISE: f64 = 1e-3;
 /// With more jumps for each sample, phases are shorter than the rounds of the
@@ -85,6 +87,9 @@ impl Track {
 
 fn jumps(samples: &[Sample]) -> Vec<Jump> {
     let levels = levels(samples);
+    if !worthwhile(samples, &levels) {
+        return Vec::new();
+    }
     let mut jumps = Vec::new();
     let mut at = 0;
     while let (Some(before), Some(next)) = (levels.get(at), levels.get(at + 1)) {
@@ -170,6 +175,26 @@ fn levels(samples: &[Sample]) -> Vec<Level> {
     levels
 }
 
+/// Whether levels explain so much of what the samples differ by that they are
+/// no whim of a few samples: the logarithm of the likelihood has to grow by
+/// [`PRICE`] for each further level.
+fn worthwhile(samples: &[Sample], levels: &[Level]) -> bool {
+    let square = |rate: f64, level: f64| match level > 0.0 {
+        true => ((rate - level) / level).powi(2),
+        false => 0.0,
+    };
+    let count = samples.len() as f64;
+    let mean = samples.iter().map(|sample| sample.rate).sum::<f64>() / count;
+    let all: f64 = samples.iter().map(|s| square(s.rate, mean)).sum();
+    let of = |level: &Level| {
+        let own = samples[level.first..=level.last].iter();
+        own.map(|s| square(s.rate, level.rate)).sum::<f64>()
+    };
+    let rest: f64 = levels.iter().map(of).sum();
+    let gain = (all / (rest + count * LEAST_NOISE.powi(2))).ln() * count / 2.0;
+    gain >= PRICE * levels.len().saturating_sub(1) as f64
+}
+
 /// Standard deviation of a sample, relative to its level.
 fn noise(samples: &[Sample]) -> f64 {
     let difference = |pair: &[Sample]| {
@@ -222,8 +247,8 @@ mod tests {
         let between = (30.0, 40.0, None);
         check(&[1000, 1000, 9000, 9000, 9000, 9000], &[between]);
         check(&[1000, 1000, 0, 0, 0, 0], &[between]);
-        // A quarter of the third sample was at 8000: the jump is at 47.5, to
-        // within six events of the least noise of either level.
+        // Three quarters of the third sample were at 8000: the jump is at 42.5,
+        // to within six times the least noise of that level.
         check(
             &[0, 0, 6000, 8000, 8000, 8000],
             &[(42.5 - 0.06, 42.5 + 0.06, Some(2))],

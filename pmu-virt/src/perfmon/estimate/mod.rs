@@ -216,3 +216,34 @@ impl View {
         last.map_or(0.0, |sample| sample.start)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_run_takes_no_more_memory_than_a_short_one() {
+        let mut estimator = Estimator::new(3);
+        for slice in 0..10_000u64 {
+            let event = usize::from(slice % 3 == 0);
+            let count = if slice / 700 % 2 == 0 { 5_000 } else { 90_000 };
+            estimator.push(1_000_000, &[(event, count), (2, count), (9, 1)]);
+            assert!(estimator.window.len() < WINDOW);
+            assert!(estimator.settled <= estimator.window.len());
+        }
+        assert!(estimator.window.capacity() <= 2 * WINDOW);
+        // Counted all the time, through all blocks: exact.
+        let always = estimator.estimate(2).expect("counted");
+        assert_eq!(always.value, always.counted);
+        // 7 phases of 700 slices at 90,000; 7 and one of 200 at 5,000.
+        let truth: u64 = 5_100 * 5_000 + 4_900 * 90_000;
+        for event in 0..2 {
+            let estimate = estimator.estimate(event).expect("counted");
+            assert_eq!(estimate.total_ns, 10_000_000_000);
+            assert!(
+                estimate.value.abs_diff(truth) * 1000 < truth,
+                "{estimate:?}"
+            );
+        }
+    }
+}

@@ -109,3 +109,68 @@ impl<'a> Walk<'a> {
 fn nanoseconds(length: f64) -> u64 {
     length.round() as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Slices of 100 ns; boundaries and whether each is within a slice that was
+    /// counted; the events of the blind time.
+    fn check(counts: &[Option<u64>], boundaries: &[(f64, Option<usize>)], expected: u64) {
+        let boundary = |&(at, within): &(f64, Option<usize>)| Boundary { at, within };
+        let boundaries: Vec<_> = boundaries.iter().map(boundary).collect();
+        let mut total = Total::default();
+        let mut walk = Walk::new(&boundaries, 0.0);
+        let mut start = 0.0;
+        for (slice, count) in counts.iter().enumerate() {
+            let step = Step {
+                slice,
+                start,
+                length_ns: 100,
+                count: *count,
+            };
+            walk.step(&mut total, &step);
+            start += 100.0;
+        }
+        assert_eq!(total.blind_events((7, 100)), expected, "{counts:?}");
+    }
+
+    #[test]
+    fn each_phase_is_scaled_by_its_own_rate() {
+        let (own, other) = (Some(10), Some(30));
+        check(&[], &[], 0);
+        check(&[own, other], &[], 0);
+        check(&[own, None, other, None], &[], 40);
+        // A quarter of the blind slice is of the second phase.
+        check(&[own, None, other, None], &[(175.0, None)], 8 + 8 + 30);
+        // Both phases show blind time of 100 ns; the slice between is of both.
+        let mixed = [own, None, Some(25), None, other];
+        check(&mixed, &[(225.0, Some(2))], 10 + 30);
+        // Nothing shows the last phase, or the first: another one's rate serves.
+        check(&[own, None], &[(150.0, None)], 5 + 4);
+        check(&[None, own], &[(50.0, None)], 10);
+    }
+
+    #[test]
+    fn a_boundary_that_was_met_already_changes_nothing() {
+        let boundaries = [Boundary {
+            at: 150.0,
+            within: None,
+        }];
+        let mut total = Total::default();
+        let step = |slice: usize, count| Step {
+            slice,
+            start: 100.0 * slice as f64,
+            length_ns: 100,
+            count,
+        };
+        let mut walk = Walk::new(&boundaries, 0.0);
+        walk.step(&mut total, &step(0, Some(10)));
+        walk.step(&mut total, &step(1, None));
+        // The next look begins with the sample before it.
+        let mut walk = Walk::new(&boundaries, 0.0);
+        walk.step(&mut total, &step(2, None));
+        walk.step(&mut total, &step(3, Some(30)));
+        assert_eq!(total.blind_events((0, 0)), 5 + 15 + 30);
+    }
+}
