@@ -1,0 +1,19 @@
+//! Samples of guests in a file, and what can be told from them.
+//!
+//! `umpire record` writes a profile with [`ProfileWriter`]; `umpire report` and
+//! `umpire script` read it with [`ProfileReader`]. `docs/profiling.md` describes
+//! the file and the commands.
+
+mod reader;
+mod record;
+pub mod symbols;
+mod wire;
+mod writer;
+
+pub use reader::{Ending, ProfileError, ProfileReader};
+pub use record::{Header, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Totals};
+pub use wire::{LONGEST_HEADER, MAGIC, VERSION};
+pub use writer::ProfileWriter;
+
+#[cfg(test)]
+mod file_tests;

@@ -1,0 +1,1 @@
+//! What `umpire stat` prints.
