@@ -50,6 +50,8 @@ pub struct Filter {
     pub vcpus: Option<Numbers>,
     /// Those taken on these cores; none for all.
     pub cores: Option<Numbers>,
+    /// Those of this event, by its number; none for all.
+    pub event: Option<u16>,
 }
 
 impl Filter {
@@ -57,12 +59,13 @@ impl Filter {
     #[must_use]
     pub fn takes(&self, sample: &Sample) -> bool {
         let of = |list: &Option<Numbers>, number| list.as_ref().is_none_or(|all| all.has(number));
-        of(&self.vcpus, sample.vcpu) && of(&self.cores, sample.core)
+        let event = self.event.is_none_or(|event| event == sample.event);
+        event && of(&self.vcpus, sample.vcpu) && of(&self.cores, sample.core)
     }
 
-    /// It leaves nothing out.
+    /// It leaves vCPUs or cores out.
     #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.vcpus.is_none() && self.cores.is_none()
+    pub fn is_part(&self) -> bool {
+        self.vcpus.is_some() || self.cores.is_some()
     }
 }

@@ -4,9 +4,18 @@
 //! `umpire script` read it with [`ProfileReader`]. `docs/profiling.md` describes
 //! the file and the commands.
 
+pub mod facts;
+pub mod filter;
+pub mod firefox;
 mod reader;
 mod record;
+pub mod report;
+pub mod script;
+pub mod sink;
+pub mod spot;
+pub mod stacks;
 pub mod symbols;
+pub mod tally;
 mod wire;
 mod writer;
 

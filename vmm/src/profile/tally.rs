@@ -26,13 +26,7 @@ pub enum SortKey {
 
 impl SortKey {
     /// All of them, in the order of the help.
-    pub const ALL: [Self; 5] = [
-        Self::Symbol,
-        Self::Vcpu,
-        Self::Core,
-        Self::Ring,
-        Self::Cr3,
-    ];
+    pub const ALL: [Self; 5] = [Self::Symbol, Self::Vcpu, Self::Core, Self::Ring, Self::Cr3];
 
     /// Its name in `--sort`.
     #[must_use]
@@ -49,7 +43,9 @@ impl SortKey {
 
 /// A word that is no sort key.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("'{0}' cannot be sorted by; give symbol, vcpu, core, ring, cr3, or some of them with commas between")]
+#[error(
+    "'{0}' cannot be sorted by; give symbol, vcpu, core, ring, cr3, or some of them with commas between"
+)]
 pub struct SortKeyError(String);
 
 /// The keys of `--sort`, each once.
