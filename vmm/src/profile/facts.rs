@@ -39,6 +39,24 @@ impl Facts<'_> {
         warnings
     }
 
+    /// What was not sampled, in one line; none if nothing was lost.
+    #[must_use]
+    pub fn losses(&self) -> Option<String> {
+        let totals = self.totals;
+        let mut parts = Vec::new();
+        if totals.lost > 0 {
+            parts.push(format!("{} samples lost for want of room", totals.lost));
+        }
+        if totals.throttled > 0 {
+            parts.push(format!("{} overflows throttled", totals.throttled));
+        }
+        if totals.blind_ns > 0 {
+            let blind = scaled(totals.blind_ns, 1_000_000);
+            parts.push(format!("{blind:.3} ms without a counter"));
+        }
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
+
     /// What to do about addresses without a name, if there is something to do:
     /// of `kernel` samples outside of programs, `unknown` have none.
     #[must_use]

@@ -4,9 +4,11 @@
 //! `umpire script` read it with [`ProfileReader`]. `docs/profiling.md` describes
 //! the file and the commands.
 
+mod command;
 pub mod facts;
 pub mod filter;
 pub mod firefox;
+mod input;
 mod reader;
 mod record;
 pub mod report;
@@ -19,6 +21,7 @@ pub mod tally;
 mod wire;
 mod writer;
 
+pub use command::{report, run_report, run_script, script};
 pub use reader::{Ending, ProfileError, ProfileReader};
 pub use record::{Header, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Totals};
 pub use wire::{LONGEST_HEADER, MAGIC, VERSION};
