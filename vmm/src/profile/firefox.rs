@@ -104,8 +104,9 @@ impl<'a> Firefox<'a> {
             .entry(vm)
             .or_insert_with(|| profile.add_process(&name, vm, start));
         *self.threads.entry((vm, vcpu)).or_insert_with(|| {
-            let thread =
-                profile.add_thread(process, vcpu.unwrap_or(u32::MAX), start, vcpu == Some(0));
+            // The profiler shows a main thread under its process's name.
+            let main = false;
+            let thread = profile.add_thread(process, vcpu.unwrap_or(u32::MAX), start, main);
             let name = vcpu.map_or("all vCPUs".to_owned(), |vcpu| format!("vCPU {vcpu}"));
             profile.set_thread_name(thread, &name);
             thread

@@ -29,3 +29,5 @@ pub use writer::ProfileWriter;
 
 #[cfg(test)]
 mod file_tests;
+#[cfg(test)]
+mod testing;

@@ -66,6 +66,3 @@ impl Sink for Report<'_> {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests;
