@@ -2,7 +2,7 @@
 //! every count.
 //!
 //! Everything here is a function of rows and settings; who counted them does
-//! not matter. [`print`] has the three forms.
+//! not matter. [`mod@print`] has the three forms.
 
 mod csv;
 mod json;
