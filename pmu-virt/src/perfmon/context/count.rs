@@ -5,20 +5,11 @@ use crate::backend::Provenance;
 use crate::perfmon::description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 use crate::request::CountRequest;
 use perfmon_abi::consts::{
-    PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_EXCL_IDLE, PFM_SETFL_OVFL_SWITCH,
-    PFM_SETFL_TIME_SWITCH,
+    PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_OVFL_SWITCH, PFM_SETFL_TIME_SWITCH,
 };
 use std::num::NonZeroU64;
 
 impl EventSet {
-    /// Timeout and thresholds begin anew, as when the set becomes active.
-    pub(super) fn begin_anew(&mut self) {
-        self.timeout_left = self.timeout;
-        for pmd in self.pmds.values_mut() {
-            pmd.threshold_left = pmd.threshold;
-        }
-    }
-
     /// The bits that a PMD has: 64 for a counter, or the hardware's if its PMC
     /// says so (6.2.1).
     pub(super) fn mask(&self, pmd: &PmdDescription) -> u64 {
@@ -143,20 +134,11 @@ impl Context {
         if self.counting().is_none() {
             return;
         }
-        let system_wide = self.is_system_wide();
-        let Some(set) = self.sets.get_mut(&self.active) else {
-            return;
-        };
-        let taken = match set.flags & PFM_SETFL_TIME_SWITCH {
-            0 => ns,
-            _ => ns.min(set.timeout_left),
-        };
-        set.timeout_left = set.timeout_left.saturating_sub(taken);
-        if counted || !system_wide || set.flags & PFM_SETFL_EXCL_IDLE == 0 {
-            set.active_time = set.active_time.saturating_add(taken);
-        }
-        self.overdue = self.overdue.saturating_add(ns - taken);
-        self.overdue_counts = counted;
+        // Idle time is a core's; the flag means nothing to a vCPU's context.
+        let counts = counted || !self.is_system_wide();
+        let rest = self.spend(ns, counts);
+        self.overdue = self.overdue.saturating_add(rest);
+        self.overdue_counts = counts;
     }
 
     /// Nanoseconds until the time switch; `None` if none is going to come.

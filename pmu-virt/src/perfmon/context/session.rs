@@ -1,10 +1,11 @@
 //! From creation to the next load: state, and the commands that change it.
 
-use super::{Context, EventSet, Phase};
+use super::{Account, Context, EventSet, Phase};
 use crate::perfmon::bits::PmdBits;
 use crate::perfmon::description::{LogicalPmu, VirtualPmd};
 use crate::perfmon::format::Sampler;
 use crate::perfmon::moment::{MessageQueue, Quantities};
+use crate::perfmon::throttle::Throttle;
 use perfmon_abi::StartArg;
 use perfmon_abi::consts::{
     PFM_FL_NOTIFY_BLOCK, PFM_FL_OVFL_NO_MSG, PFM_FL_PREEMPTIBLE, PFM_FL_SYSTEM_WIDE,
@@ -60,6 +61,8 @@ impl Context {
             pending: PmdBits::EMPTY,
             overdue: 0,
             overdue_counts: false,
+            throttle: Throttle::default(),
+            account: Account::default(),
             kept: BTreeMap::new(),
         })
     }
@@ -146,7 +149,7 @@ impl Context {
         self.active = set;
         if let Some(set) = self.sets.get_mut(&set) {
             set.runs += 1;
-            set.begin_anew();
+            set.rearm();
         }
     }
 
