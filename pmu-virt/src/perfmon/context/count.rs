@@ -134,11 +134,9 @@ impl Context {
         if self.counting().is_none() {
             return;
         }
-        // Idle time is a core's; the flag means nothing to a vCPU's context.
-        let counts = counted || !self.is_system_wide();
-        let rest = self.spend(ns, counts);
-        self.overdue = self.overdue.saturating_add(rest);
-        self.overdue_counts = counts;
+        self.overdue_counts = counted || !self.is_system_wide();
+        let beyond = self.spend(ns, self.overdue_counts);
+        self.overdue = self.overdue.saturating_add(beyond);
     }
 
     /// Nanoseconds until the time switch; `None` if none is going to come.

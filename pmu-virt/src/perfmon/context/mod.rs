@@ -136,8 +136,8 @@ pub struct Context {
     /// and whether sets with PFM_SETFL_EXCL_IDLE count them.
     pub(super) overdue: u64,
     pub(super) overdue_counts: bool,
-    pub(super) throttle: Throttle,
-    pub(super) account: Account,
     /// Quantities of the VMM when the context was detached, by PMD.
     pub(super) kept: BTreeMap<u16, u64>,
+    pub(super) throttle: Throttle,
+    pub(super) account: Account,
 }

@@ -78,6 +78,7 @@ pub(super) fn context(flags: u32) -> Context {
         pending: PmdBits::EMPTY,
         overdue: 0,
         overdue_counts: true,
+        kept: BTreeMap::new(),
         throttle: Throttle::off(),
         account: super::Account::default(),
     }
