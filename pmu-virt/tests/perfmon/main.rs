@@ -2,6 +2,9 @@
 
 mod bench;
 mod counting;
+mod model;
+mod props;
 mod registers;
 mod session;
 mod sets;
+mod steps;
