@@ -84,7 +84,7 @@ impl Pair {
             }
             Step::Overflow => {
                 self.context.overflow(&MOMENT, &Known, &mut self.queue);
-                self.model.overflow();
+                self.model.overflow(&MOMENT);
             }
             Step::ReadMessages => {
                 self.queue.0.clear();
