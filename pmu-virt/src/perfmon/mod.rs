@@ -12,6 +12,7 @@ mod context;
 mod description;
 mod format;
 mod hosted;
+mod inspect;
 mod moment;
 mod throttle;
 
