@@ -64,6 +64,8 @@ impl Context {
             throttle: Throttle::default(),
             account: Account::default(),
             kept: BTreeMap::new(),
+            throttle: Throttle::off(),
+            account: Account::default(),
         })
     }
 
