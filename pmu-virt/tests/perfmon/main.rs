@@ -1,6 +1,8 @@
 //! A context's commands and state, without anything that counts.
 
 mod bench;
+mod cases;
+mod cells;
 mod counting;
 mod model;
 mod props;
@@ -8,3 +10,4 @@ mod registers;
 mod session;
 mod sets;
 mod steps;
+mod table;

@@ -2,14 +2,14 @@
 //! model: they agree on every answer, every error, and on all that can be seen
 //! in between.
 
-use super::bench::{Known, Messages, outcome, pmu};
+use super::bench::{Known, MOMENT, Messages, outcome, pmu};
 use super::model::{COUNTERS, Model, State};
 use super::steps::{Step, flags, steps};
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::Call;
 use perfmon_abi::{PmdArg, SetInfo};
-use pmu_virt::perfmon::{Context, Moment, Phase};
-use pmu_virt::{Provenance, Ring};
+use pmu_virt::Provenance;
+use pmu_virt::perfmon::{Context, Phase};
 use proptest::prelude::{ProptestConfig, proptest};
 use proptest::test_runner::FileFailurePersistence;
 use std::num::NonZeroU64;
@@ -19,16 +19,6 @@ struct Pair {
     queue: Messages,
     model: Model,
 }
-
-const MOMENT: Moment = Moment {
-    tsc: 1,
-    ip: 2,
-    ring: Ring::User,
-    cr3: 3,
-    vm: 4,
-    vcpu: 5,
-    core: 6,
-};
 
 fn code(provenance: Provenance) -> u32 {
     match provenance {
