@@ -1,5 +1,6 @@
 //! What can befall a context, bad input included.
 
+use super::play::Step;
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::Call;
 use perfmon_abi::{PmcArg, PmdArg, SetDesc, SetInfo, StartArg, Timespec};
@@ -7,20 +8,6 @@ use pmu_virt::Provenance;
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::sample::{select, subsequence};
-
-#[derive(Clone, Debug)]
-pub(crate) enum Step {
-    Call(Call),
-    Load(u16),
-    Unload,
-    /// Events at one of the counters that are to count.
-    Count(usize, u64, Provenance),
-    Lose(u16),
-    Pass(u64, bool),
-    Expire,
-    Overflow,
-    ReadMessages,
-}
 
 /// Any of these flags, none most of the time; and now and then bits that are
 /// none.
@@ -243,7 +230,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u16..4).prop_map(Step::Lose),
         4 => (ns, any::<bool>()).prop_map(|(ns, counted)| Step::Pass(ns, counted)),
         4 => Just(Step::Expire),
-        6 => Just(Step::Overflow),
+        6 => (0u64..10).prop_map(Step::Overflow),
         1 => Just(Step::ReadMessages),
     ]
 }

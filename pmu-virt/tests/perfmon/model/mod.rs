@@ -247,6 +247,11 @@ impl Model {
         (self.counts() && set.by_time).then_some(set.left)
     }
 
+    /// Times that any set became active.
+    pub(crate) fn runs(&self) -> u64 {
+        self.sets.values().map(|set| set.runs).sum()
+    }
+
     pub(crate) fn set_ids(&self) -> Vec<u16> {
         self.sets.keys().copied().collect()
     }
