@@ -6,6 +6,7 @@ mod cells;
 mod counting;
 mod model;
 mod props;
+mod reach;
 mod registers;
 mod session;
 mod sets;

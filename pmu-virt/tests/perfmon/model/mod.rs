@@ -24,7 +24,7 @@ pub(crate) enum State {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pmc {
+struct Pmc {
     value: u64,
     notify: bool,
     random: bool,
@@ -33,7 +33,7 @@ pub(crate) struct Pmc {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Pmd {
+struct Pmd {
     value: u64,
     long: u64,
     short: u64,
@@ -63,7 +63,7 @@ impl Default for Pmd {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Set {
+struct Set {
     by_overflow: bool,
     by_time: bool,
     excludes_idle: bool,
@@ -89,8 +89,8 @@ pub(crate) struct Model {
     pub(crate) active: u16,
     pub(crate) blocked: bool,
     pub(crate) generation: u16,
-    switch_later: bool,
-    pub(crate) sets: BTreeMap<u16, Set>,
+    pub(crate) switch_later: bool,
+    sets: BTreeMap<u16, Set>,
     /// Counters of the active set that have wrapped and were not dealt with.
     pub(crate) wrapped: BTreeSet<u16>,
     late: u64,
@@ -191,6 +191,11 @@ impl Model {
     pub(crate) fn switch_due(&self) -> Option<u64> {
         let set = &self.sets[&self.active];
         (self.counts() && set.by_time).then_some(set.left)
+    }
+
+    /// Times that any set became active.
+    pub(crate) fn runs(&self) -> u64 {
+        self.sets.values().map(|set| set.runs).sum()
     }
 
     pub(crate) fn set_ids(&self) -> Vec<u16> {
