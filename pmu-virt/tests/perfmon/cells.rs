@@ -140,13 +140,21 @@ pub(crate) const COMMANDS: &[Command] = &[
 /// What only a server, or the library before it, can show. `None`: success.
 pub(crate) struct ByServer {
     pub(crate) command: &'static str,
+    /// "any", "unloaded" or "attached".
+    pub(crate) states: &'static str,
     pub(crate) outcome: Option<Errno>,
     pub(crate) when: &'static str,
 }
 
-const fn by_server(command: &'static str, outcome: Option<Errno>, when: &'static str) -> ByServer {
+const fn by_server(
+    command: &'static str,
+    states: &'static str,
+    outcome: Option<Errno>,
+    when: &'static str,
+) -> ByServer {
     ByServer {
         command,
+        states,
         outcome,
         when,
     }
@@ -163,67 +171,89 @@ pub(crate) const NO_CONTEXT: &str =
 pub(crate) const BY_SERVER: &[ByServer] = &[
     by_server(
         "PFM_CREATE_CONTEXT",
+        "any",
         None,
         "the reply carries the descriptors",
     ),
     by_server(
         "PFM_CREATE_CONTEXT",
+        "any",
         Some(EINVAL),
         "no sampling format has the UUID",
     ),
     by_server(
         "PFM_CREATE_CONTEXT",
+        "any",
         Some(EINVAL),
         "the sampling format refuses its argument",
     ),
     by_server(
         "PFM_CREATE_CONTEXT",
+        "any",
         Some(ENOMEM),
         "the sampling buffers would exceed `cf_smpl_buf_size_max`",
     ),
     by_server(
         "PFM_CREATE_CONTEXT",
+        "any",
         Some(ENOMEM),
         "the VM has as many contexts as it may",
     ),
     by_server(
         "PFM_CREATE_CONTEXT",
+        "any",
         Some(EPERM),
         "the caller is not in `cf_thread_gid`, or for a core in `cf_sys_gid`",
     ),
     by_server(
         "PFM_LOAD_CONTEXT",
+        "unloaded",
         Some(ESRCH),
         "there is no such vCPU or core",
     ),
     by_server(
         "PFM_LOAD_CONTEXT",
+        "unloaded",
         Some(EBUSY),
         "the vCPU or core has a context already, or has ended",
     ),
     by_server(
         "PFM_LOAD_CONTEXT",
+        "unloaded",
         Some(EBUSY),
         "no counters are left for one of the event sets",
     ),
     by_server(
         "PFM_LOAD_CONTEXT",
+        "unloaded",
         Some(EINVAL),
         "no source of the host counts one of the events",
     ),
     by_server(
         "PFM_WRITE_PMCS",
+        "attached",
         Some(EINVAL),
-        "loaded: no source of the host counts the event",
+        "no source of the host counts the event",
     ),
-    by_server("PFM_SET_CONFIG", None, "the caller is root or runs the VMM"),
-    by_server("PFM_SET_CONFIG", Some(EPERM), "the caller is somebody else"),
     by_server(
         "PFM_SET_CONFIG",
+        "any",
+        None,
+        "the caller is root or runs the VMM",
+    ),
+    by_server(
+        "PFM_SET_CONFIG",
+        "any",
+        Some(EPERM),
+        "the caller is somebody else",
+    ),
+    by_server(
+        "PFM_SET_CONFIG",
+        "any",
         Some(EINVAL),
         "a limit is below a page, or `cf_flags` is not 0",
     ),
-    by_server("PFM_GET_CONFIG", None, "anybody asks"),
+    by_server("PFM_GET_CONFIG", "any", None, "anybody asks"),
 ];
 
 /// Errors of the specification that Umpire has no occasion to give, and why.

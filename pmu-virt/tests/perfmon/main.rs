@@ -7,6 +7,7 @@ mod counting;
 mod model;
 mod play;
 mod props;
+mod reach;
 mod registers;
 mod replay;
 mod session;

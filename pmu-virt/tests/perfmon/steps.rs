@@ -14,7 +14,7 @@ use proptest::sample::{select, subsequence};
 fn some_of(flags: &'static [u32], others: &'static [u32]) -> impl Strategy<Value = u32> {
     let sum = |flags: Vec<u32>| flags.into_iter().fold(0, |sum, flag| sum | flag);
     prop_oneof![
-        8 => subsequence(flags, 0..=flags.len()).prop_map(sum),
+        30 => subsequence(flags, 0..=flags.len()).prop_map(sum),
         1 => select(others),
     ]
 }
@@ -28,18 +28,18 @@ pub(crate) fn flags() -> impl Strategy<Value = u32> {
 
 /// Event sets: mostly ones that exist.
 fn set() -> impl Strategy<Value = u16> {
-    prop_oneof![12 => 0u16..4, 1 => Just(9), 1 => Just(u16::MAX)]
+    prop_oneof![40 => 0u16..4, 1 => Just(9), 1 => Just(u16::MAX)]
 }
 
 fn num() -> impl Strategy<Value = u16> {
-    prop_oneof![20 => 0u16..4, 1 => select(&[4u16, 13, 14, 15, 16, 32, 63, 64, 65, 76, 77, 78, 127, 128, 65535][..])]
+    prop_oneof![40 => 0u16..4, 1 => select(&[4u16, 13, 14, 15, 16, 32, 63, 64, 65, 76, 77, 78, 127, 128, 65535][..])]
 }
 
 fn bits() -> impl Strategy<Value = [u64; 2]> {
     prop_oneof![
-        6 => Just([0, 0]),
-        6 => (0u64..16).prop_map(|low| [low, 0]),
-        2 => (0u64..16, 0u64..1 << 14).prop_map(|(low, high)| [low, high]),
+        20 => Just([0, 0]),
+        20 => (0u64..16).prop_map(|low| [low, 0]),
+        6 => (0u64..16, 0u64..1 << 14).prop_map(|(low, high)| [low, high]),
         1 => any::<[u64; 2]>(),
     ]
 }
@@ -148,7 +148,7 @@ fn timeout() -> impl Strategy<Value = Timespec> {
         time(18_446_744_073, 709_500_000),
     ];
     prop_oneof![
-        12 => (1i64..2_000_000).prop_map(move |nsec| time(0, nsec)),
+        40 => (1i64..2_000_000).prop_map(move |nsec| time(0, nsec)),
         1 => select(odd.to_vec()),
     ]
 }
@@ -220,37 +220,66 @@ fn count() -> impl Strategy<Value = Step> {
     (0usize..4, events, how).prop_map(|(which, events, how)| Step::Count(which, events, how))
 }
 
-fn step() -> impl Strategy<Value = Step> {
+/// What happens at once, or one after the other.
+fn happening() -> impl Strategy<Value = Vec<Step>> {
     let ns = prop_oneof![4 => 0u64..500_000, 1 => 0u64..50_000_000];
-    prop_oneof![
+    let pass = (ns, any::<bool>()).prop_map(|(ns, counted)| Step::Pass(ns, counted));
+    let one = prop_oneof![
         10 => call().prop_map(Step::Call),
-        4 => set().prop_map(Step::Load),
+        2 => set().prop_map(Step::Load),
         1 => Just(Step::Unload),
-        8 => count(),
+        2 => count(),
         1 => (0u16..4).prop_map(Step::Lose),
-        4 => (ns, any::<bool>()).prop_map(|(ns, counted)| Step::Pass(ns, counted)),
-        4 => Just(Step::Expire),
-        6 => (0u64..10).prop_map(Step::Overflow),
+        1 => pass.clone(),
+        1 => Just(Step::Expire),
+        1 => Just(Step::Overflow(1)),
         1 => Just(Step::ReadMessages),
+    ];
+    let then = |steps: Vec<Step>, last: Step| [steps, vec![last]].concat();
+    prop_oneof![
+        6 => one.prop_map(|step| vec![step]),
+        6 => vec(count(), 1..5).prop_map(move |counts| then(counts, Step::Overflow(1))),
+        3 => pass.prop_map(move |pass| then(vec![pass], Step::Expire)),
+        2 => Just(vec![Step::Call(Call::Restart)]),
+        1 => (count(), set()).prop_map(|(count, set)| {
+            let start = Call::Start(Some(StartArg { set }));
+            vec![count, Step::Call(Call::Stop), Step::Call(start)]
+        }),
+        1 => Just(unread()),
     ]
 }
 
-/// A setup, so that something can happen, and then whatever comes.
+/// More notifications than a queue has room for.
+fn unread() -> Vec<Step> {
+    let wraps = Step::Count(0, u64::MAX, Provenance::Exact);
+    let once = [wraps, Step::Overflow(1), Step::Call(Call::Restart)];
+    once.iter().cloned().cycle().take(27).collect()
+}
+
+/// Sets, registers, load and start, so that something can happen; and then
+/// whatever comes.
 pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let sets = vec(desc(), 3).prop_map(|mut descs| {
+        for (desc, id) in descs.iter_mut().zip(1..) {
+            desc.id = id;
+        }
+        descs
+    });
     let setup = (
-        vec(desc(), 1..6),
-        vec(pmc(), 4..10),
-        vec(pmd(), 4..10),
+        sets,
+        vec(desc(), 0..2),
+        vec(pmc(), 4..12),
+        vec(pmd(), 4..12),
         set(),
-    )
-        .prop_map(|(descs, pmcs, pmds, set)| {
-            let mut steps = Vec::new();
-            steps.extend(descs.into_iter().map(|it| Call::CreateEvtsets(vec![it])));
-            steps.extend(pmcs.into_iter().map(|it| Call::WritePmcs(vec![it])));
-            steps.extend(pmds.into_iter().map(|it| Call::WritePmds(vec![it])));
-            let mut steps: Vec<Step> = steps.into_iter().map(Step::Call).collect();
-            steps.extend([Step::Load(set), Step::Call(Call::Start(None))]);
-            steps
-        });
-    (setup, vec(step(), 0..60)).prop_map(|(setup, rest)| [setup, rest].concat())
+    );
+    let setup = setup.prop_map(|(sets, changes, pmcs, pmds, set)| {
+        let descs = sets.into_iter().chain(changes);
+        let mut calls: Vec<Call> = descs.map(|it| Call::CreateEvtsets(vec![it])).collect();
+        calls.extend(pmcs.into_iter().map(|it| Call::WritePmcs(vec![it])));
+        calls.extend(pmds.into_iter().map(|it| Call::WritePmds(vec![it])));
+        let mut steps: Vec<Step> = calls.into_iter().map(Step::Call).collect();
+        steps.extend([Step::Load(set), Step::Call(Call::Start(None))]);
+        steps
+    });
+    (setup, vec(happening(), 0..50)).prop_map(|(setup, rest)| [setup, rest.concat()].concat())
 }

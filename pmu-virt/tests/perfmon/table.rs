@@ -2,7 +2,7 @@
 //! be empty, and the page is what the cases say.
 
 use super::cases::{ANY, Case, State, cases, in_state};
-use super::cells::{BY_SERVER, COMMANDS, Command, NEVER, NO_CONTEXT, NO_INTERFACE};
+use super::cells::{BY_SERVER, ByServer, COMMANDS, Command, NEVER, NO_CONTEXT, NO_INTERFACE};
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::Errno;
 use std::collections::BTreeSet;
@@ -52,7 +52,7 @@ fn shown(command: &Command) -> BTreeSet<&'static str> {
     shown
 }
 
-fn by_server(command: &Command) -> impl Iterator<Item = &'static super::cells::ByServer> {
+fn by_server(command: &Command) -> impl Iterator<Item = &'static ByServer> {
     BY_SERVER.iter().filter(|it| it.command == command.name)
 }
 
@@ -137,12 +137,19 @@ fn cell(command: &Command, state: State) -> String {
     let mut outcomes: BTreeSet<_> = here
         .map(|case| (case.outcome.is_err(), name(case.outcome)))
         .collect();
-    if !command.of_context {
-        outcomes.extend(by_server(command).map(|it| match it.outcome {
-            Some(errno) => (true, errno.name()),
-            None => (false, "ok"),
-        }));
-    }
+    let applies = |it: &&ByServer| match it.states {
+        "unloaded" => state == State::Unloaded,
+        "attached" => state != State::Unloaded,
+        _ => true,
+    };
+    outcomes.extend(
+        by_server(command)
+            .filter(applies)
+            .map(|it| match it.outcome {
+                Some(errno) => (true, errno.name()),
+                None => (false, "ok"),
+            }),
+    );
     let outcomes: Vec<_> = outcomes.into_iter().map(|it| it.1).collect();
     outcomes.join(", ")
 }
@@ -151,25 +158,35 @@ fn states(command: &Command, case: &Case) -> String {
     if !command.of_context || case.states.len() == STATES.len() {
         return "any".to_owned();
     }
+    if case.states.len() == STATES.len() - 1 && !case.states.contains(&State::Unloaded) {
+        return "attached".to_owned();
+    }
     let here = STATES.iter().filter(|it| case.states.contains(&it.0));
     here.map(|it| it.1).collect::<Vec<_>>().join(", ")
 }
 
 fn page() -> String {
     let mut page = String::from(include_str!("errors_head.md"));
+    let columns: Vec<_> = STATES.iter().map(|it| it.1).collect();
+    let _ = writeln!(page, "| command | {} | zombie |", columns.join(" | "));
+    let _ = writeln!(page, "|---|---|---|---|---|---|---|");
+    for command in COMMANDS.iter().filter(|command| command.of_context) {
+        let cells: Vec<String> = STATES.iter().map(|it| cell(command, it.0)).collect();
+        let zombie = Errno::EBADF.name();
+        let _ = writeln!(
+            page,
+            "| `{}` | {} | {zombie} |",
+            command.name,
+            cells.join(" | ")
+        );
+    }
     let _ = writeln!(
         page,
-        "| command | unloaded | loaded | started | masked | notified |"
+        "\n| command without a context | outcomes |\n|---|---|"
     );
-    let _ = writeln!(page, "|---|---|---|---|---|---|");
-    for command in COMMANDS {
-        let cells: Vec<String> = if command.of_context {
-            STATES.iter().map(|it| cell(command, it.0)).collect()
-        } else {
-            let cell = cell(command, State::Unloaded);
-            STATES.iter().map(|_| cell.clone()).collect()
-        };
-        let _ = writeln!(page, "| `{}` | {} |", command.name, cells.join(" | "));
+    for command in COMMANDS.iter().filter(|command| !command.of_context) {
+        let cell = cell(command, State::Unloaded);
+        let _ = writeln!(page, "| `{}` | {cell} |", command.name);
     }
     for command in COMMANDS {
         let _ = writeln!(page, "\n## {} ({})\n", command.name, command.section);
@@ -185,17 +202,18 @@ fn page() -> String {
                 case.when
             );
         }
-        let everywhere = [(Errno::ENOSYS, NO_INTERFACE, "library")];
-        let of_context = command
-            .of_context
-            .then_some((Errno::EBADF, NO_CONTEXT, "server"));
-        let server = by_server(command).map(|it| (it.outcome, it.when, "server"));
-        let rest = everywhere.into_iter().chain(of_context);
-        let rest = rest.map(|(errno, when, by)| (Some(errno), when, by));
-        for (outcome, when, by) in server.chain(rest) {
-            let outcome = outcome.map_or("ok", Errno::name);
-            let _ = writeln!(page, "| {outcome} | any | | {when} | {by} |");
+        for it in by_server(command) {
+            let outcome = it.outcome.map_or("ok", Errno::name);
+            let _ = writeln!(
+                page,
+                "| {outcome} | {} |  | {} | server |",
+                it.states, it.when
+            );
         }
+        if command.of_context {
+            let _ = writeln!(page, "| EBADF | any |  | {NO_CONTEXT} | server |");
+        }
+        let _ = writeln!(page, "| ENOSYS | any |  | {NO_INTERFACE} | library |");
         for (_, errno, why) in never(command) {
             let _ = writeln!(page, "\n{} is never given: {why}.", errno.name());
         }

@@ -61,8 +61,6 @@ impl Context {
             pending: PmdBits::EMPTY,
             overdue: 0,
             overdue_counts: false,
-            throttle: Throttle::default(),
-            account: Account::default(),
             kept: BTreeMap::new(),
             throttle: Throttle::off(),
             account: Account::default(),
@@ -151,7 +149,7 @@ impl Context {
         self.active = set;
         if let Some(set) = self.sets.get_mut(&set) {
             set.runs += 1;
-            set.rearm();
+            set.begin_anew();
         }
     }
 

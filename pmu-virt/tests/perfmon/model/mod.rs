@@ -28,7 +28,7 @@ pub(crate) enum State {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pmc {
+struct Pmc {
     value: u64,
     notify: bool,
     random: bool,
@@ -39,7 +39,7 @@ pub(crate) struct Pmc {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Pmd {
+struct Pmd {
     value: u64,
     long: u64,
     short: u64,
@@ -69,7 +69,7 @@ impl Default for Pmd {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Set {
+struct Set {
     by_overflow: bool,
     by_time: bool,
     excludes_idle: bool,
@@ -95,8 +95,8 @@ pub(crate) struct Model {
     pub(crate) active: u16,
     pub(crate) blocked: bool,
     pub(crate) generation: u16,
-    switch_later: bool,
-    pub(crate) sets: BTreeMap<u16, Set>,
+    pub(crate) switch_later: bool,
+    sets: BTreeMap<u16, Set>,
     /// Counters of the active set that have wrapped and were not dealt with.
     pub(crate) wrapped: BTreeSet<u16>,
     late: u64,
