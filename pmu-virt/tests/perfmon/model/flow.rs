@@ -124,7 +124,9 @@ impl Model {
             return;
         }
         if self.state != State::Loaded {
+            // They are reset by PFM_RESTART like those that masked.
             self.account.spurious += 1;
+            self.active().overflowed.extend(wrapped);
             return;
         }
         self.account.overflows += 1;

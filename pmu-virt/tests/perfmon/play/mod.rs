@@ -83,13 +83,27 @@ pub(crate) fn run(bytes: &[u8]) -> Seen {
     let setup = script.setup();
     let mut pair = Pair::new(&setup);
     let mut seen = Seen::default();
+    let mut told = Told(Vec::new());
     for step in script {
+        told.0.push(format!("{step:?}"));
         pair.play(&step);
         pair.compare();
         seen.look(&step, &pair.model);
     }
     pair.finish();
     seen
+}
+
+/// The last steps, for whoever has to find out why context and model differ.
+struct Told(Vec<String>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let last = self.0.len().saturating_sub(60);
+            eprintln!("the last steps:\n{}", self.0[last..].join("\n"));
+        }
+    }
 }
 
 fn code(provenance: Provenance) -> u32 {
@@ -224,6 +238,11 @@ impl Pair {
         let told = self.context.call(&mut call, &Known, &mut self.queue);
         let told = outcome(told);
         assert_eq!(told, self.model.call(&mut expected), "{call:?}");
+        if let (Call::ReadPmds(told), Call::ReadPmds(expected)) = (&call, &expected) {
+            for (told, expected) in told.iter().zip(expected) {
+                assert_eq!(told, expected);
+            }
+        }
         assert_eq!(call, expected);
     }
 
