@@ -11,16 +11,20 @@ use std::path::Path;
 
 /// What has to come about, else this tests less than it seems: bytes that are
 /// something, and bytes that are not.
-const KINDS: [&str; 9] = [
+const KINDS: [&str; 13] = [
     "answer",
     "call",
+    "compact sample",
     "document",
     "extension",
     "framed reply",
     "framed request",
+    "halves",
     "record",
     "reply",
     "request",
+    "ring",
+    "samples",
 ];
 
 #[test]

@@ -4,12 +4,14 @@
 //!
 //! The fuzz target `wire` in `pmu-virt/fuzz` is made of this module as well.
 
+use perfmon_abi::compact::{Cursor, MAX_SAMPLE, decode, encode};
+use perfmon_abi::parse::{Layout, Sample, default_buffer, double_half, double_header, oldest_full};
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use perfmon_abi::wire::{
     Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, Refusal, Reply, Request,
 };
 use perfmon_abi::{
-    Config, CtxArg, DefaultArg, DefaultEntry, DefaultHeader, LoadArg, Message, PmcArg, PmcInfo,
+    CompactArg, CompactBlock, CompactHeader, CompactLast, Config, CtxArg, DefaultArg, DefaultEntry, DefaultHeader, DoubleHeader, LoadArg, Message, PmcArg, PmcInfo,
     PmdArg, PmdInfo, Record, SetDesc, SetInfo, StartArg, Timespec,
 };
 use serde::Serialize;
@@ -21,7 +23,7 @@ pub(crate) fn run(bytes: &[u8]) -> (&'static str, bool) {
     let Some((&kind, rest)) = bytes.split_first() else {
         return ("nothing", false);
     };
-    match kind % 10 {
+    match kind % 16 {
         0 => ("request", request(rest)),
         1 => ("reply", reply(rest)),
         2 => ("framed request", request(&framed(Request::MAGIC, rest))),
@@ -30,7 +32,11 @@ pub(crate) fn run(bytes: &[u8]) -> (&'static str, bool) {
         6 => ("extension", extension(rest)),
         7 => ("answer", answer(rest)),
         8 => ("document", document(rest)),
-        _ => ("record", record(rest)),
+        9 => ("record", record(rest)),
+        10 => ("samples", samples(rest)),
+        11 => ("halves", halves(rest)),
+        12 | 13 => ("ring", ring(rest)),
+        _ => ("compact sample", compact_sample(rest)),
     }
 }
 
@@ -208,6 +214,108 @@ fn record(bytes: &[u8]) -> bool {
     !bytes.is_empty()
         && check!(
             CtxArg PmcArg PmdArg StartArg LoadArg SetDesc SetInfo PmcInfo PmdInfo Config Message
-            DefaultArg DefaultHeader DefaultEntry
+            DefaultArg DefaultHeader DefaultEntry DoubleHeader CompactArg CompactHeader
+            CompactBlock CompactLast
         )
+}
+
+/// What samples contain, from the first byte; and the others.
+fn layout(bytes: &[u8]) -> Option<(Layout, &[u8])> {
+    let (&shape, rest) = bytes.split_first()?;
+    let mut layout = Layout::default();
+    for pmd in 0..4 {
+        // All the same, or each its own; one is not known at all.
+        let own = if shape & 0x80 == 0 { 0 } else { 1 << pmd };
+        if pmd < 3 || shape & 0x40 == 0 {
+            layout.insert(0, pmd, [u64::from(shape & 0x3f) ^ own, 0]);
+        }
+    }
+    Some((layout, rest))
+}
+
+/// No more samples and values than bytes: each takes some, values 8.
+fn are_bounded(samples: &[Sample], bytes: usize) {
+    let values: usize = samples.iter().map(|sample| sample.values.len()).sum();
+    assert!(samples.len() * 8 <= bytes && values * 8 <= bytes);
+}
+
+fn samples(bytes: &[u8]) -> bool {
+    let Some((layout, bytes)) = layout(bytes) else {
+        return false;
+    };
+    let samples = default_buffer(bytes, &layout);
+    samples.is_ok_and(|samples| {
+        are_bounded(&samples, bytes.len());
+        true
+    })
+}
+
+fn halves(bytes: &[u8]) -> bool {
+    let Some((layout, bytes)) = layout(bytes) else {
+        return false;
+    };
+    let Ok(header) = double_header(bytes) else {
+        assert!((0..2).all(|half| double_half(bytes, half, &layout).is_err()));
+        return false;
+    };
+    assert!(oldest_full(&header).is_none_or(|half| half < 2));
+    assert!(double_half(bytes, 2, &layout).is_err());
+    let half = |half| {
+        double_half(bytes, half, &layout).is_ok_and(|samples| {
+            are_bounded(&samples, bytes.len());
+            true
+        })
+    };
+    half(0) | half(1)
+}
+
+/// A ring that is read twice, and that changes between: the first half of the
+/// bytes, then the second one, in between whatever the two make together.
+fn ring(bytes: &[u8]) -> bool {
+    let mut cursor = Cursor::default();
+    let (first, second) = bytes.split_at(bytes.len() / 2);
+    let mut torn = [first, &second[..second.len() / 2]].concat();
+    torn.truncate(first.len());
+    let mut any = false;
+    for ring in [bytes, first, &torn, second, bytes] {
+        let copied = std::cell::Cell::new(0usize);
+        let batch = cursor.follow(&mut |at, to| {
+            copied.set(copied.get() + 1);
+            let from = at.checked_add(to.len()).and_then(|end| ring.get(at..end));
+            from.inspect(|from| to.copy_from_slice(from)).is_some()
+        });
+        // Each block takes bytes of its own, so there are not many to look at.
+        assert!(copied.get() <= 4 * ring.len() + 16);
+        if let Ok(batch) = batch {
+            let values: usize = batch.samples.iter().map(|it| it.values.len()).sum();
+            assert!(batch.samples.len() * 3 <= ring.len() && values <= ring.len());
+            any |= !batch.samples.is_empty();
+        }
+    }
+    any
+}
+
+/// Bytes as one sample after another; each, encoded again, decodes to the same.
+fn compact_sample(mut bytes: &[u8]) -> bool {
+    let (mut last, mut of_pmds) = (CompactLast::default(), [0u64; 128]);
+    let mut any = false;
+    while !bytes.is_empty() {
+        let (before, values_before) = (last, of_pmds);
+        let Ok(sample) = decode(&mut bytes, &mut last, &mut of_pmds[..]) else {
+            return any;
+        };
+        any = true;
+        let values: Vec<u64> = sample.values.iter().map(|&(_, value)| value).collect();
+        let mut room = [0; MAX_SAMPLE];
+        let (mut from, mut from_values) = (before, values_before);
+        let len = encode(&last, &values, &mut from, &mut from_values[..], &mut room);
+        assert!(len <= MAX_SAMPLE);
+        assert_eq!((from, from_values), (last, of_pmds));
+        let (mut again, mut again_values) = (before, values_before);
+        let mut encoded = &room[..len];
+        let decoded = decode(&mut encoded, &mut again, &mut again_values[..]);
+        assert_eq!(decoded.as_ref(), Ok(&sample));
+        assert!(encoded.is_empty());
+    }
+    any
 }
