@@ -189,7 +189,7 @@ proptest! {
     /// The writer goes on between any two copies of the reader.
     #[test]
     fn a_writer_beside_the_reader_spoils_nothing(
-        bursts in prop::collection::vec(0usize..150, 1..80), looks in 1usize..20
+        bursts in prop::collection::vec(0usize..600, 1..40), looks in 1usize..8
     ) {
         let mut bench = bench(1136 + 3 * 1416, 1416);
         let mut bursts = bursts.into_iter().cycle();
