@@ -5,6 +5,7 @@ mod cases;
 mod cells;
 mod counting;
 mod model;
+mod page;
 mod play;
 mod props;
 mod reach;

@@ -189,10 +189,9 @@ impl Model {
         if set.is_some_and(|set| !self.sets.contains_key(&set)) {
             return Err(Errno::EINVAL);
         }
-        if !self.counts() {
-            if let Some(set) = set.filter(|&set| set != self.active) {
-                self.choose(set);
-            }
+        let other = set.filter(|&set| set != self.active);
+        if let Some(set) = other.filter(|_| !self.counts()) {
+            self.choose(set);
         }
         self.started = true;
         Ok(())

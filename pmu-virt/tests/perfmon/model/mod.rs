@@ -171,7 +171,7 @@ impl Pmc {
     /// nothing (APM vol. 2, 13.2.1).
     fn counts(&self) -> bool {
         let bit = |n: u32| self.value >> n & 1 == 1;
-        bit(22) && (bit(16) || bit(17)) && !(bit(40) && !bit(41))
+        bit(22) && (bit(16) || bit(17)) && (bit(41) || !bit(40))
     }
 }
 
