@@ -58,7 +58,7 @@ impl EventSet {
             Period::Short => pmd.short_reset,
             Period::Long => pmd.long_reset,
         };
-        let loaded = if flags & PFM_REGFL_RANDOM == 0 {
+        pmd.last_reset = if flags & PFM_REGFL_RANDOM == 0 {
             base
         } else {
             let (value, state) = carta::vary(base, pmd.random_mask, pmd.random);
@@ -66,11 +66,10 @@ impl EventSet {
             value
         };
         pmd.value = if flags & PFM_REGFL_NO_64BIT_EMUL == 0 {
-            loaded
+            pmd.last_reset
         } else {
-            loaded & low_bits(width)
+            pmd.last_reset & low_bits(width)
         };
-        pmd.last_reset = pmd.value;
         pmd.how = How::NotCounted;
     }
 }
