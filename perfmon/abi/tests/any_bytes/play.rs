@@ -11,8 +11,9 @@ use perfmon_abi::wire::{
     Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, Refusal, Reply, Request,
 };
 use perfmon_abi::{
-    CompactArg, CompactBlock, CompactHeader, CompactLast, Config, CtxArg, DefaultArg, DefaultEntry, DefaultHeader, DoubleHeader, LoadArg, Message, PmcArg, PmcInfo,
-    PmdArg, PmdInfo, Record, SetDesc, SetInfo, StartArg, Timespec,
+    CompactArg, CompactBlock, CompactHeader, CompactLast, Config, CtxArg, DefaultArg, DefaultEntry,
+    DefaultHeader, DoubleHeader, LoadArg, Message, PmcArg, PmcInfo, PmdArg, PmdInfo, Record,
+    SetDesc, SetInfo, StartArg, Timespec,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;

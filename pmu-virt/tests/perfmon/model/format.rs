@@ -307,7 +307,13 @@ impl Compact {
             };
             number(folded)
         };
-        let place = |at: &Moment| [at.vm.cast_unsigned(), at.vcpu.cast_unsigned(), at.core.into()];
+        let place = |at: &Moment| {
+            [
+                at.vm.cast_unsigned(),
+                at.vcpu.cast_unsigned(),
+                at.core.into(),
+            ]
+        };
         let (old, at) = match &self.before {
             Some((asked, moment)) => (asked, (moment.tsc, moment.ip, place(moment))),
             None => (&nothing, (0, 0, [0; 3])),

@@ -135,7 +135,9 @@ impl Limit {
     }
 
     fn exceeded(&mut self, tsc: u64) -> bool {
-        let inside = self.begin.is_some_and(|begin| (begin..begin + self.window).contains(&tsc));
+        let inside = self
+            .begin
+            .is_some_and(|begin| (begin..begin + self.window).contains(&tsc));
         if !inside {
             (self.begin, self.seen) = (Some(tsc), 0);
         }
@@ -232,9 +234,8 @@ impl Model {
                 continue;
             }
             let pmd = set.pmds.get(&n).cloned().unwrap_or_default();
-            let matters = self.format.is_some()
-                || pmc.notify
-                || (set.by_overflow && pmd.threshold != 0);
+            let matters =
+                self.format.is_some() || pmc.notify || (set.by_overflow && pmd.threshold != 0);
             let distance = u128::from(set.top(n)) + 1 - u128::from(pmd.value);
             let distance = u64::try_from(distance).unwrap_or(u64::MAX);
             wanted.push((n, matters.then_some(distance)));

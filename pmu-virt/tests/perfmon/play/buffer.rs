@@ -117,7 +117,11 @@ fn parts(sampling: &Sampling) -> Parts {
         &Sampling::Double(flags, extra) => {
             let size = Double::HEADER + 2 * MOST + extra;
             let format = Format::double(flags, size);
-            (Some(Arc::new(DoubleFormat)), sized(flags, size), Some(format))
+            (
+                Some(Arc::new(DoubleFormat)),
+                sized(flags, size),
+                Some(format),
+            )
         }
         &Sampling::Compact(extra, blocks) => {
             let block = (24 + MAX_SAMPLE + extra).next_multiple_of(8);
@@ -165,7 +169,9 @@ fn same_halves(buffer: &[u8], model: &Double) {
 fn follow(reader: &mut Cursor, notes: &Notes) -> (Vec<Sample>, u64) {
     let batch = reader
         .follow(&mut |at, to| {
-            let from = at.checked_add(to.len()).and_then(|end| notes.buffer.get(at..end));
+            let from = at
+                .checked_add(to.len())
+                .and_then(|end| notes.buffer.get(at..end));
             from.inspect(|from| to.copy_from_slice(from)).is_some()
         })
         .expect("a sound ring");

@@ -100,7 +100,7 @@ struct Told(Vec<String>);
 impl Drop for Told {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let last = self.0.len().saturating_sub(60);
+            let last = self.0.len().saturating_sub(20);
             eprintln!("the last steps:\n{}", self.0[last..].join("\n"));
         }
     }

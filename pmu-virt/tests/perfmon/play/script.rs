@@ -52,12 +52,7 @@ impl<'a> Script<'a> {
         };
         let limit = self.byte();
         let size = usize::from(self.byte());
-        let headers = [
-            0,
-            0,
-            pfm::PFM_DFL_SMPL_NO_HDR,
-            pfm::PFM_DFL_SMPL_IIP_HDR,
-        ];
+        let headers = [0, 0, pfm::PFM_DFL_SMPL_NO_HDR, pfm::PFM_DFL_SMPL_IIP_HDR];
         let header = headers[usize::from(limit & 3)];
         let sampling = match kind >> 5 {
             0 | 1 => Sampling::None,
