@@ -191,7 +191,7 @@ fn document(bytes: &[u8]) -> bool {
 fn record(bytes: &[u8]) -> bool {
     fn survives<T: Record + PartialEq + Debug>(bytes: &[u8]) -> bool {
         let Ok(vector) = T::vector_from_bytes(bytes) else {
-            assert!(bytes.len() % T::SIZE != 0);
+            assert!(!bytes.len().is_multiple_of(T::SIZE));
             return false;
         };
         assert_eq!(vector.len() * T::SIZE, bytes.len());

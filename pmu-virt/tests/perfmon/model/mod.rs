@@ -5,7 +5,9 @@
 mod commands;
 mod flow;
 pub(crate) mod format;
+mod notice;
 pub(crate) mod puppet;
+mod ring;
 
 use format::{Asked, Format};
 use perfmon_abi::Message;
