@@ -52,15 +52,14 @@ impl EventSet {
             Period::Short => pmd.short_reset,
             Period::Long => pmd.long_reset,
         };
-        let loaded = if flags & PFM_REGFL_RANDOM == 0 {
+        pmd.last_reset = if flags & PFM_REGFL_RANDOM == 0 {
             base
         } else {
             let (value, state) = carta::vary(base, pmd.random_mask, pmd.random);
             pmd.random = state;
             value
         };
-        pmd.value = loaded & mask;
-        pmd.last_reset = pmd.value;
+        pmd.value = pmd.last_reset & mask;
         pmd.how = How::NotCounted;
     }
 }

@@ -125,7 +125,7 @@ impl Model {
             value,
             long: arg.long_reset,
             short: arg.short_reset,
-            last: value,
+            last: arg.value,
             threshold: arg.ovflsw_thres,
             left: arg.ovflsw_thres,
             mask: arg.random_mask,
