@@ -6,8 +6,8 @@ use pmu_virt::perfmon::{
 use pmu_virt::{Constraint, OwnerId, SlotIndex, SlotSet};
 use proptest::collection::vec;
 use proptest::option;
-use proptest::prelude::{ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof};
 use proptest::prelude::{Just, proptest};
+use proptest::prelude::{ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof};
 use proptest::sample::select;
 
 const SHARES: HostPolicy = HostPolicy::Shares { host: None };
@@ -122,14 +122,30 @@ fn contexts_among_themselves() {
         // anyway.
         (vec![soft(of_core(1, 4))], of_vcpu(2, 0, 3), firm(&[1])),
         (vec![spares(of_core(1, 4))], of_vcpu(2, 0, 3), firm(&[])),
-        (vec![spares(of_core(1, 4))], spares(of_vcpu(2, 0, 7)), Err(())),
+        (
+            vec![spares(of_core(1, 4))],
+            spares(of_vcpu(2, 0, 7)),
+            Err(()),
+        ),
         // Of two vCPUs only one counts at a time.
         (vec![of_vcpu(1, 0, 6)], of_vcpu(2, 1, 6), firm(&[])),
-        (vec![of_vcpu(1, 0, 2), of_vcpu(2, 1, 3)], of_core(3, 3), firm(&[])),
-        (vec![of_vcpu(1, 0, 2), of_vcpu(2, 1, 4)], of_core(3, 3), Err(())),
+        (
+            vec![of_vcpu(1, 0, 2), of_vcpu(2, 1, 3)],
+            of_core(3, 3),
+            firm(&[]),
+        ),
+        (
+            vec![of_vcpu(1, 0, 2), of_vcpu(2, 1, 4)],
+            of_core(3, 3),
+            Err(()),
+        ),
         // The oldest go first, and no more than have to.
         (
-            vec![soft(of_vcpu(1, 0, 5)), soft(of_vcpu(2, 1, 3)), soft(of_vcpu(3, 2, 6))],
+            vec![
+                soft(of_vcpu(1, 0, 5)),
+                soft(of_vcpu(2, 1, 3)),
+                soft(of_vcpu(3, 2, 6)),
+            ],
             of_core(4, 3),
             firm(&[1, 2, 3]),
         ),
@@ -172,9 +188,8 @@ const SLOTS: u8 = 4;
 
 fn constraint() -> impl Strategy<Value = Constraint> {
     let slots = vec(0..SLOTS, 1..4);
-    let single = slots.prop_map(|slots| {
-        Constraint::slots(slots.into_iter().map(SlotIndex).collect())
-    });
+    let single =
+        slots.prop_map(|slots| Constraint::slots(slots.into_iter().map(SlotIndex).collect()));
     let pair = Just(Constraint {
         paired: true,
         ..Constraint::any(usize::from(SLOTS))
@@ -210,9 +225,9 @@ fn fits(wanted: &[Constraint], free: SlotSet) -> bool {
     let Some((first, rest)) = wanted.split_first() else {
         return true;
     };
-    (0..SLOTS).map(SlotIndex).any(|slot| {
-        first.allows(slot, free) && fits(rest, free.difference(first.taken_at(slot)))
-    })
+    (0..SLOTS)
+        .map(SlotIndex)
+        .any(|slot| first.allows(slot, free) && fits(rest, free.difference(first.taken_at(slot))))
 }
 
 fn guaranteed(policy: HostPolicy, kind: &Constraint, counters: usize) -> usize {

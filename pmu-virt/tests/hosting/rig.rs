@@ -76,7 +76,11 @@ pub(crate) fn context(flags: u32, sets: &[Vec<(usize, u64)>], timeout: u64) -> C
         let id = number.next().unwrap_or(0);
         let description = SetDesc {
             id,
-            flags: if sets.len() > 1 { pfm::PFM_SETFL_TIME_SWITCH } else { 0 },
+            flags: if sets.len() > 1 {
+                pfm::PFM_SETFL_TIME_SWITCH
+            } else {
+                0
+            },
             timeout: Timespec::from_ns(timeout),
             ..SetDesc::default()
         };
@@ -203,7 +207,12 @@ impl Rig {
     }
 
     /// Loads a context; a vCPU is brought to its core for that.
-    pub(crate) fn load(&mut self, spot: Spot, context: Context, mail: &Mail) -> Result<ContextId, Refusal> {
+    pub(crate) fn load(
+        &mut self,
+        spot: Spot,
+        context: Context,
+        mail: &Mail,
+    ) -> Result<ContextId, Refusal> {
         self.made += 1;
         let id = ContextId(self.made);
         let hosted = Hosted::new(id, Box::new(context), Box::new(mail.clone()));

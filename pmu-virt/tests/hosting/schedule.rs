@@ -27,13 +27,21 @@ enum Step {
         writes: Vec<(u32, u64)>,
     },
     /// Nobody runs on a core.
-    Idle { core: usize, ticks: u64 },
-    Load { spot: Spot, sets: Vec<Vec<usize>> },
+    Idle {
+        core: usize,
+        ticks: u64,
+    },
+    Load {
+        spot: Spot,
+        sets: Vec<Vec<usize>>,
+    },
     Unload(Spot),
     Start(Spot),
     Stop(Spot),
     Read(Spot),
-    Park { core: usize },
+    Park {
+        core: usize,
+    },
 }
 
 fn spot() -> impl Strategy<Value = Spot> {
@@ -101,8 +109,10 @@ impl Expected {
     }
 
     fn start(&mut self) {
+        if !self.started && self.active != 0 {
+            (self.active, self.left) = (0, TIMEOUT);
+        }
         self.started = true;
-        (self.active, self.left) = (0, TIMEOUT);
     }
 
     fn count(&mut self, events: &[u64]) {
@@ -166,7 +176,14 @@ impl World {
 
     fn carry_out(&mut self, step: &Step) -> Result<(), TestCaseError> {
         match step {
-            Step::Run { vcpu, core, ring, ticks, halted, writes } => {
+            Step::Run {
+                vcpu,
+                core,
+                ring,
+                ticks,
+                halted,
+                writes,
+            } => {
                 let left = Progress::Left {
                     tsc: self.rig.tsc + ticks,
                     halted: *halted,
@@ -186,12 +203,13 @@ impl World {
             Step::Unload(spot) => {
                 let context = self.rig.unload(*spot);
                 prop_assert_eq!(context.is_some(), self.expected(*spot).is_some());
-                if let (Some(mut context), Some(expected)) = (context, self.expected(*spot).take()) {
+                if let (Some(mut context), Some(expected)) = (context, self.expected(*spot).take())
+                {
                     check_unloaded(&mut context, &expected)?;
                 }
             }
             Step::Start(spot) => {
-                // Set 0 is active from the start on, whatever was before.
+                // From set 0 on, unless it goes on already.
                 let again = Call::Start(Some(perfmon_abi::StartArg { set: 0 }));
                 let started = self.rig.outcome(*spot, again);
                 prop_assert_eq!(started.is_ok(), self.expected(*spot).is_some());
@@ -212,7 +230,13 @@ impl World {
         Ok(())
     }
 
-    fn run(&mut self, vcpu: usize, core: usize, left: Progress, ran: u64) -> Result<(), TestCaseError> {
+    fn run(
+        &mut self,
+        vcpu: usize,
+        core: usize,
+        left: Progress,
+        ran: u64,
+    ) -> Result<(), TestCaseError> {
         let entered = self.rig.tsc;
         self.rig.run(vcpu, core, left);
         let events = self.truths[vcpu].run(entered, &left);
@@ -284,7 +308,14 @@ impl World {
         };
         for (set, counts) in (0..).zip(&expected.counts) {
             for (n, count) in counts.iter().enumerate() {
-                prop_assert_eq!(self.rig.read(spot, set, n).0, *count, "{:?} {} {}", spot, set, n);
+                prop_assert_eq!(
+                    self.rig.read(spot, set, n).0,
+                    *count,
+                    "{:?} {} {}",
+                    spot,
+                    set,
+                    n
+                );
             }
         }
         *self.expected(spot) = Some(expected);

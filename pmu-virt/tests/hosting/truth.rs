@@ -59,7 +59,9 @@ impl Truth {
         let mut backend = SimBackend::of(clocks);
         backend.attach(OwnerId(vcpu));
         for event in 0..EVENTS.len() {
-            backend.program(slot(event), &request(event)).expect("it counts");
+            backend
+                .program(slot(event), &request(event))
+                .expect("it counts");
             backend.start(slot(event));
         }
         Truth { backend }
