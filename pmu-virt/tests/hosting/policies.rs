@@ -1,14 +1,12 @@
 //! Guests and host contexts on the same few counters, step by step.
 
-use crate::rig::{KERNEL, Mail, Nothing, Rig, Spot, context};
+use crate::rig::{Mail, Nothing, Rig, Spot, context};
 use crate::truth::{EVENTS, clocks};
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmdArg};
 use pmu_virt::perfmon::{Context, HostAudit, HostEvent, HostPolicy, HostRecord, Moment};
-use pmu_virt::{
-    CorePmu, CounterBackend, Holder, MsrIndex, OwnerId, Progress, ReadOutcome, Ring, SimBackend,
-};
+use pmu_virt::{CorePmu, CounterBackend, Holder, OwnerId, Progress, Ring, SimBackend, accounting};
 use std::sync::{Arc, Mutex};
 
 const CYCLES: u64 = EVENTS[0];
@@ -109,13 +107,15 @@ fn host_first_takes_and_gives_back() {
     run(&mut rig, 0, MS);
     let expected = [["counted"; 2].as_slice(), &[BUSY; 4]].concat();
     assert_eq!(reasons(&mut rig, 0), expected);
-    // The page tells the guest: state unavailable, reason 7.
-    let pmu = &mut rig.vcpus[0];
-    let first = pmu_virt::accounting::FIRST;
-    assert!(matches!(
-        pmu.rdmsr(MsrIndex(first), KERNEL),
-        ReadOutcome::Value(_)
-    ));
+    // The page tells the guest: unavailable, and why.
+    let reason = |rig: &mut Rig, n| {
+        rig.value(0, accounting::MSR_BASE);
+        let status = accounting::PAGE.iter().find(|row| row.name == "STATUS");
+        let status = status.expect("a status word");
+        let msr = accounting::MSR_BASE + status.offset + n * status.stride;
+        rig.value(0, msr) >> 8 & 0xff
+    };
+    assert_eq!([0, 1, 2, 5].map(|n| reason(&mut rig, n)), [0, 0, 7, 7]);
     // What it frees is the guest's at once.
     assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Stop), Ok(()));
     assert_eq!(reasons(&mut rig, 0), ["counted"; 6]);
