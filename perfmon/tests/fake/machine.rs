@@ -1,0 +1,325 @@
+//! What the contexts of the control socket without a VM do.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use perfmon_abi::consts as pfm;
+use perfmon_abi::wire::info::uuid_text;
+use perfmon_abi::wire::{Call, Errno, Refusal};
+use perfmon_abi::{
+    CtxArg, DefaultArg, DefaultEntry, DefaultHeader, Message, PmcArg, PmdArg, Record, SetDesc,
+    Timespec,
+};
+use rustix::event::{PollFd, PollFlags, Timespec as Time, poll};
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+use serde_json::{Value, json};
+
+/// Samples that the default format takes before its buffer is full.
+const SAMPLES: usize = 3;
+/// Counters.
+const COUNTERS: u16 = 4;
+
+#[derive(Debug)]
+pub struct Context {
+    pub flags: u32,
+    pub inode: u64,
+    pub generation: u16,
+    pub loaded: Option<i32>,
+    pub started: bool,
+    pub masked: bool,
+    end: OwnedFd,
+    buffer: Option<(OwnedFd, u64)>,
+    pmcs: BTreeMap<(u16, u16), PmcArg>,
+    pmds: BTreeMap<(u16, u16), PmdArg>,
+    sets: BTreeMap<u16, (SetDesc, u64)>,
+    filled: u64,
+}
+
+fn refuse<T>(errno: Errno, reason: &'static str) -> Result<T, Refusal> {
+    Err(Refusal::new(errno, reason))
+}
+
+impl Context {
+    pub fn create(wanted: &mut CtxArg, argument: &[u8]) -> Result<(Self, Vec<OwnedFd>), Refusal> {
+        let buffer = match wanted.format {
+            none if none == [0; 16] => None,
+            pfm::DEFAULT_FORMAT => {
+                let Ok(argument) = DefaultArg::from_bytes(argument) else {
+                    return refuse(Errno::EINVAL, "the format's argument is missing");
+                };
+                let file = memfd_create("buffer", MemfdFlags::CLOEXEC).expect("a file");
+                ftruncate(&file, argument.buf_size).expect("a size");
+                Some((file, argument.buf_size))
+            }
+            _ => return refuse(Errno::EINVAL, "there is no such sampling format"),
+        };
+        let pair = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let (end, other) = pair.expect("a pair of sockets");
+        let mut context = Context {
+            flags: wanted.flags,
+            inode: fstat(&other).expect("a status").st_ino,
+            generation: 0,
+            loaded: None,
+            started: false,
+            masked: false,
+            end,
+            buffer,
+            pmcs: BTreeMap::new(),
+            pmds: BTreeMap::new(),
+            sets: BTreeMap::from([(0, (SetDesc::default(), 0))]),
+            filled: 0,
+        };
+        wanted.fd = -1;
+        wanted.buffer_size = context.buffer_size();
+        context.write_buffer(0);
+        let mut descriptors = vec![other];
+        descriptors.extend(context.buffer());
+        Ok((context, descriptors))
+    }
+
+    pub fn buffer_size(&self) -> u64 {
+        self.buffer.as_ref().map_or(0, |(_, size)| *size)
+    }
+
+    pub fn buffer(&self) -> Option<OwnedFd> {
+        let (file, _) = self.buffer.as_ref()?;
+        Some(rustix::io::fcntl_dupfd_cloexec(file, 3).expect("a descriptor"))
+    }
+
+    /// Whether nobody has the context's descriptor any more.
+    pub fn is_closed(&self) -> bool {
+        let mut polled = [PollFd::new(&self.end, PollFlags::RDHUP)];
+        poll(&mut polled, Some(&Time::default())).expect("polled");
+        polled[0]
+            .revents()
+            .intersects(PollFlags::HUP | PollFlags::RDHUP)
+    }
+
+    pub fn send_bytes(&self, bytes: &[u8]) {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        send(&self.end, bytes, flags).expect("room for a message");
+    }
+
+    pub fn send(&self, kind: u32, generation: u16, pmds: u64) {
+        let message = Message {
+            kind,
+            active_set: 0,
+            generation,
+            ovfl_pmds: [pmds, 0],
+        };
+        self.send_bytes(&message.to_bytes());
+    }
+
+    fn write_buffer(&mut self, count: usize) {
+        let Some((file, size)) = &self.buffer else {
+            return;
+        };
+        let step = DefaultEntry::SIZE;
+        let header = DefaultHeader {
+            count: count as u64,
+            cur_offs: (DefaultHeader::SIZE + count * step) as u64,
+            overflows: self.filled,
+            buf_size: *size,
+            version: pfm::PFM_DFL_SMPL_VERSION,
+            flags: 0,
+        };
+        rustix::io::pwrite(file, &header.to_bytes(), 0).expect("written");
+        for index in 0..count {
+            let entry = DefaultEntry {
+                pid: 1,
+                ip: 0x1000 + index as u64,
+                tstamp: index as u64,
+                last_reset_val: u64::MAX - 999,
+                ..DefaultEntry::default()
+            };
+            let at = (DefaultHeader::SIZE + index * step) as u64;
+            rustix::io::pwrite(file, &entry.to_bytes(), at).expect("written");
+        }
+    }
+
+    /// The overflow at a start or restart.
+    fn overflow(&mut self) {
+        let notify = self
+            .pmcs
+            .values()
+            .filter(|pmc| pmc.flags & pfm::PFM_REGFL_OVFL_NOTIFY != 0);
+        let pmds = notify.fold(0, |bits, pmc| bits | 1 << pmc.num);
+        let switch = pfm::PFM_SETFL_OVFL_SWITCH | pfm::PFM_SETFL_TIME_SWITCH;
+        if self.sets.values().any(|(set, _)| set.flags & switch != 0) {
+            self.sets.values_mut().for_each(|(_, runs)| *runs += 2);
+        }
+        if pmds == 0 {
+            return;
+        }
+        if self.buffer.is_some() {
+            self.filled += 1;
+            self.write_buffer(SAMPLES);
+        }
+        self.masked = true;
+        if self.flags & pfm::PFM_FL_OVFL_NO_MSG != 0 {
+            self.send_bytes(&[]);
+        } else {
+            self.send(pfm::PFM_MSG_OVFL, self.generation, pmds);
+        }
+    }
+
+    fn unload(&mut self) {
+        (self.loaded, self.started, self.masked) = (None, false, false);
+    }
+
+    pub fn command(&mut self, call: &mut Call) -> Result<(), Refusal> {
+        match call {
+            Call::WritePmcs(pmcs) => {
+                for pmc in pmcs {
+                    self.check(pmc.num, pmc.set, &mut pmc.flags)?;
+                    self.pmcs.insert((pmc.set, pmc.num), *pmc);
+                }
+            }
+            Call::WritePmds(pmds) => {
+                for pmd in pmds {
+                    self.check(pmd.num, pmd.set, &mut pmd.flags)?;
+                    self.pmds.insert((pmd.set, pmd.num), *pmd);
+                }
+            }
+            Call::ReadPmds(pmds) => {
+                for pmd in pmds {
+                    self.check(pmd.num, pmd.set, &mut pmd.flags)?;
+                    let kept = self.pmds.entry((pmd.set, pmd.num)).or_default();
+                    kept.value = kept.value.wrapping_add(u64::from(self.started) * 1000);
+                    pmd.value = kept.value;
+                    pmd.last_reset_val = kept.value;
+                    pmd.flags |= pfm::PFM_PROV_EXACT << pfm::PFM_REG_RETFL_PROV_SHIFT;
+                }
+            }
+            Call::Start(start) => {
+                let set = start.map_or(0, |start| start.set);
+                if self.loaded.is_none() || !self.sets.contains_key(&set) {
+                    return refuse(Errno::EINVAL, "the context is not loaded");
+                }
+                self.started = true;
+                self.overflow();
+                if self.loaded == Some(1) {
+                    self.unload();
+                    self.send(pfm::PFM_MSG_END, self.generation, 0);
+                }
+            }
+            Call::Stop if self.loaded.is_none() => {
+                return refuse(Errno::EINVAL, "the context is not loaded");
+            }
+            Call::Stop => self.started = false,
+            Call::Load(_) if self.loaded.is_some() => {
+                return refuse(Errno::EBUSY, "the context is loaded");
+            }
+            Call::Load(load) => {
+                if !(0..2).contains(&load.pid) {
+                    return refuse(Errno::ESRCH, "there are 2 vCPUs: 0 and 1");
+                }
+                self.loaded = Some(load.pid);
+                self.generation = self.generation.wrapping_add(1);
+                self.sets.entry(load.set).or_default().1 += 1;
+            }
+            Call::Unload => self.unload(),
+            Call::Restart if self.loaded.is_none() => {
+                return refuse(Errno::EBUSY, "the context is not loaded");
+            }
+            Call::Restart => {
+                self.masked = false;
+                self.write_buffer(0);
+                self.overflow();
+            }
+            Call::CreateEvtsets(sets) => {
+                for set in sets {
+                    self.sets.insert(set.id, (*set, 0));
+                }
+            }
+            Call::DeleteEvtsets(sets) => {
+                for set in sets {
+                    if set.id == 0 || self.sets.remove(&set.id).is_none() {
+                        set.flags |= pfm::PFM_SET_RETFL_NOSET;
+                        return refuse(Errno::EINVAL, "there is no such set");
+                    }
+                }
+            }
+            Call::GetinfoEvtsets(infos) => {
+                for info in infos {
+                    let Some((set, runs)) = self.sets.get(&info.id) else {
+                        info.flags |= pfm::PFM_SET_RETFL_NOSET;
+                        return refuse(Errno::EINVAL, "there is no such set");
+                    };
+                    (info.flags, info.next, info.runs) = (set.flags, set.next, *runs);
+                    info.act_duration = Timespec::from_ns(runs * 1_000_000);
+                }
+            }
+            other => return ask(other),
+        }
+        Ok(())
+    }
+
+    fn check(&self, num: u16, set: u16, flags: &mut u32) -> Result<(), Refusal> {
+        *flags &= !(pfm::PFM_REG_RETFL_MASK | pfm::PFM_REG_RETFL_PROV_MASK);
+        if num >= COUNTERS && num != 64 {
+            *flags |= pfm::PFM_REG_RETFL_NOTAVAIL;
+            return refuse(Errno::EINVAL, "there is no such register");
+        }
+        if !self.sets.contains_key(&set) {
+            *flags |= pfm::PFM_REG_RETFL_NOSET;
+            return refuse(Errno::EINVAL, "there is no such set");
+        }
+        Ok(())
+    }
+}
+
+/// Commands without a context.
+pub fn ask(call: &mut Call) -> Result<(), Refusal> {
+    match call {
+        Call::GetConfig(config) => {
+            config.version = pfm::PFM_VERSION;
+            config.impl_pmcs[0] = 0xf;
+            config.impl_pmds = [0xf, 1];
+            (config.sys_gid, config.thread_gid) = (pfm::PFM_GROUP_ANY, pfm::PFM_GROUP_ANY);
+            (config.arg_size_max, config.smpl_buf_size_max) = (4096, 64 << 20);
+            config.counter_width = 48;
+        }
+        Call::SetConfig(_) => return refuse(Errno::EPERM, "only root changes the interface"),
+        Call::GetinfoPmcs(pmcs) => {
+            for pmc in pmcs {
+                if pmc.num >= COUNTERS {
+                    pmc.flags |= pfm::PFM_REG_RETFL_NOTAVAIL;
+                    return refuse(Errno::EINVAL, "there is no such register");
+                }
+                (pmc.kind, pmc.index) = (pfm::PFM_REG_TYPE_MSR, 0xc001_0000 + u64::from(pmc.num));
+            }
+        }
+        Call::GetinfoPmds(pmds) => {
+            for pmd in pmds {
+                if pmd.num >= COUNTERS {
+                    pmd.flags |= pfm::PFM_REG_RETFL_NOTAVAIL;
+                    return refuse(Errno::EINVAL, "there is no such register");
+                }
+                (pmd.kind, pmd.index) = (pfm::PFM_REG_TYPE_MSR, 0xc001_0004 + u64::from(pmd.num));
+            }
+        }
+        _ => return refuse(Errno::EBADF, "the command needs a context"),
+    }
+    Ok(())
+}
+
+pub fn formats() -> Value {
+    json!([{
+        "uuid": uuid_text(pfm::DEFAULT_FORMAT), "name": "default", "flags": 0,
+        "arg_size": DefaultArg::SIZE, "queue_depth": 4, "description": "the default format",
+    }])
+}
+
+pub fn model() -> Value {
+    json!({
+        "model": "amd-k7", "event_family": "none", "counters": "none", "programmable": 4,
+        "fixed": 0, "counter_width": 48, "tsc_khz": 1, "vcpus": 2, "cores": 2, "virtual_pmds": [],
+    })
+}
