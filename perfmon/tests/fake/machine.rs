@@ -1,7 +1,7 @@
 //! What the contexts of the control socket without a VM do.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::info::uuid_text;
@@ -17,6 +17,8 @@ use serde_json::{Value, json};
 
 /// Samples that the default format takes before its buffer is full.
 const SAMPLES: usize = 3;
+/// vCPUs; the last one ends as soon as something is started on it.
+pub const VCPUS: i32 = 3;
 /// Counters.
 const COUNTERS: u16 = 4;
 
@@ -32,8 +34,15 @@ pub struct Context {
     buffer: Option<(OwnedFd, u64)>,
     pmcs: BTreeMap<(u16, u16), PmcArg>,
     pmds: BTreeMap<(u16, u16), PmdArg>,
-    sets: BTreeMap<u16, (SetDesc, u64)>,
+    sets: BTreeMap<u16, Set>,
     filled: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Set {
+    description: SetDesc,
+    runs: u64,
+    switch_pmds: u64,
 }
 
 fn refuse<T>(errno: Errno, reason: &'static str) -> Result<T, Refusal> {
@@ -42,6 +51,10 @@ fn refuse<T>(errno: Errno, reason: &'static str) -> Result<T, Refusal> {
 
 impl Context {
     pub fn create(wanted: &mut CtxArg, argument: &[u8]) -> Result<(Self, Vec<OwnedFd>), Refusal> {
+        let bad = pfm::PFM_FL_NOTIFY_BLOCK | pfm::PFM_FL_SYSTEM_WIDE;
+        if wanted.flags & bad == bad {
+            return refuse(Errno::EINVAL, "a core cannot be blocked");
+        }
         let buffer = match wanted.format {
             none if none == [0; 16] => None,
             pfm::DEFAULT_FORMAT => {
@@ -72,7 +85,7 @@ impl Context {
             buffer,
             pmcs: BTreeMap::new(),
             pmds: BTreeMap::new(),
-            sets: BTreeMap::from([(0, (SetDesc::default(), 0))]),
+            sets: BTreeMap::from([(0, Set::default())]),
             filled: 0,
         };
         wanted.fd = -1;
@@ -89,7 +102,12 @@ impl Context {
 
     pub fn buffer(&self) -> Option<OwnedFd> {
         let (file, _) = self.buffer.as_ref()?;
-        Some(rustix::io::fcntl_dupfd_cloexec(file, 3).expect("a descriptor"))
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        Some(
+            std::fs::File::open(path)
+                .expect("a descriptor for reading")
+                .into(),
+        )
     }
 
     /// Whether nobody has the context's descriptor any more.
@@ -120,7 +138,7 @@ impl Context {
         let Some((file, size)) = &self.buffer else {
             return;
         };
-        let step = DefaultEntry::SIZE;
+        let step = self.step();
         let header = DefaultHeader {
             count: count as u64,
             cur_offs: (DefaultHeader::SIZE + count * step) as u64,
@@ -135,11 +153,52 @@ impl Context {
                 pid: 1,
                 ip: 0x1000 + index as u64,
                 tstamp: index as u64,
-                last_reset_val: u64::MAX - 999,
                 ..DefaultEntry::default()
+            };
+            let entry = DefaultEntry {
+                tid: self.loaded.unwrap_or(-1),
+                last_reset_val: self.pmds.get(&(0, 0)).map_or(0, |pmd| pmd.short_reset),
+                ..entry
             };
             let at = (DefaultHeader::SIZE + index * step) as u64;
             rustix::io::pwrite(file, &entry.to_bytes(), at).expect("written");
+        }
+    }
+
+    /// Bytes of a sample.
+    fn step(&self) -> usize {
+        let pmds = self
+            .pmcs
+            .get(&(0, 0))
+            .map_or(0, |pmc| pmc.smpl_pmds[0].count_ones());
+        DefaultEntry::SIZE + 8 * usize::try_from(pmds).expect("a few")
+    }
+
+    fn count(&mut self) {
+        if self.started && !self.masked {
+            for place in self.pmcs.keys() {
+                let pmd = self.pmds.entry(*place).or_default();
+                pmd.value = pmd.value.wrapping_add(1000);
+            }
+        }
+    }
+
+    /// What sets do at a start.
+    fn switch(&mut self) {
+        let mut next = None;
+        for set in self.sets.values_mut() {
+            let flags = set.description.flags;
+            if flags & pfm::PFM_SETFL_OVFL_SWITCH != 0 {
+                set.switch_pmds = 1;
+            }
+            if flags & pfm::PFM_SETFL_EXPL_NEXT != 0 {
+                next = Some(set.description.next);
+            } else if flags & (pfm::PFM_SETFL_TIME_SWITCH | pfm::PFM_SETFL_OVFL_SWITCH) != 0 {
+                set.runs += 2;
+            }
+        }
+        if let Some(set) = next.and_then(|next| self.sets.get_mut(&next)) {
+            set.runs += 1;
         }
     }
 
@@ -150,10 +209,6 @@ impl Context {
             .values()
             .filter(|pmc| pmc.flags & pfm::PFM_REGFL_OVFL_NOTIFY != 0);
         let pmds = notify.fold(0, |bits, pmc| bits | 1 << pmc.num);
-        let switch = pfm::PFM_SETFL_OVFL_SWITCH | pfm::PFM_SETFL_TIME_SWITCH;
-        if self.sets.values().any(|(set, _)| set.flags & switch != 0) {
-            self.sets.values_mut().for_each(|(_, runs)| *runs += 2);
-        }
         if pmds == 0 {
             return;
         }
@@ -170,6 +225,7 @@ impl Context {
     }
 
     fn unload(&mut self) {
+        self.count();
         (self.loaded, self.started, self.masked) = (None, false, false);
     }
 
@@ -188,10 +244,10 @@ impl Context {
                 }
             }
             Call::ReadPmds(pmds) => {
+                self.count();
                 for pmd in pmds {
                     self.check(pmd.num, pmd.set, &mut pmd.flags)?;
                     let kept = self.pmds.entry((pmd.set, pmd.num)).or_default();
-                    kept.value = kept.value.wrapping_add(u64::from(self.started) * 1000);
                     pmd.value = kept.value;
                     pmd.last_reset_val = kept.value;
                     pmd.flags |= pfm::PFM_PROV_EXACT << pfm::PFM_REG_RETFL_PROV_SHIFT;
@@ -203,8 +259,9 @@ impl Context {
                     return refuse(Errno::EINVAL, "the context is not loaded");
                 }
                 self.started = true;
+                self.switch();
                 self.overflow();
-                if self.loaded == Some(1) {
+                if self.loaded == Some(VCPUS - 1) {
                     self.unload();
                     self.send(pfm::PFM_MSG_END, self.generation, 0);
                 }
@@ -212,17 +269,29 @@ impl Context {
             Call::Stop if self.loaded.is_none() => {
                 return refuse(Errno::EINVAL, "the context is not loaded");
             }
-            Call::Stop => self.started = false,
-            Call::Load(_) if self.loaded.is_some() => {
+            Call::Stop => {
+                self.count();
+                self.started = false;
+            }
+            Call::Load(_) | Call::CreateEvtsets(_) | Call::DeleteEvtsets(_)
+                if self.loaded.is_some() =>
+            {
                 return refuse(Errno::EBUSY, "the context is loaded");
             }
             Call::Load(load) => {
-                if !(0..2).contains(&load.pid) {
-                    return refuse(Errno::ESRCH, "there are 2 vCPUs: 0 and 1");
+                if !(0..VCPUS).contains(&load.pid) {
+                    return refuse(Errno::ESRCH, "there are 3 vCPUs: 0 to 2");
+                }
+                let known = |id| self.sets.contains_key(&id);
+                let chain = self.sets.values().map(|set| set.description);
+                let mut next = chain.filter(|set| set.flags & pfm::PFM_SETFL_EXPL_NEXT != 0);
+                if !known(load.set) || next.any(|set| !known(set.next)) {
+                    return refuse(Errno::EINVAL, "a set is missing");
                 }
                 self.loaded = Some(load.pid);
                 self.generation = self.generation.wrapping_add(1);
-                self.sets.entry(load.set).or_default().1 += 1;
+                self.sets.values_mut().for_each(|set| set.switch_pmds = 0);
+                self.sets.entry(load.set).or_default().runs += 1;
             }
             Call::Unload => self.unload(),
             Call::Restart if self.loaded.is_none() => {
@@ -235,7 +304,7 @@ impl Context {
             }
             Call::CreateEvtsets(sets) => {
                 for set in sets {
-                    self.sets.insert(set.id, (*set, 0));
+                    self.sets.entry(set.id).or_default().description = *set;
                 }
             }
             Call::DeleteEvtsets(sets) => {
@@ -248,12 +317,13 @@ impl Context {
             }
             Call::GetinfoEvtsets(infos) => {
                 for info in infos {
-                    let Some((set, runs)) = self.sets.get(&info.id) else {
+                    let Some(set) = self.sets.get(&info.id) else {
                         info.flags |= pfm::PFM_SET_RETFL_NOSET;
                         return refuse(Errno::EINVAL, "there is no such set");
                     };
-                    (info.flags, info.next, info.runs) = (set.flags, set.next, *runs);
-                    info.act_duration = Timespec::from_ns(runs * 1_000_000);
+                    (info.flags, info.next) = (set.description.flags, set.description.next);
+                    (info.runs, info.switch_pmds[0]) = (set.runs, set.switch_pmds);
+                    info.act_duration = Timespec::from_ns(set.runs * 1_000_000);
                 }
             }
             other => return ask(other),
@@ -280,7 +350,7 @@ pub fn ask(call: &mut Call) -> Result<(), Refusal> {
     match call {
         Call::GetConfig(config) => {
             config.version = pfm::PFM_VERSION;
-            config.impl_pmcs[0] = 0xf;
+            config.impl_pmcs = [0xf, 0];
             config.impl_pmds = [0xf, 1];
             (config.sys_gid, config.thread_gid) = (pfm::PFM_GROUP_ANY, pfm::PFM_GROUP_ANY);
             (config.arg_size_max, config.smpl_buf_size_max) = (4096, 64 << 20);

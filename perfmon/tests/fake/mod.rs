@@ -1,8 +1,8 @@
 //! A control socket without a VM: enough of one to test clients against.
 //!
-//! Its two vCPUs count as no real one does: a counter that runs has gone on by
-//! 1000 at each look. A PMC with PFM_REGFL_OVFL_NOTIFY overflows once at each
-//! start and restart. vCPU 1 ends as soon as something is started on it.
+//! Its vCPUs count as no real one does: a counter that runs has gone on by 1000 at
+//! each look. A PMC with PFM_REGFL_OVFL_NOTIFY overflows once at each start and
+//! restart.
 
 // Each test program uses a part of it.
 #![allow(dead_code, unreachable_pub)]
@@ -254,8 +254,8 @@ fn extend(
                 pid: std::process::id(),
                 version: consts::PFM_VERSION,
                 max_packet: u32::try_from(MAX_PACKET).expect("a small number"),
-                vcpus: 2,
-                cores: 2,
+                vcpus: 3,
+                cores: 3,
             };
             outcome.payload = hello.to_bytes();
         }
