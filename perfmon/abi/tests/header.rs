@@ -10,7 +10,7 @@ use perfmon_abi::{Message, Record, consts, records};
 
 const HEADER: &str = "../include/perfmon.h";
 
-const BEGIN: &str = r"/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+const BEGIN: &str = r#"/* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
  * The perfmon2 interface (HPL-2004-200 (R.1), version 0.6) as Umpire serves it:
  * docs/perfmon-wire.md. A thread of the specification is a vCPU, a CPU core is a
@@ -28,9 +28,9 @@ const BEGIN: &str = r"/* SPDX-License-Identifier: Apache-2.0 OR MIT */
 #include <time.h> /* struct timespec is POSIX: with -std=c99, define _POSIX_C_SOURCE */
 
 #ifdef __cplusplus
-extern \x22C\x22 {
+extern "C" {
 #endif
-";
+"#;
 
 const MACROS: &str = r"
 /* Elements of the vectors of bits (3.1.2, 3.1.17). */
@@ -148,7 +148,7 @@ fn declaration(c_type: &str, name: &str) -> String {
 }
 
 fn header() -> String {
-    let mut text = BEGIN.replace("\\x22", "\"") + "\n";
+    let mut text = BEGIN.to_owned() + "\n";
     for (name, value, meaning) in consts::ALL {
         let value = constant(name, *value);
         writeln!(text, "#define {name} {value} /* {meaning} */").unwrap();
@@ -238,6 +238,48 @@ fn layout_program() -> String {
         "PFM_REG_PROV(PFM_PROV_LOST << PFM_REG_RETFL_PROV_SHIFT)",
         "7ULL".into(),
     );
+    // Other names that the specification uses.
+    for (other, name) in [
+        ("PFM_CONTEXT_CREATE", "PFM_CREATE_CONTEXT"),
+        ("PFM_CONTEXT_UNLOAD", "PFM_UNLOAD_CONTEXT"),
+        ("PFM_OVFL_NO_MSG", "PFM_FL_OVFL_NO_MSG"),
+        ("PFM_FL_OVFL_BLOCK", "PFM_FL_NOTIFY_BLOCK"),
+        ("PFM_OVFLMSG", "PFM_MSG_OVFL"),
+        ("PFM_OVFL_MSG", "PFM_MSG_OVFL"),
+        ("PFM_ENDMSG", "PFM_MSG_END"),
+        ("PFM_END_MSG", "PFM_MSG_END"),
+        ("DOUBLE_FMT_MASK_WHEN_FULL", "PFM_DOUBLE_FMT_MASK_WHEN_FULL"),
+        (
+            "offsetof(pfarg_ctx_t, ctx_smpl_uuid)",
+            "offsetof(pfarg_ctx_t, ctx_smpl_buf_id)",
+        ),
+        (
+            "offsetof(pfarg_ctx_t, ct_smpl_buf_size)",
+            "offsetof(pfarg_ctx_t, ctx_smpl_buf_size)",
+        ),
+        (
+            "offsetof(pfarg_pmd_t, reg_last_reset)",
+            "offsetof(pfarg_pmd_t, reg_last_reset_val)",
+        ),
+        (
+            "offsetof(pfarg_setinfo_t, set_active_duration)",
+            "offsetof(pfarg_setinfo_t, set_act_duration)",
+        ),
+        (
+            "offsetof(pfarg_config_t, cf_sys_group)",
+            "offsetof(pfarg_config_t, cf_sys_gid)",
+        ),
+        (
+            "offsetof(pfarg_config_t, cf_thread_group)",
+            "offsetof(pfarg_config_t, cf_thread_gid)",
+        ),
+        (
+            "offsetof(pfm_default_smpl_hdr_t, hdr_cur_pos)",
+            "offsetof(pfm_default_smpl_hdr_t, hdr_cur_offs)",
+        ),
+    ] {
+        check(other, name.into());
+    }
     for (name, uuid) in UUIDS {
         writeln!(checks, "\t{{\n\t\tpfm_uuid_t uuid = {name};").unwrap();
         for (index, byte) in iter::zip(0.., uuid) {

@@ -380,6 +380,17 @@ static void many_contexts(void)
 		CALL(pfm_unload_context(fds[i]));
 }
 
+/* The first call fails with this error, the next one works. */
+static void fails_once(int number)
+{
+	pfarg_config_t config;
+
+	FAILS(pfm_get_config(&config), number);
+	MUST(*pfm_strerror_last(), "there is no reason");
+	puts(pfm_strerror_last());
+	CALL(pfm_get_config(&config));
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -394,6 +405,10 @@ int main(int argc, char **argv)
 	};
 	size_t i;
 
+	if (argc == 3 && !strcmp(argv[1], "fails_once")) {
+		fails_once(atoi(argv[2]));
+		return 0;
+	}
 	for (i = 0; argc == 2 && i < sizeof(checks) / sizeof(checks[0]); i++)
 		if (!strcmp(argv[1], checks[i].name)) {
 			checks[i].check();
