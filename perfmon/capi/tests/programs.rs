@@ -145,7 +145,6 @@ fn the_same_works_with_checks_of_the_c_library() {
 #[test]
 fn what_goes_wrong_has_a_number_and_a_reason() {
     let fake = Fake::start();
-    let binary = compile(&source("capi/tests/library.c"), fake.folder(), &[]);
     let long = "x".repeat(5000);
     let table = [
         (
@@ -167,9 +166,22 @@ fn what_goes_wrong_has_a_number_and_a_reason() {
     for (trick, errno, reason) in table {
         let name = format!("{trick:?}");
         fake.trick(trick);
-        let said = run(&binary, &fake, &["fails_once", &errno.number().to_string()]);
+        let said = run(
+            checks(),
+            &fake,
+            &["fails_once", &errno.number().to_string()],
+        );
         assert!(said.contains(reason), "{name}: {said}");
     }
+}
+
+/// The program with the checks of the library, compiled once.
+fn checks() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        compile(&source("capi/tests/library.c"), folder, &[])
+    })
 }
 
 macro_rules! checks {
@@ -177,13 +189,12 @@ macro_rules! checks {
         #[test]
         fn $name() {
             let fake = Fake::start();
-            let binary = compile(&source("capi/tests/library.c"), fake.folder(), &[]);
-            run(&binary, &fake, &[stringify!($name)]);
+            run(checks(), &fake, &[stringify!($name)]);
         }
     )*};
 }
 
 checks! {
     no_server others_are_left_alone reuse_of_numbers reuse_of_the_connection duplicates
-    passed_on stale_messages many_messages signals threads fork_in_threads many_contexts
+    passed_on stale_messages many_messages signals threads fork_in_threads many_contexts no_allocation
 }

@@ -71,9 +71,10 @@ impl Call {
     /// # Errors
     /// As [`Call::decode`], as far as they do not depend on the bytes.
     pub fn argument_bytes(command: u16, nargs: i32, arg_size_max: usize) -> Result<usize, Refusal> {
-        let shape = Shape::of(command)
-            .ok_or_else(|| Refusal::new(Errno::EINVAL, format!("there is no command {command}")))?;
-        shape.bytes(nargs, arg_size_max)
+        match Shape::of(command) {
+            Some(shape) => shape.bytes(nargs, arg_size_max),
+            None => Err(Refusal::new(Errno::EINVAL, "there is no such command")),
+        }
     }
 
     /// The command in a request. `arg_size_max` is `cf_arg_size_max`.
