@@ -40,7 +40,14 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 /// Every word of the code; one that is nowhere in it is no symbol.
 fn code_words(root: &Path) -> HashSet<String> {
     let mut sources = Vec::new();
-    for folder in ["arbiter", "firmware", "guest-tests", "perfmon", "pmu-virt", "vmm"] {
+    for folder in [
+        "arbiter",
+        "firmware",
+        "guest-tests",
+        "perfmon",
+        "pmu-virt",
+        "vmm",
+    ] {
         files(&root.join(folder), "rs", &mut sources);
     }
     // Names in these very checks prove nothing.
