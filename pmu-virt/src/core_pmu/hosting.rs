@@ -114,7 +114,7 @@ impl CorePmu {
 
     /// Attaches a context to this core. It counts from the next time on that a
     /// vCPU runs. While a vCPU is attached, go by
-    /// [`VcpuPmu::core_mut`](crate::VcpuPmu::core_mut).
+    /// [`VcpuPmu::with_core`](crate::VcpuPmu::with_core).
     ///
     /// # Errors
     /// EBUSY: the core has a context already, or there is no room, and who has
@@ -147,7 +147,7 @@ impl CorePmu {
     }
 
     /// Carries out a command on the context of this core. While a vCPU is
-    /// attached, go by [`VcpuPmu::core_mut`](crate::VcpuPmu::core_mut).
+    /// attached, go by [`VcpuPmu::with_core`](crate::VcpuPmu::with_core).
     ///
     /// # Errors
     /// The command's; EINVAL if there is no context.

@@ -7,7 +7,8 @@ use crate::perfmon::Hosted;
 /// whatever is done to host contexts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Tell the ring in [`Progress::Left`], and keep [`VcpuPmu::deadline`].
+    /// Tell the ring in [`Progress::Left`](crate::Progress::Left), and keep
+    /// [`VcpuPmu::deadline`].
     pub ring: bool,
     /// Step the guest and tell each instruction.
     pub stepping: bool,
