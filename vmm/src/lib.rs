@@ -39,6 +39,7 @@ pub mod kvm;
 pub mod logging;
 pub mod machine;
 pub mod micro;
+pub mod perfmon;
 pub mod probe;
 pub mod reservations;
 pub mod sched;
