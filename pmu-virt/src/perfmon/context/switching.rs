@@ -1,0 +1,111 @@
+//! From one event set to the next (§3.7.6, §3.7.7).
+
+use super::reset::Period;
+use super::{Context, EventSet, Phase};
+use perfmon_abi::consts::{PFM_SETFL_EXCL_IDLE, PFM_SETFL_EXPL_NEXT, PFM_SETFL_TIME_SWITCH};
+
+impl Context {
+    /// The set's time is up: the next one becomes active. Where the time of
+    /// several is up, as after an idle time, they take turns; what is then left
+    /// of the time goes to the last. Does nothing while monitoring is stopped or
+    /// masked, and while an overflow of the active set is waiting for
+    /// [`Context::overflow`]: it belongs to that set.
+    pub fn expire(&mut self) {
+        if self.phase != Phase::Loaded || !self.started || !self.pending.is_empty() {
+            return;
+        }
+        // A chain of sets can lead into a circle. After one step for each set it
+        // has, and whole rounds need not be walked any more.
+        for _ in 0..self.sets.len() {
+            if !self.time_is_up() {
+                return;
+            }
+            self.turn();
+        }
+        self.skip_rounds();
+        while self.time_is_up() {
+            self.turn();
+        }
+    }
+
+    /// The set after `set`: the one that its explicit link names, else the one
+    /// with the next number, after the last the first.
+    pub(super) fn next_set(&self, set: u16) -> u16 {
+        let explicit = self
+            .sets
+            .get(&set)
+            .filter(|set| set.flags & PFM_SETFL_EXPL_NEXT != 0)
+            .map(|set| set.next)
+            .filter(|next| self.sets.contains_key(next));
+        let above = || self.sets.range(set.checked_add(1)?..).next();
+        let in_order = || above().or_else(|| self.sets.first_key_value());
+        explicit.unwrap_or_else(|| in_order().map_or(set, |(&next, _)| next))
+    }
+
+    /// Makes the next set the active one. PMDs of it that overflowed when it was
+    /// active last, and were not reset since, are now.
+    pub(super) fn switch(&mut self, period: Period) {
+        self.active = self.next_set(self.active);
+        let Some(set) = self.sets.get_mut(&self.active) else {
+            return;
+        };
+        set.runs = set.runs.saturating_add(1);
+        set.begin_anew();
+        let overflowed = set.overflowed;
+        self.reset(self.active, overflowed, period);
+    }
+
+    /// The next set gets what it may of the time that is overdue.
+    fn turn(&mut self) {
+        self.switch(Period::Short);
+        let overdue = std::mem::take(&mut self.overdue);
+        self.pass(overdue, self.overdue_counts);
+    }
+
+    fn time_is_up(&self) -> bool {
+        self.sets
+            .get(&self.active)
+            .is_some_and(|set| set.switches_by_time() && set.timeout_left == 0)
+    }
+
+    /// If the sets from the active one on switch by time and lead back to it,
+    /// gives each of them its share of all whole rounds that fit into the time
+    /// that is overdue.
+    fn skip_rounds(&mut self) {
+        let start = self.active;
+        let (mut round, mut at) = (Vec::new(), start);
+        loop {
+            match self.sets.get(&at) {
+                Some(set) if set.switches_by_time() && round.len() < self.sets.len() => {
+                    round.push((at, set.timeout));
+                }
+                _ => return,
+            }
+            at = self.next_set(at);
+            if at == start {
+                break;
+            }
+        }
+        let time: u64 = round.iter().fold(0, |sum, &(_, ns)| sum.saturating_add(ns));
+        let rounds = self.overdue.checked_div(time).unwrap_or(0);
+        self.overdue -= time.saturating_mul(rounds);
+        let counts = self.overdue_counts || !self.is_system_wide();
+        for (number, timeout) in round {
+            let Some(set) = self.sets.get_mut(&number) else {
+                continue;
+            };
+            set.runs = set.runs.saturating_add(rounds);
+            if counts || set.flags & PFM_SETFL_EXCL_IDLE == 0 {
+                let total = timeout.saturating_mul(rounds);
+                set.active_time = set.active_time.saturating_add(total);
+            }
+        }
+    }
+}
+
+impl EventSet {
+    /// A timeout of 0 would be up for ever; no set is made with one.
+    fn switches_by_time(&self) -> bool {
+        self.flags & PFM_SETFL_TIME_SWITCH != 0 && self.timeout != 0
+    }
+}
