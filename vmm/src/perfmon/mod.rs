@@ -20,7 +20,7 @@ mod sys;
 mod tally;
 
 pub(crate) use clock::{Rested, VcpuClock};
-pub use config::{ControlConfig, DEFAULT_CONNECTIONS, DEFAULT_RATE, HostPolicyChoice};
+pub use config::{ControlConfig, DEFAULT_CONNECTIONS};
 pub use desk::{Desk, Done, Job, Report, Target, Tray, Trays, Work};
 pub(crate) use gauge::{MemoryGauge, MemoryProbe};
 pub(crate) use serve::{close_core, close_vcpu, serve_core, serve_vcpu};

@@ -10,11 +10,10 @@ use super::tally::Nothing;
 pub(crate) fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
     match job.target() {
         Target::Vcpu(_) => job.act(|id, work| on_vcpu(pmu, id, work, values)),
-        Target::Core(_) => match pmu.core_mut() {
-            Some(core) => job.act(|id, work| on_core(core, id, work, values)),
-            // Nobody has the core: the job comes back.
-            None => drop(job),
-        },
+        // If nobody has the core, the job comes back as it is dropped.
+        Target::Core(_) => {
+            pmu.with_core(|core| job.act(|id, work| on_core(core, id, work, values)));
+        }
     }
 }
 
@@ -29,7 +28,7 @@ pub(crate) fn close_vcpu(tray: Tray, pmu: Option<&mut VcpuPmu>, alone: bool) {
     if let Some(pmu) = pmu {
         own = pmu.unload_context();
         if alone {
-            core = pmu.core_mut().and_then(CorePmu::unload_context);
+            core = pmu.with_core(CorePmu::unload_context).flatten();
         }
     }
     tray.close(own, core, alone);

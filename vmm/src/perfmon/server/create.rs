@@ -8,7 +8,7 @@ use std::sync::Arc;
 use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{CtxArg, Record};
-use pmu_virt::perfmon::{Context, Sampler, SamplingFormat, Setup};
+use pmu_virt::perfmon::{Context, Sampler, SamplingFormat, Setup, Throttle};
 
 use super::State;
 use super::answer::{Answer, Asked};
@@ -53,7 +53,9 @@ impl State {
             None => None,
         };
         let (sampler, buffer) = made.map_or((None, None), |(sampler, buffer)| (Some(sampler), buffer));
-        let context = Context::new(self.machine.pmu.clone(), arg.flags, sampler)?;
+        let mut context = Context::new(self.machine.pmu.clone(), arg.flags, sampler)?;
+        let khz = self.machine.tsc_khz.into();
+        context.set_throttle(Throttle::per_second(self.limits.rate, khz));
         let (ours, theirs) = context_pair().map_err(no_descriptor)?;
         let file = FileId::of(theirs.as_fd()).map_err(no_descriptor)?;
         let id = self.contexts.next_id().ok_or(Errno::ENOMEM)?;

@@ -1,7 +1,5 @@
 //! Jobs that come back, contexts that come back, and contexts that go.
 
-use perfmon_abi::Message;
-use perfmon_abi::consts::PFM_MSG_END;
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_virt::perfmon::{ContextId, Hosted};
 
@@ -106,14 +104,10 @@ impl State {
         log::debug!("{target} has ended, and context {} is unloaded", id.0);
         self.comes_home(id, *hosted);
         if let Some(entry) = self.contexts.get_mut(id)
-            && let Place::Home { queue, .. } = &mut entry.place
+            && let Place::Home { context, queue } = &mut entry.place
         {
             entry.told = true;
-            queue.post(Some(&Message {
-                kind: PFM_MSG_END,
-                generation: entry.generation,
-                ..Message::default()
-            }));
+            context.ended(&mut **queue);
         }
         self.bury(id);
     }
