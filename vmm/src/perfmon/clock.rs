@@ -148,8 +148,23 @@ mod tests {
         check(thread, at(0, 0, 5, 5), at(100, 40, 55, 15), (30, 10, 60));
         // A halt that is told a little late.
         check(thread, at(0, 0, 0, 0), at(100, 60, 50, 0), (60, 0, 50));
-        check(Place::Off(Rested::Idle), at(5, 9, 0, 0), at(9, 0, 0, 0), (0, 0, 4));
-        check(Place::Off(Rested::Runnable), at(5, 0, 0, 0), at(9, 7, 0, 0), (0, 4, 0));
-        check(Place::Off(Rested::Held), at(5, 0, 0, 0), at(9, 0, 0, 0), (0, 0, 0));
+        check(
+            Place::Off(Rested::Idle),
+            at(5, 9, 0, 0),
+            at(9, 0, 0, 0),
+            (0, 0, 4),
+        );
+        check(
+            Place::Off(Rested::Runnable),
+            at(5, 0, 0, 0),
+            at(9, 7, 0, 0),
+            (0, 4, 0),
+        );
+        check(
+            Place::Off(Rested::Held),
+            at(5, 0, 0, 0),
+            at(9, 0, 0, 0),
+            (0, 0, 0),
+        );
     }
 }

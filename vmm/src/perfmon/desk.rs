@@ -278,6 +278,11 @@ impl Desk {
 }
 
 impl Tray {
+    /// Whose it is.
+    pub(crate) fn target(&self) -> Target {
+        self.target
+    }
+
     /// The calling thread looks after this tray from now on.
     pub(crate) fn sit_down(&self) {
         let _ = self.flag.thread.set(KickTarget::current());

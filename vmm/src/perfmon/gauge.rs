@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use vm_memory::{GuestMemory, GuestMemoryRegion, MemoryRegionAddress};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
 use super::sys::{PAGE, resident};
 use crate::kvm::KvmVm;

@@ -84,8 +84,7 @@ impl Listener {
                 error,
             }
         };
-        let address =
-            SocketAddrUnix::new(path).map_err(|_| SocketError::Path(path.to_owned()))?;
+        let address = SocketAddrUnix::new(path).map_err(|_| SocketError::Path(path.to_owned()))?;
         clear(path, &address)?;
         let socket = open().map_err(failed("socket"))?;
         // The name gets the mode that the socket has, so that nobody slips in
@@ -204,16 +203,10 @@ pub(super) fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8; MAX_PACKET],
 ) -> io::Result<Option<Packet>> {
-    let mut space =
-        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
-    let got = recvmsg(
-        socket,
-        &mut [IoSliceMut::new(buffer)],
-        &mut control,
-        flags,
-    )?;
+    let got = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {

@@ -7,7 +7,8 @@ use pmu_virt::perfmon::{Quantities, VirtualPmd};
 
 use super::clock::{Rested, VcpuClock};
 use super::gauge::MemoryGauge;
-use crate::kvm::VmExit;
+use super::host_side::HostSide;
+use crate::kvm::{KvmVcpu, VmExit};
 
 /// A vCPU's exits by kind, times, and where its VM's memory is told. One
 /// addition or two at each exit; everything else when it is asked for.
@@ -26,7 +27,9 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn new(clock: VcpuClock) -> Self {
+    /// Of a vCPU; times and memory are for those with a server.
+    pub(crate) fn new(kvm: &KvmVcpu, host: Option<&HostSide>) -> Self {
+        let stats = host.and_then(|_| kvm.halt_stats().ok());
         Self {
             exits: 0,
             msr: 0,
@@ -36,14 +39,9 @@ impl Tally {
             debug: 0,
             kicks: 0,
             pmis: 0,
-            clock: RefCell::new(clock),
-            gauge: None,
+            clock: RefCell::new(VcpuClock::new(stats)),
+            gauge: host.map(|host| host.gauge.clone()),
         }
-    }
-
-    /// Where the VM's memory is told.
-    pub(crate) fn set_gauge(&mut self, gauge: Arc<MemoryGauge>) {
-        self.gauge = Some(gauge);
     }
 
     /// Counts an exit.

@@ -81,7 +81,9 @@ impl Answer {
         let text = match serde_json::to_vec(document) {
             Ok(text) => text,
             // Only maps with odd keys cannot be written; there is none.
-            Err(error) => return Refusal::new(perfmon_abi::wire::Errno::EIO, error.to_string()).into(),
+            Err(error) => {
+                return Refusal::new(perfmon_abi::wire::Errno::EIO, error.to_string()).into();
+            }
         };
         if text.len() <= MAX_PAYLOAD {
             return Self::done(text);

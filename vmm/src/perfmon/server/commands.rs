@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use perfmon_abi::LoadArg;
 use perfmon_abi::consts::{PFM_FL_SYSTEM_WIDE, PFM_VERSION};
-use perfmon_abi::wire::{Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, Refusal, Request};
+use perfmon_abi::wire::{
+    Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, Refusal, Request,
+};
 use pmu_virt::perfmon::{ContextId, Hosted};
 
 use super::State;
@@ -31,7 +33,11 @@ impl State {
                 0 => "the command takes no descriptor; those that came are closed",
                 _ => "BIND takes one descriptor, that of a context",
             };
-            let errno = if wants == 0 { Errno::EINVAL } else { Errno::EBADF };
+            let errno = if wants == 0 {
+                Errno::EINVAL
+            } else {
+                Errno::EBADF
+            };
             return Some(Refusal::new(errno, reason).into());
         }
         match request.command < EXTENSIONS {
@@ -98,7 +104,10 @@ impl State {
         }
         let Some(entry) = self.contexts.get_mut(id) else {
             let reason = "the context is gone";
-            return Some(Answer::of_call(&call, Err(Refusal::new(Errno::EBADF, reason))));
+            return Some(Answer::of_call(
+                &call,
+                Err(Refusal::new(Errno::EBADF, reason)),
+            ));
         };
         if entry.job.is_some() {
             entry.waiting.push_back((asked, call));
@@ -164,7 +173,11 @@ impl State {
         };
         let number = usize::try_from(arg.pid).ok().filter(|&n| n < count);
         let number = number.ok_or_else(|| {
-            let reason = format!("there is no {what} {}; there are 0 to {}", arg.pid, count - 1);
+            let reason = format!(
+                "there is no {what} {}; there are 0 to {}",
+                arg.pid,
+                count - 1
+            );
             Refusal::new(Errno::ESRCH, reason)
         })?;
         context.prepare_load(arg.set)?;
@@ -184,7 +197,9 @@ impl State {
                 entry.job = Some(Some(asked));
                 let hosted = Hosted::new(id, context, queue);
                 self.contexts.attach(target, id);
-                self.machine.desk.post(id, target, Work::Load(hosted, arg.set));
+                self.machine
+                    .desk
+                    .post(id, target, Work::Load(hosted, arg.set));
                 Ok(())
             }
             away @ Place::Away(_) => {

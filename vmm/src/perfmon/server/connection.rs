@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use perfmon_abi::wire::{
-    Errno, FrameError, MAX_PACKET, NO_CONTEXT, Refusal, Reply, Request,
-};
+use perfmon_abi::wire::{Errno, FrameError, MAX_PACKET, NO_CONTEXT, Refusal, Reply, Request};
 use pmu_virt::perfmon::ContextId;
 
 use super::State;
@@ -159,7 +157,10 @@ impl State {
             return;
         }
         // It comes back below: only one packet is looked at at a time.
-        let mut buffer = self.packet.take().unwrap_or_else(|| Box::new([0; MAX_PACKET]));
+        let mut buffer = self
+            .packet
+            .take()
+            .unwrap_or_else(|| Box::new([0; MAX_PACKET]));
         let got = receive(connection.socket.as_fd(), &mut buffer);
         match got {
             Ok(Some(packet)) => self.request(id, &buffer, packet),

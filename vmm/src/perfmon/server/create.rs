@@ -45,14 +45,18 @@ impl State {
         self.limits
             .admit(&creator, arg.flags & PFM_FL_SYSTEM_WIDE != 0)?;
         if self.contexts.len() >= self.limits.contexts {
-            let reason = format!("there are {} contexts, and no more are made", self.contexts.len());
+            let reason = format!(
+                "there are {} contexts, and no more are made",
+                self.contexts.len()
+            );
             return Err(Refusal::new(Errno::ENOMEM, reason));
         }
         let made = match &format {
             Some(format) => Some(self.sampler(format, arg, format_arg)?),
             None => None,
         };
-        let (sampler, buffer) = made.map_or((None, None), |(sampler, buffer)| (Some(sampler), buffer));
+        let (sampler, buffer) =
+            made.map_or((None, None), |(sampler, buffer)| (Some(sampler), buffer));
         let mut context = Context::new(self.machine.pmu.clone(), arg.flags, sampler)?;
         let khz = self.machine.tsc_khz.into();
         context.set_throttle(Throttle::per_second(self.limits.rate, khz));
@@ -67,7 +71,9 @@ impl State {
         arg.buffer_size = buffer.as_ref().map_or(0, |(_, size)| *size);
         let mut answer = Answer::done(arg.to_bytes());
         answer.fds.push(Arc::new(theirs));
-        answer.fds.extend(buffer.iter().map(|(file, _)| file.clone()));
+        answer
+            .fds
+            .extend(buffer.iter().map(|(file, _)| file.clone()));
         answer.context = self
             .connections
             .get_mut(asked.connection)

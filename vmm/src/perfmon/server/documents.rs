@@ -5,7 +5,7 @@ use perfmon_abi::wire::info::{
     ContextInfo, ContextState, CoreInfo, FormatInfo, MachineInfo, ModelInfo, Scope, VcpuInfo,
     VcpuState, VirtualPmdInfo,
 };
-use pmu_virt::perfmon::{ContextId, Phase, VirtualPmd};
+use pmu_virt::perfmon::{ContextId, VirtualPmd};
 
 use super::State;
 use super::contexts::{Entry, Place};
@@ -39,8 +39,8 @@ impl State {
             model: model.name().to_owned(),
             event_family: model.name().to_owned(),
             counters: machine.counters.clone(),
-            programmable: counts.0.into(),
-            fixed: counts.1.into(),
+            programmable: counts.programmable.into(),
+            fixed: counts.fixed.into(),
             counter_width: model.width().into(),
             tsc_khz: machine.tsc_khz.into(),
             vcpus: number(machine.desk.vcpus()),
@@ -73,7 +73,11 @@ impl State {
             policy: self.policy.clone(),
             vcpus: (0..desk.vcpus()).map(vcpu).collect(),
             cores: (0..desk.cores()).map(core).collect(),
-            contexts: self.contexts.iter().map(|(id, entry)| info(id, entry)).collect(),
+            contexts: self
+                .contexts
+                .iter()
+                .map(|(id, entry)| info(id, entry))
+                .collect(),
         }
     }
 

@@ -149,7 +149,10 @@ mod tests {
         };
         let mut limits = limits();
         let config = limits.get(&pmu);
-        assert_eq!((config.arg_size_max, config.smpl_buf_size_max), (4096, BUFFERS));
+        assert_eq!(
+            (config.arg_size_max, config.smpl_buf_size_max),
+            (4096, BUFFERS)
+        );
         assert_eq!(config.impl_pmcs[0].count_ones(), 6);
         assert_eq!(config.counter_width, 48);
         assert_eq!(limits.set(&other, &config).unwrap_err().errno, Errno::EPERM);
@@ -160,7 +163,10 @@ mod tests {
             assert_eq!(error, expected, "{new:?}");
         };
         check(|new| new.arg_size_max = 4095, Some(Errno::EINVAL));
-        check(|new| new.arg_size_max = MAX_PAYLOAD as u64 + 1, Some(Errno::EINVAL));
+        check(
+            |new| new.arg_size_max = MAX_PAYLOAD as u64 + 1,
+            Some(Errno::EINVAL),
+        );
         check(|new| new.smpl_buf_size_max = 4095, Some(Errno::EINVAL));
         check(|new| new.flags = 1, Some(Errno::EINVAL));
         check(|new| new.smpl_buf_size_max = u64::MAX, None);
