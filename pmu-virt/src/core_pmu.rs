@@ -309,11 +309,6 @@ impl CorePmu {
         !self.running.is_empty()
     }
 
-    /// The vCPU that counts.
-    pub(crate) fn attached(&self) -> Option<OwnerId> {
-        self.attached
-    }
-
     /// What host contexts need of the core.
     pub(crate) fn hosting(&self) -> &CoreHost {
         &self.host

@@ -197,8 +197,9 @@ impl VcpuPmu {
     }
 
     /// Brings every register to its reset value, stops and frees every
-    /// physical counter, and forgets pending PMIs and reservations. The phase
-    /// of the firmware is the machine's, which restarts it itself.
+    /// physical counter of the guest, and forgets pending PMIs and reservations.
+    /// The phase of the firmware is the machine's, which restarts it itself. Host
+    /// contexts go on: the guest does not know of them.
     pub fn reset(&mut self) {
         self.reset_registers();
         if let Some(reservations) = &mut self.reservations {
@@ -220,9 +221,9 @@ impl VcpuPmu {
         self.freeze = Freeze::default();
         self.active = CounterSet::EMPTY;
         self.pending = CounterSet::EMPTY;
-        self.needs = Needs::default();
         self.turns.reset();
         self.snapshot = Snapshot::default();
+        self.refresh_needs();
     }
 
     /// Takes in what happened to the vCPU: overflows are raised at `Left`, and

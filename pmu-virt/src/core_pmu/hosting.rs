@@ -4,8 +4,8 @@ use super::CorePmu;
 use crate::assign::Constraint;
 use crate::ids::OwnerId;
 use crate::perfmon::{
-    Claim, ContextId, GuestRoom, HostAudit, HostEvent, HostPolicy, HostRecord, Hosted, NotLoaded,
-    Quantities, Room, Standing, TickClock, admit,
+    Claim, Claimed, ContextId, GuestRoom, HostAudit, HostEvent, HostPolicy, HostRecord, Hosted,
+    NotLoaded, Quantities, Room, Standing, TickClock, admit,
 };
 use crate::request::CountRequest;
 use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
@@ -23,7 +23,8 @@ pub(crate) struct CoreHost {
     /// Contexts of the core and of vCPUs that are here or were parked here, the
     /// oldest first.
     claims: Vec<Wish>,
-    guest: GuestWish,
+    /// As the vCPU that was here last told it; none before the first.
+    guest: Option<GuestWish>,
     audit: Option<Box<dyn HostAudit>>,
     /// TSC until which the core's context knows how time has passed.
     until: Option<u64>,
@@ -86,7 +87,19 @@ impl CoreHost {
 
     /// What guests of this core may want.
     pub(crate) fn set_guest(&mut self, guest: GuestWish) {
-        self.guest = guest;
+        self.guest = Some(guest);
+    }
+
+    /// Whether that is known.
+    #[inline]
+    pub(crate) fn knows_guest(&self) -> bool {
+        self.guest.is_some()
+    }
+
+    /// Whether contexts can be loaded here.
+    #[inline]
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.tsc_khz.is_some()
     }
 
     /// Whether the core's context wants something else than when this was asked
@@ -307,7 +320,12 @@ impl CorePmu {
     }
 
     /// What a wish comes to.
-    fn judge(&self, wish: &Wish) -> Result<crate::perfmon::Claimed, Refusal> {
+    fn judge(&self, wish: &Wish) -> Result<Claimed, Refusal> {
+        self.judge_beside(wish, 0)
+    }
+
+    /// The same beside a guest that could use so many counters more.
+    fn judge_beside(&self, wish: &Wish, more: usize) -> Result<Claimed, Refusal> {
         let others = self.host.claims.iter();
         let others = others.filter(|claim| claim.context != wish.context);
         let claims: Vec<Claim> = others.filter_map(|claim| self.claim_of(claim)).collect();
@@ -315,8 +333,9 @@ impl CorePmu {
             let reason = "the event sets demand too many different things; use fewer sets";
             Refusal::new(Errno::EBUSY, reason)
         })?;
+        let guest = self.host.guest.as_ref();
         let guest = GuestRoom {
-            counters: self.host.guest.counters,
+            counters: guest.map_or(0, |guest| guest.counters.saturating_add(more)),
             kinds: self.kinds(),
             now: self.guest_now(),
         };
@@ -350,7 +369,8 @@ impl CorePmu {
 
     fn kinds(&self) -> Vec<Constraint> {
         let mut kinds: Vec<Constraint> = Vec::new();
-        for request in &self.host.guest.events {
+        let events = self.host.guest.iter().flat_map(|guest| &guest.events);
+        for request in events {
             if self.backend.can_count(request).is_ok() {
                 let kind = self.backend.constraint(request);
                 if !kinds.contains(&kind) {
@@ -368,6 +388,18 @@ impl CorePmu {
             .filter(|report| report.counting && report.holder.is_guest())
             .map(|report| self.backend.constraint(&report.request))
             .collect()
+    }
+
+    /// Whether what contexts rely on here has room beside a guest with so many
+    /// counters more.
+    pub(crate) fn guest_may_have_more(&self, counters: usize) -> bool {
+        let mut firm = self.host.claims.iter();
+        firm.all(|wish| {
+            wish.standing != Standing::Firm
+                || self
+                    .judge_beside(wish, counters)
+                    .is_ok_and(|claimed| claimed.standing == Standing::Firm)
+        })
     }
 
     /// A vCPU comes with its context. What it may rely on here.

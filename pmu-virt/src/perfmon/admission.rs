@@ -132,7 +132,7 @@ pub fn admit(room: &Room<'_>, applicant: &Claim) -> Result<Claimed, NoRoom> {
         });
     }
     if applicant.preemptible
-        && let Some(preempts) = room.clear(applicant, rivals, &[room.guest.now.clone()])
+        && let Some(preempts) = room.clear(applicant, rivals, std::slice::from_ref(&room.guest.now))
     {
         return Ok(Claimed {
             standing: Standing::Spare,

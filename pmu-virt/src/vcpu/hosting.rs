@@ -23,12 +23,11 @@ impl VcpuPmu {
             let reason = format!("{} has {} already", self.owner, other.id());
             return Err((hosted, busy(reason)));
         }
-        let guest = self.wish();
+        self.introduce_anew();
         let Some(core) = &mut self.core else {
             let reason = format!("{} is on no core at present; try again", self.owner);
             return Err((hosted, busy(reason)));
         };
-        core.hosting_mut().set_guest(guest);
         let hosted = core.admit_hosted(hosted, Some(self.owner), set)?;
         self.host = Some(hosted);
         self.host_changed();
@@ -81,9 +80,8 @@ impl VcpuPmu {
     /// Works with the core that the vCPU is on, and with the context of that
     /// core. `None` if it is on no core.
     pub fn with_core<R>(&mut self, act: impl FnOnce(&mut CorePmu) -> R) -> Option<R> {
-        let guest = self.wish();
+        self.introduce();
         let core = self.core.as_mut()?;
-        core.hosting_mut().set_guest(guest);
         let result = act(core);
         if core.hosting_mut().take_changed() {
             self.host_changed();
@@ -240,9 +238,26 @@ impl VcpuPmu {
         }
     }
 
+    /// Tells the core what guests may want of it, if nobody has.
+    pub(super) fn introduce(&mut self) {
+        if let Some(core) = &self.core
+            && !core.hosting().knows_guest()
+        {
+            self.introduce_anew();
+        }
+    }
+
+    /// The same after that has changed.
+    pub(super) fn introduce_anew(&mut self) {
+        let wish = self.wish();
+        if let Some(core) = &mut self.core {
+            core.hosting_mut().set_guest(wish);
+        }
+    }
+
     /// What the guest may want: counters of the model that it was given and that
     /// the hypervisor has not reserved, and each event that has a name.
-    pub(super) fn wish(&self) -> GuestWish {
+    fn wish(&self) -> GuestWish {
         let reserved = self.reserved_by(Layer::Hypervisor);
         let counters = self.model.counters();
         let counters = counters.filter(|counter| self.grant.holds(*counter));
@@ -261,6 +276,17 @@ impl VcpuPmu {
             events: events
                 .chain(fixed.map(|event| CountRequest::plain(event, true, true)))
                 .collect(),
+        }
+    }
+
+    /// Whether the hypervisor may yield a counter that it has reserved: what host
+    /// contexts on this core rely on has room without it. If the vCPU is on no
+    /// core, nobody can tell, and its context is not put at risk.
+    #[must_use]
+    pub fn hypervisor_can_yield(&self) -> bool {
+        match &self.core {
+            Some(core) => core.guest_may_have_more(1),
+            None => self.host.is_none(),
         }
     }
 

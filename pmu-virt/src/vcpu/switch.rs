@@ -15,6 +15,13 @@ impl VcpuPmu {
         core.attach(self.owner);
         self.core = Some(core);
         self.note_hosts();
+        if self
+            .core
+            .as_ref()
+            .is_some_and(|core| core.hosting().is_enabled())
+        {
+            self.introduce();
+        }
         let (mut before, mut refused) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.active.iter() {
             self.return_to_place(counter);

@@ -165,6 +165,8 @@ impl Hosted {
     /// Handles the overflows that are pending. Counts were settled before.
     pub(crate) fn sample(&mut self, moment: &Moment, values: &dyn Quantities) {
         self.context.overflow(moment, values, &mut *self.queue);
+        // A time switch may have waited for that.
+        self.switch_if_due();
     }
 
     /// Its counters are taken: it counts nothing, and its time stands still,

@@ -2,7 +2,6 @@
 
 use super::Hosted;
 use crate::core_pmu::CorePmu;
-use perfmon_abi::consts::PFM_SETFL_EXCL_IDLE;
 
 /// TSC ticks as nanoseconds. What a division leaves is kept for the next one,
 /// so that the sum never drifts.
@@ -35,10 +34,6 @@ pub(super) fn ticks(ns: u64, tsc_khz: u32) -> u64 {
 /// driver stops its counters for a moment in each interrupt.
 const RESTORE_AFTER_NS: u64 = 1_000_000;
 
-/// Most switches of sets in one idle time. Where more would have been due, which
-/// set comes out is of no importance: nothing has counted.
-const MOST_IDLE_SWITCHES: usize = 1_000;
-
 impl Hosted {
     /// Nanoseconds of ticks in which the vCPU ran.
     pub(crate) fn run_ns(&mut self, ticks: u64, tsc_khz: u32) -> u64 {
@@ -46,7 +41,7 @@ impl Hosted {
     }
 
     /// Time passes: some in which a vCPU ran, and some in which nothing did. The
-    /// switches of sets that are due in it take place: true if there were any.
+    /// switches of sets that are due take place: true if there were any.
     pub(crate) fn advance(&mut self, run_ns: u64, idle_ns: u64, core: &mut CorePmu) -> bool {
         let all = run_ns.saturating_add(idle_ns);
         if self.blind.is_none() && self.context.switch_due().is_some_and(|due| due <= all) {
@@ -54,14 +49,19 @@ impl Hosted {
             self.settle(core);
         }
         self.pass(run_ns);
-        let mut switched = self.blind.is_none() && self.is_switch_due();
-        if switched {
+        if idle_ns > 0 {
+            self.pass_time(idle_ns, false);
+        }
+        self.switch_if_due()
+    }
+
+    /// The set's time is up; not while an overflow of it waits to be handled.
+    pub(super) fn switch_if_due(&mut self) -> bool {
+        let due = self.blind.is_none() && self.context.switch_due() == Some(0);
+        if due {
             self.context.expire();
         }
-        if idle_ns > 0 {
-            switched |= self.pass_idle(idle_ns);
-        }
-        switched
+        due
     }
 
     /// Time passes in which a vCPU ran, or the VMM worked for one. A switch that
@@ -70,45 +70,14 @@ impl Hosted {
         if self.blind.is_some() || !self.missing.is_empty() {
             self.waited = self.waited.saturating_add(ns);
         }
+        self.pass_time(ns, true);
+    }
+
+    fn pass_time(&mut self, ns: u64, counted: bool) {
         match &mut self.blind {
             Some(blind) => *blind = blind.saturating_add(ns),
-            // All of it goes where the events of this time went.
-            None => self.context.pass(ns, true),
+            None => self.context.pass(ns, counted),
         }
-    }
-
-    fn pass_idle(&mut self, ns: u64) -> bool {
-        if let Some(blind) = &mut self.blind {
-            *blind = blind.saturating_add(ns);
-            return false;
-        }
-        let mut left = ns;
-        let mut switched = false;
-        for _ in 0..MOST_IDLE_SWITCHES {
-            let due = self.context.switch_due().unwrap_or(u64::MAX);
-            if due > left {
-                break;
-            }
-            self.context.pass(due, !self.leaves_idle_out());
-            self.context.expire();
-            switched = true;
-            left -= due;
-        }
-        self.context.pass(left, !self.leaves_idle_out());
-        if self.is_switch_due() {
-            self.context.expire();
-            switched = true;
-        }
-        switched
-    }
-
-    fn leaves_idle_out(&self) -> bool {
-        let set = self.context.sets.get(&self.context.active);
-        set.is_some_and(|set| set.flags & PFM_SETFL_EXCL_IDLE != 0)
-    }
-
-    fn is_switch_due(&self) -> bool {
-        self.context.switch_due() == Some(0)
     }
 
     /// Ticks of its time until something is due.
