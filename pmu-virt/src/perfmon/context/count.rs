@@ -5,8 +5,8 @@ use crate::backend::Provenance;
 use crate::perfmon::description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 use crate::request::CountRequest;
 use perfmon_abi::consts::{
-    PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_EXCL_IDLE, PFM_SETFL_OVFL_SWITCH,
-    PFM_SETFL_TIME_SWITCH,
+    PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_REGFL_RANDOM, PFM_SETFL_EXCL_IDLE,
+    PFM_SETFL_OVFL_SWITCH, PFM_SETFL_TIME_SWITCH,
 };
 use std::num::NonZeroU64;
 
@@ -143,20 +143,9 @@ impl Context {
         if self.counting().is_none() {
             return;
         }
-        let system_wide = self.is_system_wide();
-        let Some(set) = self.sets.get_mut(&self.active) else {
-            return;
-        };
-        let taken = match set.flags & PFM_SETFL_TIME_SWITCH {
-            0 => ns,
-            _ => ns.min(set.timeout_left),
-        };
-        set.timeout_left = set.timeout_left.saturating_sub(taken);
-        if counted || !system_wide || set.flags & PFM_SETFL_EXCL_IDLE == 0 {
-            set.active_time = set.active_time.saturating_add(taken);
-        }
-        self.overdue = self.overdue.saturating_add(ns - taken);
-        self.overdue_counts = counted;
+        self.overdue_counts = counted || !self.is_system_wide();
+        let beyond = self.spend(ns, self.overdue_counts);
+        self.overdue = self.overdue.saturating_add(beyond);
     }
 
     /// Nanoseconds until the time switch; `None` if none is going to come.
