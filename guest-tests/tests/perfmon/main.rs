@@ -2,9 +2,16 @@
 
 mod bad_input;
 mod bed;
+#[allow(dead_code)]
+#[path = "../../../pmu-virt/tests/perfmon/cells.rs"]
+mod cells;
 mod counting;
 mod ends;
 mod errors;
+#[allow(dead_code)]
+#[path = "../../../pmu-virt/tests/limited/mod.rs"]
+mod limited;
+mod played;
 mod raw;
 mod sampling;
 
@@ -19,6 +26,7 @@ fn main() -> ExitCode {
         ends::TESTS,
         errors::TESTS,
         bad_input::TESTS,
+        played::TESTS,
     ];
     run_suite(&themes.concat(), &[])
 }
