@@ -1,0 +1,76 @@
+//! What host tools ask of a core.
+
+use std::time::Duration;
+
+use perfmon_abi::wire::info::VcpuState;
+
+use super::core::{CoreEnd, CoreThread};
+use crate::kvm::VcpuId;
+use crate::perfmon::{CoreView, Job, Tray, VcpuView, View, serve_core, serve_look};
+use crate::vcpu::Vcpu;
+
+impl CoreThread {
+    /// Does what lies on the desk for the core and its vCPUs; `on_end` gets a
+    /// vCPU that failed in it.
+    pub(super) fn do_jobs(&mut self, on_end: &mut impl FnMut(CoreEnd)) {
+        while let Some(job) = self.tray.as_ref().and_then(Tray::take) {
+            self.do_core_job(job);
+        }
+        let waits = |(id, vcpu): (&VcpuId, &Vcpu)| vcpu.has_jobs().then_some(*id);
+        let waiting: Vec<VcpuId> = self.vcpus.iter().filter_map(waits).collect();
+        for id in waiting {
+            // What a context may have is decided by the core that it is on.
+            self.switch_to(id);
+            let Some(vcpu) = self.vcpus.get_mut(&id) else {
+                continue;
+            };
+            let done = vcpu.do_jobs(self.index);
+            if !vcpu.is_blocked() {
+                self.queue.unblock(id);
+            }
+            if let Err(failure) = done {
+                self.end(id, Err(failure)).map(&mut *on_end);
+            }
+        }
+    }
+
+    fn do_core_job(&mut self, job: Job) {
+        if job.is_look() {
+            let view = self.view();
+            serve_look(job, view);
+        } else if let Some(pmu) = &mut self.pmu {
+            serve_core(job, pmu);
+        } else if let Some(vcpu) = self.last.and_then(|id| self.vcpus.get_mut(&id)) {
+            vcpu.do_core_job(job);
+        }
+        // A core without counters: the job comes back.
+    }
+
+    /// What there is on this core.
+    fn view(&self) -> View {
+        let number = |id: VcpuId| usize::from(id.0);
+        let of_last = self.last.and_then(|id| self.vcpus.get(&id)?.pmu()?.core());
+        let pmu = self.pmu.as_deref().or(of_last);
+        let vcpu = |(id, vcpu): (&VcpuId, &Vcpu)| {
+            let state = match self.last == Some(*id) {
+                true => VcpuState::Running,
+                false => VcpuState::Waiting,
+            };
+            VcpuView::of(number(*id), vcpu.pmu(), state)
+        };
+        View {
+            cores: vec![CoreView::of(self.index, self.last.map(number), pmu)],
+            vcpus: self.vcpus.iter().map(vcpu).collect(),
+        }
+    }
+
+    /// No vCPU could be run for so long.
+    pub(super) fn was_idle(&mut self, time: Duration) {
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        if let Some(pmu) = &mut self.pmu {
+            pmu.pass_idle(ns);
+        } else if let Some(vcpu) = self.last.and_then(|id| self.vcpus.get_mut(&id)) {
+            vcpu.with_core(|core| core.pass_idle(ns));
+        }
+    }
+}
