@@ -16,6 +16,8 @@
 //! - [`micro`]: guests of some dozen instructions, for [`demo`], [`mod@bench`],
 //!   [`probe`] and the tests.
 //! - Events by name: [`events`]; firmware and its counters: [`mod@firmware`].
+//! - Samples in a file, and reports of them: [`profile`]; what `umpire stat`
+//!   prints: [`stat`].
 //! - The command: [`cli`], [`config`], [`logging`].
 //!
 //! `docs/architecture.md` follows an access through the code.
@@ -40,8 +42,10 @@ pub mod logging;
 pub mod machine;
 pub mod micro;
 pub mod probe;
+pub mod profile;
 pub mod reservations;
 pub mod sched;
+pub mod stat;
 pub mod sys;
 pub mod terminal;
 pub mod trap;

@@ -14,6 +14,8 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("demo", |demo| demo.after_help(DEMO))
         .mut_subcommand("events", |events| events.after_help(EVENTS))
         .mut_subcommand("arbitrate", |arbitrate| arbitrate.after_help(ARBITRATE))
+        .mut_subcommand("report", |report| report.after_help(REPORT))
+        .mut_subcommand("script", |script| script.after_help(SCRIPT))
         .mut_subcommand("bench", |bench| {
             BENCHES.iter().fold(bench, |bench, (name, help)| {
                 bench.mut_subcommand(*name, |one| one.after_help(*help))
@@ -99,6 +101,33 @@ No guest runs and no host PMU is needed: it is the same arbiter that guests get.
   umpire arbitrate --scheme interacting --policy kernel:priority=1 -j night.script
   echo '0 kernel reserve 2' | umpire arbitrate --counters 1 -
 Exit status: 0; 2 if the script or a value cannot be used.";
+
+const REPORT: &str = "\
+Overhead is the part of the event's occurrences, which each sample stands for by its period.
+What could not be sampled is told in the first lines. Programs of the guest are told apart
+by CR3, the address of their page tables.
+
+Names come from one file: a copy of the guest's /proc/kallsyms, made as root, has those of
+modules too and fits a kernel that moved itself (KASLR). With vmlinux or System.map say how
+far it moved: the address of _text in the guest's /proc/kallsyms less that in System.map.
+
+  umpire report --symbols vmlinux
+  umpire report --kallsyms guest.kallsyms --sort vcpu,symbol --percent-limit 1
+  umpire report --vmlinux vmlinux --kaslr-offset 0x1a000000 --flamegraph guest.svg
+  umpire report --kallsyms guest.kallsyms --folded | grep 'vCPU 1;'
+  umpire report --kallsyms guest.kallsyms --firefox guest.json    open it in profiler.firefox.com
+Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile or a
+file of symbols cannot be used.";
+
+const SCRIPT: &str = "\
+A line is: VM/vCPU [core] seconds: period event: address symbol+offset (whose), and a line for
+everything that was lost. Seconds count from the beginning of the recording.
+
+  umpire script --symbols vmlinux
+  umpire script -F time,vcpu,ring,cr3,ip
+  umpire script --vcpu 0 -j | jq .ip
+Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile or a
+file of symbols cannot be used.";
 
 const BENCH_TRAPS: &str = "\
 Compares, within one run, a trapped RDMSR and WRMSR of a PMU register with an MSR exit

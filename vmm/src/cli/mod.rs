@@ -5,6 +5,7 @@
 //! of the file get the same answer.
 
 mod help;
+mod profile;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::ExitStatus;
+pub use profile::{ProfileFlags, ReportFlags, ScriptFlags};
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
 #[derive(Clone, Debug, Parser)]
@@ -36,6 +38,10 @@ pub enum Command {
     Events(EventsFlags),
     /// Play a script of who wants which counter when, under each scheme of arbitration
     Arbitrate(ArbitrateFlags),
+    /// Show which symbols of the guest the samples of a profile are in
+    Report(Box<ReportFlags>),
+    /// Print each sample of a profile as a line
+    Script(Box<ScriptFlags>),
     /// Measure this host
     Bench {
         /// What to measure.

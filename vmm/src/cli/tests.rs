@@ -55,6 +55,19 @@ fn commands_parse() {
         check(&["bench", what, "-j"], "Bench");
     }
     check(&["run", "--kernel", "k"], "Run(");
+    check(
+        &["report"],
+        "Report(ReportFlags { profile: ProfileFlags { input: \"umpire.data\", symbols: None",
+    );
+    check(
+        &["report", "--vmlinux", "v", "--kaslr-offset", "0x1a000000"],
+        "Report(ReportFlags { profile: ProfileFlags { input: \"umpire.data\", \
+         symbols: Some(\"v\"), kaslr_offset: Some(436207616)",
+    );
+    check(
+        &["script", "-F", "time,ip", "-i", "-", "--vcpu", "0,2-3"],
+        "Script(",
+    );
 }
 
 #[test]
@@ -104,6 +117,23 @@ fn bad_arguments_are_one_line_with_status_2() {
     check(&["bench"], &["umpire bench traps"]);
     check(&["bench", "traps", "--iterations", "1"], &["1", "100"]);
     check(&["doctor", "extra"], &["'extra'"]);
+    check(
+        &["report", "--sort", "symbol,cpu"],
+        &["'cpu'", "--sort", "symbol, vcpu"],
+    );
+    check(&["report", "--vcpu", "3-1"], &["'3-1'", "0,2-3"]);
+    check(&["report", "--percent-limit", "NaN"], &["NaN", "0 to 100"]);
+    check(&["report", "--kaslr-offset", "100"], &["--symbols"]);
+    check(
+        &["report", "--symbols", "f", "--kaslr-offset", "xyz"],
+        &["'xyz'", "hexadecimal"],
+    );
+    check(&["report", "--folded", "-j"], &["--folded", "--json"]);
+    check(
+        &["report", "--weight", "tons"],
+        &["tons", "samples", "events"],
+    );
+    check(&["script", "-F", "time,comm"], &["'comm'", "vm,vcpu"]);
 }
 
 #[test]
@@ -145,6 +175,20 @@ fn help_teaches() {
     check(
         &["events", "--help"],
         &["libpfm4", "r5300c0", "instructions:u", "Exit status"],
+    );
+    check(
+        &["report", "--help"],
+        &[
+            "/proc/kallsyms",
+            "KASLR",
+            "--flamegraph",
+            "[aliases:",
+            "Exit status",
+        ],
+    );
+    check(
+        &["script", "--help"],
+        &["-F", "period", "jq", "Exit status"],
     );
     for what in ["traps", "neighbour", "pmi", "switch", "scale"] {
         check(&["bench", what, "--help"], &["nanoseconds", "default"]);

@@ -1,0 +1,111 @@
+//! What a report says about the file that it is of.
+
+use super::filter::Filter;
+use super::reader::Ending;
+use super::record::{Header, SampledEvent, Sampling, Totals};
+use super::symbols::SymbolTable;
+
+/// A file that was read to its end, and how it was looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// Its header.
+    pub header: &'a Header,
+    /// What it holds, whatever the filter lets through.
+    pub totals: Totals,
+    /// How it ended.
+    pub ending: Ending,
+    /// Records of kinds that this version does not know.
+    pub unknown_records: u64,
+    /// Which samples the report is about.
+    pub filter: &'a Filter,
+    /// The names of the guest's kernel; empty without a file of symbols.
+    pub symbols: &'a SymbolTable,
+}
+
+impl Facts<'_> {
+    /// What a reader must know before believing the report; a line each.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if !matches!(self.ending, Ending::Whole(_)) {
+            warnings.push(self.ending.to_string());
+        }
+        if self.unknown_records > 0 {
+            warnings.push(format!(
+                "{} records are of kinds that a later umpire writes, and were passed over",
+                self.unknown_records
+            ));
+        }
+        warnings
+    }
+
+    /// What was not sampled, in one line; none if nothing was lost.
+    #[must_use]
+    pub fn losses(&self) -> Option<String> {
+        let totals = self.totals;
+        let mut parts = Vec::new();
+        if totals.lost > 0 {
+            parts.push(format!("{} samples lost for want of room", totals.lost));
+        }
+        if totals.throttled > 0 {
+            parts.push(format!("{} overflows throttled", totals.throttled));
+        }
+        if totals.blind_ns > 0 {
+            let blind = scaled(totals.blind_ns, 1_000_000);
+            parts.push(format!("{blind:.3} ms without a counter"));
+        }
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
+
+    /// What to do about addresses without a name, if there is something to do:
+    /// of `kernel` samples outside of programs, `unknown` have none.
+    #[must_use]
+    pub fn hint(&self, kernel: u64, unknown: u64) -> Option<&'static str> {
+        if kernel == 0 || unknown < kernel {
+            return None;
+        }
+        Some(match self.symbols.is_empty() {
+            true => {
+                "give --symbols FILE for names: the guest's vmlinux or System.map, or a copy of \
+                 its /proc/kallsyms"
+            }
+            false => {
+                "no sample is within a symbol of the file: is it the guest's kernel? One that \
+                 moved itself (KASLR) needs --kaslr-offset, or a copy of its /proc/kallsyms"
+            }
+        })
+    }
+}
+
+/// `every 1000 events` or `99 times a second`.
+#[must_use]
+pub fn how_often(sampling: Sampling) -> String {
+    match sampling {
+        Sampling::Period(1) => "every event".to_owned(),
+        Sampling::Period(events) => format!("every {events} events"),
+        Sampling::Frequency(hz) => format!("{hz} times a second"),
+    }
+}
+
+/// `cycles`, or `event 3` for one that the header does not have.
+#[must_use]
+pub fn event_name(header: &Header, event: u16) -> String {
+    match header.events.get(usize::from(event)) {
+        Some(SampledEvent { name, .. }) => name.clone(),
+        None => format!("event {event}"),
+    }
+}
+
+/// When sampling began, as in RFC 3339.
+#[must_use]
+pub fn began(header: &Header) -> String {
+    let seconds = i64::try_from(header.start_unix_ns / 1_000_000_000).ok();
+    let time = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    time.map_or_else(|| "at an unknown time".to_owned(), |time| time.to_string())
+}
+
+/// Nanoseconds as seconds or milliseconds, which need not be exact.
+#[expect(clippy::cast_precision_loss, reason = "rounded for people")]
+pub(super) fn scaled(ns: u64, unit: u64) -> f64 {
+    ns as f64 / unit as f64
+}

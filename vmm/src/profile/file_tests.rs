@@ -1,0 +1,262 @@
+//! Tests of the profile file.
+
+use pmu_virt::Provenance;
+use proptest::prelude::*;
+
+use super::*;
+
+pub(super) fn header() -> Header {
+    Header {
+        umpire: "0.1.0".to_owned(),
+        vm: 7,
+        vm_name: "web".to_owned(),
+        vcpus: 2,
+        cores: 2,
+        host: "a processor, Linux 6.1".to_owned(),
+        start_unix_ns: 1_700_000_000_000_000_000,
+        start_tsc: 1000,
+        tsc_khz: 2_000_000,
+        events: vec![
+            SampledEvent {
+                name: "cycles".to_owned(),
+                sampling: Sampling::Period(1000),
+                provenance: Provenance::Hardware,
+            },
+            SampledEvent {
+                name: "instructions:u".to_owned(),
+                sampling: Sampling::Frequency(99),
+                provenance: Provenance::Exact,
+            },
+        ],
+    }
+}
+
+pub(super) fn file(records: &[Record]) -> Vec<u8> {
+    let mut writer = ProfileWriter::new(Vec::new(), &header()).unwrap();
+    for record in records {
+        writer.write(record).unwrap();
+    }
+    writer.finish(5_000_000).unwrap()
+}
+
+/// All records, and how the file ended.
+fn read(bytes: &[u8]) -> Result<(Vec<Record>, Ending), ProfileError> {
+    let mut reader = ProfileReader::open(bytes)?;
+    let mut records = Vec::new();
+    while let Some(record) = reader.next_record()? {
+        records.push(record);
+    }
+    Ok((records, reader.ending().expect("the end was reached")))
+}
+
+fn sample() -> impl Strategy<Value = Record> {
+    let ring = prop_oneof![Just(None), Just(Some(Ring::Kernel)), Just(Some(Ring::User))];
+    (
+        any::<[u64; 3]>(),
+        any::<[u32; 3]>(),
+        any::<Option<u64>>(),
+        0u16..2,
+        any::<u16>(),
+        ring,
+    )
+        .prop_map(
+            |([time_ns, ip, period], [vm, vcpu, core], cr3, event, set, ring)| {
+                Record::Sample(Sample {
+                    time_ns,
+                    ip,
+                    period,
+                    cr3,
+                    vm,
+                    vcpu,
+                    core,
+                    event,
+                    set,
+                    ring,
+                })
+            },
+        )
+}
+
+fn loss() -> impl Strategy<Value = Record> {
+    let kind = (0..3, any::<u64>()).prop_map(|(kind, amount)| match kind {
+        0 => LossKind::Full(amount),
+        1 => LossKind::Throttled(amount),
+        _ => LossKind::Blind(amount),
+    });
+    let vcpu = proptest::option::of(0..u32::MAX);
+    (any::<u64>(), any::<u32>(), vcpu, kind).prop_map(|(time_ns, vm, vcpu, kind)| {
+        Record::Loss(Loss {
+            time_ns,
+            vm,
+            vcpu,
+            kind,
+        })
+    })
+}
+
+fn records() -> impl Strategy<Value = Vec<Record>> {
+    proptest::collection::vec(prop_oneof![3 => sample(), 1 => loss()], 0..40)
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(records in records()) {
+        let (read, ending) = read(&file(&records)).unwrap();
+        prop_assert!(matches!(ending, Ending::Whole(ns) if ns >= 5_000_000));
+        prop_assert_eq!(read, records);
+    }
+
+    /// Cut off anywhere, every whole record is read, and the loss is told.
+    #[test]
+    fn a_part_is_read_as_far_as_it_goes(records in records(), cut in any::<prop::sample::Index>()) {
+        let whole = file(&records);
+        let cut = cut.index(whole.len());
+        match read(&whole[..cut]) {
+            Ok((read, ending)) => {
+                prop_assert_eq!(ending, Ending::CutOff);
+                prop_assert_eq!(read.as_slice(), &records[..read.len()]);
+                let next = records.get(read.len());
+                let rest = cut + 44 - file(&read).len();
+                let size = match next { Some(Record::Sample(_)) => 53, Some(Record::Loss(_)) => 29, None => 44 };
+                prop_assert!(rest < size, "{} bytes of {}", rest, size);
+            }
+            Err(error) => prop_assert!(
+                matches!(error, ProfileError::Empty | ProfileError::NoHeader),
+                "{}", error
+            ),
+        }
+    }
+
+    /// Whatever a file holds: no panic, an end, and no more memory than a record.
+    #[test]
+    fn any_bytes_are_read_to_an_end(
+        bytes in proptest::collection::vec(any::<u8>(), 0..2000),
+        headed in any::<bool>(),
+    ) {
+        let mut all = if headed { file(&[]) } else { Vec::new() };
+        all.truncate(all.len().saturating_sub(44));
+        all.extend(&bytes);
+        if let Ok(mut reader) = ProfileReader::open(all.as_slice()) {
+            let mut count = 0;
+            while reader.next_record().unwrap().is_some() {
+                count += 1;
+            }
+            prop_assert!(reader.ending().is_some());
+            prop_assert!(count * 29 <= bytes.len());
+        }
+    }
+
+    /// One changed byte never makes records out of nothing.
+    #[test]
+    fn a_changed_byte_is_survived(
+        records in records(), at in any::<prop::sample::Index>(), to in any::<u8>(),
+    ) {
+        let mut bytes = file(&records);
+        let at = at.index(bytes.len());
+        bytes[at] = to;
+        if let Ok((read, _)) = read(&bytes) {
+            prop_assert!(read.len() <= bytes.len() / 29);
+        }
+    }
+}
+
+#[test]
+fn other_files_are_refused_with_a_reason() {
+    fn check(bytes: &[u8], expected: &str) {
+        let text = read(bytes).unwrap_err().to_string();
+        assert!(text.contains(expected), "{text}");
+        assert!(!text.contains('\n'), "{text}");
+    }
+    check(b"", "empty");
+    check(b"PERFILE2 and so on", "perf report");
+    check(b"some text that is longer than a magic", "no profile");
+    check(b"short", "no profile");
+    check(&MAGIC[..5], "within the header");
+    let mut bytes = file(&[]);
+    bytes[8] = 9;
+    check(&bytes, "version 9");
+    let mut bytes = file(&[]);
+    bytes[14] = 0x20;
+    check(&bytes, "longer than 1 MiB");
+    let mut bytes = file(&[]);
+    bytes[16] = b'x';
+    check(&bytes, "header is damaged");
+    let mut named = header();
+    named.events[0].name = "cy\u{1b}[2Jcles".to_owned();
+    let bytes = ProfileWriter::new(Vec::new(), &named)
+        .unwrap()
+        .finish(0)
+        .unwrap();
+    check(&bytes, "control characters");
+}
+
+#[test]
+fn a_header_that_no_reader_would_take_is_not_written() {
+    let mut long = header();
+    long.host = "x".repeat(1 << 20);
+    let error = ProfileWriter::new(Vec::new(), &long).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+}
+
+#[test]
+fn kinds_and_fields_of_later_versions_are_passed_over() {
+    let loss = Record::Loss(Loss {
+        time_ns: 1,
+        vm: 7,
+        vcpu: None,
+        kind: LossKind::Full(3),
+    });
+    let mut bytes = file(&[]);
+    let trailer = bytes.split_off(bytes.len() - 44);
+    bytes.extend([200, 0, 3, 0, 1, 2, 3]);
+    let mut longer = Vec::new();
+    wire::put_record(&loss, &mut longer);
+    longer[2] += 5;
+    longer.extend([9; 5]);
+    bytes.extend(longer);
+    let mut reader = ProfileReader::open(bytes.as_slice()).unwrap();
+    assert_eq!(reader.next_record().unwrap(), Some(loss));
+    assert_eq!(reader.next_record().unwrap(), None);
+    assert_eq!(
+        (reader.unknown_records(), reader.ending()),
+        (1, Some(Ending::CutOff))
+    );
+    // This trailer knows nothing of the loss.
+    bytes.extend(trailer);
+    let (_, ending) = read(&bytes).unwrap();
+    assert!(
+        ending
+            .to_string()
+            .contains("trailer tells of other records"),
+        "{ending}"
+    );
+}
+
+#[test]
+fn damage_is_told_with_its_place() {
+    fn check(change: impl Fn(&mut Vec<u8>), expected: &str) {
+        let loss = Record::Loss(Loss {
+            time_ns: 1,
+            vm: 7,
+            vcpu: Some(1),
+            kind: LossKind::Blind(3),
+        });
+        let mut bytes = file(&[loss]);
+        change(&mut bytes);
+        let text = read(&bytes).unwrap().1.to_string();
+        assert!(text.contains(expected), "{text}");
+    }
+    check(|_| {}, "whole");
+    check(|bytes| bytes.truncate(bytes.len() - 1), "without a trailer");
+    check(
+        |bytes| bytes.truncate(bytes.len() - 44),
+        "without a trailer",
+    );
+    check(|bytes| bytes.push(0), "behind the trailer");
+    let at = file(&[]).len() - 44;
+    check(
+        |bytes| bytes[at + 28] = 9,
+        &format!("at byte {at}: a loss has an unknown cause"),
+    );
+    check(|bytes| bytes[at] = 1, "too short for its kind");
+}

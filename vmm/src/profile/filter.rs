@@ -1,0 +1,71 @@
+//! Which samples a report is about.
+
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use super::record::Sample;
+
+/// Numbers of vCPUs or cores: `0,2-3`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Numbers(Vec<RangeInclusive<u32>>);
+
+/// A list of numbers that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("'{0}' is neither a number nor a range that ascends; give a list like 0,2-3")]
+pub struct NumbersError(String);
+
+impl FromStr for Numbers {
+    type Err = NumbersError;
+
+    fn from_str(text: &str) -> Result<Self, NumbersError> {
+        let range = |part: &str| {
+            let number = |digits: &str| -> Option<u32> {
+                let plain = digits.bytes().all(|digit| digit.is_ascii_digit());
+                plain.then(|| digits.parse().ok()).flatten()
+            };
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let range = number(first)?..=number(last)?;
+            (!range.is_empty()).then_some(range)
+        };
+        let parts = text.split(',').map(str::trim);
+        parts
+            .map(|part| range(part).ok_or_else(|| NumbersError(part.to_owned())))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+impl Numbers {
+    fn has(&self, number: u32) -> bool {
+        self.0.iter().any(|range| range.contains(&number))
+    }
+}
+
+/// Which samples a report is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Those of these vCPUs; none for all.
+    pub vcpus: Option<Numbers>,
+    /// Those taken on these cores; none for all.
+    pub cores: Option<Numbers>,
+    /// Those of this event, by its number; none for all.
+    pub event: Option<u16>,
+}
+
+impl Filter {
+    /// `sample` is among them.
+    #[must_use]
+    pub fn takes(&self, sample: &Sample) -> bool {
+        let of = |list: &Option<Numbers>, number| list.as_ref().is_none_or(|all| all.has(number));
+        let event = self.event.is_none_or(|event| event == sample.event);
+        event && of(&self.vcpus, sample.vcpu) && of(&self.cores, sample.core)
+    }
+
+    /// It leaves vCPUs or cores out.
+    #[must_use]
+    pub fn is_part(&self) -> bool {
+        self.vcpus.is_some() || self.cores.is_some()
+    }
+}

@@ -1,0 +1,33 @@
+//! Samples of guests in a file, and what can be told from them.
+//!
+//! `umpire record` writes a profile with [`ProfileWriter`]; `umpire report` and
+//! `umpire script` read it with [`ProfileReader`]. `docs/profiling.md` describes
+//! the file and the commands.
+
+mod command;
+pub mod facts;
+pub mod filter;
+pub mod firefox;
+mod input;
+mod reader;
+mod record;
+pub mod report;
+pub mod script;
+pub mod sink;
+pub mod spot;
+pub mod stacks;
+pub mod symbols;
+pub mod tally;
+mod wire;
+mod writer;
+
+pub use command::{report, run_report, run_script, script};
+pub use reader::{Ending, ProfileError, ProfileReader};
+pub use record::{Header, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Totals};
+pub use wire::{LONGEST_HEADER, MAGIC, VERSION};
+pub use writer::ProfileWriter;
+
+#[cfg(test)]
+mod file_tests;
+#[cfg(test)]
+mod testing;

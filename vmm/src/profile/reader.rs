@@ -1,0 +1,250 @@
+//! Reading a profile file, whatever it holds.
+
+use std::fmt;
+use std::io::{self, Read};
+
+use thiserror::Error;
+
+use super::record::{Header, Record, Totals};
+use super::wire::{Decoded, HEAD, LONGEST_HEADER, MAGIC, VERSION, decode, head};
+
+/// A file that is no profile, or whose beginning cannot be used. Prints as one
+/// line without the file's name.
+#[derive(Debug, Error)]
+pub enum ProfileError {
+    /// It cannot be read.
+    #[error("cannot be read: {0}")]
+    Read(#[from] io::Error),
+    /// It is empty.
+    #[error("it is empty: umpire record was ended before it wrote anything; record again")]
+    Empty,
+    /// It is a profile of perf's.
+    #[error("it is a file of perf record; read it with: perf report -i FILE")]
+    Perf,
+    /// It is something else.
+    #[error("it is no profile: it does not begin as files of umpire record do")]
+    Foreign,
+    /// It has another version.
+    #[error("it is a profile of version {0}, and this umpire reads version {VERSION}")]
+    Version(u32),
+    /// It ends before the samples begin.
+    #[error("it ends within the header: nothing was recorded; record again")]
+    NoHeader,
+    /// Its header cannot be used.
+    #[error("its header is damaged: {0}")]
+    Header(String),
+}
+
+/// How a file ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With its trailer, which agrees with what was read. How long samples were
+    /// taken, in nanoseconds.
+    Whole(u64),
+    /// Without a trailer: the recorder was killed, or the file was cut off.
+    CutOff,
+    /// With bytes that no recorder writes; what follows was not read.
+    Damaged {
+        /// The offset of the record in the file, in bytes.
+        offset: u64,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole(_) => f.write_str("the file is whole"),
+            Self::CutOff => f.write_str(
+                "the file ends without a trailer, as if umpire record had been killed; \
+                 what comes before is used",
+            ),
+            Self::Damaged { offset, why } => {
+                write!(
+                    f,
+                    "the file is damaged at byte {offset}: {why}; what comes before is used"
+                )
+            }
+        }
+    }
+}
+
+/// Reads a profile file, one record in memory at a time.
+#[derive(Debug)]
+pub struct ProfileReader<R: Read> {
+    input: R,
+    header: Header,
+    payload: Vec<u8>,
+    offset: u64,
+    totals: Totals,
+    unknown: u64,
+    ending: Option<Ending>,
+}
+
+impl<R: Read> ProfileReader<R> {
+    /// Reads the header. Wrap a file in a [`std::io::BufReader`].
+    ///
+    /// # Errors
+    /// [`ProfileError`] says why it is no profile that can be used.
+    pub fn open(mut input: R) -> Result<Self, ProfileError> {
+        let mut begin = Vec::new();
+        input.by_ref().take(16).read_to_end(&mut begin)?;
+        let version = match begin.split_first_chunk::<8>() {
+            _ if begin.is_empty() => return Err(ProfileError::Empty),
+            Some((b"PERFILE2", _)) => return Err(ProfileError::Perf),
+            Some((magic, rest)) if *magic == MAGIC => rest,
+            None if MAGIC.starts_with(&begin) => return Err(ProfileError::NoHeader),
+            _ => return Err(ProfileError::Foreign),
+        };
+        let (version, length) = match version.split_first_chunk::<4>() {
+            Some((version, length)) => (u32::from_le_bytes(*version), length),
+            None => return Err(ProfileError::NoHeader),
+        };
+        if version != VERSION {
+            return Err(ProfileError::Version(version));
+        }
+        let length = match length.try_into() {
+            Ok(length) => u32::from_le_bytes(length),
+            Err(_) => return Err(ProfileError::NoHeader),
+        };
+        if length > LONGEST_HEADER {
+            return Err(ProfileError::Header("it is longer than 1 MiB".to_owned()));
+        }
+        let mut json = Vec::new();
+        input
+            .by_ref()
+            .take(u64::from(length))
+            .read_to_end(&mut json)?;
+        let offset = 16 + u64::from(length);
+        if json.len() as u64 != u64::from(length) {
+            return Err(ProfileError::NoHeader);
+        }
+        Ok(Self {
+            input,
+            header: checked_header(&json)?,
+            payload: Vec::new(),
+            offset,
+            totals: Totals::default(),
+            unknown: 0,
+            ending: None,
+        })
+    }
+
+    /// What is known before the first sample.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// What was read so far.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// How many records of kinds that this version does not know were passed
+    /// over so far.
+    #[must_use]
+    pub fn unknown_records(&self) -> u64 {
+        self.unknown
+    }
+
+    /// How the file ended; none before [`next_record`](Self::next_record) gave
+    /// its last record.
+    #[must_use]
+    pub fn ending(&self) -> Option<Ending> {
+        self.ending
+    }
+
+    /// The next record; none at the end, of which [`ending`](Self::ending)
+    /// tells. Damage ends the file.
+    ///
+    /// # Errors
+    /// The host cannot read on.
+    pub fn next_record(&mut self) -> io::Result<Option<Record>> {
+        while self.ending.is_none() {
+            let Some((kind, size)) = self.read_one()? else {
+                self.ending = Some(Ending::CutOff);
+                break;
+            };
+            match decode(kind, &self.payload, self.header.events.len()) {
+                Decoded::Record(record) => {
+                    self.offset += size;
+                    self.totals.add(&record);
+                    return Ok(Some(record));
+                }
+                Decoded::Unknown => {
+                    self.offset += size;
+                    self.unknown += 1;
+                }
+                Decoded::Damaged(why) => self.damaged(why),
+                Decoded::Trailer(totals, _) if totals != self.totals => {
+                    self.damaged("its trailer tells of other records than it has");
+                }
+                Decoded::Trailer(_, duration_ns) => {
+                    self.offset += size;
+                    match self.read_one()? {
+                        None if self.payload.is_empty() => {
+                            self.ending = Some(Ending::Whole(duration_ns));
+                        }
+                        _ => self.damaged("there is something behind the trailer"),
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn damaged(&mut self, why: &'static str) {
+        self.ending = Some(Ending::Damaged {
+            offset: self.offset,
+            why,
+        });
+    }
+
+    /// Reads a record into `payload`: its kind, and its size in bytes. None if
+    /// the file ends before it does; `payload` is then what is left of it.
+    fn read_one(&mut self) -> io::Result<Option<(u8, u64)>> {
+        self.read(HEAD)?;
+        let Ok(bytes) = <[u8; HEAD]>::try_from(self.payload.as_slice()) else {
+            return Ok(None);
+        };
+        let (kind, length) = head(bytes);
+        self.read(length)?;
+        match self.payload.len() == length {
+            true => Ok(Some((kind, (HEAD + length) as u64))),
+            // Something is left even if it is a head alone.
+            false => {
+                self.payload.extend(bytes);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Fills `payload` with the next `length` bytes, or those that there are.
+    fn read(&mut self, length: usize) -> io::Result<()> {
+        self.payload.clear();
+        let mut part = self.input.by_ref().take(length as u64);
+        part.read_to_end(&mut self.payload)?;
+        Ok(())
+    }
+}
+
+/// The header, if names in it can be printed.
+fn checked_header(json: &[u8]) -> Result<Header, ProfileError> {
+    let header: Header =
+        serde_json::from_slice(json).map_err(|error| ProfileError::Header(error.to_string()))?;
+    let printable = |text: &String| !text.chars().any(char::is_control);
+    let others = [&header.umpire, &header.vm_name, &header.host];
+    let events = header.events.iter().map(|event| &event.name);
+    if !others.into_iter().chain(events).all(printable) {
+        return Err(ProfileError::Header(
+            "a name has control characters".to_owned(),
+        ));
+    }
+    match header.events.len() > usize::from(u16::MAX) {
+        true => Err(ProfileError::Header("it has too many events".to_owned())),
+        false => Ok(header),
+    }
+}

@@ -1,0 +1,177 @@
+//! What a profile file holds.
+
+use pmu_virt::Provenance;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// What is known before the first sample: who was sampled, how, and by what.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// The version of Umpire that wrote the file.
+    pub umpire: String,
+    /// The VM that was asked for samples, by its number.
+    pub vm: u32,
+    /// Its name, or another word by which the user knows it. May be empty.
+    #[serde(default)]
+    pub vm_name: String,
+    /// How many vCPUs the VM has.
+    pub vcpus: u32,
+    /// How many cores the vCPUs share.
+    pub cores: u32,
+    /// The machine: its processor and kernel, in words. May be empty.
+    #[serde(default)]
+    pub host: String,
+    /// When sampling began, in nanoseconds since 1970 (UTC).
+    pub start_unix_ns: u64,
+    /// The host's TSC at that moment.
+    pub start_tsc: u64,
+    /// The frequency of the host's TSC in kHz.
+    pub tsc_khz: u64,
+    /// The events, in the order in which samples refer to them.
+    pub events: Vec<SampledEvent>,
+}
+
+/// An event that samples are taken of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampledEvent {
+    /// Its name as the user gave it.
+    pub name: String,
+    /// How often a sample is taken.
+    pub sampling: Sampling,
+    /// How its counts are obtained.
+    #[serde(serialize_with = "write_word", deserialize_with = "read_word")]
+    pub provenance: Provenance,
+}
+
+/// How often a sample is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sampling {
+    /// Each time the event took place so often.
+    Period(u64),
+    /// So many times a second, by a period that is adapted.
+    Frequency(u64),
+}
+
+/// The ring that the guest was in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ring {
+    /// CPL 0.
+    Kernel,
+    /// CPL 1 to 3.
+    User,
+}
+
+impl Ring {
+    /// `kernel` or `user`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::User => "user",
+        }
+    }
+}
+
+/// One sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Nanoseconds since sampling began.
+    pub time_ns: u64,
+    /// The guest's instruction pointer.
+    pub ip: u64,
+    /// How many events it stands for.
+    pub period: u64,
+    /// The guest's CR3, if it was asked for.
+    pub cr3: Option<u64>,
+    /// The VM.
+    pub vm: u32,
+    /// The vCPU, from 0.
+    pub vcpu: u32,
+    /// The core it ran on, from 0.
+    pub core: u32,
+    /// Which of [`Header::events`].
+    pub event: u16,
+    /// The event set that was active.
+    pub set: u16,
+    /// The ring, if it was asked for.
+    pub ring: Option<Ring>,
+}
+
+/// Something that could not be sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// When it was noticed, in nanoseconds since sampling began.
+    pub time_ns: u64,
+    /// The VM.
+    pub vm: u32,
+    /// The vCPU; none where it is not known.
+    pub vcpu: Option<u32>,
+    /// What is missing, and why.
+    pub kind: LossKind,
+}
+
+/// What is missing, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossKind {
+    /// So many samples found no room in the sampling buffer.
+    Full(u64),
+    /// So many overflows came too fast and left no sample.
+    Throttled(u64),
+    /// For so many nanoseconds the counter was somebody else's.
+    Blind(u64),
+}
+
+/// One record of a profile file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// A sample.
+    Sample(Sample),
+    /// Samples that are missing.
+    Loss(Loss),
+}
+
+/// What a file holds altogether.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// Samples.
+    pub samples: u64,
+    /// Samples that found no room.
+    pub lost: u64,
+    /// Overflows that came too fast.
+    pub throttled: u64,
+    /// Time without a counter, in nanoseconds, summed over vCPUs.
+    pub blind_ns: u64,
+}
+
+impl Totals {
+    /// Takes `record` in. Sums stay at the greatest number there is.
+    pub fn add(&mut self, record: &Record) {
+        let (sum, more) = match record {
+            Record::Sample(_) => (&mut self.samples, 1),
+            Record::Loss(loss) => match loss.kind {
+                LossKind::Full(samples) => (&mut self.lost, samples),
+                LossKind::Throttled(overflows) => (&mut self.throttled, overflows),
+                LossKind::Blind(ns) => (&mut self.blind_ns, ns),
+            },
+        };
+        *sum = sum.saturating_add(more);
+    }
+}
+
+fn write_word<S: Serializer>(provenance: &Provenance, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(provenance)
+}
+
+fn read_word<'de, D: Deserializer<'de>>(from: D) -> Result<Provenance, D::Error> {
+    const ALL: [Provenance; 5] = [
+        Provenance::Exact,
+        Provenance::Hardware,
+        Provenance::Scaled,
+        Provenance::Derived,
+        Provenance::Simulated,
+    ];
+    let word = String::deserialize(from)?;
+    let named = ALL.into_iter().find(|one| one.to_string() == word);
+    named.ok_or_else(|| serde::de::Error::custom(format!("'{word}' is no provenance")))
+}

@@ -1,0 +1,141 @@
+//! The report for programs: one JSON object.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::Report;
+use crate::profile::facts::{Facts, event_name};
+use crate::profile::reader::Ending;
+use crate::profile::record::{Header, Ring, SampledEvent, Totals};
+use crate::profile::spot::Spot;
+use crate::profile::symbols::SymbolTable;
+use crate::profile::tally::{Row, Tally};
+
+#[derive(Serialize)]
+struct Whole<'a> {
+    header: &'a Header,
+    totals: Totals,
+    /// The trailer was there and agreed.
+    complete: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duration_ns: Option<u64>,
+    warnings: Vec<String>,
+    events: Vec<OfEvent<'a>>,
+}
+
+#[derive(Serialize)]
+struct OfEvent<'a> {
+    event: String,
+    #[serde(flatten)]
+    how: Option<How<'a>>,
+    samples: u64,
+    events: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<&'static str>,
+    rows: Vec<Line>,
+    /// Rows below the limit, which are left out.
+    rows_left_out: usize,
+}
+
+#[derive(Serialize)]
+struct How<'a> {
+    sampling: &'a crate::profile::record::Sampling,
+    provenance: String,
+}
+
+/// A row. What was not sorted by is left out; what was not sampled is null.
+#[derive(Serialize)]
+struct Line {
+    overhead: f64,
+    samples: u64,
+    events: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    symbol: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    module: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vm: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vcpu: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ring: Option<Option<Ring>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cr3: Option<Option<String>>,
+}
+
+/// Writes the report as one JSON object.
+///
+/// # Errors
+/// `out` cannot be written to.
+pub fn write_json(report: &Report<'_>, facts: &Facts<'_>, out: &mut dyn Write) -> io::Result<()> {
+    let whole = Whole {
+        header: facts.header,
+        totals: facts.totals,
+        complete: matches!(facts.ending, Ending::Whole(_)),
+        duration_ns: match facts.ending {
+            Ending::Whole(ns) => Some(ns),
+            _ => None,
+        },
+        warnings: facts.warnings(),
+        events: report
+            .events()
+            .map(|(event, tally)| of_event(report, facts, event, tally))
+            .collect(),
+    };
+    serde_json::to_writer(&mut *out, &whole)?;
+    writeln!(out)?;
+    out.flush()
+}
+
+fn of_event<'a>(report: &Report<'_>, facts: &Facts<'a>, event: u16, tally: &Tally) -> OfEvent<'a> {
+    let rows = tally.rows();
+    let shown = rows.partition_point(|row| row.percent >= report.least_percent);
+    let how = |event: &'a SampledEvent| How {
+        sampling: &event.sampling,
+        provenance: event.provenance.to_string(),
+    };
+    let (kernel, unknown) = tally.without_symbol();
+    OfEvent {
+        event: event_name(facts.header, event),
+        how: facts.header.events.get(usize::from(event)).map(how),
+        samples: tally.all().samples,
+        events: tally.all().events,
+        hint: facts.hint(kernel, unknown),
+        rows: rows[..shown]
+            .iter()
+            .map(|row| line(row, facts.symbols))
+            .collect(),
+        rows_left_out: rows.len() - shown,
+    }
+}
+
+fn line(row: &Row, symbols: &SymbolTable) -> Line {
+    let key = row.key;
+    let (symbol, module, address) = match key.spot {
+        None => (None, None, None),
+        Some(Spot::Symbol(index)) => {
+            let module = symbols.module(index).map(str::to_owned);
+            (Some(symbols.name(index).to_owned()), module, None)
+        }
+        Some(Spot::Unknown(ip)) => (Some("[unknown]".to_owned()), None, Some(format!("{ip:#x}"))),
+        Some(user @ Spot::User(_)) => (Some(user.name(symbols)), None, None),
+    };
+    Line {
+        overhead: row.percent,
+        samples: row.sum.samples,
+        events: row.sum.events,
+        symbol,
+        module,
+        address,
+        vm: key.vcpu.map(|(vm, _)| vm),
+        vcpu: key.vcpu.map(|(_, vcpu)| vcpu),
+        core: key.core,
+        ring: key.ring,
+        cr3: key.cr3.map(|cr3| cr3.map(|cr3| format!("{cr3:#x}"))),
+    }
+}

@@ -1,0 +1,233 @@
+//! The bytes of a profile file.
+//!
+//! All numbers are little-endian. A file is
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | [`MAGIC`] |
+//! | 4 | [`VERSION`] |
+//! | 4 | length of the header in bytes, at most [`LONGEST_HEADER`] |
+//! | as said | the header, JSON in UTF-8 |
+//! | the rest | records |
+//!
+//! A record is a byte for its kind, a byte 0, two bytes for the length of what
+//! follows, and that. A reader passes over kinds that it does not know, and
+//! over bytes behind those that it knows: both can be added without another
+//! version. The last record is the trailer, so that a file that was cut off
+//! can be told from a whole one.
+
+use super::record::{Loss, LossKind, Record, Ring, Sample, Totals};
+
+/// How a profile file begins: not as text does, and damaged by transfers that
+/// change line ends.
+pub const MAGIC: [u8; 8] = *b"\x89UMPIRE\n";
+
+/// The version that is written, and the only one that is read.
+pub const VERSION: u32 = 1;
+
+/// The longest header; a longer one is damage.
+pub const LONGEST_HEADER: u32 = 1 << 20;
+
+/// Kind and length.
+pub(super) const HEAD: usize = 4;
+
+const SAMPLE: u8 = 1;
+const LOSS: u8 = 2;
+const TRAILER: u8 = 3;
+
+const SAMPLE_LENGTH: usize = 49;
+const LOSS_LENGTH: usize = 25;
+const TRAILER_LENGTH: usize = 40;
+
+/// Flags of a sample.
+const HAS_CR3: u8 = 1;
+const HAS_RING: u8 = 1 << 1;
+const USER: u8 = 1 << 2;
+
+/// `vcpu` of a loss that is not known to be one vCPU's.
+const NO_VCPU: u32 = u32::MAX;
+
+/// What the bytes of a record mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decoded {
+    /// A sample or a loss.
+    Record(Record),
+    /// The end: what the writer wrote, and how long it sampled in nanoseconds.
+    Trailer(Totals, u64),
+    /// A kind that this version does not know.
+    Unknown,
+    /// Bytes that no writer makes.
+    Damaged(&'static str),
+}
+
+/// Appends `record`.
+pub(super) fn put_record(record: &Record, out: &mut Vec<u8>) {
+    match record {
+        Record::Sample(sample) => put_sample(sample, out),
+        Record::Loss(loss) => put_loss(loss, out),
+    }
+}
+
+/// Appends the trailer.
+pub(super) fn put_trailer(totals: &Totals, duration_ns: u64, out: &mut Vec<u8>) {
+    put_head(TRAILER, TRAILER_LENGTH, out);
+    for number in [
+        totals.samples,
+        totals.lost,
+        totals.throttled,
+        totals.blind_ns,
+        duration_ns,
+    ] {
+        out.extend(number.to_le_bytes());
+    }
+}
+
+fn put_head(kind: u8, length: usize, out: &mut Vec<u8>) {
+    // Every length is one of the constants above.
+    let length = u16::try_from(length).unwrap_or(u16::MAX);
+    out.extend([kind, 0]);
+    out.extend(length.to_le_bytes());
+}
+
+fn put_sample(sample: &Sample, out: &mut Vec<u8>) {
+    put_head(SAMPLE, SAMPLE_LENGTH, out);
+    for number in [
+        sample.time_ns,
+        sample.ip,
+        sample.period,
+        sample.cr3.unwrap_or(0),
+    ] {
+        out.extend(number.to_le_bytes());
+    }
+    for number in [sample.vm, sample.vcpu, sample.core] {
+        out.extend(number.to_le_bytes());
+    }
+    for number in [sample.event, sample.set] {
+        out.extend(number.to_le_bytes());
+    }
+    let cr3 = match sample.cr3 {
+        Some(_) => HAS_CR3,
+        None => 0,
+    };
+    let ring = match sample.ring {
+        Some(Ring::Kernel) => HAS_RING,
+        Some(Ring::User) => HAS_RING | USER,
+        None => 0,
+    };
+    out.push(cr3 | ring);
+}
+
+fn put_loss(loss: &Loss, out: &mut Vec<u8>) {
+    put_head(LOSS, LOSS_LENGTH, out);
+    let (kind, amount) = match loss.kind {
+        LossKind::Full(samples) => (0, samples),
+        LossKind::Throttled(overflows) => (1, overflows),
+        LossKind::Blind(ns) => (2, ns),
+    };
+    out.extend(loss.time_ns.to_le_bytes());
+    out.extend(amount.to_le_bytes());
+    out.extend(loss.vm.to_le_bytes());
+    out.extend(loss.vcpu.unwrap_or(NO_VCPU).to_le_bytes());
+    out.push(kind);
+}
+
+/// The kind and the length of a record from its first bytes.
+pub(super) fn head(bytes: [u8; HEAD]) -> (u8, usize) {
+    let [kind, _, low, high] = bytes;
+    (kind, usize::from(u16::from_le_bytes([low, high])))
+}
+
+/// What a record of `kind` with `payload` means, in a file of `events` events.
+pub(super) fn decode(kind: u8, payload: &[u8], events: usize) -> Decoded {
+    let mut fields = Fields(payload);
+    let decoded = match kind {
+        SAMPLE => sample(&mut fields, events),
+        LOSS => loss(&mut fields),
+        TRAILER => trailer(&mut fields),
+        _ => Some(Decoded::Unknown),
+    };
+    decoded.unwrap_or(Decoded::Damaged("a record is too short for its kind"))
+}
+
+fn sample(fields: &mut Fields, events: usize) -> Option<Decoded> {
+    let (time_ns, ip, period, cr3) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
+    let (vm, vcpu, core) = (fields.u32()?, fields.u32()?, fields.u32()?);
+    let (event, set) = (fields.u16()?, fields.u16()?);
+    let flags = fields.u8()?;
+    if usize::from(event) >= events {
+        return Some(Decoded::Damaged(
+            "a sample is of an event that the header does not have",
+        ));
+    }
+    let ring = match (flags & HAS_RING != 0, flags & USER != 0) {
+        (false, _) => None,
+        (true, false) => Some(Ring::Kernel),
+        (true, true) => Some(Ring::User),
+    };
+    Some(Decoded::Record(Record::Sample(Sample {
+        time_ns,
+        ip,
+        period,
+        cr3: (flags & HAS_CR3 != 0).then_some(cr3),
+        vm,
+        vcpu,
+        core,
+        event,
+        set,
+        ring,
+    })))
+}
+
+fn loss(fields: &mut Fields) -> Option<Decoded> {
+    let (time_ns, amount) = (fields.u64()?, fields.u64()?);
+    let (vm, vcpu) = (fields.u32()?, fields.u32()?);
+    let kind = match fields.u8()? {
+        0 => LossKind::Full(amount),
+        1 => LossKind::Throttled(amount),
+        2 => LossKind::Blind(amount),
+        _ => return Some(Decoded::Damaged("a loss has an unknown cause")),
+    };
+    Some(Decoded::Record(Record::Loss(Loss {
+        time_ns,
+        vm,
+        vcpu: (vcpu != NO_VCPU).then_some(vcpu),
+        kind,
+    })))
+}
+
+fn trailer(fields: &mut Fields) -> Option<Decoded> {
+    let totals = Totals {
+        samples: fields.u64()?,
+        lost: fields.u64()?,
+        throttled: fields.u64()?,
+        blind_ns: fields.u64()?,
+    };
+    Some(Decoded::Trailer(totals, fields.u64()?))
+}
+
+/// Takes numbers from the front of some bytes; none where they run out.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take().map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+}

@@ -1,0 +1,71 @@
+//! The forms of `umpire stat`: a table, CSV and JSON.
+//!
+//! Each follows `perf stat`: the columns of its table, the order of its CSV
+//! fields, the names of its JSON keys. What perf does not have, the provenance
+//! of a count, is a mark before the event in the table, one more field at the
+//! end of a CSV line, and a key of its own in JSON.
+
+use std::io::{self, Write};
+
+use super::runs::Runs;
+use super::{Row, csv, json, table};
+
+/// The form of the output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// For people.
+    Table,
+    /// Fields with this between (`-x`).
+    Csv(String),
+    /// One JSON object a line (`-j`).
+    Json,
+}
+
+/// Counts of the whole time.
+#[derive(Clone, Copy, Debug)]
+pub struct Whole<'a> {
+    /// Whose counts they are, as in `VM 7 (web)`.
+    pub title: &'a str,
+    /// The rows.
+    pub rows: &'a [Row],
+    /// The time that passed in each run, in seconds.
+    pub elapsed: &'a Runs,
+}
+
+/// Counts of an interval (`-I`).
+#[derive(Clone, Copy, Debug)]
+pub struct Interval<'a> {
+    /// When it ended, in nanoseconds since counting began.
+    pub end_ns: u64,
+    /// The rows.
+    pub rows: &'a [Row],
+    /// It is the first one, which in a table comes below a heading.
+    pub first: bool,
+}
+
+/// Writes what was counted altogether.
+///
+/// # Errors
+/// `out` cannot be written to.
+pub fn write_whole(whole: &Whole<'_>, form: &Form, out: &mut dyn Write) -> io::Result<()> {
+    match form {
+        Form::Table => table::write_whole(whole, out)?,
+        Form::Csv(separator) => csv::write_rows(whole.rows, None, separator, out)?,
+        Form::Json => json::write_rows(whole.rows, None, out)?,
+    }
+    out.flush()
+}
+
+/// Writes what was counted in an interval.
+///
+/// # Errors
+/// `out` cannot be written to.
+pub fn write_interval(interval: &Interval<'_>, form: &Form, out: &mut dyn Write) -> io::Result<()> {
+    let end = Some(interval.end_ns);
+    match form {
+        Form::Table => table::write_interval(interval, out)?,
+        Form::Csv(separator) => csv::write_rows(interval.rows, end, separator, out)?,
+        Form::Json => json::write_rows(interval.rows, end, out)?,
+    }
+    out.flush()
+}
