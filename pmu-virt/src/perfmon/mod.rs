@@ -7,15 +7,19 @@
 //! for vCPUs and cores is defined in `docs/perfmon.md`.
 
 mod bits;
+mod carta;
 mod context;
 mod description;
 mod format;
 mod hosted;
+mod inspect;
 mod moment;
+mod throttle;
 
 pub use bits::PmdBits;
-pub use context::{Context, How, Phase, Wanted};
+pub use context::{Account, Context, How, Phase, Wanted};
 pub use description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind, VirtualPmd};
 pub use format::{Control, FormatRegistry, OverflowArg, Sampler, SamplingFormat, Setup};
 pub use hosted::{ContextId, Hosted, NotLoaded};
 pub use moment::{MessageQueue, Moment, Quantities, SampleBuffer};
+pub use throttle::{DEFAULT_OVERFLOW_RATE, Throttle};

@@ -1,10 +1,24 @@
 //! One context: registers of every set, state, and what comes of commands.
 
-mod todo;
+mod count;
+#[cfg(test)]
+mod flow_tests;
+mod notice;
+mod overflow;
+mod registers;
+mod reset;
+mod restart;
+mod session;
+mod sets;
+mod switching;
+
+pub use notice::Account;
+pub(in crate::perfmon) use registers::{Bad, UNKNOWN};
 
 use super::bits::PmdBits;
 use super::description::LogicalPmu;
 use super::format::Sampler;
+use super::throttle::Throttle;
 use crate::backend::Provenance;
 use crate::request::CountRequest;
 use std::collections::BTreeMap;
@@ -118,4 +132,12 @@ pub struct Context {
     pub(super) switch_pending: bool,
     /// PMDs of the active set that wrapped since the last [`Context::overflow`].
     pub(super) pending: PmdBits,
+    /// Nanoseconds after the active set's timeout, not given to any set yet;
+    /// and whether sets with PFM_SETFL_EXCL_IDLE count them.
+    pub(super) overdue: u64,
+    pub(super) overdue_counts: bool,
+    /// Quantities of the VMM when the context was detached, by PMD.
+    pub(super) kept: BTreeMap<u16, u64>,
+    pub(super) throttle: Throttle,
+    pub(super) account: Account,
 }

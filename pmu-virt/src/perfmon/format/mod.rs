@@ -6,7 +6,7 @@ pub use registry::FormatRegistry;
 
 use super::bits::PmdBits;
 use super::moment::{Moment, SampleBuffer};
-use perfmon_abi::wire::Refusal;
+use perfmon_abi::wire::{Errno, Refusal};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -54,6 +54,8 @@ pub struct OverflowArg<'a> {
     pub smpl_pmds: PmdBits,
     /// The values.
     pub values: &'a [u64],
+    /// PMDs that there are.
+    pub num_pmds: u16,
     /// To be set by the handler.
     pub control: Control,
 }
@@ -121,17 +123,24 @@ pub trait SamplingFormat: Send + Sync + Debug {
         moment: &Moment,
     ) -> Result<(), Refusal>;
 
-    /// PFM_RESTART came. `active`: monitoring is not masked.
+    /// PFM_RESTART came. `active`: monitoring is not masked. A format without
+    /// this call-back is restarted as a context without a format: what has
+    /// overflowed is reset, and there is no active restart.
     ///
     /// # Errors
-    /// The command fails with it.
+    /// The command fails with it. EBUSY: there is no active restart.
     fn restart(
         &self,
         buffer: &mut [u8],
         active: bool,
         control: &mut Control,
     ) -> Result<(), Refusal> {
-        let _ = (buffer, active, control);
+        let _ = buffer;
+        if active {
+            let reason = "monitoring is not masked, and this sampling format has no active restart";
+            return Err(Refusal::new(Errno::EBUSY, reason));
+        }
+        control.reset_ovfl_pmds = true;
         Ok(())
     }
 

@@ -1,0 +1,88 @@
+//! Loading PMDs with their next period (§3.4.1, §3.4.2).
+
+use super::{Context, EventSet, How};
+use crate::perfmon::bits::PmdBits;
+use crate::perfmon::carta;
+use crate::perfmon::description::{LogicalPmu, PmdKind};
+use perfmon_abi::consts::{PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_RANDOM};
+
+/// Which of its reset values a PMD is loaded with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Period {
+    /// After an overflow that needs no restart.
+    Short,
+    /// At PFM_RESTART.
+    Long,
+}
+
+impl Context {
+    /// Loads these PMDs of a set, and those in the `reset_pmds` of their PMCs.
+    pub(super) fn reset(&mut self, set: u16, pmds: PmdBits, period: Period) {
+        if let Some(set) = self.sets.get_mut(&set) {
+            set.reset(&self.pmu, pmds, period);
+        }
+    }
+
+    /// The long reset of one PMD, and of those in its PMC's `reset_pmds` (6.2.2).
+    pub(super) fn read_reset(&mut self, set: u16, pmd: u16) {
+        self.reset(set, [pmd].into_iter().collect(), Period::Long);
+    }
+}
+
+impl EventSet {
+    fn reset(&mut self, pmu: &LogicalPmu, pmds: PmdBits, period: Period) {
+        let mut all = pmds;
+        for pmd in pmds.iter() {
+            if let Some((pmc, _)) = counter(pmu, pmd) {
+                all = all.union(
+                    self.pmcs
+                        .get(&pmc)
+                        .map_or(PmdBits::EMPTY, |pmc| pmc.reset_pmds),
+                );
+            }
+        }
+        for pmd in all.iter() {
+            self.reload(pmu, pmd, period);
+        }
+        self.overflowed = self.overflowed.difference(all);
+    }
+
+    /// Loads one PMD. One that is no counter has nothing that could be loaded.
+    fn reload(&mut self, pmu: &LogicalPmu, num: u16, period: Period) {
+        let Some((pmc, width)) = counter(pmu, num) else {
+            return;
+        };
+        let flags = self.pmcs.get(&pmc).map_or(0, |pmc| pmc.flags);
+        let pmd = self.pmds.entry(num).or_default();
+        let base = match period {
+            Period::Short => pmd.short_reset,
+            Period::Long => pmd.long_reset,
+        };
+        pmd.last_reset = if flags & PFM_REGFL_RANDOM == 0 {
+            base
+        } else {
+            let (value, state) = carta::vary(base, pmd.random_mask, pmd.random);
+            pmd.random = state;
+            value
+        };
+        pmd.value = if flags & PFM_REGFL_NO_64BIT_EMUL == 0 {
+            pmd.last_reset
+        } else {
+            pmd.last_reset & low_bits(width)
+        };
+        pmd.how = How::NotCounted;
+    }
+}
+
+/// PMC and width of a counter's PMD; `None` if it is not a counter's.
+fn counter(pmu: &LogicalPmu, pmd: u16) -> Option<(u16, u8)> {
+    match pmu.pmd(pmd)?.what {
+        PmdKind::Counter { width, pmc, .. } => Some((pmc, width)),
+        PmdKind::Virtual(_) => None,
+    }
+}
+
+fn low_bits(width: u8) -> u64 {
+    1u64.checked_shl(width.into())
+        .map_or(u64::MAX, |above| above - 1)
+}
