@@ -8,6 +8,7 @@
 //! - [`ClockBackend`] and [`StepBackend`] count, [`perf`] has the host's kernel
 //!   count; [`contract`] is the suite that every backend has to pass.
 //! - [`assign()`] says which physical counter counts for which logical one.
+//! - [`perfmon`] is the perfmon2 interface of host tools.
 //! - [`step`] decodes and classifies the instructions of a stepped guest.
 //!
 //! Nothing here knows KVM or blocks, and only [`perf`] performs I/O. The rules of the registers,

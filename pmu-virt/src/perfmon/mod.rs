@@ -10,6 +10,7 @@ mod bits;
 mod carta;
 mod context;
 mod description;
+pub mod estimate;
 mod format;
 mod hosted;
 mod inspect;
