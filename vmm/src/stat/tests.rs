@@ -1,5 +1,6 @@
-//! Tests of the forms. Expected texts without our mark and field are what perf
-//! 6.1 prints for the same numbers.
+//! Tests of the forms. The columns of the expected texts were taken from output
+//! of perf 6.1; what stands behind the metric is in one column in all rows, as
+//! in perf since 6.2.
 
 use super::print::{Form, Interval, Whole, write_interval, write_whole};
 use super::*;

@@ -109,6 +109,10 @@ fn bad_texts_are_named() {
     check(b"+fffffff81000000 T f\n", "line 1");
     check(b"fffffffffffffffff T f\n", "line 1");
     check(b"f T \x1b[2J\n", "line 1");
+    check(
+        b"ffffffffffffffff B The real System.map is in the linux-image-6.1-dbg package\n",
+        "linux-image-VERSION-dbg",
+    );
     check(b"\xff\xfe", "neither an ELF file nor text");
     check(b"a\0b", "neither an ELF file nor text");
 }

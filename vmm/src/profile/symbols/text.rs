@@ -27,10 +27,19 @@ pub enum TextError {
          copy /proc/kallsyms as root, after: sysctl kernel.kptr_restrict=1"
     )]
     Hidden,
+    /// It is what Debian installs in place of a System.map.
+    #[error(
+        "it only says that the real System.map is in the package linux-image-VERSION-dbg; give \
+         that one, or a copy of the guest's /proc/kallsyms"
+    )]
+    Placeholder,
     /// There is no code.
     #[error("it names no function")]
     NoCode,
 }
+
+/// How the file begins that Debian's kernel packages have for a System.map.
+const PLACEHOLDER: &str = "ffffffffffffffff B The real System.map is in";
 
 /// The symbols in `bytes`.
 ///
@@ -40,6 +49,9 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<RawSymbol>, TextError> {
     let text = std::str::from_utf8(bytes).map_err(|_| TextError::NotText)?;
     if text.contains('\0') {
         return Err(TextError::NotText);
+    }
+    if text.starts_with(PLACEHOLDER) {
+        return Err(TextError::Placeholder);
     }
     let mut symbols = Vec::new();
     for (number, line) in text.lines().enumerate() {
