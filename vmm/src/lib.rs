@@ -48,5 +48,6 @@ pub mod sched;
 pub mod stat;
 pub mod sys;
 pub mod terminal;
+pub mod tools;
 pub mod trap;
 pub mod vcpu;
