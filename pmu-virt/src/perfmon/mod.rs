@@ -20,7 +20,10 @@ mod throttle;
 pub use bits::PmdBits;
 pub use context::{Account, Context, How, Phase, Wanted};
 pub use description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind, VirtualPmd};
-pub use format::{Control, FormatRegistry, OverflowArg, Sampler, SamplingFormat, Setup};
+pub use format::{
+    CompactFormat, Control, DefaultFormat, DoubleFormat, FormatRegistry, OverflowArg, Sampler,
+    SamplingFormat, Setup,
+};
 pub use hosted::{ContextId, Hosted, NotLoaded};
 pub use moment::{MessageQueue, Moment, Quantities, SampleBuffer};
 pub use throttle::{DEFAULT_OVERFLOW_RATE, Throttle};
