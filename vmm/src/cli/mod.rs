@@ -16,7 +16,7 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::ExitStatus;
 pub use profile::{ProfileFlags, ReportFlags, ScriptFlags};
-pub use tools::{StatFlags, WhoFlags};
+pub use tools::{LsFlags, RecordFlags, StatFlags, WhoFlags};
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
 #[derive(Clone, Debug, Parser)]
@@ -42,6 +42,10 @@ pub enum Command {
     Arbitrate(ArbitrateFlags),
     /// Count events of a running VM's vCPUs
     Stat(Box<StatFlags>),
+    /// Sample a running VM's vCPUs into a profile
+    Record(Box<RecordFlags>),
+    /// Show running VMs: vCPUs, cores, contexts, and who holds which counter
+    Ls(LsFlags),
     /// Show which symbols of the guest the samples of a profile are in
     Report(Box<ReportFlags>),
     /// Print each sample of a profile as a line

@@ -86,3 +86,49 @@ impl StatFlags {
         Duration::from_millis(self.turn)
     }
 }
+
+/// The flags of `umpire record`.
+#[derive(Clone, Debug, Args)]
+pub struct RecordFlags {
+    /// The VM, and what of it.
+    #[command(flatten)]
+    pub who: WhoFlags,
+    /// What to sample; several events are sampled at once [default: cycles]
+    #[arg(short, long, value_name = "EVENTS")]
+    pub event: Vec<EventList>,
+    /// Take a sample every so many events
+    #[arg(short = 'c', long, value_name = "N", conflicts_with = "freq",
+          value_parser = clap::value_parser!(u64).range(1..=1 << 47))]
+    pub count: Option<u64>,
+    /// Take so many samples a second of a vCPU's time, by a period that adapts
+    /// [default: 1000]
+    #[arg(short = 'F', long, value_name = "HZ", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub freq: Option<u64>,
+    /// Vary each period at random by so many of its low bits, which breaks the step with
+    /// loops
+    #[arg(long, value_name = "BITS", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(0..=32))]
+    pub random: u32,
+    /// Where samples go
+    #[arg(short, long, value_name = "FILE", default_value = "umpire.data")]
+    pub output: PathBuf,
+    /// Memory for the samples of a vCPU or core that were not fetched yet, in KiB, 64 to
+    /// 65536
+    #[arg(long, value_name = "KIB", default_value_t = 1024,
+          value_parser = clap::value_parser!(u64).range(64..=65_536))]
+    pub buffer: u64,
+    /// How long: 5s, 500ms, 2m [default: until Ctrl-C or the end of the VM]
+    pub duration: Option<Span>,
+}
+
+/// The flags of `umpire ls`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct LsFlags {
+    /// Control sockets [default: what UMPIRE_PERFMON names, and umpire/*.sock in
+    /// XDG_RUNTIME_DIR]
+    #[arg(value_name = "SOCKET")]
+    pub sockets: Vec<PathBuf>,
+    /// Print JSON: one object per line
+    #[arg(short, long)]
+    pub json: bool,
+}

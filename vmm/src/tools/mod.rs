@@ -14,4 +14,5 @@ mod wait;
 pub(crate) use error::is_gone;
 pub use error::{ToolError, refused};
 pub use vm::Vm;
+pub(crate) use vm::connect;
 pub(crate) use wait::Waiter;

@@ -82,7 +82,7 @@ impl Vm {
 ///
 /// # Errors
 /// Nobody answers there.
-pub(super) fn connect(path: &Path) -> Result<Client, ToolError> {
+pub(crate) fn connect(path: &Path) -> Result<Client, ToolError> {
     Client::connect(path).map_err(|refusal| ToolError::Connect {
         path: path.to_owned(),
         reason: refusal.reason.into_owned(),
