@@ -42,6 +42,7 @@ pub mod logging;
 pub mod ls;
 pub mod machine;
 pub mod micro;
+pub mod perfmon;
 pub mod probe;
 pub mod profile;
 pub mod record;

@@ -14,7 +14,7 @@ pub struct Limit {
     pub tests: &'static [&'static str],
 }
 
-/// Every limit.
+/// Every limit of the suite `micro`.
 pub const LIMITS: &[Limit] = &[
     Limit {
         applies: |_| micro_guests::arbiters().is_none(),

@@ -8,7 +8,7 @@ use vmm::host::KvmAccessError;
 use vmm::kvm::HostError;
 
 use super::lab::{Lab, LabError};
-use super::limits::LIMITS;
+use super::limits::Limit;
 
 /// One test.
 #[derive(Debug, Clone, Copy)]
@@ -55,9 +55,10 @@ impl Arguments {
     }
 }
 
-/// Runs `tests` as the command line asks and prints libtest-like lines.
+/// Runs `tests` as the command line asks, without those that `limits` rule out
+/// here, and prints libtest-like lines.
 #[must_use]
-pub fn run_suite(tests: &[Test]) -> ExitCode {
+pub fn run_suite(tests: &[Test], limits: &[Limit]) -> ExitCode {
     let arguments = Arguments::parse(std::env::args().skip(1));
     let wanted: Vec<&Test> = tests
         .iter()
@@ -69,12 +70,15 @@ pub fn run_suite(tests: &[Test]) -> ExitCode {
             .for_each(|test| println!("{}: test", test.name));
         return ExitCode::SUCCESS;
     }
-    if let Some(name) = unknown_limit(tests) {
+    if let Some(name) = unknown_limit(tests, limits) {
         println!("the table of limits names a test that does not exist: {name}");
         return ExitCode::FAILURE;
     }
     match Lab::open() {
-        Ok(lab) => run(&lab, &wanted, arguments.limited),
+        Ok(lab) => {
+            let limits = if arguments.limited { &[] } else { limits };
+            run(&lab, &wanted, limits)
+        }
         Err(error) => without_lab(&error, wanted.len()),
     }
 }
@@ -94,12 +98,12 @@ fn without_lab(error: &LabError, tests: usize) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn run(lab: &Lab, tests: &[&Test], limited: bool) -> ExitCode {
+fn run(lab: &Lab, tests: &[&Test], limits: &[Limit]) -> ExitCode {
     let start = Instant::now();
     let (mut passed, mut failed, mut skipped) = (0, Vec::new(), 0);
     println!("\nrunning {} tests", tests.len());
     for test in tests {
-        if let (false, Some(reason)) = (limited, reason_to_skip(lab, test.name)) {
+        if let Some(reason) = reason_to_skip(lab, test.name, limits) {
             println!("skipped: {}: {reason}", test.name);
             skipped += 1;
             continue;
@@ -138,15 +142,15 @@ fn run(lab: &Lab, tests: &[&Test], limited: bool) -> ExitCode {
     }
 }
 
-fn reason_to_skip(lab: &Lab, name: &str) -> Option<&'static str> {
-    LIMITS
+fn reason_to_skip(lab: &Lab, name: &str, limits: &[Limit]) -> Option<&'static str> {
+    limits
         .iter()
         .find(|limit| limit.tests.contains(&name) && (limit.applies)(&lab.probe))
         .map(|limit| limit.reason)
 }
 
-fn unknown_limit(tests: &[Test]) -> Option<&'static str> {
+fn unknown_limit(tests: &[Test], limits: &[Limit]) -> Option<&'static str> {
     let known = |name: &str| tests.iter().any(|test| test.name == name);
-    let mut limited = LIMITS.iter().flat_map(|limit| limit.tests);
+    let mut limited = limits.iter().flat_map(|limit| limit.tests);
     limited.find(|name| !known(name)).copied()
 }

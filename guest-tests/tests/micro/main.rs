@@ -20,7 +20,7 @@ mod vcpus;
 
 use std::process::ExitCode;
 
-use guest_tests::micro::{Test, run_suite};
+use guest_tests::micro::{LIMITS, Test, run_suite};
 
 fn main() -> ExitCode {
     let step = step::tests();
@@ -45,5 +45,5 @@ fn main() -> ExitCode {
         time::TESTS,
         &step,
     ];
-    run_suite(&themes.concat())
+    run_suite(&themes.concat(), LIMITS)
 }

@@ -6,6 +6,9 @@
 //! C header and its test derive. Server, tools and the C library share this
 //! crate, so that none has an idea of its own of a field's place.
 
+#[macro_use]
+mod table;
+
 pub mod compact;
 pub mod consts;
 mod field;

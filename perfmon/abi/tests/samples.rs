@@ -49,6 +49,22 @@ fn words(values: &[u64]) -> Vec<u8> {
 }
 
 #[test]
+fn headers_lie_as_documented() {
+    fn offsets<T: Record>() -> Vec<usize> {
+        let offsets = T::FIELDS.iter().map(|field| field.offset);
+        offsets.chain([T::SIZE]).collect()
+    }
+    let default = [0, 8, 16, 24, 32, 36, 40];
+    assert_eq!(offsets::<DefaultHeader>(), default);
+    let double = [0, 4, 8, 16, 24, 32, 40, 56, 72, 88, 104, 112];
+    assert_eq!(offsets::<DoubleHeader>(), double);
+    let compact = [0, 4, 8, 16, 24, 28, 32, 40, 48];
+    assert_eq!(offsets::<CompactHeader>(), compact);
+    assert_eq!(offsets::<CompactBlock>(), [0, 8, 16, 20, 24]);
+    assert_eq!(DefaultEntry::SIZE, 40);
+}
+
+#[test]
 fn a_default_buffer_that_is_damaged_is_refused() {
     let whole = [entry(4), words(&[7, 8])].concat();
     let (no, iip) = (consts::PFM_DFL_SMPL_NO_HDR, consts::PFM_DFL_SMPL_IIP_HDR);

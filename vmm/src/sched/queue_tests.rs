@@ -164,6 +164,35 @@ fn who_is_barred_is_left_out_until_its_time() {
 }
 
 #[test]
+fn who_is_blocked_is_left_out_until_somebody_frees_it() {
+    let mut queue = queue(&[Rest::Runnable, Rest::Blocked, Rest::Runnable]);
+    assert_eq!(queue.next(0), run(0, 312));
+    queue.left(100, Rest::Blocked);
+    // Nothing but the other one, however long.
+    assert_eq!(queue.next(100), run(2, None));
+    queue.left(1_000_000, Rest::Runnable);
+    queue.unblock(VcpuId(2));
+    queue.unblock(VcpuId(0));
+    queue.unblock(VcpuId(0));
+    assert_eq!(
+        queue.runnable(),
+        2,
+        "who was not blocked is not queued twice"
+    );
+    queue.remove(VcpuId(2));
+    assert_eq!(queue.next(1_000_000), run(0, None));
+    queue.left(1_000_001, Rest::Blocked);
+    assert_eq!(queue.next(1_000_001), Action::Wait { until: None });
+    // A probe that finds it blocked, and a halted one that is.
+    queue.unblock(VcpuId(1));
+    assert_eq!(queue.next(1_000_002), run(1, None));
+    queue.left(1_000_003, Rest::Idle);
+    assert_eq!(queue.next(1_000_004), run(1, None));
+    queue.left(1_000_005, Rest::Blocked);
+    assert_eq!(queue.next(1_000_006), Action::Wait { until: None });
+}
+
+#[test]
 fn who_is_barred_does_not_migrate() {
     let mut queue = queue(&[Rest::Runnable, Rest::Runnable]);
     let _ = queue.next(0);
@@ -366,7 +395,7 @@ impl World {
         guest.queued = match rest {
             Rest::Runnable => Some(self.now),
             Rest::Barred { until } => Some(until),
-            Rest::Idle => None,
+            Rest::Idle | Rest::Blocked => None,
         };
         let announced = guest.wakes.filter(|_| guest.life.wake == Wake::Timer);
         if self.queue.left(self.now, rest)

@@ -3,6 +3,7 @@
 
 mod overflow;
 mod restart;
+mod sampling;
 mod switching;
 
 use super::{Context, Pmc, Pmd};

@@ -1,0 +1,75 @@
+//! Counting sessions.
+
+use anyhow::{Result, ensure};
+use guest_tests::micro::{Lab, Test, Written};
+use iced_x86::code_asm::{CodeAssembler, ecx};
+use perfmon_abi::consts::{PFM_FL_SYSTEM_WIDE, PFM_PROV_EXACT, PFM_REG_RETFL_PROV_SHIFT};
+use std::time::Duration;
+use umpire_perfmon::Call;
+use vmm::sched::CorePlan;
+
+use crate::bed::{Bed, RETURNS, counter, guest, load, read, step};
+
+pub(crate) const TESTS: &[Test] = &[
+    Test {
+        name: "counting::returns_of_a_vcpu_are_exact",
+        run: |lab| returns(lab, 0, None),
+    },
+    Test {
+        name: "counting::returns_of_a_core_are_exact",
+        run: |lab| returns(lab, PFM_FL_SYSTEM_WIDE, None),
+    },
+    Test {
+        name: "counting::returns_of_a_vcpu_on_a_shared_core_are_exact",
+        run: |lab| returns(lab, 0, ONE_CORE),
+    },
+    Test {
+        name: "counting::returns_of_a_shared_core_are_exact",
+        run: |lab| returns(lab, PFM_FL_SYSTEM_WIDE, ONE_CORE),
+    },
+];
+
+pub(crate) const ONE_CORE: Option<CorePlan> = Some(CorePlan {
+    cores: 1,
+    slice: Duration::from_millis(1),
+});
+
+/// Calls something `times` times that returns at once.
+pub(crate) fn calls(a: &mut CodeAssembler, times: u32) -> Written {
+    let (mut function, mut again, mut behind) =
+        (a.create_label(), a.create_label(), a.create_label());
+    a.mov(ecx, times)?;
+    a.set_label(&mut again)?;
+    a.call(function)?;
+    a.dec(ecx)?;
+    a.jne(again)?;
+    a.jmp(behind)?;
+    a.set_label(&mut function)?;
+    a.ret()?;
+    a.set_label(&mut behind)?;
+    a.zero_bytes()
+}
+
+fn returns(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
+    const RETURN_COUNT: u64 = 25;
+    let mut bed = Bed::new(step)?;
+    bed.cores = cores;
+    let guest = guest(|a| calls(a, 25))?;
+    let (read, _) = bed.run(lab, &guest, |client, gates| {
+        let context = counter(client, flags, RETURNS)?;
+        load(client, &context, 0)?;
+        client.call(&context, &mut Call::Start(None))?;
+        gates.open(1);
+        gates.reached(2)?;
+        let running = read(client, &context, 0)?;
+        client.call(&context, &mut Call::Stop)?;
+        client.call(&context, &mut Call::Unload)?;
+        let at_the_end = read(client, &context, 0)?;
+        ensure!(running.value == at_the_end.value, "{running:?}");
+        Ok(at_the_end)
+    })?;
+    ensure!(read.value == RETURN_COUNT, "{read:?}");
+    let provenance = read.flags >> PFM_REG_RETFL_PROV_SHIFT & 0xf;
+    ensure!(provenance == PFM_PROV_EXACT, "{read:?}");
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! Host contexts on the cores' counters, beside the guests'.
+
+mod admission;
+mod policies;
+mod private;
+mod rig;
+mod schedule;
+mod truth;
