@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use super::Row;
-use super::events::{Asked, DEFAULT, asked};
+use super::events::{Asked, DEFAULT, Source, asked};
 use super::print::{Form, Interval, Whole, write_interval, write_whole};
 use super::rows::{Layout, Part, mean};
 use super::runs::Runs;
@@ -206,6 +206,8 @@ struct Run<'a> {
     watched: Vec<(Watched, Kind)>,
     began: Instant,
     ended: Instant,
+    /// When the last interval ended.
+    shown_ns: u64,
 }
 
 impl<'a> Run<'a> {
@@ -231,6 +233,7 @@ impl<'a> Run<'a> {
             watched,
             began,
             ended: began,
+            shown_ns: 0,
         })
     }
 
@@ -341,11 +344,13 @@ impl<'a> Run<'a> {
 
     /// Prints what was counted since the last time; false if nobody reads it.
     fn print_interval(&mut self, first: bool) -> Result<bool, UserError> {
-        let every = self.measure.flags.interval.unwrap_or(1);
-        let seconds = Duration::from_millis(every).as_secs_f64();
+        let end_ns = since(self.began);
+        let passed = end_ns.saturating_sub(self.shown_ns);
+        let seconds = Duration::from_nanos(passed).as_secs_f64();
+        self.shown_ns = end_ns;
         let rows = self.rows(|it| &it.interval, seconds);
         let interval = Interval {
-            end_ns: since(self.began),
+            end_ns,
             rows: &rows,
             first,
         };
