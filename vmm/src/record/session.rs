@@ -323,6 +323,7 @@ impl Session {
         if !self.over {
             // One that has ended in this moment takes no more samples either.
             let _ = scene.vm.client.call(&self.handle, &mut Call::Stop);
+            let _ = scene.vm.client.call(&self.handle, &mut Call::Unload);
         }
     }
 }

@@ -211,6 +211,115 @@ mod tests {
         }
     }
 
+    /// Rows of a vCPU's counts and another one's, as `whose name value`.
+    fn check_rows(apart: bool, parts: &[(bool, bool)], expected: &[&str]) {
+        use crate::stat::reading::{Count, How, Reading, SetReading};
+        let asked = |name: &str, source| Asked {
+            name: name.to_owned(),
+            source,
+            unit: Unit::EVENTS,
+        };
+        let request = pmu_virt::CountRequest::plain(
+            pmu_virt::EventCode::Fixed(pmu_virt::FixedFunction::CoreCycles),
+            true,
+            true,
+        );
+        let level = false;
+        let events = [
+            asked("cycles", Source::Counter(request)),
+            asked("exits", Source::Quantity { pmd: 64, level }),
+            asked("none", Source::Nothing),
+        ];
+        let layout = Layout {
+            events: &events,
+            supported: &[true, true, false],
+            scale: Scale::Linear,
+            apart,
+        };
+        let reading = |ns: u64, (counters, quantities): (bool, bool)| {
+            let count = |event, value, how| Count { event, value, how };
+            let hardware = How::Counted(Provenance::Hardware);
+            let set = SetReading {
+                active_ns: ns,
+                counts: vec![count(0, ns * 3, hardware)],
+            };
+            Reading {
+                sets: counters.then_some(set).into_iter().collect(),
+                quantities: quantities
+                    .then_some(count(1, ns + 7, How::Known))
+                    .into_iter()
+                    .collect(),
+            }
+        };
+        let tallies: Vec<Tally> = parts
+            .iter()
+            .map(|part| {
+                let mut tally = Tally::new(3);
+                tally.add(&reading(0, *part), &reading(10, *part), 0, 20);
+                tally
+            })
+            .collect();
+        let parts: Vec<Part<'_>> = (0u32..)
+            .zip(parts.iter().zip(&tallies))
+            .map(|(number, ((counters, quantities), tally))| Part {
+                whose: Whose::Vcpu(number),
+                tally,
+                counters: *counters,
+                quantities: *quantities,
+            })
+            .collect();
+        let text = |row: &Row| {
+            let whose = match row.whose {
+                Some(Whose::Vcpu(number) | Whose::Core(number)) => format!("{number} "),
+                None => String::new(),
+            };
+            let value = match row.value {
+                Value::Counted(count) => count.to_string(),
+                Value::NotCounted => "not counted".to_owned(),
+                Value::NotSupported => "not supported".to_owned(),
+            };
+            format!("{whose}{} {value}", row.event)
+        };
+        let rows = layout.rows(&parts, 1.0);
+        let found: Vec<String> = rows.iter().map(text).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn contexts_are_added_up_or_told_apart() {
+        let both = (true, true);
+        let sum = ["cycles 60", "exits 20", "none not supported"];
+        check_rows(false, &[both, both], &sum);
+        check_rows(
+            true,
+            &[both, both],
+            &[
+                "0 cycles 30",
+                "0 exits 10",
+                "0 none not supported",
+                "1 cycles 30",
+                "1 exits 10",
+                "1 none not supported",
+            ],
+        );
+        // With -a cores count, and vCPUs tell the quantities.
+        let split = [(true, false), (false, true)];
+        let sum = ["cycles 30", "exits 10", "none not supported"];
+        check_rows(false, &split, &sum);
+        check_rows(
+            true,
+            &split,
+            &["0 cycles 30", "0 none not supported", "1 exits 10"],
+        );
+        // Nobody has been there.
+        let nobody = [
+            "cycles not counted",
+            "exits not supported",
+            "none not supported",
+        ];
+        check_rows(false, &[], &nobody);
+    }
+
     #[test]
     fn runs_have_a_mean() {
         let check = |values: &[Value], expected: Value, variance: Option<f64>| {

@@ -95,6 +95,12 @@ impl Session {
         vm.client.call(&self.handle, &mut Call::Stop)
     }
 
+    /// Leaves the target to others. One that has ended, or is gone, is left
+    /// already.
+    pub(super) fn detach(&self, vm: &Vm) {
+        let _ = vm.client.call(&self.handle, &mut Call::Unload);
+    }
+
     /// The registers now.
     pub(super) fn read(&self, vm: &Vm) -> Result<Reading, Refusal> {
         // Times first, then counts: the time between is the same at every

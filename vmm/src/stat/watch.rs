@@ -148,6 +148,9 @@ impl Watched {
         self.state.finish(since(began));
         self.poll(vm, began)?;
         self.take_blind();
+        // Or whoever attaches the next context there, this program among them,
+        // might come too early.
+        self.session.detach(vm);
         Ok(())
     }
 
