@@ -5,8 +5,7 @@ use crate::backend::Provenance;
 use crate::perfmon::description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 use crate::request::CountRequest;
 use perfmon_abi::consts::{
-    PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_REGFL_RANDOM, PFM_SETFL_EXCL_IDLE,
-    PFM_SETFL_OVFL_SWITCH, PFM_SETFL_TIME_SWITCH,
+    PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_OVFL_SWITCH, PFM_SETFL_TIME_SWITCH,
 };
 use std::num::NonZeroU64;
 
