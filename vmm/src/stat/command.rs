@@ -159,11 +159,8 @@ impl Measure<'_> {
     /// VMM, which a core does not have.
     fn sessions(&self) -> Result<Vec<(Session, Kind)>, ToolError> {
         let vm = self.job.vm;
-        let quantities = self
-            .job
-            .events
-            .iter()
-            .any(|event| event.request().is_none());
+        let is_quantity = |event: &Asked| matches!(event.source, Source::Quantity { .. });
+        let quantities = self.job.events.iter().any(is_quantity);
         let mut sessions = Vec::new();
         for target in self.targets {
             let kind = Kind {

@@ -118,8 +118,13 @@ mod tests {
 
     const HARDWARE: How = How::Counted(Provenance::Hardware);
 
-    fn reading(sets: &[(u64, &[(usize, u64, How)])]) -> Reading {
-        let set = |(active_ns, counts): &(u64, &[(usize, u64, How)])| SetReading {
+    /// Time and counts of a set.
+    type Set<'a> = (u64, &'a [(usize, u64, How)]);
+    /// A slice: set, time and counts.
+    type Expected<'a> = (usize, u64, &'a [(usize, u64)]);
+
+    fn reading(sets: &[Set<'_>]) -> Reading {
+        let set = |(active_ns, counts): &Set<'_>| SetReading {
             active_ns: *active_ns,
             counts: counts
                 .iter()
@@ -132,14 +137,9 @@ mod tests {
         }
     }
 
-    fn check(
-        before: &Reading,
-        now: &Reading,
-        active: usize,
-        expected: &[(usize, u64, &[(usize, u64)])],
-    ) {
+    fn check(before: &Reading, now: &Reading, active: usize, expected: &[Expected<'_>]) {
         let found = slices(before, now, active);
-        let slice = |&(set, ns, counts): &(usize, u64, &[(usize, u64)])| Slice {
+        let slice = |&(set, ns, counts): &Expected<'_>| Slice {
             set,
             ns,
             counts: counts.to_vec(),

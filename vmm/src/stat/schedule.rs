@@ -46,8 +46,8 @@ impl Schedule {
             };
             let found = sets.iter_mut().find_map(|set| {
                 let (events, _) = &set;
-                let more = with(events)?;
-                Some(*set = more)
+                *set = with(events)?;
+                Some(())
             });
             if found.is_some() {
                 continue;
