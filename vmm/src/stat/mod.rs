@@ -4,7 +4,7 @@
 //!   for), [`schedule`] (which counter, in which set).
 //! - What was counted: [`reading`] (registers at two moments), [`tally`] (sums,
 //!   scaled to the whole time), [`metrics`].
-//! - [`print`] has the three forms of the output, with the provenance of every
+//! - [`mod@print`] has the three forms of the output, with the provenance of every
 //!   count; they are functions of rows and settings.
 //!
 //! The commands to the VM are in `session`, the loop around them in `command`.
