@@ -1,7 +1,17 @@
 //! A context's commands and state, without anything that counts.
 
 mod bench;
+mod cases;
+mod cells;
 mod counting;
+mod model;
+mod page;
+mod play;
+mod props;
+mod reach;
 mod registers;
+mod replay;
 mod session;
 mod sets;
+mod steps;
+mod table;

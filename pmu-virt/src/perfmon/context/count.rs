@@ -10,14 +10,6 @@ use perfmon_abi::consts::{
 use std::num::NonZeroU64;
 
 impl EventSet {
-    /// Timeout and thresholds begin anew, as when the set becomes active.
-    pub(super) fn begin_anew(&mut self) {
-        self.timeout_left = self.timeout;
-        for pmd in self.pmds.values_mut() {
-            pmd.threshold_left = pmd.threshold;
-        }
-    }
-
     /// The bits that a PMD has: 64 for a counter, or the hardware's if its PMC
     /// says so (6.2.1).
     pub(super) fn mask(&self, pmd: &PmdDescription) -> u64 {
