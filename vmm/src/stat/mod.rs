@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod print;
 pub mod reading;
 pub mod rows;
+mod run;
 mod runs;
 pub mod schedule;
 mod session;
