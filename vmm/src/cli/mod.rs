@@ -6,6 +6,7 @@
 
 mod help;
 mod profile;
+mod tools;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::ExitStatus;
 pub use profile::{ProfileFlags, ReportFlags, ScriptFlags};
+pub use tools::{LsFlags, RecordFlags, StatFlags, WhoFlags};
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
 #[derive(Clone, Debug, Parser)]
@@ -38,6 +40,12 @@ pub enum Command {
     Events(EventsFlags),
     /// Play a script of who wants which counter when, under each scheme of arbitration
     Arbitrate(ArbitrateFlags),
+    /// Count events of a running VM's vCPUs
+    Stat(Box<StatFlags>),
+    /// Sample a running VM's vCPUs into a profile
+    Record(Box<RecordFlags>),
+    /// Show running VMs: vCPUs, cores, contexts, and who holds which counter
+    Ls(LsFlags),
     /// Show which symbols of the guest the samples of a profile are in
     Report(Box<ReportFlags>),
     /// Print each sample of a profile as a line
