@@ -15,8 +15,9 @@ use search::Search;
 use std::fmt;
 use thiserror::Error;
 
-/// Most demands of one assignment: more than any model has counters.
-pub const MAX_DEMANDS: usize = 16;
+/// Most demands of one assignment: more than any model has counters, together
+/// with those of a vCPU's and a core's host context.
+pub const MAX_DEMANDS: usize = 64;
 
 /// Which physical counters can count something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +78,17 @@ pub struct Demand {
 }
 
 /// Where the demands of one call were placed, in their order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     slots: [Option<SlotIndex>; MAX_DEMANDS],
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Placement {
+            slots: [None; MAX_DEMANDS],
+        }
+    }
 }
 
 impl Placement {

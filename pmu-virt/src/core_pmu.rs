@@ -4,14 +4,22 @@
 //! stay where they are, stopped, until another vCPU needs the place: so a vCPU
 //! that comes back finds them, and a switch between vCPUs that do not count
 //! touches nothing.
+//!
+//! Beside the guest of the vCPU, host contexts count on the same counters: one
+//! that belongs to the vCPU and comes and goes with it, and one that belongs to
+//! the core and counts whichever vCPU runs.
 
+mod holder;
+mod hosting;
 mod stays;
+
+pub use holder::{Holder, HolderReport};
+pub(crate) use hosting::{CoreHost, GuestWish, no_context};
 
 use crate::backend::{CounterBackend, Reading};
 use crate::ids::{OwnerId, SlotIndex, SlotSet};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
-use arbiter::CounterId;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
@@ -22,10 +30,12 @@ pub struct CorePmu {
     residents: Vec<Option<Resident>>,
     /// Slots with a resident; both of a pair.
     taken: SlotSet,
-    /// Slots of the attached vCPU that count while it runs.
+    /// Slots that count while the attached vCPU runs.
     running: SlotSet,
     /// Overflows told by the backend that their owner has not heard of.
     flagged: SlotSet,
+    /// Those of host contexts that are present.
+    flagged_hosts: SlotSet,
     /// Slots that have run since they were read.
     stale: SlotSet,
     /// Slots with an overflow to be told.
@@ -40,13 +50,14 @@ pub struct CorePmu {
     batch: Option<SlotSet>,
     /// `operations` when it began.
     booked: u64,
+    /// What host contexts need.
+    host: CoreHost,
 }
 
 /// What a slot counts, and for whom.
 #[derive(Clone, Copy, Debug)]
 struct Resident {
-    owner: OwnerId,
-    counter: CounterId,
+    holder: Holder,
     request: CountRequest,
     /// The slot's count when it was last read; none if it could not be.
     seen: Option<u64>,
@@ -57,11 +68,11 @@ struct Resident {
     slots: SlotSet,
 }
 
-/// The last count of a vCPU's counter that had to make room while the vCPU
-/// was away.
+/// The last count of a counter that had to make room while its vCPU was away,
+/// or its host context had stopped it.
 #[derive(Clone, Copy, Debug)]
 struct Debt {
-    owner: OwnerId,
+    holder: Holder,
     last: Last,
 }
 
@@ -107,6 +118,7 @@ impl CorePmu {
             taken: SlotSet::EMPTY,
             running: SlotSet::EMPTY,
             flagged: SlotSet::EMPTY,
+            flagged_hosts: SlotSet::EMPTY,
             stale: SlotSet::EMPTY,
             armed: SlotSet::EMPTY,
             attached: None,
@@ -116,6 +128,7 @@ impl CorePmu {
             stats: SwitchStats::default(),
             batch: None,
             booked: 0,
+            host: CoreHost::default(),
         }
     }
 
@@ -139,22 +152,31 @@ impl CorePmu {
         SlotSet::below(self.residents.len())
     }
 
-    /// The slots on which no other vCPU's counter is.
+    /// The slots on which no counter is of a vCPU that is away.
     pub(crate) fn unclaimed(&self) -> SlotSet {
         let others = self.taken.iter().filter(|slot| {
             self.occupant(*slot)
-                .is_some_and(|resident| Some(resident.owner) != self.attached)
+                .is_some_and(|resident| !self.is_present(&resident.holder))
         });
         self.slots().difference(others.collect())
     }
 
+    /// Whether a counter is the attached vCPU's or the core's own.
+    fn is_present(&self, holder: &Holder) -> bool {
+        holder.vcpu().is_none_or(|vcpu| self.attached == Some(vcpu))
+    }
+
     /// Makes `owner` the vCPU that counts. The counters of the one before are
-    /// stopped only now: if it is the same one, it never left.
+    /// stopped only now: if it is the same one, it never left. Those of the
+    /// core's context are stopped for the switch, and started by whoever attached.
     pub(crate) fn attach(&mut self, owner: OwnerId) {
         if self.attached == Some(owner) {
             return;
         }
         self.pause();
+        if self.host.is_some() {
+            self.leave_private_slots();
+        }
         self.attached = Some(owner);
         self.backend.attach(owner);
     }
@@ -234,6 +256,7 @@ impl CorePmu {
     /// A slot without an armed overflow is not disarmed again.
     pub(crate) fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
         self.flagged.remove(slot);
+        self.flagged_hosts.remove(slot);
         match after {
             Some(_) => self.armed.insert(slot),
             None if self.armed.contains(slot) => self.armed.remove(slot),
@@ -250,7 +273,7 @@ impl CorePmu {
         }
     }
 
-    /// Overflows of the attached vCPU's counters, each told once.
+    /// Overflows of the attached guest's counters, each told once.
     #[inline]
     pub(crate) fn take_overflows(&mut self) -> SlotSet {
         let told = self.backend.take_overflows();
@@ -258,20 +281,42 @@ impl CorePmu {
             return SlotSet::EMPTY;
         }
         self.flagged = self.flagged.union(told);
-        let mine: SlotSet = self
-            .flagged
-            .iter()
-            .filter(|slot| {
-                self.resident(*slot)
-                    .is_some_and(|resident| Some(resident.owner) == self.attached)
-            })
-            .collect();
-        self.flagged = self.flagged.difference(mine);
-        mine
+        let (mut guests, mut hosts) = (SlotSet::EMPTY, SlotSet::EMPTY);
+        for slot in self.flagged.iter() {
+            match self.occupant(slot).map(|resident| resident.holder) {
+                Some(holder) if !self.is_present(&holder) => {}
+                Some(Holder::Guest { .. }) => guests.insert(slot),
+                Some(Holder::Context { .. }) => hosts.insert(slot),
+                None => {}
+            }
+        }
+        self.flagged = self.flagged.difference(guests).difference(hosts);
+        self.flagged_hosts = self.flagged_hosts.union(hosts);
+        guests
+    }
+
+    /// The same of host contexts, as of the last [`CorePmu::take_overflows`].
+    pub(crate) fn take_host_overflows(&mut self) -> SlotSet {
+        std::mem::take(&mut self.flagged_hosts)
     }
 
     pub(crate) fn deadline(&self) -> Option<u64> {
         self.backend.deadline()
+    }
+
+    /// Whether anything counts while the attached vCPU runs.
+    pub(crate) fn is_counting(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// What host contexts need of the core.
+    pub(crate) fn hosting(&self) -> &CoreHost {
+        &self.host
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn hosting_mut(&mut self) -> &mut CoreHost {
+        &mut self.host
     }
 
     pub(crate) fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
@@ -280,7 +325,8 @@ impl CorePmu {
 
     /// Forgets a vCPU that leaves the core: its slots were released.
     pub(crate) fn forget(&mut self, owner: OwnerId) {
-        self.debts.retain(|_, debt| debt.owner != owner);
+        self.debts
+            .retain(|_, debt| debt.holder.vcpu() != Some(owner));
         if self.attached == Some(owner) {
             self.pause();
             self.attached = None;

@@ -43,7 +43,7 @@ pub use backend::{
     RateProblem, RateTable, Reading, SimBackend, SimClocks, Source, Sources, StepBackend,
     Unavailable, UnavailableReason, backend_names,
 };
-pub use core_pmu::{CorePmu, SwitchStats};
+pub use core_pmu::{CorePmu, Holder, HolderReport, SwitchStats};
 pub use cpuid::{CpuidRegs, PmuCpuid};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
 pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};

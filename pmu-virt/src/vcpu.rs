@@ -3,8 +3,10 @@
 
 mod access;
 mod account;
+mod arrange;
 mod block;
 mod counting;
+mod hosting;
 mod on_pmi;
 mod report;
 mod reserved;
@@ -22,6 +24,7 @@ use crate::backend::{CounterBackend, Provenance, UnavailableReason};
 use crate::core_pmu::{CorePmu, Stay};
 use crate::ids::OwnerId;
 use crate::model::{MAX_FIXED, MAX_PROGRAMMABLE, PmuModel};
+use crate::perfmon::{ContextId, Hosted};
 use crate::progress::{LossReason, Progress};
 use crate::request::CountRequest;
 use account::Snapshot;
@@ -59,14 +62,16 @@ pub enum WriteOutcome {
     NotHandled,
 }
 
-/// What the VMM has to do for the counts; changes only at writes and resets.
+/// What the VMM has to do for the counts; changes at writes and resets, and at
+/// whatever is done to host contexts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Tell the ring in [`Progress::Left`], and keep [`VcpuPmu::deadline`].
     pub ring: bool,
     /// Step the guest and tell each instruction.
     pub stepping: bool,
-    /// Some counter is running, or waits for its turn.
+    /// Some counter is running, or waits for its turn, or a host context is
+    /// started.
     pub counting: bool,
 }
 
@@ -136,6 +141,12 @@ pub struct VcpuPmu {
     left: u64,
     turns: Turns,
     snapshot: Snapshot,
+    /// Its host context.
+    host: Option<Box<Hosted>>,
+    /// It is on a core, and it or the core has a host context.
+    hosting: bool,
+    /// Slots of a context that was unloaded while the vCPU was parked.
+    orphan: Option<(ContextId, Vec<Stay>)>,
 }
 
 impl VcpuPmu {
@@ -171,6 +182,9 @@ impl VcpuPmu {
             left: 0,
             turns: Turns::default(),
             snapshot: Snapshot::default(),
+            host: None,
+            hosting: false,
+            orphan: None,
         }
     }
 
@@ -183,8 +197,9 @@ impl VcpuPmu {
     }
 
     /// Brings every register to its reset value, stops and frees every
-    /// physical counter, and forgets pending PMIs and reservations. The phase
-    /// of the firmware is the machine's, which restarts it itself.
+    /// physical counter of the guest, and forgets pending PMIs and reservations.
+    /// The phase of the firmware is the machine's, which restarts it itself. Host
+    /// contexts go on: the guest does not know of them.
     pub fn reset(&mut self) {
         self.reset_registers();
         if let Some(reservations) = &mut self.reservations {
@@ -206,16 +221,22 @@ impl VcpuPmu {
         self.freeze = Freeze::default();
         self.active = CounterSet::EMPTY;
         self.pending = CounterSet::EMPTY;
-        self.needs = Needs::default();
         self.turns.reset();
         self.snapshot = Snapshot::default();
+        self.refresh_needs();
     }
 
     /// Takes in what happened to the vCPU: overflows are raised at `Left`, and
     /// at each instruction that completes one.
     pub fn observe(&mut self, progress: Progress) {
+        let before = self.ran;
         match progress {
-            Progress::Entered { tsc } => self.entered = Some(tsc),
+            Progress::Entered { tsc } => {
+                self.entered = Some(tsc);
+                if self.hosting {
+                    self.enter_hosts(tsc);
+                }
+            }
             Progress::Left { tsc, halted, .. } => {
                 let entered = self.entered.take().unwrap_or(tsc);
                 let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
@@ -225,6 +246,9 @@ impl VcpuPmu {
             Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
         }
         self.observe_on_core(&progress);
+        if self.hosting && !matches!(progress, Progress::Entered { .. }) {
+            self.observe_hosts(&progress, self.ran.wrapping_sub(before));
+        }
         // After the counts: those of a counter that is taken away are gone.
         if matches!(progress, Progress::Left { .. }) {
             self.tick_reservations();
@@ -263,13 +287,18 @@ impl VcpuPmu {
     }
 
     /// TSC value at which the guest has to be interrupted, for an overflow, the
-    /// end of a turn, of a lease or of a revocation's notice; known after
+    /// end of a turn, of a lease or of a revocation's notice, or a switch of a
+    /// host context's event sets; known after
     /// [`Progress::Entered`].
     pub fn deadline(&self) -> Option<u64> {
         let overflow = self.core.as_ref().and_then(|core| core.deadline());
         let turn = self.turns.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
-        [overflow, turn, self.decision_due()]
+        let host = match self.hosting {
+            true => self.host_deadline(),
+            false => None,
+        };
+        [overflow, turn, self.decision_due(), host]
             .into_iter()
             .flatten()
             .min()
@@ -298,13 +327,18 @@ impl VcpuPmu {
 
     fn refresh_needs(&mut self) {
         let is_running = |counter| self.counters[index_of(counter)].running;
-        let running = self.active.iter().any(is_running);
+        let mut running = self.active.iter().any(is_running);
+        let mut active = false;
+        if self.hosting {
+            running |= self.core.as_ref().is_some_and(|core| core.is_counting());
+            active = self.hosts().any(Hosted::is_active);
+        }
         self.needs = match &self.core {
             Some(core) => Needs {
                 ring: running && core.backend().needs_ring(),
                 stepping: running && core.backend().needs_stepping(),
                 // Turns go on where none of the first counters could be had.
-                counting: running || self.turns.are_taken(),
+                counting: running || active || self.turns.are_taken(),
             },
             None => Needs::default(),
         };

@@ -152,13 +152,14 @@ fn names_the_conflict() {
 
 #[test]
 fn more_demands_than_can_be_placed_are_refused() {
-    let demands: Vec<Demand> = (0..=16)
-        .map(|n| demand(n, Constraint::any(128), None))
+    let surplus = u8::try_from(MAX_DEMANDS).expect("a number");
+    let demands: Vec<Demand> = (0..=surplus)
+        .map(|n| demand(n % 17, Constraint::any(128), None))
         .collect();
     let error = assign(&demands, SlotSet::below(128)).expect_err("one too many");
     assert_eq!(
         error.to_string(),
-        "counter PMC16 finds no free slot that can count for it"
+        "counter PMC13 finds no free slot that can count for it"
     );
     assert_eq!(
         assign_most(&demands, SlotSet::below(128), 0).placed(),

@@ -4,7 +4,7 @@ use super::{Demand, MAX_DEMANDS};
 use crate::ids::{SlotIndex, SlotSet};
 
 /// Demands by their index.
-pub(super) type Set = u16;
+pub(super) type Set = u64;
 
 /// Slots by demand.
 pub(super) type Slots = [Option<SlotIndex>; MAX_DEMANDS];

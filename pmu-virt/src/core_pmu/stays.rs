@@ -1,11 +1,10 @@
 //! Who is on which slot: coming, staying, making room.
 
-use super::{CorePmu, Debt, Last, Resident, Stay};
+use super::{CorePmu, Debt, Holder, Last, Resident, Stay};
 use crate::assign::Constraint;
 use crate::backend::{Reading, Unavailable, UnavailableReason};
 use crate::ids::{SlotIndex, SlotSet};
 use crate::request::CountRequest;
-use arbiter::CounterId;
 
 impl CorePmu {
     /// Whether the counter is still where it was.
@@ -39,9 +38,10 @@ impl CorePmu {
         }
     }
 
-    /// A slot that can be had without moving a counter of the attached vCPU: a
-    /// free one, else one that counts the same for a vCPU that is away, else
-    /// any such; of these that of the vCPU that has been away longest.
+    /// A slot that can be had without moving a counter that counts now: a free
+    /// one, else one that counts the same for a vCPU that is away or is kept
+    /// by a host context that has stopped, else any such; of these the one that
+    /// was used least recently.
     ///
     /// `constraint` is the backend's for `request`. Counters that need more than
     /// one slot, or one by name, are not placed this way.
@@ -60,9 +60,21 @@ impl CorePmu {
         possible
             .iter()
             .filter_map(|slot| Some((self.occupant(slot)?, slot)))
-            .filter(|(resident, _)| Some(resident.owner) != self.attached)
+            .filter(|(resident, slot)| self.yields(resident, *slot))
             .min_by_key(|(resident, slot)| (!self.serves(resident, *slot, request), resident.used))
             .map(|(_, slot)| slot)
+    }
+
+    /// Whether a resident makes room for whoever comes: its vCPU is away, or it
+    /// is a host context's that does not count.
+    fn yields(&self, resident: &Resident, slot: SlotIndex) -> bool {
+        !self.is_present(&resident.holder)
+            || matches!(resident.holder, Holder::Context { .. }) && !self.is_running(slot)
+    }
+
+    /// Whether it counts while the attached vCPU runs.
+    pub(crate) fn is_running(&self, slot: SlotIndex) -> bool {
+        self.running.contains(slot) || self.batch.is_some_and(|batch| batch.contains(slot))
     }
 
     /// Whether the slot of `resident` need not be programmed to count `request`
@@ -71,13 +83,13 @@ impl CorePmu {
         resident.request.counts_like(request) && self.backend.is_shared(slot)
     }
 
-    /// Puts a counter of the attached vCPU on `slots`, one or a pair, stopped, and
-    /// says at which count it begins. Who is there makes room; one of the attached
-    /// vCPU must have left before.
+    /// Puts a counter of one who is present on `slots`, one or a pair, stopped,
+    /// and says at which count it begins. Who is there makes room; a counter that
+    /// counts now must have left before.
     pub(crate) fn place(
         &mut self,
         slots: SlotSet,
-        counter: CounterId,
+        holder: Holder,
         request: &CountRequest,
     ) -> Result<(Stay, u64), UnavailableReason> {
         let slot = slots.iter().next().ok_or(UnavailableReason::Waiting)?;
@@ -90,8 +102,7 @@ impl CorePmu {
         };
         self.stamps += 1;
         let resident = Resident {
-            owner: self.attached.unwrap_or_default(),
-            counter,
+            holder,
             request: *request,
             seen: Some(begin),
             stamp: self.stamps,
@@ -153,10 +164,10 @@ impl CorePmu {
             None => resident.seen,
         };
         if last.reading.is_some() || last.loss.is_some() {
-            let owner = resident.owner;
-            self.debts.insert(resident.stamp, Debt { owner, last });
+            let holder = resident.holder;
+            self.debts.insert(resident.stamp, Debt { holder, last });
         }
-        log::trace!("{} of {} makes room", resident.counter, resident.owner);
+        log::trace!("{} makes room", resident.holder);
         self.stats.evicted += 1;
         self.settle_in(resident.slots, None);
         seen
@@ -180,6 +191,7 @@ impl CorePmu {
         let marks = [
             &mut self.running,
             &mut self.flagged,
+            &mut self.flagged_hosts,
             &mut self.stale,
             &mut self.armed,
         ];
@@ -205,6 +217,21 @@ impl CorePmu {
             self.drop_marks(at);
         }
         self.settle_in(slots, None);
+    }
+
+    /// Whether the slot is to be given up before another vCPU is attached.
+    pub(crate) fn is_private(&self, stay: Stay) -> bool {
+        !self.backend.is_shared(stay.slot)
+    }
+
+    /// The counter on a slot stays, and counts for somebody else of the same
+    /// context.
+    pub(crate) fn rename(&mut self, stay: Stay, holder: Holder) {
+        for place in self.residents.iter_mut().flatten() {
+            if place.stamp == stay.stamp {
+                place.holder = holder;
+            }
+        }
     }
 
     pub(super) fn resident(&self, slot: SlotIndex) -> Option<Resident> {

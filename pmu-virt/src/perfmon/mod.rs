@@ -6,6 +6,7 @@
 //! sockets and time are brought by others. What the specification's words mean
 //! for vCPUs and cores is defined in `docs/perfmon.md`.
 
+mod admission;
 mod bits;
 mod carta;
 mod context;
@@ -17,10 +18,14 @@ mod inspect;
 mod moment;
 mod throttle;
 
+pub use admission::{
+    Claim, Claimed, GuestRoom, HostPolicy, HostPolicyError, NoRoom, Room, Standing, admit,
+};
 pub use bits::PmdBits;
 pub use context::{Account, Context, How, Phase, Wanted};
 pub use description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind, VirtualPmd};
 pub use format::{Control, FormatRegistry, OverflowArg, Sampler, SamplingFormat, Setup};
-pub use hosted::{ContextId, Hosted, NotLoaded};
+pub(crate) use hosted::TickClock;
+pub use hosted::{ContextId, HostAudit, HostEvent, HostRecord, Hosted, NotLoaded};
 pub use moment::{MessageQueue, Moment, Quantities, SampleBuffer};
 pub use throttle::{DEFAULT_OVERFLOW_RATE, Throttle};

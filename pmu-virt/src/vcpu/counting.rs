@@ -3,7 +3,7 @@
 use super::times::Times;
 use super::{VcpuPmu, index_of};
 use crate::backend::{Reading, UnavailableReason};
-use crate::core_pmu::Stay;
+use crate::core_pmu::{Holder, Stay};
 use crate::event::FixedFunction;
 use crate::ids::SlotSet;
 use crate::request::CountRequest;
@@ -227,7 +227,11 @@ impl VcpuPmu {
         let Some(core) = &mut self.core else {
             return Err(UnavailableReason::NoCore);
         };
-        let (stay, begin) = core.place(slots, counter, request)?;
+        let holder = Holder::Guest {
+            vcpu: self.owner,
+            counter,
+        };
+        let (stay, begin) = core.place(slots, holder, request)?;
         self.active.insert(counter);
         let logical = &mut self.counters[index_of(counter)];
         logical.placed = Some((stay, *request));
@@ -276,7 +280,12 @@ impl VcpuPmu {
             || self
                 .counters
                 .iter()
-                .any(|logical| matches!(logical.unavailable, Some(UnavailableReason::Conflict(_))))
+                .any(|logical| match logical.unavailable {
+                    Some(UnavailableReason::Conflict(_)) => true,
+                    // What a host context has may be had again.
+                    Some(UnavailableReason::Busy { .. }) => self.hosting,
+                    _ => false,
+                })
     }
 
     /// A counter that nobody can count for keeps its value. The architecture

@@ -202,6 +202,14 @@ impl VcpuPmu {
         if effects.is_empty() {
             return;
         }
+        // The hypervisor may have more or less than before.
+        if self
+            .core
+            .as_ref()
+            .is_some_and(|core| core.hosting().is_enabled())
+        {
+            self.introduce_anew();
+        }
         for counter in effects.cleared.iter() {
             self.clear(counter);
         }

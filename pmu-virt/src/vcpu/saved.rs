@@ -18,7 +18,8 @@ impl VcpuPmu {
     ///
     /// Reservations are no part of it: the guest will boot anew, and nobody
     /// will have the cookies. A counter that is reserved is saved as one that
-    /// was given back, with nothing of its owner's in it.
+    /// was given back, with nothing of its owner's in it. Host contexts are no
+    /// part of it either: they are the host's.
     pub fn save(&mut self) -> PmuState {
         self.settle_all();
         self.freeze_if_due();

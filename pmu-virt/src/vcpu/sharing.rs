@@ -3,6 +3,7 @@
 use super::{Logical, VcpuPmu, index_of};
 use crate::assign::{Demand, Placement, assign, assign_most};
 use crate::backend::UnavailableReason;
+use crate::ids::SlotSet;
 use arbiter::CounterId;
 use std::num::NonZeroU64;
 
@@ -66,6 +67,19 @@ impl Turns {
         self.over = None;
     }
 
+    /// Takes turns from now on, if it did not. True the first time ever.
+    pub(super) fn start(&mut self, now: u64) -> bool {
+        if !self.are_taken() {
+            self.begin(now);
+        }
+        !std::mem::replace(&mut self.told, true)
+    }
+
+    /// The demand that is placed first, modulo their number.
+    pub(super) fn first(&self) -> usize {
+        self.first
+    }
+
     /// Forgets whose turn it was.
     pub(super) fn reset(&mut self) {
         *self = Turns::new(self.answer);
@@ -104,18 +118,13 @@ impl VcpuPmu {
     /// Gives places to all counters that are wanted. Where not all find one,
     /// they take turns, or the ones that have none are refused.
     pub(super) fn distribute(&mut self) {
+        let demands = self.guest_demands();
+        if self.hosting {
+            self.distribute_among_hosts(demands);
+            return;
+        }
         let Some(core) = &self.core else { return };
         let (all, unclaimed) = (core.slots(), core.unclaimed());
-        let wanted = self.active.iter();
-        let mut demands: Vec<Demand> = wanted.filter_map(|counter| self.demand(counter)).collect();
-        if self.turns.answer == Oversubscribe::Refuse {
-            // Those that have a place come first, so that they keep one, and
-            // then those that were not refused before.
-            demands.sort_by_key(|demand| {
-                let logical = &self.counters[index_of(demand.counter)];
-                (demand.held.is_none(), logical.unavailable.is_some())
-            });
-        }
         // No other vCPU's counter is moved while there is room beside it.
         let assigned = assign(&demands, unclaimed).or_else(|_| assign(&demands, all));
         match (assigned, self.turns.answer) {
@@ -128,16 +137,28 @@ impl VcpuPmu {
                 self.move_to(&demands, &placement, UnavailableReason::Conflict(conflict));
             }
             (Err(conflict), Oversubscribe::Multiplex { .. }) => {
-                if !self.turns.are_taken() {
-                    self.turns.begin(self.ran);
-                }
-                if !std::mem::replace(&mut self.turns.told, true) {
+                if self.turns.start(self.ran) {
                     log::info!("{}: counters take turns, because {conflict}", self.owner);
                 }
                 let placement = assign_most(&demands, all, self.turns.first);
                 self.move_to(&demands, &placement, UnavailableReason::Waiting);
             }
         }
+    }
+
+    /// What all counters that are wanted want.
+    pub(super) fn guest_demands(&self) -> Vec<Demand> {
+        let wanted = self.active.iter();
+        let mut demands: Vec<Demand> = wanted.filter_map(|counter| self.demand(counter)).collect();
+        if self.turns.answer == Oversubscribe::Refuse {
+            // Those that have a place come first, so that they keep one, and
+            // then those that were not refused before.
+            demands.sort_by_key(|demand| {
+                let logical = &self.counters[index_of(demand.counter)];
+                (demand.held.is_none(), logical.unavailable.is_some())
+            });
+        }
+        demands
     }
 
     /// What a counter wants, if it wants anything that can be had.
@@ -176,17 +197,26 @@ impl VcpuPmu {
             self.give_up_place(demand.counter);
         }
         for (demand, slot) in moves() {
-            let index = index_of(demand.counter);
-            let Some(request) = self.counters[index].request else {
-                continue;
-            };
             let slots = slot.map(|slot| demand.constraint.taken_at(slot));
-            let came = slots.map(|slots| self.come_to(demand.counter, slots, &request));
-            match came {
-                Some(Ok(())) => {}
-                Some(Err(reason)) => self.freeze(demand.counter, &request, reason),
-                None => self.freeze(demand.counter, &request, otherwise),
-            }
+            self.guest_comes(demand.counter, slots, otherwise);
+        }
+    }
+
+    /// Puts a counter on the slots that were found for it. `otherwise` is why
+    /// there are none.
+    pub(super) fn guest_comes(
+        &mut self,
+        counter: CounterId,
+        slots: Option<SlotSet>,
+        otherwise: UnavailableReason,
+    ) {
+        let Some(request) = self.counters[index_of(counter)].request else {
+            return;
+        };
+        match slots.map(|slots| self.come_to(counter, slots, &request)) {
+            Some(Ok(())) => {}
+            Some(Err(reason)) => self.freeze(counter, &request, reason),
+            None => self.freeze(counter, &request, otherwise),
         }
     }
 

@@ -14,6 +14,14 @@ impl VcpuPmu {
         core.begin_switch();
         core.attach(self.owner);
         self.core = Some(core);
+        self.note_hosts();
+        if self
+            .core
+            .as_ref()
+            .is_some_and(|core| core.hosting().is_enabled())
+        {
+            self.introduce();
+        }
         let (mut before, mut refused) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.active.iter() {
             self.return_to_place(counter);
@@ -25,12 +33,18 @@ impl VcpuPmu {
                 _ => {}
             }
         }
+        if self.hosting || self.orphan.is_some() {
+            self.return_hosts();
+        }
         // Those that counted before come first, so that they go on.
         for counter in before.iter().chain(refused.iter()) {
             // What was brought up before may have placed this one as well.
             if !self.counters[super::index_of(counter)].running {
                 self.bring_up(counter);
             }
+        }
+        if self.hosting {
+            self.give_places();
         }
         if let Some(core) = &mut self.core {
             core.end_switch();
@@ -50,7 +64,11 @@ impl VcpuPmu {
         let overflowed = self.core.as_mut()?.take_overflows();
         self.settle_slots(overflowed);
         self.freeze_if_due();
+        if self.hosting {
+            self.settle_hosts();
+        }
         let core = self.core.take();
+        self.hosting = false;
         self.refresh_needs();
         core
     }
@@ -66,6 +84,9 @@ impl VcpuPmu {
             let last = core.last_of(stay);
             self.leave_place(counter, last);
             core.release(stay);
+        }
+        if self.host.is_some() || self.orphan.is_some() {
+            self.take_host_off(core);
         }
         core.forget(self.owner);
         core.end_switch();

@@ -71,11 +71,6 @@ fn the_distance_is_told_if_the_overflow_matters() {
     };
     check(0, 0, trigger, None);
     check(pfm::PFM_SETFL_OVFL_SWITCH, 0, trigger, Some(7));
-    let sampled = PmdArg {
-        short_reset: 9,
-        ..at(0u64.wrapping_sub(7))
-    };
-    check(0, 0, sampled, Some(7));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::backend::Provenance;
 use crate::perfmon::description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 use crate::request::CountRequest;
 use perfmon_abi::consts::{
-    PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_REGFL_RANDOM, PFM_SETFL_OVFL_SWITCH,
+    PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_EXCL_IDLE, PFM_SETFL_OVFL_SWITCH,
     PFM_SETFL_TIME_SWITCH,
 };
 use std::num::NonZeroU64;
@@ -81,16 +81,12 @@ impl Context {
         counts.then(|| self.sets.get(&self.active)).flatten()
     }
 
-    /// Events until the overflow of a PMD. `None` if it has no effect but that
-    /// the counter wraps to 0, which needs nobody's attention.
+    /// Events until the overflow of a PMD; `None` if nothing comes of it: the
+    /// counter simply wraps then (3.4.3), which needs nobody's attention.
     fn until(&self, set: &EventSet, num: u16, pmc: &Pmc) -> Option<NonZeroU64> {
         let pmd = set.pmds.get(&num).copied().unwrap_or_default();
-        let heeded = self.sampler.is_some()
-            || pmc.flags & (PFM_REGFL_OVFL_NOTIFY | PFM_REGFL_RANDOM) != 0
-            || set.flags & PFM_SETFL_OVFL_SWITCH != 0 && pmd.threshold != 0
-            || pmd.short_reset != 0
-            || !pmc.reset_pmds.is_empty();
-        if !heeded {
+        let is_trigger = set.flags & PFM_SETFL_OVFL_SWITCH != 0 && pmd.threshold != 0;
+        if self.sampler.is_none() && pmc.flags & PFM_REGFL_OVFL_NOTIFY == 0 && !is_trigger {
             return None;
         }
         let mask = set.mask(self.pmu.pmd(num)?);
@@ -147,9 +143,20 @@ impl Context {
         if self.counting().is_none() {
             return;
         }
-        self.overdue_counts = counted || !self.is_system_wide();
-        let beyond = self.spend(ns, self.overdue_counts);
-        self.overdue = self.overdue.saturating_add(beyond);
+        let system_wide = self.is_system_wide();
+        let Some(set) = self.sets.get_mut(&self.active) else {
+            return;
+        };
+        let taken = match set.flags & PFM_SETFL_TIME_SWITCH {
+            0 => ns,
+            _ => ns.min(set.timeout_left),
+        };
+        set.timeout_left = set.timeout_left.saturating_sub(taken);
+        if counted || !system_wide || set.flags & PFM_SETFL_EXCL_IDLE == 0 {
+            set.active_time = set.active_time.saturating_add(taken);
+        }
+        self.overdue = self.overdue.saturating_add(ns - taken);
+        self.overdue_counts = counted;
     }
 
     /// Nanoseconds until the time switch; `None` if none is going to come.

@@ -132,8 +132,8 @@ pub struct Context {
     pub(super) switch_pending: bool,
     /// PMDs of the active set that wrapped since the last [`Context::overflow`].
     pub(super) pending: PmdBits,
-    /// Nanoseconds after the active set's timeout, not given to any set yet;
-    /// and whether sets with PFM_SETFL_EXCL_IDLE count them.
+    /// Nanoseconds that passed after the active set's timeout was up, and
+    /// whether they count with PFM_SETFL_EXCL_IDLE.
     pub(super) overdue: u64,
     pub(super) overdue_counts: bool,
     /// Quantities of the VMM when the context was detached, by PMD.

@@ -16,34 +16,16 @@ impl Context {
         }
         // A chain of sets can lead into a circle. After one step for each set it
         // has, and whole rounds need not be walked any more.
-        let mut rest = std::mem::take(&mut self.overdue);
         for _ in 0..self.sets.len() {
             if !self.time_is_up() {
                 return;
             }
-            rest = self.turn(rest);
+            self.turn();
         }
-        rest = self.skip_rounds(rest);
+        self.skip_rounds();
         while self.time_is_up() {
-            rest = self.turn(rest);
+            self.turn();
         }
-    }
-
-    /// The active set is active for `ns`, or until its timeout; returns what is
-    /// left then. `counts`: it is time that a set with PFM_SETFL_EXCL_IDLE
-    /// counts as its own.
-    pub(super) fn spend(&mut self, ns: u64, counts: bool) -> u64 {
-        let Some(set) = self.sets.get_mut(&self.active) else {
-            return 0;
-        };
-        let taken = if set.switches_by_time() {
-            ns.min(set.timeout_left)
-        } else {
-            ns
-        };
-        set.timeout_left = set.timeout_left.saturating_sub(taken);
-        set.live(taken, counts);
-        ns - taken
     }
 
     /// The set after `set`: the one that its explicit link names, else the one
@@ -68,15 +50,16 @@ impl Context {
             return;
         };
         set.runs = set.runs.saturating_add(1);
-        set.rearm();
+        set.begin_anew();
         let overflowed = set.overflowed;
         self.reset(self.active, overflowed, period);
     }
 
-    /// The next set gets what it may of `ns`.
-    fn turn(&mut self, ns: u64) -> u64 {
+    /// The next set gets what it may of the time that is overdue.
+    fn turn(&mut self) {
         self.switch(Period::Short);
-        self.spend(ns, self.overdue_counts)
+        let overdue = std::mem::take(&mut self.overdue);
+        self.pass(overdue, self.overdue_counts);
     }
 
     fn time_is_up(&self) -> bool {
@@ -86,9 +69,9 @@ impl Context {
     }
 
     /// If the sets from the active one on switch by time and lead back to it,
-    /// gives each of them its share of all whole rounds that fit into `ns`, and
-    /// returns the rest.
-    fn skip_rounds(&mut self, ns: u64) -> u64 {
+    /// gives each of them its share of all whole rounds that fit into the time
+    /// that is overdue.
+    fn skip_rounds(&mut self) {
         let start = self.active;
         let (mut round, mut at) = (Vec::new(), start);
         loop {
@@ -96,7 +79,7 @@ impl Context {
                 Some(set) if set.switches_by_time() && round.len() < self.sets.len() => {
                     round.push((at, set.timeout));
                 }
-                _ => return ns,
+                _ => return,
             }
             at = self.next_set(at);
             if at == start {
@@ -104,36 +87,25 @@ impl Context {
             }
         }
         let time: u64 = round.iter().fold(0, |sum, &(_, ns)| sum.saturating_add(ns));
-        let Some(rounds) = ns.checked_div(time) else {
-            return ns;
-        };
+        let rounds = self.overdue.checked_div(time).unwrap_or(0);
+        self.overdue -= time.saturating_mul(rounds);
+        let counts = self.overdue_counts || !self.is_system_wide();
         for (number, timeout) in round {
-            if let Some(set) = self.sets.get_mut(&number) {
-                set.runs = set.runs.saturating_add(rounds);
-                set.live(timeout.saturating_mul(rounds), self.overdue_counts);
+            let Some(set) = self.sets.get_mut(&number) else {
+                continue;
+            };
+            set.runs = set.runs.saturating_add(rounds);
+            if counts || set.flags & PFM_SETFL_EXCL_IDLE == 0 {
+                let total = timeout.saturating_mul(rounds);
+                set.active_time = set.active_time.saturating_add(total);
             }
         }
-        ns - time.saturating_mul(rounds)
     }
 }
 
 impl EventSet {
-    /// Timeout and thresholds as they were written: the set becomes active.
-    pub(super) fn rearm(&mut self) {
-        self.timeout_left = self.timeout;
-        for pmd in self.pmds.values_mut() {
-            pmd.threshold_left = pmd.threshold;
-        }
-    }
-
     /// A timeout of 0 would be up for ever; no set is made with one.
     fn switches_by_time(&self) -> bool {
         self.flags & PFM_SETFL_TIME_SWITCH != 0 && self.timeout != 0
-    }
-
-    fn live(&mut self, ns: u64, counts: bool) {
-        if counts || self.flags & PFM_SETFL_EXCL_IDLE == 0 {
-            self.active_time = self.active_time.saturating_add(ns);
-        }
     }
 }

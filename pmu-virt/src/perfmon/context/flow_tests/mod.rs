@@ -5,18 +5,16 @@ mod overflow;
 mod restart;
 mod switching;
 
-use super::{Context, EventSet, Phase, Pmc, Pmd};
+use super::{Context, Pmc, Pmd};
 use crate::ids::{Ring, Vendor};
 use crate::model::PmuModel;
 use crate::perfmon::bits::PmdBits;
 use crate::perfmon::description::{LogicalPmu, VirtualPmd};
 use crate::perfmon::format::{Control, OverflowArg, Sampler, SamplingFormat, Setup};
 use crate::perfmon::moment::{MessageQueue, Moment, Quantities};
-use crate::perfmon::throttle::Throttle;
 use perfmon_abi::Message;
 use perfmon_abi::consts::PFM_REGFL_OVFL_NOTIFY;
 use perfmon_abi::wire::{Errno, Refusal};
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A message queue without a reader.
@@ -63,25 +61,16 @@ pub(super) fn bits(pmds: &[u16]) -> PmdBits {
 
 /// Loaded and started, with set 0 alone.
 pub(super) fn context(flags: u32) -> Context {
-    Context {
-        pmu: Arc::new(LogicalPmu::new(PmuModel::default_for(Vendor::Amd))),
-        flags,
-        sampler: None,
-        sets: BTreeMap::from([(0, EventSet::default())]),
-        phase: Phase::Loaded,
-        started: true,
-        active: 0,
-        generation: 3,
-        notified: false,
-        blocked: false,
-        switch_pending: false,
-        pending: PmdBits::EMPTY,
-        overdue: 0,
-        overdue_counts: true,
-        kept: BTreeMap::new(),
-        throttle: Throttle::off(),
-        account: super::Account::default(),
+    let pmu = Arc::new(LogicalPmu::new(PmuModel::default_for(Vendor::Amd)));
+    let mut context = Context::new(pmu, 0, None).expect("no flags");
+    context.attached(0);
+    context.started = true;
+    context.flags = flags;
+    context.generation = 3;
+    if let Some(set) = context.sets.get_mut(&0) {
+        set.runs = 0;
     }
+    context
 }
 
 /// A sampling counter: PMC flags; reset values -1000 (long) and -100 (short).

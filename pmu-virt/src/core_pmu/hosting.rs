@@ -1,0 +1,525 @@
+//! Host contexts on a core: who may be there, and the context of the core.
+
+use super::CorePmu;
+use crate::assign::Constraint;
+use crate::ids::OwnerId;
+use crate::perfmon::{
+    Claim, Claimed, ContextId, GuestRoom, HostAudit, HostEvent, HostPolicy, HostRecord, Hosted,
+    NotLoaded, Quantities, Room, Standing, TickClock, admit,
+};
+use crate::request::CountRequest;
+use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
+use perfmon_abi::wire::{Call, Errno, Refusal};
+use std::num::NonZeroU32;
+
+/// What host contexts need of a core.
+#[derive(Debug, Default)]
+pub(crate) struct CoreHost {
+    /// The context of the core.
+    context: Option<Box<Hosted>>,
+    policy: HostPolicy,
+    /// Ticks of the TSC in a millisecond; none: contexts are not taken.
+    tsc_khz: Option<NonZeroU32>,
+    /// Contexts of the core and of vCPUs that are here or were parked here, the
+    /// oldest first.
+    claims: Vec<Wish>,
+    /// As the vCPU that was here last told it; none before the first.
+    guest: Option<GuestWish>,
+    audit: Option<Box<dyn HostAudit>>,
+    /// TSC until which the core's context knows how time has passed.
+    until: Option<u64>,
+    /// Nanoseconds since then that it was told of.
+    idle: u64,
+    clock: TickClock,
+    /// The core's context was called while no vCPU was there to place for it.
+    changed: bool,
+}
+
+/// What a context may want of a core, before it is known what can count it.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    pub(crate) context: ContextId,
+    pub(crate) vcpu: Option<OwnerId>,
+    pub(crate) preemptible: bool,
+    pub(crate) standing: Standing,
+    pub(crate) sets: Vec<Vec<CountRequest>>,
+}
+
+impl Wish {
+    fn of(hosted: &Hosted, vcpu: Option<OwnerId>) -> Self {
+        let sets = hosted.context().demands().into_iter();
+        let requests = |set: Vec<(u16, CountRequest)>| set.into_iter().map(|(_, request)| request);
+        Wish {
+            context: hosted.id(),
+            vcpu,
+            preemptible: hosted.is_preemptible(),
+            standing: Standing::Spare,
+            sets: sets.map(|(_, set)| requests(set).collect()).collect(),
+        }
+    }
+}
+
+/// What guests may want of a core, likewise.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GuestWish {
+    pub(crate) counters: usize,
+    pub(crate) events: Vec<CountRequest>,
+}
+
+impl CoreHost {
+    /// Whether the core has a context of its own.
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        self.context.is_some()
+    }
+
+    pub(crate) fn context(&self) -> Option<&Hosted> {
+        self.context.as_deref()
+    }
+
+    pub(crate) fn policy(&self) -> HostPolicy {
+        self.policy
+    }
+
+    pub(crate) fn tsc_khz(&self) -> u32 {
+        self.tsc_khz.map_or(1, NonZeroU32::get)
+    }
+
+    /// What guests of this core may want.
+    pub(crate) fn set_guest(&mut self, guest: GuestWish) {
+        self.guest = Some(guest);
+    }
+
+    /// Whether that is known.
+    #[inline]
+    pub(crate) fn knows_guest(&self) -> bool {
+        self.guest.is_some()
+    }
+
+    /// Whether contexts can be loaded here.
+    #[inline]
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.tsc_khz.is_some()
+    }
+
+    /// Whether the core's context wants something else than when this was asked
+    /// last.
+    pub(crate) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
+    pub(crate) fn record(&mut self, context: ContextId, vcpu: Option<OwnerId>, event: HostEvent) {
+        log::debug!("{context}: {event:?}");
+        if let Some(audit) = &mut self.audit {
+            audit.record(&HostRecord {
+                context,
+                vcpu,
+                event,
+            });
+        }
+    }
+
+    /// TSC at which the core's context has something to do.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let due = self.context.as_ref()?.due_in(self.tsc_khz())?;
+        Some(self.until?.saturating_add(due))
+    }
+}
+
+impl CorePmu {
+    /// Lets host contexts be loaded on this core, and on vCPUs that run on it.
+    pub fn enable_hosting(&mut self, policy: HostPolicy, tsc_khz: NonZeroU32) {
+        self.host.policy = policy;
+        self.host.tsc_khz = Some(tsc_khz);
+    }
+
+    /// Who comes first from now on; contexts that are loaded keep what they
+    /// have.
+    pub fn set_host_policy(&mut self, policy: HostPolicy) {
+        self.host.policy = policy;
+    }
+
+    /// Who is told of decisions about host contexts.
+    pub fn set_host_audit(&mut self, audit: Box<dyn HostAudit>) {
+        self.host.audit = Some(audit);
+    }
+
+    /// Attaches a context to this core. It counts from the next time on that a
+    /// vCPU runs. While a vCPU is attached, go by
+    /// [`VcpuPmu::core_mut`](crate::VcpuPmu::core_mut).
+    ///
+    /// # Errors
+    /// EBUSY: the core has a context already, or there is no room, and who has
+    /// it. EINVAL: there is no such set, or nothing counts one of its events.
+    pub fn load_context(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+        if let Some(other) = &self.host.context {
+            let reason = format!("the core has {} already", other.id());
+            return Err((hosted, Refusal::new(Errno::EBUSY, reason)));
+        }
+        let hosted = self.admit_hosted(hosted, None, set)?;
+        self.host.context = Some(hosted);
+        (self.host.until, self.host.idle) = (None, 0);
+        self.host.changed = true;
+        Ok(())
+    }
+
+    /// Detaches the context of this core, with all that it has counted.
+    pub fn unload_context(&mut self) -> Option<Box<Hosted>> {
+        let mut hosted = self.host.context.take()?;
+        hosted.end(self);
+        self.dismiss(&hosted);
+        self.host.changed = true;
+        Some(hosted)
+    }
+
+    /// The context of this core.
+    #[must_use]
+    pub fn host_context(&self) -> Option<&Hosted> {
+        self.host.context()
+    }
+
+    /// Carries out a command on the context of this core. While a vCPU is
+    /// attached, go by [`VcpuPmu::core_mut`](crate::VcpuPmu::core_mut).
+    ///
+    /// # Errors
+    /// The command's; EINVAL if there is no context.
+    pub fn call_context(
+        &mut self,
+        call: &mut Call,
+        values: &dyn Quantities,
+    ) -> Result<(), Refusal> {
+        let called = self.with_context(|hosted, core| core.call_hosted(hosted, call, values));
+        self.host.changed = true;
+        called.unwrap_or_else(|| Err(no_context("core")))
+    }
+
+    /// `ns` have passed in which no vCPU ran on the core, since the last one was
+    /// left or since the last call.
+    pub fn pass_idle(&mut self, ns: u64) {
+        let switched = self.with_context(|hosted, core| hosted.advance(0, ns, core));
+        if let Some(switched) = switched {
+            self.host.idle = self.host.idle.saturating_add(ns);
+            self.host.changed |= switched;
+        }
+    }
+
+    /// Time until the guest is entered, as far as it was not idle.
+    pub(crate) fn host_enters(&mut self, tsc: u64) {
+        let since = self.host.until.replace(tsc).unwrap_or(tsc);
+        let ns = self.wall_ns(tsc.saturating_sub(since));
+        let ns = ns.saturating_sub(std::mem::take(&mut self.host.idle));
+        self.with_context(|hosted, _| hosted.pass(ns));
+    }
+
+    /// Time in the guest. True if it has brought a switch of sets.
+    pub(crate) fn host_leaves(&mut self, tsc: u64, halted: u64) -> bool {
+        let since = self.host.until.replace(tsc).unwrap_or(tsc);
+        let all = self.wall_ns(tsc.saturating_sub(since));
+        let halted = self.idle_ns(halted).min(all);
+        let switched = self.with_context(|hosted, core| hosted.advance(all - halted, halted, core));
+        switched.unwrap_or(false)
+    }
+
+    fn wall_ns(&mut self, ticks: u64) -> u64 {
+        let khz = self.host.tsc_khz();
+        self.host.clock.pass(ticks, khz)
+    }
+
+    /// Of a time that [`CorePmu::wall_ns`] has counted already.
+    fn idle_ns(&self, ticks: u64) -> u64 {
+        TickClock::default().pass(ticks, self.host.tsc_khz())
+    }
+
+    /// Works with the core's context, if there is one.
+    pub(crate) fn with_context<R>(
+        &mut self,
+        act: impl FnOnce(&mut Hosted, &mut CorePmu) -> R,
+    ) -> Option<R> {
+        let mut hosted = self.host.context.take()?;
+        let result = act(&mut hosted, self);
+        self.host.context = Some(hosted);
+        Some(result)
+    }
+
+    /// Before another vCPU is attached.
+    pub(super) fn leave_private_slots(&mut self) {
+        self.with_context(|hosted, core| hosted.leave_private(core));
+    }
+
+    /// Looks whether there is room for a context, and begins with it if so.
+    pub(crate) fn admit_hosted(
+        &mut self,
+        mut hosted: Box<Hosted>,
+        vcpu: Option<OwnerId>,
+        set: u16,
+    ) -> Result<Box<Hosted>, NotLoaded> {
+        let admitted = (hosted.context().prepare_load(set))
+            .and_then(|()| self.check_hosting())
+            .and_then(|()| self.check_demands(&hosted))
+            .and_then(|()| self.claim(&hosted, vcpu));
+        match admitted {
+            Ok(standing) => {
+                hosted.begin(vcpu, set);
+                let event = HostEvent::Loaded { standing };
+                self.host.record(hosted.id(), vcpu, event);
+                Ok(hosted)
+            }
+            Err(refusal) => {
+                let event = HostEvent::Refused {
+                    refusal: refusal.clone(),
+                };
+                self.host.record(hosted.id(), vcpu, event);
+                Err((hosted, refusal))
+            }
+        }
+    }
+
+    fn check_hosting(&self) -> Result<(), Refusal> {
+        match self.host.tsc_khz {
+            Some(_) => Ok(()),
+            None => Err(Refusal::new(
+                Errno::EBUSY,
+                "this core takes no host contexts",
+            )),
+        }
+    }
+
+    /// Whether each event of each set can be counted.
+    fn check_demands(&self, hosted: &Hosted) -> Result<(), Refusal> {
+        for (set, requests) in hosted.context().demands() {
+            for (pmd, request) in requests {
+                if let Err(refusal) = self.backend.can_count(&request) {
+                    let reason = format!("event set {set}, PMD{pmd}: {refusal}");
+                    return Err(Refusal::new(Errno::EINVAL, reason));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what a context may want, if there is room.
+    fn claim(&mut self, hosted: &Hosted, vcpu: Option<OwnerId>) -> Result<Standing, Refusal> {
+        let mut wish = Wish::of(hosted, vcpu);
+        let claimed = self.judge(&wish)?;
+        wish.standing = claimed.standing;
+        self.note_wish(wish);
+        for claim in &mut self.host.claims {
+            if claimed.preempts.contains(&claim.context) {
+                claim.standing = Standing::Spare;
+            }
+        }
+        Ok(claimed.standing)
+    }
+
+    fn note_wish(&mut self, wish: Wish) {
+        let known = |claim: &&mut Wish| claim.context == wish.context;
+        match self.host.claims.iter_mut().find(known) {
+            Some(before) => *before = wish,
+            None => self.host.claims.push(wish),
+        }
+    }
+
+    /// What a wish comes to.
+    fn judge(&self, wish: &Wish) -> Result<Claimed, Refusal> {
+        self.judge_beside(wish, 0)
+    }
+
+    /// The same beside a guest that could use so many counters more.
+    fn judge_beside(&self, wish: &Wish, more: usize) -> Result<Claimed, Refusal> {
+        let others = self.host.claims.iter();
+        let others = others.filter(|claim| claim.context != wish.context);
+        let claims: Vec<Claim> = others.filter_map(|claim| self.claim_of(claim)).collect();
+        let applicant = self.claim_of(wish).ok_or_else(|| {
+            let reason = "the event sets demand too many different things; use fewer sets";
+            Refusal::new(Errno::EBUSY, reason)
+        })?;
+        let guest = self.host.guest.as_ref();
+        let guest = GuestRoom {
+            counters: guest.map_or(0, |guest| guest.counters.saturating_add(more)),
+            kinds: self.kinds(),
+            now: self.guest_now(),
+        };
+        let room = Room {
+            policy: self.host.policy,
+            slots: self.slots(),
+            guest: &guest,
+            claims: &claims,
+        };
+        admit(&room, &applicant).map_err(|full| Refusal::new(Errno::EBUSY, full.to_string()))
+    }
+
+    /// What can count a wish's events. What cannot be counted takes no slot.
+    fn claim_of(&self, wish: &Wish) -> Option<Claim> {
+        let sets = wish.sets.iter().map(|set| {
+            let countable = set
+                .iter()
+                .filter(|request| self.backend.can_count(request).is_ok());
+            countable
+                .map(|request| self.backend.constraint(request))
+                .collect()
+        });
+        Some(Claim {
+            context: wish.context,
+            vcpu: wish.vcpu,
+            preemptible: wish.preemptible,
+            standing: wish.standing,
+            sets: Claim::maximal(sets)?,
+        })
+    }
+
+    fn kinds(&self) -> Vec<Constraint> {
+        let mut kinds: Vec<Constraint> = Vec::new();
+        let events = self.host.guest.iter().flat_map(|guest| &guest.events);
+        for request in events {
+            if self.backend.can_count(request).is_ok() {
+                let kind = self.backend.constraint(request);
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
+                }
+            }
+        }
+        kinds
+    }
+
+    /// What the attached vCPU's guest counts.
+    fn guest_now(&self) -> Vec<Constraint> {
+        self.holders()
+            .iter()
+            .filter(|report| report.counting && report.holder.is_guest())
+            .map(|report| self.backend.constraint(&report.request))
+            .collect()
+    }
+
+    /// Whether what contexts rely on here has room beside a guest with so many
+    /// counters more.
+    pub(crate) fn guest_may_have_more(&self, counters: usize) -> bool {
+        let mut firm = self.host.claims.iter();
+        firm.all(|wish| {
+            wish.standing != Standing::Firm
+                || self
+                    .judge_beside(wish, counters)
+                    .is_ok_and(|claimed| claimed.standing == Standing::Firm)
+        })
+    }
+
+    /// A vCPU comes with its context. What it may rely on here.
+    pub(crate) fn adopt(&mut self, hosted: &Hosted) {
+        if self.standing_of(hosted.id()).is_none() {
+            self.reclaim(hosted);
+        }
+    }
+
+    /// What a context wants has changed while it is loaded: it has what is left
+    /// over if there is no more room.
+    fn reclaim(&mut self, hosted: &Hosted) {
+        let Err(refusal) = self.claim(hosted, hosted.vcpu()) else {
+            return;
+        };
+        log::info!("{}: {refusal}", hosted.id());
+        let mut wish = Wish::of(hosted, hosted.vcpu());
+        wish.standing = Standing::Spare;
+        self.note_wish(wish);
+        let (context, vcpu) = (hosted.id(), hosted.vcpu());
+        self.host.record(context, vcpu, HostEvent::Overdrawn);
+    }
+
+    /// A context goes: what it had is the others', which may rely on more now.
+    pub(crate) fn dismiss(&mut self, hosted: &Hosted) {
+        let vcpu = hosted.vcpu();
+        self.forget_claim(hosted.id());
+        self.host.record(hosted.id(), vcpu, HostEvent::Unloaded);
+    }
+
+    /// The same of one that goes on elsewhere.
+    pub(crate) fn forget_claim(&mut self, context: ContextId) {
+        self.host.claims.retain(|claim| claim.context != context);
+        for index in 0..self.host.claims.len() {
+            let claim = &self.host.claims[index];
+            if claim.standing == Standing::Firm {
+                continue;
+            }
+            if let Ok(claimed) = self.judge(claim)
+                && claimed.preempts.is_empty()
+            {
+                self.host.claims[index].standing = claimed.standing;
+            }
+        }
+    }
+
+    /// What a claim has come to; contexts ask before places are given out.
+    pub(crate) fn standing_of(&self, context: ContextId) -> Option<Standing> {
+        let claim = self
+            .host
+            .claims
+            .iter()
+            .find(|claim| claim.context == context);
+        claim.map(|claim| claim.standing)
+    }
+
+    /// How old a claim is: the oldest are at 0.
+    pub(crate) fn age_of(&self, context: ContextId) -> Option<usize> {
+        let claims = &self.host.claims;
+        claims.iter().position(|claim| claim.context == context)
+    }
+
+    /// Carries a command out on a context that is on this core.
+    pub(crate) fn call_hosted(
+        &mut self,
+        hosted: &mut Hosted,
+        call: &mut Call,
+        values: &dyn Quantities,
+    ) -> Result<(), Refusal> {
+        hosted.settle(self);
+        let result = match self.first_uncountable(hosted, call) {
+            None => hosted.carry_out(call, values),
+            Some((at, refusal)) => write_until(at, refusal, hosted, call, values),
+        };
+        if matches!(call, Call::WritePmcs(_) | Call::DeleteEvtsets(_)) {
+            self.reclaim(hosted);
+        }
+        result
+    }
+
+    /// The first write of a control that nobody could count for.
+    fn first_uncountable(&self, hosted: &Hosted, call: &Call) -> Option<(usize, Refusal)> {
+        let Call::WritePmcs(writes) = call else {
+            return None;
+        };
+        writes.iter().enumerate().find_map(|(at, write)| {
+            let request = hosted.request_of(write)?;
+            let refusal = self.backend.can_count(&request).err()?;
+            let reason = format!("event set {}, PMC{}: {refusal}", write.set, write.num);
+            Some((at, Refusal::new(Errno::EINVAL, reason)))
+        })
+    }
+}
+
+/// Carries out the writes before the bad one, and marks that.
+fn write_until(
+    at: usize,
+    refusal: Refusal,
+    hosted: &mut Hosted,
+    call: &mut Call,
+    values: &dyn Quantities,
+) -> Result<(), Refusal> {
+    let Call::WritePmcs(writes) = call else {
+        return Err(refusal);
+    };
+    let mut rest = writes.split_off(at);
+    let done = match at {
+        0 => Ok(()),
+        _ => hosted.carry_out(call, values),
+    };
+    if let (Ok(()), Some(bad)) = (&done, rest.first_mut()) {
+        bad.flags = bad.flags & !PFM_REG_RETFL_MASK | PFM_REG_RETFL_EINVAL;
+    }
+    if let Call::WritePmcs(writes) = call {
+        writes.append(&mut rest);
+    }
+    done.and(Err(refusal))
+}
+
+/// There is no context where one is addressed.
+pub(crate) fn no_context(of: &str) -> Refusal {
+    Refusal::new(Errno::EINVAL, format!("the {of} has no context"))
+}

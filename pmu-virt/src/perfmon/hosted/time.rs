@@ -1,0 +1,126 @@
+//! The time of a context, and the switches of event sets that it brings.
+
+use super::Hosted;
+use crate::core_pmu::CorePmu;
+
+/// TSC ticks as nanoseconds. What a division leaves is kept for the next one,
+/// so that the sum never drifts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TickClock {
+    /// Of a nanosecond, in parts of `tsc_khz`.
+    rest: u64,
+}
+
+/// Ticks of a TSC of one kHz in a nanosecond, inverted.
+const NS_PER_MS: u128 = 1_000_000;
+
+impl TickClock {
+    /// Nanoseconds of `ticks` more.
+    pub(crate) fn pass(&mut self, ticks: u64, tsc_khz: u32) -> u64 {
+        let khz = u128::from(tsc_khz.max(1));
+        let all = u128::from(ticks) * NS_PER_MS + u128::from(self.rest);
+        self.rest = u64::try_from(all % khz).unwrap_or(0);
+        u64::try_from(all / khz).unwrap_or(u64::MAX)
+    }
+}
+
+/// Ticks that it takes for `ns` to have passed.
+pub(super) fn ticks(ns: u64, tsc_khz: u32) -> u64 {
+    let ticks = (u128::from(ns) * u128::from(tsc_khz.max(1))).div_ceil(NS_PER_MS);
+    u64::try_from(ticks).unwrap_or(u64::MAX)
+}
+
+/// Room has to last so long before a preempted context is restored: a guest's
+/// driver stops its counters for a moment in each interrupt.
+const RESTORE_AFTER_NS: u64 = 1_000_000;
+
+impl Hosted {
+    /// Nanoseconds of ticks in which the vCPU ran.
+    pub(crate) fn run_ns(&mut self, ticks: u64, tsc_khz: u32) -> u64 {
+        self.clock.pass(ticks, tsc_khz)
+    }
+
+    /// Time passes: some in which a vCPU ran, and some in which nothing did. The
+    /// switches of sets that are due take place: true if there were any.
+    pub(crate) fn advance(&mut self, run_ns: u64, idle_ns: u64, core: &mut CorePmu) -> bool {
+        let all = run_ns.saturating_add(idle_ns);
+        if self.blind.is_none() && self.context.switch_due().is_some_and(|due| due <= all) {
+            // Until now events were those of the set that was active.
+            self.settle(core);
+        }
+        self.pass(run_ns);
+        if idle_ns > 0 {
+            self.pass_time(idle_ns, false);
+        }
+        self.switch_if_due()
+    }
+
+    /// The set's time is up; not while an overflow of it waits to be handled.
+    pub(super) fn switch_if_due(&mut self) -> bool {
+        let due = self.blind.is_none() && self.context.switch_due() == Some(0);
+        if due {
+            self.context.expire();
+        }
+        due
+    }
+
+    /// Time passes in which a vCPU ran, or the VMM worked for one. A switch that
+    /// is due does not take place yet.
+    pub(crate) fn pass(&mut self, ns: u64) {
+        if self.blind.is_some() || !self.missing.is_empty() {
+            self.waited = self.waited.saturating_add(ns);
+        }
+        self.pass_time(ns, true);
+    }
+
+    fn pass_time(&mut self, ns: u64, counted: bool) {
+        match &mut self.blind {
+            Some(blind) => *blind = blind.saturating_add(ns),
+            None => self.context.pass(ns, counted),
+        }
+    }
+
+    /// Ticks of its time until something is due.
+    pub(crate) fn due_in(&self, tsc_khz: u32) -> Option<u64> {
+        if self.blind.is_some() {
+            return None;
+        }
+        self.context.switch_due().map(|ns| ticks(ns, tsc_khz))
+    }
+
+    /// Whether room is to be looked for again; asked once in a while.
+    pub(crate) fn is_to_look_for_room(&mut self) -> bool {
+        let looks =
+            (self.blind.is_some() || !self.missing.is_empty()) && self.waited >= RESTORE_AFTER_NS;
+        if looks {
+            self.waited = 0;
+        }
+        looks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TickClock, ticks};
+    use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+
+    proptest! {
+        #[test]
+        fn nanoseconds_never_drift(
+            khz in 1u32..5_000_000,
+            pieces in proptest::collection::vec(0u64..10_000_000, 0..50),
+        ) {
+            let mut clock = TickClock::default();
+            let passed: u128 = pieces.iter().map(|p| u128::from(clock.pass(*p, khz))).sum();
+            let all: u128 = pieces.iter().map(|p| u128::from(*p)).sum();
+            prop_assert_eq!(passed, all * 1_000_000 / u128::from(khz));
+        }
+
+        #[test]
+        fn a_deadline_is_never_early(khz in 1u32..5_000_000, ns in 0u64..1_000_000_000_000) {
+            let ticks = ticks(ns, khz);
+            prop_assert!(TickClock::default().pass(ticks, khz) >= ns);
+            prop_assert!(ticks == 0 || TickClock::default().pass(ticks - 1, khz) < ns);
+        }
+    }
+}

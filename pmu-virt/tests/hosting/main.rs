@@ -1,0 +1,7 @@
+//! Host contexts on the cores' counters, beside the guests'.
+
+mod admission;
+mod policies;
+mod rig;
+mod schedule;
+mod truth;

@@ -1,0 +1,422 @@
+//! Guests and host contexts on the same few counters, step by step.
+
+use crate::rig::{Mail, Nothing, Rig, Spot, context};
+use crate::truth::{EVENTS, clocks};
+use perfmon_abi::consts as pfm;
+use perfmon_abi::wire::{Call, Errno};
+use perfmon_abi::{PmcArg, PmdArg};
+use pmu_virt::perfmon::{Context, HostAudit, HostEvent, HostPolicy, HostRecord, Moment};
+use pmu_virt::{CorePmu, CounterBackend, Holder, OwnerId, Progress, Ring, SimBackend, accounting};
+use std::sync::{Arc, Mutex};
+
+const CYCLES: u64 = EVENTS[0];
+const INSTRUCTIONS: u64 = EVENTS[4];
+const MS: u64 = 1_000_000;
+
+fn rig(slots: usize, policy: HostPolicy) -> Rig {
+    let clocks = clocks(slots);
+    Rig::new((2, 1), policy, || -> Box<dyn CounterBackend> {
+        Box::new(SimBackend::of(&clocks))
+    })
+}
+
+fn counting(flags: u32, counters: usize) -> Context {
+    let set = (0..counters).map(|n| (n, CYCLES)).collect();
+    context(flags, &[set], 0)
+}
+
+fn run(rig: &mut Rig, vcpu: usize, ticks: u64) {
+    let left = Progress::Left {
+        tsc: rig.tsc + ticks,
+        halted: 0,
+        ring: Some(Ring::User),
+    };
+    rig.run(vcpu, 0, left);
+}
+
+fn guest_counts(rig: &mut Rig, vcpu: usize, counters: u32) {
+    for n in 0..counters {
+        rig.write(vcpu, 0xc001_0200 + 2 * n, CYCLES);
+    }
+}
+
+/// The reason in the status word of the guest's accounting page, by counter.
+fn reasons(rig: &mut Rig, vcpu: usize) -> Vec<String> {
+    let reports = rig.vcpus[vcpu].report();
+    let word = |report: &pmu_virt::CounterReport| match report.reading {
+        pmu_virt::Reading::Counted { .. } => "counted".to_owned(),
+        pmu_virt::Reading::Unavailable(reason) => reason.to_string(),
+    };
+    reports.iter().map(word).collect()
+}
+
+fn moment() -> Moment {
+    Moment {
+        tsc: 1,
+        ip: 0x1234,
+        ring: Ring::User,
+        cr3: 0x5000,
+        vm: 1,
+        vcpu: 0,
+        core: 0,
+    }
+}
+
+const BUSY: &str = "the counters of the sim backend are in use by the host";
+
+#[test]
+fn guest_first_leaves_what_the_guest_cannot_use() {
+    let mut rig = rig(8, HostPolicy::GuestFirst);
+    rig.switch(0, 0);
+    let refused = rig.load(Spot::Vcpu(0), counting(0, 3), &Mail::default());
+    let refusal = refused.expect_err("the guest may want six of eight");
+    assert_eq!(refusal.errno, Errno::EBUSY);
+    assert!(
+        refusal.reason.contains("keeps 6 for the guest"),
+        "{refusal}"
+    );
+    assert!(
+        rig.load(Spot::Vcpu(0), counting(0, 2), &Mail::default())
+            .is_ok()
+    );
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
+    guest_counts(&mut rig, 0, 6);
+    run(&mut rig, 0, MS);
+    assert_eq!(reasons(&mut rig, 0), ["counted"; 6]);
+    let guest = rig.value(0, 0xc001_0201);
+    assert!(guest > 0);
+    assert_eq!(rig.read(Spot::Vcpu(0), 0, 1).0, guest);
+}
+
+#[test]
+fn host_first_takes_and_gives_back() {
+    let mut rig = rig(6, HostPolicy::HostFirst);
+    rig.switch(0, 0);
+    guest_counts(&mut rig, 0, 6);
+    run(&mut rig, 0, MS);
+    assert!(
+        rig.load(Spot::Vcpu(0), counting(0, 4), &Mail::default())
+            .is_ok()
+    );
+    assert_eq!(
+        reasons(&mut rig, 0),
+        ["counted"; 6],
+        "nothing is started yet"
+    );
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
+    run(&mut rig, 0, MS);
+    let expected = [["counted"; 2].as_slice(), &[BUSY; 4]].concat();
+    assert_eq!(reasons(&mut rig, 0), expected);
+    // The page tells the guest: unavailable, and why.
+    let reason = |rig: &mut Rig, n| {
+        rig.value(0, accounting::MSR_BASE);
+        let status = accounting::PAGE.iter().find(|row| row.name == "STATUS");
+        let status = status.expect("a status word");
+        let msr = accounting::MSR_BASE + status.offset + n * status.stride;
+        rig.value(0, msr) >> 8 & 0xff
+    };
+    assert_eq!([0, 1, 2, 5].map(|n| reason(&mut rig, n)), [0, 0, 7, 7]);
+    // What it frees is the guest's at once.
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Stop), Ok(()));
+    assert_eq!(reasons(&mut rig, 0), ["counted"; 6]);
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
+    assert_eq!(reasons(&mut rig, 0), expected);
+    assert!(rig.unload(Spot::Vcpu(0)).is_some());
+    assert_eq!(reasons(&mut rig, 0), ["counted"; 6]);
+}
+
+#[test]
+fn a_preemptible_context_makes_room_and_comes_back() {
+    let mut rig = rig(6, HostPolicy::GuestFirst);
+    rig.switch(0, 0);
+    let mail = Mail::default();
+    guest_counts(&mut rig, 0, 3);
+    assert!(
+        rig.load(Spot::Vcpu(0), counting(pfm::PFM_FL_PREEMPTIBLE, 3), &mail)
+            .is_ok()
+    );
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
+    run(&mut rig, 0, MS);
+    let (before, how) = rig.read(Spot::Vcpu(0), 0, 0);
+    assert_eq!(before, rig.value(0, 0xc001_0201));
+    assert_ne!(how, pfm::PFM_PROV_LOST);
+
+    // The guest needs one more.
+    guest_counts(&mut rig, 0, 4);
+    assert_eq!(mail.kinds(), [pfm::PFM_MSG_PREEMPTED]);
+    assert_eq!(reasons(&mut rig, 0), ["counted"; 4]);
+    run(&mut rig, 0, 3 * MS);
+    assert_eq!(rig.read(Spot::Vcpu(0), 0, 0), (before, pfm::PFM_PROV_LOST));
+    assert_eq!(mail.kinds(), [0; 0]);
+
+    // For a moment it does not, as its driver's interrupt handler runs.
+    rig.write(0, 0xc001_0200, 0);
+    run(&mut rig, 0, 1_000);
+    rig.write(0, 0xc001_0200, CYCLES);
+    run(&mut rig, 0, MS);
+    assert_eq!(mail.kinds(), [0; 0]);
+
+    // Then for longer.
+    rig.write(0, 0xc001_0200, 0);
+    run(&mut rig, 0, 2 * MS);
+    let messages = mail.take();
+    let restored = messages[0].expect("a message");
+    assert_eq!(restored.kind, pfm::PFM_MSG_RESTORED);
+    assert_eq!(messages.len(), 1);
+    run(&mut rig, 0, MS);
+    let after = rig.read(Spot::Vcpu(0), 0, 0);
+    assert!(after.0 > before && after.1 == pfm::PFM_PROV_LOST);
+}
+
+/// Every record that a core tells.
+#[derive(Clone, Debug, Default)]
+struct Trail(Arc<Mutex<Vec<HostRecord>>>);
+
+impl HostAudit for Trail {
+    fn record(&mut self, record: &HostRecord) {
+        self.0.lock().expect("the trail").push(record.clone());
+    }
+}
+
+#[test]
+fn two_contexts_share_a_core_and_the_trail_tells() {
+    let mut rig = rig(6, HostPolicy::HostFirst);
+    rig.switch(0, 0);
+    let trail = Trail::default();
+    rig.core(0, |core| core.set_host_audit(Box::new(trail.clone())));
+    let (soft, hard) = (Mail::default(), Mail::default());
+    let flags = pfm::PFM_FL_SYSTEM_WIDE | pfm::PFM_FL_PREEMPTIBLE;
+    let first = rig
+        .load(Spot::Core(0), counting(flags, 4), &soft)
+        .expect("room");
+    let again = rig.load(Spot::Core(0), counting(flags, 1), &soft);
+    assert!(
+        again
+            .expect_err("one at a time")
+            .reason
+            .contains("context 1 already")
+    );
+    assert_eq!(rig.outcome(Spot::Core(0), Call::Start(None)), Ok(()));
+    run(&mut rig, 0, MS);
+    run(&mut rig, 1, MS);
+    rig.switch(0, 0);
+    let second = rig
+        .load(Spot::Vcpu(0), counting(0, 3), &hard)
+        .expect("room");
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
+    assert_eq!(soft.kinds(), [pfm::PFM_MSG_PREEMPTED]);
+    run(&mut rig, 0, MS);
+    assert!(rig.read(Spot::Vcpu(0), 0, 0).0 > 0);
+    // The other vCPU has none, so there is room while it runs.
+    run(&mut rig, 1, 2 * MS);
+    assert_eq!(soft.kinds(), [pfm::PFM_MSG_RESTORED]);
+    rig.switch(0, 0);
+    assert_eq!(soft.kinds(), [pfm::PFM_MSG_PREEMPTED]);
+    assert!(rig.unload(Spot::Vcpu(0)).is_some());
+    run(&mut rig, 0, 2 * MS);
+    assert_eq!(soft.kinds(), [pfm::PFM_MSG_RESTORED]);
+    let told = trail.0.lock().expect("the trail");
+    let told: Vec<_> = told
+        .iter()
+        .map(|record| {
+            let what = match &record.event {
+                HostEvent::Loaded { .. } => "loaded",
+                HostEvent::Refused { .. } => "refused",
+                HostEvent::Unloaded => "unloaded",
+                HostEvent::Preempted => "preempted",
+                HostEvent::Restored { .. } => "restored",
+                HostEvent::Overdrawn => "overdrawn",
+            };
+            (record.context, record.vcpu, what)
+        })
+        .collect();
+    let vcpu = Some(OwnerId(0));
+    assert_eq!(
+        told,
+        [
+            (first, None, "loaded"),
+            (second, vcpu, "loaded"),
+            (first, None, "preempted"),
+            (first, None, "restored"),
+            (first, None, "preempted"),
+            (second, vcpu, "unloaded"),
+            (first, None, "restored"),
+        ]
+    );
+}
+
+#[test]
+fn an_event_that_nothing_counts_is_refused() {
+    let mut rig = rig(8, HostPolicy::GuestFirst);
+    rig.switch(0, 0);
+    // LLC misses are not in the table.
+    let loads = context(0, &[vec![(0, 0x43_0064)]], 0);
+    let refused = rig.load(Spot::Vcpu(0), loads, &Mail::default());
+    let refusal = refused.expect_err("nothing counts it");
+    assert_eq!(refusal.errno, Errno::EINVAL);
+    assert!(
+        refusal
+            .reason
+            .starts_with("event set 0, PMD0: the sim backend"),
+        "{refusal}"
+    );
+
+    assert!(
+        rig.load(Spot::Vcpu(0), counting(0, 1), &Mail::default())
+            .is_ok()
+    );
+    let write = |num, value| PmcArg {
+        num,
+        value,
+        ..PmcArg::default()
+    };
+    let writes = vec![
+        write(0, INSTRUCTIONS),
+        write(1, 0x43_0064),
+        write(2, CYCLES),
+    ];
+    let mut call = Call::WritePmcs(writes);
+    let refusal = rig
+        .call(Spot::Vcpu(0), &mut call)
+        .expect_err("nothing counts it");
+    assert_eq!(refusal.errno, Errno::EINVAL);
+    assert!(
+        refusal
+            .reason
+            .starts_with("event set 0, PMC1: the sim backend"),
+        "{refusal}"
+    );
+    let Call::WritePmcs(writes) = call else {
+        panic!("the call stays the same");
+    };
+    let bad = |write: &PmcArg| write.flags & pfm::PFM_REG_RETFL_EINVAL != 0;
+    let flags: Vec<bool> = writes.iter().map(bad).collect();
+    assert_eq!(flags, [false, true, false]);
+    // The first was done, the others were not.
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
+    run(&mut rig, 0, MS);
+    assert!(rig.read(Spot::Vcpu(0), 0, 0).0 > 0);
+    assert_eq!(rig.read(Spot::Vcpu(0), 0, 2).0, 0);
+}
+
+#[test]
+fn an_overflow_is_sampled_at_its_moment_and_blocks() {
+    let mut rig = rig(8, HostPolicy::GuestFirst);
+    rig.switch(0, 0);
+    let mail = Mail::default();
+    let mut blocking = counting(pfm::PFM_FL_NOTIFY_BLOCK, 0);
+    let pmc = PmcArg {
+        value: CYCLES,
+        flags: pfm::PFM_REGFL_OVFL_NOTIFY,
+        ..PmcArg::default()
+    };
+    let pmd = PmdArg {
+        value: u64::MAX - 99,
+        long_reset: u64::MAX - 49,
+        ..PmdArg::default()
+    };
+    for mut call in [Call::WritePmcs(vec![pmc]), Call::WritePmds(vec![pmd])] {
+        assert_eq!(
+            blocking.call(&mut call, &Nothing, &mut Mail::default()),
+            Ok(())
+        );
+    }
+    assert!(rig.load(Spot::Vcpu(0), blocking, &mail).is_ok());
+    assert!(!rig.vcpus[0].needs().counting);
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
+    assert!(rig.vcpus[0].needs().counting);
+
+    // The guest is to be interrupted when the hundredth cycle has passed.
+    let tsc = rig.tsc;
+    let pmu = &mut rig.vcpus[0];
+    pmu.observe(Progress::Entered { tsc });
+    let due = pmu.deadline().expect("an overflow is armed");
+    assert!(due > tsc && due < tsc + 10_000, "{}", due - tsc);
+    assert!(!pmu.has_host_overflow());
+    pmu.observe(Progress::Left {
+        tsc: due,
+        halted: 0,
+        ring: None,
+    });
+    assert!(pmu.has_host_overflow());
+    assert!(pmu.take_pmi().is_none(), "that is no business of the guest");
+    assert!(!pmu.is_blocked());
+    pmu.sample_hosts(&moment(), &Nothing);
+    assert!(!pmu.has_host_overflow() && pmu.is_blocked());
+    rig.tsc = due;
+    assert_eq!(mail.kinds(), [pfm::PFM_MSG_OVFL]);
+    let value = rig.read(Spot::Vcpu(0), 0, 0).0;
+
+    // Masked, nothing counts; a restart resets, and another overflow follows.
+    run(&mut rig, 0, 10_000);
+    assert_eq!(rig.read(Spot::Vcpu(0), 0, 0).0, value);
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Restart), Ok(()));
+    assert!(!rig.vcpus[0].is_blocked());
+    run(&mut rig, 0, 10_000);
+    assert!(rig.vcpus[0].has_host_overflow());
+}
+
+#[test]
+fn the_guest_s_state_is_not_the_host_s() {
+    let mut rig = rig(8, HostPolicy::GuestFirst);
+    rig.switch(0, 0);
+    guest_counts(&mut rig, 0, 1);
+    let alone = rig.vcpus[0].save();
+    assert!(
+        rig.load(Spot::Vcpu(0), counting(0, 2), &Mail::default())
+            .is_ok()
+    );
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
+    assert_eq!(rig.vcpus[0].save(), alone);
+    run(&mut rig, 0, MS);
+    let (before, _) = rig.read(Spot::Vcpu(0), 0, 1);
+    // A reset of the guest's PMU, and a state that is restored, leave it alone.
+    rig.vcpus[0].reset();
+    assert!(rig.vcpus[0].needs().counting);
+    run(&mut rig, 0, MS);
+    let (after, _) = rig.read(Spot::Vcpu(0), 0, 1);
+    assert!(after > before);
+    assert_eq!(rig.vcpus[0].restore(&alone), Ok(()));
+    run(&mut rig, 0, MS);
+    assert!(rig.read(Spot::Vcpu(0), 0, 1).0 > after);
+    assert!(rig.value(0, 0xc001_0201) > 0);
+}
+
+#[test]
+fn holders_are_told() {
+    let mut rig = rig(8, HostPolicy::GuestFirst);
+    rig.switch(0, 0);
+    guest_counts(&mut rig, 0, 1);
+    let id = rig.load(
+        Spot::Core(0),
+        counting(pfm::PFM_FL_SYSTEM_WIDE, 1),
+        &Mail::default(),
+    );
+    assert_eq!(rig.outcome(Spot::Core(0), Call::Start(None)), Ok(()));
+    let held = |core: &mut CorePmu| -> Vec<(Holder, bool)> {
+        let holders = core.holders();
+        holders
+            .iter()
+            .map(|held| (held.holder, held.counting))
+            .collect()
+    };
+    let guest = |vcpu, n| Holder::Guest {
+        vcpu: OwnerId(vcpu),
+        counter: pmu_virt::CounterId::Programmable(n),
+    };
+    let context = Holder::Context {
+        vcpu: None,
+        context: id.expect("it is loaded"),
+        pmd: 0,
+    };
+    assert_eq!(rig.core(0, held), [(guest(0, 0), true), (context, true)]);
+    // The other vCPU's counters come beside those that are kept.
+    rig.switch(1, 0);
+    guest_counts(&mut rig, 1, 1);
+    let found = rig.core(0, held);
+    assert!(found.contains(&(context, true)), "{found:?}");
+    assert!(found.contains(&(guest(1, 0), true)), "{found:?}");
+    assert!(found.contains(&(guest(0, 0), false)), "{found:?}");
+    assert_eq!(context.to_string(), "PMD0 of context 1");
+    assert_eq!(guest(1, 0).to_string(), "PMC0 of vCPU 1's guest");
+}

@@ -1,0 +1,360 @@
+//! Random schedules: nothing is lost, nothing is counted twice, whoever runs
+//! where and whatever is loaded, started, stopped and unloaded in between.
+
+use crate::rig::{Mail, Rig, Spot, context, reading, was_read};
+use crate::truth::{EVENTS, Truth, clocks};
+use perfmon_abi::wire::Call;
+use pmu_virt::perfmon::{Context, HostPolicy};
+use pmu_virt::{CounterBackend, Progress, Ring, SimBackend};
+use proptest::collection::vec;
+use proptest::prelude::{Just, ProptestConfig, Strategy, prop_assert_eq, prop_oneof, proptest};
+use proptest::test_runner::TestCaseError;
+
+const VCPUS: usize = 3;
+const CORES: usize = 2;
+/// Timeout of each set of a context that has several, in nanoseconds.
+const TIMEOUT: u64 = 100_000;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A vCPU runs on a core, and its guest writes selects and reads counts.
+    Run {
+        vcpu: usize,
+        core: usize,
+        ring: Ring,
+        ticks: u64,
+        halted: u64,
+        writes: Vec<(u32, u64)>,
+    },
+    /// Nobody runs on a core.
+    Idle {
+        core: usize,
+        ticks: u64,
+    },
+    Load {
+        spot: Spot,
+        sets: Vec<Vec<usize>>,
+    },
+    Unload(Spot),
+    Start(Spot),
+    Stop(Spot),
+    Read(Spot),
+    Park {
+        core: usize,
+    },
+}
+
+fn spot() -> impl Strategy<Value = Spot> {
+    prop_oneof![
+        2 => (0..VCPUS).prop_map(Spot::Vcpu),
+        1 => (0..CORES).prop_map(Spot::Core),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let ring = prop_oneof![Just(Ring::Kernel), Just(Ring::User)];
+    let ticks = prop_oneof![1 => 0u64..2, 4 => 0u64..2_000, 2 => 0u64..250_000];
+    let write = (0u32..6, proptest::sample::select(EVENTS.to_vec()));
+    let run = (
+        0..VCPUS,
+        0..CORES,
+        ring,
+        ticks.clone(),
+        prop_oneof![3 => 0u64..1, 1 => 0u64..1_000],
+        vec(write, 0..3),
+    );
+    let run = run.prop_map(|(vcpu, core, ring, ticks, halted, writes)| Step::Run {
+        vcpu,
+        core,
+        ring,
+        ticks,
+        halted: halted.min(ticks),
+        writes,
+    });
+    let sets = vec(vec(0..EVENTS.len(), 0..5), 1..4);
+    prop_oneof![
+        8 => run,
+        1 => (0..CORES, ticks).prop_map(|(core, ticks)| Step::Idle { core, ticks }),
+        2 => (spot(), sets).prop_map(|(spot, sets)| Step::Load { spot, sets }),
+        1 => spot().prop_map(Step::Unload),
+        3 => spot().prop_map(Step::Start),
+        1 => spot().prop_map(Step::Stop),
+        1 => spot().prop_map(Step::Read),
+        1 => (0..CORES).prop_map(|core| Step::Park { core }),
+    ]
+}
+
+/// What a context has to have counted.
+#[derive(Debug)]
+struct Expected {
+    /// Events of each set, by its counters.
+    sets: Vec<Vec<usize>>,
+    counts: Vec<Vec<u64>>,
+    started: bool,
+    active: usize,
+    /// What is left of the active set's time.
+    left: u64,
+}
+
+impl Expected {
+    fn new(sets: Vec<Vec<usize>>) -> Self {
+        let counts = sets.iter().map(|set| vec![0; set.len()]).collect();
+        Expected {
+            sets,
+            counts,
+            started: false,
+            active: 0,
+            left: TIMEOUT,
+        }
+    }
+
+    fn start(&mut self) {
+        if !self.started && self.active != 0 {
+            (self.active, self.left) = (0, TIMEOUT);
+        }
+        self.started = true;
+    }
+
+    fn count(&mut self, events: &[u64]) {
+        if self.started {
+            let set = &self.sets[self.active];
+            for (count, event) in self.counts[self.active].iter_mut().zip(set) {
+                *count += events[*event];
+            }
+        }
+    }
+
+    /// The sets take turns.
+    fn pass(&mut self, mut ns: u64) {
+        if !self.started || self.sets.len() < 2 {
+            return;
+        }
+        while ns >= self.left {
+            ns -= self.left;
+            self.left = TIMEOUT;
+            self.active = (self.active + 1) % self.sets.len();
+        }
+        self.left -= ns;
+    }
+}
+
+/// A machine, and what has to come of it.
+struct World {
+    rig: Rig,
+    truths: Vec<Truth>,
+    vcpus: Vec<Option<Expected>>,
+    cores: Vec<Option<Expected>>,
+    /// The guests' counters: event, and events since it was written.
+    guests: Vec<[Option<(usize, u64)>; 6]>,
+    /// TSC until which a core's time has passed for its context, and how
+    /// much of that is still to be told.
+    until: Vec<Option<u64>>,
+}
+
+impl World {
+    fn new(slots: usize) -> Self {
+        let clocks_here = clocks(slots);
+        let backend = || -> Box<dyn CounterBackend> { Box::new(SimBackend::of(&clocks_here)) };
+        let elsewhere = clocks(64);
+        let truth = |vcpu: u32| Truth::new(&elsewhere, vcpu);
+        World {
+            rig: Rig::new((3, CORES), HostPolicy::GuestFirst, backend),
+            truths: (0..3).map(truth).collect(),
+            vcpus: (0..VCPUS).map(|_| None).collect(),
+            cores: (0..CORES).map(|_| None).collect(),
+            guests: vec![[None; 6]; VCPUS],
+            until: vec![None; CORES],
+        }
+    }
+
+    fn expected(&mut self, spot: Spot) -> &mut Option<Expected> {
+        match spot {
+            Spot::Vcpu(vcpu) => &mut self.vcpus[vcpu],
+            Spot::Core(core) => &mut self.cores[core],
+        }
+    }
+
+    fn carry_out(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Run {
+                vcpu,
+                core,
+                ring,
+                ticks,
+                halted,
+                writes,
+            } => {
+                let left = Progress::Left {
+                    tsc: self.rig.tsc + ticks,
+                    halted: *halted,
+                    ring: Some(*ring),
+                };
+                self.run(*vcpu, *core, left, ticks - halted)?;
+                for (n, value) in writes {
+                    self.guest_writes(*vcpu, *n, *value)?;
+                }
+            }
+            Step::Idle { core, ticks } => {
+                self.rig.clear(*core);
+                self.rig.tsc += ticks;
+                self.idle(*core, *ticks);
+            }
+            Step::Load { spot, sets } => self.load(*spot, sets)?,
+            Step::Unload(spot) => {
+                let context = self.rig.unload(*spot);
+                prop_assert_eq!(context.is_some(), self.expected(*spot).is_some());
+                if let (Some(mut context), Some(expected)) = (context, self.expected(*spot).take())
+                {
+                    check_unloaded(&mut context, &expected)?;
+                }
+            }
+            Step::Start(spot) => {
+                // From set 0 on, unless it goes on already.
+                let again = Call::Start(Some(perfmon_abi::StartArg { set: 0 }));
+                let started = self.rig.outcome(*spot, again);
+                prop_assert_eq!(started.is_ok(), self.expected(*spot).is_some());
+                if let Some(expected) = self.expected(*spot) {
+                    expected.start();
+                }
+            }
+            Step::Stop(spot) => {
+                let stopped = self.rig.outcome(*spot, Call::Stop);
+                prop_assert_eq!(stopped.is_ok(), self.expected(*spot).is_some());
+                if let Some(expected) = self.expected(*spot) {
+                    expected.started = false;
+                }
+            }
+            Step::Read(spot) => self.check_loaded(*spot)?,
+            Step::Park { core } => self.rig.clear(*core),
+        }
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        vcpu: usize,
+        core: usize,
+        left: Progress,
+        ran: u64,
+    ) -> Result<(), TestCaseError> {
+        let entered = self.rig.tsc;
+        self.rig.run(vcpu, core, left);
+        let events = self.truths[vcpu].run(entered, &left);
+        for (counter, now) in self.guests[vcpu].iter_mut().enumerate() {
+            if let Some((event, count)) = now {
+                *count += events[*event];
+                let msr = 0xc001_0201 + 2 * u32::try_from(counter).unwrap_or(0);
+                prop_assert_eq!(self.rig.value(vcpu, msr), *count & ((1 << 48) - 1));
+            }
+        }
+        if let Some(expected) = &mut self.vcpus[vcpu] {
+            expected.count(&events);
+            expected.pass(ran);
+        }
+        if let Some(expected) = &mut self.cores[core] {
+            let since = self.until[core].replace(self.rig.tsc).unwrap_or(entered);
+            expected.count(&events);
+            expected.pass(self.rig.tsc - since);
+        }
+        self.rig.tsc += 7;
+        Ok(())
+    }
+
+    fn idle(&mut self, core: usize, ticks: u64) {
+        self.rig.core(core, |core| core.pass_idle(ticks));
+        if let Some(expected) = &mut self.cores[core] {
+            expected.pass(ticks);
+            if let Some(until) = &mut self.until[core] {
+                *until += ticks;
+            }
+        }
+    }
+
+    fn guest_writes(&mut self, vcpu: usize, n: u32, value: u64) -> Result<(), TestCaseError> {
+        let event = EVENTS.iter().position(|event| *event == value);
+        self.rig.write(vcpu, 0xc001_0200 + 2 * n, value);
+        self.rig.write(vcpu, 0xc001_0201 + 2 * n, 0);
+        self.guests[vcpu][usize::try_from(n).unwrap_or(0)] = event.map(|event| (event, 0));
+        Ok(())
+    }
+
+    fn load(&mut self, spot: Spot, sets: &[Vec<usize>]) -> Result<(), TestCaseError> {
+        let registers = |set: &Vec<usize>| {
+            let events = set.iter().map(|event| EVENTS[*event]);
+            events.enumerate().collect::<Vec<_>>()
+        };
+        let registers: Vec<_> = sets.iter().map(registers).collect();
+        let flags = match spot {
+            Spot::Vcpu(_) => 0,
+            Spot::Core(_) => perfmon_abi::consts::PFM_FL_SYSTEM_WIDE,
+        };
+        let context = context(flags, &registers, TIMEOUT);
+        let loaded = self.rig.load(spot, context, &Mail::default());
+        // There is room for everybody, but one place for each.
+        let is_free = self.expected(spot).is_none();
+        prop_assert_eq!(loaded.is_ok(), is_free, "{:?}", loaded);
+        if is_free {
+            *self.expected(spot) = Some(Expected::new(sets.to_vec()));
+            if let Spot::Core(core) = spot {
+                self.until[core] = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_loaded(&mut self, spot: Spot) -> Result<(), TestCaseError> {
+        let Some(expected) = self.expected(spot).take() else {
+            return Ok(());
+        };
+        for (set, counts) in (0..).zip(&expected.counts) {
+            for (n, count) in counts.iter().enumerate() {
+                prop_assert_eq!(
+                    self.rig.read(spot, set, n).0,
+                    *count,
+                    "{:?} {} {}",
+                    spot,
+                    set,
+                    n
+                );
+            }
+        }
+        *self.expected(spot) = Some(expected);
+        Ok(())
+    }
+}
+
+fn check_unloaded(context: &mut Context, expected: &Expected) -> Result<(), TestCaseError> {
+    for (set, counts) in (0..).zip(&expected.counts) {
+        for (n, count) in counts.iter().enumerate() {
+            let mut call = reading(set, n);
+            let read = context.call(&mut call, &crate::rig::Nothing, &mut Mail::default());
+            prop_assert_eq!(read, Ok(()));
+            prop_assert_eq!(was_read(&call).0, *count, "set {} counter {}", set, n);
+        }
+    }
+    Ok(())
+}
+
+fn check(slots: usize, steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut world = World::new(slots);
+    for step in steps {
+        world.carry_out(step)?;
+    }
+    for spot in (0..VCPUS).map(Spot::Vcpu).chain((0..CORES).map(Spot::Core)) {
+        world.check_loaded(spot)?;
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Six for the guest, four for each of the contexts; more make fewer moves.
+    #[test]
+    fn nothing_is_lost_and_nothing_counted_twice(
+        slots in 14usize..30,
+        steps in vec(step(), 0..80),
+    ) {
+        check(slots, &steps)?;
+    }
+}
