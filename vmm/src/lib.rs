@@ -41,6 +41,7 @@ pub mod kvm;
 pub mod logging;
 pub mod machine;
 pub mod micro;
+pub mod perfmon;
 pub mod probe;
 pub mod profile;
 pub mod reservations;

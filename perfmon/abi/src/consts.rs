@@ -81,6 +81,8 @@ constants! {
     PFM_MSG_RESTORED: u32 = 0x101, "Message of Umpire: it has them again; tells the blind spot.";
     PFM_MSG_THROTTLED: u32 = 0x102, "Message of Umpire: too many overflows, monitoring is masked (4.4.4).";
 
+    PFM_FMTFL_NOSET: u32 = 0x1, "Format flag: contexts that use it have set 0 only (3.5.7).";
+
     PFM_GROUP_ANY: u32 = u32::MAX, "Group: any user.";
     PFM_VERSION: u32 = 6, "Version of the specification, major number in bits 31:16: 0.6.";
 

@@ -196,6 +196,7 @@ fn run_help() -> String {
     }
     text.push_str(FIRMWARE);
     text.push_str(RESERVATIONS);
+    text.push_str(CONTROL);
     text.push_str(RUN_NOTES);
     text
 }
@@ -236,6 +237,15 @@ with fewer counters if some are set aside.
   umpire run --kernel vmlinuz --pmu intel-v2 --cpu-vendor intel --hypervisor-counters PMC0,FIXED2
   umpire run --kernel vmlinuz --policy firmware:max=2,lease=5000 --policy kernel:min=3
 Who held what at the end, and how often others were kept out, is told on standard error.
+";
+
+const CONTROL: &str = "
+Host tools (--control SOCKET): while the guest runs, tools count and sample its vCPUs and
+cores from outside, by the perfmon2 interface (docs/perfmon-server.md). Whoever may open the
+socket may do so: its owner alone, unless --control-mode lets others in.
+  umpire run --kernel vmlinuz --control guest.sock
+  umpire run --kernel vmlinuz --control guest.sock --host-policy shares:host=2
+  umpire run --kernel vmlinuz --control guest.sock --control-mode 660 --control-group 50
 ";
 
 const RUN_NOTES: &str = "

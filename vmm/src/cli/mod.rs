@@ -340,6 +340,26 @@ pub struct RunFlags {
     /// --cpus
     #[arg(long, value_name = "FILE")]
     pub restore: Option<PathBuf>,
+    /// Serve host tools (umpire stat, record, ls) on this socket, see below
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+    /// Permission bits of the socket, in octal [default: 600]
+    #[arg(long, value_name = "OCTAL")]
+    pub control_mode: Option<String>,
+    /// Group of the socket, by number, for a --control-mode that lets a group in
+    #[arg(long, value_name = "GID", allow_negative_numbers = true)]
+    pub control_group: Option<i64>,
+    /// How many tools may be connected at a time, 1 to 4096 [default: 64]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub control_connections: Option<i64>,
+    /// Who gets counters that guest and tools both want: guest-first, host-first, shares
+    /// or shares:host=N, with N counters for tools [default: guest-first]
+    #[arg(long, value_name = "HOW")]
+    pub host_policy: Option<String>,
+    /// How often a tool's context may interrupt its vCPU in a second, 1 to 10000000;
+    /// one that does so more often is masked and told [default: 100000]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub sampling_rate_max: Option<i64>,
     /// TOML file with any of these options under the same names; flags win
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,

@@ -182,6 +182,21 @@ pub enum ConfigError {
         /// Which setting.
         place: Place,
     },
+    /// Something about host tools that nobody serves.
+    #[error("{place}: no host tools are served; add --control SOCKET")]
+    NoControl {
+        /// Which setting.
+        place: Place,
+    },
+    /// Host tools without a PMU.
+    #[error(
+        "{place}: host tools count by the guest's PMU model, and under --pmu none there is \
+         none; leave one out"
+    )]
+    ControlWithoutPmu {
+        /// Which setting.
+        place: Place,
+    },
     /// A boot module without a file name.
     #[error("{place}: '{value}' names no file; give FILE or FILE,WORDS")]
     EmptyModule {

@@ -46,6 +46,12 @@ pub(super) struct Keys {
     pub(super) firmware_counter: Entry<Vec<String>>,
     pub(super) save_on_exit: Entry<PathBuf>,
     pub(super) restore: Entry<PathBuf>,
+    pub(super) control: Entry<PathBuf>,
+    pub(super) control_mode: Entry<String>,
+    pub(super) control_group: Entry<i64>,
+    pub(super) control_connections: Entry<i64>,
+    pub(super) host_policy: Entry<String>,
+    pub(super) sampling_rate_max: Entry<i64>,
     pub(super) verbose: Entry<i64>,
     pub(super) log_file: Entry<PathBuf>,
 }

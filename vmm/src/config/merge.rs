@@ -1,5 +1,6 @@
 //! Flags over file over defaults, and the check of every value.
 
+mod control;
 mod reserve;
 
 use std::fs;
@@ -26,6 +27,7 @@ use crate::firmware::{CounterSpec, FirmwareChoice};
 use crate::sched::{CorePlan, CpuList};
 use crate::sys::allowed_cpus;
 
+use control::{ControlGiven, control};
 use reserve::{place, reservations, reserves};
 
 /// A file under flags.
@@ -82,6 +84,14 @@ impl Merge {
         let firmware_counters = given!(self, flags, firmware_counter, "firmware-counter");
         let save = self.path(given!(self, flags, save_on_exit, "save-on-exit"));
         let restore = self.path(given!(self, flags, restore, "restore"));
+        let tools = ControlGiven {
+            socket: self.path(given!(self, flags, control, "control")),
+            mode: given!(self, flags, control_mode, "control-mode"),
+            group: given!(self, flags, control_group, "control-group"),
+            connections: given!(self, flags, control_connections, "control-connections"),
+            policy: given!(self, flags, host_policy, "host-policy"),
+            rate: given!(self, flags, sampling_rate_max, "sampling-rate-max"),
+        };
         let log_file = self.path(given!(self, flags, log_file, "log-file"));
         let louder = (flags.verbose > 0).then(|| flags.verbose.min(*VERBOSITY.end()).into());
         let verbose = self.choose("verbose", &louder, &self.file.keys.verbose);
@@ -102,6 +112,7 @@ impl Merge {
             true => Some(reservations((policy, grace), scheme, hypervisor, follows)?),
             false => None,
         };
+        let tools = control(tools, &pmu)?;
         let floor = or_default(pmi_floor, |g| number(g, PMI_FLOOR_US, "microseconds"))?;
         Ok(RunConfig {
             kernel: kernel.map(readable).ok_or(ConfigError::NoKernel)??,
@@ -133,6 +144,7 @@ impl Merge {
             firmware: self.firmware(firmware, firmware_counters)?,
             save_on_exit: save.map(writable).transpose()?,
             restore: restore.map(readable).transpose()?,
+            control: tools,
             verbose: or_default(verbose, |g| {
                 small(g, VERBOSITY, "(0 warnings, 3 everything)")
             })?

@@ -32,6 +32,7 @@ use pmu_virt::{PmuModel, Sources, Vendor};
 
 use crate::cli::RunFlags;
 use crate::cpuid::{Feature, MAX_CPUS};
+use crate::perfmon::ControlConfig;
 use crate::sched::{CorePlan, CpuList};
 use file::ConfigFile;
 use merge::Merge;
@@ -103,6 +104,8 @@ pub struct RunConfig {
     pub save_on_exit: Option<PathBuf>,
     /// The PMU state to start with.
     pub restore: Option<PathBuf>,
+    /// How host tools are served; `None`: they are not.
+    pub control: Option<ControlConfig>,
     /// 0: warnings, 1: information, 2: debugging, 3: everything.
     pub verbose: u8,
     /// Where log lines go instead of standard error.

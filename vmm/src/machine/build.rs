@@ -23,6 +23,7 @@ use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::events::names;
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
 use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
+use crate::perfmon::{HostTools, Server, ServerError, Tray};
 use crate::probe::ProbeReport;
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::CpuList;
@@ -92,6 +93,9 @@ pub enum MachineError {
     /// The audit file.
     #[error(transparent)]
     Audit(#[from] AuditError),
+    /// The server of host tools.
+    #[error(transparent)]
+    Control(#[from] ServerError),
 }
 
 // By hand: the error is boxed, as it is much larger than all others.
@@ -112,6 +116,9 @@ pub struct Machine {
     pub(super) platform: Arc<SharedPlatform>,
     pub(super) control: Arc<VcpuControl>,
     pub(super) audit: Arc<AuditTrail>,
+    /// Serves host tools.
+    pub(super) server: Option<Server>,
+    pub(super) core_trays: Vec<Tray>,
     // The line stays connected for as long as its event lives.
     _com1_irq: EventFd,
 }
@@ -181,6 +188,18 @@ impl Machine {
             }
             None => (Vec::new(), None),
         };
+        let host_tools = match (&config.control, &guest.pmu) {
+            (Some(control), Some(model)) => {
+                let mut tools = HostTools::new(control, model.clone(), &vm, tsc_khz);
+                tools.cores(&mut cores);
+                Some(tools.desk(config.cpus, config.cores)?)
+            }
+            _ => None,
+        };
+        let (tools, mut sides, core_trays) = match host_tools {
+            Some((tools, sides, trays)) => (Some(tools), sides.into_iter(), trays),
+            None => (None, Vec::new().into_iter(), Vec::new()),
+        };
         let audit = Arc::new(audit_trail(config, guest.pmu.as_ref())?);
         let reserved = reservations(guest.pmu.as_ref(), pcr.as_ref(), tsc_khz, &audit)?;
         // All cores count alike, so the first one answers for what CPUID says.
@@ -249,9 +268,16 @@ impl Machine {
                 step: probes.step_support(),
                 pmi_floor_us: u32::try_from(config.pmi_floor.as_micros()).unwrap_or(u32::MAX),
                 firmware: pcr.as_ref().and_then(MachineReservations::expected),
+                host: sides.next(),
             });
         }
+        let server = match (tools, &config.control) {
+            (Some(tools), Some(control)) => Some(tools.serve(control, guest_name(config))?),
+            _ => None,
+        };
         Ok(Self {
+            server,
+            core_trays,
             vcpus,
             cores,
             pin: at_cpu
@@ -269,6 +295,12 @@ impl Machine {
     pub fn audit(&self) -> Arc<AuditTrail> {
         self.audit.clone()
     }
+}
+
+/// The name of what boots.
+fn guest_name(config: &RunConfig) -> String {
+    let name = config.kernel.file_name();
+    name.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
 fn audit_trail(config: &RunConfig, model: Option<&PmuModel>) -> Result<AuditTrail, AuditError> {

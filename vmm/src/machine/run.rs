@@ -11,7 +11,7 @@ use super::console::ConsoleInput;
 use super::event_loop::{Sources, Wake, serve};
 use super::signals::stop_requests;
 use super::state::{self, StateFileError};
-use super::threads::{Ended, Spread, Threads};
+use super::threads::{Ended, SharedCores, Spread, Threads};
 use crate::config::{ExitStatus, RunConfig};
 use crate::kvm::VcpuId;
 use crate::sys::install_kick_handler;
@@ -114,9 +114,11 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
     };
     let vcpus = std::mem::take(&mut machine.vcpus);
     let spread = Spread {
-        cores: config
-            .cores
-            .map(|plan| (plan, std::mem::take(&mut machine.cores))),
+        cores: config.cores.map(|plan| SharedCores {
+            plan,
+            pmus: std::mem::take(&mut machine.cores),
+            trays: std::mem::take(&mut machine.core_trays),
+        }),
         pin: machine.pin.take(),
     };
     let terminal = RawTerminal::enter(stdin())?;
@@ -132,6 +134,8 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
     let by_itself = threads.first_end().is_some();
     threads.stop();
     drop(terminal);
+    // Tools hear of the end, and may look at what was counted.
+    drop(machine.server.take());
     let states = threads.take_states();
     let end = outcome(wake, by_itself, threads.into_end());
     let Some(path) = &config.save_on_exit else {

@@ -11,6 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::run::RunError;
 use crate::audit::AuditTrail;
 use crate::kvm::VcpuId;
+use crate::perfmon::Tray;
 use crate::sched::{Board, CorePlan, CoreReport, CoreThread, CpuList, pin};
 use crate::sys::KickTarget;
 use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};
@@ -47,23 +48,21 @@ impl WakeOnDrop {
 }
 
 /// One thread for each vCPU, or for each core.
-fn jobs(
-    vcpus: Vec<VcpuParts>,
-    cores: Option<(CorePlan, Vec<CorePmu>)>,
-) -> (Vec<Job>, Option<Arc<Board>>) {
-    let Some((plan, pmus)) = cores else {
+fn jobs(vcpus: Vec<VcpuParts>, cores: Option<SharedCores>) -> (Vec<Job>, Option<Arc<Board>>) {
+    let Some(SharedCores { plan, pmus, trays }) = cores else {
         let alone = vcpus.into_iter().map(|parts| Job::Vcpu(Box::new(parts)));
         return (alone.collect(), None);
     };
     let hands = plan.deal(vcpus);
     let board = Arc::new(Board::new(hands.len()));
-    let mut pmus = pmus.into_iter();
+    let (mut pmus, mut trays) = (pmus.into_iter(), trays.into_iter());
     let core = |vcpus| {
         Job::Core(CoreParts {
             plan,
             vcpus,
             pmu: pmus.next().map(Box::new),
             board: board.clone(),
+            tray: trays.next(),
         })
     };
     (hands.into_iter().map(core).collect(), Some(board))
@@ -73,9 +72,10 @@ fn run_alone(
     parts: VcpuParts,
     tell: &dyn Fn(&mut Vcpu, Result<VcpuEnd, VcpuFailure>),
 ) -> Result<(), VcpuFailure> {
-    let mut seat = Seat::new(parts.tsc_khz)?;
+    let mut seat = Seat::new(parts.tsc_khz)?.of_core(parts.kvm.id().0.into());
     let mut vcpu = Vcpu::new(parts);
     let end = vcpu.run(&mut seat);
+    vcpu.leave_desk();
     tell(&mut vcpu, end);
     Ok(())
 }
@@ -91,9 +91,10 @@ fn run_core(
         vcpus,
         pmu,
         board,
+        tray,
     } = parts;
     let tsc_khz = vcpus.first().map_or(0, |parts| parts.tsc_khz);
-    let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?;
+    let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?.with_tray(tray);
     let vcpus = vcpus.into_iter().map(Vcpu::new).collect();
     Ok(core.run(vcpus, |mut ended| tell(&mut ended.vcpu, ended.end)))
 }
@@ -103,9 +104,19 @@ fn run_core(
 pub(super) struct Spread {
     /// `--cores`, and the counters of each; without it every vCPU has a thread
     /// of its own.
-    pub(super) cores: Option<(CorePlan, Vec<CorePmu>)>,
+    pub(super) cores: Option<SharedCores>,
     /// `--pin`.
     pub(super) pin: Option<CpuList>,
+}
+
+/// Cores on which vCPUs take turns.
+#[derive(Debug)]
+pub(super) struct SharedCores {
+    pub(super) plan: CorePlan,
+    /// The counters of each.
+    pub(super) pmus: Vec<CorePmu>,
+    /// Where the server of host tools lays down what it has for each.
+    pub(super) trays: Vec<Tray>,
 }
 
 /// What one thread does.
@@ -121,6 +132,7 @@ struct CoreParts {
     vcpus: Vec<VcpuParts>,
     pmu: Option<Box<CorePmu>>,
     board: Arc<Board>,
+    tray: Option<Tray>,
 }
 
 /// The running vCPUs.
@@ -261,6 +273,7 @@ impl Threads {
         }
         // On the way between two cores when these ended.
         for mut vcpu in self.board.iter().flat_map(|board| board.leftovers()) {
+            vcpu.leave_desk();
             self.remains.keep(&mut vcpu);
         }
         let mut reports = std::mem::take(&mut *lock(&self.reports));

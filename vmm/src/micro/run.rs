@@ -1,5 +1,6 @@
 //! Runs a micro-guest through the real run loop.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,11 +10,12 @@ use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuMod
 
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
-use super::threads::Ran;
+use super::threads::{Cores, Ran};
 use crate::audit::Holding;
 use crate::config::PcrPlan;
 use crate::cpuid::bare_cpuid;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
+use crate::perfmon::{ControlConfig, HostSide, HostTools, Server, ServerError, Tray};
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sys::install_kick_handler;
@@ -125,6 +127,9 @@ pub enum MicroRunError {
     /// Counters of the hypervisor.
     #[error(transparent)]
     Reservations(#[from] ReservationError),
+    /// The server of host tools.
+    #[error(transparent)]
+    Control(#[from] ServerError),
     /// A vCPU's thread panicked.
     #[error("the thread of a vCPU panicked")]
     Panicked,
@@ -155,11 +160,27 @@ impl MicroRun {
         guest: &MicroGuest,
         connect: impl FnOnce(&KvmVm) -> Result<Arc<dyn Platform>, MicroError>,
     ) -> Result<MicroOutcome, MicroRunError> {
+        self.run_served(host, guest, None, connect)
+    }
+
+    /// As [`MicroRun::run_on`], with a server of host tools, from before the guest
+    /// starts until it has ended.
+    ///
+    /// # Errors
+    /// As [`MicroRun::run_on`], and the server's.
+    pub fn run_served(
+        &self,
+        host: &Host,
+        guest: &MicroGuest,
+        control: Option<&ControlConfig>,
+        connect: impl FnOnce(&KvmVm) -> Result<Arc<dyn Platform>, MicroError>,
+    ) -> Result<MicroOutcome, MicroRunError> {
         install_kick_handler().map_err(MicroRunError::Signal)?;
         let options = VmOptions::with_pmu(self.model.as_ref());
         let (vm, vcpus) = guest.build(host, &options)?;
         let platform = connect(&vm)?;
-        let control = Arc::new(VcpuControl::default());
+        let tsc_khz = vcpus.first().map_or(Ok(0), KvmVcpu::get_tsc_khz)?;
+        let stop = Arc::new(VcpuControl::default());
         let recorders: Vec<Recorder> = vcpus.iter().map(|_| Recorder::default()).collect();
         let vcpus = vcpus.into_iter().zip(&recorders);
         let pcr = self.pcr.as_ref().map(|pcr| MachineReservations {
@@ -171,13 +192,30 @@ impl MicroRun {
             host,
             vm: &vm,
             platform: &platform,
-            control: &control,
+            control: &stop,
             pcr: pcr.as_ref(),
         };
+        let mut cores = self.core_pmus(recorders.len());
+        let mut served = self.serve((control, tsc_khz), &vm, &mut cores, recorders.len())?;
+        let mut own = match self.cores {
+            Some(_) => Vec::new(),
+            None => std::mem::take(&mut cores),
+        }
+        .into_iter();
         let vcpus = vcpus
-            .map(|(kvm, recorder)| self.vcpu(kvm, recorder, &shared))
-            .collect::<Result<Vec<_>, _>>()?;
-        let ran = Ran::new(vcpus, self.core_pmus(), &control, self.timeout)?;
+            .map(|(kvm, recorder)| {
+                let mut parts = self.vcpu(kvm, recorder, &shared, own.next())?;
+                parts.host = served.sides.pop_front();
+                Ok(Vcpu::new(parts))
+            })
+            .collect::<Result<Vec<_>, MicroRunError>>()?;
+        let cores = self.cores.map(|plan| Cores {
+            plan,
+            pmus: cores,
+            trays: served.trays,
+        });
+        let ran = Ran::new(vcpus, cores, &stop, self.timeout)?;
+        drop(served.server);
         let mut vcpus = Vec::new();
         for (CoreEnd { mut vcpu, end }, recorder) in ran.ends.into_iter().zip(&recorders) {
             let holdings = vcpu.holdings();
@@ -202,15 +240,36 @@ impl MicroRun {
         })
     }
 
-    /// The cores, and the counters that the vCPUs of each share.
-    fn core_pmus(&self) -> Option<(CorePlan, Vec<CorePmu>)> {
-        let plan = self.cores?;
+    /// The counters of each core: of those that `vcpus` vCPUs share, or of each
+    /// vCPU's own.
+    fn core_pmus(&self, vcpus: usize) -> Vec<CorePmu> {
+        let cores = self.cores.map_or(vcpus, |plan| plan.cores.into());
         let core = |_| CorePmu::new((self.backend)());
-        let pmus = match self.model {
-            Some(_) => (0..plan.cores).map(core).collect(),
+        match self.model {
+            Some(_) => (0..cores).map(core).collect(),
             None => Vec::new(),
+        }
+    }
+
+    fn serve(
+        &self,
+        (control, tsc_khz): (Option<&ControlConfig>, u32),
+        vm: &Arc<KvmVm>,
+        cores: &mut [CorePmu],
+        vcpus: usize,
+    ) -> Result<Served, MicroRunError> {
+        let (Some(control), Some(model)) = (control, &self.model) else {
+            return Ok(Served::default());
         };
-        Some((plan, pmus))
+        let mut tools = HostTools::new(control, model.clone(), vm, tsc_khz);
+        tools.cores(cores);
+        let vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
+        let (tools, sides, trays) = tools.desk(vcpus, self.cores)?;
+        Ok(Served {
+            server: Some(tools.serve(control, "micro-guest".to_owned())?),
+            sides: sides.into(),
+            trays,
+        })
     }
 
     fn vcpu(
@@ -218,14 +277,16 @@ impl MicroRun {
         kvm: KvmVcpu,
         recorder: &Recorder,
         shared: &Shared<'_>,
-    ) -> Result<Vcpu, MicroRunError> {
+        core: Option<CorePmu>,
+    ) -> Result<VcpuParts, MicroRunError> {
         let tsc_khz = kvm.get_tsc_khz()?;
-        let mut pmu = self.model.as_ref().map(|model| match self.cores {
-            None => VcpuPmu::new(model.clone(), (self.backend)(), Grant::everything()),
-            Some(_) => {
-                let owner = OwnerId(kvm.id().0.into());
-                VcpuPmu::detached(owner, model.clone(), Grant::everything())
+        let mut pmu = self.model.as_ref().map(|model| {
+            let owner = OwnerId(kvm.id().0.into());
+            let mut pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
+            if let Some(core) = core {
+                pmu.attach(Box::new(core));
             }
+            pmu
         });
         if let (Some(model), Some(pcr)) = (&self.model, shared.pcr) {
             let reservations = pcr.of_vcpu(model, tsc_khz, Box::new(recorder.clone()))?;
@@ -242,7 +303,7 @@ impl MicroRun {
             true => Box::new(recorder.clone()),
             false => Box::new(crate::vcpu::Silent),
         };
-        Ok(Vcpu::new(VcpuParts {
+        Ok(VcpuParts {
             kvm,
             vm: shared.vm.clone(),
             pmu,
@@ -255,7 +316,8 @@ impl MicroRun {
             tsc_khz,
             // Tests say themselves what is right.
             firmware: None,
-        }))
+            host: None,
+        })
     }
 }
 
@@ -286,6 +348,14 @@ struct Shared<'a> {
     platform: &'a Arc<dyn Platform>,
     control: &'a Arc<VcpuControl>,
     pcr: Option<&'a MachineReservations>,
+}
+
+/// A server of host tools, and what vCPUs and cores have of it.
+#[derive(Debug, Default)]
+struct Served {
+    server: Option<Server>,
+    sides: VecDeque<HostSide>,
+    trays: Vec<Tray>,
 }
 
 /// Keeps every event and every decision.

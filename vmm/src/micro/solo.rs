@@ -72,6 +72,7 @@ impl Solo {
             pmi_floor_us: parts.pmi_floor_us,
             tsc_khz,
             firmware: None,
+            host: None,
         });
         Ok(Self {
             vcpu,

@@ -7,12 +7,23 @@ use std::time::{Duration, Instant};
 use pmu_virt::CorePmu;
 
 use super::run::MicroRunError;
+use crate::perfmon::Tray;
 use crate::sched::{Board, CoreEnd, CorePlan, CoreReport, CoreThread};
 use crate::sys::KickTarget;
 use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
 /// How often vCPUs that were asked to stop are kicked again.
 const KICK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Cores on which vCPUs take turns.
+#[derive(Debug)]
+pub(super) struct Cores {
+    pub(super) plan: CorePlan,
+    /// The counters of each.
+    pub(super) pmus: Vec<CorePmu>,
+    /// Where the server of host tools lays down what it has for each.
+    pub(super) trays: Vec<Tray>,
+}
 
 /// vCPUs that have run until the first of them ended.
 #[derive(Debug)]
@@ -31,19 +42,19 @@ impl Ran {
     /// Runs `vcpus`, each on a thread of its own or on the cores of `plan`.
     pub(super) fn new(
         vcpus: Vec<Vcpu>,
-        plan: Option<(CorePlan, Vec<CorePmu>)>,
+        cores: Option<Cores>,
         control: &Arc<VcpuControl>,
         timeout: Duration,
     ) -> Result<Self, MicroRunError> {
-        let (plan, pmus) = match plan {
-            Some((plan, pmus)) => (Some(plan), pmus),
-            None => (None, Vec::new()),
+        let (plan, pmus, trays) = match cores {
+            Some(Cores { plan, pmus, trays }) => (Some(plan), pmus, trays),
+            None => (None, Vec::new(), Vec::new()),
         };
         let hands = match plan {
             Some(plan) => plan.deal(vcpus),
             None => vcpus.into_iter().map(|vcpu| vec![vcpu]).collect(),
         };
-        let mut pmus = pmus.into_iter();
+        let (mut pmus, mut trays) = (pmus.into_iter(), trays.into_iter());
         let board = Arc::new(Board::new(hands.len()));
         let targets = Mutex::new(Vec::new());
         let (ended, ends) = channel();
@@ -57,11 +68,14 @@ impl Ran {
             let start = |(index, hand)| {
                 let (board, control) = (board.clone(), control.clone());
                 let (targets, ended, pmu) = (&targets, ended.clone(), pmus.next());
+                let tray = trays.next();
                 let pmu = pmu.map(Box::new);
                 scope.spawn(move || {
                     lock(targets).push(KickTarget::current());
                     let result = match plan {
-                        Some(plan) => on_core((index, plan, pmu), hand, (board, control), &ended),
+                        Some(plan) => {
+                            on_core((index, plan, pmu, tray), hand, (board, control), &ended)
+                        }
                         None => alone(hand).map(|ends| (ends, None)),
                     };
                     let _ = ended.send(());
@@ -88,9 +102,10 @@ impl Ran {
             ran.ends.extend(ends);
             ran.cores.extend(report);
         }
-        let stopped = |vcpu| CoreEnd {
-            vcpu,
-            end: Ok(VcpuEnd::Stopped),
+        let stopped = |mut vcpu: Vcpu| {
+            vcpu.leave_desk();
+            let end = Ok(VcpuEnd::Stopped);
+            CoreEnd { vcpu, end }
         };
         ran.ends.extend(board.leftovers().into_iter().map(stopped));
         ran.ends.sort_by_key(|end| end.vcpu.id());
@@ -101,13 +116,13 @@ impl Ran {
 type Ends = (Vec<CoreEnd>, Option<CoreReport>);
 
 fn on_core(
-    (index, plan, pmu): (usize, CorePlan, Option<Box<CorePmu>>),
+    (index, plan, pmu, tray): (usize, CorePlan, Option<Box<CorePmu>>, Option<Tray>),
     vcpus: Vec<Vcpu>,
     (board, control): (Arc<Board>, Arc<VcpuControl>),
     ended: &Sender<()>,
 ) -> Result<Ends, VcpuFailure> {
     let tsc_khz = vcpus.first().map_or(0, Vcpu::tsc_khz);
-    let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?;
+    let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?.with_tray(tray);
     let mut ends = Vec::new();
     let report = core.run(vcpus, |end| {
         ends.push(end);
@@ -118,7 +133,9 @@ fn on_core(
 
 fn alone(vcpus: Vec<Vcpu>) -> Result<Vec<CoreEnd>, VcpuFailure> {
     let run = |mut vcpu: Vcpu| {
-        let end = vcpu.run(&mut Seat::new(vcpu.tsc_khz())?);
+        let seat = Seat::new(vcpu.tsc_khz())?.of_core(vcpu.id().0.into());
+        let end = vcpu.run(&mut { seat });
+        vcpu.leave_desk();
         Ok(CoreEnd { vcpu, end })
     };
     vcpus.into_iter().map(run).collect()

@@ -146,7 +146,7 @@ impl Board {
             .collect()
     }
 
-    fn call(&self, core: usize) {
+    pub(crate) fn call(&self, core: usize) {
         let post = &self.cores[core];
         {
             // Under the lock, so that it does not fall between a look and a wait.

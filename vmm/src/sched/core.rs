@@ -12,6 +12,7 @@ use super::plan::CorePlan;
 use super::queue::{Action, Rest, RunQueue};
 use super::report::CoreReport;
 use crate::kvm::VcpuId;
+use crate::perfmon::{Tray, close_core};
 use crate::sys::{SignalMask, hold_pending_signal, rdtsc};
 use crate::vcpu::{Seat, Stay, Turn, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
@@ -27,23 +28,25 @@ pub struct CoreEnd {
 /// A core, on the thread that made it.
 #[derive(Debug)]
 pub struct CoreThread {
-    index: usize,
-    board: Arc<Board>,
+    pub(super) index: usize,
+    pub(super) board: Arc<Board>,
     control: Arc<VcpuControl>,
     seat: Seat,
     mask: SignalMask,
-    queue: RunQueue,
-    vcpus: BTreeMap<VcpuId, Vcpu>,
+    pub(super) queue: RunQueue,
+    pub(super) vcpus: BTreeMap<VcpuId, Vcpu>,
     /// The core's counters, while no vCPU is attached to them.
-    pmu: Option<Box<CorePmu>>,
+    pub(super) pmu: Option<Box<CorePmu>>,
     /// Who ran last, and has the counters.
-    last: Option<VcpuId>,
+    pub(super) last: Option<VcpuId>,
     pace: Pace,
     tsc_khz: u32,
     /// Other cores are not asked before, as that interrupts them.
     ask_at: u64,
     attempt: usize,
     report: CoreReport,
+    /// Where the server of host tools lays jobs down for the core.
+    pub(super) tray: Option<Tray>,
 }
 
 impl CoreThread {
@@ -62,7 +65,7 @@ impl CoreThread {
         control: Arc<VcpuControl>,
         pmu: Option<Box<CorePmu>>,
     ) -> Result<Self, VcpuFailure> {
-        let seat = Seat::new(tsc_khz)?;
+        let seat = Seat::new(tsc_khz)?.of_core(index);
         let tsc_khz = tsc_khz.max(1);
         let pace = Pace::new(plan.slice, tsc_khz);
         board.sit_down(index, seat.target());
@@ -81,7 +84,19 @@ impl CoreThread {
             ask_at: 0,
             attempt: index,
             report: CoreReport::default(),
+            tray: None,
         })
+    }
+
+    /// The same with a tray of its own.
+    #[must_use]
+    pub fn with_tray(mut self, tray: Option<Tray>) -> Self {
+        if let Some(tray) = &tray {
+            tray.sit_down();
+            tray.meet_at(&self.board);
+        }
+        self.tray = tray;
+        self
     }
 
     /// Runs `vcpus`, and those that come later, until the machine is stopped.
@@ -95,12 +110,16 @@ impl CoreThread {
             for vcpu in self.board.collect(self.index) {
                 self.arrive(vcpu).map(&mut on_end);
             }
+            self.do_jobs(&mut on_end);
             self.meet_others();
             self.act().map(&mut on_end);
         }
         let left: Vec<VcpuId> = self.vcpus.keys().copied().collect();
         for id in left {
             self.end(id, Ok(VcpuEnd::Stopped)).map(&mut on_end);
+        }
+        if let Some(tray) = self.tray.take() {
+            close_core(tray, self.pmu.as_deref_mut());
         }
         if let Some(pmu) = &self.pmu {
             self.report.counters = pmu.stats();
@@ -116,7 +135,9 @@ impl CoreThread {
             Action::Probe(vcpu) => self.probe(vcpu),
             Action::Wait { until } => {
                 let rest = until.map(|until| self.duration(until.saturating_sub(rdtsc())));
+                let began = Instant::now();
                 self.board.wait(self.index, rest);
+                self.was_idle(began.elapsed());
                 None
             }
         }
@@ -190,7 +211,7 @@ impl CoreThread {
     }
 
     /// Gives the counters to `id`, which runs next.
-    fn switch_to(&mut self, id: VcpuId) {
+    pub(super) fn switch_to(&mut self, id: VcpuId) {
         if self.last == Some(id) {
             return;
         }
@@ -227,24 +248,29 @@ impl CoreThread {
         Some(vcpu)
     }
 
-    fn end(&mut self, id: VcpuId, end: Result<VcpuEnd, VcpuFailure>) -> Option<CoreEnd> {
+    pub(super) fn end(&mut self, id: VcpuId, end: Result<VcpuEnd, VcpuFailure>) -> Option<CoreEnd> {
+        self.vcpus.get_mut(&id)?.leave_desk();
         let vcpu = self.dismiss(id)?;
         Some(CoreEnd { vcpu, end })
     }
 
     /// A vCPU that nobody has run yet, or that another core has left.
     /// That has cost `cost` ticks.
-    fn admit(&mut self, vcpu: Vcpu, cost: u64) -> Option<CoreEnd> {
+    fn admit(&mut self, mut vcpu: Vcpu, cost: u64) -> Option<CoreEnd> {
         match vcpu.rest() {
             Ok(rest) => {
                 self.queue.admit(rdtsc(), vcpu.id(), rest, cost);
+                vcpu.moves_to(self.index);
                 self.vcpus.insert(vcpu.id(), vcpu);
                 None
             }
-            Err(failure) => Some(CoreEnd {
-                vcpu,
-                end: Err(failure),
-            }),
+            Err(failure) => {
+                vcpu.leave_desk();
+                Some(CoreEnd {
+                    vcpu,
+                    end: Err(failure),
+                })
+            }
         }
     }
 
@@ -258,10 +284,13 @@ impl CoreThread {
                 self.report.migrations.add(took);
                 self.admit(vcpu, ticks)
             }
-            Err(failure) => Some(CoreEnd {
-                vcpu,
-                end: Err(failure),
-            }),
+            Err(failure) => {
+                vcpu.leave_desk();
+                Some(CoreEnd {
+                    vcpu,
+                    end: Err(failure),
+                })
+            }
         }
     }
 

@@ -7,6 +7,7 @@
 mod board;
 mod core;
 mod cpulist;
+mod hosted;
 mod pace;
 mod plan;
 mod queue;

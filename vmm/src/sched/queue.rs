@@ -9,7 +9,8 @@
 //! core, and the time of their probes.
 //!
 //! A vCPU that is barred (it has guessed cookies) is neither run nor asked until
-//! its time is over. Then it goes to the end of the queue.
+//! its time is over, and one that a tool's context blocks until that lets it go.
+//! Then it goes to the end of the queue.
 
 use std::collections::VecDeque;
 
@@ -28,6 +29,9 @@ pub enum Rest {
         /// When.
         until: u64,
     },
+    /// It could run, and may not before somebody says so: a tool's context blocks
+    /// it until PFM_RESTART.
+    Blocked,
 }
 
 /// What a core does next. Times are TSC values.
@@ -59,8 +63,36 @@ struct Member {
     /// No other core takes it before.
     stays_until: u64,
     idle: Option<Idle>,
-    /// Not before then. Neither idle nor queued meanwhile.
-    barred_until: Option<u64>,
+    /// It may not run. Neither idle nor queued meanwhile.
+    held: Option<Held>,
+}
+
+/// Until when a vCPU may not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Until(u64),
+    /// Until [`RunQueue::unblock`].
+    Blocked,
+}
+
+impl Held {
+    fn of(rest: Rest) -> Option<Self> {
+        match rest {
+            Rest::Barred { until } => Some(Held::Until(until)),
+            Rest::Blocked => Some(Held::Blocked),
+            Rest::Runnable | Rest::Idle => None,
+        }
+    }
+}
+
+impl Member {
+    /// It may run, with a slice of its own.
+    fn set_free(&mut self, pace: Pace) {
+        self.held = None;
+        if self.left < pace.shortest {
+            self.left = pace.slice;
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -134,10 +166,7 @@ impl RunQueue {
             left: self.pace.slice,
             stays_until: now.saturating_add(self.pace.stay(cost)),
             idle: (rest == Rest::Idle).then_some(idle),
-            barred_until: match rest {
-                Rest::Barred { until } => Some(until),
-                Rest::Runnable | Rest::Idle => None,
-            },
+            held: Held::of(rest),
         });
         if rest == Rest::Runnable {
             self.ready.push_back(id);
@@ -199,9 +228,9 @@ impl RunQueue {
                 return true;
             }
             (Some(_), Rest::Runnable) => self.wake(now, id),
-            (idle @ Some(_), Rest::Barred { until }) => {
+            (idle @ Some(_), Rest::Barred { .. } | Rest::Blocked) => {
                 *idle = None;
-                member.barred_until = Some(until);
+                member.held = Held::of(rest);
             }
             (none, rest) => {
                 member.left = member.left.saturating_sub(now.saturating_sub(since));
@@ -210,7 +239,7 @@ impl RunQueue {
                         *none = Some(Idle::new(now));
                         return true;
                     }
-                    Rest::Barred { until } => member.barred_until = Some(until),
+                    Rest::Barred { .. } | Rest::Blocked => member.held = Held::of(rest),
                     Rest::Runnable if member.left < shortest => {
                         member.left = slice;
                         self.ready.push_back(id);
@@ -247,11 +276,11 @@ impl RunQueue {
     pub fn probed(&mut self, now: u64, id: VcpuId, rest: Rest) {
         match rest {
             Rest::Runnable => self.wake(now, id),
-            Rest::Barred { until } => {
+            Rest::Barred { .. } | Rest::Blocked => {
                 let member = self.members.iter_mut().find(|member| member.id == id);
                 if let Some(member) = member {
                     member.idle = None;
-                    member.barred_until = Some(until);
+                    member.held = Held::of(rest);
                 }
             }
             Rest::Idle => {
@@ -264,6 +293,15 @@ impl RunQueue {
         if self.round.is_empty() {
             let took = now.saturating_sub(self.round_began);
             self.quiet_until = now.saturating_add(self.pace.quiet(took));
+        }
+    }
+
+    /// A vCPU that was blocked may run again; any other one goes on as it was.
+    pub fn unblock(&mut self, id: VcpuId) {
+        let member = self.members.iter_mut().find(|member| member.id == id);
+        if let Some(member) = member.filter(|member| member.held == Some(Held::Blocked)) {
+            member.set_free(self.pace);
+            self.ready.push_back(id);
         }
     }
 
@@ -333,18 +371,19 @@ impl RunQueue {
 
     /// When the first of those that are barred may run.
     fn release_at(&self) -> Option<u64> {
-        let barred = self.members.iter().filter_map(|m| m.barred_until);
-        barred.min()
+        let until = |member: &Member| match member.held {
+            Some(Held::Until(until)) => Some(until),
+            Some(Held::Blocked) | None => None,
+        };
+        self.members.iter().filter_map(until).min()
     }
 
     /// Lets those run whose time is over.
     fn release(&mut self, now: u64) {
+        let over = |held: Held| matches!(held, Held::Until(until) if until <= now);
         for member in &mut self.members {
-            if member.barred_until.is_some_and(|until| until <= now) {
-                member.barred_until = None;
-                if member.left < self.pace.shortest {
-                    member.left = self.pace.slice;
-                }
+            if member.held.is_some_and(over) {
+                member.set_free(self.pace);
                 self.ready.push_back(member.id);
             }
         }

@@ -47,6 +47,9 @@ impl Core {
             self.stepping.hide_tf_in_frame(kvm, memory, &gate)?;
         }
         let event = self.gp.on_breakpoint(kvm, memory, &mut self.debug, pmu)?;
+        if matches!(event, TrapEvent::Rdpmc { .. }) {
+            self.tally.was_rdpmc();
+        }
         match event {
             TrapEvent::Rdpmc {
                 ring,

@@ -13,6 +13,7 @@ use crate::sys::{KickTarget, KickTimer};
 pub struct Seat {
     pub(super) timer: DeadlineTimer,
     target: KickTarget,
+    core: u16,
 }
 
 impl Seat {
@@ -24,7 +25,20 @@ impl Seat {
         Ok(Self {
             timer: DeadlineTimer::new(tsc_khz.max(1)).map_err(VcpuFailure::Timer)?,
             target: KickTarget::current(),
+            core: 0,
         })
+    }
+
+    /// The same as that of core `number`: of a core that vCPUs share, or the
+    /// number of the one vCPU.
+    #[must_use]
+    pub fn of_core(mut self, number: usize) -> Self {
+        self.core = u16::try_from(number).unwrap_or(u16::MAX);
+        self
+    }
+
+    pub(super) fn core(&self) -> u16 {
+        self.core
     }
 
     /// The thread to kick.

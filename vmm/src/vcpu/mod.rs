@@ -5,6 +5,7 @@ mod debug_exits;
 mod end;
 mod exits;
 mod halt;
+mod hosted;
 mod kick;
 mod log;
 mod observe;

@@ -10,8 +10,12 @@ use super::observe::TrapEvent;
 use super::pmi;
 use super::run::{Core, VcpuFailure};
 use crate::kvm::{KvmVcpu, VcpuId};
+use crate::perfmon::Rested;
 use crate::reservations::answer_questions;
 use crate::sys::{nap, rdtsc};
+
+/// Nothing but a kick ends a wait of this length.
+const LONG: Duration = Duration::from_secs(3600);
 
 impl Core {
     /// Until when the vCPU is kept off its core for guessing cookies.
@@ -22,11 +26,16 @@ impl Core {
 
     /// Waits until `until` or a kick, outside of `KVM_RUN`: interrupts and PMIs
     /// wait as well. The thread is this vCPU's own.
-    pub(super) fn wait(&mut self, until: u64) -> Result<(), VcpuFailure> {
-        let ticks = u128::from(until.saturating_sub(rdtsc()));
-        let ns = ticks * 1_000_000 / u128::from(self.tsc_khz);
-        let time = Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX));
-        nap(time, || !self.control.stopping()).map_err(VcpuFailure::Wait)
+    pub(super) fn wait(&mut self, until: Option<u64>) -> Result<(), VcpuFailure> {
+        let time = until.map_or(LONG, |until| {
+            let ticks = u128::from(until.saturating_sub(rdtsc()));
+            let ns = ticks * 1_000_000 / u128::from(self.tsc_khz);
+            Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+        });
+        self.tally.goes(Rested::Held);
+        let waited = nap(time, || !self.control.stopping() && !self.has_jobs());
+        self.tally.comes();
+        waited.map_err(VcpuFailure::Wait)
     }
 
     /// Once the firmware's phase is over: does it hold what it was to hold?

@@ -19,6 +19,7 @@ use super::stepping::{StepDriver, StepSupport};
 use super::turn::{Stay, Turn};
 use crate::firmware::Expected;
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
+use crate::perfmon::{HostSide, Tally};
 use crate::sys::rdtsc;
 use crate::trap::cpl;
 
@@ -124,6 +125,8 @@ pub struct VcpuParts {
     /// What the firmware is expected to hold, to be compared when its phase is
     /// over.
     pub firmware: Option<Expected>,
+    /// The way to the server of host tools, where there is one.
+    pub host: Option<HostSide>,
 }
 
 /// One vCPU.
@@ -153,6 +156,9 @@ pub(super) struct Core {
     pub(super) throttle: PmiThrottle,
     pub(super) pending_pmi: Option<PendingPmi>,
     pub(super) halt: HaltClock,
+    /// What host tools can ask for.
+    pub(super) tally: Tally,
+    pub(super) host: Option<HostSide>,
     pub(super) counting: bool,
     pub(super) warned_full: bool,
     /// Exits yet to come at which registers are likely to be wanted.
@@ -178,6 +184,7 @@ impl Vcpu {
         let tsc_khz = parts.tsc_khz.max(1);
         let floor = u64::from(parts.pmi_floor_us) * u64::from(tsc_khz) / 1000;
         let halt = HaltClock::new(&parts.kvm, tsc_khz);
+        let tally = Tally::new(&parts.kvm, parts.host.as_ref());
         Self {
             tsc_khz,
             kvm: parts.kvm,
@@ -196,6 +203,8 @@ impl Vcpu {
                 throttle: PmiThrottle::new(floor),
                 pending_pmi: None,
                 halt,
+                tally,
+                host: parts.host,
                 counting: false,
                 warned_full: false,
                 registers_wanted: 0,
@@ -236,9 +245,13 @@ impl Vcpu {
         turn: Option<&Turn<'_>>,
     ) -> Result<Stay, VcpuFailure> {
         let core = &mut self.core;
+        core.comes_to(seat);
         let stay = self.kvm.with_kicks(|kvm| core.stay(kvm, seat, turn));
         // The next stay may be on another thread.
         core.halt.leave(rdtsc(), core.counting);
+        if let Ok(Stay::Paused(rest)) = &stay {
+            core.note_rest(*rest);
+        }
         stay.or_else(|failure| dead_machine(failure).map(Stay::Ended))
     }
 
@@ -298,14 +311,19 @@ impl Core {
             if self.control.stopping() {
                 return Ok(Stay::Ended(VcpuEnd::Stopped));
             }
+            // With turns, the core does what lies on the desk.
+            if turn.is_none() {
+                self.do_jobs(kvm, seat.core())?;
+            }
             let barred = self.barred_until();
-            match (turn, barred) {
-                (None, Some(until)) => {
-                    self.wait(until)?;
+            let held = barred.is_some() || self.is_blocked();
+            match turn {
+                None if held => {
+                    self.wait(barred)?;
                     continue;
                 }
-                (None, None) => {}
-                (Some(turn), barred) if barred.is_some() || turn.is_over() => {
+                None => {}
+                Some(turn) if held || turn.is_over() => {
                     if complete {
                         return Ok(Stay::Paused(self.rest(kvm)?));
                     }
@@ -313,11 +331,12 @@ impl Core {
                     // anything: this entry only completes the access.
                     kvm.set_immediate_exit(true);
                 }
-                (Some(_), _) => {}
+                Some(_) => {}
             }
             self.before_entry(kvm, seat, until)?;
             let exit = kvm.run()?;
             complete = exit == VmExit::Interrupted;
+            self.tally.exit(&exit);
             self.settle(kvm, seat)?;
             if let Some(end) = self.handle(kvm, exit)? {
                 finish_access(kvm)?;
@@ -389,6 +408,9 @@ impl Core {
             false => None,
         };
         pmu.observe(Progress::Left { tsc, halted, ring });
+        if pmu.has_host_overflow() {
+            self.sample(kvm, seat.core())?;
+        }
         if self.firmware.is_some() {
             self.compare_firmware(kvm.id());
         }
@@ -425,6 +447,7 @@ impl Core {
         };
         let PendingPmi { request, due, .. } = pending;
         let delivery = pmi::send(kvm, &self.vm, vendor, pending.lvtpc)?;
+        self.tally.pmi();
         self.report(kvm.id(), || TrapEvent::Pmi {
             request,
             delivery,

@@ -45,6 +45,9 @@ pub enum Stay {
 impl Core {
     /// Could `kvm` run? KVM tells it only while the vCPU is outside `KVM_RUN`.
     pub(super) fn rest(&self, kvm: &KvmVcpu) -> Result<Rest, VcpuError> {
+        if self.is_blocked() {
+            return Ok(Rest::Blocked);
+        }
         if let Some(until) = self.barred_until() {
             return Ok(Rest::Barred { until });
         }
@@ -106,7 +109,11 @@ impl Vcpu {
                 }
             }
         }
-        Ok(Stay::Paused(self.core.rest(&self.kvm)?))
+        let rest = self.core.rest(&self.kvm)?;
+        if rest == Rest::Runnable {
+            self.core.note_rest(rest);
+        }
+        Ok(Stay::Paused(rest))
     }
 
     /// Its PMU counts on `core` from now on; gives `core` back where there is no

@@ -91,29 +91,23 @@ impl Shape {
     /// # Errors
     /// `nargs` is not valid for the command, or too large.
     pub(super) fn bytes(self, nargs: i32, arg_size_max: usize) -> Result<usize, Refusal> {
-        let refuse = |errno, wanted: &str| {
-            Err(Refusal::new(
-                errno,
-                format!("{nargs} elements were given, the command takes {wanted}"),
-            ))
-        };
+        let fault = |reason| Err(Refusal::new(Errno::EFAULT, reason));
         match (self, nargs) {
             (Shape::Nothing, _) | (Shape::Optional(_), 0) => Ok(0),
             (Shape::Optional(size) | Shape::One(size) | Shape::Creation(size), 1) => Ok(size),
-            (Shape::Optional(_), _) => refuse(Errno::EFAULT, "none or 1"),
-            (Shape::One(_), _) => refuse(Errno::EFAULT, "1"),
-            (Shape::Creation(_), _) => refuse(Errno::EINVAL, "1"),
-            (Shape::Vector(size), _) => {
-                let count = usize::try_from(nargs).ok().filter(|&count| count > 0);
-                let Some(count) = count else {
-                    return refuse(Errno::EFAULT, "1 or more");
-                };
-                let most = arg_size_max / size;
-                if count > most {
-                    return refuse(Errno::EFAULT, &format!("at most {most} (cf_arg_size_max)"));
+            (Shape::Optional(_), _) => fault("the command takes 1 element or none"),
+            (Shape::One(_), _) => fault("the command takes 1 element"),
+            (Shape::Creation(_), _) => Err(Refusal::new(
+                Errno::EINVAL,
+                "contexts are created one at a time: the number of elements is 1",
+            )),
+            (Shape::Vector(size), _) => match usize::try_from(nargs) {
+                Ok(0) | Err(_) => fault("the command takes 1 element or more"),
+                Ok(count) if count > arg_size_max / size => {
+                    fault("more elements than fit into cf_arg_size_max bytes")
                 }
-                Ok(count * size)
-            }
+                Ok(count) => Ok(count * size),
+            },
         }
     }
 }
@@ -132,7 +126,7 @@ fn vector<T: Record>(bytes: &[u8]) -> Result<Vec<T>, Refusal> {
 
 impl Call {
     /// Bytes that the argument of a command with `nargs` elements has; those of
-    /// a sampling format come on top.
+    /// a sampling format come on top. Does not allocate.
     ///
     /// # Errors
     /// As [`Call::decode`], as far as they do not depend on the bytes.

@@ -97,12 +97,11 @@ fn open(packet: &[u8], header: usize, magic: u32) -> Result<(Numbers<'_>, &[u8])
     }
 }
 
-fn numbers(packet: &mut Vec<u8>, magic: u32, command: u16, words: &[u32]) {
-    packet.extend(magic.to_le_bytes());
-    packet.extend(VERSION.to_le_bytes());
-    packet.extend(command.to_le_bytes());
-    for word in words {
-        packet.extend(word.to_le_bytes());
+fn numbers(header: &mut [u8], magic: u32, command: u16, words: &[u32]) {
+    let first = [magic, u32::from(VERSION) | u32::from(command) << 16];
+    let places = header.chunks_exact_mut(4);
+    for (place, word) in places.zip(first.iter().chain(words)) {
+        place.copy_from_slice(&word.to_le_bytes());
     }
 }
 
@@ -147,16 +146,22 @@ impl<'a> Request<'a> {
         if self.payload.len() > MAX_PAYLOAD {
             return Err(FrameError::Long(Self::HEADER + self.payload.len()));
         }
-        let mut packet = Vec::with_capacity(Self::HEADER + self.payload.len());
+        Ok([self.header().as_slice(), self.payload].concat())
+    }
+
+    /// The header alone, for who has the payload behind it already. A payload
+    /// longer than [`MAX_PAYLOAD`] makes a request that nobody decodes.
+    #[must_use]
+    pub fn header(&self) -> [u8; Request::HEADER] {
+        let mut header = [0; Request::HEADER];
         let words = [
             self.id,
             self.context,
             self.nargs.cast_unsigned(),
             length(self.payload),
         ];
-        numbers(&mut packet, Self::MAGIC, self.command, &words);
-        packet.extend(self.payload);
-        Ok(packet)
+        numbers(&mut header, Self::MAGIC, self.command, &words);
+        header
     }
 
     /// A reply to this request: the argument as the command left it, and why
@@ -226,7 +231,7 @@ impl<'a> Reply<'a> {
             end -= 1;
         }
         let reason = &self.reason[..end];
-        let mut packet = Vec::with_capacity(Self::HEADER + self.payload.len() + reason.len());
+        let mut header = [0; Reply::HEADER];
         let words = [
             self.id,
             self.context,
@@ -234,10 +239,8 @@ impl<'a> Reply<'a> {
             length(self.payload),
             length(reason.as_bytes()),
         ];
-        numbers(&mut packet, Self::MAGIC, self.command, &words);
-        packet.extend(self.payload);
-        packet.extend(reason.as_bytes());
-        Ok(packet)
+        numbers(&mut header, Self::MAGIC, self.command, &words);
+        Ok([header.as_slice(), self.payload, reason.as_bytes()].concat())
     }
 
     /// Whether the command was done, and if not, why. An error number that the

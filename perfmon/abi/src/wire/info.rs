@@ -21,6 +21,47 @@ pub struct FormatInfo {
     pub description: String,
 }
 
+impl FormatInfo {
+    /// The UUID in its bytes; `None` if the text is none.
+    #[must_use]
+    pub fn uuid_bytes(&self) -> Option<[u8; 16]> {
+        parse_uuid(&self.uuid)
+    }
+}
+
+/// Writes a UUID as RFC 9562 does: `4d72bec0-0664-4143-82b4-d3fd27243c97`.
+#[must_use]
+pub fn uuid_text(uuid: [u8; 16]) -> String {
+    let mut text = String::with_capacity(36);
+    for (index, byte) in uuid.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+/// Reads a UUID as RFC 9562 writes it.
+#[must_use]
+pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let mut uuid = [0; 16];
+    let groups: Vec<&str> = text.split('-').collect();
+    let lengths = groups.iter().map(|group| group.len());
+    if !lengths.eq([8, 4, 4, 4, 12])
+        || !text
+            .bytes()
+            .all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+    {
+        return None;
+    }
+    let digits = groups.concat();
+    for (index, byte) in uuid.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(digits.get(2 * index..2 * index + 2)?, 16).ok()?;
+    }
+    Some(uuid)
+}
+
 /// What there is and who holds what (LIST).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineInfo {

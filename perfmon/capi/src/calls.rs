@@ -1,0 +1,243 @@
+//! The commands.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd};
+use std::sync::atomic::Ordering::SeqCst;
+
+use perfmon_abi::consts::{
+    PFM_CREATE_CONTEXT, PFM_FL_OVFL_NO_MSG, PFM_FL_SYSTEM_WIDE, PFM_LOAD_CONTEXT, PFM_RESTART,
+    PFM_START,
+};
+use perfmon_abi::wire::info::FormatInfo;
+use perfmon_abi::wire::{Call, Errno, Extension, MAX_PAYLOAD, NO_CONTEXT};
+use perfmon_abi::{CtxArg, LoadArg, Record};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::thread::{CpuSet, gettid, sched_getaffinity};
+use umpire_perfmon::link::{ARGUMENT, Question};
+
+use crate::failure::{Failure, failure};
+use crate::reading;
+use crate::state::{STATE, State, no_context};
+use crate::sys::guard::borrow;
+use crate::sys::memory::User;
+use crate::table::Slot;
+
+/// Does a command. The argument's elements come back as it left them.
+pub(crate) fn command(fd: i32, command: i32, argument: User, nargs: i32) -> Result<(), Failure> {
+    let none = || failure(Errno::EINVAL, "there is no such command");
+    let command = u16::try_from(command).map_err(|_| none())?;
+    let length = Call::argument_bytes(command, nargs, MAX_PAYLOAD)?;
+    if command == PFM_START && nargs == 0 && !argument.is_null() {
+        let reason = "with an argument, the number of elements is 1";
+        return Err(failure(Errno::EFAULT, reason));
+    }
+    STATE.with(|state| match command {
+        PFM_CREATE_CONTEXT => create(state, argument),
+        _ if !Call::needs_context(command) => {
+            state.ensure_link()?;
+            exchange(state, NO_CONTEXT, command, argument, (nargs, length))
+        }
+        _ => {
+            let open = borrow(fd).ok_or_else(no_context)?;
+            let context = state.context(fd, open)?;
+            on_context(
+                state,
+                (fd, open),
+                context,
+                command,
+                argument,
+                (nargs, length),
+            )
+        }
+    })
+}
+
+fn on_context(
+    state: &mut State,
+    (fd, open): (i32, BorrowedFd<'_>),
+    (slot, handle): (&'static Slot, u32),
+    command: u16,
+    argument: User,
+    size: (i32, usize),
+) -> Result<(), Failure> {
+    match command {
+        PFM_LOAD_CONTEXT => {
+            let mut bytes = [0; LoadArg::SIZE];
+            read(argument, &mut bytes)?;
+            let mut load = LoadArg::get(&bytes);
+            if slot.flags.load(SeqCst) & PFM_FL_SYSTEM_WIDE != 0 {
+                load.pid = core(load.pid)?;
+            }
+            load.put(&mut state.packet[ARGUMENT..]);
+            ask(state, handle, command, size, |_| Ok(()))?;
+            // The new generation tells which messages are stale.
+            let (slot, _) = state.bind(fd, open)?;
+            reading::drain(open, slot);
+            Ok(())
+        }
+        PFM_RESTART => {
+            exchange(state, handle, command, argument, size)?;
+            if slot.flags.load(SeqCst) & PFM_FL_OVFL_NO_MSG != 0 {
+                // The records that woke the caller are of no more use.
+                reading::drain(open, slot);
+            }
+            Ok(())
+        }
+        _ => exchange(state, handle, command, argument, size),
+    }
+}
+
+/// The core that a system-wide context is for: a number as it is, or, as the
+/// specification has it, the caller's thread, which runs on one CPU alone.
+fn core(pid: i32) -> Result<i32, Failure> {
+    if pid != gettid().as_raw_nonzero().get() {
+        return Ok(pid);
+    }
+    let allowed = sched_getaffinity(None)?;
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+    match (cpus.next(), cpus.next()) {
+        (Some(cpu), None) => Ok(i32::try_from(cpu).unwrap_or(i32::MAX)),
+        _ => Err(failure(
+            Errno::EINVAL,
+            "the calling thread may run on more than one CPU: its affinity says which core is meant",
+        )),
+    }
+}
+
+fn read(from: User, to: &mut [u8]) -> Result<(), Failure> {
+    from.read(0, to)
+        .map_err(|_| failure(Errno::EFAULT, "the argument's address is not valid"))
+}
+
+/// A command whose argument goes and comes back as it is.
+fn exchange(
+    state: &mut State,
+    handle: u32,
+    command: u16,
+    argument: User,
+    size: (i32, usize),
+) -> Result<(), Failure> {
+    let (_, length) = size;
+    read(argument, &mut state.packet[ARGUMENT..][..length])?;
+    ask(state, handle, command, size, |payload| {
+        if !payload.is_empty() && payload.len() != length {
+            return Err(failure(Errno::EPROTO, "the reply is malformed"));
+        }
+        argument
+            .write(0, payload)
+            .map_err(|_| failure(Errno::EFAULT, "the argument cannot be written to"))
+    })
+}
+
+/// Asks with the argument that lies in the packet, and hands what comes back to
+/// `take`, also with an error.
+fn ask(
+    state: &mut State,
+    handle: u32,
+    command: u16,
+    (nargs, length): (i32, usize),
+    take: impl FnOnce(&[u8]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let question = Question {
+        context: handle,
+        nargs,
+        length,
+        ..Question::plain(command)
+    };
+    let Some(link) = &mut state.link else {
+        return Err(no_context());
+    };
+    let answer = link.exchange(question, &mut state.packet)?;
+    take(answer.reply.payload)?;
+    match answer.reply.errno {
+        0 => Ok(()),
+        number => Err(refused(number, answer.reply.reason)),
+    }
+}
+
+fn refused(number: i32, reason: &str) -> Failure {
+    match Errno::from_number(number) {
+        Some(errno) if reason.is_empty() => failure(errno, errno.text()),
+        Some(errno) => failure(errno, reason),
+        None => failure(Errno::EPROTO, "the VM answered with an unknown error"),
+    }
+}
+
+/// Creates a context. Its descriptor survives exec, as the specification wants
+/// it (3.1.1).
+fn create(state: &mut State, argument: User) -> Result<(), Failure> {
+    let mut wanted = [0; CtxArg::SIZE];
+    read(argument, &mut wanted)?;
+    let wanted = CtxArg::get(&wanted);
+    state.ensure_link()?;
+    let format = match wanted.format {
+        none if none == [0; 16] => 0,
+        uuid => format_argument(state, uuid)?,
+    };
+    let length = CtxArg::SIZE + format;
+    if length > MAX_PAYLOAD {
+        return Err(failure(
+            Errno::E2BIG,
+            "the sampling format's argument is too big",
+        ));
+    }
+    read(argument, &mut state.packet[ARGUMENT..][..length])?;
+    let question = Question {
+        nargs: 1,
+        length,
+        ..Question::plain(PFM_CREATE_CONTEXT)
+    };
+    let Some(link) = &mut state.link else {
+        return Err(no_context());
+    };
+    let answer = link.exchange(question, &mut state.packet)?;
+    if answer.reply.errno != 0 {
+        return Err(refused(answer.reply.errno, answer.reply.reason));
+    }
+    let malformed = || failure(Errno::EPROTO, "the reply is malformed");
+    let (handle, [fd, _]) = (answer.reply.context, answer.descriptors);
+    let mut made = CtxArg::from_bytes(answer.reply.payload).map_err(|_| malformed())?;
+    let fd = fd.ok_or_else(malformed)?;
+    fcntl_setfd(&fd, FdFlags::empty())?;
+    made.flags = wanted.flags;
+    made.fd = fd.as_raw_fd();
+    let slot = state.register(made.fd, fd.as_fd(), handle)?;
+    slot.flags.store(made.flags, SeqCst);
+    slot.buffer_size.store(made.buffer_size, SeqCst);
+    argument
+        .write(0, &made.to_bytes())
+        .map_err(|_| failure(Errno::EFAULT, "the argument cannot be written to"))?;
+    let _ = fd.into_raw_fd();
+    Ok(())
+}
+
+/// Bytes of the argument that a sampling format takes; 0 for one that the VM
+/// does not have, and will say so.
+fn format_argument(state: &mut State, uuid: [u8; 16]) -> Result<usize, Failure> {
+    if let Some(size) = known_format(state, uuid) {
+        return Ok(size);
+    }
+    let Some(link) = &mut state.link else {
+        return Err(no_context());
+    };
+    let question = Question::plain(Extension::Formats.number());
+    let answer = link.exchange(question, &mut state.packet)?;
+    let [file, _] = answer.descriptors;
+    answer.reply.result()?;
+    let formats: Vec<FormatInfo> = umpire_perfmon::document(answer.reply.payload, file)?;
+    let sizes = formats.iter().filter_map(|format| {
+        let uuid = format.uuid_bytes()?;
+        Some((uuid, usize::try_from(format.arg_size).ok()?))
+    });
+    state
+        .formats
+        .iter_mut()
+        .zip(sizes.clone())
+        .for_each(|(place, size)| *place = Some(size));
+    let found = sizes.into_iter().find(|(id, _)| *id == uuid);
+    Ok(found.map_or(0, |(_, size)| size))
+}
+
+fn known_format(state: &State, uuid: [u8; 16]) -> Option<usize> {
+    let mut known = state.formats.iter().flatten();
+    known.find(|(id, _)| *id == uuid).map(|(_, size)| *size)
+}

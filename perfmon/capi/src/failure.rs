@@ -1,0 +1,42 @@
+//! Why a call failed: a number for `errno`, and a line for people.
+
+use perfmon_abi::wire::{Errno, Refusal};
+use rustix::io::Errno as OsErrno;
+use umpire_perfmon::link::LinkError;
+
+use crate::sys::last;
+
+/// A call failed; `pfm_strerror_last` knows why.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure {
+    /// What `errno` becomes.
+    pub(crate) number: i32,
+}
+
+/// A failure for a reason, which is copied.
+pub(crate) fn failure(errno: Errno, reason: &str) -> Failure {
+    last::set(reason);
+    Failure {
+        number: errno.number(),
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        failure(refusal.errno, &refusal.reason)
+    }
+}
+
+impl From<LinkError> for Failure {
+    fn from(error: LinkError) -> Self {
+        Refusal::from(error).into()
+    }
+}
+
+impl From<OsErrno> for Failure {
+    fn from(error: OsErrno) -> Self {
+        let number = error.raw_os_error();
+        last::set(Errno::from_number(number).map_or("the system refused it", Errno::text));
+        Failure { number }
+    }
+}

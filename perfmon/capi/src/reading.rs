@@ -1,0 +1,88 @@
+//! What `read` does with a context.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering::SeqCst;
+
+use perfmon_abi::{Message, Record};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use umpire_perfmon::messages::{self, Incoming, SIZE};
+
+use crate::sys::memory::User;
+use crate::table::Slot;
+
+/// Takes as many messages as there are, and as fit into `size` bytes at `to`;
+/// waits for the first one, unless the descriptor says not to. Bytes read, 0 if
+/// the VM is gone.
+pub(crate) fn read(
+    context: BorrowedFd<'_>,
+    slot: &Slot,
+    to: User,
+    size: usize,
+) -> Result<usize, Errno> {
+    if size == 0 || !size.is_multiple_of(SIZE) {
+        return Err(Errno::INVAL);
+    }
+    enter(slot);
+    let result = take(context, slot, to, size);
+    slot.readers.fetch_sub(1, SeqCst);
+    result
+}
+
+fn take(context: BorrowedFd<'_>, slot: &Slot, to: User, size: usize) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < size {
+        let flags = match done {
+            0 => RecvFlags::empty(),
+            _ => RecvFlags::DONTWAIT,
+        };
+        match messages::take(context, flags) {
+            Ok(Incoming::Message(bytes)) => {
+                if is_stale(slot, Message::get(&bytes).generation) {
+                    continue;
+                }
+                to.write(done, &bytes)?;
+                done += SIZE;
+            }
+            Ok(Incoming::Empty) => {}
+            Ok(Incoming::Closed) => break,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+fn is_stale(slot: &Slot, generation: u16) -> bool {
+    let current = u16::try_from(slot.generation.load(SeqCst)).unwrap_or(0);
+    let stale = messages::is_stale(generation, current);
+    if !stale {
+        // Who shares the context may have loaded it.
+        slot.generation.store(generation.into(), SeqCst);
+    }
+    stale
+}
+
+/// Waits until nobody drains the queue. That takes a few system calls that do
+/// not wait, with signals blocked: no signal handler waits for its own thread.
+fn enter(slot: &Slot) {
+    loop {
+        slot.readers.fetch_add(1, SeqCst);
+        if slot.draining.load(SeqCst) == 0 {
+            return;
+        }
+        slot.readers.fetch_sub(1, SeqCst);
+        std::thread::yield_now();
+    }
+}
+
+/// Removes what nobody is to read any more. A thread that reads does so itself,
+/// and looking first and taking then would take its messages.
+pub(crate) fn drain(context: BorrowedFd<'_>, slot: &Slot) {
+    slot.draining.store(1, SeqCst);
+    if slot.readers.load(SeqCst) == 0 {
+        let generation = u16::try_from(slot.generation.load(SeqCst)).unwrap_or(0);
+        messages::drain(context, generation);
+    }
+    slot.draining.store(0, SeqCst);
+}

@@ -1,0 +1,141 @@
+//! The process's connection to the VM.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering::SeqCst;
+
+use perfmon_abi::wire::{Bound, Errno, Extension, MAX_PACKET};
+use rustix::fs::{FileType, fstat};
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
+use umpire_perfmon::TIMEOUT;
+use umpire_perfmon::link::{Link, Packet, Question, inode};
+
+use crate::failure::{Failure, failure};
+use crate::sys::environment;
+use crate::sys::guard::Guard;
+use crate::table::{self, Slot};
+
+/// Sampling formats whose arguments' sizes are kept.
+const FORMATS: usize = 16;
+
+/// What one thread at a time uses.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) link: Option<Link>,
+    /// Counts connections: handles are valid on one of them.
+    epoch: u32,
+    pub(crate) packet: Packet,
+    /// Size of the argument that a sampling format takes.
+    pub(crate) formats: [Option<([u8; 16], usize)>; FORMATS],
+}
+
+pub(crate) static STATE: Guard = Guard::new(State {
+    link: None,
+    epoch: 0,
+    packet: [0; MAX_PACKET],
+    formats: [None; FORMATS],
+});
+
+impl State {
+    /// Connects, unless there is a connection that works.
+    pub(crate) fn ensure_link(&mut self) -> Result<(), Failure> {
+        if self.link.as_ref().is_some_and(Link::is_usable) {
+            return Ok(());
+        }
+        self.link = None;
+        self.epoch = self.epoch.wrapping_add(1);
+        self.formats = [None; FORMATS];
+        let address = environment::socket()?;
+        let link = Link::connect(&address, TIMEOUT)?;
+        STATE.note_socket(link.identity());
+        self.link = Some(link);
+        Ok(())
+    }
+
+    /// The slot and handle of a context.
+    pub(crate) fn context(
+        &mut self,
+        number: i32,
+        open: BorrowedFd<'_>,
+    ) -> Result<(&'static Slot, u32), Failure> {
+        self.ensure_link()?;
+        if let Some(slot) = table::find(number, open) {
+            let handle = slot.handle.load(SeqCst).to_le_bytes();
+            let [handle, epoch] = [&handle[..4], &handle[4..]];
+            let word = |bytes: &[u8]| {
+                bytes
+                    .iter()
+                    .rev()
+                    .fold(0, |all, &byte| all << 8 | u32::from(byte))
+            };
+            if word(epoch) == self.epoch && word(handle) != 0 {
+                return Ok((slot, word(handle)));
+            }
+        }
+        self.bind(number, open)
+    }
+
+    /// Asks the VM whether a descriptor is one of its contexts. Other sockets
+    /// than contexts can be are not sent to it.
+    pub(crate) fn bind(
+        &mut self,
+        number: i32,
+        open: BorrowedFd<'_>,
+    ) -> Result<(&'static Slot, u32), Failure> {
+        if !can_be_context(open) {
+            return Err(no_context());
+        }
+        self.ensure_link()?;
+        let question = Question {
+            descriptor: Some(open),
+            ..Question::plain(Extension::Bind.number())
+        };
+        let Some(link) = &mut self.link else {
+            return Err(no_context());
+        };
+        let answer = link.exchange(question, &mut self.packet)?;
+        if let Some(errno) = Errno::from_number(answer.reply.errno) {
+            return Err(failure(errno, answer.reply.reason));
+        }
+        let (handle, Ok(bound)) = (
+            answer.reply.context,
+            Bound::from_bytes(answer.reply.payload),
+        ) else {
+            return Err(failure(Errno::EPROTO, "the reply is malformed"));
+        };
+        let slot = self.register(number, open, handle)?;
+        slot.flags.store(bound.flags, SeqCst);
+        slot.generation.store(bound.generation.into(), SeqCst);
+        slot.buffer_size.store(bound.buffer_size, SeqCst);
+        Ok((slot, handle))
+    }
+
+    /// Notes the handle of a context.
+    pub(crate) fn register(
+        &self,
+        number: i32,
+        open: BorrowedFd<'_>,
+        handle: u32,
+    ) -> Result<&'static Slot, Failure> {
+        let slot = match table::find(number, open) {
+            Some(slot) => Some(slot),
+            None => inode(open).and_then(|inode| table::insert(number, inode)),
+        };
+        let slot = slot.ok_or_else(|| failure(Errno::EMFILE, "too many contexts"))?;
+        let handle = u64::from(self.epoch) << 32 | u64::from(handle);
+        slot.handle.store(handle, SeqCst);
+        Ok(slot)
+    }
+}
+
+/// Whether a descriptor is a socket as contexts are.
+pub(crate) fn can_be_context(open: BorrowedFd<'_>) -> bool {
+    let is_socket = |mode| FileType::from_raw_mode(mode) == FileType::Socket;
+    fstat(open).is_ok_and(|stat| is_socket(stat.st_mode))
+        && socket_domain(open) == Ok(AddressFamily::UNIX)
+        && socket_type(open) == Ok(SocketType::SEQPACKET)
+}
+
+pub(crate) fn no_context() -> Failure {
+    failure(Errno::EBADF, "the descriptor is not one of a context")
+}

@@ -1,0 +1,117 @@
+//! What C sees: the calls of `perfmon.h`.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::null_mut;
+
+use perfmon_abi::consts as pfm;
+
+use super::last;
+use super::memory::User;
+use crate::calls;
+
+/// The `errno` of this thread.
+pub(super) fn set_errno(number: i32) {
+    // SAFETY: libc returns the address of this thread's errno, always valid.
+    unsafe { *libc::__errno_location() = number };
+}
+
+fn done(fd: c_int, command: c_int, argument: *mut c_void, nargs: c_int) -> c_int {
+    last::set("");
+    match calls::command(fd, command, User::new(argument), nargs) {
+        Ok(()) => 0,
+        Err(failure) => {
+            set_errno(failure.number);
+            -1
+        }
+    }
+}
+
+/// 3.1. `argument` points to `nargs` structures of the command; an address that
+/// is not the program's gives EFAULT.
+#[unsafe(no_mangle)]
+extern "C" fn perfmonctl(
+    fd: c_int,
+    command: c_int,
+    argument: *mut c_void,
+    nargs: c_int,
+) -> c_int {
+    done(fd, command, argument, nargs)
+}
+
+/// Why this thread's last call failed, as a C string.
+#[unsafe(no_mangle)]
+extern "C" fn pfm_strerror_last() -> *const c_char {
+    last::pointer()
+}
+
+/// Calls of 6.1 for a context: with a vector, with one structure, with none.
+macro_rules! calls {
+    ($(vector $vector:ident $vector_command:ident;)* $(plain $plain:ident $plain_command:ident;)*
+     $(free $free:ident $free_command:ident;)*) => {
+        $(
+            #[doc = concat!("6.1, as `", stringify!($vector_command), "`.")]
+            #[unsafe(no_mangle)]
+            extern "C" fn $vector(fd: c_int, vector: *mut c_void, n: c_int) -> c_int {
+                done(fd, pfm::$vector_command.into(), vector, n)
+            }
+        )*
+        $(
+            #[doc = concat!("6.1, as `", stringify!($plain_command), "`.")]
+            #[unsafe(no_mangle)]
+            extern "C" fn $plain(fd: c_int) -> c_int {
+                done(fd, pfm::$plain_command.into(), null_mut(), 0)
+            }
+        )*
+        $(
+            #[doc = concat!("6.1, as `", stringify!($free_command), "`.")]
+            #[unsafe(no_mangle)]
+            extern "C" fn $free(vector: *mut c_void, n: c_int) -> c_int {
+                done(-1, pfm::$free_command.into(), vector, n)
+            }
+        )*
+    };
+}
+
+calls! {
+    vector pfm_write_pmcs PFM_WRITE_PMCS;
+    vector pfm_write_pmds PFM_WRITE_PMDS;
+    vector pfm_read_pmds PFM_READ_PMDS;
+    vector pfm_create_evtsets PFM_CREATE_EVTSETS;
+    vector pfm_delete_evtsets PFM_DELETE_EVTSETS;
+    vector pfm_getinfo_evtsets PFM_GETINFO_EVTSETS;
+    plain pfm_stop PFM_STOP;
+    plain pfm_unload_context PFM_UNLOAD_CONTEXT;
+    plain pfm_restart PFM_RESTART;
+    free pfm_create_context PFM_CREATE_CONTEXT;
+    free pfm_getinfo_pmcs PFM_GETINFO_PMCS;
+    free pfm_getinfo_pmds PFM_GETINFO_PMDS;
+}
+
+/// 6.1.4. `start` may be NULL.
+#[unsafe(no_mangle)]
+extern "C" fn pfm_start(fd: c_int, start: *mut c_void) -> c_int {
+    done(
+        fd,
+        pfm::PFM_START.into(),
+        start,
+        c_int::from(!start.is_null()),
+    )
+}
+
+/// 6.1.5
+#[unsafe(no_mangle)]
+extern "C" fn pfm_load_context(fd: c_int, load: *mut c_void) -> c_int {
+    done(fd, pfm::PFM_LOAD_CONTEXT.into(), load, 1)
+}
+
+/// 6.1.8
+#[unsafe(no_mangle)]
+extern "C" fn pfm_get_config(config: *mut c_void) -> c_int {
+    done(-1, pfm::PFM_GET_CONFIG.into(), config, 1)
+}
+
+/// 6.1.8
+#[unsafe(no_mangle)]
+extern "C" fn pfm_set_config(config: *mut c_void) -> c_int {
+    done(-1, pfm::PFM_SET_CONFIG.into(), config, 1)
+}

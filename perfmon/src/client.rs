@@ -1,0 +1,363 @@
+//! The connection to a VM.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use perfmon_abi::CtxArg;
+use perfmon_abi::consts::PFM_FL_OVFL_NO_MSG;
+use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
+use perfmon_abi::wire::{Bound, Call, Errno, Extension, Hello, MAX_PACKET, NO_CONTEXT, Refusal};
+use rustix::net::SocketAddrUnix;
+use serde::de::DeserializeOwned;
+
+use crate::context::{Buffer, ContextHandle};
+use crate::link::{self, ARGUMENT, Answer, Link, LinkError, Packet, Question};
+use crate::messages;
+
+/// The environment variable that names the control socket.
+pub const ENVIRONMENT: &str = "UMPIRE_PERFMON";
+/// How long the VMM may take for a reply, unless [`Client::with_timeout`] says
+/// otherwise. It answers in microseconds, but for a target that has to leave the
+/// guest first.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// Most bytes of a document (JSON).
+const MAX_DOCUMENT: u64 = 64 << 20;
+
+/// A VM's perfmon2 interface. Threads may share it: their commands are done one
+/// after the other. A process that inherits it by `fork` gets a connection of
+/// its own at its first command. A connection that breaks is replaced once,
+/// provided that the command has not been sent.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    timeout: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    link: Option<Link>,
+    /// The process that made the connection.
+    pid: u32,
+    /// Handles on this connection, by the number of the context's socket.
+    handles: HashMap<u64, u32>,
+    packet: Box<Packet>,
+}
+
+impl Client {
+    /// Connects to a control socket.
+    ///
+    /// # Errors
+    /// ENOSYS: there is no such socket, or nobody serves it. EPERM: its mode
+    /// does not let this user in. EPROTO: it is no control socket, or one of
+    /// another version. EAGAIN: the VM has as many connections as it allows.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, Refusal> {
+        Self::with_timeout(path, TIMEOUT)
+    }
+
+    /// Connects, with a limit for each command's reply.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn with_timeout(path: impl AsRef<Path>, timeout: Duration) -> Result<Self, Refusal> {
+        let client = Client {
+            path: path.as_ref().to_owned(),
+            timeout,
+            state: Mutex::new(State {
+                link: None,
+                pid: 0,
+                handles: HashMap::new(),
+                packet: Box::new([0; MAX_PACKET]),
+            }),
+        };
+        client.hello()?;
+        Ok(client)
+    }
+
+    /// Connects to the socket that [`ENVIRONMENT`] names.
+    ///
+    /// # Errors
+    /// ENOSYS also if there is no such variable.
+    pub fn from_env() -> Result<Self, Refusal> {
+        match std::env::var_os(ENVIRONMENT) {
+            Some(path) if !path.is_empty() => Self::connect(Path::new(&path)),
+            _ => Err(Refusal::new(
+                Errno::ENOSYS,
+                "UMPIRE_PERFMON names no control socket (umpire run --control)",
+            )),
+        }
+    }
+
+    /// Who serves.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn hello(&self) -> Result<Hello, Refusal> {
+        let question = Question::plain(Extension::Hello.number());
+        let mut state = self.state();
+        let answer = self.exchange(&mut state, question, &[])?;
+        answer.reply.result()?;
+        Hello::from_bytes(answer.reply.payload).map_err(malformed)
+    }
+
+    /// Creates a context. `format` is the UUID of a sampling format, `argument`
+    /// what that format wants to know.
+    ///
+    /// # Errors
+    /// 3.1.1: EINVAL, ENOMEM, E2BIG, EPERM; and those of the connection.
+    pub fn create(
+        &self,
+        flags: u32,
+        format: Option<[u8; 16]>,
+        argument: &[u8],
+    ) -> Result<ContextHandle, Refusal> {
+        let wanted = CtxArg {
+            flags,
+            format: format.unwrap_or_default(),
+            ..CtxArg::default()
+        };
+        let mut call = Call::Create(wanted, argument.to_vec());
+        let mut state = self.state();
+        let answer = self.exchange_call(&mut state, NO_CONTEXT, &mut call)?;
+        answer.reply.result()?;
+        let [context, buffer] = answer.descriptors;
+        let (handle, fd) = (answer.reply.context, context.ok_or_else(no_descriptor)?);
+        let Call::Create(made, _) = call else {
+            return Err(Errno::EPROTO.into());
+        };
+        let inode = link::inode(fd.as_fd()).ok_or(Errno::EBADF)?;
+        state.handles.insert(inode, handle);
+        Ok(ContextHandle {
+            fd,
+            buffer: buffer_of(buffer, made.buffer_size)?,
+            flags,
+            inode,
+            generation: AtomicU16::new(0),
+        })
+    }
+
+    /// Makes a descriptor that came from elsewhere (inherited, or passed by
+    /// `SCM_RIGHTS`) a context again.
+    ///
+    /// # Errors
+    /// EBADF: it is no context of this VM.
+    pub fn adopt(&self, fd: OwnedFd) -> Result<ContextHandle, Refusal> {
+        let inode = link::inode(fd.as_fd()).ok_or(Errno::EBADF)?;
+        let mut state = self.state();
+        let (handle, bound) = self.bind(&mut state, fd.as_fd())?;
+        state.handles.insert(inode, handle);
+        let buffer = if bound.buffer_size == 0 {
+            None
+        } else {
+            let question = Question {
+                context: handle,
+                ..Question::plain(Extension::GetBuffer.number())
+            };
+            let answer = self.exchange(&mut state, question, &[])?;
+            answer.reply.result()?;
+            let [buffer, _] = answer.descriptors;
+            buffer_of(buffer, bound.buffer_size)?
+        };
+        Ok(ContextHandle {
+            fd,
+            buffer,
+            flags: bound.flags,
+            inode,
+            generation: AtomicU16::new(bound.generation),
+        })
+    }
+
+    /// Does a command on a context. Its vectors come back as the command left
+    /// them, also when it fails: elements before the bad one are done, the bad
+    /// one has a return flag.
+    ///
+    /// # Errors
+    /// Those of the command (3.1), and of the connection: ECONNRESET, ETIMEDOUT
+    /// and EPROTO leave open whether it was done.
+    pub fn call(&self, context: &ContextHandle, call: &mut Call) -> Result<(), Refusal> {
+        let mut state = self.state();
+        let handle = match state.handles.get(&context.inode) {
+            Some(&handle) if self.is_current(&state) => handle,
+            _ => {
+                let (handle, _) = self.bind(&mut state, context.as_fd())?;
+                state.handles.insert(context.inode, handle);
+                handle
+            }
+        };
+        let answer = self.exchange_call(&mut state, handle, call)?;
+        answer.reply.result()?;
+        match call {
+            Call::Load(_) => {
+                let (_, bound) = self.bind(&mut state, context.as_fd())?;
+                context
+                    .generation
+                    .store(bound.generation, Ordering::Relaxed);
+                messages::drain(context.as_fd(), bound.generation);
+            }
+            Call::Restart if context.flags & PFM_FL_OVFL_NO_MSG != 0 => {
+                let generation = context.generation.load(Ordering::Relaxed);
+                messages::drain(context.as_fd(), generation);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Does a command that is for no context: getinfo of registers, get and set
+    /// config.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn ask(&self, call: &mut Call) -> Result<(), Refusal> {
+        let mut state = self.state();
+        let answer = self.exchange_call(&mut state, NO_CONTEXT, call)?;
+        answer.reply.result()
+    }
+
+    /// The sampling formats.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn formats(&self) -> Result<Vec<FormatInfo>, Refusal> {
+        self.document(Extension::Formats)
+    }
+
+    /// What there is and who holds what.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn list(&self) -> Result<MachineInfo, Refusal> {
+        self.document(Extension::List)
+    }
+
+    /// The PMU as contexts see it.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn model(&self) -> Result<ModelInfo, Refusal> {
+        self.document(Extension::Model)
+    }
+
+    fn document<T: DeserializeOwned>(&self, extension: Extension) -> Result<T, Refusal> {
+        let mut state = self.state();
+        let answer = self.exchange(&mut state, Question::plain(extension.number()), &[])?;
+        answer.reply.result()?;
+        let [file, _] = answer.descriptors;
+        document(answer.reply.payload, file)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the connection, and with it the handles, are this process's own.
+    fn is_current(&self, state: &State) -> bool {
+        state.pid == std::process::id() && state.link.as_ref().is_some_and(Link::is_usable)
+    }
+
+    fn bind(&self, state: &mut State, context: BorrowedFd<'_>) -> Result<(u32, Bound), Refusal> {
+        let question = Question {
+            descriptor: Some(context),
+            ..Question::plain(Extension::Bind.number())
+        };
+        let answer = self.exchange(state, question, &[])?;
+        answer.reply.result()?;
+        let bound = Bound::from_bytes(answer.reply.payload).map_err(malformed)?;
+        Ok((answer.reply.context, bound))
+    }
+
+    fn exchange_call<'s>(
+        &self,
+        state: &'s mut State,
+        context: u32,
+        call: &mut Call,
+    ) -> Result<Answer<'s>, Refusal> {
+        let argument = call.encode();
+        let question = Question {
+            context,
+            nargs: call.nargs(),
+            length: argument.len(),
+            ..Question::plain(call.command())
+        };
+        let answer = self.exchange(state, question, &argument)?;
+        call.take_reply(answer.reply.payload).map_err(malformed)?;
+        Ok(answer)
+    }
+
+    fn exchange<'s>(
+        &self,
+        state: &'s mut State,
+        question: Question<'_>,
+        argument: &[u8],
+    ) -> Result<Answer<'s>, Refusal> {
+        let place = ARGUMENT..ARGUMENT + argument.len();
+        if place.end > MAX_PACKET {
+            return Err(Refusal::new(
+                Errno::EFAULT,
+                "the argument is larger than a packet can be",
+            ));
+        }
+        if !self.is_current(state) {
+            self.reconnect(state)?;
+        }
+        state.packet[place].copy_from_slice(argument);
+        let State { link, packet, .. } = state;
+        let link = link.as_mut().ok_or(LinkError::Closed)?;
+        Ok(link.exchange(question, packet)?)
+    }
+
+    fn reconnect(&self, state: &mut State) -> Result<(), Refusal> {
+        state.link = None;
+        state.handles.clear();
+        let failed = |error| {
+            let Refusal { errno, reason } = LinkError::Connect(error).into();
+            Refusal::new(errno, format!("{}: {reason}", self.path.display()))
+        };
+        let address = SocketAddrUnix::new(&self.path).map_err(failed)?;
+        let link = Link::connect(&address, self.timeout).map_err(|error| match error {
+            LinkError::Connect(error) => failed(error),
+            other => other.into(),
+        })?;
+        state.link = Some(link);
+        state.pid = std::process::id();
+        Ok(())
+    }
+}
+
+fn malformed(error: perfmon_abi::BadLength) -> Refusal {
+    Refusal::new(Errno::EPROTO, format!("the reply is malformed: {error}"))
+}
+
+fn no_descriptor() -> Refusal {
+    Refusal::new(Errno::EPROTO, "no descriptor came with the reply")
+}
+
+fn buffer_of(file: Option<OwnedFd>, size: u64) -> Result<Option<Buffer>, Refusal> {
+    if size == 0 {
+        return Ok(None);
+    }
+    let size = usize::try_from(size).map_err(|_| Errno::EOVERFLOW)?;
+    let fd = file.ok_or_else(no_descriptor)?;
+    Ok(Some(Buffer { fd, size }))
+}
+
+/// A document (JSON), from a reply's payload or from the file that came in its
+/// place.
+///
+/// # Errors
+/// EIO: the file cannot be read. EPROTO: it is no such document.
+pub fn document<T: DeserializeOwned>(payload: &[u8], file: Option<OwnedFd>) -> Result<T, Refusal> {
+    let mut text = payload.to_vec();
+    if let (true, Some(file)) = (payload.is_empty(), file) {
+        let read = File::from(file).take(MAX_DOCUMENT).read_to_end(&mut text);
+        read.map_err(|error| Refusal::new(Errno::EIO, format!("the reply's file: {error}")))?;
+    }
+    serde_json::from_slice(&text)
+        .map_err(|error| Refusal::new(Errno::EPROTO, format!("the reply is malformed: {error}")))
+}

@@ -1,0 +1,32 @@
+//! Host tools: the control socket, and the way to the vCPUs' threads.
+//!
+//! The server ([`Server`]) is one thread that owns the socket, the connections
+//! and every context that is attached to nothing. A loaded context belongs to
+//! the thread that has its vCPU or core; the [`Desk`] carries jobs there and
+//! results back. No thread that runs a vCPU ever waits for the server, and the
+//! server waits for nobody: `docs/perfmon-server.md`.
+
+mod bell;
+mod buffer;
+mod clock;
+mod config;
+mod desk;
+mod gauge;
+mod host_side;
+mod queue;
+mod serve;
+mod server;
+mod socket;
+mod sys;
+mod tally;
+mod tools;
+
+pub(crate) use clock::Rested;
+pub use config::{ControlConfig, DEFAULT_CONNECTIONS};
+pub use desk::{Desk, Done, Job, Report, Target, Tray, Trays, Work};
+pub use host_side::HostSide;
+pub(crate) use serve::{close_core, close_vcpu, serve_core, serve_vcpu};
+pub use server::{Machine, Server, ServerError};
+pub use socket::{Access, SocketError};
+pub(crate) use tally::Tally;
+pub(crate) use tools::HostTools;

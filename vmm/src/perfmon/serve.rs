@@ -1,0 +1,100 @@
+//! What a thread that runs vCPUs does with a job.
+
+use pmu_virt::perfmon::{ContextId, Hosted, Quantities};
+use pmu_virt::{CorePmu, VcpuPmu};
+
+use super::desk::{Done, Job, Target, Tray, Work};
+use super::tally::Nothing;
+
+/// Does a job for a vCPU, or for the core that it is on.
+pub(crate) fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
+    match job.target() {
+        Target::Vcpu(_) => job.act(|id, work| on_vcpu(pmu, id, work, values)),
+        // If nobody has the core, the job comes back as it is dropped.
+        Target::Core(_) => {
+            pmu.with_core(|core| job.act(|id, work| on_core(core, id, work, values)));
+        }
+    }
+}
+
+/// Does a job for a core on which no vCPU is.
+pub(crate) fn serve_core(job: Job, core: &mut CorePmu) {
+    job.act(|id, work| on_core(core, id, work, &Nothing));
+}
+
+/// A vCPU has ended, and with it its core if that was its own (`alone`).
+pub(crate) fn close_vcpu(tray: Tray, pmu: Option<&mut VcpuPmu>, alone: bool) {
+    let (mut own, mut core) = (None, None);
+    if let Some(pmu) = pmu {
+        own = pmu.unload_context();
+        if alone {
+            core = pmu.with_core(CorePmu::unload_context).flatten();
+        }
+    }
+    tray.close(own, core, alone);
+}
+
+/// A core has ended.
+pub(crate) fn close_core(tray: Tray, core: Option<&mut CorePmu>) {
+    tray.close(core.and_then(CorePmu::unload_context), None, false);
+}
+
+/// The two that contexts are attached to, as far as jobs are concerned.
+trait Host {
+    fn hosted(&self) -> Option<ContextId>;
+    fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Done;
+    fn unload(&mut self) -> Option<Box<Hosted>>;
+}
+
+macro_rules! hosts {
+    ($($host:ty),*) => {$(
+        impl Host for $host {
+            fn hosted(&self) -> Option<ContextId> {
+                self.host_context().map(Hosted::id)
+            }
+            fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Done {
+                Done::Loaded(self.load_context(hosted, set))
+            }
+            fn unload(&mut self) -> Option<Box<Hosted>> {
+                self.unload_context()
+            }
+        }
+    )*};
+}
+
+hosts!(VcpuPmu, CorePmu);
+
+/// Loads and unloads; a command is left to the caller.
+fn attach_or_detach(host: &mut dyn Host, id: ContextId, work: Work) -> Result<Done, Work> {
+    // A context that has left in the meantime is not here to be called.
+    let here = host.hosted() == Some(id);
+    match work {
+        Work::Load(hosted, set) => Ok(host.load(hosted, set)),
+        Work::Unload if here => Ok(Done::Unloaded(host.unload())),
+        Work::Unload => Ok(Done::Unloaded(None)),
+        call @ Work::Call(_) if here => Err(call),
+        call @ Work::Call(_) => Ok(Done::Undone(call)),
+    }
+}
+
+fn on_vcpu(pmu: &mut VcpuPmu, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
+    match attach_or_detach(pmu, id, work) {
+        Ok(done) => done,
+        Err(Work::Call(mut call)) => {
+            let result = pmu.call_context(&mut call, values);
+            Done::Called(call, result)
+        }
+        Err(work) => Done::Undone(work),
+    }
+}
+
+fn on_core(core: &mut CorePmu, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
+    match attach_or_detach(core, id, work) {
+        Ok(done) => done,
+        Err(Work::Call(mut call)) => {
+            let result = core.call_context(&mut call, values);
+            Done::Called(call, result)
+        }
+        Err(work) => Done::Undone(work),
+    }
+}

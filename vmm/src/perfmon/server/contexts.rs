@@ -1,0 +1,129 @@
+//! The contexts that there are.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use perfmon_abi::wire::Call;
+use pmu_virt::perfmon::{Context, ContextId, Hosted, MessageQueue};
+
+use super::answer::Asked;
+use crate::perfmon::desk::Target;
+use crate::perfmon::socket::{FileId, Peer};
+
+/// Where a context is.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// Attached to nothing.
+    Home {
+        context: Box<Context>,
+        queue: Box<dyn MessageQueue>,
+    },
+    /// On its way to a vCPU or core, attached to it, or on its way back.
+    Away(Target),
+}
+
+impl Place {
+    /// That of a context that has come back.
+    pub(super) fn home(hosted: Hosted) -> Self {
+        let (_, context, queue) = hosted.into_parts();
+        Place::Home { context, queue }
+    }
+}
+
+/// A context.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// The tool's end of its socket.
+    pub(super) file: FileId,
+    /// The server's end.
+    pub(super) socket: Arc<OwnedFd>,
+    /// The file of its sampling buffer, and its size.
+    pub(super) buffer: Option<(Arc<OwnedFd>, u64)>,
+    /// Who created it.
+    pub(super) creator: Peer,
+    pub(super) flags: u32,
+    pub(super) format: Option<String>,
+    pub(super) generation: u16,
+    pub(super) place: Place,
+    /// A job is under way; for whom, if somebody waits for it.
+    pub(super) job: Option<Option<Asked>>,
+    /// Commands that came meanwhile: no more than there are connections.
+    pub(super) waiting: VecDeque<(Asked, Call)>,
+    /// Nobody has its descriptor.
+    pub(super) zombie: bool,
+    /// PFM_MSG_END was sent.
+    pub(super) told: bool,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Contexts {
+    entries: BTreeMap<ContextId, Entry>,
+    files: HashMap<FileId, ContextId>,
+    /// Who is attached, or about to be, to what.
+    attached: BTreeMap<Target, ContextId>,
+    last: u32,
+}
+
+impl Contexts {
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn get(&self, id: ContextId) -> Option<&Entry> {
+        self.entries.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: ContextId) -> Option<&mut Entry> {
+        self.entries.get_mut(&id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ContextId, &Entry)> {
+        self.entries.iter().map(|(id, entry)| (*id, entry))
+    }
+
+    /// The context whose descriptor this is.
+    pub(super) fn of_file(&self, file: FileId) -> Option<ContextId> {
+        self.files.get(&file).copied()
+    }
+
+    /// A number that no context of this machine has had; they start at 1. After
+    /// four billion there is none.
+    pub(super) fn next_id(&mut self) -> Option<ContextId> {
+        self.last = self.last.checked_add(1)?;
+        Some(ContextId(self.last))
+    }
+
+    pub(super) fn insert(&mut self, id: ContextId, entry: Entry) {
+        self.files.insert(entry.file, id);
+        self.entries.insert(id, entry);
+    }
+
+    pub(super) fn remove(&mut self, id: ContextId) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        self.files.remove(&entry.file);
+        Some(entry)
+    }
+
+    /// Who is at `target`.
+    pub(super) fn at(&self, target: Target) -> Option<ContextId> {
+        self.attached.get(&target).copied()
+    }
+
+    pub(super) fn attach(&mut self, target: Target, id: ContextId) {
+        self.attached.insert(target, id);
+    }
+
+    pub(super) fn detach(&mut self, target: Target, id: ContextId) {
+        if self.at(target) == Some(id) {
+            self.attached.remove(&target);
+        }
+    }
+
+    /// Somebody was told of the end, and may still look at the context.
+    pub(super) fn anybody_told(&self) -> bool {
+        let mut entries = self.entries.values();
+        entries.any(|entry| entry.told && !entry.zombie)
+    }
+}

@@ -1,0 +1,146 @@
+//! Jobs that come back, contexts that come back, and contexts that go.
+
+use perfmon_abi::wire::{Call, Errno, Refusal};
+use pmu_virt::perfmon::{ContextId, Hosted};
+
+use super::State;
+use super::answer::Answer;
+use super::contexts::Place;
+use crate::perfmon::desk::{Done, Report, Target, Work};
+
+impl State {
+    /// Takes in what the vCPUs' threads have reported.
+    pub(super) fn take_reports(&mut self) {
+        while let Some(report) = self.machine.desk.report() {
+            match report {
+                Report::Job(id, done) => self.job_done(id, done),
+                Report::Ended(target, hosted) => self.ended(target, hosted),
+            }
+        }
+    }
+
+    fn job_done(&mut self, id: ContextId, done: Done) {
+        let asked = match self.contexts.get_mut(id) {
+            Some(entry) => entry.job.take().flatten(),
+            None => None,
+        };
+        let answer = match done {
+            Done::Loaded(Ok(())) => {
+                if let Some(entry) = self.contexts.get_mut(id) {
+                    entry.generation = entry.generation.wrapping_add(1);
+                    entry.told = false;
+                }
+                Some(Answer::default())
+            }
+            Done::Loaded(Err((hosted, refusal))) => {
+                self.comes_home(id, *hosted);
+                Some(refusal.into())
+            }
+            Done::Undone(Work::Load(hosted, _)) => {
+                self.comes_home(id, *hosted);
+                let reason = "the vCPU or core has ended";
+                Some(Refusal::new(Errno::EBUSY, reason).into())
+            }
+            Done::Called(call, result) => Some(Answer::of_call(&call, result)),
+            Done::Unloaded(hosted) => {
+                if let Some(hosted) = hosted {
+                    self.comes_home(id, *hosted);
+                }
+                Some(Answer::default())
+            }
+            // It has come home in the meantime, as its vCPU has ended.
+            Done::Undone(Work::Call(call)) => match asked {
+                Some(asked) => self.undone(id, asked, call),
+                None => None,
+            },
+            Done::Undone(Work::Unload) => Some(Answer::default()),
+        };
+        if let (Some(asked), Some(answer)) = (asked, answer) {
+            self.late_reply(asked, &answer);
+        }
+        self.go_on(id);
+    }
+
+    fn undone(&mut self, id: ContextId, asked: super::answer::Asked, call: Call) -> Option<Answer> {
+        match self.contexts.get(id).map(|entry| &entry.place) {
+            Some(Place::Home { .. }) => self.at_home(id, asked, call),
+            // The thread ended without a word.
+            _ => {
+                let refusal = Refusal::new(Errno::EIO, "the thread of the vCPU or core has failed");
+                Some(Answer::of_call(&call, Err(refusal)))
+            }
+        }
+    }
+
+    /// The commands that have waited, as far as none has to wait again.
+    fn go_on(&mut self, id: ContextId) {
+        while let Some(entry) = self.contexts.get_mut(id)
+            && entry.job.is_none()
+            && let Some((asked, call)) = entry.waiting.pop_front()
+        {
+            if let Some(answer) = self.for_context(id, asked, call) {
+                self.late_reply(asked, &answer);
+            }
+        }
+        self.bury(id);
+    }
+
+    /// A context is attached to nothing any more.
+    fn comes_home(&mut self, id: ContextId, hosted: Hosted) {
+        let Some(entry) = self.contexts.get_mut(id) else {
+            return;
+        };
+        entry.generation = hosted.context().generation();
+        let before = std::mem::replace(&mut entry.place, Place::home(hosted));
+        if let Place::Away(target) = before {
+            self.contexts.detach(target, id);
+        }
+    }
+
+    /// A vCPU or core has ended, and gives back what it had.
+    fn ended(&mut self, target: Target, hosted: Option<Box<Hosted>>) {
+        let Some(hosted) = hosted else { return };
+        let id = hosted.id();
+        log::debug!("{target} has ended, and context {} is unloaded", id.0);
+        self.comes_home(id, *hosted);
+        if let Some(entry) = self.contexts.get_mut(id)
+            && let Place::Home { context, queue } = &mut entry.place
+        {
+            entry.told = true;
+            context.ended(&mut **queue);
+        }
+        self.bury(id);
+    }
+
+    /// Nobody has the descriptor of a context any more.
+    pub(super) fn abandoned(&mut self, id: ContextId) {
+        let Some(entry) = self.contexts.get_mut(id) else {
+            return;
+        };
+        // Or it would be told again and again.
+        self.events.remove(&entry.socket);
+        entry.zombie = true;
+        self.connections.forget(id);
+        self.bury(id);
+    }
+
+    /// A zombie leaves its vCPU, if it is on one, and is gone.
+    fn bury(&mut self, id: ContextId) {
+        let Some(entry) = self.contexts.get_mut(id) else {
+            return;
+        };
+        if !entry.zombie || entry.job.is_some() {
+            return;
+        }
+        match entry.place {
+            Place::Away(target) => {
+                entry.job = Some(None);
+                self.machine.desk.post(id, target, Work::Unload);
+            }
+            Place::Home { .. } => {
+                log::debug!("context {} is destroyed", id.0);
+                self.contexts.remove(id);
+            }
+        }
+    }
+}

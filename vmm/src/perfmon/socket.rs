@@ -1,0 +1,341 @@
+//! Sockets that keep packets apart (`SOCK_SEQPACKET`), with descriptors along.
+
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use perfmon_abi::wire::MAX_PACKET;
+use rustix::fs::{Gid, Mode, fchmod, fstat};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg, shutdown, socket_with,
+    socketpair, sockopt::socket_peercred,
+};
+use thiserror::Error;
+
+use super::sys;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+/// Descriptors taken in from one packet; the kernel closes what is more.
+const MOST_RECEIVED: usize = 4;
+/// Descriptors sent along with one packet.
+const MOST_SENT: usize = 2;
+
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// The control socket could not be made.
+#[derive(Debug, Error)]
+pub enum SocketError {
+    /// Another process serves there.
+    #[error(
+        "--control {}: another VMM serves this socket; choose another path or stop that VMM",
+        .0.display()
+    )]
+    Live(PathBuf),
+    /// There is something else.
+    #[error(
+        "--control {}: there is something that is no socket; choose another path",
+        .0.display()
+    )]
+    NoSocket(PathBuf),
+    /// The path does not fit.
+    #[error("--control {}: a socket's path has at most 107 bytes; choose a shorter one", .0.display())]
+    Path(PathBuf),
+    /// A system call failed.
+    #[error("--control {}: {what} failed: {error}", .path.display())]
+    Io {
+        /// The socket.
+        path: PathBuf,
+        /// Which one.
+        what: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// Who may connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Permission bits of the socket.
+    pub mode: u32,
+    /// Its group; `None`: that of the VMM.
+    pub group: Option<u32>,
+}
+
+/// The listening socket; its name goes with it.
+#[derive(Debug)]
+pub(super) struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Listens at `path`. What an earlier VMM has left there is replaced.
+    pub(super) fn new(path: &Path, access: &Access) -> Result<Self, SocketError> {
+        let failed = |what| {
+            move |error: io::Error| SocketError::Io {
+                path: path.to_owned(),
+                what,
+                error,
+            }
+        };
+        let address = SocketAddrUnix::new(path).map_err(|_| SocketError::Path(path.to_owned()))?;
+        clear(path, &address)?;
+        let socket = open().map_err(failed("socket"))?;
+        // The name gets the mode that the socket has, so that nobody slips in
+        // before the chmod that no umask restricts.
+        fchmod(&socket, Mode::from_raw_mode(access.mode & 0o600))
+            .map_err(io::Error::from)
+            .map_err(failed("fchmod"))?;
+        bind(&socket, &address)
+            .map_err(io::Error::from)
+            .map_err(failed("bind"))?;
+        let listener = Self {
+            socket,
+            path: path.to_owned(),
+        };
+        if let Some(group) = access.group {
+            rustix::fs::chown(path, None, Some(Gid::from_raw(group)))
+                .map_err(io::Error::from)
+                .map_err(failed("chown (--control-group)"))?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(access.mode))
+            .map_err(failed("chmod (--control-mode)"))?;
+        listen(&listener.socket, BACKLOG)
+            .map_err(io::Error::from)
+            .map_err(failed("listen"))?;
+        Ok(listener)
+    }
+
+    /// A connection that waits, if there is one.
+    pub(super) fn accept(&self) -> io::Result<OwnedFd> {
+        Ok(accept_with(&self.socket, FLAGS)?)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Somebody else may have removed it.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn open() -> io::Result<OwnedFd> {
+    let kind = SocketType::SEQPACKET;
+    Ok(socket_with(AddressFamily::UNIX, kind, FLAGS, None)?)
+}
+
+/// Removes a socket that nobody serves.
+fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
+    let failed = |what| {
+        move |error: io::Error| SocketError::Io {
+            path: path.to_owned(),
+            what,
+            error,
+        }
+    };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed("stat")(error)),
+        Ok(there) if !there.file_type().is_socket() => {
+            return Err(SocketError::NoSocket(path.to_owned()));
+        }
+        Ok(_) => {}
+    }
+    let probe = open().map_err(failed("socket"))?;
+    match connect(&probe, address) {
+        Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path).map_err(failed("unlink")),
+        // A full queue, or another kind of socket: somebody is there.
+        _ => Err(SocketError::Live(path.to_owned())),
+    }
+}
+
+/// Who is at the other end, as of its `connect`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Peer {
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    groups: Vec<u32>,
+}
+
+impl Peer {
+    pub(super) fn of(socket: &OwnedFd) -> io::Result<Self> {
+        let credentials = socket_peercred(socket)?;
+        let mut groups = sys::peer_groups(socket.as_fd())?;
+        groups.push(credentials.gid.as_raw());
+        Ok(Self {
+            pid: credentials.pid.as_raw_pid().unsigned_abs(),
+            uid: credentials.uid.as_raw(),
+            groups,
+        })
+    }
+
+    pub(super) fn is_in(&self, group: u32) -> bool {
+        self.groups.contains(&group)
+    }
+}
+
+/// One packet.
+#[derive(Debug)]
+pub(super) struct Packet {
+    /// Bytes that it had; more than the buffer has, if it was cut.
+    pub(super) bytes: usize,
+    /// Descriptors that came along.
+    pub(super) fds: Vec<OwnedFd>,
+    /// There were more descriptors; the kernel has closed them.
+    pub(super) more_fds: bool,
+}
+
+/// Takes a packet in; `None` at the end of the connection. An empty packet is an
+/// end too, as nothing tells them apart.
+pub(super) fn receive(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8; MAX_PACKET],
+) -> io::Result<Option<Packet>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
+    let got = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok((got.bytes > 0).then_some(Packet {
+        bytes: got.bytes,
+        fds,
+        more_fds: got.flags.contains(ReturnFlags::CTRUNC),
+    }))
+}
+
+/// Sends a packet with at most two descriptors; never waits.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    packet: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags)?;
+    Ok(())
+}
+
+/// The two ends of a context: the server's, to which nothing can be written,
+/// and the tool's.
+pub(super) fn context_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let kind = SocketType::SEQPACKET;
+    let flags = SocketFlags::CLOEXEC;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
+    shutdown(&ours, Shutdown::Read)?;
+    Ok((ours, theirs))
+}
+
+/// Which file a descriptor is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    pub(super) fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let stat = fstat(fd)?;
+        Ok(Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ACCESS: Access = Access {
+        mode: 0o640,
+        group: None,
+    };
+
+    fn dial(path: &Path) -> rustix::io::Result<OwnedFd> {
+        let socket = open().unwrap();
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(socket)
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let first = Listener::new(&path, &ACCESS).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o640);
+        let error = Listener::new(&path, &ACCESS).unwrap_err();
+        assert!(matches!(error, SocketError::Live(_)), "{error}");
+        // Its owner is gone without having cleaned up.
+        let Listener { socket, path: name } = &first;
+        let _ = (socket, name);
+        let kept = folder.path().join("kept");
+        fs::hard_link(&path, &kept).unwrap();
+        drop(first);
+        assert!(!path.exists());
+        let second = Listener::new(&kept, &ACCESS).unwrap();
+        dial(&kept).unwrap();
+        drop(second);
+        fs::write(&path, "").unwrap();
+        let error = Listener::new(&path, &ACCESS).unwrap_err();
+        assert!(matches!(error, SocketError::NoSocket(_)), "{error}");
+        let long = folder.path().join("x".repeat(120));
+        let error = Listener::new(&long, &ACCESS).unwrap_err();
+        assert!(matches!(error, SocketError::Path(_)), "{error}");
+    }
+
+    #[test]
+    fn packets_and_descriptors_arrive() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let listener = Listener::new(&path, &ACCESS).unwrap();
+        let client = dial(&path).unwrap();
+        let server = listener.accept().unwrap();
+        assert!(listener.accept().is_err());
+        let peer = Peer::of(&server).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        assert!(peer.is_in(rustix::process::getegid().as_raw()));
+        let mut buffer = Box::new([0; MAX_PACKET]);
+        send(client.as_fd(), b"one", &[server.as_fd()]).unwrap();
+        send(client.as_fd(), b"other", &[]).unwrap();
+        let one = receive(server.as_fd(), &mut buffer).unwrap().unwrap();
+        assert_eq!((one.bytes, one.fds.len(), one.more_fds), (3, 1, false));
+        assert_eq!(&buffer[..3], b"one");
+        let same = FileId::of(one.fds[0].as_fd()).unwrap();
+        assert_eq!(same, FileId::of(server.as_fd()).unwrap());
+        assert_ne!(same, FileId::of(client.as_fd()).unwrap());
+        let other = receive(server.as_fd(), &mut buffer).unwrap().unwrap();
+        assert_eq!((other.bytes, other.fds.len()), (5, 0));
+        drop(client);
+        assert!(receive(server.as_fd(), &mut buffer).unwrap().is_none());
+    }
+
+    #[test]
+    fn nothing_can_be_written_to_a_context() {
+        let (ours, theirs) = context_pair().unwrap();
+        let error = send(theirs.as_fd(), b"x", &[]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPIPE));
+        send(ours.as_fd(), b"x", &[]).unwrap();
+    }
+}

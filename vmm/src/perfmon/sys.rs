@@ -1,0 +1,138 @@
+//! What rustix has no safe call for: groups of a peer, the fill of a socket's
+//! queue, a mapping that is shared with a tool, and which pages there are.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// Bytes of a page.
+pub(super) const PAGE: usize = 4096;
+
+/// `SO_PEERGROUPS` (socket.h): the supplementary groups of a peer.
+const SO_PEERGROUPS: libc::c_int = 59;
+
+/// The supplementary groups that the peer of a Unix socket had when it
+/// connected.
+pub(super) fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<u32> = vec![0; 32];
+    loop {
+        let mut bytes = libc::socklen_t::try_from(size_of_val(groups.as_slice()))
+            .map_err(|_| io::ErrorKind::OutOfMemory)?;
+        // SAFETY: the kernel writes at most `bytes` bytes, which is the size of
+        // the vector's memory, and then the size that it has or needs.
+        let ret = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut bytes,
+            )
+        };
+        let count = usize::try_from(bytes).unwrap_or(0) / size_of::<u32>();
+        match ret {
+            0 => {
+                groups.truncate(count);
+                return Ok(groups);
+            }
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
+                    return Err(error);
+                }
+                groups.resize(count, 0);
+            }
+        }
+    }
+}
+
+/// Bytes that were sent and not read yet, with what the kernel adds to them.
+pub(super) fn unread(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ (the number of TIOCOUTQ) writes one int.
+    let ret = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    match ret {
+        0 => Ok(usize::try_from(bytes).unwrap_or(0)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A shared mapping of a whole file, readable and writable.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone; memory has no thread.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `file`; not 0.
+    pub(super) fn new(file: &OwnedFd, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_fd().as_raw_fd(),
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        NonNull::new(at.cast())
+            .map(|at| Self { at, len })
+            .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+    }
+
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has `len` bytes until this value is dropped. Nobody
+        // else writes them: the file is sealed against writers before any other
+        // process gets it, and readers elsewhere do not matter to this process.
+        // The file cannot shrink, as it is sealed against that too.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made with this address and length, and no
+        // reference to it outlives this value.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
+    }
+}
+
+/// How many of the `pages` pages from `address` on are in memory; `seen` is for
+/// the kernel to write to.
+pub(super) fn resident(address: *mut u8, pages: usize, seen: &mut Vec<u8>) -> io::Result<u64> {
+    seen.resize(pages, 0);
+    // SAFETY: mincore only looks at the page tables of the range, mapped or not,
+    // and writes one byte a page, for which `seen` has room.
+    let ret = unsafe { libc::mincore(address.cast(), pages * PAGE, seen.as_mut_ptr()) };
+    match ret {
+        0 => Ok(seen.iter().map(|page| u64::from(page & 1)).sum()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    #[test]
+    fn a_mapping_is_the_file() {
+        let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 2 * PAGE as u64).unwrap();
+        let mut one = Mapping::new(&file, 2 * PAGE).unwrap();
+        let mut other = Mapping::new(&file, 2 * PAGE).unwrap();
+        one.bytes()[PAGE] = 7;
+        assert_eq!((other.bytes()[PAGE], other.bytes().len()), (7, 2 * PAGE));
+        let at = one.bytes().as_mut_ptr();
+        assert_eq!(resident(at, 2, &mut Vec::new()).unwrap(), 1);
+    }
+}

@@ -1,0 +1,116 @@
+//! What the VMM knows of a vCPU, for the virtual PMDs.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use pmu_virt::perfmon::{Quantities, VirtualPmd};
+
+use super::clock::{Rested, VcpuClock};
+use super::gauge::MemoryGauge;
+use super::host_side::HostSide;
+use crate::kvm::{KvmVcpu, VmExit};
+
+/// A vCPU's exits by kind, times, and where its VM's memory is told. One
+/// addition or two at each exit; everything else when it is asked for.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    exits: u64,
+    msr: u64,
+    rdpmc: u64,
+    port: u64,
+    mmio: u64,
+    debug: u64,
+    kicks: u64,
+    pmis: u64,
+    clock: RefCell<VcpuClock>,
+    gauge: Option<Arc<MemoryGauge>>,
+}
+
+impl Tally {
+    /// Of a vCPU; times and memory are for those with a server.
+    pub(crate) fn new(kvm: &KvmVcpu, host: Option<&HostSide>) -> Self {
+        let stats = host.and_then(|_| kvm.halt_stats().ok());
+        Self {
+            exits: 0,
+            msr: 0,
+            rdpmc: 0,
+            port: 0,
+            mmio: 0,
+            debug: 0,
+            kicks: 0,
+            pmis: 0,
+            clock: RefCell::new(VcpuClock::new(stats)),
+            gauge: host.map(|host| host.gauge.clone()),
+        }
+    }
+
+    /// Counts an exit.
+    #[inline]
+    pub(crate) fn exit(&mut self, exit: &VmExit) {
+        self.exits += 1;
+        let kind = match exit {
+            VmExit::Rdmsr { .. } | VmExit::Wrmsr { .. } => &mut self.msr,
+            VmExit::IoIn { .. } | VmExit::IoOut { .. } => &mut self.port,
+            VmExit::MmioRead { .. } | VmExit::MmioWrite { .. } => &mut self.mmio,
+            VmExit::Debug(_) => &mut self.debug,
+            VmExit::Interrupted => &mut self.kicks,
+            _ => return,
+        };
+        *kind += 1;
+    }
+
+    /// The last exit, at a breakpoint, was for an RDPMC.
+    pub(crate) fn was_rdpmc(&mut self) {
+        self.debug = self.debug.saturating_sub(1);
+        self.rdpmc += 1;
+    }
+
+    /// A PMI was raised in the guest.
+    pub(crate) fn pmi(&mut self) {
+        self.pmis += 1;
+    }
+
+    /// The calling thread runs the vCPU from now on.
+    pub(crate) fn comes(&self) {
+        self.clock.borrow_mut().comes();
+    }
+
+    /// The vCPU is not run from now on, as it rests so.
+    pub(crate) fn goes(&self, rest: Rested) {
+        self.clock.borrow_mut().goes(rest);
+    }
+}
+
+impl Quantities for Tally {
+    fn read(&self, which: VirtualPmd) -> Option<u64> {
+        let time = |pick: fn(super::clock::Times) -> u64| {
+            let times = self.clock.borrow_mut().times();
+            times.map(pick)
+        };
+        match which {
+            VirtualPmd::Exits => Some(self.exits),
+            VirtualPmd::MsrExits => Some(self.msr),
+            VirtualPmd::RdpmcExits => Some(self.rdpmc),
+            VirtualPmd::PortExits => Some(self.port),
+            VirtualPmd::MmioExits => Some(self.mmio),
+            VirtualPmd::DebugExits => Some(self.debug),
+            VirtualPmd::KickExits => Some(self.kicks),
+            VirtualPmd::Pmis => Some(self.pmis),
+            VirtualPmd::RunTime => time(|times| times.ran),
+            VirtualPmd::StealTime => time(|times| times.stolen),
+            VirtualPmd::HaltTime => time(|times| times.halted),
+            VirtualPmd::GuestMemory => self.gauge.as_ref()?.bytes(),
+            VirtualPmd::Ring | VirtualPmd::Cr3 => None,
+        }
+    }
+}
+
+/// Where no vCPU is: nothing can be told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nothing;
+
+impl Quantities for Nothing {
+    fn read(&self, _: VirtualPmd) -> Option<u64> {
+        None
+    }
+}

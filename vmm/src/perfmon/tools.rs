@@ -1,0 +1,100 @@
+//! From the options to a server and what vCPUs and cores have of it.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use pmu_virt::perfmon::{FormatRegistry, LogicalPmu};
+use pmu_virt::{CorePmu, PmuModel};
+
+use super::config::ControlConfig;
+use super::desk::{Desk, Tray};
+use super::gauge::{MemoryGauge, MemoryProbe};
+use super::host_side::HostSide;
+use super::server::{Machine, Server, ServerError};
+use crate::kvm::KvmVm;
+use crate::sched::CorePlan;
+
+/// A server in the making.
+#[derive(Debug)]
+pub(crate) struct HostTools {
+    control: ControlConfig,
+    model: PmuModel,
+    memory: MemoryProbe,
+    gauge: Arc<MemoryGauge>,
+    tsc_khz: u32,
+    counters: String,
+}
+
+/// A server that knows the way to its vCPUs.
+#[derive(Debug)]
+pub(crate) struct ReadyTools {
+    tools: HostTools,
+    desk: Desk,
+}
+
+/// With what each vCPU, and each core that vCPUs share, has of it.
+pub(crate) type Parts = (ReadyTools, Vec<HostSide>, Vec<Tray>);
+
+impl HostTools {
+    pub(crate) fn new(
+        control: &ControlConfig,
+        model: PmuModel,
+        vm: &Arc<KvmVm>,
+        tsc_khz: u32,
+    ) -> Self {
+        let (memory, gauge) = MemoryProbe::new(vm.clone());
+        Self {
+            control: control.clone(),
+            model,
+            memory,
+            gauge,
+            tsc_khz: tsc_khz.max(1),
+            counters: String::new(),
+        }
+    }
+
+    /// Lets contexts come to `cores`.
+    pub(crate) fn cores<'a>(&mut self, cores: impl IntoIterator<Item = &'a mut CorePmu>) {
+        let khz = NonZeroU32::new(self.tsc_khz).unwrap_or(NonZeroU32::MIN);
+        for core in cores {
+            core.enable_hosting(self.control.policy, khz);
+            self.counters = core.backend().name().to_owned();
+        }
+    }
+
+    /// Lays out the desk for `cpus` vCPUs.
+    ///
+    /// # Errors
+    /// There is no event descriptor left.
+    pub(crate) fn desk(self, cpus: u8, cores: Option<CorePlan>) -> Result<Parts, ServerError> {
+        let shared = cores.map(|plan| usize::from(plan.cores));
+        let (desk, trays) = Desk::new(cpus.into(), shared)?;
+        let side = |tray| HostSide::new(tray, self.gauge.clone(), shared.is_some());
+        let sides = trays.vcpus.into_iter().map(side).collect();
+        Ok((ReadyTools { tools: self, desk }, sides, trays.cores))
+    }
+}
+
+impl ReadyTools {
+    /// Serves from now on; `guest` is the name of what boots.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub(crate) fn serve(
+        self,
+        control: &ControlConfig,
+        guest: String,
+    ) -> Result<Server, ServerError> {
+        let ReadyTools { tools, desk } = self;
+        let machine = Machine {
+            guest,
+            counters: tools.counters,
+            pmu: Arc::new(LogicalPmu::new(tools.model)),
+            formats: Arc::new(FormatRegistry::default()),
+            tsc_khz: tools.tsc_khz,
+            desk,
+            memory: Some(tools.memory),
+        };
+        Server::start(machine, control)
+    }
+}

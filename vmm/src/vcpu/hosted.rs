@@ -1,0 +1,134 @@
+//! What host tools ask of the run loop: jobs from the desk, samples at
+//! overflows, and a vCPU that waits for its tool.
+
+use pmu_virt::perfmon::Moment;
+use pmu_virt::{CorePmu, Ring, VcpuPmu};
+
+use super::kick::Seat;
+use super::run::{Core, Vcpu, VcpuFailure};
+use crate::kvm::KvmVcpu;
+use crate::perfmon::{Job, Rested, close_vcpu, serve_vcpu};
+use crate::sched::Rest;
+use crate::sys::rdtsc;
+use crate::trap::cpl;
+
+impl Core {
+    /// Whether a tool's context keeps the vCPU off its core.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.pmu.as_ref().is_some_and(VcpuPmu::is_blocked)
+    }
+
+    /// Whether something may lie on the desk: one load, where there is a desk.
+    #[inline]
+    pub(super) fn has_jobs(&self) -> bool {
+        self.host.as_ref().is_some_and(|host| host.tray.has_jobs())
+    }
+
+    /// The thread of `seat` runs the vCPU from now on.
+    pub(super) fn comes_to(&self, seat: &Seat) {
+        if let Some(host) = &self.host {
+            if !host.is_shared() {
+                host.tray.sit_down();
+            }
+            host.tray.moved_to(seat.core().into());
+            self.tally.comes();
+        }
+    }
+
+    /// No thread runs the vCPU from now on, or it has woken meanwhile.
+    pub(super) fn note_rest(&self, rest: Rest) {
+        if self.host.is_some() {
+            self.tally.goes(match rest {
+                Rest::Runnable => Rested::Runnable,
+                Rest::Idle => Rested::Idle,
+                Rest::Barred { .. } | Rest::Blocked => Rested::Held,
+            });
+        }
+    }
+
+    /// Does what lies on the desk, while the guest does not run.
+    #[inline]
+    pub(super) fn do_jobs(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
+        match self.has_jobs() {
+            true => self.do_waiting_jobs(kvm, core),
+            false => Ok(()),
+        }
+    }
+
+    fn do_waiting_jobs(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
+        let (Some(host), Some(pmu)) = (&self.host, &mut self.pmu) else {
+            return Ok(());
+        };
+        while let Some(job) = host.tray.take() {
+            serve_vcpu(job, pmu, &self.tally);
+        }
+        match pmu.has_host_overflow() {
+            true => self.sample(kvm, core),
+            false => Ok(()),
+        }
+    }
+
+    /// Counters of tools have overflowed: they get their samples and notices.
+    pub(super) fn sample(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
+        let Some(pmu) = &mut self.pmu else {
+            return Ok(());
+        };
+        let (regs, sregs) = (kvm.get_regs()?, kvm.get_sregs()?);
+        let moment = Moment {
+            tsc: rdtsc(),
+            ip: regs.rip,
+            ring: Ring::from_cpl(cpl(&sregs)),
+            cr3: sregs.cr3,
+            vm: std::process::id().cast_signed(),
+            vcpu: kvm.id().0.into(),
+            core,
+        };
+        pmu.sample_hosts(&moment, &self.tally);
+        Ok(())
+    }
+}
+
+impl Vcpu {
+    /// Whether something may lie on its desk.
+    pub(crate) fn has_jobs(&self) -> bool {
+        self.core.has_jobs()
+    }
+
+    /// Does what lies there, on the core that has it, while it is not run.
+    pub(crate) fn do_jobs(&mut self, core: usize) -> Result<(), VcpuFailure> {
+        let core = u16::try_from(core).unwrap_or(u16::MAX);
+        self.core.do_jobs(&self.kvm, core)
+    }
+
+    /// Does a job for the core that it is on.
+    pub(crate) fn do_core_job(&mut self, job: Job) {
+        if let Some(pmu) = &mut self.core.pmu {
+            serve_vcpu(job, pmu, &self.core.tally);
+        }
+    }
+
+    /// `core` has it from now on.
+    pub(crate) fn moves_to(&self, core: usize) {
+        if let Some(host) = &self.core.host {
+            host.tray.moved_to(core);
+        }
+    }
+
+    /// Whether a tool's context keeps it off its core.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.core.is_blocked()
+    }
+
+    /// The core that it is on.
+    pub(crate) fn with_core<R>(&mut self, act: impl FnOnce(&mut CorePmu) -> R) -> Option<R> {
+        self.core.pmu.as_mut()?.with_core(act)
+    }
+
+    /// It has ended: tools get their contexts back.
+    pub(crate) fn leave_desk(&mut self) {
+        if let Some(host) = self.core.host.take() {
+            let alone = !host.is_shared();
+            close_vcpu(host.tray, self.core.pmu.as_mut(), alone);
+        }
+    }
+}
