@@ -10,7 +10,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use perfmon_abi::CtxArg;
-use perfmon_abi::consts::PFM_FL_OVFL_NO_MSG;
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use perfmon_abi::wire::{Bound, Call, Errno, Extension, Hello, MAX_PACKET, NO_CONTEXT, Refusal};
 use rustix::net::SocketAddrUnix;
@@ -192,19 +191,12 @@ impl Client {
         };
         let answer = self.exchange_call(&mut state, handle, call)?;
         answer.reply.result()?;
-        match call {
-            Call::Load(_) => {
-                let (_, bound) = self.bind(&mut state, context.as_fd())?;
-                context
-                    .generation
-                    .store(bound.generation, Ordering::Relaxed);
-                messages::drain(context.as_fd(), bound.generation);
-            }
-            Call::Restart if context.flags & PFM_FL_OVFL_NO_MSG != 0 => {
-                let generation = context.generation.load(Ordering::Relaxed);
-                messages::drain(context.as_fd(), generation);
-            }
-            _ => {}
+        if let Call::Load(_) = call {
+            let (_, bound) = self.bind(&mut state, context.as_fd())?;
+            context
+                .generation
+                .store(bound.generation, Ordering::Relaxed);
+            messages::drain(context.as_fd(), bound.generation);
         }
         Ok(())
     }

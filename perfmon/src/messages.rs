@@ -83,6 +83,13 @@ pub fn drain(context: BorrowedFd<'_>, current: u16) {
     }
 }
 
+/// Removes one empty record from the front of the queue, if there is one.
+pub fn take_empty(context: BorrowedFd<'_>) {
+    if take(context, RecvFlags::PEEK | RecvFlags::DONTWAIT) == Ok(Incoming::Empty) {
+        let _ = take(context, RecvFlags::DONTWAIT);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::is_stale;

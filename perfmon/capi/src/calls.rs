@@ -74,13 +74,10 @@ fn on_context(
             reading::drain(open, slot);
             Ok(())
         }
-        PFM_RESTART => {
-            exchange(state, handle, command, argument, size)?;
-            if slot.flags.load(SeqCst) & PFM_FL_OVFL_NO_MSG != 0 {
-                // The records that woke the caller are of no more use.
-                reading::drain(open, slot);
-            }
-            Ok(())
+        PFM_RESTART if slot.flags.load(SeqCst) & PFM_FL_OVFL_NO_MSG != 0 => {
+            // Before, for the next overflow may come at once.
+            reading::take_empty(open, slot);
+            exchange(state, handle, command, argument, size)
         }
         _ => exchange(state, handle, command, argument, size),
     }

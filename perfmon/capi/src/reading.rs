@@ -76,13 +76,26 @@ fn enter(slot: &Slot) {
     }
 }
 
-/// Removes what nobody is to read any more. A thread that reads does so itself,
-/// and looking first and taking then would take its messages.
+/// After a load: removes what is of the time before.
 pub(crate) fn drain(context: BorrowedFd<'_>, slot: &Slot) {
+    let generation = u16::try_from(slot.generation.load(SeqCst)).unwrap_or(0);
+    unread(slot, || messages::drain(context, generation));
+}
+
+/// Before a restart: the record that woke the caller is of no more use. There is
+/// one restart for each notification (3.1.9), so more than one are left: they
+/// belong to later ones.
+pub(crate) fn take_empty(context: BorrowedFd<'_>, slot: &Slot) {
+    unread(slot, || messages::take_empty(context));
+}
+
+/// Does something to the queue that looks first and takes then, unless a thread
+/// reads: it could be given what was not looked at. A reader passes over what is
+/// to go by itself.
+fn unread(slot: &Slot, work: impl FnOnce()) {
     slot.draining.store(1, SeqCst);
     if slot.readers.load(SeqCst) == 0 {
-        let generation = u16::try_from(slot.generation.load(SeqCst)).unwrap_or(0);
-        messages::drain(context, generation);
+        work();
     }
     slot.draining.store(0, SeqCst);
 }

@@ -51,12 +51,7 @@ unsafe extern "C" fn read(fd: c_int, to: *mut c_void, size: size_t) -> ssize_t {
 /// # Safety
 /// As libc's `read`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __read_chk(
-    fd: c_int,
-    to: *mut c_void,
-    size: size_t,
-    room: size_t,
-) -> ssize_t {
+unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, size: size_t, room: size_t) -> ssize_t {
     if size <= room && context(fd).is_some() {
         // SAFETY: the caller's.
         return unsafe { read(fd, to, size) };

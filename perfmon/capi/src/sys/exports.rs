@@ -29,12 +29,7 @@ fn done(fd: c_int, command: c_int, argument: *mut c_void, nargs: c_int) -> c_int
 /// 3.1. `argument` points to `nargs` structures of the command; an address that
 /// is not the program's gives EFAULT.
 #[unsafe(no_mangle)]
-extern "C" fn perfmonctl(
-    fd: c_int,
-    command: c_int,
-    argument: *mut c_void,
-    nargs: c_int,
-) -> c_int {
+extern "C" fn perfmonctl(fd: c_int, command: c_int, argument: *mut c_void, nargs: c_int) -> c_int {
     done(fd, command, argument, nargs)
 }
 
