@@ -90,6 +90,17 @@ constants! {
     PFM_DFL_SMPL_IIP_HDR: u32 = 0x2, "Default format: the header is the instruction pointer alone.";
     PFM_DFL_SMPL_VERSION: u32 = 1 << 16, "Version of the default format, major number in bits 31:16.";
     PFM_DOUBLE_FMT_MASK_WHEN_FULL: u32 = 0x100, "Double buffer: monitoring is masked when both halves are full.";
+    PFM_DOUBLE_SMPL_VERSION: u32 = 1 << 16, "Version of the double buffer, major number in bits 31:16.";
+    PFM_DOUBLE_HALF_FREE: u32 = 0, "State of a half: nobody's, its samples were dealt with.";
+    PFM_DOUBLE_HALF_ACTIVE: u32 = 1, "State of a half: samples go there.";
+    PFM_DOUBLE_HALF_FULL: u32 = 2, "State of a half: the tool's, until PFM_RESTART.";
+
+    UMPIRE_COMPACT_VERSION: u32 = 1 << 16, "Version of the compact format, major number in bits 31:16.";
+    UMPIRE_COMPACT_MAX_BLOCK: u32 = 1 << 20, "Compact format: most bytes of a block.";
+    UMPIRE_COMPACT_SOURCE: u8 = 0x1, "Compact sample: set, PMD and event id follow.";
+    UMPIRE_COMPACT_PLACE: u8 = 0x2, "Compact sample: VM, vCPU and core follow.";
+    UMPIRE_COMPACT_RESET: u8 = 0x4, "Compact sample: the last reset value follows.";
+    UMPIRE_COMPACT_BODY: u8 = 0x8, "Compact sample: the vector of recorded PMDs follows.";
 }
 
 /// Identifies the default sampling format (3.6.1).

@@ -6,15 +6,18 @@
 //! C header and its test derive. Server, tools and the C library share this
 //! crate, so that none has an idea of its own of a field's place.
 
+pub mod compact;
 pub mod consts;
 mod field;
+pub mod parse;
 pub mod records;
 pub mod wire;
 
 pub use field::{BadLength, Field, FieldInfo, Record, Timespec};
 pub use records::{
-    Config, CtxArg, DefaultArg, DefaultEntry, DefaultHeader, LoadArg, Message, PmcArg, PmcInfo,
-    PmdArg, PmdInfo, SetDesc, SetInfo, StartArg,
+    CompactArg, CompactBlock, CompactHeader, CompactLast, Config, CtxArg, DefaultArg, DefaultEntry,
+    DefaultHeader, DoubleHeader, LoadArg, Message, PmcArg, PmcInfo, PmdArg, PmdInfo, SetDesc,
+    SetInfo, StartArg,
 };
 
 /// Length of a vector of bits, one for each PMC, in words of 64 bits.

@@ -301,4 +301,96 @@ records! {
         "Instruction pointer of the guest."
         ip: u64 = "uintptr_t" "ip",
     }
+
+    "Header of the double buffer (6.3.1). Each half holds samples as the default format does."
+    DoubleHeader = "pfm_double_smpl_hdr_t" {
+        "Version of the format."
+        version: u32 = "uint32_t" "hdr_version",
+        "PFM_DFL_SMPL_* and PFM_DOUBLE_FMT_*."
+        flags: u32 = "uint32_t" "hdr_flags",
+        "Size of the buffer in bytes."
+        buf_size: u64 = "size_t" "hdr_buf_size",
+        "Size of a half in bytes."
+        half_size: u64 = "size_t" "hdr_half_size",
+        "Times that a half was full."
+        overflows: u64 = "uint64_t" "hdr_overflows",
+        "Samples that were overwritten before the tool had them, or found no room."
+        lost: u64 = "uint64_t" "hdr_lost",
+        "Where each half begins, from the beginning of the buffer."
+        offs: [u64; 2] = "size_t[2]" "hdr_offs",
+        "Samples in each half."
+        count: [u64; 2] = "size_t[2]" "hdr_count",
+        "Where the next sample of each half goes, from the beginning of the buffer."
+        cur_offs: [u64; 2] = "size_t[2]" "hdr_cur_offs",
+        "Which filling each half has, counted from 1: of two full halves, the lower came first."
+        filling: [u64; 2] = "uint64_t[2]" "hdr_filling",
+        "PFM_DOUBLE_HALF_* of each half."
+        state: [u32; 2] = "uint32_t[2]" "hdr_state",
+    }
+
+    "Argument of the compact format."
+    CompactArg = "umpire_compact_arg_t" {
+        "Size of the buffer in bytes, its header included."
+        buf_size: u64 = "size_t" "buf_size",
+        "Size of a block in bytes, a multiple of 8; 0: the format chooses."
+        block_size: u32 = "uint32_t" "block_size",
+        "No flag is defined."
+        flags: u32 = "uint32_t" "buf_flags",
+    }
+
+    "Header of the compact format's buffer. The writer's notes follow it; they mean nothing to readers."
+    CompactHeader = "umpire_compact_hdr_t" {
+        "Version of the format."
+        version: u32 = "uint32_t" "hdr_version",
+        "No flag is defined."
+        flags: u32 = "uint32_t" "hdr_flags",
+        "Size of the buffer in bytes."
+        buf_size: u64 = "size_t" "hdr_buf_size",
+        "Where the first block begins, from the beginning of the buffer."
+        blocks_offs: u64 = "size_t" "hdr_blocks_offs",
+        "Size of a block in bytes, its header included."
+        block_size: u32 = "uint32_t" "hdr_block_size",
+        "Blocks that there are; block number s, from 1 on, is at place (s - 1) % hdr_blocks."
+        blocks: u32 = "uint32_t" "hdr_blocks",
+        "Number of the block that is being written."
+        sequence: u64 = "uint64_t" "hdr_sequence",
+        "Samples that were written, since the buffer was made."
+        samples: u64 = "uint64_t" "hdr_samples",
+    }
+
+    "Header of a block of the compact format. Samples follow it."
+    CompactBlock = "umpire_compact_block_t" {
+        "Its number, from 1 on; 0 while it is cleared. Another one after reading: it was overwritten meanwhile."
+        sequence: u64 = "uint64_t" "blk_sequence",
+        "Samples that were written before its first one."
+        first: u64 = "uint64_t" "blk_first",
+        "Bytes that are written, this header included."
+        used: u32 = "uint32_t" "blk_used",
+        "Samples in it."
+        count: u32 = "uint32_t" "blk_count",
+    }
+
+    "What a sample of the compact format is told by its difference to: the one before it in the block."
+    CompactLast = "umpire_compact_last_t" {
+        "TSC of the host."
+        tstamp: u64 = "uint64_t" "tstamp",
+        "Instruction pointer of the guest."
+        ip: u64 = "uint64_t" "ip",
+        "What was loaded into the PMD."
+        last_reset_val: u64 = "uint64_t" "last_reset_val",
+        "reg_smpl_eventid."
+        eventid: u64 = "uint64_t" "eventid",
+        "PMDs that were recorded."
+        smpl_pmds: [u64; PMD_WORDS] = "uint64_t[PFM_MAX_PMD_BITVECTOR]" "smpl_pmds",
+        "The VM."
+        pid: i32 = "pid_t" "pid",
+        "The vCPU."
+        tid: i32 = "pid_t" "tid",
+        "The core."
+        cpu: u16 = "uint16_t" "cpu",
+        "The active set."
+        set: u16 = "uint16_t" "set",
+        "The PMD that overflowed."
+        ovfl_pmd: u16 = "uint16_t" "ovfl_pmd",
+    }
 }

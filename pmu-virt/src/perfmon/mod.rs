@@ -24,7 +24,10 @@ pub use admission::{
 pub use bits::PmdBits;
 pub use context::{Account, Context, How, Phase, Wanted};
 pub use description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind, VirtualPmd};
-pub use format::{Control, FormatRegistry, OverflowArg, Sampler, SamplingFormat, Setup};
+pub use format::{
+    CompactFormat, Control, DefaultFormat, DoubleFormat, FormatRegistry, OverflowArg, Sampler,
+    SamplingFormat, Setup,
+};
 pub(crate) use hosted::TickClock;
 pub use hosted::{ContextId, HostAudit, HostEvent, HostRecord, Hosted, NotLoaded};
 pub use moment::{MessageQueue, Moment, Quantities, SampleBuffer};

@@ -16,16 +16,34 @@ impl Context {
         }
         // A chain of sets can lead into a circle. After one step for each set it
         // has, and whole rounds need not be walked any more.
+        let mut rest = std::mem::take(&mut self.overdue);
         for _ in 0..self.sets.len() {
             if !self.time_is_up() {
                 return;
             }
-            self.turn();
+            rest = self.turn(rest);
         }
-        self.skip_rounds();
+        rest = self.skip_rounds(rest);
         while self.time_is_up() {
-            self.turn();
+            rest = self.turn(rest);
         }
+    }
+
+    /// The active set is active for `ns`, or until its timeout; returns what is
+    /// left then. `counts`: it is time that a set with PFM_SETFL_EXCL_IDLE
+    /// counts as its own.
+    pub(super) fn spend(&mut self, ns: u64, counts: bool) -> u64 {
+        let Some(set) = self.sets.get_mut(&self.active) else {
+            return 0;
+        };
+        let taken = if set.switches_by_time() {
+            ns.min(set.timeout_left)
+        } else {
+            ns
+        };
+        set.timeout_left = set.timeout_left.saturating_sub(taken);
+        set.live(taken, counts);
+        ns - taken
     }
 
     /// The set after `set`: the one that its explicit link names, else the one
@@ -55,11 +73,10 @@ impl Context {
         self.reset(self.active, overflowed, period);
     }
 
-    /// The next set gets what it may of the time that is overdue.
-    fn turn(&mut self) {
+    /// The next set gets what it may of `ns`.
+    fn turn(&mut self, ns: u64) -> u64 {
         self.switch(Period::Short);
-        let overdue = std::mem::take(&mut self.overdue);
-        self.pass(overdue, self.overdue_counts);
+        self.spend(ns, self.overdue_counts)
     }
 
     fn time_is_up(&self) -> bool {
@@ -69,9 +86,9 @@ impl Context {
     }
 
     /// If the sets from the active one on switch by time and lead back to it,
-    /// gives each of them its share of all whole rounds that fit into the time
-    /// that is overdue.
-    fn skip_rounds(&mut self) {
+    /// gives each of them its share of all whole rounds that fit into `ns`, and
+    /// returns the rest.
+    fn skip_rounds(&mut self, ns: u64) -> u64 {
         let start = self.active;
         let (mut round, mut at) = (Vec::new(), start);
         loop {
@@ -79,7 +96,7 @@ impl Context {
                 Some(set) if set.switches_by_time() && round.len() < self.sets.len() => {
                     round.push((at, set.timeout));
                 }
-                _ => return,
+                _ => return ns,
             }
             at = self.next_set(at);
             if at == start {
@@ -87,19 +104,16 @@ impl Context {
             }
         }
         let time: u64 = round.iter().fold(0, |sum, &(_, ns)| sum.saturating_add(ns));
-        let rounds = self.overdue.checked_div(time).unwrap_or(0);
-        self.overdue -= time.saturating_mul(rounds);
-        let counts = self.overdue_counts || !self.is_system_wide();
+        let Some(rounds) = ns.checked_div(time) else {
+            return ns;
+        };
         for (number, timeout) in round {
-            let Some(set) = self.sets.get_mut(&number) else {
-                continue;
-            };
-            set.runs = set.runs.saturating_add(rounds);
-            if counts || set.flags & PFM_SETFL_EXCL_IDLE == 0 {
-                let total = timeout.saturating_mul(rounds);
-                set.active_time = set.active_time.saturating_add(total);
+            if let Some(set) = self.sets.get_mut(&number) {
+                set.runs = set.runs.saturating_add(rounds);
+                set.live(timeout.saturating_mul(rounds), self.overdue_counts);
             }
         }
+        ns - time.saturating_mul(rounds)
     }
 }
 
@@ -107,5 +121,11 @@ impl EventSet {
     /// A timeout of 0 would be up for ever; no set is made with one.
     fn switches_by_time(&self) -> bool {
         self.flags & PFM_SETFL_TIME_SWITCH != 0 && self.timeout != 0
+    }
+
+    fn live(&mut self, ns: u64, counts: bool) {
+        if counts || self.flags & PFM_SETFL_EXCL_IDLE == 0 {
+            self.active_time = self.active_time.saturating_add(ns);
+        }
     }
 }

@@ -1,7 +1,16 @@
 //! Sampling formats: what is recorded at an overflow, and where (§3.5).
 
+mod compact;
+mod default;
+mod double;
+mod entry;
 mod registry;
+#[cfg(test)]
+mod tests;
 
+pub use compact::CompactFormat;
+pub use default::DefaultFormat;
+pub use double::DoubleFormat;
 pub use registry::FormatRegistry;
 
 use super::bits::PmdBits;

@@ -1,6 +1,6 @@
 //! Which formats there are (§3.5.8, §3.5.9).
 
-use super::SamplingFormat;
+use super::{CompactFormat, DefaultFormat, DoubleFormat, SamplingFormat};
 use perfmon_abi::wire::{Errno, Refusal};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -12,6 +12,19 @@ pub struct FormatRegistry {
 }
 
 impl FormatRegistry {
+    /// With the formats that every machine has: default, double, compact.
+    #[must_use]
+    pub fn with_builtin() -> Self {
+        let formats: Vec<Arc<dyn SamplingFormat>> = vec![
+            Arc::new(DefaultFormat),
+            Arc::new(DoubleFormat),
+            Arc::new(CompactFormat),
+        ];
+        FormatRegistry {
+            formats: RwLock::new(formats),
+        }
+    }
+
     /// Adds a format (`pfm_register_buffer_fmt`).
     ///
     /// # Errors
