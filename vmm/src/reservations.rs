@@ -98,9 +98,11 @@ impl MachineReservations {
     }
 }
 
-/// Answers for the hypervisor what it was asked since the last call: it yields.
-/// Nothing uses its counters yet, and what it is to keep is the minimum of its
-/// share, for which nobody is asked. Its other notices are read and forgotten.
+/// Answers for the hypervisor what it was asked since the last call: it yields,
+/// unless a host context that is loaded relies on the place
+/// ([`VcpuPmu::hypervisor_can_yield`]). What it is to keep in any case is the
+/// minimum of its share, for which nobody is asked. Its other notices are read and
+/// forgotten.
 #[inline]
 pub fn answer_questions(pmu: &mut VcpuPmu) {
     let waiting = |pmu: &VcpuPmu| {
@@ -110,21 +112,19 @@ pub fn answer_questions(pmu: &mut VcpuPmu) {
     // An answer may bring the next question. Each counter is asked for at most
     // once, so this ends.
     while waiting(pmu) {
-        pmu.arbitrate(|unit, cx| ((), answer_one(unit, cx)));
+        let yields = pmu.hypervisor_can_yield();
+        pmu.arbitrate(|unit, cx| ((), answer_one(unit, cx, yields)));
     }
 }
 
 #[cold]
-fn answer_one(unit: &mut PcrUnit, cx: &mut Context<'_>) -> Effects {
+fn answer_one(unit: &mut PcrUnit, cx: &mut Context<'_>, yields: bool) -> Effects {
     let notice = unit.next_notice(Layer::Hypervisor, cx.now);
     let asked = notice.filter(|notice| notice.kind == NoticeKind::Asked);
     let Some(counter) = asked.and_then(|notice| notice.counter) else {
         return Effects::NONE;
     };
-    let reply = Reply {
-        counter,
-        yields: true,
-    };
+    let reply = Reply { counter, yields };
     // A question that is off by now needs no answer.
     let replied = unit.reply(Layer::Hypervisor, reply, cx);
     replied.unwrap_or(Effects::NONE)

@@ -2,6 +2,7 @@
 
 mod admission;
 mod policies;
+mod private;
 mod rig;
 mod schedule;
 mod truth;

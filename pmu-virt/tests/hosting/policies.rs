@@ -246,6 +246,58 @@ fn two_contexts_share_a_core_and_the_trail_tells() {
 }
 
 #[test]
+fn a_context_that_moves_to_a_full_core_is_told() {
+    let clocks = clocks(5);
+    let backend = || -> Box<dyn CounterBackend> { Box::new(SimBackend::of(&clocks)) };
+    let mut rig = Rig::new((2, 2), HostPolicy::HostFirst, backend);
+    let trail = Trail::default();
+    rig.core(1, |core| core.set_host_audit(Box::new(trail.clone())));
+    rig.switch(0, 0);
+    assert!(
+        rig.load(Spot::Vcpu(0), counting(0, 4), &Mail::default())
+            .is_ok()
+    );
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
+    run(&mut rig, 0, MS);
+    let of_core = counting(pfm::PFM_FL_SYSTEM_WIDE, 4);
+    assert!(rig.load(Spot::Core(1), of_core, &Mail::default()).is_ok());
+    assert_eq!(rig.outcome(Spot::Core(1), Call::Start(None)), Ok(()));
+    let before = rig.read(Spot::Vcpu(0), 0, 0);
+    assert_eq!(before.1, pfm::PFM_PROV_SIMULATED);
+    let left = Progress::Left {
+        tsc: rig.tsc + MS,
+        halted: 0,
+        ring: Some(Ring::User),
+    };
+    rig.run(0, 1, left);
+    let of_core = rig.read(Spot::Core(1), 0, 0).0;
+    assert!(of_core > 0);
+    let found: Vec<(u64, u32)> = (0..4).map(|n| rig.read(Spot::Vcpu(0), 0, n)).collect();
+    let whole = (before.0 + of_core, pfm::PFM_PROV_SIMULATED);
+    let part = (before.0, pfm::PFM_PROV_LOST);
+    assert_eq!(
+        found.iter().filter(|one| **one == whole).count(),
+        1,
+        "{found:?}"
+    );
+    assert_eq!(
+        found.iter().filter(|one| **one == part).count(),
+        3,
+        "{found:?}"
+    );
+    let told = trail.0.lock().expect("the trail");
+    assert!(
+        told.iter()
+            .any(|record| record.event == HostEvent::Overdrawn)
+    );
+    drop(told);
+    // Where there is room again, all four go on.
+    run(&mut rig, 0, MS);
+    let last: Vec<u64> = (0..4).map(|n| rig.read(Spot::Vcpu(0), 0, n).0).collect();
+    assert!(last.iter().zip(&found).all(|(now, then)| *now > then.0));
+}
+
+#[test]
 fn an_event_that_nothing_counts_is_refused() {
     let mut rig = rig(8, HostPolicy::GuestFirst);
     rig.switch(0, 0);

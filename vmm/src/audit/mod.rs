@@ -6,12 +6,14 @@
 //! accesses denied as fast as it can makes a vCPU wait. Nothing that comes here
 //! carries a cookie: [`arbiter::Event`] has no room for one.
 
+mod hosts;
 mod line;
 mod summary;
 mod tally;
 mod trail;
 mod writer;
 
+pub use hosts::HostAuditor;
 pub use line::Header;
 pub use summary::{Holding, Summary};
 pub use tally::{Denied, Entry, Totals};

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use arbiter::{Auditor, Record};
 
+use super::hosts::{HostAuditor, Outbox, mailbox};
 use super::line::Header;
 use super::summary::{Holding, Summary};
 use super::tally::{Entry, Tally, Totals};
@@ -66,6 +67,7 @@ pub struct AuditTrail {
     trails: Vec<Arc<Trail>>,
     writer: Mutex<Option<Writer>>,
     bell: Option<Bell>,
+    hosts: Option<Outbox>,
     holdings: Mutex<BTreeMap<VcpuId, Vec<Holding>>>,
 }
 
@@ -79,6 +81,7 @@ impl AuditTrail {
             trails: (0..vcpus).map(trail).collect(),
             writer: Mutex::new(None),
             bell: None,
+            hosts: None,
             holdings: Mutex::default(),
         }
     }
@@ -92,8 +95,10 @@ impl AuditTrail {
         let start = Instant::now();
         let trail = |_| Arc::new(Trail::new(Tally::default));
         let trails: Vec<_> = (0..vcpus).map(trail).collect();
-        let writer = Writer::start(path, header, start, trails.clone())?;
+        let (hosts, inbox) = mailbox();
+        let writer = Writer::start(path, header, start, (trails.clone(), inbox))?;
         Ok(Self {
+            hosts: Some(hosts),
             bell: Some(writer.bell()),
             writer: Mutex::new(Some(writer)),
             start,
@@ -110,6 +115,16 @@ impl AuditTrail {
             bell: self.bell.clone(),
             order: 0,
         })
+    }
+
+    /// What decisions about host contexts on `core` are reported to.
+    #[must_use]
+    pub fn host_auditor(&self, core: u16) -> HostAuditor {
+        HostAuditor {
+            start: self.start,
+            core,
+            file: self.hosts.clone().zip(self.bell.clone()),
+        }
     }
 
     /// Who held what on `vcpu` when it ended.

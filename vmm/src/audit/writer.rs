@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use thiserror::Error;
 
+use super::hosts::Inbox;
 use super::line::{Footer, Header, Line};
 use super::tally::Entry;
 use super::trail::Trail;
@@ -49,6 +50,12 @@ pub enum AuditError {
 pub(super) struct Bell(SyncSender<()>);
 
 impl Bell {
+    /// One that nobody hears.
+    #[cfg(test)]
+    pub(super) fn silent() -> Self {
+        Bell(sync_channel(1).0)
+    }
+
     pub(super) fn ring(&self) {
         // One that has rung already, and one that nobody hears, are both fine.
         let _ = self.0.try_send(());
@@ -68,7 +75,7 @@ impl Writer {
         path: &Path,
         header: &Header,
         start: Instant,
-        trails: Vec<Arc<Trail>>,
+        (trails, hosts): (Vec<Arc<Trail>>, Inbox),
     ) -> Result<Self, AuditError> {
         let failed = |cause| AuditError::Write {
             path: path.to_owned(),
@@ -87,7 +94,7 @@ impl Writer {
         let ending = over.clone();
         let thread = Builder::new()
             .name("audit".to_owned())
-            .spawn(move || write(file, start, &trails, (&receive, &ending)))
+            .spawn(move || write(file, start, (&trails, &hosts), (&receive, &ending)))
             .map_err(AuditError::Thread)?;
         Ok(Self { thread, bell, over })
     }
@@ -107,10 +114,11 @@ impl Writer {
 fn write(
     mut file: AuditFile,
     start: Instant,
-    trails: &[Arc<Trail>],
+    (trails, hosts): (&[Arc<Trail>], &Inbox),
     (bell, over): (&Receiver<()>, &AtomicBool),
 ) -> Result<(), AuditError> {
     let now = || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let mut of_hosts = 0_u64;
     loop {
         // A ring, silence for some time, and the last of the bells gone all lead
         // to the same: a look at every trail.
@@ -126,17 +134,22 @@ fn write(
         for (vcpu, entry) in &entries {
             file.put(&Line::new(*vcpu, entry), entry.count);
         }
+        let told = hosts.take(now());
+        for (line, decisions) in &told {
+            of_hosts = of_hosts.saturating_add(*decisions);
+            file.put(line, *decisions);
+        }
         if last {
             let decisions = trails.iter().map(|trail| trail.totals().decisions());
             let footer = Footer {
                 end: true,
                 time_ns: now(),
-                decisions: decisions.sum(),
+                decisions: decisions.sum::<u64>().saturating_add(of_hosts),
                 lines: file.lines,
             };
             file.put(&footer, 0);
         }
-        if last || !entries.is_empty() {
+        if last || !entries.is_empty() || !told.is_empty() {
             file.flush();
         }
         if last {
