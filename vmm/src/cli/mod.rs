@@ -5,6 +5,7 @@
 //! of the file get the same answer.
 
 mod help;
+mod perfmon;
 mod profile;
 
 use std::ffi::OsString;
@@ -14,6 +15,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::ExitStatus;
+pub use perfmon::{PerfmonFlags, PerfmonPart};
 pub use profile::{ProfileFlags, ReportFlags, ScriptFlags};
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
@@ -223,6 +225,9 @@ pub enum Bench {
               value_parser = clap::value_parser!(u32).range(1..=100_000))]
         runs: u32,
     },
+    /// Host tools: commands, samples and contexts through the control socket, and what
+    /// they cost the guest
+    Perfmon(PerfmonFlags),
 }
 
 impl Bench {
@@ -235,7 +240,8 @@ impl Bench {
             | Self::Pmi { measured, .. }
             | Self::Slowdown { measured, .. }
             | Self::Switch { measured, .. }
-            | Self::Scale { measured, .. } => measured.output,
+            | Self::Scale { measured, .. }
+            | Self::Perfmon(PerfmonFlags { measured, .. }) => measured.output,
         }
     }
 }
