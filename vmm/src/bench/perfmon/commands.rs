@@ -7,9 +7,10 @@ use serde::Serialize;
 use umpire_perfmon::Call;
 
 use super::guest::busy;
+use super::kit::{Kit, Program};
 use super::reporter::Told;
 use super::stage::{Setting, Stage};
-use super::tool::{Kit, Program, call, end, start};
+use super::tool::{call, end, start};
 use super::{Bench, progress};
 use crate::bench::error::BenchError;
 use crate::bench::stats::{Percentiles, percentiles_of};

@@ -7,9 +7,10 @@ use umpire_perfmon::{Client, ContextHandle};
 
 use super::commands::{CommandRow, NANOSECONDS, timed};
 use super::guest::measuring;
+use super::kit::{Kit, Program};
 use super::reporter::Told;
 use super::stage::{Setting, Stage};
-use super::tool::{Kit, Program, call, start};
+use super::tool::{call, start};
 use super::traps::{Series, TrapsRow};
 use super::{Bench, progress};
 use crate::bench::error::BenchError;

@@ -5,6 +5,7 @@ mod commands;
 mod flood;
 mod guest;
 mod hostile;
+mod kit;
 mod many;
 mod reporter;
 mod samples;
@@ -31,7 +32,7 @@ use std::time::Duration;
 use pmu_virt::{BackendEnv, PmuModel};
 use serde::Serialize;
 
-use self::tool::Kit;
+use self::kit::Kit;
 use super::error::BenchError;
 use super::rig::{self, Rig};
 use super::sources::{LeftOut, Source};
@@ -135,7 +136,7 @@ pub(super) fn measure(
 ) -> Result<PerfmonReport, BenchError> {
     let bench = Bench {
         rig,
-        model: tool::model(rig.model.vendor())?,
+        model: kit::model(rig.model.vendor())?,
         env,
         tsc_khz: env.tsc_khz,
         rounds: flags.rounds,

@@ -14,7 +14,7 @@ use pmu_virt::perfmon::{
 use pmu_virt::{CorePmu, Grant, OwnerId, Progress, VcpuPmu};
 use serde::Serialize;
 
-use super::tool::Kit;
+use super::kit::Kit;
 use super::{Bench, progress};
 use crate::bench::error::BenchError;
 use crate::bench::rig::ratio;

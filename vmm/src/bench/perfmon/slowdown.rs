@@ -5,10 +5,11 @@ use serde::Serialize;
 use umpire_perfmon::{Call, Client, ContextHandle, Mapping};
 
 use super::guest::busy;
+use super::kit::{Kit, Program};
 use super::reporter::Told;
 use super::samples::events_per_second;
 use super::stage::{Setting, Stage};
-use super::tool::{Format, Kit, Program, call, end, header, start};
+use super::tool::{Format, call, end, header, start};
 use super::{Bench, progress};
 use crate::bench::error::BenchError;
 use crate::bench::rig::ratio;
