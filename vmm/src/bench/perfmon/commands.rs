@@ -8,7 +8,6 @@ use umpire_perfmon::Call;
 
 use super::guest::busy;
 use super::kit::{Kit, Program};
-use super::reporter::Told;
 use super::stage::{Setting, Stage};
 use super::tool::{call, end, start};
 use super::{Bench, progress};
@@ -40,15 +39,7 @@ const KINDS: [&str; 3] = [
 
 pub(super) fn measure(bench: &Bench<'_>) -> Result<Vec<CommandRow>, BenchError> {
     let (source, kit) = bench.clock()?;
-    let setting = Setting {
-        model: &kit.model,
-        source: &source,
-        vcpus: 1,
-        cores: None,
-        told: Told::Turns,
-        cpus: None,
-        timeout: bench.timeout,
-    };
+    let setting = Setting::busy(bench, &source);
     setting.play(bench.rig, &busy()?, |stage| rows(stage, &kit, bench))
 }
 

@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use super::guest::measuring;
 use super::hostile::{HOSTILE, QUIET};
-use super::reporter::Told;
 use super::stage::{Setting, Stage};
 use super::traps::{Series, TrapsRow};
 use super::{Bench, progress};
@@ -50,13 +49,8 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<FloodReport, BenchError> {
     let event = first_countable(&kit.model, source.open()?.as_ref());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
     let setting = Setting {
-        model: &kit.model,
-        source: &source,
-        vcpus: 1,
-        cores: None,
-        told: Told::Accesses,
         cpus: Some(cpus),
-        timeout: bench.timeout,
+        ..Setting::measuring(bench, &source)
     };
     let guest = measuring(&kit.model, event.code, 1)?;
     setting.play(bench.rig, &guest, |stage| run(stage, bench, cpus))

@@ -8,7 +8,6 @@ use umpire_perfmon::{Client, ContextHandle};
 use super::commands::{CommandRow, NANOSECONDS, timed};
 use super::guest::measuring;
 use super::kit::{Kit, Program};
-use super::reporter::Told;
 use super::stage::{Setting, Stage};
 use super::tool::{call, start};
 use super::traps::{Series, TrapsRow};
@@ -65,16 +64,12 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<ManyReport, BenchError> {
     let event = first_countable(&kit.model, source.open()?.as_ref());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
     let setting = Setting {
-        model: &kit.model,
-        source: &source,
         vcpus: VCPUS.into(),
         cores: Some(CorePlan {
             cores: CORES,
             slice: SLICE,
         }),
-        told: Told::Accesses,
-        cpus: None,
-        timeout: bench.timeout,
+        ..Setting::measuring(bench, &source)
     };
     let guest = measuring(&kit.model, event.code, VCPUS)?;
     setting.play(bench.rig, &guest, |stage| run(stage, &kit, bench))

@@ -9,7 +9,6 @@ use umpire_perfmon::{Call, Client, ContextHandle, Event, Mapping, Wait};
 
 use super::guest::busy;
 use super::kit::{Kit, Program};
-use super::reporter::Told;
 use super::stage::{Setting, Stage};
 use super::tool::{Format, call, end, header, start};
 use super::{Bench, progress};
@@ -70,15 +69,7 @@ pub(super) fn measure(
         Ok(kit) => kit,
         Err(none) => return Ok(Err(none)),
     };
-    let setting = Setting {
-        model: &kit.model,
-        source,
-        vcpus: 1,
-        cores: None,
-        told: Told::Turns,
-        cpus: None,
-        timeout: bench.timeout,
-    };
+    let setting = Setting::busy(bench, source);
     let rows = setting.play(bench.rig, &busy()?, |stage| {
         stage.calibrate(bench.tsc_khz)?;
         let client = stage.client()?;

@@ -6,7 +6,6 @@ use umpire_perfmon::{Call, Client, ContextHandle, Mapping};
 
 use super::guest::busy;
 use super::kit::{Kit, Program};
-use super::reporter::Told;
 use super::samples::events_per_second;
 use super::stage::{Setting, Stage};
 use super::tool::{Format, call, end, header, start};
@@ -52,15 +51,7 @@ pub(super) fn measure(
         Ok(kit) => kit,
         Err(none) => return Ok(Err(none)),
     };
-    let setting = Setting {
-        model: &kit.model,
-        source,
-        vcpus: 1,
-        cores: None,
-        told: Told::Turns,
-        cpus: None,
-        timeout: bench.timeout,
-    };
+    let setting = Setting::busy(bench, source);
     let rows = setting.play(bench.rig, &busy()?, |stage| {
         rows(stage, &kit, source, bench)
     });
