@@ -54,7 +54,9 @@ fn started(sampler: Option<Sampler>, sets: u16) -> Context {
     let pmu = Arc::new(LogicalPmu::new(model));
     let mut context = Context::new(pmu, 0, sampler).unwrap_or_else(|e| panic!("{e}"));
     let mut recorded = PmdBits::default();
-    [VirtualPmd::Ring, VirtualPmd::Cr3].map(|which| recorded.insert(which.pmd()));
+    for which in [VirtualPmd::Ring, VirtualPmd::Cr3] {
+        recorded.insert(which.pmd());
+    }
     for set in 0..sets {
         if sets > 1 {
             let description = SetDesc {
