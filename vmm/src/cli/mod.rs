@@ -5,6 +5,7 @@
 //! of the file get the same answer.
 
 mod help;
+mod perfmon;
 mod profile;
 mod tools;
 
@@ -15,6 +16,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::ExitStatus;
+pub use perfmon::{PerfmonFlags, PerfmonPart};
 pub use profile::{ProfileFlags, ReportFlags, ScriptFlags};
 pub use tools::{LsFlags, RecordFlags, StatFlags, WhoFlags};
 
@@ -231,6 +233,9 @@ pub enum Bench {
               value_parser = clap::value_parser!(u32).range(1..=100_000))]
         runs: u32,
     },
+    /// Host tools: commands, samples and contexts through the control socket, and what
+    /// they cost the guest
+    Perfmon(PerfmonFlags),
 }
 
 impl Bench {
@@ -243,7 +248,8 @@ impl Bench {
             | Self::Pmi { measured, .. }
             | Self::Slowdown { measured, .. }
             | Self::Switch { measured, .. }
-            | Self::Scale { measured, .. } => measured.output,
+            | Self::Scale { measured, .. }
+            | Self::Perfmon(PerfmonFlags { measured, .. }) => measured.output,
         }
     }
 }
