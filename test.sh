@@ -36,6 +36,8 @@ give_up() {
 install_missing() {
     local packages=()
     command -v cc >/dev/null || packages+=(gcc)
+    # perfmon.h is for C++ too.
+    command -v c++ >/dev/null || packages+=(g++)
     printf '#include <stdio.h>\nint main(void) { return 0; }\n' |
         cc -x c -o /dev/null - 2>/dev/null || packages+=(libc6-dev)
     command -v make >/dev/null || packages+=(make)

@@ -87,6 +87,16 @@ extern "C" {
 #define PFM_DFL_SMPL_IIP_HDR 0x2 /* Default format: the header is the instruction pointer alone. */
 #define PFM_DFL_SMPL_VERSION 0x10000 /* Version of the default format, major number in bits 31:16. */
 #define PFM_DOUBLE_FMT_MASK_WHEN_FULL 0x100 /* Double buffer: monitoring is masked when both halves are full. */
+#define PFM_DOUBLE_SMPL_VERSION 0x10000 /* Version of the double buffer, major number in bits 31:16. */
+#define PFM_DOUBLE_HALF_FREE 0 /* State of a half: nobody's, its samples were dealt with. */
+#define PFM_DOUBLE_HALF_ACTIVE 1 /* State of a half: samples go there. */
+#define PFM_DOUBLE_HALF_FULL 2 /* State of a half: the tool's, until PFM_RESTART. */
+#define UMPIRE_COMPACT_VERSION 0x10000 /* Version of the compact format, major number in bits 31:16. */
+#define UMPIRE_COMPACT_MAX_BLOCK 0x100000 /* Compact format: most bytes of a block. */
+#define UMPIRE_COMPACT_SOURCE 1 /* Compact sample: set, PMD and event id follow. */
+#define UMPIRE_COMPACT_PLACE 2 /* Compact sample: VM, vCPU and core follow. */
+#define UMPIRE_COMPACT_RESET 4 /* Compact sample: the last reset value follows. */
+#define UMPIRE_COMPACT_BODY 8 /* Compact sample: the vector of recorded PMDs follows. */
 
 /* Elements of the vectors of bits (3.1.2, 3.1.17). */
 #define PFM_MAX_PMC_BITVECTOR (((PFM_MAX_PMCS) + 64 - 1) / 64)
@@ -243,6 +253,62 @@ typedef struct {
 	uint64_t tstamp; /* TSC of the host. */
 	uintptr_t ip; /* Instruction pointer of the guest. */
 } pfm_default_smpl_entry_t;
+
+/* Header of the double buffer (6.3.1). Each half holds samples as the default format does. */
+typedef struct {
+	uint32_t hdr_version; /* Version of the format. */
+	uint32_t hdr_flags; /* PFM_DFL_SMPL_* and PFM_DOUBLE_FMT_*. */
+	size_t hdr_buf_size; /* Size of the buffer in bytes. */
+	size_t hdr_half_size; /* Size of a half in bytes. */
+	uint64_t hdr_overflows; /* Times that a half was full. */
+	uint64_t hdr_lost; /* Samples that were overwritten before the tool had them, or found no room. */
+	size_t hdr_offs[2]; /* Where each half begins, from the beginning of the buffer. */
+	size_t hdr_count[2]; /* Samples in each half. */
+	size_t hdr_cur_offs[2]; /* Where the next sample of each half goes, from the beginning of the buffer. */
+	uint64_t hdr_filling[2]; /* Which filling each half has, counted from 1: of two full halves, the lower came first. */
+	uint32_t hdr_state[2]; /* PFM_DOUBLE_HALF_* of each half. */
+} pfm_double_smpl_hdr_t;
+
+/* Argument of the compact format. */
+typedef struct {
+	size_t buf_size; /* Size of the buffer in bytes, its header included. */
+	uint32_t block_size; /* Size of a block in bytes, a multiple of 8; 0: the format chooses. */
+	uint32_t buf_flags; /* No flag is defined. */
+} umpire_compact_arg_t;
+
+/* Header of the compact format's buffer. The writer's notes follow it; they mean nothing to readers. */
+typedef struct {
+	uint32_t hdr_version; /* Version of the format. */
+	uint32_t hdr_flags; /* No flag is defined. */
+	size_t hdr_buf_size; /* Size of the buffer in bytes. */
+	size_t hdr_blocks_offs; /* Where the first block begins, from the beginning of the buffer. */
+	uint32_t hdr_block_size; /* Size of a block in bytes, its header included. */
+	uint32_t hdr_blocks; /* Blocks that there are; block number s, from 1 on, is at place (s - 1) % hdr_blocks. */
+	uint64_t hdr_sequence; /* Number of the block that is being written. */
+	uint64_t hdr_samples; /* Samples that were written, since the buffer was made. */
+} umpire_compact_hdr_t;
+
+/* Header of a block of the compact format. Samples follow it. */
+typedef struct {
+	uint64_t blk_sequence; /* Its number, from 1 on; 0 while it is cleared. Another one after reading: it was overwritten meanwhile. */
+	uint64_t blk_first; /* Samples that were written before its first one. */
+	uint32_t blk_used; /* Bytes that are written, this header included. */
+	uint32_t blk_count; /* Samples in it. */
+} umpire_compact_block_t;
+
+/* What a sample of the compact format is told by its difference to: the one before it in the block. */
+typedef struct {
+	uint64_t tstamp; /* TSC of the host. */
+	uint64_t ip; /* Instruction pointer of the guest. */
+	uint64_t last_reset_val; /* What was loaded into the PMD. */
+	uint64_t eventid; /* reg_smpl_eventid. */
+	uint64_t smpl_pmds[PFM_MAX_PMD_BITVECTOR]; /* PMDs that were recorded. */
+	pid_t pid; /* The VM. */
+	pid_t tid; /* The vCPU. */
+	uint16_t cpu; /* The core. */
+	uint16_t set; /* The active set. */
+	uint16_t ovfl_pmd; /* The PMD that overflowed. */
+} umpire_compact_last_t;
 
 /* UUIDs of the built-in sampling formats (3.6.1, 6.3.1). */
 #define PFM_DEFAULT_SMPL_UUID { 0x4d, 0x72, 0xbe, 0xc0, 0x06, 0x64, 0x41, 0x43, 0x82, 0xb4, 0xd3, 0xfd, 0x27, 0x24, 0x3c, 0x97 }

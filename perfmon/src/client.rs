@@ -1,8 +1,6 @@
 //! The connection to a VM.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -16,6 +14,7 @@ use rustix::net::SocketAddrUnix;
 use serde::de::DeserializeOwned;
 
 use crate::context::{Buffer, ContextHandle};
+use crate::document::document;
 use crate::link::{self, ARGUMENT, Answer, Link, LinkError, Packet, Question};
 use crate::messages;
 
@@ -25,8 +24,6 @@ pub const ENVIRONMENT: &str = "UMPIRE_PERFMON";
 /// otherwise. It answers in microseconds, but for a target that has to leave the
 /// guest first.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
-/// Most bytes of a document (JSON).
-const MAX_DOCUMENT: u64 = 64 << 20;
 
 /// A VM's perfmon2 interface. Threads may share it: their commands are done one
 /// after the other. A process that inherits it by `fork` gets a connection of
@@ -296,6 +293,10 @@ impl Client {
             ));
         }
         if !self.is_current(state) {
+            if question.context != NO_CONTEXT {
+                // On another connection the handle could be another context's.
+                return Err(LinkError::Closed.into());
+            }
             self.reconnect(state)?;
         }
         state.packet[place].copy_from_slice(argument);
@@ -337,19 +338,4 @@ fn buffer_of(file: Option<OwnedFd>, size: u64) -> Result<Option<Buffer>, Refusal
     let size = usize::try_from(size).map_err(|_| Errno::EOVERFLOW)?;
     let fd = file.ok_or_else(no_descriptor)?;
     Ok(Some(Buffer { fd, size }))
-}
-
-/// A document (JSON), from a reply's payload or from the file that came in its
-/// place.
-///
-/// # Errors
-/// EIO: the file cannot be read. EPROTO: it is no such document.
-pub fn document<T: DeserializeOwned>(payload: &[u8], file: Option<OwnedFd>) -> Result<T, Refusal> {
-    let mut text = payload.to_vec();
-    if let (true, Some(file)) = (payload.is_empty(), file) {
-        let read = File::from(file).take(MAX_DOCUMENT).read_to_end(&mut text);
-        read.map_err(|error| Refusal::new(Errno::EIO, format!("the reply's file: {error}")))?;
-    }
-    serde_json::from_slice(&text)
-        .map_err(|error| Refusal::new(Errno::EPROTO, format!("the reply is malformed: {error}")))
 }

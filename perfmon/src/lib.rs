@@ -24,11 +24,13 @@
 
 mod client;
 mod context;
+mod document;
 pub mod link;
 pub mod maps;
 pub mod messages;
 mod sys;
 
-pub use client::{Client, ENVIRONMENT, TIMEOUT, document};
+pub use client::{Client, ENVIRONMENT, TIMEOUT};
 pub use context::{Buffer, ContextHandle, Event, Mapping, Wait};
+pub use document::document;
 pub use perfmon_abi::wire::{Call, Errno, Refusal as CallError, info};

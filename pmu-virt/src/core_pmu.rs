@@ -9,12 +9,14 @@
 //! that belongs to the vCPU and comes and goes with it, and one that belongs to
 //! the core and counts whichever vCPU runs.
 
+mod claims;
 mod holder;
 mod hosting;
 mod stays;
 
+pub(crate) use claims::GuestWish;
 pub use holder::{Holder, HolderReport};
-pub(crate) use hosting::{CoreHost, GuestWish, no_context};
+pub(crate) use hosting::{CoreHost, no_context};
 
 use crate::backend::{CounterBackend, Reading};
 use crate::ids::{OwnerId, SlotIndex, SlotSet};
@@ -307,16 +309,6 @@ impl CorePmu {
     /// Whether anything counts while the attached vCPU runs.
     pub(crate) fn is_counting(&self) -> bool {
         !self.running.is_empty()
-    }
-
-    /// What host contexts need of the core.
-    pub(crate) fn hosting(&self) -> &CoreHost {
-        &self.host
-    }
-
-    /// The same, to be changed.
-    pub(crate) fn hosting_mut(&mut self) -> &mut CoreHost {
-        &mut self.host
     }
 
     pub(crate) fn loss(&self, slot: SlotIndex) -> Option<LossReason> {

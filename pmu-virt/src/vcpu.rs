@@ -7,6 +7,7 @@ mod arrange;
 mod block;
 mod counting;
 mod hosting;
+mod needs;
 mod on_pmi;
 mod report;
 mod reserved;
@@ -16,6 +17,7 @@ mod sharing;
 mod switch;
 mod times;
 
+pub use needs::Needs;
 pub use report::CounterReport;
 pub use reserved::Reservations;
 pub use sharing::Oversubscribe;
@@ -60,19 +62,6 @@ pub enum WriteOutcome {
     Gp,
     /// The index belongs to no register of this PMU.
     NotHandled,
-}
-
-/// What the VMM has to do for the counts; changes at writes and resets, and at
-/// whatever is done to host contexts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
-    /// Tell the ring in [`Progress::Left`], and keep [`VcpuPmu::deadline`].
-    pub ring: bool,
-    /// Step the guest and tell each instruction.
-    pub stepping: bool,
-    /// Some counter is running, or waits for its turn, or a host context is
-    /// started.
-    pub counting: bool,
 }
 
 /// A performance monitoring interrupt to be raised.
@@ -304,12 +293,6 @@ impl VcpuPmu {
             .min()
     }
 
-    /// What the VMM has to do while the guest runs.
-    #[inline]
-    pub fn needs(&self) -> Needs {
-        self.needs
-    }
-
     /// The model that the guest sees.
     pub fn model(&self) -> &PmuModel {
         &self.model
@@ -323,25 +306,6 @@ impl VcpuPmu {
     /// The core that it is on.
     pub fn core(&self) -> Option<&CorePmu> {
         self.core.as_deref()
-    }
-
-    fn refresh_needs(&mut self) {
-        let is_running = |counter| self.counters[index_of(counter)].running;
-        let mut running = self.active.iter().any(is_running);
-        let mut active = false;
-        if self.hosting {
-            running |= self.core.as_ref().is_some_and(|core| core.is_counting());
-            active = self.hosts().any(Hosted::is_active);
-        }
-        self.needs = match &self.core {
-            Some(core) => Needs {
-                ring: running && core.backend().needs_ring(),
-                stepping: running && core.backend().needs_stepping(),
-                // Turns go on where none of the first counters could be had.
-                counting: running || active || self.turns.are_taken(),
-            },
-            None => Needs::default(),
-        };
     }
 }
 

@@ -60,16 +60,9 @@ impl State {
     ) -> Result<(&'static Slot, u32), Failure> {
         self.ensure_link()?;
         if let Some(slot) = table::find(number, open) {
-            let handle = slot.handle.load(SeqCst).to_le_bytes();
-            let [handle, epoch] = [&handle[..4], &handle[4..]];
-            let word = |bytes: &[u8]| {
-                bytes
-                    .iter()
-                    .rev()
-                    .fold(0, |all, &byte| all << 8 | u32::from(byte))
-            };
-            if word(epoch) == self.epoch && word(handle) != 0 {
-                return Ok((slot, word(handle)));
+            let handle = slot.handle.load(SeqCst);
+            if handle != 0 && slot.epoch.load(SeqCst) == self.epoch {
+                return Ok((slot, handle));
             }
         }
         self.bind(number, open)
@@ -122,8 +115,8 @@ impl State {
             None => inode(open).and_then(|inode| table::insert(number, inode)),
         };
         let slot = slot.ok_or_else(|| failure(Errno::EMFILE, "too many contexts"))?;
-        let handle = u64::from(self.epoch) << 32 | u64::from(handle);
         slot.handle.store(handle, SeqCst);
+        slot.epoch.store(self.epoch, SeqCst);
         Ok(slot)
     }
 }

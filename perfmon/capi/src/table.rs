@@ -39,9 +39,11 @@ pub(crate) struct Slot {
     pub(crate) flags: AtomicU32,
     /// Messages of an older generation are stale.
     pub(crate) generation: AtomicU32,
-    /// Its handle in the low half; in the high half the connection for which
-    /// this is valid.
-    pub(crate) handle: AtomicU64,
+    /// Its handle, and the connection on which this is valid. Used by who holds
+    /// the process's state only.
+    pub(crate) handle: AtomicU32,
+    /// See `handle`.
+    pub(crate) epoch: AtomicU32,
     /// Size of its sampling buffer in bytes; 0: it has none.
     pub(crate) buffer_size: AtomicU64,
     /// The sampling buffer's file, as far as it was mapped: device, number.
@@ -72,14 +74,11 @@ impl Slot {
     }
 
     fn clear(&self) {
-        let words = [
-            &self.handle,
-            &self.buffer_size,
-            &self.buffer[0],
-            &self.buffer[1],
-        ];
+        let words = [&self.buffer_size, &self.buffer[0], &self.buffer[1]];
         words.iter().for_each(|word| word.store(0, SeqCst));
-        let words = [&self.flags, &self.generation, &self.readers, &self.draining];
+        let words = [&self.flags, &self.generation, &self.handle, &self.epoch];
+        words.iter().for_each(|word| word.store(0, SeqCst));
+        let words = [&self.readers, &self.draining];
         words.iter().for_each(|word| word.store(0, SeqCst));
     }
 }

@@ -251,6 +251,96 @@ static void many_messages(void)
 	MUST(read(fd, nowhere, sizeof(msgs[0])) == -1 && errno == EFAULT, "errno %d", errno);
 }
 
+/* The program's own allocator: tells whether something allocates that must not. */
+extern void *__libc_malloc(size_t);
+extern void *__libc_calloc(size_t, size_t);
+extern void *__libc_realloc(void *, size_t);
+extern void *__libc_memalign(size_t, size_t);
+extern void __libc_free(void *);
+
+static volatile int forbidden;
+
+static void allocates(void)
+{
+	static const char text[] = "a call allocates\n";
+
+	if (forbidden) {
+		forbidden = 0;
+		if (write(2, text, sizeof(text) - 1) < 0)
+			_exit(2);
+		abort();
+	}
+}
+
+void *malloc(size_t size)
+{
+	allocates();
+	return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+	allocates();
+	return __libc_calloc(count, size);
+}
+
+void *realloc(void *old, size_t size)
+{
+	allocates();
+	return __libc_realloc(old, size);
+}
+
+int posix_memalign(void **result, size_t alignment, size_t size)
+{
+	allocates();
+	*result = __libc_memalign(alignment, size);
+	return *result ? 0 : ENOMEM;
+}
+
+void free(void *old)
+{
+	allocates();
+	__libc_free(old);
+}
+
+/* What a signal handler may call allocates nothing, whether it succeeds or not. */
+static void no_allocation(void)
+{
+	int fd = create_sampling(4096), message_only = create(PFM_FL_OVFL_NO_MSG), copy;
+	pfarg_load_t target = { 0, 0 };
+	pfm_msg_t msg;
+	pfarg_pmd_t pmd;
+	void *buffer;
+
+	program(fd, 0, 0, PFM_REGFL_OVFL_NOTIFY);
+	program(message_only, 0, 0, PFM_REGFL_OVFL_NOTIFY);
+	memset(&pmd, 0, sizeof(pmd));
+	forbidden = 1;
+	CALL(pfm_load_context(fd, &target));
+	CALL(pfm_load_context(message_only, &target));
+	FAILS(pfm_load_context(fd, &target), EBUSY);
+	CALL(pfm_start(fd, NULL));
+	CALL(pfm_start(message_only, NULL));
+	MUST(read(fd, &msg, sizeof(msg)) == sizeof(msg), "errno %d", errno);
+	MUST(read(fd, &msg, 1) == -1, "a part of a message");
+	CALL(pfm_restart(fd));
+	CALL(pfm_restart(message_only));
+	CALL(pfm_read_pmds(fd, &pmd, 1));
+	FAILS(pfm_read_pmds(fd, &pmd, 0), EFAULT);
+	FAILS(pfm_read_pmds(fd, NULL, 1), EFAULT);
+	FAILS(pfm_stop(0), EBADF);
+	FAILS(pfm_stop(-1), EBADF);
+	FAILS(perfmonctl(fd, 99, NULL, 0), EINVAL);
+	pmd.reg_num = PFM_MAX_PMDS;
+	FAILS(pfm_read_pmds(fd, &pmd, 1), EINVAL);
+	CALL(pfm_unload_context(fd));
+	buffer = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+	MUST(buffer != MAP_FAILED, "errno %d", errno);
+	copy = dup(fd);
+	MUST(copy >= 0 && close(copy) == 0 && close(fd) == 0, "errno %d", errno);
+	forbidden = 0;
+}
+
 static int shared_fd;
 static volatile sig_atomic_t handled, failed;
 
@@ -380,6 +470,17 @@ static void many_contexts(void)
 		CALL(pfm_unload_context(fds[i]));
 }
 
+/* The first call fails with this error, the next one works. */
+static void fails_once(int number)
+{
+	pfarg_config_t config;
+
+	FAILS(pfm_get_config(&config), number);
+	MUST(*pfm_strerror_last(), "there is no reason");
+	puts(pfm_strerror_last());
+	CALL(pfm_get_config(&config));
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -390,10 +491,14 @@ int main(int argc, char **argv)
 		CHECK(no_server), CHECK(others_are_left_alone), CHECK(reuse_of_numbers),
 		CHECK(reuse_of_the_connection), CHECK(duplicates), CHECK(passed_on),
 		CHECK(stale_messages), CHECK(many_messages), CHECK(signals), CHECK(threads),
-		CHECK(fork_in_threads), CHECK(many_contexts),
+		CHECK(fork_in_threads), CHECK(many_contexts), CHECK(no_allocation),
 	};
 	size_t i;
 
+	if (argc == 3 && !strcmp(argv[1], "fails_once")) {
+		fails_once(atoi(argv[2]));
+		return 0;
+	}
 	for (i = 0; argc == 2 && i < sizeof(checks) / sizeof(checks[0]); i++)
 		if (!strcmp(argv[1], checks[i].name)) {
 			checks[i].check();

@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use fake::Fake;
+use fake::{Fake, Trick};
+use perfmon_abi::wire::{Errno, Refusal};
 
 /// The folder of the library that this package is. Cargo does not build it for
 /// tests: nothing in Rust can link it.
@@ -141,18 +142,59 @@ fn the_same_works_with_checks_of_the_c_library() {
     run(&binary, &fake, &[]);
 }
 
+#[test]
+fn what_goes_wrong_has_a_number_and_a_reason() {
+    let fake = Fake::start();
+    let long = "x".repeat(5000);
+    let table = [
+        (
+            Trick::Refuse(Refusal::new(Errno::EPERM, "only root may")),
+            Errno::EPERM,
+            "only root may",
+        ),
+        (
+            Trick::Refuse(Refusal::new(Errno::EBUSY, long)),
+            Errno::EBUSY,
+            "xxxx",
+        ),
+        (Trick::HangUp, Errno::ECONNRESET, "closed"),
+        (Trick::Bytes(vec![7; 100]), Errno::EPROTO, "no frame"),
+        (Trick::Bytes(vec![7]), Errno::EPROTO, "no frame"),
+        (Trick::OutOfStep, Errno::EPROTO, "another request"),
+        (Trick::Full, Errno::EAGAIN, "too many connections"),
+    ];
+    for (trick, errno, reason) in table {
+        let name = format!("{trick:?}");
+        fake.trick(trick);
+        let said = run(
+            checks(),
+            &fake,
+            &["fails_once", &errno.number().to_string()],
+        );
+        assert!(said.contains(reason), "{name}: {said}");
+    }
+}
+
+/// The program with the checks of the library, compiled once.
+fn checks() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        compile(&source("capi/tests/library.c"), folder, &[])
+    })
+}
+
 macro_rules! checks {
     ($($name:ident)*) => {$(
         #[test]
         fn $name() {
             let fake = Fake::start();
-            let binary = compile(&source("capi/tests/library.c"), fake.folder(), &[]);
-            run(&binary, &fake, &[stringify!($name)]);
+            run(checks(), &fake, &[stringify!($name)]);
         }
     )*};
 }
 
 checks! {
     no_server others_are_left_alone reuse_of_numbers reuse_of_the_connection duplicates
-    passed_on stale_messages many_messages signals threads fork_in_threads many_contexts
+    passed_on stale_messages many_messages signals threads fork_in_threads many_contexts no_allocation
 }

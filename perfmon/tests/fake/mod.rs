@@ -8,6 +8,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 mod machine;
+mod properties;
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -235,7 +236,7 @@ fn answer(shared: &mut Shared, request: Request<'_>, came: Option<OwnedFd>) -> O
             None => Err(Errno::EBADF.into()),
         };
     } else {
-        outcome.result = machine::ask(&mut call);
+        outcome.result = properties::ask(&mut call);
     }
     outcome.payload = call.encode_reply();
     outcome
@@ -290,8 +291,8 @@ fn extend(
                 None => outcome.result = Err(Errno::EINVAL.into()),
             }
         }
-        Extension::Formats => document(shared, &mut outcome, &machine::formats()),
-        Extension::Model => document(shared, &mut outcome, &machine::model()),
+        Extension::Formats => document(shared, &mut outcome, &properties::formats()),
+        Extension::Model => document(shared, &mut outcome, &properties::model()),
         Extension::List => {
             let list = json!({
                 "pid": 1, "guest": "none", "counters": "none", "policy": "guest-first",

@@ -31,7 +31,6 @@ int main(void)
 	CALL(perfmonctl(fd, PFM_READ_PMDS, pmds, 2));
 	printf("set 0: %llu runs; set 9: %llu runs, %llu\n", (unsigned long long)infos[0].set_runs,
 	       (unsigned long long)infos[1].set_runs, (unsigned long long)pmds[1].reg_value);
-	MUST(infos[0].set_runs == 1, "set 0 came again");
 	MUST(infos[0].set_switch_pmds[0] == 1, "PMDs %#llx switched",
 	     (unsigned long long)infos[0].set_switch_pmds[0]);
 	MUST(infos[1].set_runs == 1, "set 9 has %llu runs", (unsigned long long)infos[1].set_runs);

@@ -3,6 +3,7 @@
 mod admission;
 mod policies;
 mod private;
+mod reserved;
 mod rig;
 mod schedule;
 mod truth;

@@ -435,6 +435,31 @@ fn the_guest_s_state_is_not_the_host_s() {
 }
 
 #[test]
+fn the_hypervisor_keeps_what_a_firm_context_relies_on() {
+    // Policy, counters of the context, whether it is preemptible; then whether
+    // the guest may have one more than its six, of eight.
+    let table = [
+        (HostPolicy::GuestFirst, 0, false, true),
+        (HostPolicy::GuestFirst, 1, false, true),
+        (HostPolicy::GuestFirst, 2, false, false),
+        (HostPolicy::GuestFirst, 3, true, true),
+        (HostPolicy::HostFirst, 8, false, true),
+        (HostPolicy::Shares { host: Some(2) }, 2, false, true),
+        (HostPolicy::Shares { host: Some(1) }, 2, false, false),
+    ];
+    for (policy, counters, soft, expected) in table {
+        let mut rig = rig(8, policy);
+        rig.switch(0, 0);
+        let flags = if soft { pfm::PFM_FL_PREEMPTIBLE } else { 0 };
+        let set: Vec<_> = (0..counters.min(6)).map(|n| (n, CYCLES)).collect();
+        let loaded = rig.load(Spot::Vcpu(0), context(flags, &[set], 0), &Mail::default());
+        assert!(loaded.is_ok(), "{policy} {counters}: {loaded:?}");
+        let found = rig.vcpus[0].hypervisor_can_yield();
+        assert_eq!(found, expected, "{policy} {counters} {soft}");
+    }
+}
+
+#[test]
 fn holders_are_told() {
     let mut rig = rig(8, HostPolicy::GuestFirst);
     rig.switch(0, 0);

@@ -3,11 +3,11 @@
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{Message, PmcArg, PmdArg, SetDesc, SetInfo, StartArg, Timespec};
-use pmu_virt::PmuModel;
 use pmu_virt::perfmon::{
     Context, Control, LogicalPmu, MessageQueue, Moment, OverflowArg, Quantities, Sampler,
     SamplingFormat, Setup, VirtualPmd,
 };
+use pmu_virt::{PmuModel, Ring};
 use std::sync::Arc;
 
 /// Select of an event that counts in both rings: on, OS, USR.
@@ -36,25 +36,35 @@ impl MessageQueue for Messages {
     }
 }
 
-/// A format that supports set 0 only and records nothing.
+/// A format that records nothing.
 #[derive(Debug)]
-struct OnlySet0;
+struct Recordless {
+    only_set_0: bool,
+    masks: bool,
+}
 
-impl SamplingFormat for OnlySet0 {
+impl SamplingFormat for Recordless {
     fn name(&self) -> &str {
-        "only-set-0"
+        "recordless"
     }
     fn uuid(&self) -> [u8; 16] {
         [7; 16]
     }
     fn only_set_0(&self) -> bool {
-        true
+        self.only_set_0
     }
     fn handler(&self, _: &mut [u8], arg: &mut OverflowArg<'_>, _: &Moment) -> Result<(), Refusal> {
         arg.control = Control {
-            reset_ovfl_pmds: true,
+            mask_monitoring: self.masks,
+            reset_ovfl_pmds: !self.masks,
             ..Control::default()
         };
+        Ok(())
+    }
+    fn restart(&self, _: &mut [u8], active: bool, _: &mut Control) -> Result<(), Refusal> {
+        if active {
+            return Err(Refusal::new(Errno::EBUSY, "there is no active restart"));
+        }
         Ok(())
     }
 }
@@ -69,17 +79,43 @@ pub(crate) fn context(model: &str, flags: u32) -> Context {
     Context::new(pmu(model), flags, None).expect("a context")
 }
 
-/// A context whose format supports set 0 only.
-pub(crate) fn context_without_sets() -> Context {
+fn with_format(format: Recordless) -> Context {
     let setup = Setup {
         ctx_flags: 0,
         num_pmds: 20,
         arg: &[],
     };
     let buffer = Box::new(Vec::new());
-    let sampler = Sampler::new(Arc::new(OnlySet0), &setup, buffer).expect("a sampler");
+    let sampler = Sampler::new(Arc::new(format), &setup, buffer).expect("a sampler");
     Context::new(pmu("amd-core"), 0, Some(sampler)).expect("a context")
 }
+
+/// A context whose format supports set 0 only.
+pub(crate) fn context_without_sets() -> Context {
+    with_format(Recordless {
+        only_set_0: true,
+        masks: false,
+    })
+}
+
+/// A context whose format masks at each overflow and notifies nobody.
+pub(crate) fn context_that_masks() -> Context {
+    with_format(Recordless {
+        only_set_0: false,
+        masks: true,
+    })
+}
+
+/// A vCPU that has been stopped anywhere.
+pub(crate) const MOMENT: Moment = Moment {
+    tsc: 1,
+    ip: 2,
+    ring: Ring::User,
+    cr3: 3,
+    vm: 4,
+    vcpu: 5,
+    core: 6,
+};
 
 /// What a command comes to: `Ok`, or the error, whose reason is one line.
 pub(crate) fn outcome(result: Result<(), Refusal>) -> Result<(), Errno> {

@@ -1,7 +1,15 @@
 //! A context's commands and state, without anything that counts.
 
 mod bench;
+mod cases;
+mod cells;
 mod counting;
+mod model;
+mod page;
+mod props;
+mod reach;
 mod registers;
 mod session;
 mod sets;
+mod steps;
+mod table;

@@ -11,6 +11,7 @@ mod errno;
 mod extension;
 pub mod frame;
 pub mod info;
+mod shape;
 
 pub use call::Call;
 pub use errno::{Errno, Refusal};

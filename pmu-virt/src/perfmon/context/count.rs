@@ -5,20 +5,11 @@ use crate::backend::Provenance;
 use crate::perfmon::description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 use crate::request::CountRequest;
 use perfmon_abi::consts::{
-    PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_REGFL_RANDOM, PFM_SETFL_EXCL_IDLE,
-    PFM_SETFL_OVFL_SWITCH, PFM_SETFL_TIME_SWITCH,
+    PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_OVFL_SWITCH, PFM_SETFL_TIME_SWITCH,
 };
 use std::num::NonZeroU64;
 
 impl EventSet {
-    /// Timeout and thresholds begin anew, as when the set becomes active.
-    pub(super) fn begin_anew(&mut self) {
-        self.timeout_left = self.timeout;
-        for pmd in self.pmds.values_mut() {
-            pmd.threshold_left = pmd.threshold;
-        }
-    }
-
     /// The bits that a PMD has: 64 for a counter, or the hardware's if its PMC
     /// says so (6.2.1).
     pub(super) fn mask(&self, pmd: &PmdDescription) -> u64 {

@@ -61,9 +61,9 @@ impl Context {
             pending: PmdBits::EMPTY,
             overdue: 0,
             overdue_counts: false,
-            kept: BTreeMap::new(),
-            throttle: Throttle::off(),
+            throttle: Throttle::default(),
             account: Account::default(),
+            kept: BTreeMap::new(),
         })
     }
 
@@ -149,7 +149,7 @@ impl Context {
         self.active = set;
         if let Some(set) = self.sets.get_mut(&set) {
             set.runs += 1;
-            set.begin_anew();
+            set.rearm();
         }
     }
 

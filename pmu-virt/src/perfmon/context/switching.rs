@@ -68,7 +68,7 @@ impl Context {
             return;
         };
         set.runs = set.runs.saturating_add(1);
-        set.begin_anew();
+        set.rearm();
         let overflowed = set.overflowed;
         self.reset(self.active, overflowed, period);
     }
@@ -118,6 +118,14 @@ impl Context {
 }
 
 impl EventSet {
+    /// Timeout and thresholds as they were written: the set becomes active.
+    pub(super) fn rearm(&mut self) {
+        self.timeout_left = self.timeout;
+        for pmd in self.pmds.values_mut() {
+            pmd.threshold_left = pmd.threshold;
+        }
+    }
+
     /// A timeout of 0 would be up for ever; no set is made with one.
     fn switches_by_time(&self) -> bool {
         self.flags & PFM_SETFL_TIME_SWITCH != 0 && self.timeout != 0

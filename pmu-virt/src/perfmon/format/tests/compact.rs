@@ -184,3 +184,36 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    /// The writer goes on between any two copies of the reader.
+    #[test]
+    fn a_writer_beside_the_reader_spoils_nothing(
+        bursts in prop::collection::vec(0usize..600, 1..40), looks in 1usize..8
+    ) {
+        let mut bench = bench(1136 + 3 * 1416, 1416);
+        let mut bursts = bursts.into_iter().cycle();
+        let (mut cursor, mut read, mut lost) = (Cursor::default(), Vec::new(), 0);
+        for look in 0..=looks {
+            let last = look == looks;
+            let mut copy = |offset: usize, to: &mut [u8]| {
+                let times = bursts.next().filter(|_| !last).unwrap_or(0);
+                for _ in 0..times {
+                    let time = bench.tsc;
+                    bench.overflow(&event(4, &[(5, time * 1_000_003)]));
+                }
+                to.copy_from_slice(&bench.buffer[offset..offset + to.len()]);
+                true
+            };
+            let batch = cursor.follow(&mut copy)?;
+            prop_assert!(batch.damaged.is_empty(), "{:?}", batch.damaged);
+            lost += batch.lost;
+            read.extend(batch.samples);
+        }
+        prop_assert_eq!(u64::try_from(read.len())? + lost, bench.tsc);
+        for sample in read {
+            let before = sample.entry.map_or(0, |entry| entry.tstamp - 1);
+            prop_assert_eq!(sample.values, [(5, before * 1_000_003)]);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! What host contexts may want of a core, and whether there is room.
+
+use super::CorePmu;
+use crate::assign::Constraint;
+use crate::ids::OwnerId;
+use crate::perfmon::{
+    Claim, Claimed, ContextId, GuestRoom, HostEvent, Hosted, NotLoaded, Room, Standing, admit,
+};
+use crate::request::CountRequest;
+use perfmon_abi::wire::{Errno, Refusal};
+
+/// What a context may want of a core, before it is known what can count it.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    pub(crate) context: ContextId,
+    pub(crate) vcpu: Option<OwnerId>,
+    pub(crate) preemptible: bool,
+    pub(crate) standing: Standing,
+    pub(crate) sets: Vec<Vec<CountRequest>>,
+}
+
+impl Wish {
+    fn of(hosted: &Hosted, vcpu: Option<OwnerId>) -> Self {
+        let sets = hosted.context().demands().into_iter();
+        let requests = |set: Vec<(u16, CountRequest)>| set.into_iter().map(|(_, request)| request);
+        Wish {
+            context: hosted.id(),
+            vcpu,
+            preemptible: hosted.is_preemptible(),
+            standing: Standing::Spare,
+            sets: sets.map(|(_, set)| requests(set).collect()).collect(),
+        }
+    }
+}
+
+/// What guests may want of a core, likewise.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GuestWish {
+    pub(crate) counters: usize,
+    pub(crate) events: Vec<CountRequest>,
+}
+
+impl CorePmu {
+    /// Looks whether there is room for a context, and begins with it if so.
+    pub(crate) fn admit_hosted(
+        &mut self,
+        mut hosted: Box<Hosted>,
+        vcpu: Option<OwnerId>,
+        set: u16,
+    ) -> Result<Box<Hosted>, NotLoaded> {
+        let admitted = (hosted.context().prepare_load(set))
+            .and_then(|()| self.check_hosting())
+            .and_then(|()| self.check_demands(&hosted))
+            .and_then(|()| self.claim(&hosted, vcpu));
+        match admitted {
+            Ok(standing) => {
+                hosted.begin(vcpu, set);
+                let event = HostEvent::Loaded { standing };
+                self.host.record(hosted.id(), vcpu, event);
+                Ok(hosted)
+            }
+            Err(refusal) => {
+                let event = HostEvent::Refused {
+                    refusal: refusal.clone(),
+                };
+                self.host.record(hosted.id(), vcpu, event);
+                Err((hosted, refusal))
+            }
+        }
+    }
+
+    fn check_hosting(&self) -> Result<(), Refusal> {
+        match self.host.tsc_khz {
+            Some(_) => Ok(()),
+            None => Err(Refusal::new(
+                Errno::EBUSY,
+                "this core takes no host contexts",
+            )),
+        }
+    }
+
+    /// Whether each event of each set can be counted.
+    fn check_demands(&self, hosted: &Hosted) -> Result<(), Refusal> {
+        for (set, requests) in hosted.context().demands() {
+            for (pmd, request) in requests {
+                if let Err(refusal) = self.backend.can_count(&request) {
+                    let reason = format!("event set {set}, PMD{pmd}: {refusal}");
+                    return Err(Refusal::new(Errno::EINVAL, reason));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what a context may want, if there is room.
+    fn claim(&mut self, hosted: &Hosted, vcpu: Option<OwnerId>) -> Result<Standing, Refusal> {
+        let mut wish = Wish::of(hosted, vcpu);
+        let claimed = self.judge(&wish)?;
+        wish.standing = claimed.standing;
+        self.note_wish(wish);
+        for claim in &mut self.host.claims {
+            if claimed.preempts.contains(&claim.context) {
+                claim.standing = Standing::Spare;
+            }
+        }
+        Ok(claimed.standing)
+    }
+
+    fn note_wish(&mut self, wish: Wish) {
+        let known = |claim: &&mut Wish| claim.context == wish.context;
+        match self.host.claims.iter_mut().find(known) {
+            Some(before) => *before = wish,
+            None => self.host.claims.push(wish),
+        }
+    }
+
+    /// What a wish comes to.
+    fn judge(&self, wish: &Wish) -> Result<Claimed, Refusal> {
+        self.judge_beside(wish, 0)
+    }
+
+    /// The same beside a guest that could use so many counters more.
+    fn judge_beside(&self, wish: &Wish, more: usize) -> Result<Claimed, Refusal> {
+        let others = self.host.claims.iter();
+        let others = others.filter(|claim| claim.context != wish.context);
+        let claims: Vec<Claim> = others.filter_map(|claim| self.claim_of(claim)).collect();
+        let applicant = self.claim_of(wish).ok_or_else(|| {
+            let reason = "the event sets demand too many different things; use fewer sets";
+            Refusal::new(Errno::EBUSY, reason)
+        })?;
+        let guest = self.host.guest.as_ref();
+        let guest = GuestRoom {
+            counters: guest.map_or(0, |guest| guest.counters.saturating_add(more)),
+            kinds: self.kinds(),
+            now: self.guest_now(),
+        };
+        let room = Room {
+            policy: self.host.policy,
+            slots: self.slots(),
+            guest: &guest,
+            claims: &claims,
+        };
+        admit(&room, &applicant).map_err(|full| Refusal::new(Errno::EBUSY, full.to_string()))
+    }
+
+    /// What can count a wish's events. What cannot be counted takes no slot.
+    fn claim_of(&self, wish: &Wish) -> Option<Claim> {
+        let sets = wish.sets.iter().map(|set| {
+            let countable = set
+                .iter()
+                .filter(|request| self.backend.can_count(request).is_ok());
+            countable
+                .map(|request| self.backend.constraint(request))
+                .collect()
+        });
+        Some(Claim {
+            context: wish.context,
+            vcpu: wish.vcpu,
+            preemptible: wish.preemptible,
+            standing: wish.standing,
+            sets: Claim::maximal(sets)?,
+        })
+    }
+
+    fn kinds(&self) -> Vec<Constraint> {
+        let mut kinds: Vec<Constraint> = Vec::new();
+        let events = self.host.guest.iter().flat_map(|guest| &guest.events);
+        for request in events {
+            if self.backend.can_count(request).is_ok() {
+                let kind = self.backend.constraint(request);
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
+                }
+            }
+        }
+        kinds
+    }
+
+    /// What the attached vCPU's guest counts.
+    fn guest_now(&self) -> Vec<Constraint> {
+        self.holders()
+            .iter()
+            .filter(|report| report.counting && report.holder.is_guest())
+            .map(|report| self.backend.constraint(&report.request))
+            .collect()
+    }
+
+    /// Whether what contexts rely on here has room beside a guest with so many
+    /// counters more.
+    pub(crate) fn guest_may_have_more(&self, counters: usize) -> bool {
+        let mut firm = self.host.claims.iter();
+        firm.all(|wish| {
+            wish.standing != Standing::Firm
+                || self
+                    .judge_beside(wish, counters)
+                    .is_ok_and(|claimed| claimed.standing == Standing::Firm)
+        })
+    }
+
+    /// A vCPU comes with its context. What it may rely on here.
+    pub(crate) fn adopt(&mut self, hosted: &Hosted) {
+        if self.standing_of(hosted.id()).is_none() {
+            self.reclaim(hosted);
+        }
+    }
+
+    /// What a context wants has changed while it is loaded: it has what is left
+    /// over if there is no more room.
+    pub(super) fn reclaim(&mut self, hosted: &Hosted) {
+        let Err(refusal) = self.claim(hosted, hosted.vcpu()) else {
+            return;
+        };
+        log::info!("{}: {refusal}", hosted.id());
+        let mut wish = Wish::of(hosted, hosted.vcpu());
+        wish.standing = Standing::Spare;
+        self.note_wish(wish);
+        let (context, vcpu) = (hosted.id(), hosted.vcpu());
+        self.host.record(context, vcpu, HostEvent::Overdrawn);
+    }
+
+    /// A context goes: what it had is the others', which may rely on more now.
+    pub(crate) fn dismiss(&mut self, hosted: &Hosted) {
+        let vcpu = hosted.vcpu();
+        self.forget_claim(hosted.id());
+        self.host.record(hosted.id(), vcpu, HostEvent::Unloaded);
+    }
+
+    /// The same of one that goes on elsewhere.
+    pub(crate) fn forget_claim(&mut self, context: ContextId) {
+        self.host.claims.retain(|claim| claim.context != context);
+        for index in 0..self.host.claims.len() {
+            let claim = &self.host.claims[index];
+            if claim.standing == Standing::Firm {
+                continue;
+            }
+            if let Ok(claimed) = self.judge(claim)
+                && claimed.preempts.is_empty()
+            {
+                self.host.claims[index].standing = claimed.standing;
+            }
+        }
+    }
+
+    /// What a claim has come to; contexts ask before places are given out.
+    pub(crate) fn standing_of(&self, context: ContextId) -> Option<Standing> {
+        let claim = self
+            .host
+            .claims
+            .iter()
+            .find(|claim| claim.context == context);
+        claim.map(|claim| claim.standing)
+    }
+
+    /// How old a claim is: the oldest are at 0.
+    pub(crate) fn age_of(&self, context: ContextId) -> Option<usize> {
+        let claims = &self.host.claims;
+        claims.iter().position(|claim| claim.context == context)
+    }
+}
