@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,7 +12,7 @@ use perfmon_abi::{LoadArg, PmcArg, PmdArg};
 use pmu_virt::{ClockBackend, CounterBackend, PmuModel, StepBackend};
 use umpire_perfmon::{Call, Client, ContextHandle};
 use vmm::devices::{DeviceOutcome, GuestEnd, ports};
-use vmm::micro::{BackendFactory, MicroGuest, MicroOutcome, MicroRun};
+use vmm::micro::{BackendFactory, KERNEL_CODE, MicroGuest, MicroOutcome, MicroRun, Start};
 use vmm::perfmon::ControlConfig;
 use vmm::sched::CorePlan;
 use vmm::vcpu::Platform;
@@ -25,6 +25,9 @@ const TOOL: u32 = 0x80;
 /// The port at which it says how far it is.
 const GUEST: u32 = 0x81;
 
+/// The ports at which the hearts of vCPUs 0 and 1 beat.
+const BEATS: u16 = 0x82;
+
 /// AMD event selects: enabled, for both rings.
 pub(crate) const CYCLES: u64 = 0x43_0076;
 pub(crate) const RETURNS: u64 = 0x43_00c8;
@@ -34,12 +37,25 @@ pub(crate) const RETURNS: u64 = 0x43_00c8;
 pub(crate) struct Gates {
     tool: AtomicU8,
     guest: AtomicU8,
+    /// Beats of vCPUs 0 and 1, which a guest sends if it is made so.
+    beats: [AtomicU64; 2],
 }
 
 impl Gates {
     /// The guest may go on past this gate.
     pub(crate) fn open(&self, gate: u8) {
         self.tool.store(gate, Ordering::Release);
+    }
+
+    /// How often a vCPU's heart has beaten.
+    pub(crate) fn beats(&self, vcpu: usize) -> u64 {
+        self.beats[vcpu].load(Ordering::Acquire)
+    }
+
+    /// Waits until it beats again, several times.
+    pub(crate) fn alive(&self, vcpu: usize) -> Result<()> {
+        let before = self.beats(vcpu);
+        eventually("a vCPU goes on", || Ok(self.beats(vcpu) > before + 3))
     }
 
     /// Waits until the guest has come to this gate.
@@ -68,6 +84,12 @@ impl Platform for Gates {
         let value = data.first().copied().unwrap_or(0);
         if u32::from(port) == GUEST {
             self.guest.fetch_max(value, Ordering::AcqRel);
+        }
+        if let Some(beats) = port
+            .checked_sub(BEATS)
+            .and_then(|n| self.beats.get(usize::from(n)))
+        {
+            beats.fetch_add(1, Ordering::AcqRel);
         }
         match port {
             ports::TEST_EXIT | vmm::micro::UNEXPECTED_VECTOR_PORT => {
@@ -121,6 +143,33 @@ pub(crate) fn guest(work: impl FnOnce(&mut CodeAssembler) -> Written) -> Result<
             exit(a)
         })?
         .start(0))
+}
+
+/// Two vCPUs whose hearts beat, until gate 3 is opened.
+pub(crate) fn two_hearts() -> Result<MicroGuest> {
+    const SECOND: u64 = KERNEL_CODE + 0x1_0000;
+    let beat = |a: &mut CodeAssembler, vcpu: u16| -> Written {
+        a.mov(edx, u32::from(BEATS + vcpu))?;
+        a.out(dx, al)
+    };
+    let program = Program::new()?.kernel(|a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        beat(a, 0)?;
+        a.mov(edx, TOOL)?;
+        a.in_(al, dx)?;
+        a.cmp(al, 3)?;
+        a.jb(again)?;
+        exit(a)
+    })?;
+    let program = program.code(SECOND, |a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        beat(a, 1)?;
+        a.jmp(again)
+    })?;
+    let starts = [KERNEL_CODE, SECOND].map(|at| Start::at(at, 0));
+    Ok(starts.into_iter().fold(program.guest(), MicroGuest::start))
 }
 
 /// How a guest is run beside its tool.

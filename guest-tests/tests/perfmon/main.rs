@@ -1,13 +1,24 @@
 //! Host tools and micro-guests: the real server, the real run loop, a real KVM.
 
+mod bad_input;
 mod bed;
 mod counting;
+mod ends;
+mod errors;
+mod raw;
+mod sampling;
 
 use std::process::ExitCode;
 
 use guest_tests::micro::{Test, run_suite};
 
 fn main() -> ExitCode {
-    let themes: &[&[Test]] = &[counting::TESTS];
+    let themes: &[&[Test]] = &[
+        counting::TESTS,
+        sampling::TESTS,
+        ends::TESTS,
+        errors::TESTS,
+        bad_input::TESTS,
+    ];
     run_suite(&themes.concat(), &[])
 }

@@ -188,6 +188,10 @@ impl Machine {
             }
             None => (Vec::new(), None),
         };
+        let audit = Arc::new(audit_trail(config, guest.pmu.as_ref())?);
+        for (number, core) in (0..).zip(&mut cores) {
+            core.set_host_audit(Box::new(audit.host_auditor(number)));
+        }
         let host_tools = match (&config.control, &guest.pmu) {
             (Some(control), Some(model)) => {
                 let mut tools = HostTools::new(control, model.clone(), &vm, tsc_khz);
@@ -200,7 +204,6 @@ impl Machine {
             Some((tools, sides, trays)) => (Some(tools), sides.into_iter(), trays),
             None => (None, Vec::new().into_iter(), Vec::new()),
         };
-        let audit = Arc::new(audit_trail(config, guest.pmu.as_ref())?);
         let reserved = reservations(guest.pmu.as_ref(), pcr.as_ref(), tsc_khz, &audit)?;
         // All cores count alike, so the first one answers for what CPUID says.
         let pmu_cpuid = guest.pmu.as_ref().zip(cores.first());

@@ -13,6 +13,7 @@ use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{ContextId, Hosted, NotLoaded};
 
 use super::bell::Bell;
+use super::view::View;
 use crate::sched::Board;
 use crate::sys::KickTarget;
 
@@ -44,7 +45,12 @@ pub enum Work {
     Call(Call),
     /// Detach it.
     Unload,
+    /// Not for a context: say what there is ([`LOOK`]).
+    Look,
 }
+
+/// Stands for a context where a job is for none.
+pub(super) const LOOK: ContextId = ContextId(0);
 
 /// What became of a job.
 #[derive(Debug)]
@@ -55,6 +61,8 @@ pub enum Done {
     Called(Call, Result<(), Refusal>),
     /// It is detached; `None` if it was not attached.
     Unloaded(Option<Box<Hosted>>),
+    /// What there is.
+    Seen(Box<View>),
     /// Nobody does it: the vCPU or core has ended.
     Undone(Work),
 }
@@ -97,6 +105,11 @@ impl Job {
     /// What it is about.
     pub(crate) fn target(&self) -> Target {
         self.target
+    }
+
+    /// It only asks what there is.
+    pub(crate) fn is_look(&self) -> bool {
+        matches!(self.work, Some(Work::Look))
     }
 
     /// Does it: `act` gets the work and says what came of it.

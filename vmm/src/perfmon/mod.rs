@@ -20,13 +20,16 @@ mod socket;
 mod sys;
 mod tally;
 mod tools;
+mod view;
 
 pub(crate) use clock::Rested;
 pub use config::{ControlConfig, DEFAULT_CONNECTIONS};
 pub use desk::{Desk, Done, Job, Report, Target, Tray, Trays, Work};
 pub use host_side::HostSide;
-pub(crate) use serve::{close_core, close_vcpu, serve_core, serve_vcpu};
+pub(crate) use serve::{close_core, close_vcpu, serve_core, serve_look, serve_vcpu};
 pub use server::{Machine, Server, ServerError};
 pub use socket::{Access, SocketError};
 pub(crate) use tally::Tally;
 pub(crate) use tools::HostTools;
+pub use view::View;
+pub(crate) use view::{CoreView, VcpuView};

@@ -1,42 +1,39 @@
 //! The message queue of a context: a socket whose other end the tool has.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use perfmon_abi::{Message, Record};
 use pmu_virt::perfmon::MessageQueue;
 
 use super::{socket, sys};
 
+/// What a message weighs in the kernel, once one was sent. All weigh the same.
+static WEIGHT: OnceLock<usize> = OnceLock::new();
+
+/// Messages on a context's socket that were not read yet. A tool that is gone has
+/// read everything.
+pub(super) fn unread(socket: &OwnedFd) -> usize {
+    let bytes = sys::unread(socket.as_fd()).unwrap_or(0);
+    WEIGHT.get().map_or(0, |weight| bytes.div_ceil(*weight))
+}
+
 /// Messages that were sent and not read are counted by what they weigh in the
-/// kernel; each weighs the same.
+/// kernel.
 #[derive(Debug)]
 pub(super) struct SocketQueue {
     socket: Arc<OwnedFd>,
-    /// What one weighs, once one was sent.
-    weight: Option<usize>,
 }
 
 impl SocketQueue {
     pub(super) fn new(socket: Arc<OwnedFd>) -> Self {
-        Self {
-            socket,
-            weight: None,
-        }
-    }
-
-    /// A tool that is gone has read everything.
-    fn unread(&self) -> usize {
-        sys::unread(self.socket.as_fd()).unwrap_or(0)
+        Self { socket }
     }
 }
 
 impl MessageQueue for SocketQueue {
     fn waiting(&self) -> usize {
-        match self.weight {
-            Some(weight) => self.unread().div_ceil(weight),
-            None => 0,
-        }
+        unread(&self.socket)
     }
 
     fn post(&mut self, message: Option<&Message>) {
@@ -49,12 +46,20 @@ impl MessageQueue for SocketQueue {
             // Empty, but the tool's poll tells of it.
             None => &[],
         };
-        let before = self.unread();
+        let socket = self.socket.as_fd();
+        let before = match WEIGHT.get() {
+            Some(_) => None,
+            None => sys::unread(socket).ok(),
+        };
         // A reader who is gone is no error; the depth of the queue is far below
         // what a socket holds.
-        if socket::send(self.socket.as_fd(), packet, &[]).is_ok() && self.weight.is_none() {
-            let weight = self.unread().saturating_sub(before);
-            self.weight = (weight > 0).then_some(weight);
+        let sent = socket::send(socket, packet, &[]).is_ok();
+        // If somebody has read in between, the next one is weighed.
+        let after = before.and_then(|_| sys::unread(socket).ok());
+        if let (true, Some(before), Some(after)) = (sent, before, after)
+            && after > before
+        {
+            let _ = WEIGHT.set(after - before);
         }
     }
 }

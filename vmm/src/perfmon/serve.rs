@@ -1,13 +1,24 @@
 //! What a thread that runs vCPUs does with a job.
 
+use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::perfmon::{ContextId, Hosted, Quantities};
 use pmu_virt::{CorePmu, VcpuPmu};
 
 use super::desk::{Done, Job, Target, Tray, Work};
 use super::tally::Nothing;
+use super::view::{CoreView, VcpuView, View};
 
 /// Does a job for a vCPU, or for the core that it is on.
 pub(crate) fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
+    if job.is_look() {
+        let (Target::Vcpu(number) | Target::Core(number)) = job.target();
+        // The vCPU's thread is its core.
+        let view = View {
+            cores: vec![CoreView::of(number, Some(number), pmu.core())],
+            vcpus: vec![VcpuView::of(number, Some(pmu), VcpuState::Running)],
+        };
+        return serve_look(job, view);
+    }
     match job.target() {
         Target::Vcpu(_) => job.act(|id, work| on_vcpu(pmu, id, work, values)),
         // If nobody has the core, the job comes back as it is dropped.
@@ -22,13 +33,24 @@ pub(crate) fn serve_core(job: Job, core: &mut CorePmu) {
     job.act(|id, work| on_core(core, id, work, &Nothing));
 }
 
+/// Says what there is.
+pub(crate) fn serve_look(job: Job, view: View) {
+    job.act(|_, _| Done::Seen(Box::new(view)));
+}
+
 /// A vCPU has ended, and with it its core if that was its own (`alone`).
-pub(crate) fn close_vcpu(tray: Tray, pmu: Option<&mut VcpuPmu>, alone: bool) {
+pub(crate) fn close_vcpu(
+    tray: Tray,
+    pmu: Option<&mut VcpuPmu>,
+    alone: bool,
+    values: &dyn Quantities,
+) {
     let (mut own, mut core) = (None, None);
     if let Some(pmu) = pmu {
-        own = pmu.unload_context();
+        own = Host::unload(pmu, values);
         if alone {
-            core = pmu.with_core(CorePmu::unload_context).flatten();
+            let unload = |core: &mut CorePmu| Host::unload(core, values);
+            core = pmu.with_core(unload).flatten();
         }
     }
     tray.close(own, core, alone);
@@ -36,14 +58,15 @@ pub(crate) fn close_vcpu(tray: Tray, pmu: Option<&mut VcpuPmu>, alone: bool) {
 
 /// A core has ended.
 pub(crate) fn close_core(tray: Tray, core: Option<&mut CorePmu>) {
-    tray.close(core.and_then(CorePmu::unload_context), None, false);
+    let own = core.and_then(|core| Host::unload(core, &Nothing));
+    tray.close(own, None, false);
 }
 
 /// The two that contexts are attached to, as far as jobs are concerned.
 trait Host {
     fn hosted(&self) -> Option<ContextId>;
     fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Done;
-    fn unload(&mut self) -> Option<Box<Hosted>>;
+    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>>;
 }
 
 macro_rules! hosts {
@@ -55,8 +78,10 @@ macro_rules! hosts {
             fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Done {
                 Done::Loaded(self.load_context(hosted, set))
             }
-            fn unload(&mut self) -> Option<Box<Hosted>> {
-                self.unload_context()
+            fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>> {
+                let mut hosted = self.unload_context()?;
+                hosted.keep_quantities(values);
+                Some(hosted)
             }
         }
     )*};
@@ -65,20 +90,25 @@ macro_rules! hosts {
 hosts!(VcpuPmu, CorePmu);
 
 /// Loads and unloads; a command is left to the caller.
-fn attach_or_detach(host: &mut dyn Host, id: ContextId, work: Work) -> Result<Done, Work> {
+fn attach_or_detach(
+    host: &mut dyn Host,
+    id: ContextId,
+    work: Work,
+    values: &dyn Quantities,
+) -> Result<Done, Work> {
     // A context that has left in the meantime is not here to be called.
     let here = host.hosted() == Some(id);
     match work {
         Work::Load(hosted, set) => Ok(host.load(hosted, set)),
-        Work::Unload if here => Ok(Done::Unloaded(host.unload())),
+        Work::Unload if here => Ok(Done::Unloaded(host.unload(values))),
         Work::Unload => Ok(Done::Unloaded(None)),
         call @ Work::Call(_) if here => Err(call),
-        call @ Work::Call(_) => Ok(Done::Undone(call)),
+        other @ (Work::Call(_) | Work::Look) => Ok(Done::Undone(other)),
     }
 }
 
 fn on_vcpu(pmu: &mut VcpuPmu, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
-    match attach_or_detach(pmu, id, work) {
+    match attach_or_detach(pmu, id, work, values) {
         Ok(done) => done,
         Err(Work::Call(mut call)) => {
             let result = pmu.call_context(&mut call, values);
@@ -89,7 +119,7 @@ fn on_vcpu(pmu: &mut VcpuPmu, id: ContextId, work: Work, values: &dyn Quantities
 }
 
 fn on_core(core: &mut CorePmu, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
-    match attach_or_detach(core, id, work) {
+    match attach_or_detach(core, id, work, values) {
         Ok(done) => done,
         Err(Work::Call(mut call)) => {
             let result = core.call_context(&mut call, values);

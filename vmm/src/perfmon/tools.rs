@@ -90,7 +90,7 @@ impl ReadyTools {
             guest,
             counters: tools.counters,
             pmu: Arc::new(LogicalPmu::new(tools.model)),
-            formats: Arc::new(FormatRegistry::default()),
+            formats: Arc::new(FormatRegistry::with_builtin()),
             tsc_khz: tools.tsc_khz,
             desk,
             memory: Some(tools.memory),

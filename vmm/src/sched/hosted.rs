@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use perfmon_abi::wire::info::VcpuState;
+
 use super::core::{CoreEnd, CoreThread};
 use crate::kvm::VcpuId;
-use crate::perfmon::{Job, Tray, serve_core};
+use crate::perfmon::{CoreView, Job, Tray, VcpuView, View, serve_core, serve_look};
 use crate::vcpu::Vcpu;
 
 impl CoreThread {
@@ -33,12 +35,33 @@ impl CoreThread {
     }
 
     fn do_core_job(&mut self, job: Job) {
-        if let Some(pmu) = &mut self.pmu {
+        if job.is_look() {
+            let view = self.view();
+            serve_look(job, view);
+        } else if let Some(pmu) = &mut self.pmu {
             serve_core(job, pmu);
         } else if let Some(vcpu) = self.last.and_then(|id| self.vcpus.get_mut(&id)) {
             vcpu.do_core_job(job);
         }
         // A core without counters: the job comes back.
+    }
+
+    /// What there is on this core.
+    fn view(&self) -> View {
+        let number = |id: VcpuId| usize::from(id.0);
+        let of_last = self.last.and_then(|id| self.vcpus.get(&id)?.pmu()?.core());
+        let pmu = self.pmu.as_deref().or(of_last);
+        let vcpu = |(id, vcpu): (&VcpuId, &Vcpu)| {
+            let state = match self.last == Some(*id) {
+                true => VcpuState::Running,
+                false => VcpuState::Waiting,
+            };
+            VcpuView::of(number(*id), vcpu.pmu(), state)
+        };
+        View {
+            cores: vec![CoreView::of(self.index, self.last.map(number), pmu)],
+            vcpus: self.vcpus.iter().map(vcpu).collect(),
+        }
     }
 
     /// No vCPU could be run for so long.

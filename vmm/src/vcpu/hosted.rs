@@ -128,7 +128,7 @@ impl Vcpu {
     pub(crate) fn leave_desk(&mut self) {
         if let Some(host) = self.core.host.take() {
             let alone = !host.is_shared();
-            close_vcpu(host.tray, self.core.pmu.as_mut(), alone);
+            close_vcpu(host.tray, self.core.pmu.as_mut(), alone, &self.core.tally);
         }
     }
 }

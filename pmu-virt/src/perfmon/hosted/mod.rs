@@ -89,6 +89,11 @@ impl Hosted {
         &self.context
     }
 
+    /// Keeps the quantities of the VMM for reads while it is attached to nothing.
+    pub fn keep_quantities(&mut self, values: &dyn Quantities) {
+        self.context.keep_quantities(values);
+    }
+
     /// Whether its counters were taken by somebody who comes first.
     #[must_use]
     pub fn is_preempted(&self) -> bool {

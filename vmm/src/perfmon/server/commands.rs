@@ -42,7 +42,7 @@ impl State {
         }
         match request.command < EXTENSIONS {
             true => self.specified(asked, request),
-            false => Some(self.extension(asked, request, packet.fds)),
+            false => self.extension(asked, request, &packet.fds),
         }
     }
 
@@ -210,24 +210,34 @@ impl State {
     }
 
     /// A command of the protocol's own.
-    fn extension(&mut self, asked: Asked, request: &Request<'_>, fds: Vec<OwnedFd>) -> Answer {
+    fn extension(
+        &mut self,
+        asked: Asked,
+        request: &Request<'_>,
+        fds: &[OwnedFd],
+    ) -> Option<Answer> {
         let extension = Extension::decode(request.command, request.nargs, request.payload);
-        let answer = extension.and_then(|extension| match extension {
-            Extension::Hello => Ok(Answer::done(self.hello().to_bytes())),
-            Extension::Bind => self.bind(asked, &fds),
-            Extension::Unbind => match self.connections.get_mut(asked.connection) {
-                Some(connection) => connection
-                    .handles
-                    .unbind(request.context)
-                    .map(|()| Answer::default()),
-                None => Err(Errno::ECONNRESET.into()),
-            },
-            Extension::GetBuffer => self.get_buffer(asked, request.context),
-            Extension::Formats => Ok(Answer::json(&self.formats())),
-            Extension::List => Ok(Answer::json(&self.list())),
-            Extension::Model => Ok(Answer::json(&self.model())),
+        let answer = extension.and_then(|extension| {
+            Ok(Some(match extension {
+                Extension::Hello => Answer::done(self.hello().to_bytes()),
+                Extension::Bind => self.bind(asked, fds)?,
+                Extension::Unbind => match self.connections.get_mut(asked.connection) {
+                    Some(connection) => {
+                        connection.handles.unbind(request.context)?;
+                        Answer::default()
+                    }
+                    None => return Err(Errno::ECONNRESET.into()),
+                },
+                Extension::GetBuffer => self.get_buffer(asked, request.context)?,
+                Extension::Formats => Answer::json(&self.formats()),
+                Extension::List => {
+                    self.look(asked);
+                    return Ok(None);
+                }
+                Extension::Model => Answer::json(&self.model()),
+            }))
         });
-        answer.unwrap_or_else(Answer::from)
+        answer.unwrap_or_else(|refusal| Some(refusal.into()))
     }
 
     fn hello(&self) -> Hello {

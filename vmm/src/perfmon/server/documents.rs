@@ -1,15 +1,10 @@
-//! FORMATS, LIST and MODEL.
+//! FORMATS and MODEL.
 
-use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
-use perfmon_abi::wire::info::{
-    ContextInfo, ContextState, CoreInfo, FormatInfo, MachineInfo, ModelInfo, Scope, VcpuInfo,
-    VcpuState, VirtualPmdInfo,
-};
-use pmu_virt::perfmon::{ContextId, VirtualPmd};
+use perfmon_abi::consts::PFM_FMTFL_NOSET;
+use perfmon_abi::wire::info::{FormatInfo, ModelInfo, VirtualPmdInfo};
+use pmu_virt::perfmon::VirtualPmd;
 
 use super::State;
-use super::contexts::{Entry, Place};
-use crate::perfmon::desk::Target;
 
 impl State {
     pub(super) fn formats(&self) -> Vec<FormatInfo> {
@@ -17,7 +12,11 @@ impl State {
         let info = |format: &std::sync::Arc<dyn pmu_virt::perfmon::SamplingFormat>| FormatInfo {
             uuid: uuid(format.uuid()),
             name: format.name().to_owned(),
-            flags: 0,
+            flags: if format.only_set_0() {
+                PFM_FMTFL_NOSET
+            } else {
+                0
+            },
             arg_size: format.arg_size() as u64,
             queue_depth: number(format.queue_depth()),
             description: String::new(),
@@ -48,75 +47,6 @@ impl State {
             virtual_pmds: VirtualPmd::ALL.iter().map(virtual_pmd).collect(),
         }
     }
-
-    pub(super) fn list(&self) -> MachineInfo {
-        let desk = &self.machine.desk;
-        let vcpu = |vcpu: usize| VcpuInfo {
-            vcpu: number(vcpu),
-            state: VcpuState::Running,
-            core: desk.core_of(vcpu).map(number),
-            context: self.attached(Target::Vcpu(vcpu)),
-        };
-        let core = |core: usize| CoreInfo {
-            core: number(core),
-            tid: desk
-                .thread_of(core)
-                .map_or(0, |thread| thread.unsigned_abs()),
-            vcpu: None,
-            context: self.attached(Target::Core(core)),
-            counters: Vec::new(),
-        };
-        MachineInfo {
-            pid: std::process::id(),
-            guest: self.machine.guest.clone(),
-            counters: self.machine.counters.clone(),
-            policy: self.policy.clone(),
-            vcpus: (0..desk.vcpus()).map(vcpu).collect(),
-            cores: (0..desk.cores()).map(core).collect(),
-            contexts: self
-                .contexts
-                .iter()
-                .map(|(id, entry)| info(id, entry))
-                .collect(),
-        }
-    }
-
-    fn attached(&self, target: Target) -> Option<u64> {
-        self.contexts.at(target).map(|id| id.0.into())
-    }
-}
-
-fn info(id: ContextId, entry: &Entry) -> ContextInfo {
-    let core = entry.flags & PFM_FL_SYSTEM_WIDE != 0;
-    let target = match entry.place {
-        Place::Away(Target::Vcpu(n) | Target::Core(n)) => Some(number(n)),
-        Place::Home { .. } => None,
-    };
-    let (state, unread) = match &entry.place {
-        _ if entry.zombie => (ContextState::Zombie, 0),
-        Place::Home { queue, .. } => (ContextState::Unloaded, queue.waiting()),
-        Place::Away(_) => (ContextState::Loaded, 0),
-    };
-    let (sets, active_set) = match &entry.place {
-        Place::Home { context, .. } => (number(context.set_count()), context.active_set()),
-        Place::Away(_) => (0, 0),
-    };
-    ContextInfo {
-        id: id.0.into(),
-        scope: if core { Scope::Core } else { Scope::Vcpu },
-        target,
-        state,
-        started: false,
-        flags: entry.flags,
-        pid: entry.creator.pid,
-        uid: entry.creator.uid,
-        sets,
-        active_set,
-        format: entry.format.clone(),
-        buffer_size: entry.buffer.as_ref().map_or(0, |(_, size)| *size),
-        unread: number(unread),
-        dropped: 0,
-    }
 }
 
 fn unit(which: VirtualPmd) -> &'static str {
@@ -140,6 +70,6 @@ fn uuid(bytes: [u8; 16]) -> String {
     text
 }
 
-fn number(count: usize) -> u32 {
+pub(super) fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -6,13 +6,14 @@ use pmu_virt::perfmon::{ContextId, Hosted};
 use super::State;
 use super::answer::Answer;
 use super::contexts::Place;
-use crate::perfmon::desk::{Done, Report, Target, Work};
+use crate::perfmon::desk::{Done, LOOK, Report, Target, Work};
 
 impl State {
     /// Takes in what the vCPUs' threads have reported.
     pub(super) fn take_reports(&mut self) {
         while let Some(report) = self.machine.desk.report() {
             match report {
+                Report::Job(LOOK, done) => self.looked(done),
                 Report::Job(id, done) => self.job_done(id, done),
                 Report::Ended(target, hosted) => self.ended(target, hosted),
             }
@@ -54,6 +55,7 @@ impl State {
                 None => None,
             },
             Done::Undone(Work::Unload) => Some(Answer::default()),
+            Done::Seen(_) | Done::Undone(Work::Look) => None,
         };
         if let (Some(asked), Some(answer)) = (asked, answer) {
             self.late_reply(asked, &answer);

@@ -9,6 +9,7 @@ mod documents;
 mod events;
 mod jobs;
 mod limits;
+mod list;
 
 use std::io;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use connection::Connections;
 use contexts::Contexts;
 use events::{Events, Token};
 use limits::Limits;
+use list::Looks;
 
 /// How long tools may look at their contexts after the machine has ended.
 const LINGER: Duration = Duration::from_secs(1);
@@ -101,6 +103,7 @@ impl Server {
             connections: Connections::default(),
             contexts: Contexts::default(),
             pool: Pool::default(),
+            looks: Looks::default(),
             policy: config.policy.to_string(),
             machine,
             packet: None,
@@ -142,6 +145,7 @@ struct State {
     connections: Connections,
     contexts: Contexts,
     pool: Pool,
+    looks: Looks,
     policy: String,
     machine: Machine,
     /// Where packets are taken in.

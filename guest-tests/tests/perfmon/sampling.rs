@@ -1,0 +1,178 @@
+//! Overflows: messages, masks, blocked vCPUs, samples in a buffer.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use guest_tests::micro::{Lab, Test};
+use perfmon_abi::consts::{
+    DEFAULT_FORMAT, PFM_FL_NOTIFY_BLOCK, PFM_FL_SYSTEM_WIDE, PFM_MSG_OVFL, PFM_REGFL_OVFL_NOTIFY,
+};
+use perfmon_abi::{DefaultArg, DefaultEntry, DefaultHeader, Message, PmcArg, PmdArg, Record};
+use umpire_perfmon::{Call, Client, ContextHandle, Event, Wait};
+use vmm::micro::{KERNEL_CODE, MEMORY_SIZE};
+use vmm::sched::CorePlan;
+
+use crate::bed::{
+    Bed, CYCLES, PATIENCE, clock, eventually, gate, guest, load, pmc, pmd, read, two_hearts,
+};
+use crate::counting::ONE_CORE;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test {
+        name: "sampling::a_vcpu_is_masked_until_restart",
+        run: |lab| masked(lab, 0, None),
+    },
+    Test {
+        name: "sampling::a_core_is_masked_until_restart",
+        run: |lab| masked(lab, PFM_FL_SYSTEM_WIDE, None),
+    },
+    Test {
+        name: "sampling::a_shared_core_is_masked_until_restart",
+        run: |lab| masked(lab, PFM_FL_SYSTEM_WIDE, ONE_CORE),
+    },
+    Test {
+        name: "sampling::a_blocked_vcpu_waits_and_another_goes_on",
+        run: |lab| blocked(lab, None),
+    },
+    Test {
+        name: "sampling::a_blocked_vcpu_leaves_its_core_to_another",
+        run: |lab| blocked(lab, ONE_CORE),
+    },
+    Test {
+        name: "sampling::samples_are_in_the_buffer",
+        run: samples,
+    },
+];
+
+/// Ticks between two overflows: a millisecond or less on any host.
+const PERIOD: u64 = 1_000_000;
+
+fn every(period: u64) -> PmdArg {
+    let from = period.wrapping_neg();
+    PmdArg {
+        long_reset: from,
+        short_reset: from,
+        ..pmd(0, from)
+    }
+}
+
+/// A context whose counter notifies.
+fn sampler(client: &Client, flags: u32) -> Result<ContextHandle> {
+    let context = client.create(flags, None, &[])?;
+    let cycles = PmcArg {
+        flags: PFM_REGFL_OVFL_NOTIFY,
+        ..pmc(0, CYCLES)
+    };
+    client.call(&context, &mut Call::WritePmcs(vec![cycles]))?;
+    client.call(&context, &mut Call::WritePmds(vec![every(PERIOD)]))?;
+    Ok(context)
+}
+
+pub(crate) fn message(context: &ContextHandle) -> Result<Message> {
+    match context.read_message(Wait::For(PATIENCE))? {
+        Event::Message(message) => Ok(message),
+        other => bail!("{other:?} instead of a message"),
+    }
+}
+
+fn masked(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
+    let mut bed = Bed::new(clock)?;
+    bed.cores = cores;
+    bed.run(lab, &guest(|a| gate(a, 2))?, |client, gates| {
+        let context = sampler(client, flags)?;
+        load(client, &context, 0)?;
+        client.call(&context, &mut Call::Start(None))?;
+        gates.open(1);
+        for _ in 0..3 {
+            let told = message(&context)?;
+            ensure!(
+                told.kind == PFM_MSG_OVFL && told.ovfl_pmds == [1, 0],
+                "{told:?}"
+            );
+            ensure!(told.active_set == 0 && told.generation == 1, "{told:?}");
+            // Nothing counts while it is masked.
+            let first = read(client, &context, 0)?;
+            std::thread::sleep(Duration::from_millis(5));
+            let second = read(client, &context, 0)?;
+            ensure!(first.value == second.value, "{first:?} {second:?}");
+            let none = context.read_message(Wait::No)?;
+            ensure!(matches!(none, Event::Nothing), "{none:?}");
+            client.call(&context, &mut Call::Restart)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+fn blocked(lab: &Lab, cores: Option<CorePlan>) -> Result<()> {
+    let mut bed = Bed::new(clock)?;
+    bed.cores = cores;
+    bed.run(lab, &two_hearts()?, |client, gates| {
+        let context = sampler(client, PFM_FL_NOTIFY_BLOCK)?;
+        load(client, &context, 1)?;
+        gates.alive(1)?;
+        client.call(&context, &mut Call::Start(None))?;
+        for _ in 0..3 {
+            message(&context)?;
+            // The thread may still be on its way out of the guest.
+            std::thread::sleep(Duration::from_millis(5));
+            let before = gates.beats(1);
+            gates.alive(0)?;
+            std::thread::sleep(Duration::from_millis(5));
+            let after = gates.beats(1);
+            ensure!(
+                before == after,
+                "a blocked vCPU went on: {before} to {after}"
+            );
+            client.call(&context, &mut Call::Restart)?;
+            gates.alive(1)?;
+        }
+        message(&context)?;
+        // Whoever is blocked goes on when its tool goes.
+        drop(context);
+        gates.alive(1)
+    })?;
+    Ok(())
+}
+
+fn samples(lab: &Lab) -> Result<()> {
+    const SAMPLES: u64 = 20;
+    let bed = Bed::new(clock)?;
+    bed.run(lab, &guest(|a| gate(a, 2))?, |client, gates| {
+        let arg = DefaultArg {
+            buf_size: 1 << 16,
+            buf_flags: 0,
+        };
+        let context = client.create(0, Some(DEFAULT_FORMAT), &arg.to_bytes())?;
+        client.call(&context, &mut Call::WritePmcs(vec![pmc(0, CYCLES)]))?;
+        client.call(&context, &mut Call::WritePmds(vec![every(PERIOD)]))?;
+        let mapping = context.map_buffer()?;
+        load(client, &context, 0)?;
+        client.call(&context, &mut Call::Start(None))?;
+        gates.open(1);
+        let header = || -> Result<DefaultHeader> {
+            let bytes = mapping.copy(0, DefaultHeader::SIZE);
+            let bytes = bytes.ok_or_else(|| anyhow::anyhow!("a buffer without a header"))?;
+            Ok(DefaultHeader::from_bytes(&bytes)?)
+        };
+        eventually("samples come", || Ok(header()?.count >= SAMPLES))?;
+        client.call(&context, &mut Call::Stop)?;
+        let mut last = 0;
+        for number in 0..20 {
+            let at = DefaultHeader::SIZE + number * DefaultEntry::SIZE;
+            let Some(bytes) = mapping.copy(at, DefaultEntry::SIZE) else {
+                bail!("sample {number} is outside of the buffer");
+            };
+            let entry = DefaultEntry::from_bytes(&bytes)?;
+            ensure!(entry.pid.unsigned_abs() == std::process::id(), "{entry:?}");
+            ensure!((entry.tid, entry.cpu, entry.set) == (0, 0, 0), "{entry:?}");
+            ensure!(entry.last_reset_val == PERIOD.wrapping_neg(), "{entry:?}");
+            let code = KERNEL_CODE..KERNEL_CODE + MEMORY_SIZE as u64;
+            ensure!(code.contains(&entry.ip), "{entry:x?}");
+            ensure!(entry.tstamp > last, "{entry:?} after {last}");
+            last = entry.tstamp;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
