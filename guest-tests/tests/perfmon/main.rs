@@ -2,9 +2,13 @@
 
 mod bad_input;
 mod bed;
+mod c_programs;
+mod cc;
 mod counting;
 mod ends;
 mod errors;
+mod known;
+mod played;
 mod raw;
 mod sampling;
 
@@ -19,6 +23,10 @@ fn main() -> ExitCode {
         ends::TESTS,
         errors::TESTS,
         bad_input::TESTS,
+        played::TESTS,
+        c_programs::TESTS,
+        c_programs::DESCRIPTORS,
+        c_programs::SPECIFICATION,
     ];
     run_suite(&themes.concat(), &[])
 }
