@@ -45,7 +45,9 @@ pub(crate) const TESTS: &[Test] = &[
 /// no descriptor is left over.
 fn beside(lab: &Lab, tool: fn(&Path, &Client) -> Result<()>) -> Result<()> {
     let bed = Bed::new(clock)?;
-    bed.run(lab, &guest(|_| Ok(()))?, |client, _| {
+    bed.run(lab, &guest(|_| Ok(()))?, |client, gates| {
+        // The server is there before the vCPU and its descriptors are.
+        gates.reached(1)?;
         client.hello()?;
         let before = descriptors_open()?;
         tool(&bed.socket(), client)?;

@@ -14,7 +14,7 @@ use vmm::micro::BackendFactory;
 use vmm::sched::CorePlan;
 
 use crate::bed::{Bed, CYCLES, Gates, RETURNS, clock, counter, eventually, load, two_hearts};
-use crate::cc::Running;
+use crate::cc::{Running, library};
 use crate::counting::ONE_CORE;
 use crate::known::{self, CYCLE_RATE, RETURN_RATE, sim};
 
@@ -128,6 +128,8 @@ fn on(
     source: Source,
     tool: impl FnOnce(&Bed, &Client, &Gates) -> Result<()>,
 ) -> Result<()> {
+    // Before the guest's time begins.
+    library()?;
     let guest = two_hearts()?;
     known::measure(lab, &guest)?;
     let mut bed = Bed::new(source.backend)?;

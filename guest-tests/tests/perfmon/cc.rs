@@ -24,7 +24,7 @@ fn output() -> &'static Path {
 
 /// The folder of the library. Cargo does not build it for tests: nothing in Rust
 /// can link it.
-fn library() -> Result<&'static Path> {
+pub(crate) fn library() -> Result<&'static Path> {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| build_library().map_err(|error| format!("{error:#}")));
     match folder {

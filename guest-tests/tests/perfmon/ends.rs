@@ -64,7 +64,7 @@ fn end_of_guest(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
 fn killed(lab: &Lab) -> Result<()> {
     let bed = Bed::new(clock)?;
     bed.run(lab, &guest(|_| Ok(()))?, |client, gates| {
-        let context = counter(client, 0, RETURNS)?;
+        let context = counter(client, 0, crate::bed::CYCLES)?;
         load(client, &context, 0)?;
         client.call(&context, &mut Call::Start(None))?;
         let copy = context.as_fd().try_clone_to_owned()?;
@@ -73,7 +73,7 @@ fn killed(lab: &Lab) -> Result<()> {
             .arg("1000")
             .stdin(Stdio::from(copy))
             .spawn()?;
-        let others = counter(client, 0, RETURNS)?;
+        let others = counter(client, 0, crate::bed::CYCLES)?;
         let refused = load(client, &others, 0);
         child.kill()?;
         child.wait()?;

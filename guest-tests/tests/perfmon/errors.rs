@@ -120,7 +120,7 @@ fn configuration(lab: &Lab) -> Result<()> {
             bail!("another command came back");
         };
         ensure!(config.arg_size_max == 4096, "{config:?}");
-        let mut set = |change: fn(&mut Config)| {
+        let set = |change: fn(&mut Config)| {
             let mut new = config;
             change(&mut new);
             client.ask(&mut Call::SetConfig(new))

@@ -25,23 +25,11 @@ pub(crate) fn measure(lab: &Lab, guest: &MicroGuest) -> Result<u32> {
     Ok(*TSC_KHZ.get_or_init(|| khz))
 }
 
-fn backend(counters: u32) -> Box<dyn CounterBackend> {
-    let text = format!(
-        "counters = {counters}\n\
-         [event.cycles]\nrate = {CYCLE_RATE}\n\
-         [event.returns]\nrate = {RETURN_RATE}\n"
-    );
+/// Counters for everybody.
+pub(crate) fn sim() -> Box<dyn CounterBackend> {
+    let text =
+        format!("[event.cycles]\nrate = {CYCLE_RATE}\n[event.returns]\nrate = {RETURN_RATE}\n");
     let table = RateTable::parse(&text, "known").expect("a table of rates");
     let khz = TSC_KHZ.get().copied().expect("the TSC was measured");
     Box::new(SimBackend::new(table, khz))
-}
-
-/// Counters for everybody.
-pub(crate) fn sim() -> Box<dyn CounterBackend> {
-    backend(64)
-}
-
-/// No more counters than the guest has.
-pub(crate) fn scarce() -> Box<dyn CounterBackend> {
-    backend(6)
 }

@@ -2,12 +2,19 @@
 
 mod bad_input;
 mod bed;
+mod c_errors;
 mod c_programs;
 mod cc;
+#[allow(dead_code)]
+#[path = "../../../pmu-virt/tests/perfmon/cells.rs"]
+mod cells;
 mod counting;
 mod ends;
 mod errors;
 mod known;
+#[allow(dead_code)]
+#[path = "../../../pmu-virt/tests/limited/mod.rs"]
+mod limited;
 mod played;
 mod raw;
 mod sampling;
@@ -24,6 +31,7 @@ fn main() -> ExitCode {
         errors::TESTS,
         bad_input::TESTS,
         played::TESTS,
+        c_errors::TESTS,
         c_programs::TESTS,
         c_programs::DESCRIPTORS,
         c_programs::SPECIFICATION,

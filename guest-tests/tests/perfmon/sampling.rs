@@ -125,7 +125,8 @@ fn blocked(lab: &Lab, cores: Option<CorePlan>) -> Result<()> {
                 "a blocked vCPU went on: {before} to {after}"
             );
             client.call(&context, &mut Call::Restart)?;
-            gates.alive(1)?;
+            // It may be blocked again by now, but not without having run.
+            eventually("the vCPU goes on", || Ok(gates.beats(1) > after))?;
         }
         message(&context)?;
         // Whoever is blocked goes on when its tool goes.

@@ -1,8 +1,10 @@
 //! Whether the random sequences of `props` go everywhere: a comparison that
 //! never comes across an overflow says nothing about overflows.
 
+use super::bench::MOMENT;
 use super::model::{Model, State};
-use super::steps::{Step, flags, steps};
+use super::play::Step;
+use super::steps::{flags, steps};
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::{Call, Errno};
 use proptest::strategy::{Strategy, ValueTree};
@@ -24,9 +26,10 @@ fn play(model: &mut Model, step: &Step) -> Option<Errno> {
         }
         Step::Pass(ns, counted) => model.pass(*ns, *counted),
         Step::Expire => model.expire(),
-        Step::Overflow => model.overflow(),
+        Step::Overflow(_) => model.overflow(&MOMENT),
         Step::ReadMessages => model.queue.clear(),
-        Step::Lose(_) => {}
+        // The sequences of `steps` have no more.
+        _ => {}
     }
     None
 }
@@ -42,7 +45,7 @@ fn places(before: &Model, step: &Step, after: &Model, error: Option<Errno>) -> V
     let switches = after.runs() - before.runs().min(after.runs());
     let masked = before.state == State::Loaded && after.state == State::Masked;
     let unmasked = before.state == State::Masked && after.state == State::Loaded;
-    let overflow = matches!(step, Step::Overflow) && !before.wrapped.is_empty();
+    let overflow = matches!(step, Step::Overflow(_)) && !before.wrapped.is_empty();
     at("masked", masked);
     at(
         "masked by several counters",

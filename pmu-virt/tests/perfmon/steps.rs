@@ -1,5 +1,6 @@
 //! What can befall a context, bad input included.
 
+use super::play::Step;
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::Call;
 use perfmon_abi::{PmcArg, PmdArg, SetDesc, SetInfo, StartArg, Timespec};
@@ -7,20 +8,6 @@ use pmu_virt::Provenance;
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::sample::{select, subsequence};
-
-#[derive(Clone, Debug)]
-pub(crate) enum Step {
-    Call(Call),
-    Load(u16),
-    Unload,
-    /// Events at one of the counters that are to count.
-    Count(usize, u64, Provenance),
-    Lose(u16),
-    Pass(u64, bool),
-    Expire,
-    Overflow,
-    ReadMessages,
-}
 
 /// Any of these flags, none most of the time; and now and then bits that are
 /// none.
@@ -245,13 +232,13 @@ fn happening() -> impl Strategy<Value = Vec<Step>> {
         1 => (0u16..4).prop_map(Step::Lose),
         1 => pass.clone(),
         1 => Just(Step::Expire),
-        1 => Just(Step::Overflow),
+        1 => Just(Step::Overflow(1)),
         1 => Just(Step::ReadMessages),
     ];
     let then = |steps: Vec<Step>, last: Step| [steps, vec![last]].concat();
     prop_oneof![
         6 => one.prop_map(|step| vec![step]),
-        6 => vec(count(), 1..5).prop_map(move |counts| then(counts, Step::Overflow)),
+        6 => vec(count(), 1..5).prop_map(move |counts| then(counts, Step::Overflow(1))),
         3 => pass.prop_map(move |pass| then(vec![pass], Step::Expire)),
         2 => Just(vec![Step::Call(Call::Restart)]),
         1 => (count(), set()).prop_map(|(count, set)| {
@@ -265,7 +252,7 @@ fn happening() -> impl Strategy<Value = Vec<Step>> {
 /// More notifications than a queue has room for.
 fn unread() -> Vec<Step> {
     let wraps = Step::Count(0, u64::MAX, Provenance::Exact);
-    let once = [wraps, Step::Overflow, Step::Call(Call::Restart)];
+    let once = [wraps, Step::Overflow(1), Step::Call(Call::Restart)];
     once.iter().cloned().cycle().take(27).collect()
 }
 

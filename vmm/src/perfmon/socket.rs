@@ -181,6 +181,15 @@ impl Peer {
         })
     }
 
+    /// A user in no group.
+    #[cfg(test)]
+    pub(super) fn of_user(uid: u32) -> Self {
+        Self {
+            uid,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn is_in(&self, group: u32) -> bool {
         self.groups.contains(&group)
     }

@@ -35,8 +35,11 @@ int main(int argc, char **argv)
 
 	memset(&config, 0, sizeof(config));
 	if (!strcmp(how, "closed")) {
-		fd = create(0);
-		MUST(close(fd) == 0, "errno %d", errno);
+		int low = create(0);
+
+		/* A number that the next context does not get. */
+		fd = fcntl(low, F_DUPFD, 500);
+		MUST(close(low) == 0 && close(fd) == 0, "errno %d", errno);
 	} else if (!strcmp(how, "file")) {
 		fd = open("/dev/null", O_RDONLY);
 	} else if (!strcmp(how, "address")) {

@@ -84,9 +84,9 @@ impl Cursor {
             if !self.read_block(&header, copy, &mut batch)? {
                 // It was overwritten, so what is left begins later.
                 header = read_header(copy)?;
-                self.go_to(self.block + 1);
+                self.go_to(self.block.saturating_add(1));
             } else if self.block < header.sequence {
-                self.go_to(self.block + 1);
+                self.go_to(self.block.saturating_add(1));
             } else {
                 break;
             }
@@ -130,7 +130,8 @@ impl Cursor {
             return Ok(false);
         }
         if self.used == CompactBlock::SIZE {
-            batch.lost += before.first.saturating_sub(self.samples);
+            let missed = before.first.saturating_sub(self.samples);
+            batch.lost = batch.lost.saturating_add(missed);
             self.samples = self.samples.max(before.first);
         }
         self.used = self.used.max(used);
@@ -142,7 +143,7 @@ impl Cursor {
         while !bytes.is_empty() {
             match decode(&mut bytes, &mut self.last, &mut self.of_pmds[..]) {
                 Ok(sample) => {
-                    self.samples += 1;
+                    self.samples = self.samples.saturating_add(1);
                     batch.samples.push(sample);
                 }
                 Err(error) => {

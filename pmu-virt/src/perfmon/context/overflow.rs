@@ -6,7 +6,7 @@
 //! reset. A mask puts switch and reset off until PFM_RESTART.
 
 use super::reset::Period;
-use super::{Context, EventSet, Phase, Pmc, Pmd};
+use super::{Context, EventSet, Phase, Pmc, Pmd, UNKNOWN};
 use crate::ids::Ring;
 use crate::perfmon::bits::PmdBits;
 use crate::perfmon::description::{PmdKind, VirtualPmd};
@@ -16,9 +16,6 @@ use perfmon_abi::consts::{
     PFM_FL_NOTIFY_BLOCK, PFM_FL_SYSTEM_WIDE, PFM_MAX_PMDS, PFM_REGFL_OVFL_NOTIFY,
     PFM_SETFL_OVFL_SWITCH,
 };
-
-/// What is recorded of a quantity that nobody can tell.
-const UNKNOWN: u64 = u64::MAX;
 
 /// What is to come of an interrupt.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,6 +45,7 @@ impl Context {
         }
         if self.phase != Phase::Loaded {
             self.account.spurious = self.account.spurious.saturating_add(1);
+            self.keep(self.active, pending);
             return;
         }
         self.account.overflows = self.account.overflows.saturating_add(1);

@@ -3,8 +3,8 @@
 use super::{Context, EventSet, How};
 use crate::perfmon::bits::PmdBits;
 use crate::perfmon::carta;
-use crate::perfmon::description::{LogicalPmu, PmdKind};
-use perfmon_abi::consts::{PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_RANDOM};
+use crate::perfmon::description::{LogicalPmu, PmdDescription, PmdKind};
+use perfmon_abi::consts::PFM_REGFL_RANDOM;
 
 /// Which of its reset values a PMD is loaded with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,16 +31,9 @@ impl Context {
 
 impl EventSet {
     fn reset(&mut self, pmu: &LogicalPmu, pmds: PmdBits, period: Period) {
-        let mut all = pmds;
-        for pmd in pmds.iter() {
-            if let Some((pmc, _)) = counter(pmu, pmd) {
-                all = all.union(
-                    self.pmcs
-                        .get(&pmc)
-                        .map_or(PmdBits::EMPTY, |pmc| pmc.reset_pmds),
-                );
-            }
-        }
+        let named = |pmd| self.pmcs.get(&counter(pmu, pmd)?.1);
+        let of_pmcs = pmds.iter().filter_map(named).map(|pmc| pmc.reset_pmds);
+        let all = of_pmcs.fold(pmds, PmdBits::union);
         for pmd in all.iter() {
             self.reload(pmu, pmd, period);
         }
@@ -49,9 +42,10 @@ impl EventSet {
 
     /// Loads one PMD. One that is no counter has nothing that could be loaded.
     fn reload(&mut self, pmu: &LogicalPmu, num: u16, period: Period) {
-        let Some((pmc, width)) = counter(pmu, num) else {
+        let Some((description, pmc)) = counter(pmu, num) else {
             return;
         };
+        let mask = self.mask(description);
         let flags = self.pmcs.get(&pmc).map_or(0, |pmc| pmc.flags);
         let pmd = self.pmds.entry(num).or_default();
         let base = match period {
@@ -65,24 +59,16 @@ impl EventSet {
             pmd.random = state;
             value
         };
-        pmd.value = if flags & PFM_REGFL_NO_64BIT_EMUL == 0 {
-            pmd.last_reset
-        } else {
-            pmd.last_reset & low_bits(width)
-        };
+        pmd.value = pmd.last_reset & mask;
         pmd.how = How::NotCounted;
     }
 }
 
-/// PMC and width of a counter's PMD; `None` if it is not a counter's.
-fn counter(pmu: &LogicalPmu, pmd: u16) -> Option<(u16, u8)> {
-    match pmu.pmd(pmd)?.what {
-        PmdKind::Counter { width, pmc, .. } => Some((pmc, width)),
+/// A counter's PMD and its PMC; `None` if it is not a counter's.
+fn counter(pmu: &LogicalPmu, pmd: u16) -> Option<(&PmdDescription, u16)> {
+    let pmd = pmu.pmd(pmd)?;
+    match pmd.what {
+        PmdKind::Counter { pmc, .. } => Some((pmd, pmc)),
         PmdKind::Virtual(_) => None,
     }
-}
-
-fn low_bits(width: u8) -> u64 {
-    1u64.checked_shl(width.into())
-        .map_or(u64::MAX, |above| above - 1)
 }

@@ -100,7 +100,9 @@ impl Model {
             notify: arg.flags & notify != 0,
             random: arg.flags & random != 0,
             narrow: arg.flags & narrow != 0,
+            eventid: arg.eventid,
             reset_pmds,
+            smpl_pmds,
         };
         set.pmcs.insert(arg.num, pmc);
         let top = set.top(arg.num);
@@ -211,7 +213,8 @@ impl Model {
             has(pfm::PFM_SETFL_OVFL_SWITCH),
             has(pfm::PFM_SETFL_TIME_SWITCH),
         );
-        if desc.flags >= 0x10 || (by_overflow && by_time) {
+        let refused = self.only_set_0 && desc.id != 0;
+        if desc.flags >= 0x10 || (by_overflow && by_time) || refused {
             return Err(Errno::EINVAL);
         }
         let mut timeout = 0;

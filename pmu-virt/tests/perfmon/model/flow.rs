@@ -1,13 +1,23 @@
-//! Counts, time, overflows, switches and PFM_RESTART, without a format.
+//! Counts, time, overflows, switches and PFM_RESTART.
 
-use super::{COUNTERS, Model, State, words};
-use perfmon_abi::Message;
+use super::{Asked, COUNTERS, Model, State};
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::Errno;
+use pmu_virt::Ring;
+use pmu_virt::perfmon::Moment;
 use std::collections::BTreeSet;
 
-/// Messages that a queue holds.
-const DEPTH: usize = 8;
+/// What is to come of counters that overflowed at once.
+#[derive(Clone, Debug, Default)]
+struct Verdict {
+    notify: bool,
+    block: bool,
+    mask: bool,
+    /// Reset now.
+    reset: BTreeSet<u16>,
+    /// Left as they are, if not reset now.
+    keep: BTreeSet<u16>,
+}
 
 /// Carta: 16807 times the last number, modulo 2^31 - 1. A seed that would stay
 /// 0 stands for 1.
@@ -104,18 +114,61 @@ impl Model {
     }
 
     /// Deals with the counters that have wrapped.
-    pub(crate) fn overflow(&mut self) {
+    pub(crate) fn overflow(&mut self, moment: &Moment) {
         let wrapped = std::mem::take(&mut self.wrapped);
-        if wrapped.is_empty() || self.state != State::Loaded {
+        if wrapped.is_empty() {
             return;
         }
+        if self.state != State::Loaded {
+            // They are reset by PFM_RESTART like those that masked.
+            self.account.spurious += 1;
+            self.active().overflowed.extend(wrapped);
+            return;
+        }
+        self.account.overflows += 1;
         let active = self.active;
+        let (triggers, reached) = self.triggers(&wrapped);
+        let mut verdict = if self.format.is_some() {
+            self.ask_format(&wrapped, moment)
+        } else {
+            self.alone(&wrapped, &triggers, &reached)
+        };
+        let throttled = self.limit.exceeded(moment.tsc);
+        // A notification that finds no room masks, too.
+        let no_room = verdict.notify && !self.quiet && self.queue.len() >= self.depth();
+        let masked = verdict.mask || throttled || no_room;
+        if masked {
+            // Masked: reset and switch wait for PFM_RESTART.
+            self.state = State::Masked;
+            verdict.reset.clear();
+            verdict.keep.clone_from(&wrapped);
+        }
+        let left: Vec<u16> = verdict.keep.difference(&verdict.reset).copied().collect();
+        self.active().overflowed.extend(left);
+        self.blocked |= verdict.block && self.blocks;
+        if !reached.is_empty() {
+            self.active().triggers = reached;
+            if masked {
+                self.switch_later = true;
+            } else {
+                self.switch(false);
+            }
+        }
+        if verdict.notify {
+            self.notify(active, &wrapped);
+        }
+        if throttled {
+            self.account.throttled += 1;
+            self.tell(pfm::PFM_MSG_THROTTLED, [0; 2]);
+        }
+        self.reset(active, verdict.reset, false);
+    }
+
+    /// Which of these counters can make the set switch, and which do now.
+    fn triggers(&mut self, wrapped: &BTreeSet<u16>) -> (BTreeSet<u16>, BTreeSet<u16>) {
         let (mut triggers, mut reached) = (BTreeSet::new(), BTreeSet::new());
         let set = self.active();
-        let notify = wrapped
-            .iter()
-            .any(|n| set.pmcs.get(n).is_some_and(|pmc| pmc.notify));
-        for &n in &wrapped {
+        for &n in wrapped {
             let by_overflow = set.by_overflow;
             let pmd = set.pmds.entry(n).or_default();
             if by_overflow && pmd.threshold != 0 {
@@ -126,47 +179,103 @@ impl Model {
                 }
             }
         }
-        if !reached.is_empty() {
-            set.triggers.clone_from(&reached);
-        }
-        if notify {
-            // Masked: reset and switch wait for PFM_RESTART.
-            set.overflowed.extend(&wrapped);
-            self.state = State::Masked;
-            self.blocked = self.blocks;
-            self.switch_later |= !reached.is_empty();
-            self.notify(active, &wrapped);
-        } else if reached.is_empty() {
-            self.reset(active, triggers, false);
-        } else {
-            set.overflowed.extend(triggers);
-            self.switch(false);
+        (triggers, reached)
+    }
+
+    /// Without a format, a notification masks and blocks. A trigger is reset now,
+    /// or when its set is active again.
+    fn alone(
+        &self,
+        wrapped: &BTreeSet<u16>,
+        triggers: &BTreeSet<u16>,
+        reached: &BTreeSet<u16>,
+    ) -> Verdict {
+        let set = &self.sets[&self.active];
+        let asks = |n: &u16| set.pmcs.get(n).is_some_and(|pmc| pmc.notify);
+        let notify = wrapped.iter().any(asks);
+        Verdict {
+            mask: notify,
+            block: notify,
+            notify,
+            reset: if reached.is_empty() {
+                triggers.clone()
+            } else {
+                BTreeSet::new()
+            },
+            keep: triggers.clone(),
         }
     }
 
-    /// One message for all counters that overflowed at once.
-    fn notify(&mut self, set: u16, counters: &BTreeSet<u16>) {
-        if self.quiet {
-            self.queue.push(None);
-        } else if self.queue.len() < DEPTH {
-            self.queue.push(Some(Message {
-                kind: pfm::PFM_MSG_OVFL,
-                active_set: set,
-                generation: self.generation,
-                ovfl_pmds: words(counters),
-            }));
+    /// The handler, one counter after the other, until it fails.
+    fn ask_format(&mut self, wrapped: &BTreeSet<u16>, moment: &Moment) -> Verdict {
+        let mut verdict = Verdict {
+            keep: wrapped.clone(),
+            ..Verdict::default()
+        };
+        let (mut wants_to_notify, mut asks) = (false, false);
+        for &n in wrapped {
+            let asked = self.asked_about(n, moment);
+            let format = self.format.as_mut().expect("a format");
+            let answer = format.handle(&asked, moment);
+            asks |= asked.notify;
+            wants_to_notify |= answer.notify;
+            verdict.notify |= answer.notify && asked.notify;
+            verdict.mask |= answer.mask;
+            verdict.block |= answer.block;
+            if answer.reset {
+                verdict.reset.insert(n);
+            }
+            self.asked.push(asked);
+            if answer.fail {
+                break;
+            }
+        }
+        // A full buffer tells whoever asks for notification by any of the
+        // counters that overflowed at once (3.6.5).
+        verdict.notify |= verdict.mask && wants_to_notify && asks;
+        verdict
+    }
+
+    fn asked_about(&self, n: u16, moment: &Moment) -> Asked {
+        let set = &self.sets[&self.active];
+        let value = |n: u16| match n {
+            76 => u64::from(moment.ring == Ring::User) * 3,
+            77 => moment.cr3,
+            64..76 => n.into(),
+            _ => set.pmds.get(&n).map_or(0, |pmd| pmd.value),
+        };
+        let pmc = set.pmcs.get(&n).cloned().unwrap_or_default();
+        Asked {
+            pmd: n,
+            set: self.active,
+            last: set.pmds.get(&n).map_or(0, |pmd| pmd.last),
+            value: value(n),
+            eventid: pmc.eventid,
+            notify: pmc.notify,
+            values: pmc.smpl_pmds.iter().map(|&n| (n, value(n))).collect(),
         }
     }
 
     pub(super) fn restart(&mut self) -> Result<(), Errno> {
-        if self.state != State::Masked {
-            return Err(Errno::EBUSY);
+        let active = self.state == State::Loaded;
+        let (reset, mask) = match (&mut self.format, self.state) {
+            (_, State::Unloaded) | (None, State::Loaded) => return Err(Errno::EBUSY),
+            (None, State::Masked) => (true, false),
+            (Some(format), _) => {
+                let answer = format.restart(active);
+                if answer.fail {
+                    return Err(Errno::EBUSY);
+                }
+                (answer.reset, answer.mask)
+            }
+        };
+        if reset {
+            let overflowed = self.active().overflowed.clone();
+            self.reset(self.active, overflowed, true);
         }
-        let overflowed = self.active().overflowed.clone();
-        self.reset(self.active, overflowed, true);
-        self.state = State::Loaded;
         self.blocked = false;
-        if std::mem::take(&mut self.switch_later) {
+        self.state = if mask { State::Masked } else { State::Loaded };
+        if !mask && std::mem::take(&mut self.switch_later) {
             self.switch(true);
         }
         Ok(())

@@ -4,9 +4,15 @@
 
 mod commands;
 mod flow;
+pub(crate) mod format;
+mod notice;
+pub(crate) mod puppet;
+mod ring;
 
+use format::{Asked, Format};
 use perfmon_abi::Message;
 use perfmon_abi::consts as pfm;
+use pmu_virt::perfmon::Account;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Counters, of 48 bits. Those between are IBS's, which there is not.
@@ -29,7 +35,9 @@ struct Pmc {
     notify: bool,
     random: bool,
     narrow: bool,
+    eventid: u64,
     reset_pmds: BTreeSet<u16>,
+    smpl_pmds: BTreeSet<u16>,
 }
 
 #[derive(Clone, Debug)]
@@ -99,6 +107,49 @@ pub(crate) struct Model {
     seen: bool,
     /// Messages that the tool has not read.
     pub(crate) queue: Vec<Option<Message>>,
+    pub(crate) format: Option<Format>,
+    /// It cannot work with more than set 0.
+    pub(crate) only_set_0: bool,
+    /// What handlers were told.
+    pub(crate) asked: Vec<Asked>,
+    pub(crate) limit: Limit,
+    pub(crate) account: Account,
+}
+
+/// Interrupts in a window of time (§4.4.4). The window begins with the first, and
+/// ends with one too many.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    pub(crate) most: u64,
+    pub(crate) window: u64,
+    begin: Option<u64>,
+    seen: u64,
+}
+
+impl Limit {
+    pub(crate) fn new(most: u64, window: u64) -> Self {
+        Limit {
+            most,
+            window,
+            begin: None,
+            seen: 0,
+        }
+    }
+
+    fn exceeded(&mut self, tsc: u64) -> bool {
+        let inside = self
+            .begin
+            .is_some_and(|begin| (begin..begin + self.window).contains(&tsc));
+        if !inside {
+            (self.begin, self.seen) = (Some(tsc), 0);
+        }
+        self.seen += 1;
+        let exceeded = self.seen > self.most;
+        if exceeded {
+            self.begin = None;
+        }
+        exceeded
+    }
 }
 
 /// PMDs of a vector of bits.
@@ -156,6 +207,11 @@ impl Model {
             late_counts: false,
             seen: false,
             queue: Vec::new(),
+            format: None,
+            only_set_0: false,
+            asked: Vec::new(),
+            limit: Limit::new(u64::MAX, 0),
+            account: Account::default(),
         }
     }
 
@@ -180,7 +236,8 @@ impl Model {
                 continue;
             }
             let pmd = set.pmds.get(&n).cloned().unwrap_or_default();
-            let matters = pmc.notify || (set.by_overflow && pmd.threshold != 0);
+            let matters =
+                self.format.is_some() || pmc.notify || (set.by_overflow && pmd.threshold != 0);
             let distance = u128::from(set.top(n)) + 1 - u128::from(pmd.value);
             let distance = u64::try_from(distance).unwrap_or(u64::MAX);
             wanted.push((n, matters.then_some(distance)));

@@ -14,6 +14,8 @@ use crate::perfmon::socket::{Packet, Peer, receive, send};
 
 /// Connections taken in before others are served.
 const MOST_AT_ONCE: usize = 64;
+/// Refused connections that are kept until their peer has seen why.
+const MOST_REFUSED: usize = 128;
 
 /// One connection.
 #[derive(Debug)]
@@ -29,10 +31,19 @@ pub(super) struct Connection {
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     open: BTreeMap<u64, Connection>,
+    /// Refused ones, the oldest first. To close one whose request was not read
+    /// would throw away the answer that says why.
+    refused: BTreeMap<u64, OwnedFd>,
     next: u64,
 }
 
 impl Connections {
+    /// A number that no connection has had.
+    fn next_id(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
     pub(super) fn get(&self, id: u64) -> Option<&Connection> {
         self.open.get(&id)
     }
@@ -127,11 +138,11 @@ impl State {
             );
             let refusal = Refusal::new(Errno::EMFILE, reason);
             turn_away(&socket, &refusal);
+            self.keep_refused(socket).map_err(none)?;
             return Err(refusal);
         }
         let peer = Peer::of(&socket).map_err(none)?;
-        let id = self.connections.next;
-        self.connections.next += 1;
+        let id = self.connections.next_id();
         self.events
             .add(&socket, Token::Connection(id))
             .map_err(none)?;
@@ -146,8 +157,29 @@ impl State {
         Ok(())
     }
 
+    /// Until it has sent its request, or is the oldest of too many.
+    fn keep_refused(&mut self, socket: OwnedFd) -> io::Result<()> {
+        let id = self.connections.next_id();
+        self.events.add(&socket, Token::Connection(id))?;
+        self.connections.refused.insert(id, socket);
+        if self.connections.refused.len() > MOST_REFUSED
+            && let Some((_, oldest)) = self.connections.refused.pop_first()
+        {
+            self.events.remove(&oldest);
+        }
+        Ok(())
+    }
+
     /// A connection has a packet, or has ended.
     pub(super) fn packet(&mut self, id: u64) {
+        if let Some(socket) = self.connections.refused.remove(&id) {
+            // With the packet unread, its peer would lose the answer.
+            let mut buffer = self.packet.take().unwrap_or_else(new_buffer);
+            let _ = receive(socket.as_fd(), &mut buffer);
+            self.packet = Some(buffer);
+            self.events.remove(&socket);
+            return;
+        }
         let Some(connection) = self.connections.open.get(&id) else {
             return;
         };
@@ -157,10 +189,7 @@ impl State {
             return;
         }
         // It comes back below: only one packet is looked at at a time.
-        let mut buffer = self
-            .packet
-            .take()
-            .unwrap_or_else(|| Box::new([0; MAX_PACKET]));
+        let mut buffer = self.packet.take().unwrap_or_else(new_buffer);
         let got = receive(connection.socket.as_fd(), &mut buffer);
         match got {
             Ok(Some(packet)) => self.request(id, &buffer, packet),
@@ -237,6 +266,10 @@ impl State {
             self.events.remove(&connection.socket);
         }
     }
+}
+
+fn new_buffer() -> Box<[u8; MAX_PACKET]> {
+    Box::new([0; MAX_PACKET])
 }
 
 /// Says why to somebody whose request cannot be told, or who has made none.

@@ -139,14 +139,8 @@ mod tests {
     #[test]
     fn the_owner_changes_what_is_possible() {
         let pmu = LogicalPmu::new(PmuModel::parse("amd-core").unwrap());
-        let owner = Peer {
-            uid: rustix::process::geteuid().as_raw(),
-            ..Peer::default()
-        };
-        let other = Peer {
-            uid: 65_534,
-            ..Peer::default()
-        };
+        let owner = Peer::of_user(rustix::process::geteuid().as_raw());
+        let other = Peer::of_user(65_534);
         let mut limits = limits();
         let config = limits.get(&pmu);
         assert_eq!(
