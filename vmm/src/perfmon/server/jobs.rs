@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use perfmon_abi::LoadArg;
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_virt::perfmon::{ContextId, Hosted};
-
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::State;
