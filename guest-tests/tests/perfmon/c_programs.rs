@@ -5,15 +5,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use guest_tests::micro::{Lab, Test};
-use perfmon_abi::consts::DEFAULT_FORMAT;
+use perfmon_abi::consts::{DEFAULT_FORMAT, PFM_FL_OVFL_NO_MSG, PFM_REGFL_OVFL_NOTIFY};
 use perfmon_abi::wire::info::ContextState;
-use perfmon_abi::{DefaultArg, Record};
+use perfmon_abi::{DefaultArg, Message, PmcArg, PmdArg, Record};
 use rustix::fs::{SealFlags, fcntl_get_seals, ftruncate};
-use umpire_perfmon::Client;
+use umpire_perfmon::{Call, Client, ContextHandle};
 use vmm::micro::BackendFactory;
 use vmm::sched::CorePlan;
 
-use crate::bed::{Bed, CYCLES, Gates, RETURNS, clock, counter, eventually, load, two_hearts};
+use crate::bed::{
+    Bed, CYCLES, Gates, RETURNS, clock, counter, eventually, load, pmc, pmd, two_hearts,
+};
 use crate::cc::{Running, library};
 use crate::counting::ONE_CORE;
 use crate::known::{self, CYCLE_RATE, RETURN_RATE, sim};
@@ -61,19 +63,29 @@ pub(crate) const SPECIFICATION: &[Test] = shapes! {
     system
 };
 
-macro_rules! descriptors {
-    ($($name:ident)*) => {&[$(
+macro_rules! checks {
+    ($program:literal: $($name:ident)*) => {&[$(
         Test {
-            name: concat!("c_programs::descriptor_", stringify!($name)),
-            run: |lab| on(lab, CLOCK, |bed, _, _| {
-                start(bed, CLOCK, "descriptor", &[stringify!($name)])?.join().map(drop)
+            name: concat!("c_programs::", $program, "_", stringify!($name)),
+            run: |lab| on(lab, CLOCK, |bed, client, _| {
+                start(bed, CLOCK, $program, &[stringify!($name)])?.join()?;
+                nothing_is_left(client)
             }),
         },
     )*]};
 }
 
+/// Checks of a context's descriptor.
 pub(crate) const DESCRIPTORS: &[Test] =
-    descriptors! { epoll signal nonblocking passed again_and_again beside };
+    checks! { "descriptor": epoll signal nonblocking passed again_and_again beside };
+
+/// The library's own checks, which need nothing of a server that a VM does not
+/// do by itself.
+pub(crate) const LIBRARY: &[Test] = checks! {
+    "library": no_server others_are_left_alone reuse_of_numbers reuse_of_the_connection duplicates
+    passed_on stale_messages many_messages signals threads fork_in_threads many_contexts
+    no_allocation
+};
 
 pub(crate) const TESTS: &[Test] = &[
     Test {
@@ -95,6 +107,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "c_programs::the_buffer_is_sealed",
         run: sealed,
+    },
+    Test {
+        name: "c_programs::what_the_raw_socket_does",
+        run: raw_socket,
     },
 ];
 
@@ -338,4 +354,82 @@ fn sealed(lab: &Lab) -> Result<()> {
         ensure!(mapping.size() >= 8192, "{} bytes", mapping.size());
         Ok(())
     })
+}
+
+/// The column "raw socket" of the page on the wire.
+fn raw_socket(lab: &Lab) -> Result<()> {
+    use rustix::io::{Errno, fcntl_dupfd_cloexec, read, write};
+    on(lab, CLOCK, |_, client, _| {
+        let context = overflowing(client, 0)?;
+        let fd = fcntl_dupfd_cloexec(&context.fd, 0)?;
+        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
+        let mut bytes = [0; 100];
+        let ready = || readable(&context);
+        load(client, &context, 0)?;
+        client.call(&context, &mut Call::Start(None))?;
+        ready()?;
+        ensure!(read(&fd, &mut bytes[..10]) == Ok(10), "a cut message");
+        ensure!(
+            read(&fd, &mut bytes) == Err(Errno::AGAIN),
+            "the rest is lost"
+        );
+        client.call(&context, &mut Call::Restart)?;
+        ready()?;
+        // One that nobody has read stays over a load, and says of what time it is.
+        client.call(&context, &mut Call::Unload)?;
+        load(client, &context, 0)?;
+        ensure!(
+            read(&fd, &mut bytes) == Ok(Message::SIZE),
+            "a stale message"
+        );
+        let stale = Message::from_bytes(&bytes[..Message::SIZE])?;
+        ensure!(stale.generation == 1, "{stale:?}");
+        ensure!(write(&fd, &[7; 24]) == Ok(24), "a write goes to the VM");
+        let seek = rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(0));
+        ensure!(seek == Err(Errno::SPIPE), "{seek:?}");
+        ensure!(
+            std::fs::File::from(fd.try_clone()?).set_len(0).is_err(),
+            "it can be cut"
+        );
+        client.call(&context, &mut Call::Start(None))?;
+        ready()?;
+        ensure!(read(&fd, &mut bytes) == Ok(Message::SIZE), "a message");
+        let fresh = Message::from_bytes(&bytes[..Message::SIZE])?;
+        ensure!(fresh.generation == 2, "{fresh:?}");
+        client.call(&context, &mut Call::Unload)?;
+
+        let context = overflowing(client, PFM_FL_OVFL_NO_MSG)?;
+        load(client, &context, 0)?;
+        client.call(&context, &mut Call::Start(None))?;
+        readable(&context)?;
+        ensure!(read(&context.fd, &mut bytes) == Ok(0), "an empty record");
+        Ok(())
+    })
+}
+
+/// A context whose counter notifies.
+fn overflowing(client: &Client, flags: u32) -> Result<ContextHandle> {
+    let context = client.create(flags, None, &[])?;
+    let notify = PmcArg {
+        flags: PFM_REGFL_OVFL_NOTIFY,
+        ..pmc(0, CYCLES)
+    };
+    let from = CLOCK.period.wrapping_neg();
+    let every = PmdArg {
+        long_reset: from,
+        short_reset: from,
+        ..pmd(0, from)
+    };
+    client.call(&context, &mut Call::WritePmcs(vec![notify]))?;
+    client.call(&context, &mut Call::WritePmds(vec![every]))?;
+    Ok(context)
+}
+
+/// Waits until there is something to be read.
+fn readable(context: &ContextHandle) -> Result<()> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut polled = [PollFd::new(&context.fd, PollFlags::IN)];
+    let most = Timespec::try_from(crate::bed::PATIENCE)?;
+    ensure!(poll(&mut polled, Some(&most))? == 1, "no message");
+    Ok(())
 }

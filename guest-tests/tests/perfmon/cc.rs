@@ -48,8 +48,8 @@ fn build_library() -> Result<PathBuf> {
     Ok(profile.to_owned())
 }
 
-/// The binary of a program: of one of the specification's shapes, or of those in
-/// the folder `c` beside this file. The compiler must have nothing to say.
+/// The binary of a program: of one of the specification's shapes, of those in the
+/// folder `c` beside this file, or of the library's own checks. The compiler must have nothing to say.
 pub(crate) fn compiled(name: &str) -> Result<PathBuf> {
     static DONE: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,11 @@ pub(crate) fn compiled(name: &str) -> Result<PathBuf> {
         return Ok(binary.clone());
     }
     let file = format!("{name}.c");
-    let folders = ["perfmon/tests/spec", "guest-tests/tests/perfmon/c"];
+    let folders = [
+        "perfmon/tests/spec",
+        "perfmon/capi/tests",
+        "guest-tests/tests/perfmon/c",
+    ];
     let mut paths = folders.map(|folder| source(folder).join(&file)).into_iter();
     let path = paths
         .find(|path| path.exists())

@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         c_errors::TESTS,
         c_programs::TESTS,
         c_programs::DESCRIPTORS,
+        c_programs::LIBRARY,
         c_programs::SPECIFICATION,
     ];
     run_suite(&themes.concat(), &[])
