@@ -1,13 +1,17 @@
 //! The specification's shapes of programs, and what else programs in C do with
 //! the library, against a VM.
 
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use guest_tests::micro::{Lab, Test};
-use perfmon_abi::consts::{DEFAULT_FORMAT, PFM_FL_OVFL_NO_MSG, PFM_REGFL_OVFL_NOTIFY};
+use perfmon_abi::consts::{
+    DEFAULT_FORMAT, PFM_FL_OVFL_NO_MSG, PFM_LOAD_CONTEXT, PFM_REGFL_OVFL_NOTIFY,
+};
 use perfmon_abi::wire::info::ContextState;
-use perfmon_abi::{DefaultArg, Message, PmcArg, PmdArg, Record};
+use perfmon_abi::wire::{Extension, Request};
+use perfmon_abi::{DefaultArg, LoadArg, Message, PmcArg, PmdArg, Record};
 use rustix::fs::{SealFlags, fcntl_get_seals, ftruncate};
 use umpire_perfmon::{Call, Client, ContextHandle};
 use vmm::micro::BackendFactory;
@@ -19,6 +23,7 @@ use crate::bed::{
 use crate::cc::{Running, library};
 use crate::counting::ONE_CORE;
 use crate::known::{self, CYCLE_RATE, RETURN_RATE, sim};
+use crate::raw::{Raw, request};
 
 macro_rules! shapes {
     ($($name:ident)*) => {&[
@@ -359,7 +364,7 @@ fn sealed(lab: &Lab) -> Result<()> {
 /// The column "raw socket" of the page on the wire.
 fn raw_socket(lab: &Lab) -> Result<()> {
     use rustix::io::{Errno, fcntl_dupfd_cloexec, read, write};
-    on(lab, CLOCK, |_, client, _| {
+    on(lab, CLOCK, |bed, client, _| {
         let context = overflowing(client, 0)?;
         let fd = fcntl_dupfd_cloexec(&context.fd, 0)?;
         rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
@@ -377,14 +382,26 @@ fn raw_socket(lab: &Lab) -> Result<()> {
         ready()?;
         // One that nobody has read stays over a load, and says of what time it is.
         client.call(&context, &mut Call::Unload)?;
-        load(client, &context, 0)?;
+        client.call(&context, &mut Call::WritePmds(vec![every()]))?;
+        // The client would take it away.
+        let raw = Raw::connect(&bed.socket())?;
+        let bind = request(Extension::Bind.number(), 0);
+        let payload = LoadArg { pid: 0, set: 0 }.to_bytes();
+        let again = Request {
+            context: raw.ask(&bind, &[context.as_fd()])?.context,
+            payload: &payload,
+            ..request(PFM_LOAD_CONTEXT, 1)
+        };
+        let told = raw.ask(&again, &[])?;
+        ensure!(told.errno == 0, "{told:?}");
         ensure!(
             read(&fd, &mut bytes) == Ok(Message::SIZE),
             "a stale message"
         );
         let stale = Message::from_bytes(&bytes[..Message::SIZE])?;
         ensure!(stale.generation == 1, "{stale:?}");
-        ensure!(write(&fd, &[7; 24]) == Ok(24), "a write goes to the VM");
+        let written = write(&fd, &[7; 24]);
+        ensure!(written == Err(Errno::PIPE), "{written:?}");
         let seek = rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(0));
         ensure!(seek == Err(Errno::SPIPE), "{seek:?}");
         ensure!(
@@ -398,11 +415,21 @@ fn raw_socket(lab: &Lab) -> Result<()> {
         ensure!(fresh.generation == 2, "{fresh:?}");
         client.call(&context, &mut Call::Unload)?;
 
+        let first = context;
         let context = overflowing(client, PFM_FL_OVFL_NO_MSG)?;
         load(client, &context, 0)?;
         client.call(&context, &mut Call::Start(None))?;
         readable(&context)?;
         ensure!(read(&context.fd, &mut bytes) == Ok(0), "an empty record");
+        ensure!(contexts(client)? == 2, "two contexts");
+        rustix::net::shutdown(&context.fd, rustix::net::Shutdown::Both)?;
+        eventually("a context that is shut down ends", || {
+            Ok(contexts(client)? == 1)
+        })?;
+        let gone = client.call(&context, &mut Call::Stop);
+        let gone = gone.map_err(|error| error.errno);
+        ensure!(gone == Err(umpire_perfmon::Errno::EBADF), "{gone:?}");
+        drop(first);
         Ok(())
     })
 }
@@ -414,15 +441,19 @@ fn overflowing(client: &Client, flags: u32) -> Result<ContextHandle> {
         flags: PFM_REGFL_OVFL_NOTIFY,
         ..pmc(0, CYCLES)
     };
+    client.call(&context, &mut Call::WritePmcs(vec![notify]))?;
+    client.call(&context, &mut Call::WritePmds(vec![every()]))?;
+    Ok(context)
+}
+
+/// PMD 0 overflows after each period.
+fn every() -> PmdArg {
     let from = CLOCK.period.wrapping_neg();
-    let every = PmdArg {
+    PmdArg {
         long_reset: from,
         short_reset: from,
         ..pmd(0, from)
-    };
-    client.call(&context, &mut Call::WritePmcs(vec![notify]))?;
-    client.call(&context, &mut Call::WritePmds(vec![every]))?;
-    Ok(context)
+    }
 }
 
 /// Waits until there is something to be read.
