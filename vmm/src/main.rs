@@ -49,6 +49,9 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
                 .map(ExitStatus::code)
         }
         Command::Arbitrate(flags) => vmm::arbitrate::run(&flags).map(ExitStatus::code),
+        Command::Stat(flags) => vmm::stat::run(&flags).map(ExitStatus::code),
+        Command::Record(flags) => vmm::record::run(&flags).map(ExitStatus::code),
+        Command::Ls(flags) => vmm::ls::run(&flags).map(ExitStatus::code),
         Command::Report(flags) => vmm::profile::run_report(&flags).map(ExitStatus::code),
         Command::Script(flags) => vmm::profile::run_script(&flags).map(ExitStatus::code),
         Command::Bench { what } => vmm::bench::run(&what).map(ExitStatus::code),

@@ -178,6 +178,8 @@ impl VcpuPmu {
         let Progress::Left { tsc, halted, .. } = *progress else {
             return;
         };
+        // A write of the guest's may have displaced what nobody has told yet.
+        self.each_host(|hosted, _| hosted.miss_the_rest());
         let Some(core) = &mut self.core else { return };
         let mut changed = core.host_leaves(tsc, halted);
         if let Some(hosted) = &mut self.host {

@@ -139,24 +139,26 @@ impl Expected {
                 let (value, how) = read(set, n);
                 match how {
                     PFM_PROV_LOST => prop_assert!(scarce && value <= *count),
-                    _ => prop_assert_eq!(value, *count, "set {} counter {}", set, n),
+                    _ => prop_assert_eq!(value, *count, "set {} counter {}, how {}", set, n, how),
                 }
             }
         }
         Ok(())
     }
 
-    /// The sets take turns.
-    fn pass(&mut self, mut ns: u64) {
+    /// The sets take turns. Time in which events are counted is all the active
+    /// set's, however late the switch; idle time goes from set to set.
+    fn pass(&mut self, run: u64, mut idle: u64) {
         if !self.started || self.sets.len() < 2 {
             return;
         }
-        while ns >= self.left {
-            ns -= self.left;
+        self.left = self.left.saturating_sub(run);
+        while idle >= self.left {
+            idle -= self.left;
             self.left = TIMEOUT;
             self.active = (self.active + 1) % self.sets.len();
         }
-        self.left -= ns;
+        self.left -= idle;
     }
 }
 
@@ -300,12 +302,16 @@ impl World {
         }
         if let Some(expected) = &mut self.vcpus[vcpu] {
             expected.count(&events);
-            expected.pass(ran);
+            expected.pass(ran, 0);
         }
         if let Some(expected) = &mut self.cores[core] {
             let since = self.until[core].replace(self.rig.tsc).unwrap_or(entered);
             expected.count(&events);
-            expected.pass(self.rig.tsc - since);
+            let idle = match left {
+                Progress::Left { halted, .. } => halted.min(self.rig.tsc - entered),
+                _ => 0,
+            };
+            expected.pass(self.rig.tsc - since - idle, idle);
         }
         self.rig.tsc += 7;
         Ok(())
@@ -314,7 +320,7 @@ impl World {
     fn idle(&mut self, core: usize, ticks: u64) {
         self.rig.core(core, |core| core.pass_idle(ticks));
         if let Some(expected) = &mut self.cores[core] {
-            expected.pass(ticks);
+            expected.pass(0, ticks);
             if let Some(until) = &mut self.until[core] {
                 *until += ticks;
             }

@@ -47,4 +47,31 @@ pub enum BenchError {
     /// Two ways to switch vCPUs counted differently.
     #[error("{0}")]
     Miscount(String),
+    /// A tool was refused something.
+    #[error("{what}: {refusal}")]
+    Refused {
+        /// What it did.
+        what: &'static str,
+        /// Why not.
+        refusal: umpire_perfmon::CallError,
+    },
+    /// A part took too long.
+    #[error("it took longer than {0} s (--timeout)")]
+    Slow(u64),
+    /// The socket has to lie somewhere.
+    #[error("no temporary folder for a control socket can be made: {0}")]
+    Folder(std::io::Error),
+    /// The client that floods the socket.
+    #[error("the hostile client: {0}")]
+    Client(std::io::Error),
+    /// The process's own memory.
+    #[error("resident memory cannot be told: {0}")]
+    Memory(std::io::Error),
+}
+
+impl BenchError {
+    /// A tool was refused something.
+    pub(super) fn refused(what: &'static str, refusal: umpire_perfmon::CallError) -> Self {
+        Self::Refused { what, refusal }
+    }
 }

@@ -5,6 +5,7 @@ mod error;
 mod guest;
 mod neighbour;
 mod pcr;
+mod perfmon;
 mod pmi;
 mod registers;
 mod report;
@@ -21,6 +22,10 @@ pub use error::BenchError;
 pub use guest::Access;
 pub use neighbour::{NeighbourReport, NeighbourRow};
 pub use pcr::{PcrAccess, PcrReport, PcrRow};
+pub use perfmon::{
+    CommandRow, Events, Failure, FloodReport, Format, ManyReport, PerfmonReport, SampleRow,
+    SetCost, SetRow, SlowRow, TrapsRow,
+};
 pub use pmi::{PmiReport, PmiRow};
 pub(crate) use report::micros;
 pub use report::{Report, write_report};
@@ -34,7 +39,7 @@ pub use traps::{TrapReport, TrapRow, TrapsReport, measure};
 use std::io;
 
 use self::rig::Rig;
-use crate::cli::{Bench, Measured};
+use crate::cli::{Bench, Measured, PerfmonFlags};
 use crate::config::{ExitStatus, UserError};
 use crate::doctor;
 
@@ -45,6 +50,16 @@ use crate::doctor;
 /// that was asked for; a guest did not do what it should; standard output cannot
 /// be written to.
 pub fn run(what: &Bench) -> Result<ExitStatus, UserError> {
+    if let Bench::Perfmon(PerfmonFlags {
+        hostile: Some(socket),
+        ..
+    }) = what
+    {
+        let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
+        return perfmon::hostile(socket)
+            .map(|()| ExitStatus::SUCCESS)
+            .map_err(failed);
+    }
     let host = doctor::open().map_err(UserError::bad_input)?;
     let probe = doctor::check(&host).map_err(UserError::bad_input)?;
     let failed = |error: BenchError| UserError::with_status(error, ExitStatus::HOST_FAILURE);
@@ -87,6 +102,16 @@ pub fn run(what: &Bench) -> Result<ExitStatus, UserError> {
             let (chosen, left_out) = sources(measured)?;
             let report = scale::measure(&chosen, left_out, *runs);
             print(&report.map_err(failed)?, json)
+        }
+        Bench::Perfmon(flags) => {
+            let (chosen, left_out) = sources(&flags.measured)?;
+            let report = perfmon::measure(&rig, env, (&chosen, left_out), flags);
+            let report = report.map_err(failed)?;
+            print(&report, json)?;
+            match report.is_whole() {
+                true => Ok(ExitStatus::SUCCESS),
+                false => Ok(ExitStatus::HOST_FAILURE),
+            }
         }
     }
 }

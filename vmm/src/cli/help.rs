@@ -14,6 +14,9 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("demo", |demo| demo.after_help(DEMO))
         .mut_subcommand("events", |events| events.after_help(EVENTS))
         .mut_subcommand("arbitrate", |arbitrate| arbitrate.after_help(ARBITRATE))
+        .mut_subcommand("stat", |stat| stat.after_help(STAT))
+        .mut_subcommand("record", |record| record.after_help(RECORD))
+        .mut_subcommand("ls", |ls| ls.after_help(LS))
         .mut_subcommand("report", |report| report.after_help(REPORT))
         .mut_subcommand("script", |script| script.after_help(SCRIPT))
         .mut_subcommand("bench", |bench| {
@@ -41,6 +44,7 @@ Examples:
   umpire doctor                                what can this host do, and what not, and why
   umpire events                                what can be counted, by name
   umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\"
+  umpire stat --control guest.sock             count events of a guest that runs
 
 Exit status: 0 done; 2 bad input, or a host that cannot do it; 4 the host failed;
 6 the guest failed (triple fault, instruction that KVM cannot emulate); 124 timeout;
@@ -101,6 +105,41 @@ No guest runs and no host PMU is needed: it is the same arbiter that guests get.
   umpire arbitrate --scheme interacting --policy kernel:priority=1 -j night.script
   echo '0 kernel reserve 2' | umpire arbitrate --counters 1 -
 Exit status: 0; 2 if the script or a value cannot be used.";
+
+const STAT: &str = "\
+Events are those of umpire events, for the VM's PMU model, and vm-exits, vm-run-ns and others
+that the VMM tells of itself (umpire events vm-). Before each event stands how it was counted.
+
+<not supported> is an event that nothing here counts, <not counted> one that found no counter
+or lost it. If there are more events than counters, sets of them take turns; a percentage says
+for how much of the time an event was counted, and its count is scaled to the whole: by the
+phases that are found in the counts of all events, or with --scale linear by time alone.
+
+  umpire stat --control guest.sock -- 5s
+  umpire stat -e cycles,instructions,vm-exits --per-vcpu -I 1000
+  umpire stat -a -e '{cycles,instructions},{branches,branch-misses}' -r 5 -- 1s
+  umpire stat -x ';' -e skl::INST_RETIRED:ANY_P:u -- 500ms
+Exit status: 0, also after Ctrl-C if no duration was given, and after the end of the VM; 130 if
+Ctrl-C cut a duration short; 2 if something cannot be measured as asked.";
+
+const RECORD: &str = "\
+Each sample has the guest's instruction pointer, ring and CR3. umpire report and umpire script
+read the file. The guest never waits for this program: samples that it fetches too late are
+lost, and counted.
+
+  umpire record --control guest.sock -- 10s
+  umpire record -F 500 -e cycles,instructions --vcpu 0-1
+  umpire record -e branches -c 100000 --random 8 -o branches.data
+Exit status: 0, also after Ctrl-C if no duration was given, and after the end of the VM; 130 if
+Ctrl-C cut a duration short; 2 if something cannot be sampled as asked.";
+
+const LS: &str = "\
+For each VM: its vCPUs and cores, the contexts of host tools, and who holds each physical
+counter.
+
+  umpire ls guest.sock
+  umpire ls -j | jq '.machine.contexts[].pid'
+Exit status: 0, also if no VM is found; 2 if a socket that was named does not answer.";
 
 const REPORT: &str = "\
 Overhead is the part of the event's occurrences, which each sample stands for by its period.

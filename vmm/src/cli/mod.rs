@@ -5,7 +5,9 @@
 //! of the file get the same answer.
 
 mod help;
+mod perfmon;
 mod profile;
+mod tools;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,7 +16,9 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::ExitStatus;
+pub use perfmon::{PerfmonFlags, PerfmonPart};
 pub use profile::{ProfileFlags, ReportFlags, ScriptFlags};
+pub use tools::{LsFlags, RecordFlags, StatFlags, WhoFlags};
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
 #[derive(Clone, Debug, Parser)]
@@ -38,6 +42,12 @@ pub enum Command {
     Events(EventsFlags),
     /// Play a script of who wants which counter when, under each scheme of arbitration
     Arbitrate(ArbitrateFlags),
+    /// Count events of a running VM's vCPUs
+    Stat(Box<StatFlags>),
+    /// Sample a running VM's vCPUs into a profile
+    Record(Box<RecordFlags>),
+    /// Show running VMs: vCPUs, cores, contexts, and who holds which counter
+    Ls(LsFlags),
     /// Show which symbols of the guest the samples of a profile are in
     Report(Box<ReportFlags>),
     /// Print each sample of a profile as a line
@@ -223,6 +233,9 @@ pub enum Bench {
               value_parser = clap::value_parser!(u32).range(1..=100_000))]
         runs: u32,
     },
+    /// Host tools: commands, samples and contexts through the control socket, and what
+    /// they cost the guest
+    Perfmon(PerfmonFlags),
 }
 
 impl Bench {
@@ -235,7 +248,8 @@ impl Bench {
             | Self::Pmi { measured, .. }
             | Self::Slowdown { measured, .. }
             | Self::Switch { measured, .. }
-            | Self::Scale { measured, .. } => measured.output,
+            | Self::Scale { measured, .. }
+            | Self::Perfmon(PerfmonFlags { measured, .. }) => measured.output,
         }
     }
 }

@@ -51,7 +51,12 @@ fn commands_parse() {
         "Bench { what: Pmi { measured: Measured { output: Output { json: false }, \
          counters: Some(\"clock\") }, samples: 300 } }",
     );
-    for what in ["neighbour", "slowdown", "switch", "scale"] {
+    check(
+        &["bench", "perfmon", "--part", "sets,flood", "--rounds", "3"],
+        "Bench { what: Perfmon(PerfmonFlags { measured: Measured { output: Output { json: false }, \
+         counters: None }, part: [Sets, Flood], rounds: 3, ",
+    );
+    for what in ["neighbour", "slowdown", "switch", "scale", "perfmon"] {
         check(&["bench", what, "-j"], "Bench");
     }
     check(&["run", "--kernel", "k"], "Run(");

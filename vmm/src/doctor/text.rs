@@ -64,7 +64,9 @@ pub(super) fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()
     match &diagnosis.verdict.reason {
         None => writeln!(
             out,
-            "A guest with a virtual PMU can run here. Next: umpire demo"
+            "A guest with a virtual PMU can run here. Next: umpire demo\n\
+             Of a guest that runs with --control SOCKET, umpire stat and umpire record on this \
+             host count with the same backends."
         ),
         Some(reason) => writeln!(
             out,

@@ -10,6 +10,8 @@ use super::counting::Use;
 pub enum Entry {
     /// A generic name.
     Generic(GenericEntry),
+    /// A quantity of the VMM, for tools on the host.
+    Quantity(QuantityEntry),
     /// A table of named events.
     Table(TableEntry),
     /// An event of tables.
@@ -32,6 +34,17 @@ pub struct GenericEntry {
     pub description: String,
     /// What the models do for it; a model that is not here has no such event.
     pub models: Vec<ModelsUse>,
+}
+
+/// A quantity of the VMM, which `umpire stat` reads as a virtual PMD.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct QuantityEntry {
+    /// Its name as an event.
+    pub name: &'static str,
+    /// What it tells.
+    pub description: &'static str,
+    /// It is known at the moment of a sample alone.
+    pub samples_only: bool,
 }
 
 /// What some models have in common.

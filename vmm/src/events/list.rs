@@ -3,9 +3,12 @@
 use std::collections::HashMap;
 
 use pmu_virt::PmuModel;
+use pmu_virt::perfmon::VirtualPmd;
 
 use super::counting::Use;
-use super::entry::{Entry, EventEntry, GenericEntry, Meaning, ModelsUse, TableEntry, UnitMask};
+use super::entry::{
+    Entry, EventEntry, GenericEntry, Meaning, ModelsUse, QuantityEntry, TableEntry, UnitMask,
+};
 use super::error::EventError;
 use super::families::{all_models, family_of, models_of};
 use super::generic::{self, Generic};
@@ -31,6 +34,7 @@ pub fn list(question: &Question, names: &dyn NameTable) -> Result<Vec<Entry>, Ev
     let pattern = question.pattern.as_ref();
     let Some(pmu) = &question.pmu else {
         let mut entries = generic_entries(&all_models(), pattern);
+        entries.extend(quantities(pattern));
         match (names.missing(), pattern) {
             (Some(library), _) => entries.push(Entry::NoTables {
                 reason: library.to_string(),
@@ -151,6 +155,20 @@ fn generic_entries(models: &[PmuModel], pattern: Option<&Pattern>) -> Vec<Entry>
     };
     let all: &'static [Generic] = &generic::GENERIC;
     all.iter().filter(asked).filter_map(entry).collect()
+}
+
+/// What the VMM tells of itself.
+fn quantities(pattern: Option<&Pattern>) -> impl Iterator<Item = Entry> {
+    let asked = move |which: &&VirtualPmd| {
+        pattern.is_none_or(|it| it.finds_name(which.name()) || it.finds_text(which.text()))
+    };
+    VirtualPmd::ALL.iter().filter(asked).map(|which| {
+        Entry::Quantity(QuantityEntry {
+            name: which.name(),
+            description: which.text(),
+            samples_only: matches!(which, VirtualPmd::Ring | VirtualPmd::Cr3),
+        })
+    })
 }
 
 fn description(generic: &Generic) -> String {

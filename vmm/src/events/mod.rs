@@ -25,7 +25,9 @@ mod table;
 mod tests;
 
 pub use counting::{BackendUse, Use, counters_of};
-pub use entry::{Entry, EventEntry, GenericEntry, Meaning, ModelsUse, TableEntry, UnitMask};
+pub use entry::{
+    Entry, EventEntry, GenericEntry, Meaning, ModelsUse, QuantityEntry, TableEntry, UnitMask,
+};
 pub use error::{EventError, LibraryError};
 pub use families::{family_of, models_of};
 pub use libpfm::names;

@@ -5,7 +5,9 @@ use std::io::{self, Write};
 use pmu_virt::{PmuModel, Vendor};
 
 use super::counting::Use;
-use super::entry::{Entry, EventEntry, GenericEntry, Meaning, ModelsUse, TableEntry};
+use super::entry::{
+    Entry, EventEntry, GenericEntry, Meaning, ModelsUse, QuantityEntry, TableEntry,
+};
 use super::families::all_models;
 
 /// Writes `entries` to `out`: text, or one JSON object a line.
@@ -28,6 +30,12 @@ pub fn write_list(entries: &[Entry], json: bool, out: &mut dyn Write) -> io::Res
         }
         match entry {
             Entry::Generic(generic) => write_generic(generic, out)?,
+            Entry::Quantity(quantity) => {
+                let QuantityEntry {
+                    name, description, ..
+                } = quantity;
+                writeln!(out, "  {name:<18} {description}")?;
+            }
             Entry::Table(table) => write_table(table, out)?,
             Entry::Event(event) => write_event(event, out)?,
             Entry::NoTables { reason } => writeln!(out, "  {reason}")?,
@@ -42,6 +50,7 @@ fn heading_of(entry: &Entry) -> &'static str {
             "Generic names, with the raw code of each model and the backends that can count it\n\
              (add :u or :k to count at CPL 1 to 3 or at CPL 0 alone)"
         }
+        Entry::Quantity(_) => "Quantities of the VMM, for umpire stat alone",
         Entry::Table(_) | Entry::NoTables { .. } => {
             "Tables of named events, as in TABLE::EVENT; umpire events --pmu TABLE lists one"
         }

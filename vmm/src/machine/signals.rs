@@ -12,7 +12,7 @@ use super::sys;
 ///
 /// # Errors
 /// No event descriptor is left, or `sigaction` failed.
-pub(super) fn stop_requests() -> errno::Result<EventFd> {
+pub(crate) fn stop_requests() -> errno::Result<EventFd> {
     let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
         .map_err(|error| errno::Error::new(error.raw_os_error().unwrap_or(libc::EMFILE)))?;
     sys::announce_signals_on(&event)?;

@@ -12,9 +12,11 @@ pub const KERNEL_CODE: u64 = 0x10_0000;
 pub const USER_CODE: u64 = 0x20_0000;
 /// Free memory for a guest's own data: 64 KiB.
 pub const SCRATCH: u64 = 0x30_0000;
-/// Top of the kernel's stack for vCPU 0; each further vCPU's is 16 KiB below.
+/// Top of the kernel's stack for vCPU 0; those of vCPUs 1 to 7 are 16 KiB below
+/// each other.
 pub const KERNEL_STACK: u64 = 0x9_0000;
-/// Top of the user's stack for vCPU 0; each further vCPU's is 16 KiB below.
+/// Top of the user's stack for vCPU 0; those of vCPUs 1 to 7 are 16 KiB below
+/// each other.
 pub const USER_STACK: u64 = 0x7_0000;
 /// The local APIC's registers in xAPIC mode.
 pub const LAPIC: u64 = 0xfee0_0000;
@@ -36,7 +38,30 @@ pub const GPRS: [&str; 16] = [
     "r14", "r15",
 ];
 
-pub(super) const STACK_STRIDE: u64 = 0x4000;
+const STACK_STRIDE: u64 = 0x4000;
+/// vCPUs whose stacks are that large; those of the others are 4 KiB each, behind
+/// [`SCRATCH`].
+const LARGE_STACKS: u8 = 8;
+const SMALL_STACKS: u64 = SCRATCH + 0x1_0000;
+const SMALL_STACK: u64 = 0x1000;
+
+/// Where the kernel's stack of a vCPU begins, downwards.
+pub(super) fn kernel_stack(vcpu: u8) -> u64 {
+    stack(vcpu, KERNEL_STACK, 1)
+}
+
+/// Where the user's stack of a vCPU begins, downwards.
+pub(super) fn user_stack(vcpu: u8) -> u64 {
+    stack(vcpu, USER_STACK, 2)
+}
+
+fn stack(vcpu: u8, first: u64, place: u64) -> u64 {
+    match vcpu.checked_sub(LARGE_STACKS) {
+        None => first - u64::from(vcpu) * STACK_STRIDE,
+        Some(further) => SMALL_STACKS + (u64::from(further) * 2 + place) * SMALL_STACK,
+    }
+}
+
 pub(super) const STUBS: u64 = 0x1_0000;
 pub(super) const STUB_SIZE: u64 = 16;
 
@@ -93,11 +118,10 @@ pub(super) fn write_tables(memory: &GuestMemoryMmap, vcpus: u8) {
     {
         put(GDT + 8 * (index as u64 + 1), descriptor(segment));
     }
-    for vcpu in 0..u64::from(vcpus) {
+    for vcpu in 0..vcpus {
         // RSP0 is the second doubleword of a 64-bit TSS (SDM vol. 3A, figure 9-11).
-        let tss = TSS + vcpu * TSS_STRIDE;
-        let stack = KERNEL_STACK - vcpu * STACK_STRIDE;
-        let bytes = stack.to_le_bytes();
+        let tss = TSS + u64::from(vcpu) * TSS_STRIDE;
+        let bytes = kernel_stack(vcpu).to_le_bytes();
         memory
             .write_slice(&bytes, GuestAddress(tss + 4))
             .expect("the TSS lies inside the micro-guest's memory");

@@ -114,6 +114,11 @@ impl MicroGuest {
         self
     }
 
+    /// Number of its vCPUs.
+    pub(super) fn vcpus(&self) -> usize {
+        self.starts.len()
+    }
+
     /// Makes the VM and its vCPUs, registers set.
     ///
     /// # Errors
@@ -179,13 +184,13 @@ impl MicroGuest {
         let mut sregs = layout::special_registers(&reset, id, start.cpl);
         sregs.cr4 |= start.cr4;
         vcpu.set_sregs(&sregs)?;
-        let top = match start.cpl {
-            3 => layout::USER_STACK,
-            _ => layout::KERNEL_STACK,
+        let rsp = match start.cpl {
+            3 => layout::user_stack(id),
+            _ => layout::kernel_stack(id),
         };
         vcpu.set_regs(&kvm_regs {
             rip: start.rip,
-            rsp: top - u64::from(id) * layout::STACK_STRIDE,
+            rsp,
             rflags: start.rflags | RFLAGS_FIXED,
             rdi: start.rdi,
             ..Default::default()

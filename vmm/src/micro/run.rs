@@ -175,6 +175,22 @@ impl MicroRun {
         control: Option<&ControlConfig>,
         connect: impl FnOnce(&KvmVm) -> Result<Arc<dyn Platform>, MicroError>,
     ) -> Result<MicroOutcome, MicroRunError> {
+        let cores = self.core_pmus(guest.vcpus());
+        self.run_counted(host, guest, (control, cores), connect)
+    }
+
+    /// As [`MicroRun::run_served`], with the counters of each core: of those that
+    /// the vCPUs share, or of each vCPU's own.
+    ///
+    /// # Errors
+    /// As [`MicroRun::run_served`].
+    pub(crate) fn run_counted(
+        &self,
+        host: &Host,
+        guest: &MicroGuest,
+        (control, mut cores): (Option<&ControlConfig>, Vec<CorePmu>),
+        connect: impl FnOnce(&KvmVm) -> Result<Arc<dyn Platform>, MicroError>,
+    ) -> Result<MicroOutcome, MicroRunError> {
         install_kick_handler().map_err(MicroRunError::Signal)?;
         let options = VmOptions::with_pmu(self.model.as_ref());
         let (vm, vcpus) = guest.build(host, &options)?;
@@ -195,7 +211,6 @@ impl MicroRun {
             control: &stop,
             pcr: pcr.as_ref(),
         };
-        let mut cores = self.core_pmus(recorders.len());
         let mut served = self.serve((control, tsc_khz), &vm, &mut cores, recorders.len())?;
         let mut own = match self.cores {
             Some(_) => Vec::new(),

@@ -166,7 +166,7 @@ fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
 pub(super) struct Peer {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    groups: Vec<u32>,
+    pub(super) groups: Vec<u32>,
 }
 
 impl Peer {

@@ -38,6 +38,21 @@ impl FromStr for Numbers {
 }
 
 impl Numbers {
+    /// All of them in order, each once.
+    ///
+    /// # Errors
+    /// One is not below `count`: the least such one.
+    pub fn below(&self, count: u32) -> Result<Vec<u32>, u32> {
+        let beyond = |range: &&RangeInclusive<u32>| *range.end() >= count;
+        if let Some(range) = self.0.iter().find(beyond) {
+            return Err((*range.start()).max(count));
+        }
+        let mut all: Vec<u32> = self.0.iter().cloned().flatten().collect();
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+
     fn has(&self, number: u32) -> bool {
         self.0.iter().any(|range| range.contains(&number))
     }

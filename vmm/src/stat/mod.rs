@@ -1,17 +1,35 @@
-//! What `umpire stat` prints: the forms of `perf stat`, with the provenance of
-//! every count.
+//! `umpire stat`: counts the events of a VM, as `perf stat` does.
 //!
-//! Everything here is a function of rows and settings; who counted them does
-//! not matter. [`mod@print`] has the three forms.
+//! - What to count: [`spec`] (lists of names), [`events`] (what they stand
+//!   for), [`schedule`] (which counter, in which set).
+//! - What was counted: [`reading`] (registers at two moments), [`tally`] (sums,
+//!   scaled to the whole time), [`metrics`].
+//! - [`mod@print`] has the three forms of the output, with the provenance of every
+//!   count; they are functions of rows and settings.
+//!
+//! The commands to the VM are in `session`, the loop around them in `command`.
 
+mod command;
 mod csv;
+pub mod events;
 mod json;
+pub mod metrics;
 pub mod print;
+pub mod reading;
+pub mod rows;
+mod run;
 mod runs;
+pub mod schedule;
+mod session;
+pub mod spec;
 mod table;
+pub mod tally;
+mod trial;
+mod watch;
 
 use pmu_virt::Provenance;
 
+pub use command::run;
 pub use runs::Runs;
 
 /// A count, or why there is none.

@@ -125,18 +125,25 @@ impl Context {
     }
 
     /// `ns` have passed in which the context was on its vCPU's core, or on its
-    /// core. `counted` is false for idle time of the core: timeouts run, but the
-    /// duration of a set with PFM_SETFL_EXCL_IDLE does not. What exceeds
-    /// [`Context::switch_due`] waits for [`Context::expire`], which gives it to
-    /// the sets whose turn it was. Nothing passes while the context is stopped or
-    /// masked.
+    /// core. Time that counts is all the active set's, also what exceeds its
+    /// timeout: the events of that time went to this set, and a rate needs both.
+    /// `counted` is false for idle time of the core, in which nothing is counted:
+    /// timeouts run on, the duration of a set with PFM_SETFL_EXCL_IDLE does not,
+    /// and what exceeds [`Context::switch_due`] waits for [`Context::expire`],
+    /// which gives it to the sets whose turn it was. Nothing passes while the
+    /// context is stopped or masked.
     pub fn pass(&mut self, ns: u64, counted: bool) {
         if self.counting().is_none() {
             return;
         }
-        self.overdue_counts = counted || !self.is_system_wide();
-        let beyond = self.spend(ns, self.overdue_counts);
-        self.overdue = self.overdue.saturating_add(beyond);
+        let counts = counted || !self.is_system_wide();
+        let beyond = self.spend(ns, counts);
+        if counted {
+            self.overrun(beyond);
+        } else {
+            self.overdue_counts = counts;
+            self.overdue = self.overdue.saturating_add(beyond);
+        }
     }
 
     /// Nanoseconds until the time switch; `None` if none is going to come.

@@ -46,6 +46,13 @@ impl Context {
         ns - taken
     }
 
+    /// The active set went on for `ns` after its timeout.
+    pub(super) fn overrun(&mut self, ns: u64) {
+        if let Some(set) = self.sets.get_mut(&self.active) {
+            set.live(ns, true);
+        }
+    }
+
     /// The set after `set`: the one that its explicit link names, else the one
     /// with the next number, after the last the first.
     pub(super) fn next_set(&self, set: u16) -> u16 {

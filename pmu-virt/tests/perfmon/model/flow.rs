@@ -286,8 +286,13 @@ impl Model {
     pub(crate) fn pass(&mut self, ns: u64, counted: bool) {
         if self.counts() {
             let rest = self.spend(ns, counted);
-            self.late += rest;
-            self.late_counts = counted;
+            if counted {
+                // Events of a late exit are the active set's, and so is its time.
+                self.active().duration += rest;
+            } else {
+                self.late += rest;
+                self.late_counts = counted;
+            }
         }
     }
 

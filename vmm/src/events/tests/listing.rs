@@ -134,7 +134,7 @@ fn json_is_one_object_a_line() {
     assert!(lines[2]["problem"].as_str().is_some());
     for line in printed(None, None, true, &Fake::new()).lines() {
         let line: Value = serde_json::from_str(line).expect("an object");
-        assert!(["generic", "table"].contains(&line["kind"].as_str().expect("a kind")));
+        assert!(["generic", "quantity", "table"].contains(&line["kind"].as_str().expect("a kind")));
     }
 }
 

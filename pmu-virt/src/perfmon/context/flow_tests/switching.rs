@@ -108,14 +108,23 @@ fn nothing_switches_while_stopped_or_before_an_overflow_was_dealt_with() {
 }
 
 #[test]
+fn a_late_exit_is_all_the_active_sets() {
+    // Its events were counted for that set, so its time has to be, too.
+    let mut context = timed(&[(0, 100), (1, 50)]);
+    pass(&mut context, 170);
+    assert_eq!((context.active, context.sets[&1].timeout_left), (1, 50));
+    assert_eq!(runs(&context), [(0, 0, 170), (1, 1, 0)]);
+}
+
+#[test]
 fn several_timeouts_can_be_up_at_once() {
     let mut context = timed(&[(0, 100), (1, 50), (2, 10)]);
-    pass(&mut context, 100 + 50 + 10 + 30);
+    pass_idle(&mut context, 100 + 50 + 10 + 30, false);
     assert_eq!((context.active, context.sets[&0].timeout_left), (0, 70));
     assert_eq!(runs(&context), [(0, 1, 130), (1, 1, 50), (2, 1, 10)]);
     // A set that does not switch takes the rest.
     add(&mut context, 2, 0, 0, 0);
-    pass(&mut context, 70 + 50 + 1000);
+    pass_idle(&mut context, 70 + 50 + 1000, false);
     assert_eq!((context.active, context.sets[&2].active_time), (2, 1000));
 }
 
@@ -160,12 +169,12 @@ proptest! {
         };
         let (mut whole, mut parts, mut single) = (build(), build(), build());
         let sum: u64 = pieces.iter().sum();
-        pass(&mut whole, sum);
+        pass_idle(&mut whole, sum, false);
         for ns in pieces {
-            pass(&mut parts, ns);
+            pass_idle(&mut parts, ns, false);
         }
         for _ in 0..sum {
-            pass(&mut single, 1);
+            pass_idle(&mut single, 1, false);
         }
         let time: u64 = runs(&whole).iter().map(|&(_, _, ns)| ns).sum();
         prop_assert_eq!(time, sum);

@@ -1,0 +1,67 @@
+//! What the tools refuse: one line, status 2.
+
+use std::process::{Command, Output};
+
+use guest_tests::umpire::{self, skipped_without_kvm};
+
+use super::vm::Vm;
+
+fn check(output: &Output, expected: &str) {
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains(expected), "'{expected}' is not in: {told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
+    assert!(output.stdout.is_empty());
+}
+
+fn without_vm(words: &[&str], expected: &str) {
+    let mut command = Command::new(umpire::path());
+    command.args(words).env_remove("UMPIRE_PERFMON");
+    check(&command.output().expect("umpire can be started"), expected);
+}
+
+#[test]
+fn no_vm_is_named_or_there() {
+    without_vm(&["stat", "--", "1s"], "no VM named: give --control SOCKET");
+    without_vm(&["record"], "no VM named");
+    let none = "/nonexistent/vm.sock";
+    without_vm(&["stat", "--control", none], "is the VM running");
+    without_vm(&["ls", none], "is the VM running");
+    without_vm(&["stat", "--control", "/dev/null"], "no VM can be reached");
+}
+
+#[test]
+fn flags_that_make_no_sense() {
+    without_vm(&["stat", "-e", "a,,b"], "comma");
+    without_vm(&["stat", "-e", "{a"], "a group is written as {a,b}");
+    without_vm(&["stat", "-r", "3"], "DURATION");
+    without_vm(&["stat", "-I", "5"], "10..=3600000");
+    without_vm(&["stat", "--", "soon"], "'soon' is no time");
+    without_vm(&["stat", "-a", "--vcpu", "1"], "cannot be used with");
+    without_vm(&["record", "-c", "0"], "0 is not in");
+    without_vm(&["record", "-c", "1", "-F", "1"], "cannot be used with");
+    without_vm(&["record", "--vcpu", "3-1"], "neither a number nor a range");
+}
+
+#[test]
+fn what_the_vm_does_not_have() {
+    if skipped_without_kvm("what_the_vm_does_not_have") {
+        return;
+    }
+    let vm = Vm::boot(2, &[]);
+    let refused = |words: &[&str], expected: &str| check(&vm.tool(words), expected);
+    refused(&["stat", "-e", "cycels", "1s"], "did you mean cycles");
+    refused(&["stat", "-e", "ring", "1s"], "umpire record");
+    refused(&["stat", "--vcpu", "1", "1s"], "there is no vCPU 1");
+    refused(&["stat", "--core", "0-9", "1s"], "there is no core 1");
+    refused(&["record", "-e", "vm-exits", "1s"], "umpire stat counts it");
+    refused(&["record", "-e", "loads", "1s"], "cannot be sampled");
+    refused(
+        &["record", "-o", "/nonexistent/x", "1s"],
+        "cannot be written",
+    );
+    refused(
+        &["record", "-e", "cycles,instructions,branches", "1s"],
+        "cannot be sampled",
+    );
+}

@@ -1,0 +1,187 @@
+//! `umpire stat`.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use guest_tests::umpire::skipped_without_kvm;
+use serde_json::Value;
+
+use super::vm::{Vm, signal};
+
+/// The rows of `-j`.
+fn rows(text: &str) -> Vec<Value> {
+    let row = |line| serde_json::from_str(line).expect("JSON");
+    text.lines().map(row).collect()
+}
+
+fn count(rows: &[Value], event: &str) -> f64 {
+    let row = rows.iter().find(|row| row["event"] == event);
+    let value = row.and_then(|row| row["counter-value"].as_str());
+    let value = value.unwrap_or_else(|| panic!("{event} in {rows:?}"));
+    value
+        .parse()
+        .unwrap_or_else(|_| panic!("{event} is {value}"))
+}
+
+/// Two counts have a ratio, but for a part in so many.
+fn check_ratio(rows: &[Value], more: &str, less: &str, ratio: f64, tolerated: f64) {
+    let found = count(rows, more) / count(rows, less);
+    let off = (found / ratio - 1.0).abs();
+    assert!(off < tolerated, "{more}/{less} is {found}: {rows:?}");
+}
+
+#[test]
+fn counts_are_those_that_were_declared() {
+    if skipped_without_kvm("counts_are_those") {
+        return;
+    }
+    let vm = Vm::boot(8, &[]);
+    let words = [
+        "stat",
+        "-j",
+        "-e",
+        "cycles,{instructions,branches}",
+        "--",
+        "300ms",
+    ];
+    let found = rows(&vm.printed(&words));
+    assert_eq!(found.len(), 3);
+    check_ratio(&found, "cycles", "instructions", 4.0, 1e-6);
+    check_ratio(&found, "instructions", "branches", 5.0, 1e-6);
+    for row in &found {
+        assert_eq!(row["provenance"], "simulated");
+        assert_eq!(row["pcnt-running"], 100.0);
+        // The guest spins, so it has run most of the time; in no more than that.
+        let ns = row["event-runtime"].as_f64().expect("a number");
+        assert!((1e7..3e9).contains(&ns), "{row}");
+    }
+    let per_ns = count(&found, "cycles") / found[0]["event-runtime"].as_f64().expect("a number");
+    assert!((1.9..2.1).contains(&per_ns), "{per_ns} cycles per ns");
+}
+
+#[test]
+fn events_take_turns_and_are_scaled() {
+    if skipped_without_kvm("events_take_turns") {
+        return;
+    }
+    let vm = Vm::boot(2, &[]);
+    let list = "{cycles,instructions},{branches,cycles:u},branch-misses";
+    for scale in ["phases", "linear"] {
+        let words = [
+            "stat", "-j", "--scale", scale, "--turn", "5", "-e", list, "--", "1s",
+        ];
+        let found = rows(&vm.printed(&words));
+        check_ratio(&found, "cycles", "instructions", 4.0, 1e-3);
+        // Between sets: a host that lets the guest's thread wait makes it leave a
+        // set late, and the time of this is the next sets', as if they had counted.
+        check_ratio(&found, "instructions", "branches", 5.0, 0.8);
+        check_ratio(&found, "branches", "branch-misses", 50.0, 0.8);
+        for row in &found {
+            let percent = row["pcnt-running"].as_f64().expect("a number");
+            assert!((10.0..60.0).contains(&percent), "{row}");
+        }
+    }
+}
+
+#[test]
+fn what_nothing_counts_is_not_supported() {
+    if skipped_without_kvm("what_nothing_counts") {
+        return;
+    }
+    let vm = Vm::boot(8, &[]);
+    let text = vm.printed(&[
+        "stat",
+        "-x",
+        ";",
+        "-e",
+        "loads,cycles,ref-cycles",
+        "--",
+        "100ms",
+    ]);
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(';').collect()).collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines.iter().all(|fields| fields.len() == 8), "{text}");
+    assert_eq!(lines[0][..3], ["<not supported>", "", "loads"]);
+    assert!(lines[1][0].parse::<u64>().is_ok_and(|count| count > 0));
+    assert_eq!(lines[1][7], "simulated");
+    assert_eq!(lines[2][0], "<not supported>");
+}
+
+#[test]
+fn the_default_shows_times_exits_and_metrics() {
+    if skipped_without_kvm("the_default_shows") {
+        return;
+    }
+    let vm = Vm::boot(8, &["--cpus", "2"]);
+    let text = vm.printed(&["stat", "--", "300ms"]);
+    for part in [
+        "Performance counter stats for 'VM ",
+        "vm-run-ns",
+        "CPUs utilized",
+        "vm-exits",
+        "0.25  insn per cycle",
+        "seconds time elapsed",
+    ] {
+        assert!(text.contains(part), "no {part} in: {text}");
+    }
+    let text = vm.printed(&["stat", "--per-vcpu", "-e", "cycles,vm-exits", "--", "200ms"]);
+    assert!(text.contains("vCPU0 ") && text.contains("vCPU1 "), "{text}");
+    let text = vm.printed(&["stat", "-a", "-e", "cycles,vm-exits", "--", "200ms"]);
+    assert!(text.contains("cycles") && !text.contains('<'), "{text}");
+}
+
+#[test]
+fn intervals_and_repeats() {
+    if skipped_without_kvm("intervals_and_repeats") {
+        return;
+    }
+    let vm = Vm::boot(8, &[]);
+    let words = [
+        "stat",
+        "-j",
+        "-I",
+        "100",
+        "-e",
+        "cycles,instructions",
+        "--",
+        "550ms",
+    ];
+    let found = rows(&vm.printed(&words));
+    assert!((4..=14).contains(&found.len()), "{found:?}");
+    for pair in found.chunks(2) {
+        check_ratio(pair, "cycles", "instructions", 4.0, 1e-3);
+        assert_eq!(pair[0]["interval"], pair[1]["interval"]);
+    }
+    let words = ["stat", "-r", "3", "-e", "cycles", "--", "100ms"];
+    let text = vm.printed(&words);
+    assert!(text.contains("(3 runs)") && text.contains("+-"), "{text}");
+}
+
+#[test]
+fn ctrl_c_and_the_end_of_the_vm_print_the_table() {
+    if skipped_without_kvm("ctrl_c_and_the_end") {
+        return;
+    }
+    let mut vm = Vm::boot(8, &[]);
+    let start = |vm: &Vm| {
+        let mut command = vm.command(&["stat", "-j", "-e", "cycles,instructions"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().expect("umpire can be started");
+        std::thread::sleep(Duration::from_millis(1500));
+        child
+    };
+    let check = |child: std::process::Child| {
+        let output = child.wait_with_output().expect("an end");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{told}");
+        let found = rows(&String::from_utf8_lossy(&output.stdout));
+        check_ratio(&found, "cycles", "instructions", 4.0, 1e-3);
+        told
+    };
+    let child = start(&vm);
+    signal(&child, "-INT");
+    assert_eq!(check(child), "");
+    let child = start(&vm);
+    vm.stop();
+    assert!(check(child).contains("have ended"));
+}

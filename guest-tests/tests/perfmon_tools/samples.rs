@@ -1,0 +1,86 @@
+//! `umpire record`, and what `umpire report` and `ls` make of it.
+
+use std::time::Duration;
+
+use guest_tests::umpire::skipped_without_kvm;
+use serde_json::Value;
+
+use super::vm::{Vm, signal};
+
+/// Records into a file with these flags, and what `umpire report -j` and the
+/// recording say of it.
+fn recorded(vm: &Vm, flags: &[&str]) -> (Value, String) {
+    let file = vm.path("umpire.data").display().to_string();
+    let words = [&["record", "-o", &file], flags].concat();
+    let output = vm.tool(&words);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{told}");
+    // The loop is the first instruction of the kernel.
+    let map = vm.path("System.map");
+    let symbols = "0000000000100040 T hot_loop\n0000000000100080 T behind_it\n";
+    std::fs::write(&map, symbols).expect("a file");
+    let map = map.display().to_string();
+    let text = vm.printed(&["report", "-j", "-i", &file, "--symbols", &map]);
+    (serde_json::from_str(&text).expect("JSON"), told)
+}
+
+fn samples(report: &Value) -> u64 {
+    let samples = report["totals"]["samples"].as_u64();
+    samples.unwrap_or_else(|| panic!("samples in {report}"))
+}
+
+#[test]
+fn a_report_has_the_hot_symbol() {
+    if skipped_without_kvm("a_report_has") {
+        return;
+    }
+    let vm = Vm::boot(8, &[]);
+    let flags = ["-e", "cycles", "-c", "2000000", "--", "1s"];
+    let (report, told) = recorded(&vm, &flags);
+    let text = report.to_string();
+    assert!(text.contains("hot_loop"), "{text}");
+    assert!(!text.contains("behind_it"), "{text}");
+    assert!(text.contains("simulated"), "{text}");
+    assert!(told.contains(" samples"), "{told}");
+    // 1000 a second of the guest's time.
+    let count = samples(&report);
+    assert!((50..1200).contains(&count), "{count} samples");
+}
+
+#[test]
+fn a_frequency_is_found() {
+    if skipped_without_kvm("a_frequency_is_found") {
+        return;
+    }
+    let vm = Vm::boot(8, &[]);
+    let flags = ["-e", "instructions,branches", "-F", "200", "-a", "--", "2s"];
+    let (report, told) = recorded(&vm, &flags);
+    let count = samples(&report);
+    assert!((100..1300).contains(&count), "{count} samples: {told}");
+    assert!(report.to_string().contains("branches"), "{report}");
+}
+
+#[test]
+fn ctrl_c_leaves_a_whole_file() {
+    if skipped_without_kvm("ctrl_c_leaves") {
+        return;
+    }
+    let vm = Vm::boot(8, &[]);
+    let file = vm.path("umpire.data").display().to_string();
+    let words = ["record", "-c", "5000000", "--random", "8", "-o", &file];
+    let mut child = vm.command(&words).spawn().expect("umpire can be started");
+    std::thread::sleep(Duration::from_millis(1500));
+    let listed = vm.printed(&["ls"]);
+    let context = listed.lines().find(|line| line.contains(" compact "));
+    let context = context.unwrap_or_else(|| panic!("a context in {listed}"));
+    assert!(context.contains("vCPU 0"), "{context}");
+    assert!(context.contains(&child.id().to_string()), "{context}");
+    signal(&child, "-INT");
+    assert_eq!(child.wait().expect("an end").code(), Some(0));
+    let output = vm.tool(&["script", "-i", &file]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && told.is_empty(), "{told}");
+    assert!(!output.stdout.is_empty());
+    let json: Value = serde_json::from_str(&vm.printed(&["ls", "-j"])).expect("JSON");
+    assert_eq!(json["machine"]["contexts"], Value::Array(Vec::new()));
+}

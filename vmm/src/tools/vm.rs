@@ -1,0 +1,139 @@
+//! The VM that a tool looks at.
+
+use std::path::{Path, PathBuf};
+
+use perfmon_abi::wire::info::{MachineInfo, ModelInfo};
+use perfmon_abi::{Config, Record};
+use pmu_virt::PmuModel;
+use pmu_virt::perfmon::LogicalPmu;
+use umpire_perfmon::{Call, Client, ENVIRONMENT};
+
+use super::error::{ToolError, refused};
+
+/// A VM and what has to be known of it.
+#[derive(Debug)]
+pub struct Vm {
+    /// The connection.
+    pub client: Client,
+    /// What it says of its PMU.
+    pub model: ModelInfo,
+    /// The registers that follow from this.
+    pub pmu: LogicalPmu,
+    /// What there was when it was found.
+    pub machine: MachineInfo,
+    /// Most bytes of a vector argument.
+    arg_size_max: usize,
+}
+
+impl Vm {
+    /// The VM behind the socket that was named, or else that the environment
+    /// names.
+    ///
+    /// # Errors
+    /// None is named, none answers, or it is one of another version.
+    pub fn find(control: Option<&Path>) -> Result<Self, ToolError> {
+        Self::at(&socket(control)?)
+    }
+
+    /// The VM behind a socket.
+    ///
+    /// # Errors
+    /// None answers, or it is one of another version.
+    pub fn at(path: &Path) -> Result<Self, ToolError> {
+        let client = connect(path)?;
+        let model = client.model().map_err(refused("asking for the PMU"))?;
+        let machine = client.list().map_err(refused("asking for the VM"))?;
+        let mut config = Call::GetConfig(Config::default());
+        client
+            .ask(&mut config)
+            .map_err(refused("asking for the interface"))?;
+        let arg_size_max = match config {
+            Call::GetConfig(config) => config.arg_size_max,
+            _ => 0,
+        };
+        let arg_size_max = usize::try_from(arg_size_max).unwrap_or(usize::MAX);
+        let pmu = LogicalPmu::new(model_of(&model)?);
+        Ok(Self {
+            client,
+            model,
+            pmu,
+            machine,
+            arg_size_max,
+        })
+    }
+
+    /// How many of these fit into a command.
+    #[must_use]
+    pub fn at_once<T: Record>(&self) -> usize {
+        (self.arg_size_max / T::SIZE).max(1)
+    }
+
+    /// `VM 4711 (vmlinuz)`.
+    #[must_use]
+    pub fn title(&self) -> String {
+        match self.machine.guest.as_str() {
+            "" => format!("VM {}", self.machine.pid),
+            guest => format!("VM {} ({guest})", self.machine.pid),
+        }
+    }
+}
+
+/// Connects to a control socket.
+///
+/// # Errors
+/// Nobody answers there.
+pub(crate) fn connect(path: &Path) -> Result<Client, ToolError> {
+    Client::connect(path).map_err(|refusal| ToolError::Connect {
+        path: path.to_owned(),
+        reason: refusal.reason.into_owned(),
+        errno: refusal.errno,
+    })
+}
+
+/// The socket that is meant.
+fn socket(control: Option<&Path>) -> Result<PathBuf, ToolError> {
+    if let Some(path) = control {
+        return Ok(path.to_owned());
+    }
+    match std::env::var_os(ENVIRONMENT) {
+        Some(path) if !path.is_empty() => Ok(path.into()),
+        _ => Err(ToolError::NoSocket),
+    }
+}
+
+/// The model with the properties that the VM gave it.
+fn model_of(info: &ModelInfo) -> Result<PmuModel, ToolError> {
+    let text = format!(
+        "{},counters={},fixed={},width={}",
+        info.model, info.programmable, info.fixed, info.counter_width
+    );
+    PmuModel::parse(&text).map_err(|_| ToolError::Model(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every model comes back from what a VM says of it.
+    #[test]
+    fn models_survive_the_wire() {
+        for summary in PmuModel::names() {
+            let model = PmuModel::parse(summary.name).unwrap();
+            let info = ModelInfo {
+                model: model.name().to_owned(),
+                event_family: String::new(),
+                counters: "sim".to_owned(),
+                programmable: model.programmable().into(),
+                fixed: model.fixed().into(),
+                counter_width: model.width().into(),
+                tsc_khz: 1,
+                vcpus: 1,
+                cores: 1,
+                virtual_pmds: Vec::new(),
+            };
+            let again = model_of(&info).unwrap();
+            assert_eq!(format!("{again:?}"), format!("{model:?}"));
+        }
+        assert!(matches!(socket(Some(Path::new("/a"))), Ok(path) if path == Path::new("/a")));
+    }
+}
