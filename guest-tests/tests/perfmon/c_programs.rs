@@ -1,29 +1,22 @@
 //! The specification's shapes of programs, and what else programs in C do with
 //! the library, against a VM.
 
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use guest_tests::micro::{Lab, Test};
-use perfmon_abi::consts::{
-    DEFAULT_FORMAT, PFM_FL_OVFL_NO_MSG, PFM_LOAD_CONTEXT, PFM_REGFL_OVFL_NOTIFY,
-};
+use perfmon_abi::consts::DEFAULT_FORMAT;
 use perfmon_abi::wire::info::ContextState;
-use perfmon_abi::wire::{Extension, Request};
-use perfmon_abi::{DefaultArg, LoadArg, Message, PmcArg, PmdArg, Record};
+use perfmon_abi::{DefaultArg, Record};
 use rustix::fs::{SealFlags, fcntl_get_seals, ftruncate};
-use umpire_perfmon::{Call, Client, ContextHandle};
+use umpire_perfmon::Client;
 use vmm::micro::BackendFactory;
 use vmm::sched::CorePlan;
 
-use crate::bed::{
-    Bed, CYCLES, Gates, RETURNS, clock, counter, eventually, load, pmc, pmd, two_hearts,
-};
+use crate::bed::{Bed, CYCLES, Gates, RETURNS, clock, counter, eventually, load, two_hearts};
 use crate::cc::{Running, library};
 use crate::counting::ONE_CORE;
 use crate::known::{self, CYCLE_RATE, RETURN_RATE, sim};
-use crate::raw::{Raw, request};
 
 macro_rules! shapes {
     ($($name:ident)*) => {&[
@@ -113,21 +106,17 @@ pub(crate) const TESTS: &[Test] = &[
         name: "c_programs::the_buffer_is_sealed",
         run: sealed,
     },
-    Test {
-        name: "c_programs::what_the_raw_socket_does",
-        run: raw_socket,
-    },
 ];
 
 /// What counts, on which cores, and events between two overflows.
 #[derive(Clone, Copy)]
-struct Source {
+pub(crate) struct Source {
     backend: BackendFactory,
     cores: Option<CorePlan>,
-    period: u64,
+    pub(crate) period: u64,
 }
 
-const CLOCK: Source = Source {
+pub(crate) const CLOCK: Source = Source {
     backend: clock,
     cores: None,
     // Some 400 us of a TSC of 2.5 GHz.
@@ -144,7 +133,7 @@ const SHARED: Source = Source {
 };
 
 /// Two busy vCPUs, and `tool` beside them. No context is left when it returns.
-fn on(
+pub(crate) fn on(
     lab: &Lab,
     source: Source,
     tool: impl FnOnce(&Bed, &Client, &Gates) -> Result<()>,
@@ -180,7 +169,7 @@ fn start(bed: &Bed, source: Source, name: &str, arguments: &[&str]) -> Result<Ru
     Running::start(name, arguments, &environment)
 }
 
-fn contexts(client: &Client) -> Result<usize> {
+pub(crate) fn contexts(client: &Client) -> Result<usize> {
     Ok(client.list()?.contexts.len())
 }
 
@@ -359,108 +348,4 @@ fn sealed(lab: &Lab) -> Result<()> {
         ensure!(mapping.size() >= 8192, "{} bytes", mapping.size());
         Ok(())
     })
-}
-
-/// The column "raw socket" of the page on the wire.
-fn raw_socket(lab: &Lab) -> Result<()> {
-    use rustix::io::{Errno, fcntl_dupfd_cloexec, read, write};
-    on(lab, CLOCK, |bed, client, _| {
-        let context = overflowing(client, 0)?;
-        let fd = fcntl_dupfd_cloexec(&context.fd, 0)?;
-        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
-        let mut bytes = [0; 100];
-        let ready = || readable(&context);
-        load(client, &context, 0)?;
-        client.call(&context, &mut Call::Start(None))?;
-        ready()?;
-        ensure!(read(&fd, &mut bytes[..10]) == Ok(10), "a cut message");
-        ensure!(
-            read(&fd, &mut bytes) == Err(Errno::AGAIN),
-            "the rest is lost"
-        );
-        client.call(&context, &mut Call::Restart)?;
-        ready()?;
-        // One that nobody has read stays over a load, and says of what time it is.
-        client.call(&context, &mut Call::Unload)?;
-        client.call(&context, &mut Call::WritePmds(vec![every()]))?;
-        // The client would take it away.
-        let raw = Raw::connect(&bed.socket())?;
-        let bind = request(Extension::Bind.number(), 0);
-        let payload = LoadArg { pid: 0, set: 0 }.to_bytes();
-        let again = Request {
-            context: raw.ask(&bind, &[context.as_fd()])?.context,
-            payload: &payload,
-            ..request(PFM_LOAD_CONTEXT, 1)
-        };
-        let told = raw.ask(&again, &[])?;
-        ensure!(told.errno == 0, "{told:?}");
-        ensure!(
-            read(&fd, &mut bytes) == Ok(Message::SIZE),
-            "a stale message"
-        );
-        let stale = Message::from_bytes(&bytes[..Message::SIZE])?;
-        ensure!(stale.generation == 1, "{stale:?}");
-        let written = write(&fd, &[7; 24]);
-        ensure!(written == Err(Errno::PIPE), "{written:?}");
-        let seek = rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(0));
-        ensure!(seek == Err(Errno::SPIPE), "{seek:?}");
-        ensure!(
-            std::fs::File::from(fd.try_clone()?).set_len(0).is_err(),
-            "it can be cut"
-        );
-        client.call(&context, &mut Call::Start(None))?;
-        ready()?;
-        ensure!(read(&fd, &mut bytes) == Ok(Message::SIZE), "a message");
-        let fresh = Message::from_bytes(&bytes[..Message::SIZE])?;
-        ensure!(fresh.generation == 2, "{fresh:?}");
-        client.call(&context, &mut Call::Unload)?;
-
-        let first = context;
-        let context = overflowing(client, PFM_FL_OVFL_NO_MSG)?;
-        load(client, &context, 0)?;
-        client.call(&context, &mut Call::Start(None))?;
-        readable(&context)?;
-        ensure!(read(&context.fd, &mut bytes) == Ok(0), "an empty record");
-        ensure!(contexts(client)? == 2, "two contexts");
-        rustix::net::shutdown(&context.fd, rustix::net::Shutdown::Both)?;
-        eventually("a context that is shut down ends", || {
-            Ok(contexts(client)? == 1)
-        })?;
-        let gone = client.call(&context, &mut Call::Stop);
-        let gone = gone.map_err(|error| error.errno);
-        ensure!(gone == Err(umpire_perfmon::Errno::EBADF), "{gone:?}");
-        drop(first);
-        Ok(())
-    })
-}
-
-/// A context whose counter notifies.
-fn overflowing(client: &Client, flags: u32) -> Result<ContextHandle> {
-    let context = client.create(flags, None, &[])?;
-    let notify = PmcArg {
-        flags: PFM_REGFL_OVFL_NOTIFY,
-        ..pmc(0, CYCLES)
-    };
-    client.call(&context, &mut Call::WritePmcs(vec![notify]))?;
-    client.call(&context, &mut Call::WritePmds(vec![every()]))?;
-    Ok(context)
-}
-
-/// PMD 0 overflows after each period.
-fn every() -> PmdArg {
-    let from = CLOCK.period.wrapping_neg();
-    PmdArg {
-        long_reset: from,
-        short_reset: from,
-        ..pmd(0, from)
-    }
-}
-
-/// Waits until there is something to be read.
-fn readable(context: &ContextHandle) -> Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut polled = [PollFd::new(&context.fd, PollFlags::IN)];
-    let most = Timespec::try_from(crate::bed::PATIENCE)?;
-    ensure!(poll(&mut polled, Some(&most))? == 1, "no message");
-    Ok(())
 }

@@ -4,6 +4,7 @@ mod bad_input;
 mod bed;
 mod c_errors;
 mod c_programs;
+mod c_raw;
 mod cc;
 #[allow(dead_code)]
 #[path = "../../../pmu-virt/tests/perfmon/cells.rs"]
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         played::TESTS,
         c_errors::TESTS,
         c_programs::TESTS,
+        c_raw::TESTS,
         c_programs::DESCRIPTORS,
         c_programs::LIBRARY,
         c_programs::SPECIFICATION,
