@@ -5,10 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use guest_tests::micro::{Lab, Test};
-use perfmon_abi::consts::DEFAULT_FORMAT;
 use perfmon_abi::wire::info::ContextState;
-use perfmon_abi::{DefaultArg, Record};
-use rustix::fs::{SealFlags, fcntl_get_seals, ftruncate};
 use umpire_perfmon::Client;
 use vmm::micro::BackendFactory;
 use vmm::sched::CorePlan;
@@ -101,10 +98,6 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "c_programs::a_killed_program_frees_a_blocked_vcpu",
         run: killed,
-    },
-    Test {
-        name: "c_programs::the_buffer_is_sealed",
-        run: sealed,
     },
 ];
 
@@ -306,46 +299,4 @@ fn killed(lab: &Lab) -> Result<()> {
         })?;
     }
     Ok(())
-}
-
-fn sealed(lab: &Lab) -> Result<()> {
-    on(lab, CLOCK, |_, client, _| {
-        let arg = DefaultArg {
-            buf_size: 8192,
-            buf_flags: 0,
-        };
-        let context = client.create(0, Some(DEFAULT_FORMAT), &arg.to_bytes())?;
-        let buffer = context.buffer.as_ref().context("a buffer")?;
-        let wanted =
-            SealFlags::GROW | SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        let seals = fcntl_get_seals(&buffer.fd)?;
-        ensure!(seals == wanted, "{seals:?}");
-        for size in [0, 4096, 1 << 20] {
-            ensure!(
-                ftruncate(&buffer.fd, size).is_err(),
-                "it can have {size} bytes"
-            );
-        }
-        ensure!(
-            rustix::io::pwrite(&buffer.fd, &[1], 0).is_err(),
-            "it can be written"
-        );
-        // Opened anew by its name in /proc, it is the same memory.
-        use std::os::fd::AsRawFd;
-        let path = format!("/proc/self/fd/{}", buffer.fd.as_raw_fd());
-        let again = std::fs::OpenOptions::new()
-            .write(true)
-            .read(true)
-            .open(path);
-        if let Ok(again) = again {
-            ensure!(
-                rustix::io::pwrite(&again, &[1], 0).is_err(),
-                "it can be written"
-            );
-            ensure!(ftruncate(&again, 0).is_err(), "it can be cut");
-        }
-        let mapping = context.map_buffer()?;
-        ensure!(mapping.size() >= 8192, "{} bytes", mapping.size());
-        Ok(())
-    })
 }

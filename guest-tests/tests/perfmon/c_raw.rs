@@ -1,23 +1,32 @@
 //! What a context's socket does by itself, without the library: the column "raw
-//! socket" of the page on the wire.
+//! socket" of the page on the wire. And what its buffer's memory file allows.
 
 use std::os::fd::AsFd;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use guest_tests::micro::{Lab, Test};
-use perfmon_abi::consts::{PFM_FL_OVFL_NO_MSG, PFM_LOAD_CONTEXT, PFM_REGFL_OVFL_NOTIFY};
+use perfmon_abi::consts::{
+    DEFAULT_FORMAT, PFM_FL_OVFL_NO_MSG, PFM_LOAD_CONTEXT, PFM_REGFL_OVFL_NOTIFY,
+};
 use perfmon_abi::wire::{Extension, Request};
-use perfmon_abi::{LoadArg, Message, PmcArg, PmdArg, Record};
+use perfmon_abi::{DefaultArg, LoadArg, Message, PmcArg, PmdArg, Record};
+use rustix::fs::{SealFlags, fcntl_get_seals, ftruncate};
 use umpire_perfmon::{Call, Client, ContextHandle};
 
 use crate::bed::{CYCLES, eventually, load, pmc, pmd};
 use crate::c_programs::{CLOCK, contexts, on};
 use crate::raw::{Raw, request};
 
-pub(crate) const TESTS: &[Test] = &[Test {
-    name: "c_raw::what_the_socket_does",
-    run: raw_socket,
-}];
+pub(crate) const TESTS: &[Test] = &[
+    Test {
+        name: "c_raw::what_the_socket_does",
+        run: raw_socket,
+    },
+    Test {
+        name: "c_raw::the_buffer_is_sealed",
+        run: sealed,
+    },
+];
 
 fn raw_socket(lab: &Lab) -> Result<()> {
     use rustix::io::{Errno, fcntl_dupfd_cloexec, read, write};
@@ -120,4 +129,46 @@ fn readable(context: &ContextHandle) -> Result<()> {
     let most = Timespec::try_from(crate::bed::PATIENCE)?;
     ensure!(poll(&mut polled, Some(&most))? == 1, "no message");
     Ok(())
+}
+
+fn sealed(lab: &Lab) -> Result<()> {
+    on(lab, CLOCK, |_, client, _| {
+        let arg = DefaultArg {
+            buf_size: 8192,
+            buf_flags: 0,
+        };
+        let context = client.create(0, Some(DEFAULT_FORMAT), &arg.to_bytes())?;
+        let buffer = context.buffer.as_ref().context("a buffer")?;
+        let wanted =
+            SealFlags::GROW | SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        let seals = fcntl_get_seals(&buffer.fd)?;
+        ensure!(seals == wanted, "{seals:?}");
+        for size in [0, 4096, 1 << 20] {
+            ensure!(
+                ftruncate(&buffer.fd, size).is_err(),
+                "it can have {size} bytes"
+            );
+        }
+        ensure!(
+            rustix::io::pwrite(&buffer.fd, &[1], 0).is_err(),
+            "it can be written"
+        );
+        // Opened anew by its name in /proc, it is the same memory.
+        use std::os::fd::AsRawFd;
+        let path = format!("/proc/self/fd/{}", buffer.fd.as_raw_fd());
+        let again = std::fs::OpenOptions::new()
+            .write(true)
+            .read(true)
+            .open(path);
+        if let Ok(again) = again {
+            ensure!(
+                rustix::io::pwrite(&again, &[1], 0).is_err(),
+                "it can be written"
+            );
+            ensure!(ftruncate(&again, 0).is_err(), "it can be cut");
+        }
+        let mapping = context.map_buffer()?;
+        ensure!(mapping.size() >= 8192, "{} bytes", mapping.size());
+        Ok(())
+    })
 }
