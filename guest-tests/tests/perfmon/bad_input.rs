@@ -223,7 +223,7 @@ fn flood(socket: &Path, client: &Client) -> Result<()> {
         match raw.receive()? {
             Some(told) if told.errno == 0 => open.push(raw),
             Some(told) => {
-                ensure!(errno(&told) == Some(Errno::EMFILE), "{told:?}");
+                ensure!(errno(&told) == Some(Errno::EAGAIN), "{told:?}");
                 ensure!(told.reason.contains("--control-connections"), "{told:?}");
                 refused += 1;
             }

@@ -2,12 +2,17 @@
 
 mod bad_input;
 mod bed;
+mod c_errors;
+mod c_programs;
+mod c_raw;
+mod cc;
 #[allow(dead_code)]
 #[path = "../../../pmu-virt/tests/perfmon/cells.rs"]
 mod cells;
 mod counting;
 mod ends;
 mod errors;
+mod known;
 #[allow(dead_code)]
 #[path = "../../../pmu-virt/tests/limited/mod.rs"]
 mod limited;
@@ -27,6 +32,12 @@ fn main() -> ExitCode {
         errors::TESTS,
         bad_input::TESTS,
         played::TESTS,
+        c_errors::TESTS,
+        c_programs::TESTS,
+        c_raw::TESTS,
+        c_programs::DESCRIPTORS,
+        c_programs::LIBRARY,
+        c_programs::SPECIFICATION,
     ];
     run_suite(&themes.concat(), &[])
 }

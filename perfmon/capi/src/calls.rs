@@ -23,21 +23,20 @@ use crate::table::Slot;
 
 /// Does a command. The argument's elements come back as it left them.
 pub(crate) fn command(fd: i32, command: i32, argument: User, nargs: i32) -> Result<(), Failure> {
-    let none = || failure(Errno::EINVAL, "there is no such command");
-    let command = u16::try_from(command).map_err(|_| none())?;
-    let length = Call::argument_bytes(command, nargs, MAX_PAYLOAD)?;
-    if command == PFM_START && nargs == 0 && !argument.is_null() {
-        let reason = "with an argument, the number of elements is 1";
-        return Err(failure(Errno::EFAULT, reason));
-    }
-    STATE.with(|state| match command {
-        PFM_CREATE_CONTEXT => create(state, argument),
-        _ if !Call::needs_context(command) => {
+    let checked = check(command, argument, nargs);
+    STATE.with(|state| match checked {
+        // Where nobody serves the interface there are no commands (ENOSYS), and
+        // so no mistakes in them.
+        Err(failure) => state.ensure_link().and(Err(failure)),
+        Ok((PFM_CREATE_CONTEXT, _)) => create(state, argument),
+        Ok((command, length)) if !Call::needs_context(command) => {
             state.ensure_link()?;
             exchange(state, NO_CONTEXT, command, argument, (nargs, length))
         }
-        _ => {
-            let open = borrow(fd).ok_or_else(no_context)?;
+        Ok((command, length)) => {
+            let Some(open) = borrow(fd) else {
+                return state.ensure_link().and(Err(no_context()));
+            };
             let context = state.context(fd, open)?;
             on_context(
                 state,
@@ -49,6 +48,18 @@ pub(crate) fn command(fd: i32, command: i32, argument: User, nargs: i32) -> Resu
             )
         }
     })
+}
+
+/// The command's number, and bytes of its argument.
+fn check(command: i32, argument: User, nargs: i32) -> Result<(u16, usize), Failure> {
+    let none = || failure(Errno::EINVAL, "there is no such command");
+    let command = u16::try_from(command).map_err(|_| none())?;
+    let length = Call::argument_bytes(command, nargs, MAX_PAYLOAD)?;
+    if command == PFM_START && nargs == 0 && !argument.is_null() {
+        let reason = "with an argument, the number of elements is 1";
+        return Err(failure(Errno::EFAULT, reason));
+    }
+    Ok((command, length))
 }
 
 fn on_context(

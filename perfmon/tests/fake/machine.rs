@@ -316,6 +316,11 @@ impl Context {
             }
             Call::GetinfoEvtsets(infos) => {
                 for info in infos {
+                    info.flags &= !pfm::PFM_SET_RETFL_MASK;
+                    if info.flags != 0 {
+                        info.flags |= pfm::PFM_SET_RETFL_EINVAL;
+                        return refuse(Errno::EINVAL, "set_flags is reserved");
+                    }
                     let Some(set) = self.sets.get(&info.id) else {
                         info.flags |= pfm::PFM_SET_RETFL_NOSET;
                         return refuse(Errno::EINVAL, "there is no such set");

@@ -25,6 +25,9 @@ int main(void)
 	CALL(perfmonctl(fd, PFM_START, NULL, 0));
 	rest(300);
 	CALL(perfmonctl(fd, PFM_UNLOAD_CONTEXT, NULL, 0));
+	/* On input set_flags is reserved (3.1.12), and the sets' flags are in it. */
+	FAILS(perfmonctl(fd, PFM_GETINFO_EVTSETS, infos, 2), EINVAL);
+	infos[0].set_flags = infos[1].set_flags = 0;
 	CALL(perfmonctl(fd, PFM_GETINFO_EVTSETS, infos, 2));
 	for (i = 0; i < 2; i++) {
 		printf("set %d: %llu runs\n", i, (unsigned long long)infos[i].set_runs);

@@ -64,7 +64,13 @@ int main(void)
 	pmd.reg_value = pmd.reg_short_reset = pmd.reg_long_reset = -period();
 	CALL(perfmonctl(fd, PFM_WRITE_PMCS, &pmc, 1));
 	CALL(perfmonctl(fd, PFM_WRITE_PMDS, &pmd, 1));
-	program(fd, 1, 0, 0);
+	/* PMD 1 is recorded, and does not overflow itself. */
+	memset(&pmc, 0, sizeof(pmc));
+	memset(&pmd, 0, sizeof(pmd));
+	pmc.reg_num = pmd.reg_num = 1;
+	pmc.reg_value = event(1);
+	CALL(perfmonctl(fd, PFM_WRITE_PMCS, &pmc, 1));
+	CALL(perfmonctl(fd, PFM_WRITE_PMDS, &pmd, 1));
 	load(fd, vcpu());
 	CALL(perfmonctl(fd, PFM_START, NULL, 0));
 	for (round = 0, overflows = 0; round < 3; round++) {

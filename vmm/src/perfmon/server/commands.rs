@@ -186,6 +186,9 @@ impl State {
             false => Target::Vcpu(number),
         };
         if let Some(other) = self.contexts.at(target) {
+            if self.inherits(other, (id, asked, arg)) {
+                return Ok(());
+            }
             let reason = format!("{target} has a context already: number {}", other.0);
             return Err(Refusal::new(Errno::EBUSY, reason));
         }

@@ -136,7 +136,7 @@ impl State {
                 "{} connections are open, and no more are served (--control-connections)",
                 self.limits.connections
             );
-            let refusal = Refusal::new(Errno::EMFILE, reason);
+            let refusal = Refusal::new(Errno::EAGAIN, reason);
             turn_away(&socket, &refusal);
             self.keep_refused(socket).map_err(none)?;
             return Err(refusal);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use perfmon_abi::LoadArg;
 use perfmon_abi::wire::Call;
 use pmu_virt::perfmon::{Context, ContextId, Hosted, MessageQueue};
 
@@ -50,6 +51,8 @@ pub(super) struct Entry {
     pub(super) job: Option<Option<Asked>>,
     /// Commands that came meanwhile: no more than there are connections.
     pub(super) waiting: VecDeque<(Asked, Call)>,
+    /// Loads of other contexts, which wait until this one, a zombie, has let go.
+    pub(super) heirs: VecDeque<(ContextId, Asked, LoadArg)>,
     /// Nobody has its descriptor.
     pub(super) zombie: bool,
     /// PFM_MSG_END was sent.

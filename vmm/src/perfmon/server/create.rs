@@ -92,6 +92,7 @@ impl State {
             },
             job: None,
             waiting: VecDeque::new(),
+            heirs: VecDeque::new(),
             zombie: false,
             told: false,
         };

@@ -1,10 +1,14 @@
 //! Jobs that come back, contexts that come back, and contexts that go.
 
+use std::os::fd::OwnedFd;
+
+use perfmon_abi::LoadArg;
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_virt::perfmon::{ContextId, Hosted};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::State;
-use super::answer::Answer;
+use super::answer::{Answer, Asked};
 use super::contexts::Place;
 use crate::perfmon::desk::{Done, LOOK, Report, Target, Work};
 
@@ -63,7 +67,7 @@ impl State {
         self.go_on(id);
     }
 
-    fn undone(&mut self, id: ContextId, asked: super::answer::Asked, call: Call) -> Option<Answer> {
+    fn undone(&mut self, id: ContextId, asked: Asked, call: Call) -> Option<Answer> {
         match self.contexts.get(id).map(|entry| &entry.place) {
             Some(Place::Home { .. }) => self.at_home(id, asked, call),
             // The thread ended without a word.
@@ -126,6 +130,26 @@ impl State {
         self.bury(id);
     }
 
+    /// Whether a load has to wait for `other`, whose last descriptor is closed:
+    /// to whoever closed it, it is gone (3.1.15), though its vCPU still has it.
+    pub(super) fn inherits(&mut self, other: ContextId, heir: (ContextId, Asked, LoadArg)) -> bool {
+        let Some(entry) = self.contexts.get(other) else {
+            return false;
+        };
+        // The closing came first, and yet the server may hear of it later.
+        if !entry.zombie {
+            if !is_closed(&entry.socket) {
+                return false;
+            }
+            self.abandoned(other);
+        }
+        let Some(entry) = self.contexts.get_mut(other) else {
+            return false;
+        };
+        entry.heirs.push_back(heir);
+        true
+    }
+
     /// A zombie leaves its vCPU, if it is on one, and is gone.
     fn bury(&mut self, id: ContextId) {
         let Some(entry) = self.contexts.get_mut(id) else {
@@ -141,8 +165,21 @@ impl State {
             }
             Place::Home { .. } => {
                 log::debug!("context {} is destroyed", id.0);
-                self.contexts.remove(id);
+                let heirs = self.contexts.remove(id).map(|entry| entry.heirs);
+                for (heir, asked, arg) in heirs.into_iter().flatten() {
+                    if let Some(answer) = self.for_context(heir, asked, Call::Load(arg)) {
+                        self.late_reply(asked, &answer);
+                    }
+                }
             }
         }
     }
+}
+
+/// Whether the other end of a context's socket is closed.
+fn is_closed(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    let at_once = Timespec::default();
+    // An interrupted look is none; the server hears of it in any case.
+    poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().contains(PollFlags::HUP)
 }
