@@ -1,4 +1,4 @@
-//! Samples into the buffer: ever shorter periods, until some are lost.
+//! Samples into the buffer: ever shorter periods, until no more come.
 
 use std::time::{Duration, Instant};
 
@@ -27,10 +27,6 @@ const LARGE: u64 = 24 << 20;
 const SMALL: u64 = 256 << 10;
 /// Samples that may be missing at the ends of a trial.
 const EDGE: u64 = 2;
-/// Of so many samples that are due one may be missing: if the host takes the
-/// guest's thread off its CPU for longer than a period, several periods end in
-/// one overflow.
-const TOLERANCE: u64 = 100;
 /// A shorter period that does not give so many samples more is the last.
 const GROWTH: f64 = 1.1;
 
@@ -54,9 +50,12 @@ pub struct SampleRow {
     /// There were more overflows than a context may have in a second: monitoring
     /// was masked and started again.
     pub throttled: u64,
-    /// Samples that are due and did not come.
-    pub lost: u64,
-    /// None were dropped or held back, and no more than 1 % are lost.
+    /// Periods without a sample of their own: a reset starts the next period when
+    /// an overflow is handled, not when it took place, and all periods that end
+    /// while the guest's thread is off its CPU are one overflow.
+    pub stretched: u64,
+    /// Each overflow that was handled has its sample: none were dropped, and
+    /// nothing was masked.
     pub lossless: bool,
 }
 
@@ -200,7 +199,7 @@ impl Trial<'_> {
         let (left, dropped) = format.samples(&buffer).ok_or_else(no_header)?;
         let samples = tool.taken + left;
         end(self.client, &context)?;
-        let lost = due.saturating_sub(samples + EDGE);
+        let stretched = due.saturating_sub(samples + EDGE);
         let held = tool.masked || tool.throttled > 0 || dropped > 0;
         Ok(SampleRow {
             backend: self.backend,
@@ -211,8 +210,8 @@ impl Trial<'_> {
             due,
             dropped,
             throttled: tool.throttled,
-            lost,
-            lossless: !held && lost <= due / TOLERANCE,
+            stretched,
+            lossless: !held,
         })
     }
 }

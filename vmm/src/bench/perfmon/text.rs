@@ -70,14 +70,14 @@ fn samples(rows: &[SampleRow], out: &mut dyn Write) -> io::Result<()> {
     }
     writeln!(
         out,
-        "\n{:<8} {:<8} {:>9} {:>11} {:>9} {:>9} {:>7} {:>8} {:>10}",
+        "\n{:<8} {:<8} {:>9} {:>11} {:>9} {:>9} {:>9} {:>8} {:>10}",
         "backend",
         "format",
         "asked Hz",
         "samples/s",
         "samples",
         "due",
-        "lost",
+        "stretched",
         "dropped",
         "throttled"
     )?;
@@ -85,22 +85,23 @@ fn samples(rows: &[SampleRow], out: &mut dyn Write) -> io::Result<()> {
         let verdict = if row.lossless { "" } else { "not all" };
         writeln!(
             out,
-            "{:<8} {:<8} {:>9} {:>11.0} {:>9} {:>9} {:>7} {:>8} {:>10}  {verdict}",
+            "{:<8} {:<8} {:>9} {:>11.0} {:>9} {:>9} {:>9} {:>8} {:>10}  {verdict}",
             row.backend,
             row.format.name(),
             row.wanted,
             row.per_second,
             row.samples,
             row.due,
-            row.lost,
+            row.stretched,
             row.dropped,
             row.throttled
         )?;
     }
     writeln!(
         out,
-        "due: samples that another counter on the same event stands for; of these lost: periods\n\
-         that ended while the guest's thread was off its CPU; not all: more than 1 % lost, or held back"
+        "due: periods in what another counter on the same event counted; stretched: of these, those\n\
+         without a sample of their own, as an overflow is handled after it took place and only then\n\
+         the next period starts; not all: samples were dropped, or monitoring was masked"
     )
 }
 

@@ -65,7 +65,10 @@ impl Format {
             Self::Default => (header::<DefaultHeader>(buffer)?.count, 0),
             Self::Double => {
                 let header = header::<DoubleHeader>(buffer)?;
-                (header.count.iter().sum(), header.lost)
+                // A half that was given back keeps its number until it is filled anew.
+                let halves = header.state.iter().zip(header.count);
+                let mine = halves.filter(|(state, _)| **state != consts::PFM_DOUBLE_HALF_FREE);
+                (mine.map(|(_, count)| count).sum(), header.lost)
             }
             Self::Compact => (header::<CompactHeader>(buffer)?.samples, 0),
         })
