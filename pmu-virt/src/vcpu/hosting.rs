@@ -178,6 +178,9 @@ impl VcpuPmu {
         let Progress::Left { tsc, halted, .. } = *progress else {
             return;
         };
+        // Nothing comes of an overflow whose count nobody told; the slot is armed
+        // anew.
+        let disarmed = !overflowed.is_empty() && !self.has_host_overflow();
         // A write of the guest's may have displaced what nobody has told yet.
         self.each_host(|hosted, _| hosted.miss_the_rest());
         let Some(core) = &mut self.core else { return };
@@ -191,7 +194,7 @@ impl VcpuPmu {
         if look {
             self.restore_hosts();
         }
-        if changed || look {
+        if changed || look || disarmed {
             self.arrange();
         }
     }
