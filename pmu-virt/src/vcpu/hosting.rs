@@ -188,6 +188,7 @@ impl VcpuPmu {
         if let Some(hosted) = &mut self.host {
             let ns = hosted.run_ns(ticks, core.hosting().tsc_khz());
             changed |= hosted.advance(ns, 0, core);
+            hosted.note_interval(ns, core.idle_ns(halted));
         }
         let mut look = false;
         self.each_host(|hosted, _| look |= hosted.is_to_look_for_room());

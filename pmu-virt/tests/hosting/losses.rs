@@ -1,14 +1,15 @@
 //! Time in which nobody counted is never told as counted.
 
-use crate::rig::{Mail, Rig, Spot, context};
+use crate::rig::{Mail, Rig, Spot, context, register};
 use crate::shaky::{Hand, Shaky};
 use crate::truth::{EVENTS, clocks};
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::Call;
 use perfmon_abi::{PmcArg, PmdArg};
-use pmu_virt::perfmon::HostPolicy;
+use pmu_virt::perfmon::{HostAudit, HostEvent, HostPolicy, HostRecord};
 use pmu_virt::{CounterBackend, Progress, Ring, SimBackend};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const CYCLES: u64 = EVENTS[0];
 const MS: u64 = 1_000_000;
@@ -170,4 +171,100 @@ fn a_source_that_failed_for_a_while_counts_again() {
     run(&mut rig, MS);
     assert!(rig.vcpus[0].has_host_overflow());
     assert_eq!(how(&mut rig, 0), pfm::PFM_PROV_LOST);
+}
+
+#[test]
+fn a_halted_vcpu_is_not_woken_for_each_turn_of_the_sets() {
+    let mut rig = rig(8);
+    let sets = context(0, &[vec![(0, CYCLES)], vec![(0, CYCLES)]], TIMEOUT);
+    assert!(rig.load(VCPU, sets, &Mail::default()).is_ok());
+    must(&mut rig, Call::Start(None));
+    // Enters, is left at the deadline, and tells when that was.
+    let enter = |rig: &mut Rig, halts: bool| {
+        let entered = rig.tsc;
+        let pmu = &mut rig.vcpus[0];
+        pmu.observe(Progress::Entered { tsc: entered });
+        let tsc = pmu.deadline().expect("the sets take turns");
+        let halted = if halts { tsc - entered } else { 0 };
+        let ring = Some(Ring::User);
+        pmu.observe(Progress::Left { tsc, halted, ring });
+        rig.tsc = tsc;
+        tsc - entered
+    };
+    assert_eq!(enter(&mut rig, false), TIMEOUT);
+    let idle: Vec<u64> = (0..10).map(|_| enter(&mut rig, true)).collect();
+    let grown = [1, 2, 4, 8, 16, 32, 64, 100, 100, 100].map(|n| n * TIMEOUT);
+    assert_eq!(idle, grown);
+    // The first turn after that may be long, and is told as it was.
+    assert_eq!(enter(&mut rig, false), 10 * MS);
+    assert_eq!(enter(&mut rig, false), TIMEOUT);
+}
+
+#[derive(Clone, Debug, Default)]
+struct Overdrafts(Arc<AtomicUsize>);
+
+impl HostAudit for Overdrafts {
+    fn record(&mut self, record: &HostRecord) {
+        if record.event == HostEvent::Overdrawn {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn an_overdraft_is_told_once() {
+    let told = Overdrafts::default();
+    let mut rig = rig(7);
+    rig.core(0, |core| core.set_host_audit(Box::new(told.clone())));
+    let one = context(0, &[vec![(0, CYCLES)]], 0);
+    assert!(rig.load(VCPU, one, &Mail::default()).is_ok());
+    let write = |rig: &mut Rig, n: usize, value| {
+        let num = register(n);
+        let write = PmcArg {
+            num,
+            value,
+            ..pmc(0)
+        };
+        must(rig, Call::WritePmcs(vec![write]));
+    };
+    // Counter, select; times that it was told by then.
+    let table = [
+        (1, CYCLES, 1),
+        (1, CYCLES, 1),
+        (2, CYCLES, 1),
+        (2, 0, 1),
+        (1, 0, 1),
+        (1, CYCLES, 2),
+    ];
+    for (row, (n, value, times)) in table.into_iter().enumerate() {
+        write(&mut rig, n, value);
+        assert_eq!(told.0.load(Ordering::Relaxed), times, "row {row}");
+    }
+}
+
+#[test]
+fn a_write_that_demands_nothing_else_looks_at_nothing_else() {
+    let (clocks, hand) = (clocks(16), Hand::default());
+    let mut rig = Rig::new(
+        (1, 1),
+        HostPolicy::GuestFirst,
+        || -> Box<dyn CounterBackend> {
+            Box::new(Shaky::new(SimBackend::of(&clocks), hand.clone()))
+        },
+    );
+    rig.switch(0, 0);
+    let sets = vec![vec![(0, CYCLES), (1, CYCLES)]; 12];
+    let many = context(0, &sets, TIMEOUT);
+    assert!(rig.load(VCPU, many, &Mail::default()).is_ok());
+    let asked = |rig: &mut Rig, value| {
+        hand.asked.store(0, Ordering::Relaxed);
+        let write = PmcArg { value, ..pmc(3) };
+        must(rig, Call::WritePmcs(vec![write]));
+        hand.asked.load(Ordering::Relaxed)
+    };
+    // The same, another event that the same counters count, none, one again.
+    assert_eq!(asked(&mut rig, CYCLES), 0);
+    assert!(asked(&mut rig, EVENTS[5]) <= 2);
+    assert!(asked(&mut rig, 0) >= 23);
+    assert!(asked(&mut rig, CYCLES) >= 24);
 }

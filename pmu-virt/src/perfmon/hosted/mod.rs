@@ -51,6 +51,9 @@ pub struct Hosted {
     /// Nanoseconds for which there would have been room again, or in which it
     /// was not looked for.
     waited: u64,
+    /// Nanoseconds that a switch may come late because its vCPU only halts; 0
+    /// while it runs.
+    patience: u64,
     clock: TickClock,
 }
 
@@ -71,6 +74,7 @@ impl Hosted {
             uncounted: BTreeSet::new(),
             blind: None,
             waited: 0,
+            patience: 0,
             clock: TickClock::default(),
         })
     }
@@ -126,6 +130,19 @@ impl Hosted {
         request.can_advance().then_some(request)
     }
 
+    /// What the control that is to be written asks for until then, likewise.
+    pub(crate) fn present_request(&self, write: &PmcArg) -> Option<CountRequest> {
+        let value = self
+            .context
+            .sets
+            .get(&write.set)?
+            .pmcs
+            .get(&write.num)?
+            .value;
+        let value = PmcArg { value, ..*write };
+        self.request_of(&value)
+    }
+
     fn holder(&self, pmd: u16) -> Holder {
         Holder::Context {
             vcpu: self.vcpu,
@@ -139,6 +156,7 @@ impl Hosted {
         self.vcpu = vcpu;
         self.blind = None;
         self.waited = 0;
+        self.patience = 0;
         self.clock = TickClock::default();
         self.uncounted.clear();
         self.context.attached(set);
