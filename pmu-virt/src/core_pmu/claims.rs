@@ -16,6 +16,8 @@ pub(crate) struct Wish {
     pub(crate) vcpu: Option<OwnerId>,
     pub(crate) preemptible: bool,
     pub(crate) standing: Standing,
+    /// It was told that there is no room for all that it demands.
+    pub(crate) overdrawn: bool,
     pub(crate) sets: Vec<Vec<CountRequest>>,
 }
 
@@ -28,6 +30,7 @@ impl Wish {
             vcpu,
             preemptible: hosted.is_preemptible(),
             standing: Standing::Spare,
+            overdrawn: false,
             sets: sets.map(|(_, set)| requests(set).collect()).collect(),
         }
     }
@@ -210,12 +213,17 @@ impl CorePmu {
         let Err(refusal) = self.claim(hosted, hosted.vcpu()) else {
             return;
         };
-        log::info!("{}: {refusal}", hosted.id());
-        let mut wish = Wish::of(hosted, hosted.vcpu());
-        wish.standing = Standing::Spare;
-        self.note_wish(wish);
         let (context, vcpu) = (hosted.id(), hosted.vcpu());
-        self.host.record(context, vcpu, HostEvent::Overdrawn);
+        let mut claims = self.host.claims.iter();
+        let is_known = claims.any(|claim| claim.context == context && claim.overdrawn);
+        let mut wish = Wish::of(hosted, vcpu);
+        wish.overdrawn = true;
+        self.note_wish(wish);
+        // A tool can write as often as it likes.
+        if !is_known {
+            log::info!("{context}: {refusal}");
+            self.host.record(context, vcpu, HostEvent::Overdrawn);
+        }
     }
 
     /// A context goes: what it had is the others', which may rely on more now.
@@ -237,6 +245,7 @@ impl CorePmu {
                 && claimed.preempts.is_empty()
             {
                 self.host.claims[index].standing = claimed.standing;
+                self.host.claims[index].overdrawn = false;
             }
         }
     }

@@ -7,6 +7,7 @@ use crate::perfmon::{
     ContextId, HostAudit, HostEvent, HostPolicy, HostRecord, Hosted, NotLoaded, Quantities,
     TickClock,
 };
+use crate::request::CountRequest;
 use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use std::num::NonZeroU32;
@@ -194,7 +195,7 @@ impl CorePmu {
     }
 
     /// Of a time that [`CorePmu::wall_ns`] has counted already.
-    fn idle_ns(&self, ticks: u64) -> u64 {
+    pub(crate) fn idle_ns(&self, ticks: u64) -> u64 {
         TickClock::default().pass(ticks, self.host.tsc_khz())
     }
 
@@ -233,14 +234,32 @@ impl CorePmu {
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
         hosted.settle(self);
+        let demands_change = self.demands_change(hosted, call);
         let result = match self.first_uncountable(hosted, call) {
             None => hosted.carry_out(call, values),
             Some((at, refusal)) => write_until(at, refusal, hosted, call, values),
         };
-        if matches!(call, Call::WritePmcs(_) | Call::DeleteEvtsets(_)) {
+        if demands_change {
             self.reclaim(hosted);
         }
         result
+    }
+
+    /// Whether a command may make a context demand other counters. Looks at what
+    /// is written alone: a context can have many sets.
+    fn demands_change(&self, hosted: &Hosted, call: &Call) -> bool {
+        let demand = |request: Option<CountRequest>| {
+            let countable = request.filter(|request| self.backend.can_count(request).is_ok());
+            countable.map(|request| self.backend.constraint(&request))
+        };
+        match call {
+            Call::WritePmcs(writes) => writes.iter().any(|write| {
+                let (before, after) = (hosted.present_request(write), hosted.request_of(write));
+                before != after && demand(before) != demand(after)
+            }),
+            Call::DeleteEvtsets(_) => true,
+            _ => false,
+        }
     }
 
     /// The first write of a control that nobody could count for.

@@ -178,6 +178,9 @@ impl VcpuPmu {
         let Progress::Left { tsc, halted, .. } = *progress else {
             return;
         };
+        // Nothing comes of an overflow whose count nobody told; the slot is armed
+        // anew.
+        let disarmed = !overflowed.is_empty() && !self.has_host_overflow();
         // A write of the guest's may have displaced what nobody has told yet.
         self.each_host(|hosted, _| hosted.miss_the_rest());
         let Some(core) = &mut self.core else { return };
@@ -185,13 +188,14 @@ impl VcpuPmu {
         if let Some(hosted) = &mut self.host {
             let ns = hosted.run_ns(ticks, core.hosting().tsc_khz());
             changed |= hosted.advance(ns, 0, core);
+            hosted.note_interval(ns, core.idle_ns(halted));
         }
         let mut look = false;
         self.each_host(|hosted, _| look |= hosted.is_to_look_for_room());
         if look {
             self.restore_hosts();
         }
-        if changed || look {
+        if changed || look || disarmed {
             self.arrange();
         }
     }

@@ -1,9 +1,11 @@
 //! Host contexts on the cores' counters, beside the guests'.
 
 mod admission;
+mod losses;
 mod policies;
 mod private;
 mod reserved;
 mod rig;
 mod schedule;
+mod shaky;
 mod truth;

@@ -14,7 +14,7 @@ pub(crate) struct Command {
     pub(crate) of_context: bool,
     /// Errors that the specification lists.
     pub(crate) listed: &'static [Errno],
-    /// Errors that Umpire gives besides.
+    /// Errors that Umpire, or another implementation, gives besides.
     pub(crate) added: &'static [Errno],
 }
 
@@ -91,7 +91,13 @@ pub(crate) const COMMANDS: &[Command] = &[
         &[ENOSYS, EBADF, EBUSY],
         &[],
     ),
-    command("PFM_RESTART", "3.1.9", true, &[ENOSYS, EBADF, EBUSY], &[]),
+    command(
+        "PFM_RESTART",
+        "3.1.9",
+        true,
+        &[ENOSYS, EBADF, EBUSY],
+        &[EINVAL],
+    ),
     command(
         "PFM_CREATE_EVTSETS",
         "3.1.10",
@@ -256,7 +262,7 @@ pub(crate) const BY_SERVER: &[ByServer] = &[
     by_server("PFM_GET_CONFIG", "any", None, "anybody asks"),
 ];
 
-/// Errors of the specification that Umpire has no occasion to give, and why.
+/// Errors of these that Umpire has no occasion to give, and why.
 pub(crate) const NEVER: &[(&str, Errno, &str)] = &[
     (
         "PFM_READ_PMDS",
@@ -274,9 +280,9 @@ pub(crate) const NEVER: &[(&str, Errno, &str)] = &[
         "as PFM_READ_PMDS; a context that is not attached gets EINVAL",
     ),
     (
-        "PFM_UNLOAD_CONTEXT",
-        EBUSY,
-        "as PFM_READ_PMDS; a context that is not attached is detached already",
+        "PFM_RESTART",
+        EINVAL,
+        "other implementations give it where monitoring is masked and no notification is outstanding; without a sampling format only a notification or PFM_MSG_THROTTLED masks, and with one it is the format that decides",
     ),
     (
         "PFM_LOAD_CONTEXT",

@@ -17,7 +17,8 @@ fn play(model: &mut Model, step: &Step) -> Option<Errno> {
         Step::Call(call) => return model.call(&mut call.clone()).err(),
         Step::Load(set) if model.may_load(*set).is_ok() => model.load(*set),
         Step::Load(set) => return model.may_load(*set).err(),
-        Step::Unload => model.unload(true),
+        Step::Unload if model.state != State::Unloaded => model.unload(true),
+        Step::Unload => return model.call(&mut Call::Unload).err(),
         Step::Count(which, events, _) => {
             let wanted = model.wanted();
             if let Some((pmd, _)) = wanted.get(*which % wanted.len().max(1)) {

@@ -117,6 +117,7 @@ fn loads_are_counted() {
 #[test]
 fn commands_of_others_are_refused() {
     let mut context = context("amd-core", 0);
+    context.attached(0);
     for command in [
         Call::Create(Default::default(), Vec::new()),
         Call::Load(Default::default()),

@@ -124,8 +124,6 @@ pub struct Context {
     pub(super) active: u16,
     /// Counts the times that it was loaded.
     pub(super) generation: u16,
-    /// A notification was sent for the present mask, and no restart has come.
-    pub(super) notified: bool,
     /// The vCPU is kept off its core until PFM_RESTART.
     pub(super) blocked: bool,
     /// A switch of sets was put off until PFM_RESTART.

@@ -59,7 +59,8 @@ impl Context {
         let throttled = self.throttle.hit(moment.tsc);
         verdict.mask |= throttled || (verdict.notify && self.cannot_notify(queue));
         if verdict.mask {
-            self.mask(&verdict, throttled, pending);
+            self.phase = Phase::Masked;
+            self.keep(set, pending);
         } else {
             self.keep(set, verdict.keep.difference(verdict.reset));
         }
@@ -199,12 +200,6 @@ impl Context {
             Some(PmdKind::Virtual(which)) => values.read(which).unwrap_or(UNKNOWN),
             None => UNKNOWN,
         }
-    }
-
-    fn mask(&mut self, verdict: &Verdict, throttled: bool, pending: PmdBits) {
-        self.phase = Phase::Masked;
-        self.notified = verdict.notify || throttled;
-        self.keep(self.active, pending);
     }
 
     fn may_block(&self) -> bool {

@@ -136,7 +136,7 @@ impl Context {
                     value,
                     long_reset: arg.long_reset,
                     short_reset: arg.short_reset,
-                    last_reset: arg.value,
+                    last_reset: value,
                     threshold: arg.ovflsw_thres,
                     threshold_left: arg.ovflsw_thres,
                     random_mask: arg.random_mask,

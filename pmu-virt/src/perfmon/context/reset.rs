@@ -52,14 +52,16 @@ impl EventSet {
             Period::Short => pmd.short_reset,
             Period::Long => pmd.long_reset,
         };
-        pmd.last_reset = if flags & PFM_REGFL_RANDOM == 0 {
+        let value = if flags & PFM_REGFL_RANDOM == 0 {
             base
         } else {
             let (value, state) = carta::vary(base, pmd.random_mask, pmd.random);
             pmd.random = state;
             value
         };
-        pmd.value = pmd.last_reset & mask;
+        // What is told later is what was loaded (3.1.4), not what was asked for.
+        pmd.value = value & mask;
+        pmd.last_reset = pmd.value;
         pmd.how = How::NotCounted;
     }
 }

@@ -13,8 +13,9 @@ impl Context {
     ///
     /// # Errors
     /// EBUSY: the context is not loaded, or not masked and without a format that
-    /// can be restarted then. EINVAL: nobody was notified, so there is nothing
-    /// to finish. Others: the format's.
+    /// can be restarted then. Others: the format's. Without a format nothing
+    /// masks but what the tool was told of, so that there is always something to
+    /// finish.
     pub(super) fn restart(&mut self, queue: &mut dyn MessageQueue) -> Result<(), Refusal> {
         let _ = queue;
         let active = match self.phase {
@@ -30,7 +31,6 @@ impl Context {
             self.reset_overflowed();
         }
         self.blocked = false;
-        self.notified = false;
         if control.mask_monitoring {
             self.phase = Phase::Masked;
             return Ok(());
@@ -52,10 +52,6 @@ impl Context {
         if active {
             let reason = "monitoring is not masked: there is no notification to finish";
             return Err(Refusal::new(Errno::EBUSY, reason));
-        }
-        if !self.notified {
-            let reason = "monitoring is masked, but no notification is outstanding";
-            return Err(Refusal::new(Errno::EINVAL, reason));
         }
         control.reset_ovfl_pmds = true;
         Ok(control)

@@ -55,7 +55,6 @@ impl Context {
             started: false,
             active: 0,
             generation: 0,
-            notified: false,
             blocked: false,
             switch_pending: false,
             pending: PmdBits::EMPTY,
@@ -73,8 +72,8 @@ impl Context {
     ///
     /// # Errors
     /// The specification's for the command; EINVAL for a command that is not for
-    /// an existing context, or needs its host (creation, load, unload, the
-    /// configuration).
+    /// an existing context, or needs its host (creation, load, unload of one that
+    /// is attached, the configuration).
     pub fn call(
         &mut self,
         call: &mut Call,
@@ -93,6 +92,10 @@ impl Context {
             Call::GetinfoEvtsets(vector) => self.getinfo_sets(vector),
             Call::GetinfoPmcs(vector) => self.pmu.getinfo_pmcs(vector),
             Call::GetinfoPmds(vector) => self.pmu.getinfo_pmds(vector),
+            Call::Unload if self.phase == Phase::Unloaded => {
+                let reason = "the context is attached to nothing, so there is nothing to unload";
+                refuse(Errno::EBUSY, reason)
+            }
             Call::Create(..)
             | Call::Load(_)
             | Call::Unload
@@ -118,7 +121,9 @@ impl Context {
             return refuse(Errno::EINVAL, reason);
         }
         let counts = self.started && self.phase == Phase::Loaded;
-        if !counts && set != self.active {
+        // Where a switch of sets was put off, naming the active one chooses it.
+        let stays = start.is_none() || (set == self.active && !self.switch_pending);
+        if !counts && !stays {
             self.designate(set);
         }
         self.started = true;
@@ -196,7 +201,6 @@ impl Context {
     pub fn detached(&mut self) {
         self.phase = Phase::Unloaded;
         self.started = false;
-        self.notified = false;
         self.blocked = false;
         self.switch_pending = false;
         self.pending = PmdBits::EMPTY;

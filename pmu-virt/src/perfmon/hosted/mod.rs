@@ -7,7 +7,7 @@ mod time;
 
 pub use record::{HostAudit, HostEvent, HostRecord};
 
-use super::context::Context;
+use super::context::{Context, Wanted};
 use super::moment::{MessageQueue, Moment, Quantities};
 use crate::core_pmu::{CorePmu, Holder};
 use crate::ids::OwnerId;
@@ -15,7 +15,8 @@ use crate::request::CountRequest;
 use perfmon_abi::PmcArg;
 use perfmon_abi::consts::PFM_FL_PREEMPTIBLE;
 use perfmon_abi::wire::Refusal;
-use place::{Missing, Place};
+use place::Place;
+use std::collections::BTreeSet;
 use std::fmt;
 pub(crate) use time::TickClock;
 
@@ -42,12 +43,17 @@ pub struct Hosted {
     /// Slots that count for it, and slots that it keeps for a while.
     places: Vec<Place>,
     /// What is to count and has no slot.
-    missing: Vec<Missing>,
+    missing: Vec<Wanted>,
+    /// Set and PMD of what nobody counts, as the log has it.
+    uncounted: BTreeSet<(u16, u16)>,
     /// It was preempted so many nanoseconds ago.
     blind: Option<u64>,
     /// Nanoseconds for which there would have been room again, or in which it
     /// was not looked for.
     waited: u64,
+    /// Nanoseconds that a switch may come late because its vCPU only halts; 0
+    /// while it runs.
+    patience: u64,
     clock: TickClock,
 }
 
@@ -65,8 +71,10 @@ impl Hosted {
             vcpu: None,
             places: Vec::new(),
             missing: Vec::new(),
+            uncounted: BTreeSet::new(),
             blind: None,
             waited: 0,
+            patience: 0,
             clock: TickClock::default(),
         })
     }
@@ -122,6 +130,19 @@ impl Hosted {
         request.can_advance().then_some(request)
     }
 
+    /// What the control that is to be written asks for until then, likewise.
+    pub(crate) fn present_request(&self, write: &PmcArg) -> Option<CountRequest> {
+        let value = self
+            .context
+            .sets
+            .get(&write.set)?
+            .pmcs
+            .get(&write.num)?
+            .value;
+        let value = PmcArg { value, ..*write };
+        self.request_of(&value)
+    }
+
     fn holder(&self, pmd: u16) -> Holder {
         Holder::Context {
             vcpu: self.vcpu,
@@ -135,7 +156,9 @@ impl Hosted {
         self.vcpu = vcpu;
         self.blind = None;
         self.waited = 0;
+        self.patience = 0;
         self.clock = TickClock::default();
+        self.uncounted.clear();
         self.context.attached(set);
     }
 

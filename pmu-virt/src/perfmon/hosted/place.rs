@@ -2,7 +2,7 @@
 
 use super::Hosted;
 use crate::assign::Demand;
-use crate::backend::Reading;
+use crate::backend::{Reading, UnavailableReason};
 use crate::core_pmu::{CorePmu, Last, Stay};
 use crate::ids::{SlotIndex, SlotSet};
 use crate::perfmon::context::Wanted;
@@ -31,14 +31,6 @@ impl Place {
     }
 }
 
-/// A counter that is to count and has no slot.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Missing {
-    wanted: Wanted,
-    /// Its context was told so.
-    told: bool,
-}
-
 impl Hosted {
     /// Takes in what its slots have counted since the last time.
     pub(crate) fn settle(&mut self, core: &mut CorePmu) {
@@ -64,27 +56,34 @@ impl Hosted {
             return;
         }
         let reading = core.read(place.stay.slot);
-        if !self.absorb(index, reading) {
-            core.release(place.stay);
-            self.places.swap_remove(index);
-        }
+        self.absorb(index, reading);
     }
 
-    /// False if nobody counts there any more.
-    fn absorb(&mut self, index: usize, reading: Reading) -> bool {
+    /// Takes a slot's count in. One that tells none keeps its place: it may count
+    /// again, as it does for a guest's counter.
+    fn absorb(&mut self, index: usize, reading: Reading) {
         let place = &mut self.places[index];
+        let pmd = place.pmd;
         match reading {
             Reading::Counted { value, provenance } => {
                 let events = value.wrapping_sub(place.settled);
                 place.settled = value;
-                self.context.count(place.pmd, events, provenance);
-                true
+                self.context.count(pmd, events, provenance);
+                self.uncounted.remove(&(self.context.active_set(), pmd));
             }
             Reading::Unavailable(reason) => {
-                log::info!("{}: PMD{} is not counted: {reason}", self.id, place.pmd);
-                self.context.lose(place.pmd);
-                false
+                self.context.lose(pmd);
+                self.log_uncounted(pmd, "is not counted", reason);
             }
+        }
+    }
+
+    /// Says why nobody counts for a PMD of the active set: once, until it counts
+    /// again.
+    fn log_uncounted(&mut self, pmd: u16, what: &str, reason: UnavailableReason) {
+        let set = self.context.active_set();
+        if self.uncounted.insert((set, pmd)) {
+            log::info!("{}: PMD{pmd} of event set {set} {what}: {reason}", self.id);
         }
     }
 
@@ -125,10 +124,13 @@ impl Hosted {
     /// missing. Counts were settled before, or its vCPU was away.
     pub(crate) fn line_up(&mut self, core: &mut CorePmu) {
         self.leave_where(core, |core, place| !core.holds(place.stay));
-        let mut wanted = match self.blind {
-            Some(_) => Vec::new(),
-            None => self.context.wanted(),
-        };
+        let mut wanted = self.context.wanted();
+        if self.blind.is_some() {
+            // Also what was started or written since it was preempted.
+            for wanted in wanted.drain(..) {
+                self.context.lose(wanted.pmd);
+            }
+        }
         let mut serving = vec![None; self.places.len()];
         // First those that stay as they are, then those that can serve another.
         for same in [true, false] {
@@ -152,13 +154,7 @@ impl Hosted {
                 }
             }
         }
-        let before = std::mem::take(&mut self.missing);
-        let told = |pmd| before.iter().any(|old| old.told && old.wanted.pmd == pmd);
-        let missing = wanted.into_iter().map(|wanted| Missing {
-            wanted,
-            told: told(wanted.pmd),
-        });
-        self.missing = missing.collect();
+        self.missing = wanted;
     }
 
     /// Has a place count for `wanted`.
@@ -184,7 +180,7 @@ impl Hosted {
     /// Gives slots to what is missing, where that moves nobody who counts.
     pub(crate) fn fill_in(&mut self, core: &mut CorePmu) {
         for missing in std::mem::take(&mut self.missing) {
-            let request = &missing.wanted.request;
+            let request = &missing.request;
             if core.backend().can_count(request).is_err() {
                 self.miss(missing);
                 continue;
@@ -198,8 +194,7 @@ impl Hosted {
     }
 
     /// Puts what is missing on a slot, or a pair.
-    fn come(&mut self, slots: SlotSet, missing: Missing, core: &mut CorePmu) {
-        let wanted = missing.wanted;
+    fn come(&mut self, slots: SlotSet, wanted: Wanted, core: &mut CorePmu) {
         match core.place(slots, self.holder(wanted.pmd), &wanted.request) {
             Ok((stay, begin)) => {
                 self.places.push(Place {
@@ -213,18 +208,17 @@ impl Hosted {
                 self.run(self.places.len() - 1, &wanted, core);
             }
             Err(reason) => {
-                log::info!("{}: PMD{} finds no counter: {reason}", self.id, wanted.pmd);
-                self.miss(missing);
+                self.log_uncounted(wanted.pmd, "finds no counter", reason);
+                self.miss(wanted);
             }
         }
     }
 
-    /// Nobody counts for it, and its context is told so, once.
-    fn miss(&mut self, mut missing: Missing) {
-        if !std::mem::replace(&mut missing.told, true) {
-            self.context.lose(missing.wanted.pmd);
-        }
-        self.missing.push(missing);
+    /// Nobody counts for it, and its context is told so: each time, as its set,
+    /// or what was written meanwhile, may be another one.
+    fn miss(&mut self, wanted: Wanted) {
+        self.context.lose(wanted.pmd);
+        self.missing.push(wanted);
     }
 
     /// The same of all that is still missing.
@@ -238,17 +232,15 @@ impl Hosted {
     pub(crate) fn is_short(&self, core: &CorePmu) -> bool {
         self.missing
             .iter()
-            .any(|missing| core.backend().can_count(&missing.wanted.request).is_ok())
+            .any(|wanted| core.backend().can_count(&wanted.request).is_ok())
     }
 
     /// What it wants counted that can be: PMD, and what it demands.
     pub(crate) fn demands(&self, core: &CorePmu) -> Vec<(u16, Demand)> {
         let running = self.places.iter().filter(|place| place.running);
         let held = running.map(|place| (place.pmd, &place.request, Some(place.stay.slot)));
-        let missing = self.missing.iter().map(|missing| {
-            let wanted = &missing.wanted;
-            (wanted.pmd, &wanted.request, None)
-        });
+        let missing = self.missing.iter();
+        let missing = missing.map(|wanted| (wanted.pmd, &wanted.request, None));
         held.chain(missing)
             .filter_map(|(pmd, request, held)| Some((pmd, self.demand(pmd, request, held, core)?)))
             .collect()
@@ -285,21 +277,13 @@ impl Hosted {
             return;
         };
         self.leave_at(index, core);
-        let wanted = self.context.wanted();
-        self.missing.extend(
-            wanted
-                .into_iter()
-                .find(|wanted| wanted.pmd == pmd)
-                .map(|wanted| Missing {
-                    wanted,
-                    told: false,
-                }),
-        );
+        let mut wanted = self.context.wanted().into_iter();
+        self.missing.extend(wanted.find(|wanted| wanted.pmd == pmd));
     }
 
     /// Puts a PMD that is missing on a slot, or a pair.
     pub(crate) fn come_to(&mut self, pmd: u16, slots: SlotSet, core: &mut CorePmu) {
-        let missing = self.missing.iter().position(|one| one.wanted.pmd == pmd);
+        let missing = self.missing.iter().position(|wanted| wanted.pmd == pmd);
         if let Some(index) = missing {
             let missing = self.missing.swap_remove(index);
             self.come(slots, missing, core);

@@ -34,7 +34,34 @@ pub(super) fn ticks(ns: u64, tsc_khz: u32) -> u64 {
 /// driver stops its counters for a moment in each interrupt.
 const RESTORE_AFTER_NS: u64 = 1_000_000;
 
+/// An idle vCPU is left alone for so long at most.
+const MAX_PATIENCE_NS: u64 = 10_000_000;
+
+/// An interval was halted if it ran for no more than one part in so many.
+const HALTED_PARTS: u64 = 16;
+
+/// Patience after an interval in which the vCPU ran and was halted for so long.
+/// A deadline is told in the vCPU's time but comes in wall time: that of a vCPU
+/// which only halts would come again and again, and find nothing to do. `due`: what
+/// was asked for without patience.
+fn patience_after(patience: u64, due: u64, run_ns: u64, halted_ns: u64) -> u64 {
+    if run_ns > halted_ns / HALTED_PARTS {
+        0
+    } else if halted_ns == 0 {
+        patience
+    } else {
+        let asked = patience.max(due);
+        asked.saturating_mul(2).min(MAX_PATIENCE_NS)
+    }
+}
+
 impl Hosted {
+    /// Its vCPU was entered and left.
+    pub(crate) fn note_interval(&mut self, run_ns: u64, halted_ns: u64) {
+        let due = self.context.switch_due().unwrap_or(0);
+        self.patience = patience_after(self.patience, due, run_ns, halted_ns);
+    }
+
     /// Nanoseconds of ticks in which the vCPU ran.
     pub(crate) fn run_ns(&mut self, ticks: u64, tsc_khz: u32) -> u64 {
         self.clock.pass(ticks, tsc_khz)
@@ -80,12 +107,14 @@ impl Hosted {
         }
     }
 
-    /// Ticks of its time until something is due.
+    /// Ticks until something is due, or is to be looked at after a while in which
+    /// its vCPU only halted.
     pub(crate) fn due_in(&self, tsc_khz: u32) -> Option<u64> {
         if self.blind.is_some() {
             return None;
         }
-        self.context.switch_due().map(|ns| ticks(ns, tsc_khz))
+        let due = self.context.switch_due()?;
+        Some(ticks(due.max(self.patience), tsc_khz))
     }
 
     /// Whether room is to be looked for again; asked once in a while.
@@ -101,8 +130,33 @@ impl Hosted {
 
 #[cfg(test)]
 mod tests {
-    use super::{TickClock, ticks};
+    use super::{MAX_PATIENCE_NS, TickClock, patience_after, ticks};
     use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+
+    #[test]
+    fn patience_grows_while_nothing_but_halts_happens() {
+        const MS: u64 = 1_000_000;
+        // Patience and what is due; ran and halted; patience after that.
+        let table = [
+            ((0, MS / 10), (0, MS / 10), MS / 5),
+            ((MS / 5, MS / 10), (0, MS / 5), 2 * MS / 5),
+            ((MS / 5, MS / 10), (MS / 160, MS / 10), 2 * MS / 5),
+            ((8 * MS, MS / 10), (0, 8 * MS), MAX_PATIENCE_NS),
+            ((MAX_PATIENCE_NS, MS / 10), (0, 1), MAX_PATIENCE_NS),
+            // It ran.
+            ((MAX_PATIENCE_NS, MS / 10), (MS / 100, MS / 10), 0),
+            ((MAX_PATIENCE_NS, MS / 10), (1, 0), 0),
+            ((0, MS / 10), (MS / 10, 0), 0),
+            // No time passed.
+            ((MS, MS / 10), (0, 0), MS),
+            // What is due in a long time needs none.
+            ((0, 500 * MS), (0, 500 * MS), MAX_PATIENCE_NS),
+        ];
+        for ((patience, due), (run, halted), expected) in table {
+            let found = patience_after(patience, due, run, halted);
+            assert_eq!(found, expected, "{patience} {due} {run} {halted}");
+        }
+    }
 
     proptest! {
         #[test]

@@ -9,6 +9,7 @@ use pmu_virt::perfmon::{Context, Phase};
 
 const CREATE: &str = "PFM_CREATE_CONTEXT";
 const LOAD: &str = "PFM_LOAD_CONTEXT";
+const UNLOAD: &str = "PFM_UNLOAD_CONTEXT";
 const START: &str = "PFM_START";
 const STOP: &str = "PFM_STOP";
 const RESTART: &str = "PFM_RESTART";
@@ -116,15 +117,23 @@ pub(super) const CASES: &[Case] = &[
         |_| decode(pfm::PFM_LOAD_CONTEXT, 2, 2 * LoadArg::SIZE),
     ),
     works(
-        "PFM_UNLOAD_CONTEXT",
-        ALL,
-        "stops and detaches; a context that is not attached stays so",
+        UNLOAD,
+        ATTACHED,
+        "stops and detaches; a blocked vCPU goes on",
         |context| {
             context.detached();
             assert_eq!(context.phase(), Phase::Unloaded);
             assert!(!context.is_started() && !context.is_blocked());
             (Ok(()), 0)
         },
+    ),
+    case(
+        UNLOAD,
+        &[State::Unloaded],
+        EBUSY,
+        0,
+        "the context is not attached",
+        |context| play(context, Call::Unload),
     ),
     works(START, &[State::Loaded], "counting begins", |context| {
         let played = play(context, start(1));

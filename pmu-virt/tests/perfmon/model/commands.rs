@@ -48,6 +48,7 @@ impl Model {
                 Ok(())
             }
             Call::Restart => self.restart(),
+            Call::Unload if self.state == State::Unloaded => Err(Errno::EBUSY),
             Call::CreateEvtsets(_) | Call::DeleteEvtsets(_) if self.state != State::Unloaded => {
                 Err(Errno::EBUSY)
             }
@@ -127,7 +128,7 @@ impl Model {
             value,
             long: arg.long_reset,
             short: arg.short_reset,
-            last: arg.value,
+            last: value,
             threshold: arg.ovflsw_thres,
             left: arg.ovflsw_thres,
             mask: arg.random_mask,
@@ -189,7 +190,7 @@ impl Model {
         if set.is_some_and(|set| !self.sets.contains_key(&set)) {
             return Err(Errno::EINVAL);
         }
-        let other = set.filter(|&set| set != self.active);
+        let other = set.filter(|&set| set != self.active || self.switch_later);
         if let Some(set) = other.filter(|_| !self.counts()) {
             self.choose(set);
         }

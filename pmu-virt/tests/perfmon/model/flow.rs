@@ -107,7 +107,7 @@ impl Model {
                 value = value.wrapping_add(number & pmd.mask);
             }
             pmd.value = value & top;
-            pmd.last = value;
+            pmd.last = pmd.value;
             pmd.how = pfm::PFM_PROV_NOT_COUNTED;
             set.overflowed.remove(&n);
         }

@@ -140,7 +140,8 @@ impl Pair {
         match step {
             Step::Call(call) => self.call(call.clone()),
             Step::Load(set) => self.load(*set),
-            Step::Unload => self.unload(),
+            Step::Unload if self.is_attached() => self.unload(),
+            Step::Unload => self.call(Call::Unload),
             Step::Count(which, events, provenance) => {
                 let wanted = self.model.wanted();
                 if let Some(&(pmd, _)) = wanted.get(*which % wanted.len().max(1)) {

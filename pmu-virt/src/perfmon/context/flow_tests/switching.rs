@@ -1,13 +1,16 @@
 //! From set to set, by time and by overflows.
 
 use super::{
-    NOTIFY, RESET, STOP, Scripted, bits, context, counter, overflow, period, pmd, restart,
+    Exits, NOTIFY, Queue, RESET, STOP, Scripted, bits, context, counter, overflow, period, pmd,
+    restart,
 };
 use crate::perfmon::context::{Context, EventSet, Phase};
+use perfmon_abi::StartArg;
 use perfmon_abi::consts::{
     PFM_FL_SYSTEM_WIDE, PFM_SETFL_EXCL_IDLE, PFM_SETFL_EXPL_NEXT, PFM_SETFL_OVFL_SWITCH,
     PFM_SETFL_TIME_SWITCH,
 };
+use perfmon_abi::wire::Call;
 use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
 
 fn add(context: &mut Context, number: u16, flags: u32, next: u16, timeout: u64) {
@@ -280,6 +283,27 @@ fn a_mask_puts_the_switch_off_until_the_restart() {
         "a long reset, at a restart"
     );
     assert!(!context.switch_pending);
+}
+
+#[test]
+fn a_start_while_masked_overrules_the_switch_that_was_put_off() {
+    // Which set the tool names, if any; the one that counts after PFM_RESTART.
+    for (named, active) in [(None, 1), (Some(0), 0), (Some(1), 1)] {
+        let mut context = triggered(NOTIFY);
+        pmd(&mut context, 0, 0).threshold_left = 1;
+        overflow(&mut context, &[0]);
+        assert_eq!((context.phase, context.active), (Phase::Masked, 0));
+        let mut start = Call::Start(named.map(|set| StartArg { set }));
+        let started = context.call(&mut start, &Exits(0), &mut Queue::default());
+        assert_eq!(started, Ok(()));
+        assert_eq!(context.phase, Phase::Masked);
+        assert_eq!(restart(&mut context), Ok(()));
+        assert_eq!(context.active, active, "{named:?}");
+        assert!(!context.switch_pending);
+        assert_eq!(context.sets[&active].runs, 1, "{named:?}");
+        let left = context.sets[&0].pmds[&0].threshold_left;
+        assert_eq!(left, if active == 0 { 2 } else { 0 }, "{named:?}");
+    }
 }
 
 #[test]
