@@ -10,6 +10,16 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::bed::PATIENCE;
 
+/// Whether programs in C can be built here.
+pub(crate) fn is_there() -> bool {
+    let runs = |program: &str| {
+        let mut command = Command::new(program);
+        command.arg("--version").stdout(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    runs("cc") && runs(env!("CARGO"))
+}
+
 /// A file of this repository.
 fn source(relative: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
