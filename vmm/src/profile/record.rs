@@ -116,7 +116,8 @@ pub struct Loss {
 pub enum LossKind {
     /// So many samples found no room in the sampling buffer.
     Full(u64),
-    /// So many overflows came too fast and left no sample.
+    /// So many times overflows came too fast, and sampling was masked until the
+    /// tool had it go on.
     Throttled(u64),
     /// For so many nanoseconds the counter was somebody else's.
     Blind(u64),
@@ -138,7 +139,7 @@ pub struct Totals {
     pub samples: u64,
     /// Samples that found no room.
     pub lost: u64,
-    /// Overflows that came too fast.
+    /// Times that overflows came too fast.
     pub throttled: u64,
     /// Time without a counter, in nanoseconds, summed over vCPUs.
     pub blind_ns: u64,
@@ -151,7 +152,7 @@ impl Totals {
             Record::Sample(_) => (&mut self.samples, 1),
             Record::Loss(loss) => match loss.kind {
                 LossKind::Full(samples) => (&mut self.lost, samples),
-                LossKind::Throttled(overflows) => (&mut self.throttled, overflows),
+                LossKind::Throttled(times) => (&mut self.throttled, times),
                 LossKind::Blind(ns) => (&mut self.blind_ns, ns),
             },
         };
