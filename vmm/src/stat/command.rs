@@ -80,7 +80,7 @@ fn event_list(lists: &[EventList]) -> Result<EventList, UserError> {
 }
 
 /// One line for the user, where the output has no place for it.
-pub(super) fn tell(note: &str) {
+pub(crate) fn tell(note: &str) {
     let _ = writeln!(io::stderr(), "umpire: {}", crate::config::one_line(note));
 }
 

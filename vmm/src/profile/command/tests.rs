@@ -337,7 +337,7 @@ fn a_flame_graph_is_drawn() {
         "VM 7: cycles",
         "clear_page (2 samples, 28.57%)",
         "vCPU 1 (2 samples, 28.57%)",
-        "sampled every 1000 events; counts are hardware; 4 samples lost",
+        "sampled every 1000 events; the counts are hardware; 4 samples lost",
     ] {
         assert!(svg.contains(part), "{part}");
     }

@@ -79,9 +79,9 @@ fn write_event(
     if let Some(event) = facts.header.events.get(usize::from(event)) {
         writeln!(
             out,
-            "# Sampled: {}; the counts are {}",
+            "# Sampled: {}; {}",
             how_often(event.sampling),
-            event.provenance
+            event.how()
         )?;
     }
     writeln!(out, "# Event count (approx.): {}", all.events)?;
