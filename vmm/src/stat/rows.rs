@@ -54,7 +54,7 @@ impl Layout<'_> {
         for (event, asked) in self.events.iter().enumerate() {
             let of = |(part, counted): (&Part<'_>, &Vec<Counted>)| match asked.source {
                 Source::Quantity { level, .. } if part.quantities => {
-                    Some(part.tally.quantity(event, level))
+                    Some(part.tally.quantity(event, level, asked.told()))
                 }
                 Source::Counter(_) if part.counters => counted.get(event).copied(),
                 _ => None,

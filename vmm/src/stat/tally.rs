@@ -167,10 +167,10 @@ impl Tally {
         }
     }
 
-    /// What is known of a quantity of the VMM: how far it went, or where it is
-    /// if it is a `level`.
+    /// What is known of a quantity of the VMM, which comes about so: how far it
+    /// went, or where it is if it is a `level`.
     #[must_use]
-    pub fn quantity(&self, event: usize, level: bool) -> Counted {
+    pub fn quantity(&self, event: usize, level: bool, how: Provenance) -> Counted {
         let at = |list: &[Option<u64>]| list.get(event).copied().flatten();
         let value = match level {
             true => at(&self.last),
@@ -180,7 +180,7 @@ impl Tally {
         };
         Counted {
             value,
-            provenance: value.map(|_| Provenance::Exact),
+            provenance: value.map(|_| how),
             enabled_ns: self.enabled_ns,
             running_ns: if value.is_some() { self.enabled_ns } else { 0 },
             lost: false,
@@ -278,14 +278,14 @@ mod tests {
         // The other has not been there at all.
         assert_eq!(counted[1].value, None);
         assert_eq!(
-            tally.quantity(2, false),
+            tally.quantity(2, false, Provenance::Exact),
             known(10, Provenance::Exact, 30, 30)
         );
         assert_eq!(
-            tally.quantity(2, true),
-            known(50, Provenance::Exact, 30, 30)
+            tally.quantity(2, true, Provenance::Derived),
+            known(50, Provenance::Derived, 30, 30)
         );
-        assert_eq!(tally.quantity(1, false).value, None);
+        assert_eq!(tally.quantity(1, false, Provenance::Exact).value, None);
     }
 
     #[test]
