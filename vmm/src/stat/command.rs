@@ -131,6 +131,7 @@ impl Measure<'_> {
                 title: &self.job.vm.title(),
                 rows: &rows,
                 elapsed: &elapsed,
+                repeated: self.flags.repeat > 1,
             };
             read_by(write_whole(&whole, &self.form(), &mut io::stdout().lock()))?;
         }

@@ -160,20 +160,21 @@ pub fn mean(runs: &[Vec<Row>]) -> Vec<Row> {
         Row {
             value: Value::Counted(rounded(middle)),
             provenance,
-            enabled_ns: all
-                .iter()
-                .map(|row| row.enabled_ns)
-                .fold(0, u64::saturating_add),
-            running_ns: all
-                .iter()
-                .map(|row| row.running_ns)
-                .fold(0, u64::saturating_add),
+            enabled_ns: middle_ns(all.iter().map(|row| row.enabled_ns)),
+            running_ns: middle_ns(all.iter().map(|row| row.running_ns)),
             variance: values.percent(),
             metric,
             ..row.clone()
         }
     };
     first.iter().enumerate().map(row).collect()
+}
+
+/// The mean of times.
+fn middle_ns(times: impl Iterator<Item = u64>) -> u64 {
+    let mut runs = Runs::default();
+    times.for_each(|ns| runs.add(float(ns)));
+    runs.mean().map_or(0, rounded)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a mean is no more exact")]
@@ -326,6 +327,8 @@ mod tests {
             let runs: Vec<Vec<Row>> = values.iter().map(|value| vec![row(*value)]).collect();
             let [found] = mean(&runs).try_into().unwrap();
             assert_eq!(found.value, expected);
+            // Of times as of counts: not their sum.
+            assert_eq!((found.enabled_ns, found.running_ns), (10, 10));
             match (found.variance, variance) {
                 (Some(found), Some(expected)) => assert!((found - expected).abs() < 1e-9),
                 (found, expected) => assert_eq!(found, expected),
