@@ -115,7 +115,7 @@ impl Measure<'_> {
             let mut run = Run::begin(self)?;
             end = run.go()?;
             let seconds = run.ended.duration_since(run.began).as_secs_f64();
-            runs.push(run.rows(|it| &it.whole, seconds));
+            runs.push(run.rows(|it| &it.course.whole, seconds));
             elapsed.add(seconds);
             run.tell_blind();
             if end != End::Time {

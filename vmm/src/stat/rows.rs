@@ -250,6 +250,7 @@ mod tests {
                     .then_some(count(1, ns + 7, How::Known))
                     .into_iter()
                     .collect(),
+                run_ns: None,
             }
         };
         let tallies: Vec<Tally> = parts
@@ -326,9 +327,9 @@ mod tests {
         let check = |values: &[Value], expected: Value, variance: Option<f64>| {
             let runs: Vec<Vec<Row>> = values.iter().map(|value| vec![row(*value)]).collect();
             let [found] = mean(&runs).try_into().unwrap();
-            assert_eq!(found.value, expected);
             // Of times as of counts: not their sum.
             assert_eq!((found.enabled_ns, found.running_ns), (10, 10));
+            assert_eq!(found.value, expected);
             match (found.variance, variance) {
                 (Some(found), Some(expected)) => assert!((found - expected).abs() < 1e-9),
                 (found, expected) => assert_eq!(found, expected),
