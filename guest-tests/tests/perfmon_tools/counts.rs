@@ -72,10 +72,9 @@ fn events_take_turns_and_are_scaled() {
         ];
         let found = rows(&vm.printed(&words));
         check_ratio(&found, "cycles", "instructions", 4.0, 1e-3);
-        // Between sets: a host that lets the guest's thread wait makes it leave a
-        // set late, and the time of this is the next sets', as if they had counted.
-        check_ratio(&found, "instructions", "branches", 5.0, 0.8);
-        check_ratio(&found, "branches", "branch-misses", 50.0, 0.8);
+        // Between sets it is an estimate, as good as their times.
+        check_ratio(&found, "instructions", "branches", 5.0, 0.2);
+        check_ratio(&found, "branches", "branch-misses", 50.0, 0.2);
         for row in &found {
             let percent = row["pcnt-running"].as_f64().expect("a number");
             assert!((10.0..60.0).contains(&percent), "{row}");

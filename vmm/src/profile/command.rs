@@ -167,11 +167,7 @@ fn graphs(
 fn below(facts: &Facts<'_>, event: u16) -> String {
     let event = facts.header.events.get(usize::from(event));
     let how = event.map_or(String::new(), |one| {
-        format!(
-            "sampled {}; counts are {}",
-            how_often(one.sampling),
-            one.provenance
-        )
+        format!("sampled {}; {}", how_often(one.sampling), one.how())
     });
     match facts.losses() {
         Some(losses) => format!("{how}; {losses}"),

@@ -48,7 +48,7 @@ impl Facts<'_> {
             parts.push(format!("{} samples lost for want of room", totals.lost));
         }
         if totals.throttled > 0 {
-            parts.push(format!("{} overflows throttled", totals.throttled));
+            parts.push(format!("throttled {} times", totals.throttled));
         }
         if totals.blind_ns > 0 {
             let blind = scaled(totals.blind_ns, 1_000_000);

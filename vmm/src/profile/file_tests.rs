@@ -20,12 +20,12 @@ pub(super) fn header() -> Header {
             SampledEvent {
                 name: "cycles".to_owned(),
                 sampling: Sampling::Period(1000),
-                provenance: Provenance::Hardware,
+                provenance: Some(Provenance::Hardware),
             },
             SampledEvent {
                 name: "instructions:u".to_owned(),
                 sampling: Sampling::Frequency(99),
-                provenance: Provenance::Exact,
+                provenance: Some(Provenance::Exact),
             },
         ],
     }
@@ -259,4 +259,15 @@ fn damage_is_told_with_its_place() {
         &format!("at byte {at}: a loss has an unknown cause"),
     );
     check(|bytes| bytes[at] = 1, "too short for its kind");
+}
+
+#[test]
+fn an_event_that_was_never_counted_has_no_provenance() {
+    let mut header = header();
+    header.events[1].provenance = None;
+    let written = ProfileWriter::new(Vec::new(), &header).unwrap();
+    let bytes = written.finish(1).unwrap();
+    assert!(!String::from_utf8_lossy(&bytes).contains("null"));
+    assert_eq!(ProfileReader::open(&bytes[..]).unwrap().header(), &header);
+    assert_eq!(header.events[1].how(), "it was never counted");
 }

@@ -146,7 +146,7 @@ impl<'a> Firefox<'a> {
         let thread = self.thread(loss.vm, loss.vcpu);
         let (name, text) = match loss.kind {
             LossKind::Full(samples) => ("Lost", format!("{samples} samples found no room")),
-            LossKind::Throttled(overflows) => ("Throttled", format!("{overflows} overflows")),
+            LossKind::Throttled(times) => ("Throttled", format!("{times} times")),
             LossKind::Blind(ns) => ("Blind", format!("no counter for {ns} ns")),
         };
         let marker = LossMarker {

@@ -37,9 +37,25 @@ pub struct SampledEvent {
     pub name: String,
     /// How often a sample is taken.
     pub sampling: Sampling,
-    /// How its counts are obtained.
-    #[serde(serialize_with = "write_word", deserialize_with = "read_word")]
-    pub provenance: Provenance,
+    /// How its counts are obtained; none if it was never counted.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "write_word",
+        deserialize_with = "read_word"
+    )]
+    pub provenance: Option<Provenance>,
+}
+
+impl SampledEvent {
+    /// `the counts are hardware`, or that there are none.
+    #[must_use]
+    pub fn how(&self) -> String {
+        match self.provenance {
+            Some(provenance) => format!("the counts are {provenance}"),
+            None => "it was never counted".to_owned(),
+        }
+    }
 }
 
 /// How often a sample is taken.
@@ -116,7 +132,8 @@ pub struct Loss {
 pub enum LossKind {
     /// So many samples found no room in the sampling buffer.
     Full(u64),
-    /// So many overflows came too fast and left no sample.
+    /// So many times overflows came too fast, and sampling was masked until the
+    /// tool had it go on.
     Throttled(u64),
     /// For so many nanoseconds the counter was somebody else's.
     Blind(u64),
@@ -138,7 +155,7 @@ pub struct Totals {
     pub samples: u64,
     /// Samples that found no room.
     pub lost: u64,
-    /// Overflows that came too fast.
+    /// Times that overflows came too fast.
     pub throttled: u64,
     /// Time without a counter, in nanoseconds, summed over vCPUs.
     pub blind_ns: u64,
@@ -151,7 +168,7 @@ impl Totals {
             Record::Sample(_) => (&mut self.samples, 1),
             Record::Loss(loss) => match loss.kind {
                 LossKind::Full(samples) => (&mut self.lost, samples),
-                LossKind::Throttled(overflows) => (&mut self.throttled, overflows),
+                LossKind::Throttled(times) => (&mut self.throttled, times),
                 LossKind::Blind(ns) => (&mut self.blind_ns, ns),
             },
         };
@@ -159,11 +176,14 @@ impl Totals {
     }
 }
 
-fn write_word<S: Serializer>(provenance: &Provenance, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(provenance)
+fn write_word<S: Serializer>(provenance: &Option<Provenance>, to: S) -> Result<S::Ok, S::Error> {
+    match provenance {
+        Some(provenance) => to.collect_str(provenance),
+        None => to.serialize_none(),
+    }
 }
 
-fn read_word<'de, D: Deserializer<'de>>(from: D) -> Result<Provenance, D::Error> {
+fn read_word<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Provenance>, D::Error> {
     const ALL: [Provenance; 5] = [
         Provenance::Exact,
         Provenance::Hardware,
@@ -171,7 +191,10 @@ fn read_word<'de, D: Deserializer<'de>>(from: D) -> Result<Provenance, D::Error>
         Provenance::Derived,
         Provenance::Simulated,
     ];
-    let word = String::deserialize(from)?;
+    let Some(word) = Option::<String>::deserialize(from)? else {
+        return Ok(None);
+    };
     let named = ALL.into_iter().find(|one| one.to_string() == word);
-    named.ok_or_else(|| serde::de::Error::custom(format!("'{word}' is no provenance")))
+    let error = || serde::de::Error::custom(format!("'{word}' is no provenance"));
+    named.map(Some).ok_or_else(error)
 }

@@ -176,7 +176,7 @@ struct LossLine<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     samples: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    overflows: Option<u64>,
+    times: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ns: Option<u64>,
 }
@@ -285,7 +285,7 @@ impl Script<'_> {
         let vcpu = loss.vcpu.map_or("-".to_owned(), |vcpu| vcpu.to_string());
         let what = match loss.kind {
             LossKind::Full(samples) => format!("LOST {samples} samples: the buffer was full"),
-            LossKind::Throttled(overflows) => format!("THROTTLED {overflows} overflows"),
+            LossKind::Throttled(times) => format!("THROTTLED {times} times"),
             LossKind::Blind(ns) => format!("BLIND for {ns} ns: the counter was taken away"),
         };
         let time = seconds(loss.time_ns);
@@ -299,14 +299,14 @@ impl Script<'_> {
             vm: loss.vm,
             vcpu: loss.vcpu,
             samples: None,
-            overflows: None,
+            times: None,
             ns: None,
         };
         match loss.kind {
             LossKind::Full(samples) => line.samples = Some(samples),
-            LossKind::Throttled(overflows) => {
+            LossKind::Throttled(times) => {
                 line.kind = "throttled";
-                line.overflows = Some(overflows);
+                line.times = Some(times);
             }
             LossKind::Blind(ns) => {
                 line.kind = "blind";

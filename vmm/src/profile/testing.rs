@@ -26,7 +26,7 @@ pub(super) fn header() -> Header {
         events: vec![SampledEvent {
             name: "cycles".to_owned(),
             sampling: Sampling::Period(1000),
-            provenance: Provenance::Hardware,
+            provenance: Some(Provenance::Hardware),
         }],
     }
 }
@@ -37,7 +37,7 @@ pub(super) fn two_events() -> Header {
     header.events.push(SampledEvent {
         name: "instructions:u".to_owned(),
         sampling: Sampling::Frequency(99),
-        provenance: Provenance::Exact,
+        provenance: Some(Provenance::Exact),
     });
     header
 }

@@ -121,7 +121,7 @@ fn put_loss(loss: &Loss, out: &mut Vec<u8>) {
     put_head(LOSS, LOSS_LENGTH, out);
     let (kind, amount) = match loss.kind {
         LossKind::Full(samples) => (0, samples),
-        LossKind::Throttled(overflows) => (1, overflows),
+        LossKind::Throttled(times) => (1, times),
         LossKind::Blind(ns) => (2, ns),
     };
     out.extend(loss.time_ns.to_le_bytes());

@@ -4,7 +4,6 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant, SystemTime};
 
 use perfmon_abi::Config;
-use pmu_virt::Provenance;
 use umpire_perfmon::Call;
 
 use super::output::Output;
@@ -60,6 +59,7 @@ pub fn run(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
         waiter: &waiter,
         output,
         shown: None,
+        untold: false,
     };
     let stopped = recording.go(flags.duration.map(|span| span.0))?;
     recording.finish(&flags.output.display().to_string())?;
@@ -129,8 +129,8 @@ fn header(scene: &Scene<'_>) -> Header {
     let event = |event: &super::plan::Sampled| SampledEvent {
         name: event.name.clone(),
         sampling: scene.plan.sampling,
-        // Written over as soon as it is known.
-        provenance: Provenance::Derived,
+        // Nobody knows yet.
+        provenance: None,
     };
     Header {
         umpire: env!("CARGO_PKG_VERSION").to_owned(),
@@ -160,6 +160,8 @@ struct Recording<'a> {
     output: Output,
     /// When progress was shown last.
     shown: Option<Instant>,
+    /// Others had counters for a time that nobody tells.
+    untold: bool,
 }
 
 impl Recording<'_> {
@@ -209,6 +211,16 @@ impl Recording<'_> {
             self.messages(number)?;
         }
         self.drain()?;
+        for session in &mut self.sessions {
+            match session.unrestored(&self.scene) {
+                Some(Ok(loss)) => self.output.write(&[loss])?,
+                Some(Err(note)) => {
+                    self.untold = true;
+                    crate::stat::tell(&note);
+                }
+                None => {}
+            }
+        }
         Ok(stopped)
     }
 
@@ -268,15 +280,20 @@ impl Recording<'_> {
         }
         let now = crate::sys::rdtsc();
         let bytes = self.output.finish(self.scene.clock.ns(now))?;
-        let none = match totals.samples {
-            0 => "; the guest was idle, or did nothing of this kind",
-            _ => "",
+        let none = match was_idle(&totals) && !self.untold {
+            true => "; the guest was idle, or did nothing of this kind",
+            false => "",
         };
         let kib = bytes.div_ceil(1024);
         let line = progress(&totals);
         let _ = writeln!(io::stderr(), "umpire: {line}; {file} has {kib} KiB{none}");
         Ok(())
     }
+}
+
+/// There are no samples, and nothing that keeps them from being taken.
+fn was_idle(totals: &Totals) -> bool {
+    *totals == Totals::default()
 }
 
 /// `12345 samples, 3 lost, 1.500 ms without a counter`.
@@ -317,5 +334,11 @@ mod tests {
             "12 samples, 3 lost, throttled 2 times, 1.500 ms without a counter"
         );
         assert_eq!(progress(&Totals::default()), "0 samples");
+        assert!(was_idle(&Totals::default()));
+        let blind = Totals {
+            blind_ns: 1,
+            ..Totals::default()
+        };
+        assert!(!was_idle(&blind));
     }
 }

@@ -93,8 +93,7 @@ impl Output {
     fn put(&mut self) -> io::Result<()> {
         if let Some(file) = self.file.take() {
             for (event, how) in self.header.events.iter_mut().zip(&self.how) {
-                // Of what was never counted there are no samples either.
-                event.provenance = how.unwrap_or(event.provenance);
+                event.provenance = *how;
             }
             let to = Counted { to: file, bytes: 0 };
             self.writer = Some(ProfileWriter::new(to, &self.header)?);

@@ -8,6 +8,7 @@ use perfmon_abi::consts::{
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{CompactArg, Message, PmdArg, Record as _, SetInfo};
 use pmu_virt::Provenance;
+use pmu_virt::perfmon::VirtualPmd;
 use umpire_perfmon::{Call, ContextHandle, Event, Mapping, Wait};
 
 use super::frequency::Control;
@@ -41,6 +42,15 @@ struct Pace {
     partial: u64,
 }
 
+/// When others took the counters.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    /// By the TSC, which is a core's time.
+    tsc: u64,
+    /// By the vCPU's run time, as far as that is known.
+    run_ns: Option<u64>,
+}
+
 /// A context that is attached.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -52,6 +62,8 @@ pub(super) struct Session {
     active_ns: u64,
     /// TSC of the last sample.
     latest: u64,
+    /// Others have the counters.
+    taken: Option<Taken>,
     /// Nothing more will come.
     pub(super) over: bool,
 }
@@ -112,6 +124,7 @@ impl Session {
             paces: plan.events.iter().map(pace).collect(),
             active_ns: 0,
             latest: scene.clock.start,
+            taken: None,
             over: false,
         };
         let all: Vec<usize> = (0..session.paces.len()).collect();
@@ -177,14 +190,16 @@ impl Session {
             records.push(record);
         }
         if batch.lost > 0 {
-            records.push(self.loss(scene, LossKind::Full(batch.lost)));
+            // They were to come before the next ones.
+            records.push(self.loss(scene, self.latest, LossKind::Full(batch.lost)));
         }
         Ok(records)
     }
 
-    fn loss(&self, scene: &Scene<'_>, kind: LossKind) -> Record {
+    /// What was lost until the TSC was `end`.
+    fn loss(&self, scene: &Scene<'_>, end: u64, kind: LossKind) -> Record {
         Record::Loss(Loss {
-            time_ns: scene.clock.ns(self.latest),
+            time_ns: scene.clock.ns(end),
             vm: scene.vm.machine.pid,
             vcpu: match self.target {
                 Target::Vcpu(number) => Some(number),
@@ -217,15 +232,48 @@ impl Session {
         Ok(losses)
     }
 
+    /// The vCPU's run time, if it is known.
+    fn run_ns(&self, scene: &Scene<'_>) -> Option<u64> {
+        let mut call = Call::ReadPmds(vec![PmdArg {
+            num: VirtualPmd::RunTime.pmd(),
+            ..PmdArg::default()
+        }]);
+        scene.vm.client.call(&self.handle, &mut call).ok()?;
+        let Call::ReadPmds(values) = call else {
+            return None;
+        };
+        let known = values.first().filter(|it| How::of(it.flags) == How::Known);
+        known.map(|register| register.value)
+    }
+
+    /// It is the end, and others still have the counters: for how long nothing
+    /// was sampled, or that nobody can tell.
+    pub(super) fn unrestored(&mut self, scene: &Scene<'_>) -> Option<Result<Record, String>> {
+        let taken = self.taken.take()?;
+        let now = crate::sys::rdtsc();
+        let ns = match self.target {
+            Target::Core(_) => Some(scene.clock.span(now.saturating_sub(taken.tsc))),
+            Target::Vcpu(_) => blind_ns(taken.run_ns, self.run_ns(scene)),
+        };
+        let record = |ns| self.loss(scene, now, LossKind::Blind(ns));
+        let note = || {
+            let target = self.target;
+            format!("{target}: others still have its counters; nobody tells for how long")
+        };
+        Some(ns.map(record).ok_or_else(note))
+    }
+
     fn message(&mut self, scene: &Scene<'_>, message: &Message) -> Result<Vec<Record>, ToolError> {
+        let now = crate::sys::rdtsc();
         Ok(match message.kind {
             PFM_MSG_END => {
                 self.over = true;
                 Vec::new()
             }
             PFM_MSG_RESTORED => {
+                self.taken = None;
                 let [blind_ns, _] = message.ovfl_pmds;
-                vec![self.loss(scene, LossKind::Blind(blind_ns))]
+                vec![self.loss(scene, now, LossKind::Blind(blind_ns))]
             }
             PFM_MSG_THROTTLED => {
                 match scene.vm.client.call(&self.handle, &mut Call::Restart) {
@@ -238,16 +286,26 @@ impl Session {
                         return Err(ToolError::refused(what, refusal));
                     }
                 }
-                // The last sample came right before.
-                let ticks = crate::sys::rdtsc().saturating_sub(self.latest);
-                let blind = LossKind::Blind(scene.clock.span(ticks));
-                vec![
-                    self.loss(scene, LossKind::Throttled(1)),
-                    self.loss(scene, blind),
-                ]
+                let now = crate::sys::rdtsc();
+                let mut losses = vec![self.loss(scene, now, LossKind::Throttled(1))];
+                // The last sample came right before. For a vCPU nobody tells how
+                // much of this it ran, and other blind times are in run time.
+                if matches!(self.target, Target::Core(_)) {
+                    let ns = scene.clock.span(now.saturating_sub(self.latest));
+                    losses.push(self.loss(scene, now, LossKind::Blind(ns)));
+                }
+                losses
             }
-            // RESTORED will tell for how long.
-            PFM_MSG_PREEMPTED => Vec::new(),
+            // RESTORED will tell for how long, if it comes.
+            PFM_MSG_PREEMPTED => {
+                if self.taken.is_none() {
+                    self.taken = Some(Taken {
+                        tsc: now,
+                        run_ns: self.run_ns(scene),
+                    });
+                }
+                Vec::new()
+            }
             _ => Vec::new(),
         })
     }
@@ -325,5 +383,23 @@ impl Session {
             let _ = scene.vm.client.call(&self.handle, &mut Call::Stop);
             let _ = scene.vm.client.call(&self.handle, &mut Call::Unload);
         }
+    }
+}
+
+/// What a vCPU ran between two times, if both are known.
+fn blind_ns(from: Option<u64>, to: Option<u64>) -> Option<u64> {
+    Some(to?.saturating_sub(from?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blind_time_is_the_difference_of_known_times() {
+        assert_eq!(blind_ns(Some(30), Some(100)), Some(70));
+        assert_eq!(blind_ns(Some(30), Some(20)), Some(0));
+        assert_eq!(blind_ns(None, Some(20)), None);
+        assert_eq!(blind_ns(Some(30), None), None);
     }
 }

@@ -80,7 +80,7 @@ fn event_list(lists: &[EventList]) -> Result<EventList, UserError> {
 }
 
 /// One line for the user, where the output has no place for it.
-pub(super) fn tell(note: &str) {
+pub(crate) fn tell(note: &str) {
     let _ = writeln!(io::stderr(), "umpire: {}", crate::config::one_line(note));
 }
 
@@ -115,7 +115,7 @@ impl Measure<'_> {
             let mut run = Run::begin(self)?;
             end = run.go()?;
             let seconds = run.ended.duration_since(run.began).as_secs_f64();
-            runs.push(run.rows(|it| &it.whole, seconds));
+            runs.push(run.rows(|it| &it.course.whole, seconds));
             elapsed.add(seconds);
             run.tell_blind();
             if end != End::Time {
@@ -131,6 +131,7 @@ impl Measure<'_> {
                 title: &self.job.vm.title(),
                 rows: &rows,
                 elapsed: &elapsed,
+                repeated: self.flags.repeat > 1,
             };
             read_by(write_whole(&whole, &self.form(), &mut io::stdout().lock()))?;
         }

@@ -5,17 +5,16 @@ use std::io::{self, Write};
 use super::{Row, Value, Whose, in_unit, missing, stamp};
 
 /// Writes a line for each row: under `-I` the end of the interval, with
-/// `--per-vcpu` whose it is; then value, unit, event, the variance of several
-/// runs, running time in nanoseconds, percent running, metric, metric's unit,
+/// `--per-vcpu` whose it is; then value, unit, event, with `runs` (`-r`) the
+/// variance, running time in nanoseconds, percent running, metric, metric's unit,
 /// and provenance.
 pub(super) fn write_rows(
     rows: &[Row],
     end_ns: Option<u64>,
+    runs: bool,
     separator: &str,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    // perf has a field of variances only under -r.
-    let runs = rows.iter().any(|row| row.variance.is_some());
     for row in rows {
         let fields = fields(row, end_ns, runs);
         let quoted: Vec<String> = fields.iter().map(|one| quoted(one, separator)).collect();

@@ -2,7 +2,7 @@
 
 use perfmon_abi::wire::info::VirtualPmdInfo;
 use pmu_virt::perfmon::VirtualPmd;
-use pmu_virt::{CountRequest, KnownEvent, PmuModel};
+use pmu_virt::{CountRequest, KnownEvent, PmuModel, Provenance};
 
 use super::Unit;
 use super::spec::EventList;
@@ -57,6 +57,16 @@ impl Asked {
     #[must_use]
     pub fn is(&self, which: VirtualPmd) -> bool {
         matches!(self.source, Source::Quantity { pmd, .. } if pmd == which.pmd())
+    }
+
+    /// How the VMM comes by it, if it is a quantity: it counts occurrences one by
+    /// one, and computes times and bytes.
+    #[must_use]
+    pub fn told(&self) -> Provenance {
+        match self.unit == Unit::EVENTS {
+            true => Provenance::Exact,
+            false => Provenance::Derived,
+        }
     }
 
     /// It tells how much there is.
@@ -159,6 +169,7 @@ mod tests {
         let list: EventList = list.parse().unwrap();
         let word = |asked: &Asked| match asked.source {
             Source::Counter(_) => "counter",
+            Source::Quantity { .. } if asked.told() == Provenance::Exact => "exact",
             Source::Quantity { level: true, .. } => "level",
             Source::Quantity { level: false, .. } => "quantity",
             Source::Nothing => "nothing",
@@ -180,7 +191,7 @@ mod tests {
 
     #[test]
     fn names_stand_for_counters_and_quantities() {
-        check("amd-core", "cycles,vm-exits", "counter quantity");
+        check("amd-core", "cycles,vm-exits", "counter exact");
         check("amd-core", "{instructions:u,r5300c0}", "counter counter");
         check("amd-core", "vm-memory-bytes,vm-run-ns", "level quantity");
         check("amd-core", "ref-cycles", "nothing");

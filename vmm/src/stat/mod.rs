@@ -30,6 +30,7 @@ mod watch;
 use pmu_virt::Provenance;
 
 pub use command::run;
+pub(crate) use command::tell;
 pub use runs::Runs;
 
 /// A count, or why there is none.

@@ -30,6 +30,8 @@ pub struct Whole<'a> {
     pub rows: &'a [Row],
     /// The time that passed in each run, in seconds.
     pub elapsed: &'a Runs,
+    /// Several runs were asked for.
+    pub repeated: bool,
 }
 
 /// Counts of an interval (`-I`).
@@ -50,7 +52,7 @@ pub struct Interval<'a> {
 pub fn write_whole(whole: &Whole<'_>, form: &Form, out: &mut dyn Write) -> io::Result<()> {
     match form {
         Form::Table => table::write_whole(whole, out)?,
-        Form::Csv(separator) => csv::write_rows(whole.rows, None, separator, out)?,
+        Form::Csv(separator) => csv::write_rows(whole.rows, None, whole.repeated, separator, out)?,
         Form::Json => json::write_rows(whole.rows, None, out)?,
     }
     out.flush()
@@ -64,7 +66,7 @@ pub fn write_interval(interval: &Interval<'_>, form: &Form, out: &mut dyn Write)
     let end = Some(interval.end_ns);
     match form {
         Form::Table => table::write_interval(interval, out)?,
-        Form::Csv(separator) => csv::write_rows(interval.rows, end, separator, out)?,
+        Form::Csv(separator) => csv::write_rows(interval.rows, end, false, separator, out)?,
         Form::Json => json::write_rows(interval.rows, end, out)?,
     }
     out.flush()

@@ -18,6 +18,9 @@ pub enum How {
     Never,
     /// It was counted, but not all of the time that it was to be.
     Lost,
+    /// The same, and the interface tells for how long: others had its counter,
+    /// and neither it nor its set's time went on.
+    Told,
 }
 
 impl How {
@@ -66,6 +69,42 @@ pub struct Reading {
     pub sets: Vec<SetReading>,
     /// Quantities of the VMM.
     pub quantities: Vec<Count>,
+    /// Nanoseconds that the vCPU ran; none for a core, or where nobody tells.
+    pub run_ns: Option<u64>,
+}
+
+impl Reading {
+    /// Nanoseconds that any set was active.
+    #[must_use]
+    pub fn active_ns(&self) -> u64 {
+        let each = self.sets.iter().map(|set| set.active_ns);
+        each.fold(0, u64::saturating_add)
+    }
+
+    /// Others had the counters, and that is told: what reads as lost went on
+    /// afterwards where it had stopped.
+    pub fn explain(&mut self) {
+        for count in self.sets.iter_mut().flat_map(|set| &mut set.counts) {
+            if count.how == How::Lost {
+                count.how = How::Told;
+            }
+        }
+    }
+
+    /// What the next reading is to be compared with. The guest runs on between
+    /// the times and the counts of a reading: a set that became active there has
+    /// counted in no time. This has to wait for the reading that has the time.
+    #[must_use]
+    pub fn base(self, before: &Self) -> Self {
+        let keep = |(index, set): (usize, SetReading)| match before.sets.get(index) {
+            Some(earlier) if earlier.active_ns == set.active_ns => earlier.clone(),
+            _ => set,
+        };
+        Self {
+            sets: self.sets.into_iter().enumerate().map(keep).collect(),
+            ..self
+        }
+    }
 }
 
 /// Time in which one set was active, and what its events counted in it.
@@ -94,13 +133,17 @@ pub fn slices(before: &Reading, now: &Reading, active: usize) -> Vec<Slice> {
             let ns = set.active_ns;
             let ns = ns.saturating_sub(earlier.map_or(0, |earlier| earlier.active_ns));
             let counted = |count: &Count| {
-                let How::Counted(_) = count.how else {
-                    return None;
-                };
                 let first =
                     earlier.and_then(|set| set.counts.iter().find(|it| it.event == count.event));
-                let first = first.map_or(0, |first| first.value);
-                Some((count.event, count.value.wrapping_sub(first)))
+                let events = count
+                    .value
+                    .wrapping_sub(first.map_or(0, |first| first.value));
+                match count.how {
+                    How::Counted(_) | How::Told => Some((count.event, events)),
+                    // It was counted before the register was reset.
+                    How::Never if events > 0 => Some((count.event, events)),
+                    How::Never | How::Known | How::Lost => None,
+                }
             };
             let counts = set.counts.iter().filter_map(counted).collect();
             (ns > 0).then_some(Slice {
@@ -133,7 +176,7 @@ mod tests {
         };
         Reading {
             sets: sets.iter().map(set).collect(),
-            quantities: Vec::new(),
+            ..Reading::default()
         }
     }
 
@@ -176,6 +219,36 @@ mod tests {
             &[(0, 0, How::Never), (1, 3, How::Lost), (2, 0, HARDWARE)],
         )]);
         check(&Reading::default(), &now, 0, &[(0, 9, &[(2, 0)])]);
+    }
+
+    #[test]
+    fn what_is_counted_between_time_and_counts_is_not_lost() {
+        let zero = reading(&[(0, &[(0, 0, How::Never)]), (0, &[(1, 0, How::Never)])]);
+        // The second set became active after the times were told.
+        let first = reading(&[(10, &[(0, 100, HARDWARE)]), (0, &[(1, 5, HARDWARE)])]);
+        let second = reading(&[(10, &[(0, 103, HARDWARE)]), (10, &[(1, 80, HARDWARE)])]);
+        let third = reading(&[(20, &[(0, 200, HARDWARE)]), (10, &[(1, 80, HARDWARE)])]);
+        check(&zero, &first, 0, &[(0, 10, &[(0, 100)])]);
+        let first = first.base(&zero);
+        check(&first, &second, 0, &[(1, 10, &[(1, 80)])]);
+        let second = second.base(&first);
+        check(&second, &third, 1, &[(0, 10, &[(0, 100)])]);
+    }
+
+    #[test]
+    fn a_register_that_was_reset_has_counted_before() {
+        let before = reading(&[(10, &[(0, 100, HARDWARE), (1, 7, HARDWARE)])]);
+        let now = reading(&[(12, &[(0, 105, How::Never), (1, 7, How::Never)])]);
+        check(&before, &now, 0, &[(0, 2, &[(0, 5)])]);
+    }
+
+    #[test]
+    fn what_is_lost_counts_if_it_is_told_for_how_long() {
+        let before = reading(&[(10, &[(0, 100, HARDWARE)])]);
+        let mut now = reading(&[(30, &[(0, 160, How::Lost)])]);
+        check(&before, &now, 0, &[(0, 20, &[])]);
+        now.explain();
+        check(&before, &now, 0, &[(0, 20, &[(0, 60)])]);
     }
 
     #[test]

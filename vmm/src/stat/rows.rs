@@ -54,7 +54,7 @@ impl Layout<'_> {
         for (event, asked) in self.events.iter().enumerate() {
             let of = |(part, counted): (&Part<'_>, &Vec<Counted>)| match asked.source {
                 Source::Quantity { level, .. } if part.quantities => {
-                    Some(part.tally.quantity(event, level))
+                    Some(part.tally.quantity(event, level, asked.told()))
                 }
                 Source::Counter(_) if part.counters => counted.get(event).copied(),
                 _ => None,
@@ -160,20 +160,21 @@ pub fn mean(runs: &[Vec<Row>]) -> Vec<Row> {
         Row {
             value: Value::Counted(rounded(middle)),
             provenance,
-            enabled_ns: all
-                .iter()
-                .map(|row| row.enabled_ns)
-                .fold(0, u64::saturating_add),
-            running_ns: all
-                .iter()
-                .map(|row| row.running_ns)
-                .fold(0, u64::saturating_add),
+            enabled_ns: middle_ns(all.iter().map(|row| row.enabled_ns)),
+            running_ns: middle_ns(all.iter().map(|row| row.running_ns)),
             variance: values.percent(),
             metric,
             ..row.clone()
         }
     };
     first.iter().enumerate().map(row).collect()
+}
+
+/// The mean of times.
+fn middle_ns(times: impl Iterator<Item = u64>) -> u64 {
+    let mut runs = Runs::default();
+    times.for_each(|ns| runs.add(float(ns)));
+    runs.mean().map_or(0, rounded)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a mean is no more exact")]
@@ -249,6 +250,7 @@ mod tests {
                     .then_some(count(1, ns + 7, How::Known))
                     .into_iter()
                     .collect(),
+                run_ns: None,
             }
         };
         let tallies: Vec<Tally> = parts
@@ -325,6 +327,8 @@ mod tests {
         let check = |values: &[Value], expected: Value, variance: Option<f64>| {
             let runs: Vec<Vec<Row>> = values.iter().map(|value| vec![row(*value)]).collect();
             let [found] = mean(&runs).try_into().unwrap();
+            // Of times as of counts: not their sum.
+            assert_eq!((found.enabled_ns, found.running_ns), (10, 10));
             assert_eq!(found.value, expected);
             match (found.variance, variance) {
                 (Some(found), Some(expected)) => assert!((found - expected).abs() < 1e-9),

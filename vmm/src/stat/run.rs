@@ -110,7 +110,7 @@ impl<'a> Run<'a> {
         let Some((watched, _)) = self.watched.get_mut(number) else {
             return Ok(());
         };
-        watched.messages(self.began)?;
+        watched.messages()?;
         if watched.is_over() {
             // It stays readable, and there is nothing more to come.
             self.measure.waiter.remove(&watched.session.handle.fd);
@@ -164,7 +164,7 @@ impl<'a> Run<'a> {
         let passed = end_ns.saturating_sub(self.shown_ns);
         let seconds = Duration::from_nanos(passed).as_secs_f64();
         self.shown_ns = end_ns;
-        let rows = self.rows(|it| &it.interval, seconds);
+        let rows = self.rows(|it| &it.course.interval, seconds);
         let interval = Interval {
             end_ns,
             rows: &rows,
@@ -173,7 +173,7 @@ impl<'a> Run<'a> {
         let out = &mut io::stdout().lock();
         let read = read_by(write_interval(&interval, &self.measure.form(), out))?;
         for (watched, _) in &mut self.watched {
-            watched.next_interval();
+            watched.course.next_interval();
         }
         Ok(read)
     }
@@ -181,10 +181,11 @@ impl<'a> Run<'a> {
     /// What the user must know of the blind spots.
     pub(super) fn tell_blind(&self) {
         for (watched, _) in &self.watched {
-            let blind = watched.whole.blind_ns();
+            let blind = watched.course.whole.blind_ns();
             if blind > 0 {
                 let ms = Duration::from_nanos(blind).as_secs_f64() * 1e3;
-                let part = ms / 10.0 / (self.ended - self.began).as_secs_f64();
+                let all = Duration::from_nanos(watched.course.whole.monitored_ns());
+                let part = ms / 10.0 / all.as_secs_f64();
                 tell(&format!(
                     "{}: others had its counters for {ms:.3} ms ({part:.2}% of the time); counts \
                      are scaled",

@@ -1,8 +1,9 @@
 //! A context that counts, and its registers.
 
-use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_SETFL_TIME_SWITCH};
+use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_REGFL_READ_RESET, PFM_SETFL_TIME_SWITCH};
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{PmcArg, PmdArg, SetDesc, SetInfo, Timespec};
+use pmu_virt::perfmon::VirtualPmd;
 use std::time::Duration;
 use umpire_perfmon::{Call, ContextHandle};
 
@@ -36,6 +37,11 @@ pub(super) struct Session {
     /// Registers of each set.
     sets: Vec<Vec<Register>>,
     quantities: Vec<Register>,
+    /// The vCPU's run time, if the VM tells it.
+    run_time: Option<PmdArg>,
+    /// What the registers of the sets had before they were reset, one after
+    /// the other.
+    before: Vec<u64>,
 }
 
 impl Session {
@@ -64,11 +70,14 @@ impl Session {
             handle,
             sets: Vec::new(),
             quantities: Vec::new(),
+            run_time: run_time(vm, target),
+            before: Vec::new(),
         };
         let mut pmcs = Vec::new();
         for (index, set) in job.sets.iter().enumerate() {
             session.sets.push(program(job, index, set, &mut pmcs)?);
         }
+        session.before = vec![0; session.sets.iter().map(Vec::len).sum()];
         for part in pmcs.chunks(vm.at_once::<PmcArg>()) {
             let mut call = Call::WritePmcs(part.to_vec());
             vm.client.call(&session.handle, &mut call)?;
@@ -101,8 +110,9 @@ impl Session {
         let _ = vm.client.call(&self.handle, &mut Call::Unload);
     }
 
-    /// The registers now.
-    pub(super) fn read(&self, vm: &Vm) -> Result<Reading, Refusal> {
+    /// The registers now. With `reset` they are told anew from then on how they
+    /// are counted; their values go on.
+    pub(super) fn read(&mut self, vm: &Vm, reset: bool) -> Result<Reading, Refusal> {
         // Times first, then counts: the time between is the same at every
         // reading, and drops out of the differences.
         let mut infos = Vec::new();
@@ -114,14 +124,24 @@ impl Session {
                 infos.extend(part);
             }
         }
-        let registers = self.sets.iter().flatten().chain(&self.quantities);
-        let registers: Vec<PmdArg> = registers.map(|(_, register)| *register).collect();
+        let flags = if reset { PFM_REGFL_READ_RESET } else { 0 };
+        let counter = |(_, register): &Register| PmdArg { flags, ..*register };
+        let quantities = self.quantities.iter().map(|(_, register)| *register);
+        let registers = self.sets.iter().flatten().map(counter);
+        let registers = registers.chain(quantities).chain(self.run_time);
+        let registers: Vec<PmdArg> = registers.collect();
         let mut values = Vec::new();
         for part in registers.chunks(vm.at_once::<PmdArg>()) {
             let mut call = Call::ReadPmds(part.to_vec());
             vm.client.call(&self.handle, &mut call)?;
             if let Call::ReadPmds(part) = call {
                 values.extend(part);
+            }
+        }
+        for (value, before) in values.iter_mut().zip(&mut self.before) {
+            value.value = value.value.wrapping_add(*before);
+            if reset {
+                *before = value.value;
             }
         }
         let mut values = values.iter();
@@ -141,8 +161,25 @@ impl Session {
             });
         }
         let quantities = self.quantities.iter().filter_map(&mut count).collect();
-        Ok(Reading { sets, quantities })
+        let run_time = self.run_time.and_then(|_| values.next());
+        let run_time = run_time.filter(|register| How::of(register.flags) == How::Known);
+        Ok(Reading {
+            sets,
+            quantities,
+            run_ns: run_time.map(|register| register.value),
+        })
     }
+}
+
+/// A vCPU's run time: the measure of its sets' times.
+fn run_time(vm: &Vm, target: Target) -> Option<PmdArg> {
+    let num = VirtualPmd::RunTime.pmd();
+    let told = vm.model.virtual_pmds.iter().any(|it| it.pmd == num);
+    let register = PmdArg {
+        num,
+        ..PmdArg::default()
+    };
+    (told && matches!(target, Target::Vcpu(_))).then_some(register)
 }
 
 /// The PMDs of a set, whose PMCs go to `pmcs`.

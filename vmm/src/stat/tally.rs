@@ -43,6 +43,8 @@ pub struct Tally {
     /// In which a set was active, or should have been.
     monitored_ns: u64,
     blind_ns: u64,
+    /// Others had the counters, and nobody tells for how long.
+    untold: bool,
 }
 
 impl Tally {
@@ -57,6 +59,7 @@ impl Tally {
             enabled_ns: 0,
             monitored_ns: 0,
             blind_ns: 0,
+            untold: false,
         }
     }
 
@@ -101,6 +104,17 @@ impl Tally {
         self.blind_ns = self.blind_ns.saturating_add(ns);
     }
 
+    /// Others had the counters for a time that nobody told.
+    pub fn add_untold(&mut self) {
+        self.untold = true;
+    }
+
+    /// Nanoseconds in which a set was active, or should have been.
+    #[must_use]
+    pub fn monitored_ns(&self) -> u64 {
+        self.monitored_ns
+    }
+
     /// Nanoseconds in which others had the counters.
     #[must_use]
     pub fn blind_ns(&self) -> u64 {
@@ -114,7 +128,9 @@ impl Tally {
         *how = match (*how, count.how) {
             (Some(How::Lost), _) => Some(How::Lost),
             (Some(How::Counted(one)), How::Counted(other)) => Some(How::Counted(one.and(other))),
+            // How it is counted is known from other times.
             (Some(before), How::Never) => Some(before),
+            (Some(How::Counted(one)), How::Told) => Some(How::Counted(one)),
             (_, now) => Some(now),
         };
     }
@@ -128,7 +144,7 @@ impl Tally {
             Some(estimate) => self.one(*how, estimate, scale),
             None => Counted {
                 enabled_ns: self.monitored_ns,
-                lost: *how == Some(How::Lost) && self.blind_ns == 0,
+                lost: *how == Some(How::Lost) || self.untold,
                 ..Counted::default()
             },
         })
@@ -140,16 +156,16 @@ impl Tally {
             enabled_ns: estimate.total_ns,
             ..Counted::default()
         };
+        let lost = Counted {
+            lost: true,
+            ..total
+        };
         let provenance = match how {
+            _ if self.untold => return lost,
             Some(How::Counted(provenance)) => provenance,
             // It was told for how long: scaled like a set that took turns.
-            Some(How::Lost) if self.blind_ns > 0 => Provenance::Scaled,
-            Some(How::Lost) => {
-                return Counted {
-                    lost: true,
-                    ..total
-                };
-            }
+            Some(How::Told) => Provenance::Scaled,
+            Some(How::Lost) => return lost,
             Some(How::Never | How::Known) | None => return total,
         };
         let partly = estimate.active_ns < estimate.total_ns;
@@ -167,10 +183,10 @@ impl Tally {
         }
     }
 
-    /// What is known of a quantity of the VMM: how far it went, or where it is
-    /// if it is a `level`.
+    /// What is known of a quantity of the VMM, which comes about so: how far it
+    /// went, or where it is if it is a `level`.
     #[must_use]
-    pub fn quantity(&self, event: usize, level: bool) -> Counted {
+    pub fn quantity(&self, event: usize, level: bool, how: Provenance) -> Counted {
         let at = |list: &[Option<u64>]| list.get(event).copied().flatten();
         let value = match level {
             true => at(&self.last),
@@ -180,7 +196,7 @@ impl Tally {
         };
         Counted {
             value,
-            provenance: value.map(|_| Provenance::Exact),
+            provenance: value.map(|_| how),
             enabled_ns: self.enabled_ns,
             running_ns: if value.is_some() { self.enabled_ns } else { 0 },
             lost: false,
@@ -251,6 +267,7 @@ mod tests {
                 value: quantity,
                 how: How::Known,
             }],
+            run_ns: None,
         }
     }
 
@@ -278,14 +295,14 @@ mod tests {
         // The other has not been there at all.
         assert_eq!(counted[1].value, None);
         assert_eq!(
-            tally.quantity(2, false),
+            tally.quantity(2, false, Provenance::Exact),
             known(10, Provenance::Exact, 30, 30)
         );
         assert_eq!(
-            tally.quantity(2, true),
-            known(50, Provenance::Exact, 30, 30)
+            tally.quantity(2, true, Provenance::Derived),
+            known(50, Provenance::Derived, 30, 30)
         );
-        assert_eq!(tally.quantity(1, false).value, None);
+        assert_eq!(tally.quantity(1, false, Provenance::Exact).value, None);
     }
 
     #[test]
@@ -329,6 +346,20 @@ mod tests {
             known(200, Provenance::Scaled, 40, 10)
         );
         assert_eq!(tally.blind_ns(), 30);
+        // It was lost in a time that was told, and counted in another.
+        tally.add(
+            &at(&[(10, 0, 50, HARDWARE)], 0),
+            &at(&[(20, 0, 100, How::Told)], 0),
+            0,
+            10,
+        );
+        assert_eq!(
+            tally.counted(Scale::Linear)[0],
+            known(250, Provenance::Scaled, 50, 20)
+        );
+        tally.add_untold();
+        assert_eq!(tally.counted(Scale::Linear)[0].value, None);
+        assert!(tally.counted(Scale::Linear)[0].lost);
     }
 
     #[test]

@@ -70,12 +70,19 @@ fn once(seconds: f64) -> Runs {
     runs
 }
 
+fn twice() -> Runs {
+    let mut runs = once(1.0);
+    runs.add(1.0);
+    runs
+}
+
 fn whole(rows: &[Row], elapsed: &Runs, form: &Form) -> String {
     let mut out = Vec::new();
     let whole = Whole {
         title: "VM 7 (web)",
         rows,
         elapsed,
+        repeated: elapsed.count() > 1,
     };
     write_whole(&whole, form, &mut out).unwrap();
     String::from_utf8(out).unwrap()
@@ -234,12 +241,13 @@ fn csv_has_the_fields_of_perf() {
         ..row("faults", Value::Counted(49))
     };
     assert_eq!(
-        whole(
-            &[of_runs, row("cycles", Value::NotCounted)],
-            &once(1.0),
-            &csv
-        ),
+        whole(&[of_runs, row("cycles", Value::NotCounted)], &twice(), &csv),
         "49,,faults,0.68%,1000000,100.00,,,hardware\n<not counted>,,cycles,,0,0.00,,,\n"
+    );
+    // The fields are those of -r, whatever was counted.
+    assert_eq!(
+        whole(&[row("cycles", Value::NotCounted)], &twice(), &csv),
+        "<not counted>,,cycles,,0,0.00,,,\n"
     );
     assert_eq!(
         whole(

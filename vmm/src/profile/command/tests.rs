@@ -66,7 +66,7 @@ fn a_report_tells_symbols_and_losses() {
     let expected = "\
 # VM 7 (web): 2 vCPUs on 1 cores; recorded 2023-11-14T22:13:20Z for 2.000 s by umpire 0.1.0
 # Host: a processor, Linux 6.1
-# Samples lost for want of room: 4; overflows throttled: 2; time without a counter: 1.500 ms
+# Samples lost for want of room: 4; throttled: 2 times; time without a counter: 1.500 ms
 #
 # Samples: 7 of event 'cycles'
 # Sampled: every 1000 events; the counts are hardware
@@ -253,7 +253,7 @@ fn a_script_has_a_line_for_each_record() {
 7/0     0.003500: LOST 4 samples: the buffer was full
 7/0 [000]     0.004000:       1000 cycles: ffffffffc0000123 nft_do_chain+0x123 ([nf_tables])
 7/0 [000]     0.005000:       1000 cycles: ffffffffdeadbeef [unknown] ([kernel])
-7/-     0.005500: THROTTLED 2 overflows
+7/-     0.005500: THROTTLED 2 times
 7/1 [000]     0.006000:       1000 cycles:           401000 [unknown] ([user cr3=0x200000])
 7/1 [000]     1.234567:       1000 cycles:           402000 [unknown] ([user cr3=0x300000])
 7/1     1.300000: BLIND for 1500000 ns: the counter was taken away
@@ -321,7 +321,7 @@ VM 7;vCPU 1;user;[user cr3=0x300000] 1
         .unwrap();
     assert_eq!(text, expected);
     assert!(
-        notes.contains("4 samples lost for want of room; 2 overflows throttled; 1.500 ms without"),
+        notes.contains("4 samples lost for want of room; throttled 2 times; 1.500 ms without"),
         "{notes}"
     );
 }
@@ -337,7 +337,7 @@ fn a_flame_graph_is_drawn() {
         "VM 7: cycles",
         "clear_page (2 samples, 28.57%)",
         "vCPU 1 (2 samples, 28.57%)",
-        "sampled every 1000 events; counts are hardware; 4 samples lost",
+        "sampled every 1000 events; the counts are hardware; 4 samples lost",
     ] {
         assert!(svg.contains(part), "{part}");
     }

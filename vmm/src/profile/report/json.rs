@@ -41,7 +41,8 @@ struct OfEvent<'a> {
 #[derive(Serialize)]
 struct How<'a> {
     sampling: &'a crate::profile::record::Sampling,
-    provenance: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    provenance: Option<String>,
 }
 
 /// A row. What was not sorted by is left out; what was not sampled is null.
@@ -97,7 +98,7 @@ fn of_event<'a>(report: &Report<'_>, facts: &Facts<'a>, event: u16, tally: &Tall
     let shown = rows.partition_point(|row| row.percent >= report.least_percent);
     let how = |event: &'a SampledEvent| How {
         sampling: &event.sampling,
-        provenance: event.provenance.to_string(),
+        provenance: event.provenance.map(|one| one.to_string()),
     };
     let (kernel, unknown) = tally.without_symbol();
     OfEvent {

@@ -47,8 +47,7 @@ pub(in crate::profile) fn write_facts(facts: &Facts<'_>, out: &mut dyn Write) ->
     let totals = facts.totals;
     writeln!(
         out,
-        "# Samples lost for want of room: {}; overflows throttled: {}; time without a counter: \
-         {:.3} ms",
+        "# Samples lost for want of room: {}; throttled: {} times; time without a counter: {:.3} ms",
         totals.lost,
         totals.throttled,
         scaled(totals.blind_ns, 1_000_000),
@@ -80,9 +79,9 @@ fn write_event(
     if let Some(event) = facts.header.events.get(usize::from(event)) {
         writeln!(
             out,
-            "# Sampled: {}; the counts are {}",
+            "# Sampled: {}; {}",
             how_often(event.sampling),
-            event.provenance
+            event.how()
         )?;
     }
     writeln!(out, "# Event count (approx.): {}", all.events)?;
