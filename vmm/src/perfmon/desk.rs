@@ -204,7 +204,11 @@ impl Desk {
             };
             (Line { jobs, flag }, tray)
         };
-        let (lines, trays) = (0..vcpus).map(|n| open(Target::Vcpu(n), n)).unzip();
+        // The core that a vCPU comes to first, as they are dealt.
+        let among = cores.unwrap_or(vcpus).max(1);
+        let (lines, trays) = (0..vcpus)
+            .map(|n| open(Target::Vcpu(n), n % among))
+            .unzip();
         let (core_lines, core_trays) = (0..cores.unwrap_or(0))
             .map(|n| open(Target::Core(n), n))
             .unzip();
@@ -378,6 +382,18 @@ mod tests {
         assert_eq!(undone(&desk), Some(ContextId(2)), "it was dropped");
         assert!(tray.take().is_none() && !tray.has_jobs());
         assert!(desk.report().is_none());
+    }
+
+    #[test]
+    fn a_vcpu_that_no_core_has_yet_is_at_one_that_there_is() {
+        let (desk, trays) = Desk::new(8, Some(2)).unwrap();
+        trays.cores[0].meet_at(&Arc::new(Board::new(2)));
+        for vcpu in 0..8 {
+            assert_eq!(desk.core_of(vcpu), Some(vcpu % 2));
+            desk.post(ContextId(1), Target::Vcpu(vcpu), Work::Unload);
+            assert!(trays.vcpus[vcpu].take().is_some());
+        }
+        assert_eq!(desk.core_of(8), None);
     }
 
     #[test]
