@@ -24,11 +24,11 @@ use thiserror::Error;
 use super::bell::Bell;
 use super::buffer::Pool;
 use super::config::ControlConfig;
-use super::desk::Desk;
+use super::desk::{Desk, Work};
 use super::gauge::MemoryProbe;
 use super::socket::{Listener, SocketError};
 use connection::Connections;
-use contexts::Contexts;
+use contexts::{Contexts, Place};
 use events::{Events, Token};
 use limits::Limits;
 use list::Looks;
@@ -152,6 +152,18 @@ struct State {
     packet: Option<Box<[u8; MAX_PACKET]>>,
 }
 
+/// However the thread ends: nobody could unload a context that stays behind, and
+/// a vCPU that is blocked for its tool would never go on.
+impl Drop for State {
+    fn drop(&mut self) {
+        for (id, entry) in self.contexts.iter() {
+            if let Place::Away(target) = entry.place {
+                self.machine.desk.post(id, target, Work::Unload);
+            }
+        }
+    }
+}
+
 impl State {
     fn run(mut self, stop: &Stop) {
         let mut until: Option<Instant> = None;
@@ -187,3 +199,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
