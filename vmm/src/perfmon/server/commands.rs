@@ -143,8 +143,10 @@ impl State {
                 Ok(()) => return None,
                 Err(refusal) => Err(refusal),
             },
-            // Nothing to detach it from.
-            Call::Unload => Ok(()),
+            Call::Unload => {
+                let reason = "the context is attached to nothing (3.1.8)";
+                Err(Refusal::new(Errno::EBUSY, reason))
+            }
             _ => self.call_at_home(id, &mut call),
         };
         Some(Answer::of_call(&call, result))
