@@ -13,7 +13,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
     SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg, shutdown, socket_with,
-    socketpair, sockopt::socket_peercred,
+    socketpair,
 };
 use thiserror::Error;
 
@@ -164,6 +164,7 @@ fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
 /// Who is at the other end, as of its `connect`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Peer {
+    /// 0: a process of another PID namespace.
     pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) groups: Vec<u32>,
@@ -171,12 +172,12 @@ pub(super) struct Peer {
 
 impl Peer {
     pub(super) fn of(socket: &OwnedFd) -> io::Result<Self> {
-        let credentials = socket_peercred(socket)?;
+        let credentials = sys::peer_credentials(socket.as_fd())?;
         let mut groups = sys::peer_groups(socket.as_fd())?;
-        groups.push(credentials.gid.as_raw());
+        groups.push(credentials.gid);
         Ok(Self {
-            pid: credentials.pid.as_raw_pid().unsigned_abs(),
-            uid: credentials.uid.as_raw(),
+            pid: credentials.pid.unsigned_abs(),
+            uid: credentials.uid,
             groups,
         })
     }

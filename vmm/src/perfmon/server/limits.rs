@@ -16,6 +16,10 @@ const MOST_CONTEXTS: usize = 4096;
 /// `cf_smpl_buf_size_max` at the start.
 const BUFFERS: u64 = 64 << 20;
 
+/// What the kernel says for every user whom a user namespace does not have: it
+/// is nobody in particular.
+const OVERFLOW_UID: u32 = 65_534;
+
 /// The limits, as they are now.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
@@ -84,7 +88,8 @@ impl Limits {
 
     /// 3.1.16. Nothing is changed unless all is right. Not retroactive.
     pub(super) fn set(&mut self, peer: &Peer, new: &Config) -> Result<(), Refusal> {
-        if peer.uid != 0 && peer.uid != self.owner {
+        let is_owner = peer.uid == self.owner && self.owner != OVERFLOW_UID;
+        if peer.uid != 0 && !is_owner {
             let reason = "only root and the user who runs the VMM may change the configuration";
             return Err(Refusal::new(Errno::EPERM, reason));
         }
@@ -168,6 +173,10 @@ mod tests {
         check(|new| new.counter_width = 1, None);
         check(|new| new.sys_gid = 12_345, None);
         assert_eq!(limits.admit(&other, false), Ok(()));
+        // Run by a user whom the namespace does not have, like anybody.
+        let mut nobodys = limits.clone();
+        nobodys.owner = OVERFLOW_UID;
+        assert_eq!(nobodys.set(&other, &config).unwrap_err().errno, Errno::EPERM);
         assert_eq!(limits.admit(&other, true).unwrap_err().errno, Errno::EPERM);
     }
 }
