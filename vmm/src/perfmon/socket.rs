@@ -256,17 +256,23 @@ pub(super) fn context_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((ours, theirs))
 }
 
-/// Which file a descriptor is of.
+/// Which socket a descriptor is of. Inodes of sockets have 32 bits and come
+/// again, by somebody's patience; cookies do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileId {
+    cookie: u64,
     device: u64,
     inode: u64,
 }
 
 impl FileId {
+    /// Never waits. An error: it is none of a socket like those of contexts.
     pub(super) fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        // First, as only then no file system is asked.
+        let cookie = sys::packet_socket(fd)?;
         let stat = fstat(fd)?;
         Ok(Self {
+            cookie,
             device: stat.st_dev,
             inode: stat.st_ino,
         })
@@ -335,6 +341,9 @@ mod tests {
         let same = FileId::of(one.fds[0].as_fd()).unwrap();
         assert_eq!(same, FileId::of(server.as_fd()).unwrap());
         assert_ne!(same, FileId::of(client.as_fd()).unwrap());
+        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None).unwrap();
+        FileId::of(stream.as_fd()).unwrap_err();
+        FileId::of(fs::File::open("/dev/null").unwrap().as_fd()).unwrap_err();
         let other = receive(server.as_fd(), &mut buffer).unwrap().unwrap();
         assert_eq!((other.bytes, other.fds.len()), (5, 0));
         drop(client);
