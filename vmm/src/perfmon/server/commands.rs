@@ -7,7 +7,7 @@ use perfmon_abi::consts::{PFM_FL_SYSTEM_WIDE, PFM_VERSION};
 use perfmon_abi::wire::{
     Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, Refusal, Request,
 };
-use pmu_virt::perfmon::{ContextId, Hosted};
+use pmu_virt::perfmon::{ContextId, Hosted, VirtualPmd};
 
 use super::State;
 use super::answer::{Answer, Asked};
@@ -97,7 +97,7 @@ impl State {
         asked: Asked,
         call: Call,
     ) -> Option<Answer> {
-        if matches!(call, Call::ReadPmds(_))
+        if reads_memory(&call)
             && let Some(memory) = &mut self.machine.memory
         {
             memory.refresh();
@@ -291,5 +291,35 @@ impl State {
         let mut answer = Answer::done(Buffer { size: *size }.to_bytes());
         answer.fds.push(file.clone());
         Ok(answer)
+    }
+}
+
+/// Whether a command needs to know what the guest's memory takes, which is worth
+/// asking the host for only then.
+fn reads_memory(call: &Call) -> bool {
+    let memory = VirtualPmd::GuestMemory.pmd();
+    matches!(call, Call::ReadPmds(pmds) if pmds.iter().any(|pmd| pmd.num == memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perfmon_abi::PmdArg;
+
+    #[test]
+    fn the_host_is_asked_for_memory_by_whoever_reads_it() {
+        let check = |nums: &[u16], expected| {
+            let pmd = |&num| PmdArg {
+                num,
+                ..PmdArg::default()
+            };
+            let pmds: Vec<PmdArg> = nums.iter().map(pmd).collect();
+            assert_eq!(reads_memory(&Call::ReadPmds(pmds.clone())), expected);
+            assert!(!reads_memory(&Call::WritePmds(pmds)));
+        };
+        let memory = VirtualPmd::GuestMemory.pmd();
+        check(&[], false);
+        check(&[0, memory - 1, memory + 1], false);
+        check(&[0, memory], true);
     }
 }
