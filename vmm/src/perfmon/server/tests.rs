@@ -17,7 +17,7 @@ use crate::perfmon::desk::{Desk, Done, Job, Tray, Trays, Work};
 struct Stage {
     server: Server,
     trays: Trays,
-    client: Arc<Client>,
+    client: Client,
     _folder: tempfile::TempDir,
 }
 
@@ -37,7 +37,7 @@ impl Stage {
             memory: None,
         };
         let server = Server::start(machine, &config).unwrap();
-        let client = Arc::new(Client::connect(&config.socket).unwrap());
+        let client = Client::connect(&config.socket).unwrap();
         Self {
             server,
             trays,
@@ -65,8 +65,8 @@ fn a_server_that_ends_leaves_no_context_behind() {
     let context = stage.client.create(0, None, &[]).unwrap();
     std::thread::scope(|scope| {
         let arg = LoadArg { pid: 1, set: 0 };
-        let load = || stage.client.call(&context, &mut Call::Load(arg));
-        let load = scope.spawn(load);
+        let (client, context) = (&stage.client, &context);
+        let load = scope.spawn(move || client.call(context, &mut Call::Load(arg)));
         // The vCPU has it from now on.
         job(&stage.trays.vcpus[1]).act(|_, work| match work {
             Work::Load(..) => Done::Loaded(Ok(())),
