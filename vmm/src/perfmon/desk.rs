@@ -72,6 +72,8 @@ pub enum Done {
 pub enum Report {
     /// A job of this context came back.
     Job(ContextId, Done),
+    /// The thread of this core has looked up; `None`: it has ended instead.
+    Look(Target, Option<Box<View>>),
     /// This vCPU or core has ended, and gives the context back that it had.
     Ended(Target, Option<Box<Hosted>>),
 }
@@ -112,11 +114,19 @@ impl Job {
         matches!(self.work, Some(Work::Look))
     }
 
+    fn report(&self, done: Done) {
+        self.outbox.send(match done {
+            Done::Seen(view) => Report::Look(self.target, Some(view)),
+            Done::Undone(Work::Look) => Report::Look(self.target, None),
+            done => Report::Job(self.context, done),
+        });
+    }
+
     /// Does it: `act` gets the work and says what came of it.
     pub(crate) fn act(mut self, act: impl FnOnce(ContextId, Work) -> Done) {
         if let Some(work) = self.work.take() {
             let done = act(self.context, work);
-            self.outbox.send(Report::Job(self.context, done));
+            self.report(done);
         }
     }
 }
@@ -124,8 +134,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            let report = Report::Job(self.context, Done::Undone(work));
-            self.outbox.send(report);
+            self.report(Done::Undone(work));
         }
     }
 }

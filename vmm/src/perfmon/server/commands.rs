@@ -235,10 +235,7 @@ impl State {
                 },
                 Extension::GetBuffer => self.get_buffer(asked, request.context)?,
                 Extension::Formats => Answer::json(&self.formats()),
-                Extension::List => {
-                    self.look(asked);
-                    return Ok(None);
-                }
+                Extension::List => return Ok(self.look(asked)),
                 Extension::Model => Answer::json(&self.model()),
             }))
         });

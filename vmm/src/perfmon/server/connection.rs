@@ -264,6 +264,9 @@ impl State {
     fn hang_up(&mut self, id: u64) {
         if let Some(connection) = self.connections.open.remove(&id) {
             self.events.remove(&connection.socket);
+            // Nobody waits for what it has asked for.
+            self.looks.forget(id);
+            self.contexts.forget(id);
         }
     }
 }

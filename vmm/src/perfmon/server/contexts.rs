@@ -109,6 +109,16 @@ impl Contexts {
         Some(entry)
     }
 
+    /// A connection has ended: what it has asked for, and nobody has begun, is not
+    /// done any more.
+    pub(super) fn forget(&mut self, connection: u64) {
+        for entry in self.entries.values_mut() {
+            let stays = |asked: &Asked| asked.connection != connection;
+            entry.waiting.retain(|(asked, _)| stays(asked));
+            entry.heirs.retain(|(_, asked, _)| stays(asked));
+        }
+    }
+
     /// Who is at `target`.
     pub(super) fn at(&self, target: Target) -> Option<ContextId> {
         self.attached.get(&target).copied()

@@ -170,12 +170,17 @@ impl State {
         loop {
             // Reports first: they may end what is waited for.
             self.take_reports();
+            let now = Instant::now();
+            self.end_look(now);
             if let Some(until) = until
-                && (Instant::now() >= until || !self.contexts.anybody_told())
+                && (now >= until || !self.contexts.anybody_told())
             {
                 return;
             }
-            let tokens = match self.events.wait(until.map(|_| LOOK)) {
+            let due = [until.map(|_| now + LOOK), self.looks.due()];
+            let due = due.into_iter().flatten().min();
+            let most = due.map(|due| due.saturating_duration_since(now));
+            let tokens = match self.events.wait(most) {
                 Ok(tokens) => tokens,
                 Err(error) => {
                     log::error!("host tools are served no longer: epoll failed: {error}");

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use perfmon_abi::LoadArg;
 use perfmon_abi::wire::Call;
+use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::PmuModel;
 use pmu_virt::perfmon::{ContextId, FormatRegistry, LogicalPmu};
 use umpire_perfmon::Client;
@@ -12,6 +13,8 @@ use umpire_perfmon::Client;
 use super::{Machine, Server};
 use crate::perfmon::config::ControlConfig;
 use crate::perfmon::desk::{Desk, Done, Job, Tray, Trays, Work};
+use crate::perfmon::serve_look;
+use crate::perfmon::view::{VcpuView, View};
 
 /// A machine of two vCPUs, with a server and a client.
 struct Stage {
@@ -80,4 +83,64 @@ fn a_server_that_ends_leaves_no_context_behind() {
         assert!(matches!(work, Work::Unload), "{work:?}");
         Done::Unloaded(None)
     });
+}
+
+/// Answers as many looks as are there; how many.
+fn look_up(tray: &Tray, vcpu: usize) -> usize {
+    let jobs = std::iter::from_fn(|| tray.take());
+    jobs.map(|job| {
+        let view = View {
+            cores: Vec::new(),
+            vcpus: vec![VcpuView::of(vcpu, None, VcpuState::Running)],
+        };
+        serve_look(job, view);
+    })
+    .count()
+}
+
+#[test]
+fn a_thread_that_does_not_look_up_holds_nobody_up() {
+    let stage = Stage::new();
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let client = &stage.client;
+        let told = scope.spawn(move || client.list());
+        serve_look(job(&stage.trays.vcpus[0]), View::default());
+        let told = told.join().unwrap().unwrap();
+        assert_eq!(told.vcpus[0].state, VcpuState::Ended, "nobody has it");
+        assert_eq!(told.vcpus[1].state, VcpuState::Running, "it is busy");
+    });
+    assert!(began.elapsed() >= Duration::from_millis(200));
+    // It is asked no second time before it has answered.
+    let client = &stage.client;
+    std::thread::scope(|scope| {
+        let told = scope.spawn(move || client.list());
+        serve_look(job(&stage.trays.vcpus[0]), View::default());
+        assert_eq!(look_up(&stage.trays.vcpus[1], 1), 1);
+        told.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn whoever_lists_all_the_time_does_not_disturb_all_the_time() {
+    let stage = Stage::new();
+    let (client, trays) = (&stage.client, &stage.trays.vcpus);
+    let began = Instant::now();
+    let looks = std::thread::scope(|scope| {
+        let told = scope.spawn(move || {
+            while began.elapsed() < Duration::from_millis(300) {
+                client.list().unwrap();
+            }
+        });
+        let mut looks = 0;
+        while !told.is_finished() {
+            looks += look_up(&trays[0], 0);
+            look_up(&trays[1], 1);
+            std::thread::yield_now();
+        }
+        told.join().unwrap();
+        looks
+    });
+    let most = began.elapsed().as_millis() / 20 + 1;
+    assert!(looks > 1 && (looks as u128) <= most, "{looks} of {most}");
 }
