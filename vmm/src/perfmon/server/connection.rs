@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use perfmon_abi::wire::{Errno, FrameError, MAX_PACKET, NO_CONTEXT, Refusal, Reply, Request};
 use pmu_virt::perfmon::ContextId;
@@ -15,7 +16,9 @@ use crate::perfmon::socket::{Packet, Peer, receive, send};
 /// Connections taken in before others are served.
 const MOST_AT_ONCE: usize = 64;
 /// Refused connections that are kept until their peer has seen why.
-const MOST_REFUSED: usize = 128;
+pub(super) const MOST_REFUSED: usize = 128;
+/// How long connections wait when there is no descriptor for one.
+const DEAF: Duration = Duration::from_millis(100);
 
 /// One connection.
 #[derive(Debug)]
@@ -117,9 +120,14 @@ impl State {
             let socket = match self.listener.accept() {
                 Ok(socket) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // It is gone already.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(error) => {
-                    // One that is gone already, or no descriptor is left.
+                    // No descriptor is left. The listener would tell of the
+                    // connection again at once, and go on doing so.
                     log::debug!("a connection was not accepted: {error}");
+                    self.events.remove(&self.listener);
+                    self.deaf_until = Some(Instant::now() + DEAF);
                     return;
                 }
             };
@@ -127,6 +135,17 @@ impl State {
                 log::debug!("a connection was refused: {refusal}");
             }
         }
+    }
+
+    /// Takes connections in again, once it is time.
+    pub(super) fn hear_again(&mut self, now: Instant) {
+        if self.deaf_until.is_none_or(|until| now < until) {
+            return;
+        }
+        self.deaf_until = match self.events.add(&self.listener, Token::Listener) {
+            Ok(()) => None,
+            Err(_) => Some(now + DEAF),
+        };
     }
 
     fn admit(&mut self, socket: OwnedFd) -> Result<(), Refusal> {

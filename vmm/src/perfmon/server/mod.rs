@@ -86,7 +86,7 @@ impl Server {
     /// # Errors
     /// The socket cannot be had, or the host has no descriptor or thread left.
     pub fn start(machine: Machine, config: &ControlConfig) -> Result<Self, ServerError> {
-        limits::raise_open_files();
+        let files = limits::raise_open_files();
         let listener = Listener::new(&config.socket, &config.access)?;
         let stop = Arc::new(Stop {
             asked: AtomicBool::new(false),
@@ -99,11 +99,12 @@ impl Server {
         let state = State {
             listener,
             events,
-            limits: Limits::new(config),
+            limits: Limits::new(config, files, machine.desk.vcpus()),
             connections: Connections::default(),
             contexts: Contexts::default(),
             pool: Pool::default(),
             looks: Looks::default(),
+            deaf_until: None,
             policy: config.policy.to_string(),
             machine,
             packet: None,
@@ -146,6 +147,8 @@ struct State {
     contexts: Contexts,
     pool: Pool,
     looks: Looks,
+    /// No connection is taken in before.
+    deaf_until: Option<Instant>,
     policy: String,
     machine: Machine,
     /// Where packets are taken in.
@@ -172,12 +175,13 @@ impl State {
             self.take_reports();
             let now = Instant::now();
             self.end_look(now);
+            self.hear_again(now);
             if let Some(until) = until
                 && (now >= until || !self.contexts.anybody_told())
             {
                 return;
             }
-            let due = [until.map(|_| now + LOOK), self.looks.due()];
+            let due = [until.map(|_| now + LOOK), self.looks.due(), self.deaf_until];
             let due = due.into_iter().flatten().min();
             let most = due.map(|due| due.saturating_duration_since(now));
             let tokens = match self.events.wait(most) {
