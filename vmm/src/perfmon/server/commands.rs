@@ -153,10 +153,18 @@ impl State {
     }
 
     fn call_at_home(&mut self, id: ContextId, call: &mut Call) -> Result<(), Refusal> {
-        match self.contexts.get_mut(id).map(|entry| &mut entry.place) {
-            Some(Place::Home { context, queue }) => context.call(call, &Nothing, &mut **queue),
-            _ => Err(Errno::EBADF.into()),
+        if let Call::CreateEvtsets(sets) = call {
+            // As if none of them were there already.
+            self.contexts.room_for_sets(sets.len())?;
         }
+        let result = match self.contexts.get_mut(id).map(|entry| &mut entry.place) {
+            Some(Place::Home { context, queue }) => context.call(call, &Nothing, &mut **queue),
+            _ => return Err(Errno::EBADF.into()),
+        };
+        if matches!(call, Call::CreateEvtsets(_) | Call::DeleteEvtsets(_)) {
+            self.contexts.recount_sets(id);
+        }
+        result
     }
 
     /// Sends a context on its way to a vCPU or core (3.1.7).

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perfmon_abi::LoadArg;
-use perfmon_abi::wire::Call;
+use perfmon_abi::wire::{Call, Errno};
+use perfmon_abi::{LoadArg, Record, SetDesc};
 use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::PmuModel;
 use pmu_virt::perfmon::{ContextId, FormatRegistry, LogicalPmu};
 use umpire_perfmon::Client;
 
+use super::contexts::MOST_SETS;
 use super::{Machine, Server};
 use crate::perfmon::config::ControlConfig;
 use crate::perfmon::desk::{Desk, Done, Job, Tray, Trays, Work};
@@ -143,4 +144,49 @@ fn whoever_lists_all_the_time_does_not_disturb_all_the_time() {
     });
     let most = began.elapsed().as_millis() / 20 + 1;
     assert!(looks > 1 && (looks as u128) <= most, "{looks} of {most}");
+}
+
+#[test]
+fn event_sets_of_all_contexts_have_one_limit() {
+    let stage = Stage::new();
+    let client = &stage.client;
+    let sets = |from: usize, count: usize| -> Vec<SetDesc> {
+        let set = |id: usize| SetDesc {
+            id: u16::try_from(id).unwrap(),
+            ..SetDesc::default()
+        };
+        (from..from + count).map(set).collect()
+    };
+    // As many as a vector may have.
+    let chunk = 4096 / SetDesc::SIZE;
+    let mut contexts = Vec::new();
+    let mut made = 0;
+    let refused = 'full: loop {
+        let context = client.create(0, None, &[]).unwrap();
+        contexts.push(context);
+        let context = contexts.last().unwrap();
+        for from in (1..1024 - chunk).step_by(chunk) {
+            match client.call(context, &mut Call::CreateEvtsets(sets(from, chunk))) {
+                Ok(()) => made += chunk,
+                Err(error) => break 'full error,
+            }
+        }
+        assert!(made < 2 * MOST_SETS, "there is no limit");
+    };
+    assert_eq!(refused.errno, Errno::ENOMEM, "{refused}");
+    // Each context has set 0.
+    let all = made + contexts.len();
+    assert!(all <= MOST_SETS && all + chunk > MOST_SETS, "{all}");
+    let call = &mut Call::DeleteEvtsets(sets(1, chunk));
+    client.call(&contexts[0], call).unwrap();
+    let call = &mut Call::CreateEvtsets(sets(1, chunk));
+    client.call(&contexts[0], call).unwrap();
+    // What goes with its context is there for others.
+    contexts.remove(1);
+    let call = &mut Call::CreateEvtsets(sets(1, chunk));
+    let last = client.create(0, None, &[]).unwrap();
+    let began = Instant::now();
+    while let Err(error) = client.call(&last, call) {
+        assert!(began.elapsed() < Duration::from_secs(5), "{error}");
+    }
 }
