@@ -21,8 +21,9 @@ use super::sys;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Descriptors taken in from one packet; the kernel closes what is more.
-const MOST_RECEIVED: usize = 4;
+/// Descriptors taken in from one packet: as many as one can have (SCM_MAX_FD), so
+/// that the kernel has none to close here.
+const MOST_RECEIVED: usize = 253;
 /// Descriptors sent along with one packet.
 const MOST_SENT: usize = 2;
 

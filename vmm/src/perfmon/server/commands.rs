@@ -27,6 +27,12 @@ impl State {
         request: &Request<'_>,
         packet: Packet,
     ) -> Option<Answer> {
+        let answer = self.obey(asked, request, &packet);
+        self.discard(packet.fds);
+        answer
+    }
+
+    fn obey(&mut self, asked: Asked, request: &Request<'_>, packet: &Packet) -> Option<Answer> {
         let wants = usize::from(request.command == Extension::Bind.number());
         if packet.fds.len() != wants || packet.more_fds {
             let reason = match wants {

@@ -11,7 +11,7 @@ use pmu_virt::perfmon::ContextId;
 use super::State;
 use super::answer::{Answer, Asked};
 use super::events::Token;
-use crate::perfmon::socket::{Packet, Peer, receive, send};
+use crate::perfmon::socket::{FileId, Packet, Peer, receive, send};
 
 /// Connections taken in before others are served.
 const MOST_AT_ONCE: usize = 64;
@@ -185,6 +185,7 @@ impl State {
             && let Some((_, oldest)) = self.connections.refused.pop_first()
         {
             self.events.remove(&oldest);
+            self.closer.close(oldest);
         }
         Ok(())
     }
@@ -194,9 +195,12 @@ impl State {
         if let Some(socket) = self.connections.refused.remove(&id) {
             // With the packet unread, its peer would lose the answer.
             let mut buffer = self.packet.take().unwrap_or_else(new_buffer);
-            let _ = receive(socket.as_fd(), &mut buffer);
+            if let Ok(Some(packet)) = receive(socket.as_fd(), &mut buffer) {
+                packet.fds.into_iter().for_each(|fd| self.closer.close(fd));
+            }
             self.packet = Some(buffer);
             self.events.remove(&socket);
+            self.closer.close(socket);
             return;
         }
         let Some(connection) = self.connections.open.get(&id) else {
@@ -223,6 +227,12 @@ impl State {
     }
 
     fn request(&mut self, id: u64, buffer: &[u8; MAX_PACKET], packet: Packet) {
+        if !packet.fds.is_empty() && self.closer.is_full() {
+            log::debug!("a connection is closed, as too many descriptors wait to be closed");
+            self.discard(packet.fds);
+            self.hang_up(id);
+            return;
+        }
         let decoded = match buffer.get(..packet.bytes) {
             Some(bytes) => Request::decode(bytes),
             None => Err(FrameError::Long(packet.bytes)),
@@ -236,6 +246,7 @@ impl State {
                 if let Some(connection) = self.connections.get(id) {
                     turn_away(&connection.socket, &refusal);
                 }
+                self.discard(packet.fds);
                 self.hang_up(id);
                 return;
             }
@@ -245,6 +256,18 @@ impl State {
             self.reply(asked, &answer);
         } else {
             self.listen(id, false);
+        }
+    }
+
+    /// Closes what came with a packet. That of a context is closed at once: nobody
+    /// is to find it open whose client has closed it. Whatever else it is, this
+    /// thread does not wait for its end.
+    pub(super) fn discard(&mut self, fds: Vec<OwnedFd>) {
+        for fd in fds {
+            let file = FileId::of(fd.as_fd()).ok();
+            if file.and_then(|file| self.contexts.of_file(file)).is_none() {
+                self.closer.close(fd);
+            }
         }
     }
 
@@ -283,6 +306,7 @@ impl State {
     fn hang_up(&mut self, id: u64) {
         if let Some(connection) = self.connections.open.remove(&id) {
             self.events.remove(&connection.socket);
+            self.closer.close(connection.socket);
             // Nobody waits for what it has asked for.
             self.looks.forget(id);
             self.contexts.forget(id);

@@ -23,6 +23,7 @@ use thiserror::Error;
 
 use super::bell::Bell;
 use super::buffer::Pool;
+use super::closer::Closer;
 use super::config::ControlConfig;
 use super::desk::{Desk, Work};
 use super::gauge::MemoryProbe;
@@ -35,6 +36,10 @@ use list::Looks;
 
 /// How long tools may look at their contexts after the machine has ended.
 const LINGER: Duration = Duration::from_secs(1);
+/// How long the server's thread may take beside that.
+const GRACE: Duration = Duration::from_secs(2);
+/// How often it is looked whether it has ended.
+const SHORT: Duration = Duration::from_millis(1);
 /// How often waiting for that is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -103,6 +108,7 @@ impl Server {
             connections: Connections::default(),
             contexts: Contexts::default(),
             pool: Pool::default(),
+            closer: Closer::new(),
             looks: Looks::default(),
             deaf_until: None,
             policy: config.policy.to_string(),
@@ -125,8 +131,16 @@ impl Server {
         self.stop.asked.store(true, Ordering::Release);
         self.stop.bell.ring();
         if let Some(thread) = self.thread.take() {
-            // A panic was reported by the panic hook.
-            let _ = thread.join();
+            let began = Instant::now();
+            while !thread.is_finished() && began.elapsed() < LINGER + GRACE {
+                std::thread::sleep(SHORT);
+            }
+            if thread.is_finished() {
+                // A panic was reported by the panic hook.
+                let _ = thread.join();
+            } else {
+                log::warn!("the server of host tools does not end, and is left behind");
+            }
         }
     }
 }
@@ -146,6 +160,7 @@ struct State {
     connections: Connections,
     contexts: Contexts,
     pool: Pool,
+    closer: Closer,
     looks: Looks,
     /// No connection is taken in before.
     deaf_until: Option<Instant>,
