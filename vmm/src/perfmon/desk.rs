@@ -215,9 +215,7 @@ impl Desk {
         };
         // The core that a vCPU comes to first, as they are dealt.
         let among = cores.unwrap_or(vcpus).max(1);
-        let (lines, trays) = (0..vcpus)
-            .map(|n| open(Target::Vcpu(n), n % among))
-            .unzip();
+        let (lines, trays) = (0..vcpus).map(|n| open(Target::Vcpu(n), n % among)).unzip();
         let (core_lines, core_trays) = (0..cores.unwrap_or(0))
             .map(|n| open(Target::Core(n), n))
             .unzip();

@@ -89,11 +89,7 @@ pub(super) fn packet_socket(fd: BorrowedFd<'_>) -> io::Result<u64> {
 ///
 /// # Safety
 /// Every pattern of bits is a value of `T`.
-unsafe fn option<T>(
-    socket: BorrowedFd<'_>,
-    name: libc::c_int,
-    value: &mut T,
-) -> io::Result<usize> {
+unsafe fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> io::Result<usize> {
     let mut bytes =
         libc::socklen_t::try_from(size_of::<T>()).map_err(|_| io::ErrorKind::OutOfMemory)?;
     // SAFETY: the kernel writes at most `bytes` bytes, which is the size of the

@@ -214,7 +214,10 @@ mod tests {
         // Run by a user whom the namespace does not have, like anybody.
         let mut nobodys = limits.clone();
         nobodys.owner = OVERFLOW_UID;
-        assert_eq!(nobodys.set(&other, &config).unwrap_err().errno, Errno::EPERM);
+        assert_eq!(
+            nobodys.set(&other, &config).unwrap_err().errno,
+            Errno::EPERM
+        );
         assert_eq!(limits.admit(&other, true).unwrap_err().errno, Errno::EPERM);
     }
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use perfmon_abi::wire::info::VcpuState;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{LoadArg, Record, SetDesc};
-use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::PmuModel;
 use pmu_virt::perfmon::{ContextId, FormatRegistry, LogicalPmu};
 use umpire_perfmon::Client;
