@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use perfmon_abi::wire::MAX_PACKET;
@@ -73,6 +73,8 @@ pub struct Access {
 pub(super) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
+    /// Device and inode of its name.
+    name: (u64, u64),
 }
 
 impl Listener {
@@ -99,6 +101,7 @@ impl Listener {
         let listener = Self {
             socket,
             path: path.to_owned(),
+            name: name_of(path).map_err(failed("stat"))?,
         };
         if let Some(group) = access.group {
             rustix::fs::chown(path, None, Some(Gid::from_raw(group)))
@@ -110,7 +113,17 @@ impl Listener {
         listen(&listener.socket, BACKLOG)
             .map_err(io::Error::from)
             .map_err(failed("listen"))?;
-        Ok(listener)
+        // Until now it looked like one that nobody serves, and a second VMM that
+        // starts may have replaced it. From now on none does.
+        match listener.has_name() {
+            true => Ok(listener),
+            false => Err(SocketError::Live(path.to_owned())),
+        }
+    }
+
+    /// The name still leads here.
+    fn has_name(&self) -> bool {
+        name_of(&self.path).is_ok_and(|name| name == self.name)
     }
 
     /// A connection that waits, if there is one.
@@ -127,9 +140,17 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Somebody else may have removed it.
-        let _ = fs::remove_file(&self.path);
+        // Somebody else may have removed it, or serve there now.
+        if self.has_name() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+/// Device and inode of a name.
+fn name_of(path: &Path) -> io::Result<(u64, u64)> {
+    let there = fs::symlink_metadata(path)?;
+    Ok((there.dev(), there.ino()))
 }
 
 fn open() -> io::Result<OwnedFd> {
@@ -146,17 +167,22 @@ fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
             error,
         }
     };
-    match fs::symlink_metadata(path) {
+    let before = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed("stat")(error)),
         Ok(there) if !there.file_type().is_socket() => {
             return Err(SocketError::NoSocket(path.to_owned()));
         }
-        Ok(_) => {}
-    }
+        Ok(there) => (there.dev(), there.ino()),
+    };
     let probe = open().map_err(failed("socket"))?;
     match connect(&probe, address) {
-        Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path).map_err(failed("unlink")),
+        Err(rustix::io::Errno::CONNREFUSED) => match name_of(path) {
+            Ok(name) if name == before => fs::remove_file(path).map_err(failed("unlink")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            // Somebody was quicker.
+            _ => Err(SocketError::Live(path.to_owned())),
+        },
         // A full queue, or another kind of socket: somebody is there.
         _ => Err(SocketError::Live(path.to_owned())),
     }
@@ -305,8 +331,6 @@ mod tests {
         let error = Listener::new(&path, &ACCESS).unwrap_err();
         assert!(matches!(error, SocketError::Live(_)), "{error}");
         // Its owner is gone without having cleaned up.
-        let Listener { socket, path: name } = &first;
-        let _ = (socket, name);
         let kept = folder.path().join("kept");
         fs::hard_link(&path, &kept).unwrap();
         drop(first);
@@ -320,6 +344,20 @@ mod tests {
         let long = folder.path().join("x".repeat(120));
         let error = Listener::new(&long, &ACCESS).unwrap_err();
         assert!(matches!(error, SocketError::Path(_)), "{error}");
+    }
+
+    #[test]
+    fn the_name_of_another_vmm_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let first = Listener::new(&path, &ACCESS).unwrap();
+        assert!(first.has_name());
+        fs::rename(&path, folder.path().join("aside")).unwrap();
+        assert!(!first.has_name());
+        let second = Listener::new(&path, &ACCESS).unwrap();
+        drop(first);
+        assert!(second.has_name(), "it went with the first one");
+        dial(&path).unwrap();
     }
 
     #[test]
