@@ -2,13 +2,17 @@
 
 use std::fs;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use guest_tests::micro::{Lab, Test};
 use perfmon_abi::consts::{PFM_GET_CONFIG, PFM_LOAD_CONTEXT, PFM_READ_PMDS, PFM_STOP};
 use perfmon_abi::wire::{Errno, Extension, MAX_PACKET, Request};
 use perfmon_abi::{LoadArg, Record};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umpire_perfmon::Client;
 
 use crate::bed::{Bed, CYCLES, clock, counter, eventually, guest, load};
@@ -38,6 +42,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "bad_input::two_thousand_connections",
         run: |lab| beside(lab, flood),
+    },
+    Test {
+        name: "bad_input::no_descriptor_left",
+        run: |lab| beside(lab, no_descriptor),
     },
 ];
 
@@ -171,7 +179,7 @@ fn abandoned(socket: &Path, client: &Client) -> Result<()> {
         for request in [&load, &load, &unload, &unload] {
             raw.send(&request.encode()?, &[])?;
         }
-        for expected in [None, Some(Errno::EBUSY), None, None] {
+        for expected in [None, Some(Errno::EBUSY), None, Some(Errno::EBUSY)] {
             let told = raw.receive()?.context("an answer")?;
             ensure!(errno(&told) == expected, "{told:?}");
         }
@@ -241,6 +249,60 @@ fn flood(socket: &Path, client: &Client) -> Result<()> {
     ensure!(served == 63 && refused == CONNECTIONS - 63);
     ensure!(grown < 16 << 20, "{grown} bytes more");
     Ok(())
+}
+
+/// Without a descriptor for it, a connection waits, and the server does not spin.
+fn no_descriptor(socket: &Path, client: &Client) -> Result<()> {
+    let server = Server::find()?;
+    let kind = SocketType::SEQPACKET;
+    let waiting = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    let before = getrlimit(Resource::Nofile);
+    let none = Rlimit {
+        // As many as `poll` is asked about at once.
+        current: Some(3),
+        ..before
+    };
+    setrlimit(Resource::Nofile, none)?;
+    let ran = connect(&waiting, &SocketAddrUnix::new(socket)?)
+        .map_err(anyhow::Error::from)
+        .and_then(|()| {
+            let began = server.ran()?;
+            std::thread::sleep(Duration::from_millis(500));
+            // Those that it has are served.
+            client.hello()?;
+            Ok(server.ran()? - began)
+        });
+    setrlimit(Resource::Nofile, before)?;
+    let ran = ran?;
+    ensure!(ran < Duration::from_millis(100), "it ran for {ran:?}");
+    let raw = Raw::from(waiting);
+    let told = raw.ask(&request(Extension::Hello.number(), 0), &[])?;
+    ensure!(told.errno == 0, "{told:?}");
+    Ok(())
+}
+
+/// The server's thread.
+struct Server(fs::File);
+
+impl Server {
+    fn find() -> Result<Self> {
+        for task in fs::read_dir("/proc/self/task")? {
+            let task = task?.path();
+            if fs::read_to_string(task.join("comm"))?.trim() == "control" {
+                return Ok(Self(fs::File::open(task.join("schedstat"))?));
+            }
+        }
+        anyhow::bail!("no thread is the server's")
+    }
+
+    /// CPU time that it has had.
+    fn ran(&self) -> Result<Duration> {
+        let mut text = [0; 128];
+        let read = self.0.read_at(&mut text, 0)?;
+        let text = str::from_utf8(&text[..read])?;
+        let word = text.split_whitespace().next().context("a time")?;
+        Ok(Duration::from_nanos(word.parse()?))
+    }
 }
 
 /// Bytes of this process in memory.

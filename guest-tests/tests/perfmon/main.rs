@@ -12,6 +12,7 @@ mod cells;
 mod counting;
 mod ends;
 mod errors;
+mod formats;
 mod known;
 #[allow(dead_code)]
 #[path = "../../../pmu-virt/tests/limited/mod.rs"]
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     let themes: &[&[Test]] = &[
         counting::TESTS,
         sampling::TESTS,
+        formats::TESTS,
         ends::TESTS,
         errors::TESTS,
         bad_input::TESTS,

@@ -76,6 +76,12 @@ impl Raw {
     }
 }
 
+impl From<OwnedFd> for Raw {
+    fn from(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+}
+
 impl AsFd for Raw {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

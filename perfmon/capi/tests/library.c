@@ -111,10 +111,10 @@ static void reuse_of_numbers(void)
 	close(ends[0]);
 	close(ends[1]);
 	fd = create(0);
-	CALL(pfm_unload_context(fd));
+	FAILS(pfm_unload_context(fd), EBUSY);
 	/* A context takes the number of another one. */
 	MUST(dup2(create(0), fd) == fd, "errno %d", errno);
-	CALL(pfm_unload_context(fd));
+	FAILS(pfm_unload_context(fd), EBUSY);
 }
 
 /* A program that closes all that it does not know closes the library's connection. */
@@ -131,7 +131,7 @@ static void reuse_of_the_connection(void)
 	while (open("/dev/null", O_RDWR) < 20)
 		;
 	CALL(pfm_get_config(&config));
-	CALL(pfm_unload_context(fd));
+	FAILS(pfm_unload_context(fd), EBUSY);
 	MUST(write(file, "x", 1) == 1, "the library closed a file of the program: errno %d", errno);
 	for (number = 3; number <= 20; number++)
 		MUST(fcntl(number, F_GETFD) != -1, "descriptor %d is gone", number);
@@ -151,7 +151,7 @@ static void duplicates(void)
 	for (i = 0; i < 4; i++) {
 		MUST(copies[i] >= 0, "duplicate %d", i);
 		MUST(read(copies[i], &byte, 1) == -1 && errno == EINVAL, "duplicate %d: errno %d", i, errno);
-		CALL(pfm_unload_context(copies[i]));
+		FAILS(pfm_unload_context(copies[i]), EBUSY);
 	}
 	buffer = mmap(NULL, 4096, PROT_READ, MAP_SHARED, copies[3], 0);
 	MUST(buffer != MAP_FAILED, "errno %d", errno);
@@ -425,7 +425,7 @@ static void *creates(void *unused)
 		void *buffer = mmap(NULL, 4096, PROT_READ, MAP_SHARED, copy, 0);
 
 		MUST(buffer != MAP_FAILED, "errno %d", errno);
-		CALL(pfm_unload_context(copy));
+		FAILS(pfm_unload_context(copy), EBUSY);
 		MUST(close(fd) == 0 && close(copy) == 0, "errno %d", errno);
 	}
 	return NULL;
@@ -482,13 +482,13 @@ static void many_contexts(void)
 	for (i = 0; i < 600; i++)
 		fds[i] = create(0);
 	for (i = 0; i < 600; i++)
-		CALL(pfm_unload_context(fds[i]));
+		FAILS(pfm_unload_context(fds[i]), EBUSY);
 	MUST(dup2(fds[0], 1019) == 1019, "errno %d", errno);
-	CALL(pfm_unload_context(1019));
+	FAILS(pfm_unload_context(1019), EBUSY);
 	for (i = 0; i < 600; i += 2)
 		MUST(close(fds[i]) == 0, "errno %d", errno);
 	for (i = 1; i < 600; i += 2)
-		CALL(pfm_unload_context(fds[i]));
+		FAILS(pfm_unload_context(fds[i]), EBUSY);
 }
 
 /* The first call fails with this error, the next one works. */

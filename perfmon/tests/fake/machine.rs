@@ -292,10 +292,10 @@ impl Context {
                 self.sets.values_mut().for_each(|set| set.switch_pmds = 0);
                 self.sets.entry(load.set).or_default().runs += 1;
             }
-            Call::Unload => self.unload(),
-            Call::Restart if self.loaded.is_none() => {
+            Call::Unload | Call::Restart if self.loaded.is_none() => {
                 return refuse(Errno::EBUSY, "the context is not loaded");
             }
+            Call::Unload => self.unload(),
             Call::Restart => {
                 self.masked = false;
                 self.write_buffer(0);

@@ -21,6 +21,6 @@ int main(void)
 	printf("vCPU %d ended, PMD 0: %#llx\n", ending, (unsigned long long)pmd.reg_value);
 	FAILS(pfm_restart(fd), EBUSY);
 	FAILS(pfm_start(fd, NULL), EINVAL);
-	CALL(pfm_unload_context(fd));
+	FAILS(pfm_unload_context(fd), EBUSY);
 	return 0;
 }

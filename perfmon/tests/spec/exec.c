@@ -42,7 +42,7 @@ int main(int argc, char **argv)
 			MUST(buffer != MAP_FAILED, "errno %d", errno);
 			MUST(((pfm_default_smpl_hdr_t *)buffer)->hdr_buf_size == size, "no header");
 		}
-		CALL(pfm_unload_context(fd));
+		CALL(pfm_stop(fd));
 		MUST(lseek(fd, 0, SEEK_CUR) == -1 && errno == EINVAL, "errno %d", errno);
 		return 0;
 	}

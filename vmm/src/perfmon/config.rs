@@ -1,8 +1,9 @@
 //! `--control` and the options beside it, checked.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use pmu_virt::perfmon::{DEFAULT_OVERFLOW_RATE, HostPolicy};
+use pmu_virt::perfmon::{DEFAULT_OVERFLOW_RATE, FormatRegistry, HostPolicy};
 
 use super::socket::Access;
 
@@ -22,6 +23,9 @@ pub struct ControlConfig {
     pub policy: HostPolicy,
     /// Most overflows of one context in a second.
     pub rate: u64,
+    /// The sampling formats. Whoever links this crate and keeps a reference can
+    /// add some at any time, also while the machine runs (3.5.8).
+    pub formats: Arc<FormatRegistry>,
 }
 
 impl ControlConfig {
@@ -37,6 +41,7 @@ impl ControlConfig {
             connections: usize::try_from(DEFAULT_CONNECTIONS).unwrap_or(usize::MAX),
             policy: HostPolicy::default(),
             rate: DEFAULT_OVERFLOW_RATE,
+            formats: Arc::new(FormatRegistry::with_builtin()),
         }
     }
 }

@@ -72,6 +72,8 @@ pub enum Done {
 pub enum Report {
     /// A job of this context came back.
     Job(ContextId, Done),
+    /// The thread of this core has looked up; `None`: it has ended instead.
+    Look(Target, Option<Box<View>>),
     /// This vCPU or core has ended, and gives the context back that it had.
     Ended(Target, Option<Box<Hosted>>),
 }
@@ -112,11 +114,19 @@ impl Job {
         matches!(self.work, Some(Work::Look))
     }
 
+    fn report(&self, done: Done) {
+        self.outbox.send(match done {
+            Done::Seen(view) => Report::Look(self.target, Some(view)),
+            Done::Undone(Work::Look) => Report::Look(self.target, None),
+            done => Report::Job(self.context, done),
+        });
+    }
+
     /// Does it: `act` gets the work and says what came of it.
     pub(crate) fn act(mut self, act: impl FnOnce(ContextId, Work) -> Done) {
         if let Some(work) = self.work.take() {
             let done = act(self.context, work);
-            self.outbox.send(Report::Job(self.context, done));
+            self.report(done);
         }
     }
 }
@@ -124,8 +134,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            let report = Report::Job(self.context, Done::Undone(work));
-            self.outbox.send(report);
+            self.report(Done::Undone(work));
         }
     }
 }
@@ -204,7 +213,9 @@ impl Desk {
             };
             (Line { jobs, flag }, tray)
         };
-        let (lines, trays) = (0..vcpus).map(|n| open(Target::Vcpu(n), n)).unzip();
+        // The core that a vCPU comes to first, as they are dealt.
+        let among = cores.unwrap_or(vcpus).max(1);
+        let (lines, trays) = (0..vcpus).map(|n| open(Target::Vcpu(n), n % among)).unzip();
         let (core_lines, core_trays) = (0..cores.unwrap_or(0))
             .map(|n| open(Target::Core(n), n))
             .unzip();
@@ -378,6 +389,18 @@ mod tests {
         assert_eq!(undone(&desk), Some(ContextId(2)), "it was dropped");
         assert!(tray.take().is_none() && !tray.has_jobs());
         assert!(desk.report().is_none());
+    }
+
+    #[test]
+    fn a_vcpu_that_no_core_has_yet_is_at_one_that_there_is() {
+        let (desk, trays) = Desk::new(8, Some(2)).unwrap();
+        trays.cores[0].meet_at(&Arc::new(Board::new(2)));
+        for vcpu in 0..8 {
+            assert_eq!(desk.core_of(vcpu), Some(vcpu % 2));
+            desk.post(ContextId(1), Target::Vcpu(vcpu), Work::Unload);
+            assert!(trays.vcpus[vcpu].take().is_some());
+        }
+        assert_eq!(desk.core_of(8), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 mod bell;
 mod buffer;
 mod clock;
+mod closer;
 mod config;
 mod desk;
 mod gauge;

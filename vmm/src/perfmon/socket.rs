@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use perfmon_abi::wire::MAX_PACKET;
@@ -13,7 +13,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
     SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg, shutdown, socket_with,
-    socketpair, sockopt::socket_peercred,
+    socketpair,
 };
 use thiserror::Error;
 
@@ -21,8 +21,9 @@ use super::sys;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Descriptors taken in from one packet; the kernel closes what is more.
-const MOST_RECEIVED: usize = 4;
+/// Descriptors taken in from one packet: as many as one can have (SCM_MAX_FD), so
+/// that the kernel has none to close here.
+const MOST_RECEIVED: usize = 253;
 /// Descriptors sent along with one packet.
 const MOST_SENT: usize = 2;
 
@@ -72,6 +73,8 @@ pub struct Access {
 pub(super) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
+    /// Device and inode of its name.
+    name: (u64, u64),
 }
 
 impl Listener {
@@ -98,6 +101,7 @@ impl Listener {
         let listener = Self {
             socket,
             path: path.to_owned(),
+            name: name_of(path).map_err(failed("stat"))?,
         };
         if let Some(group) = access.group {
             rustix::fs::chown(path, None, Some(Gid::from_raw(group)))
@@ -109,7 +113,17 @@ impl Listener {
         listen(&listener.socket, BACKLOG)
             .map_err(io::Error::from)
             .map_err(failed("listen"))?;
-        Ok(listener)
+        // Until now it looked like one that nobody serves, and a second VMM that
+        // starts may have replaced it. From now on none does.
+        match listener.has_name() {
+            true => Ok(listener),
+            false => Err(SocketError::Live(path.to_owned())),
+        }
+    }
+
+    /// The name still leads here.
+    fn has_name(&self) -> bool {
+        name_of(&self.path).is_ok_and(|name| name == self.name)
     }
 
     /// A connection that waits, if there is one.
@@ -126,9 +140,17 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Somebody else may have removed it.
-        let _ = fs::remove_file(&self.path);
+        // Somebody else may have removed it, or serve there now.
+        if self.has_name() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+/// Device and inode of a name.
+fn name_of(path: &Path) -> io::Result<(u64, u64)> {
+    let there = fs::symlink_metadata(path)?;
+    Ok((there.dev(), there.ino()))
 }
 
 fn open() -> io::Result<OwnedFd> {
@@ -145,17 +167,22 @@ fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
             error,
         }
     };
-    match fs::symlink_metadata(path) {
+    let before = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed("stat")(error)),
         Ok(there) if !there.file_type().is_socket() => {
             return Err(SocketError::NoSocket(path.to_owned()));
         }
-        Ok(_) => {}
-    }
+        Ok(there) => (there.dev(), there.ino()),
+    };
     let probe = open().map_err(failed("socket"))?;
     match connect(&probe, address) {
-        Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path).map_err(failed("unlink")),
+        Err(rustix::io::Errno::CONNREFUSED) => match name_of(path) {
+            Ok(name) if name == before => fs::remove_file(path).map_err(failed("unlink")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            // Somebody was quicker.
+            _ => Err(SocketError::Live(path.to_owned())),
+        },
         // A full queue, or another kind of socket: somebody is there.
         _ => Err(SocketError::Live(path.to_owned())),
     }
@@ -164,6 +191,7 @@ fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
 /// Who is at the other end, as of its `connect`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Peer {
+    /// 0: a process of another PID namespace.
     pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) groups: Vec<u32>,
@@ -171,12 +199,12 @@ pub(super) struct Peer {
 
 impl Peer {
     pub(super) fn of(socket: &OwnedFd) -> io::Result<Self> {
-        let credentials = socket_peercred(socket)?;
+        let credentials = sys::peer_credentials(socket.as_fd())?;
         let mut groups = sys::peer_groups(socket.as_fd())?;
-        groups.push(credentials.gid.as_raw());
+        groups.push(credentials.gid);
         Ok(Self {
-            pid: credentials.pid.as_raw_pid().unsigned_abs(),
-            uid: credentials.uid.as_raw(),
+            pid: credentials.pid.unsigned_abs(),
+            uid: credentials.uid,
             groups,
         })
     }
@@ -255,17 +283,23 @@ pub(super) fn context_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((ours, theirs))
 }
 
-/// Which file a descriptor is of.
+/// Which socket a descriptor is of. Inodes of sockets have 32 bits and come
+/// again, by somebody's patience; cookies do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileId {
+    cookie: u64,
     device: u64,
     inode: u64,
 }
 
 impl FileId {
+    /// Never waits. An error: it is none of a socket like those of contexts.
     pub(super) fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        // First, as only then no file system is asked.
+        let cookie = sys::packet_socket(fd)?;
         let stat = fstat(fd)?;
         Ok(Self {
+            cookie,
             device: stat.st_dev,
             inode: stat.st_ino,
         })
@@ -297,8 +331,6 @@ mod tests {
         let error = Listener::new(&path, &ACCESS).unwrap_err();
         assert!(matches!(error, SocketError::Live(_)), "{error}");
         // Its owner is gone without having cleaned up.
-        let Listener { socket, path: name } = &first;
-        let _ = (socket, name);
         let kept = folder.path().join("kept");
         fs::hard_link(&path, &kept).unwrap();
         drop(first);
@@ -312,6 +344,20 @@ mod tests {
         let long = folder.path().join("x".repeat(120));
         let error = Listener::new(&long, &ACCESS).unwrap_err();
         assert!(matches!(error, SocketError::Path(_)), "{error}");
+    }
+
+    #[test]
+    fn the_name_of_another_vmm_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let first = Listener::new(&path, &ACCESS).unwrap();
+        assert!(first.has_name());
+        fs::rename(&path, folder.path().join("aside")).unwrap();
+        assert!(!first.has_name());
+        let second = Listener::new(&path, &ACCESS).unwrap();
+        drop(first);
+        assert!(second.has_name(), "it went with the first one");
+        dial(&path).unwrap();
     }
 
     #[test]
@@ -334,6 +380,9 @@ mod tests {
         let same = FileId::of(one.fds[0].as_fd()).unwrap();
         assert_eq!(same, FileId::of(server.as_fd()).unwrap());
         assert_ne!(same, FileId::of(client.as_fd()).unwrap());
+        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None).unwrap();
+        FileId::of(stream.as_fd()).unwrap_err();
+        FileId::of(fs::File::open("/dev/null").unwrap().as_fd()).unwrap_err();
         let other = receive(server.as_fd(), &mut buffer).unwrap().unwrap();
         assert_eq!((other.bytes, other.fds.len()), (5, 0));
         drop(client);

@@ -1,4 +1,4 @@
-//! What rustix has no safe call for: groups of a peer, the fill of a socket's
+//! What rustix has no safe call for: who a peer is, which socket it is, the fill of a socket's
 //! queue, a mapping that is shared with a tool, and which pages there are.
 
 use std::io;
@@ -10,6 +10,8 @@ pub(super) const PAGE: usize = 4096;
 
 /// `SO_PEERGROUPS` (socket.h): the supplementary groups of a peer.
 const SO_PEERGROUPS: libc::c_int = 59;
+/// `SO_COOKIE` (socket.h): a number of 64 bits that is never used again.
+const SO_COOKIE: libc::c_int = 57;
 
 /// The supplementary groups that the peer of a Unix socket had when it
 /// connected.
@@ -43,6 +45,67 @@ pub(super) fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
                 groups.resize(count, 0);
             }
         }
+    }
+}
+
+/// Process, user and group of the peer of a Unix socket, as of its `connect`. A
+/// process that this one's PID namespace does not have is 0.
+pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: libc::uid_t::MAX,
+        gid: libc::gid_t::MAX,
+    };
+    // SAFETY: three integers, of which every value is one.
+    let got = unsafe { option(socket, libc::SO_PEERCRED, &mut peer) }?;
+    match got == size_of::<libc::ucred>() {
+        true => Ok(peer),
+        false => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+/// The socket's number, which no other socket of the host ever has; an error if
+/// the descriptor is none of a Unix socket that keeps packets apart. Asks the
+/// kernel alone, never a file system, so it does not wait.
+pub(super) fn packet_socket(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let (mut domain, mut kind): (libc::c_int, libc::c_int) = (0, 0);
+    let mut cookie = 0_u64;
+    // SAFETY: an integer, of which every value is one.
+    unsafe { option(fd, libc::SO_DOMAIN, &mut domain) }?;
+    // SAFETY: as before.
+    unsafe { option(fd, libc::SO_TYPE, &mut kind) }?;
+    if (domain, kind) != (libc::AF_UNIX, libc::SOCK_SEQPACKET) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: as before.
+    let got = unsafe { option(fd, SO_COOKIE, &mut cookie) }?;
+    match got == size_of::<u64>() && cookie != 0 {
+        true => Ok(cookie),
+        false => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+/// Reads an option of a socket into `value`, and says how many bytes it has.
+///
+/// # Safety
+/// Every pattern of bits is a value of `T`.
+unsafe fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> io::Result<usize> {
+    let mut bytes =
+        libc::socklen_t::try_from(size_of::<T>()).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    // SAFETY: the kernel writes at most `bytes` bytes, which is the size of the
+    // value, and the caller says that it may write any.
+    let ret = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            std::ptr::from_mut(value).cast(),
+            &raw mut bytes,
+        )
+    };
+    match ret {
+        0 => Ok(usize::try_from(bytes).unwrap_or(0)),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use pmu_virt::perfmon::{FormatRegistry, LogicalPmu};
+use pmu_virt::perfmon::LogicalPmu;
 use pmu_virt::{CorePmu, PmuModel};
 
 use super::config::ControlConfig;
@@ -90,7 +90,7 @@ impl ReadyTools {
             guest,
             counters: tools.counters,
             pmu: Arc::new(LogicalPmu::new(tools.model)),
-            formats: Arc::new(FormatRegistry::with_builtin()),
+            formats: control.formats.clone(),
             tsc_khz: tools.tsc_khz,
             desk,
             memory: Some(tools.memory),

@@ -146,8 +146,11 @@ impl Board {
             .collect()
     }
 
+    /// Has `core` look up; one that there is not has nothing to look up from.
     pub(crate) fn call(&self, core: usize) {
-        let post = &self.cores[core];
+        let Some(post) = self.cores.get(core) else {
+            return;
+        };
         {
             // Under the lock, so that it does not fall between a look and a wait.
             let _waiting = lock(&post.arrivals);

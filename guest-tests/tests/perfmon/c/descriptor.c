@@ -73,16 +73,16 @@ static void by_signal(void)
 	MUST(fcntl(fd, F_GETOWN) == getpid(), "owner %d", fcntl(fd, F_GETOWN));
 	MUST(fcntl(fd, F_SETFL, O_ASYNC) == 0, "errno %d", errno);
 	MUST(fcntl(fd, F_GETFL) & O_ASYNC, "flags %#x", fcntl(fd, F_GETFL));
-	CALL(pfm_start(fd, NULL));
 	for (round = 0; round < 3; round++) {
 		MUST(sigaction(numbers[round], &action, NULL) == 0, "errno %d", errno);
 		if (round)
 			MUST(fcntl(fd, F_SETSIG, numbers[round]) == 0, "errno %d", errno);
 		else
 			MUST(fcntl(fd, F_GETSIG) == 0, "another signal than SIGIO");
-		if (round) {
+		if (round)
 			CALL(pfm_restart(fd));
-		}
+		else
+			CALL(pfm_start(fd, NULL));
 		for (i = 0; i < 1000 && !signals; i++)
 			rest(10);
 		MUST(signals == 1, "%d signals number %d", (int)signals, numbers[round]);

@@ -7,7 +7,7 @@ use perfmon_abi::consts::{PFM_FL_SYSTEM_WIDE, PFM_VERSION};
 use perfmon_abi::wire::{
     Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, Refusal, Request,
 };
-use pmu_virt::perfmon::{ContextId, Hosted};
+use pmu_virt::perfmon::{ContextId, Hosted, VirtualPmd};
 
 use super::State;
 use super::answer::{Answer, Asked};
@@ -27,6 +27,12 @@ impl State {
         request: &Request<'_>,
         packet: Packet,
     ) -> Option<Answer> {
+        let answer = self.obey(asked, request, &packet);
+        self.discard(packet.fds);
+        answer
+    }
+
+    fn obey(&mut self, asked: Asked, request: &Request<'_>, packet: &Packet) -> Option<Answer> {
         let wants = usize::from(request.command == Extension::Bind.number());
         if packet.fds.len() != wants || packet.more_fds {
             let reason = match wants {
@@ -97,7 +103,7 @@ impl State {
         asked: Asked,
         call: Call,
     ) -> Option<Answer> {
-        if matches!(call, Call::ReadPmds(_))
+        if reads_memory(&call)
             && let Some(memory) = &mut self.machine.memory
         {
             memory.refresh();
@@ -143,18 +149,28 @@ impl State {
                 Ok(()) => return None,
                 Err(refusal) => Err(refusal),
             },
-            // Nothing to detach it from.
-            Call::Unload => Ok(()),
+            Call::Unload => {
+                let reason = "the context is attached to nothing (3.1.8)";
+                Err(Refusal::new(Errno::EBUSY, reason))
+            }
             _ => self.call_at_home(id, &mut call),
         };
         Some(Answer::of_call(&call, result))
     }
 
     fn call_at_home(&mut self, id: ContextId, call: &mut Call) -> Result<(), Refusal> {
-        match self.contexts.get_mut(id).map(|entry| &mut entry.place) {
-            Some(Place::Home { context, queue }) => context.call(call, &Nothing, &mut **queue),
-            _ => Err(Errno::EBADF.into()),
+        if let Call::CreateEvtsets(sets) = call {
+            // As if none of them were there already.
+            self.contexts.room_for_sets(sets.len())?;
         }
+        let result = match self.contexts.get_mut(id).map(|entry| &mut entry.place) {
+            Some(Place::Home { context, queue }) => context.call(call, &Nothing, &mut **queue),
+            _ => return Err(Errno::EBADF.into()),
+        };
+        if matches!(call, Call::CreateEvtsets(_) | Call::DeleteEvtsets(_)) {
+            self.contexts.recount_sets(id);
+        }
+        result
     }
 
     /// Sends a context on its way to a vCPU or core (3.1.7).
@@ -233,10 +249,7 @@ impl State {
                 },
                 Extension::GetBuffer => self.get_buffer(asked, request.context)?,
                 Extension::Formats => Answer::json(&self.formats()),
-                Extension::List => {
-                    self.look(asked);
-                    return Ok(None);
-                }
+                Extension::List => return Ok(self.look(asked)),
                 Extension::Model => Answer::json(&self.model()),
             }))
         });
@@ -289,5 +302,35 @@ impl State {
         let mut answer = Answer::done(Buffer { size: *size }.to_bytes());
         answer.fds.push(file.clone());
         Ok(answer)
+    }
+}
+
+/// Whether a command needs to know what the guest's memory takes, which is worth
+/// asking the host for only then.
+fn reads_memory(call: &Call) -> bool {
+    let memory = VirtualPmd::GuestMemory.pmd();
+    matches!(call, Call::ReadPmds(pmds) if pmds.iter().any(|pmd| pmd.num == memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perfmon_abi::PmdArg;
+
+    #[test]
+    fn the_host_is_asked_for_memory_by_whoever_reads_it() {
+        let check = |nums: &[u16], expected| {
+            let pmd = |&num| PmdArg {
+                num,
+                ..PmdArg::default()
+            };
+            let pmds: Vec<PmdArg> = nums.iter().map(pmd).collect();
+            assert_eq!(reads_memory(&Call::ReadPmds(pmds.clone())), expected);
+            assert!(!reads_memory(&Call::WritePmds(pmds)));
+        };
+        let memory = VirtualPmd::GuestMemory.pmd();
+        check(&[], false);
+        check(&[0, memory - 1, memory + 1], false);
+        check(&[0, memory], true);
     }
 }

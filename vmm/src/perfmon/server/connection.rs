@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use perfmon_abi::wire::{Errno, FrameError, MAX_PACKET, NO_CONTEXT, Refusal, Reply, Request};
 use pmu_virt::perfmon::ContextId;
@@ -10,12 +11,14 @@ use pmu_virt::perfmon::ContextId;
 use super::State;
 use super::answer::{Answer, Asked};
 use super::events::Token;
-use crate::perfmon::socket::{Packet, Peer, receive, send};
+use crate::perfmon::socket::{FileId, Packet, Peer, receive, send};
 
 /// Connections taken in before others are served.
 const MOST_AT_ONCE: usize = 64;
 /// Refused connections that are kept until their peer has seen why.
-const MOST_REFUSED: usize = 128;
+pub(super) const MOST_REFUSED: usize = 128;
+/// How long connections wait when there is no descriptor for one.
+const DEAF: Duration = Duration::from_millis(100);
 
 /// One connection.
 #[derive(Debug)]
@@ -117,9 +120,14 @@ impl State {
             let socket = match self.listener.accept() {
                 Ok(socket) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // It is gone already.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(error) => {
-                    // One that is gone already, or no descriptor is left.
+                    // No descriptor is left. The listener would tell of the
+                    // connection again at once, and go on doing so.
                     log::debug!("a connection was not accepted: {error}");
+                    self.events.remove(&self.listener);
+                    self.deaf_until = Some(Instant::now() + DEAF);
                     return;
                 }
             };
@@ -127,6 +135,17 @@ impl State {
                 log::debug!("a connection was refused: {refusal}");
             }
         }
+    }
+
+    /// Takes connections in again, once it is time.
+    pub(super) fn hear_again(&mut self, now: Instant) {
+        if self.deaf_until.is_none_or(|until| now < until) {
+            return;
+        }
+        self.deaf_until = match self.events.add(&self.listener, Token::Listener) {
+            Ok(()) => None,
+            Err(_) => Some(now + DEAF),
+        };
     }
 
     fn admit(&mut self, socket: OwnedFd) -> Result<(), Refusal> {
@@ -166,6 +185,7 @@ impl State {
             && let Some((_, oldest)) = self.connections.refused.pop_first()
         {
             self.events.remove(&oldest);
+            self.closer.close(oldest);
         }
         Ok(())
     }
@@ -175,9 +195,12 @@ impl State {
         if let Some(socket) = self.connections.refused.remove(&id) {
             // With the packet unread, its peer would lose the answer.
             let mut buffer = self.packet.take().unwrap_or_else(new_buffer);
-            let _ = receive(socket.as_fd(), &mut buffer);
+            if let Ok(Some(packet)) = receive(socket.as_fd(), &mut buffer) {
+                packet.fds.into_iter().for_each(|fd| self.closer.close(fd));
+            }
             self.packet = Some(buffer);
             self.events.remove(&socket);
+            self.closer.close(socket);
             return;
         }
         let Some(connection) = self.connections.open.get(&id) else {
@@ -204,6 +227,12 @@ impl State {
     }
 
     fn request(&mut self, id: u64, buffer: &[u8; MAX_PACKET], packet: Packet) {
+        if !packet.fds.is_empty() && self.closer.is_full() {
+            log::debug!("a connection is closed, as too many descriptors wait to be closed");
+            self.discard(packet.fds);
+            self.hang_up(id);
+            return;
+        }
         let decoded = match buffer.get(..packet.bytes) {
             Some(bytes) => Request::decode(bytes),
             None => Err(FrameError::Long(packet.bytes)),
@@ -217,6 +246,7 @@ impl State {
                 if let Some(connection) = self.connections.get(id) {
                     turn_away(&connection.socket, &refusal);
                 }
+                self.discard(packet.fds);
                 self.hang_up(id);
                 return;
             }
@@ -226,6 +256,18 @@ impl State {
             self.reply(asked, &answer);
         } else {
             self.listen(id, false);
+        }
+    }
+
+    /// Closes what came with a packet. That of a context is closed at once: nobody
+    /// is to find it open whose client has closed it. Whatever else it is, this
+    /// thread does not wait for its end.
+    pub(super) fn discard(&mut self, fds: Vec<OwnedFd>) {
+        for fd in fds {
+            let file = FileId::of(fd.as_fd()).ok();
+            if file.and_then(|file| self.contexts.of_file(file)).is_none() {
+                self.closer.close(fd);
+            }
         }
     }
 
@@ -264,6 +306,10 @@ impl State {
     fn hang_up(&mut self, id: u64) {
         if let Some(connection) = self.connections.open.remove(&id) {
             self.events.remove(&connection.socket);
+            self.closer.close(connection.socket);
+            // Nobody waits for what it has asked for.
+            self.looks.forget(id);
+            self.contexts.forget(id);
         }
     }
 }

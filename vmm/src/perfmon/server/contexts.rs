@@ -5,12 +5,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use perfmon_abi::LoadArg;
-use perfmon_abi::wire::Call;
+use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_virt::perfmon::{Context, ContextId, Hosted, MessageQueue};
 
 use super::answer::Asked;
 use crate::perfmon::desk::Target;
 use crate::perfmon::socket::{FileId, Peer};
+
+/// Event sets of all contexts of a VM.
+pub(super) const MOST_SETS: usize = 1 << 16;
 
 /// Where a context is.
 #[derive(Debug)]
@@ -47,6 +50,8 @@ pub(super) struct Entry {
     pub(super) format: Option<String>,
     pub(super) generation: u16,
     pub(super) place: Place,
+    /// Its event sets; they come and go only at home (3.1.10).
+    pub(super) sets: usize,
     /// A job is under way; for whom, if somebody waits for it.
     pub(super) job: Option<Option<Asked>>,
     /// Commands that came meanwhile: no more than there are connections.
@@ -67,6 +72,8 @@ pub(super) struct Contexts {
     /// Who is attached, or about to be, to what.
     attached: BTreeMap<Target, ContextId>,
     last: u32,
+    /// Event sets of all of them.
+    sets: usize,
 }
 
 impl Contexts {
@@ -86,6 +93,28 @@ impl Contexts {
         self.entries.iter().map(|(id, entry)| (*id, entry))
     }
 
+    /// Whether `more` event sets can be made.
+    pub(super) fn room_for_sets(&self, more: usize) -> Result<(), Refusal> {
+        if self.sets.saturating_add(more) <= MOST_SETS {
+            return Ok(());
+        }
+        let reason = format!(
+            "{more} event sets beside {} that all contexts have exceed {MOST_SETS}",
+            self.sets
+        );
+        Err(Refusal::new(Errno::ENOMEM, reason))
+    }
+
+    /// Counts the event sets of a context again.
+    pub(super) fn recount_sets(&mut self, id: ContextId) {
+        if let Some(entry) = self.entries.get_mut(&id)
+            && let Place::Home { context, .. } = &entry.place
+        {
+            let before = std::mem::replace(&mut entry.sets, context.set_count());
+            self.sets = self.sets - before + entry.sets;
+        }
+    }
+
     /// The context whose descriptor this is.
     pub(super) fn of_file(&self, file: FileId) -> Option<ContextId> {
         self.files.get(&file).copied()
@@ -100,13 +129,25 @@ impl Contexts {
 
     pub(super) fn insert(&mut self, id: ContextId, entry: Entry) {
         self.files.insert(entry.file, id);
+        self.sets += entry.sets;
         self.entries.insert(id, entry);
     }
 
     pub(super) fn remove(&mut self, id: ContextId) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
         self.files.remove(&entry.file);
+        self.sets -= entry.sets;
         Some(entry)
+    }
+
+    /// A connection has ended: what it has asked for, and nobody has begun, is not
+    /// done any more.
+    pub(super) fn forget(&mut self, connection: u64) {
+        for entry in self.entries.values_mut() {
+            let stays = |asked: &Asked| asked.connection != connection;
+            entry.waiting.retain(|(asked, _)| stays(asked));
+            entry.heirs.retain(|(_, asked, _)| stays(asked));
+        }
     }
 
     /// Who is at `target`.

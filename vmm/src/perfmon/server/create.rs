@@ -86,6 +86,7 @@ impl State {
             flags: arg.flags,
             format: format.map(|format| format.name().to_owned()),
             generation: context.generation(),
+            sets: context.set_count(),
             place: Place::Home {
                 context: Box::new(context),
                 queue: Box::new(SocketQueue::new(socket)),

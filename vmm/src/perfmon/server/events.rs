@@ -86,7 +86,7 @@ impl Events {
         Ok(epoll::modify(&self.epoll, source, data, flags)?)
     }
 
-    pub(super) fn remove(&self, source: &OwnedFd) {
+    pub(super) fn remove(&self, source: &impl AsFd) {
         // It was added.
         let _ = epoll::delete(&self.epoll, source);
     }

@@ -10,14 +10,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::State;
 use super::answer::{Answer, Asked};
 use super::contexts::Place;
-use crate::perfmon::desk::{Done, LOOK, Report, Target, Work};
+use crate::perfmon::desk::{Done, Report, Target, Work};
 
 impl State {
     /// Takes in what the vCPUs' threads have reported.
     pub(super) fn take_reports(&mut self) {
         while let Some(report) = self.machine.desk.report() {
             match report {
-                Report::Job(LOOK, done) => self.looked(done),
+                Report::Look(target, view) => self.looked(target, view),
                 Report::Job(id, done) => self.job_done(id, done),
                 Report::Ended(target, hosted) => self.ended(target, hosted),
             }
@@ -25,6 +25,7 @@ impl State {
     }
 
     fn job_done(&mut self, id: ContextId, done: Done) {
+        self.looks.outdated();
         let asked = match self.contexts.get_mut(id) {
             Some(entry) => entry.job.take().flatten(),
             None => None,
@@ -105,6 +106,7 @@ impl State {
 
     /// A vCPU or core has ended, and gives back what it had.
     fn ended(&mut self, target: Target, hosted: Option<Box<Hosted>>) {
+        self.looks.outdated();
         let Some(hosted) = hosted else { return };
         let id = hosted.id();
         log::debug!("{target} has ended, and context {} is unloaded", id.0);

@@ -7,14 +7,25 @@ use perfmon_abi::{PMC_WORDS, PMD_WORDS};
 use pmu_virt::perfmon::LogicalPmu;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::connection::MOST_REFUSED;
 use crate::perfmon::config::ControlConfig;
 use crate::perfmon::socket::Peer;
 use crate::perfmon::sys::PAGE;
 
-/// Contexts of a VM. Each has a descriptor or two in the VMM.
+/// Contexts of a VM.
 const MOST_CONTEXTS: usize = 4096;
+/// Descriptors of a context in the VMM: its socket, and its buffer.
+const CONTEXT_FILES: usize = 2;
+/// What is kept for the VMM: devices, logs, and what comes with packets.
+const MACHINE_FILES: usize = 256;
+/// What is kept for each vCPU: the counters of the host among it.
+const VCPU_FILES: usize = 16;
 /// `cf_smpl_buf_size_max` at the start.
 const BUFFERS: u64 = 64 << 20;
+
+/// What the kernel says for every user whom a user namespace does not have: it
+/// is nobody in particular.
+const OVERFLOW_UID: u32 = 65_534;
 
 /// The limits, as they are now.
 #[derive(Clone, Debug)]
@@ -33,10 +44,11 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    pub(super) fn new(config: &ControlConfig) -> Self {
+    /// For a process that may have `files` descriptors, with so many vCPUs.
+    pub(super) fn new(config: &ControlConfig, files: u64, vcpus: usize) -> Self {
         Self {
             connections: config.connections,
-            contexts: MOST_CONTEXTS,
+            contexts: most_contexts(files, config.connections, vcpus),
             rate: config.rate,
             arg_size: PAGE,
             buffers: BUFFERS,
@@ -84,7 +96,8 @@ impl Limits {
 
     /// 3.1.16. Nothing is changed unless all is right. Not retroactive.
     pub(super) fn set(&mut self, peer: &Peer, new: &Config) -> Result<(), Refusal> {
-        if peer.uid != 0 && peer.uid != self.owner {
+        let is_owner = peer.uid == self.owner && self.owner != OVERFLOW_UID;
+        if peer.uid != 0 && !is_owner {
             let reason = "only root and the user who runs the VMM may change the configuration";
             return Err(Refusal::new(Errno::EPERM, reason));
         }
@@ -114,9 +127,24 @@ impl Limits {
     }
 }
 
+/// How many contexts there may be, so that descriptors are left for the machine
+/// and for every connection.
+fn most_contexts(files: u64, connections: usize, vcpus: usize) -> usize {
+    let machine = VCPU_FILES
+        .saturating_mul(vcpus)
+        .saturating_add(MACHINE_FILES);
+    let others = machine
+        .saturating_add(connections)
+        .saturating_add(MOST_REFUSED);
+    let left = usize::try_from(files)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(others);
+    (left / CONTEXT_FILES).clamp(1, MOST_CONTEXTS)
+}
+
 /// Contexts take descriptors: the soft limit becomes the hard one. A process that
-/// may not have more meets its limit as ENOMEM.
-pub(super) fn raise_open_files() {
+/// may not have more meets its limit as ENOMEM. What the limit is now.
+pub(super) fn raise_open_files() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -125,6 +153,8 @@ pub(super) fn raise_open_files() {
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         log::debug!("the limit of open files stays as it is: {error}");
     }
+    // None: there is no limit.
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -133,7 +163,20 @@ mod tests {
     use pmu_virt::PmuModel;
 
     fn limits() -> Limits {
-        Limits::new(&ControlConfig::at("control".into()))
+        Limits::new(&ControlConfig::at("control".into()), u64::MAX, 1)
+    }
+
+    #[test]
+    fn contexts_leave_descriptors_to_the_machine() {
+        let check = |files, connections, vcpus, expected| {
+            let most = most_contexts(files, connections, vcpus);
+            assert_eq!(most, expected, "{files} {connections} {vcpus}");
+        };
+        check(u64::MAX, 64, 1, 4096);
+        check(1024, 64, 1, (1024 - 256 - 16 - 64 - 128) / 2);
+        check(1024, 64, 8, (1024 - 256 - 128 - 64 - 128) / 2);
+        check(256, 64, 1, 1);
+        check(1 << 20, usize::MAX, usize::MAX, 1);
     }
 
     #[test]
@@ -168,6 +211,13 @@ mod tests {
         check(|new| new.counter_width = 1, None);
         check(|new| new.sys_gid = 12_345, None);
         assert_eq!(limits.admit(&other, false), Ok(()));
+        // Run by a user whom the namespace does not have, like anybody.
+        let mut nobodys = limits.clone();
+        nobodys.owner = OVERFLOW_UID;
+        assert_eq!(
+            nobodys.set(&other, &config).unwrap_err().errno,
+            Errno::EPERM
+        );
         assert_eq!(limits.admit(&other, true).unwrap_err().errno, Errno::EPERM);
     }
 }

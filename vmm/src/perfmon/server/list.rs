@@ -1,5 +1,8 @@
 //! LIST: what there is, as those know it who have it.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
 use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
 use perfmon_abi::wire::info::{
     ContextInfo, ContextState, CoreInfo, Holder, HolderInfo, MachineInfo, Scope, VcpuInfo,
@@ -12,67 +15,125 @@ use super::State;
 use super::answer::{Answer, Asked};
 use super::contexts::{Entry, Place};
 use super::documents::number;
-use crate::perfmon::desk::{Done, LOOK, Target, Work};
+use crate::perfmon::desk::{LOOK, Target, Work};
 use crate::perfmon::queue::unread;
 use crate::perfmon::view::{ContextView, View};
 
-/// A look at every thread that is under way.
+/// A thread that has not looked up by then is left out of the answer.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// The next answer is of the same look until then. Whoever asks all the time does
+/// not have all threads look up all the time.
+const FRESH: Duration = Duration::from_millis(20);
+
+/// Looks at every thread.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
-    /// Who waits for it.
+    /// Who waits for the one that is under way: a connection at most once.
     asked: Vec<Asked>,
-    /// Threads that have not answered yet.
-    left: usize,
-    seen: View,
+    /// When it ends at the latest; `None`: none is under way.
+    due: Option<Instant>,
+    /// The cores that have not answered yet, to this look or an earlier one. They
+    /// are not asked again until they have.
+    out: BTreeSet<Target>,
+    seen: BTreeMap<Target, View>,
+    /// What was seen can be told until then.
+    fresh: Option<Instant>,
+}
+
+impl Looks {
+    /// When something is to be done, if nothing happens.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Something has changed that a look would show.
+    pub(super) fn outdated(&mut self) {
+        self.fresh = None;
+    }
+
+    /// A connection has ended.
+    pub(super) fn forget(&mut self, connection: u64) {
+        self.asked.retain(|asked| asked.connection != connection);
+    }
 }
 
 impl State {
-    /// Asks every thread; the answer comes when all have looked up.
-    pub(super) fn look(&mut self, asked: Asked) {
+    /// The answer, if the last look was just now. Else every thread is asked, and
+    /// the answer comes when all have looked up, or some have for too long not.
+    pub(super) fn look(&mut self, asked: Asked) -> Option<Answer> {
+        let now = Instant::now();
+        if self.looks.due.is_none() {
+            if self.looks.fresh.is_some_and(|until| now < until) {
+                return Some(Answer::json(&self.machine_info()));
+            }
+            self.looks.seen.clear();
+            self.looks.due = Some(now + PATIENCE);
+            self.looks.fresh = Some(now + FRESH);
+            // Without shared cores the vCPUs' threads are the cores.
+            let desk = &self.machine.desk;
+            for target in (0..desk.cores()).map(Target::Core) {
+                if self.looks.out.insert(target) {
+                    desk.post(LOOK, target, Work::Look);
+                }
+            }
+        }
         self.looks.asked.push(asked);
-        if self.looks.left > 0 {
-            return;
-        }
-        // Without shared cores the vCPUs' threads are the cores.
-        let desk = &self.machine.desk;
-        self.looks.left = desk.cores();
-        for core in 0..desk.cores() {
-            desk.post(LOOK, Target::Core(core), Work::Look);
-        }
+        None
     }
 
     /// A thread has answered, or has ended.
-    pub(super) fn looked(&mut self, done: Done) {
-        if let Done::Seen(view) = done {
-            self.looks.seen.cores.extend(view.cores);
-            self.looks.seen.vcpus.extend(view.vcpus);
+    pub(super) fn looked(&mut self, target: Target, view: Option<Box<View>>) {
+        self.looks.out.remove(&target);
+        if let Some(view) = view {
+            self.looks.seen.insert(target, *view);
         }
-        self.looks.left = self.looks.left.saturating_sub(1);
-        if self.looks.left > 0 {
+        if self.looks.out.is_empty() {
+            self.tell_what_was_seen();
+        }
+    }
+
+    /// Somebody takes too long.
+    pub(super) fn end_look(&mut self, now: Instant) {
+        if self.looks.due.is_some_and(|due| due <= now) {
+            self.tell_what_was_seen();
+        }
+    }
+
+    fn tell_what_was_seen(&mut self) {
+        if self.looks.due.take().is_none() {
             return;
         }
-        let looks = std::mem::take(&mut self.looks);
-        let answer = Answer::json(&self.machine_info(&looks.seen));
-        for asked in looks.asked {
+        let answer = Answer::json(&self.machine_info());
+        for asked in std::mem::take(&mut self.looks.asked) {
             self.late_reply(asked, &answer);
         }
     }
 
-    fn machine_info(&self, seen: &View) -> MachineInfo {
+    fn machine_info(&self) -> MachineInfo {
         let desk = &self.machine.desk;
+        let seen = &self.looks.seen;
         let vcpu = |vcpu: usize| {
-            let view = seen.vcpus.iter().find(|view| view.vcpu == vcpu);
+            let mut views = seen.values().flat_map(|view| &view.vcpus);
+            let view = views.find(|view| view.vcpu == vcpu);
+            let core = desk.core_of(vcpu);
+            // Its thread, or its core's, is busy with something.
+            let busy = core.is_some_and(|core| self.looks.out.contains(&Target::Core(core)));
             VcpuInfo {
                 vcpu: number(vcpu),
-                // One that nobody has is on its way between two cores, or has
-                // ended.
-                state: view.map_or(VcpuState::Ended, |view| view.state),
-                core: view.and_then(|_| desk.core_of(vcpu)).map(number),
+                state: match view {
+                    Some(view) => view.state,
+                    None if busy => VcpuState::Running,
+                    // One that nobody has is on its way between two cores, or has
+                    // ended.
+                    None => VcpuState::Ended,
+                },
+                core: core.filter(|_| view.is_some() || busy).map(number),
                 context: self.attached(Target::Vcpu(vcpu)),
             }
         };
         let core = |core: usize| {
-            let view = seen.cores.iter().find(|view| view.core == core);
+            let mut views = seen.values().flat_map(|view| &view.cores);
+            let view = views.find(|view| view.core == core);
             let holders = view.map(|view| view.holders.iter().map(holder).collect());
             CoreInfo {
                 core: number(core),
@@ -82,9 +143,11 @@ impl State {
                 counters: holders.unwrap_or_default(),
             }
         };
-        let views = seen.vcpus.iter().filter_map(|view| view.context);
-        let views: Vec<ContextView> = views
-            .chain(seen.cores.iter().filter_map(|view| view.context))
+        let of_vcpus = seen.values().flat_map(|view| &view.vcpus);
+        let of_cores = seen.values().flat_map(|view| &view.cores);
+        let views: Vec<ContextView> = of_vcpus
+            .filter_map(|view| view.context)
+            .chain(of_cores.filter_map(|view| view.context))
             .collect();
         let context = |(id, entry): (ContextId, &Entry)| {
             info(id, entry, views.iter().find(|view| view.id == id))

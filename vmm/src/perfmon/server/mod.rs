@@ -23,18 +23,23 @@ use thiserror::Error;
 
 use super::bell::Bell;
 use super::buffer::Pool;
+use super::closer::Closer;
 use super::config::ControlConfig;
-use super::desk::Desk;
+use super::desk::{Desk, Work};
 use super::gauge::MemoryProbe;
 use super::socket::{Listener, SocketError};
 use connection::Connections;
-use contexts::Contexts;
+use contexts::{Contexts, Place};
 use events::{Events, Token};
 use limits::Limits;
 use list::Looks;
 
 /// How long tools may look at their contexts after the machine has ended.
 const LINGER: Duration = Duration::from_secs(1);
+/// How long the server's thread may take beside that.
+const GRACE: Duration = Duration::from_secs(2);
+/// How often it is looked whether it has ended.
+const SHORT: Duration = Duration::from_millis(1);
 /// How often waiting for that is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -86,7 +91,7 @@ impl Server {
     /// # Errors
     /// The socket cannot be had, or the host has no descriptor or thread left.
     pub fn start(machine: Machine, config: &ControlConfig) -> Result<Self, ServerError> {
-        limits::raise_open_files();
+        let files = limits::raise_open_files();
         let listener = Listener::new(&config.socket, &config.access)?;
         let stop = Arc::new(Stop {
             asked: AtomicBool::new(false),
@@ -99,11 +104,13 @@ impl Server {
         let state = State {
             listener,
             events,
-            limits: Limits::new(config),
+            limits: Limits::new(config, files, machine.desk.vcpus()),
             connections: Connections::default(),
             contexts: Contexts::default(),
             pool: Pool::default(),
+            closer: Closer::new(),
             looks: Looks::default(),
+            deaf_until: None,
             policy: config.policy.to_string(),
             machine,
             packet: None,
@@ -124,8 +131,16 @@ impl Server {
         self.stop.asked.store(true, Ordering::Release);
         self.stop.bell.ring();
         if let Some(thread) = self.thread.take() {
-            // A panic was reported by the panic hook.
-            let _ = thread.join();
+            let began = Instant::now();
+            while !thread.is_finished() && began.elapsed() < LINGER + GRACE {
+                std::thread::sleep(SHORT);
+            }
+            if thread.is_finished() {
+                // A panic was reported by the panic hook.
+                let _ = thread.join();
+            } else {
+                log::warn!("the server of host tools does not end, and is left behind");
+            }
         }
     }
 }
@@ -145,11 +160,26 @@ struct State {
     connections: Connections,
     contexts: Contexts,
     pool: Pool,
+    closer: Closer,
     looks: Looks,
+    /// No connection is taken in before.
+    deaf_until: Option<Instant>,
     policy: String,
     machine: Machine,
     /// Where packets are taken in.
     packet: Option<Box<[u8; MAX_PACKET]>>,
+}
+
+/// However the thread ends: nobody could unload a context that stays behind, and
+/// a vCPU that is blocked for its tool would never go on.
+impl Drop for State {
+    fn drop(&mut self) {
+        for (id, entry) in self.contexts.iter() {
+            if let Place::Away(target) = entry.place {
+                self.machine.desk.post(id, target, Work::Unload);
+            }
+        }
+    }
 }
 
 impl State {
@@ -158,12 +188,18 @@ impl State {
         loop {
             // Reports first: they may end what is waited for.
             self.take_reports();
+            let now = Instant::now();
+            self.end_look(now);
+            self.hear_again(now);
             if let Some(until) = until
-                && (Instant::now() >= until || !self.contexts.anybody_told())
+                && (now >= until || !self.contexts.anybody_told())
             {
                 return;
             }
-            let tokens = match self.events.wait(until.map(|_| LOOK)) {
+            let due = [until.map(|_| now + LOOK), self.looks.due(), self.deaf_until];
+            let due = due.into_iter().flatten().min();
+            let most = due.map(|due| due.saturating_duration_since(now));
+            let tokens = match self.events.wait(most) {
                 Ok(tokens) => tokens,
                 Err(error) => {
                     log::error!("host tools are served no longer: epoll failed: {error}");
@@ -187,3 +223,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
