@@ -7,15 +7,19 @@ use guest_tests::micro::{Lab, Program, Test, exit};
 use iced_x86::code_asm::{ecx, rax};
 use perfmon_abi::consts::{
     DEFAULT_FORMAT, PFM_FL_NOTIFY_BLOCK, PFM_FL_SYSTEM_WIDE, PFM_MSG_OVFL, PFM_REGFL_OVFL_NOTIFY,
+    PFM_SETFL_TIME_SWITCH,
 };
-use perfmon_abi::{DefaultArg, DefaultEntry, DefaultHeader, Message, PmcArg, PmdArg, Record};
+use perfmon_abi::{
+    DefaultArg, DefaultEntry, DefaultHeader, Message, PmcArg, PmdArg, Record, SetDesc, SetInfo,
+    Timespec,
+};
 use umpire_perfmon::{Call, Client, ContextHandle, Event, Wait};
 use vmm::micro::{KERNEL_CODE, MEMORY_SIZE};
 use vmm::sched::CorePlan;
 
 use crate::bed::{
-    Bed, CYCLES, PATIENCE, RETURNS, clock, eventually, gate, guest, load, pmc, pmd, read, step,
-    two_hearts,
+    Bed, CYCLES, PATIENCE, RETURNS, clock, counter, eventually, gate, guest, load, pmc, pmd, read,
+    step, two_hearts,
 };
 use crate::counting::ONE_CORE;
 
@@ -39,6 +43,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "sampling::a_blocked_vcpu_leaves_its_core_to_another",
         run: |lab| blocked(lab, ONE_CORE),
+    },
+    Test {
+        name: "sampling::a_core_is_idle_while_its_vcpu_is_blocked",
+        run: idle_while_blocked,
     },
     Test {
         name: "sampling::samples_are_in_the_buffer",
@@ -146,6 +154,52 @@ fn blocked(lab: &Lab, cores: Option<CorePlan>) -> Result<()> {
         // Whoever is blocked goes on when its tool goes.
         drop(context);
         gates.alive(1)
+    })?;
+    Ok(())
+}
+
+/// The sets of the core's context take turns, and each gets its share.
+fn idle_while_blocked(lab: &Lab) -> Result<()> {
+    const BLOCKED: Duration = Duration::from_millis(300);
+    let bed = Bed::new(clock)?;
+    bed.run(lab, &guest(|a| gate(a, 2))?, |client, gates| {
+        let core = counter(client, PFM_FL_SYSTEM_WIDE, CYCLES)?;
+        let timeout = Timespec {
+            sec: 0,
+            nsec: 1_000_000,
+        };
+        let set = |id| SetDesc {
+            id,
+            flags: PFM_SETFL_TIME_SWITCH,
+            timeout,
+            ..SetDesc::default()
+        };
+        client.call(&core, &mut Call::CreateEvtsets(vec![set(0), set(1)]))?;
+        load(client, &core, 0)?;
+        client.call(&core, &mut Call::Start(None))?;
+        let context = sampler(client, PFM_FL_NOTIFY_BLOCK)?;
+        load(client, &context, 0)?;
+        client.call(&context, &mut Call::Start(None))?;
+        gates.open(1);
+        message(&context)?;
+        std::thread::sleep(BLOCKED);
+        let info = |id| SetInfo {
+            id,
+            ..SetInfo::default()
+        };
+        let mut call = Call::GetinfoEvtsets(vec![info(0), info(1)]);
+        client.call(&core, &mut call)?;
+        let Call::GetinfoEvtsets(sets) = call else {
+            bail!("another command came back");
+        };
+        for set in &sets {
+            let active = Duration::new(
+                u64::try_from(set.act_duration.sec)?,
+                u32::try_from(set.act_duration.nsec)?,
+            );
+            ensure!(active > BLOCKED / 3, "{sets:?}");
+        }
+        Ok(())
     })?;
     Ok(())
 }
