@@ -6,7 +6,7 @@ use perfmon_abi::wire::info::VcpuState;
 
 use super::core::{CoreEnd, CoreThread};
 use crate::kvm::VcpuId;
-use crate::perfmon::{CoreView, Job, Tray, VcpuView, View, serve_core, serve_look};
+use crate::perfmon::{CoreView, Job, Snapshot, Tray, VcpuView, View, serve_core, serve_look};
 use crate::vcpu::{Vcpu, VcpuFailure};
 
 impl CoreThread {
@@ -41,13 +41,23 @@ impl CoreThread {
         if job.is_look() {
             let view = self.view();
             serve_look(job, view);
-        } else if let Some(pmu) = &mut self.pmu {
-            serve_core(job, pmu);
+            return Ok(());
+        }
+        let values = self.quantities();
+        if let Some(pmu) = &mut self.pmu {
+            serve_core(job, pmu, &values);
         } else if let Some((id, vcpu)) = self.last_vcpu() {
-            return vcpu.do_core_job(job, index).map_err(|error| (id, error));
+            let done = vcpu.do_core_job(job, index, &values);
+            return done.map_err(|error| (id, error));
         }
         // A core without counters: the job comes back.
         Ok(())
+    }
+
+    /// What the vCPUs of this core did on it, together.
+    pub(super) fn quantities(&self) -> Snapshot {
+        self.tally
+            .read(|id| self.vcpus.get(&id).map(Vcpu::quantities))
     }
 
     /// Who has the counters.

@@ -7,7 +7,7 @@ use pmu_virt::{CorePmu, Ring, VcpuPmu};
 use super::kick::Seat;
 use super::run::{Core, Vcpu, VcpuFailure};
 use crate::kvm::KvmVcpu;
-use crate::perfmon::{Job, Rested, close_vcpu, serve_vcpu};
+use crate::perfmon::{Job, Rested, Snapshot, close_vcpu, serve_vcpu};
 use crate::sched::Rest;
 use crate::sys::rdtsc;
 use crate::trap::cpl;
@@ -108,13 +108,24 @@ impl Vcpu {
     }
 
     /// Does a job for the core that it is on, number `core`.
-    pub(crate) fn do_core_job(&mut self, job: Job, core: usize) -> Result<(), VcpuFailure> {
+    /// `values` are the core's.
+    pub(crate) fn do_core_job(
+        &mut self,
+        job: Job,
+        core: usize,
+        values: &Snapshot,
+    ) -> Result<(), VcpuFailure> {
         if let Some(pmu) = &mut self.core.pmu {
-            serve_vcpu(job, pmu, &self.core.tally);
+            serve_vcpu(job, pmu, values);
         }
         // What the job has found overflowed is this vCPU's, not of who comes next.
         let core = u16::try_from(core).unwrap_or(u16::MAX);
         self.core.sample_pending(&self.kvm, core)
+    }
+
+    /// Its quantities now; asked on the thread that has it.
+    pub(crate) fn quantities(&self) -> Snapshot {
+        Snapshot::of(&self.core.tally)
     }
 
     /// `core` has it from now on.
