@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_core_has_the_sum_of_what_was_done_on_it() {
         let mut core = CoreTally::default();
-        let check = |core: &CoreTally, now: &[(u16, u64)], expected: u64| {
+        let check = |core: &CoreTally, now: &[(u8, u64)], expected: u64| {
             let of = |id: VcpuId| now.iter().find(|(n, _)| *n == id.0).map(|(_, n)| exits(*n));
             let read = core.read(of);
             assert_eq!(read.read(VirtualPmd::Exits), Some(expected), "{now:?}");
