@@ -4,11 +4,12 @@ use anyhow::{Result, ensure};
 use guest_tests::micro::{Lab, Test, Written};
 use iced_x86::code_asm::{CodeAssembler, ecx};
 use perfmon_abi::consts::{PFM_FL_SYSTEM_WIDE, PFM_PROV_EXACT, PFM_REG_RETFL_PROV_SHIFT};
+use pmu_virt::perfmon::VirtualPmd;
 use std::time::Duration;
 use umpire_perfmon::Call;
 use vmm::sched::CorePlan;
 
-use crate::bed::{Bed, RETURNS, counter, guest, load, read, step};
+use crate::bed::{Bed, CYCLES, RETURNS, clock, counter, guest, load, read, step, two_hearts};
 
 pub(crate) const TESTS: &[Test] = &[
     Test {
@@ -26,6 +27,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "counting::returns_of_a_shared_core_are_exact",
         run: |lab| returns(lab, PFM_FL_SYSTEM_WIDE, ONE_CORE),
+    },
+    Test {
+        name: "counting::exits_of_a_shared_core_are_those_of_all_its_vcpus",
+        run: exits,
     },
 ];
 
@@ -71,5 +76,29 @@ fn returns(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
     ensure!(read.value == RETURN_COUNT, "{read:?}");
     let provenance = read.flags >> PFM_REG_RETFL_PROV_SHIFT & 0xf;
     ensure!(provenance == PFM_PROV_EXACT, "{read:?}");
+    Ok(())
+}
+
+fn exits(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(clock)?;
+    bed.cores = ONE_CORE;
+    bed.run(lab, &two_hearts()?, |client, gates| {
+        let context = counter(client, PFM_FL_SYSTEM_WIDE, CYCLES)?;
+        load(client, &context, 0)?;
+        let exits =
+            || -> Result<u64> { Ok(read(client, &context, VirtualPmd::Exits.pmd())?.value) };
+        let beats = || gates.beats(0) + gates.beats(1);
+        for _ in 0..20 {
+            let before = exits()?;
+            let first = beats();
+            gates.alive(0)?;
+            gates.alive(1)?;
+            let beaten = beats() - first;
+            let after = exits()?;
+            // Each beat is an exit.
+            ensure!(after >= before + beaten, "{before} {beaten} {after}");
+        }
+        Ok(())
+    })?;
     Ok(())
 }

@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use guest_tests::micro::{Lab, Test};
 use perfmon_abi::consts::{PFM_FL_SYSTEM_WIDE, PFM_MSG_END};
 use perfmon_abi::wire::info::{ContextState, Holder};
+use pmu_virt::perfmon::VirtualPmd;
 use umpire_perfmon::{Call, Client};
 use vmm::sched::CorePlan;
 
@@ -53,6 +54,8 @@ fn end_of_guest(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
         ensure!(end.kind == PFM_MSG_END && end.generation == 1, "{end:?}");
         let last = read(client, &context, 0)?;
         ensure!(last.value == 9, "{last:?}");
+        let exits = read(client, &context, VirtualPmd::Exits.pmd())?;
+        ensure!(exits.value > 0 && exits.value != u64::MAX, "{exits:?}");
         let list = client.list()?;
         ensure!(list.contexts[0].state == ContextState::Unloaded, "{list:?}");
         Ok(())

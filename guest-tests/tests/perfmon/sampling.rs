@@ -2,18 +2,24 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
-use guest_tests::micro::{Lab, Test};
+use anyhow::{Context, Result, bail, ensure};
+use guest_tests::micro::{Lab, Program, Test, exit};
+use iced_x86::code_asm::{ecx, rax};
 use perfmon_abi::consts::{
     DEFAULT_FORMAT, PFM_FL_NOTIFY_BLOCK, PFM_FL_SYSTEM_WIDE, PFM_MSG_OVFL, PFM_REGFL_OVFL_NOTIFY,
+    PFM_SETFL_TIME_SWITCH,
 };
-use perfmon_abi::{DefaultArg, DefaultEntry, DefaultHeader, Message, PmcArg, PmdArg, Record};
+use perfmon_abi::{
+    DefaultArg, DefaultEntry, DefaultHeader, Message, PmcArg, PmdArg, Record, SetDesc, SetInfo,
+    Timespec,
+};
 use umpire_perfmon::{Call, Client, ContextHandle, Event, Wait};
 use vmm::micro::{KERNEL_CODE, MEMORY_SIZE};
 use vmm::sched::CorePlan;
 
 use crate::bed::{
-    Bed, CYCLES, PATIENCE, clock, eventually, gate, guest, load, pmc, pmd, read, two_hearts,
+    Bed, CYCLES, PATIENCE, RETURNS, clock, counter, eventually, gate, guest, load, pmc, pmd, read,
+    step, two_hearts,
 };
 use crate::counting::ONE_CORE;
 
@@ -39,8 +45,24 @@ pub(crate) const TESTS: &[Test] = &[
         run: |lab| blocked(lab, ONE_CORE),
     },
     Test {
+        name: "sampling::a_core_is_idle_while_its_vcpu_is_blocked",
+        run: idle_while_blocked,
+    },
+    Test {
         name: "sampling::samples_are_in_the_buffer",
         run: samples,
+    },
+    Test {
+        name: "sampling::a_counted_return_is_sampled_where_it_leads",
+        run: |lab| returns(lab, 0, None),
+    },
+    Test {
+        name: "sampling::a_counted_return_is_sampled_where_it_leads_on_a_shared_core",
+        run: |lab| returns(lab, 0, ONE_CORE),
+    },
+    Test {
+        name: "sampling::a_return_counted_for_a_core_is_sampled_where_it_leads",
+        run: |lab| returns(lab, PFM_FL_SYSTEM_WIDE, ONE_CORE),
     },
 ];
 
@@ -136,6 +158,52 @@ fn blocked(lab: &Lab, cores: Option<CorePlan>) -> Result<()> {
     Ok(())
 }
 
+/// The sets of the core's context take turns, and each gets its share.
+fn idle_while_blocked(lab: &Lab) -> Result<()> {
+    const BLOCKED: Duration = Duration::from_millis(300);
+    let bed = Bed::new(clock)?;
+    bed.run(lab, &guest(|a| gate(a, 2))?, |client, gates| {
+        let core = counter(client, PFM_FL_SYSTEM_WIDE, CYCLES)?;
+        let timeout = Timespec {
+            sec: 0,
+            nsec: 1_000_000,
+        };
+        let set = |id| SetDesc {
+            id,
+            flags: PFM_SETFL_TIME_SWITCH,
+            timeout,
+            ..SetDesc::default()
+        };
+        client.call(&core, &mut Call::CreateEvtsets(vec![set(0), set(1)]))?;
+        load(client, &core, 0)?;
+        client.call(&core, &mut Call::Start(None))?;
+        let context = sampler(client, PFM_FL_NOTIFY_BLOCK)?;
+        load(client, &context, 0)?;
+        client.call(&context, &mut Call::Start(None))?;
+        gates.open(1);
+        message(&context)?;
+        std::thread::sleep(BLOCKED);
+        let info = |id| SetInfo {
+            id,
+            ..SetInfo::default()
+        };
+        let mut call = Call::GetinfoEvtsets(vec![info(0), info(1)]);
+        client.call(&core, &mut call)?;
+        let Call::GetinfoEvtsets(sets) = call else {
+            bail!("another command came back");
+        };
+        for set in &sets {
+            let active = Duration::new(
+                u64::try_from(set.act_duration.sec)?,
+                u32::try_from(set.act_duration.nsec)?,
+            );
+            ensure!(active > BLOCKED / 3, "{sets:?}");
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
 fn samples(lab: &Lab) -> Result<()> {
     const SAMPLES: u64 = 20;
     let bed = Bed::new(clock)?;
@@ -172,6 +240,61 @@ fn samples(lab: &Lab) -> Result<()> {
             ensure!(code.contains(&entry.ip), "{entry:x?}");
             ensure!(entry.tstamp > last, "{entry:?} after {last}");
             last = entry.tstamp;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Every fifth return of 25 is sampled: each at the instruction behind its call.
+fn returns(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
+    const CALLS: u64 = KERNEL_CODE + 0x1_0000;
+    const CALL_BYTES: u64 = 5;
+    let mut bed = Bed::new(step)?;
+    bed.cores = cores;
+    let program = Program::new()?.kernel(|a| {
+        gate(a, 1)?;
+        a.mov(rax, CALLS)?;
+        a.mov(ecx, 25)?;
+        a.call(rax)?;
+        gate(a, 2)?;
+        gate(a, 3)?;
+        exit(a)
+    })?;
+    let program = program.code(CALLS, |a| {
+        let (mut again, mut function) = (a.create_label(), a.create_label());
+        a.set_label(&mut again)?;
+        a.call(function)?;
+        a.dec(ecx)?;
+        a.jne(again)?;
+        a.set_label(&mut function)?;
+        a.ret()
+    })?;
+    bed.run(lab, &program.start(0), |client, gates| {
+        let arg = DefaultArg {
+            buf_size: 1 << 16,
+            buf_flags: 0,
+        };
+        let context = client.create(flags, Some(DEFAULT_FORMAT), &arg.to_bytes())?;
+        client.call(&context, &mut Call::WritePmcs(vec![pmc(0, RETURNS)]))?;
+        client.call(&context, &mut Call::WritePmds(vec![every(5)]))?;
+        let mapping = context.map_buffer()?;
+        load(client, &context, 0)?;
+        client.call(&context, &mut Call::Start(None))?;
+        gates.open(1);
+        gates.reached(2)?;
+        client.call(&context, &mut Call::Stop)?;
+        let entry = |number: usize| -> Result<DefaultEntry> {
+            let at = DefaultHeader::SIZE + number * DefaultEntry::SIZE;
+            let bytes = mapping.copy(at, DefaultEntry::SIZE).context("a sample")?;
+            Ok(DefaultEntry::from_bytes(&bytes)?)
+        };
+        let header = mapping.copy(0, DefaultHeader::SIZE).context("a header")?;
+        let count = DefaultHeader::from_bytes(&header)?.count;
+        ensure!(count == 5, "{count} samples");
+        for number in 0..5 {
+            let entry = entry(number)?;
+            ensure!(entry.ip == CALLS + CALL_BYTES, "{number}: {entry:x?}");
         }
         Ok(())
     })?;

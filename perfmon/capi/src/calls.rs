@@ -80,9 +80,12 @@ fn on_context(
             }
             load.put(&mut state.packet[ARGUMENT..]);
             ask(state, handle, command, size, |_| Ok(()))?;
-            // The new generation tells which messages are stale.
-            let (slot, _) = state.bind(fd, open)?;
-            reading::drain(open, slot);
+            // The new generation tells which messages are stale. The context is
+            // loaded, whatever becomes of this question: a reader learns the
+            // generation from the first new message as well.
+            if let Ok((slot, _)) = state.bind(fd, open) {
+                reading::drain(open, slot);
+            }
             Ok(())
         }
         PFM_RESTART if slot.flags.load(SeqCst) & PFM_FL_OVFL_NO_MSG != 0 => {

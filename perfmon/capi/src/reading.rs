@@ -25,7 +25,7 @@ pub(crate) fn read(
     }
     enter(slot);
     let result = take(context, slot, to, size);
-    slot.readers.fetch_sub(1, SeqCst);
+    slot.left_by_reader();
     result
 }
 
@@ -41,8 +41,12 @@ fn take(context: BorrowedFd<'_>, slot: &Slot, to: User, size: usize) -> Result<u
                 if is_stale(slot, Message::get(&bytes).generation) {
                     continue;
                 }
-                to.write(done, &bytes)?;
-                done += SIZE;
+                match to.write(done, &bytes) {
+                    Ok(()) => done += SIZE,
+                    // As a pipe does it: what was written is told, this one is lost.
+                    Err(_) if done > 0 => break,
+                    Err(error) => return Err(error),
+                }
             }
             Ok(Incoming::Empty) => {}
             Ok(Incoming::Closed) => break,
@@ -71,7 +75,7 @@ fn enter(slot: &Slot) {
         if slot.draining.load(SeqCst) == 0 {
             return;
         }
-        slot.readers.fetch_sub(1, SeqCst);
+        slot.left_by_reader();
         std::thread::yield_now();
     }
 }

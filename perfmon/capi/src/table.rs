@@ -28,10 +28,14 @@ static DESCRIPTORS: [Chunk<AtomicU32>; MAX_DESCRIPTORS / CHUNK] =
 static CONTEXTS: [Chunk<Slot>; MAX_CONTEXTS / SLOTS] =
     [const { OnceLock::new() }; MAX_CONTEXTS / SLOTS];
 
+/// In place of a socket's number: no descriptor is left, but a thread still
+/// reads. The slot becomes free as that thread leaves.
+const RETIRED: u64 = u64::MAX;
+
 /// A context that this process has descriptors of.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
-    /// Number of its socket; 0: the slot is free.
+    /// Number of its socket; 0: the slot is free. Or [`RETIRED`].
     inode: AtomicU64,
     /// Descriptors of it.
     descriptors: AtomicU32,
@@ -48,9 +52,10 @@ pub(crate) struct Slot {
     pub(crate) buffer_size: AtomicU64,
     /// The sampling buffer's file, as far as it was mapped: device, number.
     buffer: [AtomicU64; 2],
-    /// Threads that read messages.
+    /// Threads that read messages. They come and go by themselves: nobody else
+    /// changes it, but in a child of `fork`.
     pub(crate) readers: AtomicU32,
-    /// Whether a thread removes messages that nobody is to read.
+    /// Whether a thread removes messages that nobody is to read. The same holds.
     pub(crate) draining: AtomicU32,
 }
 
@@ -78,8 +83,27 @@ impl Slot {
         words.iter().for_each(|word| word.store(0, SeqCst));
         let words = [&self.flags, &self.generation, &self.handle, &self.epoch];
         words.iter().for_each(|word| word.store(0, SeqCst));
-        let words = [&self.readers, &self.draining];
-        words.iter().for_each(|word| word.store(0, SeqCst));
+    }
+
+    /// A thread reads no more.
+    pub(crate) fn left_by_reader(&self) {
+        if self.readers.fetch_sub(1, SeqCst) == 1 {
+            self.free_if_retired();
+        }
+    }
+
+    /// No descriptor is left.
+    fn retire(&self) {
+        self.clear();
+        self.inode.store(RETIRED, SeqCst);
+        // Either this sees the last reader gone, or that one sees the mark.
+        if self.readers.load(SeqCst) == 0 {
+            self.free_if_retired();
+        }
+    }
+
+    fn free_if_retired(&self) {
+        let _ = self.inode.compare_exchange(RETIRED, 0, SeqCst, SeqCst);
     }
 }
 
@@ -178,8 +202,7 @@ fn leave(number: u32) -> Option<FileId> {
         return None;
     }
     let file = slot.buffer_file();
-    slot.clear();
-    slot.inode.store(0, SeqCst);
+    slot.retire();
     file
 }
 
@@ -188,5 +211,6 @@ pub(crate) fn after_fork() {
     for slot in (1..).map_while(slot) {
         slot.readers.store(0, SeqCst);
         slot.draining.store(0, SeqCst);
+        slot.free_if_retired();
     }
 }

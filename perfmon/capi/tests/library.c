@@ -491,6 +491,84 @@ static void many_contexts(void)
 		FAILS(pfm_unload_context(fds[i]), EBUSY);
 }
 
+/* Leads a read out of the kernel. */
+static void interrupts(int number)
+{
+	(void)number;
+}
+
+static void *reads_in_vain(void *fd)
+{
+	pfm_msg_t msg;
+
+	MUST(read(*(int *)fd, &msg, sizeof(msg)) == -1 && errno == EINTR, "errno %d", errno);
+	return NULL;
+}
+
+/* A context is closed while another thread reads from it: the next one, which may
+ * have its place in the library, loses nothing by that thread's return. */
+static void closed_while_read(void)
+{
+	struct sigaction action;
+	struct pollfd polled;
+	pthread_t reader;
+	int first = create(0), fd, records = 0;
+	char byte;
+
+	memset(&action, 0, sizeof(action));
+	action.sa_handler = interrupts;
+	MUST(sigaction(SIGUSR1, &action, NULL) == 0, "errno %d", errno);
+	MUST(pthread_create(&reader, NULL, reads_in_vain, &first) == 0, "no thread");
+	rest(200);
+	MUST(close(first) == 0, "errno %d", errno);
+	fd = create(PFM_FL_OVFL_NO_MSG);
+	MUST(pthread_kill(reader, SIGUSR1) == 0, "no signal");
+	pthread_join(reader, NULL);
+	program(fd, 0, 0, PFM_REGFL_OVFL_NOTIFY);
+	load(fd, vcpu());
+	CALL(pfm_start(fd, NULL));
+	polled.fd = fd;
+	polled.events = POLLIN;
+	MUST(poll(&polled, 1, 10000) == 1, "no overflow in 10 s");
+	/* Takes the record away, and brings another one. */
+	CALL(pfm_restart(fd));
+	MUST(poll(&polled, 1, 10000) == 1, "no overflow in 10 s");
+	CALL(pfm_stop(fd));
+	while (recv(fd, &byte, 1, MSG_DONTWAIT) == 0)
+		records++;
+	MUST(records == 1, "%d records", records);
+}
+
+/* What was read before the bad address is told. */
+static void half_a_buffer(void)
+{
+	pfm_msg_t *last;
+	char *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int fd = create(0), i;
+	ssize_t size;
+
+	MUST(pages != MAP_FAILED && munmap(pages + 4096, 4096) == 0, "errno %d", errno);
+	last = (pfm_msg_t *)(pages + 4096) - 1;
+	program(fd, 0, 0, PFM_REGFL_OVFL_NOTIFY);
+	load(fd, vcpu());
+	CALL(pfm_start(fd, NULL));
+	for (i = 0; i < 3; i++)
+		CALL(pfm_restart(fd));
+	CALL(pfm_stop(fd));
+	size = read(fd, last, 2 * sizeof(*last));
+	MUST(size == sizeof(*last), "%zd bytes, errno %d", size, errno);
+	MUST(last->pfm_ovfl_msg.msg_type == PFM_MSG_OVFL, "no overflow");
+}
+
+/* The question after a load is refused; the load was done. */
+static void load_alone(void)
+{
+	int fd = create(0);
+
+	load(fd, vcpu());
+	CALL(pfm_unload_context(fd));
+}
+
 /* The first call fails with this error, the next one works. */
 static void fails_once(int number)
 {
@@ -513,6 +591,7 @@ int main(int argc, char **argv)
 		CHECK(reuse_of_the_connection), CHECK(duplicates), CHECK(passed_on),
 		CHECK(stale_messages), CHECK(many_messages), CHECK(signals), CHECK(threads),
 		CHECK(fork_in_threads), CHECK(many_contexts), CHECK(no_allocation),
+		CHECK(closed_while_read), CHECK(half_a_buffer), CHECK(load_alone),
 	};
 	size_t i;
 

@@ -197,4 +197,16 @@ macro_rules! checks {
 checks! {
     no_server others_are_left_alone reuse_of_numbers reuse_of_the_connection duplicates
     passed_on stale_messages many_messages signals threads fork_in_threads many_contexts no_allocation
+    closed_while_read half_a_buffer
+}
+
+#[test]
+fn a_load_is_done_whatever_becomes_of_the_question_after_it() {
+    let fake = Fake::start();
+    // The creation, the load, and the question for the generation.
+    fake.trick(Trick::Pass);
+    fake.trick(Trick::Pass);
+    fake.trick(Trick::Refuse(Refusal::new(Errno::EPERM, "not this one")));
+    run(checks(), &fake, &["load_alone"]);
+    assert!(fake.shared().tricks.is_empty());
 }

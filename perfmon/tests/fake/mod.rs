@@ -35,6 +35,8 @@ pub use machine::Context;
 /// What to do with the next command in place of doing it.
 #[derive(Debug)]
 pub enum Trick {
+    /// None yet: do it.
+    Pass,
     /// Refuse it.
     Refuse(Refusal),
     /// Close the connection without a reply.
@@ -163,7 +165,7 @@ fn converse(connection: &OwnedFd, shared: &Mutex<Shared>) {
         let trick = is_trick.then(|| shared.tricks.pop_front()).flatten();
         let mut outcome = Outcome::of(Ok(()));
         match trick {
-            None => outcome = answer(&mut shared, request, came),
+            None | Some(Trick::Pass) => outcome = answer(&mut shared, request, came),
             Some(Trick::Refuse(refusal)) => outcome.result = Err(refusal),
             Some(Trick::HangUp) => return,
             Some(Trick::Silence) => continue,

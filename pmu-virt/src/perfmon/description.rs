@@ -26,7 +26,10 @@ const FIXED_INT: u64 = 1 << 3;
 macro_rules! virtual_pmds {
     ($($text:literal $name:ident = $index:literal, $word:literal;)*) => {
         /// A quantity of the VMM that can be read as a PMD (§3.2.2). Those of a
-        /// context for a core tell of the vCPUs that run on it, one by one.
+        /// context for a core are the sum of what its vCPUs did while it had
+        /// them; in a sample they are those of the vCPU that was sampled.
+        /// Exits and PMIs are counted one by one, times and memory are derived
+        /// from what the host tells.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum VirtualPmd {
             $(#[doc = $text] $name,)*
@@ -58,7 +61,7 @@ macro_rules! virtual_pmds {
 }
 
 virtual_pmds! {
-    "Times that the vCPU left the guest, for whatever reason." Exits = 0, "vm-exits";
+    "Exits to the VMM, for whatever reason; what KVM handles by itself is not among them." Exits = 0, "vm-exits";
     "Exits for RDMSR and WRMSR." MsrExits = 1, "vm-exits-msr";
     "Exits for RDPMC." RdpmcExits = 2, "vm-exits-rdpmc";
     "Exits for port I/O." PortExits = 3, "vm-exits-port";

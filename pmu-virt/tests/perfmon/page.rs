@@ -54,7 +54,7 @@ fn tables() -> String {
     counters(&mut page, "intel-v2");
     let _ = writeln!(
         page,
-        "\nVirtual PMDs (3.2.2), of type `PFM_REG_TYPE_VIRTUAL`; those of a core's context tell of the vCPUs that run there, one by one:\n"
+        "\nVirtual PMDs (3.2.2), of type `PFM_REG_TYPE_VIRTUAL`; those of a core's context are the sum of what its vCPUs did while the core had them, and in a sample those of the vCPU that was sampled:\n"
     );
     let _ = writeln!(page, "| register | event | meaning |\n|---|---|---|");
     for which in VirtualPmd::ALL {

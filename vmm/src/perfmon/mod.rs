@@ -11,6 +11,7 @@ mod buffer;
 mod clock;
 mod closer;
 mod config;
+mod core_tally;
 mod desk;
 mod gauge;
 mod host_side;
@@ -25,6 +26,7 @@ mod view;
 
 pub(crate) use clock::Rested;
 pub use config::{ControlConfig, DEFAULT_CONNECTIONS};
+pub(crate) use core_tally::{CoreTally, Snapshot};
 pub use desk::{Desk, Done, Job, Report, Target, Tray, Trays, Work};
 pub use host_side::HostSide;
 pub(crate) use serve::{close_core, close_vcpu, serve_core, serve_look, serve_vcpu};

@@ -5,7 +5,6 @@ use pmu_virt::perfmon::{ContextId, Hosted, Quantities};
 use pmu_virt::{CorePmu, VcpuPmu};
 
 use super::desk::{Done, Job, Target, Tray, Work};
-use super::tally::Nothing;
 use super::view::{CoreView, VcpuView, View};
 
 /// Does a job for a vCPU, or for the core that it is on.
@@ -29,8 +28,8 @@ pub(crate) fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
 }
 
 /// Does a job for a core on which no vCPU is.
-pub(crate) fn serve_core(job: Job, core: &mut CorePmu) {
-    job.act(|id, work| on_core(core, id, work, &Nothing));
+pub(crate) fn serve_core(job: Job, core: &mut CorePmu, values: &dyn Quantities) {
+    job.act(|id, work| on_core(core, id, work, values));
 }
 
 /// Says what there is.
@@ -57,8 +56,8 @@ pub(crate) fn close_vcpu(
 }
 
 /// A core has ended.
-pub(crate) fn close_core(tray: Tray, core: Option<&mut CorePmu>) {
-    let own = core.and_then(|core| Host::unload(core, &Nothing));
+pub(crate) fn close_core(tray: Tray, core: Option<&mut CorePmu>, values: &dyn Quantities) {
+    let own = core.and_then(|core| Host::unload(core, values));
     tray.close(own, None, false);
 }
 

@@ -12,7 +12,7 @@ use super::plan::CorePlan;
 use super::queue::{Action, Rest, RunQueue};
 use super::report::CoreReport;
 use crate::kvm::VcpuId;
-use crate::perfmon::{Tray, close_core};
+use crate::perfmon::{CoreTally, Tray, close_core};
 use crate::sys::{SignalMask, hold_pending_signal, rdtsc};
 use crate::vcpu::{Seat, Stay, Turn, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
@@ -47,6 +47,8 @@ pub struct CoreThread {
     report: CoreReport,
     /// Where the server of host tools lays jobs down for the core.
     pub(super) tray: Option<Tray>,
+    /// What vCPUs did here, for the virtual PMDs.
+    pub(super) tally: CoreTally,
 }
 
 impl CoreThread {
@@ -85,6 +87,7 @@ impl CoreThread {
             attempt: index,
             report: CoreReport::default(),
             tray: None,
+            tally: CoreTally::default(),
         })
     }
 
@@ -119,7 +122,8 @@ impl CoreThread {
             self.end(id, Ok(VcpuEnd::Stopped)).map(&mut on_end);
         }
         if let Some(tray) = self.tray.take() {
-            close_core(tray, self.pmu.as_deref_mut());
+            let values = self.quantities();
+            close_core(tray, self.pmu.as_deref_mut(), &values);
         }
         if let Some(pmu) = &self.pmu {
             self.report.counters = pmu.stats();
@@ -245,6 +249,7 @@ impl CoreThread {
         if let Some(pmu) = &mut self.pmu {
             vcpu.leave(pmu);
         }
+        self.tally.leaves(id, &vcpu.quantities());
         Some(vcpu)
     }
 
@@ -261,6 +266,7 @@ impl CoreThread {
             Ok(rest) => {
                 self.queue.admit(rdtsc(), vcpu.id(), rest, cost);
                 vcpu.moves_to(self.index);
+                self.tally.comes(vcpu.id(), vcpu.quantities());
                 self.vcpus.insert(vcpu.id(), vcpu);
                 None
             }

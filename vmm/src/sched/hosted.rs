@@ -6,15 +6,17 @@ use perfmon_abi::wire::info::VcpuState;
 
 use super::core::{CoreEnd, CoreThread};
 use crate::kvm::VcpuId;
-use crate::perfmon::{CoreView, Job, Tray, VcpuView, View, serve_core, serve_look};
-use crate::vcpu::Vcpu;
+use crate::perfmon::{CoreView, Job, Snapshot, Tray, VcpuView, View, serve_core, serve_look};
+use crate::vcpu::{Vcpu, VcpuFailure};
 
 impl CoreThread {
     /// Does what lies on the desk for the core and its vCPUs; `on_end` gets a
     /// vCPU that failed in it.
     pub(super) fn do_jobs(&mut self, on_end: &mut impl FnMut(CoreEnd)) {
         while let Some(job) = self.tray.as_ref().and_then(Tray::take) {
-            self.do_core_job(job);
+            if let Err((id, failure)) = self.do_core_job(job) {
+                self.end(id, Err(failure)).map(&mut *on_end);
+            }
         }
         let waits = |(id, vcpu): (&VcpuId, &Vcpu)| vcpu.has_jobs().then_some(*id);
         let waiting: Vec<VcpuId> = self.vcpus.iter().filter_map(waits).collect();
@@ -34,16 +36,34 @@ impl CoreThread {
         }
     }
 
-    fn do_core_job(&mut self, job: Job) {
+    fn do_core_job(&mut self, job: Job) -> Result<(), (VcpuId, VcpuFailure)> {
+        let index = self.index;
         if job.is_look() {
             let view = self.view();
             serve_look(job, view);
-        } else if let Some(pmu) = &mut self.pmu {
-            serve_core(job, pmu);
-        } else if let Some(vcpu) = self.last.and_then(|id| self.vcpus.get_mut(&id)) {
-            vcpu.do_core_job(job);
+            return Ok(());
+        }
+        let values = self.quantities();
+        if let Some(pmu) = &mut self.pmu {
+            serve_core(job, pmu, &values);
+        } else if let Some((id, vcpu)) = self.last_vcpu() {
+            let done = vcpu.do_core_job(job, index, &values);
+            return done.map_err(|error| (id, error));
         }
         // A core without counters: the job comes back.
+        Ok(())
+    }
+
+    /// What the vCPUs of this core did on it, together.
+    pub(super) fn quantities(&self) -> Snapshot {
+        self.tally
+            .read(|id| self.vcpus.get(&id).map(Vcpu::quantities))
+    }
+
+    /// Who has the counters.
+    fn last_vcpu(&mut self) -> Option<(VcpuId, &mut Vcpu)> {
+        let id = self.last?;
+        Some((id, self.vcpus.get_mut(&id)?))
     }
 
     /// What there is on this core.

@@ -7,7 +7,7 @@ use pmu_virt::{CorePmu, Ring, VcpuPmu};
 use super::kick::Seat;
 use super::run::{Core, Vcpu, VcpuFailure};
 use crate::kvm::KvmVcpu;
-use crate::perfmon::{Job, Rested, close_vcpu, serve_vcpu};
+use crate::perfmon::{Job, Rested, Snapshot, close_vcpu, serve_vcpu};
 use crate::sched::Rest;
 use crate::sys::rdtsc;
 use crate::trap::cpl;
@@ -62,14 +62,21 @@ impl Core {
         while let Some(job) = host.tray.take() {
             serve_vcpu(job, pmu, &self.tally);
         }
-        match pmu.has_host_overflow() {
+        self.sample_pending(kvm, core)
+    }
+
+    /// Counters of tools that have overflowed get their samples and notices,
+    /// before the guest runs on.
+    #[inline]
+    pub(super) fn sample_pending(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
+        let overflowed = self.pmu.as_ref().is_some_and(VcpuPmu::has_host_overflow);
+        match overflowed {
             true => self.sample(kvm, core),
             false => Ok(()),
         }
     }
 
-    /// Counters of tools have overflowed: they get their samples and notices.
-    pub(super) fn sample(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
+    fn sample(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
         let Some(pmu) = &mut self.pmu else {
             return Ok(());
         };
@@ -100,11 +107,25 @@ impl Vcpu {
         self.core.do_jobs(&self.kvm, core)
     }
 
-    /// Does a job for the core that it is on.
-    pub(crate) fn do_core_job(&mut self, job: Job) {
+    /// Does a job for the core that it is on, number `core`.
+    /// `values` are the core's.
+    pub(crate) fn do_core_job(
+        &mut self,
+        job: Job,
+        core: usize,
+        values: &Snapshot,
+    ) -> Result<(), VcpuFailure> {
         if let Some(pmu) = &mut self.core.pmu {
-            serve_vcpu(job, pmu, &self.core.tally);
+            serve_vcpu(job, pmu, values);
         }
+        // What the job has found overflowed is this vCPU's, not of who comes next.
+        let core = u16::try_from(core).unwrap_or(u16::MAX);
+        self.core.sample_pending(&self.kvm, core)
+    }
+
+    /// Its quantities now; asked on the thread that has it.
+    pub(crate) fn quantities(&self) -> Snapshot {
+        Snapshot::of(&self.core.tally)
     }
 
     /// `core` has it from now on.

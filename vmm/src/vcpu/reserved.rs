@@ -1,7 +1,7 @@
 //! What counter reservations ask of the run loop beside accesses: a penalty for
 //! guessing cookies, and interrupts that announce notices.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arbiter::Layer;
 use pmu_virt::{CounterSet, PmiRequest, VcpuPmu};
@@ -33,7 +33,13 @@ impl Core {
             Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
         });
         self.tally.goes(Rested::Held);
+        let began = Instant::now();
         let waited = nap(time, || !self.control.stopping() && !self.has_jobs());
+        // The vCPU's thread is its core: nothing ran there.
+        let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        if let Some(pmu) = &mut self.pmu {
+            pmu.with_core(|core| core.pass_idle(ns));
+        }
         self.tally.comes();
         waited.map_err(VcpuFailure::Wait)
     }

@@ -338,7 +338,11 @@ impl Core {
             complete = exit == VmExit::Interrupted;
             self.tally.exit(&exit);
             self.settle(kvm, seat)?;
-            if let Some(end) = self.handle(kvm, exit)? {
+            let end = self.handle(kvm, exit)?;
+            // A step retires, and a write of the guest's takes a slot away, only
+            // while the exit is handled.
+            self.sample_pending(kvm, seat.core())?;
+            if let Some(end) = end {
                 finish_access(kvm)?;
                 return Ok(Stay::Ended(end));
             }
@@ -370,6 +374,11 @@ impl Core {
         self.forward_notices(kvm)?;
         self.debug.apply(kvm)?;
         if let Some(pmu) = &mut self.pmu {
+            if pmu.has_host_overflow() {
+                // An answer has taken a slot away: it is sampled where the guest
+                // stands now.
+                kvm.set_immediate_exit(true);
+            }
             let needs = pmu.needs();
             if needs.counting {
                 self.halt.entering(rdtsc(), !self.counting);
@@ -408,9 +417,7 @@ impl Core {
             false => None,
         };
         pmu.observe(Progress::Left { tsc, halted, ring });
-        if pmu.has_host_overflow() {
-            self.sample(kvm, seat.core())?;
-        }
+        self.sample_pending(kvm, seat.core())?;
         if self.firmware.is_some() {
             self.compare_firmware(kvm.id());
         }
