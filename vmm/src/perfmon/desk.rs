@@ -45,7 +45,7 @@ pub enum Work {
     Call(Call),
     /// Detach it.
     Unload,
-    /// Not for a context: say what there is ([`LOOK`]).
+    /// Not for a context: say what there is (`LOOK`).
     Look,
 }
 
