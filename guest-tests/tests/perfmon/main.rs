@@ -30,6 +30,7 @@ use guest_tests::micro::{Limit, Test, run_suite};
 const IN_C: &[&[Test]] = &[
     c_errors::TESTS,
     c_raw::TESTS,
+    c_programs::TESTS,
     c_programs::DESCRIPTORS,
     c_programs::LIBRARY,
     c_programs::SPECIFICATION,
