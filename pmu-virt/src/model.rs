@@ -378,7 +378,7 @@ pub(crate) fn written_count(form: WriteForm, mask: u64, value: u64) -> Option<u6
 }
 
 /// A mask of the lowest `bits` bits.
-const fn low_bits(bits: u8) -> u64 {
+pub(crate) const fn low_bits(bits: u8) -> u64 {
     if bits >= 64 {
         u64::MAX
     } else {

@@ -5,7 +5,7 @@
 //! side of it.
 
 use iced_x86::code_asm::{
-    CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, esi, r8, r9d, r13, rdi, rsp,
+    CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, esi, r8, r9d, r13, rax, rdi, rdx, rsp,
 };
 use pmu_virt::PmuModel;
 use serde::Serialize;
@@ -207,6 +207,13 @@ fn batch(
 ) -> Written {
     prepare(a, index)?;
     timed_loop(a, before, access)
+}
+
+/// RAX is the TSC; RDX is lost.
+pub(super) fn now(a: &mut CodeAssembler) -> Written {
+    a.rdtsc()?;
+    a.shl(rdx, 32)?;
+    a.or(rax, rdx)
 }
 
 fn timed_loop(

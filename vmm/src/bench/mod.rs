@@ -1,6 +1,7 @@
 //! `umpire bench`: measurements of this host.
 
 mod bare;
+mod beside;
 mod error;
 mod guest;
 mod neighbour;
@@ -18,6 +19,7 @@ mod storm;
 mod switch;
 mod traps;
 
+pub use beside::Ratios;
 pub use error::BenchError;
 pub use guest::Access;
 pub use neighbour::{NeighbourReport, NeighbourRow};

@@ -12,10 +12,11 @@ use std::time::Duration;
 use pmu_virt::ClockBackend;
 use serde::Serialize;
 
+use super::beside::{Ratios, TARGET, heading};
 use super::error::BenchError;
 use super::guest::{Access, BATCH, guest, samples_at};
-use super::report::{Report, micros};
-use super::rig::{self, BatchPort, PATIENCE, Rig, ratio};
+use super::report::Report;
+use super::rig::{self, BatchPort, PATIENCE, Rig};
 use super::sources::first_countable;
 use super::stats::{Percentiles, percentiles};
 use super::storm;
@@ -25,10 +26,11 @@ use crate::micro::{MicroGuest, Solo};
 use crate::sys::{allowed_cpus, pin_this_thread};
 use crate::vcpu::{Platform, SharedPlatform, Silent};
 
-/// Highest ratio of the 99th percentiles that is wanted.
-pub(super) const TARGET: f64 = 1.10;
 /// How long a neighbour runs before it looks whether its turn is over.
 const TURN: Duration = Duration::from_millis(5);
+
+/// Of a column of times.
+const WIDTH: usize = 22;
 
 const QUIET: u8 = 0;
 const HOSTILE: u8 = 1;
@@ -42,12 +44,9 @@ pub struct NeighbourRow {
     pub quiet: Percentiles,
     /// Beside the hostile neighbour.
     pub hostile: Percentiles,
-    /// Ratio of the medians.
-    pub ratio_p50: f64,
-    /// Ratio of the 99th percentiles.
-    pub ratio_p99: f64,
-    /// `ratio_p99` is no higher than 1.10.
-    pub met: bool,
+    /// What the hostile one costs.
+    #[serde(flatten)]
+    pub ratios: Ratios,
 }
 
 /// The whole measurement.
@@ -224,14 +223,11 @@ fn rows(samples: [Series; 2], tsc_khz: u32) -> Result<Vec<NeighbourRow>, BenchEr
         .map(|(access, (mut quiet, mut hostile))| {
             let quiet = percentiles(&mut quiet, tsc_khz).ok_or_else(none)?;
             let hostile = percentiles(&mut hostile, tsc_khz).ok_or_else(none)?;
-            let ratio_p99 = ratio(hostile.p99_ns, quiet.p99_ns);
             Ok(NeighbourRow {
                 access,
                 quiet,
                 hostile,
-                ratio_p50: ratio(hostile.p50_ns, quiet.p50_ns),
-                ratio_p99,
-                met: ratio_p99 <= TARGET,
+                ratios: Ratios::of(hostile, quiet),
             })
         })
         .collect()
@@ -254,23 +250,10 @@ impl Report for NeighbourReport {
             self.iterations,
             self.processor.as_deref().unwrap_or("unknown processor"),
         )?;
-        writeln!(
-            out,
-            "{:<20} {:>22} {:>22} {:>9} {:>9}",
-            "", "quiet p50 / p99 [us]", "hostile p50 / p99 [us]", "ratio p50", "ratio p99"
-        )?;
+        heading(out, ["quiet", "hostile"], WIDTH)?;
         for row in &self.rows {
-            let pair = |p: Percentiles| format!("{} / {}", micros(p.p50_ns), micros(p.p99_ns));
-            writeln!(
-                out,
-                "{:<20} {:>22} {:>22} {:>9.3} {:>9.3}  {}",
-                row.access.name(),
-                pair(row.quiet),
-                pair(row.hostile),
-                row.ratio_p50,
-                row.ratio_p99,
-                if row.met { "met" } else { "missed" }
-            )?;
+            let times = [row.quiet, row.hostile];
+            row.ratios.write(out, row.access, times, WIDTH)?;
         }
         writeln!(
             out,

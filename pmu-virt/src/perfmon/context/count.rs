@@ -2,6 +2,7 @@
 
 use super::{Context, EventSet, How, Phase, Pmc, Pmd, Wanted};
 use crate::backend::Provenance;
+use crate::model::low_bits;
 use crate::perfmon::description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 use crate::request::CountRequest;
 use perfmon_abi::consts::{
@@ -18,7 +19,7 @@ impl EventSet {
         };
         let narrow = |pmc: &Pmc| pmc.flags & PFM_REGFL_NO_64BIT_EMUL != 0;
         if self.pmcs.get(&pmc).is_some_and(narrow) {
-            u64::MAX >> (64 - u32::from(width.clamp(1, 64)))
+            low_bits(width)
         } else {
             u64::MAX
         }

@@ -1,10 +1,10 @@
 //! The guests: one that computes at CPL 3 and times itself, and one that times
 //! its PMU accesses beside vCPUs that compute.
 
-use iced_x86::code_asm::{CodeAssembler, dx, eax, qword_ptr, r8, r9, rax, rdi, rdx, rsp};
+use iced_x86::code_asm::{CodeAssembler, dx, eax, qword_ptr, r8, r9, rax, rdi, rsp};
 use pmu_virt::PmuModel;
 
-use crate::bench::guest as accesses;
+use crate::bench::guest::{self as accesses, now};
 use crate::bench::registers::Written;
 use crate::bench::rig::DONE;
 use crate::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
@@ -46,12 +46,6 @@ pub(super) fn measuring(model: &PmuModel, event: u64, vcpus: u8) -> Result<Micro
         guest = guest.start(Start::at(SPIN, 3));
     }
     Ok(guest)
-}
-
-fn now(a: &mut CodeAssembler) -> Written {
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.or(rax, rdx)
 }
 
 fn turn(a: &mut CodeAssembler) -> Written {

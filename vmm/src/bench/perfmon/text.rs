@@ -5,10 +5,12 @@ use std::io::{self, Write};
 use super::{
     CommandRow, FloodReport, ManyReport, PerfmonReport, SampleRow, SetRow, SlowRow, TrapsRow,
 };
-use crate::bench::neighbour::TARGET;
-use crate::bench::report::{Report, micros, where_it_ran};
+use crate::bench::beside::{TARGET, heading, pair};
+use crate::bench::report::{Report, where_it_ran};
 use crate::bench::sources::LeftOut;
-use crate::bench::stats::Percentiles;
+
+/// Of a column of times.
+const WIDTH: usize = 30;
 
 impl Report for PerfmonReport {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -38,10 +40,6 @@ impl Report for PerfmonReport {
             .iter()
             .try_for_each(|one| writeln!(out, "failed: {}: {}", one.part, one.reason))
     }
-}
-
-fn pair(times: Percentiles) -> String {
-    format!("{} / {}", micros(times.p50_ns), micros(times.p99_ns))
 }
 
 fn commands(rows: &[CommandRow], out: &mut dyn Write) -> io::Result<()> {
@@ -170,23 +168,11 @@ fn sets(rows: &[SetRow], out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn traps(rows: &[TrapsRow], names: [&str; 2], out: &mut dyn Write) -> io::Result<()> {
-    let [quiet, loaded] = names.map(|name| format!("{name} p50 / p99 [us]"));
-    writeln!(
-        out,
-        "\n{:<20} {quiet:>30} {loaded:>30} {:>9} {:>9}",
-        "", "ratio p50", "ratio p99"
-    )?;
+    writeln!(out)?;
+    heading(out, names, WIDTH)?;
     for row in rows {
-        writeln!(
-            out,
-            "{:<20} {:>30} {:>30} {:>9.3} {:>9.3}  {}",
-            row.access.name(),
-            pair(row.quiet),
-            pair(row.loaded),
-            row.ratio_p50,
-            row.ratio_p99,
-            if row.met { "met" } else { "missed" }
-        )?;
+        let times = [row.quiet, row.loaded];
+        row.ratios.write(out, row.access, times, WIDTH)?;
     }
     writeln!(out, "wanted: ratio p99 <= {TARGET:.2}")
 }

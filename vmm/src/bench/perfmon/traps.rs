@@ -3,10 +3,9 @@
 use serde::Serialize;
 
 use super::stage::Stage;
+use crate::bench::beside::Ratios;
 use crate::bench::error::BenchError;
 use crate::bench::guest::Access;
-use crate::bench::neighbour::TARGET;
-use crate::bench::rig::ratio;
 use crate::bench::stats::{Percentiles, percentiles_of};
 
 /// Samples by the place of the access in [`Access::ALL`].
@@ -22,12 +21,9 @@ pub struct TrapsRow {
     pub quiet: Percentiles,
     /// With it.
     pub loaded: Percentiles,
-    /// Ratio of the medians.
-    pub ratio_p50: f64,
-    /// Ratio of the 99th percentiles.
-    pub ratio_p99: f64,
-    /// `ratio_p99` is no higher than 1.10.
-    pub met: bool,
+    /// What it costs.
+    #[serde(flatten)]
+    pub ratios: Ratios,
 }
 
 impl Series {
@@ -58,14 +54,11 @@ impl Series {
         let row = |(access, (mut quiet, mut loaded)): (Access, (Vec<u64>, Vec<u64>))| {
             let quiet = percentiles_of(&mut quiet, tsc_khz).ok_or_else(none)?;
             let loaded = percentiles_of(&mut loaded, tsc_khz).ok_or_else(none)?;
-            let ratio_p99 = ratio(loaded.p99_ns, quiet.p99_ns);
             Ok(TrapsRow {
                 access,
                 quiet,
                 loaded,
-                ratio_p50: ratio(loaded.p50_ns, quiet.p50_ns),
-                ratio_p99,
-                met: ratio_p99 <= TARGET,
+                ratios: Ratios::of(loaded, quiet),
             })
         };
         Access::ALL.into_iter().zip(pairs).map(row).collect()

@@ -7,6 +7,7 @@ use pmu_virt::PmuModel;
 
 use super::{COUNTERS, Load};
 use crate::bench::error::BenchError;
+use crate::bench::guest::now;
 use crate::bench::pmi::{apic, enter_user, reload};
 use crate::bench::registers::{PmuMsrs, Written, wrmsr};
 use crate::bench::rig::DONE;
@@ -67,12 +68,6 @@ fn begin(a: &mut CodeAssembler, msrs: &PmuMsrs, events: &[Event], load: Load) ->
         }
     }
     enter_user(a)
-}
-
-fn now(a: &mut CodeAssembler) -> Written {
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.or(rax, rdx)
 }
 
 fn user(a: &mut CodeAssembler) -> Written {
