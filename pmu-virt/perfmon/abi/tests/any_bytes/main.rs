@@ -29,7 +29,7 @@ const KINDS: [&str; 13] = [
 
 #[test]
 fn the_seeds_are_all_that_can_come() {
-    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pmu-virt/fuzz/seeds/wire");
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/wire");
     let mut accepted = BTreeSet::new();
     for seed in std::fs::read_dir(seeds).expect("the folder of the seeds") {
         let bytes = std::fs::read(seed.expect("a seed").path()).expect("its bytes");

@@ -13,7 +13,7 @@ mod text;
 
 use text::{BEGIN, END, MACROS, UNION};
 
-const HEADER: &str = "../include/perfmon.h";
+const HEADER: &str = "../client/include/perfmon.h";
 
 const UUIDS: [(&str, [u8; 16]); 3] = [
     ("PFM_DEFAULT_SMPL_UUID", consts::DEFAULT_FORMAT),
@@ -84,7 +84,7 @@ fn the_header_follows_the_tables() {
     let found = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         found == expected,
-        "perfmon/include/perfmon.h is not what the tables say; UPDATE_ABI=1 cargo test -p perfmon-abi --test header"
+        "pmu-virt/perfmon/client/include/perfmon.h is not what the tables say; UPDATE_ABI=1 cargo test -p perfmon-abi --test header"
     );
 }
 
@@ -221,7 +221,7 @@ fn check_layout(compiler: &str, standard: &str, extension: &str) {
     let built = Command::new(compiler)
         .args([standard, "-D_POSIX_C_SOURCE=200809L", "-pedantic"])
         .args(["-Wall", "-Wextra", "-Werror", "-I"])
-        .arg(path("../include"))
+        .arg(path("../client/include"))
         .args([&source, Path::new("-o"), &program])
         .output()
         .unwrap_or_else(|error| panic!("{compiler}: {error}"));

@@ -5,7 +5,7 @@
 //! the connection, [`ContextHandle`] a context of one's own: a descriptor that
 //! can be waited for, passed on and closed like any other. `docs/perfmon-wire.md`
 //! says what goes over the socket. Programs in C use the library of
-//! `perfmon/capi`, which is built on the same parts.
+//! `pmu-virt/perfmon/capi`, which is built on the same parts.
 //!
 //! ```no_run
 //! use perfmon_abi::{LoadArg, PmcArg, PmdArg};

@@ -5,7 +5,7 @@
  * thread of Umpire that runs vCPUs. Numbers behind the comments are sections of
  * the specification.
  *
- * Generated from the tables in perfmon/abi: do not edit.
+ * Generated from the tables in pmu-virt/perfmon/abi: do not edit.
  */
 #ifndef UMPIRE_PERFMON_H
 #define UMPIRE_PERFMON_H

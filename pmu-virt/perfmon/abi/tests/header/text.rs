@@ -7,7 +7,7 @@ pub(crate) const BEGIN: &str = r#"/* SPDX-License-Identifier: Apache-2.0 OR MIT 
  * thread of Umpire that runs vCPUs. Numbers behind the comments are sections of
  * the specification.
  *
- * Generated from the tables in perfmon/abi: do not edit.
+ * Generated from the tables in pmu-virt/perfmon/abi: do not edit.
  */
 #ifndef UMPIRE_PERFMON_H
 #define UMPIRE_PERFMON_H

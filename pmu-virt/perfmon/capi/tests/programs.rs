@@ -1,6 +1,6 @@
 //! The C library, used by programs in C. They link it as any program would.
 
-#[path = "../../tests/fake/mod.rs"]
+#[path = "../../client/tests/fake/mod.rs"]
 mod fake;
 
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ fn library() -> &'static Path {
 
 fn source(relative: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
+        .join("../client")
         .join(relative)
 }
 

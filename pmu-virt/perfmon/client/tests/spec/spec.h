@@ -75,7 +75,7 @@ UNUSED static uint64_t setting(const char *name, const char *otherwise)
 	if (!text)
 		text = otherwise;
 	if (!text) {
-		fprintf(stderr, "%s is not set (perfmon/tests/spec/spec.h)\n", name);
+		fprintf(stderr, "%s is not set (pmu-virt/perfmon/client/tests/spec/spec.h)\n", name);
 		exit(2);
 	}
 	value = strtoull(text, &end, 0);
