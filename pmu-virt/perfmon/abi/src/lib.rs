@@ -5,6 +5,7 @@
 //! them out. [`records`] has them all in one table, from which their bytes, the
 //! C header and its test derive. Server, tools and the C library share this
 //! crate, so that none has an idea of its own of a field's place.
+#![deny(unsafe_code)]
 
 #[macro_use]
 mod table;

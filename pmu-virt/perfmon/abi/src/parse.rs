@@ -2,12 +2,14 @@
 //! (§3.6, §6.3.1). Nothing in a buffer makes these functions panic, or allocate
 //! more than a small multiple of the buffer's size.
 
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
 use crate::consts::{PFM_DFL_SMPL_IIP_HDR, PFM_DFL_SMPL_NO_HDR};
 use crate::field::{Field, Record};
 use crate::records::{DefaultEntry, DefaultHeader, DoubleHeader};
 use crate::{PMD_WORDS, consts};
-use std::collections::BTreeMap;
-use thiserror::Error;
 
 /// A sample of any format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -11,11 +11,13 @@
 //! [`buffer`] what the descriptors of contexts do. Commands and reading may be
 //! done in signal handlers and after `fork`: neither allocates, and what locks
 //! does so with signals blocked ([`state`]).
+#![deny(unsafe_code)]
 
 mod buffer;
 mod calls;
 mod failure;
 mod reading;
 mod state;
+#[allow(unsafe_code)]
 mod sys;
 mod table;

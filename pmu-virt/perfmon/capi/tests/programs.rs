@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use fake::{Fake, Trick};
 use perfmon_abi::wire::{Errno, Refusal};
+
+use fake::{Fake, Trick};
 
 /// The folder of the library that this package is. Cargo does not build it for
 /// tests: nothing in Rust can link it.

@@ -21,6 +21,7 @@
 //! client.call(&context, &mut read)?;
 //! # Ok::<(), umpire_perfmon::CallError>(())
 //! ```
+#![deny(unsafe_code)]
 
 mod client;
 mod context;
@@ -28,6 +29,7 @@ mod document;
 pub mod link;
 pub mod maps;
 pub mod messages;
+#[allow(unsafe_code)]
 mod sys;
 
 pub use client::{Client, ENVIRONMENT, TIMEOUT};

@@ -3,8 +3,7 @@
 //! An exchange neither allocates nor locks: the C library makes it in signal
 //! handlers.
 
-use std::io::IoSlice;
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;

@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fake::{Fake, Trick};
-use perfmon_abi::consts as pfm;
 use perfmon_abi::{
-    Config, DefaultArg, DefaultEntry, DefaultHeader, LoadArg, PmcArg, PmdArg, Record,
+    Config, DefaultArg, DefaultEntry, DefaultHeader, LoadArg, PmcArg, PmdArg, Record, consts as pfm,
 };
 use umpire_perfmon::{Call, CallError, Client, Errno, Event, Wait};
+
+use fake::{Fake, Trick};
 
 fn connect(fake: &Fake) -> Client {
     Client::with_timeout(fake.path(), Duration::from_secs(5)).expect("a connection")

@@ -1,11 +1,12 @@
 //! One sample to bytes, and back.
 
+use thiserror::Error;
+
 use crate::consts::{
     UMPIRE_COMPACT_BODY, UMPIRE_COMPACT_PLACE, UMPIRE_COMPACT_RESET, UMPIRE_COMPACT_SOURCE,
 };
 use crate::parse::{Sample, indices};
 use crate::{CompactLast, DefaultEntry};
-use thiserror::Error;
 
 /// Bytes of a number at most.
 const MAX_NUMBER: usize = 10;

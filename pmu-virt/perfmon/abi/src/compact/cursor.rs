@@ -1,11 +1,12 @@
 //! A reader's place in the ring.
 
+use thiserror::Error;
+
 use super::codec::{RecordError, decode};
 use crate::consts::{PFM_MAX_PMDS, UMPIRE_COMPACT_MAX_BLOCK, UMPIRE_COMPACT_VERSION};
 use crate::field::Record;
 use crate::parse::Sample;
 use crate::{CompactBlock, CompactHeader, CompactLast};
-use thiserror::Error;
 
 /// Why a ring cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

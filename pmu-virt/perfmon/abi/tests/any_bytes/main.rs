@@ -3,11 +3,12 @@
 
 mod play;
 
-use proptest::prelude::{any, prop};
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::Path;
+
+use proptest::prelude::{any, prop};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 /// What has to come about, else this tests less than it seems: bytes that are
 /// something, and bytes that are not.

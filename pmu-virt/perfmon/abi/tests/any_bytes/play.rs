@@ -4,6 +4,8 @@
 //!
 //! The fuzz target `wire` in `pmu-virt/fuzz` is made of this module as well.
 
+use std::fmt::Debug;
+
 use perfmon_abi::compact::{Cursor, MAX_SAMPLE, decode, encode};
 use perfmon_abi::parse::{Layout, Sample, default_buffer, double_half, double_header, oldest_full};
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
@@ -17,7 +19,6 @@ use perfmon_abi::{
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fmt::Debug;
 
 /// Plays bytes; the name of what they were taken for, and whether they were it.
 pub(crate) fn run(bytes: &[u8]) -> (&'static str, bool) {

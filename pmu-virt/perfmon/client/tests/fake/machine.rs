@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::properties;
-use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{
     CtxArg, DefaultArg, DefaultEntry, DefaultHeader, Message, PmcArg, PmdArg, Record, SetDesc,
-    Timespec,
+    Timespec, consts as pfm,
 };
 use rustix::event::{PollFd, PollFlags, Timespec as Time, poll};
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+
+use super::properties;
 
 /// Samples that the default format takes before its buffer is full.
 const SAMPLES: usize = 3;

@@ -1,9 +1,8 @@
 //! What the control socket without a VM says of itself.
 
-use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::info::uuid_text;
 use perfmon_abi::wire::{Call, Errno, Refusal};
-use perfmon_abi::{DefaultArg, Record};
+use perfmon_abi::{DefaultArg, Record, consts as pfm};
 use serde_json::{Value, json};
 
 use super::machine::{COUNTERS, refuse};
