@@ -5,13 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// First parts of paths in the documentation that are paths of this repository.
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 7] = [
     ".ci",
     "arbiter",
     "docs",
     "firmware",
     "guest-tests",
-    "perfmon",
     "pmu-virt",
     "vmm",
 ];
@@ -40,14 +39,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 /// Every word of the code; one that is nowhere in it is no symbol.
 fn code_words(root: &Path) -> HashSet<String> {
     let mut sources = Vec::new();
-    for folder in [
-        "arbiter",
-        "firmware",
-        "guest-tests",
-        "perfmon",
-        "pmu-virt",
-        "vmm",
-    ] {
+    for folder in ["arbiter", "firmware", "guest-tests", "pmu-virt", "vmm"] {
         files(&root.join(folder), "rs", &mut sources);
     }
     // Names in these very checks prove nothing.

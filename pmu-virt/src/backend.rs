@@ -5,7 +5,6 @@ mod combined;
 pub mod msr;
 mod open;
 pub mod perf;
-mod reason;
 mod sim;
 mod slots;
 mod sources;
@@ -15,18 +14,17 @@ pub use clock::ClockBackend;
 pub use combined::CombinedBackend;
 pub use msr::{HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport};
 pub use open::{BackendEnv, BackendError, BackendSummary, backend_names};
-pub use reason::{Unavailable, UnavailableReason};
 pub use sim::{RateError, RateProblem, RateTable, SimBackend, SimClocks};
 pub use sources::{Source, Sources};
 pub use step::StepBackend;
 
-use crate::assign::Constraint;
-use crate::ids::{OwnerId, SlotIndex, SlotSet};
-use crate::progress::{LossReason, Progress};
-use crate::request::CountRequest;
-use serde::{Deserialize, Serialize};
-use std::fmt::{self, Debug};
+use std::fmt::Debug;
 use std::num::NonZeroU64;
+
+use pmu_model::{
+    Constraint, CountRequest, LossReason, OwnerId, Progress, Provenance, Reading, SlotIndex,
+    SlotSet, Unavailable,
+};
 
 /// A source of counts: a set of physical counters, addressed by slot.
 ///
@@ -145,76 +143,4 @@ pub trait CounterBackend: Send + Debug {
         let _ = slot;
         self.name()
     }
-}
-
-/// How a count came about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Provenance {
-    /// Every event was seen.
-    Exact,
-    /// Counted by a physical counter.
-    Hardware,
-    /// Extrapolated from a part of the time or of the events.
-    Scaled,
-    /// Computed from another quantity.
-    Derived,
-    /// Made up by a declared rate.
-    Simulated,
-}
-
-impl Provenance {
-    /// The label of a sum: that of the part that says least about what really
-    /// took place.
-    #[must_use]
-    pub fn and(self, other: Provenance) -> Provenance {
-        let rank = |provenance| match provenance {
-            Provenance::Exact => 0,
-            Provenance::Hardware => 1,
-            Provenance::Derived => 2,
-            Provenance::Scaled => 3,
-            Provenance::Simulated => 4,
-        };
-        if rank(other) > rank(self) {
-            other
-        } else {
-            self
-        }
-    }
-}
-
-impl fmt::Display for Provenance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Provenance::Exact => "exact",
-            Provenance::Hardware => "hardware",
-            Provenance::Scaled => "scaled",
-            Provenance::Derived => "derived",
-            Provenance::Simulated => "simulated",
-        })
-    }
-}
-
-/// `a, b and c`.
-pub(crate) fn list<T: fmt::Display>(items: impl Iterator<Item = T>) -> String {
-    let words: Vec<String> = items.map(|item| item.to_string()).collect();
-    match words.split_last() {
-        None => "nothing".to_owned(),
-        Some((only, [])) => only.clone(),
-        Some((last, rest)) => format!("{} and {last}", rest.join(", ")),
-    }
-}
-
-/// A count with its origin, or the reason why there is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reading {
-    /// Somebody counted.
-    Counted {
-        /// Events.
-        value: u64,
-        /// How they were counted.
-        provenance: Provenance,
-    },
-    /// Nobody counted.
-    Unavailable(UnavailableReason),
 }

@@ -9,11 +9,12 @@ mod drivers;
 
 pub use drivers::{ClockDriver, PerfDriver, SimDriver, StepDriver};
 
-use crate::backend::CounterBackend;
-use crate::ids::Ring;
-use crate::request::CountRequest;
 use std::fmt;
 use std::ops::RangeInclusive;
+
+use pmu_model::{CountRequest, Ring};
+
+use crate::backend::CounterBackend;
 
 /// Makes countable events happen in front of a backend.
 pub trait Driver {

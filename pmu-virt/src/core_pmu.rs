@@ -18,12 +18,12 @@ pub(crate) use claims::GuestWish;
 pub use holder::{Holder, HolderReport};
 pub(crate) use hosting::{CoreHost, no_context};
 
-use crate::backend::{CounterBackend, Reading};
-use crate::ids::{OwnerId, SlotIndex, SlotSet};
-use crate::progress::{LossReason, Progress};
-use crate::request::CountRequest;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
+
+use pmu_model::{CountRequest, LossReason, OwnerId, Progress, Reading, SlotIndex, SlotSet};
+
+use crate::backend::CounterBackend;
 
 /// The physical counters of one core. Owned by the core's thread.
 #[derive(Debug)]

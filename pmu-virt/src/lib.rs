@@ -13,49 +13,53 @@
 //!
 //! Nothing here knows KVM or blocks, and only [`perf`] performs I/O. The rules of the registers,
 //! each with its source, are listed in `docs/registers.md`.
+#![deny(unsafe_code)]
 
-pub mod accounting;
+mod admission;
 mod assign;
+mod attached;
 mod backend;
 pub mod contract;
 mod core_pmu;
-mod cpuid;
-mod event;
-mod ids;
-mod model;
-pub mod perfmon;
-mod progress;
-mod register;
-mod request;
 mod state;
 pub mod step;
+#[allow(unsafe_code)]
 mod sys;
 mod throttle;
 mod vcpu;
 
 pub use arbiter::{Access, Caller, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
-pub use assign::{AssignError, Constraint, Demand, MAX_DEMANDS, Placement, assign, assign_most};
+pub use assign::{Demand, MAX_DEMANDS, Placement, assign, assign_most};
 pub use backend::msr;
 pub use backend::perf;
 pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
-    HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, Provenance, RateError,
-    RateProblem, RateTable, Reading, SimBackend, SimClocks, Source, Sources, StepBackend,
-    Unavailable, UnavailableReason, backend_names,
+    HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, RateError, RateProblem,
+    RateTable, SimBackend, SimClocks, Source, Sources, StepBackend, backend_names,
 };
 pub use core_pmu::{CorePmu, Holder, HolderReport, SwitchStats};
-pub use cpuid::{CpuidRegs, PmuCpuid};
-pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
-pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};
-pub use model::{
-    ModelError, ModelSummary, PmuModel, RegisterKind, RegisterRow, all_pmu_msr_ranges,
+pub use pmu_model::accounting;
+pub use pmu_model::{
+    AssignError, Constraint, CountRequest, CpuidRegs, EventCode, EventFamily, FixedFunction,
+    KnownEvent, LossReason, ModelError, ModelSummary, MsrIndex, OwnerId, PmuCpuid, PmuModel,
+    Progress, Provenance, Reading, Register, RegisterKind, RegisterRow, Reserved, Ring, SlotIndex,
+    SlotSet, SoftwareEvent, Unavailable, UnavailableReason, Vendor, WriteForm, WriteRule,
+    accounting_leaves, all_pmu_msr_ranges,
 };
-pub use progress::{LossReason, Progress};
-pub use register::{Register, Reserved, WriteForm, WriteRule};
-pub use request::CountRequest;
 pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
     CounterReport, Needs, Oversubscribe, PmiRequest, ReadOutcome, Reservations, VcpuPmu,
     WriteOutcome,
 };
+
+/// perfmon2 for host tools: the contexts themselves, and what attaches them to
+/// vCPUs and cores.
+pub mod perfmon {
+    pub use crate::admission::{
+        Claim, Claimed, GuestRoom, HostPolicy, HostPolicyError, NoRoom, Room, Standing, admit,
+    };
+    pub(crate) use crate::attached::TickClock;
+    pub use crate::attached::{HostAudit, HostEvent, HostRecord, Hosted, NotLoaded};
+    pub use ::perfmon::*;
+}

@@ -5,9 +5,8 @@
 
 mod words;
 
-use crate::backend::Provenance;
-use crate::progress::LossReason;
 use arbiter::CounterId;
+use pmu_model::{LossReason, Provenance};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

@@ -29,6 +29,6 @@ mod faults;
 mod memory;
 mod retire;
 
-pub use facts::{InsnClass, InsnFacts, MathUnit, StepKind, Undecodable, decode};
+pub use facts::{InsnClass, InsnFacts, StepKind, Undecodable, decode};
 pub use faults::FaultSet;
-pub use retire::Retirement;
+pub use pmu_model::{MathUnit, Retirement};

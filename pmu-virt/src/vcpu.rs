@@ -22,15 +22,16 @@ pub use report::CounterReport;
 pub use reserved::Reservations;
 pub use sharing::Oversubscribe;
 
-use crate::backend::{CounterBackend, Provenance, UnavailableReason};
-use crate::core_pmu::{CorePmu, Stay};
-use crate::ids::OwnerId;
-use crate::model::{MAX_FIXED, MAX_PROGRAMMABLE, PmuModel};
-use crate::perfmon::{ContextId, Hosted};
-use crate::progress::{LossReason, Progress};
-use crate::request::CountRequest;
-use account::Snapshot;
 use arbiter::{CounterId, CounterSet, Grant};
+use pmu_model::{
+    CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, OwnerId, PmuModel, Progress, Provenance,
+    UnavailableReason,
+};
+
+use crate::backend::CounterBackend;
+use crate::core_pmu::{CorePmu, Stay};
+use crate::perfmon::{ContextId, Hosted};
+use account::Snapshot;
 use on_pmi::Freeze;
 use sharing::Turns;
 use times::Times;

@@ -82,7 +82,7 @@ fn every_index_leads_to_at_most_one_register() {
 
 #[test]
 fn cpuid_tells_where_the_page_is() {
-    let [(base, head), (features, regs)] = accounting::cpuid_leaves(&intel());
+    let [(base, head), (features, regs)] = pmu_model::accounting_leaves(&intel());
     assert_eq!(
         (base, features, head.eax),
         (CPUID_BASE, CPUID_BASE + 1, CPUID_BASE + 1)

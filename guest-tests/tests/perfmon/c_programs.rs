@@ -34,7 +34,7 @@ macro_rules! shapes {
     ]};
 }
 
-/// The programs in `perfmon/tests/spec`; [`all_shapes_are_played`] sees to it
+/// The programs in `pmu-virt/perfmon/client/tests/spec`; [`all_shapes_are_played`] sees to it
 /// that none is missing.
 const SHAPES: &[&str] = &[
     "block",
@@ -219,7 +219,10 @@ fn check_counts(said: &str, source: Source) -> Result<()> {
 }
 
 fn all_shapes_are_played() -> Result<()> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../perfmon/tests/spec");
+    let folder = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../pmu-virt/perfmon/client/tests/spec"
+    );
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();

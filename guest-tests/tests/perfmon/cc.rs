@@ -68,8 +68,8 @@ pub(crate) fn compiled(name: &str) -> Result<PathBuf> {
     }
     let file = format!("{name}.c");
     let folders = [
-        "perfmon/tests/spec",
-        "perfmon/capi/tests",
+        "pmu-virt/perfmon/client/tests/spec",
+        "pmu-virt/perfmon/capi/tests",
         "guest-tests/tests/perfmon/c",
     ];
     let mut paths = folders.map(|folder| source(folder).join(&file)).into_iter();
@@ -81,9 +81,9 @@ pub(crate) fn compiled(name: &str) -> Result<PathBuf> {
     let told = Command::new("cc")
         .args(["-std=gnu99", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
         .arg("-I")
-        .arg(source("perfmon/include"))
+        .arg(source("pmu-virt/perfmon/client/include"))
         .arg("-I")
-        .arg(source("perfmon/tests/spec"))
+        .arg(source("pmu-virt/perfmon/client/tests/spec"))
         .arg(path)
         .arg("-o")
         .arg(&binary)

@@ -7,7 +7,7 @@ mod c_programs;
 mod c_raw;
 mod cc;
 #[allow(dead_code)]
-#[path = "../../../pmu-virt/tests/perfmon/cells.rs"]
+#[path = "../../../pmu-virt/perfmon/tests/perfmon/cells.rs"]
 mod cells;
 mod counting;
 mod ends;

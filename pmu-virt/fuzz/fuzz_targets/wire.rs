@@ -5,7 +5,7 @@
 //! tells how to run this.
 #![no_main]
 
-#[path = "../../../perfmon/abi/tests/any_bytes/play.rs"]
+#[path = "../../perfmon/abi/tests/any_bytes/play.rs"]
 mod play;
 
 use libfuzzer_sys::fuzz_target;

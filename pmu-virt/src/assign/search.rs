@@ -1,7 +1,8 @@
 //! The matching of least cost, and the search for pairs around it.
 
+use pmu_model::{SlotIndex, SlotSet};
+
 use super::{Demand, MAX_DEMANDS};
-use crate::ids::{SlotIndex, SlotSet};
 
 /// Demands by their index.
 pub(super) type Set = u64;

@@ -1,12 +1,14 @@
 //! `clock`: the TSC while the guest really runs.
 
-use super::slots::Slots;
-use super::{CounterBackend, Provenance, Reading, Unavailable, UnavailableReason};
-use crate::event::KnownEvent;
-use crate::ids::{Ring, SlotIndex, SlotSet};
-use crate::progress::Progress;
-use crate::request::CountRequest;
 use std::num::NonZeroU64;
+
+use pmu_model::{
+    CountRequest, KnownEvent, Progress, Provenance, Reading, Ring, SlotIndex, SlotSet, Unavailable,
+    UnavailableReason,
+};
+
+use super::CounterBackend;
+use super::slots::Slots;
 
 const NAME: &str = "clock";
 

@@ -1,11 +1,13 @@
 //! Several sources at once, each for the events it counts best.
 
-use super::{CounterBackend, Provenance, Reading, Unavailable, UnavailableReason};
-use crate::assign::Constraint;
-use crate::ids::{OwnerId, SlotIndex, SlotSet};
-use crate::progress::{LossReason, Progress};
-use crate::request::CountRequest;
 use std::num::NonZeroU64;
+
+use pmu_model::{
+    Constraint, CountRequest, LossReason, OwnerId, Progress, Provenance, Reading, SlotIndex,
+    SlotSet, Unavailable, UnavailableReason,
+};
+
+use super::CounterBackend;
 
 const NAME: &str = "combined";
 

@@ -1,6 +1,6 @@
 //! The backends by name, and what opening one needs.
 
-use crate::ids::Vendor;
+use pmu_model::Vendor;
 use thiserror::Error;
 
 /// A backend's line in lists for people.

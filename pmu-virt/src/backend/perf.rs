@@ -26,15 +26,17 @@ pub use probe::{PerfSupport, probe};
 pub use signal::note_overflow_signal;
 pub use syscalls::{Errno, EventFd, EventSource, EventSpec, GenericEvent, PerfSyscalls};
 
-use super::{BackendEnv, BackendError, CounterBackend, Provenance, Reading, Unavailable};
-use crate::assign::Constraint;
-use crate::ids::{OwnerId, SlotIndex, SlotSet};
-use crate::progress::Progress;
-use crate::request::CountRequest;
-use crate::sys::HostPerf;
-use inner::Inner;
 use std::cell::RefCell;
 use std::num::NonZeroU64;
+
+use pmu_model::{
+    Constraint, CountRequest, OwnerId, Progress, Provenance, Reading, SlotIndex, SlotSet,
+    Unavailable,
+};
+
+use super::{BackendEnv, BackendError, CounterBackend};
+use crate::sys::HostPerf;
+use inner::Inner;
 
 const NAME: &str = "perf";
 

@@ -1,11 +1,12 @@
 //! The bookkeeping that counting backends share: programmed slots with a
 //! count, a running flag and an armed overflow.
 
-use super::{Provenance, Reading, Unavailable, UnavailableReason};
-use crate::ids::{SlotIndex, SlotSet};
-use crate::progress::LossReason;
-use crate::request::CountRequest;
 use std::num::NonZeroU64;
+
+use pmu_model::{
+    CountRequest, LossReason, Provenance, Reading, SlotIndex, SlotSet, Unavailable,
+    UnavailableReason,
+};
 
 /// Slots of each backend here: a stopped one costs nothing, so there are
 /// enough for the counters of several vCPUs that take turns on one core.

@@ -1,8 +1,9 @@
 //! Which backends count: the words of `--counters`, and what they open.
 
-use super::BackendError;
 use std::fmt;
 use std::path::PathBuf;
+
+use super::BackendError;
 
 /// Sources of counts in order of preference, as given to `--counters`.
 #[derive(Clone, Debug, PartialEq, Eq)]

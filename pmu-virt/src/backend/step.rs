@@ -1,13 +1,15 @@
 //! `step`: every instruction, seen one by one.
 
-use super::slots::{CAPACITY, Slot, Slots};
-use super::{BackendEnv, CounterBackend, Provenance, Reading, Unavailable, UnavailableReason};
-use crate::event::{EventFamily, KnownEvent};
-use crate::ids::{Ring, SlotIndex, SlotSet, Vendor};
-use crate::progress::{LossReason, Progress};
-use crate::request::CountRequest;
-use crate::step::{MathUnit, Retirement};
 use std::num::NonZeroU64;
+
+use pmu_model::{
+    CountRequest, EventFamily, KnownEvent, LossReason, Progress, Provenance, Reading, Ring,
+    SlotIndex, SlotSet, Unavailable, UnavailableReason, Vendor,
+};
+
+use super::slots::{CAPACITY, Slot, Slots};
+use super::{BackendEnv, CounterBackend};
+use crate::step::{MathUnit, Retirement};
 
 const NAME: &str = "step";
 

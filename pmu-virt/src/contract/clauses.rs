@@ -3,12 +3,13 @@
 
 mod promises;
 
-use super::{Clause, Driver};
-use crate::backend::{CounterBackend, Provenance, Reading};
-use crate::ids::{OwnerId, Ring, SlotIndex, SlotSet};
-use crate::request::CountRequest;
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
+
+use pmu_model::{CountRequest, OwnerId, Provenance, Reading, Ring, SlotIndex, SlotSet};
+
+use super::{Clause, Driver};
+use crate::backend::CounterBackend;
 
 type Factory<'a> = &'a dyn Fn() -> Box<dyn CounterBackend>;
 type Holds = fn(Factory<'_>, &mut dyn Driver) -> Result<(), String>;

@@ -1,14 +1,13 @@
 //! Drivers for the backends of this crate.
 
+use std::ops::RangeInclusive;
+
+use pmu_model::{CountRequest, EventCode, EventFamily, Progress, Ring, SoftwareEvent};
+
 use super::Driver;
 use crate::backend::{CounterBackend, RateTable, SimBackend};
-use crate::event::{EventCode, EventFamily, SoftwareEvent};
-use crate::ids::Ring;
-use crate::progress::Progress;
-use crate::request::CountRequest;
 use crate::step::Retirement;
 use crate::sys::FreshPages;
-use std::ops::RangeInclusive;
 
 /// Drives a backend that counts TSC ticks: each run is one interval, with
 /// some halted ticks that must not count.

@@ -1,13 +1,12 @@
 //! What host contexts may want of a core, and whether there is room.
 
+use perfmon_abi::wire::{Errno, Refusal};
+use pmu_model::{Constraint, CountRequest, OwnerId};
+
 use super::CorePmu;
-use crate::assign::Constraint;
-use crate::ids::OwnerId;
 use crate::perfmon::{
     Claim, Claimed, ContextId, GuestRoom, HostEvent, Hosted, NotLoaded, Room, Standing, admit,
 };
-use crate::request::CountRequest;
-use perfmon_abi::wire::{Errno, Refusal};
 
 /// What a context may want of a core, before it is known what can count it.
 #[derive(Clone, Debug)]

@@ -1,11 +1,12 @@
 //! Who can be on a slot, and who is.
 
-use super::CorePmu;
-use crate::ids::{OwnerId, SlotIndex};
-use crate::perfmon::ContextId;
-use crate::request::CountRequest;
-use arbiter::CounterId;
 use std::fmt;
+
+use arbiter::CounterId;
+use pmu_model::{CountRequest, OwnerId, SlotIndex};
+
+use super::CorePmu;
+use crate::perfmon::ContextId;
 
 /// Whose counter is on a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

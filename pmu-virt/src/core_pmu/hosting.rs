@@ -1,16 +1,17 @@
 //! Host contexts on a core: who may be there, and the context of the core.
 
+use std::num::NonZeroU32;
+
+use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
+use perfmon_abi::wire::{Call, Errno, Refusal};
+use pmu_model::{CountRequest, OwnerId};
+
 use super::CorePmu;
 use super::claims::{GuestWish, Wish};
-use crate::ids::OwnerId;
 use crate::perfmon::{
     ContextId, HostAudit, HostEvent, HostPolicy, HostRecord, Hosted, NotLoaded, Quantities,
     TickClock,
 };
-use crate::request::CountRequest;
-use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
-use perfmon_abi::wire::{Call, Errno, Refusal};
-use std::num::NonZeroU32;
 
 /// What host contexts need of a core.
 #[derive(Debug, Default)]
@@ -254,7 +255,10 @@ impl CorePmu {
         };
         match call {
             Call::WritePmcs(writes) => writes.iter().any(|write| {
-                let (before, after) = (hosted.present_request(write), hosted.request_of(write));
+                let (before, after) = (
+                    hosted.context().present_request(write),
+                    hosted.context().request_of(write),
+                );
                 before != after && demand(before) != demand(after)
             }),
             Call::DeleteEvtsets(_) => true,
@@ -268,7 +272,7 @@ impl CorePmu {
             return None;
         };
         writes.iter().enumerate().find_map(|(at, write)| {
-            let request = hosted.request_of(write)?;
+            let request = hosted.context().request_of(write)?;
             let refusal = self.backend.can_count(&request).err()?;
             let reason = format!("event set {}, PMC{}: {refusal}", write.set, write.num);
             Some((at, Refusal::new(Errno::EINVAL, reason)))

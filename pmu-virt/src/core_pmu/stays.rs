@@ -1,10 +1,10 @@
 //! Who is on which slot: coming, staying, making room.
 
+use pmu_model::{
+    Constraint, CountRequest, Reading, SlotIndex, SlotSet, Unavailable, UnavailableReason,
+};
+
 use super::{CorePmu, Debt, Holder, Last, Resident, Stay};
-use crate::assign::Constraint;
-use crate::backend::{Reading, Unavailable, UnavailableReason};
-use crate::ids::{SlotIndex, SlotSet};
-use crate::request::CountRequest;
 
 impl CorePmu {
     /// Whether the counter is still where it was.

@@ -1,7 +1,9 @@
 //! From mnemonics to classes.
 
-use super::{InsnClass, MathUnit, StepKind};
 use iced_x86::{CpuidFeature, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use pmu_model::MathUnit;
+
+use super::{InsnClass, StepKind};
 
 /// How the instruction moves RIP.
 pub(super) fn class(insn: &Instruction) -> InsnClass {

@@ -1,11 +1,13 @@
 //! Static facts about one decoded instruction.
 
-use super::retire::{CountRegister, Taken};
-use super::{FaultSet, classify, faults, memory, retire};
 use iced_x86::{
     Decoder, DecoderError, DecoderOptions, Instruction, InstructionInfoFactory, OpKind,
 };
+use pmu_model::MathUnit;
 use thiserror::Error;
+
+use super::retire::{CountRegister, Taken};
+use super::{FaultSet, classify, faults, memory, retire};
 
 /// What a guest's instruction is, known before it executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,18 +64,6 @@ pub enum InsnClass {
     Return,
     /// Far jump, call, return, software interrupt, IRET, system call or return.
     Far,
-}
-
-/// What AMD's event 0CBh tells instructions apart by (Family 10h BKDG and
-/// later, "Retired MMX/FP Instructions").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MathUnit {
-    /// The x87 stack.
-    X87,
-    /// MMX and 3DNow!.
-    Mmx,
-    /// SSE and AVX, with what came after them for the same registers.
-    Sse,
 }
 
 /// Instructions that a stepper must treat specially: they store or load TF,

@@ -1,9 +1,10 @@
 //! Vectors that an instruction can raise.
 
-use super::memory::Accesses;
-use super::{InsnClass, StepKind};
 use bitflags::bitflags;
 use iced_x86::{CpuidFeature, Instruction, Mnemonic, OpKind};
+
+use super::memory::Accesses;
+use super::{InsnClass, StepKind};
 
 bitflags! {
     /// A set of exception vectors; bit n is vector n.

@@ -1,36 +1,15 @@
 //! What an instruction did, from its facts and where the guest went.
 
-use super::{InsnClass, InsnFacts, MathUnit, StepKind, classify};
 use iced_x86::{ConditionCode, Instruction, Mnemonic, OpKind};
+use pmu_model::Retirement;
+
+use super::{InsnClass, InsnFacts, StepKind, classify};
 
 const CF: u64 = 1 << 0;
 const PF: u64 = 1 << 2;
 const ZF: u64 = 1 << 6;
 const SF: u64 = 1 << 7;
 const OF: u64 = 1 << 11;
-
-/// What one retired instruction counts for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Retirement {
-    /// It is a branch, near or far.
-    pub branch: bool,
-    /// It is a branch that was taken.
-    pub taken: bool,
-    /// It is a far branch.
-    pub far: bool,
-    /// Memory operands it read.
-    pub loads: u8,
-    /// Memory operands it wrote.
-    pub stores: u8,
-    /// It is a near call.
-    pub call: bool,
-    /// It is a near return.
-    pub near_return: bool,
-    /// It is a string instruction.
-    pub string: bool,
-    /// The unit that it used, beyond the integer ones.
-    pub unit: Option<MathUnit>,
-}
 
 /// When a branch is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,12 @@
 //! The host's msr device, CPUID, and the CPU that this thread runs on.
 
-use crate::backend::msr::{HostCpuid, MsrDevice};
-use crate::cpuid::CpuidRegs;
-use crate::ids::{MsrIndex, Vendor};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
+
+use pmu_model::{CpuidRegs, MsrIndex, Vendor};
+
+use crate::backend::msr::{HostCpuid, MsrDevice};
 
 /// `/dev/cpu/N/msr`: each register is 8 bytes at the offset of its index
 /// (`msr(4)`).

@@ -1,11 +1,12 @@
 //! `perf_event_open(2)` on the host's kernel.
 
+use std::collections::HashMap;
+
+use perf_event_open_sys::{bindings as abi, ioctls, perf_event_open};
+use pmu_model::SoftwareEvent;
+
 use super::perf_page::PerfPage;
 use crate::backend::perf::{Errno, EventFd, EventSource, EventSpec, GenericEvent, PerfSyscalls};
-use crate::event::SoftwareEvent;
-use perf_event_open_sys::bindings as abi;
-use perf_event_open_sys::{ioctls, perf_event_open};
-use std::collections::HashMap;
 
 /// The kernel, with the pages that it shares with us.
 #[derive(Debug, Default)]

@@ -1,10 +1,11 @@
 //! The page that the kernel shares for an event: its count without a system
 //! call (`struct perf_event_mmap_page` in `linux/perf_event.h`).
 
-use perf_event_open_sys::bindings::perf_event_mmap_page;
 use std::arch::asm;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering, compiler_fence};
+
+use perf_event_open_sys::bindings::perf_event_mmap_page;
 
 /// Size of the mapping: the page without a data buffer.
 const LENGTH: usize = 4096;

@@ -1,11 +1,9 @@
 //! RDMSR, WRMSR and RDPMC: decode, check, act.
 
-use super::{ReadOutcome, VcpuPmu, WriteOutcome, index_of};
-use crate::accounting;
-use crate::ids::MsrIndex;
-use crate::model::written_count;
-use crate::register::{Register, WriteForm};
 use arbiter::{Access, Caller, Cookie, CounterId, Layer, PcrRegister, Verdict};
+use pmu_model::{MsrIndex, Register, WriteForm, accounting, written_count};
+
+use super::{ReadOutcome, VcpuPmu, WriteOutcome, index_of};
 
 /// What belongs to one counter.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,10 @@
 //! The accounting page: a snapshot of every counter, and reading it.
 
-use super::{COUNTERS, ReadOutcome, VcpuPmu, index_of};
-use crate::accounting::{self, CounterAccount, CounterState, PageRegister, Word};
-use crate::backend::UnavailableReason;
-use crate::ids::MsrIndex;
 use arbiter::{Access, Cookie, CounterId, Layer, Verdict};
+use pmu_model::accounting::{self, CounterAccount, CounterState, PageRegister, Word};
+use pmu_model::{MsrIndex, UnavailableReason};
+
+use super::{COUNTERS, ReadOutcome, VcpuPmu, index_of};
 
 /// What the page shows: the words of every counter at one moment.
 #[derive(Clone, Debug, Default)]

@@ -1,11 +1,12 @@
 //! Places for the guest's counters and those of host contexts, all at once.
 
+use arbiter::CounterId;
+use pmu_model::UnavailableReason;
+
 use super::VcpuPmu;
 use crate::assign::{Demand, Placement, assign, assign_most};
-use crate::backend::UnavailableReason;
 use crate::core_pmu::CorePmu;
 use crate::perfmon::{ContextId, Hosted, Standing};
-use arbiter::CounterId;
 
 /// Who demands a place.
 #[derive(Clone, Copy, Debug)]

@@ -1,12 +1,12 @@
 //! The synthetic MSRs of `docs/pcr.md`, and RDPMC with a cookie.
 
-use super::access::Part;
-use super::{ReadOutcome, VcpuPmu, WriteOutcome};
-use crate::ids::MsrIndex;
-use crate::register::WriteForm;
 use arbiter::{
     Access, Caller, Cookie, CounterId, Event, Layer, PcrRegister, Reason, Record, Verdict,
 };
+use pmu_model::{MsrIndex, WriteForm};
+
+use super::access::Part;
+use super::{ReadOutcome, VcpuPmu, WriteOutcome};
 
 impl VcpuPmu {
     /// A read of one counter with a cookie.

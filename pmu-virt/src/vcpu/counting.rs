@@ -1,14 +1,13 @@
 //! Logical counters on physical ones: binding, settling, overflow.
 
+use std::num::NonZeroU64;
+
+use arbiter::{CounterId, Shared};
+use pmu_model::{CountRequest, FixedFunction, Reading, SlotSet, UnavailableReason};
+
 use super::times::Times;
 use super::{VcpuPmu, index_of};
-use crate::backend::{Reading, UnavailableReason};
 use crate::core_pmu::{Holder, Stay};
-use crate::event::FixedFunction;
-use crate::ids::SlotSet;
-use crate::request::CountRequest;
-use arbiter::{CounterId, Shared};
-use std::num::NonZeroU64;
 
 impl VcpuPmu {
     /// What the control of `counter` asks for at present.

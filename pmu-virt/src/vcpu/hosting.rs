@@ -1,14 +1,12 @@
 //! The host context of a vCPU, and that of the core which it is on.
 
-use super::VcpuPmu;
-use crate::backend::UnavailableReason;
-use crate::core_pmu::{CorePmu, GuestWish, no_context};
-use crate::event::{EventCode, KnownEvent};
-use crate::perfmon::{Hosted, Moment, NotLoaded, Quantities};
-use crate::progress::Progress;
-use crate::request::CountRequest;
 use arbiter::{CounterSet, Layer};
 use perfmon_abi::wire::{Call, Errno, Refusal};
+use pmu_model::{CountRequest, EventCode, KnownEvent, Progress, UnavailableReason};
+
+use super::VcpuPmu;
+use crate::core_pmu::{CorePmu, GuestWish, no_context};
+use crate::perfmon::{Hosted, Moment, NotLoaded, Quantities};
 
 impl VcpuPmu {
     /// Attaches a context to this vCPU, which is on a core.
@@ -274,7 +272,9 @@ impl VcpuPmu {
             Some(CountRequest::plain(event, true, true))
         });
         let fixed = usable.iter().filter_map(|counter| match counter {
-            arbiter::CounterId::Fixed(n) => Some(EventCode::Fixed(crate::FixedFunction::of(n)?)),
+            arbiter::CounterId::Fixed(n) => {
+                Some(EventCode::Fixed(pmu_model::FixedFunction::of(n)?))
+            }
             arbiter::CounterId::Programmable(_) => None,
         });
         GuestWish {

@@ -6,10 +6,10 @@
 //! Counters on PMI"). The control bit lies in IA32_DEBUGCTL, whose other bits are
 //! the processor's.
 
-use super::{ReadOutcome, VcpuPmu, WriteOutcome};
-use crate::ids::MsrIndex;
-use crate::model::DEBUGCTL;
 use arbiter::{CounterId, Shared};
+use pmu_model::{DEBUGCTL, MsrIndex};
+
+use super::{ReadOutcome, VcpuPmu, WriteOutcome};
 
 /// `IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI`.
 const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;

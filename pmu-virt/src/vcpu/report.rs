@@ -1,10 +1,9 @@
 //! What a vCPU's counters count, for people and tools.
 
-use super::{Logical, VcpuPmu, index_of};
-use crate::backend::{Provenance, Reading, UnavailableReason};
-use crate::progress::LossReason;
-use crate::request::CountRequest;
 use arbiter::CounterId;
+use pmu_model::{CountRequest, LossReason, Provenance, Reading, UnavailableReason};
+
+use super::{Logical, VcpuPmu, index_of};
 
 /// One counter that the guest uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

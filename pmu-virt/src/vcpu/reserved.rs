@@ -2,12 +2,13 @@
 //! decisions of the arbiter do to the PMU. Their registers are in
 //! `vcpu/block.rs`.
 
-use super::{Logical, VcpuPmu, index_of};
-use crate::ids::{MsrIndex, Ring};
 use arbiter::{
     Access, Auditor, Context, Cookie, CounterId, CounterSet, Effects, Entropy, Layer, PcrRegister,
     PcrUnit, Verdict,
 };
+use pmu_model::{MsrIndex, Ring};
+
+use super::{Logical, VcpuPmu, index_of};
 
 /// The reservations of one vCPU, with what they ask and report to.
 #[derive(Debug)]

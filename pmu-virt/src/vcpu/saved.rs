@@ -1,12 +1,12 @@
 //! A PMU's state, out and in again.
 
+use arbiter::{CounterId, CounterSet};
+use pmu_model::{PmuModel, Register};
+
 use super::shared::fields;
 use super::times::Times;
 use super::{PmiRequest, VcpuPmu, index_of};
-use crate::model::PmuModel;
-use crate::register::Register;
 use crate::state::{CounterName, Hex, PmuState, SavedCounter, SavedSnapshot, StateError};
-use arbiter::{CounterId, CounterSet};
 
 /// Bits of a status word that have a meaning.
 const STATUS_BITS: u64 = 0x00ff_ffff;

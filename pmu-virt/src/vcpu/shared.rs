@@ -4,10 +4,10 @@
 //! them, under the names that legacy registers have for these; all other bits
 //! stay as they are, and read as 0.
 
-use super::{VcpuPmu, WriteOutcome};
-use crate::ids::Vendor;
-use crate::register::{Register, WriteRule};
 use arbiter::{CounterId, CounterSet, Shared};
+use pmu_model::{Register, Vendor, WriteRule};
+
+use super::{VcpuPmu, WriteOutcome};
 
 impl VcpuPmu {
     /// The bits of such a register that a legacy read yields.

@@ -1,11 +1,12 @@
 //! More logical counters than physical ones: turns, or a refusal.
 
+use std::num::NonZeroU64;
+
+use arbiter::CounterId;
+use pmu_model::{SlotSet, UnavailableReason};
+
 use super::{Logical, VcpuPmu, index_of};
 use crate::assign::{Demand, Placement, assign, assign_most};
-use crate::backend::UnavailableReason;
-use crate::ids::SlotSet;
-use arbiter::CounterId;
-use std::num::NonZeroU64;
 
 /// What to do for a vCPU that wants more counters than its core has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,10 @@
 //! Onto a core and off it.
 
+use arbiter::{CounterId, CounterSet};
+use pmu_model::SlotSet;
+
 use super::VcpuPmu;
 use crate::core_pmu::{CorePmu, Last};
-use crate::ids::SlotSet;
-use arbiter::{CounterId, CounterSet};
 
 impl VcpuPmu {
     /// Switches the vCPU in: its counters count on `core` from now on. Those

@@ -7,5 +7,4 @@
 )]
 
 mod accuracy;
-mod laws;
 mod workload;

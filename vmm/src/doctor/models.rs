@@ -1,7 +1,7 @@
 //! Which PMU models this KVM lets a guest see.
 
 use kvm_bindings::CpuId;
-use pmu_virt::{ClockBackend, PmuModel, Vendor};
+use pmu_virt::{ClockBackend, CounterBackend, PmuModel, Vendor};
 use serde::Serialize;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -58,7 +58,8 @@ fn offer(
 ) -> Result<(), Box<dyn std::error::Error>> {
     const ONE_PAGE: usize = 0x1000;
     let model = PmuModel::parse(name)?;
-    let pmu = model.cpuid(&ClockBackend::new());
+    let clock = ClockBackend::new();
+    let pmu = model.cpuid(|request| clock.can_count(request).is_ok());
     let plan = CpuidPlan {
         cpus: 1,
         vendor,

@@ -306,7 +306,9 @@ impl MicroRun {
         if let (Some(model), Some(pcr)) = (&self.model, shared.pcr) {
             let reservations = pcr.of_vcpu(model, tsc_khz, Box::new(recorder.clone()))?;
             let visible = pcr.plan.legacy.unwrap_or(model.counts());
-            let cpuid = model.announced(&*(self.backend)(), visible);
+            let backend = (self.backend)();
+            let countable = |request: &_| backend.can_count(request).is_ok();
+            let cpuid = model.announced(countable, visible);
             announce(
                 &kvm,
                 shared.host,

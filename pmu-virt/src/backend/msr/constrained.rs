@@ -1,7 +1,8 @@
 //! Events that not every programmable counter can count, by processor.
 
+use pmu_model::Vendor;
+
 use super::layout::HostCpuid;
-use crate::ids::Vendor;
 
 /// Events that not every programmable counter can count.
 struct Row {

@@ -1,7 +1,8 @@
 //! Why the physical counters cannot be used.
 
-use crate::ids::MsrIndex;
 use std::io;
+
+use pmu_model::MsrIndex;
 use thiserror::Error;
 
 /// Why the physical counters of a CPU cannot be used, with what to do.

@@ -1,12 +1,12 @@
 //! Which counters can count an event on which processor.
 
+use arbiter::CounterId;
+use pmu_model::{
+    Constraint, CountRequest, EventCode, EventFamily, FixedFunction, SlotIndex, SlotSet, Vendor,
+};
+
 use super::constrained::{family_15h_counters, intel_counters};
 use super::layout::{HostCpuid, Layout};
-use crate::assign::Constraint;
-use crate::event::{EventCode, EventFamily, FixedFunction};
-use crate::ids::{SlotIndex, SlotSet, Vendor};
-use crate::request::CountRequest;
-use arbiter::CounterId;
 
 /// The fixed counter that counts the same as an architectural event without
 /// modifiers (SDM vol. 3B, "Fixed-function Performance Counters"). The
@@ -143,7 +143,7 @@ fn eight_bits(layout: &Layout) -> bool {
 mod tests {
     use super::*;
     use crate::assign::{Demand, assign};
-    use crate::cpuid::CpuidRegs;
+    use pmu_model::CpuidRegs;
 
     /// A processor by its signature, with `counters` where CPUID tells.
     fn cpuid(vendor: Vendor, signature: u32, counters: u32) -> HostCpuid {

@@ -1,10 +1,11 @@
 //! From entry to exit: counters start, stop, and are looked at.
 
+use pmu_model::{SlotIndex, SlotSet};
+
 use super::MsrBackend;
 use super::events::MERGE;
 use super::registers::{ENABLE, global_bit};
 use super::slot::{Control, MsrSlot};
-use crate::ids::{SlotIndex, SlotSet};
 
 impl MsrBackend {
     /// Makes a counter somebody else's.

@@ -1,12 +1,10 @@
 //! Where this processor's counters are, from CPUID and the crate's own tables
 //! of registers.
 
-use super::error::MsrRefusal;
-use crate::cpuid::CpuidRegs;
-use crate::ids::{MsrIndex, Vendor};
-use crate::model::PmuModel;
-use crate::register::Register;
 use arbiter::CounterId;
+use pmu_model::{CpuidRegs, MsrIndex, PmuModel, Register, Vendor};
+
+use super::error::MsrRefusal;
 
 /// What CPUID says about a host's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

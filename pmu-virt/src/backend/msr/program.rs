@@ -1,14 +1,14 @@
 //! A counter's control registers: written for a request, and cleared.
 
+use std::io;
+
+use pmu_model::{CountRequest, SlotIndex, UnavailableReason};
+
 use super::error::errno;
 use super::events::{MERGE, Plan, plan};
 use super::registers::ENABLE;
 use super::slot::{Control, MsrSlot};
 use super::{MsrBackend, NAME};
-use crate::backend::UnavailableReason;
-use crate::ids::SlotIndex;
-use crate::request::CountRequest;
-use std::io;
 
 impl MsrBackend {
     pub(super) fn plan(&self, request: &CountRequest) -> Result<Plan, UnavailableReason> {

@@ -1,11 +1,13 @@
 //! The registers of one CPU's counters: looked at, saved, taken, given back.
 
+use std::io;
+
+use arbiter::CounterId;
+use pmu_model::{MsrIndex, Vendor};
+
 use super::error::{MsrRefusal, errno};
 use super::layout::{HostCpuid, Layout};
 use super::{MsrDevice, MsrOptions};
-use crate::ids::{MsrIndex, Vendor};
-use arbiter::CounterId;
-use std::io;
 
 /// Enable bit of an event select.
 pub(super) const ENABLE: u64 = 1 << 22;

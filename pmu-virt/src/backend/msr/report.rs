@@ -1,11 +1,11 @@
 //! What is found at a CPU's counters, and whether they can be used at all.
 
+use std::{fmt, io};
+
 use super::error::{MsrRefusal, errno};
 use super::layout::Layout;
 use super::registers::{check_unused, look};
 use crate::sys;
-use std::fmt;
-use std::io;
 
 /// What was found at the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

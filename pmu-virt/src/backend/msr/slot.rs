@@ -1,7 +1,8 @@
 //! One physical counter that counts for somebody.
 
-use crate::ids::MsrIndex;
 use std::num::NonZeroU64;
+
+use pmu_model::MsrIndex;
 
 /// How a counter is controlled.
 #[derive(Clone, Copy, Debug)]

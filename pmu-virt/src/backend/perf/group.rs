@@ -1,14 +1,15 @@
 //! The events of one vCPU on one core thread: switched by their leader and
 //! read at once.
 
+use std::fmt;
+
+use pmu_model::{SlotIndex, UnavailableReason};
+
 use super::NAME;
 use super::member::Member;
 use super::plan::Plan;
 use super::scale::Times;
 use super::syscalls::{Errno, EventFd, EventSpec, PerfSyscalls, uninterrupted};
-use crate::backend::UnavailableReason;
-use crate::ids::SlotIndex;
-use std::fmt;
 
 /// Words of a group's read before the events: their number and both times.
 const HEADER: usize = 3;

@@ -1,17 +1,20 @@
 //! The state behind [`super::PerfBackend`]: slots, and groups by vCPU.
 
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::thread::{self, ThreadId};
+
+use pmu_model::{
+    CountRequest, OwnerId, Provenance, Reading, SlotIndex, SlotSet, UnavailableReason,
+};
+
 use super::group::{Failure, Group, refused};
 use super::member::Member;
 use super::plan::{Plan, Unit};
 use super::syscalls::PerfSyscalls;
 use super::trials::Trials;
 use super::{CAPACITY, NAME, signal};
-use crate::backend::{BackendEnv, Provenance, Reading, UnavailableReason};
-use crate::ids::{OwnerId, SlotIndex, SlotSet};
-use crate::request::CountRequest;
-use std::collections::BTreeMap;
-use std::num::NonZeroU64;
-use std::thread::{self, ThreadId};
+use crate::backend::BackendEnv;
 
 /// Which group: a vCPU's of hardware, or its other one.
 type Key = (OwnerId, bool);

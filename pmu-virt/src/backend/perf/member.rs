@@ -1,10 +1,10 @@
 //! One event of a group: a slot's.
 
+use pmu_model::{Provenance, Reading, SlotIndex, UnavailableReason};
+
 use super::plan::{NEVER, Plan};
 use super::scale::Scaler;
 use super::syscalls::{Errno, EventFd, PerfSyscalls, uninterrupted};
-use crate::backend::{Provenance, Reading, UnavailableReason};
-use crate::ids::SlotIndex;
 
 /// An open event.
 #[derive(Debug)]

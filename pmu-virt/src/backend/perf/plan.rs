@@ -1,10 +1,12 @@
 //! What to ask the kernel for, so that a request gets counted. Pure.
 
+use pmu_model::{
+    CountRequest, EventCode, KnownEvent, Provenance, SoftwareEvent, UnavailableReason,
+};
+
 use super::NAME;
 use super::syscalls::{EventSource, EventSpec, GenericEvent};
-use crate::backend::{BackendEnv, Provenance, UnavailableReason};
-use crate::event::{EventCode, KnownEvent, SoftwareEvent};
-use crate::request::CountRequest;
+use crate::backend::BackendEnv;
 
 /// A period that no event reaches: an event is opened with it, because only
 /// one that has a period can be given another.
@@ -211,8 +213,8 @@ fn generic(request: &CountRequest) -> Result<GenericEvent, UnavailableReason> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{EventFamily, FixedFunction};
-    use crate::ids::Vendor;
+    use pmu_model::Vendor;
+    use pmu_model::{EventFamily, FixedFunction};
 
     const ENV: BackendEnv = BackendEnv {
         tsc_khz: 2_000_000,

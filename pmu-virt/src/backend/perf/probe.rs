@@ -1,9 +1,11 @@
 //! What the host's `perf_event_open(2)` allows, for `umpire doctor`.
 
-use super::syscalls::{Errno, EventSource, EventSpec, GenericEvent, PerfSyscalls, uninterrupted};
-use crate::event::SoftwareEvent;
-use crate::sys::HostPerf;
 use std::fs;
+
+use pmu_model::SoftwareEvent;
+
+use super::syscalls::{Errno, EventSource, EventSpec, GenericEvent, PerfSyscalls, uninterrupted};
+use crate::sys::HostPerf;
 
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 const SAMPLE_RATE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";

@@ -1,7 +1,8 @@
 //! The seam to the kernel: what `perf` asks of `perf_event_open(2)`, typed.
 
-use crate::event::SoftwareEvent;
 use std::fmt::{self, Debug};
+
+use pmu_model::SoftwareEvent;
 
 /// What an event counts, as `type` and `config` of `perf_event_attr` have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

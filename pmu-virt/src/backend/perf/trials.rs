@@ -1,11 +1,12 @@
 //! What the kernel opens, found by asking once.
 
+use pmu_model::{CountRequest, UnavailableReason};
+
 use super::NAME;
 use super::group::refused;
 use super::plan::{Plan, plans};
 use super::syscalls::{Errno, EventSpec, PerfSyscalls, uninterrupted};
-use crate::backend::{BackendEnv, UnavailableReason};
-use crate::request::CountRequest;
+use crate::backend::BackendEnv;
 
 /// Answers that are remembered at most; a guest chooses what is asked.
 const REMEMBERED: usize = 256;

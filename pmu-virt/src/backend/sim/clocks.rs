@@ -1,11 +1,12 @@
 //! The virtual time of each vCPU, and what happens in it.
 
-use super::curve::{Curve, unit};
-use super::table::{Entry, RateTable};
-use crate::ids::{OwnerId, Ring};
-use crate::request::CountRequest;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pmu_model::{CountRequest, OwnerId, Ring};
+
+use super::curve::{Curve, unit};
+use super::table::{Entry, RateTable};
 
 /// The declared rates of a machine, and the time that each of its vCPUs has
 /// run under them.

@@ -4,7 +4,7 @@
 //! the rate from 0, so those of adjoining intervals add up to those of the
 //! whole, and nothing is ever rounded twice.
 
-use crate::ids::Ring;
+use pmu_model::Ring;
 
 /// One stretch of constant rates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

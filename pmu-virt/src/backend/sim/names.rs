@@ -1,7 +1,8 @@
 //! Names of events in a table of rates.
 
+use pmu_model::{EventCode, KnownEvent, SoftwareEvent};
+
 use super::error::RateProblem;
-use crate::event::{EventCode, KnownEvent, SoftwareEvent};
 
 /// Which events a table entry is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,14 +1,15 @@
 //! Reads a table of rates; every complaint names its line.
 
+use std::ops::Range;
+
+use pmu_model::{Constraint, SlotIndex, SlotSet};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
 use super::curve::{Curve, Phase, mix};
 use super::error::{RateError, RateProblem};
 use super::names::{EventKey, nearest};
 use super::table::{Entry, RateTable};
-use crate::assign::Constraint;
-use crate::ids::{SlotIndex, SlotSet};
-use std::ops::Range;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
 
 /// Counters where the table does not say: enough for several vCPUs.
 const DEFAULT_COUNTERS: u64 = 64;

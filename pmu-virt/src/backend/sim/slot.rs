@@ -1,7 +1,8 @@
 //! A counter: the difference of what a vCPU's clock says at two times.
 
-use super::clocks::{Clock, Rings, SimClocks};
 use std::num::NonZeroU64;
+
+use super::clocks::{Clock, Rings, SimClocks};
 
 /// What one counter counts of its vCPU's events.
 #[derive(Debug)]

@@ -1,11 +1,11 @@
 //! The declared rates of a simulated PMU.
 
+use pmu_model::{Constraint, EventCode};
+
 use super::curve::Curve;
 use super::error::RateError;
 use super::names::EventKey;
 use super::parse;
-use crate::assign::Constraint;
-use crate::event::EventCode;
 
 /// Declared rates: what happens how often, by ring and over time, and which
 /// counters can count it.

@@ -1,10 +1,11 @@
 //! Clauses about overflows, deadlines, and what is not available.
 
-use super::{A, Factory, ensure, program, running, some};
-use crate::backend::Reading;
-use crate::contract::Driver;
-use crate::ids::{Ring, SlotIndex};
 use std::num::NonZeroU64;
+
+use pmu_model::{Reading, Ring, SlotIndex};
+
+use super::{A, Factory, ensure, program, running, some};
+use crate::contract::Driver;
 
 pub(super) fn overflow_is_told(
     factory: Factory<'_>,

@@ -131,7 +131,7 @@ fn core_pmu() -> PmuCpuid {
         leaf_80000022: CpuidRegs::default(),
         perfmon_v2: false,
         hypervisor: {
-            let [base, features] = accounting::cpuid_leaves(&PmuModel::default_for(Vendor::Amd));
+            let [base, features] = pmu_virt::accounting_leaves(&PmuModel::default_for(Vendor::Amd));
             [base, features, Default::default()]
         },
     }

@@ -1,0 +1,44 @@
+//! What a performance monitoring unit is, without anybody who counts.
+//!
+//! - [`PmuModel`] says which registers exist and which values they take; one
+//!   constant table per model, from which decoding, MSR ranges and CPUID
+//!   ([`PmuCpuid`]) derive.
+//! - [`CountRequest`] is what a control register asks for, in the words of
+//!   [`EventCode`] and [`KnownEvent`].
+//! - [`Reading`] is a count with its [`Provenance`], or the
+//!   [`UnavailableReason`] why there is none; [`Constraint`] says on which
+//!   physical counters something can be counted.
+//! - [`Progress`] is what befalls a vCPU, as far as counting is concerned.
+//! - [`accounting`] is the page of registers that tells a guest how far its
+//!   counts can be trusted.
+//!
+//! The rules of the registers, each with its source, are listed in
+//! `docs/registers.md`.
+#![deny(unsafe_code)]
+
+pub mod accounting;
+mod constraint;
+mod cpuid;
+mod event;
+mod ids;
+mod model;
+mod progress;
+mod reading;
+mod register;
+mod request;
+mod text;
+
+pub use arbiter::{CounterId, CounterSet, PerKind};
+pub use constraint::{AssignError, Constraint};
+pub use cpuid::{CpuidRegs, PmuCpuid, accounting_leaves};
+pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
+pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};
+pub use model::{
+    DEBUGCTL, MAX_FIXED, MAX_PROGRAMMABLE, ModelError, ModelSummary, PmuModel, RegisterKind,
+    RegisterRow, all_pmu_msr_ranges, low_bits, written_count,
+};
+pub use progress::{LossReason, MathUnit, Progress, Retirement};
+pub use reading::{Provenance, Reading, Unavailable, UnavailableReason};
+pub use register::{Register, Reserved, WriteForm, WriteRule};
+pub use request::CountRequest;
+pub use text::list;

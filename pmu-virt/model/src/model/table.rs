@@ -1,0 +1,316 @@
+//! The register tables: one constant per model.
+
+use arbiter::CounterId;
+
+use super::{Family, MAX_FIXED, MAX_PROGRAMMABLE, ModelSummary, Numbers, PmuModel, Switch};
+use crate::event::EventFamily;
+use crate::ids::Vendor;
+use crate::register::{Register, WriteForm};
+
+/// Registers at consecutive or evenly spaced MSR indices.
+#[derive(Clone, Copy, Debug)]
+pub struct RegisterRow {
+    /// MSR index of the first one.
+    pub first: u32,
+    /// Distance from one to the next.
+    pub stride: u32,
+    /// How many there are.
+    pub count: RowCount,
+    /// What they are.
+    pub kind: RegisterKind,
+    /// Present only in models with full-width writes.
+    pub full_width_only: bool,
+}
+
+/// How many registers a row stands for.
+#[derive(Clone, Copy, Debug)]
+pub enum RowCount {
+    /// This many.
+    Exactly(u8),
+    /// One per programmable counter.
+    Programmable,
+    /// One per fixed-function counter.
+    Fixed,
+    /// One, where there is any fixed-function counter.
+    OneIfFixed,
+}
+
+/// What the registers of a row are.
+#[derive(Clone, Copy, Debug)]
+pub enum RegisterKind {
+    /// Programmable counters.
+    Counter(WriteForm),
+    /// Fixed-function counters.
+    FixedCounter,
+    /// Event selects.
+    Select,
+    /// A register that exists once.
+    Single(Register),
+}
+
+impl RowCount {
+    #[inline]
+    pub(super) fn number(self, model: &PmuModel) -> u8 {
+        match self {
+            RowCount::Exactly(n) => n,
+            RowCount::Programmable => model.programmable,
+            RowCount::Fixed => model.fixed,
+            RowCount::OneIfFixed => u8::from(model.fixed > 0),
+        }
+    }
+}
+
+impl RegisterKind {
+    #[inline]
+    pub(super) fn register(self, index: u8) -> Register {
+        match self {
+            RegisterKind::Counter(form) => Register::Counter {
+                counter: CounterId::Programmable(index),
+                form,
+            },
+            RegisterKind::FixedCounter => Register::Counter {
+                counter: CounterId::Fixed(index),
+                form: WriteForm::FullWidth,
+            },
+            RegisterKind::Select => Register::Select(index),
+            RegisterKind::Single(register) => register,
+        }
+    }
+}
+
+impl RegisterRow {
+    pub(super) fn msr(&self, index: u8) -> u32 {
+        self.first + u32::from(index) * self.stride
+    }
+
+    /// Position of `msr` in the row, were the row endless.
+    #[inline]
+    pub(super) fn index_of(&self, msr: u32) -> Option<u8> {
+        let offset = msr.checked_sub(self.first)?;
+        if self.stride == 2 && offset % 2 != 0 {
+            return None;
+        }
+        u8::try_from(offset / self.stride).ok()
+    }
+}
+
+const fn row(first: u32, stride: u32, count: RowCount, kind: RegisterKind) -> RegisterRow {
+    RegisterRow {
+        first,
+        stride,
+        count,
+        kind,
+        full_width_only: false,
+    }
+}
+
+const fn single(msr: u32, register: Register) -> RegisterRow {
+    row(msr, 1, RowCount::Exactly(1), RegisterKind::Single(register))
+}
+
+const fn full_width_only(row: RegisterRow) -> RegisterRow {
+    RegisterRow {
+        full_width_only: true,
+        ..row
+    }
+}
+
+const SIGN_EXTENDED: RegisterKind = RegisterKind::Counter(WriteForm::SignExtend32);
+const FULL_WIDTH: RegisterKind = RegisterKind::Counter(WriteForm::FullWidth);
+const TRUNCATED: RegisterKind = RegisterKind::Counter(WriteForm::Truncate);
+
+// Rows stand in the order of their use by guests: decoding looks at them in turn.
+
+/// SDM vol. 4, "IA-32 Architectural MSRs": 0xC1, 0x186; 0x345 and 0x4C1.
+const INTEL_V1_ROWS: &[RegisterRow] = &[
+    row(0xc1, 1, RowCount::Programmable, SIGN_EXTENDED),
+    row(0x186, 1, RowCount::Programmable, RegisterKind::Select),
+    full_width_only(row(0x4c1, 1, RowCount::Programmable, FULL_WIDTH)),
+    full_width_only(single(0x345, Register::PerfCapabilities)),
+];
+
+/// Version 2 adds 0x309 to 0x30B and 0x38D to 0x390.
+const INTEL_V2_ROWS: &[RegisterRow] = &[
+    row(0xc1, 1, RowCount::Programmable, SIGN_EXTENDED),
+    row(0x186, 1, RowCount::Programmable, RegisterKind::Select),
+    single(0x38f, Register::GlobalControl),
+    single(0x38e, Register::GlobalStatus),
+    single(0x390, Register::GlobalStatusClear),
+    row(0x309, 1, RowCount::Fixed, RegisterKind::FixedCounter),
+    row(
+        0x38d,
+        1,
+        RowCount::OneIfFixed,
+        RegisterKind::Single(Register::FixedControl),
+    ),
+    full_width_only(row(0x4c1, 1, RowCount::Programmable, FULL_WIDTH)),
+    full_width_only(single(0x345, Register::PerfCapabilities)),
+];
+
+/// APM vol. 2, section 13.2.1 and appendix A: the four legacy pairs.
+const AMD_LEGACY_ROWS: &[RegisterRow] = &[
+    row(0xc001_0000, 1, RowCount::Exactly(4), RegisterKind::Select),
+    row(0xc001_0004, 1, RowCount::Exactly(4), TRUNCATED),
+];
+
+/// Core extension: control and counter interleaved; the legacy indices are
+/// other names of the first four pairs.
+const AMD_CORE_ROWS: &[RegisterRow] = &[
+    row(0xc001_0200, 2, RowCount::Programmable, RegisterKind::Select),
+    row(0xc001_0201, 2, RowCount::Programmable, TRUNCATED),
+    row(0xc001_0000, 1, RowCount::Exactly(4), RegisterKind::Select),
+    row(0xc001_0004, 1, RowCount::Exactly(4), TRUNCATED),
+];
+
+/// PerfMonV2 adds the global registers (Family 19h PPR, MSRC000_0300 to 0303).
+const AMD_PERFMONV2_ROWS: &[RegisterRow] = &[
+    row(0xc001_0200, 2, RowCount::Programmable, RegisterKind::Select),
+    row(0xc001_0201, 2, RowCount::Programmable, TRUNCATED),
+    single(0xc000_0301, Register::GlobalControl),
+    single(0xc000_0300, Register::GlobalStatus),
+    single(0xc000_0302, Register::GlobalStatusClear),
+    single(0xc000_0303, Register::GlobalStatusSet),
+    row(0xc001_0000, 1, RowCount::Exactly(4), RegisterKind::Select),
+    row(0xc001_0004, 1, RowCount::Exactly(4), TRUNCATED),
+];
+
+/// Bits 63:32 and 21 (any-thread, from version 3 on) are reserved.
+const INTEL_SELECT: u64 = 0xffff_ffff & !(1 << 21);
+/// K8 BKDG, `PerfEvtSel`: bit 21 and bits 63:32 are reserved.
+const K7_SELECT: u64 = 0xffff_ffff & !(1 << 21);
+/// Family 10h BKDG and later PPRs, `PERF_CTL`: bits 19, 21, 39:36, 63:42 are reserved.
+const FAM10H_SELECT: u64 = (0xffff_ffff & !(1 << 21) & !(1 << 19)) | 0xf << 32 | 0b11 << 40;
+
+const NONE: Numbers = just(0);
+const OFF: Switch = Switch {
+    default: false,
+    settable: false,
+};
+
+const fn just(value: u8) -> Numbers {
+    between(value, value, value)
+}
+
+const fn between(default: u8, least: u8, most: u8) -> Numbers {
+    Numbers {
+        default,
+        least,
+        most,
+    }
+}
+
+pub(super) static FAMILIES: [&Family; 6] = [
+    &INTEL_V1,
+    &INTEL_V2,
+    &AMD_K7,
+    &AMD_FAM10H,
+    &AMD_CORE,
+    &AMD_PERFMONV2,
+];
+
+static INTEL_V1: Family = Family {
+    summary: ModelSummary {
+        name: "intel-v1",
+        vendor: Vendor::Intel,
+        summary: "Intel architectural version 1: programmable counters, no global registers",
+    },
+    version: 1,
+    events: EventFamily::Intel,
+    rows: INTEL_V1_ROWS,
+    select_bits: INTEL_SELECT,
+    has_global: false,
+    programmable: between(2, 1, MAX_PROGRAMMABLE),
+    fixed: NONE,
+    width: between(40, 32, 63),
+    fixed_width: NONE,
+    full_width: Switch {
+        default: false,
+        settable: true,
+    },
+};
+
+pub(super) static INTEL_V2: Family = Family {
+    summary: ModelSummary {
+        name: "intel-v2",
+        vendor: Vendor::Intel,
+        summary: "Intel architectural version 2: fixed counters, global control and status",
+    },
+    version: 2,
+    rows: INTEL_V2_ROWS,
+    events: EventFamily::Intel,
+    select_bits: INTEL_SELECT,
+    has_global: true,
+    programmable: between(4, 1, MAX_PROGRAMMABLE),
+    fixed: between(3, 0, MAX_FIXED),
+    width: between(48, 32, 63),
+    fixed_width: between(48, 32, 63),
+    full_width: Switch {
+        default: true,
+        settable: true,
+    },
+};
+
+static AMD_K7: Family = Family {
+    summary: ModelSummary {
+        name: "amd-k7",
+        vendor: Vendor::Amd,
+        summary: "AMD K7 and K8: four counters, 8-bit event select",
+    },
+    events: EventFamily::AmdK7,
+    select_bits: K7_SELECT,
+    ..AMD_LEGACY
+};
+
+static AMD_FAM10H: Family = Family {
+    summary: ModelSummary {
+        name: "amd-fam10h",
+        vendor: Vendor::Amd,
+        summary: "AMD Family 10h: four counters, 12-bit event select, guest-only and host-only",
+    },
+    events: EventFamily::AmdFam10h,
+    ..AMD_LEGACY
+};
+
+pub(super) static AMD_CORE: Family = Family {
+    summary: ModelSummary {
+        name: "amd-core",
+        vendor: Vendor::Amd,
+        summary: "AMD core extension: six counters, the first four also at the legacy indices",
+    },
+    events: EventFamily::AmdZen,
+    rows: AMD_CORE_ROWS,
+    programmable: just(6),
+    ..AMD_LEGACY
+};
+
+static AMD_PERFMONV2: Family = Family {
+    summary: ModelSummary {
+        name: "amd-perfmonv2",
+        vendor: Vendor::Amd,
+        summary: "AMD PerfMonV2: the core extension with global control and status",
+    },
+    events: EventFamily::AmdZen4,
+    rows: AMD_PERFMONV2_ROWS,
+    has_global: true,
+    programmable: between(6, 4, 6),
+    ..AMD_LEGACY
+};
+
+/// What the AMD models have in common.
+const AMD_LEGACY: Family = Family {
+    summary: ModelSummary {
+        name: "amd",
+        vendor: Vendor::Amd,
+        summary: "",
+    },
+    version: 0,
+    events: EventFamily::AmdFam10h,
+    rows: AMD_LEGACY_ROWS,
+    select_bits: FAM10H_SELECT,
+    has_global: false,
+    programmable: just(4),
+    fixed: NONE,
+    width: just(48),
+    fixed_width: NONE,
+    full_width: OFF,
+};

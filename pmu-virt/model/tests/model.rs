@@ -1,0 +1,115 @@
+//! Names, properties, ranges of MSRs.
+
+use pmu_model::{PmuModel, Vendor, all_pmu_msr_ranges};
+
+#[test]
+fn properties_are_taken() {
+    let model =
+        PmuModel::parse("intel-v2,counters=8,fixed=2,width=40,fixed-width=44,full-width=off")
+            .expect("a good model");
+    assert_eq!(
+        (
+            model.name(),
+            model.programmable(),
+            model.fixed(),
+            model.width(),
+            model.fixed_width(),
+            model.full_width(),
+        ),
+        ("intel-v2", 8, 2, 40, 44, false)
+    );
+    assert_eq!(PmuModel::default_for(Vendor::Intel).name(), "intel-v2");
+    assert_eq!(PmuModel::default_for(Vendor::Amd).name(), "amd-core");
+    for summary in PmuModel::names() {
+        let model = PmuModel::parse(summary.name).expect("a listed name");
+        assert_eq!(
+            (model.name(), model.vendor()),
+            (summary.name, summary.vendor)
+        );
+        assert!(!summary.summary.is_empty());
+    }
+}
+
+fn check_error(spec: &str, expected: &str) {
+    let error = PmuModel::parse(spec).expect_err(spec);
+    assert_eq!(error.to_string(), expected, "{spec}");
+}
+
+#[test]
+fn bad_properties_are_named() {
+    let models = "intel-v1, intel-v2, amd-k7, amd-fam10h, amd-core, amd-perfmonv2";
+    check_error(
+        "pentium",
+        &format!("no PMU model is called 'pentium'; known are {models}"),
+    );
+    check_error(
+        "",
+        &format!("no PMU model is called ''; known are {models}"),
+    );
+    check_error(
+        "intel-v2,lbr=on",
+        "PMU model intel-v2 has no property 'lbr'; known are counters, fixed, width, fixed-width, full-width",
+    );
+    check_error(
+        "intel-v2,",
+        "PMU model intel-v2 has no property ''; known are counters, fixed, width, fixed-width, full-width",
+    );
+    for spec in ["intel-v2,counters", "intel-v2,counters="] {
+        check_error(
+            spec,
+            "property 'counters' of PMU model intel-v2 needs a value: counters=VALUE",
+        );
+    }
+    check_error(
+        "intel-v2,width=40,width=40",
+        "property 'width' of PMU model intel-v2 is given twice; keep one",
+    );
+    for value in ["9", "0", "-1", "many", "300"] {
+        check_error(
+            &format!("intel-v2,counters={value}"),
+            &format!(
+                "'counters={value}' of PMU model intel-v2 is not possible; give a number from 1 to 8"
+            ),
+        );
+    }
+    check_error(
+        "intel-v2,width=64",
+        "'width=64' of PMU model intel-v2 is not possible; give a number from 32 to 63",
+    );
+    check_error(
+        "intel-v2,full-width=yes",
+        "'full-width=yes' of PMU model intel-v2 is not possible; give on or off",
+    );
+    check_error(
+        "intel-v1,fixed=3",
+        "property 'fixed' of PMU model intel-v1 cannot be changed: it is always 0",
+    );
+    check_error(
+        "amd-core,counters=4",
+        "property 'counters' of PMU model amd-core cannot be changed: it is always 6",
+    );
+    check_error(
+        "amd-k7,full-width=on",
+        "property 'full-width' of PMU model amd-k7 cannot be changed: it is always off",
+    );
+}
+
+#[test]
+fn all_ranges_cover_sampling_facilities_too() {
+    let ranges = all_pmu_msr_ranges();
+    for msr in [
+        0x3f1,
+        0x3f6,
+        0x600,
+        0x392,
+        0x329,
+        0xc001_1030,
+        0xc001_103d,
+        0xc001_0230,
+    ] {
+        let found = ranges
+            .iter()
+            .any(|(first, last)| (*first..=*last).contains(&msr));
+        assert!(found, "{msr:#x}");
+    }
+}

@@ -1,0 +1,282 @@
+//! The logical PMU: which PMCs and PMDs there are, and what they map to.
+
+use std::fmt;
+
+use perfmon_abi::consts::{PFM_REG_IDX_NONE, PFM_REG_TYPE_MSR, PFM_REG_TYPE_VIRTUAL};
+use pmu_model::{CountRequest, CounterId, PmuModel, Register, Vendor};
+
+use super::bits::PmdBits;
+
+/// First index of the fixed-function counters' registers.
+const FIXED: u16 = 32;
+/// First index of the virtual PMDs.
+const VIRTUAL: u16 = 64;
+/// On AMD, the programmable counters from this one on have indices above those
+/// of IBS, which PMC4, PMC5 and PMD4 to PMD13 are kept for.
+const AMD_BELOW_IBS: u8 = 4;
+const AMD_ABOVE_IBS: u16 = 10;
+
+/// The interrupt bit of an event select; and of a fixed counter's field.
+const SELECT_INT: u64 = 1 << 20;
+const FIXED_INT: u64 = 1 << 3;
+
+/// Defines the virtual PMDs: name, index above the first, what they tell.
+macro_rules! virtual_pmds {
+    ($($text:literal $name:ident = $index:literal, $word:literal;)*) => {
+        /// A quantity of the VMM that can be read as a PMD (§3.2.2). Those of a
+        /// context for a core are the sum of what its vCPUs did while it had
+        /// them; in a sample they are those of the vCPU that was sampled.
+        /// Exits and PMIs are counted one by one, times and memory are derived
+        /// from what the host tells.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum VirtualPmd {
+            $(#[doc = $text] $name,)*
+        }
+
+        impl VirtualPmd {
+            /// Every one, by ascending index.
+            pub const ALL: &[VirtualPmd] = &[$(VirtualPmd::$name),*];
+
+            /// Its PMD.
+            #[must_use]
+            pub fn pmd(self) -> u16 {
+                VIRTUAL + match self { $(VirtualPmd::$name => $index),* }
+            }
+
+            /// Its name as an event of the tools.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(VirtualPmd::$name => $word),* }
+            }
+
+            /// What it tells.
+            #[must_use]
+            pub fn text(self) -> &'static str {
+                match self { $(VirtualPmd::$name => $text),* }
+            }
+        }
+    };
+}
+
+virtual_pmds! {
+    "Exits to the VMM, for whatever reason; what KVM handles by itself is not among them." Exits = 0, "vm-exits";
+    "Exits for RDMSR and WRMSR." MsrExits = 1, "vm-exits-msr";
+    "Exits for RDPMC." RdpmcExits = 2, "vm-exits-rdpmc";
+    "Exits for port I/O." PortExits = 3, "vm-exits-port";
+    "Exits for memory-mapped I/O." MmioExits = 4, "vm-exits-mmio";
+    "Exits for breakpoints and single steps." DebugExits = 5, "vm-exits-debug";
+    "Exits for kicks: timers, signals, requests of the VMM." KickExits = 6, "vm-exits-kick";
+    "PMIs that were raised in the guest." Pmis = 7, "vm-pmis";
+    "Nanoseconds that the vCPU ran, halted ones left out." RunTime = 8, "vm-run-ns";
+    "Nanoseconds that the vCPU could have run and did not: others had its core or its host CPU."
+        StealTime = 9, "vm-steal-ns";
+    "Nanoseconds that the vCPU was halted." HaltTime = 10, "vm-halt-ns";
+    "Bytes of guest memory that the host has given pages for." GuestMemory = 11, "vm-memory-bytes";
+    "Ring at the overflow, 0 for the guest's kernel and 3 for its programs; in samples only."
+        Ring = 12, "ring";
+    "CR3 at the overflow: tells the guest's processes apart; in samples only." Cr3 = 13, "cr3";
+}
+
+impl fmt::Display for VirtualPmd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A control register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PmcDescription {
+    /// Its index.
+    pub num: u16,
+    /// The counter that it controls.
+    pub counter: CounterId,
+    /// The PMD of that counter.
+    pub pmd: u16,
+    /// Its value when nothing was written.
+    pub default: u64,
+    /// Bits that keep their default.
+    pub reserved: u64,
+    /// Bits that are set whatever is written: an overflow has to interrupt.
+    pub forced: u64,
+    /// `PFM_REG_TYPE_*`.
+    pub kind: u16,
+    /// MSR.
+    pub index: u64,
+}
+
+/// What a PMD stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PmdKind {
+    /// A counter of so many bits, controlled by a PMC.
+    Counter {
+        /// Which one.
+        counter: CounterId,
+        /// Bits of the hardware's.
+        width: u8,
+        /// Its PMC.
+        pmc: u16,
+    },
+    /// A quantity of the VMM. It cannot be written.
+    Virtual(VirtualPmd),
+}
+
+/// A data register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PmdDescription {
+    /// Its index.
+    pub num: u16,
+    /// What it stands for.
+    pub what: PmdKind,
+    /// `PFM_REG_TYPE_*`.
+    pub kind: u16,
+    /// MSR, or `PFM_REG_IDX_NONE`.
+    pub index: u64,
+}
+
+/// The registers that host tools see: those of a PMU model, and virtual PMDs.
+#[derive(Clone, Debug)]
+pub struct LogicalPmu {
+    model: PmuModel,
+    pmcs: Vec<PmcDescription>,
+    pmds: Vec<PmdDescription>,
+}
+
+impl LogicalPmu {
+    /// The logical PMU of a model.
+    #[must_use]
+    pub fn new(model: PmuModel) -> Self {
+        let pmc = |counter| pmc(&model, counter);
+        let pmd = |counter| pmd(&model, counter);
+        let mut pmcs: Vec<_> = model.counters().filter_map(pmc).collect();
+        let mut pmds: Vec<_> = model.counters().filter_map(pmd).collect();
+        pmds.extend(VirtualPmd::ALL.iter().map(|&which| PmdDescription {
+            num: which.pmd(),
+            what: PmdKind::Virtual(which),
+            kind: PFM_REG_TYPE_VIRTUAL,
+            index: PFM_REG_IDX_NONE,
+        }));
+        pmcs.sort_by_key(|pmc| pmc.num);
+        pmds.sort_by_key(|pmd| pmd.num);
+        LogicalPmu { model, pmcs, pmds }
+    }
+
+    /// The model behind it.
+    #[must_use]
+    pub fn model(&self) -> &PmuModel {
+        &self.model
+    }
+
+    /// Every PMC, by ascending index.
+    #[must_use]
+    pub fn pmcs(&self) -> &[PmcDescription] {
+        &self.pmcs
+    }
+
+    /// Every PMD, by ascending index.
+    #[must_use]
+    pub fn pmds(&self) -> &[PmdDescription] {
+        &self.pmds
+    }
+
+    /// The PMC of an index.
+    #[must_use]
+    pub fn pmc(&self, num: u16) -> Option<&PmcDescription> {
+        self.pmcs.iter().find(|pmc| pmc.num == num)
+    }
+
+    /// The PMD of an index.
+    #[must_use]
+    pub fn pmd(&self, num: u16) -> Option<&PmdDescription> {
+        self.pmds.iter().find(|pmd| pmd.num == num)
+    }
+
+    /// The PMDs that there are.
+    #[must_use]
+    pub fn implemented_pmds(&self) -> PmdBits {
+        self.pmds.iter().map(|pmd| pmd.num).collect()
+    }
+
+    /// What a PMC of this value asks its counter to do.
+    #[must_use]
+    pub fn request(&self, pmc: &PmcDescription, value: u64) -> Option<CountRequest> {
+        match pmc.counter {
+            CounterId::Programmable(_) => Some(CountRequest::decode(self.model.events(), value)),
+            CounterId::Fixed(n) => Some(CountRequest::decode_fixed(
+                pmu_model::FixedFunction::of(n)?,
+                value,
+            )),
+        }
+    }
+}
+
+impl PmcDescription {
+    /// The value that a write leaves: reserved bits silently keep their default
+    /// (§3.1.13).
+    #[must_use]
+    pub fn accept(&self, value: u64) -> u64 {
+        (value & !self.reserved) | (self.default & self.reserved) | self.forced
+    }
+}
+
+/// Index of a counter's PMC and PMD.
+fn index(model: &PmuModel, counter: CounterId) -> u16 {
+    match counter {
+        CounterId::Programmable(n) if model.vendor() == Vendor::Amd && n >= AMD_BELOW_IBS => {
+            AMD_ABOVE_IBS + u16::from(n)
+        }
+        CounterId::Programmable(n) => n.into(),
+        CounterId::Fixed(n) => FIXED + u16::from(n),
+    }
+}
+
+fn pmc(model: &PmuModel, counter: CounterId) -> Option<PmcDescription> {
+    let (register, implemented, forced) = match counter {
+        CounterId::Programmable(n) => {
+            let rule = model.write_rule(Register::Select(n))?;
+            (Register::Select(n), rule.implemented, SELECT_INT)
+        }
+        CounterId::Fixed(n) => {
+            let rule = model.write_rule(Register::FixedControl)?;
+            let shift = 4 * u32::from(n);
+            let field = 0xf << shift;
+            let forced = FIXED_INT << shift;
+            (Register::FixedControl, rule.implemented & field, forced)
+        }
+    };
+    let num = index(model, counter);
+    Some(PmcDescription {
+        num,
+        counter,
+        pmd: num,
+        default: 0,
+        reserved: !implemented,
+        forced: forced & implemented,
+        kind: PFM_REG_TYPE_MSR,
+        index: find_msr(model, |found| found == register)?.into(),
+    })
+}
+
+fn pmd(model: &PmuModel, counter: CounterId) -> Option<PmdDescription> {
+    let is_it = |register| matches!(register, Register::Counter { counter: c, .. } if c == counter);
+    let width = match counter {
+        CounterId::Programmable(_) => model.width(),
+        CounterId::Fixed(_) => model.fixed_width(),
+    };
+    let num = index(model, counter);
+    Some(PmdDescription {
+        num,
+        what: PmdKind::Counter {
+            counter,
+            width,
+            pmc: num,
+        },
+        kind: PFM_REG_TYPE_MSR,
+        index: find_msr(model, is_it)?.into(),
+    })
+}
+
+/// The first MSR of a register that `is_it`.
+fn find_msr(model: &PmuModel, is_it: impl Fn(Register) -> bool) -> Option<u32> {
+    let mut registers = model.registers();
+    registers.find_map(|(msr, register)| is_it(register).then_some(msr))
+}

@@ -1,0 +1,251 @@
+//! The compact format of Umpire, for high rates: a ring of blocks whose samples
+//! are told by their differences ([`perfmon_abi::compact`] has the layout and
+//! the reader).
+//!
+//! It never masks and needs no PFM_RESTART. A block that is full makes a
+//! notification for those who ask for one; whoever polls does not.
+
+use std::sync::atomic::{Ordering, fence};
+
+use perfmon_abi::compact::{MAX_SAMPLE, encode};
+use perfmon_abi::consts::{
+    COMPACT_FORMAT, PFM_MAX_PMDS, UMPIRE_COMPACT_MAX_BLOCK, UMPIRE_COMPACT_VERSION,
+};
+use perfmon_abi::wire::Refusal;
+use perfmon_abi::{CompactArg, CompactBlock, CompactHeader, CompactLast, Record};
+
+use super::default::{DEPTH, go_on, wide};
+use super::{Control, OverflowArg, SamplingFormat, Setup, entry};
+use crate::moment::Moment;
+
+/// What the writer remembers of the block: the last sample, and the last value
+/// of each PMD. Both lie between header and blocks.
+const LAST: usize = CompactHeader::SIZE;
+const OF_PMDS: usize = LAST + CompactLast::SIZE;
+const BLOCKS: usize = OF_PMDS + 8 * PFM_MAX_PMDS as usize;
+
+/// Blocks have room for the largest sample at least, and are multiples of this.
+const ALIGN: usize = 8;
+const MIN_BLOCK: usize = (CompactBlock::SIZE + MAX_SAMPLE).next_multiple_of(ALIGN);
+/// With one block there would be nothing to read while it is cleared.
+const MIN_BLOCKS: usize = 2;
+
+/// What the format chooses: a ring of this many blocks, as far as their size
+/// allows it.
+const USUAL_BLOCKS: usize = 16;
+const USUAL_BLOCK: std::ops::RangeInclusive<usize> = 4 << 10..=64 << 10;
+
+/// The compact format. Its buffer begins with `umpire_compact_hdr_t`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CompactFormat;
+
+/// How a buffer is divided.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    size: usize,
+    block: u32,
+    blocks: u32,
+}
+
+impl CompactFormat {
+    fn plan(setup: &Setup<'_>) -> Result<Plan, Refusal> {
+        let arg = CompactArg::from_bytes(setup.arg)
+            .map_err(|error| entry::invalid(format!("argument of the sampling format: {error}")))?;
+        if arg.flags != 0 {
+            let reason = format!("buf_flags has bits that are not defined: {:#x}", arg.flags);
+            return Err(entry::invalid(reason));
+        }
+        let size = entry::buffer_size(arg.buf_size, BLOCKS + MIN_BLOCKS * MIN_BLOCK)?;
+        let room = size - BLOCKS;
+        let given = usize::try_from(arg.block_size).unwrap_or(usize::MAX);
+        let block = if given == 0 {
+            let share = (room / USUAL_BLOCKS).clamp(*USUAL_BLOCK.start(), *USUAL_BLOCK.end());
+            share.min(room / MIN_BLOCKS) / ALIGN * ALIGN
+        } else {
+            given
+        };
+        let most = room / MIN_BLOCKS;
+        let fits = block >= MIN_BLOCK && block <= most && block.is_multiple_of(ALIGN);
+        match (u32::try_from(block), u32::try_from(room / block.max(1))) {
+            (Ok(block), Ok(blocks)) if fits && block <= UMPIRE_COMPACT_MAX_BLOCK => Ok(Plan {
+                size,
+                block,
+                blocks,
+            }),
+            _ => Err(entry::invalid(format!(
+                "block_size is {given}: give a multiple of {ALIGN} from {MIN_BLOCK} to {} (half the buffer at most), or 0",
+                most.min(1 << 20) / ALIGN * ALIGN
+            ))),
+        }
+    }
+}
+
+impl SamplingFormat for CompactFormat {
+    fn name(&self) -> &'static str {
+        "compact"
+    }
+
+    fn uuid(&self) -> [u8; 16] {
+        COMPACT_FORMAT
+    }
+
+    fn arg_size(&self) -> usize {
+        CompactArg::SIZE
+    }
+
+    fn queue_depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn validate(&self, setup: &Setup<'_>) -> Result<(), Refusal> {
+        Self::plan(setup).map(|_| ())
+    }
+
+    fn size(&self, setup: &Setup<'_>) -> Result<usize, Refusal> {
+        Self::plan(setup).map(|plan| plan.size)
+    }
+
+    fn init(&self, setup: &Setup<'_>, buffer: &mut [u8]) -> Result<(), Refusal> {
+        let plan = Self::plan(setup)?;
+        entry::buffer_size(wide(buffer.len()), plan.size)?;
+        let header = CompactHeader {
+            version: UMPIRE_COMPACT_VERSION,
+            flags: 0,
+            buf_size: wide(plan.size),
+            blocks_offs: wide(BLOCKS),
+            block_size: plan.block,
+            blocks: plan.blocks,
+            sequence: 0,
+            samples: 0,
+        };
+        entry::store(&header, buffer);
+        let mut ring = Ring::of(buffer)?;
+        ring.open();
+        Ok(())
+    }
+
+    fn handler(
+        &self,
+        buffer: &mut [u8],
+        arg: &mut OverflowArg<'_>,
+        moment: &Moment,
+    ) -> Result<(), Refusal> {
+        let sample = CompactLast {
+            tstamp: moment.tsc,
+            ip: moment.ip,
+            last_reset_val: arg.last_reset,
+            eventid: arg.eventid,
+            smpl_pmds: arg.smpl_pmds.words(),
+            pid: moment.vm,
+            tid: moment.vcpu,
+            cpu: moment.core,
+            set: arg.active_set,
+            ovfl_pmd: arg.ovfl_pmd,
+        };
+        let mut ring = Ring::of(buffer)?;
+        let next_block = !ring.append(&sample, arg.values);
+        if next_block {
+            ring.open();
+            ring.append(&sample, arg.values);
+        }
+        arg.control = Control {
+            notify_user: next_block,
+            ..go_on()
+        };
+        Ok(())
+    }
+
+    /// Readers follow without it. It goes on after a mask: overflows came too
+    /// often, or the queue was full.
+    fn restart(&self, _: &mut [u8], active: bool, control: &mut Control) -> Result<(), Refusal> {
+        control.reset_ovfl_pmds = !active;
+        Ok(())
+    }
+}
+
+/// The buffer, with its header in front of the rest.
+struct Ring<'a> {
+    header: CompactHeader,
+    bytes: &'a mut [u8],
+}
+
+// Readers have the memory mapped. What they have to see in order is separated by
+// fences; on x86-64 these cost nothing, for its stores are in order, and they
+// keep the compiler from changing that.
+impl<'a> Ring<'a> {
+    fn of(buffer: &'a mut [u8]) -> Result<Self, Refusal> {
+        entry::buffer_size(wide(buffer.len()), BLOCKS + MIN_BLOCKS * MIN_BLOCK)?;
+        let header = CompactHeader::get(buffer);
+        entry::buffer_size(header.block_size.into(), MIN_BLOCK)?;
+        Ok(Ring {
+            header,
+            bytes: buffer,
+        })
+    }
+
+    /// Begins the next block, in place of the oldest one.
+    fn open(&mut self) {
+        self.header.sequence = self.header.sequence.saturating_add(1);
+        self.bytes[LAST..BLOCKS].fill(0);
+        let place = self.block();
+        let Some(bytes) = self.bytes.get_mut(place) else {
+            return;
+        };
+        // Its number goes first and comes back last, so that what a reader has
+        // between two equal numbers is of one block.
+        let mut block = CompactBlock::get(bytes);
+        block.sequence = 0;
+        entry::store(&block, bytes);
+        fence(Ordering::Release);
+        block.first = self.header.samples;
+        block.used = u32::try_from(CompactBlock::SIZE).unwrap_or(u32::MAX);
+        block.count = 0;
+        entry::store(&block, bytes);
+        fence(Ordering::Release);
+        block.sequence = self.header.sequence;
+        entry::store(&block, bytes);
+        fence(Ordering::Release);
+        entry::store(&self.header, self.bytes);
+    }
+
+    /// Writes a sample; `false` if the block has no room for it.
+    fn append(&mut self, sample: &CompactLast, values: &[u64]) -> bool {
+        let place = self.block();
+        if place.end > self.bytes.len() {
+            return false;
+        }
+        let (notes, blocks) = self.bytes.split_at_mut(BLOCKS);
+        let (_, notes) = notes.split_at_mut(LAST);
+        let (last_bytes, of_pmds) = notes.split_at_mut(CompactLast::SIZE);
+        let bytes = &mut blocks[place.start - BLOCKS..place.end - BLOCKS];
+        let mut block = CompactBlock::get(bytes);
+        let used = usize::try_from(block.used).unwrap_or(usize::MAX);
+        let mut last = CompactLast::get(last_bytes);
+        let mut record = [0; MAX_SAMPLE];
+        let len = encode(sample, values, &mut last, of_pmds, &mut record);
+        let Some(room) = used
+            .checked_add(len)
+            .and_then(|end| bytes.get_mut(used..end))
+        else {
+            return false;
+        };
+        room.copy_from_slice(&record[..len]);
+        entry::store(&last, last_bytes);
+        block.used = u32::try_from(used + len).unwrap_or(u32::MAX);
+        block.count = block.count.saturating_add(1);
+        self.header.samples = self.header.samples.saturating_add(1);
+        fence(Ordering::Release);
+        entry::store(&block, bytes);
+        entry::store(&self.header, self.bytes);
+        true
+    }
+
+    /// Where the block of the header's number lies.
+    fn block(&self) -> std::ops::Range<usize> {
+        let size = usize::try_from(self.header.block_size).unwrap_or(usize::MAX);
+        let place = self.header.sequence.saturating_sub(1) % u64::from(self.header.blocks.max(1));
+        let place = usize::try_from(place).unwrap_or(usize::MAX);
+        let start = BLOCKS.saturating_add(place.saturating_mul(size));
+        start..start.saturating_add(size)
+    }
+}

@@ -1,0 +1,220 @@
+//! The compact format, read by its cursor while it is written.
+
+use perfmon_abi::compact::{Batch, Cursor};
+use perfmon_abi::wire::Errno;
+use perfmon_abi::{CompactArg, CompactHeader, Record};
+use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
+
+use super::{Bench, Event, event, survives_any_buffer};
+use crate::format::default::go_on;
+use crate::format::{CompactFormat, Control};
+
+fn arg(buf_size: usize, block_size: u32) -> Vec<u8> {
+    CompactArg {
+        buf_size: u64::try_from(buf_size).unwrap_or(u64::MAX),
+        block_size,
+        flags: 0,
+    }
+    .to_bytes()
+}
+
+fn bench(buf_size: usize, block_size: u32) -> Bench<CompactFormat> {
+    Bench::new(CompactFormat, &arg(buf_size, block_size)).expect("a valid argument")
+}
+
+fn header(bench: &Bench<CompactFormat>) -> CompactHeader {
+    CompactHeader::get(&bench.buffer)
+}
+
+fn follow(cursor: &mut Cursor, bench: &Bench<CompactFormat>) -> Batch {
+    let mut copy = |offset: usize, to: &mut [u8]| {
+        let from = bench.buffer.get(offset..offset + to.len());
+        from.map(|from| to.copy_from_slice(from)).is_some()
+    };
+    let batch = cursor.follow(&mut copy).expect("a ring");
+    assert_eq!(batch.damaged, []);
+    batch
+}
+
+fn times(batch: &Batch) -> Vec<u64> {
+    let of = |sample: &perfmon_abi::parse::Sample| sample.entry.map(|entry| entry.tstamp);
+    batch.samples.iter().filter_map(of).collect()
+}
+
+#[test]
+fn which_arguments_are_valid() {
+    let with_flag = CompactArg {
+        buf_size: 1 << 20,
+        block_size: 0,
+        flags: 1,
+    };
+    // The header with the writer's notes has 1,136 bytes, the least block 1,416.
+    let least = 1136 + 2 * 1416;
+    let table = [
+        (arg(least, 0), Ok(2)),
+        (arg(least - 1, 0), Err(Errno::EINVAL)),
+        (arg(least, 1416), Ok(2)),
+        (arg(least, 1424), Err(Errno::EINVAL)),
+        (arg(1 << 20, 1408), Err(Errno::EINVAL)),
+        (arg(1 << 20, 1420), Err(Errno::EINVAL)),
+        (arg(1 << 20, 0), Ok(16)),
+        (arg(8 << 20, 0), Ok(127)),
+        (arg(8 << 20, 1 << 20), Ok(7)),
+        (arg(8 << 20, (1 << 20) + 8), Err(Errno::EINVAL)),
+        (with_flag.to_bytes(), Err(Errno::EINVAL)),
+        (vec![0; 3], Err(Errno::EINVAL)),
+    ];
+    for (arg, expected) in table {
+        let result = Bench::new(CompactFormat, &arg).map(|bench| header(&bench).blocks);
+        assert_eq!(result, expected, "{arg:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_keeps_up_loses_nothing_and_needs_no_restart() {
+    let mut bench = bench(64 << 10, 0);
+    let mut cursor = Cursor::default();
+    assert_eq!(follow(&mut cursor, &bench), Batch::default());
+    let mut read = 0;
+    for round in 0..100_000u64 {
+        let sample = event(4, &[(5, round * 3), (7, 1000 - round % 7)]);
+        assert!(!bench.overflow(&sample).mask_monitoring);
+        if round % 100 == 0 {
+            let batch = follow(&mut cursor, &bench);
+            assert_eq!(batch.lost, 0);
+            for sample in batch.samples {
+                let values = [(5, read * 3), (7, 1000 - read % 7)];
+                assert_eq!(sample.values, values);
+                read += 1;
+                assert_eq!(sample.entry.map(|entry| entry.tstamp), Some(read));
+            }
+            assert_eq!(read, round + 1);
+        }
+    }
+    assert!(header(&bench).sequence > 2 * u64::from(header(&bench).blocks));
+}
+
+#[test]
+fn a_reader_that_was_overtaken_knows_what_it_missed() {
+    let mut bench = bench(1 << 14, 1416);
+    let mut cursor = Cursor::default();
+    for _ in 0..10 {
+        bench.overflow(&event(4, &[]));
+    }
+    assert_eq!(times(&follow(&mut cursor, &bench)).len(), 10);
+    for _ in 0..100_000 {
+        bench.overflow(&event(4, &[]));
+    }
+    let batch = follow(&mut cursor, &bench);
+    let seen = u64::try_from(batch.samples.len()).unwrap_or(0);
+    assert!(batch.lost > 50_000 && seen > 1000);
+    assert_eq!(batch.lost + seen, 100_000);
+    assert_eq!(times(&batch).last(), Some(&100_010));
+    // One that comes late has missed the beginning.
+    let late = follow(&mut Cursor::default(), &bench);
+    assert_eq!(late.lost + seen, 100_010);
+    assert_eq!(times(&late), times(&batch));
+}
+
+#[test]
+fn a_sample_of_a_loop_takes_a_few_bytes() {
+    let mut bench = bench(1 << 20, 0);
+    for _ in 0..10_000 {
+        bench.overflow(&event(4, &[]));
+    }
+    // Flags, time and instruction pointer: three bytes, against 40.
+    let per_block = (u64::from(header(&bench).block_size) - 64) / 3;
+    assert!(header(&bench).sequence <= 10_000 / per_block + 1);
+}
+
+#[test]
+fn a_full_block_notifies_and_a_restart_goes_on() {
+    let mut bench = bench(1 << 14, 1416);
+    let notified = |control: Control| {
+        assert!(control.reset_ovfl_pmds && !control.mask_monitoring);
+        control.notify_user
+    };
+    let mut blocks = 0;
+    for _ in 0..5000 {
+        let before = header(&bench).sequence;
+        let told = notified(bench.overflow(&event(4, &[(6, 1)])));
+        assert_eq!(told, header(&bench).sequence > before);
+        blocks += u64::from(told);
+    }
+    assert_eq!(blocks + 1, header(&bench).sequence);
+    assert_eq!(bench.restart(false), go_on());
+    assert_eq!(bench.restart(true), Control::default());
+}
+
+#[test]
+fn no_buffer_makes_it_panic() {
+    survives_any_buffer(&CompactFormat);
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_or_lost(
+        steps in prop::collection::vec(
+            (any::<bool>(), 0u16..4, 0u16..3, any::<[u64; 4]>(), 1usize..60), 1..60)
+    ) {
+        let mut bench = bench(1136 + 3 * 1416, 1416);
+        let mut cursor = Cursor::default();
+        let (mut given, mut read, mut lost) = (Vec::new(), Vec::new(), 0);
+        for (look, pmd, set, values, times) in steps {
+            for _ in 0..times {
+                let values: Vec<_> = (60..60 + 3 * pmd).step_by(3).zip(values).collect();
+                let sample = Event { set, values: values.clone(), ..event(pmd, &[]) };
+                bench.overflow(&sample);
+                given.push((bench.tsc, pmd, set, values));
+            }
+            if look {
+                let batch = follow(&mut cursor, &bench);
+                lost += batch.lost;
+                read.extend(batch.samples);
+            }
+        }
+        let batch = follow(&mut cursor, &bench);
+        lost += batch.lost;
+        read.extend(batch.samples);
+        prop_assert_eq!(u64::try_from(read.len())? + lost, u64::try_from(given.len())?);
+        for sample in read {
+            let entry = sample.entry.unwrap_or_default();
+            let at = usize::try_from(entry.tstamp - 1)?;
+            let told = (entry.tstamp, entry.ovfl_pmd, entry.set, sample.values);
+            prop_assert!(given.get(at) == Some(&told), "{:?}", told);
+        }
+    }
+}
+
+proptest! {
+    /// The writer goes on between any two copies of the reader.
+    #[test]
+    fn a_writer_beside_the_reader_spoils_nothing(
+        bursts in prop::collection::vec(0usize..600, 1..40), looks in 1usize..8
+    ) {
+        let mut bench = bench(1136 + 3 * 1416, 1416);
+        let mut bursts = bursts.into_iter().cycle();
+        let (mut cursor, mut read, mut lost) = (Cursor::default(), Vec::new(), 0);
+        for look in 0..=looks {
+            let last = look == looks;
+            let mut copy = |offset: usize, to: &mut [u8]| {
+                let times = bursts.next().filter(|_| !last).unwrap_or(0);
+                for _ in 0..times {
+                    let time = bench.tsc;
+                    bench.overflow(&event(4, &[(5, time * 1_000_003)]));
+                }
+                to.copy_from_slice(&bench.buffer[offset..offset + to.len()]);
+                true
+            };
+            let batch = cursor.follow(&mut copy)?;
+            prop_assert!(batch.damaged.is_empty(), "{:?}", batch.damaged);
+            lost += batch.lost;
+            read.extend(batch.samples);
+        }
+        prop_assert_eq!(u64::try_from(read.len())? + lost, bench.tsc);
+        for sample in read {
+            let before = sample.entry.map_or(0, |entry| entry.tstamp - 1);
+            prop_assert_eq!(sample.values, [(5, before * 1_000_003)]);
+        }
+    }
+}

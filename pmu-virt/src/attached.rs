@@ -1,0 +1,193 @@
+//! A context on a core: what it wants counted is brought onto slots, and what
+//! these have counted is brought to it.
+
+mod place;
+mod record;
+mod time;
+
+pub use record::{HostAudit, HostEvent, HostRecord};
+
+use std::collections::BTreeSet;
+
+use perfmon::{Context, ContextId, MessageQueue, Moment, Quantities, Wanted};
+use perfmon_abi::consts::PFM_FL_PREEMPTIBLE;
+use perfmon_abi::wire::Refusal;
+use pmu_model::OwnerId;
+
+use crate::core_pmu::{CorePmu, Holder};
+use place::Place;
+pub(crate) use time::TickClock;
+
+/// A context that is attached to a vCPU or a core, with its queue.
+///
+/// Times are those in which its vCPU runs, or the wall time of its core.
+#[derive(Debug)]
+pub struct Hosted {
+    id: ContextId,
+    context: Box<Context>,
+    queue: Box<dyn MessageQueue>,
+    /// The vCPU that it is loaded on; none if that is a core.
+    vcpu: Option<OwnerId>,
+    /// Slots that count for it, and slots that it keeps for a while.
+    places: Vec<Place>,
+    /// What is to count and has no slot.
+    missing: Vec<Wanted>,
+    /// Set and PMD of what nobody counts, as the log has it.
+    uncounted: BTreeSet<(u16, u16)>,
+    /// It was preempted so many nanoseconds ago.
+    blind: Option<u64>,
+    /// Nanoseconds for which there would have been room again, or in which it
+    /// was not looked for.
+    waited: u64,
+    /// Nanoseconds that a switch may come late because its vCPU only halts; 0
+    /// while it runs.
+    patience: u64,
+    clock: TickClock,
+}
+
+/// A context that could not be attached, and why.
+pub type NotLoaded = (Box<Hosted>, Refusal);
+
+impl Hosted {
+    /// A context that is attached to nothing yet.
+    #[must_use]
+    pub fn new(id: ContextId, context: Box<Context>, queue: Box<dyn MessageQueue>) -> Box<Self> {
+        Box::new(Hosted {
+            id,
+            context,
+            queue,
+            vcpu: None,
+            places: Vec::new(),
+            missing: Vec::new(),
+            uncounted: BTreeSet::new(),
+            blind: None,
+            waited: 0,
+            patience: 0,
+            clock: TickClock::default(),
+        })
+    }
+
+    /// What it was made of. It was unloaded before.
+    #[must_use]
+    pub fn into_parts(self) -> (ContextId, Box<Context>, Box<dyn MessageQueue>) {
+        (self.id, self.context, self.queue)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn id(&self) -> ContextId {
+        self.id
+    }
+
+    /// The context, as of the last settlement.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Keeps the quantities of the VMM for reads while it is attached to nothing.
+    pub fn keep_quantities(&mut self, values: &dyn Quantities) {
+        self.context.keep_quantities(values);
+    }
+
+    /// Whether its counters were taken by somebody who comes first.
+    #[must_use]
+    pub fn is_preempted(&self) -> bool {
+        self.blind.is_some()
+    }
+
+    /// Whether others may take its counters for a time.
+    #[must_use]
+    pub fn is_preemptible(&self) -> bool {
+        self.context.flags() & PFM_FL_PREEMPTIBLE != 0
+    }
+
+    /// The vCPU that it is loaded on; none if that is a core.
+    #[must_use]
+    pub fn vcpu(&self) -> Option<OwnerId> {
+        self.vcpu
+    }
+
+    fn holder(&self, pmd: u16) -> Holder {
+        Holder::Context {
+            vcpu: self.vcpu,
+            context: self.id,
+            pmd,
+        }
+    }
+
+    /// The context is attached from now on.
+    pub(crate) fn begin(&mut self, vcpu: Option<OwnerId>, set: u16) {
+        self.vcpu = vcpu;
+        self.blind = None;
+        self.waited = 0;
+        self.patience = 0;
+        self.clock = TickClock::default();
+        self.uncounted.clear();
+        self.context.attached(set);
+    }
+
+    /// The context is attached no longer. Its slots are given back, with the
+    /// last counts.
+    pub(crate) fn end(&mut self, core: &mut CorePmu) {
+        self.leave_all(core);
+        self.context.detached();
+        self.blind = None;
+        self.missing.clear();
+    }
+
+    /// The same on no core: yields what it holds on the one where its vCPU was
+    /// parked. Its counts were settled then.
+    pub(crate) fn end_away(&mut self) -> Vec<crate::core_pmu::Stay> {
+        self.context.detached();
+        self.blind = None;
+        self.missing.clear();
+        self.places.drain(..).map(|place| place.stay()).collect()
+    }
+
+    /// Carries a command out. Counts were settled before, and slots are
+    /// brought in line after.
+    pub(crate) fn carry_out(
+        &mut self,
+        call: &mut perfmon_abi::wire::Call,
+        values: &dyn Quantities,
+    ) -> Result<(), Refusal> {
+        self.context.call(call, values, &mut *self.queue)
+    }
+
+    /// Handles the overflows that are pending. Counts were settled before.
+    pub(crate) fn sample(&mut self, moment: &Moment, values: &dyn Quantities) {
+        self.context.overflow(moment, values, &mut *self.queue);
+        // A time switch may have waited for that.
+        self.switch_if_due();
+    }
+
+    /// Its counters are taken: it counts nothing, and its time stands still,
+    /// until it is restored.
+    pub(crate) fn preempt(&mut self, core: &mut CorePmu) {
+        if self.blind.is_some() {
+            return;
+        }
+        self.leave_all(core);
+        for wanted in self.context.wanted() {
+            self.context.lose(wanted.pmd);
+        }
+        self.missing.clear();
+        self.blind = Some(0);
+        self.waited = 0;
+        self.context.preempted(&mut *self.queue);
+        core.hosting_mut()
+            .record(self.id, self.vcpu, HostEvent::Preempted);
+    }
+
+    /// There is room for it again. It has no slots yet.
+    pub(crate) fn restore(&mut self, core: &mut CorePmu) {
+        let Some(blind_ns) = self.blind.take() else {
+            return;
+        };
+        self.waited = 0;
+        self.context.restored(blind_ns, &mut *self.queue);
+        core.hosting_mut()
+            .record(self.id, self.vcpu, HostEvent::Restored { blind_ns });
+    }
+}

@@ -1,0 +1,134 @@
+//! What CPUID says with each backend, and how backends are named.
+
+use pmu_virt::{
+    ClockBackend, CountRequest, CounterBackend, CpuidRegs, PmuModel, Source, Sources, StepBackend,
+    Vendor, backend_names,
+};
+
+fn counted_by(backend: &dyn CounterBackend) -> impl Fn(&CountRequest) -> bool {
+    |request| backend.can_count(request).is_ok()
+}
+
+fn leaf(spec: &str, backend: &dyn CounterBackend) -> CpuidRegs {
+    PmuModel::parse(spec)
+        .expect(spec)
+        .cpuid(counted_by(backend))
+        .leaf_0xa
+}
+
+#[test]
+fn leaf_0xa_says_what_there_is_and_what_cannot_be_counted() {
+    let (clock, step) = (ClockBackend::new(), StepBackend::new());
+    // The clock has core and reference cycles: bits 0 and 2 are clear.
+    // Steps have instructions and branches: bits 1 and 5 are clear.
+    let table: [(&str, &dyn CounterBackend, [u32; 4]); 4] = [
+        ("intel-v1", &clock, [0x0728_0201, 0b111_1010, 0, 0]),
+        (
+            "intel-v2",
+            &clock,
+            [0x0730_0402, 0b111_1010, 0, 3 | 48 << 5],
+        ),
+        ("intel-v2", &step, [0x0730_0402, 0b101_1101, 0, 3 | 48 << 5]),
+        (
+            "intel-v2,counters=8,fixed=1,width=40,fixed-width=32",
+            &step,
+            [0x0728_0802, 0b101_1101, 0, 1 | 32 << 5],
+        ),
+    ];
+    for (spec, backend, [eax, ebx, ecx, edx]) in table {
+        let expected = CpuidRegs { eax, ebx, ecx, edx };
+        assert_eq!(leaf(spec, backend), expected, "{spec} {}", backend.name());
+    }
+}
+
+#[test]
+fn the_other_leaves_follow_the_model() {
+    let clock = ClockBackend::new();
+    // PDCM, PERF_CAPABILITIES, PerfCtrExtCore, PerfMonV2, counters told.
+    let table = [
+        ("intel-v1", false, None, false, false, 0),
+        (
+            "intel-v1,full-width=on",
+            true,
+            Some(0x2000),
+            false,
+            false,
+            0,
+        ),
+        ("intel-v2", true, Some(0x2000), false, false, 0),
+        ("intel-v2,full-width=off", false, None, false, false, 0),
+        ("amd-k7", false, None, false, false, 0),
+        ("amd-fam10h", false, None, false, false, 0),
+        ("amd-core", false, None, true, false, 0),
+        ("amd-perfmonv2", false, None, true, true, 6),
+        ("amd-perfmonv2,counters=4", false, None, true, true, 4),
+    ];
+    for (spec, pdcm, capabilities, core, v2, counters) in table {
+        let model = PmuModel::parse(spec).expect(spec);
+        let cpuid = model.cpuid(counted_by(&clock));
+        assert_eq!(cpuid.pdcm, pdcm, "{spec}");
+        assert_eq!(cpuid.perf_capabilities, capabilities, "{spec}");
+        assert_eq!(cpuid.perfctr_core, core, "{spec}");
+        assert_eq!(cpuid.perfmon_v2, v2, "{spec}");
+        let leaf = CpuidRegs {
+            eax: u32::from(v2),
+            ebx: counters,
+            ..CpuidRegs::default()
+        };
+        assert_eq!(cpuid.leaf_80000022, leaf, "{spec}");
+        if model.vendor() == Vendor::Amd {
+            assert_eq!(cpuid.leaf_0xa, CpuidRegs::default(), "{spec}");
+        }
+    }
+}
+
+#[test]
+fn every_backend_that_is_listed_can_be_named() {
+    for summary in backend_names() {
+        let text = match summary.name {
+            "sim" => "sim=rates.toml",
+            name => name,
+        };
+        let sources = Sources::parse(text).unwrap_or_else(|error| panic!("{error}"));
+        let names: Vec<_> = sources.iter().map(Source::name).collect();
+        assert_eq!(names, [summary.name]);
+    }
+}
+
+#[test]
+fn sources_are_read_and_named_again() {
+    let good = [
+        "auto",
+        "clock",
+        "clock,step",
+        "perf,clock",
+        "sim=rates.toml",
+        "sim=/a/b.toml,clock",
+        "msr",
+        "msr=3",
+        "msr:force",
+        "msr=3:force,clock",
+    ];
+    for text in good {
+        let sources = Sources::parse(text).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(sources.to_string(), text);
+    }
+    let bad = [
+        ("", "no counter backend is called ''"),
+        ("tsc", "'tsc'; known are auto"),
+        ("clock,clock", "clock is named twice"),
+        ("auto,step", "auto stands for a whole list"),
+        ("sim", "sim=FILE.toml"),
+        ("sim=", "sim=FILE.toml"),
+        ("msr=x", "CPU is the number"),
+        ("msr:foo", "CPU is the number"),
+        ("msr=3:forced", "CPU is the number"),
+        ("clock=1", "takes no options"),
+        ("step:force", "takes no options"),
+        ("clock,", "no counter backend is called ''"),
+    ];
+    for (text, part) in bad {
+        let error = Sources::parse(text).expect_err(text).to_string();
+        assert!(error.contains(part), "{text}: {error}");
+    }
+}
