@@ -8,7 +8,7 @@
 
 use crate::bank::Bank;
 use crate::cookie::Cookie;
-use crate::mailbox::Wanted;
+use crate::message::Wanted;
 use crate::policy::{PerKind, Policy};
 use crate::reason::Reason;
 use crate::scheme::Scheme;

@@ -29,9 +29,11 @@ mod grant;
 mod guard;
 pub mod guest;
 mod layer;
+#[cfg(feature = "alloc")]
 mod mailbox;
 #[cfg(feature = "alloc")]
 mod map;
+mod message;
 mod phase;
 #[cfg(feature = "alloc")]
 mod policy;
@@ -52,9 +54,9 @@ pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE};
 pub use grant::{Denial, Grant, Verdict};
 pub use guard::{Guard, GuardLimits, Penalty};
 pub use layer::{Access, Layer};
-pub use mailbox::{Answer, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
 #[cfg(feature = "alloc")]
 pub use map::LegacyMap;
+pub use message::{Answer, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
 pub use phase::Phase;
 #[cfg(feature = "alloc")]
 pub use policy::{PerKind, Policy, PolicyError, Share};

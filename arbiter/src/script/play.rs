@@ -7,7 +7,7 @@ use crate::broker::LAYERS;
 use crate::control::Control;
 use crate::cookie::Cookie;
 use crate::guard::GuardLimits;
-use crate::mailbox::{Answer, NoticeKind, Outcome, Reply, Request, Wanted};
+use crate::message::{Answer, NoticeKind, Outcome, Reply, Request, Wanted};
 use crate::phase::Phase;
 use crate::policy::{PerKind, Policy};
 use crate::reason::Reason;

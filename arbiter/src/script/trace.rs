@@ -2,7 +2,7 @@
 
 use super::Action;
 use crate::audit::Event;
-use crate::mailbox::{Answer, Outcome};
+use crate::message::{Answer, Outcome};
 use crate::policy::{PerKind, Policy};
 use crate::reason::Reason;
 use crate::scheme::Scheme;

@@ -2,7 +2,7 @@
 //! of what layers can do and time can bring. What must hold is checked in each.
 
 use super::{Caller, Context, PcrConfig, PcrUnit};
-use crate::mailbox::{Outcome, Reply, Request, Wanted};
+use crate::message::{Outcome, Reply, Request, Wanted};
 use crate::{
     Auditor, Control, Cookie, CounterId, CounterSet, Entropy, Event, GuardLimits, Layer,
     PcrRegister, PerKind, Phase, Policy, Reason, Record, Scheme, Share,

@@ -6,7 +6,7 @@ use crate::audit::Event;
 use crate::bank::{Bank, Change, ChangeKind, Effects, Operation, Reservation};
 use crate::control::Control;
 use crate::cookie::Cookie;
-use crate::mailbox::{Notice, Reply, Request};
+use crate::message::{Notice, Reply, Request};
 use crate::reason::Reason;
 use crate::register::PcrRegister;
 use crate::scheme::Scheme;

@@ -9,7 +9,7 @@ pub use parse::{Problem, ScriptError};
 pub use play::play;
 pub use trace::{End, Row, Setup, Trace, What};
 
-use crate::mailbox::Wanted;
+use crate::message::Wanted;
 use crate::{CounterId, Layer};
 use alloc::vec::Vec;
 

@@ -5,7 +5,7 @@ use crate::audit::Event;
 use crate::bank::{Change, ChangeKind, Effects, Operation};
 use crate::broker::{Pending, Question};
 use crate::cookie::Cookie;
-use crate::mailbox::{Answer, Notice, Outcome, Reply, Request, Wanted};
+use crate::message::{Answer, Notice, Outcome, Reply, Request, Wanted};
 use crate::reason::Reason;
 use crate::scheme::Scheme;
 use crate::{CounterId, CounterSet, Layer};

@@ -1,7 +1,7 @@
 //! What the mailbox keeps for one layer.
 
-use super::{Answer, NoticeKind};
 use crate::broker::Pending;
+use crate::message::{Answer, NoticeKind};
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
 

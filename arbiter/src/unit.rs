@@ -6,10 +6,10 @@
 //! carries it out.
 
 mod config;
-mod mailbox;
 #[cfg(test)]
 mod model;
 mod registers;
+mod requests;
 mod serve;
 mod time;
 mod transfer;
