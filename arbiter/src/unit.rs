@@ -23,7 +23,7 @@ use crate::broker::LAYERS;
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
 use crate::guard::{Guard, Penalty};
-use crate::mailbox::Letterbox;
+use crate::mailbox::Mailbox;
 use crate::map::LegacyMap;
 use crate::phase::Phase;
 use crate::policy::{PerKind, Policy};
@@ -48,7 +48,7 @@ pub struct PcrUnit {
     smm: bool,
     scheme: Scheme,
     /// By the layer's code.
-    boxes: [Letterbox; LAYERS],
+    mailboxes: [Mailbox; LAYERS],
     /// Of the last request that had to be arbitrated.
     sequence: u64,
     /// The earliest end of a lease, a question or the time before a revocation.
@@ -82,7 +82,7 @@ impl PcrUnit {
             legacy: config.legacy,
             smm: config.smm,
             scheme: config.scheme,
-            boxes: Default::default(),
+            mailboxes: Default::default(),
             sequence: 0,
             deadline: None,
         }
@@ -104,7 +104,7 @@ impl PcrUnit {
                 let _ = self.bank.apply(Change { counter, kind });
             }
         }
-        self.boxes = Default::default();
+        self.mailboxes = Default::default();
         self.map = LegacyMap::identity();
         self.unmapped = self.legacy;
         self.find_deadline();

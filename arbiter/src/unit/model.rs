@@ -118,7 +118,7 @@ impl State {
             legacy: unit.legacy,
             smm: unit.smm,
             scheme: unit.scheme,
-            boxes: unit.boxes.clone(),
+            mailboxes: unit.mailboxes.clone(),
             sequence: unit.sequence,
             deadline: unit.deadline,
         };
@@ -149,8 +149,8 @@ impl State {
                 None => code.push(0xff),
             }
         }
-        for letterbox in &self.unit.boxes {
-            let Some(pending) = &letterbox.pending else {
+        for mailbox in &self.unit.mailboxes {
+            let Some(pending) = &mailbox.pending else {
                 code.push(0xff);
                 continue;
             };
@@ -163,7 +163,7 @@ impl State {
             });
             let reason = pending.refusal.map_or(0, |reason| reason.code());
             code.push(reason.to_le_bytes()[0]);
-            let earlier = self.unit.boxes.iter().filter(|other| {
+            let earlier = self.unit.mailboxes.iter().filter(|other| {
                 let other = other.pending.as_ref();
                 other.is_some_and(|other| other.sequence < pending.sequence)
             });

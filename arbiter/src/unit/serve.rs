@@ -4,7 +4,7 @@ use super::{Context, PcrUnit, record};
 use crate::audit::Event;
 use crate::bank::{Change, ChangeKind, Effects};
 use crate::broker::{self, Pending, Question, Step, View, priority};
-use crate::mailbox::{Letter, Letterbox};
+use crate::mailbox::{Mailbox, QueuedNotice};
 use crate::message::{NoticeKind, Outcome, Wanted};
 use crate::policy::Policy;
 use crate::reason::Reason;
@@ -12,20 +12,20 @@ use crate::{CounterId, CounterSet, Layer};
 
 impl PcrUnit {
     /// A layer's side of the mailbox; `None` for a layer that has none.
-    pub(super) fn letterbox(&self, layer: Layer) -> Option<&Letterbox> {
-        self.boxes.get(usize::from(layer.code()))
+    pub(super) fn mailbox(&self, layer: Layer) -> Option<&Mailbox> {
+        self.mailboxes.get(usize::from(layer.code()))
     }
 
-    pub(super) fn letterbox_mut(&mut self, layer: Layer) -> Option<&mut Letterbox> {
-        self.boxes.get_mut(usize::from(layer.code()))
+    pub(super) fn mailbox_mut(&mut self, layer: Layer) -> Option<&mut Mailbox> {
+        self.mailboxes.get_mut(usize::from(layer.code()))
     }
 
     pub(super) fn pending(&self, layer: Layer) -> Option<&Pending> {
-        self.letterbox(layer)?.pending.as_ref()
+        self.mailbox(layer)?.pending.as_ref()
     }
 
     pub(super) fn pending_mut(&mut self, layer: Layer) -> Option<&mut Pending> {
-        self.letterbox_mut(layer)?.pending.as_mut()
+        self.mailbox_mut(layer)?.pending.as_mut()
     }
 
     /// Whether code of this layer can still run.
@@ -182,7 +182,7 @@ impl PcrUnit {
     ) -> Effects {
         // Names are settled while it shows what the request was gathering.
         let _ = self.map();
-        let pending = self.letterbox_mut(layer).and_then(|one| one.pending.take());
+        let pending = self.mailbox_mut(layer).and_then(|one| one.pending.take());
         let Some(pending) = pending else {
             return Effects::NONE;
         };
@@ -228,8 +228,8 @@ impl PcrUnit {
                 (Outcome::Refused(reason), NoticeKind::Refused, Some(reason))
             }
         };
-        if let Some(letterbox) = self.letterbox_mut(layer) {
-            letterbox.answer.outcome = outcome;
+        if let Some(mailbox) = self.mailbox_mut(layer) {
+            mailbox.answer.outcome = outcome;
         }
         // Also of one that was withdrawn: several components of a layer may wait
         // for the answer.
@@ -237,7 +237,7 @@ impl PcrUnit {
             let (counter, due) = (None, None);
             self.tell(
                 layer,
-                Letter {
+                QueuedNotice {
                     kind,
                     counter,
                     layer,

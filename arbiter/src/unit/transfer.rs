@@ -5,16 +5,16 @@ use crate::audit::Event;
 use crate::bank::{Change, ChangeKind, Effects, Reservation, Revocation};
 use crate::broker::Question;
 use crate::cookie::Cookie;
-use crate::mailbox::Letter;
+use crate::mailbox::QueuedNotice;
 use crate::message::NoticeKind;
 use crate::reason::Reason;
 use crate::scheme::Scheme;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {
-    pub(super) fn tell(&mut self, layer: Layer, letter: Letter) {
-        if let Some(letterbox) = self.letterbox_mut(layer) {
-            letterbox.push(letter);
+    pub(super) fn tell(&mut self, layer: Layer, notice: QueuedNotice) {
+        if let Some(mailbox) = self.mailbox_mut(layer) {
+            mailbox.push(notice);
         }
     }
 
@@ -72,7 +72,7 @@ impl PcrUnit {
     ) {
         self.tell(
             owner,
-            Letter {
+            QueuedNotice {
                 kind: NoticeKind::Revoked,
                 counter: Some(counter),
                 layer: to,
@@ -96,7 +96,7 @@ impl PcrUnit {
         record(cx, holder, Some(counter), Event::Asked { wanted_by });
         self.tell(
             holder,
-            Letter {
+            QueuedNotice {
                 kind: NoticeKind::Asked,
                 counter: Some(counter),
                 layer: wanted_by,
@@ -126,7 +126,7 @@ impl PcrUnit {
         record(cx, owner, Some(counter), event);
         self.tell(
             owner,
-            Letter {
+            QueuedNotice {
                 kind: NoticeKind::Revoking,
                 counter: Some(counter),
                 layer: wanted_by,
@@ -151,7 +151,7 @@ impl PcrUnit {
     pub(super) fn call_off(&mut self, holder: Layer, counter: CounterId, wanted_by: Layer) {
         self.tell(
             holder,
-            Letter {
+            QueuedNotice {
                 kind: NoticeKind::Cancelled,
                 counter: Some(counter),
                 layer: wanted_by,

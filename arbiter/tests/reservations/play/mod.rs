@@ -4,8 +4,8 @@
 //! The fuzz target in `arbiter/fuzz` is made of this module as well.
 
 mod invariants;
+mod mailbox;
 mod model;
-mod post;
 mod script;
 mod world;
 
