@@ -272,7 +272,7 @@ impl PcrUnit {
         }
         let event = match self.guard.wrong(layer, cx.now) {
             None => return,
-            Some(Penalty::Barred(ticks)) => Event::Barred {
+            Some(Penalty::LockedOut(ticks)) => Event::LockedOut {
                 ms: self.to_ms(ticks),
             },
             Some(Penalty::Deaf(ticks)) => Event::Deaf {
@@ -284,8 +284,8 @@ impl PcrUnit {
 
     /// Until when the vCPU is kept off its core; `None` if it may run.
     #[inline]
-    pub fn barred_until(&self, now: u64) -> Option<u64> {
-        self.guard.barred_until(now)
+    pub fn locked_out_until(&self, now: u64) -> Option<u64> {
+        self.guard.locked_out_until(now)
     }
 
     /// Wrong cookies so far.

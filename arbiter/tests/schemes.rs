@@ -591,7 +591,7 @@ fn guessing_in_the_mailbox_is_counted() {
             assert_eq!(answer.outcome, Outcome::Refused(Reason::Cookie));
         }
         assert_eq!(rig.unit.wrong_cookies(), 20);
-        assert!(rig.unit.barred_until(0).is_some());
+        assert!(rig.unit.locked_out_until(0).is_some());
         assert_eq!(rig.held(FW), set([3]));
     }
 }
@@ -632,7 +632,7 @@ fn programs_that_guess_are_not_listened_to_for_a_while() {
             assert_eq!(told.len(), 1);
         }
         assert_eq!(rdpmc(KERNEL, bits(KERNEL)).0, Verdict::Permit);
-        assert_eq!(rig.unit.barred_until(rig.now), None);
+        assert_eq!(rig.unit.locked_out_until(rig.now), None);
         rig.at(10);
         let caller = (user, cookie(KERNEL));
         let verdict = rig.unit.check(caller, pmc(0), Access::Rdpmc, rig.now);

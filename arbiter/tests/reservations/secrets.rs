@@ -17,7 +17,7 @@ fn transcript(bytes: &[u8], palette: Palette) -> Vec<String> {
         lines.push(format!(
             "{step:?} {:?} {:?} {}",
             unit.deadline(),
-            unit.barred_until(world.now),
+            unit.locked_out_until(world.now),
             unit.wrong_cookies(),
         ));
         for index in registers() {

@@ -448,7 +448,7 @@ impl Model {
         let ms = u32::try_from(ms).expect("a short penalty");
         let event = match is_program {
             true => Event::Deaf { ms },
-            false => Event::Barred { ms },
+            false => Event::LockedOut { ms },
         };
         self.tell(layer, None, event);
     }
@@ -609,7 +609,7 @@ impl Model {
         self.slots.iter().filter_map(|slot| slot.lease).min()
     }
 
-    pub(crate) fn barred_until(&self) -> Option<u64> {
+    pub(crate) fn locked_out_until(&self) -> Option<u64> {
         let until = self.accounts[0].until;
         (self.now < until).then_some(until)
     }
