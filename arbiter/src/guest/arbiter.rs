@@ -3,7 +3,7 @@
 
 use super::error::Result;
 use super::registers::{Register, Registers};
-use super::{ArbiterError, Denial, Discovery, Key, Master, Part, PcrPort};
+use super::{ArbiterError, DeniedAccess, Discovery, Key, Master, Part, PcrPort};
 use crate::{CounterId, CounterSet, abi};
 
 /// What tells the arbiters apart.
@@ -34,7 +34,12 @@ pub struct Arbiter<P, S> {
 
 impl<P: PcrPort, S: Scheme> Arbiter<P, S> {
     /// Reserves what can be had on every CPU, and shuts the firmware out of it.
-    pub(super) fn new(port: P, machine: Discovery, denial: Denial, scheme: S) -> Result<Self> {
+    pub(super) fn new(
+        port: P,
+        machine: Discovery,
+        denial: DeniedAccess,
+        scheme: S,
+    ) -> Result<Self> {
         let mut registers = Registers { port, machine };
         // A firmware that clears its own mode bits could never manage again.
         if !registers.in_kernel() {

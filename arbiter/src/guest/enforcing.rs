@@ -2,7 +2,7 @@
 
 use super::arbiter::{Arbiter, Scheme};
 use super::error::Result;
-use super::{Denial, Discovery, PcrPort};
+use super::{DeniedAccess, Discovery, PcrPort};
 use crate::CounterId;
 
 /// Holds the kernel to its reservations.
@@ -19,7 +19,7 @@ impl<P: PcrPort> EnforcingMaster<P> {
     ///
     /// # Errors
     /// As there.
-    pub fn claim(port: P, machine: Discovery, denial: Denial) -> Result<Self> {
+    pub fn claim(port: P, machine: Discovery, denial: DeniedAccess) -> Result<Self> {
         Arbiter::new(port, machine, denial, Enforcing)
     }
 }

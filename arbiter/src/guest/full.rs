@@ -2,7 +2,7 @@
 
 use super::arbiter::{Arbiter, Scheme};
 use super::error::Result;
-use super::{ArbiterError, Denial, Discovery, Key, PcrPort};
+use super::{ArbiterError, DeniedAccess, Discovery, Key, PcrPort};
 use crate::{CounterId, CounterSet, abi};
 
 /// Shared controls, which do not reach a private counter: it counts as its own
@@ -34,7 +34,7 @@ impl<P: PcrPort> FullMaster<P> {
     ///
     /// # Errors
     /// As there.
-    pub fn claim(port: P, machine: Discovery, denial: Denial) -> Result<Self> {
+    pub fn claim(port: P, machine: Discovery, denial: DeniedAccess) -> Result<Self> {
         Arbiter::new(port, machine, denial, Full([Key::DEFAULT; 64]))
     }
 

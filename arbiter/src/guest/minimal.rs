@@ -2,7 +2,7 @@
 
 use super::arbiter::{Arbiter, Scheme};
 use super::error::Result;
-use super::{Denial, Discovery, PcrPort};
+use super::{DeniedAccess, Discovery, PcrPort};
 use crate::CounterId;
 
 /// Binds nobody in the kernel.
@@ -22,7 +22,7 @@ impl<P: PcrPort> MinimalMaster<P> {
     /// [`NoRandom`](super::ArbiterError::NoRandom). That counters are not to be
     /// had is no error.
     pub fn claim(port: P, machine: Discovery) -> Result<Self> {
-        Arbiter::new(port, machine, Denial::Drop, Minimal)
+        Arbiter::new(port, machine, DeniedAccess::Drop, Minimal)
     }
 }
 
