@@ -87,7 +87,7 @@ impl Pending {
 
 /// What to do next for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum NextStep {
     /// Take these free counters.
     Take(CounterSet),
     /// Take this counter from its holder, who lends it.
@@ -131,14 +131,14 @@ struct Sources {
 }
 
 /// The next step for the request of `layer`.
-pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> Step {
+pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep {
     let need = u32::from(pending.wanted.count()).saturating_sub(pending.got.len());
     if need == 0 {
-        return Step::Grant;
+        return NextStep::Grant;
     }
     let standing = Standing::of(view, pending.wanted);
     if standing.held(layer) + need > standing.max(view.policy, layer) {
-        return Step::Refuse(Reason::Maximum);
+        return NextStep::Refuse(Reason::Maximum);
     }
     let candidates = pending.wanted.candidates();
     let free = view.bank.free() & candidates;
@@ -146,7 +146,7 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> Step {
     let announced = standing.announced_for(layer);
     let sources = sources(view, layer, pending, &standing);
     if usable + announced.len() + sources.reachable < need {
-        return Step::Refuse(pending.refusal.unwrap_or(match pending.wanted {
+        return NextStep::Refuse(pending.refusal.unwrap_or(match pending.wanted {
             _ if sources.contended => Reason::Busy,
             _ if free.len() >= need => Reason::Minimum,
             Wanted::This(_) => Reason::Held,
@@ -154,23 +154,23 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> Step {
         }));
     }
     if usable != 0 {
-        return Step::Take(highest(free, usable.min(need)));
+        return NextStep::Take(highest(free, usable.min(need)));
     }
     if let Some(counter) = sources.lent {
-        return Step::TakeLent(counter);
+        return NextStep::TakeLent(counter);
     }
     match (announced.len(), sources.ask, sources.force) {
         (under_way, ..) if under_way > need => surplus(view, layer, announced),
-        (under_way, ..) if under_way == need || pending.question.is_some() => Step::Wait,
-        (_, Some(counter), _) => Step::Ask(counter),
-        (_, None, Some(counter)) => Step::Announce(counter),
-        (_, None, None) => Step::Refuse(pending.refusal.unwrap_or(Reason::NoneFree)),
+        (under_way, ..) if under_way == need || pending.question.is_some() => NextStep::Wait,
+        (_, Some(counter), _) => NextStep::Ask(counter),
+        (_, None, Some(counter)) => NextStep::Announce(counter),
+        (_, None, None) => NextStep::Refuse(pending.refusal.unwrap_or(Reason::NoneFree)),
     }
 }
 
 /// Which revocation to call off: one that would not take place anyway, else one
 /// of the layer that comes first.
-fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> Step {
+fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> NextStep {
     let keeps = |counter: &CounterId| {
         let owner = view.bank.reservation(*counter).map(|held| held.owner);
         let priority = owner.map_or(0, |owner| priority(view.policy, owner));
@@ -179,7 +179,7 @@ fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> Step {
     announced
         .iter()
         .min_by_key(keeps)
-        .map_or(Step::Wait, Step::Spare)
+        .map_or(NextStep::Wait, NextStep::Spare)
 }
 
 /// Whether `layer` may still have this counter revoked, as it was announced.

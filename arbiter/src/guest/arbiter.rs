@@ -7,7 +7,7 @@ use super::{ArbiterError, DeniedAccess, Discovery, Key, Master, Part, PcrPort};
 use crate::{CounterId, CounterSet, abi};
 
 /// What tells the arbiters apart.
-pub trait Scheme: Sized {
+pub trait LockRule: Sized {
     /// Brings the lock of a counter in line with who has reserved it.
     fn update_lock<P: PcrPort>(arbiter: &mut Arbiter<P, Self>, counter: CounterId) -> Result;
 }
@@ -29,17 +29,12 @@ pub struct Arbiter<P, S> {
     pub(super) owners: [CounterSet; 2],
     /// Counters that the classic calls find in use.
     pub(super) private: CounterSet,
-    pub(super) scheme: S,
+    pub(super) rule: S,
 }
 
-impl<P: PcrPort, S: Scheme> Arbiter<P, S> {
+impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
     /// Reserves what can be had on every CPU, and shuts the firmware out of it.
-    pub(super) fn new(
-        port: P,
-        machine: Discovery,
-        denial: DeniedAccess,
-        scheme: S,
-    ) -> Result<Self> {
+    pub(super) fn new(port: P, machine: Discovery, denial: DeniedAccess, rule: S) -> Result<Self> {
         let mut registers = Registers { port, machine };
         // A firmware that clears its own mode bits could never manage again.
         if !registers.in_kernel() {
@@ -52,7 +47,7 @@ impl<P: PcrPort, S: Scheme> Arbiter<P, S> {
             counters: CounterSet::EMPTY,
             owners: [CounterSet::EMPTY; 2],
             private: CounterSet::EMPTY,
-            scheme,
+            rule,
         };
         for counter in machine.counters().iter() {
             // To try the lock alone would clear what legacy software counts on the
@@ -117,7 +112,7 @@ impl<P: PcrPort, S: Scheme> Arbiter<P, S> {
     }
 }
 
-impl<P: PcrPort, S: Scheme> Master for Arbiter<P, S> {
+impl<P: PcrPort, S: LockRule> Master for Arbiter<P, S> {
     fn counters(&self) -> CounterSet {
         self.counters
     }

@@ -1,6 +1,6 @@
 //! The minimal enforcing master: the paper's section III.B.2.
 
-use super::arbiter::{Arbiter, Scheme};
+use super::arbiter::{Arbiter, LockRule};
 use super::error::Result;
 use super::{DeniedAccess, Discovery, PcrPort};
 use crate::CounterId;
@@ -24,7 +24,7 @@ impl<P: PcrPort> EnforcingMaster<P> {
     }
 }
 
-impl Scheme for Enforcing {
+impl LockRule for Enforcing {
     fn update_lock<P: PcrPort>(arbiter: &mut Arbiter<P, Self>, counter: CounterId) -> Result {
         arbiter.enforce(counter)
     }

@@ -1,6 +1,6 @@
 //! The minimal master: the paper's section III.B.1.
 
-use super::arbiter::{Arbiter, Scheme};
+use super::arbiter::{Arbiter, LockRule};
 use super::error::Result;
 use super::{DeniedAccess, Discovery, PcrPort};
 use crate::CounterId;
@@ -26,7 +26,7 @@ impl<P: PcrPort> MinimalMaster<P> {
     }
 }
 
-impl Scheme for Minimal {
+impl LockRule for Minimal {
     fn update_lock<P: PcrPort>(_: &mut Arbiter<P, Self>, _: CounterId) -> Result {
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::{Context, PcrUnit, record};
 use crate::audit::Event;
 use crate::bank::{Change, ChangeKind, Effects};
-use crate::broker::{self, Pending, Question, Step, View, priority};
+use crate::broker::{self, NextStep, Pending, Question, View, priority};
 use crate::mailbox::{Mailbox, QueuedNotice};
 use crate::message::{NoticeKind, Outcome, Wanted};
 use crate::policy::Policy;
@@ -135,23 +135,23 @@ impl PcrUnit {
                 return effects.and(self.conclude(layer, Err(Reason::Phase), cx));
             }
             match broker::next(&self.view(layer), layer, pending) {
-                Step::Take(counters) => {
+                NextStep::Take(counters) => {
                     for counter in counters.iter() {
                         effects = effects.and(self.take(counter, layer));
                     }
                 }
-                Step::TakeLent(counter) => {
+                NextStep::TakeLent(counter) => {
                     effects = effects.and(self.take_over(counter, layer, Reason::Lent, cx));
                 }
-                Step::Ask(counter) => self.ask(counter, layer, cx),
-                Step::Announce(counter) => self.announce(counter, layer, cx),
-                Step::Spare(counter) => self.spare(counter, cx),
-                Step::Wait => {
+                NextStep::Ask(counter) => self.ask(counter, layer, cx),
+                NextStep::Announce(counter) => self.announce(counter, layer, cx),
+                NextStep::Spare(counter) => self.spare(counter, cx),
+                NextStep::Wait => {
                     self.tell_gathered(layer, cx);
                     return effects;
                 }
-                Step::Grant => return effects.and(self.conclude(layer, Ok(()), cx)),
-                Step::Refuse(reason) => {
+                NextStep::Grant => return effects.and(self.conclude(layer, Ok(()), cx)),
+                NextStep::Refuse(reason) => {
                     return effects.and(self.conclude(layer, Err(reason), cx));
                 }
             }
