@@ -27,7 +27,7 @@ pub(crate) struct Pending {
     /// nobody else takes them; without the others they are given back.
     pub(crate) got: CounterSet,
     /// Those of them that were told of as gathered.
-    pub(crate) told: CounterSet,
+    pub(crate) reported: CounterSet,
     /// Counters whose holder keeps them.
     pub(crate) declined: CounterSet,
     /// Counters whose announced revocation did not take place.
@@ -61,7 +61,7 @@ impl Pending {
             cookie,
             lease_ms,
             got: CounterSet::EMPTY,
-            told: CounterSet::EMPTY,
+            reported: CounterSet::EMPTY,
             declined: CounterSet::EMPTY,
             spared: CounterSet::EMPTY,
             silent: [false; LAYERS],
@@ -136,15 +136,15 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
     if need == 0 {
         return NextStep::Grant;
     }
-    let standing = Standing::of(view, pending.wanted);
-    if standing.held(layer) + need > standing.max(view.policy, layer) {
+    let holdings = Holdings::of(view, pending.wanted);
+    if holdings.held(layer) + need > holdings.max(view.policy, layer) {
         return NextStep::Refuse(Reason::Maximum);
     }
     let candidates = pending.wanted.candidates();
     let free = view.bank.free() & candidates;
-    let usable = standing.unowed(view.policy, layer).min(free.len());
-    let announced = standing.announced_for(layer);
-    let sources = sources(view, layer, pending, &standing);
+    let usable = holdings.unowed(view.policy, layer).min(free.len());
+    let announced = holdings.announced_for(layer);
+    let sources = sources(view, layer, pending, &holdings);
     if usable + announced.len() + sources.reachable < need {
         return NextStep::Refuse(pending.refusal.unwrap_or(match pending.wanted {
             _ if sources.contended => Reason::Busy,
@@ -194,11 +194,11 @@ pub(crate) fn is_justified(view: &View<'_>, layer: Layer, counter: CounterId) ->
 
 /// Whether `holder` has more counters of this one's kind than its minimum.
 pub(crate) fn can_spare(view: &View<'_>, holder: Layer, counter: CounterId) -> bool {
-    let standing = Standing::of(view, Wanted::This(counter));
-    standing.held(holder) > standing.min(view.policy, holder)
+    let holdings = Holdings::of(view, Wanted::This(counter));
+    holdings.held(holder) > holdings.min(view.policy, holder)
 }
 
-fn sources(view: &View<'_>, layer: Layer, pending: &Pending, standing: &Standing) -> Sources {
+fn sources(view: &View<'_>, layer: Layer, pending: &Pending, holdings: &Holdings) -> Sources {
     let mut sources = Sources::default();
     if view.scheme == Scheme::Independent {
         return sources;
@@ -207,12 +207,12 @@ fn sources(view: &View<'_>, layer: Layer, pending: &Pending, standing: &Standing
     // Stable, so that layers of one priority keep their order.
     others.sort_by_key(|other| priority(view.policy, *other));
     for other in others.into_iter().filter(|other| *other != layer) {
-        let taken = standing.announced | view.busy;
-        let wanted = standing.of_layer(other) & pending.wanted.candidates();
-        sources.contended |= !(wanted & taken & !standing.announced_for(layer)).is_empty();
+        let taken = holdings.announced | view.busy;
+        let wanted = holdings.of_layer(other) & pending.wanted.candidates();
+        sources.contended |= !(wanted & taken & !holdings.announced_for(layer)).is_empty();
         // What is announced or asked for is as good as gone.
-        let committed = (standing.of_layer(other) & taken).len() + standing.min(view.policy, other);
-        let spare = standing.held(other).saturating_sub(committed);
+        let committed = (holdings.of_layer(other) & taken).len() + holdings.min(view.policy, other);
+        let spare = holdings.held(other).saturating_sub(committed);
         if spare == 0 {
             continue;
         }
@@ -246,7 +246,7 @@ fn sources(view: &View<'_>, layer: Layer, pending: &Pending, standing: &Standing
 }
 
 /// Who holds how many of one kind of counter.
-struct Standing {
+struct Holdings {
     of_kind: CounterId,
     free: u32,
     by_layer: [CounterSet; LAYERS],
@@ -254,13 +254,13 @@ struct Standing {
     announced_by: [CounterSet; LAYERS],
 }
 
-impl Standing {
-    fn of(view: &View<'_>, wanted: Wanted) -> Standing {
+impl Holdings {
+    fn of(view: &View<'_>, wanted: Wanted) -> Holdings {
         let of_kind = match wanted {
             Wanted::Any(_) => CounterId::Programmable(0),
             Wanted::This(counter) => counter,
         };
-        let mut standing = Standing {
+        let mut holdings = Holdings {
             of_kind,
             free: u32::from(PerKind::count(view.bank.free()).of(of_kind)),
             by_layer: [CounterSet::EMPTY; LAYERS],
@@ -274,13 +274,13 @@ impl Standing {
             if matches!(counter, CounterId::Fixed(_)) != matches!(of_kind, CounterId::Fixed(_)) {
                 continue;
             }
-            insert(&mut standing.by_layer, reservation.owner, counter);
+            insert(&mut holdings.by_layer, reservation.owner, counter);
             if let Some(revocation) = reservation.revocation {
-                standing.announced.insert(counter);
-                insert(&mut standing.announced_by, revocation.wanted_by, counter);
+                holdings.announced.insert(counter);
+                insert(&mut holdings.announced_by, revocation.wanted_by, counter);
             }
         }
-        standing
+        holdings
     }
 
     fn of_layer(&self, layer: Layer) -> CounterSet {

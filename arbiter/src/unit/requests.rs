@@ -232,7 +232,7 @@ impl PcrUnit {
                 record(cx, layer, Some(counter), Event::Yielded { to: wanted_by });
                 // The component that knows the cookie learns of it, whoever
                 // wrote the reply.
-                self.tell_revoked(layer, counter, wanted_by, Reason::Lent);
+                self.notify_revoked(layer, counter, wanted_by, Reason::Lent);
                 effects = effects.and(self.take(counter, wanted_by));
             }
             false => {

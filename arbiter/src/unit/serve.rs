@@ -97,7 +97,7 @@ impl PcrUnit {
             pending.declined.insert(counter);
         }
         if holds {
-            self.call_off(holder, counter, wanted_by);
+            self.notify_cancelled(holder, counter, wanted_by);
         }
     }
 
@@ -147,7 +147,7 @@ impl PcrUnit {
                 NextStep::Announce(counter) => self.announce(counter, layer, cx),
                 NextStep::Spare(counter) => self.spare(counter, cx),
                 NextStep::Wait => {
-                    self.tell_gathered(layer, cx);
+                    self.report_gathered(layer, cx);
                     return effects;
                 }
                 NextStep::Grant => return effects.and(self.conclude(layer, Ok(()), cx)),
@@ -161,12 +161,12 @@ impl PcrUnit {
 
     /// A request goes on waiting: the trail has what it has come by. What comes
     /// together with the answer has one record, that of the answer.
-    fn tell_gathered(&mut self, layer: Layer, cx: &mut Context<'_>) {
+    fn report_gathered(&mut self, layer: Layer, cx: &mut Context<'_>) {
         let Some(pending) = self.pending_mut(layer) else {
             return;
         };
-        let news = pending.got & !pending.told;
-        pending.told = pending.got;
+        let news = pending.got & !pending.reported;
+        pending.reported = pending.got;
         for counter in news.iter() {
             record(cx, layer, Some(counter), Event::Gathered);
         }
@@ -187,7 +187,7 @@ impl PcrUnit {
             return Effects::NONE;
         };
         if let Some(question) = pending.question {
-            self.call_off(question.holder, question.counter, layer);
+            self.notify_cancelled(question.holder, question.counter, layer);
         }
         for counter in self.bank.held().iter() {
             let revocation = self
@@ -210,7 +210,7 @@ impl PcrUnit {
                         counter,
                         kind: ChangeKind::Release,
                     }));
-                    if pending.told.contains(counter) {
+                    if pending.reported.contains(counter) {
                         record(cx, layer, Some(counter), Event::Returned);
                     }
                 }
@@ -235,7 +235,7 @@ impl PcrUnit {
         // for the answer.
         if pending.waits {
             let (counter, due) = (None, None);
-            self.tell(
+            self.notify(
                 layer,
                 QueuedNotice {
                     kind,

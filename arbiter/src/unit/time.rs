@@ -70,7 +70,7 @@ impl PcrUnit {
             kind: ChangeKind::Release,
         });
         record(cx, owner, Some(counter), Event::Revoked(Reason::Expired));
-        self.tell(
+        self.notify(
             owner,
             QueuedNotice {
                 kind: NoticeKind::Expired,

@@ -12,7 +12,7 @@ use crate::scheme::Scheme;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {
-    pub(super) fn tell(&mut self, layer: Layer, notice: QueuedNotice) {
+    pub(super) fn notify(&mut self, layer: Layer, notice: QueuedNotice) {
         if let Some(mailbox) = self.mailbox_mut(layer) {
             mailbox.push(notice);
         }
@@ -58,19 +58,19 @@ impl PcrUnit {
             kind: ChangeKind::Release,
         });
         record(cx, owner, Some(counter), Event::Revoked(reason));
-        self.tell_revoked(owner, counter, layer, reason);
+        self.notify_revoked(owner, counter, layer, reason);
         effects.and(self.take(counter, layer))
     }
 
     /// Tells a layer that it has lost a counter.
-    pub(super) fn tell_revoked(
+    pub(super) fn notify_revoked(
         &mut self,
         owner: Layer,
         counter: CounterId,
         to: Layer,
         reason: Reason,
     ) {
-        self.tell(
+        self.notify(
             owner,
             QueuedNotice {
                 kind: NoticeKind::Revoked,
@@ -94,7 +94,7 @@ impl PcrUnit {
             due,
         });
         record(cx, holder, Some(counter), Event::Asked { wanted_by });
-        self.tell(
+        self.notify(
             holder,
             QueuedNotice {
                 kind: NoticeKind::Asked,
@@ -124,7 +124,7 @@ impl PcrUnit {
             in_ms,
         };
         record(cx, owner, Some(counter), event);
-        self.tell(
+        self.notify(
             owner,
             QueuedNotice {
                 kind: NoticeKind::Revoking,
@@ -144,12 +144,12 @@ impl PcrUnit {
         let owner = reservation.owner;
         if let Some(revocation) = reservation.revocation.take() {
             record(cx, owner, Some(counter), Event::Spared);
-            self.call_off(owner, counter, revocation.wanted_by);
+            self.notify_cancelled(owner, counter, revocation.wanted_by);
         }
     }
 
-    pub(super) fn call_off(&mut self, holder: Layer, counter: CounterId, wanted_by: Layer) {
-        self.tell(
+    pub(super) fn notify_cancelled(&mut self, holder: Layer, counter: CounterId, wanted_by: Layer) {
+        self.notify(
             holder,
             QueuedNotice {
                 kind: NoticeKind::Cancelled,

@@ -1,6 +1,6 @@
 //! What holds after every operation of every sequence, told without the model.
 
-use crate::bed::{Seen, cookie, look, sets_agree};
+use crate::fixture::{Seen, cookie, look, sets_agree};
 use crate::play::{Op, Outcome, Palette, Script, Setup, World, invariants_hold, settle};
 use arbiter::{Access, Cookie, CounterId, Event, Layer, Record, Reservation, Scheme, Verdict, abi};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};

@@ -1,7 +1,7 @@
 //! No cookie gets out: not by any register, verdict, record or time, and not by
 //! `{:?}`.
 
-use crate::bed::{MANAGEMENT, cookie};
+use crate::fixture::{MANAGEMENT, cookie};
 use crate::play::{Op, Palette, Script, World, registers};
 use arbiter::{Bank, Caller, Control, CounterId, Layer, Operation};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};

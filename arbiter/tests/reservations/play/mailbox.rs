@@ -152,7 +152,7 @@ impl Model {
                         self.tell(layer, Some(n), Event::Renewed);
                         1 << n
                     });
-                    self.told(caller, n, renewed)
+                    self.report(caller, n, renewed)
                 }
                 _ => self.grant_this(caller, n, wish),
             },
@@ -162,7 +162,7 @@ impl Model {
                     self.tell(layer, Some(n), Event::Released);
                     1 << n
                 });
-                self.told(caller, n, released)
+                self.report(caller, n, released)
             }
             Asked::Withdraw => return,
         };
@@ -171,7 +171,7 @@ impl Model {
     }
 
     /// Records a refusal about one counter, and counts a wrong cookie.
-    fn told(
+    fn report(
         &mut self,
         (layer, presented): (Layer, u64),
         n: u8,
