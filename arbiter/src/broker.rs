@@ -9,9 +9,8 @@
 use crate::bank::Bank;
 use crate::cookie::Cookie;
 use crate::message::Wanted;
-use crate::policy::{PerKind, Policy};
+use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
-use crate::scheme::Scheme;
 use crate::{CounterId, CounterSet, Layer};
 use core::cmp::Reverse;
 

@@ -37,17 +37,15 @@ mod discovery;
 mod enforcing;
 mod error;
 mod full;
-mod master;
 mod minimal;
 mod port;
 mod registers;
 
-pub use arbiter::Arbiter;
+pub use arbiter::{Arbiter, Master, Part};
 pub use discovery::Discovery;
 pub use enforcing::EnforcingMaster;
 pub use error::{ArbiterError, DiscoveryError};
 pub use full::{FullMaster, Private};
-pub use master::{Master, Part};
 pub use minimal::MinimalMaster;
 pub use port::{Fault, Key, PcrPort};
 pub use registers::DeniedAccess;

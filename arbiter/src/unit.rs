@@ -23,12 +23,11 @@ use crate::broker::LAYERS;
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
 use crate::guard::{Guard, Penalty};
+use crate::layer::Phase;
 use crate::mailbox::Mailbox;
 use crate::map::LegacyMap;
-use crate::phase::Phase;
-use crate::policy::{PerKind, Policy};
+use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
-use crate::scheme::Scheme;
 use crate::{Access, CounterId, CounterSet, Layer, Verdict};
 use alloc::sync::Arc;
 

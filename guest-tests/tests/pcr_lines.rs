@@ -35,7 +35,7 @@ const RUST: Family = Family {
         ("enforcing.rs", "Rust, minimal enforcing master"),
         ("full.rs", "Rust, fully enforcing master"),
     ],
-    bookkeeping: &["arbiter.rs", "master.rs"],
+    bookkeeping: &["arbiter.rs"],
     access: &[
         // The module whose files the folder holds.
         "../guest.rs",

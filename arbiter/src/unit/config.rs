@@ -5,9 +5,8 @@ use crate::abi;
 use crate::audit::{Auditor, Entropy};
 use crate::cookie::Cookie;
 use crate::guard::GuardLimits;
-use crate::phase::Phase;
-use crate::policy::{PerKind, Policy};
-use crate::scheme::Scheme;
+use crate::layer::Phase;
+use crate::policy::{PerKind, Policy, Scheme};
 use alloc::sync::Arc;
 use core::fmt;
 

@@ -7,9 +7,9 @@ use crate::bank::{Bank, Change, ChangeKind, Effects, Operation, Reservation};
 use crate::control::Control;
 use crate::cookie::Cookie;
 use crate::message::{Notice, Reply, Request};
+use crate::policy::Scheme;
 use crate::reason::Reason;
 use crate::register::PcrRegister;
-use crate::scheme::Scheme;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {

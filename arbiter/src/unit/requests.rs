@@ -6,8 +6,8 @@ use crate::bank::{Change, ChangeKind, Effects, Operation};
 use crate::broker::{Pending, Question};
 use crate::cookie::Cookie;
 use crate::message::{Answer, Notice, Outcome, Reply, Request, Wanted};
+use crate::policy::Scheme;
 use crate::reason::Reason;
-use crate::scheme::Scheme;
 use crate::{CounterId, CounterSet, Layer};
 
 /// The lowest vector that an interrupt can have.

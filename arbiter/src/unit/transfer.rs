@@ -7,8 +7,8 @@ use crate::broker::Question;
 use crate::cookie::Cookie;
 use crate::mailbox::QueuedNotice;
 use crate::message::NoticeKind;
+use crate::policy::Scheme;
 use crate::reason::Reason;
-use crate::scheme::Scheme;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {
