@@ -87,7 +87,7 @@ pub enum Event {
     /// The holder has lost the counter.
     Revoked(Reason),
     /// The vCPU is kept off its core for presenting wrong cookies.
-    Barred {
+    LockedOut {
         /// How long, in milliseconds.
         ms: u32,
     },
@@ -123,7 +123,7 @@ impl Event {
             Event::Revoking { .. } => "revoking",
             Event::Spared => "spared",
             Event::Revoked(_) => "revoked",
-            Event::Barred { .. } => "barred",
+            Event::LockedOut { .. } => "barred",
             Event::Deaf { .. } => "deaf",
             Event::PhaseEnded => "phase-ended",
         }
@@ -151,7 +151,7 @@ impl Event {
             | Event::DropValueSet(_)
             | Event::Asked { .. }
             | Event::Spared
-            | Event::Barred { .. }
+            | Event::LockedOut { .. }
             | Event::Deaf { .. }
             | Event::PhaseEnded => None,
         }

@@ -8,10 +8,9 @@
 
 use crate::bank::Bank;
 use crate::cookie::Cookie;
-use crate::mailbox::Wanted;
-use crate::policy::{PerKind, Policy};
+use crate::message::Wanted;
+use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
-use crate::scheme::Scheme;
 use crate::{CounterId, CounterSet, Layer};
 use core::cmp::Reverse;
 
@@ -27,7 +26,7 @@ pub(crate) struct Pending {
     /// nobody else takes them; without the others they are given back.
     pub(crate) got: CounterSet,
     /// Those of them that were told of as gathered.
-    pub(crate) told: CounterSet,
+    pub(crate) reported: CounterSet,
     /// Counters whose holder keeps them.
     pub(crate) declined: CounterSet,
     /// Counters whose announced revocation did not take place.
@@ -61,7 +60,7 @@ impl Pending {
             cookie,
             lease_ms,
             got: CounterSet::EMPTY,
-            told: CounterSet::EMPTY,
+            reported: CounterSet::EMPTY,
             declined: CounterSet::EMPTY,
             spared: CounterSet::EMPTY,
             silent: [false; LAYERS],
@@ -87,7 +86,7 @@ impl Pending {
 
 /// What to do next for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum NextStep {
     /// Take these free counters.
     Take(CounterSet),
     /// Take this counter from its holder, who lends it.
@@ -131,22 +130,22 @@ struct Sources {
 }
 
 /// The next step for the request of `layer`.
-pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> Step {
+pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep {
     let need = u32::from(pending.wanted.count()).saturating_sub(pending.got.len());
     if need == 0 {
-        return Step::Grant;
+        return NextStep::Grant;
     }
-    let standing = Standing::of(view, pending.wanted);
-    if standing.held(layer) + need > standing.max(view.policy, layer) {
-        return Step::Refuse(Reason::Maximum);
+    let holdings = Holdings::of(view, pending.wanted);
+    if holdings.held(layer) + need > holdings.max(view.policy, layer) {
+        return NextStep::Refuse(Reason::Maximum);
     }
     let candidates = pending.wanted.candidates();
     let free = view.bank.free() & candidates;
-    let usable = standing.unowed(view.policy, layer).min(free.len());
-    let announced = standing.announced_for(layer);
-    let sources = sources(view, layer, pending, &standing);
+    let usable = holdings.unowed(view.policy, layer).min(free.len());
+    let announced = holdings.announced_for(layer);
+    let sources = sources(view, layer, pending, &holdings);
     if usable + announced.len() + sources.reachable < need {
-        return Step::Refuse(pending.refusal.unwrap_or(match pending.wanted {
+        return NextStep::Refuse(pending.refusal.unwrap_or(match pending.wanted {
             _ if sources.contended => Reason::Busy,
             _ if free.len() >= need => Reason::Minimum,
             Wanted::This(_) => Reason::Held,
@@ -154,23 +153,23 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> Step {
         }));
     }
     if usable != 0 {
-        return Step::Take(highest(free, usable.min(need)));
+        return NextStep::Take(highest(free, usable.min(need)));
     }
     if let Some(counter) = sources.lent {
-        return Step::TakeLent(counter);
+        return NextStep::TakeLent(counter);
     }
     match (announced.len(), sources.ask, sources.force) {
         (under_way, ..) if under_way > need => surplus(view, layer, announced),
-        (under_way, ..) if under_way == need || pending.question.is_some() => Step::Wait,
-        (_, Some(counter), _) => Step::Ask(counter),
-        (_, None, Some(counter)) => Step::Announce(counter),
-        (_, None, None) => Step::Refuse(pending.refusal.unwrap_or(Reason::NoneFree)),
+        (under_way, ..) if under_way == need || pending.question.is_some() => NextStep::Wait,
+        (_, Some(counter), _) => NextStep::Ask(counter),
+        (_, None, Some(counter)) => NextStep::Announce(counter),
+        (_, None, None) => NextStep::Refuse(pending.refusal.unwrap_or(Reason::NoneFree)),
     }
 }
 
 /// Which revocation to call off: one that would not take place anyway, else one
 /// of the layer that comes first.
-fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> Step {
+fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> NextStep {
     let keeps = |counter: &CounterId| {
         let owner = view.bank.reservation(*counter).map(|held| held.owner);
         let priority = owner.map_or(0, |owner| priority(view.policy, owner));
@@ -179,7 +178,7 @@ fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> Step {
     announced
         .iter()
         .min_by_key(keeps)
-        .map_or(Step::Wait, Step::Spare)
+        .map_or(NextStep::Wait, NextStep::Spare)
 }
 
 /// Whether `layer` may still have this counter revoked, as it was announced.
@@ -194,11 +193,11 @@ pub(crate) fn is_justified(view: &View<'_>, layer: Layer, counter: CounterId) ->
 
 /// Whether `holder` has more counters of this one's kind than its minimum.
 pub(crate) fn can_spare(view: &View<'_>, holder: Layer, counter: CounterId) -> bool {
-    let standing = Standing::of(view, Wanted::This(counter));
-    standing.held(holder) > standing.min(view.policy, holder)
+    let holdings = Holdings::of(view, Wanted::This(counter));
+    holdings.held(holder) > holdings.min(view.policy, holder)
 }
 
-fn sources(view: &View<'_>, layer: Layer, pending: &Pending, standing: &Standing) -> Sources {
+fn sources(view: &View<'_>, layer: Layer, pending: &Pending, holdings: &Holdings) -> Sources {
     let mut sources = Sources::default();
     if view.scheme == Scheme::Independent {
         return sources;
@@ -207,12 +206,12 @@ fn sources(view: &View<'_>, layer: Layer, pending: &Pending, standing: &Standing
     // Stable, so that layers of one priority keep their order.
     others.sort_by_key(|other| priority(view.policy, *other));
     for other in others.into_iter().filter(|other| *other != layer) {
-        let taken = standing.announced | view.busy;
-        let wanted = standing.of_layer(other) & pending.wanted.candidates();
-        sources.contended |= !(wanted & taken & !standing.announced_for(layer)).is_empty();
+        let taken = holdings.announced | view.busy;
+        let wanted = holdings.of_layer(other) & pending.wanted.candidates();
+        sources.contended |= !(wanted & taken & !holdings.announced_for(layer)).is_empty();
         // What is announced or asked for is as good as gone.
-        let committed = (standing.of_layer(other) & taken).len() + standing.min(view.policy, other);
-        let spare = standing.held(other).saturating_sub(committed);
+        let committed = (holdings.of_layer(other) & taken).len() + holdings.min(view.policy, other);
+        let spare = holdings.held(other).saturating_sub(committed);
         if spare == 0 {
             continue;
         }
@@ -246,7 +245,7 @@ fn sources(view: &View<'_>, layer: Layer, pending: &Pending, standing: &Standing
 }
 
 /// Who holds how many of one kind of counter.
-struct Standing {
+struct Holdings {
     of_kind: CounterId,
     free: u32,
     by_layer: [CounterSet; LAYERS],
@@ -254,13 +253,13 @@ struct Standing {
     announced_by: [CounterSet; LAYERS],
 }
 
-impl Standing {
-    fn of(view: &View<'_>, wanted: Wanted) -> Standing {
+impl Holdings {
+    fn of(view: &View<'_>, wanted: Wanted) -> Holdings {
         let of_kind = match wanted {
             Wanted::Any(_) => CounterId::Programmable(0),
             Wanted::This(counter) => counter,
         };
-        let mut standing = Standing {
+        let mut holdings = Holdings {
             of_kind,
             free: u32::from(PerKind::count(view.bank.free()).of(of_kind)),
             by_layer: [CounterSet::EMPTY; LAYERS],
@@ -274,13 +273,13 @@ impl Standing {
             if matches!(counter, CounterId::Fixed(_)) != matches!(of_kind, CounterId::Fixed(_)) {
                 continue;
             }
-            insert(&mut standing.by_layer, reservation.owner, counter);
+            insert(&mut holdings.by_layer, reservation.owner, counter);
             if let Some(revocation) = reservation.revocation {
-                standing.announced.insert(counter);
-                insert(&mut standing.announced_by, revocation.wanted_by, counter);
+                holdings.announced.insert(counter);
+                insert(&mut holdings.announced_by, revocation.wanted_by, counter);
             }
         }
-        standing
+        holdings
     }
 
     fn of_layer(&self, layer: Layer) -> CounterSet {

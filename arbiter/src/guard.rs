@@ -38,7 +38,7 @@ impl GuardLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Penalty {
     /// The vCPU is kept off its core.
-    Barred(u64),
+    LockedOut(u64),
     /// No cookie of a program is compared.
     Deaf(u64),
 }
@@ -52,7 +52,7 @@ pub struct Guard {
     privileged: Account,
     /// Of programs.
     programs: Account,
-    barred_until: u64,
+    locked_out_until: u64,
     deaf_until: u64,
 }
 
@@ -74,7 +74,7 @@ impl Guard {
             total: 0,
             privileged: Account::default(),
             programs: Account::default(),
-            barred_until: 0,
+            locked_out_until: 0,
             deaf_until: 0,
         }
     }
@@ -89,8 +89,8 @@ impl Guard {
             return Some(Penalty::Deaf(ticks));
         }
         let ticks = self.privileged.wrong(&self.limits, now)?;
-        self.barred_until = now.saturating_add(ticks);
-        Some(Penalty::Barred(ticks))
+        self.locked_out_until = now.saturating_add(ticks);
+        Some(Penalty::LockedOut(ticks))
     }
 
     /// Wrong cookies so far; what was not compared is not among them.
@@ -99,8 +99,8 @@ impl Guard {
     }
 
     /// Until when the vCPU is kept off its core; `None` if it may run at `now`.
-    pub fn barred_until(&self, now: u64) -> Option<u64> {
-        Some(self.barred_until).filter(|until| now < *until)
+    pub fn locked_out_until(&self, now: u64) -> Option<u64> {
+        Some(self.locked_out_until).filter(|until| now < *until)
     }
 
     /// Whether no cookie of a program is compared at `now`.

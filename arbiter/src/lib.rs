@@ -29,15 +29,15 @@ mod grant;
 mod guard;
 pub mod guest;
 mod layer;
+#[cfg(feature = "alloc")]
 mod mailbox;
 #[cfg(feature = "alloc")]
 mod map;
-mod phase;
+mod message;
 #[cfg(feature = "alloc")]
 mod policy;
 mod reason;
 mod register;
-mod scheme;
 #[cfg(feature = "alloc")]
 pub mod script;
 #[cfg(feature = "alloc")]
@@ -51,15 +51,13 @@ pub use cookie::Cookie;
 pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE};
 pub use grant::{Denial, Grant, Verdict};
 pub use guard::{Guard, GuardLimits, Penalty};
-pub use layer::{Access, Layer};
-pub use mailbox::{Answer, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
+pub use layer::{Access, Layer, Phase};
 #[cfg(feature = "alloc")]
 pub use map::LegacyMap;
-pub use phase::Phase;
+pub use message::{Answer, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
 #[cfg(feature = "alloc")]
-pub use policy::{PerKind, Policy, PolicyError, Share};
+pub use policy::{PerKind, Policy, PolicyError, Scheme, Share};
 pub use reason::Reason;
 pub use register::PcrRegister;
-pub use scheme::Scheme;
 #[cfg(feature = "alloc")]
 pub use unit::{Caller, Context, PcrConfig, PcrUnit};

@@ -1,6 +1,6 @@
 //! The registers of the mailbox, bit by bit.
 
-mod rig;
+mod harness;
 
 use arbiter::abi::{
     ANSWER_GRANTED, ANSWER_NUMBER_SHIFT, ANSWER_PENDING, ANSWER_REASON_SHIFT, ANSWER_REFUSED,
@@ -13,7 +13,7 @@ use arbiter::{
     CounterId, Event, Layer, NoticeKind, PcrRegister, PerKind, Reason, Reply, Request, Scheme,
     Wanted,
 };
-use rig::{FW, HV, KERNEL, Rig, bits, plain, pmc, set, share};
+use harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
 
 fn reserve(request: Result<Request, Reason>) -> Option<(Wanted, Option<u32>)> {
     match request {
@@ -99,58 +99,58 @@ fn replies() {
 
 #[test]
 fn a_driver_reserves_asks_and_replies_by_registers() {
-    let mut rig = Rig::new(Scheme::Interacting, 2, plain());
-    assert_ne!(rig.unit.features() & FEATURE_MAILBOX, 0);
+    let mut harness = Harness::new(Scheme::Interacting, 2, plain());
+    assert_ne!(harness.unit.features() & FEATURE_MAILBOX, 0);
     let any = |count: u64| REQUEST_RESERVE | count << REQUEST_WHICH_SHIFT;
-    assert_eq!(rig.read(FW, PcrRegister::Answer), Some(0));
-    assert!(rig.write(FW, PcrRegister::Request, any(2), bits(FW)));
+    assert_eq!(harness.read(FW, PcrRegister::Answer), Some(0));
+    assert!(harness.write(FW, PcrRegister::Request, any(2), bits(FW)));
     assert_eq!(
-        rig.read(FW, PcrRegister::Answer),
+        harness.read(FW, PcrRegister::Answer),
         Some(ANSWER_GRANTED | 1 << 16)
     );
-    assert_eq!(rig.read(FW, PcrRegister::Granted), Some(0b11));
+    assert_eq!(harness.read(FW, PcrRegister::Granted), Some(0b11));
 
-    assert!(rig.write(HV, PcrRegister::Request, any(1), bits(HV)));
+    assert!(harness.write(HV, PcrRegister::Request, any(1), bits(HV)));
     assert_eq!(
-        rig.read(HV, PcrRegister::Answer),
+        harness.read(HV, PcrRegister::Answer),
         Some(ANSWER_PENDING | 1 << ANSWER_NUMBER_SHIFT)
     );
-    assert_eq!(rig.read(HV, PcrRegister::Granted), Some(0));
+    assert_eq!(harness.read(HV, PcrRegister::Granted), Some(0));
     assert!(
-        !rig.write(HV, PcrRegister::Request, any(1), bits(HV)),
+        !harness.write(HV, PcrRegister::Request, any(1), bits(HV)),
         "one at a time"
     );
     let asked = NOTICE_ASKED | 1 << 8 | 1 << 16 | 100 << 32;
-    assert_eq!(rig.read(FW, PcrRegister::Notice), Some(asked));
-    assert_eq!(rig.read(FW, PcrRegister::Notice), Some(0));
+    assert_eq!(harness.read(FW, PcrRegister::Notice), Some(asked));
+    assert_eq!(harness.read(FW, PcrRegister::Notice), Some(0));
     assert!(
-        !rig.write(FW, PcrRegister::Reply, REPLY_REFUSE, bits(FW)),
+        !harness.write(FW, PcrRegister::Reply, REPLY_REFUSE, bits(FW)),
         "PMC0 was not asked for"
     );
     assert!(
-        !rig.write(FW, PcrRegister::Reply, REPLY_YIELD | 1 << 8, bits(HV)),
+        !harness.write(FW, PcrRegister::Reply, REPLY_YIELD | 1 << 8, bits(HV)),
         "only who knows the cookie gives a counter away"
     );
-    assert_eq!(rig.held(FW).len(), 2);
-    assert!(rig.write(FW, PcrRegister::Reply, REPLY_YIELD | 1 << 8, bits(FW)));
+    assert_eq!(harness.held(FW).len(), 2);
+    assert!(harness.write(FW, PcrRegister::Reply, REPLY_YIELD | 1 << 8, bits(FW)));
     assert_eq!(
-        rig.read(HV, PcrRegister::Answer),
+        harness.read(HV, PcrRegister::Answer),
         Some(ANSWER_GRANTED | 1 << 16)
     );
-    assert_eq!(rig.read(HV, PcrRegister::Granted), Some(0b10));
+    assert_eq!(harness.read(HV, PcrRegister::Granted), Some(0b10));
     assert_eq!(
-        rig.read(HV, PcrRegister::Notice),
+        harness.read(HV, PcrRegister::Notice),
         Some(NOTICE_GRANTED | 1 << 16)
     );
 
     let give_back = REQUEST_RELEASE | REQUEST_POSITION;
-    assert!(rig.write(FW, PcrRegister::Request, give_back, bits(FW)));
-    assert_eq!(rig.bank().free(), set([0]));
-    assert!(rig.write(FW, PcrRegister::Request, any(2), bits(FW)));
-    assert!(rig.write(FW, PcrRegister::Request, REQUEST_WITHDRAW, bits(FW)));
-    assert!(rig.write(HV, PcrRegister::Request, any(2), bits(HV)));
+    assert!(harness.write(FW, PcrRegister::Request, give_back, bits(FW)));
+    assert_eq!(harness.bank().free(), set([0]));
+    assert!(harness.write(FW, PcrRegister::Request, any(2), bits(FW)));
+    assert!(harness.write(FW, PcrRegister::Request, REQUEST_WITHDRAW, bits(FW)));
+    assert!(harness.write(HV, PcrRegister::Request, any(2), bits(HV)));
     assert_eq!(
-        rig.read(HV, PcrRegister::Answer),
+        harness.read(HV, PcrRegister::Answer),
         Some(ANSWER_REFUSED | REASON_NONE_FREE << ANSWER_REASON_SHIFT | 2 << 16)
     );
 }
@@ -159,57 +159,57 @@ fn a_driver_reserves_asks_and_replies_by_registers() {
 /// the other one knows no cookie of it.
 #[test]
 fn who_does_not_know_the_cookie_neither_withdraws_nor_replies() {
-    let mut rig = Rig::new(Scheme::Interacting, 4, plain());
-    rig.end_phase();
-    rig.any(HV, 2);
+    let mut harness = Harness::new(Scheme::Interacting, 4, plain());
+    harness.end_phase();
+    harness.any(HV, 2);
     let want_4 = REQUEST_RESERVE | 4 << REQUEST_WHICH_SHIFT;
-    assert!(rig.write(KERNEL, PcrRegister::Request, want_4, bits(KERNEL)));
-    assert_eq!(rig.held(KERNEL), set([0, 1]));
+    assert!(harness.write(KERNEL, PcrRegister::Request, want_4, bits(KERNEL)));
+    assert_eq!(harness.held(KERNEL), set([0, 1]));
     let pending = Some(ANSWER_PENDING | 1 << ANSWER_NUMBER_SHIFT);
     for (guess, counted) in [(0, 0), (bits(HV), 1), (1 << 48, 0)] {
-        let before = rig.unit.wrong_cookies();
+        let before = harness.unit.wrong_cookies();
         let withdraw = REQUEST_WITHDRAW;
-        assert!(!rig.write(KERNEL, PcrRegister::Request, withdraw, guess));
-        assert_eq!(rig.unit.wrong_cookies() - before, counted, "{guess:#x}");
-        assert_eq!(rig.held(KERNEL), set([0, 1]));
-        assert_eq!(rig.read(KERNEL, PcrRegister::Answer), pending);
+        assert!(!harness.write(KERNEL, PcrRegister::Request, withdraw, guess));
+        assert_eq!(harness.unit.wrong_cookies() - before, counted, "{guess:#x}");
+        assert_eq!(harness.held(KERNEL), set([0, 1]));
+        assert_eq!(harness.read(KERNEL, PcrRegister::Answer), pending);
     }
-    assert!(rig.notices(KERNEL).is_empty());
+    assert!(harness.notices(KERNEL).is_empty());
     let (withdraw, cookie) = (REQUEST_WITHDRAW, bits(KERNEL));
-    assert!(rig.write(KERNEL, PcrRegister::Request, withdraw, cookie));
-    assert_eq!(rig.bank().free(), set([0, 1]));
+    assert!(harness.write(KERNEL, PcrRegister::Request, withdraw, cookie));
+    assert_eq!(harness.bank().free(), set([0, 1]));
     let word = NOTICE_REFUSED | 2 << 16 | REASON_WITHDRAWN << NOTICE_REASON_SHIFT;
-    assert_eq!(rig.read(KERNEL, PcrRegister::Notice), Some(word));
+    assert_eq!(harness.read(KERNEL, PcrRegister::Notice), Some(word));
     assert!(
-        rig.write(KERNEL, PcrRegister::Request, withdraw, 0),
+        harness.write(KERNEL, PcrRegister::Request, withdraw, 0),
         "nothing is pending"
     );
 
     // The other way round: the kernel is asked for what one component holds.
-    rig.any(KERNEL, 2);
-    rig.any(HV, 1);
-    rig.notices(KERNEL);
+    harness.any(KERNEL, 2);
+    harness.any(HV, 1);
+    harness.notices(KERNEL);
     for reply in [REPLY_REFUSE, REPLY_YIELD] {
         let reply = reply | 1 << 8;
-        assert!(!rig.write(KERNEL, PcrRegister::Reply, reply, 0));
-        assert!(!rig.write(KERNEL, PcrRegister::Reply, reply, bits(HV)));
-        assert!(!rig.write(KERNEL, PcrRegister::Reply, reply, 1 << 48));
+        assert!(!harness.write(KERNEL, PcrRegister::Reply, reply, 0));
+        assert!(!harness.write(KERNEL, PcrRegister::Reply, reply, bits(HV)));
+        assert!(!harness.write(KERNEL, PcrRegister::Reply, reply, 1 << 48));
     }
-    assert_eq!(rig.unit.wrong_cookies(), 3);
-    assert_eq!(rig.unit.answer(HV).outcome, arbiter::Outcome::Pending);
+    assert_eq!(harness.unit.wrong_cookies(), 3);
+    assert_eq!(harness.unit.answer(HV).outcome, arbiter::Outcome::Pending);
     let yields = REPLY_YIELD | 1 << 8;
-    assert!(rig.write(KERNEL, PcrRegister::Reply, yields, cookie));
-    assert_eq!(rig.held(HV), set([1, 2, 3]));
+    assert!(harness.write(KERNEL, PcrRegister::Reply, yields, cookie));
+    assert_eq!(harness.held(HV), set([1, 2, 3]));
     let lost = NOTICE_REVOKED | 1 << 8 | 1 << 16 | REASON_LENT << NOTICE_REASON_SHIFT;
-    assert_eq!(rig.read(KERNEL, PcrRegister::Notice), Some(lost));
+    assert_eq!(harness.read(KERNEL, PcrRegister::Notice), Some(lost));
 }
 
 #[test]
 fn what_is_malformed_faults_and_changes_nothing() {
-    let mut rig = Rig::new(Scheme::Interacting, 2, plain());
-    rig.any(FW, 1);
-    rig.events();
-    let before = rig.unit.answer(FW);
+    let mut harness = Harness::new(Scheme::Interacting, 2, plain());
+    harness.any(FW, 1);
+    harness.events();
+    let before = harness.unit.answer(FW);
     for (register, value, cookie) in [
         (PcrRegister::Request, 0, 1),
         (PcrRegister::Request, 0x0101, 0),
@@ -221,27 +221,31 @@ fn what_is_malformed_faults_and_changes_nothing() {
         (PcrRegister::NoticeVector, 0x1_0000_0020, 0),
     ] {
         assert!(
-            !rig.write(FW, register, value, cookie),
+            !harness.write(FW, register, value, cookie),
             "{register:?} {value:#x}"
         );
         assert_eq!(
-            rig.events(),
+            harness.events(),
             [(FW, None, Event::Refused(Reason::Malformed))]
         );
     }
-    assert_eq!(rig.unit.answer(FW), before);
+    assert_eq!(harness.unit.answer(FW), before);
     for register in [
         PcrRegister::Answer,
         PcrRegister::Granted,
         PcrRegister::Notice,
     ] {
-        assert!(!rig.write(FW, register, 0, 0), "read-only");
-        assert_eq!(rig.read(Layer::GuestUser, register), None, "has no mailbox");
+        assert!(!harness.write(FW, register, 0, 0), "read-only");
+        assert_eq!(
+            harness.read(Layer::GuestUser, register),
+            None,
+            "has no mailbox"
+        );
     }
     for register in [PcrRegister::Request, PcrRegister::Reply] {
-        assert_eq!(rig.read(FW, register), None, "write-only");
+        assert_eq!(harness.read(FW, register), None, "write-only");
     }
-    assert!(!rig.write(Layer::GuestUser, PcrRegister::Request, 0x101, 1));
+    assert!(!harness.write(Layer::GuestUser, PcrRegister::Request, 0x101, 1));
 }
 
 #[test]
@@ -250,48 +254,52 @@ fn an_interrupt_tells_of_notices_and_belongs_to_the_layer_that_runs() {
         firmware: share(0, 9, 5),
         ..plain()
     };
-    let mut rig = Rig::new(Scheme::Interacting, 1, policy);
-    rig.any(FW, 1);
-    rig.any(HV, 1);
-    assert_eq!(rig.unit.take_notice(), None, "no vector");
-    assert!(rig.write(FW, PcrRegister::NoticeVector, 0x20, 0));
-    assert_eq!(rig.read(FW, PcrRegister::NoticeVector), Some(0x20));
+    let mut harness = Harness::new(Scheme::Interacting, 1, policy);
+    harness.any(FW, 1);
+    harness.any(HV, 1);
+    assert_eq!(harness.unit.take_notice(), None, "no vector");
+    assert!(harness.write(FW, PcrRegister::NoticeVector, 0x20, 0));
+    assert_eq!(harness.read(FW, PcrRegister::NoticeVector), Some(0x20));
     assert_eq!(
-        rig.read(KERNEL, PcrRegister::NoticeVector),
+        harness.read(KERNEL, PcrRegister::NoticeVector),
         Some(0),
         "its own"
     );
-    assert_eq!(rig.unit.take_notice(), Some(0x20), "one waited");
-    assert_eq!(rig.unit.take_notice(), None, "once");
-    rig.at(100);
-    rig.any(HV, 1);
-    rig.end_phase();
+    assert_eq!(harness.unit.take_notice(), Some(0x20), "one waited");
+    assert_eq!(harness.unit.take_notice(), None, "once");
+    harness.at(100);
+    harness.any(HV, 1);
+    harness.end_phase();
     assert_eq!(
-        rig.unit.take_notice(),
+        harness.unit.take_notice(),
         None,
         "nobody is there to take the firmware's"
     );
 
-    assert!(rig.write(KERNEL, PcrRegister::NoticeVector, 0xec, 0));
-    rig.this(KERNEL, 0);
-    rig.at(10_000);
-    assert_eq!(rig.unit.take_notice(), None, "it was told by the answer");
-    rig.notices(KERNEL);
-    assert!(rig.write(KERNEL, PcrRegister::NoticeVector, 0, 0));
-    assert_eq!(rig.unit.take_notice(), None);
+    assert!(harness.write(KERNEL, PcrRegister::NoticeVector, 0xec, 0));
+    harness.this(KERNEL, 0);
+    harness.at(10_000);
+    assert_eq!(
+        harness.unit.take_notice(),
+        None,
+        "it was told by the answer"
+    );
+    harness.notices(KERNEL);
+    assert!(harness.write(KERNEL, PcrRegister::NoticeVector, 0, 0));
+    assert_eq!(harness.unit.take_notice(), None);
 }
 
 #[test]
 fn the_queue_is_bounded_and_tells_what_it_lost() {
-    let mut rig = Rig::new(Scheme::Interacting, 1, plain());
-    rig.any(FW, 1);
+    let mut harness = Harness::new(Scheme::Interacting, 1, plain());
+    harness.any(FW, 1);
     for _ in 0..40 {
-        rig.any(HV, 1);
-        rig.withdraw(HV);
+        harness.any(HV, 1);
+        harness.withdraw(HV);
     }
-    let first = rig.read(FW, PcrRegister::Notice).unwrap();
+    let first = harness.read(FW, PcrRegister::Notice).unwrap();
     assert_ne!(first & NOTICE_LOST, 0);
-    let rest = rig.notices(FW);
+    let rest = harness.notices(FW);
     assert_eq!(rest.len(), 15);
     assert!(rest.iter().all(|notice| !notice.lost));
     assert_eq!(
@@ -299,8 +307,8 @@ fn the_queue_is_bounded_and_tells_what_it_lost() {
         NoticeKind::Cancelled,
         "the newest is there"
     );
-    rig.any(HV, 1);
-    assert!(!rig.notices(FW)[0].lost);
+    harness.any(HV, 1);
+    assert!(!harness.notices(FW)[0].lost);
 }
 
 #[test]
@@ -309,14 +317,14 @@ fn fixed_counters_are_asked_for_by_position() {
         programmable: 1,
         fixed: 2,
     };
-    let mut rig = Rig::with(Scheme::Interacting, counters, plain(), true);
+    let mut harness = Harness::with(Scheme::Interacting, counters, plain(), true);
     let fixed = CounterId::Fixed(1);
-    rig.reserve(FW, Wanted::This(fixed), None);
-    assert_eq!(rig.held(FW).bits(), 1 << 33);
-    rig.reserve(HV, Wanted::This(fixed), None);
-    assert_eq!(rig.notices(FW)[0].word() >> 8 & 0xff, 33);
-    rig.at(200);
-    assert_eq!(rig.held(HV).bits(), 1 << 33, "by priority");
+    harness.reserve(FW, Wanted::This(fixed), None);
+    assert_eq!(harness.held(FW).bits(), 1 << 33);
+    harness.reserve(HV, Wanted::This(fixed), None);
+    assert_eq!(harness.notices(FW)[0].word() >> 8 & 0xff, 33);
+    harness.at(200);
+    assert_eq!(harness.held(HV).bits(), 1 << 33, "by priority");
 }
 
 /// With the policy, the guard, the names and all that the mailbox keeps.

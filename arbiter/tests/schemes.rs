@@ -1,35 +1,35 @@
 //! What each scheme makes of the same requests.
 
-mod rig;
+mod harness;
 
 use arbiter::abi::{CONTROL_ACCESS_USER, CONTROL_FAULT, CONTROL_MANAGE_KERNEL};
 use arbiter::{
     Access, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind, Phase,
     Policy, Reason, Request, Scheme, Share, Verdict, Wanted,
 };
-use rig::{FW, HV, KERNEL, Rig, bits, cookie, plain, pmc, set, share};
+use harness::{FW, HV, Harness, KERNEL, bits, cookie, plain, pmc, set, share};
 use std::sync::Arc;
 
 const GRANTED: fn([u8; 1]) -> Outcome = |counters| Outcome::Granted(set(counters));
 
-fn under(scheme: Scheme) -> Rig {
-    Rig::new(scheme, 4, plain())
+fn under(scheme: Scheme) -> Harness {
+    Harness::new(scheme, 4, plain())
 }
 
 #[test]
 fn free_counters_are_granted_from_the_highest_under_every_scheme() {
     for scheme in Scheme::ALL {
-        let mut rig = under(scheme);
+        let mut harness = under(scheme);
         assert_eq!(
-            rig.any(FW, 2).outcome,
+            harness.any(FW, 2).outcome,
             Outcome::Granted(set([2, 3])),
             "{scheme}"
         );
-        assert_eq!(rig.held(FW), set([2, 3]));
-        assert_eq!(rig.cleared, set([2, 3]), "nobody's event goes on");
-        assert_eq!(rig.any(HV, 1).outcome, GRANTED([1]));
-        assert_eq!(rig.this(HV, 0).outcome, GRANTED([0]));
-        let reservation = rig.bank().reservation(pmc(3)).unwrap();
+        assert_eq!(harness.held(FW), set([2, 3]));
+        assert_eq!(harness.cleared, set([2, 3]), "nobody's event goes on");
+        assert_eq!(harness.any(HV, 1).outcome, GRANTED([1]));
+        assert_eq!(harness.this(HV, 0).outcome, GRANTED([0]));
+        let reservation = harness.bank().reservation(pmc(3)).unwrap();
         assert!(reservation.is_access(cookie(FW)) && reservation.is_private());
         assert_eq!(
             reservation.is_management(cookie(FW)),
@@ -40,34 +40,34 @@ fn free_counters_are_granted_from_the_highest_under_every_scheme() {
 
 #[test]
 fn numbers_tell_requests_apart() {
-    let mut rig = under(Scheme::Independent);
-    assert_eq!(rig.unit.answer(FW).number, 0);
-    assert_eq!(rig.unit.answer(FW).outcome, Outcome::Nothing);
-    assert_eq!(rig.any(FW, 1).number, 1);
-    assert_eq!(rig.any(HV, 1).number, 1, "each layer has its own");
-    assert_eq!(rig.release(FW, 3).number, 2);
+    let mut harness = under(Scheme::Independent);
+    assert_eq!(harness.unit.answer(FW).number, 0);
+    assert_eq!(harness.unit.answer(FW).outcome, Outcome::Nothing);
+    assert_eq!(harness.any(FW, 1).number, 1);
+    assert_eq!(harness.any(HV, 1).number, 1, "each layer has its own");
+    assert_eq!(harness.release(FW, 3).number, 2);
     for _ in 2..=u16::MAX {
-        rig.any(FW, 5);
+        harness.any(FW, 5);
     }
-    assert_eq!(rig.unit.answer(FW).number, 1, "0 is no number");
+    assert_eq!(harness.unit.answer(FW).number, 1, "0 is no number");
 }
 
 #[test]
 fn under_a_single_master_guests_have_no_management() {
-    let mut rig = under(Scheme::SingleMaster);
+    let mut harness = under(Scheme::SingleMaster);
     let lock = PcrRegister::ManagementKey(pmc(0));
-    assert!(!rig.write(FW, lock, 5, 0));
+    assert!(!harness.write(FW, lock, 5, 0));
     assert_eq!(
-        rig.events(),
+        harness.events(),
         [(FW, Some(pmc(0)), Event::Refused(Reason::Master))]
     );
     assert_eq!(
-        rig.bank().free(),
+        harness.bank().free(),
         set([0, 1, 2, 3]),
         "nothing looks reserved"
     );
 
-    rig.this(FW, 0);
+    harness.this(FW, 0);
     // The holder tells the master how others are treated, by its access cookie.
     for (layer, cookie, done) in [
         (FW, 6, false),
@@ -75,105 +75,112 @@ fn under_a_single_master_guests_have_no_management() {
         (FW, bits(FW), true),
     ] {
         let register = PcrRegister::DropValue(pmc(0));
-        assert_eq!(rig.write(layer, register, 7, cookie), done);
+        assert_eq!(harness.write(layer, register, 7, cookie), done);
     }
-    assert_eq!(rig.read(KERNEL, PcrRegister::DropValue(pmc(0))), Some(7));
-    assert!(!rig.write(FW, PcrRegister::AccessKey(pmc(0)), 5, bits(FW)));
+    assert_eq!(
+        harness.read(KERNEL, PcrRegister::DropValue(pmc(0))),
+        Some(7)
+    );
+    assert!(!harness.write(FW, PcrRegister::AccessKey(pmc(0)), 5, bits(FW)));
     assert!(
-        !rig.write(FW, lock, 0, bits(FW)),
+        !harness.write(FW, lock, 0, bits(FW)),
         "given back by the mailbox alone"
     );
     assert!(
-        !rig.write(FW, PcrRegister::Control(pmc(1)), 0xff, 0),
+        !harness.write(FW, PcrRegister::Control(pmc(1)), 0xff, 0),
         "nobody's"
     );
-    assert_eq!(rig.release(FW, 0).outcome, GRANTED([0]));
-    assert!(rig.bank().held().is_empty());
+    assert_eq!(harness.release(FW, 0).outcome, GRANTED([0]));
+    assert!(harness.bank().held().is_empty());
 }
 
 #[test]
 fn the_hypervisor_asks_its_own_master_as_others_do() {
-    let mut rig = under(Scheme::SingleMaster);
-    rig.any(HV, 1);
-    rig.lend(HV, 3);
-    rig.end_phase();
-    rig.this(KERNEL, 3);
-    assert_eq!(rig.held(KERNEL), set([3]), "lent");
-    assert!(!rig.write(HV, PcrRegister::ManagementKey(pmc(3)), 0, bits(KERNEL)));
+    let mut harness = under(Scheme::SingleMaster);
+    harness.any(HV, 1);
+    harness.lend(HV, 3);
+    harness.end_phase();
+    harness.this(KERNEL, 3);
+    assert_eq!(harness.held(KERNEL), set([3]), "lent");
+    assert!(!harness.write(HV, PcrRegister::ManagementKey(pmc(3)), 0, bits(KERNEL)));
 }
 
 #[test]
 fn the_master_itself_can_set_counters_aside() {
     for scheme in Scheme::ALL {
-        let mut rig = under(scheme);
-        let done = rig.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
+        let mut harness = under(scheme);
+        let done = harness.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
         assert_eq!(done.unwrap().cleared, set([1]));
-        let again = rig.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
+        let again = harness.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
         assert_eq!(again, Err(Reason::Held));
-        let absent = rig.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(9), cookie(HV), cx));
+        let absent = harness.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(9), cookie(HV), cx));
         assert_eq!(absent, Err(Reason::NoCounter));
-        let control = rig.bank().reservation(pmc(1)).unwrap().control;
+        let control = harness.bank().reservation(pmc(1)).unwrap().control;
         for layer in [FW, KERNEL, arbiter::Layer::GuestUser] {
             assert!(!control.accesses(layer) && !control.manages(layer));
         }
         for shared in arbiter::Shared::ALL {
-            assert_eq!(rig.unit.reached_by(shared), set([0, 2, 3]));
+            assert_eq!(harness.unit.reached_by(shared), set([0, 2, 3]));
         }
-        rig.any(FW, 1);
-        rig.unit.reset();
-        assert_eq!(rig.bank().held(), set([1]), "it outlives the guest's reset");
+        harness.any(FW, 1);
+        harness.unit.reset();
+        assert_eq!(
+            harness.bank().held(),
+            set([1]),
+            "it outlives the guest's reset"
+        );
     }
 }
 
 #[test]
 fn independent_layers_are_served_from_free_counters_only() {
-    let mut rig = under(Scheme::Independent);
-    rig.any(FW, 3);
-    rig.lend(FW, 3);
+    let mut harness = under(Scheme::Independent);
+    harness.any(FW, 3);
+    harness.lend(FW, 3);
     for (wanted, reason) in [
         (Wanted::Any(2), Reason::NoneFree),
         (Wanted::This(pmc(3)), Reason::Held),
         (Wanted::This(pmc(7)), Reason::NoCounter),
         (Wanted::Any(5), Reason::NoCounter),
     ] {
-        let outcome = rig.reserve(HV, wanted, None).outcome;
+        let outcome = harness.reserve(HV, wanted, None).outcome;
         assert_eq!(outcome, Outcome::Refused(reason), "{wanted:?}");
     }
-    assert_eq!(rig.held(FW).len(), 3);
-    assert!(rig.held(HV).is_empty(), "all or nothing");
+    assert_eq!(harness.held(FW).len(), 3);
+    assert!(harness.held(HV).is_empty(), "all or nothing");
 }
 
 #[test]
 fn a_holder_that_yields_hands_its_counter_over() {
-    let mut rig = under(Scheme::Interacting);
-    rig.any(FW, 4);
-    rig.events();
-    assert_eq!(rig.any(HV, 1).outcome, Outcome::Pending);
-    let asked = rig.notices(FW);
+    let mut harness = under(Scheme::Interacting);
+    harness.any(FW, 4);
+    harness.events();
+    assert_eq!(harness.any(HV, 1).outcome, Outcome::Pending);
+    let asked = harness.notices(FW);
     assert_eq!(asked.len(), 1);
     assert_eq!(
         (asked[0].kind, asked[0].counter),
         (NoticeKind::Asked, Some(pmc(3)))
     );
     assert_eq!((asked[0].layer, asked[0].rest_ms), (HV, 100));
-    rig.cleared = set([]);
-    rig.reply(FW, 3, true).unwrap();
-    assert_eq!(rig.unit.answer(HV).outcome, GRANTED([3]));
-    assert_eq!(rig.held(HV), set([3]));
-    assert_eq!(rig.cleared, set([3]));
-    assert_eq!(rig.notices(HV)[0].kind, NoticeKind::Granted);
+    harness.cleared = set([]);
+    harness.reply(FW, 3, true).unwrap();
+    assert_eq!(harness.unit.answer(HV).outcome, GRANTED([3]));
+    assert_eq!(harness.held(HV), set([3]));
+    assert_eq!(harness.cleared, set([3]));
+    assert_eq!(harness.notices(HV)[0].kind, NoticeKind::Granted);
     assert_eq!(
-        rig.reply(FW, 3, true),
+        harness.reply(FW, 3, true),
         Err(Reason::Malformed),
         "it was asked once"
     );
-    let names: Vec<_> = rig
+    let names: Vec<_> = harness
         .events()
         .iter()
         .map(|(_, _, event)| event.name())
         .collect();
     assert_eq!(names, ["asked", "yielded", "reserved"]);
-    assert_eq!(rig.unit.deadline(), None);
+    assert_eq!(harness.unit.deadline(), None);
 }
 
 /// A kernel wants what the firmware holds, and both answer nothing.
@@ -185,29 +192,33 @@ fn what_is_refused_is_revoked_only_by_priority() {
             hypervisor: share(0, 255, 1),
             ..plain()
         };
-        let mut rig = Rig::new(Scheme::Interacting, 1, policy);
-        rig.any(FW, 1);
-        assert_eq!(rig.any(HV, 1).outcome, Outcome::Pending);
-        rig.reply(FW, 0, false).unwrap();
+        let mut harness = Harness::new(Scheme::Interacting, 1, policy);
+        harness.any(FW, 1);
+        assert_eq!(harness.any(HV, 1).outcome, Outcome::Pending);
+        harness.reply(FW, 0, false).unwrap();
         if firmware == 0 {
-            assert_eq!(rig.unit.answer(HV).outcome, Outcome::Pending);
-            assert_eq!(rig.unit.deadline(), Some(100));
-            let kinds: Vec<_> = rig.notices(FW).iter().map(|notice| notice.kind).collect();
+            assert_eq!(harness.unit.answer(HV).outcome, Outcome::Pending);
+            assert_eq!(harness.unit.deadline(), Some(100));
+            let kinds: Vec<_> = harness
+                .notices(FW)
+                .iter()
+                .map(|notice| notice.kind)
+                .collect();
             assert_eq!(kinds, [NoticeKind::Asked, NoticeKind::Revoking]);
             assert_eq!(
-                rig.read(FW, PcrRegister::Status(pmc(0))).unwrap() & 0x40,
+                harness.read(FW, PcrRegister::Status(pmc(0))).unwrap() & 0x40,
                 0x40
             );
-            rig.at(100);
-            assert_eq!(rig.notices(FW)[0].kind, NoticeKind::Revoked);
+            harness.at(100);
+            assert_eq!(harness.notices(FW)[0].kind, NoticeKind::Revoked);
         }
-        assert_eq!(rig.unit.answer(HV).outcome, outcome);
+        assert_eq!(harness.unit.answer(HV).outcome, outcome);
     }
 }
 
 #[test]
 fn silence_is_told_from_refusal() {
-    let mut rig = Rig::new(
+    let mut harness = Harness::new(
         Scheme::Interacting,
         2,
         Policy {
@@ -215,58 +226,58 @@ fn silence_is_told_from_refusal() {
             ..plain()
         },
     );
-    rig.any(FW, 2);
-    rig.any(HV, 1);
-    rig.at(99);
-    assert_eq!(rig.unit.answer(HV).outcome, Outcome::Pending);
-    rig.at(100);
+    harness.any(FW, 2);
+    harness.any(HV, 1);
+    harness.at(99);
+    assert_eq!(harness.unit.answer(HV).outcome, Outcome::Pending);
+    harness.at(100);
     // Who did not answer is not asked for the next counter.
     assert_eq!(
-        rig.unit.answer(HV).outcome,
+        harness.unit.answer(HV).outcome,
         Outcome::Refused(Reason::NoAnswer)
     );
-    let refused = rig.notices(HV)[0];
+    let refused = harness.notices(HV)[0];
     assert_eq!(
         (refused.kind, refused.reason),
         (NoticeKind::Refused, Some(Reason::NoAnswer))
     );
     // Who refuses one counter is asked for the next.
-    rig.any(HV, 1);
-    rig.reply(FW, 1, false).unwrap();
-    rig.reply(FW, 0, false).unwrap();
+    harness.any(HV, 1);
+    harness.reply(FW, 1, false).unwrap();
+    harness.reply(FW, 0, false).unwrap();
     assert_eq!(
-        rig.unit.answer(HV).outcome,
+        harness.unit.answer(HV).outcome,
         Outcome::Refused(Reason::Refused)
     );
 }
 
 #[test]
 fn firmware_that_is_over_is_not_asked() {
-    let mut rig = Rig::new(Scheme::Interacting, 2, plain());
-    rig.any(FW, 2);
-    rig.lend(FW, 0);
-    rig.end_phase();
-    rig.events();
-    assert_eq!(rig.this(KERNEL, 0).outcome, GRANTED([0]), "lent");
+    let mut harness = Harness::new(Scheme::Interacting, 2, plain());
+    harness.any(FW, 2);
+    harness.lend(FW, 0);
+    harness.end_phase();
+    harness.events();
+    assert_eq!(harness.this(KERNEL, 0).outcome, GRANTED([0]), "lent");
     assert_eq!(
-        rig.events()[0],
+        harness.events()[0],
         (FW, Some(pmc(0)), Event::Revoked(Reason::Lent))
     );
     assert_eq!(
-        rig.any(KERNEL, 1).outcome,
+        harness.any(KERNEL, 1).outcome,
         Outcome::Pending,
         "of higher priority"
     );
     assert!(matches!(
-        rig.events()[0].2,
+        harness.events()[0].2,
         Event::Revoking {
             reason: Reason::Priority,
             ..
         }
     ));
-    rig.at(100);
-    assert_eq!(rig.held(KERNEL), set([0, 1]));
-    let mut equals = Rig::new(
+    harness.at(100);
+    assert_eq!(harness.held(KERNEL), set([0, 1]));
+    let mut equals = Harness::new(
         Scheme::Interacting,
         1,
         Policy {
@@ -288,31 +299,31 @@ fn firmware_that_is_over_is_not_asked() {
 
 #[test]
 fn the_master_revokes_by_priority_and_asks_nobody() {
-    let mut rig = under(Scheme::SingleMaster);
-    rig.any(FW, 4);
-    rig.events();
-    assert_eq!(rig.any(HV, 2).outcome, Outcome::Pending);
-    let names: Vec<_> = rig
+    let mut harness = under(Scheme::SingleMaster);
+    harness.any(FW, 4);
+    harness.events();
+    assert_eq!(harness.any(HV, 2).outcome, Outcome::Pending);
+    let names: Vec<_> = harness
         .events()
         .iter()
         .map(|(_, _, event)| event.name())
         .collect();
     assert_eq!(names, ["revoking", "revoking"]);
     // One that is given back in time is one less to be revoked.
-    rig.release(FW, 0);
-    let names: Vec<_> = rig
+    harness.release(FW, 0);
+    let names: Vec<_> = harness
         .events()
         .iter()
         .map(|(_, _, event)| event.name())
         .collect();
     assert_eq!(names, ["released", "spared", "gathered"]);
-    rig.at(100);
-    assert_eq!(rig.held(HV).len(), 2);
-    assert_eq!(rig.held(FW).len(), 2);
-    rig.end_phase();
-    assert_eq!(rig.any(HV, 2).outcome, Outcome::Pending);
-    rig.at(200);
-    assert_eq!(rig.held(HV).len(), 4, "all that it held, and two more");
+    harness.at(100);
+    assert_eq!(harness.held(HV).len(), 2);
+    assert_eq!(harness.held(FW).len(), 2);
+    harness.end_phase();
+    assert_eq!(harness.any(HV, 2).outcome, Outcome::Pending);
+    harness.at(200);
+    assert_eq!(harness.held(HV).len(), 4, "all that it held, and two more");
 }
 
 #[test]
@@ -324,57 +335,63 @@ fn minima_and_maxima_hold_whoever_asks() {
             kernel: share(1, 4, 0),
             grace_ms: 10,
         };
-        let mut rig = Rig::new(scheme, 4, policy);
-        assert_eq!(rig.any(FW, 4).outcome, Outcome::Refused(Reason::Maximum));
-        rig.any(FW, 3);
+        let mut harness = Harness::new(scheme, 4, policy);
+        assert_eq!(
+            harness.any(FW, 4).outcome,
+            Outcome::Refused(Reason::Maximum)
+        );
+        harness.any(FW, 3);
         // One is left, and the kernel's.
         assert_eq!(
-            rig.this(HV, 0).outcome,
+            harness.this(HV, 0).outcome,
             Outcome::Refused(Reason::Minimum),
             "{scheme}"
         );
-        rig.any(HV, 2);
-        rig.at(1000);
-        assert!(!rig.held(FW).is_empty(), "{scheme}");
-        rig.end_phase();
-        assert_eq!(rig.any(KERNEL, 1).outcome, GRANTED([0]), "{scheme}");
-        assert_eq!(rig.any(HV, 3).outcome, Outcome::Refused(Reason::Maximum));
+        harness.any(HV, 2);
+        harness.at(1000);
+        assert!(!harness.held(FW).is_empty(), "{scheme}");
+        harness.end_phase();
+        assert_eq!(harness.any(KERNEL, 1).outcome, GRANTED([0]), "{scheme}");
+        assert_eq!(
+            harness.any(HV, 3).outcome,
+            Outcome::Refused(Reason::Maximum)
+        );
     }
 }
 
 #[test]
 fn a_request_can_be_withdrawn_and_only_one_is_pending() {
-    let mut rig = under(Scheme::Interacting);
-    rig.any(FW, 4);
-    rig.any(HV, 1);
+    let mut harness = under(Scheme::Interacting);
+    harness.any(FW, 4);
+    harness.any(HV, 1);
     let wanted = Wanted::Any(1);
     let request = Request::Reserve {
         wanted,
         cookie: cookie(HV),
         lease_ms: None,
     };
-    assert_eq!(rig.request(HV, request).unwrap_err(), Reason::Busy);
-    assert_eq!(rig.unit.answer(HV).number, 1);
-    rig.notices(FW);
+    assert_eq!(harness.request(HV, request).unwrap_err(), Reason::Busy);
+    assert_eq!(harness.unit.answer(HV).number, 1);
+    harness.notices(FW);
     let wrong = Request::Withdraw { cookie: cookie(FW) };
-    assert_eq!(rig.request(HV, wrong), Err(Reason::Cookie));
-    let answer = rig.withdraw(HV);
+    assert_eq!(harness.request(HV, wrong), Err(Reason::Cookie));
+    let answer = harness.withdraw(HV);
     assert_eq!(answer.outcome, Outcome::Refused(Reason::Withdrawn));
-    assert_eq!(rig.notices(FW)[0].kind, NoticeKind::Cancelled);
-    let told = rig.notices(HV);
+    assert_eq!(harness.notices(FW)[0].kind, NoticeKind::Cancelled);
+    let told = harness.notices(HV);
     assert_eq!(told.len(), 1, "whoever waits beside it");
     assert_eq!(
         (told[0].kind, told[0].reason),
         (NoticeKind::Refused, Some(Reason::Withdrawn))
     );
-    assert_eq!(rig.reply(FW, 3, true), Err(Reason::Malformed));
-    assert_eq!(rig.withdraw(HV), answer, "nothing is pending");
-    assert_eq!(rig.unit.deadline(), None);
+    assert_eq!(harness.reply(FW, 3, true), Err(Reason::Malformed));
+    assert_eq!(harness.withdraw(HV), answer, "nothing is pending");
+    assert_eq!(harness.unit.deadline(), None);
 }
 
 #[test]
 fn what_a_request_had_come_by_is_free_again_if_it_is_refused() {
-    let mut rig = Rig::new(
+    let mut harness = Harness::new(
         Scheme::Interacting,
         3,
         Policy {
@@ -382,37 +399,41 @@ fn what_a_request_had_come_by_is_free_again_if_it_is_refused() {
             ..plain()
         },
     );
-    rig.any(FW, 2);
-    assert_eq!(rig.any(HV, 3).outcome, Outcome::Pending);
-    assert_eq!(rig.held(HV), set([0]), "nobody else gets it meanwhile");
-    rig.reply(FW, 2, true).unwrap();
-    assert_eq!(rig.held(HV), set([0, 2]));
-    rig.cleared = set([]);
-    rig.reply(FW, 1, false).unwrap();
+    harness.any(FW, 2);
+    assert_eq!(harness.any(HV, 3).outcome, Outcome::Pending);
+    assert_eq!(harness.held(HV), set([0]), "nobody else gets it meanwhile");
+    harness.reply(FW, 2, true).unwrap();
+    assert_eq!(harness.held(HV), set([0, 2]));
+    harness.cleared = set([]);
+    harness.reply(FW, 1, false).unwrap();
     assert_eq!(
-        rig.unit.answer(HV).outcome,
+        harness.unit.answer(HV).outcome,
         Outcome::Refused(Reason::Refused)
     );
-    assert_eq!(rig.bank().free(), set([0, 2]));
-    assert_eq!(rig.cleared, set([0, 2]));
+    assert_eq!(harness.bank().free(), set([0, 2]));
+    assert_eq!(harness.cleared, set([0, 2]));
 }
 
 #[test]
 fn a_counter_that_is_given_back_goes_to_who_waits() {
-    let mut rig = Rig::new(Scheme::Interacting, 1, plain());
-    rig.any(FW, 1);
-    rig.any(HV, 1);
-    assert!(rig.write(FW, PcrRegister::ManagementKey(pmc(0)), 0, bits(FW)));
-    assert_eq!(rig.unit.answer(HV).outcome, GRANTED([0]));
-    rig.end_phase();
-    rig.any(KERNEL, 1);
+    let mut harness = Harness::new(Scheme::Interacting, 1, plain());
+    harness.any(FW, 1);
+    harness.any(HV, 1);
+    assert!(harness.write(FW, PcrRegister::ManagementKey(pmc(0)), 0, bits(FW)));
+    assert_eq!(harness.unit.answer(HV).outcome, GRANTED([0]));
+    harness.end_phase();
+    harness.any(KERNEL, 1);
     // Handing over to whom it is for does the same.
-    let held = rig.bank().reservation(pmc(0)).unwrap().owner;
+    let held = harness.bank().reservation(pmc(0)).unwrap().owner;
     assert_eq!(held, HV);
-    assert!(rig.write(KERNEL, PcrRegister::ManagementKey(pmc(0)), 77, bits(HV)));
-    assert_eq!(rig.held(KERNEL), set([0]));
-    rig.at(1000);
-    assert_eq!(rig.held(KERNEL), set([0]), "and it is not taken away again");
+    assert!(harness.write(KERNEL, PcrRegister::ManagementKey(pmc(0)), 77, bits(HV)));
+    assert_eq!(harness.held(KERNEL), set([0]));
+    harness.at(1000);
+    assert_eq!(
+        harness.held(KERNEL),
+        set([0]),
+        "and it is not taken away again"
+    );
 }
 
 #[test]
@@ -422,7 +443,7 @@ fn leases_end_with_a_notice_unless_renewed() {
         ..Share::FREE
     };
     for scheme in Scheme::ALL {
-        let mut rig = Rig::new(
+        let mut harness = Harness::new(
             scheme,
             2,
             Policy {
@@ -430,57 +451,62 @@ fn leases_end_with_a_notice_unless_renewed() {
                 ..plain()
             },
         );
-        rig.any(FW, 1);
-        rig.reserve(FW, Wanted::This(pmc(0)), Some(50));
-        assert_eq!(rig.unit.deadline(), Some(50), "shorter than policy allows");
-        rig.at(40).reserve(FW, Wanted::This(pmc(0)), Some(9000));
-        rig.at(400);
-        assert_eq!(rig.held(FW), set([0, 1]), "{scheme}");
+        harness.any(FW, 1);
+        harness.reserve(FW, Wanted::This(pmc(0)), Some(50));
+        assert_eq!(
+            harness.unit.deadline(),
+            Some(50),
+            "shorter than policy allows"
+        );
+        harness.at(40).reserve(FW, Wanted::This(pmc(0)), Some(9000));
+        harness.at(400);
+        assert_eq!(harness.held(FW), set([0, 1]), "{scheme}");
         if scheme != Scheme::SingleMaster {
-            assert!(rig.write(FW, PcrRegister::ManagementKey(pmc(0)), bits(FW), bits(FW)));
+            assert!(harness.write(FW, PcrRegister::ManagementKey(pmc(0)), bits(FW), bits(FW)));
         }
-        rig.at(500);
-        assert_eq!(rig.held(FW), set([0]));
-        let notices = rig.notices(FW);
+        harness.at(500);
+        assert_eq!(harness.held(FW), set([0]));
+        let notices = harness.notices(FW);
         assert_eq!(
             (notices[0].kind, notices[0].counter),
             (NoticeKind::Expired, Some(pmc(1)))
         );
         assert!(
-            rig.events()
+            harness
+                .events()
                 .contains(&(FW, Some(pmc(1)), Event::Revoked(Reason::Expired)))
         );
-        rig.at(899);
+        harness.at(899);
         let renewed = scheme != Scheme::SingleMaster;
         assert_eq!(
-            !rig.held(FW).is_empty(),
+            !harness.held(FW).is_empty(),
             renewed,
             "a renewal lasts as long as before"
         );
-        rig.at(900);
-        assert!(rig.held(FW).is_empty());
+        harness.at(900);
+        assert!(harness.held(FW).is_empty());
     }
 }
 
 #[test]
 fn a_short_lease_stays_short_when_renewed_by_the_key() {
-    let mut rig = Rig::new(Scheme::Independent, 1, plain());
-    rig.reserve(FW, Wanted::Any(1), Some(50));
-    rig.at(30);
-    assert!(rig.write(FW, PcrRegister::ManagementKey(pmc(0)), bits(FW), bits(FW)));
-    assert_eq!(rig.unit.deadline(), Some(80));
+    let mut harness = Harness::new(Scheme::Independent, 1, plain());
+    harness.reserve(FW, Wanted::Any(1), Some(50));
+    harness.at(30);
+    assert!(harness.write(FW, PcrRegister::ManagementKey(pmc(0)), bits(FW), bits(FW)));
+    assert_eq!(harness.unit.deadline(), Some(80));
 }
 
 #[test]
 fn renewing_saves_nobody_from_a_revocation() {
-    let mut rig = Rig::new(Scheme::Interacting, 1, plain());
-    rig.any(FW, 1);
-    rig.any(HV, 1);
-    rig.reply(FW, 0, false).unwrap();
-    assert!(rig.write(FW, PcrRegister::ManagementKey(pmc(0)), bits(FW), bits(FW)));
-    rig.this(FW, 0);
-    rig.at(100);
-    assert_eq!(rig.held(HV), set([0]));
+    let mut harness = Harness::new(Scheme::Interacting, 1, plain());
+    harness.any(FW, 1);
+    harness.any(HV, 1);
+    harness.reply(FW, 0, false).unwrap();
+    assert!(harness.write(FW, PcrRegister::ManagementKey(pmc(0)), bits(FW), bits(FW)));
+    harness.this(FW, 0);
+    harness.at(100);
+    assert_eq!(harness.held(HV), set([0]));
 }
 
 #[test]
@@ -489,20 +515,27 @@ fn a_holder_that_is_down_to_its_minimum_is_spared() {
         firmware: share(1, 9, 0),
         ..plain()
     };
-    let mut rig = Rig::new(Scheme::Interacting, 2, policy);
-    rig.any(FW, 2);
-    rig.this(HV, 1);
-    rig.reply(FW, 1, false).unwrap();
-    rig.at(50).release(FW, 0);
+    let mut harness = Harness::new(Scheme::Interacting, 2, policy);
+    harness.any(FW, 2);
+    harness.this(HV, 1);
+    harness.reply(FW, 1, false).unwrap();
+    harness.at(50).release(FW, 0);
     // PMC1 was asked for, and PMC0 does not do.
-    rig.at(100);
-    assert_eq!(rig.held(FW), set([1]));
+    harness.at(100);
+    assert_eq!(harness.held(FW), set([1]));
     assert_eq!(
-        rig.unit.answer(HV).outcome,
+        harness.unit.answer(HV).outcome,
         Outcome::Refused(Reason::Refused)
     );
-    assert!(rig.events().contains(&(FW, Some(pmc(1)), Event::Spared)));
-    assert_eq!(rig.notices(FW).last().unwrap().kind, NoticeKind::Cancelled);
+    assert!(
+        harness
+            .events()
+            .contains(&(FW, Some(pmc(1)), Event::Spared))
+    );
+    assert_eq!(
+        harness.notices(FW).last().unwrap().kind,
+        NoticeKind::Cancelled
+    );
 }
 
 #[test]
@@ -513,16 +546,16 @@ fn what_becomes_needless_is_called_off_where_it_would_not_take_place_anyway() {
         kernel: share(0, 9, 1),
         ..plain()
     };
-    let mut rig = Rig::new(Scheme::SingleMaster, 4, policy);
-    rig.any(FW, 2);
-    rig.end_phase();
-    rig.any(KERNEL, 2);
-    rig.any(HV, 3);
-    rig.events();
-    rig.release(FW, 2);
-    assert_eq!(rig.events()[1], (FW, Some(pmc(3)), Event::Spared));
-    rig.at(100);
-    assert_eq!(rig.held(HV), set([0, 1, 2]));
+    let mut harness = Harness::new(Scheme::SingleMaster, 4, policy);
+    harness.any(FW, 2);
+    harness.end_phase();
+    harness.any(KERNEL, 2);
+    harness.any(HV, 3);
+    harness.events();
+    harness.release(FW, 2);
+    assert_eq!(harness.events()[1], (FW, Some(pmc(3)), Event::Spared));
+    harness.at(100);
+    assert_eq!(harness.held(HV), set([0, 1, 2]));
 }
 
 /// Two layers pass a counter to and fro, so that whoever is to lose one is at
@@ -535,45 +568,48 @@ fn no_game_of_others_keeps_a_request_waiting_for_ever() {
         kernel: share(1, 9, 0),
         grace_ms: 100,
     };
-    let mut rig = Rig::new(Scheme::Interacting, 3, policy);
-    rig.any(FW, 2);
-    rig.end_phase();
-    rig.any(KERNEL, 1);
-    assert_eq!(rig.any(HV, 1).outcome, Outcome::Pending);
+    let mut harness = Harness::new(Scheme::Interacting, 3, policy);
+    harness.any(FW, 2);
+    harness.end_phase();
+    harness.any(KERNEL, 1);
+    assert_eq!(harness.any(HV, 1).outcome, Outcome::Pending);
     let mut spared = 0;
-    while rig.now < 2 * 3 * 100 && rig.unit.answer(HV).outcome == Outcome::Pending {
-        rig.at(rig.unit.deadline().unwrap() - 1);
-        let marked = |rig: &Rig, n: &u8| {
-            let held = rig.bank().reservation(pmc(*n));
+    while harness.now < 2 * 3 * 100 && harness.unit.answer(HV).outcome == Outcome::Pending {
+        harness.at(harness.unit.deadline().unwrap() - 1);
+        let marked = |harness: &Harness, n: &u8| {
+            let held = harness.bank().reservation(pmc(*n));
             held.is_some_and(|held| held.revocation.is_some())
         };
-        if let Some(n) = (0..3).find(|n| marked(&rig, n)) {
-            let loser = rig.bank().reservation(pmc(n)).unwrap().owner;
+        if let Some(n) = (0..3).find(|n| marked(&harness, n)) {
+            let loser = harness.bank().reservation(pmc(n)).unwrap().owner;
             let other = if loser == FW { KERNEL } else { FW };
-            let passed = (0..3).find(|one| *one != n && rig.held(loser).contains(pmc(*one)));
+            let passed = (0..3).find(|one| *one != n && harness.held(loser).contains(pmc(*one)));
             let register = PcrRegister::ManagementKey(pmc(passed.unwrap()));
             // One of the two cookies is right, and then it has another one.
             let mut knows = [bits(FW), bits(KERNEL)].into_iter();
-            let took = knows.any(|cookie| rig.write(other, register, bits(other) + 8, cookie));
-            let back = rig.write(other, register, bits(other), bits(other) + 8);
+            let took = knows.any(|cookie| harness.write(other, register, bits(other) + 8, cookie));
+            let back = harness.write(other, register, bits(other), bits(other) + 8);
             assert!(took && back);
         }
-        rig.at(rig.now + 1);
-        let events = rig.events();
+        harness.at(harness.now + 1);
+        let events = harness.events();
         spared += events
             .iter()
             .filter(|(.., event)| *event == Event::Spared)
             .count();
     }
     assert!(spared >= 2, "they played it: {spared}");
-    assert!(matches!(rig.unit.answer(HV).outcome, Outcome::Refused(_)));
+    assert!(matches!(
+        harness.unit.answer(HV).outcome,
+        Outcome::Refused(_)
+    ));
 }
 
 #[test]
 fn guessing_in_the_mailbox_is_counted() {
     for scheme in Scheme::ALL {
-        let mut rig = under(scheme);
-        rig.any(FW, 1);
+        let mut harness = under(scheme);
+        harness.any(FW, 1);
         let wrong = |guess| arbiter::Cookie::new(guess).unwrap();
         for guess in 1..=20 {
             let request = match guess % 2 {
@@ -587,12 +623,12 @@ fn guessing_in_the_mailbox_is_counted() {
                     lease_ms: None,
                 },
             };
-            let answer = rig.request(FW, request).unwrap();
+            let answer = harness.request(FW, request).unwrap();
             assert_eq!(answer.outcome, Outcome::Refused(Reason::Cookie));
         }
-        assert_eq!(rig.unit.wrong_cookies(), 20);
-        assert!(rig.unit.barred_until(0).is_some());
-        assert_eq!(rig.held(FW), set([3]));
+        assert_eq!(harness.unit.wrong_cookies(), 20);
+        assert!(harness.unit.locked_out_until(0).is_some());
+        assert_eq!(harness.held(FW), set([3]));
     }
 }
 
@@ -601,23 +637,23 @@ fn guessing_in_the_mailbox_is_counted() {
 fn programs_that_guess_are_not_listened_to_for_a_while() {
     let user = Layer::GuestUser;
     for faults in [false, true] {
-        let mut rig = under(Scheme::Independent);
-        rig.end_phase();
-        rig.this(KERNEL, 0);
+        let mut harness = under(Scheme::Independent);
+        harness.end_phase();
+        harness.this(KERNEL, 0);
         let control = Control::INITIAL.bits() | if faults { CONTROL_FAULT } else { 0 };
-        assert!(rig.write(KERNEL, PcrRegister::Control(pmc(0)), control, bits(KERNEL)));
+        assert!(harness.write(KERNEL, PcrRegister::Control(pmc(0)), control, bits(KERNEL)));
         let wrong = match faults {
             true => Verdict::Fault,
             false => Verdict::Drop { read_as: 0 },
         };
         let mut rdpmc = |layer, register| {
             let caller = (layer, arbiter::Cookie::new(register).unwrap());
-            let verdict = rig.cx(|unit, cx| {
+            let verdict = harness.cx(|unit, cx| {
                 let verdict = unit.check(caller, pmc(0), Access::Rdpmc, cx.now);
                 unit.denied(caller, pmc(0), Access::Rdpmc, verdict, cx);
                 verdict
             });
-            (verdict, rig.unit.wrong_cookies(), rig.events())
+            (verdict, harness.unit.wrong_cookies(), harness.events())
         };
         for guess in 1..=16 {
             assert_eq!(rdpmc(user, guess).0, wrong);
@@ -632,10 +668,12 @@ fn programs_that_guess_are_not_listened_to_for_a_while() {
             assert_eq!(told.len(), 1);
         }
         assert_eq!(rdpmc(KERNEL, bits(KERNEL)).0, Verdict::Permit);
-        assert_eq!(rig.unit.barred_until(rig.now), None);
-        rig.at(10);
+        assert_eq!(harness.unit.locked_out_until(harness.now), None);
+        harness.at(10);
         let caller = (user, cookie(KERNEL));
-        let verdict = rig.unit.check(caller, pmc(0), Access::Rdpmc, rig.now);
+        let verdict = harness
+            .unit
+            .check(caller, pmc(0), Access::Rdpmc, harness.now);
         assert_eq!(verdict, Verdict::Permit);
     }
 }
@@ -644,77 +682,77 @@ fn programs_that_guess_are_not_listened_to_for_a_while() {
 /// the answer does not tell the right one.
 #[test]
 fn a_layer_that_is_shut_out_cannot_guess() {
-    let mut rig = under(Scheme::Interacting);
-    rig.end_phase();
-    rig.this(KERNEL, 0);
+    let mut harness = under(Scheme::Interacting);
+    harness.end_phase();
+    harness.this(KERNEL, 0);
     let control = Control::INITIAL.bits() & !(CONTROL_ACCESS_USER | CONTROL_MANAGE_KERNEL);
-    assert!(rig.write(KERNEL, PcrRegister::Control(pmc(0)), control, bits(KERNEL)));
+    assert!(harness.write(KERNEL, PcrRegister::Control(pmc(0)), control, bits(KERNEL)));
     for guess in [bits(KERNEL), 1, 2] {
         let caller = (Layer::GuestUser, arbiter::Cookie::new(guess).unwrap());
-        rig.cx(|unit, cx| {
+        harness.cx(|unit, cx| {
             let verdict = unit.check(caller, pmc(0), Access::Rdpmc, cx.now);
             assert_eq!(verdict, Verdict::Drop { read_as: 0 });
             unit.denied(caller, pmc(0), Access::Rdpmc, verdict, cx);
         });
-        assert!(!rig.write(KERNEL, PcrRegister::ManagementKey(pmc(0)), 0, guess));
+        assert!(!harness.write(KERNEL, PcrRegister::ManagementKey(pmc(0)), 0, guess));
         let (counter, cookie) = (pmc(0), caller.1);
-        let released = rig.request(KERNEL, Request::Release { counter, cookie });
+        let released = harness.request(KERNEL, Request::Release { counter, cookie });
         let refused = Outcome::Refused(Reason::Cookie);
         assert_eq!(released.unwrap().outcome, refused, "{guess:#x}");
-        let told = rig.events().into_iter();
+        let told = harness.events().into_iter();
         assert!(
             told.rev()
                 .take(3)
                 .all(|(_, _, event)| event.reason() == Some(Reason::Layer))
         );
     }
-    assert_eq!(rig.unit.wrong_cookies(), 0);
+    assert_eq!(harness.unit.wrong_cookies(), 0);
 }
 
 #[test]
 fn what_the_hypervisor_sets_aside_has_no_lease() {
     let mut policy = plain();
     policy.hypervisor.lease_ms = Some(50);
-    let mut rig = Rig::new(Scheme::Independent, 2, policy);
-    let done = rig.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
+    let mut harness = Harness::new(Scheme::Independent, 2, policy);
+    let done = harness.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
     assert!(done.is_ok());
-    assert_eq!(rig.unit.deadline(), None);
-    rig.at(1000);
-    assert_eq!(rig.held(HV), set([1]));
+    assert_eq!(harness.unit.deadline(), None);
+    harness.at(1000);
+    assert_eq!(harness.held(HV), set([1]));
     // What it asks for as others do, it renews as others do.
-    rig.any(HV, 1);
-    rig.at(2000);
-    assert_eq!(rig.held(HV), set([1]));
+    harness.any(HV, 1);
+    harness.at(2000);
+    assert_eq!(harness.held(HV), set([1]));
 }
 
 /// The firmware hands over while it waits for counters: what it had gathered has
 /// a name, whoever ended the phase and whatever happens here first.
 #[test]
 fn what_the_firmware_was_gathering_keeps_its_legacy_name() {
-    type Look = fn(&mut Rig);
+    type Look = fn(&mut Harness);
     let firsts: [(&str, Look); 4] = [
-        ("this vCPU ends it", |rig| {
-            rig.end_phase();
+        ("this vCPU ends it", |harness| {
+            harness.end_phase();
         }),
-        ("tick", |rig| {
-            rig.unit.phase().end();
-            rig.at(0);
+        ("tick", |harness| {
+            harness.unit.phase().end();
+            harness.at(0);
         }),
-        ("a legacy access, then a tick", |rig| {
-            rig.unit.phase().end();
-            let _ = rig.unit.map();
-            rig.at(0);
+        ("a legacy access, then a tick", |harness| {
+            harness.unit.phase().end();
+            let _ = harness.unit.map();
+            harness.at(0);
         }),
-        ("a request of the kernel", |rig| {
-            rig.unit.phase().end();
-            rig.any(KERNEL, 1);
-            rig.at(0);
-            rig.release(KERNEL, 3);
+        ("a request of the kernel", |harness| {
+            harness.unit.phase().end();
+            harness.any(KERNEL, 1);
+            harness.at(0);
+            harness.release(KERNEL, 3);
         }),
     ];
     for (first, look) in firsts {
         for pending in [false, true] {
-            let mut rig = Rig::of(PcrConfig {
+            let mut harness = Harness::of(PcrConfig {
                 counters: kinds(4),
                 widths: kinds(48),
                 policy: plain(),
@@ -725,23 +763,23 @@ fn what_the_firmware_was_gathering_keeps_its_legacy_name() {
                 legacy: Some(kinds(4)),
                 smm: false,
             });
-            rig.this(FW, 0);
-            rig.this(HV, 2);
+            harness.this(FW, 0);
+            harness.this(HV, 2);
             if pending {
-                assert_eq!(rig.any(FW, 3).outcome, Outcome::Pending);
-                assert_eq!(rig.held(FW), set([0, 1, 3]));
+                assert_eq!(harness.any(FW, 3).outcome, Outcome::Pending);
+                assert_eq!(harness.held(FW), set([0, 1, 3]));
             }
-            look(&mut rig);
-            assert_eq!(rig.held(FW), set([0]), "{first}");
-            assert_eq!(rig.unit.deadline(), None, "{first}");
-            let map = rig.unit.map();
+            look(&mut harness);
+            assert_eq!(harness.held(FW), set([0]), "{first}");
+            assert_eq!(harness.unit.deadline(), None, "{first}");
+            let map = harness.unit.map();
             let named = [0, 1, 2].map(|n| map.counter(pmc(n)));
             assert_eq!(named, [Some(pmc(1)), Some(pmc(3)), None], "{first}");
             let refused = match pending {
                 true => Outcome::Refused(Reason::Phase),
                 false => Outcome::Granted(set([0])),
             };
-            assert_eq!(rig.unit.answer(FW).outcome, refused, "{first}");
+            assert_eq!(harness.unit.answer(FW).outcome, refused, "{first}");
         }
     }
 }

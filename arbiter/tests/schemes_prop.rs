@@ -1,13 +1,13 @@
 //! What holds under every scheme, whatever layers do.
 
-mod rig;
+mod harness;
 
 use arbiter::{
     Control, CounterId, CounterSet, Event, Layer, Outcome, PcrRegister, PerKind, Policy, Reason,
     Reply, Request, Scheme, Share, Wanted,
 };
+use harness::{FW, HV, Harness, KERNEL, bits, cookie};
 use proptest::prelude::*;
-use rig::{FW, HV, KERNEL, Rig, bits, cookie};
 
 const COUNTERS: PerKind = PerKind {
     programmable: 6,
@@ -92,7 +92,7 @@ fn scheme() -> impl Strategy<Value = Scheme> {
     prop::sample::select(&Scheme::ALL[..])
 }
 
-fn act(rig: &mut Rig, layer: Layer, action: Do) {
+fn act(harness: &mut Harness, layer: Layer, action: Do) {
     let own = cookie(layer);
     match action {
         Do::Ask(wanted, lease_ms) => {
@@ -101,10 +101,10 @@ fn act(rig: &mut Rig, layer: Layer, action: Do) {
                 cookie: own,
                 lease_ms,
             };
-            let _ = rig.request(layer, request);
+            let _ = harness.request(layer, request);
         }
         Do::Release(counter) => {
-            let _ = rig.request(
+            let _ = harness.request(
                 layer,
                 Request::Release {
                     counter,
@@ -113,11 +113,11 @@ fn act(rig: &mut Rig, layer: Layer, action: Do) {
             );
         }
         Do::Withdraw => {
-            rig.withdraw(layer);
+            harness.withdraw(layer);
         }
         Do::Reply(counter, yields) => {
-            let done = rig.cx(|unit, cx| unit.reply(layer, Reply { counter, yields }, cx));
-            rig.note(done.unwrap_or(arbiter::Effects::NONE));
+            let done = harness.cx(|unit, cx| unit.reply(layer, Reply { counter, yields }, cx));
+            harness.note(done.unwrap_or(arbiter::Effects::NONE));
         }
         Do::Raw(which, value) => {
             let registers = [
@@ -125,20 +125,20 @@ fn act(rig: &mut Rig, layer: Layer, action: Do) {
                 PcrRegister::Reply,
                 PcrRegister::NoticeVector,
             ];
-            rig.write(layer, registers[usize::from(which)], value, bits(layer));
+            harness.write(layer, registers[usize::from(which)], value, bits(layer));
         }
         Do::Manage(counter, presented, value) => {
-            rig.write(layer, PcrRegister::ManagementKey(counter), value, presented);
+            harness.write(layer, PcrRegister::ManagementKey(counter), value, presented);
         }
         Do::Lend(counter, lends) => {
             let control = Control::INITIAL.with_lend(lends).bits();
-            rig.write(layer, PcrRegister::Control(counter), control, bits(layer));
+            harness.write(layer, PcrRegister::Control(counter), control, bits(layer));
         }
         Do::EndPhase => {
-            rig.write(layer, PcrRegister::Phase, 1, 0);
+            harness.write(layer, PcrRegister::Phase, 1, 0);
         }
         Do::Wait(ms) => {
-            rig.at(rig.now + ms);
+            harness.at(harness.now + ms);
         }
     }
 }
@@ -154,14 +154,14 @@ fn of_kind(set: CounterSet, fixed: bool) -> u32 {
 
 /// Every counter is free or one layer's, no layer has too many, and what is
 /// free is enough for everybody's minimum.
-fn check(rig: &Rig) -> Result<(), TestCaseError> {
-    let policy = *rig.unit.policy();
-    let mut all = rig.bank().free();
+fn check(harness: &Harness) -> Result<(), TestCaseError> {
+    let policy = *harness.unit.policy();
+    let mut all = harness.bank().free();
     for layer in Policy::LAYERS {
-        prop_assert!((all & rig.held(layer)).is_empty());
-        all = all | rig.held(layer);
+        prop_assert!((all & harness.held(layer)).is_empty());
+        all = all | harness.held(layer);
     }
-    prop_assert_eq!(all, rig.bank().counters());
+    prop_assert_eq!(all, harness.bank().counters());
     for (fixed, sample) in [
         (false, CounterId::Programmable(0)),
         (true, CounterId::Fixed(0)),
@@ -169,7 +169,7 @@ fn check(rig: &Rig) -> Result<(), TestCaseError> {
         let mut owed = 0;
         for layer in Policy::LAYERS {
             let share = policy.share(layer).unwrap();
-            let held = of_kind(rig.held(layer), fixed);
+            let held = of_kind(harness.held(layer), fixed);
             prop_assert!(
                 held <= u32::from(share.max.of(sample)),
                 "{layer} has {held}"
@@ -177,7 +177,7 @@ fn check(rig: &Rig) -> Result<(), TestCaseError> {
             owed += u32::from(share.min.of(sample)).saturating_sub(held);
         }
         prop_assert!(
-            of_kind(rig.bank().free(), fixed) >= owed,
+            of_kind(harness.bank().free(), fixed) >= owed,
             "a minimum was given away"
         );
     }
@@ -193,25 +193,25 @@ proptest! {
         actions in prop::collection::vec((layer(), action()), 1..80),
     ) {
         prop_assume!(policy.fits(COUNTERS.programmable, COUNTERS.fixed).is_ok());
-        let mut rig = Rig::with(scheme, COUNTERS, policy, true);
+        let mut harness = Harness::with(scheme, COUNTERS, policy, true);
         for (layer, action) in actions {
-            let before: Vec<_> = Policy::LAYERS.map(|layer| rig.held(layer)).to_vec();
-            rig.cleared = CounterSet::EMPTY;
-            act(&mut rig, layer, action);
-            check(&rig)?;
+            let before: Vec<_> = Policy::LAYERS.map(|layer| harness.held(layer)).to_vec();
+            harness.cleared = CounterSet::EMPTY;
+            act(&mut harness, layer, action);
+            check(&harness)?;
             // Whoever comes to a counter by the arbiter's hand finds it clear;
             // and what somebody held and is free now is clear as well.
             for (layer, before) in Policy::LAYERS.into_iter().zip(before) {
-                let gone = before & !rig.held(layer);
+                let gone = before & !harness.held(layer);
                 let mut handed_over = CounterSet::EMPTY;
-                for (_, counter, event) in rig.events_so_far() {
+                for (_, counter, event) in harness.events_so_far() {
                     if let (Some(counter), Event::HandedOver { .. }) = (counter, event) {
                         handed_over.insert(counter);
                     }
                 }
-                prop_assert!((gone & !rig.cleared & !handed_over).is_empty());
+                prop_assert!((gone & !harness.cleared & !handed_over).is_empty());
             }
-            for (layer, _, event) in rig.events() {
+            for (layer, _, event) in harness.events() {
                 if let Event::Revoking { wanted_by, .. } = event {
                     let priority = |layer| policy.share(layer).unwrap().priority;
                     prop_assert!(priority(wanted_by) > priority(layer));
@@ -229,15 +229,15 @@ proptest! {
         actions in prop::collection::vec((layer(), action()), 1..40),
     ) {
         prop_assume!(policy.fits(COUNTERS.programmable, COUNTERS.fixed).is_ok());
-        let mut rig = Rig::with(scheme, COUNTERS, policy, true);
+        let mut harness = Harness::with(scheme, COUNTERS, policy, true);
         for (layer, action) in actions {
-            act(&mut rig, layer, action);
+            act(&mut harness, layer, action);
         }
         // Each counter can be asked for once and be announced once.
         let longest = 2 * u64::from(COUNTERS.programmable) * u64::from(policy.grace_ms);
-        rig.at(rig.now + longest);
+        harness.at(harness.now + longest);
         for layer in Policy::LAYERS {
-            prop_assert_ne!(rig.unit.answer(layer).outcome, Outcome::Pending);
+            prop_assert_ne!(harness.unit.answer(layer).outcome, Outcome::Pending);
         }
     }
 
@@ -252,16 +252,16 @@ proptest! {
             kernel: Share { min: PerKind { programmable: least, fixed: 0 }, ..Share::FREE },
             ..Policy::default()
         };
-        let mut rig = Rig::with(scheme, COUNTERS, policy, true);
+        let mut harness = Harness::with(scheme, COUNTERS, policy, true);
         for n in 0..COUNTERS.programmable {
-            rig.this(FW, n);
-            rig.write(FW, PcrRegister::ManagementKey(CounterId::Programmable(n)), 5, 0);
+            harness.this(FW, n);
+            harness.write(FW, PcrRegister::ManagementKey(CounterId::Programmable(n)), 5, 0);
         }
         for action in actions {
-            act(&mut rig, FW, action);
+            act(&mut harness, FW, action);
         }
-        rig.write(FW, PcrRegister::Phase, 1, 0);
-        let outcome = rig.any(KERNEL, least).outcome;
+        harness.write(FW, PcrRegister::Phase, 1, 0);
+        let outcome = harness.any(KERNEL, least).outcome;
         prop_assert!(matches!(outcome, Outcome::Granted(_)), "{:?}", outcome);
     }
 
@@ -272,12 +272,12 @@ proptest! {
         actions in prop::collection::vec((layer(), action()), 1..200),
     ) {
         prop_assume!(policy.fits(COUNTERS.programmable, COUNTERS.fixed).is_ok());
-        let mut rig = Rig::with(Scheme::Interacting, COUNTERS, policy, true);
+        let mut harness = Harness::with(Scheme::Interacting, COUNTERS, policy, true);
         for (layer, action) in actions {
-            act(&mut rig, layer, action);
+            act(&mut harness, layer, action);
         }
         for layer in Policy::LAYERS {
-            let notices = rig.notices(layer);
+            let notices = harness.notices(layer);
             prop_assert!(notices.len() <= 16);
             prop_assert!(notices.iter().skip(1).all(|notice| !notice.lost));
         }

@@ -3,11 +3,73 @@
 
 use super::error::Result;
 use super::registers::{Register, Registers};
-use super::{ArbiterError, Denial, Discovery, Key, Master, Part, PcrPort};
+use super::{ArbiterError, DeniedAccess, Discovery, Key, PcrPort};
 use crate::{CounterId, CounterSet, abi};
 
+/// The two registers of a counter that are reserved apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The counter.
+    Perfctr,
+    /// Its event select; of a fixed-function counter its part of the control
+    /// that all of them share.
+    Evntsel,
+}
+
+/// An arbiter of the kernel's counters. They are named as legacy registers name
+/// them.
+pub trait Master {
+    /// The counters that it holds on every CPU.
+    fn counters(&self) -> CounterSet;
+
+    /// Reserves one register, unless it has been already.
+    ///
+    /// # Errors
+    /// `InUse`, `Unavailable` or `Lost` of [`ArbiterError`](super::ArbiterError).
+    fn reserve(&mut self, part: Part, counter: CounterId) -> Result;
+
+    /// Releases one register; always succeeds, and does nothing where it is not
+    /// reserved.
+    fn release(&mut self, part: Part, counter: CounterId);
+
+    /// Starts the lease of a counter anew, where the host gives leases.
+    ///
+    /// # Errors
+    /// `Unavailable` or `Lost` of [`ArbiterError`](super::ArbiterError).
+    fn renew(&mut self, counter: CounterId) -> Result;
+
+    /// Gives every counter back, whoever uses it; the arbiter holds none then.
+    fn finish(&mut self);
+
+    /// Linux's `reserve_perfctr_nmi`.
+    ///
+    /// # Errors
+    /// As [`Master::reserve`].
+    fn reserve_perfctr(&mut self, counter: CounterId) -> Result {
+        self.reserve(Part::Perfctr, counter)
+    }
+
+    /// Linux's `release_perfctr_nmi`; always succeeds.
+    fn release_perfctr(&mut self, counter: CounterId) {
+        self.release(Part::Perfctr, counter);
+    }
+
+    /// Linux's `reserve_evntsel_nmi`.
+    ///
+    /// # Errors
+    /// As [`Master::reserve`].
+    fn reserve_evntsel(&mut self, counter: CounterId) -> Result {
+        self.reserve(Part::Evntsel, counter)
+    }
+
+    /// Linux's `release_evntsel_nmi`; always succeeds.
+    fn release_evntsel(&mut self, counter: CounterId) {
+        self.release(Part::Evntsel, counter);
+    }
+}
+
 /// What tells the arbiters apart.
-pub trait Scheme: Sized {
+pub trait LockRule: Sized {
     /// Brings the lock of a counter in line with who has reserved it.
     fn update_lock<P: PcrPort>(arbiter: &mut Arbiter<P, Self>, counter: CounterId) -> Result;
 }
@@ -29,12 +91,12 @@ pub struct Arbiter<P, S> {
     pub(super) owners: [CounterSet; 2],
     /// Counters that the classic calls find in use.
     pub(super) private: CounterSet,
-    pub(super) scheme: S,
+    pub(super) rule: S,
 }
 
-impl<P: PcrPort, S: Scheme> Arbiter<P, S> {
+impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
     /// Reserves what can be had on every CPU, and shuts the firmware out of it.
-    pub(super) fn new(port: P, machine: Discovery, denial: Denial, scheme: S) -> Result<Self> {
+    pub(super) fn new(port: P, machine: Discovery, denial: DeniedAccess, rule: S) -> Result<Self> {
         let mut registers = Registers { port, machine };
         // A firmware that clears its own mode bits could never manage again.
         if !registers.in_kernel() {
@@ -47,7 +109,7 @@ impl<P: PcrPort, S: Scheme> Arbiter<P, S> {
             counters: CounterSet::EMPTY,
             owners: [CounterSet::EMPTY; 2],
             private: CounterSet::EMPTY,
-            scheme,
+            rule,
         };
         for counter in machine.counters().iter() {
             // To try the lock alone would clear what legacy software counts on the
@@ -112,7 +174,7 @@ impl<P: PcrPort, S: Scheme> Arbiter<P, S> {
     }
 }
 
-impl<P: PcrPort, S: Scheme> Master for Arbiter<P, S> {
+impl<P: PcrPort, S: LockRule> Master for Arbiter<P, S> {
     fn counters(&self) -> CounterSet {
         self.counters
     }

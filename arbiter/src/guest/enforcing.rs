@@ -1,8 +1,8 @@
 //! The minimal enforcing master: the paper's section III.B.2.
 
-use super::arbiter::{Arbiter, Scheme};
+use super::arbiter::{Arbiter, LockRule};
 use super::error::Result;
-use super::{Denial, Discovery, PcrPort};
+use super::{DeniedAccess, Discovery, PcrPort};
 use crate::CounterId;
 
 /// Holds the kernel to its reservations.
@@ -19,12 +19,12 @@ impl<P: PcrPort> EnforcingMaster<P> {
     ///
     /// # Errors
     /// As there.
-    pub fn claim(port: P, machine: Discovery, denial: Denial) -> Result<Self> {
+    pub fn claim(port: P, machine: Discovery, denial: DeniedAccess) -> Result<Self> {
         Arbiter::new(port, machine, denial, Enforcing)
     }
 }
 
-impl Scheme for Enforcing {
+impl LockRule for Enforcing {
     fn update_lock<P: PcrPort>(arbiter: &mut Arbiter<P, Self>, counter: CounterId) -> Result {
         arbiter.enforce(counter)
     }

@@ -1,8 +1,8 @@
 //! The fully enforcing master: the paper's section III.B.3.
 
-use super::arbiter::{Arbiter, Scheme};
+use super::arbiter::{Arbiter, LockRule};
 use super::error::Result;
-use super::{ArbiterError, Denial, Discovery, Key, PcrPort};
+use super::{ArbiterError, DeniedAccess, Discovery, Key, PcrPort};
 use crate::{CounterId, CounterSet, abi};
 
 /// Shared controls, which do not reach a private counter: it counts as its own
@@ -34,7 +34,7 @@ impl<P: PcrPort> FullMaster<P> {
     ///
     /// # Errors
     /// As there.
-    pub fn claim(port: P, machine: Discovery, denial: Denial) -> Result<Self> {
+    pub fn claim(port: P, machine: Discovery, denial: DeniedAccess) -> Result<Self> {
         Arbiter::new(port, machine, denial, Full([Key::DEFAULT; 64]))
     }
 
@@ -52,7 +52,7 @@ impl<P: PcrPort> FullMaster<P> {
         self.registers.clear(counter, self.secret);
         self.set(counter, key, !SHARED)?;
         self.private.insert(counter);
-        *self.scheme.key(counter) = key;
+        *self.rule.key(counter) = key;
         Ok(Private { counter, key })
     }
 
@@ -62,7 +62,7 @@ impl<P: PcrPort> FullMaster<P> {
     /// [`ArbiterError::NotYours`], or [`ArbiterError::Lost`].
     pub fn give_up(&mut self, held: Private) -> Result {
         let Private { counter, key } = held;
-        if !self.private.contains(counter) || *self.scheme.key(counter) != key {
+        if !self.private.contains(counter) || *self.rule.key(counter) != key {
             return Err(ArbiterError::NotYours(counter));
         }
         self.private.remove(counter);
@@ -79,7 +79,7 @@ impl Full {
     }
 }
 
-impl Scheme for Full {
+impl LockRule for Full {
     fn update_lock<P: PcrPort>(arbiter: &mut Arbiter<P, Self>, counter: CounterId) -> Result {
         arbiter.enforce(counter)
     }

@@ -1,8 +1,8 @@
 //! The minimal master: the paper's section III.B.1.
 
-use super::arbiter::{Arbiter, Scheme};
+use super::arbiter::{Arbiter, LockRule};
 use super::error::Result;
-use super::{Denial, Discovery, PcrPort};
+use super::{DeniedAccess, Discovery, PcrPort};
 use crate::CounterId;
 
 /// Binds nobody in the kernel.
@@ -22,11 +22,11 @@ impl<P: PcrPort> MinimalMaster<P> {
     /// [`NoRandom`](super::ArbiterError::NoRandom). That counters are not to be
     /// had is no error.
     pub fn claim(port: P, machine: Discovery) -> Result<Self> {
-        Arbiter::new(port, machine, Denial::Drop, Minimal)
+        Arbiter::new(port, machine, DeniedAccess::Drop, Minimal)
     }
 }
 
-impl Scheme for Minimal {
+impl LockRule for Minimal {
     fn update_lock<P: PcrPort>(_: &mut Arbiter<P, Self>, _: CounterId) -> Result {
         Ok(())
     }

@@ -7,21 +7,21 @@ use crate::{CounterId, abi};
 
 /// What somebody meets who touches a counter without having it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Denial {
+pub enum DeniedAccess {
     /// Reads yield 0, writes vanish: safe for software that expects no fault.
     Drop,
     /// #GP, and so a trace of who it was; RDPMC at CPL 0 is dropped all the same.
     Fault,
 }
 
-impl Denial {
+impl DeniedAccess {
     /// The initial control word with this answer, without the firmware's mode bits.
     pub(super) const fn control(self) -> u64 {
         let firmware = abi::CONTROL_MANAGE_FIRMWARE | abi::CONTROL_ACCESS_FIRMWARE;
         let kernel = abi::CONTROL_INITIAL & !firmware;
         match self {
-            Denial::Drop => kernel,
-            Denial::Fault => kernel | abi::CONTROL_FAULT,
+            DeniedAccess::Drop => kernel,
+            DeniedAccess::Fault => kernel | abi::CONTROL_FAULT,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Action, Script, Step};
 use crate::abi;
-use crate::mailbox::Wanted;
+use crate::message::Wanted;
 use crate::{CounterId, Layer};
 use alloc::borrow::ToOwned;
 use alloc::string::String;

@@ -7,8 +7,8 @@ use crate::broker::LAYERS;
 use crate::control::Control;
 use crate::cookie::Cookie;
 use crate::guard::GuardLimits;
-use crate::mailbox::{Answer, NoticeKind, Outcome, Reply, Request, Wanted};
-use crate::phase::Phase;
+use crate::layer::Phase;
+use crate::message::{Answer, NoticeKind, Outcome, Reply, Request, Wanted};
 use crate::policy::{PerKind, Policy};
 use crate::reason::Reason;
 use crate::register::PcrRegister;
@@ -72,7 +72,7 @@ struct Player {
     rows: Vec<Row>,
     ends: Vec<End>,
     /// The answers that rows have told of.
-    told: [Answer; LAYERS],
+    reported: [Answer; LAYERS],
     /// The step whose request is each layer's last one.
     asking: [Option<usize>; LAYERS],
     /// The counter that each layer was asked for last.
@@ -100,7 +100,7 @@ impl Player {
             now: 0,
             rows: Vec::new(),
             ends: Vec::new(),
-            told: Default::default(),
+            reported: Default::default(),
             asking: [None; LAYERS],
             asked: [None; LAYERS],
         }
@@ -165,10 +165,10 @@ impl Player {
             }
         }
         let answer = self.unit.answer(layer);
-        if answer == self.told[index] {
+        if answer == self.reported[index] {
             return;
         }
-        self.told[index] = answer;
+        self.reported[index] = answer;
         self.row(Some(layer), None, What::Answered(answer));
         if let Some(step) = self.asking[index] {
             let outcome = match (self.ends[step], answer.outcome) {

@@ -2,7 +2,7 @@
 //! of what layers can do and time can bring. What must hold is checked in each.
 
 use super::{Caller, Context, PcrConfig, PcrUnit};
-use crate::mailbox::{Outcome, Reply, Request, Wanted};
+use crate::message::{Outcome, Reply, Request, Wanted};
 use crate::{
     Auditor, Control, Cookie, CounterId, CounterSet, Entropy, Event, GuardLimits, Layer,
     PcrRegister, PerKind, Phase, Policy, Reason, Record, Scheme, Share,
@@ -32,7 +32,7 @@ impl Auditor for Records {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Action {
+enum Move {
     Ask(Layer, Wanted),
     Release(Layer, CounterId),
     Withdraw(Layer),
@@ -45,22 +45,22 @@ enum Action {
     Tick,
 }
 
-fn actions(counters: u8) -> Vec<Action> {
-    let mut actions = alloc::vec![Action::EndPhase, Action::Tick];
+fn moves(counters: u8) -> Vec<Move> {
+    let mut moves = alloc::vec![Move::EndPhase, Move::Tick];
     for layer in Policy::LAYERS {
-        actions.extend((1..=counters).map(|count| Action::Ask(layer, Wanted::Any(count))));
-        actions.push(Action::Withdraw(layer));
+        moves.extend((1..=counters).map(|count| Move::Ask(layer, Wanted::Any(count))));
+        moves.push(Move::Withdraw(layer));
         for counter in (0..counters).map(CounterId::Programmable) {
-            actions.push(Action::Ask(layer, Wanted::This(counter)));
-            actions.push(Action::Release(layer, counter));
-            actions.push(Action::Claim(layer, counter));
+            moves.push(Move::Ask(layer, Wanted::This(counter)));
+            moves.push(Move::Release(layer, counter));
+            moves.push(Move::Claim(layer, counter));
             for yes in [false, true] {
-                actions.push(Action::Reply(layer, counter, yes));
-                actions.push(Action::Lend(layer, counter, yes));
+                moves.push(Move::Reply(layer, counter, yes));
+                moves.push(Move::Lend(layer, counter, yes));
             }
         }
     }
-    actions
+    moves
 }
 
 /// All layers share one cookie: who is kept out by a cookie is another test's
@@ -72,7 +72,7 @@ struct State {
     unit: PcrUnit,
     now: u64,
     /// How it was reached.
-    path: Vec<Action>,
+    path: Vec<Move>,
 }
 
 impl State {
@@ -118,7 +118,7 @@ impl State {
             legacy: unit.legacy,
             smm: unit.smm,
             scheme: unit.scheme,
-            boxes: unit.boxes.clone(),
+            mailboxes: unit.mailboxes.clone(),
             sequence: unit.sequence,
             deadline: unit.deadline,
         };
@@ -149,8 +149,8 @@ impl State {
                 None => code.push(0xff),
             }
         }
-        for letterbox in &self.unit.boxes {
-            let Some(pending) = &letterbox.pending else {
+        for mailbox in &self.unit.mailboxes {
+            let Some(pending) = &mailbox.pending else {
                 code.push(0xff);
                 continue;
             };
@@ -163,7 +163,7 @@ impl State {
             });
             let reason = pending.refusal.map_or(0, |reason| reason.code());
             code.push(reason.to_le_bytes()[0]);
-            let earlier = self.unit.boxes.iter().filter(|other| {
+            let earlier = self.unit.mailboxes.iter().filter(|other| {
                 let other = other.pending.as_ref();
                 other.is_some_and(|other| other.sequence < pending.sequence)
             });
@@ -180,11 +180,11 @@ impl State {
     }
 
     /// Does it, and returns what was told of it.
-    fn perform(&mut self, action: Action) -> Vec<Record> {
-        self.path.push(action);
+    fn perform(&mut self, step: Move) -> Vec<Record> {
+        self.path.push(step);
         let mut records = Records::default();
         let mut entropy = NoEntropy;
-        if matches!(action, Action::Tick) {
+        if matches!(step, Move::Tick) {
             self.now += 1;
         }
         let cx = &mut Context {
@@ -198,10 +198,10 @@ impl State {
             layer,
             presented: COOKIE,
         };
-        // What an action means for the PMU is another test's business, and
-        // whether it was possible the next state tells.
-        let _ = match action {
-            Action::Ask(layer, wanted) => {
+        // What a move means for the PMU is another test's business, and
+        // whether it was possible, the next state shows.
+        let _ = match step {
+            Move::Ask(layer, wanted) => {
                 let request = Request::Reserve {
                     wanted,
                     cookie,
@@ -209,19 +209,19 @@ impl State {
                 };
                 unit.request(layer, request, cx).map(drop).ok()
             }
-            Action::Release(layer, counter) => {
+            Move::Release(layer, counter) => {
                 let request = Request::Release { counter, cookie };
                 unit.request(layer, request, cx).map(drop).ok()
             }
-            Action::Withdraw(layer) => unit
+            Move::Withdraw(layer) => unit
                 .request(layer, Request::Withdraw { cookie }, cx)
                 .map(drop)
                 .ok(),
-            Action::Reply(layer, counter, yields) => unit
+            Move::Reply(layer, counter, yields) => unit
                 .reply(layer, Reply { counter, yields }, cx)
                 .map(drop)
                 .ok(),
-            Action::Claim(layer, counter) => {
+            Move::Claim(layer, counter) => {
                 let register = PcrRegister::ManagementKey(counter);
                 match unit.bank.reservation(counter).map(|held| held.owner) {
                     None => unit.write(register, COOKIE, Caller::legacy(layer), cx),
@@ -237,7 +237,7 @@ impl State {
                 }
                 .map(drop)
             }
-            Action::Lend(layer, counter, lends) => {
+            Move::Lend(layer, counter, lends) => {
                 let control = Control::INITIAL.with_lend(lends).bits();
                 let owner = unit.bank.reservation(counter).map(|held| held.owner);
                 let register = PcrRegister::Control(counter);
@@ -245,11 +245,11 @@ impl State {
                     .then(|| unit.write(register, control, caller(layer), cx).map(drop))
                     .flatten()
             }
-            Action::EndPhase => {
+            Move::EndPhase => {
                 let caller = Caller::legacy(Layer::Firmware);
                 unit.write(PcrRegister::Phase, 1, caller, cx).map(drop)
             }
-            Action::Tick => {
+            Move::Tick => {
                 let _ = unit.tick(cx);
                 Some(())
             }
@@ -257,22 +257,22 @@ impl State {
         records.0
     }
 
-    fn is_possible(&self, action: Action) -> bool {
+    fn is_possible(&self, step: Move) -> bool {
         let over = self.unit.phase.is_over();
         let runs = |layer| match layer {
             Layer::Firmware => !over || self.unit.smm,
             Layer::GuestKernel => over,
             _ => true,
         };
-        match action {
-            Action::Ask(layer, _)
-            | Action::Release(layer, _)
-            | Action::Withdraw(layer)
-            | Action::Reply(layer, ..)
-            | Action::Claim(layer, _)
-            | Action::Lend(layer, ..) => runs(layer),
-            Action::EndPhase => !over,
-            Action::Tick => true,
+        match step {
+            Move::Ask(layer, _)
+            | Move::Release(layer, _)
+            | Move::Withdraw(layer)
+            | Move::Reply(layer, ..)
+            | Move::Claim(layer, _)
+            | Move::Lend(layer, ..) => runs(layer),
+            Move::EndPhase => !over,
+            Move::Tick => true,
         }
     }
 
@@ -388,7 +388,7 @@ impl State {
     fn check_answers_come(&self) -> Result<(), &'static str> {
         let mut state = self.fork();
         for _ in 0..2 * GRACE * self.unit.bank.counters().len() {
-            state.perform(Action::Tick);
+            state.perform(Move::Tick);
         }
         let waits = |layer: &Layer| state.unit.pending(*layer).is_some();
         ensure(
@@ -410,14 +410,14 @@ fn explore(scheme: Scheme, policy: Policy, counters: u8, smm: bool) -> usize {
     let first = State::first(scheme, policy, counters, smm);
     let mut seen = BTreeSet::from([first.code()]);
     let mut queue = VecDeque::from([first]);
-    let actions = actions(counters);
+    let moves = moves(counters);
     while let Some(state) = queue.pop_front() {
         if let Err(what) = state.check_answers_come() {
             panic!("{what}: {scheme}, {policy:?}: {:?}", state.path);
         }
-        for action in actions.iter().filter(|action| state.is_possible(**action)) {
+        for step in moves.iter().filter(|step| state.is_possible(**step)) {
             let mut next = state.fork();
-            let records = next.perform(*action);
+            let records = next.perform(*step);
             let checked = next
                 .check_step(&state, &records)
                 .and_then(|()| next.check());

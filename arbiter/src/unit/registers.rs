@@ -6,10 +6,10 @@ use crate::audit::Event;
 use crate::bank::{Bank, Change, ChangeKind, Effects, Operation, Reservation};
 use crate::control::Control;
 use crate::cookie::Cookie;
-use crate::mailbox::{Notice, Reply, Request};
+use crate::message::{Notice, Reply, Request};
+use crate::policy::Scheme;
 use crate::reason::Reason;
 use crate::register::PcrRegister;
-use crate::scheme::Scheme;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {
@@ -45,11 +45,11 @@ impl PcrUnit {
             }
             PcrRegister::Random => cx.entropy.bits(),
             PcrRegister::Phase => Some(u64::from(caller.layer.code())),
-            PcrRegister::NoticeVector => Some(u64::from(self.letterbox(caller.layer)?.vector())),
-            PcrRegister::Answer => Some(self.letterbox(caller.layer)?.answer.word()),
-            PcrRegister::Granted => Some(self.letterbox(caller.layer)?.answer.granted().bits()),
+            PcrRegister::NoticeVector => Some(u64::from(self.mailbox(caller.layer)?.vector())),
+            PcrRegister::Answer => Some(self.mailbox(caller.layer)?.answer.word()),
+            PcrRegister::Granted => Some(self.mailbox(caller.layer)?.answer.granted().bits()),
             PcrRegister::Notice => {
-                self.letterbox(caller.layer)?;
+                self.mailbox(caller.layer)?;
                 let notice = self.next_notice(caller.layer, cx.now);
                 Some(notice.map_or(abi::NOTICE_NONE, Notice::word))
             }

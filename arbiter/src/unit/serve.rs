@@ -3,28 +3,29 @@
 use super::{Context, PcrUnit, record};
 use crate::audit::Event;
 use crate::bank::{Change, ChangeKind, Effects};
-use crate::broker::{self, Pending, Question, Step, View, priority};
-use crate::mailbox::{Letter, Letterbox, NoticeKind, Outcome, Wanted};
+use crate::broker::{self, NextStep, Pending, Question, View, priority};
+use crate::mailbox::{Mailbox, QueuedNotice};
+use crate::message::{NoticeKind, Outcome, Wanted};
 use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::{CounterId, CounterSet, Layer};
 
 impl PcrUnit {
     /// A layer's side of the mailbox; `None` for a layer that has none.
-    pub(super) fn letterbox(&self, layer: Layer) -> Option<&Letterbox> {
-        self.boxes.get(usize::from(layer.code()))
+    pub(super) fn mailbox(&self, layer: Layer) -> Option<&Mailbox> {
+        self.mailboxes.get(usize::from(layer.code()))
     }
 
-    pub(super) fn letterbox_mut(&mut self, layer: Layer) -> Option<&mut Letterbox> {
-        self.boxes.get_mut(usize::from(layer.code()))
+    pub(super) fn mailbox_mut(&mut self, layer: Layer) -> Option<&mut Mailbox> {
+        self.mailboxes.get_mut(usize::from(layer.code()))
     }
 
     pub(super) fn pending(&self, layer: Layer) -> Option<&Pending> {
-        self.letterbox(layer)?.pending.as_ref()
+        self.mailbox(layer)?.pending.as_ref()
     }
 
     pub(super) fn pending_mut(&mut self, layer: Layer) -> Option<&mut Pending> {
-        self.letterbox_mut(layer)?.pending.as_mut()
+        self.mailbox_mut(layer)?.pending.as_mut()
     }
 
     /// Whether code of this layer can still run.
@@ -96,7 +97,7 @@ impl PcrUnit {
             pending.declined.insert(counter);
         }
         if holds {
-            self.call_off(holder, counter, wanted_by);
+            self.notify_cancelled(holder, counter, wanted_by);
         }
     }
 
@@ -134,23 +135,23 @@ impl PcrUnit {
                 return effects.and(self.conclude(layer, Err(Reason::Phase), cx));
             }
             match broker::next(&self.view(layer), layer, pending) {
-                Step::Take(counters) => {
+                NextStep::Take(counters) => {
                     for counter in counters.iter() {
                         effects = effects.and(self.take(counter, layer));
                     }
                 }
-                Step::TakeLent(counter) => {
+                NextStep::TakeLent(counter) => {
                     effects = effects.and(self.take_over(counter, layer, Reason::Lent, cx));
                 }
-                Step::Ask(counter) => self.ask(counter, layer, cx),
-                Step::Announce(counter) => self.announce(counter, layer, cx),
-                Step::Spare(counter) => self.spare(counter, cx),
-                Step::Wait => {
-                    self.tell_gathered(layer, cx);
+                NextStep::Ask(counter) => self.ask(counter, layer, cx),
+                NextStep::Announce(counter) => self.announce(counter, layer, cx),
+                NextStep::Spare(counter) => self.spare(counter, cx),
+                NextStep::Wait => {
+                    self.report_gathered(layer, cx);
                     return effects;
                 }
-                Step::Grant => return effects.and(self.conclude(layer, Ok(()), cx)),
-                Step::Refuse(reason) => {
+                NextStep::Grant => return effects.and(self.conclude(layer, Ok(()), cx)),
+                NextStep::Refuse(reason) => {
                     return effects.and(self.conclude(layer, Err(reason), cx));
                 }
             }
@@ -160,12 +161,12 @@ impl PcrUnit {
 
     /// A request goes on waiting: the trail has what it has come by. What comes
     /// together with the answer has one record, that of the answer.
-    fn tell_gathered(&mut self, layer: Layer, cx: &mut Context<'_>) {
+    fn report_gathered(&mut self, layer: Layer, cx: &mut Context<'_>) {
         let Some(pending) = self.pending_mut(layer) else {
             return;
         };
-        let news = pending.got & !pending.told;
-        pending.told = pending.got;
+        let news = pending.got & !pending.reported;
+        pending.reported = pending.got;
         for counter in news.iter() {
             record(cx, layer, Some(counter), Event::Gathered);
         }
@@ -181,12 +182,12 @@ impl PcrUnit {
     ) -> Effects {
         // Names are settled while it shows what the request was gathering.
         let _ = self.map();
-        let pending = self.letterbox_mut(layer).and_then(|one| one.pending.take());
+        let pending = self.mailbox_mut(layer).and_then(|one| one.pending.take());
         let Some(pending) = pending else {
             return Effects::NONE;
         };
         if let Some(question) = pending.question {
-            self.call_off(question.holder, question.counter, layer);
+            self.notify_cancelled(question.holder, question.counter, layer);
         }
         for counter in self.bank.held().iter() {
             let revocation = self
@@ -209,7 +210,7 @@ impl PcrUnit {
                         counter,
                         kind: ChangeKind::Release,
                     }));
-                    if pending.told.contains(counter) {
+                    if pending.reported.contains(counter) {
                         record(cx, layer, Some(counter), Event::Returned);
                     }
                 }
@@ -227,16 +228,16 @@ impl PcrUnit {
                 (Outcome::Refused(reason), NoticeKind::Refused, Some(reason))
             }
         };
-        if let Some(letterbox) = self.letterbox_mut(layer) {
-            letterbox.answer.outcome = outcome;
+        if let Some(mailbox) = self.mailbox_mut(layer) {
+            mailbox.answer.outcome = outcome;
         }
         // Also of one that was withdrawn: several components of a layer may wait
         // for the answer.
         if pending.waits {
             let (counter, due) = (None, None);
-            self.tell(
+            self.notify(
                 layer,
-                Letter {
+                QueuedNotice {
                     kind,
                     counter,
                     layer,

@@ -5,7 +5,8 @@ use super::{Context, PcrUnit, record};
 use crate::audit::Event;
 use crate::bank::{Change, ChangeKind, Effects};
 use crate::broker::is_justified;
-use crate::mailbox::{Letter, NoticeKind};
+use crate::mailbox::QueuedNotice;
+use crate::message::NoticeKind;
 use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
@@ -69,9 +70,9 @@ impl PcrUnit {
             kind: ChangeKind::Release,
         });
         record(cx, owner, Some(counter), Event::Revoked(Reason::Expired));
-        self.tell(
+        self.notify(
             owner,
-            Letter {
+            QueuedNotice {
                 kind: NoticeKind::Expired,
                 counter: Some(counter),
                 layer: owner,
@@ -131,8 +132,8 @@ impl PcrUnit {
             let revocation = reservation.revocation.map(|revocation| revocation.at);
             earliest(reservation.lease, revocation)
         });
-        let questions = self.boxes.iter().filter_map(|letterbox| {
-            let question = letterbox.pending.as_ref()?.question?;
+        let questions = self.mailboxes.iter().filter_map(|mailbox| {
+            let question = mailbox.pending.as_ref()?.question?;
             Some(question.due)
         });
         // The request of a firmware that runs no more is refused at once.

@@ -5,15 +5,16 @@ use crate::audit::Event;
 use crate::bank::{Change, ChangeKind, Effects, Reservation, Revocation};
 use crate::broker::Question;
 use crate::cookie::Cookie;
-use crate::mailbox::{Letter, NoticeKind};
+use crate::mailbox::QueuedNotice;
+use crate::message::NoticeKind;
+use crate::policy::Scheme;
 use crate::reason::Reason;
-use crate::scheme::Scheme;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {
-    pub(super) fn tell(&mut self, layer: Layer, letter: Letter) {
-        if let Some(letterbox) = self.letterbox_mut(layer) {
-            letterbox.push(letter);
+    pub(super) fn notify(&mut self, layer: Layer, notice: QueuedNotice) {
+        if let Some(mailbox) = self.mailbox_mut(layer) {
+            mailbox.push(notice);
         }
     }
 
@@ -57,21 +58,21 @@ impl PcrUnit {
             kind: ChangeKind::Release,
         });
         record(cx, owner, Some(counter), Event::Revoked(reason));
-        self.tell_revoked(owner, counter, layer, reason);
+        self.notify_revoked(owner, counter, layer, reason);
         effects.and(self.take(counter, layer))
     }
 
     /// Tells a layer that it has lost a counter.
-    pub(super) fn tell_revoked(
+    pub(super) fn notify_revoked(
         &mut self,
         owner: Layer,
         counter: CounterId,
         to: Layer,
         reason: Reason,
     ) {
-        self.tell(
+        self.notify(
             owner,
-            Letter {
+            QueuedNotice {
                 kind: NoticeKind::Revoked,
                 counter: Some(counter),
                 layer: to,
@@ -93,9 +94,9 @@ impl PcrUnit {
             due,
         });
         record(cx, holder, Some(counter), Event::Asked { wanted_by });
-        self.tell(
+        self.notify(
             holder,
-            Letter {
+            QueuedNotice {
                 kind: NoticeKind::Asked,
                 counter: Some(counter),
                 layer: wanted_by,
@@ -123,9 +124,9 @@ impl PcrUnit {
             in_ms,
         };
         record(cx, owner, Some(counter), event);
-        self.tell(
+        self.notify(
             owner,
-            Letter {
+            QueuedNotice {
                 kind: NoticeKind::Revoking,
                 counter: Some(counter),
                 layer: wanted_by,
@@ -143,14 +144,14 @@ impl PcrUnit {
         let owner = reservation.owner;
         if let Some(revocation) = reservation.revocation.take() {
             record(cx, owner, Some(counter), Event::Spared);
-            self.call_off(owner, counter, revocation.wanted_by);
+            self.notify_cancelled(owner, counter, revocation.wanted_by);
         }
     }
 
-    pub(super) fn call_off(&mut self, holder: Layer, counter: CounterId, wanted_by: Layer) {
-        self.tell(
+    pub(super) fn notify_cancelled(&mut self, holder: Layer, counter: CounterId, wanted_by: Layer) {
+        self.notify(
             holder,
-            Letter {
+            QueuedNotice {
                 kind: NoticeKind::Cancelled,
                 counter: Some(counter),
                 layer: wanted_by,

@@ -1,7 +1,7 @@
 //! What an arbiter gets, and what the others keep.
 
 use super::machine::{FIXED0, FIXED1, PMC0, PMC1, PMC2, Port, Shape, key, msr, set};
-use arbiter::guest::{ArbiterError, Denial, FullMaster, Key, Master, MinimalMaster, PcrPort};
+use arbiter::guest::{ArbiterError, DeniedAccess, FullMaster, Key, Master, MinimalMaster, PcrPort};
 use arbiter::{Access, CounterId, CounterSet, Layer, Verdict, abi};
 
 const FIRMWARE: Key = match Key::new(0xf1) {
@@ -94,7 +94,7 @@ fn no_claim_in_the_firmwares_phase() {
 fn no_claim_without_random_numbers() {
     let port = Port::kernel(&Shape::new(2, 4, 3));
     port.run_dry();
-    let claim = FullMaster::claim(port.clone(), port.discovery(), Denial::Drop);
+    let claim = FullMaster::claim(port.clone(), port.discovery(), DeniedAccess::Drop);
     assert_eq!(claim.map(drop), Err(ArbiterError::NoRandom));
     assert!(port.is_pristine());
 }

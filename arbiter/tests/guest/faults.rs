@@ -1,7 +1,9 @@
 //! One access that fails without reason, wherever it is.
 
 use super::machine::{Kind, PMC1, Port, Shape};
-use arbiter::guest::{ArbiterError, Denial, EnforcingMaster, FullMaster, Master, MinimalMaster};
+use arbiter::guest::{
+    ArbiterError, DeniedAccess, EnforcingMaster, FullMaster, Master, MinimalMaster,
+};
 use arbiter::{Access, CounterSet, Layer, Verdict};
 
 const CPUS: u32 = 3;
@@ -67,7 +69,10 @@ fn a_claim_is_whole_or_absent() {
 
 #[test]
 fn a_call_succeeds_everywhere_or_gives_the_counter_up() {
-    for kind in [Kind::Enforcing(Denial::Drop), Kind::Full(Denial::Fault)] {
+    for kind in [
+        Kind::Enforcing(DeniedAccess::Drop),
+        Kind::Full(DeniedAccess::Fault),
+    ] {
         let fail_at = |n: Option<u32>| {
             let port = Port::kernel(&shape());
             let mut master = kind.claim(&port);

@@ -1,7 +1,7 @@
 //! Counters that an arbiter loses, and how it finds out.
 
 use super::machine::{Kind, PMC0, PMC1, Port, Shape, set};
-use arbiter::guest::{ArbiterError, Denial, FullMaster};
+use arbiter::guest::{ArbiterError, DeniedAccess, FullMaster};
 use arbiter::{Policy, Share};
 
 const LEASE_MS: u32 = 50;
@@ -20,7 +20,10 @@ fn port() -> Port {
 
 #[test]
 fn a_lost_counter_is_given_back_everywhere() {
-    for kind in [Kind::Enforcing(Denial::Drop), Kind::Full(Denial::Drop)] {
+    for kind in [
+        Kind::Enforcing(DeniedAccess::Drop),
+        Kind::Full(DeniedAccess::Drop),
+    ] {
         let port = port();
         let mut master = kind.claim(&port);
         port.pass(1, u64::from(LEASE_MS));
@@ -67,7 +70,7 @@ fn a_renewed_lease_goes_on() {
 fn a_private_counter_can_be_lost() {
     let port = port();
     let mut master =
-        FullMaster::claim(port.clone(), port.discovery(), Denial::Drop).expect("a kernel");
+        FullMaster::claim(port.clone(), port.discovery(), DeniedAccess::Drop).expect("a kernel");
     let held = master.acquire(set(&[PMC1])).expect("free");
     port.pass(2, u64::from(LEASE_MS));
     let lost = ArbiterError::Lost {

@@ -1,7 +1,7 @@
 //! The classic calls, and the lock that follows them.
 
 use super::machine::{FIXED0, Kind, PMC0, PMC1, Port, Shape};
-use arbiter::guest::{ArbiterError, Denial, Part};
+use arbiter::guest::{ArbiterError, DeniedAccess, Part};
 use arbiter::{Access, CounterId, Layer, Shared, Verdict};
 
 const CPUS: u32 = 3;
@@ -92,7 +92,7 @@ fn the_lock_opens_for_both_registers_alone() {
 
 #[test]
 fn a_kernels_rdpmc_never_faults() {
-    for denial in [Denial::Drop, Denial::Fault] {
+    for denial in [DeniedAccess::Drop, DeniedAccess::Fault] {
         let port = port();
         let _master = Kind::Enforcing(denial).claim(&port);
         let dropped = Verdict::Drop { read_as: 0 };
@@ -126,7 +126,15 @@ fn the_shared_control_of_fixed_counters_stops_at_a_locked_one() {
 fn a_second_arbiter_gets_nothing_until_the_first_is_done() {
     let port = port();
     let mut first = Kind::Minimal.claim(&port);
-    assert!(Kind::Full(Denial::Drop).claim(&port).counters().is_empty());
+    assert!(
+        Kind::Full(DeniedAccess::Drop)
+            .claim(&port)
+            .counters()
+            .is_empty()
+    );
     first.finish();
-    assert_eq!(Kind::Full(Denial::Drop).claim(&port).counters().len(), 6);
+    assert_eq!(
+        Kind::Full(DeniedAccess::Drop).claim(&port).counters().len(),
+        6
+    );
 }

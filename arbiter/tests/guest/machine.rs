@@ -2,7 +2,8 @@
 //! that stand for its PMU.
 
 use arbiter::guest::{
-    Denial, Discovery, EnforcingMaster, Fault, FullMaster, Key, Master, MinimalMaster, PcrPort,
+    DeniedAccess, Discovery, EnforcingMaster, Fault, FullMaster, Key, Master, MinimalMaster,
+    PcrPort,
 };
 use arbiter::{
     Access, Auditor, Caller, Context, Control, CounterId, CounterSet, Entropy, GuardLimits, Layer,
@@ -374,17 +375,17 @@ impl PcrPort for Port {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Minimal,
-    Enforcing(Denial),
-    Full(Denial),
+    Enforcing(DeniedAccess),
+    Full(DeniedAccess),
 }
 
 impl Kind {
     pub(crate) const ALL: [Kind; 5] = [
         Kind::Minimal,
-        Kind::Enforcing(Denial::Drop),
-        Kind::Enforcing(Denial::Fault),
-        Kind::Full(Denial::Drop),
-        Kind::Full(Denial::Fault),
+        Kind::Enforcing(DeniedAccess::Drop),
+        Kind::Enforcing(DeniedAccess::Fault),
+        Kind::Full(DeniedAccess::Drop),
+        Kind::Full(DeniedAccess::Fault),
     ];
 
     /// One that holds what the kernel can get.
@@ -406,10 +407,12 @@ impl Kind {
     pub(crate) fn unreserved(self) -> Verdict {
         match self {
             Kind::Minimal => Verdict::Permit,
-            Kind::Enforcing(Denial::Drop) | Kind::Full(Denial::Drop) => {
+            Kind::Enforcing(DeniedAccess::Drop) | Kind::Full(DeniedAccess::Drop) => {
                 Verdict::Drop { read_as: 0 }
             }
-            Kind::Enforcing(Denial::Fault) | Kind::Full(Denial::Fault) => Verdict::Fault,
+            Kind::Enforcing(DeniedAccess::Fault) | Kind::Full(DeniedAccess::Fault) => {
+                Verdict::Fault
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Random calls against a model that is nothing but bitmaps.
 
 use super::machine::{Kind, Port, Shape, key};
-use arbiter::guest::{ArbiterError, Denial, FullMaster, Key, Master, Part, PcrPort, Private};
+use arbiter::guest::{ArbiterError, DeniedAccess, FullMaster, Key, Master, Part, PcrPort, Private};
 use arbiter::{Access, CounterId, CounterSet, Layer, Verdict};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -193,7 +193,7 @@ proptest! {
 
     #[test]
     fn private_calls(port in machine(), calls in vec(call(), 0..60)) {
-        for denial in [Denial::Drop, Denial::Fault] {
+        for denial in [DeniedAccess::Drop, DeniedAccess::Fault] {
             let kind = Kind::Full(denial);
             let before = firmwares(&port);
             let mut model = Model::new(&port);

@@ -1,14 +1,14 @@
 //! Private counters of the fully enforcing master.
 
 use super::machine::{FIXED0, PMC0, PMC1, PMC2, Port, Shape, key, msr, set};
-use arbiter::guest::{ArbiterError, Denial, FullMaster, Key, Master, PcrPort, Private};
+use arbiter::guest::{ArbiterError, DeniedAccess, FullMaster, Key, Master, PcrPort, Private};
 use arbiter::{Access, CounterId, CounterSet, Layer, Shared, Verdict, abi};
 
 const CPUS: u32 = 2;
 
 fn machine() -> (Port, FullMaster<Port>) {
     let port = Port::kernel(&Shape::new(CPUS as usize, 3, 1));
-    let master = FullMaster::claim(port.clone(), port.discovery(), Denial::Fault);
+    let master = FullMaster::claim(port.clone(), port.discovery(), DeniedAccess::Fault);
     (port, master.expect("a kernel"))
 }
 

@@ -13,7 +13,7 @@ fn limits() -> GuardLimits {
 fn present(guard: &mut Guard, now: u64) -> Option<u64> {
     let penalty = guard.wrong(Layer::GuestKernel, now)?;
     match penalty {
-        Penalty::Barred(ticks) => Some(ticks),
+        Penalty::LockedOut(ticks) => Some(ticks),
         Penalty::Deaf(_) => panic!("a penalty for programs"),
     }
 }
@@ -30,9 +30,12 @@ fn check(limits: GuardLimits, wrong: &[(u64, Option<u64>)]) {
         assert_eq!(guard.total(), 1 + u64::try_from(n).expect("few"));
         if let Some(ticks) = penalty {
             let end = now + ticks;
-            assert_eq!(guard.barred_until(*now), Some(end).filter(|_| *ticks > 0));
-            assert_eq!(guard.barred_until(end.saturating_sub(1)), Some(end));
-            assert_eq!(guard.barred_until(end), None);
+            assert_eq!(
+                guard.locked_out_until(*now),
+                Some(end).filter(|_| *ticks > 0)
+            );
+            assert_eq!(guard.locked_out_until(end.saturating_sub(1)), Some(end));
+            assert_eq!(guard.locked_out_until(end), None);
         }
     }
 }
@@ -105,7 +108,7 @@ fn odd_limits_do_no_harm() {
     let mut guard = Guard::new(zero);
     for now in [0, 1, u64::MAX, 0] {
         assert_eq!(present(&mut guard, now), Some(0));
-        assert_eq!(guard.barred_until(now), None);
+        assert_eq!(guard.locked_out_until(now), None);
     }
     let huge = GuardLimits {
         burst: 0,
@@ -159,9 +162,9 @@ fn programs_guess_at_their_own_expense() {
                 assert!(guard.is_deaf(now + ticks - 1) && !guard.is_deaf(now + ticks));
             }
             None => assert!(!guard.is_deaf(now)),
-            Some(Penalty::Barred(_)) => panic!("a program bars its kernel"),
+            Some(Penalty::LockedOut(_)) => panic!("a program bars its kernel"),
         }
-        assert_eq!(guard.barred_until(now), None);
+        assert_eq!(guard.locked_out_until(now), None);
     }
     let forgiven = hour / limits.forgive_after;
     let penalties = hour / limits.longest_penalty + 8;

@@ -1,7 +1,8 @@
 //! The reservation machine, against `docs/pcr.md`: tables, properties, a naive
 //! model, and every state that a small bank can be in.
 
-mod bed;
+mod fixture;
+mod format;
 mod guard;
 mod mistakes;
 mod names;
@@ -14,4 +15,3 @@ mod replay;
 mod secrets;
 mod states;
 mod verdicts;
-mod words;

@@ -1,7 +1,7 @@
 //! What a guest can do wrong, with what it gets and what is told of it: the
 //! unit as a whole, register by register.
 
-use crate::bed::{ACCESS, MANAGEMENT, OTHER};
+use crate::fixture::{ACCESS, MANAGEMENT, OTHER};
 use crate::play::{Op, Outcome, Palette, Script, Setup, World};
 use arbiter::{CounterId, Event, Layer, PerKind, Reason, abi};
 

@@ -1,7 +1,7 @@
 //! Legacy names around what firmware and hypervisor hold: every division of four
 //! programmable and two fixed-function counters.
 
-use crate::bed::hold;
+use crate::fixture::hold;
 use arbiter::{Bank, CounterId, CounterSet, Layer, LegacyMap, PerKind};
 
 const HOLDERS: [Option<Layer>; 5] = [

@@ -1,7 +1,7 @@
 //! Every operation on a counter in every state: what it comes to, what it
 //! leaves behind, and the table under "Reserving" in `docs/pcr.md`, row by row.
 
-use crate::bed::{
+use crate::fixture::{
     ACCESS, MANAGEMENT, OTHER, PMC0, Seen, control, cookie, look, reserve, sets_agree,
 };
 use arbiter::{Bank, Control, CounterId, CounterSet, Effects, Layer, Operation, Reason};

@@ -1,7 +1,7 @@
 //! Who may take a counter: every division of three counters, every policy of
 //! small numbers, against a search for a way to satisfy everybody.
 
-use crate::bed::hold;
+use crate::fixture::hold;
 use arbiter::{Bank, CounterId, Layer, PerKind, Policy, PolicyError, Reason, Share};
 
 const HOLDERS: [Option<Layer>; 6] = [

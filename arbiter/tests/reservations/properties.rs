@@ -1,6 +1,6 @@
 //! What holds after every operation of every sequence, told without the model.
 
-use crate::bed::{Seen, cookie, look, sets_agree};
+use crate::fixture::{Seen, cookie, look, sets_agree};
 use crate::play::{Op, Outcome, Palette, Script, Setup, World, invariants_hold, settle};
 use arbiter::{Access, Cookie, CounterId, Event, Layer, Record, Reservation, Scheme, Verdict, abi};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
@@ -341,12 +341,12 @@ proptest! {
                 *layer = Layer::GuestUser;
             }
             let is_program = matches!(op, Op::Access { .. });
-            let before = (world.unit.wrong_cookies(), world.unit.barred_until(world.now));
+            let before = (world.unit.wrong_cookies(), world.unit.locked_out_until(world.now));
             let records = world.step(&op).records;
             if is_program {
                 compared += world.unit.wrong_cookies() - before.0;
-                assert_eq!(world.unit.barred_until(world.now), before.1, "{op:?}");
-                let barred = |record: &Record| matches!(record.event, Event::Barred { .. });
+                assert_eq!(world.unit.locked_out_until(world.now), before.1, "{op:?}");
+                let barred = |record: &Record| matches!(record.event, Event::LockedOut { .. });
                 assert!(!records.iter().any(barred), "{op:?}");
             }
         }

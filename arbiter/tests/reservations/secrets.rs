@@ -1,7 +1,7 @@
 //! No cookie gets out: not by any register, verdict, record or time, and not by
 //! `{:?}`.
 
-use crate::bed::{MANAGEMENT, cookie};
+use crate::fixture::{MANAGEMENT, cookie};
 use crate::play::{Op, Palette, Script, World, registers};
 use arbiter::{Bank, Caller, Control, CounterId, Layer, Operation};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
@@ -17,7 +17,7 @@ fn transcript(bytes: &[u8], palette: Palette) -> Vec<String> {
         lines.push(format!(
             "{step:?} {:?} {:?} {}",
             unit.deadline(),
-            unit.barred_until(world.now),
+            unit.locked_out_until(world.now),
             unit.wrong_cookies(),
         ));
         for index in registers() {

@@ -1,6 +1,6 @@
 //! Every state that a small machine can reach, and every operation in each.
 
-use crate::bed::{PMC0, Seen, cookie, look, sets_agree};
+use crate::fixture::{PMC0, Seen, cookie, look, sets_agree};
 use crate::play::{Model, Op, Palette, Script, Setup, Step, World};
 use arbiter::{
     Access, Bank, Control, Cookie, CounterId, Event, Layer, Operation, PerKind, Policy, Share,

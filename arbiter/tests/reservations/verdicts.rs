@@ -1,6 +1,6 @@
 //! Every access to a counter in every state, with every cookie.
 
-use crate::bed::{ACCESS, MANAGEMENT, OTHER, PMC0, control, cookie, reserve};
+use crate::fixture::{ACCESS, MANAGEMENT, OTHER, PMC0, control, cookie, reserve};
 use arbiter::{Access, Bank, CounterId, Layer, Verdict};
 
 const DROP_VALUE: u64 = 0x0dd;

@@ -98,8 +98,8 @@ impl VcpuPmu {
     /// TSC value until which the vCPU is to be kept off its core, for having
     /// presented too many wrong cookies; `None` if it may run.
     #[inline]
-    pub fn barred_until(&self) -> Option<u64> {
-        self.reservations.as_ref()?.unit.barred_until(self.left)
+    pub fn locked_out_until(&self) -> Option<u64> {
+        self.reservations.as_ref()?.unit.locked_out_until(self.left)
     }
 
     /// The counter that a legacy register of `name` reaches.

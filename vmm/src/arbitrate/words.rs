@@ -93,7 +93,7 @@ fn decided(event: Event) -> String {
         }
         Event::Spared => "keeps it after all".to_owned(),
         Event::Revoked(reason) => format!("revoked: {reason}"),
-        Event::Barred { ms } => format!("kept off its core for {ms} ms"),
+        Event::LockedOut { ms } => format!("kept off its core for {ms} ms"),
         Event::Deaf { ms } => format!("cookies of programs are not compared for {ms} ms"),
         Event::PhaseEnded => "the firmware's phase is over".to_owned(),
         Event::DropValueSet(_)

@@ -169,7 +169,7 @@ impl Details {
                 deaf_ms: Some(ms),
                 ..none
             },
-            Event::Barred { ms } => Self {
+            Event::LockedOut { ms } => Self {
                 barred_ms: Some(ms),
                 ..none
             },

@@ -315,7 +315,7 @@ impl Core {
             if turn.is_none() {
                 self.do_jobs(kvm, seat.core())?;
             }
-            let barred = self.barred_until();
+            let barred = self.locked_out_until();
             let held = barred.is_some() || self.is_blocked();
             match turn {
                 None if held => {
@@ -347,7 +347,7 @@ impl Core {
                 return Ok(Stay::Ended(end));
             }
             if barred.is_none()
-                && let Some(until) = self.barred_until()
+                && let Some(until) = self.locked_out_until()
             {
                 self.report(kvm.id(), || TrapEvent::Barred { until });
             }

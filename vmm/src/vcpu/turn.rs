@@ -48,7 +48,7 @@ impl Core {
         if self.is_blocked() {
             return Ok(Rest::Blocked);
         }
-        if let Some(until) = self.barred_until() {
+        if let Some(until) = self.locked_out_until() {
             return Ok(Rest::Barred { until });
         }
         // Halted, or a processor that waits for INIT or SIPI.

@@ -4,8 +4,8 @@
 //! The fuzz target in `arbiter/fuzz` is made of this module as well.
 
 mod invariants;
+mod mailbox;
 mod model;
-mod post;
 mod script;
 mod world;
 
@@ -80,7 +80,11 @@ fn compare(world: &mut World, model: &mut Model) {
     }
     assert_eq!(world.unit.deadline(), model.deadline(), "deadline");
     assert_eq!(world.unit.wrong_cookies(), model.wrong_cookies, "wrong");
-    assert_eq!(world.unit.barred_until(now), model.barred_until(), "barred");
+    assert_eq!(
+        world.unit.locked_out_until(now),
+        model.locked_out_until(),
+        "barred"
+    );
     for counter in counters.iter() {
         let slot = model.slot(counter).expect("the counter exists");
         let reservation = bank.reservation(counter);

@@ -2,7 +2,7 @@
 //! lists, and none of `arbiter`'s own decisions. Numbers of the ABI stand here
 //! as they stand on the page, so that a wrong constant shows.
 
-use super::post::Letterbox;
+use super::mailbox::Mailbox;
 use super::script::{Op, Setup};
 use super::world::{Numbers, Outcome, Step};
 use arbiter::{
@@ -66,7 +66,7 @@ pub(crate) struct Model {
     names: Option<[Option<u8>; 64]>,
     /// Of firmware and kernel, and of programs.
     accounts: [Account; 2],
-    pub(super) boxes: [Letterbox; 3],
+    pub(super) mailboxes: [Mailbox; 3],
     entropy: Numbers,
     records: Vec<Record>,
 }
@@ -105,7 +105,7 @@ impl Model {
             firmware_runs: setup.has_firmware,
             names: None,
             accounts: Default::default(),
-            boxes: Default::default(),
+            mailboxes: Default::default(),
             entropy: Numbers::default(),
             records: Vec::new(),
         };
@@ -148,7 +148,7 @@ impl Model {
                         *slot = Slot::unreserved(slot.position);
                     }
                 }
-                self.boxes = Default::default();
+                self.mailboxes = Default::default();
                 self.names = None;
                 self.settle_names();
                 Outcome::Nothing
@@ -167,8 +167,8 @@ impl Model {
                     true => Layer::Firmware,
                     false => Layer::GuestKernel,
                 };
-                let letterbox = self.letterbox(layer).expect("it has one");
-                Outcome::Vector(letterbox.take_vector())
+                let mailbox = self.mailbox(layer).expect("it has one");
+                Outcome::Vector(mailbox.take_vector())
             }
         };
         Step {
@@ -189,10 +189,10 @@ impl Model {
             }),
             _ if offset == 0x240 => self.entropy.bits(),
             _ if offset == 0x241 => Some(u64::from(code(layer))),
-            _ if offset == 0x242 => Some(u64::from(self.letterbox(layer)?.vector)),
-            _ if offset == 0x244 => Some(self.letterbox(layer)?.answer),
-            _ if offset == 0x245 => Some(self.letterbox(layer)?.granted),
-            _ if offset == 0x246 => Some(self.letterbox(layer)?.read()),
+            _ if offset == 0x242 => Some(u64::from(self.mailbox(layer)?.vector)),
+            _ if offset == 0x244 => Some(self.mailbox(layer)?.answer),
+            _ if offset == 0x245 => Some(self.mailbox(layer)?.granted),
+            _ if offset == 0x246 => Some(self.mailbox(layer)?.read()),
             _ => None,
         }
     }
@@ -448,7 +448,7 @@ impl Model {
         let ms = u32::try_from(ms).expect("a short penalty");
         let event = match is_program {
             true => Event::Deaf { ms },
-            false => Event::Barred { ms },
+            false => Event::LockedOut { ms },
         };
         self.tell(layer, None, event);
     }
@@ -464,8 +464,8 @@ impl Model {
                 self.tell(owner, Some(slot.position), event);
                 // Kind 4, the position, the layer itself, the reason.
                 let word = 4 | u64::from(slot.position) << 8 | u64::from(code(owner)) << 16;
-                let letterbox = self.letterbox(owner).expect("it holds counters");
-                letterbox.push(word | 12 << 24);
+                let mailbox = self.mailbox(owner).expect("it holds counters");
+                mailbox.push(word | 12 << 24);
             }
         }
         self.effects_since(&before)
@@ -609,7 +609,7 @@ impl Model {
         self.slots.iter().filter_map(|slot| slot.lease).min()
     }
 
-    pub(crate) fn barred_until(&self) -> Option<u64> {
+    pub(crate) fn locked_out_until(&self) -> Option<u64> {
         let until = self.accounts[0].until;
         (self.now < until).then_some(until)
     }

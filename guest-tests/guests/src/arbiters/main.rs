@@ -18,7 +18,7 @@ mod sys;
 
 use arbiter::abi;
 use arbiter::guest::{
-    Denial, Discovery, EnforcingMaster, FullMaster, Master, MinimalMaster, PcrPort,
+    DeniedAccess, Discovery, EnforcingMaster, FullMaster, Master, MinimalMaster, PcrPort,
 };
 
 use findings::{code, note, seen};
@@ -50,14 +50,14 @@ fn run(arbiter: u8, machine: Discovery) {
     note("phase ends", firmware::end_phase(&machine));
     note("phase ends again", firmware::end_phase(&machine));
     note("layer", seen(Cpus.rdmsr(0, machine.msr(abi::MSR_PHASE, 0))));
-    for denial in [Denial::Drop, Denial::Fault] {
+    for denial in [DeniedAccess::Drop, DeniedAccess::Fault] {
         round(arbiter, machine, denial);
     }
     firmware::look(&machine, held);
 }
 
 /// One arbiter from its claim to its end.
-fn round(arbiter: u8, machine: Discovery, denial: Denial) {
+fn round(arbiter: u8, machine: Discovery, denial: DeniedAccess) {
     let (mut minimal, mut enforcing, mut full);
     let master: &mut dyn Master = match arbiter {
         0 => {

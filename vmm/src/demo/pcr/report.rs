@@ -150,7 +150,7 @@ fn event(record: &Record) -> String {
             format!("the {layer} does not yield to the {wanted_by}: {reason}")
         }
         Event::Spared => format!("stays the {layer}'s"),
-        Event::Barred { ms } => format!("the vCPU is kept off its core for {ms} ms"),
+        Event::LockedOut { ms } => format!("the vCPU is kept off its core for {ms} ms"),
         Event::Deaf { ms } => format!("cookies of programs are not compared for {ms} ms"),
         Event::PhaseEnded => "the firmware's phase is over".to_owned(),
     }

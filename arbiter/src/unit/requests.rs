@@ -5,9 +5,9 @@ use crate::audit::Event;
 use crate::bank::{Change, ChangeKind, Effects, Operation};
 use crate::broker::{Pending, Question};
 use crate::cookie::Cookie;
-use crate::mailbox::{Answer, Notice, Outcome, Reply, Request, Wanted};
+use crate::message::{Answer, Notice, Outcome, Reply, Request, Wanted};
+use crate::policy::Scheme;
 use crate::reason::Reason;
-use crate::scheme::Scheme;
 use crate::{CounterId, CounterSet, Layer};
 
 /// The lowest vector that an interrupt can have.
@@ -30,10 +30,10 @@ impl PcrUnit {
         cx: &mut Context<'_>,
     ) -> Result<(Answer, Effects), Reason> {
         let layer = layer.as_holder();
-        let letterbox = self.letterbox_mut(layer).ok_or(Reason::Layer)?;
+        let mailbox = self.mailbox_mut(layer).ok_or(Reason::Layer)?;
         let effects = match request {
             Request::Withdraw { cookie } => {
-                let pending = letterbox.pending.as_ref();
+                let pending = mailbox.pending.as_ref();
                 // Else one component of a layer could undo what another asked.
                 if pending.is_some_and(|pending| !pending.cookie.matches(cookie)) {
                     return Err(Reason::Cookie);
@@ -41,9 +41,9 @@ impl PcrUnit {
                 let effects = self.conclude(layer, Err(Reason::Withdrawn), cx);
                 effects.and(self.serve(cx))
             }
-            _ if letterbox.pending.is_some() => return Err(Reason::Busy),
+            _ if mailbox.pending.is_some() => return Err(Reason::Busy),
             Request::Release { counter, cookie } => {
-                letterbox.number();
+                mailbox.number();
                 let released = self.release(layer, counter, cookie, cx);
                 self.settle(layer, counter, released, cx)
             }
@@ -52,7 +52,7 @@ impl PcrUnit {
                 cookie,
                 lease_ms,
             } => {
-                letterbox.number();
+                mailbox.number();
                 self.reserve(layer, Pending::new(wanted, cookie, lease_ms), cx)
             }
         };
@@ -77,8 +77,8 @@ impl PcrUnit {
         }
         self.sequence += 1;
         pending.sequence = self.sequence;
-        if let Some(letterbox) = self.letterbox_mut(layer) {
-            letterbox.pending = Some(pending);
+        if let Some(mailbox) = self.mailbox_mut(layer) {
+            mailbox.pending = Some(pending);
         }
         let effects = self.advance(layer, cx);
         if let Some(pending) = self.pending_mut(layer) {
@@ -169,15 +169,15 @@ impl PcrUnit {
     }
 
     fn set_outcome(&mut self, layer: Layer, outcome: Outcome) {
-        if let Some(letterbox) = self.letterbox_mut(layer) {
-            letterbox.answer.outcome = outcome;
+        if let Some(mailbox) = self.mailbox_mut(layer) {
+            mailbox.answer.outcome = outcome;
         }
     }
 
     /// What became of the last request of a layer.
     pub fn answer(&self, layer: Layer) -> Answer {
-        let letterbox = self.letterbox(layer);
-        letterbox.map_or(Answer::default(), |letterbox| letterbox.answer)
+        let mailbox = self.mailbox(layer);
+        mailbox.map_or(Answer::default(), |mailbox| mailbox.answer)
     }
 
     /// A guest's layer answers by writing `REPLY`. That takes the counter's
@@ -232,7 +232,7 @@ impl PcrUnit {
                 record(cx, layer, Some(counter), Event::Yielded { to: wanted_by });
                 // The component that knows the cookie learns of it, whoever
                 // wrote the reply.
-                self.tell_revoked(layer, counter, wanted_by, Reason::Lent);
+                self.notify_revoked(layer, counter, wanted_by, Reason::Lent);
                 effects = effects.and(self.take(counter, wanted_by));
             }
             false => {
@@ -254,19 +254,19 @@ impl PcrUnit {
     /// Whether [`PcrUnit::next_notice`] has one for the layer.
     #[inline]
     pub fn has_notice(&self, layer: Layer) -> bool {
-        self.letterbox(layer)
-            .is_some_and(|letterbox| !letterbox.is_empty())
+        self.mailbox(layer)
+            .is_some_and(|mailbox| !mailbox.is_empty())
     }
 
     /// Takes the oldest notice out of a layer's queue.
     pub fn next_notice(&mut self, layer: Layer, now: u64) -> Option<Notice> {
-        let (letter, lost) = self.letterbox_mut(layer)?.pop()?;
-        let rest = letter.due.map(|due| self.to_ms(due.saturating_sub(now)));
+        let (notice, lost) = self.mailbox_mut(layer)?.pop()?;
+        let rest = notice.due.map(|due| self.to_ms(due.saturating_sub(now)));
         Some(Notice {
-            kind: letter.kind,
-            counter: letter.counter,
-            layer: letter.layer,
-            reason: letter.reason,
+            kind: notice.kind,
+            counter: notice.counter,
+            layer: notice.layer,
+            reason: notice.reason,
             rest_ms: rest.unwrap_or(0),
             lost,
         })
@@ -276,7 +276,7 @@ impl PcrUnit {
     /// for the layer that runs at CPL 0; once for all that have come.
     pub fn take_notice(&mut self) -> Option<u8> {
         let layer = self.phase.layer(true, false);
-        self.letterbox_mut(layer)?.take_vector()
+        self.mailbox_mut(layer)?.take_vector()
     }
 
     pub(super) fn set_notice_vector(
@@ -284,10 +284,10 @@ impl PcrUnit {
         value: u64,
         layer: Layer,
     ) -> Result<Effects, Reason> {
-        let letterbox = self.letterbox_mut(layer).ok_or(Reason::Layer)?;
+        let mailbox = self.mailbox_mut(layer).ok_or(Reason::Layer)?;
         let vector = u8::try_from(value).ok();
         let vector = vector.filter(|_| value == 0 || value >= LEAST_VECTOR);
-        letterbox.set_vector(vector.ok_or(Reason::Malformed)?);
+        mailbox.set_vector(vector.ok_or(Reason::Malformed)?);
         Ok(Effects::NONE)
     }
 }

@@ -7,32 +7,32 @@ use std::collections::VecDeque;
 
 /// What a layer reads: words as the page has them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Letterbox {
+pub(crate) struct Mailbox {
     pub(super) answer: u64,
     pub(super) granted: u64,
     pub(super) vector: u8,
     number: u64,
-    letters: VecDeque<u64>,
+    notices: VecDeque<u64>,
     lost: bool,
     due: bool,
 }
 
-impl Letterbox {
+impl Mailbox {
     pub(super) fn push(&mut self, word: u64) {
-        if self.letters.len() == 16 {
-            self.letters.pop_front();
+        if self.notices.len() == 16 {
+            self.notices.pop_front();
             self.lost = true;
         }
-        self.letters.push_back(word);
+        self.notices.push_back(word);
         self.due = true;
     }
 
     pub(super) fn read(&mut self) -> u64 {
-        let Some(word) = self.letters.pop_front() else {
+        let Some(word) = self.notices.pop_front() else {
             return 0;
         };
         let lost = u64::from(std::mem::take(&mut self.lost)) << 7;
-        if self.letters.is_empty() {
+        if self.notices.is_empty() {
             self.due = false;
         }
         word | lost
@@ -83,8 +83,8 @@ fn decode(value: u64, presented: u64) -> Option<Asked> {
 }
 
 impl Model {
-    pub(super) fn letterbox(&mut self, layer: Layer) -> Option<&mut Letterbox> {
-        self.boxes.get_mut(usize::from(code(layer)))
+    pub(super) fn mailbox(&mut self, layer: Layer) -> Option<&mut Mailbox> {
+        self.mailboxes.get_mut(usize::from(code(layer)))
     }
 
     pub(super) fn write_mailbox(
@@ -128,13 +128,13 @@ impl Model {
     }
 
     fn set_vector(&mut self, value: u64, layer: Layer) -> Result<(), Reason> {
-        let letterbox = self.letterbox(layer).ok_or(Reason::Layer)?;
-        letterbox.vector = match value {
+        let mailbox = self.mailbox(layer).ok_or(Reason::Layer)?;
+        mailbox.vector = match value {
             0 => 0,
             16..=255 => value.to_le_bytes()[0],
             _ => return Err(Reason::Malformed),
         };
-        letterbox.due = !letterbox.letters.is_empty();
+        mailbox.due = !mailbox.notices.is_empty();
         Ok(())
     }
 
@@ -152,7 +152,7 @@ impl Model {
                         self.tell(layer, Some(n), Event::Renewed);
                         1 << n
                     });
-                    self.told(caller, n, renewed)
+                    self.report(caller, n, renewed)
                 }
                 _ => self.grant_this(caller, n, wish),
             },
@@ -162,16 +162,16 @@ impl Model {
                     self.tell(layer, Some(n), Event::Released);
                     1 << n
                 });
-                self.told(caller, n, released)
+                self.report(caller, n, released)
             }
             Asked::Withdraw => return,
         };
-        let letterbox = self.letterbox(layer).expect("it has one");
-        letterbox.settle(answer);
+        let mailbox = self.mailbox(layer).expect("it has one");
+        mailbox.settle(answer);
     }
 
     /// Records a refusal about one counter, and counts a wrong cookie.
-    fn told(
+    fn report(
         &mut self,
         (layer, presented): (Layer, u64),
         n: u8,

@@ -5,32 +5,95 @@
 //! What is decided about another layer's counters, `broker` decides; `serve`
 //! carries it out.
 
-mod config;
-mod mailbox;
+mod access;
 #[cfg(test)]
 mod model;
 mod registers;
+mod requests;
 mod serve;
 mod time;
 mod transfer;
 
-pub use config::{Caller, Context, PcrConfig};
-
 use crate::abi;
-use crate::audit::{Event, Record};
+use crate::audit::{Auditor, Entropy, Event, Record};
 use crate::bank::{Bank, Change, ChangeKind, Effects, Reservation};
 use crate::broker::LAYERS;
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
-use crate::guard::{Guard, Penalty};
-use crate::mailbox::Letterbox;
+use crate::guard::{Guard, GuardLimits};
+use crate::layer::Phase;
+use crate::mailbox::Mailbox;
 use crate::map::LegacyMap;
-use crate::phase::Phase;
-use crate::policy::{PerKind, Policy};
+use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
-use crate::scheme::Scheme;
-use crate::{Access, CounterId, CounterSet, Layer, Verdict};
+use crate::{CounterId, CounterSet, Layer};
 use alloc::sync::Arc;
+use core::fmt;
+
+/// What a unit is made of.
+#[derive(Clone, Debug)]
+pub struct PcrConfig {
+    /// Counters that there are.
+    pub counters: PerKind,
+    /// Bits of the counters.
+    pub widths: PerKind,
+    /// Who may hold how many; one that the counters can keep ([`Policy::fits`]).
+    pub policy: Policy,
+    /// Who reserves, and how layers come by each other's counters.
+    pub scheme: Scheme,
+    /// What too many wrong cookies cost.
+    pub guard: GuardLimits,
+    /// Ticks of the caller's clock in a millisecond; at least 1.
+    pub ticks_per_ms: u64,
+    /// The machine's phase.
+    pub phase: Arc<Phase>,
+    /// Counters that legacy names reach once the firmware's phase is over;
+    /// `None`: each has its own name.
+    pub legacy: Option<PerKind>,
+    /// SMM exists and counts as firmware.
+    pub smm: bool,
+}
+
+/// What an operation can ask for and report to.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The caller's clock, in ticks.
+    pub now: u64,
+    /// Random bits.
+    pub entropy: &'a mut dyn Entropy,
+    /// Receives decisions.
+    pub audit: &'a mut dyn Auditor,
+}
+
+/// Who performs an access, and with which cookie.
+#[derive(Clone, Copy)]
+pub struct Caller {
+    /// The layer.
+    pub layer: Layer,
+    /// The register that carries the cookie, as it is. Registers that take no
+    /// cookie do not look at it.
+    pub presented: u64,
+}
+
+impl Caller {
+    /// One that presents `PCR_DEFAULT_COOKIE`.
+    pub const fn legacy(layer: Layer) -> Self {
+        Caller {
+            layer,
+            presented: abi::DEFAULT_COOKIE,
+        }
+    }
+}
+
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caller")
+            .field("layer", &self.layer)
+            // Its own `Debug` tells nothing of a cookie.
+            .field("presented", &Cookie::new(self.presented))
+            .finish()
+    }
+}
 
 /// The reservations of one vCPU.
 #[derive(Debug)]
@@ -48,7 +111,7 @@ pub struct PcrUnit {
     smm: bool,
     scheme: Scheme,
     /// By the layer's code.
-    boxes: [Letterbox; LAYERS],
+    mailboxes: [Mailbox; LAYERS],
     /// Of the last request that had to be arbitrated.
     sequence: u64,
     /// The earliest end of a lease, a question or the time before a revocation.
@@ -82,7 +145,7 @@ impl PcrUnit {
             legacy: config.legacy,
             smm: config.smm,
             scheme: config.scheme,
-            boxes: Default::default(),
+            mailboxes: Default::default(),
             sequence: 0,
             deadline: None,
         }
@@ -104,7 +167,7 @@ impl PcrUnit {
                 let _ = self.bank.apply(Change { counter, kind });
             }
         }
-        self.boxes = Default::default();
+        self.mailboxes = Default::default();
         self.map = LegacyMap::identity();
         self.unmapped = self.legacy;
         self.find_deadline();
@@ -208,89 +271,6 @@ impl PcrUnit {
             self.map = LegacyMap::around(&self.bank, lost.unwrap_or_default(), names);
             self.find_deadline();
         }
-    }
-
-    /// What an access to a counter, or to its control, comes to at `now`.
-    #[inline]
-    pub fn check(
-        &self,
-        (layer, cookie): (Layer, Cookie),
-        counter: CounterId,
-        access: Access,
-        now: u64,
-    ) -> Verdict {
-        if layer == Layer::GuestUser && self.is_deaf_to(cookie, now) {
-            return self.bank.deny(layer, counter, access);
-        }
-        self.bank.check(layer, cookie, counter, access)
-    }
-
-    /// Whether a program's cookie is taken as a wrong one, whatever it is.
-    fn is_deaf_to(&self, cookie: Cookie, now: u64) -> bool {
-        !cookie.is_default() && self.guard.is_deaf(now)
-    }
-
-    /// Takes note of an access that [`PcrUnit::check`] did not permit.
-    #[cold]
-    pub fn denied(
-        &mut self,
-        caller: (Layer, Cookie),
-        counter: CounterId,
-        access: Access,
-        verdict: Verdict,
-        cx: &mut Context<'_>,
-    ) {
-        let (layer, cookie) = caller;
-        let reason = match self.bank.reservation(counter) {
-            None => Reason::Unreserved,
-            Some(reservation) if cookie.is_default() && reservation.is_private() => Reason::Held,
-            Some(reservation) if !reservation.control.accesses(layer) => Reason::Layer,
-            Some(_) => Reason::Cookie,
-        };
-        let event = match (verdict, access) {
-            (Verdict::Permit, _) => return,
-            (Verdict::Fault, _) => Event::Faulted(reason),
-            (Verdict::Drop { .. }, Access::Write) => Event::DroppedWrite(reason),
-            (Verdict::Drop { .. }, Access::Read | Access::Rdpmc) => Event::DroppedRead(reason),
-        };
-        record(cx, layer, Some(counter), event);
-        // What was not compared is no guess.
-        let was_compared = layer != Layer::GuestUser || !self.is_deaf_to(cookie, cx.now);
-        if was_compared {
-            self.guessed(reason, layer, cookie.is_default(), cx);
-        }
-    }
-
-    /// Something was denied for `reason`. Counts a cookie that was compared and
-    /// found wrong. Where the mode bits make every cookie of the layer wrong, none
-    /// is compared and none counted, the right one as little as any other: a
-    /// penalty tells nothing. The default cookie is what one presents before one
-    /// guesses.
-    fn guessed(&mut self, reason: Reason, layer: Layer, is_default: bool, cx: &mut Context<'_>) {
-        if is_default || reason != Reason::Cookie {
-            return;
-        }
-        let event = match self.guard.wrong(layer, cx.now) {
-            None => return,
-            Some(Penalty::Barred(ticks)) => Event::Barred {
-                ms: self.to_ms(ticks),
-            },
-            Some(Penalty::Deaf(ticks)) => Event::Deaf {
-                ms: self.to_ms(ticks),
-            },
-        };
-        record(cx, layer, None, event);
-    }
-
-    /// Until when the vCPU is kept off its core; `None` if it may run.
-    #[inline]
-    pub fn barred_until(&self, now: u64) -> Option<u64> {
-        self.guard.barred_until(now)
-    }
-
-    /// Wrong cookies so far.
-    pub fn wrong_cookies(&self) -> u64 {
-        self.guard.total()
     }
 
     /// Every change of the bank: names follow what was held when the phase ended,

@@ -17,11 +17,11 @@
 //! programmable counter without a legacy name is left alone.
 //!
 //! ```
-//! use arbiter::guest::{ArbiterError, Discovery, EnforcingMaster, Denial, Master, PcrPort};
+//! use arbiter::guest::{ArbiterError, Discovery, EnforcingMaster, DeniedAccess, Master, PcrPort};
 //! use arbiter::CounterId;
 //!
 //! fn cycles_only<P: PcrPort>(port: P, machine: Discovery) -> Result<(), ArbiterError> {
-//!     let mut master = EnforcingMaster::claim(port, machine, Denial::Drop)?;
+//!     let mut master = EnforcingMaster::claim(port, machine, DeniedAccess::Drop)?;
 //!     let counter = CounterId::Programmable(0);
 //!     master.reserve_perfctr(counter)?;
 //!     master.reserve_evntsel(counter)?;
@@ -37,17 +37,15 @@ mod discovery;
 mod enforcing;
 mod error;
 mod full;
-mod master;
 mod minimal;
 mod port;
 mod registers;
 
-pub use arbiter::Arbiter;
+pub use arbiter::{Arbiter, Master, Part};
 pub use discovery::Discovery;
 pub use enforcing::EnforcingMaster;
 pub use error::{ArbiterError, DiscoveryError};
 pub use full::{FullMaster, Private};
-pub use master::{Master, Part};
 pub use minimal::MinimalMaster;
 pub use port::{Fault, Key, PcrPort};
-pub use registers::Denial;
+pub use registers::DeniedAccess;

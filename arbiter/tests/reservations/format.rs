@@ -1,6 +1,6 @@
 //! The words that the guest reads and writes, bit by bit.
 
-use crate::bed::{ACCESS, MANAGEMENT};
+use crate::fixture::{ACCESS, MANAGEMENT};
 use crate::play::{Op, Outcome, Script, Setup, World};
 use arbiter::{Access, Control, Cookie, Layer, Reason, Shared, abi};
 use proptest::prelude::{ProptestConfig, any, proptest};

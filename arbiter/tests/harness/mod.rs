@@ -33,7 +33,7 @@ pub(crate) const HV: Layer = Layer::Hypervisor;
 pub(crate) const KERNEL: Layer = Layer::GuestKernel;
 
 #[derive(Debug)]
-pub(crate) struct Rig {
+pub(crate) struct Harness {
     pub(crate) unit: PcrUnit,
     pub(crate) now: u64,
     pub(crate) records: Records,
@@ -84,9 +84,9 @@ pub(crate) fn plain() -> Policy {
     }
 }
 
-impl Rig {
-    pub(crate) fn new(scheme: Scheme, counters: u8, policy: Policy) -> Rig {
-        Rig::with(
+impl Harness {
+    pub(crate) fn new(scheme: Scheme, counters: u8, policy: Policy) -> Harness {
+        Harness::with(
             scheme,
             PerKind {
                 programmable: counters,
@@ -97,9 +97,14 @@ impl Rig {
         )
     }
 
-    pub(crate) fn with(scheme: Scheme, counters: PerKind, policy: Policy, firmware: bool) -> Rig {
+    pub(crate) fn with(
+        scheme: Scheme,
+        counters: PerKind,
+        policy: Policy,
+        firmware: bool,
+    ) -> Harness {
         policy.fits(counters.programmable, counters.fixed).unwrap();
-        Rig::of(PcrConfig {
+        Harness::of(PcrConfig {
             counters,
             widths: PerKind {
                 programmable: 48,
@@ -115,8 +120,8 @@ impl Rig {
         })
     }
 
-    pub(crate) fn of(config: PcrConfig) -> Rig {
-        Rig {
+    pub(crate) fn of(config: PcrConfig) -> Harness {
+        Harness {
             unit: PcrUnit::new(config),
             now: 0,
             records: Records::default(),
@@ -125,7 +130,7 @@ impl Rig {
         }
     }
 
-    pub(crate) fn end_phase(&mut self) -> &mut Rig {
+    pub(crate) fn end_phase(&mut self) -> &mut Harness {
         assert!(self.write(FW, PcrRegister::Phase, 1, 0));
         self
     }
@@ -225,7 +230,7 @@ impl Rig {
     }
 
     /// Goes to a time, and ticks on the way whenever something is due.
-    pub(crate) fn at(&mut self, now: u64) -> &mut Rig {
+    pub(crate) fn at(&mut self, now: u64) -> &mut Harness {
         loop {
             let due = self.unit.deadline().filter(|due| *due <= now);
             self.now = due.unwrap_or(now).max(self.now);

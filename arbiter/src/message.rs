@@ -1,9 +1,10 @@
-//! What a layer writes: `REQUEST` and `REPLY`.
+//! The messages of the mailbox: what a layer writes to `REQUEST` and `REPLY`, and
+//! what it reads from `ANSWER`, `GRANTED` and `NOTICE`. `docs/pcr.md` has the bits.
 
 use crate::abi;
 use crate::cookie::Cookie;
 use crate::reason::Reason;
-use crate::{CounterId, CounterSet};
+use crate::{CounterId, CounterSet, Layer};
 
 /// Which counters a request is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -141,5 +142,129 @@ impl Reply {
             _ => return Err(Reason::Malformed),
         };
         Ok(Reply { counter, yields })
+    }
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Nothing was asked yet.
+    #[default]
+    Nothing,
+    /// It was done, with these counters.
+    Granted(CounterSet),
+    /// It was not.
+    Refused(Reason),
+    /// Another layer is asked, or told that it will lose a counter.
+    Pending,
+}
+
+/// The answer to a layer's last request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Answer {
+    /// The request's number: 1 to 65535, then 1 again; 0 if nothing was asked.
+    pub number: u16,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+impl Answer {
+    /// The value of `ANSWER`.
+    pub fn word(self) -> u64 {
+        let state = match self.outcome {
+            Outcome::Nothing => abi::ANSWER_NONE,
+            Outcome::Granted(_) => abi::ANSWER_GRANTED,
+            Outcome::Refused(reason) => {
+                abi::ANSWER_REFUSED | reason.code() << abi::ANSWER_REASON_SHIFT
+            }
+            Outcome::Pending => abi::ANSWER_PENDING,
+        };
+        state | u64::from(self.number) << abi::ANSWER_NUMBER_SHIFT
+    }
+
+    /// The value of `GRANTED`.
+    pub fn granted(self) -> CounterSet {
+        match self.outcome {
+            Outcome::Granted(counters) => counters,
+            Outcome::Nothing | Outcome::Refused(_) | Outcome::Pending => CounterSet::EMPTY,
+        }
+    }
+}
+
+/// What a notice tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NoticeKind {
+    /// Will you yield this counter?
+    Asked,
+    /// It will be revoked.
+    Revoking,
+    /// It has been revoked.
+    Revoked,
+    /// Its lease has ended.
+    Expired,
+    /// The request that was pending was granted.
+    Granted,
+    /// It was refused.
+    Refused,
+    /// What was asked or announced about the counter is off.
+    Cancelled,
+}
+
+impl NoticeKind {
+    /// Its code in the ABI (`NOTICE_*`).
+    pub const fn code(self) -> u64 {
+        match self {
+            NoticeKind::Asked => abi::NOTICE_ASKED,
+            NoticeKind::Revoking => abi::NOTICE_REVOKING,
+            NoticeKind::Revoked => abi::NOTICE_REVOKED,
+            NoticeKind::Expired => abi::NOTICE_EXPIRED,
+            NoticeKind::Granted => abi::NOTICE_GRANTED,
+            NoticeKind::Refused => abi::NOTICE_REFUSED,
+            NoticeKind::Cancelled => abi::NOTICE_CANCELLED,
+        }
+    }
+
+    /// One word for machines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            NoticeKind::Asked => "asked",
+            NoticeKind::Revoking => "revoking",
+            NoticeKind::Revoked => "revoked",
+            NoticeKind::Expired => "expired",
+            NoticeKind::Granted => "granted",
+            NoticeKind::Refused => "refused",
+            NoticeKind::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// A notice as it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Notice {
+    /// What it tells.
+    pub kind: NoticeKind,
+    /// The counter; `None` where it is about a request.
+    pub counter: Option<CounterId>,
+    /// Who wants the counter; the reader itself if nobody else does.
+    pub layer: Layer,
+    /// Why, where there is a reason.
+    pub reason: Option<Reason>,
+    /// Milliseconds until the answer is due or the revocation takes place.
+    pub rest_ms: u32,
+    /// Notices before this one were lost.
+    pub lost: bool,
+}
+
+impl Notice {
+    /// The value of `NOTICE`.
+    pub fn word(self) -> u64 {
+        let position = self.counter.and_then(CounterId::position).unwrap_or(0);
+        let lost = if self.lost { abi::NOTICE_LOST } else { 0 };
+        self.kind.code()
+            | lost
+            | u64::from(position) << abi::NOTICE_POSITION_SHIFT
+            | u64::from(self.layer.code()) << abi::NOTICE_LAYER_SHIFT
+            | self.reason.map_or(abi::REASON_NONE, Reason::code) << abi::NOTICE_REASON_SHIFT
+            | u64::from(self.rest_ms) << abi::NOTICE_MS_SHIFT
     }
 }

@@ -1,7 +1,7 @@
 //! What the mailbox keeps for one layer.
 
-use super::{Answer, NoticeKind};
 use crate::broker::Pending;
+use crate::message::{Answer, NoticeKind};
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
 
@@ -11,7 +11,7 @@ const ROOM: usize = 16;
 
 /// A notice as it waits to be read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Letter {
+pub(crate) struct QueuedNotice {
     pub(crate) kind: NoticeKind,
     pub(crate) counter: Option<CounterId>,
     pub(crate) layer: Layer,
@@ -23,35 +23,35 @@ pub(crate) struct Letter {
 /// A bounded queue of notices.
 #[derive(Clone, Debug, Default)]
 struct Queue {
-    letters: [Option<Letter>; ROOM],
+    notices: [Option<QueuedNotice>; ROOM],
     first: usize,
     count: usize,
     lost: bool,
 }
 
 impl Queue {
-    fn push(&mut self, letter: Letter) {
+    fn push(&mut self, notice: QueuedNotice) {
         if self.count == ROOM {
             self.first = (self.first + 1) % ROOM;
             self.count -= 1;
             self.lost = true;
         }
-        self.letters[(self.first + self.count) % ROOM] = Some(letter);
+        self.notices[(self.first + self.count) % ROOM] = Some(notice);
         self.count += 1;
     }
 
     /// The oldest one, and whether some before it were lost.
-    fn pop(&mut self) -> Option<(Letter, bool)> {
-        let letter = self.letters[self.first].take()?;
+    fn pop(&mut self) -> Option<(QueuedNotice, bool)> {
+        let notice = self.notices[self.first].take()?;
         self.first = (self.first + 1) % ROOM;
         self.count -= 1;
-        Some((letter, core::mem::take(&mut self.lost)))
+        Some((notice, core::mem::take(&mut self.lost)))
     }
 }
 
 /// One layer's side of the mailbox.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Letterbox {
+pub(crate) struct Mailbox {
     pub(crate) answer: Answer,
     pub(crate) pending: Option<Pending>,
     /// Vector of the interrupt for notices; 0: none.
@@ -61,7 +61,7 @@ pub(crate) struct Letterbox {
     queue: Queue,
 }
 
-impl Letterbox {
+impl Mailbox {
     /// Starts the answer to another request.
     pub(crate) fn number(&mut self) -> u16 {
         self.answer.number = match self.answer.number.wrapping_add(1) {
@@ -80,8 +80,8 @@ impl Letterbox {
         self.due = self.queue.count != 0;
     }
 
-    pub(crate) fn push(&mut self, letter: Letter) {
-        self.queue.push(letter);
+    pub(crate) fn push(&mut self, notice: QueuedNotice) {
+        self.queue.push(notice);
         self.due = true;
     }
 
@@ -89,7 +89,7 @@ impl Letterbox {
         self.queue.count == 0
     }
 
-    pub(crate) fn pop(&mut self) -> Option<(Letter, bool)> {
+    pub(crate) fn pop(&mut self) -> Option<(QueuedNotice, bool)> {
         let oldest = self.queue.pop();
         self.due &= self.queue.count != 0;
         oldest
