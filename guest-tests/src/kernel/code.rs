@@ -88,7 +88,7 @@ impl Kernel {
         };
         bytes.resize((CODE - BASE) as usize, 0);
         bytes.extend(a.assemble(CODE.into())?);
-        Ok(write(&Image {
+        let file = write(&Image {
             is_64: protocol != Protocol::Multiboot,
             address: BASE,
             entry: CODE,
@@ -98,7 +98,8 @@ impl Kernel {
                 Protocol::Pvh => pvh_note(),
                 _ => Vec::new(),
             },
-        }))
+        })?;
+        Ok(file)
     }
 
     /// Where its file is.

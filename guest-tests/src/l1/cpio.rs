@@ -1,16 +1,14 @@
 //! Writes cpio archives in the `newc` format, which the kernel unpacks as initramfs.
 //!
-//! Format: `Documentation/driver-api/early-userspace/buffer-format.rst` of the kernel.
-//! Modification times are 0 and inode numbers count up, so the same input gives the same bytes.
+//! The bytes are the `cpio` crate's; here is what an initramfs needs beside them: parents of
+//! entries, one entry a name, and names that stay inside. Modification times are 0 and inode numbers count up, so the same input gives the same bytes.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 
-use super::error::L1Error;
+use cpio::newc::{self, ModeFileType};
 
-const S_IFDIR: u32 = 0o040_000;
-const S_IFREG: u32 = 0o100_000;
-const S_IFLNK: u32 = 0o120_000;
+use super::error::L1Error;
 
 /// Writer of one archive. Directories above an entry are made as needed; a name is written once, the first one wins.
 #[derive(Debug)]
@@ -32,7 +30,7 @@ impl<W: Write> Cpio<W> {
 
     /// Adds a directory with mode 755, and those above it.
     pub(crate) fn directory(&mut self, path: &str) -> Result<(), L1Error> {
-        self.entry(path, S_IFDIR | 0o755, 0, &mut io::empty())
+        self.entry(path, ModeFileType::Directory, 0o755, 0, &mut io::empty())
     }
 
     /// Adds a regular file with the permissions `mode` and `length` bytes of `content`.
@@ -43,7 +41,7 @@ impl<W: Write> Cpio<W> {
         length: u64,
         content: &mut dyn Read,
     ) -> Result<(), L1Error> {
-        self.entry(path, S_IFREG | (mode & 0o7777), length, content)
+        self.entry(path, ModeFileType::Regular, mode & 0o7777, length, content)
     }
 
     /// Adds a regular file that is in memory.
@@ -54,7 +52,13 @@ impl<W: Write> Cpio<W> {
     /// Adds a symbolic link to `target`.
     pub(crate) fn symlink(&mut self, path: &str, target: &str) -> Result<(), L1Error> {
         let length = target.len() as u64;
-        self.entry(path, S_IFLNK | 0o777, length, &mut target.as_bytes())
+        self.entry(
+            path,
+            ModeFileType::Symlink,
+            0o777,
+            length,
+            &mut target.as_bytes(),
+        )
     }
 
     /// Whether an entry with this name was written.
@@ -63,18 +67,19 @@ impl<W: Write> Cpio<W> {
     }
 
     /// Writes the trailer and gives the stream back.
-    pub(crate) fn finish(mut self) -> Result<W, L1Error> {
-        self.header("TRAILER!!!", 0, 0)?;
-        self.out
-            .flush()
-            .map_err(L1Error::file("write", "the initramfs"))?;
-        Ok(self.out)
+    pub(crate) fn finish(self) -> Result<W, L1Error> {
+        let written = newc::trailer(self.out).and_then(|mut out| {
+            out.flush()?;
+            Ok(out)
+        });
+        written.map_err(L1Error::file("write", "the initramfs"))
     }
 
     fn entry(
         &mut self,
         path: &str,
-        mode: u32,
+        kind: ModeFileType,
+        permissions: u32,
         length: u64,
         content: &mut dyn Read,
     ) -> Result<(), L1Error> {
@@ -97,42 +102,24 @@ impl<W: Write> Cpio<W> {
         if let Some((parent, _)) = path.rsplit_once('/') {
             self.directory(parent)?;
         }
-        self.header(&path, mode, size)?;
+        self.inode += 1;
+        // A directory is also linked to by its own `.`.
+        let links = 1 + u32::from(matches!(kind, ModeFileType::Directory));
+        let entry = newc::Builder::new(&path)
+            .ino(self.inode)
+            .mode(permissions)
+            .set_mode_file_type(kind)
+            .nlink(links);
+        let mut writer = entry.write(&mut self.out, size);
         let failed = L1Error::file("copy", &path);
-        let copied = io::copy(&mut content.take(length), &mut self.out).map_err(failed)?;
+        let copied = io::copy(&mut content.take(length), &mut writer).map_err(failed)?;
         if copied != length {
             return Err(refuse("it became shorter while it was copied"));
         }
-        self.pad(length)?;
+        let written = writer.finish();
+        written.map_err(L1Error::file("write", "the initramfs"))?;
         self.written.insert(path);
         Ok(())
-    }
-
-    fn header(&mut self, name: &str, mode: u32, size: u32) -> Result<(), L1Error> {
-        self.inode += 1;
-        let links = if mode & S_IFDIR == S_IFDIR { 2 } else { 1 };
-        let name_size = name.len() + 1;
-        // Magic, then thirteen fields of eight hexadecimal digits: inode, mode, uid, gid, links, mtime, size,
-        // device (2), special device (2), name size, checksum (0 in newc).
-        let header = format!(
-            "070701{:08X}{mode:08X}{:08X}{:08X}{links:08X}{:08X}{size:08X}{:08X}{:08X}{:08X}{:08X}{name_size:08X}{:08X}{name}\0",
-            self.inode, 0, 0, 0, 0, 0, 0, 0, 0
-        );
-        self.out
-            .write_all(header.as_bytes())
-            .map_err(L1Error::file("write", "the initramfs"))?;
-        self.pad(header.len() as u64)
-    }
-
-    /// Headers and contents start at multiples of four bytes.
-    fn pad(&mut self, length: u64) -> Result<(), L1Error> {
-        let zeros = [0_u8; 3];
-        let missing = (4 - length % 4) % 4;
-        let padding = zeros.iter().take(usize::try_from(missing).unwrap_or(0));
-        let padding: Vec<u8> = padding.copied().collect();
-        self.out
-            .write_all(&padding)
-            .map_err(L1Error::file("write", "the initramfs"))
     }
 }
 

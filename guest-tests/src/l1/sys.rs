@@ -5,19 +5,16 @@ use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
 /// Starts `command` so that it inherits `fds` under their numbers, and is killed when the calling thread ends.
 ///
 /// The caller must wait for the child on the same thread, or the child dies early.
 pub(crate) fn spawn_bound(command: &mut Command, fds: Vec<RawFd>) -> io::Result<Child> {
-    let parent = std::process::id();
+    let parent = Pid::from_raw(std::process::id().cast_signed());
     let prepare = move || {
-        // SAFETY: prctl with PR_SET_PDEATHSIG takes one integer and touches no memory.
-        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: getppid has no arguments and cannot fail.
-        let now = unsafe { libc::getppid() };
-        if i64::from(now) != i64::from(parent) {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        if getppid() != parent {
             // The parent ended before the signal was armed.
             return Err(io::ErrorKind::BrokenPipe.into());
         }
@@ -29,7 +26,7 @@ pub(crate) fn spawn_bound(command: &mut Command, fds: Vec<RawFd>) -> io::Result<
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure calls only prctl, getppid and fcntl, which are
-    // async-signal-safe, and builds errors from integers, which does not allocate.
+    // SAFETY: between fork and exec the closure makes only the system calls prctl, getppid and
+    // fcntl, which are async-signal-safe, and builds errors from integers, which does not allocate.
     unsafe { command.pre_exec(prepare) }.spawn()
 }

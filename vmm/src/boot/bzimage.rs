@@ -2,41 +2,33 @@
 //!
 //! Source: the kernel's `Documentation/arch/x86/boot.rst`; field names are its own.
 
-use linux_loader::bootparam::{LOADED_HIGH, XLF_KERNEL_64};
+use std::mem::offset_of;
+
+use linux_loader::bootparam::{LOADED_HIGH, XLF_KERNEL_64, boot_params, setup_header};
+use vm_memory::ByteValued;
 
 use super::error::BootError;
 use super::image::Image;
 use super::memory::{GuestMemory, HIGH_MEMORY_START};
 use super::segments::{Span, check_fit};
-use super::wire::{align_up, u16_at, u32_at, u64_at};
+use super::wire::{align_up, bytes_at, u16_at};
 
 /// First byte of the setup header, in the file and in the zero page.
-pub(crate) const HEADER_START: usize = 0x1f1;
+pub(crate) const HEADER_START: usize = offset_of!(boot_params, hdr);
 /// Where the zero page's next field begins: the header may not reach further.
-const HEADER_MAX_END: usize = 0x290;
+const HEADER_MAX_END: usize = offset_of!(boot_params, edd_mbr_sig_buffer);
+/// What begins the header proper, which says how long it is.
+pub(crate) const HEADER_MAGIC: &[u8; 4] = b"HdrS";
+const MAGIC: usize = HEADER_START + offset_of!(setup_header, header);
+/// What the first sector of everything that boots ends with.
+pub(crate) const BOOT_FLAG: u16 = 0xaa55;
+/// End of the last field that is read here.
+const FIELDS_END: usize = HEADER_START + offset_of!(setup_header, handover_offset);
 /// The first protocol version with `xloadflags`.
 const VERSION_2_12: u16 = 0x20c;
 /// Distance of the 64-bit entry point from the start of the loaded kernel.
 const ENTRY_64: u64 = 0x200;
 const SECTOR: u64 = 512;
-
-const BOOT_FLAG: usize = 0x1fe;
-const HEADER_LENGTH: usize = 0x201;
-const HEADER_MAGIC: usize = 0x202;
-const VERSION: usize = 0x206;
-const SYSSIZE: usize = 0x1f4;
-const LOADFLAGS: usize = 0x211;
-const INITRD_ADDR_MAX: usize = 0x22c;
-const KERNEL_ALIGNMENT: usize = 0x230;
-const RELOCATABLE_KERNEL: usize = 0x234;
-const XLOADFLAGS: usize = 0x236;
-const CMDLINE_SIZE: usize = 0x238;
-const PAYLOAD_OFFSET: usize = 0x248;
-const PAYLOAD_LENGTH: usize = 0x24c;
-const PREF_ADDRESS: usize = 0x258;
-const INIT_SIZE: usize = 0x260;
-/// End of the last field that is read here.
-const FIELDS_END: usize = 0x264;
 
 /// A bzImage with its header checked.
 #[derive(Debug)]
@@ -59,10 +51,8 @@ pub(crate) struct BzImage {
 
 /// Whether the bytes begin like a bzImage.
 pub(crate) fn is_bzimage(head: &[u8]) -> bool {
-    u16_at(head, BOOT_FLAG) == Some(0xaa55)
-        && head
-            .get(HEADER_MAGIC..)
-            .is_some_and(|rest| rest.starts_with(b"HdrS"))
+    let boot_flag = HEADER_START + offset_of!(setup_header, boot_flag);
+    u16_at(head, boot_flag) == Some(BOOT_FLAG) && bytes_at(head, MAGIC) == Some(*HEADER_MAGIC)
 }
 
 /// Reads and checks the setup header.
@@ -75,41 +65,47 @@ pub(crate) fn parse(image: &Image) -> Result<BzImage, BootError> {
         path: image.path().to_owned(),
         what: what.into(),
     };
-    let head = image.read(0, FIELDS_END, "the setup header")?;
-    let byte = |offset: usize| head[offset];
-    let word = |offset| u32_at(&head, offset).unwrap_or_default();
+    let fields = image.read(
+        HEADER_START as u64,
+        FIELDS_END - HEADER_START,
+        "the setup header",
+    )?;
+    // Fields that are not read here stay 0.
+    let mut header = setup_header::default();
+    header.as_mut_slice()[..fields.len()].copy_from_slice(&fields);
 
-    let version = u16_at(&head, VERSION).unwrap_or_default();
-    if version < VERSION_2_12 {
+    if header.version < VERSION_2_12 {
         return Err(unsupported(
             "its boot protocol is older than 2.12; give Linux 3.8 or later",
         ));
     }
-    if byte(LOADFLAGS) & LOADED_HIGH == 0 {
+    if header.loadflags & LOADED_HIGH == 0 {
         return Err(unsupported(
             "it is a zImage, which loads low; give a bzImage",
         ));
     }
-    if u16_at(&head, XLOADFLAGS).unwrap_or_default() & XLF_KERNEL_64 == 0 {
+    if header.xloadflags & XLF_KERNEL_64 == 0 {
         return Err(unsupported(
             "it has no 64-bit entry point; give an x86-64 kernel",
         ));
     }
-    let header_end = HEADER_MAGIC + usize::from(byte(HEADER_LENGTH));
+    // The second byte of the jump over the header is the header's length.
+    let [_, header_len] = header.jump.to_le_bytes();
+    let header_end = MAGIC + usize::from(header_len);
     if !(FIELDS_END..=HEADER_MAX_END).contains(&header_end) {
         return Err(malformed("its setup header has an impossible length"));
     }
-    let kernel_alignment = u64::from(word(KERNEL_ALIGNMENT));
+    let kernel_alignment = u64::from(header.kernel_alignment);
     if !kernel_alignment.is_power_of_two() {
         return Err(malformed("its kernel_alignment is not a power of two"));
     }
     // The protocol: 0 stands for 4.
-    let setup_sects = match byte(HEADER_START) {
+    let setup_sects = match header.setup_sects {
         0 => 4,
         sectors => u64::from(sectors),
     };
     let kernel_offset = (setup_sects + 1) * SECTOR;
-    let declared = u64::from(word(SYSSIZE)) * 16;
+    let declared = u64::from(header.syssize) * 16;
     let present = image.len().saturating_sub(kernel_offset);
     // The last 16-byte unit may be partly filled.
     if present + 15 < declared {
@@ -125,25 +121,24 @@ pub(crate) fn parse(image: &Image) -> Result<BzImage, BootError> {
     if kernel_len <= ENTRY_64 {
         return Err(malformed("it ends before its 64-bit entry point"));
     }
-    let init_size = u64::from(word(INIT_SIZE));
+    let init_size = u64::from(header.init_size);
     if init_size < kernel_len {
         return Err(malformed("its init_size is smaller than the kernel itself"));
     }
-    let payload_len = word(PAYLOAD_LENGTH);
     Ok(BzImage {
         setup_header: image.read(
             HEADER_START as u64,
             header_end - HEADER_START,
             "the setup header",
         )?,
-        cmdline_limit: usize::try_from(word(CMDLINE_SIZE)).unwrap_or(usize::MAX),
-        initrd_addr_max: word(INITRD_ADDR_MAX).into(),
+        cmdline_limit: usize::try_from(header.cmdline_size).unwrap_or(usize::MAX),
+        initrd_addr_max: header.initrd_addr_max.into(),
         kernel_offset,
         kernel_len,
-        payload_offset: kernel_offset.saturating_add(word(PAYLOAD_OFFSET).into()),
-        payload_len: usize::try_from(payload_len).unwrap_or(usize::MAX),
-        relocatable: byte(RELOCATABLE_KERNEL) != 0,
-        pref_address: u64_at(&head, PREF_ADDRESS).unwrap_or_default(),
+        payload_offset: kernel_offset.saturating_add(header.payload_offset.into()),
+        payload_len: usize::try_from(header.payload_length).unwrap_or(usize::MAX),
+        relocatable: header.relocatable_kernel != 0,
+        pref_address: header.pref_address,
         kernel_alignment,
         init_size,
     })
@@ -219,6 +214,13 @@ mod tests {
     use crate::boot::memory::{MIB, create};
     use crate::boot::testing::BzImageBuilder;
 
+    /// Where a field of the setup header lies in the file.
+    macro_rules! at {
+        ($field:ident) => {
+            HEADER_START + offset_of!(setup_header, $field)
+        };
+    }
+
     fn image(bytes: Vec<u8>) -> Image {
         Image::from_bytes("kernel", Path::new("k"), bytes)
     }
@@ -245,12 +247,12 @@ mod tests {
         let end = run + 4 * MIB;
         check(builder().build(), 32, Ok((run, run, end)));
         check(
-            builder().set_u8(RELOCATABLE_KERNEL, 0).build(),
+            builder().set_u8(at!(relocatable_kernel), 0).build(),
             32,
             Ok((MIB, MIB, end)),
         );
         check(
-            builder().set_u64(PREF_ADDRESS, 0).build(),
+            builder().set_u64(at!(pref_address), 0).build(),
             32,
             Ok((2 * MIB, 2 * MIB, 6 * MIB)),
         );
@@ -265,25 +267,28 @@ mod tests {
     fn headers_are_checked() {
         let builder = || BzImageBuilder::new(b"payload");
         let cases = [
-            (builder().set_u16(VERSION, 0x20b), "older than 2.12"),
-            (builder().set_u8(LOADFLAGS, 0), "zImage"),
-            (builder().set_u16(XLOADFLAGS, 2), "no 64-bit entry"),
-            (builder().set_u8(HEADER_LENGTH, 0x20), "impossible length"),
-            (builder().set_u8(HEADER_LENGTH, 0xff), "impossible length"),
-            (builder().set_u32(KERNEL_ALIGNMENT, 0), "power of two"),
-            (builder().set_u32(KERNEL_ALIGNMENT, 3), "power of two"),
-            (builder().set_u32(SYSSIZE, u32::MAX), "truncated"),
+            (builder().set_u16(at!(version), 0x20b), "older than 2.12"),
+            (builder().set_u8(at!(loadflags), 0), "zImage"),
+            (builder().set_u16(at!(xloadflags), 2), "no 64-bit entry"),
+            (builder().set_u8(at!(jump) + 1, 0x20), "impossible length"),
+            (builder().set_u8(at!(jump) + 1, 0xff), "impossible length"),
+            (builder().set_u32(at!(kernel_alignment), 0), "power of two"),
+            (builder().set_u32(at!(kernel_alignment), 3), "power of two"),
+            (builder().set_u32(at!(syssize), u32::MAX), "truncated"),
             (
-                builder().set_u32(SYSSIZE, 1),
+                builder().set_u32(at!(syssize), 1),
                 "ends before its 64-bit entry",
             ),
-            (builder().set_u32(INIT_SIZE, 16), "init_size"),
-            (builder().set_u64(PREF_ADDRESS, u64::MAX), "address space"),
-            (builder().set_u64(PREF_ADDRESS, 1 << 40), "hole"),
+            (builder().set_u32(at!(init_size), 16), "init_size"),
+            (
+                builder().set_u64(at!(pref_address), u64::MAX),
+                "address space",
+            ),
+            (builder().set_u64(at!(pref_address), 1 << 40), "hole"),
             (
                 builder()
-                    .set_u8(RELOCATABLE_KERNEL, 0)
-                    .set_u64(PREF_ADDRESS, 0),
+                    .set_u8(at!(relocatable_kernel), 0)
+                    .set_u64(at!(pref_address), 0),
                 "1 MiB or above",
             ),
         ];
@@ -305,7 +310,7 @@ mod tests {
         assert_eq!(kernel.payload(&image).expect("payload"), b"payload");
         assert_eq!(kernel.cmdline_limit, 2047);
         let beyond = BzImageBuilder::new(b"payload")
-            .set_u32(PAYLOAD_LENGTH, u32::MAX)
+            .set_u32(at!(payload_length), u32::MAX)
             .build();
         let image = self::image(beyond);
         let error = parse(&image)

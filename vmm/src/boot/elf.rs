@@ -1,17 +1,26 @@
 //! ELF executables of 32 and 64 bits, as kernels use them.
 //!
-//! Written here rather than taken from linux-loader, whose loader knows only 64 bits and adds
+//! The structures are those of `object`; linux-loader's loader knows only 64 bits and adds
 //! file offsets unchecked.
 
-use linux_loader::elf as abi;
+use std::mem::offset_of;
+
+use object::LittleEndian;
+use object::elf::{
+    ELFCLASS32, ELFCLASS64, ELFDATA2LSB, ELFDATA2MSB, ELFMAG, EM_386, EM_X86_64, ET_CORE, ET_DYN,
+    ET_EXEC, ET_REL, FileHeader32, FileHeader64, Ident, PT_INTERP, PT_LOAD, PT_NOTE,
+};
+use object::pod::{self, Pod};
+use object::read::elf::{FileHeader, NoteIterator, ProgramHeader};
 
 use super::error::BootError;
 use super::image::Image;
 use super::segments::{Segment, physical_entry};
-use super::wire::{align_up, u16_at, u32_at, u64_at};
 
 /// Xen's note with the address of a 32-bit entry point (`XEN_ELFNOTE_PHYS32_ENTRY`).
 const PHYS32_ENTRY: u32 = 18;
+const EI_CLASS: usize = offset_of!(Ident, class);
+const EI_DATA: usize = offset_of!(Ident, data);
 /// Kernels have notes of some hundred bytes; more is not searched.
 const MAX_NOTES: usize = 1 << 16;
 
@@ -30,167 +39,121 @@ pub(crate) struct Elf {
 
 /// Whether the bytes begin like an ELF file.
 pub(crate) fn is_elf(head: &[u8]) -> bool {
-    head.starts_with(b"\x7fELF")
-}
-
-/// Where the fields of a class lie, in bytes from the start of their structure.
-struct Layout {
-    is_64: bool,
-    header_len: usize,
-    program_header_len: usize,
-    e_phoff: usize,
-    e_phentsize: usize,
-    p_offset: usize,
-    p_vaddr: usize,
-    p_paddr: usize,
-    p_filesz: usize,
-    p_memsz: usize,
-    p_align: usize,
-}
-
-/// System V ABI, chapters "Object Files" and "Program Loading".
-const LAYOUT_32: Layout = Layout {
-    is_64: false,
-    header_len: 52,
-    program_header_len: 32,
-    e_phoff: 28,
-    e_phentsize: 42,
-    p_offset: 4,
-    p_vaddr: 8,
-    p_paddr: 12,
-    p_filesz: 16,
-    p_memsz: 20,
-    p_align: 28,
-};
-const LAYOUT_64: Layout = Layout {
-    is_64: true,
-    header_len: 64,
-    program_header_len: 56,
-    e_phoff: 32,
-    e_phentsize: 54,
-    p_offset: 8,
-    p_vaddr: 16,
-    p_paddr: 24,
-    p_filesz: 32,
-    p_memsz: 40,
-    p_align: 48,
-};
-const EI_CLASS: usize = 4;
-const EI_DATA: usize = 5;
-const E_TYPE: usize = 16;
-const E_MACHINE: usize = 18;
-const E_ENTRY: usize = 24;
-
-impl Layout {
-    /// A field of address size.
-    fn word(&self, data: &[u8], offset: usize) -> Option<u64> {
-        if self.is_64 {
-            u64_at(data, offset)
-        } else {
-            u32_at(data, offset).map(u64::from)
-        }
-    }
+    head.starts_with(&ELFMAG)
 }
 
 /// Reads the headers of an x86 executable.
 pub(crate) fn parse(image: &Image) -> Result<Elf, BootError> {
-    let foreign = |seen: String| BootError::NotAKernel {
+    // Identification, type and machine lie alike in both classes.
+    const COMMON: usize = offset_of!(FileHeader32<LittleEndian>, e_version);
+    let bytes = image.read(0, COMMON, "the ELF header")?;
+    match (bytes[EI_CLASS], bytes[EI_DATA]) {
+        (ELFCLASS32, ELFDATA2LSB) => parse_class::<FileHeader32<LittleEndian>>(image, EM_386),
+        (ELFCLASS64, ELFDATA2LSB) => parse_class::<FileHeader64<LittleEndian>>(image, EM_X86_64),
+        (_, ELFDATA2MSB) => Err(foreign(image, "a big-endian ELF file")),
+        _ => Err(malformed(
+            image,
+            "its ELF class or data encoding is unknown",
+        )),
+    }
+}
+
+fn foreign(image: &Image, seen: impl Into<String>) -> BootError {
+    BootError::NotAKernel {
         path: image.path().to_owned(),
-        seen,
-    };
-    let malformed = |what: &str| BootError::Malformed {
+        seen: seen.into(),
+    }
+}
+
+fn malformed(image: &Image, what: &str) -> BootError {
+    BootError::Malformed {
         path: image.path().to_owned(),
         what: what.into(),
-    };
-    let ident = image.read(0, 20, "the ELF header")?;
-    let layout = match (ident[EI_CLASS], ident[EI_DATA]) {
-        (1, 1) => LAYOUT_32,
-        (2, 1) => LAYOUT_64,
-        (_, 2) => return Err(foreign("a big-endian ELF file".into())),
-        _ => return Err(malformed("its ELF class or data encoding is unknown")),
-    };
-    let header = image.read(0, layout.header_len, "the ELF header")?;
-    let half = |offset| u16_at(&header, offset).unwrap_or_default();
-    match (half(E_MACHINE), layout.is_64) {
-        (abi::EM_X86_64, true) | (abi::EM_386, false) => {}
-        (machine, _) => {
-            return Err(foreign(format!(
-                "an ELF file for another machine (e_machine {machine})"
-            )));
-        }
     }
-    match half(E_TYPE) {
-        abi::ET_EXEC | abi::ET_DYN => {}
-        abi::ET_REL => return Err(foreign("an ELF object file, not linked yet".into())),
-        abi::ET_CORE => return Err(foreign("an ELF core dump".into())),
-        _ => return Err(malformed("its ELF type is unknown")),
+}
+
+/// The structure at the start of bytes that were read for it.
+fn structure<T: Pod>(bytes: &[u8]) -> &T {
+    let (structure, _) = pod::from_bytes(bytes).expect("as many bytes were read");
+    structure
+}
+
+fn parse_class<H>(image: &Image, machine: u16) -> Result<Elf, BootError>
+where
+    H: FileHeader<Endian = LittleEndian>,
+{
+    const LE: LittleEndian = LittleEndian;
+    let bytes = image.read(0, size_of::<H>(), "the ELF header")?;
+    let header: &H = structure(&bytes);
+    if header.e_machine(LE) != machine {
+        return Err(foreign(
+            image,
+            format!(
+                "an ELF file for another machine (e_machine {})",
+                header.e_machine(LE)
+            ),
+        ));
     }
-    if usize::from(half(layout.e_phentsize)) != layout.program_header_len {
-        return Err(malformed("its program headers have an unknown size"));
+    match header.e_type(LE) {
+        ET_EXEC | ET_DYN => {}
+        ET_REL => return Err(foreign(image, "an ELF object file, not linked yet")),
+        ET_CORE => return Err(foreign(image, "an ELF core dump")),
+        _ => return Err(malformed(image, "its ELF type is unknown")),
     }
-    let word = |offset| layout.word(&header, offset).unwrap_or_default();
-    let count = usize::from(half(layout.e_phentsize + 2));
+    if usize::from(header.e_phentsize(LE)) != size_of::<H::ProgramHeader>() {
+        return Err(malformed(image, "its program headers have an unknown size"));
+    }
     let table = image.read(
-        word(layout.e_phoff),
-        count * layout.program_header_len,
+        header.e_phoff(LE).into(),
+        usize::from(header.e_phnum(LE)) * size_of::<H::ProgramHeader>(),
         "the program headers",
     )?;
 
     let mut segments = Vec::new();
     let mut pvh_entry = None;
-    for entry in table.chunks_exact(layout.program_header_len) {
-        let word = |offset| layout.word(entry, offset).unwrap_or_default();
-        match u32_at(entry, 0).unwrap_or_default() {
-            abi::PT_LOAD if word(layout.p_memsz) > 0 || word(layout.p_filesz) > 0 => {
+    for entry in table.chunks_exact(size_of::<H::ProgramHeader>()) {
+        let entry: &H::ProgramHeader = structure(entry);
+        let (file_len, memory_len) = (entry.p_filesz(LE).into(), entry.p_memsz(LE).into());
+        match entry.p_type(LE) {
+            PT_LOAD if memory_len > 0 || file_len > 0 => {
                 segments.push(Segment {
-                    offset: word(layout.p_offset),
-                    address: word(layout.p_paddr),
-                    linked: word(layout.p_vaddr),
-                    file_len: word(layout.p_filesz),
-                    memory_len: word(layout.p_memsz),
+                    offset: entry.p_offset(LE).into(),
+                    address: entry.p_paddr(LE).into(),
+                    linked: entry.p_vaddr(LE).into(),
+                    file_len,
+                    memory_len,
                 });
             }
-            abi::PT_NOTE => {
-                let len = usize::try_from(word(layout.p_filesz)).unwrap_or(MAX_NOTES);
-                let notes = image.read(word(layout.p_offset), len.min(MAX_NOTES), "the notes")?;
-                let alignment = if word(layout.p_align) == 8 { 8 } else { 4 };
-                pvh_entry = pvh_entry.or(find_pvh_entry(&notes, alignment));
+            PT_NOTE => {
+                let len = usize::try_from(file_len).unwrap_or(MAX_NOTES);
+                let offset = entry.p_offset(LE).into();
+                let notes = image.read(offset, len.min(MAX_NOTES), "the notes")?;
+                let alignment = if entry.p_align(LE).into() == 8 { 8 } else { 4 };
+                pvh_entry = pvh_entry.or_else(|| find_pvh_entry(&notes, alignment));
             }
-            abi::PT_INTERP => return Err(foreign("a program for Linux, not Linux itself".into())),
+            PT_INTERP => return Err(foreign(image, "a program for Linux, not Linux itself")),
             _ => {}
         }
     }
-    let entry = physical_entry(&segments, word(E_ENTRY));
+    let entry = physical_entry(&segments, header.e_entry(LE).into());
     Ok(Elf {
-        is_64: layout.is_64,
+        is_64: H::is_type_64_sized(),
         entry,
         segments,
         pvh_entry,
     })
 }
 
-/// Walks ELF notes: three words (name length, content length, type), the name, the content.
+/// Looks for the PVH entry point among ELF notes, which lie alike in both classes.
 fn find_pvh_entry(notes: &[u8], alignment: u64) -> Option<u64> {
-    let mut at = 0;
-    loop {
-        let name_len = u32_at(notes, at)?;
-        let content_len = u32_at(notes, at + 4)?;
-        let kind = u32_at(notes, at + 8)?;
-        let name = at + 12;
-        let content =
-            usize::try_from(align_up((name as u64) + u64::from(name_len), alignment)?).ok()?;
-        if kind == PHYS32_ENTRY && notes.get(name..)?.starts_with(b"Xen\0") && name_len == 4 {
-            return match content_len {
-                4 => u32_at(notes, content).map(u64::from),
-                8 => u64_at(notes, content).filter(|&entry| entry <= u32::MAX.into()),
-                _ => None,
-            };
-        }
-        at = usize::try_from(align_up(
-            (content as u64) + u64::from(content_len),
-            alignment,
-        )?)
-        .ok()?;
+    const LE: LittleEndian = LittleEndian;
+    let notes = NoteIterator::<FileHeader64<LittleEndian>>::new(LE, alignment, notes).ok()?;
+    let note = notes
+        .map_while(Result::ok)
+        .find(|note| note.n_type(LE) == PHYS32_ENTRY && note.name_bytes() == b"Xen\0")?;
+    match *note.desc() {
+        [a, b, c, d] | [a, b, c, d, 0, 0, 0, 0] => Some(u32::from_le_bytes([a, b, c, d]).into()),
+        _ => None,
     }
 }
 
@@ -200,6 +163,9 @@ mod tests {
 
     use super::*;
     use crate::boot::testing::{ElfBuilder, note};
+
+    const E_TYPE: usize = offset_of!(FileHeader64<LittleEndian>, e_type);
+    const E_MACHINE: usize = offset_of!(FileHeader64<LittleEndian>, e_machine);
 
     fn check(bytes: Vec<u8>, expected: Result<(Option<u64>, usize, Option<u64>), &str>) {
         let image = Image::from_bytes("kernel", Path::new("k"), bytes);

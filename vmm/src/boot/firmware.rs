@@ -228,5 +228,4 @@ fn kernel_entry(entry: Entry) -> KernelEntry {
 }
 
 #[cfg(test)]
-#[path = "firmware_tests.rs"]
 mod tests;

@@ -1,6 +1,9 @@
 //! Multiboot v1 (Multiboot Specification 0.6.96): finding and checking a kernel's header, and the
 //! information structure that the kernel gets.
 
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use super::elf::{self, Elf};
 use super::error::BootError;
 use super::image::Image;
@@ -9,18 +12,15 @@ use super::memory::{
     MODULE_LIST_START, Region, low_end, write,
 };
 use super::segments::{Segment, Span, physical_entry};
-use super::wire::{put, u32_at};
 
 /// What EAX holds when the kernel starts.
 pub(crate) const BOOTLOADER_MAGIC: u32 = 0x2bad_b002;
 /// The header lies within this many bytes.
 pub(crate) const SEARCH_LEN: usize = 8192;
 /// How many modules the table holds.
-pub(crate) const MAX_MODULES: usize = MODULE_LIST_SIZE / MODULE_ENTRY_SIZE;
+pub(crate) const MAX_MODULES: usize = MODULE_LIST_SIZE / size_of::<ModuleEntry>();
 
 const HEADER_MAGIC: u32 = 0x1bad_b002;
-/// Magic, flags, checksum.
-const HEADER_LEN: usize = 12;
 /// Header flags: modules begin on pages (they always do here).
 const ALIGN_MODULES: u32 = 1 << 0;
 /// Header flags: memory sizes are wanted (they are always there).
@@ -32,7 +32,6 @@ const MANDATORY: u32 = 0xffff;
 /// Header flags: load addresses are in the header ("a.out kludge").
 const ADDRESSES: u32 = 1 << 16;
 
-const INFO_SIZE: usize = 116;
 const INFO_MEMORY: u32 = 1 << 0;
 const INFO_CMDLINE: u32 = 1 << 2;
 const INFO_MODULES: u32 = 1 << 3;
@@ -41,7 +40,68 @@ const INFO_LOADER_NAME: u32 = 1 << 9;
 const LOADER_NAME: &[u8] = b"Umpire\0";
 const LOADER_NAME_START: u64 = BOOT_INFO_START + 0x80;
 const MMAP_START: u64 = BOOT_INFO_START + 0x100;
-const MODULE_ENTRY_SIZE: usize = 16;
+
+/// What every header begins with (3.1.1).
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct HeaderStart {
+    magic: U32,
+    flags: U32,
+    checksum: U32,
+}
+
+/// What follows where [`ADDRESSES`] is set.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct LoadAddresses {
+    header_addr: U32,
+    load_addr: U32,
+    load_end_addr: U32,
+    bss_end_addr: U32,
+    entry_addr: U32,
+}
+
+/// The information structure (3.3).
+#[derive(Default, Immutable, IntoBytes)]
+#[repr(C)]
+struct Information {
+    flags: U32,
+    mem_lower: U32,
+    mem_upper: U32,
+    boot_device: U32,
+    cmdline: U32,
+    mods_count: U32,
+    mods_addr: U32,
+    syms: [U32; 4],
+    mmap_length: U32,
+    mmap_addr: U32,
+    drives: [U32; 2],
+    config_table: U32,
+    boot_loader_name: U32,
+    apm_table: U32,
+    /// VBE and frame buffer: this machine has no display.
+    graphics: [U32; 11],
+}
+
+/// An entry of the memory map.
+#[derive(Immutable, IntoBytes)]
+#[repr(C)]
+struct MmapEntry {
+    size: U32,
+    base_addr: U64,
+    length: U64,
+    kind: U32,
+}
+
+/// An entry of the module table.
+#[derive(Immutable, IntoBytes)]
+#[repr(C)]
+struct ModuleEntry {
+    mod_start: U32,
+    mod_end: U32,
+    string: U32,
+    reserved: U32,
+}
 
 /// A Multiboot kernel's parts.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,14 +129,12 @@ pub(crate) struct LoadedModule {
 /// Finds the header in the start of a file.
 pub(crate) fn find_header(head: &[u8]) -> Option<Header> {
     let head = &head[..head.len().min(SEARCH_LEN)];
-    (0..head.len().saturating_sub(HEADER_LEN - 1))
-        .step_by(4)
-        .find_map(|offset| {
-            let word = |number: usize| u32_at(head, offset + number * 4);
-            let (magic, flags, checksum) = (word(0)?, word(1)?, word(2)?);
-            let sum = magic.wrapping_add(flags).wrapping_add(checksum);
-            (magic == HEADER_MAGIC && sum == 0).then_some(Header { offset, flags })
-        })
+    (0..head.len()).step_by(4).find_map(|offset| {
+        let (start, _) = HeaderStart::ref_from_prefix(&head[offset..]).ok()?;
+        let (magic, flags) = (start.magic.get(), start.flags.get());
+        let sum = magic.wrapping_add(flags).wrapping_add(start.checksum.get());
+        (magic == HEADER_MAGIC && sum == 0).then_some(Header { offset, flags })
+    })
 }
 
 /// Reads what to load, from the header itself or from the ELF file around it.
@@ -119,24 +177,24 @@ fn parse_addresses(image: &Image, header: Header) -> Result<MultibootKernel, Boo
         what: what.into(),
     };
     let fields = image.read(
-        (header.offset + HEADER_LEN) as u64,
-        20,
+        (header.offset + size_of::<HeaderStart>()) as u64,
+        size_of::<LoadAddresses>(),
         "the Multiboot header",
     )?;
-    let field = |number: usize| u64::from(u32_at(&fields, number * 4).unwrap_or_default());
-    let [header_addr, load_addr, load_end, bss_end, entry] = [0, 1, 2, 3, 4].map(field);
-    let offset = header_addr
+    let addresses = LoadAddresses::ref_from_bytes(&fields).expect("as many bytes were read");
+    let load_addr = u64::from(addresses.load_addr);
+    let offset = u64::from(addresses.header_addr)
         .checked_sub(load_addr)
         .and_then(|before| (header.offset as u64).checked_sub(before))
         .ok_or_else(|| malformed("its Multiboot header's load_addr precedes the file"))?;
     // 0 stands for "to the end of the file" and "nothing to clear".
-    let file_len = match load_end {
+    let file_len = match u64::from(addresses.load_end_addr) {
         0 => image.len() - offset,
         end => end
             .checked_sub(load_addr)
             .ok_or_else(|| malformed("its Multiboot header's load_end_addr precedes load_addr"))?,
     };
-    let memory_len = match bss_end {
+    let memory_len = match u64::from(addresses.bss_end_addr) {
         0 => file_len,
         end => end
             .checked_sub(load_addr)
@@ -151,7 +209,7 @@ fn parse_addresses(image: &Image, header: Header) -> Result<MultibootKernel, Boo
         memory_len,
     }];
     Ok(MultibootKernel {
-        entry: physical_entry(&segments, entry),
+        entry: physical_entry(&segments, addresses.entry_addr.into()),
         segments,
     })
 }
@@ -164,47 +222,48 @@ pub(crate) fn write_info(
     modules: &[LoadedModule],
     regions: &[Region],
 ) -> Result<(), BootError> {
-    let mut mmap = Vec::new();
-    for region in regions {
-        // The size field does not count itself.
-        mmap.extend(20u32.to_le_bytes());
-        mmap.extend(region.start.to_le_bytes());
-        mmap.extend(region.len.to_le_bytes());
-        mmap.extend(region.kind.e820_type().to_le_bytes());
-    }
-    let mut table = Vec::new();
-    for module in modules {
-        for word in [module.span.start, module.span.end, module.string, 0] {
-            table.extend(word32(word));
-        }
-    }
-    write(mem, MODULE_LIST_START, &table)?;
+    let mmap: Vec<MmapEntry> = regions
+        .iter()
+        .map(|region| MmapEntry {
+            // The size field does not count itself.
+            size: 20.into(),
+            base_addr: region.start.into(),
+            length: region.len.into(),
+            kind: region.kind.e820_type().into(),
+        })
+        .collect();
+    let table: Vec<ModuleEntry> = modules
+        .iter()
+        .map(|module| ModuleEntry {
+            mod_start: low_half(module.span.start),
+            mod_end: low_half(module.span.end),
+            string: low_half(module.string),
+            reserved: 0.into(),
+        })
+        .collect();
+    write(mem, MODULE_LIST_START, table.as_bytes())?;
     write(mem, LOADER_NAME_START, LOADER_NAME)?;
-    write(mem, MMAP_START, &mmap)?;
+    write(mem, MMAP_START, mmap.as_bytes())?;
 
     let flags = INFO_MEMORY | INFO_CMDLINE | INFO_MODULES | INFO_MMAP | INFO_LOADER_NAME;
-    let fields = [
-        (0, u64::from(flags)),
-        (4, regions.first().map_or(0, |region| region.len) / 1024),
-        (8, (low_end(mem)? - HIGH_MEMORY_START) / 1024),
-        (16, CMDLINE_START),
-        (20, modules.len() as u64),
-        (24, MODULE_LIST_START),
-        (44, mmap.len() as u64),
-        (48, MMAP_START),
-        (64, LOADER_NAME_START),
-    ];
-    let mut info = [0; INFO_SIZE];
-    for (offset, value) in fields {
-        put(&mut info, offset, &word32(value));
-    }
-    Ok(write(mem, BOOT_INFO_START, &info)?)
+    let info = Information {
+        flags: flags.into(),
+        mem_lower: low_half(regions.first().map_or(0, |region| region.len) / 1024),
+        mem_upper: low_half((low_end(mem)? - HIGH_MEMORY_START) / 1024),
+        cmdline: low_half(CMDLINE_START),
+        mods_count: low_half(modules.len() as u64),
+        mods_addr: low_half(MODULE_LIST_START),
+        mmap_length: low_half(mmap.as_bytes().len() as u64),
+        mmap_addr: low_half(MMAP_START),
+        boot_loader_name: low_half(LOADER_NAME_START),
+        ..Information::default()
+    };
+    Ok(write(mem, BOOT_INFO_START, info.as_bytes())?)
 }
 
-/// Everything that is told to the kernel lies below the hole, so the upper half is 0.
-fn word32(value: u64) -> [u8; 4] {
-    let [a, b, c, d, ..] = value.to_le_bytes();
-    [a, b, c, d]
+/// Everything that the kernel is told of lies below the hole, so the upper half is 0.
+fn low_half(value: u64) -> U32 {
+    u32::try_from(value).unwrap_or(u32::MAX).into()
 }
 
 #[cfg(test)]

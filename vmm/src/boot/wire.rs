@@ -1,4 +1,4 @@
-//! Little-endian fields in byte slices: reads that cannot run off the end, writes at named offsets.
+//! Little-endian fields in byte slices, read without running off the end, and alignment.
 
 /// The `N` bytes at `offset`, or `None` beyond the end.
 pub(crate) fn bytes_at<const N: usize>(data: &[u8], offset: usize) -> Option<[u8; N]> {
@@ -17,16 +17,9 @@ pub(crate) fn u32_at(data: &[u8], offset: usize) -> Option<u32> {
 }
 
 /// The 64-bit field at `offset`.
+#[cfg(test)]
 pub(crate) fn u64_at(data: &[u8], offset: usize) -> Option<u64> {
     bytes_at(data, offset).map(u64::from_le_bytes)
-}
-
-/// Writes `value` at `offset`.
-///
-/// The offsets are constants of a format and the buffers have that format's fixed size, so a
-/// write beyond the end is a mistake in this program and panics in its tests.
-pub(crate) fn put(buffer: &mut [u8], offset: usize, value: &[u8]) {
-    buffer[offset..offset + value.len()].copy_from_slice(value);
 }
 
 /// Rounds up to a multiple of `alignment`, a power of two; `None` on overflow.

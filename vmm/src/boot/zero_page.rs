@@ -2,31 +2,16 @@
 //!
 //! Source: the kernel's `Documentation/arch/x86/zero-page.rst` and `boot.rst`.
 
-use linux_loader::bootparam::{E820_MAX_ENTRIES_ZEROPAGE, LOADED_HIGH};
+use linux_loader::bootparam::{
+    E820_MAX_ENTRIES_ZEROPAGE, LOADED_HIGH, boot_e820_entry, boot_params,
+};
+use vm_memory::ByteValued;
 
 use super::acpi::RSDP_ADDRESS;
-use super::bzimage::HEADER_START;
+use super::bzimage::{BOOT_FLAG, HEADER_MAGIC, HEADER_START};
 use super::error::BootError;
 use super::memory::{CMDLINE_START, GuestMemory, Region, ZERO_PAGE_START, write};
 use super::segments::Span;
-use super::wire::put;
-
-const SIZE: usize = 4096;
-const ACPI_RSDP_ADDR: usize = 0x70;
-const EXT_RAMDISK_IMAGE: usize = 0xc0;
-const E820_ENTRIES: usize = 0x1e8;
-const BOOT_FLAG: usize = 0x1fe;
-const HEADER_MAGIC: usize = 0x202;
-const VERSION: usize = 0x206;
-const TYPE_OF_LOADER: usize = 0x210;
-const LOADFLAGS: usize = 0x211;
-const CODE32_START: usize = 0x214;
-const RAMDISK_IMAGE: usize = 0x218;
-const RAMDISK_SIZE: usize = 0x21c;
-const CMD_LINE_PTR: usize = 0x228;
-const KERNEL_ALIGNMENT: usize = 0x230;
-const E820_TABLE: usize = 0x2d0;
-const E820_ENTRY_SIZE: usize = 20;
 
 /// A boot loader without a number of its own.
 const LOADER_UNDEFINED: u8 = 0xff;
@@ -43,42 +28,41 @@ pub(crate) fn write_zero_page(
     initrd: Option<Span>,
     regions: &[Region],
 ) -> Result<(), BootError> {
-    let mut page = [0; SIZE];
-    match setup_header {
-        Some(header) => put(&mut page, HEADER_START, header),
-        None => {
-            put(&mut page, BOOT_FLAG, &0xaa55u16.to_le_bytes());
-            put(&mut page, HEADER_MAGIC, b"HdrS");
-            put(&mut page, VERSION, &PROTOCOL_2_15.to_le_bytes());
-            put(&mut page, KERNEL_ALIGNMENT, &0x20_0000u32.to_le_bytes());
-        }
+    let mut page = boot_params::default();
+    if let Some(header) = setup_header {
+        // As long as the kernel says, which may be longer than the fields that are known here.
+        page.as_mut_slice()[HEADER_START..][..header.len()].copy_from_slice(header);
+    } else {
+        page.hdr.boot_flag = BOOT_FLAG;
+        page.hdr.header = u32::from_le_bytes(*HEADER_MAGIC);
+        page.hdr.version = PROTOCOL_2_15;
+        page.hdr.kernel_alignment = 0x20_0000;
     }
-    page[TYPE_OF_LOADER] = LOADER_UNDEFINED;
-    page[LOADFLAGS] |= LOADED_HIGH;
-    put(&mut page, CODE32_START, &low_half(kernel_start));
-    put(&mut page, CMD_LINE_PTR, &low_half(CMDLINE_START));
-    put(&mut page, ACPI_RSDP_ADDR, &RSDP_ADDRESS.to_le_bytes());
+    page.hdr.type_of_loader = LOADER_UNDEFINED;
+    page.hdr.loadflags |= LOADED_HIGH;
+    page.hdr.code32_start = low_half(kernel_start);
+    page.hdr.cmd_line_ptr = low_half(CMDLINE_START);
+    page.acpi_rsdp_addr = RSDP_ADDRESS;
     // What a header says of a ramdisk is for its boot loader to fill.
     let (start, len) = initrd.map_or((0, 0), |span| (span.start, span.end - span.start));
-    put(&mut page, RAMDISK_IMAGE, &low_half(start));
-    put(&mut page, RAMDISK_SIZE, &low_half(len));
-    put(&mut page, EXT_RAMDISK_IMAGE, &[0; 8]);
+    page.hdr.ramdisk_image = low_half(start);
+    page.hdr.ramdisk_size = low_half(len);
 
     let regions = &regions[..regions.len().min(E820_MAX_ENTRIES_ZEROPAGE)];
-    page[E820_ENTRIES] = u8::try_from(regions.len()).unwrap_or(u8::MAX);
+    page.e820_entries = u8::try_from(regions.len()).unwrap_or(u8::MAX);
     for (number, region) in regions.iter().enumerate() {
-        let at = E820_TABLE + number * E820_ENTRY_SIZE;
-        put(&mut page, at, &region.start.to_le_bytes());
-        put(&mut page, at + 8, &region.len.to_le_bytes());
-        put(&mut page, at + 16, &region.kind.e820_type().to_le_bytes());
+        page.e820_table[number] = boot_e820_entry {
+            addr: region.start,
+            size: region.len,
+            r#type: region.kind.e820_type(),
+        };
     }
-    Ok(write(mem, ZERO_PAGE_START, &page)?)
+    Ok(write(mem, ZERO_PAGE_START, page.as_slice())?)
 }
 
 /// Everything that is loaded lies below the hole, so the upper half is 0.
-fn low_half(address: u64) -> [u8; 4] {
-    let [a, b, c, d, ..] = address.to_le_bytes();
-    [a, b, c, d]
+fn low_half(address: u64) -> u32 {
+    u32::try_from(address).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -92,7 +76,7 @@ mod tests {
         let mem = create(5000).expect("memory");
         let regions = regions(&mem, Conventional::Free).expect("map");
         write_zero_page(&mem, header, 16 * MIB, initrd, &regions).expect("written");
-        let mut page = vec![0; SIZE];
+        let mut page = vec![0; size_of::<boot_params>()];
         mem.read_slice(&mut page, GuestAddress(ZERO_PAGE_START))
             .expect("read");
         page
@@ -125,11 +109,11 @@ mod tests {
     #[test]
     fn the_header_is_copied_and_its_ramdisk_replaced() {
         let mut header = vec![0xee; 0x264 - HEADER_START];
-        header[LOADFLAGS - HEADER_START] = 0x80;
+        header[0x211 - HEADER_START] = 0x80;
         let page = page(Some(&header), None);
         assert_eq!(page[0x260..0x264], [0xee; 4]);
         assert_eq!(page[0x264..0x270], [0; 12]);
-        assert_eq!(page[LOADFLAGS], 0x81);
+        assert_eq!(page[0x211], 0x81);
         assert_eq!(page[0x218..0x220], [0; 8]);
         assert_eq!(
             page[0x1ef], 0,

@@ -310,5 +310,4 @@ fn offset(port: u16, base: u16) -> u8 {
 }
 
 #[cfg(test)]
-#[path = "bus_tests.rs"]
 mod tests;

@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
+use rustix::termios::Termios;
 use thiserror::Error;
 
 /// The terminal's mode cannot be changed.
@@ -38,7 +39,7 @@ pub struct RawTerminal {
 struct Saved {
     id: u64,
     fd: OwnedFd,
-    mode: sys::Mode,
+    mode: Termios,
 }
 
 /// Every terminal in raw mode, where a panic hook can find it.
@@ -58,6 +59,7 @@ impl RawTerminal {
         }
         let failed = |action| move |source| TerminalError { action, source };
         let mode = sys::mode(fd).map_err(failed("read the mode of"))?;
+        let raw = sys::raw(&mode);
         // A copy of its own: the caller may close what it gave.
         let copy = fd.try_clone_to_owned().map_err(failed("keep"))?;
         restore_on_panic();
@@ -67,7 +69,7 @@ impl RawTerminal {
         // It is on the list before it changes: no moment of raw mode is unguarded.
         list().push(saved);
         let terminal = Self { id };
-        sys::set_mode(fd, &sys::raw(mode)).map_err(failed("change the mode of"))?;
+        sys::set_mode(fd, &raw).map_err(failed("change the mode of"))?;
         Ok(Some(terminal))
     }
 }

@@ -1,95 +1,73 @@
-//! The terminal calls of the C library.
+//! The mode of a terminal: how it is read, set, and made raw.
 
-use std::fmt;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
-/// A terminal's mode (termios).
-#[derive(Clone, Copy)]
-pub(super) struct Mode(libc::termios);
+use rustix::termios::{
+    ControlModes, InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr,
+    tcsetattr,
+};
 
-impl fmt::Debug for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mode(lflag {:#x})", self.0.c_lflag)
-    }
-}
+/// What a special character is set to where no key stands for it.
+const NO_KEY: u8 = 0;
 
-pub(super) fn mode(fd: BorrowedFd<'_>) -> io::Result<Mode> {
-    let mut mode = MaybeUninit::uninit();
-    // SAFETY: `fd` is open for the borrow's lifetime, and `mode` is writable and
-    // of the type that tcgetattr fills.
-    if unsafe { libc::tcgetattr(fd.as_raw_fd(), mode.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: tcgetattr returned 0, which means that it filled the structure.
-    Ok(Mode(unsafe { mode.assume_init() }))
+pub(super) fn mode(fd: BorrowedFd<'_>) -> io::Result<Termios> {
+    Ok(tcgetattr(fd)?)
 }
 
 /// Sets the mode at once, without waiting for output to drain: a terminal whose
 /// output is stopped must not keep the process from ending.
-pub(super) fn set_mode(fd: BorrowedFd<'_>, mode: &Mode) -> io::Result<()> {
-    // SAFETY: `fd` is open for the borrow's lifetime, and `mode` came from
-    // tcgetattr, so it is an initialised termios.
-    match unsafe { libc::tcsetattr(fd.as_raw_fd(), libc::TCSANOW, &raw const mode.0) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+pub(super) fn set_mode(fd: BorrowedFd<'_>, mode: &Termios) -> io::Result<()> {
+    Ok(tcsetattr(fd, OptionalActions::Now, mode)?)
 }
 
 /// The raw form of a mode: no line editing, echo, translation or flow control of
 /// input; of the signal keys only the interrupt key stays.
-pub(super) fn raw(mode: Mode) -> Mode {
-    let mut t = mode.0;
-    t.c_iflag &= !(libc::IGNBRK
-        | libc::BRKINT
-        | libc::PARMRK
-        | libc::ISTRIP
-        | libc::INLCR
-        | libc::IGNCR
-        | libc::ICRNL
-        | libc::IXON);
-    t.c_lflag &= !(libc::ECHO | libc::ECHONL | libc::ICANON | libc::IEXTEN);
-    t.c_lflag |= libc::ISIG;
-    t.c_cflag &= !(libc::CSIZE | libc::PARENB);
-    t.c_cflag |= libc::CS8;
-    t.c_cc[libc::VQUIT] = libc::_POSIX_VDISABLE;
-    t.c_cc[libc::VSUSP] = libc::_POSIX_VDISABLE;
-    t.c_cc[libc::VMIN] = 1;
-    t.c_cc[libc::VTIME] = 0;
-    Mode(t)
+pub(super) fn raw(mode: &Termios) -> Termios {
+    let mut raw = mode.clone();
+    raw.input_modes.remove(
+        InputModes::IGNBRK
+            | InputModes::BRKINT
+            | InputModes::PARMRK
+            | InputModes::ISTRIP
+            | InputModes::INLCR
+            | InputModes::IGNCR
+            | InputModes::ICRNL
+            | InputModes::IXON,
+    );
+    raw.local_modes
+        .remove(LocalModes::ECHO | LocalModes::ECHONL | LocalModes::ICANON | LocalModes::IEXTEN);
+    raw.local_modes.insert(LocalModes::ISIG);
+    raw.control_modes
+        .remove(ControlModes::CSIZE | ControlModes::PARENB);
+    raw.control_modes.insert(ControlModes::CS8);
+    raw.special_codes[SpecialCodeIndex::VQUIT] = NO_KEY;
+    raw.special_codes[SpecialCodeIndex::VSUSP] = NO_KEY;
+    raw.special_codes[SpecialCodeIndex::VMIN] = 1;
+    raw.special_codes[SpecialCodeIndex::VTIME] = 0;
+    raw
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::os::fd::{FromRawFd, OwnedFd};
+    use std::os::fd::OwnedFd;
+
+    use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
     use super::*;
 
     /// The two ends of a new pseudo terminal: the user's, the program's.
     pub(in super::super) fn open_pty() -> (OwnedFd, OwnedFd) {
-        let (mut master, mut slave) = (-1, -1);
-        // SAFETY: the first two pointers are to writable integers, and null is
-        // allowed for the name, the mode and the size.
-        let result = unsafe {
-            libc::openpty(
-                &raw mut master,
-                &raw mut slave,
-                std::ptr::null_mut(),
-                std::ptr::null(),
-                std::ptr::null(),
-            )
-        };
-        assert_eq!(result, 0, "{}", io::Error::last_os_error());
-        // SAFETY: openpty returned 0, so both are open and nobody else has them.
-        unsafe { (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) }
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+        let user = openpt(flags).expect("a pseudo terminal");
+        grantpt(&user).expect("granted");
+        unlockpt(&user).expect("unlocked");
+        let program = ioctl_tiocgptpeer(&user, flags).expect("its other end");
+        (user, program)
     }
 
-    impl Mode {
-        /// Everything that raw mode changes.
-        pub(in super::super) fn parts(&self) -> (u32, u32, u32, u32, [u8; 32]) {
-            let t = &self.0;
-            (t.c_iflag, t.c_oflag, t.c_cflag, t.c_lflag, t.c_cc)
-        }
+    /// Everything that raw mode changes, to compare.
+    pub(in super::super) fn parts(mode: &Termios) -> impl PartialEq + std::fmt::Debug + use<> {
+        format!("{mode:?}")
     }
 }

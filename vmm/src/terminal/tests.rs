@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 
-use super::sys::tests::open_pty;
+use super::sys::tests::{open_pty, parts};
 use super::*;
 
 /// `restore_all` and panics are global, so these tests take turns.
@@ -15,7 +15,7 @@ fn turn() -> std::sync::MutexGuard<'static, ()> {
 
 fn is_raw(fd: &OwnedFd) -> bool {
     let mode = sys::mode(fd.as_fd()).unwrap();
-    mode.parts() == sys::raw(mode).parts()
+    parts(&mode) == parts(&sys::raw(&mode))
 }
 
 /// Runs `way_out` with a raw terminal and checks that its mode is the old one
@@ -28,7 +28,8 @@ fn check_restored(way_out: impl FnOnce(RawTerminal)) {
     assert!(is_raw(&program));
     way_out(terminal);
     assert!(!is_raw(&program));
-    assert_eq!(sys::mode(program.as_fd()).unwrap().parts(), before.parts());
+    let after = sys::mode(program.as_fd()).unwrap();
+    assert_eq!(parts(&after), parts(&before));
 }
 
 #[test]

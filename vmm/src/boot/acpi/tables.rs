@@ -1,123 +1,126 @@
-//! The tables as bytes, ready to be placed.
+//! The tables as bytes, ready to be placed. Structures and AML come from `acpi_tables`; here is
+//! what the crate has no structure for, and what this machine says in them.
+//!
+//! The crate's own XSDT and MADT name another creator and another revision, so both are built
+//! from its plain table, [`Sdt`].
+
+use acpi_tables::aml::{Device, EISAName, IO, Name, Package, ResourceTemplate, Scope};
+use acpi_tables::facs::FACS;
+use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
+use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use acpi_tables::madt::{EnabledStatus, IoApic, ProcessorLocalApic};
+use acpi_tables::rsdp::Rsdp;
+use acpi_tables::sdt::Sdt;
+use acpi_tables::{Aml, AmlSink};
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{Immutable, IntoBytes};
 
 use super::super::memory::{IOAPIC_START, LAPIC_START};
-use super::super::wire::put;
-use super::{PORTS, RESET_VALUE, S5_SLEEP_TYPE, SCI_IRQ, aml};
+use super::{PORTS, RESET_VALUE, S5_SLEEP_TYPE, SCI_IRQ};
 
 /// Length of the root pointer in bytes.
-pub(super) const RSDP_LEN: u64 = 36;
+pub(super) const RSDP_LEN: u64 = size_of::<Rsdp>() as u64;
 
 const OEM_ID: [u8; 6] = *b"UMPIRE";
 const OEM_TABLE_ID: [u8; 8] = *b"UMPIREVM";
 const CREATOR_ID: [u8; 4] = *b"UMPR";
-const REVISION: [u8; 4] = 1u32.to_le_bytes();
-const HEADER_LEN: usize = 36;
-const CHECKSUM: usize = 9;
+const REVISION: u32 = 1;
 
 /// Root pointer (5.2.5.3).
 pub(super) fn rsdp(xsdt: u64) -> Vec<u8> {
-    let mut table = [0; 36];
-    put(&mut table, 0, b"RSD PTR ");
-    put(&mut table, 9, &OEM_ID);
-    let revision_with_xsdt = 2;
-    put(&mut table, 15, &[revision_with_xsdt]);
-    put(&mut table, 20, &36u32.to_le_bytes());
-    put(&mut table, 24, &xsdt.to_le_bytes());
-    // The first checksum covers what ACPI 1.0 knew, the second all.
-    table[8] = checksum(&table[..20]);
-    table[32] = checksum(&table);
-    table.to_vec()
+    Rsdp::new(OEM_ID, xsdt).as_bytes().to_vec()
 }
 
 /// Table of tables (5.2.8).
 pub(super) fn xsdt(tables: &[u64]) -> Vec<u8> {
-    let body: Vec<u8> = tables
-        .iter()
-        .flat_map(|address| address.to_le_bytes())
-        .collect();
+    let mut body = Vec::new();
+    for &address in tables {
+        body.qword(address);
+    }
     finish(*b"XSDT", 1, &body)
 }
 
 /// Firmware control structure (5.2.10): holds only its global lock; it has no checksum.
 pub(super) fn facs() -> Vec<u8> {
-    let mut table = [0; 64];
-    put(&mut table, 0, b"FACS");
-    put(&mut table, 4, &64u32.to_le_bytes());
-    let version = 2;
-    put(&mut table, 32, &[version]);
-    table.to_vec()
+    let mut facs = FACS::new();
+    facs.version = 2;
+    facs.as_bytes().to_vec()
 }
 
 /// Fixed description table (5.2.9).
 pub(super) fn fadt(dsdt: u64, facs: u64, pm_timer: bool) -> Vec<u8> {
-    const LEN: usize = 276;
-    const FLAG_WBINVD: u32 = 1 << 0;
-    const FLAG_C1_ON_ALL: u32 = 1 << 2;
-    // Set: there is no such fixed button, or RTC wake bit.
-    const FLAG_NO_POWER_BUTTON: u32 = 1 << 4;
-    const FLAG_NO_SLEEP_BUTTON: u32 = 1 << 5;
-    const FLAG_NO_FIXED_RTC: u32 = 1 << 6;
-    const FLAG_TIMER_32_BITS: u32 = 1 << 8;
-    const FLAG_RESET_REGISTER: u32 = 1 << 10;
     const BOOT_ISA_DEVICES: u16 = 1 << 0;
     const BOOT_8042: u16 = 1 << 1;
     const BOOT_NO_VGA: u16 = 1 << 2;
     // Latencies above 100 and 1000 µs say that C2 and C3 do not exist.
     const NO_C2: u16 = 101;
     const NO_C3: u16 = 1001;
-    const ENTERPRISE_SERVER: u8 = 4;
 
-    let flags = FLAG_WBINVD
-        | FLAG_C1_ON_ALL
-        | FLAG_NO_POWER_BUTTON
-        | FLAG_NO_SLEEP_BUTTON
-        | FLAG_NO_FIXED_RTC
-        | FLAG_RESET_REGISTER
-        | if pm_timer { FLAG_TIMER_32_BITS } else { 0 };
-    let boot_arch = BOOT_ISA_DEVICES | BOOT_8042 | BOOT_NO_VGA;
-    let (timer_port, timer_len) = if pm_timer {
-        (PORTS.pm_timer, 4)
-    } else {
-        (0, 0)
-    };
-
-    // Offsets as in table 5.9, less the header's length.
-    let mut body = [0; LEN - HEADER_LEN];
-    let mut field = |offset: usize, value: &[u8]| put(&mut body, offset - HEADER_LEN, value);
-    field(36, &low_half(facs));
-    field(40, &low_half(dsdt));
-    field(45, &[ENTERPRISE_SERVER]);
-    field(46, &u16::from(SCI_IRQ).to_le_bytes());
-    // SMI_CMD stays 0: the machine is always in ACPI mode.
-    field(56, &u32::from(PORTS.pm1a_event).to_le_bytes());
-    field(64, &u32::from(PORTS.pm1a_control).to_le_bytes());
-    field(76, &u32::from(timer_port).to_le_bytes());
-    field(88, &[4]);
-    field(89, &[2]);
-    field(91, &[timer_len]);
-    field(96, &NO_C2.to_le_bytes());
-    field(98, &NO_C3.to_le_bytes());
-    field(109, &boot_arch.to_le_bytes());
-    field(112, &flags.to_le_bytes());
-    field(116, &io_register(PORTS.reset, 1));
-    field(128, &[RESET_VALUE]);
-    let minor_version = 5;
-    field(131, &[minor_version]);
-    field(140, &dsdt.to_le_bytes());
-    field(148, &io_register(PORTS.pm1a_event, 4));
-    field(172, &io_register(PORTS.pm1a_control, 2));
+    let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, REVISION)
+        .preferred_pm_profile(PmProfile::EnterpriseServer)
+        .flag(Flags::Wbinvd)
+        .flag(Flags::ProcC1)
+        // These three say that there is no such fixed button, and no RTC wake bit.
+        .flag(Flags::PwrButton)
+        .flag(Flags::SlpButton)
+        .flag(Flags::FixRtc)
+        .flag(Flags::ResetRegSup);
+    fadt.creator_id = CREATOR_ID;
+    fadt.creator_revision = REVISION.to_le_bytes();
+    fadt.firmware_ctrl = low_half(facs).into();
+    // Some guests read only the narrow field, others only the wide one.
+    fadt.dsdt = low_half(dsdt).into();
+    fadt.x_dsdt = dsdt.into();
+    fadt.sci_int = u16::from(SCI_IRQ).into();
+    // The SMI command port stays 0: the machine is always in ACPI mode.
+    fadt.pm1a_evt_blk = u32::from(PORTS.pm1a_event).into();
+    fadt.pm1_evt_len = 4;
+    fadt.x_pm1a_evt_blk = io_register(PORTS.pm1a_event, 4, AccessSize::WordAccess);
+    fadt.pm1a_cnt_blk = u32::from(PORTS.pm1a_control).into();
+    fadt.pm1_cnt_len = 2;
+    fadt.x_pm1a_cnt_blk = io_register(PORTS.pm1a_control, 2, AccessSize::WordAccess);
     if pm_timer {
-        field(208, &io_register(timer_port, timer_len));
+        fadt = fadt.flag(Flags::TmrValExt);
+        fadt.pm_tmr_blk = u32::from(PORTS.pm_timer).into();
+        fadt.pm_tmr_len = 4;
+        fadt.x_pm_tmr_blk = io_register(PORTS.pm_timer, 4, AccessSize::DwordAccess);
     }
-    field(268, b"Umpire\0\0");
-    finish(*b"FACP", 6, &body)
+    fadt.p_lvl2_lat = NO_C2.into();
+    fadt.p_lvl3_lat = NO_C3.into();
+    fadt.iapc_boot_arch = (BOOT_ISA_DEVICES | BOOT_8042 | BOOT_NO_VGA).into();
+    fadt.reset_reg = io_register(PORTS.reset, 1, AccessSize::ByteAccess);
+    fadt.reset_value = RESET_VALUE;
+    fadt.hypervisor_vendor_identity = u64::from_le_bytes(*b"Umpire\0\0").into();
+    bytes(&fadt.finalize())
+}
+
+/// An ISA interrupt that is wired otherwise than its number says (5.2.12.5).
+#[derive(Clone, IntoBytes, Immutable)]
+#[repr(C)]
+struct InterruptSourceOverride {
+    kind: u8,
+    len: u8,
+    bus: u8,
+    source: u8,
+    gsi: U32,
+    flags: U16,
+}
+
+/// The local interrupt pin that carries NMIs (5.2.12.7).
+#[derive(Clone, IntoBytes, Immutable)]
+#[repr(C)]
+struct LocalApicNmi {
+    kind: u8,
+    len: u8,
+    processor_uid: u8,
+    flags: U16,
+    pin: u8,
 }
 
 /// Interrupt controllers (5.2.12): a local APIC for each CPU, an I/O APIC, and how the ISA
 /// interrupts are wired to it.
 pub(super) fn madt(cpus: u32) -> Vec<u8> {
     const PCAT_COMPATIBLE: u32 = 1;
-    const ENABLED: u32 = 1;
     const ISA_BUS: u8 = 0;
     const TIMER_IRQ: u8 = 0;
     const TIMER_GSI: u32 = 2;
@@ -129,95 +132,99 @@ pub(super) fn madt(cpus: u32) -> Vec<u8> {
     const FIRST_GSI: u32 = 0;
 
     let mut body = Vec::new();
-    body.extend(low_half(LAPIC_START));
-    body.extend(PCAT_COMPATIBLE.to_le_bytes());
+    body.dword(low_half(LAPIC_START));
+    body.dword(PCAT_COMPATIBLE);
     // Bounded by `MAX_CPUS`, so no APIC ID reaches the broadcast value 255.
     for id in (0..=u8::MAX).take(usize::try_from(cpus).unwrap_or(0)) {
-        body.extend([0, 8, id, id]);
-        body.extend(ENABLED.to_le_bytes());
+        ProcessorLocalApic::new(id, id, EnabledStatus::Enabled).to_aml_bytes(&mut body);
     }
-    body.extend([1, 12, IOAPIC_ID, 0]);
-    body.extend(low_half(IOAPIC_START));
-    body.extend(FIRST_GSI.to_le_bytes());
-    for (irq, gsi, wiring) in [
+    IoApic::new(IOAPIC_ID, low_half(IOAPIC_START), FIRST_GSI).to_aml_bytes(&mut body);
+    for (source, gsi, flags) in [
         (TIMER_IRQ, TIMER_GSI, CONFORMS_TO_BUS),
         (SCI_IRQ, SCI_IRQ.into(), ACTIVE_HIGH_LEVEL),
     ] {
-        body.extend([2, 10, ISA_BUS, irq]);
-        body.extend(gsi.to_le_bytes());
-        body.extend(wiring.to_le_bytes());
+        let wiring = InterruptSourceOverride {
+            kind: 2,
+            len: 10,
+            bus: ISA_BUS,
+            source,
+            gsi: gsi.into(),
+            flags: flags.into(),
+        };
+        body.vec(wiring.as_bytes());
     }
-    body.extend([4, 6, ALL_CPUS]);
-    body.extend(CONFORMS_TO_BUS.to_le_bytes());
-    body.push(LINT1);
+    let nmi = LocalApicNmi {
+        kind: 4,
+        len: 6,
+        processor_uid: ALL_CPUS,
+        flags: CONFORMS_TO_BUS.into(),
+        pin: LINT1,
+    };
+    body.vec(nmi.as_bytes());
     finish(*b"APIC", 5, &body)
+}
+
+/// `IRQNoFlags () { irq }` (6.4.2.1): edge-triggered, active high; the number is below 16.
+pub(super) struct IrqNoFlags(pub(super) u8);
+
+impl Aml for IrqNoFlags {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.byte(0x22);
+        sink.word(1 << (self.0 & 15));
+    }
 }
 
 /// Description of the devices that no bus finds, and of soft-off.
 pub(super) fn dsdt() -> Vec<u8> {
-    let sleep = u32::from(S5_SLEEP_TYPE);
-    let s5 = [
-        aml::integer(sleep),
-        aml::integer(sleep),
-        aml::integer(0),
-        aml::integer(0),
-    ];
+    const PRESENT_ENABLED_SHOWN_WORKING: u8 = 0xf;
+
+    let s5 = Package::new(vec![&S5_SLEEP_TYPE, &S5_SLEEP_TYPE, &0u8, &0u8]);
+    let s5 = Name::new("_S5_".into(), &s5);
+    let ports = IO::new(PORTS.com1, PORTS.com1, 1, 8);
+    let irq = IrqNoFlags(PORTS.com1_irq);
     let com1 = [
-        aml::name(*b"_HID", &aml::pnp_id(0x0501)),
-        aml::name(*b"_UID", &aml::integer(1)),
-        aml::name(*b"_STA", &aml::integer(0xf)),
-        aml::name(
-            *b"_CRS",
-            &aml::resources(&[aml::io_ports(PORTS.com1, 8), aml::irq(PORTS.com1_irq)]),
-        ),
-    ]
-    .concat();
-    let body = [
-        aml::name(*b"_S5_", &aml::package(&s5)),
-        aml::root_scope(*b"_SB_", &aml::device(*b"COM1", &com1)),
-    ]
-    .concat();
+        Name::new("_HID".into(), &EISAName::new("PNP0501")),
+        Name::new("_UID".into(), &1u8),
+        Name::new("_STA".into(), &PRESENT_ENABLED_SHOWN_WORKING),
+        Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ports, &irq])),
+    ];
+    let com1 = com1.iter().map(|name| name as &dyn Aml).collect();
+    let com1 = Device::new("COM1".into(), com1);
+    let system_bus = Scope::new("\\_SB_".into(), vec![&com1]);
     // Revision 2: integers have 64 bits.
-    finish(*b"DSDT", 2, &body)
+    finish(*b"DSDT", 2, &[bytes(&s5), bytes(&system_bus)].concat())
 }
 
 /// Generic address of a register in I/O space (5.2.3.2).
-fn io_register(port: u16, bytes: u8) -> Vec<u8> {
-    const SYSTEM_IO: u8 = 1;
-    // Access size 1, 2, 3 stands for 1, 2, 4 bytes; the event block is two 16-bit registers.
-    let access = if bytes == 1 { 1 } else { 2 };
-    let access = if port == PORTS.pm_timer { 3 } else { access };
-    [
-        &[SYSTEM_IO, bytes * 8, 0, access][..],
-        &u64::from(port).to_le_bytes(),
-    ]
-    .concat()
+fn io_register(port: u16, len: u8, access: AccessSize) -> GAS {
+    GAS::new(AddressSpace::SystemIo, len * 8, 0, access, port.into())
 }
 
-/// Puts the common header in front (5.2.6) and fills in length and checksum.
+fn bytes(object: &dyn Aml) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    object.to_aml_bytes(&mut bytes);
+    bytes
+}
+
+/// Puts the common header in front (5.2.6), with our creator in place of the crate's.
 fn finish(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
-    let mut table = vec![0; HEADER_LEN];
-    let len = u32::try_from(HEADER_LEN + body.len()).expect("tables are short");
-    put(&mut table, 0, &signature);
-    put(&mut table, 4, &len.to_le_bytes());
-    put(&mut table, 8, &[revision]);
-    put(&mut table, 10, &OEM_ID);
-    put(&mut table, 16, &OEM_TABLE_ID);
-    put(&mut table, 24, &REVISION);
-    put(&mut table, 28, &CREATOR_ID);
-    put(&mut table, 32, &REVISION);
-    table.extend_from_slice(body);
-    table[CHECKSUM] = checksum(&table);
-    table
-}
-
-/// The byte that makes the sum of all bytes 0.
-fn checksum(bytes: &[u8]) -> u8 {
-    bytes.iter().fold(0u8, |sum, &byte| sum.wrapping_sub(byte))
+    const HEADER_LEN: u32 = 36;
+    const CREATOR: usize = 28;
+    let mut table = Sdt::new(
+        signature,
+        HEADER_LEN,
+        revision,
+        OEM_ID,
+        OEM_TABLE_ID,
+        REVISION,
+    );
+    table.append_slice(body);
+    table.write_bytes(CREATOR, &CREATOR_ID);
+    table.write_u32(CREATOR + CREATOR_ID.len(), REVISION);
+    table.as_slice().to_vec()
 }
 
 /// All tables and controllers lie below 4 GiB, so the upper half is 0.
-fn low_half(address: u64) -> [u8; 4] {
-    let [a, b, c, d, ..] = address.to_le_bytes();
-    [a, b, c, d]
+fn low_half(address: u64) -> u32 {
+    u32::try_from(address).unwrap_or(u32::MAX)
 }

@@ -162,3 +162,37 @@ fn the_dsdt_has_soft_off_and_the_serial_port() {
         0x47, 1, 0xf8, 3, 0xf8, 3, 1, 8, 0x22, 0x10, 0, 0x79, 0
     ]));
 }
+
+#[test]
+fn aml_is_encoded_as_the_specification_says() {
+    use acpi_tables::Aml;
+    use acpi_tables::aml::{EISAName, IO, Package, ResourceTemplate};
+
+    fn check(object: &dyn Aml, expected: &[u8]) {
+        let mut bytes = Vec::new();
+        object.to_aml_bytes(&mut bytes);
+        assert_eq!(bytes[..expected.len()], *expected);
+    }
+    // Integers take the shortest form.
+    check(&0u32, &[0]);
+    check(&1u32, &[1]);
+    check(&5u32, &[0x0a, 5]);
+    check(&0x1234u32, &[0x0b, 0x34, 0x12]);
+    check(&0x1234_5678u32, &[0x0c, 0x78, 0x56, 0x34, 0x12]);
+    // Lengths grow to two bytes. A package has a byte of its own for the number of elements.
+    let check_length = |len: usize, expected: &[u8]| {
+        check(&Package::new(vec![&0u8; len - 1]), expected);
+    };
+    check_length(62, &[0x12, 63, 61]);
+    check_length(63, &[0x12, 0x41, 0x04, 62]);
+    check_length(0x100, &[0x12, 0x42, 0x10, 0xff]);
+    check_length(4093, &[0x12, 0x4f, 0xff]);
+    // Identifiers and resources.
+    check(&EISAName::new("PNP0501"), &[0x0c, 0x41, 0xd0, 0x05, 0x01]);
+    check(
+        &IO::new(0x3f8, 0x3f8, 1, 8),
+        &[0x47, 1, 0xf8, 3, 0xf8, 3, 1, 8],
+    );
+    check(&tables::IrqNoFlags(4), &[0x22, 0x10, 0]);
+    check(&ResourceTemplate::new(vec![]), &[0x11, 5, 0x0a, 2, 0x79, 0]);
+}

@@ -6,6 +6,9 @@ use super::*;
 use crate::boot::memory::{Conventional, MIB, create, regions};
 use crate::boot::testing::{ElfBuilder, multiboot_header};
 
+/// Length of what every header begins with.
+const HEADER_LEN: usize = size_of::<HeaderStart>();
+
 fn check(bytes: Vec<u8>, expected: Result<(Option<u64>, Segment), &str>) {
     let image = Image::from_bytes("kernel", Path::new("k"), bytes.clone());
     let header = find_header(&bytes).expect("header");

@@ -4,7 +4,6 @@
 //! RSDP → XSDT → FADT (→ FACS, DSDT) and MADT. There is no PCI root: guests see no PCI bus.
 //! Source: ACPI Specification 6.5, chapter 5.
 
-mod aml;
 mod tables;
 
 use super::memory::{ACPI_END, ACPI_START, FACS_START, GuestMemory, MemoryError, write};

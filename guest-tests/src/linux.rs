@@ -41,11 +41,11 @@ pub use under_umpire::{Ran, UnderUmpire};
 /// What the guest's kernel needs on its command line.
 pub const COMMAND_LINE: &str = "console=ttyS0 mitigations=off panic=-1";
 
-const INIT: &str = include_str!("init.sh");
+const INIT: &str = include_str!("linux/init.sh");
 /// Programs of ours in C.
 const SOURCES: [(&str, &str); 2] = [
-    ("spin", include_str!("../../linux/spin.c")),
-    ("msr", include_str!("../../linux/msr.c")),
+    ("spin", include_str!("../linux/spin.c")),
+    ("msr", include_str!("../linux/msr.c")),
 ];
 
 /// The parts of the guest, in the cache.

@@ -4,8 +4,6 @@
 mod code;
 mod elf;
 mod pty;
-mod sys;
 
 pub use code::{BASE, Kernel, Protocol, Routines, exit, print, put, spin_forever};
-pub use pty::{Mode, Pty};
-pub use sys::send_signal;
+pub use pty::{Mode, Pty, send_signal};
