@@ -8,6 +8,7 @@ use arbiter::{Grant, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
 use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
+use vmm_control::{HostTools, Server, ServerError, Tray};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
@@ -17,13 +18,13 @@ use crate::boot::{
     self, BootError, BootRequest, FirmwareImage, FirmwareRequest, InitialState, ModuleRequest,
 };
 use crate::config::{ConfigError, OversubscribeChoice, RunConfig, Unpack};
+use crate::control::VmMemory;
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::events::names;
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
 use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
-use crate::perfmon::{HostTools, Server, ServerError, Tray};
 use crate::probe::ProbeReport;
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::CpuList;
@@ -194,9 +195,10 @@ impl Machine {
         }
         let host_tools = match (&config.control, &guest.pmu) {
             (Some(control), Some(model)) => {
-                let mut tools = HostTools::new(control, model.clone(), &vm, tsc_khz);
+                let memory = Box::new(VmMemory(vm.clone()));
+                let mut tools = HostTools::new(control, model.clone(), memory, tsc_khz);
                 tools.cores(&mut cores);
-                Some(tools.desk(config.cpus, config.cores)?)
+                Some(tools.desk(config.cpus, config.cores.map(|plan| plan.cores.into()))?)
             }
             _ => None,
         };

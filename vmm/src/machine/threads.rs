@@ -6,12 +6,12 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use pmu_virt::{CorePmu, PmuState};
+use vmm_control::Tray;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::run::RunError;
 use crate::audit::AuditTrail;
 use crate::kvm::VcpuId;
-use crate::perfmon::Tray;
 use crate::sched::{Board, CorePlan, CoreReport, CoreThread, CpuList, pin};
 use crate::sys::KickTarget;
 use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};

@@ -7,15 +7,16 @@ use std::time::Duration;
 use arbiter::{Auditor, Grant, Phase, Record};
 use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
 use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu};
+use vmm_control::{ControlConfig, HostSide, HostTools, Server, ServerError, Tray};
 
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
 use super::threads::{Cores, Ran};
 use crate::audit::Holding;
 use crate::config::PcrPlan;
+use crate::control::VmMemory;
 use crate::cpuid::bare_cpuid;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
-use crate::perfmon::{ControlConfig, HostSide, HostTools, Server, ServerError, Tray};
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sys::install_kick_handler;
@@ -276,10 +277,11 @@ impl MicroRun {
         let (Some(control), Some(model)) = (control, &self.model) else {
             return Ok(Served::default());
         };
-        let mut tools = HostTools::new(control, model.clone(), vm, tsc_khz);
+        let memory = Box::new(VmMemory(vm.clone()));
+        let mut tools = HostTools::new(control, model.clone(), memory, tsc_khz);
         tools.cores(cores);
         let vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
-        let (tools, sides, trays) = tools.desk(vcpus, self.cores)?;
+        let (tools, sides, trays) = tools.desk(vcpus, self.cores.map(|plan| plan.cores.into()))?;
         Ok(Served {
             server: Some(tools.serve(control, "micro-guest".to_owned())?),
             sides: sides.into(),

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pmu_virt::CorePmu;
+use vmm_control::Tray;
 
 use super::run::MicroRunError;
-use crate::perfmon::Tray;
 use crate::sched::{Board, CoreEnd, CorePlan, CoreReport, CoreThread};
 use crate::sys::KickTarget;
 use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};

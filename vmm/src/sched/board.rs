@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use vmm_control::WakeCore;
+
 use crate::sys::KickTarget;
 use crate::vcpu::Vcpu;
 
@@ -160,6 +162,12 @@ impl Board {
         if let Some(target) = post.target.get() {
             target.kick();
         }
+    }
+}
+
+impl WakeCore for Board {
+    fn wake(&self, core: usize) {
+        self.call(core);
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pmu_virt::CorePmu;
+use vmm_control::{CoreTally, Tray, close_core};
 
 use super::board::Board;
 use super::pace::Pace;
@@ -12,7 +13,6 @@ use super::plan::CorePlan;
 use super::queue::{Action, Rest, RunQueue};
 use super::report::CoreReport;
 use crate::kvm::VcpuId;
-use crate::perfmon::{CoreTally, Tray, close_core};
 use crate::sys::{SignalMask, hold_pending_signal, rdtsc};
 use crate::vcpu::{Seat, Stay, Turn, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
@@ -95,8 +95,8 @@ impl CoreThread {
     #[must_use]
     pub fn with_tray(mut self, tray: Option<Tray>) -> Self {
         if let Some(tray) = &tray {
-            tray.sit_down();
-            tray.meet_at(&self.board);
+            tray.sit_down(Box::new(self.seat.target()));
+            tray.meet_at(self.board.clone());
         }
         self.tray = tray;
         self
@@ -249,7 +249,7 @@ impl CoreThread {
         if let Some(pmu) = &mut self.pmu {
             vcpu.leave(pmu);
         }
-        self.tally.leaves(id, &vcpu.quantities());
+        self.tally.leaves(id.0.into(), &vcpu.quantities());
         Some(vcpu)
     }
 
@@ -266,7 +266,7 @@ impl CoreThread {
             Ok(rest) => {
                 self.queue.admit(rdtsc(), vcpu.id(), rest, cost);
                 vcpu.moves_to(self.index);
-                self.tally.comes(vcpu.id(), vcpu.quantities());
+                self.tally.comes(vcpu.id().0.into(), vcpu.quantities());
                 self.vcpus.insert(vcpu.id(), vcpu);
                 None
             }

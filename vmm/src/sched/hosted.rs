@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use perfmon_abi::wire::info::VcpuState;
+use vmm_control::{CoreView, Job, Snapshot, Tray, VcpuView, View, serve_core, serve_look};
 
 use super::core::{CoreEnd, CoreThread};
 use crate::kvm::VcpuId;
-use crate::perfmon::{CoreView, Job, Snapshot, Tray, VcpuView, View, serve_core, serve_look};
 use crate::vcpu::{Vcpu, VcpuFailure};
 
 impl CoreThread {
@@ -56,8 +56,11 @@ impl CoreThread {
 
     /// What the vCPUs of this core did on it, together.
     pub(super) fn quantities(&self) -> Snapshot {
-        self.tally
-            .read(|id| self.vcpus.get(&id).map(Vcpu::quantities))
+        self.tally.read(|id| {
+            self.vcpus
+                .get(&VcpuId(u8::try_from(id).ok()?))
+                .map(Vcpu::quantities)
+        })
     }
 
     /// Who has the counters.

@@ -3,11 +3,11 @@
 
 use pmu_virt::perfmon::Moment;
 use pmu_virt::{CorePmu, Ring, VcpuPmu};
+use vmm_control::{Job, Rested, Snapshot, close_vcpu, serve_vcpu};
 
 use super::kick::Seat;
 use super::run::{Core, Vcpu, VcpuFailure};
 use crate::kvm::KvmVcpu;
-use crate::perfmon::{Job, Rested, Snapshot, close_vcpu, serve_vcpu};
 use crate::sched::Rest;
 use crate::sys::rdtsc;
 use crate::trap::cpl;
@@ -28,7 +28,7 @@ impl Core {
     pub(super) fn comes_to(&self, seat: &Seat) {
         if let Some(host) = &self.host {
             if !host.is_shared() {
-                host.tray.sit_down();
+                host.tray.sit_down(Box::new(seat.target()));
             }
             host.tray.moved_to(seat.core().into());
             self.tally.comes();

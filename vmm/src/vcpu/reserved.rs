@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use arbiter::Layer;
 use pmu_virt::{CounterSet, PmiRequest, VcpuPmu};
+use vmm_control::Rested;
 
 use super::observe::TrapEvent;
 use super::pmi;
 use super::run::{Core, VcpuFailure};
 use crate::kvm::{KvmVcpu, VcpuId};
-use crate::perfmon::Rested;
 use crate::reservations::answer_questions;
 use crate::sys::{nap, rdtsc};
 

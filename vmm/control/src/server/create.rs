@@ -14,9 +14,9 @@ use super::State;
 use super::answer::{Answer, Asked};
 use super::contexts::{Entry, Place};
 use super::events::Token;
-use crate::perfmon::buffer::SharedBuffer;
-use crate::perfmon::queue::SocketQueue;
-use crate::perfmon::socket::{FileId, context_pair};
+use crate::buffer::SharedBuffer;
+use crate::queue::SocketQueue;
+use crate::socket::{FileId, context_pair};
 
 /// A sampler, and what of its buffer is handed out.
 type Made = (Sampler, Option<(Arc<OwnedFd>, u64)>);

@@ -5,15 +5,31 @@ use std::sync::Arc;
 
 use pmu_virt::perfmon::{Quantities, VirtualPmd};
 
-use super::clock::{Rested, VcpuClock};
+use super::clock::{HaltTimes, Rested, VcpuClock};
 use super::gauge::MemoryGauge;
 use super::host_side::HostSide;
-use crate::kvm::{KvmVcpu, VmExit};
+
+/// What a vCPU has left the guest for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitKind {
+    /// RDMSR or WRMSR.
+    Msr,
+    /// A port.
+    Port,
+    /// A device's memory.
+    Mmio,
+    /// A breakpoint or a single step.
+    Debug,
+    /// Somebody has kicked its thread.
+    Kick,
+    /// Anything else.
+    Other,
+}
 
 /// A vCPU's exits by kind, times, and where its VM's memory is told. One
 /// addition or two at each exit; everything else when it is asked for.
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub struct Tally {
     exits: u64,
     msr: u64,
     rdpmc: u64,
@@ -28,8 +44,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     /// Of a vCPU; times and memory are for those with a server.
-    pub(crate) fn new(kvm: &KvmVcpu, host: Option<&HostSide>) -> Self {
-        let stats = host.and_then(|_| kvm.halt_stats().ok());
+    pub fn new(stats: Option<Box<dyn HaltTimes>>, host: Option<&HostSide>) -> Self {
         Self {
             exits: 0,
             msr: 0,
@@ -46,37 +61,37 @@ impl Tally {
 
     /// Counts an exit.
     #[inline]
-    pub(crate) fn exit(&mut self, exit: &VmExit) {
+    pub fn exit(&mut self, kind: ExitKind) {
         self.exits += 1;
-        let kind = match exit {
-            VmExit::Rdmsr { .. } | VmExit::Wrmsr { .. } => &mut self.msr,
-            VmExit::IoIn { .. } | VmExit::IoOut { .. } => &mut self.port,
-            VmExit::MmioRead { .. } | VmExit::MmioWrite { .. } => &mut self.mmio,
-            VmExit::Debug(_) => &mut self.debug,
-            VmExit::Interrupted => &mut self.kicks,
-            _ => return,
+        let kind = match kind {
+            ExitKind::Msr => &mut self.msr,
+            ExitKind::Port => &mut self.port,
+            ExitKind::Mmio => &mut self.mmio,
+            ExitKind::Debug => &mut self.debug,
+            ExitKind::Kick => &mut self.kicks,
+            ExitKind::Other => return,
         };
         *kind += 1;
     }
 
     /// The last exit, at a breakpoint, was for an RDPMC.
-    pub(crate) fn was_rdpmc(&mut self) {
+    pub fn was_rdpmc(&mut self) {
         self.debug = self.debug.saturating_sub(1);
         self.rdpmc += 1;
     }
 
     /// A PMI was raised in the guest.
-    pub(crate) fn pmi(&mut self) {
+    pub fn pmi(&mut self) {
         self.pmis += 1;
     }
 
     /// The calling thread runs the vCPU from now on.
-    pub(crate) fn comes(&self) {
+    pub fn comes(&self) {
         self.clock.borrow_mut().comes();
     }
 
     /// The vCPU is not run from now on, as it rests so.
-    pub(crate) fn goes(&self, rest: Rested) {
+    pub fn goes(&self, rest: Rested) {
         self.clock.borrow_mut().goes(rest);
     }
 }
@@ -107,7 +122,7 @@ impl Quantities for Tally {
 
 /// Where no vCPU is: nothing can be told.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Nothing;
+pub struct Nothing;
 
 impl Quantities for Nothing {
     fn read(&self, _: VirtualPmd) -> Option<u64> {

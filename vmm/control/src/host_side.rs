@@ -8,7 +8,8 @@ use super::gauge::MemoryGauge;
 /// A vCPU's way to the server.
 #[derive(Debug)]
 pub struct HostSide {
-    pub(crate) tray: Tray,
+    /// Where its jobs lie.
+    pub tray: Tray,
     pub(crate) gauge: Arc<MemoryGauge>,
     shared: bool,
 }
@@ -25,7 +26,7 @@ impl HostSide {
     }
 
     /// vCPUs share cores.
-    pub(crate) fn is_shared(&self) -> bool {
+    pub fn is_shared(&self) -> bool {
         self.shared
     }
 }

@@ -9,8 +9,8 @@ use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_virt::perfmon::{Context, ContextId, Hosted, MessageQueue};
 
 use super::answer::Asked;
-use crate::perfmon::desk::Target;
-use crate::perfmon::socket::{FileId, Peer};
+use crate::desk::Target;
+use crate::socket::{FileId, Peer};
 
 /// Event sets of all contexts of a VM.
 pub(super) const MOST_SETS: usize = 1 << 16;

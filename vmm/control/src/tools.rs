@@ -8,15 +8,13 @@ use pmu_virt::{CorePmu, PmuModel};
 
 use super::config::ControlConfig;
 use super::desk::{Desk, Tray};
-use super::gauge::{MemoryGauge, MemoryProbe};
+use super::gauge::{GuestMemoryUse, MemoryGauge, MemoryProbe};
 use super::host_side::HostSide;
 use super::server::{Machine, Server, ServerError};
-use crate::kvm::KvmVm;
-use crate::sched::CorePlan;
 
 /// A server in the making.
 #[derive(Debug)]
-pub(crate) struct HostTools {
+pub struct HostTools {
     control: ControlConfig,
     model: PmuModel,
     memory: MemoryProbe,
@@ -27,22 +25,22 @@ pub(crate) struct HostTools {
 
 /// A server that knows the way to its vCPUs.
 #[derive(Debug)]
-pub(crate) struct ReadyTools {
+pub struct ReadyTools {
     tools: HostTools,
     desk: Desk,
 }
 
 /// With what each vCPU, and each core that vCPUs share, has of it.
-pub(crate) type Parts = (ReadyTools, Vec<HostSide>, Vec<Tray>);
+pub type Parts = (ReadyTools, Vec<HostSide>, Vec<Tray>);
 
 impl HostTools {
-    pub(crate) fn new(
+    pub fn new(
         control: &ControlConfig,
         model: PmuModel,
-        vm: &Arc<KvmVm>,
+        memory: Box<dyn GuestMemoryUse>,
         tsc_khz: u32,
     ) -> Self {
-        let (memory, gauge) = MemoryProbe::new(vm.clone());
+        let (memory, gauge) = MemoryProbe::new(memory);
         Self {
             control: control.clone(),
             model,
@@ -54,7 +52,7 @@ impl HostTools {
     }
 
     /// Lets contexts come to `cores`.
-    pub(crate) fn cores<'a>(&mut self, cores: impl IntoIterator<Item = &'a mut CorePmu>) {
+    pub fn cores<'a>(&mut self, cores: impl IntoIterator<Item = &'a mut CorePmu>) {
         let khz = NonZeroU32::new(self.tsc_khz).unwrap_or(NonZeroU32::MIN);
         for core in cores {
             core.enable_hosting(self.control.policy, khz);
@@ -66,8 +64,7 @@ impl HostTools {
     ///
     /// # Errors
     /// There is no event descriptor left.
-    pub(crate) fn desk(self, cpus: u8, cores: Option<CorePlan>) -> Result<Parts, ServerError> {
-        let shared = cores.map(|plan| usize::from(plan.cores));
+    pub fn desk(self, cpus: u8, shared: Option<usize>) -> Result<Parts, ServerError> {
         let (desk, trays) = Desk::new(cpus.into(), shared)?;
         let side = |tray| HostSide::new(tray, self.gauge.clone(), shared.is_some());
         let sides = trays.vcpus.into_iter().map(side).collect();
@@ -80,11 +77,7 @@ impl ReadyTools {
     ///
     /// # Errors
     /// As [`Server::start`].
-    pub(crate) fn serve(
-        self,
-        control: &ControlConfig,
-        guest: String,
-    ) -> Result<Server, ServerError> {
+    pub fn serve(self, control: &ControlConfig, guest: String) -> Result<Server, ServerError> {
         let ReadyTools { tools, desk } = self;
         let machine = Machine {
             guest,

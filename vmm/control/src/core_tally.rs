@@ -4,17 +4,15 @@ use std::collections::BTreeMap;
 
 use pmu_virt::perfmon::{Quantities, VirtualPmd};
 
-use crate::kvm::VcpuId;
-
 /// Quantities at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Snapshot {
+pub struct Snapshot {
     values: BTreeMap<u16, u64>,
 }
 
 impl Snapshot {
     /// What `source` tells now.
-    pub(crate) fn of(source: &dyn Quantities) -> Self {
+    pub fn of(source: &dyn Quantities) -> Self {
         let known = |&which: &VirtualPmd| Some((which.pmd(), source.read(which)?));
         let values = VirtualPmd::ALL.iter().filter_map(known).collect();
         Self { values }
@@ -30,9 +28,9 @@ impl Quantities for Snapshot {
 /// The sum of what vCPUs did while a core had them: it never goes back, whoever
 /// comes and goes.
 #[derive(Debug, Default)]
-pub(crate) struct CoreTally {
+pub struct CoreTally {
     /// As of their arrival.
-    here: BTreeMap<VcpuId, Snapshot>,
+    here: BTreeMap<usize, Snapshot>,
     /// Of those that have left.
     gone: BTreeMap<u16, u64>,
     /// Quantities that some vCPU could not tell: nobody knows the sum.
@@ -50,12 +48,12 @@ fn adds_up(which: VirtualPmd) -> bool {
 
 impl CoreTally {
     /// The core has `id` from now on.
-    pub(crate) fn comes(&mut self, id: VcpuId, now: Snapshot) {
+    pub fn comes(&mut self, id: usize, now: Snapshot) {
         self.here.insert(id, now);
     }
 
     /// It has it no more.
-    pub(crate) fn leaves(&mut self, id: VcpuId, now: &Snapshot) {
+    pub fn leaves(&mut self, id: usize, now: &Snapshot) {
         let Some(before) = self.here.remove(&id) else {
             return;
         };
@@ -73,7 +71,7 @@ impl CoreTally {
     }
 
     /// The core's quantities now; `now` tells those of the vCPUs that it has.
-    pub(crate) fn read<'a>(&self, now: impl Fn(VcpuId) -> Option<Snapshot> + 'a) -> Snapshot {
+    pub fn read<'a>(&self, now: impl Fn(usize) -> Option<Snapshot> + 'a) -> Snapshot {
         let here: Vec<_> = self
             .here
             .iter()
@@ -125,32 +123,32 @@ mod tests {
     #[test]
     fn a_core_has_the_sum_of_what_was_done_on_it() {
         let mut core = CoreTally::default();
-        let check = |core: &CoreTally, now: &[(u8, u64)], expected: u64| {
-            let of = |id: VcpuId| now.iter().find(|(n, _)| *n == id.0).map(|(_, n)| exits(*n));
+        let check = |core: &CoreTally, now: &[(usize, u64)], expected: u64| {
+            let of = |id: usize| now.iter().find(|(n, _)| *n == id).map(|(_, n)| exits(*n));
             let read = core.read(of);
             assert_eq!(read.read(VirtualPmd::Exits), Some(expected), "{now:?}");
         };
-        core.comes(VcpuId(0), exits(100));
+        core.comes(0, exits(100));
         check(&core, &[(0, 100)], 0);
-        core.comes(VcpuId(1), exits(7));
+        core.comes(1, exits(7));
         check(&core, &[(0, 130), (1, 9)], 32);
-        core.leaves(VcpuId(0), &exits(140));
+        core.leaves(0, &exits(140));
         check(&core, &[(1, 9)], 42);
         // What it does elsewhere is not this core's.
-        core.comes(VcpuId(0), exits(1000));
+        core.comes(0, exits(1000));
         check(&core, &[(0, 1001), (1, 9)], 43);
-        core.leaves(VcpuId(1), &exits(10));
-        core.leaves(VcpuId(0), &exits(1001));
+        core.leaves(1, &exits(10));
+        core.leaves(0, &exits(1001));
         check(&core, &[], 44);
     }
 
     #[test]
     fn what_one_vcpu_cannot_tell_nobody_can() {
         let mut core = CoreTally::default();
-        core.comes(VcpuId(0), exits(1));
+        core.comes(0, exits(1));
         let read = core.read(|_| Some(exits(2)));
         assert_eq!(read.read(VirtualPmd::RunTime), None);
-        core.leaves(VcpuId(0), &exits(2));
+        core.leaves(0, &exits(2));
         let read = core.read(|_| None);
         assert_eq!(read.read(VirtualPmd::RunTime), None);
         // The machine's memory is no sum, and is told as it was last.

@@ -104,7 +104,7 @@ mod tests {
         let mut closer = Closer::new();
         let mut others = Vec::new();
         for _ in 0..100 {
-            let (one, other) = crate::perfmon::socket::context_pair().unwrap();
+            let (one, other) = crate::socket::context_pair().unwrap();
             closer.close(one);
             others.push(other);
         }
@@ -136,7 +136,7 @@ mod tests {
         let began = Instant::now();
         let (slow, _peer) = lingering();
         closer.close(slow);
-        let (one, other) = crate::perfmon::socket::context_pair().unwrap();
+        let (one, other) = crate::socket::context_pair().unwrap();
         std::thread::sleep(Duration::from_millis(50));
         closer.close(one);
         let mut byte = [0; 1];

@@ -15,9 +15,9 @@ use super::State;
 use super::answer::{Answer, Asked};
 use super::contexts::{Entry, Place};
 use super::documents::number;
-use crate::perfmon::desk::{LOOK, Target, Work};
-use crate::perfmon::queue::unread;
-use crate::perfmon::view::{ContextView, View};
+use crate::desk::{LOOK, Target, Work};
+use crate::queue::unread;
+use crate::view::{ContextView, View};
 
 /// A thread that has not looked up by then is left out of the answer.
 const PATIENCE: Duration = Duration::from_millis(200);

@@ -1,5 +1,5 @@
-//! What rustix has no safe call for: who a peer is, which socket it is, the fill of a socket's
-//! queue, a mapping that is shared with a tool, and which pages there are.
+//! What rustix has no safe call for: who a peer is, which socket it is, the fill of a
+//! socket's queue, and a mapping that is shared with a tool.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -169,19 +169,6 @@ impl Drop for Mapping {
     }
 }
 
-/// How many of the `pages` pages from `address` on are in memory; `seen` is for
-/// the kernel to write to.
-pub(super) fn resident(address: *mut u8, pages: usize, seen: &mut Vec<u8>) -> io::Result<u64> {
-    seen.resize(pages, 0);
-    // SAFETY: mincore only looks at the page tables of the range, mapped or not,
-    // and writes one byte a page, for which `seen` has room.
-    let ret = unsafe { libc::mincore(address.cast(), pages * PAGE, seen.as_mut_ptr()) };
-    match ret {
-        0 => Ok(seen.iter().map(|page| u64::from(page & 1)).sum()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,7 +182,5 @@ mod tests {
         let mut other = Mapping::new(&file, 2 * PAGE).unwrap();
         one.bytes()[PAGE] = 7;
         assert_eq!((other.bytes()[PAGE], other.bytes().len()), (7, 2 * PAGE));
-        let at = one.bytes().as_mut_ptr();
-        assert_eq!(resident(at, 2, &mut Vec::new()).unwrap(), 1);
     }
 }

@@ -8,7 +8,7 @@ use super::desk::{Done, Job, Target, Tray, Work};
 use super::view::{CoreView, VcpuView, View};
 
 /// Does a job for a vCPU, or for the core that it is on.
-pub(crate) fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
+pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
     if job.is_look() {
         let (Target::Vcpu(number) | Target::Core(number)) = job.target();
         // The vCPU's thread is its core.
@@ -28,22 +28,17 @@ pub(crate) fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
 }
 
 /// Does a job for a core on which no vCPU is.
-pub(crate) fn serve_core(job: Job, core: &mut CorePmu, values: &dyn Quantities) {
+pub fn serve_core(job: Job, core: &mut CorePmu, values: &dyn Quantities) {
     job.act(|id, work| on_core(core, id, work, values));
 }
 
 /// Says what there is.
-pub(crate) fn serve_look(job: Job, view: View) {
+pub fn serve_look(job: Job, view: View) {
     job.act(|_, _| Done::Seen(Box::new(view)));
 }
 
 /// A vCPU has ended, and with it its core if that was its own (`alone`).
-pub(crate) fn close_vcpu(
-    tray: Tray,
-    pmu: Option<&mut VcpuPmu>,
-    alone: bool,
-    values: &dyn Quantities,
-) {
+pub fn close_vcpu(tray: Tray, pmu: Option<&mut VcpuPmu>, alone: bool, values: &dyn Quantities) {
     let (mut own, mut core) = (None, None);
     if let Some(pmu) = pmu {
         own = Host::unload(pmu, values);
@@ -56,7 +51,7 @@ pub(crate) fn close_vcpu(
 }
 
 /// A core has ended.
-pub(crate) fn close_core(tray: Tray, core: Option<&mut CorePmu>, values: &dyn Quantities) {
+pub fn close_core(tray: Tray, core: Option<&mut CorePmu>, values: &dyn Quantities) {
     let own = core.and_then(|core| Host::unload(core, values));
     tray.close(own, None, false);
 }

@@ -12,10 +12,10 @@ use umpire_perfmon::Client;
 
 use super::contexts::MOST_SETS;
 use super::{Machine, Server};
-use crate::perfmon::config::ControlConfig;
-use crate::perfmon::desk::{Desk, Done, Job, Tray, Trays, Work};
-use crate::perfmon::serve_look;
-use crate::perfmon::view::{VcpuView, View};
+use crate::config::ControlConfig;
+use crate::desk::{Desk, Done, Job, Tray, Trays, Work};
+use crate::serve_look;
+use crate::view::{VcpuView, View};
 
 /// A machine of two vCPUs, with a server and a client.
 struct Stage {

@@ -6,7 +6,7 @@ use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
 
 /// A loaded context.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ContextView {
+pub struct ContextView {
     pub(super) id: ContextId,
     pub(super) phase: Phase,
     pub(super) started: bool,
@@ -17,7 +17,7 @@ pub(crate) struct ContextView {
 }
 
 impl ContextView {
-    pub(crate) fn of(hosted: &Hosted) -> Self {
+    pub fn of(hosted: &Hosted) -> Self {
         let context = hosted.context();
         Self {
             id: hosted.id(),
@@ -33,14 +33,14 @@ impl ContextView {
 
 /// A vCPU.
 #[derive(Clone, Debug)]
-pub(crate) struct VcpuView {
-    pub(crate) vcpu: usize,
-    pub(crate) state: VcpuState,
-    pub(crate) context: Option<ContextView>,
+pub struct VcpuView {
+    pub vcpu: usize,
+    pub state: VcpuState,
+    pub context: Option<ContextView>,
 }
 
 impl VcpuView {
-    pub(crate) fn of(vcpu: usize, pmu: Option<&VcpuPmu>, otherwise: VcpuState) -> Self {
+    pub fn of(vcpu: usize, pmu: Option<&VcpuPmu>, otherwise: VcpuState) -> Self {
         let blocked = pmu.is_some_and(VcpuPmu::is_blocked);
         Self {
             vcpu,
@@ -56,16 +56,16 @@ impl VcpuView {
 
 /// A core.
 #[derive(Clone, Debug)]
-pub(crate) struct CoreView {
-    pub(crate) core: usize,
+pub struct CoreView {
+    pub core: usize,
     /// Who is on it.
-    pub(crate) vcpu: Option<usize>,
-    pub(crate) context: Option<ContextView>,
-    pub(crate) holders: Vec<HolderReport>,
+    pub vcpu: Option<usize>,
+    pub context: Option<ContextView>,
+    pub holders: Vec<HolderReport>,
 }
 
 impl CoreView {
-    pub(crate) fn of(core: usize, vcpu: Option<usize>, pmu: Option<&CorePmu>) -> Self {
+    pub fn of(core: usize, vcpu: Option<usize>, pmu: Option<&CorePmu>) -> Self {
         let context = pmu.and_then(CorePmu::host_context);
         Self {
             core,
@@ -79,6 +79,6 @@ impl CoreView {
 /// What one thread knows.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    pub(crate) cores: Vec<CoreView>,
-    pub(crate) vcpus: Vec<VcpuView>,
+    pub cores: Vec<CoreView>,
+    pub vcpus: Vec<VcpuView>,
 }

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::State;
 use super::answer::{Answer, Asked};
 use super::contexts::Place;
-use crate::perfmon::desk::{Done, Report, Target, Work};
+use crate::desk::{Done, Report, Target, Work};
 
 impl State {
     /// Takes in what the vCPUs' threads have reported.

@@ -8,9 +8,9 @@ use pmu_virt::perfmon::LogicalPmu;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::connection::MOST_REFUSED;
-use crate::perfmon::config::ControlConfig;
-use crate::perfmon::socket::Peer;
-use crate::perfmon::sys::PAGE;
+use crate::config::ControlConfig;
+use crate::socket::Peer;
+use crate::sys::PAGE;
 
 /// Contexts of a VM.
 const MOST_CONTEXTS: usize = 4096;

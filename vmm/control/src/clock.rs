@@ -1,8 +1,24 @@
 //! How long a vCPU ran, was halted, and could have run and did not.
 
+use std::fmt::Debug;
 use std::time::Instant;
 
-use crate::sys::{HaltStats, thread_cpu_ns};
+use rustix::time::{ClockId, clock_gettime};
+
+/// How long a vCPU was halted since it was made, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Halted {
+    /// Its thread slept.
+    pub waited_ns: u64,
+    /// Its thread polled for the wake-up.
+    pub polled_ns: u64,
+}
+
+/// Tells how long a vCPU was halted.
+pub trait HaltTimes: Debug + Send {
+    /// Until now; `None` if the host does not tell.
+    fn halted(&mut self) -> Option<Halted>;
+}
 
 /// How a vCPU spent its time, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,7 +33,7 @@ pub(crate) struct Times {
 
 /// Why a vCPU is not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rested {
+pub enum Rested {
     /// It waits for its turn.
     Runnable,
     /// It is halted.
@@ -75,11 +91,11 @@ pub(crate) struct VcpuClock {
     last: Instants,
     began: Instant,
     /// Without these halted time cannot be told from stolen.
-    stats: Option<HaltStats>,
+    stats: Option<Box<dyn HaltTimes>>,
 }
 
 impl VcpuClock {
-    pub(crate) fn new(stats: Option<HaltStats>) -> Self {
+    pub(crate) fn new(stats: Option<Box<dyn HaltTimes>>) -> Self {
         Self {
             times: Times::default(),
             place: Place::Off(Rested::Held),
@@ -90,12 +106,14 @@ impl VcpuClock {
     }
 
     fn now(&mut self) -> Instants {
-        let halted = self.stats.as_mut().and_then(|stats| stats.halted().ok());
+        let halted = self.stats.as_mut().and_then(|stats| stats.halted());
         let halted = halted.unwrap_or_default();
+        let cpu = clock_gettime(ClockId::ThreadCPUTime);
+        let (seconds, ns) = (u64::try_from(cpu.tv_sec), u64::try_from(cpu.tv_nsec));
         let wall = self.began.elapsed().as_nanos();
         Instants {
             wall: u64::try_from(wall).unwrap_or(u64::MAX),
-            cpu: thread_cpu_ns(),
+            cpu: seconds.unwrap_or(0) * 1_000_000_000 + ns.unwrap_or(0),
             waited: halted.waited_ns,
             polled: halted.polled_ns,
         }

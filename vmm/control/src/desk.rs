@@ -5,6 +5,7 @@
 //! and sends it back. A job is never lost: one that nobody does any more, as its
 //! vCPU has ended, comes back as well.
 
+use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -14,8 +15,20 @@ use pmu_virt::perfmon::{ContextId, Hosted, NotLoaded};
 
 use super::bell::Bell;
 use super::view::View;
-use crate::sched::Board;
-use crate::sys::KickTarget;
+
+/// A thread that runs vCPUs.
+pub trait KickThread: Debug + Send + Sync {
+    /// Has it look at what lies in its tray. Never waits.
+    fn kick(&self);
+    /// Its number among the host's threads.
+    fn thread_id(&self) -> i32;
+}
+
+/// Cores that vCPUs share.
+pub trait WakeCore: Debug + Send + Sync {
+    /// Has `core` look at what lies in the trays that it looks after. Never waits.
+    fn wake(&self, core: usize);
+}
 
 /// What a context is, or is to be, attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,8 +40,8 @@ pub enum Target {
     Core(usize),
 }
 
-impl std::fmt::Display for Target {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Vcpu(number) => write!(f, "vCPU {number}"),
             Target::Core(number) => write!(f, "core {number}"),
@@ -105,12 +118,12 @@ pub struct Job {
 
 impl Job {
     /// What it is about.
-    pub(crate) fn target(&self) -> Target {
+    pub fn target(&self) -> Target {
         self.target
     }
 
     /// It only asks what there is.
-    pub(crate) fn is_look(&self) -> bool {
+    pub fn is_look(&self) -> bool {
         matches!(self.work, Some(Work::Look))
     }
 
@@ -123,7 +136,7 @@ impl Job {
     }
 
     /// Does it: `act` gets the work and says what came of it.
-    pub(crate) fn act(mut self, act: impl FnOnce(ContextId, Work) -> Done) {
+    pub fn act(mut self, act: impl FnOnce(ContextId, Work) -> Done) {
         if let Some(work) = self.work.take() {
             let done = act(self.context, work);
             self.report(done);
@@ -144,7 +157,7 @@ impl Drop for Job {
 struct Flag {
     raised: AtomicBool,
     /// The thread, once there is one; without a board.
-    thread: OnceLock<KickTarget>,
+    thread: OnceLock<Box<dyn KickThread>>,
     /// The core that has the vCPU, or that it is.
     core: AtomicUsize,
 }
@@ -163,7 +176,7 @@ pub struct Desk {
     /// Without `--cores` a core's jobs lie with its vCPU's.
     cores: Option<Vec<Line>>,
     /// With `--cores`, once the cores meet there.
-    board: Arc<OnceLock<Arc<Board>>>,
+    board: Arc<OnceLock<Arc<dyn WakeCore>>>,
     outbox: Outbox,
     reports: Receiver<Report>,
 }
@@ -175,7 +188,7 @@ pub struct Tray {
     jobs: Receiver<Job>,
     flag: Arc<Flag>,
     outbox: Outbox,
-    board: Arc<OnceLock<Arc<Board>>>,
+    board: Arc<OnceLock<Arc<dyn WakeCore>>>,
 }
 
 /// The trays of a machine.
@@ -256,7 +269,7 @@ impl Desk {
     #[must_use]
     pub fn thread_of(&self, core: usize) -> Option<i32> {
         let line = self.cores.as_ref().unwrap_or(&self.vcpus).get(core)?;
-        line.flag.thread.get().map(|thread| thread.thread())
+        line.flag.thread.get().map(|thread| thread.thread_id())
     }
 
     /// Readable when there are reports.
@@ -291,7 +304,7 @@ impl Desk {
         // or its number is seen here.
         fence(Ordering::SeqCst);
         match self.board.get() {
-            Some(board) => board.call(line.flag.core.load(Ordering::SeqCst)),
+            Some(board) => board.wake(line.flag.core.load(Ordering::SeqCst)),
             None => {
                 if let Some(thread) = line.flag.thread.get() {
                     thread.kick();
@@ -303,36 +316,36 @@ impl Desk {
 
 impl Tray {
     /// Whose it is.
-    pub(crate) fn target(&self) -> Target {
+    pub fn target(&self) -> Target {
         self.target
     }
 
     /// The calling thread looks after this tray from now on.
-    pub(crate) fn sit_down(&self) {
-        let _ = self.flag.thread.set(KickTarget::current());
+    pub fn sit_down(&self, thread: Box<dyn KickThread>) {
+        let _ = self.flag.thread.set(thread);
         fence(Ordering::SeqCst);
     }
 
     /// `core` has the vCPU from now on.
-    pub(crate) fn moved_to(&self, core: usize) {
+    pub fn moved_to(&self, core: usize) {
         self.flag.core.store(core, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Where cores meet.
-    pub(crate) fn meet_at(&self, board: &Arc<Board>) {
-        let _ = self.board.set(board.clone());
+    pub fn meet_at(&self, board: Arc<dyn WakeCore>) {
+        let _ = self.board.set(board);
         fence(Ordering::SeqCst);
     }
 
     /// Whether there may be a job: one load.
     #[inline]
-    pub(crate) fn has_jobs(&self) -> bool {
+    pub fn has_jobs(&self) -> bool {
         self.flag.raised.load(Ordering::Relaxed)
     }
 
     /// The next job. Never waits.
-    pub(crate) fn take(&self) -> Option<Job> {
+    pub fn take(&self) -> Option<Job> {
         if !self.has_jobs() {
             return None;
         }
@@ -345,7 +358,7 @@ impl Tray {
 
     /// The vCPU or core has ended, with `own`; and so has its thread's core with
     /// `core`, where it had one of its own. What still lies here comes back.
-    pub(crate) fn close(self, own: Option<Box<Hosted>>, core: Option<Box<Hosted>>, alone: bool) {
+    pub fn close(self, own: Option<Box<Hosted>>, core: Option<Box<Hosted>>, alone: bool) {
         let number = match self.target {
             Target::Vcpu(number) | Target::Core(number) => number,
         };
@@ -359,6 +372,13 @@ impl Tray {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug)]
+    struct Cores;
+
+    impl WakeCore for Cores {
+        fn wake(&self, _: usize) {}
+    }
 
     fn undone(desk: &Desk) -> Option<ContextId> {
         match desk.report()? {
@@ -394,7 +414,7 @@ mod tests {
     #[test]
     fn a_vcpu_that_no_core_has_yet_is_at_one_that_there_is() {
         let (desk, trays) = Desk::new(8, Some(2)).unwrap();
-        trays.cores[0].meet_at(&Arc::new(Board::new(2)));
+        trays.cores[0].meet_at(Arc::new(Cores));
         for vcpu in 0..8 {
             assert_eq!(desk.core_of(vcpu), Some(vcpu % 2));
             desk.post(ContextId(1), Target::Vcpu(vcpu), Work::Unload);

@@ -12,9 +12,9 @@ use pmu_virt::perfmon::{ContextId, Hosted, VirtualPmd};
 use super::State;
 use super::answer::{Answer, Asked};
 use super::contexts::Place;
-use crate::perfmon::desk::{Target, Work};
-use crate::perfmon::socket::{FileId, Packet};
-use crate::perfmon::tally::Nothing;
+use crate::desk::{Target, Work};
+use crate::socket::{FileId, Packet};
+use crate::tally::Nothing;
 
 /// The first number of the protocol's own commands.
 const EXTENSIONS: u16 = 0x100;

@@ -11,7 +11,7 @@ use pmu_virt::perfmon::ContextId;
 use super::State;
 use super::answer::{Answer, Asked};
 use super::events::Token;
-use crate::perfmon::socket::{FileId, Packet, Peer, receive, send};
+use crate::socket::{FileId, Packet, Peer, receive, send};
 
 /// Connections taken in before others are served.
 const MOST_AT_ONCE: usize = 64;
