@@ -2,24 +2,24 @@
 
 use std::sync::Arc;
 
-use super::desk::{Target, Tray};
-use super::gauge::MemoryGauge;
+use super::dispatcher::{JobQueue, Target};
+use super::quantities::memory::MemoryGauge;
 
 /// A vCPU's way to the server.
 #[derive(Debug)]
-pub struct HostSide {
+pub struct ControlEndpoint {
     /// Where its jobs lie.
-    pub tray: Tray,
+    pub jobs: JobQueue,
     pub(crate) gauge: Arc<MemoryGauge>,
     shared: bool,
 }
 
-impl HostSide {
-    /// `shared`: vCPUs share cores, and the core looks after the tray.
-    pub(crate) fn new(tray: Tray, gauge: Arc<MemoryGauge>, shared: bool) -> Self {
-        debug_assert!(matches!(tray.target(), Target::Vcpu(_)));
+impl ControlEndpoint {
+    /// `shared`: vCPUs share cores, and the core looks after the queue.
+    pub(crate) fn new(jobs: JobQueue, gauge: Arc<MemoryGauge>, shared: bool) -> Self {
+        debug_assert!(matches!(jobs.target(), Target::Vcpu(_)));
         Self {
-            tray,
+            jobs,
             gauge,
             shared,
         }

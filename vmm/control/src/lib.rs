@@ -2,37 +2,36 @@
 //!
 //! The server ([`Server`]) is one thread that owns the socket, the connections
 //! and every context that is attached to nothing. A loaded context belongs to
-//! the thread that has its vCPU or core; the [`Desk`] carries jobs there and
+//! the thread that has its vCPU or core; the [`JobDispatcher`] carries jobs there and
 //! results back. No thread that runs a vCPU ever waits for the server, and the
 //! server waits for nobody: `docs/perfmon-server.md`.
 
-mod bell;
 mod buffer;
-mod clock;
 mod closer;
 mod config;
-mod core_tally;
-mod desk;
-mod gauge;
+mod dispatcher;
 mod host_side;
-mod queue;
+mod message_queue;
+mod notifier;
+mod quantities;
 mod serve;
 mod server;
+mod setup;
 mod socket;
 mod sys;
-mod tally;
-mod tools;
 mod view;
 
-pub use clock::{HaltTimes, Halted, Rested};
 pub use config::{ControlConfig, DEFAULT_CONNECTIONS};
-pub use core_tally::{CoreTally, Snapshot};
-pub use desk::{Desk, Done, Job, KickThread, Report, Target, Tray, Trays, WakeCore, Work};
-pub use gauge::GuestMemoryUse;
-pub use host_side::HostSide;
-pub use serve::{close_core, close_vcpu, serve_core, serve_look, serve_vcpu};
+pub use dispatcher::{
+    Done, Job, JobDispatcher, JobQueue, JobQueues, KickThread, Report, Target, WakeCore, Work,
+};
+pub use host_side::ControlEndpoint;
+pub use quantities::{
+    CoreQuantities, ExitKind, GuestMemoryUse, HaltTimes, Halted, OffCoreReason, Snapshot,
+    VcpuQuantities,
+};
+pub use serve::{close_core, close_vcpu, serve_core, serve_inspection, serve_vcpu};
 pub use server::{Machine, Server, ServerError};
+pub use setup::{PreparedServer, ServerSetup};
 pub use socket::{Access, SocketError};
-pub use tally::{ExitKind, Tally};
-pub use tools::{HostTools, ReadyTools};
 pub use view::{ContextView, CoreView, VcpuView, View};

@@ -4,19 +4,19 @@ use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::perfmon::{ContextId, Hosted, Quantities};
 use pmu_virt::{CorePmu, VcpuPmu};
 
-use super::desk::{Done, Job, Target, Tray, Work};
+use super::dispatcher::{Done, Job, JobQueue, Target, Work};
 use super::view::{CoreView, VcpuView, View};
 
 /// Does a job for a vCPU, or for the core that it is on.
 pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
-    if job.is_look() {
+    if job.is_inspection() {
         let (Target::Vcpu(number) | Target::Core(number)) = job.target();
         // The vCPU's thread is its core.
         let view = View {
             cores: vec![CoreView::of(number, Some(number), pmu.core())],
             vcpus: vec![VcpuView::of(number, Some(pmu), VcpuState::Running)],
         };
-        return serve_look(job, view);
+        return serve_inspection(job, view);
     }
     match job.target() {
         Target::Vcpu(_) => job.act(|id, work| on_vcpu(pmu, id, work, values)),
@@ -33,12 +33,17 @@ pub fn serve_core(job: Job, core: &mut CorePmu, values: &dyn Quantities) {
 }
 
 /// Says what there is.
-pub fn serve_look(job: Job, view: View) {
-    job.act(|_, _| Done::Seen(Box::new(view)));
+pub fn serve_inspection(job: Job, view: View) {
+    job.act(|_, _| Done::Inspected(Box::new(view)));
 }
 
 /// A vCPU has ended, and with it its core if that was its own (`alone`).
-pub fn close_vcpu(tray: Tray, pmu: Option<&mut VcpuPmu>, alone: bool, values: &dyn Quantities) {
+pub fn close_vcpu(
+    queue: JobQueue,
+    pmu: Option<&mut VcpuPmu>,
+    alone: bool,
+    values: &dyn Quantities,
+) {
     let (mut own, mut core) = (None, None);
     if let Some(pmu) = pmu {
         own = Host::unload(pmu, values);
@@ -47,13 +52,13 @@ pub fn close_vcpu(tray: Tray, pmu: Option<&mut VcpuPmu>, alone: bool, values: &d
             core = pmu.with_core(unload).flatten();
         }
     }
-    tray.close(own, core, alone);
+    queue.close(own, core, alone);
 }
 
 /// A core has ended.
-pub fn close_core(tray: Tray, core: Option<&mut CorePmu>, values: &dyn Quantities) {
+pub fn close_core(queue: JobQueue, core: Option<&mut CorePmu>, values: &dyn Quantities) {
     let own = core.and_then(|core| Host::unload(core, values));
-    tray.close(own, None, false);
+    queue.close(own, None, false);
 }
 
 /// The two that contexts are attached to, as far as jobs are concerned.
@@ -97,7 +102,7 @@ fn attach_or_detach(
         Work::Unload if here => Ok(Done::Unloaded(host.unload(values))),
         Work::Unload => Ok(Done::Unloaded(None)),
         call @ Work::Call(_) if here => Err(call),
-        other @ (Work::Call(_) | Work::Look) => Ok(Done::Undone(other)),
+        other @ (Work::Call(_) | Work::Inspect) => Ok(Done::Undone(other)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod answer;
 mod commands;
-mod connection;
+mod connections;
 mod contexts;
 mod create;
 mod documents;
@@ -21,18 +21,18 @@ use perfmon_abi::wire::MAX_PACKET;
 use pmu_virt::perfmon::{FormatRegistry, LogicalPmu};
 use thiserror::Error;
 
-use super::bell::Bell;
 use super::buffer::Pool;
 use super::closer::Closer;
 use super::config::ControlConfig;
-use super::desk::{Desk, Work};
-use super::gauge::MemoryProbe;
+use super::dispatcher::{JobDispatcher, Work};
+use super::notifier::Notifier;
+use super::quantities::memory::MemoryProbe;
 use super::socket::{Listener, SocketError};
-use connection::Connections;
-use contexts::{Contexts, Place};
+use connections::Connections;
+use contexts::{Attachment, Contexts};
 use events::{Events, Token};
 use limits::Limits;
-use list::Looks;
+use list::ListRequests;
 
 /// How long tools may look at their contexts after the machine has ended.
 const LINGER: Duration = Duration::from_secs(1);
@@ -68,7 +68,7 @@ pub struct Machine {
     /// TSC frequency.
     pub tsc_khz: u32,
     /// The way to the vCPUs.
-    pub desk: Desk,
+    pub desk: JobDispatcher,
     pub(crate) memory: Option<MemoryProbe>,
 }
 
@@ -82,7 +82,7 @@ pub struct Server {
 #[derive(Debug)]
 struct Stop {
     asked: AtomicBool,
-    bell: Bell,
+    notifier: Notifier,
 }
 
 impl Server {
@@ -95,12 +95,12 @@ impl Server {
         let listener = Listener::new(&config.socket, &config.access)?;
         let stop = Arc::new(Stop {
             asked: AtomicBool::new(false),
-            bell: Bell::new()?,
+            notifier: Notifier::new()?,
         });
         let events = Events::new()?;
         events.add(&listener, Token::Listener)?;
-        events.add(machine.desk.bell(), Token::Desk)?;
-        events.add(&stop.bell, Token::Stop)?;
+        events.add(machine.desk.notifier(), Token::JobDispatcher)?;
+        events.add(&stop.notifier, Token::Stop)?;
         let state = State {
             listener,
             events,
@@ -109,8 +109,8 @@ impl Server {
             contexts: Contexts::default(),
             pool: Pool::default(),
             closer: Closer::new(),
-            looks: Looks::default(),
-            deaf_until: None,
+            lists: ListRequests::default(),
+            accept_paused_until: None,
             policy: config.policy.to_string(),
             machine,
             packet: None,
@@ -129,7 +129,7 @@ impl Server {
     /// a moment, then the socket goes.
     pub fn stop(&mut self) {
         self.stop.asked.store(true, Ordering::Release);
-        self.stop.bell.ring();
+        self.stop.notifier.notify();
         if let Some(thread) = self.thread.take() {
             let began = Instant::now();
             while !thread.is_finished() && began.elapsed() < LINGER + GRACE {
@@ -161,9 +161,9 @@ struct State {
     contexts: Contexts,
     pool: Pool,
     closer: Closer,
-    looks: Looks,
+    lists: ListRequests,
     /// No connection is taken in before.
-    deaf_until: Option<Instant>,
+    accept_paused_until: Option<Instant>,
     policy: String,
     machine: Machine,
     /// Where packets are taken in.
@@ -175,7 +175,7 @@ struct State {
 impl Drop for State {
     fn drop(&mut self) {
         for (id, entry) in self.contexts.iter() {
-            if let Place::Away(target) = entry.place {
+            if let Attachment::Attached(target) = entry.place {
                 self.machine.desk.post(id, target, Work::Unload);
             }
         }
@@ -190,13 +190,17 @@ impl State {
             self.take_reports();
             let now = Instant::now();
             self.end_look(now);
-            self.hear_again(now);
+            self.resume_accept(now);
             if let Some(until) = until
                 && (now >= until || !self.contexts.anybody_told())
             {
                 return;
             }
-            let due = [until.map(|_| now + LOOK), self.looks.due(), self.deaf_until];
+            let due = [
+                until.map(|_| now + LOOK),
+                self.lists.due(),
+                self.accept_paused_until,
+            ];
             let due = due.into_iter().flatten().min();
             let most = due.map(|due| due.saturating_duration_since(now));
             let tokens = match self.events.wait(most) {
@@ -209,9 +213,9 @@ impl State {
             for token in tokens {
                 match token {
                     Token::Listener => self.accept(),
-                    Token::Desk => self.machine.desk.bell().hush(),
+                    Token::JobDispatcher => self.machine.desk.notifier().drain(),
                     Token::Stop => {
-                        stop.bell.hush();
+                        stop.notifier.drain();
                         if stop.asked.load(Ordering::Acquire) && until.is_none() {
                             until = Some(Instant::now() + LINGER);
                         }

@@ -8,7 +8,7 @@ use arbiter::{Grant, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
 use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
-use vmm_control::{HostTools, Server, ServerError, Tray};
+use vmm_control::{JobQueue, Server, ServerError, ServerSetup};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
@@ -119,7 +119,7 @@ pub struct Machine {
     pub(super) audit: Arc<AuditTrail>,
     /// Serves host tools.
     pub(super) server: Option<Server>,
-    pub(super) core_trays: Vec<Tray>,
+    pub(super) core_jobs: Vec<JobQueue>,
     // The line stays connected for as long as its event lives.
     _com1_irq: EventFd,
 }
@@ -196,14 +196,14 @@ impl Machine {
         let host_tools = match (&config.control, &guest.pmu) {
             (Some(control), Some(model)) => {
                 let memory = Box::new(VmMemory(vm.clone()));
-                let mut tools = HostTools::new(control, model.clone(), memory, tsc_khz);
+                let mut tools = ServerSetup::new(control, model.clone(), memory, tsc_khz);
                 tools.cores(&mut cores);
                 Some(tools.desk(config.cpus, config.cores.map(|plan| plan.cores.into()))?)
             }
             _ => None,
         };
-        let (tools, mut sides, core_trays) = match host_tools {
-            Some((tools, sides, trays)) => (Some(tools), sides.into_iter(), trays),
+        let (tools, mut sides, core_jobs) = match host_tools {
+            Some((tools, sides, jobs)) => (Some(tools), sides.into_iter(), jobs),
             None => (None, Vec::new().into_iter(), Vec::new()),
         };
         let reserved = reservations(guest.pmu.as_ref(), pcr.as_ref(), tsc_khz, &audit)?;
@@ -282,7 +282,7 @@ impl Machine {
         };
         Ok(Self {
             server,
-            core_trays,
+            core_jobs,
             vcpus,
             cores,
             pin: at_cpu

@@ -7,7 +7,7 @@ use std::time::Duration;
 use arbiter::{Auditor, Grant, Phase, Record};
 use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
 use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu};
-use vmm_control::{ControlConfig, HostSide, HostTools, Server, ServerError, Tray};
+use vmm_control::{ControlConfig, ControlEndpoint, JobQueue, Server, ServerError, ServerSetup};
 
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
@@ -228,7 +228,7 @@ impl MicroRun {
         let cores = self.cores.map(|plan| Cores {
             plan,
             pmus: cores,
-            trays: served.trays,
+            jobs: served.jobs,
         });
         let ran = Ran::new(vcpus, cores, &stop, self.timeout)?;
         drop(served.server);
@@ -278,14 +278,14 @@ impl MicroRun {
             return Ok(Served::default());
         };
         let memory = Box::new(VmMemory(vm.clone()));
-        let mut tools = HostTools::new(control, model.clone(), memory, tsc_khz);
+        let mut tools = ServerSetup::new(control, model.clone(), memory, tsc_khz);
         tools.cores(cores);
         let vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
-        let (tools, sides, trays) = tools.desk(vcpus, self.cores.map(|plan| plan.cores.into()))?;
+        let (tools, sides, jobs) = tools.desk(vcpus, self.cores.map(|plan| plan.cores.into()))?;
         Ok(Served {
             server: Some(tools.serve(control, "micro-guest".to_owned())?),
             sides: sides.into(),
-            trays,
+            jobs,
         })
     }
 
@@ -371,8 +371,8 @@ struct Shared<'a> {
 #[derive(Debug, Default)]
 struct Served {
     server: Option<Server>,
-    sides: VecDeque<HostSide>,
-    trays: Vec<Tray>,
+    sides: VecDeque<ControlEndpoint>,
+    jobs: Vec<JobQueue>,
 }
 
 /// Keeps every event and every decision.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pmu_virt::{CounterSet, PmiRequest, PmiThrottle, Progress, Ring, ThrottleDecision, VcpuPmu};
 use thiserror::Error;
-use vmm_control::{HaltTimes, HostSide, Tally};
+use vmm_control::{ControlEndpoint, HaltTimes, VcpuQuantities};
 use vmm_sys_util::errno;
 
 use super::debug::{DebugControl, DebugQuirks};
@@ -127,7 +127,7 @@ pub struct VcpuParts {
     /// over.
     pub firmware: Option<Expected>,
     /// The way to the server of host tools, where there is one.
-    pub host: Option<HostSide>,
+    pub host: Option<ControlEndpoint>,
 }
 
 /// One vCPU.
@@ -158,8 +158,8 @@ pub(super) struct Core {
     pub(super) pending_pmi: Option<PendingPmi>,
     pub(super) halt: HaltClock,
     /// What host tools can ask for.
-    pub(super) tally: Tally,
-    pub(super) host: Option<HostSide>,
+    pub(super) tally: VcpuQuantities,
+    pub(super) host: Option<ControlEndpoint>,
     pub(super) counting: bool,
     pub(super) warned_full: bool,
     /// Exits yet to come at which registers are likely to be wanted.
@@ -276,9 +276,9 @@ impl Vcpu {
 }
 
 /// Times are for vCPUs with a server; a KVM without statistics has none.
-fn tally(kvm: &KvmVcpu, host: Option<&HostSide>) -> Tally {
+fn tally(kvm: &KvmVcpu, host: Option<&ControlEndpoint>) -> VcpuQuantities {
     let stats = host.and_then(|_| kvm.halt_stats().ok());
-    Tally::new(
+    VcpuQuantities::new(
         stats.map(|stats| Box::new(stats) as Box<dyn HaltTimes>),
         host,
     )
@@ -321,7 +321,7 @@ impl Core {
             if self.control.stopping() {
                 return Ok(Stay::Ended(VcpuEnd::Stopped));
             }
-            // With turns, the core does what lies on the desk.
+            // With turns, the core's thread does the jobs of the control socket.
             if turn.is_none() {
                 self.do_jobs(kvm, seat.core())?;
             }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// Who asked what, once the request itself is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct RequestId {
     /// The connection.
     pub(super) connection: u64,
     command: u16,
@@ -17,7 +17,7 @@ pub(super) struct Asked {
     context: u32,
 }
 
-impl Asked {
+impl RequestId {
     pub(super) fn new(connection: u64, request: &Request<'_>) -> Self {
         Self {
             connection,

@@ -10,11 +10,11 @@ use perfmon_abi::wire::{
 use pmu_virt::perfmon::{ContextId, Hosted, VirtualPmd};
 
 use super::State;
-use super::answer::{Answer, Asked};
-use super::contexts::Place;
-use crate::desk::{Target, Work};
+use super::answer::{Answer, RequestId};
+use super::contexts::Attachment;
+use crate::dispatcher::{Target, Work};
+use crate::quantities::NoQuantities;
 use crate::socket::{FileId, Packet};
-use crate::tally::Nothing;
 
 /// The first number of the protocol's own commands.
 const EXTENSIONS: u16 = 0x100;
@@ -23,7 +23,7 @@ impl State {
     /// The answer to a request; `None` if it comes later.
     pub(super) fn command(
         &mut self,
-        asked: Asked,
+        asked: RequestId,
         request: &Request<'_>,
         packet: Packet,
     ) -> Option<Answer> {
@@ -32,7 +32,7 @@ impl State {
         answer
     }
 
-    fn obey(&mut self, asked: Asked, request: &Request<'_>, packet: &Packet) -> Option<Answer> {
+    fn obey(&mut self, asked: RequestId, request: &Request<'_>, packet: &Packet) -> Option<Answer> {
         let wants = usize::from(request.command == Extension::Bind.number());
         if packet.fds.len() != wants || packet.more_fds {
             let reason = match wants {
@@ -53,7 +53,7 @@ impl State {
     }
 
     /// A command of the specification.
-    fn specified(&mut self, asked: Asked, request: &Request<'_>) -> Option<Answer> {
+    fn specified(&mut self, asked: RequestId, request: &Request<'_>) -> Option<Answer> {
         let Request {
             command,
             nargs,
@@ -75,7 +75,7 @@ impl State {
         Some(self.without_context(asked, call))
     }
 
-    fn without_context(&mut self, asked: Asked, mut call: Call) -> Answer {
+    fn without_context(&mut self, asked: RequestId, mut call: Call) -> Answer {
         let pmu = &self.machine.pmu;
         let result = match &mut call {
             Call::Create(arg, format_arg) => {
@@ -100,7 +100,7 @@ impl State {
     pub(super) fn for_context(
         &mut self,
         id: ContextId,
-        asked: Asked,
+        asked: RequestId,
         call: Call,
     ) -> Option<Answer> {
         if reads_memory(&call)
@@ -120,8 +120,8 @@ impl State {
             return None;
         }
         let target = match &entry.place {
-            Place::Home { .. } => return self.at_home(id, asked, call),
-            Place::Away(target) => *target,
+            Attachment::Detached { .. } => return self.at_home(id, asked, call),
+            Attachment::Attached(target) => *target,
         };
         let work = match call {
             Call::Load(_) => {
@@ -141,7 +141,7 @@ impl State {
     pub(super) fn at_home(
         &mut self,
         id: ContextId,
-        asked: Asked,
+        asked: RequestId,
         mut call: Call,
     ) -> Option<Answer> {
         let result = match &call {
@@ -164,7 +164,9 @@ impl State {
             self.contexts.room_for_sets(sets.len())?;
         }
         let result = match self.contexts.get_mut(id).map(|entry| &mut entry.place) {
-            Some(Place::Home { context, queue }) => context.call(call, &Nothing, &mut **queue),
+            Some(Attachment::Detached { context, queue }) => {
+                context.call(call, &NoQuantities, &mut **queue)
+            }
             _ => return Err(Errno::EBADF.into()),
         };
         if matches!(call, Call::CreateEvtsets(_) | Call::DeleteEvtsets(_)) {
@@ -174,11 +176,11 @@ impl State {
     }
 
     /// Sends a context on its way to a vCPU or core (3.1.7).
-    fn load(&mut self, id: ContextId, asked: Asked, arg: LoadArg) -> Result<(), Refusal> {
+    fn load(&mut self, id: ContextId, asked: RequestId, arg: LoadArg) -> Result<(), Refusal> {
         let Some(entry) = self.contexts.get_mut(id) else {
             return Err(Errno::EBADF.into());
         };
-        let Place::Home { context, .. } = &entry.place else {
+        let Attachment::Detached { context, .. } = &entry.place else {
             return Err(Errno::EBUSY.into());
         };
         let desk = &self.machine.desk;
@@ -202,7 +204,7 @@ impl State {
             false => Target::Vcpu(number),
         };
         if let Some(other) = self.contexts.at(target) {
-            if self.inherits(other, (id, asked, arg)) {
+            if self.queue_load(other, (id, asked, arg)) {
                 return Ok(());
             }
             let reason = format!("{target} has a context already: number {}", other.0);
@@ -211,8 +213,8 @@ impl State {
         let Some(entry) = self.contexts.get_mut(id) else {
             return Err(Errno::EBADF.into());
         };
-        match std::mem::replace(&mut entry.place, Place::Away(target)) {
-            Place::Home { context, queue } => {
+        match std::mem::replace(&mut entry.place, Attachment::Attached(target)) {
+            Attachment::Detached { context, queue } => {
                 entry.job = Some(Some(asked));
                 let hosted = Hosted::new(id, context, queue);
                 self.contexts.attach(target, id);
@@ -221,7 +223,7 @@ impl State {
                     .post(id, target, Work::Load(hosted, arg.set));
                 Ok(())
             }
-            away @ Place::Away(_) => {
+            away @ Attachment::Attached(_) => {
                 entry.place = away;
                 Err(Errno::EBUSY.into())
             }
@@ -231,7 +233,7 @@ impl State {
     /// A command of the protocol's own.
     fn extension(
         &mut self,
-        asked: Asked,
+        asked: RequestId,
         request: &Request<'_>,
         fds: &[OwnedFd],
     ) -> Option<Answer> {
@@ -268,7 +270,7 @@ impl State {
     }
 
     /// Whoever shows a context's descriptor gets a name for it.
-    fn bind(&mut self, asked: Asked, fds: &[OwnedFd]) -> Result<Answer, Refusal> {
+    fn bind(&mut self, asked: RequestId, fds: &[OwnedFd]) -> Result<Answer, Refusal> {
         let file = fds.first().and_then(|fd| FileId::of(fd.as_fd()).ok());
         let id = file.and_then(|file| self.contexts.of_file(file));
         let entry = id.and_then(|id| Some((id, self.contexts.get(id)?)));
@@ -289,7 +291,7 @@ impl State {
         Ok(answer)
     }
 
-    fn get_buffer(&self, asked: Asked, handle: u32) -> Result<Answer, Refusal> {
+    fn get_buffer(&self, asked: RequestId, handle: u32) -> Result<Answer, Refusal> {
         let Some(connection) = self.connections.get(asked.connection) else {
             return Err(Errno::ECONNRESET.into());
         };

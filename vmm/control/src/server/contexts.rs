@@ -8,8 +8,8 @@ use perfmon_abi::LoadArg;
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_virt::perfmon::{Context, ContextId, Hosted, MessageQueue};
 
-use super::answer::Asked;
-use crate::desk::Target;
+use super::answer::RequestId;
+use crate::dispatcher::Target;
 use crate::socket::{FileId, Peer};
 
 /// Event sets of all contexts of a VM.
@@ -17,27 +17,27 @@ pub(super) const MOST_SETS: usize = 1 << 16;
 
 /// Where a context is.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum Attachment {
     /// Attached to nothing.
-    Home {
+    Detached {
         context: Box<Context>,
         queue: Box<dyn MessageQueue>,
     },
     /// On its way to a vCPU or core, attached to it, or on its way back.
-    Away(Target),
+    Attached(Target),
 }
 
-impl Place {
+impl Attachment {
     /// That of a context that has come back.
     pub(super) fn home(hosted: Hosted) -> Self {
         let (_, context, queue) = hosted.into_parts();
-        Place::Home { context, queue }
+        Attachment::Detached { context, queue }
     }
 }
 
 /// A context.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct ContextEntry {
     /// The tool's end of its socket.
     pub(super) file: FileId,
     /// The server's end.
@@ -49,15 +49,15 @@ pub(super) struct Entry {
     pub(super) flags: u32,
     pub(super) format: Option<String>,
     pub(super) generation: u16,
-    pub(super) place: Place,
+    pub(super) place: Attachment,
     /// Its event sets; they come and go only at home (3.1.10).
     pub(super) sets: usize,
     /// A job is under way; for whom, if somebody waits for it.
-    pub(super) job: Option<Option<Asked>>,
+    pub(super) job: Option<Option<RequestId>>,
     /// Commands that came meanwhile: no more than there are connections.
-    pub(super) waiting: VecDeque<(Asked, Call)>,
+    pub(super) waiting: VecDeque<(RequestId, Call)>,
     /// Loads of other contexts, which wait until this one, a zombie, has let go.
-    pub(super) heirs: VecDeque<(ContextId, Asked, LoadArg)>,
+    pub(super) queued_loads: VecDeque<(ContextId, RequestId, LoadArg)>,
     /// Nobody has its descriptor.
     pub(super) zombie: bool,
     /// PFM_MSG_END was sent.
@@ -67,7 +67,7 @@ pub(super) struct Entry {
 /// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Contexts {
-    entries: BTreeMap<ContextId, Entry>,
+    entries: BTreeMap<ContextId, ContextEntry>,
     files: HashMap<FileId, ContextId>,
     /// Who is attached, or about to be, to what.
     attached: BTreeMap<Target, ContextId>,
@@ -81,15 +81,15 @@ impl Contexts {
         self.entries.len()
     }
 
-    pub(super) fn get(&self, id: ContextId) -> Option<&Entry> {
+    pub(super) fn get(&self, id: ContextId) -> Option<&ContextEntry> {
         self.entries.get(&id)
     }
 
-    pub(super) fn get_mut(&mut self, id: ContextId) -> Option<&mut Entry> {
+    pub(super) fn get_mut(&mut self, id: ContextId) -> Option<&mut ContextEntry> {
         self.entries.get_mut(&id)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ContextId, &Entry)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ContextId, &ContextEntry)> {
         self.entries.iter().map(|(id, entry)| (*id, entry))
     }
 
@@ -108,7 +108,7 @@ impl Contexts {
     /// Counts the event sets of a context again.
     pub(super) fn recount_sets(&mut self, id: ContextId) {
         if let Some(entry) = self.entries.get_mut(&id)
-            && let Place::Home { context, .. } = &entry.place
+            && let Attachment::Detached { context, .. } = &entry.place
         {
             let before = std::mem::replace(&mut entry.sets, context.set_count());
             self.sets = self.sets - before + entry.sets;
@@ -127,13 +127,13 @@ impl Contexts {
         Some(ContextId(self.last))
     }
 
-    pub(super) fn insert(&mut self, id: ContextId, entry: Entry) {
+    pub(super) fn insert(&mut self, id: ContextId, entry: ContextEntry) {
         self.files.insert(entry.file, id);
         self.sets += entry.sets;
         self.entries.insert(id, entry);
     }
 
-    pub(super) fn remove(&mut self, id: ContextId) -> Option<Entry> {
+    pub(super) fn remove(&mut self, id: ContextId) -> Option<ContextEntry> {
         let entry = self.entries.remove(&id)?;
         self.files.remove(&entry.file);
         self.sets -= entry.sets;
@@ -144,9 +144,9 @@ impl Contexts {
     /// done any more.
     pub(super) fn forget(&mut self, connection: u64) {
         for entry in self.entries.values_mut() {
-            let stays = |asked: &Asked| asked.connection != connection;
+            let stays = |asked: &RequestId| asked.connection != connection;
             entry.waiting.retain(|(asked, _)| stays(asked));
-            entry.heirs.retain(|(_, asked, _)| stays(asked));
+            entry.queued_loads.retain(|(_, asked, _)| stays(asked));
         }
     }
 

@@ -11,18 +11,23 @@ use perfmon_abi::{CtxArg, Record};
 use pmu_virt::perfmon::{Context, Sampler, SamplingFormat, Setup, Throttle};
 
 use super::State;
-use super::answer::{Answer, Asked};
-use super::contexts::{Entry, Place};
+use super::answer::{Answer, RequestId};
+use super::contexts::{Attachment, ContextEntry};
 use super::events::Token;
 use crate::buffer::SharedBuffer;
-use crate::queue::SocketQueue;
+use crate::message_queue::SocketQueue;
 use crate::socket::{FileId, context_pair};
 
 /// A sampler, and what of its buffer is handed out.
 type Made = (Sampler, Option<(Arc<OwnedFd>, u64)>);
 
 impl State {
-    pub(super) fn create(&mut self, asked: Asked, mut arg: CtxArg, format_arg: &[u8]) -> Answer {
+    pub(super) fn create(
+        &mut self,
+        asked: RequestId,
+        mut arg: CtxArg,
+        format_arg: &[u8],
+    ) -> Answer {
         match self.try_create(asked, &mut arg, format_arg) {
             Ok(answer) => answer,
             Err(refusal) => Answer::of_call(&Call::Create(arg, Vec::new()), Err(refusal)),
@@ -31,7 +36,7 @@ impl State {
 
     fn try_create(
         &mut self,
-        asked: Asked,
+        asked: RequestId,
         arg: &mut CtxArg,
         format_arg: &[u8],
     ) -> Result<Answer, Refusal> {
@@ -78,7 +83,7 @@ impl State {
             .connections
             .get_mut(asked.connection)
             .map(|connection| connection.handles.bind(id));
-        let entry = Entry {
+        let entry = ContextEntry {
             file,
             socket: socket.clone(),
             buffer,
@@ -87,13 +92,13 @@ impl State {
             format: format.map(|format| format.name().to_owned()),
             generation: context.generation(),
             sets: context.set_count(),
-            place: Place::Home {
+            place: Attachment::Detached {
                 context: Box::new(context),
                 queue: Box::new(SocketQueue::new(socket)),
             },
             job: None,
             waiting: VecDeque::new(),
-            heirs: VecDeque::new(),
+            queued_loads: VecDeque::new(),
             zombie: false,
             told: false,
         };

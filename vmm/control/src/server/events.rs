@@ -14,7 +14,7 @@ const BATCH: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
     Listener,
-    Desk,
+    JobDispatcher,
     Stop,
     /// A connection has a packet, or its end.
     Connection(u64),
@@ -32,7 +32,7 @@ impl Token {
     fn number(self) -> u64 {
         match self {
             Token::Listener => LISTENER,
-            Token::Desk => DESK,
+            Token::JobDispatcher => DESK,
             Token::Stop => STOP,
             Token::Connection(id) => CONNECTION | id,
             Token::Context(id) => CONTEXT | u64::from(id.0),
@@ -42,7 +42,7 @@ impl Token {
     fn of(number: u64) -> Option<Self> {
         Some(match number {
             LISTENER => Token::Listener,
-            DESK => Token::Desk,
+            DESK => Token::JobDispatcher,
             STOP => Token::Stop,
             number if number & CONTEXT != 0 => {
                 Token::Context(ContextId(u32::try_from(number & !CONTEXT).ok()?))
@@ -118,7 +118,7 @@ mod tests {
     fn tokens_come_back() {
         for token in [
             Token::Listener,
-            Token::Desk,
+            Token::JobDispatcher,
             Token::Stop,
             Token::Connection(0),
             Token::Connection(1 << 40),

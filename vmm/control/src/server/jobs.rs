@@ -8,16 +8,16 @@ use pmu_virt::perfmon::{ContextId, Hosted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::State;
-use super::answer::{Answer, Asked};
-use super::contexts::Place;
-use crate::desk::{Done, Report, Target, Work};
+use super::answer::{Answer, RequestId};
+use super::contexts::Attachment;
+use crate::dispatcher::{Done, Report, Target, Work};
 
 impl State {
     /// Takes in what the vCPUs' threads have reported.
     pub(super) fn take_reports(&mut self) {
         while let Some(report) = self.machine.desk.report() {
             match report {
-                Report::Look(target, view) => self.looked(target, view),
+                Report::Inspect(target, view) => self.looked(target, view),
                 Report::Job(id, done) => self.job_done(id, done),
                 Report::Ended(target, hosted) => self.ended(target, hosted),
             }
@@ -25,7 +25,7 @@ impl State {
     }
 
     fn job_done(&mut self, id: ContextId, done: Done) {
-        self.looks.outdated();
+        self.lists.outdated();
         let asked = match self.contexts.get_mut(id) {
             Some(entry) => entry.job.take().flatten(),
             None => None,
@@ -60,7 +60,7 @@ impl State {
                 None => None,
             },
             Done::Undone(Work::Unload) => Some(Answer::default()),
-            Done::Seen(_) | Done::Undone(Work::Look) => None,
+            Done::Inspected(_) | Done::Undone(Work::Inspect) => None,
         };
         if let (Some(asked), Some(answer)) = (asked, answer) {
             self.late_reply(asked, &answer);
@@ -68,9 +68,9 @@ impl State {
         self.go_on(id);
     }
 
-    fn undone(&mut self, id: ContextId, asked: Asked, call: Call) -> Option<Answer> {
+    fn undone(&mut self, id: ContextId, asked: RequestId, call: Call) -> Option<Answer> {
         match self.contexts.get(id).map(|entry| &entry.place) {
-            Some(Place::Home { .. }) => self.at_home(id, asked, call),
+            Some(Attachment::Detached { .. }) => self.at_home(id, asked, call),
             // The thread ended without a word.
             _ => {
                 let refusal = Refusal::new(Errno::EIO, "the thread of the vCPU or core has failed");
@@ -89,7 +89,7 @@ impl State {
                 self.late_reply(asked, &answer);
             }
         }
-        self.bury(id);
+        self.reap(id);
     }
 
     /// A context is attached to nothing any more.
@@ -98,26 +98,26 @@ impl State {
             return;
         };
         entry.generation = hosted.context().generation();
-        let before = std::mem::replace(&mut entry.place, Place::home(hosted));
-        if let Place::Away(target) = before {
+        let before = std::mem::replace(&mut entry.place, Attachment::home(hosted));
+        if let Attachment::Attached(target) = before {
             self.contexts.detach(target, id);
         }
     }
 
     /// A vCPU or core has ended, and gives back what it had.
     fn ended(&mut self, target: Target, hosted: Option<Box<Hosted>>) {
-        self.looks.outdated();
+        self.lists.outdated();
         let Some(hosted) = hosted else { return };
         let id = hosted.id();
         log::debug!("{target} has ended, and context {} is unloaded", id.0);
         self.comes_home(id, *hosted);
         if let Some(entry) = self.contexts.get_mut(id)
-            && let Place::Home { context, queue } = &mut entry.place
+            && let Attachment::Detached { context, queue } = &mut entry.place
         {
             entry.told = true;
             context.ended(&mut **queue);
         }
-        self.bury(id);
+        self.reap(id);
     }
 
     /// Nobody has the descriptor of a context any more.
@@ -129,12 +129,16 @@ impl State {
         self.events.remove(&entry.socket);
         entry.zombie = true;
         self.connections.forget(id);
-        self.bury(id);
+        self.reap(id);
     }
 
     /// Whether a load has to wait for `other`, whose last descriptor is closed:
     /// to whoever closed it, it is gone (3.1.15), though its vCPU still has it.
-    pub(super) fn inherits(&mut self, other: ContextId, heir: (ContextId, Asked, LoadArg)) -> bool {
+    pub(super) fn queue_load(
+        &mut self,
+        other: ContextId,
+        waiting: (ContextId, RequestId, LoadArg),
+    ) -> bool {
         let Some(entry) = self.contexts.get(other) else {
             return false;
         };
@@ -148,12 +152,12 @@ impl State {
         let Some(entry) = self.contexts.get_mut(other) else {
             return false;
         };
-        entry.heirs.push_back(heir);
+        entry.queued_loads.push_back(waiting);
         true
     }
 
     /// A zombie leaves its vCPU, if it is on one, and is gone.
-    fn bury(&mut self, id: ContextId) {
+    fn reap(&mut self, id: ContextId) {
         let Some(entry) = self.contexts.get_mut(id) else {
             return;
         };
@@ -161,15 +165,15 @@ impl State {
             return;
         }
         match entry.place {
-            Place::Away(target) => {
+            Attachment::Attached(target) => {
                 entry.job = Some(None);
                 self.machine.desk.post(id, target, Work::Unload);
             }
-            Place::Home { .. } => {
+            Attachment::Detached { .. } => {
                 log::debug!("context {} is destroyed", id.0);
-                let heirs = self.contexts.remove(id).map(|entry| entry.heirs);
-                for (heir, asked, arg) in heirs.into_iter().flatten() {
-                    if let Some(answer) = self.for_context(heir, asked, Call::Load(arg)) {
+                let queued_loads = self.contexts.remove(id).map(|entry| entry.queued_loads);
+                for (waiting, asked, arg) in queued_loads.into_iter().flatten() {
+                    if let Some(answer) = self.for_context(waiting, asked, Call::Load(arg)) {
                         self.late_reply(asked, &answer);
                     }
                 }

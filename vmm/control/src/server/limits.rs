@@ -7,7 +7,7 @@ use perfmon_abi::{PMC_WORDS, PMD_WORDS};
 use pmu_virt::perfmon::LogicalPmu;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::connection::MOST_REFUSED;
+use super::connections::MOST_REFUSED;
 use crate::config::ControlConfig;
 use crate::socket::Peer;
 use crate::sys::PAGE;
@@ -94,7 +94,7 @@ impl Limits {
         }
     }
 
-    /// 3.1.16. Nothing is changed unless all is right. Not retroactive.
+    /// 3.1.16. NoQuantities is changed unless all is right. Not retroactive.
     pub(super) fn set(&mut self, peer: &Peer, new: &Config) -> Result<(), Refusal> {
         let is_owner = peer.uid == self.owner && self.owner != OVERFLOW_UID;
         if peer.uid != 0 && !is_owner {

@@ -12,11 +12,11 @@ use pmu_virt::HolderReport;
 use pmu_virt::perfmon::{ContextId, Phase};
 
 use super::State;
-use super::answer::{Answer, Asked};
-use super::contexts::{Entry, Place};
+use super::answer::{Answer, RequestId};
+use super::contexts::{Attachment, ContextEntry};
 use super::documents::number;
-use crate::desk::{LOOK, Target, Work};
-use crate::queue::unread;
+use crate::dispatcher::{LOOK, Target, Work};
+use crate::message_queue::unread;
 use crate::view::{ContextView, View};
 
 /// A thread that has not looked up by then is left out of the answer.
@@ -25,11 +25,11 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// not have all threads look up all the time.
 const FRESH: Duration = Duration::from_millis(20);
 
-/// Looks at every thread.
+/// ListRequests at every thread.
 #[derive(Debug, Default)]
-pub(super) struct Looks {
+pub(super) struct ListRequests {
     /// Who waits for the one that is under way: a connection at most once.
-    asked: Vec<Asked>,
+    asked: Vec<RequestId>,
     /// When it ends at the latest; `None`: none is under way.
     due: Option<Instant>,
     /// The cores that have not answered yet, to this look or an earlier one. They
@@ -40,7 +40,7 @@ pub(super) struct Looks {
     fresh: Option<Instant>,
 }
 
-impl Looks {
+impl ListRequests {
     /// When something is to be done, if nothing happens.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
@@ -60,64 +60,64 @@ impl Looks {
 impl State {
     /// The answer, if the last look was just now. Else every thread is asked, and
     /// the answer comes when all have looked up, or some have for too long not.
-    pub(super) fn look(&mut self, asked: Asked) -> Option<Answer> {
+    pub(super) fn look(&mut self, asked: RequestId) -> Option<Answer> {
         let now = Instant::now();
-        if self.looks.due.is_none() {
-            if self.looks.fresh.is_some_and(|until| now < until) {
+        if self.lists.due.is_none() {
+            if self.lists.fresh.is_some_and(|until| now < until) {
                 return Some(Answer::json(&self.machine_info()));
             }
-            self.looks.seen.clear();
-            self.looks.due = Some(now + PATIENCE);
-            self.looks.fresh = Some(now + FRESH);
+            self.lists.seen.clear();
+            self.lists.due = Some(now + PATIENCE);
+            self.lists.fresh = Some(now + FRESH);
             // Without shared cores the vCPUs' threads are the cores.
             let desk = &self.machine.desk;
             for target in (0..desk.cores()).map(Target::Core) {
-                if self.looks.out.insert(target) {
-                    desk.post(LOOK, target, Work::Look);
+                if self.lists.out.insert(target) {
+                    desk.post(LOOK, target, Work::Inspect);
                 }
             }
         }
-        self.looks.asked.push(asked);
+        self.lists.asked.push(asked);
         None
     }
 
     /// A thread has answered, or has ended.
     pub(super) fn looked(&mut self, target: Target, view: Option<Box<View>>) {
-        self.looks.out.remove(&target);
+        self.lists.out.remove(&target);
         if let Some(view) = view {
-            self.looks.seen.insert(target, *view);
+            self.lists.seen.insert(target, *view);
         }
-        if self.looks.out.is_empty() {
+        if self.lists.out.is_empty() {
             self.tell_what_was_seen();
         }
     }
 
     /// Somebody takes too long.
     pub(super) fn end_look(&mut self, now: Instant) {
-        if self.looks.due.is_some_and(|due| due <= now) {
+        if self.lists.due.is_some_and(|due| due <= now) {
             self.tell_what_was_seen();
         }
     }
 
     fn tell_what_was_seen(&mut self) {
-        if self.looks.due.take().is_none() {
+        if self.lists.due.take().is_none() {
             return;
         }
         let answer = Answer::json(&self.machine_info());
-        for asked in std::mem::take(&mut self.looks.asked) {
+        for asked in std::mem::take(&mut self.lists.asked) {
             self.late_reply(asked, &answer);
         }
     }
 
     fn machine_info(&self) -> MachineInfo {
         let desk = &self.machine.desk;
-        let seen = &self.looks.seen;
+        let seen = &self.lists.seen;
         let vcpu = |vcpu: usize| {
             let mut views = seen.values().flat_map(|view| &view.vcpus);
             let view = views.find(|view| view.vcpu == vcpu);
             let core = desk.core_of(vcpu);
             // Its thread, or its core's, is busy with something.
-            let busy = core.is_some_and(|core| self.looks.out.contains(&Target::Core(core)));
+            let busy = core.is_some_and(|core| self.lists.out.contains(&Target::Core(core)));
             VcpuInfo {
                 vcpu: number(vcpu),
                 state: match view {
@@ -149,7 +149,7 @@ impl State {
             .filter_map(|view| view.context)
             .chain(of_cores.filter_map(|view| view.context))
             .collect();
-        let context = |(id, entry): (ContextId, &Entry)| {
+        let context = |(id, entry): (ContextId, &ContextEntry)| {
             info(id, entry, views.iter().find(|view| view.id == id))
         };
         MachineInfo {
@@ -180,25 +180,25 @@ fn holder(report: &HolderReport) -> HolderInfo {
     }
 }
 
-fn info(id: ContextId, entry: &Entry, view: Option<&ContextView>) -> ContextInfo {
+fn info(id: ContextId, entry: &ContextEntry, view: Option<&ContextView>) -> ContextInfo {
     let core = entry.flags & PFM_FL_SYSTEM_WIDE != 0;
     let target = match entry.place {
-        Place::Away(Target::Vcpu(n) | Target::Core(n)) => Some(number(n)),
-        Place::Home { .. } => None,
+        Attachment::Attached(Target::Vcpu(n) | Target::Core(n)) => Some(number(n)),
+        Attachment::Detached { .. } => None,
     };
     let (sets, active_set, dropped) = match (&entry.place, view) {
-        (Place::Home { context, .. }, _) => (
+        (Attachment::Detached { context, .. }, _) => (
             context.set_count(),
             context.active_set(),
             context.account().dropped,
         ),
-        (Place::Away(_), Some(view)) => (view.sets, view.active_set, view.dropped),
+        (Attachment::Attached(_), Some(view)) => (view.sets, view.active_set, view.dropped),
         // On its way.
-        (Place::Away(_), None) => (0, 0, 0),
+        (Attachment::Attached(_), None) => (0, 0, 0),
     };
     let state = match (&entry.place, view) {
         _ if entry.zombie => ContextState::Zombie,
-        (Place::Home { .. }, _) => ContextState::Unloaded,
+        (Attachment::Detached { .. }, _) => ContextState::Unloaded,
         (_, Some(view)) if view.preempted => ContextState::Preempted,
         (_, Some(view)) if view.phase == Phase::Masked => ContextState::Masked,
         _ => ContextState::Loaded,

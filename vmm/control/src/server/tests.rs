@@ -13,14 +13,14 @@ use umpire_perfmon::Client;
 use super::contexts::MOST_SETS;
 use super::{Machine, Server};
 use crate::config::ControlConfig;
-use crate::desk::{Desk, Done, Job, Tray, Trays, Work};
-use crate::serve_look;
+use crate::dispatcher::{Done, Job, JobDispatcher, JobQueue, JobQueues, Work};
+use crate::serve_inspection;
 use crate::view::{VcpuView, View};
 
 /// A machine of two vCPUs, with a server and a client.
 struct Stage {
     server: Server,
-    trays: Trays,
+    queues: JobQueues,
     client: Client,
     _folder: tempfile::TempDir,
 }
@@ -29,7 +29,7 @@ impl Stage {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = ControlConfig::at(folder.path().join("control"));
-        let (desk, trays) = Desk::new(2, None).unwrap();
+        let (desk, queues) = JobDispatcher::new(2, None).unwrap();
         let pmu = LogicalPmu::new(PmuModel::parse("amd-core").unwrap());
         let machine = Machine {
             guest: String::new(),
@@ -44,7 +44,7 @@ impl Stage {
         let client = Client::connect(&config.socket).unwrap();
         Self {
             server,
-            trays,
+            queues,
             client,
             _folder: folder,
         }
@@ -52,10 +52,10 @@ impl Stage {
 }
 
 /// The next job of a vCPU.
-fn job(tray: &Tray) -> Job {
+fn job(queue: &JobQueue) -> Job {
     let began = Instant::now();
     loop {
-        if let Some(job) = tray.take() {
+        if let Some(job) = queue.take() {
             return job;
         }
         assert!(began.elapsed() < Duration::from_secs(20), "no job comes");
@@ -72,14 +72,14 @@ fn a_server_that_ends_leaves_no_context_behind() {
         let (client, context) = (&stage.client, &context);
         let load = scope.spawn(move || client.call(context, &mut Call::Load(arg)));
         // The vCPU has it from now on.
-        job(&stage.trays.vcpus[1]).act(|_, work| match work {
+        job(&stage.queues.vcpus[1]).act(|_, work| match work {
             Work::Load(..) => Done::Loaded(Ok(())),
             other => Done::Undone(other),
         });
         load.join().unwrap().unwrap();
     });
     drop(stage.server);
-    job(&stage.trays.vcpus[1]).act(|id, work| {
+    job(&stage.queues.vcpus[1]).act(|id, work| {
         assert_eq!(id, ContextId(1));
         assert!(matches!(work, Work::Unload), "{work:?}");
         Done::Unloaded(None)
@@ -87,14 +87,14 @@ fn a_server_that_ends_leaves_no_context_behind() {
 }
 
 /// Answers as many looks as are there; how many.
-fn look_up(tray: &Tray, vcpu: usize) -> usize {
-    let jobs = std::iter::from_fn(|| tray.take());
+fn look_up(queue: &JobQueue, vcpu: usize) -> usize {
+    let jobs = std::iter::from_fn(|| queue.take());
     jobs.map(|job| {
         let view = View {
             cores: Vec::new(),
             vcpus: vec![VcpuView::of(vcpu, None, VcpuState::Running)],
         };
-        serve_look(job, view);
+        serve_inspection(job, view);
     })
     .count()
 }
@@ -106,7 +106,7 @@ fn a_thread_that_does_not_look_up_holds_nobody_up() {
     std::thread::scope(|scope| {
         let client = &stage.client;
         let told = scope.spawn(move || client.list());
-        serve_look(job(&stage.trays.vcpus[0]), View::default());
+        serve_inspection(job(&stage.queues.vcpus[0]), View::default());
         let told = told.join().unwrap().unwrap();
         assert_eq!(told.vcpus[0].state, VcpuState::Ended, "nobody has it");
         assert_eq!(told.vcpus[1].state, VcpuState::Running, "it is busy");
@@ -116,8 +116,8 @@ fn a_thread_that_does_not_look_up_holds_nobody_up() {
     let client = &stage.client;
     std::thread::scope(|scope| {
         let told = scope.spawn(move || client.list());
-        serve_look(job(&stage.trays.vcpus[0]), View::default());
-        assert_eq!(look_up(&stage.trays.vcpus[1], 1), 1);
+        serve_inspection(job(&stage.queues.vcpus[0]), View::default());
+        assert_eq!(look_up(&stage.queues.vcpus[1], 1), 1);
         told.join().unwrap().unwrap();
     });
 }
@@ -125,7 +125,7 @@ fn a_thread_that_does_not_look_up_holds_nobody_up() {
 #[test]
 fn whoever_lists_all_the_time_does_not_disturb_all_the_time() {
     let stage = Stage::new();
-    let (client, trays) = (&stage.client, &stage.trays.vcpus);
+    let (client, queues) = (&stage.client, &stage.queues.vcpus);
     let began = Instant::now();
     let looks = std::thread::scope(|scope| {
         let told = scope.spawn(move || {
@@ -135,8 +135,8 @@ fn whoever_lists_all_the_time_does_not_disturb_all_the_time() {
         });
         let mut looks = 0;
         while !told.is_finished() {
-            looks += look_up(&trays[0], 0);
-            look_up(&trays[1], 1);
+            looks += look_up(&queues[0], 0);
+            look_up(&queues[1], 1);
             std::thread::yield_now();
         }
         told.join().unwrap();

@@ -9,7 +9,7 @@ use perfmon_abi::wire::{Errno, FrameError, MAX_PACKET, NO_CONTEXT, Refusal, Repl
 use pmu_virt::perfmon::ContextId;
 
 use super::State;
-use super::answer::{Answer, Asked};
+use super::answer::{Answer, RequestId};
 use super::events::Token;
 use crate::socket::{FileId, Packet, Peer, receive, send};
 
@@ -18,7 +18,7 @@ const MOST_AT_ONCE: usize = 64;
 /// Refused connections that are kept until their peer has seen why.
 pub(super) const MOST_REFUSED: usize = 128;
 /// How long connections wait when there is no descriptor for one.
-const DEAF: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// One connection.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl State {
                     // connection again at once, and go on doing so.
                     log::debug!("a connection was not accepted: {error}");
                     self.events.remove(&self.listener);
-                    self.deaf_until = Some(Instant::now() + DEAF);
+                    self.accept_paused_until = Some(Instant::now() + ACCEPT_PAUSE);
                     return;
                 }
             };
@@ -138,13 +138,13 @@ impl State {
     }
 
     /// Takes connections in again, once it is time.
-    pub(super) fn hear_again(&mut self, now: Instant) {
-        if self.deaf_until.is_none_or(|until| now < until) {
+    pub(super) fn resume_accept(&mut self, now: Instant) {
+        if self.accept_paused_until.is_none_or(|until| now < until) {
             return;
         }
-        self.deaf_until = match self.events.add(&self.listener, Token::Listener) {
+        self.accept_paused_until = match self.events.add(&self.listener, Token::Listener) {
             Ok(()) => None,
-            Err(_) => Some(now + DEAF),
+            Err(_) => Some(now + ACCEPT_PAUSE),
         };
     }
 
@@ -207,7 +207,7 @@ impl State {
             return;
         };
         if connection.waits {
-            // Nothing but its end is told while a request is under way.
+            // NoQuantities but its end is told while a request is under way.
             self.hang_up(id);
             return;
         }
@@ -251,7 +251,7 @@ impl State {
                 return;
             }
         };
-        let asked = Asked::new(id, &request);
+        let asked = RequestId::new(id, &request);
         if let Some(answer) = self.command(asked, &request, packet) {
             self.reply(asked, &answer);
         } else {
@@ -272,13 +272,13 @@ impl State {
     }
 
     /// Sends an answer that had to be waited for.
-    pub(super) fn late_reply(&mut self, asked: Asked, answer: &Answer) {
+    pub(super) fn late_reply(&mut self, asked: RequestId, answer: &Answer) {
         self.listen(asked.connection, true);
         self.reply(asked, answer);
     }
 
     /// A client that does not read its answers has them no more.
-    fn reply(&mut self, asked: Asked, answer: &Answer) {
+    fn reply(&mut self, asked: RequestId, answer: &Answer) {
         let Some(connection) = self.connections.get(asked.connection) else {
             return;
         };
@@ -308,7 +308,7 @@ impl State {
             self.events.remove(&connection.socket);
             self.closer.close(connection.socket);
             // Nobody waits for what it has asked for.
-            self.looks.forget(id);
+            self.lists.forget(id);
             self.contexts.forget(id);
         }
     }

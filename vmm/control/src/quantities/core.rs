@@ -28,7 +28,7 @@ impl Quantities for Snapshot {
 /// The sum of what vCPUs did while a core had them: it never goes back, whoever
 /// comes and goes.
 #[derive(Debug, Default)]
-pub struct CoreTally {
+pub struct CoreQuantities {
     /// As of their arrival.
     here: BTreeMap<usize, Snapshot>,
     /// Of those that have left.
@@ -46,7 +46,7 @@ fn adds_up(which: VirtualPmd) -> bool {
     )
 }
 
-impl CoreTally {
+impl CoreQuantities {
     /// The core has `id` from now on.
     pub fn comes(&mut self, id: usize, now: Snapshot) {
         self.here.insert(id, now);
@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn a_core_has_the_sum_of_what_was_done_on_it() {
-        let mut core = CoreTally::default();
-        let check = |core: &CoreTally, now: &[(usize, u64)], expected: u64| {
+        let mut core = CoreQuantities::default();
+        let check = |core: &CoreQuantities, now: &[(usize, u64)], expected: u64| {
             let of = |id: usize| now.iter().find(|(n, _)| *n == id).map(|(_, n)| exits(*n));
             let read = core.read(of);
             assert_eq!(read.read(VirtualPmd::Exits), Some(expected), "{now:?}");
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn what_one_vcpu_cannot_tell_nobody_can() {
-        let mut core = CoreTally::default();
+        let mut core = CoreQuantities::default();
         core.comes(0, exits(1));
         let read = core.read(|_| Some(exits(2)));
         assert_eq!(read.read(VirtualPmd::RunTime), None);

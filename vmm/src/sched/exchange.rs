@@ -19,7 +19,7 @@ const NOBODY: usize = usize::MAX;
 
 /// What all cores of a machine see.
 #[derive(Debug)]
-pub struct Board {
+pub struct CoreExchange {
     cores: Vec<Post>,
 }
 
@@ -38,7 +38,7 @@ struct Post {
     taker: AtomicUsize,
 }
 
-impl Board {
+impl CoreExchange {
     /// For `cores` cores.
     #[must_use]
     pub fn new(cores: usize) -> Self {
@@ -62,7 +62,7 @@ impl Board {
     }
 
     /// The calling thread is `core`.
-    pub(super) fn sit_down(&self, core: usize, target: KickTarget) {
+    pub(super) fn bind_thread(&self, core: usize, target: KickTarget) {
         let _ = self.cores[core].target.set(target);
     }
 
@@ -165,7 +165,7 @@ impl Board {
     }
 }
 
-impl WakeCore for Board {
+impl WakeCore for CoreExchange {
     fn wake(&self, core: usize) {
         self.call(core);
     }
@@ -212,39 +212,39 @@ mod tests {
 
     #[test]
     fn asking_and_answering() {
-        let board = Board::new(3);
+        let exchange = CoreExchange::new(3);
         for (core, load) in [(0, 3), (1, 3), (2, 1)] {
-            board.set_load(core, load);
+            exchange.set_load(core, load);
         }
-        board.ask(0, 0);
+        exchange.ask(0, 0);
         // Somebody else is quicker with the second question than the answer.
-        board.ask(1, 0);
-        assert!(board.attention(2).load(Ordering::Acquire));
-        assert!(!board.attention(1).load(Ordering::Acquire));
-        board.answer(2);
-        assert_eq!((board.taker(0), board.taker(1)), (Some(2), None));
-        assert_eq!(board.taker(0), None, "an answer serves once");
+        exchange.ask(1, 0);
+        assert!(exchange.attention(2).load(Ordering::Acquire));
+        assert!(!exchange.attention(1).load(Ordering::Acquire));
+        exchange.answer(2);
+        assert_eq!((exchange.taker(0), exchange.taker(1)), (Some(2), None));
+        assert_eq!(exchange.taker(0), None, "an answer serves once");
         // In the meantime the other one has got a second vCPU.
-        board.ask(1, 1);
-        board.set_load(2, 2);
-        board.answer(2);
-        assert_eq!(board.taker(1), None);
+        exchange.ask(1, 1);
+        exchange.set_load(2, 2);
+        exchange.answer(2);
+        assert_eq!(exchange.taker(1), None);
     }
 
     #[test]
     fn a_core_that_is_called_does_not_wait() {
-        let board = Board::new(1);
-        board.call_all();
-        board.wait(0, None);
-        assert!(board.collect(0).is_empty());
-        assert!(!board.attention(0).load(Ordering::Acquire));
+        let exchange = CoreExchange::new(1);
+        exchange.call_all();
+        exchange.wait(0, None);
+        assert!(exchange.collect(0).is_empty());
+        assert!(!exchange.attention(0).load(Ordering::Acquire));
     }
 
     #[test]
     fn a_core_that_nobody_calls_waits_for_its_time() {
-        let board = Board::new(1);
+        let exchange = CoreExchange::new(1);
         let (began, most) = (std::time::Instant::now(), Duration::from_millis(5));
-        board.wait(0, Some(most));
+        exchange.wait(0, Some(most));
         assert!(began.elapsed() >= most);
     }
 }

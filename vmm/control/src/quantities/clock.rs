@@ -33,7 +33,7 @@ pub(crate) struct Times {
 
 /// Why a vCPU is not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rested {
+pub enum OffCoreReason {
     /// It waits for its turn.
     Runnable,
     /// It is halted.
@@ -55,29 +55,29 @@ struct Instants {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Attachment {
     /// On the calling thread.
     Thread,
     /// On none.
-    Off(Rested),
+    Off(OffCoreReason),
 }
 
 impl Times {
     /// Adds what has passed.
-    fn add(&mut self, place: Place, from: Instants, to: Instants) {
+    fn add(&mut self, place: Attachment, from: Instants, to: Instants) {
         let passed = |of: fn(Instants) -> u64| of(to).saturating_sub(of(from));
         let wall = passed(|at| at.wall);
         match place {
-            Place::Thread => {
+            Attachment::Thread => {
                 let (cpu, polled) = (passed(|at| at.cpu), passed(|at| at.polled));
                 let waited = passed(|at| at.waited);
                 self.ran += cpu.saturating_sub(polled);
                 self.halted += waited + polled;
                 self.stolen += wall.saturating_sub(cpu).saturating_sub(waited);
             }
-            Place::Off(Rested::Runnable) => self.stolen += wall,
-            Place::Off(Rested::Idle) => self.halted += wall,
-            Place::Off(Rested::Held) => {}
+            Attachment::Off(OffCoreReason::Runnable) => self.stolen += wall,
+            Attachment::Off(OffCoreReason::Idle) => self.halted += wall,
+            Attachment::Off(OffCoreReason::Held) => {}
         }
     }
 }
@@ -87,7 +87,7 @@ impl Times {
 #[derive(Debug)]
 pub(crate) struct VcpuClock {
     times: Times,
-    place: Place,
+    place: Attachment,
     last: Instants,
     began: Instant,
     /// Without these halted time cannot be told from stolen.
@@ -98,7 +98,7 @@ impl VcpuClock {
     pub(crate) fn new(stats: Option<Box<dyn HaltTimes>>) -> Self {
         Self {
             times: Times::default(),
-            place: Place::Off(Rested::Held),
+            place: Attachment::Off(OffCoreReason::Held),
             last: Instants::default(),
             began: Instant::now(),
             stats,
@@ -119,7 +119,7 @@ impl VcpuClock {
         }
     }
 
-    fn advance(&mut self, place: Place) {
+    fn advance(&mut self, place: Attachment) {
         let now = self.now();
         self.times.add(self.place, self.last, now);
         self.last = now;
@@ -127,14 +127,14 @@ impl VcpuClock {
     }
 
     pub(super) fn comes(&mut self) {
-        self.advance(Place::Thread);
+        self.advance(Attachment::Thread);
     }
 
-    pub(super) fn goes(&mut self, rest: Rested) {
-        self.advance(Place::Off(rest));
+    pub(super) fn goes(&mut self, rest: OffCoreReason) {
+        self.advance(Attachment::Off(rest));
     }
 
-    /// Until now; `None` where this host cannot tell. Asked on the thread that
+    /// Until now; `None` where this host cannot tell. RequestId on the thread that
     /// has the vCPU.
     pub(super) fn times(&mut self) -> Option<Times> {
         self.stats.as_ref()?;
@@ -155,31 +155,31 @@ mod tests {
             waited,
             polled,
         };
-        fn check(place: Place, from: Instants, to: Instants, expected: (u64, u64, u64)) {
+        fn check(place: Attachment, from: Instants, to: Instants, expected: (u64, u64, u64)) {
             let mut times = Times::default();
             times.add(place, from, to);
             assert_eq!((times.ran, times.stolen, times.halted), expected);
         }
-        let thread = Place::Thread;
+        let thread = Attachment::Thread;
         check(thread, at(0, 0, 0, 0), at(100, 100, 0, 0), (100, 0, 0));
         check(thread, at(0, 0, 0, 0), at(100, 60, 0, 0), (60, 40, 0));
         check(thread, at(0, 0, 5, 5), at(100, 40, 55, 15), (30, 10, 60));
         // A halt that is told a little late.
         check(thread, at(0, 0, 0, 0), at(100, 60, 50, 0), (60, 0, 50));
         check(
-            Place::Off(Rested::Idle),
+            Attachment::Off(OffCoreReason::Idle),
             at(5, 9, 0, 0),
             at(9, 0, 0, 0),
             (0, 0, 4),
         );
         check(
-            Place::Off(Rested::Runnable),
+            Attachment::Off(OffCoreReason::Runnable),
             at(5, 0, 0, 0),
             at(9, 7, 0, 0),
             (0, 4, 0),
         );
         check(
-            Place::Off(Rested::Held),
+            Attachment::Off(OffCoreReason::Held),
             at(5, 0, 0, 0),
             at(9, 0, 0, 0),
             (0, 0, 0),

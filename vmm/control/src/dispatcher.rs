@@ -13,12 +13,12 @@ use std::sync::{Arc, OnceLock};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{ContextId, Hosted, NotLoaded};
 
-use super::bell::Bell;
+use super::notifier::Notifier;
 use super::view::View;
 
 /// A thread that runs vCPUs.
 pub trait KickThread: Debug + Send + Sync {
-    /// Has it look at what lies in its tray. Never waits.
+    /// Has it look at what lies in its queue. Never waits.
     fn kick(&self);
     /// Its number among the host's threads.
     fn thread_id(&self) -> i32;
@@ -26,7 +26,7 @@ pub trait KickThread: Debug + Send + Sync {
 
 /// Cores that vCPUs share.
 pub trait WakeCore: Debug + Send + Sync {
-    /// Has `core` look at what lies in the trays that it looks after. Never waits.
+    /// Has `core` look at what lies in the queues that it looks after. Never waits.
     fn wake(&self, core: usize);
 }
 
@@ -59,7 +59,7 @@ pub enum Work {
     /// Detach it.
     Unload,
     /// Not for a context: say what there is (`LOOK`).
-    Look,
+    Inspect,
 }
 
 /// Stands for a context where a job is for none.
@@ -75,7 +75,7 @@ pub enum Done {
     /// It is detached; `None` if it was not attached.
     Unloaded(Option<Box<Hosted>>),
     /// What there is.
-    Seen(Box<View>),
+    Inspected(Box<View>),
     /// Nobody does it: the vCPU or core has ended.
     Undone(Work),
 }
@@ -86,7 +86,7 @@ pub enum Report {
     /// A job of this context came back.
     Job(ContextId, Done),
     /// The thread of this core has looked up; `None`: it has ended instead.
-    Look(Target, Option<Box<View>>),
+    Inspect(Target, Option<Box<View>>),
     /// This vCPU or core has ended, and gives the context back that it had.
     Ended(Target, Option<Box<Hosted>>),
 }
@@ -95,14 +95,14 @@ pub enum Report {
 #[derive(Clone, Debug)]
 struct Outbox {
     reports: Sender<Report>,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
 }
 
 impl Outbox {
     fn send(&self, report: Report) {
         // Without a server nobody cares, and what was sent is dropped.
         if self.reports.send(report).is_ok() {
-            self.bell.ring();
+            self.notifier.notify();
         }
     }
 }
@@ -123,14 +123,14 @@ impl Job {
     }
 
     /// It only asks what there is.
-    pub fn is_look(&self) -> bool {
-        matches!(self.work, Some(Work::Look))
+    pub fn is_inspection(&self) -> bool {
+        matches!(self.work, Some(Work::Inspect))
     }
 
     fn report(&self, done: Done) {
         self.outbox.send(match done {
-            Done::Seen(view) => Report::Look(self.target, Some(view)),
-            Done::Undone(Work::Look) => Report::Look(self.target, None),
+            Done::Inspected(view) => Report::Inspect(self.target, Some(view)),
+            Done::Undone(Work::Inspect) => Report::Inspect(self.target, None),
             done => Report::Job(self.context, done),
         });
     }
@@ -156,13 +156,13 @@ impl Drop for Job {
 #[derive(Debug)]
 struct Flag {
     raised: AtomicBool,
-    /// The thread, once there is one; without a board.
+    /// The thread, once there is one; without a exchange.
     thread: OnceLock<Box<dyn KickThread>>,
     /// The core that has the vCPU, or that it is.
     core: AtomicUsize,
 }
 
-/// The server's end of a [`Tray`].
+/// The server's end of a [`JobQueue`].
 #[derive(Debug)]
 struct Line {
     jobs: Sender<Job>,
@@ -171,45 +171,45 @@ struct Line {
 
 /// The server's side: where jobs are laid down.
 #[derive(Debug)]
-pub struct Desk {
+pub struct JobDispatcher {
     vcpus: Vec<Line>,
     /// Without `--cores` a core's jobs lie with its vCPU's.
     cores: Option<Vec<Line>>,
     /// With `--cores`, once the cores meet there.
-    board: Arc<OnceLock<Arc<dyn WakeCore>>>,
+    exchange: Arc<OnceLock<Arc<dyn WakeCore>>>,
     outbox: Outbox,
     reports: Receiver<Report>,
 }
 
 /// The thread's side: a vCPU's, or a core's.
 #[derive(Debug)]
-pub struct Tray {
+pub struct JobQueue {
     target: Target,
     jobs: Receiver<Job>,
     flag: Arc<Flag>,
     outbox: Outbox,
-    board: Arc<OnceLock<Arc<dyn WakeCore>>>,
+    exchange: Arc<OnceLock<Arc<dyn WakeCore>>>,
 }
 
-/// The trays of a machine.
+/// The queues of a machine.
 #[derive(Debug)]
-pub struct Trays {
+pub struct JobQueues {
     /// One for each vCPU.
-    pub vcpus: Vec<Tray>,
+    pub vcpus: Vec<JobQueue>,
     /// One for each core; none without `--cores`.
-    pub cores: Vec<Tray>,
+    pub cores: Vec<JobQueue>,
 }
 
-impl Desk {
+impl JobDispatcher {
     /// For `vcpus` vCPUs on `cores` cores; `None`: each has a thread of its own.
     ///
     /// # Errors
     /// There is no event descriptor left.
-    pub fn new(vcpus: usize, cores: Option<usize>) -> std::io::Result<(Self, Trays)> {
+    pub fn new(vcpus: usize, cores: Option<usize>) -> std::io::Result<(Self, JobQueues)> {
         let (reports, received) = channel();
-        let bell = Arc::new(Bell::new()?);
-        let outbox = Outbox { reports, bell };
-        let board = Arc::new(OnceLock::new());
+        let notifier = Arc::new(Notifier::new()?);
+        let outbox = Outbox { reports, notifier };
+        let exchange = Arc::new(OnceLock::new());
         let open = |target, core| {
             let (jobs, taken) = channel();
             let flag = Arc::new(Flag {
@@ -217,33 +217,33 @@ impl Desk {
                 thread: OnceLock::new(),
                 core: AtomicUsize::new(core),
             });
-            let tray = Tray {
+            let queue = JobQueue {
                 target,
                 jobs: taken,
                 flag: flag.clone(),
                 outbox: outbox.clone(),
-                board: board.clone(),
+                exchange: exchange.clone(),
             };
-            (Line { jobs, flag }, tray)
+            (Line { jobs, flag }, queue)
         };
         // The core that a vCPU comes to first, as they are dealt.
         let among = cores.unwrap_or(vcpus).max(1);
-        let (lines, trays) = (0..vcpus).map(|n| open(Target::Vcpu(n), n % among)).unzip();
-        let (core_lines, core_trays) = (0..cores.unwrap_or(0))
+        let (lines, queues) = (0..vcpus).map(|n| open(Target::Vcpu(n), n % among)).unzip();
+        let (core_lines, core_jobs) = (0..cores.unwrap_or(0))
             .map(|n| open(Target::Core(n), n))
             .unzip();
-        let desk = Desk {
+        let desk = JobDispatcher {
             vcpus: lines,
             cores: cores.map(|_| core_lines),
-            board,
+            exchange,
             outbox,
             reports: received,
         };
-        let trays = Trays {
-            vcpus: trays,
-            cores: core_trays,
+        let queues = JobQueues {
+            vcpus: queues,
+            cores: core_jobs,
         };
-        Ok((desk, trays))
+        Ok((desk, queues))
     }
 
     /// How many vCPUs there are.
@@ -273,8 +273,8 @@ impl Desk {
     }
 
     /// Readable when there are reports.
-    pub(super) fn bell(&self) -> &Bell {
-        &self.outbox.bell
+    pub(super) fn notifier(&self) -> &Notifier {
+        &self.outbox.notifier
     }
 
     /// The next report, if there is one.
@@ -303,8 +303,8 @@ impl Desk {
         // Either the thread, or the core to which the vCPU comes, sees the flag,
         // or its number is seen here.
         fence(Ordering::SeqCst);
-        match self.board.get() {
-            Some(board) => board.wake(line.flag.core.load(Ordering::SeqCst)),
+        match self.exchange.get() {
+            Some(exchange) => exchange.wake(line.flag.core.load(Ordering::SeqCst)),
             None => {
                 if let Some(thread) = line.flag.thread.get() {
                     thread.kick();
@@ -314,14 +314,14 @@ impl Desk {
     }
 }
 
-impl Tray {
+impl JobQueue {
     /// Whose it is.
     pub fn target(&self) -> Target {
         self.target
     }
 
-    /// The calling thread looks after this tray from now on.
-    pub fn sit_down(&self, thread: Box<dyn KickThread>) {
+    /// The calling thread looks after this queue from now on.
+    pub fn bind_thread(&self, thread: Box<dyn KickThread>) {
         let _ = self.flag.thread.set(thread);
         fence(Ordering::SeqCst);
     }
@@ -333,8 +333,8 @@ impl Tray {
     }
 
     /// Where cores meet.
-    pub fn meet_at(&self, board: Arc<dyn WakeCore>) {
-        let _ = self.board.set(board);
+    pub fn set_exchange(&self, exchange: Arc<dyn WakeCore>) {
+        let _ = self.exchange.set(exchange);
         fence(Ordering::SeqCst);
     }
 
@@ -380,7 +380,7 @@ mod tests {
         fn wake(&self, _: usize) {}
     }
 
-    fn undone(desk: &Desk) -> Option<ContextId> {
+    fn undone(desk: &JobDispatcher) -> Option<ContextId> {
         match desk.report()? {
             Report::Job(context, Done::Undone(Work::Unload)) => Some(context),
             other => panic!("{other:?}"),
@@ -389,45 +389,45 @@ mod tests {
 
     #[test]
     fn a_job_comes_back() {
-        let (desk, trays) = Desk::new(2, None).unwrap();
-        assert!(trays.cores.is_empty());
+        let (desk, queues) = JobDispatcher::new(2, None).unwrap();
+        assert!(queues.cores.is_empty());
         assert_eq!((desk.vcpus(), desk.cores()), (2, 2));
-        let tray = &trays.vcpus[1];
-        assert!(tray.take().is_none());
+        let queue = &queues.vcpus[1];
+        assert!(queue.take().is_none());
         desk.post(ContextId(1), Target::Vcpu(1), Work::Unload);
         desk.post(ContextId(2), Target::Core(1), Work::Unload);
-        assert!(tray.has_jobs() && !trays.vcpus[0].has_jobs());
-        let first = tray.take().unwrap();
+        assert!(queue.has_jobs() && !queues.vcpus[0].has_jobs());
+        let first = queue.take().unwrap();
         assert_eq!(first.target(), Target::Vcpu(1));
         first.act(|_, _| Done::Unloaded(None));
         assert!(matches!(
             desk.report(),
             Some(Report::Job(ContextId(1), Done::Unloaded(None)))
         ));
-        desk.bell().hush();
-        assert_eq!(tray.take().unwrap().target(), Target::Core(1));
+        desk.notifier().drain();
+        assert_eq!(queue.take().unwrap().target(), Target::Core(1));
         assert_eq!(undone(&desk), Some(ContextId(2)), "it was dropped");
-        assert!(tray.take().is_none() && !tray.has_jobs());
+        assert!(queue.take().is_none() && !queue.has_jobs());
         assert!(desk.report().is_none());
     }
 
     #[test]
     fn a_vcpu_that_no_core_has_yet_is_at_one_that_there_is() {
-        let (desk, trays) = Desk::new(8, Some(2)).unwrap();
-        trays.cores[0].meet_at(Arc::new(Cores));
+        let (desk, queues) = JobDispatcher::new(8, Some(2)).unwrap();
+        queues.cores[0].set_exchange(Arc::new(Cores));
         for vcpu in 0..8 {
             assert_eq!(desk.core_of(vcpu), Some(vcpu % 2));
             desk.post(ContextId(1), Target::Vcpu(vcpu), Work::Unload);
-            assert!(trays.vcpus[vcpu].take().is_some());
+            assert!(queues.vcpus[vcpu].take().is_some());
         }
         assert_eq!(desk.core_of(8), None);
     }
 
     #[test]
     fn jobs_of_one_who_has_ended_come_back() {
-        let (desk, mut trays) = Desk::new(1, Some(1)).unwrap();
+        let (desk, mut queues) = JobDispatcher::new(1, Some(1)).unwrap();
         desk.post(ContextId(1), Target::Vcpu(0), Work::Unload);
-        trays.vcpus.remove(0).close(None, None, false);
+        queues.vcpus.remove(0).close(None, None, false);
         desk.post(ContextId(2), Target::Vcpu(0), Work::Unload);
         desk.post(ContextId(3), Target::Vcpu(9), Work::Unload);
         assert!(matches!(
@@ -438,6 +438,6 @@ mod tests {
             assert_eq!(undone(&desk), Some(ContextId(context)));
         }
         desk.post(ContextId(4), Target::Core(0), Work::Unload);
-        assert_eq!(trays.cores[0].take().unwrap().target(), Target::Core(0));
+        assert_eq!(queues.cores[0].take().unwrap().target(), Target::Core(0));
     }
 }

@@ -1,13 +1,21 @@
 //! What the VMM knows of a vCPU, for the virtual PMDs.
 
+mod clock;
+mod core;
+pub(crate) mod memory;
+
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use pmu_virt::perfmon::{Quantities, VirtualPmd};
 
-use super::clock::{HaltTimes, Rested, VcpuClock};
-use super::gauge::MemoryGauge;
-use super::host_side::HostSide;
+pub use self::core::{CoreQuantities, Snapshot};
+pub use clock::{HaltTimes, Halted, OffCoreReason};
+pub use memory::GuestMemoryUse;
+
+use super::host_side::ControlEndpoint;
+use clock::VcpuClock;
+use memory::MemoryGauge;
 
 /// What a vCPU has left the guest for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +37,7 @@ pub enum ExitKind {
 /// A vCPU's exits by kind, times, and where its VM's memory is told. One
 /// addition or two at each exit; everything else when it is asked for.
 #[derive(Debug)]
-pub struct Tally {
+pub struct VcpuQuantities {
     exits: u64,
     msr: u64,
     rdpmc: u64,
@@ -42,9 +50,9 @@ pub struct Tally {
     gauge: Option<Arc<MemoryGauge>>,
 }
 
-impl Tally {
+impl VcpuQuantities {
     /// Of a vCPU; times and memory are for those with a server.
-    pub fn new(stats: Option<Box<dyn HaltTimes>>, host: Option<&HostSide>) -> Self {
+    pub fn new(stats: Option<Box<dyn HaltTimes>>, host: Option<&ControlEndpoint>) -> Self {
         Self {
             exits: 0,
             msr: 0,
@@ -91,14 +99,14 @@ impl Tally {
     }
 
     /// The vCPU is not run from now on, as it rests so.
-    pub fn goes(&self, rest: Rested) {
+    pub fn goes(&self, rest: OffCoreReason) {
         self.clock.borrow_mut().goes(rest);
     }
 }
 
-impl Quantities for Tally {
+impl Quantities for VcpuQuantities {
     fn read(&self, which: VirtualPmd) -> Option<u64> {
-        let time = |pick: fn(super::clock::Times) -> u64| {
+        let time = |pick: fn(clock::Times) -> u64| {
             let times = self.clock.borrow_mut().times();
             times.map(pick)
         };
@@ -122,9 +130,9 @@ impl Quantities for Tally {
 
 /// Where no vCPU is: nothing can be told.
 #[derive(Clone, Copy, Debug)]
-pub struct Nothing;
+pub struct NoQuantities;
 
-impl Quantities for Nothing {
+impl Quantities for NoQuantities {
     fn read(&self, _: VirtualPmd) -> Option<u64> {
         None
     }

@@ -7,14 +7,14 @@ use pmu_virt::perfmon::LogicalPmu;
 use pmu_virt::{CorePmu, PmuModel};
 
 use super::config::ControlConfig;
-use super::desk::{Desk, Tray};
-use super::gauge::{GuestMemoryUse, MemoryGauge, MemoryProbe};
-use super::host_side::HostSide;
+use super::dispatcher::{JobDispatcher, JobQueue};
+use super::host_side::ControlEndpoint;
+use super::quantities::memory::{GuestMemoryUse, MemoryGauge, MemoryProbe};
 use super::server::{Machine, Server, ServerError};
 
 /// A server in the making.
 #[derive(Debug)]
-pub struct HostTools {
+pub struct ServerSetup {
     control: ControlConfig,
     model: PmuModel,
     memory: MemoryProbe,
@@ -25,15 +25,15 @@ pub struct HostTools {
 
 /// A server that knows the way to its vCPUs.
 #[derive(Debug)]
-pub struct ReadyTools {
-    tools: HostTools,
-    desk: Desk,
+pub struct PreparedServer {
+    tools: ServerSetup,
+    desk: JobDispatcher,
 }
 
 /// With what each vCPU, and each core that vCPUs share, has of it.
-pub type Parts = (ReadyTools, Vec<HostSide>, Vec<Tray>);
+pub type Parts = (PreparedServer, Vec<ControlEndpoint>, Vec<JobQueue>);
 
-impl HostTools {
+impl ServerSetup {
     pub fn new(
         control: &ControlConfig,
         model: PmuModel,
@@ -65,20 +65,20 @@ impl HostTools {
     /// # Errors
     /// There is no event descriptor left.
     pub fn desk(self, cpus: u8, shared: Option<usize>) -> Result<Parts, ServerError> {
-        let (desk, trays) = Desk::new(cpus.into(), shared)?;
-        let side = |tray| HostSide::new(tray, self.gauge.clone(), shared.is_some());
-        let sides = trays.vcpus.into_iter().map(side).collect();
-        Ok((ReadyTools { tools: self, desk }, sides, trays.cores))
+        let (desk, queues) = JobDispatcher::new(cpus.into(), shared)?;
+        let side = |queue| ControlEndpoint::new(queue, self.gauge.clone(), shared.is_some());
+        let sides = queues.vcpus.into_iter().map(side).collect();
+        Ok((PreparedServer { tools: self, desk }, sides, queues.cores))
     }
 }
 
-impl ReadyTools {
+impl PreparedServer {
     /// Serves from now on; `guest` is the name of what boots.
     ///
     /// # Errors
     /// As [`Server::start`].
     pub fn serve(self, control: &ControlConfig, guest: String) -> Result<Server, ServerError> {
-        let ReadyTools { tools, desk } = self;
+        let PreparedServer { tools, desk } = self;
         let machine = Machine {
             guest,
             counters: tools.counters,
