@@ -49,6 +49,7 @@ pub mod record;
 pub mod reservations;
 pub mod sched;
 pub mod stat;
+mod sync;
 pub mod sys;
 pub mod terminal;
 pub mod tools;

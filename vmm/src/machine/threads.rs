@@ -1,7 +1,7 @@
 //! The vCPUs' threads.
 
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use super::run::RunError;
 use crate::audit::AuditTrail;
 use crate::kvm::VcpuId;
 use crate::sched::{CoreExchange, CorePlan, CoreReport, CoreThread, CpuList, pin};
+use crate::sync::lock;
 use crate::sys::KickTarget;
 use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};
 
@@ -315,8 +316,4 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

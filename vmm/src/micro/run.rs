@@ -1,7 +1,7 @@
 //! Runs a micro-guest through the real run loop.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arbiter::{Auditor, Grant, Phase, Record};
@@ -19,6 +19,7 @@ use crate::cpuid::bare_cpuid;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
+use crate::sync::lock;
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
     DebugQuirks, Observer, Platform, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd,
@@ -352,10 +353,6 @@ fn unless_dead<T: Default>(read: Result<T, VcpuError>) -> Result<T, VcpuError> {
         Err(error) if error.is_dead() => Ok(T::default()),
         read => read,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a micro-guest's vCPUs have in common.

@@ -1,7 +1,7 @@
 //! The threads of a micro-guest's vCPUs.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pmu_virt::CorePmu;
@@ -9,6 +9,7 @@ use vmm_control::JobQueue;
 
 use super::run::MicroRunError;
 use crate::sched::{CoreEnd, CoreExchange, CorePlan, CoreReport, CoreThread};
+use crate::sync::lock;
 use crate::sys::KickTarget;
 use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
@@ -145,8 +146,4 @@ fn alone(vcpus: Vec<Vcpu>) -> Result<Vec<CoreEnd>, VcpuFailure> {
 /// Waits for the first vCPU to end, which ends the guest; true on time-out.
 fn wait(ends: &Receiver<()>, timeout: Duration) -> bool {
     ends.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,11 +6,12 @@
 //! crowded core asks before it hands a vCPU over.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use vmm_control::WakeCore;
 
+use crate::sync::lock;
 use crate::sys::KickTarget;
 use crate::vcpu::Vcpu;
 
@@ -181,10 +182,6 @@ fn takes(from: usize, to: usize) -> bool {
 /// halted since.
 fn may_take(from: usize, to: usize) -> bool {
     takes(from, if to == 1 { 0 } else { to })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

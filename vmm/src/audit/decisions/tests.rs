@@ -23,7 +23,7 @@ fn told(entries: &[Entry]) -> Vec<(&'static str, u64, u64, u64)> {
 #[test]
 fn the_first_denial_is_due_at_once_and_those_like_it_after_a_second() {
     let dropped = record(Event::DroppedWrite(Reason::Held));
-    let mut tally = Tally::default();
+    let mut tally = DecisionTable::default();
     assert!(tally.note(10, 1, &record(Event::Renewed)));
     assert!(tally.note(11, 2, &dropped));
     assert_eq!(
@@ -45,7 +45,7 @@ fn the_first_denial_is_due_at_once_and_those_like_it_after_a_second() {
 #[test]
 fn what_goes_on_is_told_ever_more_rarely() {
     let dropped = record(Event::DroppedWrite(Reason::Held));
-    let mut tally = Tally::default();
+    let mut tally = DecisionTable::default();
     let (mut lines, mut noted) = (Vec::new(), 0);
     // Ten minutes, an access and a look each quarter of a second.
     for at in 0..2400_u64 {
@@ -67,7 +67,7 @@ fn what_goes_on_is_told_ever_more_rarely() {
 fn a_pause_does_not_have_a_kind_told_more_often() {
     let dropped = record(Event::DroppedWrite(Reason::Held));
     for pause in [1, 2, 10, 59, 61, 119, 121] {
-        let mut tally = Tally::default();
+        let mut tally = DecisionTable::default();
         let mut lines = 0;
         let looks = 4 * 3600;
         for look in 0..looks {
@@ -83,7 +83,7 @@ fn a_pause_does_not_have_a_kind_told_more_often() {
 
 #[test]
 fn changes_of_state_are_told_one_by_one() {
-    let mut tally = Tally::default();
+    let mut tally = DecisionTable::default();
     let words = [0xff, 0x1ff, 0xff];
     for (at, bits) in (0..).zip(words) {
         let control = Control::new(bits).unwrap();
@@ -100,7 +100,7 @@ fn changes_of_state_are_told_one_by_one() {
 
 #[test]
 fn beyond_so_many_a_second_they_are_folded_with_their_details() {
-    let mut tally = Tally::default();
+    let mut tally = DecisionTable::default();
     let many = MOST_SINGLE as u64 + 300;
     for at in 0..many {
         tally.note(at, at, &record(Event::DropValueSet(at % 3)));
@@ -120,7 +120,7 @@ fn beyond_so_many_a_second_they_are_folded_with_their_details() {
 
 #[test]
 fn a_writer_that_does_not_come_is_waited_for_in_bounded_memory() {
-    let mut tally = Tally::default();
+    let mut tally = DecisionTable::default();
     for at in 0..100_000_u64 {
         // 1000 a second.
         tally.note(at * SECOND / 1000, at, &record(Event::DropValueSet(at)));
@@ -133,7 +133,7 @@ fn a_writer_that_does_not_come_is_waited_for_in_bounded_memory() {
 
 #[test]
 fn what_has_another_reason_counter_or_layer_is_another_kind() {
-    let mut tally = Tally::default();
+    let mut tally = DecisionTable::default();
     tally.note(1, 1, &record(Event::Refused(Reason::Cookie)));
     tally.take(1, false);
     assert!(tally.note(2, 2, &record(Event::Refused(Reason::Maximum))));
@@ -152,7 +152,7 @@ fn what_has_another_reason_counter_or_layer_is_another_kind() {
 
 #[test]
 fn the_end_leaves_nothing_behind() {
-    let mut tally = Tally::default();
+    let mut tally = DecisionTable::default();
     for at in 0..5 {
         tally.note(at, at, &record(Event::Faulted(Reason::Held)));
     }
@@ -163,7 +163,7 @@ fn the_end_leaves_nothing_behind() {
 
 #[test]
 fn memory_is_bounded_and_the_sum_is_right() {
-    let mut tally = Tally::default();
+    let mut tally = DecisionTable::default();
     let mut noted = 0;
     for reason in Reason::ALL {
         for position in 0..64 {
@@ -189,7 +189,7 @@ fn memory_is_bounded_and_the_sum_is_right() {
 
 #[test]
 fn without_a_file_there_are_only_totals() {
-    let mut tally = Tally::totals_only();
+    let mut tally = DecisionTable::totals_only();
     assert!(!tally.note(1, 1, &record(Event::Renewed)));
     assert!(tally.take(2, true).is_empty());
     assert_eq!(tally.totals().decisions(), 1);

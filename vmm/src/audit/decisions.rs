@@ -157,7 +157,7 @@ impl Totals {
 
 /// The decisions of one vCPU.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct DecisionTable {
     kinds: HashMap<Kind, Pending>,
     singles: Vec<Entry>,
     /// When the present second began, and how many singles it has had.
@@ -167,7 +167,7 @@ pub(super) struct Tally {
     totals_only: bool,
 }
 
-impl Tally {
+impl DecisionTable {
     /// One that only adds up, where there is no file.
     pub(super) fn totals_only() -> Self {
         Self {
@@ -263,5 +263,4 @@ impl Tally {
 }
 
 #[cfg(test)]
-#[path = "tally_tests.rs"]
 mod tests;

@@ -6,16 +6,16 @@
 //! accesses denied as fast as it can makes a vCPU wait. Nothing that comes here
 //! carries a cookie: [`arbiter::Event`] has no room for one.
 
-mod hosts;
+mod auditors;
+mod decisions;
 mod line;
 mod summary;
-mod tally;
 mod trail;
 mod writer;
 
-pub use hosts::HostAuditor;
+pub use auditors::{HostAuditor, VcpuAuditor};
+pub use decisions::{Denied, Entry, Totals};
 pub use line::Header;
 pub use summary::{Holding, Summary};
-pub use tally::{Denied, Entry, Totals};
-pub use trail::{AuditTrail, VcpuAuditor};
+pub use trail::AuditTrail;
 pub use writer::AuditError;
