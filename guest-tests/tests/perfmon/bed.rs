@@ -13,9 +13,9 @@ use pmu_virt::{ClockBackend, CounterBackend, PmuModel, StepBackend};
 use umpire_perfmon::{Call, Client, ContextHandle};
 use vmm::devices::{DeviceOutcome, GuestEnd, ports};
 use vmm::micro::{BackendFactory, KERNEL_CODE, MicroGuest, MicroOutcome, MicroRun, Start};
-use vmm::perfmon::ControlConfig;
 use vmm::sched::CorePlan;
 use vmm::vcpu::Platform;
+use vmm_control::ControlConfig;
 
 /// How long anybody waits for anything.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,9 +1,10 @@
 //! The lines of an audit file; `docs/audit.md` describes every field.
 
 use arbiter::{Event, Layer, Reason};
+use pmu_virt::perfmon::{HostEvent, HostRecord, Standing};
 use serde::Serialize;
 
-use super::tally::Entry;
+use super::decisions::Entry;
 use crate::kvm::VcpuId;
 
 /// What the file calls itself.
@@ -188,6 +189,95 @@ impl Details {
     }
 }
 
+/// A decision about a host context.
+#[derive(Debug, Serialize)]
+pub(super) struct HostLine {
+    time_ns: u64,
+    layer: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vcpu: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<u32>,
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    standing: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    errno: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    blind_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    count: Option<u64>,
+}
+
+impl HostLine {
+    pub(super) fn new(time_ns: u64, core: u16, record: &HostRecord) -> Self {
+        let line = HostLine {
+            core: Some(core),
+            vcpu: record.vcpu.map(|vcpu| vcpu.0),
+            context: Some(record.context.0),
+            ..HostLine::of(time_ns, "context-unloaded")
+        };
+        match &record.event {
+            HostEvent::Loaded { standing } => HostLine {
+                event: "context-loaded",
+                standing: Some(match standing {
+                    Standing::Firm => "firm",
+                    Standing::Spare => "spare",
+                }),
+                ..line
+            },
+            HostEvent::Refused { refusal } => HostLine {
+                event: "context-refused",
+                errno: Some(refusal.errno.name()),
+                why: Some(refusal.reason.to_string()),
+                ..line
+            },
+            HostEvent::Unloaded => line,
+            HostEvent::Preempted => HostLine {
+                event: "context-preempted",
+                ..line
+            },
+            HostEvent::Restored { blind_ns } => HostLine {
+                event: "context-restored",
+                blind_ns: Some(*blind_ns),
+                ..line
+            },
+            HostEvent::Overdrawn => HostLine {
+                event: "context-overdrawn",
+                ..line
+            },
+        }
+    }
+
+    /// Decisions that found no room to wait in.
+    pub(super) fn missed(now: u64, missed: u64) -> Self {
+        HostLine {
+            count: Some(missed),
+            ..HostLine::of(now, "contexts-untold")
+        }
+    }
+
+    fn of(time_ns: u64, event: &'static str) -> Self {
+        HostLine {
+            time_ns,
+            layer: "tool",
+            core: None,
+            vcpu: None,
+            context: None,
+            event,
+            standing: None,
+            errno: None,
+            why: None,
+            blind_ns: None,
+            count: None,
+        }
+    }
+}
+
 /// One word for a layer, as in options.
 pub(super) fn layer_word(layer: Layer) -> &'static str {
     match layer {
@@ -202,14 +292,17 @@ pub(super) fn layer_word(layer: Layer) -> &'static str {
 #[cfg(test)]
 mod tests {
     use arbiter::{Control, CounterId, Record};
+    use perfmon_abi::wire::{Errno, Refusal};
+    use pmu_virt::OwnerId;
+    use pmu_virt::perfmon::ContextId;
 
-    use super::super::tally::Tally;
+    use super::super::decisions::DecisionTable;
     use super::*;
 
     #[test]
     fn lines() {
         fn check(event: Event, times: u64, expected: &str) {
-            let mut tally = Tally::default();
+            let mut tally = DecisionTable::default();
             let record = Record {
                 layer: Layer::GuestKernel,
                 counter: Some(CounterId::Fixed(1)),
@@ -268,5 +361,42 @@ mod tests {
             1,
             r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"revoking","reason":"priority","wanted_by":"hypervisor","in_ms":100}"#,
         );
+    }
+
+    fn text(vcpu: Option<u32>, event: HostEvent) -> String {
+        let record = HostRecord {
+            context: ContextId(7),
+            vcpu: vcpu.map(OwnerId),
+            event,
+        };
+        let line = HostLine::new(5, 1, &record);
+        serde_json::to_string(&line).unwrap()
+    }
+
+    #[test]
+    fn lines_tell_what_was_decided() {
+        let refusal = Refusal::new(Errno::EBUSY, "no room");
+        let table = [
+            (
+                text(
+                    Some(2),
+                    HostEvent::Loaded {
+                        standing: Standing::Spare,
+                    },
+                ),
+                r#"{"time_ns":5,"layer":"tool","core":1,"vcpu":2,"context":7,"event":"context-loaded","standing":"spare"}"#,
+            ),
+            (
+                text(None, HostEvent::Refused { refusal }),
+                r#"{"time_ns":5,"layer":"tool","core":1,"context":7,"event":"context-refused","errno":"EBUSY","why":"no room"}"#,
+            ),
+            (
+                text(None, HostEvent::Restored { blind_ns: 9 }),
+                r#"{"time_ns":5,"layer":"tool","core":1,"context":7,"event":"context-restored","blind_ns":9}"#,
+            ),
+        ];
+        for (found, expected) in table {
+            assert_eq!(found, expected);
+        }
     }
 }

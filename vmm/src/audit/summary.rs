@@ -6,8 +6,8 @@ use std::fmt;
 
 use arbiter::{CounterId, Layer};
 
+use super::decisions::{Denied, Totals};
 use super::line::layer_word;
-use super::tally::{Denied, Totals};
 use crate::kvm::VcpuId;
 
 /// A counter that somebody held when its vCPU ended.
@@ -157,13 +157,13 @@ impl fmt::Display for Row {
 mod tests {
     use arbiter::{Event, Reason, Record};
 
-    use super::super::tally::Tally;
+    use super::super::decisions::DecisionTable;
     use super::*;
 
     #[test]
     fn what_it_prints() {
         let pmc = CounterId::Programmable;
-        let mut tally = Tally::totals_only();
+        let mut tally = DecisionTable::totals_only();
         let mut note = |layer, counter, event| {
             let counter = Some(counter);
             tally.note(

@@ -2,63 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use arbiter::{Auditor, Record};
-
-use super::hosts::{HostAuditor, Outbox, mailbox};
+use super::auditors::{HostAuditor, Notifier, Outbox, Trail, VcpuAuditor, mailbox};
+use super::decisions::DecisionTable;
 use super::line::Header;
 use super::summary::{Holding, Summary};
-use super::tally::{Entry, Tally, Totals};
-use super::writer::{AuditError, Bell, Writer};
+use super::writer::{AuditError, Writer};
 use crate::kvm::VcpuId;
-
-/// Where one vCPU's decisions wait for the writer: two tables, of which the writer
-/// looks at one at a time, so that the vCPU finds the other one free.
-#[derive(Debug)]
-pub(super) struct Trail([Mutex<Tally>; 2]);
-
-impl Trail {
-    fn new(tally: impl Fn() -> Tally) -> Self {
-        Self([Mutex::new(tally()), Mutex::new(tally())])
-    }
-
-    /// Notes the `order`th decision of the vCPU; true if the writer is to look.
-    fn note(&self, now: u64, order: u64, record: &Record) -> bool {
-        loop {
-            for table in &self.0 {
-                match table.try_lock() {
-                    Ok(mut tally) => return tally.note(now, order, record),
-                    Err(TryLockError::Poisoned(tally)) => {
-                        return tally.into_inner().note(now, order, record);
-                    }
-                    Err(TryLockError::WouldBlock) => {}
-                }
-            }
-            // The writer has just gone from one to the other.
-            std::hint::spin_loop();
-        }
-    }
-
-    /// What is due at `now`, or everything at the end. The second table has what
-    /// was noted while the first one was looked at, so it comes after it.
-    pub(super) fn take(&self, now: u64, all: bool) -> Vec<Entry> {
-        let taken = self.0.iter().map(|table| lock(table).take(now, all));
-        let mut entries: Vec<Entry> = taken.flatten().collect();
-        entries.sort_by_key(|entry| entry.order);
-        entries
-    }
-
-    /// All decisions so far.
-    pub(super) fn totals(&self) -> Totals {
-        let mut totals = Totals::default();
-        for table in &self.0 {
-            totals.add(lock(table).totals());
-        }
-        totals
-    }
-}
+use crate::sync::lock;
 
 /// The audit of one machine.
 #[derive(Debug)]
@@ -66,7 +19,7 @@ pub struct AuditTrail {
     start: Instant,
     trails: Vec<Arc<Trail>>,
     writer: Mutex<Option<Writer>>,
-    bell: Option<Bell>,
+    notifier: Option<Notifier>,
     hosts: Option<Outbox>,
     holdings: Mutex<BTreeMap<VcpuId, Vec<Holding>>>,
 }
@@ -75,12 +28,12 @@ impl AuditTrail {
     /// One that only adds up.
     #[must_use]
     pub fn new(vcpus: u8) -> Self {
-        let trail = |_| Arc::new(Trail::new(Tally::totals_only));
+        let trail = |_| Arc::new(Trail::new(DecisionTable::totals_only));
         Self {
             start: Instant::now(),
             trails: (0..vcpus).map(trail).collect(),
             writer: Mutex::new(None),
-            bell: None,
+            notifier: None,
             hosts: None,
             holdings: Mutex::default(),
         }
@@ -93,13 +46,13 @@ impl AuditTrail {
     /// [`AuditError`]: the file cannot be made, or there is no thread for it.
     pub fn to_file(vcpus: u8, path: &Path, header: &Header) -> Result<Self, AuditError> {
         let start = Instant::now();
-        let trail = |_| Arc::new(Trail::new(Tally::default));
+        let trail = |_| Arc::new(Trail::new(DecisionTable::default));
         let trails: Vec<_> = (0..vcpus).map(trail).collect();
         let (hosts, inbox) = mailbox();
         let writer = Writer::start(path, header, start, (trails.clone(), inbox))?;
         Ok(Self {
             hosts: Some(hosts),
-            bell: Some(writer.bell()),
+            notifier: Some(writer.notifier()),
             writer: Mutex::new(Some(writer)),
             start,
             trails,
@@ -109,12 +62,9 @@ impl AuditTrail {
 
     /// What each vCPU's reservations report to, from vCPU 0 on.
     pub fn auditors(&self) -> impl Iterator<Item = VcpuAuditor> {
-        self.trails.iter().map(|trail| VcpuAuditor {
-            start: self.start,
-            trail: trail.clone(),
-            bell: self.bell.clone(),
-            order: 0,
-        })
+        let auditor =
+            |trail: &Arc<Trail>| VcpuAuditor::new(self.start, trail.clone(), self.notifier.clone());
+        self.trails.iter().map(auditor)
     }
 
     /// What decisions about host contexts on `core` are reported to.
@@ -123,7 +73,7 @@ impl AuditTrail {
         HostAuditor {
             start: self.start,
             core,
-            file: self.hosts.clone().zip(self.bell.clone()),
+            file: self.hosts.clone().zip(self.notifier.clone()),
         }
     }
 
@@ -145,37 +95,11 @@ impl AuditTrail {
     }
 }
 
-/// Notes one vCPU's decisions. It waits for nothing: while the writer looks at one
-/// table, decisions are noted in the other.
-#[derive(Debug)]
-pub struct VcpuAuditor {
-    start: Instant,
-    trail: Arc<Trail>,
-    bell: Option<Bell>,
-    order: u64,
-}
-
-impl Auditor for VcpuAuditor {
-    fn record(&mut self, record: &Record) {
-        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.order += 1;
-        let due = self.trail.note(now, self.order, record);
-        if let (true, Some(bell)) = (due, &self.bell) {
-            bell.ring();
-        }
-    }
-}
-
-/// What is behind these locks is whole after every step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
 
-    use arbiter::{CounterId, Event, Layer, Reason};
+    use arbiter::{Auditor, CounterId, Event, Layer, Reason, Record};
     use pmu_virt::PmuModel;
     use serde_json::Value;
 

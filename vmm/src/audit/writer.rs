@@ -5,17 +5,16 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::Receiver;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use thiserror::Error;
 
-use super::hosts::Inbox;
+use super::auditors::{Inbox, Notifier, Trail};
+use super::decisions::Entry;
 use super::line::{Footer, Header, Line};
-use super::tally::Entry;
-use super::trail::Trail;
 use crate::kvm::VcpuId;
 
 /// How often repetitions are looked for; they are due once a second at most.
@@ -45,28 +44,11 @@ pub enum AuditError {
     Panicked,
 }
 
-/// Calls the writer, without waiting for it.
-#[derive(Debug, Clone)]
-pub(super) struct Bell(SyncSender<()>);
-
-impl Bell {
-    /// One that nobody hears.
-    #[cfg(test)]
-    pub(super) fn silent() -> Self {
-        Bell(sync_channel(1).0)
-    }
-
-    pub(super) fn ring(&self) {
-        // One that has rung already, and one that nobody hears, are both fine.
-        let _ = self.0.try_send(());
-    }
-}
-
 /// The running thread.
 #[derive(Debug)]
 pub(super) struct Writer {
     thread: JoinHandle<Result<(), AuditError>>,
-    bell: Bell,
+    notifier: Notifier,
     over: Arc<AtomicBool>,
 }
 
@@ -88,25 +70,28 @@ impl Writer {
         if let Some(cause) = file.failure.take() {
             return Err(failed(cause));
         }
-        let (send, receive) = sync_channel(1);
-        let bell = Bell(send);
+        let (notifier, receive) = Notifier::new();
         let over = Arc::new(AtomicBool::new(false));
         let ending = over.clone();
         let thread = Builder::new()
             .name("audit".to_owned())
             .spawn(move || write(file, start, (&trails, &hosts), (&receive, &ending)))
             .map_err(AuditError::Thread)?;
-        Ok(Self { thread, bell, over })
+        Ok(Self {
+            thread,
+            notifier,
+            over,
+        })
     }
 
-    pub(super) fn bell(&self) -> Bell {
-        self.bell.clone()
+    pub(super) fn notifier(&self) -> Notifier {
+        self.notifier.clone()
     }
 
     /// Writes the rest and the last line.
     pub(super) fn finish(self) -> Result<(), AuditError> {
         self.over.store(true, Ordering::Release);
-        self.bell.ring();
+        self.notifier.notify();
         self.thread.join().unwrap_or(Err(AuditError::Panicked))
     }
 }

@@ -29,10 +29,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pmu_virt::{PmuModel, Sources, Vendor};
+use vmm_control::ControlConfig;
 
 use crate::cli::RunFlags;
 use crate::cpuid::{Feature, MAX_CPUS};
-use crate::perfmon::ControlConfig;
 use crate::sched::{CorePlan, CpuList};
 use file::ConfigFile;
 use merge::Merge;

@@ -8,6 +8,7 @@ use arbiter::{Grant, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
 use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
+use vmm_control::{JobQueue, Server, ServerError, ServerSetup};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
@@ -17,13 +18,13 @@ use crate::boot::{
     self, BootError, BootRequest, FirmwareImage, FirmwareRequest, InitialState, ModuleRequest,
 };
 use crate::config::{ConfigError, OversubscribeChoice, RunConfig, Unpack};
+use crate::control::VmMemory;
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::events::names;
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
 use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
-use crate::perfmon::{HostTools, Server, ServerError, Tray};
 use crate::probe::ProbeReport;
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::CpuList;
@@ -118,7 +119,7 @@ pub struct Machine {
     pub(super) audit: Arc<AuditTrail>,
     /// Serves host tools.
     pub(super) server: Option<Server>,
-    pub(super) core_trays: Vec<Tray>,
+    pub(super) core_jobs: Vec<JobQueue>,
     // The line stays connected for as long as its event lives.
     _com1_irq: EventFd,
 }
@@ -194,14 +195,15 @@ impl Machine {
         }
         let host_tools = match (&config.control, &guest.pmu) {
             (Some(control), Some(model)) => {
-                let mut tools = HostTools::new(control, model.clone(), &vm, tsc_khz);
+                let memory = Box::new(VmMemory(vm.clone()));
+                let mut tools = ServerSetup::new(control, model.clone(), memory, tsc_khz);
                 tools.cores(&mut cores);
-                Some(tools.desk(config.cpus, config.cores)?)
+                Some(tools.desk(config.cpus, config.cores.map(|plan| plan.cores.into()))?)
             }
             _ => None,
         };
-        let (tools, mut sides, core_trays) = match host_tools {
-            Some((tools, sides, trays)) => (Some(tools), sides.into_iter(), trays),
+        let (tools, mut sides, core_jobs) = match host_tools {
+            Some((tools, sides, jobs)) => (Some(tools), sides.into_iter(), jobs),
             None => (None, Vec::new().into_iter(), Vec::new()),
         };
         let reserved = reservations(guest.pmu.as_ref(), pcr.as_ref(), tsc_khz, &audit)?;
@@ -281,7 +283,7 @@ impl Machine {
         };
         Ok(Self {
             server,
-            core_trays,
+            core_jobs,
             vcpus,
             cores,
             pin: at_cpu

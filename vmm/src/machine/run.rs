@@ -117,7 +117,7 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
         cores: config.cores.map(|plan| SharedCores {
             plan,
             pmus: std::mem::take(&mut machine.cores),
-            trays: std::mem::take(&mut machine.core_trays),
+            queues: std::mem::take(&mut machine.core_jobs),
         }),
         pin: machine.pin.take(),
     };

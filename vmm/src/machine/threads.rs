@@ -1,18 +1,19 @@
 //! The vCPUs' threads.
 
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use pmu_virt::{CorePmu, PmuState};
+use vmm_control::JobQueue;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::run::RunError;
 use crate::audit::AuditTrail;
 use crate::kvm::VcpuId;
-use crate::perfmon::Tray;
-use crate::sched::{Board, CorePlan, CoreReport, CoreThread, CpuList, pin};
+use crate::sched::{CoreExchange, CorePlan, CoreReport, CoreThread, CpuList, pin};
+use crate::sync::lock;
 use crate::sys::KickTarget;
 use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};
 
@@ -48,24 +49,27 @@ impl WakeOnDrop {
 }
 
 /// One thread for each vCPU, or for each core.
-fn jobs(vcpus: Vec<VcpuParts>, cores: Option<SharedCores>) -> (Vec<Job>, Option<Arc<Board>>) {
-    let Some(SharedCores { plan, pmus, trays }) = cores else {
+fn jobs(
+    vcpus: Vec<VcpuParts>,
+    cores: Option<SharedCores>,
+) -> (Vec<Job>, Option<Arc<CoreExchange>>) {
+    let Some(SharedCores { plan, pmus, queues }) = cores else {
         let alone = vcpus.into_iter().map(|parts| Job::Vcpu(Box::new(parts)));
         return (alone.collect(), None);
     };
     let hands = plan.deal(vcpus);
-    let board = Arc::new(Board::new(hands.len()));
-    let (mut pmus, mut trays) = (pmus.into_iter(), trays.into_iter());
+    let exchange = Arc::new(CoreExchange::new(hands.len()));
+    let (mut pmus, mut queues) = (pmus.into_iter(), queues.into_iter());
     let core = |vcpus| {
         Job::Core(CoreParts {
             plan,
             vcpus,
             pmu: pmus.next().map(Box::new),
-            board: board.clone(),
-            tray: trays.next(),
+            exchange: exchange.clone(),
+            queue: queues.next(),
         })
     };
-    (hands.into_iter().map(core).collect(), Some(board))
+    (hands.into_iter().map(core).collect(), Some(exchange))
 }
 
 fn run_alone(
@@ -75,7 +79,7 @@ fn run_alone(
     let mut seat = Seat::new(parts.tsc_khz)?.of_core(parts.kvm.id().0.into());
     let mut vcpu = Vcpu::new(parts);
     let end = vcpu.run(&mut seat);
-    vcpu.leave_desk();
+    vcpu.close_endpoint();
     tell(&mut vcpu, end);
     Ok(())
 }
@@ -90,11 +94,11 @@ fn run_core(
         plan,
         vcpus,
         pmu,
-        board,
-        tray,
+        exchange,
+        queue,
     } = parts;
     let tsc_khz = vcpus.first().map_or(0, |parts| parts.tsc_khz);
-    let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?.with_tray(tray);
+    let core = CoreThread::new(index, &plan, tsc_khz, exchange, control, pmu)?.with_jobs(queue);
     let vcpus = vcpus.into_iter().map(Vcpu::new).collect();
     Ok(core.run(vcpus, |mut ended| tell(&mut ended.vcpu, ended.end)))
 }
@@ -115,8 +119,8 @@ pub(super) struct SharedCores {
     pub(super) plan: CorePlan,
     /// The counters of each.
     pub(super) pmus: Vec<CorePmu>,
-    /// Where the server of host tools lays down what it has for each.
-    pub(super) trays: Vec<Tray>,
+    /// What the control socket wants done for each.
+    pub(super) queues: Vec<JobQueue>,
 }
 
 /// What one thread does.
@@ -131,8 +135,8 @@ struct CoreParts {
     plan: CorePlan,
     vcpus: Vec<VcpuParts>,
     pmu: Option<Box<CorePmu>>,
-    board: Arc<Board>,
-    tray: Option<Tray>,
+    exchange: Arc<CoreExchange>,
+    queue: Option<JobQueue>,
 }
 
 /// The running vCPUs.
@@ -142,7 +146,7 @@ pub(super) struct Threads {
     targets: Arc<Mutex<Vec<KickTarget>>>,
     control: Arc<VcpuControl>,
     /// Where cores meet, with `--cores`.
-    board: Option<Arc<Board>>,
+    exchange: Option<Arc<CoreExchange>>,
     reports: Arc<Mutex<Vec<(usize, CoreReport)>>>,
     remains: Remains,
     ended: std::sync::mpsc::Receiver<Ended>,
@@ -159,12 +163,12 @@ impl Threads {
         wake: &EventFd,
     ) -> Result<Self, RunError> {
         let (send, ended) = channel();
-        let (jobs, board) = jobs(vcpus, spread.cores);
+        let (jobs, exchange) = jobs(vcpus, spread.cores);
         let mut threads = Self {
             handles: Vec::with_capacity(jobs.len()),
             targets: Arc::default(),
             control,
-            board,
+            exchange,
             reports: Arc::default(),
             remains: Remains {
                 states: Arc::default(),
@@ -259,8 +263,8 @@ impl Threads {
             }
             // Again each time: a core may take its call back between its look at
             // `stopping` and its wait.
-            if let Some(board) = &self.board {
-                board.call_all();
+            if let Some(exchange) = &self.exchange {
+                exchange.call_all();
             }
             for target in lock(&self.targets).iter() {
                 target.kick();
@@ -272,8 +276,12 @@ impl Threads {
             let _ = handle.join();
         }
         // On the way between two cores when these ended.
-        for mut vcpu in self.board.iter().flat_map(|board| board.leftovers()) {
-            vcpu.leave_desk();
+        for mut vcpu in self
+            .exchange
+            .iter()
+            .flat_map(|exchange| exchange.leftovers())
+        {
+            vcpu.close_endpoint();
             self.remains.keep(&mut vcpu);
         }
         let mut reports = std::mem::take(&mut *lock(&self.reports));
@@ -308,8 +316,4 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

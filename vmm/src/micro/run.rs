@@ -1,23 +1,25 @@
 //! Runs a micro-guest through the real run loop.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arbiter::{Auditor, Grant, Phase, Record};
 use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
 use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu};
+use vmm_control::{ControlConfig, ControlEndpoint, JobQueue, Server, ServerError, ServerSetup};
 
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
 use super::threads::{Cores, Ran};
 use crate::audit::Holding;
 use crate::config::PcrPlan;
+use crate::control::VmMemory;
 use crate::cpuid::bare_cpuid;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
-use crate::perfmon::{ControlConfig, HostSide, HostTools, Server, ServerError, Tray};
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
+use crate::sync::lock;
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
     DebugQuirks, Observer, Platform, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd,
@@ -227,7 +229,7 @@ impl MicroRun {
         let cores = self.cores.map(|plan| Cores {
             plan,
             pmus: cores,
-            trays: served.trays,
+            jobs: served.jobs,
         });
         let ran = Ran::new(vcpus, cores, &stop, self.timeout)?;
         drop(served.server);
@@ -276,14 +278,15 @@ impl MicroRun {
         let (Some(control), Some(model)) = (control, &self.model) else {
             return Ok(Served::default());
         };
-        let mut tools = HostTools::new(control, model.clone(), vm, tsc_khz);
+        let memory = Box::new(VmMemory(vm.clone()));
+        let mut tools = ServerSetup::new(control, model.clone(), memory, tsc_khz);
         tools.cores(cores);
         let vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
-        let (tools, sides, trays) = tools.desk(vcpus, self.cores)?;
+        let (tools, sides, jobs) = tools.desk(vcpus, self.cores.map(|plan| plan.cores.into()))?;
         Ok(Served {
             server: Some(tools.serve(control, "micro-guest".to_owned())?),
             sides: sides.into(),
-            trays,
+            jobs,
         })
     }
 
@@ -354,10 +357,6 @@ fn unless_dead<T: Default>(read: Result<T, VcpuError>) -> Result<T, VcpuError> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// What a micro-guest's vCPUs have in common.
 struct Shared<'a> {
     host: &'a Host,
@@ -371,8 +370,8 @@ struct Shared<'a> {
 #[derive(Debug, Default)]
 struct Served {
     server: Option<Server>,
-    sides: VecDeque<HostSide>,
-    trays: Vec<Tray>,
+    sides: VecDeque<ControlEndpoint>,
+    jobs: Vec<JobQueue>,
 }
 
 /// Keeps every event and every decision.

@@ -1,14 +1,15 @@
 //! The threads of a micro-guest's vCPUs.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pmu_virt::CorePmu;
+use vmm_control::JobQueue;
 
 use super::run::MicroRunError;
-use crate::perfmon::Tray;
-use crate::sched::{Board, CoreEnd, CorePlan, CoreReport, CoreThread};
+use crate::sched::{CoreEnd, CoreExchange, CorePlan, CoreReport, CoreThread};
+use crate::sync::lock;
 use crate::sys::KickTarget;
 use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
@@ -21,8 +22,8 @@ pub(super) struct Cores {
     pub(super) plan: CorePlan,
     /// The counters of each.
     pub(super) pmus: Vec<CorePmu>,
-    /// Where the server of host tools lays down what it has for each.
-    pub(super) trays: Vec<Tray>,
+    /// What the control socket wants done for each.
+    pub(super) jobs: Vec<JobQueue>,
 }
 
 /// vCPUs that have run until the first of them ended.
@@ -46,16 +47,16 @@ impl Ran {
         control: &Arc<VcpuControl>,
         timeout: Duration,
     ) -> Result<Self, MicroRunError> {
-        let (plan, pmus, trays) = match cores {
-            Some(Cores { plan, pmus, trays }) => (Some(plan), pmus, trays),
+        let (plan, pmus, jobs) = match cores {
+            Some(Cores { plan, pmus, jobs }) => (Some(plan), pmus, jobs),
             None => (None, Vec::new(), Vec::new()),
         };
         let hands = match plan {
             Some(plan) => plan.deal(vcpus),
             None => vcpus.into_iter().map(|vcpu| vec![vcpu]).collect(),
         };
-        let (mut pmus, mut trays) = (pmus.into_iter(), trays.into_iter());
-        let board = Arc::new(Board::new(hands.len()));
+        let (mut pmus, mut jobs) = (pmus.into_iter(), jobs.into_iter());
+        let exchange = Arc::new(CoreExchange::new(hands.len()));
         let targets = Mutex::new(Vec::new());
         let (ended, ends) = channel();
         let mut ran = Self {
@@ -66,15 +67,15 @@ impl Ran {
         };
         let results = std::thread::scope(|scope| {
             let start = |(index, hand)| {
-                let (board, control) = (board.clone(), control.clone());
+                let (exchange, control) = (exchange.clone(), control.clone());
                 let (targets, ended, pmu) = (&targets, ended.clone(), pmus.next());
-                let tray = trays.next();
+                let jobs = jobs.next();
                 let pmu = pmu.map(Box::new);
                 scope.spawn(move || {
                     lock(targets).push(KickTarget::current());
                     let result = match plan {
                         Some(plan) => {
-                            on_core((index, plan, pmu, tray), hand, (board, control), &ended)
+                            on_core((index, plan, pmu, jobs), hand, (exchange, control), &ended)
                         }
                         None => alone(hand).map(|ends| (ends, None)),
                     };
@@ -86,7 +87,7 @@ impl Ran {
             ran.timed_out = wait(&ends, timeout);
             let asked = Instant::now();
             control.stop();
-            board.call_all();
+            exchange.call_all();
             while threads.iter().any(|thread| !thread.is_finished()) {
                 lock(&targets)
                     .iter()
@@ -103,11 +104,12 @@ impl Ran {
             ran.cores.extend(report);
         }
         let stopped = |mut vcpu: Vcpu| {
-            vcpu.leave_desk();
+            vcpu.close_endpoint();
             let end = Ok(VcpuEnd::Stopped);
             CoreEnd { vcpu, end }
         };
-        ran.ends.extend(board.leftovers().into_iter().map(stopped));
+        ran.ends
+            .extend(exchange.leftovers().into_iter().map(stopped));
         ran.ends.sort_by_key(|end| end.vcpu.id());
         Ok(ran)
     }
@@ -116,13 +118,13 @@ impl Ran {
 type Ends = (Vec<CoreEnd>, Option<CoreReport>);
 
 fn on_core(
-    (index, plan, pmu, tray): (usize, CorePlan, Option<Box<CorePmu>>, Option<Tray>),
+    (index, plan, pmu, jobs): (usize, CorePlan, Option<Box<CorePmu>>, Option<JobQueue>),
     vcpus: Vec<Vcpu>,
-    (board, control): (Arc<Board>, Arc<VcpuControl>),
+    (exchange, control): (Arc<CoreExchange>, Arc<VcpuControl>),
     ended: &Sender<()>,
 ) -> Result<Ends, VcpuFailure> {
     let tsc_khz = vcpus.first().map_or(0, Vcpu::tsc_khz);
-    let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?.with_tray(tray);
+    let core = CoreThread::new(index, &plan, tsc_khz, exchange, control, pmu)?.with_jobs(jobs);
     let mut ends = Vec::new();
     let report = core.run(vcpus, |end| {
         ends.push(end);
@@ -135,7 +137,7 @@ fn alone(vcpus: Vec<Vcpu>) -> Result<Vec<CoreEnd>, VcpuFailure> {
     let run = |mut vcpu: Vcpu| {
         let seat = Seat::new(vcpu.tsc_khz())?.of_core(vcpu.id().0.into());
         let end = vcpu.run(&mut { seat });
-        vcpu.leave_desk();
+        vcpu.close_endpoint();
         Ok(CoreEnd { vcpu, end })
     };
     vcpus.into_iter().map(run).collect()
@@ -144,8 +146,4 @@ fn alone(vcpus: Vec<Vcpu>) -> Result<Vec<CoreEnd>, VcpuFailure> {
 /// Waits for the first vCPU to end, which ends the guest; true on time-out.
 fn wait(ends: &Receiver<()>, timeout: Duration) -> bool {
     ends.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pmu_virt::CorePmu;
+use vmm_control::{CoreQuantities, JobQueue, close_core};
 
-use super::board::Board;
+use super::exchange::CoreExchange;
 use super::pace::Pace;
 use super::plan::CorePlan;
 use super::queue::{Action, Rest, RunQueue};
 use super::report::CoreReport;
 use crate::kvm::VcpuId;
-use crate::perfmon::{CoreTally, Tray, close_core};
 use crate::sys::{SignalMask, hold_pending_signal, rdtsc};
 use crate::vcpu::{Seat, Stay, Turn, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
@@ -29,7 +29,7 @@ pub struct CoreEnd {
 #[derive(Debug)]
 pub struct CoreThread {
     pub(super) index: usize,
-    pub(super) board: Arc<Board>,
+    pub(super) exchange: Arc<CoreExchange>,
     control: Arc<VcpuControl>,
     seat: Seat,
     mask: SignalMask,
@@ -45,14 +45,14 @@ pub struct CoreThread {
     ask_at: u64,
     attempt: usize,
     report: CoreReport,
-    /// Where the server of host tools lays jobs down for the core.
-    pub(super) tray: Option<Tray>,
+    /// What the control socket wants done for the core.
+    pub(super) jobs: Option<JobQueue>,
     /// What vCPUs did here, for the virtual PMDs.
-    pub(super) tally: CoreTally,
+    pub(super) tally: CoreQuantities,
 }
 
 impl CoreThread {
-    /// The calling thread becomes core `index` of `board`. `control` is that of
+    /// The calling thread becomes core `index` of `exchange`. `control` is that of
     /// its vCPUs; `pmu` are the counters that they share, `None` where they have
     /// no PMU.
     ///
@@ -63,17 +63,17 @@ impl CoreThread {
         index: usize,
         plan: &CorePlan,
         tsc_khz: u32,
-        board: Arc<Board>,
+        exchange: Arc<CoreExchange>,
         control: Arc<VcpuControl>,
         pmu: Option<Box<CorePmu>>,
     ) -> Result<Self, VcpuFailure> {
         let seat = Seat::new(tsc_khz)?.of_core(index);
         let tsc_khz = tsc_khz.max(1);
         let pace = Pace::new(plan.slice, tsc_khz);
-        board.sit_down(index, seat.target());
+        exchange.bind_thread(index, seat.target());
         Ok(Self {
             index,
-            board,
+            exchange,
             control,
             seat,
             mask: hold_pending_signal().map_err(VcpuFailure::Signal)?,
@@ -86,19 +86,19 @@ impl CoreThread {
             ask_at: 0,
             attempt: index,
             report: CoreReport::default(),
-            tray: None,
-            tally: CoreTally::default(),
+            jobs: None,
+            tally: CoreQuantities::default(),
         })
     }
 
-    /// The same with a tray of its own.
+    /// Serves the jobs for the core that `jobs` brings, on the calling thread.
     #[must_use]
-    pub fn with_tray(mut self, tray: Option<Tray>) -> Self {
-        if let Some(tray) = &tray {
-            tray.sit_down();
-            tray.meet_at(&self.board);
+    pub fn with_jobs(mut self, jobs: Option<JobQueue>) -> Self {
+        if let Some(jobs) = &jobs {
+            jobs.bind_thread(Box::new(self.seat.target()));
+            jobs.set_exchange(self.exchange.clone());
         }
-        self.tray = tray;
+        self.jobs = jobs;
         self
     }
 
@@ -110,7 +110,7 @@ impl CoreThread {
             self.admit(vcpu, 0).map(&mut on_end);
         }
         while !self.control.stopping() {
-            for vcpu in self.board.collect(self.index) {
+            for vcpu in self.exchange.collect(self.index) {
                 self.arrive(vcpu).map(&mut on_end);
             }
             self.do_jobs(&mut on_end);
@@ -121,9 +121,9 @@ impl CoreThread {
         for id in left {
             self.end(id, Ok(VcpuEnd::Stopped)).map(&mut on_end);
         }
-        if let Some(tray) = self.tray.take() {
+        if let Some(jobs) = self.jobs.take() {
             let values = self.quantities();
-            close_core(tray, self.pmu.as_deref_mut(), &values);
+            close_core(jobs, self.pmu.as_deref_mut(), &values);
         }
         if let Some(pmu) = &self.pmu {
             self.report.counters = pmu.stats();
@@ -140,7 +140,7 @@ impl CoreThread {
             Action::Wait { until } => {
                 let rest = until.map(|until| self.duration(until.saturating_sub(rdtsc())));
                 let began = Instant::now();
-                self.board.wait(self.index, rest);
+                self.exchange.wait(self.index, rest);
                 self.was_idle(began.elapsed());
                 None
             }
@@ -151,7 +151,7 @@ impl CoreThread {
         self.switch_to(id);
         let turn = Turn {
             until,
-            attention: self.board.attention(self.index),
+            attention: self.exchange.attention(self.index),
         };
         let stay = self.vcpus.get_mut(&id)?.run_for(&mut self.seat, &turn);
         match stay {
@@ -249,12 +249,12 @@ impl CoreThread {
         if let Some(pmu) = &mut self.pmu {
             vcpu.leave(pmu);
         }
-        self.tally.leaves(id, &vcpu.quantities());
+        self.tally.leaves(id.0.into(), &vcpu.quantities());
         Some(vcpu)
     }
 
     pub(super) fn end(&mut self, id: VcpuId, end: Result<VcpuEnd, VcpuFailure>) -> Option<CoreEnd> {
-        self.vcpus.get_mut(&id)?.leave_desk();
+        self.vcpus.get_mut(&id)?.close_endpoint();
         let vcpu = self.dismiss(id)?;
         Some(CoreEnd { vcpu, end })
     }
@@ -266,12 +266,12 @@ impl CoreThread {
             Ok(rest) => {
                 self.queue.admit(rdtsc(), vcpu.id(), rest, cost);
                 vcpu.moves_to(self.index);
-                self.tally.comes(vcpu.id(), vcpu.quantities());
+                self.tally.comes(vcpu.id().0.into(), vcpu.quantities());
                 self.vcpus.insert(vcpu.id(), vcpu);
                 None
             }
             Err(failure) => {
-                vcpu.leave_desk();
+                vcpu.close_endpoint();
                 Some(CoreEnd {
                     vcpu,
                     end: Err(failure),
@@ -291,7 +291,7 @@ impl CoreThread {
                 self.admit(vcpu, ticks)
             }
             Err(failure) => {
-                vcpu.leave_desk();
+                vcpu.close_endpoint();
                 Some(CoreEnd {
                     vcpu,
                     end: Err(failure),
@@ -302,9 +302,9 @@ impl CoreThread {
 
     /// Answers crowded cores, and asks another one where this one is crowded.
     fn meet_others(&mut self) {
-        self.board.set_load(self.index, self.queue.runnable());
-        self.board.answer(self.index);
-        let taker = self.board.taker(self.index);
+        self.exchange.set_load(self.index, self.queue.runnable());
+        self.exchange.answer(self.index);
+        let taker = self.exchange.taker(self.index);
         let now = rdtsc();
         let Some(id) = self.queue.surplus(now) else {
             return;
@@ -313,14 +313,14 @@ impl CoreThread {
             if now >= self.ask_at {
                 self.ask_at = now.saturating_add(self.pace.patience);
                 self.attempt = self.attempt.wrapping_add(1);
-                self.board.ask(self.index, self.attempt);
+                self.exchange.ask(self.index, self.attempt);
             }
             return;
         };
         if let Some(vcpu) = self.dismiss(id) {
             // Who is left may run for long before this core looks up again.
-            self.board.set_load(self.index, self.queue.runnable());
-            self.board.hand_over(taker, vcpu);
+            self.exchange.set_load(self.index, self.queue.runnable());
+            self.exchange.hand_over(taker, vcpu);
         }
     }
 }

@@ -3,17 +3,19 @@
 use std::time::Duration;
 
 use perfmon_abi::wire::info::VcpuState;
+use vmm_control::{
+    CoreView, Job, JobQueue, Snapshot, VcpuView, View, serve_core, serve_inspection,
+};
 
 use super::core::{CoreEnd, CoreThread};
 use crate::kvm::VcpuId;
-use crate::perfmon::{CoreView, Job, Snapshot, Tray, VcpuView, View, serve_core, serve_look};
 use crate::vcpu::{Vcpu, VcpuFailure};
 
 impl CoreThread {
-    /// Does what lies on the desk for the core and its vCPUs; `on_end` gets a
+    /// Does the jobs for the core and its vCPUs; `on_end` gets a
     /// vCPU that failed in it.
     pub(super) fn do_jobs(&mut self, on_end: &mut impl FnMut(CoreEnd)) {
-        while let Some(job) = self.tray.as_ref().and_then(Tray::take) {
+        while let Some(job) = self.jobs.as_ref().and_then(JobQueue::take) {
             if let Err((id, failure)) = self.do_core_job(job) {
                 self.end(id, Err(failure)).map(&mut *on_end);
             }
@@ -38,9 +40,9 @@ impl CoreThread {
 
     fn do_core_job(&mut self, job: Job) -> Result<(), (VcpuId, VcpuFailure)> {
         let index = self.index;
-        if job.is_look() {
+        if job.is_inspection() {
             let view = self.view();
-            serve_look(job, view);
+            serve_inspection(job, view);
             return Ok(());
         }
         let values = self.quantities();
@@ -56,8 +58,11 @@ impl CoreThread {
 
     /// What the vCPUs of this core did on it, together.
     pub(super) fn quantities(&self) -> Snapshot {
-        self.tally
-            .read(|id| self.vcpus.get(&id).map(Vcpu::quantities))
+        self.tally.read(|id| {
+            self.vcpus
+                .get(&VcpuId(u8::try_from(id).ok()?))
+                .map(Vcpu::quantities)
+        })
     }
 
     /// Who has the counters.

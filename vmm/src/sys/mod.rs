@@ -10,6 +10,7 @@ mod cpu_time;
 mod kick;
 mod nap;
 mod pending;
+mod resident;
 mod stats;
 mod timer;
 mod tsc;
@@ -21,6 +22,7 @@ pub use kick::{
 };
 pub use nap::nap;
 pub use pending::{SignalMask, hold_pending_signal};
+pub use resident::resident_bytes;
 pub use stats::{HaltStats, Halted, StatsError};
 pub use timer::KickTimer;
 pub use tsc::rdtsc;

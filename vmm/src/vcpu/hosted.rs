@@ -1,13 +1,13 @@
-//! What host tools ask of the run loop: jobs from the desk, samples at
+//! What host tools ask of the run loop: jobs of the control socket, samples at
 //! overflows, and a vCPU that waits for its tool.
 
 use pmu_virt::perfmon::Moment;
 use pmu_virt::{CorePmu, Ring, VcpuPmu};
+use vmm_control::{Job, OffCoreReason, Snapshot, close_vcpu, serve_vcpu};
 
 use super::kick::Seat;
 use super::run::{Core, Vcpu, VcpuFailure};
 use crate::kvm::KvmVcpu;
-use crate::perfmon::{Job, Rested, Snapshot, close_vcpu, serve_vcpu};
 use crate::sched::Rest;
 use crate::sys::rdtsc;
 use crate::trap::cpl;
@@ -18,19 +18,19 @@ impl Core {
         self.pmu.as_ref().is_some_and(VcpuPmu::is_blocked)
     }
 
-    /// Whether something may lie on the desk: one load, where there is a desk.
+    /// Whether there may be jobs: one load, where there is a control socket.
     #[inline]
     pub(super) fn has_jobs(&self) -> bool {
-        self.host.as_ref().is_some_and(|host| host.tray.has_jobs())
+        self.host.as_ref().is_some_and(|host| host.jobs.has_jobs())
     }
 
     /// The thread of `seat` runs the vCPU from now on.
     pub(super) fn comes_to(&self, seat: &Seat) {
         if let Some(host) = &self.host {
             if !host.is_shared() {
-                host.tray.sit_down();
+                host.jobs.bind_thread(Box::new(seat.target()));
             }
-            host.tray.moved_to(seat.core().into());
+            host.jobs.moved_to(seat.core().into());
             self.tally.comes();
         }
     }
@@ -39,14 +39,14 @@ impl Core {
     pub(super) fn note_rest(&self, rest: Rest) {
         if self.host.is_some() {
             self.tally.goes(match rest {
-                Rest::Runnable => Rested::Runnable,
-                Rest::Idle => Rested::Idle,
-                Rest::Barred { .. } | Rest::Blocked => Rested::Held,
+                Rest::Runnable => OffCoreReason::Runnable,
+                Rest::Idle => OffCoreReason::Idle,
+                Rest::Barred { .. } | Rest::Blocked => OffCoreReason::Held,
             });
         }
     }
 
-    /// Does what lies on the desk, while the guest does not run.
+    /// Does the jobs of the control socket, while the guest does not run.
     #[inline]
     pub(super) fn do_jobs(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
         match self.has_jobs() {
@@ -59,7 +59,7 @@ impl Core {
         let (Some(host), Some(pmu)) = (&self.host, &mut self.pmu) else {
             return Ok(());
         };
-        while let Some(job) = host.tray.take() {
+        while let Some(job) = host.jobs.take() {
             serve_vcpu(job, pmu, &self.tally);
         }
         self.sample_pending(kvm, core)
@@ -96,12 +96,12 @@ impl Core {
 }
 
 impl Vcpu {
-    /// Whether something may lie on its desk.
+    /// Whether there may be jobs for it.
     pub(crate) fn has_jobs(&self) -> bool {
         self.core.has_jobs()
     }
 
-    /// Does what lies there, on the core that has it, while it is not run.
+    /// Does its jobs on the core that has it, while it is not run.
     pub(crate) fn do_jobs(&mut self, core: usize) -> Result<(), VcpuFailure> {
         let core = u16::try_from(core).unwrap_or(u16::MAX);
         self.core.do_jobs(&self.kvm, core)
@@ -131,7 +131,7 @@ impl Vcpu {
     /// `core` has it from now on.
     pub(crate) fn moves_to(&self, core: usize) {
         if let Some(host) = &self.core.host {
-            host.tray.moved_to(core);
+            host.jobs.moved_to(core);
         }
     }
 
@@ -146,10 +146,10 @@ impl Vcpu {
     }
 
     /// It has ended: tools get their contexts back.
-    pub(crate) fn leave_desk(&mut self) {
+    pub(crate) fn close_endpoint(&mut self) {
         if let Some(host) = self.core.host.take() {
             let alone = !host.is_shared();
-            close_vcpu(host.tray, self.core.pmu.as_mut(), alone, &self.core.tally);
+            close_vcpu(host.jobs, self.core.pmu.as_mut(), alone, &self.core.tally);
         }
     }
 }

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use arbiter::Layer;
 use pmu_virt::{CounterSet, PmiRequest, VcpuPmu};
+use vmm_control::OffCoreReason;
 
 use super::observe::TrapEvent;
 use super::pmi;
 use super::run::{Core, VcpuFailure};
 use crate::kvm::{KvmVcpu, VcpuId};
-use crate::perfmon::Rested;
 use crate::reservations::answer_questions;
 use crate::sys::{nap, rdtsc};
 
@@ -32,7 +32,7 @@ impl Core {
             let ns = ticks * 1_000_000 / u128::from(self.tsc_khz);
             Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
         });
-        self.tally.goes(Rested::Held);
+        self.tally.goes(OffCoreReason::Held);
         let began = Instant::now();
         let waited = nap(time, || !self.control.stopping() && !self.has_jobs());
         // The vCPU's thread is its core: nothing ran there.

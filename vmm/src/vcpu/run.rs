@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pmu_virt::{CounterSet, PmiRequest, PmiThrottle, Progress, Ring, ThrottleDecision, VcpuPmu};
 use thiserror::Error;
+use vmm_control::{ControlEndpoint, HaltTimes, VcpuQuantities};
 use vmm_sys_util::errno;
 
 use super::debug::{DebugControl, DebugQuirks};
@@ -17,9 +18,9 @@ use super::pmi::{self, Lvtpc, PmiError};
 use super::rdpmc::GpWatch;
 use super::stepping::{StepDriver, StepSupport};
 use super::turn::{Stay, Turn};
+use crate::control::exit_kind;
 use crate::firmware::Expected;
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
-use crate::perfmon::{HostSide, Tally};
 use crate::sys::rdtsc;
 use crate::trap::cpl;
 
@@ -126,7 +127,7 @@ pub struct VcpuParts {
     /// over.
     pub firmware: Option<Expected>,
     /// The way to the server of host tools, where there is one.
-    pub host: Option<HostSide>,
+    pub host: Option<ControlEndpoint>,
 }
 
 /// One vCPU.
@@ -157,8 +158,8 @@ pub(super) struct Core {
     pub(super) pending_pmi: Option<PendingPmi>,
     pub(super) halt: HaltClock,
     /// What host tools can ask for.
-    pub(super) tally: Tally,
-    pub(super) host: Option<HostSide>,
+    pub(super) tally: VcpuQuantities,
+    pub(super) host: Option<ControlEndpoint>,
     pub(super) counting: bool,
     pub(super) warned_full: bool,
     /// Exits yet to come at which registers are likely to be wanted.
@@ -184,7 +185,7 @@ impl Vcpu {
         let tsc_khz = parts.tsc_khz.max(1);
         let floor = u64::from(parts.pmi_floor_us) * u64::from(tsc_khz) / 1000;
         let halt = HaltClock::new(&parts.kvm, tsc_khz);
-        let tally = Tally::new(&parts.kvm, parts.host.as_ref());
+        let tally = tally(&parts.kvm, parts.host.as_ref());
         Self {
             tsc_khz,
             kvm: parts.kvm,
@@ -274,6 +275,15 @@ impl Vcpu {
     }
 }
 
+/// Times are for vCPUs with a server; a KVM without statistics has none.
+fn tally(kvm: &KvmVcpu, host: Option<&ControlEndpoint>) -> VcpuQuantities {
+    let stats = host.and_then(|_| kvm.halt_stats().ok());
+    VcpuQuantities::new(
+        stats.map(|stats| Box::new(stats) as Box<dyn HaltTimes>),
+        host,
+    )
+}
+
 /// The end of a guest whose machine KVM has given up; other failures stay what
 /// they are.
 pub(super) fn dead_machine(failure: VcpuFailure) -> Result<VcpuEnd, VcpuFailure> {
@@ -311,7 +321,7 @@ impl Core {
             if self.control.stopping() {
                 return Ok(Stay::Ended(VcpuEnd::Stopped));
             }
-            // With turns, the core does what lies on the desk.
+            // With turns, the core's thread does the jobs of the control socket.
             if turn.is_none() {
                 self.do_jobs(kvm, seat.core())?;
             }
@@ -336,7 +346,7 @@ impl Core {
             self.before_entry(kvm, seat, until)?;
             let exit = kvm.run()?;
             complete = exit == VmExit::Interrupted;
-            self.tally.exit(&exit);
+            self.tally.exit(exit_kind(&exit));
             self.settle(kvm, seat)?;
             let end = self.handle(kvm, exit)?;
             // A step retires, and a write of the guest's takes a slot away, only

@@ -12,6 +12,7 @@ use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{ClockBackend, CorePmu, PmuModel};
 use umpire_perfmon::Client;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_control::ControlConfig;
 
 use super::Bench;
 use super::guest::words_of;
@@ -20,7 +21,6 @@ use crate::bench::error::BenchError;
 use crate::bench::rig::{PATIENCE, Rig};
 use crate::bench::sources::Source;
 use crate::micro::{MicroError, MicroGuest, MicroOutcome, MicroRun};
-use crate::perfmon::ControlConfig;
 use crate::sched::CorePlan;
 use crate::sys::pin_this_thread;
 

@@ -4,12 +4,12 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use pmu_virt::perfmon::HostPolicy;
+use vmm_control::ControlConfig;
 
 use super::super::choices::PmuChoice;
 use super::super::error::ConfigError;
 use super::reserve::place;
 use super::{Given, choice, number, or_default};
-use crate::perfmon::ControlConfig;
 
 /// The range of `--control-connections`.
 const CONNECTIONS: RangeInclusive<u64> = 1..=4096;

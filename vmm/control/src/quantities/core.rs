@@ -1,0 +1,157 @@
+//! What the VMM knows of a core that vCPUs share, for the virtual PMDs.
+
+use std::collections::BTreeMap;
+
+use pmu_virt::perfmon::{Quantities, VirtualPmd};
+
+/// Quantities at one instant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    values: BTreeMap<u16, u64>,
+}
+
+impl Snapshot {
+    /// What `source` tells now.
+    pub fn of(source: &dyn Quantities) -> Self {
+        let known = |&which: &VirtualPmd| Some((which.pmd(), source.read(which)?));
+        let values = VirtualPmd::ALL.iter().filter_map(known).collect();
+        Self { values }
+    }
+}
+
+impl Quantities for Snapshot {
+    fn read(&self, which: VirtualPmd) -> Option<u64> {
+        self.values.get(&which.pmd()).copied()
+    }
+}
+
+/// The sum of what vCPUs did while a core had them: it never goes back, whoever
+/// comes and goes.
+#[derive(Debug, Default)]
+pub struct CoreQuantities {
+    /// As of their arrival.
+    here: BTreeMap<usize, Snapshot>,
+    /// Of those that have left.
+    gone: BTreeMap<u16, u64>,
+    /// Quantities that some vCPU could not tell: nobody knows the sum.
+    unknown: Vec<VirtualPmd>,
+}
+
+/// Adds up over vCPUs. Guest memory is the whole machine's, ring and CR3 are of
+/// one instant.
+fn adds_up(which: VirtualPmd) -> bool {
+    !matches!(
+        which,
+        VirtualPmd::GuestMemory | VirtualPmd::Ring | VirtualPmd::Cr3
+    )
+}
+
+impl CoreQuantities {
+    /// The core has `id` from now on.
+    pub fn comes(&mut self, id: usize, now: Snapshot) {
+        self.here.insert(id, now);
+    }
+
+    /// It has it no more.
+    pub fn leaves(&mut self, id: usize, now: &Snapshot) {
+        let Some(before) = self.here.remove(&id) else {
+            return;
+        };
+        for &which in VirtualPmd::ALL {
+            match (adds_up(which), passed(which, &before, now)) {
+                (true, Some(passed)) => *self.gone.entry(which.pmd()).or_default() += passed,
+                (true, None) if !self.unknown.contains(&which) => self.unknown.push(which),
+                (true, None) => {}
+                (false, _) => {
+                    let value = now.read(which).map(|value| (which.pmd(), value));
+                    self.gone.extend(value);
+                }
+            }
+        }
+    }
+
+    /// The core's quantities now; `now` tells those of the vCPUs that it has.
+    pub fn read<'a>(&self, now: impl Fn(usize) -> Option<Snapshot> + 'a) -> Snapshot {
+        let here: Vec<_> = self
+            .here
+            .iter()
+            .map(|(id, before)| (before, now(*id).unwrap_or_default()))
+            .collect();
+        let gone = |which: VirtualPmd| self.gone.get(&which.pmd()).copied();
+        let value = |which: VirtualPmd| match adds_up(which) {
+            true if self.unknown.contains(&which) => None,
+            true => here
+                .iter()
+                .map(|(before, now)| passed(which, before, now))
+                .try_fold(gone(which).unwrap_or(0), |sum, passed| Some(sum + passed?)),
+            false => here
+                .iter()
+                .find_map(|(_, now)| now.read(which))
+                .or_else(|| gone(which)),
+        };
+        let known = |&which: &VirtualPmd| Some((which.pmd(), value(which)?));
+        Snapshot {
+            values: VirtualPmd::ALL.iter().filter_map(known).collect(),
+        }
+    }
+}
+
+fn passed(which: VirtualPmd, before: &Snapshot, now: &Snapshot) -> Option<u64> {
+    Some(now.read(which)?.saturating_sub(before.read(which)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Exits(u64);
+
+    impl Quantities for Exits {
+        fn read(&self, which: VirtualPmd) -> Option<u64> {
+            match which {
+                VirtualPmd::Exits => Some(self.0),
+                VirtualPmd::GuestMemory => Some(4096 * self.0),
+                _ => None,
+            }
+        }
+    }
+
+    fn exits(exits: u64) -> Snapshot {
+        Snapshot::of(&Exits(exits))
+    }
+
+    #[test]
+    fn a_core_has_the_sum_of_what_was_done_on_it() {
+        let mut core = CoreQuantities::default();
+        let check = |core: &CoreQuantities, now: &[(usize, u64)], expected: u64| {
+            let of = |id: usize| now.iter().find(|(n, _)| *n == id).map(|(_, n)| exits(*n));
+            let read = core.read(of);
+            assert_eq!(read.read(VirtualPmd::Exits), Some(expected), "{now:?}");
+        };
+        core.comes(0, exits(100));
+        check(&core, &[(0, 100)], 0);
+        core.comes(1, exits(7));
+        check(&core, &[(0, 130), (1, 9)], 32);
+        core.leaves(0, &exits(140));
+        check(&core, &[(1, 9)], 42);
+        // What it does elsewhere is not this core's.
+        core.comes(0, exits(1000));
+        check(&core, &[(0, 1001), (1, 9)], 43);
+        core.leaves(1, &exits(10));
+        core.leaves(0, &exits(1001));
+        check(&core, &[], 44);
+    }
+
+    #[test]
+    fn what_one_vcpu_cannot_tell_nobody_can() {
+        let mut core = CoreQuantities::default();
+        core.comes(0, exits(1));
+        let read = core.read(|_| Some(exits(2)));
+        assert_eq!(read.read(VirtualPmd::RunTime), None);
+        core.leaves(0, &exits(2));
+        let read = core.read(|_| None);
+        assert_eq!(read.read(VirtualPmd::RunTime), None);
+        // The machine's memory is no sum, and is told as it was last.
+        assert_eq!(read.read(VirtualPmd::GuestMemory), Some(2 * 4096));
+    }
+}

@@ -1,0 +1,128 @@
+//! What goes back for a request.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use perfmon_abi::wire::{Call, MAX_PAYLOAD, Refusal, Reply, Request};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use serde::Serialize;
+
+/// Who asked what, once the request itself is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RequestId {
+    /// The connection.
+    pub(super) connection: u64,
+    command: u16,
+    id: u32,
+    context: u32,
+}
+
+impl RequestId {
+    pub(super) fn new(connection: u64, request: &Request<'_>) -> Self {
+        Self {
+            connection,
+            command: request.command,
+            id: request.id,
+            context: request.context,
+        }
+    }
+
+    /// The packet that goes back.
+    pub(super) fn packet(&self, answer: &Answer) -> Vec<u8> {
+        let reply = Reply {
+            command: self.command,
+            id: self.id,
+            context: answer.context.unwrap_or(self.context),
+            errno: answer
+                .refusal
+                .as_ref()
+                .map_or(0, |refusal| refusal.errno.number()),
+            payload: &answer.payload,
+            reason: answer
+                .refusal
+                .as_ref()
+                .map_or("", |refusal| &refusal.reason),
+        };
+        // No argument is longer than what a request may carry.
+        reply.encode().unwrap_or_default()
+    }
+}
+
+/// The answer to a request.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    /// A new handle.
+    pub(super) context: Option<u32>,
+    pub(super) payload: Vec<u8>,
+    pub(super) fds: Vec<Arc<OwnedFd>>,
+    pub(super) refusal: Option<Refusal>,
+}
+
+impl Answer {
+    /// Done, with this payload.
+    pub(super) fn done(payload: Vec<u8>) -> Self {
+        Self {
+            payload,
+            ..Self::default()
+        }
+    }
+
+    /// A command with its argument as it is now, and what came of it.
+    pub(super) fn of_call(call: &Call, result: Result<(), Refusal>) -> Self {
+        Self {
+            payload: call.encode_reply(),
+            refusal: result.err(),
+            ..Self::default()
+        }
+    }
+
+    /// A document; one that is too long for a packet goes along as a file.
+    pub(super) fn json(document: &impl Serialize) -> Self {
+        let text = match serde_json::to_vec(document) {
+            Ok(text) => text,
+            // Only maps with odd keys cannot be written; there is none.
+            Err(error) => {
+                return Refusal::new(perfmon_abi::wire::Errno::EIO, error.to_string()).into();
+            }
+        };
+        if text.len() <= MAX_PAYLOAD {
+            return Self::done(text);
+        }
+        match file_of(&text) {
+            Ok(file) => Self {
+                fds: vec![Arc::new(file)],
+                ..Self::default()
+            },
+            Err(error) => {
+                let reason = format!("no memory file for the answer: {error}");
+                Refusal::new(perfmon_abi::wire::Errno::ENOMEM, reason).into()
+            }
+        }
+    }
+
+    pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.fds.iter().map(AsFd::as_fd).collect()
+    }
+}
+
+impl From<Refusal> for Answer {
+    fn from(refusal: Refusal) -> Self {
+        Self {
+            refusal: Some(refusal),
+            ..Self::default()
+        }
+    }
+}
+
+/// A memory file that nobody changes any more.
+fn file_of(text: &[u8]) -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create("umpire-answer", flags)?;
+    let mut at = 0;
+    while at < text.len() {
+        at += rustix::io::pwrite(&file, &text[at..], at as u64)?;
+    }
+    let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::WRITE | SealFlags::SEAL;
+    fcntl_add_seals(&file, seals)?;
+    Ok(file)
+}

@@ -1,0 +1,58 @@
+//! What the control socket asks of this VMM: kicks, halted time, and the memory
+//! that the guest takes. `vmm_control` knows neither KVM nor signals.
+
+use std::sync::Arc;
+
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
+use vmm_control::{ExitKind, GuestMemoryUse, HaltTimes, Halted, KickThread};
+
+use crate::kvm::{KvmVm, VmExit};
+use crate::sys::{HaltStats, KickTarget, resident_bytes};
+
+impl KickThread for KickTarget {
+    fn kick(&self) {
+        KickTarget::kick(*self);
+    }
+
+    fn thread_id(&self) -> i32 {
+        self.thread()
+    }
+}
+
+impl HaltTimes for HaltStats {
+    fn halted(&mut self) -> Option<Halted> {
+        let halted = HaltStats::halted(self).ok()?;
+        Some(Halted {
+            waited_ns: halted.waited_ns,
+            polled_ns: halted.polled_ns,
+        })
+    }
+}
+
+/// The memory of a VM.
+#[derive(Debug)]
+pub(crate) struct VmMemory(pub(crate) Arc<KvmVm>);
+
+impl GuestMemoryUse for VmMemory {
+    fn resident_bytes(&mut self) -> Option<u64> {
+        let bytes = |region: &vm_memory::GuestRegionMmap| {
+            let start = region.get_host_address(MemoryRegionAddress(0)).ok()?;
+            let len = usize::try_from(region.len()).ok()?;
+            resident_bytes(start, len).ok()
+        };
+        self.0.memory().iter().map(bytes).sum()
+    }
+}
+
+/// The kind by which tools count an exit.
+#[inline]
+pub(crate) fn exit_kind(exit: &VmExit) -> ExitKind {
+    match exit {
+        VmExit::Rdmsr { .. } | VmExit::Wrmsr { .. } => ExitKind::Msr,
+        VmExit::IoIn { .. } | VmExit::IoOut { .. } => ExitKind::Port,
+        VmExit::MmioRead { .. } | VmExit::MmioWrite { .. } => ExitKind::Mmio,
+        VmExit::Debug(_) => ExitKind::Debug,
+        VmExit::Interrupted => ExitKind::Kick,
+        _ => ExitKind::Other,
+    }
+}
