@@ -1,0 +1,16 @@
+//! The structure of the code: which crate may use which, no cycle of modules, no
+//! `unsafe` but in `sys`. docs/architecture.md states it, and this holds it.
+
+#[path = "house/crates.rs"]
+mod crates;
+#[path = "house/invariants.rs"]
+mod invariants;
+#[path = "house/modules.rs"]
+mod modules;
+
+use std::path::{Path, PathBuf};
+
+/// The repository.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}

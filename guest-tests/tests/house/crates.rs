@@ -1,0 +1,183 @@
+//! Crates and the directions between them, from cargo's own metadata.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::root;
+
+/// A crate, its folder, and the crates that it builds on. What these build on is
+/// open to it as well. A crate that is not named may not be used.
+struct Room {
+    name: &'static str,
+    folder: &'static str,
+    uses: &'static [&'static str],
+}
+
+const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static str]) -> Room {
+    Room { name, folder, uses }
+}
+
+const HOUSE: [Room; 18] = [
+    room("arbiter", "arbiter", &[]),
+    room("pmu-model", "pmu-virt/model", &["arbiter"]),
+    room("perfmon-abi", "pmu-virt/perfmon/abi", &[]),
+    room(
+        "umpire-perfmon",
+        "pmu-virt/perfmon/client",
+        &["perfmon-abi"],
+    ),
+    room(
+        "umpire-perfmon-c",
+        "pmu-virt/perfmon/capi",
+        &["umpire-perfmon"],
+    ),
+    room("perfmon", "pmu-virt/perfmon", &["pmu-model", "perfmon-abi"]),
+    room("pmu-virt", "pmu-virt", &["pmu-model", "perfmon", "arbiter"]),
+    room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt"]),
+    room("umpire-events", "vmm/events", &["pmu-model"]),
+    room("vmm-control", "vmm/control", &["pmu-virt", "perfmon"]),
+    room("firmware", "firmware", &["arbiter"]),
+    room(
+        "vmm",
+        "vmm",
+        &["kvm-pmu", "vmm-control", "umpire-events", "firmware"],
+    ),
+    room(
+        "umpire-tools",
+        "vmm/tools",
+        &["umpire-events", "perfmon", "umpire-perfmon"],
+    ),
+    room("umpire-bench", "vmm/bench", &["vmm", "umpire-perfmon"]),
+    room(
+        "umpire",
+        "vmm/cli",
+        &[
+            "vmm",
+            "umpire-tools",
+            "umpire-bench",
+            "umpire-events",
+            "arbiter",
+        ],
+    ),
+    room("micro-guests", "guest-tests/guests", &["arbiter"]),
+    room(
+        "guest-tests",
+        "guest-tests",
+        &["umpire", "micro-guests", "umpire-perfmon-c"],
+    ),
+    room("freestanding", "firmware/freestanding", &[]),
+];
+
+/// A crate of this repository, as cargo knows it.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) folder: PathBuf,
+    /// Crates of this repository that its library, its programs and its build
+    /// script use.
+    uses: BTreeSet<String>,
+    /// All crates that these use.
+    pub(crate) all: BTreeSet<String>,
+}
+
+pub(crate) fn metadata() -> BTreeMap<String, Found> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ])
+        .current_dir(root())
+        .output()
+        .expect("cargo can be started");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let all: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let text = |value: &Value| value.as_str().expect("a string").to_owned();
+    let packages = all["packages"].as_array().expect("packages");
+    let ours: BTreeSet<String> = packages
+        .iter()
+        .map(|package| text(&package["name"]))
+        .collect();
+    let found = packages.iter().map(|package| {
+        let manifest = PathBuf::from(text(&package["manifest_path"]));
+        let dependencies = package["dependencies"].as_array().expect("dependencies");
+        // Tests may look at whatever they test together.
+        let all: BTreeSet<String> = dependencies
+            .iter()
+            .filter(|dependency| dependency["kind"] != "dev")
+            .map(|dependency| text(&dependency["name"]))
+            .collect();
+        let found = Found {
+            folder: manifest.parent().expect("a folder").to_owned(),
+            uses: all.intersection(&ours).cloned().collect(),
+            all,
+        };
+        (text(&package["name"]), found)
+    });
+    found.collect()
+}
+
+/// What a crate may use: what it builds on, and what that builds on.
+fn open_to(name: &str) -> BTreeSet<&'static str> {
+    let mut open = BTreeSet::new();
+    let mut left = vec![name.to_owned()];
+    while let Some(name) = left.pop() {
+        let room = HOUSE.iter().find(|room| room.name == name);
+        for used in room.into_iter().flat_map(|room| room.uses) {
+            if open.insert(*used) {
+                left.push((*used).to_owned());
+            }
+        }
+    }
+    open
+}
+
+#[test]
+fn crates_use_only_what_is_below_them() {
+    let found = metadata();
+    let mut wrong = Vec::new();
+    for (name, found) in &found {
+        let Some(room) = HOUSE.iter().find(|room| room.name == name) else {
+            wrong.push(format!("{name} is no crate of the house"));
+            continue;
+        };
+        let expected = root().join(room.folder);
+        let same = |a: &Path, b: &Path| a.canonicalize().ok() == b.canonicalize().ok();
+        if !same(&expected, &found.folder) {
+            wrong.push(format!(
+                "{name} is in {}, not in {}",
+                found.folder.display(),
+                room.folder
+            ));
+        }
+        let open = open_to(name);
+        for used in found
+            .uses
+            .iter()
+            .filter(|used| !open.contains(used.as_str()))
+        {
+            wrong.push(format!("{name} may not use {used}"));
+        }
+    }
+    for room in HOUSE.iter().filter(|room| !found.contains_key(room.name)) {
+        wrong.push(format!("there is no crate {}", room.name));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The table itself has one direction.
+#[test]
+fn no_crate_is_below_itself() {
+    for room in HOUSE {
+        assert!(!open_to(room.name).contains(room.name), "{}", room.name);
+    }
+}

@@ -1,0 +1,176 @@
+//! Invariants of docs/architecture.md that say what is absent.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::crates::metadata;
+use super::modules::{code_of, tokens};
+use super::root;
+
+/// A source file by its path in the repository, and its code without comments,
+/// strings and tests.
+struct Source {
+    path: String,
+    code: String,
+    whole: String,
+}
+
+/// Source files of libraries and programs; their tests, benches and examples
+/// may do what they like.
+fn sources() -> Vec<Source> {
+    fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a folder of the repository") {
+            let path = entry.expect("an entry").path();
+            let skipped = [
+                "target", "fuzz", ".git", "tests", "benches", "examples", "build",
+            ];
+            let stem = path
+                .file_stem()
+                .and_then(|stem| stem.to_str())
+                .unwrap_or("");
+            if stem == "tests" || stem.ends_with("_tests") || stem == "testing" {
+                continue;
+            }
+            if path.is_dir() {
+                if !skipped.iter().any(|name| path.ends_with(name)) {
+                    visit(&path, found);
+                }
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    visit(&root(), &mut found);
+    let source = |path: PathBuf| {
+        let whole = fs::read_to_string(&path).expect("a source file");
+        let path = path
+            .strip_prefix(root())
+            .unwrap_or(&path)
+            .display()
+            .to_string();
+        Source {
+            path,
+            code: code_of(&whole),
+            whole,
+        }
+    };
+    let found: Vec<Source> = found.into_iter().map(source).collect();
+    assert!(found.len() > 200, "only {} files were found", found.len());
+    found
+}
+
+/// Fails with the places at which `wrong` finds something.
+fn none_of(wrong: impl Iterator<Item = String>) {
+    let wrong: Vec<String> = wrong.collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Files below any of these folders.
+fn below<'a>(sources: &'a [Source], folders: &'a [&str]) -> impl Iterator<Item = &'a Source> {
+    sources
+        .iter()
+        .filter(|source| folders.iter().any(|folder| source.path.starts_with(folder)))
+}
+
+fn has(source: &Source, word: &str) -> bool {
+    tokens(&source.code).contains(&word)
+}
+
+#[test]
+fn unsafe_code_is_in_sys_modules_only() {
+    let sources = sources();
+    let outside = sources.iter().filter(|source| {
+        let in_sys = Path::new(&source.path)
+            .components()
+            .any(|part| matches!(part.as_os_str().to_str(), Some("sys" | "sys.rs")));
+        !in_sys && has(source, "unsafe")
+    });
+    none_of(outside.map(|source| format!("{}: unsafe", source.path)));
+}
+
+#[test]
+fn every_library_denies_unsafe_code() {
+    let roots = metadata()
+        .into_values()
+        .map(|found| found.folder.join("src/lib.rs"));
+    let lax = roots.filter(|path| {
+        fs::read_to_string(path).is_ok_and(|text| {
+            !text.contains("#![deny(unsafe_code)]") && !text.contains("#![forbid(unsafe_code)]")
+        })
+    });
+    none_of(lax.map(|path| format!("{}: no deny(unsafe_code)", path.display())));
+}
+
+#[test]
+fn only_the_vmm_knows_kvm() {
+    let kvm = ["kvm-ioctls", "kvm-bindings"];
+    let may = ["kvm-pmu", "vmm", "umpire-bench", "guest-tests"];
+    let found = metadata();
+    let others = found.iter().filter(|(name, found)| {
+        !may.contains(&name.as_str()) && kvm.iter().any(|kvm| found.all.contains(*kvm))
+    });
+    none_of(others.map(|(name, _)| format!("{name} depends on KVM's crates")));
+}
+
+#[test]
+fn only_programs_read_a_command_line() {
+    let found = metadata();
+    let others = found.iter().filter(|(name, found)| {
+        !["umpire", "guest-tests"].contains(&name.as_str()) && found.all.contains("clap")
+    });
+    none_of(others.map(|(name, _)| format!("{name} depends on clap")));
+}
+
+#[test]
+fn the_pmu_reads_no_clock_and_blocks_on_nothing() {
+    let sources = sources();
+    let pure = [
+        "arbiter/src",
+        "pmu-virt/src",
+        "pmu-virt/model/src",
+        "pmu-virt/perfmon/src",
+    ];
+    let wrong = below(&sources, &pure).flat_map(|source| {
+        let words = [
+            "Instant",
+            "SystemTime",
+            "_rdtsc",
+            "sleep",
+            "Condvar",
+            "TcpStream",
+        ];
+        let found = words.into_iter().filter(|word| has(source, word));
+        found
+            .map(|word| format!("{}: {word}", source.path))
+            .collect::<Vec<_>>()
+    });
+    none_of(wrong);
+}
+
+/// It would write back IRR and the timer as they were a moment ago.
+#[test]
+fn nobody_sets_the_local_apic() {
+    let sources = sources();
+    let wrong = sources.iter().filter(|source| has(source, "set_lapic"));
+    none_of(wrong.map(|source| format!("{}: set_lapic", source.path)));
+}
+
+#[test]
+fn modules_have_one_style() {
+    let sources = sources();
+    let wrong = sources
+        .iter()
+        .filter(|source| source.path.ends_with("/mod.rs"));
+    none_of(wrong.map(|source| format!("{}: should be NAME.rs beside NAME/", source.path)));
+}
+
+/// Each source file says at its head what it is.
+#[test]
+fn every_file_says_what_it_is() {
+    let sources = sources();
+    let wrong = sources
+        .iter()
+        .filter(|source| !source.whole.trim_start().starts_with("//!"));
+    none_of(wrong.map(|source| format!("{}: no sentence at its head", source.path)));
+}
