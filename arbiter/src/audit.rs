@@ -1,52 +1,55 @@
-//! What is told of every decision.
+//! Records of decisions, and what a machine lends the arbiter: a receiver for
+//! records and a source of random bits.
 
 use crate::control::Control;
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
+#[cfg(feature = "alloc")]
+use alloc::vec::Vec;
 use core::fmt;
 
 /// A decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// The layer that it is about: who asked, or who loses.
+    /// The layer that asked, or the layer that loses the counter.
     pub layer: Layer,
-    /// The counter, if it is about one.
+    /// The counter, if the decision is about one.
     pub counter: Option<CounterId>,
     /// What was decided.
     pub event: Event,
 }
 
-/// What was decided. Nothing here carries a cookie.
+/// What was decided. No event carries a cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The layer reserved the counter, or was granted it. If it was
-    /// [`Event::Gathered`] before, the layer keeps it.
+    /// The layer reserved the counter, or a request granted it. A counter that
+    /// was [`Event::Gathered`] before stays with the layer.
     Reserved {
-        /// How long for, in milliseconds.
+        /// The length of the lease in milliseconds, if there is a lease.
         lease_ms: Option<u32>,
     },
     /// The layer renewed its lease.
     Renewed,
-    /// The counter went over to the layer.
+    /// The layer took the counter over with its management cookie.
     HandedOver {
-        /// Who held it.
+        /// The layer that held it.
         from: Layer,
     },
-    /// The layer, which knows its management cookie, gave it back.
+    /// The layer gave the counter back, with its management cookie.
     Released,
-    /// The layer, which was asked for it, gave it away.
+    /// The layer gave the counter to another layer, which had asked for it.
     Yielded {
-        /// Who has it now.
+        /// The layer that has it now.
         to: Layer,
     },
-    /// A request of the layer that waits for others has come by it: the layer
-    /// holds it until its answer.
+    /// A request of the layer gained the counter and still waits for others. The
+    /// layer holds the counter until the request has its answer.
     Gathered,
-    /// That request was refused, and nobody holds it any more.
+    /// The request that had gathered the counter was refused. The counter is free.
     Returned,
     /// The access cookie was set.
     AccessSet {
-        /// Whether legacy accesses are shut out now.
+        /// Whether legacy accesses are locked out now.
         private: bool,
     },
     /// The control word was set.
@@ -61,39 +64,41 @@ pub enum Event {
     DroppedWrite(Reason),
     /// An access raised #GP.
     Faulted(Reason),
-    /// The holder was asked to yield.
+    /// The arbiter asked the holder to yield.
     Asked {
-        /// Who wants the counter.
+        /// The layer that wants the counter.
         wanted_by: Layer,
     },
-    /// The holder keeps the counter that it was asked for.
+    /// The holder keeps the counter that another layer asked for.
     Declined {
-        /// Who wants the counter.
+        /// The layer that wants the counter.
         wanted_by: Layer,
-        /// It refused, or did not answer in time.
+        /// Whether the holder refused or did not answer in time.
         reason: Reason,
     },
-    /// The holder was told that it will lose the counter.
+    /// The arbiter announced to the holder that it will lose the counter.
     Revoking {
-        /// Who wants it.
+        /// The layer that wants the counter.
         wanted_by: Layer,
-        /// Why.
+        /// Why the holder loses it.
         reason: Reason,
-        /// When, in milliseconds.
+        /// Milliseconds until the revocation.
         in_ms: u32,
     },
-    /// The revocation that was announced does not take place.
+    /// An announced revocation does not take place.
     Spared,
     /// The holder has lost the counter.
     Revoked(Reason),
-    /// The vCPU is kept off its core for presenting wrong cookies.
+    /// The vCPU is locked out of its core, because firmware or kernel presented
+    /// wrong cookies. The audit's word for this is `barred`.
     LockedOut {
-        /// How long, in milliseconds.
+        /// The length of the penalty in milliseconds.
         ms: u32,
     },
-    /// No cookie of a program is compared, as programs presented wrong ones.
+    /// The arbiter compares no cookie of a program for a while, because programs
+    /// presented wrong ones.
     Deaf {
-        /// How long, in milliseconds.
+        /// The length of the penalty in milliseconds.
         ms: u32,
     },
     /// The firmware's phase has ended.
@@ -101,7 +106,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// One word for machines.
+    /// The event's word in the audit trail.
     pub const fn name(&self) -> &'static str {
         match self {
             Event::Reserved { .. } => "reserved",
@@ -129,7 +134,7 @@ impl Event {
         }
     }
 
-    /// Why, where there is a reason.
+    /// The reason of the decision, if the event has one.
     pub const fn reason(&self) -> Option<Reason> {
         match self {
             Event::Refused(reason)
@@ -158,13 +163,13 @@ impl Event {
     }
 }
 
-/// Receives every decision, on the thread of the vCPU: it must not block.
+/// Receives every decision. It runs on the thread of the vCPU and must not block.
 pub trait Auditor: fmt::Debug + Send {
-    /// A decision was taken.
+    /// Receives one decision.
     fn record(&mut self, record: &Record);
 }
 
-/// Keeps nothing.
+/// An auditor that keeps nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoAudit;
 
@@ -172,8 +177,26 @@ impl Auditor for NoAudit {
     fn record(&mut self, _record: &Record) {}
 }
 
-/// Random bits from the host's operating system.
+/// Keeps every record, in order.
+#[cfg(feature = "alloc")]
+impl Auditor for Vec<Record> {
+    fn record(&mut self, record: &Record) {
+        self.push(*record);
+    }
+}
+
+/// A source of random bits, such as the host's operating system.
 pub trait Entropy: fmt::Debug + Send {
-    /// 64 of them; `None` if the source has failed.
+    /// Draws 64 bits. `None` means that the source has failed.
     fn bits(&mut self) -> Option<u64>;
+}
+
+/// A source without random bits. Reads of `RANDOM` raise #GP with it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoEntropy;
+
+impl Entropy for NoEntropy {
+    fn bits(&mut self) -> Option<u64> {
+        None
+    }
 }

@@ -1,8 +1,8 @@
-//! The reservations of one vCPU's counters: a machine of state and operation.
+//! The reservations of one vCPU's counters: a state machine.
 //!
-//! Deciding and doing are apart. [`Bank::check`] and [`Bank::plan`] look and
-//! change nothing; [`Bank::apply`] does what a plan says. Between the two
-//! stands policy, which may refuse a plan ([`Policy::admit`](crate::Policy::admit)).
+//! Deciding and doing are apart. [`Bank::check`] and [`Bank::plan`] decide and
+//! change nothing. [`Bank::apply`] does what a plan says. Policy stands between
+//! them and may refuse a plan ([`Policy::admit`](crate::Policy::admit)).
 
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
@@ -10,39 +10,40 @@ use crate::reason::Reason;
 use crate::{Access, CounterId, CounterSet, Layer, Verdict};
 use alloc::boxed::Box;
 
-/// A counter that somebody holds. One that nobody holds has no such state, and
-/// so nothing about it can be out of order.
+/// The state of a reserved counter. A free counter has no such state, so nothing
+/// about it can be inconsistent.
 #[derive(Clone, Copy, Debug)]
 pub struct Reservation {
     /// The layer that holds it.
     pub owner: Layer,
-    /// What its owner says about it.
+    /// What the owner permits at the counter.
     pub control: Control,
-    /// What a dropped read yields.
+    /// The value that a dropped read yields.
     pub drop_value: u64,
     /// When the lease ends, in the caller's ticks.
     pub lease: Option<u64>,
     /// How long the lease lasts from each renewal on, in milliseconds.
     pub lease_ms: Option<u32>,
-    /// It is going to be revoked.
+    /// The announced revocation, if there is one.
     pub revocation: Option<Revocation>,
     management: Cookie,
     access: Cookie,
 }
 
-/// A revocation of which the holder has been told.
+/// A revocation that was announced to the holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revocation {
-    /// When it takes place, in the caller's ticks.
+    /// When the revocation takes place, in the caller's ticks.
     pub at: u64,
-    /// Why.
+    /// Why the holder loses the counter.
     pub reason: Reason,
-    /// Who wants the counter.
+    /// The layer that wants the counter.
     pub wanted_by: Layer,
 }
 
 impl Reservation {
-    /// A new one: everything is as in the most basic environment.
+    /// A new reservation of `owner`, with the initial control word, the drop value
+    /// 0 and no lease.
     pub const fn new(owner: Layer, management: Cookie, access: Cookie) -> Self {
         Reservation {
             owner,
@@ -67,13 +68,13 @@ impl Reservation {
         self.management.matches(cookie)
     }
 
-    /// Whether its management is the single master's, and nobody's cookie is
-    /// right.
+    /// Whether the single master manages the counter. No cookie of a layer is right
+    /// then.
     pub(crate) fn is_masters(&self) -> bool {
         self.management.matches(Cookie::NOBODYS)
     }
 
-    /// Whether accesses without a cookie are shut out.
+    /// Whether accesses without a cookie are locked out.
     pub fn is_private(&self) -> bool {
         !self.access.is_default()
     }
@@ -92,60 +93,59 @@ pub enum Operation {
     SetDropValue(u64),
 }
 
-/// What an operation comes to, if policy lets it.
+/// What an operation changes, if policy admits it.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
-    /// The counter that it is about.
+    /// The counter that changes.
     pub counter: CounterId,
-    /// What changes.
+    /// What changes about it.
     pub kind: ChangeKind,
 }
 
-/// See [`Change`].
+/// What a [`Change`] does to its counter.
 #[derive(Clone, Copy, Debug)]
 pub enum ChangeKind {
-    /// Nothing: an unreserved counter was given back.
+    /// Nothing. The operation gave back a counter that nobody had reserved.
     Nothing,
     /// The counter is reserved.
     Reserve(Reservation),
-    /// The owner has shown up: a lease starts anew.
+    /// The owner renews the reservation: its lease starts anew.
     Renew,
-    /// Another management cookie, and perhaps another owner.
+    /// The counter gets another management cookie, and perhaps another owner.
     HandOver {
-        /// Who holds it from now on.
+        /// The layer that holds the counter from now on.
         to: Layer,
-        /// The cookie.
+        /// The new management cookie.
         management: Cookie,
     },
-    /// The counter is unreserved again.
+    /// The counter becomes free.
     Release,
-    /// Another access cookie.
+    /// The counter gets another access cookie.
     SetAccess(Cookie),
-    /// Another control word.
+    /// The counter gets another control word.
     SetControl(Control),
-    /// Another drop value.
+    /// The counter gets another drop value.
     SetDropValue(u64),
 }
 
-/// What a change means for the PMU.
+/// What the PMU has to do after a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Effects {
-    /// Counters that were given back: select, count and overflow are cleared.
+    /// Counters whose select, count and overflow the PMU clears.
     pub cleared: CounterSet,
-    /// Counters that a shared control reaches now and did not before, or the
-    /// other way round.
+    /// Counters that a shared control has begun or ceased to reach.
     pub reach: CounterSet,
 }
 
 impl Effects {
-    /// Nothing to do.
+    /// No effect.
     pub const NONE: Effects = Effects {
         cleared: CounterSet::EMPTY,
         reach: CounterSet::EMPTY,
     };
 
-    /// The effects of both.
+    /// The effects of both changes.
     pub fn and(self, other: Effects) -> Effects {
         Effects {
             cleared: self.cleared | other.cleared,
@@ -153,7 +153,7 @@ impl Effects {
         }
     }
 
-    /// Whether there is nothing to do.
+    /// Whether the PMU has nothing to do.
     pub fn is_empty(&self) -> bool {
         self.cleared.is_empty() && self.reach.is_empty()
     }
@@ -167,14 +167,15 @@ pub struct Bank {
     /// Programmable counters by index, then fixed ones.
     slots: Box<[Option<Reservation>]>,
     held: CounterSet,
-    /// Counters that nobody holds.
+    /// Counters that no layer holds.
     free: CounterSet,
     /// Counters that each of [`Shared::ALL`] reaches.
     reached: [CounterSet; Shared::ALL.len()],
 }
 
 impl Bank {
-    /// All counters of a PMU, unreserved.
+    /// A bank of free counters. It holds at most [`MAX_PROGRAMMABLE`](crate::MAX_PROGRAMMABLE)
+    /// programmable and [`MAX_FIXED`](crate::MAX_FIXED) fixed-function ones.
     pub fn new(programmable: u8, fixed: u8) -> Self {
         let (programmable, fixed) = (
             programmable.min(crate::MAX_PROGRAMMABLE),
@@ -196,19 +197,19 @@ impl Bank {
         *self = Bank::new(self.programmable, self.fixed);
     }
 
-    /// Every counter that there is.
+    /// Every counter of the bank.
     pub fn counters(&self) -> CounterSet {
         CounterSet::first(self.programmable, self.fixed)
     }
 
-    /// Counters that somebody holds.
+    /// Counters that a layer holds.
     #[inline]
     pub fn held(&self) -> CounterSet {
         self.held
     }
 
-    /// Counters that `layer` holds. The hypervisor and the host's tools are one
-    /// layer here, as they are to a guest and to [`Policy`](crate::Policy).
+    /// Counters that `layer` holds. A guest and [`Policy`](crate::Policy) see
+    /// hypervisor and host tools as one layer, and so does this.
     pub fn held_by(&self, layer: Layer) -> CounterSet {
         let is_its = |counter: &CounterId| {
             self.reservation(*counter)
@@ -217,7 +218,7 @@ impl Bank {
         self.held.iter().filter(is_its).collect()
     }
 
-    /// Counters that nobody holds.
+    /// Counters that no layer holds.
     pub fn free(&self) -> CounterSet {
         self.free
     }
@@ -228,13 +229,14 @@ impl Bank {
         self.reached[shared as usize]
     }
 
-    /// Who holds a counter, and how; `None` if it is unreserved or absent.
+    /// The reservation of a counter. `None` means that the counter is free or does
+    /// not exist.
     pub fn reservation(&self, counter: CounterId) -> Option<&Reservation> {
         self.slots.get(self.index(counter)?)?.as_ref()
     }
 
-    /// For the arbiter's own marks, [`Reservation::lease`] and
-    /// [`Reservation::revocation`].
+    /// The reservation of a counter, for the arbiter's own marks:
+    /// [`Reservation::lease`] and [`Reservation::revocation`].
     pub(crate) fn reservation_mut(&mut self, counter: CounterId) -> Option<&mut Reservation> {
         let index = self.index(counter)?;
         self.slots.get_mut(index)?.as_mut()
@@ -251,8 +253,8 @@ impl Bank {
         }
     }
 
-    /// What an access to a counter, or to its control, comes to. At a counter
-    /// that there is not, it is #GP.
+    /// The verdict on an access to a counter or to its control. An access to a
+    /// counter that does not exist raises #GP.
     #[inline]
     pub fn check(
         &self,
@@ -275,7 +277,8 @@ impl Bank {
         access: Access,
     ) -> Verdict {
         match self.reservation(counter) {
-            // The layer comes first: where no cookie is valid, none is compared.
+            // The layer comes first: a layer in which no cookie is valid must not learn
+            // whether it presented the right one.
             Some(reservation)
                 if reservation.control.accesses(layer) && reservation.is_access(cookie) =>
             {
@@ -285,23 +288,23 @@ impl Bank {
         }
     }
 
-    /// What a wrong cookie comes to; none is compared.
+    /// The verdict on an access with a wrong cookie. It compares no cookie.
     pub(crate) fn deny(&self, layer: Layer, counter: CounterId, access: Access) -> Verdict {
         match self.reservation(counter) {
             Some(reservation) if reservation.control.faults(layer, access) => Verdict::Fault,
             Some(reservation) => Verdict::Drop {
                 read_as: reservation.drop_value,
             },
-            // An unreserved counter expects the default cookie, and drops.
+            // A free counter expects the default cookie and drops others.
             None if self.free.contains(counter) => Verdict::Drop { read_as: 0 },
             None => Verdict::Fault,
         }
     }
 
-    /// What `operation` of `layer`, which presents `cookie`, comes to.
+    /// The change that `operation` of `layer` makes if `layer` presents `cookie`.
     ///
     /// # Errors
-    /// It is denied; the guest gets #GP.
+    /// The operation is denied for this reason. The guest gets #GP.
     pub fn plan(
         &self,
         layer: Layer,
@@ -346,7 +349,8 @@ impl Bank {
         cookie: Cookie,
         operation: Operation,
     ) -> Result<ChangeKind, Reason> {
-        // The layer comes first: where no cookie is valid, none is compared.
+        // The layer comes first: a layer in which no cookie is valid must not learn
+        // whether it presented the right one.
         if !reservation.control.manages(layer) {
             return Err(Reason::Layer);
         }
@@ -366,8 +370,8 @@ impl Bank {
         })
     }
 
-    /// Does what a plan says, or what the arbiter decides itself. A change that
-    /// no longer fits the counter's state does nothing.
+    /// Makes a change that was planned or that the arbiter decided itself. A change
+    /// that no longer fits the counter's state does nothing.
     pub fn apply(&mut self, change: Change) -> Effects {
         let Change { counter, kind } = change;
         let Some(index) = self.index(counter) else {
@@ -390,7 +394,7 @@ impl Bank {
             (ChangeKind::SetDropValue(value), Some(reservation)) => {
                 reservation.drop_value = value;
             }
-            // A renewal is the lease's business, which belongs to policy.
+            // A renewal concerns the lease alone, and the unit keeps leases.
             (ChangeKind::Nothing | ChangeKind::Renew, _)
             | (ChangeKind::Reserve(_), Some(_))
             | (
@@ -406,7 +410,7 @@ impl Bank {
         effects
     }
 
-    /// Brings the sets in line with the state of one counter.
+    /// Updates the sets after the state of one counter has changed.
     fn note_state(&mut self, counter: CounterId, effects: &mut Effects) {
         let reservation = self.reservation(counter).copied();
         self.held.set(counter, reservation.is_some());

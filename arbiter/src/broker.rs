@@ -1,10 +1,10 @@
-//! How a layer that is short comes by counters: the decisions, apart from
-//! carrying them out.
+//! The broker decides how a layer that is short gets counters. Others carry the
+//! decisions out.
 //!
-//! [`next`] looks at the bank and at one request, and names the next step. The
-//! unit does it and asks again, until the step is to wait or the request has its
-//! answer. Each step brings the request nearer to one or the other: it takes a
-//! counter, or crosses off one more that could have been asked for or revoked.
+//! [`next`] looks at the bank and at one request, and returns the next step. The
+//! unit makes the step and asks again, until the step is to wait or the request has
+//! its answer. This ends: each step takes a counter, or rules out one more counter
+//! that could have been asked for or revoked.
 
 use crate::bank::Bank;
 use crate::cookie::Cookie;
@@ -17,33 +17,33 @@ use core::cmp::Reverse;
 /// A request for counters that has no answer yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
-    /// Order among the requests of all layers.
+    /// The place of the request in the order of all layers' requests.
     pub(crate) sequence: u64,
     pub(crate) wanted: Wanted,
     pub(crate) cookie: Cookie,
     pub(crate) lease_ms: Option<u32>,
-    /// Counters that it has come by. The layer holds them already, so that
-    /// nobody else takes them; without the others they are given back.
+    /// Counters that the request has gathered. The layer holds them already, so
+    /// that nobody else takes them. If the request is refused it gives them back.
     pub(crate) got: CounterSet,
-    /// Those of them that were told of as gathered.
+    /// The gathered counters that the audit trail has.
     pub(crate) reported: CounterSet,
-    /// Counters whose holder keeps them.
+    /// Counters that their holders declined to yield.
     pub(crate) declined: CounterSet,
     /// Counters whose announced revocation did not take place.
     pub(crate) spared: CounterSet,
     /// Layers, by code, that did not answer in time.
     pub(crate) silent: [bool; LAYERS],
-    /// What the holders said, for a refusal.
+    /// The reason that holders gave, for a refusal.
     pub(crate) refusal: Option<Reason>,
     pub(crate) question: Option<Question>,
-    /// The layer has been told that it has to wait.
+    /// The answer has shown the request as pending, so a notice announces its end.
     pub(crate) waits: bool,
 }
 
 /// Layers that can hold counters, and so have a mailbox.
 pub(crate) const LAYERS: usize = Policy::LAYERS.len();
 
-/// A holder is being asked for a counter.
+/// A question to a holder: does it yield this counter?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Question {
     pub(crate) counter: CounterId,
@@ -70,7 +70,7 @@ impl Pending {
         }
     }
 
-    /// A holder keeps its counter.
+    /// Notes that a holder keeps its counter.
     pub(crate) fn decline(&mut self, question: Question, reason: Reason) {
         self.question = None;
         self.declined.insert(question.counter);
@@ -84,7 +84,7 @@ impl Pending {
     }
 }
 
-/// What to do next for a request.
+/// The next step for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextStep {
     /// Take these free counters.
@@ -93,43 +93,43 @@ pub(crate) enum NextStep {
     TakeLent(CounterId),
     /// Ask the holder of this counter to yield it.
     Ask(CounterId),
-    /// Tell the holder of this counter that it will be revoked.
+    /// Announce to the holder of this counter that it will be revoked.
     Announce(CounterId),
     /// Let the holder of this counter keep it after all.
     Spare(CounterId),
-    /// Something is under way.
+    /// Wait: a question or an announced revocation is under way.
     Wait,
-    /// It has all that it asked for.
+    /// Grant the request: it has all that it asked for.
     Grant,
-    /// It will not get it.
+    /// Refuse the request.
     Refuse(Reason),
 }
 
-/// What decisions are made from.
+/// What a decision is made from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     pub(crate) scheme: Scheme,
     pub(crate) bank: &'a Bank,
     pub(crate) policy: &'a Policy,
-    /// Counters that requests of other layers have come by or ask for.
+    /// Counters that requests of other layers have gathered or ask for.
     pub(crate) busy: CounterSet,
     /// Layers, by code, that can answer a question.
     pub(crate) answers: [bool; LAYERS],
 }
 
-/// What could be had from the layers that hold counters.
+/// What other layers could contribute to a request.
 #[derive(Default)]
 struct Sources {
-    /// Counters that could be had in some way, as many as minima allow.
+    /// How many counters could be had in some way. Minima limit the number.
     reachable: u32,
     lent: Option<CounterId>,
     ask: Option<CounterId>,
     force: Option<CounterId>,
-    /// A request of another layer is about some of them.
+    /// A request of another layer is about some of the counters.
     contended: bool,
 }
 
-/// The next step for the request of `layer`.
+/// Decides the next step for the request of `layer`.
 pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep {
     let need = u32::from(pending.wanted.count()).saturating_sub(pending.got.len());
     if need == 0 {
@@ -167,8 +167,8 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
     }
 }
 
-/// Which revocation to call off: one that would not take place anyway, else one
-/// of the layer that comes first.
+/// Chooses the revocation to cancel when more were announced than are needed: one
+/// that would not take place anyway, else one of the layer of highest priority.
 fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> NextStep {
     let keeps = |counter: &CounterId| {
         let owner = view.bank.reservation(*counter).map(|held| held.owner);
@@ -181,7 +181,8 @@ fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> NextStep {
         .map_or(NextStep::Wait, NextStep::Spare)
 }
 
-/// Whether `layer` may still have this counter revoked, as it was announced.
+/// Whether the announced revocation of this counter for `layer` may still take
+/// place.
 pub(crate) fn is_justified(view: &View<'_>, layer: Layer, counter: CounterId) -> bool {
     let owner = view.bank.reservation(counter).map(|held| held.owner);
     owner.is_some_and(|owner| {
@@ -209,7 +210,7 @@ fn sources(view: &View<'_>, layer: Layer, pending: &Pending, holdings: &Holdings
         let taken = holdings.announced | view.busy;
         let wanted = holdings.of_layer(other) & pending.wanted.candidates();
         sources.contended |= !(wanted & taken & !holdings.announced_for(layer)).is_empty();
-        // What is announced or asked for is as good as gone.
+        // A counter that is announced or asked for counts as gone.
         let committed = (holdings.of_layer(other) & taken).len() + holdings.min(view.policy, other);
         let spare = holdings.held(other).saturating_sub(committed);
         if spare == 0 {
@@ -228,7 +229,7 @@ fn sources(view: &View<'_>, layer: Layer, pending: &Pending, holdings: &Holdings
             let ask = may_ask && !pending.declined.contains(counter);
             let force = may_force && !pending.spared.contains(counter);
             had += u32::from(lends || ask || force);
-            // The last, and so the highest, counter of the first layer stays.
+            // Within the first layer that has one, the highest counter wins.
             let note = |slot: &mut Option<CounterId>, is: bool| {
                 let from_before = slot.is_some_and(|counter| !wanted.contains(counter));
                 if is && !from_before {
@@ -244,7 +245,7 @@ fn sources(view: &View<'_>, layer: Layer, pending: &Pending, holdings: &Holdings
     sources
 }
 
-/// Who holds how many of one kind of counter.
+/// Who holds how many counters of one kind.
 struct Holdings {
     of_kind: CounterId,
     free: u32,
@@ -327,8 +328,8 @@ pub(crate) fn priority(policy: &Policy, layer: Layer) -> u8 {
     policy.share(layer).map_or(0, |share| share.priority)
 }
 
-/// The members at the highest positions. Low ones are left to unmodified
-/// kernels, which begin there.
+/// The `count` members at the highest positions. Unmodified kernels begin with the
+/// low ones, so those are left to them.
 fn highest(set: CounterSet, count: u32) -> CounterSet {
     let surplus = set.len().saturating_sub(count);
     let skip = usize::try_from(surplus).unwrap_or(usize::MAX);

@@ -1,27 +1,29 @@
-//! The control word of a counter's reservation.
+//! The control word of a reservation: which layers may use a counter, how a denied
+//! access looks, and which shared controls reach the counter.
 
 use crate::abi;
 use crate::{Access, Layer};
 
-/// What the owner of a counter says about it: `docs/pcr.md`, "The control word".
+/// A control word. The owner of a counter sets it; `docs/pcr.md`, "The control word",
+/// lists its bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Control(u64);
 
-/// A control that several counters share.
+/// A control register, or a function of one, that several counters share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shared {
     /// The global control register.
     GlobalControl,
-    /// Freezing on a PMI.
+    /// The freezing of counters on a PMI.
     Freeze,
-    /// Global status, and the registers that clear and set it.
+    /// The global status register, and the registers that clear and set its bits.
     GlobalStatus,
     /// `IA32_FIXED_CTR_CTRL`.
     FixedControl,
 }
 
 impl Shared {
-    /// All of them, in declaration order.
+    /// All shared controls, in declaration order.
     pub const ALL: [Shared; 4] = [
         Shared::GlobalControl,
         Shared::Freeze,
@@ -50,11 +52,12 @@ const IMPLEMENTED: u64 = MODES
     | abi::CONTROL_LEND;
 
 impl Control {
-    /// The most basic environment: both cookies are valid everywhere, wrong
-    /// ones are dropped, every legacy control reaches the counter.
+    /// The control word of a new reservation: both cookies are valid in every layer,
+    /// an access with a wrong cookie is dropped, every shared control reaches the
+    /// counter.
     pub const INITIAL: Control = Control(abi::CONTROL_INITIAL);
 
-    /// The control word in a register's 64 bits; `None` if a bit is set that
+    /// The control word in a register's 64 bits. `None` means that a bit is set that
     /// must be 0.
     pub const fn new(bits: u64) -> Option<Control> {
         match bits & !IMPLEMENTED {
@@ -63,7 +66,7 @@ impl Control {
         }
     }
 
-    /// The word.
+    /// The bits of the word.
     pub const fn bits(self) -> u64 {
         self.0
     }
@@ -102,12 +105,13 @@ impl Control {
         self.0 & abi::CONTROL_LEND != 0
     }
 
-    /// The same, on loan or not.
+    /// This control word with the owner's agreement to a revocation, or without it.
     #[must_use]
     pub const fn with_lend(self, lend: bool) -> Control {
-        match lend {
-            true => Control(self.0 | abi::CONTROL_LEND),
-            false => Control(self.0 & !abi::CONTROL_LEND),
+        if lend {
+            Control(self.0 | abi::CONTROL_LEND)
+        } else {
+            Control(self.0 & !abi::CONTROL_LEND)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Cookies: secrets that a counter's users share with the machine.
+//! Cookies: secrets that the users of a counter share with the machine.
 
 use crate::abi;
 use core::fmt;
@@ -6,20 +6,20 @@ use core::hint::black_box;
 
 /// A cookie of 48 bits.
 ///
-/// It has no way out: it cannot be printed, and two can only be compared by
-/// [`Cookie::matches`].
+/// Nothing prints or returns its bits. [`Cookie::matches`] is the only comparison.
 #[derive(Clone, Copy)]
 pub struct Cookie(u64);
 
 impl Cookie {
-    /// `PCR_DEFAULT_COOKIE`: what accesses without a cookie present.
+    /// `PCR_DEFAULT_COOKIE`, which an access without a cookie presents.
     pub const DEFAULT: Cookie = Cookie(abi::DEFAULT_COOKIE);
 
-    /// Matches no cookie that anybody can present, as it has more than 48 bits.
+    /// A cookie that nobody can present, because it has more than 48 bits.
     #[cfg(feature = "alloc")]
     pub(crate) const NOBODYS: Cookie = Cookie(u64::MAX);
 
-    /// The cookie in a register's 64 bits; `None` if it has more than 48.
+    /// The cookie in a register's 64 bits. `None` means that a bit above the 48th is
+    /// set.
     #[inline]
     pub const fn new(register: u64) -> Option<Cookie> {
         match register & !abi::COOKIE_MASK {
@@ -28,7 +28,7 @@ impl Cookie {
         }
     }
 
-    /// A cookie out of random bits, never the default one.
+    /// A cookie made of random bits. It is never the default cookie.
     pub const fn from_random(bits: u64) -> Cookie {
         match bits & abi::COOKIE_MASK {
             0 => Cookie(1),
@@ -36,21 +36,22 @@ impl Cookie {
         }
     }
 
-    /// Whether it is [`Cookie::DEFAULT`]. Not a secret: `STATUS` tells it.
+    /// Whether this is [`Cookie::DEFAULT`]. That is no secret: `STATUS` shows it.
     #[inline]
     pub const fn is_default(self) -> bool {
         self.0 == abi::DEFAULT_COOKIE
     }
 
-    /// Whether both are the same; takes the same time wherever they differ.
+    /// Whether two cookies are equal. The comparison takes the same time wherever they
+    /// differ.
     #[inline]
     pub fn matches(self, other: Cookie) -> bool {
-        // One exclusive-or and one test of the whole word: there is no byte at
-        // which a comparison could stop early, and `black_box` keeps the optimiser
-        // from making one out of what it knows of either side. On x86-64 it comes
-        // to XOR, a store, CMP of the whole word with 0, SETE: the first branch
-        // that depends on a cookie depends on the outcome alone. The register
-        // that was presented is not written anywhere else.
+        // This is one exclusive-or and one test of the whole word, so there is no
+        // byte at which the comparison could stop early. `black_box` keeps the
+        // optimiser from using what it knows of either side. On x86-64 it compiles
+        // to XOR, a store, CMP of the whole word with 0 and SETE: the first branch
+        // that depends on a cookie depends on the outcome alone. The presented
+        // register is written nowhere else.
         black_box(self.0 ^ other.0) == 0
     }
 }

@@ -1,4 +1,4 @@
-//! Names of counters and sets of them.
+//! Names of counters, and sets of counters.
 
 use core::fmt;
 use core::ops::{BitAnd, BitOr, Not};
@@ -31,11 +31,9 @@ impl CounterId {
             _ => None,
         }
     }
-}
 
-impl CounterId {
-    /// The counter at a position of the reservation ABI, which is a position
-    /// in the Intel global registers.
+    /// The counter at a position of the reservation ABI. Positions are those of
+    /// the Intel global registers.
     pub fn at_position(position: u8) -> Option<CounterId> {
         match position {
             0..32 => Some(CounterId::Programmable(position)),
@@ -44,7 +42,7 @@ impl CounterId {
         }
     }
 
-    /// Its position, 0 to 63; see [`CounterId::at_position`].
+    /// The position of the counter, 0 to 63, as [`CounterId::at_position`] takes it.
     pub fn position(self) -> Option<u8> {
         u8::try_from(self.global_bit()?).ok()
     }
@@ -88,7 +86,7 @@ impl CounterSet {
         self.0.count_ones()
     }
 
-    /// Adds `counter`; false where the set cannot hold its index.
+    /// Adds `counter`. Returns false if the set cannot hold its index.
     pub fn insert(&mut self, counter: CounterId) -> bool {
         match counter.global_bit() {
             Some(bit) => {
@@ -119,7 +117,8 @@ impl CounterSet {
         })
     }
 
-    /// The first so many programmable and fixed counters.
+    /// The set of the first `programmable` programmable and the first `fixed`
+    /// fixed-function counters.
     pub fn first(programmable: u8, fixed: u8) -> Self {
         (0..programmable)
             .map(CounterId::Programmable)
@@ -127,17 +126,16 @@ impl CounterSet {
             .collect()
     }
 
-    /// Makes `counter` a member, or none.
+    /// Adds or removes `counter`.
     pub fn set(&mut self, counter: CounterId, member: bool) {
-        match member {
-            true => {
-                self.insert(counter);
-            }
-            false => self.remove(counter),
+        if member {
+            self.insert(counter);
+        } else {
+            self.remove(counter);
         }
     }
 
-    /// Takes `counter` out.
+    /// Removes `counter`.
     pub fn remove(&mut self, counter: CounterId) {
         if let Some(bit) = counter.global_bit() {
             self.0 &= !(1 << bit);

@@ -1,8 +1,8 @@
-//! The counters that a guest holds, and what happens at the others.
+//! Which counters the host grants to a guest, and the verdict on an access.
 
 use crate::{Access, CounterId, CounterSet, Layer};
 
-/// What an access to a counter comes to.
+/// The decision about one access to a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The access reaches the counter.
@@ -16,24 +16,23 @@ pub enum Verdict {
     Fault,
 }
 
-/// What the guest sees at a counter that it does not hold.
+/// How the guest's accesses to a counter fail that was not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Denial {
-    /// Reads yield a fixed value, writes vanish.
+    /// Reads yield a fixed value, and writes vanish.
     Drop {
-        /// The fixed value.
+        /// The value that reads yield.
         read_as: u64,
     },
-    /// Reads and writes raise #GP, as at an absent register.
+    /// Reads and writes raise #GP, as those of an absent register do.
     Fault,
 }
 
-/// Which counters were granted to the guest of one vCPU, and what happens at
-/// an access to another one.
+/// The counters that the guest of one vCPU may use, and how accesses to others fail.
 ///
-/// A grant binds the layers of the guest (firmware, kernel, user). The
-/// hypervisor and host tools reach every counter: they are the ones who gave
-/// the grant, and must be able to save and restore what it covers.
+/// A grant binds the layers of the guest (firmware, kernel, user). Hypervisor and
+/// host tools reach every counter: they give the grant, and they save and restore
+/// what it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     held: CounterSet,
@@ -41,7 +40,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Every counter.
+    /// A grant of every counter.
     pub const fn everything() -> Self {
         Grant {
             held: CounterSet::from_bits(u64::MAX),
@@ -49,7 +48,7 @@ impl Grant {
         }
     }
 
-    /// The counters named, and `denial` at all others.
+    /// A grant of `counters`. Accesses to others fail as `denial` says.
     pub fn of(counters: impl IntoIterator<Item = CounterId>, denial: Denial) -> Self {
         Grant {
             held: counters.into_iter().collect(),
@@ -57,16 +56,17 @@ impl Grant {
         }
     }
 
-    /// Whether the guest may use `counter`; only then may it count.
+    /// Whether the guest may use `counter`. A counter that is not granted must not
+    /// count.
     pub fn holds(&self, counter: CounterId) -> bool {
         self.held.contains(counter)
     }
 
-    /// What an access of `layer` to `counter`, or to its control, comes to.
+    /// The verdict on an access of `layer` to `counter` or to its control.
     #[inline]
     pub fn check(&self, layer: Layer, counter: CounterId, access: Access) -> Verdict {
-        // Reading and writing are denied alike today; the argument is part of
-        // the question because reservations tell them apart.
+        // A grant denies reads and writes alike. The argument is part of the
+        // question because reservations distinguish them.
         let _ = access;
         if !layer.is_guest() || self.holds(counter) {
             return Verdict::Permit;

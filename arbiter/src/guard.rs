@@ -1,29 +1,30 @@
-//! Against guessing cookies: wrong ones are counted, and too many in a short
-//! time have a penalty.
+//! The guard against guessing: it counts wrong cookies, and too many in a short
+//! time bring a penalty.
 //!
-//! Firmware and kernel pay with the vCPU's place on its core. A program must not
-//! be able to take that from its kernel, so for programs the penalty is that
-//! their cookies are not compared for a while. Each has an account of its own:
-//! what programs guess costs the kernel nothing.
+//! Firmware and kernel are locked out: their vCPU leaves its core for a while. A
+//! program must not be able to stop its kernel, so the penalty for programs is that
+//! the arbiter compares none of their cookies for a while. The two accounts are
+//! separate: what programs guess costs the kernel nothing.
 
 use crate::Layer;
 
-/// How many wrong cookies a vCPU may present, and how long too many cost. Times
+/// How many wrong cookies a vCPU may present, and how long the penalties last. Times
 /// are in the caller's ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardLimits {
-    /// Wrong cookies that are free of charge in a row.
+    /// Wrong cookies in a row that bring no penalty.
     pub burst: u32,
-    /// One is forgiven after this time.
+    /// The time after which one wrong cookie is forgiven.
     pub forgive_after: u64,
-    /// The first penalty; each further one is twice as long.
+    /// The length of the first penalty. Each further one is twice as long.
     pub first_penalty: u64,
-    /// The longest penalty.
+    /// The length that no penalty exceeds.
     pub longest_penalty: u64,
 }
 
 impl GuardLimits {
-    /// 16 wrong cookies, one forgiven each 100 ms; penalties from 10 ms to 1 s.
+    /// The usual limits: 16 wrong cookies, one forgiven each 100 ms, and penalties
+    /// from 10 ms to 1 s.
     pub const fn with_ticks_per_ms(ticks_per_ms: u64) -> Self {
         GuardLimits {
             burst: 16,
@@ -34,23 +35,23 @@ impl GuardLimits {
     }
 }
 
-/// A penalty, and how long it lasts in the caller's ticks.
+/// A penalty with its length in the caller's ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Penalty {
-    /// The vCPU is kept off its core.
+    /// The vCPU is locked out: it does not run on its core.
     LockedOut(u64),
-    /// No cookie of a program is compared.
+    /// The arbiter compares no cookie of a program.
     Deaf(u64),
 }
 
-/// The count of one vCPU's wrong cookies.
+/// The wrong cookies of one vCPU, and the penalties for them.
 #[derive(Clone, Copy, Debug)]
 pub struct Guard {
     limits: GuardLimits,
     total: u64,
-    /// Of firmware and kernel.
+    /// Wrong cookies of firmware and kernel.
     privileged: Account,
-    /// Of programs.
+    /// Wrong cookies of programs.
     programs: Account,
     locked_out_until: u64,
     deaf_until: u64,
@@ -59,15 +60,15 @@ pub struct Guard {
 /// The wrong cookies of some layers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
-    /// Wrong cookies that are not forgiven.
+    /// Wrong cookies that are not forgiven yet.
     open: u32,
-    /// Up to when they have been forgiven.
+    /// The time up to which wrong cookies have been forgiven.
     since: u64,
     penalties: u32,
 }
 
 impl Guard {
-    /// No wrong cookie yet.
+    /// A guard that has seen no wrong cookie.
     pub fn new(limits: GuardLimits) -> Self {
         Guard {
             limits,
@@ -79,8 +80,8 @@ impl Guard {
         }
     }
 
-    /// Code of `layer` presented a wrong cookie. Returns the penalty, if this one
-    /// brings one.
+    /// Counts a wrong cookie of `layer`, and returns the penalty that it brings, if
+    /// any.
     pub fn wrong(&mut self, layer: Layer, now: u64) -> Option<Penalty> {
         self.total = self.total.saturating_add(1);
         if layer == Layer::GuestUser {
@@ -93,17 +94,18 @@ impl Guard {
         Some(Penalty::LockedOut(ticks))
     }
 
-    /// Wrong cookies so far; what was not compared is not among them.
+    /// The number of wrong cookies so far. A cookie that was not compared is none of
+    /// them.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Until when the vCPU is kept off its core; `None` if it may run at `now`.
+    /// The end of the lock-out of the vCPU. `None` means that it may run at `now`.
     pub fn locked_out_until(&self, now: u64) -> Option<u64> {
         Some(self.locked_out_until).filter(|until| now < *until)
     }
 
-    /// Whether no cookie of a program is compared at `now`.
+    /// Whether the arbiter compares no cookie of a program at `now`.
     #[inline]
     pub fn is_deaf(&self, now: u64) -> bool {
         now < self.deaf_until
@@ -111,7 +113,7 @@ impl Guard {
 }
 
 impl Account {
-    /// The length of the penalty, if this one brings one.
+    /// Counts a wrong cookie, and returns the length of the penalty that it brings.
     fn wrong(&mut self, limits: &GuardLimits, now: u64) -> Option<u64> {
         self.forgive(limits, now);
         self.open = self.open.saturating_add(1);
@@ -130,7 +132,7 @@ impl Account {
         self.since = self.since.saturating_add(forgiven * each);
         let forgiven = u32::try_from(forgiven).unwrap_or(u32::MAX);
         self.open = self.open.saturating_sub(forgiven);
-        // Time without a wrong cookie is not saved up for the next one.
+        // A long time without a wrong cookie is no credit for more of them.
         if self.open == 0 {
             self.since = now;
             self.penalties = 0;

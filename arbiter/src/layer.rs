@@ -4,11 +4,12 @@
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-/// The party that performs an access, from the most to the least privileged
-/// one inside a guest, and the host's own tools beside it.
+/// The software layer that performs an access. The order is from the most to the
+/// least privileged layer inside a guest; the host's own tools come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layer {
-    /// Guest code that ran before the kernel (a BIOS, an option ROM).
+    /// Guest code that runs before the kernel (a BIOS, an option ROM), and code in
+    /// SMM.
     Firmware,
     /// The hypervisor itself, on its own behalf.
     Hypervisor,
@@ -30,8 +31,8 @@ impl Layer {
         Layer::HostTool,
     ];
 
-    /// The layer's code in the ABI, and its bit in the mode bits of a control
-    /// word. A tool of the host is the hypervisor to a guest.
+    /// The layer's code in the ABI, which is also its bit in the mode bits of a
+    /// control word. A guest sees a tool of the host as the hypervisor.
     #[inline]
     pub const fn code(self) -> u8 {
         match self {
@@ -42,8 +43,8 @@ impl Layer {
         }
     }
 
-    /// The layer as which it holds counters: a tool of the host does so as the
-    /// hypervisor.
+    /// The layer that holds the counters of this one. A tool of the host holds them
+    /// as the hypervisor.
     #[cfg(feature = "alloc")]
     pub(crate) const fn as_holder(self) -> Layer {
         match self {
@@ -52,7 +53,7 @@ impl Layer {
         }
     }
 
-    /// Whether the layer is code of the guest, and so bound by its grant.
+    /// Whether the layer is code of the guest, which its grant binds.
     pub fn is_guest(self) -> bool {
         matches!(
             self,
@@ -73,7 +74,7 @@ impl fmt::Display for Layer {
     }
 }
 
-/// What an access does to the register.
+/// The instruction that accesses a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// RDMSR.
@@ -84,7 +85,8 @@ pub enum Access {
     Rdpmc,
 }
 
-/// Whether the firmware still runs; shared by all vCPUs of a machine.
+/// The firmware's phase of a machine: whether the firmware still runs. All vCPUs of
+/// the machine share it.
 #[derive(Debug)]
 pub struct Phase {
     over: AtomicBool,
@@ -92,7 +94,7 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// A machine that starts in its firmware, or without any.
+    /// The phase at the start. A machine without firmware starts when it is over.
     pub const fn new(has_firmware: bool) -> Self {
         Phase {
             over: AtomicBool::new(!has_firmware),
@@ -100,7 +102,7 @@ impl Phase {
         }
     }
 
-    /// Whether the machine starts in the firmware's phase.
+    /// Whether the machine has firmware, and so starts in its phase.
     pub fn has_firmware(&self) -> bool {
         self.has_firmware
     }
@@ -111,17 +113,17 @@ impl Phase {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Ends the firmware's phase; false if it was over.
+    /// Ends the firmware's phase. Returns false if it was over before.
     pub fn end(&self) -> bool {
         !self.over.swap(true, Ordering::AcqRel)
     }
 
-    /// The machine was reset: its firmware runs again.
+    /// Starts over after a reset of the machine: its firmware runs again.
     pub fn restart(&self) {
         self.over.store(!self.has_firmware, Ordering::Release);
     }
 
-    /// The layer of code at CPL 0 or above, in SMM or not.
+    /// The layer of guest code, by whether it runs at CPL 0 and whether in SMM.
     #[inline]
     pub fn layer(&self, cpl0: bool, smm: bool) -> Layer {
         match (smm || !self.is_over(), cpl0) {

@@ -43,7 +43,7 @@ pub mod script;
 #[cfg(feature = "alloc")]
 mod unit;
 
-pub use audit::{Auditor, Entropy, Event, NoAudit, Record};
+pub use audit::{Auditor, Entropy, Event, NoAudit, NoEntropy, Record};
 #[cfg(feature = "alloc")]
 pub use bank::{Bank, Change, ChangeKind, Effects, Operation, Reservation, Revocation};
 pub use control::{Control, Shared};

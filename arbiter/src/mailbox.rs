@@ -1,22 +1,24 @@
-//! What the mailbox keeps for one layer.
+//! The mailbox of one layer: the answer to its last request, the request that is
+//! pending, and a bounded queue of notices.
 
 use crate::broker::Pending;
 use crate::message::{Answer, NoticeKind};
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
 
-/// Notices that a layer can leave unread. Older ones go first, since the newer
-/// ones are those that can still be answered.
+/// Notices that a layer can leave unread. The oldest is lost first, because the
+/// layer can still answer the newer ones.
 const ROOM: usize = 16;
 
-/// A notice as it waits to be read.
+/// A notice that waits to be read. It has a point in time where the reader gets
+/// the time that is left.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueuedNotice {
     pub(crate) kind: NoticeKind,
     pub(crate) counter: Option<CounterId>,
     pub(crate) layer: Layer,
     pub(crate) reason: Option<Reason>,
-    /// When something is due, in the caller's ticks.
+    /// When the answer or the revocation is due, in the caller's ticks.
     pub(crate) due: Option<u64>,
 }
 
@@ -40,7 +42,7 @@ impl Queue {
         self.count += 1;
     }
 
-    /// The oldest one, and whether some before it were lost.
+    /// Takes the oldest notice, and whether notices before it were lost.
     fn pop(&mut self) -> Option<(QueuedNotice, bool)> {
         let notice = self.notices[self.first].take()?;
         self.first = (self.first + 1) % ROOM;
@@ -49,20 +51,21 @@ impl Queue {
     }
 }
 
-/// One layer's side of the mailbox.
+/// The mailbox of one layer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mailbox {
     pub(crate) answer: Answer,
     pub(crate) pending: Option<Pending>,
-    /// Vector of the interrupt for notices; 0: none.
+    /// Vector of the interrupt for notices. 0 means none.
     vector: u8,
-    /// There are notices of which no interrupt has told.
+    /// Notices have come for which no interrupt was raised.
     due: bool,
     queue: Queue,
 }
 
 impl Mailbox {
-    /// Starts the answer to another request.
+    /// Numbers the next request. Number 0 is left out: it means that nothing was
+    /// asked.
     pub(crate) fn number(&mut self) -> u16 {
         self.answer.number = match self.answer.number.wrapping_add(1) {
             0 => 1,
@@ -95,7 +98,7 @@ impl Mailbox {
         oldest
     }
 
-    /// The vector to raise now; once for all notices that have come.
+    /// The vector to raise now. One interrupt stands for all notices that have come.
     pub(crate) fn take_vector(&mut self) -> Option<u8> {
         let vector = (self.due && self.vector != 0).then_some(self.vector)?;
         self.due = false;

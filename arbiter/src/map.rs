@@ -1,11 +1,10 @@
-//! Legacy names of counters: which counter the registers of an unmodified
-//! kernel reach.
+//! Legacy names: which counter the registers of an unmodified kernel reach.
 
 use crate::bank::Bank;
 use crate::policy::PerKind;
 use crate::{CounterId, CounterSet, Layer};
 
-/// Legacy name to counter. A name that is not mapped has no counter.
+/// The map from legacy names to counters. A name that is not mapped has no counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LegacyMap {
     /// Positions of programmable counters, by legacy index.
@@ -17,7 +16,7 @@ pub struct LegacyMap {
 }
 
 impl LegacyMap {
-    /// Every counter has its own name.
+    /// The map in which every counter has its own name.
     pub fn identity() -> Self {
         let mut positions = [0; 32];
         for (position, n) in positions.iter_mut().zip(0..) {
@@ -31,9 +30,10 @@ impl LegacyMap {
         }
     }
 
-    /// Names for the first `programmable` counters that neither firmware nor
-    /// hypervisor holds but for those that they are about to lose, and for the first `fixed` fixed-function counters,
-    /// which keep theirs.
+    /// The map that leaves out what firmware and hypervisor hold, apart from the
+    /// counters in `lost`, which they are about to lose. `names` says how many
+    /// counters get a name: the first programmable ones of the rest, by order, and
+    /// the first fixed-function ones, which keep their own.
     pub fn around(bank: &Bank, lost: CounterSet, names: PerKind) -> Self {
         let PerKind {
             programmable,
@@ -61,13 +61,13 @@ impl LegacyMap {
         map
     }
 
-    /// Names that have a counter.
+    /// The names that have a counter.
     #[inline]
     pub fn names(&self) -> CounterSet {
         self.names
     }
 
-    /// Counters that have a name.
+    /// The counters that have a name.
     #[inline]
     pub fn named(&self) -> CounterSet {
         self.named
@@ -88,36 +88,37 @@ impl LegacyMap {
         }
     }
 
-    /// A legacy global register's bits as bits of the counters behind the names.
+    /// Converts bits of a legacy global register to bits of the counters behind the
+    /// names.
     #[inline]
     pub fn to_counters(&self, bits: u64) -> u64 {
-        match self.renames {
-            false => bits,
-            true => (CounterSet::from_bits(bits) & self.names)
+        if self.renames {
+            (CounterSet::from_bits(bits) & self.names)
                 .iter()
                 .filter_map(|name| self.counter(name))
                 .collect::<CounterSet>()
-                .bits(),
+                .bits()
+        } else {
+            bits
         }
     }
 
-    /// Bits of counters as a legacy global register shows them.
+    /// Converts bits of counters to bits of a legacy global register.
     #[inline]
     pub fn to_names(&self, bits: u64) -> u64 {
-        match self.renames {
-            false => bits,
-            true => {
-                let counters = CounterSet::from_bits(bits);
-                let is_set = |name: &CounterId| {
-                    self.counter(*name)
-                        .is_some_and(|counter| counters.contains(counter))
-                };
-                self.names
-                    .iter()
-                    .filter(is_set)
-                    .collect::<CounterSet>()
-                    .bits()
-            }
+        if self.renames {
+            let counters = CounterSet::from_bits(bits);
+            let is_set = |name: &CounterId| {
+                self.counter(*name)
+                    .is_some_and(|counter| counters.contains(counter))
+            };
+            self.names
+                .iter()
+                .filter(is_set)
+                .collect::<CounterSet>()
+                .bits()
+        } else {
+            bits
         }
     }
 }

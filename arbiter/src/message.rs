@@ -9,14 +9,14 @@ use crate::{CounterId, CounterSet, Layer};
 /// Which counters a request is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wanted {
-    /// So many programmable counters, whichever; at least 1.
+    /// This many programmable counters, whichever they are; at least 1.
     Any(u8),
-    /// This one.
+    /// This counter.
     This(CounterId),
 }
 
 impl Wanted {
-    /// How many counters it is about.
+    /// The number of counters.
     pub const fn count(self) -> u8 {
         match self {
             Wanted::Any(count) => count,
@@ -24,7 +24,7 @@ impl Wanted {
         }
     }
 
-    /// Every counter that would do.
+    /// Every counter that would satisfy the request.
     pub fn candidates(self) -> CounterSet {
         match self {
             Wanted::Any(_) => CounterSet::first(crate::MAX_PROGRAMMABLE, 0),
@@ -33,28 +33,29 @@ impl Wanted {
     }
 }
 
-/// What `REQUEST` asks for.
+/// A request: what a layer writes to `REQUEST`.
 #[derive(Clone, Copy, Debug)]
 pub enum Request {
-    /// Counters, all of them or none.
+    /// Reserves counters, all of them or none.
     Reserve {
-        /// Which ones.
+        /// Which counters.
         wanted: Wanted,
-        /// The cookie that they are to have; not the default one.
+        /// The cookie that the counters get; not the default one.
         cookie: Cookie,
-        /// How long for, in milliseconds; `None`: as long as policy allows.
+        /// The length of the lease in milliseconds. `None` means as long as policy
+        /// allows.
         lease_ms: Option<u32>,
     },
-    /// To give a counter back.
+    /// Gives a counter back.
     Release {
-        /// Which one.
+        /// The counter.
         counter: CounterId,
-        /// The cookie that it has.
+        /// The cookie of the counter.
         cookie: Cookie,
     },
-    /// To forget the request that is pending.
+    /// Withdraws the request that is pending.
     Withdraw {
-        /// The cookie that the request presented.
+        /// The cookie that the pending request presented.
         cookie: Cookie,
     },
 }
@@ -63,13 +64,12 @@ const WHICH: u64 = 0xff << abi::REQUEST_WHICH_SHIFT;
 const LEASE: u64 = 0xffff << abi::REQUEST_LEASE_SHIFT;
 
 impl Request {
-    /// The request in a value that is written, and the register that carries
-    /// the cookie.
+    /// Decodes a written value. `presented` is the register that carries the cookie.
     ///
     /// # Errors
-    /// [`Reason::Malformed`]: a bit is set that must be 0, the operation does
-    /// not exist or takes no such counters, or the cookie has more than 48 bits
-    /// or is the default one where it sets one.
+    /// [`Reason::Malformed`]: a bit is set that must be 0, the operation does not
+    /// exist or takes no such counters, or the cookie has more than 48 bits. A
+    /// reservation with the default cookie is malformed as well.
     pub fn decode(value: u64, presented: u64) -> Result<Request, Reason> {
         let (which, lease) = (field(value, WHICH), field(value, LEASE));
         let by_position = value & abi::REQUEST_POSITION != 0;
@@ -88,13 +88,14 @@ impl Request {
                 };
                 let cookie = cookie()?;
                 let lease = u32::from(lease) * LEASE_UNIT_MS;
-                match cookie.is_default() {
-                    true => Err(Reason::Malformed),
-                    false => Ok(Request::Reserve {
+                if cookie.is_default() {
+                    Err(Reason::Malformed)
+                } else {
+                    Ok(Request::Reserve {
                         wanted,
                         cookie,
                         lease_ms: (lease != 0).then_some(lease),
-                    }),
+                    })
                 }
             }
             abi::REQUEST_RELEASE if by_position && lease == 0 => Ok(Request::Release {
@@ -118,20 +119,21 @@ fn field(value: u64, mask: u64) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-/// What `REPLY` answers.
+/// The answer of a holder that was asked for a counter: what it writes to `REPLY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The counter that was asked for.
+    /// The counter that another layer asked for.
     pub counter: CounterId,
-    /// Whether it is given back.
+    /// Whether the holder gives the counter back.
     pub yields: bool,
 }
 
 impl Reply {
-    /// The reply in a value that is written.
+    /// Decodes a written value.
     ///
     /// # Errors
-    /// [`Reason::Malformed`]: it is neither of the two, or names no position.
+    /// [`Reason::Malformed`]: the value is neither of the two replies, or names no
+    /// position.
     pub fn decode(value: u64) -> Result<Reply, Reason> {
         const POSITION: u64 = 0xff << abi::REPLY_POSITION_SHIFT;
         let counter = CounterId::at_position(field(value, POSITION).to_le_bytes()[0]);
@@ -145,26 +147,27 @@ impl Reply {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// Nothing was asked yet.
+    /// The layer has asked nothing yet.
     #[default]
     Nothing,
-    /// It was done, with these counters.
+    /// The request was granted, with these counters.
     Granted(CounterSet),
-    /// It was not.
+    /// The request was refused, for this reason.
     Refused(Reason),
-    /// Another layer is asked, or told that it will lose a counter.
+    /// The request waits: another layer was asked for a counter, or a revocation was
+    /// announced to it.
     Pending,
 }
 
-/// The answer to a layer's last request.
+/// The answer to a layer's last request, as `ANSWER` and `GRANTED` show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Answer {
-    /// The request's number: 1 to 65535, then 1 again; 0 if nothing was asked.
+    /// The request's number: 1 to 65535, then 1 again. It is 0 if nothing was asked.
     pub number: u16,
-    /// What became of it.
+    /// The outcome of the request.
     pub outcome: Outcome,
 }
 
@@ -191,22 +194,22 @@ impl Answer {
     }
 }
 
-/// What a notice tells.
+/// The kind of a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NoticeKind {
-    /// Will you yield this counter?
+    /// Another layer asks whether the holder yields the counter.
     Asked,
-    /// It will be revoked.
+    /// The counter will be revoked.
     Revoking,
-    /// It has been revoked.
+    /// The counter has been revoked.
     Revoked,
-    /// Its lease has ended.
+    /// The lease of the counter has ended.
     Expired,
-    /// The request that was pending was granted.
+    /// The pending request was granted.
     Granted,
-    /// It was refused.
+    /// The pending request was refused.
     Refused,
-    /// What was asked or announced about the counter is off.
+    /// A question or an announcement about the counter no longer stands.
     Cancelled,
 }
 
@@ -223,35 +226,23 @@ impl NoticeKind {
             NoticeKind::Cancelled => abi::NOTICE_CANCELLED,
         }
     }
-
-    /// One word for machines.
-    pub const fn name(self) -> &'static str {
-        match self {
-            NoticeKind::Asked => "asked",
-            NoticeKind::Revoking => "revoking",
-            NoticeKind::Revoked => "revoked",
-            NoticeKind::Expired => "expired",
-            NoticeKind::Granted => "granted",
-            NoticeKind::Refused => "refused",
-            NoticeKind::Cancelled => "cancelled",
-        }
-    }
 }
 
-/// A notice as it is read.
+/// A notice, as a layer reads it from `NOTICE`. A layer gets notices without having
+/// asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Notice {
-    /// What it tells.
+    /// The kind of the notice.
     pub kind: NoticeKind,
-    /// The counter; `None` where it is about a request.
+    /// The counter. `None` means that the notice is about a request.
     pub counter: Option<CounterId>,
-    /// Who wants the counter; the reader itself if nobody else does.
+    /// The layer that wants the counter, or the reader itself if no other does.
     pub layer: Layer,
-    /// Why, where there is a reason.
+    /// The reason, if there is one.
     pub reason: Option<Reason>,
     /// Milliseconds until the answer is due or the revocation takes place.
     pub rest_ms: u32,
-    /// Notices before this one were lost.
+    /// Whether notices before this one were lost.
     pub lost: bool,
 }
 

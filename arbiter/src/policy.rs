@@ -6,8 +6,8 @@ use crate::reason::Reason;
 use crate::{CounterId, CounterSet, Layer};
 use core::fmt;
 
-/// How the layers of a machine arbitrate among themselves: the three schemes of
-/// the paper's section II.C. `docs/arbitration.md` describes what each does.
+/// How the layers of a machine arbitrate among themselves. These are the three
+/// schemes of the paper's section II.C; `docs/arbitration.md` describes each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// The hypervisor manages every counter for the life of the machine, and
@@ -16,7 +16,8 @@ pub enum Scheme {
     /// Each layer reserves for itself, and first come is first served.
     #[default]
     Independent,
-    /// As independent, and a layer that is short has the others asked.
+    /// Each layer reserves for itself, and the arbiter asks the others when a layer is
+    /// short.
     Interacting,
 }
 
@@ -28,7 +29,7 @@ impl Scheme {
         Scheme::Interacting,
     ];
 
-    /// The word for it.
+    /// The scheme's word on a command line and in a file.
     pub const fn name(self) -> &'static str {
         match self {
             Scheme::SingleMaster => "single",
@@ -37,7 +38,7 @@ impl Scheme {
         }
     }
 
-    /// The scheme that goes by this word.
+    /// The scheme with this word.
     pub fn named(name: &str) -> Option<Scheme> {
         Self::ALL.into_iter().find(|scheme| scheme.name() == name)
     }
@@ -52,20 +53,20 @@ impl fmt::Display for Scheme {
 /// A number for each kind of counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerKind {
-    /// Of programmable counters.
+    /// The number for programmable counters.
     pub programmable: u8,
-    /// Of fixed-function counters.
+    /// The number for fixed-function counters.
     pub fixed: u8,
 }
 
 impl PerKind {
-    /// As many of each kind as any PMU has.
+    /// At least as many counters of each kind as any PMU has.
     pub const ALL: PerKind = PerKind {
         programmable: u8::MAX,
         fixed: u8::MAX,
     };
 
-    /// How many counters of each kind a set has.
+    /// The number of counters of each kind in a set.
     pub fn count(set: CounterSet) -> PerKind {
         let bits = |bits: u64| u8::try_from(bits.count_ones()).unwrap_or(u8::MAX);
         PerKind {
@@ -74,7 +75,7 @@ impl PerKind {
         }
     }
 
-    /// The number for the kind that `counter` is of.
+    /// The number for the kind of `counter`.
     pub fn of(self, counter: CounterId) -> u8 {
         match counter {
             CounterId::Programmable(_) => self.programmable,
@@ -83,21 +84,22 @@ impl PerKind {
     }
 }
 
-/// What one layer may have.
+/// What one layer may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Counters that no other layer can take from it: free ones, or its own.
+    /// Counters that no other layer can take from this one, free ones or its own.
     pub min: PerKind,
-    /// Counters that it may hold at once.
+    /// Counters that the layer may hold at once.
     pub max: PerKind,
-    /// A layer of higher priority can have counters of a lower one revoked.
+    /// The priority. A layer can have counters of a layer of lower priority revoked.
     pub priority: u8,
-    /// How long a reservation lasts if it is not renewed, in milliseconds.
+    /// How long a reservation lasts without renewal, in milliseconds. `None` means
+    /// without end.
     pub lease_ms: Option<u32>,
 }
 
 impl Share {
-    /// No minimum, no maximum, no lease.
+    /// The share without minimum, maximum and lease.
     pub const FREE: Share = Share {
         min: PerKind {
             programmable: 0,
@@ -109,22 +111,23 @@ impl Share {
     };
 }
 
-/// The shares of all layers that can hold counters.
+/// The shares of all layers that can hold counters, and the time for answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Of the firmware.
+    /// The firmware's share.
     pub firmware: Share,
-    /// Of the hypervisor, and the host's tools.
+    /// The share of the hypervisor and the host's tools.
     pub hypervisor: Share,
-    /// Of the guest's kernel.
+    /// The guest kernel's share.
     pub kernel: Share,
-    /// How long a holder is given to answer, or to prepare for a revocation,
-    /// in milliseconds.
+    /// How long a holder has to answer, or to prepare for a revocation, in
+    /// milliseconds.
     pub grace_ms: u32,
 }
 
 impl Default for Policy {
-    /// One programmable counter is always left to the kernel.
+    /// The policy that leaves one programmable counter to the kernel and has no other
+    /// limit.
     fn default() -> Self {
         Policy {
             firmware: Share::FREE,
@@ -146,23 +149,23 @@ impl Default for Policy {
 pub enum PolicyError {
     /// A layer's minimum is more than its maximum.
     MinOverMax {
-        /// Whose.
+        /// The layer.
         layer: Layer,
         /// Its minimum.
         min: u8,
         /// Its maximum.
         max: u8,
     },
-    /// A layer's leases would be over as soon as they start.
+    /// A layer's leases would end as soon as they start.
     NoTime {
-        /// Whose.
+        /// The layer.
         layer: Layer,
     },
-    /// There are not as many counters as the layers' minima add up to.
+    /// The PMU has fewer counters than the layers' minima add up to.
     TooFew {
-        /// What the minima add up to.
+        /// The sum of the minima.
         wanted: u16,
-        /// Counters that there are.
+        /// The number of counters.
         there: u8,
         /// "programmable" or "fixed".
         kind: &'static str,
@@ -199,7 +202,7 @@ impl Policy {
     /// The layers that can hold counters.
     pub const LAYERS: [Layer; 3] = [Layer::Firmware, Layer::Hypervisor, Layer::GuestKernel];
 
-    /// The share of a layer; `None` for one that cannot hold counters.
+    /// The share of a layer. `None` means that the layer cannot hold counters.
     pub fn share(&self, layer: Layer) -> Option<&Share> {
         match layer {
             Layer::Firmware => Some(&self.firmware),
@@ -209,10 +212,10 @@ impl Policy {
         }
     }
 
-    /// Whether a PMU with so many counters can keep the policy.
+    /// Checks that a PMU with these numbers of counters can keep the policy.
     ///
     /// # Errors
-    /// It cannot, and why.
+    /// The PMU cannot keep it, for this reason.
     pub fn fits(&self, programmable: u8, fixed: u8) -> Result<(), PolicyError> {
         let sums = [CounterId::Programmable(0), CounterId::Fixed(0)].map(|of_kind| {
             let minima = Self::LAYERS.iter().filter_map(|layer| self.share(*layer));
@@ -251,17 +254,17 @@ impl Policy {
         Ok(())
     }
 
-    /// Whether `layer` may take `counter`, which is free or another layer's.
+    /// Checks that `layer` may take `counter`, which is free or another layer's.
     ///
     /// # Errors
-    /// It may not, and why.
+    /// The layer may not, for this reason.
     pub fn admit(&self, bank: &Bank, layer: Layer, counter: CounterId) -> Result<(), Reason> {
         let share = self.share(layer).ok_or(Reason::Layer)?;
         if PerKind::count(bank.held_by(layer)).of(counter) >= share.max.of(counter) {
             return Err(Reason::Maximum);
         }
         let free = PerKind::count(bank.free()).of(counter);
-        // A counter that is handed over was not free before, and is not after.
+        // A counter that is handed over is free neither before nor after.
         let left = match bank.reservation(counter) {
             None => free.saturating_sub(1),
             Some(_) => free,
@@ -277,9 +280,10 @@ impl Policy {
                 u16::from(min.saturating_sub(PerKind::count(held).of(counter)))
             })
             .sum();
-        match u16::from(left) < owed {
-            true => Err(Reason::Minimum),
-            false => Ok(()),
+        if u16::from(left) < owed {
+            Err(Reason::Minimum)
+        } else {
+            Ok(())
         }
     }
 }

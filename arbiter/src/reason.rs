@@ -1,14 +1,14 @@
-//! Why something was refused, dropped or taken away.
+//! Reasons: why the arbiter refused, dropped or took something away.
 
 use crate::abi;
 use core::fmt;
 
-/// A reason, with the code that the guest reads.
+/// A reason. The guest reads its code, the audit trail has its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// Too few counters are free.
     NoneFree,
-    /// The layer holds as many as it may.
+    /// The layer holds as many counters as it may.
     Maximum,
     /// Another layer's minimum would not be left.
     Minimum,
@@ -18,7 +18,7 @@ pub enum Reason {
     NoAnswer,
     /// The machine has no such counter.
     NoCounter,
-    /// Another layer holds it.
+    /// Another layer holds the counter.
     Held,
     /// The request makes no sense.
     Malformed,
@@ -26,17 +26,17 @@ pub enum Reason {
     Master,
     /// The request was withdrawn.
     Withdrawn,
-    /// A layer of higher priority needs it.
+    /// A layer of higher priority needs the counter.
     Priority,
     /// The lease has ended.
     Expired,
     /// The cookie is wrong.
     Cookie,
-    /// No cookie is valid in this layer; none was compared.
+    /// No cookie is valid in this layer. The arbiter compared none.
     Layer,
     /// The counter is not reserved.
     Unreserved,
-    /// The owner had agreed to lend it.
+    /// The owner had agreed to lend the counter.
     Lent,
     /// The firmware's phase is over.
     Phase,
@@ -67,7 +67,7 @@ impl Reason {
         Reason::Busy,
     ];
 
-    /// Its code in the ABI (`REASON_*`), in 8 bits.
+    /// The reason's code in the ABI (`REASON_*`). It fits in 8 bits.
     pub const fn code(self) -> u64 {
         match self {
             Reason::NoneFree => abi::REASON_NONE_FREE,
@@ -91,7 +91,7 @@ impl Reason {
         }
     }
 
-    /// One word for machines, as the audit trail has it.
+    /// The reason's word in the audit trail.
     pub const fn name(self) -> &'static str {
         match self {
             Reason::NoneFree => "none-free",

@@ -1,9 +1,9 @@
-//! The synthetic MSRs of the reservations: which index is what.
+//! The synthetic MSRs of the reservations, and which index stands for which.
 
 use crate::CounterId;
 use crate::abi;
 
-/// A register of the block. `docs/pcr.md` says what each does.
+/// A register of the block of synthetic MSRs. `docs/pcr.md` says what each does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PcrRegister {
     /// `MANAGEMENT_KEY`.
@@ -14,11 +14,11 @@ pub enum PcrRegister {
     Control(CounterId),
     /// `DROP_VALUE`.
     DropValue(CounterId),
-    /// `COUNTER`: the counter under its alias.
+    /// `COUNTER`: an alias of the counter.
     Counter(CounterId),
-    /// `SELECT`: its control under its alias.
+    /// `SELECT`: an alias of the counter's event select or control.
     Select(CounterId),
-    /// `OVERFLOW`: its bit of global status.
+    /// `OVERFLOW`: the counter's bit of global status.
     Overflow(CounterId),
     /// `STATUS`.
     Status(CounterId),
@@ -46,13 +46,13 @@ pub enum PcrRegister {
 const ROW: u32 = 0x40;
 
 impl PcrRegister {
-    /// Whether an MSR index belongs to the block, with or without a meaning.
+    /// Whether an MSR index belongs to the block. Not every index of it has a meaning.
     #[inline]
     pub const fn contains(msr: u32) -> bool {
         msr.wrapping_sub(abi::MSR_BASE) < abi::MSR_COUNT
     }
 
-    /// The register at an MSR index; `None` for one without a meaning.
+    /// The register at an MSR index. `None` means that the index has no meaning.
     #[inline]
     pub fn decode(msr: u32) -> Option<PcrRegister> {
         let offset = msr.checked_sub(abi::MSR_BASE)?;
@@ -86,8 +86,8 @@ impl PcrRegister {
         })
     }
 
-    /// Whether an access to it may present a cookie, so that the caller has to
-    /// fetch the register that carries it.
+    /// Whether an access to the register may present a cookie. The caller has to
+    /// fetch the register that carries the cookie only then.
     #[inline]
     pub const fn takes_cookie(self, write: bool) -> bool {
         match self {
@@ -109,7 +109,8 @@ impl PcrRegister {
         }
     }
 
-    /// The counter that RDPMC reads with a cookie if ECX is `ecx`.
+    /// The counter that RDPMC reads with a cookie if ECX is `ecx`. `None` means that
+    /// `ecx` asks for no cookie.
     #[inline]
     pub fn rdpmc(ecx: u32) -> Option<CounterId> {
         let position = ecx.checked_sub(abi::RDPMC_COOKIE)?;

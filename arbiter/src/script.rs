@@ -1,5 +1,5 @@
-//! Arbitration by script: who does what when, and what comes of it under a
-//! scheme. `docs/arbitration.md` has the format.
+//! Arbitration by script: what each layer does at which time, and the trace that it
+//! leaves under a scheme. `docs/arbitration.md` has the format.
 
 mod parse;
 mod play;
@@ -14,7 +14,7 @@ use crate::reason::Reason;
 use crate::{CounterId, Layer};
 use alloc::vec::Vec;
 
-/// What layers do, in the order of time.
+/// A script: what layers do, in the order of time. Its text is read by [`str::parse`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Script {
     steps: Vec<Step>,
@@ -22,12 +22,12 @@ pub struct Script {
 }
 
 impl Script {
-    /// The steps.
+    /// The steps, in the order of time.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Whether firmware takes part; then the machine starts in its phase.
+    /// Whether firmware takes part. The machine starts in the firmware's phase then.
     pub fn has_firmware(&self) -> bool {
         self.has_firmware
     }
@@ -36,114 +36,116 @@ impl Script {
 /// One line of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The line, from 1.
+    /// The number of the line, from 1.
     pub line: usize,
-    /// When, in milliseconds from the start.
+    /// The time in milliseconds from the start.
     pub at_ms: u32,
-    /// Who; `None` if only time passes.
+    /// The layer that acts. `None` means that only time passes.
     pub layer: Option<Layer>,
-    /// What.
+    /// What the layer does.
     pub action: Action,
 }
 
-/// What a layer does.
+/// What a layer does in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Asks by the mailbox for counters.
+    /// Asks for counters by the mailbox.
     Reserve {
-        /// Which ones.
+        /// Which counters.
         wanted: Wanted,
-        /// How long for, in milliseconds; `None`: as long as policy allows.
+        /// The length of the lease in milliseconds. `None` means as long as policy
+        /// allows.
         lease_ms: Option<u32>,
     },
     /// Reserves by `MANAGEMENT_KEY`, without the mailbox.
     Claim(CounterId),
-    /// Asks for a counter that it holds, which renews the lease.
+    /// Asks for a counter that the layer holds, which renews the lease.
     Renew(CounterId),
-    /// Gives a counter back; `None`: all that it holds.
+    /// Gives a counter back. `None` means all that the layer holds.
     Release(Option<CounterId>),
-    /// Agrees, or no longer agrees, that a counter is revoked when somebody is
-    /// short.
+    /// Agrees to the revocation of a counter when another layer is short, or takes
+    /// the agreement back.
     Lend(CounterId, bool),
-    /// Answers the question that it was asked last, or that about a counter.
+    /// Answers the last question that the layer was asked, or the one about a
+    /// counter.
     Reply {
-        /// Whether it gives the counter up.
+        /// Whether the layer gives the counter back.
         yields: bool,
-        /// Which counter.
+        /// The counter. `None` means the counter of the last question.
         counter: Option<CounterId>,
     },
-    /// Withdraws its pending request.
+    /// Withdraws the pending request of the layer.
     Withdraw,
-    /// The firmware ends its phase.
+    /// Ends the firmware's phase.
     EndPhase,
-    /// Nothing: time passes.
+    /// Does nothing while time passes.
     Tick,
 }
 
 /// The machine on which a script is played.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// Its counters.
+    /// The counters of its PMU.
     pub counters: PerKind,
-    /// Who may hold how many.
+    /// How many counters each layer may hold.
     pub policy: Policy,
-    /// How layers arbitrate.
+    /// How the layers arbitrate.
     pub scheme: Scheme,
 }
 
-/// What came of a script.
+/// What happened while a script was played.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// All that happened, in order.
+    /// Everything that happened, in order.
     pub rows: Vec<Row>,
-    /// What came of each step.
+    /// The result of each step, in the order of the script.
     pub ends: Vec<End>,
-    /// Who holds which counter at the end.
+    /// The holder of each counter at the end.
     pub owners: Vec<(CounterId, Option<Layer>)>,
 }
 
-/// One thing that happened.
+/// One event of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// When, in milliseconds.
+    /// The time in milliseconds from the start.
     pub at_ms: u32,
-    /// To whom, or by whom; `None` if only time passes.
+    /// The layer that acts or is affected. `None` means that only time passes.
     pub layer: Option<Layer>,
-    /// The counter, if it is about one.
+    /// The counter, if the row is about one.
     pub counter: Option<CounterId>,
-    /// What.
+    /// What happened.
     pub what: What,
 }
 
-/// See [`Row`].
+/// What a [`Row`] reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// A layer does this.
+    /// The layer performs this action.
     Does(Action),
-    /// A decision, as the audit has it.
+    /// The arbiter made this decision; the audit trail records it.
     Decided(Event),
-    /// The layer's request has another answer.
+    /// The layer's request has a new answer.
     Answered(Answer),
-    /// A register access of the layer raised #GP.
+    /// A register access of the layer raised #GP, for this reason.
     Faulted(Reason),
-    /// The layer was to reply and had not been asked.
+    /// The layer was to reply, and nobody had asked it.
     NotAsked,
 }
 
-/// What came of a step in the end.
+/// The final result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was done, or there was nothing to do.
+    /// The step was done, or there was nothing to do.
     Done,
-    /// It was a request, and this is its last answer.
+    /// The step was a request, and this is its last answer.
     Answered {
         /// The answer.
         outcome: Outcome,
-        /// When it came, in milliseconds.
+        /// When the answer came, in milliseconds.
         at_ms: u32,
     },
-    /// It raised #GP, for this reason.
+    /// The step raised #GP, for this reason.
     Faulted(Reason),
-    /// Nothing had been asked.
+    /// The step was a reply, and nobody had asked.
     NotAsked,
 }

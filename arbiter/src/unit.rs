@@ -1,9 +1,8 @@
-//! The reservations of one vCPU with all that stands around them: policy,
-//! leases, the scheme and its mailbox, the guard against guessing, and the
-//! registers through which a guest reaches them.
+//! The unit: the reservations of one vCPU with policy, leases, scheme, mailboxes,
+//! the guard against guessing, and the registers that guests see.
 //!
-//! What is decided about another layer's counters, `broker` decides; `serve`
-//! carries it out.
+//! The broker decides about counters of other layers. `serve` carries its decisions
+//! out, and `transfer` moves the counters.
 
 mod access;
 #[cfg(test)]
@@ -30,53 +29,54 @@ use crate::{CounterId, CounterSet, Layer};
 use alloc::sync::Arc;
 use core::fmt;
 
-/// What a unit is made of.
+/// The configuration of a [`PcrUnit`].
 #[derive(Clone, Debug)]
 pub struct PcrConfig {
-    /// Counters that there are.
+    /// The number of counters.
     pub counters: PerKind,
-    /// Bits of the counters.
+    /// The width of the counters in bits.
     pub widths: PerKind,
-    /// Who may hold how many; one that the counters can keep ([`Policy::fits`]).
+    /// How many counters each layer may hold. The counters must suffice for it
+    /// ([`Policy::fits`]).
     pub policy: Policy,
-    /// Who reserves, and how layers come by each other's counters.
+    /// Who reserves, and how layers get each other's counters.
     pub scheme: Scheme,
-    /// What too many wrong cookies cost.
+    /// The penalties for wrong cookies.
     pub guard: GuardLimits,
-    /// Ticks of the caller's clock in a millisecond; at least 1.
+    /// Ticks of the caller's clock in a millisecond. 0 counts as 1.
     pub ticks_per_ms: u64,
-    /// The machine's phase.
+    /// The machine's phase, which all its units share.
     pub phase: Arc<Phase>,
-    /// Counters that legacy names reach once the firmware's phase is over;
-    /// `None`: each has its own name.
+    /// How many counters get a legacy name when the firmware's phase ends. `None`
+    /// means that each counter keeps its own name.
     pub legacy: Option<PerKind>,
-    /// SMM exists and counts as firmware.
+    /// Whether the machine has SMM, which counts as firmware.
     pub smm: bool,
 }
 
-/// What an operation can ask for and report to.
+/// What an operation needs from its caller.
 #[derive(Debug)]
 pub struct Context<'a> {
-    /// The caller's clock, in ticks.
+    /// The caller's time, in ticks.
     pub now: u64,
-    /// Random bits.
+    /// The source of random bits.
     pub entropy: &'a mut dyn Entropy,
-    /// Receives decisions.
+    /// The receiver of decisions.
     pub audit: &'a mut dyn Auditor,
 }
 
-/// Who performs an access, and with which cookie.
+/// The layer that performs an access, and the cookie that it presents.
 #[derive(Clone, Copy)]
 pub struct Caller {
     /// The layer.
     pub layer: Layer,
-    /// The register that carries the cookie, as it is. Registers that take no
-    /// cookie do not look at it.
+    /// The raw value of the register that carries the cookie. An access to a
+    /// register that takes no cookie ignores it.
     pub presented: u64,
 }
 
 impl Caller {
-    /// One that presents `PCR_DEFAULT_COOKIE`.
+    /// A caller that presents `PCR_DEFAULT_COOKIE`.
     pub const fn legacy(layer: Layer) -> Self {
         Caller {
             layer,
@@ -89,13 +89,17 @@ impl fmt::Debug for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Caller")
             .field("layer", &self.layer)
-            // Its own `Debug` tells nothing of a cookie.
+            // The `Debug` of a cookie prints no bit of it.
             .field("presented", &Cookie::new(self.presented))
             .finish()
     }
 }
 
-/// The reservations of one vCPU.
+/// The reservations of one vCPU, and everything that decides about them.
+///
+/// A caller asks [`PcrUnit::check`] at each access to a counter, passes reads and
+/// writes of the registers of the block to [`PcrUnit::read`] and [`PcrUnit::write`],
+/// and calls [`PcrUnit::tick`] when [`PcrUnit::deadline`] has come.
 #[derive(Debug)]
 pub struct PcrUnit {
     bank: Bank,
@@ -105,21 +109,22 @@ pub struct PcrUnit {
     ticks_per_ms: u64,
     phase: Arc<Phase>,
     map: LegacyMap,
-    /// Counters to be mapped at the end of the firmware's phase, until then.
+    /// The counters to map when the firmware's phase ends. `None` once that is done.
     unmapped: Option<PerKind>,
     legacy: Option<PerKind>,
     smm: bool,
     scheme: Scheme,
-    /// By the layer's code.
+    /// The mailbox of each layer that has one, by the layer's code.
     mailboxes: [Mailbox; LAYERS],
-    /// Of the last request that had to be arbitrated.
+    /// The number of the last request that had to be arbitrated.
     sequence: u64,
-    /// The earliest end of a lease, a question or the time before a revocation.
+    /// The earliest end of a lease, of a question, or of the time before a
+    /// revocation.
     deadline: Option<u64>,
 }
 
-/// How the hypervisor sets a counter aside: nobody else can use it, and no
-/// legacy control reaches it.
+/// The control word of a counter that the hypervisor sets aside: no other layer can
+/// use it, and no shared control reaches it.
 const SET_ASIDE: Control =
     match Control::new(abi::CONTROL_MANAGE_HYPERVISOR | abi::CONTROL_ACCESS_HYPERVISOR) {
         Some(control) => control,
@@ -127,7 +132,7 @@ const SET_ASIDE: Control =
     };
 
 impl PcrUnit {
-    /// A unit in which nothing is reserved.
+    /// A unit in which no counter is reserved.
     pub fn new(config: PcrConfig) -> Self {
         let PerKind {
             programmable,
@@ -151,8 +156,8 @@ impl PcrUnit {
         }
     }
 
-    /// Everything of the guest's as after power-on. What the hypervisor holds it
-    /// keeps, and wrong cookies stay counted.
+    /// Brings everything of the guest into its state after power-on. The hypervisor
+    /// keeps what it holds, and wrong cookies stay counted.
     pub fn reset(&mut self) {
         let before = self.bank.clone();
         let unanswered = self.pending(Layer::Hypervisor);
@@ -163,7 +168,7 @@ impl PcrUnit {
                 let mut kept = *reservation;
                 kept.revocation = None;
                 let kind = ChangeKind::Reserve(kept);
-                // What a reset means for the PMU, its own reset knows.
+                // The PMU has a reset of its own, which covers the effects.
                 let _ = self.bank.apply(Change { counter, kind });
             }
         }
@@ -173,13 +178,13 @@ impl PcrUnit {
         self.find_deadline();
     }
 
-    /// Sets a counter aside for the hypervisor, before the guest starts or
-    /// later: out of reach for every other layer and every legacy control, and
-    /// without a lease, whatever policy says of the hypervisor's.
+    /// Sets a counter aside for the hypervisor, before the guest starts or later. No
+    /// other layer and no shared control reaches it. It has no lease, whatever policy
+    /// says of leases of the hypervisor.
     ///
     /// # Errors
-    /// It cannot be had: there is no such counter, somebody holds it, or policy
-    /// leaves it to another layer.
+    /// There is no such counter, a layer holds it, policy leaves it to another layer,
+    /// or the cookie is the default one.
     pub fn reserve_for_hypervisor(
         &mut self,
         counter: CounterId,
@@ -202,26 +207,21 @@ impl PcrUnit {
         let kind = ChangeKind::Reserve(reservation);
         let mut effects = self.apply(Change { counter, kind });
         effects.cleared.insert(counter);
-        // Nobody would renew a lease of the hypervisor's own.
+        // Nobody would renew a lease for the hypervisor.
         let lease_ms = None;
         record(cx, layer, Some(counter), Event::Reserved { lease_ms });
         self.find_deadline();
         Ok(effects)
     }
 
-    /// Who holds what.
+    /// The reservations.
     pub fn bank(&self) -> &Bank {
         &self.bank
     }
 
-    /// Who may hold how many.
+    /// How many counters each layer may hold.
     pub fn policy(&self) -> &Policy {
         &self.policy
-    }
-
-    /// How layers arbitrate.
-    pub fn scheme(&self) -> Scheme {
-        self.scheme
     }
 
     /// The machine's phase.
@@ -229,7 +229,7 @@ impl PcrUnit {
         &self.phase
     }
 
-    /// ECX of CPUID leaf `CPUID_LEAF`.
+    /// The features of this unit: ECX of CPUID leaf `CPUID_LEAF`.
     pub fn features(&self) -> u32 {
         let mut features = abi::FEATURE_RANDOM | abi::FEATURE_RDPMC | abi::FEATURE_MAILBOX;
         if self.legacy.is_some() {
@@ -250,7 +250,7 @@ impl PcrUnit {
         self.bank.reached_by(shared)
     }
 
-    /// Legacy names as of now: they change once, when the firmware's phase ends.
+    /// The legacy names. They change once, when the firmware's phase ends.
     #[inline]
     pub fn map(&mut self) -> &LegacyMap {
         if self.unmapped.is_some() && self.phase.is_over() {
@@ -262,19 +262,20 @@ impl PcrUnit {
     #[cold]
     fn rename(&mut self) {
         if let Some(names) = self.unmapped.take() {
-            // What a firmware that runs no more was still gathering is not its own:
-            // the request is refused, here at the next tick at the latest.
-            let lost = match self.is_alive(Layer::Firmware) {
-                true => None,
-                false => self.pending(Layer::Firmware).map(|pending| pending.got),
+            // Counters that a firmware was gathering when its phase ended are not its
+            // own: the request is refused at the next tick at the latest.
+            let lost = if self.is_alive(Layer::Firmware) {
+                None
+            } else {
+                self.pending(Layer::Firmware).map(|pending| pending.got)
             };
             self.map = LegacyMap::around(&self.bank, lost.unwrap_or_default(), names);
             self.find_deadline();
         }
     }
 
-    /// Every change of the bank: names follow what was held when the phase ended,
-    /// not what is held later, so they are settled before.
+    /// Makes a change of the bank; every change passes here. Legacy names follow what
+    /// was held when the phase ended, so they are settled before.
     fn apply(&mut self, change: Change) -> Effects {
         let _ = self.map();
         self.bank.apply(change)
@@ -291,12 +292,12 @@ impl PcrUnit {
         }
     }
 
-    /// Milliseconds in ticks.
+    /// Converts milliseconds to ticks.
     fn to_ticks(&self, ms: u32) -> u64 {
         u64::from(ms).saturating_mul(self.ticks_per_ms)
     }
 
-    /// Ticks in milliseconds, rounded up.
+    /// Converts ticks to milliseconds, rounded up.
     fn to_ms(&self, ticks: u64) -> u32 {
         u32::try_from(ticks.div_ceil(self.ticks_per_ms)).unwrap_or(u32::MAX)
     }

@@ -642,9 +642,10 @@ fn programs_that_guess_are_not_listened_to_for_a_while() {
         harness.this(KERNEL, 0);
         let control = Control::INITIAL.bits() | if faults { CONTROL_FAULT } else { 0 };
         assert!(harness.write(KERNEL, PcrRegister::Control(pmc(0)), control, bits(KERNEL)));
-        let wrong = match faults {
-            true => Verdict::Fault,
-            false => Verdict::Drop { read_as: 0 },
+        let wrong = if faults {
+            Verdict::Fault
+        } else {
+            Verdict::Drop { read_as: 0 }
         };
         let mut rdpmc = |layer, register| {
             let caller = (layer, arbiter::Cookie::new(register).unwrap());
@@ -775,9 +776,10 @@ fn what_the_firmware_was_gathering_keeps_its_legacy_name() {
             let map = harness.unit.map();
             let named = [0, 1, 2].map(|n| map.counter(pmc(n)));
             assert_eq!(named, [Some(pmc(1)), Some(pmc(3)), None], "{first}");
-            let refused = match pending {
-                true => Outcome::Refused(Reason::Phase),
-                false => Outcome::Granted(set([0])),
+            let refused = if pending {
+                Outcome::Refused(Reason::Phase)
+            } else {
+                Outcome::Granted(set([0]))
             };
             assert_eq!(harness.unit.answer(FW).outcome, refused, "{first}");
         }

@@ -136,10 +136,11 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
 
     /// `pcr_update_lock` of the paper's figure 2, on every CPU.
     pub(super) fn enforce(&mut self, counter: CounterId) -> Result {
-        match self.owners.iter().all(|owners| owners.contains(counter)) {
-            true => self.open(counter),
+        if self.owners.iter().all(|owners| owners.contains(counter)) {
+            self.open(counter)
+        } else {
             // FIXED_CTR_CTRL asks for no cookie: it would start a locked one.
-            false => self.set(counter, self.secret, !abi::CONTROL_FIXED_CTRL),
+            self.set(counter, self.secret, !abi::CONTROL_FIXED_CTRL)
         }
     }
 
@@ -200,9 +201,10 @@ impl<P: PcrPort, S: LockRule> Master for Arbiter<P, S> {
     }
 
     fn renew(&mut self, counter: CounterId) -> Result {
-        match self.counters.contains(counter) {
-            true => self.manage(counter, (abi::MSR_MANAGEMENT_KEY, self.secret.register())),
-            false => Err(ArbiterError::Unavailable(counter)),
+        if self.counters.contains(counter) {
+            self.manage(counter, (abi::MSR_MANAGEMENT_KEY, self.secret.register()))
+        } else {
+            Err(ArbiterError::Unavailable(counter))
         }
     }
 

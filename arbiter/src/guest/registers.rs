@@ -92,12 +92,12 @@ impl<P: PcrPort> Registers<P> {
 
     /// A new cookie.
     pub(super) fn fresh_key(&mut self) -> Result<Key> {
-        let bits = match self.machine.has(abi::FEATURE_RANDOM) {
-            true => self
-                .port
+        let bits = if self.machine.has(abi::FEATURE_RANDOM) {
+            self.port
                 .rdmsr(0, self.machine.msr(abi::MSR_RANDOM, 0))
-                .ok(),
-            false => self.port.random(),
+                .ok()
+        } else {
+            self.port.random()
         };
         bits.map(Key::from_random).ok_or(ArbiterError::NoRandom)
     }

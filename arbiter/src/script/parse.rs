@@ -1,4 +1,4 @@
-//! From text to steps.
+//! Reading a script: from text to steps.
 
 use super::{Action, Script, Step};
 use crate::abi;
@@ -13,42 +13,42 @@ use core::str::FromStr;
 /// A script that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScriptError {
-    /// The line, from 1.
+    /// The number of the line, from 1.
     pub line: usize,
-    /// The word that is wrong; empty if one is missing.
+    /// The word that is wrong. It is empty if a word is missing.
     pub word: String,
-    /// What is wrong with it.
+    /// What is wrong with the word.
     pub problem: Problem,
 }
 
-/// See [`ScriptError`].
+/// What is wrong with a script. The variants name what the word should have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// No time in milliseconds.
+    /// The word is no time in milliseconds.
     Time,
-    /// A time before that of the line above.
+    /// The time is before that of the line above.
     Backwards,
-    /// No layer.
+    /// The word is no layer.
     Layer,
-    /// No action.
+    /// The word is no action.
     Action,
-    /// No counter.
+    /// The word is no counter.
     Counter,
-    /// Neither a number of counters nor a counter.
+    /// The word is neither a number of counters nor a counter.
     Wanted,
-    /// No lease.
+    /// The word is no lease.
     Lease,
-    /// Neither yield nor refuse.
+    /// The word is neither yield nor refuse.
     Reply,
-    /// A word too many.
+    /// The line is complete before the word.
     TooMany,
-    /// Only firmware ends its phase.
+    /// Another layer than the firmware ends the firmware's phase.
     PhaseOfOther,
-    /// The firmware's phase is over.
+    /// The firmware acts after its phase.
     PhaseOver,
-    /// The kernel does not run yet.
+    /// The kernel acts before the firmware's phase is over.
     PhaseNotOver,
-    /// There is nothing in it.
+    /// The script has no step.
     Empty,
 }
 
@@ -121,7 +121,7 @@ impl FromStr for Script {
     }
 }
 
-/// Firmware acts before its phase ends, and the kernel after that.
+/// Checks that firmware acts before its phase ends, and the kernel after that.
 fn check_phase(steps: &[Step], has_firmware: bool) -> Result<(), ScriptError> {
     let mut over = !has_firmware;
     for step in steps {
@@ -146,7 +146,7 @@ fn check_phase(steps: &[Step], has_firmware: bool) -> Result<(), ScriptError> {
     Ok(())
 }
 
-/// The latest time that a script can tell: a day.
+/// The latest time in a script: a day.
 const LONGEST_MS: u32 = 86_400_000;
 
 /// The words of one line that are left.
@@ -164,7 +164,7 @@ impl<'a, I: Iterator<Item = &'a str>> Words<'a, I> {
         }
     }
 
-    /// What `read` makes of the next word.
+    /// Reads the next word by `read`.
     fn next<T>(
         &mut self,
         problem: Problem,
@@ -181,7 +181,7 @@ impl<'a, I: Iterator<Item = &'a str>> Words<'a, I> {
         }
     }
 
-    /// The step of the line; `None` if there is nothing on it.
+    /// Reads the step of the line. `None` means that the line is empty.
     fn step(&mut self, before: &[Step]) -> Result<Option<Step>, ScriptError> {
         let Some(time) = self.words.next() else {
             return Ok(None);
@@ -265,7 +265,7 @@ fn layer(word: &str) -> Option<Layer> {
     }
 }
 
-/// A lease that `REQUEST` can tell.
+/// Reads a lease that `REQUEST` can carry.
 fn lease(word: &str) -> Option<u32> {
     let ms: u32 = word.parse().ok()?;
     let units = u64::from(ms) / abi::REQUEST_LEASE_UNIT_MS;

@@ -1,7 +1,7 @@
-//! From steps to what comes of them.
+//! Playing a script: from steps to a trace.
 
 use super::{Action, End, Row, Script, Setup, Step, Trace, What};
-use crate::audit::{Auditor, Entropy, Event, Record};
+use crate::audit::{Event, NoEntropy};
 use crate::bank::Effects;
 use crate::broker::LAYERS;
 use crate::control::Control;
@@ -17,7 +17,7 @@ use crate::{CounterId, Layer};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// Plays a script. Layers read their notices as they come. After the last step
+/// Plays a script. Layers read their notices when they come. After the last step
 /// time passes until every request has its answer.
 pub fn play(script: &Script, setup: &Setup) -> Trace {
     let mut player = Player::new(script, setup);
@@ -38,7 +38,7 @@ pub fn play(script: &Script, setup: &Setup) -> Trace {
     }
 }
 
-/// Scripts have no secrets: each layer has one cookie.
+/// The one cookie of a layer. A script has no secrets.
 fn cookie(layer: Layer) -> Cookie {
     Cookie::from_random(register(layer))
 }
@@ -47,31 +47,12 @@ fn register(layer: Layer) -> u64 {
     1 + u64::from(layer.code())
 }
 
-#[derive(Debug, Default)]
-struct Records(Vec<Record>);
-
-impl Auditor for Records {
-    fn record(&mut self, record: &Record) {
-        self.0.push(*record);
-    }
-}
-
-/// A script asks for no random numbers.
-#[derive(Debug)]
-struct NoEntropy;
-
-impl Entropy for NoEntropy {
-    fn bits(&mut self) -> Option<u64> {
-        None
-    }
-}
-
 struct Player {
     unit: PcrUnit,
     now: u32,
     rows: Vec<Row>,
     ends: Vec<End>,
-    /// The answers that rows have told of.
+    /// The last answer of each layer that has a row.
     reported: [Answer; LAYERS],
     /// The step whose request is each layer's last one.
     asking: [Option<usize>; LAYERS],
@@ -106,19 +87,20 @@ impl Player {
         }
     }
 
-    /// When the next request that waits is looked at again.
+    /// When the arbiter next looks at a request that waits. `None` means that none
+    /// waits.
     fn waiting(&self) -> Option<u32> {
         let waits = |layer: &Layer| self.unit.answer(*layer).outcome == Outcome::Pending;
         Policy::LAYERS.iter().find(|layer| waits(layer))?;
         u32::try_from(self.unit.deadline()?).ok()
     }
 
-    /// Lets time pass, and tick whenever something is due.
+    /// Lets time pass, and ticks whenever something is due.
     fn pass(&mut self, until: u32) {
         while let Some(due) = self.unit.deadline()
             && due <= u64::from(until)
         {
-            // It may be due since the last step, which took no time.
+            // It may have been due at the last step, which took no time.
             self.now = self.now.max(u32::try_from(due).unwrap_or(until));
             self.run(|unit, cx| {
                 let _ = unit.tick(cx);
@@ -136,9 +118,10 @@ impl Player {
         });
     }
 
-    /// Runs something at the unit, and tells what was decided and answered.
+    /// Runs something on the unit, and adds rows for decisions and new answers.
     fn run<T>(&mut self, run: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> T) -> T {
-        let (mut records, mut entropy) = (Records::default(), NoEntropy);
+        // A script asks for no random numbers.
+        let (mut records, mut entropy) = (Vec::new(), NoEntropy);
         let result = run(
             &mut self.unit,
             &mut Context {
@@ -147,18 +130,18 @@ impl Player {
                 audit: &mut records,
             },
         );
-        for record in records.0 {
+        for record in records {
             let what = What::Decided(record.event);
             self.row(Some(record.layer), record.counter, what);
         }
         for (index, layer) in Policy::LAYERS.into_iter().enumerate() {
-            self.hear(index, layer);
+            self.read_mailbox(index, layer);
         }
         result
     }
 
-    /// A layer reads what there is for it.
-    fn hear(&mut self, index: usize, layer: Layer) {
+    /// Lets a layer read its notices and its answer.
+    fn read_mailbox(&mut self, index: usize, layer: Layer) {
         while let Some(notice) = self.unit.next_notice(layer, u64::from(self.now)) {
             if notice.kind == NoticeKind::Asked {
                 self.asked[index] = notice.counter;
@@ -172,7 +155,7 @@ impl Player {
         self.row(Some(layer), None, What::Answered(answer));
         if let Some(step) = self.asking[index] {
             let outcome = match (self.ends[step], answer.outcome) {
-                // A step that gives back several asks several times.
+                // A step that gives back several counters makes several requests.
                 (
                     End::Answered {
                         outcome: Outcome::Granted(before),
@@ -285,7 +268,7 @@ impl Player {
         }
     }
 
-    /// A request of the step `index`.
+    /// Makes a request of the step `index`.
     fn request(&mut self, index: usize, layer: Layer, request: Request) -> Result<(), End> {
         let slot = usize::from(layer.code());
         let before = self.asking[slot];
@@ -329,5 +312,5 @@ impl Player {
     }
 }
 
-/// There is no PMU behind a script.
+/// Forgets effects: a script has no PMU.
 fn drop_effects(_effects: Effects) {}

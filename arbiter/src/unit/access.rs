@@ -1,4 +1,4 @@
-//! Accesses to counters: which verdict they get, and what follows a denied one.
+//! Accesses to counters: their verdict, and what follows a denied one.
 
 use super::{Context, PcrUnit, record};
 use crate::audit::Event;
@@ -8,7 +8,7 @@ use crate::reason::Reason;
 use crate::{Access, CounterId, Layer, Verdict};
 
 impl PcrUnit {
-    /// What an access to a counter, or to its control, comes to at `now`.
+    /// The verdict on an access to a counter or to its control at the time `now`.
     #[inline]
     pub fn check(
         &self,
@@ -23,12 +23,13 @@ impl PcrUnit {
         self.bank.check(layer, cookie, counter, access)
     }
 
-    /// Whether a program's cookie is taken as a wrong one, whatever it is.
+    /// Whether a program's cookie counts as a wrong one without being compared.
     fn is_deaf_to(&self, cookie: Cookie, now: u64) -> bool {
         !cookie.is_default() && self.guard.is_deaf(now)
     }
 
-    /// Takes note of an access that [`PcrUnit::check`] did not permit.
+    /// Records an access that [`PcrUnit::check`] did not permit, and counts its cookie
+    /// if it was compared.
     #[cold]
     pub fn denied(
         &mut self,
@@ -52,18 +53,17 @@ impl PcrUnit {
             (Verdict::Drop { .. }, Access::Read | Access::Rdpmc) => Event::DroppedRead(reason),
         };
         record(cx, layer, Some(counter), event);
-        // What was not compared is no guess.
+        // A cookie that was not compared is no guess.
         let was_compared = layer != Layer::GuestUser || !self.is_deaf_to(cookie, cx.now);
         if was_compared {
             self.guessed(reason, layer, cookie.is_default(), cx);
         }
     }
 
-    /// Something was denied for `reason`. Counts a cookie that was compared and
-    /// found wrong. Where the mode bits make every cookie of the layer wrong, none
-    /// is compared and none counted, the right one as little as any other: a
-    /// penalty tells nothing. The default cookie is what one presents before one
-    /// guesses.
+    /// Counts the cookie of something that was denied for `reason`, if it was compared
+    /// and found wrong. Where the mode bits make every cookie of the layer wrong, none
+    /// is compared and none counted, so a penalty never reveals that a cookie is
+    /// right. The default cookie is no guess.
     pub(super) fn guessed(
         &mut self,
         reason: Reason,
@@ -86,13 +86,13 @@ impl PcrUnit {
         record(cx, layer, None, event);
     }
 
-    /// Until when the vCPU is kept off its core; `None` if it may run.
+    /// The end of the lock-out of the vCPU. `None` means that it may run at `now`.
     #[inline]
     pub fn locked_out_until(&self, now: u64) -> Option<u64> {
         self.guard.locked_out_until(now)
     }
 
-    /// Wrong cookies so far.
+    /// The number of wrong cookies so far.
     pub fn wrong_cookies(&self) -> u64 {
         self.guard.total()
     }

@@ -1,35 +1,18 @@
-//! Every state that two counters and three layers can get into, by every order
-//! of what layers can do and time can bring. What must hold is checked in each.
+//! A walk through every state that two counters and three layers can get into, by
+//! every order of moves of layers and of time. Each state is checked for what must
+//! hold.
 
 use super::{Caller, Context, PcrConfig, PcrUnit};
 use crate::message::{Outcome, Reply, Request, Wanted};
 use crate::{
-    Auditor, Control, Cookie, CounterId, CounterSet, Entropy, Event, GuardLimits, Layer,
-    PcrRegister, PerKind, Phase, Policy, Reason, Record, Scheme, Share,
+    Control, Cookie, CounterId, CounterSet, Event, GuardLimits, Layer, NoEntropy, PcrRegister,
+    PerKind, Phase, Policy, Reason, Record, Scheme, Share,
 };
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 const GRACE: u32 = 2;
-
-#[derive(Debug)]
-struct NoEntropy;
-
-impl Entropy for NoEntropy {
-    fn bits(&mut self) -> Option<u64> {
-        None
-    }
-}
-
-#[derive(Debug, Default)]
-struct Records(Vec<Record>);
-
-impl Auditor for Records {
-    fn record(&mut self, record: &Record) {
-        self.0.push(*record);
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 enum Move {
@@ -63,15 +46,15 @@ fn moves(counters: u8) -> Vec<Move> {
     moves
 }
 
-/// All layers share one cookie: who is kept out by a cookie is another test's
-/// business, and so hand-overs happen as well.
+/// The one cookie of all layers. Other tests check whom a cookie locks out, and with
+/// one cookie hand-overs happen too.
 const COOKIE: u64 = 7;
 
 #[derive(Debug)]
 struct State {
     unit: PcrUnit,
     now: u64,
-    /// How it was reached.
+    /// The moves that led to it.
     path: Vec<Move>,
 }
 
@@ -129,8 +112,9 @@ impl State {
         }
     }
 
-    /// What two states have in common that cannot be told apart any more: times
-    /// count from now, requests are in order, and what was only told is left out.
+    /// The code of the state. Two states have the same code if no move can distinguish
+    /// them: times count from now, requests count by their order, and notices are left
+    /// out.
     fn code(&self) -> Vec<u8> {
         let mut code = Vec::with_capacity(64);
         let rest = |at: u64| u8::try_from(at.saturating_sub(self.now)).unwrap();
@@ -179,10 +163,10 @@ impl State {
         code
     }
 
-    /// Does it, and returns what was told of it.
+    /// Makes a move, and returns the records of it.
     fn perform(&mut self, step: Move) -> Vec<Record> {
         self.path.push(step);
-        let mut records = Records::default();
+        let mut records = Vec::new();
         let mut entropy = NoEntropy;
         if matches!(step, Move::Tick) {
             self.now += 1;
@@ -198,8 +182,8 @@ impl State {
             layer,
             presented: COOKIE,
         };
-        // What a move means for the PMU is another test's business, and
-        // whether it was possible, the next state shows.
+        // Other tests check the effects on the PMU, and the next state shows whether
+        // the move was possible.
         let _ = match step {
             Move::Ask(layer, wanted) => {
                 let request = Request::Reserve {
@@ -254,7 +238,7 @@ impl State {
                 Some(())
             }
         };
-        records.0
+        records
     }
 
     fn is_possible(&self, step: Move) -> bool {
@@ -280,7 +264,7 @@ impl State {
         self.unit.bank.held_by(layer).len()
     }
 
-    /// What must hold in every state.
+    /// Checks what must hold in every state.
     fn check(&self) -> Result<(), &'static str> {
         let (bank, policy) = (&self.unit.bank, &self.unit.policy);
         let shares = Policy::LAYERS.map(|layer| (layer, policy.share(layer).unwrap()));
@@ -344,7 +328,7 @@ impl State {
         self.unit.bank.held().iter().filter(is_marked).collect()
     }
 
-    /// What must hold of the last step, from a state and with these records.
+    /// Checks what must hold of the last step, from a state and with these records.
     fn check_step(&self, before: &State, records: &[Record]) -> Result<(), &'static str> {
         let policy = &before.unit.policy;
         let share = |layer| policy.share(layer).unwrap();
@@ -383,8 +367,8 @@ impl State {
         Ok(())
     }
 
-    /// With nobody doing anything, every request has its answer after so long:
-    /// each counter can be asked for and revoked once.
+    /// Checks that every request has its answer in the end if no layer does anything:
+    /// each counter can be asked for once and revoked once.
     fn check_answers_come(&self) -> Result<(), &'static str> {
         let mut state = self.fork();
         for _ in 0..2 * GRACE * self.unit.bank.counters().len() {
@@ -399,13 +383,10 @@ impl State {
 }
 
 fn ensure(holds: bool, otherwise: &'static str) -> Result<(), &'static str> {
-    match holds {
-        true => Ok(()),
-        false => Err(otherwise),
-    }
+    if holds { Ok(()) } else { Err(otherwise) }
 }
 
-/// The number of states.
+/// Walks through all states, and returns their number.
 fn explore(scheme: Scheme, policy: Policy, counters: u8, smm: bool) -> usize {
     let first = State::first(scheme, policy, counters, smm);
     let mut seen = BTreeSet::from([first.code()]);
@@ -453,7 +434,7 @@ fn policies() -> [Policy; 5] {
         grace_ms: GRACE,
     };
     [
-        // Priorities rise, fall and are the same; minima, maxima and leases.
+        // Priorities that rise, fall and are equal; minima, maxima and leases.
         policy(
             share(0, 3, 0, None),
             share(0, 3, 1, None),
@@ -482,7 +463,7 @@ fn policies() -> [Policy; 5] {
     ]
 }
 
-/// A walk that stops early would prove nothing.
+/// Walks under all policies. A walk that stops early would prove nothing.
 fn explore_all(scheme: Scheme, least: usize) {
     for policy in policies() {
         for smm in [false, true] {

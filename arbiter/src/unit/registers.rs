@@ -1,4 +1,4 @@
-//! The registers: what a guest's RDMSR and WRMSR come to.
+//! The registers of the block: reads and writes by a guest.
 
 use super::{Caller, Context, PcrUnit, record};
 use crate::abi;
@@ -13,7 +13,8 @@ use crate::register::PcrRegister;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {
-    /// RDMSR of a register that is not an alias of the PMU's. `None` is #GP.
+    /// Reads a register. `None` means #GP, as for the aliases of the PMU's registers,
+    /// which the PMU serves itself.
     pub fn read(
         &mut self,
         register: PcrRegister,
@@ -63,8 +64,8 @@ impl PcrUnit {
         }
     }
 
-    /// WRMSR of a register that is not an alias of the PMU's. `None` is #GP, and
-    /// nothing has changed then.
+    /// Writes a register. `None` means #GP, and nothing has changed then. The PMU
+    /// itself serves the aliases of its registers.
     pub fn write(
         &mut self,
         register: PcrRegister,
@@ -119,7 +120,7 @@ impl PcrUnit {
                     _ => None,
                 };
                 record(cx, caller.layer, counter, Event::Refused(reason));
-                // What takes no cookie does not look at one.
+                // A register that takes no cookie compares none.
                 let is_default =
                     !register.takes_cookie(true) || caller.presented == abi::DEFAULT_COOKIE;
                 self.guessed(reason, caller.layer, is_default, cx);
@@ -144,17 +145,18 @@ impl PcrUnit {
                     .bank
                     .reservation(counter)
                     .is_some_and(Reservation::is_masters));
-        let change = match is_masters {
-            true => self.plan_for_master(layer, cookie, counter, operation)?,
-            false => self.bank.plan(layer, cookie, counter, operation)?,
+        let change = if is_masters {
+            self.plan_for_master(layer, cookie, counter, operation)?
+        } else {
+            self.bank.plan(layer, cookie, counter, operation)?
         };
         self.admit(layer, &change)?;
         Ok(self.carry_out(layer, change, cx))
     }
 
-    /// Under a single master nobody else has a management cookie. Keys are the
-    /// master's; how a counter treats others, the layer that it was granted to
-    /// tells the master by its access cookie.
+    /// Plans an operation under a single master. Only the master sets keys. The layer
+    /// that was granted a counter sets its control word and drop value, with the
+    /// access cookie.
     fn plan_for_master(
         &self,
         layer: Layer,
@@ -174,13 +176,14 @@ impl PcrUnit {
         if reservation.owner != layer {
             return Err(Reason::Layer);
         }
-        match reservation.is_access(cookie) {
-            true => Ok(Change { counter, kind }),
-            false => Err(Reason::Cookie),
+        if reservation.is_access(cookie) {
+            Ok(Change { counter, kind })
+        } else {
+            Err(Reason::Cookie)
         }
     }
 
-    /// Whether policy lets a change happen.
+    /// Checks that policy admits a change.
     fn admit(&self, layer: Layer, change: &Change) -> Result<(), Reason> {
         let takes = match change.kind {
             ChangeKind::Reserve(_) => true,
@@ -195,13 +198,14 @@ impl PcrUnit {
             | ChangeKind::SetControl(_)
             | ChangeKind::SetDropValue(_) => false,
         };
-        match takes {
-            true => self.policy.admit(&self.bank, layer, change.counter),
-            false => Ok(()),
+        if takes {
+            self.policy.admit(&self.bank, layer, change.counter)
+        } else {
+            Ok(())
         }
     }
 
-    /// Carries a change out, starts its lease, and tells of it.
+    /// Makes a change, starts its lease, and records it.
     fn carry_out(&mut self, layer: Layer, change: Change, cx: &mut Context<'_>) -> Effects {
         let counter = change.counter;
         let before = self.bank.reservation(counter).copied();
@@ -210,7 +214,7 @@ impl PcrUnit {
             (ChangeKind::Reserve(_), _) => self.start_lease(counter, None, cx.now),
             (ChangeKind::Renew, Some(before)) => self.start_lease(counter, before.lease_ms, cx.now),
             (ChangeKind::HandOver { to, .. }, Some(before)) => {
-                // Its former owner's lease is not the new one's.
+                // A new owner does not inherit the lease of the former one.
                 let lease_ms = before.lease_ms.filter(|_| before.owner == to);
                 self.start_lease(counter, lease_ms, cx.now)
             }

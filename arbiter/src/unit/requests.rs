@@ -1,4 +1,5 @@
-//! The mailbox: what layers ask, and what they are told.
+//! Requests and replies: what layers write to their mailbox, and the answers and
+//! notices that they read from it.
 
 use super::{Caller, Context, PcrUnit, record};
 use crate::audit::Event;
@@ -14,15 +15,15 @@ use crate::{CounterId, CounterSet, Layer};
 const LEAST_VECTOR: u64 = 16;
 
 impl PcrUnit {
-    /// A layer asks: a guest's layer by writing `REQUEST`, the hypervisor here.
-    /// The answer may be that it has to wait; [`PcrUnit::answer`] tells later
-    /// ones.
+    /// Makes a request for a layer. A guest's layer writes `REQUEST` for it, and the
+    /// hypervisor calls this. If the answer is [`Outcome::Pending`],
+    /// [`PcrUnit::answer`] returns the later one.
     ///
     /// # Errors
-    /// Nothing has changed, the answer to the last request included: an earlier
-    /// request is pending ([`Reason::Busy`]), it is not to be withdrawn with this
-    /// cookie ([`Reason::Cookie`]), or the layer cannot hold counters
-    /// ([`Reason::Layer`]). A guest gets #GP.
+    /// An earlier request is pending ([`Reason::Busy`]), this cookie cannot withdraw
+    /// it ([`Reason::Cookie`]), or the layer cannot hold counters
+    /// ([`Reason::Layer`]). A guest gets #GP. Nothing has changed then, the answer to
+    /// the last request included.
     pub fn request(
         &mut self,
         layer: Layer,
@@ -34,7 +35,8 @@ impl PcrUnit {
         let effects = match request {
             Request::Withdraw { cookie } => {
                 let pending = mailbox.pending.as_ref();
-                // Else one component of a layer could undo what another asked.
+                // Otherwise one component of a layer could withdraw the request of
+                // another.
                 if pending.is_some_and(|pending| !pending.cookie.matches(cookie)) {
                     return Err(Reason::Cookie);
                 }
@@ -88,7 +90,7 @@ impl PcrUnit {
         effects
     }
 
-    /// Who asks for a counter that it holds renews it.
+    /// Renews the lease of a layer that asks for a counter that it holds.
     fn renew(
         &mut self,
         layer: Layer,
@@ -124,21 +126,22 @@ impl PcrUnit {
         Ok(effects.and(self.note_change(counter, cx)))
     }
 
-    /// Whether `cookie` is the one by which `layer` disposes of its counter:
-    /// the management cookie, or the access cookie if the former is the master's.
+    /// Checks that `layer` may dispose of its counter with `cookie`. That takes the
+    /// management cookie, or the access cookie if the master has the former.
     fn check_cookie(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Result<(), Reason> {
         if self.scheme != Scheme::SingleMaster {
             let operation = Operation::Manage(Cookie::DEFAULT);
             return self.bank.plan(layer, cookie, counter, operation).map(drop);
         }
         let reservation = self.bank.reservation(counter).ok_or(Reason::Unreserved)?;
-        match reservation.is_access(cookie) {
-            true => Ok(()),
-            false => Err(Reason::Cookie),
+        if reservation.is_access(cookie) {
+            Ok(())
+        } else {
+            Err(Reason::Cookie)
         }
     }
 
-    /// Answers a request that is about one counter.
+    /// Answers a request that is about one counter, now that it is `done` or refused.
     fn settle(
         &mut self,
         layer: Layer,
@@ -155,9 +158,10 @@ impl PcrUnit {
             Err(reason) => {
                 let counter = self.has(counter).then_some(counter);
                 record(cx, layer, counter, Event::Refused(reason));
-                // Whoever gives a counter back knows that it has a cookie.
+                // A layer that gives a counter back knows that the counter has a
+                // cookie, so even the default one is a guess.
                 self.guessed(reason, layer, false, cx);
-                // A right cookie in a wrong layer and a wrong one look alike.
+                // A right cookie in a wrong layer must look like a wrong one.
                 let shown = match reason {
                     Reason::Layer => Reason::Cookie,
                     other => other,
@@ -174,15 +178,15 @@ impl PcrUnit {
         }
     }
 
-    /// What became of the last request of a layer.
+    /// The answer to the last request of a layer.
     pub fn answer(&self, layer: Layer) -> Answer {
         let mailbox = self.mailbox(layer);
         mailbox.map_or(Answer::default(), |mailbox| mailbox.answer)
     }
 
-    /// A guest's layer answers by writing `REPLY`. That takes the counter's
-    /// cookie, as giving it back does: a component of a layer can neither give
-    /// away nor keep what is another one's.
+    /// Replies for a layer of the guest, which writes `REPLY`. That takes the
+    /// counter's cookie, as giving it back does: a component of a layer must neither
+    /// give away nor keep a counter of another component.
     pub(super) fn reply_presenting(
         &mut self,
         caller: Caller,
@@ -197,7 +201,8 @@ impl PcrUnit {
         self.reply(layer, reply, cx)
     }
 
-    /// The question about a counter that `layer` was asked, and who wants it.
+    /// The question about a counter that `layer` was asked, and the layer that wants
+    /// the counter.
     fn asked_for(&self, layer: Layer, counter: CounterId) -> Option<(Layer, Question)> {
         crate::Policy::LAYERS.into_iter().find_map(|wanted_by| {
             let question = self.pending(wanted_by)?.question?;
@@ -206,12 +211,12 @@ impl PcrUnit {
         })
     }
 
-    /// A holder answers that it was asked: a guest's layer by writing `REPLY`,
-    /// the hypervisor here, which needs no cookie.
+    /// Replies for a holder that was asked for a counter. A guest's layer writes
+    /// `REPLY` for it. The hypervisor calls this, and needs no cookie.
     ///
     /// # Errors
-    /// [`Reason::Malformed`]: it was not asked, or no longer is. Nothing has
-    /// changed; a guest gets #GP.
+    /// [`Reason::Malformed`]: the layer was not asked, or the question no longer
+    /// stands. Nothing has changed, and a guest gets #GP.
     pub fn reply(
         &mut self,
         layer: Layer,
@@ -224,34 +229,31 @@ impl PcrUnit {
         let counter = question.counter;
         let pending = self.pending_mut(wanted_by).ok_or(Reason::Malformed)?;
         let mut effects = Effects::NONE;
-        match reply.yields {
-            true => {
-                pending.question = None;
-                let kind = ChangeKind::Release;
-                effects = self.apply(Change { counter, kind });
-                record(cx, layer, Some(counter), Event::Yielded { to: wanted_by });
-                // The component that knows the cookie learns of it, whoever
-                // wrote the reply.
-                self.notify_revoked(layer, counter, wanted_by, Reason::Lent);
-                effects = effects.and(self.take(counter, wanted_by));
-            }
-            false => {
-                let reason = Reason::Refused;
-                pending.decline(question, reason);
-                record(
-                    cx,
-                    layer,
-                    Some(counter),
-                    Event::Declined { wanted_by, reason },
-                );
-            }
+        if reply.yields {
+            pending.question = None;
+            let kind = ChangeKind::Release;
+            effects = self.apply(Change { counter, kind });
+            record(cx, layer, Some(counter), Event::Yielded { to: wanted_by });
+            // Another component than the one that replied may have reserved the
+            // counter, and learns of it here.
+            self.notify_revoked(layer, counter, wanted_by, Reason::Lent);
+            effects = effects.and(self.take(counter, wanted_by));
+        } else {
+            let reason = Reason::Refused;
+            pending.decline(question, reason);
+            record(
+                cx,
+                layer,
+                Some(counter),
+                Event::Declined { wanted_by, reason },
+            );
         }
         effects = effects.and(self.serve(cx));
         self.find_deadline();
         Ok(effects)
     }
 
-    /// Whether [`PcrUnit::next_notice`] has one for the layer.
+    /// Whether [`PcrUnit::next_notice`] has a notice for the layer.
     #[inline]
     pub fn has_notice(&self, layer: Layer) -> bool {
         self.mailbox(layer)
@@ -272,8 +274,8 @@ impl PcrUnit {
         })
     }
 
-    /// The vector of an interrupt to raise on this vCPU, as notices have come
-    /// for the layer that runs at CPL 0; once for all that have come.
+    /// The vector of an interrupt to raise on this vCPU, because notices have come for
+    /// the layer that runs at CPL 0. It is returned once for all that have come.
     pub fn take_notice(&mut self) -> Option<u8> {
         let layer = self.phase.layer(true, false);
         self.mailbox_mut(layer)?.take_vector()

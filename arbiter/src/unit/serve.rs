@@ -1,4 +1,4 @@
-//! Carrying out what the broker decides about requests.
+//! Serving requests: carrying out what the broker decides about them.
 
 use super::{Context, PcrUnit, record};
 use crate::audit::Event;
@@ -11,7 +11,7 @@ use crate::reason::Reason;
 use crate::{CounterId, CounterSet, Layer};
 
 impl PcrUnit {
-    /// A layer's side of the mailbox; `None` for a layer that has none.
+    /// The mailbox of a layer. `None` means that the layer has none.
     pub(super) fn mailbox(&self, layer: Layer) -> Option<&Mailbox> {
         self.mailboxes.get(usize::from(layer.code()))
     }
@@ -28,7 +28,7 @@ impl PcrUnit {
         self.mailbox_mut(layer)?.pending.as_mut()
     }
 
-    /// Whether code of this layer can still run.
+    /// Whether code of this layer can run now, and so can answer.
     pub(super) fn is_alive(&self, layer: Layer) -> bool {
         match layer {
             Layer::Firmware => self.smm || !self.phase.is_over(),
@@ -37,7 +37,7 @@ impl PcrUnit {
         }
     }
 
-    /// What the request of `layer` is decided from.
+    /// What the broker decides the request of `layer` from.
     pub(super) fn view(&self, layer: Layer) -> View<'_> {
         let others = Policy::LAYERS.into_iter().filter(|other| *other != layer);
         let busy = others.filter_map(|other| self.pending(other));
@@ -54,7 +54,7 @@ impl PcrUnit {
         }
     }
 
-    /// A counter has changed hands, or its control: what this means for requests.
+    /// Adapts requests after a counter has changed hands, or its control word.
     pub(super) fn note_change(&mut self, counter: CounterId, cx: &mut Context<'_>) -> Effects {
         let owner = self.bank.reservation(counter).map(|held| held.owner);
         let mut effects = Effects::NONE;
@@ -63,7 +63,7 @@ impl PcrUnit {
                 continue;
             };
             if pending.got.contains(counter) && owner != Some(layer) {
-                // The layer has passed on what its request had come by.
+                // The layer has passed on what its request had gathered.
                 pending.got.remove(counter);
                 effects = effects.and(self.conclude(layer, Err(Reason::Withdrawn), cx));
             } else if let Some(question) = pending.question {
@@ -80,9 +80,8 @@ impl PcrUnit {
         effects.and(self.serve(cx))
     }
 
-    /// Takes a question back that no longer can be answered: the counter is
-    /// another's by now, or its holder is down to its minimum and must not be
-    /// talked out of that.
+    /// Cancels a question that no longer stands: another layer holds the counter by
+    /// now, or the holder is down to its minimum and must not go below it.
     fn review(&mut self, question: Question, wanted_by: Layer) {
         let Question {
             counter, holder, ..
@@ -101,12 +100,12 @@ impl PcrUnit {
         }
     }
 
-    /// Brings every request as far as it gets now: those of higher priority
-    /// first, then those that came first.
+    /// Advances every request as far as it gets now: those of higher priority first,
+    /// then those that came first.
     pub(super) fn serve(&mut self, cx: &mut Context<'_>) -> Effects {
         let mut effects = Effects::NONE;
-        // A refusal sets counters free, which an earlier request may wait for.
-        // Each further round has one request less.
+        // A refusal frees counters that an earlier request may wait for. This ends,
+        // because each further round has one request less.
         loop {
             let mut order = Policy::LAYERS;
             order.sort_by_key(|layer| {
@@ -126,8 +125,8 @@ impl PcrUnit {
         }
     }
 
-    /// Takes step after step for the request of `layer`, until it waits or has
-    /// its answer.
+    /// Takes the broker's steps for the request of `layer`, until it waits or has its
+    /// answer.
     pub(super) fn advance(&mut self, layer: Layer, cx: &mut Context<'_>) -> Effects {
         let mut effects = Effects::NONE;
         while let Some(pending) = self.pending(layer) {
@@ -159,8 +158,8 @@ impl PcrUnit {
         effects
     }
 
-    /// A request goes on waiting: the trail has what it has come by. What comes
-    /// together with the answer has one record, that of the answer.
+    /// Records what a request has gathered that goes on waiting. A counter that comes
+    /// together with the answer has one record only, that of the answer.
     fn report_gathered(&mut self, layer: Layer, cx: &mut Context<'_>) {
         let Some(pending) = self.pending_mut(layer) else {
             return;
@@ -172,15 +171,15 @@ impl PcrUnit {
         }
     }
 
-    /// The request of `layer` has its answer: ends what is under way for it, and
-    /// starts leases or gives back what it had come by.
+    /// Gives the request of `layer` its answer. That cancels what is under way for it,
+    /// and starts the leases of what it has gathered, or gives that back.
     pub(super) fn conclude(
         &mut self,
         layer: Layer,
         answer: Result<(), Reason>,
         cx: &mut Context<'_>,
     ) -> Effects {
-        // Names are settled while it shows what the request was gathering.
+        // Legacy names have to see what the request was gathering.
         let _ = self.map();
         let pending = self.mailbox_mut(layer).and_then(|one| one.pending.take());
         let Some(pending) = pending else {
@@ -231,7 +230,7 @@ impl PcrUnit {
         if let Some(mailbox) = self.mailbox_mut(layer) {
             mailbox.answer.outcome = outcome;
         }
-        // Also of one that was withdrawn: several components of a layer may wait
+        // A withdrawn request has a notice too: several components of a layer may wait
         // for the answer.
         if pending.waits {
             let (counter, due) = (None, None);

@@ -1,4 +1,4 @@
-//! What time brings: ends of leases, of questions, and of the time before a
+//! Deadlines: the ends of leases, of questions, and of the time before a
 //! revocation.
 
 use super::{Context, PcrUnit, record};
@@ -12,8 +12,7 @@ use crate::reason::Reason;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {
-    /// Lets end what is due: leases, questions, and the time before a
-    /// revocation.
+    /// Ends what is due: leases, questions, and the time before a revocation.
     pub fn tick(&mut self, cx: &mut Context<'_>) -> Effects {
         let mut effects = Effects::NONE;
         // Another vCPU may have ended the firmware's phase.
@@ -23,7 +22,8 @@ impl PcrUnit {
         }
         let now = cx.now;
         let is_due = |at: u64| at <= now;
-        // Leases first: whoever is down to its minimum by them is spared.
+        // Leases end first, because a holder that they bring down to its minimum is
+        // spared.
         for counter in self.bank.held().iter() {
             if let Some(reservation) = self.bank.reservation(counter)
                 && reservation.lease.is_some_and(is_due)
@@ -45,10 +45,10 @@ impl PcrUnit {
         effects
     }
 
-    /// The time is over that a holder was given before a revocation.
+    /// Revokes a counter whose announced time has come, or spares its holder.
     fn end_notice(&mut self, counter: CounterId, by: Layer, cx: &mut Context<'_>) -> Effects {
-        // Shares may have shifted meanwhile: the holder may have given back
-        // others, and be down to its minimum.
+        // The holder may have given back other counters meanwhile and be down to its
+        // minimum.
         let is_justified = is_justified(&self.view(by), by, counter);
         match self.pending_mut(by) {
             Some(_) if is_justified => self.take_over(counter, by, Reason::Priority, cx),
@@ -83,7 +83,8 @@ impl PcrUnit {
         effects.and(self.note_change(counter, cx))
     }
 
-    /// Who has not answered in time keeps its counter, for now.
+    /// Ends the questions that nobody answered in time. The holders keep their
+    /// counters for now.
     fn end_questions(&mut self, cx: &mut Context<'_>) {
         for wanted_by in Policy::LAYERS {
             let Some(pending) = self.pending_mut(wanted_by) else {
@@ -99,19 +100,19 @@ impl PcrUnit {
         }
     }
 
-    /// Starts the lease of a counter's owner anew: as long as policy allows, or
-    /// shorter. Returns how long.
+    /// Starts the lease of a counter's owner anew: as long as policy allows, or as
+    /// long as `wanted_ms` if that is shorter. Returns its length in milliseconds.
     pub(super) fn start_lease(
         &mut self,
         counter: CounterId,
-        wish: Option<u32>,
+        wanted_ms: Option<u32>,
         now: u64,
     ) -> Option<u32> {
         let owner = self.bank.reservation(counter)?.owner;
         let allowed = self.policy.share(owner).and_then(|share| share.lease_ms);
-        let lease_ms = match (wish, allowed) {
-            (Some(wish), Some(allowed)) => Some(wish.min(allowed)),
-            (wish, allowed) => wish.or(allowed),
+        let lease_ms = match (wanted_ms, allowed) {
+            (Some(wanted_ms), Some(allowed)) => Some(wanted_ms.min(allowed)),
+            (wanted_ms, allowed) => wanted_ms.or(allowed),
         };
         let ends = lease_ms.map(|ms| now.saturating_add(self.to_ticks(ms)));
         let reservation = self.bank.reservation_mut(counter)?;
@@ -120,7 +121,7 @@ impl PcrUnit {
         lease_ms
     }
 
-    /// When [`PcrUnit::tick`] has something to do.
+    /// The time at which [`PcrUnit::tick`] next has something to do.
     #[inline]
     pub fn deadline(&self) -> Option<u64> {
         self.deadline
@@ -136,7 +137,7 @@ impl PcrUnit {
             let question = mailbox.pending.as_ref()?.question?;
             Some(question.due)
         });
-        // The request of a firmware that runs no more is refused at once.
+        // A request of a firmware whose phase is over is refused at the next tick.
         let is_orphaned =
             self.pending(Layer::Firmware).is_some() && !self.is_alive(Layer::Firmware);
         let orphaned = is_orphaned.then_some(0);

@@ -1,4 +1,4 @@
-//! Counters change hands, and holders are told.
+//! Transfers: counters change hands, and their holders are notified.
 
 use super::{Context, PcrUnit, record};
 use crate::audit::Event;
@@ -12,13 +12,14 @@ use crate::reason::Reason;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {
+    /// Puts a notice into the mailbox of a layer.
     pub(super) fn notify(&mut self, layer: Layer, notice: QueuedNotice) {
         if let Some(mailbox) = self.mailbox_mut(layer) {
             mailbox.push(notice);
         }
     }
 
-    /// A free counter becomes one that the request of `layer` has come by.
+    /// Adds a free counter to those that the request of `layer` has gathered.
     pub(super) fn take(&mut self, counter: CounterId, layer: Layer) -> Effects {
         let is_masters = self.scheme == Scheme::SingleMaster;
         let Some(pending) = self.pending_mut(layer) else {
@@ -31,12 +32,12 @@ impl PcrUnit {
             counter,
             kind: ChangeKind::Reserve(Reservation::new(layer, management, access)),
         });
-        // Legacy software may have used it, and its event would go on.
+        // Legacy software may have used the counter, and its event would go on.
         effects.cleared.insert(counter);
         effects
     }
 
-    /// Takes a counter from its holder, which is the arbiter's own decision.
+    /// Takes a counter from its holder, by the arbiter's own decision.
     pub(super) fn take_over(
         &mut self,
         counter: CounterId,
@@ -48,7 +49,7 @@ impl PcrUnit {
             return Effects::NONE;
         };
         if let Some(pending) = self.pending_mut(layer) {
-            // Its holder may lend it after all while it is being asked.
+            // The holder may have agreed to lend while a question was under way.
             pending
                 .question
                 .take_if(|question| question.counter == counter);
@@ -62,7 +63,7 @@ impl PcrUnit {
         effects.and(self.take(counter, layer))
     }
 
-    /// Tells a layer that it has lost a counter.
+    /// Notifies a layer that it has lost a counter.
     pub(super) fn notify_revoked(
         &mut self,
         owner: Layer,
@@ -82,6 +83,7 @@ impl PcrUnit {
         );
     }
 
+    /// Asks the holder of a counter to yield it to `wanted_by`.
     pub(super) fn ask(&mut self, counter: CounterId, wanted_by: Layer, cx: &mut Context<'_>) {
         let due = cx.now.saturating_add(self.to_ticks(self.policy.grace_ms));
         let holder = self.bank.reservation(counter).map(|held| held.owner);
@@ -106,6 +108,7 @@ impl PcrUnit {
         );
     }
 
+    /// Announces to the holder of a counter that it will be revoked for `wanted_by`.
     pub(super) fn announce(&mut self, counter: CounterId, wanted_by: Layer, cx: &mut Context<'_>) {
         let in_ms = self.policy.grace_ms;
         let at = cx.now.saturating_add(self.to_ticks(in_ms));
@@ -136,7 +139,7 @@ impl PcrUnit {
         );
     }
 
-    /// An announced revocation does not take place.
+    /// Cancels an announced revocation.
     pub(super) fn spare(&mut self, counter: CounterId, cx: &mut Context<'_>) {
         let Some(reservation) = self.bank.reservation_mut(counter) else {
             return;
@@ -148,6 +151,7 @@ impl PcrUnit {
         }
     }
 
+    /// Notifies a holder that a question or an announcement no longer stands.
     pub(super) fn notify_cancelled(&mut self, holder: Layer, counter: CounterId, wanted_by: Layer) {
         self.notify(
             holder,

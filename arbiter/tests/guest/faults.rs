@@ -28,9 +28,10 @@ fn check(kind: Kind, port: &Port, master: &dyn Master, open: CounterSet) {
         let held: CounterSet = master.counters().iter().filter_map(behind).collect();
         assert_eq!(port.held_by(cpu, Layer::GuestKernel), held, "CPU {cpu}");
         for name in master.counters().iter() {
-            let expected = match open.contains(name) {
-                true => Verdict::Permit,
-                false => kind.unreserved(),
+            let expected = if open.contains(name) {
+                Verdict::Permit
+            } else {
+                kind.unreserved()
             };
             assert_eq!(port.legacy(cpu, name, Access::Write), Some(expected));
         }

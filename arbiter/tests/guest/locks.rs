@@ -71,13 +71,15 @@ fn the_lock_opens_for_both_registers_alone() {
             (true, Evntsel, false),
         ];
         for (reserve, part, open) in steps {
-            match reserve {
-                true => master.reserve(part, PMC1).expect("free"),
-                false => master.release(part, PMC1),
+            if reserve {
+                master.reserve(part, PMC1).expect("free")
+            } else {
+                master.release(part, PMC1)
             }
-            let expected = match open {
-                true => Verdict::Permit,
-                false => kind.unreserved(),
+            let expected = if open {
+                Verdict::Permit
+            } else {
+                kind.unreserved()
             };
             for access in [Access::Read, Access::Write] {
                 check(&port, Layer::GuestKernel, PMC1, access, expected);

@@ -116,9 +116,10 @@ impl Model {
         let open = self.owners[0] & self.owners[1];
         for cpu in 0..port.cpus() {
             for name in self.available.iter() {
-                let expected = match open.contains(name) {
-                    true => Verdict::Permit,
-                    false => kind.unreserved(),
+                let expected = if open.contains(name) {
+                    Verdict::Permit
+                } else {
+                    kind.unreserved()
                 };
                 if let Some(verdict) = port.legacy(cpu, name, Access::Write) {
                     assert_eq!(verdict, expected, "{name} on CPU {cpu}");
@@ -151,9 +152,10 @@ fn classic(master: &mut dyn Master, model: &mut Model, call: &Call) {
             model.release(part, name);
         }
         Call::Renew(name) => {
-            let expected = match model.available.contains(name) {
-                true => Ok(()),
-                false => Err(ArbiterError::Unavailable(name)),
+            let expected = if model.available.contains(name) {
+                Ok(())
+            } else {
+                Err(ArbiterError::Unavailable(name))
             };
             assert_eq!(master.renew(name), expected);
         }

@@ -291,9 +291,10 @@ impl Model {
             return Reason::Maximum;
         }
         let free = programmable().filter(|slot| slot.owner.is_none());
-        match free.count() >= usize::from(count) {
-            true => Reason::Minimum,
-            false => Reason::NoneFree,
+        if free.count() >= usize::from(count) {
+            Reason::Minimum
+        } else {
+            Reason::NoneFree
         }
     }
 

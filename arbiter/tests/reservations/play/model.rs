@@ -163,9 +163,10 @@ impl Model {
                 Outcome::Fault
             }
             Op::TakeNotice => {
-                let layer = match self.firmware_runs {
-                    true => Layer::Firmware,
-                    false => Layer::GuestKernel,
+                let layer = if self.firmware_runs {
+                    Layer::Firmware
+                } else {
+                    Layer::GuestKernel
                 };
                 let mailbox = self.mailbox(layer).expect("it has one");
                 Outcome::Vector(mailbox.take_vector())
@@ -266,9 +267,10 @@ impl Model {
         value: u64,
         (layer, presented): (Layer, u64),
     ) -> Result<Option<Event>, Reason> {
-        let width = match is_fixed(position) {
-            true => self.setup.widths.fixed,
-            false => self.setup.widths.programmable,
+        let width = if is_fixed(position) {
+            self.setup.widths.fixed
+        } else {
+            self.setup.widths.programmable
         };
         let too_much = match row {
             0 | 1 => u128::from(value) >= 1 << 48,
@@ -352,9 +354,12 @@ impl Model {
     /// minimum: there must be enough of them once `layer` has this one.
     pub(super) fn may_take(&self, layer: Layer, position: u8) -> Result<(), Reason> {
         let share = self.share(layer).ok_or(Reason::Layer)?;
-        let of = |number: PerKind| match is_fixed(position) {
-            true => number.fixed,
-            false => number.programmable,
+        let of = |number: PerKind| {
+            if is_fixed(position) {
+                number.fixed
+            } else {
+                number.programmable
+            }
         };
         let owners = self
             .slots
@@ -363,9 +368,12 @@ impl Model {
         let mine = |owner: &Option<Layer>| owner.map(code) == Some(code(layer));
         let before: Vec<_> = owners.clone().map(|slot| slot.owner).collect();
         let mut after: Vec<_> = owners
-            .map(|slot| match slot.position == position {
-                true => Some(layer),
-                false => slot.owner,
+            .map(|slot| {
+                if slot.position == position {
+                    Some(layer)
+                } else {
+                    slot.owner
+                }
             })
             .collect();
         let held = before.iter().filter(|owner| mine(owner)).count();
@@ -400,9 +408,10 @@ impl Model {
             (Some(_), _) => Reason::Cookie,
         };
         let at_cpl0 = matches!(layer, Layer::Firmware | Layer::GuestKernel);
-        let faults = match access == Access::Rdpmc && at_cpl0 {
-            true => bit(9),
-            false => bit(8),
+        let faults = if access == Access::Rdpmc && at_cpl0 {
+            bit(9)
+        } else {
+            bit(8)
         };
         let event = match (faults, access) {
             (true, _) => Event::Faulted(reason),
@@ -413,9 +422,10 @@ impl Model {
         if !deaf {
             self.guessed(reason, caller);
         }
-        Outcome::Checked(match faults {
-            true => Verdict::Fault,
-            false => Verdict::Drop { read_as: slot.drop },
+        Outcome::Checked(if faults {
+            Verdict::Fault
+        } else {
+            Verdict::Drop { read_as: slot.drop }
         })
     }
 
@@ -446,9 +456,10 @@ impl Model {
         account.until = now + ticks;
         let ms = ticks.div_ceil(self.setup.ticks_per_ms);
         let ms = u32::try_from(ms).expect("a short penalty");
-        let event = match is_program {
-            true => Event::Deaf { ms },
-            false => Event::LockedOut { ms },
+        let event = if is_program {
+            Event::Deaf { ms }
+        } else {
+            Event::LockedOut { ms }
         };
         self.tell(layer, None, event);
     }
@@ -616,9 +627,10 @@ impl Model {
 }
 
 pub(super) fn counter(position: u8) -> CounterId {
-    let name = match is_fixed(position) {
-        true => CounterId::Fixed(position - 32),
-        false => CounterId::Programmable(position),
+    let name = if is_fixed(position) {
+        CounterId::Fixed(position - 32)
+    } else {
+        CounterId::Programmable(position)
     };
     assert!(CounterSet::from_bits(1 << position).contains(name));
     name
