@@ -27,6 +27,7 @@ mod qemu;
 mod run;
 mod session;
 mod sources;
+#[allow(unsafe_code)]
 mod sys;
 pub(crate) mod tool;
 

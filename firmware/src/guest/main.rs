@@ -6,9 +6,11 @@
 //! in [`sys`] uses none.
 #![no_std]
 #![no_main]
+#![deny(unsafe_code)]
 
 mod console;
 mod secondary_cpus;
+#[allow(unsafe_code)]
 mod sys;
 
 use arbiter::abi;

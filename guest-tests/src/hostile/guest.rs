@@ -133,9 +133,10 @@ impl HostileGuest {
     /// Makes its counter backend.
     #[must_use]
     pub fn backend(&self) -> BackendFactory {
-        match self.stepped {
-            true => step_backend,
-            false => || Box::new(pmu_virt::ClockBackend::new()),
+        if self.stepped {
+            step_backend
+        } else {
+            || Box::new(pmu_virt::ClockBackend::new())
         }
     }
 }

@@ -99,9 +99,10 @@ impl Script<'_> {
     fn guest(&self) -> Result<MicroGuest> {
         let mut program = Program::new()?.kernel(|a| {
             self.kernel.iter().try_for_each(|op| op.write(a))?;
-            match self.user.is_empty() {
-                true => exit(a),
-                false => enter_user(a, 0),
+            if self.user.is_empty() {
+                exit(a)
+            } else {
+                enter_user(a, 0)
             }
         })?;
         if !self.user.is_empty() {

@@ -204,9 +204,10 @@ fn kernel_entry(entry: BootEntry) -> KernelEntry {
         BootEntry::Pvh { .. } => Protocol::Pvh,
         BootEntry::Multiboot { .. } => Protocol::Multiboot,
     };
-    let mode = match state.cs.long {
-        true => Mode::Long,
-        false => Mode::Protected,
+    let mode = if state.cs.long {
+        Mode::Long
+    } else {
+        Mode::Protected
     };
     KernelEntry {
         protocol,
