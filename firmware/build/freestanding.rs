@@ -1,5 +1,5 @@
-//! Builds freestanding programs for guests, with plain `rustc`, from a build
-//! script. Included by `#[path]` in the build scripts that need it.
+//! Build scripts that build a freestanding program for guests, with plain `rustc`.
+//! A build script includes this file by `#[path]` and calls [`build_script`].
 //!
 //! A program is a chain of crates without dependencies outside of this
 //! repository: libraries first, then the program, which names a linker script.
@@ -13,6 +13,56 @@ pub(crate) const TARGET: &str = "x86_64-unknown-none";
 
 /// Set to 1, it makes a build install the target.
 const INSTALL: &str = "UMPIRE_INSTALL_TARGET";
+
+/// What a build script tells the crate that it belongs to.
+#[derive(Debug)]
+pub(crate) struct Announced {
+    /// The `cfg` that is set where the program could be built.
+    pub(crate) cfg: &'static str,
+    /// The variable that then names the program's file.
+    pub(crate) variable: &'static str,
+    /// What the crate goes without where the target cannot be had.
+    pub(crate) without: &'static str,
+}
+
+/// Runs a build script: `build` makes the program out of the package's folder.
+///
+/// A missing target is a warning, because the crate works without the program; a
+/// program that does not compile is an error.
+pub(crate) fn build_script(
+    announced: &Announced,
+    build: impl FnOnce(&Freestanding, &Path) -> Result<PathBuf, String>,
+) {
+    println!("cargo::rustc-check-cfg=cfg({})", announced.cfg);
+    println!("cargo::rerun-if-changed=build");
+    // The lint run over the program itself needs no image of it.
+    if env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("none") {
+        return;
+    }
+    let compiler = match Freestanding::prepare() {
+        Ok(compiler) => compiler,
+        Err(why) => {
+            println!("cargo::warning=built without {}: {why}", announced.without);
+            return;
+        }
+    };
+    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
+    match build(&compiler, &package) {
+        Ok(image) => {
+            println!("cargo::rustc-cfg={}", announced.cfg);
+            println!(
+                "cargo::rustc-env={}={}",
+                announced.variable,
+                image.display()
+            );
+        }
+        Err(why) => {
+            for line in why.lines() {
+                println!("cargo::error={line}");
+            }
+        }
+    }
+}
 
 /// A compiler for the target, and where its output goes.
 #[derive(Debug)]
@@ -38,7 +88,7 @@ impl Freestanding {
     ///
     /// # Errors
     /// It is missing: why, and what to do.
-    pub(crate) fn prepare() -> Result<Self, String> {
+    fn prepare() -> Result<Self, String> {
         println!("cargo::rerun-if-env-changed=UMPIRE_NO_FREESTANDING");
         println!("cargo::rerun-if-env-changed={INSTALL}");
         if env::var_os("UMPIRE_NO_FREESTANDING").is_some() {
@@ -97,9 +147,10 @@ impl Freestanding {
             println!("cargo::rerun-if-changed={}", folder.display());
         }
         let is_library = more.iter().any(|word| word.contains("rlib"));
-        let file = match is_library {
-            true => self.out.join(format!("lib{}.rlib", unit.name)),
-            false => self.out.join(unit.name),
+        let file = if is_library {
+            self.out.join(format!("lib{}.rlib", unit.name))
+        } else {
+            self.out.join(unit.name)
         };
         let mut command = Command::new(&self.rustc);
         command
@@ -125,13 +176,11 @@ impl Freestanding {
             .arg(unit.root)
             .output()
             .map_err(|error| format!("{} cannot be started: {error}", self.rustc.display()))?;
-        match output.status.success() {
-            true => Ok(file),
-            false => Err(format!(
-                "{} for {TARGET}: {}",
-                unit.name,
-                String::from_utf8_lossy(&output.stderr)
-            )),
+        if output.status.success() {
+            Ok(file)
+        } else {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(format!("{} for {TARGET}: {said}", unit.name))
         }
     }
 }
@@ -141,16 +190,13 @@ fn install() -> Result<(), String> {
         .args(["target", "add", TARGET])
         .output()
         .map_err(|error| format!("{INSTALL} is set, but rustup cannot be started: {error}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        // The warning that is made of this has one line.
-        false => Err(format!(
-            "rustup target add {TARGET}: {}",
-            String::from_utf8_lossy(&output.stderr)
-                .trim()
-                .replace('\n', "; ")
-        )),
+    if output.status.success() {
+        return Ok(());
     }
+    // The warning that is made of this has one line.
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.trim().replace('\n', "; ");
+    Err(format!("rustup target add {TARGET}: {said}"))
 }
 
 /// Where the target's libraries are, or would be.

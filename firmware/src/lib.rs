@@ -16,10 +16,20 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
-#[cfg(not(target_os = "none"))]
-mod image;
 pub mod layout;
 pub mod reserve;
 
+/// The built-in firmware, an ELF64 file. `None` where the target
+/// `x86_64-unknown-none` was not installed when this crate was built.
 #[cfg(not(target_os = "none"))]
-pub use image::image;
+#[must_use]
+pub fn image() -> Option<&'static [u8]> {
+    #[cfg(firmware_image)]
+    {
+        Some(include_bytes!(env!("UMPIRE_FIRMWARE_IMAGE")))
+    }
+    #[cfg(not(firmware_image))]
+    {
+        None
+    }
+}

@@ -27,6 +27,7 @@ mod qemu;
 mod run;
 mod session;
 mod sources;
+#[allow(unsafe_code)]
 mod sys;
 pub(crate) mod tool;
 
@@ -35,9 +36,10 @@ pub use cache::{Cache, Cached};
 pub use error::L1Error;
 pub(crate) use headers::BUILD as HEADERS;
 pub(crate) use initramfs::{add_merged_usr, guest_name, stripped};
-pub use machine::{End, Machine, Outcome, Output};
+pub use machine::{Machine, Output};
 pub(crate) use packages::GUEST_MODULES;
 pub use packages::Set;
 pub(crate) use qemu::command as qemu_command;
 pub use run::{Run, inside};
+pub use session::{End, Outcome};
 pub(crate) use sys::spawn_bound;

@@ -4,12 +4,11 @@
 //!   them on this machine's KVM or in L1.
 //! - [`l1`]: a machine with a KVM whose behaviour is known, behind `cargo l1`.
 //! - [`linux`]: an unmodified Linux with `perf`, for tests end to end.
-//! - [`mod@firmware`]: whether there is firmware for the guest.
-//! - [`umpire`]: where the program under test is.
+//! - [`umpire`]: where the program under test is, and what this machine lacks for a test.
 //!
 //! `docs/testing.md` says how they are used.
+#![deny(unsafe_code)]
 
-pub mod firmware;
 pub mod hostile;
 pub mod kernel;
 pub mod l1;

@@ -7,9 +7,9 @@
 //! guest's console log:
 //!
 //! ```no_run
-//! use guest_tests::linux::{self, Image};
+//! use guest_tests::linux::{self, LinuxImage};
 //!
-//! let guest = Image::fetch()?.with_script("perf stat -e cycles spin 1\ndmesg")?;
+//! let guest = LinuxImage::fetch()?.with_script("perf stat -e cycles spin 1\ndmesg")?;
 //! // umpire run --kernel guest.kernel() --initrd guest.initrd() --cmdline linux::COMMAND_LINE
 //! # let console = String::new();
 //! let steps = linux::steps(&console);
@@ -36,7 +36,7 @@ use crate::l1::{Cache, GUEST_MODULES, L1Error, Set, add_merged_usr, elf, guest_n
 
 pub use modules::MODULES;
 pub use steps::{Step, steps};
-pub use under_umpire::{Ran, UnderUmpire};
+pub use under_umpire::{LinuxRun, UnderUmpire};
 
 /// What the guest's kernel needs on its command line.
 pub const COMMAND_LINE: &str = "console=ttyS0 mitigations=off panic=-1";
@@ -50,7 +50,7 @@ const SOURCES: [(&str, &str); 2] = [
 
 /// The parts of the guest, in the cache.
 #[derive(Debug, Clone)]
-pub struct Image {
+pub struct LinuxImage {
     kernel: PathBuf,
     busybox: PathBuf,
     perf: PathBuf,
@@ -68,7 +68,7 @@ pub struct Guest {
     initrd: tempfile::NamedTempFile,
 }
 
-impl Image {
+impl LinuxImage {
     /// Finds the parts in the user's cache; fetches them once.
     ///
     /// # Errors

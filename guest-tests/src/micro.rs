@@ -13,8 +13,8 @@ mod program;
 mod script;
 mod suite;
 
-pub use image::Image;
-pub use lab::{Entry, Lab, LabError, Ran, Setup, step_backend};
+pub use image::MicroImage;
+pub use lab::{Entry, Lab, LabError, LabRun, Setup, step_backend};
 pub use limits::{LIMITS, Limit};
 pub use program::{
     DATA, ENTRY_SIZE, FAULT, LOG, Program, VALUE, Written, enter_user, exit, log_fault, log_value,

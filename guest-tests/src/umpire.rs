@@ -1,4 +1,4 @@
-//! The `umpire` program beside the running test.
+//! The `umpire` program beside the running test, and what this machine lacks for a test of it.
 
 use std::path::PathBuf;
 
@@ -30,6 +30,20 @@ pub fn skipped_without_kvm(test: &str) -> bool {
     let missing = !std::path::Path::new("/dev/kvm").exists() && !crate::l1::inside();
     if missing {
         println!("skipped: {test}: this machine has no /dev/kvm");
+    }
+    missing
+}
+
+/// Says why `test` is skipped where the firmware could not be built, and whether
+/// it is.
+#[must_use]
+pub fn skipped_without_firmware(test: &str) -> bool {
+    let missing = firmware::image().is_none();
+    if missing {
+        println!(
+            "skipped: {test}: the Rust target x86_64-unknown-none is missing; run \
+             `rustup target add x86_64-unknown-none`"
+        );
     }
     missing
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use guest_tests::l1::{self, End, Machine, Output, Run};
-use guest_tests::linux::{self, Image};
+use guest_tests::linux::{self, LinuxImage};
 
 fn shell(script: &str) -> Run {
     Run::new("sh").arg("-c").arg(script)
@@ -118,7 +118,7 @@ fn l1_has_a_working_kvm() {
 #[test]
 fn linux_guest_runs_its_script_and_powers_off() {
     let script = "uname -r\n# a remark\nperf stat -e task-clock spin -n 1000000\nfalse\nperf record -q -e cpu-clock -o /tmp/p spin 1\nperf report -i /tmp/p --stdio 2>&1\nprintf end";
-    let guest = Image::fetch()
+    let guest = LinuxImage::fetch()
         .and_then(|image| image.with_script(script))
         .expect("an image");
     let console = guest.emulate(Duration::from_secs(120)).expect("it boots");

@@ -2,7 +2,7 @@
 //! `perf` works with the virtual PMU.
 
 use guest_tests::linux::perf::{LOG, check_cycles, count, field, near, tsc_mhz};
-use guest_tests::linux::{Image, Step, UnderUmpire};
+use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
 
 /// How far the number of samples may be from count / period.
 const SAMPLES_TOLERANCE: f64 = 0.10;
@@ -11,7 +11,7 @@ const SAMPLE_PERIOD: f64 = 25_000_000.0;
 
 /// Boots the guest with `flags`, runs `script` and gives its steps; every step has to succeed.
 fn boot(flags: &[&str], script: &str) -> Vec<Step> {
-    let image = Image::fetch().expect("the guest's image");
+    let image = LinuxImage::fetch().expect("the guest's image");
     UnderUmpire::new(image, flags).run(script).successes()
 }
 
@@ -124,7 +124,7 @@ fn vcpus_share_cores_under_debians_kernel() {
          taskset $c perf stat -x, -o /tmp/s$c -e cycles,task-clock spin 2 & done; wait\n\
          cat /tmp/s1\ncat /tmp/s2\ncat /tmp/s4\ncat /tmp/s8\n\
          sleep 1";
-    let image = Image::fetch().expect("the guest's image");
+    let image = LinuxImage::fetch().expect("the guest's image");
     let flags = ["--pmu", "amd-core", "--cpus", "4", "--cores", "2"];
     // Both cores' threads take turns on L1's processor.
     let guest = UnderUmpire::new(image, &flags).on_processors(1);

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use guest_tests::linux::{Image, Step, UnderUmpire};
+use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
 use guest_tests::umpire;
 
 const LOAD: &str = "insmod /lib/modules/msr.ko allow_writes=on";
@@ -25,7 +25,7 @@ fn contract() -> PathBuf {
 
 /// Boots the guest with `model` and without the NMI watchdog; runs `script`.
 fn boot(flags: &[&str], script: &[&str]) -> Vec<Step> {
-    let image = Image::fetch().expect("the guest's image");
+    let image = LinuxImage::fetch().expect("the guest's image");
     let image = image.with_program(CONTRACT, contract());
     let guest = UnderUmpire::new(image, flags).with_kernel_options("nmi_watchdog=0");
     guest.run(&script.join("\n")).steps

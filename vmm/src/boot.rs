@@ -27,7 +27,7 @@ mod zero_page;
 
 pub use error::BootError;
 pub use firmware::{FirmwareImage, FirmwareRequest};
-pub use guest::{Entry, LoadedGuest};
+pub use guest::{BootEntry, LoadedGuest};
 pub use request::{BootRequest, ModuleRequest, Unpack};
 pub use state::InitialState;
 pub use unpack::Compression;
@@ -35,7 +35,7 @@ pub use unpack::Compression;
 use acpi::{AcpiConfig, MAX_CPUS};
 use bzimage::BzImage;
 use elf::Elf;
-use guest::Parts;
+use guest::LoadedParts;
 use image::Image;
 use kernel::Kernel;
 use memory::{BOOT_INFO_START, Conventional, GuestMemory, MIB, ZERO_PAGE_START, low_end, regions};
@@ -250,13 +250,13 @@ fn finish_linux(
         initrd,
         &regions(mem, conventional(request))?,
     )?;
-    let entry = Entry::Linux64 {
+    let entry = BootEntry::Linux64 {
         rip,
         zero_page: ZERO_PAGE_START,
     };
     Ok(ready(
         entry,
-        Parts {
+        LoadedParts {
             kernel,
             unpacked,
             initrd,
@@ -278,13 +278,13 @@ fn finish_pvh(
         .map(|image| place::initrd(mem, image, kernel, u64::MAX))
         .transpose()?;
     pvh::write_start_info(mem, initrd, &regions(mem, conventional(request))?)?;
-    let entry = Entry::Pvh {
+    let entry = BootEntry::Pvh {
         rip,
         start_info: BOOT_INFO_START,
     };
     Ok(ready(
         entry,
-        Parts {
+        LoadedParts {
             kernel,
             unpacked: None,
             initrd,
@@ -310,11 +310,11 @@ fn load_multiboot(
         .collect::<Result<Vec<_>, BootError>>()?;
     let loaded = place::modules(mem, &modules, span)?;
     multiboot::write_info(mem, &loaded, &regions(mem, conventional(request))?)?;
-    let entry = Entry::Multiboot {
+    let entry = BootEntry::Multiboot {
         rip,
         info: BOOT_INFO_START,
     };
-    let parts = Parts {
+    let parts = LoadedParts {
         kernel: span,
         unpacked: None,
         initrd: None,
@@ -324,7 +324,7 @@ fn load_multiboot(
     Ok(ready(entry, parts))
 }
 
-fn ready(entry: Entry, parts: Parts) -> LoadedGuest {
+fn ready(entry: BootEntry, parts: LoadedParts) -> LoadedGuest {
     LoadedGuest {
         entry,
         state: entry.initial_state(),

@@ -4,7 +4,7 @@
 //! Everything here is a state machine: a register access goes in, bytes and a
 //! [`DeviceOutcome`] come out. The only effects are the interrupt line of COM1
 //! and the console writer, both handed in at construction; time comes from a
-//! [`TimeSource`], so tests decide what it says. Interrupt controllers, the PIT
+//! [`DeviceClock`], so tests decide what it says. Interrupt controllers, the PIT
 //! and the local APIC live in KVM and are not modelled here.
 //!
 //! # Threat model
@@ -35,7 +35,7 @@ pub use acpi_pm::{PM_TIMER_HZ, SLP_TYP_POWER_OFF, TimerWidth};
 pub use bus::{PlatformParts, PortBus, PortMapEntry, port_map};
 pub use mmio::MmioBus;
 pub use serial::ConsoleIrqError;
-pub use time::{HostTime, TimeSource};
+pub use time::{DeviceClock, HostClock};
 
 use std::fmt;
 

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 pub use outcome::Expected;
 pub use plan::{FirmwarePlan, PlanError, SetAside};
-pub use spec::{CounterSpec, ErrorMode, Place, SpecError};
+pub use spec::{CounterSpec, ErrorMode, SpecError, WantedCounter};
 
 /// `--firmware`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

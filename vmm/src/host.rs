@@ -7,6 +7,7 @@
 
 mod kvm;
 mod pmu;
+#[allow(unsafe_code)]
 mod sys;
 
 #[cfg(test)]

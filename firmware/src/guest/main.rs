@@ -6,9 +6,11 @@
 //! in [`sys`] uses none.
 #![no_std]
 #![no_main]
+#![deny(unsafe_code)]
 
 mod console;
-mod others;
+mod secondary_cpus;
+#[allow(unsafe_code)]
 mod sys;
 
 use arbiter::abi;
@@ -17,7 +19,7 @@ use firmware::layout::{EXIT_CRASHED, EXIT_MALFORMED};
 use firmware::reserve::{self, Cookies, Pcr};
 
 use console::say;
-use others::Work;
+use secondary_cpus::Work;
 use sys::Processor;
 
 /// Entered by [`sys`] on the boot processor, with the configuration area.
@@ -34,6 +36,17 @@ fn boot(area: &mut Area) -> ! {
     let state = phase(&config, &mut report);
     report.set_state(state);
     sys::enter_kernel(&config.kernel);
+}
+
+/// Entered by [`sys`] on every other processor.
+fn start_secondary() {
+    secondary_cpus::start();
+}
+
+/// Entered by [`sys`] after an exception that nobody expects.
+fn exception(vector: u64, error: u64, rip: u64) -> ! {
+    say!("exception {vector}, error code {error:#x}, at {rip:#x}");
+    sys::exit(EXIT_CRASHED);
 }
 
 /// Everything between the configuration and the kernel.
@@ -59,32 +72,32 @@ fn phase(config: &Config, report: &mut Report<&mut Area>) -> State {
 fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> State {
     for (number, counter) in config.counters().iter().enumerate() {
         let Some(cookies) = Cookies::draw(&mut Processor, &pcr, counter.private) else {
-            others::wipe_cookies();
+            secondary_cpus::wipe_cookies();
             say!("there is no source of random numbers; no counter is reserved");
             return State::NoRandom;
         };
-        others::set_cookies(number, cookies);
+        secondary_cpus::set_cookies(number, cookies);
     }
     let work = Work {
         pcr,
         config: config.clone(),
     };
     work.perform(0);
-    let answered = others::wake_all(work);
+    let answered = secondary_cpus::wake_all(work);
     for cpu in (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0) {
         report.set_answered(cpu);
         for number in 0..config.counters().len() {
-            report.set_outcome(cpu, number, others::outcome(cpu, number));
+            report.set_outcome(cpu, number, secondary_cpus::outcome(cpu, number));
         }
     }
     for (number, counter) in config.counters().iter().enumerate() {
         tell(config, number, answered);
-        let cookies = others::cookies(number);
+        let cookies = secondary_cpus::cookies(number);
         if counter.keep {
             report.set_cookies(number, cookies.management, cookies.access);
         }
     }
-    others::wipe_cookies();
+    secondary_cpus::wipe_cookies();
     State::Done
 }
 
@@ -94,7 +107,7 @@ fn tell(config: &Config, number: usize, answered: u64) {
         return;
     };
     let cpus = (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0);
-    let outcomes = cpus.map(|cpu| others::outcome(cpu, number));
+    let outcomes = cpus.map(|cpu| secondary_cpus::outcome(cpu, number));
     let (mut granted, mut place, mut failed) = (0u32, None, None);
     for outcome in outcomes {
         match outcome {

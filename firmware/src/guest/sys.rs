@@ -11,4 +11,4 @@ mod shared;
 pub(crate) use apic::{send_init, send_start_up, with_apic};
 pub(crate) use leave::enter_kernel;
 pub(crate) use processor::{Processor, exit, put_serial, read_timer, relax};
-pub(crate) use shared::{share, shared};
+pub(crate) use shared::Shared;

@@ -6,7 +6,7 @@ use iced_x86::code_asm::{
 };
 use vmm::micro::{LAPIC, SCRATCH};
 
-use super::guest::Facts;
+use super::Facts;
 use super::rng::Rng;
 use crate::micro::{Written, wrmsr};
 

@@ -11,7 +11,7 @@ use pmu_virt::{CounterId, EventFamily, MsrIndex, PmuModel, Register};
 use vmm::micro::{BackendFactory, KERNEL_CODE, KERNEL_STACK, MicroGuest, SCRATCH, Start, assemble};
 
 use super::rng::Rng;
-use super::{accesses, state};
+use super::{Facts, accesses, state};
 use crate::micro::{Written, step_backend, wrmsr};
 
 /// Every model, and none.
@@ -41,27 +41,6 @@ const IDT_SIZE: u64 = 0x1000;
 const PD_LOW: u64 = 0x3000;
 const PD_HIGH: u64 = 0x4000;
 const GIB: u64 = 1 << 30;
-
-/// What an attack may know.
-#[derive(Debug)]
-pub(super) struct Facts {
-    /// This vCPU.
-    pub(super) vcpu: u8,
-    /// The PMU model's registers; all models' without one.
-    pub(super) pmu_msrs: Vec<(u32, u32)>,
-    /// What starts counter 0 close to its overflow, PMI on.
-    start_counting: Vec<(u32, u64)>,
-    /// Attacks that few guests survive are among its attacks.
-    pub(super) deadly: bool,
-    /// The exit and reset ports are targets too.
-    pub(super) may_end: bool,
-    /// KVM emulates CPL 0, and gives up where its emulator ends.
-    pub(super) emulated: bool,
-    /// Holds this vCPU's IDTR image.
-    pub(super) idtr: u64,
-    /// Where its handler is.
-    pub(super) handler: u64,
-}
 
 /// A guest and how it is to be run.
 #[derive(Debug)]
@@ -154,9 +133,10 @@ impl HostileGuest {
     /// Makes its counter backend.
     #[must_use]
     pub fn backend(&self) -> BackendFactory {
-        match self.stepped {
-            true => step_backend,
-            false => || Box::new(pmu_virt::ClockBackend::new()),
+        if self.stepped {
+            step_backend
+        } else {
+            || Box::new(pmu_virt::ClockBackend::new())
         }
     }
 }

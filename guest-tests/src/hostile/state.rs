@@ -8,9 +8,8 @@ use iced_x86::code_asm::{
 use iced_x86::code_asm::{cr0, cr3, cr4, cr8};
 use vmm::micro::{SCRATCH, USER_CS, USER_SS, USER_STACK};
 
-use super::accesses;
-use super::guest::Facts;
 use super::rng::Rng;
+use super::{Facts, accesses};
 use crate::micro::Written;
 
 const TF: u32 = 1 << 8;

@@ -6,7 +6,7 @@ use anyhow::Result;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, al, byte_ptr, dx, eax, ecx, edx, esi};
 use tempfile::NamedTempFile;
 
-use super::elf::{Image, write};
+use super::elf::{ElfImage, write};
 use crate::micro::Written;
 
 /// Where a kernel is loaded.
@@ -88,7 +88,7 @@ impl Kernel {
         };
         bytes.resize((CODE - BASE) as usize, 0);
         bytes.extend(a.assemble(CODE.into())?);
-        let file = write(&Image {
+        let file = write(&ElfImage {
             is_64: protocol != Protocol::Multiboot,
             address: BASE,
             entry: CODE,

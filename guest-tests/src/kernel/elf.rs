@@ -12,7 +12,7 @@ const NOTE_OFFSET: usize = 0x200;
 
 /// What a file holds.
 #[derive(Debug)]
-pub(super) struct Image<'a> {
+pub(super) struct ElfImage<'a> {
     pub(super) is_64: bool,
     pub(super) address: u32,
     pub(super) entry: u32,
@@ -24,7 +24,7 @@ pub(super) struct Image<'a> {
 }
 
 /// The file.
-pub(super) fn write(image: &Image<'_>) -> Result<Vec<u8>> {
+pub(super) fn write(image: &ElfImage<'_>) -> Result<Vec<u8>> {
     let mut file = Vec::new();
     let mut writer = Writer::new(Endianness::Little, image.is_64, &mut file);
     writer.reserve_file_header();

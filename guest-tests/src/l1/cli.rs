@@ -11,9 +11,10 @@ use clap::Parser;
 use super::cache::Cache;
 use super::error::L1Error;
 use super::initramfs::file_argument;
-use super::machine::{End, Machine, Outcome};
+use super::machine::Machine;
 use super::packages::Set;
 use super::run::Run;
+use super::session::{End, Outcome};
 use super::tool::{last_lines, say};
 
 /// Exit status when the time is over, as timeout(1) gives it.

@@ -27,7 +27,7 @@ pub(crate) fn write<W: Write>(
     kernel: &Path,
     busybox: &Path,
 ) -> Result<W, L1Error> {
-    let mut image = Image {
+    let mut image = Initramfs {
         cpio: Cpio::new(BufWriter::new(out)),
         libraries: Libraries::of_host(),
     };
@@ -57,12 +57,12 @@ pub(crate) fn add_merged_usr(cpio: &mut Cpio<impl Write>) -> Result<(), L1Error>
     Ok(())
 }
 
-struct Image<W: Write> {
+struct Initramfs<W: Write> {
     cpio: Cpio<W>,
     libraries: Libraries,
 }
 
-impl<W: Write> Image<W> {
+impl<W: Write> Initramfs<W> {
     fn add_run(&mut self, run: &Run) -> Result<(), L1Error> {
         let program = run.resolve()?;
         let cwd = env::current_dir().map_err(L1Error::file("find", "the working directory"))?;

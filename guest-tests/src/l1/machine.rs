@@ -12,30 +12,8 @@ use super::initramfs;
 use super::packages::Set;
 use super::qemu::Shape;
 use super::run::Run;
-use super::session::{Session, Sinks};
+use super::session::{Outcome, Session, Sinks};
 use super::tool::{capture, say};
-
-/// How a run ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// The command ended with this status; 128 + N after signal N, as shells count.
-    Exited(u8),
-    /// The time was over and the machine was stopped.
-    TimedOut,
-}
-
-/// What is known after a run besides the command's output.
-#[derive(Debug, Clone)]
-pub struct Outcome {
-    /// How it ended.
-    pub end: End,
-    /// Time from QEMU's start until `/dev/kvm` was ready in L1; none if it never was.
-    pub ready: Option<Duration>,
-    /// Time from QEMU's start to the end.
-    pub total: Duration,
-    /// L1's console: kernel messages and init's own.
-    pub console: String,
-}
 
 /// A run with its output in memory.
 #[derive(Debug, Clone)]

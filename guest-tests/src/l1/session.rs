@@ -11,7 +11,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::error::L1Error;
-use super::machine::{End, Outcome};
 use super::qemu::{self, Channels, Shape};
 use super::sys::spawn_bound;
 use super::tool::last_lines;
@@ -19,6 +18,28 @@ use super::tool::last_lines;
 /// After its last status line L1 has this long to power itself off.
 const POWER_OFF: Duration = Duration::from_secs(5);
 const LOG_LINES: usize = 25;
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The command ended with this status; 128 + N after signal N, as shells count.
+    Exited(u8),
+    /// The time was over and the machine was stopped.
+    TimedOut,
+}
+
+/// What is known after a run besides the command's output.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// How it ended.
+    pub end: End,
+    /// Time from QEMU's start until `/dev/kvm` was ready in L1; none if it never was.
+    pub ready: Option<Duration>,
+    /// Time from QEMU's start to the end.
+    pub total: Duration,
+    /// L1's console: kernel messages and init's own.
+    pub console: String,
+}
 
 /// Everything that QEMU is started with.
 #[derive(Debug)]

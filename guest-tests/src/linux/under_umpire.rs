@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::{COMMAND_LINE, Image, Step, steps};
+use super::{COMMAND_LINE, LinuxImage, Step, steps};
 use crate::l1::tool::last_lines;
 use crate::l1::{End, Machine, Run};
 use crate::umpire;
@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 /// A guest that `umpire run` boots.
 #[derive(Debug, Clone)]
 pub struct UnderUmpire {
-    image: Image,
+    image: LinuxImage,
     flags: Vec<String>,
     command_line: String,
     processors: u32,
@@ -24,7 +24,7 @@ pub struct UnderUmpire {
 
 /// What is left of a guest that has powered off.
 #[derive(Debug, Clone)]
-pub struct Ran {
+pub struct LinuxRun {
     /// The script's steps, all of them.
     pub steps: Vec<Step>,
     /// What `umpire` itself printed on stderr.
@@ -34,7 +34,7 @@ pub struct Ran {
 impl UnderUmpire {
     /// A guest of `image`, with `flags` for `umpire run`.
     #[must_use]
-    pub fn new(image: Image, flags: &[&str]) -> Self {
+    pub fn new(image: LinuxImage, flags: &[&str]) -> Self {
         Self {
             image,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
@@ -64,7 +64,7 @@ impl UnderUmpire {
     /// # Panics
     /// If L1 or the guest fails, or does not come to the end of the script.
     #[must_use]
-    pub fn run(&self, script: &str) -> Ran {
+    pub fn run(&self, script: &str) -> LinuxRun {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let guest = self.image.with_script(script).expect("the initramfs");
         let run = Run::new(umpire::path())
@@ -95,11 +95,11 @@ impl UnderUmpire {
             script.lines().filter(is_step).count(),
             "{out}\n{errors}"
         );
-        Ran { steps, errors }
+        LinuxRun { steps, errors }
     }
 }
 
-impl Ran {
+impl LinuxRun {
     /// The steps, all of which have to have succeeded.
     ///
     /// # Panics

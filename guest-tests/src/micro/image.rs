@@ -7,13 +7,13 @@ use vmm::micro::MicroGuest;
 
 /// A program for the micro-machine.
 #[derive(Debug)]
-pub struct Image {
+pub struct MicroImage {
     guest: MicroGuest,
     entry: u64,
     symbols: Vec<(String, u64)>,
 }
 
-impl Image {
+impl MicroImage {
     /// Reads a static ELF64 executable.
     ///
     /// # Errors

@@ -100,7 +100,7 @@ pub struct Entry {
 
 /// A guest that came to its end.
 #[derive(Debug)]
-pub struct Ran {
+pub struct LabRun {
     /// All that it left behind.
     pub outcome: MicroOutcome,
     /// The log of vCPU 0.
@@ -122,7 +122,7 @@ impl Lab {
     ///
     /// # Errors
     /// The guest did not come to that end; the message tells where it was.
-    pub fn run(&self, setup: &Setup, guest: &MicroGuest) -> Result<Ran> {
+    pub fn run(&self, setup: &Setup, guest: &MicroGuest) -> Result<LabRun> {
         let run = MicroRun {
             model: Some(PmuModel::parse(&setup.model)?),
             backend: setup.backend,
@@ -164,7 +164,7 @@ impl Lab {
                 .written_to(vmm::micro::UNEXPECTED_VECTOR_PORT)
                 .is_empty();
         ensure!(ended, "the guest did not end as it should{}", told());
-        Ok(Ran { outcome, log })
+        Ok(LabRun { outcome, log })
     }
 }
 
@@ -199,7 +199,7 @@ fn read_log(outcome: &MicroOutcome) -> Result<Vec<Entry>> {
         .collect()
 }
 
-impl Ran {
+impl LabRun {
     /// The quadword at guest address `at`.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, esi, qword_ptr, r14, r15, rax, rdx, rsi};
 use vmm::micro::{KERNEL_CS, MicroGuest, USER_CS};
 
-use super::lab::{Entry, Lab, Ran, Setup};
+use super::lab::{Entry, Lab, LabRun, Setup};
 use super::program::{FAULT, Program, VALUE, Written, enter_user, exit, log_value, low, spin};
 
 /// One access and what it must come to.
@@ -73,7 +73,7 @@ impl Script<'_> {
     ///
     /// # Errors
     /// The first access that came to something else.
-    pub fn check(&self, lab: &Lab, setup: &Setup) -> Result<Ran> {
+    pub fn check(&self, lab: &Lab, setup: &Setup) -> Result<LabRun> {
         let ran = lab.run(setup, &self.guest()?)?;
         let ops = self.kernel.iter().map(|op| (op, KERNEL_CS));
         let ops: Vec<_> = ops
@@ -99,9 +99,10 @@ impl Script<'_> {
     fn guest(&self) -> Result<MicroGuest> {
         let mut program = Program::new()?.kernel(|a| {
             self.kernel.iter().try_for_each(|op| op.write(a))?;
-            match self.user.is_empty() {
-                true => exit(a),
-                false => enter_user(a, 0),
+            if self.user.is_empty() {
+                exit(a)
+            } else {
+                enter_user(a, 0)
             }
         })?;
         if !self.user.is_empty() {

@@ -47,9 +47,12 @@ impl Arguments {
     }
 
     fn wants(&self, name: &str) -> bool {
-        let matches = |filter: &String| match self.exact {
-            true => name == filter,
-            false => name.contains(filter.as_str()),
+        let matches = |filter: &String| {
+            if self.exact {
+                name == filter
+            } else {
+                name.contains(filter.as_str())
+            }
         };
         self.filters.is_empty() || self.filters.iter().any(matches)
     }
@@ -136,9 +139,10 @@ fn run(lab: &Lab, tests: &[&Test], limits: &[Limit]) -> ExitCode {
         failed.len(),
         start.elapsed().as_secs_f64()
     );
-    match failed.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    if failed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 

@@ -5,10 +5,9 @@ use std::path::Path;
 
 use arbiter::abi;
 use firmware::layout;
-use guest_tests::firmware::skipped_without_image;
 use guest_tests::kernel::{BASE, Kernel, Protocol, Routines, exit, print};
 use guest_tests::micro::wrmsr;
-use guest_tests::umpire::skipped_without_kvm;
+use guest_tests::umpire::{skipped_without_firmware, skipped_without_kvm};
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, ax, byte_ptr, cr0, cr2, cr3, cr4, dword_ptr, eax, ebp, ebx, ecx, edi, edx, esi,
@@ -109,7 +108,7 @@ const PROTOCOLS: [Protocol; 3] = [Protocol::Linux64, Protocol::Pvh, Protocol::Mu
 
 #[test]
 fn every_kernel_finds_the_registers_that_it_finds_without_firmware() {
-    if skipped_without_kvm("every_kernel_finds") || skipped_without_image("every_kernel_finds") {
+    if skipped_without_kvm("every_kernel_finds") || skipped_without_firmware("every_kernel_finds") {
         return;
     }
     for protocol in PROTOCOLS {
@@ -130,7 +129,7 @@ fn every_kernel_finds_the_registers_that_it_finds_without_firmware() {
 
 #[test]
 fn the_memory_map_reserves_what_is_the_firmwares() {
-    if skipped_without_kvm("the_memory_map") || skipped_without_image("the_memory_map") {
+    if skipped_without_kvm("the_memory_map") || skipped_without_firmware("the_memory_map") {
         return;
     }
     let kernel = Kernel::new(Protocol::Multiboot, |a, routines| {
@@ -160,7 +159,8 @@ fn the_memory_map_reserves_what_is_the_firmwares() {
 /// each that has come.
 #[test]
 fn the_other_processors_wait_for_the_kernel() {
-    if skipped_without_kvm("the_other_processors") || skipped_without_image("the_other_processors")
+    if skipped_without_kvm("the_other_processors")
+        || skipped_without_firmware("the_other_processors")
     {
         return;
     }
@@ -217,7 +217,8 @@ fn patched(from: &[u8], to: &[u8]) -> Vec<u8> {
 
 #[test]
 fn firmware_that_cannot_go_on_says_so_and_ends_the_run() {
-    if skipped_without_kvm("firmware_that_cannot") || skipped_without_image("firmware_that_cannot")
+    if skipped_without_kvm("firmware_that_cannot")
+        || skipped_without_firmware("firmware_that_cannot")
     {
         return;
     }
@@ -325,7 +326,7 @@ fn a_flat_image_of_ones_own_runs_before_the_kernel() {
 #[test]
 fn counters_are_reserved_on_every_processor() {
     if skipped_without_kvm("counters_are_reserved")
-        || skipped_without_image("counters_are_reserved")
+        || skipped_without_firmware("counters_are_reserved")
     {
         return;
     }
@@ -361,7 +362,8 @@ fn counters_are_reserved_on_every_processor() {
 
 #[test]
 fn without_reservations_the_kernel_is_entered_all_the_same() {
-    if skipped_without_kvm("without_reservations") || skipped_without_image("without_reservations")
+    if skipped_without_kvm("without_reservations")
+        || skipped_without_firmware("without_reservations")
     {
         return;
     }
@@ -376,7 +378,7 @@ fn without_reservations_the_kernel_is_entered_all_the_same() {
 /// be, once, and the one that is not kept is nowhere.
 #[test]
 fn cookies_stay_only_where_they_were_asked_to() {
-    if skipped_without_kvm("cookies_stay_only") || skipped_without_image("cookies_stay_only") {
+    if skipped_without_kvm("cookies_stay_only") || skipped_without_firmware("cookies_stay_only") {
         return;
     }
     const COOKIES: u32 = 0x9_6a00;

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use guest_tests::linux::{Image, Step, UnderUmpire};
+use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
 
 /// How many lines of the kernel's log no kernel has that is well.
 const TROUBLE: &str = "dmesg >>/tmp/log; \
@@ -39,7 +39,7 @@ impl Script {
     }
 
     /// Boots, runs the steps, and looks whether the kernel is well.
-    pub(crate) fn run(self, image: Image, flags: &[&str], options: &str) -> Log {
+    pub(crate) fn run(self, image: LinuxImage, flags: &[&str], options: &str) -> Log {
         let script = self.step("trouble", TROUBLE);
         let guest = UnderUmpire::new(image, flags).with_kernel_options(options);
         let ran = guest.run(&script.lines.join("\n"));
@@ -94,9 +94,9 @@ pub(crate) fn lines<const N: usize>(output: &str) -> [&str; N] {
 }
 
 /// The guest with the modules, which are built once.
-pub(crate) fn image() -> Image {
-    static IMAGE: OnceLock<Image> = OnceLock::new();
-    let build = || Image::fetch().and_then(Image::with_arbiters);
+pub(crate) fn image() -> LinuxImage {
+    static IMAGE: OnceLock<LinuxImage> = OnceLock::new();
+    let build = || LinuxImage::fetch().and_then(LinuxImage::with_arbiters);
     let image = IMAGE.get_or_init(|| build().expect("the guest's image"));
     image.clone()
 }

@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result, ensure};
 use arbiter::{Event, Layer};
-use guest_tests::micro::{Image, Lab, Ran, Setup, Test};
+use guest_tests::micro::{Lab, LabRun, MicroImage, Setup, Test};
 use vmm::micro::{MicroPcr, SCRATCH, Start};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -192,7 +192,7 @@ fn expected(arbiter: Arbiter) -> Vec<Finding> {
 fn play(lab: &Lab, arbiter: Arbiter) -> Result<()> {
     const PCE: u64 = 1 << 8;
     let image = micro_guests::arbiters().context("the guest program was not built")?;
-    let image = Image::parse(image)?;
+    let image = MicroImage::parse(image)?;
     let mut guest = image.guest();
     for (vector, handler) in [(13, "guest_gp"), (6, "guest_ud")] {
         guest = guest.handler(vector, image.symbol(handler)?);
@@ -217,7 +217,7 @@ fn play(lab: &Lab, arbiter: Arbiter) -> Result<()> {
 }
 
 /// The hypervisor has seen that the rogue was kept out, or was not.
-fn audit(ran: &Ran, arbiter: Arbiter) -> Result<()> {
+fn audit(ran: &LabRun, arbiter: Arbiter) -> Result<()> {
     let enforces = arbiter != Arbiter::Minimal;
     let denied: [fn(&Event) -> bool; 3] = [
         |event| matches!(event, Event::DroppedRead(_)),
@@ -238,7 +238,7 @@ fn audit(ran: &Ran, arbiter: Arbiter) -> Result<()> {
     Ok(())
 }
 
-fn compare(ran: &Ran, expected: &[Finding]) -> Result<()> {
+fn compare(ran: &LabRun, expected: &[Finding]) -> Result<()> {
     let mut found = Vec::new();
     for entry in 0..ran.word(SCRATCH)? {
         let word = |n: u64| ran.word(SCRATCH + 8 + 8 * (4 * entry + n));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use guest_tests::micro::{DATA, LOG, Lab, Program, Ran, Setup, Test, Written, exit, wrmsr};
+use guest_tests::micro::{DATA, LOG, Lab, LabRun, Program, Setup, Test, Written, exit, wrmsr};
 use iced_x86::code_asm::{CodeAssembler, qword_ptr, r8, r9, r10, r11, rax, rcx, rdi, rdx};
 use pmu_virt::{CounterId, Reading};
 use vmm::micro::{KERNEL_CODE, MicroGuest, MicroOutcome, MicroRun, Start};
@@ -159,7 +159,7 @@ fn ticks(lab: &Lab, time: Duration) -> Result<u64> {
 /// A quarter of the wake-ups come within two slices. On a busy host the core's
 /// thread itself waits for a CPU, so the others may be later, but none is lost.
 /// That all come in time on a core that runs is tested in virtual time.
-fn check_wakes(lab: &Lab, ran: &Ran, extra: u64) -> Result<()> {
+fn check_wakes(lab: &Lab, ran: &LabRun, extra: u64) -> Result<()> {
     let mut late = Vec::new();
     for round in 0..u64::from(ROUNDS) {
         let (before, after) = (ran.word(BEFORE + 8 * round)?, ran.word(AFTER + 8 * round)?);
@@ -185,7 +185,7 @@ fn check_wakes(lab: &Lab, ran: &Ran, extra: u64) -> Result<()> {
 }
 
 /// What the first counter of a vCPU has counted.
-fn cycles(ran: &Ran, vcpu: usize) -> Result<u64> {
+fn cycles(ran: &LabRun, vcpu: usize) -> Result<u64> {
     let report = ran.report(vcpu, CounterId::Programmable(0))?;
     match report.reading {
         Reading::Counted { value, .. } => Ok(value),

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use guest_tests::micro::{
-    DATA, Entry, FAULT, Lab, Program, Ran, Setup, Test, VALUE, Written, enter_user, exit,
+    DATA, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written, enter_user, exit,
     log_value, wrmsr,
 };
 use iced_x86::code_asm::{
@@ -121,7 +121,7 @@ fn count_entry() -> Entry {
     }
 }
 
-fn check_log(ran: &Ran, expected: &[Entry]) -> Result<()> {
+fn check_log(ran: &LabRun, expected: &[Entry]) -> Result<()> {
     ensure!(
         ran.log == expected,
         "{:x?}\nexpected {expected:x?}",

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use guest_tests::micro::{DATA, Lab, Program, Ran, Setup, Test, Written, exit, log_value, wrmsr};
+use guest_tests::micro::{
+    DATA, Lab, LabRun, Program, Setup, Test, Written, exit, log_value, wrmsr,
+};
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, ecx, edx, qword_ptr, r13, rax, rcx, rdx};
 use vmm::micro::LAPIC;
 use vmm::vcpu::{PmiDelivery, PmiRoute, TrapEvent};
@@ -186,7 +188,7 @@ pub(crate) fn lvtpc_of(route: PmiRoute) -> (u32, u8) {
     }
 }
 
-fn pmis(ran: &Ran) -> Vec<PmiDelivery> {
+fn pmis(ran: &LabRun) -> Vec<PmiDelivery> {
     let deliveries = ran.outcome.vcpus[0].events.iter();
     deliveries
         .filter_map(|event| match event {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use guest_tests::micro::{
-    DATA, Lab, Program, Ran, Setup, Test, Written, enter_user, exit, log_value, wrmsr,
+    DATA, Lab, LabRun, Program, Setup, Test, Written, enter_user, exit, log_value, wrmsr,
 };
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, ecx, edx};
 use pmu_virt::perf::PerfBackend;
@@ -104,7 +104,7 @@ fn at_cpl_3(program: Program, select: u64, after: u64, ticks: u32) -> Result<Pro
 }
 
 /// Time passed, and the two counts.
-fn logged(ran: &Ran) -> Result<(u64, u64, u64)> {
+fn logged(ran: &LabRun) -> Result<(u64, u64, u64)> {
     let values: Vec<u64> = ran
         .log
         .iter()
@@ -142,7 +142,7 @@ fn counts_grow(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn nmis(ran: &Ran) -> usize {
+fn nmis(ran: &LabRun) -> usize {
     ran.events(
         |event| matches!(event, TrapEvent::Pmi { delivery, .. } if delivery.route == PmiRoute::Nmi),
     )

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use guest_tests::micro::{
-    DATA, Entry, FAULT, Lab, Program, Ran, Setup, Test, VALUE, Written, enter_user, exit,
+    DATA, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written, enter_user, exit,
     log_value, wrmsr,
 };
 use iced_x86::code_asm::{
@@ -66,7 +66,7 @@ fn setup() -> Setup {
 }
 
 /// The one RDPMC that was emulated, in `ring`.
-fn emulated_once(ran: &Ran, ring: Ring) -> Result<()> {
+fn emulated_once(ran: &LabRun, ring: Ring) -> Result<()> {
     let events = ran.events(|event| matches!(event, TrapEvent::Rdpmc { .. }));
     let expected = TrapEvent::Rdpmc {
         index: 0,

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use guest_tests::micro::Op::{Rdpmc, Read, Spin, Write};
 use guest_tests::micro::{
-    Lab, Program, Ran, Script, Setup, Test, Written, enter_user, exit, log_value, wrmsr,
+    Lab, LabRun, Program, Script, Setup, Test, Written, enter_user, exit, log_value, wrmsr,
 };
 use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, r8, r9, rax, rdx};
 use pmu_virt::{CounterId, Provenance, Reading, UnavailableReason};
@@ -125,7 +125,7 @@ fn unavailable(lab: &Lab) -> Result<()> {
             ],
             user: &[],
         };
-        let ran: Ran = script.check(lab, &Setup::clock(model))?;
+        let ran: LabRun = script.check(lab, &Setup::clock(model))?;
         let report = ran.report(0, CounterId::Programmable(0))?;
         match &report.reading {
             Reading::Unavailable(reason) if fits(reason) && !report.running => Ok(()),

@@ -15,7 +15,7 @@ use object::read::elf::{FileHeader, NoteIterator, ProgramHeader};
 
 use super::error::BootError;
 use super::image::Image;
-use super::segments::{Segment, physical_entry};
+use super::segments::{LoadSegment, physical_entry};
 
 /// Xen's note with the address of a 32-bit entry point (`XEN_ELFNOTE_PHYS32_ENTRY`).
 const PHYS32_ENTRY: u32 = 18;
@@ -32,7 +32,7 @@ pub(crate) struct Elf {
     /// Guest-physical address of the entry point, if it lies in a segment.
     pub(crate) entry: Option<u64>,
     /// Loadable segments that are not empty.
-    pub(crate) segments: Vec<Segment>,
+    pub(crate) segments: Vec<LoadSegment>,
     /// Entry point for PVH, from its note.
     pub(crate) pvh_entry: Option<u64>,
 }
@@ -116,7 +116,7 @@ where
         let (file_len, memory_len) = (entry.p_filesz(LE).into(), entry.p_memsz(LE).into());
         match entry.p_type(LE) {
             PT_LOAD if memory_len > 0 || file_len > 0 => {
-                segments.push(Segment {
+                segments.push(LoadSegment {
                     offset: entry.p_offset(LE).into(),
                     address: entry.p_paddr(LE).into(),
                     linked: entry.p_vaddr(LE).into(),

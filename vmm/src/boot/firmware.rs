@@ -11,14 +11,14 @@ use firmware::layout;
 use super::acpi::PORTS;
 use super::elf;
 use super::error::BootError;
-use super::guest::Entry;
+use super::guest::BootEntry;
 use super::image::Image;
 use super::kernel::what_is_it;
 use super::memory::{GuestMemory, write};
 use super::multiboot::SEARCH_LEN;
 use super::page_tables::{little_endian, write_page_tables};
-use super::segments::{self, Segment, Span};
-use super::state::{InitialState, Segment as Descriptor};
+use super::segments::{self, LoadSegment, Span};
+use super::state::{InitialState, SegmentRegister};
 
 /// What a flat image has at byte [`FLAT_MAGIC_AT`], so that a file given by
 /// mistake is not run.
@@ -47,14 +47,14 @@ pub enum FirmwareImage {
 /// The image with its headers checked.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
-    segments: Vec<Segment>,
+    segments: Vec<LoadSegment>,
     entry: u64,
 }
 
 /// The kernel and machine that the firmware is told of.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Surroundings {
-    pub(crate) kernel: Entry,
+    pub(crate) kernel: BootEntry,
     pub(crate) cpus: u32,
     pub(crate) pm_timer: bool,
 }
@@ -112,7 +112,7 @@ fn parse(image: &Image) -> Result<Program, BootError> {
         let what = format!("it is {seen}, and neither an ELF64 file nor a flat image");
         return Err(malformed(image, what));
     }
-    let segment = Segment {
+    let segment = LoadSegment {
         offset: 0,
         address: layout::IMAGE,
         linked: layout::IMAGE,
@@ -162,7 +162,7 @@ fn inside(image: &Image, span: Span) -> Result<(), BootError> {
 
 /// The descriptor table with the selectors of [`layout`], and the identity map.
 fn write_tables(mem: &GuestMemory, state: &InitialState) -> Result<(), BootError> {
-    let code_32 = Descriptor::flat(layout::CODE_32, Descriptor::CODE, false);
+    let code_32 = SegmentRegister::flat(layout::CODE_32, SegmentRegister::CODE, false);
     let entries = [
         0,
         code_32.descriptor(),
@@ -197,16 +197,17 @@ fn configuration(request: &FirmwareRequest, around: Surroundings) -> Result<Conf
 }
 
 /// The kernel's registers, as the firmware has to set them.
-fn kernel_entry(entry: Entry) -> KernelEntry {
+fn kernel_entry(entry: BootEntry) -> KernelEntry {
     let state = entry.initial_state();
     let protocol = match entry {
-        Entry::Linux64 { .. } => Protocol::Linux64,
-        Entry::Pvh { .. } => Protocol::Pvh,
-        Entry::Multiboot { .. } => Protocol::Multiboot,
+        BootEntry::Linux64 { .. } => Protocol::Linux64,
+        BootEntry::Pvh { .. } => Protocol::Pvh,
+        BootEntry::Multiboot { .. } => Protocol::Multiboot,
     };
-    let mode = match state.cs.long {
-        true => Mode::Long,
-        false => Mode::Protected,
+    let mode = if state.cs.long {
+        Mode::Long
+    } else {
+        Mode::Protected
     };
     KernelEntry {
         protocol,

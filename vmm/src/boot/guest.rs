@@ -9,7 +9,7 @@ use super::unpack::Compression;
 
 /// How the kernel is entered. All addresses are guest-physical.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
+pub enum BootEntry {
     /// Linux's 64-bit boot protocol.
     Linux64 {
         /// First instruction.
@@ -33,7 +33,7 @@ pub enum Entry {
     },
 }
 
-impl Entry {
+impl BootEntry {
     /// The registers that this protocol asks for.
     #[must_use]
     pub fn initial_state(self) -> InitialState {
@@ -45,7 +45,7 @@ impl Entry {
     }
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for BootEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Linux64 { rip, .. } => write!(f, "Linux 64-bit entry at {rip:#x}"),
@@ -59,15 +59,15 @@ impl fmt::Display for Entry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedGuest {
     /// How the kernel is entered.
-    pub entry: Entry,
+    pub entry: BootEntry,
     /// Registers of the boot processor: the kernel's, or those of firmware before it. The other vCPUs wait for their start-up IPI.
     pub state: InitialState,
-    pub(crate) parts: Parts,
+    pub(crate) parts: LoadedParts,
 }
 
 /// Where things went, for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Parts {
+pub(crate) struct LoadedParts {
     pub(crate) kernel: Span,
     pub(crate) unpacked: Option<(Compression, usize)>,
     pub(crate) initrd: Option<Span>,
@@ -79,7 +79,7 @@ impl LoadedGuest {
     /// One line for the log: entry point, and where kernel, initrd and modules lie.
     #[must_use]
     pub fn describe(&self) -> String {
-        let Parts {
+        let LoadedParts {
             kernel,
             unpacked,
             initrd,

@@ -11,7 +11,7 @@ use super::memory::{
     BOOT_INFO_START, CMDLINE_START, GuestMemory, HIGH_MEMORY_START, MODULE_LIST_SIZE,
     MODULE_LIST_START, Region, low_end, write,
 };
-use super::segments::{Segment, Span, physical_entry};
+use super::segments::{LoadSegment, Span, physical_entry};
 
 /// What EAX holds when the kernel starts.
 pub(crate) const BOOTLOADER_MAGIC: u32 = 0x2bad_b002;
@@ -109,12 +109,12 @@ pub(crate) struct MultibootKernel {
     /// Guest-physical entry point, if it lies in a segment.
     pub(crate) entry: Option<u64>,
     /// What to load.
-    pub(crate) segments: Vec<Segment>,
+    pub(crate) segments: Vec<LoadSegment>,
 }
 
 /// A header whose checksum is right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct MultibootHeader {
     offset: usize,
     flags: u32,
 }
@@ -127,18 +127,18 @@ pub(crate) struct LoadedModule {
 }
 
 /// Finds the header in the start of a file.
-pub(crate) fn find_header(head: &[u8]) -> Option<Header> {
+pub(crate) fn find_header(head: &[u8]) -> Option<MultibootHeader> {
     let head = &head[..head.len().min(SEARCH_LEN)];
     (0..head.len()).step_by(4).find_map(|offset| {
         let (start, _) = HeaderStart::ref_from_prefix(&head[offset..]).ok()?;
         let (magic, flags) = (start.magic.get(), start.flags.get());
         let sum = magic.wrapping_add(flags).wrapping_add(start.checksum.get());
-        (magic == HEADER_MAGIC && sum == 0).then_some(Header { offset, flags })
+        (magic == HEADER_MAGIC && sum == 0).then_some(MultibootHeader { offset, flags })
     })
 }
 
 /// Reads what to load, from the header itself or from the ELF file around it.
-pub(crate) fn parse(image: &Image, header: Header) -> Result<MultibootKernel, BootError> {
+pub(crate) fn parse(image: &Image, header: MultibootHeader) -> Result<MultibootKernel, BootError> {
     let unsupported = |what: String| BootError::Unsupported {
         path: image.path().to_owned(),
         what,
@@ -171,7 +171,7 @@ pub(crate) fn parse(image: &Image, header: Header) -> Result<MultibootKernel, Bo
 
 /// The header's own addresses: `header_addr`, `load_addr`, `load_end_addr`, `bss_end_addr`,
 /// `entry_addr`.
-fn parse_addresses(image: &Image, header: Header) -> Result<MultibootKernel, BootError> {
+fn parse_addresses(image: &Image, header: MultibootHeader) -> Result<MultibootKernel, BootError> {
     let malformed = |what: &str| BootError::Malformed {
         path: image.path().to_owned(),
         what: what.into(),
@@ -201,7 +201,7 @@ fn parse_addresses(image: &Image, header: Header) -> Result<MultibootKernel, Boo
             .filter(|&len| len >= file_len)
             .ok_or_else(|| malformed("its Multiboot header's bss_end_addr precedes the data"))?,
     };
-    let segments = vec![Segment {
+    let segments = vec![LoadSegment {
         offset,
         address: load_addr,
         linked: load_addr,

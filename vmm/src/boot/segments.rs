@@ -6,7 +6,7 @@ use super::memory::{GuestMemory, HIGH_MEMORY_START, HOLE_START, MIB, low_end, wr
 
 /// One loadable part of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Segment {
+pub(crate) struct LoadSegment {
     /// Where it begins in the file.
     pub(crate) offset: u64,
     /// Guest-physical address.
@@ -19,7 +19,7 @@ pub(crate) struct Segment {
     pub(crate) memory_len: u64,
 }
 
-impl Segment {
+impl LoadSegment {
     fn end(&self) -> u64 {
         self.address.saturating_add(self.memory_len)
     }
@@ -40,7 +40,7 @@ pub(crate) struct Span {
 pub(crate) fn load(
     image: &Image,
     mem: &GuestMemory,
-    segments: &[Segment],
+    segments: &[LoadSegment],
 ) -> Result<Span, BootError> {
     load_where(image, mem, segments, |span| check_fit(image, mem, span))
 }
@@ -49,12 +49,12 @@ pub(crate) fn load(
 pub(crate) fn load_where(
     image: &Image,
     mem: &GuestMemory,
-    segments: &[Segment],
+    segments: &[LoadSegment],
     fit: impl Fn(Span) -> Result<(), BootError>,
 ) -> Result<Span, BootError> {
     let span = check(image, segments, fit)?;
     for segment in segments {
-        let Segment {
+        let LoadSegment {
             offset,
             address,
             file_len,
@@ -69,8 +69,8 @@ pub(crate) fn load_where(
 /// The guest-physical address of an entry point that is given as a physical or a linked address.
 ///
 /// Linux gives physical ones; kernels of the "higher half" kind often give linked ones.
-pub(crate) fn physical_entry(segments: &[Segment], entry: u64) -> Option<u64> {
-    let within = |start: u64, segment: &Segment| {
+pub(crate) fn physical_entry(segments: &[LoadSegment], entry: u64) -> Option<u64> {
+    let within = |start: u64, segment: &LoadSegment| {
         entry
             .checked_sub(start)
             .filter(|&distance| distance < segment.memory_len)
@@ -117,14 +117,14 @@ pub(crate) fn check_fit(image: &Image, mem: &GuestMemory, span: Span) -> Result<
 
 fn check(
     image: &Image,
-    segments: &[Segment],
+    segments: &[LoadSegment],
     fit: impl Fn(Span) -> Result<(), BootError>,
 ) -> Result<Span, BootError> {
     let malformed = |what: String| BootError::Malformed {
         path: image.path().to_owned(),
         what,
     };
-    let mut sorted: Vec<&Segment> = segments.iter().collect();
+    let mut sorted: Vec<&LoadSegment> = segments.iter().collect();
     sorted.sort_by_key(|segment| segment.address);
     let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else {
         return Err(malformed("it has no loadable segment".into()));
@@ -186,8 +186,8 @@ mod tests {
     use super::*;
     use crate::boot::memory::create;
 
-    fn segment(address: u64, file_len: u64, memory_len: u64) -> Segment {
-        Segment {
+    fn segment(address: u64, file_len: u64, memory_len: u64) -> LoadSegment {
+        LoadSegment {
             offset: 16,
             address,
             linked: address.wrapping_add(1 << 40),
@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    fn check_load(segments: &[Segment], expected: Result<(u64, u64), &str>) {
+    fn check_load(segments: &[LoadSegment], expected: Result<(u64, u64), &str>) {
         let mem = create(4).expect("memory");
         let image = Image::from_bytes("kernel", Path::new("k"), vec![0xa5; 0x2000]);
         match (load(&image, &mem, segments), expected) {

@@ -36,7 +36,7 @@ const EFER_LMA: u64 = 1 << 10;
 
 /// A segment register with its hidden part (SDM vol. 3A, 3.4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct SegmentRegister {
     /// Visible selector.
     pub selector: u16,
     /// Linear base address.
@@ -55,7 +55,7 @@ pub struct Segment {
     pub page_granular: bool,
 }
 
-impl Segment {
+impl SegmentRegister {
     /// Executable, readable, accessed.
     pub(crate) const CODE: u8 = 0xb;
     /// Writable, accessed.
@@ -110,8 +110,8 @@ impl Segment {
     }
 }
 
-impl From<Segment> for kvm_segment {
-    fn from(segment: Segment) -> Self {
+impl From<SegmentRegister> for kvm_segment {
+    fn from(segment: SegmentRegister) -> Self {
         Self {
             base: segment.base,
             limit: segment.limit,
@@ -174,11 +174,11 @@ pub struct InitialState {
     /// Extended feature enable register.
     pub efer: u64,
     /// Code segment.
-    pub cs: Segment,
+    pub cs: SegmentRegister,
     /// For DS, ES, FS, GS and SS.
-    pub data: Segment,
+    pub data: SegmentRegister,
     /// Task register.
-    pub tr: Segment,
+    pub tr: SegmentRegister,
     /// Global descriptor table.
     pub gdt: DescriptorTable,
     /// Interrupt descriptor table: empty, the kernel brings its own.
@@ -197,7 +197,7 @@ impl InitialState {
             cr3: PAGE_TABLES_START,
             cr4: CR4_PAE,
             efer: EFER_LME | EFER_LMA,
-            cs: Segment::flat(CODE_SELECTOR, Segment::CODE, true),
+            cs: SegmentRegister::flat(CODE_SELECTOR, SegmentRegister::CODE, true),
             ..Self::protected32(rip)
         }
     }
@@ -226,11 +226,11 @@ impl InitialState {
         Self {
             rsp: layout::STACK_TOP,
             cr3: layout::PAGE_TABLES,
-            cs: Segment::flat(layout::CODE_64, Segment::CODE, true),
-            data: Segment::flat(layout::DATA, Segment::DATA, false),
-            tr: Segment {
+            cs: SegmentRegister::flat(layout::CODE_64, SegmentRegister::CODE, true),
+            data: SegmentRegister::flat(layout::DATA, SegmentRegister::DATA, false),
+            tr: SegmentRegister {
                 selector: layout::TASK,
-                ..Segment::tss()
+                ..SegmentRegister::tss()
             },
             gdt: DescriptorTable {
                 base: layout::GDT,
@@ -252,10 +252,10 @@ impl InitialState {
             cr3: 0,
             cr4: 0,
             efer: 0,
-            cs: Segment::flat(CODE_SELECTOR, Segment::CODE, false),
+            cs: SegmentRegister::flat(CODE_SELECTOR, SegmentRegister::CODE, false),
             // In 64-bit mode the CPU ignores what a data segment says of size and limit.
-            data: Segment::flat(DATA_SELECTOR, Segment::DATA, false),
-            tr: Segment::tss(),
+            data: SegmentRegister::flat(DATA_SELECTOR, SegmentRegister::DATA, false),
+            tr: SegmentRegister::tss(),
             gdt: DescriptorTable {
                 base: GDT_START,
                 limit: GDT_LIMIT,

@@ -108,7 +108,7 @@ fn every_kind_is_loaded_and_entered_its_own_way() {
     .expect("loaded");
     assert_eq!(
         guest.entry,
-        Entry::Linux64 {
+        BootEntry::Linux64 {
             rip: LOAD,
             zero_page: ZERO_PAGE_START
         }
@@ -140,7 +140,7 @@ fn every_kind_is_loaded_and_entered_its_own_way() {
     .expect("loaded");
     assert_eq!(
         guest.entry,
-        Entry::Linux64 {
+        BootEntry::Linux64 {
             rip: LOAD + 0x200,
             zero_page: ZERO_PAGE_START
         }

@@ -1,7 +1,7 @@
 //! ACPI's fixed power management registers: the PM1a event and control blocks
 //! and the power management timer (ACPI 6.5, sections 4.8.3.1 to 4.8.3.3).
 
-use super::time::TimeSource;
+use super::time::DeviceClock;
 
 /// The frequency of the power management timer in hertz (ACPI 6.5, 4.8.3.3).
 pub const PM_TIMER_HZ: u32 = 3_579_545;
@@ -56,7 +56,7 @@ impl AcpiPm {
     }
 
     /// Reads from byte `offset` of the block on; bytes past its end are all ones.
-    pub(super) fn read(&self, offset: usize, data: &mut [u8], time: &dyn TimeSource) {
+    pub(super) fn read(&self, offset: usize, data: &mut [u8], time: &dyn DeviceClock) {
         let image = self.image(time);
         for (i, byte) in data.iter_mut().enumerate() {
             *byte = image.get(offset + i).copied().unwrap_or(0xff);
@@ -88,7 +88,7 @@ impl AcpiPm {
         sleeps && (self.control & SLP_TYP_MASK) >> SLP_TYP_SHIFT == SLP_TYP_POWER_OFF
     }
 
-    fn image(&self, time: &dyn TimeSource) -> [u8; LEN] {
+    fn image(&self, time: &dyn DeviceClock) -> [u8; LEN] {
         let mut image = [0; LEN];
         // No event source exists, so the status register (offset 0) stays 0.
         image[ENABLE..ENABLE + 2].copy_from_slice(&self.enable.to_le_bytes());
@@ -97,7 +97,7 @@ impl AcpiPm {
         image
     }
 
-    fn timer(&self, time: &dyn TimeSource) -> u32 {
+    fn timer(&self, time: &dyn DeviceClock) -> u32 {
         let ticks = time.elapsed().as_nanos() * u128::from(PM_TIMER_HZ) / 1_000_000_000;
         let bits = match self.width {
             TimerWidth::Bits24 => 24,

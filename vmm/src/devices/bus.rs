@@ -11,7 +11,7 @@ use super::legacy::{ControlB, KeyboardController, control_a};
 use super::pci::PciHole;
 use super::rtc::Rtc;
 use super::serial::{Com1, ConsoleIrqError};
-use super::time::TimeSource;
+use super::time::DeviceClock;
 use super::{DeviceOutcome, GuestEnd, ResetSource, ports};
 
 /// What the platform devices need from outside.
@@ -21,7 +21,7 @@ pub struct PlatformParts {
     /// Receives what the guest writes to COM1, byte by byte, flushed each time.
     pub console: Box<dyn Write + Send>,
     /// The clocks behind the power management timer and the real-time clock.
-    pub time: Box<dyn TimeSource>,
+    pub time: Box<dyn DeviceClock>,
     /// Has to agree with the FADT.
     pub timer_width: TimerWidth,
 }
@@ -50,7 +50,7 @@ impl PlatformParts {
         let parts = Self {
             com1_irq: irq,
             console,
-            time: Box::new(super::HostTime::new()),
+            time: Box::new(super::HostClock::new()),
             timer_width: TimerWidth::default(),
         };
         Ok((parts, copy))
@@ -121,7 +121,7 @@ pub struct PortBus {
     rtc: Rtc,
     pm: AcpiPm,
     pci: PciHole,
-    time: Box<dyn TimeSource>,
+    time: Box<dyn DeviceClock>,
     unclaimed: u64,
 }
 

@@ -5,7 +5,7 @@
 //! to data registers are dropped. Every register without a meaning reads as 0.
 
 use super::ports::CMOS_CENTURY;
-use super::time::{Moment, TimeSource};
+use super::time::{CalendarTime, DeviceClock};
 
 /// Status A: the divider runs (0b010 in bits 6:4), 1024 Hz rate; bit 7, "update in
 /// progress", is never set because a reading is always complete.
@@ -27,8 +27,8 @@ impl Rtc {
         self.index = value & INDEX_MASK;
     }
 
-    pub(super) fn read_data(&self, time: &dyn TimeSource) -> u8 {
-        let now = || Moment::from_unix(time.unix_seconds());
+    pub(super) fn read_data(&self, time: &dyn DeviceClock) -> u8 {
+        let now = || CalendarTime::from_unix(time.unix_seconds());
         match self.index {
             0x00 => bcd(now().second),
             0x02 => bcd(now().minute),

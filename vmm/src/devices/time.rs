@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The two clocks that the platform devices read.
-pub trait TimeSource: fmt::Debug + Send {
+pub trait DeviceClock: fmt::Debug + Send {
     /// Time since the machine was made; never goes back.
     fn elapsed(&self) -> Duration;
     /// Seconds since 1970-01-01 00:00:00 UTC.
@@ -13,12 +13,12 @@ pub trait TimeSource: fmt::Debug + Send {
 
 /// The host's monotonic clock and its time of day.
 #[derive(Clone, Copy, Debug)]
-pub struct HostTime {
+pub struct HostClock {
     start: Instant,
 }
 
-impl HostTime {
-    /// A clock whose [`elapsed`](TimeSource::elapsed) starts at zero now.
+impl HostClock {
+    /// A clock whose [`elapsed`](DeviceClock::elapsed) starts at zero now.
     pub fn new() -> Self {
         Self {
             start: Instant::now(),
@@ -26,13 +26,13 @@ impl HostTime {
     }
 }
 
-impl Default for HostTime {
+impl Default for HostClock {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl TimeSource for HostTime {
+impl DeviceClock for HostClock {
     fn elapsed(&self) -> Duration {
         self.start.elapsed()
     }
@@ -47,7 +47,7 @@ impl TimeSource for HostTime {
 
 /// A moment in UTC, split as a real-time clock keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Moment {
+pub(super) struct CalendarTime {
     pub(super) year: u64,
     /// 1 to 12.
     pub(super) month: u8,
@@ -60,7 +60,7 @@ pub(super) struct Moment {
     pub(super) second: u8,
 }
 
-impl Moment {
+impl CalendarTime {
     pub(super) fn from_unix(seconds: u64) -> Self {
         const DAY: u64 = 86_400;
         let (mut days, clock) = (seconds / DAY, seconds % DAY);
@@ -126,7 +126,7 @@ pub(super) mod tests {
         pub(in super::super) unix: u64,
     }
 
-    impl TimeSource for FixedTime {
+    impl DeviceClock for FixedTime {
         fn elapsed(&self) -> Duration {
             self.elapsed
         }
@@ -136,7 +136,7 @@ pub(super) mod tests {
     }
 
     fn check(seconds: u64, expected: (u64, u8, u8, u8), clock: (u8, u8, u8)) {
-        let m = Moment::from_unix(seconds);
+        let m = CalendarTime::from_unix(seconds);
         assert_eq!((m.year, m.month, m.day, m.weekday), expected, "{seconds}");
         assert_eq!((m.hour, m.minute, m.second), clock, "{seconds}");
     }
@@ -153,7 +153,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_end_of_time_is_a_date_too() {
-        let m = Moment::from_unix(u64::MAX);
+        let m = CalendarTime::from_unix(u64::MAX);
         assert!((1..=12).contains(&m.month) && (1..=31).contains(&m.day));
     }
 }

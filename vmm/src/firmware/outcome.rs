@@ -39,9 +39,10 @@ impl Expected {
 
 fn names(counters: CounterSet) -> String {
     let names: Vec<String> = counters.iter().map(|counter| counter.to_string()).collect();
-    match names.is_empty() {
-        true => "no counter".to_owned(),
-        false => names.join(", "),
+    if names.is_empty() {
+        "no counter".to_owned()
+    } else {
+        names.join(", ")
     }
 }
 

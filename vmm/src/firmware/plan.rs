@@ -5,7 +5,7 @@ use firmware::config::{CounterRequest, MAX_COUNTERS, Position};
 use pmu_virt::{CountRequest, EventCode, FixedFunction, PmuModel};
 use thiserror::Error;
 
-use super::spec::{CounterSpec, ErrorMode, Place};
+use super::spec::{CounterSpec, ErrorMode, WantedCounter};
 use crate::events::{EventError, NameTable, resolve};
 
 /// The compatibility bits.
@@ -171,17 +171,19 @@ impl FirmwarePlan {
     ) -> Result<(), PlanError> {
         let text = || spec.text.clone();
         let (position, select) = match (spec.place, request.event) {
-            (Place::At(CounterId::Fixed(index)), _) => on_fixed(spec, request, index, model)?,
+            (WantedCounter::At(CounterId::Fixed(index)), _) => {
+                on_fixed(spec, request, index, model)?
+            }
             // The event is tied to its counter.
-            (Place::Any, EventCode::Fixed(function)) => {
+            (WantedCounter::Any, EventCode::Fixed(function)) => {
                 on_fixed(spec, request, function.index(), model)?
             }
-            (Place::At(counter @ CounterId::Programmable(_)), _) => {
+            (WantedCounter::At(counter @ CounterId::Programmable(_)), _) => {
                 exists(spec, counter, model)?;
                 let select = programmable(spec, Some(counter), request, model)?;
                 (Some(counter), select)
             }
-            (Place::Any, _) => (None, programmable(spec, None, request, model)?),
+            (WantedCounter::Any, _) => (None, programmable(spec, None, request, model)?),
         };
         let width = match position {
             Some(CounterId::Fixed(_)) => model.fixed_width(),

@@ -45,7 +45,7 @@ pub enum SpecError {
 
 /// Which counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Place {
+pub enum WantedCounter {
     /// Any that can count the event.
     #[default]
     Any,
@@ -73,7 +73,7 @@ pub struct CounterSpec {
     /// The event's name.
     pub event: String,
     /// Which counter.
-    pub place: Place,
+    pub place: WantedCounter,
     /// Whether others are kept from using it; else all may.
     pub private: bool,
     /// What becomes of their accesses.
@@ -102,7 +102,7 @@ impl CounterSpec {
         let mut spec = Self {
             text: text.to_owned(),
             event: event.to_owned(),
-            place: Place::Any,
+            place: WantedCounter::Any,
             private: true,
             error: ErrorMode::Drop,
             read: 0,
@@ -174,21 +174,21 @@ impl CounterSpec {
     }
 }
 
-fn place(text: &str) -> Option<Place> {
+fn place(text: &str) -> Option<WantedCounter> {
     let index = |digits: &str, limit: u8| {
         let plain = digits.bytes().all(|digit| digit.is_ascii_digit());
         let index: u8 = digits.parse().ok()?;
         (plain && index < limit).then_some(index)
     };
     if text == "any" {
-        return Some(Place::Any);
+        return Some(WantedCounter::Any);
     }
     let counter = if let Some(digits) = text.strip_prefix("PMC") {
         CounterId::Programmable(index(digits, MAX_PROGRAMMABLE)?)
     } else {
         CounterId::Fixed(index(text.strip_prefix("FIXED")?, MAX_FIXED)?)
     };
-    Some(Place::At(counter))
+    Some(WantedCounter::At(counter))
 }
 
 fn number(text: &str) -> Option<u64> {

@@ -120,15 +120,12 @@ pub enum KvmAccessError {
 }
 
 fn permission_step(by_group: bool) -> &'static str {
-    match by_group {
-        true => {
-            "add the user to the group that owns it, usually kvm (usermod -aG kvm USER), and log \
+    if by_group {
+        "add the user to the group that owns it, usually kvm (usermod -aG kvm USER), and log \
              in again"
-        }
-        false => {
-            "its mode lets only its owner: run as root, or give it to a group of its users \
+    } else {
+        "its mode lets only its owner: run as root, or give it to a group of its users \
              (chgrp kvm, chmod 660)"
-        }
     }
 }
 

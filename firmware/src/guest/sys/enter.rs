@@ -6,7 +6,6 @@ use firmware::config::Area;
 use firmware::layout;
 
 use super::exceptions;
-use crate::others;
 
 /// Bytes of a stack; the configuration lies on it more than once.
 pub(super) const STACK_SIZE: usize = 0x6000;
@@ -107,5 +106,5 @@ extern "C" fn boot_entry(area: *mut Area) -> ! {
 
 extern "C" fn other_entry() {
     exceptions::load();
-    others::start();
+    crate::start_secondary();
 }

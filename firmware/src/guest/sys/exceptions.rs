@@ -7,10 +7,7 @@
 use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;
 
-use firmware::layout::{CODE_64, EXIT_CRASHED};
-
-use super::processor::exit;
-use crate::console::say;
+use firmware::layout::CODE_64;
 
 /// Exceptions of the architecture.
 const VECTORS: usize = 32;
@@ -80,8 +77,7 @@ global_asm!(
 );
 
 extern "C" fn unexpected(vector: u64, error: u64, rip: u64) -> ! {
-    say!("exception {vector}, error code {error:#x}, at {rip:#x}");
-    exit(EXIT_CRASHED)
+    crate::exception(vector, error, rip)
 }
 
 /// Fills the table and loads it.

@@ -1,4 +1,4 @@
-//! The work that the boot processor leaves for the others.
+//! A value that one processor leaves for the others.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{
@@ -6,37 +6,41 @@ use core::sync::atomic::{
     Ordering::{Acquire, Release},
 };
 
-use crate::others::Work;
-
-struct Place {
-    there: AtomicBool,
-    work: UnsafeCell<Option<Work>>,
+/// A place for a value that the boot processor leaves, once, before it wakes any
+/// other, and that all of them read afterwards.
+pub(crate) struct Shared<T> {
+    is_set: AtomicBool,
+    value: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: `work` is written once, by the boot processor, before `there` is set;
-// who has seen `there` only reads.
-unsafe impl Sync for Place {}
+// SAFETY: `value` is written once, by the boot processor, before `is_set` is set;
+// who has seen `is_set` only reads, which `T: Sync` allows on every processor.
+unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 
-static PLACE: Place = Place {
-    there: AtomicBool::new(false),
-    work: UnsafeCell::new(None),
-};
-
-/// Leaves the work for the others; the first one stays.
-pub(crate) fn share(work: Work) {
-    if !PLACE.there.load(Acquire) {
-        // SAFETY: nothing is there yet, so no other processor has been woken or
-        // looks at it.
-        unsafe { *PLACE.work.get() = Some(work) };
-        PLACE.there.store(true, Release);
+impl<T> Shared<T> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            is_set: AtomicBool::new(false),
+            value: UnsafeCell::new(None),
+        }
     }
-}
 
-/// What was left.
-pub(crate) fn shared() -> Option<&'static Work> {
-    if !PLACE.there.load(Acquire) {
-        return None;
+    /// Leaves a value for the others; the first one stays. For the boot processor.
+    pub(crate) fn set(&self, value: T) {
+        if !self.is_set.load(Acquire) {
+            // SAFETY: nothing was left yet, so no other processor has been woken or
+            // looks at it.
+            unsafe { *self.value.get() = Some(value) };
+            self.is_set.store(true, Release);
+        }
     }
-    // SAFETY: `there` is set, so the work was written and is not written again.
-    unsafe { (*PLACE.work.get()).as_ref() }
+
+    /// What was left.
+    pub(crate) fn get(&self) -> Option<&T> {
+        if !self.is_set.load(Acquire) {
+            return None;
+        }
+        // SAFETY: `is_set` is set, so the value was written and is not written again.
+        unsafe { (*self.value.get()).as_ref() }
+    }
 }

@@ -4,36 +4,16 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arbiter::guest::{ArbiterError, Fault};
 
-use super::sys;
+use super::sys::{self, FINDINGS};
 
-/// Entries that there is place for.
-pub(crate) const ENTRIES: usize = 1000;
-/// Words of an entry: 24 bytes of text and a value.
-const WORDS: usize = 4;
 /// Instead of a value: #GP.
 const FAULT: u64 = u64::MAX;
 
-/// The number of entries, then the entries. Written by the first vCPU alone.
-#[repr(C)]
-pub(crate) struct Findings {
-    count: AtomicU64,
-    entries: [[AtomicU64; WORDS]; ENTRIES],
-}
-
-impl Findings {
-    pub(crate) const fn new() -> Self {
-        Findings {
-            count: AtomicU64::new(0),
-            entries: [const { [const { AtomicU64::new(0) }; WORDS] }; ENTRIES],
-        }
-    }
-}
-
 /// Writes one finding down; text beyond 24 bytes is cut.
 pub(crate) fn note(what: &str, value: u64) {
-    let count = sys::FINDINGS.count.load(Relaxed);
+    let count = FINDINGS.count.load(Relaxed);
     let entry = usize::try_from(count).ok();
-    let Some(entry) = entry.and_then(|count| sys::FINDINGS.entries.get(count)) else {
+    let Some(entry) = entry.and_then(|count| FINDINGS.entries.get(count)) else {
         sys::exit(3);
     };
     let [text @ .., last] = entry;
@@ -45,7 +25,7 @@ pub(crate) fn note(what: &str, value: u64) {
         word.store(packed, Relaxed);
     }
     last.store(value, Relaxed);
-    sys::FINDINGS.count.store(count + 1, Relaxed);
+    FINDINGS.count.store(count + 1, Relaxed);
 }
 
 /// What a read came to.

@@ -7,6 +7,7 @@
 //! 7:0 are the arbiter, bits 15:8 the number of the vCPU.
 #![no_std]
 #![no_main]
+#![deny(unsafe_code)]
 
 mod classic;
 mod findings;
@@ -14,6 +15,7 @@ mod firmware;
 mod port;
 mod private;
 mod registers;
+#[allow(unsafe_code)]
 mod sys;
 
 use arbiter::abi;

@@ -2,19 +2,33 @@
 //! and the way to CPL 3 and back.
 
 use core::arch::{asm, global_asm, x86_64::__cpuid_count};
+use core::sync::atomic::AtomicU64;
 
 use arbiter::guest::Fault;
-
-use super::findings::Findings;
 
 /// The port that ends a micro-guest.
 const EXIT_PORT: u16 = 0xf4;
 
-/// Where the harness looks for them (`build/guest.ld`).
+/// Entries that there is place for.
+const ENTRIES: usize = 1000;
+/// Words of an entry: 24 bytes of text and a value.
+const WORDS: usize = 4;
+
+/// The number of entries, then the entries. Written by the first vCPU alone.
+#[repr(C)]
+pub(crate) struct Findings {
+    pub(crate) count: AtomicU64,
+    pub(crate) entries: [[AtomicU64; WORDS]; ENTRIES],
+}
+
+/// What the guest found out, where the harness looks for it (`build/guest.ld`).
 // SAFETY: the linker script gives this section a place of its own in the
 // micro-machine's memory, which is all 0 at the start, as the value here.
 #[unsafe(link_section = ".bss.findings")]
-pub(crate) static FINDINGS: Findings = Findings::new();
+pub(crate) static FINDINGS: Findings = Findings {
+    count: AtomicU64::new(0),
+    entries: [const { [const { AtomicU64::new(0) }; WORDS] }; ENTRIES],
+};
 
 /// A value, and 0, or 1 after a #GP.
 #[repr(C)]
@@ -135,7 +149,7 @@ const USER_CS: u32 = 0x23;
 const UNEXPECTED_VECTOR_PORT: u32 = 0xe0;
 
 /// RSP while CPL 3 runs. Only assembly touches it, on the first vCPU.
-static STACK: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+static STACK: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" {
     fn guest_rdmsr(index: u32, rsi: u64) -> Answer;

@@ -57,9 +57,10 @@ fn penalty(lab: &Lab) -> Result<()> {
         let barred = ran.events(|event| matches!(event, TrapEvent::Barred { .. }));
         ensure!(barred.len() == usize::from(expected), "{barred:?}");
         ensure!(!expected || began.elapsed() >= FIRST_PENALTY);
-        let end = match expected {
-            true => "refused cookie x16, dropped-read cookie, barred",
-            false => "refused cookie x16",
+        let end = if expected {
+            "refused cookie x16, dropped-read cookie, barred"
+        } else {
+            "refused cookie x16"
         };
         let all = format!("reserved, access-set, {end}");
         ensure!(told(&ran) == all, "{}", told(&ran));

@@ -8,7 +8,7 @@ pub(crate) mod interrupts;
 pub(crate) mod layers;
 
 use arbiter::abi;
-use guest_tests::micro::{DATA, Op, Ran, Setup, Written};
+use guest_tests::micro::{DATA, LabRun, Op, Setup, Written};
 use iced_x86::code_asm::{CodeAssembler, ecx, qword_ptr, rax, rcx, rdx};
 use vmm::micro::MicroPcr;
 
@@ -118,7 +118,7 @@ fn with(pcr: MicroPcr) -> Setup {
 
 /// Words of what was decided on vCPU 0, and how often in a row: "reserved",
 /// "dropped-read held".
-fn decisions(ran: &Ran) -> Vec<(String, usize)> {
+fn decisions(ran: &LabRun) -> Vec<(String, usize)> {
     let decisions = &ran.outcome.vcpus[0].decisions;
     let words = decisions.iter().map(|record| {
         let reason = record.event.reason();
@@ -131,7 +131,7 @@ fn decisions(ran: &Ran) -> Vec<(String, usize)> {
 }
 
 /// The same as one text.
-fn told(ran: &Ran) -> String {
+fn told(ran: &LabRun) -> String {
     let one = |(word, times): (String, usize)| match times {
         1 => word,
         times => format!("{word} x{times}"),

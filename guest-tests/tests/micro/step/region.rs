@@ -1,7 +1,9 @@
 //! A counted region of a guest, and what must have been counted in it.
 
 use anyhow::{Context, Result, ensure};
-use guest_tests::micro::{Lab, Program, Ran, Setup, Written, enter_user, exit, log_value, wrmsr};
+use guest_tests::micro::{
+    Lab, LabRun, Program, Setup, Written, enter_user, exit, log_value, wrmsr,
+};
 use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx};
 use pmu_virt::{CounterId, LossReason, Provenance, Reading};
 
@@ -142,13 +144,13 @@ pub(crate) fn counted(
 }
 
 /// Runs a program made by [`counted`] and gives what the guest read.
-pub(crate) fn run(lab: &Lab, setup: &Setup, program: Program) -> Result<(Ran, Counts)> {
+pub(crate) fn run(lab: &Lab, setup: &Setup, program: Program) -> Result<(LabRun, Counts)> {
     let ran = lab.run(setup, &program.start(0))?;
     let counts = counts(&ran)?;
     Ok((ran, counts))
 }
 
-fn counts(ran: &Ran) -> Result<Counts> {
+fn counts(ran: &LabRun) -> Result<Counts> {
     let values: Vec<u64> = ran
         .log
         .iter()
@@ -158,14 +160,14 @@ fn counts(ran: &Ran) -> Result<Counts> {
 }
 
 /// `expected`: the region's own counts at its ring.
-pub(crate) fn check(lab: &Lab, program: Program, cpl: u8, expected: Counts) -> Result<Ran> {
+pub(crate) fn check(lab: &Lab, program: Program, cpl: u8, expected: Counts) -> Result<LabRun> {
     let (ran, _) = run(lab, &setup(), program)?;
     check_counts(&ran, cpl, expected)?;
     Ok(ran)
 }
 
 /// [`check`] of a guest that was run.
-pub(crate) fn check_counts(ran: &Ran, cpl: u8, expected: Counts) -> Result<()> {
+pub(crate) fn check_counts(ran: &LabRun, cpl: u8, expected: Counts) -> Result<()> {
     let counts = counts(ran)?;
     let mut expected = expected.and(STOP);
     if cpl == 3 {
@@ -179,7 +181,7 @@ pub(crate) fn check_counts(ran: &Ran, cpl: u8, expected: Counts) -> Result<()> {
 }
 
 /// Every counter says so.
-pub(crate) fn label(ran: &Ran, provenance: Provenance, loss: Option<LossReason>) -> Result<()> {
+pub(crate) fn label(ran: &LabRun, provenance: Provenance, loss: Option<LossReason>) -> Result<()> {
     for counter in (0..7).map(CounterId::Programmable) {
         let report = ran.report(0, counter)?;
         let labelled = matches!(

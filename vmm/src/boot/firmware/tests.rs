@@ -14,7 +14,7 @@ use crate::boot::state::CODE_SELECTOR;
 use crate::boot::testing::ElfBuilder;
 
 const LINUX: Surroundings = Surroundings {
-    kernel: Entry::Linux64 {
+    kernel: BootEntry::Linux64 {
         rip: 0x100_0000,
         zero_page: ZERO_PAGE_START,
     },
@@ -94,7 +94,7 @@ fn an_elf_file_is_entered_in_64_bit_mode_with_its_configuration() {
 fn every_kernel_is_described() {
     let entries = [
         (
-            Entry::Pvh {
+            BootEntry::Pvh {
                 rip: 0x100_0000,
                 start_info: BOOT_INFO_START,
             },
@@ -102,7 +102,7 @@ fn every_kernel_is_described() {
             (0, BOOT_INFO_START),
         ),
         (
-            Entry::Multiboot {
+            BootEntry::Multiboot {
                 rip: 0x10_0040,
                 info: BOOT_INFO_START,
             },

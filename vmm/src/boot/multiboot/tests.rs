@@ -9,7 +9,7 @@ use crate::boot::testing::{ElfBuilder, multiboot_header};
 /// Length of what every header begins with.
 const HEADER_LEN: usize = size_of::<HeaderStart>();
 
-fn check(bytes: Vec<u8>, expected: Result<(Option<u64>, Segment), &str>) {
+fn check(bytes: Vec<u8>, expected: Result<(Option<u64>, LoadSegment), &str>) {
     let image = Image::from_bytes("kernel", Path::new("k"), bytes.clone());
     let header = find_header(&bytes).expect("header");
     match (parse(&image, header), expected) {
@@ -45,14 +45,14 @@ fn headers_need_magic_checksum_alignment_and_place() {
     };
     assert_eq!(
         at(0),
-        Some(Header {
+        Some(MultibootHeader {
             offset: 0,
             flags: 3
         })
     );
     assert_eq!(
         at(SEARCH_LEN - HEADER_LEN),
-        Some(Header {
+        Some(MultibootHeader {
             offset: 8180,
             flags: 3
         })
@@ -77,7 +77,7 @@ fn mandatory_flags_must_be_known() {
             .segment(0x10_0000, &code, 64)
             .build()
     };
-    let segment = Segment {
+    let segment = LoadSegment {
         offset: ElfBuilder::elf32().segment(0x10_0000, b"", 0).data_offset(),
         address: 0x10_0000,
         linked: 0x10_0000,
@@ -94,7 +94,7 @@ fn mandatory_flags_must_be_known() {
 #[test]
 fn addresses_of_the_header_are_used_and_checked() {
     let base = 0x10_0000;
-    let segment = |offset, file_len, memory_len| Segment {
+    let segment = |offset, file_len, memory_len| LoadSegment {
         offset,
         address: base.into(),
         linked: base.into(),

@@ -14,7 +14,7 @@ use firmware::layout::START_UP_VECTOR;
 use firmware::reserve::{self, Cookies, Pcr};
 
 use super::console::say;
-use super::sys::{self, Processor};
+use super::sys::{self, Processor, Shared};
 
 /// How long a processor may take for all of its counters.
 const PATIENCE_S: u64 = 10;
@@ -41,6 +41,8 @@ static COOKIES: [AtomicU64; 2 * MAX_COUNTERS] = [const { AtomicU64::new(0) }; 2 
 /// A row for each processor.
 static OUTCOMES: [AtomicU8; MAX_CPUS * MAX_COUNTERS] =
     [const { AtomicU8::new(0) }; MAX_CPUS * MAX_COUNTERS];
+/// The work, for the processors that are woken.
+static WORK: Shared<Work> = Shared::new();
 /// Processors that are done, one bit for each.
 static DONE: AtomicU64 = AtomicU64::new(0);
 
@@ -94,7 +96,7 @@ pub(crate) fn wipe_cookies() {
 pub(crate) fn wake_all(work: Work) -> u64 {
     let (cpus, pm_timer) = (work.config.cpus, work.config.pm_timer);
     if cpus > 1 {
-        sys::share(work);
+        WORK.set(work);
         sys::with_apic(|| wake(cpus, pm_timer));
     }
     DONE.load(Acquire)
@@ -151,9 +153,9 @@ fn wait(bit: u64, pm_timer: u16, again: impl FnOnce()) -> bool {
     false
 }
 
-/// Entered by [`sys`] on every other processor.
+/// What every other processor does before it waits again.
 pub(crate) fn start() {
-    let Some(work) = sys::shared() else {
+    let Some(work) = WORK.get() else {
         return;
     };
     let [.., id] = reserve::Machine::cpuid(&mut Processor, 1, 0)
