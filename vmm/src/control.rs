@@ -2,6 +2,7 @@
 //! that the guest takes. `vmm_control` knows neither KVM nor signals.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 use vmm_control::{ExitKind, GuestMemoryUse, HaltTimes, Halted, KickThread};
@@ -23,8 +24,8 @@ impl HaltTimes for HaltStats {
     fn halted(&mut self) -> Option<Halted> {
         let halted = HaltStats::halted(self).ok()?;
         Some(Halted {
-            waited_ns: halted.waited_ns,
-            polled_ns: halted.polled_ns,
+            slept: Duration::from_nanos(halted.waited_ns),
+            polled: Duration::from_nanos(halted.polled_ns),
         })
     }
 }

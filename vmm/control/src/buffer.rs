@@ -9,7 +9,7 @@ use perfmon_abi::wire::{Errno, Refusal};
 use pmu_virt::perfmon::SampleBuffer;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
-use super::sys::{Mapping, PAGE};
+use crate::sys::{Mapping, PAGE};
 
 /// Bytes of all buffers that there are.
 #[derive(Clone, Debug, Default)]

@@ -5,7 +5,14 @@ use std::sync::Arc;
 
 use pmu_virt::perfmon::{DEFAULT_OVERFLOW_RATE, FormatRegistry, HostPolicy};
 
-use super::socket::Access;
+/// Who may connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Permission bits of the socket.
+    pub mode: u32,
+    /// Its group; `None`: that of the VMM.
+    pub group: Option<u32>,
+}
 
 /// `--control-connections` without a word.
 pub const DEFAULT_CONNECTIONS: u64 = 64;
@@ -13,7 +20,7 @@ pub const DEFAULT_CONNECTIONS: u64 = 64;
 /// How host tools are served.
 #[derive(Clone, Debug)]
 pub struct ControlConfig {
-    /// The socket.
+    /// Path of the socket.
     pub socket: PathBuf,
     /// Who may connect.
     pub access: Access,
@@ -23,13 +30,13 @@ pub struct ControlConfig {
     pub policy: HostPolicy,
     /// Most overflows of one context in a second.
     pub rate: u64,
-    /// The sampling formats. Whoever links this crate and keeps a reference can
-    /// add some at any time, also while the machine runs (3.5.8).
+    /// The sampling formats. Whoever keeps a reference can add formats at any
+    /// time, also while the machine runs (3.5.8).
     pub formats: Arc<FormatRegistry>,
 }
 
 impl ControlConfig {
-    /// The defaults, at this socket.
+    /// The defaults, at this path.
     #[must_use]
     pub fn at(socket: PathBuf) -> Self {
         Self {

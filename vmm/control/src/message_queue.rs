@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use perfmon_abi::{Message, Record};
 use pmu_virt::perfmon::MessageQueue;
 
-use super::{socket, sys};
+use crate::{socket, sys};
 
 /// Empty records that wait at most: they do not take messages' room.
 const MOST_EMPTY: usize = 4;

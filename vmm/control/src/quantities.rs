@@ -1,4 +1,4 @@
-//! What the VMM knows of a vCPU, for the virtual PMDs.
+//! What the VMM knows of vCPUs and cores, for the virtual PMDs.
 
 mod clock;
 mod core;
@@ -6,37 +6,36 @@ pub(crate) mod memory;
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pmu_virt::perfmon::{Quantities, VirtualPmd};
 
 pub use self::core::{CoreQuantities, Snapshot};
 pub use clock::{HaltTimes, Halted, OffCoreReason};
+use clock::{Times, VcpuClock};
 pub use memory::GuestMemoryUse;
-
-use super::host_side::ControlEndpoint;
-use clock::VcpuClock;
 use memory::MemoryGauge;
 
-/// What a vCPU has left the guest for.
+/// Why a vCPU has left the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitKind {
     /// RDMSR or WRMSR.
     Msr,
-    /// A port.
+    /// IN or OUT.
     Port,
-    /// A device's memory.
+    /// An access to a device's memory.
     Mmio,
     /// A breakpoint or a single step.
     Debug,
-    /// Somebody has kicked its thread.
+    /// Its thread was kicked.
     Kick,
     /// Anything else.
     Other,
 }
 
-/// A vCPU's exits by kind, times, and where its VM's memory is told. One
-/// addition or two at each exit; everything else when it is asked for.
-#[derive(Debug)]
+/// A vCPU's exits by kind, its times, and the memory of its VM. An exit costs one
+/// addition or two. Everything else is computed when somebody asks.
+#[derive(Debug, Default)]
 pub struct VcpuQuantities {
     exits: u64,
     msr: u64,
@@ -51,25 +50,17 @@ pub struct VcpuQuantities {
 }
 
 impl VcpuQuantities {
-    /// Of a vCPU; times and memory are for those with a server.
-    pub fn new(stats: Option<Box<dyn HaltTimes>>, host: Option<&ControlEndpoint>) -> Self {
+    pub(crate) fn new(halts: Option<Box<dyn HaltTimes>>, gauge: Option<Arc<MemoryGauge>>) -> Self {
         Self {
-            exits: 0,
-            msr: 0,
-            rdpmc: 0,
-            port: 0,
-            mmio: 0,
-            debug: 0,
-            kicks: 0,
-            pmis: 0,
-            clock: RefCell::new(VcpuClock::new(stats)),
-            gauge: host.map(|host| host.gauge.clone()),
+            clock: RefCell::new(VcpuClock::new(halts)),
+            gauge,
+            ..Self::default()
         }
     }
 
     /// Counts an exit.
     #[inline]
-    pub fn exit(&mut self, kind: ExitKind) {
+    pub fn count_exit(&mut self, kind: ExitKind) {
         self.exits += 1;
         let kind = match kind {
             ExitKind::Msr => &mut self.msr,
@@ -82,33 +73,34 @@ impl VcpuQuantities {
         *kind += 1;
     }
 
-    /// The last exit, at a breakpoint, was for an RDPMC.
-    pub fn was_rdpmc(&mut self) {
+    /// The last exit was at a breakpoint, and for an RDPMC.
+    pub fn count_as_rdpmc(&mut self) {
         self.debug = self.debug.saturating_sub(1);
         self.rdpmc += 1;
     }
 
-    /// A PMI was raised in the guest.
-    pub fn pmi(&mut self) {
+    /// Counts a PMI that was raised in the guest.
+    pub fn count_pmi(&mut self) {
         self.pmis += 1;
     }
 
     /// The calling thread runs the vCPU from now on.
-    pub fn comes(&self) {
-        self.clock.borrow_mut().comes();
+    pub fn on_thread(&self) {
+        self.clock.borrow_mut().on_thread();
     }
 
-    /// The vCPU is not run from now on, as it rests so.
-    pub fn goes(&self, rest: OffCoreReason) {
-        self.clock.borrow_mut().goes(rest);
+    /// No thread runs the vCPU from now on, for this reason.
+    pub fn off_thread(&self, reason: OffCoreReason) {
+        self.clock.borrow_mut().off_thread(reason);
     }
 }
 
 impl Quantities for VcpuQuantities {
+    /// Times are right only on the thread that has the vCPU.
     fn read(&self, which: VirtualPmd) -> Option<u64> {
-        let time = |pick: fn(clock::Times) -> u64| {
-            let times = self.clock.borrow_mut().times();
-            times.map(pick)
+        let time = |pick: fn(Times) -> Duration| {
+            let times = self.clock.borrow_mut().times()?;
+            Some(u64::try_from(pick(times).as_nanos()).unwrap_or(u64::MAX))
         };
         match which {
             VirtualPmd::Exits => Some(self.exits),
@@ -128,9 +120,9 @@ impl Quantities for VcpuQuantities {
     }
 }
 
-/// Where no vCPU is: nothing can be told.
+/// The quantities where no vCPU is: nobody knows any.
 #[derive(Clone, Copy, Debug)]
-pub struct NoQuantities;
+pub(crate) struct NoQuantities;
 
 impl Quantities for NoQuantities {
     fn read(&self, _: VirtualPmd) -> Option<u64> {

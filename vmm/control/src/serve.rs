@@ -1,16 +1,19 @@
 //! What a thread that runs vCPUs does with a job.
 
 use perfmon_abi::wire::info::VcpuState;
-use pmu_virt::perfmon::{ContextId, Hosted, Quantities};
+use perfmon_abi::wire::{Call, Refusal};
+use pmu_virt::perfmon::{ContextId, Hosted, NotLoaded, Quantities};
 use pmu_virt::{CorePmu, VcpuPmu};
 
-use super::dispatcher::{Done, Job, JobQueue, Target, Work};
-use super::view::{CoreView, VcpuView, View};
+use crate::dispatcher::JobQueue;
+use crate::job::{Done, Job, Target, Work};
+use crate::view::{CoreView, VcpuView, View};
 
-/// Does a job for a vCPU, or for the core that it is on.
+/// Does a job for a vCPU, or for the core that the vCPU is on. `values` are the
+/// quantities of whichever the job is about.
 pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
     if job.is_inspection() {
-        let (Target::Vcpu(number) | Target::Core(number)) = job.target();
+        let number = job.target().number();
         // The vCPU's thread is its core.
         let view = View {
             cores: vec![CoreView::of(number, Some(number), pmu.core())],
@@ -19,26 +22,27 @@ pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
         return serve_inspection(job, view);
     }
     match job.target() {
-        Target::Vcpu(_) => job.act(|id, work| on_vcpu(pmu, id, work, values)),
+        Target::Vcpu(_) => job.act(|id, work| act(pmu, id, work, values)),
         // If nobody has the core, the job comes back as it is dropped.
         Target::Core(_) => {
-            pmu.with_core(|core| job.act(|id, work| on_core(core, id, work, values)));
+            pmu.with_core(|core| job.act(|id, work| act(core, id, work, values)));
         }
     }
 }
 
 /// Does a job for a core on which no vCPU is.
 pub fn serve_core(job: Job, core: &mut CorePmu, values: &dyn Quantities) {
-    job.act(|id, work| on_core(core, id, work, values));
+    job.act(|id, work| act(core, id, work, values));
 }
 
-/// Says what there is.
+/// Answers a job that asks what there is.
 pub fn serve_inspection(job: Job, view: View) {
     job.act(|_, _| Done::Inspected(Box::new(view)));
 }
 
-/// A vCPU has ended, and with it its core if that was its own (`alone`).
-pub fn close_vcpu(
+/// The vCPU of `queue` has ended. If the vCPU's thread was its core, that has
+/// ended as well (`alone`). Contexts go back to the server.
+pub(crate) fn close_vcpu(
     queue: JobQueue,
     pmu: Option<&mut VcpuPmu>,
     alone: bool,
@@ -52,35 +56,42 @@ pub fn close_vcpu(
             core = pmu.with_core(unload).flatten();
         }
     }
-    queue.close(own, core, alone);
+    if alone {
+        queue.close_with_core(own, core);
+    } else {
+        queue.close(own);
+    }
 }
 
-/// A core has ended.
+/// The core of `queue` has ended. Its context goes back to the server.
 pub fn close_core(queue: JobQueue, core: Option<&mut CorePmu>, values: &dyn Quantities) {
-    let own = core.and_then(|core| Host::unload(core, values));
-    queue.close(own, None, false);
+    queue.close(core.and_then(|core| Host::unload(core, values)));
 }
 
-/// The two that contexts are attached to, as far as jobs are concerned.
+/// What contexts are attached to, as far as jobs are concerned.
 trait Host {
-    fn hosted(&self) -> Option<ContextId>;
-    fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Done;
+    fn context_id(&self) -> Option<ContextId>;
+    fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded>;
     fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>>;
+    fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal>;
 }
 
 macro_rules! hosts {
     ($($host:ty),*) => {$(
         impl Host for $host {
-            fn hosted(&self) -> Option<ContextId> {
+            fn context_id(&self) -> Option<ContextId> {
                 self.host_context().map(Hosted::id)
             }
-            fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Done {
-                Done::Loaded(self.load_context(hosted, set))
+            fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+                self.load_context(hosted, set)
             }
             fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>> {
                 let mut hosted = self.unload_context()?;
                 hosted.keep_quantities(values);
                 Some(hosted)
+            }
+            fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal> {
+                self.call_context(call, values)
             }
         }
     )*};
@@ -88,42 +99,17 @@ macro_rules! hosts {
 
 hosts!(VcpuPmu, CorePmu);
 
-/// Loads and unloads; a command is left to the caller.
-fn attach_or_detach(
-    host: &mut dyn Host,
-    id: ContextId,
-    work: Work,
-    values: &dyn Quantities,
-) -> Result<Done, Work> {
+fn act(host: &mut dyn Host, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
     // A context that has left in the meantime is not here to be called.
-    let here = host.hosted() == Some(id);
+    let here = host.context_id() == Some(id);
     match work {
-        Work::Load(hosted, set) => Ok(host.load(hosted, set)),
-        Work::Unload if here => Ok(Done::Unloaded(host.unload(values))),
-        Work::Unload => Ok(Done::Unloaded(None)),
-        call @ Work::Call(_) if here => Err(call),
-        other @ (Work::Call(_) | Work::Inspect) => Ok(Done::Undone(other)),
-    }
-}
-
-fn on_vcpu(pmu: &mut VcpuPmu, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
-    match attach_or_detach(pmu, id, work, values) {
-        Ok(done) => done,
-        Err(Work::Call(mut call)) => {
-            let result = pmu.call_context(&mut call, values);
+        Work::Load(hosted, set) => Done::Loaded(host.load(hosted, set)),
+        Work::Unload if here => Done::Unloaded(host.unload(values)),
+        Work::Unload => Done::Unloaded(None),
+        Work::Call(mut call) if here => {
+            let result = host.call(&mut call, values);
             Done::Called(call, result)
         }
-        Err(work) => Done::Undone(work),
-    }
-}
-
-fn on_core(core: &mut CorePmu, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
-    match attach_or_detach(core, id, work, values) {
-        Ok(done) => done,
-        Err(Work::Call(mut call)) => {
-            let result = core.call_context(&mut call, values);
-            Done::Called(call, result)
-        }
-        Err(work) => Done::Undone(work),
+        work @ (Work::Call(_) | Work::Inspect) => Done::Undone(work),
     }
 }

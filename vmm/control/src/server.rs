@@ -1,15 +1,12 @@
 //! The server: one thread, one epoll, nobody to wait for.
 
 mod answer;
-mod commands;
 mod connections;
 mod contexts;
-mod create;
-mod documents;
+mod event_loop;
 mod events;
-mod jobs;
+mod inventory;
 mod limits;
-mod list;
 
 use std::io;
 use std::sync::Arc;
@@ -17,31 +14,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use perfmon_abi::wire::MAX_PACKET;
 use pmu_virt::perfmon::{FormatRegistry, LogicalPmu};
 use thiserror::Error;
 
-use super::buffer::Pool;
-use super::closer::Closer;
-use super::config::ControlConfig;
-use super::dispatcher::{JobDispatcher, Work};
-use super::notifier::Notifier;
-use super::quantities::memory::MemoryProbe;
-use super::socket::{Listener, SocketError};
-use connections::Connections;
-use contexts::{Attachment, Contexts};
-use events::{Events, Token};
+use crate::config::ControlConfig;
+use crate::dispatcher::JobDispatcher;
+use crate::job::Notifier;
+use crate::quantities::memory::MemoryProbe;
+use crate::socket::{Listener, SocketError};
+use event_loop::EventLoop;
 use limits::Limits;
-use list::ListRequests;
 
 /// How long tools may look at their contexts after the machine has ended.
 const LINGER: Duration = Duration::from_secs(1);
 /// How long the server's thread may take beside that.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often it is looked whether it has ended.
-const SHORT: Duration = Duration::from_millis(1);
-/// How often waiting for that is looked at.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often the machine looks whether it has ended.
+const END_POLL: Duration = Duration::from_millis(1);
 
 /// The server could not be started.
 #[derive(Debug, Error)]
@@ -54,21 +43,19 @@ pub enum ServerError {
     Io(#[from] io::Error),
 }
 
-/// What is served.
+/// The VM whose vCPUs and cores tools look at.
 #[derive(Debug)]
-pub struct Machine {
+pub(crate) struct ServedVm {
     /// Name of what the guest boots.
-    pub guest: String,
+    pub(crate) guest: String,
     /// Name of the counter backend.
-    pub counters: String,
+    pub(crate) counters: String,
     /// The registers that tools see.
-    pub pmu: Arc<LogicalPmu>,
-    /// Sampling formats.
-    pub formats: Arc<FormatRegistry>,
-    /// TSC frequency.
-    pub tsc_khz: u32,
-    /// The way to the vCPUs.
-    pub desk: JobDispatcher,
+    pub(crate) pmu: Arc<LogicalPmu>,
+    pub(crate) formats: Arc<FormatRegistry>,
+    pub(crate) tsc_khz: u32,
+    /// The way to the vCPUs and cores.
+    pub(crate) dispatcher: JobDispatcher,
     pub(crate) memory: Option<MemoryProbe>,
 }
 
@@ -81,44 +68,27 @@ pub struct Server {
 
 #[derive(Debug)]
 struct Stop {
-    asked: AtomicBool,
+    requested: AtomicBool,
     notifier: Notifier,
 }
 
 impl Server {
-    /// Serves `machine` as `config` says, from now on.
+    /// Serves `vm` as `config` says, from now on.
     ///
     /// # Errors
     /// The socket cannot be had, or the host has no descriptor or thread left.
-    pub fn start(machine: Machine, config: &ControlConfig) -> Result<Self, ServerError> {
-        let files = limits::raise_open_files();
+    pub(crate) fn start(vm: ServedVm, config: &ControlConfig) -> Result<Self, ServerError> {
+        let limits = Limits::new(config, limits::raise_open_files(), vm.dispatcher.vcpus());
         let listener = Listener::new(&config.socket, &config.access)?;
         let stop = Arc::new(Stop {
-            asked: AtomicBool::new(false),
+            requested: AtomicBool::new(false),
             notifier: Notifier::new()?,
         });
-        let events = Events::new()?;
-        events.add(&listener, Token::Listener)?;
-        events.add(machine.desk.notifier(), Token::JobDispatcher)?;
-        events.add(&stop.notifier, Token::Stop)?;
-        let state = State {
-            listener,
-            events,
-            limits: Limits::new(config, files, machine.desk.vcpus()),
-            connections: Connections::default(),
-            contexts: Contexts::default(),
-            pool: Pool::default(),
-            closer: Closer::new(),
-            lists: ListRequests::default(),
-            accept_paused_until: None,
-            policy: config.policy.to_string(),
-            machine,
-            packet: None,
-        };
-        let asked = stop.clone();
+        let event_loop = EventLoop::new(vm, config, limits, listener, &stop)?;
+        let requested = stop.clone();
         let thread = Builder::new()
             .name("control".to_owned())
-            .spawn(move || state.run(&asked))?;
+            .spawn(move || event_loop.run(&requested))?;
         Ok(Self {
             stop,
             thread: Some(thread),
@@ -128,12 +98,12 @@ impl Server {
     /// Every vCPU has ended: tools hear of it and may look at their contexts for
     /// a moment, then the socket goes.
     pub fn stop(&mut self) {
-        self.stop.asked.store(true, Ordering::Release);
+        self.stop.requested.store(true, Ordering::Release);
         self.stop.notifier.notify();
         if let Some(thread) = self.thread.take() {
             let began = Instant::now();
             while !thread.is_finished() && began.elapsed() < LINGER + GRACE {
-                std::thread::sleep(SHORT);
+                std::thread::sleep(END_POLL);
             }
             if thread.is_finished() {
                 // A panic was reported by the panic hook.
@@ -148,83 +118,6 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// All that the server's thread has.
-#[derive(Debug)]
-struct State {
-    listener: Listener,
-    events: Events,
-    limits: Limits,
-    connections: Connections,
-    contexts: Contexts,
-    pool: Pool,
-    closer: Closer,
-    lists: ListRequests,
-    /// No connection is taken in before.
-    accept_paused_until: Option<Instant>,
-    policy: String,
-    machine: Machine,
-    /// Where packets are taken in.
-    packet: Option<Box<[u8; MAX_PACKET]>>,
-}
-
-/// However the thread ends: nobody could unload a context that stays behind, and
-/// a vCPU that is blocked for its tool would never go on.
-impl Drop for State {
-    fn drop(&mut self) {
-        for (id, entry) in self.contexts.iter() {
-            if let Attachment::Attached(target) = entry.place {
-                self.machine.desk.post(id, target, Work::Unload);
-            }
-        }
-    }
-}
-
-impl State {
-    fn run(mut self, stop: &Stop) {
-        let mut until: Option<Instant> = None;
-        loop {
-            // Reports first: they may end what is waited for.
-            self.take_reports();
-            let now = Instant::now();
-            self.end_look(now);
-            self.resume_accept(now);
-            if let Some(until) = until
-                && (now >= until || !self.contexts.anybody_told())
-            {
-                return;
-            }
-            let due = [
-                until.map(|_| now + LOOK),
-                self.lists.due(),
-                self.accept_paused_until,
-            ];
-            let due = due.into_iter().flatten().min();
-            let most = due.map(|due| due.saturating_duration_since(now));
-            let tokens = match self.events.wait(most) {
-                Ok(tokens) => tokens,
-                Err(error) => {
-                    log::error!("host tools are served no longer: epoll failed: {error}");
-                    return;
-                }
-            };
-            for token in tokens {
-                match token {
-                    Token::Listener => self.accept(),
-                    Token::JobDispatcher => self.machine.desk.notifier().drain(),
-                    Token::Stop => {
-                        stop.notifier.drain();
-                        if stop.asked.load(Ordering::Acquire) && until.is_none() {
-                            until = Some(Instant::now() + LINGER);
-                        }
-                    }
-                    Token::Connection(id) => self.packet(id),
-                    Token::Context(id) => self.abandoned(id),
-                }
-            }
-        }
     }
 }
 

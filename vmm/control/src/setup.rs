@@ -1,21 +1,23 @@
-//! From the options to a server and what vCPUs and cores have of it.
+//! From the options to a server, and to the endpoints of vCPUs and cores.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use pmu_virt::perfmon::LogicalPmu;
-use pmu_virt::{CorePmu, PmuModel};
+use pmu_virt::perfmon::{LogicalPmu, Quantities};
+use pmu_virt::{CorePmu, PmuModel, VcpuPmu};
 
-use super::config::ControlConfig;
-use super::dispatcher::{JobDispatcher, JobQueue};
-use super::host_side::ControlEndpoint;
-use super::quantities::memory::{GuestMemoryUse, MemoryGauge, MemoryProbe};
-use super::server::{Machine, Server, ServerError};
+use crate::config::ControlConfig;
+use crate::dispatcher::{JobDispatcher, JobQueue, KickThread};
+use crate::job::Job;
+use crate::quantities::memory::{GuestMemoryUse, MemoryGauge, MemoryProbe};
+use crate::quantities::{HaltTimes, VcpuQuantities};
+use crate::serve::close_vcpu;
+use crate::server::{ServedVm, Server, ServerError};
 
 /// A server in the making.
 #[derive(Debug)]
 pub struct ServerSetup {
-    control: ControlConfig,
+    config: ControlConfig,
     model: PmuModel,
     memory: MemoryProbe,
     gauge: Arc<MemoryGauge>,
@@ -23,26 +25,37 @@ pub struct ServerSetup {
     counters: String,
 }
 
-/// A server that knows the way to its vCPUs.
+/// A server that can reach its vCPUs and cores, and does not serve yet.
 #[derive(Debug)]
 pub struct PreparedServer {
-    tools: ServerSetup,
-    desk: JobDispatcher,
+    setup: ServerSetup,
+    dispatcher: JobDispatcher,
 }
 
-/// With what each vCPU, and each core that vCPUs share, has of it.
-pub type Parts = (PreparedServer, Vec<ControlEndpoint>, Vec<JobQueue>);
+/// A server, and what vCPUs and cores have of it.
+#[derive(Debug)]
+pub struct Connected {
+    /// The server.
+    pub server: PreparedServer,
+    /// One for each vCPU.
+    pub vcpus: Vec<ControlEndpoint>,
+    /// One for each core that vCPUs share; none where they share none.
+    pub cores: Vec<JobQueue>,
+}
 
 impl ServerSetup {
+    /// For a VM whose vCPUs have a PMU of `model`. Its TSC counts `tsc_khz`
+    /// thousand ticks a second.
+    #[must_use]
     pub fn new(
-        control: &ControlConfig,
+        config: &ControlConfig,
         model: PmuModel,
         memory: Box<dyn GuestMemoryUse>,
         tsc_khz: u32,
     ) -> Self {
         let (memory, gauge) = MemoryProbe::new(memory);
         Self {
-            control: control.clone(),
+            config: config.clone(),
             model,
             memory,
             gauge,
@@ -51,24 +64,39 @@ impl ServerSetup {
         }
     }
 
-    /// Lets contexts come to `cores`.
-    pub fn cores<'a>(&mut self, cores: impl IntoIterator<Item = &'a mut CorePmu>) {
+    /// Lets contexts be attached to `cores`, and to vCPUs on them.
+    pub fn enable_hosting<'a>(&mut self, cores: impl IntoIterator<Item = &'a mut CorePmu>) {
         let khz = NonZeroU32::new(self.tsc_khz).unwrap_or(NonZeroU32::MIN);
         for core in cores {
-            core.enable_hosting(self.control.policy, khz);
+            core.enable_hosting(self.config.policy, khz);
             self.counters = core.backend().name().to_owned();
         }
     }
 
-    /// Lays out the desk for `cpus` vCPUs.
+    /// Connects the server to `vcpus` vCPUs, which share so many cores. `None`:
+    /// each vCPU has a thread of its own.
     ///
     /// # Errors
-    /// There is no event descriptor left.
-    pub fn desk(self, cpus: u8, shared: Option<usize>) -> Result<Parts, ServerError> {
-        let (desk, queues) = JobDispatcher::new(cpus.into(), shared)?;
-        let side = |queue| ControlEndpoint::new(queue, self.gauge.clone(), shared.is_some());
-        let sides = queues.vcpus.into_iter().map(side).collect();
-        Ok((PreparedServer { tools: self, desk }, sides, queues.cores))
+    /// The process has no descriptor left.
+    pub fn connect(
+        self,
+        vcpus: usize,
+        shared_cores: Option<usize>,
+    ) -> Result<Connected, ServerError> {
+        let (dispatcher, queues) = JobDispatcher::new(vcpus, shared_cores)?;
+        let endpoint = |jobs| ControlEndpoint {
+            jobs,
+            gauge: self.gauge.clone(),
+            shared: shared_cores.is_some(),
+        };
+        Ok(Connected {
+            vcpus: queues.vcpus.into_iter().map(endpoint).collect(),
+            cores: queues.cores,
+            server: PreparedServer {
+                setup: self,
+                dispatcher,
+            },
+        })
     }
 }
 
@@ -76,18 +104,67 @@ impl PreparedServer {
     /// Serves from now on; `guest` is the name of what boots.
     ///
     /// # Errors
-    /// As [`Server::start`].
-    pub fn serve(self, control: &ControlConfig, guest: String) -> Result<Server, ServerError> {
-        let PreparedServer { tools, desk } = self;
-        let machine = Machine {
+    /// The socket cannot be had, or the host has no descriptor or thread left.
+    pub fn start(self, guest: String) -> Result<Server, ServerError> {
+        let PreparedServer { setup, dispatcher } = self;
+        let vm = ServedVm {
             guest,
-            counters: tools.counters,
-            pmu: Arc::new(LogicalPmu::new(tools.model)),
-            formats: control.formats.clone(),
-            tsc_khz: tools.tsc_khz,
-            desk,
-            memory: Some(tools.memory),
+            counters: setup.counters,
+            pmu: Arc::new(LogicalPmu::new(setup.model)),
+            formats: setup.config.formats.clone(),
+            tsc_khz: setup.tsc_khz,
+            dispatcher,
+            memory: Some(setup.memory),
         };
-        Server::start(machine, control)
+        Server::start(vm, &setup.config)
+    }
+}
+
+/// A vCPU's end of the way to the server.
+#[derive(Debug)]
+pub struct ControlEndpoint {
+    jobs: JobQueue,
+    gauge: Arc<MemoryGauge>,
+    /// vCPUs share cores, and the core's thread does the jobs.
+    shared: bool,
+}
+
+impl ControlEndpoint {
+    /// The quantities of the vCPU. Times need `halts`.
+    #[must_use]
+    pub fn quantities(&self, halts: Option<Box<dyn HaltTimes>>) -> VcpuQuantities {
+        VcpuQuantities::new(halts, Some(self.gauge.clone()))
+    }
+
+    /// `core` has the vCPU from now on. `thread` runs it.
+    pub fn run_by(&self, core: usize, thread: impl KickThread + 'static) {
+        if !self.shared {
+            self.jobs.bind_thread(Box::new(thread));
+        }
+        self.moved_to(core);
+    }
+
+    /// `core` has the vCPU from now on, and does not run it yet.
+    pub fn moved_to(&self, core: usize) {
+        self.jobs.moved_to(core);
+    }
+
+    /// Whether there may be a job: one relaxed load.
+    #[inline]
+    #[must_use]
+    pub fn has_jobs(&self) -> bool {
+        self.jobs.has_jobs()
+    }
+
+    /// The next job. Never waits.
+    #[must_use]
+    pub fn take(&self) -> Option<Job> {
+        self.jobs.take()
+    }
+
+    /// The vCPU has ended. Its contexts go back to the server, and so does that of
+    /// its core if no other vCPU shares it.
+    pub fn close(self, pmu: Option<&mut VcpuPmu>, values: &dyn Quantities) {
+        close_vcpu(self.jobs, pmu, !self.shared, values);
     }
 }

@@ -17,7 +17,8 @@ use rustix::net::{
 };
 use thiserror::Error;
 
-use super::sys;
+use crate::config::Access;
+use crate::sys;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -57,15 +58,6 @@ pub enum SocketError {
         /// Why.
         error: io::Error,
     },
-}
-
-/// Who may connect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Access {
-    /// Permission bits of the socket.
-    pub mode: u32,
-    /// Its group; `None`: that of the VMM.
-    pub group: Option<u32>,
 }
 
 /// The listening socket; its name goes with it.

@@ -1,23 +1,50 @@
-//! What a thread that runs vCPUs tells of them, for LIST.
+//! What a thread that runs vCPUs tells about them, for LIST.
 
 use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::perfmon::{ContextId, Hosted, Phase};
 use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
 
-/// A loaded context.
+/// What one thread has.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// Its core; none where the core is not its own.
+    pub cores: Vec<CoreView>,
+    /// The vCPUs that it runs.
+    pub vcpus: Vec<VcpuView>,
+}
+
+/// A vCPU.
+#[derive(Clone, Debug)]
+pub struct VcpuView {
+    pub(crate) vcpu: usize,
+    pub(crate) state: VcpuState,
+    pub(crate) context: Option<ContextView>,
+}
+
+/// A core.
+#[derive(Clone, Debug)]
+pub struct CoreView {
+    pub(crate) core: usize,
+    /// The vCPU that has the counters.
+    pub(crate) vcpu: Option<usize>,
+    pub(crate) context: Option<ContextView>,
+    pub(crate) holders: Vec<HolderReport>,
+}
+
+/// An attached context.
 #[derive(Clone, Copy, Debug)]
-pub struct ContextView {
-    pub(super) id: ContextId,
-    pub(super) phase: Phase,
-    pub(super) started: bool,
-    pub(super) preempted: bool,
-    pub(super) sets: usize,
-    pub(super) active_set: u16,
-    pub(super) dropped: u64,
+pub(crate) struct ContextView {
+    pub(crate) id: ContextId,
+    pub(crate) phase: Phase,
+    pub(crate) started: bool,
+    pub(crate) preempted: bool,
+    pub(crate) sets: usize,
+    pub(crate) active_set: u16,
+    pub(crate) dropped: u64,
 }
 
 impl ContextView {
-    pub fn of(hosted: &Hosted) -> Self {
+    fn of(hosted: &Hosted) -> Self {
         let context = hosted.context();
         Self {
             id: hosted.id(),
@@ -31,15 +58,9 @@ impl ContextView {
     }
 }
 
-/// A vCPU.
-#[derive(Clone, Debug)]
-pub struct VcpuView {
-    pub vcpu: usize,
-    pub state: VcpuState,
-    pub context: Option<ContextView>,
-}
-
 impl VcpuView {
+    /// vCPU number `vcpu`. If no context blocks it, it is in state `otherwise`.
+    #[must_use]
     pub fn of(vcpu: usize, pmu: Option<&VcpuPmu>, otherwise: VcpuState) -> Self {
         let blocked = pmu.is_some_and(VcpuPmu::is_blocked);
         Self {
@@ -54,17 +75,9 @@ impl VcpuView {
     }
 }
 
-/// A core.
-#[derive(Clone, Debug)]
-pub struct CoreView {
-    pub core: usize,
-    /// Who is on it.
-    pub vcpu: Option<usize>,
-    pub context: Option<ContextView>,
-    pub holders: Vec<HolderReport>,
-}
-
 impl CoreView {
+    /// Core number `core` with counters `pmu`, which `vcpu` has.
+    #[must_use]
     pub fn of(core: usize, vcpu: Option<usize>, pmu: Option<&CorePmu>) -> Self {
         let context = pmu.and_then(CorePmu::host_context);
         Self {
@@ -74,11 +87,4 @@ impl CoreView {
             holders: pmu.map(CorePmu::holders).unwrap_or_default(),
         }
     }
-}
-
-/// What one thread knows.
-#[derive(Clone, Debug, Default)]
-pub struct View {
-    pub cores: Vec<CoreView>,
-    pub vcpus: Vec<VcpuView>,
 }

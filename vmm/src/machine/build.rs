@@ -196,16 +196,18 @@ impl Machine {
         let host_tools = match (&config.control, &guest.pmu) {
             (Some(control), Some(model)) => {
                 let memory = Box::new(VmMemory(vm.clone()));
-                let mut tools = ServerSetup::new(control, model.clone(), memory, tsc_khz);
-                tools.cores(&mut cores);
-                Some(tools.desk(config.cpus, config.cores.map(|plan| plan.cores.into()))?)
+                let mut setup = ServerSetup::new(control, model.clone(), memory, tsc_khz);
+                setup.enable_hosting(&mut cores);
+                let shared = config.cores.map(|plan| plan.cores.into());
+                Some(setup.connect(config.cpus.into(), shared)?)
             }
             _ => None,
         };
-        let (tools, mut sides, core_jobs) = match host_tools {
-            Some((tools, sides, jobs)) => (Some(tools), sides.into_iter(), jobs),
-            None => (None, Vec::new().into_iter(), Vec::new()),
+        let (server, endpoints, core_jobs) = match host_tools {
+            Some(tools) => (Some(tools.server), tools.vcpus, tools.cores),
+            None => (None, Vec::new(), Vec::new()),
         };
+        let mut endpoints = endpoints.into_iter();
         let reserved = reservations(guest.pmu.as_ref(), pcr.as_ref(), tsc_khz, &audit)?;
         // All cores count alike, so the first one answers for what CPUID says.
         let pmu_cpuid = guest.pmu.as_ref().zip(cores.first());
@@ -274,13 +276,11 @@ impl Machine {
                 step: probes.step_support(),
                 pmi_floor_us: u32::try_from(config.pmi_floor.as_micros()).unwrap_or(u32::MAX),
                 firmware: pcr.as_ref().and_then(MachineReservations::expected),
-                host: sides.next(),
+                host: endpoints.next(),
             });
         }
-        let server = match (tools, &config.control) {
-            (Some(tools), Some(control)) => Some(tools.serve(control, guest_name(config))?),
-            _ => None,
-        };
+        let server = server.map(|server| server.start(guest_name(config)));
+        let server = server.transpose()?;
         Ok(Self {
             server,
             core_jobs,

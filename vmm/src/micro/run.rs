@@ -222,7 +222,7 @@ impl MicroRun {
         let vcpus = vcpus
             .map(|(kvm, recorder)| {
                 let mut parts = self.vcpu(kvm, recorder, &shared, own.next())?;
-                parts.host = served.sides.pop_front();
+                parts.host = served.endpoints.pop_front();
                 Ok(Vcpu::new(parts))
             })
             .collect::<Result<Vec<_>, MicroRunError>>()?;
@@ -279,14 +279,13 @@ impl MicroRun {
             return Ok(Served::default());
         };
         let memory = Box::new(VmMemory(vm.clone()));
-        let mut tools = ServerSetup::new(control, model.clone(), memory, tsc_khz);
-        tools.cores(cores);
-        let vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
-        let (tools, sides, jobs) = tools.desk(vcpus, self.cores.map(|plan| plan.cores.into()))?;
+        let mut setup = ServerSetup::new(control, model.clone(), memory, tsc_khz);
+        setup.enable_hosting(cores);
+        let tools = setup.connect(vcpus, self.cores.map(|plan| plan.cores.into()))?;
         Ok(Served {
-            server: Some(tools.serve(control, "micro-guest".to_owned())?),
-            sides: sides.into(),
-            jobs,
+            server: Some(tools.server.start("micro-guest".to_owned())?),
+            endpoints: tools.vcpus.into(),
+            jobs: tools.cores,
         })
     }
 
@@ -370,7 +369,7 @@ struct Shared<'a> {
 #[derive(Debug, Default)]
 struct Served {
     server: Option<Server>,
-    sides: VecDeque<ControlEndpoint>,
+    endpoints: VecDeque<ControlEndpoint>,
     jobs: Vec<JobQueue>,
 }
 

@@ -249,7 +249,7 @@ impl CoreThread {
         if let Some(pmu) = &mut self.pmu {
             vcpu.leave(pmu);
         }
-        self.tally.leaves(id.0.into(), &vcpu.quantities());
+        self.tally.leave(id.0.into(), &vcpu.quantities());
         Some(vcpu)
     }
 
@@ -266,7 +266,7 @@ impl CoreThread {
             Ok(rest) => {
                 self.queue.admit(rdtsc(), vcpu.id(), rest, cost);
                 vcpu.moves_to(self.index);
-                self.tally.comes(vcpu.id().0.into(), vcpu.quantities());
+                self.tally.arrive(vcpu.id().0.into(), vcpu.quantities());
                 self.vcpus.insert(vcpu.id(), vcpu);
                 None
             }

@@ -48,7 +48,7 @@ impl Core {
         }
         let event = self.gp.on_breakpoint(kvm, memory, &mut self.debug, pmu)?;
         if matches!(event, TrapEvent::Rdpmc { .. }) {
-            self.tally.was_rdpmc();
+            self.tally.count_as_rdpmc();
         }
         match event {
             TrapEvent::Rdpmc {

@@ -3,7 +3,7 @@
 
 use pmu_virt::perfmon::Moment;
 use pmu_virt::{CorePmu, Ring, VcpuPmu};
-use vmm_control::{Job, OffCoreReason, Snapshot, close_vcpu, serve_vcpu};
+use vmm_control::{Job, OffCoreReason, Snapshot, serve_vcpu};
 
 use super::kick::Seat;
 use super::run::{Core, Vcpu, VcpuFailure};
@@ -21,24 +21,21 @@ impl Core {
     /// Whether there may be jobs: one load, where there is a control socket.
     #[inline]
     pub(super) fn has_jobs(&self) -> bool {
-        self.host.as_ref().is_some_and(|host| host.jobs.has_jobs())
+        self.host.as_ref().is_some_and(|host| host.has_jobs())
     }
 
     /// The thread of `seat` runs the vCPU from now on.
     pub(super) fn comes_to(&self, seat: &Seat) {
         if let Some(host) = &self.host {
-            if !host.is_shared() {
-                host.jobs.bind_thread(Box::new(seat.target()));
-            }
-            host.jobs.moved_to(seat.core().into());
-            self.tally.comes();
+            host.run_by(seat.core().into(), seat.target());
+            self.tally.on_thread();
         }
     }
 
     /// No thread runs the vCPU from now on, or it has woken meanwhile.
     pub(super) fn note_rest(&self, rest: Rest) {
         if self.host.is_some() {
-            self.tally.goes(match rest {
+            self.tally.off_thread(match rest {
                 Rest::Runnable => OffCoreReason::Runnable,
                 Rest::Idle => OffCoreReason::Idle,
                 Rest::Barred { .. } | Rest::Blocked => OffCoreReason::Held,
@@ -59,7 +56,7 @@ impl Core {
         let (Some(host), Some(pmu)) = (&self.host, &mut self.pmu) else {
             return Ok(());
         };
-        while let Some(job) = host.jobs.take() {
+        while let Some(job) = host.take() {
             serve_vcpu(job, pmu, &self.tally);
         }
         self.sample_pending(kvm, core)
@@ -131,7 +128,7 @@ impl Vcpu {
     /// `core` has it from now on.
     pub(crate) fn moves_to(&self, core: usize) {
         if let Some(host) = &self.core.host {
-            host.jobs.moved_to(core);
+            host.moved_to(core);
         }
     }
 
@@ -148,8 +145,7 @@ impl Vcpu {
     /// It has ended: tools get their contexts back.
     pub(crate) fn close_endpoint(&mut self) {
         if let Some(host) = self.core.host.take() {
-            let alone = !host.is_shared();
-            close_vcpu(host.jobs, self.core.pmu.as_mut(), alone, &self.core.tally);
+            host.close(self.core.pmu.as_mut(), &self.core.tally);
         }
     }
 }

@@ -32,7 +32,7 @@ impl Core {
             let ns = ticks * 1_000_000 / u128::from(self.tsc_khz);
             Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
         });
-        self.tally.goes(OffCoreReason::Held);
+        self.tally.off_thread(OffCoreReason::Held);
         let began = Instant::now();
         let waited = nap(time, || !self.control.stopping() && !self.has_jobs());
         // The vCPU's thread is its core: nothing ran there.
@@ -40,7 +40,7 @@ impl Core {
         if let Some(pmu) = &mut self.pmu {
             pmu.with_core(|core| core.pass_idle(ns));
         }
-        self.tally.comes();
+        self.tally.on_thread();
         waited.map_err(VcpuFailure::Wait)
     }
 

@@ -275,13 +275,12 @@ impl Vcpu {
     }
 }
 
-/// Times are for vCPUs with a server; a KVM without statistics has none.
+/// Times are for vCPUs with a server. A KVM without statistics has none.
 fn tally(kvm: &KvmVcpu, host: Option<&ControlEndpoint>) -> VcpuQuantities {
-    let stats = host.and_then(|_| kvm.halt_stats().ok());
-    VcpuQuantities::new(
-        stats.map(|stats| Box::new(stats) as Box<dyn HaltTimes>),
-        host,
-    )
+    host.map_or_else(VcpuQuantities::default, |host| {
+        let halts = kvm.halt_stats().ok();
+        host.quantities(halts.map(|halts| Box::new(halts) as Box<dyn HaltTimes>))
+    })
 }
 
 /// The end of a guest whose machine KVM has given up; other failures stay what
@@ -346,7 +345,7 @@ impl Core {
             self.before_entry(kvm, seat, until)?;
             let exit = kvm.run()?;
             complete = exit == VmExit::Interrupted;
-            self.tally.exit(exit_kind(&exit));
+            self.tally.count_exit(exit_kind(&exit));
             self.settle(kvm, seat)?;
             let end = self.handle(kvm, exit)?;
             // A step retires, and a write of the guest's takes a slot away, only
@@ -464,7 +463,7 @@ impl Core {
         };
         let PendingPmi { request, due, .. } = pending;
         let delivery = pmi::send(kvm, &self.vm, vendor, pending.lvtpc)?;
-        self.tally.pmi();
+        self.tally.count_pmi();
         self.report(kvm.id(), || TrapEvent::Pmi {
             request,
             delivery,

@@ -1,17 +1,17 @@
 //! How long a vCPU ran, was halted, and could have run and did not.
 
 use std::fmt::Debug;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long a vCPU was halted since it was made, in nanoseconds.
+/// How long a vCPU was halted since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Halted {
     /// Its thread slept.
-    pub waited_ns: u64,
+    pub slept: Duration,
     /// Its thread polled for the wake-up.
-    pub polled_ns: u64,
+    pub polled: Duration,
 }
 
 /// Tells how long a vCPU was halted.
@@ -20,124 +20,124 @@ pub trait HaltTimes: Debug + Send {
     fn halted(&mut self) -> Option<Halted>;
 }
 
-/// How a vCPU spent its time, in nanoseconds.
+/// How a vCPU spent its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Times {
-    /// On a CPU, in the guest or for it, halted time left out.
-    pub(crate) ran: u64,
+pub(super) struct Times {
+    /// On a CPU, in the guest or for it, without halted time.
+    pub(super) ran: Duration,
     /// Others had its core or its host CPU.
-    pub(crate) stolen: u64,
+    pub(super) stolen: Duration,
     /// Halted, or not started.
-    pub(crate) halted: u64,
+    pub(super) halted: Duration,
 }
 
-/// Why a vCPU is not run.
+/// Why no thread runs a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffCoreReason {
     /// It waits for its turn.
     Runnable,
     /// It is halted.
     Idle,
-    /// It may not run: barred or blocked. This is nobody's time.
+    /// It may not run. This is nobody's time.
     Held,
 }
 
-/// What the host knows at one instant; only differences mean something.
+/// What the host knows at one instant. Only differences mean something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Instants {
-    wall: u64,
+struct Reading {
+    wall: Duration,
     /// CPU time of the thread.
-    cpu: u64,
-    /// Halted and off the CPU.
-    waited: u64,
-    /// Halted on the CPU: polling for the wake-up.
-    polled: u64,
+    cpu: Duration,
+    halted: Halted,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Attachment {
+enum Whereabouts {
     /// On the calling thread.
     Thread,
-    /// On none.
+    /// On no thread.
     Off(OffCoreReason),
 }
 
 impl Times {
     /// Adds what has passed.
-    fn add(&mut self, place: Attachment, from: Instants, to: Instants) {
-        let passed = |of: fn(Instants) -> u64| of(to).saturating_sub(of(from));
+    fn add(&mut self, place: Whereabouts, from: Reading, to: Reading) {
+        let passed = |of: fn(Reading) -> Duration| of(to).saturating_sub(of(from));
         let wall = passed(|at| at.wall);
         match place {
-            Attachment::Thread => {
-                let (cpu, polled) = (passed(|at| at.cpu), passed(|at| at.polled));
-                let waited = passed(|at| at.waited);
+            Whereabouts::Thread => {
+                let cpu = passed(|at| at.cpu);
+                let slept = passed(|at| at.halted.slept);
+                let polled = passed(|at| at.halted.polled);
                 self.ran += cpu.saturating_sub(polled);
-                self.halted += waited + polled;
-                self.stolen += wall.saturating_sub(cpu).saturating_sub(waited);
+                self.halted += slept + polled;
+                self.stolen += wall.saturating_sub(cpu).saturating_sub(slept);
             }
-            Attachment::Off(OffCoreReason::Runnable) => self.stolen += wall,
-            Attachment::Off(OffCoreReason::Idle) => self.halted += wall,
-            Attachment::Off(OffCoreReason::Held) => {}
+            Whereabouts::Off(OffCoreReason::Runnable) => self.stolen += wall,
+            Whereabouts::Off(OffCoreReason::Idle) => self.halted += wall,
+            Whereabouts::Off(OffCoreReason::Held) => {}
         }
     }
 }
 
-/// Keeps a vCPU's times: two or three system calls when it changes its thread,
-/// and when it is asked.
+/// Keeps a vCPU's times. It makes two or three system calls when the vCPU changes
+/// its thread, and when somebody asks.
 #[derive(Debug)]
-pub(crate) struct VcpuClock {
+pub(super) struct VcpuClock {
     times: Times,
-    place: Attachment,
-    last: Instants,
+    place: Whereabouts,
+    last: Reading,
     began: Instant,
-    /// Without these halted time cannot be told from stolen.
-    stats: Option<Box<dyn HaltTimes>>,
+    /// Without these, halted time cannot be told from stolen time.
+    halts: Option<Box<dyn HaltTimes>>,
+}
+
+impl Default for VcpuClock {
+    fn default() -> Self {
+        Self::new(None)
+    }
 }
 
 impl VcpuClock {
-    pub(crate) fn new(stats: Option<Box<dyn HaltTimes>>) -> Self {
+    pub(super) fn new(halts: Option<Box<dyn HaltTimes>>) -> Self {
         Self {
             times: Times::default(),
-            place: Attachment::Off(OffCoreReason::Held),
-            last: Instants::default(),
+            place: Whereabouts::Off(OffCoreReason::Held),
+            last: Reading::default(),
             began: Instant::now(),
-            stats,
+            halts,
         }
     }
 
-    fn now(&mut self) -> Instants {
-        let halted = self.stats.as_mut().and_then(|stats| stats.halted());
-        let halted = halted.unwrap_or_default();
+    fn now(&mut self) -> Reading {
+        let halted = self.halts.as_mut().and_then(|halts| halts.halted());
         let cpu = clock_gettime(ClockId::ThreadCPUTime);
-        let (seconds, ns) = (u64::try_from(cpu.tv_sec), u64::try_from(cpu.tv_nsec));
-        let wall = self.began.elapsed().as_nanos();
-        Instants {
-            wall: u64::try_from(wall).unwrap_or(u64::MAX),
-            cpu: seconds.unwrap_or(0) * 1_000_000_000 + ns.unwrap_or(0),
-            waited: halted.waited_ns,
-            polled: halted.polled_ns,
+        Reading {
+            wall: self.began.elapsed(),
+            cpu: Duration::try_from(cpu).unwrap_or_default(),
+            halted: halted.unwrap_or_default(),
         }
     }
 
-    fn advance(&mut self, place: Attachment) {
+    fn advance(&mut self, place: Whereabouts) {
         let now = self.now();
         self.times.add(self.place, self.last, now);
         self.last = now;
         self.place = place;
     }
 
-    pub(super) fn comes(&mut self) {
-        self.advance(Attachment::Thread);
+    pub(super) fn on_thread(&mut self) {
+        self.advance(Whereabouts::Thread);
     }
 
-    pub(super) fn goes(&mut self, rest: OffCoreReason) {
-        self.advance(Attachment::Off(rest));
+    pub(super) fn off_thread(&mut self, reason: OffCoreReason) {
+        self.advance(Whereabouts::Off(reason));
     }
 
-    /// Until now; `None` where this host cannot tell. RequestId on the thread that
-    /// has the vCPU.
+    /// Until now; `None` where this host cannot tell. To be asked on the thread
+    /// that has the vCPU.
     pub(super) fn times(&mut self) -> Option<Times> {
-        self.stats.as_ref()?;
+        self.halts.as_ref()?;
         self.advance(self.place);
         Some(self.times)
     }
@@ -149,40 +149,44 @@ mod tests {
 
     #[test]
     fn time_goes_where_it_was_spent() {
-        let at = |wall, cpu, waited, polled| Instants {
-            wall,
-            cpu,
-            waited,
-            polled,
+        let ns = Duration::from_nanos;
+        let at = |wall, cpu, slept, polled| Reading {
+            wall: ns(wall),
+            cpu: ns(cpu),
+            halted: Halted {
+                slept: ns(slept),
+                polled: ns(polled),
+            },
         };
-        fn check(place: Attachment, from: Instants, to: Instants, expected: (u64, u64, u64)) {
+        fn check(place: Whereabouts, from: Reading, to: Reading, expected: [u128; 3]) {
             let mut times = Times::default();
             times.add(place, from, to);
-            assert_eq!((times.ran, times.stolen, times.halted), expected);
+            let found = [times.ran, times.stolen, times.halted].map(|time| time.as_nanos());
+            assert_eq!(found, expected);
         }
-        let thread = Attachment::Thread;
-        check(thread, at(0, 0, 0, 0), at(100, 100, 0, 0), (100, 0, 0));
-        check(thread, at(0, 0, 0, 0), at(100, 60, 0, 0), (60, 40, 0));
-        check(thread, at(0, 0, 5, 5), at(100, 40, 55, 15), (30, 10, 60));
-        // A halt that is told a little late.
-        check(thread, at(0, 0, 0, 0), at(100, 60, 50, 0), (60, 0, 50));
+        let thread = Whereabouts::Thread;
+        check(thread, at(0, 0, 0, 0), at(100, 100, 0, 0), [100, 0, 0]);
+        check(thread, at(0, 0, 0, 0), at(100, 60, 0, 0), [60, 40, 0]);
+        check(thread, at(0, 0, 5, 5), at(100, 40, 55, 15), [30, 10, 60]);
+        // KVM counts a halt a little late.
+        check(thread, at(0, 0, 0, 0), at(100, 60, 50, 0), [60, 0, 50]);
         check(
-            Attachment::Off(OffCoreReason::Idle),
+            Whereabouts::Off(OffCoreReason::Idle),
             at(5, 9, 0, 0),
             at(9, 0, 0, 0),
-            (0, 0, 4),
+            [0, 0, 4],
         );
         check(
-            Attachment::Off(OffCoreReason::Runnable),
+            Whereabouts::Off(OffCoreReason::Runnable),
             at(5, 0, 0, 0),
             at(9, 7, 0, 0),
-            (0, 4, 0),
+            [0, 4, 0],
         );
         check(
-            Attachment::Off(OffCoreReason::Held),
+            Whereabouts::Off(OffCoreReason::Held),
             at(5, 0, 0, 0),
             at(9, 0, 0, 0),
-            (0, 0, 0),
+            [0, 0, 0],
         );
     }
 }

@@ -1,17 +1,18 @@
-//! What the VMM knows of a core that vCPUs share, for the virtual PMDs.
+//! The quantities of a core that vCPUs share.
 
 use std::collections::BTreeMap;
 
 use pmu_virt::perfmon::{Quantities, VirtualPmd};
 
-/// Quantities at one instant.
+/// Quantities of a vCPU or core at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     values: BTreeMap<u16, u64>,
 }
 
 impl Snapshot {
-    /// What `source` tells now.
+    /// The quantities of `source` now.
+    #[must_use]
     pub fn of(source: &dyn Quantities) -> Self {
         let known = |&which: &VirtualPmd| Some((which.pmd(), source.read(which)?));
         let values = VirtualPmd::ALL.iter().filter_map(known).collect();
@@ -25,11 +26,11 @@ impl Quantities for Snapshot {
     }
 }
 
-/// The sum of what vCPUs did while a core had them: it never goes back, whoever
-/// comes and goes.
+/// The sum of what vCPUs did while a core had them. It never goes back, whichever
+/// vCPUs come and go. A vCPU is named by its number.
 #[derive(Debug, Default)]
 pub struct CoreQuantities {
-    /// As of their arrival.
+    /// Of those that the core has, as of their arrival.
     here: BTreeMap<usize, Snapshot>,
     /// Of those that have left.
     gone: BTreeMap<u16, u64>,
@@ -37,8 +38,8 @@ pub struct CoreQuantities {
     unknown: Vec<VirtualPmd>,
 }
 
-/// Adds up over vCPUs. Guest memory is the whole machine's, ring and CR3 are of
-/// one instant.
+/// Whether a quantity adds up over vCPUs. Guest memory is the whole machine's;
+/// ring and CR3 are of one instant.
 fn adds_up(which: VirtualPmd) -> bool {
     !matches!(
         which,
@@ -47,13 +48,13 @@ fn adds_up(which: VirtualPmd) -> bool {
 }
 
 impl CoreQuantities {
-    /// The core has `id` from now on.
-    pub fn comes(&mut self, id: usize, now: Snapshot) {
+    /// The core has vCPU `id` from now on.
+    pub fn arrive(&mut self, id: usize, now: Snapshot) {
         self.here.insert(id, now);
     }
 
-    /// It has it no more.
-    pub fn leaves(&mut self, id: usize, now: &Snapshot) {
+    /// The core has vCPU `id` no more.
+    pub fn leave(&mut self, id: usize, now: &Snapshot) {
         let Some(before) = self.here.remove(&id) else {
             return;
         };
@@ -70,7 +71,7 @@ impl CoreQuantities {
         }
     }
 
-    /// The core's quantities now; `now` tells those of the vCPUs that it has.
+    /// The core's quantities now. `now` gives those of a vCPU that the core has.
     pub fn read<'a>(&self, now: impl Fn(usize) -> Option<Snapshot> + 'a) -> Snapshot {
         let here: Vec<_> = self
             .here
@@ -78,16 +79,17 @@ impl CoreQuantities {
             .map(|(id, before)| (before, now(*id).unwrap_or_default()))
             .collect();
         let gone = |which: VirtualPmd| self.gone.get(&which.pmd()).copied();
-        let value = |which: VirtualPmd| match adds_up(which) {
-            true if self.unknown.contains(&which) => None,
-            true => here
-                .iter()
+        let value = |which: VirtualPmd| {
+            if !adds_up(which) {
+                let last = here.iter().find_map(|(_, now)| now.read(which));
+                return last.or_else(|| gone(which));
+            }
+            if self.unknown.contains(&which) {
+                return None;
+            }
+            here.iter()
                 .map(|(before, now)| passed(which, before, now))
-                .try_fold(gone(which).unwrap_or(0), |sum, passed| Some(sum + passed?)),
-            false => here
-                .iter()
-                .find_map(|(_, now)| now.read(which))
-                .or_else(|| gone(which)),
+                .try_fold(gone(which).unwrap_or(0), |sum, passed| Some(sum + passed?))
         };
         let known = |&which: &VirtualPmd| Some((which.pmd(), value(which)?));
         Snapshot {
@@ -128,30 +130,30 @@ mod tests {
             let read = core.read(of);
             assert_eq!(read.read(VirtualPmd::Exits), Some(expected), "{now:?}");
         };
-        core.comes(0, exits(100));
+        core.arrive(0, exits(100));
         check(&core, &[(0, 100)], 0);
-        core.comes(1, exits(7));
+        core.arrive(1, exits(7));
         check(&core, &[(0, 130), (1, 9)], 32);
-        core.leaves(0, &exits(140));
+        core.leave(0, &exits(140));
         check(&core, &[(1, 9)], 42);
-        // What it does elsewhere is not this core's.
-        core.comes(0, exits(1000));
+        // What vCPU 0 did elsewhere is not this core's.
+        core.arrive(0, exits(1000));
         check(&core, &[(0, 1001), (1, 9)], 43);
-        core.leaves(1, &exits(10));
-        core.leaves(0, &exits(1001));
+        core.leave(1, &exits(10));
+        core.leave(0, &exits(1001));
         check(&core, &[], 44);
     }
 
     #[test]
     fn what_one_vcpu_cannot_tell_nobody_can() {
         let mut core = CoreQuantities::default();
-        core.comes(0, exits(1));
+        core.arrive(0, exits(1));
         let read = core.read(|_| Some(exits(2)));
         assert_eq!(read.read(VirtualPmd::RunTime), None);
-        core.leaves(0, &exits(2));
+        core.leave(0, &exits(2));
         let read = core.read(|_| None);
         assert_eq!(read.read(VirtualPmd::RunTime), None);
-        // The machine's memory is no sum, and is told as it was last.
+        // The machine's memory is no sum: its last value stays.
         assert_eq!(read.read(VirtualPmd::GuestMemory), Some(2 * 4096));
     }
 }

@@ -1,24 +1,27 @@
-//! What goes back for a request.
+//! Requests by number, and what goes back for them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use perfmon_abi::wire::{Call, MAX_PAYLOAD, Refusal, Reply, Request};
+use perfmon_abi::wire::{Call, Errno, MAX_PAYLOAD, Refusal, Reply, Request};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::Serialize;
 
-/// Who asked what, once the request itself is gone.
+/// A connection: a number that is never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ConnectionId(pub(super) u64);
+
+/// What is kept of a request until its answer goes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestId {
-    /// The connection.
-    pub(super) connection: u64,
+    pub(super) connection: ConnectionId,
     command: u16,
     id: u32,
     context: u32,
 }
 
 impl RequestId {
-    pub(super) fn new(connection: u64, request: &Request<'_>) -> Self {
+    pub(super) fn new(connection: ConnectionId, request: &Request<'_>) -> Self {
         Self {
             connection,
             command: request.command,
@@ -29,19 +32,14 @@ impl RequestId {
 
     /// The packet that goes back.
     pub(super) fn packet(&self, answer: &Answer) -> Vec<u8> {
+        let refusal = answer.refusal.as_ref();
         let reply = Reply {
             command: self.command,
             id: self.id,
             context: answer.context.unwrap_or(self.context),
-            errno: answer
-                .refusal
-                .as_ref()
-                .map_or(0, |refusal| refusal.errno.number()),
+            errno: refusal.map_or(0, |refusal| refusal.errno.number()),
             payload: &answer.payload,
-            reason: answer
-                .refusal
-                .as_ref()
-                .map_or("", |refusal| &refusal.reason),
+            reason: refusal.map_or("", |refusal| &refusal.reason),
         };
         // No argument is longer than what a request may carry.
         reply.encode().unwrap_or_default()
@@ -59,7 +57,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Done, with this payload.
+    /// A success with this payload.
     pub(super) fn done(payload: Vec<u8>) -> Self {
         Self {
             payload,
@@ -67,7 +65,7 @@ impl Answer {
         }
     }
 
-    /// A command with its argument as it is now, and what came of it.
+    /// A command with its argument as it is now, and its result.
     pub(super) fn of_call(call: &Call, result: Result<(), Refusal>) -> Self {
         Self {
             payload: call.encode_reply(),
@@ -76,14 +74,12 @@ impl Answer {
         }
     }
 
-    /// A document; one that is too long for a packet goes along as a file.
+    /// A document. One that is too long for a packet goes along as a file.
     pub(super) fn json(document: &impl Serialize) -> Self {
         let text = match serde_json::to_vec(document) {
             Ok(text) => text,
             // Only maps with odd keys cannot be written; there is none.
-            Err(error) => {
-                return Refusal::new(perfmon_abi::wire::Errno::EIO, error.to_string()).into();
-            }
+            Err(error) => return Refusal::new(Errno::EIO, error.to_string()).into(),
         };
         if text.len() <= MAX_PAYLOAD {
             return Self::done(text);
@@ -95,7 +91,7 @@ impl Answer {
             },
             Err(error) => {
                 let reason = format!("no memory file for the answer: {error}");
-                Refusal::new(perfmon_abi::wire::Errno::ENOMEM, reason).into()
+                Refusal::new(Errno::ENOMEM, reason).into()
             }
         }
     }
@@ -114,7 +110,7 @@ impl From<Refusal> for Answer {
     }
 }
 
-/// A memory file that nobody changes any more.
+/// A memory file that nobody can change any more.
 fn file_of(text: &[u8]) -> rustix::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("umpire-answer", flags)?;

@@ -1,24 +1,31 @@
-//! Connections: packets in, packets out, and the names of contexts on each.
+//! Connections: packets in, packets out, and each connection's handles of contexts.
+//!
+//! What a client does to its connection ends here: too many connections, packets
+//! that are none, answers that nobody reads.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perfmon_abi::wire::{Errno, FrameError, MAX_PACKET, NO_CONTEXT, Refusal, Reply, Request};
+use perfmon_abi::wire::{Errno, MAX_PACKET, NO_CONTEXT, Refusal, Reply};
 use pmu_virt::perfmon::ContextId;
 
-use super::State;
-use super::answer::{Answer, RequestId};
-use super::events::Token;
-use crate::socket::{FileId, Packet, Peer, receive, send};
+use super::answer::{Answer, ConnectionId, RequestId};
+use super::events::{Events, Token};
+use crate::closer::Closer;
+use crate::socket::{Listener, Packet, Peer, receive, send};
 
-/// Connections taken in before others are served.
+/// Connections accepted before others are served.
 const MOST_AT_ONCE: usize = 64;
 /// Refused connections that are kept until their peer has seen why.
 pub(super) const MOST_REFUSED: usize = 128;
 /// How long connections wait when there is no descriptor for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where a packet is taken in.
+pub(super) type PacketBuffer = Box<[u8; MAX_PACKET]>;
 
 /// One connection.
 #[derive(Debug)]
@@ -26,32 +33,59 @@ pub(super) struct Connection {
     socket: OwnedFd,
     pub(super) peer: Peer,
     pub(super) handles: Handles,
-    /// A request is under way; the next one is not read before its answer.
+    /// A request is under way. The next one is not read before its answer.
     waits: bool,
 }
 
-/// All of them, by a number that is never used again.
-#[derive(Debug, Default)]
+/// All connections.
+#[derive(Debug)]
 pub(super) struct Connections {
-    open: BTreeMap<u64, Connection>,
-    /// Refused ones, the oldest first. To close one whose request was not read
-    /// would throw away the answer that says why.
-    refused: BTreeMap<u64, OwnedFd>,
-    next: u64,
+    listener: Listener,
+    events: Arc<Events>,
+    /// How many may be open.
+    most: usize,
+    open: BTreeMap<ConnectionId, Connection>,
+    /// Refused connections, the oldest first. To close one whose request was not
+    /// read would throw away the answer that says why.
+    refused: BTreeMap<ConnectionId, OwnedFd>,
+    last: u64,
+    closer: Closer,
+    accept_paused_until: Option<Instant>,
+    /// Connections that have ended since somebody asked.
+    ended: Vec<ConnectionId>,
 }
 
 impl Connections {
-    /// A number that no connection has had.
-    fn next_id(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+    /// Those that come to `listener`; `most` at a time.
+    ///
+    /// # Errors
+    /// The listener cannot be waited for.
+    pub(super) fn new(listener: Listener, events: Arc<Events>, most: usize) -> io::Result<Self> {
+        events.add(&listener, Token::Listener)?;
+        Ok(Self {
+            listener,
+            events,
+            most,
+            open: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            last: 0,
+            closer: Closer::new(),
+            accept_paused_until: None,
+            ended: Vec::new(),
+        })
     }
 
-    pub(super) fn get(&self, id: u64) -> Option<&Connection> {
+    /// A number that no connection has had.
+    fn next_id(&mut self) -> ConnectionId {
+        self.last += 1;
+        ConnectionId(self.last)
+    }
+
+    pub(super) fn get(&self, id: ConnectionId) -> Option<&Connection> {
         self.open.get(&id)
     }
 
-    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Connection> {
+    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Connection> {
         self.open.get_mut(&id)
     }
 
@@ -61,9 +95,212 @@ impl Connections {
             connection.handles.forget(context);
         }
     }
+
+    /// The connections that have ended since the last call.
+    pub(super) fn take_ended(&mut self) -> Vec<ConnectionId> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Accepts connections. Those above the limit get to know why they are refused.
+    pub(super) fn accept(&mut self) {
+        for _ in 0..MOST_AT_ONCE {
+            let socket = match self.listener.accept() {
+                Ok(socket) => socket,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // It is gone already.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    // No descriptor is left. The listener would report the
+                    // connection again at once, and go on doing so.
+                    log::debug!("a connection was not accepted: {error}");
+                    self.events.remove(&self.listener);
+                    self.accept_paused_until = Some(Instant::now() + ACCEPT_PAUSE);
+                    return;
+                }
+            };
+            if let Err(refusal) = self.admit(socket) {
+                log::debug!("a connection was refused: {refusal}");
+            }
+        }
+    }
+
+    pub(super) fn accept_paused_until(&self) -> Option<Instant> {
+        self.accept_paused_until
+    }
+
+    /// Accepts connections again once the pause is over.
+    pub(super) fn resume_accept(&mut self, now: Instant) {
+        if self.accept_paused_until.is_none_or(|until| now < until) {
+            return;
+        }
+        self.accept_paused_until = match self.events.add(&self.listener, Token::Listener) {
+            Ok(()) => None,
+            Err(_) => Some(now + ACCEPT_PAUSE),
+        };
+    }
+
+    fn admit(&mut self, socket: OwnedFd) -> Result<(), Refusal> {
+        let none = |error: io::Error| Refusal::new(Errno::EMFILE, error.to_string());
+        if self.open.len() >= self.most {
+            let reason = format!(
+                "{} connections are open, and no more are served (--control-connections)",
+                self.most
+            );
+            let refusal = Refusal::new(Errno::EAGAIN, reason);
+            send_refusal(&socket, &refusal);
+            self.keep_refused(socket).map_err(none)?;
+            return Err(refusal);
+        }
+        let peer = Peer::of(&socket).map_err(none)?;
+        let id = self.next_id();
+        self.events
+            .add(&socket, Token::Connection(id))
+            .map_err(none)?;
+        log::debug!("process {} of user {} connects", peer.pid, peer.uid);
+        let connection = Connection {
+            socket,
+            peer,
+            handles: Handles::default(),
+            waits: false,
+        };
+        self.open.insert(id, connection);
+        Ok(())
+    }
+
+    /// Keeps a refused connection until it has sent its request, or is the oldest
+    /// of too many.
+    fn keep_refused(&mut self, socket: OwnedFd) -> io::Result<()> {
+        let id = self.next_id();
+        self.events.add(&socket, Token::Connection(id))?;
+        self.refused.insert(id, socket);
+        if self.refused.len() > MOST_REFUSED
+            && let Some((_, oldest)) = self.refused.pop_first()
+        {
+            self.events.remove(&oldest);
+            self.closer.close(oldest);
+        }
+        Ok(())
+    }
+
+    /// The connection has a packet, or has ended. The packet, if it is a request
+    /// that is to be looked at.
+    pub(super) fn receive(
+        &mut self,
+        id: ConnectionId,
+        buffer: &mut PacketBuffer,
+    ) -> Option<Packet> {
+        if let Some(socket) = self.refused.remove(&id) {
+            // With the packet unread, its peer would lose the answer.
+            if let Ok(Some(packet)) = receive(socket.as_fd(), buffer) {
+                packet.fds.into_iter().for_each(|fd| self.closer.close(fd));
+            }
+            self.events.remove(&socket);
+            self.closer.close(socket);
+            return None;
+        }
+        let connection = self.open.get(&id)?;
+        if connection.waits {
+            // Only its end is reported while a request is under way.
+            self.hang_up(id);
+            return None;
+        }
+        match receive(connection.socket.as_fd(), buffer) {
+            Ok(Some(packet)) => return Some(packet),
+            Ok(None) => self.hang_up(id),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                log::debug!("a connection failed: {error}");
+                self.hang_up(id);
+            }
+        }
+        None
+    }
+
+    /// Whether so many descriptors wait to be closed that whoever sends more is
+    /// not served.
+    pub(super) fn is_closer_full(&self) -> bool {
+        self.closer.is_full()
+    }
+
+    /// Closes a descriptor that came with a packet, without waiting for its end.
+    pub(super) fn close_soon(&mut self, fd: OwnedFd) {
+        self.closer.close(fd);
+    }
+
+    /// Ends a connection whose packet is no request; the client gets to know why.
+    pub(super) fn turn_away(&mut self, id: ConnectionId, refusal: &Refusal) {
+        if let Some(connection) = self.open.get(&id) {
+            send_refusal(&connection.socket, refusal);
+        }
+        self.hang_up(id);
+    }
+
+    /// Reads no further request until the answer to this one is there.
+    pub(super) fn pause(&mut self, id: ConnectionId) {
+        self.listen(id, false);
+    }
+
+    /// Sends an answer for which the connection was paused.
+    pub(super) fn resume(&mut self, request: RequestId, answer: &Answer) {
+        self.listen(request.connection, true);
+        self.reply(request, answer);
+    }
+
+    /// Sends an answer. A client that does not read its answers loses its
+    /// connection.
+    pub(super) fn reply(&mut self, request: RequestId, answer: &Answer) {
+        let Some(connection) = self.open.get(&request.connection) else {
+            return;
+        };
+        let packet = request.packet(answer);
+        if let Err(error) = send(connection.socket.as_fd(), &packet, &answer.descriptors()) {
+            log::debug!("a connection is closed, as its answer cannot be sent: {error}");
+            self.hang_up(request.connection);
+        }
+    }
+
+    fn listen(&mut self, id: ConnectionId, on: bool) {
+        let Some(connection) = self.open.get_mut(&id) else {
+            return;
+        };
+        connection.waits = !on;
+        let done = self
+            .events
+            .listen(&connection.socket, Token::Connection(id), on);
+        if let Err(error) = done {
+            log::debug!("a connection is closed: epoll failed: {error}");
+            self.hang_up(id);
+        }
+    }
+
+    /// Ends a connection.
+    pub(super) fn hang_up(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.open.remove(&id) {
+            self.events.remove(&connection.socket);
+            self.closer.close(connection.socket);
+            self.ended.push(id);
+        }
+    }
 }
 
-/// The contexts that a connection has bound.
+/// Tells somebody why who has made no request that could be answered.
+fn send_refusal(socket: &OwnedFd, refusal: &Refusal) {
+    let reply = Reply {
+        command: 0,
+        id: 0,
+        context: NO_CONTEXT,
+        errno: refusal.errno.number(),
+        payload: &[],
+        reason: &refusal.reason,
+    };
+    if let Ok(packet) = reply.encode() {
+        // If there is no room, nobody reads.
+        let _ = send(socket.as_fd(), &packet, &[]);
+    }
+}
+
+/// The contexts that a connection has bound: a handle names a context on this
+/// connection only.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     contexts: BTreeMap<u32, ContextId>,
@@ -83,7 +320,7 @@ impl Handles {
         })
     }
 
-    /// The handle of a context; the one that it has, if it has one.
+    /// The handle of a context. A context has one handle on a connection.
     pub(super) fn bind(&mut self, context: ContextId) -> u32 {
         if let Some(&handle) = self.numbers.get(&context) {
             return handle;
@@ -110,227 +347,6 @@ impl Handles {
         if let Some(handle) = self.numbers.remove(&context) {
             self.contexts.remove(&handle);
         }
-    }
-}
-
-impl State {
-    /// Takes connections in; those above the limit get to know why not.
-    pub(super) fn accept(&mut self) {
-        for _ in 0..MOST_AT_ONCE {
-            let socket = match self.listener.accept() {
-                Ok(socket) => socket,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // It is gone already.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) => {
-                    // No descriptor is left. The listener would tell of the
-                    // connection again at once, and go on doing so.
-                    log::debug!("a connection was not accepted: {error}");
-                    self.events.remove(&self.listener);
-                    self.accept_paused_until = Some(Instant::now() + ACCEPT_PAUSE);
-                    return;
-                }
-            };
-            if let Err(refusal) = self.admit(socket) {
-                log::debug!("a connection was refused: {refusal}");
-            }
-        }
-    }
-
-    /// Takes connections in again, once it is time.
-    pub(super) fn resume_accept(&mut self, now: Instant) {
-        if self.accept_paused_until.is_none_or(|until| now < until) {
-            return;
-        }
-        self.accept_paused_until = match self.events.add(&self.listener, Token::Listener) {
-            Ok(()) => None,
-            Err(_) => Some(now + ACCEPT_PAUSE),
-        };
-    }
-
-    fn admit(&mut self, socket: OwnedFd) -> Result<(), Refusal> {
-        let none = |error: io::Error| Refusal::new(Errno::EMFILE, error.to_string());
-        if self.connections.open.len() >= self.limits.connections {
-            let reason = format!(
-                "{} connections are open, and no more are served (--control-connections)",
-                self.limits.connections
-            );
-            let refusal = Refusal::new(Errno::EAGAIN, reason);
-            turn_away(&socket, &refusal);
-            self.keep_refused(socket).map_err(none)?;
-            return Err(refusal);
-        }
-        let peer = Peer::of(&socket).map_err(none)?;
-        let id = self.connections.next_id();
-        self.events
-            .add(&socket, Token::Connection(id))
-            .map_err(none)?;
-        log::debug!("process {} of user {} connects", peer.pid, peer.uid);
-        let connection = Connection {
-            socket,
-            peer,
-            handles: Handles::default(),
-            waits: false,
-        };
-        self.connections.open.insert(id, connection);
-        Ok(())
-    }
-
-    /// Until it has sent its request, or is the oldest of too many.
-    fn keep_refused(&mut self, socket: OwnedFd) -> io::Result<()> {
-        let id = self.connections.next_id();
-        self.events.add(&socket, Token::Connection(id))?;
-        self.connections.refused.insert(id, socket);
-        if self.connections.refused.len() > MOST_REFUSED
-            && let Some((_, oldest)) = self.connections.refused.pop_first()
-        {
-            self.events.remove(&oldest);
-            self.closer.close(oldest);
-        }
-        Ok(())
-    }
-
-    /// A connection has a packet, or has ended.
-    pub(super) fn packet(&mut self, id: u64) {
-        if let Some(socket) = self.connections.refused.remove(&id) {
-            // With the packet unread, its peer would lose the answer.
-            let mut buffer = self.packet.take().unwrap_or_else(new_buffer);
-            if let Ok(Some(packet)) = receive(socket.as_fd(), &mut buffer) {
-                packet.fds.into_iter().for_each(|fd| self.closer.close(fd));
-            }
-            self.packet = Some(buffer);
-            self.events.remove(&socket);
-            self.closer.close(socket);
-            return;
-        }
-        let Some(connection) = self.connections.open.get(&id) else {
-            return;
-        };
-        if connection.waits {
-            // NoQuantities but its end is told while a request is under way.
-            self.hang_up(id);
-            return;
-        }
-        // It comes back below: only one packet is looked at at a time.
-        let mut buffer = self.packet.take().unwrap_or_else(new_buffer);
-        let got = receive(connection.socket.as_fd(), &mut buffer);
-        match got {
-            Ok(Some(packet)) => self.request(id, &buffer, packet),
-            Ok(None) => self.hang_up(id),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => {
-                log::debug!("a connection failed: {error}");
-                self.hang_up(id);
-            }
-        }
-        self.packet = Some(buffer);
-    }
-
-    fn request(&mut self, id: u64, buffer: &[u8; MAX_PACKET], packet: Packet) {
-        if !packet.fds.is_empty() && self.closer.is_full() {
-            log::debug!("a connection is closed, as too many descriptors wait to be closed");
-            self.discard(packet.fds);
-            self.hang_up(id);
-            return;
-        }
-        let decoded = match buffer.get(..packet.bytes) {
-            Some(bytes) => Request::decode(bytes),
-            None => Err(FrameError::Long(packet.bytes)),
-        };
-        let request = match decoded {
-            Ok(request) => request,
-            Err(error) => {
-                // Whoever sends this does not speak the protocol.
-                log::debug!("a connection is closed: {error}");
-                let refusal = Refusal::new(Errno::EPROTO, error.to_string());
-                if let Some(connection) = self.connections.get(id) {
-                    turn_away(&connection.socket, &refusal);
-                }
-                self.discard(packet.fds);
-                self.hang_up(id);
-                return;
-            }
-        };
-        let asked = RequestId::new(id, &request);
-        if let Some(answer) = self.command(asked, &request, packet) {
-            self.reply(asked, &answer);
-        } else {
-            self.listen(id, false);
-        }
-    }
-
-    /// Closes what came with a packet. That of a context is closed at once: nobody
-    /// is to find it open whose client has closed it. Whatever else it is, this
-    /// thread does not wait for its end.
-    pub(super) fn discard(&mut self, fds: Vec<OwnedFd>) {
-        for fd in fds {
-            let file = FileId::of(fd.as_fd()).ok();
-            if file.and_then(|file| self.contexts.of_file(file)).is_none() {
-                self.closer.close(fd);
-            }
-        }
-    }
-
-    /// Sends an answer that had to be waited for.
-    pub(super) fn late_reply(&mut self, asked: RequestId, answer: &Answer) {
-        self.listen(asked.connection, true);
-        self.reply(asked, answer);
-    }
-
-    /// A client that does not read its answers has them no more.
-    fn reply(&mut self, asked: RequestId, answer: &Answer) {
-        let Some(connection) = self.connections.get(asked.connection) else {
-            return;
-        };
-        let packet = asked.packet(answer);
-        if let Err(error) = send(connection.socket.as_fd(), &packet, &answer.descriptors()) {
-            log::debug!("a connection is closed, as its answer cannot be sent: {error}");
-            self.hang_up(asked.connection);
-        }
-    }
-
-    fn listen(&mut self, id: u64, on: bool) {
-        let Some(connection) = self.connections.open.get_mut(&id) else {
-            return;
-        };
-        connection.waits = !on;
-        let told = self
-            .events
-            .listen(&connection.socket, Token::Connection(id), on);
-        if let Err(error) = told {
-            log::debug!("a connection is closed: epoll failed: {error}");
-            self.hang_up(id);
-        }
-    }
-
-    fn hang_up(&mut self, id: u64) {
-        if let Some(connection) = self.connections.open.remove(&id) {
-            self.events.remove(&connection.socket);
-            self.closer.close(connection.socket);
-            // Nobody waits for what it has asked for.
-            self.lists.forget(id);
-            self.contexts.forget(id);
-        }
-    }
-}
-
-fn new_buffer() -> Box<[u8; MAX_PACKET]> {
-    Box::new([0; MAX_PACKET])
-}
-
-/// Says why to somebody whose request cannot be told, or who has made none.
-fn turn_away(socket: &OwnedFd, refusal: &Refusal) {
-    let reply = Reply {
-        command: 0,
-        id: 0,
-        context: NO_CONTEXT,
-        errno: refusal.errno.number(),
-        payload: &[],
-        reason: &refusal.reason,
-    };
-    if let Ok(packet) = reply.encode() {
-        // If there is no room, nobody reads.
-        let _ = send(socket.as_fd(), &packet, &[]);
     }
 }
 

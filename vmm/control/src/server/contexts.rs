@@ -1,173 +1,428 @@
-//! The contexts that there are.
+//! Contexts: commands for them, their way to vCPUs and cores and back, and their
+//! end.
+//!
+//! A detached context is here, and a command for it is done here. An attached one
+//! belongs to a thread, and gets its commands as jobs. Answers that come later wait
+//! in [`Contexts::take_answer`].
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::os::fd::OwnedFd;
+mod create;
+pub(super) mod table;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use perfmon_abi::LoadArg;
-use perfmon_abi::wire::{Call, Errno, Refusal};
-use pmu_virt::perfmon::{Context, ContextId, Hosted, MessageQueue};
+use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
+use perfmon_abi::wire::{Bound, Buffer, Call, Errno, Refusal};
+use pmu_virt::perfmon::{ContextId, Hosted, VirtualPmd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::answer::RequestId;
-use crate::dispatcher::Target;
-use crate::socket::{FileId, Peer};
+use super::ServedVm;
+use super::answer::{Answer, ConnectionId, RequestId};
+use super::events::Events;
+use crate::buffer::Pool;
+use crate::job::{Done, Target, Work};
+use crate::quantities::NoQuantities;
+use crate::socket::FileId;
+use table::{Attachment, ContextTable};
 
-/// Event sets of all contexts of a VM.
-pub(super) const MOST_SETS: usize = 1 << 16;
-
-/// Where a context is.
+/// All contexts of the VM, and the way to its vCPUs.
 #[derive(Debug)]
-pub(super) enum Attachment {
-    /// Attached to nothing.
-    Detached {
-        context: Box<Context>,
-        queue: Box<dyn MessageQueue>,
-    },
-    /// On its way to a vCPU or core, attached to it, or on its way back.
-    Attached(Target),
-}
-
-impl Attachment {
-    /// That of a context that has come back.
-    pub(super) fn home(hosted: Hosted) -> Self {
-        let (_, context, queue) = hosted.into_parts();
-        Attachment::Detached { context, queue }
-    }
-}
-
-/// A context.
-#[derive(Debug)]
-pub(super) struct ContextEntry {
-    /// The tool's end of its socket.
-    pub(super) file: FileId,
-    /// The server's end.
-    pub(super) socket: Arc<OwnedFd>,
-    /// The file of its sampling buffer, and its size.
-    pub(super) buffer: Option<(Arc<OwnedFd>, u64)>,
-    /// Who created it.
-    pub(super) creator: Peer,
-    pub(super) flags: u32,
-    pub(super) format: Option<String>,
-    pub(super) generation: u16,
-    pub(super) place: Attachment,
-    /// Its event sets; they come and go only at home (3.1.10).
-    pub(super) sets: usize,
-    /// A job is under way; for whom, if somebody waits for it.
-    pub(super) job: Option<Option<RequestId>>,
-    /// Commands that came meanwhile: no more than there are connections.
-    pub(super) waiting: VecDeque<(RequestId, Call)>,
-    /// Loads of other contexts, which wait until this one, a zombie, has let go.
-    pub(super) queued_loads: VecDeque<(ContextId, RequestId, LoadArg)>,
-    /// Nobody has its descriptor.
-    pub(super) zombie: bool,
-    /// PFM_MSG_END was sent.
-    pub(super) told: bool,
-}
-
-/// All of them.
-#[derive(Debug, Default)]
 pub(super) struct Contexts {
-    entries: BTreeMap<ContextId, ContextEntry>,
-    files: HashMap<FileId, ContextId>,
-    /// Who is attached, or about to be, to what.
-    attached: BTreeMap<Target, ContextId>,
-    last: u32,
-    /// Event sets of all of them.
-    sets: usize,
+    vm: ServedVm,
+    table: ContextTable,
+    events: Arc<Events>,
+    pool: Pool,
+    /// Answers to requests that had to wait.
+    answers: VecDeque<(RequestId, Answer)>,
+    /// Contexts whose last descriptor was closed since somebody asked.
+    abandoned: Vec<ContextId>,
+}
+
+/// However the server's thread ends: nobody could unload a context that stays
+/// behind, and a vCPU that is blocked for its tool would never go on.
+impl Drop for Contexts {
+    fn drop(&mut self) {
+        for (id, entry) in self.table.iter() {
+            if let Attachment::Attached(target) = entry.attachment {
+                self.vm.dispatcher.post(id, target, Work::Unload);
+            }
+        }
+    }
 }
 
 impl Contexts {
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    pub(super) fn get(&self, id: ContextId) -> Option<&ContextEntry> {
-        self.entries.get(&id)
-    }
-
-    pub(super) fn get_mut(&mut self, id: ContextId) -> Option<&mut ContextEntry> {
-        self.entries.get_mut(&id)
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ContextId, &ContextEntry)> {
-        self.entries.iter().map(|(id, entry)| (*id, entry))
-    }
-
-    /// Whether `more` event sets can be made.
-    pub(super) fn room_for_sets(&self, more: usize) -> Result<(), Refusal> {
-        if self.sets.saturating_add(more) <= MOST_SETS {
-            return Ok(());
+    pub(super) fn new(vm: ServedVm, events: Arc<Events>) -> Self {
+        Self {
+            vm,
+            table: ContextTable::default(),
+            events,
+            pool: Pool::default(),
+            answers: VecDeque::new(),
+            abandoned: Vec::new(),
         }
-        let reason = format!(
-            "{more} event sets beside {} that all contexts have exceed {MOST_SETS}",
-            self.sets
-        );
-        Err(Refusal::new(Errno::ENOMEM, reason))
     }
 
-    /// Counts the event sets of a context again.
-    pub(super) fn recount_sets(&mut self, id: ContextId) {
-        if let Some(entry) = self.entries.get_mut(&id)
-            && let Attachment::Detached { context, .. } = &entry.place
+    pub(super) fn vm(&self) -> &ServedVm {
+        &self.vm
+    }
+
+    pub(super) fn table(&self) -> &ContextTable {
+        &self.table
+    }
+
+    /// The next answer to a request that had to wait.
+    pub(super) fn take_answer(&mut self) -> Option<(RequestId, Answer)> {
+        self.answers.pop_front()
+    }
+
+    /// The contexts that were abandoned since the last call: handles lead to them
+    /// no more.
+    pub(super) fn take_abandoned(&mut self) -> Vec<ContextId> {
+        std::mem::take(&mut self.abandoned)
+    }
+
+    /// A connection has ended: nobody waits for what it has requested.
+    pub(super) fn forget(&mut self, connection: ConnectionId) {
+        self.table.forget(connection);
+    }
+
+    /// BIND: the context whose descriptor somebody shows. The answer lacks the
+    /// handle.
+    pub(super) fn bind(&self, fds: &[OwnedFd]) -> Result<(ContextId, Answer), Refusal> {
+        let file = fds.first().and_then(|fd| FileId::of(fd.as_fd()).ok());
+        let id = file.and_then(|file| self.table.of_file(file));
+        let Some((id, entry)) = id.and_then(|id| Some((id, self.table.get(id)?))) else {
+            let reason = "the descriptor is not that of a context of this VM";
+            return Err(Refusal::new(Errno::EBADF, reason));
+        };
+        let bound = Bound {
+            flags: entry.flags,
+            generation: entry.generation,
+            buffer_size: entry.buffer.as_ref().map_or(0, |(_, size)| *size),
+        };
+        Ok((id, Answer::done(bound.to_bytes())))
+    }
+
+    /// GET_BUFFER: the sampling buffer of a context.
+    pub(super) fn buffer(&self, id: ContextId) -> Result<Answer, Refusal> {
+        let entry = self.table.get(id).ok_or(Errno::EBADF)?;
+        let Some((file, size)) = &entry.buffer else {
+            let reason = "the context has no sampling buffer";
+            return Err(Refusal::new(Errno::EINVAL, reason));
+        };
+        let mut answer = Answer::done(Buffer { size: *size }.to_bytes());
+        answer.fds.push(file.clone());
+        Ok(answer)
+    }
+
+    /// A command for a context. It is done here, or by the thread that has the
+    /// context; then there is no answer yet.
+    pub(super) fn call(&mut self, id: ContextId, request: RequestId, call: Call) -> Option<Answer> {
+        if reads_memory(&call)
+            && let Some(memory) = &mut self.vm.memory
         {
-            let before = std::mem::replace(&mut entry.sets, context.set_count());
-            self.sets = self.sets - before + entry.sets;
+            memory.refresh();
+        }
+        let Some(entry) = self.table.get_mut(id) else {
+            let reason = "the context is gone";
+            let refusal = Refusal::new(Errno::EBADF, reason);
+            return Some(Answer::of_call(&call, Err(refusal)));
+        };
+        if entry.job.is_some() {
+            entry.waiting.push_back((request, call));
+            return None;
+        }
+        let target = match &entry.attachment {
+            Attachment::Detached { .. } => return self.call_detached(id, request, call),
+            Attachment::Attached(target) => *target,
+        };
+        let work = match call {
+            Call::Load(_) => {
+                let reason = format!("the context is attached to {target}; unload it first");
+                let refusal = Refusal::new(Errno::EBUSY, reason);
+                return Some(Answer::of_call(&call, Err(refusal)));
+            }
+            Call::Unload => Work::Unload,
+            call => Work::Call(call),
+        };
+        entry.job = Some(Some(request));
+        self.vm.dispatcher.post(id, target, work);
+        None
+    }
+
+    fn call_detached(
+        &mut self,
+        id: ContextId,
+        request: RequestId,
+        mut call: Call,
+    ) -> Option<Answer> {
+        let result = match &call {
+            Call::Load(arg) => match self.load(id, request, *arg) {
+                Ok(()) => return None,
+                Err(refusal) => Err(refusal),
+            },
+            Call::Unload => {
+                let reason = "the context is attached to nothing (3.1.8)";
+                Err(Refusal::new(Errno::EBUSY, reason))
+            }
+            _ => self.do_detached(id, &mut call),
+        };
+        Some(Answer::of_call(&call, result))
+    }
+
+    fn do_detached(&mut self, id: ContextId, call: &mut Call) -> Result<(), Refusal> {
+        if let Call::CreateEvtsets(sets) = call {
+            // As if none of them were there already.
+            self.table.room_for_sets(sets.len())?;
+        }
+        let attachment = self.table.get_mut(id).map(|entry| &mut entry.attachment);
+        let Some(Attachment::Detached { context, queue }) = attachment else {
+            return Err(Errno::EBADF.into());
+        };
+        let result = context.call(call, &NoQuantities, &mut **queue);
+        if matches!(call, Call::CreateEvtsets(_) | Call::DeleteEvtsets(_)) {
+            self.table.recount_sets(id);
+        }
+        result
+    }
+
+    /// Sends a context on its way to a vCPU or core (3.1.7).
+    fn load(&mut self, id: ContextId, request: RequestId, arg: LoadArg) -> Result<(), Refusal> {
+        let entry = self.table.get(id).ok_or(Errno::EBADF)?;
+        let Attachment::Detached { context, .. } = &entry.attachment else {
+            return Err(Errno::EBUSY.into());
+        };
+        let target = self.target(entry.flags, arg.pid)?;
+        context.prepare_load(arg.set)?;
+        if let Some(other) = self.table.at(target) {
+            if self.queue_load(other, (id, request, arg)) {
+                return Ok(());
+            }
+            let reason = format!("{target} has a context already: number {}", other.0);
+            return Err(Refusal::new(Errno::EBUSY, reason));
+        }
+        let entry = self.table.get_mut(id).ok_or(Errno::EBADF)?;
+        match std::mem::replace(&mut entry.attachment, Attachment::Attached(target)) {
+            Attachment::Detached { context, queue } => {
+                entry.job = Some(Some(request));
+                let hosted = Hosted::new(id, context, queue);
+                self.table.attach(target, id);
+                let work = Work::Load(hosted, arg.set);
+                self.vm.dispatcher.post(id, target, work);
+                Ok(())
+            }
+            attached @ Attachment::Attached(_) => {
+                entry.attachment = attached;
+                Err(Errno::EBUSY.into())
+            }
         }
     }
 
-    /// The context whose descriptor this is.
-    pub(super) fn of_file(&self, file: FileId) -> Option<ContextId> {
-        self.files.get(&file).copied()
+    /// The vCPU or core that a load names.
+    fn target(&self, flags: u32, number: i32) -> Result<Target, Refusal> {
+        let core = flags & PFM_FL_SYSTEM_WIDE != 0;
+        let (count, what) = if core {
+            (self.vm.dispatcher.cores(), "core")
+        } else {
+            (self.vm.dispatcher.vcpus(), "vCPU")
+        };
+        let Some(number) = usize::try_from(number).ok().filter(|&n| n < count) else {
+            let reason = format!("there is no {what} {number}; there are 0 to {}", count - 1);
+            return Err(Refusal::new(Errno::ESRCH, reason));
+        };
+        Ok(if core {
+            Target::Core(number)
+        } else {
+            Target::Vcpu(number)
+        })
     }
 
-    /// A number that no context of this machine has had; they start at 1. After
-    /// four billion there is none.
-    pub(super) fn next_id(&mut self) -> Option<ContextId> {
-        self.last = self.last.checked_add(1)?;
-        Some(ContextId(self.last))
+    /// Has a load wait for `other`, if the last descriptor of `other` is closed: to
+    /// whoever closed it, it is gone (3.1.15), though its vCPU still has it.
+    fn queue_load(&mut self, other: ContextId, load: (ContextId, RequestId, LoadArg)) -> bool {
+        let Some(entry) = self.table.get(other) else {
+            return false;
+        };
+        // The closing came first, and yet the server may hear of it later.
+        if !entry.zombie {
+            if !is_closed(&entry.socket) {
+                return false;
+            }
+            self.abandoned(other);
+        }
+        let Some(entry) = self.table.get_mut(other) else {
+            return false;
+        };
+        entry.queued_loads.push_back(load);
+        true
     }
 
-    pub(super) fn insert(&mut self, id: ContextId, entry: ContextEntry) {
-        self.files.insert(entry.file, id);
-        self.sets += entry.sets;
-        self.entries.insert(id, entry);
+    /// A job for a context came back.
+    pub(super) fn job_done(&mut self, id: ContextId, done: Done) {
+        let request = match self.table.get_mut(id) {
+            Some(entry) => entry.job.take().flatten(),
+            None => None,
+        };
+        let answer = match done {
+            Done::Loaded(Ok(())) => {
+                if let Some(entry) = self.table.get_mut(id) {
+                    entry.generation = entry.generation.wrapping_add(1);
+                    entry.end_sent = false;
+                }
+                Some(Answer::default())
+            }
+            Done::Loaded(Err((hosted, refusal))) => {
+                self.detach(id, *hosted);
+                Some(refusal.into())
+            }
+            Done::Undone(Work::Load(hosted, _)) => {
+                self.detach(id, *hosted);
+                let reason = "the vCPU or core has ended";
+                Some(Refusal::new(Errno::EBUSY, reason).into())
+            }
+            Done::Called(call, result) => Some(Answer::of_call(&call, result)),
+            Done::Unloaded(hosted) => {
+                if let Some(hosted) = hosted {
+                    self.detach(id, *hosted);
+                }
+                Some(Answer::default())
+            }
+            // The context was detached in the meantime, as its vCPU has ended.
+            Done::Undone(Work::Call(call)) => {
+                request.and_then(|request| self.call_undone(id, request, call))
+            }
+            Done::Undone(Work::Unload) => Some(Answer::default()),
+            Done::Inspected(_) | Done::Undone(Work::Inspect) => None,
+        };
+        if let (Some(request), Some(answer)) = (request, answer) {
+            self.answers.push_back((request, answer));
+        }
+        self.go_on(id);
     }
 
-    pub(super) fn remove(&mut self, id: ContextId) -> Option<ContextEntry> {
-        let entry = self.entries.remove(&id)?;
-        self.files.remove(&entry.file);
-        self.sets -= entry.sets;
-        Some(entry)
-    }
-
-    /// A connection has ended: what it has asked for, and nobody has begun, is not
-    /// done any more.
-    pub(super) fn forget(&mut self, connection: u64) {
-        for entry in self.entries.values_mut() {
-            let stays = |asked: &RequestId| asked.connection != connection;
-            entry.waiting.retain(|(asked, _)| stays(asked));
-            entry.queued_loads.retain(|(_, asked, _)| stays(asked));
+    /// A command that nobody has done.
+    fn call_undone(&mut self, id: ContextId, request: RequestId, call: Call) -> Option<Answer> {
+        match self.table.get(id).map(|entry| &entry.attachment) {
+            Some(Attachment::Detached { .. }) => self.call_detached(id, request, call),
+            // The thread ended without a word.
+            _ => {
+                let refusal = Refusal::new(Errno::EIO, "the thread of the vCPU or core has failed");
+                Some(Answer::of_call(&call, Err(refusal)))
+            }
         }
     }
 
-    /// Who is at `target`.
-    pub(super) fn at(&self, target: Target) -> Option<ContextId> {
-        self.attached.get(&target).copied()
+    /// Does the commands that have waited, as far as none has to wait again.
+    fn go_on(&mut self, id: ContextId) {
+        while let Some(entry) = self.table.get_mut(id)
+            && entry.job.is_none()
+            && let Some((request, call)) = entry.waiting.pop_front()
+        {
+            if let Some(answer) = self.call(id, request, call) {
+                self.answers.push_back((request, answer));
+            }
+        }
+        self.reap(id);
     }
 
-    pub(super) fn attach(&mut self, target: Target, id: ContextId) {
-        self.attached.insert(target, id);
-    }
-
-    pub(super) fn detach(&mut self, target: Target, id: ContextId) {
-        if self.at(target) == Some(id) {
-            self.attached.remove(&target);
+    /// The context is attached to nothing any more.
+    fn detach(&mut self, id: ContextId, hosted: Hosted) {
+        let Some(entry) = self.table.get_mut(id) else {
+            return;
+        };
+        entry.generation = hosted.context().generation();
+        let before = std::mem::replace(&mut entry.attachment, Attachment::detached(hosted));
+        if let Attachment::Attached(target) = before {
+            self.table.detach(target, id);
         }
     }
 
-    /// Somebody was told of the end, and may still look at the context.
-    pub(super) fn anybody_told(&self) -> bool {
-        let mut entries = self.entries.values();
-        entries.any(|entry| entry.told && !entry.zombie)
+    /// A vCPU or core has ended, and gives back the context that it had.
+    pub(super) fn ended(&mut self, target: Target, hosted: Option<Box<Hosted>>) {
+        let Some(hosted) = hosted else { return };
+        let id = hosted.id();
+        log::debug!("{target} has ended, and context {} is unloaded", id.0);
+        self.detach(id, *hosted);
+        if let Some(entry) = self.table.get_mut(id)
+            && let Attachment::Detached { context, queue } = &mut entry.attachment
+        {
+            entry.end_sent = true;
+            context.ended(&mut **queue);
+        }
+        self.reap(id);
+    }
+
+    /// Nobody has the descriptor of a context any more.
+    pub(super) fn abandoned(&mut self, id: ContextId) {
+        let Some(entry) = self.table.get_mut(id) else {
+            return;
+        };
+        // Or the end of its socket would be reported again and again.
+        self.events.remove(&entry.socket);
+        entry.zombie = true;
+        self.abandoned.push(id);
+        self.reap(id);
+    }
+
+    /// A zombie leaves its vCPU, if it is on one, and is destroyed.
+    fn reap(&mut self, id: ContextId) {
+        let Some(entry) = self.table.get_mut(id) else {
+            return;
+        };
+        if !entry.zombie || entry.job.is_some() {
+            return;
+        }
+        if let Attachment::Attached(target) = entry.attachment {
+            entry.job = Some(None);
+            self.vm.dispatcher.post(id, target, Work::Unload);
+            return;
+        }
+        log::debug!("context {} is destroyed", id.0);
+        let loads = self.table.remove(id).map(|entry| entry.queued_loads);
+        for (waiting, request, arg) in loads.into_iter().flatten() {
+            if let Some(answer) = self.call(waiting, request, Call::Load(arg)) {
+                self.answers.push_back((request, answer));
+            }
+        }
+    }
+}
+
+/// Whether the other end of a context's socket is closed.
+fn is_closed(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    let at_once = Timespec::default();
+    // If the call is interrupted, the server hears of the end later.
+    poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().contains(PollFlags::HUP)
+}
+
+/// Whether a command needs to know what the guest's memory takes. The host is
+/// asked only then.
+fn reads_memory(call: &Call) -> bool {
+    let memory = VirtualPmd::GuestMemory.pmd();
+    matches!(call, Call::ReadPmds(pmds) if pmds.iter().any(|pmd| pmd.num == memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perfmon_abi::PmdArg;
+
+    #[test]
+    fn the_host_is_asked_for_memory_by_whoever_reads_it() {
+        let check = |nums: &[u16], expected| {
+            let pmd = |&num| PmdArg {
+                num,
+                ..PmdArg::default()
+            };
+            let pmds: Vec<PmdArg> = nums.iter().map(pmd).collect();
+            assert_eq!(reads_memory(&Call::ReadPmds(pmds.clone())), expected);
+            assert!(!reads_memory(&Call::WritePmds(pmds)));
+        };
+        let memory = VirtualPmd::GuestMemory.pmd();
+        check(&[], false);
+        check(&[0, memory - 1, memory + 1], false);
+        check(&[0, memory], true);
     }
 }

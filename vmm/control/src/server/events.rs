@@ -7,23 +7,28 @@ use std::time::Duration;
 use pmu_virt::perfmon::ContextId;
 use rustix::event::{Timespec, epoll};
 
+use super::answer::ConnectionId;
+
 /// Events taken at once.
 const BATCH: usize = 64;
 
-/// Who has something.
+/// What a descriptor is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
+    /// A connection waits to be accepted.
     Listener,
-    JobDispatcher,
+    /// Threads of vCPUs have reported something.
+    Reports,
+    /// The machine has ended.
     Stop,
     /// A connection has a packet, or its end.
-    Connection(u64),
+    Connection(ConnectionId),
     /// Nobody has the descriptor of this context any more.
     Context(ContextId),
 }
 
 const LISTENER: u64 = 0;
-const DESK: u64 = 1;
+const REPORTS: u64 = 1;
 const STOP: u64 = 2;
 const CONNECTION: u64 = 1 << 62;
 const CONTEXT: u64 = 1 << 63;
@@ -32,9 +37,9 @@ impl Token {
     fn number(self) -> u64 {
         match self {
             Token::Listener => LISTENER,
-            Token::JobDispatcher => DESK,
+            Token::Reports => REPORTS,
             Token::Stop => STOP,
-            Token::Connection(id) => CONNECTION | id,
+            Token::Connection(id) => CONNECTION | id.0,
             Token::Context(id) => CONTEXT | u64::from(id.0),
         }
     }
@@ -42,18 +47,20 @@ impl Token {
     fn of(number: u64) -> Option<Self> {
         Some(match number {
             LISTENER => Token::Listener,
-            DESK => Token::JobDispatcher,
+            REPORTS => Token::Reports,
             STOP => Token::Stop,
             number if number & CONTEXT != 0 => {
                 Token::Context(ContextId(u32::try_from(number & !CONTEXT).ok()?))
             }
-            number if number & CONNECTION != 0 => Token::Connection(number & !CONNECTION),
+            number if number & CONNECTION != 0 => {
+                Token::Connection(ConnectionId(number & !CONNECTION))
+            }
             _ => return None,
         })
     }
 }
 
-/// The set of descriptors.
+/// The descriptors that the server waits for.
 #[derive(Debug)]
 pub(super) struct Events {
     epoll: OwnedFd,
@@ -65,8 +72,8 @@ impl Events {
         Ok(Self { epoll })
     }
 
-    /// Tells when there is something to be read; of a context, only that its
-    /// other end is gone.
+    /// Reports `token` when `source` can be read. Of a context it reports only that
+    /// the other end is gone.
     pub(super) fn add(&self, source: &impl AsFd, token: Token) -> io::Result<()> {
         let flags = match token {
             Token::Context(_) => epoll::EventFlags::empty(),
@@ -76,11 +83,12 @@ impl Events {
         Ok(epoll::add(&self.epoll, source, data, flags)?)
     }
 
-    /// Whether packets of a connection are told.
+    /// Whether packets of a connection are reported. Its end always is.
     pub(super) fn listen(&self, source: &OwnedFd, token: Token, on: bool) -> io::Result<()> {
-        let flags = match on {
-            true => epoll::EventFlags::IN,
-            false => epoll::EventFlags::empty(),
+        let flags = if on {
+            epoll::EventFlags::IN
+        } else {
+            epoll::EventFlags::empty()
         };
         let data = epoll::EventData::new_u64(token.number());
         Ok(epoll::modify(&self.epoll, source, data, flags)?)
@@ -91,7 +99,7 @@ impl Events {
         let _ = epoll::delete(&self.epoll, source);
     }
 
-    /// Who has something, after `most` at the latest.
+    /// What can be read, after `most` at the latest.
     pub(super) fn wait(&self, most: Option<Duration>) -> io::Result<Vec<Token>> {
         let none = epoll::Event {
             flags: epoll::EventFlags::empty(),
@@ -118,10 +126,10 @@ mod tests {
     fn tokens_come_back() {
         for token in [
             Token::Listener,
-            Token::JobDispatcher,
+            Token::Reports,
             Token::Stop,
-            Token::Connection(0),
-            Token::Connection(1 << 40),
+            Token::Connection(ConnectionId(0)),
+            Token::Connection(ConnectionId(1 << 40)),
             Token::Context(ContextId(0)),
             Token::Context(ContextId(u32::MAX)),
         ] {

@@ -30,7 +30,6 @@ const OVERFLOW_UID: u32 = 65_534;
 /// The limits, as they are now.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
-    pub(super) connections: usize,
     pub(super) contexts: usize,
     pub(super) rate: u64,
     /// `cf_arg_size_max`.
@@ -47,7 +46,6 @@ impl Limits {
     /// For a process that may have `files` descriptors, with so many vCPUs.
     pub(super) fn new(config: &ControlConfig, files: u64, vcpus: usize) -> Self {
         Self {
-            connections: config.connections,
             contexts: most_contexts(files, config.connections, vcpus),
             rate: config.rate,
             arg_size: PAGE,
@@ -60,14 +58,14 @@ impl Limits {
 
     /// Whether `peer` may create a context (4.2).
     pub(super) fn admit(&self, peer: &Peer, system_wide: bool) -> Result<(), Refusal> {
-        let (group, name) = match system_wide {
-            true => (self.sys_gid, "cf_sys_gid"),
-            false => (self.thread_gid, "cf_thread_gid"),
+        let (group, name, what) = if system_wide {
+            (self.sys_gid, "cf_sys_gid", "cores")
+        } else {
+            (self.thread_gid, "cf_thread_gid", "vCPUs")
         };
         if group == PFM_GROUP_ANY || peer.is_in(group) {
             return Ok(());
         }
-        let what = if system_wide { "cores" } else { "vCPUs" };
         Err(Refusal::new(
             Errno::EPERM,
             format!("only members of group {group} ({name}) may create contexts for {what}"),

@@ -10,11 +10,12 @@ use pmu_virt::PmuModel;
 use pmu_virt::perfmon::{ContextId, FormatRegistry, LogicalPmu};
 use umpire_perfmon::Client;
 
-use super::contexts::MOST_SETS;
-use super::{Machine, Server};
+use super::contexts::table::MOST_SETS;
+use super::{ServedVm, Server};
 use crate::config::ControlConfig;
-use crate::dispatcher::{Done, Job, JobDispatcher, JobQueue, JobQueues, Work};
-use crate::serve_inspection;
+use crate::dispatcher::{JobDispatcher, JobQueue, JobQueues};
+use crate::job::{Done, Job, Work};
+use crate::serve::serve_inspection;
 use crate::view::{VcpuView, View};
 
 /// A machine of two vCPUs, with a server and a client.
@@ -29,18 +30,18 @@ impl Stage {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = ControlConfig::at(folder.path().join("control"));
-        let (desk, queues) = JobDispatcher::new(2, None).unwrap();
+        let (dispatcher, queues) = JobDispatcher::new(2, None).unwrap();
         let pmu = LogicalPmu::new(PmuModel::parse("amd-core").unwrap());
-        let machine = Machine {
+        let vm = ServedVm {
             guest: String::new(),
             counters: String::new(),
             pmu: Arc::new(pmu),
             formats: Arc::new(FormatRegistry::with_builtin()),
             tsc_khz: 1_000_000,
-            desk,
+            dispatcher,
             memory: None,
         };
-        let server = Server::start(machine, &config).unwrap();
+        let server = Server::start(vm, &config).unwrap();
         let client = Client::connect(&config.socket).unwrap();
         Self {
             server,
@@ -86,8 +87,8 @@ fn a_server_that_ends_leaves_no_context_behind() {
     });
 }
 
-/// Answers as many looks as are there; how many.
-fn look_up(queue: &JobQueue, vcpu: usize) -> usize {
+/// Answers as many inspections as there are; how many.
+fn inspect(queue: &JobQueue, vcpu: usize) -> usize {
     let jobs = std::iter::from_fn(|| queue.take());
     jobs.map(|job| {
         let view = View {
@@ -100,25 +101,25 @@ fn look_up(queue: &JobQueue, vcpu: usize) -> usize {
 }
 
 #[test]
-fn a_thread_that_does_not_look_up_holds_nobody_up() {
+fn a_thread_that_does_not_answer_holds_nobody_up() {
     let stage = Stage::new();
     let began = Instant::now();
     std::thread::scope(|scope| {
         let client = &stage.client;
-        let told = scope.spawn(move || client.list());
+        let listed = scope.spawn(move || client.list());
         serve_inspection(job(&stage.queues.vcpus[0]), View::default());
-        let told = told.join().unwrap().unwrap();
-        assert_eq!(told.vcpus[0].state, VcpuState::Ended, "nobody has it");
-        assert_eq!(told.vcpus[1].state, VcpuState::Running, "it is busy");
+        let listed = listed.join().unwrap().unwrap();
+        assert_eq!(listed.vcpus[0].state, VcpuState::Ended, "nobody has it");
+        assert_eq!(listed.vcpus[1].state, VcpuState::Running, "it is busy");
     });
     assert!(began.elapsed() >= Duration::from_millis(200));
     // It is asked no second time before it has answered.
     let client = &stage.client;
     std::thread::scope(|scope| {
-        let told = scope.spawn(move || client.list());
+        let listed = scope.spawn(move || client.list());
         serve_inspection(job(&stage.queues.vcpus[0]), View::default());
-        assert_eq!(look_up(&stage.queues.vcpus[1], 1), 1);
-        told.join().unwrap().unwrap();
+        assert_eq!(inspect(&stage.queues.vcpus[1], 1), 1);
+        listed.join().unwrap().unwrap();
     });
 }
 
@@ -127,23 +128,26 @@ fn whoever_lists_all_the_time_does_not_disturb_all_the_time() {
     let stage = Stage::new();
     let (client, queues) = (&stage.client, &stage.queues.vcpus);
     let began = Instant::now();
-    let looks = std::thread::scope(|scope| {
-        let told = scope.spawn(move || {
+    let inspections = std::thread::scope(|scope| {
+        let listed = scope.spawn(move || {
             while began.elapsed() < Duration::from_millis(300) {
                 client.list().unwrap();
             }
         });
-        let mut looks = 0;
-        while !told.is_finished() {
-            looks += look_up(&queues[0], 0);
-            look_up(&queues[1], 1);
+        let mut inspections = 0;
+        while !listed.is_finished() {
+            inspections += inspect(&queues[0], 0);
+            inspect(&queues[1], 1);
             std::thread::yield_now();
         }
-        told.join().unwrap();
-        looks
+        listed.join().unwrap();
+        inspections
     });
     let most = began.elapsed().as_millis() / 20 + 1;
-    assert!(looks > 1 && (looks as u128) <= most, "{looks} of {most}");
+    assert!(
+        inspections > 1 && (inspections as u128) <= most,
+        "{inspections} of {most}"
+    );
 }
 
 #[test]

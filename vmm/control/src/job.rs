@@ -1,0 +1,184 @@
+//! Jobs: what the server wants done by the thread that has a vCPU or core, and
+//! the reports that come back.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use perfmon_abi::wire::{Call, Refusal};
+use pmu_virt::perfmon::{ContextId, Hosted, NotLoaded};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::view::View;
+
+/// What a context is, or is to be, attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Target {
+    /// The vCPU of this number.
+    Vcpu(usize),
+    /// The core of this number. Where vCPUs share no cores, it is the thread of
+    /// the vCPU of this number.
+    Core(usize),
+}
+
+impl Target {
+    pub(crate) fn number(self) -> usize {
+        match self {
+            Target::Vcpu(number) | Target::Core(number) => number,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Vcpu(number) => write!(f, "vCPU {number}"),
+            Target::Core(number) => write!(f, "core {number}"),
+        }
+    }
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Attach the context, with this set first.
+    Load(Box<Hosted>, u16),
+    /// A command for the context.
+    Call(Call),
+    /// Detach the context.
+    Unload,
+    /// Tell what there is. This work is for no context ([`INSPECTION`]).
+    Inspect,
+}
+
+/// Stands for a context where a job is for none.
+pub(crate) const INSPECTION: ContextId = ContextId(0);
+
+/// What became of a job.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// The context is attached, or comes back.
+    Loaded(Result<(), NotLoaded>),
+    /// The command with its argument as it is now.
+    Called(Call, Result<(), Refusal>),
+    /// The context is detached; `None` if it was not attached.
+    Unloaded(Option<Box<Hosted>>),
+    /// What there is.
+    Inspected(Box<View>),
+    /// Nobody does it: the vCPU or core has ended.
+    Undone(Work),
+}
+
+/// What threads tell the server.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// A job for this context came back.
+    Job(ContextId, Done),
+    /// What the thread of this core has; `None`: it has ended.
+    Inspected(Target, Option<Box<View>>),
+    /// This vCPU or core has ended, and gives the context back that it had.
+    Ended(Target, Option<Box<Hosted>>),
+}
+
+/// An event descriptor that wakes the server's thread: readable from a
+/// notification until it is drained.
+#[derive(Debug)]
+pub(crate) struct Notifier(OwnedFd);
+
+impl Notifier {
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self(eventfd(0, flags)?))
+    }
+
+    /// Never waits. If the counter is full, the descriptor is readable anyway.
+    pub(crate) fn notify(&self) {
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    pub(crate) fn drain(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8][..]);
+    }
+}
+
+impl AsFd for Notifier {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Where reports go.
+#[derive(Clone, Debug)]
+pub(crate) struct Outbox {
+    pub(crate) reports: Sender<Report>,
+    pub(crate) notifier: Arc<Notifier>,
+}
+
+impl Outbox {
+    pub(crate) fn send(&self, report: Report) {
+        // Without a server nobody needs it, and what was sent is dropped.
+        if self.reports.send(report).is_ok() {
+            self.notifier.notify();
+        }
+    }
+}
+
+/// A job, until it is done. One that is dropped comes back undone, so no job is
+/// ever lost.
+#[derive(Debug)]
+pub struct Job {
+    context: ContextId,
+    target: Target,
+    work: Option<Work>,
+    outbox: Outbox,
+}
+
+impl Job {
+    pub(crate) fn new(context: ContextId, target: Target, work: Work, outbox: Outbox) -> Self {
+        Self {
+            context,
+            target,
+            work: Some(work),
+            outbox,
+        }
+    }
+
+    /// The vCPU or core that the job is about.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
+    /// The job only asks what there is. Answer it with
+    /// [`serve_inspection`](crate::serve_inspection).
+    #[must_use]
+    pub fn is_inspection(&self) -> bool {
+        matches!(self.work, Some(Work::Inspect))
+    }
+
+    fn report(&self, done: Done) {
+        self.outbox.send(match done {
+            Done::Inspected(view) => Report::Inspected(self.target, Some(view)),
+            Done::Undone(Work::Inspect) => Report::Inspected(self.target, None),
+            done => Report::Job(self.context, done),
+        });
+    }
+
+    /// Does the job: `act` gets the work and returns what came of it.
+    pub(crate) fn act(mut self, act: impl FnOnce(ContextId, Work) -> Done) {
+        if let Some(work) = self.work.take() {
+            let done = act(self.context, work);
+            self.report(done);
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            self.report(Done::Undone(work));
+        }
+    }
+}

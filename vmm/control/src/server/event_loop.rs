@@ -1,0 +1,348 @@
+//! The server's thread: it takes in packets and reports, and has each answered.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use perfmon_abi::CtxArg;
+use perfmon_abi::consts::PFM_VERSION;
+use perfmon_abi::wire::{Call, Errno, Extension, FrameError, Hello, MAX_PACKET, Refusal, Request};
+use pmu_virt::perfmon::ContextId;
+
+use super::answer::{Answer, ConnectionId, RequestId};
+use super::connections::{Connections, PacketBuffer};
+use super::contexts::Contexts;
+use super::events::{Events, Token};
+use super::inventory::{self, ListAnswer, ListRequests};
+use super::limits::Limits;
+use super::{LINGER, ServedVm, Stop};
+use crate::config::ControlConfig;
+use crate::job::Report;
+use crate::socket::{FileId, Listener, Packet};
+
+/// How often the server looks whether tools have closed their contexts, once the
+/// machine has ended.
+const END_POLL: Duration = Duration::from_millis(20);
+/// The first number of the protocol's own commands.
+const EXTENSIONS: u16 = 0x100;
+
+/// All that the server's thread has.
+#[derive(Debug)]
+pub(super) struct EventLoop {
+    events: Arc<Events>,
+    limits: Limits,
+    connections: Connections,
+    contexts: Contexts,
+    lists: ListRequests,
+}
+
+impl EventLoop {
+    /// # Errors
+    /// The process has no descriptor left, or `stop` cannot be waited for.
+    pub(super) fn new(
+        vm: ServedVm,
+        config: &ControlConfig,
+        limits: Limits,
+        listener: Listener,
+        stop: &Stop,
+    ) -> io::Result<Self> {
+        let events = Arc::new(Events::new()?);
+        let connections = Connections::new(listener, events.clone(), config.connections)?;
+        events.add(vm.dispatcher.notifier(), Token::Reports)?;
+        events.add(&stop.notifier, Token::Stop)?;
+        Ok(Self {
+            limits,
+            connections,
+            contexts: Contexts::new(vm, events.clone()),
+            lists: ListRequests::new(config.policy.to_string()),
+            events,
+        })
+    }
+
+    /// Serves until `stop` is requested and no tool looks at its context any more.
+    pub(super) fn run(mut self, stop: &Stop) {
+        let mut buffer: PacketBuffer = Box::new([0; MAX_PACKET]);
+        let mut until: Option<Instant> = None;
+        loop {
+            // Reports first: they may end what is waited for.
+            self.take_reports();
+            let now = Instant::now();
+            let overdue = self.lists.end_overdue(now, &self.contexts);
+            self.answer_lists(overdue);
+            self.connections.resume_accept(now);
+            self.settle();
+            if let Some(until) = until
+                && (now >= until || !self.contexts.table().is_any_ended())
+            {
+                return;
+            }
+            let poll_end = until.map(|_| now + END_POLL);
+            let paused = self.connections.accept_paused_until();
+            let due = [poll_end, self.lists.due(), paused];
+            let due = due.into_iter().flatten().min();
+            let most = due.map(|due| due.saturating_duration_since(now));
+            let tokens = match self.events.wait(most) {
+                Ok(tokens) => tokens,
+                Err(error) => {
+                    log::error!("host tools are served no longer: epoll failed: {error}");
+                    return;
+                }
+            };
+            for token in tokens {
+                match token {
+                    Token::Listener => self.connections.accept(),
+                    Token::Reports => self.contexts.vm().dispatcher.notifier().drain(),
+                    Token::Stop => {
+                        stop.notifier.drain();
+                        if stop.requested.load(Ordering::Acquire) && until.is_none() {
+                            until = Some(Instant::now() + LINGER);
+                        }
+                    }
+                    Token::Connection(id) => {
+                        if let Some(packet) = self.connections.receive(id, &mut buffer) {
+                            self.request(id, &buffer, packet);
+                        }
+                    }
+                    Token::Context(id) => self.contexts.abandoned(id),
+                }
+                self.settle();
+            }
+        }
+    }
+
+    /// Takes in what the threads of vCPUs have reported.
+    fn take_reports(&mut self) {
+        while let Some(report) = self.contexts.vm().dispatcher.report() {
+            match report {
+                Report::Inspected(target, view) => {
+                    let answer = self.lists.inspected(target, view, &self.contexts);
+                    self.answer_lists(answer);
+                }
+                Report::Job(id, done) => {
+                    self.lists.outdated();
+                    self.contexts.job_done(id, done);
+                }
+                Report::Ended(target, hosted) => {
+                    self.lists.outdated();
+                    self.contexts.ended(target, hosted);
+                }
+            }
+            self.settle();
+        }
+    }
+
+    fn answer_lists(&mut self, answer: Option<ListAnswer>) {
+        let Some((requests, answer)) = answer else {
+            return;
+        };
+        for request in requests {
+            self.connections.resume(request, &answer);
+        }
+    }
+
+    /// Brings together what the last step has left: answers go to connections,
+    /// abandoned contexts lose their handles, and ended connections their requests.
+    fn settle(&mut self) {
+        while let Some((request, answer)) = self.contexts.take_answer() {
+            self.connections.resume(request, &answer);
+        }
+        for context in self.contexts.take_abandoned() {
+            self.connections.forget(context);
+        }
+        for connection in self.connections.take_ended() {
+            self.lists.forget(connection);
+            self.contexts.forget(connection);
+        }
+    }
+
+    /// A packet of a connection: a request, if it is one of the protocol.
+    fn request(&mut self, id: ConnectionId, buffer: &PacketBuffer, packet: Packet) {
+        if !packet.fds.is_empty() && self.connections.is_closer_full() {
+            log::debug!("a connection is closed, as too many descriptors wait to be closed");
+            self.discard(packet.fds);
+            self.connections.hang_up(id);
+            return;
+        }
+        let decoded = match buffer.get(..packet.bytes) {
+            Some(bytes) => Request::decode(bytes),
+            None => Err(FrameError::Long(packet.bytes)),
+        };
+        let request = match decoded {
+            Ok(request) => request,
+            Err(error) => {
+                // Whoever sends this does not speak the protocol.
+                log::debug!("a connection is closed: {error}");
+                let refusal = Refusal::new(Errno::EPROTO, error.to_string());
+                self.connections.turn_away(id, &refusal);
+                self.discard(packet.fds);
+                return;
+            }
+        };
+        let number = RequestId::new(id, &request);
+        let answer = self.command(number, &request, &packet);
+        self.discard(packet.fds);
+        match answer {
+            Some(answer) => self.connections.reply(number, &answer),
+            None => self.connections.pause(id),
+        }
+    }
+
+    /// Closes what came with a packet. The descriptor of a context is closed at
+    /// once: nobody is to find it open whose client has closed it. Whatever else
+    /// it is, this thread does not wait for its end.
+    fn discard(&mut self, fds: Vec<OwnedFd>) {
+        for fd in fds {
+            let file = FileId::of(fd.as_fd()).ok();
+            let context = file.and_then(|file| self.contexts.table().of_file(file));
+            if context.is_none() {
+                self.connections.close_soon(fd);
+            }
+        }
+    }
+
+    /// The answer to a request; `None` if it comes later.
+    fn command(&mut self, id: RequestId, request: &Request<'_>, packet: &Packet) -> Option<Answer> {
+        let wants = usize::from(request.command == Extension::Bind.number());
+        if packet.fds.len() != wants || packet.more_fds {
+            let refusal = if wants == 0 {
+                let reason = "the command takes no descriptor; those that came are closed";
+                Refusal::new(Errno::EINVAL, reason)
+            } else {
+                let reason = "BIND takes one descriptor, that of a context";
+                Refusal::new(Errno::EBADF, reason)
+            };
+            return Some(refusal.into());
+        }
+        if request.command < EXTENSIONS {
+            self.specified(id, request)
+        } else {
+            self.extension(id, request, &packet.fds)
+        }
+    }
+
+    /// A command of the specification.
+    fn specified(&mut self, id: RequestId, request: &Request<'_>) -> Option<Answer> {
+        let Request {
+            command,
+            nargs,
+            payload,
+            context,
+            ..
+        } = *request;
+        let call = match Call::decode(command, nargs, payload, self.limits.arg_size) {
+            Ok(call) => call,
+            Err(refusal) => return Some(refusal.into()),
+        };
+        if !Call::needs_context(command) {
+            return Some(self.without_context(id, call));
+        }
+        let connection = self.connections.get(id.connection)?;
+        match connection.handles.get(context) {
+            Ok(context) => self.contexts.call(context, id, call),
+            Err(refusal) => Some(Answer::of_call(&call, Err(refusal))),
+        }
+    }
+
+    fn without_context(&mut self, id: RequestId, mut call: Call) -> Answer {
+        let pmu = &self.contexts.vm().pmu;
+        let result = match &mut call {
+            Call::Create(arg, format_arg) => {
+                return self.create(id, *arg, format_arg);
+            }
+            Call::GetinfoPmcs(vector) => pmu.getinfo_pmcs(vector),
+            Call::GetinfoPmds(vector) => pmu.getinfo_pmds(vector),
+            Call::GetConfig(config) => {
+                *config = self.limits.get(pmu);
+                Ok(())
+            }
+            Call::SetConfig(config) => match self.connections.get(id.connection) {
+                Some(connection) => self.limits.set(&connection.peer, config),
+                None => Err(Errno::ECONNRESET.into()),
+            },
+            _ => Err(Errno::EBADF.into()),
+        };
+        Answer::of_call(&call, result)
+    }
+
+    fn create(&mut self, id: RequestId, mut arg: CtxArg, format_arg: &[u8]) -> Answer {
+        let created = match self.connections.get(id.connection) {
+            Some(connection) => {
+                let creator = connection.peer.clone();
+                self.contexts
+                    .create(creator, &self.limits, &mut arg, format_arg)
+            }
+            None => Err(Errno::ECONNRESET.into()),
+        };
+        match created {
+            Ok((context, mut answer)) => {
+                answer.context = self.handle(id, context);
+                answer
+            }
+            Err(refusal) => Answer::of_call(&Call::Create(arg, Vec::new()), Err(refusal)),
+        }
+    }
+
+    /// The handle of a context on the connection of a request.
+    fn handle(&mut self, id: RequestId, context: ContextId) -> Option<u32> {
+        let connection = self.connections.get_mut(id.connection)?;
+        Some(connection.handles.bind(context))
+    }
+
+    /// A command of the protocol's own.
+    fn extension(
+        &mut self,
+        id: RequestId,
+        request: &Request<'_>,
+        fds: &[OwnedFd],
+    ) -> Option<Answer> {
+        self.try_extension(id, request, fds)
+            .unwrap_or_else(|refusal| Some(refusal.into()))
+    }
+
+    fn try_extension(
+        &mut self,
+        id: RequestId,
+        request: &Request<'_>,
+        fds: &[OwnedFd],
+    ) -> Result<Option<Answer>, Refusal> {
+        let extension = Extension::decode(request.command, request.nargs, request.payload)?;
+        let vm = self.contexts.vm();
+        Ok(Some(match extension {
+            Extension::List => return Ok(self.lists.request(id, &self.contexts)),
+            Extension::Hello => Answer::done(hello(vm).to_bytes()),
+            Extension::Formats => Answer::json(&inventory::formats(&vm.formats)),
+            Extension::Model => Answer::json(&inventory::model(vm)),
+            Extension::Bind => {
+                let (context, mut answer) = self.contexts.bind(fds)?;
+                answer.context = Some(self.handle(id, context).ok_or(Errno::ECONNRESET)?);
+                answer
+            }
+            Extension::Unbind => {
+                let connection = self.connections.get_mut(id.connection);
+                let connection = connection.ok_or(Errno::ECONNRESET)?;
+                connection.handles.unbind(request.context)?;
+                Answer::default()
+            }
+            Extension::GetBuffer => {
+                let connection = self.connections.get(id.connection);
+                let context = connection
+                    .ok_or(Errno::ECONNRESET)?
+                    .handles
+                    .get(request.context)?;
+                self.contexts.buffer(context)?
+            }
+        }))
+    }
+}
+
+fn hello(vm: &ServedVm) -> Hello {
+    Hello {
+        pid: std::process::id(),
+        version: PFM_VERSION,
+        max_packet: inventory::number(MAX_PACKET),
+        vcpus: inventory::number(vm.dispatcher.vcpus()),
+        cores: inventory::number(vm.dispatcher.cores()),
+    }
+}
