@@ -1,23 +1,22 @@
-//! Arbiters for the kernel of a guest: the three of the paper (section III.B),
-//! each below 200 source lines of code with the bookkeeping that they share.
+//! Arbiters for the kernel of a guest: the three of the paper (section III.B). Each
+//! is below 200 source lines of code with the bookkeeping that they share.
 //!
 //! - [`MinimalMaster`] separates the firmware's counters from the kernel's, and
-//!   keeps count of who uses the latter. Nobody in the kernel is bound by it.
-//! - [`EnforcingMaster`] also locks a counter whenever its users have not
-//!   reserved both the counter and its event select.
-//! - [`FullMaster`] also hands counters out privately, each with a cookie of its
-//!   own.
+//!   notes who uses the latter. It binds nobody in the kernel.
+//! - [`EnforcingMaster`] also locks a counter while its users have not reserved both
+//!   the counter and its event select.
+//! - [`FullMaster`] also hands out counters privately, each with a cookie of its own.
 //!
-//! All offer the classic four calls ([`Master`]). The kernel brings a
-//! [`PcrPort`], which performs RDMSR and WRMSR on a CPU of the caller's choice,
-//! and serialises calls, as they take the arbiter by `&mut`.
+//! All offer the classic four calls of Linux ([`Master`]). The kernel implements a
+//! [`PcrPort`], which performs RDMSR and WRMSR on a CPU of the caller's choice. The
+//! kernel serialises the calls, because they take the arbiter by `&mut`.
 //!
-//! Counters have the names by which the kernel's legacy registers reach them.
-//! Where those are mapped, a name may stand for another counter on each CPU. A
-//! programmable counter without a legacy name is left alone.
+//! A counter goes by the name of the legacy registers that reach it. Where names are
+//! mapped, a name may stand for another counter on each CPU. The arbiters leave a
+//! programmable counter without a legacy name alone.
 //!
 //! ```
-//! use arbiter::guest::{ArbiterError, Discovery, EnforcingMaster, DeniedAccess, Master, PcrPort};
+//! use arbiter::guest::{ArbiterError, DeniedAccess, Discovery, EnforcingMaster, Master, PcrPort};
 //! use arbiter::CounterId;
 //!
 //! fn cycles_only<P: PcrPort>(port: P, machine: Discovery) -> Result<(), ArbiterError> {
@@ -25,7 +24,7 @@
 //!     let counter = CounterId::Programmable(0);
 //!     master.reserve_perfctr(counter)?;
 //!     master.reserve_evntsel(counter)?;
-//!     // Legacy registers reach the counter from here on.
+//!     // Legacy registers reach the counter now.
 //!     master.release_evntsel(counter);
 //!     master.release_perfctr(counter);
 //!     Ok(())

@@ -1,15 +1,64 @@
 //! Who may use which performance counter.
 //!
-//! The crate answers one question on the path of every trapped access: may
-//! this [`Layer`] touch this [`CounterId`], and if not, what does it see? A
-//! [`Grant`] says what the host gave to a guest; a [`PcrUnit`] is Platform
-//! Counter Reservation among the layers of that guest, as `docs/pcr.md`
-//! describes it. It holds no file descriptor, performs no I/O and needs no
-//! `std`, so firmware and guests can link it.
+//! Several layers of software want the counters of one PMU: the firmware of a guest,
+//! its kernel, its programs, the hypervisor, and tools of the host. This crate decides
+//! among them. It touches no hardware and performs no I/O. The caller traps the
+//! accesses, brings the time, and acts on the answers.
 //!
-//! Without the feature `alloc`, which is on by default, only what guest software
-//! needs is there: the ABI's constants, the words of its registers, and the
-//! arbiters of [`guest`].
+//! - [`Grant`] says which counters the host gives to a guest.
+//! - [`PcrUnit`] keeps the reservations of one vCPU. It holds the policy, leases, the
+//!   scheme of arbitration and the registers that guests see. `docs/pcr.md` describes
+//!   them.
+//! - [`script`] plays requests of layers against a unit, without a guest.
+//! - [`guest`] has arbiters for the kernel inside a guest.
+//! - [`abi`] has the numbers that guest and host share.
+//!
+//! An access has a [`Layer`], a [`Cookie`], a [`CounterId`] and an [`Access`]. Its answer
+//! is a [`Verdict`]: it is permitted, it is dropped, or it raises #GP. Every decision
+//! leaves a [`Record`] with an [`Auditor`].
+//!
+//! ```
+//! # #[cfg(feature = "alloc")] {
+//! use arbiter::{
+//!     Access, Context, Cookie, CounterId, GuardLimits, Layer, NoAudit, NoEntropy, PcrConfig,
+//!     PcrUnit, PerKind, Phase, Policy, Scheme, Verdict,
+//! };
+//! use std::sync::Arc;
+//!
+//! let mut unit = PcrUnit::new(PcrConfig {
+//!     counters: PerKind { programmable: 4, fixed: 3 },
+//!     widths: PerKind { programmable: 48, fixed: 48 },
+//!     policy: Policy::default(),
+//!     scheme: Scheme::Independent,
+//!     guard: GuardLimits::with_ticks_per_ms(1),
+//!     ticks_per_ms: 1,
+//!     phase: Arc::new(Phase::new(false)),
+//!     legacy: None,
+//!     smm: false,
+//! });
+//!
+//! // The hypervisor reserves a counter with a cookie of its own choice.
+//! let counter = CounterId::Programmable(3);
+//! let cookie = Cookie::new(0x1234).expect("48 bits");
+//! let cx = &mut Context { now: 0, entropy: &mut NoEntropy, audit: &mut NoAudit };
+//! let effects = unit.reserve_for_hypervisor(counter, cookie, cx).expect("it is free");
+//! assert!(effects.cleared.contains(counter), "the PMU has to stop and clear it");
+//!
+//! // An unmodified kernel presents no cookie, and its access is dropped.
+//! let caller = (Layer::GuestKernel, Cookie::DEFAULT);
+//! let verdict = unit.check(caller, counter, Access::Read, 0);
+//! assert_eq!(verdict, Verdict::Drop { read_as: 0 });
+//! # }
+//! ```
+//!
+//! The programs below `examples/` show the life of a reservation, and one script under
+//! the three schemes.
+//!
+//! # Features
+//!
+//! The crate needs no `std`. The feature `alloc`, which is on by default, adds everything
+//! that keeps reservations. Without it only what guest software needs is left: the
+//! constants of the ABI, the types of its registers, and the arbiters of [`guest`].
 #![no_std]
 #![forbid(unsafe_code)]
 

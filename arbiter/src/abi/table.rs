@@ -1,31 +1,31 @@
-//! The one table of the reservation ABI.
+//! The table of the reservation ABI: every constant, in one place.
 
-/// How wide a constant is where it is used.
+/// The width of the register in which a constant is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
-    /// A CPUID register, an MSR index, ECX of RDPMC.
+    /// 32 bits: a CPUID register, an MSR index, ECX of RDPMC.
     Bits32,
-    /// An MSR's value, a cookie.
+    /// 64 bits: the value of an MSR, a cookie.
     Bits64,
 }
 
-/// One constant.
+/// One constant of the ABI.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// Its name in Rust; C puts `UMPIRE_PCR_` before it.
+    /// The name in Rust. In C the prefix `UMPIRE_PCR_` stands before it.
     pub name: &'static str,
-    /// Its value.
+    /// The value.
     pub value: u64,
-    /// One line of meaning.
+    /// The meaning, in one line.
     pub meaning: &'static str,
 }
 
-/// Constants that belong together.
+/// A group of constants that belong together.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
-    /// What they are.
+    /// The title of the group.
     pub title: &'static str,
-    /// How wide they are.
+    /// The width of its constants.
     pub width: Width,
     /// The constants.
     pub entries: &'static [Entry],

@@ -1,80 +1,83 @@
-//! What the three arbiters share: the counters that they hold on every CPU, who
-//! has reserved them, and the calls.
+//! What the three arbiters share: the classic four calls, the counters that an
+//! arbiter holds on every CPU, and who has reserved them.
 
 use super::error::Result;
 use super::registers::{Register, Registers};
 use super::{ArbiterError, DeniedAccess, Discovery, Key, PcrPort};
 use crate::{CounterId, CounterSet, abi};
 
-/// The two registers of a counter that are reserved apart.
+/// The two registers of a counter, which are reserved separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The counter.
     Perfctr,
-    /// Its event select; of a fixed-function counter its part of the control
-    /// that all of them share.
+    /// The event select of the counter. A fixed-function counter has its part of the
+    /// control that all of them share instead.
     Evntsel,
 }
 
-/// An arbiter of the kernel's counters. They are named as legacy registers name
-/// them.
+/// An arbiter of the kernel's counters: the classic four calls of Linux. A counter
+/// goes by the name of the legacy registers that reach it.
 pub trait Master {
-    /// The counters that it holds on every CPU.
+    /// The counters that the arbiter holds on every CPU.
     fn counters(&self) -> CounterSet;
 
-    /// Reserves one register, unless it has been already.
+    /// Reserves one register, unless somebody has reserved it already.
     ///
     /// # Errors
-    /// `InUse`, `Unavailable` or `Lost` of [`ArbiterError`](super::ArbiterError).
+    /// [`InUse`](ArbiterError::InUse), [`Unavailable`](ArbiterError::Unavailable) or
+    /// [`Lost`](ArbiterError::Lost).
     fn reserve(&mut self, part: Part, counter: CounterId) -> Result;
 
-    /// Releases one register; always succeeds, and does nothing where it is not
-    /// reserved.
+    /// Releases one register. This always succeeds, and does nothing if nobody has
+    /// reserved the register.
     fn release(&mut self, part: Part, counter: CounterId);
 
-    /// Starts the lease of a counter anew, where the host gives leases.
+    /// Starts the lease of a counter anew, if the host gives leases.
     ///
     /// # Errors
-    /// `Unavailable` or `Lost` of [`ArbiterError`](super::ArbiterError).
+    /// [`Unavailable`](ArbiterError::Unavailable) or [`Lost`](ArbiterError::Lost).
     fn renew(&mut self, counter: CounterId) -> Result;
 
-    /// Gives every counter back, whoever uses it; the arbiter holds none then.
+    /// Gives every counter back, whoever uses it. The arbiter holds none afterwards.
     fn finish(&mut self);
 
-    /// Linux's `reserve_perfctr_nmi`.
+    /// Reserves a counter, as Linux's `reserve_perfctr_nmi` does.
     ///
     /// # Errors
-    /// As [`Master::reserve`].
+    /// Those of [`Master::reserve`].
     fn reserve_perfctr(&mut self, counter: CounterId) -> Result {
         self.reserve(Part::Perfctr, counter)
     }
 
-    /// Linux's `release_perfctr_nmi`; always succeeds.
+    /// Releases a counter, as Linux's `release_perfctr_nmi` does. This always succeeds.
     fn release_perfctr(&mut self, counter: CounterId) {
         self.release(Part::Perfctr, counter);
     }
 
-    /// Linux's `reserve_evntsel_nmi`.
+    /// Reserves an event select, as Linux's `reserve_evntsel_nmi` does.
     ///
     /// # Errors
-    /// As [`Master::reserve`].
+    /// Those of [`Master::reserve`].
     fn reserve_evntsel(&mut self, counter: CounterId) -> Result {
         self.reserve(Part::Evntsel, counter)
     }
 
-    /// Linux's `release_evntsel_nmi`; always succeeds.
+    /// Releases an event select, as Linux's `release_evntsel_nmi` does. This always
+    /// succeeds.
     fn release_evntsel(&mut self, counter: CounterId) {
         self.release(Part::Evntsel, counter);
     }
 }
 
-/// What tells the arbiters apart.
+/// The rule in which the arbiters differ: when a counter is locked.
 pub trait LockRule: Sized {
-    /// Brings the lock of a counter in line with who has reserved it.
+    /// Updates the lock of a counter after somebody has reserved or released one of
+    /// its registers.
     fn update_lock<P: PcrPort>(arbiter: &mut Arbiter<P, Self>, counter: CounterId) -> Result;
 }
 
-/// An arbiter; one of [`MinimalMaster`](super::MinimalMaster),
+/// An arbiter. It is one of [`MinimalMaster`](super::MinimalMaster),
 /// [`EnforcingMaster`](super::EnforcingMaster) and
 /// [`FullMaster`](super::FullMaster).
 #[derive(Debug)]
@@ -83,11 +86,11 @@ pub struct Arbiter<P, S> {
     /// The management cookie of all its counters, and the access cookie of the
     /// locked ones.
     pub(super) secret: Key,
-    /// Control word of an open counter.
+    /// The control word of an open counter.
     pub(super) control: u64,
-    /// What it holds on every CPU.
+    /// The counters that the arbiter holds on every CPU.
     pub(super) counters: CounterSet,
-    /// Reserved registers, by [`Part`].
+    /// The reserved registers, by [`Part`].
     pub(super) owners: [CounterSet; 2],
     /// Counters that the classic calls find in use.
     pub(super) private: CounterSet,
@@ -95,7 +98,8 @@ pub struct Arbiter<P, S> {
 }
 
 impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
-    /// Reserves what can be had on every CPU, and shuts the firmware out of it.
+    /// Reserves every counter that is free on every CPU, and locks the firmware out of
+    /// it.
     pub(super) fn new(port: P, machine: Discovery, denial: DeniedAccess, rule: S) -> Result<Self> {
         let mut registers = Registers { port, machine };
         // A firmware that clears its own mode bits could never manage again.
@@ -112,9 +116,9 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
             rule,
         };
         for counter in machine.counters().iter() {
-            // To try the lock alone would clear what legacy software counts on the
-            // CPUs before the one that refuses. What is lost meanwhile is
-            // not among its counters.
+            // Trying the lock without a look would clear what legacy software counts
+            // on the CPUs before the one that refuses. A counter that is lost in
+            // between is not among the arbiter's.
             let free = arbiter.registers.is_free(counter);
             if free && arbiter.lock(counter) && arbiter.open(counter).is_ok() {
                 arbiter.counters.insert(counter);
@@ -124,7 +128,7 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
         Ok(arbiter)
     }
 
-    /// Tries to set the lock on every CPU; a failure leaves it on none.
+    /// Tries to set the lock on every CPU. A failure leaves it on none.
     fn lock(&mut self, counter: CounterId) -> bool {
         let register = (abi::MSR_MANAGEMENT_KEY, self.secret.register());
         let locked = self.registers.write(counter, register, Key::DEFAULT);
@@ -134,12 +138,13 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
         locked.is_ok()
     }
 
-    /// `pcr_update_lock` of the paper's figure 2, on every CPU.
+    /// Opens a counter of which both registers are reserved, and locks any other. This
+    /// is `pcr_update_lock` of the paper's figure 2, on every CPU.
     pub(super) fn enforce(&mut self, counter: CounterId) -> Result {
         if self.owners.iter().all(|owners| owners.contains(counter)) {
             self.open(counter)
         } else {
-            // FIXED_CTR_CTRL asks for no cookie: it would start a locked one.
+            // FIXED_CTR_CTRL takes no cookie: it would start a locked counter.
             self.set(counter, self.secret, !abi::CONTROL_FIXED_CTRL)
         }
     }
@@ -148,14 +153,14 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
         self.set(counter, Key::DEFAULT, u64::MAX)
     }
 
-    /// Sets who has access, and which bits of the control word stay set.
+    /// Sets the access cookie, and which bits of the control word stay set.
     pub(super) fn set(&mut self, counter: CounterId, access: Key, mask: u64) -> Result {
         self.manage(counter, (abi::MSR_CONTROL, self.control & mask))?;
         self.manage(counter, (abi::MSR_ACCESS_KEY, access.register()))
     }
 
-    /// Writes a register on every CPU. Where the machine does not take the
-    /// cookie any more the counter is lost, and then it is given back elsewhere.
+    /// Writes a register on every CPU. If a CPU no longer takes the cookie the counter
+    /// is lost, and the arbiter gives it back on the others.
     fn manage(&mut self, counter: CounterId, register: Register) -> Result {
         let written = self.registers.write(counter, register, self.secret);
         written.map_err(|cpu| {
@@ -164,8 +169,8 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
         })
     }
 
-    /// Gives a counter back on the CPUs below `end`; one that has lost it has
-    /// nothing to say to that.
+    /// Gives a counter back on the CPUs below `end`. Errors of CPUs that have lost it
+    /// do not matter.
     fn give_back(&mut self, counter: CounterId, end: u32) {
         self.counters.remove(counter);
         let register = (abi::MSR_MANAGEMENT_KEY, abi::DEFAULT_COOKIE);
@@ -194,7 +199,7 @@ impl<P: PcrPort, S: LockRule> Master for Arbiter<P, S> {
 
     fn release(&mut self, part: Part, counter: CounterId) {
         self.owners[part as usize].remove(counter);
-        // A release succeeds; a counter that is lost needs no lock.
+        // A release always succeeds, and a counter that is lost needs no lock.
         if (self.counters & !self.private).contains(counter) {
             let _ = S::update_lock(self, counter);
         }

@@ -1,4 +1,4 @@
-//! Finding the reservations by CPUID.
+//! Discovery: finding the reservations by CPUID.
 
 use super::{DiscoveryError, PcrPort};
 use crate::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, abi};
@@ -9,7 +9,7 @@ const SIGNATURE: [u32; 3] = [
     u32::from_le_bytes(*b"reUm"),
     u32::from_le_bytes(*b"pire"),
 ];
-/// Leaf 1, ECX: there is a hypervisor.
+/// ECX of leaf 1: a hypervisor is present.
 const HYPERVISOR: u32 = 1 << 31;
 
 /// What CPUID says about the reservations.
@@ -17,7 +17,7 @@ const HYPERVISOR: u32 = 1 << 31;
 pub struct Discovery {
     /// The first MSR of their block.
     pub base: u32,
-    /// Which parts there are: the constants `FEATURE_*` of [`abi`].
+    /// The features that exist: the constants `FEATURE_*` of [`abi`].
     pub features: u32,
     /// Programmable counters that can be reserved, at most 32.
     pub programmable: u8,
@@ -26,11 +26,11 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Looks for them; `cpuid` gives EAX, EBX, ECX and EDX of a leaf, with 0 in
-    /// ECX.
+    /// Looks for the reservations. `cpuid` returns EAX, EBX, ECX and EDX of a leaf,
+    /// with 0 in ECX.
     ///
     /// # Errors
-    /// There are none that this code knows.
+    /// The machine has no reservations that this code knows.
     pub fn find(mut cpuid: impl FnMut(u32) -> [u32; 4]) -> Result<Self, DiscoveryError> {
         let [_, _, leaf_1_ecx, _] = cpuid(1);
         if leaf_1_ecx & HYPERVISOR == 0 {
@@ -59,7 +59,7 @@ impl Discovery {
         })
     }
 
-    /// Whether `feature`, one of the constants `FEATURE_*`, is there.
+    /// Whether the machine has `feature`, one of the constants `FEATURE_*`.
     pub const fn has(&self, feature: u32) -> bool {
         self.features & feature != 0
     }
@@ -69,11 +69,11 @@ impl Discovery {
         CounterSet::first(self.programmable, self.fixed)
     }
 
-    /// The position of the counter that legacy registers reach on `cpu` by the
-    /// name `counter`; `None` if they reach none.
+    /// The position of the counter that legacy registers reach on `cpu` by the name
+    /// `counter`. `None` means that they reach none.
     ///
-    /// A fixed-function counter keeps its position, named or not: its name is
-    /// never another one's.
+    /// A fixed-function counter keeps its position, even without a name, because its
+    /// name never stands for another counter.
     pub fn position(&self, port: &mut impl PcrPort, cpu: u32, counter: CounterId) -> Option<u32> {
         let own = counter.global_bit()?;
         if !self.has(abi::FEATURE_LEGACY_MAP) || matches!(counter, CounterId::Fixed(_)) {

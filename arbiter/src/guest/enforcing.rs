@@ -5,20 +5,24 @@ use super::error::Result;
 use super::{DeniedAccess, Discovery, PcrPort};
 use crate::CounterId;
 
-/// Holds the kernel to its reservations.
+/// The rule of [`EnforcingMaster`]: a counter is open while both its registers are
+/// reserved.
 #[derive(Debug)]
 pub struct Enforcing;
 
-/// Also holds users in the kernel to what they have reserved: legacy registers
-/// reach a counter while both its registers are reserved, not before or after.
+/// Separates the counters of firmware and kernel, and holds users in the kernel to
+/// what they have reserved: legacy registers reach a counter only while both its
+/// registers are reserved.
 pub type EnforcingMaster<P> = Arbiter<P, Enforcing>;
 
 impl<P: PcrPort> EnforcingMaster<P> {
-    /// As [`MinimalMaster::claim`](super::MinimalMaster::claim); then nobody has
-    /// access.
+    /// Reserves every counter for the kernel that is free on every CPU. All are locked
+    /// at first.
     ///
     /// # Errors
-    /// As there.
+    /// [`NotKernel`](super::ArbiterError::NotKernel) or
+    /// [`NoRandom`](super::ArbiterError::NoRandom). A counter that somebody else has
+    /// is no error.
     pub fn claim(port: P, machine: Discovery, denial: DeniedAccess) -> Result<Self> {
         Arbiter::new(port, machine, denial, Enforcing)
     }

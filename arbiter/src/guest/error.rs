@@ -1,21 +1,21 @@
-//! Why an arbiter says no.
+//! Errors: why the reservations cannot be used, and why an arbiter refuses.
 
 use crate::CounterId;
 use core::fmt;
 
-/// What operations of an arbiter come to.
+/// The result of an operation of an arbiter.
 pub(super) type Result<T = (), E = ArbiterError> = core::result::Result<T, E>;
 
-/// CPUID shows no reservations that an arbiter could use.
+/// Why CPUID shows no reservations that an arbiter could use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiscoveryError {
-    /// There is no hypervisor.
+    /// CPUID shows no hypervisor.
     NoHypervisor,
     /// The hypervisor is not Umpire.
     NotUmpire,
-    /// It is, without reservations.
+    /// The hypervisor is Umpire and runs without reservations.
     NoReservations,
-    /// They are of a version that this code does not know.
+    /// The reservations have a version that this code does not know.
     Version(u32),
 }
 
@@ -34,29 +34,29 @@ impl fmt::Display for DiscoveryError {
 
 impl core::error::Error for DiscoveryError {}
 
-/// A claim, a reservation or a release failed.
+/// Why a claim, a reservation or a release failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArbiterError {
-    /// The caller is not in the kernel's layer: the firmware's phase goes on.
+    /// The caller is not in the kernel's layer: the firmware's phase is not over.
     NotKernel,
     /// There is no source of random numbers for cookies.
     NoRandom,
-    /// The arbiter does not hold the counter on every CPU: it is the firmware's
-    /// or the hypervisor's somewhere, has been lost, or does not exist.
+    /// The arbiter does not hold the counter on every CPU: firmware or hypervisor
+    /// have it on one, the arbiter has lost it, or it does not exist.
     Unavailable(CounterId),
-    /// It has been reserved already.
+    /// Somebody has reserved the register already.
     InUse(CounterId),
-    /// None of the counters that would do is free.
+    /// None of the wanted counters is free.
     NoneFree,
-    /// It has just been lost: this CPU no longer takes the arbiter's cookie, as
-    /// the reservation has expired or was revoked there.
+    /// The arbiter has just lost the counter: this CPU no longer takes its cookie,
+    /// because the reservation has expired or was revoked there.
     Lost {
         /// The counter.
         counter: CounterId,
-        /// The CPU that said so.
+        /// The CPU that did not take the cookie.
         cpu: u32,
     },
-    /// It is not held privately with this key.
+    /// Nobody holds the counter privately with this key.
     NotYours(CounterId),
 }
 

@@ -5,35 +5,39 @@ use super::error::Result;
 use super::{ArbiterError, DeniedAccess, Discovery, Key, PcrPort};
 use crate::{CounterId, CounterSet, abi};
 
-/// Shared controls, which do not reach a private counter: it counts as its own
-/// select says, and tells its overflow by `OVERFLOW`.
+/// The shared controls. They do not reach a private counter: it counts as its own
+/// select says, and shows its overflow in `OVERFLOW`.
 const SHARED: u64 = abi::CONTROL_GLOBAL_CTRL
     | abi::CONTROL_FREEZE
     | abi::CONTROL_OVF_CLEAR
     | abi::CONTROL_FIXED_CTRL;
 
-/// A counter that one user in the kernel has for itself. It is reached by the
-/// alias registers at [`Discovery::position`] of the CPU.
+/// A counter that one user in the kernel has for itself. The alias registers at
+/// [`Discovery::position`] of the CPU reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Private {
-    /// Its legacy name.
+    /// The legacy name of the counter.
     pub counter: CounterId,
-    /// Its access cookie, the same on every CPU.
+    /// The access cookie of the counter, the same on every CPU.
     pub key: Key,
 }
 
-/// Access cookies of private counters, by the bits of a set.
+/// The rule of [`FullMaster`], with the access cookies of private counters by their
+/// bits in a set.
 #[derive(Debug)]
 pub struct Full([Key; 64]);
 
-/// Also hands out counters privately. The classic calls find them in use.
+/// Enforces reservations as [`EnforcingMaster`](super::EnforcingMaster) does, and
+/// hands out counters privately. The classic calls find those in use.
 pub type FullMaster<P> = Arbiter<P, Full>;
 
 impl<P: PcrPort> FullMaster<P> {
-    /// As [`EnforcingMaster::claim`](super::EnforcingMaster::claim).
+    /// Reserves every counter for the kernel that is free on every CPU. All are locked
+    /// at first.
     ///
     /// # Errors
-    /// As there.
+    /// [`NotKernel`](ArbiterError::NotKernel) or [`NoRandom`](ArbiterError::NoRandom).
+    /// A counter that somebody else has is no error.
     pub fn claim(port: P, machine: Discovery, denial: DeniedAccess) -> Result<Self> {
         Arbiter::new(port, machine, denial, Full([Key::DEFAULT; 64]))
     }
@@ -56,7 +60,7 @@ impl<P: PcrPort> FullMaster<P> {
         Ok(Private { counter, key })
     }
 
-    /// Takes a private counter back; locks, stops and clears it.
+    /// Takes a private counter back: locks, stops and clears it.
     ///
     /// # Errors
     /// [`ArbiterError::NotYours`], or [`ArbiterError::Lost`].

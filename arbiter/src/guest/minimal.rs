@@ -5,22 +5,22 @@ use super::error::Result;
 use super::{DeniedAccess, Discovery, PcrPort};
 use crate::CounterId;
 
-/// Binds nobody in the kernel.
+/// The rule of [`MinimalMaster`]: no counter is ever locked.
 #[derive(Debug)]
 pub struct Minimal;
 
-/// Separates the counters of firmware and kernel, and keeps count of their users
-/// in the kernel. It binds none of them: the access cookie of its counters is
-/// `PCR_DEFAULT_COOKIE` throughout.
+/// Separates the counters of firmware and kernel, and notes their users in the
+/// kernel. It binds none of them: the access cookie of its counters is always
+/// `PCR_DEFAULT_COOKIE`.
 pub type MinimalMaster<P> = Arbiter<P, Minimal>;
 
 impl<P: PcrPort> MinimalMaster<P> {
-    /// Reserves every counter that nobody else has on any CPU, for the kernel.
+    /// Reserves every counter for the kernel that is free on every CPU.
     ///
     /// # Errors
     /// [`NotKernel`](super::ArbiterError::NotKernel) or
-    /// [`NoRandom`](super::ArbiterError::NoRandom). That counters are not to be
-    /// had is no error.
+    /// [`NoRandom`](super::ArbiterError::NoRandom). A counter that somebody else has
+    /// is no error.
     pub fn claim(port: P, machine: Discovery) -> Result<Self> {
         Arbiter::new(port, machine, DeniedAccess::Drop, Minimal)
     }

@@ -1,4 +1,4 @@
-//! What an arbiter needs of the kernel that it is part of.
+//! The port: what an arbiter needs from the kernel that it is part of.
 
 use crate::abi;
 use core::fmt;
@@ -7,7 +7,7 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
-/// A cookie as software of the guest holds it: of 48 bits, and not printed.
+/// A cookie as software of the guest holds it. It has 48 bits, and is never printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key(u64);
 
@@ -15,7 +15,8 @@ impl Key {
     /// `PCR_DEFAULT_COOKIE`.
     pub const DEFAULT: Key = Key(abi::DEFAULT_COOKIE);
 
-    /// The cookie in a register's 64 bits; `None` if it has more than 48.
+    /// The cookie in a register's 64 bits. `None` means that a bit above the 48th is
+    /// set.
     pub const fn new(register: u64) -> Option<Key> {
         match register & !abi::COOKIE_MASK {
             0 => Some(Key(register)),
@@ -23,7 +24,7 @@ impl Key {
         }
     }
 
-    /// A cookie out of random bits, never the default one.
+    /// A cookie made of random bits. It is never the default cookie.
     pub const fn from_random(bits: u64) -> Key {
         match bits & abi::COOKIE_MASK {
             abi::DEFAULT_COOKIE => Key(1),
@@ -31,7 +32,8 @@ impl Key {
         }
     }
 
-    /// What RSI holds while it is presented, and a key's MSR when it is set.
+    /// The register value: what RSI holds while the cookie is presented, and what is
+    /// written to a key's MSR to set it.
     pub const fn register(self) -> u64 {
         self.0
     }
@@ -43,45 +45,45 @@ impl fmt::Debug for Key {
     }
 }
 
-/// RDMSR and WRMSR on the CPUs of the machine, as `rdmsr_safe_on_cpu` and
+/// RDMSR and WRMSR on the CPUs of the machine, like `rdmsr_safe_on_cpu` and
 /// `wrmsr_safe_on_cpu` of Linux.
 ///
-/// A CPU that comes or goes while an arbiter holds counters is the kernel's to
-/// handle: give everything back and claim anew.
+/// The kernel handles CPUs that come or go while an arbiter holds counters: it gives
+/// everything back and claims anew.
 pub trait PcrPort {
-    /// How many CPUs there are; they are numbered from 0.
+    /// The number of CPUs. They are numbered from 0.
     fn cpus(&self) -> u32;
 
-    /// RDMSR on `cpu` with `key` in RSI.
+    /// Performs RDMSR on `cpu` with `key` in RSI.
     ///
     /// # Errors
-    /// It raised #GP.
+    /// The instruction raised #GP.
     fn rdmsr_with(&mut self, cpu: u32, msr: u32, key: Key) -> Result<u64, Fault>;
 
-    /// WRMSR on `cpu` with `key` in RSI.
+    /// Performs WRMSR on `cpu` with `key` in RSI.
     ///
     /// # Errors
-    /// It raised #GP.
+    /// The instruction raised #GP.
     fn wrmsr_with(&mut self, cpu: u32, msr: u32, value: u64, key: Key) -> Result<(), Fault>;
 
-    /// RDMSR of a register that takes no cookie.
+    /// Performs RDMSR of a register that takes no cookie.
     ///
     /// # Errors
-    /// It raised #GP.
+    /// The instruction raised #GP.
     fn rdmsr(&mut self, cpu: u32, msr: u32) -> Result<u64, Fault> {
         self.rdmsr_with(cpu, msr, Key::DEFAULT)
     }
 
-    /// WRMSR of a register that takes no cookie.
+    /// Performs WRMSR of a register that takes no cookie.
     ///
     /// # Errors
-    /// It raised #GP.
+    /// The instruction raised #GP.
     fn wrmsr(&mut self, cpu: u32, msr: u32, value: u64) -> Result<(), Fault> {
         self.wrmsr_with(cpu, msr, value, Key::DEFAULT)
     }
 
-    /// 64 random bits of the kernel's own, for machines whose reservations have
-    /// none; `None` if the kernel has none either.
+    /// Draws 64 random bits from the kernel, for machines whose reservations have no
+    /// source. `None` means that the kernel has none either.
     fn random(&mut self) -> Option<u64> {
         None
     }

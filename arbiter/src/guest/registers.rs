@@ -1,21 +1,23 @@
-//! The registers of the reservations on every CPU, by the legacy names of their
-//! counters.
+//! Access to the registers of the reservations on every CPU, by the legacy names of
+//! their counters.
 
 use super::error::Result;
 use super::{ArbiterError, Discovery, Fault, Key, PcrPort};
 use crate::{CounterId, abi};
 
-/// What somebody meets who touches a counter without having it.
+/// How an access to a counter fails that its software has not reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeniedAccess {
-    /// Reads yield 0, writes vanish: safe for software that expects no fault.
+    /// Reads yield 0, and writes vanish. This is safe for software that expects no
+    /// fault.
     Drop,
-    /// #GP, and so a trace of who it was; RDPMC at CPL 0 is dropped all the same.
+    /// The access raises #GP, so that the kernel sees who made it. RDPMC at CPL 0 is
+    /// dropped nevertheless.
     Fault,
 }
 
 impl DeniedAccess {
-    /// The initial control word with this answer, without the firmware's mode bits.
+    /// The initial control word with this behaviour, without the firmware's mode bits.
     pub(super) const fn control(self) -> u64 {
         let firmware = abi::CONTROL_MANAGE_FIRMWARE | abi::CONTROL_ACCESS_FIRMWARE;
         let kernel = abi::CONTROL_INITIAL & !firmware;
@@ -26,10 +28,10 @@ impl DeniedAccess {
     }
 }
 
-/// A register of a counter, a row of the ABI, and what is written to it.
+/// A register of a counter, as a row of the ABI, and the value to write to it.
 pub(super) type Register = (u32, u64);
 
-/// The machine, as its CPUs can be reached and as CPUID describes it.
+/// The registers of the machine: its CPUs, and what CPUID says about it.
 #[derive(Debug)]
 pub(super) struct Registers<P> {
     pub(super) port: P,
@@ -37,7 +39,7 @@ pub(super) struct Registers<P> {
 }
 
 impl<P: PcrPort> Registers<P> {
-    /// Whether the caller is in the kernel's layer.
+    /// Whether the caller runs in the kernel's layer.
     pub(super) fn in_kernel(&mut self) -> bool {
         let phase = self.machine.msr(abi::MSR_PHASE, 0);
         self.port.rdmsr(0, phase) == Ok(abi::LAYER_KERNEL)
@@ -53,8 +55,8 @@ impl<P: PcrPort> Registers<P> {
         })
     }
 
-    /// Writes a register on every CPU up to the first that refuses, or gives
-    /// that CPU.
+    /// Writes a register on one CPU after the other. The first that refuses ends this,
+    /// and is the error.
     pub(super) fn write(
         &mut self,
         counter: CounterId,
@@ -79,7 +81,7 @@ impl<P: PcrPort> Registers<P> {
         self.port.wrmsr_with(cpu, msr, value, key)
     }
 
-    /// Stops and clears a counter, of which `key` is the access cookie.
+    /// Stops and clears a counter with the access cookie `key`.
     pub(super) fn clear(&mut self, counter: CounterId, key: Key) {
         let rows = [abi::MSR_SELECT, abi::MSR_COUNTER, abi::MSR_OVERFLOW];
         for cpu in 0..self.port.cpus() {
@@ -90,7 +92,7 @@ impl<P: PcrPort> Registers<P> {
         }
     }
 
-    /// A new cookie.
+    /// Draws a new cookie.
     pub(super) fn fresh_key(&mut self) -> Result<Key> {
         let bits = if self.machine.has(abi::FEATURE_RANDOM) {
             self.port
