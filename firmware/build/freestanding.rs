@@ -14,7 +14,7 @@ pub(crate) const TARGET: &str = "x86_64-unknown-none";
 /// Set to 1, it makes a build install the target.
 const INSTALL: &str = "UMPIRE_INSTALL_TARGET";
 
-/// What a build script tells the crate that it belongs to.
+/// What a build script announces to the crate that it belongs to.
 #[derive(Debug)]
 pub(crate) struct Announced {
     /// The `cfg` that is set where the program could be built.
@@ -117,16 +117,15 @@ impl Freestanding {
 
     /// Builds a library for the crates that come after it.
     ///
-    /// # Errors
-    /// What the compiler says.
+    /// # Errors The compiler's message.
     pub(crate) fn library(&self, unit: &Crate<'_>) -> Result<(), String> {
         self.compile(unit, &["--crate-type=rlib".into()]).map(drop)
     }
 
-    /// Builds and links a program; gives its file, a static ELF64 executable.
+    /// Builds and links a program, and returns its file, a static ELF64
+    /// executable.
     ///
-    /// # Errors
-    /// What compiler or linker say.
+    /// # Errors The message of compiler or linker.
     pub(crate) fn program(&self, unit: &Crate<'_>, script: &Path) -> Result<PathBuf, String> {
         println!("cargo::rerun-if-changed={}", script.display());
         self.compile(
@@ -156,7 +155,7 @@ impl Freestanding {
         command
             .args(["--edition=2024", "--target", TARGET, "--cap-lints=warn"])
             .args(["-Copt-level=s", "-Cpanic=abort", "-Ccodegen-units=1"])
-            // Code lies where the linker script says, below 2 GiB.
+            // The linker script puts code below 2 GiB.
             .args(["-Crelocation-model=static", "-Ccode-model=small"])
             .args(["--crate-name", unit.name])
             .args(more)

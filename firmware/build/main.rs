@@ -1,5 +1,5 @@
-//! Builds the firmware for the guest. Where its target cannot be had, the crate
-//! is built without it, and says so.
+//! Builds the firmware for the guest. Without its target the crate is built
+//! without firmware, with a warning.
 
 #[path = "freestanding.rs"]
 mod freestanding;

@@ -1,4 +1,5 @@
-//! The configuration area: what firmware is told, and what it answers.
+//! The configuration area: what the host writes for firmware, and what firmware
+//! answers.
 //!
 //! [`Config`] is the part that the host writes; [`Config::write`] and
 //! [`Config::parse`] are the only code that knows where its fields lie.
@@ -28,8 +29,8 @@ pub const VERSION: u32 = 1;
 /// The area as bytes.
 pub type Area = [u8; SIZE];
 
-/// Which boot protocol the kernel is entered by. The registers say it all; this
-/// is for messages.
+/// The boot protocol of the kernel. It serves for messages; the registers hold
+/// everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// Linux's 64-bit entry.
@@ -85,7 +86,7 @@ pub struct KernelEntry {
     pub efer: u64,
 }
 
-/// Where a counter is to be.
+/// The position of a wanted counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     /// The counter at this position: 0 to 31 programmable, 32 to 63 fixed.
@@ -94,7 +95,7 @@ pub enum Position {
     Any,
 }
 
-/// One counter that the firmware is to hold on every vCPU.
+/// One counter that the firmware reserves on every vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterRequest {
     /// Where.
@@ -112,7 +113,7 @@ pub struct CounterRequest {
     pub select: u64,
 }
 
-/// What firmware is told.
+/// The host's part of the area.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Number of vCPUs, 1 to [`MAX_CPUS`]; their APIC ids count from 0.

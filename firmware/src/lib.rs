@@ -1,17 +1,18 @@
 //! Guest firmware: it runs before the guest's kernel, reserves counters as a
 //! BIOS power manager would, ends its phase and enters the kernel.
 //!
-//! Three parties share this crate:
+//! The crate has three parts:
 //!
 //! - [`config`]: the configuration area, which the `vmm` crate writes and the
 //!   firmware reads, and the firmware's answer in it; [`layout`]: where all of
 //!   it lies in guest memory.
-//! - [`reserve`]: what the firmware does with one vCPU's counters, as functions
-//!   of a [`Machine`](reserve::Machine), so that it is tested without a guest.
-//! - `src/guest`: the freestanding program around it, which only exists for the
-//!   target `x86_64-unknown-none`. The build script builds it; `image` gives it.
+//! - [`reserve`]: reserves one vCPU's counters, as functions of a
+//!   [`Machine`](reserve::Machine), so that tests need no guest.
+//! - `src/guest`: the freestanding program around them, for the target
+//!   `x86_64-unknown-none`. The build script builds it, and [`image`] returns
+//!   it.
 //!
-//! `docs/firmware.md` is the contract for firmware of others.
+//! `docs/firmware.md` is the contract for other firmware.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
 //! What firmware does with the counters of one vCPU.
 //!
 //! The machine is behind [`Machine`], so all of this is tested on the host. The
-//! order is that of `docs/pcr.md`: the management key first, for it tells by #GP
-//! whether the counter is to be had; the counter starts last. Where a master
-//! manages all counters, the mailbox is asked instead.
+//! order is that of `docs/pcr.md`: the management key comes first, because its
+//! #GP shows that the counter is taken; the counter starts last. Where a master
+//! manages all counters, the firmware asks by the mailbox instead.
 
 use arbiter::guest::Discovery;
 use arbiter::{Shared, abi};
@@ -68,7 +68,8 @@ pub struct Pcr {
 }
 
 impl Pcr {
-    /// Looks for them. `None` if this machine has none, or of another version.
+    /// Reads CPUID. `None` if this machine has no reservations, or those of
+    /// another version.
     pub fn find(machine: &mut impl Machine) -> Option<Self> {
         let found = Discovery::find(|leaf| {
             let regs = machine.cpuid(leaf, 0);
@@ -120,23 +121,23 @@ fn global_ctrl(machine: &mut impl Machine) -> Option<u32> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[expect(missing_debug_implementations)]
 pub struct Cookies {
-    /// Who knows it manages the counter.
+    /// Grants the management of the counter.
     pub management: u64,
-    /// Who knows it uses the counter; [`abi::DEFAULT_COOKIE`] if everybody may.
+    /// Grants the use of the counter; [`abi::DEFAULT_COOKIE`] if everybody may
+    /// use it.
     pub access: u64,
 }
 
 impl Cookies {
     /// New ones for a counter. `None` if there is no source of random numbers.
     ///
-    /// The hypervisor's source comes first: it is there on every host, where
-    /// RDRAND of a guest may not be (some KVMs interpret guest kernels and do
-    /// not know it).
+    /// The hypervisor's source comes first, because it works on every host.
+    /// RDRAND may not: some KVMs interpret guest kernels and lack it.
     pub fn draw(machine: &mut impl Machine, pcr: &Pcr, private: bool) -> Option<Self> {
         let rdrand = machine.cpuid(1, 0).ecx & RDRAND != 0;
         let mut one = || {
-            // A cookie of 0, or a RDRAND without a number, is a rare mishap;
-            // many in a row are a source that is none.
+            // A cookie of 0, or a RDRAND without a number, is rare; many in a
+            // row mean that the source does not work.
             (0..64).find_map(|_| {
                 let word = if pcr.features & abi::FEATURE_RANDOM != 0 {
                     machine.read(pcr.base + abi::MSR_RANDOM, 0).ok()?
@@ -156,8 +157,8 @@ impl Cookies {
 
 /// Reserves, programs and starts one counter on this vCPU.
 ///
-/// Among any programmable counters it is the last that can be had, so that the
-/// first ones, which kernels know best, stay free the longest.
+/// For *any* it takes the last programmable counter that is free: kernels
+/// prefer the first ones.
 pub fn reserve(
     machine: &mut impl Machine,
     pcr: &Pcr,
@@ -176,12 +177,12 @@ pub fn reserve(
     }
 }
 
-/// How a counter came to the firmware, and so how it goes back.
+/// How the firmware got a counter, and so how it gives the counter back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// By its management key.
     Key,
-    /// By the mailbox: there is a master, who keeps the management to itself.
+    /// By the mailbox, from a master that keeps the management to itself.
     Mailbox,
 }
 
@@ -197,7 +198,8 @@ fn reserve_at(
     let (way, cookies) = if taken.is_ok() {
         (Way::Key, cookies)
     } else if ask(machine, pcr, position, cookies.access) {
-        // The one cookie that there is serves for the control word as well.
+        // There is only the access cookie, so it serves for the control word as
+        // well.
         let management = cookies.access;
         (
             Way::Mailbox,
@@ -212,8 +214,8 @@ fn reserve_at(
     match set_up(machine, pcr, position, request, (way, cookies)) {
         Ok(()) => Outcome::Granted(position),
         Err(step) => {
-            // It was ours a moment ago; if it is not any more, there is nothing
-            // to give back.
+            // The counter was ours a moment ago. If it no longer is, there is
+            // nothing to give back.
             let _ = match way {
                 Way::Key => machine.write(key, cookies.management, 0),
                 Way::Mailbox => {
@@ -231,8 +233,8 @@ fn named(operation: u64, position: u8) -> u64 {
     operation | abi::REQUEST_POSITION | u64::from(position) << abi::REQUEST_WHICH_SHIFT
 }
 
-/// Asks for a counter by the mailbox, if there is one. A counter without an
-/// access cookie cannot be had so; nor does firmware wait for an answer.
+/// Asks for a counter by the mailbox, if there is one. The mailbox grants no
+/// counter without an access cookie, and firmware does not wait for an answer.
 fn ask(machine: &mut impl Machine, pcr: &Pcr, position: u8, access: u64) -> bool {
     if pcr.features & abi::FEATURE_MAILBOX == 0 || access == abi::DEFAULT_COOKIE {
         return false;
@@ -246,7 +248,7 @@ fn ask(machine: &mut impl Machine, pcr: &Pcr, position: u8, access: u64) -> bool
     match answer.map(|answer| answer & abi::ANSWER_STATE_MASK) {
         Ok(abi::ANSWER_GRANTED) => true,
         Ok(abi::ANSWER_PENDING) => {
-            // Refused or not, nothing is pending afterwards.
+            // Whether it was refused or not, nothing is pending afterwards.
             let _ = machine.write(request, access, abi::REQUEST_WITHDRAW);
             false
         }
@@ -286,7 +288,7 @@ fn set_up(
 }
 
 /// Ends the firmware's phase, on all vCPUs. False if the machine did not start
-/// in it, or refuses.
+/// in that phase, or refuses.
 pub fn end_phase(machine: &mut impl Machine, pcr: &Pcr) -> bool {
     pcr.features & abi::FEATURE_FIRMWARE != 0
         && machine

@@ -1,5 +1,5 @@
-//! What the firmware does, against the reservations themselves: `arbiter`'s unit
-//! behind the instructions that a guest has.
+//! The firmware's reservations against `arbiter`'s unit, behind the
+//! instructions that a guest has.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ struct Rig {
     phase: Arc<Phase>,
     registers: HashMap<u32, u64>,
     entropy: Counting,
-    /// Features that CPUID does not tell of.
+    /// Features that CPUID does not announce.
     hidden: u32,
     /// Alias registers that fault.
     broken: Option<u32>,
@@ -355,7 +355,7 @@ fn a_master_is_asked_by_the_mailbox() {
     );
     assert_eq!(rig.alias_value(abi::MSR_SELECT, 0), 0x43_003c);
     assert_eq!(rig.registers[&GLOBAL_CTRL], 0b11);
-    // What fails half-way goes back the same way.
+    // A counter that fails half-way goes back by the mailbox.
     let mut rig = Rig::under(Scheme::SingleMaster, 2, 0);
     rig.broken = Some(abi::MSR_SELECT + 1);
     let failed = Outcome::Failed(Step::Program);

@@ -1,6 +1,5 @@
-//! Micro-guests as tests: code written with an assembler library, what each
-//! instruction of it must come to, and the suite that plays it on this host's
-//! KVM.
+//! Micro-guests as tests: code written with an assembler library, the expected
+//! result of each instruction, and the suite that runs it on this host's KVM.
 //!
 //! A guest writes what it sees into a log in its own memory, so that looking
 //! costs no exit; the harness compares the log, the counters' reports and the

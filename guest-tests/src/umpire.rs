@@ -23,7 +23,7 @@ pub fn path() -> PathBuf {
     path
 }
 
-/// Says why `test` is skipped where `/dev/kvm` is missing, and whether it is.
+/// Whether `test` is skipped because `/dev/kvm` is missing; prints the reason.
 /// In L1 it must be there, so there nothing is skipped.
 #[must_use]
 pub fn skipped_without_kvm(test: &str) -> bool {
@@ -34,8 +34,8 @@ pub fn skipped_without_kvm(test: &str) -> bool {
     missing
 }
 
-/// Says why `test` is skipped where the firmware could not be built, and whether
-/// it is.
+/// Whether `test` is skipped because the firmware could not be built; prints
+/// the reason.
 #[must_use]
 pub fn skipped_without_firmware(test: &str) -> bool {
     let missing = firmware::image().is_none();

@@ -1,7 +1,7 @@
 //! Puts a guest into memory: kernel, initrd, modules, command line, ACPI tables, and the
 //! registers that the boot processor starts with.
 //!
-//! Nothing here calls KVM; memory goes in, memory and plain data come out.
+//! Nothing here calls KVM. Memory goes in, memory and plain data come out.
 
 pub mod acpi;
 mod bzimage;

@@ -1,5 +1,5 @@
-//! What CPUID tells a guest: KVM's list of supported leaves, changed by named
-//! steps into the list of one vCPU.
+//! CPUID as a guest sees it: named steps turn KVM's list of supported leaves
+//! into the list of one vCPU.
 //!
 //! [`guest_cpuid`] reads as the list of what is changed and why. Each step
 //! works on a plain table of leaves, can be repeated without further effect, and
@@ -79,7 +79,7 @@ pub struct CpuidPlan<'a> {
     /// Guest CPL 0 runs in KVM's instruction emulator, which lacks the
     /// instructions of [`SLOW_CPL0_HIDDEN`].
     pub slow_cpl0: bool,
-    /// Features to hide on the user's wish.
+    /// Features that the user wants to hide.
     pub hidden: &'a [Feature],
 }
 
@@ -136,8 +136,8 @@ pub fn guest_cpuid(
     Ok(leaves.into_entries())
 }
 
-/// KVM's own list with the leaves that are Umpire's, for guests that are nothing
-/// but a test and know their processor.
+/// KVM's own list with Umpire's leaves, for micro-guests, which know their
+/// processor.
 #[must_use]
 pub fn bare_cpuid(supported: &[kvm_cpuid_entry2], pmu: &PmuCpuid) -> Vec<kvm_cpuid_entry2> {
     let mut leaves = Leaves::new(supported);

@@ -3,9 +3,9 @@
 //!
 //! Everything here is a state machine: a register access goes in, bytes and a
 //! [`DeviceOutcome`] come out. The only effects are the interrupt line of COM1
-//! and the console writer, both handed in at construction; time comes from a
-//! [`DeviceClock`], so tests decide what it says. Interrupt controllers, the PIT
-//! and the local APIC live in KVM and are not modelled here.
+//! and the console writer, both handed in at construction. Time comes from a
+//! [`DeviceClock`], so tests set it. Interrupt controllers, the PIT and the
+//! local APIC live in KVM and are not modelled here.
 //!
 //! # Threat model
 //!

@@ -1,10 +1,10 @@
 //! Firmware for the guest: what `--firmware` and `--firmware-counter` ask for,
 //! and which counters that sets aside.
 //!
-//! [`CounterSpec`] is one `--firmware-counter` in words; [`FirmwarePlan`] is what
-//! all of them come to for one PMU model, known before there are vCPUs. The
-//! loader puts it into the guest's memory ([`crate::boot`]), and the program that
-//! acts on it is the crate `firmware`.
+//! [`CounterSpec`] is one `--firmware-counter` as given. [`FirmwarePlan`]
+//! resolves all of them for one PMU model, before there are vCPUs. The loader
+//! ([`crate::boot`]) puts the plan into the guest's memory, and the crate
+//! `firmware` has the program that acts on it.
 
 mod outcome;
 mod plan;

@@ -16,10 +16,10 @@ use crate::entropy::OsRandom;
 use crate::firmware::Expected;
 use crate::sys::rdtsc;
 
-/// Reservations that the hypervisor could not make for itself.
+/// The hypervisor could not reserve its own counters.
 #[derive(Debug, Error)]
 pub enum ReservationError {
-    /// Somebody is against it.
+    /// The arbiter refused a counter.
     #[error("--hypervisor-counters: {counter} cannot be reserved: {reason}")]
     Refused {
         /// Which one.
@@ -27,7 +27,7 @@ pub enum ReservationError {
         /// Why.
         reason: Reason,
     },
-    /// There are no cookies.
+    /// There is no source of random cookies.
     #[error("--hypervisor-counters: the operating system has no random numbers for cookies")]
     NoRandom,
 }
@@ -54,9 +54,9 @@ impl MachineReservations {
         })
     }
 
-    /// Those of one vCPU, with what the hypervisor reserves for itself from the
-    /// start: under a cookie that is forgotten at once, since the hypervisor
-    /// needs none to reach a counter of its own.
+    /// The unit of one vCPU. The hypervisor's own counters are reserved from
+    /// the start, under a cookie that is forgotten at once: the hypervisor
+    /// needs none to reach its own counters.
     ///
     /// # Errors
     /// [`ReservationError`].
@@ -98,18 +98,16 @@ impl MachineReservations {
     }
 }
 
-/// Answers for the hypervisor what it was asked since the last call: it yields,
-/// unless a host context that is loaded relies on the place
-/// ([`VcpuPmu::hypervisor_can_yield`]). What it is to keep in any case is the
-/// minimum of its share, for which nobody is asked. Its other notices are read and
-/// forgotten.
+/// Answers, for the hypervisor, all requests since the last call. It yields, unless a loaded host
+/// context relies on the counter ([`VcpuPmu::hypervisor_can_yield`]). Nobody can ask for the
+/// minimum of its share, so that stays. Its other notices are read and dropped.
 #[inline]
 pub fn answer_questions(pmu: &mut VcpuPmu) {
     let waiting = |pmu: &VcpuPmu| {
         let unit = pmu.reservations();
         unit.is_some_and(|unit| unit.has_notice(Layer::Hypervisor))
     };
-    // An answer may bring the next question. Each counter is asked for at most
+    // An answer may cause the next request. Each counter is asked for at most
     // once, so this ends.
     while waiting(pmu) {
         let yields = pmu.hypervisor_can_yield();
@@ -125,7 +123,7 @@ fn answer_one(unit: &mut PcrUnit, cx: &mut Context<'_>, yields: bool) -> Effects
         return Effects::NONE;
     };
     let reply = Reply { counter, yields };
-    // A question that is off by now needs no answer.
+    // A request that was withdrawn needs no answer.
     let replied = unit.reply(Layer::Hypervisor, reply, cx);
     replied.unwrap_or(Effects::NONE)
 }

@@ -9,7 +9,7 @@ pub enum ConfigError {
     Magic,
     /// It is of another version.
     Version,
-    /// It says that it has another length.
+    /// Its length field is wrong.
     Length,
     /// The number of CPUs is 0 or too large.
     Cpus,

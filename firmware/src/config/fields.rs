@@ -1,5 +1,5 @@
-//! Little-endian fields of the area. Offsets are constants of the layout and lie
-//! inside of it; one that does not reads as 0 and is not written.
+//! Little-endian fields of the area. Offsets are constants of the layout and
+//! lie inside it. A field outside would read as 0 and not be written.
 
 use super::Area;
 

@@ -50,7 +50,7 @@ const CR0_PAGING: u64 = 1 << 31;
 const EFER_LONG_MODE: u64 = 1 << 8 | 1 << 10;
 
 impl Config {
-    /// Writes the whole area, with an answer that says "not begun".
+    /// Writes the whole area, with the answer "not begun".
     pub fn write(&self, area: &mut Area) {
         area.fill(0);
         put(area, AT_MAGIC, &MAGIC);
@@ -68,8 +68,8 @@ impl Config {
         results.unwrap_or_default().fill(NOT_TRIED);
     }
 
-    /// Reads the configuration out of an area. What firmware writes into it is
-    /// not looked at.
+    /// Reads the configuration out of an area, and ignores the firmware's
+    /// answer.
     ///
     /// # Errors
     /// The first thing that is wrong.
@@ -176,8 +176,8 @@ fn read_entry(area: &Area) -> Result<KernelEntry, ConfigError> {
     }
 }
 
-/// Whether the registers make sense together. All else would be a fault in the
-/// middle of a switch of modes, where nobody can say anything any more.
+/// Whether the registers fit each other. Others would fault in the middle of a
+/// switch of modes, where no message is possible.
 fn fits(entry: &KernelEntry) -> bool {
     let low = |value: u64| u32::try_from(value).is_ok();
     let paging = entry.cr0 & CR0_PAGING != 0;

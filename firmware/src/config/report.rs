@@ -1,7 +1,8 @@
 //! What firmware answers in the configuration area.
 //!
-//! Firmware writes it with [`Report::set_state`] and its like, the host reads it
-//! back. Nothing in it is trusted: a guest may write anything there.
+//! Firmware writes it with the setters of [`Report`], and the host reads it
+//! back. The host trusts nothing in it, because a guest may write anything
+//! there.
 
 use super::fields::{bytes, put, u32_at, u64_at};
 use super::{Area, MAX_COUNTERS, MAX_CPUS};
@@ -22,7 +23,7 @@ pub enum State {
     NotBegun,
     /// It is at work, or it ended there.
     Running,
-    /// It has entered the kernel, and reserved what the results say.
+    /// It has entered the kernel; the results tell what it reserved.
     Done,
     /// It has entered the kernel; CPUID shows no reservations.
     NoPcr,
@@ -30,7 +31,7 @@ pub enum State {
     NoRandom,
 }
 
-/// The step at which a counter could not be had.
+/// The step at which a reservation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// It is taken, or policy refuses it.
@@ -136,7 +137,7 @@ impl<A: core::borrow::Borrow<Area>> Report<A> {
 }
 
 impl Report<&mut Area> {
-    /// Says how far the firmware has come.
+    /// Records how far the firmware has come.
     pub fn set_state(&mut self, state: State) {
         let number: u32 = match state {
             State::NotBegun => 0,
@@ -148,7 +149,7 @@ impl Report<&mut Area> {
         put(self.0, AT_STATE, &number.to_le_bytes());
     }
 
-    /// Says that `cpu` has done its part.
+    /// Records that `cpu` has done its part.
     pub fn set_answered(&mut self, cpu: usize) {
         if cpu < MAX_CPUS {
             let answered = u64_at(self.0, AT_ANSWERED) | 1 << cpu;
@@ -156,7 +157,7 @@ impl Report<&mut Area> {
         }
     }
 
-    /// Says what `cpu` got for `counter`.
+    /// Records what `cpu` got for `counter`.
     pub fn set_outcome(&mut self, cpu: usize, counter: usize, outcome: Outcome) {
         if let Some(at) = result_at(cpu, counter) {
             put(self.0, at, &[outcome.code()]);

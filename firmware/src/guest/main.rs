@@ -1,9 +1,9 @@
 //! The firmware as a program: what the boot processor does from the first
 //! instruction to the kernel's, and what the others do in between.
 //!
-//! CPL 0 code of a guest is interpreted by some KVMs, which know no SSE, no
-//! XSAVE and few new instructions; the target has none of them, and the assembly
-//! in [`sys`] uses none.
+//! Some KVMs interpret CPL 0 code of a guest, and lack SSE, XSAVE and most new
+//! instructions. The target has none of them, and the assembly in [`sys`] uses
+//! none.
 #![no_std]
 #![no_main]
 #![deny(unsafe_code)]
@@ -91,7 +91,7 @@ fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> Sta
         }
     }
     for (number, counter) in config.counters().iter().enumerate() {
-        tell(config, number, answered);
+        print_result(config, number, answered);
         let cookies = secondary_cpus::cookies(number);
         if counter.keep {
             report.set_cookies(number, cookies.management, cookies.access);
@@ -101,8 +101,8 @@ fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> Sta
     State::Done
 }
 
-/// One line on what became of a counter.
-fn tell(config: &Config, number: usize, answered: u64) {
+/// Prints one line on the result for a counter.
+fn print_result(config: &Config, number: usize, answered: u64) {
     let Some(counter) = config.counters().get(number) else {
         return;
     };

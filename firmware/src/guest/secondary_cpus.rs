@@ -1,8 +1,9 @@
-//! The other processors: woken one after the other, each reserves its counters,
-//! and all are back in their wait for a start-up IPI when the kernel is entered.
+//! The secondary processors. The boot processor wakes one after the other, each
+//! reserves its counters, and all wait for a start-up IPI again when the kernel
+//! is entered.
 //!
-//! What two processors look at at the same time is an atomic or never changes:
-//! one that answers too late must do no harm.
+//! Everything that two processors use at the same time is atomic or never
+//! changes, so a processor that answers too late does no harm.
 
 use core::sync::atomic::{
     AtomicU8, AtomicU64,
@@ -18,13 +19,13 @@ use super::sys::{self, Processor, Shared};
 
 /// How long a processor may take for all of its counters.
 const PATIENCE_S: u64 = 10;
-/// After this part of the patience a second start-up IPI is sent: the first one
-/// is lost if the processor had not taken its INIT yet.
+/// After this part of the patience a second start-up IPI follows: the first is
+/// lost if the processor had not taken its INIT yet.
 const SECOND_CALL: u64 = 100;
 /// The ACPI timer's frequency in Hz, and the bits that every one has.
 const PM_TIMER_HZ: u64 = 3_579_545;
 const PM_TIMER_MASK: u32 = 0xff_ffff;
-/// Without that timer: how often one looks.
+/// Without that timer: the number of looks before giving up.
 const LOOKS: u64 = 100_000_000;
 
 /// What every processor does.
@@ -90,9 +91,9 @@ pub(crate) fn wipe_cookies() {
     COOKIES.iter().for_each(|word| word.store(0, Relaxed));
 }
 
-/// Has every other processor do the work; gives those that did, and this one, as
-/// bits. They share a stack, so the first that does not answer is the last that
-/// was asked.
+/// Makes every other processor do the work, and returns those that did, and
+/// this one, as bits. They share a stack, so no processor is woken after one
+/// that does not answer.
 pub(crate) fn wake_all(work: Work) -> u64 {
     let (cpus, pm_timer) = (work.config.cpus, work.config.pm_timer);
     if cpus > 1 {
@@ -120,7 +121,7 @@ fn wake(cpus: u8, pm_timer: u16) {
     }
 }
 
-/// Waits for a processor's bit; calls it again on the way.
+/// Waits for a processor's bit, and calls the processor again on the way.
 fn wait(bit: u64, pm_timer: u16, again: impl FnOnce()) -> bool {
     let limit = match pm_timer {
         0 => LOOKS,

@@ -1,5 +1,5 @@
-//! Builds the guest programs. Where their target cannot be had, the crate is
-//! built without them, and says so.
+//! Builds the guest programs. Without their target the crate is built without
+//! programs, with a warning.
 
 #[path = "../../../firmware/build/freestanding.rs"]
 mod freestanding;

@@ -1,5 +1,5 @@
-//! Guest programs in Rust, which the build script builds for
-//! `x86_64-unknown-none`, and [`arbiters`], which gives the one that there is.
+//! Guest programs in Rust. The build script builds them for
+//! `x86_64-unknown-none`, and [`arbiters`] returns the one that there is.
 //!
 //! They run in the micro-machine of `vmm::micro`, most of them in KVM's
 //! instruction emulator where the host has one: no SSE, and few instructions.

@@ -70,7 +70,7 @@ const ENDING_PORTS: [u16; 8] = [0x64, 0x92, 0xf4, 0xf5, 0xf6, 0x604, 0x605, 0xcf
 /// An LVTPC for PMIs, in an APIC that is mostly switched on.
 pub(super) fn open_apic(a: &mut CodeAssembler, rng: &mut Rng) -> Written {
     if !rng.one_in(4) {
-        // Software-disabled its LVT stays masked.
+        // The LVT of a software-disabled APIC stays masked.
         write_apic(a, LAPIC + 0xf0, 0x1ff)?;
     }
     write_apic(a, LVTPC, lvtpc(rng))

@@ -16,13 +16,13 @@ use vmm::vcpu::{Platform, SharedPlatform, VcpuEnd};
 use super::guest::HostileGuest;
 use crate::micro::Lab;
 
-/// A vCPU that was asked to stop has to leave its loop within this, also on a
-/// loaded machine.
+/// The time in which a vCPU must leave its loop after a request to stop, also
+/// on a loaded machine.
 pub const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// A guest that has not come back after this hangs for good.
 const HANG_LIMIT: Duration = Duration::from_secs(30);
 
-/// A guest that did what none may be able to do.
+/// A guest that did what no guest may.
 #[derive(Debug)]
 pub struct Failure {
     /// Which guest.
@@ -110,7 +110,7 @@ impl Batch {
     }
 }
 
-/// What is kept of a guest that kept the rules.
+/// The result of a guest that kept the rules.
 struct Told {
     end: &'static str,
     pmis: u64,
@@ -187,7 +187,7 @@ fn name_of(outcome: &MicroOutcome) -> &'static str {
         .unwrap_or("no vCPU")
 }
 
-/// Since when each worker has been at its guest.
+/// When each worker started its guest.
 struct Watch(Mutex<Vec<Option<(u64, Instant)>>>);
 
 impl Watch {

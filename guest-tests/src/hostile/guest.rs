@@ -1,9 +1,9 @@
 //! One hostile guest, all of it decided by its seed.
 //!
-//! A guest is a list of attacks in a loop. Before each it leaves the address of
-//! the next one in memory, and its exception handler, which trusts no register,
-//! goes there: so one fault does not end it. What an attack does to the tables
-//! in memory may end it all the same, as it may on any machine.
+//! A guest is a list of attacks in a loop. Before each one the guest stores the
+//! address of the next in memory. Its exception handler trusts no register and
+//! goes to that address, so one fault does not end the guest. An attack on the
+//! tables in memory may still end it, as on any machine.
 
 use anyhow::Result;
 use iced_x86::code_asm::{CodeAssembler, dr7, eax, qword_ptr, rax, rsp};
@@ -45,7 +45,7 @@ const GIB: u64 = 1 << 30;
 /// A guest and how it is to be run.
 #[derive(Debug)]
 pub struct HostileGuest {
-    /// What it was made from.
+    /// The seed that decided everything else.
     pub seed: u64,
     /// Memory, code and vCPUs.
     pub guest: MicroGuest,
@@ -60,9 +60,10 @@ pub struct HostileGuest {
 }
 
 impl HostileGuest {
-    /// The guest of `seed`. Models, backends, numbers of vCPUs and the use of the
-    /// exit and reset ports take turns; the rest is random. `emulated`: KVM runs
-    /// CPL 0 in its instruction emulator, so what that lacks goes to CPL 3.
+    /// The guest of `seed`. Models, backends, numbers of vCPUs and the use of
+    /// the exit and reset ports take turns; the rest is random. With `emulated`
+    /// KVM runs CPL 0 in its instruction emulator, so instructions that it
+    /// lacks go to CPL 3.
     ///
     /// # Errors
     /// Code that cannot be assembled: a mistake in an attack.

@@ -147,7 +147,7 @@ pub(super) fn interrupt(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> 
         0 => a.sti(),
         1 => a.cli(),
         2 if rng.one_in(4) => {
-            // With interrupts off as often as not: then only an NMI wakes it.
+            // Interrupts are off as often as not; then only an NMI wakes it.
             a.hlt()
         }
         3 if facts.deadly => {
@@ -245,7 +245,7 @@ pub(super) fn random_bytes(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) 
 fn garbage(a: &mut CodeAssembler, rng: &mut Rng, _: &Facts) -> Written {
     let bytes: Vec<u8> = (0..4 + rng.below(12)).map(|_| rng.byte()).collect();
     a.db(&bytes)?;
-    // Whatever the last of them began is at an end after this.
+    // An instruction that the last bytes began ends within these.
     a.db(&[0x90; 15])
 }
 

@@ -57,7 +57,7 @@ impl Pty {
         Ok(self.slave.try_clone()?.into())
     }
 
-    /// Our side: what is written here the program reads.
+    /// Our side: the program reads what is written here.
     #[must_use]
     pub fn keyboard(&self) -> &File {
         &self.master

@@ -97,7 +97,8 @@ impl Cache {
             fs::write(&manifest, text).map_err(L1Error::file("write", &manifest))?;
             let place = self.folder.join(set.name());
             if place.exists() {
-                // Left from an older layout or a hand-made change: it is not complete, so nobody uses it.
+                // An older layout or a change by hand left it. It is not complete, so nobody uses
+                // it.
                 fs::remove_dir_all(&place).map_err(L1Error::file("remove", &place))?;
             }
             fs::rename(&ready, &place).map_err(L1Error::file("rename to", &place))?;
@@ -105,7 +106,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes what a process left that was killed while it filled the cache. Called under the lock.
+    /// Removes the leftovers of a process that was killed while it filled the cache. The caller
+    /// holds the lock.
     fn remove_partial(&self) -> Result<(), L1Error> {
         let read = || L1Error::file("read", &self.folder);
         for entry in fs::read_dir(&self.folder).map_err(read())? {

@@ -1,7 +1,8 @@
 //! Writes cpio archives in the `newc` format, which the kernel unpacks as initramfs.
 //!
-//! The bytes are the `cpio` crate's; here is what an initramfs needs beside them: parents of
-//! entries, one entry a name, and names that stay inside. Modification times are 0 and inode numbers count up, so the same input gives the same bytes.
+//! The `cpio` crate writes the bytes. This file adds what an initramfs needs: parents of entries,
+//! one entry a name, and names that stay inside. Modification times are 0 and inode numbers count
+//! up, so the same input gives the same bytes.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};

@@ -11,7 +11,7 @@ use std::path::Path;
 use super::apt::{Apt, Package};
 use super::error::L1Error;
 
-/// The folder that `make -C` is told, relative to the set.
+/// The folder for `make -C`, relative to the set.
 pub(crate) const BUILD: &str = "build";
 
 /// Packages beside the kernel's own that belong to its headers, with libraries of their tools.
@@ -76,7 +76,7 @@ fn keep_x86(arch: &Path) -> Result<(), L1Error> {
     Ok(())
 }
 
-/// Puts the libraries beside `objtool`, and a script before it that says so.
+/// Puts the libraries beside `objtool`, and a script in front of it that sets their path.
 fn give_libraries(root: &Path) -> Result<(), L1Error> {
     let folder = root.join(OBJTOOL);
     for (from, name) in LIBRARIES {

@@ -93,7 +93,7 @@ impl Machine {
         self
     }
 
-    /// Keeps initramfs and console log of each run, and says where.
+    /// Keeps initramfs and console log of each run, and prints where.
     #[must_use]
     pub fn keep(mut self, keep: bool) -> Self {
         self.keep = keep;

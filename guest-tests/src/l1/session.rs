@@ -129,7 +129,7 @@ impl Session<'_> {
     }
 }
 
-/// What the status lines have said so far.
+/// What the status lines have reported so far.
 #[derive(Debug, Default)]
 struct Progress {
     ready: Option<Duration>,
@@ -185,7 +185,7 @@ fn follow(
 
 fn read_status(stream: UnixStream, statuses: &Sender<Status>) {
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
-        // The receiver leaves after the last line that it waits for.
+        // The receiver is gone after the last line that it waits for.
         if statuses.send(parse_status(&line)).is_err() {
             return;
         }

@@ -48,7 +48,7 @@ pub(super) fn build(kernel: &Path) -> Result<Vec<(String, Vec<u8>)>, L1Error> {
     if !on_path("gcc-12") {
         make.arg("CC=gcc");
     }
-    // Options of a make or cargo above are not for this one.
+    // Options of an outer make or cargo are not for this one.
     for variable in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ARCH", "CROSS_COMPILE"] {
         make.env_remove(variable);
     }

@@ -1,9 +1,10 @@
-//! Reads what the guest's `perf stat -x,` and its kernel's log say, and checks counts.
+//! Reads reports of the guest's `perf stat -x,` and its kernel's log, and
+//! checks counts.
 
 /// How far cycles may be from run time times TSC frequency.
 const CYCLES_TOLERANCE: f64 = 0.05;
 
-/// What the kernel said that tests look for. Not all of it: much output of a guest with several
+/// The kernel's messages that tests look for. Not all of it: much output of a guest with several
 /// vCPUs ends L1 (`docs/testing.md`, "Limits of L1").
 pub const LOG: &str =
     "dmesg | grep -E 'tsc: Detected|PMU|[.]{3} |Broken BIOS|CPUID marked|lockup|self-detected'";
@@ -26,10 +27,9 @@ pub fn tsc_mhz(dmesg: &str) -> f64 {
     words[at - 1].parse().expect("a number")
 }
 
-/// What `perf stat -x,` says of `event`: the first field of its line.
+/// The first field of the line for `event` in a report of `perf stat -x,`.
 ///
-/// # Panics
-/// If it says nothing.
+/// # Panics If there is no such line.
 #[must_use]
 pub fn field<'a>(csv: &'a str, event: &str) -> &'a str {
     csv.lines()

@@ -1,4 +1,5 @@
-//! Boots the guest with `umpire run` in L1, and gives back what its script printed.
+//! Boots the guest with `umpire run` in L1, and returns what its script
+//! printed.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -100,7 +101,7 @@ impl UnderUmpire {
 }
 
 impl LinuxRun {
-    /// The steps, all of which have to have succeeded.
+    /// The steps, all of which must have succeeded.
     ///
     /// # Panics
     /// If one has not.

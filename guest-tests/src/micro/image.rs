@@ -22,7 +22,7 @@ impl MicroImage {
         let elf = ElfFile64::<LittleEndian>::parse(file).context("the guest's image")?;
         let mut guest = MicroGuest::new();
         for segment in elf.segments() {
-            // What the file does not have is 0, as the machine's memory.
+            // Memory that the file lacks is 0, as all of the machine's memory.
             guest = guest.code(segment.address(), segment.data()?.to_vec());
         }
         let symbols = elf.symbols();

@@ -26,7 +26,7 @@ pub enum LabError {
     Probe(#[from] vmm::micro::MicroError),
 }
 
-/// This host's KVM and what it was found to do.
+/// This host's KVM and its probed capabilities.
 #[derive(Debug)]
 pub struct Lab {
     /// `/dev/kvm`.
@@ -46,7 +46,7 @@ pub struct Setup {
     pub pmi_floor_us: u32,
     /// After this the guest has failed.
     pub timeout: Duration,
-    /// What may be stepped, instead of what the host can.
+    /// The step capabilities to assume, in place of the host's.
     pub step: Option<StepSupport>,
     /// vCPUs share cores.
     pub cores: Option<CorePlan>,
@@ -120,8 +120,8 @@ impl Lab {
 
     /// Runs `guest` until it writes 0 to the exit port.
     ///
-    /// # Errors
-    /// The guest did not come to that end; the message tells where it was.
+    /// # Errors The guest did not come to that end; the message names where it
+    /// was.
     pub fn run(&self, setup: &Setup, guest: &MicroGuest) -> Result<LabRun> {
         let run = MicroRun {
             model: Some(PmuModel::parse(&setup.model)?),

@@ -1,5 +1,5 @@
-//! What one KVM or another cannot run, and why: the only reasons for which a
-//! micro-guest test is skipped.
+//! Tests that some KVM cannot run, and why. There is no other reason to skip a
+//! test of a micro-guest.
 
 use vmm::probe::ProbeReport;
 

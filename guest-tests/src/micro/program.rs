@@ -14,7 +14,7 @@ use vmm::micro::{
     KERNEL_CODE, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS, USER_STACK, assemble,
 };
 
-/// What assembling gives.
+/// The result of assembling.
 pub type Written = Result<(), IcedError>;
 
 /// Start of vCPU 0's log: 32 KiB.

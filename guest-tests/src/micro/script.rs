@@ -9,7 +9,7 @@ use vmm::micro::{KERNEL_CS, MicroGuest, USER_CS};
 use super::lab::{Entry, Lab, LabRun, Setup};
 use super::program::{FAULT, Program, VALUE, Written, enter_user, exit, log_value, low, spin};
 
-/// One access and what it must come to.
+/// One access and its expected result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// WRMSR: index, value.
@@ -71,8 +71,7 @@ pub struct Script<'a> {
 impl Script<'_> {
     /// Plays the script and compares each access with its outcome.
     ///
-    /// # Errors
-    /// The first access that came to something else.
+    /// # Errors The first access with another result.
     pub fn check(&self, lab: &Lab, setup: &Setup) -> Result<LabRun> {
         let ran = lab.run(setup, &self.guest()?)?;
         let ops = self.kernel.iter().map(|op| (op, KERNEL_CS));
@@ -116,7 +115,7 @@ impl Script<'_> {
 }
 
 impl Op {
-    /// The access, and one log entry of what came of it.
+    /// The access, and one log entry with its result.
     fn write(&self, a: &mut CodeAssembler) -> Written {
         let ecx_value = match *self {
             Op::Write(index, _)

@@ -17,10 +17,10 @@ use super::wire::{align_up, bytes_at, u16_at};
 pub(crate) const HEADER_START: usize = offset_of!(boot_params, hdr);
 /// Where the zero page's next field begins: the header may not reach further.
 const HEADER_MAX_END: usize = offset_of!(boot_params, edd_mbr_sig_buffer);
-/// What begins the header proper, which says how long it is.
+/// The magic number of the header.
 pub(crate) const HEADER_MAGIC: &[u8; 4] = b"HdrS";
 const MAGIC: usize = HEADER_START + offset_of!(setup_header, header);
-/// What the first sector of everything that boots ends with.
+/// The last two bytes of every boot sector.
 pub(crate) const BOOT_FLAG: u16 = 0xaa55;
 /// End of the last field that is read here.
 const FIELDS_END: usize = HEADER_START + offset_of!(setup_header, handover_offset);
@@ -99,7 +99,7 @@ pub(crate) fn parse(image: &Image) -> Result<BzImage, BootError> {
     if !kernel_alignment.is_power_of_two() {
         return Err(malformed("its kernel_alignment is not a power of two"));
     }
-    // The protocol: 0 stands for 4.
+    // The protocol defines 0 as 4.
     let setup_sects = match header.setup_sects {
         0 => 4,
         sectors => u64::from(sectors),
@@ -145,10 +145,10 @@ pub(crate) fn parse(image: &Image) -> Result<BzImage, BootError> {
 }
 
 impl BzImage {
-    /// Copies the kernel proper and says where it begins and which memory it will use.
+    /// Copies the kernel proper and returns where it begins and which memory it will use.
     ///
-    /// A relocatable kernel goes straight to where it wants to run: its decompressor would move
-    /// there from any lower place. Another one is loaded at 1 MiB and moves itself.
+    /// A relocatable kernel goes straight to its preferred address, because its decompressor would
+    /// move there from any lower one. Any other kernel is loaded at 1 MiB and moves itself.
     pub(crate) fn load(&self, image: &Image, mem: &GuestMemory) -> Result<(u64, Span), BootError> {
         let runs_at = self
             .runs_at()

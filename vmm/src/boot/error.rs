@@ -1,4 +1,4 @@
-//! What can be wrong with a guest's files or memory, told so that the user knows what to do next.
+//! What can be wrong with a guest's files or memory. Each message names the next step.
 
 use std::io;
 use std::path::PathBuf;

@@ -20,8 +20,8 @@ use super::page_tables::{little_endian, write_page_tables};
 use super::segments::{self, LoadSegment, Span};
 use super::state::{InitialState, SegmentRegister};
 
-/// What a flat image has at byte [`FLAT_MAGIC_AT`], so that a file given by
-/// mistake is not run.
+/// The magic number of a flat image, at byte [`FLAT_MAGIC_AT`]. It keeps a file that was given by
+/// mistake from being run.
 const FLAT_MAGIC: &[u8; 8] = &config::MAGIC;
 /// Behind a jump at the image's first byte.
 const FLAT_MAGIC_AT: usize = 8;
@@ -31,7 +31,7 @@ const FLAT_MAGIC_AT: usize = 8;
 pub struct FirmwareRequest {
     /// The program.
     pub image: FirmwareImage,
-    /// The counters that it is to reserve.
+    /// The counters that it reserves.
     pub counters: Vec<CounterRequest>,
 }
 
@@ -51,7 +51,7 @@ struct Program {
     entry: u64,
 }
 
-/// The kernel and machine that the firmware is told of.
+/// The kernel and the machine, for the firmware's configuration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Surroundings {
     pub(crate) kernel: BootEntry,
@@ -92,7 +92,7 @@ fn malformed(image: &Image, what: String) -> BootError {
     }
 }
 
-/// What the readers of kernels say of a file, said of firmware.
+/// Turns an error of the kernel readers into one about firmware.
 fn of_firmware(image: &Image, error: BootError) -> BootError {
     match error {
         BootError::Malformed { what, .. } => malformed(image, what),
@@ -117,7 +117,7 @@ fn parse(image: &Image) -> Result<Program, BootError> {
         address: layout::IMAGE,
         linked: layout::IMAGE,
         file_len: image.len(),
-        // What lies behind the file is the image's zeroed memory.
+        // The image's zeroed memory follows the file.
         memory_len: image.len().max(layout::IMAGE_SIZE),
     };
     Ok(Program {

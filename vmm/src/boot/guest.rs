@@ -60,7 +60,8 @@ impl fmt::Display for BootEntry {
 pub struct LoadedGuest {
     /// How the kernel is entered.
     pub entry: BootEntry,
-    /// Registers of the boot processor: the kernel's, or those of firmware before it. The other vCPUs wait for their start-up IPI.
+    /// Registers of the boot processor at the first instruction of the kernel, or of the firmware
+    /// before it. The other vCPUs wait for their start-up IPI.
     pub state: InitialState,
     pub(crate) parts: LoadedParts,
 }

@@ -1,4 +1,4 @@
-//! Tells by its content what kind of kernel a file is.
+//! Recognises a kernel by the content of its file.
 
 use super::bzimage::{self, BzImage};
 use super::elf::{self, Elf};

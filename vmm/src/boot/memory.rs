@@ -54,7 +54,7 @@ pub const MODULE_LIST_SIZE: usize = 0x1000;
 pub const MODULE_STRINGS_START: u64 = MODULE_LIST_START + 0x1000;
 /// Room for all modules' strings in bytes, with their terminators.
 pub const MODULE_STRINGS_SIZE: usize = 0xf000;
-/// Firmware with all that is its own; without any it is ordinary memory.
+/// Firmware and everything that belongs to it. Without firmware this is ordinary memory.
 pub const FIRMWARE_START: u64 = firmware::layout::START;
 /// Extended BIOS data area: the top KiB of conventional memory.
 pub const EBDA_START: u64 = 0x9_fc00;
@@ -78,7 +78,7 @@ pub const IOAPIC_START: u64 = 0xfec0_0000;
 pub const LAPIC_START: u64 = 0xfee0_0000;
 /// The page that KVM needs for real mode on older Intel CPUs (`KVM_SET_IDENTITY_MAP_ADDR`).
 pub const KVM_IDENTITY_MAP_START: u64 = 0xfffb_c000;
-/// Three pages for the same end (`KVM_SET_TSS_ADDR`).
+/// The three pages that KVM needs for real mode on older Intel CPUs (`KVM_SET_TSS_ADDR`).
 pub const KVM_TSS_START: u64 = 0xfffb_d000;
 
 /// The least memory a guest can have: the first MiB is the machine's own.
@@ -101,7 +101,7 @@ pub enum MemoryError {
         /// What was asked for.
         mib: u64,
     },
-    /// The host has not got that much address space or memory.
+    /// The host lacks that much address space or memory.
     #[error(
         "the host cannot provide {mib} MiB of guest memory ({reason}): give a smaller --memory"
     )]

@@ -41,7 +41,7 @@ const LOADER_NAME: &[u8] = b"Umpire\0";
 const LOADER_NAME_START: u64 = BOOT_INFO_START + 0x80;
 const MMAP_START: u64 = BOOT_INFO_START + 0x100;
 
-/// What every header begins with (3.1.1).
+/// The fields that begin every header (3.1.1).
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct HeaderStart {
@@ -50,7 +50,7 @@ struct HeaderStart {
     checksum: U32,
 }
 
-/// What follows where [`ADDRESSES`] is set.
+/// The load addresses that follow the header where [`ADDRESSES`] is set.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct LoadAddresses {
@@ -261,7 +261,7 @@ pub(crate) fn write_info(
     Ok(write(mem, BOOT_INFO_START, info.as_bytes())?)
 }
 
-/// Everything that the kernel is told of lies below the hole, so the upper half is 0.
+/// Everything that the structure points at lies below the hole, so the upper half is 0.
 fn low_half(value: u64) -> U32 {
     u32::try_from(value).unwrap_or(u32::MAX).into()
 }

@@ -1,4 +1,4 @@
-//! Puts beside the kernel what comes with it: command line, initrd, modules.
+//! Places command line, initrd and modules beside the kernel.
 
 use super::ModuleRequest;
 use super::error::BootError;
@@ -13,7 +13,7 @@ use super::wire::{align_down, align_up};
 
 /// Writes the command line with its terminator.
 ///
-/// `limit` is what the kernel takes, in bytes without the terminator.
+/// `limit` is the longest that the kernel takes, in bytes without the terminator.
 pub(crate) fn cmdline(mem: &GuestMemory, text: &str, limit: usize) -> Result<(), BootError> {
     let limit = limit.min(CMDLINE_SIZE - 1);
     if text.len() > limit {

@@ -1,4 +1,4 @@
-//! What the caller asks for.
+//! What the caller wants to boot.
 
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ pub enum Unpack {
 }
 
 impl Unpack {
-    /// What to do on a host like this.
+    /// Whether to unpack here.
     pub(crate) fn on_host(self) -> bool {
         match self {
             Self::Auto { slow_cpl0 } => slow_cpl0,

@@ -34,7 +34,7 @@ pub(crate) struct Span {
     pub(crate) end: u64,
 }
 
-/// Copies all segments and says what range they take.
+/// Copies all segments and returns the range that they take.
 ///
 /// Everything is checked before the first byte is written.
 pub(crate) fn load(
@@ -45,7 +45,8 @@ pub(crate) fn load(
     load_where(image, mem, segments, |span| check_fit(image, mem, span))
 }
 
-/// As [`load`], where `fit` says of each segment whether its place will do.
+/// Copies all segments and returns the range that they take. `fit` refuses a segment whose place
+/// will not do.
 pub(crate) fn load_where(
     image: &Image,
     mem: &GuestMemory,
@@ -140,7 +141,7 @@ fn check(
             start: segment.address,
             end: segment.end(),
         })?;
-        // A range of no use to the loader, read for the error only.
+        // The loader does not need this range; an empty read of it gives the error.
         let end = segment.offset.saturating_add(segment.file_len);
         if end > image.len() {
             return Err(BootError::Truncated {

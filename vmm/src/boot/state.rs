@@ -149,8 +149,8 @@ impl From<DescriptorTable> for kvm_dtable {
     }
 }
 
-/// Everything that the boot processor's registers must hold; what is not named is 0 (general
-/// registers) or keeps its reset value (the rest).
+/// Everything that the boot processor's registers must hold. General registers that are not named
+/// are 0, all others keep their reset values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InitialState {
     /// First instruction, guest-physical and linear alike.
@@ -211,7 +211,8 @@ impl InitialState {
         }
     }
 
-    /// As for PVH, with the magic value in EAX (Multiboot Specification 0.6.96, 3.2).
+    /// 32-bit protected mode with flat segments and the magic value in EAX (Multiboot Specification
+    /// 0.6.96, 3.2).
     #[must_use]
     pub fn multiboot(rip: u64, info: u64, magic: u32) -> Self {
         Self {
@@ -221,7 +222,8 @@ impl InitialState {
         }
     }
 
-    /// 64-bit mode as for Linux, with stack and tables in the firmware's own memory.
+    /// 64-bit mode with the first 4 GiB mapped one to one, and stack and tables in the firmware's
+    /// own memory.
     pub(crate) fn firmware(rip: u64) -> Self {
         Self {
             rsp: layout::STACK_TOP,
@@ -253,7 +255,7 @@ impl InitialState {
             cr4: 0,
             efer: 0,
             cs: SegmentRegister::flat(CODE_SELECTOR, SegmentRegister::CODE, false),
-            // In 64-bit mode the CPU ignores what a data segment says of size and limit.
+            // In 64-bit mode the CPU ignores the size and limit of a data segment.
             data: SegmentRegister::flat(DATA_SELECTOR, SegmentRegister::DATA, false),
             tr: SegmentRegister::tss(),
             gdt: DescriptorTable {

@@ -30,7 +30,7 @@ pub(crate) fn write_zero_page(
 ) -> Result<(), BootError> {
     let mut page = boot_params::default();
     if let Some(header) = setup_header {
-        // As long as the kernel says, which may be longer than the fields that are known here.
+        // The kernel sets the length, which may be longer than the fields that are known here.
         page.as_mut_slice()[HEADER_START..][..header.len()].copy_from_slice(header);
     } else {
         page.hdr.boot_flag = BOOT_FLAG;
@@ -43,7 +43,7 @@ pub(crate) fn write_zero_page(
     page.hdr.code32_start = low_half(kernel_start);
     page.hdr.cmd_line_ptr = low_half(CMDLINE_START);
     page.acpi_rsdp_addr = RSDP_ADDRESS;
-    // What a header says of a ramdisk is for its boot loader to fill.
+    // The ramdisk fields of a header are for the boot loader to fill.
     let (start, len) = initrd.map_or((0, 0), |span| (span.start, span.end - span.start));
     page.hdr.ramdisk_image = low_half(start);
     page.hdr.ramdisk_size = low_half(len);

@@ -14,7 +14,8 @@ use thiserror::Error;
 use super::leaves::{Leaves, Reg};
 use super::vendor::{self, AMD_MIRRORED_EDX};
 
-/// What KVM's instruction emulator lacks: hidden where it runs guest CPL 0.
+/// Features that KVM's instruction emulator lacks. They are hidden where it
+/// runs guest CPL 0.
 pub const SLOW_CPL0_HIDDEN: [&str; 2] = ["cx16", "xsave"];
 
 /// A feature that can be hidden.
@@ -71,7 +72,8 @@ pub(super) fn hide(leaves: &mut Leaves, feature: Feature) {
     }
 }
 
-/// As [`hide`], for names from this module's own tables.
+/// Clears a feature that is named in this module's own tables, and everything
+/// that cannot be used without it.
 pub(super) fn hide_by_name(leaves: &mut Leaves, name: &str) {
     if let Some(row) = row(name) {
         hide(leaves, Feature(row));

@@ -20,7 +20,7 @@ pub(super) enum Reg {
     Edx,
 }
 
-/// Leaves whose result depends on ECX; KVM has to be told so for each entry.
+/// Leaves whose result depends on ECX. KVM needs a flag for that in each entry.
 const INDEXED: &[u32] = &[
     0x4,
     0x7,

@@ -44,8 +44,8 @@ const BITS: &[(u32, u32, Reg, u8, &str)] = &[
     (0x8000_0008, 0, Reg::Ebx, 1, "instructions-retired counter"),
 ];
 
-/// Leaves that speak of nothing else: leaf 0AH, Processor Trace, LBR, leaf 23H,
-/// IBS, LWP, PerfMonV2, our own.
+/// Leaves that describe a PMU and nothing else: leaf 0AH, Processor Trace, LBR,
+/// leaf 23H, IBS, LWP, PerfMonV2, our own.
 const LEAVES: &[u32] = &[
     ARCH_PERFMON,
     0x14,
@@ -84,7 +84,7 @@ pub(super) fn show(leaves: &mut Leaves, pmu: &PmuCpuid) {
     show_own_leaves(leaves, pmu);
 }
 
-/// Announces what only guests of Umpire know.
+/// Announces the leaves that are Umpire's own.
 pub(super) fn show_own_leaves(leaves: &mut Leaves, pmu: &PmuCpuid) {
     for (leaf, regs) in &pmu.hypervisor {
         set_if_any(leaves, *leaf, regs);

@@ -85,7 +85,7 @@ fn amd_host() -> Vec<kvm_cpuid_entry2> {
     .into_entries()
 }
 
-/// An Intel host, the same way.
+/// An Intel host on which every feature bit there is happens to be set.
 fn intel_host() -> Vec<kvm_cpuid_entry2> {
     table(&[
         (0, 0, regs(0x23, 0x756e_6547, 0x6c65_746e, 0x4965_6e69)),

@@ -5,7 +5,7 @@ use pmu_virt::Vendor;
 
 use super::leaves::{Leaves, Regs};
 
-/// Describes the socket in every leaf that has a word on it. Leaf 0BH serves
+/// Describes the socket in every leaf that has a field for it. Leaf 0BH serves
 /// both vendors; 1FH is rewritten only where KVM has it; AMD's 80000026H, which
 /// would override all of them, goes away.
 pub(super) fn describe_one_socket(leaves: &mut Leaves, vendor: Vendor, vcpu: u8, cpus: u8) {

@@ -59,8 +59,8 @@ pub fn host_vendor(supported: &[kvm_cpuid_entry2]) -> Result<Vendor, CpuidError>
     }
 }
 
-/// Rewrites the table for `vendor` if it is another one's; the host's own
-/// vendor keeps its family and model.
+/// Rewrites the table for `vendor` if the host's processor is another vendor's.
+/// For the host's own vendor family and model stay.
 pub(super) fn rewrite(leaves: &mut Leaves, vendor: Vendor) {
     if is(leaves, vendor) {
         return;
@@ -103,7 +103,7 @@ fn to_intel(leaves: &mut Leaves) {
     leaves.edit(1, 0, |r| r.eax = INTEL_SIGNATURE);
 
     // The cache leaves have one layout but for EAX[31:26], which the topology
-    // step fills in; leaf 2 says "see leaf 4" (descriptor FFH).
+    // step fills in. Descriptor FFH of leaf 2 refers to leaf 4.
     leaves.remove(4);
     for index in leaves.indices(0x8000_001d) {
         let cache = leaves.get(0x8000_001d, index);

@@ -22,7 +22,7 @@ pub struct PlatformParts {
     pub console: Box<dyn Write + Send>,
     /// The clocks behind the power management timer and the real-time clock.
     pub time: Box<dyn DeviceClock>,
-    /// Has to agree with the FADT.
+    /// The width has to agree with the FADT.
     pub timer_width: TimerWidth,
 }
 
@@ -57,7 +57,7 @@ impl PlatformParts {
     }
 }
 
-/// Who answers a range of ports.
+/// The device that answers a range of ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Claim {
     KeyboardController,

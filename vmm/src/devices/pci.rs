@@ -2,9 +2,9 @@
 //! control register that shares its ports.
 //!
 //! Ports 0xCF8 to 0xCFB hold the address register, which answers only to 32-bit
-//! accesses; a byte access to 0xCF9 is the reset control register instead (as on
-//! Intel's and AMD's chipsets). Ports 0xCFC to 0xCFF are the data window: every
-//! read is all ones, which is what a missing function says.
+//! accesses; a byte access to 0xCF9 is the reset control register instead (as
+//! on Intel's and AMD's chipsets). Ports 0xCFC to 0xCFF are the data window:
+//! every read is all ones, which is how a missing function reads.
 
 /// Address bits that exist: enable (31), bus (23:16), device and function (15:8),
 /// register (7:2).

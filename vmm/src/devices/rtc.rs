@@ -12,7 +12,7 @@ use super::time::{CalendarTime, DeviceClock};
 const STATUS_A: u8 = 0x26;
 /// Status B: bit 1 selects 24-hour mode; bit 2 clear selects BCD.
 const STATUS_B: u8 = 0x02;
-/// Status D: bit 7 says that memory and time are valid.
+/// Status D: bit 7 means that memory and time are valid.
 const STATUS_D: u8 = 0x80;
 /// Bit 7 of the index port gates NMIs on real hardware and is no part of the index.
 const INDEX_MASK: u8 = 0x7f;

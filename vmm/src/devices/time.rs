@@ -119,7 +119,7 @@ fn small(value: u64) -> u8 {
 pub(super) mod tests {
     use super::*;
 
-    /// A clock that stands still at what a test says.
+    /// A clock that stands still at a time that a test sets.
     #[derive(Clone, Copy, Debug, Default)]
     pub(in super::super) struct FixedTime {
         pub(in super::super) elapsed: Duration,

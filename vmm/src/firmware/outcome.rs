@@ -1,10 +1,10 @@
-//! What the firmware has come by, against what was expected of it. The kernel's
-//! counters are announced before the firmware runs, so a difference means that
-//! CPUID is wrong.
+//! Compares the counters that the firmware holds with those it was expected to
+//! hold. CPUID announces the kernel's counters before the firmware runs, so a
+//! difference means that CPUID is wrong.
 
 use arbiter::{CounterSet, PerKind};
 
-/// What CPUID was made for.
+/// The counters that CPUID was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// Counters that the firmware was to hold when its phase ends.

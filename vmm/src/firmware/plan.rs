@@ -1,4 +1,4 @@
-//! From words to what the firmware is told, for one PMU model.
+//! Turns specifications into the firmware's configuration, for one PMU model.
 
 use arbiter::{Control, CounterId, CounterSet, abi};
 use firmware::config::{CounterRequest, MAX_COUNTERS, Position};
@@ -115,7 +115,7 @@ impl SetAside {
     }
 }
 
-/// What the firmware is told, and what that sets aside.
+/// The firmware's configuration, and the counters that it sets aside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FirmwarePlan {
     counters: Vec<CounterRequest>,
@@ -123,9 +123,9 @@ pub struct FirmwarePlan {
 }
 
 impl FirmwarePlan {
-    /// What `specs` come to for a guest with `model`. Those that name a counter
-    /// come first: firmware takes them in this order, and *any* must not take one
-    /// that is named later.
+    /// The plan for `specs` in a guest with `model`. Specifications that name a
+    /// counter come first: firmware takes them in this order, and *any* must
+    /// not take one that is named later.
     ///
     /// # Errors
     /// The first that cannot be had, and what would be right.
@@ -151,13 +151,13 @@ impl FirmwarePlan {
         Ok(plan)
     }
 
-    /// The counters, as the firmware is told of them.
+    /// The counters, as the firmware's configuration has them.
     #[must_use]
     pub fn counters(&self) -> &[CounterRequest] {
         &self.counters
     }
 
-    /// What all of them take away from the kernel.
+    /// The counters that the kernel does not get.
     #[must_use]
     pub fn set_aside(&self) -> SetAside {
         self.set_aside
@@ -241,7 +241,7 @@ impl FirmwarePlan {
     }
 }
 
-/// The control word: valid in every layer, for it is the cookie that protects.
+/// The control word. It is valid in every layer, because the cookie protects.
 fn control(spec: &CounterSpec) -> Control {
     let error = match spec.error {
         ErrorMode::Drop => 0,

@@ -1,4 +1,4 @@
-//! `--firmware-counter` in words:
+//! The syntax of `--firmware-counter`:
 //! `EVENT[,on=PMCn|FIXEDn|any][,access=private|shared][,error=drop|fault|fault-rdpmc]
 //! [,read=VALUE][,lend][,keep][,isolate]`.
 
@@ -43,7 +43,7 @@ pub enum SpecError {
     },
 }
 
-/// Which counter.
+/// The counter that is wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WantedCounter {
     /// Any that can count the event.
@@ -53,7 +53,7 @@ pub enum WantedCounter {
     At(CounterId),
 }
 
-/// What an access with a wrong cookie comes to.
+/// The result of an access with a wrong cookie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorMode {
     /// Reads give the read value, writes vanish.
@@ -74,9 +74,9 @@ pub struct CounterSpec {
     pub event: String,
     /// Which counter.
     pub place: WantedCounter,
-    /// Whether others are kept from using it; else all may.
+    /// Whether only the owner may use it; else all may.
     pub private: bool,
-    /// What becomes of their accesses.
+    /// The result of accesses by others.
     pub error: ErrorMode,
     /// What a dropped read yields.
     pub read: u64,

@@ -1,4 +1,4 @@
-//! Words and what they come to.
+//! Specifications and the plans that they give.
 
 use arbiter::{Control, CounterId, abi};
 use firmware::config::{CounterRequest, Position};

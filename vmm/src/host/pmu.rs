@@ -13,8 +13,7 @@ pub trait PerfProbe {
     /// Opens a counter of hardware cycles in user mode for this thread, and closes
     /// it again.
     ///
-    /// # Errors
-    /// What the kernel said.
+    /// # Errors The kernel's error.
     fn open_hardware_cycles(&self) -> io::Result<()>;
 }
 
@@ -41,7 +40,7 @@ pub enum HardwarePmu {
     },
     /// There is none.
     Absent {
-        /// How that shows.
+        /// The evidence.
         reason: String,
     },
     /// It could not be found out.

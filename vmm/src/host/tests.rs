@@ -121,7 +121,7 @@ fn counter_holders() {
     let watchdog = CounterHolder::NmiWatchdog;
     check("1\n", None, &[watchdog, process.clone()]);
     check("0\n", None, std::slice::from_ref(&process));
-    // Without a PMU the watchdog's switch means nothing.
+    // Without a PMU the watchdog's switch has no meaning.
     check("1\n", Some(libc::ENOENT), &[process]);
 }
 

@@ -15,7 +15,7 @@ const START_UP: u32 = 0x4600;
 const ENABLED: u32 = 1 << 8;
 
 /// Runs `work` with the local APIC enabled by software, without which KVM
-/// delivers no IPI. Afterwards it is as it was, for the kernel to find.
+/// delivers no IPI. Afterwards the APIC is as the kernel expects it.
 pub(crate) fn with_apic<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: a register of the local APIC, at its address after reset, which the
     // identity map covers; interrupts are off, so none comes of it.
@@ -33,7 +33,7 @@ pub(crate) fn send_init(apic_id: u8) {
     send(apic_id, INIT);
 }
 
-/// Starts it in real mode at page `vector`.
+/// Starts a processor in real mode at page `vector`.
 pub(crate) fn send_start_up(apic_id: u8, vector: u8) {
     send(apic_id, START_UP | u32::from(vector));
 }

@@ -1,8 +1,8 @@
-//! Exceptions. A #GP of an MSR access is an answer; all others are mistakes of
-//! the firmware, which it tells before it ends the run.
+//! Exceptions. A #GP of an MSR access is an answer. All others are mistakes of
+//! the firmware, which prints them and ends the run.
 //!
-//! Nothing here returns by IRET: interrupts are off, and an access that faulted
-//! goes on behind itself with the stack it had.
+//! Nothing here returns by IRET: interrupts are off, and after a faulted access
+//! the code goes on behind it with the stack it had.
 
 use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;

@@ -119,7 +119,7 @@ pub(crate) fn exit(value: u32) -> ! {
     }
 }
 
-/// In a loop that waits for another processor.
+/// A pause in a loop that waits for another processor.
 pub(crate) fn relax() {
     hint::spin_loop();
 }

@@ -35,7 +35,7 @@ impl<T> Shared<T> {
         }
     }
 
-    /// What was left.
+    /// The value, once it was left.
     pub(crate) fn get(&self) -> Option<&T> {
         if !self.is_set.load(Acquire) {
             return None;

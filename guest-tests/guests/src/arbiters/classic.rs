@@ -1,4 +1,4 @@
-//! The classic four calls, and what software meets that makes none of them.
+//! The classic four calls, and the fate of software that makes none of them.
 
 use arbiter::CounterId;
 use arbiter::guest::{Master, PcrPort};

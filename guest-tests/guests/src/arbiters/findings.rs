@@ -28,12 +28,12 @@ pub(crate) fn note(what: &str, value: u64) {
     FINDINGS.count.store(count + 1, Relaxed);
 }
 
-/// What a read came to.
+/// The value that stands for the result of a read.
 pub(crate) fn seen(read: Result<u64, Fault>) -> u64 {
     read.unwrap_or(FAULT)
 }
 
-/// What a write came to.
+/// The value that stands for the result of a write.
 pub(crate) fn done(written: Result<(), Fault>) -> u64 {
     seen(written.map(|()| 0))
 }
@@ -43,7 +43,7 @@ pub(crate) fn grew(before: Result<u64, Fault>, after: Result<u64, Fault>) -> u64
     u64::from(matches!((before, after), (Ok(before), Ok(after)) if before < after))
 }
 
-/// What an arbiter said.
+/// The number that stands for an arbiter's answer.
 pub(crate) fn code<T>(result: Result<T, ArbiterError>) -> u64 {
     match result {
         Ok(_) => 0,

@@ -1,10 +1,10 @@
 //! The guest-side arbiters at work: firmware reserves counters on two vCPUs, an
-//! arbiter of the kernel finds out what is left and grants it, and a rogue that
-//! knows nothing of that touches the same registers.
+//! arbiter of the kernel finds out what is left and grants it, and a rogue,
+//! unaware of all this, touches the same registers.
 //!
-//! The program judges nothing. It writes down what each step came to
-//! ([`findings`]), and the test compares. The start word tells what to run: bits
-//! 7:0 are the arbiter, bits 15:8 the number of the vCPU.
+//! The program judges nothing. It writes down the result of each step
+//! ([`findings`]), and the test compares. Bits 7:0 of the start word select the
+//! arbiter, bits 15:8 are the number of the vCPU.
 #![no_std]
 #![no_main]
 #![deny(unsafe_code)]

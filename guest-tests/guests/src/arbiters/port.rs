@@ -1,5 +1,5 @@
-//! Both vCPUs for the arbiters. The second one waits for accesses that it is to
-//! perform, and answers through memory.
+//! Both vCPUs for the arbiters. The second one waits for orders to access a
+//! register, and answers through memory.
 
 use core::hint::spin_loop;
 use core::sync::atomic::{
@@ -21,7 +21,7 @@ static KEY: AtomicU64 = AtomicU64::new(0);
 static VALUE: AtomicU64 = AtomicU64::new(0);
 static FAULTED: AtomicU32 = AtomicU32::new(0);
 
-/// RSI at an access that presents no cookie: not one that could be presented.
+/// RSI at an access that presents no cookie: no cookie has this value.
 const NO_COOKIE: u64 = 0xdead_beef_dead_beef;
 
 /// The two vCPUs.
@@ -66,7 +66,7 @@ impl PcrPort for Cpus {
     }
 }
 
-/// Has the second vCPU perform an access.
+/// Makes the second vCPU perform an access.
 fn ask(command: u32, msr: u32, rsi: u64, value: u64) -> Result<u64, Fault> {
     MSR.store(msr, Relaxed);
     KEY.store(rsi, Relaxed);

@@ -1,5 +1,5 @@
-//! Legacy registers of Intel's architectural version 2, as software uses them
-//! that knows nothing of reservations (SDM vol. 4, table 2-2).
+//! Legacy registers of Intel's architectural version 2, as software without
+//! knowledge of reservations uses them (SDM vol. 4, table 2-2).
 
 use arbiter::guest::PcrPort;
 

@@ -1,5 +1,5 @@
-//! The tables as bytes, ready to be placed. Structures and AML come from `acpi_tables`; here is
-//! what the crate has no structure for, and what this machine says in them.
+//! The tables as bytes, ready to be placed. Structures and AML come from `acpi_tables`. This file
+//! has their contents for this machine, and the three structures that the crate lacks.
 //!
 //! The crate's own XSDT and MADT name another creator and another revision, so both are built
 //! from its plain table, [`Sdt`].
@@ -52,7 +52,7 @@ pub(super) fn fadt(dsdt: u64, facs: u64, pm_timer: bool) -> Vec<u8> {
     const BOOT_ISA_DEVICES: u16 = 1 << 0;
     const BOOT_8042: u16 = 1 << 1;
     const BOOT_NO_VGA: u16 = 1 << 2;
-    // Latencies above 100 and 1000 µs say that C2 and C3 do not exist.
+    // Latencies above 100 and 1000 µs mean that C2 and C3 do not exist.
     const NO_C2: u16 = 101;
     const NO_C3: u16 = 1001;
 
@@ -60,7 +60,7 @@ pub(super) fn fadt(dsdt: u64, facs: u64, pm_timer: bool) -> Vec<u8> {
         .preferred_pm_profile(PmProfile::EnterpriseServer)
         .flag(Flags::Wbinvd)
         .flag(Flags::ProcC1)
-        // These three say that there is no such fixed button, and no RTC wake bit.
+        // These three mean that there is no such fixed button, and no RTC wake bit.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
         .flag(Flags::FixRtc)
@@ -94,7 +94,7 @@ pub(super) fn fadt(dsdt: u64, facs: u64, pm_timer: bool) -> Vec<u8> {
     bytes(&fadt.finalize())
 }
 
-/// An ISA interrupt that is wired otherwise than its number says (5.2.12.5).
+/// An ISA interrupt that is not wired to the input of its own number (5.2.12.5).
 #[derive(Clone, IntoBytes, Immutable)]
 #[repr(C)]
 struct InterruptSourceOverride {
