@@ -52,5 +52,4 @@ pub mod stat;
 pub mod sys;
 pub mod terminal;
 pub mod tools;
-pub mod trap;
 pub mod vcpu;

@@ -8,7 +8,7 @@ use kvm_bindings::{
 
 use crate::kvm::{DebugExit, KvmVcpu, VcpuError};
 use crate::sys::rdtsc;
-use crate::trap::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
+use kvm_pmu::trap::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
 
 const RFLAGS_TF: u64 = 1 << 8;
 const RFLAGS_RF: u64 = 1 << 16;

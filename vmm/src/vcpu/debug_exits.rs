@@ -6,7 +6,7 @@ use super::debug::DebugEvent;
 use super::observe::TrapEvent;
 use super::run::{Core, SYNCED_EXITS, VcpuFailure};
 use crate::kvm::{DebugExit, KvmVcpu};
-use crate::trap::StepStop;
+use kvm_pmu::trap::StepStop;
 
 impl Core {
     /// A debug exit: a breakpoint or step of ours, or the guest's own #DB.

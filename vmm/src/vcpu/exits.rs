@@ -8,7 +8,7 @@ use super::observe::TrapEvent;
 use super::run::{Core, SYNCED_EXITS, VcpuFailure};
 use crate::devices::DeviceOutcome;
 use crate::kvm::{Answer, InternalError, KvmVcpu, VmExit};
-use crate::trap::{Presented, StepStop};
+use kvm_pmu::trap::{Presented, StepStop};
 
 impl Core {
     /// One line per kind of exit.

@@ -10,7 +10,7 @@ use crate::kvm::KvmVcpu;
 use crate::perfmon::{Job, Rested, Snapshot, close_vcpu, serve_vcpu};
 use crate::sched::Rest;
 use crate::sys::rdtsc;
-use crate::trap::cpl;
+use kvm_pmu::trap::cpl;
 
 impl Core {
     /// Whether a tool's context keeps the vCPU off its core.

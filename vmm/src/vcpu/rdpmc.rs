@@ -3,13 +3,13 @@
 use arbiter::Caller;
 use kvm_bindings::kvm_sregs;
 use pmu_virt::{ReadOutcome, VcpuPmu};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestMemoryMmap;
 
 use super::debug::DebugControl;
 use super::observe::TrapEvent;
 use crate::kvm::{KvmVcpu, VcpuError};
 use crate::sys::rdtsc;
-use crate::trap::{CpuContext, DR6_BS, GP_VECTOR, Gate, Rdpmc, RdpmcTrap, Return, inspect};
+use kvm_pmu::trap::{CpuContext, DR6_BS, GP_VECTOR, Gate, Rdpmc, RdpmcTrap, Return, inspect};
 
 /// Where the #GP handler of one vCPU is.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ impl Found {
     }
 
     fn descriptor(context: &CpuContext<'_>, at: u64) -> Option<[u8; 16]> {
-        context.memory.read_obj(GuestAddress(at)).ok()
+        context.memory.array(at)
     }
 
     fn still_holds(&self, context: &CpuContext<'_>, fresh_for: u64) -> bool {

@@ -21,7 +21,7 @@ use crate::firmware::Expected;
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
 use crate::perfmon::{HostSide, Tally};
 use crate::sys::rdtsc;
-use crate::trap::cpl;
+use kvm_pmu::trap::cpl;
 
 /// How often the guest's own debug registers are looked at while ours are in
 /// use, in milliseconds: KVM has no exit for MOV to DR then.

@@ -7,7 +7,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::debug::DebugControl;
 use crate::kvm::{KvmVcpu, VcpuError};
-use crate::trap::{CpuContext, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl};
+use kvm_pmu::trap::{CpuContext, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl};
 
 const SYSENTER_EIP: u32 = 0x176;
 const STAR: u32 = 0xc000_0081;
@@ -182,7 +182,7 @@ impl StepDriver {
             hide_tf(kvm, &stopped, repair)?;
         }
         if guest_trap {
-            debug.hand_back(kvm, crate::trap::DR6_BS)?;
+            debug.hand_back(kvm, kvm_pmu::trap::DR6_BS)?;
         }
         Ok(())
     }
@@ -203,13 +203,13 @@ impl StepDriver {
         &self,
         kvm: &KvmVcpu,
         memory: &GuestMemoryMmap,
-        gate: &crate::trap::Gate,
+        gate: &kvm_pmu::trap::Gate,
     ) -> Result<(), VcpuError> {
         if self.stepper.guest_tf() {
             return Ok(());
         }
         let stopped = Stopped::read(kvm, memory)?;
-        let frame = crate::trap::ExceptionFrame::read(&stopped.context(), gate, true);
+        let frame = kvm_pmu::trap::ExceptionFrame::read(&stopped.context(), gate, true);
         match frame {
             Some(frame) => hide_tf(kvm, &stopped, TfRepair::Memory(frame.flags_at)),
             None => Ok(()),

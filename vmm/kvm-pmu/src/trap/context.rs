@@ -1,9 +1,9 @@
 //! A stopped vCPU as the traps see it: registers, and memory by linear address.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::paging::{Paging, translate};
+use crate::memory::GuestBytes;
 
 const CR0_PE: u64 = 1;
 const EFER_LMA: u64 = 1 << 10;
@@ -37,7 +37,7 @@ pub struct CpuContext<'a> {
     /// Special registers.
     pub sregs: &'a kvm_sregs,
     /// Guest memory.
-    pub memory: &'a GuestMemoryMmap,
+    pub memory: &'a dyn GuestBytes,
 }
 
 impl CpuContext<'_> {
@@ -86,11 +86,7 @@ impl CpuContext<'_> {
                 break;
             };
             let target = &mut buffer[done..done + len];
-            if self
-                .memory
-                .read_slice(target, GuestAddress(physical))
-                .is_err()
-            {
+            if !self.memory.read(physical, target) {
                 break;
             }
             done += len;
@@ -108,11 +104,8 @@ impl CpuContext<'_> {
         }
         let paging = Paging::from(self.sregs);
         bytes.iter().zip(0u64..).all(|(byte, offset)| {
-            translate(self.memory, &paging, linear.wrapping_add(offset)).is_some_and(|physical| {
-                self.memory
-                    .write_slice(std::slice::from_ref(byte), GuestAddress(physical))
-                    .is_ok()
-            })
+            translate(self.memory, &paging, linear.wrapping_add(offset))
+                .is_some_and(|physical| self.memory.write(physical, std::slice::from_ref(byte)))
         })
     }
 

@@ -12,13 +12,13 @@ mod reach;
 mod segment;
 mod stepping;
 
-pub(crate) use breakpoints::{DR6_BS, DR6_SLOTS, merge_dr6};
+pub use breakpoints::{DR6_BS, DR6_SLOTS, merge_dr6};
 pub use breakpoints::{DebugCause, GuestBreakpoints, Placement};
 pub use context::{CpuContext, Gate, GateKind, cpl};
 pub use cookie::Presented;
 pub use frame::{ExceptionFrame, Return};
 pub use paging::{Paging, translate};
-pub(crate) use rdpmc::GP_VECTOR;
+pub use rdpmc::GP_VECTOR;
 pub use rdpmc::{Rdpmc, RdpmcTrap, inspect};
 pub use segment::load as load_segment;
 pub use stepping::{StepInputs, StepPlan, StepResult, StepStop, Stepper, TfRepair};

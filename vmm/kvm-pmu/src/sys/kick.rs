@@ -104,7 +104,7 @@ impl KickTarget {
     }
 
     /// Sends it `signal`.
-    pub(super) fn send(self, signal: i32) -> errno::Result<()> {
+    pub fn send(self, signal: i32) -> errno::Result<()> {
         // SAFETY: tgkill takes three integers; a thread id of another process
         // cannot be hit because the process id is checked by the kernel.
         let ret = unsafe { libc::syscall(libc::SYS_tgkill, self.process, self.thread, signal) };

@@ -11,11 +11,13 @@ const SLOTS: usize = 4;
 /// DR7 bit 10 reads as 1.
 const DR7_FIXED: u64 = 1 << 10;
 /// DR7.GD: #DB on access to a debug register.
-pub(crate) const DR7_GD: u64 = 1 << 13;
-pub(crate) const DR6_SLOTS: u64 = 0xf;
-pub(crate) const DR6_BD: u64 = 1 << 13;
-pub(crate) const DR6_BS: u64 = 1 << 14;
-pub(crate) const DR6_BT: u64 = 1 << 15;
+pub(super) const DR7_GD: u64 = 1 << 13;
+/// DR6: the breakpoints that were met.
+pub const DR6_SLOTS: u64 = 0xf;
+pub(super) const DR6_BD: u64 = 1 << 13;
+/// DR6: a single step.
+pub const DR6_BS: u64 = 1 << 14;
+pub(super) const DR6_BT: u64 = 1 << 15;
 
 /// The guest's own DR0 to DR3 and DR7.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -151,7 +153,7 @@ impl Placement {
 /// are causes are set, the slots that are not are cleared, nothing else moves
 /// (SDM vol. 3B, 18.2.3: the processor never clears BS and BT).
 #[must_use]
-pub(crate) fn merge_dr6(dr6: u64, bits: u64) -> u64 {
+pub fn merge_dr6(dr6: u64, bits: u64) -> u64 {
     (dr6 & !DR6_SLOTS) | bits
 }
 

@@ -11,7 +11,7 @@ use super::cookie::Presented;
 use super::frame::ExceptionFrame;
 
 /// Vector of the general protection exception.
-pub(crate) const GP_VECTOR: u8 = 13;
+pub const GP_VECTOR: u8 = 13;
 
 const CR4_PCE: u64 = 1 << 8;
 

@@ -1,0 +1,17 @@
+//! What the standard library and the rust-vmm crates have no safe call for:
+//! affinity, waits that a kick ends, and the signal that probes need.
+//!
+//! This module and the other modules named `sys` are the only places of the
+//! crate with `unsafe` code.
+
+mod affinity;
+mod nap;
+mod pending;
+
+pub use affinity::{allowed_cpus, pin_this_thread, while_on_cpu};
+pub use kvm_pmu::{
+    HaltStats, Halted, ImmediateExitGuard, KickTarget, KickTimer, StatsError, bind_immediate_exit,
+    install_kick_handler, kick_signal, rdtsc, thread_cpu_ns,
+};
+pub use nap::nap;
+pub use pending::{SignalMask, hold_pending_signal};
