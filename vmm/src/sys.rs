@@ -10,8 +10,8 @@ mod pending;
 
 pub use affinity::{allowed_cpus, pin_this_thread, while_on_cpu};
 pub use kvm_pmu::{
-    HaltStats, Halted, ImmediateExitGuard, KickTarget, KickTimer, StatsError, bind_immediate_exit,
-    install_kick_handler, kick_signal, rdtsc, thread_cpu_ns,
+    HaltStats, Halted, KickTarget, KickTimer, StatsError, install_kick_handler, kick_signal, rdtsc,
+    thread_cpu_ns,
 };
 pub use nap::nap;
 pub use pending::{SignalMask, hold_pending_signal};

@@ -1,13 +1,30 @@
 //! The KVM half of a virtual PMU, for any VMM on kvm-ioctls.
 #![deny(unsafe_code)]
 
+mod debug;
+mod error;
+mod halt;
 mod memory;
+mod observe;
+mod pmi;
+mod pmu;
+mod rdpmc;
+mod registers;
+mod stepping;
 #[allow(unsafe_code, reason = "the one place of the crate with unsafe code")]
 mod sys;
-pub mod trap;
+mod thread;
+mod trap;
 
+pub use debug::DebugQuirks;
+pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
 pub use memory::GuestBytes;
+pub use observe::{NoObserver, TrapEvent, TrapObserver};
+pub use pmi::{PmiDelivery, PmiRoute};
+pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent};
+pub use stepping::StepSupport;
 pub use sys::{
-    HaltStats, Halted, ImmediateExitGuard, KickTarget, KickTimer, StatsError, bind_immediate_exit,
-    install_kick_handler, kick_signal, rdtsc, thread_cpu_ns,
+    DebugExit, HaltStats, Halted, KickFlag, KickGuard, KickTarget, KickTimer, StatsError,
+    answer_msr, install_kick_handler, kick_signal, rdtsc, thread_cpu_ns,
 };
+pub use thread::ThreadContext;

@@ -6,14 +6,15 @@
 
 mod cpu_time;
 mod kick;
+mod run;
 mod stats;
 mod timer;
 mod tsc;
 
 pub use cpu_time::thread_cpu_ns;
-pub use kick::{
-    ImmediateExitGuard, KickTarget, bind_immediate_exit, install_kick_handler, kick_signal,
-};
+pub use kick::{KickFlag, KickGuard, KickTarget, install_kick_handler, kick_signal};
+pub(crate) use run::PmuExit;
+pub use run::{DebugExit, answer_msr};
 pub use stats::{HaltStats, Halted, StatsError};
 pub use timer::KickTimer;
 pub use tsc::rdtsc;

@@ -2,11 +2,12 @@
 
 use kvm_bindings::{
     KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_PIT_SPEAKER_DUMMY, KVM_PMU_CAP_DISABLE,
-    kvm_enable_cap, kvm_msi, kvm_pit_config, kvm_userspace_memory_region,
+    kvm_enable_cap, kvm_pit_config, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{
     MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd,
 };
+use kvm_pmu::{VcpuError, VcpuId};
 use pmu_virt::PmuModel;
 use thiserror::Error;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -15,7 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::host::Host;
 use super::smm;
-use super::vcpu::{KvmVcpu, VcpuError, VcpuId};
+use super::vcpu::KvmVcpu;
 
 /// Three pages below 4 GiB that KVM needs on some Intel hosts
 /// (`KVM_SET_TSS_ADDR`), and the identity map page before them.
@@ -31,9 +32,6 @@ pub enum VmError {
     /// The guest memory has a region without a host mapping.
     #[error("guest memory at {0:#x} has no host mapping")]
     Unmapped(u64),
-    /// `KVM_SIGNAL_MSI` found no destination.
-    #[error("KVM_SIGNAL_MSI found no vCPU with APIC ID {0}")]
-    NoDestination(u32),
     /// A vCPU could not be made.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
@@ -113,6 +111,12 @@ impl KvmVm {
         Ok(Self { fd, memory, smram })
     }
 
+    /// Its descriptor, for the PMUs of its vCPUs.
+    #[must_use]
+    pub fn fd(&self) -> &VmFd {
+        &self.fd
+    }
+
     /// Guest memory.
     #[must_use]
     pub fn memory(&self) -> &GuestMemoryMmap {
@@ -130,12 +134,13 @@ impl KvmVm {
     ///
     /// # Errors
     /// The error of `KVM_CREATE_VCPU`.
-    pub fn create_vcpu(&self, host: &Host, id: VcpuId) -> Result<KvmVcpu, VmError> {
+    pub fn create_vcpu(&self, id: VcpuId) -> Result<KvmVcpu, VmError> {
         let fd = self
             .fd
             .create_vcpu(id.0.into())
             .map_err(|error| VmError::Ioctl("KVM_CREATE_VCPU", error))?;
-        Ok(KvmVcpu::new(fd, id, self.fd.run_size(), host.features()))
+        KvmVcpu::new(fd, id, self.fd.run_size())
+            .map_err(|error| VmError::Ioctl("mmap of kvm_run", error))
     }
 
     /// Raises interrupt line `gsi` whenever `event` is written.
@@ -146,29 +151,6 @@ impl KvmVm {
         self.fd
             .register_irqfd(event, gsi)
             .map_err(|error| VmError::Ioctl("KVM_IRQFD", error))
-    }
-
-    /// Sends a fixed, edge-triggered interrupt to the local APIC with ID
-    /// `apic_id` (SDM vol. 3A, 12.11 "Message Signalled Interrupts").
-    ///
-    /// # Errors
-    /// The error of `KVM_SIGNAL_MSI`, or that no vCPU took it.
-    pub fn send_fixed(&self, apic_id: u32, vector: u8) -> Result<(), VmError> {
-        let msi = kvm_msi {
-            address_lo: 0xfee0_0000 | (apic_id & 0xff) << 12,
-            // KVM reads destination bits 31:8 from here, which it ignores
-            // unless KVM_X2APIC_API_USE_32BIT_IDS is on; IDs stay below 64.
-            address_hi: 0,
-            data: vector.into(),
-            ..Default::default()
-        };
-        match self.fd.signal_msi(msi) {
-            Ok(delivered) if delivered > 0 => Ok(()),
-            Ok(_) => Err(VmError::NoDestination(apic_id)),
-            // KVM's -1 for "no destination" reads as this error number.
-            Err(error) if error.errno() == libc::EPERM => Err(VmError::NoDestination(apic_id)),
-            Err(error) => Err(VmError::Ioctl("KVM_SIGNAL_MSI", error)),
-        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::kvm::VcpuId;
 use crate::perfmon::Tray;
 use crate::sched::{Board, CorePlan, CoreReport, CoreThread, CpuList, pin};
 use crate::sys::KickTarget;
-use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};
+use crate::vcpu::{ThreadContext, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};
 
 /// How often vCPUs that were asked to stop are kicked again.
 const KICK_AGAIN: Duration = Duration::from_millis(5);
@@ -72,9 +72,9 @@ fn run_alone(
     parts: VcpuParts,
     tell: &dyn Fn(&mut Vcpu, Result<VcpuEnd, VcpuFailure>),
 ) -> Result<(), VcpuFailure> {
-    let mut seat = Seat::new(parts.tsc_khz)?.of_core(parts.kvm.id().0.into());
+    let mut thread = ThreadContext::new(parts.pmu.tsc_khz())?.of_core(parts.kvm.id().0.into());
     let mut vcpu = Vcpu::new(parts);
-    let end = vcpu.run(&mut seat);
+    let end = vcpu.run(&mut thread);
     vcpu.leave_desk();
     tell(&mut vcpu, end);
     Ok(())
@@ -93,7 +93,7 @@ fn run_core(
         board,
         tray,
     } = parts;
-    let tsc_khz = vcpus.first().map_or(0, |parts| parts.tsc_khz);
+    let tsc_khz = vcpus.first().map_or(0, |parts| parts.pmu.tsc_khz());
     let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?.with_tray(tray);
     let vcpus = vcpus.into_iter().map(Vcpu::new).collect();
     Ok(core.run(vcpus, |mut ended| tell(&mut ended.vcpu, ended.end)))

@@ -14,7 +14,7 @@ use super::report::CoreReport;
 use crate::kvm::VcpuId;
 use crate::perfmon::{CoreTally, Tray, close_core};
 use crate::sys::{SignalMask, hold_pending_signal, rdtsc};
-use crate::vcpu::{Seat, Stay, Turn, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
+use crate::vcpu::{Stay, ThreadContext, Turn, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
 /// A vCPU that runs no more.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct CoreThread {
     pub(super) index: usize,
     pub(super) board: Arc<Board>,
     control: Arc<VcpuControl>,
-    seat: Seat,
+    thread: ThreadContext,
     mask: SignalMask,
     pub(super) queue: RunQueue,
     pub(super) vcpus: BTreeMap<VcpuId, Vcpu>,
@@ -57,7 +57,7 @@ impl CoreThread {
     /// no PMU.
     ///
     /// # Errors
-    /// [`VcpuFailure::Timer`] or [`VcpuFailure::Signal`]: the process has no timer
+    /// [`VcpuFailure::Pmu`] or [`VcpuFailure::Signal`]: the process has no timer
     /// or no queued signal left.
     pub fn new(
         index: usize,
@@ -67,15 +67,15 @@ impl CoreThread {
         control: Arc<VcpuControl>,
         pmu: Option<Box<CorePmu>>,
     ) -> Result<Self, VcpuFailure> {
-        let seat = Seat::new(tsc_khz)?.of_core(index);
+        let thread = ThreadContext::new(tsc_khz)?.of_core(index);
         let tsc_khz = tsc_khz.max(1);
         let pace = Pace::new(plan.slice, tsc_khz);
-        board.sit_down(index, seat.target());
+        board.sit_down(index, thread.target());
         Ok(Self {
             index,
             board,
             control,
-            seat,
+            thread,
             mask: hold_pending_signal().map_err(VcpuFailure::Signal)?,
             queue: RunQueue::new(pace),
             vcpus: BTreeMap::new(),
@@ -153,7 +153,7 @@ impl CoreThread {
             until,
             attention: self.board.attention(self.index),
         };
-        let stay = self.vcpus.get_mut(&id)?.run_for(&mut self.seat, &turn);
+        let stay = self.vcpus.get_mut(&id)?.run_for(&mut self.thread, &turn);
         match stay {
             Ok(Stay::Paused(rest)) => {
                 self.report.barred += u64::from(matches!(rest, Rest::Barred { .. }));
@@ -179,9 +179,9 @@ impl CoreThread {
         let began = Instant::now();
         let due = self.queue.is_due(rdtsc(), id);
         let vcpu = self.vcpus.get_mut(&id)?;
-        let mut stay = vcpu.probe(self.mask);
+        let mut stay = vcpu.probe(&mut self.thread, self.mask);
         if due && matches!(stay, Ok(Stay::Paused(Rest::Idle))) {
-            stay = vcpu.probe(self.mask);
+            stay = vcpu.probe(&mut self.thread, self.mask);
         }
         self.report.probes += 1;
         self.report.probing += began.elapsed();

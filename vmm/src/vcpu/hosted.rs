@@ -1,21 +1,19 @@
 //! What host tools ask of the run loop: jobs from the desk, samples at
 //! overflows, and a vCPU that waits for its tool.
 
-use pmu_virt::perfmon::Moment;
-use pmu_virt::{CorePmu, Ring, VcpuPmu};
+use kvm_pmu::ThreadContext;
+use pmu_virt::{CorePmu, VcpuPmu};
 
-use super::kick::Seat;
-use super::run::{Core, Vcpu, VcpuFailure};
+use super::observe::Reports;
+use super::run::{RunState, Vcpu, VcpuFailure};
 use crate::kvm::KvmVcpu;
 use crate::perfmon::{Job, Rested, Snapshot, close_vcpu, serve_vcpu};
 use crate::sched::Rest;
-use crate::sys::rdtsc;
-use kvm_pmu::trap::cpl;
 
-impl Core {
+impl RunState {
     /// Whether a tool's context keeps the vCPU off its core.
     pub(super) fn is_blocked(&self) -> bool {
-        self.pmu.as_ref().is_some_and(VcpuPmu::is_blocked)
+        self.pmu.pmu().is_some_and(VcpuPmu::is_blocked)
     }
 
     /// Whether something may lie on the desk: one load, where there is a desk.
@@ -25,7 +23,7 @@ impl Core {
     }
 
     /// The thread of `seat` runs the vCPU from now on.
-    pub(super) fn comes_to(&self, seat: &Seat) {
+    pub(super) fn comes_to(&self, seat: &ThreadContext) {
         if let Some(host) = &self.host {
             if !host.is_shared() {
                 host.tray.sit_down();
@@ -56,7 +54,7 @@ impl Core {
     }
 
     fn do_waiting_jobs(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        let (Some(host), Some(pmu)) = (&self.host, &mut self.pmu) else {
+        let (Some(host), Some(pmu)) = (&self.host, self.pmu.pmu_mut()) else {
             return Ok(());
         };
         while let Some(job) = host.tray.take() {
@@ -69,29 +67,11 @@ impl Core {
     /// before the guest runs on.
     #[inline]
     pub(super) fn sample_pending(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        let overflowed = self.pmu.as_ref().is_some_and(VcpuPmu::has_host_overflow);
-        match overflowed {
-            true => self.sample(kvm, core),
-            false => Ok(()),
-        }
-    }
-
-    fn sample(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        let Some(pmu) = &mut self.pmu else {
-            return Ok(());
+        let mut reports = Reports {
+            observer: &mut *self.observer,
+            tally: &mut self.tally,
         };
-        let (regs, sregs) = (kvm.get_regs()?, kvm.get_sregs()?);
-        let moment = Moment {
-            tsc: rdtsc(),
-            ip: regs.rip,
-            ring: Ring::from_cpl(cpl(&sregs)),
-            cr3: sregs.cr3,
-            vm: std::process::id().cast_signed(),
-            vcpu: kvm.id().0.into(),
-            core,
-        };
-        pmu.sample_hosts(&moment, &self.tally);
-        Ok(())
+        Ok(self.pmu.sample_pending(kvm.fd(), core, &mut reports)?)
     }
 }
 
@@ -115,7 +95,7 @@ impl Vcpu {
         core: usize,
         values: &Snapshot,
     ) -> Result<(), VcpuFailure> {
-        if let Some(pmu) = &mut self.core.pmu {
+        if let Some(pmu) = self.core.pmu.pmu_mut() {
             serve_vcpu(job, pmu, values);
         }
         // What the job has found overflowed is this vCPU's, not of who comes next.
@@ -142,14 +122,14 @@ impl Vcpu {
 
     /// The core that it is on.
     pub(crate) fn with_core<R>(&mut self, act: impl FnOnce(&mut CorePmu) -> R) -> Option<R> {
-        self.core.pmu.as_mut()?.with_core(act)
+        self.core.pmu.pmu_mut()?.with_core(act)
     }
 
     /// It has ended: tools get their contexts back.
     pub(crate) fn leave_desk(&mut self) {
         if let Some(host) = self.core.host.take() {
             let alone = !host.is_shared();
-            close_vcpu(host.tray, self.core.pmu.as_mut(), alone, &self.core.tally);
+            close_vcpu(host.tray, self.core.pmu.pmu_mut(), alone, &self.core.tally);
         }
     }
 }

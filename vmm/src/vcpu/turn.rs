@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
+use kvm_pmu::{ExitOwner, ThreadContext};
 use pmu_virt::{CorePmu, VcpuPmu};
 
 use super::end::VcpuEnd;
-use super::kick::Seat;
-use super::run::{Core, Vcpu, VcpuFailure, dead_machine, earliest};
+use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
-use crate::kvm::{KvmVcpu, VcpuError, VmExit};
+use crate::kvm::{KvmVcpu, VcpuError};
 use crate::sched::Rest;
 use crate::sys::{SignalMask, rdtsc};
 
@@ -42,13 +42,13 @@ pub enum Stay {
     Paused(Rest),
 }
 
-impl Core {
+impl RunState {
     /// Could `kvm` run? KVM tells it only while the vCPU is outside `KVM_RUN`.
     pub(super) fn rest(&self, kvm: &KvmVcpu) -> Result<Rest, VcpuError> {
         if self.is_blocked() {
             return Ok(Rest::Blocked);
         }
-        if let Some(until) = self.barred_until() {
+        if let Some(until) = self.pmu.locked_out_until() {
             return Ok(Rest::Barred { until });
         }
         // Halted, or a processor that waits for INIT or SIPI.
@@ -65,12 +65,16 @@ impl Vcpu {
     ///
     /// # Errors
     /// As [`Vcpu::run`].
-    pub fn run_for(&mut self, seat: &mut Seat, turn: &Turn<'_>) -> Result<Stay, VcpuFailure> {
+    pub fn run_for(
+        &mut self,
+        thread: &mut ThreadContext,
+        turn: &Turn<'_>,
+    ) -> Result<Stay, VcpuFailure> {
         if self.looking {
             self.kvm.set_signal_mask(None)?;
             self.looking = false;
         }
-        self.stay(seat, Some(turn))
+        self.stay(thread, Some(turn))
     }
 
     /// Asks whether an idle vCPU has been woken, without entering the guest: with
@@ -82,12 +86,16 @@ impl Vcpu {
     ///
     /// # Errors
     /// As [`Vcpu::run`].
-    pub fn probe(&mut self, mask: SignalMask) -> Result<Stay, VcpuFailure> {
-        let stay = self.look(mask);
+    pub fn probe(
+        &mut self,
+        thread: &mut ThreadContext,
+        mask: SignalMask,
+    ) -> Result<Stay, VcpuFailure> {
+        let stay = self.look(thread, mask);
         stay.or_else(|failure| dead_machine(failure).map(Stay::Ended))
     }
 
-    fn look(&mut self, mask: SignalMask) -> Result<Stay, VcpuFailure> {
+    fn look(&mut self, thread: &mut ThreadContext, mask: SignalMask) -> Result<Stay, VcpuFailure> {
         if !self.looking {
             self.kvm.set_signal_mask(Some(mask))?;
             self.looking = true;
@@ -95,19 +103,15 @@ impl Vcpu {
         // A kick at the very end of the last turn has left it set, and `KVM_RUN`
         // would return before it looks.
         self.kvm.set_immediate_exit(false);
-        let now = rdtsc();
+        let core = &mut self.core;
         // A vCPU that halts is not left again, and time goes on for its leases.
-        self.core.tick(now);
-        // A PMI that was held back wakes its vCPU, and so does a notice.
-        self.core.forward_pmi(&self.kvm, now)?;
-        self.core.forward_notices(&self.kvm)?;
-        match self.kvm.run()? {
-            VmExit::Interrupted => {}
-            other => {
-                if let Some(end) = self.core.handle(&mut self.kvm, other)? {
-                    return Ok(Stay::Ended(end));
-                }
-            }
+        core.pmu.tick(rdtsc());
+        core.before_probe(&mut self.kvm, thread)?;
+        let exit = self.kvm.run()?;
+        if core.after_exit(&mut self.kvm, thread, &exit)? == ExitOwner::Vmm
+            && let Some(end) = core.handle(&mut self.kvm, exit)?
+        {
+            return Ok(Stay::Ended(end));
         }
         let rest = self.core.rest(&self.kvm)?;
         if rest == Rest::Runnable {
@@ -119,7 +123,7 @@ impl Vcpu {
     /// Its PMU counts on `core` from now on; gives `core` back where there is no
     /// PMU.
     pub fn attach(&mut self, core: Box<CorePmu>) -> Option<Box<CorePmu>> {
-        match &mut self.core.pmu {
+        match self.core.pmu.pmu_mut() {
             Some(pmu) => {
                 pmu.attach(core);
                 None
@@ -130,12 +134,12 @@ impl Vcpu {
 
     /// Its PMU counts no more; its counts stay on the core, which is given back.
     pub fn park(&mut self) -> Option<Box<CorePmu>> {
-        self.core.pmu.as_mut()?.park()
+        self.core.pmu.pmu_mut()?.park()
     }
 
     /// Takes its counts off `core`, on which it was parked.
     pub fn leave(&mut self, core: &mut CorePmu) {
-        if let Some(pmu) = &mut self.core.pmu {
+        if let Some(pmu) = self.core.pmu.pmu_mut() {
             pmu.leave(core);
         }
     }
@@ -154,8 +158,8 @@ impl Vcpu {
     /// # Errors
     /// The error of `KVM_GET_LAPIC` or `KVM_GET_MSRS`.
     pub fn wake_due(&self) -> Result<Option<u64>, VcpuFailure> {
-        let decision = self.core.pmu.as_ref().and_then(VcpuPmu::decision_due);
-        Ok(earliest(self.timer_due()?, decision))
+        let decision = self.core.pmu.pmu().and_then(VcpuPmu::decision_due);
+        Ok([self.timer_due()?, decision].into_iter().flatten().min())
     }
 
     /// The TSC value at which the timer of its local APIC will have expired, if it
@@ -184,7 +188,7 @@ impl Vcpu {
     pub fn settle_in(&mut self) -> Result<(), VcpuFailure> {
         self.kvm.set_immediate_exit(true);
         self.kvm.run()?;
-        self.kvm.take_immediate_exit();
+        self.kvm.set_immediate_exit(false);
         Ok(())
     }
 }

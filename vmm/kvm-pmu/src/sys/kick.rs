@@ -8,9 +8,14 @@
 //! handler notes for the `perf` backend of its thread.
 
 use std::cell::Cell;
-use std::ptr;
+use std::marker::PhantomData;
+use std::os::fd::AsRawFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use kvm_bindings::kvm_run;
+use kvm_ioctls::VcpuFd;
 use vmm_sys_util::errno;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
@@ -34,9 +39,9 @@ extern "C" fn on_kick(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::
     pmu_virt::perf::note_overflow_signal(unsafe { (*info).si_code });
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
-        // SAFETY: a non-null pointer was set by `bind_immediate_exit`, whose
-        // guard keeps the mapping alive and resets the pointer before it goes;
-        // both run on this very thread, so the handler cannot see a stale one.
+        // SAFETY: a non-null pointer was set by a `KickGuard`, which keeps the
+        // mapping alive and resets the pointer before it goes; it cannot leave
+        // its thread, so the handler cannot see a stale one.
         unsafe { (*flag).store(1, Ordering::Relaxed) };
     }
 }
@@ -51,25 +56,96 @@ pub fn install_kick_handler() -> errno::Result<()> {
     register_signal_handler(libc::SIGIO, on_kick)
 }
 
-/// Undoes [`bind_immediate_exit`] when dropped.
+/// A vCPU's `kvm_run.immediate_exit`, in a mapping of its own.
 #[derive(Debug)]
-pub struct ImmediateExitGuard(());
+pub struct KickFlag {
+    page: NonNull<libc::c_void>,
+}
 
-impl Drop for ImmediateExitGuard {
-    fn drop(&mut self) {
-        IMMEDIATE_EXIT.set(ptr::null());
+// SAFETY: the page is shared memory that is only accessed atomically.
+unsafe impl Send for KickFlag {}
+// SAFETY: as above.
+unsafe impl Sync for KickFlag {}
+
+/// `kvm_run` begins in the first page of a vCPU's mapping.
+const PAGE: usize = 0x1000;
+
+impl KickFlag {
+    /// Maps that of `vcpu`.
+    ///
+    /// # Errors
+    /// The error of `mmap`.
+    pub fn of(vcpu: &VcpuFd) -> errno::Result<Arc<Self>> {
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces
+        // nothing.
+        let page = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                vcpu.as_raw_fd(),
+                0,
+            )
+        };
+        match NonNull::new(page) {
+            Some(page) if page.as_ptr() != libc::MAP_FAILED => Ok(Arc::new(Self { page })),
+            _ => errno::errno_result(),
+        }
+    }
+
+    /// Lets a kick of the calling thread end or prevent the vCPU's `KVM_RUN`, until
+    /// the guard is dropped or another one is made on this thread.
+    #[must_use]
+    pub fn bind(self: &Arc<Self>) -> KickGuard {
+        IMMEDIATE_EXIT.set(self.flag());
+        KickGuard {
+            flag: self.clone(),
+            _this_thread: PhantomData,
+        }
+    }
+
+    fn flag(&self) -> *const AtomicU8 {
+        let run = self.page.as_ptr().cast::<kvm_run>();
+        // SAFETY: the mapping is a page long, which is more than the offset.
+        unsafe { (&raw const (*run).immediate_exit).cast() }
     }
 }
 
-/// Lets a kick of the calling thread set `flag` until the guard is dropped.
-///
-/// # Safety
-/// `flag` must stay valid for writes of one byte until the guard is dropped,
-/// and the guard must be dropped on the calling thread.
-#[must_use]
-pub unsafe fn bind_immediate_exit(flag: *const AtomicU8) -> ImmediateExitGuard {
-    IMMEDIATE_EXIT.set(flag);
-    ImmediateExitGuard(())
+impl Drop for KickFlag {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone, and no thread has it bound: a guard
+        // would keep this value.
+        unsafe { libc::munmap(self.page.as_ptr(), PAGE) };
+    }
+}
+
+/// Undoes [`KickFlag::bind`] when dropped, on the thread that made it.
+#[derive(Debug)]
+pub struct KickGuard {
+    flag: Arc<KickFlag>,
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl KickGuard {
+    /// Binds it again, if another guard was made on this thread meanwhile.
+    #[inline]
+    pub fn renew(&self) {
+        IMMEDIATE_EXIT.set(self.flag.flag());
+    }
+
+    /// Whether it is that of `flag`.
+    #[must_use]
+    #[inline]
+    pub fn is_of(&self, flag: &Arc<KickFlag>) -> bool {
+        Arc::ptr_eq(&self.flag, flag)
+    }
+}
+
+impl Drop for KickGuard {
+    fn drop(&mut self) {
+        IMMEDIATE_EXIT.set(ptr::null());
+    }
 }
 
 /// A thread that can be kicked.

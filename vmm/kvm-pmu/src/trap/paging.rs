@@ -17,9 +17,9 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// The registers that choose how linear addresses are translated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Paging {
+pub(crate) struct Paging {
     /// Root of the page tables.
-    pub cr3: u64,
+    pub(crate) cr3: u64,
     mode: Mode,
 }
 
@@ -54,7 +54,7 @@ impl From<&kvm_sregs> for Paging {
 /// Access rights are not checked: the processor has already fetched or pushed
 /// what is read here.
 #[must_use]
-pub fn translate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> Option<u64> {
+pub(crate) fn translate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> Option<u64> {
     match paging.mode {
         Mode::Off => Some(linear & 0xffff_ffff),
         Mode::Bits32(large) => bits32(memory, paging.cr3, linear, large),
