@@ -1,6 +1,7 @@
 //! The KVM half of a virtual PMU, for any VMM on kvm-ioctls.
 #![deny(unsafe_code)]
 
+pub mod cpuid;
 mod debug;
 mod error;
 mod halt;
@@ -15,6 +16,7 @@ mod stepping;
 mod sys;
 mod thread;
 mod trap;
+mod vm;
 
 pub use debug::DebugQuirks;
 pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
@@ -28,3 +30,4 @@ pub use sys::{
     answer_msr, install_kick_handler, kick_signal, rdtsc, thread_cpu_ns,
 };
 pub use thread::ThreadContext;
+pub use vm::{MsrFilter, MsrFilterError, msr_ranges, switch_off_vpmu};
