@@ -38,7 +38,7 @@ pub enum TrapEvent {
         gp: bool,
     },
     /// The vCPU has presented too many wrong cookies and is kept off its core.
-    Barred {
+    LockedOut {
         /// TSC value until which.
         until: u64,
     },

@@ -304,7 +304,7 @@ impl KvmPmu {
         // while the exit is handled.
         self.sample_pending(fd, lent.thread.core(), lent.observer)?;
         if !locked_out && let Some(until) = self.traps.locked_out_until() {
-            lent.observer.event(self.id, TrapEvent::Barred { until });
+            lent.observer.event(self.id, TrapEvent::LockedOut { until });
         }
         if owner == ExitOwner::Vmm {
             // The VMM may change registers to answer it.

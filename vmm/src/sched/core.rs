@@ -9,12 +9,12 @@ use pmu_virt::CorePmu;
 use super::board::Board;
 use super::pace::Pace;
 use super::plan::CorePlan;
-use super::queue::{Action, Rest, RunQueue};
+use super::queue::{Action, RunQueue, Runnability};
 use super::report::CoreReport;
 use crate::kvm::VcpuId;
 use crate::perfmon::{CoreTally, Tray, close_core};
 use crate::sys::{SignalMask, hold_pending_signal, rdtsc};
-use crate::vcpu::{Stay, ThreadContext, Turn, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
+use crate::vcpu::{RunOutcome, ThreadContext, Timeslice, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
 /// A vCPU that runs no more.
 #[derive(Debug)]
@@ -149,21 +149,23 @@ impl CoreThread {
 
     fn enter(&mut self, id: VcpuId, until: Option<u64>) -> Option<CoreEnd> {
         self.switch_to(id);
-        let turn = Turn {
+        let timeslice = Timeslice {
             until,
             attention: self.board.attention(self.index),
         };
-        let stay = self.vcpus.get_mut(&id)?.run_for(&mut self.thread, &turn);
-        match stay {
-            Ok(Stay::Paused(rest)) => {
-                self.report.barred += u64::from(matches!(rest, Rest::Barred { .. }));
-                if self.queue.left(rdtsc(), rest) {
+        let vcpu = self.vcpus.get_mut(&id)?;
+        let outcome = vcpu.run_for(&mut self.thread, &timeslice);
+        match outcome {
+            Ok(RunOutcome::Paused(runnability)) => {
+                self.report.locked_out +=
+                    u64::from(matches!(runnability, Runnability::LockedOut { .. }));
+                if self.queue.left(rdtsc(), runnability) {
                     self.report.halts += 1;
                     return self.expect_wake(id);
                 }
                 None
             }
-            Ok(Stay::Ended(end)) => self.end(id, Ok(end)),
+            Ok(RunOutcome::Ended(end)) => self.end(id, Ok(end)),
             Err(failure) => self.end(id, Err(failure)),
         }
     }
@@ -179,22 +181,22 @@ impl CoreThread {
         let began = Instant::now();
         let due = self.queue.is_due(rdtsc(), id);
         let vcpu = self.vcpus.get_mut(&id)?;
-        let mut stay = vcpu.probe(&mut self.thread, self.mask);
-        if due && matches!(stay, Ok(Stay::Paused(Rest::Idle))) {
-            stay = vcpu.probe(&mut self.thread, self.mask);
+        let mut outcome = vcpu.probe(&mut self.thread, self.mask);
+        if due && matches!(outcome, Ok(RunOutcome::Paused(Runnability::Idle))) {
+            outcome = vcpu.probe(&mut self.thread, self.mask);
         }
         self.report.probes += 1;
         self.report.probing += began.elapsed();
-        match stay {
-            Ok(Stay::Paused(rest)) => {
-                self.report.wakes += u64::from(rest == Rest::Runnable);
-                self.queue.probed(rdtsc(), id, rest);
-                match due && rest == Rest::Idle {
+        match outcome {
+            Ok(RunOutcome::Paused(runnability)) => {
+                self.report.wakes += u64::from(runnability == Runnability::Runnable);
+                self.queue.probed(rdtsc(), id, runnability);
+                match due && runnability == Runnability::Idle {
                     true => self.expect_wake(id),
                     false => None,
                 }
             }
-            Ok(Stay::Ended(end)) => self.end(id, Ok(end)),
+            Ok(RunOutcome::Ended(end)) => self.end(id, Ok(end)),
             Err(failure) => self.end(id, Err(failure)),
         }
     }
@@ -262,9 +264,9 @@ impl CoreThread {
     /// A vCPU that nobody has run yet, or that another core has left.
     /// That has cost `cost` ticks.
     fn admit(&mut self, mut vcpu: Vcpu, cost: u64) -> Option<CoreEnd> {
-        match vcpu.rest() {
-            Ok(rest) => {
-                self.queue.admit(rdtsc(), vcpu.id(), rest, cost);
+        match vcpu.runnability() {
+            Ok(runnability) => {
+                self.queue.admit(rdtsc(), vcpu.id(), runnability, cost);
                 vcpu.moves_to(self.index);
                 self.tally.comes(vcpu.id(), vcpu.quantities());
                 self.vcpus.insert(vcpu.id(), vcpu);

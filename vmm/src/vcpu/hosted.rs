@@ -8,7 +8,7 @@ use super::observe::Reports;
 use super::run::{RunState, Vcpu, VcpuFailure};
 use crate::kvm::KvmVcpu;
 use crate::perfmon::{Job, Rested, Snapshot, close_vcpu, serve_vcpu};
-use crate::sched::Rest;
+use crate::sched::Runnability;
 
 impl RunState {
     /// Whether a tool's context keeps the vCPU off its core.
@@ -34,12 +34,12 @@ impl RunState {
     }
 
     /// No thread runs the vCPU from now on, or it has woken meanwhile.
-    pub(super) fn note_rest(&self, rest: Rest) {
+    pub(super) fn note_rest(&self, runnability: Runnability) {
         if self.host.is_some() {
-            self.tally.goes(match rest {
-                Rest::Runnable => Rested::Runnable,
-                Rest::Idle => Rested::Idle,
-                Rest::Barred { .. } | Rest::Blocked => Rested::Held,
+            self.tally.goes(match runnability {
+                Runnability::Runnable => Rested::Runnable,
+                Runnability::Idle => Rested::Idle,
+                Runnability::LockedOut { .. } | Runnability::Blocked => Rested::Held,
             });
         }
     }

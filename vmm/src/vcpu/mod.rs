@@ -10,7 +10,7 @@ mod reserved;
 mod run;
 mod saved;
 mod timer;
-mod turn;
+mod timeslice;
 
 pub use end::VcpuEnd;
 pub use kvm_pmu::{DebugQuirks, PmiDelivery, PmiRoute, StepSupport, ThreadContext, TrapEvent};
@@ -18,4 +18,4 @@ pub use log::PmuLog;
 pub use observe::{Observer, Silent};
 pub use platform::{Platform, SharedPlatform};
 pub use run::{Vcpu, VcpuControl, VcpuFailure, VcpuParts};
-pub use turn::{Stay, Turn};
+pub use timeslice::{RunOutcome, Timeslice};

@@ -11,7 +11,7 @@ use vmm_sys_util::errno;
 use super::end::VcpuEnd;
 use super::observe::{Observer, Reports};
 use super::platform::Platform;
-use super::turn::{Stay, Turn};
+use super::timeslice::{RunOutcome, Timeslice};
 use crate::firmware::Expected;
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
 use crate::perfmon::{HostSide, Tally};
@@ -162,29 +162,29 @@ impl Vcpu {
     /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
     pub fn run(&mut self, thread: &mut ThreadContext) -> Result<VcpuEnd, VcpuFailure> {
         loop {
-            // Without a turn nothing but an end leads out of the loop.
-            if let Stay::Ended(end) = self.stay(thread, None)? {
+            // Without a timeslice nothing but an end leads out of the loop.
+            if let RunOutcome::Ended(end) = self.run_until(thread, None)? {
                 return Ok(end);
             }
         }
     }
 
-    pub(super) fn stay(
+    pub(super) fn run_until(
         &mut self,
         thread: &mut ThreadContext,
-        turn: Option<&Turn<'_>>,
-    ) -> Result<Stay, VcpuFailure> {
+        timeslice: Option<&Timeslice<'_>>,
+    ) -> Result<RunOutcome, VcpuFailure> {
         let core = &mut self.core;
         core.comes_to(thread);
         core.pmu.enter_thread(thread);
-        let stay = core.stay(&mut self.kvm, thread, turn);
-        // The next stay may be on another thread.
+        let outcome = core.run_loop(&mut self.kvm, thread, timeslice);
+        // Another thread may run it on.
         let left = core.pmu.leave_thread(self.kvm.fd(), thread);
-        if let Ok(Stay::Paused(rest)) = &stay {
-            core.note_rest(*rest);
+        if let Ok(RunOutcome::Paused(runnability)) = &outcome {
+            core.note_rest(*runnability);
         }
-        let stay = stay.and_then(|stay| left.map(|()| stay).map_err(VcpuFailure::from));
-        stay.or_else(|failure| dead_machine(failure).map(Stay::Ended))
+        let outcome = outcome.and_then(|outcome| left.map(|()| outcome).map_err(VcpuFailure::from));
+        outcome.or_else(|failure| dead_machine(failure).map(RunOutcome::Ended))
     }
 
     /// KVM's side, while the guest does not run.
@@ -226,41 +226,41 @@ fn finish_access(kvm: &mut KvmVcpu) -> Result<(), VcpuError> {
 }
 
 impl RunState {
-    /// The loop of every vCPU: until an end, or until its turn is over.
-    fn stay(
+    /// The loop of every vCPU: until an end, or until its timeslice is over.
+    fn run_loop(
         &mut self,
         kvm: &mut KvmVcpu,
         thread: &mut ThreadContext,
-        turn: Option<&Turn<'_>>,
-    ) -> Result<Stay, VcpuFailure> {
-        thread.kick_at(turn.and_then(|turn| turn.until));
+        timeslice: Option<&Timeslice<'_>>,
+    ) -> Result<RunOutcome, VcpuFailure> {
+        thread.kick_at(timeslice.and_then(|timeslice| timeslice.until));
         // KVM has completed what the last exit was about.
         let mut complete = true;
-        if turn.is_some() {
-            // A kick between two turns was seen by nobody.
+        if timeslice.is_some() {
+            // A kick between two timeslices was seen by nobody.
             thread.forget_kick();
         }
         loop {
             if self.control.stopping() {
-                return Ok(Stay::Ended(VcpuEnd::Stopped));
+                return Ok(RunOutcome::Ended(VcpuEnd::Stopped));
             }
-            // With turns, the core does what lies on the desk.
-            if turn.is_none() {
+            // Where vCPUs share cores, the core does what lies on the desk.
+            if timeslice.is_none() {
                 self.do_jobs(kvm, thread.core())?;
             }
             let locked_out = self.pmu.locked_out_until();
             let held = locked_out.is_some() || self.is_blocked();
-            match turn {
+            match timeslice {
                 None if held => {
                     self.wait(locked_out)?;
                     continue;
                 }
                 None => {}
-                Some(turn) if held || turn.is_over() => {
+                Some(timeslice) if held || timeslice.is_over() => {
                     if complete {
-                        return Ok(Stay::Paused(self.rest(kvm)?));
+                        return Ok(RunOutcome::Paused(self.runnability(kvm)?));
                     }
-                    // A vCPU that waits for its next turn must not owe its guest
+                    // A vCPU that waits for its next timeslice must not owe its guest
                     // anything: this entry only completes the access.
                     kvm.set_immediate_exit(true);
                 }
@@ -274,7 +274,7 @@ impl RunState {
                 && let Some(end) = self.handle(kvm, exit)?
             {
                 finish_access(kvm)?;
-                return Ok(Stay::Ended(end));
+                return Ok(RunOutcome::Ended(end));
             }
             self.compare_firmware(kvm.id());
         }

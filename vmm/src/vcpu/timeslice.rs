@@ -1,4 +1,4 @@
-//! A vCPU among others on one core: turns, and looks at it while it waits.
+//! A vCPU among others on one core: timeslices, and looks at it while it waits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +10,7 @@ use super::end::VcpuEnd;
 use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
 use crate::kvm::{KvmVcpu, VcpuError};
-use crate::sched::Rest;
+use crate::sched::Runnability;
 use crate::sys::{SignalMask, rdtsc};
 
 /// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
@@ -20,47 +20,47 @@ const TSC_DEADLINE: u32 = 0x6e0;
 
 /// When a vCPU has to leave the core.
 #[derive(Debug, Clone, Copy)]
-pub struct Turn<'a> {
+pub struct Timeslice<'a> {
     /// TSC value; `None`: nobody else needs the core.
     pub until: Option<u64>,
     /// Set, and the thread kicked, when the core has something else to do.
     pub attention: &'a AtomicBool,
 }
 
-impl Turn<'_> {
+impl Timeslice<'_> {
     pub(super) fn is_over(&self) -> bool {
         self.attention.load(Ordering::Acquire) || self.until.is_some_and(|until| rdtsc() >= until)
     }
 }
 
-/// How a turn ended.
+/// How a timeslice ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stay {
+pub enum RunOutcome {
     /// With the vCPU.
     Ended(VcpuEnd),
-    /// With the turn.
-    Paused(Rest),
+    /// With the timeslice.
+    Paused(Runnability),
 }
 
 impl RunState {
     /// Could `kvm` run? KVM tells it only while the vCPU is outside `KVM_RUN`.
-    pub(super) fn rest(&self, kvm: &KvmVcpu) -> Result<Rest, VcpuError> {
+    pub(super) fn runnability(&self, kvm: &KvmVcpu) -> Result<Runnability, VcpuError> {
         if self.is_blocked() {
-            return Ok(Rest::Blocked);
+            return Ok(Runnability::Blocked);
         }
         if let Some(until) = self.pmu.locked_out_until() {
-            return Ok(Rest::Barred { until });
+            return Ok(Runnability::LockedOut { until });
         }
         // Halted, or a processor that waits for INIT or SIPI.
         match kvm.get_mp_state()?.mp_state {
-            KVM_MP_STATE_RUNNABLE => Ok(Rest::Runnable),
-            _ => Ok(Rest::Idle),
+            KVM_MP_STATE_RUNNABLE => Ok(Runnability::Runnable),
+            _ => Ok(Runnability::Idle),
         }
     }
 }
 
 impl Vcpu {
-    /// Runs the guest for one turn. Afterwards any thread may run it on: KVM has
+    /// Runs the guest for one timeslice. Afterwards any thread may run it on: KVM has
     /// completed its last access.
     ///
     /// # Errors
@@ -68,13 +68,13 @@ impl Vcpu {
     pub fn run_for(
         &mut self,
         thread: &mut ThreadContext,
-        turn: &Turn<'_>,
-    ) -> Result<Stay, VcpuFailure> {
+        timeslice: &Timeslice<'_>,
+    ) -> Result<RunOutcome, VcpuFailure> {
         if self.looking {
             self.kvm.set_signal_mask(None)?;
             self.looking = false;
         }
-        self.stay(thread, Some(turn))
+        self.run_until(thread, Some(timeslice))
     }
 
     /// Asks whether an idle vCPU has been woken, without entering the guest: with
@@ -90,17 +90,21 @@ impl Vcpu {
         &mut self,
         thread: &mut ThreadContext,
         mask: SignalMask,
-    ) -> Result<Stay, VcpuFailure> {
-        let stay = self.look(thread, mask);
-        stay.or_else(|failure| dead_machine(failure).map(Stay::Ended))
+    ) -> Result<RunOutcome, VcpuFailure> {
+        let outcome = self.look(thread, mask);
+        outcome.or_else(|failure| dead_machine(failure).map(RunOutcome::Ended))
     }
 
-    fn look(&mut self, thread: &mut ThreadContext, mask: SignalMask) -> Result<Stay, VcpuFailure> {
+    fn look(
+        &mut self,
+        thread: &mut ThreadContext,
+        mask: SignalMask,
+    ) -> Result<RunOutcome, VcpuFailure> {
         if !self.looking {
             self.kvm.set_signal_mask(Some(mask))?;
             self.looking = true;
         }
-        // A kick at the very end of the last turn has left it set, and `KVM_RUN`
+        // A kick at the very end of the last timeslice has left it set, and `KVM_RUN`
         // would return before it looks.
         self.kvm.set_immediate_exit(false);
         let core = &mut self.core;
@@ -111,13 +115,13 @@ impl Vcpu {
         if core.after_exit(&mut self.kvm, thread, &exit)? == ExitOwner::Vmm
             && let Some(end) = core.handle(&mut self.kvm, exit)?
         {
-            return Ok(Stay::Ended(end));
+            return Ok(RunOutcome::Ended(end));
         }
-        let rest = self.core.rest(&self.kvm)?;
-        if rest == Rest::Runnable {
-            self.core.note_rest(rest);
+        let runnability = self.core.runnability(&self.kvm)?;
+        if runnability == Runnability::Runnable {
+            self.core.note_rest(runnability);
         }
-        Ok(Stay::Paused(rest))
+        Ok(RunOutcome::Paused(runnability))
     }
 
     /// Its PMU counts on `core` from now on; gives `core` back where there is no
@@ -148,8 +152,8 @@ impl Vcpu {
     ///
     /// # Errors
     /// The error of `KVM_GET_MP_STATE`.
-    pub fn rest(&self) -> Result<Rest, VcpuFailure> {
-        Ok(self.core.rest(&self.kvm)?)
+    pub fn runnability(&self) -> Result<Runnability, VcpuFailure> {
+        Ok(self.core.runnability(&self.kvm)?)
     }
 
     /// The TSC value at which something is known to happen that may wake it: its
@@ -205,16 +209,16 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_over_at_its_time_or_when_asked() {
+    fn a_timeslice_is_over_at_its_time_or_when_asked() {
         let attention = AtomicBool::new(false);
-        let turn = |until| Turn {
+        let timeslice = |until| Timeslice {
             until,
             attention: &attention,
         };
-        assert!(!turn(None).is_over());
-        assert!(!turn(Some(u64::MAX)).is_over());
-        assert!(turn(Some(rdtsc())).is_over());
+        assert!(!timeslice(None).is_over());
+        assert!(!timeslice(Some(u64::MAX)).is_over());
+        assert!(timeslice(Some(rdtsc())).is_over());
         attention.store(true, Ordering::Release);
-        assert!(turn(None).is_over());
+        assert!(timeslice(None).is_over());
     }
 }
