@@ -10,19 +10,27 @@ use vmm_control::{ExitKind, GuestMemoryUse, HaltTimes, Halted, KickThread};
 use crate::kvm::{KvmVm, VmExit};
 use crate::sys::{HaltStats, KickTarget, resident_bytes};
 
-impl KickThread for KickTarget {
+/// A thread that a kick leads out of `KVM_RUN`.
+#[derive(Debug)]
+pub(crate) struct VcpuThread(pub(crate) KickTarget);
+
+impl KickThread for VcpuThread {
     fn kick(&self) {
-        KickTarget::kick(*self);
+        self.0.kick();
     }
 
     fn thread_id(&self) -> i32 {
-        self.thread()
+        self.0.thread()
     }
 }
 
-impl HaltTimes for HaltStats {
+/// KVM's statistics of a vCPU's halts.
+#[derive(Debug)]
+pub(crate) struct VcpuHalts(pub(crate) HaltStats);
+
+impl HaltTimes for VcpuHalts {
     fn halted(&mut self) -> Option<Halted> {
-        let halted = HaltStats::halted(self).ok()?;
+        let halted = self.0.halted().ok()?;
         Some(Halted {
             slept: Duration::from_nanos(halted.waited_ns),
             polled: Duration::from_nanos(halted.polled_ns),

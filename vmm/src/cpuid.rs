@@ -7,9 +7,7 @@
 //! everything that an earlier step switched on.
 
 mod features;
-mod leaves;
 mod platform;
-mod pmu;
 mod topology;
 mod vendor;
 mod xstate;
@@ -21,6 +19,7 @@ pub use features::{Feature, SLOW_CPL0_HIDDEN, UnknownFeature};
 pub use vendor::{INTEL_SIGNATURE, host_vendor};
 
 use kvm_bindings::kvm_cpuid_entry2;
+use kvm_pmu::cpuid::{self as pmu, leaves};
 use pmu_virt::{PmuCpuid, Vendor};
 use thiserror::Error;
 

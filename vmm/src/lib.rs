@@ -53,5 +53,4 @@ mod sync;
 pub mod sys;
 pub mod terminal;
 pub mod tools;
-pub mod trap;
 pub mod vcpu;

@@ -3,7 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, kvm_guest_debug, kvm_regs};
+use kvm_bindings::{
+    KVM_CAP_SYNC_REGS, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_SYNC_X86_REGS,
+    KVM_SYNC_X86_SREGS, kvm_guest_debug, kvm_regs,
+};
+use kvm_ioctls::SyncReg;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::error::BenchError;
@@ -14,6 +18,8 @@ use crate::sys::{KickTimer, install_kick_handler};
 
 /// Slot 0 on execution, globally enabled (SDM vol. 3B, 18.2.4).
 const DR7_SLOT0: u64 = 2 | 1 << 10;
+/// What `KVM_RUN` exchanges through `kvm_run`.
+const SYNCED: u32 = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
 const RDPMC_LENGTH: u64 = 2;
 
 /// A vCPU without a PMU behind it.
@@ -48,7 +54,8 @@ impl Bare {
             request.arch.debugreg[7] = DR7_SLOT0;
         }
         kvm.set_guest_debug(&request)?;
-        kvm.sync_registers(access.is_rdpmc());
+        let synced = access.is_rdpmc() && can_sync(vm);
+        kvm.fd_mut().get_kvm_run().kvm_valid_regs = if synced { SYNCED.into() } else { 0 };
         let deadline = Instant::now() + timeout;
         timer.arm(timeout);
         let batch = kvm.with_kicks(|kvm| batch(kvm, vm, deadline));
@@ -76,28 +83,52 @@ fn batch(kvm: &mut KvmVcpu, vm: &KvmVm, deadline: Instant) -> Result<u32, BenchE
     }
 }
 
+/// Whether registers can ride in `kvm_run`.
+fn can_sync(vm: &KvmVm) -> bool {
+    let synced = vm.fd().check_extension_raw(KVM_CAP_SYNC_REGS.into());
+    u32::try_from(synced).is_ok_and(|synced| synced & SYNCED == SYNCED)
+}
+
 /// Goes on after the RDPMC with what the #GP's frame says and nothing else: no
 /// look at what raised it, no count. The guest's memory is mapped one to one.
-fn return_from_gp(kvm: &KvmVcpu, vm: &KvmVm) -> Result<(), BenchError> {
-    let regs = kvm.get_regs()?;
+fn return_from_gp(kvm: &mut KvmVcpu, vm: &KvmVm) -> Result<(), BenchError> {
+    let synced = kvm.fd_mut().get_kvm_run().kvm_valid_regs != 0;
+    let (regs, mut sregs) = if synced {
+        let both = kvm.fd().sync_regs();
+        (both.regs, both.sregs)
+    } else {
+        (kvm.get_regs()?, kvm.get_sregs()?)
+    };
     // Error code, RIP, CS, RFLAGS, RSP, SS.
     let frame: [u64; 6] = vm
         .memory()
         .read_obj(GuestAddress(regs.rsp))
         .map_err(|error| BenchError::Guest(error.to_string()))?;
     let [_, rip, cs, rflags, rsp, ss] = frame;
-    if cs & 3 != 0 {
-        let mut sregs = kvm.get_sregs()?;
+    let to_user = cs & 3 != 0;
+    if to_user {
         let low = |selector: u64| u16::try_from(selector & 0xffff).unwrap_or(0);
         (sregs.cs.selector, sregs.cs.dpl) = (low(cs), 3);
         (sregs.ss.selector, sregs.ss.dpl) = (low(ss), 3);
-        kvm.set_sregs(&sregs)?;
     }
-    kvm.set_regs(&kvm_regs {
+    let regs = kvm_regs {
         rip: rip + RDPMC_LENGTH,
         rflags,
         rsp,
         ..regs
-    })?;
-    Ok(())
+    };
+    if synced {
+        let fd = kvm.fd_mut();
+        fd.sync_regs_mut().regs = regs;
+        fd.set_sync_dirty_reg(SyncReg::Register);
+        if to_user {
+            fd.sync_regs_mut().sregs = sregs;
+            fd.set_sync_dirty_reg(SyncReg::SystemRegister);
+        }
+        return Ok(());
+    }
+    if to_user {
+        kvm.set_sregs(&sregs)?;
+    }
+    Ok(kvm.set_regs(&regs)?)
 }

@@ -202,7 +202,9 @@ impl Teller<'_> {
                 };
                 (what, msr_name(*msr, self.model), None, outcome.to_owned())
             }
-            TrapEvent::Barred { .. } => plain("penalty", "kept off its core for guessing cookies"),
+            TrapEvent::LockedOut { .. } => {
+                plain("penalty", "kept off its core for guessing cookies")
+            }
             TrapEvent::Notice { vector, sent } => {
                 let outcome = match sent {
                     true => "an interrupt that announces it",

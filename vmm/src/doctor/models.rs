@@ -76,7 +76,7 @@ fn offer(
     let entries = guest_cpuid(supported.as_slice(), 0, &plan)?;
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), ONE_PAGE)])?;
     let vm = KvmVm::new(host, memory, &VmOptions::default())?;
-    let vcpu = vm.create_vcpu(host, VcpuId(0))?;
+    let vcpu = vm.create_vcpu(VcpuId(0))?;
     vcpu.set_cpuid2(&CpuId::from_entries(&entries)?)?;
     Ok(())
 }

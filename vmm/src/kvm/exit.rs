@@ -3,7 +3,7 @@
 //! Nothing outside this crate's `kvm` module sees `kvm_run`; a test can make
 //! up any exit.
 
-use kvm_bindings::kvm_debug_exit_arch;
+use kvm_pmu::DebugExit;
 
 /// One exit from the guest.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,30 +79,6 @@ pub enum VmExit {
         /// `kvm_run.exit_reason`, or its name.
         what: String,
     },
-}
-
-/// The parts of `kvm_debug_exit_arch` that are used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DebugExit {
-    /// Exception vector: 1 (#DB) or 3 (#BP).
-    pub vector: u32,
-    /// Linear address of the instruction that comes next.
-    pub pc: u64,
-    /// DR6 as the hardware set it.
-    pub dr6: u64,
-    /// DR7 in force.
-    pub dr7: u64,
-}
-
-impl From<kvm_debug_exit_arch> for DebugExit {
-    fn from(arch: kvm_debug_exit_arch) -> Self {
-        Self {
-            vector: arch.exception,
-            pc: arch.pc,
-            dr6: arch.dr6,
-            dr7: arch.dr7,
-        }
-    }
 }
 
 /// `KVM_EXIT_INTERNAL_ERROR`.

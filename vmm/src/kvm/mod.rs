@@ -1,4 +1,4 @@
-//! The only part of Umpire that knows KVM's structures.
+//! The VMM's side of KVM: the VM, its vCPUs, and what leaves the guest.
 
 mod exit;
 mod host;
@@ -7,8 +7,9 @@ mod sys;
 mod vcpu;
 mod vm;
 
-pub use exit::{Answer, DebugExit, InternalError, VmExit};
+pub use exit::{Answer, InternalError, VmExit};
 pub use host::{Host, HostError, KvmFeatures};
+pub use kvm_pmu::{DebugExit, VcpuError, VcpuId};
 pub use smm::SMM_ENTRY;
-pub use vcpu::{KvmVcpu, VcpuError, VcpuId};
+pub use vcpu::KvmVcpu;
 pub use vm::{KvmVm, VmError, VmOptions};

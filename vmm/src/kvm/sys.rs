@@ -2,18 +2,16 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
-use std::sync::atomic::AtomicU8;
 
 use kvm_bindings::{
-    KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO, KVM_EXIT_MMIO, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR,
-    KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, kvm_run,
-    kvm_userspace_memory_region,
+    KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO, KVM_EXIT_MMIO, KVM_INTERNAL_ERROR_EMULATION,
+    KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, kvm_run, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vmm_sys_util::errno;
 
 use super::exit::InternalError;
-use crate::sys::{ImmediateExitGuard, SignalMask, bind_immediate_exit};
+use crate::sys::SignalMask;
 
 /// `KVM_SET_SIGNAL_MASK`: `_IOW(KVMIO, 0x8b, struct kvm_signal_mask)`, whose size
 /// is that of its header (Linux `uapi/linux/kvm.h`).
@@ -66,22 +64,6 @@ pub(super) fn answer_mmio(run: &mut kvm_run, bytes: [u8; 8]) {
     }
 }
 
-/// Answers a pending RDMSR or WRMSR: `Some` is its value (unused by a WRMSR),
-/// `None` is #GP(0).
-pub(super) fn answer_msr(run: &mut kvm_run, value: Option<u64>) {
-    if !matches!(run.exit_reason, KVM_EXIT_X86_RDMSR | KVM_EXIT_X86_WRMSR) {
-        return;
-    }
-    // SAFETY: the exit reason selects `msr`.
-    let msr = unsafe { &mut run.__bindgen_anon_1.msr };
-    msr.error = u8::from(value.is_none());
-    if run.exit_reason == KVM_EXIT_X86_RDMSR {
-        // SAFETY: as above.
-        let msr = unsafe { &mut run.__bindgen_anon_1.msr };
-        msr.data = value.unwrap_or(0);
-    }
-}
-
 /// What KVM tells of an internal error.
 pub(super) fn internal_error(run: &kvm_run) -> InternalError {
     if run.exit_reason != KVM_EXIT_INTERNAL_ERROR {
@@ -123,17 +105,6 @@ pub(super) fn set_memory_region(
     // owns next to this descriptor and drops after it; guest memory is only
     // accessed through vm-memory's volatile accessors.
     unsafe { fd.set_user_memory_region(entry) }
-}
-
-/// Lets a kick of the calling thread set `run.immediate_exit`.
-pub(super) fn bind_kick(run: &mut kvm_run) -> ImmediateExitGuard {
-    let flag = (&raw mut run.immediate_exit)
-        .cast::<AtomicU8>()
-        .cast_const();
-    // SAFETY: `run` is the vCPU's mapping, which lives as long as the vCPU; the
-    // one caller, `KvmVcpu::with_kicks`, holds the vCPU borrowed and drops the
-    // guard on the same thread before it returns.
-    unsafe { bind_immediate_exit(flag) }
 }
 
 /// Signals blocked inside `KVM_RUN`; `None`: those of the thread.

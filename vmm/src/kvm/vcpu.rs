@@ -1,64 +1,18 @@
 //! One vCPU: entering the guest, answering exits, registers.
 
-use std::cell::Cell;
+use std::sync::Arc;
 
 use kvm_bindings::{
-    CpuId, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs, kvm_fpu,
-    kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
-    kvm_vcpu_events,
+    CpuId, KVM_RUN_X86_SMM, Msrs, kvm_debugregs, kvm_fpu, kvm_guest_debug, kvm_lapic_state,
+    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
 };
-use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
-use serde::Serialize;
-use thiserror::Error;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use kvm_pmu::{HaltStats, KickFlag, StatsError, VcpuError, VcpuId, answer_msr};
 use vmm_sys_util::errno;
 
 use super::exit::{Answer, VmExit};
-use super::host::KvmFeatures;
 use super::sys;
-use crate::sys::{HaltStats, SignalMask};
-
-/// What [`KvmVcpu::sync_registers`] exchanges.
-const SYNCED: u32 = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
-
-/// Number of a vCPU, from 0; also its initial APIC ID.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub struct VcpuId(pub u8);
-
-impl std::fmt::Display for VcpuId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "vCPU {}", self.0)
-    }
-}
-
-/// An ioctl on a vCPU failed.
-#[derive(Debug, Error)]
-#[error("{id}: {ioctl} failed: {error}")]
-pub struct VcpuError {
-    id: VcpuId,
-    ioctl: &'static str,
-    error: errno::Error,
-}
-
-impl VcpuError {
-    /// True if KVM has given the whole machine up (EIO): one of its own checks
-    /// failed, and it refuses every further ioctl.
-    #[must_use]
-    pub fn is_dead(&self) -> bool {
-        self.error.errno() == libc::EIO
-    }
-
-    /// True if KVM cannot do it in the vCPU's present state (EBUSY).
-    #[must_use]
-    pub fn is_busy(&self) -> bool {
-        self.error.errno() == libc::EBUSY
-    }
-
-    /// True if KVM found the values themselves wrong (EINVAL).
-    #[must_use]
-    pub fn is_invalid(&self) -> bool {
-        self.error.errno() == libc::EINVAL
-    }
-}
+use crate::sys::SignalMask;
 
 /// One vCPU of KVM.
 #[derive(Debug)]
@@ -66,36 +20,9 @@ pub struct KvmVcpu {
     fd: VcpuFd,
     id: VcpuId,
     mapping: usize,
-    registers: Synced,
+    kicks: Arc<KickFlag>,
     /// The last exit was from system management mode.
     smm: bool,
-}
-
-/// Registers that travel in `kvm_run` instead of by ioctls
-/// (`KVM_CAP_SYNC_REGS`): a system call costs as much as half an exit on some
-/// hosts.
-#[derive(Debug, Default)]
-struct Synced {
-    /// KVM can do it.
-    possible: bool,
-    /// `kvm_run` holds the general registers as they are now.
-    regs_fresh: Cell<bool>,
-    /// The same of the special registers.
-    sregs_fresh: Cell<bool>,
-    /// The last exit was a debug exit, so the vCPU runs code and the next
-    /// `KVM_RUN` takes registers in before it does anything else.
-    stageable: bool,
-    /// Registers for the next `KVM_RUN` to take in.
-    staged_regs: Cell<Option<kvm_regs>>,
-    /// The same.
-    staged_sregs: Cell<Option<kvm_sregs>>,
-}
-
-impl Synced {
-    /// Another ioctl may have changed special registers.
-    fn forget_sregs(&self) {
-        self.sregs_fresh.set(false);
-    }
 }
 
 macro_rules! ioctls {
@@ -113,6 +40,18 @@ macro_rules! ioctls {
 }
 
 ioctls! {
+    /// General registers.
+    get_regs() -> kvm_regs = "KVM_GET_REGS";
+    /// Sets the general registers.
+    set_regs(regs: &kvm_regs) -> () = "KVM_SET_REGS";
+    /// Segment, control and table registers.
+    get_sregs() -> kvm_sregs = "KVM_GET_SREGS";
+    /// Sets segment, control and table registers.
+    set_sregs(sregs: &kvm_sregs) -> () = "KVM_SET_SREGS";
+    /// Breakpoints and stepping of ours.
+    set_guest_debug(debug: &kvm_guest_debug) -> () = "KVM_SET_GUEST_DEBUG";
+    /// Runnable, halted, waiting for SIPI …
+    set_mp_state(state: kvm_mp_state) -> () = "KVM_SET_MP_STATE";
     /// Sets the x87 and SSE state.
     set_fpu(fpu: &kvm_fpu) -> () = "KVM_SET_FPU";
     /// Sets what CPUID answers.
@@ -134,25 +73,18 @@ ioctls! {
 }
 
 impl KvmVcpu {
-    pub(super) fn new(fd: VcpuFd, id: VcpuId, mapping: usize, features: &KvmFeatures) -> Self {
-        Self {
+    pub(super) fn new(fd: VcpuFd, id: VcpuId, mapping: usize) -> Result<Self, errno::Error> {
+        Ok(Self {
+            kicks: KickFlag::of(&fd)?,
             fd,
             id,
             mapping,
-            registers: Synced {
-                possible: features.sync_regs & SYNCED == SYNCED,
-                ..Synced::default()
-            },
             smm: false,
-        }
+        })
     }
 
     fn error(&self, ioctl: &'static str, error: errno::Error) -> VcpuError {
-        VcpuError {
-            id: self.id,
-            ioctl,
-            error,
-        }
+        VcpuError::new(self.id, ioctl, error)
     }
 
     /// Which vCPU this is.
@@ -167,15 +99,25 @@ impl KvmVcpu {
         self.smm
     }
 
+    /// Its descriptor, for the PMU.
+    #[must_use]
+    pub fn fd(&self) -> &VcpuFd {
+        &self.fd
+    }
+
+    /// Its descriptor, for the PMU.
+    pub fn fd_mut(&mut self) -> &mut VcpuFd {
+        &mut self.fd
+    }
+
     /// Enters the guest until it exits.
     ///
     /// # Errors
     /// What `KVM_RUN` failed with, except EINTR and EAGAIN, which are
     /// [`VmExit::Interrupted`].
     pub fn run(&mut self) -> Result<VmExit, VcpuError> {
-        self.hand_over();
         let exit = self.enter();
-        self.after_run(matches!(exit, Ok(VmExit::Debug(_))));
+        self.smm = u32::from(self.fd.get_kvm_run().flags) & KVM_RUN_X86_SMM != 0;
         exit
     }
 
@@ -236,11 +178,11 @@ impl KvmVcpu {
     pub fn answer(&mut self, answer: &Answer) {
         let run = self.fd.get_kvm_run();
         match answer {
-            Answer::Done => sys::answer_msr(run, Some(0)),
+            Answer::Done => answer_msr(run, Some(0)),
             Answer::Io(bytes) => sys::answer_io(run, self.mapping, bytes),
             Answer::Mmio(bytes) => sys::answer_mmio(run, *bytes),
-            Answer::Msr(value) => sys::answer_msr(run, Some(*value)),
-            Answer::MsrFault => sys::answer_msr(run, None),
+            Answer::Msr(value) => answer_msr(run, Some(*value)),
+            Answer::MsrFault => answer_msr(run, None),
         }
     }
 
@@ -249,21 +191,10 @@ impl KvmVcpu {
         self.fd.set_kvm_immediate_exit(u8::from(on));
     }
 
-    /// Takes `immediate_exit` back; true if a kick, or [`Self::set_immediate_exit`],
-    /// had set it. A kick that comes in between is not lost: either it is told
-    /// here, or the flag stays set for the next `run`.
-    pub fn take_immediate_exit(&mut self) -> bool {
-        let kicked = self.fd.get_kvm_run().immediate_exit != 0;
-        if kicked {
-            self.set_immediate_exit(false);
-        }
-        kicked
-    }
-
     /// Runs `body` with kicks bound: meanwhile a kick of the calling thread ends
     /// or prevents this vCPU's `KVM_RUN`.
     pub fn with_kicks<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
-        let _bound = sys::bind_kick(self.fd.get_kvm_run());
+        let _bound = self.kicks.bind();
         body(self)
     }
 
@@ -275,151 +206,6 @@ impl KvmVcpu {
     pub fn set_signal_mask(&self, mask: Option<SignalMask>) -> Result<(), VcpuError> {
         let set = sys::set_signal_mask(&self.fd, mask);
         set.map_err(|error| self.error("KVM_SET_SIGNAL_MASK", error))
-    }
-
-    /// Has `KVM_RUN` leave the registers in `kvm_run` and take changes from
-    /// there, which spares an ioctl each; where KVM cannot, nothing changes.
-    pub fn sync_registers(&mut self, on: bool) {
-        let bits = match on && self.registers.possible {
-            true => u64::from(SYNCED),
-            false => 0,
-        };
-        self.fd.get_kvm_run().kvm_valid_regs = bits;
-    }
-
-    /// General registers.
-    ///
-    /// # Errors
-    /// The error of `KVM_GET_REGS`.
-    pub fn get_regs(&self) -> Result<kvm_regs, VcpuError> {
-        if let Some(regs) = self.registers.staged_regs.get() {
-            return Ok(regs);
-        }
-        if self.registers.regs_fresh.get() {
-            return Ok(self.fd.sync_regs().regs);
-        }
-        let regs = self.fd.get_regs();
-        regs.map_err(|error| self.error("KVM_GET_REGS", error))
-    }
-
-    /// Sets the general registers.
-    ///
-    /// # Errors
-    /// The error of `KVM_SET_REGS`.
-    pub fn set_regs(&self, regs: &kvm_regs) -> Result<(), VcpuError> {
-        if self.registers.stageable {
-            self.registers.staged_regs.set(Some(*regs));
-            return Ok(());
-        }
-        self.registers.regs_fresh.set(false);
-        let set = self.fd.set_regs(regs);
-        set.map_err(|error| self.error("KVM_SET_REGS", error))
-    }
-
-    /// Segment, control and table registers.
-    ///
-    /// # Errors
-    /// The error of `KVM_GET_SREGS`.
-    pub fn get_sregs(&self) -> Result<kvm_sregs, VcpuError> {
-        if let Some(sregs) = self.registers.staged_sregs.get() {
-            return Ok(sregs);
-        }
-        if self.registers.sregs_fresh.get() {
-            return Ok(self.fd.sync_regs().sregs);
-        }
-        let sregs = self.fd.get_sregs();
-        sregs.map_err(|error| self.error("KVM_GET_SREGS", error))
-    }
-
-    /// Sets segment, control and table registers.
-    ///
-    /// # Errors
-    /// The error of `KVM_SET_SREGS`.
-    pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<(), VcpuError> {
-        if self.registers.stageable {
-            self.registers.staged_sregs.set(Some(*sregs));
-            return Ok(());
-        }
-        self.registers.forget_sregs();
-        let set = self.fd.set_sregs(sregs);
-        set.map_err(|error| self.error("KVM_SET_SREGS", error))
-    }
-
-    /// Pending and injected events.
-    ///
-    /// # Errors
-    /// The error of `KVM_GET_VCPU_EVENTS`, or of setting registers before.
-    pub fn get_vcpu_events(&self) -> Result<kvm_vcpu_events, VcpuError> {
-        self.flush()?;
-        let events = self.fd.get_vcpu_events();
-        events.map_err(|error| self.error("KVM_GET_VCPU_EVENTS", error))
-    }
-
-    /// Sets pending and injected events.
-    ///
-    /// # Errors
-    /// The error of `KVM_SET_VCPU_EVENTS`, or of setting registers before.
-    pub fn set_vcpu_events(&self, events: &kvm_vcpu_events) -> Result<(), VcpuError> {
-        self.flush()?;
-        let set = self.fd.set_vcpu_events(events);
-        set.map_err(|error| self.error("KVM_SET_VCPU_EVENTS", error))
-    }
-
-    /// Breakpoints and stepping of ours.
-    ///
-    /// # Errors
-    /// The error of `KVM_SET_GUEST_DEBUG`, or of setting registers before.
-    pub fn set_guest_debug(&self, debug: &kvm_guest_debug) -> Result<(), VcpuError> {
-        self.flush()?;
-        let set = self.fd.set_guest_debug(debug);
-        set.map_err(|error| self.error("KVM_SET_GUEST_DEBUG", error))
-    }
-
-    /// Runnable, halted, waiting for SIPI …
-    ///
-    /// # Errors
-    /// The error of `KVM_SET_MP_STATE`, or of setting registers before.
-    pub fn set_mp_state(&self, state: kvm_mp_state) -> Result<(), VcpuError> {
-        self.flush()?;
-        let set = self.fd.set_mp_state(state);
-        set.map_err(|error| self.error("KVM_SET_MP_STATE", error))
-    }
-
-    /// Sets staged registers now: before an ioctl that looks at RIP or RFLAGS,
-    /// or that queues an exception, which KVM drops when registers are set.
-    fn flush(&self) -> Result<(), VcpuError> {
-        if let Some(sregs) = self.registers.staged_sregs.take() {
-            self.registers.forget_sregs();
-            let set = self.fd.set_sregs(&sregs);
-            set.map_err(|error| self.error("KVM_SET_SREGS", error))?;
-        }
-        if let Some(regs) = self.registers.staged_regs.take() {
-            self.registers.regs_fresh.set(false);
-            let set = self.fd.set_regs(&regs);
-            set.map_err(|error| self.error("KVM_SET_REGS", error))?;
-        }
-        Ok(())
-    }
-
-    /// Hands staged registers to the `KVM_RUN` that follows.
-    fn hand_over(&mut self) {
-        if let Some(regs) = self.registers.staged_regs.take() {
-            self.fd.sync_regs_mut().regs = regs;
-            self.fd.set_sync_dirty_reg(SyncReg::Register);
-        }
-        if let Some(sregs) = self.registers.staged_sregs.take() {
-            self.fd.sync_regs_mut().sregs = sregs;
-            self.fd.set_sync_dirty_reg(SyncReg::SystemRegister);
-        }
-    }
-
-    /// Notes what `KVM_RUN` left in `kvm_run`.
-    fn after_run(&mut self, debug_exit: bool) {
-        self.smm = u32::from(self.fd.get_kvm_run().flags) & KVM_RUN_X86_SMM != 0;
-        let synced = self.fd.get_kvm_run().kvm_valid_regs == u64::from(SYNCED);
-        self.registers.regs_fresh.set(synced);
-        self.registers.sregs_fresh.set(synced);
-        self.registers.stageable = synced && debug_exit;
     }
 
     /// Reads one MSR of the vCPU as the guest would; `None` if KVM refuses.
@@ -440,8 +226,6 @@ impl KvmVcpu {
     /// # Errors
     /// The error of `KVM_SET_MSRS`.
     pub fn write_msr(&self, index: u32, value: u64) -> Result<bool, VcpuError> {
-        // EFER and the APIC base are MSRs and special registers.
-        self.registers.forget_sregs();
         let msrs = one_msr(index, value);
         let written = self
             .fd
@@ -454,7 +238,7 @@ impl KvmVcpu {
     ///
     /// # Errors
     /// Where KVM does not have them.
-    pub fn halt_stats(&self) -> Result<HaltStats, crate::sys::StatsError> {
+    pub fn halt_stats(&self) -> Result<HaltStats, StatsError> {
         HaltStats::open(&self.fd)
     }
 }

@@ -1,12 +1,11 @@
 //! One VM: memory, irqchip, and the MSRs that exit.
 
 use kvm_bindings::{
-    KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_PIT_SPEAKER_DUMMY, KVM_PMU_CAP_DISABLE,
-    kvm_enable_cap, kvm_msi, kvm_pit_config, kvm_userspace_memory_region,
+    KVM_CAP_X86_USER_SPACE_MSR, KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config,
+    kvm_userspace_memory_region,
 };
-use kvm_ioctls::{
-    MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd,
-};
+use kvm_ioctls::{MsrExitReason, VmFd};
+use kvm_pmu::{MsrFilter, MsrFilterError, VcpuError, VcpuId, msr_ranges, switch_off_vpmu};
 use pmu_virt::PmuModel;
 use thiserror::Error;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -15,7 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::host::Host;
 use super::smm;
-use super::vcpu::{KvmVcpu, VcpuError, VcpuId};
+use super::vcpu::KvmVcpu;
 
 /// Three pages below 4 GiB that KVM needs on some Intel hosts
 /// (`KVM_SET_TSS_ADDR`), and the identity map page before them.
@@ -31,9 +30,9 @@ pub enum VmError {
     /// The guest memory has a region without a host mapping.
     #[error("guest memory at {0:#x} has no host mapping")]
     Unmapped(u64),
-    /// `KVM_SIGNAL_MSI` found no destination.
-    #[error("KVM_SIGNAL_MSI found no vCPU with APIC ID {0}")]
-    NoDestination(u32),
+    /// KVM's filter of MSRs cannot hold all that must exit.
+    #[error(transparent)]
+    Filter(#[from] MsrFilterError),
     /// A vCPU could not be made.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
@@ -56,13 +55,9 @@ impl VmOptions {
     /// and what `model` shares with the processor.
     #[must_use]
     pub fn with_pmu(model: Option<&PmuModel>) -> Self {
-        let mut trapped_msrs = pmu_virt::all_pmu_msr_ranges();
-        let shared = model.map_or(&[][..], PmuModel::shared_msrs);
-        trapped_msrs.extend(shared.iter().map(|msr| (msr.0, msr.0)));
-        trapped_msrs.sort_unstable();
         Self {
             irqchip: true,
-            trapped_msrs,
+            trapped_msrs: msr_ranges(model),
             smm: true,
         }
     }
@@ -87,10 +82,7 @@ impl KvmVm {
     /// [`VmError`] names the ioctl that failed.
     pub fn new(host: &Host, memory: GuestMemoryMmap, options: &VmOptions) -> Result<Self, VmError> {
         let fd = create(host)?;
-        if host.features().pmu_capability {
-            fd.enable_cap(&capability(KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE))
-                .map_err(|error| VmError::Ioctl("KVM_CAP_PMU_CAPABILITY", error))?;
-        }
+        switch_off_vpmu(&fd).map_err(|error| VmError::Ioctl("KVM_CAP_PMU_CAPABILITY", error))?;
         map_memory(&fd, &memory)?;
         let smram = match options.smm && host.features().smm {
             true => Some(smm::map(&fd, &memory)?),
@@ -113,6 +105,12 @@ impl KvmVm {
         Ok(Self { fd, memory, smram })
     }
 
+    /// Its descriptor, for the PMUs of its vCPUs.
+    #[must_use]
+    pub fn fd(&self) -> &VmFd {
+        &self.fd
+    }
+
     /// Guest memory.
     #[must_use]
     pub fn memory(&self) -> &GuestMemoryMmap {
@@ -130,12 +128,13 @@ impl KvmVm {
     ///
     /// # Errors
     /// The error of `KVM_CREATE_VCPU`.
-    pub fn create_vcpu(&self, host: &Host, id: VcpuId) -> Result<KvmVcpu, VmError> {
+    pub fn create_vcpu(&self, id: VcpuId) -> Result<KvmVcpu, VmError> {
         let fd = self
             .fd
             .create_vcpu(id.0.into())
             .map_err(|error| VmError::Ioctl("KVM_CREATE_VCPU", error))?;
-        Ok(KvmVcpu::new(fd, id, self.fd.run_size(), host.features()))
+        KvmVcpu::new(fd, id, self.fd.run_size())
+            .map_err(|error| VmError::Ioctl("mmap of kvm_run", error))
     }
 
     /// Raises interrupt line `gsi` whenever `event` is written.
@@ -146,29 +145,6 @@ impl KvmVm {
         self.fd
             .register_irqfd(event, gsi)
             .map_err(|error| VmError::Ioctl("KVM_IRQFD", error))
-    }
-
-    /// Sends a fixed, edge-triggered interrupt to the local APIC with ID
-    /// `apic_id` (SDM vol. 3A, 12.11 "Message Signalled Interrupts").
-    ///
-    /// # Errors
-    /// The error of `KVM_SIGNAL_MSI`, or that no vCPU took it.
-    pub fn send_fixed(&self, apic_id: u32, vector: u8) -> Result<(), VmError> {
-        let msi = kvm_msi {
-            address_lo: 0xfee0_0000 | (apic_id & 0xff) << 12,
-            // KVM reads destination bits 31:8 from here, which it ignores
-            // unless KVM_X2APIC_API_USE_32BIT_IDS is on; IDs stay below 64.
-            address_hi: 0,
-            data: vector.into(),
-            ..Default::default()
-        };
-        match self.fd.signal_msi(msi) {
-            Ok(delivered) if delivered > 0 => Ok(()),
-            Ok(_) => Err(VmError::NoDestination(apic_id)),
-            // KVM's -1 for "no destination" reads as this error number.
-            Err(error) if error.errno() == libc::EPERM => Err(VmError::NoDestination(apic_id)),
-            Err(error) => Err(VmError::Ioctl("KVM_SIGNAL_MSI", error)),
-        }
     }
 }
 
@@ -230,105 +206,7 @@ fn trap_msrs(fd: &VmFd, ranges: &[(u32, u32)]) -> Result<(), VmError> {
         MsrExitReason::Filter.bits(),
     ))
     .map_err(|error| VmError::Ioctl("KVM_CAP_X86_USER_SPACE_MSR", error))?;
-    let windows = windows(ranges);
-    let filter: Vec<MsrFilterRange<'_>> = windows
-        .iter()
-        .map(|window| MsrFilterRange {
-            flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
-            base: window.base,
-            msr_count: window.count,
-            bitmap: &window.bitmap,
-        })
-        .collect();
-    fd.set_msr_filter(MsrFilterDefaultAction::ALLOW, &filter)
+    let filter = MsrFilter::new(ranges)?;
+    fd.set_msr_filter(filter.default_action(), &filter.ranges())
         .map_err(|error| VmError::Ioctl("KVM_X86_SET_MSR_FILTER", error))
-}
-
-/// One range of KVM's filter: a zero bit denies, and a denied access exits.
-#[derive(Debug, PartialEq, Eq)]
-struct Window {
-    base: u32,
-    count: u32,
-    bitmap: Vec<u8>,
-}
-
-/// Packs `ranges` into few windows, because KVM takes 16 only
-/// (`KVM_MSR_FILTER_MAX_RANGES`): neighbours share one, with the MSRs between
-/// them allowed.
-fn windows(ranges: &[(u32, u32)]) -> Vec<Window> {
-    const NEIGHBOURS: u32 = 0x400;
-    let mut groups: Vec<Vec<(u32, u32)>> = Vec::new();
-    for &range in ranges {
-        match groups.last_mut() {
-            Some(group)
-                if group
-                    .last()
-                    .is_some_and(|last| range.0 - last.1 <= NEIGHBOURS) =>
-            {
-                group.push(range);
-            }
-            _ => groups.push(vec![range]),
-        }
-    }
-    groups
-        .iter()
-        .filter_map(|group| {
-            let (base, last) = (group.first()?.0, group.last()?.1);
-            let count = last - base + 1;
-            let mut bitmap = vec![0xff; count.div_ceil(8) as usize];
-            for msr in group.iter().flat_map(|&(first, last)| first..=last) {
-                let bit = msr - base;
-                bitmap[(bit / 8) as usize] &= !(1 << (bit % 8));
-            }
-            Some(Window {
-                base,
-                count,
-                bitmap,
-            })
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neighbours_share_a_window_and_leave_what_lies_between_to_kvm() {
-        let found = windows(&[(0x10, 0x11), (0x18, 0x18), (0xc000_0000, 0xc000_0000)]);
-        let expected = [
-            (0x10, 9, vec![0b1111_1100, 0b1111_1110]),
-            (0xc000_0000, 1, vec![0b1111_1110]),
-        ]
-        .map(|(base, count, bitmap)| Window {
-            base,
-            count,
-            bitmap,
-        });
-        assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn every_pmu_msr_fits_in_kvms_filter() {
-        let model = PmuModel::parse("intel-v2,full-width=on").unwrap();
-        let ranges = VmOptions::with_pmu(Some(&model)).trapped_msrs;
-        let windows = windows(&ranges);
-        assert!(windows.len() <= 16, "{windows:x?}");
-        let places: [std::ops::Range<u32>; 3] = [
-            0..0x2000,
-            0xc000_0000..0xc001_2000,
-            0x554d_5000..0x554d_8000,
-        ];
-        for msr in places.into_iter().flatten() {
-            let denied = windows.iter().any(|window| {
-                msr.checked_sub(window.base).is_some_and(|bit| {
-                    bit < window.count && window.bitmap[(bit / 8) as usize] >> (bit % 8) & 1 == 0
-                })
-            });
-            let wanted = ranges
-                .iter()
-                .any(|&(first, last)| (first..=last).contains(&msr));
-            assert_eq!(denied, wanted, "MSR {msr:#x}");
-        }
-    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arbiter::{Grant, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
+use kvm_pmu::{KvmPmu, KvmPmuError, KvmPmuParts};
 use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
 use vmm_control::{JobQueue, Server, ServerError, ServerSetup};
@@ -76,6 +77,9 @@ pub enum MachineError {
     /// KVM.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
+    /// KVM's part of a virtual PMU.
+    #[error(transparent)]
+    Pmu(#[from] KvmPmuError),
     /// The console's interrupt line.
     #[error(transparent)]
     Console(#[from] ConsoleIrqError),
@@ -173,7 +177,7 @@ impl Machine {
         let platform = Arc::new(SharedPlatform::new(PortBus::new(parts)));
         let control = Arc::new(VcpuControl::default());
 
-        let kvm = |id| vm.create_vcpu(host, id);
+        let kvm = |id| vm.create_vcpu(id);
         let kvms: Vec<KvmVcpu> = (0..config.cpus)
             .map(VcpuId)
             .map(kvm)
@@ -264,17 +268,21 @@ impl Machine {
             // AMD's processors have no such register to say it in.
             let perfmon = pmu_cpuid.is_some_and(|cpuid| cpuid.leaf_0xa.eax != 0);
             show_features(&kvm, perfmon)?;
-            vcpus.push(VcpuParts {
-                tsc_khz,
-                kvm,
-                vm: vm.clone(),
+            let pmu = KvmPmuParts {
+                id,
                 pmu,
-                platform: platform.clone(),
-                control: control.clone(),
-                observer: observer(id),
                 quirks: probes.quirks(),
                 step: probes.step_support(),
                 pmi_floor_us: u32::try_from(config.pmi_floor.as_micros()).unwrap_or(u32::MAX),
+                tsc_khz,
+            };
+            vcpus.push(VcpuParts {
+                pmu: KvmPmu::new(kvm.fd(), vm.fd(), pmu)?,
+                kvm,
+                vm: vm.clone(),
+                platform: platform.clone(),
+                control: control.clone(),
+                observer: observer(id),
                 firmware: pcr.as_ref().and_then(MachineReservations::expected),
                 host: endpoints.next(),
             });

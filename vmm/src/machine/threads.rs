@@ -15,7 +15,7 @@ use crate::kvm::VcpuId;
 use crate::sched::{CoreExchange, CorePlan, CoreReport, CoreThread, CpuList, pin};
 use crate::sync::lock;
 use crate::sys::KickTarget;
-use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};
+use crate::vcpu::{ThreadContext, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuParts};
 
 /// How often vCPUs that were asked to stop are kicked again.
 const KICK_AGAIN: Duration = Duration::from_millis(5);
@@ -76,9 +76,9 @@ fn run_alone(
     parts: VcpuParts,
     tell: &dyn Fn(&mut Vcpu, Result<VcpuEnd, VcpuFailure>),
 ) -> Result<(), VcpuFailure> {
-    let mut seat = Seat::new(parts.tsc_khz)?.of_core(parts.kvm.id().0.into());
+    let mut thread = ThreadContext::new(parts.pmu.tsc_khz())?.of_core(parts.kvm.id().0.into());
     let mut vcpu = Vcpu::new(parts);
-    let end = vcpu.run(&mut seat);
+    let end = vcpu.run(&mut thread);
     vcpu.close_endpoint();
     tell(&mut vcpu, end);
     Ok(())
@@ -97,7 +97,7 @@ fn run_core(
         exchange,
         queue,
     } = parts;
-    let tsc_khz = vcpus.first().map_or(0, |parts| parts.tsc_khz);
+    let tsc_khz = vcpus.first().map_or(0, |parts| parts.pmu.tsc_khz());
     let core = CoreThread::new(index, &plan, tsc_khz, exchange, control, pmu)?.with_jobs(queue);
     let vcpus = vcpus.into_iter().map(Vcpu::new).collect();
     Ok(core.run(vcpus, |mut ended| tell(&mut ended.vcpu, ended.end)))

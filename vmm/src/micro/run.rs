@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arbiter::{Auditor, Grant, Phase, Record};
 use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
+use kvm_pmu::{KvmPmu, KvmPmuParts};
 use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu};
 use vmm_control::{ControlConfig, ControlEndpoint, JobQueue, Server, ServerError, ServerSetup};
 
@@ -322,6 +323,15 @@ impl MicroRun {
             true => Box::new(recorder.clone()),
             false => Box::new(crate::vcpu::Silent),
         };
+        let pmu = KvmPmuParts {
+            id: kvm.id(),
+            pmu,
+            quirks: self.quirks,
+            step: self.step,
+            pmi_floor_us: self.pmi_floor_us,
+            tsc_khz,
+        };
+        let pmu = KvmPmu::new(kvm.fd(), shared.vm.fd(), pmu).map_err(VcpuFailure::from)?;
         Ok(VcpuParts {
             kvm,
             vm: shared.vm.clone(),
@@ -329,10 +339,6 @@ impl MicroRun {
             platform: shared.platform.clone(),
             control: shared.control.clone(),
             observer,
-            quirks: self.quirks,
-            step: self.step,
-            pmi_floor_us: self.pmi_floor_us,
-            tsc_khz,
             // Tests say themselves what is right.
             firmware: None,
             host: None,

@@ -6,13 +6,15 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use arbiter::{Grant, PcrUnit};
+use kvm_pmu::{KvmPmu, KvmPmuParts};
 use pmu_virt::{CounterBackend, CounterReport, PmuModel, Reservations, VcpuPmu};
 
 use super::run::MicroRunError;
 use crate::kvm::{KvmVcpu, KvmVm};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
-    DebugQuirks, Observer, Platform, Seat, StepSupport, Vcpu, VcpuControl, VcpuEnd, VcpuParts,
+    DebugQuirks, Observer, Platform, StepSupport, ThreadContext, Vcpu, VcpuControl, VcpuEnd,
+    VcpuFailure, VcpuParts,
 };
 
 /// What a solo vCPU is made of, besides KVM's parts.
@@ -40,7 +42,7 @@ pub struct SoloParts {
 #[derive(Debug)]
 pub struct Solo {
     vcpu: Vcpu,
-    seat: Seat,
+    thread: ThreadContext,
     control: Arc<VcpuControl>,
     tsc_khz: u32,
 }
@@ -59,24 +61,28 @@ impl Solo {
             Some(reservations) => pmu.with_reservations(reservations),
             None => pmu,
         };
-        let seat = Seat::new(tsc_khz)?;
-        let vcpu = Vcpu::new(VcpuParts {
-            kvm,
-            vm,
+        let thread = ThreadContext::new(tsc_khz).map_err(VcpuFailure::from)?;
+        let pmu = KvmPmuParts {
+            id: kvm.id(),
             pmu: Some(pmu),
-            platform: parts.platform,
-            control: control.clone(),
-            observer: parts.observer,
             quirks: parts.quirks,
             step: parts.step,
             pmi_floor_us: parts.pmi_floor_us,
             tsc_khz,
+        };
+        let vcpu = Vcpu::new(VcpuParts {
+            pmu: KvmPmu::new(kvm.fd(), vm.fd(), pmu).map_err(VcpuFailure::from)?,
+            kvm,
+            vm,
+            platform: parts.platform,
+            control: control.clone(),
+            observer: parts.observer,
             firmware: None,
             host: None,
         });
         Ok(Self {
             vcpu,
-            seat,
+            thread,
             control,
             tsc_khz,
         })
@@ -89,7 +95,7 @@ impl Solo {
     /// The vCPU failed, by the host's fault.
     pub fn run(&mut self, timeout: Duration) -> Result<Option<VcpuEnd>, MicroRunError> {
         self.control.resume();
-        let target = self.seat.target();
+        let target = self.thread.target();
         let control = self.control.clone();
         let (running, ended) = channel::<()>();
         let (end, late) = std::thread::scope(|scope| {
@@ -102,7 +108,7 @@ impl Solo {
                 }
                 late
             });
-            let end = self.vcpu.run(&mut self.seat);
+            let end = self.vcpu.run(&mut self.thread);
             drop(running);
             (end, watchdog.join())
         });

@@ -11,7 +11,7 @@ use super::run::MicroRunError;
 use crate::sched::{CoreEnd, CoreExchange, CorePlan, CoreReport, CoreThread};
 use crate::sync::lock;
 use crate::sys::KickTarget;
-use crate::vcpu::{Seat, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
+use crate::vcpu::{ThreadContext, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
 /// How often vCPUs that were asked to stop are kicked again.
 const KICK_AGAIN: Duration = Duration::from_millis(1);
@@ -135,8 +135,8 @@ fn on_core(
 
 fn alone(vcpus: Vec<Vcpu>) -> Result<Vec<CoreEnd>, VcpuFailure> {
     let run = |mut vcpu: Vcpu| {
-        let seat = Seat::new(vcpu.tsc_khz())?.of_core(vcpu.id().0.into());
-        let end = vcpu.run(&mut { seat });
+        let thread = ThreadContext::new(vcpu.tsc_khz())?.of_core(vcpu.id().0.into());
+        let end = vcpu.run(&mut { thread });
         vcpu.close_endpoint();
         Ok(CoreEnd { vcpu, end })
     };

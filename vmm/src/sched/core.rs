@@ -10,11 +10,12 @@ use vmm_control::{CoreQuantities, JobQueue, close_core};
 use super::exchange::CoreExchange;
 use super::pace::Pace;
 use super::plan::CorePlan;
-use super::queue::{Action, Rest, RunQueue};
+use super::queue::{Action, RunQueue, Runnability};
 use super::report::CoreReport;
+use crate::control::VcpuThread;
 use crate::kvm::VcpuId;
 use crate::sys::{SignalMask, hold_pending_signal, rdtsc};
-use crate::vcpu::{Seat, Stay, Turn, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
+use crate::vcpu::{RunOutcome, ThreadContext, Timeslice, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
 
 /// A vCPU that runs no more.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub struct CoreThread {
     pub(super) index: usize,
     pub(super) exchange: Arc<CoreExchange>,
     control: Arc<VcpuControl>,
-    seat: Seat,
+    thread: ThreadContext,
     mask: SignalMask,
     pub(super) queue: RunQueue,
     pub(super) vcpus: BTreeMap<VcpuId, Vcpu>,
@@ -57,7 +58,7 @@ impl CoreThread {
     /// no PMU.
     ///
     /// # Errors
-    /// [`VcpuFailure::Timer`] or [`VcpuFailure::Signal`]: the process has no timer
+    /// [`VcpuFailure::Pmu`] or [`VcpuFailure::Signal`]: the process has no timer
     /// or no queued signal left.
     pub fn new(
         index: usize,
@@ -67,15 +68,15 @@ impl CoreThread {
         control: Arc<VcpuControl>,
         pmu: Option<Box<CorePmu>>,
     ) -> Result<Self, VcpuFailure> {
-        let seat = Seat::new(tsc_khz)?.of_core(index);
+        let thread = ThreadContext::new(tsc_khz)?.of_core(index);
         let tsc_khz = tsc_khz.max(1);
         let pace = Pace::new(plan.slice, tsc_khz);
-        exchange.bind_thread(index, seat.target());
+        exchange.bind_thread(index, thread.target());
         Ok(Self {
             index,
             exchange,
             control,
-            seat,
+            thread,
             mask: hold_pending_signal().map_err(VcpuFailure::Signal)?,
             queue: RunQueue::new(pace),
             vcpus: BTreeMap::new(),
@@ -95,7 +96,7 @@ impl CoreThread {
     #[must_use]
     pub fn with_jobs(mut self, jobs: Option<JobQueue>) -> Self {
         if let Some(jobs) = &jobs {
-            jobs.bind_thread(Box::new(self.seat.target()));
+            jobs.bind_thread(Box::new(VcpuThread(self.thread.target())));
             jobs.set_exchange(self.exchange.clone());
         }
         self.jobs = jobs;
@@ -149,21 +150,23 @@ impl CoreThread {
 
     fn enter(&mut self, id: VcpuId, until: Option<u64>) -> Option<CoreEnd> {
         self.switch_to(id);
-        let turn = Turn {
+        let timeslice = Timeslice {
             until,
             attention: self.exchange.attention(self.index),
         };
-        let stay = self.vcpus.get_mut(&id)?.run_for(&mut self.seat, &turn);
-        match stay {
-            Ok(Stay::Paused(rest)) => {
-                self.report.barred += u64::from(matches!(rest, Rest::Barred { .. }));
-                if self.queue.left(rdtsc(), rest) {
+        let vcpu = self.vcpus.get_mut(&id)?;
+        let outcome = vcpu.run_for(&mut self.thread, &timeslice);
+        match outcome {
+            Ok(RunOutcome::Paused(runnability)) => {
+                self.report.locked_out +=
+                    u64::from(matches!(runnability, Runnability::LockedOut { .. }));
+                if self.queue.left(rdtsc(), runnability) {
                     self.report.halts += 1;
                     return self.expect_wake(id);
                 }
                 None
             }
-            Ok(Stay::Ended(end)) => self.end(id, Ok(end)),
+            Ok(RunOutcome::Ended(end)) => self.end(id, Ok(end)),
             Err(failure) => self.end(id, Err(failure)),
         }
     }
@@ -179,22 +182,22 @@ impl CoreThread {
         let began = Instant::now();
         let due = self.queue.is_due(rdtsc(), id);
         let vcpu = self.vcpus.get_mut(&id)?;
-        let mut stay = vcpu.probe(self.mask);
-        if due && matches!(stay, Ok(Stay::Paused(Rest::Idle))) {
-            stay = vcpu.probe(self.mask);
+        let mut outcome = vcpu.probe(&mut self.thread, self.mask);
+        if due && matches!(outcome, Ok(RunOutcome::Paused(Runnability::Idle))) {
+            outcome = vcpu.probe(&mut self.thread, self.mask);
         }
         self.report.probes += 1;
         self.report.probing += began.elapsed();
-        match stay {
-            Ok(Stay::Paused(rest)) => {
-                self.report.wakes += u64::from(rest == Rest::Runnable);
-                self.queue.probed(rdtsc(), id, rest);
-                match due && rest == Rest::Idle {
+        match outcome {
+            Ok(RunOutcome::Paused(runnability)) => {
+                self.report.wakes += u64::from(runnability == Runnability::Runnable);
+                self.queue.probed(rdtsc(), id, runnability);
+                match due && runnability == Runnability::Idle {
                     true => self.expect_wake(id),
                     false => None,
                 }
             }
-            Ok(Stay::Ended(end)) => self.end(id, Ok(end)),
+            Ok(RunOutcome::Ended(end)) => self.end(id, Ok(end)),
             Err(failure) => self.end(id, Err(failure)),
         }
     }
@@ -262,9 +265,9 @@ impl CoreThread {
     /// A vCPU that nobody has run yet, or that another core has left.
     /// That has cost `cost` ticks.
     fn admit(&mut self, mut vcpu: Vcpu, cost: u64) -> Option<CoreEnd> {
-        match vcpu.rest() {
-            Ok(rest) => {
-                self.queue.admit(rdtsc(), vcpu.id(), rest, cost);
+        match vcpu.runnability() {
+            Ok(runnability) => {
+                self.queue.admit(rdtsc(), vcpu.id(), runnability, cost);
                 vcpu.moves_to(self.index);
                 self.tally.arrive(vcpu.id().0.into(), vcpu.quantities());
                 self.vcpus.insert(vcpu.id(), vcpu);

@@ -18,5 +18,5 @@ pub use cpulist::{CpuList, CpuListError};
 pub use exchange::CoreExchange;
 pub use pace::Pace;
 pub use plan::{CorePlan, pin};
-pub use queue::{Action, Rest, RunQueue};
+pub use queue::{Action, RunQueue, Runnability};
 pub use report::{CoreReport, MigrationCost};

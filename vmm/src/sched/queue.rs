@@ -8,7 +8,7 @@
 //! So no runnable vCPU waits longer than one slice for each other vCPU of its
 //! core, and the time of their probes.
 //!
-//! A vCPU that is barred (it has guessed cookies) is neither run nor asked until
+//! A vCPU that is locked out (it has guessed cookies) is neither run nor asked until
 //! its time is over, and one that a tool's context blocks until that lets it go.
 //! Then it goes to the end of the queue.
 
@@ -19,13 +19,13 @@ use crate::kvm::VcpuId;
 
 /// What a vCPU does while it is not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
+pub enum Runnability {
     /// It could run.
     Runnable,
     /// It waits for an interrupt or a start-up IPI.
     Idle,
     /// It could run, and may not before this TSC value.
-    Barred {
+    LockedOut {
         /// When.
         until: u64,
     },
@@ -76,11 +76,11 @@ enum Held {
 }
 
 impl Held {
-    fn of(rest: Rest) -> Option<Self> {
-        match rest {
-            Rest::Barred { until } => Some(Held::Until(until)),
-            Rest::Blocked => Some(Held::Blocked),
-            Rest::Runnable | Rest::Idle => None,
+    fn of(runnability: Runnability) -> Option<Self> {
+        match runnability {
+            Runnability::LockedOut { until } => Some(Held::Until(until)),
+            Runnability::Blocked => Some(Held::Blocked),
+            Runnability::Runnable | Runnability::Idle => None,
         }
     }
 }
@@ -159,16 +159,16 @@ impl RunQueue {
     }
 
     /// A vCPU comes to this core, which has cost `cost` ticks.
-    pub fn admit(&mut self, now: u64, id: VcpuId, rest: Rest, cost: u64) {
+    pub fn admit(&mut self, now: u64, id: VcpuId, runnability: Runnability, cost: u64) {
         let idle = Idle::new(now);
         self.members.push(Member {
             id,
             left: self.pace.slice,
             stays_until: now.saturating_add(self.pace.stay(cost)),
-            idle: (rest == Rest::Idle).then_some(idle),
-            held: Held::of(rest),
+            idle: (runnability == Runnability::Idle).then_some(idle),
+            held: Held::of(runnability),
         });
-        if rest == Rest::Runnable {
+        if runnability == Runnability::Runnable {
             self.ready.push_back(id);
         }
     }
@@ -208,7 +208,7 @@ impl RunQueue {
 
     /// The vCPU that was run has come back; true if its timer may be told by
     /// [`RunQueue::expect_wake`].
-    pub fn left(&mut self, now: u64, rest: Rest) -> bool {
+    pub fn left(&mut self, now: u64, runnability: Runnability) -> bool {
         let Some(Running { id, since }) = self.running.take() else {
             return false;
         };
@@ -220,31 +220,33 @@ impl RunQueue {
         let Some(member) = self.members.iter_mut().find(|member| member.id == id) else {
             return false;
         };
-        match (&mut member.idle, rest) {
-            (Some(idle), Rest::Idle) => {
+        match (&mut member.idle, runnability) {
+            (Some(idle), Runnability::Idle) => {
                 // It may have run meanwhile.
                 idle.seen = now;
                 idle.due = None;
                 return true;
             }
-            (Some(_), Rest::Runnable) => self.wake(now, id),
-            (idle @ Some(_), Rest::Barred { .. } | Rest::Blocked) => {
+            (Some(_), Runnability::Runnable) => self.wake(now, id),
+            (idle @ Some(_), Runnability::LockedOut { .. } | Runnability::Blocked) => {
                 *idle = None;
-                member.held = Held::of(rest);
+                member.held = Held::of(runnability);
             }
-            (none, rest) => {
+            (none, runnability) => {
                 member.left = member.left.saturating_sub(now.saturating_sub(since));
-                match rest {
-                    Rest::Idle => {
+                match runnability {
+                    Runnability::Idle => {
                         *none = Some(Idle::new(now));
                         return true;
                     }
-                    Rest::Barred { .. } | Rest::Blocked => member.held = Held::of(rest),
-                    Rest::Runnable if member.left < shortest => {
+                    Runnability::LockedOut { .. } | Runnability::Blocked => {
+                        member.held = Held::of(runnability)
+                    }
+                    Runnability::Runnable if member.left < shortest => {
                         member.left = slice;
                         self.ready.push_back(id);
                     }
-                    Rest::Runnable => self.ready.push_front(id),
+                    Runnability::Runnable => self.ready.push_front(id),
                 }
             }
         }
@@ -273,17 +275,17 @@ impl RunQueue {
     }
 
     /// What the probe of an idle vCPU has found.
-    pub fn probed(&mut self, now: u64, id: VcpuId, rest: Rest) {
-        match rest {
-            Rest::Runnable => self.wake(now, id),
-            Rest::Barred { .. } | Rest::Blocked => {
+    pub fn probed(&mut self, now: u64, id: VcpuId, runnability: Runnability) {
+        match runnability {
+            Runnability::Runnable => self.wake(now, id),
+            Runnability::LockedOut { .. } | Runnability::Blocked => {
                 let member = self.members.iter_mut().find(|member| member.id == id);
                 if let Some(member) = member {
                     member.idle = None;
-                    member.held = Held::of(rest);
+                    member.held = Held::of(runnability);
                 }
             }
-            Rest::Idle => {
+            Runnability::Idle => {
                 if let Some(idle) = self.idle_mut(id) {
                     idle.seen = now;
                     idle.due = idle.due.filter(|&at| at > now);
@@ -353,7 +355,7 @@ impl RunQueue {
 
     /// Nobody can run: wait inside the vCPU that halted last, as it is the
     /// likeliest to go on, until the others have to be asked, or one that is
-    /// barred may run.
+    /// locked out may run.
     fn sleep(&mut self, now: u64) -> Action {
         let idle = self.members.iter().filter_map(|m| Some((m.idle?, m.id)));
         let Some((_, id)) = idle.max_by_key(|(idle, _)| idle.since) else {
@@ -369,7 +371,7 @@ impl RunQueue {
         }
     }
 
-    /// When the first of those that are barred may run.
+    /// When the first of those that are locked out may run.
     fn release_at(&self) -> Option<u64> {
         let until = |member: &Member| match member.held {
             Some(Held::Until(until)) => Some(until),

@@ -6,17 +6,17 @@ use std::time::Duration;
 use proptest::prelude::{Just, Strategy, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use proptest::test_runner::TestCaseError;
 
-use super::{Action, Pace, Rest, RunQueue};
+use super::{Action, Pace, RunQueue, Runnability};
 use crate::kvm::VcpuId;
 
 /// A TSC of 1 MHz: ticks are microseconds.
 const KHZ: u32 = 1000;
 const SLICE: u64 = 5000;
 
-fn queue(rests: &[Rest]) -> RunQueue {
+fn queue(all: &[Runnability]) -> RunQueue {
     let mut queue = RunQueue::new(Pace::new(Duration::from_micros(SLICE), KHZ));
-    for (id, rest) in (0..).zip(rests) {
-        queue.admit(0, VcpuId(id), *rest, 0);
+    for (id, runnability) in (0..).zip(all) {
+        queue.admit(0, VcpuId(id), *runnability, 0);
     }
     queue
 }
@@ -30,27 +30,27 @@ fn run(id: u8, until: impl Into<Option<u64>>) -> Action {
 
 /// What happens to the vCPU that the queue last named, and when.
 enum Then {
-    Left(u64, Rest),
-    Probed(u64, Rest),
+    Left(u64, Runnability),
+    Probed(u64, Runnability),
 }
 
-fn check(rests: &[Rest], story: &[(Action, Then)], last: Action) {
-    let mut queue = queue(rests);
+fn check(all: &[Runnability], story: &[(Action, Then)], last: Action) {
+    let mut queue = queue(all);
     let mut now = 0;
     for (step, (expected, then)) in story.iter().enumerate() {
         let action = queue.next(now);
         assert_eq!(action, *expected, "step {step}");
         match *then {
-            Then::Left(at, rest) => {
+            Then::Left(at, runnability) => {
                 now = at;
-                queue.left(now, rest);
+                queue.left(now, runnability);
             }
-            Then::Probed(at, rest) => {
+            Then::Probed(at, runnability) => {
                 let Action::Probe(id) = action else {
                     panic!("step {step} is no probe");
                 };
                 now = at;
-                queue.probed(now, id, rest);
+                queue.probed(now, id, runnability);
             }
         }
     }
@@ -59,7 +59,7 @@ fn check(rests: &[Rest], story: &[(Action, Then)], last: Action) {
 
 #[test]
 fn what_runs_next() {
-    use Rest::{Idle, Runnable};
+    use Runnability::{Idle, Runnable};
     use Then::{Left, Probed};
     let look = SLICE / 16;
     let every = SLICE * 4 / 5;
@@ -114,8 +114,8 @@ fn what_runs_next() {
 }
 
 #[test]
-fn who_is_barred_is_left_out_until_its_time() {
-    use Rest::{Barred, Idle, Runnable};
+fn who_is_locked_out_is_left_out_until_its_time() {
+    use Runnability::{Idle, LockedOut, Runnable};
     use Then::{Left, Probed};
     let look = SLICE / 16;
     let every = SLICE * 4 / 5;
@@ -123,7 +123,7 @@ fn who_is_barred_is_left_out_until_its_time() {
     check(
         &[Runnable, Runnable],
         &[
-            (run(0, look), Left(10, Barred { until: 9000 })),
+            (run(0, look), Left(10, LockedOut { until: 9000 })),
             (run(1, 9000), Left(9000, Runnable)),
         ],
         run(0, 9000 + look),
@@ -131,31 +131,34 @@ fn who_is_barred_is_left_out_until_its_time() {
     // Alone it leaves the core empty.
     check(
         &[Runnable],
-        &[(run(0, None), Left(10, Barred { until: 9000 }))],
+        &[(run(0, None), Left(10, LockedOut { until: 9000 }))],
         Action::Wait { until: Some(9000) },
     );
     // It is not asked whether it has been woken, others are.
     check(
         &[Runnable, Runnable],
         &[
-            (run(0, look), Left(10, Barred { until: 9000 })),
+            (run(0, look), Left(10, LockedOut { until: 9000 })),
             (run(1, 9000), Left(20, Idle)),
             (run(1, 9000), Left(9000, Idle)),
-            (run(0, 9000 + every), Left(9010, Barred { until: 99_000 })),
-            (run(1, 99_000), Left(10_000, Barred { until: 20_000 })),
+            (
+                run(0, 9000 + every),
+                Left(9010, LockedOut { until: 99_000 }),
+            ),
+            (run(1, 99_000), Left(10_000, LockedOut { until: 20_000 })),
         ],
         Action::Wait {
             until: Some(20_000),
         },
     );
-    // One that a probe finds barred, and one that comes so.
+    // One that a probe finds locked out, and one that comes so.
     check(
-        &[Runnable, Idle, Barred { until: 50_000 }],
+        &[Runnable, Idle, LockedOut { until: 50_000 }],
         &[
             (run(0, every), Left(every, Runnable)),
             (
                 Action::Probe(VcpuId(1)),
-                Probed(every, Barred { until: 60_000 }),
+                Probed(every, LockedOut { until: 60_000 }),
             ),
             (run(0, 50_000), Left(50_000, Idle)),
         ],
@@ -165,12 +168,16 @@ fn who_is_barred_is_left_out_until_its_time() {
 
 #[test]
 fn who_is_blocked_is_left_out_until_somebody_frees_it() {
-    let mut queue = queue(&[Rest::Runnable, Rest::Blocked, Rest::Runnable]);
+    let mut queue = queue(&[
+        Runnability::Runnable,
+        Runnability::Blocked,
+        Runnability::Runnable,
+    ]);
     assert_eq!(queue.next(0), run(0, 312));
-    queue.left(100, Rest::Blocked);
+    queue.left(100, Runnability::Blocked);
     // Nothing but the other one, however long.
     assert_eq!(queue.next(100), run(2, None));
-    queue.left(1_000_000, Rest::Runnable);
+    queue.left(1_000_000, Runnability::Runnable);
     queue.unblock(VcpuId(2));
     queue.unblock(VcpuId(0));
     queue.unblock(VcpuId(0));
@@ -181,27 +188,27 @@ fn who_is_blocked_is_left_out_until_somebody_frees_it() {
     );
     queue.remove(VcpuId(2));
     assert_eq!(queue.next(1_000_000), run(0, None));
-    queue.left(1_000_001, Rest::Blocked);
+    queue.left(1_000_001, Runnability::Blocked);
     assert_eq!(queue.next(1_000_001), Action::Wait { until: None });
     // A probe that finds it blocked, and a halted one that is.
     queue.unblock(VcpuId(1));
     assert_eq!(queue.next(1_000_002), run(1, None));
-    queue.left(1_000_003, Rest::Idle);
+    queue.left(1_000_003, Runnability::Idle);
     assert_eq!(queue.next(1_000_004), run(1, None));
-    queue.left(1_000_005, Rest::Blocked);
+    queue.left(1_000_005, Runnability::Blocked);
     assert_eq!(queue.next(1_000_006), Action::Wait { until: None });
 }
 
 #[test]
-fn who_is_barred_does_not_migrate() {
-    let mut queue = queue(&[Rest::Runnable, Rest::Runnable]);
+fn who_is_locked_out_does_not_migrate() {
+    let mut queue = queue(&[Runnability::Runnable, Runnability::Runnable]);
     let _ = queue.next(0);
-    queue.left(1, Rest::Barred { until: u64::MAX });
+    queue.left(1, Runnability::LockedOut { until: u64::MAX });
     let mut now = 1;
     while now < 100 * SLICE {
         let _ = queue.next(now);
         now += SLICE;
-        queue.left(now, Rest::Runnable);
+        queue.left(now, Runnability::Runnable);
         assert_eq!(queue.surplus(now), None);
         assert_eq!(queue.runnable(), 1);
     }
@@ -209,14 +216,14 @@ fn who_is_barred_does_not_migrate() {
 
 #[test]
 fn surplus_is_what_has_been_waiting_for_long() {
-    let mut queue = queue(&[Rest::Runnable, Rest::Runnable]);
+    let mut queue = queue(&[Runnability::Runnable, Runnability::Runnable]);
     let (mut now, mut given) = (0, None);
     while given.is_none() && now < 100 * SLICE {
         let Action::Run { until, .. } = queue.next(now) else {
             panic!("both are runnable");
         };
         now = until.expect("the other one waits");
-        queue.left(now, Rest::Runnable);
+        queue.left(now, Runnability::Runnable);
         given = queue.surplus(now);
     }
     let settled = Pace::new(Duration::from_micros(SLICE), KHZ).settle;
@@ -247,7 +254,7 @@ enum Wake {
     HiddenTimer,
     /// A timer that the queue is told of.
     Timer,
-    /// Time: it does not sleep, it is barred for guessing.
+    /// Time: it does not sleep, it is locked out for guessing.
     Penalty,
 }
 
@@ -279,7 +286,7 @@ struct World {
     unnoticed: u64,
     /// and from a timer's that was announced.
     overslept: u64,
-    /// One that is barred was asked.
+    /// One that is locked out was asked.
     asked_barred: bool,
 }
 
@@ -294,7 +301,7 @@ impl World {
             ran: 0,
         }));
         Self {
-            queue: queue(&vec![Rest::Runnable; lives.len()]),
+            queue: queue(&vec![Runnability::Runnable; lives.len()]),
             guests: guests.collect(),
             now: 0,
             probe_cost,
@@ -341,8 +348,12 @@ impl World {
             guest.work = guest.life.runs;
             guest.queued = Some(self.now);
         }
-        let rest = if seen { Rest::Runnable } else { Rest::Idle };
-        self.queue.probed(self.now, id, rest);
+        let runnability = if seen {
+            Runnability::Runnable
+        } else {
+            Runnability::Idle
+        };
+        self.queue.probed(self.now, id, runnability);
     }
 
     /// The guest runs, or sleeps inside KVM_RUN, until `until`.
@@ -356,7 +367,7 @@ impl World {
         prop_assert!(until.is_some(), "the others are never looked at");
         let until = until.unwrap_or(end);
         prop_assert!(until > self.now, "an entry for no time");
-        // The story ends there, and somebody may be barred for ages.
+        // The story ends there, and somebody may be locked out for ages.
         let until = until.min(end);
         let guest = self.guests.get_mut(&id).expect("it exists");
         if guest.life.wake == Wake::Penalty {
@@ -387,18 +398,18 @@ impl World {
                 }
             }
         }
-        let rest = match guest.wakes {
-            Some(until) if guest.life.wake == Wake::Penalty => Rest::Barred { until },
-            Some(_) => Rest::Idle,
-            None => Rest::Runnable,
+        let runnability = match guest.wakes {
+            Some(until) if guest.life.wake == Wake::Penalty => Runnability::LockedOut { until },
+            Some(_) => Runnability::Idle,
+            None => Runnability::Runnable,
         };
-        guest.queued = match rest {
-            Rest::Runnable => Some(self.now),
-            Rest::Barred { until } => Some(until),
-            Rest::Idle | Rest::Blocked => None,
+        guest.queued = match runnability {
+            Runnability::Runnable => Some(self.now),
+            Runnability::LockedOut { until } => Some(until),
+            Runnability::Idle | Runnability::Blocked => None,
         };
         let announced = guest.wakes.filter(|_| guest.life.wake == Wake::Timer);
-        if self.queue.left(self.now, rest)
+        if self.queue.left(self.now, runnability)
             && let Some(at) = announced
         {
             self.queue.expect_wake(id, at);
@@ -464,7 +475,7 @@ proptest! {
     }
 }
 
-/// Whatever guessers do, a busy vCPU has the core while they are barred: what they
+/// Whatever guessers do, a busy vCPU has the core while they are locked out: what they
 /// get is their runs.
 #[test]
 fn guessers_cost_a_busy_one_their_runs_and_nothing_else() {

@@ -16,7 +16,7 @@ pub struct CoreReport {
     /// Turns that ended with a halted vCPU.
     pub halts: u64,
     /// Turns that ended with a vCPU that is kept off the core for guessing cookies.
-    pub barred: u64,
+    pub locked_out: u64,
     /// Idle vCPUs asked whether they had been woken.
     pub probes: u64,
     /// Of these, how many had been.
@@ -102,9 +102,9 @@ impl fmt::Display for CoreReport {
             self.wakes,
             self.migrations
         )?;
-        match self.barred {
+        match self.locked_out {
             0 => Ok(()),
-            barred => write!(f, ", {barred} penalties"),
+            locked_out => write!(f, ", {locked_out} penalties"),
         }
     }
 }

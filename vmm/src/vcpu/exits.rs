@@ -1,30 +1,21 @@
-//! What each exit leads to.
-
-use arbiter::{Caller, Layer, PcrRegister};
-use pmu_virt::{MsrIndex, ReadOutcome, Register, Ring, WriteOutcome};
+//! What each exit leads to that is not the PMU's.
 
 use super::end::VcpuEnd;
-use super::observe::TrapEvent;
-use super::run::{Core, SYNCED_EXITS, VcpuFailure};
+use super::run::{RunState, VcpuFailure};
 use crate::devices::DeviceOutcome;
 use crate::kvm::{Answer, InternalError, KvmVcpu, VmExit};
-use crate::trap::{Presented, StepStop};
 
-impl Core {
+impl RunState {
     /// One line per kind of exit.
     pub(super) fn handle(
-        &mut self,
+        &self,
         kvm: &mut KvmVcpu,
         exit: VmExit,
     ) -> Result<Option<VcpuEnd>, VcpuFailure> {
-        if !matches!(exit, VmExit::Debug(_)) {
-            self.step_stop(kvm, StepStop::Exit)?;
-        }
         match exit {
-            VmExit::Rdmsr { index } => self.rdmsr(kvm, MsrIndex(index))?,
-            VmExit::Wrmsr { index, value } => self.wrmsr(kvm, MsrIndex(index), value)?,
-            VmExit::Debug(debug) => self.debug_exit(kvm, &debug)?,
-            VmExit::Interrupted => {}
+            // All that the filter lets through is the PMU's.
+            VmExit::Rdmsr { .. } | VmExit::Wrmsr { .. } => kvm.answer(&Answer::MsrFault),
+            VmExit::Debug(_) | VmExit::Interrupted => {}
             VmExit::IoIn { port, width, len } => {
                 let mut data = vec![0xff; len];
                 self.platform.port_read(port, width, &mut data);
@@ -75,151 +66,6 @@ impl Core {
             }
         }
         Ok(None)
-    }
-
-    fn rdmsr(&mut self, kvm: &mut KvmVcpu, msr: MsrIndex) -> Result<(), VcpuFailure> {
-        let caller = self.msr_caller(kvm, msr, false)?;
-        let outcome = match &mut self.pmu {
-            Some(pmu) => merged(kvm, msr, pmu.rdmsr(msr, caller))?,
-            None => ReadOutcome::Gp,
-        };
-        kvm.answer(&match outcome {
-            ReadOutcome::Value(value) => Answer::Msr(value),
-            ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => Answer::MsrFault,
-        });
-        self.report(kvm.id(), || match is_secret(msr, false) {
-            true => TrapEvent::Secret {
-                msr,
-                write: false,
-                gp: !matches!(outcome, ReadOutcome::Value(_)),
-            },
-            false => TrapEvent::MsrRead { msr, outcome },
-        });
-        Ok(())
-    }
-
-    /// Who performs an RDMSR or WRMSR, and with which cookie. Both are privileged:
-    /// the processor checks CPL before the intercept. The registers are fetched
-    /// only where one of them can matter.
-    fn msr_caller(
-        &mut self,
-        kvm: &KvmVcpu,
-        msr: MsrIndex,
-        write: bool,
-    ) -> Result<Caller, VcpuFailure> {
-        let Some(pmu) = &self.pmu else {
-            return Ok(Caller::legacy(Layer::GuestKernel));
-        };
-        let layer = pmu.layer(Ring::Kernel, kvm.in_smm());
-        if !pmu.takes_cookie(msr, write) {
-            return Ok(Caller::legacy(layer));
-        }
-        // Drivers set a counter up with several such accesses.
-        self.registers_wanted = SYNCED_EXITS;
-        let Presented(presented) = Presented::now(&kvm.get_regs()?, &kvm.get_sregs()?);
-        Ok(Caller { layer, presented })
-    }
-
-    fn wrmsr(&mut self, kvm: &mut KvmVcpu, msr: MsrIndex, value: u64) -> Result<(), VcpuFailure> {
-        let caller = self.msr_caller(kvm, msr, true)?;
-        let outcome = match &mut self.pmu {
-            Some(pmu) => match pmu.wrmsr(msr, value, caller) {
-                WriteOutcome::Rest(rest) if takes_rest(kvm, msr, rest)? => {
-                    pmu.rest_taken(msr, value);
-                    WriteOutcome::Done
-                }
-                WriteOutcome::Rest(_) => WriteOutcome::Gp,
-                outcome => outcome,
-            },
-            None => WriteOutcome::Gp,
-        };
-        kvm.answer(&match outcome {
-            WriteOutcome::Done => Answer::Done,
-            WriteOutcome::Rest(_) | WriteOutcome::Gp | WriteOutcome::NotHandled => Answer::MsrFault,
-        });
-        self.report(kvm.id(), || match is_secret(msr, true) {
-            true => TrapEvent::Secret {
-                msr,
-                write: true,
-                gp: outcome != WriteOutcome::Done,
-            },
-            false => TrapEvent::MsrWrite {
-                msr,
-                value,
-                outcome,
-            },
-        });
-        if outcome == WriteOutcome::Done && self.starts_counting(msr) {
-            self.registers_wanted = SYNCED_EXITS;
-            self.arm_rdpmc(kvm)?;
-        }
-        Ok(())
-    }
-
-    /// True for the registers that a guest writes before it reads counts: those
-    /// that start a counter or give access to one, and the first steps towards it.
-    fn starts_counting(&self, msr: MsrIndex) -> bool {
-        if PcrRegister::contains(msr.0) {
-            let register = PcrRegister::decode(msr.0);
-            return matches!(
-                register,
-                Some(
-                    PcrRegister::Select(_)
-                        | PcrRegister::AccessKey(_)
-                        | PcrRegister::Phase
-                        | PcrRegister::Request
-                )
-            );
-        }
-        let register = self.pmu.as_ref().and_then(|pmu| pmu.model().decode(msr));
-        matches!(
-            register,
-            Some(Register::Select(_) | Register::FixedControl | Register::GlobalControl)
-        )
-    }
-
-    /// A guest that programs counters will read them: watch its #GP handler.
-    fn arm_rdpmc(&mut self, kvm: &mut KvmVcpu) -> Result<(), VcpuFailure> {
-        let full = self.gp.arm(kvm, self.vm.memory(), &mut self.debug)?;
-        if full {
-            // Once: a guest that takes and leaves the last one in turn must not
-            // fill the host's log.
-            if !std::mem::replace(&mut self.warned_full, true) {
-                log::warn!(
-                    "{}: the guest uses all four debug registers, its RDPMC will fault",
-                    kvm.id()
-                );
-            }
-            self.report(kvm.id(), || TrapEvent::DebugRegistersFull);
-        }
-        Ok(())
-    }
-}
-
-/// The bits of an MSR that KVM has beside those of the PMU.
-fn merged(kvm: &KvmVcpu, msr: MsrIndex, outcome: ReadOutcome) -> Result<ReadOutcome, VcpuFailure> {
-    Ok(match outcome {
-        ReadOutcome::Merge(bits) => ReadOutcome::Value(kvm.read_msr(msr.0)?.unwrap_or(0) | bits),
-        outcome => outcome,
-    })
-}
-
-/// Whether KVM takes its bits of an MSR that it shares with the PMU. One that it
-/// does not have takes zeros.
-fn takes_rest(kvm: &KvmVcpu, msr: MsrIndex, rest: u64) -> Result<bool, VcpuFailure> {
-    let taken = kvm.write_msr(msr.0, rest)?;
-    Ok(taken || rest == 0 && kvm.read_msr(msr.0)?.is_none())
-}
-
-/// Whether the value of a register must not be seen in logs, traces and tests.
-fn is_secret(msr: MsrIndex, write: bool) -> bool {
-    let register = PcrRegister::decode(msr.0);
-    match write {
-        true => matches!(
-            register,
-            Some(PcrRegister::ManagementKey(_) | PcrRegister::AccessKey(_))
-        ),
-        false => matches!(register, Some(PcrRegister::Random)),
     }
 }
 

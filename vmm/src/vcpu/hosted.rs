@@ -1,21 +1,20 @@
 //! What host tools ask of the run loop: jobs of the control socket, samples at
 //! overflows, and a vCPU that waits for its tool.
 
-use pmu_virt::perfmon::Moment;
-use pmu_virt::{CorePmu, Ring, VcpuPmu};
+use kvm_pmu::ThreadContext;
+use pmu_virt::{CorePmu, VcpuPmu};
 use vmm_control::{Job, OffCoreReason, Snapshot, serve_vcpu};
 
-use super::kick::Seat;
-use super::run::{Core, Vcpu, VcpuFailure};
+use super::observe::Reports;
+use super::run::{RunState, Vcpu, VcpuFailure};
+use crate::control::VcpuThread;
 use crate::kvm::KvmVcpu;
-use crate::sched::Rest;
-use crate::sys::rdtsc;
-use crate::trap::cpl;
+use crate::sched::Runnability;
 
-impl Core {
+impl RunState {
     /// Whether a tool's context keeps the vCPU off its core.
     pub(super) fn is_blocked(&self) -> bool {
-        self.pmu.as_ref().is_some_and(VcpuPmu::is_blocked)
+        self.pmu.pmu().is_some_and(VcpuPmu::is_blocked)
     }
 
     /// Whether there may be jobs: one load, where there is a control socket.
@@ -25,20 +24,20 @@ impl Core {
     }
 
     /// The thread of `seat` runs the vCPU from now on.
-    pub(super) fn comes_to(&self, seat: &Seat) {
+    pub(super) fn comes_to(&self, seat: &ThreadContext) {
         if let Some(host) = &self.host {
-            host.run_by(seat.core().into(), seat.target());
+            host.run_by(seat.core().into(), VcpuThread(seat.target()));
             self.tally.on_thread();
         }
     }
 
     /// No thread runs the vCPU from now on, or it has woken meanwhile.
-    pub(super) fn note_rest(&self, rest: Rest) {
+    pub(super) fn note_rest(&self, runnability: Runnability) {
         if self.host.is_some() {
-            self.tally.off_thread(match rest {
-                Rest::Runnable => OffCoreReason::Runnable,
-                Rest::Idle => OffCoreReason::Idle,
-                Rest::Barred { .. } | Rest::Blocked => OffCoreReason::Held,
+            self.tally.off_thread(match runnability {
+                Runnability::Runnable => OffCoreReason::Runnable,
+                Runnability::Idle => OffCoreReason::Idle,
+                Runnability::LockedOut { .. } | Runnability::Blocked => OffCoreReason::Held,
             });
         }
     }
@@ -53,7 +52,7 @@ impl Core {
     }
 
     fn do_waiting_jobs(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        let (Some(host), Some(pmu)) = (&self.host, &mut self.pmu) else {
+        let (Some(host), Some(pmu)) = (&self.host, self.pmu.pmu_mut()) else {
             return Ok(());
         };
         while let Some(job) = host.take() {
@@ -66,29 +65,11 @@ impl Core {
     /// before the guest runs on.
     #[inline]
     pub(super) fn sample_pending(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        let overflowed = self.pmu.as_ref().is_some_and(VcpuPmu::has_host_overflow);
-        match overflowed {
-            true => self.sample(kvm, core),
-            false => Ok(()),
-        }
-    }
-
-    fn sample(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        let Some(pmu) = &mut self.pmu else {
-            return Ok(());
+        let mut reports = Reports {
+            observer: &mut *self.observer,
+            tally: &mut self.tally,
         };
-        let (regs, sregs) = (kvm.get_regs()?, kvm.get_sregs()?);
-        let moment = Moment {
-            tsc: rdtsc(),
-            ip: regs.rip,
-            ring: Ring::from_cpl(cpl(&sregs)),
-            cr3: sregs.cr3,
-            vm: std::process::id().cast_signed(),
-            vcpu: kvm.id().0.into(),
-            core,
-        };
-        pmu.sample_hosts(&moment, &self.tally);
-        Ok(())
+        Ok(self.pmu.sample_pending(kvm.fd(), core, &mut reports)?)
     }
 }
 
@@ -112,7 +93,7 @@ impl Vcpu {
         core: usize,
         values: &Snapshot,
     ) -> Result<(), VcpuFailure> {
-        if let Some(pmu) = &mut self.core.pmu {
+        if let Some(pmu) = self.core.pmu.pmu_mut() {
             serve_vcpu(job, pmu, values);
         }
         // What the job has found overflowed is this vCPU's, not of who comes next.
@@ -139,13 +120,13 @@ impl Vcpu {
 
     /// The core that it is on.
     pub(crate) fn with_core<R>(&mut self, act: impl FnOnce(&mut CorePmu) -> R) -> Option<R> {
-        self.core.pmu.as_mut()?.with_core(act)
+        self.core.pmu.pmu_mut()?.with_core(act)
     }
 
     /// It has ended: tools get their contexts back.
     pub(crate) fn close_endpoint(&mut self) {
         if let Some(host) = self.core.host.take() {
-            host.close(self.core.pmu.as_mut(), &self.core.tally);
+            host.close(self.core.pmu.pmu_mut(), &self.core.tally);
         }
     }
 }

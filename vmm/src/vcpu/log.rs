@@ -1,9 +1,9 @@
 //! The trap path in the log.
 
+use kvm_pmu::{TrapEvent, VcpuId};
 use pmu_virt::{ReadOutcome, WriteOutcome};
 
-use super::observe::{Observer, TrapEvent};
-use crate::kvm::VcpuId;
+use super::observe::Observer;
 
 /// Writes events to the log: accesses that fault at `debug`, the rest at
 /// `trace`.

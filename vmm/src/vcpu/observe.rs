@@ -3,90 +3,16 @@
 
 use std::fmt::Debug;
 
-use pmu_virt::{MsrIndex, PmiRequest, ReadOutcome, Ring, WriteOutcome};
+use kvm_pmu::{PmiRoute, TrapEvent, TrapObserver, VcpuId};
+use pmu_virt::perfmon::Quantities;
+use vmm_control::VcpuQuantities;
 
-use super::pmi::PmiDelivery;
-use crate::kvm::VcpuId;
-
-/// One thing that happened on the trap path.
-#[derive(Debug, Clone, PartialEq)]
-pub enum TrapEvent {
-    /// RDMSR of a PMU register.
-    MsrRead {
-        /// ECX.
-        msr: MsrIndex,
-        /// What the guest got.
-        outcome: ReadOutcome,
-    },
-    /// WRMSR of a PMU register.
-    MsrWrite {
-        /// ECX.
-        msr: MsrIndex,
-        /// EDX:EAX.
-        value: u64,
-        /// What the guest got.
-        outcome: WriteOutcome,
-    },
-    /// RDMSR or WRMSR of a register whose value is a secret: a cookie, or random
-    /// bits that may become one. The value is told to nobody.
-    Secret {
-        /// ECX.
-        msr: MsrIndex,
-        /// It was a WRMSR.
-        write: bool,
-        /// The guest got a #GP.
-        gp: bool,
-    },
-    /// The vCPU has presented too many wrong cookies and is kept off its core.
-    Barred {
-        /// TSC value until which.
-        until: u64,
-    },
-    /// A notice of the reservations raised an interrupt, or could not.
-    Notice {
-        /// Its vector.
-        vector: u8,
-        /// It was sent; false if the local APIC is off or has lost its ID.
-        sent: bool,
-    },
-    /// A legal RDPMC.
-    Rdpmc {
-        /// ECX.
-        index: u32,
-        /// Where it was executed.
-        ring: Ring,
-        /// What the guest got.
-        outcome: ReadOutcome,
-    },
-    /// A #GP that was none of ours went on to the guest's handler.
-    ForeignGp,
-    /// The guest's own #DB was handed back to it.
-    GuestDebug {
-        /// The cause bits of DR6.
-        dr6: u64,
-    },
-    /// The guest uses all four debug registers: its RDPMC will fault.
-    DebugRegistersFull,
-    /// Counters overflowed and a PMI was sent, or could not be.
-    Pmi {
-        /// Which counters.
-        request: PmiRequest,
-        /// Where it went.
-        delivery: PmiDelivery,
-        /// TSC value at which the guest had to be interrupted for the first of
-        /// them, as far as the counter backend knew it when the guest was
-        /// entered.
-        due: Option<u64>,
-    },
-    /// A PMI is held back by the throttle.
-    PmiLate,
-}
 
 /// Receives a vCPU's reports, on its thread.
 pub trait Observer: Debug + Send {
     /// One event. Must not block: the guest waits.
     fn event(&mut self, vcpu: VcpuId, event: &TrapEvent);
-    /// False spares the run loop making events that nobody reads.
+    /// False: it drops every event.
     fn wants_events(&self) -> bool {
         true
     }
@@ -100,5 +26,33 @@ impl Observer for Silent {
     fn event(&mut self, _: VcpuId, _: &TrapEvent) {}
     fn wants_events(&self) -> bool {
         false
+    }
+}
+
+/// Counts for host tools what the PMU reports, and passes it on.
+#[derive(Debug)]
+pub(super) struct Reports<'a> {
+    pub(super) observer: &'a mut dyn Observer,
+    pub(super) tally: &'a mut VcpuQuantities,
+}
+
+impl TrapObserver for Reports<'_> {
+    fn event(&mut self, vcpu: VcpuId, event: TrapEvent) {
+        match &event {
+            TrapEvent::Rdpmc { .. } => self.tally.count_as_rdpmc(),
+            TrapEvent::Pmi { delivery, .. } => {
+                if matches!(delivery.route, PmiRoute::Nmi | PmiRoute::Fixed(_)) {
+                    self.tally.count_pmi();
+                }
+            }
+            _ => {}
+        }
+        if self.observer.wants_events() {
+            self.observer.event(vcpu, &event);
+        }
+    }
+
+    fn quantities(&self) -> &dyn Quantities {
+        self.tally
     }
 }

@@ -1,35 +1,27 @@
-//! What counter reservations ask of the run loop beside accesses: a penalty for
-//! guessing cookies, and interrupts that announce notices.
+//! What counter reservations ask of the run loop: a penalty for guessing cookies,
+//! answers for the hypervisor, and a look at what the firmware holds.
 
 use std::time::{Duration, Instant};
 
 use arbiter::Layer;
-use pmu_virt::{CounterSet, PmiRequest, VcpuPmu};
+use kvm_pmu::VcpuId;
+use pmu_virt::VcpuPmu;
 use vmm_control::OffCoreReason;
 
-use super::observe::TrapEvent;
-use super::pmi;
-use super::run::{Core, VcpuFailure};
-use crate::kvm::{KvmVcpu, VcpuId};
+use super::run::{RunState, VcpuFailure};
 use crate::reservations::answer_questions;
 use crate::sys::{nap, rdtsc};
 
 /// Nothing but a kick ends a wait of this length.
 const LONG: Duration = Duration::from_secs(3600);
 
-impl Core {
-    /// Until when the vCPU is kept off its core for guessing cookies.
-    pub(super) fn locked_out_until(&self) -> Option<u64> {
-        let until = self.pmu.as_ref()?.locked_out_until()?;
-        (rdtsc() < until).then_some(until)
-    }
-
+impl RunState {
     /// Waits until `until` or a kick, outside of `KVM_RUN`: interrupts and PMIs
     /// wait as well. The thread is this vCPU's own.
     pub(super) fn wait(&mut self, until: Option<u64>) -> Result<(), VcpuFailure> {
         let time = until.map_or(LONG, |until| {
             let ticks = u128::from(until.saturating_sub(rdtsc()));
-            let ns = ticks * 1_000_000 / u128::from(self.tsc_khz);
+            let ns = ticks * 1_000_000 / u128::from(self.pmu.tsc_khz());
             Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
         });
         self.tally.off_thread(OffCoreReason::Held);
@@ -37,7 +29,7 @@ impl Core {
         let waited = nap(time, || !self.control.stopping() && !self.has_jobs());
         // The vCPU's thread is its core: nothing ran there.
         let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        if let Some(pmu) = &mut self.pmu {
+        if let Some(pmu) = self.pmu.pmu_mut() {
             pmu.with_core(|core| core.pass_idle(ns));
         }
         self.tally.on_thread();
@@ -45,8 +37,12 @@ impl Core {
     }
 
     /// Once the firmware's phase is over: does it hold what it was to hold?
+    #[inline]
     pub(super) fn compare_firmware(&mut self, id: VcpuId) {
-        let unit = self.pmu.as_ref().and_then(VcpuPmu::reservations);
+        if self.firmware.is_none() {
+            return;
+        }
+        let unit = self.pmu.pmu().and_then(VcpuPmu::reservations);
         let Some(unit) = unit.filter(|unit| unit.phase().is_over()) else {
             return;
         };
@@ -57,71 +53,11 @@ impl Core {
         }
     }
 
-    /// Lets what is due in the reservations by `now` take place, for a vCPU that
-    /// is not run.
-    pub(super) fn tick(&mut self, now: u64) {
-        if let Some(pmu) = &mut self.pmu {
-            pmu.tick(now);
-        }
-    }
-
-    /// Forgets that counters overflowed which have been cleared since: given back,
-    /// or taken from their owner. A PMI of none is none.
-    pub(super) fn drop_cleared(&mut self) {
-        let Some(pmu) = &mut self.pmu else { return };
-        let cleared = pmu.take_cleared();
-        if cleared.is_empty() {
-            return;
-        }
-        self.pending_pmi = self.pending_pmi.take().and_then(|mut pending| {
-            pending.request = without(pending.request, cleared)?;
-            Some(pending)
-        });
-    }
-
-    /// Gives the hypervisor's answers to what it was asked, and raises the
-    /// interrupts that announce notices of the reservations. A notice whose
-    /// interrupt finds the local APIC off stays in the guest's queue.
-    pub(super) fn forward_notices(&mut self, kvm: &KvmVcpu) -> Result<(), VcpuFailure> {
-        if let Some(pmu) = &mut self.pmu {
+    /// Gives the hypervisor's answers to what it was asked.
+    #[inline]
+    pub(super) fn answer_questions(&mut self) {
+        if let Some(pmu) = self.pmu.pmu_mut() {
             answer_questions(pmu);
         }
-        while let Some(vector) = self.pmu.as_mut().and_then(VcpuPmu::take_notice) {
-            let sent = pmi::interrupt(kvm, &self.vm, vector)?;
-            self.report(kvm.id(), || TrapEvent::Notice { vector, sent });
-        }
-        Ok(())
-    }
-}
-
-/// The PMI of all other counters, if there are any.
-fn without(request: PmiRequest, cleared: CounterSet) -> Option<PmiRequest> {
-    let counters = request.counters & !cleared;
-    (!counters.is_empty()).then_some(PmiRequest { counters })
-}
-
-#[cfg(test)]
-mod tests {
-    use arbiter::CounterId;
-
-    use super::*;
-
-    #[test]
-    fn a_pmi_of_cleared_counters_is_none() {
-        let set = |counters: &[u8]| -> CounterSet {
-            let counters = counters.iter();
-            counters.map(|n| CounterId::Programmable(*n)).collect()
-        };
-        let check = |overflowed: &[u8], cleared: &[u8], left: Option<&[u8]>| {
-            let counters = set(overflowed);
-            let left = left.map(|left| PmiRequest {
-                counters: set(left),
-            });
-            let found = without(PmiRequest { counters }, set(cleared));
-            assert_eq!(found, left, "{overflowed:?} without {cleared:?}");
-        };
-        check(&[1], &[1], None);
-        check(&[1, 2], &[1], Some(&[2]));
-        check(&[1], &[2, 3], Some(&[1]));
     }
 }

@@ -3,35 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pmu_virt::{CounterSet, PmiRequest, PmiThrottle, Progress, Ring, ThrottleDecision, VcpuPmu};
+use kvm_pmu::{ExitOwner, KvmPmu, KvmPmuError, Lent, ThreadContext};
+use pmu_virt::{PmiThrottle, VcpuPmu};
 use thiserror::Error;
 use vmm_control::{ControlEndpoint, HaltTimes, VcpuQuantities};
 use vmm_sys_util::errno;
 
-use super::debug::{DebugControl, DebugQuirks};
 use super::end::VcpuEnd;
-use super::halt::HaltClock;
-use super::kick::Seat;
-use super::observe::{Observer, TrapEvent};
+use super::observe::{Observer, Reports};
 use super::platform::Platform;
-use super::pmi::{self, Lvtpc, PmiError};
-use super::rdpmc::GpWatch;
-use super::stepping::{StepDriver, StepSupport};
-use super::turn::{Stay, Turn};
-use crate::control::exit_kind;
+use super::timeslice::{RunOutcome, Timeslice};
+use crate::control::{VcpuHalts, exit_kind};
 use crate::firmware::Expected;
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
-use crate::sys::rdtsc;
-use crate::trap::cpl;
-
-/// How often the guest's own debug registers are looked at while ours are in
-/// use, in milliseconds: KVM has no exit for MOV to DR then.
-const DEBUG_REFRESH_MS: u64 = 1;
-
-/// Exits after one that wanted registers during which KVM hands them over at
-/// once: drivers write selects and read counters in runs. Each costs an exit
-/// about a twentieth more, fetching them by ioctl half as much again.
-pub(super) const SYNCED_EXITS: u8 = 16;
 
 /// What other threads may do to a vCPU.
 #[derive(Debug, Default)]
@@ -63,12 +47,9 @@ pub enum VcpuFailure {
     /// A vCPU ioctl failed.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
-    /// A PMI could not be sent.
-    #[error("a PMI could not be sent: {0}")]
-    Pmi(#[from] PmiError),
-    /// The kick timer could not be made.
-    #[error("timer_create failed: {0} (limit of pending signals: `ulimit -i`)")]
-    Timer(errno::Error),
+    /// The PMU could not be served.
+    #[error(transparent)]
+    Pmu(#[from] KvmPmuError),
     /// The thread could not be kept on its host CPU.
     #[error("sched_setaffinity failed for host CPU {cpu}: {error}")]
     Pin {
@@ -90,12 +71,9 @@ impl VcpuFailure {
     /// is no failure of ours.
     fn is_dead_machine(&self) -> bool {
         match self {
-            Self::Vcpu(error) | Self::Pmi(PmiError::Vcpu(error)) => error.is_dead(),
-            Self::Pmi(PmiError::Vm(_))
-            | Self::Timer(_)
-            | Self::Pin { .. }
-            | Self::Wait(_)
-            | Self::Signal(_) => false,
+            Self::Vcpu(error) => error.is_dead(),
+            Self::Pmu(error) => error.is_dead(),
+            Self::Pin { .. } | Self::Wait(_) | Self::Signal(_) => false,
         }
     }
 }
@@ -107,22 +85,14 @@ pub struct VcpuParts {
     pub kvm: KvmVcpu,
     /// Its VM.
     pub vm: Arc<KvmVm>,
-    /// Its PMU; `None` under `--pmu none`.
-    pub pmu: Option<VcpuPmu>,
+    /// Its PMU.
+    pub pmu: KvmPmu,
     /// Devices.
     pub platform: Arc<dyn Platform>,
     /// Requests from outside.
     pub control: Arc<VcpuControl>,
     /// Receives reports.
     pub observer: Box<dyn Observer>,
-    /// Oddities of the host's KVM.
-    pub quirks: DebugQuirks,
-    /// What the host can step.
-    pub step: StepSupport,
-    /// Shortest time between two PMIs, in microseconds.
-    pub pmi_floor_us: u32,
-    /// TSC frequency.
-    pub tsc_khz: u32,
     /// What the firmware is expected to hold, to be compared when its phase is
     /// over.
     pub firmware: Option<Expected>,
@@ -133,84 +103,44 @@ pub struct VcpuParts {
 /// One vCPU.
 #[derive(Debug)]
 pub struct Vcpu {
-    tsc_khz: u32,
     pub(super) kvm: KvmVcpu,
-    pub(super) core: Core,
+    pub(super) core: RunState,
     /// Its `KVM_RUN` looks for what would wake it and does nothing else.
     pub(super) looking: bool,
 }
 
 /// Everything but KVM's side, so that both can be borrowed at once.
 #[derive(Debug)]
-pub(super) struct Core {
-    pub(super) tsc_khz: u32,
+pub(super) struct RunState {
     pub(super) vm: Arc<KvmVm>,
-    pub(super) pmu: Option<VcpuPmu>,
+    pub(super) pmu: KvmPmu,
     pub(super) platform: Arc<dyn Platform>,
     pub(super) control: Arc<VcpuControl>,
     pub(super) observer: Box<dyn Observer>,
-    pub(super) debug: DebugControl,
-    pub(super) gp: GpWatch,
-    pub(super) stepping: StepDriver,
     /// Until it was compared.
     pub(super) firmware: Option<Expected>,
-    pub(super) throttle: PmiThrottle,
-    pub(super) pending_pmi: Option<PendingPmi>,
-    pub(super) halt: HaltClock,
     /// What host tools can ask for.
     pub(super) tally: VcpuQuantities,
     pub(super) host: Option<ControlEndpoint>,
-    pub(super) counting: bool,
-    pub(super) warned_full: bool,
-    /// Exits yet to come at which registers are likely to be wanted.
-    pub(super) registers_wanted: u8,
-    pub(super) entered: u64,
-    /// The PMU's deadline as of the last entry.
-    pub(super) due: Option<u64>,
-}
-
-/// A PMI that has left the PMU and has not been sent.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PendingPmi {
-    pub(super) request: PmiRequest,
-    lvtpc: Lvtpc,
-    /// When its overflow was due, if the PMU knew.
-    due: Option<u64>,
 }
 
 impl Vcpu {
     /// A vCPU that any thread may run, one at a time.
     #[must_use]
     pub fn new(parts: VcpuParts) -> Self {
-        let tsc_khz = parts.tsc_khz.max(1);
-        let floor = u64::from(parts.pmi_floor_us) * u64::from(tsc_khz) / 1000;
-        let halt = HaltClock::new(&parts.kvm, tsc_khz);
         let tally = tally(&parts.kvm, parts.host.as_ref());
         Self {
-            tsc_khz,
             kvm: parts.kvm,
             looking: false,
-            core: Core {
-                tsc_khz,
+            core: RunState {
                 vm: parts.vm,
                 pmu: parts.pmu,
                 platform: parts.platform,
                 control: parts.control,
                 observer: parts.observer,
-                debug: DebugControl::new(parts.quirks, DEBUG_REFRESH_MS * u64::from(tsc_khz)),
-                gp: GpWatch::default(),
-                stepping: StepDriver::new(parts.step),
                 firmware: parts.firmware,
-                throttle: PmiThrottle::new(floor),
-                pending_pmi: None,
-                halt,
                 tally,
                 host: parts.host,
-                counting: false,
-                warned_full: false,
-                registers_wanted: 0,
-                entered: 0,
-                due: None,
             },
         }
     }
@@ -224,36 +154,38 @@ impl Vcpu {
     /// The TSC's frequency in kHz.
     #[must_use]
     pub fn tsc_khz(&self) -> u32 {
-        self.tsc_khz
+        self.core.pmu.tsc_khz()
     }
 
-    /// Runs the guest until it ends or is stopped, on `seat`'s thread.
+    /// Runs the guest until it ends or is stopped, on `thread`.
     ///
     /// # Errors
     /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
-    pub fn run(&mut self, seat: &mut Seat) -> Result<VcpuEnd, VcpuFailure> {
+    pub fn run(&mut self, thread: &mut ThreadContext) -> Result<VcpuEnd, VcpuFailure> {
         loop {
-            // Without a turn nothing but an end leads out of the loop.
-            if let Stay::Ended(end) = self.stay(seat, None)? {
+            // Without a timeslice nothing but an end leads out of the loop.
+            if let RunOutcome::Ended(end) = self.run_until(thread, None)? {
                 return Ok(end);
             }
         }
     }
 
-    pub(super) fn stay(
+    pub(super) fn run_until(
         &mut self,
-        seat: &mut Seat,
-        turn: Option<&Turn<'_>>,
-    ) -> Result<Stay, VcpuFailure> {
+        thread: &mut ThreadContext,
+        timeslice: Option<&Timeslice<'_>>,
+    ) -> Result<RunOutcome, VcpuFailure> {
         let core = &mut self.core;
-        core.comes_to(seat);
-        let stay = self.kvm.with_kicks(|kvm| core.stay(kvm, seat, turn));
-        // The next stay may be on another thread.
-        core.halt.leave(rdtsc(), core.counting);
-        if let Ok(Stay::Paused(rest)) = &stay {
-            core.note_rest(*rest);
+        core.comes_to(thread);
+        core.pmu.enter_thread(thread);
+        let outcome = core.run_loop(&mut self.kvm, thread, timeslice);
+        // Another thread may run it on.
+        let left = core.pmu.leave_thread(self.kvm.fd(), thread);
+        if let Ok(RunOutcome::Paused(runnability)) = &outcome {
+            core.note_rest(*runnability);
         }
-        stay.or_else(|failure| dead_machine(failure).map(Stay::Ended))
+        let outcome = outcome.and_then(|outcome| left.map(|()| outcome).map_err(VcpuFailure::from));
+        outcome.or_else(|failure| dead_machine(failure).map(RunOutcome::Ended))
     }
 
     /// KVM's side, while the guest does not run.
@@ -265,13 +197,13 @@ impl Vcpu {
     /// The PMU, while the guest does not run.
     #[must_use]
     pub fn pmu(&self) -> Option<&VcpuPmu> {
-        self.core.pmu.as_ref()
+        self.core.pmu.pmu()
     }
 
     /// PMIs delivered and late so far.
     #[must_use]
     pub fn throttle(&self) -> &PmiThrottle {
-        &self.core.throttle
+        self.core.pmu.throttle()
     }
 }
 
@@ -279,18 +211,19 @@ impl Vcpu {
 fn tally(kvm: &KvmVcpu, host: Option<&ControlEndpoint>) -> VcpuQuantities {
     host.map_or_else(VcpuQuantities::default, |host| {
         let halts = kvm.halt_stats().ok();
-        host.quantities(halts.map(|halts| Box::new(halts) as Box<dyn HaltTimes>))
+        host.quantities(halts.map(|halts| Box::new(VcpuHalts(halts)) as Box<dyn HaltTimes>))
     })
 }
 
 /// The end of a guest whose machine KVM has given up; other failures stay what
 /// they are.
 pub(super) fn dead_machine(failure: VcpuFailure) -> Result<VcpuEnd, VcpuFailure> {
-    match failure.is_dead_machine() {
-        true => Ok(VcpuEnd::Stuck(format!(
+    if failure.is_dead_machine() {
+        Ok(VcpuEnd::Stuck(format!(
             "KVM has given this machine up ({failure}); the host's kernel log tells why"
-        ))),
-        false => Err(failure),
+        )))
+    } else {
+        Err(failure)
     }
 }
 
@@ -301,220 +234,107 @@ fn finish_access(kvm: &mut KvmVcpu) -> Result<(), VcpuError> {
     kvm.run().map(|_| ())
 }
 
-impl Core {
-    /// The loop of every vCPU: until an end, or until its turn is over.
-    fn stay(
+impl RunState {
+    /// The loop of every vCPU: until an end, or until its timeslice is over.
+    fn run_loop(
         &mut self,
         kvm: &mut KvmVcpu,
-        seat: &mut Seat,
-        turn: Option<&Turn<'_>>,
-    ) -> Result<Stay, VcpuFailure> {
-        let until = turn.and_then(|turn| turn.until);
+        thread: &mut ThreadContext,
+        timeslice: Option<&Timeslice<'_>>,
+    ) -> Result<RunOutcome, VcpuFailure> {
+        thread.kick_at(timeslice.and_then(|timeslice| timeslice.until));
         // KVM has completed what the last exit was about.
         let mut complete = true;
-        if turn.is_some() {
-            // A kick between two turns was seen by nobody.
-            seat.timer.kicked();
+        if timeslice.is_some() {
+            // A kick between two timeslices was seen by nobody.
+            thread.forget_kick();
         }
         loop {
             if self.control.stopping() {
-                return Ok(Stay::Ended(VcpuEnd::Stopped));
+                return Ok(RunOutcome::Ended(VcpuEnd::Stopped));
             }
-            // With turns, the core's thread does the jobs of the control socket.
-            if turn.is_none() {
-                self.do_jobs(kvm, seat.core())?;
+            // Where vCPUs share cores, the core does what lies on the desk.
+            if timeslice.is_none() {
+                self.do_jobs(kvm, thread.core())?;
             }
-            let barred = self.locked_out_until();
-            let held = barred.is_some() || self.is_blocked();
-            match turn {
+            let locked_out = self.pmu.locked_out_until();
+            let held = locked_out.is_some() || self.is_blocked();
+            match timeslice {
                 None if held => {
-                    self.wait(barred)?;
+                    self.wait(locked_out)?;
                     continue;
                 }
                 None => {}
-                Some(turn) if held || turn.is_over() => {
+                Some(timeslice) if held || timeslice.is_over() => {
                     if complete {
-                        return Ok(Stay::Paused(self.rest(kvm)?));
+                        return Ok(RunOutcome::Paused(self.runnability(kvm)?));
                     }
-                    // A vCPU that waits for its next turn must not owe its guest
+                    // A vCPU that waits for its next timeslice must not owe its guest
                     // anything: this entry only completes the access.
                     kvm.set_immediate_exit(true);
                 }
                 Some(_) => {}
             }
-            self.before_entry(kvm, seat, until)?;
+            self.before_entry(kvm, thread)?;
             let exit = kvm.run()?;
             complete = exit == VmExit::Interrupted;
-            self.tally.count_exit(exit_kind(&exit));
-            self.settle(kvm, seat)?;
-            let end = self.handle(kvm, exit)?;
-            // A step retires, and a write of the guest's takes a slot away, only
-            // while the exit is handled.
-            self.sample_pending(kvm, seat.core())?;
-            if let Some(end) = end {
-                finish_access(kvm)?;
-                return Ok(Stay::Ended(end));
-            }
-            if barred.is_none()
-                && let Some(until) = self.locked_out_until()
+            let owner = self.after_exit(kvm, thread, &exit)?;
+            if owner == ExitOwner::Vmm
+                && let Some(end) = self.handle(kvm, exit)?
             {
-                self.report(kvm.id(), || TrapEvent::Barred { until });
+                finish_access(kvm)?;
+                return Ok(RunOutcome::Ended(end));
             }
+            self.compare_firmware(kvm.id());
         }
     }
 
     fn before_entry(
         &mut self,
         kvm: &mut KvmVcpu,
-        seat: &mut Seat,
-        until: Option<u64>,
+        thread: &mut ThreadContext,
     ) -> Result<(), VcpuFailure> {
-        if let Some(pmu) = &mut self.pmu {
-            let memory = self.vm.memory();
-            let gp_handler = self.gp.gate().map(|gate| gate.handler);
-            let ended =
-                self.stepping
-                    .before_entry(kvm, memory, &mut self.debug, pmu, gp_handler)?;
-            if ended {
-                self.gp.want(&mut self.debug);
-            }
-        }
-        self.forward_pmi(kvm, rdtsc())?;
-        self.forward_notices(kvm)?;
-        self.debug.apply(kvm)?;
-        if let Some(pmu) = &mut self.pmu {
-            if pmu.has_host_overflow() {
-                // An answer has taken a slot away: it is sampled where the guest
-                // stands now.
-                kvm.set_immediate_exit(true);
-            }
-            let needs = pmu.needs();
-            if needs.counting {
-                self.halt.entering(rdtsc(), !self.counting);
-            }
-            self.counting = needs.counting;
-            let soon = self.registers_wanted > 0;
-            self.registers_wanted = self.registers_wanted.saturating_sub(1);
-            kvm.sync_registers(soon || needs.ring);
-            let now = rdtsc();
-            self.entered = now;
-            pmu.observe(Progress::Entered { tsc: now });
-            let late = self.throttle.deadline();
-            self.due = pmu.deadline();
-            let deadline = earliest(self.due, late);
-            seat.timer.set(now, earliest(deadline, until));
-        } else if until.is_some() {
-            seat.timer.set(rdtsc(), until);
-        }
-        Ok(())
+        self.answer_questions();
+        Ok(self.with_pmu(thread, |pmu, lent| pmu.before_entry(kvm.fd_mut(), lent))?)
     }
 
-    /// Tells the PMU that the guest has stopped, and sends what overflowed.
-    fn settle(&mut self, kvm: &mut KvmVcpu, seat: &mut Seat) -> Result<(), VcpuFailure> {
-        let tsc = rdtsc();
-        // A kick has done its work once KVM_RUN has returned.
-        if kvm.take_immediate_exit() {
-            seat.timer.kicked();
-        }
-        let Some(pmu) = &mut self.pmu else {
-            return Ok(());
+    /// Before a `KVM_RUN` that only looks for what would wake the vCPU.
+    pub(super) fn before_probe(
+        &mut self,
+        kvm: &mut KvmVcpu,
+        thread: &mut ThreadContext,
+    ) -> Result<(), VcpuFailure> {
+        self.answer_questions();
+        Ok(self.with_pmu(thread, |pmu, lent| pmu.before_probe(kvm.fd_mut(), lent))?)
+    }
+
+    /// After every `KVM_RUN`.
+    pub(super) fn after_exit(
+        &mut self,
+        kvm: &mut KvmVcpu,
+        thread: &mut ThreadContext,
+        exit: &VmExit,
+    ) -> Result<ExitOwner, VcpuFailure> {
+        self.tally.count_exit(exit_kind(exit));
+        Ok(self.with_pmu(thread, |pmu, lent| pmu.after_exit(kvm.fd_mut(), lent))?)
+    }
+
+    /// Does `act` with the PMU and what it needs of the vCPU's surroundings.
+    fn with_pmu<R>(
+        &mut self,
+        thread: &mut ThreadContext,
+        act: impl FnOnce(&mut KvmPmu, &mut Lent<'_>) -> R,
+    ) -> R {
+        let mut reports = Reports {
+            observer: &mut *self.observer,
+            tally: &mut self.tally,
         };
-        let needs = pmu.needs();
-        let halted = self.halt.passed(self.entered, tsc, needs.counting);
-        let ring = match needs.ring {
-            true => Some(Ring::from_cpl(cpl(&kvm.get_sregs()?))),
-            false => None,
+        let mut lent = Lent {
+            vm: self.vm.fd(),
+            memory: self.vm.memory(),
+            thread,
+            observer: &mut reports,
         };
-        pmu.observe(Progress::Left { tsc, halted, ring });
-        self.sample_pending(kvm, seat.core())?;
-        if self.firmware.is_some() {
-            self.compare_firmware(kvm.id());
-        }
-        // A guest that sets breakpoints while ours are in use is noticed here.
-        if self.debug.is_active() {
-            self.debug.refresh_stale(kvm)?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn forward_pmi(&mut self, kvm: &KvmVcpu, now: u64) -> Result<(), VcpuFailure> {
-        self.drop_cleared();
-        let Some(pmu) = &mut self.pmu else {
-            return Ok(());
-        };
-        let vendor = pmu.model().vendor();
-        let news = pmu.take_pmi();
-        if let Some(request) = news
-            && !self.latch_pmi(kvm, request)?
-        {
-            return Ok(());
-        }
-        // A late PMI that is due takes the new overflows along.
-        let due = self.throttle.due(now)
-            || news.is_some() && self.throttle.request(now) == ThrottleDecision::Deliver;
-        if news.is_some() && !due {
-            self.report(kvm.id(), || TrapEvent::PmiLate);
-        }
-        if !due {
-            return Ok(());
-        }
-        let Some(pending) = self.pending_pmi.take() else {
-            return Ok(());
-        };
-        let PendingPmi { request, due, .. } = pending;
-        let delivery = pmi::send(kvm, &self.vm, vendor, pending.lvtpc)?;
-        self.tally.count_pmi();
-        self.report(kvm.id(), || TrapEvent::Pmi {
-            request,
-            delivery,
-            due,
-        });
-        Ok(())
-    }
-
-    /// Keeps a new PMI until it is sent; false if LVTPC lets none through now
-    /// and no earlier one is on its way.
-    fn latch_pmi(&mut self, kvm: &KvmVcpu, request: PmiRequest) -> Result<bool, VcpuFailure> {
-        if let Some(pending) = &mut self.pending_pmi {
-            pending.request = both(pending.request, request);
-            return Ok(true);
-        }
-        let lvtpc = Lvtpc::read(kvm)?;
-        if let Some(delivery) = pmi::refusal(lvtpc) {
-            let due = self.due;
-            self.report(kvm.id(), || TrapEvent::Pmi {
-                request,
-                delivery,
-                due,
-            });
-            return Ok(false);
-        }
-        let due = self.due;
-        self.pending_pmi = lvtpc.map(|lvtpc| PendingPmi {
-            request,
-            lvtpc,
-            due,
-        });
-        Ok(true)
-    }
-
-    pub(super) fn report(&mut self, id: VcpuId, event: impl FnOnce() -> TrapEvent) {
-        if self.observer.wants_events() {
-            self.observer.event(id, &event());
-        }
-    }
-}
-
-/// One PMI stands for the overflows of both.
-fn both(one: PmiRequest, other: PmiRequest) -> PmiRequest {
-    PmiRequest {
-        counters: CounterSet::from_bits(one.counters.bits() | other.counters.bits()),
-    }
-}
-
-pub(super) fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (one, other) => one.or(other),
+        act(&mut self.pmu, &mut lent)
     }
 }

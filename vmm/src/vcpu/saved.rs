@@ -12,7 +12,7 @@ impl Vcpu {
     /// left last has taken place.
     #[must_use]
     pub fn holdings(&mut self) -> Vec<Holding> {
-        self.core.tick(rdtsc());
+        self.core.pmu.tick(rdtsc());
         self.pmu().map(holdings).unwrap_or_default()
     }
 
@@ -20,13 +20,8 @@ impl Vcpu {
     /// without a PMU. Counts are those of the last exit, on this core or after the
     /// vCPU has left its core.
     pub fn save_pmu(&mut self) -> Option<PmuState> {
-        self.core.tick(rdtsc());
-        self.core.drop_cleared();
-        let late = self.core.pending_pmi.take();
-        let pmu = self.core.pmu.as_mut()?;
-        if let Some(late) = late {
-            pmu.return_pmi(late.request);
-        }
-        Some(pmu.save())
+        self.core.pmu.tick(rdtsc());
+        self.core.pmu.return_pmi();
+        Some(self.core.pmu.pmu_mut()?.save())
     }
 }

@@ -54,7 +54,7 @@ fn penalty(lab: &Lab) -> Result<()> {
         let kernel = &script.kernel[..TAKE.len() + guesses];
         let began = Instant::now();
         let ran = Script { kernel, ..script }.check(lab, &setup)?;
-        let barred = ran.events(|event| matches!(event, TrapEvent::Barred { .. }));
+        let barred = ran.events(|event| matches!(event, TrapEvent::LockedOut { .. }));
         ensure!(barred.len() == usize::from(expected), "{barred:?}");
         ensure!(!expected || began.elapsed() >= FIRST_PENALTY);
         let end = if expected {
@@ -108,7 +108,7 @@ fn stopped(lab: &Lab) -> Result<()> {
         let took = outcome.stopping;
         ensure!(took < Duration::from_millis(250), "{took:?} to stop");
         let events = &outcome.vcpus[0].events;
-        let barred = |event: &&TrapEvent| matches!(event, TrapEvent::Barred { .. });
+        let barred = |event: &&TrapEvent| matches!(event, TrapEvent::LockedOut { .. });
         let penalties = events.iter().filter(barred).count();
         // 10, 20, 40 ms and so on: no more than seven fit into a second.
         ensure!((4..=8).contains(&penalties), "{penalties} penalties");
@@ -136,7 +136,7 @@ fn on_one_core(lab: &Lab) -> Result<()> {
     let mut told = String::new();
     for _ in 0..4 {
         let (longest, core) = beside_a_guesser(lab, khz)?;
-        ensure!(core.barred >= 5, "{core}");
+        ensure!(core.locked_out >= 5, "{core}");
         let longest = longest / khz;
         told = format!("  the longest round took {longest} ms; {core}");
         if longest < MOST_MS {
@@ -212,7 +212,7 @@ fn all_guess(lab: &Lab) -> Result<()> {
     };
     let outcome = run.run(&lab.host, &guest)?;
     let core = outcome.cores.first().context("a core")?;
-    ensure!(core.barred >= 8, "{core}");
+    ensure!(core.locked_out >= 8, "{core}");
     ensure!(outcome.stopping < Duration::from_millis(250));
     Ok(())
 }

@@ -3,10 +3,11 @@
 use kvm_bindings::{kvm_lapic_state, kvm_regs, kvm_sregs};
 use pmu_virt::step::Retirement;
 use pmu_virt::{LossReason, Progress, Ring, VcpuPmu};
-use vm_memory::GuestMemoryMmap;
 
-use super::debug::DebugControl;
-use crate::kvm::{KvmVcpu, VcpuError};
+use crate::debug::DebugControl;
+use crate::error::VcpuError;
+use crate::memory::GuestBytes;
+use crate::registers::VcpuAccess;
 use crate::trap::{CpuContext, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl};
 
 const SYSENTER_EIP: u32 = 0x176;
@@ -42,11 +43,11 @@ impl StepSupport {
 struct Stopped<'a> {
     regs: kvm_regs,
     sregs: kvm_sregs,
-    memory: &'a GuestMemoryMmap,
+    memory: &'a dyn GuestBytes,
 }
 
 impl<'a> Stopped<'a> {
-    fn read(kvm: &KvmVcpu, memory: &'a GuestMemoryMmap) -> Result<Self, VcpuError> {
+    fn read(kvm: VcpuAccess<'_>, memory: &'a dyn GuestBytes) -> Result<Self, VcpuError> {
         Ok(Self {
             regs: kvm.get_regs()?,
             sregs: kvm.get_sregs()?,
@@ -65,30 +66,30 @@ impl<'a> Stopped<'a> {
 
 /// The stepper of one vCPU, with KVM's side of it.
 #[derive(Debug)]
-pub(super) struct StepDriver {
+pub(crate) struct StepDriver {
     stepper: Stepper,
     support: StepSupport,
 }
 
 impl StepDriver {
-    pub(super) fn new(support: StepSupport) -> Self {
+    pub(crate) fn new(support: StepSupport) -> Self {
         Self {
             stepper: Stepper::default(),
             support,
         }
     }
 
-    pub(super) fn is_active(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         self.stepper.is_active()
     }
 
     /// Prepares the next entry: begins, plans or ends, as `pmu` needs; true if
     /// it ended, which leaves no breakpoint of ours behind. `gp_handler` is where
     /// an RDPMC of code that cannot be stepped shows up.
-    pub(super) fn before_entry(
+    pub(crate) fn before_entry(
         &mut self,
-        kvm: &KvmVcpu,
-        memory: &GuestMemoryMmap,
+        kvm: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
         debug: &mut DebugControl,
         pmu: &mut VcpuPmu,
         gp_handler: Option<u64>,
@@ -118,7 +119,7 @@ impl StepDriver {
         Ok(false)
     }
 
-    fn end(&mut self, kvm: &KvmVcpu, debug: &mut DebugControl) -> Result<(), VcpuError> {
+    fn end(&mut self, kvm: VcpuAccess<'_>, debug: &mut DebugControl) -> Result<(), VcpuError> {
         debug.want_step(false, false);
         debug.want(&[]);
         if self.stepper.end() {
@@ -134,8 +135,8 @@ impl StepDriver {
     /// False if the guest's present ring cannot be stepped.
     fn plan(
         &mut self,
-        kvm: &KvmVcpu,
-        memory: &GuestMemoryMmap,
+        kvm: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
         debug: &mut DebugControl,
         pmu: &mut VcpuPmu,
     ) -> Result<bool, VcpuError> {
@@ -160,10 +161,10 @@ impl StepDriver {
     }
 
     /// Takes in a stop, and hides our TF from what the guest saved.
-    pub(super) fn stopped(
+    pub(crate) fn stopped(
         &mut self,
-        kvm: &KvmVcpu,
-        memory: &GuestMemoryMmap,
+        kvm: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
         debug: &mut DebugControl,
         pmu: &mut VcpuPmu,
         stop: StepStop,
@@ -188,21 +189,21 @@ impl StepDriver {
     }
 
     /// True while the stepped guest is in a HLT.
-    pub(super) fn is_halted(&self) -> bool {
+    pub(crate) fn is_halted(&self) -> bool {
         self.stepper.is_halted()
     }
 
     /// The guest's own instruction breakpoint came before the instruction under
     /// way: plan anew, with its #DB queued.
-    pub(super) fn abandon(&mut self) {
+    pub(crate) fn abandon(&mut self) {
         self.stepper.abandon();
     }
 
     /// Clears our TF in the frame of a #GP, before anybody reads it.
-    pub(super) fn hide_tf_in_frame(
+    pub(crate) fn hide_tf_in_frame(
         &self,
-        kvm: &KvmVcpu,
-        memory: &GuestMemoryMmap,
+        kvm: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
         gate: &crate::trap::Gate,
     ) -> Result<(), VcpuError> {
         if self.stepper.guest_tf() {
@@ -217,7 +218,7 @@ impl StepDriver {
     }
 
     /// The RDPMC under way was emulated.
-    pub(super) fn emulated_rdpmc(&mut self, ring: Ring, pmu: &mut VcpuPmu) {
+    pub(crate) fn emulated_rdpmc(&mut self, ring: Ring, pmu: &mut VcpuPmu) {
         self.stepper.abandon();
         pmu.observe(Progress::Retired {
             ring,
@@ -226,7 +227,7 @@ impl StepDriver {
     }
 }
 
-fn hide_tf(kvm: &KvmVcpu, stopped: &Stopped<'_>, repair: TfRepair) -> Result<(), VcpuError> {
+fn hide_tf(kvm: VcpuAccess<'_>, stopped: &Stopped<'_>, repair: TfRepair) -> Result<(), VcpuError> {
     match repair {
         TfRepair::Memory(at) => {
             let context = stopped.context();
@@ -246,7 +247,7 @@ fn hide_tf(kvm: &KvmVcpu, stopped: &Stopped<'_>, repair: TfRepair) -> Result<(),
 }
 
 fn inputs(
-    kvm: &KvmVcpu,
+    kvm: VcpuAccess<'_>,
     context: &CpuContext<'_>,
     debug: &DebugControl,
 ) -> Result<StepInputs, VcpuError> {
@@ -272,7 +273,7 @@ fn syscall_entry(context: &CpuContext<'_>) -> (u32, u64) {
 }
 
 /// The vector that the guest would take at its next instruction boundary.
-fn deliverable(kvm: &KvmVcpu, regs: &kvm_regs) -> Result<Option<u8>, VcpuError> {
+fn deliverable(kvm: VcpuAccess<'_>, regs: &kvm_regs) -> Result<Option<u8>, VcpuError> {
     let events = kvm.get_vcpu_events()?;
     if events.interrupt.shadow != 0 {
         return Ok(None);
@@ -304,6 +305,8 @@ fn highest_irr(lapic: &kvm_lapic_state) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use vm_memory::GuestMemoryMmap;
+
     use super::*;
 
     #[test]
@@ -314,7 +317,8 @@ mod tests {
                 ..Default::default()
             };
             (sregs.cs.l, sregs.cs.db) = (l, 1 - l);
-            let memory = GuestMemoryMmap::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]);
+            let memory =
+                GuestMemoryMmap::<()>::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]);
             let context = CpuContext {
                 regs: &kvm_regs::default(),
                 sregs: &sregs,

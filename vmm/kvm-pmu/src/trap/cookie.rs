@@ -9,7 +9,7 @@ const EFER_LMA: u64 = 1 << 10;
 
 /// What an instruction presented. It may be a secret, so it is never printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Presented(pub u64);
+pub(crate) struct Presented(pub u64);
 
 impl fmt::Debug for Presented {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -21,7 +21,7 @@ impl Presented {
     /// Of an instruction in code of this width: RSI in 64-bit mode, otherwise EDI
     /// over ESI.
     #[must_use]
-    pub fn by(regs: &kvm_regs, bitness: u32) -> Self {
+    pub(crate) fn by(regs: &kvm_regs, bitness: u32) -> Self {
         const LOW: u64 = 0xffff_ffff;
         Self(match bitness {
             64 => regs.rsi,
@@ -31,7 +31,7 @@ impl Presented {
 
     /// Of the instruction that a vCPU stopped at.
     #[must_use]
-    pub fn now(regs: &kvm_regs, sregs: &kvm_sregs) -> Self {
+    pub(crate) fn now(regs: &kvm_regs, sregs: &kvm_sregs) -> Self {
         let long = sregs.efer & EFER_LMA != 0 && sregs.cs.l != 0;
         Self::by(regs, if long { 64 } else { 32 })
     }

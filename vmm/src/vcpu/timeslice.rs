@@ -1,16 +1,16 @@
-//! A vCPU among others on one core: turns, and looks at it while it waits.
+//! A vCPU among others on one core: timeslices, and looks at it while it waits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
+use kvm_pmu::{ExitOwner, ThreadContext};
 use pmu_virt::{CorePmu, VcpuPmu};
 
 use super::end::VcpuEnd;
-use super::kick::Seat;
-use super::run::{Core, Vcpu, VcpuFailure, dead_machine, earliest};
+use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
-use crate::kvm::{KvmVcpu, VcpuError, VmExit};
-use crate::sched::Rest;
+use crate::kvm::{KvmVcpu, VcpuError};
+use crate::sched::Runnability;
 use crate::sys::{SignalMask, rdtsc};
 
 /// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
@@ -20,57 +20,61 @@ const TSC_DEADLINE: u32 = 0x6e0;
 
 /// When a vCPU has to leave the core.
 #[derive(Debug, Clone, Copy)]
-pub struct Turn<'a> {
+pub struct Timeslice<'a> {
     /// TSC value; `None`: nobody else needs the core.
     pub until: Option<u64>,
     /// Set, and the thread kicked, when the core has something else to do.
     pub attention: &'a AtomicBool,
 }
 
-impl Turn<'_> {
+impl Timeslice<'_> {
     pub(super) fn is_over(&self) -> bool {
         self.attention.load(Ordering::Acquire) || self.until.is_some_and(|until| rdtsc() >= until)
     }
 }
 
-/// How a turn ended.
+/// How a timeslice ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stay {
+pub enum RunOutcome {
     /// With the vCPU.
     Ended(VcpuEnd),
-    /// With the turn.
-    Paused(Rest),
+    /// With the timeslice.
+    Paused(Runnability),
 }
 
-impl Core {
+impl RunState {
     /// Could `kvm` run? KVM tells it only while the vCPU is outside `KVM_RUN`.
-    pub(super) fn rest(&self, kvm: &KvmVcpu) -> Result<Rest, VcpuError> {
+    pub(super) fn runnability(&self, kvm: &KvmVcpu) -> Result<Runnability, VcpuError> {
         if self.is_blocked() {
-            return Ok(Rest::Blocked);
+            return Ok(Runnability::Blocked);
         }
-        if let Some(until) = self.locked_out_until() {
-            return Ok(Rest::Barred { until });
+        if let Some(until) = self.pmu.locked_out_until() {
+            return Ok(Runnability::LockedOut { until });
         }
         // Halted, or a processor that waits for INIT or SIPI.
         match kvm.get_mp_state()?.mp_state {
-            KVM_MP_STATE_RUNNABLE => Ok(Rest::Runnable),
-            _ => Ok(Rest::Idle),
+            KVM_MP_STATE_RUNNABLE => Ok(Runnability::Runnable),
+            _ => Ok(Runnability::Idle),
         }
     }
 }
 
 impl Vcpu {
-    /// Runs the guest for one turn. Afterwards any thread may run it on: KVM has
+    /// Runs the guest for one timeslice. Afterwards any thread may run it on: KVM has
     /// completed its last access.
     ///
     /// # Errors
     /// As [`Vcpu::run`].
-    pub fn run_for(&mut self, seat: &mut Seat, turn: &Turn<'_>) -> Result<Stay, VcpuFailure> {
+    pub fn run_for(
+        &mut self,
+        thread: &mut ThreadContext,
+        timeslice: &Timeslice<'_>,
+    ) -> Result<RunOutcome, VcpuFailure> {
         if self.looking {
             self.kvm.set_signal_mask(None)?;
             self.looking = false;
         }
-        self.stay(seat, Some(turn))
+        self.run_until(thread, Some(timeslice))
     }
 
     /// Asks whether an idle vCPU has been woken, without entering the guest: with
@@ -82,44 +86,48 @@ impl Vcpu {
     ///
     /// # Errors
     /// As [`Vcpu::run`].
-    pub fn probe(&mut self, mask: SignalMask) -> Result<Stay, VcpuFailure> {
-        let stay = self.look(mask);
-        stay.or_else(|failure| dead_machine(failure).map(Stay::Ended))
+    pub fn probe(
+        &mut self,
+        thread: &mut ThreadContext,
+        mask: SignalMask,
+    ) -> Result<RunOutcome, VcpuFailure> {
+        let outcome = self.look(thread, mask);
+        outcome.or_else(|failure| dead_machine(failure).map(RunOutcome::Ended))
     }
 
-    fn look(&mut self, mask: SignalMask) -> Result<Stay, VcpuFailure> {
+    fn look(
+        &mut self,
+        thread: &mut ThreadContext,
+        mask: SignalMask,
+    ) -> Result<RunOutcome, VcpuFailure> {
         if !self.looking {
             self.kvm.set_signal_mask(Some(mask))?;
             self.looking = true;
         }
-        // A kick at the very end of the last turn has left it set, and `KVM_RUN`
+        // A kick at the very end of the last timeslice has left it set, and `KVM_RUN`
         // would return before it looks.
         self.kvm.set_immediate_exit(false);
-        let now = rdtsc();
+        let core = &mut self.core;
         // A vCPU that halts is not left again, and time goes on for its leases.
-        self.core.tick(now);
-        // A PMI that was held back wakes its vCPU, and so does a notice.
-        self.core.forward_pmi(&self.kvm, now)?;
-        self.core.forward_notices(&self.kvm)?;
-        match self.kvm.run()? {
-            VmExit::Interrupted => {}
-            other => {
-                if let Some(end) = self.core.handle(&mut self.kvm, other)? {
-                    return Ok(Stay::Ended(end));
-                }
-            }
+        core.pmu.tick(rdtsc());
+        core.before_probe(&mut self.kvm, thread)?;
+        let exit = self.kvm.run()?;
+        if core.after_exit(&mut self.kvm, thread, &exit)? == ExitOwner::Vmm
+            && let Some(end) = core.handle(&mut self.kvm, exit)?
+        {
+            return Ok(RunOutcome::Ended(end));
         }
-        let rest = self.core.rest(&self.kvm)?;
-        if rest == Rest::Runnable {
-            self.core.note_rest(rest);
+        let runnability = self.core.runnability(&self.kvm)?;
+        if runnability == Runnability::Runnable {
+            self.core.note_rest(runnability);
         }
-        Ok(Stay::Paused(rest))
+        Ok(RunOutcome::Paused(runnability))
     }
 
     /// Its PMU counts on `core` from now on; gives `core` back where there is no
     /// PMU.
     pub fn attach(&mut self, core: Box<CorePmu>) -> Option<Box<CorePmu>> {
-        match &mut self.core.pmu {
+        match self.core.pmu.pmu_mut() {
             Some(pmu) => {
                 pmu.attach(core);
                 None
@@ -130,12 +138,12 @@ impl Vcpu {
 
     /// Its PMU counts no more; its counts stay on the core, which is given back.
     pub fn park(&mut self) -> Option<Box<CorePmu>> {
-        self.core.pmu.as_mut()?.park()
+        self.core.pmu.pmu_mut()?.park()
     }
 
     /// Takes its counts off `core`, on which it was parked.
     pub fn leave(&mut self, core: &mut CorePmu) {
-        if let Some(pmu) = &mut self.core.pmu {
+        if let Some(pmu) = self.core.pmu.pmu_mut() {
             pmu.leave(core);
         }
     }
@@ -144,8 +152,8 @@ impl Vcpu {
     ///
     /// # Errors
     /// The error of `KVM_GET_MP_STATE`.
-    pub fn rest(&self) -> Result<Rest, VcpuFailure> {
-        Ok(self.core.rest(&self.kvm)?)
+    pub fn runnability(&self) -> Result<Runnability, VcpuFailure> {
+        Ok(self.core.runnability(&self.kvm)?)
     }
 
     /// The TSC value at which something is known to happen that may wake it: its
@@ -154,8 +162,8 @@ impl Vcpu {
     /// # Errors
     /// The error of `KVM_GET_LAPIC` or `KVM_GET_MSRS`.
     pub fn wake_due(&self) -> Result<Option<u64>, VcpuFailure> {
-        let decision = self.core.pmu.as_ref().and_then(VcpuPmu::decision_due);
-        Ok(earliest(self.timer_due()?, decision))
+        let decision = self.core.pmu.pmu().and_then(VcpuPmu::decision_due);
+        Ok([self.timer_due()?, decision].into_iter().flatten().min())
     }
 
     /// The TSC value at which the timer of its local APIC will have expired, if it
@@ -184,7 +192,7 @@ impl Vcpu {
     pub fn settle_in(&mut self) -> Result<(), VcpuFailure> {
         self.kvm.set_immediate_exit(true);
         self.kvm.run()?;
-        self.kvm.take_immediate_exit();
+        self.kvm.set_immediate_exit(false);
         Ok(())
     }
 }
@@ -201,16 +209,16 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_over_at_its_time_or_when_asked() {
+    fn a_timeslice_is_over_at_its_time_or_when_asked() {
         let attention = AtomicBool::new(false);
-        let turn = |until| Turn {
+        let timeslice = |until| Timeslice {
             until,
             attention: &attention,
         };
-        assert!(!turn(None).is_over());
-        assert!(!turn(Some(u64::MAX)).is_over());
-        assert!(turn(Some(rdtsc())).is_over());
+        assert!(!timeslice(None).is_over());
+        assert!(!timeslice(Some(u64::MAX)).is_over());
+        assert!(timeslice(Some(rdtsc())).is_over());
         attention.store(true, Ordering::Release);
-        assert!(turn(None).is_over());
+        assert!(timeslice(None).is_over());
     }
 }

@@ -21,37 +21,37 @@ const RFLAGS_TF: u64 = 1 << 8;
 
 /// What stepping has to know of the vCPU beyond its registers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StepInputs {
+pub(crate) struct StepInputs {
     /// Target of SYSCALL (LSTAR).
-    pub syscall_target: u64,
+    pub(crate) syscall_target: u64,
     /// Flags that SYSCALL clears (SFMASK).
-    pub syscall_mask: u64,
+    pub(crate) syscall_mask: u64,
     /// Target of SYSENTER (`IA32_SYSENTER_EIP`).
-    pub sysenter_target: u64,
+    pub(crate) sysenter_target: u64,
     /// Vector of the interrupt or NMI that the guest would take now.
-    pub deliverable: Option<u8>,
+    pub(crate) deliverable: Option<u8>,
     /// A #DB of the guest's own is queued for it.
-    pub debug_queued: bool,
+    pub(crate) debug_queued: bool,
     /// Debug registers that the guest leaves free.
-    pub slots: usize,
+    pub(crate) slots: usize,
 }
 
 /// How to enter the guest for the next step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct StepPlan {
+pub(crate) struct StepPlan {
     /// Linear addresses to stop at.
-    pub breakpoints: Vec<u64>,
+    pub(crate) breakpoints: Vec<u64>,
     /// Keep interrupts out of this step.
-    pub hold_irqs: bool,
+    pub(crate) hold_irqs: bool,
     /// The breakpoints do not cover all that the step can reach.
-    pub lost: Option<LossReason>,
+    pub(crate) lost: Option<LossReason>,
     /// The instruction returns to CPL 3.
-    pub enters_user: bool,
+    pub(crate) enters_user: bool,
 }
 
 /// Why the guest stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StepStop {
+pub(crate) enum StepStop {
     /// The single-step trap.
     Trap,
     /// One of the plan's breakpoints, at this linear address.
@@ -62,7 +62,7 @@ pub enum StepStop {
 
 /// A change to the guest that hides our TF from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TfRepair {
+pub(crate) enum TfRepair {
     /// Clear TF in the flags image at this linear address.
     Memory(u64),
     /// Clear TF in R11, where SYSCALL saved the flags.
@@ -71,13 +71,13 @@ pub enum TfRepair {
 
 /// What a stop meant.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct StepResult {
+pub(crate) struct StepResult {
     /// What to tell the PMU, in order.
-    pub progress: Vec<Progress>,
+    pub(crate) progress: Vec<Progress>,
     /// What to repair before the guest goes on.
-    pub repair: Option<TfRepair>,
+    pub(crate) repair: Option<TfRepair>,
     /// The guest single-steps itself: it wants a #DB now.
-    pub guest_trap: bool,
+    pub(crate) guest_trap: bool,
 }
 
 impl StepResult {
@@ -110,7 +110,7 @@ struct Pending {
 
 /// The stepper of one vCPU.
 #[derive(Debug, Default)]
-pub struct Stepper {
+pub(crate) struct Stepper {
     pending: Option<Pending>,
     guest_tf: bool,
     active: bool,
@@ -124,7 +124,7 @@ pub struct Stepper {
 impl Stepper {
     /// Begins to step a guest whose flags are its own. The instruction under
     /// way, if it was trapped half-way, is not counted.
-    pub fn begin(&mut self, rflags: u64) {
+    pub(crate) fn begin(&mut self, rflags: u64) {
         *self = Self {
             guest_tf: rflags & RFLAGS_TF != 0,
             active: true,
@@ -133,43 +133,43 @@ impl Stepper {
     }
 
     /// Ends; true if the guest's own TF has to be set again.
-    pub fn end(&mut self) -> bool {
+    pub(crate) fn end(&mut self) -> bool {
         std::mem::take(self).guest_tf
     }
 
     /// True between `begin` and `end`.
     #[must_use]
-    pub fn is_active(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         self.active
     }
 
     /// True while the guest is in a HLT: a breakpoint on its next instruction
     /// says that it woke.
     #[must_use]
-    pub fn is_halted(&self) -> bool {
+    pub(crate) fn is_halted(&self) -> bool {
         self.halted.is_some() && self.pending.is_none()
     }
 
     /// True while an instruction is under way whose end was not seen.
     #[must_use]
-    pub fn is_under_way(&self) -> bool {
+    pub(crate) fn is_under_way(&self) -> bool {
         self.pending.is_some()
     }
 
     /// The instruction under way did not come to its end by itself: the caller
     /// carried it out, or the guest's own breakpoint came before it.
-    pub fn abandon(&mut self) {
+    pub(crate) fn abandon(&mut self) {
         self.pending = None;
     }
 
     /// TF as the guest has it.
     #[must_use]
-    pub fn guest_tf(&self) -> bool {
+    pub(crate) fn guest_tf(&self) -> bool {
         self.guest_tf
     }
 
     /// Plans the next step of a stopped guest.
-    pub fn plan(&mut self, context: &CpuContext<'_>, inputs: &StepInputs) -> StepPlan {
+    pub(crate) fn plan(&mut self, context: &CpuContext<'_>, inputs: &StepInputs) -> StepPlan {
         let waits = inputs.deliverable.is_none() && !inputs.debug_queued;
         if waits && self.halted == Some(context.regs.rip) {
             // What wakes the guest comes before its next instruction: stop there,
@@ -224,7 +224,7 @@ impl Stepper {
     }
 
     /// Looks at a stopped guest.
-    pub fn stopped(&mut self, context: &CpuContext<'_>, stop: StepStop) -> StepResult {
+    pub(crate) fn stopped(&mut self, context: &CpuContext<'_>, stop: StepStop) -> StepResult {
         let mut result = StepResult::default();
         // Without one this is the first stop after `begin`.
         let Some(pending) = self.pending.take() else {

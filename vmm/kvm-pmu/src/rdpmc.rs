@@ -3,17 +3,18 @@
 use arbiter::Caller;
 use kvm_bindings::kvm_sregs;
 use pmu_virt::{ReadOutcome, VcpuPmu};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::debug::DebugControl;
-use super::observe::TrapEvent;
-use crate::kvm::{KvmVcpu, VcpuError};
+use crate::debug::DebugControl;
+use crate::error::VcpuError;
+use crate::memory::GuestBytes;
+use crate::observe::TrapEvent;
+use crate::registers::VcpuAccess;
 use crate::sys::rdtsc;
 use crate::trap::{CpuContext, DR6_BS, GP_VECTOR, Gate, Rdpmc, RdpmcTrap, Return, inspect};
 
 /// Where the #GP handler of one vCPU is.
 #[derive(Debug, Default)]
-pub(super) struct GpWatch {
+pub(crate) struct GpWatch {
     gate: Option<Gate>,
     found: Option<Found>,
     told_full: bool,
@@ -55,7 +56,7 @@ impl Found {
     }
 
     fn descriptor(context: &CpuContext<'_>, at: u64) -> Option<[u8; 16]> {
-        context.memory.read_obj(GuestAddress(at)).ok()
+        context.memory.array(at)
     }
 
     fn still_holds(&self, context: &CpuContext<'_>, fresh_for: u64) -> bool {
@@ -68,10 +69,10 @@ impl Found {
 impl GpWatch {
     /// Finds the #GP handler through IDTR and asks for a breakpoint on it.
     /// True if the guest has just taken the last debug register.
-    pub(super) fn arm(
+    pub(crate) fn arm(
         &mut self,
-        vcpu: &KvmVcpu,
-        memory: &GuestMemoryMmap,
+        vcpu: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
         debug: &mut DebugControl,
     ) -> Result<bool, VcpuError> {
         let sregs = vcpu.get_sregs()?;
@@ -114,7 +115,7 @@ impl GpWatch {
     }
 
     /// Asks for the one breakpoint of the watch.
-    pub(super) fn want(&self, debug: &mut DebugControl) {
+    pub(crate) fn want(&self, debug: &mut DebugControl) {
         match self.gate {
             Some(gate) => debug.want(&[gate.handler]),
             None => debug.want(&[]),
@@ -127,16 +128,16 @@ impl GpWatch {
     }
 
     /// The watched handler's gate.
-    pub(super) fn gate(&self) -> Option<Gate> {
+    pub(crate) fn gate(&self) -> Option<Gate> {
         self.gate
     }
 
     /// Deals with a stop at the #GP handler: a legal RDPMC is emulated and the
     /// frame popped, anything else goes on to the handler.
-    pub(super) fn on_breakpoint(
+    pub(crate) fn on_breakpoint(
         &self,
-        vcpu: &KvmVcpu,
-        memory: &GuestMemoryMmap,
+        vcpu: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
         debug: &mut DebugControl,
         pmu: &mut VcpuPmu,
     ) -> Result<TrapEvent, VcpuError> {
@@ -185,7 +186,11 @@ fn completed(context: &CpuContext<'_>, rdpmc: &Rdpmc, outcome: ReadOutcome) -> O
 }
 
 /// False if the guest has prepared segments that KVM does not take.
-fn finish(vcpu: &KvmVcpu, debug: &mut DebugControl, after: &Return) -> Result<bool, VcpuError> {
+fn finish(
+    vcpu: VcpuAccess<'_>,
+    debug: &mut DebugControl,
+    after: &Return,
+) -> Result<bool, VcpuError> {
     match after.sregs.as_ref().map(|sregs| vcpu.set_sregs(sregs)) {
         Some(Err(error)) if error.is_invalid() => return Ok(false),
         Some(result) => result?,

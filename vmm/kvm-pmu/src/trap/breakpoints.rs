@@ -11,15 +11,17 @@ const SLOTS: usize = 4;
 /// DR7 bit 10 reads as 1.
 const DR7_FIXED: u64 = 1 << 10;
 /// DR7.GD: #DB on access to a debug register.
-pub(crate) const DR7_GD: u64 = 1 << 13;
+pub(super) const DR7_GD: u64 = 1 << 13;
+/// DR6: the breakpoints that were met.
 pub(crate) const DR6_SLOTS: u64 = 0xf;
-pub(crate) const DR6_BD: u64 = 1 << 13;
+pub(super) const DR6_BD: u64 = 1 << 13;
+/// DR6: a single step.
 pub(crate) const DR6_BS: u64 = 1 << 14;
-pub(crate) const DR6_BT: u64 = 1 << 15;
+pub(super) const DR6_BT: u64 = 1 << 15;
 
 /// The guest's own DR0 to DR3 and DR7.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GuestBreakpoints {
+pub(crate) struct GuestBreakpoints {
     db: [u64; SLOTS],
     dr7: u64,
 }
@@ -39,15 +41,9 @@ impl GuestBreakpoints {
         self.dr7 >> (2 * slot) & 3 != 0
     }
 
-    /// True if the guest enabled any slot.
-    #[must_use]
-    pub fn any(&self) -> bool {
-        (0..SLOTS).any(|slot| self.uses(slot))
-    }
-
     /// How many slots the guest leaves free.
     #[must_use]
-    pub fn free(&self) -> usize {
+    pub(crate) fn free(&self) -> usize {
         (0..SLOTS).filter(|&slot| !self.uses(slot)).count()
     }
 
@@ -59,11 +55,11 @@ impl GuestBreakpoints {
 
 /// Debug registers that serve both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placement {
+pub(crate) struct Placement {
     /// DR0 to DR3.
-    pub db: [u64; SLOTS],
+    pub(crate) db: [u64; SLOTS],
     /// DR7.
-    pub dr7: u64,
+    pub(crate) dr7: u64,
     /// Linear address of our breakpoint in each slot.
     ours: [Option<u64>; SLOTS],
     guest: GuestBreakpoints,
@@ -72,21 +68,21 @@ pub struct Placement {
 
 /// Why a #DB was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DebugCause {
+pub(crate) struct DebugCause {
     /// One of our breakpoints was reached, at this linear address.
-    pub ours: Option<u64>,
+    pub(crate) ours: Option<u64>,
     /// DR6 bits that the guest must see: its own breakpoints, single step,
     /// debug register access, task switch. 0 if nothing was the guest's.
-    pub guest_dr6: u64,
+    pub(crate) guest_dr6: u64,
     /// A breakpoint on execution of the guest's was reached.
-    pub guest_execution: bool,
+    pub(crate) guest_execution: bool,
 }
 
 impl Placement {
     /// Puts execution breakpoints at `wanted` into slots that `guest` leaves
     /// free; those that find no slot are counted in [`Placement::unplaced`].
     #[must_use]
-    pub fn new(guest: GuestBreakpoints, wanted: &[u64]) -> Self {
+    pub(crate) fn new(guest: GuestBreakpoints, wanted: &[u64]) -> Self {
         let mut placement = Self {
             db: guest.db,
             dr7: guest.dr7 | DR7_FIXED,
@@ -111,19 +107,13 @@ impl Placement {
 
     /// How many of our breakpoints found no slot.
     #[must_use]
-    pub fn unplaced(&self) -> usize {
+    pub(crate) fn unplaced(&self) -> usize {
         self.unplaced
-    }
-
-    /// True if no slot is in use.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ours.iter().all(Option::is_none) && !self.guest.any()
     }
 
     /// Sorts out a #DB. `stepping`: a single step of ours was on, so BS is ours.
     #[must_use]
-    pub fn classify(&self, dr6: u64, stepping: bool) -> DebugCause {
+    pub(crate) fn classify(&self, dr6: u64, stepping: bool) -> DebugCause {
         let mut cause = DebugCause::default();
         for slot in (0..SLOTS).filter(|slot| dr6 >> slot & 1 != 0) {
             if let Some(address) = self.ours[slot] {

@@ -1,43 +1,50 @@
-//! The kick at a deadline: the PMU's, or the end of a vCPU's turn.
+//! What a thread lends to the vCPU that it runs, and its kick at a deadline.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use vmm_sys_util::errno;
 
-use super::run::VcpuFailure;
-use crate::sys::{KickTarget, KickTimer};
+use crate::error::KvmPmuError;
+use crate::sys::{KickFlag, KickGuard, KickTarget, KickTimer};
 
 /// What a thread lends to the vCPU that it runs: its kicks. It serves one vCPU
 /// after the other, on the thread that made it.
 #[derive(Debug)]
-pub struct Seat {
-    pub(super) timer: DeadlineTimer,
+pub struct ThreadContext {
+    timer: DeadlineTimer,
     target: KickTarget,
     core: u16,
+    /// The VMM's own deadline.
+    until: Option<u64>,
+    bound: Option<KickGuard>,
 }
 
-impl Seat {
-    /// The calling thread's seat; `tsc_khz` is the TSC's frequency.
+impl ThreadContext {
+    /// Of the calling thread; `tsc_khz` is the TSC's frequency.
     ///
     /// # Errors
-    /// [`VcpuFailure::Timer`].
-    pub fn new(tsc_khz: u32) -> Result<Self, VcpuFailure> {
+    /// [`KvmPmuError::Timer`].
+    pub fn new(tsc_khz: u32) -> Result<Self, KvmPmuError> {
         Ok(Self {
-            timer: DeadlineTimer::new(tsc_khz.max(1)).map_err(VcpuFailure::Timer)?,
+            timer: DeadlineTimer::new(tsc_khz.max(1)).map_err(KvmPmuError::Timer)?,
             target: KickTarget::current(),
             core: 0,
+            until: None,
+            bound: None,
         })
     }
 
-    /// The same as that of core `number`: of a core that vCPUs share, or the
-    /// number of the one vCPU.
+    /// Of core `number`: one that vCPUs share, or the number of the one vCPU.
     #[must_use]
     pub fn of_core(mut self, number: usize) -> Self {
         self.core = u16::try_from(number).unwrap_or(u16::MAX);
         self
     }
 
-    pub(super) fn core(&self) -> u16 {
+    /// The number of the core.
+    #[must_use]
+    pub fn core(&self) -> u16 {
         self.core
     }
 
@@ -45,6 +52,49 @@ impl Seat {
     #[must_use]
     pub fn target(&self) -> KickTarget {
         self.target
+    }
+
+    /// Has the thread kicked at TSC value `until` at the latest, for a reason of
+    /// the VMM's own, from the next entry on; `None`: no more.
+    pub fn kick_at(&mut self, until: Option<u64>) {
+        self.until = until;
+    }
+
+    /// A kick that nobody waits for any more has perhaps come.
+    pub fn forget_kick(&mut self) {
+        self.timer.kicked();
+    }
+
+    /// From now on a kick ends or prevents the `KVM_RUN` of `vcpu`.
+    #[inline]
+    pub(crate) fn bind(&mut self, vcpu: &Arc<KickFlag>) {
+        match &self.bound {
+            Some(bound) if bound.is_of(vcpu) => bound.renew(),
+            _ => {
+                // The old guard goes first, for it resets what the new one sets.
+                self.bound = None;
+                self.bound = Some(vcpu.bind());
+            }
+        }
+    }
+
+    /// Kicks concern no vCPU from now on.
+    pub(crate) fn unbind(&mut self) {
+        self.bound = None;
+    }
+
+    /// Makes sure that a kick comes at `deadline`, or before.
+    #[inline]
+    pub(crate) fn set_deadline(&mut self, now: u64, deadline: Option<u64>) {
+        self.timer.set(now, earliest(deadline, self.until));
+    }
+}
+
+/// The first of two times.
+pub(crate) fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
     }
 }
 
@@ -54,7 +104,7 @@ impl Seat {
 /// costs one exit, setting the timer at every entry would cost a system call
 /// an exit.
 #[derive(Debug)]
-pub(super) struct DeadlineTimer {
+struct DeadlineTimer {
     timer: KickTimer,
     tsc_khz: u64,
     /// TSC at which the timer fires, while it is armed.
@@ -62,7 +112,7 @@ pub(super) struct DeadlineTimer {
 }
 
 impl DeadlineTimer {
-    pub(super) fn new(tsc_khz: u32) -> errno::Result<Self> {
+    fn new(tsc_khz: u32) -> errno::Result<Self> {
         Ok(Self {
             timer: KickTimer::for_this_thread()?,
             tsc_khz: tsc_khz.into(),
@@ -73,12 +123,12 @@ impl DeadlineTimer {
     /// The thread was kicked, perhaps by this timer. `CLOCK_MONOTONIC` is slewed
     /// and the TSC is not, so the timer may fire before its TSC value is reached;
     /// it is not to be relied on any more.
-    pub(super) fn kicked(&mut self) {
+    fn kicked(&mut self) {
         self.armed = None;
     }
 
     /// Makes sure that a kick comes at `deadline` (TSC), or before.
-    pub(super) fn set(&mut self, now: u64, deadline: Option<u64>) {
+    fn set(&mut self, now: u64, deadline: Option<u64>) {
         let Some(deadline) = deadline else { return };
         // A timer whose time has passed has fired, or is about to.
         let armed = self.armed.filter(|&at| at > now);

@@ -1,8 +1,12 @@
-//! The performance monitoring leaves of both vendors.
+//! What CPUID says of performance monitoring, for both vendors: a VMM merges it
+//! into the leaves that it shows to its guest.
 
+pub mod leaves;
+
+use kvm_bindings::kvm_cpuid_entry2;
 use pmu_virt::{CpuidRegs, PmuCpuid, accounting};
 
-use super::leaves::{Leaves, Reg, Regs};
+use self::leaves::{Leaves, Reg, Regs};
 
 /// Architectural performance monitoring (SDM vol. 2A, CPUID leaf 0AH).
 const ARCH_PERFMON: u32 = 0xa;
@@ -59,12 +63,24 @@ const LEAVES: &[u32] = &[
     arbiter::abi::CPUID_LEAF,
 ];
 
+/// `entries` with the leaves of a guest's virtual PMU, and no trace of any other;
+/// `None`: the guest has no PMU.
+#[must_use]
+pub fn merge(entries: &[kvm_cpuid_entry2], pmu: Option<&PmuCpuid>) -> Vec<kvm_cpuid_entry2> {
+    let mut leaves = Leaves::new(entries);
+    hide_everything(&mut leaves);
+    if let Some(pmu) = pmu {
+        show(&mut leaves, pmu);
+    }
+    leaves.into_entries()
+}
+
 /// Removes every trace of a PMU, of both vendors.
 ///
 /// AMD's four legacy counters have no CPUID bit: they are architecturally
 /// present on every AMD processor. Under `--pmu none` their MSRs raise #GP, which
 /// makes drivers give up.
-pub(super) fn hide_everything(leaves: &mut Leaves) {
+pub fn hide_everything(leaves: &mut Leaves) {
     for &(leaf, index, reg, bit, _) in BITS {
         leaves.clear(leaf, index, reg, bit);
     }
@@ -72,7 +88,7 @@ pub(super) fn hide_everything(leaves: &mut Leaves) {
 }
 
 /// Announces the virtual PMU. What it does not have stays hidden.
-pub(super) fn show(leaves: &mut Leaves, pmu: &PmuCpuid) {
+pub fn show(leaves: &mut Leaves, pmu: &PmuCpuid) {
     set_if_any(leaves, ARCH_PERFMON, &pmu.leaf_0xa);
     leaves.edit(1, 0, |r| r.ecx |= u32::from(pmu.pdcm) << 15);
     leaves.edit(0x8000_0001, 0, |r| {
@@ -85,7 +101,7 @@ pub(super) fn show(leaves: &mut Leaves, pmu: &PmuCpuid) {
 }
 
 /// Announces the leaves that are Umpire's own.
-pub(super) fn show_own_leaves(leaves: &mut Leaves, pmu: &PmuCpuid) {
+pub fn show_own_leaves(leaves: &mut Leaves, pmu: &PmuCpuid) {
     for (leaf, regs) in &pmu.hypervisor {
         set_if_any(leaves, *leaf, regs);
     }
@@ -104,8 +120,8 @@ fn set_if_any(leaves: &mut Leaves, leaf: u32, regs: &CpuidRegs) {
 }
 
 /// Names what is left of a PMU in a list of leaves.
-#[cfg(test)]
-pub(super) fn traces(leaves: &Leaves) -> Vec<String> {
+#[must_use]
+pub fn traces(leaves: &Leaves) -> Vec<String> {
     let bits = BITS
         .iter()
         .filter(|&&(leaf, index, reg, bit, _)| leaves.test(leaf, index, reg, bit))

@@ -2,7 +2,8 @@
 //! APM vol. 2, chapter 5).
 
 use kvm_bindings::kvm_sregs;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::memory::GuestBytes;
 
 const CR0_PG: u64 = 1 << 31;
 const CR4_PSE: u64 = 1 << 4;
@@ -16,9 +17,9 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// The registers that choose how linear addresses are translated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Paging {
+pub(crate) struct Paging {
     /// Root of the page tables.
-    pub cr3: u64,
+    pub(crate) cr3: u64,
     mode: Mode,
 }
 
@@ -53,7 +54,7 @@ impl From<&kvm_sregs> for Paging {
 /// Access rights are not checked: the processor has already fetched or pushed
 /// what is read here.
 #[must_use]
-pub fn translate(memory: &GuestMemoryMmap, paging: &Paging, linear: u64) -> Option<u64> {
+pub(crate) fn translate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> Option<u64> {
     match paging.mode {
         Mode::Off => Some(linear & 0xffff_ffff),
         Mode::Bits32(large) => bits32(memory, paging.cr3, linear, large),
@@ -75,7 +76,7 @@ pub fn translate(memory: &GuestMemoryMmap, paging: &Paging, linear: u64) -> Opti
 }
 
 /// Walks `levels` levels of 64-bit entries from the table at `table`.
-fn walk(memory: &GuestMemoryMmap, mut table: u64, linear: u64, levels: u32) -> Option<u64> {
+fn walk(memory: &dyn GuestBytes, mut table: u64, linear: u64, levels: u32) -> Option<u64> {
     for level in (0..levels).rev() {
         let shift = 12 + 9 * level;
         let entry = read64(memory, table + 8 * (linear >> shift & 0x1ff))?;
@@ -89,7 +90,7 @@ fn walk(memory: &GuestMemoryMmap, mut table: u64, linear: u64, levels: u32) -> O
     None
 }
 
-fn bits32(memory: &GuestMemoryMmap, cr3: u64, linear: u64, large_pages: bool) -> Option<u64> {
+fn bits32(memory: &dyn GuestBytes, cr3: u64, linear: u64, large_pages: bool) -> Option<u64> {
     let directory = (cr3 & 0xffff_f000) + 4 * (linear >> 22 & 0x3ff);
     let entry = read32(memory, directory)?;
     if large_pages && entry & LARGE != 0 {
@@ -102,19 +103,20 @@ fn bits32(memory: &GuestMemoryMmap, cr3: u64, linear: u64, large_pages: bool) ->
     Some((entry & 0xffff_f000) | (linear & 0xfff))
 }
 
-fn read64(memory: &GuestMemoryMmap, address: u64) -> Option<u64> {
-    let entry: u64 = memory.read_obj(GuestAddress(address)).ok()?;
+fn read64(memory: &dyn GuestBytes, address: u64) -> Option<u64> {
+    let entry = u64::from_le_bytes(memory.array(address)?);
     (entry & PRESENT != 0).then_some(entry)
 }
 
-fn read32(memory: &GuestMemoryMmap, address: u64) -> Option<u64> {
-    let entry: u32 = memory.read_obj(GuestAddress(address)).ok()?;
-    let entry = u64::from(entry);
+fn read32(memory: &dyn GuestBytes, address: u64) -> Option<u64> {
+    let entry = u64::from(u32::from_le_bytes(memory.array(address)?));
     (entry & PRESENT != 0).then_some(entry)
 }
 
 #[cfg(test)]
 mod tests {
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
     use super::*;
 
     const SIZE: usize = 1 << 20;

@@ -1,22 +1,30 @@
-//! A table of CPUID leaves, with the access that the steps need.
+//! A table of CPUID leaves, with the access that steps which change it need.
 
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 /// The registers of one (sub)leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Regs {
-    pub(super) eax: u32,
-    pub(super) ebx: u32,
-    pub(super) ecx: u32,
-    pub(super) edx: u32,
+pub struct Regs {
+    /// EAX.
+    pub eax: u32,
+    /// EBX.
+    pub ebx: u32,
+    /// ECX.
+    pub ecx: u32,
+    /// EDX.
+    pub edx: u32,
 }
 
 /// One of the four result registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reg {
+pub enum Reg {
+    /// EAX.
     Eax,
+    /// EBX.
     Ebx,
+    /// ECX.
     Ecx,
+    /// EDX.
     Edx,
 }
 
@@ -43,28 +51,36 @@ const INDEXED: &[u32] = &[
     0x8000_0026,
 ];
 
+/// The CPUID leaves of one vCPU.
 #[derive(Clone, Debug)]
-pub(super) struct Leaves {
+pub struct Leaves {
     entries: Vec<kvm_cpuid_entry2>,
 }
 
 impl Leaves {
-    pub(super) fn new(entries: &[kvm_cpuid_entry2]) -> Self {
+    /// KVM's own list, of which `KVM_GET_SUPPORTED_CPUID` tells.
+    #[must_use]
+    pub fn new(entries: &[kvm_cpuid_entry2]) -> Self {
         Self {
             entries: entries.to_vec(),
         }
     }
 
-    pub(super) fn into_entries(self) -> Vec<kvm_cpuid_entry2> {
+    /// The list for `KVM_SET_CPUID2`.
+    #[must_use]
+    pub fn into_entries(self) -> Vec<kvm_cpuid_entry2> {
         self.entries
     }
 
-    pub(super) fn has(&self, function: u32, index: u32) -> bool {
+    /// Whether a (sub)leaf is there.
+    #[must_use]
+    pub fn has(&self, function: u32, index: u32) -> bool {
         self.find(function, index).is_some()
     }
 
     /// The registers of a leaf; an absent leaf is all zero, as CPUID defines it.
-    pub(super) fn get(&self, function: u32, index: u32) -> Regs {
+    #[must_use]
+    pub fn get(&self, function: u32, index: u32) -> Regs {
         self.find(function, index).map_or_else(Regs::default, |i| {
             let e = &self.entries[i];
             Regs {
@@ -78,7 +94,7 @@ impl Leaves {
 
     /// Sets a leaf, which is added if it is absent. The leaf that states the
     /// highest leaf of the range is raised where that is needed.
-    pub(super) fn set(&mut self, function: u32, index: u32, regs: Regs) {
+    pub fn set(&mut self, function: u32, index: u32, regs: Regs) {
         let indexed = INDEXED.contains(&function);
         let i = self.find(function, index).unwrap_or_else(|| {
             self.entries.push(kvm_cpuid_entry2 {
@@ -106,7 +122,7 @@ impl Leaves {
     }
 
     /// Changes a leaf if it is there.
-    pub(super) fn edit(&mut self, function: u32, index: u32, change: impl FnOnce(&mut Regs)) {
+    pub fn edit(&mut self, function: u32, index: u32, change: impl FnOnce(&mut Regs)) {
         if self.has(function, index) {
             let mut regs = self.get(function, index);
             change(&mut regs);
@@ -115,26 +131,29 @@ impl Leaves {
     }
 
     /// Clears one bit; an absent leaf has none to clear.
-    pub(super) fn clear(&mut self, function: u32, index: u32, reg: Reg, bit: u8) {
+    pub fn clear(&mut self, function: u32, index: u32, reg: Reg, bit: u8) {
         self.edit(function, index, |r| *r.of(reg) &= !(1 << bit));
     }
 
-    pub(super) fn test(&self, function: u32, index: u32, reg: Reg, bit: u8) -> bool {
+    /// One bit; clear in an absent leaf.
+    #[must_use]
+    pub fn test(&self, function: u32, index: u32, reg: Reg, bit: u8) -> bool {
         *self.get(function, index).of(reg) & 1 << bit != 0
     }
 
     /// Removes a leaf with all its subleaves; it then reads as zero.
-    pub(super) fn remove(&mut self, function: u32) {
+    pub fn remove(&mut self, function: u32) {
         self.entries.retain(|e| e.function != function);
     }
 
     /// Removes the leaves that `gone` names.
-    pub(super) fn remove_if(&mut self, gone: impl Fn(u32) -> bool) {
+    pub fn remove_if(&mut self, gone: impl Fn(u32) -> bool) {
         self.entries.retain(|e| !gone(e.function));
     }
 
     /// The subleaves that exist of a leaf, in KVM's order.
-    pub(super) fn indices(&self, function: u32) -> Vec<u32> {
+    #[must_use]
+    pub fn indices(&self, function: u32) -> Vec<u32> {
         self.entries
             .iter()
             .filter(|e| e.function == function)
@@ -159,7 +178,8 @@ fn range_mask(function: u32) -> u32 {
 }
 
 impl Regs {
-    pub(super) fn of(&mut self, reg: Reg) -> &mut u32 {
+    /// One of them by its name.
+    pub fn of(&mut self, reg: Reg) -> &mut u32 {
         match reg {
             Reg::Eax => &mut self.eax,
             Reg::Ebx => &mut self.ebx,

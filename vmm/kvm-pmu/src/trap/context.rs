@@ -1,9 +1,9 @@
 //! A stopped vCPU as the traps see it: registers, and memory by linear address.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::paging::{Paging, translate};
+use crate::memory::GuestBytes;
 
 const CR0_PE: u64 = 1;
 const EFER_LMA: u64 = 1 << 10;
@@ -13,7 +13,7 @@ pub(crate) const MAX_INSTRUCTION: usize = 15;
 
 /// How a gate's handler is entered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GateKind {
+pub(crate) enum GateKind {
     /// 32-bit interrupt or trap gate.
     Bits32,
     /// 64-bit interrupt or trap gate.
@@ -22,40 +22,40 @@ pub enum GateKind {
 
 /// One present interrupt or trap gate of the IDT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gate {
+pub(crate) struct Gate {
     /// Linear address of the handler's first instruction.
-    pub handler: u64,
+    pub(crate) handler: u64,
     /// Size of the frame's words.
-    pub kind: GateKind,
+    pub(crate) kind: GateKind,
 }
 
 /// Registers and memory of a vCPU that is not in the guest.
 #[derive(Debug, Clone, Copy)]
-pub struct CpuContext<'a> {
+pub(crate) struct CpuContext<'a> {
     /// General registers.
-    pub regs: &'a kvm_regs,
+    pub(crate) regs: &'a kvm_regs,
     /// Special registers.
-    pub sregs: &'a kvm_sregs,
+    pub(crate) sregs: &'a kvm_sregs,
     /// Guest memory.
-    pub memory: &'a GuestMemoryMmap,
+    pub(crate) memory: &'a dyn GuestBytes,
 }
 
 impl CpuContext<'_> {
     /// True in IA-32e mode, compatibility mode included.
     #[must_use]
-    pub fn long_mode(&self) -> bool {
+    pub(crate) fn long_mode(&self) -> bool {
         self.sregs.efer & EFER_LMA != 0
     }
 
     /// Current privilege level (SDM vol. 3A, 6.5: the DPL of SS; KVM keeps CPL there).
     #[must_use]
-    pub fn cpl(&self) -> u8 {
+    pub(crate) fn cpl(&self) -> u8 {
         cpl(self.sregs)
     }
 
     /// Width of the code that runs: 16, 32 or 64.
     #[must_use]
-    pub fn bitness(&self) -> u32 {
+    pub(crate) fn bitness(&self) -> u32 {
         let cs = &self.sregs.cs;
         match (self.long_mode() && cs.l != 0, cs.db != 0) {
             (true, _) => 64,
@@ -66,7 +66,7 @@ impl CpuContext<'_> {
 
     /// Base of the code segment that runs; 64-bit mode has none.
     #[must_use]
-    pub fn code_base(&self) -> u64 {
+    pub(crate) fn code_base(&self) -> u64 {
         match self.bitness() {
             64 => 0,
             _ => self.sregs.cs.base,
@@ -75,7 +75,7 @@ impl CpuContext<'_> {
 
     /// Fills `buffer` from `linear`; says how many bytes from the start could
     /// be read before unmapped memory.
-    pub fn read_linear(&self, linear: u64, buffer: &mut [u8]) -> usize {
+    pub(crate) fn read_linear(&self, linear: u64, buffer: &mut [u8]) -> usize {
         let paging = Paging::from(self.sregs);
         let mut done = 0;
         while done < buffer.len() {
@@ -86,11 +86,7 @@ impl CpuContext<'_> {
                 break;
             };
             let target = &mut buffer[done..done + len];
-            if self
-                .memory
-                .read_slice(target, GuestAddress(physical))
-                .is_err()
-            {
+            if !self.memory.read(physical, target) {
                 break;
             }
             done += len;
@@ -101,30 +97,27 @@ impl CpuContext<'_> {
     /// Writes `bytes` at `linear`; false if any of it is unmapped, in which
     /// case nothing was written.
     #[must_use]
-    pub fn write_linear(&self, linear: u64, bytes: &[u8]) -> bool {
+    pub(crate) fn write_linear(&self, linear: u64, bytes: &[u8]) -> bool {
         let mut probe = vec![0; bytes.len()];
         if self.read_linear(linear, &mut probe) != bytes.len() {
             return false;
         }
         let paging = Paging::from(self.sregs);
         bytes.iter().zip(0u64..).all(|(byte, offset)| {
-            translate(self.memory, &paging, linear.wrapping_add(offset)).is_some_and(|physical| {
-                self.memory
-                    .write_slice(std::slice::from_ref(byte), GuestAddress(physical))
-                    .is_ok()
-            })
+            translate(self.memory, &paging, linear.wrapping_add(offset))
+                .is_some_and(|physical| self.memory.write(physical, std::slice::from_ref(byte)))
         })
     }
 
     /// Guest-physical address behind `linear`, if it is mapped.
     #[must_use]
-    pub fn physical(&self, linear: u64) -> Option<u64> {
+    pub(crate) fn physical(&self, linear: u64) -> Option<u64> {
         translate(self.memory, &Paging::from(self.sregs), linear)
     }
 
     /// The little-endian word of `N` bytes at `linear`.
     #[must_use]
-    pub fn word<const N: usize>(&self, linear: u64) -> Option<u64> {
+    pub(crate) fn word<const N: usize>(&self, linear: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         (self.read_linear(linear, &mut bytes[..N]) == N).then(|| u64::from_le_bytes(bytes))
     }
@@ -133,7 +126,7 @@ impl CpuContext<'_> {
     /// delivered through (SDM vol. 3A, 7.11 and 7.14.1). Real mode and task or
     /// 16-bit gates give `None`.
     #[must_use]
-    pub fn gate(&self, vector: u8) -> Option<Gate> {
+    pub(crate) fn gate(&self, vector: u8) -> Option<Gate> {
         if self.sregs.cr0 & CR0_PE == 0 {
             return None;
         }
@@ -169,7 +162,7 @@ impl CpuContext<'_> {
 
     /// The 8 descriptor bytes that `selector` names in the GDT or LDT.
     #[must_use]
-    pub fn descriptor(&self, selector: u16) -> Option<u64> {
+    pub(crate) fn descriptor(&self, selector: u16) -> Option<u64> {
         let (base, limit) = if selector & 4 == 0 {
             (self.sregs.gdt.base, u32::from(self.sregs.gdt.limit))
         } else {
@@ -185,7 +178,7 @@ impl CpuContext<'_> {
 
 /// CPL from the special registers.
 #[must_use]
-pub fn cpl(sregs: &kvm_sregs) -> u8 {
+pub(crate) fn cpl(sregs: &kvm_sregs) -> u8 {
     if sregs.cr0 & CR0_PE == 0 {
         return 0;
     }

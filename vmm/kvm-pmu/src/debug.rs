@@ -6,8 +6,9 @@ use kvm_bindings::{
     KVM_GUESTDBG_USE_HW_BP, KVM_VCPUEVENT_VALID_SHADOW, kvm_guest_debug,
 };
 
-use crate::kvm::{DebugExit, KvmVcpu, VcpuError};
-use crate::sys::rdtsc;
+use crate::error::VcpuError;
+use crate::registers::VcpuAccess;
+use crate::sys::{DebugExit, rdtsc};
 use crate::trap::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
 
 const RFLAGS_TF: u64 = 1 << 8;
@@ -25,7 +26,7 @@ pub struct DebugQuirks {
 
 /// What a debug exit was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DebugEvent {
+pub(crate) enum DebugEvent {
     /// One of our breakpoints, at this linear address.
     Breakpoint(u64),
     /// A step of ours ended.
@@ -48,7 +49,7 @@ enum Lift {
 
 /// The debug state of one vCPU.
 #[derive(Debug)]
-pub struct DebugControl {
+pub(crate) struct DebugControl {
     quirks: DebugQuirks,
     wanted: Vec<u64>,
     guest: GuestBreakpoints,
@@ -71,7 +72,7 @@ impl DebugControl {
     /// its debug registers are in use by us, so they are looked at again when
     /// the last look is `fresh_for` TSC ticks old.
     #[must_use]
-    pub fn new(quirks: DebugQuirks, fresh_for: u64) -> Self {
+    pub(crate) fn new(quirks: DebugQuirks, fresh_for: u64) -> Self {
         let guest = GuestBreakpoints::default();
         Self {
             quirks,
@@ -90,7 +91,7 @@ impl DebugControl {
 
     /// Asks for execution breakpoints at these linear addresses, instead of
     /// those asked for before.
-    pub fn want(&mut self, addresses: &[u64]) {
+    pub(crate) fn want(&mut self, addresses: &[u64]) {
         if self.wanted != addresses {
             self.wanted.clear();
             self.wanted.extend_from_slice(addresses);
@@ -106,45 +107,45 @@ impl DebugControl {
 
     /// The breakpoints asked for.
     #[must_use]
-    pub fn wanted(&self) -> &[u64] {
+    pub(crate) fn wanted(&self) -> &[u64] {
         &self.wanted
     }
 
     /// How many of them found no debug register.
     #[must_use]
-    pub fn unplaced(&self) -> usize {
+    pub(crate) fn unplaced(&self) -> usize {
         self.placement.unplaced()
     }
 
     /// Asks for a step at the next entry, with interrupts held back where KVM
     /// can do that.
-    pub fn want_step(&mut self, step: bool, hold_irqs: bool) {
+    pub(crate) fn want_step(&mut self, step: bool, hold_irqs: bool) {
         self.step = step;
         self.hold_irqs = hold_irqs && self.quirks.block_irq;
     }
 
     /// Has the next [`DebugControl::apply`] set TF anew: KVM sets it only when
     /// it is told to step, and the guest's POPF or IRET may have cleared it.
-    pub fn renew_step(&mut self) {
+    pub(crate) fn renew_step(&mut self) {
         self.applied = None;
     }
 
     /// True if the guest's own debug registers matter now: KVM's copy of ours
     /// hides what the guest writes.
     #[must_use]
-    pub fn is_active(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         !self.wanted.is_empty() || self.step
     }
 
     /// True if a #DB is queued for the guest.
     #[must_use]
-    pub fn is_injecting(&self) -> bool {
+    pub(crate) fn is_injecting(&self) -> bool {
         self.inject
     }
 
     /// Debug registers that the guest leaves to us.
     #[must_use]
-    pub fn free_slots(&self) -> usize {
+    pub(crate) fn free_slots(&self) -> usize {
         self.guest.free()
     }
 
@@ -152,7 +153,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
-    pub fn refresh_guest(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+    pub(crate) fn refresh_guest(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
         self.seen = rdtsc();
         let guest = GuestBreakpoints::from(&vcpu.get_debug_regs()?);
         if guest != self.guest {
@@ -164,7 +165,7 @@ impl DebugControl {
 
     /// TSC ticks for which a look at the guest's own state is good.
     #[must_use]
-    pub fn fresh_for(&self) -> u64 {
+    pub(crate) fn fresh_for(&self) -> u64 {
         self.fresh_for
     }
 
@@ -174,7 +175,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
-    pub fn refresh_stale(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+    pub(crate) fn refresh_stale(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
         let stale = rdtsc().wrapping_sub(self.seen) >= self.fresh_for;
         match stale || self.unplaced() > 0 {
             true => self.refresh_guest(vcpu),
@@ -202,7 +203,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// The error of `KVM_SET_GUEST_DEBUG`.
-    pub fn apply(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+    pub(crate) fn apply(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
         let lifted = self.lift != Lift::None;
         let placement = self.in_force();
         let stepping = self.step || lifted;
@@ -247,7 +248,11 @@ impl DebugControl {
     ///
     /// # Errors
     /// An ioctl on the debug or general registers failed.
-    pub fn on_exit(&mut self, vcpu: &KvmVcpu, exit: &DebugExit) -> Result<DebugEvent, VcpuError> {
+    pub(crate) fn on_exit(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        exit: &DebugExit,
+    ) -> Result<DebugEvent, VcpuError> {
         if self.is_plainly_ours(exit) {
             return Ok(DebugEvent::Breakpoint(exit.pc));
         }
@@ -298,7 +303,7 @@ impl DebugControl {
 
     /// On a KVM that ignores RF, a guest that has set RF to step over its own
     /// instruction breakpoint would meet it for ever.
-    fn rf_was_ignored(&mut self, vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
+    fn rf_was_ignored(&mut self, vcpu: VcpuAccess<'_>) -> Result<bool, VcpuError> {
         if !self.quirks.rf_ignored {
             return Ok(false);
         }
@@ -309,7 +314,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// An ioctl on the debug registers failed.
-    pub fn hand_back(&mut self, vcpu: &KvmVcpu, cause: u64) -> Result<(), VcpuError> {
+    pub(crate) fn hand_back(&mut self, vcpu: VcpuAccess<'_>, cause: u64) -> Result<(), VcpuError> {
         let mut regs = vcpu.get_debug_regs()?;
         regs.dr6 = merge_dr6(regs.dr6, cause);
         vcpu.set_debug_regs(&regs)?;
@@ -322,7 +327,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// An ioctl on the general registers failed.
-    pub fn pass(&mut self, vcpu: &KvmVcpu, address: u64) -> Result<(), VcpuError> {
+    pub(crate) fn pass(&mut self, vcpu: VcpuAccess<'_>, address: u64) -> Result<(), VcpuError> {
         if self.quirks.rf_ignored {
             self.lift = Lift::Ours(address);
             return Ok(());
@@ -336,7 +341,7 @@ impl DebugControl {
 /// Takes back an exception that waits for delivery, for which KVM refuses to
 /// inject another. The #DB trap of the instruction before comes first (SDM vol.
 /// 3A, table 7-2), and the fault comes again when its own is executed again.
-fn withdraw_fault(vcpu: &KvmVcpu) -> Result<(), VcpuError> {
+fn withdraw_fault(vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
     let mut events = vcpu.get_vcpu_events()?;
     events.flags &= KVM_VCPUEVENT_VALID_SHADOW;
     events.exception = Default::default();
@@ -344,7 +349,7 @@ fn withdraw_fault(vcpu: &KvmVcpu) -> Result<(), VcpuError> {
 }
 
 /// A KVM that still will not inject drops the #DB; the breakpoints stand.
-fn request_again(vcpu: &KvmVcpu, mut request: kvm_guest_debug) -> Result<(), VcpuError> {
+fn request_again(vcpu: VcpuAccess<'_>, mut request: kvm_guest_debug) -> Result<(), VcpuError> {
     match vcpu.set_guest_debug(&request) {
         Err(error) if error.is_busy() => {
             log::debug!("{}: a #DB of the guest's was lost: {error}", vcpu.id());
@@ -359,7 +364,7 @@ fn request_again(vcpu: &KvmVcpu, mut request: kvm_guest_debug) -> Result<(), Vcp
 /// handler on processors without virtual NMIs it steps over the handler's IRET,
 /// and while #DB is ours the trap comes to us. It has restored the guest's TF by
 /// then, and the NMI that it waits to inject is still pending.
-fn is_nmi_window(vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
+fn is_nmi_window(vcpu: VcpuAccess<'_>) -> Result<bool, VcpuError> {
     if vcpu.get_regs()?.rflags & RFLAGS_TF != 0 {
         return Ok(false);
     }

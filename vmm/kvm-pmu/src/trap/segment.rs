@@ -10,7 +10,7 @@ use super::context::{CpuContext, descriptor_base};
 /// In 64-bit mode a null SS is legal at CPL 0 to 2 and loads an unusable
 /// segment that carries the CPL (SDM vol. 3A, 7.14.4).
 #[must_use]
-pub fn load(context: &CpuContext<'_>, selector: u16, cpl: u8) -> Option<kvm_segment> {
+pub(crate) fn load(context: &CpuContext<'_>, selector: u16, cpl: u8) -> Option<kvm_segment> {
     if selector & !3 == 0 {
         return Some(kvm_segment {
             selector,

@@ -12,19 +12,19 @@ const RFLAGS_VM: u64 = 1 << 17;
 
 /// A frame as it lies on the stack of the handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExceptionFrame {
+pub(crate) struct ExceptionFrame {
     /// Error code, or 0.
-    pub error: u64,
+    pub(crate) error: u64,
     /// Saved instruction pointer.
-    pub ip: u64,
+    pub(crate) ip: u64,
     /// Saved code selector.
-    pub cs: u16,
+    pub(crate) cs: u16,
     /// Saved flags.
-    pub flags: u64,
+    pub(crate) flags: u64,
     /// Saved stack, where the frame has one: pointer and selector.
-    pub stack: Option<(u64, u16)>,
+    pub(crate) stack: Option<(u64, u16)>,
     /// Linear address of the saved flags.
-    pub flags_at: u64,
+    pub(crate) flags_at: u64,
     size: u64,
 }
 
@@ -36,7 +36,7 @@ impl ExceptionFrame {
     /// `None` where the stack cannot be read or the interrupted code ran in
     /// virtual-8086 mode.
     #[must_use]
-    pub fn read(context: &CpuContext<'_>, gate: &Gate, with_error: bool) -> Option<Self> {
+    pub(crate) fn read(context: &CpuContext<'_>, gate: &Gate, with_error: bool) -> Option<Self> {
         match gate.kind {
             GateKind::Bits64 => Self::read_64(context, with_error),
             GateKind::Bits32 => Self::read_32(context, with_error),
@@ -93,7 +93,7 @@ impl ExceptionFrame {
 
     /// Privilege level of the interrupted code.
     #[must_use]
-    pub fn cpl(&self) -> u8 {
+    pub(crate) fn cpl(&self) -> u8 {
         u8::try_from(self.cs & 3).unwrap_or(0)
     }
 
@@ -102,7 +102,7 @@ impl ExceptionFrame {
     /// instruction that completed, and the caller is told of TF instead of
     /// a trap being taken. `None` where the saved selectors name nothing.
     #[must_use]
-    pub fn resume_at(&self, context: &CpuContext<'_>, ip: u64) -> Option<Return> {
+    pub(crate) fn resume_at(&self, context: &CpuContext<'_>, ip: u64) -> Option<Return> {
         let mut regs = *context.regs;
         let mut sregs = *context.sregs;
         regs.rip = ip;
@@ -136,11 +136,11 @@ fn selector(word: u64) -> u16 {
 
 /// Registers to go on with.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Return {
+pub(crate) struct Return {
     /// General registers.
-    pub regs: kvm_regs,
+    pub(crate) regs: kvm_regs,
     /// Special registers, where a segment changed.
-    pub sregs: Option<kvm_sregs>,
+    pub(crate) sregs: Option<kvm_sregs>,
     /// The interrupted code single-steps itself: it wants a #DB now.
-    pub trap: bool,
+    pub(crate) trap: bool,
 }

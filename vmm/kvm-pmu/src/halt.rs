@@ -5,7 +5,9 @@
 //! KVM's statistics (halted, polling for the wake-up included) and the CPU time
 //! of the thread. What is off the CPU and not halted was preempted.
 
-use crate::kvm::KvmVcpu;
+use kvm_ioctls::VcpuFd;
+
+use crate::error::VcpuId;
 use crate::sys::{HaltStats, rdtsc, thread_cpu_ns};
 
 /// An interval this long may well be a halt or a preemption, and is asked about
@@ -42,7 +44,7 @@ trait TimeSource {
 
 /// This thread, and KVM's statistics of the vCPU.
 #[derive(Debug)]
-pub(super) struct HostTime {
+pub(crate) struct HostTime {
     stats: Option<HaltStats>,
 }
 
@@ -61,7 +63,7 @@ impl TimeSource for HostTime {
 
 /// Tells how long a vCPU did not run between entry and exit.
 #[derive(Debug)]
-pub(super) struct HaltClock<S = HostTime> {
+pub(crate) struct HaltClock<S = HostTime> {
     source: S,
     tsc_khz: u64,
     /// The last question; `None` before the first one of a stay on a thread.
@@ -80,14 +82,13 @@ pub(super) struct HaltClock<S = HostTime> {
 
 impl HaltClock {
     /// `tsc_khz`: the TSC's frequency.
-    pub(super) fn new(vcpu: &KvmVcpu, tsc_khz: u32) -> Self {
-        let stats = match vcpu.halt_stats() {
+    pub(crate) fn new(fd: &VcpuFd, id: VcpuId, tsc_khz: u32) -> Self {
+        let stats = match HaltStats::open(fd) {
             Ok(stats) => Some(stats),
             Err(error) => {
                 log::warn!(
-                    "{}: time in which KVM polls for a halted vCPU's wake-up counts as running \
-                     time, because {error}",
-                    vcpu.id()
+                    "{id}: time in which KVM polls for a halted vCPU's wake-up counts as running \
+                     time, because {error}"
                 );
                 None
             }
@@ -117,7 +118,7 @@ impl<S: TimeSource> HaltClock<S> {
     /// The vCPU leaves its thread at TSC `now`; another one may run it on, and
     /// with it comes another CPU clock. What it lost until now is told after its
     /// next interval.
-    pub(super) fn leave(&mut self, now: u64, counting: bool) {
+    pub(crate) fn leave(&mut self, now: u64, counting: bool) {
         if counting && self.last.is_some() {
             let away = now.saturating_sub(self.left);
             self.ask(if away >= self.ticks(AWAY_NS) { away } else { 0 });
@@ -127,7 +128,7 @@ impl<S: TimeSource> HaltClock<S> {
 
     /// The guest is about to be entered, at TSC `now`, and something counts;
     /// `begins` if nothing did in the interval before.
-    pub(super) fn entering(&mut self, now: u64, begins: bool) {
+    pub(crate) fn entering(&mut self, now: u64, begins: bool) {
         if self.last.is_none() {
             self.last = Some(self.source.now());
             self.restart(now);
@@ -147,7 +148,7 @@ impl<S: TimeSource> HaltClock<S> {
     /// Ticks of the interval from TSC `entered` to `left` in which the vCPU did
     /// not run, and of the intervals before; never more than the interval has.
     /// 0 unless something is `counting`.
-    pub(super) fn passed(&mut self, entered: u64, left: u64, counting: bool) -> u64 {
+    pub(crate) fn passed(&mut self, entered: u64, left: u64, counting: bool) -> u64 {
         let ticks = left.saturating_sub(entered);
         if !counting {
             self.uncounted = self.uncounted.saturating_add(ticks);

@@ -17,22 +17,22 @@ const CR4_PCE: u64 = 1 << 8;
 
 /// A legal RDPMC that raised #GP only because the hardware counts nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rdpmc {
+pub(crate) struct Rdpmc {
     /// The frame of the #GP.
-    pub frame: ExceptionFrame,
+    pub(crate) frame: ExceptionFrame,
     /// ECX.
-    pub index: u32,
+    pub(crate) index: u32,
     /// Ring of the RDPMC.
-    pub ring: Ring,
+    pub(crate) ring: Ring,
     /// The register that carries a cookie, should the index ask for one.
-    pub presented: Presented,
+    pub(crate) presented: Presented,
     /// Address of the instruction after it, in its code segment.
-    pub next: u64,
+    pub(crate) next: u64,
 }
 
 /// What a stop at the #GP handler is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RdpmcTrap {
+pub(crate) enum RdpmcTrap {
     /// A legal RDPMC.
     Rdpmc(Rdpmc),
     /// Another #GP, or an RDPMC that may not be executed there: the handler
@@ -46,7 +46,7 @@ pub enum RdpmcTrap {
 /// RDPMC). In long mode KPTI's entry code has not switched CR3 yet, so the
 /// interrupted code is still mapped.
 #[must_use]
-pub fn inspect(context: &CpuContext<'_>, gate: &Gate) -> RdpmcTrap {
+pub(crate) fn inspect(context: &CpuContext<'_>, gate: &Gate) -> RdpmcTrap {
     find(context, gate).map_or(RdpmcTrap::Foreign, RdpmcTrap::Rdpmc)
 }
 

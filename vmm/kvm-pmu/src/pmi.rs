@@ -1,11 +1,12 @@
 //! PMIs: from an overflow to the guest's interrupt (SDM vol. 3A, 12.5.1 "Local
 //! Vector Table"; APM vol. 2, 16.4).
 
-use kvm_bindings::kvm_lapic_state;
+use kvm_bindings::{kvm_lapic_state, kvm_msi};
+use kvm_ioctls::VmFd;
 use pmu_virt::Vendor;
-use thiserror::Error;
 
-use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VmError};
+use crate::error::{PmiError, VcpuError};
+use crate::registers::VcpuAccess;
 
 const APIC_ID: usize = 0x20;
 const APIC_SVR: usize = 0xf0;
@@ -55,43 +56,48 @@ pub struct PmiDelivery {
     pub masked_after: bool,
 }
 
-/// A PMI could not be sent.
-#[derive(Debug, Error)]
-pub enum PmiError {
-    /// A vCPU ioctl failed.
-    #[error(transparent)]
-    Vcpu(#[from] VcpuError),
-    /// A VM ioctl failed.
-    #[error(transparent)]
-    Vm(#[from] VmError),
-}
-
 /// The local APIC's part in a PMI, as it was when a counter overflowed.
 ///
 /// Hardware decides at the overflow: a PMI that found LVTPC masked is gone, and
 /// one that found it open is on its way, whatever the guest writes later. A
 /// throttled PMI must not make a difference to that.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lvtpc {
+pub(crate) struct Lvtpc {
     id: u32,
     value: u32,
     x2apic: bool,
 }
 
 /// Sends a fixed interrupt to `vcpu` itself; false if its local APIC takes none.
-pub(super) fn interrupt(vcpu: &KvmVcpu, vm: &KvmVm, vector: u8) -> Result<bool, PmiError> {
+pub(crate) fn interrupt(vcpu: VcpuAccess<'_>, vm: &VmFd, vector: u8) -> Result<bool, PmiError> {
     let Some(Lvtpc { id, .. }) = Lvtpc::read(vcpu)? else {
         return Ok(false);
     };
-    match vm.send_fixed(id, vector) {
-        Err(VmError::NoDestination(_)) => Ok(false),
-        sent => sent.map(|()| true).map_err(PmiError::from),
+    send_fixed(vm, id, vector)
+}
+
+/// Sends a fixed, edge-triggered interrupt to the local APIC with ID `apic_id`
+/// (SDM vol. 3A, 12.11 "Message Signalled Interrupts"); false if no vCPU has it.
+fn send_fixed(vm: &VmFd, apic_id: u32, vector: u8) -> Result<bool, PmiError> {
+    let msi = kvm_msi {
+        address_lo: 0xfee0_0000 | (apic_id & 0xff) << 12,
+        // KVM reads destination bits 31:8 from here, which it ignores
+        // unless KVM_X2APIC_API_USE_32BIT_IDS is on; IDs stay below 64.
+        address_hi: 0,
+        data: vector.into(),
+        ..Default::default()
+    };
+    match vm.signal_msi(msi) {
+        Ok(delivered) => Ok(delivered > 0),
+        // KVM's -1 for "no destination" reads as this error number.
+        Err(error) if error.errno() == libc::EPERM => Ok(false),
+        Err(error) => Err(PmiError::SignalMsi(error)),
     }
 }
 
 impl Lvtpc {
     /// Reads it; `None` where the APIC is switched off.
-    pub(super) fn read(vcpu: &KvmVcpu) -> Result<Option<Self>, VcpuError> {
+    pub(crate) fn read(vcpu: VcpuAccess<'_>) -> Result<Option<Self>, VcpuError> {
         let apic_base = vcpu.get_sregs()?.apic_base;
         let x2apic = apic_base & APIC_BASE_X2APIC != 0;
         let lapic = match (apic_base & APIC_BASE_ENABLED != 0, x2apic) {
@@ -112,7 +118,7 @@ impl Lvtpc {
 }
 
 /// What becomes of a PMI that overflowed under `lvtpc`, if it cannot be sent.
-pub(super) fn refusal(lvtpc: Option<Lvtpc>) -> Option<PmiDelivery> {
+pub(crate) fn refusal(lvtpc: Option<Lvtpc>) -> Option<PmiDelivery> {
     match lvtpc.map_or(PmiRoute::Masked, Lvtpc::route) {
         PmiRoute::Nmi | PmiRoute::Fixed(_) => None,
         route => Some(delivery(route)),
@@ -125,22 +131,21 @@ pub(super) fn refusal(lvtpc: Option<Lvtpc>) -> Option<PmiDelivery> {
 /// That is done through the x2APIC register only: `KVM_SET_LAPIC` would write
 /// back IRR and the timer as they were a moment ago and could lose an IPI. A
 /// guest in xAPIC mode finds its LVTPC unmasked; `docs/pmi.md` says so.
-pub(super) fn send(
-    vcpu: &KvmVcpu,
-    vm: &KvmVm,
+pub(crate) fn send(
+    vcpu: VcpuAccess<'_>,
+    vm: &VmFd,
     vendor: Vendor,
     lvtpc: Lvtpc,
 ) -> Result<PmiDelivery, PmiError> {
     let route = lvtpc.route();
     match route {
         PmiRoute::Nmi => vcpu.nmi()?,
-        PmiRoute::Fixed(vector) => match vm.send_fixed(lvtpc.id, vector) {
-            // The guest has changed its APIC's ID or mode in the meantime.
-            Err(VmError::NoDestination(_)) => {
+        PmiRoute::Fixed(vector) => {
+            if !send_fixed(vm, lvtpc.id, vector)? {
+                // The guest has changed its APIC's ID or mode in the meantime.
                 return Ok(delivery(PmiRoute::Unusable(lvtpc.value)));
             }
-            other => other?,
-        },
+        }
         PmiRoute::Masked | PmiRoute::Unusable(_) => return Ok(delivery(route)),
     }
     let masks = vendor == Vendor::Intel && lvtpc.x2apic;
@@ -166,7 +171,7 @@ struct Lapic {
     lvtpc: u32,
 }
 
-fn x2apic_registers(vcpu: &KvmVcpu) -> Result<Option<Lapic>, VcpuError> {
+fn x2apic_registers(vcpu: VcpuAccess<'_>) -> Result<Option<Lapic>, VcpuError> {
     let (Some(lvtpc), Some(id)) = (vcpu.read_msr(X2APIC_LVTPC)?, vcpu.read_msr(X2APIC_ID)?) else {
         return Ok(None);
     };

@@ -1,0 +1,98 @@
+//! What can fail: an ioctl on a vCPU, or the timer of its thread.
+
+use std::fmt;
+
+use serde::Serialize;
+use thiserror::Error;
+use vmm_sys_util::errno;
+
+/// Number of a vCPU, from 0; also its initial APIC ID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct VcpuId(pub u8);
+
+impl fmt::Display for VcpuId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "vCPU {}", self.0)
+    }
+}
+
+/// An ioctl on a vCPU failed.
+#[derive(Debug, Error)]
+#[error("{id}: {ioctl} failed: {error}")]
+pub struct VcpuError {
+    id: VcpuId,
+    ioctl: &'static str,
+    error: errno::Error,
+}
+
+impl VcpuError {
+    /// `ioctl` on vCPU `id` failed with `error`.
+    #[must_use]
+    pub fn new(id: VcpuId, ioctl: &'static str, error: errno::Error) -> Self {
+        Self { id, ioctl, error }
+    }
+
+    /// True if KVM has given the whole machine up (EIO): one of its own checks
+    /// failed, and it refuses every further ioctl.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.error.errno() == libc::EIO
+    }
+
+    /// True if KVM cannot do it in the vCPU's present state (EBUSY).
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.error.errno() == libc::EBUSY
+    }
+
+    /// True if KVM found the values themselves wrong (EINVAL).
+    #[must_use]
+    pub fn is_invalid(&self) -> bool {
+        self.error.errno() == libc::EINVAL
+    }
+}
+
+/// A PMI could not be sent.
+#[derive(Debug, Error)]
+pub enum PmiError {
+    /// A vCPU ioctl failed.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// `KVM_SIGNAL_MSI` failed.
+    #[error("KVM_SIGNAL_MSI failed: {0}")]
+    SignalMsi(errno::Error),
+}
+
+/// The PMU could not be served: the host's fault, not the guest's.
+#[derive(Debug, Error)]
+pub enum KvmPmuError {
+    /// A vCPU ioctl failed.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// A PMI could not be sent.
+    #[error("a PMI could not be sent: {0}")]
+    Pmi(#[from] PmiError),
+    /// The kick timer could not be made.
+    #[error("timer_create failed: {0} (limit of pending signals: `ulimit -i`)")]
+    Timer(errno::Error),
+    /// `kvm_run` could not be mapped a second time.
+    #[error("{id}: mmap of kvm_run failed: {error}")]
+    Map {
+        /// Of which vCPU.
+        id: VcpuId,
+        /// Why.
+        error: errno::Error,
+    },
+}
+
+impl KvmPmuError {
+    /// True if KVM has given the whole machine up. A guest can lead KVM where its
+    /// own checks fail; that ends the guest, and is no failure of ours.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        match self {
+            Self::Vcpu(error) | Self::Pmi(PmiError::Vcpu(error)) => error.is_dead(),
+            Self::Pmi(PmiError::SignalMsi(_)) | Self::Timer(_) | Self::Map { .. } => false,
+        }
+    }
+}

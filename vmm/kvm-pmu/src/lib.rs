@@ -1,0 +1,33 @@
+//! The KVM half of a virtual PMU, for any VMM on kvm-ioctls.
+#![deny(unsafe_code)]
+
+pub mod cpuid;
+mod debug;
+mod error;
+mod halt;
+mod memory;
+mod observe;
+mod pmi;
+mod pmu;
+mod rdpmc;
+mod registers;
+mod stepping;
+#[allow(unsafe_code, reason = "the one place of the crate with unsafe code")]
+mod sys;
+mod thread;
+mod trap;
+mod vm;
+
+pub use debug::DebugQuirks;
+pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
+pub use memory::GuestBytes;
+pub use observe::{NoObserver, TrapEvent, TrapObserver};
+pub use pmi::{PmiDelivery, PmiRoute};
+pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent};
+pub use stepping::StepSupport;
+pub use sys::{
+    DebugExit, HaltStats, Halted, KickFlag, KickGuard, KickTarget, KickTimer, StatsError,
+    answer_msr, install_kick_handler, kick_signal, rdtsc, thread_cpu_ns,
+};
+pub use thread::ThreadContext;
+pub use vm::{MsrFilter, MsrFilterError, msr_ranges, switch_off_vpmu};

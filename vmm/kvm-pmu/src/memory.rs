@@ -1,0 +1,38 @@
+//! Guest memory as the traps need it: bytes at guest-physical addresses.
+
+use std::fmt;
+
+use vm_memory::{Bytes, GuestAddress};
+
+/// Guest-physical memory. Every guest memory of vm-memory is one.
+pub trait GuestBytes {
+    /// Fills `buffer` from `address`; false where some of it is no memory.
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
+    /// Writes `bytes` at `address`; false where some of it is no memory.
+    fn write(&self, address: u64, bytes: &[u8]) -> bool;
+}
+
+impl<M: Bytes<GuestAddress>> GuestBytes for M {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        self.read_slice(buffer, GuestAddress(address)).is_ok()
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        self.write_slice(bytes, GuestAddress(address)).is_ok()
+    }
+}
+
+impl dyn GuestBytes + '_ {
+    /// The `N` bytes at `address`, if all of them are memory.
+    #[must_use]
+    pub fn array<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        self.read(address, &mut bytes).then_some(bytes)
+    }
+}
+
+impl fmt::Debug for dyn GuestBytes + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GuestBytes")
+    }
+}

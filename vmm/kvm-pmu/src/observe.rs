@@ -1,0 +1,111 @@
+//! What the crate reports of its work. It prints nothing itself.
+
+use std::fmt::Debug;
+
+use pmu_virt::perfmon::{Quantities, VirtualPmd};
+use pmu_virt::{MsrIndex, PmiRequest, ReadOutcome, Ring, WriteOutcome};
+
+use crate::error::VcpuId;
+use crate::pmi::PmiDelivery;
+
+/// One thing that happened on the trap path.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TrapEvent {
+    /// RDMSR of a PMU register.
+    MsrRead {
+        /// ECX.
+        msr: MsrIndex,
+        /// What the guest got.
+        outcome: ReadOutcome,
+    },
+    /// WRMSR of a PMU register.
+    MsrWrite {
+        /// ECX.
+        msr: MsrIndex,
+        /// EDX:EAX.
+        value: u64,
+        /// What the guest got.
+        outcome: WriteOutcome,
+    },
+    /// RDMSR or WRMSR of a register whose value is a secret: a cookie, or random
+    /// bits that may become one. The value is told to nobody.
+    Secret {
+        /// ECX.
+        msr: MsrIndex,
+        /// It was a WRMSR.
+        write: bool,
+        /// The guest got a #GP.
+        gp: bool,
+    },
+    /// The vCPU has presented too many wrong cookies and is kept off its core.
+    LockedOut {
+        /// TSC value until which.
+        until: u64,
+    },
+    /// A notice of the reservations raised an interrupt, or could not.
+    Notice {
+        /// Its vector.
+        vector: u8,
+        /// It was sent; false if the local APIC is off or has lost its ID.
+        sent: bool,
+    },
+    /// A legal RDPMC.
+    Rdpmc {
+        /// ECX.
+        index: u32,
+        /// Where it was executed.
+        ring: Ring,
+        /// What the guest got.
+        outcome: ReadOutcome,
+    },
+    /// A #GP that was none of ours went on to the guest's handler.
+    ForeignGp,
+    /// The guest's own #DB was handed back to it.
+    GuestDebug {
+        /// The cause bits of DR6.
+        dr6: u64,
+    },
+    /// The guest uses all four debug registers: its RDPMC will fault.
+    DebugRegistersFull,
+    /// Counters overflowed and a PMI was sent, or could not be.
+    Pmi {
+        /// Which counters.
+        request: PmiRequest,
+        /// Where it went.
+        delivery: PmiDelivery,
+        /// TSC value at which the guest had to be interrupted for the first of
+        /// them, as far as the counter backend knew it when the guest was
+        /// entered.
+        due: Option<u64>,
+    },
+    /// A PMI is held back by the throttle.
+    PmiLate,
+}
+
+/// Receives a vCPU's reports, on its thread. Every method does nothing by itself.
+pub trait TrapObserver: Debug {
+    /// One event. Must not block: the guest waits.
+    fn event(&mut self, vcpu: VcpuId, event: TrapEvent) {
+        let _ = (vcpu, event);
+    }
+
+    /// What the VMM counts of the vCPU, for samples that record it.
+    fn quantities(&self) -> &dyn Quantities {
+        &NoQuantities
+    }
+}
+
+/// A VMM that counts nothing.
+struct NoQuantities;
+
+impl Quantities for NoQuantities {
+    fn read(&self, _: VirtualPmd) -> Option<u64> {
+        None
+    }
+}
+
+/// Drops every report.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoObserver;
+
+impl TrapObserver for NoObserver {}

@@ -1,0 +1,469 @@
+//! One vCPU's PMU on KVM: what a run loop calls before and after each `KVM_RUN`.
+
+mod debug_exits;
+mod interrupts;
+mod msr_exits;
+
+use std::sync::Arc;
+
+use kvm_ioctls::{VcpuFd, VmFd};
+use pmu_virt::perfmon::Moment;
+use pmu_virt::{PmiThrottle, Progress, Ring, VcpuPmu};
+
+use crate::debug::{DebugControl, DebugQuirks};
+use crate::error::{KvmPmuError, VcpuId};
+use crate::halt::HaltClock;
+use crate::memory::GuestBytes;
+use crate::observe::{TrapEvent, TrapObserver};
+use crate::rdpmc::GpWatch;
+use crate::registers::{RegisterCache, VcpuAccess};
+use crate::stepping::{StepDriver, StepSupport};
+use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
+use crate::thread::{ThreadContext, earliest};
+use crate::trap::{StepStop, cpl};
+
+use interrupts::PendingPmi;
+
+/// How often the guest's own debug registers are looked at while ours are in
+/// use, in milliseconds: KVM has no exit for MOV to DR then.
+const DEBUG_REFRESH_MS: u64 = 1;
+
+/// Exits after one that wanted registers during which KVM hands them over at
+/// once: drivers write selects and read counters in runs. Each costs an exit
+/// about a twentieth more, fetching them by ioctl half as much again.
+const SYNCED_EXITS: u8 = 16;
+
+/// What the PMU of one vCPU is made of.
+#[derive(Debug)]
+pub struct KvmPmuParts {
+    /// Which vCPU it is.
+    pub id: VcpuId,
+    /// Its PMU; `None`: each register that any PMU may have raises #GP.
+    pub pmu: Option<VcpuPmu>,
+    /// Oddities of the host's KVM.
+    pub quirks: DebugQuirks,
+    /// What the host can step.
+    pub step: StepSupport,
+    /// Shortest time between two PMIs, in microseconds.
+    pub pmi_floor_us: u32,
+    /// TSC frequency.
+    pub tsc_khz: u32,
+}
+
+/// What a VMM lends to the PMU of one vCPU for one call.
+#[derive(Debug)]
+pub struct Lent<'a> {
+    /// The VM, for interrupts.
+    pub vm: &'a VmFd,
+    /// Its memory.
+    pub memory: &'a dyn GuestBytes,
+    /// The calling thread.
+    pub thread: &'a mut ThreadContext,
+    /// Receives reports.
+    pub observer: &'a mut dyn TrapObserver,
+}
+
+/// Whose an exit was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum ExitOwner {
+    /// The PMU's, or a mere interruption: enter the guest again, when the VMM has
+    /// nothing else to do.
+    Pmu,
+    /// The VMM's, to be answered before the next entry.
+    Vmm,
+}
+
+/// One vCPU's PMU on KVM.
+#[derive(Debug)]
+pub struct KvmPmu {
+    id: VcpuId,
+    registers: RegisterCache,
+    kicks: Arc<KickFlag>,
+    traps: Traps,
+}
+
+/// Everything but the register cache, so that both can be borrowed at once.
+#[derive(Debug)]
+struct Traps {
+    tsc_khz: u32,
+    pmu: Option<VcpuPmu>,
+    /// MSRs that are a PMU's, whoever's model.
+    ranges: Vec<(u32, u32)>,
+    debug: DebugControl,
+    gp: GpWatch,
+    stepping: StepDriver,
+    throttle: PmiThrottle,
+    pending_pmi: Option<PendingPmi>,
+    halt: HaltClock,
+    counting: bool,
+    warned_full: bool,
+    /// Exits yet to come at which registers are likely to be wanted.
+    registers_wanted: u8,
+    /// TSC at the last entry; `None` if the guest was not entered.
+    entered: Option<u64>,
+    /// The PMU's deadline as of the last entry.
+    due: Option<u64>,
+}
+
+impl KvmPmu {
+    /// Of the vCPU behind `fd`, of `vm`.
+    ///
+    /// # Errors
+    /// [`KvmPmuError::Map`].
+    pub fn new(fd: &VcpuFd, vm: &VmFd, parts: KvmPmuParts) -> Result<Self, KvmPmuError> {
+        let KvmPmuParts { id, quirks, .. } = parts;
+        let tsc_khz = parts.tsc_khz.max(1);
+        let floor = u64::from(parts.pmi_floor_us) * u64::from(tsc_khz) / 1000;
+        Ok(Self {
+            id,
+            registers: RegisterCache::new(vm),
+            kicks: KickFlag::of(fd).map_err(|error| KvmPmuError::Map { id, error })?,
+            traps: Traps {
+                tsc_khz,
+                pmu: parts.pmu,
+                ranges: pmu_virt::all_pmu_msr_ranges(),
+                debug: DebugControl::new(quirks, DEBUG_REFRESH_MS * u64::from(tsc_khz)),
+                gp: GpWatch::default(),
+                stepping: StepDriver::new(parts.step),
+                throttle: PmiThrottle::new(floor),
+                pending_pmi: None,
+                halt: HaltClock::new(fd, id, tsc_khz),
+                counting: false,
+                warned_full: false,
+                registers_wanted: 0,
+                entered: None,
+                due: None,
+            },
+        })
+    }
+
+    /// Which vCPU it is.
+    #[must_use]
+    pub fn id(&self) -> VcpuId {
+        self.id
+    }
+
+    /// The TSC's frequency in kHz.
+    #[must_use]
+    pub fn tsc_khz(&self) -> u32 {
+        self.traps.tsc_khz
+    }
+
+    /// The PMU, while the guest does not run.
+    #[must_use]
+    pub fn pmu(&self) -> Option<&VcpuPmu> {
+        self.traps.pmu.as_ref()
+    }
+
+    /// The PMU, to be changed while the guest does not run.
+    #[must_use]
+    pub fn pmu_mut(&mut self) -> Option<&mut VcpuPmu> {
+        self.traps.pmu.as_mut()
+    }
+
+    /// PMIs delivered and late so far.
+    #[must_use]
+    pub fn throttle(&self) -> &PmiThrottle {
+        &self.traps.throttle
+    }
+
+    /// TSC value until which the vCPU is to be kept out of the guest, for having
+    /// presented too many wrong cookies; `None` if it may run.
+    #[must_use]
+    pub fn locked_out_until(&self) -> Option<u64> {
+        self.traps.locked_out_until()
+    }
+
+    /// `thread` runs the vCPU from now on: a kick ends or prevents its `KVM_RUN`.
+    pub fn enter_thread(&mut self, thread: &mut ThreadContext) {
+        thread.bind(&self.kicks);
+    }
+
+    /// `thread` does not run the vCPU from now on; any other one may, and registers
+    /// may be read and set by ioctls.
+    ///
+    /// # Errors
+    /// Registers could not be set.
+    pub fn leave_thread(
+        &mut self,
+        fd: &VcpuFd,
+        thread: &mut ThreadContext,
+    ) -> Result<(), KvmPmuError> {
+        thread.unbind();
+        self.traps.halt.leave(rdtsc(), self.traps.counting);
+        let flushed = self.registers.access(fd, self.id).flush();
+        self.registers.forget();
+        Ok(flushed?)
+    }
+
+    /// Prepares a `KVM_RUN` that enters the guest.
+    ///
+    /// # Errors
+    /// [`KvmPmuError`]: an ioctl failed, which no guest should be able to cause.
+    pub fn before_entry(
+        &mut self,
+        fd: &mut VcpuFd,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), KvmPmuError> {
+        lent.thread.bind(&self.kicks);
+        let traps = &mut self.traps;
+        traps.prepare(self.registers.access(fd, self.id), lent)?;
+        let (at_once, sync) = traps.next_entry();
+        if at_once {
+            fd.set_kvm_immediate_exit(1);
+        }
+        self.registers.want(fd, sync);
+        self.registers.hand_over(fd);
+        PmuExit::expect_interruption(fd.get_kvm_run());
+        traps.enter(lent.thread);
+        Ok(())
+    }
+
+    /// Prepares a `KVM_RUN` that does not enter the guest, as one with a signal
+    /// pending: what is due takes place, and a PMI that was held back is sent,
+    /// which may wake a halted vCPU.
+    ///
+    /// # Errors
+    /// As [`KvmPmu::before_entry`].
+    pub fn before_probe(
+        &mut self,
+        fd: &mut VcpuFd,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), KvmPmuError> {
+        let now = rdtsc();
+        // A vCPU that halts is not left again, and time goes on for its leases.
+        self.tick(now);
+        let vcpu = self.registers.access(fd, self.id);
+        self.traps.forward_pmi(vcpu, lent, now)?;
+        self.traps.forward_notices(vcpu, lent)?;
+        self.registers.hand_over(fd);
+        PmuExit::expect_interruption(fd.get_kvm_run());
+        self.traps.entered = None;
+        Ok(())
+    }
+
+    /// Takes in what a `KVM_RUN` ended with, also one that failed with EINTR or
+    /// EAGAIN: settles the counts, and answers the exit if it is the PMU's.
+    ///
+    /// # Errors
+    /// As [`KvmPmu::before_entry`].
+    pub fn after_exit(
+        &mut self,
+        fd: &mut VcpuFd,
+        lent: &mut Lent<'_>,
+    ) -> Result<ExitOwner, KvmPmuError> {
+        let tsc = rdtsc();
+        if take_immediate_exit(fd) {
+            lent.thread.forget_kick();
+        }
+        let exit = PmuExit::of(fd.get_kvm_run());
+        let debug_exit = matches!(exit, PmuExit::Debug(_));
+        self.registers.after_run(fd, debug_exit);
+        let vcpu = self.registers.access(fd, self.id);
+        self.traps.settle(vcpu, lent, tsc)?;
+        let locked_out = self.traps.locked_out_until().is_some();
+        let owner = match exit {
+            PmuExit::Rdmsr { index } => {
+                self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
+                match self.traps.rdmsr(vcpu, lent, index)? {
+                    Some(answer) => {
+                        answer_msr(fd.get_kvm_run(), answer);
+                        ExitOwner::Pmu
+                    }
+                    None => ExitOwner::Vmm,
+                }
+            }
+            PmuExit::Wrmsr { index, value } => {
+                self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
+                match self.traps.wrmsr(vcpu, lent, index, value)? {
+                    Some(done) => {
+                        answer_msr(fd.get_kvm_run(), done.then_some(0));
+                        ExitOwner::Pmu
+                    }
+                    None => ExitOwner::Vmm,
+                }
+            }
+            PmuExit::Debug(debug) => {
+                self.traps.debug_exit(vcpu, lent, &debug)?;
+                ExitOwner::Pmu
+            }
+            PmuExit::Interrupted => {
+                if self.traps.entered.is_some() {
+                    self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
+                }
+                ExitOwner::Pmu
+            }
+            PmuExit::Other => {
+                self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
+                ExitOwner::Vmm
+            }
+        };
+        self.traps.entered = None;
+        // A step retires, and a write of the guest's takes a slot away, only
+        // while the exit is handled.
+        self.sample_pending(fd, lent.thread.core(), lent.observer)?;
+        if !locked_out && let Some(until) = self.traps.locked_out_until() {
+            lent.observer.event(self.id, TrapEvent::LockedOut { until });
+        }
+        if owner == ExitOwner::Vmm {
+            // The VMM may change registers to answer it.
+            self.registers.forget();
+        }
+        Ok(owner)
+    }
+
+    /// Samples counters of attached contexts that have overflowed, before the guest
+    /// runs on; `core` is the one that has the vCPU. To be called when the VMM has
+    /// changed something about them outside of an exit.
+    ///
+    /// # Errors
+    /// Registers could not be read.
+    #[inline]
+    pub fn sample_pending(
+        &mut self,
+        fd: &VcpuFd,
+        core: u16,
+        observer: &mut dyn TrapObserver,
+    ) -> Result<(), KvmPmuError> {
+        let vcpu = self.registers.access(fd, self.id);
+        self.traps.sample_pending(vcpu, core, observer)
+    }
+
+    /// Lets what is due in the reservations by TSC value `now` take place, for a
+    /// vCPU that is not run.
+    pub fn tick(&mut self, now: u64) {
+        if let Some(pmu) = &mut self.traps.pmu {
+            pmu.tick(now);
+        }
+    }
+
+    /// Puts a PMI that has not been sent back into the PMU, which is about to be
+    /// saved.
+    pub fn return_pmi(&mut self) {
+        self.traps.return_pmi();
+    }
+}
+
+/// Takes `immediate_exit` back; true if a kick, or the VMM, had set it. A kick
+/// that comes in between is not lost: either it is told here, or the flag stays
+/// set for the next `KVM_RUN`.
+fn take_immediate_exit(fd: &mut VcpuFd) -> bool {
+    let kicked = fd.get_kvm_run().immediate_exit != 0;
+    if kicked {
+        fd.set_kvm_immediate_exit(0);
+    }
+    kicked
+}
+
+impl Traps {
+    fn locked_out_until(&self) -> Option<u64> {
+        let until = self.pmu.as_ref()?.locked_out_until()?;
+        (rdtsc() < until).then_some(until)
+    }
+
+    /// Everything that needs the stopped vCPU.
+    fn prepare(&mut self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
+        if let Some(pmu) = &mut self.pmu {
+            let gp_handler = self.gp.gate().map(|gate| gate.handler);
+            let debug = &mut self.debug;
+            let stepping = &mut self.stepping;
+            if stepping.before_entry(vcpu, lent.memory, debug, pmu, gp_handler)? {
+                self.gp.want(debug);
+            }
+        }
+        self.forward_pmi(vcpu, lent, rdtsc())?;
+        self.forward_notices(vcpu, lent)?;
+        Ok(self.debug.apply(vcpu)?)
+    }
+
+    /// Whether the guest is to be left at once, and whether registers are likely
+    /// to be wanted at its exit.
+    fn next_entry(&mut self) -> (bool, bool) {
+        let Some(pmu) = &mut self.pmu else {
+            return (false, false);
+        };
+        let needs = pmu.needs();
+        if needs.counting {
+            self.halt.entering(rdtsc(), !self.counting);
+        }
+        self.counting = needs.counting;
+        let soon = self.registers_wanted > 0;
+        self.registers_wanted = self.registers_wanted.saturating_sub(1);
+        // An answer may have taken a slot away: it is sampled where the guest
+        // stands now.
+        (pmu.has_host_overflow(), soon || needs.ring)
+    }
+
+    /// The guest is entered now.
+    fn enter(&mut self, thread: &mut ThreadContext) {
+        let now = rdtsc();
+        self.entered = Some(now);
+        let mut deadline = None;
+        if let Some(pmu) = &mut self.pmu {
+            pmu.observe(Progress::Entered { tsc: now });
+            self.due = pmu.deadline();
+            deadline = earliest(self.due, self.throttle.deadline());
+        }
+        thread.set_deadline(now, deadline);
+    }
+
+    /// Tells the PMU that the guest has stopped, and samples what overflowed.
+    fn settle(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        lent: &mut Lent<'_>,
+        tsc: u64,
+    ) -> Result<(), KvmPmuError> {
+        let (Some(pmu), Some(entered)) = (&mut self.pmu, self.entered) else {
+            return Ok(());
+        };
+        let needs = pmu.needs();
+        let halted = self.halt.passed(entered, tsc, needs.counting);
+        let ring = if needs.ring {
+            Some(Ring::from_cpl(cpl(&vcpu.get_sregs()?)))
+        } else {
+            None
+        };
+        pmu.observe(Progress::Left { tsc, halted, ring });
+        self.sample_pending(vcpu, lent.thread.core(), lent.observer)?;
+        // A guest that sets breakpoints while ours are in use is noticed here.
+        if self.debug.is_active() {
+            self.debug.refresh_stale(vcpu)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn sample_pending(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        core: u16,
+        observer: &mut dyn TrapObserver,
+    ) -> Result<(), KvmPmuError> {
+        match &mut self.pmu {
+            Some(pmu) if pmu.has_host_overflow() => sample(pmu, vcpu, core, observer),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn sample(
+    pmu: &mut VcpuPmu,
+    vcpu: VcpuAccess<'_>,
+    core: u16,
+    observer: &mut dyn TrapObserver,
+) -> Result<(), KvmPmuError> {
+    let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
+    let moment = Moment {
+        tsc: rdtsc(),
+        ip: regs.rip,
+        ring: Ring::from_cpl(cpl(&sregs)),
+        cr3: sregs.cr3,
+        vm: std::process::id().cast_signed(),
+        vcpu: vcpu.id().0.into(),
+        core,
+    };
+    pmu.sample_hosts(&moment, observer.quantities());
+    Ok(())
+}

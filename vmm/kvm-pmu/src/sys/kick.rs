@@ -1,0 +1,192 @@
+//! The kick: a signal that makes a vCPU's thread leave the guest.
+//!
+//! A signal that lands between the last check of a flag and `KVM_RUN` would be
+//! lost; so the handler sets `kvm_run.immediate_exit` of the vCPU that its
+//! thread runs, and `KVM_RUN` then returns at once (KVM API, `KVM_RUN`).
+//!
+//! The kernel sends the same signal for an overflow of a perf event, which the
+//! handler notes for the `perf` backend of its thread.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::os::fd::AsRawFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use kvm_bindings::kvm_run;
+use kvm_ioctls::VcpuFd;
+use vmm_sys_util::errno;
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+thread_local! {
+    /// `kvm_run.immediate_exit` of the vCPU that this thread runs, or null.
+    ///
+    /// Constant-initialised and without a destructor, so the signal handler
+    /// may read it at any time.
+    static IMMEDIATE_EXIT: Cell<*const AtomicU8> = const { Cell::new(ptr::null()) };
+}
+
+/// The signal that kicks a vCPU's thread.
+#[must_use]
+pub fn kick_signal() -> i32 {
+    SIGRTMIN()
+}
+
+extern "C" fn on_kick(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands it
+    // a siginfo_t that is valid until it returns.
+    pmu_virt::perf::note_overflow_signal(unsafe { (*info).si_code });
+    let flag = IMMEDIATE_EXIT.get();
+    if !flag.is_null() {
+        // SAFETY: a non-null pointer was set by a `KickGuard`, which keeps the
+        // mapping alive and resets the pointer before it goes; it cannot leave
+        // its thread, so the handler cannot see a stale one.
+        unsafe { (*flag).store(1, Ordering::Relaxed) };
+    }
+}
+
+/// Installs the handler of the kick signal, for the whole process, and of
+/// SIGIO, which the kernel sends in its place when a thread's queue is full.
+///
+/// # Errors
+/// The error of `sigaction`.
+pub fn install_kick_handler() -> errno::Result<()> {
+    register_signal_handler(kick_signal(), on_kick)?;
+    register_signal_handler(libc::SIGIO, on_kick)
+}
+
+/// A vCPU's `kvm_run.immediate_exit`, in a mapping of its own.
+#[derive(Debug)]
+pub struct KickFlag {
+    page: NonNull<libc::c_void>,
+}
+
+// SAFETY: the page is shared memory that is only accessed atomically.
+unsafe impl Send for KickFlag {}
+// SAFETY: as above.
+unsafe impl Sync for KickFlag {}
+
+/// `kvm_run` begins in the first page of a vCPU's mapping.
+const PAGE: usize = 0x1000;
+
+impl KickFlag {
+    /// Maps that of `vcpu`.
+    ///
+    /// # Errors
+    /// The error of `mmap`.
+    pub fn of(vcpu: &VcpuFd) -> errno::Result<Arc<Self>> {
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces
+        // nothing.
+        let page = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                vcpu.as_raw_fd(),
+                0,
+            )
+        };
+        match NonNull::new(page) {
+            Some(page) if page.as_ptr() != libc::MAP_FAILED => Ok(Arc::new(Self { page })),
+            _ => errno::errno_result(),
+        }
+    }
+
+    /// Lets a kick of the calling thread end or prevent the vCPU's `KVM_RUN`, until
+    /// the guard is dropped or another one is made on this thread.
+    #[must_use]
+    pub fn bind(self: &Arc<Self>) -> KickGuard {
+        IMMEDIATE_EXIT.set(self.flag());
+        KickGuard {
+            flag: self.clone(),
+            _this_thread: PhantomData,
+        }
+    }
+
+    fn flag(&self) -> *const AtomicU8 {
+        let run = self.page.as_ptr().cast::<kvm_run>();
+        // SAFETY: the mapping is a page long, which is more than the offset.
+        unsafe { (&raw const (*run).immediate_exit).cast() }
+    }
+}
+
+impl Drop for KickFlag {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone, and no thread has it bound: a guard
+        // would keep this value.
+        unsafe { libc::munmap(self.page.as_ptr(), PAGE) };
+    }
+}
+
+/// Undoes [`KickFlag::bind`] when dropped, on the thread that made it.
+#[derive(Debug)]
+pub struct KickGuard {
+    flag: Arc<KickFlag>,
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl KickGuard {
+    /// Binds it again, if another guard was made on this thread meanwhile.
+    #[inline]
+    pub fn renew(&self) {
+        IMMEDIATE_EXIT.set(self.flag.flag());
+    }
+
+    /// Whether it is that of `flag`.
+    #[must_use]
+    #[inline]
+    pub fn is_of(&self, flag: &Arc<KickFlag>) -> bool {
+        Arc::ptr_eq(&self.flag, flag)
+    }
+}
+
+impl Drop for KickGuard {
+    fn drop(&mut self) {
+        IMMEDIATE_EXIT.set(ptr::null());
+    }
+}
+
+/// A thread that can be kicked.
+#[derive(Debug, Clone, Copy)]
+pub struct KickTarget {
+    process: i32,
+    thread: i32,
+}
+
+impl KickTarget {
+    /// The calling thread.
+    #[must_use]
+    pub fn current() -> Self {
+        // SAFETY: both calls have no arguments and cannot fail.
+        unsafe {
+            Self {
+                process: libc::getpid(),
+                thread: libc::gettid(),
+            }
+        }
+    }
+
+    /// Its thread id.
+    #[must_use]
+    pub fn thread(self) -> i32 {
+        self.thread
+    }
+
+    /// Sends the kick signal. A thread that has ended is not an error.
+    pub fn kick(self) {
+        let _ = self.send(kick_signal());
+    }
+
+    /// Sends it `signal`.
+    pub fn send(self, signal: i32) -> errno::Result<()> {
+        // SAFETY: tgkill takes three integers; a thread id of another process
+        // cannot be hit because the process id is checked by the kernel.
+        let ret = unsafe { libc::syscall(libc::SYS_tgkill, self.process, self.thread, signal) };
+        match ret {
+            0 => Ok(()),
+            _ => errno::errno_result(),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The unions of `kvm_run`.
+
+use kvm_bindings::{
+    KVM_EXIT_DEBUG, KVM_EXIT_INTR, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, kvm_debug_exit_arch,
+    kvm_run,
+};
+
+/// What a `KVM_RUN` ended with, as far as it can concern a PMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PmuExit {
+    /// A filtered RDMSR.
+    Rdmsr {
+        /// ECX.
+        index: u32,
+    },
+    /// A filtered WRMSR.
+    Wrmsr {
+        /// ECX.
+        index: u32,
+        /// EDX:EAX.
+        value: u64,
+    },
+    /// #DB or a step, under `KVM_SET_GUEST_DEBUG`.
+    Debug(DebugExit),
+    /// A signal, or `immediate_exit`.
+    Interrupted,
+    /// Anything else.
+    Other,
+}
+
+/// The parts of `kvm_debug_exit_arch` that are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DebugExit {
+    /// Exception vector: 1 (#DB) or 3 (#BP).
+    pub vector: u32,
+    /// Linear address of the instruction that comes next.
+    pub pc: u64,
+    /// DR6 as the hardware set it.
+    pub dr6: u64,
+    /// DR7 in force.
+    pub dr7: u64,
+}
+
+impl From<kvm_debug_exit_arch> for DebugExit {
+    fn from(arch: kvm_debug_exit_arch) -> Self {
+        Self {
+            vector: arch.exception,
+            pc: arch.pc,
+            dr6: arch.dr6,
+            dr7: arch.dr7,
+        }
+    }
+}
+
+impl PmuExit {
+    /// Reads what the last `KVM_RUN` left.
+    #[must_use]
+    pub(crate) fn of(run: &kvm_run) -> Self {
+        match run.exit_reason {
+            KVM_EXIT_X86_RDMSR => {
+                // SAFETY: the exit reason, which the kernel wrote with the union,
+                // selects `msr`.
+                let msr = unsafe { run.__bindgen_anon_1.msr };
+                Self::Rdmsr { index: msr.index }
+            }
+            KVM_EXIT_X86_WRMSR => {
+                // SAFETY: the exit reason selects `msr`.
+                let msr = unsafe { run.__bindgen_anon_1.msr };
+                Self::Wrmsr {
+                    index: msr.index,
+                    value: msr.data,
+                }
+            }
+            KVM_EXIT_DEBUG => {
+                // SAFETY: the exit reason selects `debug`.
+                let debug = unsafe { run.__bindgen_anon_1.debug };
+                Self::Debug(debug.arch.into())
+            }
+            KVM_EXIT_INTR => Self::Interrupted,
+            _ => Self::Other,
+        }
+    }
+
+    /// Prepares for a `KVM_RUN` that may fail with EINTR or EAGAIN: KVM then leaves
+    /// the exit reason as it is, and it must not be that of the exit before.
+    pub(crate) fn expect_interruption(run: &mut kvm_run) {
+        run.exit_reason = KVM_EXIT_INTR;
+    }
+}
+
+/// Answers a pending RDMSR or WRMSR: `Some` is its value (unused by a WRMSR),
+/// `None` is #GP(0). Another exit is left alone.
+pub fn answer_msr(run: &mut kvm_run, value: Option<u64>) {
+    if !matches!(run.exit_reason, KVM_EXIT_X86_RDMSR | KVM_EXIT_X86_WRMSR) {
+        return;
+    }
+    // SAFETY: the exit reason selects `msr`.
+    let msr = unsafe { &mut run.__bindgen_anon_1.msr };
+    msr.error = u8::from(value.is_none());
+    if run.exit_reason == KVM_EXIT_X86_RDMSR {
+        msr.data = value.unwrap_or(0);
+    }
+}
