@@ -13,7 +13,7 @@ use crate::sys::{Mapping, PAGE};
 
 /// Bytes of all buffers that there are.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pool(Arc<AtomicU64>);
+pub(crate) struct Pool(Arc<AtomicU64>);
 
 /// A part of the pool, until it is dropped.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ struct Share {
 
 impl Pool {
     /// Bytes in use.
-    pub(super) fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
@@ -58,7 +58,7 @@ impl Drop for Share {
 /// A buffer in a memory file. Nobody but this mapping writes it, nor changes its
 /// size: it is sealed.
 #[derive(Debug)]
-pub(super) struct SharedBuffer {
+pub(crate) struct SharedBuffer {
     mapping: Mapping,
     size: usize,
     _share: Share,
@@ -70,7 +70,7 @@ impl SharedBuffer {
     /// # Errors
     /// ENOMEM: all buffers together would have more than `most` bytes, or the
     /// host has no memory or descriptor left. EINVAL: its size is 0.
-    pub(super) fn new(
+    pub(crate) fn new(
         size: usize,
         pool: &Pool,
         most: u64,

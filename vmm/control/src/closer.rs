@@ -24,14 +24,14 @@ struct Queue {
 
 /// Where descriptors go to be closed.
 #[derive(Debug)]
-pub(super) struct Closer {
+pub(crate) struct Closer {
     files: Sender<OwnedFd>,
     queue: Arc<Queue>,
     threads: usize,
 }
 
 impl Closer {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (files, taken) = channel();
         let queue = Queue {
             files: Mutex::new(taken),
@@ -45,12 +45,12 @@ impl Closer {
     }
 
     /// So many wait that whoever brings more is not to be served.
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.queue.open.load(Ordering::Relaxed) > MOST_WAITING
     }
 
     /// Has `file` closed soon. Never waits.
-    pub(super) fn close(&mut self, file: OwnedFd) {
+    pub(crate) fn close(&mut self, file: OwnedFd) {
         let before = self.queue.open.fetch_add(1, Ordering::Relaxed);
         // Whoever is there may be stuck, as something waits.
         if self.threads == 0 || (before >= self.threads && self.threads < MOST_THREADS) {

@@ -20,7 +20,7 @@ static WEIGHT: OnceLock<usize> = OnceLock::new();
 
 /// Messages on a context's socket that were not read yet. A tool that is gone has
 /// read everything.
-pub(super) fn unread(socket: &OwnedFd) -> usize {
+pub(crate) fn unread(socket: &OwnedFd) -> usize {
     let bytes = sys::unread(socket.as_fd()).unwrap_or(0);
     WEIGHT.get().map_or(0, |weight| bytes.div_ceil(*weight))
 }
@@ -28,7 +28,7 @@ pub(super) fn unread(socket: &OwnedFd) -> usize {
 /// Messages that were sent and not read are counted by what they weigh in the
 /// kernel.
 #[derive(Debug)]
-pub(super) struct SocketQueue {
+pub(crate) struct SocketQueue {
     socket: Arc<OwnedFd>,
     /// What was sent last and may be unread, the oldest first: a message, or an
     /// empty record.
@@ -36,7 +36,7 @@ pub(super) struct SocketQueue {
 }
 
 impl SocketQueue {
-    pub(super) fn new(socket: Arc<OwnedFd>) -> Self {
+    pub(crate) fn new(socket: Arc<OwnedFd>) -> Self {
         Self {
             socket,
             sent: VecDeque::new(),
