@@ -25,11 +25,10 @@ mod setup;
 mod socket;
 #[allow(unsafe_code)]
 mod sys;
-mod view;
 
 pub use config::{Access, ControlConfig, DEFAULT_CONNECTIONS};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
-pub use job::{Job, Target};
+pub use job::{CoreView, Job, Target, VcpuView, View};
 pub use quantities::{
     CoreQuantities, ExitKind, GuestMemoryUse, HaltTimes, Halted, OffCoreReason, Snapshot,
     VcpuQuantities,
@@ -38,4 +37,3 @@ pub use serve::{close_core, serve_core, serve_inspection, serve_vcpu};
 pub use server::{Server, ServerError};
 pub use setup::{Connected, ControlEndpoint, PreparedServer, ServerSetup};
 pub use socket::SocketError;
-pub use view::{CoreView, VcpuView, View};
