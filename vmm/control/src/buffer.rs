@@ -1,4 +1,4 @@
-//! Sampling buffers: memory that the tool maps, read-only.
+//! Sampling buffers: memory that the VMM writes and the tool maps read-only.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,9 +11,9 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 
 use crate::sys::{Mapping, PAGE};
 
-/// Bytes of all buffers that there are.
+/// Counts the bytes of all buffers of a VM.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pool(Arc<AtomicU64>);
+pub(crate) struct Pool(Arc<AtomicU64>);
 
 /// A part of the pool, until it is dropped.
 #[derive(Debug)]
@@ -24,12 +24,12 @@ struct Share {
 
 impl Pool {
     /// Bytes in use.
-    pub(super) fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Only the server takes, so nobody takes in between; vCPUs' threads give
-    /// back.
+    /// Only the server takes, so nobody takes between the look and the addition.
+    /// Threads of vCPUs give back.
     fn take(&self, bytes: u64, most: u64) -> Result<Share, Refusal> {
         let used = self.used();
         if used.checked_add(bytes).is_none_or(|sum| sum > most) {
@@ -55,22 +55,22 @@ impl Drop for Share {
     }
 }
 
-/// A buffer in a memory file. Nobody but this mapping writes it, nor changes its
-/// size: it is sealed.
+/// A buffer in a memory file. The file is sealed: nobody but this mapping writes it,
+/// and nobody changes its size.
 #[derive(Debug)]
-pub(super) struct SharedBuffer {
+pub(crate) struct SharedBuffer {
     mapping: Mapping,
     size: usize,
     _share: Share,
 }
 
 impl SharedBuffer {
-    /// A buffer of `size` bytes, and the file to be handed out.
+    /// A buffer of `size` bytes, and the file for the tool.
     ///
     /// # Errors
     /// ENOMEM: all buffers together would have more than `most` bytes, or the
-    /// host has no memory or descriptor left. EINVAL: its size is 0.
-    pub(super) fn new(
+    /// host has no memory or descriptor left. EINVAL: `size` is 0.
+    pub(crate) fn new(
         size: usize,
         pool: &Pool,
         most: u64,

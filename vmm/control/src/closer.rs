@@ -1,8 +1,8 @@
-//! Closes what clients have sent, where nobody waits for it.
+//! Closes descriptors that clients have sent, on threads for which nobody waits.
 //!
-//! To close the last descriptor of a file can take as long as whoever serves the
-//! file likes: a file system of a client, or a socket with SO_LINGER. So can
-//! closing a connection that has such descriptors in packets that were not read.
+//! Closing the last descriptor of a file can take as long as the file's server
+//! likes: a file system of the client, or a socket with SO_LINGER. Closing a
+//! connection takes as long if such descriptors are in packets that were not read.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,9 +10,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 
-/// Threads that close, at most. One that is stuck is never waited for.
+/// Most threads that close descriptors. Nobody waits for one that is stuck.
 const MOST_THREADS: usize = 8;
-/// Descriptors that wait to be closed before no more are taken in.
+/// If more descriptors than these wait, clients that send further ones are not served.
 const MOST_WAITING: usize = 1024;
 
 #[derive(Debug)]
@@ -22,16 +22,16 @@ struct Queue {
     open: AtomicUsize,
 }
 
-/// Where descriptors go to be closed.
+/// Takes descriptors and has them closed.
 #[derive(Debug)]
-pub(super) struct Closer {
+pub(crate) struct Closer {
     files: Sender<OwnedFd>,
     queue: Arc<Queue>,
     threads: usize,
 }
 
 impl Closer {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (files, taken) = channel();
         let queue = Queue {
             files: Mutex::new(taken),
@@ -44,33 +44,33 @@ impl Closer {
         }
     }
 
-    /// So many wait that whoever brings more is not to be served.
-    pub(super) fn is_full(&self) -> bool {
+    /// Whether too many descriptors wait.
+    pub(crate) fn is_full(&self) -> bool {
         self.queue.open.load(Ordering::Relaxed) > MOST_WAITING
     }
 
     /// Has `file` closed soon. Never waits.
-    pub(super) fn close(&mut self, file: OwnedFd) {
+    pub(crate) fn close(&mut self, file: OwnedFd) {
         let before = self.queue.open.fetch_add(1, Ordering::Relaxed);
-        // Whoever is there may be stuck, as something waits.
+        // Something waits, so the threads that exist may be stuck.
         if self.threads == 0 || (before >= self.threads && self.threads < MOST_THREADS) {
             let queue = self.queue.clone();
             let name = Builder::new().name("control-close".to_owned());
-            // Without a thread it waits for the next one.
+            // If no thread starts, the descriptor waits for the next one.
             if name.spawn(move || queue.run()).is_ok() {
                 self.threads += 1;
             }
         }
-        // The queue is kept as long as this.
+        // The receiver lives as long as `self.queue`.
         let _ = self.files.send(file);
     }
 }
 
 impl Queue {
-    /// Until the closer is gone.
+    /// Closes descriptors until the closer is dropped.
     fn run(&self) {
         loop {
-            // The lock is held while nothing comes, but never while one is closed.
+            // The thread has the lock while it waits, but not while it closes.
             let next = self
                 .files
                 .lock()

@@ -1,5 +1,5 @@
-//! Jobs: what the server wants done by the thread that has a vCPU or core, and
-//! the reports that come back.
+//! What travels between the server and the threads that run vCPUs: jobs there,
+//! reports and views back.
 
 use std::fmt;
 use std::io;
@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use perfmon_abi::wire::info::VcpuState;
 use perfmon_abi::wire::{Call, Refusal};
-use pmu_virt::perfmon::{ContextId, Hosted, NotLoaded};
+use pmu_virt::perfmon::{ContextId, Hosted, NotLoaded, Phase};
+use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
 use rustix::event::{EventfdFlags, eventfd};
-
-use crate::view::View;
 
 /// What a context is, or is to be, attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -179,6 +179,91 @@ impl Drop for Job {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
             self.report(Done::Undone(work));
+        }
+    }
+}
+
+/// What one thread has.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// Its core; none where the core is not its own.
+    pub cores: Vec<CoreView>,
+    /// The vCPUs that it runs.
+    pub vcpus: Vec<VcpuView>,
+}
+
+/// A vCPU.
+#[derive(Clone, Debug)]
+pub struct VcpuView {
+    pub(crate) vcpu: usize,
+    pub(crate) state: VcpuState,
+    pub(crate) context: Option<ContextView>,
+}
+
+/// A core.
+#[derive(Clone, Debug)]
+pub struct CoreView {
+    pub(crate) core: usize,
+    /// The vCPU that has the counters.
+    pub(crate) vcpu: Option<usize>,
+    pub(crate) context: Option<ContextView>,
+    pub(crate) holders: Vec<HolderReport>,
+}
+
+/// An attached context.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ContextView {
+    pub(crate) id: ContextId,
+    pub(crate) phase: Phase,
+    pub(crate) started: bool,
+    pub(crate) preempted: bool,
+    pub(crate) sets: usize,
+    pub(crate) active_set: u16,
+    pub(crate) dropped: u64,
+}
+
+impl ContextView {
+    fn of(hosted: &Hosted) -> Self {
+        let context = hosted.context();
+        Self {
+            id: hosted.id(),
+            phase: context.phase(),
+            started: context.is_started(),
+            preempted: hosted.is_preempted(),
+            sets: context.set_count(),
+            active_set: context.active_set(),
+            dropped: context.account().dropped,
+        }
+    }
+}
+
+impl VcpuView {
+    /// vCPU number `vcpu`. If no context blocks it, it is in state `otherwise`.
+    #[must_use]
+    pub fn of(vcpu: usize, pmu: Option<&VcpuPmu>, otherwise: VcpuState) -> Self {
+        let blocked = pmu.is_some_and(VcpuPmu::is_blocked);
+        Self {
+            vcpu,
+            state: if blocked {
+                VcpuState::Blocked
+            } else {
+                otherwise
+            },
+            context: pmu.and_then(VcpuPmu::host_context).map(ContextView::of),
+        }
+    }
+}
+
+impl CoreView {
+    /// Core number `core` with counters `pmu`, which `vcpu` has.
+    #[must_use]
+    pub fn of(core: usize, vcpu: Option<usize>, pmu: Option<&CorePmu>) -> Self {
+        let context = pmu.and_then(CorePmu::host_context);
+        Self {
+            core,
+            vcpu,
+            context: context.map(ContextView::of),
+            holders: pmu.map(CorePmu::holders).unwrap_or_default(),
         }
     }
 }

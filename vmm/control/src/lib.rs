@@ -7,8 +7,47 @@
 //! reports come back. No thread that runs a vCPU ever waits for the server, and the
 //! server waits for nobody.
 //!
+//! # For a VMM
 //! The crate knows neither KVM nor a scheduler. A VMM gives it what it needs through
-//! four traits: [`KickThread`], [`WakeCore`], [`HaltTimes`], [`GuestMemoryUse`].
+//! four traits: [`KickThread`] makes a thread look at its jobs, [`WakeCore`] does so
+//! for cores that vCPUs share, [`HaltTimes`] and [`GuestMemoryUse`] tell what the host
+//! knows of a guest.
+//!
+//! 1. [`ServerSetup::enable_hosting`] before a core counts anything.
+//! 2. [`ServerSetup::connect`] gives each vCPU a [`ControlEndpoint`], and each core
+//!    that vCPUs share a [`JobQueue`].
+//! 3. [`PreparedServer::start`] serves from then on.
+//! 4. A thread calls [`ControlEndpoint::run_by`] when it begins to run a vCPU. Between
+//!    two entries into the guest it looks whether there are jobs, which costs one
+//!    relaxed load, and does them by [`serve_vcpu`], [`serve_core`] or
+//!    [`serve_inspection`].
+//! 5. Every vCPU and every core ends with [`ControlEndpoint::close`] or
+//!    [`close_core`], so that tools get their last counts. Then [`Server::stop`].
+//!
+//! `examples/one_core.rs` does all this without a guest. The protocol is described in
+//! `docs/perfmon-wire.md`, the server in `docs/perfmon-server.md`.
+//!
+//! # Threat model
+//! Whoever may open the socket is a client, and a client may be hostile. The guest is
+//! not: nothing that it does reaches the socket but counts, samples and registers.
+//!
+//! | who | may | what bounds it |
+//! |---|---|---|
+//! | any process | open the socket | permission bits and group of the socket ([`Access`]); they hold before the socket can be connected to |
+//! | a client | hold connections | [`ControlConfig::connections`]; beyond, EAGAIN and the connection is closed; 128 refused ones are kept until they have read why |
+//! | a client | send packets | one request of a connection at a time, 64 KiB each; a packet that is none of the protocol's ends the connection |
+//! | a client | send descriptors | BIND alone takes one; all others are closed by threads of their own, so that nobody waits for a file system of the client; beyond 1024 that wait, the connection ends |
+//! | a client | leave answers unread | nobody waits: the connection ends when its socket is full |
+//! | a client | make contexts | 4096 of a VM, and fewer where descriptors are short; 65,536 event sets of all contexts |
+//! | a client | make sampling buffers | `cf_smpl_buf_size_max` bytes of all buffers; the files are sealed, so a tool can only read them |
+//! | a client | name a context | by a handle of its own connection, which BIND gives to whoever shows the descriptor; descriptors are told apart by socket cookies, which nobody can have used again |
+//! | a client | load a context on any vCPU or core | admission by the core's counters and [`ControlConfig::policy`]; one context of each vCPU and core |
+//! | a client | block a vCPU (PFM_FL_NOTIFY_BLOCK) | until its context is unloaded; that happens when its last descriptor is closed, and when the server ends in any way |
+//! | a client | cause overflows | [`ControlConfig::rate`] of one context in a second; then the context is masked |
+//! | a client | leave messages unread | 100 packets; then its counters are masked as by a full queue |
+//! | a client | ask for LIST | all threads are asked once in 20 ms, and 200 ms is the longest wait for one |
+//! | root, and the user who runs the VMM | change the limits (PFM_SET_CONFIG) | by the user that the kernel reports for the connection; never by the overflow user of a user namespace |
+//! | a thread of a vCPU | send reports | one for each job, and one at its end |
 
 #![deny(unsafe_code)]
 
@@ -25,11 +64,10 @@ mod setup;
 mod socket;
 #[allow(unsafe_code)]
 mod sys;
-mod view;
 
 pub use config::{Access, ControlConfig, DEFAULT_CONNECTIONS};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
-pub use job::{Job, Target};
+pub use job::{CoreView, Job, Target, VcpuView, View};
 pub use quantities::{
     CoreQuantities, ExitKind, GuestMemoryUse, HaltTimes, Halted, OffCoreReason, Snapshot,
     VcpuQuantities,
@@ -38,4 +76,3 @@ pub use serve::{close_core, serve_core, serve_inspection, serve_vcpu};
 pub use server::{Server, ServerError};
 pub use setup::{Connected, ControlEndpoint, PreparedServer, ServerSetup};
 pub use socket::SocketError;
-pub use view::{CoreView, VcpuView, View};

@@ -9,34 +9,35 @@ use pmu_virt::perfmon::MessageQueue;
 
 use crate::{socket, sys};
 
-/// Empty records that wait at most: they do not take messages' room.
+/// Most empty records that wait. So they leave room for messages.
 const MOST_EMPTY: usize = 4;
-/// Packets that wait at most, but for those that no depth holds back; a socket has
-/// room for more than twice as many.
+/// Most packets that wait, apart from PFM_MSG_END, which no depth holds back. A socket
+/// has room for more than twice as many.
 const MOST_UNREAD: usize = 100;
 
-/// What a message weighs in the kernel, once one was sent. All weigh the same.
-static WEIGHT: OnceLock<usize> = OnceLock::new();
+/// Bytes that the kernel counts for a message. Known once the first one was sent; all
+/// count the same.
+static MESSAGE_BYTES: OnceLock<usize> = OnceLock::new();
 
-/// Messages on a context's socket that were not read yet. A tool that is gone has
-/// read everything.
-pub(super) fn unread(socket: &OwnedFd) -> usize {
+/// Packets on a context's socket that were not read yet. A tool that is gone has read
+/// everything.
+pub(crate) fn unread(socket: &OwnedFd) -> usize {
     let bytes = sys::unread(socket.as_fd()).unwrap_or(0);
-    WEIGHT.get().map_or(0, |weight| bytes.div_ceil(*weight))
+    MESSAGE_BYTES.get().map_or(0, |each| bytes.div_ceil(*each))
 }
 
-/// Messages that were sent and not read are counted by what they weigh in the
-/// kernel.
+/// The VMM's end of the socket. The kernel tells how many bytes are unread, and so how
+/// many messages.
 #[derive(Debug)]
-pub(super) struct SocketQueue {
+pub(crate) struct SocketQueue {
     socket: Arc<OwnedFd>,
-    /// What was sent last and may be unread, the oldest first: a message, or an
-    /// empty record.
+    /// The last packets, of which some may be unread, the oldest first. True for a
+    /// message, false for an empty record.
     sent: VecDeque<bool>,
 }
 
 impl SocketQueue {
-    pub(super) fn new(socket: Arc<OwnedFd>) -> Self {
+    pub(crate) fn new(socket: Arc<OwnedFd>) -> Self {
         Self {
             socket,
             sent: VecDeque::new(),
@@ -55,16 +56,17 @@ impl SocketQueue {
 impl MessageQueue for SocketQueue {
     fn waiting(&self) -> usize {
         let (messages, empty) = self.unread();
-        match messages + empty < MOST_UNREAD {
-            true => messages,
-            // Whatever depth a format has: what no depth holds back needs room.
-            false => usize::MAX,
+        if messages + empty < MOST_UNREAD {
+            messages
+        } else {
+            // A format may have any depth. PFM_MSG_END needs room all the same.
+            usize::MAX
         }
     }
 
     fn post(&mut self, message: Option<&Message>) {
         let (messages, empty) = self.unread();
-        // One that nobody has read says as much as two.
+        // A tool that has not read an empty record learns nothing by another one.
         if message.is_none() && empty >= MOST_EMPTY {
             return;
         }
@@ -76,26 +78,26 @@ impl MessageQueue for SocketQueue {
                 message.put(&mut bytes);
                 &bytes[..]
             }
-            // Empty, but the tool's poll tells of it.
+            // An empty packet still makes the socket readable.
             None => &[],
         };
         let socket = self.socket.as_fd();
-        let before = match WEIGHT.get() {
+        let before = match MESSAGE_BYTES.get() {
             Some(_) => None,
             None => sys::unread(socket).ok(),
         };
-        // A reader who is gone is no error; the depth of the queue is far below
-        // what a socket holds.
+        // A tool that is gone is no error. The depth of the queue is far below what a
+        // socket holds.
         let sent = socket::send(socket, packet, &[]).is_ok();
         if sent {
             self.sent.push_back(message.is_some());
         }
-        // If somebody has read in between, the next one is weighed.
+        // If the tool has read in between, the next message is measured.
         let after = before.and_then(|_| sys::unread(socket).ok());
         if let (true, Some(before), Some(after)) = (sent, before, after)
             && after > before
         {
-            let _ = WEIGHT.set(after - before);
+            let _ = MESSAGE_BYTES.set(after - before);
         }
     }
 }
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_told_to_a_tool_that_reads_nothing() {
+    fn a_tool_that_reads_nothing_gets_the_end_all_the_same() {
         let (ours, theirs) = socket::context_pair().unwrap();
         let mut queue = SocketQueue::new(Arc::new(ours));
         // As deep as a format may want its queue to be.

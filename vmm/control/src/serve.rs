@@ -6,8 +6,7 @@ use pmu_virt::perfmon::{ContextId, Hosted, NotLoaded, Quantities};
 use pmu_virt::{CorePmu, VcpuPmu};
 
 use crate::dispatcher::JobQueue;
-use crate::job::{Done, Job, Target, Work};
-use crate::view::{CoreView, VcpuView, View};
+use crate::job::{CoreView, Done, Job, Target, VcpuView, View, Work};
 
 /// Does a job for a vCPU, or for the core that the vCPU is on. `values` are the
 /// quantities of whichever the job is about.

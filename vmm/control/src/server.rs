@@ -20,7 +20,7 @@ use thiserror::Error;
 use crate::config::ControlConfig;
 use crate::dispatcher::JobDispatcher;
 use crate::job::Notifier;
-use crate::quantities::memory::MemoryProbe;
+use crate::quantities::MemoryProbe;
 use crate::socket::{Listener, SocketError};
 use event_loop::EventLoop;
 use limits::Limits;

@@ -9,8 +9,7 @@ use pmu_virt::{CorePmu, PmuModel, VcpuPmu};
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, KickThread};
 use crate::job::Job;
-use crate::quantities::memory::{GuestMemoryUse, MemoryGauge, MemoryProbe};
-use crate::quantities::{HaltTimes, VcpuQuantities};
+use crate::quantities::{GuestMemoryUse, HaltTimes, MemoryGauge, MemoryProbe, VcpuQuantities};
 use crate::serve::close_vcpu;
 use crate::server::{ServedVm, Server, ServerError};
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use perfmon_abi::wire::MAX_PACKET;
 use rustix::fs::{Gid, Mode, fchmod, fstat};
+use rustix::net::sockopt::{socket_cookie, socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
@@ -33,19 +34,19 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 /// The control socket could not be made.
 #[derive(Debug, Error)]
 pub enum SocketError {
-    /// Another process serves there.
+    /// Another process serves the socket.
     #[error(
         "--control {}: another VMM serves this socket; choose another path or stop that VMM",
         .0.display()
     )]
     Live(PathBuf),
-    /// There is something else.
+    /// Something that is no socket has this name.
     #[error(
         "--control {}: there is something that is no socket; choose another path",
         .0.display()
     )]
     NoSocket(PathBuf),
-    /// The path does not fit.
+    /// The path is too long for a socket.
     #[error("--control {}: a socket's path has at most 107 bytes; choose a shorter one", .0.display())]
     Path(PathBuf),
     /// A system call failed.
@@ -60,9 +61,9 @@ pub enum SocketError {
     },
 }
 
-/// The listening socket; its name goes with it.
+/// The listening socket. Its name in the file system is removed with it.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(crate) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
     /// Device and inode of its name.
@@ -70,8 +71,8 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`. What an earlier VMM has left there is replaced.
-    pub(super) fn new(path: &Path, access: &Access) -> Result<Self, SocketError> {
+    /// Listens at `path`. A socket that an earlier VMM has left there is replaced.
+    pub(crate) fn new(path: &Path, access: &Access) -> Result<Self, SocketError> {
         let failed = |what| {
             move |error: io::Error| SocketError::Io {
                 path: path.to_owned(),
@@ -107,19 +108,20 @@ impl Listener {
             .map_err(failed("listen"))?;
         // Until now it looked like one that nobody serves, and a second VMM that
         // starts may have replaced it. From now on none does.
-        match listener.has_name() {
-            true => Ok(listener),
-            false => Err(SocketError::Live(path.to_owned())),
+        if listener.has_name() {
+            Ok(listener)
+        } else {
+            Err(SocketError::Live(path.to_owned()))
         }
     }
 
-    /// The name still leads here.
+    /// Whether the name still leads to this socket.
     fn has_name(&self) -> bool {
         name_of(&self.path).is_ok_and(|name| name == self.name)
     }
 
-    /// A connection that waits, if there is one.
-    pub(super) fn accept(&self) -> io::Result<OwnedFd> {
+    /// A connection that waits to be accepted. Never waits itself.
+    pub(crate) fn accept(&self) -> io::Result<OwnedFd> {
         Ok(accept_with(&self.socket, FLAGS)?)
     }
 }
@@ -150,7 +152,7 @@ fn open() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, kind, FLAGS, None)?)
 }
 
-/// Removes a socket that nobody serves.
+/// Removes a socket that nobody serves from `path`.
 fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
     let failed = |what| {
         move |error: io::Error| SocketError::Io {
@@ -182,53 +184,49 @@ fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
 
 /// Who is at the other end, as of its `connect`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Peer {
+pub(crate) struct Peer {
     /// 0: a process of another PID namespace.
-    pub(super) pid: u32,
-    pub(super) uid: u32,
-    pub(super) groups: Vec<u32>,
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) groups: Vec<u32>,
 }
 
 impl Peer {
-    pub(super) fn of(socket: &OwnedFd) -> io::Result<Self> {
-        let credentials = sys::peer_credentials(socket.as_fd())?;
+    pub(crate) fn of(socket: &OwnedFd) -> io::Result<Self> {
+        let [pid, uid, gid] = sys::peer_credentials(socket.as_fd())?;
         let mut groups = sys::peer_groups(socket.as_fd())?;
-        groups.push(credentials.gid);
-        Ok(Self {
-            pid: credentials.pid.unsigned_abs(),
-            uid: credentials.uid,
-            groups,
-        })
+        groups.push(gid);
+        Ok(Self { pid, uid, groups })
     }
 
     /// A user in no group.
     #[cfg(test)]
-    pub(super) fn of_user(uid: u32) -> Self {
+    pub(crate) fn of_user(uid: u32) -> Self {
         Self {
             uid,
             ..Self::default()
         }
     }
 
-    pub(super) fn is_in(&self, group: u32) -> bool {
+    pub(crate) fn is_in(&self, group: u32) -> bool {
         self.groups.contains(&group)
     }
 }
 
-/// One packet.
+/// A packet that was taken in.
 #[derive(Debug)]
-pub(super) struct Packet {
-    /// Bytes that it had; more than the buffer has, if it was cut.
-    pub(super) bytes: usize,
+pub(crate) struct Packet {
+    /// Bytes that it had: more than fit into the buffer, if it was cut.
+    pub(crate) bytes: usize,
     /// Descriptors that came along.
-    pub(super) fds: Vec<OwnedFd>,
+    pub(crate) fds: Vec<OwnedFd>,
     /// There were more descriptors; the kernel has closed them.
-    pub(super) more_fds: bool,
+    pub(crate) more_fds: bool,
 }
 
-/// Takes a packet in; `None` at the end of the connection. An empty packet is an
-/// end too, as nothing tells them apart.
-pub(super) fn receive(
+/// Takes a packet in; `None` at the end of the connection. An empty packet counts as
+/// the end, since nothing tells the two apart.
+pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8; MAX_PACKET],
 ) -> io::Result<Option<Packet>> {
@@ -250,7 +248,7 @@ pub(super) fn receive(
 }
 
 /// Sends a packet with at most two descriptors; never waits.
-pub(super) fn send(
+pub(crate) fn send(
     socket: BorrowedFd<'_>,
     packet: &[u8],
     fds: &[BorrowedFd<'_>],
@@ -267,7 +265,7 @@ pub(super) fn send(
 
 /// The two ends of a context: the server's, to which nothing can be written,
 /// and the tool's.
-pub(super) fn context_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn context_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let kind = SocketType::SEQPACKET;
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
@@ -275,20 +273,29 @@ pub(super) fn context_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((ours, theirs))
 }
 
-/// Which socket a descriptor is of. Inodes of sockets have 32 bits and come
-/// again, by somebody's patience; cookies do not.
+/// Which socket a descriptor is of. Inodes of sockets have 32 bits, so a patient
+/// client can have one used again. Cookies are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct FileId {
+pub(crate) struct FileId {
     cookie: u64,
     device: u64,
     inode: u64,
 }
 
 impl FileId {
-    /// Never waits. An error: it is none of a socket like those of contexts.
-    pub(super) fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        // First, as only then no file system is asked.
-        let cookie = sys::packet_socket(fd)?;
+    /// Never waits. An error: the descriptor is not that of a socket like those of
+    /// contexts.
+    pub(crate) fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        // First the socket's own options: only of a socket does `fstat` ask no file
+        // system, which might make this thread wait.
+        let kind = (socket_domain(fd)?, socket_type(fd)?);
+        if kind != (AddressFamily::UNIX, SocketType::SEQPACKET) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let cookie = socket_cookie(fd)?;
+        if cookie == 0 {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         let stat = fstat(fd)?;
         Ok(Self {
             cookie,

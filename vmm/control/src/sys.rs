@@ -1,163 +1,110 @@
-//! What rustix has no safe call for: who a peer is, which socket it is, the fill of a
+//! System calls for which rustix has no safe function: who a peer is, the fill of a
 //! socket's queue, and a mapping that is shared with a tool.
 
+use std::ffi::{c_int, c_void};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+
+use rustix::ioctl::{Getter, Opcode, ioctl};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// Bytes of a page.
-pub(super) const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// `SO_PEERGROUPS` (socket.h): the supplementary groups of a peer.
-const SO_PEERGROUPS: libc::c_int = 59;
-/// `SO_COOKIE` (socket.h): a number of 64 bits that is never used again.
-const SO_COOKIE: libc::c_int = 57;
+const SO_PEERGROUPS: c_int = 59;
+/// `NGROUPS_MAX` (limits.h): a process has no more groups than that.
+const MOST_GROUPS: usize = 65_536;
+/// `SIOCOUTQ` (sockios.h).
+const SIOCOUTQ: Opcode = libc::TIOCOUTQ as Opcode;
+
+/// Process, user and group of the peer of a Unix socket, as of its `connect`. The
+/// process is 0 if this one's PID namespace does not have it. That is why
+/// `rustix::net::sockopt::socket_peercred` does not fit: its process is never 0.
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<[u32; 3]> {
+    let mut credentials = [0, u32::MAX, u32::MAX];
+    match option(socket, libc::SO_PEERCRED, &mut credentials)? {
+        3 => Ok(credentials),
+        _ => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
 
 /// The supplementary groups that the peer of a Unix socket had when it
 /// connected.
-pub(super) fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+pub(crate) fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     let mut groups: Vec<u32> = vec![0; 32];
     loop {
-        let mut bytes = libc::socklen_t::try_from(size_of_val(groups.as_slice()))
-            .map_err(|_| io::ErrorKind::OutOfMemory)?;
-        // SAFETY: the kernel writes at most `bytes` bytes, which is the size of
-        // the vector's memory, and then the size that it has or needs.
-        let ret = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                SO_PEERGROUPS,
-                groups.as_mut_ptr().cast(),
-                &raw mut bytes,
-            )
-        };
-        let count = usize::try_from(bytes).unwrap_or(0) / size_of::<u32>();
-        match ret {
-            0 => {
+        match option(socket, SO_PEERGROUPS, &mut groups) {
+            Ok(count) => {
                 groups.truncate(count);
                 return Ok(groups);
             }
-            _ => {
-                let error = io::Error::last_os_error();
-                if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
-                    return Err(error);
-                }
-                groups.resize(count, 0);
+            Err(error)
+                if error.raw_os_error() == Some(libc::ERANGE) && groups.len() < MOST_GROUPS =>
+            {
+                groups.resize(2 * groups.len(), 0);
             }
+            Err(error) => return Err(error),
         }
     }
 }
 
-/// Process, user and group of the peer of a Unix socket, as of its `connect`. A
-/// process that this one's PID namespace does not have is 0.
-pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
-    let mut peer = libc::ucred {
-        pid: 0,
-        uid: libc::uid_t::MAX,
-        gid: libc::gid_t::MAX,
-    };
-    // SAFETY: three integers, of which every value is one.
-    let got = unsafe { option(socket, libc::SO_PEERCRED, &mut peer) }?;
-    match got == size_of::<libc::ucred>() {
-        true => Ok(peer),
-        false => Err(io::ErrorKind::Unsupported.into()),
-    }
-}
-
-/// The socket's number, which no other socket of the host ever has; an error if
-/// the descriptor is none of a Unix socket that keeps packets apart. Asks the
-/// kernel alone, never a file system, so it does not wait.
-pub(super) fn packet_socket(fd: BorrowedFd<'_>) -> io::Result<u64> {
-    let (mut domain, mut kind): (libc::c_int, libc::c_int) = (0, 0);
-    let mut cookie = 0_u64;
-    // SAFETY: an integer, of which every value is one.
-    unsafe { option(fd, libc::SO_DOMAIN, &mut domain) }?;
-    // SAFETY: as before.
-    unsafe { option(fd, libc::SO_TYPE, &mut kind) }?;
-    if (domain, kind) != (libc::AF_UNIX, libc::SOCK_SEQPACKET) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    // SAFETY: as before.
-    let got = unsafe { option(fd, SO_COOKIE, &mut cookie) }?;
-    match got == size_of::<u64>() && cookie != 0 {
-        true => Ok(cookie),
-        false => Err(io::ErrorKind::Unsupported.into()),
-    }
-}
-
-/// Reads an option of a socket into `value`, and says how many bytes it has.
-///
-/// # Safety
-/// Every pattern of bits is a value of `T`.
-unsafe fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> io::Result<usize> {
-    let mut bytes =
-        libc::socklen_t::try_from(size_of::<T>()).map_err(|_| io::ErrorKind::OutOfMemory)?;
+/// Reads an option of a socket that consists of words of 32 bits. How many there
+/// are.
+fn option(socket: BorrowedFd<'_>, name: c_int, value: &mut [u32]) -> io::Result<usize> {
+    let bytes = size_of_val(value);
+    let mut bytes = libc::socklen_t::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
     // SAFETY: the kernel writes at most `bytes` bytes, which is the size of the
-    // value, and the caller says that it may write any.
+    // slice's memory, and every pattern of bits is a `u32`.
     let ret = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
             name,
-            std::ptr::from_mut(value).cast(),
+            value.as_mut_ptr().cast(),
             &raw mut bytes,
         )
     };
     match ret {
-        0 => Ok(usize::try_from(bytes).unwrap_or(0)),
+        0 => Ok(usize::try_from(bytes).unwrap_or(0) / size_of::<u32>()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
 /// Bytes that were sent and not read yet, with what the kernel adds to them.
-pub(super) fn unread(socket: BorrowedFd<'_>) -> io::Result<usize> {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: SIOCOUTQ (the number of TIOCOUTQ) writes one int.
-    let ret = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-    match ret {
-        0 => Ok(usize::try_from(bytes).unwrap_or(0)),
-        _ => Err(io::Error::last_os_error()),
-    }
+pub(crate) fn unread(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    // SAFETY: SIOCOUTQ writes one int.
+    let bytes = unsafe { ioctl(socket, Getter::<SIOCOUTQ, c_int>::new()) }?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
 /// A shared mapping of a whole file, readable and writable.
 #[derive(Debug)]
-pub(super) struct Mapping {
-    at: NonNull<u8>,
+pub(crate) struct Mapping {
+    at: NonNull<c_void>,
     len: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone; memory has no thread.
+// SAFETY: the mapping belongs to this value alone, and memory has no thread.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// Maps the first `len` bytes of `file`; not 0.
-    pub(super) fn new(file: &OwnedFd, len: usize) -> io::Result<Self> {
+    pub(crate) fn new(file: &OwnedFd, len: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_fd().as_raw_fd(),
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        NonNull::new(at.cast())
-            .map(|at| Self { at, len })
-            .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+        let at = unsafe { mmap(null_mut(), len, protection, MapFlags::SHARED, file, 0) }?;
+        let at = NonNull::new(at).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Self { at, len })
     }
 
-    pub(super) fn bytes(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping has `len` bytes until this value is dropped. Nobody
         // else writes them: the file is sealed against writers before any other
         // process gets it, and readers elsewhere do not matter to this process.
         // The file cannot shrink, as it is sealed against that too.
-        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr().cast(), self.len) }
     }
 }
 
@@ -165,7 +112,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping was made with this address and length, and no
         // reference to it outlives this value.
-        unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
+        let _ = unsafe { munmap(self.at.as_ptr(), self.len) };
     }
 }
 

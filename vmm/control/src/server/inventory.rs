@@ -16,9 +16,8 @@ use super::ServedVm;
 use super::answer::{Answer, ConnectionId, RequestId};
 use super::contexts::Contexts;
 use super::contexts::table::{Attachment, ContextEntry};
-use crate::job::{INSPECTION, Target, Work};
+use crate::job::{ContextView, INSPECTION, Target, View, Work};
 use crate::message_queue::unread;
-use crate::view::{ContextView, View};
 
 /// A thread that has not answered by then is left out of the answer.
 const PATIENCE: Duration = Duration::from_millis(200);

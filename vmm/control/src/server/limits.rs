@@ -1,4 +1,4 @@
-//! What the server lets tools have, and PFM_GET_CONFIG and PFM_SET_CONFIG.
+//! How much tools may have, and PFM_GET_CONFIG and PFM_SET_CONFIG.
 
 use perfmon_abi::Config;
 use perfmon_abi::consts::{PFM_GROUP_ANY, PFM_MAX_PMCS, PFM_VERSION};
@@ -12,19 +12,19 @@ use crate::config::ControlConfig;
 use crate::socket::Peer;
 use crate::sys::PAGE;
 
-/// Contexts of a VM.
+/// Most contexts of a VM.
 const MOST_CONTEXTS: usize = 4096;
-/// Descriptors of a context in the VMM: its socket, and its buffer.
+/// Descriptors of a context in the VMM: its socket and its buffer.
 const CONTEXT_FILES: usize = 2;
-/// What is kept for the VMM: devices, logs, and what comes with packets.
+/// Descriptors kept for the VMM: devices, logs, and those that come with packets.
 const MACHINE_FILES: usize = 256;
-/// What is kept for each vCPU: the counters of the host among it.
+/// Descriptors kept for each vCPU. Counters of the host are among them.
 const VCPU_FILES: usize = 16;
 /// `cf_smpl_buf_size_max` at the start.
 const BUFFERS: u64 = 64 << 20;
 
-/// What the kernel says for every user whom a user namespace does not have: it
-/// is nobody in particular.
+/// The kernel reports this user for all users that a user namespace does not have. It
+/// stands for nobody in particular.
 const OVERFLOW_UID: u32 = 65_534;
 
 /// The limits, as they are now.
@@ -56,7 +56,7 @@ impl Limits {
         }
     }
 
-    /// Whether `peer` may create a context (4.2).
+    /// Refuses `peer` a context that it may not create (4.2).
     pub(super) fn admit(&self, peer: &Peer, system_wide: bool) -> Result<(), Refusal> {
         let (group, name, what) = if system_wide {
             (self.sys_gid, "cf_sys_gid", "cores")
@@ -72,7 +72,7 @@ impl Limits {
         ))
     }
 
-    /// 3.1.17
+    /// PFM_GET_CONFIG (3.1.17).
     pub(super) fn get(&self, pmu: &LogicalPmu) -> Config {
         let mut pmcs = [0; PMC_WORDS];
         for pmc in pmu.pmcs().iter().filter(|pmc| pmc.num < PFM_MAX_PMCS) {
@@ -92,7 +92,8 @@ impl Limits {
         }
     }
 
-    /// 3.1.16. NoQuantities is changed unless all is right. Not retroactive.
+    /// PFM_SET_CONFIG (3.1.16). Nothing changes unless all of `new` is right, and
+    /// nothing changes for contexts that exist.
     pub(super) fn set(&mut self, peer: &Peer, new: &Config) -> Result<(), Refusal> {
         let is_owner = peer.uid == self.owner && self.owner != OVERFLOW_UID;
         if peer.uid != 0 && !is_owner {
@@ -140,8 +141,9 @@ fn most_contexts(files: u64, connections: usize, vcpus: usize) -> usize {
     (left / CONTEXT_FILES).clamp(1, MOST_CONTEXTS)
 }
 
-/// Contexts take descriptors: the soft limit becomes the hard one. A process that
-/// may not have more meets its limit as ENOMEM. What the limit is now.
+/// Raises the soft limit of open files to the hard one, since contexts take
+/// descriptors. Returns the limit as it is now. Where it is too low, clients get
+/// ENOMEM.
 pub(super) fn raise_open_files() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -14,9 +14,8 @@ use super::contexts::table::MOST_SETS;
 use super::{ServedVm, Server};
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, JobQueues};
-use crate::job::{Done, Job, Work};
+use crate::job::{Done, Job, VcpuView, View, Work};
 use crate::serve::serve_inspection;
-use crate::view::{VcpuView, View};
 
 /// A machine of two vCPUs, with a server and a client.
 struct Stage {

@@ -12,7 +12,7 @@ use crate::job::Target;
 use crate::server::answer::{ConnectionId, RequestId};
 use crate::socket::{FileId, Peer};
 
-/// Event sets of all contexts of a VM.
+/// Most event sets of all contexts of a VM.
 pub(in crate::server) const MOST_SETS: usize = 1 << 16;
 
 /// What a context is attached to.
