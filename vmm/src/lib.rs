@@ -24,6 +24,7 @@
 
 pub mod arbitrate;
 pub mod audit;
+#[path = "../bench/src/lib.rs"]
 pub mod bench;
 pub mod boot;
 pub mod cli;
@@ -34,10 +35,12 @@ pub mod demo;
 pub mod devices;
 pub mod doctor;
 pub mod entropy;
+#[path = "../events/src/lib.rs"]
 pub mod events;
 pub mod firmware;
 pub mod host;
 pub mod kvm;
+#[path = "../cli/src/logging.rs"]
 pub mod logging;
 pub mod ls;
 pub mod machine;
