@@ -13,47 +13,32 @@
 //!   [`machine`] (threads and the main loop), [`terminal`].
 //! - The host: [`probe`] (what KVM does, by tiny guests), [`host`] (what files
 //!   say), [`doctor`] (the verdict).
-//! - [`micro`]: guests of some dozen instructions, for [`demo`], [`mod@bench`],
+//! - [`micro`]: guests of some dozen instructions, for demo, measurements,
 //!   [`probe`] and the tests.
-//! - Events by name: [`events`]; firmware and its counters: [`mod@firmware`].
-//! - Samples in a file, and reports of them: [`profile`]; what `umpire stat`
-//!   prints: [`stat`].
-//! - The command: [`cli`], [`config`], [`logging`].
+//! - Firmware and its counters: [`mod@firmware`].
+//! - How a run is to be: [`config`], [`counters`], [`reservations`].
 //!
 //! `docs/architecture.md` follows an access through the code.
 
-pub mod arbitrate;
 pub mod audit;
-#[path = "../bench/src/lib.rs"]
-pub mod bench;
 pub mod boot;
-pub mod cli;
 pub mod config;
 pub mod counters;
 pub mod cpuid;
-pub mod demo;
 pub mod devices;
 pub mod doctor;
 pub mod entropy;
-#[path = "../events/src/lib.rs"]
-pub mod events;
+pub mod files;
 pub mod firmware;
 pub mod host;
 pub mod kvm;
-#[path = "../cli/src/logging.rs"]
-pub mod logging;
-pub mod ls;
 pub mod machine;
 pub mod micro;
 pub mod perfmon;
 pub mod probe;
-pub mod profile;
-pub mod record;
 pub mod reservations;
 pub mod sched;
-pub mod stat;
 pub mod sys;
 pub mod terminal;
-pub mod tools;
 pub mod trap;
 pub mod vcpu;

@@ -9,8 +9,8 @@ use vm_memory::{Bytes, GuestAddress};
 use super::error::BenchError;
 use super::guest::{Access, GP_HANDLER};
 use super::rig::DONE;
-use crate::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
-use crate::sys::{KickTimer, install_kick_handler};
+use vmm::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
+use vmm::sys::{KickTimer, install_kick_handler};
 
 /// Slot 0 on execution, globally enabled (SDM vol. 3B, 18.2.4).
 const DR7_SLOT0: u64 = 2 | 1 << 10;

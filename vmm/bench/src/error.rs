@@ -4,13 +4,23 @@ use thiserror::Error;
 use vmm_sys_util::errno;
 
 use super::rig::PATIENCE;
-use crate::cpuid::CpuidError;
-use crate::kvm::{HostError, VcpuError};
-use crate::micro::{MicroError, MicroRunError};
+use vmm::cpuid::CpuidError;
+use vmm::doctor::Refusal;
+use vmm::kvm::{HostError, VcpuError};
+use vmm::micro::{MicroError, MicroRunError};
 
 /// The measurement failed.
 #[derive(Debug, Error)]
 pub enum BenchError {
+    /// No guest with a virtual PMU can run on this host.
+    #[error(transparent)]
+    NoGuest(#[from] Refusal),
+    /// The counter sources cannot be had.
+    #[error("--counters: {0}")]
+    Sources(String),
+    /// The report's output takes no more.
+    #[error("cannot write to standard output: {0}")]
+    Output(std::io::Error),
     /// The guest could not be made.
     #[error(transparent)]
     Machine(#[from] MicroError),
@@ -34,7 +44,7 @@ pub enum BenchError {
     OneCpu,
     /// The counter source cannot be opened.
     #[error(transparent)]
-    Counters(#[from] crate::counters::CounterError),
+    Counters(#[from] vmm::counters::CounterError),
     /// The PMU model of the measurement does not parse.
     #[error(transparent)]
     Model(#[from] pmu_virt::ModelError),

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::registers::{PmuMsrs, Written};
 use super::rig::DONE;
 use super::sources::{INT, USR_OS_ENABLE};
-use crate::micro::{
+use vmm::micro::{
     KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, UNEXPECTED_VECTOR_PORT, USER_CODE,
     USER_CS, USER_SS, USER_STACK, assemble,
 };

@@ -20,11 +20,11 @@ use super::rig::{self, BatchPort, PATIENCE, Rig};
 use super::sources::first_countable;
 use super::stats::{Percentiles, percentiles};
 use super::storm;
-use crate::devices::{PlatformParts, PortBus};
-use crate::kvm::KvmVm;
-use crate::micro::{MicroGuest, Solo};
-use crate::sys::{allowed_cpus, pin_this_thread};
-use crate::vcpu::{Platform, SharedPlatform, Silent};
+use vmm::devices::{PlatformParts, PortBus};
+use vmm::kvm::KvmVm;
+use vmm::micro::{MicroGuest, Solo};
+use vmm::sys::{allowed_cpus, pin_this_thread};
+use vmm::vcpu::{Platform, SharedPlatform, Silent};
 
 /// How long a neighbour runs before it looks whether its turn is over.
 const TURN: Duration = Duration::from_millis(5);

@@ -18,16 +18,16 @@ use super::report::{Report, micros, where_it_ran};
 use super::rig::{self, BatchPort, DONE, PATIENCE, Rig, ratio};
 use super::sources::{INT, USR_OS_ENABLE, first_countable};
 use super::stats::{Percentiles, percentiles};
-use crate::audit::AuditTrail;
-use crate::config::PcrChoice;
-use crate::firmware::SetAside;
-use crate::kvm::KvmVm;
-use crate::micro::Solo;
-use crate::micro::{
+use vmm::audit::AuditTrail;
+use vmm::config::PcrChoice;
+use vmm::firmware::SetAside;
+use vmm::kvm::KvmVm;
+use vmm::micro::Solo;
+use vmm::micro::{
     KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, UNEXPECTED_VECTOR_PORT, assemble,
 };
-use crate::reservations::MachineReservations;
-use crate::vcpu::Silent;
+use vmm::reservations::MachineReservations;
+use vmm::vcpu::Silent;
 
 /// Samples that the guest takes before it reports.
 const BATCH: u32 = 100;

@@ -33,10 +33,69 @@ use pmu_virt::{BackendEnv, PmuModel};
 use serde::Serialize;
 
 use self::kit::Kit;
+use super::Counters;
 use super::error::BenchError;
 use super::rig::{self, Rig};
 use super::sources::{LeftOut, Source};
-use crate::cli::{PerfmonFlags, PerfmonPart};
+
+/// A part of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PerfmonPart {
+    /// Commands through the socket.
+    Commands,
+    /// Samples into the buffer.
+    Samples,
+    /// A computing guest while it is sampled.
+    Slowdown,
+    /// Switches of event sets.
+    Sets,
+    /// A thousand contexts.
+    Many,
+    /// A flood of the socket.
+    Flood,
+}
+
+impl PerfmonPart {
+    /// All of them, in their order.
+    pub const ALL: [Self; 6] = [
+        Self::Commands,
+        Self::Samples,
+        Self::Slowdown,
+        Self::Sets,
+        Self::Many,
+        Self::Flood,
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Commands => "commands",
+            Self::Samples => "samples",
+            Self::Slowdown => "slowdown",
+            Self::Sets => "sets",
+            Self::Many => "many",
+            Self::Flood => "flood",
+        }
+    }
+}
+
+/// What is measured of host tools, and how often.
+#[derive(Clone, Debug)]
+pub struct PerfmonOptions {
+    /// The counter sources.
+    pub counters: Counters,
+    /// The parts; without any all of them.
+    pub parts: Vec<PerfmonPart>,
+    /// How often each way of sampling is tried in the slow-down.
+    pub rounds: u32,
+    /// How often each command, access and switch is timed.
+    pub iterations: u32,
+    /// Contexts of the part `many`.
+    pub contexts: u32,
+    /// Seconds that each part may take on each source.
+    pub timeout_s: u32,
+}
 
 /// What one measurement has to do with.
 #[derive(Debug)]
@@ -126,23 +185,23 @@ pub(super) fn hostile(socket: &Path) -> Result<(), BenchError> {
     hostile::run(socket)
 }
 
-/// Measures the parts that `flags` names, on each of `sources` where they depend
+/// Measures the parts that `options` names, on each of `sources` where they depend
 /// on it.
 pub(super) fn measure(
     rig: &Rig<'_>,
     env: BackendEnv,
     (sources, left_out): (&[Source], Vec<LeftOut>),
-    flags: &PerfmonFlags,
+    options: &PerfmonOptions,
 ) -> Result<PerfmonReport, BenchError> {
     let bench = Bench {
         rig,
         model: kit::model(rig.model.vendor())?,
         env,
         tsc_khz: env.tsc_khz,
-        rounds: flags.rounds,
-        iterations: flags.iterations,
-        contexts: flags.contexts,
-        timeout: Duration::from_secs(flags.timeout.into()),
+        rounds: options.rounds,
+        iterations: options.iterations,
+        contexts: options.contexts,
+        timeout: Duration::from_secs(options.timeout_s.into()),
     };
     let mut report = PerfmonReport {
         processor: rig::processor(),
@@ -158,9 +217,9 @@ pub(super) fn measure(
         left_out,
         failures: Vec::new(),
     };
-    let parts = match flags.part.is_empty() {
+    let parts = match options.parts.is_empty() {
         true => PerfmonPart::ALL.to_vec(),
-        false => flags.part.clone(),
+        false => options.parts.clone(),
     };
     for source in sources {
         match bench.kit(source)? {

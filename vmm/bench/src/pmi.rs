@@ -20,10 +20,10 @@ use super::report::{Report, micros, where_it_ran};
 use super::rig::{self, BatchPort, PATIENCE, Rig};
 use super::sources::{Event, LeftOut, Source, first_countable, tells_when};
 use super::stats::{Percentiles, percentiles_of};
-use crate::kvm::{KvmVcpu, VcpuId};
-use crate::micro::SCRATCH;
-use crate::sys::rdtsc;
-use crate::vcpu::{Observer, PmiRoute, TrapEvent};
+use vmm::kvm::{KvmVcpu, VcpuId};
+use vmm::micro::SCRATCH;
+use vmm::sys::rdtsc;
+use vmm::vcpu::{Observer, PmiRoute, TrapEvent};
 
 /// Overflows in one batch.
 const BATCH: u32 = 100;
@@ -119,8 +119,8 @@ struct Waits {
 
 #[derive(Debug)]
 struct Subject {
-    vm: Arc<crate::kvm::KvmVm>,
-    solo: crate::micro::Solo,
+    vm: Arc<vmm::kvm::KvmVm>,
+    solo: vmm::micro::Solo,
     sent: Sent,
     clock: GuestClock,
     period: u32,

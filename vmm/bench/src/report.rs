@@ -29,7 +29,8 @@ pub fn write_report(report: &impl Report, json: bool, out: &mut dyn Write) -> io
 }
 
 /// Microseconds with two decimals.
-pub(crate) fn micros(ns: u64) -> String {
+#[must_use]
+pub fn micros(ns: u64) -> String {
     format!("{}.{:02}", ns / 1000, ns % 1000 / 10)
 }
 

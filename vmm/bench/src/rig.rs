@@ -7,14 +7,14 @@ use pmu_virt::{BackendEnv, CounterBackend, PmuModel, Reservations};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::error::BenchError;
-use crate::counters::backend_env;
-use crate::cpuid::host_vendor;
-use crate::devices::{DeviceOutcome, GuestEnd};
-use crate::host::CpuFacts;
-use crate::kvm::{Host, KvmVcpu, KvmVm, VmOptions};
-use crate::micro::{KERNEL_CODE, MicroGuest, Solo, SoloParts, Start, UNEXPECTED_VECTOR_PORT};
-use crate::probe::ProbeReport;
-use crate::vcpu::{Observer, Platform, VcpuEnd};
+use vmm::counters::backend_env;
+use vmm::cpuid::host_vendor;
+use vmm::devices::{DeviceOutcome, GuestEnd};
+use vmm::host::CpuFacts;
+use vmm::kvm::{Host, KvmVcpu, KvmVm, VmOptions};
+use vmm::micro::{KERNEL_CODE, MicroGuest, Solo, SoloParts, Start, UNEXPECTED_VECTOR_PORT};
+use vmm::probe::ProbeReport;
+use vmm::vcpu::{Observer, Platform, VcpuEnd};
 
 /// A batch takes some milliseconds, even on a slow KVM.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ impl<'a> Rig<'a> {
             backend,
             quirks: self.probe.quirks(),
             step: self.probe.step_support(),
-            pmi_floor_us: u32::try_from(crate::config::DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
+            pmi_floor_us: u32::try_from(vmm::config::DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
             platform,
             observer,
             reservations,

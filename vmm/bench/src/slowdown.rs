@@ -19,9 +19,9 @@ use super::report::{Report, verdict, where_it_ran};
 use super::rig::{self, BatchPort, Rig, ratio};
 use super::sources::{Event, LeftOut, Source, countable};
 use super::stats::median;
-use crate::kvm::KvmVm;
-use crate::micro::Solo;
-use crate::vcpu::Silent;
+use vmm::kvm::KvmVm;
+use vmm::micro::Solo;
+use vmm::vcpu::Silent;
 
 /// Counters that count.
 const COUNTERS: u32 = 4;

@@ -10,10 +10,10 @@ use pmu_virt::{
 };
 use serde::Serialize;
 
-use crate::config::UserError;
-use crate::counters::{CounterError, CounterPlan};
-use crate::doctor;
-use crate::probe::ProbeReport;
+use super::error::BenchError;
+use vmm::counters::{CounterError, CounterPlan};
+use vmm::doctor;
+use vmm::probe::ProbeReport;
 
 /// USR, OS and enable of an event select.
 pub(super) const USR_OS_ENABLE: u64 = 1 << 16 | 1 << 17 | 1 << 22;
@@ -84,14 +84,14 @@ pub(super) fn choose(
     probe: &ProbeReport,
     env: BackendEnv,
     wanted: Option<&str>,
-) -> Result<(Vec<Source>, Vec<LeftOut>), UserError> {
+) -> Result<(Vec<Source>, Vec<LeftOut>), BenchError> {
     match wanted.filter(|list| *list != "auto") {
         Some(list) => Ok((named(probe, env, list)?, Vec::new())),
         None => Ok(usable(probe, env)),
     }
 }
 
-fn named(probe: &ProbeReport, env: BackendEnv, list: &str) -> Result<Vec<Source>, UserError> {
+fn named(probe: &ProbeReport, env: BackendEnv, list: &str) -> Result<Vec<Source>, BenchError> {
     let sources = Sources::parse(list).map_err(unusable)?;
     doctor::check_backends(probe, &sources).map_err(unusable)?;
     let one = |source| {
@@ -103,8 +103,8 @@ fn named(probe: &ProbeReport, env: BackendEnv, list: &str) -> Result<Vec<Source>
     sources.iter().map(one).collect()
 }
 
-fn unusable(error: impl Display) -> UserError {
-    UserError::bad_input(format!("--counters: {error}"))
+fn unusable(error: impl Display) -> BenchError {
+    BenchError::Sources(error.to_string())
 }
 
 /// What needs options has to be asked for.

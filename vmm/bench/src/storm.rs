@@ -6,7 +6,7 @@ use iced_x86::code_asm::{
 
 use super::error::BenchError;
 use super::registers::Written;
-use crate::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, Start, assemble};
+use vmm::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, Start, assemble};
 
 const GP_VECTOR: u8 = 13;
 const NMI_VECTOR: u8 = 2;

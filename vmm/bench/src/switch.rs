@@ -19,7 +19,7 @@ use super::report::{Report, verdict};
 use super::rig::{self, ratio};
 use super::sources::{LeftOut, Source, USR_OS_ENABLE, countable};
 use super::stats::{median, trimmed_mean};
-use crate::sys::rdtsc;
+use vmm::sys::rdtsc;
 
 /// Eight counters of one kind, the most that a vCPU of the scenarios uses.
 pub(super) const MODEL: &str = "intel-v2,counters=8,fixed=0";

@@ -16,10 +16,10 @@ use super::report::{Report, micros, verdict, where_it_ran};
 use super::rig::{self, BatchPort, PATIENCE, Rig, ratio};
 use super::sources::{Event, LeftOut, Source, first_countable};
 use super::stats::{Percentiles, percentiles};
-use crate::kvm::{Host, KvmVm};
-use crate::micro::Solo;
-use crate::probe::ProbeReport;
-use crate::vcpu::Silent;
+use vmm::kvm::{Host, KvmVm};
+use vmm::micro::Solo;
+use vmm::probe::ProbeReport;
+use vmm::vcpu::Silent;
 
 /// A stepped guest takes this much fewer samples: an exit for every instruction.
 const STEPPED: u32 = 10;

@@ -7,7 +7,7 @@ use std::path::Path;
 use env_logger::{Builder, Target};
 use log::LevelFilter;
 
-use crate::config::UserError;
+use crate::exit::UserError;
 
 /// Starts logging at a verbosity of 0 (warnings) to 3 (everything), to `file`
 /// or to standard error. `RUST_LOG` refines it as usual.

@@ -10,7 +10,7 @@ use super::table::{
     Attribute, AttributeKind, EncodeError, Encoding, NameTable, NamedEvent, NoTables, PmuTable,
     TableKind,
 };
-use crate::config::one_line;
+use crate::text::one_line;
 
 /// One more than the highest number of a PMU that is asked for. libpfm 4.13
 /// has some 520, refuses those that it lacks, and has no way to tell the highest.

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use pmu_virt::PmuModel;
 use pmu_virt::perfmon::VirtualPmd;
 
-use super::counting::Use;
+use super::counting::{Backends, Use};
 use super::entry::{
     Entry, EventEntry, GenericEntry, Meaning, ModelsUse, QuantityEntry, TableEntry, UnitMask,
 };
 use super::error::EventError;
-use super::families::{all_models, family_of, models_of};
+use super::families::{all_models, family_of, models_of, one_of};
 use super::generic::{self, Generic};
 use super::resolve::resolve;
 use super::search::Pattern;
@@ -30,30 +30,50 @@ pub struct Question {
 ///
 /// # Errors
 /// There is no such table or model, or no tables at all.
-pub fn list(question: &Question, names: &dyn NameTable) -> Result<Vec<Entry>, EventError> {
+pub fn list(
+    question: &Question,
+    names: &dyn NameTable,
+    backends: Backends<'_>,
+) -> Result<Vec<Entry>, EventError> {
     let pattern = question.pattern.as_ref();
     let Some(pmu) = &question.pmu else {
-        let mut entries = generic_entries(&all_models(), pattern);
+        let mut entries = generic_entries(&all_models(), pattern, backends);
         entries.extend(quantities(pattern));
         match (names.missing(), pattern) {
             (Some(library), _) => entries.push(Entry::NoTables {
                 reason: library.to_string(),
             }),
             (None, None) => entries.extend(table_entries(names)),
-            (None, Some(_)) => entries.extend(merged(events_of(usable(names), pattern, names))),
+            (None, Some(_)) => {
+                entries.extend(merged(events_of(usable(names), pattern, names, backends)))
+            }
         }
         return Ok(entries);
     };
     let model = all_models().into_iter().find(|model| model.name() == pmu);
     if let Some(model) = model {
-        return Ok(generic_entries(&[model], pattern));
+        return Ok(generic_entries(&[model], pattern, backends));
     }
     let table = find(pmu, names)?;
-    Ok(events_of([table].into_iter(), pattern, names))
+    Ok(events_of([table].into_iter(), pattern, names, backends))
+}
+
+/// What to say where nothing has `text` in its name or description.
+#[must_use]
+pub fn nothing_found(text: &str, names: &dyn NameTable) -> String {
+    let near = match near(text, names) {
+        near if near.is_empty() => String::new(),
+        near => format!(" (did you mean {}?)", one_of(&near)),
+    };
+    let library = match names.missing() {
+        Some(library) => format!("; {library}"),
+        None => String::new(),
+    };
+    format!("no event name or description has '{text}'{near}{library}")
 }
 
 /// Everything that can be meant by a pattern that found nothing.
-pub(super) fn near(text: &str, names: &dyn NameTable) -> Vec<String> {
+fn near(text: &str, names: &dyn NameTable) -> Vec<String> {
     let events = usable(names).flat_map(|table| names.events(&table.name));
     let all: Vec<String> = events
         .map(|event| event.name)
@@ -115,7 +135,11 @@ fn table_entries(names: &dyn NameTable) -> impl Iterator<Item = Entry> {
     })
 }
 
-fn generic_entries(models: &[PmuModel], pattern: Option<&Pattern>) -> Vec<Entry> {
+fn generic_entries(
+    models: &[PmuModel],
+    pattern: Option<&Pattern>,
+    backends: Backends<'_>,
+) -> Vec<Entry> {
     let asked = |generic: &&Generic| {
         pattern.is_none_or(|pattern| {
             generic.names.iter().any(|name| pattern.finds_name(name))
@@ -129,7 +153,7 @@ fn generic_entries(models: &[PmuModel], pattern: Option<&Pattern>) -> Vec<Entry>
             let Some(request) = generic.request(model) else {
                 continue;
             };
-            let way = Use::of_request(&request);
+            let way = Use::of_request(&request, backends);
             match uses.iter_mut().find(|other| other.way == way) {
                 Some(other) => other.models.push(model.name()),
                 None => uses.push(ModelsUse {
@@ -141,7 +165,7 @@ fn generic_entries(models: &[PmuModel], pattern: Option<&Pattern>) -> Vec<Entry>
         if let Some(request) = generic.without_code() {
             uses.push(ModelsUse {
                 models: Vec::new(),
-                way: Use::without_code(&request),
+                way: Use::without_code(&request, backends),
             });
         }
         (!uses.is_empty()).then(|| {
@@ -183,6 +207,7 @@ fn events_of<'a>(
     tables: impl Iterator<Item = &'a PmuTable>,
     pattern: Option<&Pattern>,
     names: &dyn NameTable,
+    backends: Backends<'_>,
 ) -> Vec<Entry> {
     let mut entries = Vec::new();
     for table in tables {
@@ -194,7 +219,9 @@ fn events_of<'a>(
         };
         let events = names.events(&table.name).into_iter();
         let found = events.filter(|event| pattern.is_none_or(|one| finds(one, table, event)));
-        entries.extend(found.map(|event| Entry::Event(describe(&event, table, &model, names))));
+        entries.extend(
+            found.map(|event| Entry::Event(describe(&event, table, &model, names, backends))),
+        );
     }
     entries
 }
@@ -221,10 +248,11 @@ fn describe(
     table: &PmuTable,
     model: &PmuModel,
     names: &dyn NameTable,
+    backends: Backends<'_>,
 ) -> EventEntry {
     let full = format!("{}::{}", table.name, event.name);
     let meaning = |name: &str| match resolve(name, model, names) {
-        Ok(named) => Meaning::Counted(Use::of_named(&named)),
+        Ok(named) => Meaning::Counted(Use::of_named(&named, backends)),
         Err(error) => Meaning::Refused {
             problem: problem(error),
         },

@@ -20,7 +20,6 @@ use crate::config::{ConfigError, OversubscribeChoice, RunConfig, Unpack};
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
-use crate::events::names;
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
 use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
 use crate::perfmon::{HostTools, Server, ServerError, Tray};
@@ -369,7 +368,8 @@ fn firmware_plan(
     if specs.is_empty() {
         return Ok(FirmwarePlan::default());
     }
-    FirmwarePlan::resolve(specs, model, names().as_ref()).map_err(MachineError::Firmware)
+    FirmwarePlan::resolve(specs, model, umpire_events::names().as_ref())
+        .map_err(MachineError::Firmware)
 }
 
 fn boot_request(config: &RunConfig, plan: &FirmwarePlan, probes: &ProbeReport) -> BootRequest {

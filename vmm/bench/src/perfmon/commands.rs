@@ -11,8 +11,8 @@ use super::kit::{Kit, Program};
 use super::stage::{Setting, Stage};
 use super::tool::{call, end, start};
 use super::{Bench, progress};
-use crate::bench::error::BenchError;
-use crate::bench::stats::{Percentiles, percentiles_of};
+use crate::error::BenchError;
+use crate::stats::{Percentiles, percentiles_of};
 
 /// Counters that a READ reads.
 const READ: usize = 6;

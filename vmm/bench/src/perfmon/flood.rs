@@ -12,10 +12,10 @@ use super::hostile::{HOSTILE, QUIET};
 use super::stage::{Setting, Stage};
 use super::traps::{Series, TrapsRow};
 use super::{Bench, progress};
-use crate::bench::error::BenchError;
-use crate::bench::guest::BATCH;
-use crate::bench::sources::first_countable;
-use crate::sys::{allowed_cpus, pin_this_thread};
+use crate::error::BenchError;
+use crate::guest::BATCH;
+use crate::sources::first_countable;
+use vmm::sys::{allowed_cpus, pin_this_thread};
 
 /// Batches of each kind of access in a turn of the client.
 const TURN: u32 = 5;

@@ -14,7 +14,7 @@ use rustix::net::{
     send, socket_with,
 };
 
-use crate::bench::error::BenchError;
+use crate::error::BenchError;
 
 /// It computes, and lets the server be.
 pub(super) const QUIET: &str = "quiet";

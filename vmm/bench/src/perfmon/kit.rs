@@ -9,9 +9,9 @@ use pmu_virt::{CountRequest, CounterId, PmuModel, SlotIndex, Vendor};
 use umpire_perfmon::{Call, Client, ContextHandle};
 
 use super::tool::{Format, call};
-use crate::bench::error::BenchError;
-use crate::bench::sources::{Event, LeftOut, Source, countable};
-use crate::bench::switch;
+use crate::error::BenchError;
+use crate::sources::{Event, LeftOut, Source, countable};
+use crate::switch;
 
 /// Parts of an event select.
 const USR: u64 = 1 << 16;

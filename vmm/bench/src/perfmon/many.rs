@@ -12,11 +12,11 @@ use super::stage::{Setting, Stage};
 use super::tool::{call, start};
 use super::traps::{Series, TrapsRow};
 use super::{Bench, progress};
-use crate::bench::error::BenchError;
-use crate::bench::guest::BATCH;
-use crate::bench::sources::first_countable;
-use crate::bench::stats::{Percentiles, percentiles_of};
-use crate::sched::CorePlan;
+use crate::error::BenchError;
+use crate::guest::BATCH;
+use crate::sources::first_countable;
+use crate::stats::{Percentiles, percentiles_of};
+use vmm::sched::CorePlan;
 
 /// vCPUs, each with a loaded context at the end.
 const VCPUS: u8 = 64;

@@ -7,12 +7,12 @@ use std::sync::mpsc::SyncSender;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::guest::{AFTER, BEFORE, words_of};
-use crate::bench::guest::{BATCH, samples_at};
-use crate::bench::rig::DONE;
-use crate::devices::{DeviceOutcome, GuestEnd};
-use crate::micro::UNEXPECTED_VECTOR_PORT;
-use crate::sys::pin_this_thread;
-use crate::vcpu::{Platform, VcpuEnd};
+use crate::guest::{BATCH, samples_at};
+use crate::rig::DONE;
+use vmm::devices::{DeviceOutcome, GuestEnd};
+use vmm::micro::UNEXPECTED_VECTOR_PORT;
+use vmm::sys::pin_this_thread;
+use vmm::vcpu::{Platform, VcpuEnd};
 
 /// What ends the guest when we want it.
 const OURS: u32 = u32::MAX;

@@ -12,8 +12,8 @@ use super::kit::{Kit, Program};
 use super::stage::{Setting, Stage};
 use super::tool::{Format, call, end, header, start};
 use super::{Bench, progress};
-use crate::bench::error::BenchError;
-use crate::bench::sources::{LeftOut, Source};
+use crate::error::BenchError;
+use crate::sources::{LeftOut, Source};
 
 /// Samples a second that are asked for, in turn.
 const RATES: [u64; 8] = [

@@ -16,11 +16,11 @@ use serde::Serialize;
 
 use super::kit::Kit;
 use super::{Bench, progress};
-use crate::bench::error::BenchError;
-use crate::bench::rig::ratio;
-use crate::bench::sources::{LeftOut, Source};
-use crate::bench::stats::{median, trimmed_mean};
-use crate::sys::rdtsc;
+use crate::error::BenchError;
+use crate::rig::ratio;
+use crate::sources::{LeftOut, Source};
+use crate::stats::{median, trimmed_mean};
+use vmm::sys::rdtsc;
 
 /// Counters of a set.
 const COUNTERS: [usize; 3] = [1, 4, 6];

@@ -10,10 +10,10 @@ use super::samples::events_per_second;
 use super::stage::{Setting, Stage};
 use super::tool::{Format, call, end, header, start};
 use super::{Bench, progress};
-use crate::bench::error::BenchError;
-use crate::bench::rig::ratio;
-use crate::bench::sources::{LeftOut, Source};
-use crate::bench::stats::median;
+use crate::error::BenchError;
+use crate::rig::ratio;
+use crate::sources::{LeftOut, Source};
+use crate::stats::median;
 
 /// Turns of the guest's loop in each visit of a context.
 const TURNS: usize = 5;

@@ -16,13 +16,13 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::Bench;
 use super::guest::words_of;
 use super::reporter::{Batch, Reporter, Told};
-use crate::bench::error::BenchError;
-use crate::bench::rig::{PATIENCE, Rig};
-use crate::bench::sources::Source;
-use crate::micro::{MicroError, MicroGuest, MicroOutcome, MicroRun};
-use crate::perfmon::ControlConfig;
-use crate::sched::CorePlan;
-use crate::sys::pin_this_thread;
+use crate::error::BenchError;
+use crate::rig::{PATIENCE, Rig};
+use crate::sources::Source;
+use vmm::micro::{MicroError, MicroGuest, MicroOutcome, MicroRun};
+use vmm::perfmon::ControlConfig;
+use vmm::sched::CorePlan;
+use vmm::sys::pin_this_thread;
 
 /// Batches that wait to be looked at; further ones are dropped.
 const MOST_BATCHES: usize = 64;
@@ -146,7 +146,7 @@ impl<'a> Setting<'a> {
             backend: || Box::new(ClockBackend::new()),
             quirks: rig.probe.quirks(),
             step: rig.probe.step_support(),
-            pmi_floor_us: u32::try_from(crate::config::DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
+            pmi_floor_us: u32::try_from(vmm::config::DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
             timeout: self.timeout,
             record: false,
             cores: self.cores,

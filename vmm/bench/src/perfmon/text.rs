@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use super::{
     CommandRow, FloodReport, ManyReport, PerfmonReport, SampleRow, SetRow, SlowRow, TrapsRow,
 };
-use crate::bench::beside::{TARGET, heading, pair};
-use crate::bench::report::{Report, where_it_ran};
-use crate::bench::sources::LeftOut;
+use crate::beside::{TARGET, heading, pair};
+use crate::report::{Report, where_it_ran};
+use crate::sources::LeftOut;
 
 /// Of a column of times.
 const WIDTH: usize = 30;

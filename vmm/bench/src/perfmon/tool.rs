@@ -7,7 +7,7 @@ use perfmon_abi::{
 use serde::Serialize;
 use umpire_perfmon::{Call, Client, ContextHandle, Mapping};
 
-use crate::bench::error::BenchError;
+use crate::error::BenchError;
 
 /// A built-in sampling format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use super::stage::Stage;
-use crate::bench::beside::Ratios;
-use crate::bench::error::BenchError;
-use crate::bench::guest::Access;
-use crate::bench::stats::{Percentiles, percentiles_of};
+use crate::beside::Ratios;
+use crate::error::BenchError;
+use crate::guest::Access;
+use crate::stats::{Percentiles, percentiles_of};
 
 /// Samples by the place of the access in [`Access::ALL`].
 #[derive(Clone, Debug, Default)]

@@ -6,11 +6,11 @@ use iced_x86::code_asm::{
 use pmu_virt::PmuModel;
 
 use super::BATCH;
-use crate::bench::error::BenchError;
-use crate::bench::registers::{PmuMsrs, Written, wrmsr};
-use crate::bench::rig::DONE;
-use crate::bench::sources::{Event, INT, USR_OS_ENABLE};
-use crate::micro::{
+use crate::error::BenchError;
+use crate::registers::{PmuMsrs, Written, wrmsr};
+use crate::rig::DONE;
+use crate::sources::{Event, INT, USR_OS_ENABLE};
+use vmm::micro::{
     KERNEL_CODE, LAPIC, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS,
     USER_STACK, assemble,
 };
@@ -67,7 +67,7 @@ pub(super) fn guest(model: &PmuModel, event: Event) -> Result<MicroGuest, BenchE
 }
 
 /// Switches the local APIC on and routes PMIs as NMIs.
-pub(in crate::bench) fn apic(a: &mut CodeAssembler) -> Written {
+pub(crate) fn apic(a: &mut CodeAssembler) -> Written {
     const SVR: (u32, u32) = (0xf0, 0x1ff);
     const LVTPC_NMI: (u32, u32) = (0x340, 0x400);
     a.mov(r13, LAPIC)?;
@@ -80,7 +80,7 @@ pub(in crate::bench) fn apic(a: &mut CodeAssembler) -> Written {
 
 /// Sets the counter to ESI, sign-extended: a write to Intel's counters does that
 /// by itself, AMD's take 48 bits.
-pub(in crate::bench) fn reload(a: &mut CodeAssembler, counter: u32) -> Written {
+pub(crate) fn reload(a: &mut CodeAssembler, counter: u32) -> Written {
     a.mov(ecx, counter)?;
     a.mov(eax, esi)?;
     a.mov(edx, 0xffffu32)?;
@@ -88,7 +88,7 @@ pub(in crate::bench) fn reload(a: &mut CodeAssembler, counter: u32) -> Written {
 }
 
 /// Goes to [`USER_CODE`] at CPL 3.
-pub(in crate::bench) fn enter_user(a: &mut CodeAssembler) -> Written {
+pub(crate) fn enter_user(a: &mut CodeAssembler) -> Written {
     const RFLAGS_FIXED: i32 = 2;
     a.push(i32::from(USER_SS))?;
     a.mov(rax, USER_STACK)?;

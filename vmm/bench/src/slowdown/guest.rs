@@ -6,13 +6,13 @@ use iced_x86::code_asm::{
 use pmu_virt::PmuModel;
 
 use super::{COUNTERS, Load};
-use crate::bench::error::BenchError;
-use crate::bench::guest::now;
-use crate::bench::pmi::{apic, enter_user, reload};
-use crate::bench::registers::{PmuMsrs, Written, wrmsr};
-use crate::bench::rig::DONE;
-use crate::bench::sources::{Event, INT, USR_OS_ENABLE};
-use crate::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
+use crate::error::BenchError;
+use crate::guest::now;
+use crate::pmi::{apic, enter_user, reload};
+use crate::registers::{PmuMsrs, Written, wrmsr};
+use crate::rig::DONE;
+use crate::sources::{Event, INT, USR_OS_ENABLE};
+use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 const NMI_VECTOR: u8 = 2;
 const NMI_HANDLER: u64 = KERNEL_CODE + 0x8000;

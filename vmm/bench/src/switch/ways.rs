@@ -8,8 +8,8 @@ use pmu_virt::{
     PmuModel, Progress, ReadOutcome, Reading, SlotIndex, SlotSet, VcpuPmu,
 };
 
-use crate::bench::registers::PmuMsrs;
-use crate::bench::sources::INT;
+use crate::registers::PmuMsrs;
+use crate::sources::INT;
 
 /// What both ways are asked to do.
 pub(super) trait Way: Debug {

@@ -1,16 +1,39 @@
 //! What `umpire events` prints.
 
+use pmu_virt::{BackendEnv, ClockBackend, CountRequest, CounterBackend, StepBackend};
 use serde_json::Value;
 
 use super::tables::{Fake, no_library};
-use crate::events::{NameTable, Pattern, Question, list, write_list};
+use crate::{BackendUse, NameTable, Pattern, Question, list, write_list};
+
+/// What the backends that every host has can count.
+fn backends(request: &CountRequest) -> Vec<BackendUse> {
+    let env = BackendEnv {
+        tsc_khz: 1_000_000,
+        host_vendor: None,
+        overflow_signal: 0,
+        steps_cpl3: true,
+    };
+    let all: [Box<dyn CounterBackend>; 2] = [
+        Box::new(ClockBackend::new()),
+        Box::new(StepBackend::on(&env)),
+    ];
+    let counted = |backend: &Box<dyn CounterBackend>| {
+        let provenance = backend.can_count(request).ok()?;
+        Some(BackendUse {
+            backend: backend.name(),
+            provenance: provenance.to_string(),
+        })
+    };
+    all.iter().filter_map(counted).collect()
+}
 
 fn printed(pattern: Option<&str>, pmu: Option<&str>, json: bool, names: &dyn NameTable) -> String {
     let question = Question {
         pattern: pattern.map(Pattern::new),
         pmu: pmu.map(str::to_owned),
     };
-    let entries = list(&question, names).expect("a list");
+    let entries = list(&question, names, &backends).expect("a list");
     let mut out = Vec::new();
     write_list(&entries, json, &mut out).expect("memory takes all");
     String::from_utf8(out).expect("text")
@@ -155,18 +178,18 @@ fn without_libpfm_the_package_is_named() {
         pattern: None,
         pmu: Some(pmu.to_owned()),
     };
-    let error = list(&question("skl"), &no_library())
+    let error = list(&question("skl"), &no_library(), &backends)
         .expect_err("no table")
         .to_string();
     assert!(
         error.contains("'skl'") && error.contains("libpfm4"),
         "{error}"
     );
-    let error = list(&question("skk"), &Fake::new())
+    let error = list(&question("skk"), &Fake::new(), &backends)
         .expect_err("no table")
         .to_string();
     assert!(error.contains("'skk'") && error.contains("skl"), "{error}");
-    let error = list(&question("rapl"), &Fake::new())
+    let error = list(&question("rapl"), &Fake::new(), &backends)
         .expect_err("unusable")
         .to_string();
     assert!(error.contains("outside of the cores"), "{error}");

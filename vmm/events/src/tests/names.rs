@@ -4,7 +4,7 @@ use pmu_virt::{CountRequest, EventCode, FixedFunction, PmuModel};
 use proptest::prelude::{any, prop_assert_eq, proptest};
 
 use super::tables::{Fake, no_library};
-use crate::events::{NameTable, NamedRequest, models_for, resolve};
+use crate::{NameTable, NamedRequest, models_for, resolve};
 
 fn model(name: &str) -> PmuModel {
     PmuModel::parse(name).expect("a model")

@@ -1,6 +1,6 @@
 //! A source of names that holds what a test needs.
 
-use crate::events::{
+use crate::{
     Attribute, AttributeKind, EncodeError, Encoding, LibraryError, NameTable, NamedEvent, NoTables,
     PmuTable, TableKind,
 };
