@@ -7,11 +7,12 @@ mod error;
 mod file;
 mod merge;
 mod policy;
+mod values;
 
 #[cfg(test)]
 mod tests;
 
-pub use error::{ConfigError, Origin, Place};
+pub use error::{ConfigError, Origin, Place, SettingError};
 pub use policy::PolicyTextError;
 
 use std::ops::RangeInclusive;
@@ -33,6 +34,12 @@ pub const GRACE_MS: RangeInclusive<u64> = 1..=60_000;
 /// The range of `--timeout` in seconds; the upper end is some 11 days.
 pub const TIMEOUT_S: RangeInclusive<u64> = 0..=1_000_000;
 
+/// The range of `--control-connections`.
+const CONNECTIONS: RangeInclusive<u64> = 1..=4096;
+/// The range of `--control-group`; the last number means "no group".
+const GROUPS: RangeInclusive<u64> = 0..=u32::MAX as u64 - 1;
+/// The range of `--sampling-rate-max`.
+const RATES: RangeInclusive<u64> = 1..=10_000_000;
 /// The range of `--slice` in milliseconds.
 pub const SLICE_MS: RangeInclusive<u64> = 1..=1000;
 
@@ -52,7 +59,7 @@ pub fn load(flags: &RunFlags) -> Result<RunConfig, ConfigError> {
         Some(path) => ConfigFile::read(path)?,
         None => ConfigFile::default(),
     };
-    Merge::new(file).into_config(flags)
+    Merge { flags, file }.into_config()
 }
 
 /// The range of `--cpus`.

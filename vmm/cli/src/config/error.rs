@@ -40,11 +40,22 @@ pub enum ConfigError {
     /// No kernel was named.
     #[error("no kernel to boot: give --kernel FILE, or kernel = \"FILE\" in the --config file")]
     NoKernel,
-    /// A number outside its range.
-    #[error("{place}: {value} is out of range; give {least} to {most} {unit}")]
-    Range {
-        /// Which setting.
+    /// A setting that cannot be used.
+    #[error("{place}: {source}")]
+    Setting {
+        /// Which one.
         place: Place,
+        /// What is wrong with it.
+        source: SettingError,
+    },
+}
+
+/// What is wrong with a setting, and what would be right.
+#[derive(Debug, Error)]
+pub enum SettingError {
+    /// A number outside its range.
+    #[error("{value} is out of range; give {least} to {most} {unit}")]
+    Range {
         /// What was given.
         value: String,
         /// The least value allowed.
@@ -55,165 +66,102 @@ pub enum ConfigError {
         unit: &'static str,
     },
     /// A word that is none of the possible ones.
-    #[error("{place}: '{value}' is not possible; give {allowed}")]
+    #[error("'{value}' is not possible; give {allowed}")]
     Choice {
-        /// Which setting.
-        place: Place,
         /// What was given.
         value: String,
         /// The possible words.
         allowed: &'static str,
     },
     /// A PMU model that does not exist or cannot have these properties.
-    #[error("{place}: {source}; 'auto' picks a model and 'none' hides the PMU")]
-    Model {
-        /// Which setting.
-        place: Place,
-        /// What is wrong.
-        source: Box<ModelError>,
-    },
+    #[error("{0}; 'auto' picks a model and 'none' hides the PMU")]
+    Model(#[from] Box<ModelError>),
     /// A counter backend that does not exist.
-    #[error("{place}: {source}")]
-    Backend {
-        /// Which setting.
-        place: Place,
-        /// What is wrong.
-        source: BackendError,
-    },
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     /// A list of host CPUs that cannot be used.
-    #[error("{place}: {source}")]
-    CpuList {
-        /// Which setting.
-        place: Place,
-        /// What is wrong.
-        source: CpuListError,
-    },
+    #[error(transparent)]
+    CpuList(#[from] CpuListError),
     /// Time slices without cores that have them.
-    #[error("{place}: only vCPUs that share cores have time slices; add --cores M")]
-    SliceWithoutCores {
-        /// Which setting.
-        place: Place,
-    },
+    #[error("only vCPUs that share cores have time slices; add --cores M")]
+    SliceWithoutCores,
     /// A CPU feature that cannot be hidden.
-    #[error("{place}: {source}")]
-    Feature {
-        /// Which setting.
-        place: Place,
-        /// What is wrong.
-        source: UnknownFeature,
-    },
+    #[error(transparent)]
+    Feature(#[from] UnknownFeature),
     /// A counter for the firmware that cannot be read.
-    #[error("{place}: {source}")]
-    FirmwareCounter {
-        /// Which setting.
-        place: Place,
-        /// What is wrong.
-        source: Box<SpecError>,
-    },
+    #[error(transparent)]
+    FirmwareCounter(#[from] Box<SpecError>),
     /// Counters for firmware, and no firmware.
-    #[error("{place}: it is firmware that reserves them; add --firmware builtin")]
-    NoFirmware {
-        /// Which setting.
-        place: Place,
-    },
+    #[error("it is firmware that reserves them; add --firmware builtin")]
+    NoFirmware,
     /// The built-in firmware was not built.
     #[error(
-        "{place}: this program was built without firmware, as the Rust target \
+        "this program was built without firmware, as the Rust target \
          x86_64-unknown-none was missing; run `rustup target add x86_64-unknown-none` and build \
          it again, or give --firmware FILE"
     )]
-    NoBuiltinFirmware {
-        /// Which setting.
-        place: Place,
-    },
+    NoBuiltinFirmware,
     /// A policy that cannot be used.
-    #[error("{place}: {source}")]
-    Policy {
-        /// Which setting.
-        place: Place,
-        /// What is wrong.
-        source: PolicyTextError,
-    },
+    #[error(transparent)]
+    Policy(#[from] PolicyTextError),
     /// Something about reservations without any.
-    #[error("{place}: under {why} counters are not reserved; leave one out")]
+    #[error("under {why} counters are not reserved; leave one out")]
     NoReservations {
-        /// Which setting.
-        place: Place,
         /// What switches them off.
         why: &'static str,
     },
     /// A file that cannot be opened.
-    #[error("{place}: cannot open {}: {}", path.display(), reason(cause))]
+    #[error("cannot open {}: {}", path.display(), reason(cause))]
     Open {
-        /// Which setting.
-        place: Place,
         /// The file.
         path: PathBuf,
         /// Why; in the text already, so no source.
         cause: io::Error,
     },
     /// A name for a file that is something else.
-    #[error("{place}: {} is {what}, not a file", path.display())]
+    #[error("{} is {what}, not a file", path.display())]
     NotAFile {
-        /// Which setting.
-        place: Place,
         /// The name.
         path: PathBuf,
         /// What is there.
         what: &'static str,
     },
     /// A file that cannot be written.
-    #[error("{place}: cannot write {}: {}", path.display(), reason(cause))]
+    #[error("cannot write {}: {}", path.display(), reason(cause))]
     Write {
-        /// Which setting.
-        place: Place,
         /// The file.
         path: PathBuf,
         /// Why; in the text already, so no source.
         cause: io::Error,
     },
     /// A PMU's state without a PMU.
-    #[error("{place}: under --pmu none there is no PMU and no state of one; leave one out")]
-    StateWithoutPmu {
-        /// Which setting.
-        place: Place,
-    },
+    #[error("under --pmu none there is no PMU and no state of one; leave one out")]
+    StateWithoutPmu,
     /// Something about host tools that nobody serves.
-    #[error("{place}: no host tools are served; add --control SOCKET")]
-    NoControl {
-        /// Which setting.
-        place: Place,
-    },
+    #[error("no host tools are served; add --control SOCKET")]
+    NoControl,
     /// Host tools without a PMU.
     #[error(
-        "{place}: host tools count by the guest's PMU model, and under --pmu none there is \
+        "host tools count by the guest's PMU model, and under --pmu none there is \
          none; leave one out"
     )]
-    ControlWithoutPmu {
-        /// Which setting.
-        place: Place,
-    },
+    ControlWithoutPmu,
     /// A boot module without a file name.
-    #[error("{place}: '{value}' names no file; give FILE or FILE,WORDS")]
+    #[error("'{value}' names no file; give FILE or FILE,WORDS")]
     EmptyModule {
-        /// Which setting.
-        place: Place,
         /// What was given.
         value: String,
     },
     /// A command line with a NUL character, which would end it.
-    #[error("{place}: the text has a NUL character, which no kernel command line can hold")]
-    NulInText {
-        /// Which setting.
-        place: Place,
-    },
+    #[error("the text has a NUL character, which no kernel command line can hold")]
+    NulInText,
 }
 
 /// Where a setting was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The name of the setting: the flag without its dashes, the key of the file.
-    pub key: &'static str,
+    pub key: String,
     /// Who set it.
     pub origin: Origin,
 }

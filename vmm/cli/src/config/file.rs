@@ -1,82 +1,20 @@
 //! The configuration file: one TOML table whose keys are the flags' names.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Deserializer};
-use toml::Spanned;
-
-use super::error::{ConfigError, Origin, Place};
+use toml::{Spanned, Value};
 use umpire_events::one_line;
 
-/// A value and where in the file it stands.
-type Entry<T> = Option<Spanned<T>>;
-
-/// The keys of a file. Types are as wide as TOML's, so that a value out of range
-/// is reported by the check that also looks at flags.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
-pub(super) struct Keys {
-    pub(super) kernel: Entry<PathBuf>,
-    pub(super) initrd: Entry<PathBuf>,
-    pub(super) cmdline: Entry<String>,
-    pub(super) module: Entry<Vec<String>>,
-    pub(super) memory: Entry<i64>,
-    pub(super) cpus: Entry<i64>,
-    pub(super) cores: Entry<i64>,
-    pub(super) slice: Entry<i64>,
-    pub(super) pin: Entry<String>,
-    pub(super) pmu: Entry<String>,
-    pub(super) counters: Entry<String>,
-    pub(super) oversubscribe: Entry<String>,
-    pub(super) cpu_vendor: Entry<String>,
-    pub(super) hide_feature: Entry<Vec<String>>,
-    pub(super) unpack: Entry<String>,
-    pub(super) pmi_floor: Entry<i64>,
-    pub(super) pcr: Entry<String>,
-    pub(super) policy: Entry<Vec<String>>,
-    pub(super) scheme: Entry<String>,
-    pub(super) grace: Entry<i64>,
-    /// A list of counters, or how many: a number too.
-    #[serde(deserialize_with = "number_or_text")]
-    pub(super) hypervisor_counters: Entry<String>,
-    pub(super) cpuid_follows_grants: Entry<String>,
-    pub(super) audit: Entry<PathBuf>,
-    pub(super) timeout: Entry<f64>,
-    pub(super) firmware: Entry<PathBuf>,
-    pub(super) firmware_counter: Entry<Vec<String>>,
-    pub(super) save_on_exit: Entry<PathBuf>,
-    pub(super) restore: Entry<PathBuf>,
-    pub(super) control: Entry<PathBuf>,
-    pub(super) control_mode: Entry<String>,
-    pub(super) control_group: Entry<i64>,
-    pub(super) control_connections: Entry<i64>,
-    pub(super) host_policy: Entry<String>,
-    pub(super) sampling_rate_max: Entry<i64>,
-    pub(super) verbose: Entry<i64>,
-    pub(super) log_file: Entry<PathBuf>,
-}
-
-/// A value that reads the same as a number and as a string.
-fn number_or_text<'de, D: Deserializer<'de>>(from: D) -> Result<Entry<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "expected a number or a string")]
-    enum Value {
-        Number(i64),
-        Text(String),
-    }
-    let value = Spanned::<Value>::deserialize(from)?;
-    let span = value.span();
-    let text = match value.into_inner() {
-        Value::Number(number) => number.to_string(),
-        Value::Text(text) => text,
-    };
-    Ok(Some(Spanned::new(span, text)))
-}
+use super::error::{ConfigError, Origin, Place};
+use crate::flags::RunFlags;
 
 /// A file that was read; without one, a file without keys.
 #[derive(Debug, Default)]
 pub(super) struct ConfigFile {
-    pub(super) keys: Keys,
+    pub(super) options: RunFlags,
+    /// Where each key's value begins, in bytes.
+    starts: HashMap<String, usize>,
     path: PathBuf,
     text: String,
 }
@@ -91,9 +29,15 @@ impl ConfigFile {
     }
 
     pub(super) fn parse(path: &Path, text: String) -> Result<Self, ConfigError> {
-        match toml::from_str(&text) {
-            Ok(keys) => Ok(Self {
-                keys,
+        let values = || toml::from_str::<HashMap<String, Spanned<Value>>>(&text);
+        let parsed = toml::from_str(&text).and_then(|options| Ok((options, values()?)));
+        match parsed {
+            Ok((options, values)) => Ok(Self {
+                options,
+                starts: values
+                    .into_iter()
+                    .map(|(key, value)| (key, value.span().start))
+                    .collect(),
                 path: path.to_owned(),
                 text,
             }),
@@ -110,8 +54,9 @@ impl ConfigFile {
         }
     }
 
-    /// The place of the value that starts at byte `start`.
-    pub(super) fn place(&self, key: &'static str, start: usize) -> Place {
+    /// The place of a key's value.
+    pub(super) fn place(&self, key: String) -> Place {
+        let start = self.starts.get(&key).copied().unwrap_or_default();
         let (line, column) = position(&self.text, start);
         Place {
             key,

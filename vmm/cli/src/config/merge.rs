@@ -1,40 +1,37 @@
-//! Flags over file over defaults, and the check of every value.
+//! From flags and a file to the configuration: flags over file over defaults.
 
-mod control;
-mod reserve;
-
-use std::fs;
-use std::io;
-use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use arbiter::Scheme;
+use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{Source, Sources};
-use toml::Spanned;
+use vmm::config::{
+    BootModule, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants, HypervisorCounters,
+    OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, Unpack,
+};
+use vmm::firmware::{CounterSpec, FirmwareChoice};
+use vmm::perfmon::ControlConfig;
+use vmm::sched::CorePlan;
 
-use super::error::{ConfigError, Origin, Place};
+use super::error::{ConfigError, Origin, Place, SettingError};
 use super::file::ConfigFile;
+use super::policy;
+use super::values::{
+    appendable, choice, cpu_list, model, number, octal, on_or_off, readable, seconds, small, text,
+    writable,
+};
 use super::{
-    CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS, MEMORY_MIB, PMI_FLOOR_US, SLICE_MS,
-    TIMEOUT_S, VERBOSITY,
+    CONNECTIONS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS, GRACE_MS, GROUPS,
+    MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, VERBOSITY,
 };
 use crate::flags::RunFlags;
-use vmm::config::{
-    BootModule, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, OversubscribeChoice, PmuChoice,
-    RunConfig, Unpack,
-};
-use vmm::files::no_file;
-use vmm::firmware::{CounterSpec, FirmwareChoice};
-use vmm::sched::{CorePlan, CpuList};
-use vmm::sys::allowed_cpus;
 
-use control::{ControlGiven, control};
-use reserve::{place, reservations, reserves};
-
-/// A file under flags.
+/// Flags over a file.
 #[derive(Debug)]
-pub(super) struct Merge {
-    file: ConfigFile,
+pub(super) struct Merge<'a> {
+    pub(super) flags: &'a RunFlags,
+    pub(super) file: ConfigFile,
 }
 
 /// A value that was given, and where.
@@ -43,146 +40,120 @@ struct Given<T> {
     place: Place,
 }
 
-/// Takes a setting from the flag if it was given, else from the file's key.
+impl<T> Given<T> {
+    /// The value, checked; an error says where it was given.
+    fn check<U>(self, check: impl FnOnce(T) -> Result<U, SettingError>) -> Result<U, ConfigError> {
+        let Self { value, place } = self;
+        check(value).map_err(|source| ConfigError::Setting { place, source })
+    }
+
+    /// What is wrong although the value itself is possible.
+    fn wrong(&self, source: SettingError) -> ConfigError {
+        ConfigError::Setting {
+            place: self.place.clone(),
+            source,
+        }
+    }
+}
+
+/// What was given of an option: by its flag, or else by the file's key.
 macro_rules! given {
-    ($self:ident, $flags:ident, $field:ident, $key:literal) => {
-        $self.choose($key, &$flags.$field, &$self.file.keys.$field)
+    ($merge:ident, $option:ident) => {
+        $merge.pick(
+            stringify!($option),
+            &$merge.flags.$option,
+            &$merge.file.options.$option,
+        )
     };
 }
 
-impl Merge {
-    pub(super) fn new(file: ConfigFile) -> Self {
-        Self { file }
-    }
+/// The checked value of an option, if it was given.
+macro_rules! checked {
+    ($merge:ident, $option:ident, $check:expr) => {
+        given!($merge, $option)
+            .map(|given| given.check($check))
+            .transpose()
+    };
+}
 
-    /// One line per option, in the order of the help.
-    pub(super) fn into_config(self, flags: &RunFlags) -> Result<RunConfig, ConfigError> {
-        let kernel = self.path(given!(self, flags, kernel, "kernel"));
-        let initrd = self.path(given!(self, flags, initrd, "initrd"));
-        let cmdline = given!(self, flags, cmdline, "cmdline");
-        let modules = given!(self, flags, module, "module");
-        let memory = given!(self, flags, memory, "memory");
-        let cpus = given!(self, flags, cpus, "cpus");
-        let cores = given!(self, flags, cores, "cores");
-        let slice = given!(self, flags, slice, "slice");
-        let pin = given!(self, flags, pin, "pin");
-        let pmu = given!(self, flags, pmu, "pmu");
-        let counters = given!(self, flags, counters, "counters");
-        let oversubscribe = given!(self, flags, oversubscribe, "oversubscribe");
-        let cpu_vendor = given!(self, flags, cpu_vendor, "cpu-vendor");
-        let hidden = given!(self, flags, hide_feature, "hide-feature");
-        let unpack = given!(self, flags, unpack, "unpack");
-        let pmi_floor = given!(self, flags, pmi_floor, "pmi-floor");
-        let pcr = given!(self, flags, pcr, "pcr");
-        let policy = given!(self, flags, policy, "policy");
-        let scheme = given!(self, flags, scheme, "scheme");
-        let grace = given!(self, flags, grace, "grace");
-        let hypervisor = given!(self, flags, hypervisor_counters, "hypervisor-counters");
-        let follows = given!(self, flags, cpuid_follows_grants, "cpuid-follows-grants");
-        let audit = self.path(given!(self, flags, audit, "audit"));
-        let timeout = given!(self, flags, timeout, "timeout");
-        let firmware = given!(self, flags, firmware, "firmware");
-        let firmware_counters = given!(self, flags, firmware_counter, "firmware-counter");
-        let save = self.path(given!(self, flags, save_on_exit, "save-on-exit"));
-        let restore = self.path(given!(self, flags, restore, "restore"));
-        let tools = ControlGiven {
-            socket: self.path(given!(self, flags, control, "control")),
-            mode: given!(self, flags, control_mode, "control-mode"),
-            group: given!(self, flags, control_group, "control-group"),
-            connections: given!(self, flags, control_connections, "control-connections"),
-            policy: given!(self, flags, host_policy, "host-policy"),
-            rate: given!(self, flags, sampling_rate_max, "sampling-rate-max"),
-        };
-        let log_file = self.path(given!(self, flags, log_file, "log-file"));
-        let louder = (flags.verbose > 0).then(|| flags.verbose.min(*VERBOSITY.end()).into());
-        let verbose = self.choose("verbose", &louder, &self.file.keys.verbose);
+/// The place of an option, if it was given.
+macro_rules! place {
+    ($merge:ident, $option:ident) => {
+        given!($merge, $option).map(|given| given.place)
+    };
+}
 
-        let cpus = or_default(cpus, |g| small(g, CPUS, "vCPUs"))?.unwrap_or(DEFAULT_CPUS);
-        let pmu = or_default(pmu, model)?.unwrap_or_default();
-        needs_pmu(&pmu, [&save, &restore])?;
-        let asked = [
-            place(&scheme),
-            place(&policy),
-            place(&grace),
-            place(&hypervisor),
-            place(&follows),
-            place(&audit),
-            place(&firmware_counters),
-        ];
-        let pcr = match reserves(&pmu, pcr, asked)? {
-            true => Some(reservations((policy, grace), scheme, hypervisor, follows)?),
-            false => None,
-        };
-        let tools = control(tools, &pmu)?;
-        let floor = or_default(pmi_floor, |g| number(g, PMI_FLOOR_US, "microseconds"))?;
+impl Merge<'_> {
+    /// Options that others depend on come first, then all others in the order of
+    /// the help.
+    pub(super) fn into_config(self) -> Result<RunConfig, ConfigError> {
+        let cpus = checked!(self, cpus, |n| small(n, CPUS, "vCPUs"))?.unwrap_or(DEFAULT_CPUS);
+        let pmu = checked!(self, pmu, model)?.unwrap_or_default();
+        self.states_need_pmu(&pmu)?;
+        let pcr = self.reservations(&pmu)?;
+        let control = self.control(&pmu)?;
+        let floor = checked!(self, pmi_floor, |n| number(n, PMI_FLOOR_US, "microseconds"))?;
+        let kernel = given!(self, kernel).ok_or(ConfigError::NoKernel)?;
         Ok(RunConfig {
-            kernel: kernel.map(readable).ok_or(ConfigError::NoKernel)??,
-            initrd: initrd.map(readable).transpose()?,
-            cmdline: cmdline.map(text).transpose()?,
-            modules: or_default(modules, |g| self.modules(g))?.unwrap_or_default(),
-            memory_mib: or_default(memory, |g| number(g, MEMORY_MIB, "MiB"))?
+            kernel: self.anchored(kernel).check(readable)?,
+            initrd: self.file_option(given!(self, initrd), readable)?,
+            cmdline: checked!(self, cmdline, text)?,
+            modules: self.modules()?,
+            memory_mib: checked!(self, memory, |n| number(n, MEMORY_MIB, "MiB"))?
                 .unwrap_or(DEFAULT_MEMORY_MIB),
             cpus,
-            cores: core_plan(cpus, cores, slice)?,
-            pin: or_default(pin, cpu_list)?,
+            cores: self.core_plan(cpus)?,
+            pin: checked!(self, pin, cpu_list)?,
             pmu,
-            counters: or_default(counters, |g| self.sources(g))?.unwrap_or_else(Sources::auto),
-            oversubscribe: or_default(oversubscribe, |g| {
-                choice(g, OversubscribeChoice::parse, OversubscribeChoice::ALLOWED)
+            counters: self.sources()?,
+            oversubscribe: checked!(self, oversubscribe, |word| {
+                choice(
+                    word,
+                    OversubscribeChoice::parse,
+                    OversubscribeChoice::ALLOWED,
+                )
             })?
             .unwrap_or_default(),
-            cpu_vendor: or_default(cpu_vendor, |g| {
-                choice(g, CpuVendor::parse, CpuVendor::ALLOWED)
+            cpu_vendor: checked!(self, cpu_vendor, |word| {
+                choice(word, CpuVendor::parse, CpuVendor::ALLOWED)
             })?
             .unwrap_or_default(),
-            hidden_features: or_default(hidden, features)?.unwrap_or_default(),
-            unpack: or_default(unpack, |g| choice(g, Unpack::parse, Unpack::ALLOWED))?
-                .unwrap_or_default(),
+            hidden_features: checked!(self, hide_feature, |names| {
+                let features = names.iter().map(|name| Ok(name.parse()?));
+                features.collect::<Result<_, SettingError>>()
+            })?
+            .unwrap_or_default(),
+            unpack: checked!(self, unpack, |word| {
+                choice(word, Unpack::parse, Unpack::ALLOWED)
+            })?
+            .unwrap_or_default(),
             pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US)),
             pcr,
-            audit: audit.map(appendable).transpose()?,
-            timeout: or_default(timeout, seconds)?,
-            firmware: self.firmware(firmware, firmware_counters)?,
-            save_on_exit: save.map(writable).transpose()?,
-            restore: restore.map(readable).transpose()?,
-            control: tools,
-            verbose: or_default(verbose, |g| {
-                small(g, VERBOSITY, "(0 warnings, 3 everything)")
-            })?
-            .unwrap_or(0),
-            log_file: log_file.map(|g| g.value),
+            audit: self.file_option(given!(self, audit), appendable)?,
+            timeout: checked!(self, timeout, seconds)?,
+            firmware: self.firmware()?,
+            save_on_exit: self.file_option(given!(self, save_on_exit), writable)?,
+            restore: self.file_option(given!(self, restore), readable)?,
+            control,
+            verbose: self.verbose()?,
+            log_file: self.file_option(given!(self, log_file), Ok)?,
         })
     }
 
-    fn choose<T: Clone>(
-        &self,
-        key: &'static str,
-        flag: &Option<T>,
-        file: &Option<Spanned<T>>,
-    ) -> Option<Given<T>> {
-        let flag = flag.as_ref().map(|value| Given {
-            value: value.clone(),
-            place: Place {
-                key,
-                origin: Origin::Flag,
-            },
-        });
-        flag.or_else(|| {
-            file.as_ref().map(|spanned| Given {
-                value: spanned.get_ref().clone(),
-                place: self.file.place(key, spanned.span().start),
-            })
+    fn pick<T: Clone>(&self, option: &str, flag: &Option<T>, file: &Option<T>) -> Option<Given<T>> {
+        let key = option.replace('_', "-");
+        if let Some(value) = flag.clone() {
+            let origin = Origin::Flag;
+            let place = Place { key, origin };
+            return Some(Given { value, place });
+        }
+        file.clone().map(|value| Given {
+            value,
+            place: self.file.place(key),
         })
     }
 
     /// Paths of the file are relative to it, paths of flags to the current folder.
-    fn path(&self, given: Option<Given<PathBuf>>) -> Option<Given<PathBuf>> {
-        given.map(|given| Given {
-            value: self.anchor(&given.place, given.value),
-            place: given.place,
-        })
-    }
-
     fn anchor(&self, place: &Place, path: PathBuf) -> PathBuf {
         match place.origin {
             Origin::Flag => path,
@@ -190,275 +161,221 @@ impl Merge {
         }
     }
 
-    fn sources(&self, given: Given<String>) -> Result<Sources, ConfigError> {
-        let place = given.place;
-        let sources = Sources::parse(&given.value).map_err(|source| ConfigError::Backend {
-            place: place.clone(),
-            source,
-        })?;
-        let sources = sources.map_files(|path| self.anchor(&place, path));
-        for source in sources.iter() {
-            if let Source::Sim { rates } = source {
-                open(&place, rates)?;
-            }
+    fn anchored(&self, given: Given<PathBuf>) -> Given<PathBuf> {
+        Given {
+            value: self.anchor(&given.place, given.value),
+            place: given.place,
         }
-        Ok(sources)
+    }
+
+    fn file_option(
+        &self,
+        given: Option<Given<PathBuf>>,
+        check: impl FnOnce(PathBuf) -> Result<PathBuf, SettingError>,
+    ) -> Result<Option<PathBuf>, ConfigError> {
+        given
+            .map(|given| self.anchored(given).check(check))
+            .transpose()
+    }
+
+    fn modules(&self) -> Result<Vec<BootModule>, ConfigError> {
+        let Some(given) = given!(self, module) else {
+            return Ok(Vec::new());
+        };
+        let place = given.place.clone();
+        let one = |value: String| {
+            let value = text(value)?;
+            let Some(module) = BootModule::parse(&value) else {
+                return Err(SettingError::EmptyModule { value });
+            };
+            let path = readable(self.anchor(&place, module.path))?;
+            Ok(BootModule { path, ..module })
+        };
+        given.check(|modules| modules.into_iter().map(one).collect())
+    }
+
+    /// `--cores` and `--slice`: the latter means nothing without the former.
+    fn core_plan(&self, cpus: u8) -> Result<Option<CorePlan>, ConfigError> {
+        let slice = given!(self, slice);
+        let Some(cores) = given!(self, cores) else {
+            return match slice {
+                None => Ok(None),
+                Some(slice) => Err(slice.wrong(SettingError::SliceWithoutCores)),
+            };
+        };
+        let cores = cores.check(|n| small(n, 1..=cpus, "cores, no more than --cpus"))?;
+        let slice = checked!(self, slice, |n| number(n, SLICE_MS, "milliseconds"))?;
+        let slice = Duration::from_millis(slice.unwrap_or(DEFAULT_SLICE_MS));
+        Ok(Some(CorePlan { cores, slice }))
+    }
+
+    fn sources(&self) -> Result<Sources, ConfigError> {
+        let Some(given) = given!(self, counters) else {
+            return Ok(Sources::auto());
+        };
+        let place = given.place.clone();
+        given.check(|list| {
+            let sources = Sources::parse(&list)?.map_files(|path| self.anchor(&place, path));
+            for source in sources.iter() {
+                if let Source::Sim { rates } = source {
+                    readable(rates.clone())?;
+                }
+            }
+            Ok(sources)
+        })
     }
 
     /// `--firmware` and `--firmware-counter`: counters want somebody to reserve them.
-    fn firmware(
-        &self,
-        image: Option<Given<PathBuf>>,
-        counters: Option<Given<Vec<String>>>,
-    ) -> Result<FirmwareConfig, ConfigError> {
-        let image = or_default(image, |g| self.firmware_image(g))?.unwrap_or_default();
-        let counters = match counters {
+    fn firmware(&self) -> Result<FirmwareConfig, ConfigError> {
+        let image = given!(self, firmware).map(|given| {
+            let place = given.place.clone();
+            given.check(|name| self.firmware_image(&place, name))
+        });
+        let image = image.transpose()?.unwrap_or_default();
+        let counters = match given!(self, firmware_counter) {
             Some(given) if image == FirmwareChoice::None && !given.value.is_empty() => {
-                return Err(ConfigError::NoFirmware { place: given.place });
+                return Err(given.wrong(SettingError::NoFirmware));
             }
-            Some(given) => counter_specs(&given)?,
+            Some(given) => given.check(|specs| {
+                let spec = |text: &String| Ok(CounterSpec::parse(text).map_err(Box::new)?);
+                specs.iter().map(spec).collect()
+            })?,
             None => Vec::new(),
         };
         Ok(FirmwareConfig { image, counters })
     }
 
-    fn firmware_image(&self, given: Given<PathBuf>) -> Result<FirmwareChoice, ConfigError> {
-        match given.value.to_str() {
+    fn firmware_image(&self, place: &Place, name: PathBuf) -> Result<FirmwareChoice, SettingError> {
+        match name.to_str() {
             Some("none") => Ok(FirmwareChoice::None),
-            Some("builtin") if firmware::image().is_none() => {
-                Err(ConfigError::NoBuiltinFirmware { place: given.place })
-            }
+            Some("builtin") if firmware::image().is_none() => Err(SettingError::NoBuiltinFirmware),
             Some("builtin") => Ok(FirmwareChoice::Builtin),
-            _ => {
-                let path = self.anchor(&given.place, given.value);
-                open(&given.place, &path)?;
-                Ok(FirmwareChoice::File(path))
-            }
+            _ => readable(self.anchor(place, name)).map(FirmwareChoice::File),
         }
     }
 
-    fn modules(&self, given: Given<Vec<String>>) -> Result<Vec<BootModule>, ConfigError> {
-        let place = given.place;
-        let one = |value: String| {
-            no_nul(&place, &value)?;
-            let Some(module) = BootModule::parse(&value) else {
-                return Err(ConfigError::EmptyModule {
-                    place: place.clone(),
-                    value,
-                });
-            };
-            let path = self.anchor(&place, module.path);
-            open(&place, &path)?;
-            Ok(BootModule { path, ..module })
-        };
-        given.value.into_iter().map(one).collect()
+    /// Without a PMU there is no state of one.
+    fn states_need_pmu(&self, pmu: &PmuChoice) -> Result<(), ConfigError> {
+        let state = given!(self, save_on_exit).or_else(|| given!(self, restore));
+        match (pmu, state) {
+            (PmuChoice::None, Some(given)) => Err(given.wrong(SettingError::StateWithoutPmu)),
+            _ => Ok(()),
+        }
     }
-}
 
-fn or_default<T, U>(
-    given: Option<Given<T>>,
-    check: impl FnOnce(Given<T>) -> Result<U, ConfigError>,
-) -> Result<Option<U>, ConfigError> {
-    given.map(check).transpose()
-}
-
-fn number(
-    given: Given<i64>,
-    range: RangeInclusive<u64>,
-    unit: &'static str,
-) -> Result<u64, ConfigError> {
-    u64::try_from(given.value)
-        .ok()
-        .filter(|value| range.contains(value))
-        .ok_or_else(|| ConfigError::Range {
-            place: given.place,
-            value: given.value.to_string(),
-            least: *range.start(),
-            most: *range.end(),
-            unit,
-        })
-}
-
-/// As [`number`], in 8 bits.
-fn small(
-    given: Given<i64>,
-    range: RangeInclusive<u8>,
-    unit: &'static str,
-) -> Result<u8, ConfigError> {
-    let wide = u64::from(*range.start())..=u64::from(*range.end());
-    number(given, wide, unit).map(|value| u8::try_from(value).unwrap_or(*range.end()))
-}
-
-/// `--cores` and `--slice`: the latter means nothing without the former.
-fn core_plan(
-    cpus: u8,
-    cores: Option<Given<i64>>,
-    slice: Option<Given<i64>>,
-) -> Result<Option<CorePlan>, ConfigError> {
-    let Some(cores) = cores else {
-        return match slice {
+    /// How counters are reserved, if they are. What is asked for beside it means
+    /// nothing without.
+    fn reservations(&self, pmu: &PmuChoice) -> Result<Option<PcrChoice>, ConfigError> {
+        let asked_on = place!(self, pcr);
+        let on = checked!(self, pcr, on_or_off)?;
+        let beside = [
+            place!(self, scheme),
+            place!(self, policy),
+            place!(self, grace),
+            place!(self, hypervisor_counters),
+            place!(self, cpuid_follows_grants),
+            place!(self, audit),
+            place!(self, firmware_counter),
+        ];
+        let beside = beside.into_iter().flatten().next();
+        let (why, beside) = match (pmu, on) {
+            (PmuChoice::None, Some(true)) => ("--pmu none", beside.or(asked_on)),
+            (PmuChoice::None, _) => ("--pmu none", beside),
+            (_, Some(false)) => ("--pcr off", beside),
+            _ => return self.reserved().map(Some),
+        };
+        match beside {
+            Some(place) => Err(ConfigError::Setting {
+                place,
+                source: SettingError::NoReservations { why },
+            }),
             None => Ok(None),
-            Some(slice) => Err(ConfigError::SliceWithoutCores { place: slice.place }),
+        }
+    }
+
+    fn reserved(&self) -> Result<PcrChoice, ConfigError> {
+        let policy = checked!(self, policy, |texts| Ok(policy::parse(&texts)?))?;
+        let mut policy = policy.unwrap_or_default();
+        let grace = checked!(self, grace, |n| number(n, GRACE_MS, "milliseconds"))?;
+        if let Some(grace) = grace.and_then(|ms| u32::try_from(ms).ok()) {
+            policy.grace_ms = grace;
+        }
+        let default = PcrChoice::default();
+        Ok(PcrChoice {
+            policy,
+            scheme: checked!(self, scheme, |word| {
+                choice(word, Scheme::named, "single, independent or interacting")
+            })?
+            .unwrap_or_default(),
+            hypervisor: checked!(self, hypervisor_counters, |list| {
+                choice(list, HypervisorCounters::parse, HypervisorCounters::ALLOWED)
+            })?
+            .unwrap_or(default.hypervisor),
+            follows_grants: checked!(self, cpuid_follows_grants, |word| {
+                choice(word, FollowsGrants::parse, FollowsGrants::ALLOWED)
+            })?
+            .unwrap_or_default(),
+        })
+    }
+
+    /// How host tools are served, if they are. Nothing about tools means anything
+    /// without a socket, nor a socket without a PMU: tools count by the guest's
+    /// model.
+    fn control(&self, pmu: &PmuChoice) -> Result<Option<ControlConfig>, ConfigError> {
+        let beside = [
+            place!(self, control_mode),
+            place!(self, control_group),
+            place!(self, control_connections),
+            place!(self, host_policy),
+            place!(self, sampling_rate_max),
+        ];
+        let Some(socket) = given!(self, control) else {
+            return match beside.into_iter().flatten().next() {
+                Some(place) => Err(ConfigError::Setting {
+                    place,
+                    source: SettingError::NoControl,
+                }),
+                None => Ok(None),
+            };
         };
-    };
-    let cores = small(cores, 1..=cpus, "cores, no more than --cpus")?;
-    let slice = or_default(slice, |g| number(g, SLICE_MS, "milliseconds"))?;
-    let slice = Duration::from_millis(slice.unwrap_or(DEFAULT_SLICE_MS));
-    Ok(Some(CorePlan { cores, slice }))
-}
-
-/// A list of host CPUs on which this process may run.
-fn cpu_list(given: Given<String>) -> Result<CpuList, ConfigError> {
-    let place = given.place;
-    let allowed = allowed_cpus().unwrap_or_default();
-    CpuList::parse(&given.value)
-        .and_then(|list| list.check(&allowed).map(|()| list))
-        .map_err(|source| ConfigError::CpuList { place, source })
-}
-
-fn seconds(given: Given<f64>) -> Result<Duration, ConfigError> {
-    Duration::try_from_secs_f64(given.value)
-        .ok()
-        .filter(|d| !d.is_zero() && *d <= Duration::from_secs(*TIMEOUT_S.end()))
-        .ok_or_else(|| ConfigError::Range {
-            place: given.place,
-            value: given.value.to_string(),
-            least: *TIMEOUT_S.start(),
-            most: *TIMEOUT_S.end(),
-            unit: "seconds (more than 0)",
-        })
-}
-
-fn choice<T>(
-    given: Given<String>,
-    parse: impl FnOnce(&str) -> Option<T>,
-    allowed: &'static str,
-) -> Result<T, ConfigError> {
-    parse(&given.value).ok_or(ConfigError::Choice {
-        place: given.place,
-        value: given.value,
-        allowed,
-    })
-}
-
-fn model(given: Given<String>) -> Result<PmuChoice, ConfigError> {
-    let place = given.place;
-    if given.value.starts_with("auto,") || given.value.starts_with("none,") {
-        return Err(ConfigError::Choice {
-            place,
-            value: given.value,
-            allowed: "auto or none alone, or a model by name with its properties",
-        });
-    }
-    PmuChoice::parse(&given.value).map_err(|source| ConfigError::Model {
-        place,
-        source: Box::new(source),
-    })
-}
-
-fn counter_specs(given: &Given<Vec<String>>) -> Result<Vec<CounterSpec>, ConfigError> {
-    let one = |text: &String| {
-        CounterSpec::parse(text).map_err(|source| ConfigError::FirmwareCounter {
-            place: given.place.clone(),
-            source: Box::new(source),
-        })
-    };
-    given.value.iter().map(one).collect()
-}
-
-fn features(given: Given<Vec<String>>) -> Result<Vec<vmm::cpuid::Feature>, ConfigError> {
-    let one = |name: &String| {
-        name.parse().map_err(|source| ConfigError::Feature {
-            place: given.place.clone(),
-            source,
-        })
-    };
-    given.value.iter().map(one).collect()
-}
-
-fn text(given: Given<String>) -> Result<String, ConfigError> {
-    no_nul(&given.place, &given.value)?;
-    Ok(given.value)
-}
-
-fn no_nul(place: &Place, text: &str) -> Result<(), ConfigError> {
-    if text.contains('\0') {
-        return Err(ConfigError::NulInText {
-            place: place.clone(),
-        });
-    }
-    Ok(())
-}
-
-fn readable(given: Given<PathBuf>) -> Result<PathBuf, ConfigError> {
-    open(&given.place, &given.value)?;
-    Ok(given.value)
-}
-
-/// Checks that a file could be made, or replaced.
-fn writable(given: Given<PathBuf>) -> Result<PathBuf, ConfigError> {
-    match vmm::machine::probe_state_file(&given.value) {
-        Ok(()) => Ok(given.value),
-        Err(cause) => Err(ConfigError::Write {
-            place: given.place,
-            path: given.value,
-            cause,
-        }),
-    }
-}
-
-/// Without a PMU there is no state of one.
-fn needs_pmu(pmu: &PmuChoice, states: [&Option<Given<PathBuf>>; 2]) -> Result<(), ConfigError> {
-    match (pmu, states.into_iter().flatten().next()) {
-        (PmuChoice::None, Some(given)) => Err(ConfigError::StateWithoutPmu {
-            place: given.place.clone(),
-        }),
-        _ => Ok(()),
-    }
-}
-
-/// Checks that a file could be written to: it is there and open to us, or could
-/// be made. It is not touched before the guest starts.
-fn appendable(given: Given<PathBuf>) -> Result<PathBuf, ConfigError> {
-    let path = &given.value;
-    let there = match no_file(path) {
-        Ok(Some(what)) => {
-            return Err(ConfigError::NotAFile {
-                place: given.place,
-                path: given.value,
-                what,
-            });
+        if matches!(pmu, PmuChoice::None) {
+            return Err(socket.wrong(SettingError::ControlWithoutPmu));
         }
-        Ok(None) => fs::OpenOptions::new().append(true).open(path).map(drop),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            vmm::machine::probe_state_file(path)
+        let mut config = ControlConfig::at(self.anchored(socket).value);
+        let mode = |bits| choice(bits, octal, "permission bits in octal, as 600 or 660");
+        if let Some(mode) = checked!(self, control_mode, mode)? {
+            config.access.mode = mode;
         }
-        Err(error) => Err(error),
-    };
-    match there {
-        Ok(()) => Ok(given.value),
-        Err(cause) => Err(ConfigError::Write {
-            place: given.place,
-            path: given.value,
-            cause,
-        }),
+        let group = checked!(self, control_group, |n| number(n, GROUPS, "(a group)"))?;
+        config.access.group = group.and_then(|group| u32::try_from(group).ok());
+        let connections = |n| number(n, CONNECTIONS, "connections");
+        let connections = checked!(self, control_connections, connections)?;
+        if let Some(most) = connections.and_then(|most| usize::try_from(most).ok()) {
+            config.connections = most;
+        }
+        let policy = |word| {
+            let allowed = "guest-first, host-first, shares, or shares:host=N with N from 0 to 255";
+            choice(word, |text| text.parse::<HostPolicy>().ok(), allowed)
+        };
+        if let Some(policy) = checked!(self, host_policy, policy)? {
+            config.policy = policy;
+        }
+        let rate = |n| number(n, RATES, "interrupts in a second");
+        if let Some(rate) = checked!(self, sampling_rate_max, rate)? {
+            config.rate = rate;
+        }
+        Ok(Some(config))
     }
-}
 
-/// Checks that a file is there and can be read. Its kind is looked at before it
-/// is opened: opening a FIFO would wait for a writer.
-fn open(place: &Place, path: &Path) -> Result<(), ConfigError> {
-    let failed = |cause| ConfigError::Open {
-        place: place.clone(),
-        path: path.to_owned(),
-        cause,
-    };
-    if let Some(what) = no_file(path).map_err(failed)? {
-        return Err(ConfigError::NotAFile {
-            place: place.clone(),
-            path: path.to_owned(),
-            what,
-        });
+    /// `-v` says how often, the file's key how much.
+    fn verbose(&self) -> Result<u8, ConfigError> {
+        let louder = self.flags.verbose.min(*VERBOSITY.end());
+        let flag = (louder > 0).then_some(i64::from(louder));
+        let given = self.pick("verbose", &flag, &self.file.options.verbosity);
+        let level = |n| small(n, VERBOSITY, "(0 warnings, 3 everything)");
+        Ok(given
+            .map(|given| given.check(level))
+            .transpose()?
+            .unwrap_or(0))
     }
-    fs::File::open(path).map(drop).map_err(failed)
 }
