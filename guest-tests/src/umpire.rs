@@ -17,7 +17,7 @@ pub fn path() -> PathBuf {
     let path = folder.expect("a folder above the test").join("umpire");
     assert!(
         path.exists(),
-        "{} is missing; build it with: cargo build -p vmm",
+        "{} is missing; build it with: cargo build -p umpire",
         path.display()
     );
     path

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use guest_tests::umpire;
 use pmu_virt::PmuModel;
 use serde_json::Value;
-use vmm::events::{NameTable, family_of, names, resolve};
+use umpire_events::{NameTable, family_of, names, resolve};
 
 /// The tables, or none with the reason printed. What it prints counts as a
 /// skipped test.

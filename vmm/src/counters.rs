@@ -8,13 +8,14 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use pmu_virt::{
-    BackendEnv, BackendError, ClockBackend, CombinedBackend, CounterBackend, MsrBackend,
-    MsrOptions, RateError, RateTable, SimBackend, SimClocks, Source, Sources, StepBackend, Vendor,
-    perf,
+    BackendEnv, BackendError, ClockBackend, CombinedBackend, CountRequest, CounterBackend,
+    MsrBackend, MsrOptions, RateError, RateTable, SimBackend, SimClocks, Source, Sources,
+    StepBackend, Vendor, perf,
 };
 use thiserror::Error;
+use umpire_events::BackendUse;
 
-use crate::config::no_file;
+use crate::files::no_file;
 use crate::host::CpuFacts;
 use crate::sys::{allowed_cpus, kick_signal, while_on_cpu};
 use crate::vcpu::StepSupport;
@@ -242,6 +243,37 @@ pub fn auto_names() -> impl Iterator<Item = &'static str> {
     auto().into_iter().map(|source| source.name())
 }
 
+/// The backends that can be made without anything but this host and that can
+/// count `request`. The physical registers are not among them: looking at them
+/// would mean to take them.
+#[must_use]
+pub fn backends_for(request: &CountRequest) -> Vec<BackendUse> {
+    let use_of = |backend| {
+        let provenance = plain(backend)?.can_count(request).ok()?.to_string();
+        Some(BackendUse {
+            backend,
+            provenance,
+        })
+    };
+    ["clock", "step", "perf"]
+        .into_iter()
+        .filter_map(use_of)
+        .collect()
+}
+
+/// The backend called `name`, if it can be had. Whether it can count something
+/// does not depend on the TSC's frequency. What KVM's single steps can do is not
+/// looked for here: `umpire doctor` tells.
+fn plain(name: &str) -> Option<Box<dyn CounterBackend>> {
+    const ANY_KHZ: u32 = 1_000_000;
+    let sources = Sources::parse(name).ok()?;
+    let env = backend_env(ANY_KHZ, host_vendor(), StepSupport::FULL);
+    CounterPlan::prepare(&sources, env, 1, None)
+        .ok()?
+        .open()
+        .ok()
+}
+
 /// The best that the host has: its PMU, where the kernel lets us count guests
 /// with it, and the TSC. Never what slows the guest down or makes counts up.
 fn auto() -> Vec<Ready> {
@@ -297,7 +329,7 @@ fn msr_cpu(asked: Option<u32>, cores: usize, pinned: Option<usize>) -> Result<u3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pmu_virt::{CountRequest, EventCode, FixedFunction, OwnerId, Progress, Reading, SlotIndex};
+    use pmu_virt::{EventCode, FixedFunction, OwnerId, Progress, Reading, SlotIndex};
 
     fn prepare(text: &str, cores: usize, pinned: Option<usize>) -> Result<CounterPlan, String> {
         let sources = Sources::parse(text).map_err(|error| error.to_string())?;

@@ -13,44 +13,32 @@
 //!   [`machine`] (threads and the main loop), [`terminal`].
 //! - The host: [`probe`] (what KVM does, by tiny guests), [`host`] (what files
 //!   say), [`doctor`] (the verdict).
-//! - [`micro`]: guests of some dozen instructions, for [`demo`], [`mod@bench`],
+//! - [`micro`]: guests of some dozen instructions, for demo, measurements,
 //!   [`probe`] and the tests.
-//! - Events by name: [`events`]; firmware and its counters: [`mod@firmware`].
-//! - Samples in a file, and reports of them: [`profile`]; what `umpire stat`
-//!   prints: [`stat`].
-//! - The command: [`cli`], [`config`], [`logging`].
+//! - Firmware and its counters: [`mod@firmware`].
+//! - How a run is to be: [`config`], [`counters`], [`reservations`].
 //!
 //! `docs/architecture.md` follows an access through the code.
 
-pub mod arbitrate;
 pub mod audit;
-pub mod bench;
 pub mod boot;
-pub mod cli;
 pub mod config;
 mod control;
 pub mod counters;
 pub mod cpuid;
-pub mod demo;
 pub mod devices;
 pub mod doctor;
 pub mod entropy;
-pub mod events;
+pub mod files;
 pub mod firmware;
 pub mod host;
 pub mod kvm;
-pub mod logging;
-pub mod ls;
 pub mod machine;
 pub mod micro;
 pub mod probe;
-pub mod profile;
-pub mod record;
 pub mod reservations;
 pub mod sched;
-pub mod stat;
 mod sync;
 pub mod sys;
 pub mod terminal;
-pub mod tools;
 pub mod vcpu;

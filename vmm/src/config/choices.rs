@@ -17,7 +17,7 @@ pub struct BootModule {
 
 impl BootModule {
     /// `FILE` or `FILE,WORDS`; none if there is no file name.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         let (path, cmdline) = text.split_once(',').unwrap_or((text, ""));
         (!path.is_empty()).then(|| Self {
             path: path.into(),
@@ -48,7 +48,11 @@ pub enum PmuChoice {
 }
 
 impl PmuChoice {
-    pub(super) fn parse(text: &str) -> Result<Self, ModelError> {
+    /// `none`, `auto`, or a model by name with its properties.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot have these properties.
+    pub fn parse(text: &str) -> Result<Self, ModelError> {
         match text {
             "none" => Ok(Self::None),
             "auto" => Ok(Self::Auto),
@@ -70,9 +74,12 @@ pub enum CpuVendor {
 }
 
 impl CpuVendor {
-    pub(super) const ALLOWED: &'static str = "host, amd or intel";
+    /// The possible words.
+    pub const ALLOWED: &'static str = "host, amd or intel";
 
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    /// What a word stands for.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         match text {
             "host" => Some(Self::Host),
             "amd" => Some(Self::Amd),
@@ -95,9 +102,12 @@ pub enum Unpack {
 }
 
 impl Unpack {
-    pub(super) const ALLOWED: &'static str = "auto, always or never";
+    /// The possible words.
+    pub const ALLOWED: &'static str = "auto, always or never";
 
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    /// What a word stands for.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         match text {
             "auto" => Some(Self::Auto),
             "always" => Some(Self::Always),
@@ -119,9 +129,12 @@ pub enum OversubscribeChoice {
 }
 
 impl OversubscribeChoice {
-    pub(super) const ALLOWED: &'static str = "multiplex or refuse";
+    /// The possible words.
+    pub const ALLOWED: &'static str = "multiplex or refuse";
 
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    /// What a word stands for.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         match text {
             "multiplex" => Some(Self::Multiplex),
             "refuse" => Some(Self::Refuse),

@@ -44,10 +44,13 @@ pub enum HypervisorCounters {
 }
 
 impl HypervisorCounters {
-    pub(super) const ALLOWED: &'static str =
+    /// The possible words.
+    pub const ALLOWED: &'static str =
         "a number of programmable counters, 0 to 32, or a list, as PMC3,FIXED0";
 
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    /// What a number or a list of names stands for.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         if let Ok(number) = text.parse::<u8>() {
             return (number <= arbiter::MAX_PROGRAMMABLE).then_some(Self::Last(number));
         }
@@ -86,9 +89,12 @@ pub enum FollowsGrants {
 }
 
 impl FollowsGrants {
-    pub(super) const ALLOWED: &'static str = "auto, on or off";
+    /// The possible words.
+    pub const ALLOWED: &'static str = "auto, on or off";
 
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    /// What a word stands for.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         match text {
             "auto" => Some(Self::Auto),
             "on" => Some(Self::On),

@@ -88,7 +88,7 @@ impl Diagnosis {
     }
 
     /// Puts the parts together: `verdict` is the reason against a guest, if any.
-    pub(super) fn assemble(host: HostFacts, kvm: Option<Kvm>, verdict: Result<(), String>) -> Self {
+    pub fn assemble(host: HostFacts, kvm: Option<Kvm>, verdict: Result<(), String>) -> Self {
         let probe = kvm.as_ref().and_then(|kvm| kvm.probe);
         let reason = verdict.err();
         Self {

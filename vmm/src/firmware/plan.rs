@@ -4,9 +4,9 @@ use arbiter::{Control, CounterId, CounterSet, abi};
 use firmware::config::{CounterRequest, MAX_COUNTERS, Position};
 use pmu_virt::{CountRequest, EventCode, FixedFunction, PmuModel};
 use thiserror::Error;
+use umpire_events::{EventError, NameTable, resolve};
 
 use super::spec::{CounterSpec, ErrorMode, WantedCounter};
-use crate::events::{EventError, NameTable, resolve};
 
 /// The compatibility bits.
 const COMPATIBILITY: u64 = abi::CONTROL_GLOBAL_CTRL

@@ -5,10 +5,10 @@ use firmware::config::{CounterRequest, Position};
 use pmu_virt::PmuModel;
 
 use super::{CounterSpec, FirmwarePlan, PlanError};
-use crate::events::NoTables;
+use umpire_events::NoTables;
 
 fn no_tables() -> NoTables {
-    NoTables(crate::events::LibraryError::Missing("absent".into()))
+    NoTables(umpire_events::LibraryError::Missing("absent".into()))
 }
 
 fn plan(model: &str, specs: &[&str]) -> Result<FirmwarePlan, String> {

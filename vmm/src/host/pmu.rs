@@ -164,6 +164,6 @@ fn count_events(process: &Path) -> io::Result<usize> {
 fn name_of(process: &Path) -> String {
     fs::read_to_string(process.join("comm")).map_or_else(
         |_| "unknown".to_owned(),
-        |name| crate::config::one_line(&name),
+        |name| umpire_events::one_line(&name),
     )
 }

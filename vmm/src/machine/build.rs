@@ -23,7 +23,6 @@ use crate::control::VmMemory;
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
-use crate::events::names;
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
 use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
 use crate::probe::ProbeReport;
@@ -380,7 +379,8 @@ fn firmware_plan(
     if specs.is_empty() {
         return Ok(FirmwarePlan::default());
     }
-    FirmwarePlan::resolve(specs, model, names().as_ref()).map_err(MachineError::Firmware)
+    FirmwarePlan::resolve(specs, model, umpire_events::names().as_ref())
+        .map_err(MachineError::Firmware)
 }
 
 fn boot_request(config: &RunConfig, plan: &FirmwarePlan, probes: &ProbeReport) -> BootRequest {

@@ -12,6 +12,5 @@ mod threads;
 
 pub use build::{Machine, MachineError};
 pub use run::{RunEnd, RunError, run};
-pub(crate) use signals::stop_requests;
-pub(crate) use state::probe as probe_state_file;
+pub use state::probe as probe_state_file;
 pub use state::{SavedMachine, StateFileError};

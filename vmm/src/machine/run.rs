@@ -12,7 +12,7 @@ use super::event_loop::{Sources, Wake, serve};
 use super::signals::stop_requests;
 use super::state::{self, StateFileError};
 use super::threads::{Ended, SharedCores, Spread, Threads};
-use crate::config::{ExitStatus, RunConfig};
+use crate::config::RunConfig;
 use crate::kvm::VcpuId;
 use crate::sys::install_kick_handler;
 use crate::terminal::{RawTerminal, TerminalError};
@@ -71,19 +71,6 @@ impl RunEnd {
     #[must_use]
     pub fn is_success(&self) -> bool {
         matches!(self, Self::Guest(_, VcpuEnd::Guest(_)))
-    }
-
-    /// The process exit status that says so.
-    #[must_use]
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::Guest(_, VcpuEnd::Guest(end)) => end.exit_status(),
-            Self::Guest(_, VcpuEnd::TripleFault { .. } | VcpuEnd::Stuck(_)) => {
-                ExitStatus::GUEST_FAILURE.code()
-            }
-            Self::Guest(_, VcpuEnd::Stopped) | Self::Interrupted => ExitStatus::INTERRUPTED.code(),
-            Self::TimedOut => ExitStatus::TIMED_OUT.code(),
-        }
     }
 }
 

@@ -8,7 +8,6 @@ use pmu_virt::{PmuModel, PmuState, StateError, VcpuPmu, Vendor};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::config::one_line;
 use crate::kvm::VcpuId;
 
 /// What the file calls itself.
@@ -208,8 +207,8 @@ fn parse(path: &Path, text: &[u8]) -> Result<Vec<PmuState>, StateFileError> {
     if u64::try_from(text.len()).map_or(true, |len| len > MOST_BYTES) {
         return Err(foreign("it is too long"));
     }
-    let header: Header =
-        serde_json::from_slice(text).map_err(|error| foreign(&one_line(&error.to_string())))?;
+    let header: Header = serde_json::from_slice(text)
+        .map_err(|error| foreign(&umpire_events::one_line(&error.to_string())))?;
     if header.format != FORMAT {
         return Err(foreign("it does not say that it is one"));
     }
@@ -226,8 +225,8 @@ fn parse(path: &Path, text: &[u8]) -> Result<Vec<PmuState>, StateFileError> {
         path: path.to_owned(),
         why,
     };
-    let document: Document =
-        serde_json::from_slice(text).map_err(|error| damaged(one_line(&error.to_string())))?;
+    let document: Document = serde_json::from_slice(text)
+        .map_err(|error| damaged(umpire_events::one_line(&error.to_string())))?;
     let numbers = document.vcpus.iter().map(|saved| saved.vcpu);
     if !numbers.eq((0..=u8::MAX).take(document.vcpus.len())) {
         return Err(damaged("its vCPUs are not numbered from 0".to_owned()));
@@ -285,7 +284,7 @@ fn replace(path: &Path, document: &Document) -> io::Result<()> {
 ///
 /// # Errors
 /// Why not.
-pub(crate) fn probe(path: &Path) -> io::Result<()> {
+pub fn probe(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => return Err(io::Error::other("it is not a file")),
         Ok(_) => {}

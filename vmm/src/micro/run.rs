@@ -187,7 +187,7 @@ impl MicroRun {
     ///
     /// # Errors
     /// As [`MicroRun::run_served`].
-    pub(crate) fn run_counted(
+    pub fn run_counted(
         &self,
         host: &Host,
         guest: &MicroGuest,

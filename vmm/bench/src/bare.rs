@@ -1,0 +1,134 @@
+//! The other side of the comparison: a loop that does no more than an exit needs.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvm_bindings::{
+    KVM_CAP_SYNC_REGS, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_SYNC_X86_REGS,
+    KVM_SYNC_X86_SREGS, kvm_guest_debug, kvm_regs,
+};
+use kvm_ioctls::SyncReg;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::error::BenchError;
+use super::guest::{Access, GP_HANDLER};
+use super::rig::DONE;
+use vmm::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
+use vmm::sys::{KickTimer, install_kick_handler};
+
+/// Slot 0 on execution, globally enabled (SDM vol. 3B, 18.2.4).
+const DR7_SLOT0: u64 = 2 | 1 << 10;
+/// What `KVM_RUN` exchanges through `kvm_run`.
+const SYNCED: u32 = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
+const RDPMC_LENGTH: u64 = 2;
+
+/// A vCPU without a PMU behind it.
+#[derive(Debug)]
+pub(super) struct Bare {
+    kvm: KvmVcpu,
+    vm: Arc<KvmVm>,
+    timer: KickTimer,
+}
+
+impl Bare {
+    /// A loop around `kvm`, on the calling thread.
+    pub(super) fn new(kvm: KvmVcpu, vm: Arc<KvmVm>) -> Result<Self, BenchError> {
+        install_kick_handler().map_err(BenchError::Signal)?;
+        let timer = KickTimer::for_this_thread().map_err(BenchError::Signal)?;
+        Ok(Self { kvm, vm, timer })
+    }
+
+    /// Runs to the end of a batch of `access` and returns its number; with the
+    /// breakpoint on the #GP handler if `armed`, which RDPMC needs.
+    pub(super) fn batch(
+        &mut self,
+        access: Access,
+        armed: bool,
+        timeout: Duration,
+    ) -> Result<u32, BenchError> {
+        let Self { kvm, vm, timer } = self;
+        let mut request = kvm_guest_debug::default();
+        if armed {
+            request.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+            request.arch.debugreg[0] = GP_HANDLER;
+            request.arch.debugreg[7] = DR7_SLOT0;
+        }
+        kvm.set_guest_debug(&request)?;
+        let synced = access.is_rdpmc() && can_sync(vm);
+        kvm.fd_mut().get_kvm_run().kvm_valid_regs = if synced { SYNCED.into() } else { 0 };
+        let deadline = Instant::now() + timeout;
+        timer.arm(timeout);
+        let batch = kvm.with_kicks(|kvm| batch(kvm, vm, deadline));
+        timer.disarm();
+        batch
+    }
+}
+
+fn batch(kvm: &mut KvmVcpu, vm: &KvmVm, deadline: Instant) -> Result<u32, BenchError> {
+    loop {
+        match kvm.run()? {
+            VmExit::Rdmsr { .. } => kvm.answer(&Answer::Msr(0)),
+            VmExit::Wrmsr { .. } => kvm.answer(&Answer::Done),
+            VmExit::Debug(_) => return_from_gp(kvm, vm)?,
+            VmExit::IoOut {
+                port: DONE, data, ..
+            } => {
+                let word: [u8; 4] = data.as_slice().try_into().unwrap_or([0xff; 4]);
+                return Ok(u32::from_le_bytes(word));
+            }
+            VmExit::Interrupted if Instant::now() < deadline => kvm.set_immediate_exit(false),
+            VmExit::Interrupted => return Err(BenchError::TimedOut),
+            other => return Err(BenchError::Guest(format!("{other:?}"))),
+        }
+    }
+}
+
+/// Whether registers can ride in `kvm_run`.
+fn can_sync(vm: &KvmVm) -> bool {
+    let synced = vm.fd().check_extension_raw(KVM_CAP_SYNC_REGS.into());
+    u32::try_from(synced).is_ok_and(|synced| synced & SYNCED == SYNCED)
+}
+
+/// Goes on after the RDPMC with what the #GP's frame says and nothing else: no
+/// look at what raised it, no count. The guest's memory is mapped one to one.
+fn return_from_gp(kvm: &mut KvmVcpu, vm: &KvmVm) -> Result<(), BenchError> {
+    let synced = kvm.fd_mut().get_kvm_run().kvm_valid_regs != 0;
+    let (regs, mut sregs) = if synced {
+        let both = kvm.fd().sync_regs();
+        (both.regs, both.sregs)
+    } else {
+        (kvm.get_regs()?, kvm.get_sregs()?)
+    };
+    // Error code, RIP, CS, RFLAGS, RSP, SS.
+    let frame: [u64; 6] = vm
+        .memory()
+        .read_obj(GuestAddress(regs.rsp))
+        .map_err(|error| BenchError::Guest(error.to_string()))?;
+    let [_, rip, cs, rflags, rsp, ss] = frame;
+    let to_user = cs & 3 != 0;
+    if to_user {
+        let low = |selector: u64| u16::try_from(selector & 0xffff).unwrap_or(0);
+        (sregs.cs.selector, sregs.cs.dpl) = (low(cs), 3);
+        (sregs.ss.selector, sregs.ss.dpl) = (low(ss), 3);
+    }
+    let regs = kvm_regs {
+        rip: rip + RDPMC_LENGTH,
+        rflags,
+        rsp,
+        ..regs
+    };
+    if synced {
+        let fd = kvm.fd_mut();
+        fd.sync_regs_mut().regs = regs;
+        fd.set_sync_dirty_reg(SyncReg::Register);
+        if to_user {
+            fd.sync_regs_mut().sregs = sregs;
+            fd.set_sync_dirty_reg(SyncReg::SystemRegister);
+        }
+        return Ok(());
+    }
+    if to_user {
+        kvm.set_sregs(&sregs)?;
+    }
+    Ok(kvm.set_regs(&regs)?)
+}

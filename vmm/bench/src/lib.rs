@@ -1,0 +1,177 @@
+//! Measurements of a host that runs guests with a virtual PMU, with their reports.
+
+#![forbid(unsafe_code)]
+
+mod bare;
+mod beside;
+mod error;
+mod guest;
+mod neighbour;
+mod pcr;
+mod perfmon;
+mod pmi;
+mod registers;
+mod report;
+mod rig;
+mod scale;
+mod slowdown;
+mod sources;
+mod stats;
+mod storm;
+mod switch;
+mod traps;
+
+pub use beside::Ratios;
+pub use error::BenchError;
+pub use guest::Access;
+pub use neighbour::{NeighbourReport, NeighbourRow};
+pub use pcr::{PcrAccess, PcrReport, PcrRow};
+pub use perfmon::{
+    CommandRow, Events, Failure, FloodReport, Format, ManyReport, PerfmonOptions, PerfmonPart,
+    PerfmonReport, SampleRow, SetCost, SetRow, SlowRow, TrapsRow,
+};
+pub use pmi::{PmiReport, PmiRow};
+pub use report::{Report, micros, write_report};
+pub use scale::{ScaleReport, ScaleRow};
+pub use slowdown::{Load, SlowdownReport, SlowdownRow, SlowdownSource};
+pub use sources::LeftOut;
+pub use stats::{Percentiles, percentiles};
+pub use switch::{Cost, SwitchReport, SwitchRow};
+pub use traps::{TrapReport, TrapRow, TrapsReport, measure};
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use vmm::doctor;
+
+use self::rig::Rig;
+
+/// A measurement.
+#[derive(Clone, Debug)]
+pub enum Measurement {
+    /// Round trips of trapped PMU accesses against bare exits of the same kind.
+    Traps {
+        /// The counter sources.
+        counters: Counters,
+        /// How often each access is measured.
+        iterations: u32,
+    },
+    /// Round trips of trapped PMU accesses beside a hostile VM and a quiet one.
+    Neighbour {
+        /// How often each access is measured beside each neighbour.
+        iterations: u32,
+    },
+    /// Round trips of PMU accesses with counter reservations and without.
+    Pcr {
+        /// How often each access is measured on each side.
+        iterations: u32,
+    },
+    /// From a counter's overflow to the first instruction of the guest's handler.
+    Pmi {
+        /// The counter sources.
+        counters: Counters,
+        /// How many overflows are measured.
+        samples: u32,
+    },
+    /// Speed of a guest's loop with four counters, and with one of them sampling.
+    Slowdown {
+        /// The counter sources.
+        counters: Counters,
+        /// How often each loop is run.
+        rounds: u32,
+    },
+    /// Operations and time of a vCPU switch.
+    Switch {
+        /// The counter sources.
+        counters: Counters,
+        /// How many time slices each scenario has.
+        slices: u32,
+    },
+    /// The PMU's own part with several vCPUs and counters.
+    Scale {
+        /// The counter sources.
+        counters: Counters,
+        /// How often each figure is taken.
+        runs: u32,
+    },
+    /// Host tools through the control socket.
+    Perfmon(PerfmonOptions),
+    /// Be the client that floods this socket, as standard input says.
+    FloodingClient(PathBuf),
+}
+
+/// Counter sources to be measured one by one, as in `--counters`; without a list
+/// every one that this host has.
+pub type Counters = Option<String>;
+
+/// How a measurement came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything that was asked for has its figures.
+    Whole,
+    /// A part failed, and the report names it.
+    Partial,
+}
+
+/// Measures `what` and writes the report to `out`, as text or JSON.
+///
+/// # Errors
+/// This host cannot run a guest with a virtual PMU or has not the counter source
+/// that was asked for; a guest did not do what it should; `out` cannot be written
+/// to.
+pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcome, BenchError> {
+    if let Measurement::FloodingClient(socket) = what {
+        return perfmon::hostile(socket).map(|()| Outcome::Whole);
+    }
+    let host = doctor::open()?;
+    let probe = doctor::check(&host)?;
+    let rig = Rig::new(&host, &probe)?;
+    let env = rig.env()?;
+    let sources = |counters: &Counters| sources::choose(&probe, env, counters.as_deref());
+    match what {
+        Measurement::Traps {
+            counters,
+            iterations,
+        } => {
+            let (chosen, left_out) = sources(counters)?;
+            let report = traps::measure_all(&rig, &chosen, left_out, *iterations)?;
+            print(&report, json, out)?;
+        }
+        Measurement::Neighbour { iterations } => {
+            print(&neighbour::measure(&rig, *iterations)?, json, out)?;
+        }
+        Measurement::Pcr { iterations } => print(&pcr::measure(&rig, *iterations)?, json, out)?,
+        Measurement::Pmi { counters, samples } => {
+            let (chosen, left_out) = sources(counters)?;
+            print(&pmi::measure(&rig, &chosen, left_out, *samples)?, json, out)?;
+        }
+        Measurement::Slowdown { counters, rounds } => {
+            let (chosen, left_out) = sources(counters)?;
+            let report = slowdown::measure(&rig, &chosen, left_out, *rounds)?;
+            print(&report, json, out)?;
+        }
+        Measurement::Switch { counters, slices } => {
+            let (chosen, left_out) = sources(counters)?;
+            let report = switch::measure(&chosen, left_out, *slices, env.tsc_khz)?;
+            print(&report, json, out)?;
+        }
+        Measurement::Scale { counters, runs } => {
+            let (chosen, left_out) = sources(counters)?;
+            print(&scale::measure(&chosen, left_out, *runs)?, json, out)?;
+        }
+        Measurement::Perfmon(options) => {
+            let (chosen, left_out) = sources(&options.counters)?;
+            let report = perfmon::measure(&rig, env, (&chosen, left_out), options)?;
+            print(&report, json, out)?;
+            if !report.is_whole() {
+                return Ok(Outcome::Partial);
+            }
+        }
+        Measurement::FloodingClient(_) => {}
+    }
+    Ok(Outcome::Whole)
+}
+
+fn print(report: &impl Report, json: bool, out: &mut dyn Write) -> Result<(), BenchError> {
+    write_report(report, json, out).map_err(BenchError::Output)
+}

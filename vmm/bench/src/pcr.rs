@@ -1,0 +1,419 @@
+//! What counter reservations cost an access: the round trip with them, beside
+//! the same instruction in a guest without (`--pcr off`). The two guests take
+//! turns on one thread, so that noise hits both alike.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use arbiter::{Phase, abi};
+use iced_x86::code_asm::{
+    CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, r8, r9, r10d, rax, rdi, rdx, rsi,
+};
+use pmu_virt::{ClockBackend, Reservations};
+use serde::Serialize;
+
+use super::error::BenchError;
+use super::registers::{PmuMsrs, Written, wrmsr};
+use super::report::{Report, micros, where_it_ran};
+use super::rig::{self, BatchPort, DONE, PATIENCE, Rig, ratio};
+use super::sources::{INT, USR_OS_ENABLE, first_countable};
+use super::stats::{Percentiles, percentiles};
+use vmm::audit::AuditTrail;
+use vmm::config::PcrChoice;
+use vmm::firmware::SetAside;
+use vmm::kvm::KvmVm;
+use vmm::micro::Solo;
+use vmm::micro::{
+    KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, UNEXPECTED_VECTOR_PORT, assemble,
+};
+use vmm::reservations::MachineReservations;
+use vmm::vcpu::Silent;
+
+/// Samples that the guest takes before it reports.
+const BATCH: u32 = 100;
+const MAIN: u64 = KERNEL_CODE + 0x1000;
+const GP_HANDLER: u64 = KERNEL_CODE + 0x3000;
+const GP_VECTOR: u8 = 13;
+const CR4_PCE: u64 = 1 << 8;
+/// The cookies of the counter that the guest reserves.
+const KEY: u64 = 0x1234_5678_9abc;
+const ACCESS: u64 = 0xfeed_0123_4567;
+/// Free, private, and taken and given back again and again.
+const FREE: u32 = 0;
+const PRIVATE: u32 = 1;
+const SPARE: u32 = 2;
+
+/// One kind of access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PcrAccess {
+    /// RDMSR of a counter that nobody holds.
+    Read,
+    /// The same by its alias.
+    ReadAlias,
+    /// RDMSR of a private counter by its alias, with the cookie.
+    ReadCookie,
+    /// RDMSR of a private counter without it.
+    ReadDropped,
+    /// WRMSR to a counter that nobody holds.
+    Write,
+    /// WRMSR to a private counter by its alias, with the cookie.
+    WriteCookie,
+    /// RDPMC at CPL 0 of a counter that nobody holds.
+    Rdpmc,
+    /// RDPMC at CPL 0 of a private counter, with the cookie.
+    RdpmcCookie,
+    /// Reserving a counter and giving it back: two WRMSR.
+    Reserve,
+}
+
+impl PcrAccess {
+    /// In the order in which the guest goes through them.
+    const ALL: [Self; 9] = [
+        Self::Read,
+        Self::ReadAlias,
+        Self::ReadCookie,
+        Self::ReadDropped,
+        Self::Write,
+        Self::WriteCookie,
+        Self::Rdpmc,
+        Self::RdpmcCookie,
+        Self::Reserve,
+    ];
+    /// What a guest without reservations can do.
+    const LEGACY: [Self; 3] = [Self::Read, Self::Write, Self::Rdpmc];
+
+    /// The same instruction where there are no reservations.
+    fn baseline(self) -> Option<Self> {
+        match self {
+            Self::Read | Self::ReadAlias | Self::ReadCookie | Self::ReadDropped => Some(Self::Read),
+            Self::Write | Self::WriteCookie => Some(Self::Write),
+            Self::Rdpmc | Self::RdpmcCookie => Some(Self::Rdpmc),
+            Self::Reserve => None,
+        }
+    }
+
+    /// Name for people.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Read => "RDMSR, nobody holds it",
+            Self::ReadAlias => "RDMSR by alias, nobody holds it",
+            Self::ReadCookie => "RDMSR with the cookie",
+            Self::ReadDropped => "RDMSR, dropped",
+            Self::Write => "WRMSR, nobody holds it",
+            Self::WriteCookie => "WRMSR with the cookie",
+            Self::Rdpmc => "RDPMC, nobody holds it",
+            Self::RdpmcCookie => "RDPMC with the cookie",
+            Self::Reserve => "reserve and give back",
+        }
+    }
+}
+
+/// Round trips of one kind of access.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PcrRow {
+    /// What the guest did.
+    pub access: PcrAccess,
+    /// With reservations.
+    pub reservations: Percentiles,
+    /// The same instruction without; none where there is no such thing.
+    pub without: Option<Percentiles>,
+    /// Ratio of the medians.
+    pub ratio_p50: Option<f64>,
+    /// How often in a second, by the median.
+    pub per_second: u64,
+}
+
+/// The measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct PcrReport {
+    /// The host's processor.
+    pub processor: Option<String>,
+    /// Guest CPL 0 runs in KVM's instruction emulator.
+    pub slow_cpl0: bool,
+    /// PMU model of the guests.
+    pub model: &'static str,
+    /// Samples of each kind.
+    pub iterations: u32,
+    /// TSC frequency in kHz.
+    pub tsc_khz: u32,
+    /// One for each kind of access.
+    pub rows: Vec<PcrRow>,
+}
+
+/// Measures `iterations` round trips of each kind with the `clock` backend,
+/// rounded up to whole batches.
+pub(super) fn measure(rig: &Rig<'_>, iterations: u32) -> Result<PcrReport, BenchError> {
+    let mut with = Side::new(rig, &PcrAccess::ALL, true)?;
+    let mut without = Side::new(rig, &PcrAccess::LEGACY, false)?;
+    for side in [&mut with, &mut without] {
+        // Caches, and the first write that finds the #GP handler.
+        side.round()?;
+        side.forget();
+    }
+    let rounds = iterations.div_ceil(BATCH).max(1);
+    for round in 0..rounds {
+        let sides = match round % 2 {
+            0 => [&mut with, &mut without],
+            _ => [&mut without, &mut with],
+        };
+        for side in sides {
+            side.round()?;
+        }
+    }
+    let tsc_khz = with.solo.tsc_khz();
+    let rows = PcrAccess::ALL.map(|access| {
+        let none = || BenchError::Guest("it took no samples".to_owned());
+        let reservations = with.percentiles(access).ok_or_else(none)?;
+        let baseline = access.baseline();
+        let without = baseline.and_then(|baseline| without.percentiles(baseline));
+        Ok(PcrRow {
+            access,
+            reservations,
+            without,
+            ratio_p50: without.map(|without| ratio(reservations.p50_ns, without.p50_ns)),
+            per_second: 1_000_000_000 / reservations.p50_ns.max(1),
+        })
+    });
+    Ok(PcrReport {
+        processor: rig::processor(),
+        slow_cpl0: rig.probe.slow_cpl0(),
+        model: rig.model.name(),
+        iterations: rounds * BATCH,
+        tsc_khz,
+        rows: rows.into_iter().collect::<Result<_, BenchError>>()?,
+    })
+}
+
+/// One of the two guests.
+#[derive(Debug)]
+struct Side {
+    solo: Solo,
+    vm: Arc<KvmVm>,
+    kinds: &'static [PcrAccess],
+    samples: Vec<Vec<u32>>,
+    // Auditors write to it for as long as the guest runs.
+    _trail: AuditTrail,
+}
+
+impl Side {
+    fn new(rig: &Rig<'_>, kinds: &'static [PcrAccess], reserves: bool) -> Result<Self, BenchError> {
+        let backend = Box::new(ClockBackend::new());
+        let event = first_countable(&rig.model, backend.as_ref());
+        let event = event.map_err(|none| BenchError::Guest(none.reason))?;
+        let msrs = PmuMsrs::of(&rig.model);
+        let control = event.code | USR_OS_ENABLE & !INT;
+        let (vm, vcpus) = rig.build(&guest(&msrs, control, kinds, reserves)?)?;
+        let kvm = rig::only(vcpus)?;
+        let trail = AuditTrail::new(1);
+        let reservations = match reserves {
+            true => Some(reservations(rig, kvm.get_tsc_khz()?, &trail)?),
+            false => None,
+        };
+        let port = Arc::new(BatchPort);
+        Ok(Self {
+            solo: rig.solo_with(kvm, &vm, backend, port, Box::new(Silent), reservations)?,
+            vm,
+            kinds,
+            samples: vec![Vec::new(); kinds.len()],
+            _trail: trail,
+        })
+    }
+
+    /// One batch of each kind.
+    fn round(&mut self) -> Result<(), BenchError> {
+        for (expected, samples) in self.samples.iter_mut().enumerate() {
+            let number = rig::batch(&mut self.solo, PATIENCE)?;
+            if usize::try_from(number) != Ok(expected) {
+                return Err(BenchError::Guest(format!(
+                    "it finished batch {number} instead of {expected}"
+                )));
+            }
+            let ticks = rig::words(&self.vm, SCRATCH, BATCH)?;
+            samples.extend(ticks.into_iter().map(u32::from_le_bytes));
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        self.samples.iter_mut().for_each(Vec::clear);
+    }
+
+    fn percentiles(&mut self, access: PcrAccess) -> Option<Percentiles> {
+        let place = self.kinds.iter().position(|kind| *kind == access)?;
+        percentiles(self.samples.get_mut(place)?, self.solo.tsc_khz())
+    }
+}
+
+/// As of `umpire run` without further options, the audit trail included.
+fn reservations(
+    rig: &Rig<'_>,
+    tsc_khz: u32,
+    trail: &AuditTrail,
+) -> Result<Reservations, BenchError> {
+    let plan = PcrChoice::default().plan(&rig.model, SetAside::default());
+    let machine = MachineReservations {
+        plan: plan.map_err(|error| BenchError::Guest(error.to_string()))?,
+        phase: Arc::new(Phase::new(false)),
+        smm: false,
+    };
+    let auditor = trail.auditors().next();
+    let auditor = auditor.ok_or_else(|| BenchError::Guest("it has no vCPU".to_owned()))?;
+    machine
+        .of_vcpu(&rig.model, tsc_khz, Box::new(auditor))
+        .map_err(|error| BenchError::Guest(error.to_string()))
+}
+
+/// The guest: goes through `kinds` batch after batch, for ever.
+fn guest(
+    msrs: &PmuMsrs,
+    control: u64,
+    kinds: &[PcrAccess],
+    reserves: bool,
+) -> Result<MicroGuest, MicroError> {
+    let mut start = Start::at(KERNEL_CODE, 0);
+    start.cr4 = CR4_PCE;
+    Ok(MicroGuest::new()
+        .code(
+            KERNEL_CODE,
+            assemble(KERNEL_CODE, |a| begin(a, msrs, control, reserves))?,
+        )
+        .code(MAIN, assemble(MAIN, |a| main(a, msrs, kinds))?)
+        .code(GP_HANDLER, assemble(GP_HANDLER, unwanted_gp)?)
+        .handler(GP_VECTOR, GP_HANDLER)
+        .start(start))
+}
+
+const fn of(row: u32, counter: u32) -> u32 {
+    abi::MSR_BASE + row + counter
+}
+
+fn begin(a: &mut CodeAssembler, msrs: &PmuMsrs, control: u64, reserves: bool) -> Written {
+    a.mov(r8, SCRATCH)?;
+    msrs.enable(a, 0b11)?;
+    let (select, _) = msrs.first();
+    wrmsr(a, select, control)?;
+    if reserves {
+        a.mov(rsi, abi::DEFAULT_COOKIE)?;
+        wrmsr(a, of(abi::MSR_MANAGEMENT_KEY, PRIVATE), KEY)?;
+        a.mov(rsi, KEY)?;
+        wrmsr(a, of(abi::MSR_ACCESS_KEY, PRIVATE), ACCESS)?;
+        a.mov(rsi, ACCESS)?;
+        wrmsr(a, of(abi::MSR_SELECT, PRIVATE), control)?;
+    }
+    a.jmp(MAIN)
+}
+
+fn main(a: &mut CodeAssembler, msrs: &PmuMsrs, kinds: &[PcrAccess]) -> Written {
+    let legacy = |n: u32| {
+        let place = usize::try_from(n).unwrap_or(usize::MAX);
+        msrs.counters.get(place).copied().unwrap_or_default()
+    };
+    for (number, kind) in (0u32..).zip(kinds) {
+        let read = CodeAssembler::rdmsr;
+        let write = |a: &mut CodeAssembler| {
+            a.xor(eax, eax)?;
+            a.xor(edx, edx)?;
+            a.wrmsr()
+        };
+        match kind {
+            PcrAccess::Read => batch(a, legacy(FREE), 0, read)?,
+            PcrAccess::ReadAlias => batch(a, of(abi::MSR_COUNTER, FREE), 0, read)?,
+            PcrAccess::ReadCookie => batch(a, of(abi::MSR_COUNTER, PRIVATE), ACCESS, read)?,
+            PcrAccess::ReadDropped => batch(a, legacy(PRIVATE), 0, read)?,
+            PcrAccess::Write => batch(a, legacy(FREE), 0, write)?,
+            PcrAccess::WriteCookie => batch(a, of(abi::MSR_COUNTER, PRIVATE), ACCESS, write)?,
+            PcrAccess::Rdpmc => batch(a, FREE, 0, CodeAssembler::rdpmc)?,
+            PcrAccess::RdpmcCookie => {
+                batch(a, abi::RDPMC_COOKIE + PRIVATE, ACCESS, CodeAssembler::rdpmc)?;
+            }
+            PcrAccess::Reserve => batch(a, of(abi::MSR_MANAGEMENT_KEY, SPARE), 0, reserve)?,
+        }
+        a.mov(eax, number)?;
+        a.mov(dx, u32::from(DONE))?;
+        a.out(dx, eax)?;
+    }
+    a.jmp(MAIN)
+}
+
+/// `RSI` is 0 before and afterwards.
+fn reserve(a: &mut CodeAssembler) -> Written {
+    a.mov(rax, KEY)?;
+    a.mov(rdx, rax)?;
+    a.shr(rdx, 32)?;
+    a.wrmsr()?;
+    a.mov(rsi, KEY)?;
+    a.xor(eax, eax)?;
+    a.xor(edx, edx)?;
+    a.wrmsr()?;
+    a.mov(rsi, r9)
+}
+
+/// Times `access` with `index` in ECX and `cookie` in RSI.
+fn batch(
+    a: &mut CodeAssembler,
+    index: u32,
+    cookie: u64,
+    access: impl FnOnce(&mut CodeAssembler) -> Written,
+) -> Written {
+    a.mov(rdi, r8)?;
+    a.mov(ebx, BATCH)?;
+    a.mov(ecx, index)?;
+    a.mov(r9, cookie)?;
+    a.mov(rsi, r9)?;
+    let mut again = a.create_label();
+    a.set_label(&mut again)?;
+    a.rdtsc()?;
+    a.mov(r10d, eax)?;
+    access(a)?;
+    a.rdtsc()?;
+    a.sub(eax, r10d)?;
+    a.mov(dword_ptr(rdi), eax)?;
+    a.add(rdi, 4)?;
+    a.dec(ebx)?;
+    a.jne(again)
+}
+
+/// Nothing here should raise a #GP that reaches its handler.
+fn unwanted_gp(a: &mut CodeAssembler) -> Written {
+    a.mov(eax, u32::from(GP_VECTOR))?;
+    a.mov(dx, u32::from(UNEXPECTED_VECTOR_PORT))?;
+    a.out(dx, eax)?;
+    a.hlt()
+}
+
+impl Report for PcrReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "Round trips of PMU accesses with counter reservations and without (--pcr off), timed\n\
+             in the guest\n\n{}, TSC {} MHz, model {}, {} samples of each kind\n",
+            where_it_ran(self.processor.as_deref(), self.slow_cpl0),
+            self.tsc_khz / 1000,
+            self.model,
+            self.iterations
+        )?;
+        writeln!(
+            out,
+            "{:<32} {:>22} {:>22} {:>7} {:>9}",
+            "", "with, p50 / p99 [us]", "off, p50 / p99 [us]", "ratio", "per s"
+        )?;
+        self.rows.iter().try_for_each(|row| row.text(out))
+    }
+}
+
+impl PcrRow {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let pair = |p: Percentiles| format!("{} / {}", micros(p.p50_ns), micros(p.p99_ns));
+        let ratio = self.ratio_p50.map(|ratio| format!("{ratio:.3}"));
+        writeln!(
+            out,
+            "{:<32} {:>22} {:>22} {:>7} {:>9}",
+            self.access.name(),
+            pair(self.reservations),
+            self.without.map_or("-".to_owned(), pair),
+            ratio.unwrap_or("-".to_owned()),
+            self.per_second
+        )
+    }
+}

@@ -1,0 +1,93 @@
+//! Commands through the socket: how many a second, and how long each takes.
+
+use std::time::Instant;
+
+use perfmon_abi::Config;
+use serde::Serialize;
+use umpire_perfmon::Call;
+
+use super::guest::busy;
+use super::kit::{Kit, Program};
+use super::stage::{Setting, Stage};
+use super::tool::{call, end, start};
+use super::{Bench, progress};
+use crate::error::BenchError;
+use crate::stats::{Percentiles, percentiles_of};
+
+/// Counters that a READ reads.
+const READ: usize = 6;
+/// Percentiles of nanoseconds: a tick is one.
+pub(super) const NANOSECONDS: u32 = 1_000_000;
+
+/// One kind of command.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CommandRow {
+    /// The command, and what it was done on.
+    pub command: &'static str,
+    /// Commands in a second, one after the other, by one client.
+    pub per_second: f64,
+    /// From the call to its return.
+    pub time: Percentiles,
+}
+
+/// What kinds of commands there are: the context is loaded or is not.
+const KINDS: [&str; 3] = [
+    "GET_CONFIG",
+    "READ_PMDS of 6, unloaded",
+    "READ_PMDS of 6, on a busy vCPU",
+];
+
+pub(super) fn measure(bench: &Bench<'_>) -> Result<Vec<CommandRow>, BenchError> {
+    let (source, kit) = bench.clock()?;
+    let setting = Setting::busy(bench, &source);
+    setting.play(bench.rig, &busy()?, |stage| rows(stage, &kit, bench))
+}
+
+fn rows(stage: &Stage, kit: &Kit, bench: &Bench<'_>) -> Result<Vec<CommandRow>, BenchError> {
+    stage.calibrate(bench.tsc_khz)?;
+    let client = stage.client()?;
+    let context = kit.create(&client, &Program::counting(READ))?;
+    let reading = kit.reading(READ);
+    let read = || call(&client, &context, reading.clone()).map(|_| ());
+    let ask = || {
+        let asked = client.ask(&mut Call::GetConfig(Config::default()));
+        asked.map_err(|refusal| BenchError::refused("GET_CONFIG", refusal))
+    };
+    let mut rows = vec![
+        timed(stage, KINDS[0], bench.iterations, ask)?,
+        timed(stage, KINDS[1], bench.iterations, read)?,
+    ];
+    start(&client, &context, 0)?;
+    rows.push(timed(stage, KINDS[2], bench.iterations, read)?);
+    end(&client, &context)?;
+    Ok(rows)
+}
+
+/// Does a command again and again.
+pub(super) fn timed(
+    stage: &Stage,
+    command: &'static str,
+    iterations: u32,
+    mut act: impl FnMut() -> Result<(), BenchError>,
+) -> Result<CommandRow, BenchError> {
+    progress(&format!("{iterations} times {command}"));
+    // The first ones warm up.
+    for _ in 0..iterations.div_ceil(100) {
+        act()?;
+    }
+    let mut times: Vec<u64> = Vec::new();
+    let begun = Instant::now();
+    for _ in 0..iterations {
+        let at = Instant::now();
+        act()?;
+        times.push(u64::try_from(at.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        stage.check_time()?;
+    }
+    let per_second = f64::from(iterations) / begun.elapsed().as_secs_f64().max(f64::EPSILON);
+    let time = percentiles_of(&mut times, NANOSECONDS);
+    Ok(CommandRow {
+        command,
+        per_second,
+        time: time.ok_or_else(|| BenchError::Guest("no command was done".to_owned()))?,
+    })
+}

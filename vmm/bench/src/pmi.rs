@@ -1,0 +1,299 @@
+//! From the overflow of a counter to the first instruction of the guest's handler.
+//!
+//! The guest runs a loop at CPL 3 with one counter that overflows again and
+//! again, and its NMI handler begins with RDTSC. The source of counts knew at
+//! the entry when the overflow was due; that and the guest's TSC, brought to the
+//! host's, give the time that the guest waited.
+
+mod guest;
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pmu_virt::{CounterBackend, CounterId};
+use serde::Serialize;
+
+use self::guest::guest;
+pub(super) use self::guest::{apic, enter_user, reload};
+use super::error::BenchError;
+use super::report::{Report, micros, where_it_ran};
+use super::rig::{self, BatchPort, PATIENCE, Rig};
+use super::sources::{Event, LeftOut, Source, first_countable, tells_when};
+use super::stats::{Percentiles, percentiles_of};
+use vmm::kvm::{KvmVcpu, VcpuId};
+use vmm::micro::SCRATCH;
+use vmm::sys::rdtsc;
+use vmm::vcpu::{Observer, PmiRoute, TrapEvent};
+
+/// Overflows in one batch.
+const BATCH: u32 = 100;
+/// Time from one overflow to the next.
+const PERIOD_US: u32 = 1_000;
+/// The guest's TSC as an MSR (SDM vol. 4, table 2-2).
+const IA32_TSC: u32 = 0x10;
+
+/// The whole measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct PmiReport {
+    /// The host's processor.
+    pub processor: Option<String>,
+    /// Guest CPL 0 runs in KVM's instruction emulator.
+    pub slow_cpl0: bool,
+    /// PMU model of the guest.
+    pub model: &'static str,
+    /// Ticks from one overflow to the next.
+    pub period: u32,
+    /// One for each source that overflows at a known time.
+    pub rows: Vec<PmiRow>,
+    /// Sources without figures.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// PMIs of one source.
+#[derive(Clone, Debug, Serialize)]
+pub struct PmiRow {
+    /// Where the counts come from.
+    pub backend: &'static str,
+    /// What the counter counted.
+    pub event: String,
+    /// PMIs measured.
+    pub samples: usize,
+    /// From the TSC value at which the overflow was due to the handler's first
+    /// instruction.
+    pub handler: Percentiles,
+    /// From there until the NMI was handed to KVM.
+    pub sent: Percentiles,
+    /// The guest's TSC is known this well on the host's scale, in nanoseconds.
+    pub precision_ns: u64,
+}
+
+/// Measures `samples` PMIs with each of `sources`, rounded up to whole batches
+/// of 100.
+pub(super) fn measure(
+    rig: &Rig<'_>,
+    sources: &[Source],
+    mut left_out: Vec<LeftOut>,
+    samples: u32,
+) -> Result<PmiReport, BenchError> {
+    let (mut rows, mut period) = (Vec::new(), 0);
+    for source in sources {
+        let backend = source.open()?;
+        let event = match first_countable(&rig.model, backend.as_ref()) {
+            Ok(event) => event,
+            Err(none) => {
+                left_out.push(none);
+                continue;
+            }
+        };
+        let tells = tells_when(&rig.model, event, source.open()?.as_mut());
+        if let Some(reason) = match tells {
+            Ok(true) => None,
+            Ok(false) => Some("it does not know beforehand when a counter overflows".to_owned()),
+            Err(unavailable) => Some(unavailable.to_string()),
+        } {
+            let source = source.name;
+            left_out.push(LeftOut { source, reason });
+            continue;
+        }
+        let mut subject = Subject::new(rig, backend, event)?;
+        period = subject.period;
+        let waits = subject.collect(samples.div_ceil(BATCH))?;
+        rows.push(subject.row(source.name, event, waits)?);
+    }
+    Ok(PmiReport {
+        processor: rig::processor(),
+        slow_cpl0: rig.probe.slow_cpl0(),
+        model: rig.model.name(),
+        period,
+        rows,
+        left_out,
+    })
+}
+
+/// Ticks from an overflow's time to the handler and to the NMI's sending.
+#[derive(Debug, Default)]
+struct Waits {
+    handler: Vec<u64>,
+    sent: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Subject {
+    vm: Arc<vmm::kvm::KvmVm>,
+    solo: vmm::micro::Solo,
+    sent: Sent,
+    clock: GuestClock,
+    period: u32,
+}
+
+impl Subject {
+    fn new(
+        rig: &Rig<'_>,
+        backend: Box<dyn CounterBackend>,
+        event: Event,
+    ) -> Result<Self, BenchError> {
+        let (vm, vcpus) = rig.build(&guest(&rig.model, event)?)?;
+        let kvm = rig::only(vcpus)?;
+        let period = kvm.get_tsc_khz()? / 1000 * PERIOD_US;
+        let mut regs = kvm.get_regs()?;
+        regs.rsi = u64::from(period.wrapping_neg());
+        kvm.set_regs(&regs)?;
+        let clock = GuestClock::of(&kvm)?;
+        let sent = Sent::default();
+        let observer = Box::new(sent.clone());
+        let solo = rig.solo(kvm, &vm, backend, Arc::new(BatchPort), observer)?;
+        Ok(Self {
+            vm,
+            solo,
+            sent,
+            clock,
+            period,
+        })
+    }
+
+    /// The waits of `batches` batches after a first one that warms up.
+    fn collect(&mut self, batches: u32) -> Result<Waits, BenchError> {
+        let mut waits = Waits::default();
+        for number in 0..=batches {
+            rig::batch(&mut self.solo, PATIENCE)?;
+            let taken = rig::words(&self.vm, SCRATCH, BATCH)?;
+            let sent = std::mem::take(&mut *self.sent.lock());
+            if sent.len() != taken.len() {
+                return Err(BenchError::Guest(format!(
+                    "{} NMIs were sent and {} taken",
+                    sent.len(),
+                    taken.len()
+                )));
+            }
+            for (pmi, taken) in sent.iter().zip(taken) {
+                let unknown = || BenchError::Guest("an overflow was not due".to_owned());
+                let due = pmi.due.ok_or_else(unknown)?;
+                let taken = self.clock.host(u64::from_le_bytes(taken));
+                if number > 0 {
+                    waits.handler.push(taken.saturating_sub(due));
+                    waits.sent.push(pmi.at.saturating_sub(due));
+                }
+            }
+        }
+        Ok(waits)
+    }
+
+    fn row(
+        &self,
+        backend: &'static str,
+        event: Event,
+        mut waits: Waits,
+    ) -> Result<PmiRow, BenchError> {
+        let tsc_khz = self.solo.tsc_khz();
+        let none = || BenchError::Guest("it took no samples".to_owned());
+        Ok(PmiRow {
+            backend,
+            event: event.known.to_string(),
+            samples: waits.handler.len(),
+            handler: percentiles_of(&mut waits.handler, tsc_khz).ok_or_else(none)?,
+            sent: percentiles_of(&mut waits.sent, tsc_khz).ok_or_else(none)?,
+            precision_ns: self.clock.precision * 1_000_000 / u64::from(tsc_khz.max(1)),
+        })
+    }
+}
+
+/// One PMI on its way.
+#[derive(Clone, Copy, Debug)]
+struct SentPmi {
+    due: Option<u64>,
+    at: u64,
+}
+
+/// Keeps the time of each NMI that was sent for the first counter.
+#[derive(Clone, Debug, Default)]
+struct Sent(Arc<Mutex<Vec<SentPmi>>>);
+
+impl Sent {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<SentPmi>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Observer for Sent {
+    fn event(&mut self, _: VcpuId, event: &TrapEvent) {
+        let at = rdtsc();
+        if let TrapEvent::Pmi {
+            request,
+            delivery,
+            due,
+        } = event
+            && delivery.route == PmiRoute::Nmi
+            && request.counters.contains(CounterId::Programmable(0))
+        {
+            self.lock().push(SentPmi { due: *due, at });
+        }
+    }
+}
+
+/// What the guest's TSC is on the host's scale.
+#[derive(Clone, Copy, Debug)]
+struct GuestClock {
+    /// Guest less host.
+    offset: u64,
+    /// Half of the time that the comparison took, in ticks.
+    precision: u64,
+}
+
+impl GuestClock {
+    /// Compares both some hundred times and keeps the closest comparison.
+    fn of(kvm: &KvmVcpu) -> Result<Self, BenchError> {
+        let mut best: Option<Self> = None;
+        for _ in 0..500 {
+            let before = rdtsc();
+            let guest = kvm.read_msr(IA32_TSC)?;
+            let precision = rdtsc().wrapping_sub(before) / 2;
+            let guest = guest
+                .ok_or_else(|| BenchError::Guest("KVM does not tell the guest's TSC".to_owned()))?;
+            if best.is_none_or(|best| precision < best.precision) {
+                let offset = guest.wrapping_sub(before.wrapping_add(precision));
+                best = Some(Self { offset, precision });
+            }
+        }
+        best.ok_or_else(|| BenchError::Guest("its TSC was not compared".to_owned()))
+    }
+
+    fn host(self, guest: u64) -> u64 {
+        guest.wrapping_sub(self.offset)
+    }
+}
+
+impl Report for PmiReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "From a counter's overflow to the first instruction of the guest's NMI handler\n\
+             {}, model {}, an overflow every {} ticks\n",
+            where_it_ran(self.processor.as_deref(), self.slow_cpl0),
+            self.model,
+            self.period
+        )?;
+        writeln!(
+            out,
+            "{:<10} {:<18} {:>8} {:>24} {:>24} {:>10}",
+            "backend", "event", "PMIs", "handler p50 / p99 [us]", "sent p50 / p99 [us]", "+/- [us]"
+        )?;
+        for row in &self.rows {
+            let pair = |p: Percentiles| format!("{} / {}", micros(p.p50_ns), micros(p.p99_ns));
+            writeln!(
+                out,
+                "{:<10} {:<18} {:>8} {:>24} {:>24} {:>10}",
+                row.backend,
+                row.event,
+                row.samples,
+                pair(row.handler),
+                pair(row.sent),
+                micros(row.precision_ns)
+            )?;
+        }
+        writeln!(
+            out,
+            "\nsent: until the NMI was handed to KVM, which is before the entry that delivers it"
+        )?;
+        LeftOut::text(&self.left_out, out)
+    }
+}

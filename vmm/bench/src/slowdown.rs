@@ -1,0 +1,329 @@
+//! What counting costs a guest that computes.
+//!
+//! Three vCPUs of one VM run the same loop at CPL 3 in turn, on one thread: one
+//! without a PMU programmed, one with four counters, one with four of which one
+//! samples at 100 Hz. The guest takes RDTSC before and after the loop.
+
+mod guest;
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use vm_memory::{Bytes, GuestAddress};
+
+use self::guest::{AFTER, BEFORE, NMIS, guest, words_of};
+use super::error::BenchError;
+use super::report::{Report, verdict, where_it_ran};
+use super::rig::{self, BatchPort, Rig, ratio};
+use super::sources::{Event, LeftOut, Source, countable};
+use super::stats::median;
+use vmm::kvm::KvmVm;
+use vmm::micro::Solo;
+use vmm::vcpu::Silent;
+
+/// Counters that count.
+const COUNTERS: u32 = 4;
+const SAMPLES_PER_SECOND: u32 = 100;
+/// How long one turn of the loop is to take.
+const TURN_MS: u64 = 50;
+/// Rounds of the loop from which its length is found.
+const TRIAL: u64 = 2_000_000;
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Wanted speed with counters, and with sampling, as parts of the speed without.
+const TARGETS: [f64; 3] = [1.0, 0.99, 0.98];
+
+/// What a vCPU does with its PMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Load {
+    /// Nothing is programmed.
+    None,
+    /// Four counters count.
+    Counting,
+    /// Four counters count, and one of them interrupts at 100 Hz.
+    Sampling,
+}
+
+impl Load {
+    const ALL: [Self; 3] = [Self::None, Self::Counting, Self::Sampling];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "no PMU programmed",
+            Self::Counting => "4 counters",
+            Self::Sampling => "4 counters, 100 Hz",
+        }
+    }
+}
+
+/// One way to use the PMU.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct SlowdownRow {
+    /// What the vCPU did.
+    pub load: Load,
+    /// Median time of the loop.
+    pub loop_ns: u64,
+    /// Speed as a part of that without a PMU programmed: the ratio of the medians.
+    pub speed: f64,
+    /// PMIs that the guest took in all measured loops.
+    pub pmis: u64,
+    /// The least speed wanted; none where no target holds.
+    pub target: Option<f64>,
+    /// It was reached.
+    pub met: Option<bool>,
+}
+
+/// One source.
+#[derive(Clone, Debug, Serialize)]
+pub struct SlowdownSource {
+    /// Where the counts come from.
+    pub backend: &'static str,
+    /// What the four counters counted.
+    pub events: Vec<String>,
+    /// One for each way to use the PMU.
+    pub rows: Vec<SlowdownRow>,
+}
+
+/// The whole measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct SlowdownReport {
+    /// The host's processor.
+    pub processor: Option<String>,
+    /// Guest CPL 0 runs in KVM's instruction emulator.
+    pub slow_cpl0: bool,
+    /// PMU model of the guest.
+    pub model: &'static str,
+    /// Loops of each kind.
+    pub rounds: u32,
+    /// One for each source.
+    pub sources: Vec<SlowdownSource>,
+    /// Sources without figures.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Measures `rounds` loops of each kind with each of `sources`.
+pub(super) fn measure(
+    rig: &Rig<'_>,
+    sources: &[Source],
+    mut left_out: Vec<LeftOut>,
+    rounds: u32,
+) -> Result<SlowdownReport, BenchError> {
+    let mut measured = Vec::new();
+    for source in sources {
+        match Trio::new(rig, source)? {
+            Ok(trio) => measured.push(trio.measure(rounds)?),
+            Err(none) => left_out.push(none),
+        }
+    }
+    Ok(SlowdownReport {
+        processor: rig::processor(),
+        slow_cpl0: rig.probe.slow_cpl0(),
+        model: rig.model.name(),
+        rounds,
+        sources: measured,
+        left_out,
+    })
+}
+
+/// The three vCPUs, in the order of [`Load::ALL`].
+#[derive(Debug)]
+struct Trio {
+    vm: Arc<KvmVm>,
+    solos: Vec<Solo>,
+    backend: &'static str,
+    events: Vec<Event>,
+    slow_cpl0: bool,
+}
+
+impl Trio {
+    /// `Err`: why there is nothing to measure with this source.
+    fn new(rig: &Rig<'_>, source: &Source) -> Result<Result<Self, LeftOut>, BenchError> {
+        let left_out = |reason: &str| LeftOut {
+            source: source.name,
+            reason: reason.to_owned(),
+        };
+        let mut events = countable(&rig.model, source.open()?.as_ref());
+        if events.is_empty() {
+            return Ok(Err(left_out("it counts no event of the guest's PMU here")));
+        }
+        let wanted = usize::try_from(COUNTERS).unwrap_or(usize::MAX);
+        events = events.into_iter().cycle().take(wanted).collect();
+        let (vm, vcpus) = rig.build(&guest(&rig.model, &events)?)?;
+        let mut solos = Vec::new();
+        for kvm in vcpus {
+            let period = kvm.get_tsc_khz()? / SAMPLES_PER_SECOND * 1000;
+            let mut regs = kvm.get_regs()?;
+            regs.rsi = u64::from(period.wrapping_neg());
+            kvm.set_regs(&regs)?;
+            let (port, silent) = (Arc::new(BatchPort), Box::new(Silent));
+            solos.push(rig.solo(kvm, &vm, source.open()?, port, silent)?);
+        }
+        let mut trio = Self {
+            vm,
+            solos,
+            backend: source.name,
+            events,
+            slow_cpl0: rig.probe.slow_cpl0(),
+        };
+        // A stepped guest would not come to the end of the loop in a day.
+        trio.rounds(1)?;
+        for vcpu in 0..Load::ALL.len() {
+            trio.turn(vcpu)?;
+            if trio.solos[vcpu].steps() {
+                return Ok(Err(left_out("it steps the guest through the whole loop")));
+            }
+        }
+        Ok(Ok(trio))
+    }
+
+    fn measure(mut self, rounds: u32) -> Result<SlowdownSource, BenchError> {
+        self.calibrate()?;
+        let mut ticks: [Vec<u64>; Load::ALL.len()] = Default::default();
+        let before = self.nmis()?;
+        for round in 0..rounds {
+            // Which comes first goes round.
+            for place in 0..Load::ALL.len() {
+                let first = usize::try_from(round).unwrap_or(0);
+                let vcpu = (first + place) % Load::ALL.len();
+                ticks[vcpu].push(self.turn(vcpu)?);
+            }
+        }
+        let after = self.nmis()?;
+        let pmis: Vec<u64> = before
+            .iter()
+            .zip(after)
+            .map(|(one, two)| two - one)
+            .collect();
+        self.report(ticks, &pmis)
+    }
+
+    /// Finds the rounds that take [`TURN_MS`].
+    fn calibrate(&mut self) -> Result<(), BenchError> {
+        self.rounds(TRIAL)?;
+        // The first one warms up.
+        self.turn(0)?;
+        let ticks = self.turn(0)?.max(1);
+        let wanted = TURN_MS * u64::from(self.solos[0].tsc_khz());
+        let rounds = u128::from(TRIAL) * u128::from(wanted) / u128::from(ticks);
+        self.rounds(u64::try_from(rounds).unwrap_or(u64::MAX).max(1))
+    }
+
+    /// Sets the length of the loop.
+    fn rounds(&self, rounds: u64) -> Result<(), BenchError> {
+        (0..Load::ALL.len()).try_for_each(|vcpu| self.write(vcpu, rounds))
+    }
+
+    fn write(&self, vcpu: usize, rounds: u64) -> Result<(), BenchError> {
+        let written = self
+            .vm
+            .memory()
+            .write_obj(rounds, GuestAddress(words_of(vcpu)));
+        written.map_err(|error| BenchError::Guest(error.to_string()))
+    }
+
+    /// One loop of a vCPU, in ticks.
+    fn turn(&mut self, vcpu: usize) -> Result<u64, BenchError> {
+        rig::batch(&mut self.solos[vcpu], PATIENCE)?;
+        let (before, after) = (self.read(vcpu, BEFORE)?, self.read(vcpu, AFTER)?);
+        Ok(after.wrapping_sub(before))
+    }
+
+    /// NMIs that each vCPU has taken so far.
+    fn nmis(&self) -> Result<Vec<u64>, BenchError> {
+        (0..Load::ALL.len())
+            .map(|vcpu| self.read(vcpu, NMIS))
+            .collect()
+    }
+
+    fn read(&self, vcpu: usize, offset: u64) -> Result<u64, BenchError> {
+        let word = rig::words(&self.vm, words_of(vcpu) + offset, 1)?;
+        Ok(word.first().map_or(0, |word| u64::from_le_bytes(*word)))
+    }
+
+    fn report(
+        &self,
+        ticks: [Vec<u64>; Load::ALL.len()],
+        pmis: &[u64],
+    ) -> Result<SlowdownSource, BenchError> {
+        let none = || BenchError::Guest("it ran no loop".to_owned());
+        let tsc_khz = u64::from(self.solos[0].tsc_khz().max(1));
+        let mut rows = Vec::new();
+        let mut unloaded = 0;
+        for (vcpu, (load, mut ticks)) in Load::ALL.into_iter().zip(ticks).enumerate() {
+            let ticks = median(&mut ticks).ok_or_else(none)?;
+            if load == Load::None {
+                unloaded = ticks;
+            }
+            let speed = ratio(unloaded, ticks);
+            let target = match load {
+                Load::None => None,
+                Load::Counting => Some(TARGETS[vcpu]),
+                // Where guest kernels are emulated, so is each PMI's handler.
+                Load::Sampling => (!self.slow_cpl0).then_some(TARGETS[vcpu]),
+            };
+            rows.push(SlowdownRow {
+                load,
+                loop_ns: u64::try_from(u128::from(ticks) * 1_000_000 / u128::from(tsc_khz))
+                    .unwrap_or(u64::MAX),
+                speed,
+                pmis: pmis.get(vcpu).copied().unwrap_or_default(),
+                target,
+                met: target.map(|target| speed >= target),
+            });
+        }
+        Ok(SlowdownSource {
+            backend: self.backend,
+            events: self
+                .events
+                .iter()
+                .map(|one| one.known.to_string())
+                .collect(),
+            rows,
+        })
+    }
+}
+
+impl Report for SlowdownReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "A loop at CPL 3 with counters and without, in turn, timed in the guest\n\
+             {}, model {}, {} loops of each kind",
+            where_it_ran(self.processor.as_deref(), self.slow_cpl0),
+            self.model,
+            self.rounds
+        )?;
+        for source in &self.sources {
+            writeln!(
+                out,
+                "\nbackend {}: {}\n\n{:<20} {:>12} {:>8} {:>8} {:>8}",
+                source.backend,
+                source.events.join(", "),
+                "",
+                "loop [ms]",
+                "speed",
+                "wanted",
+                "PMIs"
+            )?;
+            for row in &source.rows {
+                let target = row.target.map_or("-".to_owned(), |t| format!("{t:.2}"));
+                writeln!(
+                    out,
+                    "{:<20} {:>12} {:>8.4} {target:>8} {:>8}  {}",
+                    row.load.name(),
+                    format!(
+                        "{}.{:03}",
+                        row.loop_ns / 1_000_000,
+                        row.loop_ns / 1000 % 1000
+                    ),
+                    row.speed,
+                    row.pmis,
+                    verdict(row.met)
+                )?;
+            }
+        }
+        LeftOut::text(&self.left_out, out)
+    }
+}

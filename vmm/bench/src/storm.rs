@@ -1,0 +1,104 @@
+//! The neighbours' guests.
+
+use iced_x86::code_asm::{
+    CodeAssembler, al, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rbx, rsp,
+};
+
+use super::error::BenchError;
+use super::registers::Written;
+use vmm::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, Start, assemble};
+
+const GP_VECTOR: u8 = 13;
+const NMI_VECTOR: u8 = 2;
+const GP_HANDLER: u64 = KERNEL_CODE + 0x4000;
+const NMI_HANDLER: u64 = KERNEL_CODE + 0x5000;
+
+/// Port accesses of one round of [`hostile`] that find nothing: IN and OUT.
+pub(super) const UNCLAIMED_PER_ROUND: u64 = 2;
+
+/// A guest that computes and never leaves by itself.
+pub(super) fn quiet() -> Result<MicroGuest, BenchError> {
+    endless(|a| {
+        a.imul_3(eax, eax, 3)?;
+        a.inc(eax)
+    })
+}
+
+/// A guest that leaves on every way out, one after the other: PMU registers with
+/// legal values, reserved bits and absent ones, PMIs, RDPMC, ports, MMIO.
+pub(super) fn hostile() -> Result<MicroGuest, BenchError> {
+    endless(|a| {
+        msrs(a)?;
+        for index in [0u32, 77] {
+            a.mov(ecx, index)?;
+            a.rdpmc()?;
+        }
+        const COM1: u32 = 0x3f8;
+        const NOTHING: u32 = 0x1234;
+        for port in [COM1, NOTHING] {
+            a.mov(edx, port)?;
+            a.in_(al, dx)?;
+            a.out(dx, al)?;
+        }
+        // Beyond the local APIC's page, which is mapped but not there.
+        a.mov(rbx, LAPIC + 0x8000)?;
+        a.mov(rax, qword_ptr(rbx))?;
+        a.mov(qword_ptr(rbx), rax)
+    })
+}
+
+fn msrs(a: &mut CodeAssembler) -> Written {
+    const SVR: (u64, u32) = (LAPIC + 0xf0, 0x1ff);
+    const LVTPC_NMI: (u64, u32) = (LAPIC + 0x340, 0x400);
+    const CYCLES: u32 = 0x0053_0076;
+    const NEAR_OVERFLOW: u32 = 0xffff_f000;
+    for (register, value) in [SVR, LVTPC_NMI] {
+        a.mov(rbx, register)?;
+        a.mov(eax, value)?;
+        a.mov(dword_ptr(rbx), eax)?;
+    }
+    for msr in [0xc001_0200u32, 0xc001_0201, 0x186, 0xc1, 0x38f, 0x3f6] {
+        for (low, high) in [
+            (CYCLES, 0u32),
+            (NEAR_OVERFLOW, 0xffff),
+            (u32::MAX, u32::MAX),
+        ] {
+            a.mov(ecx, msr)?;
+            a.mov(eax, low)?;
+            a.mov(edx, high)?;
+            a.wrmsr()?;
+        }
+        a.rdmsr()?;
+    }
+    Ok(())
+}
+
+/// `code` for ever at CPL 0. Its #GPs are skipped.
+fn endless(code: fn(&mut CodeAssembler) -> Written) -> Result<MicroGuest, BenchError> {
+    let body = assembled(KERNEL_CODE, |a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        code(a)?;
+        a.jmp(again)
+    })?;
+    // RDMSR, WRMSR and RDPMC have two bytes each. The error code goes first.
+    let skip = assembled(GP_HANDLER, |a| {
+        a.lea(rsp, qword_ptr(rsp + 8))?;
+        a.add(qword_ptr(rsp), 2)?;
+        a.iretq()
+    })?;
+    Ok(MicroGuest::new()
+        .code(KERNEL_CODE, body)
+        .code(GP_HANDLER, skip)
+        .code(NMI_HANDLER, assembled(NMI_HANDLER, CodeAssembler::iretq)?)
+        .handler(GP_VECTOR, GP_HANDLER)
+        .handler(NMI_VECTOR, NMI_HANDLER)
+        .start(Start::at(KERNEL_CODE, 0)))
+}
+
+fn assembled(
+    base: u64,
+    write: impl FnOnce(&mut CodeAssembler) -> Written,
+) -> Result<Vec<u8>, BenchError> {
+    Ok(assemble(base, write).map_err(MicroError::from)?)
+}

@@ -1,0 +1,100 @@
+//! `umpire arbitrate`: plays a script of who wants which counter when, under one
+//! scheme or all three. The arbiter is the one that guests get; nothing else is.
+
+mod input;
+mod json;
+mod print;
+mod words;
+
+use std::io::{self, BufWriter, Write};
+
+use arbiter::script::{Script, Setup, Trace, play};
+use arbiter::{PerKind, PolicyError, Scheme};
+use thiserror::Error;
+
+use crate::config::{PolicyTextError, parse_policy};
+use crate::exit::{ExitStatus, UserError};
+use crate::flags::ArbitrateFlags;
+use input::InputError;
+
+/// A script that was played under one scheme.
+#[derive(Debug)]
+struct Play {
+    scheme: Scheme,
+    trace: Trace,
+}
+
+/// What cannot be arbitrated.
+#[derive(Debug, Error)]
+enum ArbitrateError {
+    #[error("--scheme: '{0}' is no scheme; give single, independent, interacting or all")]
+    Scheme(String),
+    #[error("--policy: {0}")]
+    Policy(#[from] PolicyTextError),
+    #[error("--policy: {0}")]
+    Machine(#[from] PolicyError),
+    #[error("--counters 0 without --fixed N: there is nothing to arbitrate")]
+    NoCounters,
+    #[error(transparent)]
+    Input(#[from] InputError),
+}
+
+/// `umpire arbitrate`.
+///
+/// # Errors
+/// The script or a flag cannot be used, or standard output cannot be written to.
+/// Whoever closes it early has seen enough: that is no error.
+pub fn run(flags: &ArbitrateFlags) -> Result<ExitStatus, UserError> {
+    report(flags, &mut BufWriter::new(io::stdout().lock()))?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// The same, to `out`.
+///
+/// # Errors
+/// As [`run`]'s.
+pub fn report(flags: &ArbitrateFlags, out: &mut dyn Write) -> Result<(), UserError> {
+    let (script, plays) = prepare(flags).map_err(UserError::bad_input)?;
+    let written = match flags.json {
+        true => json::write(&script, &plays, out),
+        false => print::write(&script, &plays, out),
+    };
+    match written.and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(UserError::unwritable(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn prepare(flags: &ArbitrateFlags) -> Result<(Script, Vec<Play>), ArbitrateError> {
+    let schemes = match Scheme::named(&flags.scheme) {
+        Some(scheme) => vec![scheme],
+        None if flags.scheme == "all" => Scheme::ALL.to_vec(),
+        None => return Err(ArbitrateError::Scheme(flags.scheme.clone())),
+    };
+    let counters = PerKind {
+        programmable: flags.counters,
+        fixed: flags.fixed,
+    };
+    let mut policy = parse_policy(&flags.policy)?;
+    policy.grace_ms = flags.grace;
+    if counters == PerKind::default() {
+        return Err(ArbitrateError::NoCounters);
+    }
+    policy.fits(counters.programmable, counters.fixed)?;
+    let script = input::read(&flags.script)?;
+    let played = |scheme| Play {
+        scheme,
+        trace: play(
+            &script,
+            &Setup {
+                counters,
+                policy,
+                scheme,
+            },
+        ),
+    };
+    let plays = schemes.into_iter().map(played).collect();
+    Ok((script, plays))
+}

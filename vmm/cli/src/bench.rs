@@ -1,0 +1,74 @@
+//! `umpire bench`: from its flags to the measurements.
+
+use std::io;
+
+use umpire_bench::{BenchError, Measurement, Outcome, PerfmonOptions};
+
+use crate::exit::{ExitStatus, UserError};
+use crate::flags::{Bench, PerfmonFlags};
+
+/// Measures `what` and prints the report on standard output.
+///
+/// # Errors
+/// This host cannot run a guest with a virtual PMU or has not the counter source
+/// that was asked for; a guest did not do what it should; standard output cannot
+/// be written to.
+pub fn run(what: Bench) -> Result<ExitStatus, UserError> {
+    let json = what.output().json;
+    match umpire_bench::run(&lowered(what), json, &mut io::stdout().lock())? {
+        Outcome::Whole => Ok(ExitStatus::SUCCESS),
+        Outcome::Partial => Ok(ExitStatus::HOST_FAILURE),
+    }
+}
+
+fn lowered(what: Bench) -> Measurement {
+    match what {
+        Bench::Traps {
+            measured,
+            iterations,
+        } => Measurement::Traps {
+            counters: measured.counters,
+            iterations,
+        },
+        Bench::Neighbour { iterations, .. } => Measurement::Neighbour { iterations },
+        Bench::Pcr { iterations, .. } => Measurement::Pcr { iterations },
+        Bench::Pmi { measured, samples } => Measurement::Pmi {
+            counters: measured.counters,
+            samples,
+        },
+        Bench::Slowdown { measured, rounds } => Measurement::Slowdown {
+            counters: measured.counters,
+            rounds,
+        },
+        Bench::Switch { measured, slices } => Measurement::Switch {
+            counters: measured.counters,
+            slices,
+        },
+        Bench::Scale { measured, runs } => Measurement::Scale {
+            counters: measured.counters,
+            runs,
+        },
+        Bench::Perfmon(PerfmonFlags {
+            hostile: Some(socket),
+            ..
+        }) => Measurement::FloodingClient(socket),
+        Bench::Perfmon(flags) => Measurement::Perfmon(PerfmonOptions {
+            counters: flags.measured.counters,
+            parts: flags.part.into_iter().map(Into::into).collect(),
+            rounds: flags.rounds,
+            iterations: flags.iterations,
+            contexts: flags.contexts,
+            timeout_s: flags.timeout,
+        }),
+    }
+}
+
+impl From<BenchError> for UserError {
+    fn from(error: BenchError) -> Self {
+        let status = match error {
+            BenchError::NoGuest(_) | BenchError::Sources(_) => ExitStatus::BAD_INPUT,
+            _ => ExitStatus::HOST_FAILURE,
+        };
+        Self::with_status(error, status)
+    }
+}

@@ -1,0 +1,77 @@
+//! The configuration of one run: flags over a TOML file over defaults, checked.
+//!
+//! [`load`] either gives a configuration in which every value is possible and
+//! every file can be opened, or one [`ConfigError`].
+
+mod error;
+mod file;
+mod merge;
+mod policy;
+mod values;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::{ConfigError, Origin, Place, SettingError};
+pub use policy::PolicyTextError;
+
+use std::ops::RangeInclusive;
+
+use vmm::config::RunConfig;
+use vmm::cpuid::MAX_CPUS;
+
+use crate::flags::RunFlags;
+use file::ConfigFile;
+use merge::Merge;
+
+/// The range of `--memory` in MiB: the least that a kernel can start with, and
+/// one TiB.
+pub const MEMORY_MIB: RangeInclusive<u64> = 16..=1024 * 1024;
+/// The range of `--pmi-floor` in microseconds.
+pub const PMI_FLOOR_US: RangeInclusive<u64> = 1..=1_000_000;
+/// The range of `--grace` in milliseconds.
+pub const GRACE_MS: RangeInclusive<u64> = 1..=60_000;
+/// The range of `--timeout` in seconds; the upper end is some 11 days.
+pub const TIMEOUT_S: RangeInclusive<u64> = 0..=1_000_000;
+
+/// The range of `--control-connections`.
+const CONNECTIONS: RangeInclusive<u64> = 1..=4096;
+/// The range of `--control-group`; the last number means "no group".
+const GROUPS: RangeInclusive<u64> = 0..=u32::MAX as u64 - 1;
+/// The range of `--sampling-rate-max`.
+const RATES: RangeInclusive<u64> = 1..=10_000_000;
+/// The range of `--slice` in milliseconds.
+pub const SLICE_MS: RangeInclusive<u64> = 1..=1000;
+
+/// The defaults.
+pub const DEFAULT_MEMORY_MIB: u64 = 512;
+/// One vCPU.
+pub const DEFAULT_CPUS: u8 = 1;
+/// Milliseconds that a vCPU runs while others wait for its core.
+pub const DEFAULT_SLICE_MS: u64 = 5;
+/// Merges flags with the file they name and checks the result. A flag wins over
+/// the file; a repeatable flag replaces the file's whole list.
+///
+/// # Errors
+/// The first thing that is wrong, in the order of the options' help.
+pub fn load(flags: &RunFlags) -> Result<RunConfig, ConfigError> {
+    let file = match &flags.config {
+        Some(path) => ConfigFile::read(path)?,
+        None => ConfigFile::default(),
+    };
+    Merge { flags, file }.into_config()
+}
+
+/// The range of `--cpus`.
+const CPUS: RangeInclusive<u8> = 1..=MAX_CPUS;
+/// The range of the configuration file's `verbose`.
+const VERBOSITY: RangeInclusive<u8> = 0..=3;
+
+/// The policy that values of `--policy` describe, each about one layer; what they
+/// do not name is as by default.
+///
+/// # Errors
+/// One cannot be used.
+pub fn parse_policy(texts: &[String]) -> Result<arbiter::Policy, PolicyTextError> {
+    policy::parse(texts)
+}

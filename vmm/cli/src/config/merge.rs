@@ -1,0 +1,381 @@
+//! From flags and a file to the configuration: flags over file over defaults.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use arbiter::Scheme;
+use pmu_virt::perfmon::HostPolicy;
+use pmu_virt::{Source, Sources};
+use vmm::config::{
+    BootModule, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants, HypervisorCounters,
+    OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, Unpack,
+};
+use vmm::firmware::{CounterSpec, FirmwareChoice};
+use vmm_control::ControlConfig;
+use vmm::sched::CorePlan;
+
+use super::error::{ConfigError, Origin, Place, SettingError};
+use super::file::ConfigFile;
+use super::policy;
+use super::values::{
+    appendable, choice, cpu_list, model, number, octal, on_or_off, readable, seconds, small, text,
+    writable,
+};
+use super::{
+    CONNECTIONS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS, GRACE_MS, GROUPS,
+    MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, VERBOSITY,
+};
+use crate::flags::RunFlags;
+
+/// Flags over a file.
+#[derive(Debug)]
+pub(super) struct Merge<'a> {
+    pub(super) flags: &'a RunFlags,
+    pub(super) file: ConfigFile,
+}
+
+/// A value that was given, and where.
+struct Given<T> {
+    value: T,
+    place: Place,
+}
+
+impl<T> Given<T> {
+    /// The value, checked; an error says where it was given.
+    fn check<U>(self, check: impl FnOnce(T) -> Result<U, SettingError>) -> Result<U, ConfigError> {
+        let Self { value, place } = self;
+        check(value).map_err(|source| ConfigError::Setting { place, source })
+    }
+
+    /// What is wrong although the value itself is possible.
+    fn wrong(&self, source: SettingError) -> ConfigError {
+        ConfigError::Setting {
+            place: self.place.clone(),
+            source,
+        }
+    }
+}
+
+/// What was given of an option: by its flag, or else by the file's key.
+macro_rules! given {
+    ($merge:ident, $option:ident) => {
+        $merge.pick(
+            stringify!($option),
+            &$merge.flags.$option,
+            &$merge.file.options.$option,
+        )
+    };
+}
+
+/// The checked value of an option, if it was given.
+macro_rules! checked {
+    ($merge:ident, $option:ident, $check:expr) => {
+        given!($merge, $option)
+            .map(|given| given.check($check))
+            .transpose()
+    };
+}
+
+/// The place of an option, if it was given.
+macro_rules! place {
+    ($merge:ident, $option:ident) => {
+        given!($merge, $option).map(|given| given.place)
+    };
+}
+
+impl Merge<'_> {
+    /// Options that others depend on come first, then all others in the order of
+    /// the help.
+    pub(super) fn into_config(self) -> Result<RunConfig, ConfigError> {
+        let cpus = checked!(self, cpus, |n| small(n, CPUS, "vCPUs"))?.unwrap_or(DEFAULT_CPUS);
+        let pmu = checked!(self, pmu, model)?.unwrap_or_default();
+        self.states_need_pmu(&pmu)?;
+        let pcr = self.reservations(&pmu)?;
+        let control = self.control(&pmu)?;
+        let floor = checked!(self, pmi_floor, |n| number(n, PMI_FLOOR_US, "microseconds"))?;
+        let kernel = given!(self, kernel).ok_or(ConfigError::NoKernel)?;
+        Ok(RunConfig {
+            kernel: self.anchored(kernel).check(readable)?,
+            initrd: self.file_option(given!(self, initrd), readable)?,
+            cmdline: checked!(self, cmdline, text)?,
+            modules: self.modules()?,
+            memory_mib: checked!(self, memory, |n| number(n, MEMORY_MIB, "MiB"))?
+                .unwrap_or(DEFAULT_MEMORY_MIB),
+            cpus,
+            cores: self.core_plan(cpus)?,
+            pin: checked!(self, pin, cpu_list)?,
+            pmu,
+            counters: self.sources()?,
+            oversubscribe: checked!(self, oversubscribe, |word| {
+                choice(
+                    word,
+                    OversubscribeChoice::parse,
+                    OversubscribeChoice::ALLOWED,
+                )
+            })?
+            .unwrap_or_default(),
+            cpu_vendor: checked!(self, cpu_vendor, |word| {
+                choice(word, CpuVendor::parse, CpuVendor::ALLOWED)
+            })?
+            .unwrap_or_default(),
+            hidden_features: checked!(self, hide_feature, |names| {
+                let features = names.iter().map(|name| Ok(name.parse()?));
+                features.collect::<Result<_, SettingError>>()
+            })?
+            .unwrap_or_default(),
+            unpack: checked!(self, unpack, |word| {
+                choice(word, Unpack::parse, Unpack::ALLOWED)
+            })?
+            .unwrap_or_default(),
+            pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US)),
+            pcr,
+            audit: self.file_option(given!(self, audit), appendable)?,
+            timeout: checked!(self, timeout, seconds)?,
+            firmware: self.firmware()?,
+            save_on_exit: self.file_option(given!(self, save_on_exit), writable)?,
+            restore: self.file_option(given!(self, restore), readable)?,
+            control,
+            verbose: self.verbose()?,
+            log_file: self.file_option(given!(self, log_file), Ok)?,
+        })
+    }
+
+    fn pick<T: Clone>(&self, option: &str, flag: &Option<T>, file: &Option<T>) -> Option<Given<T>> {
+        let key = option.replace('_', "-");
+        if let Some(value) = flag.clone() {
+            let origin = Origin::Flag;
+            let place = Place { key, origin };
+            return Some(Given { value, place });
+        }
+        file.clone().map(|value| Given {
+            value,
+            place: self.file.place(key),
+        })
+    }
+
+    /// Paths of the file are relative to it, paths of flags to the current folder.
+    fn anchor(&self, place: &Place, path: PathBuf) -> PathBuf {
+        match place.origin {
+            Origin::Flag => path,
+            Origin::File { .. } => self.file.resolve(path),
+        }
+    }
+
+    fn anchored(&self, given: Given<PathBuf>) -> Given<PathBuf> {
+        Given {
+            value: self.anchor(&given.place, given.value),
+            place: given.place,
+        }
+    }
+
+    fn file_option(
+        &self,
+        given: Option<Given<PathBuf>>,
+        check: impl FnOnce(PathBuf) -> Result<PathBuf, SettingError>,
+    ) -> Result<Option<PathBuf>, ConfigError> {
+        given
+            .map(|given| self.anchored(given).check(check))
+            .transpose()
+    }
+
+    fn modules(&self) -> Result<Vec<BootModule>, ConfigError> {
+        let Some(given) = given!(self, module) else {
+            return Ok(Vec::new());
+        };
+        let place = given.place.clone();
+        let one = |value: String| {
+            let value = text(value)?;
+            let Some(module) = BootModule::parse(&value) else {
+                return Err(SettingError::EmptyModule { value });
+            };
+            let path = readable(self.anchor(&place, module.path))?;
+            Ok(BootModule { path, ..module })
+        };
+        given.check(|modules| modules.into_iter().map(one).collect())
+    }
+
+    /// `--cores` and `--slice`: the latter means nothing without the former.
+    fn core_plan(&self, cpus: u8) -> Result<Option<CorePlan>, ConfigError> {
+        let slice = given!(self, slice);
+        let Some(cores) = given!(self, cores) else {
+            return match slice {
+                None => Ok(None),
+                Some(slice) => Err(slice.wrong(SettingError::SliceWithoutCores)),
+            };
+        };
+        let cores = cores.check(|n| small(n, 1..=cpus, "cores, no more than --cpus"))?;
+        let slice = checked!(self, slice, |n| number(n, SLICE_MS, "milliseconds"))?;
+        let slice = Duration::from_millis(slice.unwrap_or(DEFAULT_SLICE_MS));
+        Ok(Some(CorePlan { cores, slice }))
+    }
+
+    fn sources(&self) -> Result<Sources, ConfigError> {
+        let Some(given) = given!(self, counters) else {
+            return Ok(Sources::auto());
+        };
+        let place = given.place.clone();
+        given.check(|list| {
+            let sources = Sources::parse(&list)?.map_files(|path| self.anchor(&place, path));
+            for source in sources.iter() {
+                if let Source::Sim { rates } = source {
+                    readable(rates.clone())?;
+                }
+            }
+            Ok(sources)
+        })
+    }
+
+    /// `--firmware` and `--firmware-counter`: counters want somebody to reserve them.
+    fn firmware(&self) -> Result<FirmwareConfig, ConfigError> {
+        let image = given!(self, firmware).map(|given| {
+            let place = given.place.clone();
+            given.check(|name| self.firmware_image(&place, name))
+        });
+        let image = image.transpose()?.unwrap_or_default();
+        let counters = match given!(self, firmware_counter) {
+            Some(given) if image == FirmwareChoice::None && !given.value.is_empty() => {
+                return Err(given.wrong(SettingError::NoFirmware));
+            }
+            Some(given) => given.check(|specs| {
+                let spec = |text: &String| Ok(CounterSpec::parse(text).map_err(Box::new)?);
+                specs.iter().map(spec).collect()
+            })?,
+            None => Vec::new(),
+        };
+        Ok(FirmwareConfig { image, counters })
+    }
+
+    fn firmware_image(&self, place: &Place, name: PathBuf) -> Result<FirmwareChoice, SettingError> {
+        match name.to_str() {
+            Some("none") => Ok(FirmwareChoice::None),
+            Some("builtin") if firmware::image().is_none() => Err(SettingError::NoBuiltinFirmware),
+            Some("builtin") => Ok(FirmwareChoice::Builtin),
+            _ => readable(self.anchor(place, name)).map(FirmwareChoice::File),
+        }
+    }
+
+    /// Without a PMU there is no state of one.
+    fn states_need_pmu(&self, pmu: &PmuChoice) -> Result<(), ConfigError> {
+        let state = given!(self, save_on_exit).or_else(|| given!(self, restore));
+        match (pmu, state) {
+            (PmuChoice::None, Some(given)) => Err(given.wrong(SettingError::StateWithoutPmu)),
+            _ => Ok(()),
+        }
+    }
+
+    /// How counters are reserved, if they are. What is asked for beside it means
+    /// nothing without.
+    fn reservations(&self, pmu: &PmuChoice) -> Result<Option<PcrChoice>, ConfigError> {
+        let asked_on = place!(self, pcr);
+        let on = checked!(self, pcr, on_or_off)?;
+        let beside = [
+            place!(self, scheme),
+            place!(self, policy),
+            place!(self, grace),
+            place!(self, hypervisor_counters),
+            place!(self, cpuid_follows_grants),
+            place!(self, audit),
+            place!(self, firmware_counter),
+        ];
+        let beside = beside.into_iter().flatten().next();
+        let (why, beside) = match (pmu, on) {
+            (PmuChoice::None, Some(true)) => ("--pmu none", beside.or(asked_on)),
+            (PmuChoice::None, _) => ("--pmu none", beside),
+            (_, Some(false)) => ("--pcr off", beside),
+            _ => return self.reserved().map(Some),
+        };
+        match beside {
+            Some(place) => Err(ConfigError::Setting {
+                place,
+                source: SettingError::NoReservations { why },
+            }),
+            None => Ok(None),
+        }
+    }
+
+    fn reserved(&self) -> Result<PcrChoice, ConfigError> {
+        let policy = checked!(self, policy, |texts| Ok(policy::parse(&texts)?))?;
+        let mut policy = policy.unwrap_or_default();
+        let grace = checked!(self, grace, |n| number(n, GRACE_MS, "milliseconds"))?;
+        if let Some(grace) = grace.and_then(|ms| u32::try_from(ms).ok()) {
+            policy.grace_ms = grace;
+        }
+        let default = PcrChoice::default();
+        Ok(PcrChoice {
+            policy,
+            scheme: checked!(self, scheme, |word| {
+                choice(word, Scheme::named, "single, independent or interacting")
+            })?
+            .unwrap_or_default(),
+            hypervisor: checked!(self, hypervisor_counters, |list| {
+                choice(list, HypervisorCounters::parse, HypervisorCounters::ALLOWED)
+            })?
+            .unwrap_or(default.hypervisor),
+            follows_grants: checked!(self, cpuid_follows_grants, |word| {
+                choice(word, FollowsGrants::parse, FollowsGrants::ALLOWED)
+            })?
+            .unwrap_or_default(),
+        })
+    }
+
+    /// How host tools are served, if they are. Nothing about tools means anything
+    /// without a socket, nor a socket without a PMU: tools count by the guest's
+    /// model.
+    fn control(&self, pmu: &PmuChoice) -> Result<Option<ControlConfig>, ConfigError> {
+        let beside = [
+            place!(self, control_mode),
+            place!(self, control_group),
+            place!(self, control_connections),
+            place!(self, host_policy),
+            place!(self, sampling_rate_max),
+        ];
+        let Some(socket) = given!(self, control) else {
+            return match beside.into_iter().flatten().next() {
+                Some(place) => Err(ConfigError::Setting {
+                    place,
+                    source: SettingError::NoControl,
+                }),
+                None => Ok(None),
+            };
+        };
+        if matches!(pmu, PmuChoice::None) {
+            return Err(socket.wrong(SettingError::ControlWithoutPmu));
+        }
+        let mut config = ControlConfig::at(self.anchored(socket).value);
+        let mode = |bits| choice(bits, octal, "permission bits in octal, as 600 or 660");
+        if let Some(mode) = checked!(self, control_mode, mode)? {
+            config.access.mode = mode;
+        }
+        let group = checked!(self, control_group, |n| number(n, GROUPS, "(a group)"))?;
+        config.access.group = group.and_then(|group| u32::try_from(group).ok());
+        let connections = |n| number(n, CONNECTIONS, "connections");
+        let connections = checked!(self, control_connections, connections)?;
+        if let Some(most) = connections.and_then(|most| usize::try_from(most).ok()) {
+            config.connections = most;
+        }
+        let policy = |word| {
+            let allowed = "guest-first, host-first, shares, or shares:host=N with N from 0 to 255";
+            choice(word, |text| text.parse::<HostPolicy>().ok(), allowed)
+        };
+        if let Some(policy) = checked!(self, host_policy, policy)? {
+            config.policy = policy;
+        }
+        let rate = |n| number(n, RATES, "interrupts in a second");
+        if let Some(rate) = checked!(self, sampling_rate_max, rate)? {
+            config.rate = rate;
+        }
+        Ok(Some(config))
+    }
+
+    /// `-v` says how often, the file's key how much.
+    fn verbose(&self) -> Result<u8, ConfigError> {
+        let louder = self.flags.verbose.min(*VERBOSITY.end());
+        let flag = (louder > 0).then_some(i64::from(louder));
+        let given = self.pick("verbose", &flag, &self.file.options.verbosity);
+        let level = |n| small(n, VERBOSITY, "(0 warnings, 3 everything)");
+        Ok(given
+            .map(|given| given.check(level))
+            .transpose()?
+            .unwrap_or(0))
+    }
+}

@@ -1,0 +1,461 @@
+//! Tests of the merge and of every message.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use arbiter::{CounterId, Scheme};
+use pmu_virt::{PmuModel, Sources, Vendor};
+use tempfile::TempDir;
+use vmm::config::{
+    BootModule, CpuVendor, FollowsGrants, HypervisorCounters, PcrChoice, PmuChoice, Unpack,
+};
+
+use super::*;
+use crate::exit::UserError;
+
+/// A folder with the files that the configurations below name.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["kernel", "other", "initrd", "module"] {
+        fs::write(folder.path().join(name), name).unwrap();
+    }
+    fs::create_dir(folder.path().join("dir")).unwrap();
+    folder
+}
+
+/// Writes `toml` to run.toml in `folder` and gives flags that name it.
+fn with_file(folder: &Path, toml: &str) -> RunFlags {
+    let path = folder.join("run.toml");
+    fs::write(&path, toml).unwrap();
+    RunFlags {
+        config: Some(path),
+        ..RunFlags::default()
+    }
+}
+
+const EVERYTHING: &str = r#"
+kernel = "kernel"
+initrd = "initrd"
+cmdline = "console=ttyS0"
+module = ["module,with words", "initrd"]
+memory = 64
+cpus = 3
+pmu = "amd-k7"
+counters = "step"
+cpu-vendor = "amd"
+hide-feature = ["cx16"]
+unpack = "never"
+pmi-floor = 250
+pcr = "on"
+scheme = "single"
+policy = ["firmware:max=2", "kernel:min=2,lease=50"]
+grace = 7
+hypervisor-counters = "PMC3"
+cpuid-follows-grants = "off"
+audit = "audit"
+timeout = 1.5
+verbose = 1
+log-file = "log"
+"#;
+
+#[test]
+fn a_number_of_counters_may_be_a_number() {
+    let folder = folder();
+    for value in ["1", "'1'"] {
+        let text = format!("kernel = 'kernel'\nhypervisor-counters = {value}\n");
+        let config = load(&with_file(folder.path(), &text)).unwrap();
+        let pcr = config.pcr.expect("reservations are on");
+        assert_eq!(pcr.hypervisor, HypervisorCounters::Last(1), "{value}");
+    }
+}
+
+#[test]
+fn a_file_holds_every_option() {
+    let folder = folder();
+    let config = load(&with_file(folder.path(), EVERYTHING)).unwrap();
+    let at = |name: &str| folder.path().join(name);
+    assert_eq!(config.kernel, at("kernel"));
+    assert_eq!(config.initrd, Some(at("initrd")));
+    assert_eq!(config.cmdline.as_deref(), Some("console=ttyS0"));
+    assert_eq!(
+        config.modules,
+        [
+            BootModule {
+                path: at("module"),
+                cmdline: "with words".into()
+            },
+            BootModule {
+                path: at("initrd"),
+                cmdline: String::new()
+            },
+        ]
+    );
+    assert_eq!((config.memory_mib, config.cpus), (64, 3));
+    assert!(matches!(&config.pmu, PmuChoice::Model(m) if m.name() == "amd-k7"));
+    assert_eq!(config.counters.to_string(), "step");
+    assert_eq!(config.cpu_vendor, CpuVendor::Amd);
+    assert_eq!(config.hidden_features, ["cx16".parse().unwrap()]);
+    assert_eq!(config.unpack, Unpack::Never);
+    assert_eq!(config.pmi_floor, Duration::from_micros(250));
+    let pcr = config.pcr.unwrap();
+    assert_eq!(pcr.scheme, Scheme::SingleMaster);
+    assert_eq!(pcr.policy.firmware.max.programmable, 2);
+    assert_eq!(pcr.policy.kernel.min.programmable, 2);
+    assert_eq!(pcr.policy.kernel.lease_ms, Some(50));
+    assert_eq!(pcr.policy.grace_ms, 7);
+    let pmc3 = CounterId::Programmable(3);
+    assert_eq!(pcr.hypervisor, HypervisorCounters::These(vec![pmc3]));
+    assert_eq!(pcr.follows_grants, FollowsGrants::Off);
+    assert_eq!(config.audit, Some(at("audit")));
+    assert!(!at("audit").exists(), "it is made when the guest starts");
+    assert_eq!(config.timeout, Some(Duration::from_millis(1500)));
+    assert_eq!(config.verbose, 1);
+    assert_eq!(config.log_file, Some(at("log")));
+}
+
+#[test]
+fn defaults() {
+    let folder = folder();
+    let config = load(&with_file(folder.path(), "kernel = 'kernel'")).unwrap();
+    assert_eq!((config.memory_mib, config.cpus), (512, 1));
+    assert!(matches!(config.pmu, PmuChoice::Auto));
+    assert_eq!(config.counters, Sources::auto());
+    assert_eq!(config.pmi_floor, Duration::from_micros(100));
+    assert_eq!(config.timeout, None);
+    assert_eq!(
+        (config.pcr, config.audit),
+        (Some(PcrChoice::default()), None)
+    );
+    assert!(config.modules.is_empty() && config.hidden_features.is_empty());
+}
+
+#[test]
+fn every_flag_wins_over_its_key() {
+    fn check(set: impl Fn(&mut RunFlags, &Path), seen: impl Fn(&RunConfig, &Path) -> bool) {
+        let folder = folder();
+        let mut flags = with_file(folder.path(), EVERYTHING);
+        let before = load(&flags).unwrap();
+        assert!(!seen(&before, folder.path()), "the file says the same");
+        set(&mut flags, folder.path());
+        let after = load(&flags).unwrap();
+        assert!(seen(&after, folder.path()), "{after:?}");
+    }
+    check(
+        |f, d| f.kernel = Some(d.join("other")),
+        |c, d| c.kernel == d.join("other"),
+    );
+    check(
+        |f, d| f.initrd = Some(d.join("other")),
+        |c, d| c.initrd == Some(d.join("other")),
+    );
+    check(
+        |f, _| f.cmdline = Some("x".into()),
+        |c, _| c.cmdline.as_deref() == Some("x"),
+    );
+    check(
+        |f, d| f.module = Some(vec![d.join("other").display().to_string()]),
+        |c, d| c.modules.len() == 1 && c.modules[0].path == d.join("other"),
+    );
+    check(|f, _| f.memory = Some(65), |c, _| c.memory_mib == 65);
+    check(|f, _| f.cpus = Some(64), |c, _| c.cpus == 64);
+    check(
+        |f, _| f.cores = Some(2),
+        |c, _| {
+            c.cores
+                .is_some_and(|plan| (plan.cores, plan.slice.as_millis()) == (2, 5))
+        },
+    );
+    check(
+        |f, _| (f.cores, f.slice) = (Some(1), Some(20)),
+        |c, _| {
+            c.cores
+                .is_some_and(|plan| (plan.cores, plan.slice.as_millis()) == (1, 20))
+        },
+    );
+    check(
+        |f, _| f.counters = Some("clock".into()),
+        |c, _| c.counters.to_string() == "clock",
+    );
+    check(
+        |f, _| f.cpu_vendor = Some("intel".into()),
+        |c, _| c.cpu_vendor == CpuVendor::Intel,
+    );
+    check(
+        |f, _| f.hide_feature = Some(vec!["smap".into(), "smep".into()]),
+        |c, _| c.hidden_features.len() == 2,
+    );
+    check(
+        |f, _| f.unpack = Some("always".into()),
+        |c, _| c.unpack == Unpack::Always,
+    );
+    check(
+        |f, _| f.pmi_floor = Some(1),
+        |c, _| c.pmi_floor == Duration::from_micros(1),
+    );
+    let pcr = |c: &RunConfig| c.pcr.clone().unwrap();
+    check(
+        |f, _| f.scheme = Some("interacting".into()),
+        |c, _| pcr(c).scheme == Scheme::Interacting,
+    );
+    check(
+        |f, _| f.policy = Some(vec!["kernel:min=5".into()]),
+        |c, _| {
+            let policy = pcr(c).policy;
+            (policy.kernel.min.programmable, policy.kernel.lease_ms) == (5, None)
+        },
+    );
+    check(|f, _| f.grace = Some(8), |c, _| pcr(c).policy.grace_ms == 8);
+    check(
+        |f, _| f.hypervisor_counters = Some("2".into()),
+        |c, _| pcr(c).hypervisor == HypervisorCounters::Last(2),
+    );
+    check(
+        |f, _| f.cpuid_follows_grants = Some("on".into()),
+        |c, _| pcr(c).follows_grants == FollowsGrants::On,
+    );
+    check(
+        |f, d| f.audit = Some(d.join("other")),
+        |c, d| c.audit == Some(d.join("other")),
+    );
+    check(
+        |f, _| f.timeout = Some(9.0),
+        |c, _| c.timeout == Some(Duration::from_secs(9)),
+    );
+    check(|f, _| f.verbose = 3, |c, _| c.verbose == 3);
+    check(
+        |f, d| f.log_file = Some(d.join("l2")),
+        |c, d| c.log_file == Some(d.join("l2")),
+    );
+}
+
+fn check_error(toml: &str, parts: &[&str]) {
+    let folder = folder();
+    let error = load(&with_file(folder.path(), toml)).unwrap_err();
+    let text = UserError::from(error).to_string();
+    assert!(!text.contains('\n'), "{text}");
+    for part in parts {
+        assert!(text.contains(part), "{toml:?} lacks {part:?}: {text}");
+    }
+}
+
+#[test]
+fn malformed_files_are_named_with_line_column_and_key() {
+    check_error(
+        "kernel = 'kernel'\nmemroy = 5",
+        &["run.toml:2:1: ", "`memroy`", "`memory`"],
+    );
+    check_error("cpus = 2\ncpus = 3", &["run.toml:2:1: ", "cpus"]);
+    check_error(
+        "\n  memory = \"much\"",
+        &["run.toml:2:12: ", "much", "in `memory`"],
+    );
+    check_error(
+        "module = 'one'",
+        &["run.toml:1:10: ", "list", "in `module`"],
+    );
+    check_error("kernel = ", &["run.toml:1:"]);
+    check_error("[run]\nkernel = 'k'", &["run.toml:1:2: ", "`run`"]);
+    check_error("kernel = 'a", &["run.toml:1:"]);
+}
+
+#[test]
+fn bad_values_are_named_with_what_is_possible() {
+    let k = "kernel = 'kernel'\n";
+    let with = |line: &str| format!("{k}{line}");
+    check_error("", &["no kernel", "--kernel"]);
+    check_error(
+        "kernel = 'absent'",
+        &["run.toml:1:10: kernel", "absent", "no such file"],
+    );
+    check_error("kernel = 'dir'", &["kernel", "a folder"]);
+    check_error("kernel = '/dev/null'", &["kernel", "a device"]);
+    check_error(
+        &with("initrd = 'absent'"),
+        &["run.toml:2:10: initrd", "no such file"],
+    );
+    check_error(
+        &with("cmdline = \"a\\u0000\""),
+        &["run.toml:2:11: cmdline", "NUL"],
+    );
+    check_error(
+        &with("module = ['absent,x']"),
+        &["module", "absent", "no such file"],
+    );
+    check_error(&with("module = [',x']"), &["module", "',x'", "FILE,WORDS"]);
+    check_error(
+        &with("memory = 15"),
+        &["run.toml:2:10: memory", "15", "16 to 1048576 MiB"],
+    );
+    check_error(&with("memory = -1"), &["memory", "-1", "MiB"]);
+    check_error(&with("memory = 1048577"), &["memory", "1048577"]);
+    check_error(&with("cpus = 0"), &["cpus", "0", "1 to 64 vCPUs"]);
+    check_error(&with("cpus = 65"), &["run.toml:2:8: cpus", "65"]);
+    check_error(
+        &with("cpus = 3\ncores = 4"),
+        &["run.toml:3:9: cores", "4", "1 to 3 cores"],
+    );
+    check_error(&with("slice = 5"), &["slice", "add --cores M"]);
+    check_error(
+        &with("pin = '1-0'"),
+        &["pin", "1-0", "ends before it begins"],
+    );
+    check_error(
+        &with("pmu = 'k8'"),
+        &["run.toml:2:7: pmu", "'k8'", "amd-core", "auto", "none"],
+    );
+    check_error(
+        &with("pmu = 'intel-v2,counters=99'"),
+        &["counters=99", "intel-v2"],
+    );
+    check_error(
+        &with("pmu = 'auto,counters=4'"),
+        &["'auto,counters=4'", "auto or none alone"],
+    );
+    check_error(
+        &with("cpus = 'two'"),
+        &["expected a whole number", "`cpus`"],
+    );
+    check_error(
+        &with("counters = 'abacus'"),
+        &["counters", "'abacus'", "clock", "step"],
+    );
+    check_error(
+        &with("cpu-vendor = 'via'"),
+        &["cpu-vendor", "'via'", "host, amd or intel"],
+    );
+    check_error(
+        &with("hide-feature = ['fpu']"),
+        &["hide-feature", "'fpu'", "cx16"],
+    );
+    check_error(
+        &with("unpack = 'maybe'"),
+        &["unpack", "'maybe'", "auto, always or never"],
+    );
+    check_error(
+        &with("pmi-floor = 0"),
+        &["pmi-floor", "1 to 1000000 microseconds"],
+    );
+    check_error(
+        &with("pcr = 'maybe'"),
+        &["run.toml:2:7: pcr", "'maybe'", "on or off"],
+    );
+    check_error(
+        &with("scheme = 'double'"),
+        &["scheme", "'double'", "single, independent or interacting"],
+    );
+    check_error(
+        &with("policy = ['kernel:min=2,max=1']"),
+        &["run.toml:2:10: policy", "at least 2", "lower the minimum"],
+    );
+    check_error(&with("policy = 'x'"), &["list", "`policy`"]);
+    check_error(&with("policy = ['boot:min=1']"), &["'boot'", "firmware"]);
+    check_error(&with("grace = 0"), &["grace", "1 to 60000 milliseconds"]);
+    check_error(
+        &with("hypervisor-counters = 99"),
+        &["hypervisor-counters", "'99'", "0 to 32"],
+    );
+    check_error(
+        &with("hypervisor-counters = -1"),
+        &["hypervisor-counters", "'-1'", "0 to 32"],
+    );
+    check_error(
+        &with("hypervisor-counters = [1]"),
+        &["a number or a string"],
+    );
+    check_error(
+        &with("hypervisor-counters = 'PMC99'"),
+        &["hypervisor-counters", "'PMC99'", "PMC3,FIXED0"],
+    );
+    check_error(
+        &with("cpuid-follows-grants = 'never'"),
+        &["cpuid-follows-grants", "'never'", "auto, on or off"],
+    );
+    check_error(&with("audit = 'dir'"), &["audit", "a folder"]);
+    check_error(
+        &with("audit = 'absent/file'"),
+        &["audit", "cannot write", "absent/file"],
+    );
+    check_error(
+        &with("pcr = 'off'\ngrace = 5"),
+        &["run.toml:3:9: grace", "--pcr off", "leave one out"],
+    );
+    check_error(&with("pcr = 'off'\naudit = 'a'"), &["audit", "--pcr off"]);
+    check_error(
+        &with("pcr = 'off'\nfirmware = 'other'\nfirmware-counter = ['cycles']"),
+        &["firmware-counter", "--pcr off"],
+    );
+    check_error(
+        &with("pmu = 'none'\npolicy = ['kernel:min=2']"),
+        &["policy", "--pmu none"],
+    );
+    check_error(&with("pmu = 'none'\npcr = 'on'"), &["pcr", "--pmu none"]);
+    check_error(&with("timeout = 0"), &["timeout", "0", "seconds"]);
+    check_error(&with("timeout = nan"), &["timeout", "NaN"]);
+    check_error(&with("timeout = -3"), &["timeout", "-3"]);
+    check_error(&with("timeout = inf"), &["timeout", "inf"]);
+    check_error(&with("verbose = 4"), &["verbose", "0 to 3"]);
+}
+
+#[test]
+fn without_a_pmu_or_on_request_there_are_no_reservations() {
+    fn check(toml: &str) {
+        let folder = folder();
+        let toml = format!("kernel = 'kernel'\n{toml}");
+        let config = load(&with_file(folder.path(), &toml)).unwrap();
+        assert_eq!(config.pcr, None, "{toml}");
+    }
+    check("pcr = 'off'");
+    check("pmu = 'none'");
+    check("pmu = 'none'\npcr = 'off'");
+}
+
+#[test]
+fn flags_are_named_as_flags() {
+    let flags = RunFlags {
+        kernel: Some("nowhere/at-all".into()),
+        ..RunFlags::default()
+    };
+    let error = load(&flags).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "--kernel: cannot open nowhere/at-all: there is no such file"
+    );
+    let flags = RunFlags {
+        config: Some("nowhere.toml".into()),
+        ..RunFlags::default()
+    };
+    let error = load(&flags).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "configuration file nowhere.toml: there is no such file"
+    );
+}
+
+#[test]
+fn the_guests_cpu_and_pmu_agree() {
+    use Vendor::{Amd, Intel};
+    fn check(host: Vendor, cpu: &str, pmu: &str, expected: Option<(Vendor, Option<&str>)>) {
+        let folder = folder();
+        let flags = RunFlags {
+            kernel: Some(folder.path().join("kernel")),
+            cpu_vendor: Some(cpu.into()),
+            pmu: Some(pmu.into()),
+            ..RunFlags::default()
+        };
+        let guest = load(&flags).unwrap().guest_cpu(host);
+        let seen = guest
+            .as_ref()
+            .ok()
+            .map(|g| (g.vendor, g.pmu.as_ref().map(PmuModel::name)));
+        assert_eq!(seen, expected, "{host} {cpu} {pmu}: {guest:?}");
+    }
+    check(Amd, "host", "auto", Some((Amd, Some("amd-core"))));
+    check(Intel, "host", "auto", Some((Intel, Some("intel-v2"))));
+    check(Amd, "intel", "auto", Some((Intel, Some("intel-v2"))));
+    check(Amd, "intel", "intel-v1", Some((Intel, Some("intel-v1"))));
+    check(Amd, "host", "none", Some((Amd, None)));
+    check(Amd, "host", "intel-v2", None);
+    check(Intel, "host", "amd-k7", None);
+    check(Intel, "amd", "amd-k7", Some((Amd, Some("amd-k7"))));
+}

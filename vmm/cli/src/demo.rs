@@ -1,0 +1,242 @@
+//! `umpire demo`: a small built-in guest with a virtual PMU, and a table of
+//! everything that its accesses led to. With `--event`, a guest that counts the
+//! user's events while it works.
+//!
+//! Every row stands for an exit that took place; its time was taken on the
+//! vCPU's thread when the run loop reported it. Nothing is printed that did not
+//! happen.
+
+mod guest;
+mod pcr;
+mod plan;
+mod record;
+mod report;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use plan::{Plan, PlanError, Planned};
+pub use record::{Happening, Row};
+pub use report::{CounterRow, DemoReport, write_report};
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pmu_virt::{BackendError, Vendor};
+use thiserror::Error;
+
+use crate::exit::{ExitStatus, UserError};
+use crate::flags::{DemoFlags, DemoStory};
+use umpire_bench::BenchError;
+use vmm::config::DEFAULT_PMI_FLOOR_US;
+use vmm::counters::{self, CounterError, CounterPlan, backend_env};
+use vmm::devices::GuestEnd;
+use vmm::doctor::{self, Refusal};
+use vmm::host::CpuFacts;
+use vmm::kvm::{Host, HostError, VcpuError, VmOptions};
+use vmm::micro::{MicroError, MicroRunError, Solo, SoloParts};
+use vmm::probe::ProbeReport;
+use vmm::vcpu::VcpuEnd;
+
+/// The guest takes some tens of milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Round trips of each kind that are timed.
+const ROUND_TRIPS: u32 = 200;
+
+/// The demo could not be shown.
+#[derive(Debug, Error)]
+pub enum DemoError {
+    /// The guest could not be made.
+    #[error(transparent)]
+    Machine(#[from] MicroError),
+    /// The guest could not be run.
+    #[error(transparent)]
+    Run(#[from] MicroRunError),
+    /// An ioctl failed.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The counters cannot be had.
+    #[error(transparent)]
+    Counters(#[from] CounterError),
+    /// The counter backend is gone.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// An ioctl failed.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// The round trips could not be measured.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+    /// The guest ended otherwise than its code says.
+    #[error("the demo's guest went astray: {0}")]
+    Guest(String),
+}
+
+/// Runs the guest and prints the table on standard output. Where no guest can
+/// run, that is said instead, and the status is [`ExitStatus::BAD_INPUT`].
+///
+/// # Errors
+/// The flags cannot be used, the host failed in the middle, or standard output
+/// cannot be written to.
+pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
+    if let Some(DemoStory::Pcr { pmu, output }) = &flags.story {
+        return run_pcr(pmu.as_deref(), output.json);
+    }
+    let names = umpire_events::names();
+    let plan = Plan::new(flags, host_vendor(), names.as_ref()).map_err(UserError::bad_input)?;
+    let json = flags.output.json;
+    let out = &mut io::stdout().lock();
+    let ready = doctor::open().and_then(|host| {
+        let probe = doctor::check(&host)?;
+        if let Some(sources) = &plan.sources {
+            doctor::check_backends(&probe, sources)?;
+        }
+        Ok((host, probe))
+    });
+    match ready {
+        Ok((host, probe)) => {
+            let report = perform(&host, &probe, &plan).map_err(refused)?;
+            write_report(&report, json, out).map_err(UserError::unwritable)?;
+            Ok(ExitStatus::SUCCESS)
+        }
+        Err(refusal) => {
+            decline(&refusal, "demo", json, out).map_err(UserError::unwritable)?;
+            Ok(ExitStatus::BAD_INPUT)
+        }
+    }
+}
+
+/// The story of the reservations.
+fn run_pcr(pmu: Option<&str>, json: bool) -> Result<ExitStatus, UserError> {
+    let model = pcr::model(pmu).map_err(UserError::bad_input)?;
+    let out = &mut io::stdout().lock();
+    let ready = doctor::open().and_then(|host| {
+        let probe = doctor::check(&host)?;
+        Ok((host, probe))
+    });
+    match ready {
+        Ok((host, probe)) => {
+            let report = pcr::perform(&host, &probe, &model).map_err(refused)?;
+            pcr::write_report(&report, json, out).map_err(UserError::unwritable)?;
+            Ok(ExitStatus::SUCCESS)
+        }
+        Err(refusal) => {
+            decline(&refusal, "demo pcr", json, out).map_err(UserError::unwritable)?;
+            Ok(ExitStatus::BAD_INPUT)
+        }
+    }
+}
+
+/// Counters that cannot be had as asked are the user's to mend.
+fn refused(error: DemoError) -> UserError {
+    let status = match error {
+        DemoError::Counters(_) => ExitStatus::BAD_INPUT,
+        _ => ExitStatus::HOST_FAILURE,
+    };
+    UserError::with_status(error, status)
+}
+
+/// The vendor whose model is shown unless an event asks for the other's; AMD's
+/// where the processor's vendor is neither.
+fn host_vendor() -> Vendor {
+    counters::host_vendor().unwrap_or(Vendor::Amd)
+}
+
+/// Says why there is nothing to show.
+fn decline(refusal: &Refusal, command: &str, json: bool, out: &mut dyn Write) -> io::Result<()> {
+    let elsewhere = format!("cargo l1 -- target/release/umpire {command}");
+    if json {
+        let refused = serde_json::json!({
+            "shown": false,
+            "reason": refusal.to_string(),
+            "next": elsewhere,
+        });
+        writeln!(out, "{refused:#}")?;
+    } else {
+        writeln!(
+            out,
+            "No guest ran and nothing was counted: {refusal}.\n\
+             `umpire doctor` tells more. The demo also runs in a machine with its own KVM:\n  \
+             {elsewhere}"
+        )?;
+    }
+    out.flush()
+}
+
+/// Runs the guest and gathers what happened.
+///
+/// # Errors
+/// The guest could not be run, or went astray.
+pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoReport, DemoError> {
+    let Plan { model, events, .. } = plan;
+    let sources = plan.sources_on(probe);
+    let options = VmOptions::with_pmu(Some(model));
+    let guest = match events.is_empty() {
+        true => guest::guest(model)?,
+        false => worker::guest(model, events)?,
+    };
+    let (vm, vcpus) = guest.build(host, &options)?;
+    let kvm = vcpus
+        .into_iter()
+        .next()
+        .ok_or_else(|| DemoError::Guest("it has no vCPU".to_owned()))?;
+    let env = backend_env(
+        kvm.get_tsc_khz()?,
+        counters::host_vendor(),
+        probe.step_support(),
+    );
+    let counters = CounterPlan::prepare(&sources, env, 1, None)?;
+    let record = Arc::new(record::Record::new(kvm.id()));
+    let parts = SoloParts {
+        model: model.clone(),
+        backend: counters.open()?,
+        quirks: probe.quirks(),
+        step: probe.step_support(),
+        pmi_floor_us: u32::try_from(DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
+        platform: record.clone(),
+        observer: Box::new(record::Witness(record.clone())),
+        reservations: None,
+    };
+    let mut solo = Solo::new(kvm, vm, parts)?;
+    record.start();
+    match solo.run(PATIENCE)? {
+        Some(VcpuEnd::Guest(GuestEnd::TestExit(0))) => {}
+        Some(end) => return Err(DemoError::Guest(end.to_string())),
+        None => {
+            let limit = PATIENCE.as_secs();
+            return Err(DemoError::Guest(format!("it did not end within {limit} s")));
+        }
+    }
+    let (pmis, late_pmis) = solo.pmis();
+    let Some(counting) = solo.backend() else {
+        return Err(DemoError::Guest("it has lost its counters".to_owned()));
+    };
+    let reports = solo.counters();
+    let counters = match events.is_empty() {
+        true => reports.iter().map(CounterRow::describe).collect(),
+        false => events
+            .iter()
+            .map(|event| CounterRow::of_event(event, &reports, counting))
+            .collect(),
+    };
+    let round_trips = match events.is_empty() {
+        true => Some(umpire_bench::measure(host, probe, ROUND_TRIPS)?),
+        false => None,
+    };
+    Ok(DemoReport {
+        shown: true,
+        processor: CpuFacts::read(Path::new("/")).model_name,
+        slow_cpl0: probe.slow_cpl0(),
+        model: model.name(),
+        backend: sources.to_string(),
+        tsc_khz: solo.tsc_khz(),
+        rows: record::describe(&record.happenings(), model, counting),
+        counters,
+        pmis,
+        late_pmis,
+        round_trips,
+    })
+}

@@ -1,0 +1,260 @@
+//! The demo's report.
+
+use std::io::{self, Write};
+
+use pmu_virt::{CounterBackend, CounterReport, Reading, Unavailable, UnavailableReason};
+use serde::Serialize;
+
+use super::plan::Planned;
+use super::record::Row;
+use umpire_bench::{TrapReport, micros};
+
+/// Everything that the demo shows. Its JSON form keeps these names.
+#[derive(Clone, Debug, Serialize)]
+pub struct DemoReport {
+    /// Always true: a guest ran.
+    pub shown: bool,
+    /// The host's processor.
+    pub processor: Option<String>,
+    /// Guest CPL 0 runs in KVM's instruction emulator.
+    pub slow_cpl0: bool,
+    /// PMU model of the guest.
+    pub model: &'static str,
+    /// Where counts came from, as in `--counters`.
+    pub backend: String,
+    /// TSC frequency in kHz.
+    pub tsc_khz: u32,
+    /// What happened, in order.
+    pub rows: Vec<Row>,
+    /// The counters at the end.
+    pub counters: Vec<CounterRow>,
+    /// PMIs delivered.
+    pub pmis: u64,
+    /// Of these, late ones.
+    pub late_pmis: u64,
+    /// Round trips of each kind of access, from a second guest; none where the
+    /// user's events are counted.
+    pub round_trips: Option<TrapReport>,
+}
+
+/// One counter at the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CounterRow {
+    /// Its name.
+    pub counter: String,
+    /// What it was asked for.
+    pub event: String,
+    /// The backend can count this event, whether it did or not.
+    pub supported: bool,
+    /// Events that the backend counted since it was programmed; none if nobody
+    /// counted.
+    pub counted: Option<u64>,
+    /// How they were counted, or `unavailable`.
+    pub provenance: String,
+    /// Why nobody counted, or why the count is not exact; none if there is
+    /// nothing to say.
+    pub reason: Option<String>,
+}
+
+impl CounterRow {
+    /// `report` in words.
+    pub fn describe(report: &CounterReport) -> Self {
+        let loss = report.loss.map(|loss| loss.to_string());
+        Self {
+            event: report.event.event.to_string(),
+            ..Self::of_reading(report.counter.to_string(), report.reading, loss)
+        }
+    }
+
+    /// What became of `event`, of which the guest told `reports`.
+    pub(super) fn of_event(
+        event: &Planned,
+        reports: &[CounterReport],
+        backend: &dyn CounterBackend,
+    ) -> Self {
+        let Planned { named, counter } = event;
+        let meaning = named.request.to_string();
+        let event = match named.name == meaning {
+            true => meaning,
+            false => format!("{} ({meaning})", named.name),
+        };
+        let report = reports.iter().find(|report| report.counter == *counter);
+        let row = match (report, backend.can_count(&named.request)) {
+            (Some(report), _) => Self::describe(report),
+            // A counter that was stopped and never counted leaves no report.
+            (None, Err(Unavailable { reason })) => {
+                Self::of_reading(counter.to_string(), Reading::Unavailable(reason), None)
+            }
+            (None, Ok(_)) => Self {
+                counter: counter.to_string(),
+                event: String::new(),
+                supported: true,
+                counted: None,
+                provenance: "unavailable".to_owned(),
+                reason: Some("the guest never counted it".to_owned()),
+            },
+        };
+        Self { event, ..row }
+    }
+
+    fn of_reading(counter: String, reading: Reading, loss: Option<String>) -> Self {
+        let (counted, provenance, reason) = match reading {
+            Reading::Counted { value, provenance } => (Some(value), provenance.to_string(), loss),
+            Reading::Unavailable(reason) => {
+                (None, "unavailable".to_owned(), Some(reason.to_string()))
+            }
+        };
+        let refused = matches!(
+            reading,
+            Reading::Unavailable(
+                UnavailableReason::Event { .. }
+                    | UnavailableReason::Modifier { .. }
+                    | UnavailableReason::OneRing { .. }
+                    | UnavailableReason::Unseen { .. }
+            )
+        );
+        Self {
+            counter,
+            event: String::new(),
+            supported: !refused,
+            counted,
+            provenance,
+            reason,
+        }
+    }
+
+    /// The count, or the words that stand for none.
+    fn count(&self) -> String {
+        match (self.counted, self.supported) {
+            (Some(count), _) => count.to_string(),
+            (None, true) => "<not counted>".to_owned(),
+            (None, false) => "<not supported>".to_owned(),
+        }
+    }
+}
+
+/// Writes `report` to `out`.
+///
+/// # Errors
+/// `out` cannot be written to.
+pub fn write_report(report: &DemoReport, json: bool, out: &mut dyn Write) -> io::Result<()> {
+    match json {
+        true => {
+            serde_json::to_writer_pretty(&mut *out, report)?;
+            writeln!(out)?;
+        }
+        false => text(report, out)?,
+    }
+    out.flush()
+}
+
+fn text(report: &DemoReport, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "A guest with the virtual PMU {}, counted by the {} backend, on {} ({} MHz TSC).\n\
+         KVM's own PMU is off; each row is an exit of this run.\n",
+        report.model,
+        report.backend,
+        report
+            .processor
+            .as_deref()
+            .unwrap_or("an unknown processor"),
+        report.tsc_khz / 1000
+    )?;
+    rows(&report.rows, out)?;
+    writeln!(out, "\nCounters at the end")?;
+    counters(&report.counters, out)?;
+    writeln!(
+        out,
+        "PMIs delivered: {}, of these late: {}",
+        report.pmis, report.late_pmis
+    )?;
+    match &report.round_trips {
+        Some(measured) => round_trips(measured, out),
+        None => Ok(()),
+    }
+}
+
+fn rows(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+    let cells: Vec<[String; 6]> = rows
+        .iter()
+        .map(|row| {
+            [
+                row.time_us.to_string(),
+                row.vcpu.to_string(),
+                row.what.to_owned(),
+                row.register.clone(),
+                row.value.clone().unwrap_or_default(),
+                row.outcome.clone(),
+            ]
+        })
+        .collect();
+    let titles = ["time [us]", "vCPU", "what", "register", "value", "outcome"];
+    table(&titles.map(str::to_owned), &cells, &[0, 1, 4], out)
+}
+
+fn counters(counters: &[CounterRow], out: &mut dyn Write) -> io::Result<()> {
+    let cells: Vec<[String; 4]> = counters
+        .iter()
+        .map(|row| {
+            [
+                row.counter.clone(),
+                row.event.clone(),
+                row.count(),
+                match &row.reason {
+                    None => row.provenance.clone(),
+                    Some(reason) => format!("{}: {reason}", row.provenance),
+                },
+            ]
+        })
+        .collect();
+    let titles = ["counter", "event", "counted", "provenance"];
+    table(&titles.map(str::to_owned), &cells, &[2], out)
+}
+
+fn round_trips(report: &TrapReport, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "\nRound trips of exits, timed in a second guest ({} of each kind)",
+        report.iterations
+    )?;
+    let cells: Vec<[String; 3]> = report
+        .rows
+        .iter()
+        .map(|row| {
+            [
+                row.access.name().to_owned(),
+                micros(row.umpire.p50_ns),
+                micros(row.umpire.p99_ns),
+            ]
+        })
+        .collect();
+    let titles = ["access", "p50 [us]", "p99 [us]"];
+    table(&titles.map(str::to_owned), &cells, &[1, 2], out)
+}
+
+/// Aligned columns; those in `right` are flush right.
+pub(super) fn table<const N: usize>(
+    titles: &[String; N],
+    rows: &[[String; N]],
+    right: &[usize],
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let all = || std::iter::once(titles).chain(rows);
+    let width = |column: usize| all().map(|row| row[column].chars().count()).max();
+    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    for row in all() {
+        let mut line = String::from(" ");
+        for (column, cell) in row.iter().enumerate() {
+            let pad = " ".repeat(widths[column] - cell.chars().count());
+            line.push(' ');
+            match right.contains(&column) {
+                true => line.extend([pad.as_str(), cell]),
+                false => line.extend([cell, pad.as_str()]),
+            }
+            line.push(' ');
+        }
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}

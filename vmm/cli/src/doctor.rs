@@ -1,0 +1,41 @@
+//! `umpire doctor`: whether a guest with a virtual PMU can run here, and what
+//! this host's KVM is like, as text or JSON.
+
+mod text;
+
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, Write};
+
+use vmm::doctor::Diagnosis;
+
+use crate::exit::{ExitStatus, UserError};
+
+/// Prints the report on standard output; the status says whether a guest with a
+/// virtual PMU can run here.
+///
+/// # Errors
+/// Standard output cannot be written to.
+pub fn run(json: bool) -> Result<ExitStatus, UserError> {
+    report(&Diagnosis::gather(), json, &mut io::stdout().lock()).map_err(UserError::unwritable)
+}
+
+/// Writes `diagnosis` to `out`.
+///
+/// # Errors
+/// `out` cannot be written to.
+pub fn report(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> io::Result<ExitStatus> {
+    match json {
+        true => {
+            serde_json::to_writer_pretty(&mut *out, diagnosis)?;
+            writeln!(out)?;
+        }
+        false => text::write(diagnosis, out)?,
+    }
+    out.flush()?;
+    Ok(match diagnosis.verdict.can_run {
+        true => ExitStatus::SUCCESS,
+        false => ExitStatus::BAD_INPUT,
+    })
+}

@@ -1,0 +1,171 @@
+//! The report on made-up findings.
+
+use super::report;
+use crate::exit::ExitStatus;
+use vmm::doctor::{Diagnosis, Kvm, check_backends};
+use vmm::host::{CounterHolders, CpuFacts, HardwarePmu, HostFacts, KvmAccess};
+use vmm::kvm::KvmFeatures;
+use vmm::probe::{GuestStep, ProbeReport, RdpmcBehaviour};
+
+fn facts() -> HostFacts {
+    HostFacts {
+        cpu: CpuFacts::default(),
+        pmu: HardwarePmu::Absent {
+            reason: "the kernel drives no hardware PMU".to_owned(),
+        },
+        perf_event_paranoid: Some(2),
+        nmi_watchdog: None,
+        counter_holders: CounterHolders::default(),
+        kvm_modules: Vec::new(),
+        kvm: KvmAccess::Usable,
+    }
+}
+
+fn faithful() -> ProbeReport {
+    ProbeReport {
+        cpl0_ps_per_instruction: 400,
+        cpl3_ps_per_instruction: 400,
+        rdpmc: RdpmcBehaviour::Faults,
+        step_cpl0: true,
+        step_cpl3: true,
+        breakpoint_cpl0: true,
+        breakpoint_cpl3: true,
+        rf_honoured: true,
+        dr_access_trap: false,
+        block_irq: true,
+        smm: true,
+        guest_step: GuestStep::ToGuest,
+        guest_step_beside_ours: GuestStep::ToUs,
+    }
+}
+
+fn features() -> KvmFeatures {
+    KvmFeatures {
+        irqchip: true,
+        pit2: true,
+        user_space_msr: true,
+        msr_filter: true,
+        guest_debug: true,
+        guest_debug_blockirq: true,
+        immediate_exit: true,
+        signal_msi: true,
+        user_nmi: true,
+        sync_regs: 7,
+        binary_stats: true,
+        pmu_capability: false,
+        get_tsc_khz: true,
+        smm: false,
+        tsc_deadline_timer: true,
+        max_vcpus: 64,
+    }
+}
+
+/// The text of the report on a host with this probe, which must end with `status`
+/// and hold every one of `parts`.
+fn check(probe: ProbeReport, status: ExitStatus, parts: &[&str]) {
+    let kvm = Kvm {
+        features: features(),
+        probe: Some(probe),
+        slow_cpl0: Some(probe.slow_cpl0()),
+        models: Vec::new(),
+    };
+    let verdict = match probe.obstacle() {
+        Some(obstacle) => Err(obstacle.to_owned()),
+        None => Ok(()),
+    };
+    let diagnosis = Diagnosis::assemble(facts(), Some(kvm), verdict);
+    let mut text = Vec::new();
+    assert_eq!(report(&diagnosis, false, &mut text).unwrap(), status);
+    let text = String::from_utf8(text).unwrap();
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in:\n{text}");
+    }
+    let mut json = Vec::new();
+    assert_eq!(report(&diagnosis, true, &mut json).unwrap(), status);
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(json["verdict"]["can_run"], status == ExitStatus::SUCCESS);
+    let auto: Vec<_> = match status == ExitStatus::SUCCESS {
+        true => vmm::counters::auto_names().collect(),
+        false => Vec::new(),
+    };
+    assert_eq!(json["auto_counters"], serde_json::json!(auto));
+    let line = format!("note  auto   {} on this host", auto.join(","));
+    assert_eq!(text.contains(&line), !auto.is_empty(), "{text}");
+    let names: Vec<_> = pmu_virt::backend_names().iter().skip(1).collect();
+    for (index, one) in names.into_iter().enumerate() {
+        assert_eq!(json["backends"][index]["name"], one.name);
+    }
+}
+
+#[test]
+fn a_faithful_kvm() {
+    let parts = [
+        "A guest with a virtual PMU can run here",
+        "runs natively",
+        "RDPMC                  raises #GP",
+        "ok    step",
+    ];
+    check(faithful(), ExitStatus::SUCCESS, &parts);
+}
+
+#[test]
+fn an_emulating_kvm_limits_the_stepper() {
+    let probe = ProbeReport {
+        cpl0_ps_per_instruction: 600_000,
+        step_cpl3: false,
+        breakpoint_cpl3: false,
+        rf_honoured: false,
+        block_irq: false,
+        ..faithful()
+    };
+    let parts = [
+        "runs in KVM's instruction emulator",
+        "note  step   CPL 0 only",
+        "KVM_GUESTDBG_BLOCKIRQ, Linux",
+    ];
+    check(probe, ExitStatus::SUCCESS, &parts);
+}
+
+fn sources(text: &str) -> pmu_virt::Sources {
+    pmu_virt::Sources::parse(text).unwrap()
+}
+
+#[test]
+fn without_steps_the_step_backend_is_refused_alone() {
+    let probe = ProbeReport {
+        step_cpl0: false,
+        ..faithful()
+    };
+    let parts = ["no    step   cannot be used: single steps", "ok    clock"];
+    check(probe, ExitStatus::SUCCESS, &parts);
+    let refusal = check_backends(&probe, &sources("step"))
+        .unwrap_err()
+        .to_string();
+    assert!(refusal.contains("single steps do not stop"), "{refusal}");
+    assert!(check_backends(&probe, &sources("clock")).is_ok());
+    assert!(check_backends(&probe, &sources("auto")).is_ok());
+    assert!(check_backends(&faithful(), &sources("clock,step")).is_ok());
+}
+
+#[test]
+fn refusals() {
+    for (rdpmc, breakpoint_cpl0, reason) in [
+        (
+            RdpmcBehaviour::SilentZero,
+            true,
+            "returns 0 without a fault",
+        ),
+        (RdpmcBehaviour::Answered, true, "could not be switched off"),
+        (RdpmcBehaviour::Unknown, true, "in an unknown way"),
+        (RdpmcBehaviour::Faults, false, "do not fire at CPL 0"),
+    ] {
+        let probe = ProbeReport {
+            rdpmc,
+            breakpoint_cpl0,
+            ..faithful()
+        };
+        let verdict = "No guest with a virtual PMU can run here: ";
+        let parts = [verdict, reason, "no    clock"];
+        check(probe, ExitStatus::BAD_INPUT, &parts);
+    }
+}

@@ -1,0 +1,314 @@
+//! The command line: what can be typed, and the help that explains it.
+//!
+//! Only definitions and texts are here. Values are checked where the
+//! configuration file is merged in ([`crate::config`]), so that a flag and a key
+//! of the file get the same answer.
+
+mod help;
+mod perfmon;
+mod profile;
+mod run;
+mod tools;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::exit::ExitStatus;
+pub use perfmon::{PartFlag, PerfmonFlags};
+pub use profile::{ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
+pub use run::RunFlags;
+pub use tools::{LsFlags, RecordFlags, ScaleFlag, StatFlags, WhoFlags};
+
+/// Runs guests with a virtual PMU on hosts whose KVM has none.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "umpire", version, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Boot a guest kernel with a virtual PMU
+    Run(Box<RunFlags>),
+    /// Say what this host's KVM can do, and whether a guest with a PMU can run here
+    Doctor(Output),
+    /// Run a small built-in guest and show every trap, count, overflow and PMI
+    Demo(DemoFlags),
+    /// List and explain the events that a counter can be asked for
+    Events(EventsFlags),
+    /// Play a script of who wants which counter when, under each scheme of arbitration
+    Arbitrate(ArbitrateFlags),
+    /// Count events of a running VM's vCPUs
+    Stat(Box<StatFlags>),
+    /// Sample a running VM's vCPUs into a profile
+    Record(Box<RecordFlags>),
+    /// Show running VMs: vCPUs, cores, contexts, and who holds which counter
+    Ls(LsFlags),
+    /// Show which symbols of the guest the samples of a profile are in
+    Report(Box<ReportFlags>),
+    /// Print each sample of a profile as a line
+    Script(Box<ScriptFlags>),
+    /// Measure this host
+    Bench {
+        /// What to measure.
+        #[command(subcommand)]
+        what: Bench,
+    },
+}
+
+/// The form of a report.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct Output {
+    /// Print one JSON object instead of text
+    #[arg(short, long)]
+    pub json: bool,
+}
+
+/// The stories of `umpire demo`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum DemoStory {
+    /// Counter reservation in one guest: firmware, kernel, a rogue driver and a user program
+    Pcr {
+        /// The guest's PMU model; it needs four programmable counters [default: one of the
+        /// host's vendor]
+        #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]")]
+        pmu: Option<String>,
+        /// The form of the report.
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+/// The flags of `umpire demo`.
+#[derive(Clone, Debug, Default, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct DemoFlags {
+    /// Another story than the virtual PMU itself.
+    #[command(subcommand)]
+    pub story: Option<DemoStory>,
+    /// Count this event in the guest, e.g. instructions:u, r5300c0, or
+    /// skl::INST_RETIRED:ANY_P; repeatable. See: umpire events
+    #[arg(long = "event", value_name = "EVENT")]
+    pub events: Vec<String>,
+    /// The guest's PMU model, with --event [default: one that has the events]
+    #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]", requires = "events")]
+    pub pmu: Option<String>,
+    /// Counter backends in order of preference, with --event [default: all that count truly
+    /// and can be used]
+    #[arg(long, value_name = "BACKEND[,...]", requires = "events")]
+    pub counters: Option<String>,
+    /// The form of the report.
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// The flags of `umpire events`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct EventsFlags {
+    /// A word in a name or description, or a whole name with * and ?
+    pub pattern: Option<String>,
+    /// Only this table of events (skl, amd64_fam17h_zen2), or the generic names for this
+    /// PMU model (amd-core)
+    #[arg(long, value_name = "NAME")]
+    pub pmu: Option<String>,
+    /// Print JSON: one object per line
+    #[arg(short, long)]
+    pub json: bool,
+}
+
+/// The flags of `umpire arbitrate`.
+#[derive(Clone, Debug, Args)]
+pub struct ArbitrateFlags {
+    /// The script, or - for standard input
+    pub script: PathBuf,
+    /// Who reserves counters: single, independent, interacting, or all in turn
+    #[arg(long, value_name = "SCHEME|all", default_value = "all")]
+    pub scheme: String,
+    /// Programmable counters of the machine, 0 to 32
+    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u8).range(0..=32))]
+    pub counters: u8,
+    /// Fixed-function counters of the machine, 0 to 32
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u8).range(0..=32))]
+    pub fixed: u8,
+    /// How many counters a layer may reserve, as in umpire run; one for each layer
+    #[arg(long, value_name = "LAYER:KEY=N[,...]")]
+    pub policy: Vec<String>,
+    /// How long a layer is given to answer, or to prepare for a revocation, in
+    /// milliseconds, 1 to 60000
+    #[arg(long, value_name = "MS", default_value_t = 100, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub grace: u32,
+    /// Print JSON: one object per line
+    #[arg(short, long)]
+    pub json: bool,
+}
+
+/// The form of a report, and which counter sources it is about.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Measured {
+    /// The form of the report.
+    #[command(flatten)]
+    pub output: Output,
+    /// Counter backends, measured one by one [default: every one that this host has]
+    #[arg(long, value_name = "LIST")]
+    pub counters: Option<String>,
+}
+
+/// The measurements.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Bench {
+    /// Round trips of trapped PMU accesses against bare exits of the same kind
+    Traps {
+        /// The form of the report, and the sources.
+        #[command(flatten)]
+        measured: Measured,
+        /// How often each access is measured; the report gives percentiles
+        #[arg(long, value_name = "N", default_value_t = 10_000,
+              value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+        iterations: u32,
+    },
+    /// Round trips of trapped PMU accesses beside a hostile VM and beside a quiet one
+    Neighbour {
+        /// The form of the report.
+        #[command(flatten)]
+        output: Output,
+        /// How often each access is measured beside each neighbour
+        #[arg(long, value_name = "N", default_value_t = 10_000,
+              value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+        iterations: u32,
+    },
+    /// Round trips of PMU accesses with counter reservations and without
+    Pcr {
+        /// The form of the report.
+        #[command(flatten)]
+        output: Output,
+        /// How often each access is measured on each side
+        #[arg(long, value_name = "N", default_value_t = 10_000,
+              value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+        iterations: u32,
+    },
+    /// From a counter's overflow to the first instruction of the guest's handler
+    Pmi {
+        /// The form of the report, and the sources.
+        #[command(flatten)]
+        measured: Measured,
+        /// How many overflows are measured, one a millisecond
+        #[arg(long, value_name = "N", default_value_t = 5_000,
+              value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+        samples: u32,
+    },
+    /// Speed of a guest's loop with four counters, and with one of them sampling
+    Slowdown {
+        /// The form of the report, and the sources.
+        #[command(flatten)]
+        measured: Measured,
+        /// How often each loop of 50 ms is run
+        #[arg(long, value_name = "N", default_value_t = 100,
+              value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        rounds: u32,
+    },
+    /// Operations and time of a vCPU switch against saving and restoring everything
+    Switch {
+        /// The form of the report, and the sources.
+        #[command(flatten)]
+        measured: Measured,
+        /// How many time slices each scenario has
+        #[arg(long, value_name = "N", default_value_t = 100_000,
+              value_parser = clap::value_parser!(u32).range(1_000..=10_000_000))]
+        slices: u32,
+    },
+    /// The PMU's own part with 1 to 64 vCPUs and 1 to 8 counters
+    Scale {
+        /// The form of the report, and the sources.
+        #[command(flatten)]
+        measured: Measured,
+        /// How often each figure is taken; the report gives medians
+        #[arg(long, value_name = "N", default_value_t = 25,
+              value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        runs: u32,
+    },
+    /// Host tools: commands, samples and contexts through the control socket, and what
+    /// they cost the guest
+    Perfmon(PerfmonFlags),
+}
+
+impl Bench {
+    /// The form of its report.
+    #[must_use]
+    pub fn output(&self) -> Output {
+        match self {
+            Self::Neighbour { output, .. } | Self::Pcr { output, .. } => *output,
+            Self::Traps { measured, .. }
+            | Self::Pmi { measured, .. }
+            | Self::Slowdown { measured, .. }
+            | Self::Switch { measured, .. }
+            | Self::Scale { measured, .. }
+            | Self::Perfmon(PerfmonFlags { measured, .. }) => measured.output,
+        }
+    }
+}
+
+/// Why there is nothing to do: a text to print and the status to end with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CliExit {
+    /// Help or version in full, for standard output; or one line about what was
+    /// wrong, for standard error.
+    pub text: String,
+    /// [`ExitStatus::SUCCESS`] for help and version, else
+    /// [`ExitStatus::BAD_INPUT`].
+    pub status: ExitStatus,
+}
+
+/// Parses the program's arguments, its own name first.
+///
+/// # Errors
+/// Help or the version was asked for, or the arguments cannot be used.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, CliExit> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let bench = args.get(1).is_some_and(|word| word == "bench");
+    command()
+        .try_get_matches_from(args)
+        .and_then(|matches| Cli::from_arg_matches(&matches))
+        .map_err(|error| exit_for(&error, bench))
+}
+
+/// The command definition with the long helps, as the help pages show it.
+pub fn command() -> clap::Command {
+    help::attach(Cli::command())
+}
+
+/// `bench`: the command given is one that needs a further word.
+fn exit_for(error: &clap::Error, bench: bool) -> CliExit {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => CliExit {
+            text: error.render().to_string(),
+            status: ExitStatus::SUCCESS,
+        },
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
+            text: match bench {
+                true => {
+                    "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
+                     slowdown, switch, scale in its place"
+                }
+                false => "no command given; try: umpire demo, umpire run --help, umpire doctor",
+            }
+            .to_owned(),
+            status: ExitStatus::BAD_INPUT,
+        },
+        _ => CliExit {
+            text: help::one_line_of(&error.render().to_string()),
+            status: ExitStatus::BAD_INPUT,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,310 @@
+//! The texts of the help pages. Lists of models and backends come from
+//! `pmu-virt`, so help cannot fall behind them.
+
+use std::fmt::Write;
+
+use pmu_virt::{PmuModel, backend_names};
+
+/// Adds the long parts to the derived definitions.
+pub(super) fn attach(command: clap::Command) -> clap::Command {
+    command
+        .after_help(OVERVIEW)
+        .mut_subcommand("run", |run| run.after_help(run_help()))
+        .mut_subcommand("doctor", |doctor| doctor.after_help(DOCTOR))
+        .mut_subcommand("demo", |demo| demo.after_help(DEMO))
+        .mut_subcommand("events", |events| events.after_help(EVENTS))
+        .mut_subcommand("arbitrate", |arbitrate| arbitrate.after_help(ARBITRATE))
+        .mut_subcommand("stat", |stat| stat.after_help(STAT))
+        .mut_subcommand("record", |record| record.after_help(RECORD))
+        .mut_subcommand("ls", |ls| ls.after_help(LS))
+        .mut_subcommand("report", |report| report.after_help(REPORT))
+        .mut_subcommand("script", |script| script.after_help(SCRIPT))
+        .mut_subcommand("bench", |bench| {
+            BENCHES.iter().fold(bench, |bench, (name, help)| {
+                bench.mut_subcommand(*name, |one| one.after_help(*help))
+            })
+        })
+}
+
+/// The first paragraph of a message of clap, and its tips, on one line.
+pub(super) fn one_line_of(message: &str) -> String {
+    let mut parts = Vec::new();
+    for (i, paragraph) in message.split("\n\n").enumerate() {
+        let text = umpire_events::one_line(paragraph);
+        if i == 0 || text.starts_with("tip:") {
+            parts.push(text.trim_start_matches("error: ").to_owned());
+        }
+    }
+    parts.join("; ")
+}
+
+const OVERVIEW: &str = "\
+Examples:
+  umpire demo                                  see a virtual PMU at work, no files needed
+  umpire doctor                                what can this host do, and what not, and why
+  umpire events                                what can be counted, by name
+  umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\"
+  umpire stat --control guest.sock             count events of a guest that runs
+
+Exit status: 0 done; 2 bad input, or a host that cannot do it; 4 the host failed;
+6 the guest failed (triple fault, instruction that KVM cannot emulate); 124 timeout;
+130 interrupted; odd: the guest wrote V to port 0xf4, and the status is V * 2 + 1
+(low 8 bits).";
+
+const DOCTOR: &str = "\
+Runs small probe guests to find what this KVM really does: is guest kernel code slow,
+do single step and hardware breakpoints work and at which ring, does RDPMC fault.
+Exit status: 0 when a guest with a virtual PMU can run here, else 2.";
+
+const DEMO: &str = "\
+Every row of the table is a real exit of a real guest. Without a usable /dev/kvm no
+counts are shown.
+
+With --event the guest counts these events instead while it works some hundred
+instructions at CPL 0 and at CPL 3, and the counts are shown with how each was obtained:
+<not supported> is an event that the backend cannot count, <not counted> one that found
+no counter. A guest's PMU may be of the other vendor than the host.
+
+  umpire demo --event instructions:u --event taken-branches
+  umpire demo --event amd64_fam10h_barcelona::RETIRED_INSTRUCTIONS
+  umpire demo --event skl::UNHALTED_REFERENCE_CYCLES --event r53013c --pmu intel-v2";
+
+const EVENTS: &str = "\
+An event is named in one of three ways:
+  cycles, instructions:u         generic; add :u (CPL 1 to 3) or :k (CPL 0)
+  r5300c0                        the event select itself, in hexadecimal; INT (bit 20) and EN
+                                 (bit 22) do not matter; without USR and OS (bits 16 and 17)
+                                 both rings are counted
+  skl::INST_RETIRED:ANY_P:u      from a table of libpfm4, with its unit masks and modifiers
+                                 (:u :k, :e edge, :i invert, :c=N counter mask, ...); without
+                                 \"skl::\" where all tables of the guest's PMU model agree
+Tables need the library libpfm4 (Debian, Ubuntu: apt-get install libpfm4).
+
+Examples:
+  umpire events                  generic names, and the tables that there are
+  umpire events branch           names and descriptions with this word, in every table
+  umpire events --pmu skl        all events of Skylake
+  umpire events 'INST*:ANY*' --pmu icl -j
+Exit status: 0; 2 if nothing is found.";
+
+const ARBITRATE: &str = "\
+A line of a script is: time in milliseconds, layer (firmware, hypervisor, kernel), action:
+  reserve N|COUNTER [lease MS]   ask by the mailbox
+  claim COUNTER                  reserve by the management key
+  renew COUNTER                  start its lease anew
+  release COUNTER|all            give back
+  lend COUNTER, keep COUNTER     agree to a revocation, or no longer
+  reply yield|refuse [COUNTER]   answer the last question, or that about a counter
+  withdraw                       forget the pending request
+  end-phase                      the firmware is done, and the kernel runs
+A COUNTER is PMC0, FIXED1, ...; # begins a comment; the line \"500 tick\" lets time pass.
+
+No guest runs and no host PMU is needed: it is the same arbiter that guests get.
+
+  umpire arbitrate docs/examples/short.script
+  umpire arbitrate --scheme interacting --policy kernel:priority=1 -j night.script
+  echo '0 kernel reserve 2' | umpire arbitrate --counters 1 -
+Exit status: 0; 2 if the script or a value cannot be used.";
+
+const STAT: &str = "\
+Events are those of umpire events, for the VM's PMU model, and vm-exits, vm-run-ns and others
+that the VMM tells of itself (umpire events vm-). Before each event stands how it was counted.
+
+<not supported> is an event that nothing here counts, <not counted> one that found no counter
+or lost it. If there are more events than counters, sets of them take turns; a percentage says
+for how much of the time an event was counted, and its count is scaled to the whole: by the
+phases that are found in the counts of all events, or with --scale linear by time alone.
+
+  umpire stat --control guest.sock -- 5s
+  umpire stat -e cycles,instructions,vm-exits --per-vcpu -I 1000
+  umpire stat -a -e '{cycles,instructions},{branches,branch-misses}' -r 5 -- 1s
+  umpire stat -x ';' -e skl::INST_RETIRED:ANY_P:u -- 500ms
+Exit status: 0, also after Ctrl-C if no duration was given, and after the end of the VM; 130 if
+Ctrl-C cut a duration short; 2 if something cannot be measured as asked.";
+
+const RECORD: &str = "\
+Each sample has the guest's instruction pointer, ring and CR3. umpire report and umpire script
+read the file. The guest never waits for this program: samples that it fetches too late are
+lost, and counted.
+
+  umpire record --control guest.sock -- 10s
+  umpire record -F 500 -e cycles,instructions --vcpu 0-1
+  umpire record -e branches -c 100000 --random 8 -o branches.data
+Exit status: 0, also after Ctrl-C if no duration was given, and after the end of the VM; 130 if
+Ctrl-C cut a duration short; 2 if something cannot be sampled as asked.";
+
+const LS: &str = "\
+For each VM: its vCPUs and cores, the contexts of host tools, and who holds each physical
+counter.
+
+  umpire ls guest.sock
+  umpire ls -j | jq '.machine.contexts[].pid'
+Exit status: 0, also if no VM is found; 2 if a socket that was named does not answer.";
+
+const REPORT: &str = "\
+Overhead is the part of the event's occurrences, which each sample stands for by its period.
+What could not be sampled is told in the first lines. Programs of the guest are told apart
+by CR3, the address of their page tables.
+
+Names come from one file: a copy of the guest's /proc/kallsyms, made as root, has those of
+modules too and fits a kernel that moved itself (KASLR). With vmlinux or System.map say how
+far it moved: the address of _text in the guest's /proc/kallsyms less that in System.map.
+
+  umpire report --symbols vmlinux
+  umpire report --kallsyms guest.kallsyms --sort vcpu,symbol --percent-limit 1
+  umpire report --vmlinux vmlinux --kaslr-offset 0x1a000000 --flamegraph guest.svg
+  umpire report --kallsyms guest.kallsyms --folded | grep 'vCPU 1;'
+  umpire report --kallsyms guest.kallsyms --firefox guest.json    open it in profiler.firefox.com
+Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile or a
+file of symbols cannot be used.";
+
+const SCRIPT: &str = "\
+A line is: VM/vCPU [core] seconds: period event: address symbol+offset (whose), and a line for
+everything that was lost. Seconds count from the beginning of the recording.
+
+  umpire script --symbols vmlinux
+  umpire script -F time,vcpu,ring,cr3,ip
+  umpire script --vcpu 0 -j | jq .ip
+Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile or a
+file of symbols cannot be used.";
+
+const BENCH_TRAPS: &str = "\
+Compares, within one run, a trapped RDMSR and WRMSR of a PMU register with an MSR exit
+that does nothing, and a trapped RDPMC with a breakpoint exit that only returns; with every
+usable counter backend in turn. One that steps the guest takes a tenth of the samples.
+Times are in nanoseconds.";
+
+const BENCH_NEIGHBOUR: &str = "\
+Two VMs on two host CPUs. The second one computes, or leaves its guest on every way out
+without a pause; both in turn beside the same first one. Times are in nanoseconds.";
+
+const BENCH_PMI: &str = "\
+The handler begins with RDTSC; the backend knew when the overflow was due. Both are brought
+to one scale, which is known as well as the last column says. Times are in nanoseconds.
+A backend that does not tell when its counters overflow is left out, and named.";
+
+const BENCH_SLOWDOWN: &str = "\
+Three vCPUs run the same loop at CPL 3 in turn on one thread: nothing programmed, four
+counters, and four of which one interrupts 100 times a second. Speed is the ratio of the
+medians. A backend that steps the guest is left out.";
+
+const BENCH_SWITCH: &str = "\
+No guest runs: the switches are real and guest time is made up. Naive is to save and restore
+every select and counter of the model at each switch, through the same backend; the last
+column does so for those alone that are in use. All ways must count the same, else the
+command fails. Times are in nanoseconds.";
+
+const BENCH_SCALE: &str = "\
+No guest runs. What the run loop asks of the PMU is done for all vCPUs in turn: settling an
+entry and an exit, RDMSR of a running counter, and a switch of all vCPUs on one core.
+Times are in nanoseconds.";
+
+const BENCH_PCR: &str = "\
+Two guests on one thread in turn: one with reservations as umpire run makes them, the audit
+trail included, one as under --pcr off. A dropped access is told to the audit trail.
+Times are in nanoseconds.";
+
+const BENCHES: [(&str, &str); 7] = [
+    ("traps", BENCH_TRAPS),
+    ("neighbour", BENCH_NEIGHBOUR),
+    ("pcr", BENCH_PCR),
+    ("pmi", BENCH_PMI),
+    ("slowdown", BENCH_SLOWDOWN),
+    ("switch", BENCH_SWITCH),
+    ("scale", BENCH_SCALE),
+];
+
+fn run_help() -> String {
+    let mut text = String::from("PMU models (--pmu):\n");
+    let mut line = |name: &str, summary: &str| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {name:<14} {summary}");
+    };
+    for model in PmuModel::names() {
+        line(model.name, model.summary);
+    }
+    line("auto", "the best model for the guest CPU's vendor");
+    line(
+        "none",
+        "no PMU at all: CPUID and the MSRs of both vendors show none",
+    );
+    text.push_str(PROPERTIES);
+    text.push_str("\nCounter backends (--counters):\n");
+    for backend in backend_names() {
+        let _ = writeln!(text, "  {:<14} {}", backend.name, backend.summary);
+    }
+    text.push_str(FIRMWARE);
+    text.push_str(RESERVATIONS);
+    text.push_str(CONTROL);
+    text.push_str(RUN_NOTES);
+    text
+}
+
+const PROPERTIES: &str = "
+  Properties follow the model, as in qemu's -cpu:
+    counters=N           programmable counters
+    fixed=N              fixed counters
+    width=BITS           width of the programmable counters
+    fixed-width=BITS     width of the fixed counters
+    full-width=on|off    full-width counter writes
+  A property that a model does not have is refused with what it allows.
+";
+
+const FIRMWARE: &str = "
+Counters of the firmware (--firmware-counter EVENT[,WORD...]); EVENT as in umpire events:
+  on=PMCn|FIXEDn|any       which counter [any]
+  access=private|shared    whether others are kept from using it [private]
+  error=drop|fault|fault-rdpmc
+                           what their accesses come to: they vanish, they raise #GP, or a
+                           kernel's RDPMC as well [drop]
+  read=VALUE               what a dropped read yields [0]
+  lend                     it may be revoked when another layer is short
+  keep                     the cookies stay in the firmware's memory, else they are wiped
+  isolate                  registers that several counters share do not reach it
+";
+
+const RESERVATIONS: &str = "
+Counter reservations (--pcr): firmware, hypervisor and kernel can each hold counters of a
+vCPU against the others (docs/pcr.md). A kernel that knows nothing of it sees its usual PMU,
+with fewer counters if some are set aside.
+  --policy LAYER:KEY=N,...   LAYER is firmware, hypervisor or kernel; KEY is one of
+    min, min-fixed           counters that no other layer can take from it [kernel: min=1]
+    max, max-fixed           counters that it may hold
+    priority                 who has the greater one gets a counter if none is free [0]
+    lease                    its reservations end after so many milliseconds [never]
+  umpire run --kernel vmlinuz --hypervisor-counters 2 --audit audit.json
+  umpire run --kernel vmlinuz --pmu intel-v2 --cpu-vendor intel --hypervisor-counters PMC0,FIXED2
+  umpire run --kernel vmlinuz --policy firmware:max=2,lease=5000 --policy kernel:min=3
+Who held what at the end, and how often others were kept out, is told on standard error.
+";
+
+const CONTROL: &str = "
+Host tools (--control SOCKET): while the guest runs, tools count and sample its vCPUs and
+cores from outside, by the perfmon2 interface (docs/perfmon-server.md). Whoever may open the
+socket may do so: its owner alone, unless --control-mode lets others in.
+  umpire run --kernel vmlinuz --control guest.sock
+  umpire run --kernel vmlinuz --control guest.sock --host-policy shares:host=2
+  umpire run --kernel vmlinuz --control guest.sock --control-mode 660 --control-group 50
+";
+
+const RUN_NOTES: &str = "
+An event that the backend cannot count is announced as unavailable, never counted as 0.
+
+Examples:
+  umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\" --memory 1024
+  umpire run --kernel vmlinuz --cpu-vendor intel --pmu intel-v2,counters=8,width=40
+  umpire run --kernel vmlinuz --cpus 4 --pmu none
+  umpire run --kernel vmlinuz --cpus 16 --cores 2 --pin 0-1
+  umpire run --kernel test.elf --module data.bin,first,words --counters step --timeout 10
+  umpire run --kernel vmlinuz --firmware builtin --firmware-counter cycles,error=fault
+  umpire run --config guest.toml --cpus 2
+  umpire run --kernel vmlinuz --restore pmu.json --save-on-exit pmu.json
+
+The configuration file holds the same options under the same names; its paths start at
+its own folder, and repeatable options are lists:
+  kernel = \"vmlinuz\"
+  cpus = 2
+  pmu = \"amd-core\"
+  hide-feature = [\"cx16\", \"xsave\"]
+
+The guest's serial port COM1 is this terminal. Ctrl-C stops the guest.";

@@ -1,0 +1,162 @@
+//! The options of `umpire run`.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+use serde::{Deserialize, Deserializer};
+
+/// The options of `umpire run`, each under one name: `--name` as a flag, `name` as a
+/// key of the configuration file. All are optional here, and types are as wide as
+/// TOML's: [`crate::config`] checks values, so that a flag and a key get the same
+/// answer.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct RunFlags {
+    /// Kernel: ELF vmlinux, bzImage, or a Multiboot v1 ELF kernel
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// Initial RAM disk
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line, e.g. "console=ttyS0 root=/dev/ram0"
+    #[arg(long, value_name = "STR", allow_hyphen_values = true)]
+    pub cmdline: Option<String>,
+    /// Multiboot module and its command line; repeatable, order is kept
+    #[arg(long, value_name = "FILE[,WORDS]")]
+    pub module: Option<Vec<String>>,
+    /// Guest memory in MiB, 16 to 1048576 [default: 512]
+    #[arg(long, value_name = "MIB", allow_negative_numbers = true)]
+    pub memory: Option<i64>,
+    /// Number of vCPUs, 1 to 64 [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub cpus: Option<i64>,
+    /// Run the vCPUs on this many threads, each a core on which they take turns, 1 to
+    /// --cpus [default: a thread for each vCPU]
+    #[arg(long, value_name = "M", allow_negative_numbers = true)]
+    pub cores: Option<i64>,
+    /// How long a vCPU runs while others wait for its core, in milliseconds, 1 to 1000;
+    /// with --cores [default: 5]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub slice: Option<i64>,
+    /// Keep the threads that run vCPUs on these host CPUs, one each, in turn: 0,2-3
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub pin: Option<String>,
+    /// Virtual PMU: a model below with its properties, auto, or none [default: auto]
+    #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]")]
+    pub pmu: Option<String>,
+    /// Where counts come from: backends below in order of preference, separated by
+    /// commas; each event goes to the first that can count it [default: auto]
+    #[arg(long, value_name = "BACKEND[,...]")]
+    pub counters: Option<String>,
+    /// If a vCPU wants more counters than there are: multiplex (they take turns, counts
+    /// are scaled and labelled) or refuse (the surplus is unavailable) [default: multiplex]
+    #[arg(long, value_name = "HOW")]
+    pub oversubscribe: Option<String>,
+    /// CPU vendor that the guest sees: host, amd or intel [default: host]
+    #[arg(long, value_name = "VENDOR")]
+    pub cpu_vendor: Option<String>,
+    /// Hide a CPU feature, named as in /proc/cpuinfo, and all that needs it; repeatable
+    #[arg(long, value_name = "NAME")]
+    pub hide_feature: Option<Vec<String>>,
+    /// Unpack a compressed kernel on the host: auto (where guest kernels run slowly),
+    /// always or never [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub unpack: Option<String>,
+    /// Least time between two PMIs of one vCPU in microseconds, 1 to 1000000; an
+    /// earlier PMI is late, never lost [default: 100]
+    #[arg(long, value_name = "MICROSECONDS", allow_negative_numbers = true)]
+    pub pmi_floor: Option<i64>,
+    /// Counter reservations for guests: on or off [default: on]
+    #[arg(long, value_name = "on|off")]
+    pub pcr: Option<String>,
+    /// How many counters a layer may reserve; one for each layer, see below
+    #[arg(long, value_name = "LAYER:KEY=N[,...]")]
+    pub policy: Option<Vec<String>>,
+    /// Who reserves counters: single (the hypervisor, for all), independent (each layer,
+    /// first come, first served) or interacting (layers ask each other) [default: independent]
+    #[arg(long, value_name = "HOW")]
+    pub scheme: Option<String>,
+    /// How long a layer is given to answer, or to prepare for a revocation, in
+    /// milliseconds, 1 to 60000 [default: 100]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub grace: Option<i64>,
+    /// Reserve counters for the hypervisor on every vCPU: a number of programmable ones,
+    /// from the last one on, or a list as PMC3,FIXED0 [default: 0]
+    #[arg(long, value_name = "N|LIST", allow_hyphen_values = true)]
+    #[serde(deserialize_with = "number_or_text")]
+    pub hypervisor_counters: Option<String>,
+    /// Whether CPUID announces only the counters that are left to the kernel: auto (if
+    /// any are set aside), on or off [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub cpuid_follows_grants: Option<String>,
+    /// Write every decision about counters to this file, a line of JSON each
+    #[arg(long, value_name = "FILE")]
+    pub audit: Option<PathBuf>,
+    /// Stop the guest after this many seconds (fractions allowed), with exit status 124
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    pub timeout: Option<f64>,
+    /// Firmware that runs before the kernel and reserves counters: builtin, none, or an
+    /// image of your own [default: none]
+    #[arg(long, value_name = "builtin|none|FILE")]
+    pub firmware: Option<PathBuf>,
+    /// A counter that the firmware reserves on every vCPU; repeatable, see below
+    #[arg(long, value_name = "EVENT[,WORD...]")]
+    pub firmware_counter: Option<Vec<String>>,
+    /// When the run ends, however it ends, write the PMU state of all vCPUs to this file
+    #[arg(long, value_name = "FILE")]
+    pub save_on_exit: Option<PathBuf>,
+    /// Start with the PMU state in this file, which --save-on-exit wrote; same --pmu and
+    /// --cpus
+    #[arg(long, value_name = "FILE")]
+    pub restore: Option<PathBuf>,
+    /// Serve host tools (umpire stat, record, ls) on this socket, see below
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+    /// Permission bits of the socket, in octal [default: 600]
+    #[arg(long, value_name = "OCTAL")]
+    pub control_mode: Option<String>,
+    /// Group of the socket, by number, for a --control-mode that lets a group in
+    #[arg(long, value_name = "GID", allow_negative_numbers = true)]
+    pub control_group: Option<i64>,
+    /// How many tools may be connected at a time, 1 to 4096 [default: 64]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub control_connections: Option<i64>,
+    /// Who gets counters that guest and tools both want: guest-first, host-first, shares
+    /// or shares:host=N, with N counters for tools [default: guest-first]
+    #[arg(long, value_name = "HOW")]
+    pub host_policy: Option<String>,
+    /// How often a tool's context may interrupt its vCPU in a second, 1 to 10000000;
+    /// one that does so more often is masked and told [default: 100000]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub sampling_rate_max: Option<i64>,
+    /// TOML file with any of these options under the same names; flags win
+    #[arg(long, value_name = "FILE.toml")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// More log lines: once for information, twice for debugging, three times for all
+    #[arg(short, long, action = ArgAction::Count)]
+    #[serde(skip)]
+    pub verbose: u8,
+    /// The key `verbose` of the configuration file, a number.
+    #[arg(skip)]
+    #[serde(rename = "verbose")]
+    pub verbosity: Option<i64>,
+    /// Write log lines to this file instead of standard error
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+}
+
+/// A list of counters, or how many: a value that reads the same as a number and as
+/// a string.
+fn number_or_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a number or a string")]
+    enum Value {
+        Number(i64),
+        Text(String),
+    }
+    Ok(Some(match Value::deserialize(from)? {
+        Value::Number(number) => number.to_string(),
+        Value::Text(text) => text,
+    }))
+}

@@ -1,0 +1,135 @@
+//! The flags of the tools that look at a running VM.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use umpire_tools::duration::Span;
+use umpire_tools::profile::filter::Numbers;
+use umpire_tools::stat::spec::EventList;
+use umpire_tools::stat::tally::Scale;
+
+/// Whom a tool looks at.
+#[derive(Clone, Debug, Default, Args)]
+pub struct WhoFlags {
+    /// The VM's control socket [default: what UMPIRE_PERFMON names]
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+    /// Only these vCPUs, wherever they run: 0,2-3 [default: all]
+    #[arg(long, value_name = "LIST", conflicts_with = "core")]
+    pub vcpu: Option<Numbers>,
+    /// These cores, whatever vCPU runs on them: 0,2-3
+    #[arg(long, value_name = "LIST")]
+    pub core: Option<Numbers>,
+    /// All cores, whatever vCPU runs on them
+    #[arg(short = 'a', long, conflicts_with_all = ["vcpu", "core"])]
+    pub all_cores: bool,
+    /// Let the guest and others have the counters when they need them; how long this was
+    /// so is told
+    #[arg(long)]
+    pub preemptible: bool,
+}
+
+/// How counts of a part of the time become counts of the whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ScaleFlag {
+    /// By the phases that are found in the counts of all events
+    #[default]
+    Phases,
+    /// By time alone, as the specification and perf do
+    Linear,
+}
+
+impl From<ScaleFlag> for Scale {
+    fn from(flag: ScaleFlag) -> Self {
+        match flag {
+            ScaleFlag::Phases => Self::Phases,
+            ScaleFlag::Linear => Self::Linear,
+        }
+    }
+}
+
+/// The flags of `umpire stat`.
+#[derive(Clone, Debug, Args)]
+pub struct StatFlags {
+    /// The VM, and what of it.
+    #[command(flatten)]
+    pub who: WhoFlags,
+    /// What to count: a,b,{c,d}; the events of a group {} are counted at the same time;
+    /// repeatable [default: times, exits, cycles, instructions, branches]
+    #[arg(short, long, value_name = "EVENTS")]
+    pub event: Vec<EventList>,
+    /// Print what was counted every so many milliseconds, 10 to 3600000
+    #[arg(short = 'I', long, value_name = "MS",
+          value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
+    pub interval: Option<u64>,
+    /// Measure so many times and print means; needs a duration
+    #[arg(short, long, value_name = "N", default_value_t = 1, requires = "duration",
+          conflicts_with = "interval", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub repeat: u32,
+    /// Print fields with this between them
+    #[arg(short = 'x', long, value_name = "SEP", conflicts_with = "json")]
+    pub field_separator: Option<String>,
+    /// Print JSON: one object per line
+    #[arg(short, long)]
+    pub json: bool,
+    /// Rows for each vCPU, or for each core
+    #[arg(long, visible_alias = "per-core")]
+    pub per_vcpu: bool,
+    /// How long a set of events has the counters if there are more events than counters,
+    /// in milliseconds, 1 to 1000
+    #[arg(long, value_name = "MS", default_value_t = 10,
+          value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub turn: u64,
+    /// How counts of a part of the time become counts of the whole
+    #[arg(long, value_enum, default_value_t)]
+    pub scale: ScaleFlag,
+    /// How long: 5s, 500ms, 2m [default: until Ctrl-C or the end of the VM]
+    pub duration: Option<Span>,
+}
+
+/// The flags of `umpire record`.
+#[derive(Clone, Debug, Args)]
+pub struct RecordFlags {
+    /// The VM, and what of it.
+    #[command(flatten)]
+    pub who: WhoFlags,
+    /// What to sample; several events are sampled at once [default: cycles]
+    #[arg(short, long, value_name = "EVENTS")]
+    pub event: Vec<EventList>,
+    /// Take a sample every so many events
+    #[arg(short = 'c', long, value_name = "N", conflicts_with = "freq",
+          value_parser = clap::value_parser!(u64).range(1..=1 << 47))]
+    pub count: Option<u64>,
+    /// Take so many samples a second of a vCPU's time, by a period that adapts
+    /// [default: 1000]
+    #[arg(short = 'F', long, value_name = "HZ", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub freq: Option<u64>,
+    /// Vary each period at random by so many of its low bits, which breaks the step with
+    /// loops
+    #[arg(long, value_name = "BITS", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(0..=32))]
+    pub random: u32,
+    /// Where samples go
+    #[arg(short, long, value_name = "FILE", default_value = "umpire.data")]
+    pub output: PathBuf,
+    /// Memory for the samples of a vCPU or core that were not fetched yet, in KiB, 64 to
+    /// 65536
+    #[arg(long, value_name = "KIB", default_value_t = 1024,
+          value_parser = clap::value_parser!(u64).range(64..=65_536))]
+    pub buffer: u64,
+    /// How long: 5s, 500ms, 2m [default: until Ctrl-C or the end of the VM]
+    pub duration: Option<Span>,
+}
+
+/// The flags of `umpire ls`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct LsFlags {
+    /// Control sockets [default: what UMPIRE_PERFMON names, and umpire/*.sock in
+    /// XDG_RUNTIME_DIR]
+    #[arg(value_name = "SOCKET")]
+    pub sockets: Vec<PathBuf>,
+    /// Print JSON: one object per line
+    #[arg(short, long)]
+    pub json: bool,
+}

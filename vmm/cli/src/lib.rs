@@ -1,0 +1,21 @@
+//! The `umpire` program: its command line, its configuration files, its exit
+//! statuses, and the commands that have no library of their own.
+//!
+//! - What can be typed: [`flags`]; flags over a file over defaults: [`config`].
+//! - How it ends: [`exit`]; log lines: [`logging`].
+//! - Commands: [`run`], [`doctor`], [`demo`], [`events`], [`arbitrate`], and the
+//!   ways into the libraries of the others, [`tools`] and [`bench`].
+
+#![forbid(unsafe_code)]
+
+pub mod arbitrate;
+pub mod bench;
+pub mod config;
+pub mod demo;
+pub mod doctor;
+pub mod events;
+pub mod exit;
+pub mod flags;
+pub mod logging;
+pub mod run;
+pub mod tools;

@@ -1,0 +1,49 @@
+//! The `umpire` program.
+
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+
+use umpire::exit::{ExitStatus, UserError, complain};
+use umpire::flags::{Cli, Command, parse};
+use umpire::{arbitrate, bench, demo, doctor, events, run, tools};
+
+fn main() -> ExitCode {
+    let cli = match parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(exit) => {
+            if exit.status == ExitStatus::SUCCESS {
+                // A closed pipe behind `--help | head` is no failure.
+                let _ = writeln!(stdout(), "{}", exit.text.trim_end());
+            } else {
+                complain(&exit.text);
+            }
+            return exit.status.into();
+        }
+    };
+    match execute(cli) {
+        Ok(code) => code.into(),
+        Err(error) => {
+            vmm::terminal::restore_all();
+            complain(&error);
+            error.status().into()
+        }
+    }
+}
+
+fn execute(cli: Cli) -> Result<u8, UserError> {
+    let status = match cli.command {
+        // The status may be the guest's.
+        Command::Run(flags) => return run::run(&flags),
+        Command::Doctor(output) => doctor::run(output.json),
+        Command::Demo(flags) => demo::run(&flags),
+        Command::Events(flags) => events::run(&flags),
+        Command::Arbitrate(flags) => arbitrate::run(&flags),
+        Command::Stat(flags) => tools::stat(&flags),
+        Command::Record(flags) => tools::record(&flags),
+        Command::Ls(flags) => tools::ls(&flags),
+        Command::Report(flags) => tools::report(&flags),
+        Command::Script(flags) => tools::script(&flags),
+        Command::Bench { what } => bench::run(what),
+    };
+    status.map(ExitStatus::code)
+}

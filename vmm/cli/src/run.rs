@@ -1,0 +1,65 @@
+//! `umpire run`: boots a guest kernel with a virtual PMU.
+
+use std::io::{Write, stderr, stdout};
+
+use vmm::doctor;
+use vmm::machine::{self, Machine, RunEnd};
+use vmm::vcpu::{PmuLog, VcpuEnd};
+
+use crate::config;
+use crate::exit::{ExitStatus, UserError, complain};
+use crate::flags::RunFlags;
+use crate::logging;
+
+/// Runs the guest to its end, and gives the status to end with.
+///
+/// # Errors
+/// The flags or the configuration file cannot be used, this host cannot run the
+/// guest, or it failed in the middle.
+pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
+    let config = config::load(flags)?;
+    logging::start(config.verbose, config.log_file.as_deref())?;
+    let host = doctor::open().map_err(UserError::bad_input)?;
+    let probes = doctor::check(&host).map_err(UserError::bad_input)?;
+    doctor::check_backends(&probes, &config.counters).map_err(UserError::bad_input)?;
+    let machine = Machine::build(&host, &probes, &config, Box::new(stdout()), |_| {
+        Box::new(PmuLog)
+    })
+    .map_err(UserError::bad_input)?;
+    let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
+    let audit = machine.audit();
+    let end = machine::run(machine, &config);
+    let (summary, written) = audit.finish();
+    if summary.decisions() > 0 {
+        let _ = write!(stderr(), "umpire: {summary}");
+    }
+    let end = match (end, written) {
+        (Ok(end), Ok(())) => end,
+        (Ok(_), Err(error)) => return Err(UserError::with_status(error, ExitStatus::HOST_FAILURE)),
+        (Err(failure), written) => {
+            // Why the run failed comes last; what it left is incomplete besides.
+            if let Err(error) = written {
+                complain(&error);
+            }
+            return Err(failed(failure));
+        }
+    };
+    if !end.is_success() {
+        complain(&end);
+    } else {
+        log::info!("{end}");
+    }
+    Ok(exit_code(&end))
+}
+
+/// The process exit status that says how a run ended.
+fn exit_code(end: &RunEnd) -> u8 {
+    match end {
+        RunEnd::Guest(_, VcpuEnd::Guest(end)) => end.exit_status(),
+        RunEnd::Guest(_, VcpuEnd::TripleFault { .. } | VcpuEnd::Stuck(_)) => {
+            ExitStatus::GUEST_FAILURE.code()
+        }
+        RunEnd::Guest(_, VcpuEnd::Stopped) | RunEnd::Interrupted => ExitStatus::INTERRUPTED.code(),
+        RunEnd::TimedOut => ExitStatus::TIMED_OUT.code(),
+    }
+}

@@ -1,0 +1,177 @@
+//! `umpire stat`, `record`, `ls`, `report` and `script`: from their flags to the
+//! tools.
+
+use std::io::{self, BufWriter};
+use std::time::Duration;
+
+use umpire_tools::ls::LsOptions;
+use umpire_tools::profile::{
+    self, ProfileChoice, ReportError, ReportOptions, Sampling, ScriptOptions,
+};
+use umpire_tools::record::RecordOptions;
+use umpire_tools::stat::StatOptions;
+use umpire_tools::stat::print::Form;
+use umpire_tools::targets::Selection;
+use umpire_tools::{Ending, ToolError};
+
+use crate::exit::{ExitStatus, UserError};
+use crate::flags::{
+    LsFlags, ProfileFlags, RecordFlags, ReportFlags, ScriptFlags, StatFlags, WhoFlags,
+};
+
+/// `umpire stat`.
+///
+/// # Errors
+/// There is no VM, no such event, vCPU or core, or standard output cannot be
+/// written to. Whoever closes it early has seen enough: that is no error.
+pub fn stat(flags: &StatFlags) -> Result<ExitStatus, UserError> {
+    let options = StatOptions {
+        selection: selection(&flags.who),
+        events: flags.event.clone(),
+        interval: flags.interval.map(Duration::from_millis),
+        repeat: flags.repeat,
+        form: match &flags.field_separator {
+            _ if flags.json => Form::Json,
+            Some(separator) => Form::Csv(separator.clone()),
+            None => Form::Table,
+        },
+        apart: flags.per_vcpu,
+        turn: Duration::from_millis(flags.turn),
+        scale: flags.scale.into(),
+        duration: flags.duration.map(|span| span.0),
+    };
+    Ok(status(umpire_tools::stat::run(&options)?))
+}
+
+/// `umpire record`.
+///
+/// # Errors
+/// There is no VM, no such event, vCPU or core, the VM refuses, or the file
+/// cannot be written.
+pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
+    let options = RecordOptions {
+        selection: selection(&flags.who),
+        events: flags.event.clone(),
+        sampling: match flags.count {
+            Some(period) => Sampling::Period(period),
+            None => Sampling::Frequency(flags.freq.unwrap_or(RecordOptions::DEFAULT_HZ)),
+        },
+        random: flags.random,
+        output: flags.output.clone(),
+        buffer: flags.buffer << 10,
+        duration: flags.duration.map(|span| span.0),
+    };
+    Ok(status(umpire_tools::record::run(&options)?))
+}
+
+/// `umpire ls`.
+///
+/// # Errors
+/// A socket that was named does not answer, or standard output cannot be written
+/// to.
+pub fn ls(flags: &LsFlags) -> Result<ExitStatus, UserError> {
+    let options = LsOptions {
+        sockets: flags.sockets.clone(),
+        json: flags.json,
+    };
+    umpire_tools::ls::run(&options)?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// `umpire report`.
+///
+/// # Errors
+/// The profile, the symbols or a flag cannot be used, or an output cannot be
+/// written to. Whoever closes standard output early has seen enough: that is no
+/// error.
+pub fn report(flags: &ReportFlags) -> Result<ExitStatus, UserError> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    profile::report(&flags.into(), &mut out, &mut io::stderr())?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// `umpire script`.
+///
+/// # Errors
+/// The profile, the symbols or a flag cannot be used, or standard output cannot
+/// be written to. Whoever closes it early has seen enough: that is no error.
+pub fn script(flags: &ScriptFlags) -> Result<ExitStatus, UserError> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    profile::script(&flags.into(), &mut out, &mut io::stderr())?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+fn selection(flags: &WhoFlags) -> Selection {
+    Selection {
+        control: flags.control.clone(),
+        vcpus: flags.vcpu.clone(),
+        cores: flags.core.clone(),
+        all_cores: flags.all_cores,
+        preemptible: flags.preemptible,
+    }
+}
+
+fn status(ending: Ending) -> ExitStatus {
+    match ending {
+        Ending::Complete => ExitStatus::SUCCESS,
+        Ending::CutShort => ExitStatus::INTERRUPTED,
+    }
+}
+
+fn profile(flags: &ProfileFlags) -> ProfileChoice {
+    ProfileChoice {
+        input: flags.input.clone(),
+        symbols: flags.symbols.clone(),
+        kaslr_offset: flags.kaslr_offset.unwrap_or(0),
+        event: flags.event.clone(),
+        vcpus: flags.vcpu.clone(),
+        cores: flags.core.clone(),
+    }
+}
+
+impl From<&ReportFlags> for ReportOptions {
+    fn from(flags: &ReportFlags) -> Self {
+        Self {
+            profile: profile(&flags.profile),
+            sort: flags.sort.clone(),
+            percent_limit: flags.percent_limit,
+            folded: flags.folded,
+            flamegraph: flags.flamegraph.clone(),
+            firefox: flags.firefox.clone(),
+            weight: flags.weight.into(),
+            json: flags.json,
+        }
+    }
+}
+
+impl From<&ScriptFlags> for ScriptOptions {
+    fn from(flags: &ScriptFlags) -> Self {
+        Self {
+            profile: profile(&flags.profile),
+            fields: flags.fields.clone(),
+            json: flags.json,
+        }
+    }
+}
+
+impl From<ToolError> for UserError {
+    fn from(error: ToolError) -> Self {
+        let status = match &error {
+            ToolError::Host { .. } | ToolError::Output(_) => ExitStatus::HOST_FAILURE,
+            _ => ExitStatus::BAD_INPUT,
+        };
+        Self::with_status(error, status)
+    }
+}
+
+impl From<ReportError> for UserError {
+    fn from(error: ReportError) -> Self {
+        let status = match &error {
+            ReportError::Write { .. } | ReportError::Unreadable { .. } | ReportError::Output(_) => {
+                ExitStatus::HOST_FAILURE
+            }
+            _ => ExitStatus::BAD_INPUT,
+        };
+        Self::with_status(error, status)
+    }
+}

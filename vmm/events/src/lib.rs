@@ -1,0 +1,47 @@
+//! Events by name: generic names, raw codes, and the tables of libpfm4.
+//!
+//! [`resolve()`] turns a name into a `pmu_virt::CountRequest` for one PMU model.
+//! The tables come through [`NameTable`]; [`names`] is libpfm4's, loaded at run
+//! time, and [`NoTables`] what there is without it. [`list()`] finds events by a
+//! pattern. Which backends can count an event the caller says, by a [`Backends`].
+//! `docs/events.md` tells how names are written.
+
+#![deny(unsafe_code)]
+
+mod code;
+mod counting;
+mod entry;
+mod error;
+mod explain;
+mod families;
+mod generic;
+mod libpfm;
+mod list;
+mod print;
+mod resolve;
+mod search;
+mod suggest;
+#[allow(unsafe_code)]
+mod sys;
+mod table;
+mod text;
+
+#[cfg(test)]
+mod tests;
+
+pub use counting::{BackendUse, Backends, Use};
+pub use entry::{
+    Entry, EventEntry, GenericEntry, Meaning, ModelsUse, QuantityEntry, TableEntry, UnitMask,
+};
+pub use error::{EventError, LibraryError};
+pub use families::{family_of, models_of};
+pub use libpfm::names;
+pub use list::{Question, list, nothing_found};
+pub use print::write_list;
+pub use resolve::{NamedRequest, models_for, resolve};
+pub use search::Pattern;
+pub use table::{
+    Attribute, AttributeKind, EncodeError, Encoding, NameTable, NamedEvent, NoTables, PmuTable,
+    TableKind,
+};
+pub use text::one_line;

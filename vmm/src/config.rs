@@ -1,0 +1,142 @@
+//! How a guest is to be run, checked.
+//!
+//! [`RunConfig`] holds possible values only; whoever makes one has opened the
+//! files that it names. What depends on the host's CPU is decided by
+//! [`RunConfig::guest_cpu`].
+
+mod choices;
+mod reservations;
+
+pub use choices::{BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, Unpack};
+pub use reservations::{FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError};
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pmu_virt::{PmuModel, Sources, Vendor};
+use thiserror::Error;
+use vmm_control::ControlConfig;
+
+use crate::cpuid::Feature;
+use crate::sched::{CorePlan, CpuList};
+
+/// Below some 20 µs a guest makes no progress beside its own interrupts.
+pub const DEFAULT_PMI_FLOOR_US: u64 = 100;
+
+/// The configuration does not fit the host or the PMU model.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// A PMU model of one vendor for a guest CPU of the other.
+    #[error(
+        "the PMU model {model} is {pmu}'s, but the guest's CPU is {cpu}'s, whose driver will \
+         not use it; add --cpu-vendor {} or choose an {cpu} model",
+        flag_of(*pmu)
+    )]
+    VendorMismatch {
+        /// The model.
+        model: &'static str,
+        /// Its vendor.
+        pmu: Vendor,
+        /// The guest's CPU vendor.
+        cpu: Vendor,
+    },
+    /// Reservations that the PMU model cannot have.
+    #[error(transparent)]
+    Reservations(#[from] PcrPlanError),
+}
+
+fn flag_of(vendor: Vendor) -> &'static str {
+    match vendor {
+        Vendor::Intel => "intel",
+        Vendor::Amd => "amd",
+    }
+}
+
+/// A checked configuration of `umpire run`.
+#[derive(Clone, Debug)]
+pub struct RunConfig {
+    /// The kernel: an ELF file, a bzImage or a Multiboot kernel.
+    pub kernel: PathBuf,
+    /// The initial RAM disk.
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line; without one the boot protocol's default holds.
+    pub cmdline: Option<String>,
+    /// Multiboot modules, in order.
+    pub modules: Vec<BootModule>,
+    /// Guest memory in MiB.
+    pub memory_mib: u64,
+    /// Number of vCPUs, 1 to [`MAX_CPUS`].
+    pub cpus: u8,
+    /// vCPUs that share threads; without it every vCPU has its own.
+    pub cores: Option<CorePlan>,
+    /// Host CPUs for the threads that run vCPUs.
+    pub pin: Option<CpuList>,
+    /// The virtual PMU.
+    pub pmu: PmuChoice,
+    /// Where counts come from.
+    pub counters: Sources,
+    /// What happens where there are too few of them.
+    pub oversubscribe: OversubscribeChoice,
+    /// The CPU vendor that the guest sees.
+    pub cpu_vendor: CpuVendor,
+    /// CPU features to hide.
+    pub hidden_features: Vec<Feature>,
+    /// Whether a compressed kernel is unpacked on the host.
+    pub unpack: Unpack,
+    /// The least time between two PMIs of one vCPU.
+    pub pmi_floor: Duration,
+    /// Counter reservations for guests; `None`: there are none.
+    pub pcr: Option<PcrChoice>,
+    /// Where every decision about counters is written.
+    pub audit: Option<PathBuf>,
+    /// When to stop the guest.
+    pub timeout: Option<Duration>,
+    /// What runs before the kernel.
+    pub firmware: FirmwareConfig,
+    /// Where the PMU state goes at the end.
+    pub save_on_exit: Option<PathBuf>,
+    /// The PMU state to start with.
+    pub restore: Option<PathBuf>,
+    /// How host tools are served; `None`: they are not.
+    pub control: Option<ControlConfig>,
+    /// 0: warnings, 1: information, 2: debugging, 3: everything.
+    pub verbose: u8,
+    /// Where log lines go instead of standard error.
+    pub log_file: Option<PathBuf>,
+}
+
+/// The guest's CPU vendor and PMU model, decided.
+#[derive(Clone, Debug)]
+pub struct GuestCpu {
+    /// The vendor that CPUID names.
+    pub vendor: Vendor,
+    /// The virtual PMU; none under `--pmu none`.
+    pub pmu: Option<PmuModel>,
+}
+
+impl RunConfig {
+    /// Decides about the guest's CPU, given the host's vendor.
+    ///
+    /// # Errors
+    /// The PMU model is not one of the guest CPU's vendor.
+    pub fn guest_cpu(&self, host: Vendor) -> Result<GuestCpu, ConfigError> {
+        let vendor = match self.cpu_vendor {
+            CpuVendor::Host => host,
+            CpuVendor::Amd => Vendor::Amd,
+            CpuVendor::Intel => Vendor::Intel,
+        };
+        let pmu = match &self.pmu {
+            PmuChoice::None => None,
+            PmuChoice::Auto => Some(PmuModel::default_for(vendor)),
+            PmuChoice::Model(model) if model.vendor() == vendor => Some(model.clone()),
+            PmuChoice::Model(model) => {
+                return Err(ConfigError::VendorMismatch {
+                    model: model.name(),
+                    pmu: model.vendor(),
+                    cpu: vendor,
+                });
+            }
+        };
+        Ok(GuestCpu { vendor, pmu })
+    }
+}

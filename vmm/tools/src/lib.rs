@@ -1,0 +1,36 @@
+//! The tools for running VMs: [`stat`] counts, [`record`] samples into a
+//! [`profile`], [`ls`] shows who holds what.
+//!
+//! They know a VM only by its perfmon2 interface ([`umpire_perfmon`]). Here is
+//! also what they share: how they find a VM, whom they look at, and for how long.
+//! `docs/tools.md` describes them.
+
+#![deny(unsafe_code)]
+
+pub mod duration;
+mod error;
+pub mod ls;
+pub mod profile;
+pub mod record;
+pub mod registers;
+pub mod stat;
+#[allow(unsafe_code)]
+mod sys;
+pub mod targets;
+mod vm;
+mod wait;
+
+pub(crate) use error::is_gone;
+pub use error::{ToolError, refused};
+pub use vm::Vm;
+pub(crate) use vm::connect;
+pub(crate) use wait::Waiter;
+
+/// How a tool that looks for some time came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It did what was asked.
+    Complete,
+    /// A signal cut short the time it was given.
+    CutShort,
+}

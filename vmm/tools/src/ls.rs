@@ -1,0 +1,122 @@
+//! `umpire ls`: running VMs, and who holds what in them.
+
+mod text;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
+use serde::Serialize;
+use umpire_perfmon::ENVIRONMENT;
+
+use crate::{ToolError, connect, refused};
+
+/// A VM as its socket tells of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Vm {
+    /// The socket.
+    pub socket: PathBuf,
+    /// What there is and who holds what.
+    pub machine: MachineInfo,
+    /// Its PMU.
+    pub model: ModelInfo,
+    /// Its sampling formats.
+    pub formats: Vec<FormatInfo>,
+}
+
+/// Which VMs are shown, and how.
+#[derive(Clone, Debug, Default)]
+pub struct LsOptions {
+    /// Control sockets; without any those that can be found.
+    pub sockets: Vec<PathBuf>,
+    /// JSON, one object a line.
+    pub json: bool,
+}
+
+/// `umpire ls`.
+///
+/// # Errors
+/// A socket that was named does not answer, or standard output cannot be written
+/// to.
+pub fn run(options: &LsOptions) -> Result<(), ToolError> {
+    let named = !options.sockets.is_empty();
+    let sockets = match named {
+        true => options.sockets.clone(),
+        false => known_sockets(),
+    };
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut failed = None;
+    let mut shown = 0;
+    for socket in sockets {
+        match look(socket) {
+            Ok(vm) => {
+                shown += 1;
+                let written = match options.json {
+                    true => json(&vm, &mut out),
+                    false => text::write(&vm, shown > 1, &mut out),
+                };
+                match written {
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                        return Ok(());
+                    }
+                    other => other.map_err(ToolError::Output)?,
+                }
+            }
+            // A VM that ended badly leaves its socket: no news if nobody named it.
+            Err(ToolError::Connect { .. }) if !named => {}
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    match out.flush() {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            return Err(ToolError::Output(error));
+        }
+        _ => {}
+    }
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    if shown == 0 {
+        let _ = writeln!(
+            io::stderr(),
+            "umpire: no VM with a control socket found; name sockets of umpire run --control, or \
+             put them into $XDG_RUNTIME_DIR/umpire as NAME.sock"
+        );
+    }
+    Ok(())
+}
+
+fn look(socket: PathBuf) -> Result<Vm, ToolError> {
+    let client = connect(&socket)?;
+    Ok(Vm {
+        machine: client.list().map_err(refused("asking for the VM"))?,
+        model: client.model().map_err(refused("asking for the PMU"))?,
+        formats: client.formats().map_err(refused("asking for formats"))?,
+        socket,
+    })
+}
+
+fn json(vm: &Vm, out: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, vm)?;
+    writeln!(out)
+}
+
+/// The socket that the environment names, and those where sockets are kept.
+fn known_sockets() -> Vec<PathBuf> {
+    let named = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
+    let mut sockets: Vec<PathBuf> = named.into_iter().map(PathBuf::from).collect();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
+    let folder = runtime.map(|path| PathBuf::from(path).join("umpire"));
+    let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok());
+    let mut found: Vec<PathBuf> = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|it| it == "sock"))
+        .collect();
+    found.sort();
+    found.retain(|path| !sockets.contains(path));
+    sockets.extend(found);
+    sockets
+}

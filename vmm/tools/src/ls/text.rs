@@ -1,0 +1,262 @@
+//! What `umpire ls` prints for people.
+
+use std::io::{self, Write};
+
+use perfmon_abi::wire::info::{
+    ContextInfo, ContextState, CoreInfo, Holder, HolderInfo, Scope, VcpuInfo, VcpuState,
+};
+use umpire_events::one_line;
+
+use super::Vm;
+
+/// Writes all of a VM, with an empty line before it if it is not the first.
+pub(super) fn write(vm: &Vm, apart: bool, out: &mut dyn Write) -> io::Result<()> {
+    if apart {
+        writeln!(out)?;
+    }
+    let machine = &vm.machine;
+    writeln!(
+        out,
+        "VM {} ({}) at {}",
+        machine.pid,
+        one_line(&machine.guest),
+        vm.socket.display()
+    )?;
+    writeln!(
+        out,
+        "  PMU {}: {} programmable and {} fixed counters of {} bits; counts from {}; {}",
+        vm.model.model,
+        vm.model.programmable,
+        vm.model.fixed,
+        vm.model.counter_width,
+        machine.counters,
+        machine.policy
+    )?;
+    let formats: Vec<&str> = vm.formats.iter().map(|it| it.name.as_str()).collect();
+    writeln!(out, "  Sampling formats: {}", listed(&formats))?;
+    let vcpus = machine.vcpus.iter().map(vcpu).collect();
+    table(&["VCPU", "STATE", "CORE", "CONTEXT"], vcpus, out)?;
+    let cores = machine.cores.iter().map(core).collect();
+    table(
+        &["CORE", "THREAD", "VCPU", "CONTEXT", "COUNTERS"],
+        cores,
+        out,
+    )?;
+    let contexts: Vec<Vec<String>> = machine.contexts.iter().map(context).collect();
+    if contexts.is_empty() {
+        return writeln!(out, "  no contexts");
+    }
+    let heads = [
+        "CONTEXT", "OF", "STATE", "PID", "UID", "SETS", "ACTIVE", "FORMAT", "BUFFER", "UNREAD",
+        "DROPPED",
+    ];
+    table(&heads, contexts, out)
+}
+
+fn vcpu(vcpu: &VcpuInfo) -> Vec<String> {
+    let state = match vcpu.state {
+        VcpuState::Running => "running",
+        VcpuState::Waiting => "waiting",
+        VcpuState::Blocked => "blocked",
+        VcpuState::Offline => "offline",
+        VcpuState::Ended => "ended",
+    };
+    vec![
+        vcpu.vcpu.to_string(),
+        state.to_owned(),
+        or_none(vcpu.core),
+        or_none(vcpu.context),
+    ]
+}
+
+fn core(core: &CoreInfo) -> Vec<String> {
+    let held: Vec<String> = core.counters.iter().map(holder).collect();
+    vec![
+        core.core.to_string(),
+        core.tid.to_string(),
+        or_none(core.vcpu),
+        or_none(core.context),
+        match held.is_empty() {
+            true => "-".to_owned(),
+            false => held.join(", "),
+        },
+    ]
+}
+
+/// `pmc0: vCPU 1's guest (0x4300c0)`.
+fn holder(held: &HolderInfo) -> String {
+    let who = match held.holder {
+        Holder::Free => "free".to_owned(),
+        Holder::Guest(vcpu) => format!("vCPU {vcpu}'s guest"),
+        Holder::Context(id) => format!("context {id}"),
+        Holder::Reserved => "reserved below".to_owned(),
+    };
+    let event = held.event.map_or(String::new(), |it| format!(" ({it:#x})"));
+    format!("{}: {who}{event}", one_line(&held.counter))
+}
+
+fn context(context: &ContextInfo) -> Vec<String> {
+    let state = match (context.state, context.started) {
+        (ContextState::Unloaded, _) => "unloaded",
+        (ContextState::Loaded, true) => "counting",
+        (ContextState::Loaded, false) => "loaded",
+        (ContextState::Masked, _) => "masked",
+        (ContextState::Preempted, _) => "preempted",
+        (ContextState::Zombie, _) => "zombie",
+    };
+    let of = match (context.scope, context.target) {
+        (Scope::Vcpu, Some(number)) => format!("vCPU {number}"),
+        (Scope::Core, Some(number)) => format!("core {number}"),
+        (Scope::Vcpu, None) => "a vCPU".to_owned(),
+        (Scope::Core, None) => "a core".to_owned(),
+    };
+    vec![
+        context.id.to_string(),
+        of,
+        state.to_owned(),
+        context.pid.to_string(),
+        context.uid.to_string(),
+        context.sets.to_string(),
+        context.active_set.to_string(),
+        context.format.as_deref().map_or("-".to_owned(), one_line),
+        match context.buffer_size {
+            0 => "-".to_owned(),
+            bytes => format!("{} KiB", bytes.div_ceil(1024)),
+        },
+        context.unread.to_string(),
+        context.dropped.to_string(),
+    ]
+}
+
+fn or_none<T: ToString>(value: Option<T>) -> String {
+    value.map_or("-".to_owned(), |value| value.to_string())
+}
+
+fn listed(words: &[&str]) -> String {
+    match words.is_empty() {
+        true => "none".to_owned(),
+        false => one_line(&words.join(", ")),
+    }
+}
+
+/// Columns as wide as their widest cell, two spaces apart.
+fn table(heads: &[&str], rows: Vec<Vec<String>>, out: &mut dyn Write) -> io::Result<()> {
+    let head: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
+    let all: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+    let width = |column: usize| {
+        let cells = all.iter().filter_map(|row: &Vec<String>| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    for row in &all {
+        let cell = |(column, cell): (usize, &String)| format!("{cell:<w$}", w = width(column));
+        let cells: Vec<String> = row.iter().enumerate().map(cell).collect();
+        writeln!(out, "  {}", cells.join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
+
+    fn vm(contexts: Vec<ContextInfo>) -> Vm {
+        Vm {
+            socket: "vm1.sock".into(),
+            machine: MachineInfo {
+                pid: 71,
+                guest: "vmlinuz\u{1b}[2J".to_owned(),
+                counters: "sim".to_owned(),
+                policy: "guest-first".to_owned(),
+                vcpus: vec![VcpuInfo {
+                    vcpu: 0,
+                    state: VcpuState::Running,
+                    core: Some(0),
+                    context: Some(4),
+                }],
+                cores: vec![CoreInfo {
+                    core: 0,
+                    tid: 73,
+                    vcpu: Some(0),
+                    context: None,
+                    counters: vec![
+                        HolderInfo {
+                            counter: "pmc0".to_owned(),
+                            holder: Holder::Guest(0),
+                            event: Some(0x4300c0),
+                        },
+                        HolderInfo {
+                            counter: "pmc1".to_owned(),
+                            holder: Holder::Context(4),
+                            event: None,
+                        },
+                    ],
+                }],
+                contexts,
+            },
+            model: ModelInfo {
+                model: "amd-core".to_owned(),
+                event_family: "amd-core".to_owned(),
+                counters: "sim".to_owned(),
+                programmable: 6,
+                fixed: 0,
+                counter_width: 48,
+                tsc_khz: 1,
+                vcpus: 1,
+                cores: 1,
+                virtual_pmds: Vec::new(),
+            },
+            formats: vec![FormatInfo {
+                uuid: String::new(),
+                name: "default".to_owned(),
+                flags: 0,
+                arg_size: 0,
+                queue_depth: 0,
+                description: String::new(),
+            }],
+        }
+    }
+
+    #[test]
+    fn a_vm_in_words() {
+        let context = ContextInfo {
+            id: 4,
+            scope: Scope::Vcpu,
+            target: Some(0),
+            state: ContextState::Loaded,
+            started: true,
+            flags: 0,
+            pid: 99,
+            uid: 1000,
+            sets: 2,
+            active_set: 1,
+            format: None,
+            buffer_size: 1 << 20,
+            unread: 0,
+            dropped: 0,
+        };
+        let text = |vm: &Vm, apart| {
+            let mut out = Vec::new();
+            write(vm, apart, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let head = "\
+VM 71 (vmlinuz\u{fffd}[2J) at vm1.sock
+  PMU amd-core: 6 programmable and 0 fixed counters of 48 bits; counts from sim; guest-first
+  Sampling formats: default
+  VCPU  STATE    CORE  CONTEXT
+  0     running  0     4
+  CORE  THREAD  VCPU  CONTEXT  COUNTERS
+  0     73      0     -        pmc0: vCPU 0's guest (0x4300c0), pmc1: context 4
+";
+        let contexts = "  \
+  CONTEXT  OF      STATE     PID  UID   SETS  ACTIVE  FORMAT  BUFFER    UNREAD  DROPPED
+  4        vCPU 0  counting  99   1000  2     1       -       1024 KiB  0       0
+";
+        assert_eq!(text(&vm(vec![context]), false), format!("{head}{contexts}"));
+        assert_eq!(
+            text(&vm(Vec::new()), true),
+            format!("\n{head}  no contexts\n")
+        );
+    }
+}

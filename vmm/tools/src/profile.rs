@@ -1,0 +1,34 @@
+//! Samples of guests in a file, and what can be told from them.
+//!
+//! `umpire record` writes a profile with [`ProfileWriter`]; `umpire report` and
+//! `umpire script` read it with [`ProfileReader`]. `docs/profiling.md` describes
+//! the file and the commands.
+
+mod command;
+mod error;
+pub mod facts;
+pub mod filter;
+pub mod firefox;
+mod input;
+mod reader;
+mod record;
+pub mod report;
+pub mod script;
+pub mod sink;
+pub mod spot;
+pub mod stacks;
+pub mod symbols;
+pub mod tally;
+mod wire;
+mod writer;
+
+pub use command::{ReportOptions, ScriptOptions, report, script};
+pub use error::ReportError;
+pub use input::ProfileChoice;
+pub use reader::{Ending, ProfileError, ProfileReader};
+pub use record::{Header, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Totals};
+pub use wire::{LONGEST_HEADER, MAGIC, VERSION};
+pub use writer::ProfileWriter;
+
+#[cfg(test)]
+mod file_tests;

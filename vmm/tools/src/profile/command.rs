@@ -1,0 +1,230 @@
+//! `umpire report` and `umpire script`.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::error::ReportError;
+use super::facts::{Facts, event_name, how_often};
+use super::firefox::Firefox;
+use super::input::{Input, Looked, ProfileChoice, RunError};
+use super::record::Sampling;
+use super::report::{Report, write_json, write_text};
+use super::script::{Fields, Script};
+use super::sink::Sink;
+use super::stacks::{Stacks, Weight};
+use super::tally::SortKeys;
+
+/// What `umpire report` makes of a profile.
+#[derive(Clone, Debug)]
+pub struct ReportOptions {
+    /// The profile.
+    pub profile: ProfileChoice,
+    /// What samples are told apart by, a column each.
+    pub sort: SortKeys,
+    /// Leave out rows with less than this part of the events, in percent.
+    pub percent_limit: f64,
+    /// Collapsed stacks instead of a table.
+    pub folded: bool,
+    /// A file for a flame graph instead of a table.
+    pub flamegraph: Option<PathBuf>,
+    /// A file for profiler.firefox.com instead of a table.
+    pub firefox: Option<PathBuf>,
+    /// What the number of a stack stands for.
+    pub weight: Weight,
+    /// One JSON object instead of text.
+    pub json: bool,
+}
+
+/// What `umpire script` prints of a profile.
+#[derive(Clone, Debug)]
+pub struct ScriptOptions {
+    /// The profile.
+    pub profile: ProfileChoice,
+    /// What a line has.
+    pub fields: Fields,
+    /// JSON, one object a line.
+    pub json: bool,
+}
+
+/// `umpire report` to `out`, with warnings that have no place there to `notes`.
+///
+/// # Errors
+/// The profile, the symbols or an option cannot be used, or an output cannot be
+/// written to. Whoever closes `out` early has seen enough: that is no error.
+pub fn report(
+    options: &ReportOptions,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> Result<(), ReportError> {
+    let input = Input::open(&options.profile)?;
+    match options.folded || options.flamegraph.is_some() || options.firefox.is_some() {
+        true => graphs(options, input, out, notes),
+        false => table(options, input, out),
+    }
+}
+
+/// `umpire script` to `out`, with warnings to `notes`.
+///
+/// # Errors
+/// The profile, the symbols or an option cannot be used, or `out` cannot be
+/// written to. Whoever closes `out` early has seen enough: that is no error.
+pub fn script(
+    options: &ScriptOptions,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> Result<(), ReportError> {
+    let input = Input::open(&options.profile)?;
+    let (looked, mut reader) = input.split();
+    let mut script = Script {
+        header: &looked.header,
+        filter: &looked.filter,
+        symbols: &looked.symbols,
+        fields: options.fields.clone(),
+        json: options.json,
+        out,
+    };
+    if !ran(&looked, looked.run(&mut reader, &mut [&mut script]))? {
+        return Ok(());
+    }
+    written(script.out.flush())?;
+    tell(&looked.facts(&reader), notes);
+    Ok(())
+}
+
+/// The table of `umpire report`.
+fn table(options: &ReportOptions, input: Input, out: &mut dyn Write) -> Result<(), ReportError> {
+    let (looked, mut reader) = input.split();
+    let mut report = Report::new(
+        options.sort.clone(),
+        &looked.filter,
+        &looked.symbols,
+        looked.header.events.len(),
+        options.percent_limit,
+    );
+    ran(&looked, looked.run(&mut reader, &mut [&mut report]))?;
+    let facts = looked.facts(&reader);
+    written(match options.json {
+        true => write_json(&report, &facts, out),
+        false => write_text(&report, &facts, out),
+    })
+}
+
+/// What `umpire report` makes instead of a table.
+fn graphs(
+    options: &ReportOptions,
+    input: Input,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> Result<(), ReportError> {
+    let option = match (options.folded, &options.flamegraph) {
+        (true, _) => "--folded",
+        (false, Some(_)) => "--flamegraph",
+        (false, None) => "--firefox",
+    };
+    let event = input.one_event(option)?;
+    let (looked, mut reader) = input.split();
+    let sampled = looked.header.events.get(usize::from(event));
+    let sampling = sampled.map_or(Sampling::Period(1), |one| one.sampling);
+    let mut stacks = Stacks::new(&looked.filter, &looked.symbols, options.weight);
+    let mut firefox = Firefox::new(
+        &looked.header,
+        sampling,
+        &looked.filter,
+        &looked.symbols,
+        options.weight,
+    );
+    let mut sinks: Vec<&mut dyn Sink> = Vec::new();
+    if options.folded || options.flamegraph.is_some() {
+        sinks.push(&mut stacks);
+    }
+    if options.firefox.is_some() {
+        sinks.push(&mut firefox);
+    }
+    ran(&looked, looked.run(&mut reader, &mut sinks))?;
+    let facts = looked.facts(&reader);
+    if options.folded {
+        written(stacks.write_folded(out))?;
+    }
+    let name = event_name(&looked.header, event);
+    let nothing = |path: &Path| {
+        Err(ReportError::NothingToDraw {
+            name: looked.name.clone(),
+            event: name.to_owned(),
+            file: path.to_owned(),
+        })
+    };
+    if let Some(path) = &options.flamegraph {
+        if stacks.is_empty() {
+            return nothing(path);
+        }
+        let title = format!("VM {}: {name}", looked.header.vm);
+        let note = below(&facts, event);
+        to_file(path, &options.profile.input, |file| {
+            stacks.write_flamegraph(title, note, file)
+        })?;
+    }
+    if let Some(path) = &options.firefox {
+        if firefox.is_empty() {
+            return nothing(path);
+        }
+        to_file(path, &options.profile.input, |file| firefox.write(file))?;
+    }
+    tell(&facts, notes);
+    Ok(())
+}
+
+/// What a flame graph says below its title.
+fn below(facts: &Facts<'_>, event: u16) -> String {
+    let event = facts.header.events.get(usize::from(event));
+    let how = event.map_or(String::new(), |one| {
+        format!("sampled {}; {}", how_often(one.sampling), one.how())
+    });
+    match facts.losses() {
+        Some(losses) => format!("{how}; {losses}"),
+        None => how,
+    }
+}
+
+/// Whether a run came to its end; not if nobody reads what it writes.
+fn ran(looked: &Looked, end: Result<(), RunError>) -> Result<bool, ReportError> {
+    match end {
+        Ok(()) => Ok(true),
+        Err(RunError::Read(error)) => Err(looked.failed(error)),
+        Err(RunError::Write(error)) => written(Err(error)).map(|()| false),
+    }
+}
+
+fn written(end: io::Result<()>) -> Result<(), ReportError> {
+    match end {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ReportError::Output(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Warnings and losses, where the output has no place for them. Where nobody
+/// reads them there is nothing to be done.
+fn tell(facts: &Facts<'_>, notes: &mut dyn Write) {
+    for line in facts.warnings().into_iter().chain(facts.losses()) {
+        let _ = writeln!(notes, "umpire: {line}");
+    }
+}
+
+/// Writes the file at `path`, which is not `input`.
+fn to_file(
+    path: &Path,
+    input: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), ReportError> {
+    let place = |path| fs::canonicalize(path).ok();
+    if place(path).is_some_and(|path| place(input) == Some(path)) {
+        return Err(ReportError::ItselfAsOutput(path.to_owned()));
+    }
+    let file = path.to_owned();
+    match File::create(path) {
+        Ok(out) => {
+            write(&mut BufWriter::new(out)).map_err(|error| ReportError::Write { file, error })
+        }
+        Err(error) => Err(ReportError::Create { file, error }),
+    }
+}

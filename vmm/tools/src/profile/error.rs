@@ -1,0 +1,90 @@
+//! Why a profile cannot be reported on.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::reader::ProfileError;
+use super::symbols::SymbolFileError;
+
+/// Why there is no report of a profile; one line, with what to do about it.
+#[derive(Debug, Error)]
+pub enum ReportError {
+    /// There is no profile.
+    #[error("{}: there is no such file; name another with --input FILE, or record one: umpire record -e cycles -c 100000", .0.display())]
+    Missing(PathBuf),
+    /// It is none, or cannot be opened.
+    #[error("{name}: {error}")]
+    Open {
+        /// What it is called.
+        name: String,
+        /// Why not.
+        error: ProfileError,
+    },
+    /// The file of symbols cannot be used.
+    #[error(transparent)]
+    Symbols(#[from] SymbolFileError),
+    /// It has no such event.
+    #[error("--event: the profile has no event '{event}'; it has {known}")]
+    Event {
+        /// What was asked for.
+        event: String,
+        /// What there is.
+        known: String,
+    },
+    /// The output cannot tell events apart.
+    #[error("{option} takes the samples of one event; choose with --event one of {known}")]
+    SeveralEvents {
+        /// The output.
+        option: &'static str,
+        /// What there is.
+        known: String,
+    },
+    /// It has no events.
+    #[error("{name}: it has no events, so there is nothing to draw")]
+    NoEvents {
+        /// What it is called.
+        name: String,
+    },
+    /// It has no samples to draw.
+    #[error("{name}: no sample of '{event}' is left to draw, so {} is not written", file.display())]
+    NothingToDraw {
+        /// What it is called.
+        name: String,
+        /// The event.
+        event: String,
+        /// The file that is not written.
+        file: PathBuf,
+    },
+    /// An output would replace it.
+    #[error("{}: it is the profile itself; name another file", .0.display())]
+    ItselfAsOutput(PathBuf),
+    /// A file for output cannot be made.
+    #[error("{}: cannot be written: {error}", file.display())]
+    Create {
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A file for output takes no more.
+    #[error("{}: cannot be written: {error}", file.display())]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The host cannot read it to its end.
+    #[error("{name}: cannot be read to its end: {error}")]
+    Unreadable {
+        /// What it is called.
+        name: String,
+        /// Why not.
+        error: io::Error,
+    },
+    /// Standard output takes no more.
+    #[error("cannot write to standard output: {0}")]
+    Output(io::Error),
+}

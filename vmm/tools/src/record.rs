@@ -1,0 +1,15 @@
+//! `umpire record`: samples of a VM's vCPUs in a file, as `perf record` does.
+//!
+//! Each vCPU or core has a context with a sampling buffer of the compact
+//! format, which never stops the guest for its reader. [`samples`] makes
+//! records of what comes out of it, [`frequency`] says how far apart samples
+//! are to be, `session` has the commands to the VM, `command` the loop.
+
+mod command;
+pub mod frequency;
+mod output;
+mod plan;
+pub mod samples;
+mod session;
+
+pub use command::{RecordOptions, run};

@@ -1,0 +1,361 @@
+//! The loop of `umpire record`.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use perfmon_abi::Config;
+use umpire_perfmon::Call;
+
+use super::output::Output;
+use super::plan::Plan;
+use super::samples::Clock;
+use super::session::{Scene, Session};
+use crate::profile::{Header, Record, SampledEvent, Sampling, Totals};
+use crate::stat::spec::EventList;
+use crate::targets::{Selection, Target};
+use crate::{Ending, ToolError, Vm, Waiter, refused};
+
+/// How often buffers are emptied. At 100,000 samples a second, which is what a
+/// context may take at most by default, a buffer of 1 MiB lasts for longer.
+const DRAIN: Duration = Duration::from_millis(50);
+/// How often the counters are looked at, for the first time and then.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(100);
+/// How often a terminal is told how far it is.
+const PROGRESS: Duration = Duration::from_millis(500);
+const DEFAULT: &str = "cycles";
+
+/// What is sampled, and where samples go.
+#[derive(Clone, Debug)]
+pub struct RecordOptions {
+    /// The VM, and what of it.
+    pub selection: Selection,
+    /// What to sample, all at once; without any the cycles.
+    pub events: Vec<EventList>,
+    /// How far apart samples are.
+    pub sampling: Sampling,
+    /// Vary each period at random by so many of its low bits.
+    pub random: u32,
+    /// The file for the samples.
+    pub output: PathBuf,
+    /// Bytes for the samples of a vCPU or core that were not fetched yet.
+    pub buffer: u64,
+    /// How long to sample; without it until it is stopped or the VM ends.
+    pub duration: Option<Duration>,
+}
+
+impl RecordOptions {
+    /// Samples a second where nobody says.
+    pub const DEFAULT_HZ: u64 = 1000;
+}
+
+/// `umpire record`.
+///
+/// # Errors
+/// There is no VM, no such event, vCPU or core, the VM refuses, or the file
+/// cannot be written.
+pub fn run(options: &RecordOptions) -> Result<Ending, ToolError> {
+    let selection = &options.selection;
+    let vm = Vm::find(selection.control.as_deref())?;
+    let targets = selection.targets(vm.model.vcpus, vm.model.cores)?;
+    let plan = plan(options, &vm).map_err(ToolError::Input)?;
+    let clock = Clock {
+        start: crate::sys::rdtsc(),
+        khz: vm.model.tsc_khz,
+    };
+    let scene = Scene {
+        vm: &vm,
+        plan: &plan,
+        clock,
+        preemptible: selection.preemptible,
+        buffer: buffer(options.buffer, targets.len(), &vm)?,
+    };
+    let waiter = Waiter::new().map_err(host("waiting for events"))?;
+    let sessions = sessions(&scene, &targets, &waiter)?;
+    let output = Output::create(&options.output, header(&scene))?;
+    let mut recording = Recording {
+        scene,
+        sessions,
+        waiter: &waiter,
+        output,
+        shown: None,
+        untold: false,
+    };
+    let stopped = recording.go(options.duration)?;
+    recording.finish(&options.output.display().to_string())?;
+    Ok(match stopped && options.duration.is_some() {
+        true => Ending::CutShort,
+        false => Ending::Complete,
+    })
+}
+
+fn plan(options: &RecordOptions, vm: &Vm) -> Result<Plan, String> {
+    let groups = options.events.iter().flat_map(|list| list.groups.clone());
+    let mut list = EventList {
+        groups: groups.collect(),
+    };
+    if list.groups.is_empty() {
+        list.groups.push(vec![DEFAULT.to_owned()]);
+    }
+    let names = umpire_events::names();
+    Plan::new(
+        &list,
+        &vm.pmu,
+        &vm.model.virtual_pmds,
+        names.as_ref(),
+        options.sampling,
+        options.random,
+    )
+}
+
+/// Bytes of a sampling buffer: as asked for, or less if all together would have
+/// more than the VM allows.
+fn buffer(wanted: u64, count: usize, vm: &Vm) -> Result<u64, ToolError> {
+    let mut config = Call::GetConfig(Config::default());
+    vm.client
+        .ask(&mut config)
+        .map_err(refused("asking for the interface"))?;
+    let most = match config {
+        Call::GetConfig(config) => config.smpl_buf_size_max,
+        _ => wanted,
+    };
+    let count = u64::try_from(count).unwrap_or(u64::MAX).max(1);
+    // Half of it is left to other tools, in whole pages.
+    Ok(wanted.min(most / 2 / count / 4096 * 4096).max(4096))
+}
+
+fn sessions(
+    scene: &Scene<'_>,
+    targets: &[Target],
+    waiter: &Waiter,
+) -> Result<Vec<Session>, ToolError> {
+    let mut sessions = Vec::new();
+    for (number, target) in targets.iter().enumerate() {
+        let session = Session::open(scene, *target)?;
+        let added = waiter.add(&session.handle.fd, number);
+        added.map_err(host("waiting for messages"))?;
+        sessions.push(session);
+    }
+    Ok(sessions)
+}
+
+fn header(scene: &Scene<'_>) -> Header {
+    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let unix = unix.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(0));
+    let event = |event: &super::plan::Sampled| SampledEvent {
+        name: event.name.clone(),
+        sampling: scene.plan.sampling,
+        // Nobody knows yet.
+        provenance: None,
+    };
+    Header {
+        umpire: env!("CARGO_PKG_VERSION").to_owned(),
+        vm: scene.vm.machine.pid,
+        vm_name: scene.vm.machine.guest.clone(),
+        vcpus: scene.vm.model.vcpus,
+        cores: scene.vm.model.cores,
+        host: host_words(),
+        start_unix_ns: unix,
+        start_tsc: scene.clock.start,
+        tsc_khz: scene.vm.model.tsc_khz,
+        events: scene.plan.events.iter().map(event).collect(),
+    }
+}
+
+/// `Linux 6.1.0 x86_64`, as far as the host says.
+fn host_words() -> String {
+    let word = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
+    let words = ["ostype", "osrelease", "arch"].map(|name| word(name).unwrap_or_default());
+    umpire_events::one_line(&words.join(" "))
+}
+
+struct Recording<'a> {
+    scene: Scene<'a>,
+    sessions: Vec<Session>,
+    waiter: &'a Waiter,
+    output: Output,
+    /// When progress was shown last.
+    shown: Option<Instant>,
+    /// Others had counters for a time that nobody tells.
+    untold: bool,
+}
+
+impl Recording<'_> {
+    /// Samples until the time is over, or it is stopped, which it tells, or
+    /// nobody is left.
+    fn go(&mut self, duration: Option<Duration>) -> Result<bool, ToolError> {
+        for session in &self.sessions {
+            session.start(self.scene.vm)?;
+        }
+        let began = Instant::now();
+        let deadline = duration.map(|duration| began + duration);
+        let (mut next_drain, mut next_look) = (began + DRAIN, began + FIRST_LOOK);
+        let stopped = loop {
+            let moments = [Some(next_drain), Some(next_look), deadline];
+            let next = moments.into_iter().flatten().min();
+            let woken = self
+                .waiter
+                .wait(next)
+                .map_err(host("waiting for messages"))?;
+            for number in woken.ready {
+                self.messages(number)?;
+            }
+            let now = Instant::now();
+            if woken.stop {
+                break true;
+            }
+            let none_left = self.sessions.iter().all(|session| session.over);
+            if none_left || deadline.is_some_and(|deadline| deadline <= now) {
+                break false;
+            }
+            if next_drain <= now {
+                self.drain()?;
+                next_drain = now + DRAIN;
+            }
+            if next_look <= now {
+                self.drain()?;
+                self.look()?;
+                next_look = now + LOOK;
+            }
+            self.show(now);
+        };
+        self.look()?;
+        for session in &mut self.sessions {
+            session.stop(&self.scene);
+        }
+        for number in 0..self.sessions.len() {
+            self.messages(number)?;
+        }
+        self.drain()?;
+        for session in &mut self.sessions {
+            match session.unrestored(&self.scene) {
+                Some(Ok(loss)) => self.output.write(&[loss])?,
+                Some(Err(note)) => {
+                    self.untold = true;
+                    crate::stat::tell(&note);
+                }
+                None => {}
+            }
+        }
+        Ok(stopped)
+    }
+
+    fn messages(&mut self, number: usize) -> Result<(), ToolError> {
+        let Some(session) = self.sessions.get_mut(number) else {
+            return Ok(());
+        };
+        // A loss comes behind the samples before it.
+        let mut records = session.drain(&self.scene)?;
+        records.extend(session.messages(&self.scene)?);
+        if session.over {
+            self.waiter.remove(&session.handle.fd);
+        }
+        self.output.write(&records)
+    }
+
+    fn drain(&mut self) -> Result<(), ToolError> {
+        let mut records = Vec::new();
+        for session in &mut self.sessions {
+            records.extend(session.drain(&self.scene)?);
+        }
+        records.sort_by_key(|record| match record {
+            Record::Sample(sample) => sample.time_ns,
+            Record::Loss(loss) => loss.time_ns,
+        });
+        self.output.write(&records)
+    }
+
+    /// Where periods adapt, or it is not known yet how events are counted.
+    fn look(&mut self) -> Result<(), ToolError> {
+        let adapts = matches!(self.scene.plan.sampling, Sampling::Frequency(_));
+        if !adapts && self.output.is_learned() {
+            return Ok(());
+        }
+        for session in self.sessions.iter_mut().filter(|session| !session.over) {
+            for (event, provenance) in session.look(&self.scene)? {
+                self.output.learn(event, provenance);
+            }
+        }
+        Ok(())
+    }
+
+    /// How far it is, for people.
+    fn show(&mut self, now: Instant) {
+        let due = self.shown.is_none_or(|last| last + PROGRESS <= now);
+        if !due || !io::stderr().is_terminal() {
+            return;
+        }
+        self.shown = Some(now);
+        let _ = write!(io::stderr(), "\r\x1b[K{}", progress(&self.output.totals()));
+    }
+
+    fn finish(mut self, file: &str) -> Result<(), ToolError> {
+        let totals = self.output.totals();
+        if self.shown.take().is_some() {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+        let now = crate::sys::rdtsc();
+        let bytes = self.output.finish(self.scene.clock.ns(now))?;
+        let none = match was_idle(&totals) && !self.untold {
+            true => "; the guest was idle, or did nothing of this kind",
+            false => "",
+        };
+        let kib = bytes.div_ceil(1024);
+        let line = progress(&totals);
+        let _ = writeln!(io::stderr(), "umpire: {line}; {file} has {kib} KiB{none}");
+        Ok(())
+    }
+}
+
+/// There are no samples, and nothing that keeps them from being taken.
+fn was_idle(totals: &Totals) -> bool {
+    *totals == Totals::default()
+}
+
+/// `12345 samples, 3 lost, 1.500 ms without a counter`.
+fn progress(totals: &Totals) -> String {
+    let mut text = format!("{} samples", totals.samples);
+    if totals.lost > 0 {
+        text.push_str(&format!(", {} lost", totals.lost));
+    }
+    if totals.throttled > 0 {
+        text.push_str(&format!(", throttled {} times", totals.throttled));
+    }
+    if totals.blind_ns > 0 {
+        let blind = Duration::from_nanos(totals.blind_ns).as_secs_f64() * 1e3;
+        text.push_str(&format!(", {blind:.3} ms without a counter"));
+    }
+    text
+}
+
+fn host(what: &str) -> impl FnOnce(io::Error) -> ToolError {
+    let what = what.to_owned();
+    move |error| ToolError::Host { what, error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_tells_losses() {
+        let totals = Totals {
+            samples: 12,
+            lost: 3,
+            throttled: 2,
+            blind_ns: 1_500_000,
+        };
+        assert_eq!(
+            progress(&totals),
+            "12 samples, 3 lost, throttled 2 times, 1.500 ms without a counter"
+        );
+        assert_eq!(progress(&Totals::default()), "0 samples");
+        assert!(was_idle(&Totals::default()));
+        let blind = Totals {
+            blind_ns: 1,
+            ..Totals::default()
+        };
+        assert!(!was_idle(&blind));
+    }
+}

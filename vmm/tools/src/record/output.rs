@@ -1,0 +1,134 @@
+//! The file that samples go to.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use pmu_virt::Provenance;
+
+use crate::ToolError;
+use crate::profile::{Header, ProfileWriter, Record, Totals};
+
+/// Records that wait at most for the header, which says how each event is
+/// counted: nobody knows before it was.
+const WAITING: usize = 1 << 16;
+
+/// Counts bytes.
+#[derive(Debug)]
+struct Counted<W> {
+    to: W,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Counted<W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(buffer)?;
+        self.bytes = self.bytes.saturating_add(written as u64);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// A file, and what waits for its header.
+#[derive(Debug)]
+pub(super) struct Output {
+    name: String,
+    header: Header,
+    /// How each event is counted, as far as this is known.
+    how: Vec<Option<Provenance>>,
+    waiting: Vec<Record>,
+    file: Option<BufWriter<File>>,
+    writer: Option<ProfileWriter<Counted<BufWriter<File>>>>,
+    totals: Totals,
+}
+
+impl Output {
+    /// Creates the file, or empties the one that is there.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn create(path: &Path, header: Header) -> Result<Self, ToolError> {
+        let name = path.display().to_string();
+        let file = File::create(path)
+            .map_err(|error| ToolError::Input(format!("{name}: cannot be written: {error}")))?;
+        Ok(Self {
+            name,
+            how: vec![None; header.events.len()],
+            header,
+            waiting: Vec::new(),
+            file: Some(BufWriter::new(file)),
+            writer: None,
+            totals: Totals::default(),
+        })
+    }
+
+    /// An event is counted so.
+    pub(super) fn learn(&mut self, event: usize, provenance: Provenance) {
+        if let Some(how) = self.how.get_mut(event) {
+            *how = Some(how.map_or(provenance, |one| one.and(provenance)));
+        }
+    }
+
+    /// Whether nothing more has to be learned.
+    pub(super) fn is_learned(&self) -> bool {
+        self.writer.is_some() || self.how.iter().all(Option::is_some)
+    }
+
+    /// Appends records, or keeps them until the header can be written.
+    ///
+    /// # Errors
+    /// The file takes no more.
+    pub(super) fn write(&mut self, records: &[Record]) -> Result<(), ToolError> {
+        records.iter().for_each(|record| self.totals.add(record));
+        self.waiting.extend_from_slice(records);
+        if !self.is_learned() && self.waiting.len() < WAITING {
+            return Ok(());
+        }
+        self.put().map_err(|error| self.failed(error))
+    }
+
+    fn put(&mut self) -> io::Result<()> {
+        if let Some(file) = self.file.take() {
+            for (event, how) in self.header.events.iter_mut().zip(&self.how) {
+                event.provenance = *how;
+            }
+            let to = Counted { to: file, bytes: 0 };
+            self.writer = Some(ProfileWriter::new(to, &self.header)?);
+        }
+        if let Some(writer) = &mut self.writer {
+            for record in self.waiting.drain(..) {
+                writer.write(&record)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was written so far, or waits.
+    pub(super) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Writes the rest and the trailer, and how many bytes the file has.
+    ///
+    /// # Errors
+    /// The file takes no more.
+    pub(super) fn finish(mut self, duration_ns: u64) -> Result<u64, ToolError> {
+        self.put().map_err(|error| self.failed(error))?;
+        let Some(writer) = self.writer.take() else {
+            return Ok(0);
+        };
+        let done = writer.finish(duration_ns);
+        done.map(|counted| counted.bytes)
+            .map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: io::Error) -> ToolError {
+        ToolError::Host {
+            what: format!("{}: cannot be written", self.name),
+            error,
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The events of `umpire stat`: what a name stands for in this VM.
+
+use perfmon_abi::wire::info::VirtualPmdInfo;
+use pmu_virt::perfmon::VirtualPmd;
+use pmu_virt::{CountRequest, KnownEvent, PmuModel, Provenance};
+
+use super::Unit;
+use super::spec::EventList;
+use umpire_events::{EventError, NameTable, resolve};
+
+/// What an event is counted by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A counter that is asked for this.
+    Counter(CountRequest),
+    /// A PMD of the VMM.
+    Quantity {
+        /// The PMD.
+        pmd: u16,
+        /// It tells how much there is, not how often something took place.
+        level: bool,
+    },
+    /// Nothing: the VM's PMU has no such event.
+    Nothing,
+}
+
+/// An event that was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    /// Its name as given.
+    pub name: String,
+    /// What it is counted by.
+    pub source: Source,
+    /// The unit to print it in.
+    pub unit: Unit,
+}
+
+impl Asked {
+    /// The request, if it is for a counter.
+    #[must_use]
+    pub fn request(&self) -> Option<&CountRequest> {
+        match &self.source {
+            Source::Counter(request) => Some(request),
+            Source::Quantity { .. } | Source::Nothing => None,
+        }
+    }
+
+    /// The event that it is, if it is counted without a condition at both rings.
+    #[must_use]
+    pub fn plain(&self) -> Option<KnownEvent> {
+        let request = self.request()?;
+        let plain = !request.has_modifier() && request.usr && request.os;
+        plain.then(|| request.event.known()).flatten()
+    }
+
+    /// It is this quantity.
+    #[must_use]
+    pub fn is(&self, which: VirtualPmd) -> bool {
+        matches!(self.source, Source::Quantity { pmd, .. } if pmd == which.pmd())
+    }
+
+    /// How the VMM comes by it, if it is a quantity: it counts occurrences one by
+    /// one, and computes times and bytes.
+    #[must_use]
+    pub fn told(&self) -> Provenance {
+        match self.unit == Unit::EVENTS {
+            true => Provenance::Exact,
+            false => Provenance::Derived,
+        }
+    }
+
+    /// It tells how much there is.
+    #[must_use]
+    pub fn is_level(&self) -> bool {
+        matches!(self.source, Source::Quantity { level: true, .. })
+    }
+}
+
+/// What is counted where nobody says: the events of `perf stat` as far as they
+/// are a vCPU's.
+pub const DEFAULT: &str = "vm-run-ns,vm-exits,vm-pmis,cycles,ref-cycles,instructions,branches,\
+                           branch-misses";
+
+/// Milliseconds for times, counts for all else.
+const BYTES: Unit = Unit {
+    name: "MB",
+    scale: 1e-6,
+};
+
+/// What the names of a list stand for, group by group.
+///
+/// # Errors
+/// One stands for nothing on any model, or is only for samples.
+pub fn asked(
+    list: &EventList,
+    model: &PmuModel,
+    quantities: &[VirtualPmdInfo],
+    names: &dyn NameTable,
+) -> Result<Vec<Vec<Asked>>, String> {
+    let one = |name: &String| asked_one(name, model, quantities, names);
+    let group = |group: &Vec<String>| group.iter().map(one).collect();
+    list.groups.iter().map(group).collect()
+}
+
+fn asked_one(
+    name: &str,
+    model: &PmuModel,
+    quantities: &[VirtualPmdInfo],
+    names: &dyn NameTable,
+) -> Result<Asked, String> {
+    let event = |source, unit| Asked {
+        name: name.to_owned(),
+        source,
+        unit,
+    };
+    if let Some(quantity) = quantities.iter().find(|it| it.name == name) {
+        let level = quantity.unit == "bytes";
+        let unit = match quantity.unit.as_str() {
+            "ns" => Unit::MSEC_OF_NS,
+            "bytes" => BYTES,
+            "count" => Unit::EVENTS,
+            _ => {
+                return Err(format!(
+                    "'{name}' is known at the moment of a sample only: umpire record has it in \
+                     each one, and umpire script -F shows it"
+                ));
+            }
+        };
+        let pmd = quantity.pmd;
+        return Ok(event(Source::Quantity { pmd, level }, unit));
+    }
+    match resolve(name, model, names) {
+        Ok(named) => Ok(event(Source::Counter(named.request), Unit::EVENTS)),
+        Err(EventError::NotInModel { .. }) => Ok(event(Source::Nothing, Unit::EVENTS)),
+        Err(error) => {
+            let near = quantities
+                .iter()
+                .find(|it| it.name.starts_with(name) || strsim::levenshtein(&it.name, name) < 3);
+            let near = near.map_or(String::new(), |it| format!("; the VMM has '{}'", it.name));
+            Err(format!("{error}{near}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umpire_events::{LibraryError, NoTables};
+
+    fn quantities() -> Vec<VirtualPmdInfo> {
+        let info = |pmd: VirtualPmd, unit: &str| VirtualPmdInfo {
+            pmd: pmd.pmd(),
+            name: pmd.name().to_owned(),
+            unit: unit.to_owned(),
+            description: String::new(),
+        };
+        vec![
+            info(VirtualPmd::Exits, "count"),
+            info(VirtualPmd::RunTime, "ns"),
+            info(VirtualPmd::GuestMemory, "bytes"),
+            info(VirtualPmd::Ring, ""),
+        ]
+    }
+
+    /// What comes of a list: `counter`, `quantity`, `level` or `nothing` for
+    /// each event, or the error.
+    fn check(model: &str, list: &str, expected: &str) {
+        let model = PmuModel::parse(model).unwrap();
+        let list: EventList = list.parse().unwrap();
+        let word = |asked: &Asked| match asked.source {
+            Source::Counter(_) => "counter",
+            Source::Quantity { .. } if asked.told() == Provenance::Exact => "exact",
+            Source::Quantity { level: true, .. } => "level",
+            Source::Quantity { level: false, .. } => "quantity",
+            Source::Nothing => "nothing",
+        };
+        let found = match asked(
+            &list,
+            &model,
+            &quantities(),
+            &NoTables(LibraryError::TooLate),
+        ) {
+            Ok(groups) => {
+                let words: Vec<&str> = groups.iter().flatten().map(word).collect();
+                words.join(" ")
+            }
+            Err(error) => error,
+        };
+        assert!(found.starts_with(expected), "{found}");
+    }
+
+    #[test]
+    fn names_stand_for_counters_and_quantities() {
+        check("amd-core", "cycles,vm-exits", "counter exact");
+        check("amd-core", "{instructions:u,r5300c0}", "counter counter");
+        check("amd-core", "vm-memory-bytes,vm-run-ns", "level quantity");
+        check("amd-core", "ref-cycles", "nothing");
+        check("intel-v2", "ref-cycles", "counter");
+        check(
+            "amd-core",
+            "ring",
+            "'ring' is known at the moment of a sample only",
+        );
+        check(
+            "amd-core",
+            "nonsense",
+            "'nonsense' is no generic event name",
+        );
+    }
+
+    #[test]
+    fn a_misspelt_quantity_is_named() {
+        let model = PmuModel::parse("amd-core").unwrap();
+        let list = "vm-exit".parse().unwrap();
+        let error = asked(
+            &list,
+            &model,
+            &quantities(),
+            &NoTables(LibraryError::TooLate),
+        )
+        .unwrap_err();
+        assert!(error.ends_with("the VMM has 'vm-exits'"), "{error}");
+    }
+}

@@ -1,0 +1,353 @@
+//! From what contexts have counted to rows.
+
+use super::events::{Asked, Source};
+use super::metrics::Counts;
+use super::runs::Runs;
+use super::tally::{Counted, Scale, Tally, sum};
+use super::{Row, Value};
+use crate::targets::Target;
+
+/// What the rows are about.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout<'a> {
+    /// The events, a row each.
+    pub events: &'a [Asked],
+    /// By event: something counts it.
+    pub supported: &'a [bool],
+    /// How counts of a part of the time become counts of the whole.
+    pub scale: Scale,
+    /// Rows for each vCPU or core.
+    pub apart: bool,
+}
+
+/// What one context has counted, and what of it is to be looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// Whose it is.
+    pub whose: Target,
+    /// The counts.
+    pub tally: &'a Tally,
+    /// It has counters.
+    pub counters: bool,
+    /// It has quantities of the VMM.
+    pub quantities: bool,
+}
+
+impl Layout<'_> {
+    /// The rows, after `seconds`.
+    #[must_use]
+    pub fn rows(&self, parts: &[Part<'_>], seconds: f64) -> Vec<Row> {
+        if !self.apart {
+            return self.block(parts, None, seconds);
+        }
+        let each = parts.iter();
+        each.flat_map(|part| self.block(&[*part], Some(part.whose), seconds))
+            .collect()
+    }
+
+    /// The rows of some contexts together.
+    fn block(&self, parts: &[Part<'_>], whose: Option<Target>, seconds: f64) -> Vec<Row> {
+        let counted: Vec<Vec<Counted>> = parts
+            .iter()
+            .map(|part| part.tally.counted(self.scale))
+            .collect();
+        let mut rows = Vec::new();
+        for (event, asked) in self.events.iter().enumerate() {
+            let of = |(part, counted): (&Part<'_>, &Vec<Counted>)| match asked.source {
+                Source::Quantity { level, .. } if part.quantities => {
+                    Some(part.tally.quantity(event, level, asked.told()))
+                }
+                Source::Counter(_) if part.counters => counted.get(event).copied(),
+                _ => None,
+            };
+            let found: Vec<Counted> = parts.iter().zip(&counted).filter_map(of).collect();
+            if found.is_empty() && whose.is_some() && !parts.is_empty() {
+                // Another context counts this one.
+                let elsewhere = matches!(asked.source, Source::Quantity { .. });
+                let only_quantities = parts.iter().all(|part| !part.counters);
+                if elsewhere || only_quantities {
+                    continue;
+                }
+            }
+            rows.push(self.row(event, asked, &sum(&found, asked.is_level()), whose));
+        }
+        let order: Vec<usize> = rows.iter().map(|(event, _)| *event).collect();
+        let mut values = vec![None; self.events.len()];
+        for (event, row) in &rows {
+            if let (Some(value), Value::Counted(count)) = (values.get_mut(*event), row.value) {
+                *value = Some(count);
+            }
+        }
+        let counts = Counts {
+            events: self.events,
+            values: &values,
+            seconds,
+        };
+        let rows = rows.into_iter().map(|(_, row)| row);
+        rows.zip(order)
+            .map(|(row, event)| Row {
+                metric: counts.metric(event),
+                ..row
+            })
+            .collect()
+    }
+
+    fn row(
+        &self,
+        event: usize,
+        asked: &Asked,
+        counted: &Counted,
+        whose: Option<Target>,
+    ) -> (usize, Row) {
+        let supported = self.supported.get(event).copied().unwrap_or(false);
+        let value = match counted.value {
+            _ if !supported => Value::NotSupported,
+            Some(value) => Value::Counted(value),
+            // The host cannot tell this quantity.
+            None if asked.request().is_none() => Value::NotSupported,
+            None => Value::NotCounted,
+        };
+        let row = Row {
+            event: asked.name.clone(),
+            unit: asked.unit,
+            value,
+            provenance: counted.provenance,
+            enabled_ns: counted.enabled_ns,
+            running_ns: counted.running_ns,
+            variance: None,
+            whose,
+            metric: None,
+        };
+        (event, row)
+    }
+}
+
+/// The rows of several runs in one: means, with their errors. All runs have
+/// the same rows; a run that has not counted an event does not take part in
+/// that event's mean.
+#[must_use]
+pub fn mean(runs: &[Vec<Row>]) -> Vec<Row> {
+    let Some(first) = runs.first() else {
+        return Vec::new();
+    };
+    let row = |(index, row): (usize, &Row)| {
+        let all: Vec<&Row> = runs.iter().filter_map(|rows| rows.get(index)).collect();
+        let counts = all.iter().filter_map(|row| match row.value {
+            Value::Counted(count) => Some((count, *row)),
+            Value::NotCounted | Value::NotSupported => None,
+        });
+        let (mut values, mut metrics) = (Runs::default(), Runs::default());
+        let (mut provenance, mut metric) = (None, None);
+        for (count, row) in counts {
+            values.add(float(count));
+            provenance = match (provenance, row.provenance) {
+                (Some(one), Some(other)) => Some(pmu_virt::Provenance::and(one, other)),
+                (one, other) => one.or(other),
+            };
+            // A rate may be in K/sec in one run and in M/sec in another.
+            metric = metric.or_else(|| row.metric.clone());
+            let unit = metric.as_ref().map(|it| &it.unit);
+            let same = row.metric.as_ref().filter(|it| Some(&it.unit) == unit);
+            if let Some(same) = same {
+                metrics.add(same.value);
+            }
+        }
+        let Some(middle) = values.mean() else {
+            return row.clone();
+        };
+        if let (Some(metric), Some(middle)) = (&mut metric, metrics.mean()) {
+            metric.value = middle;
+        }
+        Row {
+            value: Value::Counted(rounded(middle)),
+            provenance,
+            enabled_ns: middle_ns(all.iter().map(|row| row.enabled_ns)),
+            running_ns: middle_ns(all.iter().map(|row| row.running_ns)),
+            variance: values.percent(),
+            metric,
+            ..row.clone()
+        }
+    };
+    first.iter().enumerate().map(row).collect()
+}
+
+/// The mean of times.
+fn middle_ns(times: impl Iterator<Item = u64>) -> u64 {
+    let mut runs = Runs::default();
+    times.for_each(|ns| runs.add(float(ns)));
+    runs.mean().map_or(0, rounded)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a mean is no more exact")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a mean of counts is between 0 and the largest of them"
+)]
+fn rounded(mean: f64) -> u64 {
+    mean.round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stat::Unit;
+    use pmu_virt::Provenance;
+
+    fn row(value: Value) -> Row {
+        let counted = matches!(value, Value::Counted(_));
+        Row {
+            event: "e".to_owned(),
+            unit: Unit::EVENTS,
+            value,
+            provenance: counted.then_some(Provenance::Hardware),
+            enabled_ns: 10,
+            running_ns: 10,
+            variance: None,
+            whose: None,
+            metric: None,
+        }
+    }
+
+    /// Rows of a vCPU's counts and another one's, as `whose name value`.
+    fn check_rows(apart: bool, parts: &[(bool, bool)], expected: &[&str]) {
+        use crate::stat::reading::{Count, How, Reading, SetReading};
+        let asked = |name: &str, source| Asked {
+            name: name.to_owned(),
+            source,
+            unit: Unit::EVENTS,
+        };
+        let request = pmu_virt::CountRequest::plain(
+            pmu_virt::EventCode::Fixed(pmu_virt::FixedFunction::CoreCycles),
+            true,
+            true,
+        );
+        let level = false;
+        let events = [
+            asked("cycles", Source::Counter(request)),
+            asked("exits", Source::Quantity { pmd: 64, level }),
+            asked("none", Source::Nothing),
+        ];
+        let layout = Layout {
+            events: &events,
+            supported: &[true, true, false],
+            scale: Scale::Linear,
+            apart,
+        };
+        let reading = |ns: u64, (counters, quantities): (bool, bool)| {
+            let count = |event, value, how| Count { event, value, how };
+            let hardware = How::Counted(Provenance::Hardware);
+            let set = SetReading {
+                active_ns: ns,
+                counts: vec![count(0, ns * 3, hardware)],
+            };
+            Reading {
+                sets: counters.then_some(set).into_iter().collect(),
+                quantities: quantities
+                    .then_some(count(1, ns + 7, How::Known))
+                    .into_iter()
+                    .collect(),
+                run_ns: None,
+            }
+        };
+        let tallies: Vec<Tally> = parts
+            .iter()
+            .map(|part| {
+                let mut tally = Tally::new(3);
+                tally.add(&reading(0, *part), &reading(10, *part), 0, 20);
+                tally
+            })
+            .collect();
+        let parts: Vec<Part<'_>> = (0u32..)
+            .zip(parts.iter().zip(&tallies))
+            .map(|(number, ((counters, quantities), tally))| Part {
+                whose: Target::Vcpu(number),
+                tally,
+                counters: *counters,
+                quantities: *quantities,
+            })
+            .collect();
+        let text = |row: &Row| {
+            let whose = match row.whose {
+                Some(Target::Vcpu(number) | Target::Core(number)) => format!("{number} "),
+                None => String::new(),
+            };
+            let value = match row.value {
+                Value::Counted(count) => count.to_string(),
+                Value::NotCounted => "not counted".to_owned(),
+                Value::NotSupported => "not supported".to_owned(),
+            };
+            format!("{whose}{} {value}", row.event)
+        };
+        let rows = layout.rows(&parts, 1.0);
+        let found: Vec<String> = rows.iter().map(text).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn contexts_are_added_up_or_told_apart() {
+        let both = (true, true);
+        let sum = ["cycles 60", "exits 20", "none not supported"];
+        check_rows(false, &[both, both], &sum);
+        check_rows(
+            true,
+            &[both, both],
+            &[
+                "0 cycles 30",
+                "0 exits 10",
+                "0 none not supported",
+                "1 cycles 30",
+                "1 exits 10",
+                "1 none not supported",
+            ],
+        );
+        // With -a cores count, and vCPUs tell the quantities.
+        let split = [(true, false), (false, true)];
+        let sum = ["cycles 30", "exits 10", "none not supported"];
+        check_rows(false, &split, &sum);
+        check_rows(
+            true,
+            &split,
+            &["0 cycles 30", "0 none not supported", "1 exits 10"],
+        );
+        // Nobody has been there.
+        let nobody = [
+            "cycles not counted",
+            "exits not supported",
+            "none not supported",
+        ];
+        check_rows(false, &[], &nobody);
+    }
+
+    #[test]
+    fn runs_have_a_mean() {
+        let check = |values: &[Value], expected: Value, variance: Option<f64>| {
+            let runs: Vec<Vec<Row>> = values.iter().map(|value| vec![row(*value)]).collect();
+            let [found] = mean(&runs).try_into().unwrap();
+            // Of times as of counts: not their sum.
+            assert_eq!((found.enabled_ns, found.running_ns), (10, 10));
+            assert_eq!(found.value, expected);
+            match (found.variance, variance) {
+                (Some(found), Some(expected)) => assert!((found - expected).abs() < 1e-9),
+                (found, expected) => assert_eq!(found, expected),
+            }
+        };
+        use Value::{Counted, NotCounted, NotSupported};
+        check(&[Counted(7)], Counted(7), None);
+        // Standard deviation 2 of three runs, mean 4.
+        let error = 2.0 / 3.0f64.sqrt() / 4.0 * 100.0;
+        check(
+            &[Counted(2), Counted(4), Counted(6)],
+            Counted(4),
+            Some(error),
+        );
+        check(&[NotCounted, Counted(5)], Counted(5), None);
+        check(&[NotCounted, NotCounted], NotCounted, None);
+        check(&[NotSupported, NotSupported], NotSupported, None);
+        assert_eq!(mean(&[]), []);
+    }
+}

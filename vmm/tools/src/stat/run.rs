@@ -1,0 +1,202 @@
+//! One run of `umpire stat`: from attaching contexts to their last counts.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::Row;
+use super::command::{End, Kind, Measure, read_by, tell};
+use super::print::{Interval, write_interval};
+use super::rows::{Layout, Part};
+use super::tally::Tally;
+use super::watch::{Watched, since};
+use crate::ToolError;
+
+/// How often a context without turns is read: what it has counted is not lost
+/// with the VM.
+const POLL: Duration = Duration::from_millis(100);
+
+/// One run.
+pub(super) struct Run<'a> {
+    measure: &'a Measure<'a>,
+    watched: Vec<(Watched, Kind)>,
+    pub(super) began: Instant,
+    pub(super) ended: Instant,
+    /// When the last interval ended.
+    shown_ns: u64,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn begin(measure: &'a Measure<'a>) -> Result<Self, ToolError> {
+        let vm = measure.job.vm;
+        let mut watched = Vec::new();
+        for (session, kind) in measure.sessions()? {
+            let number = watched.len();
+            let added = measure.waiter.add(&session.handle.fd, number);
+            added.map_err(|error| ToolError::Host {
+                what: "waiting for messages".to_owned(),
+                error,
+            })?;
+            let events = measure.job.events.len();
+            watched.push((Watched::begin(vm, session, events)?, kind));
+        }
+        let began = Instant::now();
+        for (watched, _) in &watched {
+            watched.session.start(vm)?;
+        }
+        Ok(Self {
+            measure,
+            watched,
+            began,
+            ended: began,
+            shown_ns: 0,
+        })
+    }
+
+    pub(super) fn go(&mut self) -> Result<End, ToolError> {
+        let options = self.measure.options;
+        let several = self.measure.job.sets.len() > 1;
+        let poll = if several { options.turn } else { POLL };
+        let every = options.interval;
+        let deadline = options.duration.map(|duration| self.began + duration);
+        let mut next_poll = self.began + poll;
+        let mut next_interval = every.map(|every| self.began + every);
+        let mut first = true;
+        let end = loop {
+            let moments = [Some(next_poll), next_interval, deadline];
+            let next = moments.into_iter().flatten().min();
+            let woken = self
+                .measure
+                .waiter
+                .wait(next)
+                .map_err(|error| ToolError::Host {
+                    what: "waiting for messages".to_owned(),
+                    error,
+                })?;
+            for number in woken.ready {
+                self.messages(number)?;
+            }
+            let now = Instant::now();
+            if woken.stop {
+                break End::Stopped;
+            }
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                break End::Time;
+            }
+            if self.watched.iter().all(|(watched, _)| watched.is_over()) {
+                break End::Ended;
+            }
+            let interval_due = next_interval.is_some_and(|next| next <= now);
+            if interval_due || next_poll <= now {
+                self.poll()?;
+                next_poll = later(next_poll, poll, now);
+            }
+            if let (true, Some(every), Some(next)) = (interval_due, every, next_interval) {
+                if !self.print_interval(first)? {
+                    return Ok(End::Unread);
+                }
+                first = false;
+                next_interval = Some(later(next, every, now));
+            }
+        };
+        self.finish()?;
+        if every.is_some() && !self.print_interval(first)? {
+            return Ok(End::Unread);
+        }
+        Ok(end)
+    }
+
+    fn messages(&mut self, number: usize) -> Result<(), ToolError> {
+        let Some((watched, _)) = self.watched.get_mut(number) else {
+            return Ok(());
+        };
+        watched.messages()?;
+        if watched.is_over() {
+            // It stays readable, and there is nothing more to come.
+            self.measure.waiter.remove(&watched.session.handle.fd);
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<(), ToolError> {
+        let vm = self.measure.job.vm;
+        let mut live = self.watched.iter_mut().filter(|(it, _)| !it.is_over());
+        live.try_for_each(|(watched, _)| watched.poll(vm, self.began))
+    }
+
+    fn finish(&mut self) -> Result<(), ToolError> {
+        let vm = self.measure.job.vm;
+        self.ended = Instant::now();
+        for (watched, _) in &mut self.watched {
+            watched.finish(vm, self.began)?;
+            self.measure.waiter.remove(&watched.session.handle.fd);
+        }
+        Ok(())
+    }
+
+    pub(super) fn rows(&self, tally: impl Fn(&Watched) -> &Tally, seconds: f64) -> Vec<Row> {
+        let layout = Layout {
+            events: self.measure.job.events,
+            supported: &self.measure.plan.supported,
+            scale: self.measure.options.scale,
+            apart: self.measure.options.apart,
+        };
+        let part = |(watched, kind): &'_ (Watched, Kind)| (watched.session.target, *kind);
+        let parts: Vec<Part<'_>> = self
+            .watched
+            .iter()
+            .map(|one| {
+                let (whose, kind) = part(one);
+                Part {
+                    whose,
+                    tally: tally(&one.0),
+                    counters: kind.counters,
+                    quantities: kind.quantities,
+                }
+            })
+            .collect();
+        layout.rows(&parts, seconds)
+    }
+
+    /// Prints what was counted since the last time; false if nobody reads it.
+    fn print_interval(&mut self, first: bool) -> Result<bool, ToolError> {
+        let end_ns = since(self.began);
+        let passed = end_ns.saturating_sub(self.shown_ns);
+        let seconds = Duration::from_nanos(passed).as_secs_f64();
+        self.shown_ns = end_ns;
+        let rows = self.rows(|it| &it.course.interval, seconds);
+        let interval = Interval {
+            end_ns,
+            rows: &rows,
+            first,
+        };
+        let out = &mut io::stdout().lock();
+        let read = read_by(write_interval(&interval, &self.measure.options.form, out))?;
+        for (watched, _) in &mut self.watched {
+            watched.course.next_interval();
+        }
+        Ok(read)
+    }
+
+    /// What the user must know of the blind spots.
+    pub(super) fn tell_blind(&self) {
+        for (watched, _) in &self.watched {
+            let blind = watched.course.whole.blind_ns();
+            if blind > 0 {
+                let ms = Duration::from_nanos(blind).as_secs_f64() * 1e3;
+                let all = Duration::from_nanos(watched.course.whole.monitored_ns());
+                let part = ms / 10.0 / all.as_secs_f64();
+                tell(&format!(
+                    "{}: others had its counters for {ms:.3} ms ({part:.2}% of the time); counts \
+                     are scaled",
+                    watched.session.target
+                ));
+            }
+        }
+    }
+}
+
+/// The next of the moments at every `step` that is not over.
+fn later(last: Instant, step: Duration, now: Instant) -> Instant {
+    let next = last + step;
+    if next > now { next } else { now + step }
+}

@@ -1,0 +1,216 @@
+//! Finding out what can be counted, by trying.
+
+use perfmon_abi::wire::Errno;
+use pmu_virt::perfmon::LogicalPmu;
+use std::time::Duration;
+
+use super::events::Asked;
+use super::schedule::{Counters, Schedule, Wanted};
+use super::session::{Job, Session};
+use crate::targets::Target;
+use crate::{ToolError, Vm, refused, registers};
+
+/// What can be counted, and how.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plan {
+    pub(super) schedule: Schedule,
+    /// By event: something counts it.
+    pub(super) supported: Vec<bool>,
+    /// What the user should know of events that are not counted.
+    pub(super) notes: Vec<String>,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question<'a> {
+    pub(super) vm: &'a Vm,
+    pub(super) events: &'a [Asked],
+    /// The events' numbers, group by group.
+    pub(super) groups: &'a [Vec<usize>],
+    pub(super) targets: &'a [Target],
+    pub(super) preemptible: bool,
+}
+
+impl Question<'_> {
+    /// The plan that all targets take.
+    ///
+    /// # Errors
+    /// A target takes no context at all, or the VM fails.
+    pub(super) fn plan(&self) -> Result<Plan, ToolError> {
+        let mut plan = Plan {
+            supported: vec![true; self.events.len()],
+            ..Plan::default()
+        };
+        // Whoever takes none at all, with no counters wanted, has a reason of
+        // its own: another tool's context, or an end.
+        for target in self.targets {
+            self.try_on(*target, &[])?
+                .map_err(refused(format!("{target} cannot be measured")))?;
+        }
+        self.find_supported(&mut plan)?;
+        let mut reason = None;
+        for counters in attempts(&self.vm.pmu) {
+            let groups = self.wanted(&plan.supported);
+            plan.schedule = Schedule::of(&groups, counters);
+            match self.try_everywhere(&plan.schedule)? {
+                Ok(()) => return Ok(self.with_notes(plan, reason)),
+                Err(why) => reason = Some(why),
+            }
+        }
+        plan.schedule = Schedule {
+            sets: Vec::new(),
+            left_out: self
+                .wanted(&plan.supported)
+                .iter()
+                .flatten()
+                .map(|it| it.0)
+                .collect(),
+        };
+        Ok(self.with_notes(plan, reason))
+    }
+
+    /// Events with a counter, as far as they are supported.
+    fn wanted(&self, supported: &[bool]) -> Vec<Vec<Wanted>> {
+        let one = |&event: &usize| -> Option<Wanted> {
+            let request = self.events.get(event)?.request()?;
+            let is = supported.get(event).copied().unwrap_or(false);
+            is.then(|| (event, registers::need(&self.vm.pmu, request)))
+        };
+        let group = |group: &Vec<usize>| group.iter().filter_map(one).collect();
+        self.groups.iter().map(group).collect()
+    }
+
+    /// Loads each event alone: what is refused then as invalid, no source counts.
+    fn find_supported(&self, plan: &mut Plan) -> Result<(), ToolError> {
+        let Some(&target) = self.targets.first() else {
+            return Ok(());
+        };
+        for (event, supported) in plan.supported.iter_mut().enumerate() {
+            let Some(asked) = self.events.get(event) else {
+                continue;
+            };
+            let Some(request) = asked.request() else {
+                *supported = asked.source != super::events::Source::Nothing;
+                continue;
+            };
+            let need = registers::need(&self.vm.pmu, request);
+            let model = self.vm.pmu.model();
+            let counters = Counters {
+                programmable: model.programmable().min(1),
+                fixed: model.fixed(),
+            };
+            let schedule = Schedule::of(&[vec![(event, need)]], counters);
+            if !schedule.left_out.is_empty() {
+                *supported = false;
+                continue;
+            }
+            match self.try_on(target, &schedule.sets)? {
+                Err(refusal) if refusal.errno == Errno::EINVAL => {
+                    *supported = false;
+                    plan.notes
+                        .push(format!("{}: {}", asked.name, refusal.reason));
+                }
+                // Counters are missing, which is looked at below.
+                Err(_) | Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn try_everywhere(&self, schedule: &Schedule) -> Result<Result<(), String>, ToolError> {
+        for target in self.targets {
+            match self.try_on(*target, &schedule.sets)? {
+                Ok(()) => {}
+                Err(refusal) => return Ok(Err(format!("{target}: {}", refusal.reason))),
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Attaches a context and lets it go; the inner error is the VM's answer.
+    fn try_on(
+        &self,
+        target: Target,
+        sets: &[Vec<super::schedule::Place>],
+    ) -> Result<Result<(), perfmon_abi::wire::Refusal>, ToolError> {
+        let job = Job {
+            vm: self.vm,
+            events: self.events,
+            sets,
+            turn: Duration::from_secs(1),
+            preemptible: self.preemptible,
+        };
+        match Session::open(&job, target, false) {
+            Ok(session) => {
+                // Closing it alone would leave it there for a moment.
+                let mut unload = umpire_perfmon::Call::Unload;
+                let unloaded = self.vm.client.call(&session.handle, &mut unload);
+                unloaded.map_err(refused("trying what can be counted"))?;
+                Ok(Ok(()))
+            }
+            Err(refusal) if matches!(refusal.errno, Errno::EBUSY | Errno::EINVAL) => {
+                Ok(Err(refusal))
+            }
+            Err(refusal) => Err(ToolError::refused(
+                format!("{target} cannot be measured"),
+                refusal,
+            )),
+        }
+    }
+
+    fn with_notes(&self, mut plan: Plan, reason: Option<String>) -> Plan {
+        if !plan.schedule.left_out.is_empty() {
+            let names = plan
+                .schedule
+                .left_out
+                .iter()
+                .filter_map(|it| self.events.get(*it));
+            let names: Vec<&str> = names.map(|it| it.name.as_str()).collect();
+            let reason =
+                reason.unwrap_or_else(|| "a group needs more counters than there are".to_owned());
+            let hint = match self.preemptible {
+                true => "",
+                false => "; --preemptible uses counters while the guest does not",
+            };
+            plan.notes.push(format!(
+                "no counters for {}: {reason}{hint}",
+                names.join(", ")
+            ));
+        }
+        plan
+    }
+}
+
+/// Numbers of counters to try, the most first: others may hold some.
+fn attempts(pmu: &LogicalPmu) -> impl Iterator<Item = Counters> {
+    let model = pmu.model();
+    let (most, fixed) = (model.programmable(), model.fixed());
+    let with = move |fixed| {
+        let each = (1..=most).rev();
+        each.map(move |programmable| Counters {
+            programmable,
+            fixed,
+        })
+    };
+    let without_fixed = (fixed > 0).then(|| with(0));
+    with(fixed).chain(without_fixed.into_iter().flatten())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pmu_virt::PmuModel;
+
+    #[test]
+    fn the_most_counters_are_tried_first() {
+        let check = |model: &str, expected: &[(u8, u8)]| {
+            let pmu = LogicalPmu::new(PmuModel::parse(model).unwrap());
+            let found: Vec<(u8, u8)> = attempts(&pmu)
+                .map(|it| (it.programmable, it.fixed))
+                .collect();
+            assert_eq!(found, expected);
+        };
+        check("amd-k7", &[(4, 0), (3, 0), (2, 0), (1, 0)]);
+        check("intel-v2,counters=2", &[(2, 3), (1, 3), (2, 0), (1, 0)]);
+    }
+}

@@ -1,0 +1,443 @@
+//! A context while it counts: its readings, and what its messages say.
+
+use std::time::Instant;
+
+use perfmon_abi::Message;
+use perfmon_abi::consts::{PFM_MSG_END, PFM_MSG_PREEMPTED, PFM_MSG_RESTORED};
+use perfmon_abi::wire::Refusal;
+use umpire_perfmon::{Event, Wait};
+
+use super::reading::Reading;
+use super::session::Session;
+use super::tally::Tally;
+use crate::targets::Target;
+use crate::{ToolError, Vm, is_gone, refused};
+
+/// What has happened to a context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct State {
+    /// Its vCPU or core has ended: the registers stay as they are.
+    pub(super) ended: bool,
+    /// The VM is gone, and the registers with it.
+    pub(super) gone: bool,
+    /// Others have its counters.
+    pub(super) preempted: bool,
+    /// They took them, or gave them back, since this was asked last.
+    pub(super) disturbed: bool,
+    /// Nanoseconds without counters that were told and not yet taken.
+    pub(super) told_ns: u64,
+    /// Nanoseconds that were taken before they were told.
+    ahead_ns: u64,
+}
+
+/// Time without counters since the last reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Blind {
+    /// So many nanoseconds,
+    pub(super) ns: u64,
+    /// or more: nobody tells.
+    pub(super) untold: bool,
+}
+
+impl State {
+    /// Takes a message in.
+    pub(super) fn take(&mut self, message: &Message) {
+        match message.kind {
+            PFM_MSG_END => self.ended = true,
+            PFM_MSG_PREEMPTED => (self.preempted, self.disturbed) = (true, true),
+            PFM_MSG_RESTORED => {
+                (self.preempted, self.disturbed) = (false, true);
+                let [blind_ns, _] = message.ovfl_pmds;
+                self.told_ns = self.told_ns.saturating_add(blind_ns);
+            }
+            // Nothing here asks for overflows; a later version may tell more.
+            _ => {}
+        }
+    }
+
+    /// The time without counters since the last reading, in which no set was
+    /// active for `inactive_ns` of the context's time, if that is known. What
+    /// is taken from there while others have the counters will be told once
+    /// more, when they give them back.
+    pub(super) fn blind(&mut self, inactive_ns: Option<u64>) -> Blind {
+        let told = std::mem::take(&mut self.told_ns);
+        match (self.preempted, inactive_ns) {
+            (true, Some(ns)) => {
+                self.ahead_ns = self.ahead_ns.saturating_add(ns).saturating_sub(told);
+                Blind { ns, untold: false }
+            }
+            (untold, _) => Blind {
+                ns: told.saturating_sub(std::mem::take(&mut self.ahead_ns)),
+                untold,
+            },
+        }
+    }
+}
+
+/// What a context has counted.
+#[derive(Debug)]
+pub(super) struct Course {
+    state: State,
+    /// Since the beginning.
+    pub(super) whole: Tally,
+    /// Since the interval began.
+    pub(super) interval: Tally,
+    events: usize,
+    last: Reading,
+    last_ns: u64,
+    active: usize,
+    /// Others have the counters, and nobody has told for how long.
+    untold: bool,
+}
+
+impl Course {
+    fn new(first: Reading, events: usize) -> Self {
+        Self {
+            state: State::default(),
+            whole: Tally::new(events),
+            interval: Tally::new(events),
+            events,
+            last: first,
+            last_ns: 0,
+            active: 0,
+            untold: false,
+        }
+    }
+
+    /// Takes in what the registers say at `now_ns`, before which all messages
+    /// were read. They were `disturbed` before the registers were, too.
+    fn take(&mut self, mut reading: Reading, disturbed: bool, target: Target, now_ns: u64) {
+        if disturbed || self.state.disturbed {
+            reading.explain();
+        }
+        let elapsed = now_ns.saturating_sub(self.last_ns);
+        let inactive = inactive_ns(
+            &self.last,
+            &reading,
+            match target {
+                Target::Vcpu(_) => None,
+                Target::Core(_) => Some(elapsed),
+            },
+        );
+        let active = self.whole.add(&self.last, &reading, self.active, elapsed);
+        self.interval
+            .add(&self.last, &reading, self.active, elapsed);
+        self.take_blind(inactive);
+        let base = reading.base(&self.last);
+        (self.active, self.last, self.last_ns) = (active, base, now_ns);
+    }
+
+    /// The time without counters, as far as it is known.
+    fn take_blind(&mut self, inactive_ns: Option<u64>) {
+        let blind = self.state.blind(inactive_ns);
+        if blind.ns > 0 {
+            self.whole.add_blind(blind.ns);
+            self.interval.add_blind(blind.ns);
+        }
+        // What is told at last is of the interval before, too.
+        if blind.untold || self.untold {
+            self.interval.add_untold();
+        }
+        self.untold = blind.untold;
+    }
+
+    /// Nobody will tell any more what is not told yet.
+    fn finish(&mut self) {
+        if self.untold {
+            self.whole.add_untold();
+        }
+    }
+
+    /// A new interval begins.
+    pub(super) fn next_interval(&mut self) {
+        self.interval = Tally::new(self.events);
+    }
+}
+
+/// A context that counts, with all that it has counted.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) session: Session,
+    pub(super) course: Course,
+}
+
+impl Watched {
+    /// Reads the registers as they are before counting begins.
+    pub(super) fn begin(vm: &Vm, mut session: Session, events: usize) -> Result<Self, ToolError> {
+        let first = session.read(vm, false).map_err(refused(format!(
+            "reading the registers of {}",
+            session.target
+        )))?;
+        let course = Course::new(first, events);
+        Ok(Self { session, course })
+    }
+
+    /// Whether nothing more will come.
+    pub(super) fn is_over(&self) -> bool {
+        self.course.state.ended || self.course.state.gone
+    }
+
+    /// Reads all messages that have come.
+    pub(super) fn messages(&mut self) -> Result<(), ToolError> {
+        while !self.is_over() {
+            match self.session.handle.read_message(Wait::No) {
+                Ok(Event::Message(message)) => self.course.state.take(&message),
+                Ok(Event::Overflow) => {}
+                Ok(Event::Nothing) => return Ok(()),
+                Ok(Event::Gone) => self.course.state.gone = true,
+                Err(refusal) => return Err(self.failed(refusal)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the registers, and counts what took place since.
+    pub(super) fn poll(&mut self, vm: &Vm, began: Instant) -> Result<(), ToolError> {
+        if self.course.state.gone {
+            return Ok(());
+        }
+        // A counter that was taken away reads as lost until it is written or
+        // reset. A loss that nobody tells of shall be seen all the same.
+        let disturbed = std::mem::take(&mut self.course.state.disturbed);
+        let reading = match self.session.read(vm, disturbed) {
+            Ok(reading) => reading,
+            Err(refusal) if is_gone(&refusal) => {
+                self.course.state.gone = true;
+                return Ok(());
+            }
+            Err(refusal) => return Err(self.failed(refusal)),
+        };
+        // The message of what the registers show has come before they do.
+        self.messages()?;
+        let target = self.session.target;
+        self.course.take(reading, disturbed, target, since(began));
+        Ok(())
+    }
+
+    /// Counting is over: reads what is left.
+    pub(super) fn finish(&mut self, vm: &Vm, began: Instant) -> Result<(), ToolError> {
+        if !self.is_over() {
+            match self.session.stop(vm) {
+                // A vCPU that has ended in this moment counts no more either.
+                Ok(()) => {}
+                Err(refusal) if is_gone(&refusal) => self.course.state.gone = true,
+                Err(_) => {}
+            }
+            self.messages()?;
+        }
+        self.poll(vm, began)?;
+        self.course.finish();
+        // Or whoever attaches the next context there, this program among them,
+        // might come too early.
+        self.session.detach(vm);
+        Ok(())
+    }
+
+    fn failed(&self, refusal: Refusal) -> ToolError {
+        ToolError::refused(format!("counting on {}", self.session.target), refusal)
+    }
+}
+
+/// Nanoseconds between two readings in which no set was active, of a vCPU's run
+/// time or of `elapsed_ns`, if that is the context's time.
+fn inactive_ns(before: &Reading, now: &Reading, elapsed_ns: Option<u64>) -> Option<u64> {
+    let ran = now.run_ns.zip(before.run_ns);
+    let ran = ran.map(|(now, before)| now.saturating_sub(before));
+    let active = now.active_ns().saturating_sub(before.active_ns());
+    Some(elapsed_ns.or(ran)?.saturating_sub(active))
+}
+
+/// Nanoseconds since `began`.
+pub(super) fn since(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(kind: u32, blind_ns: u64) -> Message {
+        Message {
+            kind,
+            ovfl_pmds: [blind_ns, 1],
+            ..Message::default()
+        }
+    }
+
+    #[test]
+    fn messages_change_the_state() {
+        let mut state = State::default();
+        state.take(&message(PFM_MSG_PREEMPTED, 0));
+        assert!(state.preempted && state.disturbed);
+        state.take(&message(PFM_MSG_RESTORED, 70));
+        assert_eq!((state.preempted, state.told_ns), (false, 70));
+        state.take(&message(0x9999, 3));
+        assert!(!state.ended);
+        state.take(&message(PFM_MSG_END, 3));
+        assert_eq!((state.ended, state.told_ns), (true, 70));
+    }
+
+    /// What was told since the last reading, whether others have the counters,
+    /// the time that no set was active, and the blind time.
+    type Step = (u64, bool, Option<u64>, Blind);
+
+    fn check_blind(steps: &[Step]) {
+        let mut state = State::default();
+        for (index, (told_ns, preempted, inactive_ns, expected)) in steps.iter().enumerate() {
+            (state.told_ns, state.preempted) = (*told_ns, *preempted);
+            assert_eq!(state.blind(*inactive_ns), *expected, "step {index}");
+        }
+    }
+
+    #[test]
+    fn no_blind_time_is_taken_twice() {
+        let known = |ns| Blind { ns, untold: false };
+        let unknown = |ns| Blind { ns, untold: true };
+        // It comes and goes between two readings.
+        check_blind(&[(0, false, Some(3), known(0)), (7, false, Some(9), known(7))]);
+        // It lasts for three readings, and is told at the fourth.
+        check_blind(&[
+            (0, true, Some(10), known(10)),
+            (0, true, Some(100), known(100)),
+            (0, true, Some(100), known(100)),
+            (250, false, Some(42), known(40)),
+            (0, false, Some(1), known(0)),
+        ]);
+        // One ends, the next begins.
+        check_blind(&[
+            (0, true, Some(10), known(10)),
+            (30, true, Some(25), known(25)),
+            (5, false, Some(0), known(0)),
+        ]);
+        // The clocks differ.
+        check_blind(&[
+            (0, true, Some(10), known(10)),
+            (8, false, Some(0), known(0)),
+        ]);
+        // Without a clock it is known afterwards only.
+        check_blind(&[
+            (0, true, None, unknown(0)),
+            (30, true, None, unknown(30)),
+            (30, false, None, known(30)),
+        ]);
+    }
+
+    use crate::stat::reading::{Count, How, SetReading};
+    use crate::stat::tally::{Counted, Scale};
+    use pmu_virt::Provenance;
+
+    const HARDWARE: How = How::Counted(Provenance::Hardware);
+
+    /// A vCPU that has run for so long, its set's time, and its counter.
+    fn registers(run_ns: Option<u64>, active_ns: u64, value: u64, how: How) -> Reading {
+        let event = 0;
+        let counts = vec![Count { event, value, how }];
+        Reading {
+            sets: vec![SetReading { active_ns, counts }],
+            run_ns,
+            ..Reading::default()
+        }
+    }
+
+    /// Value, provenance, enabled and running time.
+    type Found = (Option<u64>, Option<Provenance>, u64, u64);
+
+    fn found(tally: &Tally) -> Found {
+        let all = tally.counted(Scale::Linear);
+        let Counted {
+            value,
+            provenance,
+            enabled_ns,
+            running_ns,
+            ..
+        } = all[0];
+        (value, provenance, enabled_ns, running_ns)
+    }
+
+    /// Messages, then registers, as `Watched::poll` takes them. Returns the
+    /// whole and the interval, which ends.
+    fn poll(course: &mut Course, messages: &[Message], reading: Reading) -> (Found, Found) {
+        for message in messages {
+            course.state.take(message);
+        }
+        let disturbed = std::mem::take(&mut course.state.disturbed);
+        course.take(reading, disturbed, Target::Vcpu(0), 0);
+        let counted = (found(&course.whole), found(&course.interval));
+        course.next_interval();
+        counted
+    }
+
+    #[test]
+    fn a_preemption_costs_its_own_time_and_no_more() {
+        let ran = |ns| Some(ns);
+        let mut course = Course::new(registers(ran(0), 0, 0, How::Never), 1);
+        let hardware = Some(Provenance::Hardware);
+        let scaled = Some(Provenance::Scaled);
+        let all = (Some(1000), hardware, 100, 100);
+        let reading = registers(ran(100), 100, 1000, HARDWARE);
+        assert_eq!(poll(&mut course, &[], reading), (all, all));
+        // Both messages before a reading: the PMD reads as lost.
+        let messages = [message(PFM_MSG_PREEMPTED, 0), message(PFM_MSG_RESTORED, 10)];
+        let reading = registers(ran(200), 190, 1900, How::Lost);
+        assert_eq!(
+            poll(&mut course, &messages, reading),
+            (
+                (Some(2000), scaled, 200, 190),
+                // Nobody says how that part was counted.
+                (Some(1000), scaled, 100, 90)
+            )
+        );
+        // The register was reset: all is as before.
+        let reading = registers(ran(300), 290, 2900, HARDWARE);
+        assert_eq!(
+            poll(&mut course, &[], reading),
+            (
+                (Some(3000), scaled, 300, 290),
+                (Some(1000), hardware, 100, 100)
+            )
+        );
+        // A loss that nobody tells of is one.
+        let reading = registers(ran(400), 390, 3000, How::Lost);
+        let (whole, interval) = poll(&mut course, &[], reading);
+        assert_eq!((whole.0, interval.0), (None, None));
+    }
+
+    #[test]
+    fn a_preemption_that_does_not_end_is_measured() {
+        let check = |clock: fn(u64) -> Option<u64>, expected: [Found; 2]| {
+            let mut course = Course::new(registers(clock(0), 0, 0, How::Never), 1);
+            let taken = [message(PFM_MSG_PREEMPTED, 0)];
+            let reading = registers(clock(100), 60, 600, How::Lost);
+            poll(&mut course, &taken, reading);
+            let reading = registers(clock(200), 60, 600, How::Never);
+            let (_, interval) = poll(&mut course, &[], reading);
+            course.finish();
+            assert_eq!([found(&course.whole), interval], expected);
+        };
+        let scaled = Some(Provenance::Scaled);
+        let nothing = (None, None, 100, 0);
+        check(Some, [(Some(2000), scaled, 200, 60), nothing]);
+        // Without a clock.
+        let whole = (None, None, 60, 0);
+        check(|_| None, [whole, (None, None, 0, 0)]);
+    }
+
+    #[test]
+    fn a_vcpu_is_measured_by_its_run_time() {
+        let reading = |run_ns, active_ns| Reading {
+            sets: vec![SetReading {
+                active_ns,
+                counts: Vec::new(),
+            }],
+            run_ns,
+            ..Reading::default()
+        };
+        let check = |before, now, elapsed, expected| {
+            assert_eq!(inactive_ns(&before, &now, elapsed), expected);
+        };
+        check(reading(Some(5), 2), reading(Some(50), 10), None, Some(37));
+        check(reading(Some(5), 2), reading(Some(9), 10), None, Some(0));
+        check(reading(None, 2), reading(Some(9), 10), None, None);
+        check(reading(None, 2), reading(None, 10), Some(100), Some(92));
+    }
+}

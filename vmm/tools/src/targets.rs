@@ -1,0 +1,124 @@
+//! Whom a tool looks at.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use perfmon_abi::LoadArg;
+use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
+
+use super::error::ToolError;
+use crate::profile::filter::Numbers;
+
+/// What a context is attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Target {
+    /// A vCPU.
+    Vcpu(u32),
+    /// A core.
+    Core(u32),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vcpu(number) => write!(f, "vCPU {number}"),
+            Self::Core(number) => write!(f, "core {number}"),
+        }
+    }
+}
+
+impl Target {
+    /// The flags of a context for it.
+    #[must_use]
+    pub fn flags(self) -> u32 {
+        match self {
+            Self::Vcpu(_) => 0,
+            Self::Core(_) => PFM_FL_SYSTEM_WIDE,
+        }
+    }
+
+    /// How a context is attached to it, with set 0.
+    #[must_use]
+    pub fn load(self) -> LoadArg {
+        let (Self::Vcpu(number) | Self::Core(number)) = self;
+        LoadArg {
+            pid: i32::try_from(number).unwrap_or(i32::MAX),
+            set: 0,
+        }
+    }
+}
+
+/// A VM, and what of it a tool looks at. Without a choice it looks at all vCPUs.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// The VM's control socket; without one the environment names it.
+    pub control: Option<PathBuf>,
+    /// These vCPUs, wherever they run.
+    pub vcpus: Option<Numbers>,
+    /// These cores, whatever vCPU runs on them.
+    pub cores: Option<Numbers>,
+    /// Every core.
+    pub all_cores: bool,
+    /// Guest and other tools may take the counters away.
+    pub preemptible: bool,
+}
+
+impl Selection {
+    /// The targets, of a VM with so many vCPUs and cores.
+    ///
+    /// # Errors
+    /// It has no such vCPU or core.
+    pub fn targets(&self, vcpus: u32, cores: u32) -> Result<Vec<Target>, ToolError> {
+        let chosen = |list: &Numbers, what, count| {
+            let missing = |number| ToolError::NoTarget {
+                what,
+                number,
+                count,
+            };
+            list.below(count).map_err(missing)
+        };
+        Ok(match (&self.vcpus, &self.cores) {
+            (Some(list), _) => of(Target::Vcpu, chosen(list, "vCPU", vcpus)?),
+            (None, Some(list)) => of(Target::Core, chosen(list, "core", cores)?),
+            (None, None) if self.all_cores => of(Target::Core, 0..cores),
+            (None, None) => of(Target::Vcpu, 0..vcpus),
+        })
+    }
+}
+
+fn of(target: fn(u32) -> Target, numbers: impl IntoIterator<Item = u32>) -> Vec<Target> {
+    numbers.into_iter().map(target).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_checked_against_the_vm() {
+        let check = |vcpus: Option<&str>, cores: Option<&str>, all_cores, expected: &str| {
+            let choice = Selection {
+                vcpus: vcpus.map(|list| list.parse().unwrap()),
+                cores: cores.map(|list| list.parse().unwrap()),
+                all_cores,
+                ..Selection::default()
+            };
+            let text = match choice.targets(4, 2) {
+                Ok(targets) => {
+                    let words: Vec<String> = targets.iter().map(Target::to_string).collect();
+                    words.join(", ")
+                }
+                Err(error) => error.to_string(),
+            };
+            assert_eq!(text, expected);
+        };
+        check(None, None, false, "vCPU 0, vCPU 1, vCPU 2, vCPU 3");
+        check(None, None, true, "core 0, core 1");
+        check(Some("2-3,0,2"), None, false, "vCPU 0, vCPU 2, vCPU 3");
+        check(None, Some("1"), false, "core 1");
+        let none = "there is no vCPU 4: the VM has 4, numbered from 0";
+        check(Some("1-4294967295"), None, false, none);
+        let none = "there is no core 2: the VM has 2, numbered from 0";
+        check(None, Some("2"), false, none);
+    }
+}
