@@ -155,8 +155,8 @@ fn a_driver_reserves_asks_and_replies_by_registers() {
     );
 }
 
-/// Two components of the kernel: one waits for counters and has come by some,
-/// the other one knows no cookie of it.
+/// The kernel has two components. One waits for counters and has gathered some. The
+/// other does not know its cookie.
 #[test]
 fn who_does_not_know_the_cookie_neither_withdraws_nor_replies() {
     let mut harness = Harness::new(Scheme::Interacting, 4, plain());

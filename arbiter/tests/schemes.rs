@@ -68,7 +68,7 @@ fn under_a_single_master_guests_have_no_management() {
     );
 
     harness.this(FW, 0);
-    // The holder tells the master how others are treated, by its access cookie.
+    // The holder sets how others are treated, with its access cookie.
     for (layer, cookie, done) in [
         (FW, 6, false),
         (KERNEL, bits(FW), false),
@@ -558,7 +558,7 @@ fn what_becomes_needless_is_called_off_where_it_would_not_take_place_anyway() {
     assert_eq!(harness.held(HV), set([0, 1, 2]));
 }
 
-/// Two layers pass a counter to and fro, so that whoever is to lose one is at
+/// Two layers pass a counter to and fro, so that the layer that is to lose one is at
 /// its minimum when the time comes.
 #[test]
 fn no_game_of_others_keeps_a_request_waiting_for_ever() {
@@ -679,8 +679,8 @@ fn programs_that_guess_are_not_listened_to_for_a_while() {
     }
 }
 
-/// Where the mode bits shut a layer out, no cookie is right: none is counted, and
-/// the answer does not tell the right one.
+/// Where the mode bits lock a layer out, no cookie is right: none is counted, and
+/// the answer does not reveal the right one.
 #[test]
 fn a_layer_that_is_shut_out_cannot_guess() {
     let mut harness = under(Scheme::Interacting);
@@ -727,7 +727,7 @@ fn what_the_hypervisor_sets_aside_has_no_lease() {
 }
 
 /// The firmware hands over while it waits for counters: what it had gathered has
-/// a name, whoever ended the phase and whatever happens here first.
+/// a name, whichever vCPU ended the phase and whatever happens here first.
 #[test]
 fn what_the_firmware_was_gathering_keeps_its_legacy_name() {
     type Look = fn(&mut Harness);

@@ -1,5 +1,5 @@
-//! Scripts: what can be written, what is wrong with what cannot, and what
-//! comes of one.
+//! Scripts: what can be written, the errors of what cannot, and the traces of
+//! playing one.
 
 use arbiter::script::{Action, End, Problem, Script, Setup, What, play};
 use arbiter::{CounterId, Event, Layer, Outcome, PerKind, Policy, Reason, Scheme, Share, Wanted};

@@ -72,9 +72,9 @@ fn the_lock_opens_for_both_registers_alone() {
         ];
         for (reserve, part, open) in steps {
             if reserve {
-                master.reserve(part, PMC1).expect("free")
+                master.reserve(part, PMC1).expect("free");
             } else {
-                master.release(part, PMC1)
+                master.release(part, PMC1);
             }
             let expected = if open {
                 Verdict::Permit

@@ -187,13 +187,13 @@ impl Port {
         machine.cpus[cpu as usize].unit.map().counter(name)
     }
 
-    /// What a legacy access to a counter's registers comes to.
+    /// The verdict on a legacy access to a counter's registers.
     pub(crate) fn legacy(&self, cpu: u32, name: CounterId, access: Access) -> Option<Verdict> {
         let counter = self.behind(cpu, name)?;
         Some(self.verdict(cpu, counter, Key::DEFAULT, access))
     }
 
-    /// What an access by a counter's alias comes to.
+    /// The verdict on an access by a counter's alias.
     pub(crate) fn verdict(
         &self,
         cpu: u32,

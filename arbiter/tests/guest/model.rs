@@ -65,7 +65,7 @@ fn machine() -> impl Strategy<Value = Port> {
     })
 }
 
-/// What the calls have come to.
+/// What the calls leave: the counters that exist for them, and who has reserved which.
 #[derive(Debug, Default)]
 struct Model {
     available: CounterSet,

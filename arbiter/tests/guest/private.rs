@@ -12,7 +12,7 @@ fn machine() -> (Port, FullMaster<Port>) {
     (port, master.expect("a kernel"))
 }
 
-/// What an access with `key` comes to, on every CPU.
+/// Checks the verdict on an access with `key`, on every CPU.
 fn check(port: &Port, counter: CounterId, key: Key, expected: Verdict) {
     for cpu in 0..CPUS {
         for access in [Access::Read, Access::Write] {

@@ -52,8 +52,8 @@ pub(crate) fn hold(bank: &mut Bank, counter: CounterId, owner: Layer) {
     assert!(effects.is_empty());
 }
 
-/// A reservation as values that can be compared. Cookies are told by trying
-/// those that there can be.
+/// A reservation as values that can be compared. Trying every possible cookie shows
+/// which one is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Seen {
     pub(crate) owner: Layer,

@@ -164,7 +164,7 @@ fn check_status(case: &Status, expected: u64) {
     assert_eq!(step.outcome, Outcome::Value(expected));
 }
 
-/// Whoever reads STATUS presents nothing, whatever the register holds.
+/// A cookie beside a read of STATUS, which presents none whatever the register holds.
 const OTHER_COOKIE: u64 = u64::MAX;
 
 #[test]
@@ -196,7 +196,7 @@ fn status_tells_who_holds_the_counter_and_for_how_long() {
     check_status(&leased(5, 5000), lease);
     check_status(&leased(u32::MAX, 0), lease | u64::from(u32::MAX) << 32);
     check_status(&leased(u32::MAX, 11), lease | u64::from(u32::MAX - 1) << 32);
-    // Somebody else's leases are none of the kernel's business.
+    // A lease of another layer does not show in the kernel's STATUS.
     let kernel = Status {
         owner: Layer::GuestKernel,
         ..leased(5, 0)

@@ -1,5 +1,5 @@
-//! Wrong cookies: when they cost something, how much, and how many somebody can
-//! try who does nothing else.
+//! Wrong cookies: when they bring a penalty, how long it is, and how many cookies a
+//! layer can try that does nothing else.
 
 use arbiter::{Guard, GuardLimits, Layer, Penalty};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
@@ -9,7 +9,7 @@ fn limits() -> GuardLimits {
     GuardLimits::with_ticks_per_ms(1)
 }
 
-/// A wrong cookie of the kernel's, and how long the vCPU is barred for it.
+/// A wrong cookie of the kernel's, and how long it locks the vCPU out.
 fn present(guard: &mut Guard, now: u64) -> Option<u64> {
     let penalty = guard.wrong(Layer::GuestKernel, now)?;
     match penalty {
@@ -125,7 +125,7 @@ fn odd_limits_do_no_harm() {
     }
 }
 
-/// Somebody who guesses as soon as the guard lets the vCPU run.
+/// A guesser that tries as soon as the guard lets the vCPU run.
 #[test]
 fn an_hour_of_guessing_is_a_few_thousand_guesses() {
     let (limits, hour) = (limits(), 3_600_000);
@@ -215,7 +215,7 @@ proptest! {
         }
     }
 
-    /// The same as a bucket that leaks: each wrong cookie fills it by the time
+    /// The guard behaves like a leaky bucket: each wrong cookie fills it by the time
     /// that forgiving takes.
     #[test]
     fn the_guard_is_a_leaky_bucket(

@@ -1,5 +1,5 @@
-//! What a guest can do wrong, with what it gets and what is told of it: the
-//! unit as a whole, register by register.
+//! What a guest can do wrong, what it gets, and what is recorded: the unit as a
+//! whole, register by register.
 
 use crate::fixture::{ACCESS, MANAGEMENT, OTHER};
 use crate::play::{Op, Outcome, Palette, Script, Setup, World};
@@ -224,8 +224,8 @@ fn a_phase_is_of_its_machine() {
     }
 }
 
-/// The guest of two vCPUs ends the phase on one: the other's names follow what
-/// is held then, not what is held when somebody looks.
+/// A guest of two vCPUs ends the phase on one. The names on the other follow what
+/// is held then, not what is held at the next look.
 #[test]
 fn names_are_those_of_the_moment_at_which_the_phase_ended() {
     let mut setup = setup();

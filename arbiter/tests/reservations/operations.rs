@@ -1,5 +1,5 @@
-//! Every operation on a counter in every state: what it comes to, what it
-//! leaves behind, and the table under "Reserving" in `docs/pcr.md`, row by row.
+//! Every operation on a counter in every state: its result, the state that it
+//! leaves, and the table under "Reserving" in `docs/pcr.md`, row by row.
 
 use crate::fixture::{
     ACCESS, MANAGEMENT, OTHER, PMC0, Seen, control, cookie, look, reserve, sets_agree,

@@ -135,8 +135,8 @@ fn every_request_under_every_policy() {
     }
 }
 
-/// If a policy fits, what it promises can be kept from the first request on:
-/// nobody is ever refused for somebody's minimum while below the own one.
+/// A policy that fits can be kept from the first request on: no layer below its
+/// minimum is ever refused for the minimum of another.
 #[test]
 fn a_policy_that_fits_can_always_be_kept() {
     every_policy(|min, _| {

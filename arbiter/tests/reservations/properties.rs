@@ -1,4 +1,4 @@
-//! What holds after every operation of every sequence, told without the model.
+//! What holds after every operation of every sequence. The model has no part in it.
 
 use crate::fixture::{Seen, cookie, look, sets_agree};
 use crate::play::{Op, Outcome, Palette, Script, Setup, World, invariants_hold, settle};
@@ -42,8 +42,8 @@ fn each_step(
     }
 }
 
-/// Whether whoever performs an operation proves to be entitled to change a
-/// reservation, or takes what nobody holds.
+/// Whether an operation proves that it may change a reservation, or takes a free
+/// counter.
 fn is_entitled(op: &Op, counter: CounterId, held: Option<&Reservation>) -> bool {
     let shows = |register: u64| match (Cookie::new(register), held) {
         (Some(cookie), Some(held)) => held.is_management(cookie),
@@ -78,9 +78,9 @@ fn is_entitled(op: &Op, counter: CounterId, held: Option<&Reservation>) -> bool 
 struct Asked([Option<u64>; 4]);
 
 impl Asked {
-    /// Whether an operation may make a layer lose what its request has come by:
-    /// the layer's own withdrawal only with the cookie of the request. All else
-    /// is the arbiter's decision.
+    /// Whether an operation may make a layer lose what its request has gathered. The
+    /// layer's own withdrawal may only with the cookie of the request. Everything
+    /// else is the arbiter's decision.
     fn may_end(&self, op: &Op, layer: Layer) -> bool {
         match op {
             Op::Write {
@@ -184,8 +184,8 @@ proptest! {
         });
     }
 
-    /// Each counter that has another owner than before is told of once, and
-    /// nothing is told of one that has not.
+    /// Each change of a counter's owner has exactly one record, and no other counter
+    /// has one.
     #[test]
     fn a_change_of_owner_has_one_record(
         bytes in prop::collection::vec(any::<u8>(), 0..900)
@@ -219,8 +219,8 @@ proptest! {
         });
     }
 
-    /// Who reads the records alone knows who holds what, under every scheme: each
-    /// of them fits what those before it told, and none is missing.
+    /// The records alone show who holds what, under every scheme: each of them fits
+    /// those before it, and none is missing.
     #[test]
     fn the_records_tell_who_holds_what(
         bytes in prop::collection::vec(any::<u8>(), 0..900)

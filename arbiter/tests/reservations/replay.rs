@@ -52,7 +52,7 @@ const REFUSALS: [&str; 15] = [
 #[test]
 fn the_unit_does_what_the_naive_model_does() {
     let seen = RefCell::new((BTreeSet::new(), BTreeSet::new()));
-    // The same inputs each time, as they have to come by all of the above.
+    // The inputs are fixed, because they have to reach all of the above.
     let config = Config {
         failure_persistence: None,
         ..Config::with_cases(2000)

@@ -37,8 +37,8 @@ fn transcript(bytes: &[u8], palette: Palette) -> Vec<String> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) })]
 
-    /// The same sequence with other secrets, and the same wrong guesses: whoever
-    /// sees everything but the cookies sees no difference.
+    /// A sequence is played with two sets of secrets and with equal wrong guesses. An
+    /// observer of everything but the cookies sees no difference.
     #[test]
     fn nothing_depends_on_what_a_secret_is(
         bytes in prop::collection::vec(any::<u8>(), 0..600),

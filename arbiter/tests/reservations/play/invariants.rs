@@ -1,4 +1,4 @@
-//! What holds after every operation under every scheme, told without the model.
+//! What holds after every operation under every scheme. The model has no part in it.
 
 use super::script::Setup;
 use super::world::World;

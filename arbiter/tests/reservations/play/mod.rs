@@ -15,7 +15,7 @@ pub(crate) use model::Model;
 pub(crate) use script::{Op, Palette, Script, Setup};
 pub(crate) use world::{Outcome, Step, World, registers};
 
-/// Plays what `bytes` say, and returns what was told of it.
+/// Plays what `bytes` say, and returns the events that were recorded.
 ///
 /// # Panics
 /// The unit does something else than the model.

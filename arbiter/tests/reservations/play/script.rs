@@ -21,7 +21,7 @@ pub(crate) struct Setup {
 pub(crate) struct Palette {
     /// What owners choose.
     pub(crate) secrets: [u64; 3],
-    /// What somebody guesses who does not know them.
+    /// The guess of a layer that does not know them.
     pub(crate) guess: u64,
 }
 

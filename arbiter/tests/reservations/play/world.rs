@@ -21,7 +21,7 @@ pub(crate) enum Outcome {
     Nothing,
 }
 
-/// An operation's outcome, and what was told of it.
+/// An operation's outcome, and its records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) outcome: Outcome,
@@ -180,8 +180,8 @@ impl World {
     }
 }
 
-/// Indices of registers that tell of the state and leave it alone. The legacy
-/// map is not among them: to look may not be what settles it.
+/// Indices of registers that show the state and leave it alone. The legacy map is
+/// not among them, because a look may settle it.
 pub(crate) fn registers() -> impl Iterator<Item = u32> {
     let row = |first: u32| (first..first + 0x40).filter(|offset| offset % 32 < 5);
     [abi::MSR_CONTROL, abi::MSR_DROP_VALUE, abi::MSR_STATUS]
