@@ -1,10 +1,11 @@
 //! The one place with `unsafe`: starting a child that cannot outlive its parent.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 /// Starts `command` so that it inherits `fds` under their numbers, and is killed when the calling thread ends.
@@ -19,10 +20,9 @@ pub(crate) fn spawn_bound(command: &mut Command, fds: Vec<RawFd>) -> io::Result<
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         for fd in &fds {
-            // SAFETY: F_SETFD takes an integer; a closed descriptor gives EBADF, which is reported.
-            if unsafe { libc::fcntl(*fd, libc::F_SETFD, 0) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
+            // SAFETY: the caller keeps the descriptor open, and it is borrowed for one call, which
+            // reports one that is closed all the same (EBADF).
+            fcntl_setfd(unsafe { BorrowedFd::borrow_raw(*fd) }, FdFlags::empty())?;
         }
         Ok(())
     };

@@ -1,6 +1,6 @@
 //! What the guest found out, for the harness to read from its memory.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 use arbiter::guest::{ArbiterError, Fault};
 
