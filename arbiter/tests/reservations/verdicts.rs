@@ -38,8 +38,8 @@ fn check(bank: &Bank, case: Case, expected: Verdict) {
     assert_eq!(verdict, expected, "{case:?}");
 }
 
-/// The page's words. "Whoever presents the right one, in a layer in which it is
-/// valid, is let through."
+/// The verdict by the words of the page: "An access that presents the right cookie, in
+/// a layer in which it is valid, is permitted."
 fn expected(case: Case) -> Verdict {
     let right = match case.state {
         State::Unreserved | State::Shared => 0,
