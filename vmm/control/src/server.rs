@@ -1,4 +1,4 @@
-//! The server: one thread, one epoll, nobody to wait for.
+//! The server: how it starts, and how it ends. Its one thread is in `event_loop`.
 
 mod answer;
 mod connections;
@@ -27,18 +27,18 @@ use limits::Limits;
 
 /// How long tools may look at their contexts after the machine has ended.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long the server's thread may take beside that.
+/// How much longer the server's thread may take to end.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often the machine looks whether it has ended.
+/// How often [`Server::stop`] looks whether the thread has ended.
 const END_POLL: Duration = Duration::from_millis(1);
 
 /// The server could not be started.
 #[derive(Debug, Error)]
 pub enum ServerError {
-    /// The socket.
+    /// The socket cannot be had.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// Descriptors, or the thread.
+    /// The process has no descriptor or thread left.
     #[error("host tools cannot be served: {0} (limit of open files: `ulimit -n`)")]
     Io(#[from] io::Error),
 }
@@ -46,9 +46,9 @@ pub enum ServerError {
 /// The VM whose vCPUs and cores tools look at.
 #[derive(Debug)]
 pub(crate) struct ServedVm {
-    /// Name of what the guest boots.
+    /// The name of what the guest boots.
     pub(crate) guest: String,
-    /// Name of the counter backend.
+    /// The name of the counter backend.
     pub(crate) counters: String,
     /// The registers that tools see.
     pub(crate) pmu: Arc<LogicalPmu>,
@@ -59,7 +59,7 @@ pub(crate) struct ServedVm {
     pub(crate) memory: Option<MemoryProbe>,
 }
 
-/// The running server. When it is dropped, tools are told and it ends.
+/// The running server. It stops when it is dropped.
 #[derive(Debug)]
 pub struct Server {
     stop: Arc<Stop>,
@@ -95,8 +95,8 @@ impl Server {
         })
     }
 
-    /// Every vCPU has ended: tools hear of it and may look at their contexts for
-    /// a moment, then the socket goes.
+    /// Stops the server, after every vCPU and core has ended. Tools may look at
+    /// contexts that have got PFM_MSG_END for a second. Then the socket is removed.
     pub fn stop(&mut self) {
         self.stop.requested.store(true, Ordering::Release);
         self.stop.notifier.notify();

@@ -21,12 +21,12 @@ use thiserror::Error;
 use crate::config::Access;
 use crate::sys;
 
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Descriptors taken in from one packet: as many as one can have (SCM_MAX_FD), so
-/// that the kernel has none to close here.
+/// Most descriptors taken in from one packet. A packet cannot have more (SCM_MAX_FD), so
+/// the kernel never closes one on this thread.
 const MOST_RECEIVED: usize = 253;
-/// Descriptors sent along with one packet.
+/// Most descriptors sent along with one packet.
 const MOST_SENT: usize = 2;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -52,9 +52,9 @@ pub enum SocketError {
     /// A system call failed.
     #[error("--control {}: {what} failed: {error}", .path.display())]
     Io {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// Which one.
+        /// The name of the call.
         what: &'static str,
         /// Why.
         error: io::Error,
@@ -83,8 +83,8 @@ impl Listener {
         let address = SocketAddrUnix::new(path).map_err(|_| SocketError::Path(path.to_owned()))?;
         clear(path, &address)?;
         let socket = open().map_err(failed("socket"))?;
-        // The name gets the mode that the socket has, so that nobody slips in
-        // before the chmod that no umask restricts.
+        // The name gets the mode of the socket, so nobody can connect before the chmod
+        // below, which no umask restricts.
         fchmod(&socket, Mode::from_raw_mode(access.mode & 0o600))
             .map_err(io::Error::from)
             .map_err(failed("fchmod"))?;
@@ -106,8 +106,8 @@ impl Listener {
         listen(&listener.socket, BACKLOG)
             .map_err(io::Error::from)
             .map_err(failed("listen"))?;
-        // Until now it looked like one that nobody serves, and a second VMM that
-        // starts may have replaced it. From now on none does.
+        // Before `listen` the socket looked as if nobody served it, and a second VMM
+        // that starts may have replaced it. From now on none does.
         if listener.has_name() {
             Ok(listener)
         } else {
@@ -134,7 +134,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Somebody else may have removed it, or serve there now.
+        // Another process may have removed the name, or serve there now.
         if self.has_name() {
             let _ = fs::remove_file(&self.path);
         }
@@ -174,18 +174,18 @@ fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
         Err(rustix::io::Errno::CONNREFUSED) => match name_of(path) {
             Ok(name) if name == before => fs::remove_file(path).map_err(failed("unlink")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            // Somebody was quicker.
+            // Another VMM was quicker.
             _ => Err(SocketError::Live(path.to_owned())),
         },
-        // A full queue, or another kind of socket: somebody is there.
+        // The queue is full, or the socket is of another kind: somebody serves it.
         _ => Err(SocketError::Live(path.to_owned())),
     }
 }
 
-/// Who is at the other end, as of its `connect`.
+/// The process at the other end, as of its `connect`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// 0: a process of another PID namespace.
+    /// 0 stands for a process of another PID namespace.
     pub(crate) pid: u32,
     pub(crate) uid: u32,
     pub(crate) groups: Vec<u32>,
@@ -218,9 +218,9 @@ impl Peer {
 pub(crate) struct Packet {
     /// Bytes that it had: more than fit into the buffer, if it was cut.
     pub(crate) bytes: usize,
-    /// Descriptors that came along.
+    /// Descriptors that came with it.
     pub(crate) fds: Vec<OwnedFd>,
-    /// There were more descriptors; the kernel has closed them.
+    /// More descriptors came, and the kernel has closed them.
     pub(crate) more_fds: bool,
 }
 
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o640);
         let error = Listener::new(&path, &ACCESS).unwrap_err();
         assert!(matches!(error, SocketError::Live(_)), "{error}");
-        // Its owner is gone without having cleaned up.
+        // The first VMM ends without having removed the name.
         let kept = folder.path().join("kept");
         fs::hard_link(&path, &kept).unwrap();
         drop(first);

@@ -17,7 +17,7 @@ const SO_PEERGROUPS: c_int = 59;
 /// `NGROUPS_MAX` (limits.h): a process has no more groups than that.
 const MOST_GROUPS: usize = 65_536;
 /// `SIOCOUTQ` (sockios.h).
-const SIOCOUTQ: Opcode = libc::TIOCOUTQ as Opcode;
+const SIOCOUTQ: Opcode = 0x5411;
 
 /// Process, user and group of the peer of a Unix socket, as of its `connect`. The
 /// process is 0 if this one's PID namespace does not have it. That is why

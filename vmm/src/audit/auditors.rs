@@ -1,4 +1,4 @@
-//! Where decisions are noted, and wait for the writer of the audit file.
+//! Auditors note decisions. The decisions wait here for the writer of the audit file.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -8,54 +8,54 @@ use std::time::Instant;
 use arbiter::{Auditor, Record};
 use pmu_virt::perfmon::{HostAudit, HostRecord};
 
-use super::decisions::{DecisionTable, Entry, Totals};
+use super::decisions::{AuditTime, DecisionTable, Entry, Totals};
 use super::line::HostLine;
 use crate::sync::lock;
 
-/// Calls the writer, without waiting for it.
+/// Wakes the writer. Never waits.
 #[derive(Debug, Clone)]
 pub(super) struct Notifier(SyncSender<()>);
 
 impl Notifier {
-    /// With the writer's end.
+    /// A notifier, and the writer's end of it.
     pub(super) fn new() -> (Self, Receiver<()>) {
         let (send, receive) = sync_channel(1);
         (Self(send), receive)
     }
 
     pub(super) fn notify(&self) {
-        // One that has rung already, and one that nobody hears, are both fine.
+        // The writer may have been woken already, or may have ended.
         let _ = self.0.try_send(());
     }
 }
 
-/// Decisions that may wait for the writer, of all cores together. Tools make
-/// them, one by one through the socket; what is beyond is only counted.
+/// Most decisions about host contexts that wait for the writer, of all cores together.
+/// Tools cause them one by one through the socket. Further ones are only counted.
 const MOST_WAITING: usize = 1024;
 
-/// A decision with its time.
+/// A decision about a host context, with its time.
 #[derive(Debug)]
 pub(super) struct Note {
-    time_ns: u64,
+    time: AuditTime,
     core: u16,
     record: HostRecord,
 }
 
-/// Where the decisions of all cores come from.
+/// The writer's end of the way that decisions of all cores take.
 #[derive(Debug)]
 pub(super) struct Inbox {
     notes: Receiver<Note>,
     missed: Arc<AtomicU64>,
 }
 
-/// Where they are put.
+/// A core's end of that way.
 #[derive(Debug, Clone)]
 pub(super) struct Outbox {
     notes: SyncSender<Note>,
     missed: Arc<AtomicU64>,
 }
 
-/// Both ends.
+/// Both ends of a new way.
 pub(super) fn mailbox() -> (Outbox, Inbox) {
     let (send, receive) = sync_channel(MOST_WAITING);
     let missed = Arc::new(AtomicU64::new(0));
@@ -71,12 +71,12 @@ pub(super) fn mailbox() -> (Outbox, Inbox) {
 }
 
 impl Inbox {
-    /// What has come since the last time, as lines, each with the decisions that
-    /// it stands for.
-    pub(super) fn take(&self, now: u64) -> Vec<(HostLine, u64)> {
+    /// The decisions since the last call as lines. Beside each line is the number of
+    /// decisions that it stands for.
+    pub(super) fn take(&self, now: AuditTime) -> Vec<(HostLine, u64)> {
         let notes = self.notes.try_iter().take(MOST_WAITING);
         let mut lines: Vec<_> = notes
-            .map(|note| (HostLine::new(note.time_ns, note.core, &note.record), 1))
+            .map(|note| (HostLine::new(note.time, note.core, &note.record), 1))
             .collect();
         let missed = self.missed.swap(0, Ordering::Relaxed);
         if missed > 0 {
@@ -86,12 +86,12 @@ impl Inbox {
     }
 }
 
-/// Notes decisions of one core. It waits for nothing.
+/// Notes decisions about host contexts on one core. Never waits.
 #[derive(Debug, Clone)]
 pub struct HostAuditor {
     pub(super) start: Instant,
     pub(super) core: u16,
-    /// None without a file.
+    /// `None`: there is no audit file.
     pub(super) file: Option<(Outbox, Notifier)>,
 }
 
@@ -101,7 +101,7 @@ impl HostAudit for HostAuditor {
             return;
         };
         let note = Note {
-            time_ns: u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            time: AuditTime::now(self.start),
             core: self.core,
             record: record.clone(),
         };
@@ -112,36 +112,37 @@ impl HostAudit for HostAuditor {
     }
 }
 
-/// Where one vCPU's decisions wait for the writer: two tables, of which the writer
-/// looks at one at a time, so that the vCPU finds the other one free.
+/// One vCPU's decisions that wait for the writer. There are two tables. The writer
+/// locks one at a time, so the vCPU finds the other one free.
 #[derive(Debug)]
 pub(super) struct Trail(pub(super) [Mutex<DecisionTable>; 2]);
 
 impl Trail {
-    pub(super) fn new(tally: impl Fn() -> DecisionTable) -> Self {
-        Self([Mutex::new(tally()), Mutex::new(tally())])
+    pub(super) fn new(table: impl Fn() -> DecisionTable) -> Self {
+        Self([Mutex::new(table()), Mutex::new(table())])
     }
 
-    /// Notes the `order`th decision of the vCPU; true if the writer is to look.
-    fn note(&self, now: u64, order: u64, record: &Record) -> bool {
+    /// Notes the `order`th decision of the vCPU. True if the writer is to be woken.
+    fn note(&self, now: AuditTime, order: u64, record: &Record) -> bool {
         loop {
             for table in &self.0 {
                 match table.try_lock() {
-                    Ok(mut tally) => return tally.note(now, order, record),
-                    Err(TryLockError::Poisoned(tally)) => {
-                        return tally.into_inner().note(now, order, record);
+                    Ok(mut free) => return free.note(now, order, record),
+                    Err(TryLockError::Poisoned(free)) => {
+                        return free.into_inner().note(now, order, record);
                     }
                     Err(TryLockError::WouldBlock) => {}
                 }
             }
-            // The writer has just gone from one to the other.
+            // The writer has just gone from one table to the other.
             std::hint::spin_loop();
         }
     }
 
-    /// What is due at `now`, or everything at the end. The second table has what
-    /// was noted while the first one was looked at, so it comes after it.
-    pub(super) fn take(&self, now: u64, all: bool) -> Vec<Entry> {
+    /// The entries that are due at `now`, or all of them at the end. What is noted
+    /// while the first table is locked goes into the second one, so that one is read
+    /// last.
+    pub(super) fn take(&self, now: AuditTime, all: bool) -> Vec<Entry> {
         let taken = self.0.iter().map(|table| lock(table).take(now, all));
         let mut entries: Vec<Entry> = taken.flatten().collect();
         entries.sort_by_key(|entry| entry.order);
@@ -158,8 +159,8 @@ impl Trail {
     }
 }
 
-/// Notes one vCPU's decisions. It waits for nothing: while the writer looks at one
-/// table, decisions are noted in the other.
+/// Notes one vCPU's decisions. Never waits: while the writer has one table, decisions
+/// go into the other.
 #[derive(Debug)]
 pub struct VcpuAuditor {
     start: Instant,
@@ -181,7 +182,7 @@ impl VcpuAuditor {
 
 impl Auditor for VcpuAuditor {
     fn record(&mut self, record: &Record) {
-        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = AuditTime::now(self.start);
         self.order += 1;
         let due = self.trail.note(now, self.order, record);
         if let (true, Some(notifier)) = (due, &self.notifier) {
@@ -212,12 +213,12 @@ mod tests {
         for _ in 0..MOST_WAITING + 3 {
             auditor.record(&record);
         }
-        let lines = inbox.take(9);
+        let lines = inbox.take(AuditTime(9));
         assert_eq!(lines.len(), MOST_WAITING + 1);
         assert_eq!(
             lines.iter().map(|(_, decisions)| decisions).sum::<u64>(),
             1027
         );
-        assert!(inbox.take(10).is_empty());
+        assert!(inbox.take(AuditTime(10)).is_empty());
     }
 }

@@ -1,43 +1,61 @@
-//! What is kept of a vCPU's decisions until they are written: a bounded table,
-//! whatever the guest does. Pure: time comes in, entries go out.
+//! A vCPU's decisions until they are written: a table that is bounded, whatever the
+//! guest does. It is pure: times go in, entries come out.
 //!
-//! What changes who holds a counter, or how, is kept one by one, so that the file
-//! tells who held it at any time; up to so many a second. Denials, and what is
-//! beyond, are folded: the first of a kind is due at once, those like it are
-//! counted, and due as one entry with their number, ever more rarely. So a guest
-//! that has an access dropped a hundred thousand times a second fills neither
-//! memory nor disk, and every one of them is accounted for.
+//! Decisions that change who holds a counter, or how, are kept one by one, up to so
+//! many a second. So the file tells who held a counter at any time. Denials, and
+//! changes beyond the limit, are folded: the first of a kind is due at once. Those like
+//! it are counted, and due as one entry with their number, ever more rarely. So a guest
+//! that has an access dropped a hundred thousand times a second fills neither memory
+//! nor disk, and every one of them is accounted for.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
 use arbiter::{CounterId, Event, Layer, Record};
+use serde::Serialize;
 
-const SECOND: u64 = 1_000_000_000;
+/// A moment of a run: nanoseconds since the audit began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub(super) struct AuditTime(pub(super) u64);
 
-/// Nanoseconds between the first two entries of one kind. The distance doubles
-/// with each further one.
-const FIRST_INTERVAL: u64 = SECOND;
+impl AuditTime {
+    /// Now, in an audit that began at `start`.
+    pub(super) fn now(start: Instant) -> Self {
+        Self(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
 
-/// The longest distance.
-const LONGEST_INTERVAL: u64 = 60 * SECOND;
+    fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
 
-/// A kind that was not written for so long is forgotten, and begins anew. Longer
-/// than the longest distance, or a guest could have it forgotten by pausing.
-const FORGOTTEN_AFTER: u64 = 2 * LONGEST_INTERVAL;
+const SECOND: Duration = Duration::from_secs(1);
 
-/// Kinds that are told apart. A guest of some ten counters reaches some hundred
-/// denials; beyond, counter, reason and details are left out.
+/// Time between the first two entries of one kind. It doubles with each further
+/// entry.
+const FIRST_INTERVAL: Duration = SECOND;
+
+/// The longest time between two entries of one kind.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(60);
+
+/// A kind that was not written for so long is forgotten, and begins anew. This is
+/// longer than the longest interval, or a guest could have a kind forgotten by pausing.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(2 * 60);
+
+/// Most kinds that are told apart. A guest of some ten counters reaches some hundred
+/// denials. Further kinds are told apart by layer and event only.
 const MOST_KINDS: usize = 1024;
 
-/// Changes of state that are kept one by one in a second. Further ones are
-/// folded until the second is over.
+/// Most changes of state that are kept one by one in a second. Further ones are folded
+/// until the second is over.
 const MOST_SINGLE: usize = 1000;
 
-/// And that wait to be written: a writer that a full disk holds up must not make
-/// the memory grow.
+/// Most changes of state that wait to be written. A writer that a full disk holds up
+/// must not make the memory grow.
 const MOST_WAITING: usize = 4 * MOST_SINGLE;
 
-/// Whether one of these says as much as many: nothing has changed by it.
+/// Whether an event is a denial. It changes nothing, so one says as much as many.
 fn is_denial(event: &Event) -> bool {
     matches!(
         event,
@@ -48,70 +66,70 @@ fn is_denial(event: &Event) -> bool {
 /// Decisions that count as alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
-    /// Those that do not differ in anything, details included.
+    /// Decisions that agree in everything, details included.
     Same(Record),
-    /// The kind that stands for many.
+    /// Decisions that agree in layer and event.
     Coarse(Layer, &'static str),
 }
 
-/// Decisions of one kind that are not written.
+/// Decisions of one kind that are not written yet.
 #[derive(Debug, Clone, Copy)]
 struct Pending {
     /// How many; 0 if all are written.
     count: u64,
     /// Time of the first of them.
-    first: u64,
-    /// Time of the last.
-    last: u64,
-    /// Its place among all of the vCPU.
+    first: AuditTime,
+    /// Time of the last of them.
+    last: AuditTime,
+    /// Place of the last among all decisions of the vCPU.
     order: u64,
-    /// What it was.
+    /// The last of them.
     record: Record,
-    /// When the kind was written last.
-    written: Option<u64>,
-    /// How long after that it is due again.
-    interval: u64,
+    /// When an entry of the kind was written last.
+    written: Option<AuditTime>,
+    /// How long after that the next one is due.
+    interval: Duration,
 }
 
 impl Pending {
-    fn is_due(&self, now: u64) -> bool {
-        let rested = |at: u64| now.saturating_sub(at) >= self.interval;
+    fn is_due(&self, now: AuditTime) -> bool {
+        let rested = |at| now.since(at) >= self.interval;
         self.count > 0 && self.written.is_none_or(rested)
     }
 
-    fn is_forgotten(&self, now: u64) -> bool {
-        let long_ago = |at: u64| now.saturating_sub(at) >= FORGOTTEN_AFTER;
+    fn is_forgotten(&self, now: AuditTime) -> bool {
+        let long_ago = |at| now.since(at) >= FORGOTTEN_AFTER;
         self.count == 0 && self.written.is_some_and(long_ago)
     }
 }
 
 /// One or more decisions of one kind, to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub(super) struct Entry {
     /// The last of them.
-    pub record: Record,
+    pub(super) record: Record,
     /// They agree in layer and event only.
-    pub coarse: bool,
+    pub(super) coarse: bool,
     /// How many.
-    pub count: u64,
-    /// Nanoseconds from the start to the first.
-    pub first: u64,
-    /// And to the last.
-    pub last: u64,
-    /// Its place among all of the vCPU.
+    pub(super) count: u64,
+    /// Time of the first of them.
+    pub(super) first: AuditTime,
+    /// Time of the last of them.
+    pub(super) last: AuditTime,
+    /// Place of the last among all decisions of the vCPU.
     pub(super) order: u64,
 }
 
 /// Decisions by layer and event, and accesses denied by counter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// How many of each.
+    /// How many decisions there were of each layer and event.
     pub events: BTreeMap<(Layer, &'static str), u64>,
-    /// Accesses dropped and faulted.
+    /// Accesses that each counter denied.
     pub denied: BTreeMap<CounterId, Denied>,
 }
 
-/// Accesses that one counter was spared.
+/// Accesses that were kept from one counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Denied {
     /// Reads and writes that were dropped.
@@ -136,7 +154,7 @@ impl Totals {
         }
     }
 
-    /// Adds those of `other`.
+    /// Adds `other`.
     pub fn add(&mut self, other: &Totals) {
         for (event, count) in &other.events {
             *self.events.entry(*event).or_default() += count;
@@ -148,27 +166,27 @@ impl Totals {
         }
     }
 
-    /// All decisions.
+    /// The number of all decisions.
     #[must_use]
     pub fn decisions(&self) -> u64 {
         self.events.values().sum()
     }
 }
 
-/// The decisions of one vCPU.
+/// The decisions of one vCPU that wait to be written, and their totals.
 #[derive(Debug, Default)]
 pub(super) struct DecisionTable {
     kinds: HashMap<Kind, Pending>,
     singles: Vec<Entry>,
     /// When the present second began, and how many singles it has had.
-    second: (u64, usize),
+    second: (AuditTime, usize),
     totals: Totals,
-    /// Nobody will take entries.
+    /// There is no file, so nobody takes entries.
     totals_only: bool,
 }
 
 impl DecisionTable {
-    /// One that only adds up, where there is no file.
+    /// A table that only adds up, where there is no file.
     pub(super) fn totals_only() -> Self {
         Self {
             totals_only: true,
@@ -176,9 +194,9 @@ impl DecisionTable {
         }
     }
 
-    /// A decision was taken at `now`, the `order`th of its vCPU; true if an entry
-    /// is due.
-    pub(super) fn note(&mut self, now: u64, order: u64, record: &Record) -> bool {
+    /// Notes a decision that was taken at `now`, the `order`th of its vCPU. True if an
+    /// entry is due.
+    pub(super) fn note(&mut self, now: AuditTime, order: u64, record: &Record) -> bool {
         self.totals.note(record);
         if self.totals_only {
             return false;
@@ -197,9 +215,9 @@ impl DecisionTable {
         self.fold(now, order, record)
     }
 
-    /// Whether one more decision can be kept by itself; if so, it is counted.
-    fn has_room(&mut self, now: u64) -> bool {
-        if now.saturating_sub(self.second.0) >= SECOND {
+    /// Whether one more decision can be kept by itself. If so, it is counted.
+    fn has_room(&mut self, now: AuditTime) -> bool {
+        if now.since(self.second.0) >= SECOND {
             self.second = (now, 0);
         }
         let room = self.second.1 < MOST_SINGLE && self.singles.len() < MOST_WAITING;
@@ -207,7 +225,7 @@ impl DecisionTable {
         room
     }
 
-    fn fold(&mut self, now: u64, order: u64, record: &Record) -> bool {
+    fn fold(&mut self, now: AuditTime, order: u64, record: &Record) -> bool {
         let mut kind = Kind::Same(*record);
         if self.kinds.len() >= MOST_KINDS && !self.kinds.contains_key(&kind) {
             kind = Kind::Coarse(record.layer, record.event.name());
@@ -231,8 +249,8 @@ impl DecisionTable {
         pending.is_due(now)
     }
 
-    /// What is due at `now`, or everything at the end; in its order.
-    pub(super) fn take(&mut self, now: u64, all: bool) -> Vec<Entry> {
+    /// The entries that are due at `now`, or `all` of them at the end, in their order.
+    pub(super) fn take(&mut self, now: AuditTime, all: bool) -> Vec<Entry> {
         let mut entries = std::mem::take(&mut self.singles);
         for (kind, pending) in &mut self.kinds {
             if !(pending.is_due(now) || all && pending.count > 0) {
@@ -256,7 +274,7 @@ impl DecisionTable {
         entries
     }
 
-    /// All decisions so far.
+    /// The totals of all decisions so far.
     pub(super) fn totals(&self) -> &Totals {
         &self.totals
     }

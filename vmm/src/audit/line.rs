@@ -1,10 +1,10 @@
-//! The lines of an audit file; `docs/audit.md` describes every field.
+//! The lines of an audit file. `docs/audit.md` describes every field.
 
 use arbiter::{Event, Layer, Reason};
 use pmu_virt::perfmon::{HostEvent, HostRecord, Standing};
 use serde::Serialize;
 
-use super::decisions::Entry;
+use super::decisions::{AuditTime, Entry};
 use crate::kvm::VcpuId;
 
 /// What the file calls itself.
@@ -28,7 +28,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// That of a machine which starts now, with so many vCPUs and such a PMU.
+    /// The first line of a machine which starts now, with `vcpus` vCPUs that have a PMU
+    /// of `model`.
     #[must_use]
     pub fn now(vcpus: u8, model: &pmu_virt::PmuModel) -> Self {
         Self {
@@ -44,10 +45,10 @@ impl Header {
     }
 }
 
-/// One decision, or several alike.
+/// One decision about a reservation, or several alike.
 #[derive(Debug, Serialize)]
 pub(super) struct Line {
-    time_ns: u64,
+    time_ns: AuditTime,
     vcpu: u8,
     layer: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,7 +62,7 @@ pub(super) struct Line {
     repeated: Option<Repeated>,
 }
 
-/// What some events tell besides.
+/// Fields that only some events have.
 #[derive(Debug, Default, PartialEq, Serialize)]
 struct Details {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,15 +90,15 @@ struct Details {
 #[derive(Debug, Serialize)]
 struct Repeated {
     count: u64,
-    first_ns: u64,
+    first_ns: AuditTime,
 }
 
 /// The last line.
 #[derive(Debug, Serialize)]
 pub(super) struct Footer {
-    /// Always true; tells the line from others.
+    /// Always true. Tells this line from others.
     pub(super) end: bool,
-    pub(super) time_ns: u64,
+    pub(super) time_ns: AuditTime,
     pub(super) decisions: u64,
     pub(super) lines: u64,
 }
@@ -105,14 +106,12 @@ pub(super) struct Footer {
 impl Line {
     pub(super) fn new(vcpu: VcpuId, entry: &Entry) -> Self {
         let record = &entry.record;
-        // One that stands for different decisions tells what all have in common.
-        let (counter, reason, details) = match entry.coarse {
-            true => (None, None, Details::default()),
-            false => (
-                record.counter,
-                record.event.reason(),
-                Details::of(&record.event),
-            ),
+        // An entry of different decisions has only what they have in common.
+        let (counter, reason, details) = if entry.coarse {
+            (None, None, Details::default())
+        } else {
+            let details = Details::of(&record.event);
+            (record.counter, record.event.reason(), details)
         };
         Self {
             time_ns: entry.last,
@@ -192,7 +191,7 @@ impl Details {
 /// A decision about a host context.
 #[derive(Debug, Serialize)]
 pub(super) struct HostLine {
-    time_ns: u64,
+    time_ns: AuditTime,
     layer: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     core: Option<u16>,
@@ -214,7 +213,7 @@ pub(super) struct HostLine {
 }
 
 impl HostLine {
-    pub(super) fn new(time_ns: u64, core: u16, record: &HostRecord) -> Self {
+    pub(super) fn new(time_ns: AuditTime, core: u16, record: &HostRecord) -> Self {
         let line = HostLine {
             core: Some(core),
             vcpu: record.vcpu.map(|vcpu| vcpu.0),
@@ -254,14 +253,14 @@ impl HostLine {
     }
 
     /// Decisions that found no room to wait in.
-    pub(super) fn missed(now: u64, missed: u64) -> Self {
+    pub(super) fn missed(now: AuditTime, missed: u64) -> Self {
         HostLine {
             count: Some(missed),
             ..HostLine::of(now, "contexts-untold")
         }
     }
 
-    fn of(time_ns: u64, event: &'static str) -> Self {
+    fn of(time_ns: AuditTime, event: &'static str) -> Self {
         HostLine {
             time_ns,
             layer: "tool",
@@ -278,7 +277,7 @@ impl HostLine {
     }
 }
 
-/// One word for a layer, as in options.
+/// The word for a layer, as in options.
 pub(super) fn layer_word(layer: Layer) -> &'static str {
     match layer {
         Layer::Firmware => "firmware",
@@ -302,16 +301,16 @@ mod tests {
     #[test]
     fn lines() {
         fn check(event: Event, times: u64, expected: &str) {
-            let mut tally = DecisionTable::default();
+            let mut table = DecisionTable::default();
             let record = Record {
                 layer: Layer::GuestKernel,
                 counter: Some(CounterId::Fixed(1)),
                 event,
             };
             for at in 0..times {
-                tally.note(7 + at, at, &record);
+                table.note(AuditTime(7 + at), at, &record);
             }
-            let line = Line::new(VcpuId(2), &tally.take(9, true)[0]);
+            let line = Line::new(VcpuId(2), &table.take(AuditTime(9), true)[0]);
             assert_eq!(serde_json::to_string(&line).unwrap(), expected);
         }
         check(
@@ -344,8 +343,8 @@ mod tests {
             },
             coarse: true,
             count: 2,
-            first: 1,
-            last: 2,
+            first: AuditTime(1),
+            last: AuditTime(2),
             order: 9,
         };
         assert_eq!(
@@ -369,7 +368,7 @@ mod tests {
             vcpu: vcpu.map(OwnerId),
             event,
         };
-        let line = HostLine::new(5, 1, &record);
+        let line = HostLine::new(AuditTime(5), 1, &record);
         serde_json::to_string(&line).unwrap()
     }
 

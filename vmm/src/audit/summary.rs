@@ -1,5 +1,5 @@
-//! What a run comes to: who held which counter at the end, and how much was
-//! decided.
+//! The summary of a run: who held which counter at the end, and how many decisions
+//! there were.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,13 +13,13 @@ use crate::kvm::VcpuId;
 /// A counter that somebody held when its vCPU ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holding {
-    /// Which one.
+    /// The counter.
     pub counter: CounterId,
-    /// Who.
+    /// Its owner.
     pub owner: Layer,
     /// Legacy accesses were shut out.
     pub private: bool,
-    /// What it was programmed for, if it was.
+    /// The event for which it was programmed, if it was.
     pub event: Option<String>,
 }
 
@@ -30,7 +30,7 @@ pub struct Summary {
     totals: Totals,
 }
 
-/// One vCPU's counters about which there is something to tell.
+/// One vCPU's counters that were held at its end, or denied accesses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct VcpuTable {
     vcpu: VcpuId,
@@ -45,7 +45,7 @@ struct Row {
 }
 
 impl Summary {
-    /// Totals by vCPU, from 0 on, and what vCPUs held at their ends.
+    /// Of `totals` by vCPU, from vCPU 0 on, and of what vCPUs held at their ends.
     pub(super) fn new(totals: Vec<Totals>, mut holdings: BTreeMap<VcpuId, Vec<Holding>>) -> Self {
         let mut summary = Self::default();
         for (vcpu, totals) in (0..).map(VcpuId).zip(&totals) {
@@ -58,7 +58,7 @@ impl Summary {
         summary
     }
 
-    /// How many decisions there were.
+    /// The number of all decisions.
     #[must_use]
     pub fn decisions(&self) -> u64 {
         self.totals.decisions()
@@ -74,15 +74,12 @@ impl Summary {
 fn rows(holdings: Vec<Holding>, totals: &Totals) -> Vec<Row> {
     let mut rows: BTreeMap<CounterId, Row> = BTreeMap::new();
     for (&counter, &denied) in &totals.denied {
-        let holding = None;
-        rows.insert(
+        let row = Row {
             counter,
-            Row {
-                counter,
-                holding,
-                denied,
-            },
-        );
+            holding: None,
+            denied,
+        };
+        rows.insert(counter, row);
     }
     for holding in holdings {
         let counter = holding.counter;
@@ -99,7 +96,7 @@ fn rows(holdings: Vec<Holding>, totals: &Totals) -> Vec<Row> {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "counter reservations: {} decisions", self.decisions())?;
-        // A machine's vCPUs mostly end alike.
+        // The vCPUs of a machine mostly end alike.
         for alike in self.vcpus.chunk_by(|a, b| a.rows == b.rows) {
             match alike {
                 [] => continue,
@@ -119,11 +116,11 @@ impl fmt::Display for Summary {
         for layer in Layer::ALL {
             let events = self.totals.events.iter();
             let of_layer = events.filter(|((of, _), _)| *of == layer);
-            let told: Vec<String> = of_layer
+            let counts: Vec<String> = of_layer
                 .map(|((_, event), count)| format!("{event} {count}"))
                 .collect();
-            if !told.is_empty() {
-                writeln!(f, "  {:<10}  {}", layer_word(layer), told.join(", "))?;
+            if !counts.is_empty() {
+                writeln!(f, "  {:<10}  {}", layer_word(layer), counts.join(", "))?;
             }
         }
         Ok(())
@@ -146,10 +143,10 @@ impl fmt::Display for Row {
             f,
             "{counter:<7} {owner:<10} {sharing:<7}  dropped {dropped}, faulted {faulted}"
         )?;
-        match event.is_empty() {
-            true => Ok(()),
-            false => write!(f, "  ({event})"),
+        if event.is_empty() {
+            return Ok(());
         }
+        write!(f, "  ({event})")
     }
 }
 
@@ -157,17 +154,17 @@ impl fmt::Display for Row {
 mod tests {
     use arbiter::{Event, Reason, Record};
 
-    use super::super::decisions::DecisionTable;
+    use super::super::decisions::{AuditTime, DecisionTable};
     use super::*;
 
     #[test]
     fn what_it_prints() {
         let pmc = CounterId::Programmable;
-        let mut tally = DecisionTable::totals_only();
+        let mut table = DecisionTable::totals_only();
         let mut note = |layer, counter, event| {
             let counter = Some(counter);
-            tally.note(
-                0,
+            table.note(
+                AuditTime(0),
                 0,
                 &Record {
                     layer,
@@ -185,7 +182,7 @@ mod tests {
         );
         note(Layer::GuestKernel, pmc(3), Event::DroppedRead(Reason::Held));
         note(Layer::GuestKernel, pmc(1), Event::Faulted(Reason::Cookie));
-        let totals = vec![tally.totals().clone(); 3];
+        let totals = vec![table.totals().clone(); 3];
         let holding = Holding {
             counter: pmc(3),
             owner: Layer::Firmware,

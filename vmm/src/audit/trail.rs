@@ -1,4 +1,4 @@
-//! The trails of a machine's vCPUs, and the end of them.
+//! The audit of a machine: it gives out auditors, and sums up at the end.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub struct AuditTrail {
 }
 
 impl AuditTrail {
-    /// One that only adds up.
+    /// An audit without a file: it only adds up.
     #[must_use]
     pub fn new(vcpus: u8) -> Self {
         let trail = |_| Arc::new(Trail::new(DecisionTable::totals_only));
@@ -39,8 +39,8 @@ impl AuditTrail {
         }
     }
 
-    /// One that is written to the file at `path`, whose first line is `header`.
-    /// A file that is there is replaced.
+    /// An audit that is written to the file at `path`, whose first line is `header`.
+    /// An existing file is replaced.
     ///
     /// # Errors
     /// [`AuditError`]: the file cannot be made, or there is no thread for it.
@@ -60,14 +60,14 @@ impl AuditTrail {
         })
     }
 
-    /// What each vCPU's reservations report to, from vCPU 0 on.
+    /// The auditors of all vCPUs' reservations, from vCPU 0 on.
     pub fn auditors(&self) -> impl Iterator<Item = VcpuAuditor> {
         let auditor =
             |trail: &Arc<Trail>| VcpuAuditor::new(self.start, trail.clone(), self.notifier.clone());
         self.trails.iter().map(auditor)
     }
 
-    /// What decisions about host contexts on `core` are reported to.
+    /// The auditor of host contexts on `core`.
     #[must_use]
     pub fn host_auditor(&self, core: u16) -> HostAuditor {
         HostAuditor {
@@ -77,12 +77,12 @@ impl AuditTrail {
         }
     }
 
-    /// Who held what on `vcpu` when it ended.
+    /// Notes who held which counter of `vcpu` when the vCPU ended.
     pub fn keep(&self, vcpu: VcpuId, holdings: Vec<Holding>) {
         lock(&self.holdings).insert(vcpu, holdings);
     }
 
-    /// Writes what is left, once all vCPUs have ended, and sums up.
+    /// Has the rest written, once all vCPUs have ended, and sums up.
     ///
     /// # Errors
     /// The file is not complete.
@@ -155,7 +155,7 @@ mod tests {
             .map(|line| line.get("count").map_or(1, |n| n.as_u64().unwrap()))
             .sum();
         assert_eq!(sum, 100_002);
-        // Some kinds, some seconds: not a line for each.
+        // There are some kinds and some seconds, so there are few lines.
         assert!(decisions.len() < 200, "{}", decisions.len());
     }
 
@@ -171,7 +171,7 @@ mod tests {
             auditor.record(&record(0, Event::Released));
             drop(held);
         }
-        // Without a further decision, and before the end.
+        // No further decision wakes the writer, and the audit has not ended.
         let since = Instant::now();
         while lines(path.path()).len() < 5 {
             assert!(since.elapsed().as_secs() < 20, "not in the file");

@@ -13,17 +13,17 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::auditors::{Inbox, Notifier, Trail};
-use super::decisions::Entry;
+use super::decisions::{AuditTime, Entry};
 use super::line::{Footer, Header, Line};
 use crate::kvm::VcpuId;
 
-/// How often repetitions are looked for; they are due once a second at most.
+/// How often the writer looks for repetitions. They are due once a second at most.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// The audit file is not there, or not complete.
+/// The audit file could not be made, or is not complete.
 #[derive(Debug, Error)]
 pub enum AuditError {
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error(
         "--audit: cannot write {}: {cause} ({missing} decisions are missing from it)",
         path.display()
@@ -31,20 +31,20 @@ pub enum AuditError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why; in the text already, so no source.
+        /// Why. The text has it already, so it is no source.
         cause: io::Error,
-        /// Decisions that are not in it.
+        /// Decisions that are missing from it.
         missing: u64,
     },
-    /// There is no thread for it.
+    /// The host has no thread for the writer.
     #[error("--audit: no thread to write it: {0}")]
     Thread(io::Error),
-    /// The thread panicked.
+    /// The writer panicked.
     #[error("--audit: the thread that writes it panicked; this is a bug in Umpire")]
     Panicked,
 }
 
-/// The running thread.
+/// The running writer.
 #[derive(Debug)]
 pub(super) struct Writer {
     thread: JoinHandle<Result<(), AuditError>>,
@@ -88,7 +88,7 @@ impl Writer {
         self.notifier.clone()
     }
 
-    /// Writes the rest and the last line.
+    /// Has the rest and the last line written.
     pub(super) fn finish(self) -> Result<(), AuditError> {
         self.over.store(true, Ordering::Release);
         self.notifier.notify();
@@ -102,11 +102,11 @@ fn write(
     (trails, hosts): (&[Arc<Trail>], &Inbox),
     (bell, over): (&Receiver<()>, &AtomicBool),
 ) -> Result<(), AuditError> {
-    let now = || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let now = || AuditTime::now(start);
     let mut of_hosts = 0_u64;
     loop {
-        // A ring, silence for some time, and the last of the bells gone all lead
-        // to the same: a look at every trail.
+        // A notification, silence for some time, and the end of the last notifier all
+        // lead to a look at every trail.
         let _ = bell.recv_timeout(LOOK_EVERY);
         let last = over.load(Ordering::Acquire);
         let mut entries: Vec<(VcpuId, Entry)> = Vec::new();
@@ -114,13 +114,13 @@ fn write(
             let taken = trail.take(now(), last);
             entries.extend(taken.into_iter().map(|entry| (vcpu, entry)));
         }
-        // Stable: a vCPU's own are in their order already.
+        // A stable sort: the entries of one vCPU stay in their order.
         entries.sort_by_key(|(_, entry)| entry.last);
         for (vcpu, entry) in &entries {
             file.put(&Line::new(*vcpu, entry), entry.count);
         }
-        let told = hosts.take(now());
-        for (line, decisions) in &told {
+        let of_tools = hosts.take(now());
+        for (line, decisions) in &of_tools {
             of_hosts = of_hosts.saturating_add(*decisions);
             file.put(line, *decisions);
         }
@@ -134,7 +134,7 @@ fn write(
             };
             file.put(&footer, 0);
         }
-        if last || !entries.is_empty() || !told.is_empty() {
+        if last || !entries.is_empty() || !of_tools.is_empty() {
             file.flush();
         }
         if last {
@@ -143,14 +143,14 @@ fn write(
     }
 }
 
-/// The file, up to its first failure.
+/// The file. After its first failure nothing more is written.
 #[derive(Debug)]
 struct AuditFile {
     out: BufWriter<File>,
     path: PathBuf,
     failure: Option<io::Error>,
-    /// Decisions that were to be written since the file was flushed last, and all
-    /// since it failed.
+    /// Decisions since the file was flushed last, and all since it failed: nobody knows
+    /// whether they are in the file.
     unsure: u64,
     lines: u64,
 }
@@ -166,7 +166,7 @@ impl AuditFile {
         }
     }
 
-    /// Writes one line, which stands for so many decisions.
+    /// Writes one line, which stands for `decisions` decisions.
     fn put(&mut self, line: &impl Serialize, decisions: u64) {
         self.unsure = self.unsure.saturating_add(decisions);
         self.lines += u64::from(decisions > 0);

@@ -1,8 +1,8 @@
-//! Where cores meet: a crowded core asks one with fewer runnable vCPUs, and hands
-//! one over.
+//! The exchange of vCPUs between cores: a crowded core asks one with fewer runnable
+//! vCPUs, and hands a vCPU over.
 //!
-//! A core does not notice when the one vCPU that it runs halts, nor when the
-//! halted one that it sleeps in goes on. So what it says here may be old, and a
+//! A core does not notice when the one vCPU that it runs halts, nor when the halted
+//! vCPU in which it sleeps goes on. So the load that it has set may be old, and a
 //! crowded core asks before it hands a vCPU over.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,27 +15,29 @@ use crate::sync::lock;
 use crate::sys::KickTarget;
 use crate::vcpu::Vcpu;
 
-/// Nobody, where the number of a core stands.
+/// Stands for no core where the number of a core is stored.
 const NOBODY: usize = usize::MAX;
 
-/// What all cores of a machine see.
+/// What the cores of a machine share.
 #[derive(Debug)]
 pub struct CoreExchange {
-    cores: Vec<Post>,
+    cores: Vec<CorePart>,
 }
 
-/// One core's part of it.
+/// What other cores see of a core.
 #[derive(Debug)]
-struct Post {
+struct CorePart {
+    /// The core has something else to do than to run its vCPU.
     attention: AtomicBool,
     target: OnceLock<KickTarget>,
     arrivals: Mutex<Vec<Vcpu>>,
-    bell: Condvar,
+    /// Wakes the core while it has no vCPU to run.
+    wakeup: Condvar,
     /// Its runnable vCPUs when it last looked.
     load: AtomicUsize,
-    /// The crowded core that asks how many there are now.
+    /// The crowded core that asks for the present load.
     asked_by: AtomicUsize,
-    /// The core that takes a vCPU of this one.
+    /// The core that takes a vCPU from this one.
     taker: AtomicUsize,
 }
 
@@ -43,55 +45,56 @@ impl CoreExchange {
     /// For `cores` cores.
     #[must_use]
     pub fn new(cores: usize) -> Self {
-        let post = || Post {
+        let part = || CorePart {
             attention: AtomicBool::new(false),
             target: OnceLock::new(),
             arrivals: Mutex::default(),
-            bell: Condvar::new(),
+            wakeup: Condvar::new(),
             load: AtomicUsize::new(usize::MAX),
             asked_by: AtomicUsize::new(NOBODY),
             taker: AtomicUsize::new(NOBODY),
         };
         Self {
-            cores: std::iter::repeat_with(post).take(cores).collect(),
+            cores: std::iter::repeat_with(part).take(cores).collect(),
         }
     }
 
-    /// Has every core look up from what it does.
+    /// Has every core look at what there is to do.
     pub fn call_all(&self) {
         (0..self.cores.len()).for_each(|core| self.call(core));
     }
 
-    /// The calling thread is `core`.
+    /// `target` is the thread of `core`.
     pub(super) fn bind_thread(&self, core: usize, target: KickTarget) {
         let _ = self.cores[core].target.set(target);
     }
 
+    /// Set while `core` has something else to do than to run its vCPU.
     pub(super) fn attention(&self, core: usize) -> &AtomicBool {
         &self.cores[core].attention
     }
 
-    /// Takes what has come for `core`, and its attention back.
+    /// Takes the vCPUs that were handed to `core`, and clears its attention.
     pub(super) fn collect(&self, core: usize) -> Vec<Vcpu> {
-        let post = &self.cores[core];
-        if !post.attention.swap(false, Ordering::AcqRel) {
+        let part = &self.cores[core];
+        if !part.attention.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
-        std::mem::take(&mut *lock(&post.arrivals))
+        std::mem::take(&mut *lock(&part.arrivals))
     }
 
-    /// `core` has no vCPU to run: waits until it is called, or for so long.
+    /// Waits until `core` is called, for `most` at the longest. It has no vCPU to run.
     pub(super) fn wait(&self, core: usize, most: Option<Duration>) {
-        let post = &self.cores[core];
-        let called = |_: &mut Vec<Vcpu>| !post.attention.load(Ordering::Acquire);
-        let guard = lock(&post.arrivals);
+        let part = &self.cores[core];
+        let called = |_: &mut Vec<Vcpu>| !part.attention.load(Ordering::Acquire);
+        let guard = lock(&part.arrivals);
         match most {
-            Some(most) => drop(post.bell.wait_timeout_while(guard, most, called)),
-            None => drop(post.bell.wait_while(guard, called)),
+            Some(most) => drop(part.wakeup.wait_timeout_while(guard, most, called)),
+            None => drop(part.wakeup.wait_while(guard, called)),
         }
     }
 
-    /// `core` has so many runnable vCPUs.
+    /// `core` has `load` runnable vCPUs.
     pub(super) fn set_load(&self, core: usize, load: usize) {
         let known = &self.cores[core].load;
         if known.load(Ordering::Relaxed) != load {
@@ -103,8 +106,8 @@ impl CoreExchange {
         self.cores[core].load.load(Ordering::Acquire)
     }
 
-    /// The crowded `core` asks another one whether it takes a vCPU; a different
-    /// one at each `attempt`.
+    /// The crowded `core` asks another core to take a vCPU. Each `attempt` begins with
+    /// a different one.
     pub(super) fn ask(&self, core: usize, attempt: usize) {
         let cores = self.cores.len();
         let others = (0..cores).map(|other| (attempt % cores + other) % cores);
@@ -120,7 +123,7 @@ impl CoreExchange {
         }
     }
 
-    /// Answers who asked `core`, which has told its load just now.
+    /// Answers the core that has asked `core`, which has just set its load.
     pub(super) fn answer(&self, core: usize) {
         let asker = self.cores[core].asked_by.swap(NOBODY, Ordering::AcqRel);
         if asker != NOBODY && takes(self.load(asker), self.load(core)) {
@@ -141,26 +144,27 @@ impl CoreExchange {
         self.call(core);
     }
 
-    /// Vcpus that were handed over and never collected, once all cores have ended.
+    /// The vCPUs that were handed over and never collected, once all cores have ended.
     pub(crate) fn leftovers(&self) -> Vec<Vcpu> {
-        let posts = self.cores.iter();
-        posts
-            .flat_map(|post| std::mem::take(&mut *lock(&post.arrivals)))
+        let parts = self.cores.iter();
+        parts
+            .flat_map(|part| std::mem::take(&mut *lock(&part.arrivals)))
             .collect()
     }
 
-    /// Has `core` look up; one that there is not has nothing to look up from.
+    /// Has `core` look at what there is to do. A `core` that does not exist is ignored.
     pub(crate) fn call(&self, core: usize) {
-        let Some(post) = self.cores.get(core) else {
+        let Some(part) = self.cores.get(core) else {
             return;
         };
         {
-            // Under the lock, so that it does not fall between a look and a wait.
-            let _waiting = lock(&post.arrivals);
-            post.attention.store(true, Ordering::Release);
-            post.bell.notify_all();
+            // Under the lock, or it could come after the core has looked and before it
+            // waits.
+            let _waiting = lock(&part.arrivals);
+            part.attention.store(true, Ordering::Release);
+            part.wakeup.notify_all();
         }
-        if let Some(target) = post.target.get() {
+        if let Some(target) = part.target.get() {
             target.kick();
         }
     }
@@ -172,14 +176,14 @@ impl WakeCore for CoreExchange {
     }
 }
 
-/// A vCPU changes sides where the difference is two at least: after that it is
-/// not the other way round.
+/// Whether a core with load `to` takes a vCPU from one with load `from`. The difference
+/// is two at least, so it does not go back.
 fn takes(from: usize, to: usize) -> bool {
     to.saturating_add(2) <= from
 }
 
-/// The same with what the other one said last: its one runnable vCPU may have
-/// halted since.
+/// Whether a core might take a vCPU whose load was last set to `to`: its one runnable
+/// vCPU may have halted since.
 fn may_take(from: usize, to: usize) -> bool {
     takes(from, if to == 1 { 0 } else { to })
 }
@@ -203,7 +207,7 @@ mod tests {
         check(3, 1, true, true);
         check(3, 2, false, false);
         check(1, 0, false, false);
-        // One that has not said anything yet.
+        // A core that has not set a load yet.
         check(9, usize::MAX, false, false);
     }
 
@@ -214,14 +218,14 @@ mod tests {
             exchange.set_load(core, load);
         }
         exchange.ask(0, 0);
-        // Somebody else is quicker with the second question than the answer.
+        // The second question comes before the answer to the first one.
         exchange.ask(1, 0);
         assert!(exchange.attention(2).load(Ordering::Acquire));
         assert!(!exchange.attention(1).load(Ordering::Acquire));
         exchange.answer(2);
         assert_eq!((exchange.taker(0), exchange.taker(1)), (Some(2), None));
         assert_eq!(exchange.taker(0), None, "an answer serves once");
-        // In the meantime the other one has got a second vCPU.
+        // In the meantime core 2 has got a second vCPU.
         exchange.ask(1, 1);
         exchange.set_load(2, 2);
         exchange.answer(2);

@@ -1,4 +1,4 @@
-//! What host tools ask of a core.
+//! Jobs of the control socket on a core, for the core and for its vCPUs.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ impl CoreThread {
         Ok(())
     }
 
-    /// What the vCPUs of this core did on it, together.
+    /// The quantities of this core: what its vCPUs did on it, together.
     pub(super) fn quantities(&self) -> Snapshot {
         self.tally.read(|id| {
             self.vcpus
@@ -65,7 +65,7 @@ impl CoreThread {
         })
     }
 
-    /// Who has the counters.
+    /// The vCPU that has the counters.
     fn last_vcpu(&mut self) -> Option<(VcpuId, &mut Vcpu)> {
         let id = self.last?;
         Some((id, self.vcpus.get_mut(&id)?))
@@ -77,9 +77,10 @@ impl CoreThread {
         let of_last = self.last.and_then(|id| self.vcpus.get(&id)?.pmu()?.core());
         let pmu = self.pmu.as_deref().or(of_last);
         let vcpu = |(id, vcpu): (&VcpuId, &Vcpu)| {
-            let state = match self.last == Some(*id) {
-                true => VcpuState::Running,
-                false => VcpuState::Waiting,
+            let state = if self.last == Some(*id) {
+                VcpuState::Running
+            } else {
+                VcpuState::Waiting
             };
             VcpuView::of(number(*id), vcpu.pmu(), state)
         };
@@ -89,7 +90,7 @@ impl CoreThread {
         }
     }
 
-    /// No vCPU could be run for so long.
+    /// Accounts for `time` in which no vCPU could run.
     pub(super) fn was_idle(&mut self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         if let Some(pmu) = &mut self.pmu {

@@ -88,7 +88,7 @@ pub(super) struct VcpuClock {
     place: Whereabouts,
     last: Reading,
     began: Instant,
-    /// Without these, halted time cannot be told from stolen time.
+    /// Without these nobody knows which time was halted and which was stolen.
     halts: Option<Box<dyn HaltTimes>>,
 }
 

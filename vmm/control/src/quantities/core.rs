@@ -34,7 +34,7 @@ pub struct CoreQuantities {
     here: BTreeMap<usize, Snapshot>,
     /// Of those that have left.
     gone: BTreeMap<u16, u64>,
-    /// Quantities that some vCPU could not tell: nobody knows the sum.
+    /// Quantities that some vCPU did not know, so that nobody knows the sum.
     unknown: Vec<VirtualPmd>,
 }
 
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_vcpu_cannot_tell_nobody_can() {
+    fn what_one_vcpu_does_not_know_nobody_knows() {
         let mut core = CoreQuantities::default();
         core.arrive(0, exits(1));
         let read = core.read(|_| Some(exits(2)));

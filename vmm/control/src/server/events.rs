@@ -9,7 +9,7 @@ use rustix::event::{Timespec, epoll};
 
 use super::answer::ConnectionId;
 
-/// Events taken at once.
+/// Most events taken at once.
 const BATCH: usize = 64;
 
 /// What a descriptor is of.
@@ -95,7 +95,7 @@ impl Events {
     }
 
     pub(super) fn remove(&self, source: &impl AsFd) {
-        // It was added.
+        // It cannot fail: the descriptor was added.
         let _ = epoll::delete(&self.epoll, source);
     }
 

@@ -71,7 +71,7 @@ impl ListRequests {
     }
 
     /// The answer, if the last inspection is fresh. Otherwise every thread is asked.
-    /// The answer comes when all have told, or some have taken too long.
+    /// The answer comes when all have answered, or some have taken too long.
     pub(super) fn request(&mut self, request: RequestId, contexts: &Contexts) -> Option<Answer> {
         let now = Instant::now();
         if self.due.is_none() {

@@ -27,7 +27,7 @@ const BUFFERS: u64 = 64 << 20;
 /// stands for nobody in particular.
 const OVERFLOW_UID: u32 = 65_534;
 
-/// The limits, as they are now.
+/// The limits, some of which PFM_SET_CONFIG changes.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     pub(super) contexts: usize,
@@ -38,12 +38,12 @@ pub(super) struct Limits {
     pub(super) buffers: u64,
     sys_gid: u32,
     thread_gid: u32,
-    /// Who may change them, beside root.
+    /// The user who may change the limits, as root may.
     owner: u32,
 }
 
 impl Limits {
-    /// For a process that may have `files` descriptors, with so many vCPUs.
+    /// For a process that may have `files` descriptors and runs `vcpus` vCPUs.
     pub(super) fn new(config: &ControlConfig, files: u64, vcpus: usize) -> Self {
         Self {
             contexts: most_contexts(files, config.connections, vcpus),
@@ -126,8 +126,8 @@ impl Limits {
     }
 }
 
-/// How many contexts there may be, so that descriptors are left for the machine
-/// and for every connection.
+/// The most contexts that leave descriptors for the machine and for every
+/// connection.
 fn most_contexts(files: u64, connections: usize, vcpus: usize) -> usize {
     let machine = VCPU_FILES
         .saturating_mul(vcpus)
@@ -153,7 +153,7 @@ pub(super) fn raise_open_files() -> u64 {
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         log::debug!("the limit of open files stays as it is: {error}");
     }
-    // None: there is no limit.
+    // `None` stands for no limit.
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
@@ -207,11 +207,11 @@ mod tests {
         check(|new| new.smpl_buf_size_max = 4095, Some(Errno::EINVAL));
         check(|new| new.flags = 1, Some(Errno::EINVAL));
         check(|new| new.smpl_buf_size_max = u64::MAX, None);
-        // What is not for this command is ignored (3.1.16).
+        // The command ignores fields that it does not set (3.1.16).
         check(|new| new.counter_width = 1, None);
         check(|new| new.sys_gid = 12_345, None);
         assert_eq!(limits.admit(&other, false), Ok(()));
-        // Run by a user whom the namespace does not have, like anybody.
+        // The VMM is run by a user whom the namespace does not have.
         let mut nobodys = limits.clone();
         nobodys.owner = OVERFLOW_UID;
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The server with vCPUs that the tests play.
+//! The server, with vCPUs that the tests play.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -86,7 +86,7 @@ fn a_server_that_ends_leaves_no_context_behind() {
     });
 }
 
-/// Answers as many inspections as there are; how many.
+/// Answers all inspections that wait, and returns how many there were.
 fn inspect(queue: &JobQueue, vcpu: usize) -> usize {
     let jobs = std::iter::from_fn(|| queue.take());
     jobs.map(|job| {
@@ -112,7 +112,7 @@ fn a_thread_that_does_not_answer_holds_nobody_up() {
         assert_eq!(listed.vcpus[1].state, VcpuState::Running, "it is busy");
     });
     assert!(began.elapsed() >= Duration::from_millis(200));
-    // It is asked no second time before it has answered.
+    // A thread that has not answered is not asked again.
     let client = &stage.client;
     std::thread::scope(|scope| {
         let listed = scope.spawn(move || client.list());
@@ -184,7 +184,7 @@ fn event_sets_of_all_contexts_have_one_limit() {
     client.call(&contexts[0], call).unwrap();
     let call = &mut Call::CreateEvtsets(sets(1, chunk));
     client.call(&contexts[0], call).unwrap();
-    // What goes with its context is there for others.
+    // The sets of a destroyed context leave room for others.
     contexts.remove(1);
     let call = &mut Call::CreateEvtsets(sets(1, chunk));
     let last = client.create(0, None, &[]).unwrap();

@@ -19,7 +19,7 @@ use crate::server::events::Token;
 use crate::server::limits::Limits;
 use crate::socket::{FileId, Peer, context_pair};
 
-/// A sampler, and what of its buffer is handed out.
+/// A sampler, and the file and size of its buffer.
 type Made = (Sampler, Option<(Arc<OwnedFd>, u64)>);
 
 impl Contexts {
@@ -31,7 +31,7 @@ impl Contexts {
         arg: &mut CtxArg,
         format_arg: &[u8],
     ) -> Result<(ContextId, Answer), Refusal> {
-        // The flags first: nothing is allocated for a context that cannot be.
+        // Flags are checked first, so that a refused context allocates nothing.
         Context::new(self.vm.pmu.clone(), arg.flags, None)?;
         let format = self.format(arg, format_arg)?;
         limits.admit(&creator, arg.flags & PFM_FL_SYSTEM_WIDE != 0)?;
@@ -87,7 +87,7 @@ impl Contexts {
         Ok((id, answer))
     }
 
-    /// The format that is asked for.
+    /// The sampling format that `arg` names.
     fn format(
         &self,
         arg: &CtxArg,

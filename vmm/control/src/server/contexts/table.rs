@@ -1,4 +1,4 @@
-//! The table of contexts: what the server knows of each.
+//! The table of contexts: what the server knows of each, and which is where.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -29,7 +29,7 @@ pub(in crate::server) enum Attachment {
 }
 
 impl Attachment {
-    /// That of a context that has come back.
+    /// Of a context that has come back.
     pub(in crate::server) fn detached(hosted: Hosted) -> Self {
         let (_, context, queue) = hosted.into_parts();
         Attachment::Detached { context, queue }
@@ -45,7 +45,7 @@ pub(in crate::server) struct ContextEntry {
     pub(in crate::server) socket: Arc<OwnedFd>,
     /// The file of its sampling buffer, and its size.
     pub(in crate::server) buffer: Option<(Arc<OwnedFd>, u64)>,
-    /// Who created it.
+    /// The client that created it.
     pub(in crate::server) creator: Peer,
     pub(in crate::server) flags: u32,
     pub(in crate::server) format: Option<String>,
@@ -59,7 +59,7 @@ pub(in crate::server) struct ContextEntry {
     pub(in crate::server) waiting: VecDeque<(RequestId, Call)>,
     /// Loads of other contexts. They wait until this one, a zombie, is detached.
     pub(in crate::server) queued_loads: VecDeque<(ContextId, RequestId, LoadArg)>,
-    /// Nobody has its descriptor.
+    /// Nobody has its descriptor any more.
     pub(in crate::server) zombie: bool,
     /// PFM_MSG_END was sent.
     pub(in crate::server) end_sent: bool,
@@ -94,7 +94,7 @@ impl ContextTable {
         self.entries.iter().map(|(id, entry)| (*id, entry))
     }
 
-    /// Whether `more` event sets can be made.
+    /// Refuses `more` event sets, if all contexts would have too many.
     pub(in crate::server) fn room_for_sets(&self, more: usize) -> Result<(), Refusal> {
         if self.sets.saturating_add(more) <= MOST_SETS {
             return Ok(());
