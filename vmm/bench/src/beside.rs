@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::guest::Access;
-use super::report::micros;
+use super::report::{pair, table, verdict};
 use super::rig::ratio;
 use super::stats::Percentiles;
 
@@ -33,38 +33,37 @@ impl Ratios {
             met: ratio_p99 <= TARGET,
         }
     }
-
-    /// The row of a table that [`heading`] begins.
-    pub(super) fn write(
-        self,
-        out: &mut dyn Write,
-        access: Access,
-        times: [Percentiles; 2],
-        width: usize,
-    ) -> io::Result<()> {
-        let [quiet, loaded] = times.map(pair);
-        writeln!(
-            out,
-            "{:<20} {quiet:>width$} {loaded:>width$} {:>9.3} {:>9.3}  {}",
-            access.name(),
-            self.ratio_p50,
-            self.ratio_p99,
-            if self.met { "met" } else { "missed" }
-        )
-    }
 }
 
-/// The heading, with names of the two conditions.
-pub(super) fn heading(out: &mut dyn Write, names: [&str; 2], width: usize) -> io::Result<()> {
+/// What one kind of access cost beside each of two conditions.
+pub(super) struct Compared {
+    pub(super) access: Access,
+    pub(super) quiet: Percentiles,
+    pub(super) loaded: Percentiles,
+    pub(super) ratios: Ratios,
+}
+
+/// A row for each kind of access, below the names of the two conditions.
+pub(super) fn write_compared(
+    names: [&str; 2],
+    rows: impl Iterator<Item = Compared>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let [quiet, loaded] = names.map(|name| format!("{name} p50 / p99 [us]"));
-    writeln!(
+    let rows = rows.map(|row| {
+        [
+            row.access.name().to_owned(),
+            pair(row.quiet),
+            pair(row.loaded),
+            format!("{:.3}", row.ratios.ratio_p50),
+            format!("{:.3}", row.ratios.ratio_p99),
+            verdict(Some(row.ratios.met)).to_owned(),
+        ]
+    });
+    table(
+        ["", &quiet, &loaded, "ratio p50", "ratio p99", ""],
+        1..=4,
+        rows,
         out,
-        "{:<20} {quiet:>width$} {loaded:>width$} {:>9} {:>9}",
-        "", "ratio p50", "ratio p99"
     )
-}
-
-/// Both percentiles in microseconds.
-pub(super) fn pair(times: Percentiles) -> String {
-    format!("{} / {}", micros(times.p50_ns), micros(times.p99_ns))
 }

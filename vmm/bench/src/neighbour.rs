@@ -12,7 +12,7 @@ use std::time::Duration;
 use pmu_virt::ClockBackend;
 use serde::Serialize;
 
-use super::beside::{Ratios, TARGET, heading};
+use super::beside::{Compared, Ratios, TARGET, write_compared};
 use super::error::BenchError;
 use super::guest::{Access, BATCH, guest, samples_at};
 use super::report::Report;
@@ -30,7 +30,6 @@ use vmm::vcpu::{Platform, SharedPlatform, Silent};
 const TURN: Duration = Duration::from_millis(5);
 
 /// Of a column of times.
-const WIDTH: usize = 22;
 
 const QUIET: u8 = 0;
 const HOSTILE: u8 = 1;
@@ -250,11 +249,13 @@ impl Report for NeighbourReport {
             self.iterations,
             self.processor.as_deref().unwrap_or("unknown processor"),
         )?;
-        heading(out, ["quiet", "hostile"], WIDTH)?;
-        for row in &self.rows {
-            let times = [row.quiet, row.hostile];
-            row.ratios.write(out, row.access, times, WIDTH)?;
-        }
+        let compared = |row: &NeighbourRow| Compared {
+            access: row.access,
+            quiet: row.quiet,
+            loaded: row.hostile,
+            ratios: row.ratios,
+        };
+        write_compared(["quiet", "hostile"], self.rows.iter().map(compared), out)?;
         writeln!(
             out,
             "\nwanted: ratio p99 <= {TARGET:.2}; the hostile neighbour went round {} times",

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::error::BenchError;
 use super::registers::{PmuMsrs, Written, wrmsr};
-use super::report::{Report, micros, where_it_ran};
+use super::report::{Report, pair, table, where_it_ran};
 use super::rig::{self, BatchPort, DONE, PATIENCE, Rig, ratio};
 use super::sources::{INT, USR_OS_ENABLE, first_countable};
 use super::stats::{Percentiles, percentiles};
@@ -393,27 +393,23 @@ impl Report for PcrReport {
             self.model,
             self.iterations
         )?;
-        writeln!(
-            out,
-            "{:<32} {:>22} {:>22} {:>7} {:>9}",
-            "", "with, p50 / p99 [us]", "off, p50 / p99 [us]", "ratio", "per s"
-        )?;
-        self.rows.iter().try_for_each(|row| row.text(out))
-    }
-}
-
-impl PcrRow {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let pair = |p: Percentiles| format!("{} / {}", micros(p.p50_ns), micros(p.p99_ns));
-        let ratio = self.ratio_p50.map(|ratio| format!("{ratio:.3}"));
-        writeln!(
-            out,
-            "{:<32} {:>22} {:>22} {:>7} {:>9}",
-            self.access.name(),
-            pair(self.reservations),
-            self.without.map_or("-".to_owned(), pair),
-            ratio.unwrap_or("-".to_owned()),
-            self.per_second
-        )
+        let rows = self.rows.iter().map(|row| {
+            let ratio = row.ratio_p50.map(|ratio| format!("{ratio:.3}"));
+            [
+                row.access.name().to_owned(),
+                pair(row.reservations),
+                row.without.map_or("-".to_owned(), pair),
+                ratio.unwrap_or("-".to_owned()),
+                row.per_second.to_string(),
+            ]
+        });
+        let titles = [
+            "",
+            "with, p50 / p99 [us]",
+            "off, p50 / p99 [us]",
+            "ratio",
+            "per s",
+        ];
+        table(titles, 1..=4, rows, out)
     }
 }

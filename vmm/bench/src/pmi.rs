@@ -16,7 +16,7 @@ use serde::Serialize;
 use self::guest::guest;
 pub(super) use self::guest::{apic, enter_user, reload};
 use super::error::BenchError;
-use super::report::{Report, micros, where_it_ran};
+use super::report::{Report, micros, pair, table, where_it_ran};
 use super::rig::{self, BatchPort, PATIENCE, Rig};
 use super::sources::{Event, LeftOut, Source, first_countable, tells_when};
 use super::stats::{Percentiles, percentiles_of};
@@ -272,24 +272,25 @@ impl Report for PmiReport {
             self.model,
             self.period
         )?;
-        writeln!(
-            out,
-            "{:<10} {:<18} {:>8} {:>24} {:>24} {:>10}",
-            "backend", "event", "PMIs", "handler p50 / p99 [us]", "sent p50 / p99 [us]", "+/- [us]"
-        )?;
-        for row in &self.rows {
-            let pair = |p: Percentiles| format!("{} / {}", micros(p.p50_ns), micros(p.p99_ns));
-            writeln!(
-                out,
-                "{:<10} {:<18} {:>8} {:>24} {:>24} {:>10}",
-                row.backend,
-                row.event,
-                row.samples,
+        let rows = self.rows.iter().map(|row| {
+            [
+                row.backend.to_string(),
+                row.event.to_string(),
+                row.samples.to_string(),
                 pair(row.handler),
                 pair(row.sent),
-                micros(row.precision_ns)
-            )?;
-        }
+                micros(row.precision_ns),
+            ]
+        });
+        let titles = [
+            "backend",
+            "event",
+            "PMIs",
+            "handler p50 / p99 [us]",
+            "sent p50 / p99 [us]",
+            "+/- [us]",
+        ];
+        table(titles, 2..=5, rows, out)?;
         writeln!(
             out,
             "\nsent: until the NMI was handed to KVM, which is before the entry that delivers it"

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::error::BenchError;
 use super::registers::PmuMsrs;
-use super::report::Report;
+use super::report::{Report, table};
 use super::rig;
 use super::sources::{LeftOut, Source};
 use super::stats::median;
@@ -223,24 +223,27 @@ impl Report for ScaleReport {
             self.processor.as_deref().unwrap_or("unknown processor"),
             self.model
         )?;
-        writeln!(
-            out,
-            "{:<10} {:>6} {:>9} {:>15} {:>8} {:>8} {:>20}",
-            "backend", "vCPUs", "counters", "entry and exit", "RDMSR", "switch", "operations in it"
-        )?;
-        for row in &self.rows {
-            writeln!(
-                out,
-                "{:<10} {:>6} {:>9} {:>15.1} {:>8.1} {:>8.1} {:>20.2}",
-                row.backend,
-                row.vcpus,
-                row.counters,
-                row.settle_ns,
-                row.rdmsr_ns,
-                row.switch_ns,
-                row.operations
-            )?;
-        }
+        let rows = self.rows.iter().map(|row| {
+            [
+                row.backend.to_string(),
+                row.vcpus.to_string(),
+                row.counters.to_string(),
+                format!("{:.1}", row.settle_ns),
+                format!("{:.1}", row.rdmsr_ns),
+                format!("{:.1}", row.switch_ns),
+                format!("{:.2}", row.operations),
+            ]
+        });
+        let titles = [
+            "backend",
+            "vCPUs",
+            "counters",
+            "entry and exit",
+            "RDMSR",
+            "switch",
+            "operations in it",
+        ];
+        table(titles, 1..=6, rows, out)?;
         writeln!(
             out,
             "\nentry and exit, RDMSR: each vCPU on a core of its own, in turn; switch: all on one core"

@@ -15,7 +15,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use self::guest::{AFTER, BEFORE, NMIS, guest, words_of};
 use super::error::BenchError;
-use super::report::{Report, verdict, where_it_ran};
+use super::report::{Report, millis, table, verdict, where_it_ran};
 use super::rig::{self, BatchPort, Rig, ratio};
 use super::sources::{Event, LeftOut, Source, countable};
 use super::stats::median;
@@ -296,33 +296,20 @@ impl Report for SlowdownReport {
             self.rounds
         )?;
         for source in &self.sources {
-            writeln!(
-                out,
-                "\nbackend {}: {}\n\n{:<20} {:>12} {:>8} {:>8} {:>8}",
-                source.backend,
-                source.events.join(", "),
-                "",
-                "loop [ms]",
-                "speed",
-                "wanted",
-                "PMIs"
-            )?;
-            for row in &source.rows {
-                let target = row.target.map_or("-".to_owned(), |t| format!("{t:.2}"));
-                writeln!(
-                    out,
-                    "{:<20} {:>12} {:>8.4} {target:>8} {:>8}  {}",
-                    row.load.name(),
-                    format!(
-                        "{}.{:03}",
-                        row.loop_ns / 1_000_000,
-                        row.loop_ns / 1000 % 1000
-                    ),
-                    row.speed,
-                    row.pmis,
-                    verdict(row.met)
-                )?;
-            }
+            let events = source.events.join(", ");
+            writeln!(out, "\nbackend {}: {events}\n", source.backend)?;
+            let rows = source.rows.iter().map(|row| {
+                [
+                    row.load.name().to_owned(),
+                    millis(row.loop_ns),
+                    format!("{:.4}", row.speed),
+                    row.target.map_or("-".to_owned(), |t| format!("{t:.2}")),
+                    row.pmis.to_string(),
+                    verdict(row.met).to_owned(),
+                ]
+            });
+            let titles = ["", "loop [ms]", "speed", "wanted", "PMIs", ""];
+            table(titles, 1..=4, rows, out)?;
         }
         LeftOut::text(&self.left_out, out)
     }

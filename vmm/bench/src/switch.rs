@@ -15,7 +15,7 @@ use serde::Serialize;
 use self::schedule::{Scenario, Slice};
 use self::ways::{Naive, Umpire, Way, selects};
 use super::error::BenchError;
-use super::report::{Report, verdict};
+use super::report::{Report, table, verdict};
 use super::rig::{self, ratio};
 use super::sources::{LeftOut, Source, USR_OS_ENABLE, countable};
 use super::stats::{median, trimmed_mean};
@@ -244,25 +244,27 @@ impl Report for SwitchReport {
             self.processor.as_deref().unwrap_or("unknown processor"),
             self.model
         )?;
-        writeln!(
-            out,
-            "{:<36} {:<10} {:>24} {:>24} {:>24}",
-            "operations per return, p50 / mean [ns]", "", "umpire", "naive", "naive, used only"
-        )?;
-        for row in &self.rows {
-            let cost =
-                |cost: Cost| format!("{:.2} {} / {}", cost.operations, cost.p50_ns, cost.mean_ns);
-            writeln!(
-                out,
-                "{:<36} {:<10} {:>24} {:>24} {:>24}  {}",
-                row.scenario,
+        let cost =
+            |cost: Cost| format!("{:.2} {} / {}", cost.operations, cost.p50_ns, cost.mean_ns);
+        let rows = self.rows.iter().map(|row| {
+            [
+                row.scenario.to_string(),
                 format!("{} {}", row.backend, row.capacity),
                 cost(row.umpire),
                 cost(row.naive),
                 cost(row.naive_used),
-                verdict(Some(row.met))
-            )?;
-        }
+                verdict(Some(row.met)).to_owned(),
+            ]
+        });
+        let titles = [
+            "operations per return, p50 / mean [ns]",
+            "",
+            "umpire",
+            "naive",
+            "naive, used only",
+            "",
+        ];
+        table(titles, 2..=4, rows, out)?;
         writeln!(
             out,
             "\nwanted: 0 operations where nothing counts; at most 2 for a return; for the 16 vCPUs at\n\

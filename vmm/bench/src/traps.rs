@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::bare::Bare;
 use super::error::BenchError;
 use super::guest::{Access, BATCH, guest, samples_at};
-use super::report::{Report, micros, verdict, where_it_ran};
+use super::report::{Report, micros, pair, table, verdict, where_it_ran};
 use super::rig::{self, BatchPort, PATIENCE, Rig, ratio};
 use super::sources::{Event, LeftOut, Source, first_countable};
 use super::stats::{Percentiles, percentiles};
@@ -277,34 +277,27 @@ impl TrapReport {
             false => "",
         };
         writeln!(out, "backend {}, {}{stepped}\n", self.backend, self.event)?;
-        writeln!(
-            out,
-            "{:<20} {:>22} {:>22} {:>7} {:>7} {:>20}",
+        let rows = self.rows.iter().map(|row| {
+            [
+                row.access.name().to_owned(),
+                pair(row.umpire),
+                pair(row.bare),
+                format!("{:.3}", row.ratio_p50),
+                row.target.map_or("-".to_owned(), |t| format!("{t:.2}")),
+                row.bare_unarmed
+                    .map_or(String::new(), |bare| micros(bare.p50_ns)),
+                verdict(row.met).to_owned(),
+            ]
+        });
+        let titles = [
             "",
             "umpire p50 / p99 [us]",
             "bare p50 / p99 [us]",
             "ratio",
             "target",
-            "no breakpoint [us]"
-        )?;
-        self.rows.iter().try_for_each(|row| row.text(out))
-    }
-}
-
-impl TrapRow {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let pair = |p: Percentiles| format!("{} / {}", micros(p.p50_ns), micros(p.p99_ns));
-        let target = self.target.map_or("-".to_owned(), |t| format!("{t:.2}"));
-        let unarmed = self.bare_unarmed.map(|bare| micros(bare.p50_ns));
-        writeln!(
-            out,
-            "{:<20} {:>22} {:>22} {:>7.3} {target:>7} {:>20}  {}",
-            self.access.name(),
-            pair(self.umpire),
-            pair(self.bare),
-            self.ratio_p50,
-            unarmed.unwrap_or_default(),
-            verdict(self.met)
-        )
+            "no breakpoint [us]",
+            "",
+        ];
+        table(titles, 1..=5, rows, out)
     }
 }

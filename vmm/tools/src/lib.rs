@@ -16,6 +16,7 @@ pub mod registers;
 pub mod stat;
 #[allow(unsafe_code)]
 mod sys;
+pub mod table;
 pub mod targets;
 mod vm;
 mod wait;

@@ -5,12 +5,9 @@ use std::io::{self, Write};
 use super::{
     CommandRow, FloodReport, ManyReport, PerfmonReport, SampleRow, SetRow, SlowRow, TrapsRow,
 };
-use crate::beside::{TARGET, heading, pair};
-use crate::report::{Report, where_it_ran};
+use crate::beside::{Compared, TARGET, write_compared};
+use crate::report::{Report, millis, pair, table, where_it_ran};
 use crate::sources::LeftOut;
-
-/// Of a column of times.
-const WIDTH: usize = 30;
 
 impl Report for PerfmonReport {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -46,29 +43,38 @@ fn commands(rows: &[CommandRow], out: &mut dyn Write) -> io::Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    writeln!(
-        out,
-        "\n{:<36} {:>10} {:>22}",
-        "command, one client", "per second", "p50 / p99 [us]"
-    )?;
-    rows.iter().try_for_each(|row| {
-        writeln!(
-            out,
-            "{:<36} {:>10.0} {:>22}",
-            row.command,
-            row.per_second,
-            pair(row.time)
-        )
-    })
+    writeln!(out)?;
+    let rows = rows.iter().map(|row| {
+        [
+            row.command.to_string(),
+            format!("{:.0}", row.per_second),
+            pair(row.time),
+        ]
+    });
+    let titles = ["command, one client", "per second", "p50 / p99 [us]"];
+    table(titles, 1..=2, rows, out)
 }
 
 fn samples(rows: &[SampleRow], out: &mut dyn Write) -> io::Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    writeln!(
-        out,
-        "\n{:<8} {:<8} {:>9} {:>11} {:>9} {:>9} {:>9} {:>8} {:>10}",
+    writeln!(out)?;
+    let rows = rows.iter().map(|row| {
+        [
+            row.backend.to_string(),
+            row.format.name().to_owned(),
+            row.wanted.to_string(),
+            format!("{:.0}", row.per_second),
+            row.samples.to_string(),
+            row.due.to_string(),
+            row.stretched.to_string(),
+            row.dropped.to_string(),
+            row.throttled.to_string(),
+            if row.lossless { "" } else { "not all" }.to_owned(),
+        ]
+    });
+    let titles = [
         "backend",
         "format",
         "asked Hz",
@@ -77,24 +83,10 @@ fn samples(rows: &[SampleRow], out: &mut dyn Write) -> io::Result<()> {
         "due",
         "stretched",
         "dropped",
-        "throttled"
-    )?;
-    for row in rows {
-        let verdict = if row.lossless { "" } else { "not all" };
-        writeln!(
-            out,
-            "{:<8} {:<8} {:>9} {:>11.0} {:>9} {:>9} {:>9} {:>8} {:>10}  {verdict}",
-            row.backend,
-            row.format.name(),
-            row.wanted,
-            row.per_second,
-            row.samples,
-            row.due,
-            row.stretched,
-            row.dropped,
-            row.throttled
-        )?;
-    }
+        "throttled",
+        "",
+    ];
+    table(titles, 2..=8, rows, out)?;
     writeln!(
         out,
         "due: periods in what another counter on the same event counted; stretched: of these, those\n\
@@ -107,27 +99,27 @@ fn slowdown(rows: &[SlowRow], out: &mut dyn Write) -> io::Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    writeln!(
-        out,
-        "\n{:<8} {:<32} {:>12} {:>11} {:>11}",
-        "backend", "CPL 3 loop", "loop [ms]", "slower by", "samples/s"
-    )?;
-    for row in rows {
-        let what = match row.hz {
-            0 => "no context".to_owned(),
-            hz => format!("{} events in {} set(s), {hz} Hz", row.events, row.sets),
-        };
-        let loop_ms = format!(
-            "{}.{:03}",
-            row.loop_ns / 1_000_000,
-            row.loop_ns / 1000 % 1000
-        );
-        writeln!(
-            out,
-            "{:<8} {what:<32} {loop_ms:>12} {:>9.2} % {:>11.0}",
-            row.backend, row.slowdown, row.samples_per_second
-        )?;
-    }
+    writeln!(out)?;
+    let rows = rows.iter().map(|row| {
+        [
+            row.backend.to_string(),
+            match row.hz {
+                0 => "no context".to_owned(),
+                hz => format!("{} events in {} set(s), {hz} Hz", row.events, row.sets),
+            },
+            millis(row.loop_ns),
+            format!("{:.2} %", row.slowdown),
+            format!("{:.0}", row.samples_per_second),
+        ]
+    });
+    let titles = [
+        "backend",
+        "CPL 3 loop",
+        "loop [ms]",
+        "slower by",
+        "samples/s",
+    ];
+    table(titles, 2..=4, rows, out)?;
     writeln!(
         out,
         "every event is sampled that often while its set is active, none together with another"
@@ -138,29 +130,28 @@ fn sets(rows: &[SetRow], out: &mut dyn Write) -> io::Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    writeln!(
-        out,
-        "\n{:<8} {:>9} {:>22} {:>22} {:>8} {:>22}",
+    writeln!(out)?;
+    let rows = rows.iter().map(|row| {
+        let (one, other) = (row.switching, row.staying);
+        let switch = i128::from(one.mean_ns) - i128::from(other.mean_ns);
+        [
+            row.backend.to_string(),
+            row.counters.to_string(),
+            format!("{} / {}", one.p50_ns, one.mean_ns),
+            format!("{} / {}", other.p50_ns, other.mean_ns),
+            switch.to_string(),
+            format!("{:.2} ({:.2})", one.operations, other.operations),
+        ]
+    });
+    let titles = [
         "backend",
         "counters",
         "switching p50/mean ns",
         "staying p50/mean ns",
         "switch",
-        "operations (staying)"
-    )?;
-    for row in rows {
-        let (one, other) = (row.switching, row.staying);
-        let switch = i128::from(one.mean_ns) - i128::from(other.mean_ns);
-        writeln!(
-            out,
-            "{:<8} {:>9} {:>22} {:>22} {switch:>8} {:>22}",
-            row.backend,
-            row.counters,
-            format!("{} / {}", one.p50_ns, one.mean_ns),
-            format!("{} / {}", other.p50_ns, other.mean_ns),
-            format!("{:.2} ({:.2})", one.operations, other.operations),
-        )?;
-    }
+        "operations (staying)",
+    ];
+    table(titles, 1..=5, rows, out)?;
     writeln!(
         out,
         "an entry and an exit with a switch of sets at its end, and without; switch: difference of the means"
@@ -169,11 +160,13 @@ fn sets(rows: &[SetRow], out: &mut dyn Write) -> io::Result<()> {
 
 fn traps(rows: &[TrapsRow], names: [&str; 2], out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)?;
-    heading(out, names, WIDTH)?;
-    for row in rows {
-        let times = [row.quiet, row.loaded];
-        row.ratios.write(out, row.access, times, WIDTH)?;
-    }
+    let compared = |row: &TrapsRow| Compared {
+        access: row.access,
+        quiet: row.quiet,
+        loaded: row.loaded,
+        ratios: row.ratios,
+    };
+    write_compared(names, rows.iter().map(compared), out)?;
     writeln!(out, "wanted: ratio p99 <= {TARGET:.2}")
 }
 

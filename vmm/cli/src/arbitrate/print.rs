@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use arbiter::script::{Row, Script, Trace, What};
 use arbiter::{Event, Outcome, Policy, Scheme};
+use umpire_tools::table::lines;
 
 use super::{Play, words};
 
@@ -97,7 +98,7 @@ fn compare_steps(script: &Script, plays: &[Play], out: &mut dyn Write) -> io::Re
         row.extend(ends.map(|end| words::end(*end, step.at_ms)));
         table.push(row);
     }
-    write_table(&table, out)
+    write_table(table, out)
 }
 
 fn compare_holders(plays: &[Play], out: &mut dyn Write) -> io::Result<()> {
@@ -110,7 +111,7 @@ fn compare_holders(plays: &[Play], out: &mut dyn Write) -> io::Result<()> {
         row.extend(owners.map(|(_, owner)| owner.map_or("-", words::layer).to_owned()));
         table.push(row);
     }
-    write_table(&table, out)
+    write_table(table, out)
 }
 
 fn head(columns: &[&str], plays: &[Play]) -> Vec<String> {
@@ -119,23 +120,8 @@ fn head(columns: &[&str], plays: &[Play]) -> Vec<String> {
     columns.chain(schemes).collect()
 }
 
-/// Columns as wide as their widest cell, and the last one as it is.
-fn write_table(table: &[Vec<String>], out: &mut dyn Write) -> io::Result<()> {
-    let columns = table.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        let cells = table.iter().filter_map(|row| row.get(column));
-        cells.map(String::len).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    for row in table {
-        let cells = row.iter().zip(&widths);
-        let cells: Vec<String> = cells
-            .map(|(cell, width)| match cell.parse::<u32>() {
-                Ok(_) => format!("{cell:>width$}"),
-                Err(_) => format!("{cell:<width$}"),
-            })
-            .collect();
-        writeln!(out, "  {}", cells.join("  ").trim_end())?;
-    }
-    Ok(())
+/// Numbers to the right, words to the left.
+fn write_table(table: Vec<Vec<String>>, out: &mut dyn Write) -> io::Result<()> {
+    lines(table, |_, cell| cell.parse::<u32>().is_ok())
+        .try_for_each(|line| writeln!(out, "  {line}"))
 }

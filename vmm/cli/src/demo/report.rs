@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::plan::Planned;
 use super::record::Row;
 use umpire_bench::{TrapReport, micros};
+use umpire_tools::table::lines;
 
 /// Everything that the demo shows. Its JSON form keeps these names.
 #[derive(Clone, Debug, Serialize)]
@@ -176,40 +177,34 @@ fn text(report: &DemoReport, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn rows(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
-    let cells: Vec<[String; 6]> = rows
-        .iter()
-        .map(|row| {
-            [
-                row.time_us.to_string(),
-                row.vcpu.to_string(),
-                row.what.to_owned(),
-                row.register.clone(),
-                row.value.clone().unwrap_or_default(),
-                row.outcome.clone(),
-            ]
-        })
-        .collect();
+    let cells = rows.iter().map(|row| {
+        [
+            row.time_us.to_string(),
+            row.vcpu.to_string(),
+            row.what.to_owned(),
+            row.register.clone(),
+            row.value.clone().unwrap_or_default(),
+            row.outcome.clone(),
+        ]
+    });
     let titles = ["time [us]", "vCPU", "what", "register", "value", "outcome"];
-    table(&titles.map(str::to_owned), &cells, &[0, 1, 4], out)
+    table(titles, cells, &[0, 1, 4], out)
 }
 
 fn counters(counters: &[CounterRow], out: &mut dyn Write) -> io::Result<()> {
-    let cells: Vec<[String; 4]> = counters
-        .iter()
-        .map(|row| {
-            [
-                row.counter.clone(),
-                row.event.clone(),
-                row.count(),
-                match &row.reason {
-                    None => row.provenance.clone(),
-                    Some(reason) => format!("{}: {reason}", row.provenance),
-                },
-            ]
-        })
-        .collect();
+    let cells = counters.iter().map(|row| {
+        [
+            row.counter.clone(),
+            row.event.clone(),
+            row.count(),
+            match &row.reason {
+                None => row.provenance.clone(),
+                Some(reason) => format!("{}: {reason}", row.provenance),
+            },
+        ]
+    });
     let titles = ["counter", "event", "counted", "provenance"];
-    table(&titles.map(str::to_owned), &cells, &[2], out)
+    table(titles, cells, &[2], out)
 }
 
 fn round_trips(report: &TrapReport, out: &mut dyn Write) -> io::Result<()> {
@@ -218,43 +213,27 @@ fn round_trips(report: &TrapReport, out: &mut dyn Write) -> io::Result<()> {
         "\nRound trips of exits, timed in a second guest ({} of each kind)",
         report.iterations
     )?;
-    let cells: Vec<[String; 3]> = report
-        .rows
-        .iter()
-        .map(|row| {
-            [
-                row.access.name().to_owned(),
-                micros(row.umpire.p50_ns),
-                micros(row.umpire.p99_ns),
-            ]
-        })
-        .collect();
+    let cells = report.rows.iter().map(|row| {
+        [
+            row.access.name().to_owned(),
+            micros(row.umpire.p50_ns),
+            micros(row.umpire.p99_ns),
+        ]
+    });
     let titles = ["access", "p50 [us]", "p99 [us]"];
-    table(&titles.map(str::to_owned), &cells, &[1, 2], out)
+    table(titles, cells, &[1, 2], out)
 }
 
 /// Aligned columns; those in `right` are flush right.
 pub(super) fn table<const N: usize>(
-    titles: &[String; N],
-    rows: &[[String; N]],
+    titles: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
     right: &[usize],
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let all = || std::iter::once(titles).chain(rows);
-    let width = |column: usize| all().map(|row| row[column].chars().count()).max();
-    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
-    for row in all() {
-        let mut line = String::from(" ");
-        for (column, cell) in row.iter().enumerate() {
-            let pad = " ".repeat(widths[column] - cell.chars().count());
-            line.push(' ');
-            match right.contains(&column) {
-                true => line.extend([pad.as_str(), cell]),
-                false => line.extend([cell, pad.as_str()]),
-            }
-            line.push(' ');
-        }
-        writeln!(out, "{}", line.trim_end())?;
-    }
-    Ok(())
+    let rows = [titles.map(str::to_owned)].into_iter().chain(rows);
+    lines(rows.map(Vec::from).collect(), |column, _| {
+        right.contains(&column)
+    })
+    .try_for_each(|line| writeln!(out, "  {line}"))
 }

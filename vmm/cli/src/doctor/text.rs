@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
+use umpire_tools::table;
 use vmm::doctor::{Diagnosis, Kvm};
 use vmm::host::{CounterHolder, HardwarePmu, HostFacts, KvmAccess};
 use vmm::kvm::KvmFeatures;
@@ -79,16 +80,13 @@ pub(super) fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()
 
 fn section(out: &mut dyn Write, title: &str, lines: &[Line]) -> io::Result<()> {
     writeln!(out, "\n{title}")?;
-    let width = lines.iter().map(|line| line.what.len()).max().unwrap_or(0);
-    for Line {
-        mark,
-        what,
-        finding,
-    } in lines
-    {
-        writeln!(out, "  {mark:<4}  {what:<width$}  {finding}")?;
-    }
-    Ok(())
+    let row = |line: &Line| {
+        // Marks are as wide in every section.
+        let mark = format!("{:<4}", line.mark.to_string());
+        vec![mark, line.what.clone(), line.finding.clone()]
+    };
+    table::lines(lines.iter().map(row).collect(), |_, _| false)
+        .try_for_each(|line| writeln!(out, "  {line}"))
 }
 
 fn host(host: &HostFacts) -> Vec<Line> {

@@ -8,6 +8,7 @@ use perfmon_abi::wire::info::{
 use umpire_events::one_line;
 
 use super::Vm;
+use crate::table::lines;
 
 /// Writes all of a VM, with an empty line before it if it is not the first.
 pub(super) fn write(vm: &Vm, apart: bool, out: &mut dyn Write) -> io::Result<()> {
@@ -139,20 +140,10 @@ fn listed(words: &[&str]) -> String {
     }
 }
 
-/// Columns as wide as their widest cell, two spaces apart.
 fn table(heads: &[&str], rows: Vec<Vec<String>>, out: &mut dyn Write) -> io::Result<()> {
-    let head: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
-    let all: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
-    let width = |column: usize| {
-        let cells = all.iter().filter_map(|row: &Vec<String>| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    for row in &all {
-        let cell = |(column, cell): (usize, &String)| format!("{cell:<w$}", w = width(column));
-        let cells: Vec<String> = row.iter().enumerate().map(cell).collect();
-        writeln!(out, "  {}", cells.join("  ").trim_end())?;
-    }
-    Ok(())
+    let head = heads.iter().map(|head| (*head).to_owned()).collect();
+    let rows = [head].into_iter().chain(rows).collect();
+    lines(rows, |_, _| false).try_for_each(|line| writeln!(out, "  {line}"))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use arbiter::{CounterId, CounterSet, Event, PcrRegister, Reason, Record, abi};
 use serde::Serialize;
+use umpire_tools::table::lines;
 
 use super::record::{Outcome, Played};
 use super::story::{Act, Action, Step};
@@ -256,25 +257,21 @@ fn text(report: &PcrReport, out: &mut dyn Write) -> io::Result<()> {
          arbiter decided.",
         report.model, report.backend
     )?;
-    let steps = || report.acts.iter().flat_map(|act| &act.steps);
-    let widest = |of: fn(&StepReport) -> &str| {
-        let widths = steps().map(|step| of(step).chars().count());
-        widths.max().unwrap_or(0)
+    let steps = report.acts.iter().flat_map(|act| &act.steps);
+    let step = |step: &StepReport| {
+        vec![
+            step.who.to_owned(),
+            step.does.clone(),
+            step.outcome.clone(),
+            step.decisions.join("; "),
+        ]
     };
-    let who = widest(|step| step.who);
-    let does = widest(|step| &step.does);
-    let outcome = widest(|step| &step.outcome);
+    // All acts have the same columns.
+    let mut steps = lines(steps.map(step).collect(), |_, _| false);
     for (number, act) in (1..).zip(&report.acts) {
         writeln!(out, "\n{number}. {}", act.title)?;
-        for step in &act.steps {
-            let line = format!(
-                "   {:<who$}  {:<does$}  {:<outcome$}  {}",
-                step.who,
-                step.does,
-                step.outcome,
-                step.decisions.join("; ")
-            );
-            writeln!(out, "{}", line.trim_end())?;
+        for line in steps.by_ref().take(act.steps.len()) {
+            writeln!(out, "   {line}")?;
         }
     }
     writeln!(out, "\nWho holds what at the end")?;
@@ -289,7 +286,6 @@ fn text(report: &PcrReport, out: &mut dyn Write) -> io::Result<()> {
         ]
     });
     let titles = ["counter", "holder", "access", "others", "event", "count"];
-    let rows: Vec<_> = rows.collect();
-    super::super::report::table(&titles.map(str::to_owned), &rows, &[5], out)?;
+    super::super::report::table(titles, rows, &[5], out)?;
     writeln!(out, "Wrong cookies presented: {}", report.wrong_cookies)
 }

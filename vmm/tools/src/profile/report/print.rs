@@ -8,6 +8,7 @@ use crate::profile::reader::Ending;
 use crate::profile::record::Ring;
 use crate::profile::symbols::SymbolTable;
 use crate::profile::tally::{Row, SortKey, Tally};
+use crate::table::lines;
 
 /// Writes the report. Lines about it begin with `#`.
 ///
@@ -102,28 +103,25 @@ fn write_rows(
     // Rows descend.
     let shown = rows.partition_point(|row| row.percent >= report.least_percent);
     let keys = report.keys.keys();
-    let mut lines = vec![vec!["Overhead".to_owned(), "Samples".to_owned()]];
-    lines[0].extend(keys.iter().map(|key| title(*key).to_owned()));
+    let mut table = vec![vec!["Overhead".to_owned(), "Samples".to_owned()]];
+    table[0].extend(keys.iter().map(|key| title(*key).to_owned()));
     for row in &rows[..shown] {
         let mut line = vec![format!("{:.2}%", row.percent), row.sum.samples.to_string()];
         line.extend(keys.iter().map(|key| cell(*key, row, symbols)));
-        lines.push(line);
+        table.push(line);
     }
-    let widths: Vec<usize> = (0..lines[0].len())
-        .map(|column| {
-            let cells = lines.iter().map(|line| line[column].chars().count());
-            cells.max().unwrap_or(0)
-        })
-        .collect();
-    for (number, line) in lines.iter().enumerate() {
-        let begin = match number {
-            0 => "#",
-            _ => " ",
-        };
-        writeln!(out, "{}", padded(begin, line, &widths))?;
-        if number == 0 {
-            let dots: Vec<String> = widths.iter().map(|&width| ".".repeat(width)).collect();
-            writeln!(out, "{}\n#", padded("#", &dots, &widths))?;
+    let width = |column: usize| {
+        let cells = table.iter().map(|line| line[column].chars().count());
+        cells.max().unwrap_or(0)
+    };
+    let dots = (0..table[0].len()).map(|column| ".".repeat(width(column)));
+    table.insert(1, dots.collect());
+    // The two numbers to the right, the rest to the left.
+    for (number, line) in lines(table, |column, _| column < 2).enumerate() {
+        match number {
+            0 => writeln!(out, "# {line}")?,
+            1 => writeln!(out, "# {line}\n#")?,
+            _ => writeln!(out, "  {line}")?,
         }
     }
     match rows.len() - shown {
@@ -134,20 +132,6 @@ fn write_rows(
             report.least_percent
         ),
     }
-}
-
-/// The two numbers to the right, the rest to the left.
-fn padded(begin: &str, cells: &[String], widths: &[usize]) -> String {
-    let mut line = begin.to_owned();
-    for (column, (cell, &width)) in cells.iter().zip(widths).enumerate() {
-        let gap = if column == 0 { " " } else { "  " };
-        line.push_str(gap);
-        match column {
-            0 | 1 => line.push_str(&format!("{cell:>width$}")),
-            _ => line.push_str(&format!("{cell:<width$}")),
-        }
-    }
-    line.trim_end().to_owned()
 }
 
 fn title(key: SortKey) -> &'static str {
