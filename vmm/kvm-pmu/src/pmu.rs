@@ -50,6 +50,22 @@ pub struct KvmPmuParts {
     pub tsc_khz: u32,
 }
 
+impl KvmPmuParts {
+    /// For a host of which nothing is known: what may be missing is not relied on,
+    /// nothing is stepped, and PMIs are 100 µs apart.
+    #[must_use]
+    pub fn new(id: VcpuId, pmu: VcpuPmu, tsc_khz: u32) -> Self {
+        Self {
+            id,
+            pmu: Some(pmu),
+            quirks: DebugQuirks::UNKNOWN,
+            step: StepSupport::default(),
+            pmi_floor_us: 100,
+            tsc_khz,
+        }
+    }
+}
+
 /// What a VMM lends to the PMU of one vCPU for one call.
 #[derive(Debug)]
 pub struct Lent<'a> {
