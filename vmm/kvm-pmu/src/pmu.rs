@@ -12,12 +12,12 @@ use pmu_virt::{PmiThrottle, Progress, Ring, VcpuPmu};
 
 use crate::debug::{DebugControl, DebugQuirks};
 use crate::error::{KvmPmuError, VcpuId};
+use crate::gp_watch::GpWatch;
 use crate::halt::HaltClock;
 use crate::memory::GuestBytes;
 use crate::observe::{TrapEvent, TrapObserver};
-use crate::rdpmc::GpWatch;
 use crate::registers::{RegisterCache, VcpuAccess};
-use crate::stepping::{StepDriver, StepSupport};
+use crate::step_driver::{StepDriver, StepSupport};
 use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
 use crate::thread::{ThreadContext, earliest};
 use crate::trap::{StepStop, cpl};

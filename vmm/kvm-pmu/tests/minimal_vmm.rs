@@ -14,7 +14,9 @@ fn example() -> PathBuf {
 #[test]
 fn a_guest_of_another_vmm_counts_overflows_and_reads() {
     if !Path::new("/dev/kvm").exists() {
-        println!("skipped: a_guest_of_another_vmm_counts_overflows_and_reads: this machine has no /dev/kvm");
+        println!(
+            "skipped: a_guest_of_another_vmm_counts_overflows_and_reads: this machine has no /dev/kvm"
+        );
         return;
     }
     // It ends itself when the guest does not.
