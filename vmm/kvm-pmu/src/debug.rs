@@ -24,6 +24,15 @@ pub struct DebugQuirks {
     pub block_irq: bool,
 }
 
+impl DebugQuirks {
+    /// Of a host that nobody has asked: works everywhere, and costs an exit more at
+    /// each #GP of the guest's own.
+    pub const UNKNOWN: DebugQuirks = DebugQuirks {
+        rf_ignored: true,
+        block_irq: false,
+    };
+}
+
 /// What a debug exit was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DebugEvent {

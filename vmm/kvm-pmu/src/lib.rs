@@ -4,14 +4,14 @@
 pub mod cpuid;
 mod debug;
 mod error;
+mod gp_watch;
 mod halt;
 mod memory;
 mod observe;
 mod pmi;
 mod pmu;
-mod rdpmc;
 mod registers;
-mod stepping;
+mod step_driver;
 #[allow(unsafe_code, reason = "the one place of the crate with unsafe code")]
 mod sys;
 mod thread;
@@ -24,7 +24,7 @@ pub use memory::GuestBytes;
 pub use observe::{NoObserver, TrapEvent, TrapObserver};
 pub use pmi::{PmiDelivery, PmiRoute};
 pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent};
-pub use stepping::StepSupport;
+pub use step_driver::StepSupport;
 pub use sys::{
     DebugExit, HaltStats, Halted, KickFlag, KickGuard, KickTarget, KickTimer, StatsError,
     answer_msr, install_kick_handler, kick_signal, rdtsc, thread_cpu_ns,

@@ -12,12 +12,12 @@ use pmu_virt::{PmiThrottle, Progress, Ring, VcpuPmu};
 
 use crate::debug::{DebugControl, DebugQuirks};
 use crate::error::{KvmPmuError, VcpuId};
+use crate::gp_watch::GpWatch;
 use crate::halt::HaltClock;
 use crate::memory::GuestBytes;
 use crate::observe::{TrapEvent, TrapObserver};
-use crate::rdpmc::GpWatch;
 use crate::registers::{RegisterCache, VcpuAccess};
-use crate::stepping::{StepDriver, StepSupport};
+use crate::step_driver::{StepDriver, StepSupport};
 use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
 use crate::thread::{ThreadContext, earliest};
 use crate::trap::{StepStop, cpl};
@@ -48,6 +48,22 @@ pub struct KvmPmuParts {
     pub pmi_floor_us: u32,
     /// TSC frequency.
     pub tsc_khz: u32,
+}
+
+impl KvmPmuParts {
+    /// For a host of which nothing is known: what may be missing is not relied on,
+    /// nothing is stepped, and PMIs are 100 µs apart.
+    #[must_use]
+    pub fn new(id: VcpuId, pmu: VcpuPmu, tsc_khz: u32) -> Self {
+        Self {
+            id,
+            pmu: Some(pmu),
+            quirks: DebugQuirks::UNKNOWN,
+            step: StepSupport::default(),
+            pmi_floor_us: 100,
+            tsc_khz,
+        }
+    }
 }
 
 /// What a VMM lends to the PMU of one vCPU for one call.

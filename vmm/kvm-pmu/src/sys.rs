@@ -4,17 +4,13 @@
 //!
 //! This module is the only place of the crate with `unsafe` code.
 
-mod cpu_time;
 mod kick;
 mod run;
 mod stats;
-mod timer;
-mod tsc;
+mod time;
 
-pub use cpu_time::thread_cpu_ns;
 pub use kick::{KickFlag, KickGuard, KickTarget, install_kick_handler, kick_signal};
 pub(crate) use run::PmuExit;
 pub use run::{DebugExit, answer_msr};
 pub use stats::{HaltStats, Halted, StatsError};
-pub use timer::KickTimer;
-pub use tsc::rdtsc;
+pub use time::{KickTimer, rdtsc, thread_cpu_ns};

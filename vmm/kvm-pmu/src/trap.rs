@@ -3,18 +3,15 @@
 
 mod breakpoints;
 mod context;
-mod cookie;
-mod flags_image;
 mod frame;
 mod paging;
 mod rdpmc;
-mod reach;
-mod segment;
+mod step_targets;
 mod stepping;
 
 pub(crate) use breakpoints::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
 pub(crate) use context::{CpuContext, Gate, cpl};
-pub(crate) use cookie::Presented;
 pub(crate) use frame::{ExceptionFrame, Return};
-pub(crate) use rdpmc::{GP_VECTOR, Rdpmc, RdpmcTrap, inspect};
-pub(crate) use stepping::{StepInputs, StepResult, StepStop, Stepper, TfRepair};
+pub(crate) use rdpmc::{GP_VECTOR, Presented, Rdpmc, RdpmcTrap, inspect};
+pub(crate) use step_targets::StepInputs;
+pub(crate) use stepping::{StepResult, StepStop, Stepper, TfRepair};

@@ -2,10 +2,12 @@
 //! PMU of KVM's own.
 
 use kvm_bindings::{
-    KVM_CAP_PMU_CAPABILITY, KVM_MSR_FILTER_MAX_BITMAP_SIZE, KVM_MSR_FILTER_MAX_RANGES,
-    KVM_PMU_CAP_DISABLE, kvm_enable_cap,
+    KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_FILTER_MAX_BITMAP_SIZE,
+    KVM_MSR_FILTER_MAX_RANGES, KVM_PMU_CAP_DISABLE, kvm_enable_cap,
 };
-use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
+use kvm_ioctls::{
+    MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd,
+};
 use pmu_virt::PmuModel;
 use thiserror::Error;
 use vmm_sys_util::errno;
@@ -109,6 +111,19 @@ impl MsrFilter {
             return Err(MsrFilterError(ranges.len()));
         }
         Ok(Self { default, ranges })
+    }
+
+    /// What to enable with `VmFd::enable_cap`, so that a denied access exits. Other
+    /// MSRs that KVM does not know raise #GP in the guest without a word from us, as
+    /// on hardware; a VMM that wants those as well adds its reasons.
+    #[must_use]
+    pub fn exits(&self) -> kvm_enable_cap {
+        let mut request = kvm_enable_cap {
+            cap: KVM_CAP_X86_USER_SPACE_MSR,
+            ..Default::default()
+        };
+        request.args[0] = MsrExitReason::Filter.bits().into();
+        request
     }
 
     /// The default action for `VmFd::set_msr_filter`.

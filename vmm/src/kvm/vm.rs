@@ -1,10 +1,7 @@
 //! One VM: memory, irqchip, and the MSRs that exit.
 
-use kvm_bindings::{
-    KVM_CAP_X86_USER_SPACE_MSR, KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config,
-    kvm_userspace_memory_region,
-};
-use kvm_ioctls::{MsrExitReason, VmFd};
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_ioctls::VmFd;
 use kvm_pmu::{MsrFilter, MsrFilterError, VcpuError, VcpuId, msr_ranges, switch_off_vpmu};
 use pmu_virt::PmuModel;
 use thiserror::Error;
@@ -159,15 +156,6 @@ fn create(host: &Host) -> Result<VmFd, VmError> {
     }
 }
 
-fn capability(cap: u32, argument: u32) -> kvm_enable_cap {
-    let mut request = kvm_enable_cap {
-        cap,
-        ..Default::default()
-    };
-    request.args[0] = argument.into();
-    request
-}
-
 fn map_memory(fd: &VmFd, memory: &GuestMemoryMmap) -> Result<(), VmError> {
     for (slot, region) in (0u32..).zip(memory.iter()) {
         map_piece(fd, slot, memory, (region.start_addr().0, region.len()))?;
@@ -197,16 +185,10 @@ pub(super) fn map_piece(
 }
 
 /// Makes RDMSR and WRMSR of `ranges` exit; every other MSR stays KVM's.
-///
-/// Only the FILTER reason is enabled: MSRs that KVM does not know raise #GP in
-/// the guest without a word from us, as on hardware.
 fn trap_msrs(fd: &VmFd, ranges: &[(u32, u32)]) -> Result<(), VmError> {
-    fd.enable_cap(&capability(
-        KVM_CAP_X86_USER_SPACE_MSR,
-        MsrExitReason::Filter.bits(),
-    ))
-    .map_err(|error| VmError::Ioctl("KVM_CAP_X86_USER_SPACE_MSR", error))?;
     let filter = MsrFilter::new(ranges)?;
+    fd.enable_cap(&filter.exits())
+        .map_err(|error| VmError::Ioctl("KVM_CAP_X86_USER_SPACE_MSR", error))?;
     fd.set_msr_filter(filter.default_action(), &filter.ranges())
         .map_err(|error| VmError::Ioctl("KVM_X86_SET_MSR_FILTER", error))
 }

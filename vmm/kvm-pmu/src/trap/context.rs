@@ -176,6 +176,11 @@ impl CpuContext<'_> {
     }
 }
 
+/// True while 64-bit code runs.
+pub(super) fn is_64_bit(sregs: &kvm_sregs) -> bool {
+    sregs.efer & EFER_LMA != 0 && sregs.cs.l != 0
+}
+
 /// CPL from the special registers.
 #[must_use]
 pub(crate) fn cpl(sregs: &kvm_sregs) -> u8 {

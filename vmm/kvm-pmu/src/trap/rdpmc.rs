@@ -1,13 +1,16 @@
-//! RDPMC, caught at the first instruction of the guest's #GP handler.
+//! RDPMC, caught at the first instruction of the guest's #GP handler, and the
+//! cookie that an access presents.
 //!
 //! KVM has no user exit for RDPMC; without a vPMU of its own it raises #GP(0).
 //! What is decided here is whether the #GP at hand is such a one.
 
+use std::fmt;
+
 use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use pmu_virt::Ring;
 
-use super::context::{CpuContext, Gate, MAX_INSTRUCTION, descriptor_base};
-use super::cookie::Presented;
+use super::context::{CpuContext, Gate, MAX_INSTRUCTION, descriptor_base, is_64_bit};
 use super::frame::ExceptionFrame;
 
 /// Vector of the general protection exception.
@@ -83,4 +86,66 @@ fn code_segment(context: &CpuContext<'_>, frame: &ExceptionFrame) -> Option<(u64
         (false, true) => (descriptor_base(descriptor), 32),
         (false, false) => (descriptor_base(descriptor), 16),
     })
+}
+
+/// The cookie that an instruction presented in a general register (`docs/pcr.md`,
+/// "Presenting a cookie"). It may be a secret, so it is never printed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Presented(pub u64);
+
+impl fmt::Debug for Presented {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Presented(..)")
+    }
+}
+
+impl Presented {
+    /// Of an instruction in code of this width: RSI in 64-bit mode, otherwise EDI
+    /// over ESI.
+    #[must_use]
+    pub(crate) fn by(regs: &kvm_regs, bitness: u32) -> Self {
+        const LOW: u64 = 0xffff_ffff;
+        Self(match bitness {
+            64 => regs.rsi,
+            _ => (regs.rdi & LOW) << 32 | regs.rsi & LOW,
+        })
+    }
+
+    /// Of the instruction that a vCPU stopped at.
+    #[must_use]
+    pub(crate) fn now(regs: &kvm_regs, sregs: &kvm_sregs) -> Self {
+        Self::by(regs, if is_64_bit(sregs) { 64 } else { 32 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_register() {
+        let regs = kvm_regs {
+            rsi: 0x1111_2222_3333_4444,
+            rdi: 0x5555_6666_7777_8888,
+            ..Default::default()
+        };
+        let check = |lma: bool, l: u8, expected| {
+            let mut sregs = kvm_sregs {
+                efer: if lma { 1 << 10 } else { 0 },
+                ..Default::default()
+            };
+            sregs.cs.l = l;
+            assert_eq!(Presented::now(&regs, &sregs), Presented(expected));
+        };
+        check(true, 1, 0x1111_2222_3333_4444);
+        // Compatibility mode, and protected mode with a bit that means nothing there.
+        check(true, 0, 0x7777_8888_3333_4444);
+        check(false, 1, 0x7777_8888_3333_4444);
+        check(false, 0, 0x7777_8888_3333_4444);
+    }
+
+    #[test]
+    fn it_is_not_printed() {
+        assert_eq!(format!("{:x?}", Presented(0xabcd)), "Presented(..)");
+    }
 }

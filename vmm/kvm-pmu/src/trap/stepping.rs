@@ -13,28 +13,13 @@ use pmu_virt::step::{InsnClass, InsnFacts, StepKind};
 use pmu_virt::{LossReason, Progress, Ring};
 
 use super::context::{CpuContext, Gate};
-use super::flags_image::{loaded_tf, return_target};
 use super::frame::ExceptionFrame;
-use super::reach::{Entry, Watched, after, certain, fetch, possible, shadowed, watch};
+use super::step_targets::{
+    Entry, StepInputs, Watched, after, certain, fetch, loaded_tf, possible, return_target,
+    shadowed, watch,
+};
 
 const RFLAGS_TF: u64 = 1 << 8;
-
-/// What stepping has to know of the vCPU beyond its registers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct StepInputs {
-    /// Target of SYSCALL (LSTAR).
-    pub(crate) syscall_target: u64,
-    /// Flags that SYSCALL clears (SFMASK).
-    pub(crate) syscall_mask: u64,
-    /// Target of SYSENTER (`IA32_SYSENTER_EIP`).
-    pub(crate) sysenter_target: u64,
-    /// Vector of the interrupt or NMI that the guest would take now.
-    pub(crate) deliverable: Option<u8>,
-    /// A #DB of the guest's own is queued for it.
-    pub(crate) debug_queued: bool,
-    /// Debug registers that the guest leaves free.
-    pub(crate) slots: usize,
-}
 
 /// How to enter the guest for the next step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
