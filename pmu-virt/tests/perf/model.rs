@@ -1,16 +1,19 @@
 //! `perf` on the model of a kernel: the contract, switches, readings.
 
-use crate::fake::{Call, FAULTS, FakeKernel};
-use crate::{Run, Verdict, ensure};
+use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
+
 use pmu_virt::contract::{self, Driver};
 use pmu_virt::perf::PerfBackend;
 use pmu_virt::{
     BackendEnv, Caller, Constraint, CorePmu, CountRequest, CounterBackend, EventCode, EventFamily,
     Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring,
-    SlotIndex, SlotSet, VcpuPmu, Vendor,
+    SlotIndex, SlotSet, Vendor,
 };
-use std::num::NonZeroU64;
-use std::ops::RangeInclusive;
+
+use crate::fake::{Call, FAULTS, FakeKernel};
+use crate::seated::Seated;
+use crate::{Run, Verdict, ensure};
 
 pub(crate) const TESTS: &[(&str, Run)] = &[
     ("model::contract_software", contract_software),
@@ -333,8 +336,8 @@ fn turns_of_vcpus() -> Result<Verdict, String> {
     let kernel = FakeKernel::new(4);
     let model =
         PmuModel::parse("intel-v2,counters=4,fixed=0").map_err(|error| error.to_string())?;
-    let mut vcpus: Vec<VcpuPmu> = (0..4)
-        .map(|n| VcpuPmu::detached(OwnerId(n), model.clone(), Grant::everything()))
+    let mut vcpus: Vec<Seated> = (0..4)
+        .map(|n| Seated::detached(OwnerId(n), model.clone(), Grant::everything()))
         .collect();
     let mut core = Box::new(CorePmu::new(Box::new(backend(&kernel))));
     for round in 0..3 {
