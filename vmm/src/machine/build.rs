@@ -235,13 +235,14 @@ impl Machine {
                 if let Some(reservations) = reserved.next() {
                     pmu = pmu.with_reservations(reservations);
                 }
-                if let Some(core) = own.next() {
-                    pmu.attach(Box::new(core));
-                }
                 pmu
             });
+            let mut core = own.next().map(Box::new);
+            if let (Some(pmu), Some(core)) = (&mut pmu, &mut core) {
+                pmu.attach(core);
+            }
             if let (Some(pmu), Some(saved)) = (&mut pmu, &saved) {
-                saved.restore(id, pmu)?;
+                saved.restore(id, pmu, core.as_deref_mut())?;
             }
             let plan = CpuidPlan {
                 cpus: config.cpus,
@@ -265,6 +266,7 @@ impl Machine {
                 kvm,
                 vm: vm.clone(),
                 pmu,
+                own_core: core,
                 platform: platform.clone(),
                 control: control.clone(),
                 observer: observer(id),

@@ -68,15 +68,16 @@ fn jobs(vcpus: Vec<VcpuParts>, cores: Option<SharedCores>) -> (Vec<Job>, Option<
     (hands.into_iter().map(core).collect(), Some(board))
 }
 
-fn run_alone(
-    parts: VcpuParts,
-    tell: &dyn Fn(&mut Vcpu, Result<VcpuEnd, VcpuFailure>),
-) -> Result<(), VcpuFailure> {
-    let mut seat = Seat::new(parts.tsc_khz)?.of_core(parts.kvm.id().0.into());
+/// Takes in the end of a vCPU, and the core that it had to itself.
+type Tell<'a> = dyn Fn(&mut Vcpu, Option<&mut CorePmu>, Result<VcpuEnd, VcpuFailure>) + 'a;
+
+fn run_alone(mut parts: VcpuParts, tell: &Tell<'_>) -> Result<(), VcpuFailure> {
+    let seat = Seat::new(parts.tsc_khz)?.of_core(parts.kvm.id().0.into());
+    let mut seat = seat.with_pmu(parts.own_core.take());
     let mut vcpu = Vcpu::new(parts);
     let end = vcpu.run(&mut seat);
-    vcpu.leave_desk();
-    tell(&mut vcpu, end);
+    vcpu.leave_desk(seat.pmu.as_deref_mut());
+    tell(&mut vcpu, seat.pmu.as_deref_mut(), end);
     Ok(())
 }
 
@@ -84,7 +85,7 @@ fn run_core(
     index: usize,
     parts: CoreParts,
     control: Arc<VcpuControl>,
-    tell: &dyn Fn(&mut Vcpu, Result<VcpuEnd, VcpuFailure>),
+    tell: &Tell<'_>,
 ) -> Result<CoreReport, VcpuFailure> {
     let CoreParts {
         plan,
@@ -96,7 +97,7 @@ fn run_core(
     let tsc_khz = vcpus.first().map_or(0, |parts| parts.tsc_khz);
     let core = CoreThread::new(index, &plan, tsc_khz, board, control, pmu)?.with_tray(tray);
     let vcpus = vcpus.into_iter().map(Vcpu::new).collect();
-    Ok(core.run(vcpus, |mut ended| tell(&mut ended.vcpu, ended.end)))
+    Ok(core.run(vcpus, |mut ended| tell(&mut ended.vcpu, None, ended.end)))
 }
 
 /// How vCPUs are spread over threads, and threads over host CPUs.
@@ -209,8 +210,8 @@ impl Threads {
                 let _ = send.send(ended);
                 wake.now();
             };
-            let tell = |vcpu: &mut Vcpu, end| {
-                remains.keep(vcpu);
+            let tell = |vcpu: &mut Vcpu, core: Option<&mut CorePmu>, end| {
+                remains.keep(vcpu, core);
                 fail((vcpu.id(), end));
             };
             match job {
@@ -273,8 +274,8 @@ impl Threads {
         }
         // On the way between two cores when these ended.
         for mut vcpu in self.board.iter().flat_map(|board| board.leftovers()) {
-            vcpu.leave_desk();
-            self.remains.keep(&mut vcpu);
+            vcpu.leave_desk(None);
+            self.remains.keep(&mut vcpu, None);
         }
         let mut reports = std::mem::take(&mut *lock(&self.reports));
         reports.sort_by_key(|(index, _)| *index);
@@ -296,9 +297,10 @@ impl Threads {
 }
 
 impl Remains {
-    fn keep(&self, vcpu: &mut Vcpu) {
-        self.audit.keep(vcpu.id(), vcpu.holdings());
-        if let Some(state) = vcpu.save_pmu() {
+    fn keep(&self, vcpu: &mut Vcpu, mut core: Option<&mut CorePmu>) {
+        let holdings = vcpu.holdings(core.as_deref_mut());
+        self.audit.keep(vcpu.id(), holdings);
+        if let Some(state) = vcpu.save_pmu(core) {
             lock(&self.states).push((vcpu.id(), state));
         }
     }

@@ -212,11 +212,11 @@ impl MicroRun {
             pcr: pcr.as_ref(),
         };
         let mut served = self.serve((control, tsc_khz), &vm, &mut cores, recorders.len())?;
-        let mut own = match self.cores {
-            Some(_) => Vec::new(),
-            None => std::mem::take(&mut cores),
-        }
-        .into_iter();
+        let own = match self.cores {
+            Some(_) => &mut [],
+            None => cores.as_mut_slice(),
+        };
+        let mut own = own.iter_mut();
         let vcpus = vcpus
             .map(|(kvm, recorder)| {
                 let mut parts = self.vcpu(kvm, recorder, &shared, own.next())?;
@@ -224,21 +224,27 @@ impl MicroRun {
                 Ok(Vcpu::new(parts))
             })
             .collect::<Result<Vec<_>, MicroRunError>>()?;
-        let cores = self.cores.map(|plan| Cores {
-            plan,
+        let cores = Cores {
+            plan: self.cores,
             pmus: cores,
             trays: served.trays,
-        });
+        };
         let ran = Ran::new(vcpus, cores, &stop, self.timeout)?;
         drop(served.server);
         let mut vcpus = Vec::new();
-        for (CoreEnd { mut vcpu, end }, recorder) in ran.ends.into_iter().zip(&recorders) {
-            let holdings = vcpu.holdings();
+        for (ended, recorder) in ran.ends.into_iter().zip(&recorders) {
+            let CoreEnd {
+                mut vcpu,
+                end,
+                mut own_core,
+            } = ended;
+            let holdings = vcpu.holdings(own_core.as_deref_mut());
+            let report = |pmu: &VcpuPmu| pmu.report(own_core.as_deref());
             vcpus.push(VcpuOutcome {
                 end: end?,
                 regs: unless_dead(vcpu.kvm().get_regs())?,
                 debug_regs: unless_dead(vcpu.kvm().get_debug_regs())?,
-                counters: vcpu.pmu().map(VcpuPmu::report).unwrap_or_default(),
+                counters: vcpu.pmu().map(report).unwrap_or_default(),
                 events: std::mem::take(&mut *lock(&recorder.events)),
                 pmis: (vcpu.throttle().delivered(), vcpu.throttle().late()),
                 decisions: std::mem::take(&mut *lock(&recorder.decisions)),
@@ -292,14 +298,14 @@ impl MicroRun {
         kvm: KvmVcpu,
         recorder: &Recorder,
         shared: &Shared<'_>,
-        core: Option<CorePmu>,
+        core: Option<&mut CorePmu>,
     ) -> Result<VcpuParts, MicroRunError> {
         let tsc_khz = kvm.get_tsc_khz()?;
         let mut pmu = self.model.as_ref().map(|model| {
             let owner = OwnerId(kvm.id().0.into());
             let mut pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
             if let Some(core) = core {
-                pmu.attach(Box::new(core));
+                pmu.attach(core);
             }
             pmu
         });
@@ -324,6 +330,7 @@ impl MicroRun {
             kvm,
             vm: shared.vm.clone(),
             pmu,
+            own_core: None,
             platform: shared.platform.clone(),
             control: shared.control.clone(),
             observer,

@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use arbiter::{Grant, PcrUnit};
-use pmu_virt::{CounterBackend, CounterReport, PmuModel, Reservations, VcpuPmu};
+use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, Reservations, VcpuPmu};
 
 use super::run::MicroRunError;
 use crate::kvm::{KvmVcpu, KvmVm};
@@ -54,16 +54,19 @@ impl Solo {
         install_kick_handler().map_err(MicroRunError::Signal)?;
         let tsc_khz = kvm.get_tsc_khz()?;
         let control = Arc::new(VcpuControl::default());
-        let pmu = VcpuPmu::new(parts.model, parts.backend, Grant::everything());
+        let mut core = Box::new(CorePmu::new(parts.backend));
+        let mut pmu = VcpuPmu::detached(OwnerId::default(), parts.model, Grant::everything());
+        pmu.attach(&mut core);
         let pmu = match parts.reservations {
             Some(reservations) => pmu.with_reservations(reservations),
             None => pmu,
         };
-        let seat = Seat::new(tsc_khz)?;
+        let seat = Seat::new(tsc_khz)?.with_pmu(Some(core));
         let vcpu = Vcpu::new(VcpuParts {
             kvm,
             vm,
             pmu: Some(pmu),
+            own_core: None,
             platform: parts.platform,
             control: control.clone(),
             observer: parts.observer,
@@ -116,7 +119,8 @@ impl Solo {
     /// The counters in use, while the guest does not run.
     #[must_use]
     pub fn counters(&self) -> Vec<CounterReport> {
-        self.vcpu.pmu().map(VcpuPmu::report).unwrap_or_default()
+        let report = |pmu: &VcpuPmu| pmu.report(self.seat.pmu.as_deref());
+        self.vcpu.pmu().map(report).unwrap_or_default()
     }
 
     /// Who holds which counters; `None` without reservations.
@@ -134,7 +138,7 @@ impl Solo {
     /// The backend that counts.
     #[must_use]
     pub fn backend(&self) -> Option<&dyn CounterBackend> {
-        Some(self.vcpu.pmu()?.core()?.backend())
+        Some(self.seat.pmu.as_deref()?.backend())
     }
 
     /// PMIs delivered so far, and of these late ones.

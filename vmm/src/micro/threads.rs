@@ -18,8 +18,9 @@ const KICK_AGAIN: Duration = Duration::from_millis(1);
 /// Cores on which vCPUs take turns.
 #[derive(Debug)]
 pub(super) struct Cores {
-    pub(super) plan: CorePlan,
-    /// The counters of each.
+    /// None: each vCPU has one to itself.
+    pub(super) plan: Option<CorePlan>,
+    /// The counters of each; none where vCPUs have no PMU.
     pub(super) pmus: Vec<CorePmu>,
     /// Where the server of host tools lays down what it has for each.
     pub(super) trays: Vec<Tray>,
@@ -39,17 +40,14 @@ pub(super) struct Ran {
 }
 
 impl Ran {
-    /// Runs `vcpus`, each on a thread of its own or on the cores of `plan`.
+    /// Runs `vcpus`, each on a thread of its own or on the cores of a plan.
     pub(super) fn new(
         vcpus: Vec<Vcpu>,
-        cores: Option<Cores>,
+        cores: Cores,
         control: &Arc<VcpuControl>,
         timeout: Duration,
     ) -> Result<Self, MicroRunError> {
-        let (plan, pmus, trays) = match cores {
-            Some(Cores { plan, pmus, trays }) => (Some(plan), pmus, trays),
-            None => (None, Vec::new(), Vec::new()),
-        };
+        let Cores { plan, pmus, trays } = cores;
         let hands = match plan {
             Some(plan) => plan.deal(vcpus),
             None => vcpus.into_iter().map(|vcpu| vec![vcpu]).collect(),
@@ -76,7 +74,11 @@ impl Ran {
                         Some(plan) => {
                             on_core((index, plan, pmu, tray), hand, (board, control), &ended)
                         }
-                        None => alone(hand).map(|ends| (ends, None)),
+                        None => {
+                            let alone = |(vcpu, pmu)| alone(vcpu, pmu);
+                            let ends = hand.into_iter().zip([pmu]).map(alone);
+                            ends.collect::<Result<_, _>>().map(|ends| (ends, None))
+                        }
                     };
                     let _ = ended.send(());
                     result
@@ -103,9 +105,12 @@ impl Ran {
             ran.cores.extend(report);
         }
         let stopped = |mut vcpu: Vcpu| {
-            vcpu.leave_desk();
-            let end = Ok(VcpuEnd::Stopped);
-            CoreEnd { vcpu, end }
+            vcpu.leave_desk(None);
+            CoreEnd {
+                vcpu,
+                end: Ok(VcpuEnd::Stopped),
+                own_core: None,
+            }
         };
         ran.ends.extend(board.leftovers().into_iter().map(stopped));
         ran.ends.sort_by_key(|end| end.vcpu.id());
@@ -131,14 +136,17 @@ fn on_core(
     Ok((ends, Some(report)))
 }
 
-fn alone(vcpus: Vec<Vcpu>) -> Result<Vec<CoreEnd>, VcpuFailure> {
-    let run = |mut vcpu: Vcpu| {
-        let seat = Seat::new(vcpu.tsc_khz())?.of_core(vcpu.id().0.into());
-        let end = vcpu.run(&mut { seat });
-        vcpu.leave_desk();
-        Ok(CoreEnd { vcpu, end })
-    };
-    vcpus.into_iter().map(run).collect()
+/// Runs a vCPU on a core of its own.
+fn alone(mut vcpu: Vcpu, pmu: Option<Box<CorePmu>>) -> Result<CoreEnd, VcpuFailure> {
+    let seat = Seat::new(vcpu.tsc_khz())?.of_core(vcpu.id().0.into());
+    let mut seat = seat.with_pmu(pmu);
+    let end = vcpu.run(&mut seat);
+    vcpu.leave_desk(seat.pmu.as_deref_mut());
+    Ok(CoreEnd {
+        vcpu,
+        end,
+        own_core: seat.pmu,
+    })
 }
 
 /// Waits for the first vCPU to end, which ends the guest; true on time-out.

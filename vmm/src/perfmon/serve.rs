@@ -8,21 +8,26 @@ use super::desk::{Done, Job, Target, Tray, Work};
 use super::view::{CoreView, VcpuView, View};
 
 /// Does a job for a vCPU, or for the core that it is on.
-pub(crate) fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
+pub(crate) fn serve_vcpu(
+    job: Job,
+    (pmu, core): (&mut VcpuPmu, &mut CorePmu),
+    values: &dyn Quantities,
+) {
     if job.is_look() {
         let (Target::Vcpu(number) | Target::Core(number)) = job.target();
         // The vCPU's thread is its core.
         let view = View {
-            cores: vec![CoreView::of(number, Some(number), pmu.core())],
+            cores: vec![CoreView::of(number, Some(number), Some(core))],
             vcpus: vec![VcpuView::of(number, Some(pmu), VcpuState::Running)],
         };
         return serve_look(job, view);
     }
     match job.target() {
-        Target::Vcpu(_) => job.act(|id, work| on_vcpu(pmu, id, work, values)),
-        // If nobody has the core, the job comes back as it is dropped.
+        Target::Vcpu(_) => job.act(|id, work| on_vcpu(pmu, core, id, work, values)),
         Target::Core(_) => {
-            pmu.with_core(|core| job.act(|id, work| on_core(core, id, work, values)));
+            pmu.with_core(core, |core| {
+                job.act(|id, work| on_core(core, id, work, values));
+            });
         }
     }
 }
@@ -40,90 +45,65 @@ pub(crate) fn serve_look(job: Job, view: View) {
 /// A vCPU has ended, and with it its core if that was its own (`alone`).
 pub(crate) fn close_vcpu(
     tray: Tray,
-    pmu: Option<&mut VcpuPmu>,
+    (pmu, mut core): (Option<&mut VcpuPmu>, Option<&mut CorePmu>),
     alone: bool,
     values: &dyn Quantities,
 ) {
-    let (mut own, mut core) = (None, None);
+    let (mut own, mut of_core) = (None, None);
     if let Some(pmu) = pmu {
-        own = Host::unload(pmu, values);
-        if alone {
-            let unload = |core: &mut CorePmu| Host::unload(core, values);
-            core = pmu.with_core(unload).flatten();
+        own = kept(pmu.unload_context(core.as_deref_mut()), values);
+        if let (true, Some(core)) = (alone, core) {
+            of_core = pmu.with_core(core, |core| kept(core.unload_context(), values));
         }
     }
-    tray.close(own, core, alone);
+    tray.close(own, of_core, alone);
 }
 
 /// A core has ended.
 pub(crate) fn close_core(tray: Tray, core: Option<&mut CorePmu>, values: &dyn Quantities) {
-    let own = core.and_then(|core| Host::unload(core, values));
+    let own = core.and_then(|core| kept(core.unload_context(), values));
     tray.close(own, None, false);
 }
 
-/// The two that contexts are attached to, as far as jobs are concerned.
-trait Host {
-    fn hosted(&self) -> Option<ContextId>;
-    fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Done;
-    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>>;
+/// A context that was unloaded, with the quantities as of now.
+fn kept(unloaded: Option<Box<Hosted>>, values: &dyn Quantities) -> Option<Box<Hosted>> {
+    let mut hosted = unloaded?;
+    hosted.keep_quantities(values);
+    Some(hosted)
 }
 
-macro_rules! hosts {
-    ($($host:ty),*) => {$(
-        impl Host for $host {
-            fn hosted(&self) -> Option<ContextId> {
-                self.host_context().map(Hosted::id)
-            }
-            fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Done {
-                Done::Loaded(self.load_context(hosted, set))
-            }
-            fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>> {
-                let mut hosted = self.unload_context()?;
-                hosted.keep_quantities(values);
-                Some(hosted)
-            }
-        }
-    )*};
-}
-
-hosts!(VcpuPmu, CorePmu);
-
-/// Loads and unloads; a command is left to the caller.
-fn attach_or_detach(
-    host: &mut dyn Host,
+fn on_vcpu(
+    pmu: &mut VcpuPmu,
+    core: &mut CorePmu,
     id: ContextId,
     work: Work,
     values: &dyn Quantities,
-) -> Result<Done, Work> {
+) -> Done {
     // A context that has left in the meantime is not here to be called.
-    let here = host.hosted() == Some(id);
+    let here = pmu.host_context().map(Hosted::id) == Some(id);
+    let core = Some(core);
     match work {
-        Work::Load(hosted, set) => Ok(host.load(hosted, set)),
-        Work::Unload if here => Ok(Done::Unloaded(host.unload(values))),
-        Work::Unload => Ok(Done::Unloaded(None)),
-        call @ Work::Call(_) if here => Err(call),
-        other @ (Work::Call(_) | Work::Look) => Ok(Done::Undone(other)),
-    }
-}
-
-fn on_vcpu(pmu: &mut VcpuPmu, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
-    match attach_or_detach(pmu, id, work, values) {
-        Ok(done) => done,
-        Err(Work::Call(mut call)) => {
-            let result = pmu.call_context(&mut call, values);
+        Work::Load(hosted, set) => Done::Loaded(pmu.load_context(core, hosted, set)),
+        Work::Unload if here => Done::Unloaded(kept(pmu.unload_context(core), values)),
+        Work::Unload => Done::Unloaded(None),
+        Work::Call(mut call) if here => {
+            let result = pmu.call_context(core, &mut call, values);
             Done::Called(call, result)
         }
-        Err(work) => Done::Undone(work),
+        other @ (Work::Call(_) | Work::Look) => Done::Undone(other),
     }
 }
 
 fn on_core(core: &mut CorePmu, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
-    match attach_or_detach(core, id, work, values) {
-        Ok(done) => done,
-        Err(Work::Call(mut call)) => {
+    let here = core.host_context().map(Hosted::id) == Some(id);
+    match work {
+        Work::Load(hosted, set) => Done::Loaded(core.load_context(hosted, set)),
+        Work::Unload if here => Done::Unloaded(kept(core.unload_context(), values)),
+        Work::Unload => Done::Unloaded(None),
+        Work::Call(mut call) if here => {
             let result = core.call_context(&mut call, values);
             Done::Called(call, result)
         }
-        Err(work) => Done::Undone(work),
+        other @ (Work::Call(_) | Work::Look) => Done::Undone(other),
     }
 }

@@ -23,6 +23,8 @@ pub struct CoreEnd {
     pub vcpu: Vcpu,
     /// How it ended.
     pub end: Result<VcpuEnd, VcpuFailure>,
+    /// The core that it had to itself, on which it still is.
+    pub own_core: Option<Box<CorePmu>>,
 }
 
 /// A core, on the thread that made it.
@@ -31,12 +33,11 @@ pub struct CoreThread {
     pub(super) index: usize,
     pub(super) board: Arc<Board>,
     control: Arc<VcpuControl>,
-    seat: Seat,
+    /// This thread, with the core's counters.
+    pub(super) seat: Seat,
     mask: SignalMask,
     pub(super) queue: RunQueue,
     pub(super) vcpus: BTreeMap<VcpuId, Vcpu>,
-    /// The core's counters, while no vCPU is attached to them.
-    pub(super) pmu: Option<Box<CorePmu>>,
     /// Who ran last, and has the counters.
     pub(super) last: Option<VcpuId>,
     pace: Pace,
@@ -67,7 +68,7 @@ impl CoreThread {
         control: Arc<VcpuControl>,
         pmu: Option<Box<CorePmu>>,
     ) -> Result<Self, VcpuFailure> {
-        let seat = Seat::new(tsc_khz)?.of_core(index);
+        let seat = Seat::new(tsc_khz)?.of_core(index).with_pmu(pmu);
         let tsc_khz = tsc_khz.max(1);
         let pace = Pace::new(plan.slice, tsc_khz);
         board.sit_down(index, seat.target());
@@ -79,7 +80,6 @@ impl CoreThread {
             mask: hold_pending_signal().map_err(VcpuFailure::Signal)?,
             queue: RunQueue::new(pace),
             vcpus: BTreeMap::new(),
-            pmu,
             last: None,
             pace,
             tsc_khz,
@@ -123,9 +123,9 @@ impl CoreThread {
         }
         if let Some(tray) = self.tray.take() {
             let values = self.quantities();
-            close_core(tray, self.pmu.as_deref_mut(), &values);
+            close_core(tray, self.seat.pmu.as_deref_mut(), &values);
         }
-        if let Some(pmu) = &self.pmu {
+        if let Some(pmu) = &self.seat.pmu {
             self.report.counters = pmu.stats();
         }
         self.report.alive = began.elapsed();
@@ -179,9 +179,9 @@ impl CoreThread {
         let began = Instant::now();
         let due = self.queue.is_due(rdtsc(), id);
         let vcpu = self.vcpus.get_mut(&id)?;
-        let mut stay = vcpu.probe(self.mask);
+        let mut stay = vcpu.probe(&mut self.seat, self.mask);
         if due && matches!(stay, Ok(Stay::Paused(Rest::Idle))) {
-            stay = vcpu.probe(self.mask);
+            stay = vcpu.probe(&mut self.seat, self.mask);
         }
         self.report.probes += 1;
         self.report.probing += began.elapsed();
@@ -222,16 +222,16 @@ impl CoreThread {
         self.park();
         self.last = Some(id);
         self.report.switches += 1;
-        if let (Some(vcpu), Some(pmu)) = (self.vcpus.get_mut(&id), self.pmu.take()) {
-            self.pmu = vcpu.attach(pmu);
+        if let (Some(vcpu), Some(pmu)) = (self.vcpus.get_mut(&id), &mut self.seat.pmu) {
+            vcpu.attach(pmu);
         }
     }
 
     /// Takes the counters back from who ran last.
     fn park(&mut self) {
         let last = self.last.take().and_then(|id| self.vcpus.get_mut(&id));
-        if let Some(pmu) = last.and_then(Vcpu::park) {
-            self.pmu = Some(pmu);
+        if let (Some(vcpu), Some(pmu)) = (last, &mut self.seat.pmu) {
+            vcpu.park(pmu);
         }
     }
 
@@ -242,11 +242,9 @@ impl CoreThread {
         }
         self.queue.remove(id);
         let mut vcpu = self.vcpus.remove(&id)?;
-        if self.pmu.is_none() {
-            // Somebody else has them.
-            self.park();
-        }
-        if let Some(pmu) = &mut self.pmu {
+        // Somebody else may be on the core.
+        self.park();
+        if let Some(pmu) = &mut self.seat.pmu {
             vcpu.leave(pmu);
         }
         self.tally.leaves(id, &vcpu.quantities());
@@ -254,9 +252,14 @@ impl CoreThread {
     }
 
     pub(super) fn end(&mut self, id: VcpuId, end: Result<VcpuEnd, VcpuFailure>) -> Option<CoreEnd> {
-        self.vcpus.get_mut(&id)?.leave_desk();
+        let core = self.seat.pmu.as_deref_mut();
+        self.vcpus.get_mut(&id)?.leave_desk(core);
         let vcpu = self.dismiss(id)?;
-        Some(CoreEnd { vcpu, end })
+        Some(CoreEnd {
+            vcpu,
+            end,
+            own_core: None,
+        })
     }
 
     /// A vCPU that nobody has run yet, or that another core has left.
@@ -271,10 +274,11 @@ impl CoreThread {
                 None
             }
             Err(failure) => {
-                vcpu.leave_desk();
+                vcpu.leave_desk(None);
                 Some(CoreEnd {
                     vcpu,
                     end: Err(failure),
+                    own_core: None,
                 })
             }
         }
@@ -291,10 +295,11 @@ impl CoreThread {
                 self.admit(vcpu, ticks)
             }
             Err(failure) => {
-                vcpu.leave_desk();
+                vcpu.leave_desk(None);
                 Some(CoreEnd {
                     vcpu,
                     end: Err(failure),
+                    own_core: None,
                 })
             }
         }

@@ -26,7 +26,7 @@ impl CoreThread {
             let Some(vcpu) = self.vcpus.get_mut(&id) else {
                 continue;
             };
-            let done = vcpu.do_jobs(self.index);
+            let done = vcpu.do_jobs(&mut self.seat);
             if !vcpu.is_blocked() {
                 self.queue.unblock(id);
             }
@@ -37,18 +37,21 @@ impl CoreThread {
     }
 
     fn do_core_job(&mut self, job: Job) -> Result<(), (VcpuId, VcpuFailure)> {
-        let index = self.index;
         if job.is_look() {
             let view = self.view();
             serve_look(job, view);
             return Ok(());
         }
         let values = self.quantities();
-        if let Some(pmu) = &mut self.pmu {
-            serve_core(job, pmu, &values);
-        } else if let Some((id, vcpu)) = self.last_vcpu() {
-            let done = vcpu.do_core_job(job, index, &values);
+        if let Some((id, vcpu)) = self
+            .last
+            .and_then(|id| Some((id, self.vcpus.get_mut(&id)?)))
+        {
+            let done = vcpu.do_core_job(job, &mut self.seat, &values);
             return done.map_err(|error| (id, error));
+        }
+        if let Some(pmu) = &mut self.seat.pmu {
+            serve_core(job, pmu, &values);
         }
         // A core without counters: the job comes back.
         Ok(())
@@ -60,17 +63,10 @@ impl CoreThread {
             .read(|id| self.vcpus.get(&id).map(Vcpu::quantities))
     }
 
-    /// Who has the counters.
-    fn last_vcpu(&mut self) -> Option<(VcpuId, &mut Vcpu)> {
-        let id = self.last?;
-        Some((id, self.vcpus.get_mut(&id)?))
-    }
-
     /// What there is on this core.
     fn view(&self) -> View {
         let number = |id: VcpuId| usize::from(id.0);
-        let of_last = self.last.and_then(|id| self.vcpus.get(&id)?.pmu()?.core());
-        let pmu = self.pmu.as_deref().or(of_last);
+        let pmu = self.seat.pmu.as_deref();
         let vcpu = |(id, vcpu): (&VcpuId, &Vcpu)| {
             let state = match self.last == Some(*id) {
                 true => VcpuState::Running,
@@ -87,10 +83,12 @@ impl CoreThread {
     /// No vCPU could be run for so long.
     pub(super) fn was_idle(&mut self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        if let Some(pmu) = &mut self.pmu {
-            pmu.pass_idle(ns);
-        } else if let Some(vcpu) = self.last.and_then(|id| self.vcpus.get_mut(&id)) {
-            vcpu.with_core(|core| core.pass_idle(ns));
+        let Some(pmu) = &mut self.seat.pmu else {
+            return;
+        };
+        match self.last.and_then(|id| self.vcpus.get_mut(&id)) {
+            Some(vcpu) => vcpu.pass_idle(pmu, ns),
+            None => pmu.pass_idle(ns),
         }
     }
 }

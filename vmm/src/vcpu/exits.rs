@@ -4,6 +4,7 @@ use arbiter::{Caller, Layer, PcrRegister};
 use pmu_virt::{MsrIndex, ReadOutcome, Register, Ring, WriteOutcome};
 
 use super::end::VcpuEnd;
+use super::kick::Seat;
 use super::observe::TrapEvent;
 use super::run::{Core, SYNCED_EXITS, VcpuFailure};
 use crate::devices::DeviceOutcome;
@@ -15,15 +16,16 @@ impl Core {
     pub(super) fn handle(
         &mut self,
         kvm: &mut KvmVcpu,
+        seat: &mut Seat,
         exit: VmExit,
     ) -> Result<Option<VcpuEnd>, VcpuFailure> {
         if !matches!(exit, VmExit::Debug(_)) {
-            self.step_stop(kvm, StepStop::Exit)?;
+            self.step_stop(kvm, seat, StepStop::Exit)?;
         }
         match exit {
-            VmExit::Rdmsr { index } => self.rdmsr(kvm, MsrIndex(index))?,
-            VmExit::Wrmsr { index, value } => self.wrmsr(kvm, MsrIndex(index), value)?,
-            VmExit::Debug(debug) => self.debug_exit(kvm, &debug)?,
+            VmExit::Rdmsr { index } => self.rdmsr(kvm, seat, MsrIndex(index))?,
+            VmExit::Wrmsr { index, value } => self.wrmsr(kvm, seat, MsrIndex(index), value)?,
+            VmExit::Debug(debug) => self.debug_exit(kvm, seat, &debug)?,
             VmExit::Interrupted => {}
             VmExit::IoIn { port, width, len } => {
                 let mut data = vec![0xff; len];
@@ -77,11 +79,16 @@ impl Core {
         Ok(None)
     }
 
-    fn rdmsr(&mut self, kvm: &mut KvmVcpu, msr: MsrIndex) -> Result<(), VcpuFailure> {
+    fn rdmsr(
+        &mut self,
+        kvm: &mut KvmVcpu,
+        seat: &mut Seat,
+        msr: MsrIndex,
+    ) -> Result<(), VcpuFailure> {
         let caller = self.msr_caller(kvm, msr, false)?;
-        let outcome = match &mut self.pmu {
-            Some(pmu) => merged(kvm, msr, pmu.rdmsr(msr, caller))?,
-            None => ReadOutcome::Gp,
+        let outcome = match (&mut self.pmu, &mut seat.pmu) {
+            (Some(pmu), Some(core)) => merged(kvm, msr, pmu.rdmsr(core, msr, caller))?,
+            _ => ReadOutcome::Gp,
         };
         kvm.answer(&match outcome {
             ReadOutcome::Value(value) => Answer::Msr(value),
@@ -120,10 +127,16 @@ impl Core {
         Ok(Caller { layer, presented })
     }
 
-    fn wrmsr(&mut self, kvm: &mut KvmVcpu, msr: MsrIndex, value: u64) -> Result<(), VcpuFailure> {
+    fn wrmsr(
+        &mut self,
+        kvm: &mut KvmVcpu,
+        seat: &mut Seat,
+        msr: MsrIndex,
+        value: u64,
+    ) -> Result<(), VcpuFailure> {
         let caller = self.msr_caller(kvm, msr, true)?;
-        let outcome = match &mut self.pmu {
-            Some(pmu) => match pmu.wrmsr(msr, value, caller) {
+        let outcome = match (&mut self.pmu, &mut seat.pmu) {
+            (Some(pmu), Some(core)) => match pmu.wrmsr(core, msr, value, caller) {
                 WriteOutcome::Rest(rest) if takes_rest(kvm, msr, rest)? => {
                     pmu.rest_taken(msr, value);
                     WriteOutcome::Done
@@ -131,7 +144,7 @@ impl Core {
                 WriteOutcome::Rest(_) => WriteOutcome::Gp,
                 outcome => outcome,
             },
-            None => WriteOutcome::Gp,
+            _ => WriteOutcome::Gp,
         };
         kvm.answer(&match outcome {
             WriteOutcome::Done => Answer::Done,

@@ -48,36 +48,40 @@ impl Core {
 
     /// Does what lies on the desk, while the guest does not run.
     #[inline]
-    pub(super) fn do_jobs(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
+    pub(super) fn do_jobs(&mut self, kvm: &KvmVcpu, seat: &mut Seat) -> Result<(), VcpuFailure> {
         match self.has_jobs() {
-            true => self.do_waiting_jobs(kvm, core),
+            true => self.do_waiting_jobs(kvm, seat),
             false => Ok(()),
         }
     }
 
-    fn do_waiting_jobs(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        let (Some(host), Some(pmu)) = (&self.host, &mut self.pmu) else {
+    fn do_waiting_jobs(&mut self, kvm: &KvmVcpu, seat: &mut Seat) -> Result<(), VcpuFailure> {
+        let (Some(host), Some(pmu), Some(core)) = (&self.host, &mut self.pmu, &mut seat.pmu) else {
             return Ok(());
         };
         while let Some(job) = host.tray.take() {
-            serve_vcpu(job, pmu, &self.tally);
+            serve_vcpu(job, (pmu, core), &self.tally);
         }
-        self.sample_pending(kvm, core)
+        self.sample_pending(kvm, seat)
     }
 
     /// Counters of tools that have overflowed get their samples and notices,
     /// before the guest runs on.
     #[inline]
-    pub(super) fn sample_pending(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        let overflowed = self.pmu.as_ref().is_some_and(VcpuPmu::has_host_overflow);
-        match overflowed {
-            true => self.sample(kvm, core),
-            false => Ok(()),
+    pub(super) fn sample_pending(
+        &mut self,
+        kvm: &KvmVcpu,
+        seat: &mut Seat,
+    ) -> Result<(), VcpuFailure> {
+        match (&self.pmu, &seat.pmu) {
+            (Some(pmu), Some(core)) if pmu.has_host_overflow(core) => self.sample(kvm, seat),
+            _ => Ok(()),
         }
     }
 
-    fn sample(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        let Some(pmu) = &mut self.pmu else {
+    fn sample(&mut self, kvm: &KvmVcpu, seat: &mut Seat) -> Result<(), VcpuFailure> {
+        let number = seat.core();
+        let (Some(pmu), Some(core)) = (&mut self.pmu, &mut seat.pmu) else {
             return Ok(());
         };
         let (regs, sregs) = (kvm.get_regs()?, kvm.get_sregs()?);
@@ -88,9 +92,9 @@ impl Core {
             cr3: sregs.cr3,
             vm: std::process::id().cast_signed(),
             vcpu: kvm.id().0.into(),
-            core,
+            core: number,
         };
-        pmu.sample_hosts(&moment, &self.tally);
+        pmu.sample_hosts(core, &moment, &self.tally);
         Ok(())
     }
 }
@@ -102,25 +106,23 @@ impl Vcpu {
     }
 
     /// Does what lies there, on the core that has it, while it is not run.
-    pub(crate) fn do_jobs(&mut self, core: usize) -> Result<(), VcpuFailure> {
-        let core = u16::try_from(core).unwrap_or(u16::MAX);
-        self.core.do_jobs(&self.kvm, core)
+    pub(crate) fn do_jobs(&mut self, seat: &mut Seat) -> Result<(), VcpuFailure> {
+        self.core.do_jobs(&self.kvm, seat)
     }
 
-    /// Does a job for the core that it is on, number `core`.
-    /// `values` are the core's.
+    /// Does a job for the core that it is on, that of `seat`. `values` are the
+    /// core's.
     pub(crate) fn do_core_job(
         &mut self,
         job: Job,
-        core: usize,
+        seat: &mut Seat,
         values: &Snapshot,
     ) -> Result<(), VcpuFailure> {
-        if let Some(pmu) = &mut self.core.pmu {
-            serve_vcpu(job, pmu, values);
+        if let (Some(pmu), Some(core)) = (&mut self.core.pmu, &mut seat.pmu) {
+            serve_vcpu(job, (pmu, core), values);
         }
         // What the job has found overflowed is this vCPU's, not of who comes next.
-        let core = u16::try_from(core).unwrap_or(u16::MAX);
-        self.core.sample_pending(&self.kvm, core)
+        self.core.sample_pending(&self.kvm, seat)
     }
 
     /// Its quantities now; asked on the thread that has it.
@@ -140,16 +142,20 @@ impl Vcpu {
         self.core.is_blocked()
     }
 
-    /// The core that it is on.
-    pub(crate) fn with_core<R>(&mut self, act: impl FnOnce(&mut CorePmu) -> R) -> Option<R> {
-        self.core.pmu.as_mut()?.with_core(act)
+    /// Nothing ran on `core`, on which it is, for so long.
+    pub(crate) fn pass_idle(&mut self, core: &mut CorePmu, ns: u64) {
+        if let Some(pmu) = &mut self.core.pmu {
+            pmu.with_core(core, |core| core.pass_idle(ns));
+        }
     }
 
-    /// It has ended: tools get their contexts back.
-    pub(crate) fn leave_desk(&mut self) {
+    /// It has ended: tools get their contexts back. `core` is the one that it was
+    /// on, if it was on one.
+    pub(crate) fn leave_desk(&mut self, core: Option<&mut CorePmu>) {
         if let Some(host) = self.core.host.take() {
             let alone = !host.is_shared();
-            close_vcpu(host.tray, self.core.pmu.as_mut(), alone, &self.core.tally);
+            let pmu = self.core.pmu.as_mut();
+            close_vcpu(host.tray, (pmu, core), alone, &self.core.tally);
         }
     }
 }

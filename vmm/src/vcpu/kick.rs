@@ -2,18 +2,21 @@
 
 use std::time::Duration;
 
+use pmu_virt::CorePmu;
 use vmm_sys_util::errno;
 
 use super::run::VcpuFailure;
 use crate::sys::{KickTarget, KickTimer};
 
-/// What a thread lends to the vCPU that it runs: its kicks. It serves one vCPU
-/// after the other, on the thread that made it.
+/// What a thread lends to the vCPU that it runs: its kicks and the counters of
+/// its core. It serves one vCPU after the other, on the thread that made it.
 #[derive(Debug)]
 pub struct Seat {
     pub(super) timer: DeadlineTimer,
     target: KickTarget,
     core: u16,
+    /// None where vCPUs have no PMU.
+    pub(crate) pmu: Option<Box<CorePmu>>,
 }
 
 impl Seat {
@@ -26,6 +29,7 @@ impl Seat {
             timer: DeadlineTimer::new(tsc_khz.max(1)).map_err(VcpuFailure::Timer)?,
             target: KickTarget::current(),
             core: 0,
+            pmu: None,
         })
     }
 
@@ -34,6 +38,13 @@ impl Seat {
     #[must_use]
     pub fn of_core(mut self, number: usize) -> Self {
         self.core = u16::try_from(number).unwrap_or(u16::MAX);
+        self
+    }
+
+    /// The same with the counters of the core.
+    #[must_use]
+    pub fn with_pmu(mut self, pmu: Option<Box<CorePmu>>) -> Self {
+        self.pmu = pmu;
         self
     }
 

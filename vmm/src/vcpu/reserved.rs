@@ -4,8 +4,9 @@
 use std::time::{Duration, Instant};
 
 use arbiter::Layer;
-use pmu_virt::{CounterSet, PmiRequest, VcpuPmu};
+use pmu_virt::{CorePmu, CounterSet, PmiRequest, VcpuPmu};
 
+use super::kick::Seat;
 use super::observe::TrapEvent;
 use super::pmi;
 use super::run::{Core, VcpuFailure};
@@ -26,7 +27,7 @@ impl Core {
 
     /// Waits until `until` or a kick, outside of `KVM_RUN`: interrupts and PMIs
     /// wait as well. The thread is this vCPU's own.
-    pub(super) fn wait(&mut self, until: Option<u64>) -> Result<(), VcpuFailure> {
+    pub(super) fn wait(&mut self, seat: &mut Seat, until: Option<u64>) -> Result<(), VcpuFailure> {
         let time = until.map_or(LONG, |until| {
             let ticks = u128::from(until.saturating_sub(rdtsc()));
             let ns = ticks * 1_000_000 / u128::from(self.tsc_khz);
@@ -37,8 +38,8 @@ impl Core {
         let waited = nap(time, || !self.control.stopping() && !self.has_jobs());
         // The vCPU's thread is its core: nothing ran there.
         let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        if let Some(pmu) = &mut self.pmu {
-            pmu.with_core(|core| core.pass_idle(ns));
+        if let (Some(pmu), Some(core)) = (&mut self.pmu, &mut seat.pmu) {
+            pmu.with_core(core, |core| core.pass_idle(ns));
         }
         self.tally.comes();
         waited.map_err(VcpuFailure::Wait)
@@ -59,9 +60,9 @@ impl Core {
 
     /// Lets what is due in the reservations by `now` take place, for a vCPU that
     /// is not run.
-    pub(super) fn tick(&mut self, now: u64) {
+    pub(super) fn tick(&mut self, core: Option<&mut CorePmu>, now: u64) {
         if let Some(pmu) = &mut self.pmu {
-            pmu.tick(now);
+            pmu.tick(core, now);
         }
     }
 
@@ -82,9 +83,13 @@ impl Core {
     /// Gives the hypervisor's answers to what it was asked, and raises the
     /// interrupts that announce notices of the reservations. A notice whose
     /// interrupt finds the local APIC off stays in the guest's queue.
-    pub(super) fn forward_notices(&mut self, kvm: &KvmVcpu) -> Result<(), VcpuFailure> {
+    pub(super) fn forward_notices(
+        &mut self,
+        kvm: &KvmVcpu,
+        core: Option<&mut CorePmu>,
+    ) -> Result<(), VcpuFailure> {
         if let Some(pmu) = &mut self.pmu {
-            answer_questions(pmu);
+            answer_questions(pmu, core);
         }
         while let Some(vector) = self.pmu.as_mut().and_then(VcpuPmu::take_notice) {
             let sent = pmi::interrupt(kvm, &self.vm, vector)?;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pmu_virt::{CounterSet, PmiRequest, PmiThrottle, Progress, Ring, ThrottleDecision, VcpuPmu};
+use pmu_virt::{
+    CorePmu, CounterSet, PmiRequest, PmiThrottle, Progress, Ring, ThrottleDecision, VcpuPmu,
+};
 use thiserror::Error;
 use vmm_sys_util::errno;
 
@@ -108,6 +110,9 @@ pub struct VcpuParts {
     pub vm: Arc<KvmVm>,
     /// Its PMU; `None` under `--pmu none`.
     pub pmu: Option<VcpuPmu>,
+    /// The counters of the core that it has to itself, for its thread
+    /// ([`Seat::with_pmu`]); the PMU is attached to them.
+    pub own_core: Option<Box<CorePmu>>,
     /// Devices.
     pub platform: Arc<dyn Platform>,
     /// Requests from outside.
@@ -313,13 +318,13 @@ impl Core {
             }
             // With turns, the core does what lies on the desk.
             if turn.is_none() {
-                self.do_jobs(kvm, seat.core())?;
+                self.do_jobs(kvm, seat)?;
             }
             let barred = self.barred_until();
             let held = barred.is_some() || self.is_blocked();
             match turn {
                 None if held => {
-                    self.wait(barred)?;
+                    self.wait(seat, barred)?;
                     continue;
                 }
                 None => {}
@@ -338,10 +343,10 @@ impl Core {
             complete = exit == VmExit::Interrupted;
             self.tally.exit(&exit);
             self.settle(kvm, seat)?;
-            let end = self.handle(kvm, exit)?;
+            let end = self.handle(kvm, seat, exit)?;
             // A step retires, and a write of the guest's takes a slot away, only
             // while the exit is handled.
-            self.sample_pending(kvm, seat.core())?;
+            self.sample_pending(kvm, seat)?;
             if let Some(end) = end {
                 finish_access(kvm)?;
                 return Ok(Stay::Ended(end));
@@ -360,21 +365,25 @@ impl Core {
         seat: &mut Seat,
         until: Option<u64>,
     ) -> Result<(), VcpuFailure> {
-        if let Some(pmu) = &mut self.pmu {
+        if let (Some(pmu), Some(core)) = (&mut self.pmu, &mut seat.pmu) {
             let memory = self.vm.memory();
             let gp_handler = self.gp.gate().map(|gate| gate.handler);
-            let ended =
-                self.stepping
-                    .before_entry(kvm, memory, &mut self.debug, pmu, gp_handler)?;
+            let ended = self.stepping.before_entry(
+                kvm,
+                memory,
+                &mut self.debug,
+                (pmu, core),
+                gp_handler,
+            )?;
             if ended {
                 self.gp.want(&mut self.debug);
             }
         }
         self.forward_pmi(kvm, rdtsc())?;
-        self.forward_notices(kvm)?;
+        self.forward_notices(kvm, seat.pmu.as_deref_mut())?;
         self.debug.apply(kvm)?;
-        if let Some(pmu) = &mut self.pmu {
-            if pmu.has_host_overflow() {
+        if let (Some(pmu), Some(core)) = (&mut self.pmu, &mut seat.pmu) {
+            if pmu.has_host_overflow(core) {
                 // An answer has taken a slot away: it is sampled where the guest
                 // stands now.
                 kvm.set_immediate_exit(true);
@@ -389,9 +398,9 @@ impl Core {
             kvm.sync_registers(soon || needs.ring);
             let now = rdtsc();
             self.entered = now;
-            pmu.observe(Progress::Entered { tsc: now });
+            pmu.observe(core, Progress::Entered { tsc: now });
             let late = self.throttle.deadline();
-            self.due = pmu.deadline();
+            self.due = pmu.deadline(core);
             let deadline = earliest(self.due, late);
             seat.timer.set(now, earliest(deadline, until));
         } else if until.is_some() {
@@ -407,7 +416,7 @@ impl Core {
         if kvm.take_immediate_exit() {
             seat.timer.kicked();
         }
-        let Some(pmu) = &mut self.pmu else {
+        let (Some(pmu), Some(core)) = (&mut self.pmu, &mut seat.pmu) else {
             return Ok(());
         };
         let needs = pmu.needs();
@@ -416,8 +425,8 @@ impl Core {
             true => Some(Ring::from_cpl(cpl(&kvm.get_sregs()?))),
             false => None,
         };
-        pmu.observe(Progress::Left { tsc, halted, ring });
-        self.sample_pending(kvm, seat.core())?;
+        pmu.observe(core, Progress::Left { tsc, halted, ring });
+        self.sample_pending(kvm, seat)?;
         if self.firmware.is_some() {
             self.compare_firmware(kvm.id());
         }

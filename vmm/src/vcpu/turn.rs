@@ -82,12 +82,12 @@ impl Vcpu {
     ///
     /// # Errors
     /// As [`Vcpu::run`].
-    pub fn probe(&mut self, mask: SignalMask) -> Result<Stay, VcpuFailure> {
-        let stay = self.look(mask);
+    pub fn probe(&mut self, seat: &mut Seat, mask: SignalMask) -> Result<Stay, VcpuFailure> {
+        let stay = self.look(seat, mask);
         stay.or_else(|failure| dead_machine(failure).map(Stay::Ended))
     }
 
-    fn look(&mut self, mask: SignalMask) -> Result<Stay, VcpuFailure> {
+    fn look(&mut self, seat: &mut Seat, mask: SignalMask) -> Result<Stay, VcpuFailure> {
         if !self.looking {
             self.kvm.set_signal_mask(Some(mask))?;
             self.looking = true;
@@ -97,14 +97,15 @@ impl Vcpu {
         self.kvm.set_immediate_exit(false);
         let now = rdtsc();
         // A vCPU that halts is not left again, and time goes on for its leases.
-        self.core.tick(now);
+        self.core.tick(seat.pmu.as_deref_mut(), now);
         // A PMI that was held back wakes its vCPU, and so does a notice.
         self.core.forward_pmi(&self.kvm, now)?;
-        self.core.forward_notices(&self.kvm)?;
+        self.core
+            .forward_notices(&self.kvm, seat.pmu.as_deref_mut())?;
         match self.kvm.run()? {
             VmExit::Interrupted => {}
             other => {
-                if let Some(end) = self.core.handle(&mut self.kvm, other)? {
+                if let Some(end) = self.core.handle(&mut self.kvm, seat, other)? {
                     return Ok(Stay::Ended(end));
                 }
             }
@@ -116,21 +117,18 @@ impl Vcpu {
         Ok(Stay::Paused(rest))
     }
 
-    /// Its PMU counts on `core` from now on; gives `core` back where there is no
-    /// PMU.
-    pub fn attach(&mut self, core: Box<CorePmu>) -> Option<Box<CorePmu>> {
-        match &mut self.core.pmu {
-            Some(pmu) => {
-                pmu.attach(core);
-                None
-            }
-            None => Some(core),
+    /// Its PMU counts on `core` from now on.
+    pub fn attach(&mut self, core: &mut CorePmu) {
+        if let Some(pmu) = &mut self.core.pmu {
+            pmu.attach(core);
         }
     }
 
-    /// Its PMU counts no more; its counts stay on the core, which is given back.
-    pub fn park(&mut self) -> Option<Box<CorePmu>> {
-        self.core.pmu.as_mut()?.park()
+    /// Its PMU counts no more; its counts stay on `core`, on which it was.
+    pub fn park(&mut self, core: &mut CorePmu) {
+        if let Some(pmu) = &mut self.core.pmu {
+            pmu.park(core);
+        }
     }
 
     /// Takes its counts off `core`, on which it was parked.
