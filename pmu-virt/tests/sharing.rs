@@ -9,9 +9,10 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
 use pmu_virt::{
-    Caller, ClockBackend, CorePmu, CountRequest, CounterBackend, CounterReport, Grant, Layer,
-    MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress, Provenance, RateTable, ReadOutcome,
-    Reading, Ring, SimBackend, SlotIndex, SlotSet, Unavailable, UnavailableReason,
+    Caller, ClockBackend, Constraint, CorePmu, CountPlan, CountRequest, CounterBackend,
+    CounterReport, Grant, Layer, MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress, Provenance,
+    RateTable, ReadOutcome, Reading, Ring, SimBackend, SlotIndex, SlotSet, Unavailable,
+    UnavailableReason,
 };
 use proptest::collection::vec;
 use proptest::prelude::{Strategy, any, prop_assert_eq, prop_oneof, proptest};
@@ -190,8 +191,11 @@ impl CounterBackend for Fickle {
     fn capacity(&self) -> usize {
         self.0.capacity()
     }
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        self.0.can_count(request)
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        Ok(CountPlan {
+            constraint: Constraint::any(self.capacity()),
+            ..self.0.plan(request)?
+        })
     }
     fn program(
         &mut self,

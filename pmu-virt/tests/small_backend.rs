@@ -5,9 +5,9 @@ mod seated;
 use std::num::NonZeroU64;
 
 use pmu_virt::{
-    Caller, ClockBackend, CountRequest, CounterBackend, CounterId, Grant, Layer, MsrIndex,
-    PmuModel, Progress, Provenance, ReadOutcome, Reading, SlotIndex, SlotSet, Unavailable,
-    UnavailableReason, WriteOutcome,
+    Caller, ClockBackend, Constraint, CountPlan, CountRequest, CounterBackend, CounterId, Grant,
+    Layer, MsrIndex, PmuModel, Progress, Provenance, ReadOutcome, Reading, SlotIndex, SlotSet,
+    Unavailable, UnavailableReason, WriteOutcome,
 };
 
 use seated::Seated;
@@ -23,8 +23,11 @@ impl CounterBackend for Small {
     fn capacity(&self) -> usize {
         1
     }
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        self.0.can_count(request)
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        Ok(CountPlan {
+            constraint: Constraint::any(self.capacity()),
+            ..self.0.plan(request)?
+        })
     }
     fn program(
         &mut self,

@@ -7,7 +7,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use perfmon::{CompactFormat, Context, DefaultFormat, DoubleFormat, LogicalPmu, MessageQueue, Moment, PmdBits, Quantities, Sampler, SamplingFormat, Setup, VirtualPmd};
+use perfmon::{
+    CompactFormat, Context, DefaultFormat, DoubleFormat, LogicalPmu, MessageQueue, Moment, PmdBits,
+    Quantities, Sampler, SamplingFormat, Setup, VirtualPmd,
+};
 use perfmon_abi::consts::{PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_TIME_SWITCH};
 use perfmon_abi::wire::Call;
 use perfmon_abi::{CompactArg, DefaultArg, Message, PmcArg, PmdArg, Record, SetDesc, Timespec};

@@ -198,11 +198,13 @@ impl VcpuPmu {
             self.give_up_place(here, counter);
         }
         let Some(core) = here else { return };
-        if let Err(refusal) = core.backend().can_count(&request) {
-            self.freeze(counter, &request, refusal.reason);
-            return;
-        }
-        let constraint = core.backend().constraint(&request);
+        let constraint = match core.backend().plan(&request) {
+            Ok(plan) => plan.constraint,
+            Err(refusal) => {
+                self.freeze(counter, &request, refusal.reason);
+                return;
+            }
+        };
         let found = match self.turns.are_taken() {
             true => None,
             false => core.find(&request, &constraint),

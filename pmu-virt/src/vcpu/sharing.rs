@@ -177,10 +177,9 @@ impl VcpuPmu {
         else {
             return None;
         };
-        core.backend().can_count(request).ok()?;
         Some(Demand {
             counter,
-            constraint: core.backend().constraint(request),
+            constraint: core.backend().plan(request).ok()?.constraint,
             held: logical.stay_on(core).map(|stay| stay.slot),
         })
     }

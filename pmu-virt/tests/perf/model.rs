@@ -176,7 +176,8 @@ fn contract_rdpmc() -> Result<Verdict, String> {
 
 fn contract_cycles() -> Result<Verdict, String> {
     let kernel = FakeKernel::new(0);
-    let provenance = backend(&kernel).can_count(&cycles());
+    let plan = backend(&kernel).plan(&cycles());
+    let provenance = plan.map(|plan| plan.provenance);
     ensure(provenance == Ok(Provenance::Derived), || {
         format!("{provenance:?}")
     })?;
@@ -395,6 +396,11 @@ fn last_counter() -> Result<Verdict, String> {
     finish(&kernel)
 }
 
+fn constraint(backend: &PerfBackend, request: &CountRequest) -> Result<Constraint, String> {
+    let plan = backend.plan(request).map_err(|no| no.to_string())?;
+    Ok(plan.constraint)
+}
+
 /// What the assignment of counters gets to know.
 fn room() -> Result<Verdict, String> {
     let kernel = FakeKernel::new(4);
@@ -405,7 +411,7 @@ fn room() -> Result<Verdict, String> {
         (software(), backend.capacity()),
     ] {
         for _ in 0..2 {
-            let constraint = backend.constraint(&request);
+            let constraint = constraint(&backend, &request)?;
             ensure(constraint == Constraint::any(room), || {
                 format!("'{request}': {constraint:?}, not {room} slots")
             })?;
@@ -415,11 +421,11 @@ fn room() -> Result<Verdict, String> {
         "the trial left events open".to_owned()
     })?;
     kernel.take_calls();
-    backend.constraint(&hardware());
+    constraint(&backend, &hardware())?;
     calls(&kernel, &[], "asked once more")?;
     let without = FakeKernel::new(0);
     let backend = self::backend(&without);
-    let constraint = backend.constraint(&cycles());
+    let constraint = constraint(&backend, &cycles())?;
     ensure(constraint == Constraint::any(backend.capacity()), || {
         format!("derived cycles: {constraint:?}")
     })?;
