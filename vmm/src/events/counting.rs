@@ -67,8 +67,8 @@ impl Use {
 pub fn counters_of(request: &CountRequest) -> impl Iterator<Item = (&'static str, Provenance)> {
     let sources = ["clock", "step", "perf"];
     sources.into_iter().filter_map(|name| {
-        let provenance = plain(name)?.can_count(request).ok()?;
-        Some((name, provenance))
+        let plan = plain(name)?.plan(request).ok()?;
+        Some((name, plan.provenance))
     })
 }
 

@@ -210,8 +210,7 @@ impl Machine {
         let pmu_cpuid = pmu_cpuid.map(|(model, core)| {
             let visible = pcr.as_ref().and_then(|pcr| pcr.plan.legacy);
             let visible = visible.unwrap_or(model.counts());
-            let cpuid =
-                model.announced(|request| core.backend().can_count(request).is_ok(), visible);
+            let cpuid = model.announced(|request| core.backend().plan(request).is_ok(), visible);
             match reserved.first() {
                 Some(first) => cpuid.with_reservations(&first.unit),
                 None => cpuid,

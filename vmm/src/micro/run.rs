@@ -313,7 +313,7 @@ impl MicroRun {
             let reservations = pcr.of_vcpu(model, tsc_khz, Box::new(recorder.clone()))?;
             let visible = pcr.plan.legacy.unwrap_or(model.counts());
             let backend = (self.backend)();
-            let countable = |request: &_| backend.can_count(request).is_ok();
+            let countable = |request: &_| backend.plan(request).is_ok();
             let cpuid = model.announced(countable, visible);
             announce(
                 &kvm,
