@@ -2,24 +2,27 @@
 //!
 //! `cargo bench -p pmu-virt --bench access`; the goal is at most 60 ns each.
 
-use arbiter::{GuardLimits, NoAudit, PcrConfig, PcrUnit, PerKind, Policy, Scheme, abi};
-use criterion::{Criterion, criterion_group, criterion_main};
-use pmu_virt::{
-    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, Reservations, Ring, VcpuPmu,
-    WriteOutcome, step,
-};
 use std::hint::black_box;
 use std::sync::Arc;
 
+use arbiter::{GuardLimits, NoAudit, PcrConfig, PcrUnit, PerKind, Policy, Scheme, abi};
+use criterion::{Criterion, criterion_group, criterion_main};
+use pmu_virt::{
+    Caller, ClockBackend, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress,
+    Reservations, Ring, VcpuPmu, WriteOutcome, step,
+};
+
 /// A PMU with every programmable counter running.
-fn busy(case: &Case) -> VcpuPmu {
+fn busy(case: &Case) -> (VcpuPmu, CorePmu) {
     let model = PmuModel::parse(case.spec).unwrap_or_else(|error| panic!("{error}"));
     let selects = usize::from(model.programmable());
-    let mut pmu = VcpuPmu::new(model, Box::new(ClockBackend::new()), Grant::everything());
+    let mut core = CorePmu::new(Box::new(ClockBackend::new()));
+    let mut pmu = VcpuPmu::detached(OwnerId::default(), model, Grant::everything());
+    pmu.attach(&mut core);
     for msr in (case.select..).step_by(case.stride).take(selects) {
-        pmu.wrmsr(MsrIndex(msr), case.value, LAYER);
+        pmu.wrmsr(&mut core, MsrIndex(msr), case.value, LAYER);
     }
-    pmu
+    (pmu, core)
 }
 
 /// A model with the MSR indices to be accessed.
@@ -65,26 +68,31 @@ const LAYER: Caller = Caller::legacy(Layer::GuestKernel);
 
 fn accesses(criterion: &mut Criterion) {
     for case in CASES {
-        let mut pmu = busy(&case);
+        let (mut pmu, mut core) = busy(&case);
         let mut group = criterion.benchmark_group(case.spec);
         group.bench_function("rdmsr counter", |bench| {
-            bench.iter(|| pmu.rdmsr(black_box(MsrIndex(case.counter)), LAYER));
+            bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(case.counter)), LAYER));
         });
         group.bench_function("wrmsr counter", |bench| {
             let msr = MsrIndex(case.counter);
-            bench.iter(|| pmu.wrmsr(black_box(msr), black_box(1 << 20), LAYER));
+            bench.iter(|| pmu.wrmsr(&mut core, black_box(msr), black_box(1 << 20), LAYER));
         });
         group.bench_function("rdpmc", |bench| {
-            bench.iter(|| pmu.rdpmc(black_box(3), LAYER));
+            bench.iter(|| pmu.rdpmc(&mut core, black_box(3), LAYER));
         });
         group.bench_function("rdmsr select", |bench| {
-            bench.iter(|| pmu.rdmsr(black_box(MsrIndex(case.select)), LAYER));
+            bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(case.select)), LAYER));
         });
         group.bench_function("wrmsr select, on and off", |bench| {
             let mut value = case.value;
             bench.iter(|| {
                 value ^= 1 << 22;
-                pmu.wrmsr(black_box(MsrIndex(case.select)), black_box(value), LAYER)
+                pmu.wrmsr(
+                    &mut core,
+                    black_box(MsrIndex(case.select)),
+                    black_box(value),
+                    LAYER,
+                )
             });
         });
         if let Some((msr, on)) = case.control {
@@ -92,23 +100,26 @@ fn accesses(criterion: &mut Criterion) {
                 let mut value = on;
                 bench.iter(|| {
                     value ^= on;
-                    pmu.wrmsr(black_box(MsrIndex(msr)), black_box(value), LAYER)
+                    pmu.wrmsr(&mut core, black_box(MsrIndex(msr)), black_box(value), LAYER)
                 });
             });
         }
         group.bench_function("absent register", |bench| {
-            bench.iter(|| pmu.rdmsr(black_box(MsrIndex(0x10)), LAYER));
+            bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(0x10)), LAYER));
         });
         let mut tsc = 0;
         group.bench_function("entry and exit", |bench| {
             bench.iter(|| {
-                pmu.observe(Progress::Entered { tsc });
+                pmu.observe(&mut core, Progress::Entered { tsc });
                 tsc += 1_000;
-                pmu.observe(Progress::Left {
-                    tsc,
-                    halted: 0,
-                    ring: Some(Ring::Kernel),
-                });
+                pmu.observe(
+                    &mut core,
+                    Progress::Left {
+                        tsc,
+                        halted: 0,
+                        ring: Some(Ring::Kernel),
+                    },
+                );
             });
         });
         group.finish();
@@ -162,10 +173,10 @@ const A: u64 = 0xfedc_ba98_7654;
 const POSITION: u32 = 3;
 
 /// A busy `intel-v2` with these reservations.
-fn scene(reserved: Reserved) -> VcpuPmu {
-    let pmu = busy(&CASES[0]);
+fn scene(reserved: Reserved) -> (VcpuPmu, CorePmu) {
+    let (pmu, mut core) = busy(&CASES[0]);
     if matches!(reserved, Reserved::Off) {
-        return pmu;
+        return (pmu, core);
     }
     let phase = arbiter::Phase::new(matches!(reserved, Reserved::Mapped));
     let unit = PcrUnit::new(PcrConfig {
@@ -190,7 +201,7 @@ fn scene(reserved: Reserved) -> VcpuPmu {
     });
     let mut write = |layer, presented, row, position, value| {
         let msr = MsrIndex(abi::MSR_BASE + row + position);
-        let outcome = pmu.wrmsr(msr, value, Caller { layer, presented });
+        let outcome = pmu.wrmsr(&mut core, msr, value, Caller { layer, presented });
         assert_eq!(outcome, WriteOutcome::Done);
     };
     let kernel = Layer::GuestKernel;
@@ -206,14 +217,14 @@ fn scene(reserved: Reserved) -> VcpuPmu {
             write(Layer::Firmware, 0, abi::MSR_PHASE, 0, abi::PHASE_END);
         }
     }
-    pmu
+    (pmu, core)
 }
 
 /// The same accesses with more and more that has to be looked at. The goal is
 /// at most 10 ns more than without reservations.
 fn reservations(criterion: &mut Criterion) {
     for (name, reserved) in SCENES {
-        let mut pmu = scene(reserved);
+        let (mut pmu, mut core) = scene(reserved);
         let (alias, caller) = match reserved {
             Reserved::Cookie => (
                 true,
@@ -237,19 +248,26 @@ fn reservations(criterion: &mut Criterion) {
         let ecx = pick(abi::RDPMC_COOKIE, 0);
         let mut group = criterion.benchmark_group("reservations");
         group.bench_function(format!("rdmsr counter, {name}"), |bench| {
-            bench.iter(|| pmu.rdmsr(black_box(counter), black_box(caller)));
+            bench.iter(|| pmu.rdmsr(&mut core, black_box(counter), black_box(caller)));
         });
         group.bench_function(format!("wrmsr counter, {name}"), |bench| {
-            bench.iter(|| pmu.wrmsr(black_box(counter), black_box(1 << 20), black_box(caller)));
+            bench.iter(|| {
+                pmu.wrmsr(
+                    &mut core,
+                    black_box(counter),
+                    black_box(1 << 20),
+                    black_box(caller),
+                )
+            });
         });
         group.bench_function(format!("rdmsr select, {name}"), |bench| {
-            bench.iter(|| pmu.rdmsr(black_box(select), black_box(caller)));
+            bench.iter(|| pmu.rdmsr(&mut core, black_box(select), black_box(caller)));
         });
         group.bench_function(format!("rdpmc, {name}"), |bench| {
-            bench.iter(|| pmu.rdpmc(black_box(ecx), black_box(caller)));
+            bench.iter(|| pmu.rdpmc(&mut core, black_box(ecx), black_box(caller)));
         });
         group.bench_function(format!("rdmsr global control, {name}"), |bench| {
-            bench.iter(|| pmu.rdmsr(black_box(MsrIndex(0x38f)), black_box(caller)));
+            bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(0x38f)), black_box(caller)));
         });
         group.bench_function(
             format!("wrmsr global control, one off and on, {name}"),
@@ -258,6 +276,7 @@ fn reservations(criterion: &mut Criterion) {
                 bench.iter(|| {
                     value ^= 1;
                     pmu.wrmsr(
+                        &mut core,
                         black_box(MsrIndex(0x38f)),
                         black_box(value),
                         black_box(caller),
@@ -268,15 +287,18 @@ fn reservations(criterion: &mut Criterion) {
         group.finish();
     }
     criterion.bench_function("reserve and give back", |bench| {
-        let mut pmu = scene(Reserved::Nothing);
+        let (mut pmu, mut core) = scene(Reserved::Nothing);
         let msr = MsrIndex(abi::MSR_BASE + abi::MSR_MANAGEMENT_KEY + POSITION);
         let holder = Caller {
             presented: M,
             ..LAYER
         };
         bench.iter(|| {
-            let reserved = pmu.wrmsr(black_box(msr), black_box(M), LAYER);
-            (reserved, pmu.wrmsr(black_box(msr), black_box(0), holder))
+            let reserved = pmu.wrmsr(&mut core, black_box(msr), black_box(M), LAYER);
+            (
+                reserved,
+                pmu.wrmsr(&mut core, black_box(msr), black_box(0), holder),
+            )
         });
     });
 }

@@ -90,27 +90,30 @@ fn hosted(id: u32, flags: u32, sets: u16, select: u64) -> Box<Hosted> {
 }
 
 /// A core that takes host contexts; a tick is a nanosecond.
-fn hosting(source: &Source) -> Box<CorePmu> {
-    let mut core = Box::new(CorePmu::new((source.open)()));
+fn hosting(source: &Source) -> CorePmu {
+    let mut core = CorePmu::new((source.open)());
     let khz = std::num::NonZeroU32::new(1_000_000).unwrap_or(std::num::NonZeroU32::MIN);
     core.enable_hosting(HostPolicy::GuestFirst, khz);
     core
 }
 
-/// A vCPU on no core, with this many counters programmed and enabled.
-fn vcpu(owner: u32, counters: u32, select: u64) -> VcpuPmu {
+/// A vCPU that is not on `core` yet, with this many counters programmed and
+/// enabled.
+fn vcpu(core: &mut CorePmu, owner: u32, counters: u32, select: u64) -> VcpuPmu {
     const SELECT0: u32 = 0x186;
     const GLOBAL_CONTROL: u32 = 0x38f;
     let model = PmuModel::parse(MODEL).unwrap_or_else(|e| panic!("{e}"));
     let mut pmu = VcpuPmu::detached(OwnerId(owner), model, Grant::everything());
     for n in 0..counters {
         pmu.wrmsr(
+            core,
             MsrIndex(SELECT0 + n),
             select,
             Caller::legacy(Layer::GuestKernel),
         );
     }
     pmu.wrmsr(
+        core,
         MsrIndex(GLOBAL_CONTROL),
         0xff,
         Caller::legacy(Layer::GuestKernel),
@@ -121,16 +124,18 @@ fn vcpu(owner: u32, counters: u32, select: u64) -> VcpuPmu {
 /// vCPUs that take turns on one core.
 struct Turns {
     vcpus: Vec<VcpuPmu>,
-    core: Option<Box<CorePmu>>,
+    core: CorePmu,
     next: usize,
 }
 
 impl Turns {
     fn new(source: &Source, counters: &[u32]) -> Self {
         let vcpus = (0u32..).zip(counters);
+        let mut core = CorePmu::new((source.open)());
+        let vcpus = vcpus.map(|(n, c)| vcpu(&mut core, n, *c, source.select));
         let mut turns = Turns {
-            vcpus: vcpus.map(|(n, c)| vcpu(n, *c, source.select)).collect(),
-            core: Some(Box::new(CorePmu::new((source.open)()))),
+            vcpus: vcpus.collect(),
+            core,
             next: 0,
         };
         // The first time round, counters are given their places.
@@ -141,19 +146,19 @@ impl Turns {
     /// The same with a context of four counters for each vCPU, or for the core.
     fn with_contexts(source: &Source, counters: &[u32], of_vcpus: bool) -> Self {
         let mut turns = Turns::new(source, counters);
-        turns.core = Some(hosting(source));
+        turns.core = hosting(source);
+        let core = &mut turns.core;
         for (pmu, id) in turns.vcpus.iter_mut().zip(1..) {
-            let Some(core) = turns.core.take() else { break };
             pmu.attach(core);
             if of_vcpus {
-                let loaded = pmu.load_context(hosted(id, 0, 1, source.select), 0);
+                let loaded = pmu.load_context(Some(core), hosted(id, 0, 1, source.select), 0);
                 loaded.unwrap_or_else(|(_, refusal)| panic!("{refusal}"));
-                let started = pmu.call_context(&mut Call::Start(None), &Deaf);
+                let started = pmu.call_context(Some(core), &mut Call::Start(None), &Deaf);
                 started.unwrap_or_else(|refusal| panic!("{refusal}"));
             }
-            turns.core = pmu.park();
+            pmu.park(core);
         }
-        if let (false, Some(core)) = (of_vcpus, &mut turns.core) {
+        if !of_vcpus {
             let context = hosted(1, PFM_FL_SYSTEM_WIDE, 1, source.select);
             let loaded = core.load_context(context, 0);
             loaded.unwrap_or_else(|(_, refusal)| panic!("{refusal}"));
@@ -167,10 +172,8 @@ impl Turns {
     /// The next one in, and out again.
     fn switch(&mut self) {
         let pmu = &mut self.vcpus[self.next];
-        if let Some(core) = self.core.take() {
-            pmu.attach(core);
-            self.core = pmu.park();
-        }
+        pmu.attach(&mut self.core);
+        pmu.park(&mut self.core);
         self.next = (self.next + 1) % self.vcpus.len();
     }
 }
@@ -203,32 +206,34 @@ fn switches(criterion: &mut Criterion) {
             group.bench_function(name, |bench| bench.iter(|| turns.switch()));
         }
         group.bench_function("a switch of event sets, 4 counters each", |bench| {
-            let mut pmu = vcpu(0, 0, source.select);
-            pmu.attach(hosting(source));
-            let loaded = pmu.load_context(hosted(1, 0, 2, source.select), 0);
+            let mut core = hosting(source);
+            let mut pmu = vcpu(&mut core, 0, 0, source.select);
+            pmu.attach(&mut core);
+            let loaded = pmu.load_context(Some(&mut core), hosted(1, 0, 2, source.select), 0);
             loaded.unwrap_or_else(|(_, refusal)| panic!("{refusal}"));
-            let started = pmu.call_context(&mut Call::Start(None), &Deaf);
+            let started = pmu.call_context(Some(&mut core), &mut Call::Start(None), &Deaf);
             started.unwrap_or_else(|refusal| panic!("{refusal}"));
             let mut tsc = 0;
             bench.iter(|| {
-                pmu.observe(Progress::Entered { tsc });
+                pmu.observe(&mut core, Progress::Entered { tsc });
                 tsc += SET_NS;
-                pmu.observe(Progress::Left {
-                    tsc,
-                    halted: 0,
-                    ring: None,
-                });
+                pmu.observe(
+                    &mut core,
+                    Progress::Left {
+                        tsc,
+                        halted: 0,
+                        ring: None,
+                    },
+                );
             });
         });
         group.bench_function("4 counters move to another core", |bench| {
-            let mut pmu = vcpu(0, 4, source.select);
-            let mut cores = [(); 2].map(|()| Some(Box::new(CorePmu::new((source.open)()))));
+            let mut cores = [(); 2].map(|()| CorePmu::new((source.open)()));
+            let mut pmu = vcpu(&mut cores[0], 0, 4, source.select);
             let mut at = 0;
             bench.iter(|| {
-                if let Some(core) = cores[at].take() {
-                    pmu.attach(core);
-                    cores[at] = pmu.depart();
-                }
+                pmu.attach(&mut cores[at]);
+                pmu.depart(&mut cores[at]);
                 at ^= 1;
             });
         });

@@ -26,6 +26,15 @@ use pmu_model::{
     SlotSet, Unavailable,
 };
 
+/// How a backend would count a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountPlan {
+    /// How well.
+    pub provenance: Provenance,
+    /// On which slots.
+    pub constraint: Constraint,
+}
+
 /// A source of counts: a set of physical counters, addressed by slot.
 ///
 /// A slot goes through `program` (stopped, count 0), any number of `start` and
@@ -42,18 +51,11 @@ pub trait CounterBackend: Send + Debug {
     /// more slots than one vCPU needs.
     fn capacity(&self) -> usize;
 
-    /// Whether it could count `request`, and how well.
+    /// How it would count `request`.
     ///
     /// # Errors
     /// Why it cannot.
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable>;
-
-    /// Which slots can count `request`; a request that cannot be counted has
-    /// no meaningful answer.
-    fn constraint(&self, request: &CountRequest) -> Constraint {
-        let _ = request;
-        Constraint::any(self.capacity())
-    }
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable>;
 
     /// Binds a slot to a request: stopped, with count 0. What it counted
     /// before is forgotten.

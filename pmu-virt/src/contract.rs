@@ -87,7 +87,7 @@ pub enum Clause {
     UnavailableIsNoZero,
     /// A slot that is not programmed has no count, and calls at it do nothing.
     UnprogrammedIsNoZero,
-    /// `can_count`, `program` and `read` agree on the provenance.
+    /// `plan`, `program` and `read` agree on the provenance.
     ProvenanceAgrees,
 }
 

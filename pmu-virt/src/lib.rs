@@ -33,9 +33,9 @@ pub use assign::{Demand, MAX_DEMANDS, Placement, assign, assign_most};
 pub use backend::msr;
 pub use backend::perf;
 pub use backend::{
-    BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CounterBackend,
-    HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, RateError, RateProblem,
-    RateTable, SimBackend, SimClocks, Source, Sources, StepBackend, backend_names,
+    BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CountPlan,
+    CounterBackend, HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, RateError,
+    RateProblem, RateTable, SimBackend, SimClocks, Source, Sources, StepBackend, backend_names,
 };
 pub use core_pmu::{CorePmu, Holder, HolderReport, SwitchStats};
 pub use pmu_model::accounting;

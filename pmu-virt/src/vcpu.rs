@@ -28,7 +28,6 @@ use pmu_model::{
     UnavailableReason,
 };
 
-use crate::backend::CounterBackend;
 use crate::core_pmu::{CorePmu, Stay};
 use crate::perfmon::{ContextId, Hosted};
 use account::Snapshot;
@@ -107,7 +106,8 @@ struct Logical {
 pub struct VcpuPmu {
     owner: OwnerId,
     model: PmuModel,
-    core: Option<Box<CorePmu>>,
+    /// It is switched in: what is done to it is done on that core.
+    attached: bool,
     grant: Grant,
     reservations: Option<Box<Reservations>>,
     select: [u64; MAX_PROGRAMMABLE as usize],
@@ -140,13 +140,6 @@ pub struct VcpuPmu {
 }
 
 impl VcpuPmu {
-    /// A PMU in its reset state, on a core of its own.
-    pub fn new(model: PmuModel, backend: Box<dyn CounterBackend>, grant: Grant) -> Self {
-        let mut pmu = VcpuPmu::detached(OwnerId::default(), model, grant);
-        pmu.attach(Box::new(CorePmu::new(backend)));
-        pmu
-    }
-
     /// A PMU in its reset state, on no core yet. No other vCPU on its cores
     /// may have the same `owner`.
     pub fn detached(owner: OwnerId, model: PmuModel, grant: Grant) -> Self {
@@ -154,7 +147,7 @@ impl VcpuPmu {
         VcpuPmu {
             owner,
             model,
-            core: None,
+            attached: false,
             grant,
             reservations: None,
             select: [0; MAX_PROGRAMMABLE as usize],
@@ -190,16 +183,16 @@ impl VcpuPmu {
     /// physical counter of the guest, and forgets pending PMIs and reservations.
     /// The phase of the firmware is the machine's, which restarts it itself. Host
     /// contexts go on: the guest does not know of them.
-    pub fn reset(&mut self) {
-        self.reset_registers();
+    pub fn reset(&mut self, core: Option<&mut CorePmu>) {
+        self.reset_registers(&mut self.here(core));
         if let Some(reservations) = &mut self.reservations {
             reservations.unit.reset();
         }
     }
 
-    fn reset_registers(&mut self) {
+    fn reset_registers(&mut self, here: &mut Here<'_>) {
         for counter in &mut self.counters {
-            if let (Some((stay, _)), Some(core)) = (counter.placed, &mut self.core) {
+            if let (Some((stay, _)), Some(core)) = (counter.placed, &mut *here) {
                 core.release(stay);
             }
             *counter = Logical::default();
@@ -213,18 +206,19 @@ impl VcpuPmu {
         self.pending = CounterSet::EMPTY;
         self.turns.reset();
         self.snapshot = Snapshot::default();
-        self.refresh_needs();
+        self.refresh_needs(here.as_deref());
     }
 
     /// Takes in what happened to the vCPU: overflows are raised at `Left`, and
     /// at each instruction that completes one.
-    pub fn observe(&mut self, progress: Progress) {
+    pub fn observe(&mut self, core: &mut CorePmu, progress: Progress) {
+        let here = &mut self.here(Some(core));
         let before = self.ran;
         match progress {
             Progress::Entered { tsc } => {
                 self.entered = Some(tsc);
                 if self.hosting {
-                    self.enter_hosts(tsc);
+                    self.enter_hosts(here, tsc);
                 }
             }
             Progress::Left { tsc, halted, .. } => {
@@ -235,29 +229,29 @@ impl VcpuPmu {
             }
             Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
         }
-        self.observe_on_core(&progress);
+        self.observe_on_core(here, &progress);
         if self.hosting && !matches!(progress, Progress::Entered { .. }) {
-            self.observe_hosts(&progress, self.ran.wrapping_sub(before));
+            self.observe_hosts(here, &progress, self.ran.wrapping_sub(before));
         }
         // After the counts: those of a counter that is taken away are gone.
         if matches!(progress, Progress::Left { .. }) {
-            self.tick_reservations();
+            self.tick_reservations(here);
         }
     }
 
-    fn observe_on_core(&mut self, progress: &Progress) {
-        let Some(core) = &mut self.core else { return };
+    fn observe_on_core(&mut self, here: &mut Here<'_>, progress: &Progress) {
+        let Some(core) = here else { return };
         core.observe(progress);
         if !self.needs.counting || matches!(progress, Progress::Entered { .. }) {
             return;
         }
         let overflowed = core.take_overflows();
         if !overflowed.is_empty() {
-            self.settle_slots(overflowed);
-            self.freeze_if_due();
+            self.settle_slots(here, overflowed);
+            self.freeze_if_due(here);
         }
         if self.turns.is_over(self.ran) {
-            self.next_turn();
+            self.next_turn(here);
         }
     }
 
@@ -280,12 +274,13 @@ impl VcpuPmu {
     /// end of a turn, of a lease or of a revocation's notice, or a switch of a
     /// host context's event sets; known after
     /// [`Progress::Entered`].
-    pub fn deadline(&self) -> Option<u64> {
-        let overflow = self.core.as_ref().and_then(|core| core.deadline());
+    pub fn deadline(&self, core: &CorePmu) -> Option<u64> {
+        let core = self.if_here(Some(core));
+        let overflow = core.and_then(CorePmu::deadline);
         let turn = self.turns.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
         let host = match self.hosting {
-            true => self.host_deadline(),
+            true => self.host_deadline(core),
             false => None,
         };
         [overflow, turn, self.decision_due(), host]
@@ -304,11 +299,27 @@ impl VcpuPmu {
         self.owner
     }
 
-    /// The core that it is on.
-    pub fn core(&self) -> Option<&CorePmu> {
-        self.core.as_deref()
+    /// Whether it is switched in.
+    pub fn is_attached(&self) -> bool {
+        self.attached
+    }
+
+    /// `core` while the vCPU is on it.
+    #[inline]
+    fn here<'a>(&self, core: Option<&'a mut CorePmu>) -> Here<'a> {
+        core.filter(|_| self.attached)
+    }
+
+    /// `core`, only to be looked at.
+    #[inline]
+    fn if_here<'a>(&self, core: Option<&'a CorePmu>) -> Option<&'a CorePmu> {
+        core.filter(|_| self.attached)
     }
 }
+
+/// The core that a vCPU is on while something is done to it; none while it is
+/// switched out: its registers change then, and no counter does.
+type Here<'a> = Option<&'a mut CorePmu>;
 
 /// Position of a counter of the model in `VcpuPmu::counters`.
 #[inline]

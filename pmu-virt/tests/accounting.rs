@@ -1,5 +1,7 @@
 //! The accounting page: its layout, its words, and the page that documents it.
 
+mod seated;
+
 use std::path::Path;
 
 use pmu_virt::accounting::{
@@ -8,8 +10,10 @@ use pmu_virt::accounting::{
 };
 use pmu_virt::{
     Caller, ClockBackend, CounterId, Denial, Grant, Layer, MsrIndex, PmuModel, Progress,
-    ReadOutcome, StepBackend, VcpuPmu, WriteOutcome, all_pmu_msr_ranges,
+    ReadOutcome, StepBackend, WriteOutcome, all_pmu_msr_ranges,
 };
+
+use seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const GP: ReadOutcome = ReadOutcome::Gp;
@@ -18,18 +22,18 @@ fn intel() -> PmuModel {
     PmuModel::default_for(pmu_virt::Vendor::Intel)
 }
 
-fn read(pmu: &mut VcpuPmu, offset: u32) -> ReadOutcome {
+fn read(pmu: &mut Seated, offset: u32) -> ReadOutcome {
     pmu.rdmsr(MsrIndex(MSR_BASE + offset), KERNEL)
 }
 
-fn words(pmu: &mut VcpuPmu, position: u32) -> [u64; 4] {
+fn words(pmu: &mut Seated, position: u32) -> [u64; 4] {
     [0, 1, 2, 3].map(|word| match read(pmu, 0x100 + 4 * position + word) {
         ReadOutcome::Value(value) => value,
         other => panic!("{other:?}"),
     })
 }
 
-fn run(pmu: &mut VcpuPmu, from: u64, ticks: u64, halted: u64) {
+fn run(pmu: &mut Seated, from: u64, ticks: u64, halted: u64) {
     pmu.observe(Progress::Entered { tsc: from });
     pmu.observe(Progress::Left {
         tsc: from + ticks,
@@ -97,7 +101,7 @@ fn cpuid_tells_where_the_page_is() {
 
 #[test]
 fn a_snapshot_stands_still_until_the_next() {
-    let mut pmu = VcpuPmu::new(intel(), Box::new(ClockBackend::new()), Grant::everything());
+    let mut pmu = Seated::new(intel(), Box::new(ClockBackend::new()), Grant::everything());
     assert_eq!(read(&mut pmu, 1), ReadOutcome::Value(0));
     assert_eq!(words(&mut pmu, 0), [0; 4]);
     assert_eq!(
@@ -126,7 +130,7 @@ fn a_snapshot_stands_still_until_the_next() {
 
 #[test]
 fn an_unavailable_counter_says_why() {
-    let mut pmu = VcpuPmu::new(intel(), Box::new(ClockBackend::new()), Grant::everything());
+    let mut pmu = Seated::new(intel(), Box::new(ClockBackend::new()), Grant::everything());
     // Instructions: no source of `clock`. Invert: cannot be counted.
     pmu.wrmsr(MsrIndex(0x186), 0x53_00c0, KERNEL);
     pmu.wrmsr(MsrIndex(0x187), 0xd3_003c, KERNEL);
@@ -138,7 +142,7 @@ fn an_unavailable_counter_says_why() {
 
 #[test]
 fn a_lost_label_is_told() {
-    let mut pmu = VcpuPmu::new(intel(), Box::new(StepBackend::new()), Grant::everything());
+    let mut pmu = Seated::new(intel(), Box::new(StepBackend::new()), Grant::everything());
     pmu.wrmsr(MsrIndex(0x186), 0x53_00c0, KERNEL);
     let reason = pmu_virt::LossReason::EventDelivery;
     pmu.observe(Progress::Lost { reason });
@@ -148,7 +152,7 @@ fn a_lost_label_is_told() {
 
 #[test]
 fn what_is_not_there_faults() {
-    let mut pmu = VcpuPmu::new(intel(), Box::new(ClockBackend::new()), Grant::everything());
+    let mut pmu = Seated::new(intel(), Box::new(ClockBackend::new()), Grant::everything());
     for offset in [2, 0xff, 0x110, 0x17f, 0x18c, 0x1ff, 0x200, MSR_COUNT - 1] {
         assert_eq!(read(&mut pmu, offset), GP, "{offset:#x}");
     }
@@ -168,7 +172,7 @@ fn a_counter_that_is_not_granted_is_hidden_here_too() {
     let held = || [CounterId::Programmable(1)];
     let of = |denial| {
         let grant = Grant::of(held(), denial);
-        let mut pmu = VcpuPmu::new(intel(), Box::new(ClockBackend::new()), grant);
+        let mut pmu = Seated::new(intel(), Box::new(ClockBackend::new()), grant);
         read(&mut pmu, 0);
         [0x100, 0x103, 0x104, 0x107].map(|offset| read(&mut pmu, offset))
     };

@@ -2,8 +2,8 @@
 
 use pmu_virt::contract::{self, Clause, ClockDriver, Driver, SimDriver, StepDriver};
 use pmu_virt::{
-    ClockBackend, CombinedBackend, CountRequest, CounterBackend, Progress, Provenance, Reading,
-    Ring, SlotIndex, SlotSet, StepBackend, Unavailable,
+    ClockBackend, CombinedBackend, Constraint, CountPlan, CountRequest, CounterBackend, Progress,
+    Provenance, Reading, Ring, SlotIndex, SlotSet, StepBackend, Unavailable,
 };
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -134,10 +134,17 @@ impl CounterBackend for Wrong {
         self.clock.capacity() + usize::from(self.is(Fault::ClaimsTooMuch))
     }
 
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        match self.clock.can_count(request) {
-            Err(_) if self.is(Fault::ZeroForUnavailable) => Ok(Provenance::Exact),
-            other => other,
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        let constraint = Constraint::any(self.capacity());
+        match self.clock.plan(request) {
+            Err(_) if self.is(Fault::ZeroForUnavailable) => Ok(CountPlan {
+                provenance: Provenance::Exact,
+                constraint,
+            }),
+            other => Ok(CountPlan {
+                constraint,
+                ..other?
+            }),
         }
     }
 
@@ -146,7 +153,7 @@ impl CounterBackend for Wrong {
         slot: SlotIndex,
         request: &CountRequest,
     ) -> Result<Provenance, Unavailable> {
-        if self.is(Fault::ZeroForUnavailable) && self.clock.can_count(request).is_err() {
+        if self.is(Fault::ZeroForUnavailable) && self.clock.plan(request).is_err() {
             self.clock.release(slot);
             self.ever.insert(slot);
             return Ok(Provenance::Exact);

@@ -6,7 +6,7 @@ use pmu_virt::{
 };
 
 fn counted_by(backend: &dyn CounterBackend) -> impl Fn(&CountRequest) -> bool {
-    |request| backend.can_count(request).is_ok()
+    |request| backend.plan(request).is_ok()
 }
 
 fn leaf(spec: &str, backend: &dyn CounterBackend) -> CpuidRegs {

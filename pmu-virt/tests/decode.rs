@@ -1,9 +1,13 @@
 //! Every MSR index of three whole regions, every bit of every control register.
 
+mod seated;
+
 use pmu_virt::{
     Caller, ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, ReadOutcome, Register,
-    VcpuPmu, WriteForm, WriteOutcome, all_pmu_msr_ranges,
+    WriteForm, WriteOutcome, all_pmu_msr_ranges,
 };
+
+use seated::Seated;
 
 /// The regions that are swept, inclusive.
 const REGIONS: [(u32, u32); 3] = [
@@ -154,7 +158,7 @@ fn an_index_that_is_not_answered_is_not_handled() {
     for spec in MODELS {
         let model = model(spec);
         let clock = Box::new(ClockBackend::new());
-        let mut pmu = VcpuPmu::new(model.clone(), clock, Grant::everything());
+        let mut pmu = Seated::new(model.clone(), clock, Grant::everything());
         let shared = model.shared_msrs();
         let absent = indices().filter(|msr| expected(&model, *msr).is_none());
         for msr in absent.filter(|msr| !shared.contains(&MsrIndex(*msr))) {
@@ -195,7 +199,7 @@ fn every_single_bit_of_every_control_register_has_its_outcome() {
         for (msr, implemented, faults) in control_registers(summary.name) {
             for bit in 0..64 {
                 let clock = Box::new(ClockBackend::new());
-                let mut pmu = VcpuPmu::new(model(summary.name), clock, Grant::everything());
+                let mut pmu = Seated::new(model(summary.name), clock, Grant::everything());
                 let layer = Caller::legacy(Layer::GuestKernel);
                 let before = pmu.rdmsr(MsrIndex(msr), layer);
                 let value = 1 << bit;
@@ -229,7 +233,7 @@ fn every_single_bit_of_the_status_registers_has_its_outcome() {
     for (spec, msr, accepted, faults) in table {
         for bit in 0..64 {
             let clock = Box::new(ClockBackend::new());
-            let mut pmu = VcpuPmu::new(model(spec), clock, Grant::everything());
+            let mut pmu = Seated::new(model(spec), clock, Grant::everything());
             let outcome = pmu.wrmsr(MsrIndex(msr), 1 << bit, Caller::legacy(Layer::GuestKernel));
             let expected = if faults && accepted & (1 << bit) == 0 {
                 WriteOutcome::Gp

@@ -1,6 +1,7 @@
 //! Every rule of the registers, played; and the page that lists them.
 
 mod rules;
+mod seated;
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -3,17 +3,22 @@
 
 #[expect(dead_code, reason = "late overflows are for the tests of the switch")]
 mod limited;
+mod seated;
 
-use limited::Limited;
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex};
+
 use pmu_virt::{
-    Caller, ClockBackend, CorePmu, CountRequest, CounterBackend, CounterReport, Grant, Layer,
-    MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress, Provenance, RateTable, ReadOutcome,
-    Reading, Ring, SimBackend, SlotIndex, SlotSet, Unavailable, UnavailableReason, VcpuPmu,
+    Caller, ClockBackend, Constraint, CorePmu, CountPlan, CountRequest, CounterBackend,
+    CounterReport, Grant, Layer, MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress, Provenance,
+    RateTable, ReadOutcome, Reading, Ring, SimBackend, SlotIndex, SlotSet, Unavailable,
+    UnavailableReason,
 };
 use proptest::collection::vec;
 use proptest::prelude::{Strategy, any, prop_assert_eq, prop_oneof, proptest};
-use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex};
+
+use limited::Limited;
+use seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const TURN: u64 = 1_000;
@@ -22,20 +27,20 @@ const TURN: u64 = 1_000;
 const CYCLES: u64 = 0x43_0076;
 const GLOBAL_CONTROL: u32 = 0x38f;
 
-fn taking_turns(spec: &str, backend: impl CounterBackend + 'static) -> VcpuPmu {
+fn taking_turns(spec: &str, backend: impl CounterBackend + 'static) -> Seated {
     let model = PmuModel::parse(spec).expect("a model");
     let turn = NonZeroU64::new(TURN).expect("not zero");
-    let mut pmu = VcpuPmu::detached(OwnerId(0), model, Grant::everything())
+    let mut pmu = Seated::detached(OwnerId(0), model, Grant::everything())
         .with_oversubscription(Oversubscribe::Multiplex { turn });
     pmu.attach(Box::new(CorePmu::new(Box::new(backend))));
     pmu
 }
 
-fn write(pmu: &mut VcpuPmu, msr: u32, value: u64) {
+fn write(pmu: &mut Seated, msr: u32, value: u64) {
     pmu.wrmsr(MsrIndex(msr), value, KERNEL);
 }
 
-fn run(pmu: &mut VcpuPmu, now: &mut u64, ticks: u64) {
+fn run(pmu: &mut Seated, now: &mut u64, ticks: u64) {
     pmu.observe(Progress::Entered { tsc: *now });
     *now += ticks;
     pmu.observe(Progress::Left {
@@ -45,7 +50,7 @@ fn run(pmu: &mut VcpuPmu, now: &mut u64, ticks: u64) {
     });
 }
 
-fn count(pmu: &mut VcpuPmu, n: u32) -> u64 {
+fn count(pmu: &mut Seated, n: u32) -> u64 {
     match pmu.rdpmc(n, KERNEL) {
         ReadOutcome::Value(value) => value,
         other => panic!("{other:?}"),
@@ -54,7 +59,7 @@ fn count(pmu: &mut VcpuPmu, n: u32) -> u64 {
 
 /// `windows` of 100 ticks each, between which the guest stops its counters for
 /// 100 more. A clock counts one event a tick, so all that was enabled is known.
-fn check_windows(spec: &str, wanted: u32, slots: usize, switch: impl Fn(&mut VcpuPmu, bool)) {
+fn check_windows(spec: &str, wanted: u32, slots: usize, switch: impl Fn(&mut Seated, bool)) {
     const WINDOWS: u64 = 200;
     let mut pmu = taking_turns(spec, Limited::clock(slots));
     let mut now = 0;
@@ -117,7 +122,7 @@ struct Host {
 #[derive(Debug)]
 struct Fickle(Limited, Arc<Mutex<Host>>);
 
-fn tick(pmu: &mut VcpuPmu, tsc: u64) {
+fn tick(pmu: &mut Seated, tsc: u64) {
     pmu.observe(Progress::Entered { tsc });
     pmu.observe(Progress::Left {
         tsc: tsc + 100,
@@ -130,7 +135,7 @@ fn tick(pmu: &mut VcpuPmu, tsc: u64) {
 fn a_lost_place_is_not_inherited() {
     let (fickle, host) = Fickle::new(1);
     let model = PmuModel::parse("amd-core").expect("a model");
-    let vcpu = |n| VcpuPmu::detached(OwnerId(n), model.clone(), Grant::everything());
+    let vcpu = |n| Seated::detached(OwnerId(n), model.clone(), Grant::everything());
     let (mut first, mut second) = (vcpu(1), vcpu(2));
     first.attach(Box::new(CorePmu::new(Box::new(fickle))));
     write(&mut first, 0xc001_0200, 0x43_0076);
@@ -148,7 +153,7 @@ fn a_lost_place_is_not_inherited() {
 #[test]
 fn a_control_written_away_from_the_core_is_taken_up_there() {
     let model = PmuModel::parse("amd-core").expect("a model");
-    let mut pmu = VcpuPmu::detached(OwnerId(1), model, Grant::everything());
+    let mut pmu = Seated::detached(OwnerId(1), model, Grant::everything());
     let (fickle, host) = Fickle::new(2);
     pmu.attach(Box::new(CorePmu::new(Box::new(fickle))));
     write(&mut pmu, 0xc001_0200, 0x43_0076);
@@ -186,8 +191,11 @@ impl CounterBackend for Fickle {
     fn capacity(&self) -> usize {
         self.0.capacity()
     }
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        self.0.can_count(request)
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        Ok(CountPlan {
+            constraint: Constraint::any(self.capacity()),
+            ..self.0.plan(request)?
+        })
     }
     fn program(
         &mut self,
@@ -245,15 +253,15 @@ impl CounterBackend for Fickle {
     }
 }
 
-fn only_report(pmu: &VcpuPmu) -> CounterReport {
+fn only_report(pmu: &Seated) -> CounterReport {
     let reports = pmu.report();
     assert_eq!(reports.len(), 1);
     reports[0]
 }
 
-fn alone(backend: Fickle) -> VcpuPmu {
+fn alone(backend: Fickle) -> Seated {
     let model = PmuModel::parse("amd-core").expect("a model");
-    VcpuPmu::new(model, Box::new(backend), Grant::everything())
+    Seated::new(model, Box::new(backend), Grant::everything())
 }
 
 #[test]
@@ -366,7 +374,7 @@ fn simulated_counts_are_simulated_in_turns_as_well() {
 #[test]
 fn a_refused_time_is_not_made_up_after_a_restore() {
     let model = PmuModel::parse("amd-core").expect("a model");
-    let mut narrow = VcpuPmu::new(
+    let mut narrow = Seated::new(
         model.clone(),
         Box::new(Limited::clock(1)),
         Grant::everything(),
@@ -376,7 +384,7 @@ fn a_refused_time_is_not_made_up_after_a_restore() {
     write(&mut narrow, 0xc001_0202, CYCLES);
     run(&mut narrow, &mut now, 500);
     let state = narrow.save();
-    let mut wide = VcpuPmu::new(model, Box::new(ClockBackend::new()), Grant::everything());
+    let mut wide = Seated::new(model, Box::new(ClockBackend::new()), Grant::everything());
     wide.restore(&state).expect("the same model");
     run(&mut wide, &mut now, 100);
     assert_eq!((count(&mut wide, 0), count(&mut wide, 1)), (600, 100));
@@ -418,7 +426,7 @@ proptest! {
             false => Limited::clock(slots),
         };
         let mut pmu = taking_turns("amd-core", clock());
-        let mut other = VcpuPmu::detached(OwnerId(1), pmu.model().clone(), Grant::everything());
+        let mut other = Seated::detached(OwnerId(1), pmu.model().clone(), Grant::everything());
         let (mut now, mut last) = (0, [0; 4]);
         for step in steps {
             match step {

@@ -2,8 +2,9 @@
 //! pure functions of the time in which a vCPU ran.
 
 use pmu_virt::{
-    CountRequest, CounterBackend, EventCode, EventFamily, OwnerId, Progress, Provenance, RateTable,
-    Reading, Ring, SimBackend, SimClocks, SlotIndex, SlotSet, SoftwareEvent, UnavailableReason,
+    Constraint, CountRequest, CounterBackend, EventCode, EventFamily, OwnerId, Progress,
+    Provenance, RateTable, Reading, Ring, SimBackend, SimClocks, SlotIndex, SlotSet, SoftwareEvent,
+    UnavailableReason,
 };
 use proptest::prelude::*;
 use std::num::NonZeroU64;
@@ -191,7 +192,7 @@ fn events_are_found_by_meaning_and_by_code() {
     assert_eq!(per_us(&event(EventFamily::AmdZen, 0x1e0, 0)), 3);
     let software = EventCode::Software(SoftwareEvent::PageFaults);
     assert_eq!(per_us(&CountRequest::plain(software, true, true)), 4);
-    let refused = backend(table).can_count(&event(EventFamily::Intel, 0x3c, 0));
+    let refused = backend(table).plan(&event(EventFamily::Intel, 0x3c, 0));
     assert!(matches!(
         refused.expect_err("not in the table").reason,
         UnavailableReason::Event { .. }
@@ -200,7 +201,7 @@ fn events_are_found_by_meaning_and_by_code() {
         edge: true,
         ..instructions()
     };
-    let refused = backend(table).can_count(&edge);
+    let refused = backend(table).plan(&edge);
     assert_eq!(
         refused.expect_err("edge").reason,
         UnavailableReason::Modifier { backend: "sim" }
@@ -220,13 +221,13 @@ fn constraints_come_from_the_table_and_hold() {
     );
     assert_eq!(sim.capacity(), 4);
     assert_eq!(
-        sim.constraint(&instructions()).slots,
+        constraint(&sim, &instructions()).slots,
         [B].into_iter().collect()
     );
-    let paired = sim.constraint(&cycles);
+    let paired = constraint(&sim, &cycles);
     assert!(paired.paired);
     assert_eq!(paired.exclusive, Some("northbridge"));
-    assert_eq!(sim.constraint(&branches).slots, SlotSet::below(4));
+    assert_eq!(constraint(&sim, &branches).slots, SlotSet::below(4));
     let misplaced = |slot| UnavailableReason::Misplaced {
         backend: "sim",
         slot,
@@ -510,4 +511,8 @@ proptest! {
             now += ticks;
         }
     }
+}
+
+fn constraint(backend: &impl CounterBackend, request: &CountRequest) -> Constraint {
+    backend.plan(request).expect("it counts that").constraint
 }

@@ -1,11 +1,16 @@
 //! A backend with fewer counters than the model: one counter at a time.
 
-use pmu_virt::{
-    Caller, ClockBackend, CountRequest, CounterBackend, CounterId, Grant, Layer, MsrIndex,
-    PmuModel, Progress, Provenance, ReadOutcome, Reading, SlotIndex, SlotSet, Unavailable,
-    UnavailableReason, VcpuPmu, WriteOutcome,
-};
+mod seated;
+
 use std::num::NonZeroU64;
+
+use pmu_virt::{
+    Caller, ClockBackend, Constraint, CountPlan, CountRequest, CounterBackend, CounterId, Grant,
+    Layer, MsrIndex, PmuModel, Progress, Provenance, ReadOutcome, Reading, SlotIndex, SlotSet,
+    Unavailable, UnavailableReason, WriteOutcome,
+};
+
+use seated::Seated;
 
 /// A clock with a single slot.
 #[derive(Debug)]
@@ -18,8 +23,11 @@ impl CounterBackend for Small {
     fn capacity(&self) -> usize {
         1
     }
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        self.0.can_count(request)
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        Ok(CountPlan {
+            constraint: Constraint::any(self.capacity()),
+            ..self.0.plan(request)?
+        })
     }
     fn program(
         &mut self,
@@ -62,13 +70,13 @@ impl CounterBackend for Small {
 fn the_counter_that_finds_no_place_says_so_and_takes_the_place_once_free() {
     let model = PmuModel::parse("amd-core").expect("a model");
     let small = Box::new(Small(ClockBackend::new()));
-    let mut pmu = VcpuPmu::new(model, small, Grant::everything());
-    let write = |pmu: &mut VcpuPmu, msr, value| {
+    let mut pmu = Seated::new(model, small, Grant::everything());
+    let write = |pmu: &mut Seated, msr, value| {
         let outcome = pmu.wrmsr(MsrIndex(msr), value, Caller::legacy(Layer::GuestKernel));
         assert_eq!(outcome, WriteOutcome::Done);
     };
     let mut now = 0;
-    let mut run = |pmu: &mut VcpuPmu| {
+    let mut run = |pmu: &mut Seated| {
         pmu.observe(Progress::Entered { tsc: now });
         now += 100;
         pmu.observe(Progress::Left {
@@ -77,7 +85,7 @@ fn the_counter_that_finds_no_place_says_so_and_takes_the_place_once_free() {
             ring: None,
         });
     };
-    let count = |pmu: &mut VcpuPmu, n| pmu.rdpmc(n, Caller::legacy(Layer::GuestKernel));
+    let count = |pmu: &mut Seated, n| pmu.rdpmc(n, Caller::legacy(Layer::GuestKernel));
     write(&mut pmu, 0xc001_0200, 0x43_0076);
     write(&mut pmu, 0xc001_0202, 0x43_0076);
     run(&mut pmu);

@@ -2,19 +2,21 @@
 
 #[expect(dead_code, reason = "late overflows are for the tests of the switch")]
 mod limited;
+mod seated;
 
 use std::num::NonZeroU64;
 
-use limited::Limited;
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant,
     Layer, LossReason, MsrIndex, Oversubscribe, OwnerId, PmiRequest, PmuModel, PmuState, Progress,
-    Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend, VcpuPmu, WriteOutcome,
-    accounting,
+    Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend, WriteOutcome, accounting,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
+
+use limited::Limited;
+use seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const MODELS: [&str; 7] = [
@@ -31,8 +33,8 @@ fn model(spec: &str) -> PmuModel {
     PmuModel::parse(spec).expect(spec)
 }
 
-fn fresh(spec: &str, backend: impl CounterBackend + 'static) -> VcpuPmu {
-    VcpuPmu::new(model(spec), Box::new(backend), Grant::everything())
+fn fresh(spec: &str, backend: impl CounterBackend + 'static) -> Seated {
+    Seated::new(model(spec), Box::new(backend), Grant::everything())
 }
 
 fn through_json(state: &PmuState) -> PmuState {
@@ -42,7 +44,7 @@ fn through_json(state: &PmuState) -> PmuState {
 
 /// Every register of the model and of the accounting page, but for SNAPSHOT,
 /// whose reading takes one.
-fn registers(pmu: &mut VcpuPmu) -> Vec<(u32, ReadOutcome)> {
+fn registers(pmu: &mut Seated) -> Vec<(u32, ReadOutcome)> {
     let page = (accounting::MSR_BASE + 1, accounting::MSR_BASE + 0x1ff);
     let ranges = pmu.model().msr_ranges().into_iter().chain([page]);
     ranges
@@ -86,7 +88,7 @@ fn op(spec: &'static str) -> impl Strategy<Value = Op> {
     ]
 }
 
-fn apply(pmu: &mut VcpuPmu, op: &Op, now: &mut u64) {
+fn apply(pmu: &mut Seated, op: &Op, now: &mut u64) {
     match *op {
         Op::Write(msr, value) => {
             pmu.wrmsr(MsrIndex(msr), value, KERNEL);
@@ -111,7 +113,7 @@ fn apply(pmu: &mut VcpuPmu, op: &Op, now: &mut u64) {
 
 /// Reports; a counter that is stopped may have a source or not, according to
 /// whether it still has a place.
-fn reports(pmu: &VcpuPmu) -> Vec<CounterReport> {
+fn reports(pmu: &Seated) -> Vec<CounterReport> {
     let mut reports = pmu.report();
     for report in reports.iter_mut().filter(|report| !report.running) {
         report.source = None;
@@ -140,7 +142,7 @@ proptest! {
             apply(&mut first, op, &mut now);
         }
         let state = first.save();
-        let mut second = VcpuPmu::detached(OwnerId(7), model(spec), Grant::everything());
+        let mut second = Seated::detached(OwnerId(7), model(spec), Grant::everything());
         let core = Box::new(CorePmu::new(Box::new(ClockBackend::new())));
         if before_its_core {
             second.restore(&through_json(&state)).expect("its own state");
@@ -194,9 +196,9 @@ proptest! {
 }
 
 /// A PMU in which every part of the state has something to say.
-fn busy() -> VcpuPmu {
+fn busy() -> Seated {
     let mut pmu = fresh("intel-v2", ClockBackend::new());
-    let write = |pmu: &mut VcpuPmu, msr, value| {
+    let write = |pmu: &mut Seated, msr, value| {
         assert_eq!(
             pmu.wrmsr(MsrIndex(msr), value, KERNEL),
             WriteOutcome::Done,
@@ -218,7 +220,7 @@ fn busy() -> VcpuPmu {
     pmu
 }
 
-fn json(pmu: &mut VcpuPmu) -> serde_json::Value {
+fn json(pmu: &mut Seated) -> serde_json::Value {
     serde_json::to_value(pmu.save()).expect("a state can be written")
 }
 
@@ -278,7 +280,7 @@ fn a_lost_label_stays_lost() {
 #[test]
 fn a_lost_label_stays_lost_when_the_counter_has_to_make_room() {
     let on = |owner| {
-        let mut pmu = VcpuPmu::detached(OwnerId(owner), model("amd-core"), Grant::everything());
+        let mut pmu = Seated::detached(OwnerId(owner), model("amd-core"), Grant::everything());
         pmu.wrmsr(MsrIndex(0xc001_0200), 0x43_00c0, KERNEL);
         pmu
     };

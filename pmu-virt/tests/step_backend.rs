@@ -82,7 +82,7 @@ fn classes_of_instructions_are_counted_by_their_codes() {
 fn mispredictions_and_half_of_sse_have_no_source() {
     let check = |event| {
         let request = CountRequest::plain(event, true, true);
-        let reason = StepBackend::new().can_count(&request).unwrap_err().reason;
+        let reason = StepBackend::new().plan(&request).unwrap_err().reason;
         let expected = UnavailableReason::Event {
             backend: "step",
             event,
@@ -108,7 +108,8 @@ fn an_unseen_ring_is_refused_rather_than_counted_as_nothing() {
         };
         let mut backend = StepBackend::on(&env);
         let request = CountRequest::plain(instructions, os, usr);
-        let can = backend.can_count(&request).map_err(|no| no.reason);
+        let plan = backend.plan(&request).map_err(|no| no.reason);
+        let can = plan.map(|plan| plan.provenance);
         assert_eq!(can, expected, "{request}");
         let programmed = backend.program(SLOT, &request).map_err(|no| no.reason);
         assert_eq!(programmed, expected, "{request}");
@@ -124,6 +125,6 @@ fn an_unseen_ring_is_refused_rather_than_counted_as_nothing() {
         Box::new(StepBackend::on(&BackendEnv::default())),
     ];
     let user = CountRequest::plain(instructions, false, true);
-    let no = CombinedBackend::new(sources).can_count(&user).unwrap_err();
+    let no = CombinedBackend::new(sources).plan(&user).unwrap_err();
     assert_eq!(no.reason, unseen);
 }

@@ -1,15 +1,19 @@
 //! vCPUs that share cores against vCPUs that have all counters of the world.
 
+use std::num::NonZeroU64;
+
 use pmu_virt::{
     CorePmu, CounterBackend, Grant, MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress,
-    ReadOutcome, Reading, VcpuPmu,
+    ReadOutcome, Reading,
 };
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
-use std::num::NonZeroU64;
+
+use seated::Seated;
 
 mod limited;
 mod schedules;
+mod seated;
 
 use limited::Limited;
 use schedules::{Host, KERNEL, amd, check_schedule, intel, turn};
@@ -54,7 +58,7 @@ proptest! {
     ) {
         let model = PmuModel::parse("amd-core").expect("a model");
         let turn = NonZeroU64::new(1_000).expect("not zero");
-        let mut pmu = VcpuPmu::detached(OwnerId(0), model, Grant::everything())
+        let mut pmu = Seated::detached(OwnerId(0), model, Grant::everything())
             .with_oversubscription(Oversubscribe::Multiplex { turn });
         pmu.attach(Box::new(CorePmu::new(clock_of(slots)())));
         for n in (0..).take(wanted) {
@@ -100,7 +104,7 @@ proptest! {
     }
 }
 
-fn reference_cycles(pmu: &mut VcpuPmu, number: u32) {
+fn reference_cycles(pmu: &mut Seated, number: u32) {
     for n in 0..number {
         pmu.wrmsr(MsrIndex(0xc001_0200 + 2 * n), 0x43_0076, KERNEL);
     }
@@ -177,7 +181,7 @@ fn an_overflow_that_is_told_at_the_switch_reaches_its_vcpu() {
 
 #[test]
 fn an_overflow_found_after_eviction_leaves_the_place_s_next_counter_alone() {
-    let spend = |pmu: &mut VcpuPmu, tsc, ticks| {
+    let spend = |pmu: &mut Seated, tsc, ticks| {
         pmu.observe(Progress::Entered { tsc });
         pmu.observe(Progress::Left {
             tsc: tsc + ticks,
@@ -212,7 +216,7 @@ fn a_counter_that_was_refused_takes_no_place_from_one_that_had_it() {
         let first = host.switch(0, 0);
         first.wrmsr(MsrIndex(0xc001_0202), 0x43_0076, KERNEL);
         first.wrmsr(MsrIndex(0xc001_0200), 0x43_0076, KERNEL);
-        let placed = |pmu: &VcpuPmu| -> Vec<bool> {
+        let placed = |pmu: &Seated| -> Vec<bool> {
             pmu.report().iter().map(|report| report.running).collect()
         };
         assert_eq!(placed(first), [false, true]);
@@ -226,7 +230,7 @@ fn a_counter_that_was_refused_takes_no_place_from_one_that_had_it() {
 fn waiting_counters_get_their_turns() {
     let model = PmuModel::parse("amd-core").expect("a model");
     let turn = NonZeroU64::new(100).expect("not zero");
-    let mut pmu = VcpuPmu::detached(OwnerId(0), model, Grant::everything())
+    let mut pmu = Seated::detached(OwnerId(0), model, Grant::everything())
         .with_oversubscription(Oversubscribe::Multiplex { turn });
     pmu.attach(Box::new(CorePmu::new(clock_of(2)())));
     reference_cycles(&mut pmu, 6);

@@ -6,6 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, proptest};
 
 mod schedules;
+mod seated;
 
 use schedules::{Registers, Turn, amd, check_schedule, intel, turn};
 

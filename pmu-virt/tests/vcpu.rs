@@ -1,30 +1,34 @@
 //! What the tables of registers do not say: grants, needs, deadlines, reports.
 
+mod seated;
+
 use pmu_virt::{
     Caller, ClockBackend, CounterBackend, CounterId, Denial, EventFamily, Grant, Layer, LossReason,
     MsrIndex, Needs, PmiThrottle, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring,
-    StepBackend, ThrottleDecision, UnavailableReason, VcpuPmu, WriteOutcome,
+    StepBackend, ThrottleDecision, UnavailableReason, WriteOutcome,
 };
+
+use seated::Seated;
 
 const GUEST: Caller = Caller::legacy(Layer::GuestKernel);
 const REF: u64 = 0x43_013c;
 const REF_INT: u64 = 0x53_013c;
 
-fn pmu(spec: &str, backend_name: &str, grant: Grant) -> VcpuPmu {
+fn pmu(spec: &str, backend_name: &str, grant: Grant) -> Seated {
     let model = PmuModel::parse(spec).expect(spec);
     let backend: Box<dyn CounterBackend> = match backend_name {
         "clock" => Box::new(ClockBackend::new()),
         "step" => Box::new(StepBackend::new()),
         other => panic!("no backend for tests is called {other}"),
     };
-    VcpuPmu::new(model, backend, grant)
+    Seated::new(model, backend, grant)
 }
 
-fn write(pmu: &mut VcpuPmu, msr: u32, value: u64) {
+fn write(pmu: &mut Seated, msr: u32, value: u64) {
     assert_eq!(pmu.wrmsr(MsrIndex(msr), value, GUEST), WriteOutcome::Done);
 }
 
-fn run(pmu: &mut VcpuPmu, from: u64, to: u64) {
+fn run(pmu: &mut Seated, from: u64, to: u64) {
     pmu.observe(Progress::Entered { tsc: from });
     pmu.observe(Progress::Left {
         tsc: to,
@@ -115,7 +119,7 @@ fn needs_follow_what_runs() {
 #[test]
 fn a_deadline_is_the_nearest_overflow_that_interrupts() {
     let mut pmu = pmu("intel-v2", "clock", Grant::everything());
-    let deadline_at = |pmu: &mut VcpuPmu, tsc| {
+    let deadline_at = |pmu: &mut Seated, tsc| {
         pmu.observe(Progress::Entered { tsc });
         let deadline = pmu.deadline();
         pmu.observe(Progress::Left {
@@ -257,7 +261,7 @@ fn deliveries_are_branches_on_amd_and_instructions_on_the_older_ones() {
     ];
     for (spec, first, stride, events, expected) in table {
         let model = PmuModel::parse(spec).expect(spec);
-        let mut pmu = VcpuPmu::new(model, Box::new(StepBackend::new()), Grant::everything());
+        let mut pmu = Seated::new(model, Box::new(StepBackend::new()), Grant::everything());
         for (n, event) in (0u32..).zip(events) {
             write(&mut pmu, first + n * stride, 0x41_0000 | event);
         }
@@ -270,7 +274,7 @@ fn deliveries_are_branches_on_amd_and_instructions_on_the_older_ones() {
 
 #[test]
 fn what_was_stepped_before_a_control_changes_is_not_lost() {
-    let step = |pmu: &mut VcpuPmu, times: usize| {
+    let step = |pmu: &mut Seated, times: usize| {
         for _ in 0..times {
             let insn = pmu_virt::step::Retirement::default();
             let ring = Ring::Kernel;

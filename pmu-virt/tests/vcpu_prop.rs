@@ -1,18 +1,21 @@
 //! Random guests against a PMU and a naive second one, and against invariants.
 
 mod naive;
+mod seated;
 
-use naive::Naive;
 use pmu_virt::step::Retirement;
 use pmu_virt::{
     Caller, ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome,
-    Reading, Register, Ring, StepBackend, VcpuPmu, WriteOutcome,
+    Reading, Register, Ring, StepBackend, WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{
     Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest,
 };
 use proptest::sample::select;
+
+use naive::Naive;
+use seated::Seated;
 
 const MODELS: [&str; 9] = [
     "intel-v1",
@@ -126,13 +129,13 @@ fn guest() -> impl Strategy<Value = (&'static str, Vec<Op>)> {
     select(&MODELS).prop_flat_map(|spec| (Just(spec), vec(op(spec), 1..120)))
 }
 
-fn clocked(spec: &str) -> VcpuPmu {
+fn clocked(spec: &str) -> Seated {
     let model = PmuModel::parse(spec).expect(spec);
-    VcpuPmu::new(model, Box::new(ClockBackend::new()), Grant::everything())
+    Seated::new(model, Box::new(ClockBackend::new()), Grant::everything())
 }
 
 /// Lets the guest run; every access lies between two runs.
-fn run(pmu: &mut VcpuPmu, now: &mut u64, ring: Ring, ticks: u64) {
+fn run(pmu: &mut Seated, now: &mut u64, ring: Ring, ticks: u64) {
     *now += 10;
     pmu.observe(Progress::Entered { tsc: *now });
     *now += ticks + 3;
@@ -248,7 +251,7 @@ proptest! {
         insns in vec((any::<bool>(), any::<bool>(), 0u8..3), 1..100),
     ) {
         let model = PmuModel::parse("intel-v2").expect("a model");
-        let mut pmu = VcpuPmu::new(model, Box::new(StepBackend::new()), Grant::everything());
+        let mut pmu = Seated::new(model, Box::new(StepBackend::new()), Grant::everything());
         // Instructions in both rings, branches in CPL 3, loads in CPL 0.
         for (n, select) in [(0, 0x53_00c0), (1, 0x51_00c4), (2, 0x52_81d0)] {
             pmu.wrmsr(MsrIndex(0x186 + n), select, LAYER);

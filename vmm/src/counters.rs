@@ -249,7 +249,7 @@ pub fn auto_names() -> impl Iterator<Item = &'static str> {
 #[must_use]
 pub fn backends_for(request: &CountRequest) -> Vec<BackendUse> {
     let use_of = |backend| {
-        let provenance = plain(backend)?.can_count(request).ok()?.to_string();
+        let provenance = plain(backend)?.plan(request).ok()?.provenance.to_string();
         Some(BackendUse {
             backend,
             provenance,

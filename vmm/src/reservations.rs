@@ -7,7 +7,7 @@ use arbiter::{
     Auditor, Context, CounterId, Effects, GuardLimits, Layer, NoticeKind, PcrConfig, PcrUnit,
     Phase, Reason, Reply,
 };
-use pmu_virt::{PmuModel, Reservations, VcpuPmu};
+use pmu_virt::{CorePmu, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
 
 use crate::audit::Holding;
@@ -102,7 +102,7 @@ impl MachineReservations {
 /// context relies on the counter ([`VcpuPmu::hypervisor_can_yield`]). Nobody can ask for the
 /// minimum of its share, so that stays. Its other notices are read and dropped.
 #[inline]
-pub fn answer_questions(pmu: &mut VcpuPmu) {
+pub fn answer_questions(pmu: &mut VcpuPmu, mut core: Option<&mut CorePmu>) {
     let waiting = |pmu: &VcpuPmu| {
         let unit = pmu.reservations();
         unit.is_some_and(|unit| unit.has_notice(Layer::Hypervisor))
@@ -110,8 +110,10 @@ pub fn answer_questions(pmu: &mut VcpuPmu) {
     // An answer may cause the next request. Each counter is asked for at most
     // once, so this ends.
     while waiting(pmu) {
-        let yields = pmu.hypervisor_can_yield();
-        pmu.arbitrate(|unit, cx| ((), answer_one(unit, cx, yields)));
+        let yields = pmu.hypervisor_can_yield(core.as_deref());
+        pmu.arbitrate(core.as_deref_mut(), |unit, cx| {
+            ((), answer_one(unit, cx, yields))
+        });
     }
 }
 
@@ -130,11 +132,11 @@ fn answer_one(unit: &mut PcrUnit, cx: &mut Context<'_>, yields: bool) -> Effects
 
 /// Who holds which counters of a PMU, and what they are programmed for.
 #[must_use]
-pub fn holdings(pmu: &VcpuPmu) -> Vec<Holding> {
+pub fn holdings(pmu: &VcpuPmu, core: Option<&CorePmu>) -> Vec<Holding> {
     let Some(unit) = pmu.reservations() else {
         return Vec::new();
     };
-    let reports = pmu.report();
+    let reports = pmu.report(core);
     let holding = |counter: CounterId| {
         let reservation = unit.bank().reservation(counter)?;
         let report = reports.iter().find(|report| report.counter == counter);

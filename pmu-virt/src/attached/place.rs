@@ -177,14 +177,12 @@ impl Hosted {
     /// Gives slots to what is missing, where that moves nobody who counts.
     pub(crate) fn fill_in(&mut self, core: &mut CorePmu) {
         for missing in std::mem::take(&mut self.missing) {
-            let request = &missing.request;
-            if core.backend().can_count(request).is_err() {
+            let Ok(plan) = core.backend().plan(&missing.request) else {
                 self.miss(missing);
                 continue;
-            }
-            let constraint = core.backend().constraint(request);
-            match core.find(request, &constraint) {
-                Some(slot) => self.come(constraint.taken_at(slot), missing, core),
+            };
+            match core.find(&missing.request, &plan.constraint) {
+                Some(slot) => self.come(plan.constraint.taken_at(slot), missing, core),
                 None => self.missing.push(missing),
             }
         }
@@ -229,7 +227,7 @@ impl Hosted {
     pub(crate) fn is_short(&self, core: &CorePmu) -> bool {
         self.missing
             .iter()
-            .any(|wanted| core.backend().can_count(&wanted.request).is_ok())
+            .any(|wanted| core.backend().plan(&wanted.request).is_ok())
     }
 
     /// What it wants counted that can be: PMD, and what it demands.
@@ -259,10 +257,9 @@ impl Hosted {
         held: Option<SlotIndex>,
         core: &CorePmu,
     ) -> Option<Demand> {
-        core.backend().can_count(request).ok()?;
         Some(Demand {
             counter: self.context.counter_of(pmd),
-            constraint: core.backend().constraint(request),
+            constraint: core.backend().plan(request).ok()?.constraint,
             held,
         })
     }

@@ -3,12 +3,12 @@
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    CountRequest, KnownEvent, Progress, Provenance, Reading, Ring, SlotIndex, SlotSet, Unavailable,
-    UnavailableReason,
+    Constraint, CountRequest, KnownEvent, Progress, Provenance, Reading, Ring, SlotIndex, SlotSet,
+    Unavailable, UnavailableReason,
 };
 
-use super::CounterBackend;
 use super::slots::Slots;
+use super::{CountPlan, CounterBackend};
 
 const NAME: &str = "clock";
 
@@ -82,16 +82,9 @@ impl Default for ClockBackend {
     }
 }
 
-impl CounterBackend for ClockBackend {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn capacity(&self) -> usize {
-        super::slots::CAPACITY
-    }
-
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+impl ClockBackend {
+    /// How well it counts `request`.
+    fn provenance_of(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
         let provenance = match request.event.known() {
             Some(KnownEvent::RefCycles) => Provenance::Exact,
             Some(KnownEvent::CoreCycles) => Provenance::Derived,
@@ -115,13 +108,31 @@ impl CounterBackend for ClockBackend {
             provenance
         })
     }
+}
+
+impl CounterBackend for ClockBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capacity(&self) -> usize {
+        super::slots::CAPACITY
+    }
+
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        Ok(CountPlan {
+            provenance: self.provenance_of(request)?,
+            constraint: Constraint::any(self.capacity()),
+        })
+    }
 
     fn program(
         &mut self,
         slot: SlotIndex,
         request: &CountRequest,
     ) -> Result<Provenance, Unavailable> {
-        self.slots.program(slot, request, self.can_count(request))
+        self.slots
+            .program(slot, request, self.provenance_of(request))
     }
 
     fn release(&mut self, slot: SlotIndex) {

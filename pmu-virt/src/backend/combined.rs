@@ -3,11 +3,11 @@
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    Constraint, CountRequest, LossReason, OwnerId, Progress, Provenance, Reading, SlotIndex,
-    SlotSet, Unavailable, UnavailableReason,
+    CountRequest, LossReason, OwnerId, Progress, Provenance, Reading, SlotIndex, SlotSet,
+    Unavailable, UnavailableReason,
 };
 
-use super::CounterBackend;
+use super::{CountPlan, CounterBackend};
 
 const NAME: &str = "combined";
 
@@ -71,11 +71,11 @@ impl CombinedBackend {
 
     /// The source that counts `request`. Of several refusals the first one is told
     /// that says more than that there is no such event.
-    fn chosen(&self, request: &CountRequest) -> Result<(&Source, Provenance), Unavailable> {
+    fn chosen(&self, request: &CountRequest) -> Result<(&Source, CountPlan), Unavailable> {
         let (mut first, mut telling) = (None, None);
         for source in &self.sources {
-            match source.backend.can_count(request) {
-                Ok(provenance) => return Ok((source, provenance)),
+            match source.backend.plan(request) {
+                Ok(plan) => return Ok((source, plan)),
                 Err(no) => {
                     first.get_or_insert(no);
                     // A source that has the event tells more than one that has not.
@@ -129,26 +129,14 @@ impl CounterBackend for CombinedBackend {
             .map_or(0, |last| usize::from(last.first) + usize::from(last.count))
     }
 
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        self.chosen(request).map(|(_, provenance)| provenance)
-    }
-
-    fn constraint(&self, request: &CountRequest) -> Constraint {
-        match self.chosen(request) {
-            Ok((source, _)) => {
-                let constraint = source.backend.constraint(request);
-                // What was cut off for want of numbers is given up for what is left.
-                let slots = match source.outer(constraint.slots) {
-                    SlotSet::EMPTY => source.slots(),
-                    some => some,
-                };
-                Constraint {
-                    slots,
-                    ..constraint
-                }
-            }
-            Err(_) => Constraint::slots(SlotSet::EMPTY),
-        }
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        let (source, mut plan) = self.chosen(request)?;
+        // What was cut off for want of numbers is given up for what is left.
+        plan.constraint.slots = match source.outer(plan.constraint.slots) {
+            SlotSet::EMPTY => source.slots(),
+            some => some,
+        };
+        Ok(plan)
     }
 
     /// A slot of a source that cannot count the request is refused by it.

@@ -19,11 +19,11 @@ use std::io;
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    Constraint, CountRequest, EventCode, MsrIndex, Progress, Provenance, Reading, SlotIndex,
-    SlotSet, Unavailable, UnavailableReason,
+    CountRequest, EventCode, MsrIndex, Progress, Provenance, Reading, SlotIndex, SlotSet,
+    Unavailable, UnavailableReason,
 };
 
-use super::{BackendEnv, BackendError, CounterBackend};
+use super::{BackendEnv, BackendError, CountPlan, CounterBackend};
 use crate::sys;
 use registers::{Registers, self_test_codes};
 use report::{open_device, report};
@@ -203,22 +203,19 @@ impl CounterBackend for MsrBackend {
         self.slots.len()
     }
 
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        self.plan(request)
-            .map(|_| Provenance::Hardware)
-            .map_err(|reason| Unavailable { reason })
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        match self.lay_out(request) {
+            Ok(plan) => Ok(CountPlan {
+                provenance: Provenance::Hardware,
+                constraint: plan.constraint,
+            }),
+            Err(reason) => Err(Unavailable { reason }),
+        }
     }
 
     fn is_shared(&self, _: SlotIndex) -> bool {
         // The registers count for whoever runs on the CPU.
         true
-    }
-
-    fn constraint(&self, request: &CountRequest) -> Constraint {
-        match self.plan(request) {
-            Ok(plan) => plan.constraint,
-            Err(_) => Constraint::slots(SlotSet::EMPTY),
-        }
     }
 
     fn program(
@@ -227,7 +224,7 @@ impl CounterBackend for MsrBackend {
         request: &CountRequest,
     ) -> Result<Provenance, Unavailable> {
         self.release(slot);
-        let plan = self.plan(request);
+        let plan = self.lay_out(request);
         let written = plan.and_then(|plan| self.write(slot, &plan));
         let written = written.map_err(|reason| Unavailable { reason })?;
         if let Some(place) = self.slots.get_mut(usize::from(slot.0)) {

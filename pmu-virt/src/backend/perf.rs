@@ -34,7 +34,7 @@ use pmu_model::{
     Unavailable,
 };
 
-use super::{BackendEnv, BackendError, CounterBackend};
+use super::{BackendEnv, BackendError, CountPlan, CounterBackend};
 use crate::sys::HostPerf;
 use inner::Inner;
 
@@ -102,16 +102,16 @@ impl CounterBackend for PerfBackend {
         CAPACITY
     }
 
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        let plan = self.inner.borrow_mut().choose(request);
-        plan.map(|plan| plan.provenance)
-            .map_err(|reason| Unavailable { reason })
-    }
-
     /// Hardware events share the host's counters; everything else has a slot
     /// of its own for the asking.
-    fn constraint(&self, request: &CountRequest) -> Constraint {
-        Constraint::slots(self.inner.borrow_mut().room(request))
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        let mut inner = self.inner.borrow_mut();
+        let plan = inner.choose(request);
+        let plan = plan.map_err(|reason| Unavailable { reason })?;
+        Ok(CountPlan {
+            provenance: plan.provenance,
+            constraint: Constraint::slots(inner.room(&plan)),
+        })
     }
 
     fn program(

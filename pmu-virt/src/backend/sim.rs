@@ -19,7 +19,7 @@ use pmu_model::{
     Unavailable, UnavailableReason,
 };
 
-use super::CounterBackend;
+use super::{CountPlan, CounterBackend};
 use clocks::{OwnerClock, Rings};
 use slot::SimSlot;
 
@@ -152,16 +152,13 @@ impl CounterBackend for SimBackend {
         self.slots.len()
     }
 
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        self.find(request)
-            .map(|_| Provenance::Simulated)
-            .map_err(|reason| Unavailable { reason })
-    }
-
-    fn constraint(&self, request: &CountRequest) -> Constraint {
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
         match self.find(request) {
-            Ok((_, entry)) => entry.constraint,
-            Err(_) => Constraint::slots(SlotSet::EMPTY),
+            Ok((_, entry)) => Ok(CountPlan {
+                provenance: Provenance::Simulated,
+                constraint: entry.constraint,
+            }),
+            Err(reason) => Err(Unavailable { reason }),
         }
     }
 

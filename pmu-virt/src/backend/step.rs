@@ -3,12 +3,12 @@
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    CountRequest, EventFamily, KnownEvent, LossReason, Progress, Provenance, Reading, Ring,
-    SlotIndex, SlotSet, Unavailable, UnavailableReason, Vendor,
+    Constraint, CountRequest, EventFamily, KnownEvent, LossReason, Progress, Provenance, Reading,
+    Ring, SlotIndex, SlotSet, Unavailable, UnavailableReason, Vendor,
 };
 
 use super::slots::{CAPACITY, Slot, Slots};
-use super::{BackendEnv, CounterBackend};
+use super::{BackendEnv, CountPlan, CounterBackend};
 use crate::step::{MathUnit, Retirement};
 
 const NAME: &str = "step";
@@ -102,7 +102,7 @@ fn events_of(slot: &Slot, insn: Retirement) -> u64 {
         Some(KnownEvent::Mmx) => u64::from(insn.unit == Some(MathUnit::Mmx)),
         Some(KnownEvent::Sse) => u64::from(insn.unit == Some(MathUnit::Sse)),
         Some(KnownEvent::Strings) => u64::from(insn.string),
-        // `can_count` let none of the others through.
+        // `plan` let none of the others through.
         _ => 0,
     }
 }
@@ -123,16 +123,9 @@ fn counts_deliveries(request: &CountRequest) -> bool {
     }
 }
 
-impl CounterBackend for StepBackend {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn capacity(&self) -> usize {
-        CAPACITY
-    }
-
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+impl StepBackend {
+    /// How well it counts `request`.
+    fn provenance_of(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
         let provenance = match (request.event.known(), request.event.vendor()) {
             (
                 Some(
@@ -186,13 +179,31 @@ impl CounterBackend for StepBackend {
         }
         Ok(provenance)
     }
+}
+
+impl CounterBackend for StepBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capacity(&self) -> usize {
+        CAPACITY
+    }
+
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        Ok(CountPlan {
+            provenance: self.provenance_of(request)?,
+            constraint: Constraint::any(self.capacity()),
+        })
+    }
 
     fn program(
         &mut self,
         slot: SlotIndex,
         request: &CountRequest,
     ) -> Result<Provenance, Unavailable> {
-        self.slots.program(slot, request, self.can_count(request))
+        self.slots
+            .program(slot, request, self.provenance_of(request))
     }
 
     fn release(&mut self, slot: SlotIndex) {

@@ -212,7 +212,8 @@ fn slots_are_independent(factory: Factory<'_>, driver: &mut dyn Driver) -> Resul
 
 fn sets_act_as_one(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
     let mut backend = factory();
-    let possible = backend.constraint(&driver.request()).slots;
+    let possible = backend.plan(&driver.request());
+    let possible = possible.map_or(SlotSet::EMPTY, |plan| plan.constraint.slots);
     let both: SlotSet = possible.iter().take(2).collect();
     backend.attach(OwnerId(1));
     for slot in both.iter() {
@@ -249,8 +250,9 @@ fn capacity_is_true(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(),
     ensure((1..=128).contains(&capacity), || {
         format!("a capacity of {capacity} is not between 1 and 128")
     })?;
-    let constraint = backend.constraint(&driver.request());
-    let possible = constraint.slots.intersection(SlotSet::below(capacity));
+    let plan = backend.plan(&driver.request());
+    let possible = plan.map_or(SlotSet::EMPTY, |plan| plan.constraint.slots);
+    let possible = possible.intersection(SlotSet::below(capacity));
     ensure(!possible.is_empty(), || {
         "no slot below the capacity can count".to_owned()
     })?;
@@ -282,7 +284,7 @@ fn rings_are_split(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), 
             ..driver.request()
         };
         let mut backend = factory();
-        if backend.can_count(&request).is_err() {
+        if backend.plan(&request).is_err() {
             continue;
         }
         program(backend.as_mut(), A, &request)?;

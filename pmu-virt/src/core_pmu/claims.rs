@@ -85,7 +85,7 @@ impl CorePmu {
     fn check_demands(&self, hosted: &Hosted) -> Result<(), Refusal> {
         for (set, requests) in hosted.context().demands() {
             for (pmd, request) in requests {
-                if let Err(refusal) = self.backend.can_count(&request) {
+                if let Err(refusal) = self.backend.plan(&request) {
                     let reason = format!("event set {set}, PMD{pmd}: {refusal}");
                     return Err(Refusal::new(Errno::EINVAL, reason));
                 }
@@ -148,12 +148,8 @@ impl CorePmu {
     /// What can count a wish's events. What cannot be counted takes no slot.
     fn claim_of(&self, wish: &Wish) -> Option<Claim> {
         let sets = wish.sets.iter().map(|set| {
-            let countable = set
-                .iter()
-                .filter(|request| self.backend.can_count(request).is_ok());
-            countable
-                .map(|request| self.backend.constraint(request))
-                .collect()
+            let constraint = |request| Some(self.backend.plan(request).ok()?.constraint);
+            set.iter().filter_map(constraint).collect()
         });
         Some(Claim {
             context: wish.context,
@@ -168,11 +164,10 @@ impl CorePmu {
         let mut kinds: Vec<Constraint> = Vec::new();
         let events = self.host.guest.iter().flat_map(|guest| &guest.events);
         for request in events {
-            if self.backend.can_count(request).is_ok() {
-                let kind = self.backend.constraint(request);
-                if !kinds.contains(&kind) {
-                    kinds.push(kind);
-                }
+            if let Ok(plan) = self.backend.plan(request)
+                && !kinds.contains(&plan.constraint)
+            {
+                kinds.push(plan.constraint);
             }
         }
         kinds
@@ -183,7 +178,7 @@ impl CorePmu {
         self.holders()
             .iter()
             .filter(|report| report.counting && report.holder.is_guest())
-            .map(|report| self.backend.constraint(&report.request))
+            .filter_map(|report| Some(self.backend.plan(&report.request).ok()?.constraint))
             .collect()
     }
 

@@ -235,49 +235,58 @@ impl CorePmu {
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
         hosted.settle(self);
-        let demands_change = self.demands_change(hosted, call);
-        let result = match self.first_uncountable(hosted, call) {
+        let review = self.review(hosted, call);
+        let result = match review.refused {
             None => hosted.carry_out(call, values),
             Some((at, refusal)) => write_until(at, refusal, hosted, call, values),
         };
-        if demands_change {
+        if review.demands_change {
             self.reclaim(hosted);
         }
         result
     }
 
-    /// Whether a command may make a context demand other counters. Looks at what
-    /// is written alone: a context can have many sets.
-    fn demands_change(&self, hosted: &Hosted, call: &Call) -> bool {
-        let demand = |request: Option<CountRequest>| {
-            let countable = request.filter(|request| self.backend.can_count(request).is_ok());
-            countable.map(|request| self.backend.constraint(&request))
+    /// What a command means for the counters. Looks at what is written alone: a
+    /// context can have many sets. What is written as it was needs no new plan.
+    fn review(&self, hosted: &Hosted, call: &Call) -> Review {
+        let mut review = Review {
+            demands_change: matches!(call, Call::DeleteEvtsets(_)),
+            refused: None,
         };
-        match call {
-            Call::WritePmcs(writes) => writes.iter().any(|write| {
-                let (before, after) = (
-                    hosted.context().present_request(write),
-                    hosted.context().request_of(write),
-                );
-                before != after && demand(before) != demand(after)
-            }),
-            Call::DeleteEvtsets(_) => true,
-            _ => false,
-        }
-    }
-
-    /// The first write of a control that nobody could count for.
-    fn first_uncountable(&self, hosted: &Hosted, call: &Call) -> Option<(usize, Refusal)> {
         let Call::WritePmcs(writes) = call else {
-            return None;
+            return review;
         };
-        writes.iter().enumerate().find_map(|(at, write)| {
-            let request = hosted.context().request_of(write)?;
-            let refusal = self.backend.can_count(&request).err()?;
-            let reason = format!("event set {}, PMC{}: {refusal}", write.set, write.num);
-            Some((at, Refusal::new(Errno::EINVAL, reason)))
-        })
+        let context = hosted.context();
+        for (at, write) in writes.iter().enumerate() {
+            let (before, after) = (context.present_request(write), context.request_of(write));
+            if before == after {
+                continue;
+            }
+            let plan = |request: CountRequest| self.backend.plan(&request);
+            let before = before.and_then(|request| Some(plan(request).ok()?.constraint));
+            let after = match after.map(plan).transpose() {
+                Ok(after) => after.map(|plan| plan.constraint),
+                Err(refusal) => {
+                    let reason = format!("event set {}, PMC{}: {refusal}", write.set, write.num);
+                    review.refused = Some((at, Refusal::new(Errno::EINVAL, reason)));
+                    None
+                }
+            };
+            review.demands_change |= before != after;
+            if review.refused.is_some() {
+                break;
+            }
+        }
+        review
     }
+}
+
+/// What a command on a context means for the counters.
+struct Review {
+    /// It may make the context demand other counters.
+    demands_change: bool,
+    /// The first write of a control that nobody could count for.
+    refused: Option<(usize, Refusal)>,
 }
 
 /// Carries out the writes before the bad one, and marks that.

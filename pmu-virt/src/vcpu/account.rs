@@ -4,7 +4,8 @@ use arbiter::{Access, Cookie, CounterId, Layer, Verdict};
 use pmu_model::accounting::{self, CounterAccount, CounterState, PageRegister, Word};
 use pmu_model::{MsrIndex, UnavailableReason};
 
-use super::{COUNTERS, ReadOutcome, VcpuPmu, index_of};
+use super::{COUNTERS, Here, ReadOutcome, VcpuPmu, index_of};
+use crate::core_pmu::CorePmu;
 
 /// What the page shows: the words of every counter at one moment.
 #[derive(Clone, Debug, Default)]
@@ -17,10 +18,15 @@ pub(super) struct Snapshot {
 
 impl VcpuPmu {
     /// RDMSR of an index that the model does not have.
-    pub(super) fn read_page(&mut self, msr: MsrIndex, layer: Layer) -> ReadOutcome {
+    pub(super) fn read_page(
+        &mut self,
+        here: &mut Here<'_>,
+        msr: MsrIndex,
+        layer: Layer,
+    ) -> ReadOutcome {
         match accounting::decode(msr) {
             Some(PageRegister::Snapshot) => {
-                self.take_snapshot();
+                self.take_snapshot(here);
                 ReadOutcome::Value(self.snapshot.sequence)
             }
             Some(PageRegister::Sequence) => ReadOutcome::Value(self.snapshot.sequence),
@@ -52,14 +58,14 @@ impl VcpuPmu {
         }
     }
 
-    fn take_snapshot(&mut self) {
-        self.settle_all();
+    fn take_snapshot(&mut self, here: &mut Here<'_>) {
+        self.settle_all(here);
         self.snapshot.sequence = self.snapshot.sequence.wrapping_add(1);
         for counter in self.model.counters() {
             let index = index_of(counter);
             let times = &self.counters[index].times;
             self.snapshot.counters[index] = [
-                self.account_of(counter).status(),
+                self.account_of(here.as_deref(), counter).status(),
                 times.time_enabled(self.ran),
                 times.time_running(self.ran),
                 self.counters[index].value,
@@ -68,7 +74,7 @@ impl VcpuPmu {
     }
 
     /// What a counter is doing. It was settled before.
-    fn account_of(&self, counter: CounterId) -> CounterAccount {
+    fn account_of(&self, core: Option<&CorePmu>, counter: CounterId) -> CounterAccount {
         let logical = &self.counters[index_of(counter)];
         let state = match (logical.request, logical.unavailable) {
             (None, _) => CounterState::Unused,
@@ -77,7 +83,7 @@ impl VcpuPmu {
             (_, None) if logical.running => CounterState::Counting,
             (_, None) => CounterState::Stopped,
         };
-        let report = self.report_of(counter);
+        let report = self.report_of(core, counter);
         CounterAccount {
             state,
             reading: report.map(|report| report.reading),

@@ -3,7 +3,7 @@
 use arbiter::CounterId;
 use pmu_model::UnavailableReason;
 
-use super::VcpuPmu;
+use super::{Here, VcpuPmu};
 use crate::assign::{Demand, Placement, assign, assign_most};
 use crate::core_pmu::CorePmu;
 use crate::perfmon::{ContextId, Hosted, Standing};
@@ -24,23 +24,23 @@ struct Parties {
 impl VcpuPmu {
     /// Brings slots in line with what host contexts want, and the guest's with
     /// what they leave. Counts were settled before.
-    pub(super) fn arrange(&mut self) {
-        self.each_host(Hosted::line_up);
-        self.give_places();
-        self.refresh_needs();
+    pub(super) fn arrange(&mut self, here: &mut Here<'_>) {
+        self.each_host(here, Hosted::line_up);
+        self.give_places(here);
+        self.refresh_needs(here.as_deref());
     }
 
     /// Gives host contexts the places that they miss.
-    pub(super) fn give_places(&mut self) {
+    pub(super) fn give_places(&mut self, here: &mut Here<'_>) {
         let mut short = false;
-        self.each_host(|hosted, core| {
+        self.each_host(here, |hosted, core| {
             hosted.fill_in(core);
             short |= hosted.is_short(core);
         });
         if short {
-            self.distribute();
+            self.distribute(here);
         }
-        self.each_host(|hosted, _| hosted.miss_the_rest());
+        self.each_host(here, |hosted, _| hosted.miss_the_rest());
     }
 
     /// Gives places to the guest's `wanted` counters and to host contexts.
@@ -48,23 +48,23 @@ impl VcpuPmu {
     /// First those come that the policy puts first, then the others, then the
     /// contexts that have what is left over. Of these, one that may be preempted
     /// and does not find all that it wants is.
-    pub(super) fn distribute_among_hosts(&mut self, wanted: Vec<Demand>) {
+    pub(super) fn distribute_among_hosts(&mut self, here: &mut Here<'_>, wanted: Vec<Demand>) {
         let mut guest = wanted;
         loop {
-            let Some(core) = &self.core else { return };
+            let Some(core) = here else { return };
             let (all, unclaimed) = (core.slots(), core.unclaimed());
-            let Parties { parties, demands } = self.parties(&guest);
+            let Parties { parties, demands } = self.parties(core, &guest);
             // No other vCPU's counter is moved while there is room beside it.
             if let Ok(placement) = assign(&demands, unclaimed).or_else(|_| assign(&demands, all)) {
                 self.turns.end();
                 let otherwise = UnavailableReason::Waiting;
-                self.move_all(&parties, &demands, &placement, otherwise);
+                self.move_all(here, &parties, &demands, &placement, otherwise);
                 return;
             }
             let placement = assign_most(&demands, all, 0);
             let without = |index: usize| placement.slot(index).is_none();
-            if let Some(loser) = self.loser(&parties, without) {
-                self.preempt(loser);
+            if let Some(loser) = self.loser(core, &parties, without) {
+                self.preempt(here, loser);
                 continue;
             }
             let lost = (0..)
@@ -83,25 +83,24 @@ impl VcpuPmu {
                     }
                     let first = self.turns.first() % guest.len().max(1);
                     guest.rotate_left(first);
-                    let Parties { parties, demands } = self.parties(&guest);
+                    let Parties { parties, demands } = self.parties(core, &guest);
                     let placement = assign_most(&demands, all, 0);
-                    self.move_all(&parties, &demands, &placement, otherwise);
+                    self.move_all(here, &parties, &demands, &placement, otherwise);
                     return;
                 }
                 otherwise = alone.map_or_else(UnavailableReason::Conflict, |_| busy);
             }
-            self.move_all(&parties, &demands, &placement, otherwise);
+            self.move_all(here, &parties, &demands, &placement, otherwise);
             return;
         }
     }
 
     /// Everybody's demands, by precedence.
-    fn parties(&self, guest: &[Demand]) -> Parties {
+    fn parties(&self, core: &CorePmu, guest: &[Demand]) -> Parties {
         let mut all = Parties {
             parties: Vec::new(),
             demands: Vec::new(),
         };
-        let Some(core) = &self.core else { return all };
         let hosts_first = core.hosting().policy().places_hosts_first();
         for turn in [hosts_first, !hosts_first] {
             match turn {
@@ -117,7 +116,7 @@ impl VcpuPmu {
     /// for it makes room first.
     fn add_hosts(&self, all: &mut Parties, core: &CorePmu, standing: Standing) {
         let mut hosts: Vec<&Hosted> = self
-            .hosts()
+            .hosts(Some(core))
             .filter(|hosted| core.standing_of(hosted.id()) == Some(standing))
             .collect();
         hosts.sort_by_key(|hosted| std::cmp::Reverse(core.age_of(hosted.id())));
@@ -131,10 +130,14 @@ impl VcpuPmu {
 
     /// A context that has to make room: it may be preempted, has what is left
     /// over, and that is not all it wants.
-    fn loser(&self, parties: &[Party], without: impl Fn(usize) -> bool) -> Option<ContextId> {
-        let core = self.core.as_ref()?;
+    fn loser(
+        &self,
+        core: &CorePmu,
+        parties: &[Party],
+        without: impl Fn(usize) -> bool,
+    ) -> Option<ContextId> {
         let yields = |context| {
-            let mut hosts = self.hosts();
+            let mut hosts = self.hosts(Some(core));
             hosts.any(|hosted| hosted.id() == context && hosted.is_preemptible())
                 && core.standing_of(context) == Some(Standing::Spare)
         };
@@ -146,8 +149,8 @@ impl VcpuPmu {
             })
     }
 
-    fn preempt(&mut self, context: ContextId) {
-        self.each_host(|hosted, core| {
+    fn preempt(&mut self, here: &mut Here<'_>, context: ContextId) {
+        self.each_host(here, |hosted, core| {
             if hosted.id() == context {
                 hosted.preempt(core);
             }
@@ -156,21 +159,23 @@ impl VcpuPmu {
 
     /// Restores contexts that were preempted and would find all that they want;
     /// they have no places yet.
-    pub(super) fn restore_hosts(&mut self) {
-        let guest = self.guest_demands();
-        let fits = |pmu: &VcpuPmu, hosted: &Hosted| {
-            let Some(core) = &pmu.core else { return false };
-            let mut demands = pmu.parties(&guest).demands;
+    pub(super) fn restore_hosts(&mut self, here: &mut Here<'_>) {
+        let Some(core) = here else { return };
+        let guest = self.guest_demands(Some(core));
+        let fits = |hosted: &Hosted| {
+            let mut demands = self.parties(core, &guest).demands;
             demands.extend(hosted.demands_if_restored(core));
             assign(&demands, core.slots()).is_ok()
         };
-        let preempted = self.hosts().filter(|hosted| hosted.is_preempted());
-        let restored = preempted.filter(|hosted| fits(self, hosted));
+        let preempted = self
+            .hosts(Some(core))
+            .filter(|hosted| hosted.is_preempted());
+        let restored = preempted.filter(|hosted| fits(hosted));
         // One at a time: each takes room.
         let Some(first) = restored.map(Hosted::id).next() else {
             return;
         };
-        self.each_host(|hosted, core| {
+        self.each_host(here, |hosted, core| {
             if hosted.id() == first {
                 hosted.restore(core);
             }
@@ -180,6 +185,7 @@ impl VcpuPmu {
     /// Brings counters to their slots: first all that leave, then all that come.
     fn move_all(
         &mut self,
+        here: &mut Here<'_>,
         parties: &[Party],
         demands: &[Demand],
         placement: &Placement,
@@ -193,8 +199,8 @@ impl VcpuPmu {
         };
         for (party, ..) in moves() {
             match party {
-                Party::Guest(counter) => self.give_up_place(counter),
-                Party::Host(context, pmd) => self.each_host(|hosted, core| {
+                Party::Guest(counter) => self.give_up_place(here, counter),
+                Party::Host(context, pmd) => self.each_host(here, |hosted, core| {
                     if hosted.id() == context {
                         hosted.displace(pmd, core);
                     }
@@ -204,8 +210,8 @@ impl VcpuPmu {
         for (party, demand, slot) in moves() {
             let slots = slot.map(|slot| demand.constraint.taken_at(slot));
             match (party, slots) {
-                (Party::Guest(counter), slots) => self.guest_comes(counter, slots, otherwise),
-                (Party::Host(context, pmd), Some(slots)) => self.each_host(|hosted, core| {
+                (Party::Guest(counter), slots) => self.guest_comes(here, counter, slots, otherwise),
+                (Party::Host(context, pmd), Some(slots)) => self.each_host(here, |hosted, core| {
                     if hosted.id() == context {
                         hosted.come_to(pmd, slots, core);
                     }

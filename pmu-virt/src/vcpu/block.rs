@@ -6,32 +6,34 @@ use arbiter::{
 use pmu_model::{MsrIndex, WriteForm};
 
 use super::access::Part;
-use super::{ReadOutcome, VcpuPmu, WriteOutcome};
+use super::{Here, ReadOutcome, VcpuPmu, WriteOutcome};
 
 impl VcpuPmu {
     /// A read of one counter with a cookie.
     pub(super) fn read_alias(
         &mut self,
+        here: &mut Here<'_>,
         counter: CounterId,
         part: Part,
         caller: Caller,
         access: Access,
     ) -> ReadOutcome {
         match self.alias_cookie(counter, part, caller) {
-            Some(cookie) => self.read_as((caller.layer, cookie), counter, part, access),
+            Some(cookie) => self.read_as(here, (caller.layer, cookie), counter, part, access),
             None => ReadOutcome::Gp,
         }
     }
 
     fn write_alias(
         &mut self,
+        here: &mut Here<'_>,
         counter: CounterId,
         part: Part,
         value: u64,
         caller: Caller,
     ) -> WriteOutcome {
         match self.alias_cookie(counter, part, caller) {
-            Some(cookie) => self.write_as((caller.layer, cookie), counter, part, value),
+            Some(cookie) => self.write_as(here, (caller.layer, cookie), counter, part, value),
             None => WriteOutcome::Gp,
         }
     }
@@ -59,12 +61,17 @@ impl VcpuPmu {
     }
 
     /// RDMSR of an index of the block.
-    pub(super) fn read_block(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
+    pub(super) fn read_block(
+        &mut self,
+        here: &mut Here<'_>,
+        msr: MsrIndex,
+        caller: Caller,
+    ) -> ReadOutcome {
         let Some(register) = PcrRegister::decode(msr.0) else {
             return ReadOutcome::Gp;
         };
         if let Some((counter, part)) = alias(register) {
-            return self.read_alias(counter, part, caller, Access::Read);
+            return self.read_alias(here, counter, part, caller, Access::Read);
         }
         if !self.may_manage(register, caller.layer) {
             return ReadOutcome::Gp;
@@ -82,6 +89,7 @@ impl VcpuPmu {
     /// WRMSR of an index of the block.
     pub(super) fn write_block(
         &mut self,
+        here: &mut Here<'_>,
         msr: MsrIndex,
         value: u64,
         caller: Caller,
@@ -90,7 +98,7 @@ impl VcpuPmu {
             return WriteOutcome::Gp;
         };
         if let Some((counter, part)) = alias(register) {
-            return self.write_alias(counter, part, value, caller);
+            return self.write_alias(here, counter, part, value, caller);
         }
         if !self.may_manage(register, caller.layer) {
             return WriteOutcome::Gp;
@@ -104,7 +112,7 @@ impl VcpuPmu {
                 // If that was the end of the firmware's phase, legacy names are
                 // those of this moment.
                 unit.map();
-                self.take_effects(effects);
+                self.take_effects(here, effects);
                 WriteOutcome::Done
             }
             None => WriteOutcome::Gp,

@@ -6,7 +6,7 @@ use arbiter::{CounterId, Shared};
 use pmu_model::{CountRequest, FixedFunction, Reading, SlotSet, UnavailableReason};
 
 use super::times::Times;
-use super::{VcpuPmu, index_of};
+use super::{Here, VcpuPmu, index_of};
 use crate::core_pmu::{Holder, Stay};
 
 impl VcpuPmu {
@@ -31,27 +31,27 @@ impl VcpuPmu {
     }
 
     /// Settles every running counter.
-    pub(super) fn settle_all(&mut self) {
+    pub(super) fn settle_all(&mut self, here: &mut Here<'_>) {
         for counter in self.active.iter() {
-            self.settle(counter);
+            self.settle(here, counter);
         }
     }
 
     /// Adds what the backend has counted since the last settlement. A carry
     /// out of the counter's width is an overflow; the counter goes on.
     #[inline]
-    pub(super) fn settle(&mut self, counter: CounterId) {
+    pub(super) fn settle(&mut self, here: &mut Here<'_>, counter: CounterId) {
         let logical = &self.counters[index_of(counter)];
-        let (true, Some((stay, _)), Some(core)) = (logical.running, logical.placed, &mut self.core)
+        let (true, Some((stay, _)), Some(core)) = (logical.running, logical.placed, &mut *here)
         else {
             return;
         };
         let reading = core.read(stay.slot);
-        self.absorb(counter, reading);
+        self.absorb(here, counter, reading);
     }
 
     /// Adds what a physical counter has counted, by its own count of it.
-    pub(super) fn absorb(&mut self, counter: CounterId, reading: Reading) {
+    pub(super) fn absorb(&mut self, here: &mut Here<'_>, counter: CounterId, reading: Reading) {
         let mask = self.model.counter_mask(counter);
         let logical = &mut self.counters[index_of(counter)];
         let (value, provenance) = match reading {
@@ -88,13 +88,13 @@ impl VcpuPmu {
         let wrapped = events > mask - logical.value;
         logical.value = logical.value.wrapping_add(events) & mask;
         if wrapped {
-            self.overflow(counter);
+            self.overflow(here, counter);
         }
     }
 
     /// Marks an overflow: the status bit where the model has one, a PMI where
     /// the control asks for it.
-    fn overflow(&mut self, counter: CounterId) {
+    fn overflow(&mut self, here: &mut Here<'_>, counter: CounterId) {
         if let (true, Some(bit)) = (self.model.has_status(), counter.global_bit()) {
             self.global_status |= 1 << bit;
         }
@@ -102,14 +102,14 @@ impl VcpuPmu {
             self.pending.insert(counter);
             self.note_pmi(counter);
         }
-        self.rearm(counter);
+        self.rearm(here, counter);
     }
 
     /// Tells the backend when the next overflow is due. Without INT nobody
     /// waits for it: status is settled when it is read.
-    pub(super) fn rearm(&mut self, counter: CounterId) {
+    pub(super) fn rearm(&mut self, here: &mut Here<'_>, counter: CounterId) {
         let logical = &self.counters[index_of(counter)];
-        let (true, Some((stay, _)), Some(core)) = (logical.running, logical.placed, &mut self.core)
+        let (true, Some((stay, _)), Some(core)) = (logical.running, logical.placed, &mut *here)
         else {
             return;
         };
@@ -120,7 +120,7 @@ impl VcpuPmu {
 
     /// Takes in a control that was written, and gives the physical counter
     /// back if it counts something else. The counter was settled before.
-    pub(super) fn take_control(&mut self, counter: CounterId) {
+    pub(super) fn take_control(&mut self, here: &mut Here<'_>, counter: CounterId) {
         let index = index_of(counter);
         let Some(request) = self.decode_request(counter) else {
             return;
@@ -131,23 +131,23 @@ impl VcpuPmu {
             .is_some_and(|before| before.counts_like(&request));
         logical.request = Some(request);
         if !same {
-            self.give_up_place(counter);
+            self.give_up_place(here, counter);
             let logical = &mut self.counters[index];
             logical.counted = 0;
             logical.provenance = None;
             logical.loss = None;
             logical.times = Times::default();
         }
-        self.update(counter);
+        self.update(here, counter);
         if !same && self.needs_places() {
             // The new event may leave a place that another one can use.
-            self.distribute();
+            self.distribute(here);
         }
     }
 
     /// Brings the physical counter in line with the controls. The counter was
     /// settled under the old ones.
-    pub(super) fn update(&mut self, counter: CounterId) {
+    pub(super) fn update(&mut self, here: &mut Here<'_>, counter: CounterId) {
         let index = index_of(counter);
         let Some(request) = self.counters[index].request else {
             return;
@@ -155,10 +155,10 @@ impl VcpuPmu {
         if !(request.can_advance() && self.is_enabled(counter)) {
             if self.counters[index].unavailable.is_some() {
                 // A place that was lost is no use: the next time, a new one.
-                self.give_up_place(counter);
+                self.give_up_place(here, counter);
             }
             self.counters[index].unavailable = None;
-            self.halt(index);
+            self.halt(here, index);
             return;
         }
         if !self.grant.holds(counter) {
@@ -167,7 +167,7 @@ impl VcpuPmu {
         }
         self.active.insert(counter);
         self.counters[index].times.enable(self.ran);
-        self.bring_up(counter);
+        self.bring_up(here, counter);
     }
 
     /// Whether a counter is to count, as far as the guest can say.
@@ -184,34 +184,36 @@ impl VcpuPmu {
     }
 
     /// Has a wanted counter count on this core.
-    pub(super) fn bring_up(&mut self, counter: CounterId) {
+    pub(super) fn bring_up(&mut self, here: &mut Here<'_>, counter: CounterId) {
         let index = index_of(counter);
         let logical = &self.counters[index];
-        let (Some(request), Some(core)) = (logical.request, &self.core) else {
+        let (Some(request), Some(core)) = (logical.request, &mut *here) else {
             return;
         };
         if let Some((stay, _)) = logical.placed {
             if core.holds(stay) && logical.unavailable.is_none() {
-                self.run(counter, stay);
+                self.run(here, counter, stay);
                 return;
             }
-            self.give_up_place(counter);
+            self.give_up_place(here, counter);
         }
-        let Some(core) = &self.core else { return };
-        if let Err(refusal) = core.backend().can_count(&request) {
-            self.freeze(counter, &request, refusal.reason);
-            return;
-        }
-        let constraint = core.backend().constraint(&request);
+        let Some(core) = here else { return };
+        let constraint = match core.backend().plan(&request) {
+            Ok(plan) => plan.constraint,
+            Err(refusal) => {
+                self.freeze(counter, &request, refusal.reason);
+                return;
+            }
+        };
         let found = match self.turns.are_taken() {
             true => None,
             false => core.find(&request, &constraint),
         };
         let Some(slot) = found else {
-            self.distribute();
+            self.distribute(here);
             return;
         };
-        if let Err(reason) = self.come_to(counter, constraint.taken_at(slot), &request) {
+        if let Err(reason) = self.come_to(here, counter, constraint.taken_at(slot), &request) {
             self.freeze(counter, &request, reason);
         }
     }
@@ -219,11 +221,12 @@ impl VcpuPmu {
     /// Puts a counter on a slot, or a pair of them, and lets it count there.
     pub(super) fn come_to(
         &mut self,
+        here: &mut Here<'_>,
         counter: CounterId,
         slots: SlotSet,
         request: &CountRequest,
     ) -> Result<(), UnavailableReason> {
-        let Some(core) = &mut self.core else {
+        let Some(core) = here else {
             return Err(UnavailableReason::NoCore);
         };
         let holder = Holder::Guest {
@@ -235,11 +238,11 @@ impl VcpuPmu {
         let logical = &mut self.counters[index_of(counter)];
         logical.placed = Some((stay, *request));
         logical.settled = begin;
-        self.run(counter, stay);
+        self.run(here, counter, stay);
         Ok(())
     }
 
-    fn run(&mut self, counter: CounterId, stay: Stay) {
+    fn run(&mut self, here: &mut Here<'_>, counter: CounterId, stay: Stay) {
         let logical = &mut self.counters[index_of(counter)];
         logical.unavailable = None;
         if !logical.running {
@@ -250,26 +253,24 @@ impl VcpuPmu {
                 // The time until now was refused, not waited for.
                 logical.times.start_over(self.ran);
             }
-            if let Some(core) = &mut self.core {
+            if let Some(core) = here {
                 core.start(stay.slot);
             }
         }
-        self.rearm(counter);
+        self.rearm(here, counter);
     }
 
     /// Stops a counter that the guest has disabled. Its place is kept, for
     /// drivers enable it again soon; it goes to whoever needs it.
-    fn halt(&mut self, index: usize) {
+    fn halt(&mut self, here: &mut Here<'_>, index: usize) {
         let logical = &mut self.counters[index];
-        if let (true, Some((stay, _)), Some(core)) =
-            (logical.running, logical.placed, &mut self.core)
-        {
+        if let (true, Some((stay, _)), Some(core)) = (logical.running, logical.placed, &mut *here) {
             core.stop(stay.slot);
         }
         logical.running = false;
         logical.times.disable(self.ran);
         if self.needs_places() {
-            self.distribute();
+            self.distribute(here);
         }
     }
 

@@ -4,7 +4,7 @@ use arbiter::{CounterSet, Layer};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{CountRequest, EventCode, KnownEvent, Progress, UnavailableReason};
 
-use super::VcpuPmu;
+use super::{Here, VcpuPmu};
 use crate::core_pmu::{CorePmu, GuestWish, no_context};
 use crate::perfmon::{Hosted, Moment, NotLoaded, Quantities};
 
@@ -15,27 +15,34 @@ impl VcpuPmu {
     /// EBUSY: the vCPU has a context already or is on no core, or there is no
     /// room, and who has it. EINVAL: there is no such set, or nothing counts one
     /// of its events.
-    pub fn load_context(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+    pub fn load_context(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        hosted: Box<Hosted>,
+        set: u16,
+    ) -> Result<(), NotLoaded> {
+        let here = &mut self.here(core);
         let busy = |reason| Refusal::new(Errno::EBUSY, reason);
         if let Some(other) = &self.host {
             let reason = format!("{} has {} already", self.owner, other.id());
             return Err((hosted, busy(reason)));
         }
-        self.introduce_anew();
-        let Some(core) = &mut self.core else {
+        let Some(core) = here else {
             let reason = format!("{} is on no core at present; try again", self.owner);
             return Err((hosted, busy(reason)));
         };
+        self.introduce_anew(core);
         let hosted = core.admit_hosted(hosted, Some(self.owner), set)?;
         self.host = Some(hosted);
-        self.host_changed();
+        self.host_changed(here);
         Ok(())
     }
 
     /// Detaches the context of this vCPU, with all that it has counted.
-    pub fn unload_context(&mut self) -> Option<Box<Hosted>> {
+    pub fn unload_context(&mut self, core: Option<&mut CorePmu>) -> Option<Box<Hosted>> {
+        let here = &mut self.here(core);
         let mut hosted = self.host.take()?;
-        match &mut self.core {
+        match here {
             Some(core) => {
                 hosted.end(core);
                 core.dismiss(&hosted);
@@ -43,7 +50,7 @@ impl VcpuPmu {
             // Its slots are given back when the vCPU comes to the core again.
             None => self.orphan = Some((hosted.id(), hosted.end_away())),
         }
-        self.host_changed();
+        self.host_changed(here);
         Some(hosted)
     }
 
@@ -60,48 +67,56 @@ impl VcpuPmu {
     /// The command's; EINVAL if there is no context.
     pub fn call_context(
         &mut self,
+        core: Option<&mut CorePmu>,
         call: &mut Call,
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
-        let (Some(hosted), core) = (&mut self.host, &mut self.core) else {
+        let here = &mut self.here(core);
+        let Some(hosted) = &mut self.host else {
             return Err(no_context("vCPU"));
         };
-        let result = match core {
+        let result = match here {
             Some(core) => core.call_hosted(hosted, call, values),
             // Its counts were settled when it was parked.
             None => hosted.carry_out(call, values),
         };
-        self.host_changed();
+        self.host_changed(here);
         result
     }
 
     /// Works with the core that the vCPU is on, and with the context of that
-    /// core. `None` if it is on no core.
-    pub fn with_core<R>(&mut self, act: impl FnOnce(&mut CorePmu) -> R) -> Option<R> {
-        self.introduce();
-        let core = self.core.as_mut()?;
+    /// core; what that changes for the vCPU takes place at once. While it is
+    /// switched out, nothing does.
+    pub fn with_core<R>(&mut self, core: &mut CorePmu, act: impl FnOnce(&mut CorePmu) -> R) -> R {
+        if !self.attached {
+            return act(core);
+        }
+        self.introduce(core);
         let result = act(core);
         if core.hosting_mut().take_changed() {
-            self.host_changed();
+            self.host_changed(&mut Some(core));
         }
-        Some(result)
+        result
     }
 
     /// Whether a counter of the vCPU's or the core's context has overflowed, and
     /// [`VcpuPmu::sample_hosts`] is to be called before the guest runs on.
     #[inline]
     #[must_use]
-    pub fn has_host_overflow(&self) -> bool {
-        self.hosting
-            && self
-                .hosts()
-                .any(|hosted| hosted.context().has_pending_overflow())
+    pub fn has_host_overflow(&self, core: &CorePmu) -> bool {
+        self.hosting && self.overflow_waits(Some(core))
+    }
+
+    fn overflow_waits(&self, core: Option<&CorePmu>) -> bool {
+        let mut hosts = self.hosts(core);
+        hosts.any(|hosted| hosted.context().has_pending_overflow())
     }
 
     /// Handles the overflows of host contexts: samples, notifications, resets.
-    pub fn sample_hosts(&mut self, moment: &Moment, values: &dyn Quantities) {
+    pub fn sample_hosts(&mut self, core: &mut CorePmu, moment: &Moment, values: &dyn Quantities) {
+        let here = &mut self.here(Some(core));
         let mut sampled = false;
-        self.each_host(|hosted, core| {
+        self.each_host(here, |hosted, core| {
             if hosted.context().has_pending_overflow() {
                 // What is recorded with it is told as of now.
                 hosted.settle(core);
@@ -110,7 +125,7 @@ impl VcpuPmu {
             }
         });
         if sampled {
-            self.arrange();
+            self.arrange(here);
         }
     }
 
@@ -124,15 +139,21 @@ impl VcpuPmu {
     }
 
     /// The contexts that are on the vCPU's core.
-    pub(super) fn hosts(&self) -> impl Iterator<Item = &Hosted> {
-        let core = self.core.as_ref();
+    pub(super) fn hosts<'a>(
+        &'a self,
+        core: Option<&'a CorePmu>,
+    ) -> impl Iterator<Item = &'a Hosted> {
         let of_core = core.and_then(|core| core.hosting().context());
         self.host.as_deref().into_iter().chain(of_core)
     }
 
     /// Works with each of them.
-    pub(super) fn each_host(&mut self, mut act: impl FnMut(&mut Hosted, &mut CorePmu)) {
-        let Some(core) = &mut self.core else { return };
+    pub(super) fn each_host(
+        &mut self,
+        here: &mut Here<'_>,
+        mut act: impl FnMut(&mut Hosted, &mut CorePmu),
+    ) {
+        let Some(core) = here else { return };
         if let Some(hosted) = &mut self.host {
             act(hosted, core);
         }
@@ -140,48 +161,47 @@ impl VcpuPmu {
     }
 
     /// A context has come or gone, or wants something else.
-    fn host_changed(&mut self) {
-        self.note_hosts();
+    fn host_changed(&mut self, here: &mut Here<'_>) {
+        self.note_hosts(here.as_deref());
         if self.hosting {
-            self.arrange();
+            self.arrange(here);
         }
         // What it has given up may be what the guest waits for.
         let waits = |reason| matches!(reason, Some(UnavailableReason::Busy { .. }));
         if self.needs_places() || self.counters.iter().any(|one| waits(one.unavailable)) {
-            self.distribute();
+            self.distribute(here);
         }
-        self.refresh_needs();
+        self.refresh_needs(here.as_deref());
     }
 
     /// Whether there are contexts on this core.
-    pub(super) fn note_hosts(&mut self) {
-        let core = self.core.as_ref();
+    pub(super) fn note_hosts(&mut self, core: Option<&CorePmu>) {
         self.hosting = core.is_some_and(|core| self.host.is_some() || core.hosting().is_some());
     }
 
     /// Before the guest is entered.
-    pub(super) fn enter_hosts(&mut self, tsc: u64) {
-        if let Some(core) = &mut self.core {
+    pub(super) fn enter_hosts(&mut self, here: &mut Here<'_>, tsc: u64) {
+        if let Some(core) = here {
             core.host_enters(tsc);
         }
     }
 
     /// Takes in what happened, for the host contexts. `ticks`: the guest ran.
-    pub(super) fn observe_hosts(&mut self, progress: &Progress, ticks: u64) {
-        let Some(core) = &mut self.core else { return };
+    pub(super) fn observe_hosts(&mut self, here: &mut Here<'_>, progress: &Progress, ticks: u64) {
+        let Some(core) = here else { return };
         let overflowed = core.take_host_overflows();
         if !overflowed.is_empty() {
-            self.each_host(|hosted, core| hosted.settle_slots(overflowed, core));
+            self.each_host(here, |hosted, core| hosted.settle_slots(overflowed, core));
         }
         let Progress::Left { tsc, halted, .. } = *progress else {
             return;
         };
         // Nothing comes of an overflow whose count nobody told; the slot is armed
         // anew.
-        let disarmed = !overflowed.is_empty() && !self.has_host_overflow();
+        let disarmed = !overflowed.is_empty() && !self.overflow_waits(here.as_deref());
         // A write of the guest's may have displaced what nobody has told yet.
-        self.each_host(|hosted, _| hosted.miss_the_rest());
-        let Some(core) = &mut self.core else { return };
+        self.each_host(here, |hosted, _| hosted.miss_the_rest());
+        let Some(core) = here else { return };
         let mut changed = core.host_leaves(tsc, halted);
         if let Some(hosted) = &mut self.host {
             let ns = hosted.run_ns(ticks, core.hosting().tsc_khz());
@@ -189,18 +209,18 @@ impl VcpuPmu {
             hosted.note_interval(ns, core.idle_ns(halted));
         }
         let mut look = false;
-        self.each_host(|hosted, _| look |= hosted.is_to_look_for_room());
+        self.each_host(here, |hosted, _| look |= hosted.is_to_look_for_room());
         if look {
-            self.restore_hosts();
+            self.restore_hosts(here);
         }
         if changed || look || disarmed {
-            self.arrange();
+            self.arrange(here);
         }
     }
 
     /// TSC value at which a host context has something to do.
-    pub(super) fn host_deadline(&self) -> Option<u64> {
-        let core = self.core.as_ref()?;
+    pub(super) fn host_deadline(&self, core: Option<&CorePmu>) -> Option<u64> {
+        let core = core?;
         let due = |hosted: &Hosted| hosted.due_in(core.hosting().tsc_khz());
         let of_vcpu = self.host.as_deref().and_then(due).zip(self.entered);
         let of_vcpu = of_vcpu.map(|(due, entered)| entered.saturating_add(due));
@@ -211,8 +231,8 @@ impl VcpuPmu {
     }
 
     /// A core switches the vCPU in: its context looks after its places.
-    pub(super) fn return_hosts(&mut self) {
-        let Some(core) = &mut self.core else { return };
+    pub(super) fn return_hosts(&mut self, here: &mut Here<'_>) {
+        let Some(core) = here else { return };
         if let Some((context, stays)) = self.orphan.take() {
             stays.into_iter().for_each(|stay| core.release(stay));
             core.forget_claim(context);
@@ -220,12 +240,12 @@ impl VcpuPmu {
         if let Some(hosted) = &mut self.host {
             core.adopt(hosted);
         }
-        self.each_host(|hosted, core| hosted.line_up(core));
+        self.each_host(here, |hosted, core| hosted.line_up(core));
     }
 
     /// The vCPU goes: counts of its context are those until now.
-    pub(super) fn settle_hosts(&mut self) {
-        if let (Some(hosted), Some(core)) = (&mut self.host, &mut self.core) {
+    pub(super) fn settle_hosts(&mut self, core: &mut CorePmu) {
+        if let Some(hosted) = &mut self.host {
             hosted.settle(core);
         }
     }
@@ -243,20 +263,15 @@ impl VcpuPmu {
     }
 
     /// Tells the core what guests may want of it, if nobody has.
-    pub(super) fn introduce(&mut self) {
-        if let Some(core) = &self.core
-            && !core.hosting().knows_guest()
-        {
-            self.introduce_anew();
+    pub(super) fn introduce(&self, core: &mut CorePmu) {
+        if !core.hosting().knows_guest() {
+            self.introduce_anew(core);
         }
     }
 
     /// The same after that has changed.
-    pub(super) fn introduce_anew(&mut self) {
-        let wish = self.wish();
-        if let Some(core) = &mut self.core {
-            core.hosting_mut().set_guest(wish);
-        }
+    pub(super) fn introduce_anew(&self, core: &mut CorePmu) {
+        core.hosting_mut().set_guest(self.wish());
     }
 
     /// What the guest may want: counters of the model that it was given and that
@@ -289,8 +304,8 @@ impl VcpuPmu {
     /// contexts on this core rely on has room without it. If the vCPU is on no
     /// core, nobody can tell, and its context is not put at risk.
     #[must_use]
-    pub fn hypervisor_can_yield(&self) -> bool {
-        match &self.core {
+    pub fn hypervisor_can_yield(&self, core: Option<&CorePmu>) -> bool {
+        match self.if_here(core) {
             Some(core) => core.guest_may_have_more(1),
             None => self.host.is_none(),
         }

@@ -1,6 +1,7 @@
 //! What counting needs of the VMM.
 
 use super::{VcpuPmu, index_of};
+use crate::core_pmu::CorePmu;
 use crate::perfmon::Hosted;
 
 /// What the VMM has to do for the counts; changes at writes and resets, and at
@@ -24,15 +25,15 @@ impl VcpuPmu {
         self.needs
     }
 
-    pub(super) fn refresh_needs(&mut self) {
+    pub(super) fn refresh_needs(&mut self, core: Option<&CorePmu>) {
         let is_running = |counter| self.counters[index_of(counter)].running;
         let mut running = self.active.iter().any(is_running);
         let mut active = false;
         if self.hosting {
-            running |= self.core.as_ref().is_some_and(|core| core.is_counting());
-            active = self.hosts().any(Hosted::is_active);
+            running |= core.is_some_and(CorePmu::is_counting);
+            active = self.hosts(core).any(Hosted::is_active);
         }
-        self.needs = match &self.core {
+        self.needs = match core {
             Some(core) => Needs {
                 ring: running && core.backend().needs_ring(),
                 stepping: running && core.backend().needs_stepping(),

@@ -9,7 +9,7 @@
 use arbiter::{CounterId, Shared};
 use pmu_model::{DEBUGCTL, MsrIndex};
 
-use super::{ReadOutcome, VcpuPmu, WriteOutcome};
+use super::{Here, ReadOutcome, VcpuPmu, WriteOutcome};
 
 /// `IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI`.
 const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
@@ -60,16 +60,16 @@ impl VcpuPmu {
     /// legacy name, and whose owners let both freezing and the global control
     /// register reach them.
     #[inline]
-    pub(super) fn freeze_if_due(&mut self) {
+    pub(super) fn freeze_if_due(&mut self, here: &mut Here<'_>) {
         if std::mem::take(&mut self.freeze.due) {
-            self.freeze_counters();
+            self.freeze_counters(here);
         }
     }
 
     #[cold]
-    fn freeze_counters(&mut self) {
+    fn freeze_counters(&mut self, here: &mut Here<'_>) {
         let frozen = self.touchable(Shared::GlobalControl) & self.touchable(Shared::Freeze);
-        self.write_global_control(self.global_control & !frozen.bits());
+        self.write_global_control(here, self.global_control & !frozen.bits());
         // Counters that were settled for it may have overflowed as well; all
         // that can be stopped has been.
         self.freeze.due = false;
@@ -77,10 +77,10 @@ impl VcpuPmu {
 
     /// Before an access, so that it finds the counters as the last PMI left them.
     #[inline]
-    pub(super) fn settle_freeze(&mut self) {
+    pub(super) fn settle_freeze(&mut self, here: &mut Here<'_>) {
         if self.freeze.on {
-            self.settle_all();
-            self.freeze_if_due();
+            self.settle_all(here);
+            self.freeze_if_due(here);
         }
     }
 }

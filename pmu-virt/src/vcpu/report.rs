@@ -4,6 +4,7 @@ use arbiter::CounterId;
 use pmu_model::{CountRequest, LossReason, Provenance, Reading, UnavailableReason};
 
 use super::{Logical, VcpuPmu, index_of};
+use crate::core_pmu::CorePmu;
 
 /// One counter that the guest uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,23 +32,28 @@ pub struct CounterReport {
 impl VcpuPmu {
     /// The counters in use: those that are bound to a physical counter, those
     /// that should be but cannot, and those that are on but never advance.
-    pub fn report(&self) -> Vec<CounterReport> {
+    pub fn report(&self, core: Option<&CorePmu>) -> Vec<CounterReport> {
+        let core = self.if_here(core);
         self.model
             .counters()
-            .filter_map(|counter| self.report_of(counter))
+            .filter_map(|counter| self.report_of(core, counter))
             .collect()
     }
 
-    pub(super) fn report_of(&self, counter: CounterId) -> Option<CounterReport> {
+    pub(super) fn report_of(
+        &self,
+        core: Option<&CorePmu>,
+        counter: CounterId,
+    ) -> Option<CounterReport> {
         let logical = &self.counters[index_of(counter)];
         let event = self.request_of(counter)?;
         let time_enabled = logical.times.time_enabled(self.ran);
         let time_running = logical.times.time_running(self.ran);
         let on_core = logical.placed.and_then(|(stay, _)| {
-            let core = self.core.as_ref()?;
+            let core = core?;
             core.holds(stay).then_some((core, stay))
         });
-        let reading = self.reading_of(logical, time_enabled != time_running)?;
+        let reading = self.reading_of(core, logical, time_enabled != time_running)?;
         Some(CounterReport {
             counter,
             event,
@@ -64,7 +70,12 @@ impl VcpuPmu {
     }
 
     /// What was counted, or why nothing was; none for a counter not in use.
-    fn reading_of(&self, logical: &Logical, shared: bool) -> Option<Reading> {
+    fn reading_of(
+        &self,
+        core: Option<&CorePmu>,
+        logical: &Logical,
+        shared: bool,
+    ) -> Option<Reading> {
         let event = logical.request?;
         let waits = logical.unavailable == Some(UnavailableReason::Waiting);
         if let Some(reason) = logical.unavailable
@@ -73,7 +84,7 @@ impl VcpuPmu {
             return Some(Reading::Unavailable(reason));
         }
         let live = logical.placed.and_then(|(stay, _)| {
-            let core = self.core.as_ref()?;
+            let core = core?;
             core.holds(stay).then(|| core.backend().read(stay.slot))
         });
         let (since, provenance) = match live {

@@ -8,7 +8,8 @@ use arbiter::{
 };
 use pmu_model::{MsrIndex, Ring};
 
-use super::{Logical, VcpuPmu, index_of};
+use super::{Here, Logical, VcpuPmu, index_of};
+use crate::core_pmu::CorePmu;
 
 /// The reservations of one vCPU, with what they ask and report to.
 #[derive(Debug)]
@@ -60,11 +61,12 @@ impl VcpuPmu {
     /// that means for it. `None` without reservations.
     pub fn arbitrate<R>(
         &mut self,
+        core: Option<&mut CorePmu>,
         act: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> (R, Effects),
     ) -> Option<R> {
         let (unit, mut context) = self.reservations.as_mut()?.parts(self.left);
         let (result, effects) = act(unit, &mut context);
-        self.take_effects(effects);
+        self.take_effects(&mut self.here(core), effects);
         Some(result)
     }
 
@@ -171,9 +173,9 @@ impl VcpuPmu {
     /// questions, and revocations. [`Progress::Left`](crate::Progress::Left) does
     /// so by itself; this is for a vCPU that is not run, halted for instance. It
     /// may be on no core.
-    pub fn tick(&mut self, tsc: u64) {
+    pub fn tick(&mut self, core: Option<&mut CorePmu>, tsc: u64) {
         self.left = self.left.max(tsc);
-        self.tick_reservations();
+        self.tick_reservations(&mut self.here(core));
     }
 
     /// TSC value at which [`VcpuPmu::tick`] has something to do.
@@ -184,7 +186,7 @@ impl VcpuPmu {
 
     /// Lets leases end and revocations take place that are due.
     #[inline]
-    pub(super) fn tick_reservations(&mut self) {
+    pub(super) fn tick_reservations(&mut self, here: &mut Here<'_>) {
         let Some(reservations) = &mut self.reservations else {
             return;
         };
@@ -195,36 +197,34 @@ impl VcpuPmu {
             return;
         }
         let effects = unit.tick(&mut context);
-        self.take_effects(effects);
+        self.take_effects(here, effects);
     }
 
     /// Does to the PMU what a decision means for it.
-    pub(super) fn take_effects(&mut self, effects: Effects) {
+    pub(super) fn take_effects(&mut self, here: &mut Here<'_>, effects: Effects) {
         if effects.is_empty() {
             return;
         }
         // The hypervisor may have more or less than before.
-        if self
-            .core
-            .as_ref()
-            .is_some_and(|core| core.hosting().is_enabled())
+        if let Some(core) = here
+            && core.hosting().is_enabled()
         {
-            self.introduce_anew();
+            self.introduce_anew(core);
         }
         for counter in effects.cleared.iter() {
-            self.clear(counter);
+            self.clear(here, counter);
         }
         for counter in (effects.reach & !effects.cleared).iter() {
             if self.model.has(counter) {
-                self.settle(counter);
-                self.update(counter);
+                self.settle(here, counter);
+                self.update(here, counter);
             }
         }
-        self.refresh_needs();
+        self.refresh_needs(here.as_deref());
     }
 
     /// Leaves nothing of a counter's former owner.
-    pub(super) fn clear(&mut self, counter: CounterId) {
+    pub(super) fn clear(&mut self, here: &mut Here<'_>, counter: CounterId) {
         if !self.model.has(counter) {
             return;
         }
@@ -237,7 +237,7 @@ impl VcpuPmu {
         }
         let index = index_of(counter);
         let mut placed = self.counters[index].placed;
-        if let (Some((stay, _)), Some(core)) = (placed, &mut self.core) {
+        if let (Some((stay, _)), Some(core)) = (placed, &mut *here) {
             core.release(stay);
             placed = None;
         }
@@ -253,7 +253,7 @@ impl VcpuPmu {
         self.pending.remove(counter);
         self.cleared.insert(counter);
         if self.needs_places() {
-            self.distribute();
+            self.distribute(here);
         }
     }
 }

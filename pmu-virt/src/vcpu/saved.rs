@@ -6,6 +6,7 @@ use pmu_model::{PmuModel, Register};
 use super::shared::fields;
 use super::times::Times;
 use super::{PmiRequest, VcpuPmu, index_of};
+use crate::core_pmu::CorePmu;
 use crate::state::{CounterName, Hex, PmuState, SavedCounter, SavedSnapshot, StateError};
 
 /// Bits of a status word that have a meaning.
@@ -20,9 +21,10 @@ impl VcpuPmu {
     /// will have the cookies. A counter that is reserved is saved as one that
     /// was given back, with nothing of its owner's in it. Host contexts are no
     /// part of it either: they are the host's.
-    pub fn save(&mut self) -> PmuState {
-        self.settle_all();
-        self.freeze_if_due();
+    pub fn save(&mut self, core: Option<&mut CorePmu>) -> PmuState {
+        let here = &mut self.here(core);
+        self.settle_all(here);
+        self.freeze_if_due(here);
         let held = self.held();
         let fields = fields(held);
         let counters = self.model.counters();
@@ -44,7 +46,7 @@ impl VcpuPmu {
                 .clone()
                 .map(|counter| match held.contains(counter) {
                     true => SavedCounter::unused(counter),
-                    false => self.save_counter(counter),
+                    false => self.save_counter(here.as_deref(), counter),
                 })
                 .collect(),
             pending_pmi: (self.pending & !held).iter().map(CounterName).collect(),
@@ -61,7 +63,7 @@ impl VcpuPmu {
         }
     }
 
-    fn save_counter(&self, counter: CounterId) -> SavedCounter {
+    fn save_counter(&self, core: Option<&CorePmu>, counter: CounterId) -> SavedCounter {
         let logical = &self.counters[index_of(counter)];
         SavedCounter {
             counter: CounterName(counter),
@@ -72,7 +74,7 @@ impl VcpuPmu {
             time_running: logical.times.time_running(self.ran),
             time_unaccounted: logical.times.unaccounted(self.ran),
             provenance: logical.provenance,
-            loss: self.report_of(counter).and_then(|report| report.loss),
+            loss: self.report_of(core, counter).and_then(|report| report.loss),
         }
     }
 
@@ -83,10 +85,15 @@ impl VcpuPmu {
     ///
     /// # Errors
     /// The state is not one of this model; nothing was changed then.
-    pub fn restore(&mut self, state: &PmuState) -> Result<(), StateError> {
+    pub fn restore(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        state: &PmuState,
+    ) -> Result<(), StateError> {
+        let here = &mut self.here(core);
         check(&self.model, state)?;
         let kept = self.global_control & self.held().bits();
-        self.reset_registers();
+        self.reset_registers(here);
         for (select, saved) in self.select.iter_mut().zip(&state.selects) {
             *select = saved.0;
         }
@@ -116,13 +123,13 @@ impl VcpuPmu {
             logical.loss = saved.loss;
         }
         for saved in &state.counters {
-            self.update(saved.counter.0);
+            self.update(here, saved.counter.0);
         }
         self.pending = state.pending_pmi.iter().map(|name| name.0).collect();
         for counter in self.held().iter() {
-            self.clear(counter);
+            self.clear(here, counter);
         }
-        self.refresh_needs();
+        self.refresh_needs(here.as_deref());
         Ok(())
     }
 

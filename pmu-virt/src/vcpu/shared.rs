@@ -7,18 +7,18 @@
 use arbiter::{CounterId, CounterSet, Shared};
 use pmu_model::{Register, Vendor, WriteRule};
 
-use super::{VcpuPmu, WriteOutcome};
+use super::{Here, VcpuPmu, WriteOutcome};
 
 impl VcpuPmu {
     /// The bits of such a register that a legacy read yields.
-    pub(super) fn read_shared(&mut self, register: Register) -> u64 {
+    pub(super) fn read_shared(&mut self, here: &mut Here<'_>, register: Register) -> u64 {
         match register {
             Register::FixedControl => {
                 self.fixed_control & fields(self.touchable(Shared::FixedControl))
             }
             Register::GlobalControl => self.shown(Shared::GlobalControl, self.global_control),
             Register::GlobalStatus => {
-                self.settle_all();
+                self.settle_all(here);
                 self.shown(Shared::GlobalStatus, self.global_status)
             }
             Register::PerfCapabilities => self.model.perf_capabilities().unwrap_or_default(),
@@ -31,7 +31,12 @@ impl VcpuPmu {
     }
 
     /// A legacy write of such a register.
-    pub(super) fn write_shared(&mut self, register: Register, value: u64) -> WriteOutcome {
+    pub(super) fn write_shared(
+        &mut self,
+        here: &mut Here<'_>,
+        register: Register,
+        value: u64,
+    ) -> WriteOutcome {
         let accepted = match self.visible_rule(register) {
             Some(rule) => match rule.accept(value) {
                 Some(accepted) => accepted,
@@ -40,19 +45,19 @@ impl VcpuPmu {
             None => value,
         };
         match register {
-            Register::FixedControl => self.write_fixed_control(accepted),
+            Register::FixedControl => self.write_fixed_control(here, accepted),
             Register::GlobalControl => {
                 let touched = self.touchable(Shared::GlobalControl).bits();
                 let wanted = self.behind(accepted) & touched;
-                self.write_global_control(self.global_control & !touched | wanted);
+                self.write_global_control(here, self.global_control & !touched | wanted);
             }
             Register::GlobalStatusClear => {
-                self.settle_all();
+                self.settle_all(here);
                 let touched = self.touchable(Shared::GlobalStatus).bits();
                 self.global_status &= !(self.behind(accepted) & touched);
             }
             Register::GlobalStatusSet => {
-                self.settle_all();
+                self.settle_all(here);
                 let touched = self.touchable(Shared::GlobalStatus).bits();
                 self.global_status |= self.behind(accepted) & touched;
             }
@@ -125,22 +130,22 @@ impl VcpuPmu {
         }
     }
 
-    fn write_fixed_control(&mut self, value: u64) {
+    fn write_fixed_control(&mut self, here: &mut Here<'_>, value: u64) {
         let touched = self.touchable(Shared::FixedControl);
         let counters = (0..self.model.fixed()).map(CounterId::Fixed);
         let counters = counters.filter(|counter| touched.contains(*counter));
         for counter in counters.clone() {
-            self.settle(counter);
+            self.settle(here, counter);
         }
         let fields = fields(touched);
         self.fixed_control = self.fixed_control & !fields | value & fields;
         for counter in counters {
-            self.take_control(counter);
+            self.take_control(here, counter);
         }
-        self.refresh_needs();
+        self.refresh_needs(here.as_deref());
     }
 
-    pub(super) fn write_global_control(&mut self, value: u64) {
+    pub(super) fn write_global_control(&mut self, here: &mut Here<'_>, value: u64) {
         if value == self.global_control {
             return;
         }
@@ -149,13 +154,13 @@ impl VcpuPmu {
         let counters = self.model.counters();
         let changed = counters.filter(|counter| changed.contains(*counter));
         for counter in changed.clone() {
-            self.settle(counter);
+            self.settle(here, counter);
         }
         self.global_control = value;
         for counter in changed {
-            self.update(counter);
+            self.update(here, counter);
         }
-        self.refresh_needs();
+        self.refresh_needs(here.as_deref());
     }
 }
 

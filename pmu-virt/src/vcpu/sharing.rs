@@ -5,8 +5,9 @@ use std::num::NonZeroU64;
 use arbiter::CounterId;
 use pmu_model::{SlotSet, UnavailableReason};
 
-use super::{Logical, VcpuPmu, index_of};
+use super::{Here, Logical, VcpuPmu, index_of};
 use crate::assign::{Demand, Placement, assign, assign_most};
+use crate::core_pmu::{CorePmu, Stay};
 
 /// What to do for a vCPU that wants more counters than its core has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,47 +111,54 @@ impl Turns {
 
 impl VcpuPmu {
     /// The next counters get the places.
-    pub(super) fn next_turn(&mut self) {
+    pub(super) fn next_turn(&mut self, here: &mut Here<'_>) {
         self.turns.advance();
-        self.distribute();
-        self.refresh_needs();
+        self.distribute(here);
+        self.refresh_needs(here.as_deref());
     }
 
     /// Gives places to all counters that are wanted. Where not all find one,
     /// they take turns, or the ones that have none are refused.
-    pub(super) fn distribute(&mut self) {
-        let demands = self.guest_demands();
+    pub(super) fn distribute(&mut self, here: &mut Here<'_>) {
+        let demands = self.guest_demands(here.as_deref());
         if self.hosting {
-            self.distribute_among_hosts(demands);
+            self.distribute_among_hosts(here, demands);
             return;
         }
-        let Some(core) = &self.core else { return };
+        let Some(core) = here else { return };
         let (all, unclaimed) = (core.slots(), core.unclaimed());
         // No other vCPU's counter is moved while there is room beside it.
         let assigned = assign(&demands, unclaimed).or_else(|_| assign(&demands, all));
         match (assigned, self.turns.answer) {
             (Ok(placement), _) => {
                 self.turns.end();
-                self.move_to(&demands, &placement, UnavailableReason::Waiting);
+                self.move_to(here, &demands, &placement, UnavailableReason::Waiting);
             }
             (Err(conflict), Oversubscribe::Refuse) => {
                 let placement = assign_most(&demands, all, 0);
-                self.move_to(&demands, &placement, UnavailableReason::Conflict(conflict));
+                self.move_to(
+                    here,
+                    &demands,
+                    &placement,
+                    UnavailableReason::Conflict(conflict),
+                );
             }
             (Err(conflict), Oversubscribe::Multiplex { .. }) => {
                 if self.turns.start(self.ran) {
                     log::info!("{}: counters take turns, because {conflict}", self.owner);
                 }
                 let placement = assign_most(&demands, all, self.turns.first);
-                self.move_to(&demands, &placement, UnavailableReason::Waiting);
+                self.move_to(here, &demands, &placement, UnavailableReason::Waiting);
             }
         }
     }
 
     /// What all counters that are wanted want.
-    pub(super) fn guest_demands(&self) -> Vec<Demand> {
+    pub(super) fn guest_demands(&self, core: Option<&CorePmu>) -> Vec<Demand> {
         let wanted = self.active.iter();
-        let mut demands: Vec<Demand> = wanted.filter_map(|counter| self.demand(counter)).collect();
+        let mut demands: Vec<Demand> = wanted
+            .filter_map(|counter| self.demand(core, counter))
+            .collect();
         if self.turns.answer == Oversubscribe::Refuse {
             // Those that have a place come first, so that they keep one, and
             // then those that were not refused before.
@@ -163,30 +171,28 @@ impl VcpuPmu {
     }
 
     /// What a counter wants, if it wants anything that can be had.
-    fn demand(&self, counter: CounterId) -> Option<Demand> {
+    fn demand(&self, core: Option<&CorePmu>, counter: CounterId) -> Option<Demand> {
         let logical = &self.counters[index_of(counter)];
-        let (true, Some(request), Some(core)) =
-            (self.is_wanted(counter), &logical.request, &self.core)
+        let (true, Some(request), Some(core)) = (self.is_wanted(counter), &logical.request, core)
         else {
             return None;
         };
-        core.backend().can_count(request).ok()?;
         Some(Demand {
             counter,
-            constraint: core.backend().constraint(request),
-            held: self.stay_of(logical).map(|stay| stay.slot),
+            constraint: core.backend().plan(request).ok()?.constraint,
+            held: logical.stay_on(core).map(|stay| stay.slot),
         })
-    }
-
-    /// Where a counter is, if it is still there.
-    fn stay_of(&self, logical: &Logical) -> Option<crate::core_pmu::Stay> {
-        let (stay, _) = logical.placed?;
-        self.core.as_ref()?.holds(stay).then_some(stay)
     }
 
     /// Brings counters to the slots of `placement`: first all that leave, then
     /// all that come. `otherwise` is why a counter has none.
-    fn move_to(&mut self, demands: &[Demand], placement: &Placement, otherwise: UnavailableReason) {
+    fn move_to(
+        &mut self,
+        here: &mut Here<'_>,
+        demands: &[Demand],
+        placement: &Placement,
+        otherwise: UnavailableReason,
+    ) {
         let moves = || {
             demands
                 .iter()
@@ -195,11 +201,11 @@ impl VcpuPmu {
                 .filter(|(demand, slot)| slot.is_none() || *slot != demand.held)
         };
         for (demand, _) in moves() {
-            self.give_up_place(demand.counter);
+            self.give_up_place(here, demand.counter);
         }
         for (demand, slot) in moves() {
             let slots = slot.map(|slot| demand.constraint.taken_at(slot));
-            self.guest_comes(demand.counter, slots, otherwise);
+            self.guest_comes(here, demand.counter, slots, otherwise);
         }
     }
 
@@ -207,6 +213,7 @@ impl VcpuPmu {
     /// there are none.
     pub(super) fn guest_comes(
         &mut self,
+        here: &mut Here<'_>,
         counter: CounterId,
         slots: Option<SlotSet>,
         otherwise: UnavailableReason,
@@ -214,7 +221,7 @@ impl VcpuPmu {
         let Some(request) = self.counters[index_of(counter)].request else {
             return;
         };
-        match slots.map(|slots| self.come_to(counter, slots, &request)) {
+        match slots.map(|slots| self.come_to(here, counter, slots, &request)) {
             Some(Ok(())) => {}
             Some(Err(reason)) => self.freeze(counter, &request, reason),
             None => self.freeze(counter, &request, otherwise),
@@ -222,13 +229,21 @@ impl VcpuPmu {
     }
 
     /// Leaves the place, with the count.
-    pub(super) fn give_up_place(&mut self, counter: CounterId) {
+    pub(super) fn give_up_place(&mut self, here: &mut Here<'_>, counter: CounterId) {
         let Some((stay, _)) = self.counters[index_of(counter)].placed else {
             return;
         };
-        let Some(core) = &mut self.core else { return };
+        let Some(core) = here else { return };
         let last = core.last_of(stay);
         core.release(stay);
-        self.leave_place(counter, last);
+        self.leave_place(here, counter, last);
+    }
+}
+
+impl Logical {
+    /// Where it is, if it is still there.
+    fn stay_on(&self, core: &CorePmu) -> Option<Stay> {
+        let (stay, _) = self.placed?;
+        core.holds(stay).then_some(stay)
     }
 }

@@ -3,7 +3,7 @@
 use arbiter::{CounterId, CounterSet};
 use pmu_model::SlotSet;
 
-use super::VcpuPmu;
+use super::{Here, VcpuPmu};
 use crate::core_pmu::{CorePmu, Last};
 
 impl VcpuPmu {
@@ -11,21 +11,18 @@ impl VcpuPmu {
     /// that are still in place are started, all as one; the others are given a
     /// place. Counters of other vCPUs are stopped, and stay until their place
     /// is needed.
-    pub fn attach(&mut self, mut core: Box<CorePmu>) {
+    pub fn attach(&mut self, core: &mut CorePmu) {
         core.begin_switch();
         core.attach(self.owner);
-        self.core = Some(core);
-        self.note_hosts();
-        if self
-            .core
-            .as_ref()
-            .is_some_and(|core| core.hosting().is_enabled())
-        {
-            self.introduce();
+        self.attached = true;
+        self.note_hosts(Some(core));
+        if core.hosting().is_enabled() {
+            self.introduce(core);
         }
+        let here = &mut self.here(Some(core));
         let (mut before, mut refused) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.active.iter() {
-            self.return_to_place(counter);
+            self.return_to_place(here, counter);
             let logical = &self.counters[super::index_of(counter)];
             match (logical.times.is_enabled(), logical.unavailable) {
                 (false, _) if logical.placed.is_none() => self.active.remove(counter),
@@ -35,43 +32,44 @@ impl VcpuPmu {
             }
         }
         if self.hosting || self.orphan.is_some() {
-            self.return_hosts();
+            self.return_hosts(here);
         }
         // Those that counted before come first, so that they go on.
         for counter in before.iter().chain(refused.iter()) {
             // What was brought up before may have placed this one as well.
             if !self.counters[super::index_of(counter)].running {
-                self.bring_up(counter);
+                self.bring_up(here, counter);
             }
         }
         if self.hosting {
-            self.give_places();
+            self.give_places(here);
         }
-        if let Some(core) = &mut self.core {
+        if let Some(core) = here {
             core.end_switch();
             let overflowed = core.take_overflows();
-            self.settle_slots(overflowed);
-            self.freeze_if_due();
+            self.settle_slots(here, overflowed);
+            self.freeze_if_due(here);
         }
-        self.refresh_needs();
+        self.refresh_needs(here.as_deref());
     }
 
     /// Switches the vCPU out. Its counters stay on the core, and are stopped
     /// when another vCPU is attached to it. Until then counts that the guest
     /// made last may not be settled yet.
-    ///
-    /// `None` if it was on no core.
-    pub fn park(&mut self) -> Option<Box<CorePmu>> {
-        let overflowed = self.core.as_mut()?.take_overflows();
-        self.settle_slots(overflowed);
-        self.freeze_if_due();
-        if self.hosting {
-            self.settle_hosts();
+    pub fn park(&mut self, core: &mut CorePmu) {
+        if !self.attached {
+            return;
         }
-        let core = self.core.take();
+        let overflowed = core.take_overflows();
+        let here = &mut Some(core);
+        self.settle_slots(here, overflowed);
+        self.freeze_if_due(here);
+        if let (true, Some(core)) = (self.hosting, here) {
+            self.settle_hosts(core);
+        }
+        self.attached = false;
         self.hosting = false;
-        self.refresh_needs();
-        core
+        self.refresh_needs(None);
     }
 
     /// Takes every count of the vCPU off `core`, on which it was parked, so
@@ -83,7 +81,7 @@ impl VcpuPmu {
                 continue;
             };
             let last = core.last_of(stay);
-            self.leave_place(counter, last);
+            self.leave_place(&mut None, counter, last);
             core.release(stay);
         }
         if self.host.is_some() || self.orphan.is_some() {
@@ -91,23 +89,20 @@ impl VcpuPmu {
         }
         core.forget(self.owner);
         core.end_switch();
-        self.freeze_if_due();
-        self.refresh_needs();
+        self.freeze_if_due(&mut None);
+        self.refresh_needs(None);
     }
 
     /// Switches the vCPU out for good, with every count.
-    ///
-    /// `None` if it was on no core.
-    pub fn depart(&mut self) -> Option<Box<CorePmu>> {
-        let mut core = self.park()?;
-        self.leave(&mut core);
-        Some(core)
+    pub fn depart(&mut self, core: &mut CorePmu) {
+        self.park(core);
+        self.leave(core);
     }
 
     /// A counter that had a place looks whether it still has.
-    fn return_to_place(&mut self, counter: CounterId) {
+    fn return_to_place(&mut self, here: &mut Here<'_>, counter: CounterId) {
         let logical = &self.counters[super::index_of(counter)];
-        let (Some((stay, placed)), Some(core)) = (logical.placed, &mut self.core) else {
+        let (Some((stay, placed)), Some(core)) = (logical.placed, &mut *here) else {
             return;
         };
         if core.holds(stay) {
@@ -120,16 +115,21 @@ impl VcpuPmu {
                 }
             } else {
                 core.release(stay);
-                self.leave_place(counter, None);
+                self.leave_place(here, counter, None);
             }
             return;
         }
         let last = core.last_of(stay);
-        self.leave_place(counter, last);
+        self.leave_place(here, counter, last);
     }
 
     /// Takes in the last count of a stay.
-    pub(super) fn leave_place(&mut self, counter: CounterId, last: Option<Last>) {
+    pub(super) fn leave_place(
+        &mut self,
+        here: &mut Here<'_>,
+        counter: CounterId,
+        last: Option<Last>,
+    ) {
         let ran = self.ran;
         // An overflow in the last count is not to arm the place for the next
         // one: it may be another vCPU's by now.
@@ -137,7 +137,7 @@ impl VcpuPmu {
         // What was cleared while it was away is nobody's count any more.
         let last = last.filter(|_| self.counters[super::index_of(counter)].request.is_some());
         if let Some(reading) = last.and_then(|last| last.reading) {
-            self.absorb(counter, reading);
+            self.absorb(here, counter, reading);
         }
         let logical = &mut self.counters[super::index_of(counter)];
         // The first reason is the one that counts.
@@ -148,14 +148,14 @@ impl VcpuPmu {
     }
 
     /// Settles the counters on `slots`.
-    pub(super) fn settle_slots(&mut self, slots: SlotSet) {
+    pub(super) fn settle_slots(&mut self, here: &mut Here<'_>, slots: SlotSet) {
         if slots.is_empty() {
             return;
         }
         for counter in self.active.iter() {
             let placed = self.counters[super::index_of(counter)].placed;
             if placed.is_some_and(|(stay, _)| slots.contains(stay.slot)) {
-                self.settle(counter);
+                self.settle(here, counter);
             }
         }
     }

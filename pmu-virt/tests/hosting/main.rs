@@ -7,5 +7,7 @@ mod private;
 mod reserved;
 mod rig;
 mod schedule;
+#[path = "../seated/mod.rs"]
+mod seated;
 mod shaky;
 mod truth;

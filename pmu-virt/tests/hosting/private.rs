@@ -1,7 +1,7 @@
 //! Counters that belong to the vCPU for which they were programmed.
 
 use pmu_virt::{
-    Constraint, CountRequest, CounterBackend, OwnerId, Progress, Provenance, Reading, SimBackend,
+    CountPlan, CountRequest, CounterBackend, OwnerId, Progress, Provenance, Reading, SimBackend,
     SlotIndex, SlotSet, Unavailable,
 };
 use std::collections::BTreeMap;
@@ -37,12 +37,8 @@ impl CounterBackend for Private {
         self.counters.capacity()
     }
 
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        self.counters.can_count(request)
-    }
-
-    fn constraint(&self, request: &CountRequest) -> Constraint {
-        self.counters.constraint(request)
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        self.counters.plan(request)
     }
 
     fn program(

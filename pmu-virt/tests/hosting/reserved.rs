@@ -1,15 +1,18 @@
 //! What the hypervisor has reserved is room for host contexts.
 
-use crate::rig::{Mail, Rig, Spot, context};
-use crate::truth::{EVENTS, clocks};
+use std::sync::Arc;
+
 use arbiter::{
     Auditor, Cookie, CounterId, Entropy, GuardLimits, PcrConfig, PcrUnit, PerKind, Phase, Policy,
     Record, Scheme,
 };
 use perfmon_abi::wire::Errno;
 use pmu_virt::perfmon::HostPolicy;
-use pmu_virt::{CounterBackend, Reservations, SimBackend, VcpuPmu};
-use std::sync::Arc;
+use pmu_virt::{CounterBackend, Reservations, SimBackend};
+
+use crate::rig::{Mail, Rig, Spot, context};
+use crate::seated::Seated;
+use crate::truth::{EVENTS, clocks};
 
 const TICKS_PER_MS: u64 = 1_000_000;
 
@@ -27,7 +30,7 @@ impl Entropy for Nobody {
 }
 
 /// The PMU with reservations, of which none is made yet.
-fn with_reservations(pmu: VcpuPmu) -> VcpuPmu {
+fn with_reservations(pmu: Seated) -> Seated {
     let mut policy = Policy::default();
     policy.kernel.min = PerKind::default();
     let unit = PcrUnit::new(PcrConfig {
@@ -48,7 +51,7 @@ fn with_reservations(pmu: VcpuPmu) -> VcpuPmu {
     })
 }
 
-fn reserve(pmu: &mut VcpuPmu, n: u8) {
+fn reserve(pmu: &mut Seated, n: u8) {
     let reserved = pmu.arbitrate(|unit, cx| {
         let cookie = Cookie::new(5).expect("a cookie");
         let reserved = unit.reserve_for_hypervisor(CounterId::Programmable(n), cookie, cx);

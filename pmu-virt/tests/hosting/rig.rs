@@ -1,17 +1,18 @@
 //! vCPUs and contexts on cores, as a VMM moves them.
 
-use perfmon_abi::consts as pfm;
+use std::sync::{Arc, Mutex};
+
 use perfmon_abi::wire::{Call, Errno, Refusal};
-use perfmon_abi::{Message, PmcArg, PmdArg, SetDesc, Timespec};
+use perfmon_abi::{Message, PmcArg, PmdArg, SetDesc, Timespec, consts as pfm};
 use pmu_virt::perfmon::{
     Context, ContextId, HostPolicy, Hosted, LogicalPmu, MessageQueue, Quantities, VirtualPmd,
 };
 use pmu_virt::{
     Caller, CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress,
-    ReadOutcome, VcpuPmu, WriteOutcome,
+    ReadOutcome, WriteOutcome,
 };
-use std::sync::{Arc, Mutex};
 
+use crate::seated::Seated;
 use crate::truth::KHZ;
 
 pub(crate) const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
@@ -127,7 +128,7 @@ pub(crate) fn was_read(call: &Call) -> (u64, u32) {
 /// vCPUs on cores.
 #[derive(Debug)]
 pub(crate) struct Rig {
-    pub(crate) vcpus: Vec<VcpuPmu>,
+    pub(crate) vcpus: Vec<Seated>,
     /// The core on which a vCPU is or was last.
     pub(crate) home: Vec<Option<usize>>,
     /// Cores on which no vCPU is.
@@ -145,7 +146,7 @@ impl Rig {
         backend: impl Fn() -> Box<dyn CounterBackend>,
     ) -> Self {
         let model = PmuModel::parse("amd-core").expect("a model");
-        let vcpu = |n| VcpuPmu::detached(OwnerId(n), model.clone(), Grant::everything());
+        let vcpu = |n| Seated::detached(OwnerId(n), model.clone(), Grant::everything());
         let vcpus: Vec<_> = (0..vcpus).map(vcpu).collect();
         let core = |_| {
             let mut core = CorePmu::new(backend());
@@ -170,7 +171,7 @@ impl Rig {
     }
 
     /// Puts a vCPU on a core, as the scheduler does.
-    pub(crate) fn switch(&mut self, vcpu: usize, core: usize) -> &mut VcpuPmu {
+    pub(crate) fn switch(&mut self, vcpu: usize, core: usize) -> &mut Seated {
         if self.on[core] != Some(vcpu) {
             if let Some(old) = self.home[vcpu].filter(|old| *old != core) {
                 self.clear(old);

@@ -1,7 +1,7 @@
 //! Counters that fail now and then, and that tell how often they are asked.
 
 use pmu_virt::{
-    Constraint, CountRequest, CounterBackend, OwnerId, Progress, Provenance, Reading, SimBackend,
+    CountPlan, CountRequest, CounterBackend, OwnerId, Progress, Provenance, Reading, SimBackend,
     SlotIndex, SlotSet, Unavailable, UnavailableReason,
 };
 use std::num::NonZeroU64;
@@ -39,13 +39,9 @@ impl CounterBackend for Shaky {
         self.counters.capacity()
     }
 
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        self.counters.can_count(request)
-    }
-
-    fn constraint(&self, request: &CountRequest) -> Constraint {
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
         self.hand.asked.fetch_add(1, Ordering::Relaxed);
-        self.counters.constraint(request)
+        self.counters.plan(request)
     }
 
     fn program(

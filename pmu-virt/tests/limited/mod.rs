@@ -1,8 +1,8 @@
 //! A backend with fewer slots than it could have, as hardware has.
 
 use pmu_virt::{
-    ClockBackend, CountRequest, CounterBackend, LossReason, OwnerId, Progress, Provenance, Reading,
-    SlotIndex, SlotSet, Unavailable,
+    ClockBackend, Constraint, CountPlan, CountRequest, CounterBackend, LossReason, OwnerId,
+    Progress, Provenance, Reading, SlotIndex, SlotSet, Unavailable,
 };
 use std::num::NonZeroU64;
 
@@ -60,8 +60,11 @@ impl CounterBackend for Limited {
     fn capacity(&self) -> usize {
         self.slots
     }
-    fn can_count(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
-        self.inner.can_count(request)
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        Ok(CountPlan {
+            constraint: Constraint::any(self.capacity()),
+            ..self.inner.plan(request)?
+        })
     }
     fn program(
         &mut self,

@@ -1,8 +1,10 @@
 //! The alias registers, and what the block does not have.
 
+use arbiter::abi;
+
 use crate::machine::Op::{As, P, PGp, Pmi, R, RAbsent, RGp, Run, Told, W, WGp};
 use crate::machine::*;
-use arbiter::abi;
+use crate::seated::Seated;
 
 const REF: u64 = 0x43_013c;
 
@@ -255,7 +257,7 @@ fn no_model_has_registers_in_the_block() {
 fn without_reservations_there_is_no_block() {
     use pmu_virt::*;
     let model = PmuModel::parse("intel-v2").expect("a model");
-    let mut pmu = VcpuPmu::new(model, Box::new(ClockBackend::new()), Grant::everything());
+    let mut pmu = Seated::new(model, Box::new(ClockBackend::new()), Grant::everything());
     let kernel = Caller::legacy(KERNEL);
     for msr in abi::MSR_BASE..abi::MSR_BASE + abi::MSR_COUNT {
         assert_eq!(

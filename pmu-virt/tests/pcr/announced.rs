@@ -39,7 +39,7 @@ fn no_more_is_announced_than_is_left_and_can_be_said() {
 }
 
 fn counted(request: &CountRequest) -> bool {
-    ClockBackend::new().can_count(request).is_ok()
+    ClockBackend::new().plan(request).is_ok()
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! A PMU with reservations, and operations of a guest with their outcomes.
 
+use std::sync::{Arc, Mutex};
+
 use arbiter::{
     Auditor, Entropy, GuardLimits, PcrConfig, PcrUnit, PerKind, Phase, Policy, Record, Scheme, abi,
 };
 use pmu_virt::{
     Caller, ClockBackend, CounterBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome,
-    Reservations, Ring, VcpuPmu, WriteOutcome,
+    Reservations, Ring, WriteOutcome,
 };
-use std::sync::{Arc, Mutex};
+
+use crate::seated::Seated;
 
 pub(crate) const FIRMWARE: Layer = Layer::Firmware;
 pub(crate) const HYPERVISOR: Layer = Layer::Hypervisor;
@@ -145,7 +148,7 @@ impl Setup {
 /// The vCPU of a machine.
 #[derive(Debug)]
 pub(crate) struct Machine {
-    pub(crate) pmu: VcpuPmu,
+    pub(crate) pmu: Seated,
     trail: Arc<Mutex<Vec<String>>>,
     layer: Layer,
     presented: u64,
@@ -184,7 +187,7 @@ impl Machine {
             entropy: Box::new(Numbers::default()),
             audit: Box::new(trail),
         };
-        let pmu = VcpuPmu::new(model, backend, setup.grant);
+        let pmu = Seated::new(model, backend, setup.grant);
         let mut machine = Machine {
             pmu: pmu.with_reservations(reservations),
             trail: seen,

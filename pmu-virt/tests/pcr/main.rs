@@ -13,6 +13,8 @@ mod memory;
 mod naive;
 mod owner;
 mod props;
+#[path = "../seated/mod.rs"]
+mod seated;
 mod shared;
 mod sys;
 mod unreserved;

@@ -1,10 +1,12 @@
 //! What the reservations of one vCPU cost in memory, and that no guest can make
 //! it more.
 
-use crate::machine::*;
-use crate::sys::held;
 use arbiter::{NoAudit, abi};
-use pmu_virt::{Caller, ClockBackend, Grant, MsrIndex, PmuModel, Reservations, VcpuPmu};
+use pmu_virt::{Caller, ClockBackend, Grant, MsrIndex, PmuModel, Reservations};
+
+use crate::machine::*;
+use crate::seated::Seated;
+use crate::sys::held;
 
 #[derive(Debug)]
 struct NoEntropy;
@@ -22,7 +24,7 @@ fn a_vcpus_reservations_take_at_most_4_kib_whatever_the_guest_does() {
     let spec = "intel-v2,counters=8,fixed=3";
     let model = PmuModel::parse(spec).expect(spec);
     let setup = Setup::of(spec);
-    let pmu = VcpuPmu::new(
+    let pmu = Seated::new(
         model.clone(),
         Box::new(ClockBackend::new()),
         Grant::everything(),

@@ -1,11 +1,13 @@
 //! A counter that somebody holds: who is let through, what the others see, and
 //! what is left when it is given back.
 
+use arbiter::abi;
+use pmu_virt::{CounterId, Denial, Grant};
+
 use crate::limited::Limited;
 use crate::machine::Op::{As, P, PGp, Pmi, R, RGp, Run, Told, W, WGp};
 use crate::machine::*;
-use arbiter::abi;
-use pmu_virt::{CounterId, Denial, Grant};
+use crate::seated::Seated;
 
 const REF: u64 = 0x43_013c;
 
@@ -333,7 +335,7 @@ fn set_aside(machine: &mut Machine, n: u8) {
 /// Its former owner's count must not come back with the vCPU.
 #[test]
 fn a_counter_can_be_taken_while_the_vcpu_is_off_its_core() {
-    use pmu_virt::{CorePmu, OwnerId, VcpuPmu};
+    use pmu_virt::{CorePmu, OwnerId};
     for (leaves, evicted) in [(false, false), (false, true), (true, false), (true, true)] {
         let few = Box::new(Limited::clock(8));
         let mut machine = Machine::on(&Setup::of("intel-v2"), few);
@@ -342,7 +344,7 @@ fn a_counter_can_be_taken_while_the_vcpu_is_off_its_core() {
         if evicted {
             // Another vCPU wants every place.
             let model = pmu_virt::PmuModel::parse("intel-v2,counters=8").expect("a model");
-            let mut other = VcpuPmu::detached(OwnerId(7), model, Grant::everything());
+            let mut other = Seated::detached(OwnerId(7), model, Grant::everything());
             other.attach(core);
             let kernel = pmu_virt::Caller::legacy(KERNEL);
             for n in 0..8 {

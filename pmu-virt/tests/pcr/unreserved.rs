@@ -1,12 +1,14 @@
 //! With nothing reserved, nobody can tell that there are reservations.
 
-use crate::machine::*;
-use pmu_virt::{Caller, ClockBackend, Grant, MsrIndex, PmuModel, VcpuPmu};
+use pmu_virt::{Caller, ClockBackend, Grant, MsrIndex, PmuModel};
 use proptest::collection::vec;
 use proptest::prelude::{
     Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest,
 };
 use proptest::sample::select as one_of;
+
+use crate::machine::*;
+use crate::seated::Seated;
 
 const MODELS: [&str; 9] = [
     "intel-v1",
@@ -83,7 +85,7 @@ proptest! {
         let mut with = Machine::new(&Setup::of(spec));
         with.act_as(KERNEL, presented);
         let model = PmuModel::parse(spec).expect(spec);
-        let mut without = VcpuPmu::new(model, Box::new(ClockBackend::new()), Grant::everything());
+        let mut without = Seated::new(model, Box::new(ClockBackend::new()), Grant::everything());
         let (mut now, kernel) = (1 << 32, Caller::legacy(KERNEL));
         for op in ops {
             match op {
@@ -123,7 +125,7 @@ proptest! {
     }
 }
 
-fn run(pmu: &mut VcpuPmu, now: &mut u64, ticks: u64) {
+fn run(pmu: &mut Seated, now: &mut u64, ticks: u64) {
     *now += 10;
     pmu.observe(pmu_virt::Progress::Entered { tsc: *now });
     *now += ticks;

@@ -99,9 +99,7 @@ fn half_opened() -> Result<Verdict, String> {
         let mut backend = backend(&kernel);
         if call == Call::Open {
             // Let the trial through, so that the refusal meets the real thing.
-            backend
-                .can_count(&hardware())
-                .map_err(|no| no.to_string())?;
+            backend.plan(&hardware()).map_err(|no| no.to_string())?;
             if before == 2 {
                 backend
                     .program(B, &hardware())

@@ -267,7 +267,8 @@ fn cycles_of_a_user() -> Result<Verdict, String> {
 fn derived_cycles(by_deadline: bool) -> Result<Verdict, String> {
     let mut backend = open()?;
     let cycles = CountRequest::decode(EventFamily::Intel, 0x53_013c);
-    let provenance = backend.can_count(&cycles).map_err(|no| no.to_string())?;
+    let plan = backend.plan(&cycles).map_err(|no| no.to_string())?;
+    let provenance = plan.provenance;
     if provenance != Provenance::Derived {
         return Ok(Verdict::Skipped(format!(
             "reference cycles are {provenance} here"

@@ -7,6 +7,8 @@ mod fake;
 mod faults;
 mod host;
 mod model;
+#[path = "../seated/mod.rs"]
+mod seated;
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -1,16 +1,19 @@
 //! `perf` on the model of a kernel: the contract, switches, readings.
 
-use crate::fake::{Call, FAULTS, FakeKernel};
-use crate::{Run, Verdict, ensure};
+use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
+
 use pmu_virt::contract::{self, Driver};
 use pmu_virt::perf::PerfBackend;
 use pmu_virt::{
     BackendEnv, Caller, Constraint, CorePmu, CountRequest, CounterBackend, EventCode, EventFamily,
     Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring,
-    SlotIndex, SlotSet, VcpuPmu, Vendor,
+    SlotIndex, SlotSet, Vendor,
 };
-use std::num::NonZeroU64;
-use std::ops::RangeInclusive;
+
+use crate::fake::{Call, FAULTS, FakeKernel};
+use crate::seated::Seated;
+use crate::{Run, Verdict, ensure};
 
 pub(crate) const TESTS: &[(&str, Run)] = &[
     ("model::contract_software", contract_software),
@@ -173,7 +176,8 @@ fn contract_rdpmc() -> Result<Verdict, String> {
 
 fn contract_cycles() -> Result<Verdict, String> {
     let kernel = FakeKernel::new(0);
-    let provenance = backend(&kernel).can_count(&cycles());
+    let plan = backend(&kernel).plan(&cycles());
+    let provenance = plan.map(|plan| plan.provenance);
     ensure(provenance == Ok(Provenance::Derived), || {
         format!("{provenance:?}")
     })?;
@@ -333,8 +337,8 @@ fn turns_of_vcpus() -> Result<Verdict, String> {
     let kernel = FakeKernel::new(4);
     let model =
         PmuModel::parse("intel-v2,counters=4,fixed=0").map_err(|error| error.to_string())?;
-    let mut vcpus: Vec<VcpuPmu> = (0..4)
-        .map(|n| VcpuPmu::detached(OwnerId(n), model.clone(), Grant::everything()))
+    let mut vcpus: Vec<Seated> = (0..4)
+        .map(|n| Seated::detached(OwnerId(n), model.clone(), Grant::everything()))
         .collect();
     let mut core = Box::new(CorePmu::new(Box::new(backend(&kernel))));
     for round in 0..3 {
@@ -392,6 +396,11 @@ fn last_counter() -> Result<Verdict, String> {
     finish(&kernel)
 }
 
+fn constraint(backend: &PerfBackend, request: &CountRequest) -> Result<Constraint, String> {
+    let plan = backend.plan(request).map_err(|no| no.to_string())?;
+    Ok(plan.constraint)
+}
+
 /// What the assignment of counters gets to know.
 fn room() -> Result<Verdict, String> {
     let kernel = FakeKernel::new(4);
@@ -402,7 +411,7 @@ fn room() -> Result<Verdict, String> {
         (software(), backend.capacity()),
     ] {
         for _ in 0..2 {
-            let constraint = backend.constraint(&request);
+            let constraint = constraint(&backend, &request)?;
             ensure(constraint == Constraint::any(room), || {
                 format!("'{request}': {constraint:?}, not {room} slots")
             })?;
@@ -412,11 +421,11 @@ fn room() -> Result<Verdict, String> {
         "the trial left events open".to_owned()
     })?;
     kernel.take_calls();
-    backend.constraint(&hardware());
+    constraint(&backend, &hardware())?;
     calls(&kernel, &[], "asked once more")?;
     let without = FakeKernel::new(0);
     let backend = self::backend(&without);
-    let constraint = backend.constraint(&cycles());
+    let constraint = constraint(&backend, &cycles())?;
     ensure(constraint == Constraint::any(backend.capacity()), || {
         format!("derived cycles: {constraint:?}")
     })?;

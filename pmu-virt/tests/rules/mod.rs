@@ -4,11 +4,14 @@ pub(crate) mod amd;
 pub(crate) mod intel;
 pub(crate) mod intel_global;
 
+use std::fmt;
+
 use pmu_virt::{
-    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring, VcpuPmu,
+    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring,
     WriteOutcome,
 };
-use std::fmt;
+
+use crate::seated::Seated;
 
 /// One rule: where it stands, and what shows it.
 pub(crate) struct Rule {
@@ -83,7 +86,7 @@ impl fmt::Display for Rule {
 
 /// A PMU of a model, driven by the clock.
 pub(crate) struct Machine {
-    pub(crate) pmu: VcpuPmu,
+    pub(crate) pmu: Seated,
     now: u64,
 }
 
@@ -92,7 +95,7 @@ impl Machine {
         let model = PmuModel::parse(model).unwrap_or_else(|error| panic!("{error}"));
         let backend = Box::new(ClockBackend::new());
         Machine {
-            pmu: VcpuPmu::new(model, backend, Grant::everything()),
+            pmu: Seated::new(model, backend, Grant::everything()),
             now: 1 << 32,
         }
     }

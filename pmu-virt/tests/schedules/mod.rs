@@ -2,11 +2,13 @@
 
 use pmu_virt::{
     Caller, CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmiRequest, PmuModel,
-    Progress, ReadOutcome, Ring, VcpuPmu, WriteOutcome,
+    Progress, ReadOutcome, Ring, WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{Strategy, prop_assert_eq, prop_oneof};
 use proptest::sample::select;
+
+use crate::seated::Seated;
 
 pub(crate) const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const VCPUS: usize = 4;
@@ -118,7 +120,7 @@ pub(crate) fn turn(registers: &Registers) -> impl Strategy<Value = Turn> + use<>
 
 /// vCPUs on cores, as a scheduler moves them.
 pub(crate) struct Host {
-    vcpus: Vec<VcpuPmu>,
+    vcpus: Vec<Seated>,
     /// The core on which a vCPU is or was last.
     home: Vec<Option<usize>>,
     /// Cores on which no vCPU is.
@@ -130,7 +132,7 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(spec: &str, backend: impl Fn() -> Box<dyn CounterBackend>) -> Self {
         let model = PmuModel::parse(spec).expect("a model");
-        let vcpu = |n| VcpuPmu::detached(OwnerId(n), model.clone(), Grant::everything());
+        let vcpu = |n| Seated::detached(OwnerId(n), model.clone(), Grant::everything());
         Host {
             vcpus: (0..).map(vcpu).take(VCPUS).collect(),
             home: vec![None; VCPUS],
@@ -148,7 +150,7 @@ impl Host {
         }
     }
 
-    pub(crate) fn switch(&mut self, vcpu: usize, core: usize) -> &mut VcpuPmu {
+    pub(crate) fn switch(&mut self, vcpu: usize, core: usize) -> &mut Seated {
         if self.on[core] != Some(vcpu) {
             if let Some(old) = self.home[vcpu].filter(|old| *old != core) {
                 if self.on[old] == Some(vcpu) {
@@ -177,7 +179,7 @@ impl Host {
 }
 
 /// Runs a vCPU for a turn; returns when it wanted to be interrupted.
-pub(crate) fn run(pmu: &mut VcpuPmu, tsc: u64, turn: &Turn) -> Option<u64> {
+pub(crate) fn run(pmu: &mut Seated, tsc: u64, turn: &Turn) -> Option<u64> {
     pmu.observe(Progress::Entered { tsc });
     let deadline = pmu.deadline();
     pmu.observe(Progress::Left {
@@ -195,7 +197,7 @@ enum Outcome {
     Pmi(Option<PmiRequest>),
 }
 
-fn carry_out(pmu: &mut VcpuPmu, access: &Access) -> Outcome {
+fn carry_out(pmu: &mut Seated, access: &Access) -> Outcome {
     match *access {
         Access::Write(msr, value) => Outcome::Wrote(pmu.wrmsr(MsrIndex(msr), value, KERNEL)),
         Access::Read(msr) => Outcome::Read(pmu.rdmsr(MsrIndex(msr), KERNEL)),
@@ -212,8 +214,8 @@ pub(crate) fn check_schedule(
 ) -> Result<(), proptest::test_runner::TestCaseError> {
     let mut host = Host::new(spec, shared);
     let model = PmuModel::parse(spec).expect("a model");
-    let alone = || VcpuPmu::new(model.clone(), own(), Grant::everything());
-    let mut free: Vec<VcpuPmu> = (0..VCPUS).map(|_| alone()).collect();
+    let alone = || Seated::new(model.clone(), own(), Grant::everything());
+    let mut free: Vec<Seated> = (0..VCPUS).map(|_| alone()).collect();
     let mut tsc = 1_000;
     for turn in turns {
         // Interrupted at the same time, told the same, and left the same.

@@ -108,18 +108,22 @@ struct Case<'a> {
 
 impl Case<'_> {
     fn measure(&self, runs: u32) -> Result<ScaleRow, BenchError> {
-        let mut apart = self.pmus();
-        for pmu in &mut apart {
-            pmu.attach(Box::new(CorePmu::new(self.source.open()?)));
+        let mut core = CorePmu::new(self.source.open()?);
+        let mut apart = Vec::new();
+        for mut pmu in self.pmus(&mut core) {
+            let mut own = CorePmu::new(self.source.open()?);
+            pmu.attach(&mut own);
+            apart.push((pmu, Box::new(own)));
         }
         let mut tsc = 0;
-        let settle_ns = self.per_call(runs, &mut apart, |pmu| {
-            interval(pmu, &mut tsc);
+        let settle_ns = self.per_call(runs, &mut apart, |(pmu, core)| {
+            interval(pmu, core, &mut tsc);
         });
         let counter = MsrIndex(self.msrs.first().1);
         let mut failed = false;
-        let rdmsr_ns = self.per_call(runs, &mut apart, |pmu| {
+        let rdmsr_ns = self.per_call(runs, &mut apart, |(pmu, core)| {
             let read = pmu.rdmsr(
+                core,
                 std::hint::black_box(counter),
                 Caller::legacy(Layer::GuestKernel),
             );
@@ -130,17 +134,14 @@ impl Case<'_> {
                 "a counter of the measurement cannot be read".to_owned(),
             ));
         }
-        let mut together = self.pmus();
-        let mut core = Some(Box::new(CorePmu::new(self.source.open()?)));
+        let mut together = self.pmus(&mut core);
         let before = self.switch_all(&mut together, &mut core);
         let switch_ns = self.per_call(runs, &mut together, |pmu| {
-            if let Some(one) = core.take() {
-                pmu.attach(one);
-                core = pmu.park();
-            }
+            pmu.attach(&mut core);
+            pmu.park(&mut core);
         });
         let switches = u64::from(runs) * u64::from(self.rounds() * self.vcpus);
-        let operations = core.as_ref().map_or(0, |core| core.operations()) - before;
+        let operations = core.operations() - before;
         Ok(ScaleRow {
             backend: self.source.name,
             vcpus: self.vcpus,
@@ -153,25 +154,29 @@ impl Case<'_> {
     }
 
     /// One round that warms up; the operations until its end.
-    fn switch_all(&self, pmus: &mut [VcpuPmu], core: &mut Option<Box<CorePmu>>) -> u64 {
+    fn switch_all(&self, pmus: &mut [VcpuPmu], core: &mut CorePmu) -> u64 {
         for pmu in pmus {
-            if let Some(one) = core.take() {
-                pmu.attach(one);
-                *core = pmu.park();
-            }
+            pmu.attach(core);
+            pmu.park(core);
         }
-        core.as_ref().map_or(0, |core| core.operations())
+        core.operations()
     }
 
-    fn pmus(&self) -> Vec<VcpuPmu> {
+    /// vCPUs that are to run on `core` or one like it, programmed before.
+    fn pmus(&self, core: &mut CorePmu) -> Vec<VcpuPmu> {
         let pmu = |n| {
             let mut pmu = VcpuPmu::detached(OwnerId(n), self.model.clone(), Grant::everything());
             for (msr, select) in self.msrs.selects.iter().zip(&self.selects) {
-                pmu.wrmsr(MsrIndex(*msr), *select, Caller::legacy(Layer::GuestKernel));
+                pmu.wrmsr(
+                    core,
+                    MsrIndex(*msr),
+                    *select,
+                    Caller::legacy(Layer::GuestKernel),
+                );
             }
             if let Some(msr) = self.msrs.global_control {
                 let all = self.model.global_mask();
-                pmu.wrmsr(MsrIndex(msr), all, Caller::legacy(Layer::GuestKernel));
+                pmu.wrmsr(core, MsrIndex(msr), all, Caller::legacy(Layer::GuestKernel));
             }
             pmu
         };
@@ -187,7 +192,7 @@ impl Case<'_> {
         clippy::cast_precision_loss,
         reason = "runs take far less than 2^52 ns"
     )]
-    fn per_call(&self, runs: u32, pmus: &mut [VcpuPmu], mut call: impl FnMut(&mut VcpuPmu)) -> f64 {
+    fn per_call<T>(&self, runs: u32, pmus: &mut [T], mut call: impl FnMut(&mut T)) -> f64 {
         let mut times = Vec::new();
         for _ in 0..runs {
             let begin = Instant::now();
@@ -202,15 +207,18 @@ impl Case<'_> {
 }
 
 /// The guest runs for a while, at CPL 0.
-fn interval(pmu: &mut VcpuPmu, tsc: &mut u64) {
-    pmu.observe(Progress::Entered { tsc: *tsc });
+fn interval(pmu: &mut VcpuPmu, core: &mut CorePmu, tsc: &mut u64) {
+    pmu.observe(core, Progress::Entered { tsc: *tsc });
     *tsc += INTERVAL;
-    pmu.observe(Progress::Left {
-        tsc: *tsc,
-        halted: 0,
-        ring: Some(Ring::Kernel),
-    });
-    std::hint::black_box(pmu.deadline());
+    pmu.observe(
+        core,
+        Progress::Left {
+            tsc: *tsc,
+            halted: 0,
+            ring: Some(Ring::Kernel),
+        },
+    );
+    std::hint::black_box(pmu.deadline(core));
 }
 
 impl Report for ScaleReport {

@@ -153,7 +153,7 @@ pub(super) fn countable(model: &PmuModel, backend: &dyn CounterBackend) -> Vec<E
         };
         let again = found.iter().any(|event| event.known == known);
         let programmable = matches!(request.event, EventCode::Selected { .. });
-        if programmable && !again && backend.can_count(&request).is_ok() {
+        if programmable && !again && backend.plan(&request).is_ok() {
             found.push(Event { code, known });
         }
     }

@@ -8,23 +8,25 @@ use pmu_virt::{CorePmu, VcpuPmu};
 use crate::dispatcher::JobQueue;
 use crate::job::{CoreView, Done, Job, Target, VcpuView, View, Work};
 
-/// Does a job for a vCPU, or for the core that the vCPU is on. `values` are the
+/// Does a job for a vCPU, or for `core`, which the vCPU is on. `values` are the
 /// quantities of whichever the job is about.
-pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, values: &dyn Quantities) {
+pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, core: &mut CorePmu, values: &dyn Quantities) {
     if job.is_inspection() {
         let number = job.target().number();
         // The vCPU's thread is its core.
         let view = View {
-            cores: vec![CoreView::of(number, Some(number), pmu.core())],
+            cores: vec![CoreView::of(number, Some(number), Some(core))],
             vcpus: vec![VcpuView::of(number, Some(pmu), VcpuState::Running)],
         };
         return serve_inspection(job, view);
     }
     match job.target() {
-        Target::Vcpu(_) => job.act(|id, work| act(pmu, id, work, values)),
-        // If nobody has the core, the job comes back as it is dropped.
+        Target::Vcpu(_) => {
+            let mut vcpu = VcpuHost(pmu, Some(core));
+            job.act(|id, work| act(&mut vcpu, id, work, values));
+        }
         Target::Core(_) => {
-            pmu.with_core(|core| job.act(|id, work| act(core, id, work, values)));
+            pmu.with_core(core, |core| job.act(|id, work| act(core, id, work, values)));
         }
     }
 }
@@ -39,24 +41,24 @@ pub fn serve_inspection(job: Job, view: View) {
     job.act(|_, _| Done::Inspected(Box::new(view)));
 }
 
-/// The vCPU of `queue` has ended. If the vCPU's thread was its core, that has
-/// ended as well (`alone`). Contexts go back to the server.
+/// The vCPU of `queue` has ended on `core`. If the vCPU's thread was its core, that
+/// has ended as well (`alone`). Contexts go back to the server.
 pub(crate) fn close_vcpu(
     queue: JobQueue,
     pmu: Option<&mut VcpuPmu>,
+    mut core: Option<&mut CorePmu>,
     alone: bool,
     values: &dyn Quantities,
 ) {
-    let (mut own, mut core) = (None, None);
+    let (mut own, mut of_core) = (None, None);
     if let Some(pmu) = pmu {
-        own = Host::unload(pmu, values);
-        if alone {
-            let unload = |core: &mut CorePmu| Host::unload(core, values);
-            core = pmu.with_core(unload).flatten();
+        own = VcpuHost(pmu, core.as_deref_mut()).unload(values);
+        if let (true, Some(core)) = (alone, core) {
+            of_core = pmu.with_core(core, |core| Host::unload(core, values));
         }
     }
     if alone {
-        queue.close_with_core(own, core);
+        queue.close_with_core(own, of_core);
     } else {
         queue.close(own);
     }
@@ -75,28 +77,45 @@ trait Host {
     fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal>;
 }
 
-macro_rules! hosts {
-    ($($host:ty),*) => {$(
-        impl Host for $host {
-            fn context_id(&self) -> Option<ContextId> {
-                self.host_context().map(Hosted::id)
-            }
-            fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
-                self.load_context(hosted, set)
-            }
-            fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>> {
-                let mut hosted = self.unload_context()?;
-                hosted.keep_quantities(values);
-                Some(hosted)
-            }
-            fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal> {
-                self.call_context(call, values)
-            }
-        }
-    )*};
+/// A vCPU, and its core if it is on one.
+struct VcpuHost<'a>(&'a mut VcpuPmu, Option<&'a mut CorePmu>);
+
+impl Host for VcpuHost<'_> {
+    fn context_id(&self) -> Option<ContextId> {
+        self.0.host_context().map(Hosted::id)
+    }
+    fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+        self.0.load_context(self.1.as_deref_mut(), hosted, set)
+    }
+    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>> {
+        kept(self.0.unload_context(self.1.as_deref_mut()), values)
+    }
+    fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal> {
+        self.0.call_context(self.1.as_deref_mut(), call, values)
+    }
 }
 
-hosts!(VcpuPmu, CorePmu);
+impl Host for CorePmu {
+    fn context_id(&self) -> Option<ContextId> {
+        self.host_context().map(Hosted::id)
+    }
+    fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+        self.load_context(hosted, set)
+    }
+    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>> {
+        kept(self.unload_context(), values)
+    }
+    fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal> {
+        self.call_context(call, values)
+    }
+}
+
+/// A context that was unloaded, with the quantities as of now.
+fn kept(unloaded: Option<Box<Hosted>>, values: &dyn Quantities) -> Option<Box<Hosted>> {
+    let mut hosted = unloaded?;
+    hosted.keep_quantities(values);
+    Some(hosted)
+}
 
 fn act(host: &mut dyn Host, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
     // A context that has left in the meantime is not here to be called.

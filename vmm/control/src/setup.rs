@@ -163,7 +163,12 @@ impl ControlEndpoint {
 
     /// The vCPU has ended. Its contexts go back to the server, and so does that of
     /// its core if no other vCPU shares it.
-    pub fn close(self, pmu: Option<&mut VcpuPmu>, values: &dyn Quantities) {
-        close_vcpu(self.jobs, pmu, !self.shared, values);
+    pub fn close(
+        self,
+        pmu: Option<&mut VcpuPmu>,
+        core: Option<&mut CorePmu>,
+        values: &dyn Quantities,
+    ) {
+        close_vcpu(self.jobs, pmu, core, !self.shared, values);
     }
 }

@@ -20,7 +20,7 @@ use kvm_pmu::{
     ExitOwner, KvmPmu, KvmPmuParts, Lent, MsrFilter, PmiRoute, ThreadContext, TrapEvent,
     TrapObserver, VcpuId, answer_msr, cpuid, install_kick_handler, msr_ranges, switch_off_vpmu,
 };
-use pmu_virt::{ClockBackend, Grant, PmuModel, VcpuPmu};
+use pmu_virt::{ClockBackend, CorePmu, CounterBackend as _, Grant, OwnerId, PmuModel, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 type Failure = Box<dyn Error>;
@@ -121,16 +121,21 @@ fn run() -> Result<Seen, Failure> {
     // Step 3: CPUID tells of the PMU.
     let backend = Box::new(ClockBackend::new());
     let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
-    let leaves = cpuid::merge(supported.as_slice(), Some(&model.cpuid(&*backend)));
+    let leaves = cpuid::merge(
+        supported.as_slice(),
+        Some(&model.cpuid(|request| backend.plan(request).is_ok())),
+    );
     vcpu.set_cpuid2(&CpuId::from_entries(&leaves).map_err(|_| "too many CPUID leaves")?)?;
     start_at_main(&vcpu)?;
     // Step 4: the PMU, and what the thread lends to it.
     install_kick_handler()?;
     let tsc_khz = vcpu.get_tsc_khz()?;
-    let counters = VcpuPmu::new(model, backend, Grant::everything());
-    let parts = KvmPmuParts::new(VcpuId(0), counters, tsc_khz);
+    let mut logical = VcpuPmu::detached(OwnerId(0), model, Grant::everything());
+    let mut counters = Box::new(CorePmu::new(backend));
+    logical.attach(&mut counters);
+    let parts = KvmPmuParts::new(VcpuId(0), logical, tsc_khz);
     let mut pmu = KvmPmu::new(&vcpu, &vm, parts)?;
-    let mut thread = ThreadContext::new(tsc_khz)?;
+    let mut thread = ThreadContext::new(tsc_khz)?.with_counters(Some(counters));
     let mut seen = Seen::default();
     // Step 5: before every entry, and after every exit.
     let mut own_msr = 0;

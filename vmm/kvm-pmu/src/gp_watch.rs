@@ -2,7 +2,7 @@
 
 use arbiter::Caller;
 use kvm_bindings::kvm_sregs;
-use pmu_virt::{ReadOutcome, VcpuPmu};
+use pmu_virt::{CorePmu, ReadOutcome, VcpuPmu};
 
 use crate::debug::DebugControl;
 use crate::error::VcpuError;
@@ -139,7 +139,7 @@ impl GpWatch {
         vcpu: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
-        pmu: &mut VcpuPmu,
+        (pmu, core): (&mut VcpuPmu, &mut CorePmu),
     ) -> Result<TrapEvent, VcpuError> {
         let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
         let context = CpuContext {
@@ -158,7 +158,7 @@ impl GpWatch {
             layer: pmu.layer(rdpmc.ring, vcpu.in_smm()),
             presented: rdpmc.presented.0,
         };
-        let outcome = pmu.rdpmc(rdpmc.index, caller);
+        let outcome = pmu.rdpmc(core, rdpmc.index, caller);
         match completed(&context, &rdpmc, outcome) {
             Some(after) if finish(vcpu, debug, &after)? => {}
             // The index is wrong, or there is nowhere to go back to: the #GP is

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kvm_ioctls::{VcpuFd, VmFd};
 use pmu_virt::perfmon::Moment;
-use pmu_virt::{PmiThrottle, Progress, Ring, VcpuPmu};
+use pmu_virt::{CorePmu, PmiThrottle, Progress, Ring, VcpuPmu};
 
 use crate::debug::{DebugControl, DebugQuirks};
 use crate::error::{KvmPmuError, VcpuId};
@@ -225,7 +225,7 @@ impl KvmPmu {
         lent.thread.bind(&self.kicks);
         let traps = &mut self.traps;
         traps.prepare(self.registers.access(fd, self.id), lent)?;
-        let (at_once, sync) = traps.next_entry();
+        let (at_once, sync) = traps.next_entry(lent.thread);
         if at_once {
             fd.set_kvm_immediate_exit(1);
         }
@@ -249,7 +249,7 @@ impl KvmPmu {
     ) -> Result<(), KvmPmuError> {
         let now = rdtsc();
         // A vCPU that halts is not left again, and time goes on for its leases.
-        self.tick(now);
+        self.tick(lent.thread.counters_mut(), now);
         let vcpu = self.registers.access(fd, self.id);
         self.traps.forward_pmi(vcpu, lent, now)?;
         self.traps.forward_notices(vcpu, lent)?;
@@ -318,7 +318,7 @@ impl KvmPmu {
         self.traps.entered = None;
         // A step retires, and a write of the guest's takes a slot away, only
         // while the exit is handled.
-        self.sample_pending(fd, lent.thread.core(), lent.observer)?;
+        self.sample_pending(fd, lent.thread, lent.observer)?;
         if !locked_out && let Some(until) = self.traps.locked_out_until() {
             lent.observer.event(self.id, TrapEvent::LockedOut { until });
         }
@@ -330,7 +330,7 @@ impl KvmPmu {
     }
 
     /// Samples counters of attached contexts that have overflowed, before the guest
-    /// runs on; `core` is the one that has the vCPU. To be called when the VMM has
+    /// runs on; `thread` is the one that has the vCPU. To be called when the VMM has
     /// changed something about them outside of an exit.
     ///
     /// # Errors
@@ -339,18 +339,18 @@ impl KvmPmu {
     pub fn sample_pending(
         &mut self,
         fd: &VcpuFd,
-        core: u16,
+        thread: &mut ThreadContext,
         observer: &mut dyn TrapObserver,
     ) -> Result<(), KvmPmuError> {
         let vcpu = self.registers.access(fd, self.id);
-        self.traps.sample_pending(vcpu, core, observer)
+        self.traps.sample_pending(vcpu, thread, observer)
     }
 
     /// Lets what is due in the reservations by TSC value `now` take place, for a
-    /// vCPU that is not run.
-    pub fn tick(&mut self, now: u64) {
+    /// vCPU that is not run; `core` is the one that it is on, if it is on one.
+    pub fn tick(&mut self, core: Option<&mut CorePmu>, now: u64) {
         if let Some(pmu) = &mut self.traps.pmu {
-            pmu.tick(now);
+            pmu.tick(core, now);
         }
     }
 
@@ -380,11 +380,11 @@ impl Traps {
 
     /// Everything that needs the stopped vCPU.
     fn prepare(&mut self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
-        if let Some(pmu) = &mut self.pmu {
+        if let (Some(pmu), Some(core)) = (&mut self.pmu, lent.thread.counters_mut()) {
             let gp_handler = self.gp.gate().map(|gate| gate.handler);
             let debug = &mut self.debug;
             let stepping = &mut self.stepping;
-            if stepping.before_entry(vcpu, lent.memory, debug, pmu, gp_handler)? {
+            if stepping.before_entry(vcpu, lent.memory, debug, (pmu, core), gp_handler)? {
                 self.gp.want(debug);
             }
         }
@@ -395,8 +395,8 @@ impl Traps {
 
     /// Whether the guest is to be left at once, and whether registers are likely
     /// to be wanted at its exit.
-    fn next_entry(&mut self) -> (bool, bool) {
-        let Some(pmu) = &mut self.pmu else {
+    fn next_entry(&mut self, thread: &ThreadContext) -> (bool, bool) {
+        let (Some(pmu), Some(core)) = (&mut self.pmu, thread.counters()) else {
             return (false, false);
         };
         let needs = pmu.needs();
@@ -408,7 +408,7 @@ impl Traps {
         self.registers_wanted = self.registers_wanted.saturating_sub(1);
         // An answer may have taken a slot away: it is sampled where the guest
         // stands now.
-        (pmu.has_host_overflow(), soon || needs.ring)
+        (pmu.has_host_overflow(core), soon || needs.ring)
     }
 
     /// The guest is entered now.
@@ -416,9 +416,9 @@ impl Traps {
         let now = rdtsc();
         self.entered = Some(now);
         let mut deadline = None;
-        if let Some(pmu) = &mut self.pmu {
-            pmu.observe(Progress::Entered { tsc: now });
-            self.due = pmu.deadline();
+        if let (Some(pmu), Some(core)) = (&mut self.pmu, thread.counters_mut()) {
+            pmu.observe(core, Progress::Entered { tsc: now });
+            self.due = pmu.deadline(core);
             deadline = earliest(self.due, self.throttle.deadline());
         }
         thread.set_deadline(now, deadline);
@@ -431,7 +431,8 @@ impl Traps {
         lent: &mut Lent<'_>,
         tsc: u64,
     ) -> Result<(), KvmPmuError> {
-        let (Some(pmu), Some(entered)) = (&mut self.pmu, self.entered) else {
+        let pmu = (&mut self.pmu, lent.thread.counters_mut());
+        let ((Some(pmu), Some(core)), Some(entered)) = (pmu, self.entered) else {
             return Ok(());
         };
         let needs = pmu.needs();
@@ -441,8 +442,8 @@ impl Traps {
         } else {
             None
         };
-        pmu.observe(Progress::Left { tsc, halted, ring });
-        self.sample_pending(vcpu, lent.thread.core(), lent.observer)?;
+        pmu.observe(core, Progress::Left { tsc, halted, ring });
+        self.sample_pending(vcpu, lent.thread, lent.observer)?;
         // A guest that sets breakpoints while ours are in use is noticed here.
         if self.debug.is_active() {
             self.debug.refresh_stale(vcpu)?;
@@ -454,20 +455,23 @@ impl Traps {
     fn sample_pending(
         &mut self,
         vcpu: VcpuAccess<'_>,
-        core: u16,
+        thread: &mut ThreadContext,
         observer: &mut dyn TrapObserver,
     ) -> Result<(), KvmPmuError> {
-        match &mut self.pmu {
-            Some(pmu) if pmu.has_host_overflow() => sample(pmu, vcpu, core, observer),
+        let number = thread.core();
+        match (&mut self.pmu, thread.counters_mut()) {
+            (Some(pmu), Some(core)) if pmu.has_host_overflow(core) => {
+                sample((pmu, core), vcpu, number, observer)
+            }
             _ => Ok(()),
         }
     }
 }
 
 fn sample(
-    pmu: &mut VcpuPmu,
+    (pmu, core): (&mut VcpuPmu, &mut CorePmu),
     vcpu: VcpuAccess<'_>,
-    core: u16,
+    number: u16,
     observer: &mut dyn TrapObserver,
 ) -> Result<(), KvmPmuError> {
     let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
@@ -478,8 +482,8 @@ fn sample(
         cr3: sregs.cr3,
         vm: std::process::id().cast_signed(),
         vcpu: vcpu.id().0.into(),
-        core,
+        core: number,
     };
-    pmu.sample_hosts(&moment, observer.quantities());
+    pmu.sample_hosts(core, &moment, observer.quantities());
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use kvm_bindings::{kvm_lapic_state, kvm_regs, kvm_sregs};
 use pmu_virt::step::Retirement;
-use pmu_virt::{LossReason, Progress, Ring, VcpuPmu};
+use pmu_virt::{CorePmu, LossReason, Progress, Ring, VcpuPmu};
 
 use crate::debug::DebugControl;
 use crate::error::VcpuError;
@@ -91,7 +91,7 @@ impl StepDriver {
         kvm: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
-        pmu: &mut VcpuPmu,
+        (pmu, core): (&mut VcpuPmu, &mut CorePmu),
         gp_handler: Option<u64>,
     ) -> Result<bool, VcpuError> {
         match (pmu.needs().stepping, self.stepper.is_active()) {
@@ -106,7 +106,7 @@ impl StepDriver {
             }
             (true, true) if self.stepper.is_under_way() => {}
             (true, true) => {
-                let can_step = self.plan(kvm, memory, debug, pmu)?;
+                let can_step = self.plan(kvm, memory, debug, (pmu, core))?;
                 if let (false, Some(handler)) = (can_step, gp_handler) {
                     // The guest runs on past the planned instruction.
                     let planned = debug.wanted().iter().copied();
@@ -138,7 +138,7 @@ impl StepDriver {
         kvm: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
-        pmu: &mut VcpuPmu,
+        (pmu, core): (&mut VcpuPmu, &mut CorePmu),
     ) -> Result<bool, VcpuError> {
         let stopped = Stopped::read(kvm, memory)?;
         let inputs = inputs(kvm, &stopped.context(), debug)?;
@@ -152,7 +152,7 @@ impl StepDriver {
             (true, false) => plan.lost,
         };
         if let Some(reason) = lost {
-            pmu.observe(Progress::Lost { reason });
+            pmu.observe(core, Progress::Lost { reason });
         }
         debug.want_step(can_step, plan.hold_irqs);
         debug.want(&plan.breakpoints);
@@ -166,7 +166,7 @@ impl StepDriver {
         kvm: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
-        pmu: &mut VcpuPmu,
+        (pmu, core): (&mut VcpuPmu, &mut CorePmu),
         stop: StepStop,
     ) -> Result<(), VcpuError> {
         let stopped = Stopped::read(kvm, memory)?;
@@ -177,7 +177,7 @@ impl StepDriver {
             guest_trap,
         } = result;
         for one in progress {
-            pmu.observe(one);
+            pmu.observe(core, one);
         }
         if let Some(repair) = repair {
             hide_tf(kvm, &stopped, repair)?;
@@ -218,12 +218,15 @@ impl StepDriver {
     }
 
     /// The RDPMC under way was emulated.
-    pub(crate) fn emulated_rdpmc(&mut self, ring: Ring, pmu: &mut VcpuPmu) {
+    pub(crate) fn emulated_rdpmc(&mut self, ring: Ring, (pmu, core): (&mut VcpuPmu, &mut CorePmu)) {
         self.stepper.abandon();
-        pmu.observe(Progress::Retired {
-            ring,
-            insn: Retirement::default(),
-        });
+        pmu.observe(
+            core,
+            Progress::Retired {
+                ring,
+                insn: Retirement::default(),
+            },
+        );
     }
 }
 

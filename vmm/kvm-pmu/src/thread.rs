@@ -3,18 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pmu_virt::CorePmu;
 use vmm_sys_util::errno;
 
 use crate::error::KvmPmuError;
 use crate::sys::{KickFlag, KickGuard, KickTarget, KickTimer};
 
-/// What a thread lends to the vCPU that it runs: its kicks. It serves one vCPU
-/// after the other, on the thread that made it.
+/// What a thread lends to the vCPU that it runs: its kicks, and the counters of
+/// its core. It serves one vCPU after the other, on the thread that made it.
 #[derive(Debug)]
 pub struct ThreadContext {
     timer: DeadlineTimer,
     target: KickTarget,
     core: u16,
+    counters: Option<Box<CorePmu>>,
     /// The VMM's own deadline.
     until: Option<u64>,
     bound: Option<KickGuard>,
@@ -30,6 +32,7 @@ impl ThreadContext {
             timer: DeadlineTimer::new(tsc_khz.max(1)).map_err(KvmPmuError::Timer)?,
             target: KickTarget::current(),
             core: 0,
+            counters: None,
             until: None,
             bound: None,
         })
@@ -40,6 +43,32 @@ impl ThreadContext {
     pub fn of_core(mut self, number: usize) -> Self {
         self.core = u16::try_from(number).unwrap_or(u16::MAX);
         self
+    }
+
+    /// With the counters of the core, which belong to this thread from now on. A
+    /// vCPU that has a PMU is run with counters only.
+    #[must_use]
+    pub fn with_counters(mut self, counters: Option<Box<CorePmu>>) -> Self {
+        self.counters = counters;
+        self
+    }
+
+    /// The counters of the core.
+    #[must_use]
+    pub fn counters(&self) -> Option<&CorePmu> {
+        self.counters.as_deref()
+    }
+
+    /// The counters of the core, to be changed while no guest runs.
+    #[must_use]
+    pub fn counters_mut(&mut self) -> Option<&mut CorePmu> {
+        self.counters.as_deref_mut()
+    }
+
+    /// The counters of the core, which are this thread's no more.
+    #[must_use]
+    pub fn into_counters(self) -> Option<Box<CorePmu>> {
+        self.counters
     }
 
     /// The number of the core.

@@ -59,7 +59,7 @@ fn offer(
     const ONE_PAGE: usize = 0x1000;
     let model = PmuModel::parse(name)?;
     let clock = ClockBackend::new();
-    let pmu = model.cpuid(|request| clock.can_count(request).is_ok());
+    let pmu = model.cpuid(|request| clock.plan(request).is_ok());
     let plan = CpuidPlan {
         cpus: 1,
         vendor,

@@ -217,8 +217,7 @@ impl Machine {
         let pmu_cpuid = pmu_cpuid.map(|(model, core)| {
             let visible = pcr.as_ref().and_then(|pcr| pcr.plan.legacy);
             let visible = visible.unwrap_or(model.counts());
-            let cpuid =
-                model.announced(|request| core.backend().can_count(request).is_ok(), visible);
+            let cpuid = model.announced(|request| core.backend().plan(request).is_ok(), visible);
             match reserved.first() {
                 Some(first) => cpuid.with_reservations(&first.unit),
                 None => cpuid,
@@ -242,13 +241,14 @@ impl Machine {
                 if let Some(reservations) = reserved.next() {
                     pmu = pmu.with_reservations(reservations);
                 }
-                if let Some(core) = own.next() {
-                    pmu.attach(Box::new(core));
-                }
                 pmu
             });
+            let mut core = own.next().map(Box::new);
+            if let (Some(pmu), Some(core)) = (&mut pmu, &mut core) {
+                pmu.attach(core);
+            }
             if let (Some(pmu), Some(saved)) = (&mut pmu, &saved) {
-                saved.restore(id, pmu)?;
+                saved.restore(id, pmu, core.as_deref_mut())?;
             }
             let plan = CpuidPlan {
                 cpus: config.cpus,
@@ -282,6 +282,7 @@ impl Machine {
                 platform: platform.clone(),
                 control: control.clone(),
                 observer: observer(id),
+                own_core: core,
                 firmware: pcr.as_ref().and_then(MachineReservations::expected),
                 host: endpoints.next(),
             });

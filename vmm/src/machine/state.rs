@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use pmu_virt::{PmuModel, PmuState, StateError, VcpuPmu, Vendor};
+use pmu_virt::{CorePmu, PmuModel, PmuState, StateError, VcpuPmu, Vendor};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -168,15 +168,20 @@ impl SavedMachine {
         })
     }
 
-    /// Restores the PMU of `vcpu`.
+    /// Restores the PMU of `vcpu`, which is on `core`, if it is on one.
     ///
     /// # Errors
     /// [`StateFileError::Refused`].
-    pub fn restore(&self, vcpu: VcpuId, pmu: &mut VcpuPmu) -> Result<(), StateFileError> {
+    pub fn restore(
+        &self,
+        vcpu: VcpuId,
+        pmu: &mut VcpuPmu,
+        core: Option<&mut CorePmu>,
+    ) -> Result<(), StateFileError> {
         let Some(state) = self.states.get(usize::from(vcpu.0)) else {
             return Ok(());
         };
-        pmu.restore(state)
+        pmu.restore(core, state)
             .map_err(|source| StateFileError::Refused {
                 path: self.path.clone(),
                 vcpu,

@@ -72,15 +72,16 @@ fn jobs(
     (hands.into_iter().map(core).collect(), Some(exchange))
 }
 
-fn run_alone(
-    parts: VcpuParts,
-    tell: &dyn Fn(&mut Vcpu, Result<VcpuEnd, VcpuFailure>),
-) -> Result<(), VcpuFailure> {
-    let mut thread = ThreadContext::new(parts.pmu.tsc_khz())?.of_core(parts.kvm.id().0.into());
+/// Takes in the end of a vCPU, and the core that it had to itself.
+type Tell<'a> = dyn Fn(&mut Vcpu, Option<&mut CorePmu>, Result<VcpuEnd, VcpuFailure>) + 'a;
+
+fn run_alone(mut parts: VcpuParts, tell: &Tell<'_>) -> Result<(), VcpuFailure> {
+    let thread = ThreadContext::new(parts.pmu.tsc_khz())?.of_core(parts.kvm.id().0.into());
+    let mut thread = thread.with_counters(parts.own_core.take());
     let mut vcpu = Vcpu::new(parts);
     let end = vcpu.run(&mut thread);
-    vcpu.close_endpoint();
-    tell(&mut vcpu, end);
+    vcpu.close_endpoint(thread.counters_mut());
+    tell(&mut vcpu, thread.counters_mut(), end);
     Ok(())
 }
 
@@ -88,7 +89,7 @@ fn run_core(
     index: usize,
     parts: CoreParts,
     control: Arc<VcpuControl>,
-    tell: &dyn Fn(&mut Vcpu, Result<VcpuEnd, VcpuFailure>),
+    tell: &Tell<'_>,
 ) -> Result<CoreReport, VcpuFailure> {
     let CoreParts {
         plan,
@@ -100,7 +101,7 @@ fn run_core(
     let tsc_khz = vcpus.first().map_or(0, |parts| parts.pmu.tsc_khz());
     let core = CoreThread::new(index, &plan, tsc_khz, exchange, control, pmu)?.with_jobs(queue);
     let vcpus = vcpus.into_iter().map(Vcpu::new).collect();
-    Ok(core.run(vcpus, |mut ended| tell(&mut ended.vcpu, ended.end)))
+    Ok(core.run(vcpus, |mut ended| tell(&mut ended.vcpu, None, ended.end)))
 }
 
 /// How vCPUs are spread over threads, and threads over host CPUs.
@@ -213,8 +214,8 @@ impl Threads {
                 let _ = send.send(ended);
                 wake.now();
             };
-            let tell = |vcpu: &mut Vcpu, end| {
-                remains.keep(vcpu);
+            let tell = |vcpu: &mut Vcpu, core: Option<&mut CorePmu>, end| {
+                remains.keep(vcpu, core);
                 fail((vcpu.id(), end));
             };
             match job {
@@ -281,8 +282,8 @@ impl Threads {
             .iter()
             .flat_map(|exchange| exchange.leftovers())
         {
-            vcpu.close_endpoint();
-            self.remains.keep(&mut vcpu);
+            vcpu.close_endpoint(None);
+            self.remains.keep(&mut vcpu, None);
         }
         let mut reports = std::mem::take(&mut *lock(&self.reports));
         reports.sort_by_key(|(index, _)| *index);
@@ -304,9 +305,10 @@ impl Threads {
 }
 
 impl Remains {
-    fn keep(&self, vcpu: &mut Vcpu) {
-        self.audit.keep(vcpu.id(), vcpu.holdings());
-        if let Some(state) = vcpu.save_pmu() {
+    fn keep(&self, vcpu: &mut Vcpu, mut core: Option<&mut CorePmu>) {
+        let holdings = vcpu.holdings(core.as_deref_mut());
+        self.audit.keep(vcpu.id(), holdings);
+        if let Some(state) = vcpu.save_pmu(core) {
             lock(&self.states).push((vcpu.id(), state));
         }
     }

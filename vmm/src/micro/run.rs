@@ -7,7 +7,9 @@ use std::time::Duration;
 use arbiter::{Auditor, Grant, Phase, Record};
 use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
 use kvm_pmu::{KvmPmu, KvmPmuParts};
-use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu};
+use pmu_virt::{
+    CorePmu, CountRequest, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu,
+};
 use vmm_control::{ControlConfig, ControlEndpoint, JobQueue, Server, ServerError, ServerSetup};
 
 use super::machine::{MicroError, MicroGuest};
@@ -215,11 +217,11 @@ impl MicroRun {
             pcr: pcr.as_ref(),
         };
         let mut served = self.serve((control, tsc_khz), &vm, &mut cores, recorders.len())?;
-        let mut own = match self.cores {
-            Some(_) => Vec::new(),
-            None => std::mem::take(&mut cores),
-        }
-        .into_iter();
+        let own = match self.cores {
+            Some(_) => &mut [],
+            None => cores.as_mut_slice(),
+        };
+        let mut own = own.iter_mut();
         let vcpus = vcpus
             .map(|(kvm, recorder)| {
                 let mut parts = self.vcpu(kvm, recorder, &shared, own.next())?;
@@ -227,21 +229,27 @@ impl MicroRun {
                 Ok(Vcpu::new(parts))
             })
             .collect::<Result<Vec<_>, MicroRunError>>()?;
-        let cores = self.cores.map(|plan| Cores {
-            plan,
+        let cores = Cores {
+            plan: self.cores,
             pmus: cores,
             jobs: served.jobs,
-        });
+        };
         let ran = Ran::new(vcpus, cores, &stop, self.timeout)?;
         drop(served.server);
         let mut vcpus = Vec::new();
-        for (CoreEnd { mut vcpu, end }, recorder) in ran.ends.into_iter().zip(&recorders) {
-            let holdings = vcpu.holdings();
+        for (ended, recorder) in ran.ends.into_iter().zip(&recorders) {
+            let CoreEnd {
+                mut vcpu,
+                end,
+                mut own_core,
+            } = ended;
+            let holdings = vcpu.holdings(own_core.as_deref_mut());
+            let report = |pmu: &VcpuPmu| pmu.report(own_core.as_deref());
             vcpus.push(VcpuOutcome {
                 end: end?,
                 regs: unless_dead(vcpu.kvm().get_regs())?,
                 debug_regs: unless_dead(vcpu.kvm().get_debug_regs())?,
-                counters: vcpu.pmu().map(VcpuPmu::report).unwrap_or_default(),
+                counters: vcpu.pmu().map(report).unwrap_or_default(),
                 events: std::mem::take(&mut *lock(&recorder.events)),
                 pmis: (vcpu.throttle().delivered(), vcpu.throttle().late()),
                 decisions: std::mem::take(&mut *lock(&recorder.decisions)),
@@ -295,14 +303,14 @@ impl MicroRun {
         kvm: KvmVcpu,
         recorder: &Recorder,
         shared: &Shared<'_>,
-        core: Option<CorePmu>,
+        core: Option<&mut CorePmu>,
     ) -> Result<VcpuParts, MicroRunError> {
         let tsc_khz = kvm.get_tsc_khz()?;
         let mut pmu = self.model.as_ref().map(|model| {
             let owner = OwnerId(kvm.id().0.into());
             let mut pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
             if let Some(core) = core {
-                pmu.attach(Box::new(core));
+                pmu.attach(core);
             }
             pmu
         });
@@ -310,7 +318,7 @@ impl MicroRun {
             let reservations = pcr.of_vcpu(model, tsc_khz, Box::new(recorder.clone()))?;
             let visible = pcr.plan.legacy.unwrap_or(model.counts());
             let backend = (self.backend)();
-            let countable = |request: &_| backend.can_count(request).is_ok();
+            let countable = |request: &CountRequest| backend.plan(request).is_ok();
             let cpuid = model.announced(countable, visible);
             announce(
                 &kvm,
@@ -338,6 +346,7 @@ impl MicroRun {
             pmu,
             platform: shared.platform.clone(),
             control: shared.control.clone(),
+            own_core: None,
             observer,
             // Tests say themselves what is right.
             firmware: None,

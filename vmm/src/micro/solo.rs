@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arbiter::{Grant, PcrUnit};
 use kvm_pmu::{KvmPmu, KvmPmuParts};
-use pmu_virt::{CounterBackend, CounterReport, PmuModel, Reservations, VcpuPmu};
+use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, Reservations, VcpuPmu};
 
 use super::run::MicroRunError;
 use crate::kvm::{KvmVcpu, KvmVm};
@@ -56,12 +56,15 @@ impl Solo {
         install_kick_handler().map_err(MicroRunError::Signal)?;
         let tsc_khz = kvm.get_tsc_khz()?;
         let control = Arc::new(VcpuControl::default());
-        let pmu = VcpuPmu::new(parts.model, parts.backend, Grant::everything());
+        let mut core = Box::new(CorePmu::new(parts.backend));
+        let mut pmu = VcpuPmu::detached(OwnerId::default(), parts.model, Grant::everything());
+        pmu.attach(&mut core);
         let pmu = match parts.reservations {
             Some(reservations) => pmu.with_reservations(reservations),
             None => pmu,
         };
         let thread = ThreadContext::new(tsc_khz).map_err(VcpuFailure::from)?;
+        let thread = thread.with_counters(Some(core));
         let pmu = KvmPmuParts {
             id: kvm.id(),
             pmu: Some(pmu),
@@ -76,6 +79,7 @@ impl Solo {
             vm,
             platform: parts.platform,
             control: control.clone(),
+            own_core: None,
             observer: parts.observer,
             firmware: None,
             host: None,
@@ -122,7 +126,8 @@ impl Solo {
     /// The counters in use, while the guest does not run.
     #[must_use]
     pub fn counters(&self) -> Vec<CounterReport> {
-        self.vcpu.pmu().map(VcpuPmu::report).unwrap_or_default()
+        let report = |pmu: &VcpuPmu| pmu.report(self.thread.counters());
+        self.vcpu.pmu().map(report).unwrap_or_default()
     }
 
     /// Who holds which counters; `None` without reservations.
@@ -140,7 +145,7 @@ impl Solo {
     /// The backend that counts.
     #[must_use]
     pub fn backend(&self) -> Option<&dyn CounterBackend> {
-        Some(self.vcpu.pmu()?.core()?.backend())
+        Some(self.thread.counters()?.backend())
     }
 
     /// PMIs delivered so far, and of these late ones.

@@ -19,8 +19,9 @@ const KICK_AGAIN: Duration = Duration::from_millis(1);
 /// Cores on which vCPUs take turns.
 #[derive(Debug)]
 pub(super) struct Cores {
-    pub(super) plan: CorePlan,
-    /// The counters of each.
+    /// None: each vCPU has one to itself.
+    pub(super) plan: Option<CorePlan>,
+    /// The counters of each; none where vCPUs have no PMU.
     pub(super) pmus: Vec<CorePmu>,
     /// What the control socket wants done for each.
     pub(super) jobs: Vec<JobQueue>,
@@ -40,17 +41,14 @@ pub(super) struct Ran {
 }
 
 impl Ran {
-    /// Runs `vcpus`, each on a thread of its own or on the cores of `plan`.
+    /// Runs `vcpus`, each on a thread of its own or on the cores of a plan.
     pub(super) fn new(
         vcpus: Vec<Vcpu>,
-        cores: Option<Cores>,
+        cores: Cores,
         control: &Arc<VcpuControl>,
         timeout: Duration,
     ) -> Result<Self, MicroRunError> {
-        let (plan, pmus, jobs) = match cores {
-            Some(Cores { plan, pmus, jobs }) => (Some(plan), pmus, jobs),
-            None => (None, Vec::new(), Vec::new()),
-        };
+        let Cores { plan, pmus, jobs } = cores;
         let hands = match plan {
             Some(plan) => plan.deal(vcpus),
             None => vcpus.into_iter().map(|vcpu| vec![vcpu]).collect(),
@@ -77,7 +75,11 @@ impl Ran {
                         Some(plan) => {
                             on_core((index, plan, pmu, jobs), hand, (exchange, control), &ended)
                         }
-                        None => alone(hand).map(|ends| (ends, None)),
+                        None => {
+                            let alone = |(vcpu, pmu)| alone(vcpu, pmu);
+                            let ends = hand.into_iter().zip([pmu]).map(alone);
+                            ends.collect::<Result<_, _>>().map(|ends| (ends, None))
+                        }
                     };
                     let _ = ended.send(());
                     result
@@ -104,9 +106,12 @@ impl Ran {
             ran.cores.extend(report);
         }
         let stopped = |mut vcpu: Vcpu| {
-            vcpu.close_endpoint();
-            let end = Ok(VcpuEnd::Stopped);
-            CoreEnd { vcpu, end }
+            vcpu.close_endpoint(None);
+            CoreEnd {
+                vcpu,
+                end: Ok(VcpuEnd::Stopped),
+                own_core: None,
+            }
         };
         ran.ends
             .extend(exchange.leftovers().into_iter().map(stopped));
@@ -133,14 +138,17 @@ fn on_core(
     Ok((ends, Some(report)))
 }
 
-fn alone(vcpus: Vec<Vcpu>) -> Result<Vec<CoreEnd>, VcpuFailure> {
-    let run = |mut vcpu: Vcpu| {
-        let thread = ThreadContext::new(vcpu.tsc_khz())?.of_core(vcpu.id().0.into());
-        let end = vcpu.run(&mut { thread });
-        vcpu.close_endpoint();
-        Ok(CoreEnd { vcpu, end })
-    };
-    vcpus.into_iter().map(run).collect()
+/// Runs a vCPU on a core of its own.
+fn alone(mut vcpu: Vcpu, pmu: Option<Box<CorePmu>>) -> Result<CoreEnd, VcpuFailure> {
+    let thread = ThreadContext::new(vcpu.tsc_khz())?.of_core(vcpu.id().0.into());
+    let mut thread = thread.with_counters(pmu);
+    let end = vcpu.run(&mut thread);
+    vcpu.close_endpoint(thread.counters_mut());
+    Ok(CoreEnd {
+        vcpu,
+        end,
+        own_core: thread.into_counters(),
+    })
 }
 
 /// Waits for the first vCPU to end, which ends the guest; true on time-out.

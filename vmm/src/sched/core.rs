@@ -24,6 +24,8 @@ pub struct CoreEnd {
     pub vcpu: Vcpu,
     /// How it ended.
     pub end: Result<VcpuEnd, VcpuFailure>,
+    /// The counters of the core that it had to itself, on which it still is.
+    pub own_core: Option<Box<CorePmu>>,
 }
 
 /// A core, on the thread that made it.
@@ -32,12 +34,11 @@ pub struct CoreThread {
     pub(super) index: usize,
     pub(super) exchange: Arc<CoreExchange>,
     control: Arc<VcpuControl>,
-    thread: ThreadContext,
+    /// This thread, with the core's counters.
+    pub(super) thread: ThreadContext,
     mask: SignalMask,
     pub(super) queue: RunQueue,
     pub(super) vcpus: BTreeMap<VcpuId, Vcpu>,
-    /// The core's counters, while no vCPU is attached to them.
-    pub(super) pmu: Option<Box<CorePmu>>,
     /// Who ran last, and has the counters.
     pub(super) last: Option<VcpuId>,
     pace: Pace,
@@ -68,7 +69,9 @@ impl CoreThread {
         control: Arc<VcpuControl>,
         pmu: Option<Box<CorePmu>>,
     ) -> Result<Self, VcpuFailure> {
-        let thread = ThreadContext::new(tsc_khz)?.of_core(index);
+        let thread = ThreadContext::new(tsc_khz)?
+            .of_core(index)
+            .with_counters(pmu);
         let tsc_khz = tsc_khz.max(1);
         let pace = Pace::new(plan.slice, tsc_khz);
         exchange.bind_thread(index, thread.target());
@@ -80,7 +83,6 @@ impl CoreThread {
             mask: hold_pending_signal().map_err(VcpuFailure::Signal)?,
             queue: RunQueue::new(pace),
             vcpus: BTreeMap::new(),
-            pmu,
             last: None,
             pace,
             tsc_khz,
@@ -124,9 +126,9 @@ impl CoreThread {
         }
         if let Some(jobs) = self.jobs.take() {
             let values = self.quantities();
-            close_core(jobs, self.pmu.as_deref_mut(), &values);
+            close_core(jobs, self.thread.counters_mut(), &values);
         }
-        if let Some(pmu) = &self.pmu {
+        if let Some(pmu) = self.thread.counters() {
             self.report.counters = pmu.stats();
         }
         self.report.alive = began.elapsed();
@@ -225,16 +227,16 @@ impl CoreThread {
         self.park();
         self.last = Some(id);
         self.report.switches += 1;
-        if let (Some(vcpu), Some(pmu)) = (self.vcpus.get_mut(&id), self.pmu.take()) {
-            self.pmu = vcpu.attach(pmu);
+        if let (Some(vcpu), Some(pmu)) = (self.vcpus.get_mut(&id), self.thread.counters_mut()) {
+            vcpu.attach(pmu);
         }
     }
 
     /// Takes the counters back from who ran last.
     fn park(&mut self) {
         let last = self.last.take().and_then(|id| self.vcpus.get_mut(&id));
-        if let Some(pmu) = last.and_then(Vcpu::park) {
-            self.pmu = Some(pmu);
+        if let (Some(vcpu), Some(pmu)) = (last, self.thread.counters_mut()) {
+            vcpu.park(pmu);
         }
     }
 
@@ -245,11 +247,9 @@ impl CoreThread {
         }
         self.queue.remove(id);
         let mut vcpu = self.vcpus.remove(&id)?;
-        if self.pmu.is_none() {
-            // Somebody else has them.
-            self.park();
-        }
-        if let Some(pmu) = &mut self.pmu {
+        // Somebody else may be on the core.
+        self.park();
+        if let Some(pmu) = self.thread.counters_mut() {
             vcpu.leave(pmu);
         }
         self.tally.leave(id.0.into(), &vcpu.quantities());
@@ -257,9 +257,14 @@ impl CoreThread {
     }
 
     pub(super) fn end(&mut self, id: VcpuId, end: Result<VcpuEnd, VcpuFailure>) -> Option<CoreEnd> {
-        self.vcpus.get_mut(&id)?.close_endpoint();
+        let core = self.thread.counters_mut();
+        self.vcpus.get_mut(&id)?.close_endpoint(core);
         let vcpu = self.dismiss(id)?;
-        Some(CoreEnd { vcpu, end })
+        Some(CoreEnd {
+            vcpu,
+            end,
+            own_core: None,
+        })
     }
 
     /// A vCPU that nobody has run yet, or that another core has left.
@@ -274,10 +279,11 @@ impl CoreThread {
                 None
             }
             Err(failure) => {
-                vcpu.close_endpoint();
+                vcpu.close_endpoint(None);
                 Some(CoreEnd {
                     vcpu,
                     end: Err(failure),
+                    own_core: None,
                 })
             }
         }
@@ -294,10 +300,11 @@ impl CoreThread {
                 self.admit(vcpu, ticks)
             }
             Err(failure) => {
-                vcpu.close_endpoint();
+                vcpu.close_endpoint(None);
                 Some(CoreEnd {
                     vcpu,
                     end: Err(failure),
+                    own_core: None,
                 })
             }
         }

@@ -28,7 +28,7 @@ impl CoreThread {
             let Some(vcpu) = self.vcpus.get_mut(&id) else {
                 continue;
             };
-            let done = vcpu.do_jobs(self.index);
+            let done = vcpu.do_jobs(&mut self.thread);
             if !vcpu.is_blocked() {
                 self.queue.unblock(id);
             }
@@ -39,18 +39,19 @@ impl CoreThread {
     }
 
     fn do_core_job(&mut self, job: Job) -> Result<(), (VcpuId, VcpuFailure)> {
-        let index = self.index;
         if job.is_inspection() {
             let view = self.view();
             serve_inspection(job, view);
             return Ok(());
         }
         let values = self.quantities();
-        if let Some(pmu) = &mut self.pmu {
-            serve_core(job, pmu, &values);
-        } else if let Some((id, vcpu)) = self.last_vcpu() {
-            let done = vcpu.do_core_job(job, index, &values);
+        let last = self.last;
+        if let Some((id, vcpu)) = last.and_then(|id| Some((id, self.vcpus.get_mut(&id)?))) {
+            let done = vcpu.do_core_job(job, &mut self.thread, &values);
             return done.map_err(|error| (id, error));
+        }
+        if let Some(pmu) = self.thread.counters_mut() {
+            serve_core(job, pmu, &values);
         }
         // A core without counters: the job comes back.
         Ok(())
@@ -65,17 +66,10 @@ impl CoreThread {
         })
     }
 
-    /// The vCPU that has the counters.
-    fn last_vcpu(&mut self) -> Option<(VcpuId, &mut Vcpu)> {
-        let id = self.last?;
-        Some((id, self.vcpus.get_mut(&id)?))
-    }
-
     /// What there is on this core.
     fn view(&self) -> View {
         let number = |id: VcpuId| usize::from(id.0);
-        let of_last = self.last.and_then(|id| self.vcpus.get(&id)?.pmu()?.core());
-        let pmu = self.pmu.as_deref().or(of_last);
+        let pmu = self.thread.counters();
         let vcpu = |(id, vcpu): (&VcpuId, &Vcpu)| {
             let state = if self.last == Some(*id) {
                 VcpuState::Running
@@ -93,10 +87,12 @@ impl CoreThread {
     /// Accounts for `time` in which no vCPU could run.
     pub(super) fn was_idle(&mut self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        if let Some(pmu) = &mut self.pmu {
-            pmu.pass_idle(ns);
-        } else if let Some(vcpu) = self.last.and_then(|id| self.vcpus.get_mut(&id)) {
-            vcpu.with_core(|core| core.pass_idle(ns));
+        let Some(pmu) = self.thread.counters_mut() else {
+            return;
+        };
+        match self.last.and_then(|id| self.vcpus.get_mut(&id)) {
+            Some(vcpu) => vcpu.pass_idle(pmu, ns),
+            None => pmu.pass_idle(ns),
         }
     }
 }

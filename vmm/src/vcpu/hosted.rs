@@ -44,32 +44,46 @@ impl RunState {
 
     /// Does the jobs of the control socket, while the guest does not run.
     #[inline]
-    pub(super) fn do_jobs(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        match self.has_jobs() {
-            true => self.do_waiting_jobs(kvm, core),
-            false => Ok(()),
+    pub(super) fn do_jobs(
+        &mut self,
+        kvm: &KvmVcpu,
+        thread: &mut ThreadContext,
+    ) -> Result<(), VcpuFailure> {
+        if self.has_jobs() {
+            self.do_waiting_jobs(kvm, thread)
+        } else {
+            Ok(())
         }
     }
 
-    fn do_waiting_jobs(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
-        let (Some(host), Some(pmu)) = (&self.host, self.pmu.pmu_mut()) else {
+    fn do_waiting_jobs(
+        &mut self,
+        kvm: &KvmVcpu,
+        thread: &mut ThreadContext,
+    ) -> Result<(), VcpuFailure> {
+        let pmu = (self.pmu.pmu_mut(), thread.counters_mut());
+        let (Some(host), (Some(pmu), Some(core))) = (&self.host, pmu) else {
             return Ok(());
         };
         while let Some(job) = host.take() {
-            serve_vcpu(job, pmu, &self.tally);
+            serve_vcpu(job, pmu, core, &self.tally);
         }
-        self.sample_pending(kvm, core)
+        self.sample_pending(kvm, thread)
     }
 
     /// Counters of tools that have overflowed get their samples and notices,
     /// before the guest runs on.
     #[inline]
-    pub(super) fn sample_pending(&mut self, kvm: &KvmVcpu, core: u16) -> Result<(), VcpuFailure> {
+    pub(super) fn sample_pending(
+        &mut self,
+        kvm: &KvmVcpu,
+        thread: &mut ThreadContext,
+    ) -> Result<(), VcpuFailure> {
         let mut reports = Reports {
             observer: &mut *self.observer,
             tally: &mut self.tally,
         };
-        Ok(self.pmu.sample_pending(kvm.fd(), core, &mut reports)?)
+        Ok(self.pmu.sample_pending(kvm.fd(), thread, &mut reports)?)
     }
 }
 
@@ -80,25 +94,23 @@ impl Vcpu {
     }
 
     /// Does its jobs on the core that has it, while it is not run.
-    pub(crate) fn do_jobs(&mut self, core: usize) -> Result<(), VcpuFailure> {
-        let core = u16::try_from(core).unwrap_or(u16::MAX);
-        self.core.do_jobs(&self.kvm, core)
+    pub(crate) fn do_jobs(&mut self, thread: &mut ThreadContext) -> Result<(), VcpuFailure> {
+        self.core.do_jobs(&self.kvm, thread)
     }
 
-    /// Does a job for the core that it is on, number `core`.
-    /// `values` are the core's.
+    /// Does a job for the core that it is on, that of `thread`. `values` are the
+    /// core's.
     pub(crate) fn do_core_job(
         &mut self,
         job: Job,
-        core: usize,
+        thread: &mut ThreadContext,
         values: &Snapshot,
     ) -> Result<(), VcpuFailure> {
-        if let Some(pmu) = self.core.pmu.pmu_mut() {
-            serve_vcpu(job, pmu, values);
+        if let (Some(pmu), Some(core)) = (self.core.pmu.pmu_mut(), thread.counters_mut()) {
+            serve_vcpu(job, pmu, core, values);
         }
         // What the job has found overflowed is this vCPU's, not of who comes next.
-        let core = u16::try_from(core).unwrap_or(u16::MAX);
-        self.core.sample_pending(&self.kvm, core)
+        self.core.sample_pending(&self.kvm, thread)
     }
 
     /// Its quantities now; asked on the thread that has it.
@@ -118,15 +130,18 @@ impl Vcpu {
         self.core.is_blocked()
     }
 
-    /// The core that it is on.
-    pub(crate) fn with_core<R>(&mut self, act: impl FnOnce(&mut CorePmu) -> R) -> Option<R> {
-        self.core.pmu.pmu_mut()?.with_core(act)
+    /// Nothing ran on `core`, on which it is, for `ns` nanoseconds.
+    pub(crate) fn pass_idle(&mut self, core: &mut CorePmu, ns: u64) {
+        if let Some(pmu) = self.core.pmu.pmu_mut() {
+            pmu.with_core(core, |core| core.pass_idle(ns));
+        }
     }
 
-    /// It has ended: tools get their contexts back.
-    pub(crate) fn close_endpoint(&mut self) {
+    /// It has ended: tools get their contexts back. `core` is the one that it was
+    /// on, if it was on one.
+    pub(crate) fn close_endpoint(&mut self, core: Option<&mut CorePmu>) {
         if let Some(host) = self.core.host.take() {
-            host.close(self.core.pmu.pmu_mut(), &self.core.tally);
+            host.close(self.core.pmu.pmu_mut(), core, &self.core.tally);
         }
     }
 }

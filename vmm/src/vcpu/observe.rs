@@ -7,7 +7,6 @@ use kvm_pmu::{PmiRoute, TrapEvent, TrapObserver, VcpuId};
 use pmu_virt::perfmon::Quantities;
 use vmm_control::VcpuQuantities;
 
-
 /// Receives a vCPU's reports, on its thread.
 pub trait Observer: Debug + Send {
     /// One event. Must not block: the guest waits.

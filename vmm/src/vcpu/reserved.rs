@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use arbiter::Layer;
-use kvm_pmu::VcpuId;
+use kvm_pmu::{ThreadContext, VcpuId};
 use pmu_virt::VcpuPmu;
 use vmm_control::OffCoreReason;
 
@@ -18,7 +18,11 @@ const LONG: Duration = Duration::from_secs(3600);
 impl RunState {
     /// Waits until `until` or a kick, outside of `KVM_RUN`: interrupts and PMIs
     /// wait as well. The thread is this vCPU's own.
-    pub(super) fn wait(&mut self, until: Option<u64>) -> Result<(), VcpuFailure> {
+    pub(super) fn wait(
+        &mut self,
+        thread: &mut ThreadContext,
+        until: Option<u64>,
+    ) -> Result<(), VcpuFailure> {
         let time = until.map_or(LONG, |until| {
             let ticks = u128::from(until.saturating_sub(rdtsc()));
             let ns = ticks * 1_000_000 / u128::from(self.pmu.tsc_khz());
@@ -29,8 +33,8 @@ impl RunState {
         let waited = nap(time, || !self.control.stopping() && !self.has_jobs());
         // The vCPU's thread is its core: nothing ran there.
         let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        if let Some(pmu) = self.pmu.pmu_mut() {
-            pmu.with_core(|core| core.pass_idle(ns));
+        if let (Some(pmu), Some(core)) = (self.pmu.pmu_mut(), thread.counters_mut()) {
+            pmu.with_core(core, |core| core.pass_idle(ns));
         }
         self.tally.on_thread();
         waited.map_err(VcpuFailure::Wait)
@@ -55,9 +59,9 @@ impl RunState {
 
     /// Gives the hypervisor's answers to what it was asked.
     #[inline]
-    pub(super) fn answer_questions(&mut self) {
+    pub(super) fn answer_questions(&mut self, thread: &mut ThreadContext) {
         if let Some(pmu) = self.pmu.pmu_mut() {
-            answer_questions(pmu);
+            answer_questions(pmu, thread.counters_mut());
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvm_pmu::{ExitOwner, KvmPmu, KvmPmuError, Lent, ThreadContext};
-use pmu_virt::{PmiThrottle, VcpuPmu};
+use pmu_virt::{CorePmu, PmiThrottle, VcpuPmu};
 use thiserror::Error;
 use vmm_control::{ControlEndpoint, HaltTimes, VcpuQuantities};
 use vmm_sys_util::errno;
@@ -93,6 +93,9 @@ pub struct VcpuParts {
     pub control: Arc<VcpuControl>,
     /// Receives reports.
     pub observer: Box<dyn Observer>,
+    /// The counters of the core that it has to itself, for its thread
+    /// ([`ThreadContext::with_counters`]); the PMU is attached to them.
+    pub own_core: Option<Box<CorePmu>>,
     /// What the firmware is expected to hold, to be compared when its phase is
     /// over.
     pub firmware: Option<Expected>,
@@ -255,13 +258,13 @@ impl RunState {
             }
             // Where vCPUs share cores, the core does what lies on the desk.
             if timeslice.is_none() {
-                self.do_jobs(kvm, thread.core())?;
+                self.do_jobs(kvm, thread)?;
             }
             let locked_out = self.pmu.locked_out_until();
             let held = locked_out.is_some() || self.is_blocked();
             match timeslice {
                 None if held => {
-                    self.wait(locked_out)?;
+                    self.wait(thread, locked_out)?;
                     continue;
                 }
                 None => {}
@@ -294,7 +297,7 @@ impl RunState {
         kvm: &mut KvmVcpu,
         thread: &mut ThreadContext,
     ) -> Result<(), VcpuFailure> {
-        self.answer_questions();
+        self.answer_questions(thread);
         Ok(self.with_pmu(thread, |pmu, lent| pmu.before_entry(kvm.fd_mut(), lent))?)
     }
 
@@ -304,7 +307,7 @@ impl RunState {
         kvm: &mut KvmVcpu,
         thread: &mut ThreadContext,
     ) -> Result<(), VcpuFailure> {
-        self.answer_questions();
+        self.answer_questions(thread);
         Ok(self.with_pmu(thread, |pmu, lent| pmu.before_probe(kvm.fd_mut(), lent))?)
     }
 

@@ -1,6 +1,6 @@
 //! What is kept of a vCPU when a run ends.
 
-use pmu_virt::PmuState;
+use pmu_virt::{CorePmu, PmuState};
 
 use super::run::Vcpu;
 use crate::audit::Holding;
@@ -9,19 +9,21 @@ use crate::sys::rdtsc;
 
 impl Vcpu {
     /// Who holds its counters now, when it has ended: what came due since it was
-    /// left last has taken place.
+    /// left last has taken place. `core` is the one that it was on, if it was on one.
     #[must_use]
-    pub fn holdings(&mut self) -> Vec<Holding> {
-        self.core.pmu.tick(rdtsc());
-        self.pmu().map(holdings).unwrap_or_default()
+    pub fn holdings(&mut self, mut core: Option<&mut CorePmu>) -> Vec<Holding> {
+        self.core.pmu.tick(core.as_deref_mut(), rdtsc());
+        let pmu = self.pmu();
+        pmu.map(|pmu| holdings(pmu, core.as_deref()))
+            .unwrap_or_default()
     }
 
     /// The PMU's state; a PMI that is late or on its way is pending in it. `None`
     /// without a PMU. Counts are those of the last exit, on this core or after the
     /// vCPU has left its core.
-    pub fn save_pmu(&mut self) -> Option<PmuState> {
-        self.core.pmu.tick(rdtsc());
+    pub fn save_pmu(&mut self, mut core: Option<&mut CorePmu>) -> Option<PmuState> {
+        self.core.pmu.tick(core.as_deref_mut(), rdtsc());
         self.core.pmu.return_pmi();
-        Some(self.core.pmu.pmu_mut()?.save())
+        Some(self.core.pmu.pmu_mut()?.save(core))
     }
 }

@@ -109,7 +109,7 @@ impl Vcpu {
         self.kvm.set_immediate_exit(false);
         let core = &mut self.core;
         // A vCPU that halts is not left again, and time goes on for its leases.
-        core.pmu.tick(rdtsc());
+        core.pmu.tick(thread.counters_mut(), rdtsc());
         core.before_probe(&mut self.kvm, thread)?;
         let exit = self.kvm.run()?;
         if core.after_exit(&mut self.kvm, thread, &exit)? == ExitOwner::Vmm
@@ -124,21 +124,18 @@ impl Vcpu {
         Ok(RunOutcome::Paused(runnability))
     }
 
-    /// Its PMU counts on `core` from now on; gives `core` back where there is no
-    /// PMU.
-    pub fn attach(&mut self, core: Box<CorePmu>) -> Option<Box<CorePmu>> {
-        match self.core.pmu.pmu_mut() {
-            Some(pmu) => {
-                pmu.attach(core);
-                None
-            }
-            None => Some(core),
+    /// Its PMU counts on `core` from now on.
+    pub fn attach(&mut self, core: &mut CorePmu) {
+        if let Some(pmu) = self.core.pmu.pmu_mut() {
+            pmu.attach(core);
         }
     }
 
-    /// Its PMU counts no more; its counts stay on the core, which is given back.
-    pub fn park(&mut self) -> Option<Box<CorePmu>> {
-        self.core.pmu.pmu_mut()?.park()
+    /// Its PMU counts no more; its counts stay on `core`, on which it was.
+    pub fn park(&mut self, core: &mut CorePmu) {
+        if let Some(pmu) = self.core.pmu.pmu_mut() {
+            pmu.park(core);
+        }
     }
 
     /// Takes its counts off `core`, on which it was parked.

@@ -11,7 +11,7 @@ use super::slot::{Control, MsrSlot};
 use super::{MsrBackend, NAME};
 
 impl MsrBackend {
-    pub(super) fn plan(&self, request: &CountRequest) -> Result<Plan, UnavailableReason> {
+    pub(super) fn lay_out(&self, request: &CountRequest) -> Result<Plan, UnavailableReason> {
         // Any-thread ends with architectural version 5 and never was AMD's.
         if request.any_thread {
             return Err(UnavailableReason::Modifier { backend: NAME });

@@ -80,19 +80,17 @@ impl Inner {
         self.trials.choose(self.kernel.as_mut(), request, &self.env)
     }
 
-    /// Slots that `request` can take: of a hardware event as many at a time as
+    /// Slots that what is planned can take: of a hardware event as many at a time as
     /// there are counters for it, in the block of the vCPU that is here. Groups
     /// of several vCPUs are open side by side, so each has slots of its own.
-    pub(super) fn room(&mut self, request: &CountRequest) -> SlotSet {
-        match self.choose(request) {
-            Ok(plan) if plan.spec.source.is_hardware() => {
-                let fitting = self.trials.fitting(self.kernel.as_mut(), &plan.spec);
-                let first = self.block().saturating_mul(BLOCK);
-                let slots = fitting.unwrap_or(CAPACITY).min(usize::from(BLOCK));
-                SlotSet::below(slots).shifted_up(first)
-            }
-            _ => SlotSet::below(CAPACITY),
+    pub(super) fn room(&mut self, plan: &Plan) -> SlotSet {
+        if !plan.spec.source.is_hardware() {
+            return SlotSet::below(CAPACITY);
         }
+        let fitting = self.trials.fitting(self.kernel.as_mut(), &plan.spec);
+        let first = self.block().saturating_mul(BLOCK);
+        let slots = fitting.unwrap_or(CAPACITY).min(usize::from(BLOCK));
+        SlotSet::below(slots).shifted_up(first)
     }
 
     /// The block of the vCPU that is here; once all are given away, the one

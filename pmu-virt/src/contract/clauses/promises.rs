@@ -89,7 +89,7 @@ pub(super) fn unavailable_is_no_zero(
 ) -> Result<(), String> {
     let request = driver.uncountable();
     let mut backend = factory();
-    ensure(backend.can_count(&request).is_err(), || {
+    ensure(backend.plan(&request).is_err(), || {
         format!("it claims to be able to count '{request}'")
     })?;
     // A slot that once counted something else must not answer for it.
@@ -134,8 +134,9 @@ pub(super) fn provenance_agrees(
     let mut backend = factory();
     let request = driver.request();
     let promised = backend
-        .can_count(&request)
-        .map_err(|unavailable| format!("'{request}' was refused: {unavailable}"))?;
+        .plan(&request)
+        .map_err(|unavailable| format!("'{request}' was refused: {unavailable}"))?
+        .provenance;
     let programmed = program(backend.as_mut(), A, &request)?;
     backend.start(A);
     driver.run(backend.as_mut(), Ring::Kernel, some(driver));

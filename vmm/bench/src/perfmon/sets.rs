@@ -112,18 +112,18 @@ fn cost(
     let mut core = CorePmu::new(source.open()?);
     core.enable_hosting(HostPolicy::HostFirst, khz);
     let mut pmu = VcpuPmu::detached(OwnerId(0), kit.model.clone(), Grant::everything());
-    pmu.attach(Box::new(core));
+    pmu.attach(&mut core);
     let context = context(kit, sets, counters).map_err(|why| BenchError::refused("a set", why))?;
     let hosted = Hosted::new(ContextId(1), Box::new(context), Box::new(Nobody));
-    let loaded = pmu.load_context(hosted, 0);
+    let loaded = pmu.load_context(Some(&mut core), hosted, 0);
     loaded.map_err(|(_, refusal)| BenchError::refused("loading a context", refusal))?;
-    let started = pmu.call_context(&mut Call::Start(None), &Nobody);
+    let started = pmu.call_context(Some(&mut core), &mut Call::Start(None), &Nobody);
     started.map_err(|refusal| BenchError::refused("starting it", refusal))?;
     // A little more than the time of a set, which is told in whole nanoseconds.
     let slice = u64::try_from(SLICE.as_millis()).unwrap_or(1) * u64::from(khz.get());
     let slice = slice + slice / 1000;
     let (mut tsc, mut switches, mut times) = (rdtsc(), 0, Vec::new());
-    let before = pmu.core().map_or(0, CorePmu::operations);
+    let before = core.operations();
     let active = |pmu: &VcpuPmu| {
         pmu.host_context()
             .map(|hosted| hosted.context().active_set())
@@ -131,17 +131,20 @@ fn cost(
     for _ in 0..bench.iterations {
         let set = active(&pmu);
         let begun = rdtsc();
-        pmu.observe(Progress::Entered { tsc });
+        pmu.observe(&mut core, Progress::Entered { tsc });
         tsc += slice;
-        pmu.observe(Progress::Left {
-            tsc,
-            halted: 0,
-            ring: None,
-        });
+        pmu.observe(
+            &mut core,
+            Progress::Left {
+                tsc,
+                halted: 0,
+                ring: None,
+            },
+        );
         times.push(rdtsc().wrapping_sub(begun));
         switches += u64::from(active(&pmu) != set);
     }
-    let operations = pmu.core().map_or(0, CorePmu::operations) - before;
+    let operations = core.operations() - before;
     let none = || BenchError::Guest("no exit was timed".to_owned());
     let ns = |ticks: u64| ticks.saturating_mul(1_000_000) / u64::from(khz.get());
     let cost = SetCost {

@@ -43,7 +43,7 @@ pub(super) struct Umpire {
     vcpus: Vec<VcpuPmu>,
     /// The core on which a vCPU's counters may be.
     home: Vec<Option<usize>>,
-    cores: Vec<Option<Box<CorePmu>>>,
+    cores: Vec<CorePmu>,
     msrs: PmuMsrs,
 }
 
@@ -55,22 +55,30 @@ impl Umpire {
         backends: Vec<Box<dyn CounterBackend>>,
     ) -> Self {
         let msrs = PmuMsrs::of(model);
-        let vcpu = |(n, selects): (u32, &Selects)| {
+        let mut cores: Vec<CorePmu> = backends.into_iter().map(CorePmu::new).collect();
+        // Nobody is on it yet: only registers change.
+        let core = &mut cores[0];
+        let mut vcpu = |(n, selects): (u32, &Selects)| {
             let mut pmu = VcpuPmu::detached(OwnerId(n), model.clone(), Grant::everything());
             for (msr, select) in msrs.selects.iter().zip(selects) {
-                pmu.wrmsr(MsrIndex(*msr), *select, Caller::legacy(Layer::GuestKernel));
+                pmu.wrmsr(
+                    core,
+                    MsrIndex(*msr),
+                    *select,
+                    Caller::legacy(Layer::GuestKernel),
+                );
             }
             if let Some(msr) = msrs.global_control {
                 let all = model.global_mask();
-                pmu.wrmsr(MsrIndex(msr), all, Caller::legacy(Layer::GuestKernel));
+                pmu.wrmsr(core, MsrIndex(msr), all, Caller::legacy(Layer::GuestKernel));
             }
             pmu
         };
-        let cores = backends.into_iter().map(CorePmu::new).map(Box::new);
+        let programmed = (0u32..).zip(vcpus).map(&mut vcpu).collect();
         Self {
-            vcpus: (0u32..).zip(vcpus).map(vcpu).collect(),
+            vcpus: programmed,
             home: vec![None; vcpus.len()],
-            cores: cores.map(Some).collect(),
+            cores,
             msrs,
         }
     }
@@ -79,44 +87,43 @@ impl Umpire {
 impl Way for Umpire {
     fn enter(&mut self, core: usize, vcpu: usize) {
         let pmu = &mut self.vcpus[vcpu];
-        if let Some(old) = self.home[vcpu].filter(|old| *old != core)
-            && let Some(old) = &mut self.cores[old]
-        {
-            pmu.leave(old);
+        if let Some(old) = self.home[vcpu].filter(|old| *old != core) {
+            pmu.leave(&mut self.cores[old]);
         }
         self.home[vcpu] = Some(core);
-        if let Some(core) = self.cores[core].take() {
-            pmu.attach(core);
-        }
+        pmu.attach(&mut self.cores[core]);
     }
 
-    fn run(&mut self, _: usize, vcpu: usize, progress: Progress) {
-        self.vcpus[vcpu].observe(progress);
+    fn run(&mut self, core: usize, vcpu: usize, progress: Progress) {
+        self.vcpus[vcpu].observe(&mut self.cores[core], progress);
     }
 
     fn leave(&mut self, core: usize, vcpu: usize) {
-        self.cores[core] = self.vcpus[vcpu].park();
+        self.vcpus[vcpu].park(&mut self.cores[core]);
     }
 
     fn operations(&self) -> u64 {
-        let cores = self.cores.iter().flatten();
-        cores.map(|core| core.operations()).sum()
+        self.cores.iter().map(CorePmu::operations).sum()
     }
 
     fn counts(&mut self) -> Vec<Vec<u64>> {
         for (pmu, home) in self.vcpus.iter_mut().zip(&mut self.home) {
-            if let Some(core) = home.take().and_then(|core| self.cores[core].as_mut()) {
-                pmu.leave(core);
+            if let Some(core) = home.take() {
+                pmu.leave(&mut self.cores[core]);
             }
         }
         let msrs = &self.msrs.counters;
-        let read = |pmu: &mut VcpuPmu, msr: &u32| match pmu
-            .rdmsr(MsrIndex(*msr), Caller::legacy(Layer::GuestKernel))
-        {
+        let core = &mut self.cores[0];
+        let mut read = |pmu: &mut VcpuPmu, msr: &u32| match pmu.rdmsr(
+            core,
+            MsrIndex(*msr),
+            Caller::legacy(Layer::GuestKernel),
+        ) {
             ReadOutcome::Value(value) => value,
             ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => u64::MAX,
         };
-        let all = |pmu: &mut VcpuPmu| msrs.iter().map(|msr| read(pmu, msr)).collect();
+        let all =
+            |pmu: &mut VcpuPmu| -> Vec<u64> { msrs.iter().map(|msr| read(pmu, msr)).collect() };
         self.vcpus.iter_mut().map(all).collect()
     }
 }

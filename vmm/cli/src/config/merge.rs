@@ -11,8 +11,8 @@ use vmm::config::{
     OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, Unpack,
 };
 use vmm::firmware::{CounterSpec, FirmwareChoice};
-use vmm_control::ControlConfig;
 use vmm::sched::CorePlan;
+use vmm_control::ControlConfig;
 
 use super::error::{ConfigError, Origin, Place, SettingError};
 use super::file::ConfigFile;

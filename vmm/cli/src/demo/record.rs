@@ -329,11 +329,11 @@ impl Teller<'_> {
         if !request.enabled {
             return "stop".to_owned();
         }
-        match self.backend.can_count(request) {
-            Ok(provenance) => {
+        match self.backend.plan(request) {
+            Ok(plan) => {
                 let others = self.frozen.iter().filter(|&other| other != counter);
                 self.frozen = others.collect();
-                format!("count {request}, {provenance}")
+                format!("count {request}, {}", plan.provenance)
             }
             Err(unavailable) => {
                 self.frozen.insert(counter);

@@ -80,7 +80,7 @@ impl CounterRow {
             false => format!("{} ({meaning})", named.name),
         };
         let report = reports.iter().find(|report| report.counter == *counter);
-        let row = match (report, backend.can_count(&named.request)) {
+        let row = match (report, backend.plan(&named.request)) {
             (Some(report), _) => Self::describe(report),
             // A counter that was stopped and never counted leaves no report.
             (None, Err(Unavailable { reason })) => {

@@ -19,7 +19,7 @@ fn backends(request: &CountRequest) -> Vec<BackendUse> {
         Box::new(StepBackend::on(&env)),
     ];
     let counted = |backend: &Box<dyn CounterBackend>| {
-        let provenance = backend.can_count(request).ok()?;
+        let provenance = backend.plan(request).ok()?.provenance;
         Some(BackendUse {
             backend: backend.name(),
             provenance: provenance.to_string(),

@@ -44,7 +44,8 @@ impl Traps {
     ) -> Result<(), KvmPmuError> {
         let memory = lent.memory;
         let gate = self.gp.gate().filter(|gate| gate.handler == address);
-        let (Some(gate), Some(pmu)) = (gate, &mut self.pmu) else {
+        let (Some(gate), Some(pmu), Some(core)) = (gate, &mut self.pmu, lent.thread.counters_mut())
+        else {
             let woke = self.stepping.is_halted();
             self.step_stop(vcpu, lent, StepStop::Breakpoint(address))?;
             if !woke {
@@ -55,13 +56,15 @@ impl Traps {
         if self.stepping.is_active() {
             self.stepping.hide_tf_in_frame(vcpu, memory, &gate)?;
         }
-        let event = self.gp.on_breakpoint(vcpu, memory, &mut self.debug, pmu)?;
+        let event = self
+            .gp
+            .on_breakpoint(vcpu, memory, &mut self.debug, (pmu, core))?;
         match event {
             TrapEvent::Rdpmc {
                 ring,
                 outcome: ReadOutcome::Value(_),
                 ..
-            } if self.stepping.is_active() => self.stepping.emulated_rdpmc(ring, pmu),
+            } if self.stepping.is_active() => self.stepping.emulated_rdpmc(ring, (pmu, core)),
             _ => self.step_stop(vcpu, lent, StepStop::Breakpoint(address))?,
         }
         lent.observer.event(vcpu.id(), event);
@@ -75,10 +78,12 @@ impl Traps {
         lent: &mut Lent<'_>,
         stop: StepStop,
     ) -> Result<(), KvmPmuError> {
-        if let (true, Some(pmu)) = (self.stepping.is_active(), &mut self.pmu) {
+        if self.stepping.is_active()
+            && let (Some(pmu), Some(core)) = (&mut self.pmu, lent.thread.counters_mut())
+        {
             let memory = lent.memory;
             self.stepping
-                .stopped(vcpu, memory, &mut self.debug, pmu, stop)?;
+                .stopped(vcpu, memory, &mut self.debug, (pmu, core), stop)?;
         }
         Ok(())
     }

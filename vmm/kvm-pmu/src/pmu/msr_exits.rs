@@ -20,10 +20,10 @@ impl Traps {
     ) -> Result<Option<Option<u64>>, KvmPmuError> {
         let msr = MsrIndex(index);
         let caller = self.msr_caller(vcpu, msr, false)?;
-        let outcome = match &mut self.pmu {
-            Some(pmu) => merged(vcpu, msr, pmu.rdmsr(msr, caller))?,
-            None if is_among(&self.ranges, msr) => ReadOutcome::Gp,
-            None => ReadOutcome::NotHandled,
+        let outcome = match (&mut self.pmu, lent.thread.counters_mut()) {
+            (Some(pmu), Some(core)) => merged(vcpu, msr, pmu.rdmsr(core, msr, caller))?,
+            _ if is_among(&self.ranges, msr) => ReadOutcome::Gp,
+            _ => ReadOutcome::NotHandled,
         };
         if outcome == ReadOutcome::NotHandled && !is_among(&self.ranges, msr) {
             return Ok(None);
@@ -78,8 +78,8 @@ impl Traps {
     ) -> Result<Option<bool>, KvmPmuError> {
         let msr = MsrIndex(index);
         let caller = self.msr_caller(vcpu, msr, true)?;
-        let outcome = match &mut self.pmu {
-            Some(pmu) => match pmu.wrmsr(msr, value, caller) {
+        let outcome = match (&mut self.pmu, lent.thread.counters_mut()) {
+            (Some(pmu), Some(core)) => match pmu.wrmsr(core, msr, value, caller) {
                 WriteOutcome::Rest(rest) if takes_rest(vcpu, msr, rest)? => {
                     pmu.rest_taken(msr, value);
                     WriteOutcome::Done
@@ -87,8 +87,8 @@ impl Traps {
                 WriteOutcome::Rest(_) => WriteOutcome::Gp,
                 outcome => outcome,
             },
-            None if is_among(&self.ranges, msr) => WriteOutcome::Gp,
-            None => WriteOutcome::NotHandled,
+            _ if is_among(&self.ranges, msr) => WriteOutcome::Gp,
+            _ => WriteOutcome::NotHandled,
         };
         if outcome == WriteOutcome::NotHandled && !is_among(&self.ranges, msr) {
             return Ok(None);

@@ -1,18 +1,25 @@
 use std::os::unix::fs::PermissionsExt as _;
 
-use pmu_virt::{Caller, ClockBackend, Grant, Layer, MsrIndex};
+use pmu_virt::{Caller, ClockBackend, Grant, Layer, MsrIndex, OwnerId};
 
 use super::*;
 
 const SELECT: MsrIndex = MsrIndex(0xc001_0200);
 
-fn pmu(spec: &str) -> VcpuPmu {
+fn pmu(spec: &str) -> (VcpuPmu, CorePmu) {
     let model = PmuModel::parse(spec).expect(spec);
-    VcpuPmu::new(model, Box::new(ClockBackend::new()), Grant::everything())
+    let mut pmu = VcpuPmu::detached(OwnerId::default(), model, Grant::everything());
+    let mut core = CorePmu::new(Box::new(ClockBackend::new()));
+    pmu.attach(&mut core);
+    (pmu, core)
+}
+
+fn saved((pmu, core): &mut (VcpuPmu, CorePmu)) -> PmuState {
+    pmu.save(Some(core))
 }
 
 fn states(specs: &[&str]) -> Vec<(VcpuId, PmuState)> {
-    let state = |spec: &&str| pmu(spec).save();
+    let state = |spec: &&str| saved(&mut pmu(spec));
     (0..).map(VcpuId).zip(specs.iter().map(state)).collect()
 }
 
@@ -32,16 +39,19 @@ fn what_is_written_is_restored() {
     in_folder(|path| {
         let mut saved = states(&["amd-core", "amd-core"]);
         let mut first = pmu("amd-core");
-        first.wrmsr(SELECT, 0x53_0076, Caller::legacy(Layer::GuestKernel));
-        saved[1].1 = first.save();
+        let (pmu_of_1, core) = &mut first;
+        pmu_of_1.wrmsr(core, SELECT, 0x53_0076, Caller::legacy(Layer::GuestKernel));
+        saved[1].1 = self::saved(&mut first);
         saved.reverse();
         fs::write(path, "of before").expect("a file");
         write(path, 2, saved).expect("a folder that can be written");
 
         let read = SavedMachine::read(path, 2).expect("its own file");
         let mut second = pmu("amd-core");
-        read.restore(VcpuId(1), &mut second).expect("its own state");
-        assert_eq!(second.save(), first.save());
+        let (pmu_of_2, core) = &mut second;
+        let restored = read.restore(VcpuId(1), pmu_of_2, Some(core));
+        restored.expect("its own state");
+        assert_eq!(self::saved(&mut second), self::saved(&mut first));
     });
 }
 
@@ -74,7 +84,7 @@ fn refused_text(change: impl FnOnce(String) -> String, cpus: u8, expected: &str)
     let text = fs::read_to_string(&path).expect("a file");
     fs::write(&path, change(text)).expect("a file");
     let restored = SavedMachine::read(&path, cpus)
-        .and_then(|saved| saved.restore(VcpuId(0), &mut pmu("amd-core")));
+        .and_then(|saved| saved.restore(VcpuId(0), &mut pmu("amd-core").0, None));
     let error = restored.expect_err("a bad file").to_string();
     assert_eq!(error.lines().count(), 1);
     let said = error.replace(&path.display().to_string(), "FILE");

@@ -1,0 +1,186 @@
+//! A vCPU's PMU together with the core that it is on, as the thread has them
+//! that runs the one on the other.
+#![allow(dead_code, reason = "no test uses all of it")]
+
+use std::ops::{Deref, DerefMut};
+
+use arbiter::{Effects, PcrUnit};
+use perfmon_abi::wire::{Call, Refusal};
+use pmu_virt::perfmon::{Hosted, Moment, NotLoaded, Quantities};
+use pmu_virt::{
+    Caller, ClockBackend, CorePmu, CounterBackend, CounterReport, Grant, MsrIndex, Oversubscribe,
+    OwnerId, PmuModel, PmuState, Progress, ReadOutcome, Reservations, StateError, VcpuPmu,
+    WriteOutcome,
+};
+
+/// A PMU and its core.
+#[derive(Debug)]
+pub(crate) struct Seated {
+    pmu: VcpuPmu,
+    /// None while it is switched out.
+    core: Option<Box<CorePmu>>,
+    /// A core that it never was on, for accesses while it is switched out: they
+    /// must leave every counter alone.
+    elsewhere: Box<CorePmu>,
+}
+
+impl Deref for Seated {
+    type Target = VcpuPmu;
+
+    fn deref(&self) -> &VcpuPmu {
+        &self.pmu
+    }
+}
+
+impl DerefMut for Seated {
+    fn deref_mut(&mut self) -> &mut VcpuPmu {
+        &mut self.pmu
+    }
+}
+
+impl Seated {
+    /// On a core of its own.
+    pub(crate) fn new(model: PmuModel, backend: Box<dyn CounterBackend>, grant: Grant) -> Self {
+        let mut pmu = Seated::detached(OwnerId::default(), model, grant);
+        pmu.attach(Box::new(CorePmu::new(backend)));
+        pmu
+    }
+
+    pub(crate) fn detached(owner: OwnerId, model: PmuModel, grant: Grant) -> Self {
+        Seated {
+            pmu: VcpuPmu::detached(owner, model, grant),
+            core: None,
+            elsewhere: Box::new(CorePmu::new(Box::new(ClockBackend::new()))),
+        }
+    }
+
+    pub(crate) fn with_oversubscription(self, answer: Oversubscribe) -> Self {
+        Seated {
+            pmu: self.pmu.with_oversubscription(answer),
+            ..self
+        }
+    }
+
+    pub(crate) fn with_reservations(self, reservations: Reservations) -> Self {
+        Seated {
+            pmu: self.pmu.with_reservations(reservations),
+            ..self
+        }
+    }
+
+    /// The PMU, and the core to name in a call.
+    fn parts(&mut self) -> (&mut VcpuPmu, &mut CorePmu) {
+        let core = self.core.as_mut().unwrap_or(&mut self.elsewhere);
+        (&mut self.pmu, core)
+    }
+
+    pub(crate) fn core(&self) -> Option<&CorePmu> {
+        self.core.as_deref()
+    }
+
+    pub(crate) fn attach(&mut self, mut core: Box<CorePmu>) {
+        self.pmu.attach(&mut core);
+        self.core = Some(core);
+    }
+
+    pub(crate) fn park(&mut self) -> Option<Box<CorePmu>> {
+        let mut core = self.core.take()?;
+        self.pmu.park(&mut core);
+        Some(core)
+    }
+
+    pub(crate) fn depart(&mut self) -> Option<Box<CorePmu>> {
+        let mut core = self.core.take()?;
+        self.pmu.depart(&mut core);
+        Some(core)
+    }
+
+    pub(crate) fn rdmsr(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
+        let (pmu, core) = self.parts();
+        pmu.rdmsr(core, msr, caller)
+    }
+
+    pub(crate) fn wrmsr(&mut self, msr: MsrIndex, value: u64, caller: Caller) -> WriteOutcome {
+        let (pmu, core) = self.parts();
+        pmu.wrmsr(core, msr, value, caller)
+    }
+
+    pub(crate) fn rdpmc(&mut self, ecx: u32, caller: Caller) -> ReadOutcome {
+        let (pmu, core) = self.parts();
+        pmu.rdpmc(core, ecx, caller)
+    }
+
+    pub(crate) fn observe(&mut self, progress: Progress) {
+        let (pmu, core) = self.parts();
+        pmu.observe(core, progress);
+    }
+
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let core = self.core.as_deref().unwrap_or(&self.elsewhere);
+        self.pmu.deadline(core)
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.pmu.reset(self.core.as_deref_mut());
+    }
+
+    pub(crate) fn report(&self) -> Vec<CounterReport> {
+        self.pmu.report(self.core.as_deref())
+    }
+
+    pub(crate) fn save(&mut self) -> PmuState {
+        self.pmu.save(self.core.as_deref_mut())
+    }
+
+    pub(crate) fn restore(&mut self, state: &PmuState) -> Result<(), StateError> {
+        self.pmu.restore(self.core.as_deref_mut(), state)
+    }
+
+    pub(crate) fn tick(&mut self, tsc: u64) {
+        self.pmu.tick(self.core.as_deref_mut(), tsc);
+    }
+
+    pub(crate) fn arbitrate<R>(
+        &mut self,
+        act: impl FnOnce(&mut PcrUnit, &mut arbiter::Context<'_>) -> (R, Effects),
+    ) -> Option<R> {
+        self.pmu.arbitrate(self.core.as_deref_mut(), act)
+    }
+
+    pub(crate) fn hypervisor_can_yield(&self) -> bool {
+        self.pmu.hypervisor_can_yield(self.core.as_deref())
+    }
+
+    pub(crate) fn with_core<R>(&mut self, act: impl FnOnce(&mut CorePmu) -> R) -> Option<R> {
+        let core = self.core.as_mut()?;
+        Some(self.pmu.with_core(core, act))
+    }
+
+    pub(crate) fn load_context(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+        let core = self.core.as_deref_mut();
+        self.pmu.load_context(core, hosted, set)
+    }
+
+    pub(crate) fn unload_context(&mut self) -> Option<Box<Hosted>> {
+        self.pmu.unload_context(self.core.as_deref_mut())
+    }
+
+    pub(crate) fn call_context(
+        &mut self,
+        call: &mut Call,
+        values: &dyn Quantities,
+    ) -> Result<(), Refusal> {
+        let core = self.core.as_deref_mut();
+        self.pmu.call_context(core, call, values)
+    }
+
+    pub(crate) fn has_host_overflow(&self) -> bool {
+        let core = self.core.as_deref().unwrap_or(&self.elsewhere);
+        self.pmu.has_host_overflow(core)
+    }
+
+    pub(crate) fn sample_hosts(&mut self, moment: &Moment, values: &dyn Quantities) {
+        let (pmu, core) = self.parts();
+        pmu.sample_hosts(core, moment, values);
+    }
+}
