@@ -4,11 +4,12 @@
 //! change nothing. [`Bank::apply`] does what a plan says. Policy stands between
 //! them and may refuse a plan ([`Policy::admit`](crate::Policy::admit)).
 
+use alloc::boxed::Box;
+
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
 use crate::reason::Reason;
 use crate::{Access, CounterId, CounterSet, Layer, Verdict};
-use alloc::boxed::Box;
 
 /// The state of a reserved counter. A free counter has no such state, so nothing
 /// about it can be inconsistent.

@@ -13,6 +13,9 @@ mod serve;
 mod time;
 mod transfer;
 
+use alloc::sync::Arc;
+use core::fmt;
+
 use crate::abi;
 use crate::audit::{Auditor, Entropy, Event, Record};
 use crate::bank::{Bank, Change, ChangeKind, Effects, Reservation};
@@ -26,8 +29,6 @@ use crate::map::LegacyMap;
 use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
 use crate::{CounterId, CounterSet, Layer};
-use alloc::sync::Arc;
-use core::fmt;
 
 /// The configuration of a [`PcrUnit`].
 #[derive(Clone, Debug)]

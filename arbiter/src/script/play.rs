@@ -1,5 +1,8 @@
 //! Playing a script: from steps to a trace.
 
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
 use super::{Action, End, Row, Script, Setup, Step, Trace, What};
 use crate::audit::{Event, NoEntropy};
 use crate::bank::Effects;
@@ -14,8 +17,6 @@ use crate::reason::Reason;
 use crate::register::PcrRegister;
 use crate::unit::{Caller, Context, PcrConfig, PcrUnit};
 use crate::{CounterId, Layer};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 /// Plays a script. Layers read their notices when they come. After the last step
 /// time passes until every request has its answer.
