@@ -18,7 +18,7 @@ use core::fmt;
 
 use crate::abi;
 use crate::audit::{Auditor, Entropy, Event, Record};
-use crate::bank::{Bank, Change, ChangeKind, Effects, Reservation};
+use crate::bank::Bank;
 use crate::broker::LAYERS;
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
@@ -28,6 +28,7 @@ use crate::mailbox::Mailbox;
 use crate::map::LegacyMap;
 use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
+use crate::reservation::{Change, ChangeKind, Effects, Reservation};
 use crate::{CounterId, CounterSet, Layer};
 
 /// The configuration of a [`PcrUnit`].

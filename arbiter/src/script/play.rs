@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 
 use super::{Action, End, Row, Script, Setup, Step, Trace, What};
 use crate::audit::{Event, NoEntropy};
-use crate::bank::Effects;
 use crate::broker::LAYERS;
 use crate::control::Control;
 use crate::cookie::Cookie;
@@ -15,6 +14,7 @@ use crate::message::{Answer, NoticeKind, Outcome, Reply, Request, Wanted};
 use crate::policy::{PerKind, Policy};
 use crate::reason::Reason;
 use crate::register::PcrRegister;
+use crate::reservation::Effects;
 use crate::unit::{Caller, Context, PcrConfig, PcrUnit};
 use crate::{CounterId, Layer};
 
