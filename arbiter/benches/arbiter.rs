@@ -3,13 +3,14 @@
 //! `cargo bench -p arbiter --bench arbiter`; the goal is at most 10 ns added to
 //! an access.
 
+use std::hint::black_box;
+use std::sync::Arc;
+
 use arbiter::{
     Access, Caller, Context, Cookie, CounterId, Entropy, GuardLimits, Layer, NoAudit, PcrConfig,
     PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Verdict,
 };
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use std::hint::black_box;
-use std::sync::Arc;
 
 const MANAGEMENT: u64 = 0x1234_5678_9abc;
 const ACCESS: u64 = 0x0fed_cba9_8765;

@@ -3,11 +3,12 @@
 //!
 //! `cargo run -p arbiter --example reservation`
 
+use std::sync::Arc;
+
 use arbiter::{
     Access, Caller, Context, Cookie, CounterId, GuardLimits, Layer, NoEntropy, PcrConfig,
     PcrRegister, PcrUnit, PerKind, Phase, Policy, Record, Scheme, Verdict,
 };
-use std::sync::Arc;
 
 const COUNTER: CounterId = CounterId::Programmable(0);
 /// The cookies that the kernel chooses. They have 48 bits, and a kernel draws them

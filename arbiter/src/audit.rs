@@ -1,12 +1,13 @@
 //! Records of decisions, and what a machine lends the arbiter: a receiver for
 //! records and a source of random bits.
 
-use crate::control::Control;
-use crate::reason::Reason;
-use crate::{CounterId, Layer};
 #[cfg(feature = "alloc")]
 use alloc::vec::Vec;
 use core::fmt;
+
+use crate::control::Control;
+use crate::reason::Reason;
+use crate::{CounterId, Layer};
 
 /// A decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,13 +6,14 @@
 //! its answer. This ends: each step takes a counter, or rules out one more counter
 //! that could have been asked for or revoked.
 
+use core::cmp::Reverse;
+
 use crate::bank::Bank;
 use crate::cookie::Cookie;
 use crate::message::Wanted;
 use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
 use crate::{CounterId, CounterSet, Layer};
-use core::cmp::Reverse;
 
 /// A request for counters that has no answer yet.
 #[derive(Clone, Debug)]

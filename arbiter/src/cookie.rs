@@ -1,8 +1,9 @@
 //! Cookies: secrets that the users of a counter share with the machine.
 
-use crate::abi;
 use core::fmt;
 use core::hint::black_box;
+
+use crate::abi;
 
 /// A cookie of 48 bits.
 ///

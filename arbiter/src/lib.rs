@@ -88,13 +88,15 @@ mod policy;
 mod reason;
 mod register;
 #[cfg(feature = "alloc")]
+mod reservation;
+#[cfg(feature = "alloc")]
 pub mod script;
 #[cfg(feature = "alloc")]
 mod unit;
 
 pub use audit::{Auditor, Entropy, Event, NoAudit, NoEntropy, Record};
 #[cfg(feature = "alloc")]
-pub use bank::{Bank, Change, ChangeKind, Effects, Operation, Reservation, Revocation};
+pub use bank::Bank;
 pub use control::{Control, Shared};
 pub use cookie::Cookie;
 pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE};
@@ -108,5 +110,7 @@ pub use message::{Answer, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
 pub use policy::{PerKind, Policy, PolicyError, Scheme, Share};
 pub use reason::Reason;
 pub use register::PcrRegister;
+#[cfg(feature = "alloc")]
+pub use reservation::{Change, ChangeKind, Effects, Operation, Reservation, Revocation};
 #[cfg(feature = "alloc")]
 pub use unit::{Caller, Context, PcrConfig, PcrUnit};

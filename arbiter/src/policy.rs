@@ -1,10 +1,11 @@
 //! The host's rules for the layers: how many counters each may hold and for how
 //! long ([`Policy`]), and how layers come by each other's ([`Scheme`]).
 
+use core::fmt;
+
 use crate::bank::Bank;
 use crate::reason::Reason;
 use crate::{CounterId, CounterSet, Layer};
-use core::fmt;
 
 /// How the layers of a machine arbitrate among themselves. These are the three
 /// schemes of the paper's section II.C; `docs/arbitration.md` describes each.

@@ -1,7 +1,8 @@
 //! Reasons: why the arbiter refused, dropped or took something away.
 
-use crate::abi;
 use core::fmt;
+
+use crate::abi;
 
 /// A reason. The guest reads its code, the audit trail has its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

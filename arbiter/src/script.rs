@@ -7,12 +7,13 @@ mod play;
 pub use parse::{Problem, ScriptError};
 pub use play::play;
 
+use alloc::vec::Vec;
+
 use crate::audit::Event;
 use crate::message::{Answer, Outcome, Wanted};
 use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
-use alloc::vec::Vec;
 
 /// A script: what layers do, in the order of time. Its text is read by [`str::parse`].
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,9 +13,12 @@ mod serve;
 mod time;
 mod transfer;
 
+use alloc::sync::Arc;
+use core::fmt;
+
 use crate::abi;
 use crate::audit::{Auditor, Entropy, Event, Record};
-use crate::bank::{Bank, Change, ChangeKind, Effects, Reservation};
+use crate::bank::Bank;
 use crate::broker::LAYERS;
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
@@ -25,9 +28,8 @@ use crate::mailbox::Mailbox;
 use crate::map::LegacyMap;
 use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
+use crate::reservation::{Change, ChangeKind, Effects, Reservation};
 use crate::{CounterId, CounterSet, Layer};
-use alloc::sync::Arc;
-use core::fmt;
 
 /// The configuration of a [`PcrUnit`].
 #[derive(Clone, Debug)]

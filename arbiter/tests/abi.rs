@@ -1,10 +1,11 @@
 //! What is generated from the table of the ABI is up to date, and the table is
 //! sound.
 
-use arbiter::abi::{Entry, Group, TABLE, Width};
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use arbiter::abi::{Entry, Group, TABLE, Width};
 
 const BEGIN: &str = "<!-- constants: begin -->\n";
 const END: &str = "<!-- constants: end -->\n";

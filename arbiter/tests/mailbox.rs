@@ -13,6 +13,7 @@ use arbiter::{
     CounterId, Event, Layer, NoticeKind, PcrRegister, PerKind, Reason, Reply, Request, Scheme,
     Wanted,
 };
+
 use harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
 
 fn reserve(request: Result<Request, Reason>) -> Option<(Wanted, Option<u32>)> {

@@ -2,13 +2,15 @@
 
 mod harness;
 
+use std::sync::Arc;
+
 use arbiter::abi::{CONTROL_ACCESS_USER, CONTROL_FAULT, CONTROL_MANAGE_KERNEL};
 use arbiter::{
     Access, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind, Phase,
     Policy, Reason, Request, Scheme, Share, Verdict, Wanted,
 };
+
 use harness::{FW, HV, Harness, KERNEL, bits, cookie, plain, pmc, set, share};
-use std::sync::Arc;
 
 const GRANTED: fn([u8; 1]) -> Outcome = |counters| Outcome::Granted(set(counters));
 

@@ -6,8 +6,9 @@ use arbiter::{
     Control, CounterId, CounterSet, Event, Layer, Outcome, PcrRegister, PerKind, Policy, Reason,
     Reply, Request, Scheme, Share, Wanted,
 };
-use harness::{FW, HV, Harness, KERNEL, bits, cookie};
 use proptest::prelude::*;
+
+use harness::{FW, HV, Harness, KERNEL, bits, cookie};
 
 const COUNTERS: PerKind = PerKind {
     programmable: 6,

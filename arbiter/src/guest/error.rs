@@ -1,7 +1,8 @@
 //! Errors: why the reservations cannot be used, and why an arbiter refuses.
 
-use crate::CounterId;
 use core::fmt;
+
+use crate::CounterId;
 
 /// The result of an operation of an arbiter.
 pub(super) type Result<T = (), E = ArbiterError> = core::result::Result<T, E>;

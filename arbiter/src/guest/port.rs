@@ -1,7 +1,8 @@
 //! The port: what an arbiter needs from the kernel that it is part of.
 
-use crate::abi;
 use core::fmt;
+
+use crate::abi;
 
 /// An access raised #GP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,14 +1,15 @@
 //! Reading a script: from text to steps.
 
-use super::{Action, Script, Step};
-use crate::abi;
-use crate::message::Wanted;
-use crate::{CounterId, Layer};
 use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 use core::str::FromStr;
+
+use super::{Action, Script, Step};
+use crate::abi;
+use crate::message::Wanted;
+use crate::{CounterId, Layer};
 
 /// A script that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,8 +1,10 @@
 //! Playing a script: from steps to a trace.
 
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
 use super::{Action, End, Row, Script, Setup, Step, Trace, What};
 use crate::audit::{Event, NoEntropy};
-use crate::bank::Effects;
 use crate::broker::LAYERS;
 use crate::control::Control;
 use crate::cookie::Cookie;
@@ -12,10 +14,9 @@ use crate::message::{Answer, NoticeKind, Outcome, Reply, Request, Wanted};
 use crate::policy::{PerKind, Policy};
 use crate::reason::Reason;
 use crate::register::PcrRegister;
+use crate::reservation::Effects;
 use crate::unit::{Caller, Context, PcrConfig, PcrUnit};
 use crate::{CounterId, Layer};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 /// Plays a script. Layers read their notices when they come. After the last step
 /// time passes until every request has its answer.

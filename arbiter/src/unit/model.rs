@@ -2,15 +2,16 @@
 //! every order of moves of layers and of time. Each state is checked for what must
 //! hold.
 
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
 use super::{Caller, Context, PcrConfig, PcrUnit};
 use crate::message::{Outcome, Reply, Request, Wanted};
 use crate::{
     Control, Cookie, CounterId, CounterSet, Event, GuardLimits, Layer, NoEntropy, PcrRegister,
     PerKind, Phase, Policy, Reason, Record, Scheme, Share,
 };
-use alloc::collections::{BTreeSet, VecDeque};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 const GRACE: u32 = 2;
 

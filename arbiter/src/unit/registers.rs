@@ -3,13 +3,14 @@
 use super::{Caller, Context, PcrUnit, record};
 use crate::abi;
 use crate::audit::Event;
-use crate::bank::{Bank, Change, ChangeKind, Effects, Operation, Reservation};
+use crate::bank::Bank;
 use crate::control::Control;
 use crate::cookie::Cookie;
 use crate::message::{Notice, Reply, Request};
 use crate::policy::Scheme;
 use crate::reason::Reason;
 use crate::register::PcrRegister;
+use crate::reservation::{Change, ChangeKind, Effects, Operation, Reservation};
 use crate::{CounterId, Layer};
 
 impl PcrUnit {

@@ -3,12 +3,12 @@
 
 use super::{Caller, Context, PcrUnit, record};
 use crate::audit::Event;
-use crate::bank::{Change, ChangeKind, Effects, Operation};
 use crate::broker::{Pending, Question};
 use crate::cookie::Cookie;
 use crate::message::{Answer, Notice, Outcome, Reply, Request, Wanted};
 use crate::policy::Scheme;
 use crate::reason::Reason;
+use crate::reservation::{Change, ChangeKind, Effects, Operation};
 use crate::{CounterId, CounterSet, Layer};
 
 /// The lowest vector that an interrupt can have.

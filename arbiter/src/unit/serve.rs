@@ -2,12 +2,12 @@
 
 use super::{Context, PcrUnit, record};
 use crate::audit::Event;
-use crate::bank::{Change, ChangeKind, Effects};
 use crate::broker::{self, NextStep, Pending, Question, View, priority};
 use crate::mailbox::{Mailbox, QueuedNotice};
 use crate::message::{NoticeKind, Outcome, Wanted};
 use crate::policy::Policy;
 use crate::reason::Reason;
+use crate::reservation::{Change, ChangeKind, Effects};
 use crate::{CounterId, CounterSet, Layer};
 
 impl PcrUnit {

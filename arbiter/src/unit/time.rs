@@ -3,12 +3,12 @@
 
 use super::{Context, PcrUnit, record};
 use crate::audit::Event;
-use crate::bank::{Change, ChangeKind, Effects};
 use crate::broker::is_justified;
 use crate::mailbox::QueuedNotice;
 use crate::message::NoticeKind;
 use crate::policy::Policy;
 use crate::reason::Reason;
+use crate::reservation::{Change, ChangeKind, Effects};
 use crate::{CounterId, Layer};
 
 impl PcrUnit {

@@ -2,13 +2,13 @@
 
 use super::{Context, PcrUnit, record};
 use crate::audit::Event;
-use crate::bank::{Change, ChangeKind, Effects, Reservation, Revocation};
 use crate::broker::Question;
 use crate::cookie::Cookie;
 use crate::mailbox::QueuedNotice;
 use crate::message::NoticeKind;
 use crate::policy::Scheme;
 use crate::reason::Reason;
+use crate::reservation::{Change, ChangeKind, Effects, Reservation, Revocation};
 use crate::{CounterId, Layer};
 
 impl PcrUnit {

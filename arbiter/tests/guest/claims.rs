@@ -1,8 +1,9 @@
 //! What an arbiter gets, and what the others keep.
 
-use super::machine::{FIXED0, FIXED1, PMC0, PMC1, PMC2, Port, Shape, key, msr, set};
 use arbiter::guest::{ArbiterError, DeniedAccess, FullMaster, Key, Master, MinimalMaster, PcrPort};
 use arbiter::{Access, CounterId, CounterSet, Layer, Verdict, abi};
+
+use super::machine::{FIXED0, FIXED1, PMC0, PMC1, PMC2, Port, Shape, key, msr, set};
 
 const FIRMWARE: Key = match Key::new(0xf1) {
     Some(key) => key,

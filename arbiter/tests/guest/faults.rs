@@ -1,10 +1,11 @@
 //! One access that fails without reason, wherever it is.
 
-use super::machine::{Kind, PMC1, Port, Shape};
 use arbiter::guest::{
     ArbiterError, DeniedAccess, EnforcingMaster, FullMaster, Master, MinimalMaster,
 };
 use arbiter::{Access, CounterSet, Layer, Verdict};
+
+use super::machine::{Kind, PMC1, Port, Shape};
 
 const CPUS: u32 = 3;
 

@@ -1,8 +1,9 @@
 //! Counters that an arbiter loses, and how it finds out.
 
-use super::machine::{Kind, PMC0, PMC1, Port, Shape, set};
 use arbiter::guest::{ArbiterError, DeniedAccess, FullMaster};
 use arbiter::{Policy, Share};
+
+use super::machine::{Kind, PMC0, PMC1, Port, Shape, set};
 
 const LEASE_MS: u32 = 50;
 

@@ -1,8 +1,9 @@
 //! The classic calls, and the lock that follows them.
 
-use super::machine::{FIXED0, Kind, PMC0, PMC1, Port, Shape};
 use arbiter::guest::{ArbiterError, DeniedAccess, Part};
 use arbiter::{Access, CounterId, Layer, Shared, Verdict};
+
+use super::machine::{FIXED0, Kind, PMC0, PMC1, Port, Shape};
 
 const CPUS: u32 = 3;
 

@@ -1,6 +1,10 @@
 //! A machine of several CPUs, each with the real reservations and registers
 //! that stand for its PMU.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
 use arbiter::guest::{
     DeniedAccess, Discovery, EnforcingMaster, Fault, FullMaster, Key, Master, MinimalMaster,
     PcrPort,
@@ -9,9 +13,6 @@ use arbiter::{
     Access, Auditor, Caller, Context, Control, CounterId, CounterSet, Entropy, GuardLimits, Layer,
     NoAudit, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Shared, Verdict, abi,
 };
-use std::cell::RefCell;
-use std::rc::Rc;
-use std::sync::Arc;
 
 pub(crate) const PMC0: CounterId = CounterId::Programmable(0);
 pub(crate) const PMC1: CounterId = CounterId::Programmable(1);

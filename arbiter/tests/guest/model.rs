@@ -1,10 +1,11 @@
 //! Random calls against a model that is nothing but bitmaps.
 
-use super::machine::{Kind, Port, Shape, key};
 use arbiter::guest::{ArbiterError, DeniedAccess, FullMaster, Key, Master, Part, PcrPort, Private};
 use arbiter::{Access, CounterId, CounterSet, Layer, Verdict};
 use proptest::collection::vec;
 use proptest::prelude::*;
+
+use super::machine::{Kind, Port, Shape, key};
 
 #[derive(Clone, Debug)]
 enum Call {

@@ -1,8 +1,9 @@
 //! Private counters of the fully enforcing master.
 
-use super::machine::{FIXED0, PMC0, PMC1, PMC2, Port, Shape, key, msr, set};
 use arbiter::guest::{ArbiterError, DeniedAccess, FullMaster, Key, Master, PcrPort, Private};
 use arbiter::{Access, CounterId, CounterSet, Layer, Shared, Verdict, abi};
+
+use super::machine::{FIXED0, PMC0, PMC1, PMC2, Port, Shape, key, msr, set};
 
 const CPUS: u32 = 2;
 

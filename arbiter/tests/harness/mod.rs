@@ -2,12 +2,13 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::sync::Arc;
+
 use arbiter::{
     Answer, Auditor, Bank, Caller, Context, Cookie, CounterId, CounterSet, Effects, Entropy, Event,
     GuardLimits, Layer, Notice, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Reason,
     Record, Reply, Request, Scheme, Share, Wanted,
 };
-use std::sync::Arc;
 
 #[derive(Debug, Default)]
 pub(crate) struct Records(pub(crate) Vec<Record>);

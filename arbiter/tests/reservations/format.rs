@@ -1,9 +1,10 @@
 //! The words that the guest reads and writes, bit by bit.
 
-use crate::fixture::{ACCESS, MANAGEMENT};
-use crate::play::{Op, Outcome, Script, Setup, World};
 use arbiter::{Access, Control, Cookie, Layer, Reason, Shared, abi};
 use proptest::prelude::{ProptestConfig, any, proptest};
+
+use crate::fixture::{ACCESS, MANAGEMENT};
+use crate::play::{Op, Outcome, Script, Setup, World};
 
 /// Bits of a control word that may be set, as the page lists them.
 const MEANT: [u32; 15] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 18, 19, 24];

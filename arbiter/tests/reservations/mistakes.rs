@@ -1,9 +1,10 @@
 //! What a guest can do wrong, what it gets, and what is recorded: the unit as a
 //! whole, register by register.
 
+use arbiter::{CounterId, Event, Layer, PerKind, Reason, abi};
+
 use crate::fixture::{ACCESS, MANAGEMENT, OTHER};
 use crate::play::{Op, Outcome, Palette, Script, Setup, World};
-use arbiter::{CounterId, Event, Layer, PerKind, Reason, abi};
 
 const MANAGE: u32 = 0x000;
 const KEY: u32 = 0x040;

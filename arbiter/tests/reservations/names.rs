@@ -1,8 +1,9 @@
 //! Legacy names around what firmware and hypervisor hold: every division of four
 //! programmable and two fixed-function counters.
 
-use crate::fixture::hold;
 use arbiter::{Bank, CounterId, CounterSet, Layer, LegacyMap, PerKind};
+
+use crate::fixture::hold;
 
 const HOLDERS: [Option<Layer>; 5] = [
     None,

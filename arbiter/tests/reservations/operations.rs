@@ -1,10 +1,11 @@
 //! Every operation on a counter in every state: its result, the state that it
 //! leaves, and the table under "Reserving" in `docs/pcr.md`, row by row.
 
+use arbiter::{Bank, Control, CounterId, CounterSet, Effects, Layer, Operation, Reason};
+
 use crate::fixture::{
     ACCESS, MANAGEMENT, OTHER, PMC0, Seen, control, cookie, look, reserve, sets_agree,
 };
-use arbiter::{Bank, Control, CounterId, CounterSet, Effects, Layer, Operation, Reason};
 
 const INITIAL: u64 = 0x000f_00ff;
 /// Another control word: the kernel alone manages, the global control does not reach.

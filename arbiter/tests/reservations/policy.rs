@@ -1,8 +1,9 @@
 //! Who may take a counter: every division of three counters, every policy of
 //! small numbers, against a search for a way to satisfy everybody.
 
-use crate::fixture::hold;
 use arbiter::{Bank, CounterId, Layer, PerKind, Policy, PolicyError, Reason, Share};
+
+use crate::fixture::hold;
 
 const HOLDERS: [Option<Layer>; 6] = [
     None,

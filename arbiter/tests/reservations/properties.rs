@@ -1,10 +1,12 @@
 //! What holds after every operation of every sequence. The model has no part in it.
 
-use crate::fixture::{Seen, cookie, look, sets_agree};
-use crate::play::{Op, Outcome, Palette, Script, Setup, World, invariants_hold, settle};
+use std::collections::BTreeMap;
+
 use arbiter::{Access, Cookie, CounterId, Event, Layer, Record, Reservation, Scheme, Verdict, abi};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
-use std::collections::BTreeMap;
+
+use crate::fixture::{Seen, cookie, look, sets_agree};
+use crate::play::{Op, Outcome, Palette, Script, Setup, World, invariants_hold, settle};
 
 /// Every cookie that can be set.
 fn cookies() -> Vec<u64> {

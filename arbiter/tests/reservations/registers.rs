@@ -1,7 +1,8 @@
 //! Every index of the block, against the table of MSRs in `docs/pcr.md`.
 
-use crate::play::{Op, Outcome, Script, World};
 use arbiter::{CounterId, Layer, PcrRegister, abi};
+
+use crate::play::{Op, Outcome, Script, World};
 
 const PAGE: &str = include_str!("../../../docs/pcr.md");
 

@@ -1,11 +1,13 @@
 //! The fuzz target's harness on some random inputs, so that it
 //! cannot rot; `docs/testing.md` says how to let it run for long.
 
-use crate::play;
-use proptest::prelude::{any, prop};
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+
+use proptest::prelude::{any, prop};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use crate::play;
 
 /// What random sequences have to bring about; else they test less than it seems.
 const EVENTS: [&str; 21] = [

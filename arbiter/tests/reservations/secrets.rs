@@ -1,10 +1,11 @@
 //! No cookie gets out: not by any register, verdict, record or time, and not by
 //! `{:?}`.
 
-use crate::fixture::{MANAGEMENT, cookie};
-use crate::play::{Op, Palette, Script, World, registers};
 use arbiter::{Bank, Caller, Control, CounterId, Layer, Operation};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
+
+use crate::fixture::{MANAGEMENT, cookie};
+use crate::play::{Op, Palette, Script, World, registers};
 
 /// Everything that comes out of a sequence of operations.
 fn transcript(bytes: &[u8], palette: Palette) -> Vec<String> {

@@ -1,12 +1,14 @@
 //! Every state that a small machine can reach, and every operation in each.
 
-use crate::fixture::{PMC0, Seen, cookie, look, sets_agree};
-use crate::play::{Model, Op, Palette, Script, Setup, Step, World};
+use std::collections::HashSet;
+
 use arbiter::{
     Access, Bank, Control, Cookie, CounterId, Event, Layer, Operation, PerKind, Policy, Share,
     Verdict, abi,
 };
-use std::collections::HashSet;
+
+use crate::fixture::{PMC0, Seen, cookie, look, sets_agree};
+use crate::play::{Model, Op, Palette, Script, Setup, Step, World};
 
 /// None, and two of different owners.
 const COOKIES: [u64; 3] = [0, 0xa, 0xb];

@@ -1,7 +1,8 @@
 //! Every access to a counter in every state, with every cookie.
 
-use crate::fixture::{ACCESS, MANAGEMENT, OTHER, PMC0, control, cookie, reserve};
 use arbiter::{Access, Bank, CounterId, Layer, Verdict};
+
+use crate::fixture::{ACCESS, MANAGEMENT, OTHER, PMC0, control, cookie, reserve};
 
 const DROP_VALUE: u64 = 0x0dd;
 

@@ -1,8 +1,9 @@
 //! What holds after every operation under every scheme. The model has no part in it.
 
+use arbiter::{Control, CounterId, CounterSet, Layer, PerKind, Policy, Shared};
+
 use super::script::Setup;
 use super::world::World;
-use arbiter::{Control, CounterId, CounterSet, Layer, PerKind, Policy, Shared};
 
 /// All of them.
 pub(crate) fn hold(setup: &Setup, world: &World) {

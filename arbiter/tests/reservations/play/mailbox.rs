@@ -1,9 +1,11 @@
 //! The naive model's mailbox, as far as layers do not ask each other: under
 //! independent arbiters every request has its answer at once.
 
-use super::model::{Model, Slot, code, holder, is_fixed};
-use arbiter::{Effects, Event, Layer, Reason};
 use std::collections::VecDeque;
+
+use arbiter::{Effects, Event, Layer, Reason};
+
+use super::model::{Model, Slot, code, holder, is_fixed};
 
 /// What a layer reads: words as the page has them.
 #[derive(Clone, Debug, Default)]

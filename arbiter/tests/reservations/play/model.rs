@@ -2,13 +2,14 @@
 //! lists, and none of `arbiter`'s own decisions. Numbers of the ABI stand here
 //! as they stand on the page, so that a wrong constant shows.
 
-use super::mailbox::Mailbox;
-use super::script::{Op, Setup};
-use super::world::{Numbers, Outcome, Step};
 use arbiter::{
     Access, Control, CounterId, CounterSet, Effects, Entropy, Event, Layer, PerKind, Reason,
     Record, Share, Verdict,
 };
+
+use super::mailbox::Mailbox;
+use super::script::{Op, Setup};
+use super::world::{Numbers, Outcome, Step};
 
 const BASE: u32 = 0x554d_6000;
 const INITIAL: u64 = 0x000f_00ff;

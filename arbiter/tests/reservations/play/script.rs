@@ -1,7 +1,8 @@
 //! Bytes as a PMU with its policy, and as operations on it.
 
-use arbiter::{Access, GuardLimits, Layer, PerKind, Policy, Scheme, Share, abi};
 use std::slice;
+
+use arbiter::{Access, GuardLimits, Layer, PerKind, Policy, Scheme, Share, abi};
 
 /// What is played on.
 #[derive(Clone, Debug)]

@@ -1,11 +1,13 @@
 //! A unit with all that it needs around it.
 
-use super::script::{Op, Setup};
+use std::sync::Arc;
+
 use arbiter::{
     Auditor, Caller, Context, Cookie, CounterId, Effects, Entropy, Event, Layer, PcrConfig,
     PcrRegister, PcrUnit, Phase, Record, Verdict, abi,
 };
-use std::sync::Arc;
+
+use super::script::{Op, Setup};
 
 /// What the caller of an operation gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
