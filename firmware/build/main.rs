@@ -1,9 +1,6 @@
 //! Builds the firmware for the guest. Without its target the crate is built
 //! without firmware, with a warning.
 
-#[path = "freestanding.rs"]
-mod freestanding;
-
 use std::path::{Path, PathBuf};
 
 use freestanding::{Announced, Crate, Freestanding};

@@ -1,15 +1,11 @@
 //! Builds the guest programs. Without their target the crate is built without
 //! programs, with a warning.
 
-#[path = "../../../firmware/build/freestanding.rs"]
-mod freestanding;
-
 use std::path::{Path, PathBuf};
 
 use freestanding::{Announced, Crate, Freestanding};
 
 fn main() {
-    println!("cargo::rerun-if-changed=../../firmware/build/freestanding.rs");
     let announced = Announced {
         cfg: "guest_images",
         variable: "UMPIRE_ARBITERS_GUEST",

@@ -39,7 +39,7 @@ const HOUSE: [Room; 18] = [
     room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt"]),
     room("umpire-events", "vmm/events", &["pmu-model"]),
     room("vmm-control", "vmm/control", &["pmu-virt", "perfmon"]),
-    room("firmware", "firmware", &["arbiter"]),
+    room("firmware", "firmware", &["arbiter", "freestanding"]),
     room(
         "vmm",
         "vmm",
@@ -62,7 +62,7 @@ const HOUSE: [Room; 18] = [
             "arbiter",
         ],
     ),
-    room("micro-guests", "guest-tests/guests", &["arbiter"]),
+    room("micro-guests", "guest-tests/guests", &["arbiter", "freestanding"]),
     room(
         "guest-tests",
         "guest-tests",

@@ -1,35 +1,36 @@
-//! Build scripts that build a freestanding program for guests, with plain `rustc`.
-//! A build script includes this file by `#[path]` and calls [`build_script`].
+//! Builds freestanding programs for guests, with plain `rustc`, from a build script.
 //!
-//! A program is a chain of crates without dependencies outside of this
-//! repository: libraries first, then the program, which names a linker script.
+//! A program is a chain of crates without dependencies outside of this repository:
+//! libraries first, then the program, which names a linker script. A build script
+//! hands that chain to [`build_script`], which announces the program to the crate.
+#![forbid(unsafe_code)]
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The target of freestanding code: no operating system, no SSE, no red zone.
-pub(crate) const TARGET: &str = "x86_64-unknown-none";
+const TARGET: &str = "x86_64-unknown-none";
 
 /// Set to 1, it makes a build install the target.
 const INSTALL: &str = "UMPIRE_INSTALL_TARGET";
 
 /// What a build script announces to the crate that it belongs to.
 #[derive(Debug)]
-pub(crate) struct Announced {
+pub struct Announced {
     /// The `cfg` that is set where the program could be built.
-    pub(crate) cfg: &'static str,
+    pub cfg: &'static str,
     /// The variable that then names the program's file.
-    pub(crate) variable: &'static str,
+    pub variable: &'static str,
     /// What the crate goes without where the target cannot be had.
-    pub(crate) without: &'static str,
+    pub without: &'static str,
 }
 
 /// Runs a build script: `build` makes the program out of the package's folder.
 ///
 /// A missing target is a warning, because the crate works without the program; a
 /// program that does not compile is an error.
-pub(crate) fn build_script(
+pub fn build_script(
     announced: &Announced,
     build: impl FnOnce(&Freestanding, &Path) -> Result<PathBuf, String>,
 ) {
@@ -66,20 +67,20 @@ pub(crate) fn build_script(
 
 /// A compiler for the target, and where its output goes.
 #[derive(Debug)]
-pub(crate) struct Freestanding {
+pub struct Freestanding {
     rustc: PathBuf,
     out: PathBuf,
 }
 
 /// One crate of a chain.
 #[derive(Debug)]
-pub(crate) struct Crate<'a> {
+pub struct Crate<'a> {
     /// Its name in Rust.
-    pub(crate) name: &'a str,
+    pub name: &'a str,
     /// Its root file.
-    pub(crate) root: &'a Path,
+    pub root: &'a Path,
     /// Names of the libraries that it uses, built before.
-    pub(crate) uses: &'a [&'a str],
+    pub uses: &'a [&'a str],
 }
 
 impl Freestanding {
@@ -118,7 +119,7 @@ impl Freestanding {
     /// Builds a library for the crates that come after it.
     ///
     /// # Errors The compiler's message.
-    pub(crate) fn library(&self, unit: &Crate<'_>) -> Result<(), String> {
+    pub fn library(&self, unit: &Crate<'_>) -> Result<(), String> {
         self.compile(unit, &["--crate-type=rlib".into()]).map(drop)
     }
 
@@ -126,7 +127,7 @@ impl Freestanding {
     /// executable.
     ///
     /// # Errors The message of compiler or linker.
-    pub(crate) fn program(&self, unit: &Crate<'_>, script: &Path) -> Result<PathBuf, String> {
+    pub fn program(&self, unit: &Crate<'_>, script: &Path) -> Result<PathBuf, String> {
         println!("cargo::rerun-if-changed={}", script.display());
         self.compile(
             unit,
