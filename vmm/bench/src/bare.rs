@@ -8,7 +8,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::error::BenchError;
 use super::guest::{Access, GP_HANDLER};
-use super::rig::DONE;
+use super::harness::DONE;
 use vmm::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
 use vmm::sys::{KickTimer, install_kick_handler};
 

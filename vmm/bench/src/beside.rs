@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::guest::Access;
 use super::report::{pair, table, verdict};
-use super::rig::ratio;
+use super::harness::ratio;
 use super::stats::Percentiles;
 
 /// Highest ratio of the 99th percentiles that is wanted.

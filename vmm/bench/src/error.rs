@@ -3,7 +3,7 @@
 use thiserror::Error;
 use vmm_sys_util::errno;
 
-use super::rig::PATIENCE;
+use super::harness::PATIENCE;
 use vmm::cpuid::CpuidError;
 use vmm::doctor::Refusal;
 use vmm::kvm::{HostError, VcpuError};

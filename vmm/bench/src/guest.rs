@@ -11,7 +11,7 @@ use pmu_virt::PmuModel;
 use serde::Serialize;
 
 use super::registers::{PmuMsrs, Written};
-use super::rig::DONE;
+use super::harness::DONE;
 use super::sources::{INT, USR_OS_ENABLE};
 use vmm::micro::{
     KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, UNEXPECTED_VECTOR_PORT, USER_CODE,

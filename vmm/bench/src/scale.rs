@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::error::BenchError;
 use super::registers::PmuMsrs;
 use super::report::{Report, table};
-use super::rig;
+use super::harness;
 use super::sources::{LeftOut, Source};
 use super::stats::median;
 use super::switch;
@@ -90,7 +90,7 @@ pub(super) fn measure(
         }
     }
     Ok(ScaleReport {
-        processor: rig::processor(),
+        processor: harness::processor(),
         model: switch::MODEL,
         runs,
         rows,
@@ -148,7 +148,7 @@ impl Case<'_> {
             settle_ns,
             rdmsr_ns,
             switch_ns,
-            operations: rig::ratio(operations, switches),
+            operations: harness::ratio(operations, switches),
         })
     }
 

@@ -16,7 +16,7 @@ use self::schedule::{Scenario, Slice};
 use self::ways::{Naive, Umpire, Way, selects};
 use super::error::BenchError;
 use super::report::{Report, table, verdict};
-use super::rig::{self, ratio};
+use super::harness::{self, ratio};
 use super::sources::{LeftOut, Source, USR_OS_ENABLE, countable};
 use super::stats::{median, trimmed_mean};
 use vmm::sys::rdtsc;
@@ -90,7 +90,7 @@ pub(super) fn measure(
         }
     }
     Ok(SwitchReport {
-        processor: rig::processor(),
+        processor: harness::processor(),
         model: MODEL,
         rows,
         left_out,

@@ -13,7 +13,7 @@ use super::bare::Bare;
 use super::error::BenchError;
 use super::guest::{Access, BATCH, guest, samples_at};
 use super::report::{Report, micros, pair, table, verdict, where_it_ran};
-use super::rig::{self, BatchPort, PATIENCE, Rig, ratio};
+use super::harness::{self, BatchPort, PATIENCE, Harness, ratio};
 use super::sources::{Event, LeftOut, Source, first_countable};
 use super::stats::{Percentiles, percentiles};
 use vmm::kvm::{Host, KvmVm};
@@ -83,7 +83,7 @@ pub struct TrapReport {
 
 /// Measures with each of `sources` in turn.
 pub(super) fn measure_all(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     sources: &[Source],
     mut left_out: Vec<LeftOut>,
     iterations: u32,
@@ -91,8 +91,8 @@ pub(super) fn measure_all(
     let mut reports = Vec::new();
     for source in sources {
         let backend = source.open()?;
-        match first_countable(&rig.model, backend.as_ref()) {
-            Ok(event) => reports.push(measure_one(rig, backend, event, iterations)?),
+        match first_countable(&harness.model, backend.as_ref()) {
+            Ok(event) => reports.push(measure_one(harness, backend, event, iterations)?),
             Err(none) => left_out.push(none),
         }
     }
@@ -112,21 +112,21 @@ pub fn measure(
     probe: &ProbeReport,
     iterations: u32,
 ) -> Result<TrapReport, BenchError> {
-    let rig = Rig::new(host, probe)?;
+    let harness = Harness::new(host, probe)?;
     let backend = Box::new(ClockBackend::new());
-    let event = first_countable(&rig.model, backend.as_ref());
+    let event = first_countable(&harness.model, backend.as_ref());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
-    measure_one(&rig, backend, event, iterations)
+    measure_one(&harness, backend, event, iterations)
 }
 
 fn measure_one(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     backend: Box<dyn CounterBackend>,
     event: Event,
     iterations: u32,
 ) -> Result<TrapReport, BenchError> {
     let name = backend.name();
-    let mut pair = Pair::new(rig, backend, event)?;
+    let mut pair = Pair::new(harness, backend, event)?;
     // Caches, and the first write that finds the #GP handler.
     pair.round(false, true)?;
     let stepping = pair.subject.steps();
@@ -139,9 +139,9 @@ fn measure_one(
         pair.round(round / 2 % 2 == 1, round % 2 == 0)?;
     }
     Ok(TrapReport {
-        processor: rig::processor(),
-        slow_cpl0: rig.probe.slow_cpl0(),
-        model: rig.model.name(),
+        processor: harness::processor(),
+        slow_cpl0: harness.probe.slow_cpl0(),
+        model: harness.model.name(),
         backend: name,
         event: event.known.to_string(),
         stepping,
@@ -165,17 +165,17 @@ struct Pair {
 
 impl Pair {
     fn new(
-        rig: &Rig<'_>,
+        harness: &Harness<'_>,
         backend: Box<dyn CounterBackend>,
         event: Event,
     ) -> Result<Self, BenchError> {
-        let (vm, vcpus) = rig.build(&guest(&rig.model, event.code, 2)?)?;
+        let (vm, vcpus) = harness.build(&guest(&harness.model, event.code, 2)?)?;
         let Ok([subject, bare]) = <[_; 2]>::try_from(vcpus) else {
             return Err(BenchError::Guest("it must have two vCPUs".to_owned()));
         };
         let port = Arc::new(BatchPort);
         Ok(Self {
-            subject: rig.solo(subject, &vm, backend, port, Box::new(Silent))?,
+            subject: harness.solo(subject, &vm, backend, port, Box::new(Silent))?,
             bare: Bare::new(bare, vm.clone())?,
             vm,
             samples: Default::default(),
@@ -192,7 +192,7 @@ impl Pair {
             let armed = armed || access.is_rdpmc();
             for side in sides {
                 let number = match side {
-                    SUBJECT => rig::batch(&mut self.subject, PATIENCE)?,
+                    SUBJECT => harness::batch(&mut self.subject, PATIENCE)?,
                     _ => self.bare.batch(access, armed, PATIENCE)?,
                 };
                 if usize::try_from(number) != Ok(expected) {
@@ -211,7 +211,7 @@ impl Pair {
     }
 
     fn collect(&mut self, side: u8, series: usize, access: usize) -> Result<(), BenchError> {
-        let ticks = rig::words(&self.vm, samples_at(side), BATCH)?;
+        let ticks = harness::words(&self.vm, samples_at(side), BATCH)?;
         let ticks = ticks.into_iter().map(u32::from_le_bytes);
         self.samples[series][access].extend(ticks);
         Ok(())

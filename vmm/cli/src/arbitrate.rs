@@ -4,7 +4,7 @@
 mod input;
 mod json;
 mod print;
-mod words;
+mod format;
 
 use std::io::{self, BufWriter, Write};
 

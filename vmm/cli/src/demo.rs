@@ -29,7 +29,7 @@ use pmu_virt::{BackendError, Vendor};
 use thiserror::Error;
 
 use crate::exit::{ExitStatus, UserError};
-use crate::flags::{DemoFlags, DemoStory};
+use crate::flags::{DemoFlags, DemoScenario};
 use umpire_bench::BenchError;
 use vmm::config::DEFAULT_PMI_FLOOR_US;
 use vmm::counters::{self, CounterError, CounterPlan, backend_env};
@@ -82,7 +82,7 @@ pub enum DemoError {
 /// The flags cannot be used, the host failed in the middle, or standard output
 /// cannot be written to.
 pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
-    if let Some(DemoStory::Pcr { pmu, output }) = &flags.story {
+    if let Some(DemoScenario::Pcr { pmu, output }) = &flags.scenario {
         return run_pcr(pmu.as_deref(), output.json);
     }
     let names = umpire_events::names();
@@ -109,7 +109,7 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
     }
 }
 
-/// The story of the reservations.
+/// The scenario of the reservations.
 fn run_pcr(pmu: Option<&str>, json: bool) -> Result<ExitStatus, UserError> {
     let model = pcr::model(pmu).map_err(UserError::bad_input)?;
     let out = &mut io::stdout().lock();

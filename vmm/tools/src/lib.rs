@@ -29,7 +29,7 @@ pub(crate) use wait::Waiter;
 
 /// How a tool that looks for some time came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum Completion {
     /// It did what was asked.
     Complete,
     /// A signal cut short the time it was given.

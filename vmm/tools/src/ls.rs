@@ -13,7 +13,7 @@ use crate::{ToolError, connect, refused};
 
 /// A VM as its socket tells of it.
 #[derive(Clone, Debug, Serialize)]
-pub struct Vm {
+pub struct VmListing {
     /// The socket.
     pub socket: PathBuf,
     /// What there is and who holds what.
@@ -86,9 +86,9 @@ pub fn run(options: &LsOptions) -> Result<(), ToolError> {
     Ok(())
 }
 
-fn look(socket: PathBuf) -> Result<Vm, ToolError> {
+fn look(socket: PathBuf) -> Result<VmListing, ToolError> {
     let client = connect(&socket)?;
-    Ok(Vm {
+    Ok(VmListing {
         machine: client.list().map_err(refused("asking for the VM"))?,
         model: client.model().map_err(refused("asking for the PMU"))?,
         formats: client.formats().map_err(refused("asking for formats"))?,
@@ -96,7 +96,7 @@ fn look(socket: PathBuf) -> Result<Vm, ToolError> {
     })
 }
 
-fn json(vm: &Vm, out: &mut dyn Write) -> io::Result<()> {
+fn json(vm: &VmListing, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, vm)?;
     writeln!(out)
 }

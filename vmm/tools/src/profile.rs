@@ -15,7 +15,7 @@ mod record;
 pub mod report;
 pub mod script;
 pub mod sink;
-pub mod spot;
+pub mod location;
 pub mod stacks;
 pub mod symbols;
 pub mod tally;

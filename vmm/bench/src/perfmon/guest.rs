@@ -6,7 +6,7 @@ use pmu_virt::PmuModel;
 
 use crate::guest::{self as accesses, now};
 use crate::registers::Written;
-use crate::rig::DONE;
+use crate::harness::DONE;
 use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 /// UD2 leads from CPL 3 to CPL 0 on every KVM; INT n does not on a software one.

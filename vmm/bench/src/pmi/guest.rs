@@ -8,7 +8,7 @@ use pmu_virt::PmuModel;
 use super::BATCH;
 use crate::error::BenchError;
 use crate::registers::{PmuMsrs, Written, wrmsr};
-use crate::rig::DONE;
+use crate::harness::DONE;
 use crate::sources::{Event, INT, USR_OS_ENABLE};
 use vmm::micro::{
     KERNEL_CODE, LAPIC, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS,

@@ -10,7 +10,7 @@ use crate::error::BenchError;
 use crate::guest::now;
 use crate::pmi::{apic, enter_user, reload};
 use crate::registers::{PmuMsrs, Written, wrmsr};
-use crate::rig::DONE;
+use crate::harness::DONE;
 use crate::sources::{Event, INT, USR_OS_ENABLE};
 use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 

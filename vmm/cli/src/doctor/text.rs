@@ -30,14 +30,14 @@ impl fmt::Display for Mark {
     }
 }
 
-struct Line {
+struct Finding {
     mark: Mark,
     what: String,
     finding: String,
 }
 
-fn line(mark: Mark, what: impl Into<String>, finding: impl Into<String>) -> Line {
-    Line {
+fn line(mark: Mark, what: impl Into<String>, finding: impl Into<String>) -> Finding {
+    Finding {
         mark,
         what: what.into(),
         finding: finding.into(),
@@ -78,9 +78,9 @@ pub(super) fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()
     }
 }
 
-fn section(out: &mut dyn Write, title: &str, lines: &[Line]) -> io::Result<()> {
+fn section(out: &mut dyn Write, title: &str, lines: &[Finding]) -> io::Result<()> {
     writeln!(out, "\n{title}")?;
-    let row = |line: &Line| {
+    let row = |line: &Finding| {
         // Marks are as wide in every section.
         let mark = format!("{:<4}", line.mark.to_string());
         vec![mark, line.what.clone(), line.finding.clone()]
@@ -89,7 +89,7 @@ fn section(out: &mut dyn Write, title: &str, lines: &[Line]) -> io::Result<()> {
         .try_for_each(|line| writeln!(out, "  {line}"))
 }
 
-fn host(host: &HostFacts) -> Vec<Line> {
+fn host(host: &HostFacts) -> Vec<Finding> {
     let mut lines = vec![
         line(
             Mark::Note,
@@ -131,7 +131,7 @@ fn host(host: &HostFacts) -> Vec<Line> {
     lines
 }
 
-fn hardware_pmu(pmu: &HardwarePmu) -> Line {
+fn hardware_pmu(pmu: &HardwarePmu) -> Finding {
     let what = "hardware PMU";
     match pmu {
         HardwarePmu::Usable => line(Mark::Ok, what, "counts cycles for this user"),
@@ -141,9 +141,9 @@ fn hardware_pmu(pmu: &HardwarePmu) -> Line {
     }
 }
 
-fn holders(host: &HostFacts) -> Vec<Line> {
+fn holders(host: &HostFacts) -> Vec<Finding> {
     let what = "counters held by";
-    let mut lines: Vec<Line> = host
+    let mut lines: Vec<Finding> = host
         .counter_holders
         .seen
         .iter()
@@ -173,7 +173,7 @@ fn holders(host: &HostFacts) -> Vec<Line> {
     lines
 }
 
-fn capabilities(features: &KvmFeatures) -> Vec<Line> {
+fn capabilities(features: &KvmFeatures) -> Vec<Finding> {
     let needed = [
         (features.irqchip, "KVM_CAP_IRQCHIP", "in-kernel irqchip"),
         (
@@ -230,7 +230,7 @@ fn capabilities(features: &KvmFeatures) -> Vec<Line> {
             line(mark(has, otherwise), name, finding)
         }
     };
-    let mut lines: Vec<Line> = needed.iter().map(one(Mark::No)).collect();
+    let mut lines: Vec<Finding> = needed.iter().map(one(Mark::No)).collect();
     lines.extend(useful.iter().map(one(Mark::Note)));
     lines.push(line(
         Mark::Note,
@@ -248,7 +248,7 @@ fn capabilities(features: &KvmFeatures) -> Vec<Line> {
     lines
 }
 
-fn probed(probe: &ProbeReport) -> Vec<Line> {
+fn probed(probe: &ProbeReport) -> Vec<Finding> {
     let ns = |ps: u64| format!("{}.{:02} ns", ps / 1000, ps % 1000 / 10);
     let speed = format!(
         "{} an instruction at CPL 0, {} at CPL 3",
@@ -327,7 +327,7 @@ fn probed(probe: &ProbeReport) -> Vec<Line> {
     ]
 }
 
-fn guest_steps(probe: &ProbeReport) -> Line {
+fn guest_steps(probe: &ProbeReport) -> Finding {
     let what = "the guest's own steps";
     match (probe.guest_step, probe.guest_step_beside_ours) {
         (GuestStep::Lost, _) => line(Mark::Note, what, "are lost on this KVM (TF at CPL 3)"),
@@ -341,7 +341,7 @@ fn guest_steps(probe: &ProbeReport) -> Line {
     }
 }
 
-fn models(kvm: &Kvm) -> Vec<Line> {
+fn models(kvm: &Kvm) -> Vec<Finding> {
     kvm.models
         .iter()
         .map(|model| {
@@ -363,8 +363,8 @@ fn auto(diagnosis: &Diagnosis, summary: &str) -> String {
     }
 }
 
-fn backends(diagnosis: &Diagnosis) -> Vec<Line> {
-    let mut lines: Vec<Line> = pmu_virt::backend_names()
+fn backends(diagnosis: &Diagnosis) -> Vec<Finding> {
+    let mut lines: Vec<Finding> = pmu_virt::backend_names()
         .iter()
         .filter(|backend| backend.name == "auto")
         .map(|backend| line(Mark::Note, backend.name, auto(diagnosis, backend.summary)))

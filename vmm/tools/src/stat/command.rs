@@ -9,12 +9,12 @@ use super::print::{Form, Whole, write_whole};
 use super::rows::mean;
 use super::run::Run;
 use super::runs::Runs;
-use super::session::{Job, Session};
+use super::session::{Job, CountingSession};
 use super::spec::{EventList, EventListError};
 use super::tally::Scale;
-use super::trial::{Plan, Question};
+use super::trial::{CountingPlan, Question};
 use crate::targets::{Selection, Target};
-use crate::{Ending, ToolError, Vm, Waiter, refused};
+use crate::{Completion, ToolError, Vm, Waiter, refused};
 
 /// What is counted, and how it is shown.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub struct StatOptions {
 /// # Errors
 /// There is no VM, no such event, vCPU or core, or standard output cannot be
 /// written to. Whoever closes it early has seen enough: that is no error.
-pub fn run(options: &StatOptions) -> Result<Ending, ToolError> {
+pub fn run(options: &StatOptions) -> Result<Completion, ToolError> {
     let vm = Vm::find(options.selection.control.as_deref())?;
     let list = event_list(&options.events)?;
     let names = umpire_events::names();
@@ -124,7 +124,7 @@ pub(super) enum End {
 
 pub(super) struct Measure<'a> {
     pub(super) job: Job<'a>,
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a CountingPlan,
     targets: &'a [Target],
     pub(super) waiter: &'a Waiter,
     pub(super) options: &'a StatOptions,
@@ -132,7 +132,7 @@ pub(super) struct Measure<'a> {
 
 impl Measure<'_> {
     /// Every run, and what they come to.
-    fn all(&self) -> Result<Ending, ToolError> {
+    fn all(&self) -> Result<Completion, ToolError> {
         let mut runs: Vec<Vec<Row>> = Vec::new();
         let mut elapsed = Runs::default();
         let mut end = End::Time;
@@ -166,14 +166,14 @@ impl Measure<'_> {
         }
         let cut_short = end == End::Stopped && self.options.duration.is_some();
         Ok(match cut_short {
-            true => Ending::CutShort,
-            false => Ending::Complete,
+            true => Completion::CutShort,
+            false => Completion::Complete,
         })
     }
 
     /// Who counts what: with `-a` the vCPUs' contexts tell the quantities of the
     /// VMM, which a core does not have.
-    pub(super) fn sessions(&self) -> Result<Vec<(Session, Kind)>, ToolError> {
+    pub(super) fn sessions(&self) -> Result<Vec<(CountingSession, Kind)>, ToolError> {
         let vm = self.job.vm;
         let is_quantity = |event: &Asked| matches!(event.source, Source::Quantity { .. });
         let quantities = self.job.events.iter().any(is_quantity);
@@ -183,7 +183,7 @@ impl Measure<'_> {
                 counters: true,
                 quantities: matches!(target, Target::Vcpu(_)),
             };
-            let session = Session::open(&self.job, *target, kind.quantities)
+            let session = CountingSession::open(&self.job, *target, kind.quantities)
                 .map_err(refused(format!("{target} cannot be measured")))?;
             sessions.push((session, kind));
         }
@@ -198,7 +198,7 @@ impl Measure<'_> {
                 quantities: true,
             };
             let target = Target::Vcpu(number);
-            let session = Session::open(&job, target, true)
+            let session = CountingSession::open(&job, target, true)
                 .map_err(refused(format!("{target} cannot tell its quantities")))?;
             sessions.push((session, kind));
         }

@@ -62,7 +62,7 @@ impl Asked {
     /// How the VMM comes by it, if it is a quantity: it counts occurrences one by
     /// one, and computes times and bytes.
     #[must_use]
-    pub fn told(&self) -> Provenance {
+    pub fn reported(&self) -> Provenance {
         match self.unit == Unit::EVENTS {
             true => Provenance::Exact,
             false => Provenance::Derived,
@@ -169,7 +169,7 @@ mod tests {
         let list: EventList = list.parse().unwrap();
         let word = |asked: &Asked| match asked.source {
             Source::Counter(_) => "counter",
-            Source::Quantity { .. } if asked.told() == Provenance::Exact => "exact",
+            Source::Quantity { .. } if asked.reported() == Provenance::Exact => "exact",
             Source::Quantity { level: true, .. } => "level",
             Source::Quantity { level: false, .. } => "quantity",
             Source::Nothing => "nothing",

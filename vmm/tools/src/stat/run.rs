@@ -7,7 +7,7 @@ use super::Row;
 use super::command::{End, Kind, Measure, read_by, tell};
 use super::print::{Interval, write_interval};
 use super::rows::{Layout, Part};
-use super::tally::Tally;
+use super::tally::CountTally;
 use super::watch::{Watched, since};
 use crate::ToolError;
 
@@ -133,7 +133,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    pub(super) fn rows(&self, tally: impl Fn(&Watched) -> &Tally, seconds: f64) -> Vec<Row> {
+    pub(super) fn rows(&self, tally: impl Fn(&Watched) -> &CountTally, seconds: f64) -> Vec<Row> {
         let layout = Layout {
             events: self.measure.job.events,
             supported: &self.measure.plan.supported,

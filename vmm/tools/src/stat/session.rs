@@ -31,7 +31,7 @@ type Register = (usize, PmdArg);
 
 /// A context that is attached.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct CountingSession {
     pub(super) target: Target,
     pub(super) handle: ContextHandle,
     /// Registers of each set.
@@ -44,7 +44,7 @@ pub(super) struct Session {
     before: Vec<u64>,
 }
 
-impl Session {
+impl CountingSession {
     /// Attaches a context to `target`; it does not count yet.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ pub struct Counted {
 
 /// Takes in a context's readings.
 #[derive(Clone, Debug)]
-pub struct Tally {
+pub struct CountTally {
     estimator: Estimator,
     /// By event.
     how: Vec<Option<How>>,
@@ -47,7 +47,7 @@ pub struct Tally {
     untold: bool,
 }
 
-impl Tally {
+impl CountTally {
     /// Before the first reading, of `events` events.
     #[must_use]
     pub fn new(events: usize) -> Self {
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn one_set_is_counted_as_it_is() {
-        let mut tally = Tally::new(3);
+        let mut tally = CountTally::new(3);
         tally.add(
             &at(&[(5, 0, 7, HARDWARE)], 40),
             &at(&[(15, 0, 107, HARDWARE)], 50),
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn sets_that_take_turns_are_scaled() {
-        let mut tally = Tally::new(3);
+        let mut tally = CountTally::new(3);
         let zero = at(&[(0, 0, 0, How::Never), (0, 1, 0, How::Never)], 0);
         let first = at(&[(10, 0, 100, HARDWARE), (0, 1, 0, How::Never)], 0);
         let second = at(&[(10, 0, 100, HARDWARE), (30, 1, 60, HARDWARE)], 0);
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn time_without_counters_is_scaled_only_if_it_is_known() {
-        let mut tally = Tally::new(1);
+        let mut tally = CountTally::new(1);
         tally.add(
             &at(&[(0, 0, 0, How::Never)], 0),
             &at(&[(10, 0, 50, How::Lost)], 0),
@@ -333,7 +333,7 @@ mod tests {
         );
         let lost = &tally.counted(Scale::Linear)[0];
         assert_eq!((lost.value, lost.lost), (None, true));
-        let mut tally = Tally::new(1);
+        let mut tally = CountTally::new(1);
         tally.add(
             &at(&[(0, 0, 0, How::Never)], 0),
             &at(&[(10, 0, 50, HARDWARE)], 0),

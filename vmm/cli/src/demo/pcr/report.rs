@@ -1,4 +1,4 @@
-//! The story as it was played, for people and for machines.
+//! The scenario as it was played, for people and for machines.
 
 use std::io::{self, Write};
 
@@ -6,8 +6,8 @@ use arbiter::{CounterId, CounterSet, Event, PcrRegister, Reason, Record, abi};
 use serde::Serialize;
 use umpire_tools::table::lines;
 
-use super::record::{Outcome, Played};
-use super::story::{Act, Action, Step};
+use super::transcript::{Outcome, Played};
+use super::scenario::{Act, Action, Step};
 
 /// Everything that the demo shows. Its JSON form keeps these names.
 #[derive(Clone, Debug, Serialize)]

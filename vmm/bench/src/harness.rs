@@ -20,19 +20,19 @@ use vmm::vcpu::{Observer, Platform, VcpuEnd};
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// The port that a finished batch is reported on, with its number.
 pub(super) const DONE: u16 = 0xe1;
-/// Told instead of a batch's number, with the vector, if the guest took an
+/// Reported instead of a batch's number, with the vector, if the guest took an
 /// exception that it should not.
 const UNEXPECTED: u32 = 0x100;
 
 /// The host, what it was found to do, and the model that fits it.
 #[derive(Debug)]
-pub(super) struct Rig<'a> {
+pub(super) struct Harness<'a> {
     pub(super) host: &'a Host,
     pub(super) probe: &'a ProbeReport,
     pub(super) model: PmuModel,
 }
 
-impl<'a> Rig<'a> {
+impl<'a> Harness<'a> {
     /// With the default model of the host's vendor.
     pub(super) fn new(host: &'a Host, probe: &'a ProbeReport) -> Result<Self, BenchError> {
         let vendor = host_vendor(host.supported_cpuid()?.as_slice())?;

@@ -46,9 +46,9 @@ struct State {
 
 /// Collects what happens; also the guest's devices.
 #[derive(Debug)]
-pub(super) struct Stage(Mutex<State>);
+pub(super) struct Transcript(Mutex<State>);
 
-impl Stage {
+impl Transcript {
     pub(super) fn new() -> Self {
         Self(Mutex::new(State {
             played: Vec::new(),
@@ -88,7 +88,7 @@ impl State {
     }
 }
 
-impl Platform for Stage {
+impl Platform for Transcript {
     fn port_read(&self, _: u16, _: u8, data: &mut [u8]) {
         data.fill(0xff);
     }
@@ -126,11 +126,11 @@ impl Platform for Stage {
     fn mmio_write(&self, _: u64, _: &[u8]) {}
 }
 
-/// Hands decisions to the stage.
+/// Hands decisions to the transcript.
 #[derive(Debug)]
-pub(super) struct Clerk(pub(super) Arc<Stage>);
+pub(super) struct Recorder(pub(super) Arc<Transcript>);
 
-impl Auditor for Clerk {
+impl Auditor for Recorder {
     fn record(&mut self, record: &Record) {
         let mut state = self.0.state();
         let Some(step) = state.played.last_mut() else {
