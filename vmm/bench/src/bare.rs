@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, kvm_guest_debug, kvm_regs};
 use vm_memory::{Bytes, GuestAddress};
+use vmm::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
+use vmm::sys::{KickTimer, install_kick_handler};
 
 use super::error::BenchError;
 use super::guest::{Access, GP_HANDLER};
 use super::harness::DONE;
-use vmm::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
-use vmm::sys::{KickTimer, install_kick_handler};
 
 /// Slot 0 on execution, globally enabled (SDM vol. 3B, 18.2.4).
 const DR7_SLOT0: u64 = 2 | 1 << 10;

@@ -1,13 +1,13 @@
 //! Why a measurement failed.
 
 use thiserror::Error;
-use vmm_sys_util::errno;
-
-use super::harness::PATIENCE;
 use vmm::cpuid::CpuidError;
 use vmm::doctor::Refusal;
 use vmm::kvm::{HostError, VcpuError};
 use vmm::micro::{MicroError, MicroRunError};
+use vmm_sys_util::errno;
+
+use super::harness::PATIENCE;
 
 /// The measurement failed.
 #[derive(Debug, Error)]

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use pmu_virt::{BackendEnv, CounterBackend, PmuModel, Reservations};
 use vm_memory::{Bytes, GuestAddress};
-
-use super::error::BenchError;
 use vmm::counters::backend_env;
 use vmm::cpuid::host_vendor;
 use vmm::devices::{DeviceOutcome, GuestEnd};
@@ -15,6 +13,8 @@ use vmm::kvm::{Host, KvmVcpu, KvmVm, VmOptions};
 use vmm::micro::{KERNEL_CODE, MicroGuest, Solo, SoloParts, Start, UNEXPECTED_VECTOR_PORT};
 use vmm::probe::ProbeReport;
 use vmm::vcpu::{Observer, Platform, VcpuEnd};
+
+use super::error::BenchError;
 
 /// A batch takes some milliseconds, even on a slow KVM.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

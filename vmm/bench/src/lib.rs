@@ -6,13 +6,13 @@ mod bare;
 mod beside;
 mod error;
 mod guest;
+mod harness;
 mod neighbour;
 mod pcr;
 mod perfmon;
 mod pmi;
 mod registers;
 mod report;
-mod harness;
 mod scale;
 mod slowdown;
 mod sources;
@@ -143,7 +143,11 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
         Measurement::Pcr { iterations } => print(&pcr::measure(&harness, *iterations)?, json, out)?,
         Measurement::Pmi { counters, samples } => {
             let (chosen, left_out) = sources(counters)?;
-            print(&pmi::measure(&harness, &chosen, left_out, *samples)?, json, out)?;
+            print(
+                &pmi::measure(&harness, &chosen, left_out, *samples)?,
+                json,
+                out,
+            )?;
         }
         Measurement::Slowdown { counters, rounds } => {
             let (chosen, left_out) = sources(counters)?;

@@ -11,20 +11,20 @@ use std::time::Duration;
 
 use pmu_virt::ClockBackend;
 use serde::Serialize;
-
-use super::beside::{Compared, Ratios, TARGET, write_compared};
-use super::error::BenchError;
-use super::guest::{Access, BATCH, guest, samples_at};
-use super::report::Report;
-use super::harness::{self, BatchPort, PATIENCE, Harness};
-use super::sources::first_countable;
-use super::stats::{Percentiles, percentiles};
-use super::storm;
 use vmm::devices::{PlatformParts, PortBus};
 use vmm::kvm::KvmVm;
 use vmm::micro::{MicroGuest, Solo};
 use vmm::sys::{allowed_cpus, pin_this_thread};
 use vmm::vcpu::{Platform, SharedPlatform, Silent};
+
+use super::beside::{Compared, Ratios, TARGET, write_compared};
+use super::error::BenchError;
+use super::guest::{Access, BATCH, guest, samples_at};
+use super::harness::{self, BatchPort, Harness, PATIENCE};
+use super::report::Report;
+use super::sources::first_countable;
+use super::stats::{Percentiles, percentiles};
+use super::storm;
 
 /// How long a neighbour runs before it looks whether its turn is over.
 const TURN: Duration = Duration::from_millis(5);
@@ -71,7 +71,10 @@ pub struct NeighbourReport {
 ///
 /// # Errors
 /// A guest could not be made or run, or there is one host CPU only.
-pub(super) fn measure(harness: &Harness<'_>, iterations: u32) -> Result<NeighbourReport, BenchError> {
+pub(super) fn measure(
+    harness: &Harness<'_>,
+    iterations: u32,
+) -> Result<NeighbourReport, BenchError> {
     let cpus = match allowed_cpus().map_err(BenchError::Signal)?[..] {
         [.., neighbour, subject] => [subject, neighbour],
         _ => return Err(BenchError::OneCpu),
@@ -130,8 +133,10 @@ struct World<'a> {
 impl World<'_> {
     fn subject(&self, cpu: usize, rounds: u32) -> Result<Vec<NeighbourRow>, BenchError> {
         pin_this_thread(cpu).map_err(BenchError::Signal)?;
-        let (vm, mut solo) =
-            self.solo(&guest(&self.harness.model, self.event, 1)?, Arc::new(BatchPort))?;
+        let (vm, mut solo) = self.solo(
+            &guest(&self.harness.model, self.event, 1)?,
+            Arc::new(BatchPort),
+        )?;
         let mut samples: [Series; 2] = Default::default();
         // The first round warms up.
         for round in 0..=rounds {

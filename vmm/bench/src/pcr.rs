@@ -11,13 +11,6 @@ use iced_x86::code_asm::{
 };
 use pmu_virt::{ClockBackend, Reservations};
 use serde::Serialize;
-
-use super::error::BenchError;
-use super::registers::{PmuMsrs, Written, wrmsr};
-use super::report::{Report, pair, table, where_it_ran};
-use super::harness::{self, BatchPort, DONE, PATIENCE, Harness, ratio};
-use super::sources::{INT, USR_OS_ENABLE, first_countable};
-use super::stats::{Percentiles, percentiles};
 use vmm::audit::AuditTrail;
 use vmm::config::PcrChoice;
 use vmm::firmware::SetAside;
@@ -28,6 +21,13 @@ use vmm::micro::{
 };
 use vmm::reservations::MachineReservations;
 use vmm::vcpu::Silent;
+
+use super::error::BenchError;
+use super::harness::{self, BatchPort, DONE, Harness, PATIENCE, ratio};
+use super::registers::{PmuMsrs, Written, wrmsr};
+use super::report::{Report, pair, table, where_it_ran};
+use super::sources::{INT, USR_OS_ENABLE, first_countable};
+use super::stats::{Percentiles, percentiles};
 
 /// Samples that the guest takes before it reports.
 const BATCH: u32 = 100;
@@ -197,7 +197,11 @@ struct Side {
 }
 
 impl Side {
-    fn new(harness: &Harness<'_>, kinds: &'static [PcrAccess], reserves: bool) -> Result<Self, BenchError> {
+    fn new(
+        harness: &Harness<'_>,
+        kinds: &'static [PcrAccess],
+        reserves: bool,
+    ) -> Result<Self, BenchError> {
         let backend = Box::new(ClockBackend::new());
         let event = first_countable(&harness.model, backend.as_ref());
         let event = event.map_err(|none| BenchError::Guest(none.reason))?;
@@ -206,9 +210,10 @@ impl Side {
         let (vm, vcpus) = harness.build(&guest(&msrs, control, kinds, reserves)?)?;
         let kvm = harness::only(vcpus)?;
         let trail = AuditTrail::new(1);
-        let reservations = match reserves {
-            true => Some(reservations(harness, kvm.get_tsc_khz()?, &trail)?),
-            false => None,
+        let reservations = if reserves {
+            Some(reservations(harness, kvm.get_tsc_khz()?, &trail)?)
+        } else {
+            None
         };
         let port = Arc::new(BatchPort);
         Ok(Self {

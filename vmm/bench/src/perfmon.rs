@@ -2,16 +2,16 @@
 //! the control socket of a real guest.
 
 mod commands;
+mod fixture;
 mod flood;
 mod guest;
 mod hostile;
-mod fixture;
 mod many;
 mod reporter;
 mod samples;
+mod served_guest;
 mod sets;
 mod slowdown;
-mod served_guest;
 mod text;
 mod tool;
 mod traps;
@@ -217,9 +217,10 @@ pub(super) fn measure(
         left_out,
         failures: Vec::new(),
     };
-    let parts = match options.parts.is_empty() {
-        true => PerfmonPart::ALL.to_vec(),
-        false => options.parts.clone(),
+    let parts = if options.parts.is_empty() {
+        PerfmonPart::ALL.to_vec()
+    } else {
+        options.parts.clone()
     };
     for source in sources {
         match bench.fixture(source)? {

@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pmu_virt::{CounterBackend, CounterId};
 use serde::Serialize;
-
-use self::guest::guest;
-pub(super) use self::guest::{apic, enter_user, reload};
-use super::error::BenchError;
-use super::report::{Report, micros, pair, table, where_it_ran};
-use super::harness::{self, BatchPort, PATIENCE, Harness};
-use super::sources::{Event, LeftOut, Source, first_countable, tells_when};
-use super::stats::{Percentiles, percentiles_of};
 use vmm::kvm::{KvmVcpu, VcpuId};
 use vmm::micro::SCRATCH;
 use vmm::sys::rdtsc;
 use vmm::vcpu::{Observer, PmiRoute, TrapEvent};
+
+use self::guest::guest;
+pub(super) use self::guest::{apic, enter_user, reload};
+use super::error::BenchError;
+use super::harness::{self, BatchPort, Harness, PATIENCE};
+use super::report::{Report, micros, pair, table, where_it_ran};
+use super::sources::{Event, LeftOut, Source, first_countable, tells_when};
+use super::stats::{Percentiles, percentiles_of};
 
 /// Overflows in one batch.
 const BATCH: u32 = 100;

@@ -11,9 +11,9 @@ use pmu_virt::{
 use serde::Serialize;
 
 use super::error::BenchError;
+use super::harness;
 use super::registers::PmuMsrs;
 use super::report::{Report, table};
-use super::harness;
 use super::sources::{LeftOut, Source};
 use super::stats::median;
 use super::switch;

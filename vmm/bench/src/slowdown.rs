@@ -12,16 +12,16 @@ use std::time::Duration;
 
 use serde::Serialize;
 use vm_memory::{Bytes, GuestAddress};
-
-use self::guest::{AFTER, BEFORE, NMIS, guest, words_of};
-use super::error::BenchError;
-use super::report::{Report, millis, table, verdict, where_it_ran};
-use super::harness::{self, BatchPort, Harness, ratio};
-use super::sources::{Event, LeftOut, Source, countable};
-use super::stats::median;
 use vmm::kvm::KvmVm;
 use vmm::micro::Solo;
 use vmm::vcpu::Silent;
+
+use self::guest::{AFTER, BEFORE, NMIS, guest, words_of};
+use super::error::BenchError;
+use super::harness::{self, BatchPort, Harness, ratio};
+use super::report::{Report, millis, table, verdict, where_it_ran};
+use super::sources::{Event, LeftOut, Source, countable};
+use super::stats::median;
 
 /// Counters that count.
 const COUNTERS: u32 = 4;

@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use pmu_virt::{ClockBackend, CounterBackend};
 use serde::Serialize;
-
-use super::bare::Bare;
-use super::error::BenchError;
-use super::guest::{Access, BATCH, guest, samples_at};
-use super::report::{Report, micros, pair, table, verdict, where_it_ran};
-use super::harness::{self, BatchPort, PATIENCE, Harness, ratio};
-use super::sources::{Event, LeftOut, Source, first_countable};
-use super::stats::{Percentiles, percentiles};
 use vmm::kvm::{Host, KvmVm};
 use vmm::micro::Solo;
 use vmm::probe::ProbeReport;
 use vmm::vcpu::Silent;
+
+use super::bare::Bare;
+use super::error::BenchError;
+use super::guest::{Access, BATCH, guest, samples_at};
+use super::harness::{self, BatchPort, Harness, PATIENCE, ratio};
+use super::report::{Report, micros, pair, table, verdict, where_it_ran};
+use super::sources::{Event, LeftOut, Source, first_countable};
+use super::stats::{Percentiles, percentiles};
 
 /// A stepped guest takes this much fewer samples: an exit for every instruction.
 const STEPPED: u32 = 10;
@@ -184,9 +184,10 @@ impl Pair {
 
     /// One batch of each kind on each side; which side comes first alternates.
     fn round(&mut self, bare_first: bool, armed: bool) -> Result<(), BenchError> {
-        let sides = match bare_first {
-            true => [BARE, SUBJECT],
-            false => [SUBJECT, BARE],
+        let sides = if bare_first {
+            [BARE, SUBJECT]
+        } else {
+            [SUBJECT, BARE]
         };
         for (expected, access) in Access::ALL.into_iter().enumerate() {
             let armed = armed || access.is_rdpmc();
@@ -200,9 +201,10 @@ impl Pair {
                         "vCPU {side} finished batch {number} instead of {expected}"
                     )));
                 }
-                let series = match side == BARE && !armed {
-                    true => UNARMED,
-                    false => usize::from(side),
+                let series = if side == BARE && !armed {
+                    UNARMED
+                } else {
+                    usize::from(side)
                 };
                 self.collect(side, series, expected)?;
             }
@@ -272,9 +274,10 @@ impl TrapReport {
             self.model,
             self.iterations
         )?;
-        let stepped = match self.stepping {
-            true => ", every instruction stepped",
-            false => "",
+        let stepped = if self.stepping {
+            ", every instruction stepped"
+        } else {
+            ""
         };
         writeln!(out, "backend {}, {}{stepped}\n", self.backend, self.event)?;
         let rows = self.rows.iter().map(|row| {

@@ -293,12 +293,11 @@ fn exit_for(error: &clap::Error, bench: bool) -> CliExit {
             status: ExitStatus::SUCCESS,
         },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
-            text: match bench {
-                true => {
-                    "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
+            text: if bench {
+                "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
                      slowdown, switch, scale in its place"
-                }
-                false => "no command given; try: umpire demo, umpire run --help, umpire doctor",
+            } else {
+                "no command given; try: umpire demo, umpire run --help, umpire doctor"
             }
             .to_owned(),
             status: ExitStatus::BAD_INPUT,

@@ -40,9 +40,10 @@ pub struct LsOptions {
 /// to.
 pub fn run(options: &LsOptions) -> Result<(), ToolError> {
     let named = !options.sockets.is_empty();
-    let sockets = match named {
-        true => options.sockets.clone(),
-        false => known_sockets(),
+    let sockets = if named {
+        options.sockets.clone()
+    } else {
+        known_sockets()
     };
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut failed = None;
@@ -51,9 +52,10 @@ pub fn run(options: &LsOptions) -> Result<(), ToolError> {
         match look(socket) {
             Ok(vm) => {
                 shown += 1;
-                let written = match options.json {
-                    true => json(&vm, &mut out),
-                    false => text::write(&vm, shown > 1, &mut out),
+                let written = if options.json {
+                    json(&vm, &mut out)
+                } else {
+                    text::write(&vm, shown > 1, &mut out)
                 };
                 match written {
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {

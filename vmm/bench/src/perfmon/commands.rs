@@ -6,9 +6,9 @@ use perfmon_abi::Config;
 use serde::Serialize;
 use umpire_perfmon::Call;
 
-use super::guest::busy;
 use super::fixture::{Fixture, Program};
-use super::served_guest::{Setting, ServedGuest};
+use super::guest::busy;
+use super::served_guest::{ServedGuest, Setting};
 use super::tool::{call, end, start};
 use super::{Bench, progress};
 use crate::error::BenchError;
@@ -40,10 +40,16 @@ const KINDS: [&str; 3] = [
 pub(super) fn measure(bench: &Bench<'_>) -> Result<Vec<CommandRow>, BenchError> {
     let (source, fixture) = bench.clock()?;
     let setting = Setting::busy(bench, &source);
-    setting.play(bench.harness, &busy()?, |served| rows(served, &fixture, bench))
+    setting.play(bench.harness, &busy()?, |served| {
+        rows(served, &fixture, bench)
+    })
 }
 
-fn rows(served: &ServedGuest, fixture: &Fixture, bench: &Bench<'_>) -> Result<Vec<CommandRow>, BenchError> {
+fn rows(
+    served: &ServedGuest,
+    fixture: &Fixture,
+    bench: &Bench<'_>,
+) -> Result<Vec<CommandRow>, BenchError> {
     served.calibrate(bench.tsc_khz)?;
     let client = served.client()?;
     let context = fixture.create(&client, &Program::counting(READ))?;

@@ -242,7 +242,10 @@ mod tests {
     #[test]
     fn events_are_told_apart_by_their_rings() {
         let fixture = fixture(6);
-        assert_eq!(fixture.selects, [0x43_0076, 0x43_00c0, 0x41_0076, 0x41_00c0]);
+        assert_eq!(
+            fixture.selects,
+            [0x43_0076, 0x43_00c0, 0x41_0076, 0x41_00c0]
+        );
         assert!(fixture.names[2].ends_with(":u"), "{:?}", fixture.names);
     }
 

@@ -6,16 +6,16 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::scope;
 
 use serde::Serialize;
+use vmm::sys::{allowed_cpus, pin_this_thread};
 
 use super::guest::measuring;
 use super::hostile::{HOSTILE, QUIET};
-use super::served_guest::{Setting, ServedGuest};
+use super::served_guest::{ServedGuest, Setting};
 use super::traps::{TimesByAccess, TrapsRow};
 use super::{Bench, progress};
 use crate::error::BenchError;
 use crate::guest::BATCH;
 use crate::sources::first_countable;
-use vmm::sys::{allowed_cpus, pin_this_thread};
 
 /// Batches of each kind of access in a turn of the client.
 const TURN: u32 = 5;
@@ -56,7 +56,11 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<FloodReport, BenchError> {
     setting.play(bench.harness, &guest, |served| run(served, bench, cpus))
 }
 
-fn run(served: &ServedGuest, bench: &Bench<'_>, cpus: [usize; 2]) -> Result<FloodReport, BenchError> {
+fn run(
+    served: &ServedGuest,
+    bench: &Bench<'_>,
+    cpus: [usize; 2],
+) -> Result<FloodReport, BenchError> {
     // Whether it is served at all.
     drop(served.client()?);
     let mut client = Hostile::new(&served.socket, cpus[0])?;

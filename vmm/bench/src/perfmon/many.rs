@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use umpire_perfmon::{Client, ContextHandle};
+use vmm::sched::CorePlan;
 
 use super::commands::{CommandRow, NANOSECONDS, timed};
-use super::guest::measuring;
 use super::fixture::{Fixture, Program};
-use super::served_guest::{Setting, ServedGuest};
+use super::guest::measuring;
+use super::served_guest::{ServedGuest, Setting};
 use super::tool::{call, start};
 use super::traps::{TimesByAccess, TrapsRow};
 use super::{Bench, progress};
@@ -16,7 +17,6 @@ use crate::error::BenchError;
 use crate::guest::BATCH;
 use crate::sources::first_countable;
 use crate::stats::{Percentiles, percentiles_of};
-use vmm::sched::CorePlan;
 
 /// vCPUs, each with a loaded context at the end.
 const VCPUS: u8 = 64;
@@ -75,7 +75,11 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<ManyReport, BenchError> {
     setting.play(bench.harness, &guest, |served| run(served, &fixture, bench))
 }
 
-fn run(served: &ServedGuest, fixture: &Fixture, bench: &Bench<'_>) -> Result<ManyReport, BenchError> {
+fn run(
+    served: &ServedGuest,
+    fixture: &Fixture,
+    bench: &Bench<'_>,
+) -> Result<ManyReport, BenchError> {
     let client = served.client()?;
     let loaded = u32::from(VCPUS);
     let unloaded = bench.contexts.saturating_sub(loaded);
@@ -94,7 +98,9 @@ fn run(served: &ServedGuest, fixture: &Fixture, bench: &Bench<'_>) -> Result<Man
     let mut creations = Vec::new();
     for _ in 0..unloaded {
         served.check_time()?;
-        idle.push(clocked(&mut creations, || fixture.create(&client, &program))?);
+        idle.push(clocked(&mut creations, || {
+            fixture.create(&client, &program)
+        })?);
     }
     let memory_unloaded = resident()?;
     progress(&format!("{loaded} loaded contexts"));

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-
-use super::guest::{AFTER, BEFORE, words_of};
-use crate::guest::{BATCH, samples_at};
-use crate::harness::DONE;
 use vmm::devices::{DeviceOutcome, GuestEnd};
 use vmm::micro::UNEXPECTED_VECTOR_PORT;
 use vmm::sys::pin_this_thread;
 use vmm::vcpu::{Platform, VcpuEnd};
+
+use super::guest::{AFTER, BEFORE, words_of};
+use crate::guest::{BATCH, samples_at};
+use crate::harness::DONE;
 
 /// What ends the guest when we want it.
 const OURS: u32 = u32::MAX;

@@ -7,9 +7,9 @@ use perfmon_abi::{DoubleHeader, PmdArg};
 use serde::Serialize;
 use umpire_perfmon::{Call, Client, ContextHandle, Event, Mapping, Wait};
 
-use super::guest::busy;
 use super::fixture::{Fixture, Program};
-use super::served_guest::{Setting, ServedGuest};
+use super::guest::busy;
+use super::served_guest::{ServedGuest, Setting};
 use super::tool::{Format, call, end, header, start};
 use super::{Bench, progress};
 use crate::error::BenchError;

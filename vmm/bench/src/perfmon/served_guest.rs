@@ -12,17 +12,17 @@ use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{ClockBackend, CorePmu, PmuModel};
 use umpire_perfmon::Client;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-
-use super::Bench;
-use super::guest::words_of;
-use super::reporter::{Batch, Reporter, Reported};
-use crate::error::BenchError;
-use crate::harness::{PATIENCE, Harness};
-use crate::sources::Source;
 use vmm::micro::{MicroError, MicroGuest, MicroOutcome, MicroRun};
 use vmm::perfmon::ControlConfig;
 use vmm::sched::CorePlan;
 use vmm::sys::pin_this_thread;
+
+use super::Bench;
+use super::guest::words_of;
+use super::reporter::{Batch, Reported, Reporter};
+use crate::error::BenchError;
+use crate::harness::{Harness, PATIENCE};
+use crate::sources::Source;
 
 /// Batches that wait to be looked at; further ones are dropped.
 const MOST_BATCHES: usize = 64;
@@ -209,9 +209,10 @@ impl ServedGuest {
 
     /// Whether there is time left.
     pub(super) fn check_time(&self) -> Result<(), BenchError> {
-        match Instant::now() < self.end {
-            true => Ok(()),
-            false => Err(BenchError::Slow(self.timeout.as_secs())),
+        if Instant::now() < self.end {
+            Ok(())
+        } else {
+            Err(BenchError::Slow(self.timeout.as_secs()))
         }
     }
 

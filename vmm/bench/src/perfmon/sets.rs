@@ -13,6 +13,7 @@ use pmu_virt::perfmon::{
 };
 use pmu_virt::{CorePmu, Grant, OwnerId, Progress, VcpuPmu};
 use serde::Serialize;
+use vmm::sys::rdtsc;
 
 use super::fixture::Fixture;
 use super::{Bench, progress};
@@ -20,7 +21,6 @@ use crate::error::BenchError;
 use crate::harness::ratio;
 use crate::sources::{LeftOut, Source};
 use crate::stats::{median, trimmed_mean};
-use vmm::sys::rdtsc;
 
 /// Counters of a set.
 const COUNTERS: [usize; 3] = [1, 4, 6];
@@ -113,7 +113,8 @@ fn cost(
     core.enable_hosting(HostPolicy::HostFirst, khz);
     let mut pmu = VcpuPmu::detached(OwnerId(0), fixture.model.clone(), Grant::everything());
     pmu.attach(Box::new(core));
-    let context = context(fixture, sets, counters).map_err(|why| BenchError::refused("a set", why))?;
+    let context =
+        context(fixture, sets, counters).map_err(|why| BenchError::refused("a set", why))?;
     let hosted = Hosted::new(ContextId(1), Box::new(context), Box::new(Nobody));
     let loaded = pmu.load_context(hosted, 0);
     loaded.map_err(|(_, refusal)| BenchError::refused("loading a context", refusal))?;
@@ -154,19 +155,26 @@ fn cost(
     } else {
         0
     };
-    match expected == switches {
-        true => Ok((cost, switches)),
-        false => Err(BenchError::Miscount(format!(
+    if expected == switches {
+        Ok((cost, switches))
+    } else {
+        Err(BenchError::Miscount(format!(
             "{sets} sets changed {switches} times in {} slices",
             bench.iterations
-        ))),
+        )))
     }
 }
 
 fn context(fixture: &Fixture, sets: u16, counters: usize) -> Result<Context, Refusal> {
     let pmu = Arc::new(LogicalPmu::new(fixture.model.clone()));
     let mut context = Context::new(pmu, 0, None)?;
-    let selects: Vec<u64> = fixture.selects.iter().copied().cycle().take(counters).collect();
+    let selects: Vec<u64> = fixture
+        .selects
+        .iter()
+        .copied()
+        .cycle()
+        .take(counters)
+        .collect();
     for set in 0..sets {
         if sets > 1 {
             let slice = u64::try_from(SLICE.as_nanos()).unwrap_or(u64::MAX);

@@ -4,10 +4,10 @@ use perfmon_abi::DefaultHeader;
 use serde::Serialize;
 use umpire_perfmon::{Call, Client, ContextHandle, Mapping};
 
-use super::guest::busy;
 use super::fixture::{Fixture, Program};
+use super::guest::busy;
 use super::samples::events_per_second;
-use super::served_guest::{Setting, ServedGuest};
+use super::served_guest::{ServedGuest, Setting};
 use super::tool::{Format, call, end, header, start};
 use super::{Bench, progress};
 use crate::error::BenchError;

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use pmu_virt::{BackendError, ModelError};
 use thiserror::Error;
-
-use super::policy::PolicyTextError;
 use vmm::cpuid::UnknownFeature;
 use vmm::firmware::SpecError;
 use vmm::sched::CpuListError;
+
+use super::policy::PolicyTextError;
 
 /// The configuration cannot be used. Every variant prints as one line that says
 /// where the value came from, what is wrong, and what would be right.

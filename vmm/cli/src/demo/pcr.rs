@@ -5,22 +5,17 @@
 //! guest itself reported, the rest is what the arbiter recorded meanwhile.
 
 mod guest;
-mod transcript;
 mod report;
 mod scenario;
 #[cfg(test)]
 mod tests;
+mod transcript;
 
 pub(super) use report::write_report;
-use report::{OwnerRow, PcrReport};
-
 use std::sync::Arc;
 
 use arbiter::{CounterId, GuardLimits, PcrConfig, PcrUnit, PerKind, Phase, Policy, Scheme, Share};
 use pmu_virt::{CounterReport, PmuModel, Reading, Reservations, Sources};
-
-use super::{DemoError, PATIENCE};
-use transcript::{Recorder, Transcript};
 use vmm::config::DEFAULT_PMI_FLOOR_US;
 use vmm::counters::{self, CounterPlan, backend_env};
 use vmm::devices::GuestEnd;
@@ -29,6 +24,10 @@ use vmm::kvm::{Host, VmOptions};
 use vmm::micro::{Solo, SoloParts};
 use vmm::probe::ProbeReport;
 use vmm::vcpu::{Silent, VcpuEnd};
+
+use super::{DemoError, PATIENCE};
+use report::{OwnerRow, PcrReport};
+use transcript::{Recorder, Transcript};
 
 /// Plays the scenario with `model`, or one of the host's vendor.
 ///

@@ -107,9 +107,10 @@ fn host(host: &HostFacts) -> Vec<Finding> {
             .iter()
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
-        let finding = match parameters.is_empty() {
-            true => "no parameter that matters here".to_owned(),
-            false => parameters.join(" "),
+        let finding = if parameters.is_empty() {
+            "no parameter that matters here".to_owned()
+        } else {
+            parameters.join(" ")
         };
         lines.push(line(Mark::Note, format!("module {}", module.name), finding));
     }
@@ -223,9 +224,10 @@ fn capabilities(features: &KvmFeatures) -> Vec<Finding> {
     ];
     let one = |otherwise: Mark| {
         move |&(has, name, use_): &(bool, &str, &str)| {
-            let finding = match has {
-                true => use_.to_owned(),
-                false => format!("missing: {use_}"),
+            let finding = if has {
+                use_.to_owned()
+            } else {
+                format!("missing: {use_}")
             };
             line(mark(has, otherwise), name, finding)
         }
@@ -235,9 +237,10 @@ fn capabilities(features: &KvmFeatures) -> Vec<Finding> {
     lines.push(line(
         Mark::Note,
         "KVM's own vPMU",
-        match features.pmu_capability {
-            true => "there is one; it is switched off in Umpire's guests",
-            false => "none",
+        if features.pmu_capability {
+            "there is one; it is switched off in Umpire's guests"
+        } else {
+            "none"
         },
     ));
     lines.push(line(
@@ -261,17 +264,18 @@ fn probed(probe: &ProbeReport) -> Vec<Finding> {
         (zero, three) => format!("{} at CPL 0, {} at CPL 3", works(zero), works(three)),
     };
     vec![
-        match probe.slow_cpl0() {
-            true => line(
+        if probe.slow_cpl0() {
+            line(
                 Mark::Note,
                 "guest kernel code",
                 format!("runs in KVM's instruction emulator: {speed}"),
-            ),
-            false => line(
+            )
+        } else {
+            line(
                 Mark::Ok,
                 "guest kernel code",
                 format!("runs natively: {speed}"),
-            ),
+            )
         },
         match probe.rdpmc {
             RdpmcBehaviour::Faults => line(Mark::Ok, "RDPMC", "raises #GP, so it is emulated"),
@@ -294,34 +298,38 @@ fn probed(probe: &ProbeReport) -> Vec<Finding> {
         line(
             mark(probe.rf_honoured, Mark::Note),
             "RF by KVM_SET_REGS",
-            match probe.rf_honoured {
-                true => "steps over a breakpoint",
-                false => "is ignored: the breakpoint is lifted for one step instead",
+            if probe.rf_honoured {
+                "steps over a breakpoint"
+            } else {
+                "is ignored: the breakpoint is lifted for one step instead"
             },
         ),
         guest_steps(probe),
         line(
             mark(probe.dr_access_trap, Mark::Note),
             "debug register trap",
-            match probe.dr_access_trap {
-                true => "the guest's accesses are reported",
-                false => "none: the guest's debug registers are looked at every millisecond",
+            if probe.dr_access_trap {
+                "the guest's accesses are reported"
+            } else {
+                "none: the guest's debug registers are looked at every millisecond"
             },
         ),
         line(
             mark(probe.block_irq, Mark::Note),
             "interrupts in a step",
-            match probe.block_irq {
-                true => "can be held back",
-                false => "cannot be held back",
+            if probe.block_irq {
+                "can be held back"
+            } else {
+                "cannot be held back"
             },
         ),
         line(
             Mark::Note,
             "SMM",
-            match probe.smm {
-                true => "works: its code counts as firmware to counter reservations",
-                false => "none: only the firmware's phase counts as firmware",
+            if probe.smm {
+                "works: its code counts as firmware to counter reservations"
+            } else {
+                "none: only the firmware's phase counts as firmware"
             },
         ),
     ]

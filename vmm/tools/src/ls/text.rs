@@ -77,9 +77,10 @@ fn core(core: &CoreInfo) -> Vec<String> {
         core.tid.to_string(),
         or_none(core.vcpu),
         or_none(core.context),
-        match held.is_empty() {
-            true => "-".to_owned(),
-            false => held.join(", "),
+        if held.is_empty() {
+            "-".to_owned()
+        } else {
+            held.join(", ")
         },
     ]
 }
@@ -134,9 +135,10 @@ fn or_none<T: ToString>(value: Option<T>) -> String {
 }
 
 fn listed(words: &[&str]) -> String {
-    match words.is_empty() {
-        true => "none".to_owned(),
-        false => one_line(&words.join(", ")),
+    if words.is_empty() {
+        "none".to_owned()
+    } else {
+        one_line(&words.join(", "))
     }
 }
 

@@ -58,9 +58,10 @@ pub fn report(
     notes: &mut dyn Write,
 ) -> Result<(), ReportError> {
     let input = Input::open(&options.profile)?;
-    match options.folded || options.flamegraph.is_some() || options.firefox.is_some() {
-        true => graphs(options, input, out, notes),
-        false => table(options, input, out),
+    if options.folded || options.flamegraph.is_some() || options.firefox.is_some() {
+        graphs(options, input, out, notes)
+    } else {
+        table(options, input, out)
     }
 }
 
@@ -104,9 +105,10 @@ fn table(options: &ReportOptions, input: Input, out: &mut dyn Write) -> Result<(
     );
     ran(&looked, looked.run(&mut reader, &mut [&mut report]))?;
     let facts = looked.facts(&reader);
-    written(match options.json {
-        true => write_json(&report, &facts, out),
-        false => write_text(&report, &facts, out),
+    written(if options.json {
+        write_json(&report, &facts, out)
+    } else {
+        write_text(&report, &facts, out)
     })
 }
 

@@ -64,15 +64,12 @@ impl Facts<'_> {
         if kernel == 0 || unknown < kernel {
             return None;
         }
-        Some(match self.symbols.is_empty() {
-            true => {
-                "give --symbols FILE for names: the guest's vmlinux or System.map, or a copy of \
+        Some(if self.symbols.is_empty() {
+            "give --symbols FILE for names: the guest's vmlinux or System.map, or a copy of \
                  its /proc/kallsyms"
-            }
-            false => {
-                "no sample is within a symbol of the file: is it the guest's kernel? One that \
+        } else {
+            "no sample is within a symbol of the file: is it the guest's kernel? One that \
                  moved itself (KASLR) needs --kaslr-offset, or a copy of its /proc/kallsyms"
-            }
         })
     }
 }

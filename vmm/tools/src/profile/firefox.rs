@@ -13,9 +13,9 @@ use fxprof_processed_profile::{
 };
 
 use super::filter::Filter;
+use super::location::CodeLocation;
 use super::record::{Header, Loss, LossKind, Record, Ring, Sample, Sampling};
 use super::sink::Sink;
-use super::location::CodeLocation;
 use super::stacks::Weight;
 use super::symbols::SymbolTable;
 

@@ -182,8 +182,9 @@ fn number_of(event: &str, header: &Header) -> Result<u16, ReportError> {
 
 fn known(header: &Header) -> String {
     let names: Vec<&str> = header.events.iter().map(|one| one.name.as_str()).collect();
-    match names.is_empty() {
-        true => "none".to_owned(),
-        false => names.join(", "),
+    if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(", ")
     }
 }

@@ -10,7 +10,7 @@ use super::filter::Filter;
 use super::record::{Record, Sample};
 use super::sink::Sink;
 use super::symbols::SymbolTable;
-use super::tally::{SortKeys, SampleTally};
+use super::tally::{SampleTally, SortKeys};
 
 /// Adds up the samples of each event.
 #[derive(Debug)]

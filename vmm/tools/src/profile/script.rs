@@ -8,9 +8,9 @@ use thiserror::Error;
 
 use super::facts::event_name;
 use super::filter::Filter;
+use super::location::process;
 use super::record::{Header, Loss, LossKind, Record, Ring, Sample};
 use super::sink::Sink;
-use super::location::process;
 use super::symbols::SymbolTable;
 
 /// Part of a line.

@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use inferno::flamegraph;
 
 use super::filter::Filter;
+use super::location::CodeLocation;
 use super::record::{Record, Ring, Sample};
 use super::sink::Sink;
-use super::location::CodeLocation;
 use super::symbols::SymbolTable;
 
 /// What the width of a stack stands for.
@@ -67,12 +67,14 @@ impl<'a> Stacks<'a> {
 
     /// `VM 1;vCPU 0;kernel;do_idle 17`, a line for each stack.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        self.stacks.iter().map(|(&(vm, vcpu, ring, location), weight)| {
-            let ring = ring.map_or("ring not sampled", Ring::name);
-            // A semicolon would part the name in two.
-            let name = location.name(self.symbols).replace(';', ":");
-            format!("VM {vm};vCPU {vcpu};{ring};{name} {weight}")
-        })
+        self.stacks
+            .iter()
+            .map(|(&(vm, vcpu, ring, location), weight)| {
+                let ring = ring.map_or("ring not sampled", Ring::name);
+                // A semicolon would part the name in two.
+                let name = location.name(self.symbols).replace(';', ":");
+                format!("VM {vm};vCPU {vcpu};{ring};{name} {weight}")
+            })
     }
 
     /// Writes the lines.

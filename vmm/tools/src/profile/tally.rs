@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use super::record::{Ring, Sample};
 use super::location::{CodeLocation, process};
+use super::record::{Ring, Sample};
 use super::symbols::SymbolTable;
 
 /// What samples are told apart by; a column of the report.

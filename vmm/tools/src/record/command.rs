@@ -10,7 +10,7 @@ use umpire_perfmon::Call;
 use super::output::Output;
 use super::plan::SamplingPlan;
 use super::samples::Clock;
-use super::session::{Scene, SamplingSession};
+use super::session::{SamplingSession, Scene};
 use crate::profile::{Header, Record, SampledEvent, Sampling, Totals};
 use crate::stat::spec::EventList;
 use crate::targets::{Selection, Target};
@@ -84,9 +84,10 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
     };
     let stopped = recording.go(options.duration)?;
     recording.finish(&options.output.display().to_string())?;
-    Ok(match stopped && options.duration.is_some() {
-        true => Completion::CutShort,
-        false => Completion::Complete,
+    Ok(if stopped && options.duration.is_some() {
+        Completion::CutShort
+    } else {
+        Completion::Complete
     })
 }
 
@@ -297,9 +298,10 @@ impl Recording<'_> {
         }
         let now = crate::sys::rdtsc();
         let bytes = self.output.finish(self.scene.clock.ns(now))?;
-        let none = match was_idle(&totals) && !self.untold {
-            true => "; the guest was idle, or did nothing of this kind",
-            false => "",
+        let none = if was_idle(&totals) && !self.untold {
+            "; the guest was idle, or did nothing of this kind"
+        } else {
+            ""
         };
         let kib = bytes.div_ceil(1024);
         let line = progress(&totals);

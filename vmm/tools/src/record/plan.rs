@@ -4,6 +4,7 @@ use perfmon_abi::consts::PFM_REGFL_RANDOM;
 use perfmon_abi::wire::info::VirtualPmdInfo;
 use perfmon_abi::{PMD_WORDS, PmcArg, PmdArg};
 use pmu_virt::perfmon::{LogicalPmu, VirtualPmd};
+use umpire_events::NameTable;
 
 use super::frequency::Control;
 use crate::profile::Sampling;
@@ -11,7 +12,6 @@ use crate::registers;
 use crate::stat::events::{Asked, Source, asked};
 use crate::stat::schedule::{Counters, Schedule};
 use crate::stat::spec::EventList;
-use umpire_events::NameTable;
 
 /// An event on its counter.
 #[derive(Clone, Debug)]
@@ -171,7 +171,12 @@ mod tests {
     use pmu_virt::PmuModel;
     use umpire_events::{LibraryError, NoTables};
 
-    fn plan(model: &str, list: &str, sampling: Sampling, random: u32) -> Result<SamplingPlan, String> {
+    fn plan(
+        model: &str,
+        list: &str,
+        sampling: Sampling,
+        random: u32,
+    ) -> Result<SamplingPlan, String> {
         let pmu = LogicalPmu::new(PmuModel::parse(model).unwrap());
         let exits = VirtualPmdInfo {
             pmd: 64,

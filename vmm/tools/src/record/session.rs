@@ -89,9 +89,10 @@ impl SamplingSession {
 
     fn try_open(scene: &Scene<'_>, target: Target) -> Result<Self, Refusal> {
         let Scene { vm, plan, .. } = scene;
-        let flags = match scene.preemptible {
-            true => target.flags() | PFM_FL_PREEMPTIBLE,
-            false => target.flags(),
+        let flags = if scene.preemptible {
+            target.flags() | PFM_FL_PREEMPTIBLE
+        } else {
+            target.flags()
         };
         let argument = CompactArg {
             buf_size: scene.buffer,

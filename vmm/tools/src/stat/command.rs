@@ -9,7 +9,7 @@ use super::print::{Form, Whole, write_whole};
 use super::rows::mean;
 use super::run::Run;
 use super::runs::Runs;
-use super::session::{Job, CountingSession};
+use super::session::{CountingSession, Job};
 use super::spec::{EventList, EventListError};
 use super::tally::Scale;
 use super::trial::{CountingPlan, Question};
@@ -165,9 +165,10 @@ impl Measure<'_> {
             ))?;
         }
         let cut_short = end == End::Stopped && self.options.duration.is_some();
-        Ok(match cut_short {
-            true => Completion::CutShort,
-            false => Completion::Complete,
+        Ok(if cut_short {
+            Completion::CutShort
+        } else {
+            Completion::Complete
         })
     }
 

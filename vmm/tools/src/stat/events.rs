@@ -3,10 +3,10 @@
 use perfmon_abi::wire::info::VirtualPmdInfo;
 use pmu_virt::perfmon::VirtualPmd;
 use pmu_virt::{CountRequest, KnownEvent, PmuModel, Provenance};
+use umpire_events::{EventError, NameTable, resolve};
 
 use super::Unit;
 use super::spec::EventList;
-use umpire_events::{EventError, NameTable, resolve};
 
 /// What an event is counted by.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,9 +63,10 @@ impl Asked {
     /// one, and computes times and bytes.
     #[must_use]
     pub fn reported(&self) -> Provenance {
-        match self.unit == Unit::EVENTS {
-            true => Provenance::Exact,
-            false => Provenance::Derived,
+        if self.unit == Unit::EVENTS {
+            Provenance::Exact
+        } else {
+            Provenance::Derived
         }
     }
 

@@ -3,7 +3,7 @@
 use super::events::{Asked, Source};
 use super::metrics::Counts;
 use super::runs::Runs;
-use super::tally::{Counted, Scale, CountTally, sum};
+use super::tally::{CountTally, Counted, Scale, sum};
 use super::{Row, Value};
 use crate::targets::Target;
 

@@ -35,9 +35,10 @@ pub(super) fn write_whole(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<
         writeln!(out, "{line}\n")?;
     }
     let present = |one| whole.rows.iter().any(|row| row.provenance() == Some(one));
-    match MARKS.iter().any(|(one, ..)| present(*one)) {
-        true => writeln!(out, "{}\n", legend(present)),
-        false => Ok(()),
+    if MARKS.iter().any(|(one, ..)| present(*one)) {
+        writeln!(out, "{}\n", legend(present))
+    } else {
+        Ok(())
     }
 }
 

@@ -174,9 +174,10 @@ impl CountTally {
                 Scale::Phases => estimate.value,
                 Scale::Linear => estimate.linear(),
             }),
-            provenance: Some(match partly {
-                true => provenance.and(Provenance::Scaled),
-                false => provenance,
+            provenance: Some(if partly {
+                provenance.and(Provenance::Scaled)
+            } else {
+                provenance
             }),
             running_ns: estimate.active_ns,
             ..total
@@ -188,11 +189,12 @@ impl CountTally {
     #[must_use]
     pub fn quantity(&self, event: usize, level: bool, how: Provenance) -> Counted {
         let at = |list: &[Option<u64>]| list.get(event).copied().flatten();
-        let value = match level {
-            true => at(&self.last),
-            false => at(&self.last)
+        let value = if level {
+            at(&self.last)
+        } else {
+            at(&self.last)
                 .zip(at(&self.first))
-                .map(|(last, first)| last.saturating_sub(first)),
+                .map(|(last, first)| last.saturating_sub(first))
         };
         Counted {
             value,
@@ -222,9 +224,10 @@ pub fn sum(parts: &[Counted], level: bool) -> Counted {
         return total;
     }
     let values = known().filter_map(|part| part.value);
-    let counted = match level {
-        true => values.max().unwrap_or(0),
-        false => values.fold(0, u64::saturating_add),
+    let counted = if level {
+        values.max().unwrap_or(0)
+    } else {
+        values.fold(0, u64::saturating_add)
     };
     let covered = known()
         .map(|part| part.enabled_ns)
@@ -237,9 +240,10 @@ pub fn sum(parts: &[Counted], level: bool) -> Counted {
             (true, Some(scaled)) => scaled,
             _ => counted,
         }),
-        provenance: match partly {
-            true => provenance.map(|it| it.and(Provenance::Scaled)),
-            false => provenance,
+        provenance: if partly {
+            provenance.map(|it| it.and(Provenance::Scaled))
+        } else {
+            provenance
         },
         enabled_ns: enabled,
         running_ns: running,

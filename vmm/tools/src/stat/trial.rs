@@ -1,12 +1,13 @@
 //! Finding out what can be counted, by trying.
 
+use std::time::Duration;
+
 use perfmon_abi::wire::Errno;
 use pmu_virt::perfmon::LogicalPmu;
-use std::time::Duration;
 
 use super::events::Asked;
 use super::schedule::{Counters, Schedule, Wanted};
-use super::session::{Job, CountingSession};
+use super::session::{CountingSession, Job};
 use crate::targets::Target;
 use crate::{ToolError, Vm, refused, registers};
 
@@ -168,9 +169,10 @@ impl Question<'_> {
             let names: Vec<&str> = names.map(|it| it.name.as_str()).collect();
             let reason =
                 reason.unwrap_or_else(|| "a group needs more counters than there are".to_owned());
-            let hint = match self.preemptible {
-                true => "",
-                false => "; --preemptible uses counters while the guest does not",
+            let hint = if self.preemptible {
+                ""
+            } else {
+                "; --preemptible uses counters while the guest does not"
             };
             plan.notes.push(format!(
                 "no counters for {}: {reason}{hint}",

@@ -163,7 +163,11 @@ pub(super) struct Watched {
 
 impl Watched {
     /// Reads the registers as they are before counting begins.
-    pub(super) fn begin(vm: &Vm, mut session: CountingSession, events: usize) -> Result<Self, ToolError> {
+    pub(super) fn begin(
+        vm: &Vm,
+        mut session: CountingSession,
+        events: usize,
+    ) -> Result<Self, ToolError> {
         let first = session.read(vm, false).map_err(refused(format!(
             "reading the registers of {}",
             session.target

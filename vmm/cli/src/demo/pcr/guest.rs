@@ -1,15 +1,15 @@
 //! From the scenario to code: every step tells its number before it begins and
 //! what it came to afterwards.
 
+use arbiter::abi;
 use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, eax, ebx, ecx, edx, qword_ptr, r12d, r13, rax, rcx, rdx, rsi, rsp,
 };
+use vmm::devices::ports::TEST_EXIT;
+use vmm::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 use super::super::guest::{UD_VECTOR, Written, enter_program, out};
 use super::scenario::{Act, Action, CookieName, NOTICE_VECTOR, WrittenValue};
-use arbiter::abi;
-use vmm::devices::ports::TEST_EXIT;
-use vmm::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 /// A step begins; the value is its number.
 pub(super) const STEP_PORT: u16 = 0xe8;
@@ -183,14 +183,13 @@ fn ended(a: &mut CodeAssembler, value: bool) -> Written {
     a.mov(rcx, FAULTS)?;
     a.cmp(dword_ptr(rcx), 0)?;
     a.jne(faulted)?;
-    match value {
-        true => {
-            a.mov(ebx, edx)?;
-            out(a, LOW_PORT)?;
-            a.mov(eax, ebx)?;
-            out(a, HIGH_PORT)?;
-        }
-        false => out(a, DONE_PORT)?,
+    if value {
+        a.mov(ebx, edx)?;
+        out(a, LOW_PORT)?;
+        a.mov(eax, ebx)?;
+        out(a, HIGH_PORT)?;
+    } else {
+        out(a, DONE_PORT)?
     }
     a.set_label(&mut faulted)?;
     a.nop()

@@ -234,7 +234,12 @@ fn firmware(a: &mut Author<'_>) -> Act {
     let cycles = cycles(a.model);
     a.cookie(CookieName::Firmware);
     a.cookie(CookieName::Driver);
-    a.lock("reserves PMC0", 0, CookieName::Firmware, CookieName::Default);
+    a.lock(
+        "reserves PMC0",
+        0,
+        CookieName::Firmware,
+        CookieName::Default,
+    );
     a.open(
         "shuts legacy accesses out of PMC0",
         0,
@@ -265,7 +270,12 @@ fn firmware(a: &mut Author<'_>) -> Act {
 fn greedy(a: &mut Author<'_>, last: u8) -> Act {
     a.who = "firmware";
     for n in 1..=last {
-        a.lock(format!("wants PMC{n} too"), n, CookieName::Firmware, CookieName::Default);
+        a.lock(
+            format!("wants PMC{n} too"),
+            n,
+            CookieName::Firmware,
+            CookieName::Default,
+        );
     }
     a.write(
         "lends PMC1 to whoever is short of one",
@@ -299,8 +309,17 @@ fn discovery(a: &mut Author<'_>, last: u8) -> Act {
             CookieName::Default,
         );
     }
-    a.read("looks who has PMC0", base(abi::MSR_STATUS, 0), CookieName::Default);
-    a.lock("gives the last one back", last, CookieName::Default, CookieName::Kernel);
+    a.read(
+        "looks who has PMC0",
+        base(abi::MSR_STATUS, 0),
+        CookieName::Default,
+    );
+    a.lock(
+        "gives the last one back",
+        last,
+        CookieName::Default,
+        CookieName::Kernel,
+    );
     a.act("The kernel discovers what is left by trying to set locks")
 }
 
@@ -371,7 +390,12 @@ fn program(a: &mut Author<'_>) -> Act {
     a.step("works, and reads PMC2 by RDPMC", legacy(2));
     a.who = "kernel";
     a.cookie(CookieName::Program);
-    a.open("makes PMC2 private", 2, CookieName::Program, CookieName::Kernel);
+    a.open(
+        "makes PMC2 private",
+        2,
+        CookieName::Program,
+        CookieName::Kernel,
+    );
     a.who = "user program";
     a.step("reads PMC2 without the cookie", legacy(2));
     a.step("reads PMC2 with it", with_cookie(2));
@@ -416,17 +440,37 @@ fn interacting(a: &mut Author<'_>) -> Act {
         reserve(2),
         CookieName::Kernel,
     );
-    a.read("looks at the answer", at(PcrRegister::Answer), CookieName::Default);
-    a.read("looks what it got", at(PcrRegister::Granted), CookieName::Default);
+    a.read(
+        "looks at the answer",
+        at(PcrRegister::Answer),
+        CookieName::Default,
+    );
+    a.read(
+        "looks what it got",
+        at(PcrRegister::Granted),
+        CookieName::Default,
+    );
     a.write(
         "asks for one more: only the firmware's PMC0 is left",
         at(PcrRegister::Request),
         reserve(1),
         CookieName::Kernel,
     );
-    a.read("looks at the answer", at(PcrRegister::Answer), CookieName::Default);
+    a.read(
+        "looks at the answer",
+        at(PcrRegister::Answer),
+        CookieName::Default,
+    );
     a.step("halts until it is told", Action::AwaitNotice);
-    a.read("takes the notice", at(PcrRegister::Notice), CookieName::Default);
-    a.read("looks what it got", at(PcrRegister::Granted), CookieName::Default);
+    a.read(
+        "takes the notice",
+        at(PcrRegister::Notice),
+        CookieName::Default,
+    );
+    a.read(
+        "looks what it got",
+        at(PcrRegister::Granted),
+        CookieName::Default,
+    );
     a.act("Layers interact: a loan, and a revocation with notice")
 }

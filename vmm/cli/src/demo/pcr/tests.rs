@@ -3,9 +3,9 @@
 use arbiter::{CounterId, Event, Layer, Reason, Record};
 use pmu_virt::PmuModel;
 
-use super::transcript::{Outcome, Played};
 use super::report::acts;
 use super::scenario;
+use super::transcript::{Outcome, Played};
 
 fn played(step: usize, outcome: Option<Outcome>, decisions: Vec<(Record, u32)>) -> Played {
     Played {

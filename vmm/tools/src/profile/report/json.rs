@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use super::Report;
 use crate::profile::facts::{Facts, event_name};
+use crate::profile::location::CodeLocation;
 use crate::profile::reader::Ending;
 use crate::profile::record::{Header, Ring, SampledEvent, Totals};
-use crate::profile::location::CodeLocation;
 use crate::profile::symbols::SymbolTable;
 use crate::profile::tally::{SampleRow, SampleTally};
 
@@ -93,7 +93,12 @@ pub fn write_json(report: &Report<'_>, facts: &Facts<'_>, out: &mut dyn Write) -
     out.flush()
 }
 
-fn of_event<'a>(report: &Report<'_>, facts: &Facts<'a>, event: u16, tally: &SampleTally) -> OfEvent<'a> {
+fn of_event<'a>(
+    report: &Report<'_>,
+    facts: &Facts<'a>,
+    event: u16,
+    tally: &SampleTally,
+) -> OfEvent<'a> {
     let rows = tally.rows();
     let shown = rows.partition_point(|row| row.percent >= report.least_percent);
     let how = |event: &'a SampledEvent| SampledHow {
@@ -123,7 +128,9 @@ fn line(row: &SampleRow, symbols: &SymbolTable) -> ReportLine {
             let module = symbols.module(index).map(str::to_owned);
             (Some(symbols.name(index).to_owned()), module, None)
         }
-        Some(CodeLocation::Unknown(ip)) => (Some("[unknown]".to_owned()), None, Some(format!("{ip:#x}"))),
+        Some(CodeLocation::Unknown(ip)) => {
+            (Some("[unknown]".to_owned()), None, Some(format!("{ip:#x}")))
+        }
         Some(user @ CodeLocation::User(_)) => (Some(user.name(symbols)), None, None),
     };
     ReportLine {

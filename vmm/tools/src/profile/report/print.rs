@@ -7,7 +7,7 @@ use crate::profile::facts::{Facts, began, event_name, how_often, scaled};
 use crate::profile::reader::Ending;
 use crate::profile::record::Ring;
 use crate::profile::symbols::SymbolTable;
-use crate::profile::tally::{SampleRow, SortKey, SampleTally};
+use crate::profile::tally::{SampleRow, SampleTally, SortKey};
 use crate::table::lines;
 
 /// Writes the report. Lines about it begin with `#`.
@@ -67,9 +67,10 @@ fn write_event(
 ) -> io::Result<()> {
     let (kernel, unknown) = tally.without_symbol();
     let all = tally.all();
-    let part = match facts.filter.is_part() {
-        true => " on the chosen vCPUs and cores",
-        false => "",
+    let part = if facts.filter.is_part() {
+        " on the chosen vCPUs and cores"
+    } else {
+        ""
     };
     writeln!(
         out,
