@@ -49,15 +49,15 @@ impl Bare {
         }
         kvm.set_guest_debug(&request)?;
         kvm.sync_registers(access.is_rdpmc());
-        let deadline = Instant::now() + timeout;
         timer.arm(timeout);
-        let batch = kvm.with_kicks(|kvm| batch(kvm, vm, deadline));
+        let batch = kvm.with_kicks(|kvm| batch(kvm, vm, timeout));
         timer.disarm();
         batch
     }
 }
 
-fn batch(kvm: &mut KvmVcpu, vm: &KvmVm, deadline: Instant) -> Result<u32, BenchError> {
+fn batch(kvm: &mut KvmVcpu, vm: &KvmVm, timeout: Duration) -> Result<u32, BenchError> {
+    let deadline = Instant::now() + timeout;
     loop {
         match kvm.run()? {
             VmExit::Rdmsr { .. } => kvm.answer(&Answer::Msr(0)),
@@ -70,7 +70,7 @@ fn batch(kvm: &mut KvmVcpu, vm: &KvmVm, deadline: Instant) -> Result<u32, BenchE
                 return Ok(u32::from_le_bytes(word));
             }
             VmExit::Interrupted if Instant::now() < deadline => kvm.set_immediate_exit(false),
-            VmExit::Interrupted => return Err(BenchError::TimedOut),
+            VmExit::Interrupted => return Err(BenchError::TimedOut(timeout)),
             other => return Err(BenchError::Guest(format!("{other:?}"))),
         }
     }

@@ -1,5 +1,7 @@
 //! Why a measurement failed.
 
+use std::time::Duration;
+
 use thiserror::Error;
 use vmm::cpuid::CpuidError;
 use vmm::doctor::Refusal;
@@ -7,7 +9,6 @@ use vmm::kvm::{HostError, VcpuError};
 use vmm::micro::{MicroError, MicroRunError};
 use vmm_sys_util::errno;
 
-use super::harness::PATIENCE;
 
 /// The measurement failed.
 #[derive(Debug, Error)]
@@ -52,8 +53,8 @@ pub enum BenchError {
     #[error("the measuring guest went astray: {0}")]
     Guest(String),
     /// The guest hung.
-    #[error("the measuring guest did not finish a batch within {} s", PATIENCE.as_secs())]
-    TimedOut,
+    #[error("the measuring guest did not finish a batch within {} s", .0.as_secs())]
+    TimedOut(Duration),
     /// Two ways to switch vCPUs counted differently.
     #[error("{0}")]
     Miscount(String),

@@ -118,7 +118,7 @@ pub(super) fn batch(solo: &mut Solo, patience: Duration) -> Result<u32, BenchErr
         }
         Some(VcpuEnd::Guest(GuestEnd::TestExit(batch))) => Ok(batch),
         Some(end) => Err(BenchError::Guest(end.to_string())),
-        None => Err(BenchError::TimedOut),
+        None => Err(BenchError::TimedOut(patience)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The command line: what can be typed, and the help that explains it.
 //!
 //! Only definitions and texts are here. Values are checked where the
-//! configuration file is merged in ([`crate::config`]), so that a flag and a key
+//! configuration file is merged in (module `config`), so that a flag and a key
 //! of the file get the same answer.
 
 mod help;

@@ -10,6 +10,7 @@
 pub mod duration;
 mod error;
 pub mod ls;
+pub mod numbers;
 pub mod profile;
 pub mod record;
 pub mod registers;
@@ -27,6 +28,10 @@ pub use vm::Vm;
 pub(crate) use vm::connect;
 pub(crate) use wait::Waiter;
 
+use std::io::{Write, stderr};
+
+use umpire_events::one_line;
+
 /// How a tool that looks for some time came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
@@ -34,4 +39,9 @@ pub enum Completion {
     Complete,
     /// A signal cut short the time it was given.
     CutShort,
+}
+
+/// One line for the user, where the output has no place for it.
+fn tell(note: &str) {
+    let _ = writeln!(stderr(), "umpire: {}", one_line(note));
 }

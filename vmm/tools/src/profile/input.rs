@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use super::error::ReportError;
 use super::facts::Facts;
-use super::filter::{Filter, Numbers};
+use super::filter::Filter;
 use super::reader::{Ending, ProfileError, ProfileReader};
 use super::record::Header;
 use super::sink::Sink;
 use super::symbols::{SymbolTable, load};
+use crate::numbers::Numbers;
 
 /// A profile, and the part of it that is asked about.
 #[derive(Clone, Debug)]

@@ -234,7 +234,7 @@ impl Recording<'_> {
                 Some(Ok(loss)) => self.output.write(&[loss])?,
                 Some(Err(note)) => {
                     self.untold = true;
-                    crate::stat::tell(&note);
+                    crate::tell(&note);
                 }
                 None => {}
             }

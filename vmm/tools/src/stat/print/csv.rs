@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{Row, Value, in_unit, missing, stamp};
+use crate::stat::{Row, Value, in_unit, missing, stamp};
 use crate::targets::Target;
 
 /// Writes a line for each row: under `-I` the end of the interval, with

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::{Row, Value, in_unit, missing};
+use crate::stat::{Row, Value, in_unit, missing};
 use crate::targets::Target;
 
 /// A row with perf's keys. What does not apply is left out: where there is no

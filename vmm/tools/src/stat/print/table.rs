@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use pmu_virt::Provenance;
 
-use super::print::{Interval, Whole};
-use super::{Metric, Row, Runs, Unit, Value, in_unit, missing, stamp};
+use super::{Interval, Whole};
+use crate::stat::{Metric, Row, Runs, Unit, Value, in_unit, missing, stamp};
 use crate::targets::Target;
 
 /// Columns of perf 6.1: value, event with our mark, metric.
