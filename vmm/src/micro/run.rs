@@ -12,11 +12,10 @@ use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
 use super::threads::{Cores, Ran};
 use crate::audit::Holding;
-use crate::config::PcrPlan;
 use crate::cpuid::bare_cpuid;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
 use crate::perfmon::{ControlConfig, HostSide, HostTools, Server, ServerError, Tray};
-use crate::reservations::{MachineReservations, ReservationError};
+use crate::reservations::{MachineReservations, PcrPlan, ReservationError};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{

@@ -8,10 +8,9 @@ use super::error::ReportError;
 use super::facts::{Facts, event_name, how_often};
 use super::firefox::Firefox;
 use super::input::{Input, Looked, ProfileChoice, RunError};
-use super::record::Sampling;
+use super::record::{Sampling, Sink};
 use super::report::{Report, write_json, write_text};
 use super::script::{Fields, Script};
-use super::sink::Sink;
 use super::stacks::{Stacks, Weight};
 use super::tally::SortKeys;
 

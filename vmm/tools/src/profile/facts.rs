@@ -1,8 +1,7 @@
 //! What a report says about the file that it is of.
 
-use super::filter::Filter;
 use super::reader::Ending;
-use super::record::{Header, SampledEvent, Sampling, Totals};
+use super::record::{Filter, Header, SampledEvent, Sampling, Totals};
 use super::symbols::SymbolTable;
 
 /// A file that was read to its end, and how it was looked at.

@@ -12,10 +12,8 @@ use fxprof_processed_profile::{
     Timestamp,
 };
 
-use super::filter::Filter;
 use super::location::CodeLocation;
-use super::record::{Header, Loss, LossKind, Record, Ring, Sample, Sampling};
-use super::sink::Sink;
+use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sampling, Sink};
 use super::stacks::Weight;
 use super::symbols::SymbolTable;
 

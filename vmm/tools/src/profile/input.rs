@@ -6,10 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::error::ReportError;
 use super::facts::Facts;
-use super::filter::Filter;
 use super::reader::{Ending, ProfileError, ProfileReader};
-use super::record::Header;
-use super::sink::Sink;
+use super::record::{Filter, Header, Sink};
 use super::symbols::{SymbolTable, load};
 use crate::numbers::Numbers;
 

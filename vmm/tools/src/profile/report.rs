@@ -6,9 +6,7 @@ mod print;
 pub use json::write_json;
 pub use print::write_text;
 
-use super::filter::Filter;
-use super::record::{Record, Sample};
-use super::sink::Sink;
+use super::record::{Filter, Record, Sample, Sink};
 use super::symbols::SymbolTable;
 use super::tally::{SampleTally, SortKeys};
 

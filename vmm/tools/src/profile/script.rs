@@ -7,10 +7,8 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::facts::event_name;
-use super::filter::Filter;
 use super::location::process;
-use super::record::{Header, Loss, LossKind, Record, Ring, Sample};
-use super::sink::Sink;
+use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sink};
 use super::symbols::SymbolTable;
 
 /// Part of a line.

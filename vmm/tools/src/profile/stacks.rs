@@ -5,10 +5,8 @@ use std::io::{self, Write};
 
 use inferno::flamegraph;
 
-use super::filter::Filter;
 use super::location::CodeLocation;
-use super::record::{Record, Ring, Sample};
-use super::sink::Sink;
+use super::record::{Filter, Record, Ring, Sample, Sink};
 use super::symbols::SymbolTable;
 
 /// What the width of a stack stands for.

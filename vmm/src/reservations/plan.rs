@@ -1,4 +1,4 @@
-//! Counter reservations as they are configured, and what that means for a PMU.
+//! Counter reservations as they are chosen, and what that means for a PMU.
 
 use arbiter::{
     Bank, Cookie, CounterId, CounterSet, Layer, Operation, PerKind, Policy, PolicyError, Reason,
@@ -340,5 +340,5 @@ impl PcrChoice {
 }
 
 #[cfg(test)]
-#[path = "reservations_tests.rs"]
+#[path = "plan_tests.rs"]
 mod tests;
