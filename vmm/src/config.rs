@@ -5,10 +5,11 @@
 //! [`RunConfig::guest_cpu`].
 
 mod choices;
-mod reservations;
 
+pub use crate::reservations::{
+    FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError,
+};
 pub use choices::{BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, Unpack};
-pub use reservations::{FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError};
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,6 +1,10 @@
 //! The counter reservations of a machine's vCPUs: what all have in common, and
 //! the unit of each.
 
+mod plan;
+
+pub use plan::{FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError};
+
 use std::sync::Arc;
 
 use arbiter::{
@@ -11,7 +15,6 @@ use pmu_virt::{CorePmu, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
 
 use crate::audit::Holding;
-use crate::config::PcrPlan;
 use crate::entropy::OsRandom;
 use crate::firmware::Expected;
 use crate::sys::rdtsc;

@@ -62,7 +62,11 @@ const HOUSE: [Room; 18] = [
             "arbiter",
         ],
     ),
-    room("micro-guests", "guest-tests/guests", &["arbiter", "freestanding"]),
+    room(
+        "micro-guests",
+        "guest-tests/guests",
+        &["arbiter", "freestanding"],
+    ),
     room(
         "guest-tests",
         "guest-tests",

@@ -9,12 +9,12 @@ use kvm_bindings::{
 };
 use kvm_ioctls::SyncReg;
 use vm_memory::{Bytes, GuestAddress};
+use vmm::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
+use vmm::sys::{KickTimer, install_kick_handler};
 
 use super::error::BenchError;
 use super::guest::{Access, GP_HANDLER};
-use super::rig::DONE;
-use vmm::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
-use vmm::sys::{KickTimer, install_kick_handler};
+use super::harness::DONE;
 
 /// Slot 0 on execution, globally enabled (SDM vol. 3B, 18.2.4).
 const DR7_SLOT0: u64 = 2 | 1 << 10;
@@ -56,15 +56,15 @@ impl Bare {
         kvm.set_guest_debug(&request)?;
         let synced = access.is_rdpmc() && can_sync(vm);
         kvm.fd_mut().get_kvm_run().kvm_valid_regs = if synced { SYNCED.into() } else { 0 };
-        let deadline = Instant::now() + timeout;
         timer.arm(timeout);
-        let batch = kvm.with_kicks(|kvm| batch(kvm, vm, deadline));
+        let batch = kvm.with_kicks(|kvm| batch(kvm, vm, timeout));
         timer.disarm();
         batch
     }
 }
 
-fn batch(kvm: &mut KvmVcpu, vm: &KvmVm, deadline: Instant) -> Result<u32, BenchError> {
+fn batch(kvm: &mut KvmVcpu, vm: &KvmVm, timeout: Duration) -> Result<u32, BenchError> {
+    let deadline = Instant::now() + timeout;
     loop {
         match kvm.run()? {
             VmExit::Rdmsr { .. } => kvm.answer(&Answer::Msr(0)),
@@ -77,7 +77,7 @@ fn batch(kvm: &mut KvmVcpu, vm: &KvmVm, deadline: Instant) -> Result<u32, BenchE
                 return Ok(u32::from_le_bytes(word));
             }
             VmExit::Interrupted if Instant::now() < deadline => kvm.set_immediate_exit(false),
-            VmExit::Interrupted => return Err(BenchError::TimedOut),
+            VmExit::Interrupted => return Err(BenchError::TimedOut(timeout)),
             other => return Err(BenchError::Guest(format!("{other:?}"))),
         }
     }

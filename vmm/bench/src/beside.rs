@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::guest::Access;
+use super::harness::ratio;
 use super::report::{pair, table, verdict};
-use super::rig::ratio;
 use super::stats::Percentiles;
 
 /// Highest ratio of the 99th percentiles that is wanted.

@@ -1,13 +1,13 @@
 //! Why a measurement failed.
 
-use thiserror::Error;
-use vmm_sys_util::errno;
+use std::time::Duration;
 
-use super::rig::PATIENCE;
+use thiserror::Error;
 use vmm::cpuid::CpuidError;
 use vmm::doctor::Refusal;
 use vmm::kvm::{HostError, VcpuError};
 use vmm::micro::{MicroError, MicroRunError};
+use vmm_sys_util::errno;
 
 /// The measurement failed.
 #[derive(Debug, Error)]
@@ -52,8 +52,8 @@ pub enum BenchError {
     #[error("the measuring guest went astray: {0}")]
     Guest(String),
     /// The guest hung.
-    #[error("the measuring guest did not finish a batch within {} s", PATIENCE.as_secs())]
-    TimedOut,
+    #[error("the measuring guest did not finish a batch within {} s", .0.as_secs())]
+    TimedOut(Duration),
     /// Two ways to switch vCPUs counted differently.
     #[error("{0}")]
     Miscount(String),

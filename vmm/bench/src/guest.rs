@@ -9,14 +9,14 @@ use iced_x86::code_asm::{
 };
 use pmu_virt::PmuModel;
 use serde::Serialize;
-
-use super::registers::{PmuMsrs, Written};
-use super::rig::DONE;
-use super::sources::{INT, USR_OS_ENABLE};
 use vmm::micro::{
     KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, UNEXPECTED_VECTOR_PORT, USER_CODE,
     USER_CS, USER_SS, USER_STACK, assemble,
 };
+
+use super::harness::DONE;
+use super::registers::{PmuMsrs, Written};
+use super::sources::{INT, USR_OS_ENABLE};
 
 /// Samples that the guest takes before it reports.
 pub(super) const BATCH: u32 = 100;

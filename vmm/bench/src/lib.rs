@@ -6,13 +6,13 @@ mod bare;
 mod beside;
 mod error;
 mod guest;
+mod harness;
 mod neighbour;
 mod pcr;
 mod perfmon;
 mod pmi;
 mod registers;
 mod report;
-mod rig;
 mod scale;
 mod slowdown;
 mod sources;
@@ -44,7 +44,7 @@ use std::path::PathBuf;
 
 use vmm::doctor;
 
-use self::rig::Rig;
+use self::harness::Harness;
 
 /// A measurement.
 #[derive(Clone, Debug)]
@@ -125,8 +125,8 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
     }
     let host = doctor::open()?;
     let probe = doctor::check(&host)?;
-    let rig = Rig::new(&host, &probe)?;
-    let env = rig.env()?;
+    let harness = Harness::new(&host, &probe)?;
+    let env = harness.env()?;
     let sources = |counters: &Counters| sources::choose(&probe, env, counters.as_deref());
     match what {
         Measurement::Traps {
@@ -134,20 +134,24 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
             iterations,
         } => {
             let (chosen, left_out) = sources(counters)?;
-            let report = traps::measure_all(&rig, &chosen, left_out, *iterations)?;
+            let report = traps::measure_all(&harness, &chosen, left_out, *iterations)?;
             print(&report, json, out)?;
         }
         Measurement::Neighbour { iterations } => {
-            print(&neighbour::measure(&rig, *iterations)?, json, out)?;
+            print(&neighbour::measure(&harness, *iterations)?, json, out)?;
         }
-        Measurement::Pcr { iterations } => print(&pcr::measure(&rig, *iterations)?, json, out)?,
+        Measurement::Pcr { iterations } => print(&pcr::measure(&harness, *iterations)?, json, out)?,
         Measurement::Pmi { counters, samples } => {
             let (chosen, left_out) = sources(counters)?;
-            print(&pmi::measure(&rig, &chosen, left_out, *samples)?, json, out)?;
+            print(
+                &pmi::measure(&harness, &chosen, left_out, *samples)?,
+                json,
+                out,
+            )?;
         }
         Measurement::Slowdown { counters, rounds } => {
             let (chosen, left_out) = sources(counters)?;
-            let report = slowdown::measure(&rig, &chosen, left_out, *rounds)?;
+            let report = slowdown::measure(&harness, &chosen, left_out, *rounds)?;
             print(&report, json, out)?;
         }
         Measurement::Switch { counters, slices } => {
@@ -161,7 +165,7 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
         }
         Measurement::Perfmon(options) => {
             let (chosen, left_out) = sources(&options.counters)?;
-            let report = perfmon::measure(&rig, env, (&chosen, left_out), options)?;
+            let report = perfmon::measure(&harness, env, (&chosen, left_out), options)?;
             print(&report, json, out)?;
             if !report.is_whole() {
                 return Ok(Outcome::Partial);

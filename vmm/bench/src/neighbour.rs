@@ -11,20 +11,20 @@ use std::time::Duration;
 
 use pmu_virt::ClockBackend;
 use serde::Serialize;
-
-use super::beside::{Compared, Ratios, TARGET, write_compared};
-use super::error::BenchError;
-use super::guest::{Access, BATCH, guest, samples_at};
-use super::report::Report;
-use super::rig::{self, BatchPort, PATIENCE, Rig};
-use super::sources::first_countable;
-use super::stats::{Percentiles, percentiles};
-use super::storm;
 use vmm::devices::{PlatformParts, PortBus};
 use vmm::kvm::KvmVm;
 use vmm::micro::{MicroGuest, Solo};
 use vmm::sys::{allowed_cpus, pin_this_thread};
 use vmm::vcpu::{Platform, SharedPlatform, Silent};
+
+use super::beside::{Compared, Ratios, TARGET, write_compared};
+use super::error::BenchError;
+use super::guest::{Access, BATCH, guest, samples_at};
+use super::harness::{self, BatchPort, Harness, PATIENCE};
+use super::report::Report;
+use super::sources::first_countable;
+use super::stats::{Percentiles, percentiles};
+use super::storm;
 
 /// How long a neighbour runs before it looks whether its turn is over.
 const TURN: Duration = Duration::from_millis(5);
@@ -71,16 +71,19 @@ pub struct NeighbourReport {
 ///
 /// # Errors
 /// A guest could not be made or run, or there is one host CPU only.
-pub(super) fn measure(rig: &Rig<'_>, iterations: u32) -> Result<NeighbourReport, BenchError> {
+pub(super) fn measure(
+    harness: &Harness<'_>,
+    iterations: u32,
+) -> Result<NeighbourReport, BenchError> {
     let cpus = match allowed_cpus().map_err(BenchError::Signal)?[..] {
         [.., neighbour, subject] => [subject, neighbour],
         _ => return Err(BenchError::OneCpu),
     };
-    let event = first_countable(&rig.model, &ClockBackend::new());
+    let event = first_countable(&harness.model, &ClockBackend::new());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
     let rounds = iterations.div_ceil(BATCH);
     let world = World {
-        rig,
+        harness,
         event: event.code,
         wanted: AtomicU8::new(QUIET),
         running: AtomicU8::new(0),
@@ -102,8 +105,8 @@ pub(super) fn measure(rig: &Rig<'_>, iterations: u32) -> Result<NeighbourReport,
         )));
     }
     Ok(NeighbourReport {
-        processor: rig::processor(),
-        slow_cpl0: rig.probe.slow_cpl0(),
+        processor: harness::processor(),
+        slow_cpl0: harness.probe.slow_cpl0(),
         iterations: rounds * BATCH,
         cpus,
         storms,
@@ -117,7 +120,7 @@ type Series = [Vec<u32>; Access::ALL.len()];
 /// What both threads share.
 #[derive(Debug)]
 struct World<'a> {
-    rig: &'a Rig<'a>,
+    harness: &'a Harness<'a>,
     /// Code of the event that the subject counts.
     event: u64,
     /// Whose turn it is.
@@ -130,8 +133,10 @@ struct World<'a> {
 impl World<'_> {
     fn subject(&self, cpu: usize, rounds: u32) -> Result<Vec<NeighbourRow>, BenchError> {
         pin_this_thread(cpu).map_err(BenchError::Signal)?;
-        let (vm, mut solo) =
-            self.solo(&guest(&self.rig.model, self.event, 1)?, Arc::new(BatchPort))?;
+        let (vm, mut solo) = self.solo(
+            &guest(&self.harness.model, self.event, 1)?,
+            Arc::new(BatchPort),
+        )?;
         let mut samples: [Series; 2] = Default::default();
         // The first round warms up.
         for round in 0..=rounds {
@@ -144,12 +149,12 @@ impl World<'_> {
                 self.give_to(neighbour)?;
                 let series = &mut samples[usize::from(neighbour)];
                 for (access, samples) in series.iter_mut().enumerate() {
-                    let number = rig::batch(&mut solo, PATIENCE)?;
+                    let number = harness::batch(&mut solo, PATIENCE)?;
                     if usize::try_from(number) != Ok(access) {
                         let what = format!("it finished batch {number} instead of {access}");
                         return Err(BenchError::Guest(what));
                     }
-                    let taken = rig::words(&vm, samples_at(0), BATCH)?;
+                    let taken = harness::words(&vm, samples_at(0), BATCH)?;
                     let taken = taken.into_iter().map(u32::from_le_bytes);
                     if round > 0 {
                         samples.extend(taken);
@@ -204,10 +209,10 @@ impl World<'_> {
         guest: &MicroGuest,
         platform: Arc<dyn Platform>,
     ) -> Result<(Arc<KvmVm>, Solo), BenchError> {
-        let (vm, vcpus) = self.rig.build(guest)?;
+        let (vm, vcpus) = self.harness.build(guest)?;
         let backend = Box::new(ClockBackend::new());
-        let (kvm, silent) = (rig::only(vcpus)?, Box::new(Silent));
-        let solo = self.rig.solo(kvm, &vm, backend, platform, silent)?;
+        let (kvm, silent) = (harness::only(vcpus)?, Box::new(Silent));
+        let solo = self.harness.solo(kvm, &vm, backend, platform, silent)?;
         Ok((vm, solo))
     }
 }

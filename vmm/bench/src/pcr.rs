@@ -11,13 +11,6 @@ use iced_x86::code_asm::{
 };
 use pmu_virt::{ClockBackend, Reservations};
 use serde::Serialize;
-
-use super::error::BenchError;
-use super::registers::{PmuMsrs, Written, wrmsr};
-use super::report::{Report, pair, table, where_it_ran};
-use super::rig::{self, BatchPort, DONE, PATIENCE, Rig, ratio};
-use super::sources::{INT, USR_OS_ENABLE, first_countable};
-use super::stats::{Percentiles, percentiles};
 use vmm::audit::AuditTrail;
 use vmm::config::PcrChoice;
 use vmm::firmware::SetAside;
@@ -28,6 +21,13 @@ use vmm::micro::{
 };
 use vmm::reservations::MachineReservations;
 use vmm::vcpu::Silent;
+
+use super::error::BenchError;
+use super::harness::{self, BatchPort, DONE, Harness, PATIENCE, ratio};
+use super::registers::{PmuMsrs, Written, wrmsr};
+use super::report::{Report, pair, table, where_it_ran};
+use super::sources::{INT, USR_OS_ENABLE, first_countable};
+use super::stats::{Percentiles, percentiles};
 
 /// Samples that the guest takes before it reports.
 const BATCH: u32 = 100;
@@ -143,9 +143,9 @@ pub struct PcrReport {
 
 /// Measures `iterations` round trips of each kind with the `clock` backend,
 /// rounded up to whole batches.
-pub(super) fn measure(rig: &Rig<'_>, iterations: u32) -> Result<PcrReport, BenchError> {
-    let mut with = Side::new(rig, &PcrAccess::ALL, true)?;
-    let mut without = Side::new(rig, &PcrAccess::LEGACY, false)?;
+pub(super) fn measure(harness: &Harness<'_>, iterations: u32) -> Result<PcrReport, BenchError> {
+    let mut with = Side::new(harness, &PcrAccess::ALL, true)?;
+    let mut without = Side::new(harness, &PcrAccess::LEGACY, false)?;
     for side in [&mut with, &mut without] {
         // Caches, and the first write that finds the #GP handler.
         side.round()?;
@@ -176,9 +176,9 @@ pub(super) fn measure(rig: &Rig<'_>, iterations: u32) -> Result<PcrReport, Bench
         })
     });
     Ok(PcrReport {
-        processor: rig::processor(),
-        slow_cpl0: rig.probe.slow_cpl0(),
-        model: rig.model.name(),
+        processor: harness::processor(),
+        slow_cpl0: harness.probe.slow_cpl0(),
+        model: harness.model.name(),
         iterations: rounds * BATCH,
         tsc_khz,
         rows: rows.into_iter().collect::<Result<_, BenchError>>()?,
@@ -197,22 +197,27 @@ struct Side {
 }
 
 impl Side {
-    fn new(rig: &Rig<'_>, kinds: &'static [PcrAccess], reserves: bool) -> Result<Self, BenchError> {
+    fn new(
+        harness: &Harness<'_>,
+        kinds: &'static [PcrAccess],
+        reserves: bool,
+    ) -> Result<Self, BenchError> {
         let backend = Box::new(ClockBackend::new());
-        let event = first_countable(&rig.model, backend.as_ref());
+        let event = first_countable(&harness.model, backend.as_ref());
         let event = event.map_err(|none| BenchError::Guest(none.reason))?;
-        let msrs = PmuMsrs::of(&rig.model);
+        let msrs = PmuMsrs::of(&harness.model);
         let control = event.code | USR_OS_ENABLE & !INT;
-        let (vm, vcpus) = rig.build(&guest(&msrs, control, kinds, reserves)?)?;
-        let kvm = rig::only(vcpus)?;
+        let (vm, vcpus) = harness.build(&guest(&msrs, control, kinds, reserves)?)?;
+        let kvm = harness::only(vcpus)?;
         let trail = AuditTrail::new(1);
-        let reservations = match reserves {
-            true => Some(reservations(rig, kvm.get_tsc_khz()?, &trail)?),
-            false => None,
+        let reservations = if reserves {
+            Some(reservations(harness, kvm.get_tsc_khz()?, &trail)?)
+        } else {
+            None
         };
         let port = Arc::new(BatchPort);
         Ok(Self {
-            solo: rig.solo_with(kvm, &vm, backend, port, Box::new(Silent), reservations)?,
+            solo: harness.solo_with(kvm, &vm, backend, port, Box::new(Silent), reservations)?,
             vm,
             kinds,
             samples: vec![Vec::new(); kinds.len()],
@@ -223,13 +228,13 @@ impl Side {
     /// One batch of each kind.
     fn round(&mut self) -> Result<(), BenchError> {
         for (expected, samples) in self.samples.iter_mut().enumerate() {
-            let number = rig::batch(&mut self.solo, PATIENCE)?;
+            let number = harness::batch(&mut self.solo, PATIENCE)?;
             if usize::try_from(number) != Ok(expected) {
                 return Err(BenchError::Guest(format!(
                     "it finished batch {number} instead of {expected}"
                 )));
             }
-            let ticks = rig::words(&self.vm, SCRATCH, BATCH)?;
+            let ticks = harness::words(&self.vm, SCRATCH, BATCH)?;
             samples.extend(ticks.into_iter().map(u32::from_le_bytes));
         }
         Ok(())
@@ -247,11 +252,11 @@ impl Side {
 
 /// As of `umpire run` without further options, the audit trail included.
 fn reservations(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     tsc_khz: u32,
     trail: &AuditTrail,
 ) -> Result<Reservations, BenchError> {
-    let plan = PcrChoice::default().plan(&rig.model, SetAside::default());
+    let plan = PcrChoice::default().plan(&harness.model, SetAside::default());
     let machine = MachineReservations {
         plan: plan.map_err(|error| BenchError::Guest(error.to_string()))?,
         phase: Arc::new(Phase::new(false)),
@@ -260,7 +265,7 @@ fn reservations(
     let auditor = trail.auditors().next();
     let auditor = auditor.ok_or_else(|| BenchError::Guest("it has no vCPU".to_owned()))?;
     machine
-        .of_vcpu(&rig.model, tsc_khz, Box::new(auditor))
+        .of_vcpu(&harness.model, tsc_khz, Box::new(auditor))
         .map_err(|error| BenchError::Guest(error.to_string()))
 }
 

@@ -2,16 +2,16 @@
 //! the control socket of a real guest.
 
 mod commands;
+mod fixture;
 mod flood;
 mod guest;
 mod hostile;
-mod kit;
 mod many;
 mod reporter;
 mod samples;
+mod served_guest;
 mod sets;
 mod slowdown;
-mod stage;
 mod text;
 mod tool;
 mod traps;
@@ -32,10 +32,10 @@ use std::time::Duration;
 use pmu_virt::{BackendEnv, PmuModel};
 use serde::Serialize;
 
-use self::kit::Kit;
+use self::fixture::Fixture;
 use super::Counters;
 use super::error::BenchError;
-use super::rig::{self, Rig};
+use super::harness::{self, Harness};
 use super::sources::{LeftOut, Source};
 
 /// A part of the measurement.
@@ -100,7 +100,7 @@ pub struct PerfmonOptions {
 /// What one measurement has to do with.
 #[derive(Debug)]
 pub(super) struct Bench<'a> {
-    pub(super) rig: &'a Rig<'a>,
+    pub(super) harness: &'a Harness<'a>,
     model: PmuModel,
     env: BackendEnv,
     tsc_khz: u32,
@@ -166,17 +166,17 @@ fn progress(what: &str) {
 
 impl Bench<'_> {
     /// The source that every host has, for what does not depend on the source.
-    fn clock(&self) -> Result<(Source, Kit), BenchError> {
+    fn clock(&self) -> Result<(Source, Fixture), BenchError> {
         let source = Source::new(&pmu_virt::Source::Clock, self.env)?;
-        match Kit::new(&self.model, &source)? {
-            Ok(kit) => Ok((source, kit)),
+        match Fixture::new(&self.model, &source)? {
+            Ok(fixture) => Ok((source, fixture)),
             Err(none) => Err(BenchError::Guest(none.reason)),
         }
     }
 
     /// `Err`: why there is nothing to measure with this source.
-    fn kit(&self, source: &Source) -> Result<Result<Kit, LeftOut>, BenchError> {
-        Kit::new(&self.model, source)
+    fn fixture(&self, source: &Source) -> Result<Result<Fixture, LeftOut>, BenchError> {
+        Fixture::new(&self.model, source)
     }
 }
 
@@ -188,14 +188,14 @@ pub(super) fn hostile(socket: &Path) -> Result<(), BenchError> {
 /// Measures the parts that `options` names, on each of `sources` where they depend
 /// on it.
 pub(super) fn measure(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     env: BackendEnv,
     (sources, left_out): (&[Source], Vec<LeftOut>),
     options: &PerfmonOptions,
 ) -> Result<PerfmonReport, BenchError> {
     let bench = Bench {
-        rig,
-        model: kit::model(rig.model.vendor())?,
+        harness,
+        model: fixture::model(harness.model.vendor())?,
         env,
         tsc_khz: env.tsc_khz,
         rounds: options.rounds,
@@ -204,8 +204,8 @@ pub(super) fn measure(
         timeout: Duration::from_secs(options.timeout_s.into()),
     };
     let mut report = PerfmonReport {
-        processor: rig::processor(),
-        slow_cpl0: rig.probe.slow_cpl0(),
+        processor: harness::processor(),
+        slow_cpl0: harness.probe.slow_cpl0(),
         model: bench.model.name().to_owned(),
         events: Vec::new(),
         commands: Vec::new(),
@@ -217,15 +217,16 @@ pub(super) fn measure(
         left_out,
         failures: Vec::new(),
     };
-    let parts = match options.parts.is_empty() {
-        true => PerfmonPart::ALL.to_vec(),
-        false => options.parts.clone(),
+    let parts = if options.parts.is_empty() {
+        PerfmonPart::ALL.to_vec()
+    } else {
+        options.parts.clone()
     };
     for source in sources {
-        match bench.kit(source)? {
-            Ok(kit) => report.events.push(Events {
+        match bench.fixture(source)? {
+            Ok(fixture) => report.events.push(Events {
                 backend: source.name,
-                names: kit.names,
+                names: fixture.names,
             }),
             Err(none) => report.left_out.push(none),
         }

@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pmu_virt::{CounterBackend, CounterId};
 use serde::Serialize;
-
-use self::guest::guest;
-pub(super) use self::guest::{apic, enter_user, reload};
-use super::error::BenchError;
-use super::report::{Report, micros, pair, table, where_it_ran};
-use super::rig::{self, BatchPort, PATIENCE, Rig};
-use super::sources::{Event, LeftOut, Source, first_countable, tells_when};
-use super::stats::{Percentiles, percentiles_of};
 use vmm::kvm::{KvmVcpu, VcpuId};
 use vmm::micro::SCRATCH;
 use vmm::sys::rdtsc;
 use vmm::vcpu::{Observer, PmiRoute, TrapEvent};
+
+use self::guest::guest;
+pub(super) use self::guest::{apic, enter_user, reload};
+use super::error::BenchError;
+use super::harness::{self, BatchPort, Harness, PATIENCE};
+use super::report::{Report, micros, pair, table, where_it_ran};
+use super::sources::{Event, LeftOut, Source, first_countable, tells_when};
+use super::stats::{Percentiles, percentiles_of};
 
 /// Overflows in one batch.
 const BATCH: u32 = 100;
@@ -70,7 +70,7 @@ pub struct PmiRow {
 /// Measures `samples` PMIs with each of `sources`, rounded up to whole batches
 /// of 100.
 pub(super) fn measure(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     sources: &[Source],
     mut left_out: Vec<LeftOut>,
     samples: u32,
@@ -78,14 +78,14 @@ pub(super) fn measure(
     let (mut rows, mut period) = (Vec::new(), 0);
     for source in sources {
         let backend = source.open()?;
-        let event = match first_countable(&rig.model, backend.as_ref()) {
+        let event = match first_countable(&harness.model, backend.as_ref()) {
             Ok(event) => event,
             Err(none) => {
                 left_out.push(none);
                 continue;
             }
         };
-        let tells = tells_when(&rig.model, event, source.open()?.as_mut());
+        let tells = tells_when(&harness.model, event, source.open()?.as_mut());
         if let Some(reason) = match tells {
             Ok(true) => None,
             Ok(false) => Some("it does not know beforehand when a counter overflows".to_owned()),
@@ -95,15 +95,15 @@ pub(super) fn measure(
             left_out.push(LeftOut { source, reason });
             continue;
         }
-        let mut subject = Subject::new(rig, backend, event)?;
+        let mut subject = Subject::new(harness, backend, event)?;
         period = subject.period;
         let waits = subject.collect(samples.div_ceil(BATCH))?;
         rows.push(subject.row(source.name, event, waits)?);
     }
     Ok(PmiReport {
-        processor: rig::processor(),
-        slow_cpl0: rig.probe.slow_cpl0(),
-        model: rig.model.name(),
+        processor: harness::processor(),
+        slow_cpl0: harness.probe.slow_cpl0(),
+        model: harness.model.name(),
         period,
         rows,
         left_out,
@@ -128,12 +128,12 @@ struct Subject {
 
 impl Subject {
     fn new(
-        rig: &Rig<'_>,
+        harness: &Harness<'_>,
         backend: Box<dyn CounterBackend>,
         event: Event,
     ) -> Result<Self, BenchError> {
-        let (vm, vcpus) = rig.build(&guest(&rig.model, event)?)?;
-        let kvm = rig::only(vcpus)?;
+        let (vm, vcpus) = harness.build(&guest(&harness.model, event)?)?;
+        let kvm = harness::only(vcpus)?;
         let period = kvm.get_tsc_khz()? / 1000 * PERIOD_US;
         let mut regs = kvm.get_regs()?;
         regs.rsi = u64::from(period.wrapping_neg());
@@ -141,7 +141,7 @@ impl Subject {
         let clock = GuestClock::of(&kvm)?;
         let sent = Sent::default();
         let observer = Box::new(sent.clone());
-        let solo = rig.solo(kvm, &vm, backend, Arc::new(BatchPort), observer)?;
+        let solo = harness.solo(kvm, &vm, backend, Arc::new(BatchPort), observer)?;
         Ok(Self {
             vm,
             solo,
@@ -155,8 +155,8 @@ impl Subject {
     fn collect(&mut self, batches: u32) -> Result<Waits, BenchError> {
         let mut waits = Waits::default();
         for number in 0..=batches {
-            rig::batch(&mut self.solo, PATIENCE)?;
-            let taken = rig::words(&self.vm, SCRATCH, BATCH)?;
+            harness::batch(&mut self.solo, PATIENCE)?;
+            let taken = harness::words(&self.vm, SCRATCH, BATCH)?;
             let sent = std::mem::take(&mut *self.sent.lock());
             if sent.len() != taken.len() {
                 return Err(BenchError::Guest(format!(

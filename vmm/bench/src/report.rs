@@ -22,12 +22,11 @@ pub trait Report: Serialize {
 /// # Errors
 /// `out` cannot be written to.
 pub fn write_report(report: &impl Report, json: bool, out: &mut dyn Write) -> io::Result<()> {
-    match json {
-        true => {
-            serde_json::to_writer_pretty(&mut *out, report)?;
-            writeln!(out)?;
-        }
-        false => report.text(out)?,
+    if json {
+        serde_json::to_writer_pretty(&mut *out, report)?;
+        writeln!(out)?;
+    } else {
+        report.text(out)?
     }
     out.flush()
 }
@@ -81,10 +80,7 @@ pub(super) fn verdict(met: Option<bool>) -> &'static str {
 
 /// "processor, guest CPL 0 native".
 pub(super) fn where_it_ran(processor: Option<&str>, slow_cpl0: bool) -> String {
-    let kernel_code = match slow_cpl0 {
-        true => "emulated",
-        false => "native",
-    };
+    let kernel_code = if slow_cpl0 { "emulated" } else { "native" };
     let processor = processor.unwrap_or("unknown processor");
     format!("{processor}, guest CPL 0 {kernel_code}")
 }

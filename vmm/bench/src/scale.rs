@@ -11,9 +11,9 @@ use pmu_virt::{
 use serde::Serialize;
 
 use super::error::BenchError;
+use super::harness;
 use super::registers::PmuMsrs;
 use super::report::{Report, table};
-use super::rig;
 use super::sources::{LeftOut, Source};
 use super::stats::median;
 use super::switch;
@@ -90,7 +90,7 @@ pub(super) fn measure(
         }
     }
     Ok(ScaleReport {
-        processor: rig::processor(),
+        processor: harness::processor(),
         model: switch::MODEL,
         runs,
         rows,
@@ -149,7 +149,7 @@ impl Case<'_> {
             settle_ns,
             rdmsr_ns,
             switch_ns,
-            operations: rig::ratio(operations, switches),
+            operations: harness::ratio(operations, switches),
         })
     }
 

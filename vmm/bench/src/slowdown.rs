@@ -12,16 +12,16 @@ use std::time::Duration;
 
 use serde::Serialize;
 use vm_memory::{Bytes, GuestAddress};
-
-use self::guest::{AFTER, BEFORE, NMIS, guest, words_of};
-use super::error::BenchError;
-use super::report::{Report, millis, table, verdict, where_it_ran};
-use super::rig::{self, BatchPort, Rig, ratio};
-use super::sources::{Event, LeftOut, Source, countable};
-use super::stats::median;
 use vmm::kvm::KvmVm;
 use vmm::micro::Solo;
 use vmm::vcpu::Silent;
+
+use self::guest::{AFTER, BEFORE, NMIS, guest, words_of};
+use super::error::BenchError;
+use super::harness::{self, BatchPort, Harness, ratio};
+use super::report::{Report, millis, table, verdict, where_it_ran};
+use super::sources::{Event, LeftOut, Source, countable};
+use super::stats::median;
 
 /// Counters that count.
 const COUNTERS: u32 = 4;
@@ -105,22 +105,22 @@ pub struct SlowdownReport {
 
 /// Measures `rounds` loops of each kind with each of `sources`.
 pub(super) fn measure(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     sources: &[Source],
     mut left_out: Vec<LeftOut>,
     rounds: u32,
 ) -> Result<SlowdownReport, BenchError> {
     let mut measured = Vec::new();
     for source in sources {
-        match Trio::new(rig, source)? {
+        match Trio::new(harness, source)? {
             Ok(trio) => measured.push(trio.measure(rounds)?),
             Err(none) => left_out.push(none),
         }
     }
     Ok(SlowdownReport {
-        processor: rig::processor(),
-        slow_cpl0: rig.probe.slow_cpl0(),
-        model: rig.model.name(),
+        processor: harness::processor(),
+        slow_cpl0: harness.probe.slow_cpl0(),
+        model: harness.model.name(),
         rounds,
         sources: measured,
         left_out,
@@ -139,18 +139,18 @@ struct Trio {
 
 impl Trio {
     /// `Err`: why there is nothing to measure with this source.
-    fn new(rig: &Rig<'_>, source: &Source) -> Result<Result<Self, LeftOut>, BenchError> {
+    fn new(harness: &Harness<'_>, source: &Source) -> Result<Result<Self, LeftOut>, BenchError> {
         let left_out = |reason: &str| LeftOut {
             source: source.name,
             reason: reason.to_owned(),
         };
-        let mut events = countable(&rig.model, source.open()?.as_ref());
+        let mut events = countable(&harness.model, source.open()?.as_ref());
         if events.is_empty() {
             return Ok(Err(left_out("it counts no event of the guest's PMU here")));
         }
         let wanted = usize::try_from(COUNTERS).unwrap_or(usize::MAX);
         events = events.into_iter().cycle().take(wanted).collect();
-        let (vm, vcpus) = rig.build(&guest(&rig.model, &events)?)?;
+        let (vm, vcpus) = harness.build(&guest(&harness.model, &events)?)?;
         let mut solos = Vec::new();
         for kvm in vcpus {
             let period = kvm.get_tsc_khz()? / SAMPLES_PER_SECOND * 1000;
@@ -158,14 +158,14 @@ impl Trio {
             regs.rsi = u64::from(period.wrapping_neg());
             kvm.set_regs(&regs)?;
             let (port, silent) = (Arc::new(BatchPort), Box::new(Silent));
-            solos.push(rig.solo(kvm, &vm, source.open()?, port, silent)?);
+            solos.push(harness.solo(kvm, &vm, source.open()?, port, silent)?);
         }
         let mut trio = Self {
             vm,
             solos,
             backend: source.name,
             events,
-            slow_cpl0: rig.probe.slow_cpl0(),
+            slow_cpl0: harness.probe.slow_cpl0(),
         };
         // A stepped guest would not come to the end of the loop in a day.
         trio.rounds(1)?;
@@ -225,7 +225,7 @@ impl Trio {
 
     /// One loop of a vCPU, in ticks.
     fn turn(&mut self, vcpu: usize) -> Result<u64, BenchError> {
-        rig::batch(&mut self.solos[vcpu], PATIENCE)?;
+        harness::batch(&mut self.solos[vcpu], PATIENCE)?;
         let (before, after) = (self.read(vcpu, BEFORE)?, self.read(vcpu, AFTER)?);
         Ok(after.wrapping_sub(before))
     }
@@ -238,7 +238,7 @@ impl Trio {
     }
 
     fn read(&self, vcpu: usize, offset: u64) -> Result<u64, BenchError> {
-        let word = rig::words(&self.vm, words_of(vcpu) + offset, 1)?;
+        let word = harness::words(&self.vm, words_of(vcpu) + offset, 1)?;
         Ok(word.first().map_or(0, |word| u64::from_le_bytes(*word)))
     }
 

@@ -9,11 +9,11 @@ use pmu_virt::{
     Sources, Unavailable, backend_names,
 };
 use serde::Serialize;
-
-use super::error::BenchError;
 use vmm::counters::{CounterError, CounterPlan};
 use vmm::doctor;
 use vmm::probe::ProbeReport;
+
+use super::error::BenchError;
 
 /// USR, OS and enable of an event select.
 pub(super) const USR_OS_ENABLE: u64 = 1 << 16 | 1 << 17 | 1 << 22;

@@ -3,10 +3,10 @@
 use iced_x86::code_asm::{
     CodeAssembler, al, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rbx, rsp,
 };
+use vmm::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, Start, assemble};
 
 use super::error::BenchError;
 use super::registers::Written;
-use vmm::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, Start, assemble};
 
 const GP_VECTOR: u8 = 13;
 const NMI_VECTOR: u8 = 2;

@@ -11,15 +11,15 @@ use std::io::{self, Write};
 
 use pmu_virt::{PmuModel, Progress, Ring};
 use serde::Serialize;
+use vmm::sys::rdtsc;
 
 use self::schedule::{Scenario, Slice};
 use self::ways::{Naive, Umpire, Way, selects};
 use super::error::BenchError;
+use super::harness::{self, ratio};
 use super::report::{Report, table, verdict};
-use super::rig::{self, ratio};
 use super::sources::{LeftOut, Source, USR_OS_ENABLE, countable};
 use super::stats::{median, trimmed_mean};
-use vmm::sys::rdtsc;
 
 /// Eight counters of one kind, the most that a vCPU of the scenarios uses.
 pub(super) const MODEL: &str = "intel-v2,counters=8,fixed=0";
@@ -90,7 +90,7 @@ pub(super) fn measure(
         }
     }
     Ok(SwitchReport {
-        processor: rig::processor(),
+        processor: harness::processor(),
         model: MODEL,
         rows,
         left_out,
@@ -113,12 +113,13 @@ pub(super) fn codes(
         return Ok(Err(left_out(reason)));
     }
     let events = countable(model, backend.as_ref());
-    Ok(match events.is_empty() {
-        true => Err(left_out(format!("it counts no event of {}", model.name()))),
-        false => Ok(events
+    Ok(if events.is_empty() {
+        Err(left_out(format!("it counts no event of {}", model.name())))
+    } else {
+        Ok(events
             .iter()
             .map(|event| event.code | USR_OS_ENABLE)
-            .collect()),
+            .collect())
     })
 }
 
@@ -227,12 +228,13 @@ fn agree<const N: usize>(
 ) -> Result<(), BenchError> {
     let counts: Vec<_> = ways.iter_mut().map(|way| way.counts()).collect();
     let differ = |pair: &[Vec<Vec<u64>>]| pair[0] != pair[1];
-    match counts.windows(2).any(differ) {
-        false => Ok(()),
-        true => Err(BenchError::Miscount(format!(
+    if counts.windows(2).any(differ) {
+        Err(BenchError::Miscount(format!(
             "the ways to switch counted differently in '{}': {counts:?}",
             scenario.name
-        ))),
+        )))
+    } else {
+        Ok(())
     }
 }
 

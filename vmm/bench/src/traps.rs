@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use pmu_virt::{ClockBackend, CounterBackend};
 use serde::Serialize;
-
-use super::bare::Bare;
-use super::error::BenchError;
-use super::guest::{Access, BATCH, guest, samples_at};
-use super::report::{Report, micros, pair, table, verdict, where_it_ran};
-use super::rig::{self, BatchPort, PATIENCE, Rig, ratio};
-use super::sources::{Event, LeftOut, Source, first_countable};
-use super::stats::{Percentiles, percentiles};
 use vmm::kvm::{Host, KvmVm};
 use vmm::micro::Solo;
 use vmm::probe::ProbeReport;
 use vmm::vcpu::Silent;
+
+use super::bare::Bare;
+use super::error::BenchError;
+use super::guest::{Access, BATCH, guest, samples_at};
+use super::harness::{self, BatchPort, Harness, PATIENCE, ratio};
+use super::report::{Report, micros, pair, table, verdict, where_it_ran};
+use super::sources::{Event, LeftOut, Source, first_countable};
+use super::stats::{Percentiles, percentiles};
 
 /// A stepped guest takes this much fewer samples: an exit for every instruction.
 const STEPPED: u32 = 10;
@@ -83,7 +83,7 @@ pub struct TrapReport {
 
 /// Measures with each of `sources` in turn.
 pub(super) fn measure_all(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     sources: &[Source],
     mut left_out: Vec<LeftOut>,
     iterations: u32,
@@ -91,8 +91,8 @@ pub(super) fn measure_all(
     let mut reports = Vec::new();
     for source in sources {
         let backend = source.open()?;
-        match first_countable(&rig.model, backend.as_ref()) {
-            Ok(event) => reports.push(measure_one(rig, backend, event, iterations)?),
+        match first_countable(&harness.model, backend.as_ref()) {
+            Ok(event) => reports.push(measure_one(harness, backend, event, iterations)?),
             Err(none) => left_out.push(none),
         }
     }
@@ -112,21 +112,21 @@ pub fn measure(
     probe: &ProbeReport,
     iterations: u32,
 ) -> Result<TrapReport, BenchError> {
-    let rig = Rig::new(host, probe)?;
+    let harness = Harness::new(host, probe)?;
     let backend = Box::new(ClockBackend::new());
-    let event = first_countable(&rig.model, backend.as_ref());
+    let event = first_countable(&harness.model, backend.as_ref());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
-    measure_one(&rig, backend, event, iterations)
+    measure_one(&harness, backend, event, iterations)
 }
 
 fn measure_one(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     backend: Box<dyn CounterBackend>,
     event: Event,
     iterations: u32,
 ) -> Result<TrapReport, BenchError> {
     let name = backend.name();
-    let mut pair = Pair::new(rig, backend, event)?;
+    let mut pair = Pair::new(harness, backend, event)?;
     // Caches, and the first write that finds the #GP handler.
     pair.round(false, true)?;
     let stepping = pair.subject.steps();
@@ -139,9 +139,9 @@ fn measure_one(
         pair.round(round / 2 % 2 == 1, round % 2 == 0)?;
     }
     Ok(TrapReport {
-        processor: rig::processor(),
-        slow_cpl0: rig.probe.slow_cpl0(),
-        model: rig.model.name(),
+        processor: harness::processor(),
+        slow_cpl0: harness.probe.slow_cpl0(),
+        model: harness.model.name(),
         backend: name,
         event: event.known.to_string(),
         stepping,
@@ -165,17 +165,17 @@ struct Pair {
 
 impl Pair {
     fn new(
-        rig: &Rig<'_>,
+        harness: &Harness<'_>,
         backend: Box<dyn CounterBackend>,
         event: Event,
     ) -> Result<Self, BenchError> {
-        let (vm, vcpus) = rig.build(&guest(&rig.model, event.code, 2)?)?;
+        let (vm, vcpus) = harness.build(&guest(&harness.model, event.code, 2)?)?;
         let Ok([subject, bare]) = <[_; 2]>::try_from(vcpus) else {
             return Err(BenchError::Guest("it must have two vCPUs".to_owned()));
         };
         let port = Arc::new(BatchPort);
         Ok(Self {
-            subject: rig.solo(subject, &vm, backend, port, Box::new(Silent))?,
+            subject: harness.solo(subject, &vm, backend, port, Box::new(Silent))?,
             bare: Bare::new(bare, vm.clone())?,
             vm,
             samples: Default::default(),
@@ -184,15 +184,16 @@ impl Pair {
 
     /// One batch of each kind on each side; which side comes first alternates.
     fn round(&mut self, bare_first: bool, armed: bool) -> Result<(), BenchError> {
-        let sides = match bare_first {
-            true => [BARE, SUBJECT],
-            false => [SUBJECT, BARE],
+        let sides = if bare_first {
+            [BARE, SUBJECT]
+        } else {
+            [SUBJECT, BARE]
         };
         for (expected, access) in Access::ALL.into_iter().enumerate() {
             let armed = armed || access.is_rdpmc();
             for side in sides {
                 let number = match side {
-                    SUBJECT => rig::batch(&mut self.subject, PATIENCE)?,
+                    SUBJECT => harness::batch(&mut self.subject, PATIENCE)?,
                     _ => self.bare.batch(access, armed, PATIENCE)?,
                 };
                 if usize::try_from(number) != Ok(expected) {
@@ -200,9 +201,10 @@ impl Pair {
                         "vCPU {side} finished batch {number} instead of {expected}"
                     )));
                 }
-                let series = match side == BARE && !armed {
-                    true => UNARMED,
-                    false => usize::from(side),
+                let series = if side == BARE && !armed {
+                    UNARMED
+                } else {
+                    usize::from(side)
                 };
                 self.collect(side, series, expected)?;
             }
@@ -211,7 +213,7 @@ impl Pair {
     }
 
     fn collect(&mut self, side: u8, series: usize, access: usize) -> Result<(), BenchError> {
-        let ticks = rig::words(&self.vm, samples_at(side), BATCH)?;
+        let ticks = harness::words(&self.vm, samples_at(side), BATCH)?;
         let ticks = ticks.into_iter().map(u32::from_le_bytes);
         self.samples[series][access].extend(ticks);
         Ok(())
@@ -272,9 +274,10 @@ impl TrapReport {
             self.model,
             self.iterations
         )?;
-        let stepped = match self.stepping {
-            true => ", every instruction stepped",
-            false => "",
+        let stepped = if self.stepping {
+            ", every instruction stepped"
+        } else {
+            ""
         };
         writeln!(out, "backend {}, {}{stepped}\n", self.backend, self.event)?;
         let rows = self.rows.iter().map(|row| {

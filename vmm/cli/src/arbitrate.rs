@@ -1,10 +1,10 @@
 //! `umpire arbitrate`: plays a script of who wants which counter when, under one
 //! scheme or all three. The arbiter is the one that guests get; nothing else is.
 
+mod format;
 mod input;
 mod json;
 mod print;
-mod words;
 
 use std::io::{self, BufWriter, Write};
 
@@ -55,9 +55,10 @@ pub fn run(flags: &ArbitrateFlags) -> Result<ExitStatus, UserError> {
 /// As [`run`]'s.
 pub fn report(flags: &ArbitrateFlags, out: &mut dyn Write) -> Result<(), UserError> {
     let (script, plays) = prepare(flags).map_err(UserError::bad_input)?;
-    let written = match flags.json {
-        true => json::write(&script, &plays, out),
-        false => print::write(&script, &plays, out),
+    let written = if flags.json {
+        json::write(&script, &plays, out)
+    } else {
+        print::write(&script, &plays, out)
     };
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -27,9 +27,6 @@ use std::time::Duration;
 
 use pmu_virt::{BackendError, Vendor};
 use thiserror::Error;
-
-use crate::exit::{ExitStatus, UserError};
-use crate::flags::{DemoFlags, DemoStory};
 use umpire_bench::BenchError;
 use vmm::config::DEFAULT_PMI_FLOOR_US;
 use vmm::counters::{self, CounterError, CounterPlan, backend_env};
@@ -40,6 +37,9 @@ use vmm::kvm::{Host, HostError, VcpuError, VmOptions};
 use vmm::micro::{MicroError, MicroRunError, Solo, SoloParts};
 use vmm::probe::ProbeReport;
 use vmm::vcpu::VcpuEnd;
+
+use crate::exit::{ExitStatus, UserError};
+use crate::flags::{DemoFlags, DemoScenario};
 
 /// The guest takes some tens of milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -82,7 +82,7 @@ pub enum DemoError {
 /// The flags cannot be used, the host failed in the middle, or standard output
 /// cannot be written to.
 pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
-    if let Some(DemoStory::Pcr { pmu, output }) = &flags.story {
+    if let Some(DemoScenario::Pcr { pmu, output }) = &flags.scenario {
         return run_pcr(pmu.as_deref(), output.json);
     }
     let names = umpire_events::names();
@@ -109,7 +109,7 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
     }
 }
 
-/// The story of the reservations.
+/// The scenario of the reservations.
 fn run_pcr(pmu: Option<&str>, json: bool) -> Result<ExitStatus, UserError> {
     let model = pcr::model(pmu).map_err(UserError::bad_input)?;
     let out = &mut io::stdout().lock();
@@ -174,9 +174,10 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
     let Plan { model, events, .. } = plan;
     let sources = plan.sources_on(probe);
     let options = VmOptions::with_pmu(Some(model));
-    let guest = match events.is_empty() {
-        true => guest::guest(model)?,
-        false => worker::guest(model, events)?,
+    let guest = if events.is_empty() {
+        guest::guest(model)?
+    } else {
+        worker::guest(model, events)?
     };
     let (vm, vcpus) = guest.build(host, &options)?;
     let kvm = vcpus
@@ -215,16 +216,18 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         return Err(DemoError::Guest("it has lost its counters".to_owned()));
     };
     let reports = solo.counters();
-    let counters = match events.is_empty() {
-        true => reports.iter().map(CounterRow::describe).collect(),
-        false => events
+    let counters = if events.is_empty() {
+        reports.iter().map(CounterRow::describe).collect()
+    } else {
+        events
             .iter()
             .map(|event| CounterRow::of_event(event, &reports, counting))
-            .collect(),
+            .collect()
     };
-    let round_trips = match events.is_empty() {
-        true => Some(umpire_bench::measure(host, probe, ROUND_TRIPS)?),
-        false => None,
+    let round_trips = if events.is_empty() {
+        Some(umpire_bench::measure(host, probe, ROUND_TRIPS)?)
+    } else {
+        None
     };
     Ok(DemoReport {
         shown: true,

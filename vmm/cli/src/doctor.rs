@@ -26,16 +26,16 @@ pub fn run(json: bool) -> Result<ExitStatus, UserError> {
 /// # Errors
 /// `out` cannot be written to.
 pub fn report(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> io::Result<ExitStatus> {
-    match json {
-        true => {
-            serde_json::to_writer_pretty(&mut *out, diagnosis)?;
-            writeln!(out)?;
-        }
-        false => text::write(diagnosis, out)?,
+    if json {
+        serde_json::to_writer_pretty(&mut *out, diagnosis)?;
+        writeln!(out)?;
+    } else {
+        text::write(diagnosis, out)?
     }
     out.flush()?;
-    Ok(match diagnosis.verdict.can_run {
-        true => ExitStatus::SUCCESS,
-        false => ExitStatus::BAD_INPUT,
+    Ok(if diagnosis.verdict.can_run {
+        ExitStatus::SUCCESS
+    } else {
+        ExitStatus::BAD_INPUT
     })
 }

@@ -7,8 +7,6 @@ use std::process::ExitCode;
 
 use umpire_events::one_line;
 
-use crate::config::ConfigError;
-
 /// A process exit status.
 ///
 /// All of these are even: a guest's test exit gives an odd status, so the two
@@ -101,12 +99,6 @@ impl fmt::Display for UserError {
 impl Error for UserError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.source()
-    }
-}
-
-impl From<ConfigError> for UserError {
-    fn from(error: ConfigError) -> Self {
-        Self::bad_input(error)
     }
 }
 

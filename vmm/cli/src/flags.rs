@@ -1,7 +1,7 @@
 //! The command line: what can be typed, and the help that explains it.
 //!
 //! Only definitions and texts are here. Values are checked where the
-//! configuration file is merged in ([`crate::config`]), so that a flag and a key
+//! configuration file is merged in (module `config`), so that a flag and a key
 //! of the file get the same answer.
 
 mod help;
@@ -70,9 +70,9 @@ pub struct Output {
     pub json: bool,
 }
 
-/// The stories of `umpire demo`.
+/// The scenarios of `umpire demo`.
 #[derive(Clone, Debug, Subcommand)]
-pub enum DemoStory {
+pub enum DemoScenario {
     /// Counter reservation in one guest: firmware, kernel, a rogue driver and a user program
     Pcr {
         /// The guest's PMU model; it needs four programmable counters [default: one of the
@@ -89,9 +89,9 @@ pub enum DemoStory {
 #[derive(Clone, Debug, Default, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct DemoFlags {
-    /// Another story than the virtual PMU itself.
+    /// Another scenario than the virtual PMU itself.
     #[command(subcommand)]
-    pub story: Option<DemoStory>,
+    pub scenario: Option<DemoScenario>,
     /// Count this event in the guest, e.g. instructions:u, r5300c0, or
     /// skl::INST_RETIRED:ANY_P; repeatable. See: umpire events
     #[arg(long = "event", value_name = "EVENT")]
@@ -293,12 +293,11 @@ fn exit_for(error: &clap::Error, bench: bool) -> CliExit {
             status: ExitStatus::SUCCESS,
         },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
-            text: match bench {
-                true => {
-                    "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
+            text: if bench {
+                "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
                      slowdown, switch, scale in its place"
-                }
-                false => "no command given; try: umpire demo, umpire run --help, umpire doctor",
+            } else {
+                "no command given; try: umpire demo, umpire run --help, umpire doctor"
             }
             .to_owned(),
             status: ExitStatus::BAD_INPUT,

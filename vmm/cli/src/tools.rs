@@ -12,7 +12,7 @@ use umpire_tools::record::RecordOptions;
 use umpire_tools::stat::StatOptions;
 use umpire_tools::stat::print::Form;
 use umpire_tools::targets::Selection;
-use umpire_tools::{Ending, ToolError};
+use umpire_tools::{Completion, ToolError};
 
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
@@ -111,10 +111,10 @@ fn selection(flags: &WhoFlags) -> Selection {
     }
 }
 
-fn status(ending: Ending) -> ExitStatus {
+fn status(ending: Completion) -> ExitStatus {
     match ending {
-        Ending::Complete => ExitStatus::SUCCESS,
-        Ending::CutShort => ExitStatus::INTERRUPTED,
+        Completion::Complete => ExitStatus::SUCCESS,
+        Completion::CutShort => ExitStatus::INTERRUPTED,
     }
 }
 

@@ -112,5 +112,5 @@ fn in_words(bits: u64) -> String {
     if rest != 0 {
         words.push(format!("bits {rest:#x}"));
     }
-    super::families::one_of(&words)
+    super::text::one_of(&words)
 }

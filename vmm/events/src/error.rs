@@ -245,7 +245,7 @@ pub enum EventError {
 fn did_you_mean(near: &[String]) -> String {
     match near {
         [] => String::new(),
-        near => format!(" (did you mean {}?)", super::families::one_of(near)),
+        near => format!(" (did you mean {}?)", super::text::one_of(near)),
     }
 }
 

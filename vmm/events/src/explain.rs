@@ -1,10 +1,9 @@
 //! The parts of an event's name, and what is wrong with them.
 
 use super::error::EventError;
-use super::families::all_of;
-use super::list::spelled;
 use super::suggest::nearest;
-use super::table::{AttributeKind, EncodeError, NameTable, NamedEvent, PmuTable};
+use super::table::{Attribute, AttributeKind, EncodeError, NameTable, NamedEvent, PmuTable};
+use super::text::all_of;
 
 /// A name in its parts.
 pub(super) struct Name<'a> {
@@ -116,7 +115,7 @@ fn names_unit_mask(name: &Name<'_>, event: &NamedEvent) -> bool {
 /// The attributes of an event, for messages.
 fn known(event: &NamedEvent) -> String {
     const MOST: usize = 12;
-    let mut words: Vec<String> = event.attributes.iter().map(spelled).collect();
+    let mut words: Vec<String> = event.attributes.iter().map(Attribute::spelled).collect();
     if words.len() > MOST + 1 {
         let more = words.len() - MOST;
         words.truncate(MOST);

@@ -3,6 +3,7 @@
 use pmu_virt::{EventFamily, PmuModel};
 
 use super::table::{PmuTable, TableKind};
+use super::text::one_of;
 
 /// Tables of processors with Intel's architectural PMU, by name.
 const INTEL: [&str; 32] = [
@@ -86,27 +87,6 @@ pub(super) fn all_models() -> Vec<PmuModel> {
         .iter()
         .filter_map(|model| PmuModel::parse(model.name).ok())
         .collect()
-}
-
-/// `a, b or c`.
-pub(super) fn one_of<T: AsRef<str>>(words: &[T]) -> String {
-    joined(words, "or")
-}
-
-/// `a, b and c`.
-pub(super) fn all_of<T: AsRef<str>>(words: &[T]) -> String {
-    joined(words, "and")
-}
-
-fn joined<T: AsRef<str>>(words: &[T], last_word: &str) -> String {
-    match words {
-        [] => String::new(),
-        [only] => only.as_ref().to_owned(),
-        [first @ .., last] => {
-            let first: Vec<&str> = first.iter().map(AsRef::as_ref).collect();
-            format!("{} {last_word} {}", first.join(", "), last.as_ref())
-        }
-    }
 }
 
 /// Names of the models of `family`, for messages.

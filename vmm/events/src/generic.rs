@@ -1,7 +1,8 @@
 //! Names that mean the same on every processor that has the event.
 
-use super::families::all_models;
 use pmu_virt::{CountRequest, EventCode, EventFamily, FixedFunction, KnownEvent, PmuModel};
+
+use super::families::all_models;
 
 /// A generic name.
 #[derive(Debug)]

@@ -10,12 +10,13 @@ use super::entry::{
     Entry, EventEntry, GenericEntry, Meaning, ModelsUse, QuantityEntry, TableEntry, UnitMask,
 };
 use super::error::EventError;
-use super::families::{all_models, family_of, models_of, one_of};
+use super::families::{all_models, family_of, models_of};
 use super::generic::{self, Generic};
 use super::resolve::resolve;
 use super::search::Pattern;
 use super::suggest::nearest;
 use super::table::{Attribute, AttributeKind, NameTable, NamedEvent, PmuTable};
+use super::text::one_of;
 
 /// What is to be listed.
 #[derive(Clone, Debug, Default)]
@@ -275,7 +276,7 @@ fn describe(
             .attributes
             .iter()
             .filter(|attribute| attribute.kind != AttributeKind::UnitMask)
-            .map(spelled)
+            .map(Attribute::spelled)
             .collect(),
     }
 }
@@ -292,14 +293,6 @@ fn problem(error: EventError) -> String {
         }
         EventError::SelectsNothing { .. } => "libpfm4 has no usable code for it".to_owned(),
         other => other.to_string(),
-    }
-}
-
-/// An attribute as it is written behind an event's name.
-pub(super) fn spelled(attribute: &Attribute) -> String {
-    match attribute.kind {
-        AttributeKind::Number => format!(":{}=N", attribute.name),
-        _ => format!(":{}", attribute.name),
     }
 }
 

@@ -108,9 +108,10 @@ fn way(way: &Use, explain: bool) -> String {
         .iter()
         .map(|one| format!("{} {}", one.backend, one.provenance))
         .collect();
-    match backends.is_empty() {
-        true => text.push_str("no backend"),
-        false => text.push_str(&backends.join(", ")),
+    if backends.is_empty() {
+        text.push_str("no backend")
+    } else {
+        text.push_str(&backends.join(", "))
     }
     text
 }
@@ -123,10 +124,7 @@ fn meaning(meaning: &Meaning) -> String {
 }
 
 fn write_table(table: &TableEntry, out: &mut dyn Write) -> io::Result<()> {
-    let host = match table.host {
-        true => ", this host",
-        false => "",
-    };
+    let host = if table.host { ", this host" } else { "" };
     writeln!(
         out,
         "  {:<26} {:>4} events for {}: {}{host}",
@@ -151,16 +149,14 @@ fn write_event(event: &EventEntry, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "      in the tables {}", event.tables.join(" "))?;
     }
     for mask in &event.unit_masks {
-        let default = match mask.default {
-            true => " (default)",
-            false => "",
-        };
+        let default = if mask.default { " (default)" } else { "" };
         let name = format!(":{}{default}", mask.name);
         writeln!(out, "      {name:<40} {}", meaning(&mask.meaning))?;
         writeln!(out, "          {}", mask.description)?;
     }
-    match event.modifiers.is_empty() {
-        true => Ok(()),
-        false => writeln!(out, "      modifiers {}", event.modifiers.join(" ")),
+    if event.modifiers.is_empty() {
+        Ok(())
+    } else {
+        writeln!(out, "      modifiers {}", event.modifiers.join(" "))
     }
 }

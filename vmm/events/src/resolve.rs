@@ -5,10 +5,11 @@ use pmu_virt::{CountRequest, EventFamily, PmuModel};
 use super::code;
 use super::error::EventError;
 use super::explain::{Name, explain};
-use super::families::{all_models, all_of, family_of, means_another, model_names, models_of};
+use super::families::{all_models, family_of, means_another, model_names, models_of};
 use super::generic::{self, Generic};
 use super::suggest::nearest;
 use super::table::{EncodeError, Encoding, NameTable, PmuTable};
+use super::text::all_of;
 
 /// The longest name in characters. libpfm's longest with every unit mask is
 /// shorter.

@@ -20,9 +20,10 @@ impl Pattern {
     /// Whether a name is of this form, or contains the word.
     pub fn finds_name(&self, name: &str) -> bool {
         let name = name.to_lowercase();
-        match self.glob {
-            true => matches(&self.lower, &name),
-            false => name.contains(&self.lower),
+        if self.glob {
+            matches(&self.lower, &name)
+        } else {
+            name.contains(&self.lower)
         }
     }
 

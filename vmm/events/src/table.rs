@@ -80,6 +80,16 @@ pub struct Attribute {
     pub default: bool,
 }
 
+impl Attribute {
+    /// As it is written behind an event's name.
+    pub(super) fn spelled(&self) -> String {
+        match self.kind {
+            AttributeKind::Number => format!(":{}=N", self.name),
+            _ => format!(":{}", self.name),
+        }
+    }
+}
+
 /// How an attribute is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeKind {

@@ -1,4 +1,4 @@
-//! Text from outside, made fit to be shown.
+//! Words for messages.
 
 /// Text with every run of white space, line ends included, made one space, and
 /// without control characters: it may quote what an attacker wrote in a file.
@@ -10,6 +10,27 @@ pub fn one_line(text: &str) -> String {
         .chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
         .collect()
+}
+
+/// `a, b or c`.
+pub(super) fn one_of<T: AsRef<str>>(words: &[T]) -> String {
+    joined(words, "or")
+}
+
+/// `a, b and c`.
+pub(super) fn all_of<T: AsRef<str>>(words: &[T]) -> String {
+    joined(words, "and")
+}
+
+fn joined<T: AsRef<str>>(words: &[T], last_word: &str) -> String {
+    match words {
+        [] => String::new(),
+        [only] => only.as_ref().to_owned(),
+        [first @ .., last] => {
+            let first: Vec<&str> = first.iter().map(AsRef::as_ref).collect();
+            format!("{} {last_word} {}", first.join(", "), last.as_ref())
+        }
+    }
 }
 
 #[cfg(test)]

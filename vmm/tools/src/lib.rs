@@ -10,6 +10,7 @@
 pub mod duration;
 mod error;
 pub mod ls;
+pub mod numbers;
 pub mod profile;
 pub mod record;
 pub mod registers;
@@ -27,11 +28,20 @@ pub use vm::Vm;
 pub(crate) use vm::connect;
 pub(crate) use wait::Waiter;
 
+use std::io::{Write, stderr};
+
+use umpire_events::one_line;
+
 /// How a tool that looks for some time came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum Completion {
     /// It did what was asked.
     Complete,
     /// A signal cut short the time it was given.
     CutShort,
+}
+
+/// One line for the user, where the output has no place for it.
+fn tell(note: &str) {
+    let _ = writeln!(stderr(), "umpire: {}", one_line(note));
 }

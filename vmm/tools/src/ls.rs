@@ -13,7 +13,7 @@ use crate::{ToolError, connect, refused};
 
 /// A VM as its socket tells of it.
 #[derive(Clone, Debug, Serialize)]
-pub struct Vm {
+pub struct VmListing {
     /// The socket.
     pub socket: PathBuf,
     /// What there is and who holds what.
@@ -40,9 +40,10 @@ pub struct LsOptions {
 /// to.
 pub fn run(options: &LsOptions) -> Result<(), ToolError> {
     let named = !options.sockets.is_empty();
-    let sockets = match named {
-        true => options.sockets.clone(),
-        false => known_sockets(),
+    let sockets = if named {
+        options.sockets.clone()
+    } else {
+        known_sockets()
     };
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut failed = None;
@@ -51,9 +52,10 @@ pub fn run(options: &LsOptions) -> Result<(), ToolError> {
         match look(socket) {
             Ok(vm) => {
                 shown += 1;
-                let written = match options.json {
-                    true => json(&vm, &mut out),
-                    false => text::write(&vm, shown > 1, &mut out),
+                let written = if options.json {
+                    json(&vm, &mut out)
+                } else {
+                    text::write(&vm, shown > 1, &mut out)
                 };
                 match written {
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
@@ -86,9 +88,9 @@ pub fn run(options: &LsOptions) -> Result<(), ToolError> {
     Ok(())
 }
 
-fn look(socket: PathBuf) -> Result<Vm, ToolError> {
+fn look(socket: PathBuf) -> Result<VmListing, ToolError> {
     let client = connect(&socket)?;
-    Ok(Vm {
+    Ok(VmListing {
         machine: client.list().map_err(refused("asking for the VM"))?,
         model: client.model().map_err(refused("asking for the PMU"))?,
         formats: client.formats().map_err(refused("asking for formats"))?,
@@ -96,7 +98,7 @@ fn look(socket: PathBuf) -> Result<Vm, ToolError> {
     })
 }
 
-fn json(vm: &Vm, out: &mut dyn Write) -> io::Result<()> {
+fn json(vm: &VmListing, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, vm)?;
     writeln!(out)
 }

@@ -7,15 +7,13 @@
 mod command;
 mod error;
 pub mod facts;
-pub mod filter;
 pub mod firefox;
 mod input;
+pub mod location;
 mod reader;
 mod record;
 pub mod report;
 pub mod script;
-pub mod sink;
-pub mod spot;
 pub mod stacks;
 pub mod symbols;
 pub mod tally;
@@ -26,7 +24,9 @@ pub use command::{ReportOptions, ScriptOptions, report, script};
 pub use error::ReportError;
 pub use input::ProfileChoice;
 pub use reader::{Ending, ProfileError, ProfileReader};
-pub use record::{Header, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Totals};
+pub use record::{
+    Filter, Header, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Sink, Totals,
+};
 pub use wire::{LONGEST_HEADER, MAGIC, VERSION};
 pub use writer::ProfileWriter;
 

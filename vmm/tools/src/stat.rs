@@ -10,9 +10,7 @@
 //! The commands to the VM are in `session`, the loop around them in `command`.
 
 mod command;
-mod csv;
 pub mod events;
-mod json;
 pub mod metrics;
 pub mod print;
 pub mod reading;
@@ -22,18 +20,44 @@ mod runs;
 pub mod schedule;
 mod session;
 pub mod spec;
-mod table;
 pub mod tally;
 mod trial;
 mod watch;
 
+pub use command::run;
+pub use runs::Runs;
+
+use std::time::Duration;
+
 use pmu_virt::Provenance;
 
-use crate::targets::Target;
+use self::print::Form;
+use self::spec::EventList;
+use self::tally::Scale;
+use crate::targets::{Selection, Target};
 
-pub(crate) use command::tell;
-pub use command::{StatOptions, run};
-pub use runs::Runs;
+/// What is counted, and how it is shown.
+#[derive(Clone, Debug)]
+pub struct StatOptions {
+    /// The VM, and what of it.
+    pub selection: Selection,
+    /// What to count; without any the usual events.
+    pub events: Vec<EventList>,
+    /// Print what was counted after each of these times.
+    pub interval: Option<Duration>,
+    /// Measure so many times.
+    pub repeat: u32,
+    /// The form of the output.
+    pub form: Form,
+    /// Rows for each vCPU, or for each core.
+    pub apart: bool,
+    /// How long a set of events has the counters.
+    pub turn: Duration,
+    /// How counts of a part of the time become counts of the whole.
+    pub scale: Scale,
+    /// How long to count; without it until it is stopped or the VM ends.
+    pub duration: Option<Duration>,
+}
 
 /// A count, or why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,9 +10,10 @@ pub fn lines(
     right: impl Fn(usize, &str) -> bool,
 ) -> impl Iterator<Item = String> {
     let cell = |(column, text): (usize, String)| {
-        let alignment = match right(column, &text) {
-            true => CellAlignment::Right,
-            false => CellAlignment::Left,
+        let alignment = if right(column, &text) {
+            CellAlignment::Right
+        } else {
+            CellAlignment::Left
         };
         Cell::new(text).set_alignment(alignment)
     };

@@ -7,7 +7,7 @@ use perfmon_abi::LoadArg;
 use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
 
 use super::error::ToolError;
-use crate::profile::filter::Numbers;
+use crate::numbers::Numbers;
 
 /// What a context is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

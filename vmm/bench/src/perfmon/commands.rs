@@ -6,9 +6,9 @@ use perfmon_abi::Config;
 use serde::Serialize;
 use umpire_perfmon::Call;
 
+use super::fixture::{Fixture, Program};
 use super::guest::busy;
-use super::kit::{Kit, Program};
-use super::stage::{Setting, Stage};
+use super::served_guest::{ServedGuest, Setting};
 use super::tool::{call, end, start};
 use super::{Bench, progress};
 use crate::error::BenchError;
@@ -38,34 +38,40 @@ const KINDS: [&str; 3] = [
 ];
 
 pub(super) fn measure(bench: &Bench<'_>) -> Result<Vec<CommandRow>, BenchError> {
-    let (source, kit) = bench.clock()?;
+    let (source, fixture) = bench.clock()?;
     let setting = Setting::busy(bench, &source);
-    setting.play(bench.rig, &busy()?, |stage| rows(stage, &kit, bench))
+    setting.play(bench.harness, &busy()?, |served| {
+        rows(served, &fixture, bench)
+    })
 }
 
-fn rows(stage: &Stage, kit: &Kit, bench: &Bench<'_>) -> Result<Vec<CommandRow>, BenchError> {
-    stage.calibrate(bench.tsc_khz)?;
-    let client = stage.client()?;
-    let context = kit.create(&client, &Program::counting(READ))?;
-    let reading = kit.reading(READ);
+fn rows(
+    served: &ServedGuest,
+    fixture: &Fixture,
+    bench: &Bench<'_>,
+) -> Result<Vec<CommandRow>, BenchError> {
+    served.calibrate(bench.tsc_khz)?;
+    let client = served.client()?;
+    let context = fixture.create(&client, &Program::counting(READ))?;
+    let reading = fixture.reading(READ);
     let read = || call(&client, &context, reading.clone()).map(|_| ());
     let ask = || {
         let asked = client.ask(&mut Call::GetConfig(Config::default()));
         asked.map_err(|refusal| BenchError::refused("GET_CONFIG", refusal))
     };
     let mut rows = vec![
-        timed(stage, KINDS[0], bench.iterations, ask)?,
-        timed(stage, KINDS[1], bench.iterations, read)?,
+        timed(served, KINDS[0], bench.iterations, ask)?,
+        timed(served, KINDS[1], bench.iterations, read)?,
     ];
     start(&client, &context, 0)?;
-    rows.push(timed(stage, KINDS[2], bench.iterations, read)?);
+    rows.push(timed(served, KINDS[2], bench.iterations, read)?);
     end(&client, &context)?;
     Ok(rows)
 }
 
 /// Does a command again and again.
 pub(super) fn timed(
-    stage: &Stage,
+    served: &ServedGuest,
     command: &'static str,
     iterations: u32,
     mut act: impl FnMut() -> Result<(), BenchError>,
@@ -81,7 +87,7 @@ pub(super) fn timed(
         let at = Instant::now();
         act()?;
         times.push(u64::try_from(at.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        stage.check_time()?;
+        served.check_time()?;
     }
     let per_second = f64::from(iterations) / begun.elapsed().as_secs_f64().max(f64::EPSILON);
     let time = percentiles_of(&mut times, NANOSECONDS);

@@ -6,16 +6,16 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::scope;
 
 use serde::Serialize;
+use vmm::sys::{allowed_cpus, pin_this_thread};
 
 use super::guest::measuring;
 use super::hostile::{HOSTILE, QUIET};
-use super::stage::{Setting, Stage};
-use super::traps::{Series, TrapsRow};
+use super::served_guest::{ServedGuest, Setting};
+use super::traps::{TimesByAccess, TrapsRow};
 use super::{Bench, progress};
 use crate::error::BenchError;
 use crate::guest::BATCH;
 use crate::sources::first_countable;
-use vmm::sys::{allowed_cpus, pin_this_thread};
 
 /// Batches of each kind of access in a turn of the client.
 const TURN: u32 = 5;
@@ -45,23 +45,27 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<FloodReport, BenchError> {
         [.., server, guest] => [server, guest],
         _ => return Err(BenchError::OneCpu),
     };
-    let (source, kit) = bench.clock()?;
-    let event = first_countable(&kit.model, source.open()?.as_ref());
+    let (source, fixture) = bench.clock()?;
+    let event = first_countable(&fixture.model, source.open()?.as_ref());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
     let setting = Setting {
         cpus: Some(cpus),
         ..Setting::measuring(bench, &source)
     };
-    let guest = measuring(&kit.model, event.code, 1)?;
-    setting.play(bench.rig, &guest, |stage| run(stage, bench, cpus))
+    let guest = measuring(&fixture.model, event.code, 1)?;
+    setting.play(bench.harness, &guest, |served| run(served, bench, cpus))
 }
 
-fn run(stage: &Stage, bench: &Bench<'_>, cpus: [usize; 2]) -> Result<FloodReport, BenchError> {
+fn run(
+    served: &ServedGuest,
+    bench: &Bench<'_>,
+    cpus: [usize; 2],
+) -> Result<FloodReport, BenchError> {
     // Whether it is served at all.
-    drop(stage.client()?);
-    let mut client = Hostile::new(&stage.socket, cpus[0])?;
+    drop(served.client()?);
+    let mut client = Hostile::new(&served.socket, cpus[0])?;
     let turns = bench.iterations.div_ceil(BATCH * TURN).max(1);
-    let (mut quiet, mut flooded) = (Series::default(), Series::default());
+    let (mut quiet, mut flooded) = (TimesByAccess::default(), TimesByAccess::default());
     let mut done = 0;
     while done < turns || client.connections < CONNECTIONS {
         progress(&format!(
@@ -76,13 +80,13 @@ fn run(stage: &Stage, bench: &Bench<'_>, cpus: [usize; 2]) -> Result<FloodReport
         }
         for (what, series) in order {
             client.does(what)?;
-            series.take(stage, TURN)?;
+            series.take(served, TURN)?;
         }
         client.does(QUIET)?;
         done += 1;
     }
     // Who is well-behaved is served again.
-    stage
+    served
         .client()?
         .hello()
         .map_err(|refusal| BenchError::refused("HELLO", refusal))?;

@@ -3,11 +3,11 @@
 
 use iced_x86::code_asm::{CodeAssembler, dx, eax, qword_ptr, r8, r9, rax, rdi, rsp};
 use pmu_virt::PmuModel;
+use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 use crate::guest::{self as accesses, now};
+use crate::harness::DONE;
 use crate::registers::Written;
-use crate::rig::DONE;
-use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 /// UD2 leads from CPL 3 to CPL 0 on every KVM; INT n does not on a software one.
 const UD_VECTOR: u8 = 6;

@@ -4,19 +4,19 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use umpire_perfmon::{Client, ContextHandle};
+use vmm::sched::CorePlan;
 
 use super::commands::{CommandRow, NANOSECONDS, timed};
+use super::fixture::{Fixture, Program};
 use super::guest::measuring;
-use super::kit::{Kit, Program};
-use super::stage::{Setting, Stage};
+use super::served_guest::{ServedGuest, Setting};
 use super::tool::{call, start};
-use super::traps::{Series, TrapsRow};
+use super::traps::{TimesByAccess, TrapsRow};
 use super::{Bench, progress};
 use crate::error::BenchError;
 use crate::guest::BATCH;
 use crate::sources::first_countable;
 use crate::stats::{Percentiles, percentiles_of};
-use vmm::sched::CorePlan;
 
 /// vCPUs, each with a loaded context at the end.
 const VCPUS: u8 = 64;
@@ -60,8 +60,8 @@ pub struct ManyReport {
 }
 
 pub(super) fn measure(bench: &Bench<'_>) -> Result<ManyReport, BenchError> {
-    let (source, kit) = bench.clock()?;
-    let event = first_countable(&kit.model, source.open()?.as_ref());
+    let (source, fixture) = bench.clock()?;
+    let event = first_countable(&fixture.model, source.open()?.as_ref());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
     let setting = Setting {
         vcpus: VCPUS.into(),
@@ -71,44 +71,50 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<ManyReport, BenchError> {
         }),
         ..Setting::measuring(bench, &source)
     };
-    let guest = measuring(&kit.model, event.code, VCPUS)?;
-    setting.play(bench.rig, &guest, |stage| run(stage, &kit, bench))
+    let guest = measuring(&fixture.model, event.code, VCPUS)?;
+    setting.play(bench.harness, &guest, |served| run(served, &fixture, bench))
 }
 
-fn run(stage: &Stage, kit: &Kit, bench: &Bench<'_>) -> Result<ManyReport, BenchError> {
-    let client = stage.client()?;
+fn run(
+    served: &ServedGuest,
+    fixture: &Fixture,
+    bench: &Bench<'_>,
+) -> Result<ManyReport, BenchError> {
+    let client = served.client()?;
     let loaded = u32::from(VCPUS);
     let unloaded = bench.contexts.saturating_sub(loaded);
     let rounds = (bench.iterations / 2).div_ceil(BATCH);
-    let (mut quiet, mut with) = (Series::default(), Series::default());
+    let (mut quiet, mut with) = (TimesByAccess::default(), TimesByAccess::default());
     progress("64 vCPUs without contexts");
-    quiet.take(stage, rounds)?;
+    quiet.take(served, rounds)?;
 
     let program = Program::counting(EVENTS);
     let (mut idle, mut busy) = (Vec::new(), Vec::new());
     // What the tool itself keeps is there before the first look.
     idle.reserve(usize::try_from(unloaded).unwrap_or(0));
-    drop(kit.create(&client, &program)?);
+    drop(fixture.create(&client, &program)?);
     let memory_before = resident()?;
     progress(&format!("{unloaded} contexts"));
     let mut creations = Vec::new();
     for _ in 0..unloaded {
-        stage.check_time()?;
-        idle.push(clocked(&mut creations, || kit.create(&client, &program))?);
+        served.check_time()?;
+        idle.push(clocked(&mut creations, || {
+            fixture.create(&client, &program)
+        })?);
     }
     let memory_unloaded = resident()?;
     progress(&format!("{loaded} loaded contexts"));
     let mut loadings = Vec::new();
     for vcpu in 0..usize::from(VCPUS) {
-        stage.check_time()?;
-        let context = clocked(&mut creations, || kit.create(&client, &program))?;
+        served.check_time()?;
+        let context = clocked(&mut creations, || fixture.create(&client, &program))?;
         clocked(&mut loadings, || start(&client, &context, vcpu))?;
         busy.push(context);
     }
     let memory_loaded = resident()?;
-    let commands = commands(stage, kit, bench, &client, (&idle, &busy))?;
+    let commands = commands(served, fixture, bench, &client, (&idle, &busy))?;
     progress("64 vCPUs with contexts");
-    with.take(stage, rounds)?;
+    with.take(served, rounds)?;
     drop((idle, busy));
     // They end when the server has seen that their last descriptor is closed.
     client
@@ -116,7 +122,7 @@ fn run(stage: &Stage, kit: &Kit, bench: &Bench<'_>) -> Result<ManyReport, BenchE
         .map_err(|refusal| BenchError::refused("HELLO", refusal))?;
     // The machine as it was, once more: what the host did meanwhile hits both.
     progress("64 vCPUs without contexts again");
-    quiet.take(stage, rounds)?;
+    quiet.take(served, rounds)?;
     let none = || BenchError::Guest("it has no contexts".to_owned());
     let each = |bytes: u64, count: u32| bytes / u64::from(count.max(1));
     let per_unloaded = each(memory_unloaded.saturating_sub(memory_before), unloaded);
@@ -139,16 +145,16 @@ fn run(stage: &Stage, kit: &Kit, bench: &Bench<'_>) -> Result<ManyReport, BenchE
 
 /// Commands to all contexts in turn.
 fn commands(
-    stage: &Stage,
-    kit: &Kit,
+    served: &ServedGuest,
+    fixture: &Fixture,
     bench: &Bench<'_>,
     client: &Client,
     (idle, busy): (&[ContextHandle], &[ContextHandle]),
 ) -> Result<Vec<CommandRow>, BenchError> {
-    let reading = kit.reading(EVENTS);
+    let reading = fixture.reading(EVENTS);
     let each = |name, contexts: &[ContextHandle], iterations| {
         let mut all = contexts.iter().cycle();
-        timed(stage, name, iterations, || match all.next() {
+        timed(served, name, iterations, || match all.next() {
             Some(context) => call(client, context, reading.clone()).map(|_| ()),
             None => Ok(()),
         })

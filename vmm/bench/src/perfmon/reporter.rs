@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-
-use super::guest::{AFTER, BEFORE, words_of};
-use crate::guest::{BATCH, samples_at};
-use crate::rig::DONE;
 use vmm::devices::{DeviceOutcome, GuestEnd};
 use vmm::micro::UNEXPECTED_VECTOR_PORT;
 use vmm::sys::pin_this_thread;
 use vmm::vcpu::{Platform, VcpuEnd};
+
+use super::guest::{AFTER, BEFORE, words_of};
+use crate::guest::{BATCH, samples_at};
+use crate::harness::DONE;
 
 /// What ends the guest when we want it.
 const OURS: u32 = u32::MAX;
 
 /// What a batch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Reported {
     /// One turn of a vCPU's loop; its number is told.
     Turns,
     /// Accesses of vCPU 0; their kind is told.
@@ -38,7 +38,7 @@ pub(super) struct Batch {
 /// Passes batches on.
 #[derive(Debug)]
 pub(super) struct Reporter {
-    told: Told,
+    told: Reported,
     memory: Option<GuestMemoryMmap>,
     batches: SyncSender<Batch>,
     stop: Arc<AtomicBool>,
@@ -49,7 +49,7 @@ pub(super) struct Reporter {
 
 impl Reporter {
     pub(super) fn new(
-        told: Told,
+        told: Reported,
         batches: SyncSender<Batch>,
         stop: Arc<AtomicBool>,
         cpu: Option<usize>,
@@ -81,12 +81,12 @@ impl Reporter {
     fn ticks(&self, number: u32) -> Option<Vec<u64>> {
         let memory = self.memory.as_ref()?;
         match self.told {
-            Told::Turns => {
+            Reported::Turns => {
                 let words = words_of(usize::try_from(number).ok()?);
                 let word = |at| memory.read_obj::<u64>(GuestAddress(words + at)).ok();
                 Some(vec![word(AFTER)?.wrapping_sub(word(BEFORE)?)])
             }
-            Told::Accesses => {
+            Reported::Accesses => {
                 let mut bytes = [0; 4 * BATCH as usize];
                 let at = GuestAddress(samples_at(0));
                 memory.read_slice(&mut bytes, at).ok()?;

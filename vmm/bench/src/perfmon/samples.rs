@@ -7,9 +7,9 @@ use perfmon_abi::{DoubleHeader, PmdArg};
 use serde::Serialize;
 use umpire_perfmon::{Call, Client, ContextHandle, Event, Mapping, Wait};
 
+use super::fixture::{Fixture, Program};
 use super::guest::busy;
-use super::kit::{Kit, Program};
-use super::stage::{Setting, Stage};
+use super::served_guest::{ServedGuest, Setting};
 use super::tool::{Format, call, end, header, start};
 use super::{Bench, progress};
 use crate::error::BenchError;
@@ -64,20 +64,20 @@ pub(super) fn measure(
     bench: &Bench<'_>,
     source: &Source,
 ) -> Result<Result<Vec<SampleRow>, LeftOut>, BenchError> {
-    let kit = match bench.kit(source)? {
-        Ok(kit) => kit,
+    let fixture = match bench.fixture(source)? {
+        Ok(fixture) => fixture,
         Err(none) => return Ok(Err(none)),
     };
     let setting = Setting::busy(bench, source);
-    let rows = setting.play(bench.rig, &busy()?, |stage| {
-        stage.calibrate(bench.tsc_khz)?;
-        let client = stage.client()?;
+    let rows = setting.play(bench.harness, &busy()?, |served| {
+        served.calibrate(bench.tsc_khz)?;
+        let client = served.client()?;
         let trial = Trial {
-            stage,
+            served,
             client: &client,
-            kit: &kit,
+            fixture: &fixture,
             backend: source.name,
-            per_second: events_per_second(stage, &client, &kit)?,
+            per_second: events_per_second(served, &client, &fixture)?,
         };
         let mut rows = Vec::new();
         for format in Format::ALL {
@@ -110,16 +110,16 @@ pub(super) fn measure(
 
 /// How often the first event happens in the busy guest.
 pub(super) fn events_per_second(
-    stage: &Stage,
+    served: &ServedGuest,
     client: &Client,
-    kit: &Kit,
+    fixture: &Fixture,
 ) -> Result<u64, BenchError> {
-    let context = kit.create(client, &Program::counting(1))?;
+    let context = fixture.create(client, &Program::counting(1))?;
     start(client, &context, 0)?;
     let begun = Instant::now();
-    stage.fresh()?;
+    served.fresh()?;
     std::thread::sleep(Duration::from_millis(100));
-    let read = call(client, &context, kit.reading(1))?;
+    let read = call(client, &context, fixture.reading(1))?;
     let nanoseconds = begun.elapsed().as_nanos().max(1);
     end(client, &context)?;
     let events = u128::from(value(&read, 0));
@@ -127,7 +127,7 @@ pub(super) fn events_per_second(
     match rate {
         0 => Err(BenchError::Guest(format!(
             "{} did not happen",
-            kit.names[0]
+            fixture.names[0]
         ))),
         rate => Ok(rate),
     }
@@ -141,9 +141,9 @@ fn value(read: &Call, place: usize) -> u64 {
 }
 
 struct Trial<'a> {
-    stage: &'a Stage,
+    served: &'a ServedGuest,
     client: &'a Client,
-    kit: &'a Kit,
+    fixture: &'a Fixture,
     backend: &'static str,
     per_second: u64,
 }
@@ -161,12 +161,12 @@ impl Trial<'_> {
             format: Some((format, size)),
             ..Program::counting(1)
         };
-        let context = self.kit.create(self.client, &program)?;
+        let context = self.fixture.create(self.client, &program)?;
         // Another counter on the same event counts what is to be sampled.
-        let (num, pmd) = *self.kit.counters.get(1).ok_or_else(no_counter)?;
+        let (num, pmd) = *self.fixture.counters.get(1).ok_or_else(no_counter)?;
         let beside = perfmon_abi::PmcArg {
             num,
-            value: self.kit.selects[0],
+            value: self.fixture.selects[0],
             ..perfmon_abi::PmcArg::default()
         };
         call(self.client, &context, Call::WritePmcs(vec![beside]))?;
@@ -185,7 +185,7 @@ impl Trial<'_> {
         };
         while begun.elapsed() < TRIAL {
             tool.serve(Wait::For(TRIAL.saturating_sub(begun.elapsed())))?;
-            self.stage.check_time()?;
+            self.served.check_time()?;
         }
         call(self.client, &context, Call::Stop)?;
         let seconds = begun.elapsed().as_secs_f64();

@@ -13,14 +13,14 @@ use pmu_virt::perfmon::{
 };
 use pmu_virt::{CorePmu, Grant, OwnerId, Progress, VcpuPmu};
 use serde::Serialize;
+use vmm::sys::rdtsc;
 
-use super::kit::Kit;
+use super::fixture::Fixture;
 use super::{Bench, progress};
 use crate::error::BenchError;
-use crate::rig::ratio;
+use crate::harness::ratio;
 use crate::sources::{LeftOut, Source};
 use crate::stats::{median, trimmed_mean};
-use vmm::sys::rdtsc;
 
 /// Counters of a set.
 const COUNTERS: [usize; 3] = [1, 4, 6];
@@ -75,14 +75,14 @@ pub(super) fn measure(
     bench: &Bench<'_>,
     source: &Source,
 ) -> Result<Result<Vec<SetRow>, LeftOut>, BenchError> {
-    let kit = match bench.kit(source)? {
-        Ok(kit) => kit,
+    let fixture = match bench.fixture(source)? {
+        Ok(fixture) => fixture,
         Err(none) => return Ok(Err(none)),
     };
     progress(&format!("{}: switches of event sets", source.name));
     let row = |counters| {
-        let (staying, _) = cost(bench, &kit, source, (1, counters))?;
-        let (switching, switches) = cost(bench, &kit, source, (2, counters))?;
+        let (staying, _) = cost(bench, &fixture, source, (1, counters))?;
+        let (switching, switches) = cost(bench, &fixture, source, (2, counters))?;
         Ok(SetRow {
             backend: source.name,
             counters,
@@ -104,16 +104,17 @@ pub(super) fn measure(
 /// Costs of an exit, and how often the set changed.
 fn cost(
     bench: &Bench<'_>,
-    kit: &Kit,
+    fixture: &Fixture,
     source: &Source,
     (sets, counters): (u16, usize),
 ) -> Result<(SetCost, u64), BenchError> {
     let khz = NonZeroU32::new(bench.tsc_khz).unwrap_or(NonZeroU32::MIN);
     let mut core = CorePmu::new(source.open()?);
     core.enable_hosting(HostPolicy::HostFirst, khz);
-    let mut pmu = VcpuPmu::detached(OwnerId(0), kit.model.clone(), Grant::everything());
+    let mut pmu = VcpuPmu::detached(OwnerId(0), fixture.model.clone(), Grant::everything());
     pmu.attach(&mut core);
-    let context = context(kit, sets, counters).map_err(|why| BenchError::refused("a set", why))?;
+    let context =
+        context(fixture, sets, counters).map_err(|why| BenchError::refused("a set", why))?;
     let hosted = Hosted::new(ContextId(1), Box::new(context), Box::new(Nobody));
     let loaded = pmu.load_context(Some(&mut core), hosted, 0);
     loaded.map_err(|(_, refusal)| BenchError::refused("loading a context", refusal))?;
@@ -157,19 +158,26 @@ fn cost(
     } else {
         0
     };
-    match expected == switches {
-        true => Ok((cost, switches)),
-        false => Err(BenchError::Miscount(format!(
+    if expected == switches {
+        Ok((cost, switches))
+    } else {
+        Err(BenchError::Miscount(format!(
             "{sets} sets changed {switches} times in {} slices",
             bench.iterations
-        ))),
+        )))
     }
 }
 
-fn context(kit: &Kit, sets: u16, counters: usize) -> Result<Context, Refusal> {
-    let pmu = Arc::new(LogicalPmu::new(kit.model.clone()));
+fn context(fixture: &Fixture, sets: u16, counters: usize) -> Result<Context, Refusal> {
+    let pmu = Arc::new(LogicalPmu::new(fixture.model.clone()));
     let mut context = Context::new(pmu, 0, None)?;
-    let selects: Vec<u64> = kit.selects.iter().copied().cycle().take(counters).collect();
+    let selects: Vec<u64> = fixture
+        .selects
+        .iter()
+        .copied()
+        .cycle()
+        .take(counters)
+        .collect();
     for set in 0..sets {
         if sets > 1 {
             let slice = u64::try_from(SLICE.as_nanos()).unwrap_or(u64::MAX);
@@ -191,7 +199,7 @@ fn context(kit: &Kit, sets: u16, counters: usize) -> Result<Context, Refusal> {
             value,
             ..PmcArg::default()
         };
-        let pmcs = kit.counters.iter().zip(&selects).map(pmc).collect();
+        let pmcs = fixture.counters.iter().zip(&selects).map(pmc).collect();
         context.call(&mut Call::WritePmcs(pmcs), &Nobody, &mut Nobody)?;
     }
     Ok(context)

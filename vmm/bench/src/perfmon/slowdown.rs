@@ -4,14 +4,14 @@ use perfmon_abi::DefaultHeader;
 use serde::Serialize;
 use umpire_perfmon::{Call, Client, ContextHandle, Mapping};
 
+use super::fixture::{Fixture, Program};
 use super::guest::busy;
-use super::kit::{Kit, Program};
 use super::samples::events_per_second;
-use super::stage::{Setting, Stage};
+use super::served_guest::{ServedGuest, Setting};
 use super::tool::{Format, call, end, header, start};
 use super::{Bench, progress};
 use crate::error::BenchError;
-use crate::rig::ratio;
+use crate::harness::ratio;
 use crate::sources::{LeftOut, Source};
 use crate::stats::median;
 
@@ -47,13 +47,13 @@ pub(super) fn measure(
     bench: &Bench<'_>,
     source: &Source,
 ) -> Result<Result<Vec<SlowRow>, LeftOut>, BenchError> {
-    let kit = match bench.kit(source)? {
-        Ok(kit) => kit,
+    let fixture = match bench.fixture(source)? {
+        Ok(fixture) => fixture,
         Err(none) => return Ok(Err(none)),
     };
     let setting = Setting::busy(bench, source);
-    let rows = setting.play(bench.rig, &busy()?, |stage| {
-        rows(stage, &kit, source, bench)
+    let rows = setting.play(bench.harness, &busy()?, |served| {
+        rows(served, &fixture, source, bench)
     });
     Ok(match rows {
         Err(BenchError::Refused { what, refusal }) => Err(LeftOut {
@@ -65,7 +65,7 @@ pub(super) fn measure(
 }
 
 /// One way, and what it has given so far.
-struct Way {
+struct Contender {
     events: usize,
     sets: usize,
     hz: u64,
@@ -77,17 +77,17 @@ struct Way {
 }
 
 fn rows(
-    stage: &Stage,
-    kit: &Kit,
+    served: &ServedGuest,
+    fixture: &Fixture,
     source: &Source,
     bench: &Bench<'_>,
 ) -> Result<Vec<SlowRow>, BenchError> {
-    stage.calibrate(bench.tsc_khz)?;
-    let client = stage.client()?;
-    let rate = events_per_second(stage, &client, kit)?;
-    let mut ways = vec![Way::without()];
+    served.calibrate(bench.tsc_khz)?;
+    let client = served.client()?;
+    let rate = events_per_second(served, &client, fixture)?;
+    let mut ways = vec![Contender::without()];
     for (events, hz) in WAYS {
-        ways.push(Way::new(kit, &client, (events, hz), rate)?);
+        ways.push(Contender::new(fixture, &client, (events, hz), rate)?);
     }
     for round in 0..bench.rounds {
         progress(&format!(
@@ -100,13 +100,13 @@ fn rows(
         for place in 0..ways.len() {
             // Which comes first goes round.
             let at = (first + place) % ways.len();
-            ways[at].visit(stage, &client)?;
+            ways[at].visit(served, &client)?;
         }
     }
     let none = || BenchError::Guest("it ran no loop".to_owned());
     let unloaded = median(&mut ways[0].ticks).ok_or_else(none)?;
     let khz = u64::from(bench.tsc_khz.max(1));
-    let row = |way: &mut Way| {
+    let row = |way: &mut Contender| {
         let ticks = median(&mut way.ticks).ok_or_else(none)?;
         let ns = u128::from(ticks) * 1_000_000 / u128::from(khz);
         Ok(SlowRow {
@@ -122,7 +122,7 @@ fn rows(
     ways.iter_mut().map(row).collect()
 }
 
-impl Way {
+impl Contender {
     fn without() -> Self {
         Self {
             events: 0,
@@ -136,7 +136,7 @@ impl Way {
     }
 
     fn new(
-        kit: &Kit,
+        fixture: &Fixture,
         client: &Client,
         (events, hz): (usize, u64),
         rate: u64,
@@ -146,12 +146,12 @@ impl Way {
             format: Some((Format::Default, BUFFER)),
             ..Program::counting(events)
         };
-        let context = kit.create(client, &program)?;
+        let context = fixture.create(client, &program)?;
         let buffer = context.map_buffer();
         let buffer = buffer.map_err(|refusal| BenchError::refused("the buffer", refusal))?;
         Ok(Self {
             events,
-            sets: kit.sets(events),
+            sets: fixture.sets(events),
             hz,
             context: Some((context, buffer)),
             ..Self::without()
@@ -159,16 +159,16 @@ impl Way {
     }
 
     /// Some turns of the guest, with the context loaded.
-    fn visit(&mut self, stage: &Stage, client: &Client) -> Result<(), BenchError> {
+    fn visit(&mut self, served: &ServedGuest, client: &Client) -> Result<(), BenchError> {
         if let Some((context, _)) = &self.context {
             start(client, context, 0)?;
         }
         let before = self.count()?;
         // The one that the context came into does not count.
-        let begun = stage.fresh()?;
+        let begun = served.fresh()?;
         let mut seen: u64 = begun.ticks.iter().sum();
         for _ in 0..TURNS {
-            let turn = stage.batch()?;
+            let turn = served.batch()?;
             seen += turn.ticks.iter().sum::<u64>();
             self.ticks.extend(turn.ticks);
         }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::stage::Stage;
+use super::served_guest::ServedGuest;
 use crate::beside::Ratios;
 use crate::error::BenchError;
 use crate::guest::Access;
@@ -10,7 +10,7 @@ use crate::stats::{Percentiles, percentiles_of};
 
 /// Samples by the place of the access in [`Access::ALL`].
 #[derive(Clone, Debug, Default)]
-pub(super) struct Series([Vec<u64>; Access::ALL.len()]);
+pub(super) struct TimesByAccess([Vec<u64>; Access::ALL.len()]);
 
 /// One kind of access.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -26,14 +26,14 @@ pub struct TrapsRow {
     pub ratios: Ratios,
 }
 
-impl Series {
+impl TimesByAccess {
     /// Takes `rounds` batches of every kind; those that had begun before are
     /// left out.
-    pub(super) fn take(&mut self, stage: &Stage, rounds: u32) -> Result<(), BenchError> {
-        stage.fresh()?;
+    pub(super) fn take(&mut self, served: &ServedGuest, rounds: u32) -> Result<(), BenchError> {
+        served.fresh()?;
         let mut missing = [rounds; Access::ALL.len()];
         while missing.iter().any(|left| *left > 0) {
-            let batch = stage.batch()?;
+            let batch = served.batch()?;
             let place = usize::try_from(batch.number).unwrap_or(usize::MAX);
             let (Some(series), Some(left)) = (self.0.get_mut(place), missing.get_mut(place)) else {
                 let what = format!("it finished batch {}", batch.number);

@@ -4,16 +4,16 @@ use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, esi, r8, r13, rax, rdi,
 };
 use pmu_virt::PmuModel;
-
-use super::BATCH;
-use crate::error::BenchError;
-use crate::registers::{PmuMsrs, Written, wrmsr};
-use crate::rig::DONE;
-use crate::sources::{Event, INT, USR_OS_ENABLE};
 use vmm::micro::{
     KERNEL_CODE, LAPIC, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS,
     USER_STACK, assemble,
 };
+
+use super::BATCH;
+use crate::error::BenchError;
+use crate::harness::DONE;
+use crate::registers::{PmuMsrs, Written, wrmsr};
+use crate::sources::{Event, INT, USR_OS_ENABLE};
 
 const NMI_VECTOR: u8 = 2;
 const NMI_HANDLER: u64 = KERNEL_CODE + 0x2000;

@@ -4,15 +4,15 @@ use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, dx, eax, ecx, edx, qword_ptr, r8, r9, rax, rcx, rdi, rdx, rsp,
 };
 use pmu_virt::PmuModel;
+use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 use super::{COUNTERS, Load};
 use crate::error::BenchError;
 use crate::guest::now;
+use crate::harness::DONE;
 use crate::pmi::{apic, enter_user, reload};
 use crate::registers::{PmuMsrs, Written, wrmsr};
-use crate::rig::DONE;
 use crate::sources::{Event, INT, USR_OS_ENABLE};
-use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 const NMI_VECTOR: u8 = 2;
 const NMI_HANDLER: u64 = KERNEL_CODE + 0x8000;

@@ -6,11 +6,11 @@ use arbiter::script::{End, Script, What};
 use arbiter::{CounterSet, Event, Outcome};
 use serde::Serialize;
 
-use super::{Play, words};
+use super::{Play, format};
 
 /// One line. What does not apply is left out.
 #[derive(Debug, Default, Serialize)]
-struct Line<'a> {
+struct JsonLine<'a> {
     scheme: &'a str,
     event: &'a str,
     /// Of the script, for `step` and `outcome`.
@@ -49,25 +49,25 @@ pub(super) fn write(script: &Script, plays: &[Play], out: &mut dyn Write) -> io:
     for play in plays {
         let scheme = play.scheme.name();
         for row in &play.trace.rows {
-            let mut line = Line {
+            let mut line = JsonLine {
                 scheme,
                 ms: Some(row.at_ms),
-                layer: row.layer.map(words::layer),
+                layer: row.layer.map(format::layer),
                 counter: row.counter.map(|counter| counter.to_string()),
-                ..Line::default()
+                ..JsonLine::default()
             };
             describe(row.what, &mut line);
             put(&line, out)?;
         }
         for (step, end) in script.steps().iter().zip(&play.trace.ends) {
-            let mut line = Line {
+            let mut line = JsonLine {
                 scheme,
                 event: "outcome",
                 line: Some(step.line),
                 ms: Some(step.at_ms),
-                layer: step.layer.map(words::layer),
-                action: Some(words::action(step.action)),
-                ..Line::default()
+                layer: step.layer.map(format::layer),
+                action: Some(format::action(step.action)),
+                ..JsonLine::default()
             };
             match *end {
                 End::Done => line.state = Some("done"),
@@ -85,12 +85,12 @@ pub(super) fn write(script: &Script, plays: &[Play], out: &mut dyn Write) -> io:
         }
         for (counter, owner) in &play.trace.owners {
             put(
-                &Line {
+                &JsonLine {
                     scheme,
                     event: "holds",
-                    layer: Some(owner.map_or("nobody", words::layer)),
+                    layer: Some(owner.map_or("nobody", format::layer)),
                     counter: Some(counter.to_string()),
-                    ..Line::default()
+                    ..JsonLine::default()
                 },
                 out,
             )?;
@@ -99,16 +99,16 @@ pub(super) fn write(script: &Script, plays: &[Play], out: &mut dyn Write) -> io:
     Ok(())
 }
 
-fn put(line: &Line<'_>, out: &mut dyn Write) -> io::Result<()> {
+fn put(line: &JsonLine<'_>, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, line)?;
     writeln!(out)
 }
 
-fn describe(what: What, line: &mut Line<'_>) {
+fn describe(what: What, line: &mut JsonLine<'_>) {
     match what {
         What::Does(action) => {
             line.event = "step";
-            line.action = Some(words::action(action));
+            line.action = Some(format::action(action));
         }
         What::Answered(one) => {
             line.event = "answer";
@@ -125,15 +125,15 @@ fn describe(what: What, line: &mut Line<'_>) {
             line.reason = event.reason().map(|reason| reason.name());
             match event {
                 Event::Reserved { lease_ms } => line.lease_ms = lease_ms,
-                Event::HandedOver { from } => line.from = Some(words::layer(from)),
-                Event::Yielded { to } => line.to = Some(words::layer(to)),
+                Event::HandedOver { from } => line.from = Some(format::layer(from)),
+                Event::Yielded { to } => line.to = Some(format::layer(to)),
                 Event::Asked { wanted_by } | Event::Declined { wanted_by, .. } => {
-                    line.wanted_by = Some(words::layer(wanted_by));
+                    line.wanted_by = Some(format::layer(wanted_by));
                 }
                 Event::Revoking {
                     wanted_by, in_ms, ..
                 } => {
-                    line.wanted_by = Some(words::layer(wanted_by));
+                    line.wanted_by = Some(format::layer(wanted_by));
                     line.in_ms = Some(in_ms);
                 }
                 _ => {}
@@ -142,7 +142,7 @@ fn describe(what: What, line: &mut Line<'_>) {
     }
 }
 
-fn answer(outcome: Outcome, line: &mut Line<'_>) {
+fn answer(outcome: Outcome, line: &mut JsonLine<'_>) {
     let names = |set: CounterSet| set.iter().map(|counter| counter.to_string()).collect();
     line.state = Some(match outcome {
         Outcome::Nothing => "none",

@@ -6,7 +6,7 @@ use arbiter::script::{Row, Script, Trace, What};
 use arbiter::{Event, Outcome, Policy, Scheme};
 use umpire_tools::table::lines;
 
-use super::{Play, words};
+use super::{Play, format};
 
 /// Writes each trace, and if there are several what tells them apart.
 pub(super) fn write(script: &Script, plays: &[Play], out: &mut dyn Write) -> io::Result<()> {
@@ -43,11 +43,11 @@ fn write_trace(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
         if is_told_again(row, next) {
             continue;
         }
-        let layer = row.layer.map_or("", words::layer);
+        let layer = row.layer.map_or("", format::layer);
         let counter = row
             .counter
             .map_or(String::new(), |counter| counter.to_string());
-        let what = words::what(row.what);
+        let what = format::what(row.what);
         writeln!(out, "{:>8}  {layer:<10}  {counter:<7}  {what}", row.at_ms)?;
     }
     Ok(())
@@ -71,7 +71,7 @@ fn write_holders(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
     for holder in holders {
         let its = trace.owners.iter().filter(|(_, owner)| *owner == holder);
         let its: Vec<String> = its.map(|(counter, _)| counter.to_string()).collect();
-        let name = holder.map_or("free", words::layer);
+        let name = holder.map_or("free", format::layer);
         let its = if its.is_empty() {
             "-".to_owned()
         } else {
@@ -91,11 +91,11 @@ fn compare_steps(script: &Script, plays: &[Play], out: &mut dyn Write) -> io::Re
         };
         let mut row = vec![
             step.at_ms.to_string(),
-            words::layer(layer).to_owned(),
-            words::action(step.action),
+            format::layer(layer).to_owned(),
+            format::action(step.action),
         ];
         let ends = plays.iter().filter_map(|play| play.trace.ends.get(index));
-        row.extend(ends.map(|end| words::end(*end, step.at_ms)));
+        row.extend(ends.map(|end| format::end(*end, step.at_ms)));
         table.push(row);
     }
     write_table(table, out)
@@ -108,7 +108,7 @@ fn compare_holders(plays: &[Play], out: &mut dyn Write) -> io::Result<()> {
     for (index, (counter, _)) in counters.iter().enumerate() {
         let mut row = vec![counter.to_string()];
         let owners = plays.iter().filter_map(|play| play.trace.owners.get(index));
-        row.extend(owners.map(|(_, owner)| owner.map_or("-", words::layer).to_owned()));
+        row.extend(owners.map(|(_, owner)| owner.map_or("-", format::layer).to_owned()));
         table.push(row);
     }
     write_table(table, out)

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 
 use pmu_virt::{BackendError, ModelError};
 use thiserror::Error;
-
-use super::policy::PolicyTextError;
 use vmm::cpuid::UnknownFeature;
 use vmm::firmware::SpecError;
 use vmm::sched::CpuListError;
+
+use super::policy::PolicyTextError;
+use crate::exit::UserError;
 
 /// The configuration cannot be used. Every variant prints as one line that says
 /// where the value came from, what is wrong, and what would be right.
@@ -200,5 +201,11 @@ fn reason(error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
         io::ErrorKind::InvalidData => "it is not UTF-8 text".to_owned(),
         _ => error.to_string(),
+    }
+}
+
+impl From<ConfigError> for UserError {
+    fn from(error: ConfigError) -> Self {
+        Self::bad_input(error)
     }
 }

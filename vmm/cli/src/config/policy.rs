@@ -47,7 +47,7 @@ pub enum PolicyTextError {
 
 /// One word of a policy.
 #[derive(Clone, Copy)]
-struct Key {
+struct PolicyKey {
     name: &'static str,
     least: u32,
     most: u32,
@@ -55,19 +55,19 @@ struct Key {
     set: fn(&mut Share, u32),
 }
 
-const KEYS: [Key; 6] = [
-    Key::counters("min", |share, n| share.min.programmable = small(n)),
-    Key::counters("max", |share, n| share.max.programmable = small(n)),
-    Key::counters("min-fixed", |share, n| share.min.fixed = small(n)),
-    Key::counters("max-fixed", |share, n| share.max.fixed = small(n)),
-    Key {
+const KEYS: [PolicyKey; 6] = [
+    PolicyKey::counters("min", |share, n| share.min.programmable = small(n)),
+    PolicyKey::counters("max", |share, n| share.max.programmable = small(n)),
+    PolicyKey::counters("min-fixed", |share, n| share.min.fixed = small(n)),
+    PolicyKey::counters("max-fixed", |share, n| share.max.fixed = small(n)),
+    PolicyKey {
         name: "priority",
         least: 0,
         most: 255,
         unit: "",
         set: |share, n| share.priority = small(n),
     },
-    Key {
+    PolicyKey {
         name: "lease",
         least: 1,
         most: LEASE_MS,
@@ -76,7 +76,7 @@ const KEYS: [Key; 6] = [
     },
 ];
 
-impl Key {
+impl PolicyKey {
     const fn counters(name: &'static str, set: fn(&mut Share, u32)) -> Self {
         Self {
             name,
@@ -111,7 +111,7 @@ fn small(value: u32) -> u8 {
 /// is as by default.
 pub(super) fn parse(texts: &[String]) -> Result<Policy, PolicyTextError> {
     let mut policy = Policy::default();
-    let mut told = Vec::new();
+    let mut seen = Vec::new();
     for text in texts {
         let (layer, words) = text
             .split_once(':')
@@ -123,10 +123,10 @@ pub(super) fn parse(texts: &[String]) -> Result<Policy, PolicyTextError> {
             "kernel" => (Layer::GuestKernel, "kernel", &mut policy.kernel),
             other => return Err(PolicyTextError::Layer(other.to_owned())),
         };
-        if told.contains(&layer) {
+        if seen.contains(&layer) {
             return Err(PolicyTextError::LayerTwice(name));
         }
-        told.push(layer);
+        seen.push(layer);
         set_share(share, words)?;
     }
     // Whether the PMU has as many counters is asked once its model is known.
@@ -135,15 +135,15 @@ pub(super) fn parse(texts: &[String]) -> Result<Policy, PolicyTextError> {
 }
 
 fn set_share(share: &mut Share, words: &str) -> Result<(), PolicyTextError> {
-    let mut told = Vec::new();
+    let mut seen = Vec::new();
     for word in words.split(',') {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         let key = KEYS.iter().find(|key| key.name == name);
         let key = key.ok_or_else(|| PolicyTextError::Key(name.to_owned()))?;
-        if told.contains(&key.name) {
+        if seen.contains(&key.name) {
             return Err(PolicyTextError::KeyTwice(key.name));
         }
-        told.push(key.name);
+        seen.push(key.name);
         (key.set)(share, key.value(value)?);
     }
     Ok(())

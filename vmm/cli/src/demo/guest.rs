@@ -9,7 +9,6 @@ use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, qword_ptr, r13, rax, rcx, rdx, rsp,
 };
 use pmu_virt::{CounterId, EventFamily, MsrIndex, PmuModel, Register, all_pmu_msr_ranges};
-
 use vmm::devices::ports::TEST_EXIT;
 use vmm::micro::{
     KERNEL_CODE, LAPIC, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS,

@@ -1,26 +1,21 @@
-//! `umpire demo pcr`: the story of the counter reservations in one run of one
+//! `umpire demo pcr`: the scenario of the counter reservations in one run of one
 //! guest that is firmware, kernel, rogue driver and user program in turn.
 //!
 //! Nothing is printed that did not happen: what a step came to is what the
 //! guest itself reported, the rest is what the arbiter recorded meanwhile.
 
 mod guest;
-mod record;
 mod report;
-mod story;
+mod scenario;
 #[cfg(test)]
 mod tests;
+mod transcript;
 
 pub(super) use report::write_report;
-use report::{OwnerRow, PcrReport};
-
 use std::sync::Arc;
 
 use arbiter::{CounterId, GuardLimits, PcrConfig, PcrUnit, PerKind, Phase, Policy, Scheme, Share};
 use pmu_virt::{CounterReport, PmuModel, Reading, Reservations, Sources};
-
-use super::{DemoError, PATIENCE};
-use record::{Clerk, Stage};
 use vmm::config::DEFAULT_PMI_FLOOR_US;
 use vmm::counters::{self, CounterPlan, backend_env};
 use vmm::devices::GuestEnd;
@@ -30,7 +25,11 @@ use vmm::micro::{Solo, SoloParts};
 use vmm::probe::ProbeReport;
 use vmm::vcpu::{Silent, VcpuEnd};
 
-/// Plays the story with `model`, or one of the host's vendor.
+use super::{DemoError, PATIENCE};
+use report::{OwnerRow, PcrReport};
+use transcript::{Recorder, Transcript};
+
+/// Plays the scenario with `model`, or one of the host's vendor.
 ///
 /// # Errors
 /// The guest could not be run, or went astray.
@@ -40,7 +39,7 @@ pub(super) fn perform(
     model: &PmuModel,
 ) -> Result<PcrReport, DemoError> {
     let sources = Sources::auto();
-    let acts = story::acts(model);
+    let acts = scenario::acts(model);
     let options = VmOptions::with_pmu(Some(model));
     let (vm, vcpus) = guest::guest(&acts)?.build(host, &options)?;
     let kvm = vcpus
@@ -50,19 +49,19 @@ pub(super) fn perform(
     let tsc_khz = kvm.get_tsc_khz()?;
     let env = backend_env(tsc_khz, counters::host_vendor(), probe.step_support());
     let counters = CounterPlan::prepare(&sources, env, 1, None)?;
-    let stage = Arc::new(Stage::new());
+    let transcript = Arc::new(Transcript::new());
     let parts = SoloParts {
         model: model.clone(),
         backend: counters.open()?,
         quirks: probe.quirks(),
         step: probe.step_support(),
         pmi_floor_us: u32::try_from(DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
-        platform: stage.clone(),
+        platform: transcript.clone(),
         observer: Box::new(Silent),
         reservations: Some(Reservations {
             unit: PcrUnit::new(config(model, tsc_khz)),
             entropy: Box::new(OsRandom),
-            audit: Box::new(Clerk(stage.clone())),
+            audit: Box::new(Recorder(transcript.clone())),
         }),
     };
     let mut solo = Solo::new(kvm, vm, parts)?;
@@ -82,7 +81,7 @@ pub(super) fn perform(
         shown: true,
         model: model.name(),
         backend: sources.to_string(),
-        acts: report::acts(&acts, &stage.played()),
+        acts: report::acts(&acts, &transcript.played()),
         ownership: ownership(unit, model, &counts),
         wrong_cookies: unit.wrong_cookies(),
     })
@@ -91,14 +90,14 @@ pub(super) fn perform(
 /// The model to play with: the user's, or one of the host's vendor.
 ///
 /// # Errors
-/// There is no such model, or it has too few counters for the story.
-pub(super) fn model(asked: Option<&str>) -> Result<PmuModel, StoryError> {
+/// There is no such model, or it has too few counters for the scenario.
+pub(super) fn model(asked: Option<&str>) -> Result<PmuModel, ScenarioError> {
     let model = match asked {
         Some(text) => PmuModel::parse(text)?,
         None => super::plan::model_for(super::host_vendor())?,
     };
     match model.programmable() {
-        0..LEAST_COUNTERS => Err(StoryError::TooFew {
+        0..LEAST_COUNTERS => Err(ScenarioError::TooFew {
             model: model.name(),
             there: model.programmable(),
         }),
@@ -109,15 +108,15 @@ pub(super) fn model(asked: Option<&str>) -> Result<PmuModel, StoryError> {
 /// Two for the firmware, one for the kernel, one that is free.
 const LEAST_COUNTERS: u8 = 4;
 
-/// The story cannot be played.
+/// The scenario cannot be played.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StoryError {
+pub(super) enum ScenarioError {
     /// The model's text.
     #[error("--pmu: {0}")]
     Model(#[from] pmu_virt::ModelError),
     /// It has too few counters.
     #[error(
-        "--pmu {model}: it has {there} programmable counters here, and the story needs \
+        "--pmu {model}: it has {there} programmable counters here, and the scenario needs \
          {LEAST_COUNTERS}; leave --pmu out, or give more"
     )]
     TooFew {
@@ -133,7 +132,7 @@ fn config(model: &PmuModel, tsc_khz: u32) -> PcrConfig {
     let ticks_per_ms = u64::from(tsc_khz);
     let firmware = Share {
         max: PerKind {
-            programmable: story::FIRMWARE_COUNTERS,
+            programmable: scenario::FIRMWARE_COUNTERS,
             fixed: 0,
         },
         ..Share::FREE
@@ -159,7 +158,7 @@ fn config(model: &PmuModel, tsc_khz: u32) -> PcrConfig {
             firmware,
             hypervisor: Share::FREE,
             kernel,
-            grace_ms: story::GRACE_MS,
+            grace_ms: scenario::GRACE_MS,
         },
         scheme: Scheme::Interacting,
         guard: GuardLimits::with_ticks_per_ms(ticks_per_ms),

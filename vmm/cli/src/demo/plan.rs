@@ -4,12 +4,12 @@ use pmu_virt::{
     BackendError, CounterId, EventCode, FixedFunction, ModelError, PmuModel, Sources, Vendor,
 };
 use thiserror::Error;
-
-use crate::flags::DemoFlags;
 use umpire_events::{EventError, NameTable, NamedRequest, models_for, resolve};
 use vmm::counters::auto_names;
 use vmm::doctor;
 use vmm::probe::ProbeReport;
+
+use crate::flags::DemoFlags;
 
 /// What the guest does.
 #[derive(Clone, Debug)]

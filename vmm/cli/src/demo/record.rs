@@ -9,13 +9,13 @@ use pmu_virt::{
     Register, Ring, WriteOutcome,
 };
 use serde::Serialize;
-
-use super::guest::{GP_PORT, NMI_PORT, PROGRAM_PORT};
 use vmm::devices::ports::TEST_EXIT;
 use vmm::devices::{DeviceOutcome, GuestEnd};
 use vmm::kvm::VcpuId;
 use vmm::micro::UNEXPECTED_VECTOR_PORT;
 use vmm::vcpu::{Observer, Platform, PmiDelivery, PmiRoute, TrapEvent};
+
+use super::guest::{GP_PORT, NMI_PORT, PROGRAM_PORT};
 
 /// One thing that happened.
 #[derive(Debug, Clone, PartialEq)]
@@ -206,9 +206,10 @@ impl Teller<'_> {
                 plain("penalty", "kept off its core for guessing cookies")
             }
             TrapEvent::Notice { vector, sent } => {
-                let outcome = match sent {
-                    true => "an interrupt that announces it",
-                    false => "no interrupt: the local APIC takes none",
+                let outcome = if *sent {
+                    "an interrupt that announces it"
+                } else {
+                    "no interrupt: the local APIC takes none"
                 };
                 (
                     "notice",
@@ -319,9 +320,10 @@ impl Teller<'_> {
                 all.push(self.selected(CounterId::Fixed(function.index()), &request));
             }
         }
-        match all.is_empty() {
-            true => "stop".to_owned(),
-            false => all.join("; "),
+        if all.is_empty() {
+            "stop".to_owned()
+        } else {
+            all.join("; ")
         }
     }
 
@@ -351,9 +353,10 @@ fn plain(what: &'static str, outcome: &str) -> Cells {
 }
 
 fn pmi(delivery: PmiDelivery) -> String {
-    let masked = match delivery.masked_after {
-        true => ", LVTPC masked",
-        false => "",
+    let masked = if delivery.masked_after {
+        ", LVTPC masked"
+    } else {
+        ""
     };
     match delivery.route {
         PmiRoute::Nmi => format!("PMI: NMI into the guest{masked}"),

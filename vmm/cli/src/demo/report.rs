@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use pmu_virt::{CounterBackend, CounterReport, Reading, Unavailable, UnavailableReason};
 use serde::Serialize;
+use umpire_bench::{TrapReport, micros};
+use umpire_tools::table::lines;
 
 use super::plan::Planned;
 use super::record::Row;
-use umpire_bench::{TrapReport, micros};
-use umpire_tools::table::lines;
 
 /// Everything that the demo shows. Its JSON form keeps these names.
 #[derive(Clone, Debug, Serialize)]
@@ -75,9 +75,10 @@ impl CounterRow {
     ) -> Self {
         let Planned { named, counter } = event;
         let meaning = named.request.to_string();
-        let event = match named.name == meaning {
-            true => meaning,
-            false => format!("{} ({meaning})", named.name),
+        let event = if named.name == meaning {
+            meaning
+        } else {
+            format!("{} ({meaning})", named.name)
         };
         let report = reports.iter().find(|report| report.counter == *counter);
         let row = match (report, backend.plan(&named.request)) {
@@ -139,12 +140,11 @@ impl CounterRow {
 /// # Errors
 /// `out` cannot be written to.
 pub fn write_report(report: &DemoReport, json: bool, out: &mut dyn Write) -> io::Result<()> {
-    match json {
-        true => {
-            serde_json::to_writer_pretty(&mut *out, report)?;
-            writeln!(out)?;
-        }
-        false => text(report, out)?,
+    if json {
+        serde_json::to_writer_pretty(&mut *out, report)?;
+        writeln!(out)?;
+    } else {
+        text(report, out)?
     }
     out.flush()
 }

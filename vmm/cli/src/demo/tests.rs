@@ -1,14 +1,14 @@
 //! The words for happenings, plans, and the demo itself where this host has a KVM.
 
 use pmu_virt::{ClockBackend, MsrIndex, PmuModel, ReadOutcome, Ring, Vendor, WriteOutcome};
-
-use super::record::{Happening, What, describe};
-use super::{Plan, decline, host_vendor, perform, write_report};
-use crate::flags::DemoFlags;
 use umpire_events::{LibraryError, NoTables};
 use vmm::doctor::{self, Refusal};
 use vmm::kvm::VcpuId;
 use vmm::vcpu::TrapEvent;
+
+use super::record::{Happening, What, describe};
+use super::{Plan, decline, host_vendor, perform, write_report};
+use crate::flags::DemoFlags;
 
 const SELECT1: MsrIndex = MsrIndex(0xc001_0202);
 const COUNTER0: MsrIndex = MsrIndex(0xc001_0201);
@@ -283,12 +283,13 @@ fn events_are_counted_where_the_guest_works() {
         );
         // Two before the first round, three before the WRMSR that stops them all;
         // without one for all, the accesses to the others as well.
-        match plan.model.has_global_control() {
-            true => assert_eq!(instructions, 605, "{model}"),
-            false => assert!(
+        if plan.model.has_global_control() {
+            assert_eq!(instructions, 605, "{model}")
+        } else {
+            assert!(
                 (605..630).contains(&instructions),
                 "{model}: {instructions}"
-            ),
+            )
         }
         let last = &report.counters[4];
         assert!(

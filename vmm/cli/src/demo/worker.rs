@@ -6,11 +6,11 @@
 
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, ebx, r13, rcx, rsp};
 use pmu_virt::{CounterId, EventCode, PmuModel, Register};
+use vmm::devices::ports::TEST_EXIT;
+use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 use super::guest::{PROGRAM_DONE, UD_VECTOR, Written, enter_program, msr_of, read_msr, write_msr};
 use super::plan::Planned;
-use vmm::devices::ports::TEST_EXIT;
-use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
 
 const ENABLE: u64 = 1 << 22;
 /// Rounds at each ring: few, because every instruction may be a step of
@@ -106,10 +106,11 @@ fn kernel(a: &mut CodeAssembler, switches: &Switches, user: bool) -> Written {
         write_msr(a, *msr, *value)?;
     }
     work(a)?;
-    match user {
-        true => enter_program(a),
+    if user {
+        enter_program(a)
+    } else {
         // Where no counter is for CPL 3, a KVM that cannot step there need not.
-        false => a.ud2(),
+        a.ud2()
     }
 }
 

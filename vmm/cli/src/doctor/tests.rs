@@ -1,11 +1,12 @@
 //! The report on made-up findings.
 
-use super::report;
-use crate::exit::ExitStatus;
 use vmm::doctor::{Diagnosis, Kvm, check_backends};
 use vmm::host::{CounterHolders, CpuFacts, HardwarePmu, HostFacts, KvmAccess};
 use vmm::kvm::KvmFeatures;
 use vmm::probe::{GuestStep, ProbeReport, RdpmcBehaviour};
+
+use super::report;
+use crate::exit::ExitStatus;
 
 fn facts() -> HostFacts {
     HostFacts {
@@ -84,9 +85,10 @@ fn check(probe: ProbeReport, status: ExitStatus, parts: &[&str]) {
     assert_eq!(report(&diagnosis, true, &mut json).unwrap(), status);
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["verdict"]["can_run"], status == ExitStatus::SUCCESS);
-    let auto: Vec<_> = match status == ExitStatus::SUCCESS {
-        true => vmm::counters::auto_names().collect(),
-        false => Vec::new(),
+    let auto: Vec<_> = if status == ExitStatus::SUCCESS {
+        vmm::counters::auto_names().collect()
+    } else {
+        Vec::new()
     };
     assert_eq!(json["auto_counters"], serde_json::json!(auto));
     let line = format!("note  auto   {} on this host", auto.join(","));

@@ -30,14 +30,14 @@ impl fmt::Display for Mark {
     }
 }
 
-struct Line {
+struct Finding {
     mark: Mark,
     what: String,
     finding: String,
 }
 
-fn line(mark: Mark, what: impl Into<String>, finding: impl Into<String>) -> Line {
-    Line {
+fn line(mark: Mark, what: impl Into<String>, finding: impl Into<String>) -> Finding {
+    Finding {
         mark,
         what: what.into(),
         finding: finding.into(),
@@ -78,9 +78,9 @@ pub(super) fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()
     }
 }
 
-fn section(out: &mut dyn Write, title: &str, lines: &[Line]) -> io::Result<()> {
+fn section(out: &mut dyn Write, title: &str, lines: &[Finding]) -> io::Result<()> {
     writeln!(out, "\n{title}")?;
-    let row = |line: &Line| {
+    let row = |line: &Finding| {
         // Marks are as wide in every section.
         let mark = format!("{:<4}", line.mark.to_string());
         vec![mark, line.what.clone(), line.finding.clone()]
@@ -89,7 +89,7 @@ fn section(out: &mut dyn Write, title: &str, lines: &[Line]) -> io::Result<()> {
         .try_for_each(|line| writeln!(out, "  {line}"))
 }
 
-fn host(host: &HostFacts) -> Vec<Line> {
+fn host(host: &HostFacts) -> Vec<Finding> {
     let mut lines = vec![
         line(
             Mark::Note,
@@ -107,9 +107,10 @@ fn host(host: &HostFacts) -> Vec<Line> {
             .iter()
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
-        let finding = match parameters.is_empty() {
-            true => "no parameter that matters here".to_owned(),
-            false => parameters.join(" "),
+        let finding = if parameters.is_empty() {
+            "no parameter that matters here".to_owned()
+        } else {
+            parameters.join(" ")
         };
         lines.push(line(Mark::Note, format!("module {}", module.name), finding));
     }
@@ -131,7 +132,7 @@ fn host(host: &HostFacts) -> Vec<Line> {
     lines
 }
 
-fn hardware_pmu(pmu: &HardwarePmu) -> Line {
+fn hardware_pmu(pmu: &HardwarePmu) -> Finding {
     let what = "hardware PMU";
     match pmu {
         HardwarePmu::Usable => line(Mark::Ok, what, "counts cycles for this user"),
@@ -141,9 +142,9 @@ fn hardware_pmu(pmu: &HardwarePmu) -> Line {
     }
 }
 
-fn holders(host: &HostFacts) -> Vec<Line> {
+fn holders(host: &HostFacts) -> Vec<Finding> {
     let what = "counters held by";
-    let mut lines: Vec<Line> = host
+    let mut lines: Vec<Finding> = host
         .counter_holders
         .seen
         .iter()
@@ -173,7 +174,7 @@ fn holders(host: &HostFacts) -> Vec<Line> {
     lines
 }
 
-fn capabilities(features: &KvmFeatures) -> Vec<Line> {
+fn capabilities(features: &KvmFeatures) -> Vec<Finding> {
     let needed = [
         (features.irqchip, "KVM_CAP_IRQCHIP", "in-kernel irqchip"),
         (
@@ -223,21 +224,23 @@ fn capabilities(features: &KvmFeatures) -> Vec<Line> {
     ];
     let one = |otherwise: Mark| {
         move |&(has, name, use_): &(bool, &str, &str)| {
-            let finding = match has {
-                true => use_.to_owned(),
-                false => format!("missing: {use_}"),
+            let finding = if has {
+                use_.to_owned()
+            } else {
+                format!("missing: {use_}")
             };
             line(mark(has, otherwise), name, finding)
         }
     };
-    let mut lines: Vec<Line> = needed.iter().map(one(Mark::No)).collect();
+    let mut lines: Vec<Finding> = needed.iter().map(one(Mark::No)).collect();
     lines.extend(useful.iter().map(one(Mark::Note)));
     lines.push(line(
         Mark::Note,
         "KVM's own vPMU",
-        match features.pmu_capability {
-            true => "there is one; it is switched off in Umpire's guests",
-            false => "none",
+        if features.pmu_capability {
+            "there is one; it is switched off in Umpire's guests"
+        } else {
+            "none"
         },
     ));
     lines.push(line(
@@ -248,7 +251,7 @@ fn capabilities(features: &KvmFeatures) -> Vec<Line> {
     lines
 }
 
-fn probed(probe: &ProbeReport) -> Vec<Line> {
+fn probed(probe: &ProbeReport) -> Vec<Finding> {
     let ns = |ps: u64| format!("{}.{:02} ns", ps / 1000, ps % 1000 / 10);
     let speed = format!(
         "{} an instruction at CPL 0, {} at CPL 3",
@@ -261,17 +264,18 @@ fn probed(probe: &ProbeReport) -> Vec<Line> {
         (zero, three) => format!("{} at CPL 0, {} at CPL 3", works(zero), works(three)),
     };
     vec![
-        match probe.slow_cpl0() {
-            true => line(
+        if probe.slow_cpl0() {
+            line(
                 Mark::Note,
                 "guest kernel code",
                 format!("runs in KVM's instruction emulator: {speed}"),
-            ),
-            false => line(
+            )
+        } else {
+            line(
                 Mark::Ok,
                 "guest kernel code",
                 format!("runs natively: {speed}"),
-            ),
+            )
         },
         match probe.rdpmc {
             RdpmcBehaviour::Faults => line(Mark::Ok, "RDPMC", "raises #GP, so it is emulated"),
@@ -294,40 +298,44 @@ fn probed(probe: &ProbeReport) -> Vec<Line> {
         line(
             mark(probe.rf_honoured, Mark::Note),
             "RF by KVM_SET_REGS",
-            match probe.rf_honoured {
-                true => "steps over a breakpoint",
-                false => "is ignored: the breakpoint is lifted for one step instead",
+            if probe.rf_honoured {
+                "steps over a breakpoint"
+            } else {
+                "is ignored: the breakpoint is lifted for one step instead"
             },
         ),
         guest_steps(probe),
         line(
             mark(probe.dr_access_trap, Mark::Note),
             "debug register trap",
-            match probe.dr_access_trap {
-                true => "the guest's accesses are reported",
-                false => "none: the guest's debug registers are looked at every millisecond",
+            if probe.dr_access_trap {
+                "the guest's accesses are reported"
+            } else {
+                "none: the guest's debug registers are looked at every millisecond"
             },
         ),
         line(
             mark(probe.block_irq, Mark::Note),
             "interrupts in a step",
-            match probe.block_irq {
-                true => "can be held back",
-                false => "cannot be held back",
+            if probe.block_irq {
+                "can be held back"
+            } else {
+                "cannot be held back"
             },
         ),
         line(
             Mark::Note,
             "SMM",
-            match probe.smm {
-                true => "works: its code counts as firmware to counter reservations",
-                false => "none: only the firmware's phase counts as firmware",
+            if probe.smm {
+                "works: its code counts as firmware to counter reservations"
+            } else {
+                "none: only the firmware's phase counts as firmware"
             },
         ),
     ]
 }
 
-fn guest_steps(probe: &ProbeReport) -> Line {
+fn guest_steps(probe: &ProbeReport) -> Finding {
     let what = "the guest's own steps";
     match (probe.guest_step, probe.guest_step_beside_ours) {
         (GuestStep::Lost, _) => line(Mark::Note, what, "are lost on this KVM (TF at CPL 3)"),
@@ -341,7 +349,7 @@ fn guest_steps(probe: &ProbeReport) -> Line {
     }
 }
 
-fn models(kvm: &Kvm) -> Vec<Line> {
+fn models(kvm: &Kvm) -> Vec<Finding> {
     kvm.models
         .iter()
         .map(|model| {
@@ -363,8 +371,8 @@ fn auto(diagnosis: &Diagnosis, summary: &str) -> String {
     }
 }
 
-fn backends(diagnosis: &Diagnosis) -> Vec<Line> {
-    let mut lines: Vec<Line> = pmu_virt::backend_names()
+fn backends(diagnosis: &Diagnosis) -> Vec<Finding> {
+    let mut lines: Vec<Finding> = pmu_virt::backend_names()
         .iter()
         .filter(|backend| backend.name == "auto")
         .map(|backend| line(Mark::Note, backend.name, auto(diagnosis, backend.summary)))

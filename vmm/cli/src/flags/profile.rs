@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-
-use umpire_tools::profile::filter::Numbers;
+use umpire_tools::numbers::Numbers;
 use umpire_tools::profile::script::Fields;
 use umpire_tools::profile::stacks::Weight;
 use umpire_tools::profile::tally::SortKeys;

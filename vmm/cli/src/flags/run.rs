@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 
 /// The options of `umpire run`, each under one name: `--name` as a flag, `name` as a
 /// key of the configuration file. All are optional here, and types are as wide as
-/// TOML's: [`crate::config`] checks values, so that a flag and a key get the same
+/// TOML's: module `config` checks values, so that a flag and a key get the same
 /// answer.
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]

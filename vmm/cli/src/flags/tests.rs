@@ -31,11 +31,11 @@ fn commands_parse() {
     check(&["doctor", "-j"], "Doctor(Output { json: true })");
     check(
         &["demo", "--json"],
-        "Demo(DemoFlags { story: None, events: [], pmu: None, counters: None, output: Output { json: true } })",
+        "Demo(DemoFlags { scenario: None, events: [], pmu: None, counters: None, output: Output { json: true } })",
     );
     check(
         &["demo", "--event", "cycles", "--event", "r5300c0:u"],
-        "Demo(DemoFlags { story: None, events: [\"cycles\", \"r5300c0:u\"]",
+        "Demo(DemoFlags { scenario: None, events: [\"cycles\", \"r5300c0:u\"]",
     );
     check(
         &["events", "branch", "--pmu", "skl", "-j"],

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-
 use umpire_tools::duration::Span;
-use umpire_tools::profile::filter::Numbers;
+use umpire_tools::numbers::Numbers;
 use umpire_tools::stat::spec::EventList;
 use umpire_tools::stat::tally::Scale;
 

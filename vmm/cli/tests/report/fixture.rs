@@ -1,7 +1,6 @@
 //! A small profile for tests.
 
 use pmu_virt::Provenance;
-
 use umpire_tools::profile::{
     Header, Loss, LossKind, ProfileWriter, Record, Ring, Sample, SampledEvent, Sampling,
 };

@@ -7,12 +7,13 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::FromArgMatches;
-use fixture::{KALLSYMS, file, header, records, sample, two_events};
 use serde_json::Value;
 use tempfile::TempDir;
 use umpire::exit::{ExitStatus, UserError};
 use umpire::flags::{Cli, Command, command};
 use umpire_tools::profile::{Record, Sample, report, script};
+
+use fixture::{KALLSYMS, file, header, records, sample, two_events};
 
 /// A folder with `umpire.data` and the guest's kallsyms.
 struct Place(TempDir);

@@ -7,11 +7,11 @@ use perfmon_abi::wire::info::{
 };
 use umpire_events::one_line;
 
-use super::Vm;
+use super::VmListing;
 use crate::table::lines;
 
 /// Writes all of a VM, with an empty line before it if it is not the first.
-pub(super) fn write(vm: &Vm, apart: bool, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(vm: &VmListing, apart: bool, out: &mut dyn Write) -> io::Result<()> {
     if apart {
         writeln!(out)?;
     }
@@ -77,9 +77,10 @@ fn core(core: &CoreInfo) -> Vec<String> {
         core.tid.to_string(),
         or_none(core.vcpu),
         or_none(core.context),
-        match held.is_empty() {
-            true => "-".to_owned(),
-            false => held.join(", "),
+        if held.is_empty() {
+            "-".to_owned()
+        } else {
+            held.join(", ")
         },
     ]
 }
@@ -134,9 +135,10 @@ fn or_none<T: ToString>(value: Option<T>) -> String {
 }
 
 fn listed(words: &[&str]) -> String {
-    match words.is_empty() {
-        true => "none".to_owned(),
-        false => one_line(&words.join(", ")),
+    if words.is_empty() {
+        "none".to_owned()
+    } else {
+        one_line(&words.join(", "))
     }
 }
 
@@ -151,8 +153,8 @@ mod tests {
     use super::*;
     use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 
-    fn vm(contexts: Vec<ContextInfo>) -> Vm {
-        Vm {
+    fn vm(contexts: Vec<ContextInfo>) -> VmListing {
+        VmListing {
             socket: "vm1.sock".into(),
             machine: MachineInfo {
                 pid: 71,
@@ -226,7 +228,7 @@ mod tests {
             unread: 0,
             dropped: 0,
         };
-        let text = |vm: &Vm, apart| {
+        let text = |vm: &VmListing, apart| {
             let mut out = Vec::new();
             write(vm, apart, &mut out).unwrap();
             String::from_utf8(out).unwrap()

@@ -8,10 +8,9 @@ use super::error::ReportError;
 use super::facts::{Facts, event_name, how_often};
 use super::firefox::Firefox;
 use super::input::{Input, Looked, ProfileChoice, RunError};
-use super::record::Sampling;
+use super::record::{Sampling, Sink};
 use super::report::{Report, write_json, write_text};
 use super::script::{Fields, Script};
-use super::sink::Sink;
 use super::stacks::{Stacks, Weight};
 use super::tally::SortKeys;
 
@@ -58,9 +57,10 @@ pub fn report(
     notes: &mut dyn Write,
 ) -> Result<(), ReportError> {
     let input = Input::open(&options.profile)?;
-    match options.folded || options.flamegraph.is_some() || options.firefox.is_some() {
-        true => graphs(options, input, out, notes),
-        false => table(options, input, out),
+    if options.folded || options.flamegraph.is_some() || options.firefox.is_some() {
+        graphs(options, input, out, notes)
+    } else {
+        table(options, input, out)
     }
 }
 
@@ -104,9 +104,10 @@ fn table(options: &ReportOptions, input: Input, out: &mut dyn Write) -> Result<(
     );
     ran(&looked, looked.run(&mut reader, &mut [&mut report]))?;
     let facts = looked.facts(&reader);
-    written(match options.json {
-        true => write_json(&report, &facts, out),
-        false => write_text(&report, &facts, out),
+    written(if options.json {
+        write_json(&report, &facts, out)
+    } else {
+        write_text(&report, &facts, out)
     })
 }
 

@@ -1,8 +1,7 @@
 //! What a report says about the file that it is of.
 
-use super::filter::Filter;
 use super::reader::Ending;
-use super::record::{Header, SampledEvent, Sampling, Totals};
+use super::record::{Filter, Header, SampledEvent, Sampling, Totals};
 use super::symbols::SymbolTable;
 
 /// A file that was read to its end, and how it was looked at.
@@ -64,15 +63,12 @@ impl Facts<'_> {
         if kernel == 0 || unknown < kernel {
             return None;
         }
-        Some(match self.symbols.is_empty() {
-            true => {
-                "give --symbols FILE for names: the guest's vmlinux or System.map, or a copy of \
+        Some(if self.symbols.is_empty() {
+            "give --symbols FILE for names: the guest's vmlinux or System.map, or a copy of \
                  its /proc/kallsyms"
-            }
-            false => {
-                "no sample is within a symbol of the file: is it the guest's kernel? One that \
+        } else {
+            "no sample is within a symbol of the file: is it the guest's kernel? One that \
                  moved itself (KASLR) needs --kaslr-offset, or a copy of its /proc/kallsyms"
-            }
         })
     }
 }

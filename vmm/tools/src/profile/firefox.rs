@@ -12,10 +12,8 @@ use fxprof_processed_profile::{
     Timestamp,
 };
 
-use super::filter::Filter;
-use super::record::{Header, Loss, LossKind, Record, Ring, Sample, Sampling};
-use super::sink::Sink;
-use super::spot::Spot;
+use super::location::CodeLocation;
+use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sampling, Sink};
 use super::stacks::Weight;
 use super::symbols::SymbolTable;
 
@@ -30,7 +28,7 @@ pub struct Firefox<'a> {
     vm_name: String,
     processes: HashMap<u32, ProcessHandle>,
     threads: HashMap<(u32, Option<u32>), ThreadHandle>,
-    stacks: HashMap<(ThreadHandle, Option<Ring>, Spot), Option<StackHandle>>,
+    stacks: HashMap<(ThreadHandle, Option<Ring>, CodeLocation), Option<StackHandle>>,
     categories: [CategoryHandle; 3],
     samples: u64,
 }
@@ -116,14 +114,14 @@ impl<'a> Firefox<'a> {
     fn sample(&mut self, sample: &Sample) {
         self.samples += 1;
         let thread = self.thread(sample.vm, Some(sample.vcpu));
-        let spot = Spot::of(sample, self.symbols);
+        let location = CodeLocation::of(sample, self.symbols);
         let [kernel, user, unknown] = self.categories;
         let (profile, symbols) = (&mut self.profile, self.symbols);
         let stack = *self
             .stacks
-            .entry((thread, sample.ring, spot))
+            .entry((thread, sample.ring, location))
             .or_insert_with(|| {
-                let name = profile.intern_string(&spot.name(symbols));
+                let name = profile.intern_string(&location.name(symbols));
                 let category = match sample.ring {
                     Some(Ring::Kernel) => kernel,
                     Some(Ring::User) => user,

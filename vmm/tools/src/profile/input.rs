@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::error::ReportError;
 use super::facts::Facts;
-use super::filter::{Filter, Numbers};
 use super::reader::{Ending, ProfileError, ProfileReader};
-use super::record::Header;
-use super::sink::Sink;
+use super::record::{Filter, Header, Sink};
 use super::symbols::{SymbolTable, load};
+use crate::numbers::Numbers;
 
 /// A profile, and the part of it that is asked about.
 #[derive(Clone, Debug)]
@@ -182,8 +181,9 @@ fn number_of(event: &str, header: &Header) -> Result<u16, ReportError> {
 
 fn known(header: &Header) -> String {
     let names: Vec<&str> = header.events.iter().map(|one| one.name.as_str()).collect();
-    match names.is_empty() {
-        true => "none".to_owned(),
-        false => names.join(", "),
+    if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(", ")
     }
 }

@@ -212,14 +212,12 @@ impl<R: Read> ProfileReader<R> {
         };
         let (kind, length) = head(bytes);
         self.read(length)?;
-        match self.payload.len() == length {
-            true => Ok(Some((kind, (HEAD + length) as u64))),
-            // Something is left even if it is a head alone.
-            false => {
-                self.payload.extend(bytes);
-                Ok(None)
-            }
+        if self.payload.len() == length {
+            return Ok(Some((kind, (HEAD + length) as u64)));
         }
+        // Something is left even if it is a head alone.
+        self.payload.extend(bytes);
+        Ok(None)
     }
 
     /// Fills `payload` with the next `length` bytes, or those that there are.
@@ -243,8 +241,9 @@ fn checked_header(json: &[u8]) -> Result<Header, ProfileError> {
             "a name has control characters".to_owned(),
         ));
     }
-    match header.events.len() > usize::from(u16::MAX) {
-        true => Err(ProfileError::Header("it has too many events".to_owned())),
-        false => Ok(header),
+    if header.events.len() > usize::from(u16::MAX) {
+        Err(ProfileError::Header("it has too many events".to_owned()))
+    } else {
+        Ok(header)
     }
 }

@@ -1,7 +1,11 @@
-//! What a profile file holds.
+//! What a profile file holds, and who takes its records in.
+
+use std::io;
 
 use pmu_virt::Provenance;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::numbers::Numbers;
 
 /// What is known before the first sample: who was sampled, how, and by what.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,4 +201,40 @@ fn read_word<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Provenance>, D
     let named = ALL.into_iter().find(|one| one.to_string() == word);
     let error = || serde::de::Error::custom(format!("'{word}' is no provenance"));
     named.map(Some).ok_or_else(error)
+}
+
+/// Which samples a report is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Those of these vCPUs; none for all.
+    pub vcpus: Option<Numbers>,
+    /// Those taken on these cores; none for all.
+    pub cores: Option<Numbers>,
+    /// Those of this event, by its number; none for all.
+    pub event: Option<u16>,
+}
+
+impl Filter {
+    /// `sample` is among them.
+    #[must_use]
+    pub fn takes(&self, sample: &Sample) -> bool {
+        let of = |list: &Option<Numbers>, number| list.as_ref().is_none_or(|all| all.has(number));
+        let event = self.event.is_none_or(|event| event == sample.event);
+        event && of(&self.vcpus, sample.vcpu) && of(&self.cores, sample.core)
+    }
+
+    /// It leaves vCPUs or cores out.
+    #[must_use]
+    pub fn is_part(&self) -> bool {
+        self.vcpus.is_some() || self.cores.is_some()
+    }
+}
+
+/// Something that is made of records.
+pub trait Sink {
+    /// Takes the next record in.
+    ///
+    /// # Errors
+    /// What it writes to takes no more.
+    fn take(&mut self, record: &Record) -> io::Result<()>;
 }

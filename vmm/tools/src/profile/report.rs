@@ -6,11 +6,9 @@ mod print;
 pub use json::write_json;
 pub use print::write_text;
 
-use super::filter::Filter;
-use super::record::{Record, Sample};
-use super::sink::Sink;
+use super::record::{Filter, Record, Sample, Sink};
 use super::symbols::SymbolTable;
-use super::tally::{SortKeys, Tally};
+use super::tally::{SampleTally, SortKeys};
 
 /// Adds up the samples of each event.
 #[derive(Debug)]
@@ -18,7 +16,7 @@ pub struct Report<'a> {
     keys: SortKeys,
     filter: &'a Filter,
     symbols: &'a SymbolTable,
-    tallies: Vec<Tally>,
+    tallies: Vec<SampleTally>,
     /// Rows with less than this are not printed, in percent.
     least_percent: f64,
 }
@@ -38,7 +36,7 @@ impl<'a> Report<'a> {
             keys,
             filter,
             symbols,
-            tallies: vec![Tally::default(); events],
+            tallies: vec![SampleTally::default(); events],
             least_percent,
         }
     }
@@ -50,7 +48,7 @@ impl<'a> Report<'a> {
     }
 
     /// The events that the filter lets through, by their number.
-    fn events(&self) -> impl Iterator<Item = (u16, &Tally)> {
+    fn events(&self) -> impl Iterator<Item = (u16, &SampleTally)> {
         let tallies = (0u16..).zip(&self.tallies);
         tallies.filter(|(event, _)| self.filter.event.is_none_or(|only| only == *event))
     }

@@ -7,10 +7,8 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::facts::event_name;
-use super::filter::Filter;
-use super::record::{Header, Loss, LossKind, Record, Ring, Sample};
-use super::sink::Sink;
-use super::spot::process;
+use super::location::process;
+use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sink};
 use super::symbols::SymbolTable;
 
 /// Part of a line.
@@ -36,7 +34,7 @@ pub enum Field {
     Cr3,
     /// The instruction pointer.
     Ip,
-    /// Symbol and offset, and whose it is.
+    /// SymbolOf and offset, and whose it is.
     Sym,
 }
 
@@ -132,7 +130,7 @@ impl Sink for Script<'_> {
 /// A sample for programs. Fields that were not chosen are left out; what was
 /// not sampled is null.
 #[derive(Serialize)]
-struct Line<'a> {
+struct ScriptLine<'a> {
     kind: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     vm: Option<u32>,
@@ -155,11 +153,11 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     ip: Option<String>,
     #[serde(flatten)]
-    symbol: Option<Symbol<'a>>,
+    symbol: Option<SymbolOf<'a>>,
 }
 
 #[derive(Serialize)]
-struct Symbol<'a> {
+struct SymbolOf<'a> {
     /// Null for an address that no symbol covers.
     symbol: Option<&'a str>,
     symbol_offset: Option<u64>,
@@ -231,7 +229,7 @@ impl Script<'_> {
     /// `clear_page+0x1d ([kernel])`, as perf writes symbol and object.
     fn place(&self, sample: &Sample) -> String {
         match self.symbol(sample) {
-            Symbol {
+            SymbolOf {
                 symbol: Some(name),
                 symbol_offset,
                 module,
@@ -249,12 +247,12 @@ impl Script<'_> {
         }
     }
 
-    fn symbol(&self, sample: &Sample) -> Symbol<'_> {
+    fn symbol(&self, sample: &Sample) -> SymbolOf<'_> {
         let found = match sample.ring {
             Some(Ring::User) => None,
             _ => self.symbols.find(sample.ip),
         };
-        Symbol {
+        SymbolOf {
             symbol: found.map(|found| self.symbols.name(found.index)),
             symbol_offset: found.map(|found| found.offset),
             module: found.and_then(|found| self.symbols.module(found.index)),
@@ -263,7 +261,7 @@ impl Script<'_> {
 
     fn sample_json(&mut self, sample: &Sample) -> io::Result<()> {
         let has = |field| self.fields.has(field);
-        let line = Line {
+        let line = ScriptLine {
             kind: "sample",
             vm: has(Field::Vm).then_some(sample.vm),
             vcpu: has(Field::Vcpu).then_some(sample.vcpu),

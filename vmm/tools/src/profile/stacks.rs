@@ -5,10 +5,8 @@ use std::io::{self, Write};
 
 use inferno::flamegraph;
 
-use super::filter::Filter;
-use super::record::{Record, Ring, Sample};
-use super::sink::Sink;
-use super::spot::Spot;
+use super::location::CodeLocation;
+use super::record::{Filter, Record, Ring, Sample, Sink};
 use super::symbols::SymbolTable;
 
 /// What the width of a stack stands for.
@@ -44,7 +42,7 @@ pub struct Stacks<'a> {
     filter: &'a Filter,
     symbols: &'a SymbolTable,
     weight: Weight,
-    stacks: BTreeMap<(u32, u32, Option<Ring>, Spot), u64>,
+    stacks: BTreeMap<(u32, u32, Option<Ring>, CodeLocation), u64>,
 }
 
 impl<'a> Stacks<'a> {
@@ -67,12 +65,14 @@ impl<'a> Stacks<'a> {
 
     /// `VM 1;vCPU 0;kernel;do_idle 17`, a line for each stack.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        self.stacks.iter().map(|(&(vm, vcpu, ring, spot), weight)| {
-            let ring = ring.map_or("ring not sampled", Ring::name);
-            // A semicolon would part the name in two.
-            let name = spot.name(self.symbols).replace(';', ":");
-            format!("VM {vm};vCPU {vcpu};{ring};{name} {weight}")
-        })
+        self.stacks
+            .iter()
+            .map(|(&(vm, vcpu, ring, location), weight)| {
+                let ring = ring.map_or("ring not sampled", Ring::name);
+                // A semicolon would part the name in two.
+                let name = location.name(self.symbols).replace(';', ":");
+                format!("VM {vm};vCPU {vcpu};{ring};{name} {weight}")
+            })
     }
 
     /// Writes the lines.
@@ -113,8 +113,8 @@ impl Sink for Stacks<'_> {
         if let Record::Sample(sample) = record
             && self.filter.takes(sample)
         {
-            let spot = Spot::of(sample, self.symbols);
-            let key = (sample.vm, sample.vcpu, sample.ring, spot);
+            let location = CodeLocation::of(sample, self.symbols);
+            let key = (sample.vm, sample.vcpu, sample.ring, location);
             let sum = self.stacks.entry(key).or_insert(0);
             *sum = sum.saturating_add(self.weight.of(sample));
         }

@@ -7,14 +7,100 @@
 //! where the kernel really is, its modules included.
 
 mod elf;
-mod load;
 mod table;
 mod text;
 
 pub use elf::ElfError;
-pub use load::{SymbolFileError, load};
 pub use table::{Found, RawSymbol, SymbolIndex, SymbolTable};
 pub use text::{TextError, parse};
+
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::path::{Path, PathBuf};
+
+use object::ReadCache;
+use thiserror::Error;
+
+/// The longest text of symbols; that of a kernel with all its modules has some
+/// 20 MiB.
+const LONGEST_TEXT: u64 = 256 << 20;
+
+/// A file of symbols that cannot be used.
+#[derive(Debug, Error)]
+pub enum SymbolFileError {
+    /// It cannot be read.
+    #[error("{}: cannot be read: {cause}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why; in the text already.
+        cause: io::Error,
+    },
+    /// It is an ELF file without symbols.
+    #[error("{}: {error}", path.display())]
+    Elf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: ElfError,
+    },
+    /// It is no ELF file, and no text of symbols.
+    #[error("{}: {error}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: TextError,
+    },
+    /// It is too long for a text of symbols.
+    #[error("{}: it is longer than 256 MiB, which no System.map or kallsyms is", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// The symbols of the file at `path`, of a kernel that runs `offset` bytes above
+/// the addresses in the file (modulo 2^64; 0 where it did not move, and for the
+/// guest's own kallsyms).
+///
+/// # Errors
+/// [`SymbolFileError`] names the file, what is wrong, and what to do.
+pub fn load(path: &Path, offset: u64) -> Result<SymbolTable, SymbolFileError> {
+    let read = |cause| SymbolFileError::Read {
+        path: path.to_owned(),
+        cause,
+    };
+    let mut file = File::open(path).map_err(read)?;
+    let mut begin = Vec::new();
+    file.by_ref()
+        .take(4)
+        .read_to_end(&mut begin)
+        .map_err(read)?;
+    file.rewind().map_err(read)?;
+    let raw = if begin == *b"\x7fELF" {
+        let elf = |error| SymbolFileError::Elf {
+            path: path.to_owned(),
+            error,
+        };
+        // Of a vmlinux with debug information only the symbol table is read.
+        elf::read(&ReadCache::new(file)).map_err(elf)?
+    } else {
+        let mut bytes = Vec::new();
+        let mut limited = file.take(LONGEST_TEXT + 1);
+        limited.read_to_end(&mut bytes).map_err(read)?;
+        if bytes.len() as u64 > LONGEST_TEXT {
+            return Err(SymbolFileError::TooLong {
+                path: path.to_owned(),
+            });
+        }
+        text::parse(&bytes).map_err(|error| SymbolFileError::Text {
+            path: path.to_owned(),
+            error,
+        })?
+    };
+    Ok(SymbolTable::new(raw, offset))
+}
 
 #[cfg(test)]
 mod tests;

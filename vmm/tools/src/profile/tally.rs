@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
+use super::location::{CodeLocation, process};
 use super::record::{Ring, Sample};
-use super::spot::{Spot, process};
 use super::symbols::SymbolTable;
 
 /// What samples are told apart by; a column of the report.
@@ -85,7 +85,7 @@ impl FromStr for SortKeys {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// Where they were taken.
-    pub spot: Option<Spot>,
+    pub location: Option<CodeLocation>,
     /// VM and vCPU.
     pub vcpu: Option<(u32, u32)>,
     /// The core.
@@ -114,7 +114,7 @@ impl Sum {
 
 /// A row of the report.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Row {
+pub struct SampleRow {
     /// What its samples have in common.
     pub key: Key,
     /// What they amount to.
@@ -125,21 +125,21 @@ pub struct Row {
 
 /// The samples of one event, added up by [`SortKeys`].
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct SampleTally {
     rows: HashMap<Key, Sum>,
     all: Sum,
     kernel: u64,
     kernel_unknown: u64,
 }
 
-impl Tally {
+impl SampleTally {
     /// Takes `sample` in.
     pub fn add(&mut self, sample: &Sample, keys: &SortKeys, symbols: &SymbolTable) {
-        let spot = Spot::of(sample, symbols);
-        match spot {
-            Spot::User(_) => {}
-            Spot::Symbol(_) => self.kernel += 1,
-            Spot::Unknown(_) => {
+        let location = CodeLocation::of(sample, symbols);
+        match location {
+            CodeLocation::User(_) => {}
+            CodeLocation::Symbol(_) => self.kernel += 1,
+            CodeLocation::Unknown(_) => {
                 self.kernel += 1;
                 self.kernel_unknown += 1;
             }
@@ -147,7 +147,7 @@ impl Tally {
         let mut key = Key::default();
         for one in keys.keys() {
             match one {
-                SortKey::Symbol => key.spot = Some(spot),
+                SortKey::Symbol => key.location = Some(location),
                 SortKey::Vcpu => key.vcpu = Some((sample.vm, sample.vcpu)),
                 SortKey::Core => key.core = Some(sample.core),
                 SortKey::Ring => key.ring = Some(sample.ring),
@@ -172,11 +172,11 @@ impl Tally {
 
     /// The rows, those with most events first.
     #[must_use]
-    pub fn rows(&self) -> Vec<Row> {
-        let mut rows: Vec<Row> = self
+    pub fn rows(&self) -> Vec<SampleRow> {
+        let mut rows: Vec<SampleRow> = self
             .rows
             .iter()
-            .map(|(&key, &sum)| Row {
+            .map(|(&key, &sum)| SampleRow {
                 key,
                 sum,
                 percent: percent(sum.events, self.all.events),

@@ -139,7 +139,7 @@ pub(super) fn head(bytes: [u8; HEAD]) -> (u8, usize) {
 
 /// What a record of `kind` with `payload` means, in a file of `events` events.
 pub(super) fn decode(kind: u8, payload: &[u8], events: usize) -> Decoded {
-    let mut fields = Fields(payload);
+    let mut fields = FieldReader(payload);
     let decoded = match kind {
         SAMPLE => sample(&mut fields, events),
         LOSS => loss(&mut fields),
@@ -149,7 +149,7 @@ pub(super) fn decode(kind: u8, payload: &[u8], events: usize) -> Decoded {
     decoded.unwrap_or(Decoded::Damaged("a record is too short for its kind"))
 }
 
-fn sample(fields: &mut Fields, events: usize) -> Option<Decoded> {
+fn sample(fields: &mut FieldReader, events: usize) -> Option<Decoded> {
     let (time_ns, ip, period, cr3) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
     let (vm, vcpu, core) = (fields.u32()?, fields.u32()?, fields.u32()?);
     let (event, set) = (fields.u16()?, fields.u16()?);
@@ -178,7 +178,7 @@ fn sample(fields: &mut Fields, events: usize) -> Option<Decoded> {
     })))
 }
 
-fn loss(fields: &mut Fields) -> Option<Decoded> {
+fn loss(fields: &mut FieldReader) -> Option<Decoded> {
     let (time_ns, amount) = (fields.u64()?, fields.u64()?);
     let (vm, vcpu) = (fields.u32()?, fields.u32()?);
     let kind = match fields.u8()? {
@@ -195,7 +195,7 @@ fn loss(fields: &mut Fields) -> Option<Decoded> {
     })))
 }
 
-fn trailer(fields: &mut Fields) -> Option<Decoded> {
+fn trailer(fields: &mut FieldReader) -> Option<Decoded> {
     let totals = Totals {
         samples: fields.u64()?,
         lost: fields.u64()?,
@@ -206,9 +206,9 @@ fn trailer(fields: &mut Fields) -> Option<Decoded> {
 }
 
 /// Takes numbers from the front of some bytes; none where they run out.
-struct Fields<'a>(&'a [u8]);
+struct FieldReader<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl FieldReader<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (first, rest) = self.0.split_first_chunk()?;
         self.0 = rest;

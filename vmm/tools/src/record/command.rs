@@ -8,13 +8,13 @@ use perfmon_abi::Config;
 use umpire_perfmon::Call;
 
 use super::output::Output;
-use super::plan::Plan;
+use super::plan::SamplingPlan;
 use super::samples::Clock;
-use super::session::{Scene, Session};
+use super::session::{SamplingSession, Scene};
 use crate::profile::{Header, Record, SampledEvent, Sampling, Totals};
 use crate::stat::spec::EventList;
 use crate::targets::{Selection, Target};
-use crate::{Ending, ToolError, Vm, Waiter, refused};
+use crate::{Completion, ToolError, Vm, Waiter, refused};
 
 /// How often buffers are emptied. At 100,000 samples a second, which is what a
 /// context may take at most by default, a buffer of 1 MiB lasts for longer.
@@ -55,7 +55,7 @@ impl RecordOptions {
 /// # Errors
 /// There is no VM, no such event, vCPU or core, the VM refuses, or the file
 /// cannot be written.
-pub fn run(options: &RecordOptions) -> Result<Ending, ToolError> {
+pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
     let selection = &options.selection;
     let vm = Vm::find(selection.control.as_deref())?;
     let targets = selection.targets(vm.model.vcpus, vm.model.cores)?;
@@ -84,13 +84,14 @@ pub fn run(options: &RecordOptions) -> Result<Ending, ToolError> {
     };
     let stopped = recording.go(options.duration)?;
     recording.finish(&options.output.display().to_string())?;
-    Ok(match stopped && options.duration.is_some() {
-        true => Ending::CutShort,
-        false => Ending::Complete,
+    Ok(if stopped && options.duration.is_some() {
+        Completion::CutShort
+    } else {
+        Completion::Complete
     })
 }
 
-fn plan(options: &RecordOptions, vm: &Vm) -> Result<Plan, String> {
+fn plan(options: &RecordOptions, vm: &Vm) -> Result<SamplingPlan, String> {
     let groups = options.events.iter().flat_map(|list| list.groups.clone());
     let mut list = EventList {
         groups: groups.collect(),
@@ -99,7 +100,7 @@ fn plan(options: &RecordOptions, vm: &Vm) -> Result<Plan, String> {
         list.groups.push(vec![DEFAULT.to_owned()]);
     }
     let names = umpire_events::names();
-    Plan::new(
+    SamplingPlan::new(
         &list,
         &vm.pmu,
         &vm.model.virtual_pmds,
@@ -129,10 +130,10 @@ fn sessions(
     scene: &Scene<'_>,
     targets: &[Target],
     waiter: &Waiter,
-) -> Result<Vec<Session>, ToolError> {
+) -> Result<Vec<SamplingSession>, ToolError> {
     let mut sessions = Vec::new();
     for (number, target) in targets.iter().enumerate() {
-        let session = Session::open(scene, *target)?;
+        let session = SamplingSession::open(scene, *target)?;
         let added = waiter.add(&session.handle.fd, number);
         added.map_err(host("waiting for messages"))?;
         sessions.push(session);
@@ -172,7 +173,7 @@ fn host_words() -> String {
 
 struct Recording<'a> {
     scene: Scene<'a>,
-    sessions: Vec<Session>,
+    sessions: Vec<SamplingSession>,
     waiter: &'a Waiter,
     output: Output,
     /// When progress was shown last.
@@ -233,7 +234,7 @@ impl Recording<'_> {
                 Some(Ok(loss)) => self.output.write(&[loss])?,
                 Some(Err(note)) => {
                     self.untold = true;
-                    crate::stat::tell(&note);
+                    crate::tell(&note);
                 }
                 None => {}
             }
@@ -297,9 +298,10 @@ impl Recording<'_> {
         }
         let now = crate::sys::rdtsc();
         let bytes = self.output.finish(self.scene.clock.ns(now))?;
-        let none = match was_idle(&totals) && !self.untold {
-            true => "; the guest was idle, or did nothing of this kind",
-            false => "",
+        let none = if was_idle(&totals) && !self.untold {
+            "; the guest was idle, or did nothing of this kind"
+        } else {
+            ""
         };
         let kib = bytes.div_ceil(1024);
         let line = progress(&totals);

@@ -54,9 +54,10 @@ impl Control {
         }
         // Near the goal only half of the way: one odd moment is no new rate.
         let near = wanted / 2 <= self.period && self.period <= wanted.saturating_mul(2);
-        self.period = match near {
-            true => self.period.midpoint(wanted).max(1),
-            false => wanted,
+        self.period = if near {
+            self.period.midpoint(wanted).max(1)
+        } else {
+            wanted
         };
         Some(self.period)
     }

@@ -15,12 +15,12 @@ const WAITING: usize = 1 << 16;
 
 /// Counts bytes.
 #[derive(Debug)]
-struct Counted<W> {
+struct ByteCounter<W> {
     to: W,
     bytes: u64,
 }
 
-impl<W: Write> Write for Counted<W> {
+impl<W: Write> Write for ByteCounter<W> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         let written = self.to.write(buffer)?;
         self.bytes = self.bytes.saturating_add(written as u64);
@@ -41,7 +41,7 @@ pub(super) struct Output {
     how: Vec<Option<Provenance>>,
     waiting: Vec<Record>,
     file: Option<BufWriter<File>>,
-    writer: Option<ProfileWriter<Counted<BufWriter<File>>>>,
+    writer: Option<ProfileWriter<ByteCounter<BufWriter<File>>>>,
     totals: Totals,
 }
 
@@ -95,7 +95,7 @@ impl Output {
             for (event, how) in self.header.events.iter_mut().zip(&self.how) {
                 event.provenance = *how;
             }
-            let to = Counted { to: file, bytes: 0 };
+            let to = ByteCounter { to: file, bytes: 0 };
             self.writer = Some(ProfileWriter::new(to, &self.header)?);
         }
         if let Some(writer) = &mut self.writer {

@@ -4,6 +4,7 @@ use perfmon_abi::consts::PFM_REGFL_RANDOM;
 use perfmon_abi::wire::info::VirtualPmdInfo;
 use perfmon_abi::{PMD_WORDS, PmcArg, PmdArg};
 use pmu_virt::perfmon::{LogicalPmu, VirtualPmd};
+use umpire_events::NameTable;
 
 use super::frequency::Control;
 use crate::profile::Sampling;
@@ -11,7 +12,6 @@ use crate::registers;
 use crate::stat::events::{Asked, Source, asked};
 use crate::stat::schedule::{Counters, Schedule};
 use crate::stat::spec::EventList;
-use umpire_events::NameTable;
 
 /// An event on its counter.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Sampled {
 
 /// All of them.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct SamplingPlan {
     pub(super) events: Vec<Sampled>,
     pub(super) sampling: Sampling,
     /// Bits by which periods vary.
@@ -33,7 +33,7 @@ pub(super) struct Plan {
     body: [u64; PMD_WORDS],
 }
 
-impl Plan {
+impl SamplingPlan {
     /// The events of a list on the counters of a PMU.
     ///
     /// # Errors
@@ -171,7 +171,12 @@ mod tests {
     use pmu_virt::PmuModel;
     use umpire_events::{LibraryError, NoTables};
 
-    fn plan(model: &str, list: &str, sampling: Sampling, random: u32) -> Result<Plan, String> {
+    fn plan(
+        model: &str,
+        list: &str,
+        sampling: Sampling,
+        random: u32,
+    ) -> Result<SamplingPlan, String> {
         let pmu = LogicalPmu::new(PmuModel::parse(model).unwrap());
         let exits = VirtualPmdInfo {
             pmd: 64,
@@ -180,7 +185,7 @@ mod tests {
             description: String::new(),
         };
         let names = NoTables(LibraryError::TooLate);
-        Plan::new(
+        SamplingPlan::new(
             &list.parse().unwrap(),
             &pmu,
             &[exits],

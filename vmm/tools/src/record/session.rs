@@ -12,7 +12,7 @@ use pmu_virt::perfmon::VirtualPmd;
 use umpire_perfmon::{Call, ContextHandle, Event, Mapping, Wait};
 
 use super::frequency::Control;
-use super::plan::Plan;
+use super::plan::SamplingPlan;
 use super::samples::{Clock, record};
 use crate::profile::{Loss, LossKind, Record};
 use crate::stat::reading::How;
@@ -23,7 +23,7 @@ use crate::{ToolError, Vm, is_gone, refused};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scene<'a> {
     pub(super) vm: &'a Vm,
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a SamplingPlan,
     pub(super) clock: Clock,
     /// Others may take the counters.
     pub(super) preemptible: bool,
@@ -53,7 +53,7 @@ struct Taken {
 
 /// A context that is attached.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct SamplingSession {
     pub(super) target: Target,
     pub(super) handle: ContextHandle,
     mapping: Mapping,
@@ -68,7 +68,7 @@ pub(super) struct Session {
     pub(super) over: bool,
 }
 
-impl Session {
+impl SamplingSession {
     /// Attaches a context to `target`; it does not sample yet.
     ///
     /// # Errors
@@ -89,9 +89,10 @@ impl Session {
 
     fn try_open(scene: &Scene<'_>, target: Target) -> Result<Self, Refusal> {
         let Scene { vm, plan, .. } = scene;
-        let flags = match scene.preemptible {
-            true => target.flags() | PFM_FL_PREEMPTIBLE,
-            false => target.flags(),
+        let flags = if scene.preemptible {
+            target.flags() | PFM_FL_PREEMPTIBLE
+        } else {
+            target.flags()
         };
         let argument = CompactArg {
             buf_size: scene.buffer,

@@ -3,10 +3,10 @@
 use perfmon_abi::wire::info::VirtualPmdInfo;
 use pmu_virt::perfmon::VirtualPmd;
 use pmu_virt::{CountRequest, KnownEvent, PmuModel, Provenance};
+use umpire_events::{EventError, NameTable, resolve};
 
 use super::Unit;
 use super::spec::EventList;
-use umpire_events::{EventError, NameTable, resolve};
 
 /// What an event is counted by.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,10 +62,11 @@ impl Asked {
     /// How the VMM comes by it, if it is a quantity: it counts occurrences one by
     /// one, and computes times and bytes.
     #[must_use]
-    pub fn told(&self) -> Provenance {
-        match self.unit == Unit::EVENTS {
-            true => Provenance::Exact,
-            false => Provenance::Derived,
+    pub fn reported(&self) -> Provenance {
+        if self.unit == Unit::EVENTS {
+            Provenance::Exact
+        } else {
+            Provenance::Derived
         }
     }
 
@@ -169,7 +170,7 @@ mod tests {
         let list: EventList = list.parse().unwrap();
         let word = |asked: &Asked| match asked.source {
             Source::Counter(_) => "counter",
-            Source::Quantity { .. } if asked.told() == Provenance::Exact => "exact",
+            Source::Quantity { .. } if asked.reported() == Provenance::Exact => "exact",
             Source::Quantity { level: true, .. } => "level",
             Source::Quantity { level: false, .. } => "quantity",
             Source::Nothing => "nothing",

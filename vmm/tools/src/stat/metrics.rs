@@ -116,9 +116,10 @@ mod tests {
                         .request,
                 ),
             },
-            unit: match name.ends_with("-ns") {
-                true => Unit::MSEC_OF_NS,
-                false => Unit::EVENTS,
+            unit: if name.ends_with("-ns") {
+                Unit::MSEC_OF_NS
+            } else {
+                Unit::EVENTS
             },
         };
         let events: Vec<Asked> = counts.iter().map(event).collect();

@@ -5,10 +5,14 @@
 //! of a count, is a mark before the event in the table, one more field at the
 //! end of a CSV line, and a key of its own in JSON.
 
+mod csv;
+mod json;
+mod table;
+
 use std::io::{self, Write};
 
+use super::Row;
 use super::runs::Runs;
-use super::{Row, csv, json, table};
 
 /// The form of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::events::{Asked, Source};
 use super::metrics::Counts;
 use super::runs::Runs;
-use super::tally::{Counted, Scale, Tally, sum};
+use super::tally::{CountTally, Counted, Scale, sum};
 use super::{Row, Value};
 use crate::targets::Target;
 
@@ -26,7 +26,7 @@ pub struct Part<'a> {
     /// Whose it is.
     pub whose: Target,
     /// The counts.
-    pub tally: &'a Tally,
+    pub tally: &'a CountTally,
     /// It has counters.
     pub counters: bool,
     /// It has quantities of the VMM.
@@ -55,7 +55,7 @@ impl Layout<'_> {
         for (event, asked) in self.events.iter().enumerate() {
             let of = |(part, counted): (&Part<'_>, &Vec<Counted>)| match asked.source {
                 Source::Quantity { level, .. } if part.quantities => {
-                    Some(part.tally.quantity(event, level, asked.told()))
+                    Some(part.tally.quantity(event, level, asked.reported()))
                 }
                 Source::Counter(_) if part.counters => counted.get(event).copied(),
                 _ => None,
@@ -254,10 +254,10 @@ mod tests {
                 run_ns: None,
             }
         };
-        let tallies: Vec<Tally> = parts
+        let tallies: Vec<CountTally> = parts
             .iter()
             .map(|part| {
-                let mut tally = Tally::new(3);
+                let mut tally = CountTally::new(3);
                 tally.add(&reading(0, *part), &reading(10, *part), 0, 20);
                 tally
             })

@@ -3,17 +3,94 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::Row;
-use super::command::{End, Kind, Measure, read_by, tell};
+use super::events::{Asked, Source};
 use super::print::{Interval, write_interval};
 use super::rows::{Layout, Part};
-use super::tally::Tally;
+use super::session::{CountingSession, Job};
+use super::tally::CountTally;
+use super::trial::CountingPlan;
 use super::watch::{Watched, since};
-use crate::ToolError;
+use super::{Row, StatOptions};
+use crate::targets::Target;
+use crate::{ToolError, Waiter, refused, tell};
 
 /// How often a context without turns is read: what it has counted is not lost
 /// with the VM.
 const POLL: Duration = Duration::from_millis(100);
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The time is over.
+    Time,
+    /// Ctrl-C.
+    Stopped,
+    /// Nobody is left to count.
+    Ended,
+    /// Nobody reads the output.
+    Unread,
+}
+
+/// What every run is about.
+pub(super) struct Measure<'a> {
+    pub(super) job: Job<'a>,
+    pub(super) plan: &'a CountingPlan,
+    pub(super) targets: &'a [Target],
+    pub(super) waiter: &'a Waiter,
+    pub(super) options: &'a StatOptions,
+}
+
+impl Measure<'_> {
+    /// Who counts what: with `-a` the vCPUs' contexts tell the quantities of the
+    /// VMM, which a core does not have.
+    fn sessions(&self) -> Result<Vec<(CountingSession, Kind)>, ToolError> {
+        let vm = self.job.vm;
+        let is_quantity = |event: &Asked| matches!(event.source, Source::Quantity { .. });
+        let quantities = self.job.events.iter().any(is_quantity);
+        let mut sessions = Vec::new();
+        for target in self.targets {
+            let kind = Kind {
+                counters: true,
+                quantities: matches!(target, Target::Vcpu(_)),
+            };
+            let session = CountingSession::open(&self.job, *target, kind.quantities)
+                .map_err(refused(format!("{target} cannot be measured")))?;
+            sessions.push((session, kind));
+        }
+        let beside = self.options.selection.all_cores && quantities;
+        for number in 0..if beside { vm.model.vcpus } else { 0 } {
+            let job = Job {
+                sets: &[],
+                ..self.job
+            };
+            let kind = Kind {
+                counters: false,
+                quantities: true,
+            };
+            let target = Target::Vcpu(number);
+            let session = CountingSession::open(&job, target, true)
+                .map_err(refused(format!("{target} cannot tell its quantities")))?;
+            sessions.push((session, kind));
+        }
+        Ok(sessions)
+    }
+}
+
+/// What of a context is looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kind {
+    pub(super) counters: bool,
+    pub(super) quantities: bool,
+}
+
+/// Whether anybody reads the output.
+pub(super) fn read_by(written: io::Result<()>) -> Result<bool, ToolError> {
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(ToolError::Output(error)),
+    }
+}
 
 /// One run.
 pub(super) struct Run<'a> {
@@ -133,7 +210,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    pub(super) fn rows(&self, tally: impl Fn(&Watched) -> &Tally, seconds: f64) -> Vec<Row> {
+    pub(super) fn rows(&self, tally: impl Fn(&Watched) -> &CountTally, seconds: f64) -> Vec<Row> {
         let layout = Layout {
             events: self.measure.job.events,
             supported: &self.measure.plan.supported,

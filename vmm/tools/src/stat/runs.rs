@@ -43,9 +43,10 @@ impl Runs {
     #[must_use]
     pub fn percent(&self) -> Option<f64> {
         let error = self.error()?;
-        Some(match self.mean == 0.0 {
-            true => 0.0,
-            false => error / self.mean * 100.0,
+        Some(if self.mean == 0.0 {
+            0.0
+        } else {
+            error / self.mean * 100.0
         })
     }
 }

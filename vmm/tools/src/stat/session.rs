@@ -1,10 +1,11 @@
 //! A context that counts, and its registers.
 
+use std::time::Duration;
+
 use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_REGFL_READ_RESET, PFM_SETFL_TIME_SWITCH};
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{PmcArg, PmdArg, SetDesc, SetInfo, Timespec};
 use pmu_virt::perfmon::VirtualPmd;
-use std::time::Duration;
 use umpire_perfmon::{Call, ContextHandle};
 
 use super::events::{Asked, Source};
@@ -31,7 +32,7 @@ type Register = (usize, PmdArg);
 
 /// A context that is attached.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct CountingSession {
     pub(super) target: Target,
     pub(super) handle: ContextHandle,
     /// Registers of each set.
@@ -44,7 +45,7 @@ pub(super) struct Session {
     before: Vec<u64>,
 }
 
-impl Session {
+impl CountingSession {
     /// Attaches a context to `target`; it does not count yet.
     ///
     /// # Errors
@@ -52,9 +53,10 @@ impl Session {
     /// attached there. EINVAL: an event cannot be counted.
     pub(super) fn open(job: &Job<'_>, target: Target, quantities: bool) -> Result<Self, Refusal> {
         let vm = job.vm;
-        let flags = match job.preemptible {
-            true => target.flags() | PFM_FL_PREEMPTIBLE,
-            false => target.flags(),
+        let flags = if job.preemptible {
+            target.flags() | PFM_FL_PREEMPTIBLE
+        } else {
+            target.flags()
         };
         let handle = vm.client.create(flags, None, &[])?;
         let several = job.sets.len() > 1;

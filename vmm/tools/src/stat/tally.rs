@@ -32,7 +32,7 @@ pub struct Counted {
 
 /// Takes in a context's readings.
 #[derive(Clone, Debug)]
-pub struct Tally {
+pub struct CountTally {
     estimator: Estimator,
     /// By event.
     how: Vec<Option<How>>,
@@ -47,7 +47,7 @@ pub struct Tally {
     untold: bool,
 }
 
-impl Tally {
+impl CountTally {
     /// Before the first reading, of `events` events.
     #[must_use]
     pub fn new(events: usize) -> Self {
@@ -174,9 +174,10 @@ impl Tally {
                 Scale::Phases => estimate.value,
                 Scale::Linear => estimate.linear(),
             }),
-            provenance: Some(match partly {
-                true => provenance.and(Provenance::Scaled),
-                false => provenance,
+            provenance: Some(if partly {
+                provenance.and(Provenance::Scaled)
+            } else {
+                provenance
             }),
             running_ns: estimate.active_ns,
             ..total
@@ -188,11 +189,12 @@ impl Tally {
     #[must_use]
     pub fn quantity(&self, event: usize, level: bool, how: Provenance) -> Counted {
         let at = |list: &[Option<u64>]| list.get(event).copied().flatten();
-        let value = match level {
-            true => at(&self.last),
-            false => at(&self.last)
+        let value = if level {
+            at(&self.last)
+        } else {
+            at(&self.last)
                 .zip(at(&self.first))
-                .map(|(last, first)| last.saturating_sub(first)),
+                .map(|(last, first)| last.saturating_sub(first))
         };
         Counted {
             value,
@@ -222,9 +224,10 @@ pub fn sum(parts: &[Counted], level: bool) -> Counted {
         return total;
     }
     let values = known().filter_map(|part| part.value);
-    let counted = match level {
-        true => values.max().unwrap_or(0),
-        false => values.fold(0, u64::saturating_add),
+    let counted = if level {
+        values.max().unwrap_or(0)
+    } else {
+        values.fold(0, u64::saturating_add)
     };
     let covered = known()
         .map(|part| part.enabled_ns)
@@ -237,9 +240,10 @@ pub fn sum(parts: &[Counted], level: bool) -> Counted {
             (true, Some(scaled)) => scaled,
             _ => counted,
         }),
-        provenance: match partly {
-            true => provenance.map(|it| it.and(Provenance::Scaled)),
-            false => provenance,
+        provenance: if partly {
+            provenance.map(|it| it.and(Provenance::Scaled))
+        } else {
+            provenance
         },
         enabled_ns: enabled,
         running_ns: running,
@@ -283,7 +287,7 @@ mod tests {
 
     #[test]
     fn one_set_is_counted_as_it_is() {
-        let mut tally = Tally::new(3);
+        let mut tally = CountTally::new(3);
         tally.add(
             &at(&[(5, 0, 7, HARDWARE)], 40),
             &at(&[(15, 0, 107, HARDWARE)], 50),
@@ -307,7 +311,7 @@ mod tests {
 
     #[test]
     fn sets_that_take_turns_are_scaled() {
-        let mut tally = Tally::new(3);
+        let mut tally = CountTally::new(3);
         let zero = at(&[(0, 0, 0, How::Never), (0, 1, 0, How::Never)], 0);
         let first = at(&[(10, 0, 100, HARDWARE), (0, 1, 0, How::Never)], 0);
         let second = at(&[(10, 0, 100, HARDWARE), (30, 1, 60, HARDWARE)], 0);
@@ -324,7 +328,7 @@ mod tests {
 
     #[test]
     fn time_without_counters_is_scaled_only_if_it_is_known() {
-        let mut tally = Tally::new(1);
+        let mut tally = CountTally::new(1);
         tally.add(
             &at(&[(0, 0, 0, How::Never)], 0),
             &at(&[(10, 0, 50, How::Lost)], 0),
@@ -333,7 +337,7 @@ mod tests {
         );
         let lost = &tally.counted(Scale::Linear)[0];
         assert_eq!((lost.value, lost.lost), (None, true));
-        let mut tally = Tally::new(1);
+        let mut tally = CountTally::new(1);
         tally.add(
             &at(&[(0, 0, 0, How::Never)], 0),
             &at(&[(10, 0, 50, HARDWARE)], 0),

@@ -1,18 +1,19 @@
 //! Finding out what can be counted, by trying.
 
+use std::time::Duration;
+
 use perfmon_abi::wire::Errno;
 use pmu_virt::perfmon::LogicalPmu;
-use std::time::Duration;
 
 use super::events::Asked;
 use super::schedule::{Counters, Schedule, Wanted};
-use super::session::{Job, Session};
+use super::session::{CountingSession, Job};
 use crate::targets::Target;
 use crate::{ToolError, Vm, refused, registers};
 
 /// What can be counted, and how.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct CountingPlan {
     pub(super) schedule: Schedule,
     /// By event: something counts it.
     pub(super) supported: Vec<bool>,
@@ -36,10 +37,10 @@ impl Question<'_> {
     ///
     /// # Errors
     /// A target takes no context at all, or the VM fails.
-    pub(super) fn plan(&self) -> Result<Plan, ToolError> {
-        let mut plan = Plan {
+    pub(super) fn plan(&self) -> Result<CountingPlan, ToolError> {
+        let mut plan = CountingPlan {
             supported: vec![true; self.events.len()],
-            ..Plan::default()
+            ..CountingPlan::default()
         };
         // Whoever takes none at all, with no counters wanted, has a reason of
         // its own: another tool's context, or an end.
@@ -81,7 +82,7 @@ impl Question<'_> {
     }
 
     /// Loads each event alone: what is refused then as invalid, no source counts.
-    fn find_supported(&self, plan: &mut Plan) -> Result<(), ToolError> {
+    fn find_supported(&self, plan: &mut CountingPlan) -> Result<(), ToolError> {
         let Some(&target) = self.targets.first() else {
             return Ok(());
         };
@@ -140,7 +141,7 @@ impl Question<'_> {
             turn: Duration::from_secs(1),
             preemptible: self.preemptible,
         };
-        match Session::open(&job, target, false) {
+        match CountingSession::open(&job, target, false) {
             Ok(session) => {
                 // Closing it alone would leave it there for a moment.
                 let mut unload = umpire_perfmon::Call::Unload;
@@ -158,7 +159,7 @@ impl Question<'_> {
         }
     }
 
-    fn with_notes(&self, mut plan: Plan, reason: Option<String>) -> Plan {
+    fn with_notes(&self, mut plan: CountingPlan, reason: Option<String>) -> CountingPlan {
         if !plan.schedule.left_out.is_empty() {
             let names = plan
                 .schedule
@@ -168,9 +169,10 @@ impl Question<'_> {
             let names: Vec<&str> = names.map(|it| it.name.as_str()).collect();
             let reason =
                 reason.unwrap_or_else(|| "a group needs more counters than there are".to_owned());
-            let hint = match self.preemptible {
-                true => "",
-                false => "; --preemptible uses counters while the guest does not",
+            let hint = if self.preemptible {
+                ""
+            } else {
+                "; --preemptible uses counters while the guest does not"
             };
             plan.notes.push(format!(
                 "no counters for {}: {reason}{hint}",

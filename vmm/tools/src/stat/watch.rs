@@ -8,8 +8,8 @@ use perfmon_abi::wire::Refusal;
 use umpire_perfmon::{Event, Wait};
 
 use super::reading::Reading;
-use super::session::Session;
-use super::tally::Tally;
+use super::session::CountingSession;
+use super::tally::CountTally;
 use crate::targets::Target;
 use crate::{ToolError, Vm, is_gone, refused};
 
@@ -79,9 +79,9 @@ impl State {
 pub(super) struct Course {
     state: State,
     /// Since the beginning.
-    pub(super) whole: Tally,
+    pub(super) whole: CountTally,
     /// Since the interval began.
-    pub(super) interval: Tally,
+    pub(super) interval: CountTally,
     events: usize,
     last: Reading,
     last_ns: u64,
@@ -94,8 +94,8 @@ impl Course {
     fn new(first: Reading, events: usize) -> Self {
         Self {
             state: State::default(),
-            whole: Tally::new(events),
-            interval: Tally::new(events),
+            whole: CountTally::new(events),
+            interval: CountTally::new(events),
             events,
             last: first,
             last_ns: 0,
@@ -150,20 +150,24 @@ impl Course {
 
     /// A new interval begins.
     pub(super) fn next_interval(&mut self) {
-        self.interval = Tally::new(self.events);
+        self.interval = CountTally::new(self.events);
     }
 }
 
 /// A context that counts, with all that it has counted.
 #[derive(Debug)]
 pub(super) struct Watched {
-    pub(super) session: Session,
+    pub(super) session: CountingSession,
     pub(super) course: Course,
 }
 
 impl Watched {
     /// Reads the registers as they are before counting begins.
-    pub(super) fn begin(vm: &Vm, mut session: Session, events: usize) -> Result<Self, ToolError> {
+    pub(super) fn begin(
+        vm: &Vm,
+        mut session: CountingSession,
+        events: usize,
+    ) -> Result<Self, ToolError> {
         let first = session.read(vm, false).map_err(refused(format!(
             "reading the registers of {}",
             session.target
@@ -342,7 +346,7 @@ mod tests {
     /// Value, provenance, enabled and running time.
     type Found = (Option<u64>, Option<Provenance>, u64, u64);
 
-    fn found(tally: &Tally) -> Found {
+    fn found(tally: &CountTally) -> Found {
         let all = tally.counted(Scale::Linear);
         let Counted {
             value,

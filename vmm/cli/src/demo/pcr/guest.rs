@@ -1,15 +1,15 @@
-//! From the story to code: every step tells its number before it begins and
+//! From the scenario to code: every step tells its number before it begins and
 //! what it came to afterwards.
 
+use arbiter::abi;
 use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, eax, ebx, ecx, edx, qword_ptr, r12d, r13, rax, rcx, rdx, rsi, rsp,
 };
-
-use super::super::guest::{UD_VECTOR, Written as Emitted, enter_program, out};
-use super::story::{Act, Action, Key, NOTICE_VECTOR, Written};
-use arbiter::abi;
 use vmm::devices::ports::TEST_EXIT;
 use vmm::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, assemble};
+
+use super::super::guest::{UD_VECTOR, Written, enter_program, out};
+use super::scenario::{Act, Action, CookieName, NOTICE_VECTOR, WrittenValue};
 
 /// A step begins; the value is its number.
 pub(super) const STEP_PORT: u16 = 0xe8;
@@ -64,12 +64,12 @@ pub(super) fn guest(acts: &[Act]) -> Result<MicroGuest, MicroError> {
         .start(start))
 }
 
-fn kernel(a: &mut CodeAssembler, acts: &[Act]) -> Emitted {
+fn kernel(a: &mut CodeAssembler, acts: &[Act]) -> Written {
     a.mov(r13, rsp)?;
     a.mov(rax, SVR)?;
     a.mov(dword_ptr(rax), SVR_ON)?;
     a.mov(rax, GUESS)?;
-    a.mov(rcx, key_address(Key::Wrong))?;
+    a.mov(rcx, key_address(CookieName::Wrong))?;
     a.mov(qword_ptr(rcx), rax)?;
     let steps = acts.iter().flat_map(|act| &act.steps);
     for (number, step) in (0u32..).zip(steps) {
@@ -83,20 +83,20 @@ fn kernel(a: &mut CodeAssembler, acts: &[Act]) -> Emitted {
     out(a, TEST_EXIT)
 }
 
-fn key_address(key: Key) -> u64 {
+fn key_address(key: CookieName) -> u64 {
     KEYS + 8 * u64::from(key.index())
 }
 
-fn present(a: &mut CodeAssembler, key: Key) -> Emitted {
+fn present(a: &mut CodeAssembler, key: CookieName) -> Written {
     a.mov(rsi, key_address(key))?;
     a.mov(rsi, qword_ptr(rsi))
 }
 
 /// EDX:EAX.
-fn load(a: &mut CodeAssembler, value: Written) -> Emitted {
+fn load(a: &mut CodeAssembler, value: WrittenValue) -> Written {
     match value {
-        Written::Number(number) => a.mov(rax, number)?,
-        Written::Cookie(key) => {
+        WrittenValue::Number(number) => a.mov(rax, number)?,
+        WrittenValue::Cookie(key) => {
             a.mov(rax, key_address(key))?;
             a.mov(rax, qword_ptr(rax))?;
         }
@@ -105,7 +105,7 @@ fn load(a: &mut CodeAssembler, value: Written) -> Emitted {
     a.shr(rdx, 32)
 }
 
-fn action(a: &mut CodeAssembler, action: &Action) -> Emitted {
+fn action(a: &mut CodeAssembler, action: &Action) -> Written {
     match *action {
         Action::MakeCookie(key) => make_cookie(a, key),
         Action::Read { msr, key } => {
@@ -128,7 +128,7 @@ fn action(a: &mut CodeAssembler, action: &Action) -> Emitted {
             times,
         } => {
             present(a, key)?;
-            load(a, Written::Number(value))?;
+            load(a, WrittenValue::Number(value))?;
             a.mov(ecx, msr)?;
             a.mov(r12d, times)?;
             let mut again = a.create_label();
@@ -166,7 +166,7 @@ fn action(a: &mut CodeAssembler, action: &Action) -> Emitted {
     }
 }
 
-fn make_cookie(a: &mut CodeAssembler, key: Key) -> Emitted {
+fn make_cookie(a: &mut CodeAssembler, key: CookieName) -> Written {
     a.mov(ecx, abi::MSR_BASE + abi::MSR_RANDOM)?;
     a.rdmsr()?;
     // 48 bits.
@@ -178,19 +178,18 @@ fn make_cookie(a: &mut CodeAssembler, key: Key) -> Emitted {
 }
 
 /// Tells what the step came to, unless it faulted: that is told already.
-fn ended(a: &mut CodeAssembler, value: bool) -> Emitted {
+fn ended(a: &mut CodeAssembler, value: bool) -> Written {
     let mut faulted = a.create_label();
     a.mov(rcx, FAULTS)?;
     a.cmp(dword_ptr(rcx), 0)?;
     a.jne(faulted)?;
-    match value {
-        true => {
-            a.mov(ebx, edx)?;
-            out(a, LOW_PORT)?;
-            a.mov(eax, ebx)?;
-            out(a, HIGH_PORT)?;
-        }
-        false => out(a, DONE_PORT)?,
+    if value {
+        a.mov(ebx, edx)?;
+        out(a, LOW_PORT)?;
+        a.mov(eax, ebx)?;
+        out(a, HIGH_PORT)?;
+    } else {
+        out(a, DONE_PORT)?
     }
     a.set_label(&mut faulted)?;
     a.nop()
@@ -198,7 +197,7 @@ fn ended(a: &mut CodeAssembler, value: bool) -> Emitted {
 
 /// At CPL 3: works a little, reads, and goes back. UD2 leads to the kernel on
 /// every KVM.
-fn program(a: &mut CodeAssembler) -> Emitted {
+fn program(a: &mut CodeAssembler) -> Written {
     a.mov(ebx, PROGRAM_ROUNDS)?;
     let mut again = a.create_label();
     a.set_label(&mut again)?;
@@ -208,7 +207,7 @@ fn program(a: &mut CodeAssembler) -> Emitted {
     a.ud2()
 }
 
-fn user_done(a: &mut CodeAssembler) -> Emitted {
+fn user_done(a: &mut CodeAssembler) -> Written {
     a.mov(rsp, r13)?;
     ended(a, true)?;
     a.mov(rax, RESUME)?;
@@ -217,7 +216,7 @@ fn user_done(a: &mut CodeAssembler) -> Emitted {
 
 /// Tells of it once in a step, and goes on after the instruction: all that can
 /// fault here are two bytes long.
-fn gp_handler(a: &mut CodeAssembler) -> Emitted {
+fn gp_handler(a: &mut CodeAssembler) -> Written {
     let mut told = a.create_label();
     a.push(rax)?;
     a.push(rdx)?;
@@ -234,7 +233,7 @@ fn gp_handler(a: &mut CodeAssembler) -> Emitted {
     a.iretq()
 }
 
-fn notice_handler(a: &mut CodeAssembler) -> Emitted {
+fn notice_handler(a: &mut CodeAssembler) -> Written {
     a.push(rax)?;
     a.push(rdx)?;
     a.mov(rax, NOTICES)?;

@@ -1,4 +1,4 @@
-//! The story as it was played, for people and for machines.
+//! The scenario as it was played, for people and for machines.
 
 use std::io::{self, Write};
 
@@ -6,8 +6,8 @@ use arbiter::{CounterId, CounterSet, Event, PcrRegister, Reason, Record, abi};
 use serde::Serialize;
 use umpire_tools::table::lines;
 
-use super::record::{Outcome, Played};
-use super::story::{Act, Action, Step};
+use super::scenario::{Act, Action, Step};
+use super::transcript::{Outcome, Played};
 
 /// Everything that the demo shows. Its JSON form keeps these names.
 #[derive(Clone, Debug, Serialize)]
@@ -239,12 +239,11 @@ pub(in crate::demo) fn write_report(
     json: bool,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    match json {
-        true => {
-            serde_json::to_writer_pretty(&mut *out, report)?;
-            writeln!(out)?;
-        }
-        false => text(report, out)?,
+    if json {
+        serde_json::to_writer_pretty(&mut *out, report)?;
+        writeln!(out)?;
+    } else {
+        text(report, out)?
     }
     out.flush()
 }

@@ -1,11 +1,11 @@
-//! The story's report, of made-up plays.
+//! The scenario's report, of made-up plays.
 
 use arbiter::{CounterId, Event, Layer, Reason, Record};
 use pmu_virt::PmuModel;
 
-use super::record::{Outcome, Played};
 use super::report::acts;
-use super::story;
+use super::scenario;
+use super::transcript::{Outcome, Played};
 
 fn played(step: usize, outcome: Option<Outcome>, decisions: Vec<(Record, u32)>) -> Played {
     Played {
@@ -22,15 +22,15 @@ fn every_model_that_auto_stands_for_can_play() {
     for vendor in [pmu_virt::Vendor::Intel, pmu_virt::Vendor::Amd] {
         let model = PmuModel::default_for(vendor);
         assert!(model.programmable() >= 4, "{model}");
-        let acts = story::acts(&model);
+        let acts = scenario::acts(&model);
         assert!(super::guest::guest(&acts).is_ok(), "{model}");
     }
 }
 
 #[test]
 fn a_step_that_was_not_reached_is_left_out() {
-    let story = story::acts(&PmuModel::default_for(pmu_virt::Vendor::Amd));
-    let report = acts(&story, &[played(0, None, Vec::new())]);
+    let scenario = scenario::acts(&PmuModel::default_for(pmu_virt::Vendor::Amd));
+    let report = acts(&scenario, &[played(0, None, Vec::new())]);
     let steps: Vec<_> = report.iter().flat_map(|act| &act.steps).collect();
     assert_eq!(steps.len(), 1);
     assert_eq!(steps[0].outcome, "(the guest ended here)");
@@ -38,7 +38,7 @@ fn a_step_that_was_not_reached_is_left_out() {
 
 #[test]
 fn outcomes_and_decisions_are_told_in_words() {
-    let story = story::acts(&PmuModel::default_for(pmu_virt::Vendor::Amd));
+    let scenario = scenario::acts(&PmuModel::default_for(pmu_virt::Vendor::Amd));
     let refusal = Record {
         layer: Layer::GuestKernel,
         counter: Some(CounterId::Programmable(0)),
@@ -49,7 +49,7 @@ fn outcomes_and_decisions_are_told_in_words() {
         played(1, Some(Outcome::Fault), vec![(refusal, 17)]),
         played(2, Some(Outcome::Read(42)), Vec::new()),
     ];
-    let report = acts(&story, &plays);
+    let report = acts(&scenario, &plays);
     let steps: Vec<_> = report.iter().flat_map(|act| &act.steps).collect();
     let outcomes: Vec<_> = steps.iter().map(|step| step.outcome.as_str()).collect();
     assert_eq!(outcomes, ["done", "#GP", "42"]);

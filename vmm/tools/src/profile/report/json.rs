@@ -6,14 +6,14 @@ use serde::Serialize;
 
 use super::Report;
 use crate::profile::facts::{Facts, event_name};
+use crate::profile::location::CodeLocation;
 use crate::profile::reader::Ending;
 use crate::profile::record::{Header, Ring, SampledEvent, Totals};
-use crate::profile::spot::Spot;
 use crate::profile::symbols::SymbolTable;
-use crate::profile::tally::{Row, Tally};
+use crate::profile::tally::{SampleRow, SampleTally};
 
 #[derive(Serialize)]
-struct Whole<'a> {
+struct JsonReport<'a> {
     header: &'a Header,
     totals: Totals,
     /// The trailer was there and agreed.
@@ -28,18 +28,18 @@ struct Whole<'a> {
 struct OfEvent<'a> {
     event: String,
     #[serde(flatten)]
-    how: Option<How<'a>>,
+    how: Option<SampledHow<'a>>,
     samples: u64,
     events: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<&'static str>,
-    rows: Vec<Line>,
+    rows: Vec<ReportLine>,
     /// Rows below the limit, which are left out.
     rows_left_out: usize,
 }
 
 #[derive(Serialize)]
-struct How<'a> {
+struct SampledHow<'a> {
     sampling: &'a crate::profile::record::Sampling,
     #[serde(skip_serializing_if = "Option::is_none")]
     provenance: Option<String>,
@@ -47,7 +47,7 @@ struct How<'a> {
 
 /// A row. What was not sorted by is left out; what was not sampled is null.
 #[derive(Serialize)]
-struct Line {
+struct ReportLine {
     overhead: f64,
     samples: u64,
     events: u64,
@@ -74,7 +74,7 @@ struct Line {
 /// # Errors
 /// `out` cannot be written to.
 pub fn write_json(report: &Report<'_>, facts: &Facts<'_>, out: &mut dyn Write) -> io::Result<()> {
-    let whole = Whole {
+    let whole = JsonReport {
         header: facts.header,
         totals: facts.totals,
         complete: matches!(facts.ending, Ending::Whole(_)),
@@ -93,10 +93,15 @@ pub fn write_json(report: &Report<'_>, facts: &Facts<'_>, out: &mut dyn Write) -
     out.flush()
 }
 
-fn of_event<'a>(report: &Report<'_>, facts: &Facts<'a>, event: u16, tally: &Tally) -> OfEvent<'a> {
+fn of_event<'a>(
+    report: &Report<'_>,
+    facts: &Facts<'a>,
+    event: u16,
+    tally: &SampleTally,
+) -> OfEvent<'a> {
     let rows = tally.rows();
     let shown = rows.partition_point(|row| row.percent >= report.least_percent);
-    let how = |event: &'a SampledEvent| How {
+    let how = |event: &'a SampledEvent| SampledHow {
         sampling: &event.sampling,
         provenance: event.provenance.map(|one| one.to_string()),
     };
@@ -115,18 +120,20 @@ fn of_event<'a>(report: &Report<'_>, facts: &Facts<'a>, event: u16, tally: &Tall
     }
 }
 
-fn line(row: &Row, symbols: &SymbolTable) -> Line {
+fn line(row: &SampleRow, symbols: &SymbolTable) -> ReportLine {
     let key = row.key;
-    let (symbol, module, address) = match key.spot {
+    let (symbol, module, address) = match key.location {
         None => (None, None, None),
-        Some(Spot::Symbol(index)) => {
+        Some(CodeLocation::Symbol(index)) => {
             let module = symbols.module(index).map(str::to_owned);
             (Some(symbols.name(index).to_owned()), module, None)
         }
-        Some(Spot::Unknown(ip)) => (Some("[unknown]".to_owned()), None, Some(format!("{ip:#x}"))),
-        Some(user @ Spot::User(_)) => (Some(user.name(symbols)), None, None),
+        Some(CodeLocation::Unknown(ip)) => {
+            (Some("[unknown]".to_owned()), None, Some(format!("{ip:#x}")))
+        }
+        Some(user @ CodeLocation::User(_)) => (Some(user.name(symbols)), None, None),
     };
-    Line {
+    ReportLine {
         overhead: row.percent,
         samples: row.sum.samples,
         events: row.sum.events,

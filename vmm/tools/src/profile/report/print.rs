@@ -7,7 +7,7 @@ use crate::profile::facts::{Facts, began, event_name, how_often, scaled};
 use crate::profile::reader::Ending;
 use crate::profile::record::Ring;
 use crate::profile::symbols::SymbolTable;
-use crate::profile::tally::{Row, SortKey, Tally};
+use crate::profile::tally::{SampleRow, SampleTally, SortKey};
 use crate::table::lines;
 
 /// Writes the report. Lines about it begin with `#`.
@@ -62,14 +62,15 @@ pub(in crate::profile) fn write_facts(facts: &Facts<'_>, out: &mut dyn Write) ->
 fn write_event(
     report: &Report<'_>,
     facts: &Facts<'_>,
-    (event, tally): (u16, &Tally),
+    (event, tally): (u16, &SampleTally),
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let (kernel, unknown) = tally.without_symbol();
     let all = tally.all();
-    let part = match facts.filter.is_part() {
-        true => " on the chosen vCPUs and cores",
-        false => "",
+    let part = if facts.filter.is_part() {
+        " on the chosen vCPUs and cores"
+    } else {
+        ""
     };
     writeln!(
         out,
@@ -96,7 +97,7 @@ fn write_event(
 fn write_rows(
     report: &Report<'_>,
     symbols: &SymbolTable,
-    tally: &Tally,
+    tally: &SampleTally,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let rows = tally.rows();
@@ -144,11 +145,11 @@ fn title(key: SortKey) -> &'static str {
     }
 }
 
-fn cell(key: SortKey, row: &Row, symbols: &SymbolTable) -> String {
+fn cell(key: SortKey, row: &SampleRow, symbols: &SymbolTable) -> String {
     const NOT_SAMPLED: &str = "not sampled";
     let key_of = &row.key;
     let text = match key {
-        SortKey::Symbol => key_of.spot.map(|spot| spot.name(symbols)),
+        SortKey::Symbol => key_of.location.map(|location| location.name(symbols)),
         SortKey::Vcpu => key_of.vcpu.map(|(vm, vcpu)| format!("{vm}/{vcpu}")),
         SortKey::Core => key_of.core.map(|core| core.to_string()),
         SortKey::Ring => key_of

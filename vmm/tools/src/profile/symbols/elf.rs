@@ -67,9 +67,10 @@ pub(super) fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Vec<RawSymbol>, 
             code,
         });
     }
-    match symbols.iter().any(|symbol| symbol.code) {
-        true => Ok(symbols),
-        false => Err(ElfError::Stripped),
+    if symbols.iter().any(|symbol| symbol.code) {
+        Ok(symbols)
+    } else {
+        Err(ElfError::Stripped)
     }
 }
 

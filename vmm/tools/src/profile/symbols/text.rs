@@ -68,9 +68,10 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<RawSymbol>, TextError> {
     if !symbols.iter().any(|symbol| symbol.code) {
         return Err(TextError::NoCode);
     }
-    match symbols.iter().all(|symbol| symbol.address == 0) {
-        true => Err(TextError::Hidden),
-        false => Ok(symbols),
+    if symbols.iter().all(|symbol| symbol.address == 0) {
+        Err(TextError::Hidden)
+    } else {
+        Ok(symbols)
     }
 }
 

@@ -128,9 +128,10 @@ pub(super) fn end(end: End, at_ms: u32) -> String {
                 Outcome::Refused(reason) => format!("refused: {}", reason.name()),
                 Outcome::Pending => "pending".to_owned(),
             };
-            match when == at_ms {
-                true => answer,
-                false => format!("{answer}, at {when}"),
+            if when == at_ms {
+                answer
+            } else {
+                format!("{answer}, at {when}")
             }
         }
     }

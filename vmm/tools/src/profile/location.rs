@@ -9,7 +9,7 @@ const CR3_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// Where in the guest a sample was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Spot {
+pub enum CodeLocation {
     /// In this symbol.
     Symbol(SymbolIndex),
     /// At this address, which no symbol covers.
@@ -19,8 +19,8 @@ pub enum Spot {
     User(Option<u64>),
 }
 
-impl Spot {
-    /// The spot of `sample`. Where its ring was not sampled, an address that a
+impl CodeLocation {
+    /// The location of `sample`. Where its ring was not sampled, an address that a
     /// symbol covers is the kernel's.
     #[must_use]
     pub fn of(sample: &Sample, symbols: &SymbolTable) -> Self {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{Row, Value, in_unit, missing, stamp};
+use crate::stat::{Row, Value, in_unit, missing, stamp};
 use crate::targets::Target;
 
 /// Writes a line for each row: under `-I` the end of the interval, with
@@ -58,8 +58,9 @@ fn fields(row: &Row, end_ns: Option<u64>, runs: bool) -> Vec<String> {
 /// A field that has the separator in it, in quotation marks (RFC 4180).
 fn quoted(field: &str, separator: &str) -> String {
     let apart = !separator.is_empty() && field.contains(separator);
-    match apart || field.contains(['"', '\n']) {
-        true => format!("\"{}\"", field.replace('"', "\"\"")),
-        false => field.to_owned(),
+    if apart || field.contains(['"', '\n']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
     }
 }

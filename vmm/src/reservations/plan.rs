@@ -1,4 +1,4 @@
-//! Counter reservations as they are configured, and what that means for a PMU.
+//! Counter reservations as they are chosen, and what that means for a PMU.
 
 use arbiter::{
     Bank, Cookie, CounterId, CounterSet, Layer, Operation, PerKind, Policy, PolicyError, Reason,
@@ -63,9 +63,12 @@ impl HypervisorCounters {
 
 /// A counter by its name.
 fn counter(name: &str) -> Option<CounterId> {
-    let digits = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => text.parse::<u8>().ok(),
-        false => None,
+    let digits = |text: &str| {
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            text.parse::<u8>().ok()
+        } else {
+            None
+        }
     };
     let counter = match (name.strip_prefix("PMC"), name.strip_prefix("FIXED")) {
         (Some(index), _) => CounterId::Programmable(digits(index)?),
@@ -337,5 +340,5 @@ impl PcrChoice {
 }
 
 #[cfg(test)]
-#[path = "reservations_tests.rs"]
+#[path = "plan_tests.rs"]
 mod tests;

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use arbiter::{Auditor, Record};
-
-use super::guest::{DONE_PORT, FAULT_PORT, HIGH_PORT, LOW_PORT, NOTICE_PORT, STEP_PORT};
 use vmm::devices::ports::TEST_EXIT;
 use vmm::devices::{DeviceOutcome, GuestEnd};
 use vmm::micro::UNEXPECTED_VECTOR_PORT;
 use vmm::vcpu::Platform;
+
+use super::guest::{DONE_PORT, FAULT_PORT, HIGH_PORT, LOW_PORT, NOTICE_PORT, STEP_PORT};
 
 /// What a step came to, as the guest saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,9 +46,9 @@ struct State {
 
 /// Collects what happens; also the guest's devices.
 #[derive(Debug)]
-pub(super) struct Stage(Mutex<State>);
+pub(super) struct Transcript(Mutex<State>);
 
-impl Stage {
+impl Transcript {
     pub(super) fn new() -> Self {
         Self(Mutex::new(State {
             played: Vec::new(),
@@ -88,7 +88,7 @@ impl State {
     }
 }
 
-impl Platform for Stage {
+impl Platform for Transcript {
     fn port_read(&self, _: u16, _: u8, data: &mut [u8]) {
         data.fill(0xff);
     }
@@ -126,11 +126,11 @@ impl Platform for Stage {
     fn mmio_write(&self, _: u64, _: &[u8]) {}
 }
 
-/// Hands decisions to the stage.
+/// Hands decisions to the transcript.
 #[derive(Debug)]
-pub(super) struct Clerk(pub(super) Arc<Stage>);
+pub(super) struct Recorder(pub(super) Arc<Transcript>);
 
-impl Auditor for Clerk {
+impl Auditor for Recorder {
     fn record(&mut self, record: &Record) {
         let mut state = self.0.state();
         let Some(step) = state.played.last_mut() else {

@@ -1,4 +1,4 @@
-//! The story: acts and steps as data. The guest is assembled from it, and what
+//! The scenario: acts and steps as data. The guest is assembled from it, and what
 //! it says about itself is printed beside what the trap path decided.
 
 use arbiter::{CounterId, PcrRegister, abi};
@@ -21,7 +21,7 @@ const GUESSES: u32 = 17;
 
 /// A cookie that the guest keeps in its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) enum CookieName {
     /// `PCR_DEFAULT_COOKIE`.
     Default,
     /// The firmware's management cookie.
@@ -36,54 +36,54 @@ pub(super) enum Key {
     Wrong,
 }
 
-impl Key {
+impl CookieName {
     /// Its place in the guest's memory.
     pub(super) fn index(self) -> u8 {
         self as u8
     }
 
-    /// How it is called in the story.
+    /// How it is called in the scenario.
     fn name(self) -> &'static str {
         match self {
-            Key::Default => "the default cookie",
-            Key::Firmware => "the firmware's own cookie",
-            Key::Driver => "the driver's cookie",
-            Key::Kernel => "the kernel's own cookie",
-            Key::Program => "the program's cookie",
-            Key::Wrong => "a guessed cookie",
+            CookieName::Default => "the default cookie",
+            CookieName::Firmware => "the firmware's own cookie",
+            CookieName::Driver => "the driver's cookie",
+            CookieName::Kernel => "the kernel's own cookie",
+            CookieName::Program => "the program's cookie",
+            CookieName::Wrong => "a guessed cookie",
         }
     }
 }
 
 /// What is written.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Written {
+pub(super) enum WrittenValue {
     /// A number.
     Number(u64),
     /// A cookie of the guest's.
-    Cookie(Key),
+    Cookie(CookieName),
 }
 
 /// What a step does.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
     /// Takes a cookie from `RANDOM` and keeps it.
-    MakeCookie(Key),
+    MakeCookie(CookieName),
     /// RDMSR.
     Read {
         /// The register.
         msr: u32,
         /// In RSI.
-        key: Key,
+        key: CookieName,
     },
     /// WRMSR.
     Write {
         /// The register.
         msr: u32,
         /// The value.
-        value: Written,
+        value: WrittenValue,
         /// In RSI.
-        key: Key,
+        key: CookieName,
     },
     /// The same WRMSR again and again.
     Repeat {
@@ -92,7 +92,7 @@ pub(super) enum Action {
         /// The value.
         value: u64,
         /// In RSI.
-        key: Key,
+        key: CookieName,
         /// How often.
         times: u32,
     },
@@ -101,7 +101,7 @@ pub(super) enum Action {
         /// ECX.
         index: u32,
         /// In RSI.
-        key: Key,
+        key: CookieName,
     },
     /// Halts until a notice has arrived.
     AwaitNotice,
@@ -147,33 +147,33 @@ impl Author<'_> {
         });
     }
 
-    fn write(&mut self, says: impl Into<String>, msr: u32, value: u64, key: Key) {
-        let value = Written::Number(value);
+    fn write(&mut self, says: impl Into<String>, msr: u32, value: u64, key: CookieName) {
+        let value = WrittenValue::Number(value);
         self.step(says, Action::Write { msr, value, key });
     }
 
-    fn read(&mut self, says: impl Into<String>, msr: u32, key: Key) {
+    fn read(&mut self, says: impl Into<String>, msr: u32, key: CookieName) {
         self.step(says, Action::Read { msr, key });
     }
 
-    fn cookie(&mut self, key: Key) {
+    fn cookie(&mut self, key: CookieName) {
         let says = format!("takes {} from RANDOM", key.name());
         self.step(says, Action::MakeCookie(key));
     }
 
-    fn lock(&mut self, says: impl Into<String>, n: u8, new: Key, key: Key) {
+    fn lock(&mut self, says: impl Into<String>, n: u8, new: CookieName, key: CookieName) {
         let action = Action::Write {
             msr: base(abi::MSR_MANAGEMENT_KEY, n),
-            value: Written::Cookie(new),
+            value: WrittenValue::Cookie(new),
             key,
         };
         self.step(says, action);
     }
 
-    fn open(&mut self, says: impl Into<String>, n: u8, new: Key, key: Key) {
+    fn open(&mut self, says: impl Into<String>, n: u8, new: CookieName, key: CookieName) {
         let action = Action::Write {
             msr: base(abi::MSR_ACCESS_KEY, n),
-            value: Written::Cookie(new),
+            value: WrittenValue::Cookie(new),
             key,
         };
         self.step(says, action);
@@ -207,7 +207,7 @@ fn cycles(model: &PmuModel) -> u64 {
     event | RINGS | ENABLE
 }
 
-/// The whole story for a model with at least four programmable counters.
+/// The whole scenario for a model with at least four programmable counters.
 pub(super) fn acts(model: &PmuModel) -> Vec<Act> {
     let mut author = Author {
         model,
@@ -232,32 +232,37 @@ pub(super) fn acts(model: &PmuModel) -> Vec<Act> {
 fn firmware(a: &mut Author<'_>) -> Act {
     a.who = "firmware";
     let cycles = cycles(a.model);
-    a.cookie(Key::Firmware);
-    a.cookie(Key::Driver);
-    a.lock("reserves PMC0", 0, Key::Firmware, Key::Default);
+    a.cookie(CookieName::Firmware);
+    a.cookie(CookieName::Driver);
+    a.lock(
+        "reserves PMC0",
+        0,
+        CookieName::Firmware,
+        CookieName::Default,
+    );
     a.open(
         "shuts legacy accesses out of PMC0",
         0,
-        Key::Driver,
-        Key::Firmware,
+        CookieName::Driver,
+        CookieName::Firmware,
     );
     a.write(
         format!("has dropped reads of PMC0 yield {DROPPED_READS}"),
         base(abi::MSR_DROP_VALUE, 0),
         DROPPED_READS,
-        Key::Firmware,
+        CookieName::Firmware,
     );
     a.write(
         "keeps GLOBAL_CTRL and global status away from PMC0",
         base(abi::MSR_CONTROL, 0),
         abi::CONTROL_INITIAL & !(abi::CONTROL_GLOBAL_CTRL | abi::CONTROL_OVF_CLEAR),
-        Key::Firmware,
+        CookieName::Firmware,
     );
     a.write(
         "counts cycles on PMC0, as power management does",
         base(abi::MSR_SELECT, 0),
         cycles,
-        Key::Driver,
+        CookieName::Driver,
     );
     a.act("The firmware reserves a counter and programs it")
 }
@@ -265,42 +270,56 @@ fn firmware(a: &mut Author<'_>) -> Act {
 fn greedy(a: &mut Author<'_>, last: u8) -> Act {
     a.who = "firmware";
     for n in 1..=last {
-        a.lock(format!("wants PMC{n} too"), n, Key::Firmware, Key::Default);
+        a.lock(
+            format!("wants PMC{n} too"),
+            n,
+            CookieName::Firmware,
+            CookieName::Default,
+        );
     }
     a.write(
         "lends PMC1 to whoever is short of one",
         base(abi::MSR_CONTROL, 1),
         abi::CONTROL_INITIAL | abi::CONTROL_LEND,
-        Key::Firmware,
+        CookieName::Firmware,
     );
     a.write(
         "ends its phase",
         abi::MSR_BASE + abi::MSR_PHASE,
         abi::PHASE_END,
-        Key::Default,
+        CookieName::Default,
     );
     a.write(
         "tries to end it again",
         abi::MSR_BASE + abi::MSR_PHASE,
         abi::PHASE_END,
-        Key::Default,
+        CookieName::Default,
     );
     a.act("A greedy firmware is held at its limit")
 }
 
 fn discovery(a: &mut Author<'_>, last: u8) -> Act {
     a.who = "kernel";
-    a.cookie(Key::Kernel);
+    a.cookie(CookieName::Kernel);
     for n in 0..=last {
         a.lock(
             format!("tries to lock PMC{n}"),
             n,
-            Key::Kernel,
-            Key::Default,
+            CookieName::Kernel,
+            CookieName::Default,
         );
     }
-    a.read("looks who has PMC0", base(abi::MSR_STATUS, 0), Key::Default);
-    a.lock("gives the last one back", last, Key::Default, Key::Kernel);
+    a.read(
+        "looks who has PMC0",
+        base(abi::MSR_STATUS, 0),
+        CookieName::Default,
+    );
+    a.lock(
+        "gives the last one back",
+        last,
+        CookieName::Default,
+        CookieName::Kernel,
+    );
     a.act("The kernel discovers what is left by trying to set locks")
 }
 
@@ -311,20 +330,20 @@ fn rogue(a: &mut Author<'_>) -> Act {
         "clobbers PMC0's event select",
         select,
         RINGS | ENABLE | 0xc0,
-        Key::Default,
+        CookieName::Default,
     );
-    a.write("clobbers PMC0's count", counter, 0, Key::Default);
-    a.read("reads PMC0", counter, Key::Default);
+    a.write("clobbers PMC0's count", counter, 0, CookieName::Default);
+    a.read("reads PMC0", counter, CookieName::Default);
     a.who = "power driver";
     a.read(
         "reads PMC0 with the cookie that the firmware gave it",
         base(abi::MSR_COUNTER, 0),
-        Key::Driver,
+        CookieName::Driver,
     );
     a.read(
         "finds the event select as it was",
         base(abi::MSR_SELECT, 0),
-        Key::Driver,
+        CookieName::Driver,
     );
     a.act("A rogue component of the kernel clobbers, and is dropped")
 }
@@ -337,16 +356,16 @@ fn fault(a: &mut Author<'_>) -> Act {
         "has wrong cookies fault from now on",
         base(abi::MSR_CONTROL, 0),
         control | abi::CONTROL_FAULT,
-        Key::Firmware,
+        CookieName::Firmware,
     );
     a.who = "rogue driver";
     a.write(
         "clobbers again",
         select,
         RINGS | ENABLE | 0xc0,
-        Key::Default,
+        CookieName::Default,
     );
-    a.read("reads PMC0", counter, Key::Default);
+    a.read("reads PMC0", counter, CookieName::Default);
     a.act("The owner chooses fault instead of drop")
 }
 
@@ -357,21 +376,26 @@ fn program(a: &mut Author<'_>) -> Act {
         "counts cycles on its PMC2",
         a.legacy_select(2),
         cycles,
-        Key::Default,
+        CookieName::Default,
     );
     a.who = "user program";
     let legacy = |index| Action::UserRdpmc {
         index,
-        key: Key::Default,
+        key: CookieName::Default,
     };
     let with_cookie = |index: u32| Action::UserRdpmc {
         index: abi::RDPMC_COOKIE + index,
-        key: Key::Program,
+        key: CookieName::Program,
     };
     a.step("works, and reads PMC2 by RDPMC", legacy(2));
     a.who = "kernel";
-    a.cookie(Key::Program);
-    a.open("makes PMC2 private", 2, Key::Program, Key::Kernel);
+    a.cookie(CookieName::Program);
+    a.open(
+        "makes PMC2 private",
+        2,
+        CookieName::Program,
+        CookieName::Kernel,
+    );
     a.who = "user program";
     a.step("reads PMC2 without the cookie", legacy(2));
     a.step("reads PMC2 with it", with_cookie(2));
@@ -382,7 +406,7 @@ fn program(a: &mut Author<'_>) -> Act {
 fn guessing(a: &mut Author<'_>) -> Act {
     a.who = "rogue driver";
     let msr = base(abi::MSR_MANAGEMENT_KEY, 0);
-    let (key, times) = (Key::Wrong, GUESSES);
+    let (key, times) = (CookieName::Wrong, GUESSES);
     a.step(
         format!("guesses PMC0's cookie {times} times"),
         Action::Repeat {
@@ -408,25 +432,45 @@ fn interacting(a: &mut Author<'_>) -> Act {
         format!("wants its notices at vector {NOTICE_VECTOR:#x}"),
         at(PcrRegister::NoticeVector),
         NOTICE_VECTOR.into(),
-        Key::Default,
+        CookieName::Default,
     );
     a.write(
         "asks for two counters: one is free, the firmware lends PMC1",
         at(PcrRegister::Request),
         reserve(2),
-        Key::Kernel,
+        CookieName::Kernel,
     );
-    a.read("looks at the answer", at(PcrRegister::Answer), Key::Default);
-    a.read("looks what it got", at(PcrRegister::Granted), Key::Default);
+    a.read(
+        "looks at the answer",
+        at(PcrRegister::Answer),
+        CookieName::Default,
+    );
+    a.read(
+        "looks what it got",
+        at(PcrRegister::Granted),
+        CookieName::Default,
+    );
     a.write(
         "asks for one more: only the firmware's PMC0 is left",
         at(PcrRegister::Request),
         reserve(1),
-        Key::Kernel,
+        CookieName::Kernel,
     );
-    a.read("looks at the answer", at(PcrRegister::Answer), Key::Default);
+    a.read(
+        "looks at the answer",
+        at(PcrRegister::Answer),
+        CookieName::Default,
+    );
     a.step("halts until it is told", Action::AwaitNotice);
-    a.read("takes the notice", at(PcrRegister::Notice), Key::Default);
-    a.read("looks what it got", at(PcrRegister::Granted), Key::Default);
+    a.read(
+        "takes the notice",
+        at(PcrRegister::Notice),
+        CookieName::Default,
+    );
+    a.read(
+        "looks what it got",
+        at(PcrRegister::Granted),
+        CookieName::Default,
+    );
     a.act("Layers interact: a loan, and a revocation with notice")
 }

@@ -4,14 +4,14 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::{Row, Value, in_unit, missing};
+use crate::stat::{Row, Value, in_unit, missing};
 use crate::targets::Target;
 
 /// A row with perf's keys. What does not apply is left out: where there is no
 /// metric, perf writes 0, which nobody measured.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Line<'a> {
+struct JsonRow<'a> {
     /// When the interval ended, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     interval: Option<f64>,
@@ -45,13 +45,13 @@ pub(super) fn write_rows(rows: &[Row], end_ns: Option<u64>, out: &mut dyn Write)
     Ok(())
 }
 
-fn line(row: &Row, end_ns: Option<u64>) -> Line<'_> {
+fn line(row: &Row, end_ns: Option<u64>) -> JsonRow<'_> {
     let (vcpu, core) = match row.whose {
         None => (None, None),
         Some(Target::Vcpu(vcpu)) => (Some(vcpu), None),
         Some(Target::Core(core)) => (None, Some(core)),
     };
-    Line {
+    JsonRow {
         #[expect(clippy::cast_precision_loss, reason = "exact for a hundred days")]
         interval: end_ns.map(|ns| ns as f64 / 1e9),
         vcpu,

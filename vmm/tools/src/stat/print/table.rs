@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use pmu_virt::Provenance;
 
-use super::print::{Interval, Whole};
-use super::{Metric, Row, Runs, Unit, Value, in_unit, missing, stamp};
+use super::{Interval, Whole};
+use crate::stat::{Metric, Row, Runs, Unit, Value, in_unit, missing, stamp};
 use crate::targets::Target;
 
 /// Columns of perf 6.1: value, event with our mark, metric.
@@ -35,9 +35,10 @@ pub(super) fn write_whole(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<
         writeln!(out, "{line}\n")?;
     }
     let present = |one| whole.rows.iter().any(|row| row.provenance() == Some(one));
-    match MARKS.iter().any(|(one, ..)| present(*one)) {
-        true => writeln!(out, "{}\n", legend(present)),
-        false => Ok(()),
+    if MARKS.iter().any(|(one, ..)| present(*one)) {
+        writeln!(out, "{}\n", legend(present))
+    } else {
+        Ok(())
     }
 }
 

@@ -12,17 +12,17 @@ use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{ClockBackend, CorePmu, PmuModel};
 use umpire_perfmon::Client;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm::micro::{MicroError, MicroGuest, MicroOutcome, MicroRun};
+use vmm::sched::CorePlan;
+use vmm::sys::pin_this_thread;
 use vmm_control::ControlConfig;
 
 use super::Bench;
 use super::guest::words_of;
-use super::reporter::{Batch, Reporter, Told};
+use super::reporter::{Batch, Reported, Reporter};
 use crate::error::BenchError;
-use crate::rig::{PATIENCE, Rig};
+use crate::harness::{Harness, PATIENCE};
 use crate::sources::Source;
-use vmm::micro::{MicroError, MicroGuest, MicroOutcome, MicroRun};
-use vmm::sched::CorePlan;
-use vmm::sys::pin_this_thread;
 
 /// Batches that wait to be looked at; further ones are dropped.
 const MOST_BATCHES: usize = 64;
@@ -42,7 +42,7 @@ pub(super) struct Setting<'a> {
     /// vCPUs share this many cores.
     pub(super) cores: Option<CorePlan>,
     /// What a batch of the guest is.
-    pub(super) told: Told,
+    pub(super) told: Reported,
     /// Host CPUs of the server and of the guest's thread.
     pub(super) cpus: Option<[usize; 2]>,
     pub(super) timeout: Duration,
@@ -50,7 +50,7 @@ pub(super) struct Setting<'a> {
 
 /// The guest that runs.
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(super) struct ServedGuest {
     pub(super) socket: PathBuf,
     memory: GuestMemoryMmap,
     batches: Receiver<Batch>,
@@ -66,7 +66,7 @@ impl<'a> Setting<'a> {
             source,
             vcpus: 1,
             cores: None,
-            told: Told::Turns,
+            told: Reported::Turns,
             cpus: None,
             timeout: bench.timeout,
         }
@@ -75,7 +75,7 @@ impl<'a> Setting<'a> {
     /// The same, telling of accesses.
     pub(super) fn measuring(bench: &'a Bench<'_>, source: &'a Source) -> Self {
         Self {
-            told: Told::Accesses,
+            told: Reported::Accesses,
             ..Self::busy(bench, source)
         }
     }
@@ -87,9 +87,9 @@ impl<'a> Setting<'a> {
     /// astray.
     pub(super) fn play<T>(
         &self,
-        rig: &Rig<'_>,
+        harness: &Harness<'_>,
         guest: &MicroGuest,
-        act: impl FnOnce(&Stage) -> Result<T, BenchError>,
+        act: impl FnOnce(&ServedGuest) -> Result<T, BenchError>,
     ) -> Result<T, BenchError> {
         let folder = tempfile::tempdir().map_err(BenchError::Folder)?;
         let socket = folder.path().join("control");
@@ -117,11 +117,11 @@ impl<'a> Setting<'a> {
                     // Its threads begin where it is.
                     pin_this_thread(server).map_err(BenchError::Signal)?;
                 }
-                self.run(rig, guest, (&control, cores), (reporter, built))
+                self.run(harness, guest, (&control, cores), (reporter, built))
             });
             let acted = self
-                .stage((socket, batches), &memory)
-                .and_then(|stage| act(&stage));
+                .served((socket, batches), &memory)
+                .and_then(|served| act(&served));
             ending.store(true, Ordering::Release);
             let ran = runner.join();
             let ran = ran.map_err(|_| BenchError::Guest("its thread panicked".to_owned()))?;
@@ -135,7 +135,7 @@ impl<'a> Setting<'a> {
 
     fn run(
         &self,
-        rig: &Rig<'_>,
+        harness: &Harness<'_>,
         guest: &MicroGuest,
         (control, cores): (&ControlConfig, Vec<CorePmu>),
         (reporter, built): (Reporter, Sender<GuestMemoryMmap>),
@@ -144,15 +144,15 @@ impl<'a> Setting<'a> {
             model: Some(self.model.clone()),
             // The cores have theirs.
             backend: || Box::new(ClockBackend::new()),
-            quirks: rig.probe.quirks(),
-            step: rig.probe.step_support(),
+            quirks: harness.probe.quirks(),
+            step: harness.probe.step_support(),
             pmi_floor_us: u32::try_from(vmm::config::DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
             timeout: self.timeout,
             record: false,
             cores: self.cores,
             pcr: None,
         };
-        let served = run.run_counted(rig.host, guest, (Some(control), cores), |vm| {
+        let served = run.run_counted(harness.host, guest, (Some(control), cores), |vm| {
             let memory = vm.memory().clone();
             // Nobody waits for it any more: the guest is stopped at once.
             let _ = built.send(memory.clone());
@@ -161,11 +161,11 @@ impl<'a> Setting<'a> {
         Ok(served?)
     }
 
-    fn stage(
+    fn served(
         &self,
         (socket, batches): (PathBuf, Receiver<Batch>),
         memory: &Receiver<GuestMemoryMmap>,
-    ) -> Result<Stage, BenchError> {
+    ) -> Result<ServedGuest, BenchError> {
         let memory = memory.recv_timeout(PATIENCE);
         let memory = memory.map_err(|_| BenchError::Guest("it was not made".to_owned()))?;
         let begun = Instant::now();
@@ -175,7 +175,7 @@ impl<'a> Setting<'a> {
             }
             sleep(LOOK);
         }
-        Ok(Stage {
+        Ok(ServedGuest {
             socket,
             memory,
             batches,
@@ -200,7 +200,7 @@ fn astray<T>(outcome: &MicroOutcome, acted: Result<T, BenchError>) -> Result<T, 
     }
 }
 
-impl Stage {
+impl ServedGuest {
     /// A tool's connection.
     pub(super) fn client(&self) -> Result<Client, BenchError> {
         let client = Client::with_timeout(&self.socket, PATIENCE);
@@ -209,9 +209,10 @@ impl Stage {
 
     /// Whether there is time left.
     pub(super) fn check_time(&self) -> Result<(), BenchError> {
-        match Instant::now() < self.end {
-            true => Ok(()),
-            false => Err(BenchError::Slow(self.timeout.as_secs())),
+        if Instant::now() < self.end {
+            Ok(())
+        } else {
+            Err(BenchError::Slow(self.timeout.as_secs()))
         }
     }
 

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use pmu_virt::{BackendEnv, CounterBackend, PmuModel, Reservations};
 use vm_memory::{Bytes, GuestAddress};
-
-use super::error::BenchError;
 use vmm::counters::backend_env;
 use vmm::cpuid::host_vendor;
 use vmm::devices::{DeviceOutcome, GuestEnd};
@@ -16,23 +14,25 @@ use vmm::micro::{KERNEL_CODE, MicroGuest, Solo, SoloParts, Start, UNEXPECTED_VEC
 use vmm::probe::ProbeReport;
 use vmm::vcpu::{Observer, Platform, VcpuEnd};
 
+use super::error::BenchError;
+
 /// A batch takes some milliseconds, even on a slow KVM.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// The port that a finished batch is reported on, with its number.
 pub(super) const DONE: u16 = 0xe1;
-/// Told instead of a batch's number, with the vector, if the guest took an
+/// Reported instead of a batch's number, with the vector, if the guest took an
 /// exception that it should not.
 const UNEXPECTED: u32 = 0x100;
 
 /// The host, what it was found to do, and the model that fits it.
 #[derive(Debug)]
-pub(super) struct Rig<'a> {
+pub(super) struct Harness<'a> {
     pub(super) host: &'a Host,
     pub(super) probe: &'a ProbeReport,
     pub(super) model: PmuModel,
 }
 
-impl<'a> Rig<'a> {
+impl<'a> Harness<'a> {
     /// With the default model of the host's vendor.
     pub(super) fn new(host: &'a Host, probe: &'a ProbeReport) -> Result<Self, BenchError> {
         let vendor = host_vendor(host.supported_cpuid()?.as_slice())?;
@@ -118,7 +118,7 @@ pub(super) fn batch(solo: &mut Solo, patience: Duration) -> Result<u32, BenchErr
         }
         Some(VcpuEnd::Guest(GuestEnd::TestExit(batch))) => Ok(batch),
         Some(end) => Err(BenchError::Guest(end.to_string())),
-        None => Err(BenchError::TimedOut),
+        None => Err(BenchError::TimedOut(patience)),
     }
 }
 

@@ -20,7 +20,7 @@ const ENABLE: u64 = 1 << 22;
 
 /// Registers and events of a machine.
 #[derive(Clone, Debug)]
-pub(super) struct Kit {
+pub(super) struct Fixture {
     pub(super) model: PmuModel,
     /// PMC and PMD of each programmable counter.
     pub(super) counters: Vec<(u16, u16)>,
@@ -62,7 +62,7 @@ pub(super) fn model(vendor: Vendor) -> Result<PmuModel, BenchError> {
     }
 }
 
-impl Kit {
+impl Fixture {
     /// `Err`: why there is nothing to measure with this source.
     pub(super) fn new(
         model: &PmuModel,
@@ -224,14 +224,14 @@ mod tests {
     use super::*;
     use pmu_virt::KnownEvent;
 
-    fn kit(counters: u16) -> Kit {
+    fn fixture(counters: u16) -> Fixture {
         let event = |code, known| Event { code, known };
         let events = [
             event(0x76, KnownEvent::CoreCycles),
             event(0xc0, KnownEvent::Instructions),
         ];
         let (selects, names) = variants(&events).into_iter().unzip();
-        Kit {
+        Fixture {
             model: PmuModel::default_for(Vendor::Amd),
             counters: (0..counters).map(|n| (n, n)).collect(),
             selects,
@@ -241,19 +241,22 @@ mod tests {
 
     #[test]
     fn events_are_told_apart_by_their_rings() {
-        let kit = kit(6);
-        assert_eq!(kit.selects, [0x43_0076, 0x43_00c0, 0x41_0076, 0x41_00c0]);
-        assert!(kit.names[2].ends_with(":u"), "{:?}", kit.names);
+        let fixture = fixture(6);
+        assert_eq!(
+            fixture.selects,
+            [0x43_0076, 0x43_00c0, 0x41_0076, 0x41_00c0]
+        );
+        assert!(fixture.names[2].ends_with(":u"), "{:?}", fixture.names);
     }
 
     #[test]
     fn sets_hold_what_the_counters_can() {
         fn check(counters: u16, events: usize, expected: &[usize]) {
-            let kit = kit(counters);
-            let spread = kit.spread(events);
+            let fixture = fixture(counters);
+            let spread = fixture.spread(events);
             let sizes: Vec<usize> = spread.iter().map(Vec::len).collect();
             assert_eq!(
-                (sizes.as_slice(), kit.sets(events)),
+                (sizes.as_slice(), fixture.sets(events)),
                 (expected, expected.len())
             );
         }
@@ -265,12 +268,12 @@ mod tests {
 
     #[test]
     fn no_two_events_of_a_set_overflow_together() {
-        let kit = kit(6);
+        let fixture = fixture(6);
         let program = Program {
             period: Some(6_000),
             ..Program::counting(6)
         };
-        let first = kit.pmds(0, &[0; 6], &program);
+        let first = fixture.pmds(0, &[0; 6], &program);
         let values: Vec<u64> = first.iter().map(|pmd| pmd.value.wrapping_neg()).collect();
         assert_eq!(values, [6_000, 7_000, 8_000, 9_000, 10_000, 11_000]);
         assert!(
