@@ -7,6 +7,7 @@ use pmu_virt::{PmiRequest, Vendor};
 
 use crate::error::{PmiError, VcpuError};
 use crate::registers::VcpuAccess;
+use crate::time::Tsc;
 
 const APIC_ID: usize = 0x20;
 const APIC_SVR: usize = 0xf0;
@@ -74,7 +75,7 @@ pub(crate) struct PendingPmi {
     pub(crate) request: PmiRequest,
     pub(crate) lvtpc: Lvtpc,
     /// When its overflow was due, if the PMU knew.
-    pub(crate) due: Option<u64>,
+    pub(crate) due: Option<Tsc>,
 }
 
 /// Sends a fixed interrupt to `vcpu` itself; false if its local APIC takes none.

@@ -6,6 +6,7 @@ mod msr_exits;
 mod traps;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvm_ioctls::{VcpuFd, VmFd};
 use pmu_virt::{PmiThrottle, VcpuPmu};
@@ -19,7 +20,11 @@ use crate::registers::RegisterCache;
 use crate::step_driver::StepSupport;
 use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
 use crate::thread::ThreadContext;
+use crate::time::Tsc;
 use crate::trap::StepStop;
+
+/// A guest with a tiny period makes progress between two PMIs of this distance.
+const PMI_FLOOR: Duration = Duration::from_micros(100);
 
 /// What the PMU of one vCPU is made of.
 #[derive(Debug)]
@@ -32,8 +37,8 @@ pub struct KvmPmuParts {
     pub quirks: DebugQuirks,
     /// What the host can step.
     pub step: StepSupport,
-    /// Shortest time between two PMIs, in microseconds.
-    pub pmi_floor_us: u32,
+    /// Shortest time between two PMIs.
+    pub pmi_floor: Duration,
     /// TSC frequency.
     pub tsc_khz: u32,
 }
@@ -48,7 +53,7 @@ impl KvmPmuParts {
             pmu: Some(pmu),
             quirks: DebugQuirks::UNKNOWN,
             step: StepSupport::default(),
-            pmi_floor_us: 100,
+            pmi_floor: PMI_FLOOR,
             tsc_khz,
         }
     }
@@ -132,10 +137,10 @@ impl KvmPmu {
         &self.traps.throttle
     }
 
-    /// TSC value until which the vCPU is to be kept out of the guest, for having
-    /// presented too many wrong cookies; `None` if it may run.
+    /// Until when the vCPU is to be kept out of the guest, for having presented too
+    /// many wrong cookies; `None` if it may run.
     #[must_use]
-    pub fn locked_out_until(&self) -> Option<u64> {
+    pub fn locked_out_until(&self) -> Option<Tsc> {
         self.traps.locked_out_until()
     }
 
@@ -185,8 +190,8 @@ impl KvmPmu {
     }
 
     /// Prepares a `KVM_RUN` that does not enter the guest, as one with a signal
-    /// pending: what is due takes place, and a PMI that was held back is sent,
-    /// which may wake a halted vCPU.
+    /// pending: a PMI that was held back and is due is sent, which may wake a halted
+    /// vCPU. [`KvmPmu::tick`] lets what else is due take place.
     ///
     /// # Errors
     /// As [`KvmPmu::before_entry`].
@@ -195,11 +200,8 @@ impl KvmPmu {
         fd: &mut VcpuFd,
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
-        let now = rdtsc();
-        // A vCPU that halts is not left again, and time goes on for its leases.
-        self.tick(now);
         let vcpu = self.registers.access(fd, self.id);
-        self.traps.forward_pmi(vcpu, lent, now)?;
+        self.traps.forward_pmi(vcpu, lent, rdtsc())?;
         self.traps.forward_notices(vcpu, lent)?;
         self.registers.hand_over(fd);
         PmuExit::expect_interruption(fd.get_kvm_run());
@@ -294,11 +296,11 @@ impl KvmPmu {
         self.traps.sample_pending(vcpu, core, observer)
     }
 
-    /// Lets what is due in the reservations by TSC value `now` take place, for a
-    /// vCPU that is not run.
-    pub fn tick(&mut self, now: u64) {
+    /// Lets what is due in the reservations by `now` take place, for a vCPU that is
+    /// not run.
+    pub fn tick(&mut self, now: Tsc) {
         if let Some(pmu) = &mut self.traps.pmu {
-            pmu.tick(now);
+            pmu.tick(now.0);
         }
     }
 

@@ -1,8 +1,8 @@
 //! How long a vCPU ran, was halted, and could have run and did not.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::sys::{HaltStats, thread_cpu_ns};
+use crate::sys::{HaltStats, thread_cpu_time};
 
 /// How a vCPU spent its time, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +78,10 @@ pub(crate) struct VcpuClock {
     stats: Option<HaltStats>,
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl VcpuClock {
     pub(crate) fn new(stats: Option<HaltStats>) -> Self {
         Self {
@@ -95,9 +99,9 @@ impl VcpuClock {
         let wall = self.began.elapsed().as_nanos();
         Instants {
             wall: u64::try_from(wall).unwrap_or(u64::MAX),
-            cpu: thread_cpu_ns(),
-            waited: halted.waited_ns,
-            polled: halted.polled_ns,
+            cpu: nanos(thread_cpu_time()),
+            waited: nanos(halted.waited),
+            polled: nanos(halted.polled),
         }
     }
 

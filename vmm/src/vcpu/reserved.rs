@@ -4,13 +4,13 @@
 use std::time::{Duration, Instant};
 
 use arbiter::Layer;
-use kvm_pmu::VcpuId;
+use kvm_pmu::{Tsc, VcpuId};
 use pmu_virt::VcpuPmu;
 
 use super::run::{RunState, VcpuFailure};
 use crate::perfmon::Rested;
 use crate::reservations::answer_questions;
-use crate::sys::{nap, rdtsc};
+use crate::sys::nap;
 
 /// Nothing but a kick ends a wait of this length.
 const LONG: Duration = Duration::from_secs(3600);
@@ -18,9 +18,9 @@ const LONG: Duration = Duration::from_secs(3600);
 impl RunState {
     /// Waits until `until` or a kick, outside of `KVM_RUN`: interrupts and PMIs
     /// wait as well. The thread is this vCPU's own.
-    pub(super) fn wait(&mut self, until: Option<u64>) -> Result<(), VcpuFailure> {
+    pub(super) fn wait(&mut self, until: Option<Tsc>) -> Result<(), VcpuFailure> {
         let time = until.map_or(LONG, |until| {
-            let ticks = u128::from(until.saturating_sub(rdtsc()));
+            let ticks = u128::from(until.0.saturating_sub(Tsc::now().0));
             let ns = ticks * 1_000_000 / u128::from(self.pmu.tsc_khz());
             Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
         });

@@ -1,18 +1,18 @@
 //! What is kept of a vCPU when a run ends.
 
+use kvm_pmu::Tsc;
 use pmu_virt::PmuState;
 
 use super::run::Vcpu;
 use crate::audit::Holding;
 use crate::reservations::holdings;
-use crate::sys::rdtsc;
 
 impl Vcpu {
     /// Who holds its counters now, when it has ended: what came due since it was
     /// left last has taken place.
     #[must_use]
     pub fn holdings(&mut self) -> Vec<Holding> {
-        self.core.pmu.tick(rdtsc());
+        self.core.pmu.tick(Tsc::now());
         self.pmu().map(holdings).unwrap_or_default()
     }
 
@@ -20,7 +20,7 @@ impl Vcpu {
     /// without a PMU. Counts are those of the last exit, on this core or after the
     /// vCPU has left its core.
     pub fn save_pmu(&mut self) -> Option<PmuState> {
-        self.core.pmu.tick(rdtsc());
+        self.core.pmu.tick(Tsc::now());
         self.core.pmu.return_pmi();
         Some(self.core.pmu.pmu_mut()?.save())
     }

@@ -1,5 +1,7 @@
 //! The state behind a vCPU's traps, and how counts are settled around an entry.
 
+use std::time::Duration;
+
 use kvm_ioctls::VcpuFd;
 use pmu_virt::perfmon::Moment;
 use pmu_virt::{PmiThrottle, Progress, Ring, VcpuPmu};
@@ -15,11 +17,12 @@ use crate::registers::VcpuAccess;
 use crate::step_driver::StepDriver;
 use crate::sys::rdtsc;
 use crate::thread::{ThreadContext, earliest};
+use crate::time::{Tsc, ticks};
 use crate::trap::cpl;
 
 /// How often the guest's own debug registers are looked at while ours are in
-/// use, in milliseconds: KVM has no exit for MOV to DR then.
-const DEBUG_REFRESH_MS: u64 = 1;
+/// use: KVM has no exit for MOV to DR then.
+const DEBUG_REFRESH: Duration = Duration::from_millis(1);
 
 /// Exits after one that wanted registers during which KVM hands them over at
 /// once: drivers write selects and read counters in runs. Each costs an exit
@@ -47,14 +50,14 @@ pub(super) struct Traps {
     /// TSC at the last entry; `None` if the guest was not entered.
     pub(super) entered: Option<u64>,
     /// The PMU's deadline as of the last entry.
-    pub(super) due: Option<u64>,
+    pub(super) due: Option<Tsc>,
 }
 
 impl Traps {
     pub(super) fn new(fd: &VcpuFd, parts: KvmPmuParts) -> Self {
         let tsc_khz = parts.tsc_khz.max(1);
-        let floor = u64::from(parts.pmi_floor_us) * u64::from(tsc_khz) / 1000;
-        let refresh = DEBUG_REFRESH_MS * u64::from(tsc_khz);
+        let floor = ticks(parts.pmi_floor, tsc_khz);
+        let refresh = ticks(DEBUG_REFRESH, tsc_khz);
         Self {
             tsc_khz,
             pmu: parts.pmu,
@@ -73,9 +76,9 @@ impl Traps {
         }
     }
 
-    pub(super) fn locked_out_until(&self) -> Option<u64> {
-        let until = self.pmu.as_ref()?.barred_until()?;
-        (rdtsc() < until).then_some(until)
+    pub(super) fn locked_out_until(&self) -> Option<Tsc> {
+        let until = Tsc(self.pmu.as_ref()?.barred_until()?);
+        (Tsc::now() < until).then_some(until)
     }
 
     /// Everything that needs the stopped vCPU.
@@ -122,8 +125,9 @@ impl Traps {
         let mut deadline = None;
         if let Some(pmu) = &mut self.pmu {
             pmu.observe(Progress::Entered { tsc: now });
-            self.due = pmu.deadline();
-            deadline = earliest(self.due, self.throttle.deadline());
+            let due = pmu.deadline();
+            self.due = due.map(Tsc);
+            deadline = earliest(due, self.throttle.deadline());
         }
         thread.set_deadline(now, deadline);
     }
