@@ -3,11 +3,10 @@
 
 use kvm_bindings::{kvm_lapic_state, kvm_msi};
 use kvm_ioctls::VmFd;
-use pmu_virt::{PmiRequest, Vendor};
+use pmu_virt::Vendor;
 
 use crate::error::{PmiError, VcpuError};
 use crate::registers::VcpuAccess;
-use crate::time::Tsc;
 
 const APIC_ID: usize = 0x20;
 const APIC_SVR: usize = 0xf0;
@@ -67,15 +66,6 @@ pub(crate) struct Lvtpc {
     id: u32,
     value: u32,
     x2apic: bool,
-}
-
-/// A PMI that has left the PMU and has not been sent.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PendingPmi {
-    pub(crate) request: PmiRequest,
-    pub(crate) lvtpc: Lvtpc,
-    /// When its overflow was due, if the PMU knew.
-    pub(crate) due: Option<Tsc>,
 }
 
 /// Sends a fixed interrupt to `vcpu` itself; false if its local APIC takes none.

@@ -3,25 +3,37 @@
 mod debug_exits;
 mod interrupts;
 mod msr_exits;
-mod traps;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvm_ioctls::{VcpuFd, VmFd};
-use pmu_virt::{PmiThrottle, VcpuPmu};
+use pmu_virt::perfmon::Moment;
+use pmu_virt::{PmiThrottle, Progress, Ring, VcpuPmu};
 
-use self::traps::Traps;
-use crate::debug::DebugQuirks;
+use crate::debug::{DebugControl, DebugQuirks};
 use crate::error::{KvmPmuError, VcpuId};
+use crate::gp_watch::GpWatch;
+use crate::halt::HaltClock;
 use crate::memory::GuestBytes;
 use crate::observe::{TrapEvent, TrapObserver};
-use crate::registers::RegisterCache;
-use crate::step_driver::StepSupport;
+use crate::registers::{RegisterCache, VcpuAccess};
+use crate::step_driver::{StepDriver, StepSupport};
 use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
-use crate::thread::ThreadContext;
-use crate::time::Tsc;
-use crate::trap::StepStop;
+use crate::thread::{ThreadContext, earliest};
+use crate::time::{Tsc, ticks};
+use crate::trap::{StepStop, cpl};
+
+use interrupts::PendingPmi;
+
+/// How often the guest's own debug registers are looked at while ours are in
+/// use: KVM has no exit for MOV to DR then.
+const DEBUG_REFRESH: Duration = Duration::from_millis(1);
+
+/// Exits after one that wanted registers during which KVM hands them over at
+/// once: drivers write selects and read counters in runs. Each costs an exit
+/// about a twentieth more, fetching them by ioctl half as much again.
+const SYNCED_EXITS: u8 = 16;
 
 /// A guest with a tiny period makes progress between two PMIs of this distance.
 const PMI_FLOOR: Duration = Duration::from_micros(100);
@@ -92,18 +104,58 @@ pub struct KvmPmu {
     traps: Traps,
 }
 
+/// Everything but the register cache, so that both can be borrowed at once.
+#[derive(Debug)]
+struct Traps {
+    tsc_khz: u32,
+    pmu: Option<VcpuPmu>,
+    /// MSRs that are a PMU's, whoever's model.
+    ranges: Vec<(u32, u32)>,
+    debug: DebugControl,
+    gp: GpWatch,
+    stepping: StepDriver,
+    throttle: PmiThrottle,
+    pending_pmi: Option<PendingPmi>,
+    halt: HaltClock,
+    counting: bool,
+    warned_full: bool,
+    /// Exits yet to come at which registers are likely to be wanted.
+    registers_wanted: u8,
+    /// TSC at the last entry; `None` if the guest was not entered.
+    entered: Option<u64>,
+    /// The PMU's deadline as of the last entry.
+    due: Option<Tsc>,
+}
+
 impl KvmPmu {
     /// Of the vCPU behind `fd`, of `vm`.
     ///
     /// # Errors
     /// [`KvmPmuError::Map`].
     pub fn new(fd: &VcpuFd, vm: &VmFd, parts: KvmPmuParts) -> Result<Self, KvmPmuError> {
-        let id = parts.id;
+        let KvmPmuParts { id, quirks, .. } = parts;
+        let tsc_khz = parts.tsc_khz.max(1);
+        let floor = ticks(parts.pmi_floor, tsc_khz);
         Ok(Self {
             id,
             registers: RegisterCache::new(vm),
             kicks: KickFlag::of(fd).map_err(|error| KvmPmuError::Map { id, error })?,
-            traps: Traps::new(fd, parts),
+            traps: Traps {
+                tsc_khz,
+                pmu: parts.pmu,
+                ranges: pmu_virt::all_pmu_msr_ranges(),
+                debug: DebugControl::new(quirks, ticks(DEBUG_REFRESH, tsc_khz)),
+                gp: GpWatch::default(),
+                stepping: StepDriver::new(parts.step),
+                throttle: PmiThrottle::new(floor),
+                pending_pmi: None,
+                halt: HaltClock::new(fd, id, tsc_khz),
+                counting: false,
+                warned_full: false,
+                registers_wanted: 0,
+                entered: None,
+                due: None,
+            },
         })
     }
 
@@ -200,8 +252,9 @@ impl KvmPmu {
         fd: &mut VcpuFd,
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
+        let now = rdtsc();
         let vcpu = self.registers.access(fd, self.id);
-        self.traps.forward_pmi(vcpu, lent, rdtsc())?;
+        self.traps.forward_pmi(vcpu, lent, now)?;
         self.traps.forward_notices(vcpu, lent)?;
         self.registers.hand_over(fd);
         PmuExit::expect_interruption(fd.get_kvm_run());
@@ -320,4 +373,117 @@ fn take_immediate_exit(fd: &mut VcpuFd) -> bool {
         fd.set_kvm_immediate_exit(0);
     }
     kicked
+}
+
+impl Traps {
+    fn locked_out_until(&self) -> Option<Tsc> {
+        let until = Tsc(self.pmu.as_ref()?.barred_until()?);
+        (Tsc::now() < until).then_some(until)
+    }
+
+    /// Everything that needs the stopped vCPU.
+    fn prepare(&mut self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
+        if let Some(pmu) = &mut self.pmu {
+            let gp_handler = self.gp.gate().map(|gate| gate.handler);
+            let debug = &mut self.debug;
+            let stepping = &mut self.stepping;
+            if stepping.before_entry(vcpu, lent.memory, debug, pmu, gp_handler)? {
+                self.gp.want(debug);
+            }
+        }
+        self.forward_pmi(vcpu, lent, rdtsc())?;
+        self.forward_notices(vcpu, lent)?;
+        Ok(self.debug.apply(vcpu)?)
+    }
+
+    /// Whether the guest is to be left at once, and whether registers are likely
+    /// to be wanted at its exit.
+    fn next_entry(&mut self) -> (bool, bool) {
+        let Some(pmu) = &mut self.pmu else {
+            return (false, false);
+        };
+        let needs = pmu.needs();
+        if needs.counting {
+            self.halt.entering(rdtsc(), !self.counting);
+        }
+        self.counting = needs.counting;
+        let soon = self.registers_wanted > 0;
+        self.registers_wanted = self.registers_wanted.saturating_sub(1);
+        // An answer may have taken a slot away: it is sampled where the guest
+        // stands now.
+        (pmu.has_host_overflow(), soon || needs.ring)
+    }
+
+    /// The guest is entered now.
+    fn enter(&mut self, thread: &mut ThreadContext) {
+        let now = rdtsc();
+        self.entered = Some(now);
+        let mut deadline = None;
+        if let Some(pmu) = &mut self.pmu {
+            pmu.observe(Progress::Entered { tsc: now });
+            let due = pmu.deadline();
+            self.due = due.map(Tsc);
+            deadline = earliest(due, self.throttle.deadline());
+        }
+        thread.set_deadline(now, deadline);
+    }
+
+    /// Tells the PMU that the guest has stopped, and samples what overflowed.
+    fn settle(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        lent: &mut Lent<'_>,
+        tsc: u64,
+    ) -> Result<(), KvmPmuError> {
+        let (Some(pmu), Some(entered)) = (&mut self.pmu, self.entered) else {
+            return Ok(());
+        };
+        let needs = pmu.needs();
+        let halted = self.halt.passed(entered, tsc, needs.counting);
+        let ring = if needs.ring {
+            Some(Ring::from_cpl(cpl(&vcpu.get_sregs()?)))
+        } else {
+            None
+        };
+        pmu.observe(Progress::Left { tsc, halted, ring });
+        self.sample_pending(vcpu, lent.thread.core(), lent.observer)?;
+        // A guest that sets breakpoints while ours are in use is noticed here.
+        if self.debug.is_active() {
+            self.debug.refresh_stale(vcpu)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn sample_pending(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        core: u16,
+        observer: &mut dyn TrapObserver,
+    ) -> Result<(), KvmPmuError> {
+        match &mut self.pmu {
+            Some(pmu) if pmu.has_host_overflow() => sample(pmu, vcpu, core, observer),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn sample(
+    pmu: &mut VcpuPmu,
+    vcpu: VcpuAccess<'_>,
+    core: u16,
+    observer: &mut dyn TrapObserver,
+) -> Result<(), KvmPmuError> {
+    let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
+    let moment = Moment {
+        tsc: rdtsc(),
+        ip: regs.rip,
+        ring: Ring::from_cpl(cpl(&sregs)),
+        cr3: sregs.cr3,
+        vm: std::process::id().cast_signed(),
+        vcpu: vcpu.id().0.into(),
+        core,
+    };
+    pmu.sample_hosts(&moment, observer.quantities());
+    Ok(())
 }

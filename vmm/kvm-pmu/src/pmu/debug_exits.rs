@@ -2,8 +2,7 @@
 
 use pmu_virt::ReadOutcome;
 
-use super::Lent;
-use super::traps::{SYNCED_EXITS, Traps};
+use super::{Lent, SYNCED_EXITS, Traps};
 use crate::debug::DebugEvent;
 use crate::error::KvmPmuError;
 use crate::observe::TrapEvent;

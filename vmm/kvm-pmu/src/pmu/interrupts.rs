@@ -3,12 +3,21 @@
 
 use pmu_virt::{CounterSet, PmiRequest, ThrottleDecision, VcpuPmu};
 
-use super::Lent;
-use super::traps::Traps;
+use super::{Lent, Traps};
 use crate::error::KvmPmuError;
 use crate::observe::TrapEvent;
-use crate::pmi::{self, Lvtpc, PendingPmi};
+use crate::pmi::{self, Lvtpc};
 use crate::registers::VcpuAccess;
+use crate::time::Tsc;
+
+/// A PMI that has left the PMU and has not been sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PendingPmi {
+    request: PmiRequest,
+    lvtpc: Lvtpc,
+    /// When its overflow was due, if the PMU knew.
+    due: Option<Tsc>,
+}
 
 impl Traps {
     pub(super) fn forward_pmi(

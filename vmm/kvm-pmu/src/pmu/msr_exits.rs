@@ -3,8 +3,7 @@
 use arbiter::{Caller, Layer, PcrRegister};
 use pmu_virt::{MsrIndex, ReadOutcome, Register, Ring, WriteOutcome};
 
-use super::Lent;
-use super::traps::{SYNCED_EXITS, Traps};
+use super::{Lent, SYNCED_EXITS, Traps};
 use crate::error::{KvmPmuError, VcpuError};
 use crate::observe::TrapEvent;
 use crate::registers::VcpuAccess;
