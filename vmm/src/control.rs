@@ -32,8 +32,8 @@ impl HaltTimes for VcpuHalts {
     fn halted(&mut self) -> Option<Halted> {
         let halted = self.0.halted().ok()?;
         Some(Halted {
-            slept: Duration::from_nanos(halted.waited_ns),
-            polled: Duration::from_nanos(halted.polled_ns),
+            slept: halted.waited,
+            polled: halted.polled,
         })
     }
 }

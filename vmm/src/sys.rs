@@ -11,9 +11,16 @@ mod resident;
 
 pub use affinity::{allowed_cpus, pin_this_thread, while_on_cpu};
 pub use kvm_pmu::{
-    HaltStats, Halted, KickTarget, KickTimer, StatsError, install_kick_handler, kick_signal, rdtsc,
-    thread_cpu_ns,
+    HaltStats, Halted, KickTarget, KickTimer, StatsError, Tsc, install_kick_handler, kick_signal,
+    thread_cpu_time,
 };
 pub use nap::nap;
 pub use pending::{SignalMask, hold_pending_signal};
 pub use resident::resident_bytes;
+
+/// The host's time stamp counter, in ticks.
+#[must_use]
+#[inline]
+pub fn rdtsc() -> u64 {
+    Tsc::now().0
+}

@@ -12,7 +12,7 @@ use pmu_virt::PmuModel;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::devices::DeviceOutcome;
 use vmm::micro::{MicroGuest, MicroRun, RecordingPlatform};
-use vmm::sys::{allowed_cpus, pin_this_thread, rdtsc, thread_cpu_ns};
+use vmm::sys::{allowed_cpus, pin_this_thread, rdtsc, thread_cpu_time};
 use vmm::vcpu::Platform;
 
 use crate::overflow::Apic;
@@ -44,7 +44,7 @@ const REF_CYCLES: u64 = 0x43_013c;
 struct Note {
     tsc: u64,
     at: Instant,
-    cpu_ns: u64,
+    cpu: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl Platform for Stopwatch {
             notes.push(Note {
                 tsc: rdtsc(),
                 at: Instant::now(),
-                cpu_ns: thread_cpu_ns(),
+                cpu: thread_cpu_time(),
             });
         }
         self.rest.port_write(port, width, data)
@@ -114,7 +114,7 @@ fn run(lab: &Lab, guest: &MicroGuest) -> Result<Times> {
     let counted = u128::from(counted) * u128::from(wall) / u128::from(end.tsc - begin.tsc);
     Ok(Times {
         wall,
-        on_cpu: end.cpu_ns - begin.cpu_ns,
+        on_cpu: u64::try_from((end.cpu - begin.cpu).as_nanos())?,
         counted: u64::try_from(counted)?,
     })
 }

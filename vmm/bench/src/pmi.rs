@@ -225,7 +225,10 @@ impl Observer for Sent {
             && delivery.route == PmiRoute::Nmi
             && request.counters.contains(CounterId::Programmable(0))
         {
-            self.lock().push(SentPmi { due: *due, at });
+            self.lock().push(SentPmi {
+                due: due.map(|due| due.0),
+                at,
+            });
         }
     }
 }

@@ -5,10 +5,12 @@
 //! KVM's statistics (halted, polling for the wake-up included) and the CPU time
 //! of the thread. What is off the CPU and not halted was preempted.
 
+use std::time::Duration;
+
 use kvm_ioctls::VcpuFd;
 
 use crate::error::VcpuId;
-use crate::sys::{HaltStats, rdtsc, thread_cpu_ns};
+use crate::sys::{HaltStats, rdtsc, thread_cpu_time};
 
 /// An interval this long may well be a halt or a preemption, and is asked about
 /// at once.
@@ -53,10 +55,10 @@ impl TimeSource for HostTime {
         let halted = self.stats.as_mut().and_then(|stats| stats.halted().ok());
         let halted = halted.unwrap_or_default();
         Moment {
-            waited_ns: halted.waited_ns,
-            polled_ns: halted.polled_ns,
+            waited_ns: nanos(halted.waited),
+            polled_ns: nanos(halted.polled),
             tsc: rdtsc(),
-            cpu_ns: thread_cpu_ns(),
+            cpu_ns: nanos(thread_cpu_time()),
         }
     }
 }
@@ -202,6 +204,10 @@ impl<S: TimeSource> HaltClock<S> {
         let ticks = u128::from(ns) * u128::from(self.tsc_khz) / 1_000_000;
         u64::try_from(ticks).unwrap_or(u64::MAX)
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Spans stay far below 2^62 ticks, a lifetime of any TSC.

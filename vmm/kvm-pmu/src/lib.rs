@@ -15,6 +15,7 @@ mod step_driver;
 #[allow(unsafe_code, reason = "the one place of the crate with unsafe code")]
 mod sys;
 mod thread;
+mod time;
 mod trap;
 mod vm;
 
@@ -27,7 +28,8 @@ pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent};
 pub use step_driver::StepSupport;
 pub use sys::{
     DebugExit, HaltStats, Halted, KickFlag, KickGuard, KickTarget, KickTimer, StatsError,
-    answer_msr, install_kick_handler, kick_signal, rdtsc, thread_cpu_ns,
+    answer_msr, install_kick_handler, kick_signal, thread_cpu_time,
 };
 pub use thread::ThreadContext;
+pub use time::Tsc;
 pub use vm::{MsrFilter, MsrFilterError, msr_ranges, switch_off_vpmu};

@@ -7,6 +7,7 @@ use pmu_virt::{MsrIndex, PmiRequest, ReadOutcome, Ring, WriteOutcome};
 
 use crate::error::VcpuId;
 use crate::pmi::PmiDelivery;
+use crate::time::Tsc;
 
 /// One thing that happened on the trap path.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,8 +40,8 @@ pub enum TrapEvent {
     },
     /// The vCPU has presented too many wrong cookies and is kept off its core.
     LockedOut {
-        /// TSC value until which.
-        until: u64,
+        /// Until when.
+        until: Tsc,
     },
     /// A notice of the reservations raised an interrupt, or could not.
     Notice {
@@ -73,10 +74,10 @@ pub enum TrapEvent {
         request: PmiRequest,
         /// Where it went.
         delivery: PmiDelivery,
-        /// TSC value at which the guest had to be interrupted for the first of
+        /// When the guest had to be interrupted for the first of
         /// them, as far as the counter backend knew it when the guest was
         /// entered.
-        due: Option<u64>,
+        due: Option<Tsc>,
     },
     /// A PMI is held back by the throttle.
     PmiLate,

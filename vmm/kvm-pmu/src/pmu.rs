@@ -5,6 +5,7 @@ mod interrupts;
 mod msr_exits;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvm_ioctls::{VcpuFd, VmFd};
 use pmu_virt::perfmon::Moment;
@@ -20,18 +21,22 @@ use crate::registers::{RegisterCache, VcpuAccess};
 use crate::step_driver::{StepDriver, StepSupport};
 use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
 use crate::thread::{ThreadContext, earliest};
+use crate::time::{Tsc, ticks};
 use crate::trap::{StepStop, cpl};
 
 use interrupts::PendingPmi;
 
 /// How often the guest's own debug registers are looked at while ours are in
-/// use, in milliseconds: KVM has no exit for MOV to DR then.
-const DEBUG_REFRESH_MS: u64 = 1;
+/// use: KVM has no exit for MOV to DR then.
+const DEBUG_REFRESH: Duration = Duration::from_millis(1);
 
 /// Exits after one that wanted registers during which KVM hands them over at
 /// once: drivers write selects and read counters in runs. Each costs an exit
 /// about a twentieth more, fetching them by ioctl half as much again.
 const SYNCED_EXITS: u8 = 16;
+
+/// A guest with a tiny period makes progress between two PMIs of this distance.
+const PMI_FLOOR: Duration = Duration::from_micros(100);
 
 /// What the PMU of one vCPU is made of.
 #[derive(Debug)]
@@ -44,8 +49,8 @@ pub struct KvmPmuParts {
     pub quirks: DebugQuirks,
     /// What the host can step.
     pub step: StepSupport,
-    /// Shortest time between two PMIs, in microseconds.
-    pub pmi_floor_us: u32,
+    /// Shortest time between two PMIs.
+    pub pmi_floor: Duration,
     /// TSC frequency.
     pub tsc_khz: u32,
 }
@@ -60,7 +65,7 @@ impl KvmPmuParts {
             pmu: Some(pmu),
             quirks: DebugQuirks::UNKNOWN,
             step: StepSupport::default(),
-            pmi_floor_us: 100,
+            pmi_floor: PMI_FLOOR,
             tsc_khz,
         }
     }
@@ -119,7 +124,7 @@ struct Traps {
     /// TSC at the last entry; `None` if the guest was not entered.
     entered: Option<u64>,
     /// The PMU's deadline as of the last entry.
-    due: Option<u64>,
+    due: Option<Tsc>,
 }
 
 impl KvmPmu {
@@ -130,7 +135,7 @@ impl KvmPmu {
     pub fn new(fd: &VcpuFd, vm: &VmFd, parts: KvmPmuParts) -> Result<Self, KvmPmuError> {
         let KvmPmuParts { id, quirks, .. } = parts;
         let tsc_khz = parts.tsc_khz.max(1);
-        let floor = u64::from(parts.pmi_floor_us) * u64::from(tsc_khz) / 1000;
+        let floor = ticks(parts.pmi_floor, tsc_khz);
         Ok(Self {
             id,
             registers: RegisterCache::new(vm),
@@ -139,7 +144,7 @@ impl KvmPmu {
                 tsc_khz,
                 pmu: parts.pmu,
                 ranges: pmu_virt::all_pmu_msr_ranges(),
-                debug: DebugControl::new(quirks, DEBUG_REFRESH_MS * u64::from(tsc_khz)),
+                debug: DebugControl::new(quirks, ticks(DEBUG_REFRESH, tsc_khz)),
                 gp: GpWatch::default(),
                 stepping: StepDriver::new(parts.step),
                 throttle: PmiThrottle::new(floor),
@@ -184,10 +189,10 @@ impl KvmPmu {
         &self.traps.throttle
     }
 
-    /// TSC value until which the vCPU is to be kept out of the guest, for having
-    /// presented too many wrong cookies; `None` if it may run.
+    /// Until when the vCPU is to be kept out of the guest, for having presented too
+    /// many wrong cookies; `None` if it may run.
     #[must_use]
-    pub fn locked_out_until(&self) -> Option<u64> {
+    pub fn locked_out_until(&self) -> Option<Tsc> {
         self.traps.locked_out_until()
     }
 
@@ -237,8 +242,8 @@ impl KvmPmu {
     }
 
     /// Prepares a `KVM_RUN` that does not enter the guest, as one with a signal
-    /// pending: what is due takes place, and a PMI that was held back is sent,
-    /// which may wake a halted vCPU.
+    /// pending: a PMI that was held back and is due is sent, which may wake a halted
+    /// vCPU. [`KvmPmu::tick`] lets what else is due take place.
     ///
     /// # Errors
     /// As [`KvmPmu::before_entry`].
@@ -248,8 +253,6 @@ impl KvmPmu {
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
         let now = rdtsc();
-        // A vCPU that halts is not left again, and time goes on for its leases.
-        self.tick(lent.thread.counters_mut(), now);
         let vcpu = self.registers.access(fd, self.id);
         self.traps.forward_pmi(vcpu, lent, now)?;
         self.traps.forward_notices(vcpu, lent)?;
@@ -346,11 +349,11 @@ impl KvmPmu {
         self.traps.sample_pending(vcpu, thread, observer)
     }
 
-    /// Lets what is due in the reservations by TSC value `now` take place, for a
-    /// vCPU that is not run; `core` is the one that it is on, if it is on one.
-    pub fn tick(&mut self, core: Option<&mut CorePmu>, now: u64) {
+    /// Lets what is due in the reservations by `now` take place, for a vCPU that is
+    /// not run; `core` is the one that it is on, if it is on one.
+    pub fn tick(&mut self, core: Option<&mut CorePmu>, now: Tsc) {
         if let Some(pmu) = &mut self.traps.pmu {
-            pmu.tick(core, now);
+            pmu.tick(core, now.0);
         }
     }
 
@@ -373,9 +376,9 @@ fn take_immediate_exit(fd: &mut VcpuFd) -> bool {
 }
 
 impl Traps {
-    fn locked_out_until(&self) -> Option<u64> {
-        let until = self.pmu.as_ref()?.locked_out_until()?;
-        (rdtsc() < until).then_some(until)
+    fn locked_out_until(&self) -> Option<Tsc> {
+        let until = Tsc(self.pmu.as_ref()?.locked_out_until()?);
+        (Tsc::now() < until).then_some(until)
     }
 
     /// Everything that needs the stopped vCPU.
@@ -418,8 +421,9 @@ impl Traps {
         let mut deadline = None;
         if let (Some(pmu), Some(core)) = (&mut self.pmu, thread.counters_mut()) {
             pmu.observe(core, Progress::Entered { tsc: now });
-            self.due = pmu.deadline(core);
-            deadline = earliest(self.due, self.throttle.deadline());
+            let due = pmu.deadline(core);
+            self.due = due.map(Tsc);
+            deadline = earliest(due, self.throttle.deadline());
         }
         thread.set_deadline(now, deadline);
     }

@@ -13,4 +13,5 @@ pub use kick::{KickFlag, KickGuard, KickTarget, install_kick_handler, kick_signa
 pub(crate) use run::PmuExit;
 pub use run::{DebugExit, answer_msr};
 pub use stats::{HaltStats, Halted, StatsError};
-pub use time::{KickTimer, rdtsc, thread_cpu_ns};
+pub(crate) use time::rdtsc;
+pub use time::{KickTimer, thread_cpu_time};

@@ -8,6 +8,7 @@ use vmm_sys_util::errno;
 
 use crate::error::KvmPmuError;
 use crate::sys::{KickFlag, KickGuard, KickTarget, KickTimer};
+use crate::time::Tsc;
 
 /// What a thread lends to the vCPU that it runs: its kicks, and the counters of
 /// its core. It serves one vCPU after the other, on the thread that made it.
@@ -83,10 +84,10 @@ impl ThreadContext {
         self.target
     }
 
-    /// Has the thread kicked at TSC value `until` at the latest, for a reason of
-    /// the VMM's own, from the next entry on; `None`: no more.
-    pub fn kick_at(&mut self, until: Option<u64>) {
-        self.until = until;
+    /// Has the thread kicked at `until` at the latest, for a reason of the VMM's
+    /// own, from the next entry on; `None`: no more.
+    pub fn kick_at(&mut self, until: Option<Tsc>) {
+        self.until = until.map(|until| until.0);
     }
 
     /// A kick that nobody waits for any more has perhaps come.

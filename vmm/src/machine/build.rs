@@ -272,7 +272,7 @@ impl Machine {
                 pmu,
                 quirks: probes.quirks(),
                 step: probes.step_support(),
-                pmi_floor_us: u32::try_from(config.pmi_floor.as_micros()).unwrap_or(u32::MAX),
+                pmi_floor: config.pmi_floor,
                 tsc_khz,
             };
             vcpus.push(VcpuParts {

@@ -335,7 +335,7 @@ impl MicroRun {
             pmu,
             quirks: self.quirks,
             step: self.step,
-            pmi_floor_us: self.pmi_floor_us,
+            pmi_floor: Duration::from_micros(self.pmi_floor_us.into()),
             tsc_khz,
         };
         let pmu = KvmPmu::new(kvm.fd(), shared.vm.fd(), pmu).map_err(VcpuFailure::from)?;

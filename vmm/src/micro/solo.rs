@@ -70,7 +70,7 @@ impl Solo {
             pmu: Some(pmu),
             quirks: parts.quirks,
             step: parts.step,
-            pmi_floor_us: parts.pmi_floor_us,
+            pmi_floor: Duration::from_micros(parts.pmi_floor_us.into()),
             tsc_khz,
         };
         let vcpu = Vcpu::new(VcpuParts {

@@ -4,13 +4,13 @@
 use std::time::{Duration, Instant};
 
 use arbiter::Layer;
-use kvm_pmu::{ThreadContext, VcpuId};
+use kvm_pmu::{ThreadContext, Tsc, VcpuId};
 use pmu_virt::VcpuPmu;
 use vmm_control::OffCoreReason;
 
 use super::run::{RunState, VcpuFailure};
 use crate::reservations::answer_questions;
-use crate::sys::{nap, rdtsc};
+use crate::sys::nap;
 
 /// Nothing but a kick ends a wait of this length.
 const LONG: Duration = Duration::from_secs(3600);
@@ -21,10 +21,10 @@ impl RunState {
     pub(super) fn wait(
         &mut self,
         thread: &mut ThreadContext,
-        until: Option<u64>,
+        until: Option<Tsc>,
     ) -> Result<(), VcpuFailure> {
         let time = until.map_or(LONG, |until| {
-            let ticks = u128::from(until.saturating_sub(rdtsc()));
+            let ticks = u128::from(until.0.saturating_sub(Tsc::now().0));
             let ns = ticks * 1_000_000 / u128::from(self.pmu.tsc_khz());
             Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
         });

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
-use kvm_pmu::{ExitOwner, ThreadContext};
+use kvm_pmu::{ExitOwner, ThreadContext, Tsc};
 use pmu_virt::{CorePmu, VcpuPmu};
 
 use super::end::VcpuEnd;
@@ -49,7 +49,7 @@ impl RunState {
             return Ok(Runnability::Blocked);
         }
         if let Some(until) = self.pmu.locked_out_until() {
-            return Ok(Runnability::LockedOut { until });
+            return Ok(Runnability::LockedOut { until: until.0 });
         }
         // Halted, or a processor that waits for INIT or SIPI.
         match kvm.get_mp_state()?.mp_state {
@@ -109,7 +109,7 @@ impl Vcpu {
         self.kvm.set_immediate_exit(false);
         let core = &mut self.core;
         // A vCPU that halts is not left again, and time goes on for its leases.
-        core.pmu.tick(thread.counters_mut(), rdtsc());
+        core.pmu.tick(thread.counters_mut(), Tsc::now());
         core.before_probe(&mut self.kvm, thread)?;
         let exit = self.kvm.run()?;
         if core.after_exit(&mut self.kvm, thread, &exit)? == ExitOwner::Vmm

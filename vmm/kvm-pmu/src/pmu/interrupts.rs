@@ -8,6 +8,7 @@ use crate::error::KvmPmuError;
 use crate::observe::TrapEvent;
 use crate::pmi::{self, Lvtpc};
 use crate::registers::VcpuAccess;
+use crate::time::Tsc;
 
 /// A PMI that has left the PMU and has not been sent.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +16,7 @@ pub(super) struct PendingPmi {
     request: PmiRequest,
     lvtpc: Lvtpc,
     /// When its overflow was due, if the PMU knew.
-    due: Option<u64>,
+    due: Option<Tsc>,
 }
 
 impl Traps {

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use kvm_ioctls::VcpuFd;
 use thiserror::Error;
@@ -38,13 +39,13 @@ pub enum StatsError {
     Scattered(usize),
 }
 
-/// Nanoseconds for which a vCPU was halted since it was made.
+/// For how long a vCPU was halted since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Halted {
     /// Its thread slept.
-    pub waited_ns: u64,
+    pub waited: Duration,
     /// Its thread polled for the wake-up.
-    pub polled_ns: u64,
+    pub polled: Duration,
 }
 
 /// The open statistics of one vCPU.
@@ -94,14 +95,14 @@ impl HaltStats {
     /// The error of the read.
     pub fn halted(&mut self) -> Result<Halted, StatsError> {
         self.file.read_exact_at(&mut self.block, self.start)?;
-        let [waited_ns, success, fail] = self.places.map(|place| {
+        let [waited, success, fail] = self.places.map(|place| {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&self.block[place..place + 8]);
             u64::from_le_bytes(bytes)
         });
         Ok(Halted {
-            waited_ns,
-            polled_ns: success.wrapping_add(fail),
+            waited: Duration::from_nanos(waited),
+            polled: Duration::from_nanos(success.wrapping_add(fail)),
         })
     }
 }

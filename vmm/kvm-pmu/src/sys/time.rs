@@ -85,17 +85,17 @@ impl Drop for KickTimer {
 /// below the cost of entering a guest.
 #[must_use]
 #[inline]
-pub fn rdtsc() -> u64 {
+pub(crate) fn rdtsc() -> u64 {
     // SAFETY: RDTSC has no operands in memory; every x86-64 CPU has it, and
     // Linux sets CR4.TSD only for a thread that asked for it (PR_SET_TSC),
     // which no thread of this program does.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Nanoseconds for which the calling thread has been on a CPU since it began
+/// For how long the calling thread has been on a CPU since it began
 /// (`clock_gettime(2)`, `CLOCK_THREAD_CPUTIME_ID`). A system call.
 #[must_use]
-pub fn thread_cpu_ns() -> u64 {
+pub fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -103,6 +103,6 @@ pub fn thread_cpu_ns() -> u64 {
     // SAFETY: the pointer is valid for writes of a timespec during the call.
     let ret = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     debug_assert_eq!(ret, 0, "Linux has had this clock since 2.6.12");
-    let (seconds, ns) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
-    seconds.unwrap_or(0) * 1_000_000_000 + ns.unwrap_or(0)
+    let (seconds, ns) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
+    Duration::new(seconds.unwrap_or(0), ns.unwrap_or(0))
 }
