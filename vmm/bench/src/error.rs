@@ -9,7 +9,6 @@ use vmm::kvm::{HostError, VcpuError};
 use vmm::micro::{MicroError, MicroRunError};
 use vmm_sys_util::errno;
 
-
 /// The measurement failed.
 #[derive(Debug, Error)]
 pub enum BenchError {

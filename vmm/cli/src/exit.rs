@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use umpire_events::one_line;
 
-
 /// A process exit status.
 ///
 /// All of these are even: a guest's test exit gives an odd status, so the two

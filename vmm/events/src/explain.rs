@@ -2,9 +2,7 @@
 
 use super::error::EventError;
 use super::suggest::nearest;
-use super::table::{
-    Attribute, AttributeKind, EncodeError, NameTable, NamedEvent, PmuTable,
-};
+use super::table::{Attribute, AttributeKind, EncodeError, NameTable, NamedEvent, PmuTable};
 use super::text::all_of;
 
 /// A name in its parts.

@@ -24,7 +24,9 @@ pub use command::{ReportOptions, ScriptOptions, report, script};
 pub use error::ReportError;
 pub use input::ProfileChoice;
 pub use reader::{Ending, ProfileError, ProfileReader};
-pub use record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Sink, Totals};
+pub use record::{
+    Filter, Header, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Sink, Totals,
+};
 pub use wire::{LONGEST_HEADER, MAGIC, VERSION};
 pub use writer::ProfileWriter;
 

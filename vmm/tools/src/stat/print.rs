@@ -11,8 +11,8 @@ mod table;
 
 use std::io::{self, Write};
 
-use super::runs::Runs;
 use super::Row;
+use super::runs::Runs;
 
 /// The form of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
