@@ -100,10 +100,6 @@ pub struct RunConfig {
     pub restore: Option<PathBuf>,
     /// How host tools are served; `None`: they are not.
     pub control: Option<ControlConfig>,
-    /// 0: warnings, 1: information, 2: debugging, 3: everything.
-    pub verbose: u8,
-    /// Where log lines go instead of standard error.
-    pub log_file: Option<PathBuf>,
 }
 
 /// The guest's CPU vendor and PMU model, decided.

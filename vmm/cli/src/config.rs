@@ -21,6 +21,7 @@ use vmm::config::RunConfig;
 use vmm::cpuid::MAX_CPUS;
 
 use crate::flags::RunFlags;
+use crate::logging::LogOptions;
 use file::ConfigFile;
 use merge::Merge;
 
@@ -49,17 +50,26 @@ pub const DEFAULT_MEMORY_MIB: u64 = 512;
 pub const DEFAULT_CPUS: u8 = 1;
 /// Milliseconds that a vCPU runs while others wait for its core.
 pub const DEFAULT_SLICE_MS: u64 = 5;
+/// Everything that was set for a run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The machine and how it runs.
+    pub run: RunConfig,
+    /// How it logs.
+    pub log: LogOptions,
+}
+
 /// Merges flags with the file they name and checks the result. A flag wins over
 /// the file; a repeatable flag replaces the file's whole list.
 ///
 /// # Errors
 /// The first thing that is wrong, in the order of the options' help.
-pub fn load(flags: &RunFlags) -> Result<RunConfig, ConfigError> {
+pub fn load(flags: &RunFlags) -> Result<Settings, ConfigError> {
     let file = match &flags.config {
         Some(path) => ConfigFile::read(path)?,
         None => ConfigFile::default(),
     };
-    Merge { flags, file }.into_config()
+    Merge { flags, file }.into_settings()
 }
 
 /// The range of `--cpus`.

@@ -2,20 +2,28 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 
 use env_logger::{Builder, Target};
 use log::LevelFilter;
 
 use crate::exit::UserError;
 
-/// Starts logging at a verbosity of 0 (warnings) to 3 (everything), to `file`
-/// or to standard error. `RUST_LOG` refines it as usual.
+/// How many log lines there are, and where they go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// 0: warnings, 1: information, 2: debugging, 3: everything.
+    pub verbose: u8,
+    /// Where log lines go instead of standard error.
+    pub file: Option<PathBuf>,
+}
+
+/// Starts logging. `RUST_LOG` refines it as usual.
 ///
 /// # Errors
 /// The file cannot be made.
-pub fn start(verbose: u8, file: Option<&Path>) -> Result<(), UserError> {
-    let level = match verbose {
+pub fn start(options: &LogOptions) -> Result<(), UserError> {
+    let level = match options.verbose {
         0 => LevelFilter::Warn,
         1 => LevelFilter::Info,
         2 => LevelFilter::Debug,
@@ -27,7 +35,7 @@ pub fn start(verbose: u8, file: Option<&Path>) -> Result<(), UserError> {
         let level = record.level().as_str().to_ascii_lowercase();
         writeln!(out, "umpire: {level}: {}", record.args())
     });
-    if let Some(path) = file {
+    if let Some(path) = &options.file {
         let file = File::create(path).map_err(|error| {
             UserError::bad_input(format!(
                 "--log-file: cannot create {}: {error}",

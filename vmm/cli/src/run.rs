@@ -6,7 +6,7 @@ use vmm::doctor;
 use vmm::machine::{self, Machine, RunEnd};
 use vmm::vcpu::{PmuLog, VcpuEnd};
 
-use crate::config;
+use crate::config::{self, Settings};
 use crate::exit::{ExitStatus, UserError, complain};
 use crate::flags::RunFlags;
 use crate::logging;
@@ -17,8 +17,8 @@ use crate::logging;
 /// The flags or the configuration file cannot be used, this host cannot run the
 /// guest, or it failed in the middle.
 pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
-    let config = config::load(flags)?;
-    logging::start(config.verbose, config.log_file.as_deref())?;
+    let Settings { run: config, log } = config::load(flags)?;
+    logging::start(&log)?;
     let host = doctor::open().map_err(UserError::bad_input)?;
     let probes = doctor::check(&host).map_err(UserError::bad_input)?;
     doctor::check_backends(&probes, &config.counters).map_err(UserError::bad_input)?;

@@ -23,9 +23,10 @@ use super::values::{
 };
 use super::{
     CONNECTIONS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS, GRACE_MS, GROUPS,
-    MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, VERBOSITY,
+    MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, Settings, VERBOSITY,
 };
 use crate::flags::RunFlags;
+use crate::logging::LogOptions;
 
 /// Flags over a file.
 #[derive(Debug)]
@@ -86,7 +87,14 @@ macro_rules! place {
 impl Merge<'_> {
     /// Options that others depend on come first, then all others in the order of
     /// the help.
-    pub(super) fn into_config(self) -> Result<RunConfig, ConfigError> {
+    pub(super) fn into_settings(self) -> Result<Settings, ConfigError> {
+        Ok(Settings {
+            run: self.run_config()?,
+            log: self.log_options()?,
+        })
+    }
+
+    fn run_config(&self) -> Result<RunConfig, ConfigError> {
         let cpus = checked!(self, cpus, |n| small(n, CPUS, "vCPUs"))?.unwrap_or(DEFAULT_CPUS);
         let pmu = checked!(self, pmu, model)?.unwrap_or_default();
         self.states_need_pmu(&pmu)?;
@@ -135,8 +143,14 @@ impl Merge<'_> {
             save_on_exit: self.file_option(given!(self, save_on_exit), writable)?,
             restore: self.file_option(given!(self, restore), readable)?,
             control,
+        })
+    }
+
+    /// `--verbose` and `--log-file`.
+    fn log_options(&self) -> Result<LogOptions, ConfigError> {
+        Ok(LogOptions {
             verbose: self.verbose()?,
-            log_file: self.file_option(given!(self, log_file), Ok)?,
+            file: self.file_option(given!(self, log_file), Ok)?,
         })
     }
 

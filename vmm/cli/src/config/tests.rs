@@ -65,7 +65,7 @@ fn a_number_of_counters_may_be_a_number() {
     for value in ["1", "'1'"] {
         let text = format!("kernel = 'kernel'\nhypervisor-counters = {value}\n");
         let config = load(&with_file(folder.path(), &text)).unwrap();
-        let pcr = config.pcr.expect("reservations are on");
+        let pcr = config.run.pcr.expect("reservations are on");
         assert_eq!(pcr.hypervisor, HypervisorCounters::Last(1), "{value}");
     }
 }
@@ -75,11 +75,11 @@ fn a_file_holds_every_option() {
     let folder = folder();
     let config = load(&with_file(folder.path(), EVERYTHING)).unwrap();
     let at = |name: &str| folder.path().join(name);
-    assert_eq!(config.kernel, at("kernel"));
-    assert_eq!(config.initrd, Some(at("initrd")));
-    assert_eq!(config.cmdline.as_deref(), Some("console=ttyS0"));
+    assert_eq!(config.run.kernel, at("kernel"));
+    assert_eq!(config.run.initrd, Some(at("initrd")));
+    assert_eq!(config.run.cmdline.as_deref(), Some("console=ttyS0"));
     assert_eq!(
-        config.modules,
+        config.run.modules,
         [
             BootModule {
                 path: at("module"),
@@ -91,14 +91,14 @@ fn a_file_holds_every_option() {
             },
         ]
     );
-    assert_eq!((config.memory_mib, config.cpus), (64, 3));
-    assert!(matches!(&config.pmu, PmuChoice::Model(m) if m.name() == "amd-k7"));
-    assert_eq!(config.counters.to_string(), "step");
-    assert_eq!(config.cpu_vendor, CpuVendor::Amd);
-    assert_eq!(config.hidden_features, ["cx16".parse().unwrap()]);
-    assert_eq!(config.unpack, Unpack::Never);
-    assert_eq!(config.pmi_floor, Duration::from_micros(250));
-    let pcr = config.pcr.unwrap();
+    assert_eq!((config.run.memory_mib, config.run.cpus), (64, 3));
+    assert!(matches!(&config.run.pmu, PmuChoice::Model(m) if m.name() == "amd-k7"));
+    assert_eq!(config.run.counters.to_string(), "step");
+    assert_eq!(config.run.cpu_vendor, CpuVendor::Amd);
+    assert_eq!(config.run.hidden_features, ["cx16".parse().unwrap()]);
+    assert_eq!(config.run.unpack, Unpack::Never);
+    assert_eq!(config.run.pmi_floor, Duration::from_micros(250));
+    let pcr = config.run.pcr.unwrap();
     assert_eq!(pcr.scheme, Scheme::SingleMaster);
     assert_eq!(pcr.policy.firmware.max.programmable, 2);
     assert_eq!(pcr.policy.kernel.min.programmable, 2);
@@ -107,32 +107,32 @@ fn a_file_holds_every_option() {
     let pmc3 = CounterId::Programmable(3);
     assert_eq!(pcr.hypervisor, HypervisorCounters::These(vec![pmc3]));
     assert_eq!(pcr.follows_grants, FollowsGrants::Off);
-    assert_eq!(config.audit, Some(at("audit")));
+    assert_eq!(config.run.audit, Some(at("audit")));
     assert!(!at("audit").exists(), "it is made when the guest starts");
-    assert_eq!(config.timeout, Some(Duration::from_millis(1500)));
-    assert_eq!(config.verbose, 1);
-    assert_eq!(config.log_file, Some(at("log")));
+    assert_eq!(config.run.timeout, Some(Duration::from_millis(1500)));
+    assert_eq!(config.log.verbose, 1);
+    assert_eq!(config.log.file, Some(at("log")));
 }
 
 #[test]
 fn defaults() {
     let folder = folder();
     let config = load(&with_file(folder.path(), "kernel = 'kernel'")).unwrap();
-    assert_eq!((config.memory_mib, config.cpus), (512, 1));
-    assert!(matches!(config.pmu, PmuChoice::Auto));
-    assert_eq!(config.counters, Sources::auto());
-    assert_eq!(config.pmi_floor, Duration::from_micros(100));
-    assert_eq!(config.timeout, None);
+    assert_eq!((config.run.memory_mib, config.run.cpus), (512, 1));
+    assert!(matches!(config.run.pmu, PmuChoice::Auto));
+    assert_eq!(config.run.counters, Sources::auto());
+    assert_eq!(config.run.pmi_floor, Duration::from_micros(100));
+    assert_eq!(config.run.timeout, None);
     assert_eq!(
-        (config.pcr, config.audit),
+        (config.run.pcr, config.run.audit),
         (Some(PcrChoice::default()), None)
     );
-    assert!(config.modules.is_empty() && config.hidden_features.is_empty());
+    assert!(config.run.modules.is_empty() && config.run.hidden_features.is_empty());
 }
 
 #[test]
 fn every_flag_wins_over_its_key() {
-    fn check(set: impl Fn(&mut RunFlags, &Path), seen: impl Fn(&RunConfig, &Path) -> bool) {
+    fn check(set: impl Fn(&mut RunFlags, &Path), seen: impl Fn(&Settings, &Path) -> bool) {
         let folder = folder();
         let mut flags = with_file(folder.path(), EVERYTHING);
         let before = load(&flags).unwrap();
@@ -143,57 +143,59 @@ fn every_flag_wins_over_its_key() {
     }
     check(
         |f, d| f.kernel = Some(d.join("other")),
-        |c, d| c.kernel == d.join("other"),
+        |c, d| c.run.kernel == d.join("other"),
     );
     check(
         |f, d| f.initrd = Some(d.join("other")),
-        |c, d| c.initrd == Some(d.join("other")),
+        |c, d| c.run.initrd == Some(d.join("other")),
     );
     check(
         |f, _| f.cmdline = Some("x".into()),
-        |c, _| c.cmdline.as_deref() == Some("x"),
+        |c, _| c.run.cmdline.as_deref() == Some("x"),
     );
     check(
         |f, d| f.module = Some(vec![d.join("other").display().to_string()]),
-        |c, d| c.modules.len() == 1 && c.modules[0].path == d.join("other"),
+        |c, d| c.run.modules.len() == 1 && c.run.modules[0].path == d.join("other"),
     );
-    check(|f, _| f.memory = Some(65), |c, _| c.memory_mib == 65);
-    check(|f, _| f.cpus = Some(64), |c, _| c.cpus == 64);
+    check(|f, _| f.memory = Some(65), |c, _| c.run.memory_mib == 65);
+    check(|f, _| f.cpus = Some(64), |c, _| c.run.cpus == 64);
     check(
         |f, _| f.cores = Some(2),
         |c, _| {
-            c.cores
+            c.run
+                .cores
                 .is_some_and(|plan| (plan.cores, plan.slice.as_millis()) == (2, 5))
         },
     );
     check(
         |f, _| (f.cores, f.slice) = (Some(1), Some(20)),
         |c, _| {
-            c.cores
+            c.run
+                .cores
                 .is_some_and(|plan| (plan.cores, plan.slice.as_millis()) == (1, 20))
         },
     );
     check(
         |f, _| f.counters = Some("clock".into()),
-        |c, _| c.counters.to_string() == "clock",
+        |c, _| c.run.counters.to_string() == "clock",
     );
     check(
         |f, _| f.cpu_vendor = Some("intel".into()),
-        |c, _| c.cpu_vendor == CpuVendor::Intel,
+        |c, _| c.run.cpu_vendor == CpuVendor::Intel,
     );
     check(
         |f, _| f.hide_feature = Some(vec!["smap".into(), "smep".into()]),
-        |c, _| c.hidden_features.len() == 2,
+        |c, _| c.run.hidden_features.len() == 2,
     );
     check(
         |f, _| f.unpack = Some("always".into()),
-        |c, _| c.unpack == Unpack::Always,
+        |c, _| c.run.unpack == Unpack::Always,
     );
     check(
         |f, _| f.pmi_floor = Some(1),
-        |c, _| c.pmi_floor == Duration::from_micros(1),
+        |c, _| c.run.pmi_floor == Duration::from_micros(1),
     );
-    let pcr = |c: &RunConfig| c.pcr.clone().unwrap();
+    let pcr = |c: &Settings| c.run.pcr.clone().unwrap();
     check(
         |f, _| f.scheme = Some("interacting".into()),
         |c, _| pcr(c).scheme == Scheme::Interacting,
@@ -216,16 +218,16 @@ fn every_flag_wins_over_its_key() {
     );
     check(
         |f, d| f.audit = Some(d.join("other")),
-        |c, d| c.audit == Some(d.join("other")),
+        |c, d| c.run.audit == Some(d.join("other")),
     );
     check(
         |f, _| f.timeout = Some(9.0),
-        |c, _| c.timeout == Some(Duration::from_secs(9)),
+        |c, _| c.run.timeout == Some(Duration::from_secs(9)),
     );
-    check(|f, _| f.verbose = 3, |c, _| c.verbose == 3);
+    check(|f, _| f.verbose = 3, |c, _| c.log.verbose == 3);
     check(
         |f, d| f.log_file = Some(d.join("l2")),
-        |c, d| c.log_file == Some(d.join("l2")),
+        |c, d| c.log.file == Some(d.join("l2")),
     );
 }
 
@@ -403,7 +405,7 @@ fn without_a_pmu_or_on_request_there_are_no_reservations() {
         let folder = folder();
         let toml = format!("kernel = 'kernel'\n{toml}");
         let config = load(&with_file(folder.path(), &toml)).unwrap();
-        assert_eq!(config.pcr, None, "{toml}");
+        assert_eq!(config.run.pcr, None, "{toml}");
     }
     check("pcr = 'off'");
     check("pmu = 'none'");
@@ -443,7 +445,7 @@ fn the_guests_cpu_and_pmu_agree() {
             pmu: Some(pmu.into()),
             ..RunFlags::default()
         };
-        let guest = load(&flags).unwrap().guest_cpu(host);
+        let guest = load(&flags).unwrap().run.guest_cpu(host);
         let seen = guest
             .as_ref()
             .ok()

@@ -1,0 +1,34 @@
+//! Counts events of a running VM for a second, as `umpire stat` does:
+//!
+//! ```text
+//! cargo run -p umpire-tools --example count -- guest.sock cycles,instructions
+//! ```
+
+use std::error::Error;
+use std::time::Duration;
+
+use umpire_tools::stat::print::Form;
+use umpire_tools::stat::tally::Scale;
+use umpire_tools::stat::{self, StatOptions};
+use umpire_tools::targets::Selection;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut words = std::env::args().skip(1);
+    let options = StatOptions {
+        selection: Selection {
+            // Without a socket the environment names it (UMPIRE_PERFMON).
+            control: words.next().map(Into::into),
+            ..Selection::default()
+        },
+        events: words.map(|list| list.parse()).collect::<Result<_, _>>()?,
+        interval: None,
+        repeat: 1,
+        form: Form::Table,
+        apart: true,
+        turn: Duration::from_millis(10),
+        scale: Scale::Phases,
+        duration: Some(Duration::from_secs(1)),
+    };
+    stat::run(&options)?;
+    Ok(())
+}
