@@ -2,7 +2,6 @@
 //! that the guest takes. `vmm_control` knows neither KVM nor signals.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 use vmm_control::{ExitKind, GuestMemoryUse, HaltTimes, Halted, KickThread};
