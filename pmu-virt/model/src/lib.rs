@@ -27,6 +27,7 @@ mod reading;
 mod register;
 mod request;
 mod text;
+mod virtual_pmd;
 
 pub use arbiter::{CounterId, CounterSet, PerKind};
 pub use constraint::{AssignError, Constraint};
@@ -42,3 +43,4 @@ pub use reading::{Provenance, Reading, Unavailable, UnavailableReason};
 pub use register::{Register, Reserved, WriteForm, WriteRule};
 pub use request::CountRequest;
 pub use text::list;
+pub use virtual_pmd::VirtualPmd;

@@ -20,10 +20,11 @@ mod throttle;
 
 pub use bits::PmdBits;
 pub use context::{Account, Context, ContextId, How, Phase, Wanted};
-pub use description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind, VirtualPmd};
+pub use description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 pub use format::{
     CompactFormat, Control, DefaultFormat, DoubleFormat, FormatRegistry, OverflowArg, Sampler,
     SamplingFormat, Setup,
 };
 pub use moment::{MessageQueue, Moment, Quantities, SampleBuffer};
+pub use pmu_model::VirtualPmd;
 pub use throttle::{DEFAULT_OVERFLOW_RATE, Throttle};

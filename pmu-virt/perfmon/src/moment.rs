@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use perfmon_abi::Message;
 use pmu_model::Ring;
 
-use super::description::VirtualPmd;
+use pmu_model::VirtualPmd;
 
 /// Quantities of the VMM behind virtual PMDs.
 pub trait Quantities {

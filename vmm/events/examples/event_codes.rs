@@ -6,7 +6,7 @@
 
 use std::process::ExitCode;
 
-use pmu_virt::PmuModel;
+use pmu_model::PmuModel;
 use umpire_events::{names, resolve};
 
 fn main() -> ExitCode {

@@ -1,6 +1,6 @@
 //! From a code to what a counter is asked to do.
 
-use pmu_virt::{CountRequest, EventCode, EventFamily, FixedFunction, PmuModel, Register};
+use pmu_model::{CountRequest, EventCode, EventFamily, FixedFunction, PmuModel, Register};
 
 use super::error::EventError;
 

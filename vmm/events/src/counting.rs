@@ -1,6 +1,6 @@
 //! Who can count an event.
 
-use pmu_virt::{CountRequest, EventCode};
+use pmu_model::{CountRequest, EventCode};
 use serde::Serialize;
 
 use super::code;

@@ -1,6 +1,6 @@
 //! Which model's guest can use the events of a table.
 
-use pmu_virt::{EventFamily, PmuModel};
+use pmu_model::{EventFamily, PmuModel};
 
 use super::table::{PmuTable, TableKind};
 use super::text::one_of;

@@ -1,6 +1,6 @@
 //! Names that mean the same on every processor that has the event.
 
-use pmu_virt::{CountRequest, EventCode, EventFamily, FixedFunction, KnownEvent, PmuModel};
+use pmu_model::{CountRequest, EventCode, EventFamily, FixedFunction, KnownEvent, PmuModel};
 
 use super::families::all_models;
 

@@ -1,6 +1,6 @@
 //! Events by name: generic names, raw codes, and the tables of libpfm4.
 //!
-//! [`resolve()`] turns a name into a `pmu_virt::CountRequest` for one PMU model.
+//! [`resolve()`] turns a name into a `pmu_model::CountRequest` for one PMU model.
 //! The tables come through [`NameTable`]; [`names`] is libpfm4's, loaded at run
 //! time, and [`NoTables`] what there is without it. [`list()`] finds events by a
 //! pattern. Which backends can count an event the caller says, by a [`Backends`].

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use pmu_virt::PmuModel;
-use pmu_virt::perfmon::VirtualPmd;
+use pmu_model::PmuModel;
+use pmu_model::VirtualPmd;
 
 use super::counting::{Backends, Use};
 use super::entry::{

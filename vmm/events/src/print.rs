@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use pmu_virt::{PmuModel, Vendor};
+use pmu_model::{PmuModel, Vendor};
 
 use super::counting::Use;
 use super::entry::{

@@ -1,6 +1,6 @@
 //! From the name of an event to what a counter of a PMU model is asked to do.
 
-use pmu_virt::{CountRequest, EventFamily, PmuModel};
+use pmu_model::{CountRequest, EventFamily, PmuModel};
 
 use super::code;
 use super::error::EventError;

@@ -1,8 +1,8 @@
 //! Which value in which register makes a counter count an event.
 
 use arbiter::CounterId;
-use pmu_virt::perfmon::{LogicalPmu, PmcDescription};
-use pmu_virt::{CountRequest, EventCode, FixedFunction, KnownEvent};
+use perfmon::{LogicalPmu, PmcDescription};
+use pmu_model::{CountRequest, EventCode, FixedFunction, KnownEvent};
 
 /// The counters that can count an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub fn program<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pmu_virt::PmuModel;
+    use pmu_model::PmuModel;
     use umpire_events::{LibraryError, NoTables, resolve};
 
     /// What `name` needs, and what decodes from the register it is put into.

@@ -29,7 +29,7 @@ pub use runs::Runs;
 
 use std::time::Duration;
 
-use pmu_virt::Provenance;
+use pmu_model::Provenance;
 
 use self::print::Form;
 use self::spec::EventList;

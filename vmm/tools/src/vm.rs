@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use perfmon::LogicalPmu;
 use perfmon_abi::wire::info::{MachineInfo, ModelInfo};
 use perfmon_abi::{Config, Record};
-use pmu_virt::PmuModel;
-use pmu_virt::perfmon::LogicalPmu;
+use pmu_model::PmuModel;
 use umpire_perfmon::{Call, Client, ENVIRONMENT};
 
 use super::error::{ToolError, refused};

@@ -15,9 +15,10 @@ use pmu_model::{PmuModel, Ring, Vendor};
 
 use super::{Context, Pmc, Pmd};
 use crate::bits::PmdBits;
-use crate::description::{LogicalPmu, VirtualPmd};
+use crate::description::LogicalPmu;
 use crate::format::{Control, OverflowArg, Sampler, SamplingFormat, Setup};
 use crate::moment::{MessageQueue, Moment, Quantities};
+use pmu_model::VirtualPmd;
 
 /// A message queue without a reader.
 #[derive(Debug, Default)]

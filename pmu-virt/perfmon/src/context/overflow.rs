@@ -14,9 +14,10 @@ use pmu_model::Ring;
 use super::reset::Period;
 use super::{Context, EventSet, Phase, Pmc, Pmd, UNKNOWN};
 use crate::bits::PmdBits;
-use crate::description::{PmdKind, VirtualPmd};
+use crate::description::PmdKind;
 use crate::format::{Control, OverflowArg};
 use crate::moment::{MessageQueue, Moment, Quantities};
+use pmu_model::VirtualPmd;
 
 /// What is to come of an interrupt.
 #[derive(Clone, Copy, Debug, Default)]

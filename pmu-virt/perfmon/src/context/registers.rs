@@ -17,8 +17,9 @@ use pmu_model::Provenance;
 
 use super::{Context, EventSet, How, Phase, Pmc, Pmd};
 use crate::bits::PmdBits;
-use crate::description::{PmcDescription, PmdDescription, PmdKind, VirtualPmd};
+use crate::description::{PmcDescription, PmdDescription, PmdKind};
 use crate::moment::Quantities;
+use pmu_model::VirtualPmd;
 
 const PMC_FLAGS: u32 = PFM_REGFL_OVFL_NOTIFY | PFM_REGFL_RANDOM | PFM_REGFL_NO_64BIT_EMUL;
 const PMD_RETURNED: u32 = PFM_REG_RETFL_MASK | PFM_REG_RETFL_PROV_MASK;

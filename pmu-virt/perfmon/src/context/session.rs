@@ -12,10 +12,11 @@ use perfmon_abi::wire::{Call, Errno, Refusal};
 
 use super::{Account, Context, EventSet, Phase};
 use crate::bits::PmdBits;
-use crate::description::{LogicalPmu, VirtualPmd};
+use crate::description::LogicalPmu;
 use crate::format::Sampler;
 use crate::moment::{MessageQueue, Quantities};
 use crate::throttle::Throttle;
+use pmu_model::VirtualPmd;
 
 const FLAGS: u32 =
     PFM_FL_NOTIFY_BLOCK | PFM_FL_SYSTEM_WIDE | PFM_FL_OVFL_NO_MSG | PFM_FL_PREEMPTIBLE;

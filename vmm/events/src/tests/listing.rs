@@ -1,6 +1,7 @@
 //! What `umpire events` prints.
 
-use pmu_virt::{BackendEnv, ClockBackend, CountRequest, CounterBackend, StepBackend};
+use pmu_model::CountRequest;
+use pmu_virt::{BackendEnv, ClockBackend, CounterBackend, StepBackend};
 use serde_json::Value;
 
 use super::tables::{Fake, no_library};

@@ -1,6 +1,6 @@
 //! What names mean, and what is said of bad ones.
 
-use pmu_virt::{CountRequest, EventCode, FixedFunction, PmuModel};
+use pmu_model::{CountRequest, EventCode, FixedFunction, PmuModel};
 use proptest::prelude::{any, prop_assert_eq, proptest};
 
 use super::tables::{Fake, no_library};
@@ -348,7 +348,7 @@ proptest! {
     fn raw_codes_are_taken_as_they_are(code in any::<u64>(), bits in 0u32..64, pick in 0usize..6) {
         let model = &model(PmuModel::names()[pick].name);
         let code = code >> bits;
-        let rule = model.write_rule(pmu_virt::Register::Select(0)).expect("selects");
+        let rule = model.write_rule(pmu_model::Register::Select(0)).expect("selects");
         let text = format!("r{code:x}");
         let Ok(named) = resolve(&text, model, &no_library()) else {
             return Ok(());

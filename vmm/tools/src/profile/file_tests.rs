@@ -1,6 +1,6 @@
 //! Tests of the profile file.
 
-use pmu_virt::Provenance;
+use pmu_model::Provenance;
 use proptest::prelude::*;
 
 use super::*;

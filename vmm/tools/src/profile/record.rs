@@ -2,7 +2,7 @@
 
 use std::io;
 
-use pmu_virt::Provenance;
+use pmu_model::Provenance;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::numbers::Numbers;

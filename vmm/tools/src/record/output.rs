@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use pmu_virt::Provenance;
+use pmu_model::Provenance;
 
 use crate::ToolError;
 use crate::profile::{Header, ProfileWriter, Record, Totals};

@@ -1,9 +1,9 @@
 //! What is sampled: events on counters, and how far apart samples are.
 
+use perfmon::{LogicalPmu, VirtualPmd};
 use perfmon_abi::consts::PFM_REGFL_RANDOM;
 use perfmon_abi::wire::info::VirtualPmdInfo;
 use perfmon_abi::{PMD_WORDS, PmcArg, PmdArg};
-use pmu_virt::perfmon::{LogicalPmu, VirtualPmd};
 use umpire_events::NameTable;
 
 use super::frequency::Control;
@@ -168,7 +168,7 @@ fn bits(pmds: &[u16]) -> [u64; PMD_WORDS] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pmu_virt::PmuModel;
+    use pmu_model::PmuModel;
     use umpire_events::{LibraryError, NoTables};
 
     fn plan(

@@ -1,7 +1,7 @@
 //! From samples in a buffer to records in a file.
 
+use perfmon::VirtualPmd;
 use perfmon_abi::parse;
-use pmu_virt::perfmon::VirtualPmd;
 
 use crate::profile::{Record, Ring, Sample};
 

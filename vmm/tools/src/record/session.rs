@@ -1,5 +1,6 @@
 //! A context that samples, and its buffer.
 
+use perfmon::VirtualPmd;
 use perfmon_abi::compact::Cursor;
 use perfmon_abi::consts::{
     COMPACT_FORMAT, PFM_FL_PREEMPTIBLE, PFM_MSG_END, PFM_MSG_PREEMPTED, PFM_MSG_RESTORED,
@@ -7,8 +8,7 @@ use perfmon_abi::consts::{
 };
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{CompactArg, Message, PmdArg, Record as _, SetInfo};
-use pmu_virt::Provenance;
-use pmu_virt::perfmon::VirtualPmd;
+use pmu_model::Provenance;
 use umpire_perfmon::{Call, ContextHandle, Event, Mapping, Wait};
 
 use super::frequency::Control;

@@ -1,8 +1,8 @@
 //! The events of `umpire stat`: what a name stands for in this VM.
 
+use perfmon::VirtualPmd;
 use perfmon_abi::wire::info::VirtualPmdInfo;
-use pmu_virt::perfmon::VirtualPmd;
-use pmu_virt::{CountRequest, KnownEvent, PmuModel, Provenance};
+use pmu_model::{CountRequest, KnownEvent, PmuModel, Provenance};
 use umpire_events::{EventError, NameTable, resolve};
 
 use super::Unit;

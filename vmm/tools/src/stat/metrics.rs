@@ -1,7 +1,7 @@
 //! Numbers that follow from several counts, as `perf stat` shows them.
 
-use pmu_virt::KnownEvent;
-use pmu_virt::perfmon::VirtualPmd;
+use perfmon::VirtualPmd;
+use pmu_model::KnownEvent;
 
 use super::Metric;
 use super::events::Asked;
@@ -97,7 +97,7 @@ mod tests {
     use super::super::Unit;
     use super::super::events::Source;
     use super::*;
-    use pmu_virt::PmuModel;
+    use pmu_model::PmuModel;
     use umpire_events::{LibraryError, NoTables, resolve};
 
     /// Counts `name=value`; what the first one's metric is.

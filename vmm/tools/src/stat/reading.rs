@@ -5,7 +5,7 @@ use perfmon_abi::consts::{
     PFM_PROV_DERIVED, PFM_PROV_EXACT, PFM_PROV_HARDWARE, PFM_PROV_LOST, PFM_PROV_NOT_COUNTED,
     PFM_PROV_SCALED, PFM_PROV_SIMULATED, PFM_REG_RETFL_PROV_MASK, PFM_REG_RETFL_PROV_SHIFT,
 };
-use pmu_virt::Provenance;
+use pmu_model::Provenance;
 
 /// How a register came to its value, as its return flags tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -141,7 +141,7 @@ pub fn mean(runs: &[Vec<Row>]) -> Vec<Row> {
         for (count, row) in counts {
             values.add(float(count));
             provenance = match (provenance, row.provenance) {
-                (Some(one), Some(other)) => Some(pmu_virt::Provenance::and(one, other)),
+                (Some(one), Some(other)) => Some(pmu_model::Provenance::and(one, other)),
                 (one, other) => one.or(other),
             };
             // A rate may be in K/sec in one run and in M/sec in another.
@@ -196,7 +196,7 @@ fn rounded(mean: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::stat::Unit;
-    use pmu_virt::Provenance;
+    use pmu_model::Provenance;
 
     fn row(value: Value) -> Row {
         let counted = matches!(value, Value::Counted(_));
@@ -221,8 +221,8 @@ mod tests {
             source,
             unit: Unit::EVENTS,
         };
-        let request = pmu_virt::CountRequest::plain(
-            pmu_virt::EventCode::Fixed(pmu_virt::FixedFunction::CoreCycles),
+        let request = pmu_model::CountRequest::plain(
+            pmu_model::EventCode::Fixed(pmu_model::FixedFunction::CoreCycles),
             true,
             true,
         );

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use perfmon::VirtualPmd;
 use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_REGFL_READ_RESET, PFM_SETFL_TIME_SWITCH};
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{PmcArg, PmdArg, SetDesc, SetInfo, Timespec};
-use pmu_virt::perfmon::VirtualPmd;
 use umpire_perfmon::{Call, ContextHandle};
 
 use super::events::{Asked, Source};

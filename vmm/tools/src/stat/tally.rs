@@ -1,7 +1,7 @@
 //! What one context has counted so far, event by event.
 
-use pmu_virt::Provenance;
-use pmu_virt::perfmon::estimate::{Estimate, Estimator};
+use perfmon::estimate::{Estimate, Estimator};
+use pmu_model::Provenance;
 
 use super::reading::{Count, How, Reading, slices};
 
@@ -233,7 +233,7 @@ pub fn sum(parts: &[Counted], level: bool) -> Counted {
         .map(|part| part.enabled_ns)
         .fold(0, u64::saturating_add);
     let partly = covered < enabled && !level;
-    let scaled = pmu_virt::perfmon::estimate::linear(counted, covered, enabled);
+    let scaled = perfmon::estimate::linear(counted, covered, enabled);
     let provenance = provenance.reduce(Provenance::and);
     Counted {
         value: Some(match (partly, scaled) {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use perfmon::LogicalPmu;
 use perfmon_abi::wire::Errno;
-use pmu_virt::perfmon::LogicalPmu;
 
 use super::events::Asked;
 use super::schedule::{Counters, Schedule, Wanted};
@@ -201,7 +201,7 @@ fn attempts(pmu: &LogicalPmu) -> impl Iterator<Item = Counters> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pmu_virt::PmuModel;
+    use pmu_model::PmuModel;
 
     #[test]
     fn the_most_counters_are_tried_first() {

@@ -328,7 +328,7 @@ mod tests {
 
     use crate::stat::reading::{Count, How, SetReading};
     use crate::stat::tally::{Counted, Scale};
-    use pmu_virt::Provenance;
+    use pmu_model::Provenance;
 
     const HARDWARE: How = How::Counted(Provenance::Hardware);
 

@@ -11,9 +11,9 @@ use super::{
     overflow_with, period, pmc, pmd, restart,
 };
 use crate::context::Phase;
-use crate::description::VirtualPmd;
 use crate::format::Control;
 use crate::throttle::Throttle;
+use pmu_model::VirtualPmd;
 
 /// What a message of overflows in set 0 looks like.
 fn told(pmds: &[u16]) -> Vec<Option<Message>> {

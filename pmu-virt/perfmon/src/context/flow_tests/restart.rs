@@ -10,8 +10,8 @@ use super::{
 };
 use crate::carta;
 use crate::context::{How, Phase};
-use crate::description::VirtualPmd;
 use crate::format::Control;
+use pmu_model::VirtualPmd;
 
 #[test]
 fn which_restart_is_valid() {

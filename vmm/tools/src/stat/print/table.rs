@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use pmu_virt::Provenance;
+use pmu_model::Provenance;
 
 use super::{Interval, Whole};
 use crate::stat::{Metric, Row, Runs, Unit, Value, in_unit, missing, stamp};
