@@ -64,7 +64,10 @@ impl State {
         match (self.preempted, inactive_ns) {
             (true, Some(ns)) => {
                 self.ahead_ns = self.ahead_ns.saturating_add(ns).saturating_sub(reported);
-                Blind { ns, unreported: false }
+                Blind {
+                    ns,
+                    unreported: false,
+                }
             }
             (unreported, _) => Blind {
                 ns: reported.saturating_sub(std::mem::take(&mut self.ahead_ns)),
@@ -295,8 +298,14 @@ mod tests {
 
     #[test]
     fn no_blind_time_is_taken_twice() {
-        let known = |ns| Blind { ns, unreported: false };
-        let unknown = |ns| Blind { ns, unreported: true };
+        let known = |ns| Blind {
+            ns,
+            unreported: false,
+        };
+        let unknown = |ns| Blind {
+            ns,
+            unreported: true,
+        };
         // It comes and goes between two readings.
         check_blind(&[(0, false, Some(3), known(0)), (7, false, Some(9), known(7))]);
         // It lasts for three readings, and is reported at the fourth.
