@@ -120,7 +120,7 @@ pub struct CounterPlan {
 
 impl CounterPlan {
     /// Looks at the host and at the files that `sources` name. `cores` threads
-    /// will run vCPUs; the first of them on host CPU `pinned`, if it is told.
+    /// will run vCPUs; the first of them on host CPU `pinned`, if there is one.
     ///
     /// # Errors
     /// [`CounterError`] says what is wrong and what to do.
@@ -153,7 +153,7 @@ impl CounterPlan {
         })
     }
 
-    /// The same plan for another machine, whose vCPUs have run for no time yet.
+    /// This plan for another machine, whose vCPUs have run for no time yet.
     #[must_use]
     pub fn anew(&self) -> Self {
         let source = |source: &Ready| match source {
@@ -216,7 +216,7 @@ impl CounterPlan {
     }
 }
 
-/// What a backend is told of this host: the guest's TSC frequency, the vendor
+/// What a backend must know of this host: the guest's TSC frequency, the vendor
 /// of the processor, and what single steps do.
 #[must_use]
 pub fn backend_env(tsc_khz: u32, host_vendor: Option<Vendor>, step: StepSupport) -> BackendEnv {

@@ -10,7 +10,7 @@
 //! before its message is printed; and whoever calls `exit` calls
 //! [`restore_all`] first. Signals are the main loop's: it ends by dropping.
 
-mod sys;
+mod mode;
 
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
@@ -58,18 +58,18 @@ impl RawTerminal {
             return Ok(None);
         }
         let failed = |action| move |source| TerminalError { action, source };
-        let mode = sys::mode(fd).map_err(failed("read the mode of"))?;
-        let raw = sys::raw(&mode);
+        let mode = mode::mode(fd).map_err(failed("read the mode of"))?;
         // A copy of its own: the caller may close what it gave.
         let copy = fd.try_clone_to_owned().map_err(failed("keep"))?;
         restore_on_panic();
 
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let raw = mode::raw(&mode);
         let saved = Saved { id, fd: copy, mode };
         // It is on the list before it changes: no moment of raw mode is unguarded.
         list().push(saved);
         let terminal = Self { id };
-        sys::set_mode(fd, &raw).map_err(failed("change the mode of"))?;
+        mode::set_mode(fd, &raw).map_err(failed("change the mode of"))?;
         Ok(Some(terminal))
     }
 }
@@ -93,7 +93,7 @@ pub fn restore_all() {
 
 impl Saved {
     fn restore(self) {
-        if let Err(error) = sys::set_mode(self.fd.as_fd(), &self.mode) {
+        if let Err(error) = mode::set_mode(self.fd.as_fd(), &self.mode) {
             // The terminal is gone: there is nothing left to restore.
             log::debug!("cannot restore the terminal: {error}");
         }

@@ -75,7 +75,7 @@ pub enum BenchError {
     #[error("the hostile client: {0}")]
     Client(std::io::Error),
     /// The process's own memory.
-    #[error("resident memory cannot be told: {0}")]
+    #[error("resident memory cannot be read: {0}")]
     Memory(std::io::Error),
 }
 

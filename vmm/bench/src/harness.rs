@@ -43,8 +43,8 @@ impl<'a> Harness<'a> {
         })
     }
 
-    /// What counter sources are told of the host: the TSC's frequency, which a
-    /// vCPU tells, and the vendor.
+    /// What counter sources must know of the host: the TSC's frequency, which a
+    /// vCPU has, and the vendor.
     pub(super) fn env(&self) -> Result<BackendEnv, BenchError> {
         let guest = MicroGuest::new().start(Start::at(KERNEL_CODE, 0));
         let (_vm, vcpus) = self.build(&guest)?;
@@ -74,7 +74,8 @@ impl<'a> Harness<'a> {
         self.solo_with(kvm, vm, backend, platform, observer, None)
     }
 
-    /// The same with counter reservations.
+    /// Puts `kvm` into the real run loop, on the calling thread, with counter
+    /// reservations or without.
     pub(super) fn solo_with(
         &self,
         kvm: KvmVcpu,

@@ -49,7 +49,7 @@ const SPARE: u32 = 2;
 pub enum PcrAccess {
     /// RDMSR of a counter that nobody holds.
     Read,
-    /// The same by its alias.
+    /// RDMSR by its alias of a counter that nobody holds.
     ReadAlias,
     /// RDMSR of a private counter by its alias, with the cookie.
     ReadCookie,
@@ -83,7 +83,7 @@ impl PcrAccess {
     /// What a guest without reservations can do.
     const LEGACY: [Self; 3] = [Self::Read, Self::Write, Self::Rdpmc];
 
-    /// The same instruction where there are no reservations.
+    /// What this instruction is compared with, where there are no reservations.
     fn baseline(self) -> Option<Self> {
         match self {
             Self::Read | Self::ReadAlias | Self::ReadCookie | Self::ReadDropped => Some(Self::Read),
@@ -116,7 +116,7 @@ pub struct PcrRow {
     pub access: PcrAccess,
     /// With reservations.
     pub reservations: Percentiles,
-    /// The same instruction without; none where there is no such thing.
+    /// Without reservations; none where the access needs them.
     pub without: Option<Percentiles>,
     /// Ratio of the medians.
     pub ratio_p50: Option<f64>,

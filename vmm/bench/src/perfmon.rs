@@ -158,7 +158,7 @@ pub struct Events {
     pub names: Vec<String>,
 }
 
-/// Tells on standard error what is being measured.
+/// Shows on standard error what is being measured.
 fn progress(what: &str) {
     // Nobody may read it.
     let _ = writeln!(stderr(), "bench perfmon: {what}");

@@ -23,7 +23,7 @@ use super::error::BenchError;
 use super::harness::{self, BatchPort, Harness, PATIENCE};
 use super::report::{Report, micros, pair, table, where_it_ran};
 use super::sources::{Event, LeftOut, Source, first_countable, tells_when};
-use super::stats::{Percentiles, percentiles_of};
+use super::stats::{Percentiles, percentiles};
 
 /// Overflows in one batch.
 const BATCH: u32 = 100;
@@ -190,8 +190,8 @@ impl Subject {
             backend,
             event: event.known.to_string(),
             samples: waits.handler.len(),
-            handler: percentiles_of(&mut waits.handler, tsc_khz).ok_or_else(none)?,
-            sent: percentiles_of(&mut waits.sent, tsc_khz).ok_or_else(none)?,
+            handler: percentiles(&mut waits.handler, tsc_khz).ok_or_else(none)?,
+            sent: percentiles(&mut waits.sent, tsc_khz).ok_or_else(none)?,
             precision_ns: self.clock.precision * 1_000_000 / u64::from(tsc_khz.max(1)),
         })
     }
@@ -251,7 +251,7 @@ impl GuestClock {
             let guest = kvm.read_msr(IA32_TSC)?;
             let precision = rdtsc().wrapping_sub(before) / 2;
             let guest = guest
-                .ok_or_else(|| BenchError::Guest("KVM does not tell the guest's TSC".to_owned()))?;
+                .ok_or_else(|| BenchError::Guest("KVM does not give the guest's TSC".to_owned()))?;
             if best.is_none_or(|best| precision < best.precision) {
                 let offset = guest.wrapping_sub(before.wrapping_add(precision));
                 best = Some(Self { offset, precision });

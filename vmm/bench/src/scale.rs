@@ -37,7 +37,7 @@ pub struct ScaleRow {
     pub counters: usize,
     /// One entry and one exit, each vCPU on a core of its own.
     pub settle_ns: f64,
-    /// RDMSR of a running counter, likewise.
+    /// RDMSR of a running counter, each vCPU on a core of its own.
     pub rdmsr_ns: f64,
     /// One switch out and in, all vCPUs on one core.
     pub switch_ns: f64,

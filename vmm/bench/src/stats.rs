@@ -13,12 +13,7 @@ pub struct Percentiles {
 
 /// The percentiles (nearest rank) of `ticks`, which is sorted by this; none of an
 /// empty series. `tsc_khz` must not be 0.
-pub fn percentiles(ticks: &mut [u32], tsc_khz: u32) -> Option<Percentiles> {
-    percentiles_of(ticks, tsc_khz)
-}
-
-/// The same of any width.
-pub(super) fn percentiles_of<T: Copy + Ord + Into<u64>>(
+pub fn percentiles<T: Copy + Ord + Into<u64>>(
     ticks: &mut [T],
     tsc_khz: u32,
 ) -> Option<Percentiles> {

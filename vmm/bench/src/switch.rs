@@ -50,7 +50,7 @@ pub struct SwitchRow {
     pub umpire: Cost,
     /// Every select and counter of the model saved and restored each time.
     pub naive: Cost,
-    /// The same of those alone that the two vCPUs use.
+    /// The selects and counters that the two vCPUs use saved and restored each time.
     pub naive_used: Cost,
     /// The target of the scenario was reached, against `naive`.
     pub met: bool,
@@ -220,8 +220,8 @@ fn switch(way: &mut dyn Way, slice: Slice, tsc: u64) -> u64 {
     entered.saturating_sub(begin) + end.saturating_sub(leaving)
 }
 
-/// All ways must have counted the same, else their times mean nothing. That can
-/// be told of sources that are repeatable.
+/// All ways must have counted the same, else their times mean nothing. Only
+/// repeatable sources can show that.
 fn agree<const N: usize>(
     ways: &mut [&mut dyn Way; N],
     scenario: &Scenario,

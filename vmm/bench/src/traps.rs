@@ -37,7 +37,7 @@ pub struct TrapRow {
     pub umpire: Percentiles,
     /// Through the loop that only answers, with the same breakpoint in place.
     pub bare: Percentiles,
-    /// The same without a breakpoint; none for RDPMC, which needs it.
+    /// Through the loop that only answers, without a breakpoint; none for RDPMC, which needs it.
     pub bare_unarmed: Option<Percentiles>,
     /// Ratio of the medians.
     pub ratio_p50: f64,

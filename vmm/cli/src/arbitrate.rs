@@ -49,10 +49,11 @@ pub fn run(flags: &ArbitrateFlags) -> Result<ExitStatus, UserError> {
     Ok(ExitStatus::SUCCESS)
 }
 
-/// The same, to `out`.
+/// Plays the script and writes the report to `out`.
 ///
 /// # Errors
-/// As [`run`]'s.
+/// The script or a flag cannot be used, or `out` cannot be written to. Whoever
+/// closes `out` early has seen enough: that is no error.
 pub fn report(flags: &ArbitrateFlags, out: &mut dyn Write) -> Result<(), UserError> {
     let (script, plays) = prepare(flags).map_err(UserError::bad_input)?;
     let written = if flags.json {

@@ -41,7 +41,7 @@ pub struct GenericEntry {
 pub struct QuantityEntry {
     /// Its name as an event.
     pub name: &'static str,
-    /// What it tells.
+    /// What it is.
     pub description: &'static str,
     /// It is known at the moment of a sample alone.
     pub samples_only: bool,

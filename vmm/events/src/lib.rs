@@ -4,7 +4,7 @@
 //! The tables come through [`NameTable`]; [`names`] is libpfm4's, loaded at run
 //! time, and [`NoTables`] what there is without it. [`list()`] finds events by a
 //! pattern. Which backends can count an event the caller says, by a [`Backends`].
-//! `docs/events.md` tells how names are written.
+//! `docs/events.md` says how names are written.
 
 #![deny(unsafe_code)]
 

@@ -13,7 +13,7 @@ use super::table::{
 use crate::text::one_line;
 
 /// One more than the highest number of a PMU that is asked for. libpfm 4.13
-/// has some 520, refuses those that it lacks, and has no way to tell the highest.
+/// has some 520, refuses those that it lacks, and has no way to ask for the highest.
 const PMU_NUMBERS: i32 = 2048;
 
 /// `pfm_pmu_type_t`.

@@ -182,7 +182,7 @@ fn generic_entries(
     all.iter().filter(asked).filter_map(entry).collect()
 }
 
-/// What the VMM tells of itself.
+/// What the VMM measures of itself.
 fn quantities(pattern: Option<&Pattern>) -> impl Iterator<Item = Entry> {
     let asked = move |which: &&VirtualPmd| {
         pattern.is_none_or(|it| it.finds_name(which.name()) || it.finds_text(which.text()))

@@ -71,7 +71,7 @@ pub fn resolve(
     }
 }
 
-/// The models that can have the event, where the name tells; none for generic
+/// The models that can have the event, where the name says so; none for generic
 /// names, raw codes and names without a table.
 ///
 /// # Errors

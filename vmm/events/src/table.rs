@@ -1,4 +1,4 @@
-//! What a source of event names tells, and the source that has none.
+//! What a source of event names gives, and the source that has none.
 
 use std::fmt::Debug;
 
@@ -97,7 +97,7 @@ pub enum AttributeKind {
     UnitMask,
     /// `:NAME`, changes how it is counted.
     Flag,
-    /// `:NAME=NUMBER`, likewise.
+    /// `:NAME=NUMBER`, changes how it is counted.
     Number,
 }
 

@@ -124,7 +124,7 @@ pub enum OversubscribeChoice {
     /// They take turns, and counts are scaled and labelled so.
     #[default]
     Multiplex,
-    /// The ones that find no place stay frozen, and are told as unavailable.
+    /// The ones that find no place stay frozen, and reports call them unavailable.
     Refuse,
 }
 

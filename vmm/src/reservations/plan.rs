@@ -188,7 +188,7 @@ fn having(there: PerKind) -> String {
 }
 
 impl PcrChoice {
-    /// What it comes to on a PMU of `model`, with these counters set aside for
+    /// The plan for a PMU of `model`, with these counters set aside for
     /// the firmware.
     ///
     /// # Errors

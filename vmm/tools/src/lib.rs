@@ -2,7 +2,8 @@
 //! [`profile`], [`ls`] shows who holds what.
 //!
 //! They know a VM only by its perfmon2 interface ([`umpire_perfmon`]). Here is
-//! also what they share: how they find a VM, whom they look at, and for how long.
+//! also what they share: how they find a VM, what of it they look at, and for how
+//! long.
 //! `docs/tools.md` describes them.
 
 #![deny(unsafe_code)]

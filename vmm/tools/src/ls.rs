@@ -11,7 +11,7 @@ use umpire_perfmon::ENVIRONMENT;
 
 use crate::{ToolError, connect, refused};
 
-/// A VM as its socket tells of it.
+/// A VM as it describes itself through its socket.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmListing {
     /// The socket.

@@ -1,4 +1,4 @@
-//! Samples of guests in a file, and what can be told from them.
+//! Samples of guests in a file, and reports of them.
 //!
 //! `umpire record` writes a profile with [`ProfileWriter`]; `umpire report` and
 //! `umpire script` read it with [`ProfileReader`]. `docs/profiling.md` describes

@@ -121,7 +121,7 @@ pub struct Row {
     pub running_ns: u64,
     /// The standard error of the mean in percent of it, after several runs.
     pub variance: Option<f64>,
-    /// Whose count it is, where rows are told apart by it.
+    /// Whose count it is, where each vCPU or core has rows.
     pub whose: Option<Target>,
     /// A number computed from this count and others.
     pub metric: Option<Metric>,

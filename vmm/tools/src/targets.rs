@@ -1,4 +1,4 @@
-//! Whom a tool looks at.
+//! The VM and the part of it that a tool looks at.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -90,7 +90,7 @@ pub(crate) fn connect(path: &Path) -> Result<Client, ToolError> {
     })
 }
 
-/// The socket that is meant.
+/// The socket that `control` names, or else the environment.
 fn socket(control: Option<&Path>) -> Result<PathBuf, ToolError> {
     if let Some(path) = control {
         return Ok(path.to_owned());

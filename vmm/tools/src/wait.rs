@@ -29,7 +29,7 @@ pub(crate) struct Waiter {
 
 /// The number of the event that signals write.
 const STOP: u64 = u64::MAX;
-/// How many things are told of at once; others are told of next time.
+/// How many things one wait reports; the next wait reports the others.
 const AT_ONCE: usize = 64;
 
 impl Waiter {

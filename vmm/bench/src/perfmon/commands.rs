@@ -12,7 +12,7 @@ use super::served_guest::{ServedGuest, Setting};
 use super::tool::{call, end, start};
 use super::{Bench, progress};
 use crate::error::BenchError;
-use crate::stats::{Percentiles, percentiles_of};
+use crate::stats::{Percentiles, percentiles};
 
 /// Counters that a READ reads.
 const READ: usize = 6;
@@ -90,7 +90,7 @@ pub(super) fn timed(
         served.check_time()?;
     }
     let per_second = f64::from(iterations) / begun.elapsed().as_secs_f64().max(f64::EPSILON);
-    let time = percentiles_of(&mut times, NANOSECONDS);
+    let time = percentiles(&mut times, NANOSECONDS);
     Ok(CommandRow {
         command,
         per_second,

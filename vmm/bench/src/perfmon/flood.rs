@@ -138,7 +138,7 @@ impl Hostile {
             packets: 0,
             refused: 0,
         };
-        // It tells that it is there.
+        // It says that it is there.
         hostile.hear()?;
         Ok(hostile)
     }

@@ -25,7 +25,7 @@ pub(super) fn words_of(vcpu: usize) -> u64 {
     SCRATCH + u64::try_from(vcpu).unwrap_or(0) * STRIDE
 }
 
-/// One vCPU that runs a loop at CPL 3, again and again, and tells how long each
+/// One vCPU that runs a loop at CPL 3, again and again, and reports how long each
 /// turn took. The rounds of the loop are the word at [`words_of`]; until it is
 /// written, a turn has one.
 pub(super) fn busy() -> Result<MicroGuest, MicroError> {
@@ -63,7 +63,7 @@ fn turn(a: &mut CodeAssembler) -> Written {
     a.ud2()
 }
 
-/// Tells that the loop is over, and goes back to it.
+/// Reports that the loop is over, and goes back to it.
 fn turn_over(a: &mut CodeAssembler) -> Written {
     a.mov(rax, qword_ptr(rdi + NUMBER))?;
     a.mov(dx, u32::from(DONE))?;

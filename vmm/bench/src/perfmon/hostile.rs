@@ -29,22 +29,22 @@ const ENDED: u8 = 0;
 const COMPUTES: u8 = 1;
 const FLOODS: u8 = 2;
 
-/// Does as it is told until its input ends. Each answer is a line: what it does
+/// Does as its input says until it ends. Each answer is a line: what it does
 /// from now on, and how many connections, packets and failures to connect there
 /// were so far.
 pub(crate) fn run(socket: &Path) -> Result<(), BenchError> {
     let address = SocketAddrUnix::new(socket).map_err(|error| BenchError::Client(error.into()))?;
     let wanted = Arc::new(AtomicU8::new(COMPUTES));
-    let told = wanted.clone();
+    let asked = wanted.clone();
     std::thread::spawn(move || {
         for line in stdin().lock().lines().map_while(Result::ok) {
             match line.as_str() {
-                QUIET => told.store(COMPUTES, Ordering::Release),
-                HOSTILE => told.store(FLOODS, Ordering::Release),
+                QUIET => asked.store(COMPUTES, Ordering::Release),
+                HOSTILE => asked.store(FLOODS, Ordering::Release),
                 _ => break,
             }
         }
-        told.store(ENDED, Ordering::Release);
+        asked.store(ENDED, Ordering::Release);
     });
     let mut storm = Storm::new(address);
     let mut does = ENDED;

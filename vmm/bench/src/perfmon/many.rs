@@ -16,7 +16,7 @@ use super::{Bench, progress};
 use crate::error::BenchError;
 use crate::guest::BATCH;
 use crate::sources::first_countable;
-use crate::stats::{Percentiles, percentiles_of};
+use crate::stats::{Percentiles, percentiles};
 
 /// vCPUs, each with a loaded context at the end.
 const VCPUS: u8 = 64;
@@ -130,8 +130,8 @@ fn run(
     Ok(ManyReport {
         unloaded,
         loaded,
-        creation: percentiles_of(&mut creations, NANOSECONDS).ok_or_else(none)?,
-        loading: percentiles_of(&mut loadings, NANOSECONDS).ok_or_else(none)?,
+        creation: percentiles(&mut creations, NANOSECONDS).ok_or_else(none)?,
+        loading: percentiles(&mut loadings, NANOSECONDS).ok_or_else(none)?,
         memory_before,
         memory_unloaded,
         memory_loaded,

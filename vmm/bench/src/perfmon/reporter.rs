@@ -1,4 +1,4 @@
-//! The devices of a measuring guest: a port on which it tells of each batch.
+//! The devices of a measuring guest: a port on which it reports each batch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,9 +20,9 @@ const OURS: u32 = u32::MAX;
 /// What a batch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reported {
-    /// One turn of a vCPU's loop; its number is told.
+    /// One turn of a vCPU's loop, with its number.
     Turns,
-    /// Accesses of vCPU 0; their kind is told.
+    /// Accesses of vCPU 0, with their kind.
     Accesses,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Batch {
 /// Passes batches on.
 #[derive(Debug)]
 pub(super) struct Reporter {
-    told: Reported,
+    what: Reported,
     memory: Option<GuestMemoryMmap>,
     batches: SyncSender<Batch>,
     stop: Arc<AtomicBool>,
@@ -49,13 +49,13 @@ pub(super) struct Reporter {
 
 impl Reporter {
     pub(super) fn new(
-        told: Reported,
+        what: Reported,
         batches: SyncSender<Batch>,
         stop: Arc<AtomicBool>,
         cpu: Option<usize>,
     ) -> Self {
         Self {
-            told,
+            what,
             memory: None,
             batches,
             stop,
@@ -64,7 +64,7 @@ impl Reporter {
         }
     }
 
-    /// The same, with the guest's memory.
+    /// With the guest's memory, in which it leaves its times.
     pub(super) fn of(mut self, memory: GuestMemoryMmap) -> Self {
         self.memory = Some(memory);
         self
@@ -80,7 +80,7 @@ impl Reporter {
 
     fn ticks(&self, number: u32) -> Option<Vec<u64>> {
         let memory = self.memory.as_ref()?;
-        match self.told {
+        match self.what {
             Reported::Turns => {
                 let words = words_of(usize::try_from(number).ok()?);
                 let word = |at| memory.read_obj::<u64>(GuestAddress(words + at)).ok();

@@ -42,7 +42,7 @@ pub(super) struct Setting<'a> {
     /// vCPUs share this many cores.
     pub(super) cores: Option<CorePlan>,
     /// What a batch of the guest is.
-    pub(super) told: Reported,
+    pub(super) reports: Reported,
     /// Host CPUs of the server and of the guest's thread.
     pub(super) cpus: Option<[usize; 2]>,
     pub(super) timeout: Duration,
@@ -59,23 +59,23 @@ pub(super) struct ServedGuest {
 }
 
 impl<'a> Setting<'a> {
-    /// One vCPU on a thread of its own, which tells of the turns of its loop.
+    /// One vCPU on a thread of its own, which reports the turns of its loop.
     pub(super) fn busy(bench: &'a Bench<'_>, source: &'a Source) -> Self {
         Self {
             model: &bench.model,
             source,
             vcpus: 1,
             cores: None,
-            told: Reported::Turns,
+            reports: Reported::Turns,
             cpus: None,
             timeout: bench.timeout,
         }
     }
 
-    /// The same, telling of accesses.
+    /// One vCPU on a thread of its own, which reports the times of accesses.
     pub(super) fn measuring(bench: &'a Bench<'_>, source: &'a Source) -> Self {
         Self {
-            told: Reported::Accesses,
+            reports: Reported::Accesses,
             ..Self::busy(bench, source)
         }
     }
@@ -105,7 +105,7 @@ impl<'a> Setting<'a> {
         let (built, memory) = channel();
         let stop = Arc::new(AtomicBool::new(false));
         let reporter = Reporter::new(
-            self.told,
+            self.reports,
             sender,
             stop.clone(),
             self.cpus.map(|cpus| cpus[1]),

@@ -36,7 +36,7 @@ pub struct SetRow {
     pub counters: usize,
     /// An entry and an exit with a switch at the end of it.
     pub switching: SetCost,
-    /// The same with one set.
+    /// An entry and an exit with one set.
     pub staying: SetCost,
     /// Switches in the run.
     pub switches: u64,
@@ -120,7 +120,7 @@ fn cost(
     loaded.map_err(|(_, refusal)| BenchError::refused("loading a context", refusal))?;
     let started = pmu.call_context(Some(&mut core), &mut Call::Start(None), &Nobody);
     started.map_err(|refusal| BenchError::refused("starting it", refusal))?;
-    // A little more than the time of a set, which is told in whole nanoseconds.
+    // A little more than the time of a set, which the interface gives in whole nanoseconds.
     let slice = u64::try_from(SLICE.as_millis()).unwrap_or(1) * u64::from(khz.get());
     let slice = slice + slice / 1000;
     let (mut tsc, mut switches, mut times) = (rdtsc(), 0, Vec::new());

@@ -6,7 +6,7 @@ use super::served_guest::ServedGuest;
 use crate::beside::Ratios;
 use crate::error::BenchError;
 use crate::guest::Access;
-use crate::stats::{Percentiles, percentiles_of};
+use crate::stats::{Percentiles, percentiles};
 
 /// Samples by the place of the access in [`Access::ALL`].
 #[derive(Clone, Debug, Default)]
@@ -52,8 +52,8 @@ impl TimesByAccess {
         let none = || BenchError::Guest("it took no samples".to_owned());
         let pairs = quiet.0.into_iter().zip(self.0);
         let row = |(access, (mut quiet, mut loaded)): (Access, (Vec<u64>, Vec<u64>))| {
-            let quiet = percentiles_of(&mut quiet, tsc_khz).ok_or_else(none)?;
-            let loaded = percentiles_of(&mut loaded, tsc_khz).ok_or_else(none)?;
+            let quiet = percentiles(&mut quiet, tsc_khz).ok_or_else(none)?;
+            let loaded = percentiles(&mut loaded, tsc_khz).ok_or_else(none)?;
             Ok(TrapsRow {
                 access,
                 quiet,

@@ -105,7 +105,7 @@ fn nmi(a: &mut CodeAssembler, msrs: &PmuMsrs) -> Written {
     a.iretq()
 }
 
-/// Tells that the loop is over, and goes back to it.
+/// Reports that the loop is over, and goes back to it.
 fn turn_over(a: &mut CodeAssembler) -> Written {
     a.xor(eax, eax)?;
     a.mov(dx, u32::from(DONE))?;

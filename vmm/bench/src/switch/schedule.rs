@@ -21,7 +21,7 @@ pub(super) struct Scenario {
     pub(super) per_return: u64,
     /// Highest number of operations for each return, if there is a target.
     pub(super) most: Option<f64>,
-    /// Least factor by which the naive way needs more operations, likewise.
+    /// Least factor by which the naive way needs more operations, if there is a target.
     pub(super) factor: Option<f64>,
 }
 

@@ -149,7 +149,8 @@ struct Saved {
 }
 
 impl Naive {
-    /// As [`Umpire::new`], with one slot for each counter of the model.
+    /// vCPUs of `model` whose selects are written before they first run, on cores
+    /// with one slot for each counter of the model.
     pub(super) fn new(
         model: &PmuModel,
         vcpus: &[Selects],

@@ -112,7 +112,7 @@ fn outcome(outcome: Outcome) -> String {
     }
 }
 
-/// What came of a step at `at_ms`, in few words.
+/// How a step at `at_ms` ended, in few words.
 pub(super) fn end(end: End, at_ms: u32) -> String {
     match end {
         End::Done => "done".to_owned(),

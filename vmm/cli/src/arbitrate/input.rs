@@ -60,7 +60,7 @@ fn near(path: &Path) -> Option<PathBuf> {
 fn parse(name: &str, input: impl Read) -> Result<Script, InputError> {
     let name = name.to_owned();
     let mut bytes = Vec::new();
-    // One byte more than allowed tells a script that is too long from one that
+    // One byte more than allowed shows a script that is too long from one that
     // just fits.
     if let Err(cause) = input.take(LONGEST + 1).read_to_end(&mut bytes) {
         return Err(InputError::Read { name, cause });

@@ -44,7 +44,7 @@ struct JsonLine<'a> {
     in_ms: Option<u32>,
 }
 
-/// Writes each trace, then what came of each step, then who holds what.
+/// Writes each trace, then how each step ended, then who holds what.
 pub(super) fn write(script: &Script, plays: &[Play], out: &mut dyn Write) -> io::Result<()> {
     for play in plays {
         let scheme = play.scheme.name();

@@ -8,7 +8,7 @@ use umpire_tools::table::lines;
 
 use super::{Play, format};
 
-/// Writes each trace, and if there are several what tells them apart.
+/// Writes each trace, and if there are several how they differ.
 pub(super) fn write(script: &Script, plays: &[Play], out: &mut dyn Write) -> io::Result<()> {
     for play in plays {
         writeln!(out, "{}", title(play.scheme))?;
@@ -40,7 +40,7 @@ fn write_trace(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{:>8}  {:<10}  {:<7}  what", "ms", "layer", "counter")?;
     let next = trace.rows.iter().skip(1).map(Some).chain([None]);
     for (row, next) in trace.rows.iter().zip(next) {
-        if is_told_again(row, next) {
+        if is_said_again(row, next) {
             continue;
         }
         let layer = row.layer.map_or("", format::layer);
@@ -53,13 +53,13 @@ fn write_trace(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// A refusal, if the next row is the answer that tells of it.
-fn is_told_again(row: &Row, next: Option<&Row>) -> bool {
+/// A refusal, if the next row is the answer that says so.
+fn is_said_again(row: &Row, next: Option<&Row>) -> bool {
     let (What::Decided(Event::Refused(reason)), Some(next)) = (row.what, next) else {
         return false;
     };
     let is_same = match next.what {
-        What::Faulted(told) => told == reason,
+        What::Faulted(said) => said == reason,
         What::Answered(answer) => answer.outcome == Outcome::Refused(reason),
         _ => false,
     };

@@ -235,7 +235,7 @@ fn program_done(a: &mut CodeAssembler, names: &Names) -> Written {
     out(a, TEST_EXIT)
 }
 
-/// Tells where, and goes on after the instruction: all that can fault here are
+/// Reports where, and goes on after the instruction: all that can fault here are
 /// two bytes long.
 fn gp_handler(a: &mut CodeAssembler) -> Written {
     a.push(rax)?;

@@ -168,7 +168,7 @@ fn model_with(
         match find(events, &model, names) {
             Ok(named) => return Ok((model, named)),
             // The model is right, and the name is not: that says more.
-            Err(told @ EventError::Ambiguous { .. }) => problem = told,
+            Err(ambiguous @ EventError::Ambiguous { .. }) => problem = ambiguous,
             Err(_) => {}
         }
     }

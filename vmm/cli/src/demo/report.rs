@@ -67,7 +67,7 @@ impl CounterRow {
         }
     }
 
-    /// What became of `event`, of which the guest told `reports`.
+    /// The outcome of `event`, by the `reports` of the counters.
     pub(super) fn of_event(
         event: &Planned,
         reports: &[CounterReport],

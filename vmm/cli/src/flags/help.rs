@@ -108,7 +108,8 @@ Exit status: 0; 2 if the script or a value cannot be used.";
 
 const STAT: &str = "\
 Events are those of umpire events, for the VM's PMU model, and vm-exits, vm-run-ns and others
-that the VMM tells of itself (umpire events vm-). Before each event stands how it was counted.
+that the VMM measures of itself (umpire events vm-). The output says before each event how it
+was counted.
 
 <not supported> is an event that nothing here counts, <not counted> one that found no counter
 or lost it. If there are more events than counters, sets of them take turns; a percentage says
@@ -143,8 +144,8 @@ Exit status: 0, also if no VM is found; 2 if a socket that was named does not an
 
 const REPORT: &str = "\
 Overhead is the part of the event's occurrences, which each sample stands for by its period.
-What could not be sampled is told in the first lines. Programs of the guest are told apart
-by CR3, the address of their page tables.
+The first lines say what could not be sampled. CR3, the address of the page tables, stands
+for a program of the guest.
 
 Names come from one file: a copy of the guest's /proc/kallsyms, made as root, has those of
 modules too and fits a kernel that moved itself (KASLR). With vmlinux or System.map say how
@@ -181,7 +182,7 @@ without a pause; both in turn beside the same first one. Times are in nanosecond
 const BENCH_PMI: &str = "\
 The handler begins with RDTSC; the backend knew when the overflow was due. Both are brought
 to one scale, which is known as well as the last column says. Times are in nanoseconds.
-A backend that does not tell when its counters overflow is left out, and named.";
+The report names backends that do not know when their counters overflow, and leaves them out.";
 
 const BENCH_SLOWDOWN: &str = "\
 Three vCPUs run the same loop at CPL 3 in turn on one thread: nothing programmed, four
@@ -201,7 +202,7 @@ Times are in nanoseconds.";
 
 const BENCH_PCR: &str = "\
 Two guests on one thread in turn: one with reservations as umpire run makes them, the audit
-trail included, one as under --pcr off. A dropped access is told to the audit trail.
+trail included, one as under --pcr off. The audit trail notes a dropped access.
 Times are in nanoseconds.";
 
 const BENCHES: [(&str, &str); 7] = [
@@ -275,7 +276,7 @@ with fewer counters if some are set aside.
   umpire run --kernel vmlinuz --hypervisor-counters 2 --audit audit.json
   umpire run --kernel vmlinuz --pmu intel-v2 --cpu-vendor intel --hypervisor-counters PMC0,FIXED2
   umpire run --kernel vmlinuz --policy firmware:max=2,lease=5000 --policy kernel:min=3
-Who held what at the end, and how often others were kept out, is told on standard error.
+Standard error says who held what at the end, and how often others were kept out.
 ";
 
 const CONTROL: &str = "

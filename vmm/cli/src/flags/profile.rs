@@ -59,7 +59,7 @@ pub struct ReportFlags {
     /// The profile.
     #[command(flatten)]
     pub profile: ProfileFlags,
-    /// What samples are told apart by, a column each: symbol, vcpu, core, ring, cr3
+    /// What samples are grouped by, a column each: symbol, vcpu, core, ring, cr3
     #[arg(short, long, value_name = "KEY[,...]", default_value = "symbol")]
     pub sort: SortKeys,
     /// Leave out rows with less than this part of the events, in percent

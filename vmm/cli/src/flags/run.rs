@@ -126,7 +126,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "HOW")]
     pub host_policy: Option<String>,
     /// How often a tool's context may interrupt its vCPU in a second, 1 to 10000000;
-    /// one that does so more often is masked and told [default: 100000]
+    /// one that does so more often is masked, and its tool hears of it [default: 100000]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub sampling_rate_max: Option<i64>,
     /// TOML file with any of these options under the same names; flags win

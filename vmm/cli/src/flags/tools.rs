@@ -8,7 +8,7 @@ use umpire_tools::numbers::Numbers;
 use umpire_tools::stat::spec::EventList;
 use umpire_tools::stat::tally::Scale;
 
-/// Whom a tool looks at.
+/// The VM and the part of it that a tool looks at.
 #[derive(Clone, Debug, Default, Args)]
 pub struct WhoFlags {
     /// The VM's control socket [default: what UMPIRE_PERFMON names]
@@ -23,8 +23,8 @@ pub struct WhoFlags {
     /// All cores, whatever vCPU runs on them
     #[arg(short = 'a', long, conflicts_with_all = ["vcpu", "core"])]
     pub all_cores: bool,
-    /// Let the guest and others have the counters when they need them; how long this was
-    /// so is told
+    /// Let the guest and others have the counters when they need them; the output says for
+    /// how long they did
     #[arg(long)]
     pub preemptible: bool,
 }

@@ -19,7 +19,7 @@ use super::tally::SortKeys;
 pub struct ReportOptions {
     /// The profile.
     pub profile: ProfileChoice,
-    /// What samples are told apart by, a column each.
+    /// What samples are grouped by, a column each.
     pub sort: SortKeys,
     /// Leave out rows with less than this part of the events, in percent.
     pub percent_limit: f64,

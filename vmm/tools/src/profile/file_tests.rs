@@ -106,7 +106,7 @@ proptest! {
         prop_assert_eq!(read, records);
     }
 
-    /// Cut off anywhere, every whole record is read, and the loss is told.
+    /// Cut off anywhere, every whole record is read, and the loss is reported.
     #[test]
     fn a_part_is_read_as_far_as_it_goes(records in records(), cut in any::<prop::sample::Index>()) {
         let whole = file(&records);

@@ -106,8 +106,8 @@ pub(super) struct Looked {
 }
 
 impl Looked {
-    /// Gives every record to every sink. What a sink cannot write is standard
-    /// output's: it is told from what the file cannot give.
+    /// Gives every record to every sink. An error says whether the file could not
+    /// be read or a sink could not write.
     pub(super) fn run(
         &self,
         reader: &mut ProfileReader<Box<dyn Read>>,

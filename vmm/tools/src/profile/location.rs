@@ -49,7 +49,7 @@ impl CodeLocation {
     }
 }
 
-/// What tells a guest's processes apart: the address of the page tables in CR3.
+/// How a guest's processes differ: the address of the page tables in CR3.
 /// A kernel that keeps its own page tables apart (PTI) has two for each process.
 #[must_use]
 pub fn process(cr3: Option<u64>) -> Option<u64> {

@@ -2,8 +2,8 @@
 //!
 //! Three files have them: the ELF file of the kernel (`vmlinux`), the
 //! `System.map` beside it, and the text of the guest's own `/proc/kallsyms`.
-//! The first two tell where the kernel was linked; a kernel that moved itself
-//! (KASLR) runs elsewhere, by an offset that the caller gives. The third tells
+//! The first two say where the kernel was linked; a kernel that moved itself
+//! (KASLR) runs elsewhere, by an offset that the caller gives. The third says
 //! where the kernel really is, its modules included.
 
 mod elf;

@@ -9,7 +9,7 @@ use super::location::{CodeLocation, process};
 use super::record::{Ring, Sample};
 use super::symbols::SymbolTable;
 
-/// What samples are told apart by; a column of the report.
+/// What samples are grouped by; a column of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SortKey {
     /// The symbol.

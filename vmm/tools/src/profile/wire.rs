@@ -14,7 +14,7 @@
 //! follows, and that. A reader passes over kinds that it does not know, and
 //! over bytes behind those that it knows: both can be added without another
 //! version. The last record is the trailer, so that a file that was cut off
-//! can be told from a whole one.
+//! differs from a whole one.
 
 use super::record::{Loss, LossKind, Record, Ring, Sample, Totals};
 

@@ -22,7 +22,7 @@ const DRAIN: Duration = Duration::from_millis(50);
 /// How often the counters are looked at, for the first time and then.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LOOK: Duration = Duration::from_millis(100);
-/// How often a terminal is told how far it is.
+/// How often a terminal shows the progress.
 const PROGRESS: Duration = Duration::from_millis(500);
 const DEFAULT: &str = "cycles";
 
@@ -80,7 +80,7 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         waiter: &waiter,
         output,
         shown: None,
-        untold: false,
+        unreported: false,
     };
     let stopped = recording.go(options.duration)?;
     recording.finish(&options.output.display().to_string())?;
@@ -178,12 +178,12 @@ struct Recording<'a> {
     output: Output,
     /// When progress was shown last.
     shown: Option<Instant>,
-    /// Others had counters for a time that nobody tells.
-    untold: bool,
+    /// Others had counters for a time that nobody reports.
+    unreported: bool,
 }
 
 impl Recording<'_> {
-    /// Samples until the time is over, or it is stopped, which it tells, or
+    /// Samples until the time is over, or it is stopped, which it returns, or
     /// nobody is left.
     fn go(&mut self, duration: Option<Duration>) -> Result<bool, ToolError> {
         for session in &self.sessions {
@@ -233,7 +233,7 @@ impl Recording<'_> {
             match session.unrestored(&self.scene) {
                 Some(Ok(loss)) => self.output.write(&[loss])?,
                 Some(Err(note)) => {
-                    self.untold = true;
+                    self.unreported = true;
                     crate::tell(&note);
                 }
                 None => {}
@@ -298,7 +298,7 @@ impl Recording<'_> {
         }
         let now = crate::sys::rdtsc();
         let bytes = self.output.finish(self.scene.clock.ns(now))?;
-        let none = if was_idle(&totals) && !self.untold {
+        let none = if was_idle(&totals) && !self.unreported {
             "; the guest was idle, or did nothing of this kind"
         } else {
             ""

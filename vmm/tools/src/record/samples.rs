@@ -30,7 +30,7 @@ impl Clock {
 }
 
 /// A record of a sample. `periods` are those of the events, in their order, for
-/// samples that do not tell theirs. `None` if it is of an event that nobody
+/// samples that do not have theirs. `None` if it is of an event that nobody
 /// asked for, or does not say where it was taken.
 #[must_use]
 pub fn record(sample: &parse::Sample, clock: &Clock, periods: &[u64]) -> Option<Record> {
@@ -40,7 +40,7 @@ pub fn record(sample: &parse::Sample, clock: &Clock, periods: &[u64]) -> Option<
     let value = |which: VirtualPmd| {
         let of = |(pmd, _): &&(u16, u64)| *pmd == which.pmd();
         let found = sample.values.iter().find(of).map(|(_, value)| *value);
-        // All ones stand for what the host could not tell.
+        // All ones stand for what the host does not know.
         found.filter(|value| *value != u64::MAX)
     };
     let period = match entry.last_reset_val.wrapping_neg() {
@@ -110,7 +110,7 @@ mod tests {
             assert_eq!(record(sample, &CLOCK, &[10, 20]), expected);
         };
         check(&sample(), Some(Record::Sample(expected)));
-        // What the host cannot tell, and what was not recorded.
+        // What the host does not know, and what was not recorded.
         let unknown = parse::Sample {
             values: vec![(VirtualPmd::Ring.pmd(), u64::MAX)],
             ..sample()

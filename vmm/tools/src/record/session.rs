@@ -210,7 +210,7 @@ impl SamplingSession {
         })
     }
 
-    /// Takes in the messages that have come, and what they tell of losses.
+    /// Takes in the messages that have come, and the losses that they report.
     ///
     /// # Errors
     /// The VM refuses to go on.
@@ -248,7 +248,7 @@ impl SamplingSession {
     }
 
     /// It is the end, and others still have the counters: for how long nothing
-    /// was sampled, or that nobody can tell.
+    /// was sampled, or that nobody knows.
     pub(super) fn unrestored(&mut self, scene: &Scene<'_>) -> Option<Result<Record, String>> {
         let taken = self.taken.take()?;
         let now = crate::sys::rdtsc();
@@ -259,7 +259,7 @@ impl SamplingSession {
         let record = |ns| self.loss(scene, now, LossKind::Blind(ns));
         let note = || {
             let target = self.target;
-            format!("{target}: others still have its counters; nobody tells for how long")
+            format!("{target}: others still have its counters; nobody reports for how long")
         };
         Some(ns.map(record).ok_or_else(note))
     }
@@ -289,7 +289,7 @@ impl SamplingSession {
                 }
                 let now = crate::sys::rdtsc();
                 let mut losses = vec![self.loss(scene, now, LossKind::Throttled(1))];
-                // The last sample came right before. For a vCPU nobody tells how
+                // The last sample came right before. For a vCPU nobody knows how
                 // much of this it ran, and other blind times are in run time.
                 if matches!(self.target, Target::Core(_)) {
                     let ns = scene.clock.span(now.saturating_sub(self.latest));
@@ -297,7 +297,7 @@ impl SamplingSession {
                 }
                 losses
             }
-            // RESTORED will tell for how long, if it comes.
+            // RESTORED will say for how long, if it comes.
             PFM_MSG_PREEMPTED => {
                 if self.taken.is_none() {
                     self.taken = Some(Taken {

@@ -1,4 +1,4 @@
-//! `umpire stat`: from the options to its runs, and what they come to.
+//! `umpire stat`: from the options to its runs and their counts.
 
 use std::io;
 
@@ -78,7 +78,7 @@ fn event_list(lists: &[EventList]) -> Result<EventList, ToolError> {
     Ok(EventList { groups })
 }
 
-/// Every run, and what they come to.
+/// Makes every run and prints their counts.
 fn all(measure: &Measure<'_>) -> Result<Completion, ToolError> {
     let mut runs: Vec<Vec<Row>> = Vec::new();
     let mut elapsed = Runs::default();

@@ -17,7 +17,7 @@ pub enum Source {
     Quantity {
         /// The PMD.
         pmd: u16,
-        /// It tells how much there is, not how often something took place.
+        /// It is how much there is, not how often something took place.
         level: bool,
     },
     /// Nothing: the VM's PMU has no such event.
@@ -70,7 +70,7 @@ impl Asked {
         }
     }
 
-    /// It tells how much there is.
+    /// It is how much there is, not how often something took place.
     #[must_use]
     pub fn is_level(&self) -> bool {
         matches!(self.source, Source::Quantity { level: true, .. })

@@ -7,7 +7,7 @@ use perfmon_abi::consts::{
 };
 use pmu_model::Provenance;
 
-/// How a register came to its value, as its return flags tell.
+/// How a register came to its value, as its return flags say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// It was counted so.
@@ -18,9 +18,9 @@ pub enum How {
     Never,
     /// It was counted, but not all of the time that it was to be.
     Lost,
-    /// The same, and the interface tells for how long: others had its counter,
-    /// and neither it nor its set's time went on.
-    Told,
+    /// Others had its counter for a time that the VMM reports; meanwhile neither
+    /// it nor its set's time went on.
+    Interrupted,
 }
 
 impl How {
@@ -69,7 +69,7 @@ pub struct Reading {
     pub sets: Vec<SetReading>,
     /// Quantities of the VMM.
     pub quantities: Vec<Count>,
-    /// Nanoseconds that the vCPU ran; none for a core, or where nobody tells.
+    /// Nanoseconds that the vCPU ran; none for a core, or where nobody knows.
     pub run_ns: Option<u64>,
 }
 
@@ -81,12 +81,12 @@ impl Reading {
         each.fold(0, u64::saturating_add)
     }
 
-    /// Others had the counters, and that is told: what reads as lost went on
-    /// afterwards where it had stopped.
+    /// Others had the counters, and the VMM reports for how long: what reads as lost
+    /// went on afterwards where it had stopped.
     pub fn explain(&mut self) {
         for count in self.sets.iter_mut().flat_map(|set| &mut set.counts) {
             if count.how == How::Lost {
-                count.how = How::Told;
+                count.how = How::Interrupted;
             }
         }
     }
@@ -139,7 +139,7 @@ pub fn slices(before: &Reading, now: &Reading, active: usize) -> Vec<Slice> {
                     .value
                     .wrapping_sub(first.map_or(0, |first| first.value));
                 match count.how {
-                    How::Counted(_) | How::Told => Some((count.event, events)),
+                    How::Counted(_) | How::Interrupted => Some((count.event, events)),
                     // It was counted before the register was reset.
                     How::Never if events > 0 => Some((count.event, events)),
                     How::Never | How::Known | How::Lost => None,
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn what_is_counted_between_time_and_counts_is_not_lost() {
         let zero = reading(&[(0, &[(0, 0, How::Never)]), (0, &[(1, 0, How::Never)])]);
-        // The second set became active after the times were told.
+        // The second set became active after the times were read.
         let first = reading(&[(10, &[(0, 100, HARDWARE)]), (0, &[(1, 5, HARDWARE)])]);
         let second = reading(&[(10, &[(0, 103, HARDWARE)]), (10, &[(1, 80, HARDWARE)])]);
         let third = reading(&[(20, &[(0, 200, HARDWARE)]), (10, &[(1, 80, HARDWARE)])]);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_counts_if_it_is_told_for_how_long() {
+    fn what_is_lost_counts_if_its_time_is_reported() {
         let before = reading(&[(10, &[(0, 100, HARDWARE)])]);
         let mut now = reading(&[(30, &[(0, 160, How::Lost)])]);
         check(&before, &now, 0, &[(0, 20, &[])]);

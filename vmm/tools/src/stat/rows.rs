@@ -103,7 +103,7 @@ impl Layout<'_> {
         let value = match counted.value {
             _ if !supported => Value::NotSupported,
             Some(value) => Value::Counted(value),
-            // The host cannot tell this quantity.
+            // The host does not know this quantity.
             None if asked.request().is_none() => Value::NotSupported,
             None => Value::NotCounted,
         };
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn contexts_are_added_up_or_told_apart() {
+    fn contexts_are_added_up_or_kept_apart() {
         let both = (true, true);
         let sum = ["cycles 60", "exits 20", "none not supported"];
         check_rows(false, &[both, both], &sum);
@@ -305,7 +305,7 @@ mod tests {
                 "1 none not supported",
             ],
         );
-        // With -a cores count, and vCPUs tell the quantities.
+        // With -a cores count, and vCPUs have the quantities.
         let split = [(true, false), (false, true)];
         let sum = ["cycles 30", "exits 10", "none not supported"];
         check_rows(false, &split, &sum);

@@ -41,7 +41,7 @@ pub(super) struct Measure<'a> {
 }
 
 impl Measure<'_> {
-    /// Who counts what: with `-a` the vCPUs' contexts tell the quantities of the
+    /// Who counts what: with `-a` the vCPUs' contexts have the quantities of the
     /// VMM, which a core does not have.
     fn sessions(&self) -> Result<Vec<(CountingSession, Kind)>, ToolError> {
         let vm = self.job.vm;
@@ -69,7 +69,7 @@ impl Measure<'_> {
             };
             let target = Target::Vcpu(number);
             let session = CountingSession::open(&job, target, true)
-                .map_err(refused(format!("{target} cannot tell its quantities")))?;
+                .map_err(refused(format!("{target} does not give its quantities")))?;
             sessions.push((session, kind));
         }
         Ok(sessions)

@@ -1,4 +1,4 @@
-//! What several runs come to.
+//! Mean and error of several runs.
 
 /// Values of one quantity in several runs: mean and spread, as `perf stat -r`
 /// has them.

@@ -38,7 +38,7 @@ pub(super) struct CountingSession {
     /// Registers of each set.
     sets: Vec<Vec<Register>>,
     quantities: Vec<Register>,
-    /// The vCPU's run time, if the VM tells it.
+    /// The vCPU's run time, if the VM reports it.
     run_time: Option<PmdArg>,
     /// What the registers of the sets had before they were reset, one after
     /// the other.
@@ -112,8 +112,8 @@ impl CountingSession {
         let _ = vm.client.call(&self.handle, &mut Call::Unload);
     }
 
-    /// The registers now. With `reset` they are told anew from then on how they
-    /// are counted; their values go on.
+    /// The registers now. `reset` makes the VMM say anew from then on how they are
+    /// counted; their values go on.
     pub(super) fn read(&mut self, vm: &Vm, reset: bool) -> Result<Reading, Refusal> {
         // Times first, then counts: the time between is the same at every
         // reading, and drops out of the differences.
@@ -176,12 +176,12 @@ impl CountingSession {
 /// A vCPU's run time: the measure of its sets' times.
 fn run_time(vm: &Vm, target: Target) -> Option<PmdArg> {
     let num = VirtualPmd::RunTime.pmd();
-    let told = vm.model.virtual_pmds.iter().any(|it| it.pmd == num);
+    let reported = vm.model.virtual_pmds.iter().any(|it| it.pmd == num);
     let register = PmdArg {
         num,
         ..PmdArg::default()
     };
-    (told && matches!(target, Target::Vcpu(_))).then_some(register)
+    (reported && matches!(target, Target::Vcpu(_))).then_some(register)
 }
 
 /// The PMDs of a set, whose PMCs go to `pmcs`.

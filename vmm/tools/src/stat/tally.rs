@@ -26,7 +26,7 @@ pub struct Counted {
     pub enabled_ns: u64,
     /// Nanoseconds in which it was.
     pub running_ns: u64,
-    /// Somebody else had its counter for a time that nobody told.
+    /// Somebody else had its counter for a time that nobody reported.
     pub lost: bool,
 }
 
@@ -43,8 +43,8 @@ pub struct CountTally {
     /// In which a set was active, or should have been.
     monitored_ns: u64,
     blind_ns: u64,
-    /// Others had the counters, and nobody tells for how long.
-    untold: bool,
+    /// Others had the counters, and nobody reports for how long.
+    unreported: bool,
 }
 
 impl CountTally {
@@ -59,7 +59,7 @@ impl CountTally {
             enabled_ns: 0,
             monitored_ns: 0,
             blind_ns: 0,
-            untold: false,
+            unreported: false,
         }
     }
 
@@ -104,9 +104,9 @@ impl CountTally {
         self.blind_ns = self.blind_ns.saturating_add(ns);
     }
 
-    /// Others had the counters for a time that nobody told.
-    pub fn add_untold(&mut self) {
-        self.untold = true;
+    /// Others had the counters for a time that nobody reported.
+    pub fn add_unreported(&mut self) {
+        self.unreported = true;
     }
 
     /// Nanoseconds in which a set was active, or should have been.
@@ -130,7 +130,7 @@ impl CountTally {
             (Some(How::Counted(one)), How::Counted(other)) => Some(How::Counted(one.and(other))),
             // How it is counted is known from other times.
             (Some(before), How::Never) => Some(before),
-            (Some(How::Counted(one)), How::Told) => Some(How::Counted(one)),
+            (Some(How::Counted(one)), How::Interrupted) => Some(How::Counted(one)),
             (_, now) => Some(now),
         };
     }
@@ -144,7 +144,7 @@ impl CountTally {
             Some(estimate) => self.one(*how, estimate, scale),
             None => Counted {
                 enabled_ns: self.monitored_ns,
-                lost: *how == Some(How::Lost) || self.untold,
+                lost: *how == Some(How::Lost) || self.unreported,
                 ..Counted::default()
             },
         })
@@ -161,10 +161,10 @@ impl CountTally {
             ..total
         };
         let provenance = match how {
-            _ if self.untold => return lost,
+            _ if self.unreported => return lost,
             Some(How::Counted(provenance)) => provenance,
-            // It was told for how long: scaled like a set that took turns.
-            Some(How::Told) => Provenance::Scaled,
+            // The VMM reported for how long: scaled like a set that took turns.
+            Some(How::Interrupted) => Provenance::Scaled,
             Some(How::Lost) => return lost,
             Some(How::Never | How::Known) | None => return total,
         };
@@ -350,10 +350,10 @@ mod tests {
             known(200, Provenance::Scaled, 40, 10)
         );
         assert_eq!(tally.blind_ns(), 30);
-        // It was lost in a time that was told, and counted in another.
+        // It was lost in a time that was reported, and counted in another.
         tally.add(
             &at(&[(10, 0, 50, HARDWARE)], 0),
-            &at(&[(20, 0, 100, How::Told)], 0),
+            &at(&[(20, 0, 100, How::Interrupted)], 0),
             0,
             10,
         );
@@ -361,7 +361,7 @@ mod tests {
             tally.counted(Scale::Linear)[0],
             known(250, Provenance::Scaled, 50, 20)
         );
-        tally.add_untold();
+        tally.add_unreported();
         assert_eq!(tally.counted(Scale::Linear)[0].value, None);
         assert!(tally.counted(Scale::Linear)[0].lost);
     }

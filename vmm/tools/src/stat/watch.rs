@@ -24,9 +24,9 @@ pub(super) struct State {
     pub(super) preempted: bool,
     /// They took them, or gave them back, since this was asked last.
     pub(super) disturbed: bool,
-    /// Nanoseconds without counters that were told and not yet taken.
-    pub(super) told_ns: u64,
-    /// Nanoseconds that were taken before they were told.
+    /// Nanoseconds without counters that were reported and not yet taken.
+    pub(super) reported_ns: u64,
+    /// Nanoseconds that were taken before they were reported.
     ahead_ns: u64,
 }
 
@@ -35,8 +35,8 @@ pub(super) struct State {
 pub(super) struct Blind {
     /// So many nanoseconds,
     pub(super) ns: u64,
-    /// or more: nobody tells.
-    pub(super) untold: bool,
+    /// or more: nobody reports it.
+    pub(super) unreported: bool,
 }
 
 impl State {
@@ -48,27 +48,30 @@ impl State {
             PFM_MSG_RESTORED => {
                 (self.preempted, self.disturbed) = (false, true);
                 let [blind_ns, _] = message.ovfl_pmds;
-                self.told_ns = self.told_ns.saturating_add(blind_ns);
+                self.reported_ns = self.reported_ns.saturating_add(blind_ns);
             }
-            // Nothing here asks for overflows; a later version may tell more.
+            // Nothing here asks for overflows; a later version may say more.
             _ => {}
         }
     }
 
     /// The time without counters since the last reading, in which no set was
     /// active for `inactive_ns` of the context's time, if that is known. What
-    /// is taken from there while others have the counters will be told once
+    /// is taken from there while others have the counters will be reported once
     /// more, when they give them back.
     pub(super) fn blind(&mut self, inactive_ns: Option<u64>) -> Blind {
-        let told = std::mem::take(&mut self.told_ns);
+        let reported = std::mem::take(&mut self.reported_ns);
         match (self.preempted, inactive_ns) {
             (true, Some(ns)) => {
-                self.ahead_ns = self.ahead_ns.saturating_add(ns).saturating_sub(told);
-                Blind { ns, untold: false }
+                self.ahead_ns = self.ahead_ns.saturating_add(ns).saturating_sub(reported);
+                Blind {
+                    ns,
+                    unreported: false,
+                }
             }
-            (untold, _) => Blind {
-                ns: told.saturating_sub(std::mem::take(&mut self.ahead_ns)),
-                untold,
+            (unreported, _) => Blind {
+                ns: reported.saturating_sub(std::mem::take(&mut self.ahead_ns)),
+                unreported,
             },
         }
     }
@@ -86,8 +89,8 @@ pub(super) struct Course {
     last: Reading,
     last_ns: u64,
     active: usize,
-    /// Others have the counters, and nobody has told for how long.
-    untold: bool,
+    /// Others have the counters, and nobody has reported for how long.
+    unreported: bool,
 }
 
 impl Course {
@@ -100,7 +103,7 @@ impl Course {
             last: first,
             last_ns: 0,
             active: 0,
-            untold: false,
+            unreported: false,
         }
     }
 
@@ -134,17 +137,17 @@ impl Course {
             self.whole.add_blind(blind.ns);
             self.interval.add_blind(blind.ns);
         }
-        // What is told at last is of the interval before, too.
-        if blind.untold || self.untold {
-            self.interval.add_untold();
+        // What is reported at last is of the interval before, too.
+        if blind.unreported || self.unreported {
+            self.interval.add_unreported();
         }
-        self.untold = blind.untold;
+        self.unreported = blind.unreported;
     }
 
-    /// Nobody will tell any more what is not told yet.
+    /// Nobody will report any more what is not reported yet.
     fn finish(&mut self) {
-        if self.untold {
-            self.whole.add_untold();
+        if self.unreported {
+            self.whole.add_unreported();
         }
     }
 
@@ -201,7 +204,7 @@ impl Watched {
             return Ok(());
         }
         // A counter that was taken away reads as lost until it is written or
-        // reset. A loss that nobody tells of shall be seen all the same.
+        // reset. A loss that nobody reports shall be seen all the same.
         let disturbed = std::mem::take(&mut self.course.state.disturbed);
         let reading = match self.session.read(vm, disturbed) {
             Ok(reading) => reading,
@@ -274,32 +277,38 @@ mod tests {
         state.take(&message(PFM_MSG_PREEMPTED, 0));
         assert!(state.preempted && state.disturbed);
         state.take(&message(PFM_MSG_RESTORED, 70));
-        assert_eq!((state.preempted, state.told_ns), (false, 70));
+        assert_eq!((state.preempted, state.reported_ns), (false, 70));
         state.take(&message(0x9999, 3));
         assert!(!state.ended);
         state.take(&message(PFM_MSG_END, 3));
-        assert_eq!((state.ended, state.told_ns), (true, 70));
+        assert_eq!((state.ended, state.reported_ns), (true, 70));
     }
 
-    /// What was told since the last reading, whether others have the counters,
+    /// What was reported since the last reading, whether others have the counters,
     /// the time that no set was active, and the blind time.
     type Step = (u64, bool, Option<u64>, Blind);
 
     fn check_blind(steps: &[Step]) {
         let mut state = State::default();
-        for (index, (told_ns, preempted, inactive_ns, expected)) in steps.iter().enumerate() {
-            (state.told_ns, state.preempted) = (*told_ns, *preempted);
+        for (index, (reported_ns, preempted, inactive_ns, expected)) in steps.iter().enumerate() {
+            (state.reported_ns, state.preempted) = (*reported_ns, *preempted);
             assert_eq!(state.blind(*inactive_ns), *expected, "step {index}");
         }
     }
 
     #[test]
     fn no_blind_time_is_taken_twice() {
-        let known = |ns| Blind { ns, untold: false };
-        let unknown = |ns| Blind { ns, untold: true };
+        let known = |ns| Blind {
+            ns,
+            unreported: false,
+        };
+        let unknown = |ns| Blind {
+            ns,
+            unreported: true,
+        };
         // It comes and goes between two readings.
         check_blind(&[(0, false, Some(3), known(0)), (7, false, Some(9), known(7))]);
-        // It lasts for three readings, and is told at the fourth.
+        // It lasts for three readings, and is reported at the fourth.
         check_blind(&[
             (0, true, Some(10), known(10)),
             (0, true, Some(100), known(100)),
@@ -400,7 +409,7 @@ mod tests {
                 (Some(1000), hardware, 100, 100)
             )
         );
-        // A loss that nobody tells of is one.
+        // A loss that nobody reports is one.
         let reading = registers(ran(400), 390, 3000, How::Lost);
         let (whole, interval) = poll(&mut course, &[], reading);
         assert_eq!((whole.0, interval.0), (None, None));

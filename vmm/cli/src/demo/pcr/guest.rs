@@ -1,4 +1,4 @@
-//! From the scenario to code: every step tells its number before it begins and
+//! From the scenario to code: every step reports its number before it begins and
 //! what it came to afterwards.
 
 use arbiter::abi;
@@ -177,7 +177,7 @@ fn make_cookie(a: &mut CodeAssembler, key: CookieName) -> Written {
     ended(a, false)
 }
 
-/// Tells what the step came to, unless it faulted: that is told already.
+/// Reports how the step ended, unless it faulted: the handler reported that.
 fn ended(a: &mut CodeAssembler, value: bool) -> Written {
     let mut faulted = a.create_label();
     a.mov(rcx, FAULTS)?;
@@ -214,18 +214,18 @@ fn user_done(a: &mut CodeAssembler) -> Written {
     a.jmp(qword_ptr(rax))
 }
 
-/// Tells of it once in a step, and goes on after the instruction: all that can
+/// Reports the fault once in a step, and goes on after the instruction: all that can
 /// fault here are two bytes long.
 fn gp_handler(a: &mut CodeAssembler) -> Written {
-    let mut told = a.create_label();
+    let mut reported = a.create_label();
     a.push(rax)?;
     a.push(rdx)?;
     a.mov(rax, FAULTS)?;
     a.add(dword_ptr(rax), 1)?;
     a.cmp(dword_ptr(rax), 1)?;
-    a.jne(told)?;
+    a.jne(reported)?;
     out(a, FAULT_PORT)?;
-    a.set_label(&mut told)?;
+    a.set_label(&mut reported)?;
     a.pop(rdx)?;
     a.pop(rax)?;
     a.add(rsp, 8)?;

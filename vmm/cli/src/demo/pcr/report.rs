@@ -67,7 +67,7 @@ pub(in crate::demo) struct OwnerRow {
     pub count: String,
 }
 
-/// The acts with what became of each step. Steps that were not reached are left
+/// The acts with the outcome of each step. Steps that were not reached are left
 /// out.
 pub(super) fn acts(acts: &[Act], played: &[Played]) -> Vec<ActReport> {
     let mut number = 0;

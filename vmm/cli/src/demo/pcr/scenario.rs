@@ -85,7 +85,7 @@ pub(super) enum Action {
         /// In RSI.
         key: CookieName,
     },
-    /// The same WRMSR again and again.
+    /// One WRMSR, several times in a row.
     Repeat {
         /// The register.
         msr: u32,

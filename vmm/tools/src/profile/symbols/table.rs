@@ -3,12 +3,12 @@
 /// Where a symbol ends if nothing else says so: at the end of its page.
 const PAGE: u64 = 4096;
 
-/// A symbol as a file tells of it.
+/// A symbol as it stands in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawSymbol {
     /// Its address.
     pub address: u64,
-    /// Its length in bytes; 0 if the file does not tell.
+    /// Its length in bytes; 0 if the file does not say.
     pub size: u64,
     /// Its name.
     pub name: String,
@@ -17,7 +17,7 @@ pub struct RawSymbol {
     /// Which one is shown of several names for one address: the one with the
     /// greatest rank.
     pub rank: u8,
-    /// It is code. Other symbols only tell where code ends.
+    /// It is code. Other symbols only show where code ends.
     pub code: bool,
 }
 

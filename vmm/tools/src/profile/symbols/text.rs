@@ -21,7 +21,7 @@ pub enum TextError {
         /// How it begins.
         text: String,
     },
-    /// The guest's kernel told no addresses.
+    /// The guest's kernel showed no addresses.
     #[error(
         "all addresses are 0: the guest's kernel hides them from programs without privilege; \
          copy /proc/kallsyms as root, after: sysctl kernel.kptr_restrict=1"
