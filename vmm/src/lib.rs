@@ -28,6 +28,7 @@ pub mod bench;
 pub mod boot;
 pub mod cli;
 pub mod config;
+pub mod cores;
 pub mod counters;
 pub mod cpuid;
 pub mod demo;

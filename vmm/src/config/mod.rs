@@ -31,9 +31,9 @@ use std::time::Duration;
 use pmu_virt::{PmuModel, Sources, Vendor};
 
 use crate::cli::RunFlags;
+use crate::cores::{CorePlan, CpuList};
 use crate::cpuid::{Feature, MAX_CPUS};
 use crate::perfmon::ControlConfig;
-use crate::sched::{CorePlan, CpuList};
 use file::ConfigFile;
 use merge::Merge;
 

@@ -9,6 +9,7 @@ use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
 use kvm_pmu::{KvmPmu, KvmPmuParts};
 use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu};
 
+use super::error::MicroRunError;
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
 use super::threads::{Cores, Ran};
@@ -16,8 +17,8 @@ use crate::audit::Holding;
 use crate::config::PcrPlan;
 use crate::cpuid::bare_cpuid;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
-use crate::perfmon::{ControlConfig, HostSide, HostTools, Server, ServerError, Tray};
-use crate::reservations::{MachineReservations, ReservationError};
+use crate::perfmon::{ControlConfig, HostSide, HostTools, Server, Tray};
+use crate::reservations::MachineReservations;
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
@@ -105,35 +106,6 @@ impl MicroOutcome {
         let on_port = self.writes.iter().filter(|write| write.port == port);
         on_port.map(|write| write.value).collect()
     }
-}
-
-/// A micro-guest could not be run to its end.
-#[derive(Debug, thiserror::Error)]
-pub enum MicroRunError {
-    /// It could not be made.
-    #[error(transparent)]
-    Machine(#[from] MicroError),
-    /// A vCPU failed.
-    #[error(transparent)]
-    Vcpu(#[from] VcpuFailure),
-    /// A vCPU's registers could not be read.
-    #[error(transparent)]
-    Registers(#[from] crate::kvm::VcpuError),
-    /// The kick handler could not be installed.
-    #[error("sigaction failed: {0}")]
-    Signal(vmm_sys_util::errno::Error),
-    /// The leaves of CPUID.
-    #[error("KVM takes no list of {0} CPUID leaves")]
-    Cpuid(usize),
-    /// Counters of the hypervisor.
-    #[error(transparent)]
-    Reservations(#[from] ReservationError),
-    /// The server of host tools.
-    #[error(transparent)]
-    Control(#[from] ServerError),
-    /// A vCPU's thread panicked.
-    #[error("the thread of a vCPU panicked")]
-    Panicked,
 }
 
 impl MicroRun {

@@ -9,7 +9,7 @@ use arbiter::{Grant, PcrUnit};
 use kvm_pmu::{KvmPmu, KvmPmuParts};
 use pmu_virt::{CounterBackend, CounterReport, PmuModel, Reservations, VcpuPmu};
 
-use super::run::MicroRunError;
+use super::error::MicroRunError;
 use crate::kvm::{KvmVcpu, KvmVm};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{

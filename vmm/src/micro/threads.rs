@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pmu_virt::CorePmu;
 
-use super::run::MicroRunError;
+use super::error::MicroRunError;
 use crate::perfmon::Tray;
 use crate::sched::{Board, CoreEnd, CorePlan, CoreReport, CoreThread};
 use crate::sys::KickTarget;

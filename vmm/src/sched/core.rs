@@ -8,13 +8,15 @@ use pmu_virt::CorePmu;
 
 use super::board::Board;
 use super::pace::Pace;
-use super::plan::CorePlan;
-use super::queue::{Action, RunQueue, Runnability};
+use super::queue::{Action, RunQueue};
 use super::report::CoreReport;
+use crate::cores::{CorePlan, CpuList};
 use crate::kvm::VcpuId;
 use crate::perfmon::{CoreTally, Tray, close_core};
-use crate::sys::{SignalMask, hold_pending_signal, rdtsc};
-use crate::vcpu::{RunOutcome, ThreadContext, Timeslice, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
+use crate::sys::{SignalMask, hold_pending_signal, pin_this_thread, rdtsc};
+use crate::vcpu::{
+    RunOutcome, Runnability, ThreadContext, Timeslice, Vcpu, VcpuControl, VcpuEnd, VcpuFailure,
+};
 
 /// A vCPU that runs no more.
 #[derive(Debug)]
@@ -324,5 +326,17 @@ impl CoreThread {
             self.board.set_load(self.index, self.queue.runnable());
             self.board.hand_over(taker, vcpu);
         }
+    }
+}
+
+/// Keeps the calling thread, number `index` of those that run vCPUs, on its host
+/// CPU, if there is a list of them.
+///
+/// # Errors
+/// [`VcpuFailure::Pin`].
+pub fn pin(pinned: Option<&CpuList>, index: usize) -> Result<(), VcpuFailure> {
+    match pinned.and_then(|list| list.of(index)) {
+        Some(cpu) => pin_this_thread(cpu).map_err(|error| VcpuFailure::Pin { cpu, error }),
+        None => Ok(()),
     }
 }

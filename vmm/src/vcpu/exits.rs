@@ -1,6 +1,6 @@
 //! What each exit leads to that is not the PMU's.
 
-use super::end::VcpuEnd;
+use super::outcome::VcpuEnd;
 use super::run::{RunState, VcpuFailure};
 use crate::devices::DeviceOutcome;
 use crate::kvm::{Answer, InternalError, KvmVcpu, VmExit};

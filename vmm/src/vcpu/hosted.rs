@@ -5,10 +5,10 @@ use kvm_pmu::ThreadContext;
 use pmu_virt::{CorePmu, VcpuPmu};
 
 use super::observe::Reports;
+use super::outcome::Runnability;
 use super::run::{RunState, Vcpu, VcpuFailure};
 use crate::kvm::KvmVcpu;
 use crate::perfmon::{Job, Rested, Snapshot, close_vcpu, serve_vcpu};
-use crate::sched::Runnability;
 
 impl RunState {
     /// Whether a tool's context keeps the vCPU off its core.

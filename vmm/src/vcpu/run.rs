@@ -8,10 +8,9 @@ use pmu_virt::{PmiThrottle, VcpuPmu};
 use thiserror::Error;
 use vmm_sys_util::errno;
 
-use super::end::VcpuEnd;
 use super::observe::{Observer, Reports};
+use super::outcome::{RunOutcome, Timeslice, VcpuEnd};
 use super::platform::Platform;
-use super::timeslice::{RunOutcome, Timeslice};
 use crate::firmware::Expected;
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
 use crate::perfmon::{HostSide, Tally};

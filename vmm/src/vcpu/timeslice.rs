@@ -1,46 +1,19 @@
 //! A vCPU among others on one core: timeslices, and looks at it while it waits.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use kvm_pmu::{ExitOwner, ThreadContext, Tsc};
 use pmu_virt::{CorePmu, VcpuPmu};
 
-use super::end::VcpuEnd;
+use super::outcome::{RunOutcome, Runnability, Timeslice};
 use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
 use crate::kvm::{KvmVcpu, VcpuError};
-use crate::sched::Runnability;
 use crate::sys::{SignalMask, rdtsc};
 
 /// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
 const TSC: u32 = 0x10;
 /// `IA32_TSC_DEADLINE`.
 const TSC_DEADLINE: u32 = 0x6e0;
-
-/// When a vCPU has to leave the core.
-#[derive(Debug, Clone, Copy)]
-pub struct Timeslice<'a> {
-    /// TSC value; `None`: nobody else needs the core.
-    pub until: Option<u64>,
-    /// Set, and the thread kicked, when the core has something else to do.
-    pub attention: &'a AtomicBool,
-}
-
-impl Timeslice<'_> {
-    pub(super) fn is_over(&self) -> bool {
-        self.attention.load(Ordering::Acquire) || self.until.is_some_and(|until| rdtsc() >= until)
-    }
-}
-
-/// How a timeslice ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RunOutcome {
-    /// With the vCPU.
-    Ended(VcpuEnd),
-    /// With the timeslice.
-    Paused(Runnability),
-}
 
 impl RunState {
     /// Could `kvm` run? KVM tells it only while the vCPU is outside `KVM_RUN`.
@@ -206,19 +179,5 @@ mod tests {
     fn a_vcpu_can_move_to_another_thread() {
         fn movable<T: Send>() {}
         movable::<Vcpu>();
-    }
-
-    #[test]
-    fn a_timeslice_is_over_at_its_time_or_when_asked() {
-        let attention = AtomicBool::new(false);
-        let timeslice = |until| Timeslice {
-            until,
-            attention: &attention,
-        };
-        assert!(!timeslice(None).is_over());
-        assert!(!timeslice(Some(u64::MAX)).is_over());
-        assert!(timeslice(Some(rdtsc())).is_over());
-        attention.store(true, Ordering::Release);
-        assert!(timeslice(None).is_over());
     }
 }

@@ -11,7 +11,9 @@ mod sys;
 mod threads;
 
 pub use build::{Machine, MachineError};
+pub use event_loop::LoopError;
 pub use run::{RunEnd, RunError, run};
 pub(crate) use signals::stop_requests;
 pub(crate) use state::probe as probe_state_file;
 pub use state::{SavedMachine, StateFileError};
+pub use threads::StartError;
