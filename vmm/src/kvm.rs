@@ -3,6 +3,7 @@
 mod exit;
 mod host;
 mod memory;
+#[allow(unsafe_code, reason = "kvm_run, memory slots and one ioctl")]
 mod sys;
 mod vcpu;
 mod vm;

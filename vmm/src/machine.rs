@@ -7,6 +7,7 @@ mod event_loop;
 mod run;
 mod signals;
 mod state;
+#[allow(unsafe_code, reason = "a signal handler")]
 mod sys;
 mod threads;
 

@@ -81,9 +81,10 @@ impl KvmVm {
         let fd = create(host)?;
         switch_off_vpmu(&fd).map_err(|error| VmError::Ioctl("KVM_CAP_PMU_CAPABILITY", error))?;
         memory::map_memory(&fd, &memory)?;
-        let smram = match options.smm && host.features().smm {
-            true => Some(memory::map_smram(&fd, &memory)?),
-            false => None,
+        let smram = if options.smm && host.features().smm {
+            Some(memory::map_smram(&fd, &memory)?)
+        } else {
+            None
         };
         // Both are for old Intel hosts; AMD's KVM and software KVMs may refuse.
         let _ = fd.set_identity_map_address(IDENTITY_MAP_ADDRESS);

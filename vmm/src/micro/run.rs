@@ -22,7 +22,7 @@ use crate::reservations::MachineReservations;
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
-    DebugQuirks, Observer, Platform, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd,
+    DebugQuirks, Observer, Platform, Silent, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd,
     VcpuFailure, VcpuParts,
 };
 
@@ -287,9 +287,10 @@ impl MicroRun {
             )?;
             pmu = pmu.map(|pmu| pmu.with_reservations(reservations));
         }
-        let observer: Box<dyn Observer> = match self.record {
-            true => Box::new(recorder.clone()),
-            false => Box::new(crate::vcpu::Silent),
+        let observer: Box<dyn Observer> = if self.record {
+            Box::new(recorder.clone())
+        } else {
+            Box::new(Silent)
         };
         let pmu = KvmPmuParts {
             id: kvm.id(),

@@ -113,10 +113,8 @@ impl Solo {
             (end, watchdog.join())
         });
         let end = end?;
-        match late.map_err(|_| MicroRunError::Panicked)? && end == VcpuEnd::Stopped {
-            true => Ok(None),
-            false => Ok(Some(end)),
-        }
+        let late = late.map_err(|_| MicroRunError::Panicked)?;
+        Ok((!late || end != VcpuEnd::Stopped).then_some(end))
     }
 
     /// The counters in use, while the guest does not run.

@@ -193,9 +193,10 @@ impl CoreThread {
             Ok(RunOutcome::Paused(runnability)) => {
                 self.report.wakes += u64::from(runnability == Runnability::Runnable);
                 self.queue.probed(rdtsc(), id, runnability);
-                match due && runnability == Runnability::Idle {
-                    true => self.expect_wake(id),
-                    false => None,
+                if due && runnability == Runnability::Idle {
+                    self.expect_wake(id)
+                } else {
+                    None
                 }
             }
             Ok(RunOutcome::Ended(end)) => self.end(id, Ok(end)),

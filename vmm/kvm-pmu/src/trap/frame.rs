@@ -71,9 +71,10 @@ impl ExceptionFrame {
             return None;
         }
         let inner = (cs & 3) != u64::from(context.cpl());
-        let stack = match inner {
-            true => Some((word(3)?, selector(word(4)?))),
-            false => None,
+        let stack = if inner {
+            Some((word(3)?, selector(word(4)?)))
+        } else {
+            None
         };
         Some(Self {
             error: if with_error {
