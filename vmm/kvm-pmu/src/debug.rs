@@ -134,7 +134,7 @@ impl DebugControl {
     }
 
     /// Has the next [`DebugControl::apply`] set TF anew: KVM sets it only when
-    /// it is told to step, and the guest's POPF or IRET may have cleared it.
+    /// it is asked to step, and the guest's POPF or IRET may have cleared it.
     pub(crate) fn renew_step(&mut self) {
         self.applied = None;
     }
@@ -209,7 +209,7 @@ impl DebugControl {
         }
     }
 
-    /// Tells KVM what changed since the last entry.
+    /// Hands KVM what changed since the last entry.
     ///
     /// # Errors
     /// The error of `KVM_SET_GUEST_DEBUG`.

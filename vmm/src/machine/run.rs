@@ -124,7 +124,7 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
         &ended,
     )?;
     let wake = serve(sources);
-    // A guest that ended by itself at the last moment is told as it ended.
+    // A guest that ended by itself at the last moment is reported as it ended.
     let by_itself = threads.first_end().is_some();
     threads.stop();
     drop(terminal);

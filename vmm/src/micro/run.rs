@@ -122,11 +122,11 @@ impl MicroRun {
         })
     }
 
-    /// As [`MicroRun::run`], with devices of the caller's, which `connect` makes
-    /// for the VM; port writes are theirs to record.
+    /// Runs `guest` with devices of the caller's, which `connect` makes for the VM;
+    /// port writes are theirs to record.
     ///
     /// # Errors
-    /// As [`MicroRun::run`], and those of `connect`.
+    /// [`MicroRunError`]; also those of `connect`.
     pub fn run_on(
         &self,
         host: &Host,
@@ -136,11 +136,11 @@ impl MicroRun {
         self.run_served(host, guest, None, connect)
     }
 
-    /// As [`MicroRun::run_on`], with a server of host tools, from before the guest
-    /// starts until it has ended.
+    /// Runs `guest` with devices of the caller's and a server of host tools, from
+    /// before the guest starts until it has ended.
     ///
     /// # Errors
-    /// As [`MicroRun::run_on`], and the server's.
+    /// [`MicroRunError`]; also those of `connect` and of the server.
     pub fn run_served(
         &self,
         host: &Host,
@@ -152,11 +152,11 @@ impl MicroRun {
         self.run_counted(host, guest, (control, cores), connect)
     }
 
-    /// As [`MicroRun::run_served`], with the counters of each core: of those that
-    /// the vCPUs share, or of each vCPU's own.
+    /// Runs `guest` with devices of the caller's, a server of host tools, and the
+    /// counters of each core: of those that the vCPUs share, or of each vCPU's own.
     ///
     /// # Errors
-    /// As [`MicroRun::run_served`].
+    /// [`MicroRunError`]; also those of `connect` and of the server.
     pub(crate) fn run_counted(
         &self,
         host: &Host,
@@ -315,7 +315,7 @@ impl MicroRun {
     }
 }
 
-/// Lets CPUID tell of the reservations.
+/// Announces the reservations in CPUID.
 fn announce(kvm: &KvmVcpu, host: &Host, pmu: &PmuCpuid) -> Result<(), MicroRunError> {
     let supported = host.supported_cpuid().map_err(MicroError::from)?;
     let entries = bare_cpuid(supported.as_slice(), pmu);
@@ -323,7 +323,7 @@ fn announce(kvm: &KvmVcpu, host: &Host, pmu: &PmuCpuid) -> Result<(), MicroRunEr
     Ok(kvm.set_cpuid2(&cpuid)?)
 }
 
-/// A machine that KVM has given up tells no registers; its end says so.
+/// A machine that KVM has given up has no registers to read; its end says so.
 fn unless_dead<T: Default>(read: Result<T, VcpuError>) -> Result<T, VcpuError> {
     match read {
         Err(error) if error.is_dead() => Ok(T::default()),

@@ -26,7 +26,7 @@ pub fn pin_this_thread(cpu: usize) -> errno::Result<()> {
 /// thread run where it could before.
 ///
 /// # Errors
-/// As those of [`pin_this_thread`]; `work` was done if only the way back failed.
+/// The error of `sched_setaffinity`; `work` was done if only the way back failed.
 pub fn while_on_cpu<T>(cpu: usize, work: impl FnOnce() -> T) -> errno::Result<T> {
     let before = allowed_cpus()?;
     allow_cpus(&[cpu])?;

@@ -16,7 +16,7 @@ const TSC: u32 = 0x10;
 const TSC_DEADLINE: u32 = 0x6e0;
 
 impl RunState {
-    /// Could `kvm` run? KVM tells it only while the vCPU is outside `KVM_RUN`.
+    /// Could `kvm` run? KVM answers only while the vCPU is outside `KVM_RUN`.
     pub(super) fn runnability(&self, kvm: &KvmVcpu) -> Result<Runnability, VcpuError> {
         if self.is_blocked() {
             return Ok(Runnability::Blocked);
@@ -37,7 +37,7 @@ impl Vcpu {
     /// completed its last access.
     ///
     /// # Errors
-    /// As [`Vcpu::run`].
+    /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
     pub fn run_for(
         &mut self,
         thread: &mut ThreadContext,
@@ -58,7 +58,7 @@ impl Vcpu {
     /// signal of the calling thread through.
     ///
     /// # Errors
-    /// As [`Vcpu::run`].
+    /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
     pub fn probe(
         &mut self,
         thread: &mut ThreadContext,
@@ -158,10 +158,10 @@ impl Vcpu {
     }
 
     /// Enters and leaves `KVM_RUN` without running the guest, so that what KVM
-    /// does for a vCPU on a new thread is done and its cost can be told.
+    /// does for a vCPU on a new thread is done and its cost can be reported.
     ///
     /// # Errors
-    /// As [`Vcpu::run`].
+    /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
     pub fn settle_in(&mut self) -> Result<(), VcpuFailure> {
         self.kvm.set_immediate_exit(true);
         self.kvm.run()?;
