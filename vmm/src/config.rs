@@ -18,8 +18,8 @@ use pmu_virt::{PmuModel, Sources, Vendor};
 use thiserror::Error;
 use vmm_control::ControlConfig;
 
+use crate::cores::{CorePlan, CpuList};
 use crate::cpuid::Feature;
-use crate::sched::{CorePlan, CpuList};
 
 /// Below some 20 µs a guest makes no progress beside its own interrupts.
 pub const DEFAULT_PMI_FLOOR_US: u64 = 100;

@@ -24,6 +24,7 @@ pub mod audit;
 pub mod boot;
 pub mod config;
 mod control;
+pub mod cores;
 pub mod counters;
 pub mod cpuid;
 pub mod devices;

@@ -134,7 +134,7 @@ impl DebugControl {
     }
 
     /// Has the next [`DebugControl::apply`] set TF anew: KVM sets it only when
-    /// it is told to step, and the guest's POPF or IRET may have cleared it.
+    /// it is asked to step, and the guest's POPF or IRET may have cleared it.
     pub(crate) fn renew_step(&mut self) {
         self.applied = None;
     }
@@ -178,7 +178,7 @@ impl DebugControl {
         self.fresh_for
     }
 
-    /// The same as [`DebugControl::refresh_guest`], unless the last look is
+    /// Looks at the guest's own debug registers again, unless the last look is
     /// recent. A breakpoint of ours that found no place has one looked for
     /// every time: the guest may just have given it back.
     ///
@@ -186,9 +186,10 @@ impl DebugControl {
     /// The error of `KVM_GET_DEBUGREGS`.
     pub(crate) fn refresh_stale(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
         let stale = rdtsc().wrapping_sub(self.seen) >= self.fresh_for;
-        match stale || self.unplaced() > 0 {
-            true => self.refresh_guest(vcpu),
-            false => Ok(()),
+        if stale || self.unplaced() > 0 {
+            self.refresh_guest(vcpu)
+        } else {
+            Ok(())
         }
     }
 
@@ -208,7 +209,7 @@ impl DebugControl {
         }
     }
 
-    /// Tells KVM what changed since the last entry.
+    /// Hands KVM what changed since the last entry.
     ///
     /// # Errors
     /// The error of `KVM_SET_GUEST_DEBUG`.

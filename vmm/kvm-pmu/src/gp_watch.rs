@@ -17,10 +17,10 @@ use crate::trap::{CpuContext, DR6_BS, GP_VECTOR, Gate, Rdpmc, RdpmcTrap, Return,
 pub(crate) struct GpWatch {
     gate: Option<Gate>,
     found: Option<Found>,
-    told_full: bool,
+    reported_full: bool,
 }
 
-/// How the gate was found, so that a look at 16 bytes tells that it is the same.
+/// How the gate was found. A look at 16 bytes then shows whether it has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Found {
     /// IDTR, CR0, CR3, CR4 and EFER.
@@ -109,9 +109,9 @@ impl GpWatch {
 
     fn is_news(&mut self, debug: &DebugControl) -> bool {
         let full = debug.unplaced() > 0;
-        // Always replaced: a guest that gives one back and takes it again is told again.
-        let told = std::mem::replace(&mut self.told_full, full);
-        full && !told
+        // Always replaced: a guest that gives one back and takes it again is news again.
+        let reported = std::mem::replace(&mut self.reported_full, full);
+        full && !reported
     }
 
     /// Asks for the one breakpoint of the watch.

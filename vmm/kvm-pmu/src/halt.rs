@@ -1,7 +1,7 @@
 //! Time between entry and exit in which the vCPU did not run, in TSC ticks:
 //! it was halted, or the host ran something else on its CPU.
 //!
-//! Two sources tell, and both are asked rarely, for each is a system call:
+//! Two sources know it, and both are asked rarely, for each is a system call:
 //! KVM's statistics (halted, polling for the wake-up included) and the CPU time
 //! of the thread. What is off the CPU and not halted was preempted.
 
@@ -16,7 +16,7 @@ use crate::sys::{HaltStats, rdtsc, thread_cpu_time};
 /// at once.
 const LONG_NS: u64 = 200_000;
 /// Counted time in shorter intervals that goes by without a question. So at most
-/// this much is told late; none is lost.
+/// this much is reported late; none is lost.
 const UNASKED_NS: u64 = 1_000_000;
 /// Time outside of counted intervals after which a question at the entry keeps
 /// apart what was off the CPU there: device emulation that waited, guest time
@@ -39,7 +39,7 @@ struct Moment {
     polled_ns: u64,
 }
 
-/// Who tells the [`Moment`]s.
+/// A source of [`Moment`]s.
 trait TimeSource {
     fn now(&mut self) -> Moment;
 }
@@ -63,7 +63,7 @@ impl TimeSource for HostTime {
     }
 }
 
-/// Tells how long a vCPU did not run between entry and exit.
+/// Measures how long a vCPU did not run between entry and exit.
 #[derive(Debug)]
 pub(crate) struct HaltClock<S = HostTime> {
     source: S,
@@ -78,7 +78,7 @@ pub(crate) struct HaltClock<S = HostTime> {
     uncounted: u64,
     /// Negative: the CPU clock is ahead of the TSC by this much.
     surplus: i64,
-    /// Ticks that were found, but not told yet.
+    /// Ticks that were found, but not reported yet.
     owed: u64,
 }
 
@@ -118,8 +118,8 @@ impl<S: TimeSource> HaltClock<S> {
     }
 
     /// The vCPU leaves its thread at TSC `now`; another one may run it on, and
-    /// with it comes another CPU clock. What it lost until now is told after its
-    /// next interval.
+    /// with it comes another CPU clock. What it lost until now is reported after
+    /// its next interval.
     pub(crate) fn leave(&mut self, now: u64, counting: bool) {
         if counting && self.last.is_some() {
             let away = now.saturating_sub(self.left);
@@ -163,9 +163,9 @@ impl<S: TimeSource> HaltClock<S> {
             self.ask(0);
             self.unasked = 0;
         }
-        let told = self.owed.min(ticks);
-        self.owed -= told;
-        told
+        let reported = self.owed.min(ticks);
+        self.owed -= reported;
+        reported
     }
 
     fn restart(&mut self, now: u64) {

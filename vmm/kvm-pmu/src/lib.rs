@@ -1,4 +1,22 @@
-//! The KVM half of a virtual PMU, for any VMM on kvm-ioctls.
+//! The KVM half of a virtual PMU, for any VMM on kvm-ioctls and vm-memory that owns
+//! its own `KVM_RUN` loop.
+//!
+//! - Before vCPUs exist: [`switch_off_vpmu`], and a VM's one MSR filter by
+//!   [`msr_ranges`] and [`MsrFilter`].
+//! - CPUID: [`cpuid::merge`].
+//! - Each vCPU has a [`KvmPmu`], each thread that runs vCPUs a [`ThreadContext`], and
+//!   the process [`install_kick_handler`].
+//! - The loop calls [`KvmPmu::before_entry`] before each `KVM_RUN` and
+//!   [`KvmPmu::after_exit`] after each, also after one that failed with EINTR. What
+//!   the VMM lends for a call is [`Lent`]; [`ExitOwner`] says who answers the exit.
+//! - [`TrapObserver`] gets reports.
+//!
+//! The crate makes no VM and calls no `KVM_RUN`. It answers RDMSR, WRMSR and RDPMC of
+//! the guest, sends PMIs, steps the guest where a counter needs that, and keeps
+//! halted time out of the counts. What a register means, pmu-virt knows.
+//!
+//! `docs/embedding.md` goes through it step by step; `examples/minimal_vmm.rs` is a
+//! whole VMM.
 #![deny(unsafe_code)]
 
 pub mod cpuid;

@@ -29,7 +29,7 @@ pub enum TrapEvent {
         outcome: WriteOutcome,
     },
     /// RDMSR or WRMSR of a register whose value is a secret: a cookie, or random
-    /// bits that may become one. The value is told to nobody.
+    /// bits that may become one. The value is not reported.
     Secret {
         /// ECX.
         msr: MsrIndex,

@@ -365,7 +365,7 @@ impl KvmPmu {
 }
 
 /// Takes `immediate_exit` back; true if a kick, or the VMM, had set it. A kick
-/// that comes in between is not lost: either it is told here, or the flag stays
+/// that comes in between is not lost: either it is noticed here, or the flag stays
 /// set for the next `KVM_RUN`.
 fn take_immediate_exit(fd: &mut VcpuFd) -> bool {
     let kicked = fd.get_kvm_run().immediate_exit != 0;
@@ -428,7 +428,7 @@ impl Traps {
         thread.set_deadline(now, deadline);
     }
 
-    /// Tells the PMU that the guest has stopped, and samples what overflowed.
+    /// Reports to the PMU that the guest has stopped, and samples what overflowed.
     fn settle(
         &mut self,
         vcpu: VcpuAccess<'_>,

@@ -87,7 +87,7 @@ pub struct InternalError {
     /// 1: emulation failed, 2: simultaneous exceptions, 3: delivery failed,
     /// 4: unexpected exit reason.
     pub suberror: u32,
-    /// The bytes at RIP where KVM tells them, else empty.
+    /// The bytes at RIP where KVM reports them, else empty.
     pub bytes: Vec<u8>,
 }
 

@@ -90,7 +90,7 @@ impl Host {
     /// Opens `dev/kvm` below another root folder.
     ///
     /// # Errors
-    /// As [`Host::open`].
+    /// [`HostError`] with the next step for the user.
     pub fn open_below(root: &Path) -> Result<Self, HostError> {
         let file = KvmAccess::open(root, &CpuFacts::read(root))?;
         let kvm = sys::kvm_from(file);

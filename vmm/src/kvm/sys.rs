@@ -64,7 +64,7 @@ pub(super) fn answer_mmio(run: &mut kvm_run, bytes: [u8; 8]) {
     }
 }
 
-/// What KVM tells of an internal error.
+/// What KVM reports of an internal error.
 pub(super) fn internal_error(run: &kvm_run) -> InternalError {
     if run.exit_reason != KVM_EXIT_INTERNAL_ERROR {
         return InternalError {
@@ -116,7 +116,7 @@ pub(super) fn set_signal_mask(fd: &VcpuFd, mask: Option<SignalMask>) -> Result<(
     let argument = mask
         .as_ref()
         .map_or(std::ptr::null(), std::ptr::from_ref::<KvmSignalMask>);
-    // SAFETY: the argument is null, or a structure whose `len` tells the size of
+    // SAFETY: the argument is null, or a structure whose `len` is the size of
     // the set behind it; it is only read, during the call.
     match unsafe { libc::ioctl(fd.as_raw_fd(), KVM_SET_SIGNAL_MASK, argument) } {
         0 => Ok(()),
@@ -127,6 +127,6 @@ pub(super) fn set_signal_mask(fd: &VcpuFd, mask: Option<SignalMask>) -> Result<(
 /// KVM behind an open `/dev/kvm`.
 pub(super) fn kvm_from(file: File) -> Kvm {
     // SAFETY: the descriptor is open and, by `into_raw_fd`, owned by nobody
-    // else; whether KVM is behind it, the first ioctl tells.
+    // else. The first ioctl finds out whether KVM is behind it.
     unsafe { Kvm::from_raw_fd(file.into_raw_fd()) }
 }

@@ -1,16 +1,16 @@
 //! One VM: memory, irqchip, and the MSRs that exit.
 
-use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::VmFd;
 use kvm_pmu::{MsrFilter, MsrFilterError, VcpuError, VcpuId, msr_ranges, switch_off_vpmu};
 use pmu_virt::PmuModel;
 use thiserror::Error;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::host::Host;
-use super::smm;
+use super::memory::{self, MapError};
 use super::vcpu::KvmVcpu;
 
 /// Three pages below 4 GiB that KVM needs on some Intel hosts
@@ -24,9 +24,9 @@ pub enum VmError {
     /// An ioctl failed.
     #[error("{0} failed: {1}")]
     Ioctl(&'static str, errno::Error),
-    /// The guest memory has a region without a host mapping.
-    #[error("guest memory at {0:#x} has no host mapping")]
-    Unmapped(u64),
+    /// The guest's memory.
+    #[error(transparent)]
+    Memory(#[from] MapError),
     /// KVM's filter of MSRs cannot hold all that must exit.
     #[error(transparent)]
     Filter(#[from] MsrFilterError),
@@ -80,10 +80,11 @@ impl KvmVm {
     pub fn new(host: &Host, memory: GuestMemoryMmap, options: &VmOptions) -> Result<Self, VmError> {
         let fd = create(host)?;
         switch_off_vpmu(&fd).map_err(|error| VmError::Ioctl("KVM_CAP_PMU_CAPABILITY", error))?;
-        map_memory(&fd, &memory)?;
-        let smram = match options.smm && host.features().smm {
-            true => Some(smm::map(&fd, &memory)?),
-            false => None,
+        memory::map_memory(&fd, &memory)?;
+        let smram = if options.smm && host.features().smm {
+            Some(memory::map_smram(&fd, &memory)?)
+        } else {
+            None
         };
         // Both are for old Intel hosts; AMD's KVM and software KVMs may refuse.
         let _ = fd.set_identity_map_address(IDENTITY_MAP_ADDRESS);
@@ -154,34 +155,6 @@ fn create(host: &Host) -> Result<VmFd, VmError> {
             Err(error) => return Err(VmError::Ioctl("KVM_CREATE_VM", error)),
         }
     }
-}
-
-fn map_memory(fd: &VmFd, memory: &GuestMemoryMmap) -> Result<(), VmError> {
-    for (slot, region) in (0u32..).zip(memory.iter()) {
-        map_piece(fd, slot, memory, (region.start_addr().0, region.len()))?;
-    }
-    Ok(())
-}
-
-/// Shows the guest `len` bytes of `memory` from `start` on, in KVM's slot `slot`.
-pub(super) fn map_piece(
-    fd: &VmFd,
-    slot: u32,
-    memory: &GuestMemoryMmap,
-    (start, len): (u64, u64),
-) -> Result<(), VmError> {
-    let host_address = memory
-        .get_host_address(GuestAddress(start))
-        .map_err(|_| VmError::Unmapped(start))?;
-    let entry = kvm_userspace_memory_region {
-        slot,
-        flags: 0,
-        guest_phys_addr: start,
-        memory_size: len,
-        userspace_addr: host_address as u64,
-    };
-    super::sys::set_memory_region(fd, entry)
-        .map_err(|error| VmError::Ioctl("KVM_SET_USER_MEMORY_REGION", error))
 }
 
 /// Makes RDMSR and WRMSR of `ranges` exit; every other MSR stays KVM's.

@@ -1,9 +1,11 @@
 //! From standard input to COM1.
 
 use std::collections::VecDeque;
+use std::io::stdin;
 use std::sync::Arc;
 
-use super::sys;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::vcpu::SharedPlatform;
 
 /// Most bytes that wait here; the rest waits in the terminal or the pipe.
@@ -30,7 +32,7 @@ impl ConsoleInput {
     pub(super) fn serve(&mut self) {
         if self.waiting.is_empty() && !self.ended {
             let mut buffer = [0; MOST];
-            match sys::read_stdin(&mut buffer) {
+            match read_stdin(&mut buffer) {
                 None => {}
                 Some(Ok(0)) => self.ended = true,
                 Some(Ok(len)) => self.waiting.extend(&buffer[..len]),
@@ -54,5 +56,16 @@ impl ConsoleInput {
     /// True once there is no more input.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
+    }
+}
+
+/// Reads what standard input has now, without waiting; `None` where nothing is
+/// there.
+fn read_stdin(buffer: &mut [u8]) -> Option<std::io::Result<usize>> {
+    let stdin = stdin();
+    let mut ready = [PollFd::new(&stdin, PollFlags::IN)];
+    match poll(&mut ready, Some(&Timespec::default())) {
+        Ok(1..) => Some(rustix::io::read(&stdin, buffer).map_err(std::io::Error::from)),
+        Ok(0) | Err(_) => None,
     }
 }

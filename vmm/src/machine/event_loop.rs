@@ -4,14 +4,26 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use thiserror::Error;
+use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::timerfd::TimerFd;
 
 use super::console::ConsoleInput;
-use super::run::RunError;
 
 /// How long the guest's full receiver is left alone.
 const RETRY: Duration = Duration::from_millis(5);
+
+/// The main thread cannot wait for what ends a run.
+#[derive(Debug, Error)]
+pub enum LoopError {
+    /// No timer.
+    #[error("no timer: {0}")]
+    Timer(errno::Error),
+    /// The event loop.
+    #[error("the event loop failed: {0}")]
+    Manager(event_manager::Error),
+}
 
 /// Why the loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,13 +46,14 @@ pub(super) struct Sources {
 }
 
 /// Serves the console until something ends the run.
-pub(super) fn serve(sources: Sources) -> Result<Wake, RunError> {
-    let mut manager = EventManager::<Box<dyn MutEventSubscriber>>::new().map_err(RunError::Loop)?;
+pub(super) fn serve(sources: Sources) -> Result<Wake, LoopError> {
+    let mut manager =
+        EventManager::<Box<dyn MutEventSubscriber>>::new().map_err(LoopError::Manager)?;
     let subscriber = Subscriber::new(sources)?;
     let woken = subscriber.woken.clone();
     manager.add_subscriber(Box::new(subscriber));
     loop {
-        manager.run().map_err(RunError::Loop)?;
+        manager.run().map_err(LoopError::Manager)?;
         if let Some(wake) = woken.get() {
             return Ok(wake);
         }
@@ -55,11 +68,11 @@ struct Subscriber {
 }
 
 impl Subscriber {
-    fn new(sources: Sources) -> Result<Self, RunError> {
-        let timer = || TimerFd::new().map_err(RunError::Timer);
+    fn new(sources: Sources) -> Result<Self, LoopError> {
+        let timer = || TimerFd::new().map_err(LoopError::Timer);
         let (mut timeout, retry) = (timer()?, timer()?);
         if let Some(after) = sources.timeout {
-            timeout.reset(after, None).map_err(RunError::Timer)?;
+            timeout.reset(after, None).map_err(LoopError::Timer)?;
         }
         Ok(Self {
             sources,

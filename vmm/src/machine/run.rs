@@ -8,10 +8,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::build::Machine;
 use super::console::ConsoleInput;
-use super::event_loop::{Sources, Wake, serve};
+use super::event_loop::{LoopError, Sources, Wake, serve};
 use super::signals::stop_requests;
 use super::state::{self, StateFileError};
-use super::threads::{Ended, SharedCores, Spread, Threads};
+use super::threads::{Ended, SharedCores, Spread, StartError, Threads};
 use crate::config::RunConfig;
 use crate::kvm::VcpuId;
 use crate::sys::install_kick_handler;
@@ -21,18 +21,12 @@ use crate::vcpu::{VcpuEnd, VcpuFailure};
 /// The host failed while a guest ran, or could not start it.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// No thread for a vCPU.
-    #[error("a vCPU's thread cannot be started: {0}")]
-    Thread(std::io::Error),
-    /// No event descriptor.
-    #[error("no event descriptor: {0} (limit of open files: `ulimit -n`)")]
-    Event(std::io::Error),
-    /// No timer.
-    #[error("no timer: {0}")]
-    Timer(errno::Error),
-    /// The event loop.
-    #[error("the event loop failed: {0}")]
-    Loop(event_manager::Error),
+    /// The vCPUs cannot be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// Nothing can be waited for.
+    #[error(transparent)]
+    Loop(#[from] LoopError),
     /// A signal handler.
     #[error("sigaction failed: {0}")]
     Signal(errno::Error),
@@ -92,9 +86,9 @@ impl std::fmt::Display for RunEnd {
 pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError> {
     install_kick_handler().map_err(RunError::Signal)?;
     let signals = stop_requests().map_err(RunError::Signal)?;
-    let ended = EventFd::new(libc::EFD_NONBLOCK).map_err(RunError::Event)?;
+    let ended = EventFd::new(libc::EFD_NONBLOCK).map_err(StartError::Event)?;
     let sources = Sources {
-        ended: ended.try_clone().map_err(RunError::Event)?,
+        ended: ended.try_clone().map_err(StartError::Event)?,
         signals,
         timeout: config.timeout,
         console: ConsoleInput::new(machine.platform.clone()),
@@ -117,7 +111,7 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
         &ended,
     )?;
     let wake = serve(sources);
-    // A guest that ended by itself at the last moment is told as it ended.
+    // A guest that ended by itself at the last moment is reported as it ended.
     let by_itself = threads.first_end().is_some();
     threads.stop();
     drop(terminal);
@@ -146,7 +140,7 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
 }
 
 fn outcome(
-    wake: Result<Wake, RunError>,
+    wake: Result<Wake, LoopError>,
     by_itself: bool,
     end: Option<Ended>,
 ) -> Result<RunEnd, RunError> {

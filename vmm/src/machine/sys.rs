@@ -39,21 +39,3 @@ pub(super) extern "C" fn on_stop_signal(
         unsafe { libc::write(fd, one.as_ptr().cast(), one.len()) };
     }
 }
-
-/// Reads what standard input has now, without waiting; `None` where nothing is
-/// there.
-pub(super) fn read_stdin(buffer: &mut [u8]) -> Option<std::io::Result<usize>> {
-    let mut ready = libc::pollfd {
-        fd: libc::STDIN_FILENO,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one valid pollfd, no waiting.
-    let polled = unsafe { libc::poll(&raw mut ready, 1, 0) };
-    if polled <= 0 {
-        return None;
-    }
-    // SAFETY: the buffer is valid for writes of its length.
-    let read = unsafe { libc::read(libc::STDIN_FILENO, buffer.as_mut_ptr().cast(), buffer.len()) };
-    Some(usize::try_from(read).map_err(|_| std::io::Error::last_os_error()))
-}

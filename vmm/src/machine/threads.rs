@@ -6,10 +6,10 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use pmu_virt::{CorePmu, PmuState};
+use thiserror::Error;
 use vmm_control::JobQueue;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::run::RunError;
 use crate::audit::AuditTrail;
 use crate::kvm::VcpuId;
 use crate::sched::{CoreExchange, CorePlan, CoreReport, CoreThread, CpuList, pin};
@@ -22,6 +22,17 @@ const KICK_AGAIN: Duration = Duration::from_millis(5);
 
 /// How long vCPUs may take to stop.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The vCPUs cannot be started.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// No thread for a vCPU.
+    #[error("a vCPU's thread cannot be started: {0}")]
+    Thread(std::io::Error),
+    /// No event descriptor.
+    #[error("no event descriptor: {0} (limit of open files: `ulimit -n`)")]
+    Event(std::io::Error),
+}
 
 /// What is kept of the vCPUs that have ended.
 #[derive(Debug, Clone)]
@@ -162,7 +173,7 @@ impl Threads {
         audit: Arc<AuditTrail>,
         spread: Spread,
         wake: &EventFd,
-    ) -> Result<Self, RunError> {
+    ) -> Result<Self, StartError> {
         let (send, ended) = channel();
         let (jobs, exchange) = jobs(vcpus, spread.cores);
         let mut threads = Self {
@@ -179,12 +190,12 @@ impl Threads {
             first: None,
         };
         for (index, job) in jobs.into_iter().enumerate() {
-            let wake = wake.try_clone().map_err(RunError::Event)?;
+            let wake = wake.try_clone().map_err(StartError::Event)?;
             match threads.spawn(index, job, spread.pin.clone(), (send.clone(), wake)) {
                 Ok(handle) => threads.handles.push(handle),
                 Err(error) => {
                     threads.stop();
-                    return Err(RunError::Thread(error));
+                    return Err(StartError::Thread(error));
                 }
             }
         }

@@ -23,7 +23,7 @@ pub fn assemble(
 /// Assembles code of another width: 16, 32 or 64.
 ///
 /// # Errors
-/// As [`assemble`].
+/// [`CodeError`] where `write` uses an operand that no instruction has.
 pub fn assemble_for(
     bitness: u32,
     base: u64,

@@ -10,8 +10,9 @@ use kvm_pmu::{KvmPmu, KvmPmuParts};
 use pmu_virt::{
     CorePmu, CountRequest, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu,
 };
-use vmm_control::{ControlConfig, ControlEndpoint, JobQueue, Server, ServerError, ServerSetup};
+use vmm_control::{ControlConfig, ControlEndpoint, JobQueue, Server, ServerSetup};
 
+use super::error::MicroRunError;
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
 use super::threads::{Cores, Ran};
@@ -19,12 +20,12 @@ use crate::audit::Holding;
 use crate::control::VmMemory;
 use crate::cpuid::bare_cpuid;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
-use crate::reservations::{MachineReservations, PcrPlan, ReservationError};
+use crate::reservations::{MachineReservations, PcrPlan};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sync::lock;
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
-    DebugQuirks, Observer, Platform, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd,
+    DebugQuirks, Observer, Platform, Silent, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd,
     VcpuFailure, VcpuParts,
 };
 
@@ -110,35 +111,6 @@ impl MicroOutcome {
     }
 }
 
-/// A micro-guest could not be run to its end.
-#[derive(Debug, thiserror::Error)]
-pub enum MicroRunError {
-    /// It could not be made.
-    #[error(transparent)]
-    Machine(#[from] MicroError),
-    /// A vCPU failed.
-    #[error(transparent)]
-    Vcpu(#[from] VcpuFailure),
-    /// A vCPU's registers could not be read.
-    #[error(transparent)]
-    Registers(#[from] crate::kvm::VcpuError),
-    /// The kick handler could not be installed.
-    #[error("sigaction failed: {0}")]
-    Signal(vmm_sys_util::errno::Error),
-    /// The leaves of CPUID.
-    #[error("KVM takes no list of {0} CPUID leaves")]
-    Cpuid(usize),
-    /// Counters of the hypervisor.
-    #[error(transparent)]
-    Reservations(#[from] ReservationError),
-    /// The server of host tools.
-    #[error(transparent)]
-    Control(#[from] ServerError),
-    /// A vCPU's thread panicked.
-    #[error("the thread of a vCPU panicked")]
-    Panicked,
-}
-
 impl MicroRun {
     /// Runs `guest` until one of its vCPUs ends; that stops the others.
     ///
@@ -153,11 +125,11 @@ impl MicroRun {
         })
     }
 
-    /// As [`MicroRun::run`], with devices of the caller's, which `connect` makes
-    /// for the VM; port writes are theirs to record.
+    /// Runs `guest` with devices of the caller's, which `connect` makes for the VM;
+    /// port writes are theirs to record.
     ///
     /// # Errors
-    /// As [`MicroRun::run`], and those of `connect`.
+    /// [`MicroRunError`]; also those of `connect`.
     pub fn run_on(
         &self,
         host: &Host,
@@ -167,11 +139,11 @@ impl MicroRun {
         self.run_served(host, guest, None, connect)
     }
 
-    /// As [`MicroRun::run_on`], with a server of host tools, from before the guest
-    /// starts until it has ended.
+    /// Runs `guest` with devices of the caller's and a server of host tools, from
+    /// before the guest starts until it has ended.
     ///
     /// # Errors
-    /// As [`MicroRun::run_on`], and the server's.
+    /// [`MicroRunError`]; also those of `connect` and of the server.
     pub fn run_served(
         &self,
         host: &Host,
@@ -183,11 +155,11 @@ impl MicroRun {
         self.run_counted(host, guest, (control, cores), connect)
     }
 
-    /// As [`MicroRun::run_served`], with the counters of each core: of those that
-    /// the vCPUs share, or of each vCPU's own.
+    /// Runs `guest` with devices of the caller's, a server of host tools, and the
+    /// counters of each core: of those that the vCPUs share, or of each vCPU's own.
     ///
     /// # Errors
-    /// As [`MicroRun::run_served`].
+    /// [`MicroRunError`]; also those of `connect` and of the server.
     pub fn run_counted(
         &self,
         host: &Host,
@@ -326,9 +298,10 @@ impl MicroRun {
             )?;
             pmu = pmu.map(|pmu| pmu.with_reservations(reservations));
         }
-        let observer: Box<dyn Observer> = match self.record {
-            true => Box::new(recorder.clone()),
-            false => Box::new(crate::vcpu::Silent),
+        let observer: Box<dyn Observer> = if self.record {
+            Box::new(recorder.clone())
+        } else {
+            Box::new(Silent)
         };
         let pmu = KvmPmuParts {
             id: kvm.id(),
@@ -354,7 +327,7 @@ impl MicroRun {
     }
 }
 
-/// Lets CPUID tell of the reservations.
+/// Announces the reservations in CPUID.
 fn announce(kvm: &KvmVcpu, host: &Host, pmu: &PmuCpuid) -> Result<(), MicroRunError> {
     let supported = host.supported_cpuid().map_err(MicroError::from)?;
     let entries = bare_cpuid(supported.as_slice(), pmu);
@@ -362,7 +335,7 @@ fn announce(kvm: &KvmVcpu, host: &Host, pmu: &PmuCpuid) -> Result<(), MicroRunEr
     Ok(kvm.set_cpuid2(&cpuid)?)
 }
 
-/// A machine that KVM has given up tells no registers; its end says so.
+/// A machine that KVM has given up has no registers to read; its end says so.
 fn unless_dead<T: Default>(read: Result<T, VcpuError>) -> Result<T, VcpuError> {
     match read {
         Err(error) if error.is_dead() => Ok(T::default()),

@@ -9,7 +9,7 @@ use arbiter::{Grant, PcrUnit};
 use kvm_pmu::{KvmPmu, KvmPmuParts};
 use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, Reservations, VcpuPmu};
 
-use super::run::MicroRunError;
+use super::error::MicroRunError;
 use crate::kvm::{KvmVcpu, KvmVm};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
@@ -117,10 +117,8 @@ impl Solo {
             (end, watchdog.join())
         });
         let end = end?;
-        match late.map_err(|_| MicroRunError::Panicked)? && end == VcpuEnd::Stopped {
-            true => Ok(None),
-            false => Ok(Some(end)),
-        }
+        let late = late.map_err(|_| MicroRunError::Panicked)?;
+        Ok((!late || end != VcpuEnd::Stopped).then_some(end))
     }
 
     /// The counters in use, while the guest does not run.

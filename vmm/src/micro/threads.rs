@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use pmu_virt::CorePmu;
 use vmm_control::JobQueue;
 
-use super::run::MicroRunError;
-use crate::sched::{CoreEnd, CoreExchange, CorePlan, CoreReport, CoreThread};
+use super::error::MicroRunError;
+use crate::cores::CorePlan;
+use crate::sched::{CoreEnd, CoreExchange, CoreReport, CoreThread};
 use crate::sync::lock;
 use crate::sys::KickTarget;
 use crate::vcpu::{ThreadContext, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};

@@ -227,7 +227,7 @@ pub(super) fn dr_access(host: &Host) -> Result<bool, MicroError> {
     Ok(matches!(probe.run()?, VmExit::Debug(exit) if exit.dr6 & DR6_BD != 0))
 }
 
-/// Whether an SMI leads to its handler, and KVM tells that an exit is from there.
+/// Whether an SMI leads to its handler, and KVM marks an exit from there.
 pub(super) fn smm(host: &Host) -> Result<bool, MicroError> {
     if !host.features().smm {
         return Ok(false);

@@ -9,13 +9,15 @@ use vmm_control::{CoreQuantities, JobQueue, close_core};
 
 use super::exchange::CoreExchange;
 use super::pace::Pace;
-use super::plan::CorePlan;
-use super::queue::{Action, RunQueue, Runnability};
+use super::queue::{Action, RunQueue};
 use super::report::CoreReport;
 use crate::control::VcpuThread;
+use crate::cores::{CorePlan, CpuList};
 use crate::kvm::VcpuId;
-use crate::sys::{SignalMask, hold_pending_signal, rdtsc};
-use crate::vcpu::{RunOutcome, ThreadContext, Timeslice, Vcpu, VcpuControl, VcpuEnd, VcpuFailure};
+use crate::sys::{SignalMask, hold_pending_signal, pin_this_thread, rdtsc};
+use crate::vcpu::{
+    RunOutcome, Runnability, ThreadContext, Timeslice, Vcpu, VcpuControl, VcpuEnd, VcpuFailure,
+};
 
 /// A vCPU that runs no more.
 #[derive(Debug)]
@@ -194,9 +196,10 @@ impl CoreThread {
             Ok(RunOutcome::Paused(runnability)) => {
                 self.report.wakes += u64::from(runnability == Runnability::Runnable);
                 self.queue.probed(rdtsc(), id, runnability);
-                match due && runnability == Runnability::Idle {
-                    true => self.expect_wake(id),
-                    false => None,
+                if due && runnability == Runnability::Idle {
+                    self.expect_wake(id)
+                } else {
+                    None
                 }
             }
             Ok(RunOutcome::Ended(end)) => self.end(id, Ok(end)),
@@ -332,5 +335,17 @@ impl CoreThread {
             self.exchange.set_load(self.index, self.queue.runnable());
             self.exchange.hand_over(taker, vcpu);
         }
+    }
+}
+
+/// Keeps the calling thread, number `index` of those that run vCPUs, on its host
+/// CPU, if there is a list of them.
+///
+/// # Errors
+/// [`VcpuFailure::Pin`].
+pub fn pin(pinned: Option<&CpuList>, index: usize) -> Result<(), VcpuFailure> {
+    match pinned.and_then(|list| list.of(index)) {
+        Some(cpu) => pin_this_thread(cpu).map_err(|error| VcpuFailure::Pin { cpu, error }),
+        None => Ok(()),
     }
 }

@@ -16,23 +16,7 @@ use std::collections::VecDeque;
 
 use super::pace::Pace;
 use crate::kvm::VcpuId;
-
-/// What a vCPU does while it is not run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Runnability {
-    /// It could run.
-    Runnable,
-    /// It waits for an interrupt or a start-up IPI.
-    Idle,
-    /// It could run, and may not before this TSC value.
-    LockedOut {
-        /// When.
-        until: u64,
-    },
-    /// It could run, and may not before somebody says so: a tool's context blocks
-    /// it until PFM_RESTART.
-    Blocked,
-}
+use crate::vcpu::Runnability;
 
 /// What a core does next. Times are TSC values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What a core tells of its work.
+//! What a core reports of its work.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,9 +13,10 @@ const KEPT: usize = 4096;
 pub struct CoreReport {
     /// Entries of another vCPU than the one before.
     pub switches: u64,
-    /// Turns that ended with a halted vCPU.
+    /// Timeslices that ended with a halted vCPU.
     pub halts: u64,
-    /// Turns that ended with a vCPU that is kept off the core for guessing cookies.
+    /// Timeslices that ended with a vCPU that is kept off the core for guessing
+    /// cookies.
     pub locked_out: u64,
     /// Idle vCPUs asked whether they had been woken.
     pub probes: u64,

@@ -1,7 +1,6 @@
 //! Which host CPUs a thread runs on.
 
-use std::mem::MaybeUninit;
-
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vmm_sys_util::errno;
 
 /// The host CPUs that this thread may run on.
@@ -9,17 +8,9 @@ use vmm_sys_util::errno;
 /// # Errors
 /// The error of `sched_getaffinity`.
 pub fn allowed_cpus() -> errno::Result<Vec<usize>> {
-    // SAFETY: an all-zero CPU set is valid: it is an array of integers.
-    let mut set: libc::cpu_set_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    // SAFETY: the set is valid for writes of the size given with it.
-    let ret = unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) };
-    if ret != 0 {
-        return errno::errno_result();
-    }
-    let limit = usize::try_from(libc::CPU_SETSIZE).unwrap_or(0);
-    // SAFETY: CPU_ISSET only reads the set, at an index below its size.
-    let allowed = |cpu: &usize| unsafe { libc::CPU_ISSET(*cpu, &set) };
-    Ok((0..limit).filter(allowed).collect())
+    let set = sched_getaffinity(None).map_err(error)?;
+    let all = 0..CpuSet::MAX_CPU;
+    Ok(all.filter(|&cpu| set.is_set(cpu)).collect())
 }
 
 /// Keeps the calling thread, and the threads that it makes from now on, on host
@@ -35,7 +26,7 @@ pub fn pin_this_thread(cpu: usize) -> errno::Result<()> {
 /// thread run where it could before.
 ///
 /// # Errors
-/// As those of [`pin_this_thread`]; `work` was done if only the way back failed.
+/// The error of `sched_setaffinity`; `work` was done if only the way back failed.
 pub fn while_on_cpu<T>(cpu: usize, work: impl FnOnce() -> T) -> errno::Result<T> {
     let before = allowed_cpus()?;
     allow_cpus(&[cpu])?;
@@ -45,18 +36,16 @@ pub fn while_on_cpu<T>(cpu: usize, work: impl FnOnce() -> T) -> errno::Result<T>
 }
 
 fn allow_cpus(cpus: &[usize]) -> errno::Result<()> {
-    // SAFETY: an all-zero CPU set is valid: it is an array of integers.
-    let mut set: libc::cpu_set_t = unsafe { MaybeUninit::zeroed().assume_init() };
+    let mut set = CpuSet::new();
     for &cpu in cpus {
-        if cpu >= usize::try_from(libc::CPU_SETSIZE).unwrap_or(0) {
+        if cpu >= CpuSet::MAX_CPU {
             return Err(errno::Error::new(libc::EINVAL));
         }
-        // SAFETY: the index was just checked against the set's size.
-        unsafe { libc::CPU_SET(cpu, &mut set) };
+        set.set(cpu);
     }
-    // SAFETY: the set is valid for reads of the size given with it.
-    match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
-        0 => Ok(()),
-        _ => errno::errno_result(),
-    }
+    sched_setaffinity(None, &set).map_err(error)
+}
+
+fn error(error: rustix::io::Errno) -> errno::Error {
+    errno::Error::new(error.raw_os_error())
 }

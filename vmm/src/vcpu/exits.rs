@@ -1,6 +1,6 @@
 //! What each exit leads to that is not the PMU's.
 
-use super::end::VcpuEnd;
+use super::outcome::VcpuEnd;
 use super::run::{RunState, VcpuFailure};
 use crate::devices::DeviceOutcome;
 use crate::kvm::{Answer, InternalError, KvmVcpu, VmExit};
@@ -76,9 +76,10 @@ fn describe_internal_error(kvm: &KvmVcpu, error: &InternalError) -> String {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    let code = match bytes.is_empty() {
-        true => "unknown bytes".to_owned(),
-        false => bytes.join(" "),
+    let code = if bytes.is_empty() {
+        "unknown bytes".to_owned()
+    } else {
+        bytes.join(" ")
     };
     match error.suberror {
         1 => format!(

@@ -6,10 +6,10 @@ use pmu_virt::{CorePmu, VcpuPmu};
 use vmm_control::{Job, OffCoreReason, Snapshot, serve_vcpu};
 
 use super::observe::Reports;
+use super::outcome::Runnability;
 use super::run::{RunState, Vcpu, VcpuFailure};
 use crate::control::VcpuThread;
 use crate::kvm::KvmVcpu;
-use crate::sched::Runnability;
 
 impl RunState {
     /// Whether a tool's context keeps the vCPU off its core.

@@ -9,10 +9,9 @@ use thiserror::Error;
 use vmm_control::{ControlEndpoint, HaltTimes, VcpuQuantities};
 use vmm_sys_util::errno;
 
-use super::end::VcpuEnd;
 use super::observe::{Observer, Reports};
+use super::outcome::{RunOutcome, Timeslice, VcpuEnd};
 use super::platform::Platform;
-use super::timeslice::{RunOutcome, Timeslice};
 use crate::control::{VcpuHalts, exit_kind};
 use crate::firmware::Expected;
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};

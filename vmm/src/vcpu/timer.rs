@@ -1,7 +1,7 @@
 //! When the local APIC's timer of a halted vCPU will expire.
 //!
-//! KVM's local APIC keeps the timer and tells nobody but the vCPU itself. Its
-//! registers tell when it will: the count that remains, or the deadline. That
+//! KVM's local APIC keeps the timer and reports to nobody but the vCPU itself. Its
+//! registers hold the time: the count that remains, or the deadline. That
 //! saves a core from finding it out by probes, later.
 
 use kvm_bindings::kvm_lapic_state;
@@ -25,7 +25,7 @@ const MARGIN_US: u64 = 20;
 /// What the timer of a vCPU will do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expiry {
-    /// Nothing, as far as the registers tell.
+    /// Nothing, as far as the registers show.
     Never,
     /// It expires after so many bus cycles.
     After(u64),
@@ -96,7 +96,7 @@ mod tests {
         check(0x20, 1000, 0x8, Expiry::After(32_000));
         check(0x2_0020, 1000, 0x9, Expiry::After(64_000));
         check(0x2_0020, 1000, 0xa, Expiry::After(128_000));
-        // Not set, masked, and told by another register.
+        // Not set, masked, and held by another register.
         check(0x20, 0, 0xb, Expiry::Never);
         check(0x1_0020, 1000, 0xb, Expiry::Never);
         check(0x4_0020, 1000, 0xb, Expiry::AtDeadline);

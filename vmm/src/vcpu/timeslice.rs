@@ -1,16 +1,13 @@
 //! A vCPU among others on one core: timeslices, and looks at it while it waits.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use kvm_pmu::{ExitOwner, ThreadContext, Tsc};
 use pmu_virt::{CorePmu, VcpuPmu};
 
-use super::end::VcpuEnd;
+use super::outcome::{RunOutcome, Runnability, Timeslice};
 use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
 use crate::kvm::{KvmVcpu, VcpuError};
-use crate::sched::Runnability;
 use crate::sys::{SignalMask, rdtsc};
 
 /// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
@@ -18,32 +15,8 @@ const TSC: u32 = 0x10;
 /// `IA32_TSC_DEADLINE`.
 const TSC_DEADLINE: u32 = 0x6e0;
 
-/// When a vCPU has to leave the core.
-#[derive(Debug, Clone, Copy)]
-pub struct Timeslice<'a> {
-    /// TSC value; `None`: nobody else needs the core.
-    pub until: Option<u64>,
-    /// Set, and the thread kicked, when the core has something else to do.
-    pub attention: &'a AtomicBool,
-}
-
-impl Timeslice<'_> {
-    pub(super) fn is_over(&self) -> bool {
-        self.attention.load(Ordering::Acquire) || self.until.is_some_and(|until| rdtsc() >= until)
-    }
-}
-
-/// How a timeslice ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RunOutcome {
-    /// With the vCPU.
-    Ended(VcpuEnd),
-    /// With the timeslice.
-    Paused(Runnability),
-}
-
 impl RunState {
-    /// Could `kvm` run? KVM tells it only while the vCPU is outside `KVM_RUN`.
+    /// Could `kvm` run? KVM answers only while the vCPU is outside `KVM_RUN`.
     pub(super) fn runnability(&self, kvm: &KvmVcpu) -> Result<Runnability, VcpuError> {
         if self.is_blocked() {
             return Ok(Runnability::Blocked);
@@ -64,7 +37,7 @@ impl Vcpu {
     /// completed its last access.
     ///
     /// # Errors
-    /// As [`Vcpu::run`].
+    /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
     pub fn run_for(
         &mut self,
         thread: &mut ThreadContext,
@@ -85,7 +58,7 @@ impl Vcpu {
     /// signal of the calling thread through.
     ///
     /// # Errors
-    /// As [`Vcpu::run`].
+    /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
     pub fn probe(
         &mut self,
         thread: &mut ThreadContext,
@@ -182,10 +155,10 @@ impl Vcpu {
     }
 
     /// Enters and leaves `KVM_RUN` without running the guest, so that what KVM
-    /// does for a vCPU on a new thread is done and its cost can be told.
+    /// does for a vCPU on a new thread is done and its cost can be reported.
     ///
     /// # Errors
-    /// As [`Vcpu::run`].
+    /// [`VcpuFailure`]: an ioctl failed, which no guest should be able to cause.
     pub fn settle_in(&mut self) -> Result<(), VcpuFailure> {
         self.kvm.set_immediate_exit(true);
         self.kvm.run()?;
@@ -203,19 +176,5 @@ mod tests {
     fn a_vcpu_can_move_to_another_thread() {
         fn movable<T: Send>() {}
         movable::<Vcpu>();
-    }
-
-    #[test]
-    fn a_timeslice_is_over_at_its_time_or_when_asked() {
-        let attention = AtomicBool::new(false);
-        let timeslice = |until| Timeslice {
-            until,
-            attention: &attention,
-        };
-        assert!(!timeslice(None).is_over());
-        assert!(!timeslice(Some(u64::MAX)).is_over());
-        assert!(timeslice(Some(rdtsc())).is_over());
-        attention.store(true, Ordering::Release);
-        assert!(timeslice(None).is_over());
     }
 }

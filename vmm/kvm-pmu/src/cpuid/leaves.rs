@@ -58,7 +58,7 @@ pub struct Leaves {
 }
 
 impl Leaves {
-    /// KVM's own list, of which `KVM_GET_SUPPORTED_CPUID` tells.
+    /// The list that `KVM_GET_SUPPORTED_CPUID` gives.
     #[must_use]
     pub fn new(entries: &[kvm_cpuid_entry2]) -> Self {
         Self {

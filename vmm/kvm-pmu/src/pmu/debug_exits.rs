@@ -71,7 +71,7 @@ impl Traps {
         Ok(())
     }
 
-    /// Tells the stepper, if it is at work, that the guest stopped.
+    /// Reports to the stepper, if it is at work, that the guest stopped.
     pub(super) fn step_stop(
         &mut self,
         vcpu: VcpuAccess<'_>,

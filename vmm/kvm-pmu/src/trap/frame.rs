@@ -71,9 +71,10 @@ impl ExceptionFrame {
             return None;
         }
         let inner = (cs & 3) != u64::from(context.cpl());
-        let stack = match inner {
-            true => Some((word(3)?, selector(word(4)?))),
-            false => None,
+        let stack = if inner {
+            Some((word(3)?, selector(word(4)?)))
+        } else {
+            None
         };
         Some(Self {
             error: if with_error {
@@ -98,8 +99,8 @@ impl ExceptionFrame {
 
     /// The registers with which the interrupted code goes on at `ip`, as an
     /// IRET would load them but for two flags: RF is clear, as after any
-    /// instruction that completed, and the caller is told of TF instead of
-    /// a trap being taken. `None` where the saved selectors name nothing.
+    /// instruction that completed, and TF is returned instead of a trap
+    /// being taken. `None` where the saved selectors name nothing.
     #[must_use]
     pub(crate) fn resume_at(&self, context: &CpuContext<'_>, ip: u64) -> Option<Return> {
         let mut regs = *context.regs;

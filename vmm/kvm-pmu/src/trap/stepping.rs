@@ -57,7 +57,7 @@ pub(crate) enum TfRepair {
 /// What a stop meant.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct StepResult {
-    /// What to tell the PMU, in order.
+    /// What to report to the PMU, in order.
     pub(crate) progress: Vec<Progress>,
     /// What to repair before the guest goes on.
     pub(crate) repair: Option<TfRepair>,

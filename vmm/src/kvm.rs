@@ -2,7 +2,8 @@
 
 mod exit;
 mod host;
-mod smm;
+mod memory;
+#[allow(unsafe_code, reason = "kvm_run, memory slots and one ioctl")]
 mod sys;
 mod vcpu;
 mod vm;
@@ -10,6 +11,6 @@ mod vm;
 pub use exit::{Answer, InternalError, VmExit};
 pub use host::{Host, HostError, KvmFeatures};
 pub use kvm_pmu::{DebugExit, VcpuError, VcpuId};
-pub use smm::SMM_ENTRY;
+pub use memory::{MapError, SMM_ENTRY};
 pub use vcpu::KvmVcpu;
 pub use vm::{KvmVm, VmError, VmOptions};

@@ -5,18 +5,17 @@
 //! agree on a vCPU's migration.
 
 mod core;
-mod cpulist;
 mod exchange;
 mod hosted;
 mod pace;
-mod plan;
 mod queue;
 mod report;
 
-pub use self::core::{CoreEnd, CoreThread};
-pub use cpulist::{CpuList, CpuListError};
+pub use self::core::{CoreEnd, CoreThread, pin};
 pub use exchange::CoreExchange;
 pub use pace::Pace;
-pub use plan::{CorePlan, pin};
-pub use queue::{Action, RunQueue, Runnability};
+pub use queue::{Action, RunQueue};
 pub use report::{CoreReport, MigrationCost};
+
+pub use crate::cores::{CorePlan, CpuList, CpuListError};
+pub use crate::vcpu::Runnability;

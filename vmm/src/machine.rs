@@ -7,10 +7,13 @@ mod event_loop;
 mod run;
 mod signals;
 mod state;
+#[allow(unsafe_code, reason = "a signal handler")]
 mod sys;
 mod threads;
 
 pub use build::{Machine, MachineError};
+pub use event_loop::LoopError;
 pub use run::{RunEnd, RunError, run};
 pub use state::probe as probe_state_file;
 pub use state::{SavedMachine, StateFileError};
+pub use threads::StartError;

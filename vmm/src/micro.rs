@@ -5,6 +5,7 @@
 //! state with them what the virtual PMU has to do.
 
 mod code;
+mod error;
 mod layout;
 mod machine;
 mod platform;
@@ -13,11 +14,12 @@ mod solo;
 mod threads;
 
 pub use code::{CodeError, assemble, assemble_for};
+pub use error::MicroRunError;
 pub use layout::{
     GPRS, IDT_VECTORS, KERNEL_CODE, KERNEL_CS, KERNEL_SS, KERNEL_STACK, LAPIC, MEMORY_SIZE,
     SCRATCH, USER_CODE, USER_CS, USER_SS, USER_STACK,
 };
 pub use machine::{MicroError, MicroGuest, Start};
 pub use platform::{PortWrite, RecordingPlatform, UNEXPECTED_VECTOR_PORT};
-pub use run::{BackendFactory, MicroOutcome, MicroPcr, MicroRun, MicroRunError, VcpuOutcome};
+pub use run::{BackendFactory, MicroOutcome, MicroPcr, MicroRun, VcpuOutcome};
 pub use solo::{Solo, SoloParts};

@@ -1,4 +1,4 @@
-//! System management mode: the memory that code in it sees.
+//! Guest memory as KVM sees it, and the memory of system management mode.
 //!
 //! KVM gives SMM an address space of its own (`KVM_CAP_MULTI_ADDRESS_SPACE`). It
 //! shows the guest's memory there as well, but for 64 KiB at the reset value of
@@ -9,10 +9,13 @@
 //! All vCPUs have the same SMBASE, and so one state save area. Two that are in SMM
 //! at once spoil each other's state, which is the guest's own loss.
 
+use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
+use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vmm_sys_util::errno;
 
-use super::vm::{VmError, map_piece};
+use super::sys;
 
 /// SMBASE after reset (SDM vol. 3C, 34.4 "SMRAM").
 const SMBASE: u64 = 0x3_0000;
@@ -25,14 +28,53 @@ const RSM: [u8; 2] = [0x0f, 0xaa];
 /// `KVM_SET_USER_MEMORY_REGION`).
 const SMM_SLOTS: u32 = 1 << 16;
 
+/// KVM cannot be shown the guest's memory.
+#[derive(Debug, Error)]
+pub enum MapError {
+    /// The ioctl failed.
+    #[error("KVM_SET_USER_MEMORY_REGION failed: {0}")]
+    Ioctl(errno::Error),
+    /// The guest memory has a region without a host mapping.
+    #[error("guest memory at {0:#x} has no host mapping")]
+    Unmapped(u64),
+}
+
+/// Shows the guest all of `memory`.
+pub(super) fn map_memory(fd: &VmFd, memory: &GuestMemoryMmap) -> Result<(), MapError> {
+    for (slot, region) in (0u32..).zip(memory.iter()) {
+        map_piece(fd, slot, memory, (region.start_addr().0, region.len()))?;
+    }
+    Ok(())
+}
+
+/// Shows the guest `len` bytes of `memory` from `start` on, in KVM's slot `slot`.
+fn map_piece(
+    fd: &VmFd,
+    slot: u32,
+    memory: &GuestMemoryMmap,
+    (start, len): (u64, u64),
+) -> Result<(), MapError> {
+    let host_address = memory
+        .get_host_address(GuestAddress(start))
+        .map_err(|_| MapError::Unmapped(start))?;
+    let entry = kvm_userspace_memory_region {
+        slot,
+        flags: 0,
+        guest_phys_addr: start,
+        memory_size: len,
+        userspace_addr: host_address as u64,
+    };
+    sys::set_memory_region(fd, entry).map_err(MapError::Ioctl)
+}
+
 /// Makes SMRAM, and shows it and the rest of `memory` in SMM.
-pub(super) fn map(fd: &VmFd, memory: &GuestMemoryMmap) -> Result<GuestMemoryMmap, VmError> {
+pub(super) fn map_smram(fd: &VmFd, memory: &GuestMemoryMmap) -> Result<GuestMemoryMmap, MapError> {
     let size = usize::try_from(SMRAM_SIZE).unwrap_or(0);
     let smram = GuestMemoryMmap::from_ranges(&[(GuestAddress(SMBASE), size)])
-        .map_err(|_| VmError::Unmapped(SMBASE))?;
+        .map_err(|_| MapError::Unmapped(SMBASE))?;
     smram
         .write_slice(&RSM, GuestAddress(SMM_ENTRY))
-        .map_err(|_| VmError::Unmapped(SMM_ENTRY))?;
+        .map_err(|_| MapError::Unmapped(SMM_ENTRY))?;
     let ram = memory
         .iter()
         .map(|region| (region.start_addr().0, region.len()));

@@ -51,7 +51,7 @@ pub enum GuestStep {
 pub struct ProbeReport {
     /// Time of a two-instruction loop at CPL 0, in picoseconds an instruction.
     pub cpl0_ps_per_instruction: u64,
-    /// The same at CPL 3.
+    /// Time of a two-instruction loop at CPL 3, in picoseconds an instruction.
     pub cpl3_ps_per_instruction: u64,
     /// RDPMC at CPL 0.
     pub rdpmc: RdpmcBehaviour,
@@ -69,13 +69,14 @@ pub struct ProbeReport {
     pub dr_access_trap: bool,
     /// KVM accepts `KVM_GUESTDBG_BLOCKIRQ`.
     pub block_irq: bool,
-    /// System management mode: an SMI leads to its handler, and KVM tells that an
-    /// exit is from there.
+    /// System management mode: an SMI leads to its handler, and KVM marks an exit
+    /// from there.
     pub smm: bool,
     /// Where the #DB goes of a guest that single-steps its own program by TF,
     /// as ptrace does.
     pub guest_step: GuestStep,
-    /// The same while breakpoints of ours are in use.
+    /// Where the #DB of a guest's own single step goes while breakpoints of ours are
+    /// in use.
     pub guest_step_beside_ours: GuestStep,
 }
 

@@ -1,11 +1,34 @@
-//! Lists of host CPUs as the kernel writes them: `0,2-3`.
+//! Cores that vCPUs share, and lists of host CPUs as the kernel writes them: `0,2-3`.
 
 use std::fmt;
+use std::time::Duration;
 
 use thiserror::Error;
 
 /// No host has more.
 const MOST: usize = 1 << 16;
+
+/// `--cores` and `--slice`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CorePlan {
+    /// Number of cores, at least 1.
+    pub cores: u8,
+    /// For how long a vCPU runs while others wait for its core.
+    pub slice: Duration,
+}
+
+impl CorePlan {
+    /// Gives each core its vCPUs, in turn.
+    #[must_use]
+    pub fn deal<T>(&self, vcpus: Vec<T>) -> Vec<Vec<T>> {
+        let cores = usize::from(self.cores.max(1));
+        let mut hands: Vec<Vec<T>> = (0..cores).map(|_| Vec::new()).collect();
+        for (index, vcpu) in vcpus.into_iter().enumerate() {
+            hands[index % cores].push(vcpu);
+        }
+        hands
+    }
+}
 
 /// Host CPUs in the order given.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,5 +177,15 @@ mod tests {
             [0, 1, 2].map(|index| list.of(index)),
             [Some(4), Some(6), Some(4)]
         );
+    }
+
+    #[test]
+    fn vcpus_are_dealt_in_turn() {
+        let plan = |cores| CorePlan {
+            cores,
+            slice: Duration::from_millis(5),
+        };
+        assert_eq!(plan(2).deal(vec![0, 1, 2]), [vec![0, 2], vec![1]]);
+        assert_eq!(plan(3).deal(vec![0]), [vec![0], vec![], vec![]]);
     }
 }

@@ -1,10 +1,10 @@
 //! One vCPU: the run loop, and what each exit leads to.
 
-mod end;
 mod exits;
 mod hosted;
 mod log;
 mod observe;
+mod outcome;
 mod platform;
 mod reserved;
 mod run;
@@ -12,10 +12,9 @@ mod saved;
 mod timer;
 mod timeslice;
 
-pub use end::VcpuEnd;
 pub use kvm_pmu::{DebugQuirks, PmiDelivery, PmiRoute, StepSupport, ThreadContext, TrapEvent};
 pub use log::PmuLog;
 pub use observe::{Observer, Silent};
+pub use outcome::{RunOutcome, Runnability, Timeslice, VcpuEnd};
 pub use platform::{Platform, SharedPlatform};
 pub use run::{Vcpu, VcpuControl, VcpuFailure, VcpuParts};
-pub use timeslice::{RunOutcome, Timeslice};

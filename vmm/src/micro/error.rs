@@ -1,0 +1,38 @@
+//! Why a micro-guest could not be run.
+
+use thiserror::Error;
+use vmm_control::ServerError;
+
+use super::machine::MicroError;
+
+use crate::reservations::ReservationError;
+use crate::vcpu::VcpuFailure;
+
+/// A micro-guest could not be run to its end.
+#[derive(Debug, Error)]
+pub enum MicroRunError {
+    /// It could not be made.
+    #[error(transparent)]
+    Machine(#[from] MicroError),
+    /// A vCPU failed.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuFailure),
+    /// A vCPU's registers could not be read.
+    #[error(transparent)]
+    Registers(#[from] crate::kvm::VcpuError),
+    /// The kick handler could not be installed.
+    #[error("sigaction failed: {0}")]
+    Signal(vmm_sys_util::errno::Error),
+    /// The leaves of CPUID.
+    #[error("KVM takes no list of {0} CPUID leaves")]
+    Cpuid(usize),
+    /// Counters of the hypervisor.
+    #[error(transparent)]
+    Reservations(#[from] ReservationError),
+    /// The server of host tools.
+    #[error(transparent)]
+    Control(#[from] ServerError),
+    /// A vCPU's thread panicked.
+    #[error("the thread of a vCPU panicked")]
+    Panicked,
+}
