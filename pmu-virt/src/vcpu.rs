@@ -28,8 +28,9 @@ use pmu_model::{
     UnavailableReason,
 };
 
-use crate::core_pmu::{CorePmu, Stay};
+use crate::core_pmu::CorePmu;
 use crate::perfmon::{ContextId, Hosted};
+use crate::slot_bank::SlotLease;
 use account::Snapshot;
 use on_pmi::Freeze;
 use sharing::Turns;
@@ -80,14 +81,10 @@ struct Logical {
     request: Option<CountRequest>,
     /// Count at the last settlement, always within the counter's width.
     value: u64,
-    /// The physical counter's count at that time.
-    settled: u64,
     /// Events since the guest programmed it.
     counted: u64,
-    /// Physical counter that counts for it, and for which request.
-    placed: Option<(Stay, CountRequest)>,
-    /// It counts while the guest runs.
-    running: bool,
+    /// The physical counter that counts for it.
+    lease: Option<SlotLease>,
     /// When it was to count, and when it did.
     times: Times,
     /// How its events were counted, as told at the last settlement.
@@ -95,6 +92,14 @@ struct Logical {
     /// Why they are no longer exact, as told when it last left a place.
     loss: Option<LossReason>,
     unavailable: Option<UnavailableReason>,
+}
+
+impl Logical {
+    /// Whether it counts while the guest runs.
+    #[inline]
+    fn is_running(&self) -> bool {
+        self.lease.as_ref().is_some_and(SlotLease::is_running)
+    }
 }
 
 /// One vCPU's PMU. Owned by the thread that runs the vCPU.
@@ -136,7 +141,7 @@ pub struct VcpuPmu {
     /// It is on a core, and it or the core has a host context.
     hosting: bool,
     /// Slots of a context that was unloaded while the vCPU was parked.
-    orphan: Option<(ContextId, Vec<Stay>)>,
+    orphan: Option<(ContextId, Vec<SlotLease>)>,
 }
 
 impl VcpuPmu {
@@ -192,8 +197,8 @@ impl VcpuPmu {
 
     fn reset_registers(&mut self, here: &mut Here<'_>) {
         for counter in &mut self.counters {
-            if let (Some((stay, _)), Some(core)) = (counter.placed, &mut *here) {
-                core.release(stay);
+            if let (Some(lease), Some(core)) = (&counter.lease, &mut *here) {
+                core.bank.release(lease);
             }
             *counter = Logical::default();
         }
@@ -241,11 +246,11 @@ impl VcpuPmu {
 
     fn observe_on_core(&mut self, here: &mut Here<'_>, progress: &Progress) {
         let Some(core) = here else { return };
-        core.observe(progress);
+        core.bank.observe(progress);
         if !self.needs.counting || matches!(progress, Progress::Entered { .. }) {
             return;
         }
-        let overflowed = core.take_overflows();
+        let overflowed = core.bank.take_overflows();
         if !overflowed.is_empty() {
             self.settle_slots(here, overflowed);
             self.freeze_if_due(here);
@@ -276,7 +281,7 @@ impl VcpuPmu {
     /// [`Progress::Entered`].
     pub fn deadline(&self, core: &CorePmu) -> Option<u64> {
         let core = self.if_here(Some(core));
-        let overflow = core.and_then(CorePmu::deadline);
+        let overflow = core.and_then(|core| core.bank.deadline());
         let turn = self.turns.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
         let host = match self.hosting {

@@ -6,7 +6,8 @@ use pmu_model::UnavailableReason;
 use super::{Here, VcpuPmu};
 use crate::assign::{Demand, Placement, assign, assign_most};
 use crate::core_pmu::CorePmu;
-use crate::perfmon::{ContextId, Hosted, Standing};
+use crate::perfmon::{ContextId, HostEvent, Hosted, Standing};
+use crate::slot_bank::SlotBank;
 
 /// Who demands a place.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +26,7 @@ impl VcpuPmu {
     /// Brings slots in line with what host contexts want, and the guest's with
     /// what they leave. Counts were settled before.
     pub(super) fn arrange(&mut self, here: &mut Here<'_>) {
-        self.each_host(here, Hosted::line_up);
+        self.each_host(here, Hosted::reconcile);
         self.give_places(here);
         self.refresh_needs(here.as_deref());
     }
@@ -33,9 +34,9 @@ impl VcpuPmu {
     /// Gives host contexts the places that they miss.
     pub(super) fn give_places(&mut self, here: &mut Here<'_>) {
         let mut short = false;
-        self.each_host(here, |hosted, core| {
-            hosted.fill_in(core);
-            short |= hosted.is_short(core);
+        self.each_host(here, |hosted, bank| {
+            hosted.place_missing(bank);
+            short |= hosted.is_short(bank);
         });
         if short {
             self.distribute(here);
@@ -52,7 +53,7 @@ impl VcpuPmu {
         let mut guest = wanted;
         loop {
             let Some(core) = here else { return };
-            let (all, unclaimed) = (core.slots(), core.unclaimed());
+            let (all, unclaimed) = (core.bank.slots(), core.bank.unclaimed());
             let Parties { parties, demands } = self.parties(core, &guest);
             // No other vCPU's counter is moved while there is room beside it.
             if let Ok(placement) = assign(&demands, unclaimed).or_else(|_| assign(&demands, all)) {
@@ -101,7 +102,7 @@ impl VcpuPmu {
             parties: Vec::new(),
             demands: Vec::new(),
         };
-        let hosts_first = core.hosting().policy().places_hosts_first();
+        let hosts_first = core.host.policy().places_hosts_first();
         for turn in [hosts_first, !hosts_first] {
             match turn {
                 true => self.add_hosts(&mut all, core, Standing::Firm),
@@ -121,7 +122,7 @@ impl VcpuPmu {
             .collect();
         hosts.sort_by_key(|hosted| std::cmp::Reverse(core.age_of(hosted.id())));
         for hosted in hosts {
-            for (pmd, demand) in hosted.demands(core) {
+            for (pmd, demand) in hosted.demands(&core.bank) {
                 all.parties.push(Party::Host(hosted.id(), pmd));
                 all.demands.push(demand);
             }
@@ -149,12 +150,26 @@ impl VcpuPmu {
             })
     }
 
-    fn preempt(&mut self, here: &mut Here<'_>, context: ContextId) {
-        self.each_host(here, |hosted, core| {
+    /// Works with one of them, and records what came of it.
+    fn each_host_of(
+        &mut self,
+        here: &mut Here<'_>,
+        context: ContextId,
+        act: impl Fn(&mut Hosted, &mut SlotBank) -> Option<HostEvent>,
+    ) {
+        let mut event = None;
+        self.each_host(here, |hosted, bank| {
             if hosted.id() == context {
-                hosted.preempt(core);
+                event = act(hosted, bank).map(|event| (hosted.vcpu(), event));
             }
         });
+        if let (Some((vcpu, event)), Some(core)) = (event, here) {
+            core.host.record(context, vcpu, event);
+        }
+    }
+
+    fn preempt(&mut self, here: &mut Here<'_>, context: ContextId) {
+        self.each_host_of(here, context, |hosted, bank| hosted.preempt(bank));
     }
 
     /// Restores contexts that were preempted and would find all that they want;
@@ -164,8 +179,8 @@ impl VcpuPmu {
         let guest = self.guest_demands(Some(core));
         let fits = |hosted: &Hosted| {
             let mut demands = self.parties(core, &guest).demands;
-            demands.extend(hosted.demands_if_restored(core));
-            assign(&demands, core.slots()).is_ok()
+            demands.extend(hosted.demands_if_restored(&core.bank));
+            assign(&demands, core.bank.slots()).is_ok()
         };
         let preempted = self
             .hosts(Some(core))
@@ -175,11 +190,7 @@ impl VcpuPmu {
         let Some(first) = restored.map(Hosted::id).next() else {
             return;
         };
-        self.each_host(here, |hosted, core| {
-            if hosted.id() == first {
-                hosted.restore(core);
-            }
-        });
+        self.each_host_of(here, first, |hosted, _| hosted.restore());
     }
 
     /// Brings counters to their slots: first all that leave, then all that come.
@@ -200,9 +211,9 @@ impl VcpuPmu {
         for (party, ..) in moves() {
             match party {
                 Party::Guest(counter) => self.give_up_place(here, counter),
-                Party::Host(context, pmd) => self.each_host(here, |hosted, core| {
+                Party::Host(context, pmd) => self.each_host(here, |hosted, bank| {
                     if hosted.id() == context {
-                        hosted.displace(pmd, core);
+                        hosted.displace(pmd, bank);
                     }
                 }),
             }
@@ -211,9 +222,9 @@ impl VcpuPmu {
             let slots = slot.map(|slot| demand.constraint.taken_at(slot));
             match (party, slots) {
                 (Party::Guest(counter), slots) => self.guest_comes(here, counter, slots, otherwise),
-                (Party::Host(context, pmd), Some(slots)) => self.each_host(here, |hosted, core| {
+                (Party::Host(context, pmd), Some(slots)) => self.each_host(here, |hosted, bank| {
                     if hosted.id() == context {
-                        hosted.come_to(pmd, slots, core);
+                        hosted.bind_slot(pmd, slots, bank);
                     }
                 }),
                 // It stays missing, and is told so in the end.

@@ -26,11 +26,11 @@ impl VcpuPmu {
     }
 
     pub(super) fn refresh_needs(&mut self, core: Option<&CorePmu>) {
-        let is_running = |counter| self.counters[index_of(counter)].running;
+        let is_running = |counter| self.counters[index_of(counter)].is_running();
         let mut running = self.active.iter().any(is_running);
         let mut active = false;
         if self.hosting {
-            running |= core.is_some_and(CorePmu::is_counting);
+            running |= core.is_some_and(|core| core.bank.is_counting());
             active = self.hosts(core).any(Hosted::is_active);
         }
         self.needs = match core {

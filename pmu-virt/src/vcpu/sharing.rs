@@ -3,11 +3,11 @@
 use std::num::NonZeroU64;
 
 use arbiter::CounterId;
-use pmu_model::{SlotSet, UnavailableReason};
+use pmu_model::{SlotIndex, SlotSet, UnavailableReason};
 
 use super::{Here, Logical, VcpuPmu, index_of};
 use crate::assign::{Demand, Placement, assign, assign_most};
-use crate::core_pmu::{CorePmu, Stay};
+use crate::core_pmu::CorePmu;
 
 /// What to do for a vCPU that wants more counters than its core has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -126,7 +126,7 @@ impl VcpuPmu {
             return;
         }
         let Some(core) = here else { return };
-        let (all, unclaimed) = (core.slots(), core.unclaimed());
+        let (all, unclaimed) = (core.bank.slots(), core.bank.unclaimed());
         // No other vCPU's counter is moved while there is room beside it.
         let assigned = assign(&demands, unclaimed).or_else(|_| assign(&demands, all));
         match (assigned, self.turns.answer) {
@@ -180,7 +180,7 @@ impl VcpuPmu {
         Some(Demand {
             counter,
             constraint: core.backend().plan(request).ok()?.constraint,
-            held: logical.stay_on(core).map(|stay| stay.slot),
+            held: logical.slot_on(core),
         })
     }
 
@@ -228,22 +228,20 @@ impl VcpuPmu {
         }
     }
 
-    /// Leaves the place, with the count.
+    /// Leaves the slot, with the count.
     pub(super) fn give_up_place(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        let Some((stay, _)) = self.counters[index_of(counter)].placed else {
-            return;
-        };
         let Some(core) = here else { return };
-        let last = core.last_of(stay);
-        core.release(stay);
-        self.leave_place(here, counter, last);
+        if let Some(lease) = self.counters[index_of(counter)].lease.take() {
+            let (settled, loss) = lease.end(&mut core.bank);
+            self.leave_place(here, counter, lease.request(), settled, loss);
+        }
     }
 }
 
 impl Logical {
-    /// Where it is, if it is still there.
-    fn stay_on(&self, core: &CorePmu) -> Option<Stay> {
-        let (stay, _) = self.placed?;
-        core.holds(stay).then_some(stay)
+    /// The slot that it has on `core`.
+    fn slot_on(&self, core: &CorePmu) -> Option<SlotIndex> {
+        let lease = self.lease.as_ref()?;
+        core.bank.holds(lease).then(|| lease.slot())
     }
 }
