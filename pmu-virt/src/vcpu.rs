@@ -9,6 +9,7 @@ mod counting;
 mod hosting;
 mod needs;
 mod on_pmi;
+mod pmi;
 mod report;
 mod reserved;
 mod saved;
@@ -18,14 +19,15 @@ mod switch;
 mod times;
 
 pub use needs::Needs;
+pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;
 pub use reserved::Reservations;
 pub use sharing::Oversubscribe;
 
-use arbiter::{CounterId, CounterSet, Grant};
+use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
 use pmu_model::{
-    CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, OwnerId, PmuModel, Progress, Provenance,
-    UnavailableReason,
+    CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId, PmuModel, Progress,
+    Provenance, UnavailableReason,
 };
 
 use crate::core_pmu::CorePmu;
@@ -33,6 +35,7 @@ use crate::perfmon::{ContextId, Hosted};
 use crate::slot_bank::SlotLease;
 use account::Snapshot;
 use on_pmi::Freeze;
+use pmi::PendingPmi;
 use sharing::Turns;
 use times::Times;
 
@@ -55,21 +58,67 @@ pub enum ReadOutcome {
 pub enum WriteOutcome {
     /// The write took place (reserved bits may have been dropped).
     Done,
-    /// This part belongs to the processor, and nothing has changed yet. If the
-    /// processor takes it, [`VcpuPmu::rest_taken`] completes the write; if not,
-    /// the guest gets #GP(0). Only for [`PmuModel::shared_msrs`].
-    Rest(u64),
     /// #GP(0); nothing changed.
     Gp,
     /// The index belongs to no register of this PMU.
     NotHandled,
 }
 
-/// A performance monitoring interrupt to be raised.
+/// A trapped RDMSR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PmiRequest {
-    /// Counters that overflowed.
-    pub counters: CounterSet,
+pub struct MsrRead {
+    /// What it comes to.
+    pub outcome: ReadOutcome,
+    /// The register yields random bits that may become a cookie: they must not be
+    /// seen in logs, traces and tests.
+    pub secret: bool,
+}
+
+/// A trapped WRMSR, with everything that follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MsrWrite {
+    /// What it comes to, if the processor takes `rest`.
+    pub outcome: WriteOutcome,
+    /// A part that belongs to the processor; nothing has changed yet. If the
+    /// processor takes it, [`VcpuPmu::rest_taken`] completes the write; if not,
+    /// the guest gets #GP(0). Only for [`PmuModel::shared_msrs`].
+    pub rest: Option<u64>,
+    /// It took place and is one that a guest does before it reads counts: it
+    /// starts a counter or gives access to one, or is a step towards that.
+    pub starts_counting: bool,
+    /// The value is a cookie, which must not be seen in logs, traces and tests.
+    pub secret: bool,
+}
+
+impl MsrRead {
+    /// A read of `msr` where there is no PMU.
+    pub fn without_pmu(msr: MsrIndex) -> Self {
+        MsrRead {
+            outcome: ReadOutcome::Gp,
+            secret: matches!(PcrRegister::decode(msr.0), Some(PcrRegister::Random)),
+        }
+    }
+}
+
+impl MsrWrite {
+    /// A write of `msr` where there is no PMU.
+    pub fn without_pmu(msr: MsrIndex) -> Self {
+        MsrWrite {
+            secret: block::is_key(PcrRegister::decode(msr.0)),
+            ..WriteOutcome::Gp.into()
+        }
+    }
+}
+
+impl From<WriteOutcome> for MsrWrite {
+    fn from(outcome: WriteOutcome) -> Self {
+        MsrWrite {
+            outcome,
+            rest: None,
+            starts_counting: false,
+            secret: false,
+        }
+    }
 }
 
 const COUNTERS: usize = (MAX_PROGRAMMABLE + MAX_FIXED) as usize;
@@ -124,9 +173,7 @@ pub struct VcpuPmu {
     /// Every counter that is wanted or has a place is among these. Switches look
     /// at no others.
     active: CounterSet,
-    pending: CounterSet,
-    /// Cleared since the VMM asked, see [`VcpuPmu::take_cleared`].
-    cleared: CounterSet,
+    pmi: PendingPmi,
     needs: Needs,
     /// TSC ticks that the guest has run, halted ones left out.
     ran: u64,
@@ -162,8 +209,7 @@ impl VcpuPmu {
             freeze: Freeze::default(),
             counters: Default::default(),
             active: CounterSet::EMPTY,
-            pending: CounterSet::EMPTY,
-            cleared: CounterSet::EMPTY,
+            pmi: PendingPmi::default(),
             needs: Needs::default(),
             ran: 0,
             entered: None,
@@ -208,7 +254,7 @@ impl VcpuPmu {
         self.global_status = 0;
         self.freeze = Freeze::default();
         self.active = CounterSet::EMPTY;
-        self.pending = CounterSet::EMPTY;
+        self.pmi.reset();
         self.turns.reset();
         self.snapshot = Snapshot::default();
         self.refresh_needs(here.as_deref());
@@ -258,21 +304,6 @@ impl VcpuPmu {
         if self.turns.is_over(self.ran) {
             self.next_turn(here);
         }
-    }
-
-    /// The PMI to be raised for the overflows since the last call; those of
-    /// several counters, or several of one, merge into one request.
-    pub fn take_pmi(&mut self) -> Option<PmiRequest> {
-        let counters = std::mem::take(&mut self.pending);
-        (!counters.is_empty()).then_some(PmiRequest { counters })
-    }
-
-    /// Counters that were cleared since the last call, as their reservations
-    /// ended or began: a PMI of theirs that was taken and not yet raised is
-    /// nobody's. Overflows after that are in later requests only.
-    #[inline]
-    pub fn take_cleared(&mut self) -> CounterSet {
-        std::mem::take(&mut self.cleared)
     }
 
     /// TSC value at which the guest has to be interrupted, for an overflow, the

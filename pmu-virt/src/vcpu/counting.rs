@@ -101,7 +101,7 @@ impl VcpuPmu {
             self.global_status |= 1 << bit;
         }
         if self.request_of(counter).is_some_and(|request| request.int) {
-            self.pending.insert(counter);
+            self.pmi.overflowed(counter);
             self.note_pmi(counter);
         }
         self.rearm(here, counter);

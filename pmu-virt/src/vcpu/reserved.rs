@@ -254,8 +254,7 @@ impl VcpuPmu {
             ..Logical::default()
         };
         self.snapshot.counters[index] = [0; 4];
-        self.pending.remove(counter);
-        self.cleared.insert(counter);
+        self.pmi.clear(counter);
         if self.needs_places() {
             self.distribute(here);
         }
