@@ -1,7 +1,7 @@
 //! What each exit leads to.
 
-use arbiter::{Caller, Layer, PcrRegister};
-use pmu_virt::{MsrIndex, ReadOutcome, Register, Ring, WriteOutcome};
+use arbiter::{Caller, Layer};
+use pmu_virt::{MsrIndex, MsrRead, MsrWrite, ReadOutcome, Ring, WriteOutcome};
 
 use super::end::VcpuEnd;
 use super::kick::Seat;
@@ -86,15 +86,16 @@ impl Core {
         msr: MsrIndex,
     ) -> Result<(), VcpuFailure> {
         let caller = self.msr_caller(kvm, msr, false)?;
-        let outcome = match (&mut self.pmu, &mut seat.pmu) {
-            (Some(pmu), Some(core)) => merged(kvm, msr, pmu.rdmsr(core, msr, caller))?,
-            _ => ReadOutcome::Gp,
+        let MsrRead { outcome, secret } = match (&mut self.pmu, &mut seat.pmu) {
+            (Some(pmu), Some(core)) => pmu.rdmsr(core, msr, caller),
+            _ => MsrRead::without_pmu(msr),
         };
+        let outcome = merged(kvm, msr, outcome)?;
         kvm.answer(&match outcome {
             ReadOutcome::Value(value) => Answer::Msr(value),
             ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => Answer::MsrFault,
         });
-        self.report(kvm.id(), || match is_secret(msr, false) {
+        self.report(kvm.id(), || match secret {
             true => TrapEvent::Secret {
                 msr,
                 write: false,
@@ -135,22 +136,25 @@ impl Core {
         value: u64,
     ) -> Result<(), VcpuFailure> {
         let caller = self.msr_caller(kvm, msr, true)?;
-        let outcome = match (&mut self.pmu, &mut seat.pmu) {
-            (Some(pmu), Some(core)) => match pmu.wrmsr(core, msr, value, caller) {
-                WriteOutcome::Rest(rest) if takes_rest(kvm, msr, rest)? => {
+        let written = match (&mut self.pmu, &mut seat.pmu) {
+            (Some(pmu), Some(core)) => pmu.wrmsr(core, msr, value, caller),
+            _ => MsrWrite::without_pmu(msr),
+        };
+        let outcome = match (written.rest, &mut self.pmu) {
+            (Some(rest), Some(pmu)) => match takes_rest(kvm, msr, rest)? {
+                true => {
                     pmu.rest_taken(msr, value);
                     WriteOutcome::Done
                 }
-                WriteOutcome::Rest(_) => WriteOutcome::Gp,
-                outcome => outcome,
+                false => WriteOutcome::Gp,
             },
-            _ => WriteOutcome::Gp,
+            _ => written.outcome,
         };
         kvm.answer(&match outcome {
             WriteOutcome::Done => Answer::Done,
-            WriteOutcome::Rest(_) | WriteOutcome::Gp | WriteOutcome::NotHandled => Answer::MsrFault,
+            WriteOutcome::Gp | WriteOutcome::NotHandled => Answer::MsrFault,
         });
-        self.report(kvm.id(), || match is_secret(msr, true) {
+        self.report(kvm.id(), || match written.secret {
             true => TrapEvent::Secret {
                 msr,
                 write: true,
@@ -162,33 +166,11 @@ impl Core {
                 outcome,
             },
         });
-        if outcome == WriteOutcome::Done && self.starts_counting(msr) {
+        if written.starts_counting {
             self.registers_wanted = SYNCED_EXITS;
             self.arm_rdpmc(kvm)?;
         }
         Ok(())
-    }
-
-    /// True for the registers that a guest writes before it reads counts: those
-    /// that start a counter or give access to one, and the first steps towards it.
-    fn starts_counting(&self, msr: MsrIndex) -> bool {
-        if PcrRegister::contains(msr.0) {
-            let register = PcrRegister::decode(msr.0);
-            return matches!(
-                register,
-                Some(
-                    PcrRegister::Select(_)
-                        | PcrRegister::AccessKey(_)
-                        | PcrRegister::Phase
-                        | PcrRegister::Request
-                )
-            );
-        }
-        let register = self.pmu.as_ref().and_then(|pmu| pmu.model().decode(msr));
-        matches!(
-            register,
-            Some(Register::Select(_) | Register::FixedControl | Register::GlobalControl)
-        )
     }
 
     /// A guest that programs counters will read them: watch its #GP handler.
@@ -222,18 +204,6 @@ fn merged(kvm: &KvmVcpu, msr: MsrIndex, outcome: ReadOutcome) -> Result<ReadOutc
 fn takes_rest(kvm: &KvmVcpu, msr: MsrIndex, rest: u64) -> Result<bool, VcpuFailure> {
     let taken = kvm.write_msr(msr.0, rest)?;
     Ok(taken || rest == 0 && kvm.read_msr(msr.0)?.is_none())
-}
-
-/// Whether the value of a register must not be seen in logs, traces and tests.
-fn is_secret(msr: MsrIndex, write: bool) -> bool {
-    let register = PcrRegister::decode(msr.0);
-    match write {
-        true => matches!(
-            register,
-            Some(PcrRegister::ManagementKey(_) | PcrRegister::AccessKey(_))
-        ),
-        false => matches!(register, Some(PcrRegister::Random)),
-    }
 }
 
 fn describe_internal_error(kvm: &KvmVcpu, error: &InternalError) -> String {

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use arbiter::Layer;
-use pmu_virt::{CorePmu, CounterSet, PmiRequest, VcpuPmu};
+use pmu_virt::{CorePmu, VcpuPmu};
 
 use super::kick::Seat;
 use super::observe::TrapEvent;
@@ -66,20 +66,6 @@ impl Core {
         }
     }
 
-    /// Forgets that counters overflowed which have been cleared since: given back,
-    /// or taken from their owner. A PMI of none is none.
-    pub(super) fn drop_cleared(&mut self) {
-        let Some(pmu) = &mut self.pmu else { return };
-        let cleared = pmu.take_cleared();
-        if cleared.is_empty() {
-            return;
-        }
-        self.pending_pmi = self.pending_pmi.take().and_then(|mut pending| {
-            pending.request = without(pending.request, cleared)?;
-            Some(pending)
-        });
-    }
-
     /// Gives the hypervisor's answers to what it was asked, and raises the
     /// interrupts that announce notices of the reservations. A notice whose
     /// interrupt finds the local APIC off stays in the guest's queue.
@@ -96,37 +82,5 @@ impl Core {
             self.report(kvm.id(), || TrapEvent::Notice { vector, sent });
         }
         Ok(())
-    }
-}
-
-/// The PMI of all other counters, if there are any.
-fn without(request: PmiRequest, cleared: CounterSet) -> Option<PmiRequest> {
-    let counters = request.counters & !cleared;
-    (!counters.is_empty()).then_some(PmiRequest { counters })
-}
-
-#[cfg(test)]
-mod tests {
-    use arbiter::CounterId;
-
-    use super::*;
-
-    #[test]
-    fn a_pmi_of_cleared_counters_is_none() {
-        let set = |counters: &[u8]| -> CounterSet {
-            let counters = counters.iter();
-            counters.map(|n| CounterId::Programmable(*n)).collect()
-        };
-        let check = |overflowed: &[u8], cleared: &[u8], left: Option<&[u8]>| {
-            let counters = set(overflowed);
-            let left = left.map(|left| PmiRequest {
-                counters: set(left),
-            });
-            let found = without(PmiRequest { counters }, set(cleared));
-            assert_eq!(found, left, "{overflowed:?} without {cleared:?}");
-        };
-        check(&[1], &[1], None);
-        check(&[1, 2], &[1], Some(&[2]));
-        check(&[1], &[2, 3], Some(&[1]));
     }
 }

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pmu_virt::{
-    CorePmu, CounterSet, PmiRequest, PmiThrottle, Progress, Ring, ThrottleDecision, VcpuPmu,
-};
+use pmu_virt::{CorePmu, PmiDue, Progress, Ring, VcpuPmu};
 use thiserror::Error;
 use vmm_sys_util::errno;
 
@@ -158,8 +156,8 @@ pub(super) struct Core {
     pub(super) stepping: StepDriver,
     /// Until it was compared.
     pub(super) firmware: Option<Expected>,
-    pub(super) throttle: PmiThrottle,
-    pub(super) pending_pmi: Option<PendingPmi>,
+    /// The way of the PMI that is pending in the PMU.
+    pub(super) pmi_way: Option<PmiWay>,
     pub(super) halt: HaltClock,
     /// What host tools can ask for.
     pub(super) tally: Tally,
@@ -173,10 +171,9 @@ pub(super) struct Core {
     pub(super) due: Option<u64>,
 }
 
-/// A PMI that has left the PMU and has not been sent.
+/// The local APIC's part in a PMI, as of its overflow.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PendingPmi {
-    pub(super) request: PmiRequest,
+pub(super) struct PmiWay {
     lvtpc: Lvtpc,
     /// When its overflow was due, if the PMU knew.
     due: Option<u64>,
@@ -197,7 +194,7 @@ impl Vcpu {
             core: Core {
                 tsc_khz,
                 vm: parts.vm,
-                pmu: parts.pmu,
+                pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
                 platform: parts.platform,
                 control: parts.control,
                 observer: parts.observer,
@@ -205,8 +202,7 @@ impl Vcpu {
                 gp: GpWatch::default(),
                 stepping: StepDriver::new(parts.step),
                 firmware: parts.firmware,
-                throttle: PmiThrottle::new(floor),
-                pending_pmi: None,
+                pmi_way: None,
                 halt,
                 tally,
                 host: parts.host,
@@ -272,10 +268,11 @@ impl Vcpu {
         self.core.pmu.as_ref()
     }
 
-    /// PMIs delivered and late so far.
+    /// PMIs delivered so far, and of these late ones.
     #[must_use]
-    pub fn throttle(&self) -> &PmiThrottle {
-        &self.core.throttle
+    pub fn pmis(&self) -> (u64, u64) {
+        let throttle = self.core.pmu.as_ref().map(VcpuPmu::throttle);
+        throttle.map_or((0, 0), |throttle| (throttle.delivered(), throttle.late()))
     }
 }
 
@@ -399,7 +396,7 @@ impl Core {
             let now = rdtsc();
             self.entered = now;
             pmu.observe(core, Progress::Entered { tsc: now });
-            let late = self.throttle.deadline();
+            let late = pmu.throttle().deadline();
             self.due = pmu.deadline(core);
             let deadline = earliest(self.due, late);
             seat.timer.set(now, earliest(deadline, until));
@@ -438,31 +435,36 @@ impl Core {
     }
 
     pub(super) fn forward_pmi(&mut self, kvm: &KvmVcpu, now: u64) -> Result<(), VcpuFailure> {
-        self.drop_cleared();
         let Some(pmu) = &mut self.pmu else {
             return Ok(());
         };
         let vendor = pmu.model().vendor();
-        let news = pmu.take_pmi();
-        if let Some(request) = news
-            && !self.latch_pmi(kvm, request)?
-        {
-            return Ok(());
+        if let Some(request) = pmu.pmi_to_route() {
+            let (lvtpc, due) = (Lvtpc::read(kvm)?, self.due);
+            if let Some(delivery) = pmi::refusal(lvtpc) {
+                pmu.pmi_dropped();
+                self.report(kvm.id(), || TrapEvent::Pmi {
+                    request,
+                    delivery,
+                    due,
+                });
+                return Ok(());
+            }
+            self.pmi_way = lvtpc.map(|lvtpc| PmiWay { lvtpc, due });
         }
-        // A late PMI that is due takes the new overflows along.
-        let due = self.throttle.due(now)
-            || news.is_some() && self.throttle.request(now) == ThrottleDecision::Deliver;
-        if news.is_some() && !due {
-            self.report(kvm.id(), || TrapEvent::PmiLate);
-        }
-        if !due {
-            return Ok(());
-        }
-        let Some(pending) = self.pending_pmi.take() else {
+        let request = match pmu.pmi_due(now) {
+            PmiDue::Nothing => return Ok(()),
+            PmiDue::Late => {
+                self.report(kvm.id(), || TrapEvent::PmiLate);
+                return Ok(());
+            }
+            PmiDue::Send(request) => request,
+        };
+        let Some(PmiWay { lvtpc, due }) = self.pmi_way else {
             return Ok(());
         };
-        let PendingPmi { request, due, .. } = pending;
-        let delivery = pmi::send(kvm, &self.vm, vendor, pending.lvtpc)?;
+        let delivery = pmi::send(kvm, &self.vm, vendor, lvtpc)?;
+        pmu.pmi_sent();
         self.tally.pmi();
         self.report(kvm.id(), || TrapEvent::Pmi {
             request,
@@ -472,43 +474,10 @@ impl Core {
         Ok(())
     }
 
-    /// Keeps a new PMI until it is sent; false if LVTPC lets none through now
-    /// and no earlier one is on its way.
-    fn latch_pmi(&mut self, kvm: &KvmVcpu, request: PmiRequest) -> Result<bool, VcpuFailure> {
-        if let Some(pending) = &mut self.pending_pmi {
-            pending.request = both(pending.request, request);
-            return Ok(true);
-        }
-        let lvtpc = Lvtpc::read(kvm)?;
-        if let Some(delivery) = pmi::refusal(lvtpc) {
-            let due = self.due;
-            self.report(kvm.id(), || TrapEvent::Pmi {
-                request,
-                delivery,
-                due,
-            });
-            return Ok(false);
-        }
-        let due = self.due;
-        self.pending_pmi = lvtpc.map(|lvtpc| PendingPmi {
-            request,
-            lvtpc,
-            due,
-        });
-        Ok(true)
-    }
-
     pub(super) fn report(&mut self, id: VcpuId, event: impl FnOnce() -> TrapEvent) {
         if self.observer.wants_events() {
             self.observer.event(id, &event());
         }
-    }
-}
-
-/// One PMI stands for the overflows of both.
-fn both(one: PmiRequest, other: PmiRequest) -> PmiRequest {
-    PmiRequest {
-        counters: CounterSet::from_bits(one.counters.bits() | other.counters.bits()),
     }
 }
 

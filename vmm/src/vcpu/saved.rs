@@ -23,12 +23,7 @@ impl Vcpu {
     /// vCPU has left its core.
     pub fn save_pmu(&mut self, mut core: Option<&mut CorePmu>) -> Option<PmuState> {
         self.core.tick(core.as_deref_mut(), rdtsc());
-        self.core.drop_cleared();
-        let late = self.core.pending_pmi.take();
         let pmu = self.core.pmu.as_mut()?;
-        if let Some(late) = late {
-            pmu.return_pmi(late.request);
-        }
         Some(pmu.save(core))
     }
 }
