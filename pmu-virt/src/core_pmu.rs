@@ -12,9 +12,9 @@ use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{CountRequest, OwnerId};
 
-use crate::admission::HostPolicy;
 use crate::attached::{HostAudit, HostEvent, HostRecord, Hosted, NotLoaded, TickClock};
 use crate::backend::CounterBackend;
+use crate::policy::HostPolicy;
 use crate::slot_bank::{HolderReport, SlotBank, SwitchStats};
 
 /// The PMU of one core. Owned by the core's thread.

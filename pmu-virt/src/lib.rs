@@ -21,6 +21,8 @@ mod attached;
 mod backend;
 pub mod contract;
 mod core_pmu;
+mod placement;
+mod policy;
 mod slot_bank;
 mod state;
 pub mod step;
@@ -58,9 +60,8 @@ pub use vcpu::{
 /// perfmon2 for host tools: the contexts themselves, and what attaches them to
 /// vCPUs and cores.
 pub mod perfmon {
-    pub use crate::admission::{
-        Claim, Claimed, GuestRoom, HostPolicy, HostPolicyError, NoRoom, Room, Standing, admit,
-    };
+    pub use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit};
     pub use crate::attached::{HostAudit, HostEvent, HostRecord, Hosted, NotLoaded};
+    pub use crate::policy::{HostPolicy, HostPolicyError, Standing};
     pub use ::perfmon::*;
 }

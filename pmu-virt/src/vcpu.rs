@@ -3,40 +3,41 @@
 
 mod access;
 mod account;
-mod arrange;
 mod block;
 mod counting;
 mod hosting;
+mod multiplexer;
 mod needs;
 mod on_pmi;
+mod placing;
 mod pmi;
 mod report;
 mod reserved;
 mod saved;
 mod shared;
-mod sharing;
 mod switch;
 mod times;
 
+pub use multiplexer::Oversubscribe;
 pub use needs::Needs;
 pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;
 pub use reserved::Reservations;
-pub use sharing::Oversubscribe;
 
 use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
+use perfmon::ContextId;
 use pmu_model::{
     CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId, PmuModel, Progress,
     Provenance, UnavailableReason,
 };
 
+use crate::attached::Hosted;
 use crate::core_pmu::CorePmu;
-use crate::perfmon::{ContextId, Hosted};
 use crate::slot_bank::SlotLease;
 use account::Snapshot;
+use multiplexer::Multiplexer;
 use on_pmi::Freeze;
 use pmi::PendingPmi;
-use sharing::Turns;
 use times::Times;
 
 /// What a read comes to.
@@ -181,7 +182,7 @@ pub struct VcpuPmu {
     entered: Option<u64>,
     /// TSC when the guest was last left; the clock of the reservations.
     left: u64,
-    turns: Turns,
+    multiplexer: Multiplexer,
     snapshot: Snapshot,
     /// Its host context.
     host: Option<Box<Hosted>>,
@@ -214,7 +215,7 @@ impl VcpuPmu {
             ran: 0,
             entered: None,
             left: 0,
-            turns: Turns::default(),
+            multiplexer: Multiplexer::default(),
             snapshot: Snapshot::default(),
             host: None,
             hosting: false,
@@ -226,7 +227,7 @@ impl VcpuPmu {
     /// answer of a new one is [`Oversubscribe::Refuse`].
     #[must_use]
     pub fn with_oversubscription(mut self, answer: Oversubscribe) -> Self {
-        self.turns = Turns::new(answer);
+        self.multiplexer = Multiplexer::new(answer);
         self
     }
 
@@ -255,7 +256,7 @@ impl VcpuPmu {
         self.freeze = Freeze::default();
         self.active = CounterSet::EMPTY;
         self.pmi.reset();
-        self.turns.reset();
+        self.multiplexer.reset();
         self.snapshot = Snapshot::default();
         self.refresh_needs(here.as_deref());
     }
@@ -301,8 +302,8 @@ impl VcpuPmu {
             self.settle_slots(here, overflowed);
             self.freeze_if_due(here);
         }
-        if self.turns.is_over(self.ran) {
-            self.next_turn(here);
+        if self.multiplexer.is_over(self.ran) {
+            self.next_timeslice(here);
         }
     }
 
@@ -313,7 +314,7 @@ impl VcpuPmu {
     pub fn deadline(&self, core: &CorePmu) -> Option<u64> {
         let core = self.if_here(Some(core));
         let overflow = core.and_then(|core| core.bank.deadline());
-        let turn = self.turns.rest(self.ran).zip(self.entered);
+        let turn = self.multiplexer.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
         let host = match self.hosting {
             true => self.host_deadline(core),

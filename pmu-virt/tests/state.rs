@@ -315,7 +315,7 @@ fn a_lost_label_stays_lost_when_the_counter_has_to_make_room() {
 #[test]
 fn a_counter_that_waits_for_its_turn_goes_on_as_it_would_have() {
     let turns = Oversubscribe::Multiplex {
-        turn: NonZeroU64::new(100).expect("not 0"),
+        timeslice: NonZeroU64::new(100).expect("not 0"),
     };
     let fresh = || fresh("amd-core", Limited::clock(1)).with_oversubscription(turns);
     let mut first = fresh();

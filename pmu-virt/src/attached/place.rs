@@ -5,6 +5,7 @@ use pmu_model::{CountRequest, SlotIndex, SlotSet, UnavailableReason};
 
 use super::Hosted;
 use crate::assign::Demand;
+use crate::placement::Claim;
 use crate::slot_bank::{Settled, SlotBank, SlotLease};
 
 /// A slot of a context, which counts for a PMD.
@@ -188,14 +189,16 @@ impl Hosted {
             .any(|wanted| bank.backend().plan(&wanted.request).is_ok())
     }
 
-    /// What it wants counted that can be: PMD, and what it demands.
-    pub(crate) fn demands(&self, bank: &SlotBank) -> Vec<(u16, Demand)> {
+    /// What it wants counted that can be.
+    pub(crate) fn claims(&self, bank: &SlotBank) -> Vec<Claim> {
         let running = self.places.iter().filter(|place| place.lease.is_running());
         let held = running.map(|Place { lease, pmd }| (*pmd, lease.request(), Some(lease.slot())));
         let missing = self.missing.iter();
         let missing = missing.map(|wanted| (wanted.pmd, &wanted.request, None));
         held.chain(missing)
-            .filter_map(|(pmd, request, held)| Some((pmd, self.demand(pmd, request, held, bank)?)))
+            .filter_map(|(pmd, request, held)| {
+                Some((self.claimant(pmd), self.demand(pmd, request, held, bank)?))
+            })
             .collect()
     }
 

@@ -5,8 +5,9 @@ use perfmon_abi::wire::{Errno, Refusal};
 use pmu_model::{Constraint, CountRequest, OwnerId};
 
 use super::CorePmu;
-use crate::admission::{Claim, Claimed, GuestRoom, Room, Standing, admit};
+use crate::admission::{Claimed, ContextDemand, GuestRoom, Room, admit};
 use crate::attached::{HostEvent, Hosted, NotLoaded};
+use crate::policy::Standing;
 
 /// What a context may want of a core, before it is known what can count it.
 #[derive(Clone, Debug)]
@@ -125,7 +126,7 @@ impl CorePmu {
     fn judge_beside(&self, wish: &ResourceClaim, more: usize) -> Result<Claimed, Refusal> {
         let others = self.host.claims.iter();
         let others = others.filter(|claim| claim.context != wish.context);
-        let claims: Vec<Claim> = others.filter_map(|claim| self.claim_of(claim)).collect();
+        let claims: Vec<ContextDemand> = others.filter_map(|claim| self.claim_of(claim)).collect();
         let applicant = self.claim_of(wish).ok_or_else(|| {
             let reason = "the event sets demand too many different things; use fewer sets";
             Refusal::new(Errno::EBUSY, reason)
@@ -146,17 +147,17 @@ impl CorePmu {
     }
 
     /// What can count a wish's events. What cannot be counted takes no slot.
-    fn claim_of(&self, wish: &ResourceClaim) -> Option<Claim> {
+    fn claim_of(&self, wish: &ResourceClaim) -> Option<ContextDemand> {
         let sets = wish.sets.iter().map(|set| {
             let constraint = |request| Some(self.bank.backend().plan(request).ok()?.constraint);
             set.iter().filter_map(constraint).collect()
         });
-        Some(Claim {
+        Some(ContextDemand {
             context: wish.context,
             vcpu: wish.vcpu,
             preemptible: wish.preemptible,
             standing: wish.standing,
-            sets: Claim::maximal(sets)?,
+            sets: ContextDemand::maximal(sets)?,
         })
     }
 

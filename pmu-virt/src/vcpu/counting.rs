@@ -7,7 +7,7 @@ use pmu_model::{CountRequest, FixedFunction, SlotSet, UnavailableReason};
 
 use super::times::Times;
 use super::{Here, VcpuPmu, index_of};
-use crate::slot_bank::{Claimant, Settled};
+use crate::slot_bank::Settled;
 
 impl VcpuPmu {
     /// What the control of `counter` asks for at present.
@@ -133,7 +133,7 @@ impl VcpuPmu {
             .is_some_and(|before| before.counts_like(&request));
         logical.request = Some(request);
         if !same {
-            self.give_up_place(here, counter);
+            self.release_slot(here, counter);
             let logical = &mut self.counters[index];
             logical.counted = 0;
             logical.provenance = None;
@@ -157,7 +157,7 @@ impl VcpuPmu {
         if !(request.can_advance() && self.is_enabled(counter)) {
             if self.counters[index].unavailable.is_some() {
                 // A place that was lost is no use: the next time, a new one.
-                self.give_up_place(here, counter);
+                self.release_slot(here, counter);
             }
             self.counters[index].unavailable = None;
             self.halt(here, index);
@@ -197,7 +197,7 @@ impl VcpuPmu {
                 self.run(here, counter);
                 return;
             }
-            self.give_up_place(here, counter);
+            self.release_slot(here, counter);
         }
         let Some(core) = here else { return };
         let constraint = match core.backend().plan(&request) {
@@ -207,7 +207,7 @@ impl VcpuPmu {
                 return;
             }
         };
-        let found = match self.turns.are_taken() {
+        let found = match self.multiplexer.is_active() {
             true => None,
             false => core.bank.find(&request, &constraint),
         };
@@ -215,13 +215,13 @@ impl VcpuPmu {
             self.distribute(here);
             return;
         };
-        if let Err(reason) = self.come_to(here, counter, constraint.taken_at(slot), &request) {
+        if let Err(reason) = self.bind_slot(here, counter, constraint.taken_at(slot), &request) {
             self.freeze(counter, &request, reason);
         }
     }
 
     /// Puts a counter on a slot, or a pair of them, and lets it count there.
-    pub(super) fn come_to(
+    pub(super) fn bind_slot(
         &mut self,
         here: &mut Here<'_>,
         counter: CounterId,
@@ -231,10 +231,7 @@ impl VcpuPmu {
         let Some(core) = here else {
             return Err(UnavailableReason::NoCore);
         };
-        let claimant = Claimant::Guest {
-            vcpu: self.owner,
-            counter,
-        };
+        let claimant = self.claimant(counter);
         let lease = core.bank.place(slots, claimant, request)?;
         self.active.insert(counter);
         self.counters[index_of(counter)].lease = Some(lease);
@@ -251,7 +248,7 @@ impl VcpuPmu {
             // What was settled last still holds: a stopped slot stands still.
             lease.start(&mut core.bank);
             logical.times.run(self.ran);
-            if !self.turns.are_allowed() {
+            if !self.multiplexer.is_allowed() {
                 // The time until now was refused, not waited for.
                 logical.times.start_over(self.ran);
             }
@@ -274,7 +271,7 @@ impl VcpuPmu {
 
     /// Whether some counter is wanted that has no place for want of one.
     pub(super) fn needs_places(&self) -> bool {
-        self.turns.are_taken()
+        self.multiplexer.is_active()
             || self
                 .counters
                 .iter()

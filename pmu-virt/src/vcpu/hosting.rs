@@ -1,12 +1,13 @@
 //! The host context of a vCPU, and that of the core which it is on.
 
 use arbiter::{CounterSet, Layer};
+use perfmon::{Moment, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{CountRequest, EventCode, KnownEvent, Progress, UnavailableReason};
 
 use super::{Here, VcpuPmu};
+use crate::attached::{Hosted, NotLoaded};
 use crate::core_pmu::{CorePmu, GuestClaim, no_context};
-use crate::perfmon::{Hosted, Moment, NotLoaded, Quantities};
 use crate::slot_bank::SlotBank;
 
 impl VcpuPmu {

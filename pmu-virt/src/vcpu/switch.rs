@@ -78,7 +78,7 @@ impl VcpuPmu {
     pub fn leave(&mut self, core: &mut CorePmu) {
         core.bank.begin_switch();
         for counter in self.active.iter() {
-            self.give_up_place(&mut Some(&mut *core), counter);
+            self.release_slot(&mut Some(&mut *core), counter);
         }
         if self.host.is_some() || self.orphan.is_some() {
             self.take_host_off(core);
@@ -102,7 +102,7 @@ impl VcpuPmu {
             return;
         };
         if !core.bank.holds(lease) {
-            self.give_up_place(here, counter);
+            self.release_slot(here, counter);
             return;
         }
         // Its control may have been written while it was away.
