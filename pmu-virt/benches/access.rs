@@ -201,8 +201,8 @@ fn scene(reserved: Reserved) -> (VcpuPmu, CorePmu) {
     });
     let mut write = |layer, presented, row, position, value| {
         let msr = MsrIndex(abi::MSR_BASE + row + position);
-        let outcome = pmu.wrmsr(&mut core, msr, value, Caller { layer, presented });
-        assert_eq!(outcome, WriteOutcome::Done);
+        let written = pmu.wrmsr(&mut core, msr, value, Caller { layer, presented });
+        assert_eq!(written.outcome, WriteOutcome::Done);
     };
     let kernel = Layer::GuestKernel;
     match reserved {

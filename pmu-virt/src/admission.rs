@@ -6,31 +6,18 @@
 //! is also loaded if it fits beside what is counted now. `docs/perfmon-arbitration.md`
 //! has the reasons.
 
-mod policy;
-
-pub use policy::{HostPolicy, HostPolicyError};
-
 use std::fmt;
 
-use arbiter::CounterId;
 use perfmon::ContextId;
 use pmu_model::{Constraint, OwnerId, SlotSet};
 use thiserror::Error;
 
-use crate::assign::{Demand, assign};
-
-/// What a loaded context may rely on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Each of its sets has room, whatever the guest counts.
-    Firm,
-    /// It has what the guest and firm contexts leave over.
-    Spare,
-}
+use crate::placement::fits;
+use crate::policy::{HostPolicy, Standing};
 
 /// What a context may want of a core.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct ContextDemand {
     /// The context.
     pub context: ContextId,
     /// The vCPU that it is loaded on; none if that is the core. Contexts of two
@@ -65,7 +52,7 @@ pub struct Room<'a> {
     /// The guest.
     pub guest: &'a GuestRoom,
     /// Contexts that are loaded, the oldest first.
-    pub claims: &'a [Claim],
+    pub claims: &'a [ContextDemand],
 }
 
 /// A place was found.
@@ -119,8 +106,8 @@ impl fmt::Display for NoRoom {
 ///
 /// # Errors
 /// It cannot; who has the counters.
-pub fn admit(room: &Room<'_>, applicant: &Claim) -> Result<Claimed, NoRoom> {
-    let rivals: Vec<&Claim> = room.rivals(applicant).collect();
+pub fn admit(room: &Room<'_>, applicant: &ContextDemand) -> Result<Claimed, NoRoom> {
+    let rivals: Vec<&ContextDemand> = room.rivals(applicant).collect();
     // What is left over is left to firm ones, so those are not in the way.
     let firm = rivals
         .iter()
@@ -144,7 +131,7 @@ pub fn admit(room: &Room<'_>, applicant: &Claim) -> Result<Claimed, NoRoom> {
     Err(room.no_room(applicant))
 }
 
-impl Claim {
+impl ContextDemand {
     /// Keeps of the sets those that demand something which no other one does.
     /// `None` if too many are left to be judged one by one.
     #[must_use]
@@ -191,7 +178,7 @@ fn counters(set: &[Constraint]) -> usize {
 
 impl Room<'_> {
     /// Contexts that count at the same time as `applicant`.
-    fn rivals(&self, applicant: &Claim) -> impl Iterator<Item = &Claim> {
+    fn rivals(&self, applicant: &ContextDemand) -> impl Iterator<Item = &ContextDemand> {
         let of_vcpu = applicant.vcpu.is_some();
         self.claims
             .iter()
@@ -221,8 +208,8 @@ impl Room<'_> {
     /// not even if all do that may.
     fn clear(
         &self,
-        applicant: &Claim,
-        mut staying: Vec<&Claim>,
+        applicant: &ContextDemand,
+        mut staying: Vec<&ContextDemand>,
         guests: &[Vec<Constraint>],
     ) -> Option<Vec<ContextId>> {
         let mut preempts = Vec::new();
@@ -235,7 +222,12 @@ impl Room<'_> {
 
     /// Whether each set of `applicant` fits beside each set of each of
     /// `staying` and any of `guests`. Those that stay never count together.
-    fn fits(&self, applicant: &Claim, staying: &[&Claim], guests: &[Vec<Constraint>]) -> bool {
+    fn fits(
+        &self,
+        applicant: &ContextDemand,
+        staying: &[&ContextDemand],
+        guests: &[Vec<Constraint>],
+    ) -> bool {
         let nothing: &[Constraint] = &[];
         let others = || {
             let sets = staying.iter().flat_map(|claim| &claim.sets);
@@ -243,24 +235,15 @@ impl Room<'_> {
         };
         applicant.sets.iter().all(|set| {
             others().all(|other| {
-                let all = |guest: &Vec<Constraint>| self.place([set, other, guest]);
+                let all = |guest: &Vec<Constraint>| {
+                    fits([set, other, guest].into_iter().flatten(), self.slots)
+                };
                 guests.iter().all(all)
             })
         })
     }
 
-    /// Whether all of this can be counted at once.
-    fn place(&self, wanted: [&[Constraint]; 3]) -> bool {
-        let demand = |constraint: &Constraint| Demand {
-            counter: CounterId::Programmable(0),
-            constraint: *constraint,
-            held: None,
-        };
-        let demands: Vec<_> = wanted.into_iter().flatten().map(demand).collect();
-        assign(&demands, self.slots).is_ok()
-    }
-
-    fn no_room(&self, applicant: &Claim) -> NoRoom {
+    fn no_room(&self, applicant: &ContextDemand) -> NoRoom {
         let of_sets = applicant.sets.iter().flatten();
         let usable = of_sets.fold(SlotSet::EMPTY, |all, one| all.union(one.slots));
         let slots = usable.intersection(self.slots);

@@ -14,7 +14,7 @@ use perfmon_abi::consts::PFM_FL_PREEMPTIBLE;
 use perfmon_abi::wire::Refusal;
 use pmu_model::OwnerId;
 
-use crate::core_pmu::{CorePmu, Holder};
+use crate::slot_bank::{Claimant, SlotBank, SlotLease};
 use place::Place;
 pub(crate) use time::TickClock;
 
@@ -108,8 +108,8 @@ impl Hosted {
         self.vcpu
     }
 
-    fn holder(&self, pmd: u16) -> Holder {
-        Holder::Context {
+    fn claimant(&self, pmd: u16) -> Claimant {
+        Claimant::Context {
             vcpu: self.vcpu,
             context: self.id,
             pmd,
@@ -129,8 +129,8 @@ impl Hosted {
 
     /// The context is attached no longer. Its slots are given back, with the
     /// last counts.
-    pub(crate) fn end(&mut self, core: &mut CorePmu) {
-        self.leave_all(core);
+    pub(crate) fn end(&mut self, bank: &mut SlotBank) {
+        self.leave_all(bank);
         self.context.detached();
         self.blind = None;
         self.missing.clear();
@@ -138,11 +138,11 @@ impl Hosted {
 
     /// The same on no core: yields what it holds on the one where its vCPU was
     /// parked. Its counts were settled then.
-    pub(crate) fn end_away(&mut self) -> Vec<crate::core_pmu::Stay> {
+    pub(crate) fn end_away(&mut self) -> Vec<SlotLease> {
         self.context.detached();
         self.blind = None;
         self.missing.clear();
-        self.places.drain(..).map(|place| place.stay()).collect()
+        self.places.drain(..).map(|place| place.lease).collect()
     }
 
     /// Carries a command out. Counts were settled before, and slots are
@@ -164,11 +164,12 @@ impl Hosted {
 
     /// Its counters are taken: it counts nothing, and its time stands still,
     /// until it is restored.
-    pub(crate) fn preempt(&mut self, core: &mut CorePmu) {
+    #[must_use]
+    pub(crate) fn preempt(&mut self, bank: &mut SlotBank) -> Option<HostEvent> {
         if self.blind.is_some() {
-            return;
+            return None;
         }
-        self.leave_all(core);
+        self.leave_all(bank);
         for wanted in self.context.wanted() {
             self.context.lose(wanted.pmd);
         }
@@ -176,18 +177,15 @@ impl Hosted {
         self.blind = Some(0);
         self.waited = 0;
         self.context.preempted(&mut *self.queue);
-        core.hosting_mut()
-            .record(self.id, self.vcpu, HostEvent::Preempted);
+        Some(HostEvent::Preempted)
     }
 
     /// There is room for it again. It has no slots yet.
-    pub(crate) fn restore(&mut self, core: &mut CorePmu) {
-        let Some(blind_ns) = self.blind.take() else {
-            return;
-        };
+    #[must_use]
+    pub(crate) fn restore(&mut self) -> Option<HostEvent> {
+        let blind_ns = self.blind.take()?;
         self.waited = 0;
         self.context.restored(blind_ns, &mut *self.queue);
-        core.hosting_mut()
-            .record(self.id, self.vcpu, HostEvent::Restored { blind_ns });
+        Some(HostEvent::Restored { blind_ns })
     }
 }

@@ -1,327 +1,351 @@
-//! One core's physical counters, and whose counts are on them.
-//!
-//! A core runs one vCPU at a time. The counters of a vCPU that is switched out
-//! stay where they are, stopped, until another vCPU needs the place: so a vCPU
-//! that comes back finds them, and a switch between vCPUs that do not count
-//! touches nothing.
-//!
-//! Beside the guest of the vCPU, host contexts count on the same counters: one
-//! that belongs to the vCPU and comes and goes with it, and one that belongs to
-//! the core and counts whichever vCPU runs.
+//! One core's PMU: its physical counters, and the host contexts that may count
+//! on them beside the guest.
 
 mod claims;
-mod holder;
-mod hosting;
-mod stays;
 
-pub(crate) use claims::GuestWish;
-pub use holder::{Holder, HolderReport};
-pub(crate) use hosting::{CoreHost, no_context};
+pub(crate) use claims::{GuestClaim, ResourceClaim};
 
-use std::collections::BTreeMap;
-use std::num::NonZeroU64;
+use std::num::NonZeroU32;
 
-use pmu_model::{CountRequest, LossReason, OwnerId, Progress, Reading, SlotIndex, SlotSet};
+use perfmon::{ContextId, Quantities};
+use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
+use perfmon_abi::wire::{Call, Errno, Refusal};
+use pmu_model::{CountRequest, OwnerId};
 
+use crate::attached::{HostAudit, HostEvent, HostRecord, Hosted, NotLoaded, TickClock};
 use crate::backend::CounterBackend;
+use crate::policy::HostPolicy;
+use crate::slot_bank::{HolderReport, SlotBank, SwitchStats};
 
-/// The physical counters of one core. Owned by the core's thread.
+/// The PMU of one core. Owned by the core's thread.
 #[derive(Debug)]
 pub struct CorePmu {
-    backend: Box<dyn CounterBackend>,
-    residents: Vec<Option<Resident>>,
-    /// Slots with a resident; both of a pair.
-    taken: SlotSet,
-    /// Slots that count while the attached vCPU runs.
-    running: SlotSet,
-    /// Overflows told by the backend that their owner has not heard of.
-    flagged: SlotSet,
-    /// Those of host contexts that are present.
-    flagged_hosts: SlotSet,
-    /// Slots that have run since they were read.
-    stale: SlotSet,
-    /// Slots with an overflow to be told.
-    armed: SlotSet,
-    attached: Option<OwnerId>,
-    /// By the stamp of the stay that was ended.
-    debts: BTreeMap<u64, Debt>,
-    stamps: u64,
-    operations: u64,
-    stats: SwitchStats,
-    /// Slots to be started when the switch under way ends.
-    batch: Option<SlotSet>,
-    /// `operations` when it began.
-    booked: u64,
-    /// What host contexts need.
-    host: CoreHost,
+    pub(crate) bank: SlotBank,
+    pub(crate) host: CoreHost,
 }
 
-/// What a slot counts, and for whom.
-#[derive(Clone, Copy, Debug)]
-struct Resident {
-    holder: Holder,
-    request: CountRequest,
-    /// The slot's count when it was last read; none if it could not be.
-    seen: Option<u64>,
-    /// Of this stay; no other stay on this core has it.
-    stamp: u64,
-    /// Switch after which its owner was attached last.
-    used: u64,
-    slots: SlotSet,
+/// What host contexts need of a core.
+#[derive(Debug, Default)]
+pub(crate) struct CoreHost {
+    /// The context of the core.
+    context: Option<Box<Hosted>>,
+    pub(super) policy: HostPolicy,
+    /// Ticks of the TSC in a millisecond; none: contexts are not taken.
+    pub(super) tsc_khz: Option<NonZeroU32>,
+    /// Contexts of the core and of vCPUs that are here or were parked here, the
+    /// oldest first.
+    pub(super) claims: Vec<ResourceClaim>,
+    /// As the vCPU that was here last told it; none before the first.
+    pub(super) guest: Option<GuestClaim>,
+    audit: Option<Box<dyn HostAudit>>,
+    /// TSC until which the core's context knows how time has passed.
+    until: Option<u64>,
+    /// Nanoseconds since then that it was told of.
+    idle: u64,
+    clock: TickClock,
+    /// The core's context was called while no vCPU was there to place for it.
+    changed: bool,
 }
 
-/// The last count of a counter that had to make room while its vCPU was away,
-/// or its host context had stopped it.
-#[derive(Clone, Copy, Debug)]
-struct Debt {
-    holder: Holder,
-    last: Last,
-}
+impl CoreHost {
+    /// Whether the core has a context of its own.
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        self.context.is_some()
+    }
 
-/// What a counter takes along when it leaves a slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Last {
-    /// None if it has not run since it was read.
-    pub(crate) reading: Option<Reading>,
-    /// Why it is no longer exact.
-    pub(crate) loss: Option<LossReason>,
-}
+    pub(crate) fn context(&self) -> Option<&Hosted> {
+        self.context.as_deref()
+    }
 
-/// A stay of a logical counter on a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stay {
-    pub(crate) slot: SlotIndex,
-    stamp: u64,
-}
+    pub(crate) fn context_mut(&mut self) -> Option<&mut Hosted> {
+        self.context.as_deref_mut()
+    }
 
-/// What vCPU switches cost a core, summed since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SwitchStats {
-    /// Times that a vCPU was attached or left for good.
-    pub switches: u64,
-    /// Operations on physical counters in these: each program, release, start,
-    /// stop, read, arm, and each common start or stop of a set.
-    pub operations: u64,
-    /// Counters that were found in place.
-    pub in_place: u64,
-    /// Counters that had to be programmed.
-    pub restored: u64,
-    /// Counters of vCPUs switched out that had to make room.
-    pub evicted: u64,
+    pub(crate) fn policy(&self) -> HostPolicy {
+        self.policy
+    }
+
+    pub(crate) fn tsc_khz(&self) -> u32 {
+        self.tsc_khz.map_or(1, NonZeroU32::get)
+    }
+
+    /// What guests of this core may want.
+    pub(crate) fn set_guest(&mut self, guest: GuestClaim) {
+        self.guest = Some(guest);
+    }
+
+    /// Whether that is known.
+    #[inline]
+    pub(crate) fn knows_guest(&self) -> bool {
+        self.guest.is_some()
+    }
+
+    /// Whether contexts can be loaded here.
+    #[inline]
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.tsc_khz.is_some()
+    }
+
+    /// Whether the core's context wants something else than when this was asked
+    /// last.
+    pub(crate) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
+    pub(crate) fn record(&mut self, context: ContextId, vcpu: Option<OwnerId>, event: HostEvent) {
+        log::debug!("{context}: {event:?}");
+        if let Some(audit) = &mut self.audit {
+            audit.record(&HostRecord {
+                context,
+                vcpu,
+                event,
+            });
+        }
+    }
+
+    /// TSC at which the core's context has something to do.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let due = self.context.as_ref()?.due_in(self.tsc_khz())?;
+        Some(self.until?.saturating_add(due))
+    }
 }
 
 impl CorePmu {
     /// The counters of `backend`, all free.
     pub fn new(backend: Box<dyn CounterBackend>) -> Self {
-        let capacity = backend.capacity().min(usize::from(SlotSet::CAPACITY));
         CorePmu {
-            backend,
-            residents: vec![None; capacity],
-            taken: SlotSet::EMPTY,
-            running: SlotSet::EMPTY,
-            flagged: SlotSet::EMPTY,
-            flagged_hosts: SlotSet::EMPTY,
-            stale: SlotSet::EMPTY,
-            armed: SlotSet::EMPTY,
-            attached: None,
-            debts: BTreeMap::new(),
-            stamps: 0,
-            operations: 0,
-            stats: SwitchStats::default(),
-            batch: None,
-            booked: 0,
+            bank: SlotBank::new(backend),
             host: CoreHost::default(),
         }
     }
 
     /// The backend that counts.
     pub fn backend(&self) -> &dyn CounterBackend {
-        self.backend.as_ref()
+        self.bank.backend()
     }
 
     /// What switches have cost so far.
     pub fn stats(&self) -> SwitchStats {
-        self.stats
+        self.bank.stats()
     }
 
     /// Operations on physical counters so far, switches or not.
     pub fn operations(&self) -> u64 {
-        self.operations
+        self.bank.operations()
     }
 
-    /// Every slot there is.
-    pub(crate) fn slots(&self) -> SlotSet {
-        SlotSet::below(self.residents.len())
-    }
-
-    /// The slots on which no counter is of a vCPU that is away.
-    pub(crate) fn unclaimed(&self) -> SlotSet {
-        let others = self.taken.iter().filter(|slot| {
-            self.occupant(*slot)
-                .is_some_and(|resident| !self.is_present(&resident.holder))
-        });
-        self.slots().difference(others.collect())
-    }
-
-    /// Whether a counter is the attached vCPU's or the core's own.
-    fn is_present(&self, holder: &Holder) -> bool {
-        holder.vcpu().is_none_or(|vcpu| self.attached == Some(vcpu))
+    /// Who holds which slot, by ascending slot.
+    #[must_use]
+    pub fn holders(&self) -> Vec<HolderReport> {
+        self.bank.holders()
     }
 
     /// Makes `owner` the vCPU that counts. The counters of the one before are
     /// stopped only now: if it is the same one, it never left. Those of the
     /// core's context are stopped for the switch, and started by whoever attached.
     pub(crate) fn attach(&mut self, owner: OwnerId) {
-        if self.attached == Some(owner) {
+        if self.bank.attached() == Some(owner) {
             return;
         }
-        self.pause();
-        if self.host.is_some() {
-            self.leave_private_slots();
+        self.bank.pause();
+        if let Some(hosted) = &mut self.host.context {
+            hosted.leave_private(&mut self.bank);
         }
-        self.attached = Some(owner);
-        self.backend.attach(owner);
+        self.bank.attach(owner);
     }
 
-    /// Stops what is running.
-    fn pause(&mut self) {
-        if self.running.is_empty() {
-            return;
-        }
-        let running = std::mem::take(&mut self.running);
-        self.operations += 1;
-        self.backend.pause(running);
-        self.flagged = self.flagged.union(self.backend.take_overflows());
+    /// Lets host contexts be loaded on this core, and on vCPUs that run on it.
+    pub fn enable_hosting(&mut self, policy: HostPolicy, tsc_khz: NonZeroU32) {
+        self.host.policy = policy;
+        self.host.tsc_khz = Some(tsc_khz);
     }
 
-    /// A switch begins: what starts in it starts as one.
-    pub(crate) fn begin_switch(&mut self) {
-        self.stats.switches += 1;
-        self.booked = self.operations;
-        self.batch = Some(SlotSet::EMPTY);
+    /// Who is told of decisions about host contexts.
+    pub fn set_host_audit(&mut self, audit: Box<dyn HostAudit>) {
+        self.host.audit = Some(audit);
     }
 
-    /// The switch ends.
-    pub(crate) fn end_switch(&mut self) {
-        if let Some(batch) = self.batch.take() {
-            self.resume(batch);
+    /// Attaches a context to this core. It counts from the next time on that a
+    /// vCPU runs. While a vCPU is attached, go by
+    /// [`VcpuPmu::with_core`](crate::VcpuPmu::with_core).
+    ///
+    /// # Errors
+    /// EBUSY: the core has a context already, or there is no room, and who has
+    /// it. EINVAL: there is no such set, or nothing counts one of its events.
+    pub fn load_context(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+        if let Some(other) = &self.host.context {
+            let reason = format!("the core has {} already", other.id());
+            return Err((hosted, Refusal::new(Errno::EBUSY, reason)));
         }
-        self.stats.operations += self.operations - self.booked;
+        let hosted = self.admit_hosted(hosted, None, set)?;
+        self.host.context = Some(hosted);
+        (self.host.until, self.host.idle) = (None, 0);
+        self.host.changed = true;
+        Ok(())
     }
 
-    /// Starts a set of slots of the attached vCPU as one.
-    fn resume(&mut self, slots: SlotSet) {
-        let stopped = slots.difference(self.running);
-        if stopped.is_empty() {
-            return;
-        }
-        self.running = self.running.union(stopped);
-        self.operations += 1;
-        self.backend.resume(stopped);
+    /// Detaches the context of this core, with all that it has counted.
+    pub fn unload_context(&mut self) -> Option<Box<Hosted>> {
+        let mut hosted = self.host.context.take()?;
+        hosted.end(&mut self.bank);
+        self.dismiss(&hosted);
+        self.host.changed = true;
+        Some(hosted)
     }
 
-    pub(crate) fn start(&mut self, slot: SlotIndex) {
-        if let Some(batch) = &mut self.batch {
-            batch.insert(slot);
-            return;
-        }
-        self.running.insert(slot);
-        self.operations += 1;
-        self.backend.start(slot);
+    /// The context of this core.
+    #[must_use]
+    pub fn host_context(&self) -> Option<&Hosted> {
+        self.host.context()
     }
 
-    pub(crate) fn stop(&mut self, slot: SlotIndex) {
-        if let Some(batch) = &mut self.batch {
-            batch.remove(slot);
-        }
-        if !self.running.contains(slot) {
-            return;
-        }
-        self.running.remove(slot);
-        self.operations += 1;
-        self.backend.stop(slot);
+    /// Carries out a command on the context of this core. While a vCPU is
+    /// attached, go by [`VcpuPmu::with_core`](crate::VcpuPmu::with_core).
+    ///
+    /// # Errors
+    /// The command's; EINVAL if there is no context.
+    pub fn call_context(
+        &mut self,
+        call: &mut Call,
+        values: &dyn Quantities,
+    ) -> Result<(), Refusal> {
+        self.host.changed = true;
+        let Some(mut hosted) = self.host.context.take() else {
+            return Err(no_context("core"));
+        };
+        let result = self.call_hosted(&mut hosted, call, values);
+        self.host.context = Some(hosted);
+        result
     }
 
-    pub(crate) fn read(&mut self, slot: SlotIndex) -> Reading {
-        self.operations += 1;
-        self.stale.remove(slot);
-        let reading = self.backend.read(slot);
-        if let Some(Some(resident)) = self.residents.get_mut(usize::from(slot.0)) {
-            resident.seen = match reading {
-                Reading::Counted { value, .. } => Some(value),
-                Reading::Unavailable(_) => None,
+    /// `ns` have passed in which no vCPU ran on the core, since the last one was
+    /// left or since the last call.
+    pub fn pass_idle(&mut self, ns: u64) {
+        if let Some(hosted) = &mut self.host.context {
+            let switched = hosted.advance(0, ns, &mut self.bank);
+            self.host.idle = self.host.idle.saturating_add(ns);
+            self.host.changed |= switched;
+        }
+    }
+
+    /// Time until the guest is entered, as far as it was not idle.
+    pub(crate) fn host_enters(&mut self, tsc: u64) {
+        let since = self.host.until.replace(tsc).unwrap_or(tsc);
+        let ns = self.wall_ns(tsc.saturating_sub(since));
+        let ns = ns.saturating_sub(std::mem::take(&mut self.host.idle));
+        if let Some(hosted) = &mut self.host.context {
+            hosted.pass(ns);
+        }
+    }
+
+    /// Time in the guest. True if it has brought a switch of sets.
+    pub(crate) fn host_leaves(&mut self, tsc: u64, halted: u64) -> bool {
+        let since = self.host.until.replace(tsc).unwrap_or(tsc);
+        let all = self.wall_ns(tsc.saturating_sub(since));
+        let halted = self.idle_ns(halted).min(all);
+        let hosted = self.host.context.as_mut();
+        hosted.is_some_and(|hosted| hosted.advance(all - halted, halted, &mut self.bank))
+    }
+
+    fn wall_ns(&mut self, ticks: u64) -> u64 {
+        let khz = self.host.tsc_khz();
+        self.host.clock.pass(ticks, khz)
+    }
+
+    /// Of a time that [`CorePmu::wall_ns`] has counted already.
+    pub(crate) fn idle_ns(&self, ticks: u64) -> u64 {
+        TickClock::default().pass(ticks, self.host.tsc_khz())
+    }
+
+    /// Carries a command out on a context that is on this core.
+    pub(crate) fn call_hosted(
+        &mut self,
+        hosted: &mut Hosted,
+        call: &mut Call,
+        values: &dyn Quantities,
+    ) -> Result<(), Refusal> {
+        hosted.settle(&mut self.bank);
+        let review = self.review(hosted, call);
+        let result = match review.refused {
+            None => hosted.carry_out(call, values),
+            Some((at, refusal)) => write_until(at, refusal, hosted, call, values),
+        };
+        if review.demands_change {
+            self.reclaim(hosted);
+        }
+        result
+    }
+
+    /// What a command means for the counters. Looks at what is written alone: a
+    /// context can have many sets. What is written as it was needs no new plan.
+    fn review(&self, hosted: &Hosted, call: &Call) -> Review {
+        let mut review = Review {
+            demands_change: matches!(call, Call::DeleteEvtsets(_)),
+            refused: None,
+        };
+        let Call::WritePmcs(writes) = call else {
+            return review;
+        };
+        let context = hosted.context();
+        for (at, write) in writes.iter().enumerate() {
+            let (before, after) = (context.present_request(write), context.request_of(write));
+            if before == after {
+                continue;
+            }
+            let plan = |request: CountRequest| self.bank.backend().plan(&request);
+            let before = before.and_then(|request| Some(plan(request).ok()?.constraint));
+            let after = match after.map(plan).transpose() {
+                Ok(after) => after.map(|plan| plan.constraint),
+                Err(refusal) => {
+                    let reason = format!("event set {}, PMC{}: {refusal}", write.set, write.num);
+                    review.refused = Some((at, Refusal::new(Errno::EINVAL, reason)));
+                    None
+                }
             };
-        }
-        reading
-    }
-
-    /// A slot without an armed overflow is not disarmed again.
-    pub(crate) fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
-        self.flagged.remove(slot);
-        self.flagged_hosts.remove(slot);
-        match after {
-            Some(_) => self.armed.insert(slot),
-            None if self.armed.contains(slot) => self.armed.remove(slot),
-            None => return,
-        }
-        self.operations += 1;
-        self.backend.arm(slot, after);
-    }
-
-    pub(crate) fn observe(&mut self, progress: &Progress) {
-        self.backend.observe(progress);
-        if !matches!(progress, Progress::Entered { .. }) {
-            self.stale = self.stale.union(self.running);
-        }
-    }
-
-    /// Overflows of the attached guest's counters, each told once.
-    #[inline]
-    pub(crate) fn take_overflows(&mut self) -> SlotSet {
-        let told = self.backend.take_overflows();
-        if told.is_empty() && self.flagged.is_empty() {
-            return SlotSet::EMPTY;
-        }
-        self.flagged = self.flagged.union(told);
-        let (mut guests, mut hosts) = (SlotSet::EMPTY, SlotSet::EMPTY);
-        for slot in self.flagged.iter() {
-            match self.occupant(slot).map(|resident| resident.holder) {
-                Some(holder) if !self.is_present(&holder) => {}
-                Some(Holder::Guest { .. }) => guests.insert(slot),
-                Some(Holder::Context { .. }) => hosts.insert(slot),
-                None => {}
+            review.demands_change |= before != after;
+            if review.refused.is_some() {
+                break;
             }
         }
-        self.flagged = self.flagged.difference(guests).difference(hosts);
-        self.flagged_hosts = self.flagged_hosts.union(hosts);
-        guests
+        review
     }
+}
 
-    /// The same of host contexts, as of the last [`CorePmu::take_overflows`].
-    pub(crate) fn take_host_overflows(&mut self) -> SlotSet {
-        std::mem::take(&mut self.flagged_hosts)
-    }
+/// What a command on a context means for the counters.
+struct Review {
+    /// It may make the context demand other counters.
+    demands_change: bool,
+    /// The first write of a control that nobody could count for.
+    refused: Option<(usize, Refusal)>,
+}
 
-    pub(crate) fn deadline(&self) -> Option<u64> {
-        self.backend.deadline()
+/// Carries out the writes before the bad one, and marks that.
+fn write_until(
+    at: usize,
+    refusal: Refusal,
+    hosted: &mut Hosted,
+    call: &mut Call,
+    values: &dyn Quantities,
+) -> Result<(), Refusal> {
+    let Call::WritePmcs(writes) = call else {
+        return Err(refusal);
+    };
+    let mut rest = writes.split_off(at);
+    let done = match at {
+        0 => Ok(()),
+        _ => hosted.carry_out(call, values),
+    };
+    if let (Ok(()), Some(bad)) = (&done, rest.first_mut()) {
+        bad.flags = bad.flags & !PFM_REG_RETFL_MASK | PFM_REG_RETFL_EINVAL;
     }
+    if let Call::WritePmcs(writes) = call {
+        writes.append(&mut rest);
+    }
+    done.and(Err(refusal))
+}
 
-    /// Whether anything counts while the attached vCPU runs.
-    pub(crate) fn is_counting(&self) -> bool {
-        !self.running.is_empty()
-    }
-
-    pub(crate) fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
-        self.backend.loss(slot)
-    }
-
-    /// Forgets a vCPU that leaves the core: its slots were released.
-    pub(crate) fn forget(&mut self, owner: OwnerId) {
-        self.debts
-            .retain(|_, debt| debt.holder.vcpu() != Some(owner));
-        if self.attached == Some(owner) {
-            self.pause();
-            self.attached = None;
-        }
-    }
+/// There is no context where one is addressed.
+pub(crate) fn no_context(of: &str) -> Refusal {
+    Refusal::new(Errno::EINVAL, format!("the {of} has no context"))
 }

@@ -21,6 +21,9 @@ mod attached;
 mod backend;
 pub mod contract;
 mod core_pmu;
+mod placement;
+mod policy;
+mod slot_bank;
 mod state;
 pub mod step;
 #[allow(unsafe_code)]
@@ -37,7 +40,7 @@ pub use backend::{
     CounterBackend, HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, RateError,
     RateProblem, RateTable, SimBackend, SimClocks, Source, Sources, StepBackend, backend_names,
 };
-pub use core_pmu::{CorePmu, Holder, HolderReport, SwitchStats};
+pub use core_pmu::CorePmu;
 pub use pmu_model::accounting;
 pub use pmu_model::{
     AssignError, Constraint, CountRequest, CpuidRegs, EventCode, EventFamily, FixedFunction,
@@ -46,20 +49,19 @@ pub use pmu_model::{
     SlotSet, SoftwareEvent, Unavailable, UnavailableReason, Vendor, WriteForm, WriteRule,
     accounting_leaves, all_pmu_msr_ranges,
 };
+pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
-    CounterReport, Needs, Oversubscribe, PmiRequest, ReadOutcome, Reservations, VcpuPmu,
-    WriteOutcome,
+    CounterReport, MsrRead, MsrWrite, Needs, Oversubscribe, PmiDue, PmiRequest, ReadOutcome,
+    Reservations, VcpuPmu, WriteOutcome,
 };
 
 /// perfmon2 for host tools: the contexts themselves, and what attaches them to
 /// vCPUs and cores.
 pub mod perfmon {
-    pub use crate::admission::{
-        Claim, Claimed, GuestRoom, HostPolicy, HostPolicyError, NoRoom, Room, Standing, admit,
-    };
-    pub(crate) use crate::attached::TickClock;
+    pub use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit};
     pub use crate::attached::{HostAudit, HostEvent, HostRecord, Hosted, NotLoaded};
+    pub use crate::policy::{HostPolicy, HostPolicyError, Standing};
     pub use ::perfmon::*;
 }

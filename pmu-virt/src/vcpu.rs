@@ -3,36 +3,41 @@
 
 mod access;
 mod account;
-mod arrange;
 mod block;
 mod counting;
 mod hosting;
+mod multiplexer;
 mod needs;
 mod on_pmi;
+mod placing;
+mod pmi;
 mod report;
 mod reserved;
 mod saved;
 mod shared;
-mod sharing;
 mod switch;
 mod times;
 
+pub use multiplexer::Oversubscribe;
 pub use needs::Needs;
+pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;
 pub use reserved::Reservations;
-pub use sharing::Oversubscribe;
 
-use arbiter::{CounterId, CounterSet, Grant};
+use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
+use perfmon::ContextId;
 use pmu_model::{
-    CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, OwnerId, PmuModel, Progress, Provenance,
-    UnavailableReason,
+    CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId, PmuModel, Progress,
+    Provenance, UnavailableReason,
 };
 
-use crate::core_pmu::{CorePmu, Stay};
-use crate::perfmon::{ContextId, Hosted};
+use crate::attached::Hosted;
+use crate::core_pmu::CorePmu;
+use crate::slot_bank::SlotLease;
 use account::Snapshot;
+use multiplexer::Multiplexer;
 use on_pmi::Freeze;
-use sharing::Turns;
+use pmi::PendingPmi;
 use times::Times;
 
 /// What a read comes to.
@@ -54,21 +59,67 @@ pub enum ReadOutcome {
 pub enum WriteOutcome {
     /// The write took place (reserved bits may have been dropped).
     Done,
-    /// This part belongs to the processor, and nothing has changed yet. If the
-    /// processor takes it, [`VcpuPmu::rest_taken`] completes the write; if not,
-    /// the guest gets #GP(0). Only for [`PmuModel::shared_msrs`].
-    Rest(u64),
     /// #GP(0); nothing changed.
     Gp,
     /// The index belongs to no register of this PMU.
     NotHandled,
 }
 
-/// A performance monitoring interrupt to be raised.
+/// A trapped RDMSR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PmiRequest {
-    /// Counters that overflowed.
-    pub counters: CounterSet,
+pub struct MsrRead {
+    /// What it comes to.
+    pub outcome: ReadOutcome,
+    /// The register yields random bits that may become a cookie: they must not be
+    /// seen in logs, traces and tests.
+    pub secret: bool,
+}
+
+/// A trapped WRMSR, with everything that follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MsrWrite {
+    /// What it comes to, if the processor takes `rest`.
+    pub outcome: WriteOutcome,
+    /// A part that belongs to the processor; nothing has changed yet. If the
+    /// processor takes it, [`VcpuPmu::rest_taken`] completes the write; if not,
+    /// the guest gets #GP(0). Only for [`PmuModel::shared_msrs`].
+    pub rest: Option<u64>,
+    /// It took place and is one that a guest does before it reads counts: it
+    /// starts a counter or gives access to one, or is a step towards that.
+    pub starts_counting: bool,
+    /// The value is a cookie, which must not be seen in logs, traces and tests.
+    pub secret: bool,
+}
+
+impl MsrRead {
+    /// A read of `msr` where there is no PMU.
+    pub fn without_pmu(msr: MsrIndex) -> Self {
+        MsrRead {
+            outcome: ReadOutcome::Gp,
+            secret: matches!(PcrRegister::decode(msr.0), Some(PcrRegister::Random)),
+        }
+    }
+}
+
+impl MsrWrite {
+    /// A write of `msr` where there is no PMU.
+    pub fn without_pmu(msr: MsrIndex) -> Self {
+        MsrWrite {
+            secret: block::is_key(PcrRegister::decode(msr.0)),
+            ..WriteOutcome::Gp.into()
+        }
+    }
+}
+
+impl From<WriteOutcome> for MsrWrite {
+    fn from(outcome: WriteOutcome) -> Self {
+        MsrWrite {
+            outcome,
+            rest: None,
+            starts_counting: false,
+            secret: false,
+        }
+    }
 }
 
 const COUNTERS: usize = (MAX_PROGRAMMABLE + MAX_FIXED) as usize;
@@ -80,14 +131,10 @@ struct Logical {
     request: Option<CountRequest>,
     /// Count at the last settlement, always within the counter's width.
     value: u64,
-    /// The physical counter's count at that time.
-    settled: u64,
     /// Events since the guest programmed it.
     counted: u64,
-    /// Physical counter that counts for it, and for which request.
-    placed: Option<(Stay, CountRequest)>,
-    /// It counts while the guest runs.
-    running: bool,
+    /// The physical counter that counts for it.
+    lease: Option<SlotLease>,
     /// When it was to count, and when it did.
     times: Times,
     /// How its events were counted, as told at the last settlement.
@@ -95,6 +142,14 @@ struct Logical {
     /// Why they are no longer exact, as told when it last left a place.
     loss: Option<LossReason>,
     unavailable: Option<UnavailableReason>,
+}
+
+impl Logical {
+    /// Whether it counts while the guest runs.
+    #[inline]
+    fn is_running(&self) -> bool {
+        self.lease.as_ref().is_some_and(SlotLease::is_running)
+    }
 }
 
 /// One vCPU's PMU. Owned by the thread that runs the vCPU.
@@ -119,9 +174,7 @@ pub struct VcpuPmu {
     /// Every counter that is wanted or has a place is among these. Switches look
     /// at no others.
     active: CounterSet,
-    pending: CounterSet,
-    /// Cleared since the VMM asked, see [`VcpuPmu::take_cleared`].
-    cleared: CounterSet,
+    pmi: PendingPmi,
     needs: Needs,
     /// TSC ticks that the guest has run, halted ones left out.
     ran: u64,
@@ -129,14 +182,14 @@ pub struct VcpuPmu {
     entered: Option<u64>,
     /// TSC when the guest was last left; the clock of the reservations.
     left: u64,
-    turns: Turns,
+    multiplexer: Multiplexer,
     snapshot: Snapshot,
     /// Its host context.
     host: Option<Box<Hosted>>,
     /// It is on a core, and it or the core has a host context.
     hosting: bool,
     /// Slots of a context that was unloaded while the vCPU was parked.
-    orphan: Option<(ContextId, Vec<Stay>)>,
+    orphan: Option<(ContextId, Vec<SlotLease>)>,
 }
 
 impl VcpuPmu {
@@ -157,13 +210,12 @@ impl VcpuPmu {
             freeze: Freeze::default(),
             counters: Default::default(),
             active: CounterSet::EMPTY,
-            pending: CounterSet::EMPTY,
-            cleared: CounterSet::EMPTY,
+            pmi: PendingPmi::default(),
             needs: Needs::default(),
             ran: 0,
             entered: None,
             left: 0,
-            turns: Turns::default(),
+            multiplexer: Multiplexer::default(),
             snapshot: Snapshot::default(),
             host: None,
             hosting: false,
@@ -175,7 +227,7 @@ impl VcpuPmu {
     /// answer of a new one is [`Oversubscribe::Refuse`].
     #[must_use]
     pub fn with_oversubscription(mut self, answer: Oversubscribe) -> Self {
-        self.turns = Turns::new(answer);
+        self.multiplexer = Multiplexer::new(answer);
         self
     }
 
@@ -192,8 +244,8 @@ impl VcpuPmu {
 
     fn reset_registers(&mut self, here: &mut Here<'_>) {
         for counter in &mut self.counters {
-            if let (Some((stay, _)), Some(core)) = (counter.placed, &mut *here) {
-                core.release(stay);
+            if let (Some(lease), Some(core)) = (&counter.lease, &mut *here) {
+                core.bank.release(lease);
             }
             *counter = Logical::default();
         }
@@ -203,8 +255,8 @@ impl VcpuPmu {
         self.global_status = 0;
         self.freeze = Freeze::default();
         self.active = CounterSet::EMPTY;
-        self.pending = CounterSet::EMPTY;
-        self.turns.reset();
+        self.pmi.reset();
+        self.multiplexer.reset();
         self.snapshot = Snapshot::default();
         self.refresh_needs(here.as_deref());
     }
@@ -241,33 +293,18 @@ impl VcpuPmu {
 
     fn observe_on_core(&mut self, here: &mut Here<'_>, progress: &Progress) {
         let Some(core) = here else { return };
-        core.observe(progress);
+        core.bank.observe(progress);
         if !self.needs.counting || matches!(progress, Progress::Entered { .. }) {
             return;
         }
-        let overflowed = core.take_overflows();
+        let overflowed = core.bank.take_overflows();
         if !overflowed.is_empty() {
             self.settle_slots(here, overflowed);
             self.freeze_if_due(here);
         }
-        if self.turns.is_over(self.ran) {
-            self.next_turn(here);
+        if self.multiplexer.is_over(self.ran) {
+            self.next_timeslice(here);
         }
-    }
-
-    /// The PMI to be raised for the overflows since the last call; those of
-    /// several counters, or several of one, merge into one request.
-    pub fn take_pmi(&mut self) -> Option<PmiRequest> {
-        let counters = std::mem::take(&mut self.pending);
-        (!counters.is_empty()).then_some(PmiRequest { counters })
-    }
-
-    /// Counters that were cleared since the last call, as their reservations
-    /// ended or began: a PMI of theirs that was taken and not yet raised is
-    /// nobody's. Overflows after that are in later requests only.
-    #[inline]
-    pub fn take_cleared(&mut self) -> CounterSet {
-        std::mem::take(&mut self.cleared)
     }
 
     /// TSC value at which the guest has to be interrupted, for an overflow, the
@@ -276,8 +313,8 @@ impl VcpuPmu {
     /// [`Progress::Entered`].
     pub fn deadline(&self, core: &CorePmu) -> Option<u64> {
         let core = self.if_here(Some(core));
-        let overflow = core.and_then(CorePmu::deadline);
-        let turn = self.turns.rest(self.ran).zip(self.entered);
+        let overflow = core.and_then(|core| core.bank.deadline());
+        let turn = self.multiplexer.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
         let host = match self.hosting {
             true => self.host_deadline(core),

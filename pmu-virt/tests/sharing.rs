@@ -31,7 +31,7 @@ fn taking_turns(spec: &str, backend: impl CounterBackend + 'static) -> Seated {
     let model = PmuModel::parse(spec).expect("a model");
     let turn = NonZeroU64::new(TURN).expect("not zero");
     let mut pmu = Seated::detached(OwnerId(0), model, Grant::everything())
-        .with_oversubscription(Oversubscribe::Multiplex { turn });
+        .with_oversubscription(Oversubscribe::Multiplex { timeslice: turn });
     pmu.attach(Box::new(CorePmu::new(Box::new(backend))));
     pmu
 }

@@ -8,8 +8,9 @@ use std::num::NonZeroU64;
 
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant,
-    Layer, LossReason, MsrIndex, Oversubscribe, OwnerId, PmiRequest, PmuModel, PmuState, Progress,
-    Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend, WriteOutcome, accounting,
+    Layer, LossReason, MsrIndex, Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState,
+    Progress, Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend, WriteOutcome,
+    accounting,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -225,9 +226,11 @@ fn json(pmu: &mut Seated) -> serde_json::Value {
 }
 
 #[test]
-fn pending_pmis_and_returned_ones_are_taken_again() {
+fn pending_pmis_and_ones_that_were_not_sent_are_taken_again() {
     let mut pmu = busy();
-    let request = pmu.take_pmi().expect("FIXED1 wrapped");
+    let PmiDue::Send(request) = pmu.pmi_due(0) else {
+        panic!("FIXED1 wrapped");
+    };
     assert_eq!(
         request.counters,
         CounterSet::from_iter([CounterId::Fixed(1)])
@@ -236,11 +239,18 @@ fn pending_pmis_and_returned_ones_are_taken_again() {
         pmu.save().model(),
         "intel-v2,counters=4,fixed=3,width=48,fixed-width=48,full-width=on"
     );
-    pmu.return_pmi(request);
+    // It was not sent, and another counter wraps.
+    let near = MsrIndex(0x4c1);
+    assert_eq!(pmu.wrmsr(near, (1 << 48) - 10, KERNEL), WriteOutcome::Done);
+    pmu.observe(Progress::Entered { tsc: 2_000 });
+    pmu.observe(Progress::Left {
+        tsc: 2_020,
+        halted: 0,
+        ring: Some(Ring::User),
+    });
     let also = PmiRequest {
         counters: CounterSet::from_iter([CounterId::Programmable(0)]),
     };
-    pmu.return_pmi(also);
     let mut other = fresh("intel-v2", ClockBackend::new());
     other
         .restore(&through_json(&pmu.save()))
@@ -305,7 +315,7 @@ fn a_lost_label_stays_lost_when_the_counter_has_to_make_room() {
 #[test]
 fn a_counter_that_waits_for_its_turn_goes_on_as_it_would_have() {
     let turns = Oversubscribe::Multiplex {
-        turn: NonZeroU64::new(100).expect("not 0"),
+        timeslice: NonZeroU64::new(100).expect("not 0"),
     };
     let fresh = || fresh("amd-core", Limited::clock(1)).with_oversubscription(turns);
     let mut first = fresh();

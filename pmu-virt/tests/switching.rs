@@ -59,7 +59,7 @@ proptest! {
         let model = PmuModel::parse("amd-core").expect("a model");
         let turn = NonZeroU64::new(1_000).expect("not zero");
         let mut pmu = Seated::detached(OwnerId(0), model, Grant::everything())
-            .with_oversubscription(Oversubscribe::Multiplex { turn });
+            .with_oversubscription(Oversubscribe::Multiplex { timeslice: turn });
         pmu.attach(Box::new(CorePmu::new(clock_of(slots)())));
         for n in (0..).take(wanted) {
             pmu.wrmsr(MsrIndex(0xc001_0200 + 2 * n), 0x43_0076, KERNEL);
@@ -231,7 +231,7 @@ fn waiting_counters_get_their_turns() {
     let model = PmuModel::parse("amd-core").expect("a model");
     let turn = NonZeroU64::new(100).expect("not zero");
     let mut pmu = Seated::detached(OwnerId(0), model, Grant::everything())
-        .with_oversubscription(Oversubscribe::Multiplex { turn });
+        .with_oversubscription(Oversubscribe::Multiplex { timeslice: turn });
     pmu.attach(Box::new(CorePmu::new(clock_of(2)())));
     reference_cycles(&mut pmu, 6);
     for slice in 0..60 {

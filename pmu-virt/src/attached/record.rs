@@ -6,7 +6,7 @@ use perfmon::ContextId;
 use perfmon_abi::wire::Refusal;
 use pmu_model::OwnerId;
 
-use crate::admission::Standing;
+use crate::policy::Standing;
 
 /// A decision about a host context.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The time of a context, and the switches of event sets that it brings.
 
 use super::Hosted;
-use crate::core_pmu::CorePmu;
+use crate::slot_bank::SlotBank;
 
 /// TSC ticks as nanoseconds. What a division leaves is kept for the next one,
 /// so that the sum never drifts.
@@ -69,11 +69,11 @@ impl Hosted {
 
     /// Time passes: some in which a vCPU ran, and some in which nothing did. The
     /// switches of sets that are due take place: true if there were any.
-    pub(crate) fn advance(&mut self, run_ns: u64, idle_ns: u64, core: &mut CorePmu) -> bool {
+    pub(crate) fn advance(&mut self, run_ns: u64, idle_ns: u64, bank: &mut SlotBank) -> bool {
         let all = run_ns.saturating_add(idle_ns);
         if self.blind.is_none() && self.context.switch_due().is_some_and(|due| due <= all) {
             // Until now events were those of the set that was active.
-            self.settle(core);
+            self.settle(bank);
         }
         self.pass(run_ns);
         if idle_ns > 0 {

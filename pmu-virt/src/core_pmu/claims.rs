@@ -1,16 +1,17 @@
 //! What host contexts may want of a core, and whether there is room.
 
+use perfmon::ContextId;
 use perfmon_abi::wire::{Errno, Refusal};
 use pmu_model::{Constraint, CountRequest, OwnerId};
 
 use super::CorePmu;
-use crate::perfmon::{
-    Claim, Claimed, ContextId, GuestRoom, HostEvent, Hosted, NotLoaded, Room, Standing, admit,
-};
+use crate::admission::{Claimed, ContextDemand, GuestRoom, Room, admit};
+use crate::attached::{HostEvent, Hosted, NotLoaded};
+use crate::policy::Standing;
 
 /// What a context may want of a core, before it is known what can count it.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct ResourceClaim {
     pub(crate) context: ContextId,
     pub(crate) vcpu: Option<OwnerId>,
     pub(crate) preemptible: bool,
@@ -20,11 +21,11 @@ pub(crate) struct Wish {
     pub(crate) sets: Vec<Vec<CountRequest>>,
 }
 
-impl Wish {
+impl ResourceClaim {
     fn of(hosted: &Hosted, vcpu: Option<OwnerId>) -> Self {
         let sets = hosted.context().demands().into_iter();
         let requests = |set: Vec<(u16, CountRequest)>| set.into_iter().map(|(_, request)| request);
-        Wish {
+        ResourceClaim {
             context: hosted.id(),
             vcpu,
             preemptible: hosted.is_preemptible(),
@@ -37,7 +38,7 @@ impl Wish {
 
 /// What guests may want of a core, likewise.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct GuestWish {
+pub(crate) struct GuestClaim {
     pub(crate) counters: usize,
     pub(crate) events: Vec<CountRequest>,
 }
@@ -85,7 +86,7 @@ impl CorePmu {
     fn check_demands(&self, hosted: &Hosted) -> Result<(), Refusal> {
         for (set, requests) in hosted.context().demands() {
             for (pmd, request) in requests {
-                if let Err(refusal) = self.backend.plan(&request) {
+                if let Err(refusal) = self.bank.backend().plan(&request) {
                     let reason = format!("event set {set}, PMD{pmd}: {refusal}");
                     return Err(Refusal::new(Errno::EINVAL, reason));
                 }
@@ -96,10 +97,10 @@ impl CorePmu {
 
     /// Notes what a context may want, if there is room.
     fn claim(&mut self, hosted: &Hosted, vcpu: Option<OwnerId>) -> Result<Standing, Refusal> {
-        let mut wish = Wish::of(hosted, vcpu);
+        let mut wish = ResourceClaim::of(hosted, vcpu);
         let claimed = self.judge(&wish)?;
         wish.standing = claimed.standing;
-        self.note_wish(wish);
+        self.note_claim(wish);
         for claim in &mut self.host.claims {
             if claimed.preempts.contains(&claim.context) {
                 claim.standing = Standing::Spare;
@@ -108,8 +109,8 @@ impl CorePmu {
         Ok(claimed.standing)
     }
 
-    fn note_wish(&mut self, wish: Wish) {
-        let known = |claim: &&mut Wish| claim.context == wish.context;
+    fn note_claim(&mut self, wish: ResourceClaim) {
+        let known = |claim: &&mut ResourceClaim| claim.context == wish.context;
         match self.host.claims.iter_mut().find(known) {
             Some(before) => *before = wish,
             None => self.host.claims.push(wish),
@@ -117,15 +118,15 @@ impl CorePmu {
     }
 
     /// What a wish comes to.
-    fn judge(&self, wish: &Wish) -> Result<Claimed, Refusal> {
+    fn judge(&self, wish: &ResourceClaim) -> Result<Claimed, Refusal> {
         self.judge_beside(wish, 0)
     }
 
     /// The same beside a guest that could use so many counters more.
-    fn judge_beside(&self, wish: &Wish, more: usize) -> Result<Claimed, Refusal> {
+    fn judge_beside(&self, wish: &ResourceClaim, more: usize) -> Result<Claimed, Refusal> {
         let others = self.host.claims.iter();
         let others = others.filter(|claim| claim.context != wish.context);
-        let claims: Vec<Claim> = others.filter_map(|claim| self.claim_of(claim)).collect();
+        let claims: Vec<ContextDemand> = others.filter_map(|claim| self.claim_of(claim)).collect();
         let applicant = self.claim_of(wish).ok_or_else(|| {
             let reason = "the event sets demand too many different things; use fewer sets";
             Refusal::new(Errno::EBUSY, reason)
@@ -138,7 +139,7 @@ impl CorePmu {
         };
         let room = Room {
             policy: self.host.policy,
-            slots: self.slots(),
+            slots: self.bank.slots(),
             guest: &guest,
             claims: &claims,
         };
@@ -146,17 +147,17 @@ impl CorePmu {
     }
 
     /// What can count a wish's events. What cannot be counted takes no slot.
-    fn claim_of(&self, wish: &Wish) -> Option<Claim> {
+    fn claim_of(&self, wish: &ResourceClaim) -> Option<ContextDemand> {
         let sets = wish.sets.iter().map(|set| {
-            let constraint = |request| Some(self.backend.plan(request).ok()?.constraint);
+            let constraint = |request| Some(self.bank.backend().plan(request).ok()?.constraint);
             set.iter().filter_map(constraint).collect()
         });
-        Some(Claim {
+        Some(ContextDemand {
             context: wish.context,
             vcpu: wish.vcpu,
             preemptible: wish.preemptible,
             standing: wish.standing,
-            sets: Claim::maximal(sets)?,
+            sets: ContextDemand::maximal(sets)?,
         })
     }
 
@@ -164,7 +165,7 @@ impl CorePmu {
         let mut kinds: Vec<Constraint> = Vec::new();
         let events = self.host.guest.iter().flat_map(|guest| &guest.events);
         for request in events {
-            if let Ok(plan) = self.backend.plan(request)
+            if let Ok(plan) = self.bank.backend().plan(request)
                 && !kinds.contains(&plan.constraint)
             {
                 kinds.push(plan.constraint);
@@ -175,10 +176,11 @@ impl CorePmu {
 
     /// What the attached vCPU's guest counts.
     fn guest_now(&self) -> Vec<Constraint> {
-        self.holders()
+        self.bank
+            .holders()
             .iter()
             .filter(|report| report.counting && report.holder.is_guest())
-            .filter_map(|report| Some(self.backend.plan(&report.request).ok()?.constraint))
+            .filter_map(|report| Some(self.bank.backend().plan(&report.request).ok()?.constraint))
             .collect()
     }
 
@@ -210,9 +212,9 @@ impl CorePmu {
         let (context, vcpu) = (hosted.id(), hosted.vcpu());
         let mut claims = self.host.claims.iter();
         let is_known = claims.any(|claim| claim.context == context && claim.overdrawn);
-        let mut wish = Wish::of(hosted, vcpu);
+        let mut wish = ResourceClaim::of(hosted, vcpu);
         wish.overdrawn = true;
-        self.note_wish(wish);
+        self.note_claim(wish);
         // A tool can write as often as it likes.
         if !is_known {
             log::info!("{context}: {refusal}");

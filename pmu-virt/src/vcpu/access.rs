@@ -3,7 +3,7 @@
 use arbiter::{Access, Caller, Cookie, CounterId, Layer, PcrRegister, Verdict};
 use pmu_model::{MsrIndex, Register, WriteForm, accounting, written_count};
 
-use super::{Here, ReadOutcome, VcpuPmu, WriteOutcome, index_of};
+use super::{Here, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome, index_of};
 use crate::core_pmu::CorePmu;
 
 /// What belongs to one counter.
@@ -19,27 +19,30 @@ pub(super) enum Part {
 
 impl VcpuPmu {
     /// RDMSR. That the guest is at CPL 0 was checked before.
-    pub fn rdmsr(&mut self, core: &mut CorePmu, msr: MsrIndex, caller: Caller) -> ReadOutcome {
+    pub fn rdmsr(&mut self, core: &mut CorePmu, msr: MsrIndex, caller: Caller) -> MsrRead {
         let here = &mut self.here(Some(core));
         self.settle_freeze(here);
         // No model has registers where the block is.
         if PcrRegister::contains(msr.0) {
             return self.read_block(here, msr, caller);
         }
+        MsrRead {
+            outcome: self.read_model(here, msr, caller.layer),
+            secret: false,
+        }
+    }
+
+    fn read_model(&mut self, here: &mut Here<'_>, msr: MsrIndex, layer: Layer) -> ReadOutcome {
         let Some(register) = self.model.decode(msr) else {
             return self
                 .read_shared_msr(msr)
-                .unwrap_or_else(|| self.read_page(here, msr, caller.layer));
+                .unwrap_or_else(|| self.read_page(here, msr, layer));
         };
         match part_of(register) {
             Some((name, part)) => match self.named(name) {
-                Some(counter) => self.read_as(
-                    here,
-                    (caller.layer, Cookie::DEFAULT),
-                    counter,
-                    part,
-                    Access::Read,
-                ),
+                Some(counter) => {
+                    self.read_as(here, (layer, Cookie::DEFAULT), counter, part, Access::Read)
+                }
                 None => ReadOutcome::NotHandled,
             },
             None => ReadOutcome::Value(self.read_shared(here, register)),
@@ -53,7 +56,7 @@ impl VcpuPmu {
         msr: MsrIndex,
         value: u64,
         caller: Caller,
-    ) -> WriteOutcome {
+    ) -> MsrWrite {
         let here = &mut self.here(Some(core));
         self.settle_freeze(here);
         if PcrRegister::contains(msr.0) {
@@ -61,20 +64,23 @@ impl VcpuPmu {
         }
         let Some(register) = self.model.decode(msr) else {
             return match accounting::contains(msr) {
-                true => WriteOutcome::Gp,
-                false => self
-                    .write_shared_msr(msr, value)
-                    .unwrap_or(WriteOutcome::NotHandled),
+                true => WriteOutcome::Gp.into(),
+                false => self.write_shared_msr(msr, value),
             };
         };
-        match part_of(register) {
+        let outcome = match part_of(register) {
             Some((name, part)) => match self.named(name) {
                 Some(counter) => {
-                    self.write_as(here, (caller.layer, Cookie::DEFAULT), counter, part, value)
+                    let caller = (caller.layer, Cookie::DEFAULT);
+                    self.write_as(here, caller, counter, part, value)
                 }
                 None => WriteOutcome::NotHandled,
             },
             None => self.write_shared(here, register, value),
+        };
+        MsrWrite {
+            starts_counting: outcome == WriteOutcome::Done && starts_counting(register),
+            ..outcome.into()
         }
     }
 
@@ -235,6 +241,14 @@ impl VcpuPmu {
         }
         WriteOutcome::Done
     }
+}
+
+/// Whether a guest writes the register before it reads counts.
+fn starts_counting(register: Register) -> bool {
+    matches!(
+        register,
+        Register::Select(_) | Register::FixedControl | Register::GlobalControl
+    )
 }
 
 /// The counter by its legacy name, and what of it, if the register belongs to

@@ -80,7 +80,7 @@ impl VcpuPmu {
             (None, _) => CounterState::Unused,
             (_, Some(UnavailableReason::Waiting)) => CounterState::Waiting,
             (_, Some(_)) => CounterState::Unavailable,
-            (_, None) if logical.running => CounterState::Counting,
+            (_, None) if logical.is_running() => CounterState::Counting,
             (_, None) => CounterState::Stopped,
         };
         let report = self.report_of(core, counter);

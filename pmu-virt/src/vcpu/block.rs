@@ -6,7 +6,7 @@ use arbiter::{
 use pmu_model::{MsrIndex, WriteForm};
 
 use super::access::Part;
-use super::{Here, ReadOutcome, VcpuPmu, WriteOutcome};
+use super::{Here, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome};
 
 impl VcpuPmu {
     /// A read of one counter with a cookie.
@@ -66,10 +66,22 @@ impl VcpuPmu {
         here: &mut Here<'_>,
         msr: MsrIndex,
         caller: Caller,
+    ) -> MsrRead {
+        let register = PcrRegister::decode(msr.0);
+        MsrRead {
+            outcome: register.map_or(ReadOutcome::Gp, |register| {
+                self.read_register(here, register, caller)
+            }),
+            secret: matches!(register, Some(PcrRegister::Random)),
+        }
+    }
+
+    fn read_register(
+        &mut self,
+        here: &mut Here<'_>,
+        register: PcrRegister,
+        caller: Caller,
     ) -> ReadOutcome {
-        let Some(register) = PcrRegister::decode(msr.0) else {
-            return ReadOutcome::Gp;
-        };
         if let Some((counter, part)) = alias(register) {
             return self.read_alias(here, counter, part, caller, Access::Read);
         }
@@ -93,10 +105,25 @@ impl VcpuPmu {
         msr: MsrIndex,
         value: u64,
         caller: Caller,
+    ) -> MsrWrite {
+        let register = PcrRegister::decode(msr.0);
+        let outcome = register.map_or(WriteOutcome::Gp, |register| {
+            self.write_register(here, register, value, caller)
+        });
+        MsrWrite {
+            starts_counting: outcome == WriteOutcome::Done && starts_counting(register),
+            secret: is_key(register),
+            ..outcome.into()
+        }
+    }
+
+    fn write_register(
+        &mut self,
+        here: &mut Here<'_>,
+        register: PcrRegister,
+        value: u64,
+        caller: Caller,
     ) -> WriteOutcome {
-        let Some(register) = PcrRegister::decode(msr.0) else {
-            return WriteOutcome::Gp;
-        };
         if let Some((counter, part)) = alias(register) {
             return self.write_alias(here, counter, part, value, caller);
         }
@@ -143,6 +170,27 @@ impl VcpuPmu {
             | PcrRegister::Reply => true,
         }
     }
+}
+
+/// Whether the register takes a cookie as its value.
+pub(super) fn is_key(register: Option<PcrRegister>) -> bool {
+    matches!(
+        register,
+        Some(PcrRegister::ManagementKey(_) | PcrRegister::AccessKey(_))
+    )
+}
+
+/// Whether a guest writes the register before it reads counts.
+fn starts_counting(register: Option<PcrRegister>) -> bool {
+    matches!(
+        register,
+        Some(
+            PcrRegister::Select(_)
+                | PcrRegister::AccessKey(_)
+                | PcrRegister::Phase
+                | PcrRegister::Request
+        )
+    )
 }
 
 /// What an alias register is another name of.

@@ -3,11 +3,11 @@
 use std::num::NonZeroU64;
 
 use arbiter::{CounterId, Shared};
-use pmu_model::{CountRequest, FixedFunction, Reading, SlotSet, UnavailableReason};
+use pmu_model::{CountRequest, FixedFunction, SlotSet, UnavailableReason};
 
 use super::times::Times;
 use super::{Here, VcpuPmu, index_of};
-use crate::core_pmu::{Holder, Stay};
+use crate::slot_bank::Settled;
 
 impl VcpuPmu {
     /// What the control of `counter` asks for at present.
@@ -41,27 +41,31 @@ impl VcpuPmu {
     /// out of the counter's width is an overflow; the counter goes on.
     #[inline]
     pub(super) fn settle(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        let logical = &self.counters[index_of(counter)];
-        let (true, Some((stay, _)), Some(core)) = (logical.running, logical.placed, &mut *here)
+        let (Some(lease), Some(core)) = (&mut self.counters[index_of(counter)].lease, &mut *here)
         else {
             return;
         };
-        let reading = core.read(stay.slot);
-        self.absorb(here, counter, reading);
+        if let Some(settled) = lease.settle(&mut core.bank) {
+            let request = *lease.request();
+            self.take_in(here, counter, &request, settled);
+        }
     }
 
-    /// Adds what a physical counter has counted, by its own count of it.
-    pub(super) fn absorb(&mut self, here: &mut Here<'_>, counter: CounterId, reading: Reading) {
+    /// Adds what a physical counter has counted for `request`.
+    pub(super) fn take_in(
+        &mut self,
+        here: &mut Here<'_>,
+        counter: CounterId,
+        request: &CountRequest,
+        settled: Settled,
+    ) {
         let mask = self.model.counter_mask(counter);
         let logical = &mut self.counters[index_of(counter)];
-        let (value, provenance) = match reading {
-            Reading::Counted { value, provenance } => (value, provenance),
-            Reading::Unavailable(reason) => {
-                let request = logical.placed.map(|(_, request)| request);
+        let (counted, provenance) = match settled {
+            Settled::Counted(events, provenance) => (events, provenance),
+            Settled::Uncounted(reason) => {
                 logical.times.lose(self.ran);
-                if let Some(request) = request {
-                    self.freeze(counter, &request, reason);
-                }
+                self.freeze(counter, request, reason);
                 return;
             }
         };
@@ -69,7 +73,7 @@ impl VcpuPmu {
             // The source counts again, and knows itself what it has missed.
             logical.unavailable = None;
             logical.times.start_over(self.ran);
-            if logical.running {
+            if logical.is_running() {
                 logical.times.run(self.ran);
             }
         }
@@ -78,8 +82,6 @@ impl VcpuPmu {
             Some(before) => before.and(provenance),
             None => provenance,
         });
-        let counted = value.wrapping_sub(logical.settled);
-        logical.settled = value;
         let events = logical.times.commit(self.ran, counted);
         if events == 0 {
             return;
@@ -99,7 +101,7 @@ impl VcpuPmu {
             self.global_status |= 1 << bit;
         }
         if self.request_of(counter).is_some_and(|request| request.int) {
-            self.pending.insert(counter);
+            self.pmi.overflowed(counter);
             self.note_pmi(counter);
         }
         self.rearm(here, counter);
@@ -108,14 +110,14 @@ impl VcpuPmu {
     /// Tells the backend when the next overflow is due. Without INT nobody
     /// waits for it: status is settled when it is read.
     pub(super) fn rearm(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        let logical = &self.counters[index_of(counter)];
-        let (true, Some((stay, _)), Some(core)) = (logical.running, logical.placed, &mut *here)
-        else {
+        let logical = &mut self.counters[index_of(counter)];
+        let running = logical.lease.as_mut().filter(|lease| lease.is_running());
+        let (Some(lease), Some(core)) = (running, here) else {
             return;
         };
         let wanted = logical.request.is_some_and(|request| request.int);
         let after = (self.model.counter_mask(counter) - logical.value).saturating_add(1);
-        core.arm(stay.slot, NonZeroU64::new(after).filter(|_| wanted));
+        lease.arm(NonZeroU64::new(after).filter(|_| wanted), &mut core.bank);
     }
 
     /// Takes in a control that was written, and gives the physical counter
@@ -131,7 +133,7 @@ impl VcpuPmu {
             .is_some_and(|before| before.counts_like(&request));
         logical.request = Some(request);
         if !same {
-            self.give_up_place(here, counter);
+            self.release_slot(here, counter);
             let logical = &mut self.counters[index];
             logical.counted = 0;
             logical.provenance = None;
@@ -155,7 +157,7 @@ impl VcpuPmu {
         if !(request.can_advance() && self.is_enabled(counter)) {
             if self.counters[index].unavailable.is_some() {
                 // A place that was lost is no use: the next time, a new one.
-                self.give_up_place(here, counter);
+                self.release_slot(here, counter);
             }
             self.counters[index].unavailable = None;
             self.halt(here, index);
@@ -190,12 +192,12 @@ impl VcpuPmu {
         let (Some(request), Some(core)) = (logical.request, &mut *here) else {
             return;
         };
-        if let Some((stay, _)) = logical.placed {
-            if core.holds(stay) && logical.unavailable.is_none() {
-                self.run(here, counter, stay);
+        if let Some(lease) = &logical.lease {
+            if core.bank.holds(lease) && logical.unavailable.is_none() {
+                self.run(here, counter);
                 return;
             }
-            self.give_up_place(here, counter);
+            self.release_slot(here, counter);
         }
         let Some(core) = here else { return };
         let constraint = match core.backend().plan(&request) {
@@ -205,21 +207,21 @@ impl VcpuPmu {
                 return;
             }
         };
-        let found = match self.turns.are_taken() {
+        let found = match self.multiplexer.is_active() {
             true => None,
-            false => core.find(&request, &constraint),
+            false => core.bank.find(&request, &constraint),
         };
         let Some(slot) = found else {
             self.distribute(here);
             return;
         };
-        if let Err(reason) = self.come_to(here, counter, constraint.taken_at(slot), &request) {
+        if let Err(reason) = self.bind_slot(here, counter, constraint.taken_at(slot), &request) {
             self.freeze(counter, &request, reason);
         }
     }
 
     /// Puts a counter on a slot, or a pair of them, and lets it count there.
-    pub(super) fn come_to(
+    pub(super) fn bind_slot(
         &mut self,
         here: &mut Here<'_>,
         counter: CounterId,
@@ -229,32 +231,26 @@ impl VcpuPmu {
         let Some(core) = here else {
             return Err(UnavailableReason::NoCore);
         };
-        let holder = Holder::Guest {
-            vcpu: self.owner,
-            counter,
-        };
-        let (stay, begin) = core.place(slots, holder, request)?;
+        let claimant = self.claimant(counter);
+        let lease = core.bank.place(slots, claimant, request)?;
         self.active.insert(counter);
-        let logical = &mut self.counters[index_of(counter)];
-        logical.placed = Some((stay, *request));
-        logical.settled = begin;
-        self.run(here, counter, stay);
+        self.counters[index_of(counter)].lease = Some(lease);
+        self.run(here, counter);
         Ok(())
     }
 
-    fn run(&mut self, here: &mut Here<'_>, counter: CounterId, stay: Stay) {
+    fn run(&mut self, here: &mut Here<'_>, counter: CounterId) {
         let logical = &mut self.counters[index_of(counter)];
         logical.unavailable = None;
-        if !logical.running {
+        if let (Some(lease), Some(core)) = (&mut logical.lease, &mut *here)
+            && !lease.is_running()
+        {
             // What was settled last still holds: a stopped slot stands still.
-            logical.running = true;
+            lease.start(&mut core.bank);
             logical.times.run(self.ran);
-            if !self.turns.are_allowed() {
+            if !self.multiplexer.is_allowed() {
                 // The time until now was refused, not waited for.
                 logical.times.start_over(self.ran);
-            }
-            if let Some(core) = here {
-                core.start(stay.slot);
             }
         }
         self.rearm(here, counter);
@@ -264,10 +260,9 @@ impl VcpuPmu {
     /// drivers enable it again soon; it goes to whoever needs it.
     fn halt(&mut self, here: &mut Here<'_>, index: usize) {
         let logical = &mut self.counters[index];
-        if let (true, Some((stay, _)), Some(core)) = (logical.running, logical.placed, &mut *here) {
-            core.stop(stay.slot);
+        if let Some(lease) = &mut logical.lease {
+            lease.stop(here.as_mut().map(|core| &mut core.bank));
         }
-        logical.running = false;
         logical.times.disable(self.ran);
         if self.needs_places() {
             self.distribute(here);
@@ -276,7 +271,7 @@ impl VcpuPmu {
 
     /// Whether some counter is wanted that has no place for want of one.
     pub(super) fn needs_places(&self) -> bool {
-        self.turns.are_taken()
+        self.multiplexer.is_active()
             || self
                 .counters
                 .iter()

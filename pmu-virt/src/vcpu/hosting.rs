@@ -1,12 +1,14 @@
 //! The host context of a vCPU, and that of the core which it is on.
 
 use arbiter::{CounterSet, Layer};
+use perfmon::{Moment, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{CountRequest, EventCode, KnownEvent, Progress, UnavailableReason};
 
 use super::{Here, VcpuPmu};
-use crate::core_pmu::{CorePmu, GuestWish, no_context};
-use crate::perfmon::{Hosted, Moment, NotLoaded, Quantities};
+use crate::attached::{Hosted, NotLoaded};
+use crate::core_pmu::{CorePmu, GuestClaim, no_context};
+use crate::slot_bank::SlotBank;
 
 impl VcpuPmu {
     /// Attaches a context to this vCPU, which is on a core.
@@ -44,7 +46,7 @@ impl VcpuPmu {
         let mut hosted = self.host.take()?;
         match here {
             Some(core) => {
-                hosted.end(core);
+                hosted.end(&mut core.bank);
                 core.dismiss(&hosted);
             }
             // Its slots are given back when the vCPU comes to the core again.
@@ -93,7 +95,7 @@ impl VcpuPmu {
         }
         self.introduce(core);
         let result = act(core);
-        if core.hosting_mut().take_changed() {
+        if core.host.take_changed() {
             self.host_changed(&mut Some(core));
         }
         result
@@ -116,10 +118,10 @@ impl VcpuPmu {
     pub fn sample_hosts(&mut self, core: &mut CorePmu, moment: &Moment, values: &dyn Quantities) {
         let here = &mut self.here(Some(core));
         let mut sampled = false;
-        self.each_host(here, |hosted, core| {
+        self.each_host(here, |hosted, bank| {
             if hosted.context().has_pending_overflow() {
                 // What is recorded with it is told as of now.
-                hosted.settle(core);
+                hosted.settle(bank);
                 hosted.sample(moment, values);
                 sampled = true;
             }
@@ -143,7 +145,7 @@ impl VcpuPmu {
         &'a self,
         core: Option<&'a CorePmu>,
     ) -> impl Iterator<Item = &'a Hosted> {
-        let of_core = core.and_then(|core| core.hosting().context());
+        let of_core = core.and_then(|core| core.host.context());
         self.host.as_deref().into_iter().chain(of_core)
     }
 
@@ -151,13 +153,15 @@ impl VcpuPmu {
     pub(super) fn each_host(
         &mut self,
         here: &mut Here<'_>,
-        mut act: impl FnMut(&mut Hosted, &mut CorePmu),
+        mut act: impl FnMut(&mut Hosted, &mut SlotBank),
     ) {
         let Some(core) = here else { return };
         if let Some(hosted) = &mut self.host {
-            act(hosted, core);
+            act(hosted, &mut core.bank);
         }
-        core.with_context(act);
+        if let Some(hosted) = core.host.context_mut() {
+            act(hosted, &mut core.bank);
+        }
     }
 
     /// A context has come or gone, or wants something else.
@@ -176,7 +180,7 @@ impl VcpuPmu {
 
     /// Whether there are contexts on this core.
     pub(super) fn note_hosts(&mut self, core: Option<&CorePmu>) {
-        self.hosting = core.is_some_and(|core| self.host.is_some() || core.hosting().is_some());
+        self.hosting = core.is_some_and(|core| self.host.is_some() || core.host.is_some());
     }
 
     /// Before the guest is entered.
@@ -189,9 +193,9 @@ impl VcpuPmu {
     /// Takes in what happened, for the host contexts. `ticks`: the guest ran.
     pub(super) fn observe_hosts(&mut self, here: &mut Here<'_>, progress: &Progress, ticks: u64) {
         let Some(core) = here else { return };
-        let overflowed = core.take_host_overflows();
+        let overflowed = core.bank.take_host_overflows();
         if !overflowed.is_empty() {
-            self.each_host(here, |hosted, core| hosted.settle_slots(overflowed, core));
+            self.each_host(here, |hosted, bank| hosted.settle_slots(overflowed, bank));
         }
         let Progress::Left { tsc, halted, .. } = *progress else {
             return;
@@ -204,8 +208,8 @@ impl VcpuPmu {
         let Some(core) = here else { return };
         let mut changed = core.host_leaves(tsc, halted);
         if let Some(hosted) = &mut self.host {
-            let ns = hosted.run_ns(ticks, core.hosting().tsc_khz());
-            changed |= hosted.advance(ns, 0, core);
+            let ns = hosted.run_ns(ticks, core.host.tsc_khz());
+            changed |= hosted.advance(ns, 0, &mut core.bank);
             hosted.note_interval(ns, core.idle_ns(halted));
         }
         let mut look = false;
@@ -221,62 +225,59 @@ impl VcpuPmu {
     /// TSC value at which a host context has something to do.
     pub(super) fn host_deadline(&self, core: Option<&CorePmu>) -> Option<u64> {
         let core = core?;
-        let due = |hosted: &Hosted| hosted.due_in(core.hosting().tsc_khz());
+        let due = |hosted: &Hosted| hosted.due_in(core.host.tsc_khz());
         let of_vcpu = self.host.as_deref().and_then(due).zip(self.entered);
         let of_vcpu = of_vcpu.map(|(due, entered)| entered.saturating_add(due));
-        [of_vcpu, core.hosting().deadline()]
-            .into_iter()
-            .flatten()
-            .min()
+        [of_vcpu, core.host.deadline()].into_iter().flatten().min()
     }
 
     /// A core switches the vCPU in: its context looks after its places.
     pub(super) fn return_hosts(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
-        if let Some((context, stays)) = self.orphan.take() {
-            stays.into_iter().for_each(|stay| core.release(stay));
+        if let Some((context, leases)) = self.orphan.take() {
+            leases.iter().for_each(|lease| core.bank.release(lease));
             core.forget_claim(context);
         }
         if let Some(hosted) = &mut self.host {
             core.adopt(hosted);
         }
-        self.each_host(here, |hosted, core| hosted.line_up(core));
+        self.each_host(here, Hosted::reconcile);
     }
 
     /// The vCPU goes: counts of its context are those until now.
     pub(super) fn settle_hosts(&mut self, core: &mut CorePmu) {
         if let Some(hosted) = &mut self.host {
-            hosted.settle(core);
+            hosted.settle(&mut core.bank);
         }
     }
 
     /// The vCPU leaves `core`, on which it was parked, and its context with it.
     pub(super) fn take_host_off(&mut self, core: &mut CorePmu) {
-        if let Some((context, stays)) = self.orphan.take() {
-            stays.into_iter().for_each(|stay| core.release(stay));
+        if let Some((context, leases)) = self.orphan.take() {
+            leases.iter().for_each(|lease| core.bank.release(lease));
             core.forget_claim(context);
         }
         if let Some(hosted) = &mut self.host {
-            hosted.leave_all(core);
+            hosted.leave_all(&mut core.bank);
             core.forget_claim(hosted.id());
         }
     }
 
     /// Tells the core what guests may want of it, if nobody has.
     pub(super) fn introduce(&self, core: &mut CorePmu) {
-        if !core.hosting().knows_guest() {
+        if !core.host.knows_guest() {
             self.introduce_anew(core);
         }
     }
 
     /// The same after that has changed.
     pub(super) fn introduce_anew(&self, core: &mut CorePmu) {
-        core.hosting_mut().set_guest(self.wish());
+        core.host.set_guest(self.wish());
     }
 
     /// What the guest may want: counters of the model that it was given and that
     /// the hypervisor has not reserved, and each event that has a name.
-    fn wish(&self) -> GuestWish {
+    fn wish(&self) -> GuestClaim {
         let reserved = self.reserved_by(Layer::Hypervisor);
         let counters = self.model.counters();
         let counters = counters.filter(|counter| self.grant.holds(*counter));
@@ -292,7 +293,7 @@ impl VcpuPmu {
             }
             arbiter::CounterId::Programmable(_) => None,
         });
-        GuestWish {
+        GuestClaim {
             counters: usize::try_from(usable.len()).unwrap_or(usize::MAX),
             events: events
                 .chain(fixed.map(|event| CountRequest::plain(event, true, true)))

@@ -1,8 +1,8 @@
 //! What counting needs of the VMM.
 
 use super::{VcpuPmu, index_of};
+use crate::attached::Hosted;
 use crate::core_pmu::CorePmu;
-use crate::perfmon::Hosted;
 
 /// What the VMM has to do for the counts; changes at writes and resets, and at
 /// whatever is done to host contexts.
@@ -26,11 +26,11 @@ impl VcpuPmu {
     }
 
     pub(super) fn refresh_needs(&mut self, core: Option<&CorePmu>) {
-        let is_running = |counter| self.counters[index_of(counter)].running;
+        let is_running = |counter| self.counters[index_of(counter)].is_running();
         let mut running = self.active.iter().any(is_running);
         let mut active = false;
         if self.hosting {
-            running |= core.is_some_and(CorePmu::is_counting);
+            running |= core.is_some_and(|core| core.bank.is_counting());
             active = self.hosts(core).any(Hosted::is_active);
         }
         self.needs = match core {
@@ -38,7 +38,7 @@ impl VcpuPmu {
                 ring: running && core.backend().needs_ring(),
                 stepping: running && core.backend().needs_stepping(),
                 // Turns go on where none of the first counters could be had.
-                counting: running || active || self.turns.are_taken(),
+                counting: running || active || self.multiplexer.is_active(),
             },
             None => Needs::default(),
         };

@@ -9,7 +9,7 @@
 use arbiter::{CounterId, Shared};
 use pmu_model::{DEBUGCTL, MsrIndex};
 
-use super::{Here, ReadOutcome, VcpuPmu, WriteOutcome};
+use super::{Here, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome};
 
 /// `IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI`.
 const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
@@ -30,14 +30,19 @@ impl VcpuPmu {
         self.shares(msr).then_some(ReadOutcome::Merge(bits))
     }
 
-    /// WRMSR of such an MSR.
-    pub(super) fn write_shared_msr(&self, msr: MsrIndex, value: u64) -> Option<WriteOutcome> {
-        let rest = value & !FREEZE_PERFMON_ON_PMI;
-        self.shares(msr).then_some(WriteOutcome::Rest(rest))
+    /// WRMSR of an index that the model does not have: one that it shares with the
+    /// processor, or none of ours.
+    pub(super) fn write_shared_msr(&self, msr: MsrIndex, value: u64) -> MsrWrite {
+        if !self.shares(msr) {
+            return WriteOutcome::NotHandled.into();
+        }
+        MsrWrite {
+            rest: Some(value & !FREEZE_PERFMON_ON_PMI),
+            ..WriteOutcome::Done.into()
+        }
     }
 
-    /// The processor has taken its bits of a write that was answered by
-    /// [`WriteOutcome::Rest`]; `value` is what the guest wrote.
+    /// The processor has taken its bits of a write, [`MsrWrite::rest`]; `value` is what the guest wrote.
     pub fn rest_taken(&mut self, msr: MsrIndex, value: u64) {
         if self.shares(msr) {
             self.freeze.on = value & FREEZE_PERFMON_ON_PMI != 0;

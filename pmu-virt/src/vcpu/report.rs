@@ -49,30 +49,36 @@ impl VcpuPmu {
         let event = self.request_of(counter)?;
         let time_enabled = logical.times.time_enabled(self.ran);
         let time_running = logical.times.time_running(self.ran);
-        let on_core = logical.placed.and_then(|(stay, _)| {
-            let core = core?;
-            core.holds(stay).then_some((core, stay))
+        let on_core = core.zip(logical.lease.as_ref());
+        let on_core = on_core.and_then(|(core, lease)| {
+            let (reading, loss) = core.bank.peek(lease)?;
+            let source = core.backend().source(lease.slot());
+            Some((reading, loss, source))
         });
-        let reading = self.reading_of(core, logical, time_enabled != time_running)?;
+        let reading = self.reading_of(
+            on_core.map(|(reading, ..)| reading),
+            logical,
+            time_enabled != time_running,
+        )?;
         Some(CounterReport {
             counter,
             event,
             reading,
-            source: on_core.map(|(core, stay)| core.backend().source(stay.slot)),
+            source: on_core.map(|(_, _, source)| source),
             time_enabled,
             time_running,
             loss: logical
                 .loss
-                .or_else(|| on_core.and_then(|(core, stay)| core.loss(stay.slot))),
+                .or_else(|| on_core.and_then(|(_, loss, _)| loss)),
             value: logical.value,
-            running: logical.running,
+            running: logical.is_running(),
         })
     }
 
     /// What was counted, or why nothing was; none for a counter not in use.
     fn reading_of(
         &self,
-        core: Option<&CorePmu>,
+        live: Option<Reading>,
         logical: &Logical,
         shared: bool,
     ) -> Option<Reading> {
@@ -83,17 +89,16 @@ impl VcpuPmu {
         {
             return Some(Reading::Unavailable(reason));
         }
-        let live = logical.placed.and_then(|(stay, _)| {
-            let core = core?;
-            core.holds(stay).then(|| core.backend().read(stay.slot))
-        });
         let (since, provenance) = match live {
             Some(Reading::Counted { value, provenance }) => {
                 let all = match logical.provenance {
                     Some(before) => before.and(provenance),
                     None => provenance,
                 };
-                (value.wrapping_sub(logical.settled), Some(all))
+                (
+                    logical.lease.map_or(0, |lease| lease.since(value)),
+                    Some(all),
+                )
             }
             Some(Reading::Unavailable(reason)) => return Some(Reading::Unavailable(reason)),
             None => (0, logical.provenance),

@@ -207,7 +207,7 @@ impl VcpuPmu {
         }
         // The hypervisor may have more or less than before.
         if let Some(core) = here
-            && core.hosting().is_enabled()
+            && core.host.is_enabled()
         {
             self.introduce_anew(core);
         }
@@ -236,22 +236,25 @@ impl VcpuPmu {
             self.global_status &= !(1 << bit);
         }
         let index = index_of(counter);
-        let mut placed = self.counters[index].placed;
-        if let (Some((stay, _)), Some(core)) = (placed, &mut *here) {
-            core.release(stay);
-            placed = None;
+        let mut lease = self.counters[index].lease.take();
+        match (&mut lease, &mut *here) {
+            (Some(held), Some(core)) => {
+                core.bank.release(held);
+                lease = None;
+            }
+            (Some(held), None) => held.stop(None),
+            (None, _) => {}
         }
         // Off its core, the place is given back when it returns there.
-        if placed.is_none() {
+        if lease.is_none() {
             self.active.remove(counter);
         }
         self.counters[index] = Logical {
-            placed,
+            lease,
             ..Logical::default()
         };
         self.snapshot.counters[index] = [0; 4];
-        self.pending.remove(counter);
-        self.cleared.insert(counter);
+        self.pmi.clear(counter);
         if self.needs_places() {
             self.distribute(here);
         }

@@ -1,11 +1,11 @@
 //! A PMU's state, out and in again.
 
-use arbiter::{CounterId, CounterSet};
+use arbiter::CounterId;
 use pmu_model::{PmuModel, Register};
 
 use super::shared::fields;
 use super::times::Times;
-use super::{PmiRequest, VcpuPmu, index_of};
+use super::{VcpuPmu, index_of};
 use crate::core_pmu::CorePmu;
 use crate::state::{CounterName, Hex, PmuState, SavedCounter, SavedSnapshot, StateError};
 
@@ -49,7 +49,10 @@ impl VcpuPmu {
                     false => self.save_counter(here.as_deref(), counter),
                 })
                 .collect(),
-            pending_pmi: (self.pending & !held).iter().map(CounterName).collect(),
+            pending_pmi: (self.pmi.counters() & !held)
+                .iter()
+                .map(CounterName)
+                .collect(),
             snapshot: SavedSnapshot {
                 sequence: self.snapshot.sequence,
                 counters: counters
@@ -80,7 +83,7 @@ impl VcpuPmu {
 
     /// Takes a state in. Every register then reads as it did; what is enabled
     /// counts on, as far as this core can count it; pending PMIs are taken by
-    /// [`VcpuPmu::take_pmi`]. Counters that are reserved here stay so, and take
+    /// [`VcpuPmu::pmi_due`]. Counters that are reserved here stay so, and take
     /// nothing in.
     ///
     /// # Errors
@@ -125,19 +128,13 @@ impl VcpuPmu {
         for saved in &state.counters {
             self.update(here, saved.counter.0);
         }
-        self.pending = state.pending_pmi.iter().map(|name| name.0).collect();
+        let pending = state.pending_pmi.iter().map(|name| name.0);
+        self.pmi.restore(pending.collect());
         for counter in self.held().iter() {
             self.clear(here, counter);
         }
         self.refresh_needs(here.as_deref());
         Ok(())
-    }
-
-    /// Gives a PMI back that was taken and not raised: the next
-    /// [`VcpuPmu::take_pmi`] has it again.
-    pub fn return_pmi(&mut self, request: PmiRequest) {
-        let both = self.pending.bits() | request.counters.bits();
-        self.pending = CounterSet::from_bits(both);
     }
 }
 

@@ -1,10 +1,11 @@
 //! Onto a core and off it.
 
 use arbiter::{CounterId, CounterSet};
-use pmu_model::SlotSet;
+use pmu_model::{CountRequest, LossReason, SlotSet};
 
 use super::{Here, VcpuPmu};
-use crate::core_pmu::{CorePmu, Last};
+use crate::core_pmu::CorePmu;
+use crate::slot_bank::Settled;
 
 impl VcpuPmu {
     /// Switches the vCPU in: its counters count on `core` from now on. Those
@@ -12,11 +13,11 @@ impl VcpuPmu {
     /// place. Counters of other vCPUs are stopped, and stay until their place
     /// is needed.
     pub fn attach(&mut self, core: &mut CorePmu) {
-        core.begin_switch();
+        core.bank.begin_switch();
         core.attach(self.owner);
         self.attached = true;
         self.note_hosts(Some(core));
-        if core.hosting().is_enabled() {
+        if core.host.is_enabled() {
             self.introduce(core);
         }
         let here = &mut self.here(Some(core));
@@ -25,9 +26,9 @@ impl VcpuPmu {
             self.return_to_place(here, counter);
             let logical = &self.counters[super::index_of(counter)];
             match (logical.times.is_enabled(), logical.unavailable) {
-                (false, _) if logical.placed.is_none() => self.active.remove(counter),
-                (true, None) if !logical.running => drop(before.insert(counter)),
-                (true, Some(_)) if !logical.running => drop(refused.insert(counter)),
+                (false, _) if logical.lease.is_none() => self.active.remove(counter),
+                (true, None) if !logical.is_running() => drop(before.insert(counter)),
+                (true, Some(_)) if !logical.is_running() => drop(refused.insert(counter)),
                 _ => {}
             }
         }
@@ -37,7 +38,7 @@ impl VcpuPmu {
         // Those that counted before come first, so that they go on.
         for counter in before.iter().chain(refused.iter()) {
             // What was brought up before may have placed this one as well.
-            if !self.counters[super::index_of(counter)].running {
+            if !self.counters[super::index_of(counter)].is_running() {
                 self.bring_up(here, counter);
             }
         }
@@ -45,8 +46,8 @@ impl VcpuPmu {
             self.give_places(here);
         }
         if let Some(core) = here {
-            core.end_switch();
-            let overflowed = core.take_overflows();
+            core.bank.end_switch();
+            let overflowed = core.bank.take_overflows();
             self.settle_slots(here, overflowed);
             self.freeze_if_due(here);
         }
@@ -60,7 +61,7 @@ impl VcpuPmu {
         if !self.attached {
             return;
         }
-        let overflowed = core.take_overflows();
+        let overflowed = core.bank.take_overflows();
         let here = &mut Some(core);
         self.settle_slots(here, overflowed);
         self.freeze_if_due(here);
@@ -75,20 +76,15 @@ impl VcpuPmu {
     /// Takes every count of the vCPU off `core`, on which it was parked, so
     /// that it can go on elsewhere.
     pub fn leave(&mut self, core: &mut CorePmu) {
-        core.begin_switch();
+        core.bank.begin_switch();
         for counter in self.active.iter() {
-            let Some((stay, _)) = self.counters[super::index_of(counter)].placed else {
-                continue;
-            };
-            let last = core.last_of(stay);
-            self.leave_place(&mut None, counter, last);
-            core.release(stay);
+            self.release_slot(&mut Some(&mut *core), counter);
         }
         if self.host.is_some() || self.orphan.is_some() {
             self.take_host_off(core);
         }
-        core.forget(self.owner);
-        core.end_switch();
+        core.bank.forget(self.owner);
+        core.bank.end_switch();
         self.freeze_if_due(&mut None);
         self.refresh_needs(None);
     }
@@ -101,49 +97,47 @@ impl VcpuPmu {
 
     /// A counter that had a place looks whether it still has.
     fn return_to_place(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        let logical = &self.counters[super::index_of(counter)];
-        let (Some((stay, placed)), Some(core)) = (logical.placed, &mut *here) else {
+        let logical = &mut self.counters[super::index_of(counter)];
+        let (Some(lease), Some(core)) = (&mut logical.lease, &mut *here) else {
             return;
         };
-        if core.holds(stay) {
-            // Its control may have been written while it was away.
-            if logical.request.is_some_and(|now| now.counts_like(&placed)) {
-                core.found_in_place(stay);
-                match logical.running {
-                    true => core.start(stay.slot),
-                    false => core.stop(stay.slot),
-                }
-            } else {
-                core.release(stay);
-                self.leave_place(here, counter, None);
-            }
+        if !core.bank.holds(lease) {
+            self.release_slot(here, counter);
             return;
         }
-        let last = core.last_of(stay);
-        self.leave_place(here, counter, last);
+        // Its control may have been written while it was away.
+        let request = *lease.request();
+        if logical.request.is_some_and(|now| now.counts_like(&request)) {
+            core.bank.found_in_place(lease);
+            match lease.is_running() {
+                true => lease.start(&mut core.bank),
+                false => lease.stop(Some(&mut core.bank)),
+            }
+        } else {
+            core.bank.release(lease);
+            logical.lease = None;
+            self.leave_place(here, counter, &request, None, None);
+        }
     }
 
-    /// Takes in the last count of a stay.
+    /// A lease for `request` is over, with this as its last count.
     pub(super) fn leave_place(
         &mut self,
         here: &mut Here<'_>,
         counter: CounterId,
-        last: Option<Last>,
+        request: &CountRequest,
+        settled: Option<Settled>,
+        loss: Option<LossReason>,
     ) {
         let ran = self.ran;
-        // An overflow in the last count is not to arm the place for the next
-        // one: it may be another vCPU's by now.
-        self.counters[super::index_of(counter)].running = false;
         // What was cleared while it was away is nobody's count any more.
-        let last = last.filter(|_| self.counters[super::index_of(counter)].request.is_some());
-        if let Some(reading) = last.and_then(|last| last.reading) {
-            self.absorb(here, counter, reading);
+        let is_used = self.counters[super::index_of(counter)].request.is_some();
+        if let Some(settled) = settled.filter(|_| is_used) {
+            self.take_in(here, counter, request, settled);
         }
         let logical = &mut self.counters[super::index_of(counter)];
         // The first reason is the one that counts.
-        logical.loss = logical.loss.or(last.and_then(|last| last.loss));
-        logical.placed = None;
-        logical.settled = 0;
+        logical.loss = logical.loss.or(loss.filter(|_| is_used));
         logical.times.stop(ran);
     }
 
@@ -153,8 +147,11 @@ impl VcpuPmu {
             return;
         }
         for counter in self.active.iter() {
-            let placed = self.counters[super::index_of(counter)].placed;
-            if placed.is_some_and(|(stay, _)| slots.contains(stay.slot)) {
+            let lease = &mut self.counters[super::index_of(counter)].lease;
+            if let Some(lease) = lease
+                && slots.contains(lease.slot())
+            {
+                lease.overflowed();
                 self.settle(here, counter);
             }
         }

@@ -1,7 +1,7 @@
 //! Who gets the counters: tables, and properties against trying everything.
 
 use pmu_virt::perfmon::{
-    Claim, Claimed, ContextId, GuestRoom, HostPolicy, NoRoom, Room, Standing, admit,
+    Claimed, ContextDemand, ContextId, GuestRoom, HostPolicy, NoRoom, Room, Standing, admit,
 };
 use pmu_virt::{Constraint, OwnerId, SlotIndex, SlotSet};
 use proptest::collection::vec;
@@ -17,19 +17,19 @@ fn shares(host: u8) -> HostPolicy {
 }
 
 /// A context of this many counters, each of which any slot can count.
-fn claim(id: u32, vcpu: Option<u32>, sets: &[usize]) -> Claim {
+fn claim(id: u32, vcpu: Option<u32>, sets: &[usize]) -> ContextDemand {
     let set = |counters: &usize| vec![Constraint::any(128); *counters];
-    Claim {
+    ContextDemand {
         context: ContextId(id),
         vcpu: vcpu.map(OwnerId),
         preemptible: false,
         standing: Standing::Firm,
-        sets: Claim::maximal(sets.iter().map(set)).expect("few sets"),
+        sets: ContextDemand::maximal(sets.iter().map(set)).expect("few sets"),
     }
 }
 
-fn preemptible(claim: Claim, standing: Standing) -> Claim {
-    Claim {
+fn preemptible(claim: ContextDemand, standing: Standing) -> ContextDemand {
+    ContextDemand {
         preemptible: true,
         standing,
         ..claim
@@ -40,8 +40,8 @@ fn preemptible(claim: Claim, standing: Standing) -> Claim {
 fn judge(
     policy: HostPolicy,
     (counters, now): (usize, usize),
-    claims: &[Claim],
-    applicant: &Claim,
+    claims: &[ContextDemand],
+    applicant: &ContextDemand,
 ) -> Result<Claimed, NoRoom> {
     let guest = GuestRoom {
         counters,
@@ -74,7 +74,7 @@ fn spare(preempts: &[u32]) -> Result<Claimed, ()> {
 #[test]
 fn a_table_of_policies() {
     use HostPolicy::{GuestFirst, HostFirst};
-    let alone: [Claim; 0] = [];
+    let alone: [ContextDemand; 0] = [];
     let ours = |counters| claim(1, Some(0), &[counters]);
     let soft = |counters| preemptible(ours(counters), Standing::Firm);
     // Policy, counters that the guest can use and uses, the applicant.
@@ -180,8 +180,14 @@ fn sets_that_demand_less_do_not_count() {
         slots.iter().map(one).collect()
     };
     let sets = [of(&[1]), of(&[2, 1]), of(&[]), of(&[1, 2]), of(&[3])];
-    assert_eq!(Claim::maximal(sets), Some(vec![of(&[2, 1]), of(&[3])]));
-    assert_eq!(Claim::maximal((0..17).map(|slot| of(&[slot]))), None);
+    assert_eq!(
+        ContextDemand::maximal(sets),
+        Some(vec![of(&[2, 1]), of(&[3])])
+    );
+    assert_eq!(
+        ContextDemand::maximal((0..17).map(|slot| of(&[slot]))),
+        None
+    );
 }
 
 const SLOTS: u8 = 4;
@@ -197,11 +203,11 @@ fn constraint() -> impl Strategy<Value = Constraint> {
     prop_oneof![3 => single, 2 => Just(Constraint::any(4)), 1 => pair]
 }
 
-fn any_claim(id: u32) -> impl Strategy<Value = Claim> {
+fn any_claim(id: u32) -> impl Strategy<Value = ContextDemand> {
     let standing = select(vec![Standing::Firm, Standing::Spare]);
     let sets = vec(vec(constraint(), 0..4), 1..3);
     (option::of(0u32..2), any::<bool>(), standing, sets).prop_map(
-        move |(vcpu, preemptible, standing, sets)| Claim {
+        move |(vcpu, preemptible, standing, sets)| ContextDemand {
             context: ContextId(id),
             vcpu: vcpu.map(OwnerId),
             preemptible,
@@ -261,7 +267,7 @@ proptest! {
         let room = Room { policy, slots: free, guest: &guest, claims: &claims };
         let found = admit(&room, &applicant);
 
-        let rivals: Vec<&Claim> = claims
+        let rivals: Vec<&ContextDemand> = claims
             .iter()
             .filter(|claim| claim.vcpu.is_some() != applicant.vcpu.is_some())
             .collect();
@@ -270,7 +276,7 @@ proptest! {
             .map(|kind| vec![*kind; guaranteed(policy, kind, counters)])
             .collect();
         guarantees.push(vec![]);
-        let beside = |stay: &dyn Fn(&Claim) -> bool, guests: &[Vec<Constraint>]| {
+        let beside = |stay: &dyn Fn(&ContextDemand) -> bool, guests: &[Vec<Constraint>]| {
             let mut sets: Vec<&Vec<Constraint>> =
                 rivals.iter().filter(|claim| stay(claim)).flat_map(|claim| &claim.sets).collect();
             let nothing = vec![];
@@ -279,8 +285,8 @@ proptest! {
                 fits(&[ours.as_slice(), theirs, guest].concat(), free)
             })))
         };
-        let hard = |claim: &Claim| !claim.preemptible;
-        let firm_and_hard = |claim: &Claim| hard(claim) && claim.standing == Standing::Firm;
+        let hard = |claim: &ContextDemand| !claim.preemptible;
+        let firm_and_hard = |claim: &ContextDemand| hard(claim) && claim.standing == Standing::Firm;
         let now = [guest.now.clone()];
         match found {
             Ok(Claimed { standing, preempts }) => {
@@ -288,10 +294,10 @@ proptest! {
                     rivals.iter().any(|claim| claim.context == *id && claim.preemptible)
                 };
                 prop_assert!(preempts.iter().all(may));
-                let stays = |claim: &Claim| !preempts.contains(&claim.context);
+                let stays = |claim: &ContextDemand| !preempts.contains(&claim.context);
                 match standing {
                     Standing::Firm => {
-                        let firm = |claim: &Claim| stays(claim) && claim.standing == Standing::Firm;
+                        let firm = |claim: &ContextDemand| stays(claim) && claim.standing == Standing::Firm;
                         prop_assert!(beside(&firm, &guarantees));
                     }
                     Standing::Spare => {

@@ -6,7 +6,9 @@ use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmdArg};
 use pmu_virt::perfmon::{Context, HostAudit, HostEvent, HostPolicy, HostRecord, Moment};
-use pmu_virt::{CorePmu, CounterBackend, Holder, OwnerId, Progress, Ring, SimBackend, accounting};
+use pmu_virt::{
+    Claimant, CorePmu, CounterBackend, OwnerId, Progress, Ring, SimBackend, accounting,
+};
 use std::sync::{Arc, Mutex};
 
 const CYCLES: u64 = EVENTS[0];
@@ -470,18 +472,18 @@ fn holders_are_told() {
         &Mail::default(),
     );
     assert_eq!(rig.outcome(Spot::Core(0), Call::Start(None)), Ok(()));
-    let held = |core: &mut CorePmu| -> Vec<(Holder, bool)> {
+    let held = |core: &mut CorePmu| -> Vec<(Claimant, bool)> {
         let holders = core.holders();
         holders
             .iter()
             .map(|held| (held.holder, held.counting))
             .collect()
     };
-    let guest = |vcpu, n| Holder::Guest {
+    let guest = |vcpu, n| Claimant::Guest {
         vcpu: OwnerId(vcpu),
         counter: pmu_virt::CounterId::Programmable(n),
     };
-    let context = Holder::Context {
+    let context = Claimant::Context {
         vcpu: None,
         context: id.expect("it is loaded"),
         pmd: 0,

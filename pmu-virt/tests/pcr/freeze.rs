@@ -3,7 +3,7 @@
 use crate::machine::Op::{As, Debugctl, Pmi, R, Run, W};
 use crate::machine::*;
 use arbiter::{PerKind, abi};
-use pmu_virt::{MsrIndex, PmuModel, ReadOutcome, WriteOutcome};
+use pmu_virt::{Caller, MsrIndex, PmiDue, PmuModel, ReadOutcome, WriteOutcome};
 
 const REF: u64 = 0x43_013c;
 /// With INT.
@@ -104,15 +104,21 @@ fn the_pmi_of_a_counter_that_it_does_not_reach_freezes_nothing() {
 }
 
 #[test]
-fn a_counter_that_is_given_back_is_told_to_whoever_holds_its_pmi() {
+fn a_counter_that_is_given_back_takes_its_pmi_along() {
     let mut machine = busy(false);
     play(&mut machine, &private(0));
-    play(&mut machine, &[Run(12), Pmi(1)]);
-    assert!(machine.pmu.take_cleared().is_empty());
+    play(&mut machine, &[Run(12)]);
+    // On its way, and not sent.
+    let due = machine.pmu.pmi_due(0);
+    assert!(matches!(due, PmiDue::Send(request) if request.counters.bits() == 1));
+    assert_eq!(machine.pmu.pmi_due(1), PmiDue::Nothing);
+    let pending = |machine: &mut Machine| {
+        let state = serde_json::to_value(machine.pmu.save()).expect("a state");
+        state["pending-pmi"].to_string()
+    };
     play(&mut machine, &[As(KERNEL, M), W(management(0), 0), Pmi(0)]);
-    let cleared = machine.pmu.take_cleared();
-    assert_eq!(cleared.bits(), 1);
-    assert!(machine.pmu.take_cleared().is_empty());
+    assert_eq!(pending(&mut machine), "[]");
+    assert_eq!(machine.pmu.pmi_to_route(), None);
 }
 
 #[test]
@@ -150,8 +156,9 @@ fn the_bit_is_the_pmus_and_the_rest_is_not() {
     let mut machine = Machine::new(&Setup::of("intel-v2"));
     let read = |machine: &mut Machine| machine.read(DEBUGCTL);
     assert_eq!(read(&mut machine), ReadOutcome::Merge(0));
-    let outcome = machine.write(DEBUGCTL, FREEZE | 0x41);
-    assert_eq!(outcome, WriteOutcome::Rest(0x41));
+    let written = (machine.pmu).written(MsrIndex(DEBUGCTL), FREEZE | 0x41, Caller::legacy(KERNEL));
+    assert_eq!(written.outcome, WriteOutcome::Done);
+    assert_eq!(written.rest, Some(0x41));
     // The processor refuses: nothing has changed.
     assert_eq!(read(&mut machine), ReadOutcome::Merge(0));
     machine.write(DEBUGCTL, FREEZE | 1);

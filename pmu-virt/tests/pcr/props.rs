@@ -143,7 +143,7 @@ fn wrote(outcome: WriteOutcome) -> Seen {
     match outcome {
         WriteOutcome::Done => Seen::Done,
         WriteOutcome::Gp => Seen::Gp,
-        WriteOutcome::NotHandled | WriteOutcome::Rest(_) => Seen::Absent,
+        WriteOutcome::NotHandled => Seen::Absent,
     }
 }
 

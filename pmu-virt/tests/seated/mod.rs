@@ -8,9 +8,9 @@ use arbiter::{Effects, PcrUnit};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{Hosted, Moment, NotLoaded, Quantities};
 use pmu_virt::{
-    Caller, ClockBackend, CorePmu, CounterBackend, CounterReport, Grant, MsrIndex, Oversubscribe,
-    OwnerId, PmuModel, PmuState, Progress, ReadOutcome, Reservations, StateError, VcpuPmu,
-    WriteOutcome,
+    Caller, ClockBackend, CorePmu, CounterBackend, CounterReport, Grant, MsrIndex, MsrWrite,
+    Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState, Progress, ReadOutcome,
+    Reservations, StateError, VcpuPmu, WriteOutcome,
 };
 
 /// A PMU and its core.
@@ -97,12 +97,29 @@ impl Seated {
 
     pub(crate) fn rdmsr(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
         let (pmu, core) = self.parts();
-        pmu.rdmsr(core, msr, caller)
+        pmu.rdmsr(core, msr, caller).outcome
     }
 
     pub(crate) fn wrmsr(&mut self, msr: MsrIndex, value: u64, caller: Caller) -> WriteOutcome {
+        self.written(msr, value, caller).outcome
+    }
+
+    /// A write with all that follows from it.
+    pub(crate) fn written(&mut self, msr: MsrIndex, value: u64, caller: Caller) -> MsrWrite {
         let (pmu, core) = self.parts();
         pmu.wrmsr(core, msr, value, caller)
+    }
+
+    /// The PMI of the overflows since the last call, sent at once.
+    pub(crate) fn take_pmi(&mut self) -> Option<PmiRequest> {
+        match self.pmu.pmi_due(0) {
+            PmiDue::Send(request) => {
+                self.pmu.pmi_sent();
+                Some(request)
+            }
+            PmiDue::Nothing => None,
+            PmiDue::Late => panic!("nothing holds it back"),
+        }
     }
 
     pub(crate) fn rdpmc(&mut self, ecx: u32, caller: Caller) -> ReadOutcome {

@@ -127,7 +127,7 @@ impl Case<'_> {
                 std::hint::black_box(counter),
                 Caller::legacy(Layer::GuestKernel),
             );
-            failed |= !matches!(read, ReadOutcome::Value(_));
+            failed |= !matches!(read.outcome, ReadOutcome::Value(_));
         });
         if failed {
             return Err(BenchError::Miscount(

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use kvm_ioctls::{VcpuFd, VmFd};
 use pmu_virt::perfmon::Moment;
-use pmu_virt::{CorePmu, PmiThrottle, Progress, Ring, VcpuPmu};
+use pmu_virt::{CorePmu, Progress, Ring, VcpuPmu};
 
 use crate::debug::{DebugControl, DebugQuirks};
 use crate::error::{KvmPmuError, VcpuId};
@@ -24,7 +24,7 @@ use crate::thread::{ThreadContext, earliest};
 use crate::time::{Tsc, ticks};
 use crate::trap::{StepStop, cpl};
 
-use interrupts::PendingPmi;
+use interrupts::PmiRouting;
 
 /// How often the guest's own debug registers are looked at while ours are in
 /// use: KVM has no exit for MOV to DR then.
@@ -114,8 +114,8 @@ struct Traps {
     debug: DebugControl,
     gp: GpWatch,
     stepping: StepDriver,
-    throttle: PmiThrottle,
-    pending_pmi: Option<PendingPmi>,
+    /// The way of the PMI that is pending in the PMU.
+    pmi_routing: Option<PmiRouting>,
     halt: HaltClock,
     counting: bool,
     warned_full: bool,
@@ -142,13 +142,12 @@ impl KvmPmu {
             kicks: KickFlag::of(fd).map_err(|error| KvmPmuError::Map { id, error })?,
             traps: Traps {
                 tsc_khz,
-                pmu: parts.pmu,
+                pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
                 ranges: pmu_virt::all_pmu_msr_ranges(),
                 debug: DebugControl::new(quirks, ticks(DEBUG_REFRESH, tsc_khz)),
                 gp: GpWatch::default(),
                 stepping: StepDriver::new(parts.step),
-                throttle: PmiThrottle::new(floor),
-                pending_pmi: None,
+                pmi_routing: None,
                 halt: HaltClock::new(fd, id, tsc_khz),
                 counting: false,
                 warned_full: false,
@@ -183,10 +182,11 @@ impl KvmPmu {
         self.traps.pmu.as_mut()
     }
 
-    /// PMIs delivered and late so far.
+    /// PMIs delivered so far, and of these late ones.
     #[must_use]
-    pub fn throttle(&self) -> &PmiThrottle {
-        &self.traps.throttle
+    pub fn pmis(&self) -> (u64, u64) {
+        let throttle = self.traps.pmu.as_ref().map(VcpuPmu::throttle);
+        throttle.map_or((0, 0), |throttle| (throttle.delivered(), throttle.late()))
     }
 
     /// Until when the vCPU is to be kept out of the guest, for having presented too
@@ -356,12 +356,6 @@ impl KvmPmu {
             pmu.tick(core, now.0);
         }
     }
-
-    /// Puts a PMI that has not been sent back into the PMU, which is about to be
-    /// saved.
-    pub fn return_pmi(&mut self) {
-        self.traps.return_pmi();
-    }
 }
 
 /// Takes `immediate_exit` back; true if a kick, or the VMM, had set it. A kick
@@ -423,7 +417,7 @@ impl Traps {
             pmu.observe(core, Progress::Entered { tsc: now });
             let due = pmu.deadline(core);
             self.due = due.map(Tsc);
-            deadline = earliest(due, self.throttle.deadline());
+            deadline = earliest(due, pmu.throttle().deadline());
         }
         thread.set_deadline(now, deadline);
     }

@@ -222,7 +222,7 @@ impl MicroRun {
                 debug_regs: unless_dead(vcpu.kvm().get_debug_regs())?,
                 counters: vcpu.pmu().map(report).unwrap_or_default(),
                 events: std::mem::take(&mut *lock(&recorder.events)),
-                pmis: (vcpu.throttle().delivered(), vcpu.throttle().late()),
+                pmis: vcpu.pmis(),
                 decisions: std::mem::take(&mut *lock(&recorder.decisions)),
                 holdings,
             });

@@ -149,8 +149,7 @@ impl Solo {
     /// PMIs delivered so far, and of these late ones.
     #[must_use]
     pub fn pmis(&self) -> (u64, u64) {
-        let throttle = self.vcpu.throttle();
-        (throttle.delivered(), throttle.late())
+        self.vcpu.pmis()
     }
 
     /// The guest's TSC frequency in kHz.

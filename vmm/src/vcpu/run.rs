@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvm_pmu::{ExitOwner, KvmPmu, KvmPmuError, Lent, ThreadContext, Tsc};
-use pmu_virt::{CorePmu, PmiThrottle, VcpuPmu};
+use pmu_virt::{CorePmu, VcpuPmu};
 use thiserror::Error;
 use vmm_control::{ControlEndpoint, HaltTimes, VcpuQuantities};
 use vmm_sys_util::errno;
@@ -202,10 +202,10 @@ impl Vcpu {
         self.core.pmu.pmu()
     }
 
-    /// PMIs delivered and late so far.
+    /// PMIs delivered so far, and of these late ones.
     #[must_use]
-    pub fn throttle(&self) -> &PmiThrottle {
-        self.core.pmu.throttle()
+    pub fn pmis(&self) -> (u64, u64) {
+        self.core.pmu.pmis()
     }
 }
 

@@ -23,7 +23,6 @@ impl Vcpu {
     /// vCPU has left its core.
     pub fn save_pmu(&mut self, mut core: Option<&mut CorePmu>) -> Option<PmuState> {
         self.core.pmu.tick(core.as_deref_mut(), Tsc::now());
-        self.core.pmu.return_pmi();
         Some(self.core.pmu.pmu_mut()?.save(core))
     }
 }

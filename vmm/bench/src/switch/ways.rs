@@ -114,11 +114,10 @@ impl Way for Umpire {
         }
         let msrs = &self.msrs.counters;
         let core = &mut self.cores[0];
-        let mut read = |pmu: &mut VcpuPmu, msr: &u32| match pmu.rdmsr(
-            core,
-            MsrIndex(*msr),
-            Caller::legacy(Layer::GuestKernel),
-        ) {
+        let mut read = |pmu: &mut VcpuPmu, msr: &u32| match pmu
+            .rdmsr(core, MsrIndex(*msr), Caller::legacy(Layer::GuestKernel))
+            .outcome
+        {
             ReadOutcome::Value(value) => value,
             ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => u64::MAX,
         };

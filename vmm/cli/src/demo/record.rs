@@ -186,7 +186,6 @@ impl Teller<'_> {
             } => {
                 let outcome = match outcome {
                     WriteOutcome::Done => self.written(*msr, *value),
-                    WriteOutcome::Rest(_) => "shared with the processor".to_owned(),
                     WriteOutcome::Gp => "#GP into the guest".to_owned(),
                     WriteOutcome::NotHandled => "no such register: #GP into the guest".to_owned(),
                 };

@@ -187,8 +187,8 @@ fn holder(report: &HolderReport) -> HolderInfo {
     HolderInfo {
         counter: format!("{}{}", report.source, report.slot.0),
         holder: match report.holder {
-            pmu_virt::Holder::Guest { vcpu, .. } => Holder::Guest(vcpu.0),
-            pmu_virt::Holder::Context { context, .. } => Holder::Context(context.0.into()),
+            pmu_virt::Claimant::Guest { vcpu, .. } => Holder::Guest(vcpu.0),
+            pmu_virt::Claimant::Context { context, .. } => Holder::Context(context.0.into()),
         },
         event: request.encode().or_else(|| request.encode_fixed()),
     }

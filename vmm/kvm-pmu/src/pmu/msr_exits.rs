@@ -1,7 +1,7 @@
 //! RDMSR and WRMSR of the PMU's registers.
 
-use arbiter::{Caller, Layer, PcrRegister};
-use pmu_virt::{MsrIndex, ReadOutcome, Register, Ring, WriteOutcome};
+use arbiter::{Caller, Layer};
+use pmu_virt::{MsrIndex, MsrRead, MsrWrite, ReadOutcome, Ring, WriteOutcome};
 
 use super::{Lent, SYNCED_EXITS, Traps};
 use crate::error::{KvmPmuError, VcpuError};
@@ -20,19 +20,20 @@ impl Traps {
     ) -> Result<Option<Option<u64>>, KvmPmuError> {
         let msr = MsrIndex(index);
         let caller = self.msr_caller(vcpu, msr, false)?;
-        let outcome = match (&mut self.pmu, lent.thread.counters_mut()) {
-            (Some(pmu), Some(core)) => merged(vcpu, msr, pmu.rdmsr(core, msr, caller))?,
-            _ if is_among(&self.ranges, msr) => ReadOutcome::Gp,
-            _ => ReadOutcome::NotHandled,
+        let MsrRead { outcome, secret } = match (&mut self.pmu, lent.thread.counters_mut()) {
+            (Some(pmu), Some(core)) => pmu.rdmsr(core, msr, caller),
+            _ if is_among(&self.ranges, msr) => MsrRead::without_pmu(msr),
+            _ => return Ok(None),
         };
         if outcome == ReadOutcome::NotHandled && !is_among(&self.ranges, msr) {
             return Ok(None);
         }
+        let outcome = merged(vcpu, msr, outcome)?;
         let value = match outcome {
             ReadOutcome::Value(value) => Some(value),
             ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => None,
         };
-        let event = if is_secret(msr, false) {
+        let event = if secret {
             TrapEvent::Secret {
                 msr,
                 write: false,
@@ -78,23 +79,27 @@ impl Traps {
     ) -> Result<Option<bool>, KvmPmuError> {
         let msr = MsrIndex(index);
         let caller = self.msr_caller(vcpu, msr, true)?;
-        let outcome = match (&mut self.pmu, lent.thread.counters_mut()) {
-            (Some(pmu), Some(core)) => match pmu.wrmsr(core, msr, value, caller) {
-                WriteOutcome::Rest(rest) if takes_rest(vcpu, msr, rest)? => {
-                    pmu.rest_taken(msr, value);
-                    WriteOutcome::Done
-                }
-                WriteOutcome::Rest(_) => WriteOutcome::Gp,
-                outcome => outcome,
-            },
-            _ if is_among(&self.ranges, msr) => WriteOutcome::Gp,
-            _ => WriteOutcome::NotHandled,
+        let written = match (&mut self.pmu, lent.thread.counters_mut()) {
+            (Some(pmu), Some(core)) => pmu.wrmsr(core, msr, value, caller),
+            _ if is_among(&self.ranges, msr) => MsrWrite::without_pmu(msr),
+            _ => return Ok(None),
         };
-        if outcome == WriteOutcome::NotHandled && !is_among(&self.ranges, msr) {
+        if written.outcome == WriteOutcome::NotHandled && !is_among(&self.ranges, msr) {
             return Ok(None);
         }
+        let outcome = match (written.rest, &mut self.pmu) {
+            (Some(rest), Some(pmu)) => {
+                if takes_rest(vcpu, msr, rest)? {
+                    pmu.rest_taken(msr, value);
+                    WriteOutcome::Done
+                } else {
+                    WriteOutcome::Gp
+                }
+            }
+            _ => written.outcome,
+        };
         let done = outcome == WriteOutcome::Done;
-        let event = if is_secret(msr, true) {
+        let event = if written.secret {
             TrapEvent::Secret {
                 msr,
                 write: true,
@@ -108,33 +113,11 @@ impl Traps {
             }
         };
         lent.observer.event(vcpu.id(), event);
-        if done && self.starts_counting(msr) {
+        if written.starts_counting {
             self.registers_wanted = SYNCED_EXITS;
             self.arm_rdpmc(vcpu, lent)?;
         }
         Ok(Some(done))
-    }
-
-    /// True for the registers that a guest writes before it reads counts: those
-    /// that start a counter or give access to one, and the first steps towards it.
-    fn starts_counting(&self, msr: MsrIndex) -> bool {
-        if PcrRegister::contains(msr.0) {
-            let register = PcrRegister::decode(msr.0);
-            return matches!(
-                register,
-                Some(
-                    PcrRegister::Select(_)
-                        | PcrRegister::AccessKey(_)
-                        | PcrRegister::Phase
-                        | PcrRegister::Request
-                )
-            );
-        }
-        let register = self.pmu.as_ref().and_then(|pmu| pmu.model().decode(msr));
-        matches!(
-            register,
-            Some(Register::Select(_) | Register::FixedControl | Register::GlobalControl)
-        )
     }
 
     /// A guest that programs counters will read them: watch its #GP handler.
@@ -178,17 +161,4 @@ fn merged(
 fn takes_rest(vcpu: VcpuAccess<'_>, msr: MsrIndex, rest: u64) -> Result<bool, VcpuError> {
     let taken = vcpu.write_msr(msr.0, rest)?;
     Ok(taken || rest == 0 && vcpu.read_msr(msr.0)?.is_none())
-}
-
-/// Whether the value of a register must not be seen in logs, traces and tests.
-fn is_secret(msr: MsrIndex, write: bool) -> bool {
-    let register = PcrRegister::decode(msr.0);
-    if write {
-        matches!(
-            register,
-            Some(PcrRegister::ManagementKey(_) | PcrRegister::AccessKey(_))
-        )
-    } else {
-        matches!(register, Some(PcrRegister::Random))
-    }
 }

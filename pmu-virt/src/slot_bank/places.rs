@@ -1,41 +1,58 @@
 //! Who is on which slot: coming, staying, making room.
 
 use pmu_model::{
-    Constraint, CountRequest, Reading, SlotIndex, SlotSet, Unavailable, UnavailableReason,
+    Constraint, CountRequest, LossReason, Reading, SlotIndex, SlotSet, Unavailable,
+    UnavailableReason,
 };
 
-use super::{CorePmu, Debt, Holder, Last, Resident, Stay};
+use super::{Claimant, FinalReading, Resident, SlotBank, SlotLease, count_of};
 
-impl CorePmu {
+impl SlotBank {
     /// Whether the counter is still where it was.
-    pub(crate) fn holds(&self, stay: Stay) -> bool {
-        self.occupant(stay.slot)
-            .is_some_and(|resident| resident.stamp == stay.stamp)
+    pub(crate) fn holds(&self, lease: &SlotLease) -> bool {
+        self.occupant(lease.slot())
+            .is_some_and(|resident| resident.stamp == lease.stamp())
     }
 
     /// Notes that the attached vCPU still uses a counter that stayed.
-    pub(crate) fn found_in_place(&mut self, stay: Stay) {
+    pub(crate) fn found_in_place(&mut self, lease: &SlotLease) {
         let now = self.stats.switches;
-        if let Some(Some(resident)) = self.residents.get_mut(usize::from(stay.slot.0)) {
+        if let Some(Some(resident)) = self.residents.get_mut(usize::from(lease.slot().0)) {
             resident.used = now;
             self.stats.in_place += 1;
         }
     }
 
-    /// What a stay has come to that is over or about to be.
-    pub(crate) fn last_of(&mut self, stay: Stay) -> Option<Last> {
-        if self.holds(stay) {
-            return Some(self.last_at(stay.slot));
+    /// What a lease has come to that is over or about to be.
+    pub(super) fn final_reading(&mut self, lease: &SlotLease) -> Option<FinalReading> {
+        match self.resident(lease.slot()) {
+            Some(resident) if resident.stamp == lease.stamp() => {
+                Some(self.reading_of(&resident, lease.slot()))
+            }
+            // Somebody else has ended it.
+            _ => self.final_readings.remove(&lease.stamp()),
         }
-        // Somebody else has ended it.
-        self.debts.remove(&stay.stamp).map(|debt| debt.last)
     }
 
-    fn last_at(&mut self, slot: SlotIndex) -> Last {
-        Last {
-            reading: self.stale.contains(slot).then(|| self.read(slot)),
+    fn reading_of(&mut self, resident: &Resident, slot: SlotIndex) -> FinalReading {
+        let stale = self.stale.contains(slot);
+        if stale {
+            self.operations += 1;
+            self.stale.remove(slot);
+        }
+        FinalReading {
+            claimant: resident.claimant,
+            reading: stale.then(|| self.backend.read(slot)),
             loss: self.backend.loss(slot),
         }
+    }
+
+    /// The count of a lease's slot without taking it in, and why it is no longer
+    /// exact.
+    pub(crate) fn peek(&self, lease: &SlotLease) -> Option<(Reading, Option<LossReason>)> {
+        let slot = lease.slot();
+        self.holds(lease)
+            .then(|| (self.backend.read(slot), self.backend.loss(slot)))
     }
 
     /// A slot that can be had without moving a counter that counts now: a free
@@ -68,8 +85,8 @@ impl CorePmu {
     /// Whether a resident makes room for whoever comes: its vCPU is away, or it
     /// is a host context's that does not count.
     fn yields(&self, resident: &Resident, slot: SlotIndex) -> bool {
-        !self.is_present(&resident.holder)
-            || matches!(resident.holder, Holder::Context { .. }) && !self.is_running(slot)
+        !self.is_present(&resident.claimant)
+            || matches!(resident.claimant, Claimant::Context { .. }) && !self.is_running(slot)
     }
 
     /// Whether it counts while the attached vCPU runs.
@@ -83,15 +100,14 @@ impl CorePmu {
         resident.request.counts_like(request) && self.backend.is_shared(slot)
     }
 
-    /// Puts a counter of one who is present on `slots`, one or a pair, stopped,
-    /// and says at which count it begins. Who is there makes room; a counter that
-    /// counts now must have left before.
+    /// Puts a counter of one who is present on `slots`, one or a pair, stopped.
+    /// Who is there makes room; a counter that counts now must have left before.
     pub(crate) fn place(
         &mut self,
         slots: SlotSet,
-        holder: Holder,
+        claimant: Claimant,
         request: &CountRequest,
-    ) -> Result<(Stay, u64), UnavailableReason> {
+    ) -> Result<SlotLease, UnavailableReason> {
         let slot = slots.iter().next().ok_or(UnavailableReason::Waiting)?;
         let begin = match self.inherit(slot, slots, request) {
             Some(seen) => seen,
@@ -102,7 +118,7 @@ impl CorePmu {
         };
         self.stamps += 1;
         let resident = Resident {
-            holder,
+            claimant,
             request: *request,
             seen: Some(begin),
             stamp: self.stamps,
@@ -110,11 +126,7 @@ impl CorePmu {
             slots,
         };
         self.settle_in(slots, Some(resident));
-        let stay = Stay {
-            slot,
-            stamp: self.stamps,
-        };
-        Ok((stay, begin))
+        Ok(SlotLease::new(slot, self.stamps, *request, begin))
     }
 
     /// Takes a slot over that counts the same already, and yields its count.
@@ -123,7 +135,7 @@ impl CorePmu {
         if resident.slots != slots || !self.serves(&resident, slot, request) {
             return None;
         }
-        self.end_stay(slot)
+        self.evict(slot)
     }
 
     /// Programs a slot. Who is on the same slots is programmed over; others
@@ -138,7 +150,7 @@ impl CorePmu {
             let Some(resident) = self.resident(other) else {
                 continue;
             };
-            self.end_stay(other);
+            self.evict(other);
             if resident.slots != slots {
                 self.vacate(resident.slots);
             }
@@ -152,22 +164,17 @@ impl CorePmu {
         Ok(())
     }
 
-    /// Ends the stay of whoever is on `slot`, and keeps for it what it has come
+    /// Ends the lease of whoever is on `slot`, and keeps for it what it has come
     /// to. Yields the slot's count, if there is one.
-    fn end_stay(&mut self, slot: SlotIndex) -> Option<u64> {
+    fn evict(&mut self, slot: SlotIndex) -> Option<u64> {
         let resident = self.resident(slot)?;
         let at = resident.slots.iter().next()?;
-        let last = self.last_at(at);
-        let seen = match last.reading {
-            Some(Reading::Counted { value, .. }) => Some(value),
-            Some(Reading::Unavailable(_)) => None,
-            None => resident.seen,
-        };
+        let last = self.reading_of(&resident, at);
+        let seen = last.reading.map_or(resident.seen, count_of);
         if last.reading.is_some() || last.loss.is_some() {
-            let holder = resident.holder;
-            self.debts.insert(resident.stamp, Debt { holder, last });
+            self.final_readings.insert(resident.stamp, last);
         }
-        log::trace!("{} makes room", resident.holder);
+        log::trace!("{} makes room", resident.claimant);
         self.stats.evicted += 1;
         self.settle_in(resident.slots, None);
         seen
@@ -200,12 +207,12 @@ impl CorePmu {
         }
     }
 
-    /// Frees the slot of a stay, or forgets what is owed of it; its count was
-    /// taken before.
-    pub(crate) fn release(&mut self, stay: Stay) {
-        match self.resident(stay.slot) {
-            Some(resident) if resident.stamp == stay.stamp => self.vacate(resident.slots),
-            _ => drop(self.debts.remove(&stay.stamp)),
+    /// Frees the slot of a lease, or forgets what is owed to it; its count was
+    /// taken before, or is nobody's.
+    pub(crate) fn release(&mut self, lease: &SlotLease) {
+        match self.resident(lease.slot()) {
+            Some(resident) if resident.stamp == lease.stamp() => self.vacate(resident.slots),
+            _ => drop(self.final_readings.remove(&lease.stamp())),
         }
     }
 
@@ -220,16 +227,16 @@ impl CorePmu {
     }
 
     /// Whether the slot is to be given up before another vCPU is attached.
-    pub(crate) fn is_private(&self, stay: Stay) -> bool {
-        !self.backend.is_shared(stay.slot)
+    pub(crate) fn is_private(&self, lease: &SlotLease) -> bool {
+        !self.backend.is_shared(lease.slot())
     }
 
     /// The counter on a slot stays, and counts for somebody else of the same
     /// context.
-    pub(crate) fn rename(&mut self, stay: Stay, holder: Holder) {
+    pub(crate) fn rename(&mut self, lease: &SlotLease, claimant: Claimant) {
         for place in self.residents.iter_mut().flatten() {
-            if place.stamp == stay.stamp {
-                place.holder = holder;
+            if place.stamp == lease.stamp() {
+                place.claimant = claimant;
             }
         }
     }

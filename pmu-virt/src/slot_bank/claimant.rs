@@ -3,14 +3,14 @@
 use std::fmt;
 
 use arbiter::CounterId;
+use perfmon::ContextId;
 use pmu_model::{CountRequest, OwnerId, SlotIndex};
 
-use super::CorePmu;
-use crate::perfmon::ContextId;
+use super::SlotBank;
 
-/// Whose counter is on a slot.
+/// Who wants an event counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holder {
+pub enum Claimant {
     /// A guest's.
     Guest {
         /// The vCPU.
@@ -29,28 +29,28 @@ pub enum Holder {
     },
 }
 
-impl Holder {
+impl Claimant {
     /// The vCPU that takes the counter along; none if it stays with the core.
     #[must_use]
     pub fn vcpu(&self) -> Option<OwnerId> {
         match *self {
-            Holder::Guest { vcpu, .. } => Some(vcpu),
-            Holder::Context { vcpu, .. } => vcpu,
+            Claimant::Guest { vcpu, .. } => Some(vcpu),
+            Claimant::Context { vcpu, .. } => vcpu,
         }
     }
 
     /// Whether it is a guest's.
     #[must_use]
     pub fn is_guest(&self) -> bool {
-        matches!(self, Holder::Guest { .. })
+        matches!(self, Claimant::Guest { .. })
     }
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for Claimant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Holder::Guest { vcpu, counter } => write!(f, "{counter} of {vcpu}'s guest"),
-            Holder::Context { context, pmd, .. } => write!(f, "PMD{pmd} of {context}"),
+            Claimant::Guest { vcpu, counter } => write!(f, "{counter} of {vcpu}'s guest"),
+            Claimant::Context { context, pmd, .. } => write!(f, "PMD{pmd} of {context}"),
         }
     }
 }
@@ -61,7 +61,7 @@ pub struct HolderReport {
     /// The slot; the even one of a pair.
     pub slot: SlotIndex,
     /// Who holds it.
-    pub holder: Holder,
+    pub holder: Claimant,
     /// What it counts.
     pub request: CountRequest,
     /// Name of the source behind it.
@@ -71,10 +71,9 @@ pub struct HolderReport {
     pub counting: bool,
 }
 
-impl CorePmu {
+impl SlotBank {
     /// Who holds which slot, by ascending slot.
-    #[must_use]
-    pub fn holders(&self) -> Vec<HolderReport> {
+    pub(crate) fn holders(&self) -> Vec<HolderReport> {
         let first = |slot: &SlotIndex| {
             let resident = self.occupant(*slot)?;
             (resident.slots.iter().next() == Some(*slot)).then_some(resident)
@@ -85,7 +84,7 @@ impl CorePmu {
                 let resident = first(&slot)?;
                 Some(HolderReport {
                     slot,
-                    holder: resident.holder,
+                    holder: resident.claimant,
                     request: resident.request,
                     source: self.backend.source(slot),
                     counting: self.running.contains(slot),

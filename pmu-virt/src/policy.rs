@@ -1,4 +1,5 @@
-//! `--host-policy`: guests or host contexts first.
+//! `--host-policy`: guests or host contexts first, and what a context may rely
+//! on under it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +24,7 @@ pub enum HostPolicy {
 
 impl HostPolicy {
     /// How many of `slots` counters are the guest's, if it can use so many.
-    pub(super) fn guest_share(self, slots: usize) -> usize {
+    pub(crate) fn guest_share(self, slots: usize) -> usize {
         match self {
             HostPolicy::GuestFirst => slots,
             HostPolicy::HostFirst => 0,
@@ -38,6 +39,15 @@ impl HostPolicy {
     pub(crate) fn places_hosts_first(self) -> bool {
         self != HostPolicy::GuestFirst
     }
+}
+
+/// What a loaded context may rely on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Each of its sets has room, whatever the guest counts.
+    Firm,
+    /// It has what the guest and firm contexts leave over.
+    Spare,
 }
 
 impl fmt::Display for HostPolicy {

@@ -1,0 +1,198 @@
+//! Who counts on which slot: one pure function from claims, constraints and
+//! policy to slots.
+//!
+//! [`place`] is asked by whoever changes what is to be counted: a write of the
+//! guest's, a command of a host context's, a switch, the end of a timeslice.
+//! [`fits`] is asked by who has to promise something: admission, and the return
+//! of a preempted context.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use arbiter::CounterId;
+use perfmon::ContextId;
+use pmu_model::{AssignError, Constraint, SlotSet};
+
+use crate::assign::{Demand, Placement, assign, assign_most};
+use crate::policy::{HostPolicy, Standing};
+use crate::slot_bank::Claimant;
+
+/// An event to be counted for a claimant, and the slots that can count it.
+pub(crate) type Claim = (Claimant, Demand);
+
+/// The claims of one host context.
+#[derive(Debug)]
+pub(crate) struct ContextClaims {
+    pub(crate) context: ContextId,
+    /// What it relies on.
+    pub(crate) standing: Option<Standing>,
+    /// 0 is the oldest.
+    pub(crate) age: Option<usize>,
+    /// Others may take its counters for a time.
+    pub(crate) preemptible: bool,
+    pub(crate) claims: Vec<Claim>,
+}
+
+/// The claims of all who count at the same time, by precedence.
+#[derive(Debug)]
+pub(crate) struct Claims {
+    claimants: Vec<Claimant>,
+    demands: Vec<Demand>,
+    /// Those of the guest.
+    guest: Range<usize>,
+    /// Contexts that make room for the others, if they do not get all they want.
+    yielding: Vec<ContextId>,
+}
+
+/// The slots of a core.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slots {
+    /// All of them.
+    pub(crate) all: SlotSet,
+    /// Those on which no counter is of a vCPU that is away.
+    pub(crate) unclaimed: SlotSet,
+}
+
+/// Why counters of the guest find no slot.
+#[derive(Clone, Debug)]
+pub(crate) enum Shortage {
+    /// They are in each other's way.
+    Conflict(AssignError),
+    /// Without host contexts there would be room.
+    Hosts,
+}
+
+/// What claims come to.
+#[derive(Debug)]
+pub(crate) enum Placed {
+    /// Everybody has a slot.
+    All(Placement),
+    /// Not everybody has; with the reason if one of the guest's has none.
+    Some(Placement, Option<Shortage>),
+    /// This context has to be preempted. The others claim anew then.
+    Preempts(ContextId),
+}
+
+impl Claims {
+    /// First those who the policy puts first, then the others, then the contexts
+    /// that have what is left over. Of contexts alike the oldest is last, for it
+    /// makes room first.
+    pub(crate) fn new(
+        policy: HostPolicy,
+        guest: impl Iterator<Item = Claim>,
+        mut contexts: Vec<ContextClaims>,
+    ) -> Self {
+        let yields = |one: &ContextClaims| one.preemptible && one.standing == Some(Standing::Spare);
+        let yielding = contexts.iter().filter(|one| yields(one));
+        let mut claims = Claims {
+            claimants: Vec::new(),
+            demands: Vec::new(),
+            guest: 0..0,
+            yielding: yielding.map(|one| one.context).collect(),
+        };
+        contexts.sort_by_key(|one| Reverse(one.age));
+        let firm = contexts
+            .iter()
+            .filter(|one| one.standing == Some(Standing::Firm));
+        let firm = firm.flat_map(|one| &one.claims).copied();
+        if policy.places_hosts_first() {
+            claims.extend(firm);
+            claims.add_guest(guest);
+        } else {
+            claims.add_guest(guest);
+            claims.extend(firm);
+        }
+        let spare = contexts
+            .iter()
+            .filter(|one| one.standing == Some(Standing::Spare));
+        claims.extend(spare.flat_map(|one| &one.claims).copied());
+        claims
+    }
+
+    fn add_guest(&mut self, guest: impl Iterator<Item = Claim>) {
+        let first = self.claimants.len();
+        self.extend(guest);
+        self.guest = first..self.claimants.len();
+    }
+
+    fn extend(&mut self, claims: impl Iterator<Item = Claim>) {
+        for (claimant, demand) in claims {
+            self.claimants.push(claimant);
+            self.demands.push(demand);
+        }
+    }
+
+    /// The claims with the slots that `placement` found for them.
+    pub(crate) fn moves<'a>(
+        &'a self,
+        placement: &'a Placement,
+    ) -> impl Iterator<Item = (Claimant, Option<SlotSet>)> + 'a {
+        let claims = self.claimants.iter().zip(&self.demands).enumerate();
+        let claims =
+            claims.map(|(index, (claimant, demand))| (claimant, demand, placement.slot(index)));
+        claims
+            .filter(|(_, demand, slot)| slot.is_none() || *slot != demand.held)
+            .map(|(claimant, demand, slot)| {
+                (*claimant, slot.map(|slot| demand.constraint.taken_at(slot)))
+            })
+    }
+
+    /// Whether all of them find a slot, and `more` as well.
+    pub(crate) fn fit_with(&self, more: &[Demand], slots: SlotSet) -> bool {
+        assign(&[self.demands.as_slice(), more].concat(), slots).is_ok()
+    }
+
+    /// The context that yields and was left without, of the least precedence.
+    fn loser(&self, placement: &Placement) -> Option<ContextId> {
+        let lost = self.claimants.iter().enumerate().rev();
+        lost.filter(|(index, _)| placement.slot(*index).is_none())
+            .find_map(|(_, claimant)| match *claimant {
+                Claimant::Context { context, .. } if self.yielding.contains(&context) => {
+                    Some(context)
+                }
+                Claimant::Context { .. } | Claimant::Guest { .. } => None,
+            })
+    }
+}
+
+/// Places claims. Where there are too few slots, the guest's counters that have
+/// one keep it, or, with `rotation`, the counter of that number (modulo their
+/// number) comes first.
+pub(crate) fn place(claims: &mut Claims, slots: Slots, rotation: Option<usize>) -> Placed {
+    // No other vCPU's counter is moved while there is room beside it.
+    let all = assign(&claims.demands, slots.unclaimed);
+    if let Ok(placement) = all.or_else(|_| assign(&claims.demands, slots.all)) {
+        return Placed::All(placement);
+    }
+    let placement = assign_most(&claims.demands, slots.all, 0);
+    if let Some(loser) = claims.loser(&placement) {
+        return Placed::Preempts(loser);
+    }
+    let guest = claims.guest.clone();
+    if guest.clone().all(|index| placement.slot(index).is_some()) {
+        return Placed::Some(placement, None);
+    }
+    let shortage = match assign(&claims.demands[guest.clone()], slots.all) {
+        Ok(_) => Shortage::Hosts,
+        Err(conflict) => Shortage::Conflict(conflict),
+    };
+    let Some(first) = rotation else {
+        return Placed::Some(placement, Some(shortage));
+    };
+    let first = first % guest.len().max(1);
+    claims.claimants[guest.clone()].rotate_left(first);
+    claims.demands[guest].rotate_left(first);
+    let placement = assign_most(&claims.demands, slots.all, 0);
+    Placed::Some(placement, Some(shortage))
+}
+
+/// Whether all of this can be counted at once.
+pub(crate) fn fits<'a>(constraints: impl Iterator<Item = &'a Constraint>, slots: SlotSet) -> bool {
+    let demand = |constraint: &Constraint| Demand {
+        counter: CounterId::Programmable(0),
+        constraint: *constraint,
+        held: None,
+    };
+    let demands: Vec<_> = constraints.map(demand).collect();
+    assign(&demands, slots).is_ok()
+}

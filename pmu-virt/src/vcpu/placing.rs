@@ -1,0 +1,256 @@
+//! Slots for the guest's counters and those of host contexts, all at once.
+
+use arbiter::CounterId;
+use perfmon::ContextId;
+use pmu_model::{SlotIndex, SlotSet, UnavailableReason};
+
+use super::{Here, Logical, VcpuPmu, index_of};
+use crate::assign::{Demand, Placement};
+use crate::attached::{HostEvent, Hosted};
+use crate::core_pmu::CorePmu;
+use crate::placement::{self, Claims, ContextClaims, Placed, Shortage, Slots};
+use crate::slot_bank::{Claimant, SlotBank};
+
+impl VcpuPmu {
+    /// Brings slots in line with what host contexts want, and the guest's with
+    /// what they leave. Counts were settled before.
+    pub(super) fn arrange(&mut self, here: &mut Here<'_>) {
+        self.each_host(here, Hosted::reconcile);
+        self.give_places(here);
+        self.refresh_needs(here.as_deref());
+    }
+
+    /// Gives host contexts the places that they miss.
+    pub(super) fn give_places(&mut self, here: &mut Here<'_>) {
+        let mut short = false;
+        self.each_host(here, |hosted, bank| {
+            hosted.place_missing(bank);
+            short |= hosted.is_short(bank);
+        });
+        if short {
+            self.distribute(here);
+        }
+        self.each_host(here, |hosted, _| hosted.miss_the_rest());
+    }
+
+    /// Gives slots to all that is to be counted here: the guest's counters and
+    /// those of host contexts. A context that may be preempted and does not find
+    /// all that it wants is. Where not all of the guest's counters find one, they
+    /// take turns, or the ones that have none are refused.
+    pub(super) fn distribute(&mut self, here: &mut Here<'_>) {
+        loop {
+            let Some(core) = here else { return };
+            let slots = Slots {
+                all: core.bank.slots(),
+                unclaimed: core.bank.unclaimed(),
+            };
+            let mut claims = self.claims(core);
+            let placed = placement::place(&mut claims, slots, self.multiplexer.rotation());
+            let (placement, otherwise) = match placed {
+                Placed::All(placement) => {
+                    self.multiplexer.end();
+                    (placement, UnavailableReason::Waiting)
+                }
+                Placed::Preempts(context) => {
+                    self.with_host(here, context, |hosted, bank| hosted.preempt(bank));
+                    continue;
+                }
+                Placed::Some(placement, None) => (placement, UnavailableReason::Waiting),
+                Placed::Some(placement, Some(shortage)) => {
+                    let backend = core.backend().name();
+                    (placement, self.answer_shortage(shortage, backend))
+                }
+            };
+            self.move_to(here, &claims, &placement, otherwise);
+            return;
+        }
+    }
+
+    /// Why counters of the guest have no slot now: they wait for their turn, or
+    /// are refused.
+    fn answer_shortage(&mut self, shortage: Shortage, backend: &'static str) -> UnavailableReason {
+        let (reason, why) = match shortage {
+            Shortage::Conflict(conflict) => {
+                (UnavailableReason::Conflict(conflict), conflict.to_string())
+            }
+            Shortage::Hosts => {
+                let busy = UnavailableReason::Busy { backend };
+                (busy, busy.to_string())
+            }
+        };
+        if !self.multiplexer.is_allowed() {
+            return reason;
+        }
+        if self.multiplexer.start(self.ran) {
+            log::info!("{}: counters take turns, because {why}", self.owner);
+        }
+        UnavailableReason::Waiting
+    }
+
+    /// Everybody's claims, by precedence.
+    fn claims(&self, core: &CorePmu) -> Claims {
+        let guest = self.guest_demands(core).into_iter();
+        let guest = guest.map(|demand| (self.claimant(demand.counter), demand));
+        let hosts = self.hosts(Some(core)).filter(|_| self.hosting);
+        let contexts = hosts.map(|hosted| context_claims(hosted, core));
+        Claims::new(core.host.policy(), guest, contexts.collect())
+    }
+
+    pub(super) fn claimant(&self, counter: CounterId) -> Claimant {
+        Claimant::Guest {
+            vcpu: self.owner,
+            counter,
+        }
+    }
+
+    /// Works with one host context, and records what came of it.
+    fn with_host(
+        &mut self,
+        here: &mut Here<'_>,
+        context: ContextId,
+        act: impl Fn(&mut Hosted, &mut SlotBank) -> Option<HostEvent>,
+    ) {
+        let mut event = None;
+        self.each_host(here, |hosted, bank| {
+            if hosted.id() == context {
+                event = act(hosted, bank).map(|event| (hosted.vcpu(), event));
+            }
+        });
+        if let (Some((vcpu, event)), Some(core)) = (event, here) {
+            core.host.record(context, vcpu, event);
+        }
+    }
+
+    /// Restores contexts that were preempted and would find all that they want;
+    /// they have no places yet.
+    pub(super) fn restore_hosts(&mut self, here: &mut Here<'_>) {
+        let Some(core) = here else { return };
+        let claims = self.claims(core);
+        let fits = |hosted: &Hosted| {
+            let more = hosted.demands_if_restored(&core.bank);
+            claims.fit_with(&more, core.bank.slots())
+        };
+        let preempted = self
+            .hosts(Some(core))
+            .filter(|hosted| hosted.is_preempted());
+        let restored = preempted.filter(|hosted| fits(hosted));
+        // One at a time: each takes room.
+        let Some(first) = restored.map(Hosted::id).next() else {
+            return;
+        };
+        self.with_host(here, first, |hosted, _| hosted.restore());
+    }
+
+    /// Brings counters to the slots of `placement`: first all that leave, then
+    /// all that come. `otherwise` is why one of the guest's has none.
+    fn move_to(
+        &mut self,
+        here: &mut Here<'_>,
+        claims: &Claims,
+        placement: &Placement,
+        otherwise: UnavailableReason,
+    ) {
+        for (claimant, _) in claims.moves(placement) {
+            match claimant {
+                Claimant::Guest { counter, .. } => self.release_slot(here, counter),
+                Claimant::Context { context, pmd, .. } => self.each_host(here, |hosted, bank| {
+                    if hosted.id() == context {
+                        hosted.displace(pmd, bank);
+                    }
+                }),
+            }
+        }
+        for (claimant, slots) in claims.moves(placement) {
+            match (claimant, slots) {
+                (Claimant::Guest { counter, .. }, slots) => {
+                    self.guest_comes(here, counter, slots, otherwise);
+                }
+                (Claimant::Context { context, pmd, .. }, Some(slots)) => {
+                    self.each_host(here, |hosted, bank| {
+                        if hosted.id() == context {
+                            hosted.bind_slot(pmd, slots, bank);
+                        }
+                    });
+                }
+                // It stays missing, and its context loses it in the end.
+                (Claimant::Context { .. }, None) => {}
+            }
+        }
+    }
+
+    /// What all counters that are wanted want.
+    fn guest_demands(&self, core: &CorePmu) -> Vec<Demand> {
+        let wanted = self.active.iter();
+        let mut demands: Vec<Demand> = wanted
+            .filter_map(|counter| self.demand(core, counter))
+            .collect();
+        if !self.multiplexer.is_allowed() {
+            // Those that have a place come first, so that they keep one, and
+            // then those that were not refused before.
+            demands.sort_by_key(|demand| {
+                let logical = &self.counters[index_of(demand.counter)];
+                (demand.held.is_none(), logical.unavailable.is_some())
+            });
+        }
+        demands
+    }
+
+    /// What a counter wants, if it wants anything that can be had.
+    fn demand(&self, core: &CorePmu, counter: CounterId) -> Option<Demand> {
+        let logical = &self.counters[index_of(counter)];
+        let (true, Some(request)) = (self.is_wanted(counter), &logical.request) else {
+            return None;
+        };
+        Some(Demand {
+            counter,
+            constraint: core.backend().plan(request).ok()?.constraint,
+            held: logical.slot_on(core),
+        })
+    }
+
+    /// Puts a counter on the slots that were found for it. `otherwise` is why
+    /// there are none.
+    pub(super) fn guest_comes(
+        &mut self,
+        here: &mut Here<'_>,
+        counter: CounterId,
+        slots: Option<SlotSet>,
+        otherwise: UnavailableReason,
+    ) {
+        let Some(request) = self.counters[index_of(counter)].request else {
+            return;
+        };
+        match slots.map(|slots| self.bind_slot(here, counter, slots, &request)) {
+            Some(Ok(())) => {}
+            Some(Err(reason)) => self.freeze(counter, &request, reason),
+            None => self.freeze(counter, &request, otherwise),
+        }
+    }
+
+    /// Leaves the slot, with the count.
+    pub(super) fn release_slot(&mut self, here: &mut Here<'_>, counter: CounterId) {
+        let Some(core) = here else { return };
+        if let Some(lease) = self.counters[index_of(counter)].lease.take() {
+            let (settled, loss) = lease.end(&mut core.bank);
+            self.leave_place(here, counter, lease.request(), settled, loss);
+        }
+    }
+}
+
+fn context_claims(hosted: &Hosted, core: &CorePmu) -> ContextClaims {
+    ContextClaims {
+        context: hosted.id(),
+        standing: core.standing_of(hosted.id()),
+        age: core.age_of(hosted.id()),
+        preemptible: hosted.is_preemptible(),
+        claims: hosted.claims(&core.bank),
+    }
+}
+
+impl Logical {
+    /// The slot that it has on `core`.
+    fn slot_on(&self, core: &CorePmu) -> Option<SlotIndex> {
+        let lease = self.lease.as_ref()?;
+        core.bank.holds(lease).then(|| lease.slot())
+    }
+}
