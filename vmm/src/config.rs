@@ -66,7 +66,7 @@ pub struct RunConfig {
     pub modules: Vec<BootModule>,
     /// Guest memory in MiB.
     pub memory_mib: u64,
-    /// Number of vCPUs, 1 to [`MAX_CPUS`].
+    /// Number of vCPUs, 1 to [`MAX_CPUS`](crate::cpuid::MAX_CPUS).
     pub cpus: u8,
     /// vCPUs that share threads; without it every vCPU has its own.
     pub cores: Option<CorePlan>,
