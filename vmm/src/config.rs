@@ -22,7 +22,7 @@ use crate::perfmon::ControlConfig;
 use crate::sched::{CorePlan, CpuList};
 
 /// Below some 20 µs a guest makes no progress beside its own interrupts.
-pub const DEFAULT_PMI_FLOOR_US: u64 = 100;
+pub const DEFAULT_PMI_FLOOR_US: u32 = 100;
 
 /// The configuration does not fit the host or the PMU model.
 #[derive(Debug, Error)]

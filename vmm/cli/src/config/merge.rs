@@ -132,7 +132,7 @@ impl Merge<'_> {
                 choice(word, Unpack::parse, Unpack::ALLOWED)
             })?
             .unwrap_or_default(),
-            pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US)),
+            pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US.into())),
             pcr,
             audit: self.file_option(given!(self, audit), appendable)?,
             timeout: checked!(self, timeout, seconds)?,
