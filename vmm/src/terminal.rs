@@ -10,13 +10,14 @@
 //! before its message is printed; and whoever calls `exit` calls
 //! [`restore_all`] first. Signals are the main loop's: it ends by dropping.
 
-mod sys;
+mod mode;
 
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
+use rustix::termios::Termios;
 use thiserror::Error;
 
 /// The terminal's mode cannot be changed.
@@ -38,7 +39,7 @@ pub struct RawTerminal {
 struct Saved {
     id: u64,
     fd: OwnedFd,
-    mode: sys::Mode,
+    mode: Termios,
 }
 
 /// Every terminal in raw mode, where a panic hook can find it.
@@ -57,17 +58,18 @@ impl RawTerminal {
             return Ok(None);
         }
         let failed = |action| move |source| TerminalError { action, source };
-        let mode = sys::mode(fd).map_err(failed("read the mode of"))?;
+        let mode = mode::mode(fd).map_err(failed("read the mode of"))?;
         // A copy of its own: the caller may close what it gave.
         let copy = fd.try_clone_to_owned().map_err(failed("keep"))?;
         restore_on_panic();
 
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let raw = mode::raw(&mode);
         let saved = Saved { id, fd: copy, mode };
         // It is on the list before it changes: no moment of raw mode is unguarded.
         list().push(saved);
         let terminal = Self { id };
-        sys::set_mode(fd, &sys::raw(mode)).map_err(failed("change the mode of"))?;
+        mode::set_mode(fd, &raw).map_err(failed("change the mode of"))?;
         Ok(Some(terminal))
     }
 }
@@ -91,7 +93,7 @@ pub fn restore_all() {
 
 impl Saved {
     fn restore(self) {
-        if let Err(error) = sys::set_mode(self.fd.as_fd(), &self.mode) {
+        if let Err(error) = mode::set_mode(self.fd.as_fd(), &self.mode) {
             // The terminal is gone: there is nothing left to restore.
             log::debug!("cannot restore the terminal: {error}");
         }
