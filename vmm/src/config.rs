@@ -22,7 +22,7 @@ use crate::cores::{CorePlan, CpuList};
 use crate::cpuid::Feature;
 
 /// Below some 20 µs a guest makes no progress beside its own interrupts.
-pub const DEFAULT_PMI_FLOOR_US: u64 = 100;
+pub const DEFAULT_PMI_FLOOR_US: u32 = 100;
 
 /// The configuration does not fit the host or the PMU model.
 #[derive(Debug, Error)]
@@ -66,7 +66,7 @@ pub struct RunConfig {
     pub modules: Vec<BootModule>,
     /// Guest memory in MiB.
     pub memory_mib: u64,
-    /// Number of vCPUs, 1 to [`MAX_CPUS`].
+    /// Number of vCPUs, 1 to [`MAX_CPUS`](crate::cpuid::MAX_CPUS).
     pub cpus: u8,
     /// vCPUs that share threads; without it every vCPU has its own.
     pub cores: Option<CorePlan>,

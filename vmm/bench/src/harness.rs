@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pmu_virt::{BackendEnv, CounterBackend, PmuModel, Reservations};
 use vm_memory::{Bytes, GuestAddress};
+use vmm::config::DEFAULT_PMI_FLOOR_US;
 use vmm::counters::backend_env;
 use vmm::cpuid::host_vendor;
 use vmm::devices::{DeviceOutcome, GuestEnd};
@@ -90,7 +91,7 @@ impl<'a> Harness<'a> {
             backend,
             quirks: self.probe.quirks(),
             step: self.probe.step_support(),
-            pmi_floor_us: u32::try_from(vmm::config::DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
+            pmi_floor_us: DEFAULT_PMI_FLOOR_US,
             platform,
             observer,
             reservations,

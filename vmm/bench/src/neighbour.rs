@@ -29,8 +29,6 @@ use super::storm;
 /// How long a neighbour runs before it looks whether its turn is over.
 const TURN: Duration = Duration::from_millis(5);
 
-/// Of a column of times.
-
 const QUIET: u8 = 0;
 const HOSTILE: u8 = 1;
 

@@ -26,7 +26,7 @@ pub fn write_report(report: &impl Report, json: bool, out: &mut dyn Write) -> io
         serde_json::to_writer_pretty(&mut *out, report)?;
         writeln!(out)?;
     } else {
-        report.text(out)?
+        report.text(out)?;
     }
     out.flush()
 }

@@ -13,7 +13,7 @@ use arbiter::{PerKind, PolicyError, Scheme};
 use thiserror::Error;
 
 use crate::config::{PolicyTextError, parse_policy};
-use crate::exit::{ExitStatus, UserError};
+use crate::exit::{self, ExitStatus, UserError};
 use crate::flags::ArbitrateFlags;
 use input::InputError;
 
@@ -61,12 +61,7 @@ pub fn report(flags: &ArbitrateFlags, out: &mut dyn Write) -> Result<(), UserErr
     } else {
         print::write(&script, &plays, out)
     };
-    match written.and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(UserError::unwritable(error))
-        }
-        _ => Ok(()),
-    }
+    exit::written(written.and_then(|()| out.flush()))
 }
 
 fn prepare(flags: &ArbitrateFlags) -> Result<(Script, Vec<Play>), ArbitrateError> {

@@ -196,7 +196,7 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         backend: counters.open()?,
         quirks: probe.quirks(),
         step: probe.step_support(),
-        pmi_floor_us: u32::try_from(DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
+        pmi_floor_us: DEFAULT_PMI_FLOOR_US,
         platform: record.clone(),
         observer: Box::new(record::Witness(record.clone())),
         reservations: None,

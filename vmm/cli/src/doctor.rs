@@ -30,7 +30,7 @@ pub fn report(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> io::Res
         serde_json::to_writer_pretty(&mut *out, diagnosis)?;
         writeln!(out)?;
     } else {
-        text::write(diagnosis, out)?
+        text::write(diagnosis, out)?;
     }
     out.flush()?;
     Ok(if diagnosis.verdict.can_run {

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use umpire_events::{Entry, Pattern, Question, list, names, nothing_found, write_list};
 use vmm::counters::backends_for;
 
-use crate::exit::{ExitStatus, UserError};
+use crate::exit::{ExitStatus, UserError, written};
 use crate::flags::EventsFlags;
 
 /// Prints the list on standard output.
@@ -26,10 +26,6 @@ pub fn run(flags: &EventsFlags) -> Result<ExitStatus, UserError> {
         return Err(UserError::bad_input(nothing_found(text, names.as_ref())));
     }
     let mut out = BufWriter::new(io::stdout().lock());
-    match write_list(&entries, flags.json, &mut out).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(UserError::unwritable(error))
-        }
-        _ => Ok(ExitStatus::SUCCESS),
-    }
+    written(write_list(&entries, flags.json, &mut out).and_then(|()| out.flush()))?;
+    Ok(ExitStatus::SUCCESS)
 }

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::io::{Write, stderr};
+use std::io::{self, Write, stderr};
 use std::process::ExitCode;
 
 use umpire_events::one_line;
@@ -67,7 +67,7 @@ impl UserError {
     }
 
     /// Standard output that takes no more: [`ExitStatus::HOST_FAILURE`].
-    pub fn unwritable(error: std::io::Error) -> Self {
+    pub fn unwritable(error: io::Error) -> Self {
         let text = format!("cannot write to standard output: {error}");
         Self::with_status(text, ExitStatus::HOST_FAILURE)
     }
@@ -102,6 +102,20 @@ impl Error for UserError {
     }
 }
 
+/// Standard output that nobody reads any more is no error: whoever closes it early,
+/// as `head` does, has seen enough.
+///
+/// # Errors
+/// It takes no more for another reason.
+pub fn written(end: io::Result<()>) -> Result<(), UserError> {
+    match end {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(UserError::unwritable(error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// One line on standard error. Where nobody reads that, the exit status says
 /// enough; `eprintln!` would panic.
 pub fn complain(what: &dyn fmt::Display) {
@@ -116,7 +130,7 @@ mod tests {
 
     #[derive(Debug, Error)]
     #[error("outer\n  text")]
-    struct Outer(#[source] std::io::Error);
+    struct Outer(#[source] io::Error);
 
     #[test]
     fn a_chain_is_one_line() {

@@ -4,7 +4,7 @@
 //! - What can be typed: [`flags`]; flags over a file over defaults: [`config`].
 //! - How it ends: [`exit`]; log lines: [`logging`].
 //! - Commands: [`run`], [`doctor`], [`demo`], [`events`], [`arbitrate`], and the
-//!   ways into the libraries of the others, [`tools`] and [`bench`].
+//!   ways into the libraries of the others, [`tools`] and [`mod@bench`].
 
 #![forbid(unsafe_code)]
 

@@ -40,7 +40,11 @@ pub fn stat(flags: &StatFlags) -> Result<ExitStatus, UserError> {
         scale: flags.scale.into(),
         duration: flags.duration.map(|span| span.0),
     };
-    Ok(status(umpire_tools::stat::run(&options)?))
+    Ok(status(umpire_tools::stat::run(
+        &options,
+        &mut io::stdout().lock(),
+        &mut io::stderr(),
+    )?))
 }
 
 /// `umpire record`.
@@ -74,7 +78,8 @@ pub fn ls(flags: &LsFlags) -> Result<ExitStatus, UserError> {
         sockets: flags.sockets.clone(),
         json: flags.json,
     };
-    umpire_tools::ls::run(&options)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    umpire_tools::ls::run(&options, &mut out, &mut io::stderr())?;
     Ok(ExitStatus::SUCCESS)
 }
 

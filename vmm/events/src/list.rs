@@ -46,7 +46,7 @@ pub fn list(
             }),
             (None, None) => entries.extend(table_entries(names)),
             (None, Some(_)) => {
-                entries.extend(merged(events_of(usable(names), pattern, names, backends)))
+                entries.extend(merged(events_of(usable(names), pattern, names, backends)));
             }
         }
         return Ok(entries);

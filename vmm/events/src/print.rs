@@ -109,9 +109,9 @@ fn way(way: &Use, explain: bool) -> String {
         .map(|one| format!("{} {}", one.backend, one.provenance))
         .collect();
     if backends.is_empty() {
-        text.push_str("no backend")
+        text.push_str("no backend");
     } else {
-        text.push_str(&backends.join(", "))
+        text.push_str(&backends.join(", "));
     }
     text
 }

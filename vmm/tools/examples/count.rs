@@ -5,6 +5,7 @@
 //! ```
 
 use std::error::Error;
+use std::io;
 use std::time::Duration;
 
 use umpire_tools::stat::print::Form;
@@ -29,6 +30,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         scale: Scale::Phases,
         duration: Some(Duration::from_secs(1)),
     };
-    stat::run(&options)?;
+    stat::run(&options, &mut io::stdout().lock(), &mut io::stderr())?;
     Ok(())
 }

@@ -29,7 +29,7 @@ pub use vm::Vm;
 pub(crate) use vm::connect;
 pub(crate) use wait::Waiter;
 
-use std::io::{Write, stderr};
+use std::io::Write;
 
 use umpire_events::one_line;
 
@@ -43,6 +43,7 @@ pub enum Completion {
 }
 
 /// One line for the user, where the output has no place for it.
-fn tell(note: &str) {
-    let _ = writeln!(stderr(), "umpire: {}", one_line(note));
+fn note(notes: &mut dyn Write, text: &str) {
+    // Where nobody reads notes there is nothing to be done.
+    let _ = writeln!(notes, "umpire: {}", one_line(text));
 }

@@ -9,7 +9,7 @@ use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use serde::Serialize;
 use umpire_perfmon::ENVIRONMENT;
 
-use crate::{ToolError, connect, refused};
+use crate::{ToolError, connect, note, refused};
 
 /// A VM as it describes itself through its socket.
 #[derive(Clone, Debug, Serialize)]
@@ -33,19 +33,21 @@ pub struct LsOptions {
     pub json: bool,
 }
 
-/// `umpire ls`.
+/// Shows VMs on `out`; `notes` has a line if there is none.
 ///
 /// # Errors
-/// A socket that was named does not answer, or standard output cannot be written
-/// to.
-pub fn run(options: &LsOptions) -> Result<(), ToolError> {
+/// A socket that was named does not answer, or `out` cannot be written to.
+pub fn run(
+    options: &LsOptions,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> Result<(), ToolError> {
     let named = !options.sockets.is_empty();
     let sockets = if named {
         options.sockets.clone()
     } else {
         known_sockets()
     };
-    let mut out = io::BufWriter::new(io::stdout().lock());
     let mut failed = None;
     let mut shown = 0;
     for socket in sockets {
@@ -53,9 +55,9 @@ pub fn run(options: &LsOptions) -> Result<(), ToolError> {
             Ok(vm) => {
                 shown += 1;
                 let written = if options.json {
-                    json(&vm, &mut out)
+                    json(&vm, out)
                 } else {
-                    text::write(&vm, shown > 1, &mut out)
+                    text::write(&vm, shown > 1, out)
                 };
                 match written {
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
@@ -79,10 +81,10 @@ pub fn run(options: &LsOptions) -> Result<(), ToolError> {
         return Err(error);
     }
     if shown == 0 {
-        let _ = writeln!(
-            io::stderr(),
-            "umpire: no VM with a control socket found; name sockets of umpire run --control, or \
-             put them into $XDG_RUNTIME_DIR/umpire as NAME.sock"
+        note(
+            notes,
+            "no VM with a control socket found; name sockets of umpire run --control, or put them \
+             into $XDG_RUNTIME_DIR/umpire as NAME.sock",
         );
     }
     Ok(())

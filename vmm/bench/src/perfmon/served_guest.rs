@@ -12,6 +12,7 @@ use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{ClockBackend, CorePmu, PmuModel};
 use umpire_perfmon::Client;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm::config::DEFAULT_PMI_FLOOR_US;
 use vmm::micro::{MicroError, MicroGuest, MicroOutcome, MicroRun};
 use vmm::sched::CorePlan;
 use vmm::sys::pin_this_thread;
@@ -146,7 +147,7 @@ impl<'a> Setting<'a> {
             backend: || Box::new(ClockBackend::new()),
             quirks: harness.probe.quirks(),
             step: harness.probe.step_support(),
-            pmi_floor_us: u32::try_from(vmm::config::DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
+            pmi_floor_us: DEFAULT_PMI_FLOOR_US,
             timeout: self.timeout,
             record: false,
             cores: self.cores,

@@ -47,8 +47,15 @@ pub enum ConfigError {
         /// Which one.
         place: Place,
         /// What is wrong with it.
-        source: SettingError,
+        source: Box<SettingError>,
     },
+}
+
+impl ConfigError {
+    pub(super) fn setting(place: Place, source: SettingError) -> Self {
+        let source = Box::new(source);
+        Self::Setting { place, source }
+    }
 }
 
 /// What is wrong with a setting, and what would be right.

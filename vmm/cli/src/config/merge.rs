@@ -45,15 +45,12 @@ impl<T> Given<T> {
     /// The value, checked; an error says where it was given.
     fn check<U>(self, check: impl FnOnce(T) -> Result<U, SettingError>) -> Result<U, ConfigError> {
         let Self { value, place } = self;
-        check(value).map_err(|source| ConfigError::Setting { place, source })
+        check(value).map_err(|source| ConfigError::setting(place, source))
     }
 
     /// What is wrong although the value itself is possible.
     fn wrong(&self, source: SettingError) -> ConfigError {
-        ConfigError::Setting {
-            place: self.place.clone(),
-            source,
-        }
+        ConfigError::setting(self.place.clone(), source)
     }
 }
 
@@ -135,7 +132,7 @@ impl Merge<'_> {
                 choice(word, Unpack::parse, Unpack::ALLOWED)
             })?
             .unwrap_or_default(),
-            pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US)),
+            pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US.into())),
             pcr,
             audit: self.file_option(given!(self, audit), appendable)?,
             timeout: checked!(self, timeout, seconds)?,
@@ -299,10 +296,10 @@ impl Merge<'_> {
             _ => return self.reserved().map(Some),
         };
         match beside {
-            Some(place) => Err(ConfigError::Setting {
-                place,
-                source: SettingError::NoReservations { why },
-            }),
+            Some(place) => {
+                let source = SettingError::NoReservations { why };
+                Err(ConfigError::setting(place, source))
+            }
             None => Ok(None),
         }
     }
@@ -345,10 +342,7 @@ impl Merge<'_> {
         ];
         let Some(socket) = given!(self, control) else {
             return match beside.into_iter().flatten().next() {
-                Some(place) => Err(ConfigError::Setting {
-                    place,
-                    source: SettingError::NoControl,
-                }),
+                Some(place) => Err(ConfigError::setting(place, SettingError::NoControl)),
                 None => Ok(None),
             };
         };

@@ -55,7 +55,7 @@ pub(super) fn perform(
         backend: counters.open()?,
         quirks: probe.quirks(),
         step: probe.step_support(),
-        pmi_floor_us: u32::try_from(DEFAULT_PMI_FLOOR_US).unwrap_or(u32::MAX),
+        pmi_floor_us: DEFAULT_PMI_FLOOR_US,
         platform: transcript.clone(),
         observer: Box::new(Silent),
         reservations: Some(Reservations {

@@ -144,7 +144,7 @@ pub fn write_report(report: &DemoReport, json: bool, out: &mut dyn Write) -> io:
         serde_json::to_writer_pretty(&mut *out, report)?;
         writeln!(out)?;
     } else {
-        text(report, out)?
+        text(report, out)?;
     }
     out.flush()
 }

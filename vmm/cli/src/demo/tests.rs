@@ -284,12 +284,12 @@ fn events_are_counted_where_the_guest_works() {
         // Two before the first round, three before the WRMSR that stops them all;
         // without one for all, the accesses to the others as well.
         if plan.model.has_global_control() {
-            assert_eq!(instructions, 605, "{model}")
+            assert_eq!(instructions, 605, "{model}");
         } else {
             assert!(
                 (605..630).contains(&instructions),
                 "{model}: {instructions}"
-            )
+            );
         }
         let last = &report.counters[4];
         assert!(

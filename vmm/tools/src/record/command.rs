@@ -234,7 +234,7 @@ impl Recording<'_> {
                 Some(Ok(loss)) => self.output.write(&[loss])?,
                 Some(Err(note)) => {
                     self.unreported = true;
-                    crate::tell(&note);
+                    crate::note(&mut io::stderr(), &note);
                 }
                 None => {}
             }

@@ -1,6 +1,6 @@
 //! `umpire stat`: from the options to its runs and their counts.
 
-use std::io;
+use std::io::Write;
 
 use super::events::{Asked, DEFAULT, asked};
 use super::print::{Whole, write_whole};
@@ -11,14 +11,19 @@ use super::session::Job;
 use super::spec::{EventList, EventListError};
 use super::trial::Question;
 use super::{Row, StatOptions};
-use crate::{Completion, ToolError, Vm, Waiter, tell};
+use crate::{Completion, ToolError, Vm, Waiter, note};
 
-/// `umpire stat`.
+/// Counts, and writes the counts to `out`; what has no place there goes to `notes`, a
+/// line each.
 ///
 /// # Errors
-/// There is no VM, no such event, vCPU or core, or standard output cannot be
-/// written to. Whoever closes it early has seen enough: that is no error.
-pub fn run(options: &StatOptions) -> Result<Completion, ToolError> {
+/// There is no VM, no such event, vCPU or core, or `out` cannot be written to.
+/// Whoever closes `out` early has seen enough: that is no error.
+pub fn run(
+    options: &StatOptions,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> Result<Completion, ToolError> {
     let vm = Vm::find(options.selection.control.as_deref())?;
     let list = event_list(&options.events)?;
     let names = umpire_events::names();
@@ -43,8 +48,8 @@ pub fn run(options: &StatOptions) -> Result<Completion, ToolError> {
         preemptible: selection.preemptible,
     };
     let plan = question.plan()?;
-    for note in &plan.notes {
-        tell(note);
+    for text in &plan.notes {
+        note(notes, text);
     }
     let job = Job {
         vm: &vm,
@@ -64,7 +69,7 @@ pub fn run(options: &StatOptions) -> Result<Completion, ToolError> {
         waiter: &waiter,
         options,
     };
-    all(&measure)
+    all(&measure, out, notes)
 }
 
 /// All lists in one, or the default.
@@ -79,23 +84,27 @@ fn event_list(lists: &[EventList]) -> Result<EventList, ToolError> {
 }
 
 /// Makes every run and prints their counts.
-fn all(measure: &Measure<'_>) -> Result<Completion, ToolError> {
+fn all(
+    measure: &Measure<'_>,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> Result<Completion, ToolError> {
     let mut runs: Vec<Vec<Row>> = Vec::new();
     let mut elapsed = Runs::default();
     let mut end = End::Time;
     for _ in 0..measure.options.repeat {
         let mut run = Run::begin(measure)?;
-        end = run.go()?;
+        end = run.go(out)?;
         let seconds = run.ended.duration_since(run.began).as_secs_f64();
         runs.push(run.rows(|it| &it.course.whole, seconds));
         elapsed.add(seconds);
-        run.tell_blind();
+        run.note_blind(notes);
         if end != End::Time {
             break;
         }
     }
     if end == End::Ended {
-        tell("the vCPUs that were measured have ended");
+        note(notes, "the vCPUs that were measured have ended");
     }
     if measure.options.interval.is_none() && end != End::Unread {
         let rows = mean(&runs);
@@ -105,11 +114,7 @@ fn all(measure: &Measure<'_>) -> Result<Completion, ToolError> {
             elapsed: &elapsed,
             repeated: measure.options.repeat > 1,
         };
-        read_by(write_whole(
-            &whole,
-            &measure.options.form,
-            &mut io::stdout().lock(),
-        ))?;
+        read_by(write_whole(&whole, &measure.options.form, out))?;
     }
     let cut_short = end == End::Stopped && measure.options.duration.is_some();
     Ok(if cut_short {

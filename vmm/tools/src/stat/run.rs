@@ -1,6 +1,6 @@
 //! One run of `umpire stat`: from attaching contexts to their last counts.
 
-use std::io;
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use super::events::{Asked, Source};
@@ -12,7 +12,7 @@ use super::trial::CountingPlan;
 use super::watch::{Watched, since};
 use super::{Row, StatOptions};
 use crate::targets::Target;
-use crate::{ToolError, Waiter, refused, tell};
+use crate::{ToolError, Waiter, note, refused};
 
 /// How often a context without turns is read: what it has counted is not lost
 /// with the VM.
@@ -129,7 +129,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    pub(super) fn go(&mut self) -> Result<End, ToolError> {
+    pub(super) fn go(&mut self, out: &mut dyn Write) -> Result<End, ToolError> {
         let options = self.measure.options;
         let several = self.measure.job.sets.len() > 1;
         let poll = if several { options.turn } else { POLL };
@@ -168,7 +168,7 @@ impl<'a> Run<'a> {
                 next_poll = later(next_poll, poll, now);
             }
             if let (true, Some(every), Some(next)) = (interval_due, every, next_interval) {
-                if !self.print_interval(first)? {
+                if !self.print_interval(first, out)? {
                     return Ok(End::Unread);
                 }
                 first = false;
@@ -176,7 +176,7 @@ impl<'a> Run<'a> {
             }
         };
         self.finish()?;
-        if every.is_some() && !self.print_interval(first)? {
+        if every.is_some() && !self.print_interval(first, out)? {
             return Ok(End::Unread);
         }
         Ok(end)
@@ -235,7 +235,7 @@ impl<'a> Run<'a> {
     }
 
     /// Prints what was counted since the last time; false if nobody reads it.
-    fn print_interval(&mut self, first: bool) -> Result<bool, ToolError> {
+    fn print_interval(&mut self, first: bool, out: &mut dyn Write) -> Result<bool, ToolError> {
         let end_ns = since(self.began);
         let passed = end_ns.saturating_sub(self.shown_ns);
         let seconds = Duration::from_nanos(passed).as_secs_f64();
@@ -246,7 +246,6 @@ impl<'a> Run<'a> {
             rows: &rows,
             first,
         };
-        let out = &mut io::stdout().lock();
         let read = read_by(write_interval(&interval, &self.measure.options.form, out))?;
         for (watched, _) in &mut self.watched {
             watched.course.next_interval();
@@ -255,18 +254,19 @@ impl<'a> Run<'a> {
     }
 
     /// What the user must know of the blind spots.
-    pub(super) fn tell_blind(&self) {
+    pub(super) fn note_blind(&self, notes: &mut dyn Write) {
         for (watched, _) in &self.watched {
             let blind = watched.course.whole.blind_ns();
             if blind > 0 {
                 let ms = Duration::from_nanos(blind).as_secs_f64() * 1e3;
                 let all = Duration::from_nanos(watched.course.whole.monitored_ns());
                 let part = ms / 10.0 / all.as_secs_f64();
-                tell(&format!(
+                let text = format!(
                     "{}: others had its counters for {ms:.3} ms ({part:.2}% of the time); counts \
                      are scaled",
                     watched.session.target
-                ));
+                );
+                note(notes, &text);
             }
         }
     }

@@ -189,7 +189,7 @@ fn ended(a: &mut CodeAssembler, value: bool) -> Written {
         a.mov(eax, ebx)?;
         out(a, HIGH_PORT)?;
     } else {
-        out(a, DONE_PORT)?
+        out(a, DONE_PORT)?;
     }
     a.set_label(&mut faulted)?;
     a.nop()

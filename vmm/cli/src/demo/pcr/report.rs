@@ -243,7 +243,7 @@ pub(in crate::demo) fn write_report(
         serde_json::to_writer_pretty(&mut *out, report)?;
         writeln!(out)?;
     } else {
-        text(report, out)?
+        text(report, out)?;
     }
     out.flush()
 }
