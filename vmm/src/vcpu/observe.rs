@@ -5,7 +5,6 @@ use std::fmt::Debug;
 
 use kvm_pmu::{PmiRoute, TrapEvent, TrapObserver, VcpuId};
 use pmu_virt::perfmon::Quantities;
-use pmu_virt::{ReadOutcome, WriteOutcome};
 
 use crate::perfmon::Tally;
 
@@ -40,13 +39,13 @@ impl Observer for PmuLog {
         match event {
             TrapEvent::MsrRead {
                 msr,
-                outcome: ReadOutcome::Value(value),
+                outcome: pmu_virt::ReadOutcome::Value(value),
             } => log::trace!("{vcpu}: RDMSR {:#x} -> {value:#x}", msr.0),
             TrapEvent::MsrRead { msr, .. } => log::debug!("{vcpu}: RDMSR {:#x} -> #GP", msr.0),
             TrapEvent::MsrWrite {
                 msr,
                 value,
-                outcome: WriteOutcome::Done,
+                outcome: pmu_virt::WriteOutcome::Done,
             } => log::trace!("{vcpu}: WRMSR {:#x} <- {value:#x}", msr.0),
             TrapEvent::MsrWrite { msr, value, .. } => {
                 log::debug!("{vcpu}: WRMSR {:#x} <- {value:#x} -> #GP", msr.0);
