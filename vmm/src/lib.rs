@@ -1,14 +1,11 @@
 //! The Umpire VMM: boots guests on KVM and gives every vCPU a virtual PMU.
 //!
-//! An exit leaves `KVM_RUN` as an owned [`kvm::VmExit`]; the run loop
-//! ([`vcpu::Vcpu`]) settles the counts, has the vCPU's `pmu_virt::VcpuPmu`
-//! answer what concerns the PMU and the devices the rest, sends the PMI that is
-//! due, and enters the guest again. This is the only crate that knows KVM; what
-//! a PMU register means, `pmu-virt` knows.
+//! An exit leaves `KVM_RUN` as an owned [`kvm::VmExit`]. The run loop
+//! ([`vcpu::Vcpu`]) hands it to kvm-pmu, which settles the counts and answers what is
+//! the PMU's; devices answer the rest.
 //!
-//! - The trap path: [`kvm`] (ioctls), [`vcpu`] (run loop), [`trap`] (decisions
-//!   about RDPMC, debug registers and single steps), [`sys`] (signals, timers,
-//!   TSC).
+//! - vCPUs: [`kvm`] (VMs, vCPUs, exits), [`vcpu`] (run loop), [`sched`] (several vCPUs
+//!   on a core), [`cores`] (which host CPUs), [`sys`] (system calls).
 //! - The machine: [`boot`] (kernels, ACPI), [`cpuid`], [`devices`],
 //!   [`machine`] (threads and the main loop), [`terminal`].
 //! - The host: [`probe`] (what KVM does, by tiny guests), [`host`] (what files

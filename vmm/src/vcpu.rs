@@ -2,7 +2,6 @@
 
 mod exits;
 mod hosted;
-mod log;
 mod observe;
 mod outcome;
 mod platform;
@@ -13,8 +12,7 @@ mod timer;
 mod timeslice;
 
 pub use kvm_pmu::{DebugQuirks, PmiDelivery, PmiRoute, StepSupport, ThreadContext, TrapEvent};
-pub use log::PmuLog;
-pub use observe::{Observer, Silent};
+pub use observe::{Observer, PmuLog, Silent};
 pub use outcome::{RunOutcome, Runnability, Timeslice, VcpuEnd};
 pub use platform::{Platform, SharedPlatform};
 pub use run::{Vcpu, VcpuControl, VcpuFailure, VcpuParts};

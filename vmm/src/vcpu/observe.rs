@@ -1,5 +1,5 @@
-//! What a vCPU reports. Logs, the demo and tests hang off this; the run loop
-//! itself prints nothing.
+//! Who receives what a vCPU reports: the log, the demo, tests. The run loop itself
+//! prints nothing.
 
 use std::fmt::Debug;
 
@@ -25,6 +25,42 @@ impl Observer for Silent {
     fn event(&mut self, _: VcpuId, _: &TrapEvent) {}
     fn wants_events(&self) -> bool {
         false
+    }
+}
+
+/// Writes events to the log: accesses that fault at `debug`, the rest at
+/// `trace`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PmuLog;
+
+impl Observer for PmuLog {
+    fn event(&mut self, vcpu: VcpuId, event: &TrapEvent) {
+        match event {
+            TrapEvent::MsrRead {
+                msr,
+                outcome: pmu_virt::ReadOutcome::Value(value),
+            } => log::trace!("{vcpu}: RDMSR {:#x} -> {value:#x}", msr.0),
+            TrapEvent::MsrRead { msr, .. } => log::debug!("{vcpu}: RDMSR {:#x} -> #GP", msr.0),
+            TrapEvent::MsrWrite {
+                msr,
+                value,
+                outcome: pmu_virt::WriteOutcome::Done,
+            } => log::trace!("{vcpu}: WRMSR {:#x} <- {value:#x}", msr.0),
+            TrapEvent::MsrWrite { msr, value, .. } => {
+                log::debug!("{vcpu}: WRMSR {:#x} <- {value:#x} -> #GP", msr.0);
+            }
+            // No value: a log is no place for a cookie.
+            TrapEvent::Secret { msr, write, gp } => {
+                let what = if *write { "WRMSR" } else { "RDMSR" };
+                let end = if *gp { " -> #GP" } else { "" };
+                log::debug!("{vcpu}: {what} {:#x} (not shown){end}", msr.0);
+            }
+            other => log::trace!("{vcpu}: {other:?}"),
+        }
+    }
+
+    fn wants_events(&self) -> bool {
+        log::log_enabled!(log::Level::Debug)
     }
 }
 
