@@ -356,7 +356,9 @@ const TURN_MS: u64 = 4;
 fn oversubscription(choice: OversubscribeChoice, tsc_khz: u32) -> Oversubscribe {
     let turn = NonZeroU64::new(TURN_MS * u64::from(tsc_khz));
     match (choice, turn) {
-        (OversubscribeChoice::Multiplex, Some(turn)) => Oversubscribe::Multiplex { timeslice: turn },
+        (OversubscribeChoice::Multiplex, Some(turn)) => {
+            Oversubscribe::Multiplex { timeslice: turn }
+        }
         _ => Oversubscribe::Refuse,
     }
 }
