@@ -275,5 +275,5 @@ fn without_reservations_there_is_no_block() {
     assert_eq!(pmu.rdpmc(abi::RDPMC_COOKIE, kernel), ReadOutcome::Gp);
     assert!(pmu.reservations().is_none());
     assert_eq!(pmu.layer(Ring::Kernel, false), KERNEL);
-    assert_eq!((pmu.barred_until(), pmu.take_notice()), (None, None));
+    assert_eq!((pmu.locked_out_until(), pmu.take_notice()), (None, None));
 }

@@ -230,20 +230,20 @@ fn too_many_wrong_cookies_bar_the_vcpu() {
     let mut machine = check(&Setup::of("intel-v2"), &private(0));
     machine.act_as(KERNEL, X);
     for n in 0..17 {
-        assert_eq!(machine.pmu.barred_until(), None, "after {n}");
+        assert_eq!(machine.pmu.locked_out_until(), None, "after {n}");
         machine.read(counter(0));
     }
-    let until = machine.pmu.barred_until().expect("the 17th costs");
+    let until = machine.pmu.locked_out_until().expect("the 17th costs");
     machine.run(MS);
-    assert_eq!(machine.pmu.barred_until(), Some(until));
+    assert_eq!(machine.pmu.locked_out_until(), Some(until));
     machine.run(20 * MS);
-    assert_eq!(machine.pmu.barred_until(), None);
+    assert_eq!(machine.pmu.locked_out_until(), None);
     // Guesses without a cookie cost nothing: everybody's kernel makes them.
     machine.act_as(KERNEL, 0);
     for _ in 0..100 {
         machine.read(0xc1);
     }
-    assert_eq!(machine.pmu.barred_until(), None);
+    assert_eq!(machine.pmu.locked_out_until(), None);
 }
 
 #[test]

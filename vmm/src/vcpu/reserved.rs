@@ -21,7 +21,7 @@ const LONG: Duration = Duration::from_secs(3600);
 impl Core {
     /// Until when the vCPU is kept off its core for guessing cookies.
     pub(super) fn barred_until(&self) -> Option<u64> {
-        let until = self.pmu.as_ref()?.barred_until()?;
+        let until = self.pmu.as_ref()?.locked_out_until()?;
         (rdtsc() < until).then_some(until)
     }
 
