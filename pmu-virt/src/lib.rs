@@ -26,8 +26,6 @@ mod policy;
 mod slot_bank;
 mod state;
 pub mod step;
-#[allow(unsafe_code)]
-mod sys;
 mod throttle;
 mod vcpu;
 
