@@ -9,7 +9,8 @@ use perfmon_abi::consts::{PFM_FL_SYSTEM_WIDE, PFM_SETFL_TIME_SWITCH};
 use perfmon_abi::wire::Call;
 use perfmon_abi::{Message, PmcArg, SetDesc, Timespec};
 use pmu_virt::perfmon::{
-    Context, ContextId, HostPolicy, Hosted, LogicalPmu, MessageQueue, Quantities, VirtualPmd,
+    AttachedContext, Context, ContextId, HostPolicy, LogicalPmu, MessageQueue, Quantities,
+    VirtualPmd,
 };
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmuModel,
@@ -61,7 +62,7 @@ impl Quantities for Deaf {
 const SET_NS: u64 = 100_000;
 
 /// A context with `sets` sets of four counters each, ready to be loaded.
-fn hosted(id: u32, flags: u32, sets: u16, select: u64) -> Box<Hosted> {
+fn hosted(id: u32, flags: u32, sets: u16, select: u64) -> Box<AttachedContext> {
     let model = PmuModel::parse(MODEL).unwrap_or_else(|e| panic!("{e}"));
     let pmu = std::sync::Arc::new(LogicalPmu::new(model));
     let mut context = Context::new(pmu, flags, None).unwrap_or_else(|e| panic!("{e}"));
@@ -86,7 +87,7 @@ fn hosted(id: u32, flags: u32, sets: u16, select: u64) -> Box<Hosted> {
         };
         call(Call::WritePmcs((0..4).map(write).collect()));
     }
-    Hosted::new(ContextId(id), Box::new(context), Box::new(Deaf))
+    AttachedContext::new(ContextId(id), Box::new(context), Box::new(Deaf))
 }
 
 /// A core that takes host contexts; a tick is a nanosecond.

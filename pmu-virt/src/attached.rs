@@ -22,7 +22,7 @@ pub(crate) use time::TickClock;
 ///
 /// Times are those in which its vCPU runs, or the wall time of its core.
 #[derive(Debug)]
-pub struct Hosted {
+pub struct AttachedContext {
     id: ContextId,
     context: Box<Context>,
     queue: Box<dyn MessageQueue>,
@@ -46,13 +46,13 @@ pub struct Hosted {
 }
 
 /// A context that could not be attached, and why.
-pub type NotLoaded = (Box<Hosted>, Refusal);
+pub type NotLoaded = (Box<AttachedContext>, Refusal);
 
-impl Hosted {
+impl AttachedContext {
     /// A context that is attached to nothing yet.
     #[must_use]
     pub fn new(id: ContextId, context: Box<Context>, queue: Box<dyn MessageQueue>) -> Box<Self> {
-        Box::new(Hosted {
+        Box::new(AttachedContext {
             id,
             context,
             queue,

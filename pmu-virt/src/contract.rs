@@ -6,6 +6,8 @@
 
 mod clauses;
 mod drivers;
+#[allow(unsafe_code)]
+mod sys;
 
 pub use drivers::{ClockDriver, PerfDriver, SimDriver, StepDriver};
 

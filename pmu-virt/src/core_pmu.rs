@@ -12,7 +12,7 @@ use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{CountRequest, OwnerId};
 
-use crate::attached::{HostAudit, HostEvent, HostRecord, Hosted, NotLoaded, TickClock};
+use crate::attached::{AttachedContext, HostAudit, HostEvent, HostRecord, NotLoaded, TickClock};
 use crate::backend::CounterBackend;
 use crate::policy::HostPolicy;
 use crate::slot_bank::{HolderReport, SlotBank, SwitchStats};
@@ -28,7 +28,7 @@ pub struct CorePmu {
 #[derive(Debug, Default)]
 pub(crate) struct CoreHost {
     /// The context of the core.
-    context: Option<Box<Hosted>>,
+    context: Option<Box<AttachedContext>>,
     pub(super) policy: HostPolicy,
     /// Ticks of the TSC in a millisecond; none: contexts are not taken.
     pub(super) tsc_khz: Option<NonZeroU32>,
@@ -54,11 +54,11 @@ impl CoreHost {
         self.context.is_some()
     }
 
-    pub(crate) fn context(&self) -> Option<&Hosted> {
+    pub(crate) fn context(&self) -> Option<&AttachedContext> {
         self.context.as_deref()
     }
 
-    pub(crate) fn context_mut(&mut self) -> Option<&mut Hosted> {
+    pub(crate) fn context_mut(&mut self) -> Option<&mut AttachedContext> {
         self.context.as_deref_mut()
     }
 
@@ -173,7 +173,11 @@ impl CorePmu {
     /// # Errors
     /// EBUSY: the core has a context already, or there is no room, and who has
     /// it. EINVAL: there is no such set, or nothing counts one of its events.
-    pub fn load_context(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+    pub fn load_context(
+        &mut self,
+        hosted: Box<AttachedContext>,
+        set: u16,
+    ) -> Result<(), NotLoaded> {
         if let Some(other) = &self.host.context {
             let reason = format!("the core has {} already", other.id());
             return Err((hosted, Refusal::new(Errno::EBUSY, reason)));
@@ -186,7 +190,7 @@ impl CorePmu {
     }
 
     /// Detaches the context of this core, with all that it has counted.
-    pub fn unload_context(&mut self) -> Option<Box<Hosted>> {
+    pub fn unload_context(&mut self) -> Option<Box<AttachedContext>> {
         let mut hosted = self.host.context.take()?;
         hosted.end(&mut self.bank);
         self.dismiss(&hosted);
@@ -196,7 +200,7 @@ impl CorePmu {
 
     /// The context of this core.
     #[must_use]
-    pub fn host_context(&self) -> Option<&Hosted> {
+    pub fn host_context(&self) -> Option<&AttachedContext> {
         self.host.context()
     }
 
@@ -261,7 +265,7 @@ impl CorePmu {
     /// Carries a command out on a context that is on this core.
     pub(crate) fn call_hosted(
         &mut self,
-        hosted: &mut Hosted,
+        hosted: &mut AttachedContext,
         call: &mut Call,
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
@@ -279,7 +283,7 @@ impl CorePmu {
 
     /// What a command means for the counters. Looks at what is written alone: a
     /// context can have many sets. What is written as it was needs no new plan.
-    fn review(&self, hosted: &Hosted, call: &Call) -> Review {
+    fn review(&self, hosted: &AttachedContext, call: &Call) -> Review {
         let mut review = Review {
             demands_change: matches!(call, Call::DeleteEvtsets(_)),
             refused: None,
@@ -324,7 +328,7 @@ struct Review {
 fn write_until(
     at: usize,
     refusal: Refusal,
-    hosted: &mut Hosted,
+    hosted: &mut AttachedContext,
     call: &mut Call,
     values: &dyn Quantities,
 ) -> Result<(), Refusal> {

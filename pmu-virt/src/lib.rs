@@ -1,18 +1,29 @@
 //! Virtual PMUs: what a guest sees at its performance counters, and where the
 //! counts behind them come from.
 //!
-//! - [`PmuModel`] says which registers exist and which values they take; one
-//!   constant table per model, from which decoding and MSR ranges derive.
-//! - [`VcpuPmu`] is one virtual CPU's PMU: registers, a grant of counters, and
-//!   a [`CounterBackend`]. A guest's mistake is an outcome, never an error.
-//! - [`ClockBackend`] and [`StepBackend`] count, [`perf`] has the host's kernel
-//!   count; [`contract`] is the suite that every backend has to pass.
-//! - [`assign()`] says which physical counter counts for which logical one.
-//! - [`perfmon`] is the perfmon2 interface of host tools.
+//! - [`VcpuPmu`] is one virtual CPU's PMU: registers, a grant of counters, times,
+//!   the PMI that is pending. A guest's mistake is an outcome, never an error.
+//! - [`CorePmu`] is one core's: its physical counters, and the host contexts that
+//!   count on them too. Its thread owns it, and lends it to each operation of the
+//!   vCPU that runs there. The registers of a vCPU that is switched out can change;
+//!   its counters do not.
+//! - [`CounterBackend`] counts: [`ClockBackend`], [`StepBackend`], [`SimBackend`],
+//!   the host's kernel ([`perf`]), the processor's registers ([`msr`]);
+//!   [`contract`] is the suite that every backend has to pass.
+//! - [`perfmon`] attaches contexts of host tools to vCPUs and cores, and decides
+//!   whether there is room for them.
 //! - [`step`] decodes and classifies the instructions of a stepped guest.
 //!
-//! Nothing here knows KVM or blocks, and only [`perf`] performs I/O. The rules of the registers,
-//! each with its source, are listed in `docs/registers.md`.
+//! What is to be counted is a claim: of a guest's counter, or of a context's PMD.
+//! One pure function places all claims on slots, built on [`assign()`] and
+//! [`assign_most`]; what a claim holds while it is placed is a lease, by which all
+//! of them settle and leave.
+//!
+//! What a PMU is without anybody who counts (models, registers, events, readings)
+//! is the crate `pmu-model`; its names are shown here as well.
+//!
+//! Nothing here knows KVM, reads a clock or blocks, and only [`perf`] and [`msr`]
+//! perform I/O. See `examples/overflow.rs` for a PMU at work.
 #![deny(unsafe_code)]
 
 mod admission;
@@ -26,8 +37,6 @@ mod policy;
 mod slot_bank;
 mod state;
 pub mod step;
-#[allow(unsafe_code)]
-mod sys;
 mod throttle;
 mod vcpu;
 
@@ -61,7 +70,8 @@ pub use vcpu::{
 /// vCPUs and cores.
 pub mod perfmon {
     pub use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit};
-    pub use crate::attached::{HostAudit, HostEvent, HostRecord, Hosted, NotLoaded};
+    pub use crate::attached::AttachedContext as Hosted;
+    pub use crate::attached::{AttachedContext, HostAudit, HostEvent, HostRecord, NotLoaded};
     pub use crate::policy::{HostPolicy, HostPolicyError, Standing};
     pub use ::perfmon::*;
 }

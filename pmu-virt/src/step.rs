@@ -24,11 +24,15 @@
 //!   a conditional branch leads to the very next instruction.
 
 mod classify;
+mod decode;
 mod facts;
 mod faults;
+mod kinds;
 mod memory;
 mod retire;
 
-pub use facts::{InsnClass, InsnFacts, StepKind, Undecodable, decode};
+pub use decode::{Undecodable, decode};
+pub use facts::InsnFacts;
 pub use faults::FaultSet;
+pub use kinds::{InsnClass, StepKind};
 pub use pmu_model::{MathUnit, Retirement};

@@ -2,27 +2,21 @@
 //! whose physical counters count for them.
 
 mod access;
-mod account;
-mod block;
 mod counting;
 mod hosting;
-mod multiplexer;
-mod needs;
-mod on_pmi;
 mod placing;
 mod pmi;
 mod report;
 mod reserved;
 mod saved;
-mod shared;
 mod switch;
 mod times;
 
-pub use multiplexer::Oversubscribe;
-pub use needs::Needs;
+pub use placing::Oversubscribe;
 pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;
 pub use reserved::Reservations;
+pub use switch::Needs;
 
 use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
 use perfmon::ContextId;
@@ -31,13 +25,12 @@ use pmu_model::{
     Provenance, UnavailableReason,
 };
 
-use crate::attached::Hosted;
+use crate::attached::AttachedContext;
 use crate::core_pmu::CorePmu;
 use crate::slot_bank::SlotLease;
-use account::Snapshot;
-use multiplexer::Multiplexer;
-use on_pmi::Freeze;
-use pmi::PendingPmi;
+use placing::Multiplexer;
+use pmi::{Freeze, PendingPmi};
+use report::Snapshot;
 use times::Times;
 
 /// What a read comes to.
@@ -105,7 +98,7 @@ impl MsrWrite {
     /// A write of `msr` where there is no PMU.
     pub fn without_pmu(msr: MsrIndex) -> Self {
         MsrWrite {
-            secret: block::is_key(PcrRegister::decode(msr.0)),
+            secret: reserved::is_key(PcrRegister::decode(msr.0)),
             ..WriteOutcome::Gp.into()
         }
     }
@@ -185,7 +178,7 @@ pub struct VcpuPmu {
     multiplexer: Multiplexer,
     snapshot: Snapshot,
     /// Its host context.
-    host: Option<Box<Hosted>>,
+    host: Option<Box<AttachedContext>>,
     /// It is on a core, and it or the core has a host context.
     hosting: bool,
     /// Slots of a context that was unloaded while the vCPU was parked.

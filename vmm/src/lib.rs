@@ -17,6 +17,8 @@
 //!
 //! `docs/architecture.md` follows an access through the code.
 
+#![deny(unsafe_code)]
+
 pub mod audit;
 pub mod boot;
 pub mod config;
@@ -37,6 +39,7 @@ pub mod probe;
 pub mod reservations;
 pub mod sched;
 mod sync;
+#[allow(unsafe_code)]
 pub mod sys;
 pub mod terminal;
 pub mod vcpu;

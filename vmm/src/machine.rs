@@ -8,6 +8,7 @@ mod run;
 mod signals;
 mod state;
 #[allow(unsafe_code, reason = "a signal handler")]
+#[allow(unsafe_code)]
 mod sys;
 mod threads;
 

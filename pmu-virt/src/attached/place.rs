@@ -3,7 +3,7 @@
 use perfmon::Wanted;
 use pmu_model::{CountRequest, SlotIndex, SlotSet, UnavailableReason};
 
-use super::Hosted;
+use super::AttachedContext;
 use crate::assign::Demand;
 use crate::placement::Claim;
 use crate::slot_bank::{Settled, SlotBank, SlotLease};
@@ -15,7 +15,7 @@ pub(super) struct Place {
     pmd: u16,
 }
 
-impl Hosted {
+impl AttachedContext {
     /// Takes in what its slots have counted since the last time.
     pub(crate) fn settle(&mut self, bank: &mut SlotBank) {
         for index in (0..self.places.len()).rev() {

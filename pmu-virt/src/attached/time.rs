@@ -1,6 +1,6 @@
 //! The time of a context, and the switches of event sets that it brings.
 
-use super::Hosted;
+use super::AttachedContext;
 use crate::slot_bank::SlotBank;
 
 /// TSC ticks as nanoseconds. What a division leaves is kept for the next one,
@@ -55,7 +55,7 @@ fn patience_after(patience: u64, due: u64, run_ns: u64, halted_ns: u64) -> u64 {
     }
 }
 
-impl Hosted {
+impl AttachedContext {
     /// Its vCPU was entered and left.
     pub(crate) fn note_interval(&mut self, run_ns: u64, halted_ns: u64) {
         let due = self.context.switch_due().unwrap_or(0);

@@ -9,6 +9,8 @@ mod program;
 mod registers;
 mod report;
 mod slot;
+#[allow(unsafe_code)]
+mod sys;
 
 pub use error::MsrRefusal;
 pub use layout::HostCpuid;
@@ -24,7 +26,6 @@ use pmu_model::{
 };
 
 use super::{BackendEnv, BackendError, CountPlan, CounterBackend};
-use crate::sys;
 use registers::{Registers, self_test_codes};
 use report::{open_device, report};
 use slot::MsrSlot;

@@ -19,6 +19,8 @@ mod plan;
 mod probe;
 mod scale;
 mod signal;
+#[allow(unsafe_code)]
+mod sys;
 mod syscalls;
 mod trials;
 
@@ -35,8 +37,8 @@ use pmu_model::{
 };
 
 use super::{BackendEnv, BackendError, CountPlan, CounterBackend};
-use crate::sys::HostPerf;
 use inner::Inner;
+use sys::HostPerf;
 
 const NAME: &str = "perf";
 

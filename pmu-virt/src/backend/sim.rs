@@ -4,7 +4,6 @@ mod clocks;
 mod curve;
 mod error;
 mod names;
-mod parse;
 mod slot;
 mod table;
 

@@ -5,9 +5,9 @@ use std::ops::RangeInclusive;
 use pmu_model::{CountRequest, EventCode, EventFamily, Progress, Ring, SoftwareEvent};
 
 use super::Driver;
+use super::sys::FreshPages;
 use crate::backend::{CounterBackend, RateTable, SimBackend};
 use crate::step::Retirement;
-use crate::sys::FreshPages;
 
 /// Drives a backend that counts TSC ticks: each run is one interval, with
 /// some halted ticks that must not count.

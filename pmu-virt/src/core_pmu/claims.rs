@@ -6,7 +6,7 @@ use pmu_model::{Constraint, CountRequest, OwnerId};
 
 use super::CorePmu;
 use crate::admission::{Claimed, ContextDemand, GuestRoom, Room, admit};
-use crate::attached::{HostEvent, Hosted, NotLoaded};
+use crate::attached::{AttachedContext, HostEvent, NotLoaded};
 use crate::policy::Standing;
 
 /// What a context may want of a core, before it is known what can count it.
@@ -22,7 +22,7 @@ pub(crate) struct ResourceClaim {
 }
 
 impl ResourceClaim {
-    fn of(hosted: &Hosted, vcpu: Option<OwnerId>) -> Self {
+    fn of(hosted: &AttachedContext, vcpu: Option<OwnerId>) -> Self {
         let sets = hosted.context().demands().into_iter();
         let requests = |set: Vec<(u16, CountRequest)>| set.into_iter().map(|(_, request)| request);
         ResourceClaim {
@@ -47,10 +47,10 @@ impl CorePmu {
     /// Looks whether there is room for a context, and begins with it if so.
     pub(crate) fn admit_hosted(
         &mut self,
-        mut hosted: Box<Hosted>,
+        mut hosted: Box<AttachedContext>,
         vcpu: Option<OwnerId>,
         set: u16,
-    ) -> Result<Box<Hosted>, NotLoaded> {
+    ) -> Result<Box<AttachedContext>, NotLoaded> {
         let admitted = (hosted.context().prepare_load(set))
             .and_then(|()| self.check_hosting())
             .and_then(|()| self.check_demands(&hosted))
@@ -83,7 +83,7 @@ impl CorePmu {
     }
 
     /// Whether each event of each set can be counted.
-    fn check_demands(&self, hosted: &Hosted) -> Result<(), Refusal> {
+    fn check_demands(&self, hosted: &AttachedContext) -> Result<(), Refusal> {
         for (set, requests) in hosted.context().demands() {
             for (pmd, request) in requests {
                 if let Err(refusal) = self.bank.backend().plan(&request) {
@@ -96,7 +96,11 @@ impl CorePmu {
     }
 
     /// Notes what a context may want, if there is room.
-    fn claim(&mut self, hosted: &Hosted, vcpu: Option<OwnerId>) -> Result<Standing, Refusal> {
+    fn claim(
+        &mut self,
+        hosted: &AttachedContext,
+        vcpu: Option<OwnerId>,
+    ) -> Result<Standing, Refusal> {
         let mut wish = ResourceClaim::of(hosted, vcpu);
         let claimed = self.judge(&wish)?;
         wish.standing = claimed.standing;
@@ -197,7 +201,7 @@ impl CorePmu {
     }
 
     /// A vCPU comes with its context. What it may rely on here.
-    pub(crate) fn adopt(&mut self, hosted: &Hosted) {
+    pub(crate) fn adopt(&mut self, hosted: &AttachedContext) {
         if self.standing_of(hosted.id()).is_none() {
             self.reclaim(hosted);
         }
@@ -205,7 +209,7 @@ impl CorePmu {
 
     /// What a context wants has changed while it is loaded: it has what is left
     /// over if there is no more room.
-    pub(super) fn reclaim(&mut self, hosted: &Hosted) {
+    pub(super) fn reclaim(&mut self, hosted: &AttachedContext) {
         let Err(refusal) = self.claim(hosted, hosted.vcpu()) else {
             return;
         };
@@ -223,7 +227,7 @@ impl CorePmu {
     }
 
     /// A context goes: what it had is the others', which may rely on more now.
-    pub(crate) fn dismiss(&mut self, hosted: &Hosted) {
+    pub(crate) fn dismiss(&mut self, hosted: &AttachedContext) {
         let vcpu = hosted.vcpu();
         self.forget_claim(hosted.id());
         self.host.record(hosted.id(), vcpu, HostEvent::Unloaded);

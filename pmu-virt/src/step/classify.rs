@@ -3,7 +3,7 @@
 use iced_x86::{CpuidFeature, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use pmu_model::MathUnit;
 
-use super::{InsnClass, StepKind};
+use super::kinds::{InsnClass, StepKind};
 
 /// How the instruction moves RIP.
 pub(super) fn class(insn: &Instruction) -> InsnClass {

@@ -3,8 +3,8 @@
 use bitflags::bitflags;
 use iced_x86::{CpuidFeature, Instruction, Mnemonic, OpKind};
 
+use super::kinds::{InsnClass, StepKind};
 use super::memory::Accesses;
-use super::{InsnClass, StepKind};
 
 bitflags! {
     /// A set of exception vectors; bit n is vector n.

@@ -3,55 +3,15 @@
 use iced_x86::{ConditionCode, Instruction, Mnemonic, OpKind};
 use pmu_model::Retirement;
 
-use super::{InsnClass, InsnFacts, StepKind, classify};
+use super::classify;
+use super::facts::InsnFacts;
+use super::kinds::{CountRegister, InsnClass, StepKind, Taken};
 
 const CF: u64 = 1 << 0;
 const PF: u64 = 1 << 2;
 const ZF: u64 = 1 << 6;
 const SF: u64 = 1 << 7;
 const OF: u64 = 1 << 11;
-
-/// When a branch is taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
-    /// It is no branch.
-    Never,
-    Always,
-    /// Jcc.
-    If(ConditionCode),
-    /// JCXZ and its like: the count is 0.
-    IfZero(CountRegister),
-    /// LOOP: the count, lowered by one, is not 0, and the condition holds.
-    Loop(CountRegister, Option<ConditionCode>),
-    /// INTO: OF is set.
-    IfOverflow,
-}
-
-/// How much of RCX an instruction counts in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CountRegister {
-    Cx,
-    Ecx,
-    Rcx,
-}
-
-impl CountRegister {
-    fn of(self, rcx: u64) -> u64 {
-        match self {
-            CountRegister::Cx => rcx & 0xffff,
-            CountRegister::Ecx => rcx & 0xffff_ffff,
-            CountRegister::Rcx => rcx,
-        }
-    }
-
-    fn of_address_size(bits: u32) -> Self {
-        match bits {
-            16 => CountRegister::Cx,
-            32 => CountRegister::Ecx,
-            _ => CountRegister::Rcx,
-        }
-    }
-}
 
 impl InsnFacts {
     /// Whether the instruction has retired when RIP is `next_rip`: a repeated

@@ -6,7 +6,7 @@ use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{CountRequest, EventCode, KnownEvent, Progress, UnavailableReason};
 
 use super::{Here, VcpuPmu};
-use crate::attached::{Hosted, NotLoaded};
+use crate::attached::{AttachedContext, NotLoaded};
 use crate::core_pmu::{CorePmu, GuestClaim, no_context};
 use crate::slot_bank::SlotBank;
 
@@ -20,7 +20,7 @@ impl VcpuPmu {
     pub fn load_context(
         &mut self,
         core: Option<&mut CorePmu>,
-        hosted: Box<Hosted>,
+        hosted: Box<AttachedContext>,
         set: u16,
     ) -> Result<(), NotLoaded> {
         let here = &mut self.here(core);
@@ -41,7 +41,7 @@ impl VcpuPmu {
     }
 
     /// Detaches the context of this vCPU, with all that it has counted.
-    pub fn unload_context(&mut self, core: Option<&mut CorePmu>) -> Option<Box<Hosted>> {
+    pub fn unload_context(&mut self, core: Option<&mut CorePmu>) -> Option<Box<AttachedContext>> {
         let here = &mut self.here(core);
         let mut hosted = self.host.take()?;
         match here {
@@ -58,7 +58,7 @@ impl VcpuPmu {
 
     /// The context of this vCPU.
     #[must_use]
-    pub fn host_context(&self) -> Option<&Hosted> {
+    pub fn host_context(&self) -> Option<&AttachedContext> {
         self.host.as_deref()
     }
 
@@ -144,7 +144,7 @@ impl VcpuPmu {
     pub(super) fn hosts<'a>(
         &'a self,
         core: Option<&'a CorePmu>,
-    ) -> impl Iterator<Item = &'a Hosted> {
+    ) -> impl Iterator<Item = &'a AttachedContext> {
         let of_core = core.and_then(|core| core.host.context());
         self.host.as_deref().into_iter().chain(of_core)
     }
@@ -153,7 +153,7 @@ impl VcpuPmu {
     pub(super) fn each_host(
         &mut self,
         here: &mut Here<'_>,
-        mut act: impl FnMut(&mut Hosted, &mut SlotBank),
+        mut act: impl FnMut(&mut AttachedContext, &mut SlotBank),
     ) {
         let Some(core) = here else { return };
         if let Some(hosted) = &mut self.host {
@@ -225,7 +225,7 @@ impl VcpuPmu {
     /// TSC value at which a host context has something to do.
     pub(super) fn host_deadline(&self, core: Option<&CorePmu>) -> Option<u64> {
         let core = core?;
-        let due = |hosted: &Hosted| hosted.due_in(core.host.tsc_khz());
+        let due = |hosted: &AttachedContext| hosted.due_in(core.host.tsc_khz());
         let of_vcpu = self.host.as_deref().and_then(due).zip(self.entered);
         let of_vcpu = of_vcpu.map(|(due, entered)| entered.saturating_add(due));
         [of_vcpu, core.host.deadline()].into_iter().flatten().min()
@@ -241,7 +241,7 @@ impl VcpuPmu {
         if let Some(hosted) = &mut self.host {
             core.adopt(hosted);
         }
-        self.each_host(here, Hosted::reconcile);
+        self.each_host(here, AttachedContext::reconcile);
     }
 
     /// The vCPU goes: counts of its context are those until now.

@@ -1,4 +1,7 @@
-//! Slots for the guest's counters and those of host contexts, all at once.
+//! Slots for the guest's counters and those of host contexts, all at once; and
+//! timeslices for more counters than there are slots.
+
+use std::num::NonZeroU64;
 
 use arbiter::CounterId;
 use perfmon::ContextId;
@@ -6,7 +9,7 @@ use pmu_model::{SlotIndex, SlotSet, UnavailableReason};
 
 use super::{Here, Logical, VcpuPmu, index_of};
 use crate::assign::{Demand, Placement};
-use crate::attached::{HostEvent, Hosted};
+use crate::attached::{AttachedContext, HostEvent};
 use crate::core_pmu::CorePmu;
 use crate::placement::{self, Claims, ContextClaims, Placed, Shortage, Slots};
 use crate::slot_bank::{Claimant, SlotBank};
@@ -15,7 +18,7 @@ impl VcpuPmu {
     /// Brings slots in line with what host contexts want, and the guest's with
     /// what they leave. Counts were settled before.
     pub(super) fn arrange(&mut self, here: &mut Here<'_>) {
-        self.each_host(here, Hosted::reconcile);
+        self.each_host(here, AttachedContext::reconcile);
         self.give_places(here);
         self.refresh_needs(here.as_deref());
     }
@@ -108,7 +111,7 @@ impl VcpuPmu {
         &mut self,
         here: &mut Here<'_>,
         context: ContextId,
-        act: impl Fn(&mut Hosted, &mut SlotBank) -> Option<HostEvent>,
+        act: impl Fn(&mut AttachedContext, &mut SlotBank) -> Option<HostEvent>,
     ) {
         let mut event = None;
         self.each_host(here, |hosted, bank| {
@@ -126,7 +129,7 @@ impl VcpuPmu {
     pub(super) fn restore_hosts(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
         let claims = self.claims(core);
-        let fits = |hosted: &Hosted| {
+        let fits = |hosted: &AttachedContext| {
             let more = hosted.demands_if_restored(&core.bank);
             claims.fit_with(&more, core.bank.slots())
         };
@@ -135,7 +138,7 @@ impl VcpuPmu {
             .filter(|hosted| hosted.is_preempted());
         let restored = preempted.filter(|hosted| fits(hosted));
         // One at a time: each takes room.
-        let Some(first) = restored.map(Hosted::id).next() else {
+        let Some(first) = restored.map(AttachedContext::id).next() else {
             return;
         };
         self.with_host(here, first, |hosted, _| hosted.restore());
@@ -237,7 +240,7 @@ impl VcpuPmu {
     }
 }
 
-fn context_claims(hosted: &Hosted, core: &CorePmu) -> ContextClaims {
+fn context_claims(hosted: &AttachedContext, core: &CorePmu) -> ContextClaims {
     ContextClaims {
         context: hosted.id(),
         standing: core.standing_of(hosted.id()),
@@ -252,5 +255,115 @@ impl Logical {
     fn slot_on(&self, core: &CorePmu) -> Option<SlotIndex> {
         let lease = self.lease.as_ref()?;
         core.bank.holds(lease).then(|| lease.slot())
+    }
+}
+
+/// What to do for a vCPU that wants more counters than its core has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Oversubscribe {
+    /// The counter that finds no place is unavailable.
+    #[default]
+    Refuse,
+    /// Counters take turns; counts are scaled to the time in which they were
+    /// to count, and labelled so.
+    Multiplex {
+        /// Length of a timeslice in TSC ticks that the guest runs.
+        timeslice: NonZeroU64,
+    },
+}
+
+/// Whose timeslice it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Multiplexer {
+    answer: Oversubscribe,
+    /// Ticks that the guest will have run when the timeslice is over.
+    over: Option<u64>,
+    /// The same, kept while the guest has stopped counters for a moment.
+    due: Option<u64>,
+    /// The log knows that turns are taken.
+    reported: bool,
+    /// The demand that is placed first.
+    first: usize,
+}
+
+impl Multiplexer {
+    pub(super) fn new(answer: Oversubscribe) -> Self {
+        Multiplexer {
+            answer,
+            ..Multiplexer::default()
+        }
+    }
+
+    /// Whether counters take turns at present.
+    pub(super) fn is_active(&self) -> bool {
+        self.over.is_some()
+    }
+
+    /// Whether counters may take turns at all.
+    pub(super) fn is_allowed(&self) -> bool {
+        matches!(self.answer, Oversubscribe::Multiplex { .. })
+    }
+
+    #[inline]
+    pub(super) fn is_over(&self, now: u64) -> bool {
+        self.over.is_some_and(|over| now >= over)
+    }
+
+    /// Ticks that are left of this timeslice.
+    pub(super) fn rest(&self, now: u64) -> Option<u64> {
+        self.over.map(|over| over.saturating_sub(now))
+    }
+
+    pub(super) fn end(&mut self) {
+        self.over = None;
+    }
+
+    /// Takes turns from now on, if it did not. True the first time ever.
+    pub(super) fn start(&mut self, now: u64) -> bool {
+        if !self.is_active() {
+            self.begin(now);
+        }
+        !std::mem::replace(&mut self.reported, true)
+    }
+
+    /// The counter that is placed first, modulo their number; none where counters
+    /// may not take turns.
+    pub(super) fn rotation(&self) -> Option<usize> {
+        self.is_allowed().then_some(self.first)
+    }
+
+    /// Forgets whose timeslice it was.
+    pub(super) fn reset(&mut self) {
+        *self = Multiplexer::new(self.answer);
+    }
+
+    /// The next counters come first.
+    fn advance(&mut self) {
+        self.first = self.first.wrapping_add(1);
+        self.over = None;
+        self.due = None;
+    }
+
+    /// Counters take turns from now on. A timeslice that was cut short goes on: a
+    /// guest that stops its counters again and again, as drivers do in each
+    /// interrupt, would else never leave the first one.
+    fn begin(&mut self, now: u64) {
+        let Oversubscribe::Multiplex { timeslice } = self.answer else {
+            return;
+        };
+        if self.due.is_some_and(|due| due <= now) {
+            self.advance();
+        }
+        let due = *self.due.get_or_insert(now.saturating_add(timeslice.get()));
+        self.over = Some(due);
+    }
+}
+
+impl VcpuPmu {
+    /// The next counters get the places.
+    pub(super) fn next_timeslice(&mut self, here: &mut Here<'_>) {
+        self.multiplexer.advance();
+        self.distribute(here);
+        self.refresh_needs(here.as_deref());
     }
 }

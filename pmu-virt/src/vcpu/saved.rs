@@ -3,7 +3,7 @@
 use arbiter::CounterId;
 use pmu_model::{PmuModel, Register};
 
-use super::shared::fields;
+use super::access::fields;
 use super::times::Times;
 use super::{VcpuPmu, index_of};
 use crate::core_pmu::CorePmu;

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{Message, PmcArg, PmdArg, SetDesc, Timespec, consts as pfm};
 use pmu_virt::perfmon::{
-    Context, ContextId, HostPolicy, Hosted, LogicalPmu, MessageQueue, Quantities, VirtualPmd,
+    AttachedContext, Context, ContextId, HostPolicy, LogicalPmu, MessageQueue, Quantities,
+    VirtualPmd,
 };
 use pmu_virt::{
     Caller, CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress,
@@ -216,7 +217,7 @@ impl Rig {
     ) -> Result<ContextId, Refusal> {
         self.made += 1;
         let id = ContextId(self.made);
-        let hosted = Hosted::new(id, Box::new(context), Box::new(mail.clone()));
+        let hosted = AttachedContext::new(id, Box::new(context), Box::new(mail.clone()));
         let loaded = match spot {
             Spot::Vcpu(vcpu) => {
                 let core = self.home[vcpu].unwrap_or(0);

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 use arbiter::{Effects, PcrUnit};
 use perfmon_abi::wire::{Call, Refusal};
-use pmu_virt::perfmon::{Hosted, Moment, NotLoaded, Quantities};
+use pmu_virt::perfmon::{AttachedContext, Moment, NotLoaded, Quantities};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterReport, Grant, MsrIndex, MsrWrite,
     Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState, Progress, ReadOutcome,
@@ -173,12 +173,16 @@ impl Seated {
         Some(self.pmu.with_core(core, act))
     }
 
-    pub(crate) fn load_context(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+    pub(crate) fn load_context(
+        &mut self,
+        hosted: Box<AttachedContext>,
+        set: u16,
+    ) -> Result<(), NotLoaded> {
         let core = self.core.as_deref_mut();
         self.pmu.load_context(core, hosted, set)
     }
 
-    pub(crate) fn unload_context(&mut self) -> Option<Box<Hosted>> {
+    pub(crate) fn unload_context(&mut self) -> Option<Box<AttachedContext>> {
         self.pmu.unload_context(self.core.as_deref_mut())
     }
 

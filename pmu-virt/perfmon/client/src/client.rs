@@ -76,20 +76,6 @@ impl Client {
         Ok(client)
     }
 
-    /// Connects to the socket that [`ENVIRONMENT`] names.
-    ///
-    /// # Errors
-    /// ENOSYS also if there is no such variable.
-    pub fn from_env() -> Result<Self, Refusal> {
-        match std::env::var_os(ENVIRONMENT) {
-            Some(path) if !path.is_empty() => Self::connect(Path::new(&path)),
-            _ => Err(Refusal::new(
-                Errno::ENOSYS,
-                "UMPIRE_PERFMON names no control socket (umpire run --control)",
-            )),
-        }
-    }
-
     /// Who serves.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::{fmt, io};
 use super::error::{MsrRefusal, errno};
 use super::layout::Layout;
 use super::registers::{check_unused, look};
-use crate::sys;
+use super::sys;
 
 /// What was found at the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

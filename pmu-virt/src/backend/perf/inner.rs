@@ -222,7 +222,7 @@ impl Inner {
                 group.refresh_one(kernel, index, here)?;
             }
             if let Some(member) = group.get_mut(index) {
-                let told = member.told();
+                let told = member.reported();
                 member.armed = after.map(|after| told.saturating_add(after.get()));
             }
             Ok(())
@@ -418,7 +418,7 @@ fn no_such(slot: SlotIndex) -> UnavailableReason {
 fn ticks(unit: Unit, left: u64, khz: u32) -> Option<u64> {
     match unit {
         Unit::Ticks { .. } => Some(left),
-        Unit::Nanoseconds => Some(Unit::Ticks { khz }.told(left)),
+        Unit::Nanoseconds => Some(Unit::Ticks { khz }.reported(left)),
         Unit::Events => None,
     }
 }

@@ -57,8 +57,8 @@ impl Member {
     }
 
     /// The count as it was asked for.
-    pub(super) fn told(&self) -> u64 {
-        self.plan.unit.told(self.count.value())
+    pub(super) fn reported(&self) -> u64 {
+        self.plan.unit.reported(self.count.value())
     }
 
     pub(super) fn reading(&self, backend: &'static str) -> Reading {
@@ -70,7 +70,7 @@ impl Member {
             false => self.plan.provenance,
         };
         Reading::Counted {
-            value: self.told(),
+            value: self.reported(),
             provenance,
         }
     }
@@ -129,7 +129,7 @@ impl Member {
 
     /// Told count still to come before the armed overflow.
     pub(super) fn left(&self) -> Option<u64> {
-        Some(self.armed?.saturating_sub(self.told()))
+        Some(self.armed?.saturating_sub(self.reported()))
     }
 
     /// Whether the armed overflow has come, which takes it back. The count is
@@ -139,7 +139,7 @@ impl Member {
         let Some(due) = self.armed else {
             return false;
         };
-        if self.told() >= due {
+        if self.reported() >= due {
             self.armed = None;
             return true;
         }

@@ -41,7 +41,7 @@ const NS_PER_MS: u128 = 1_000_000;
 
 impl Unit {
     /// The count to tell for a kernel's count.
-    pub(super) fn told(self, native: u64) -> u64 {
+    pub(super) fn reported(self, native: u64) -> u64 {
         match self {
             Unit::Events | Unit::Nanoseconds => native,
             Unit::Ticks { khz } => narrow(u128::from(native) * u128::from(khz) / NS_PER_MS),
@@ -318,12 +318,12 @@ mod tests {
     #[test]
     fn ticks_and_nanoseconds_meet() {
         let unit = Unit::Ticks { khz: 2_450_000 };
-        assert_eq!(unit.told(1_000_000), 2_450_000);
+        assert_eq!(unit.reported(1_000_000), 2_450_000);
         for count in [0, 1, 2, 3, 999, 2_450_001, 1 << 47] {
             let native = unit.native(count);
-            assert!(unit.told(native) >= count, "{count}");
-            assert!(native == 0 || unit.told(native - 1) < count, "{count}");
+            assert!(unit.reported(native) >= count, "{count}");
+            assert!(native == 0 || unit.reported(native - 1) < count, "{count}");
         }
-        assert_eq!(unit.told(u64::MAX), u64::MAX, "saturates");
+        assert_eq!(unit.reported(u64::MAX), u64::MAX, "saturates");
     }
 }

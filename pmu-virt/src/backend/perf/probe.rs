@@ -4,8 +4,8 @@ use std::fs;
 
 use pmu_model::SoftwareEvent;
 
+use super::sys::HostPerf;
 use super::syscalls::{Errno, EventSource, EventSpec, GenericEvent, PerfSyscalls, uninterrupted};
-use crate::sys::HostPerf;
 
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 const SAMPLE_RATE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";

@@ -1,11 +1,12 @@
 //! The declared rates of a simulated PMU.
 
+mod parse;
+
 use pmu_model::{Constraint, EventCode};
 
 use super::curve::Curve;
 use super::error::RateError;
 use super::names::EventKey;
-use super::parse;
 
 /// Declared rates: what happens how often, by ring and over time, and which
 /// counters can count it.

@@ -6,10 +6,10 @@ use pmu_model::{Constraint, SlotIndex, SlotSet};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::curve::{Curve, Phase, mix};
-use super::error::{RateError, RateProblem};
-use super::names::{EventKey, nearest};
-use super::table::{Entry, RateTable};
+use super::{Entry, RateTable};
+use crate::backend::sim::curve::{Curve, Phase, mix};
+use crate::backend::sim::error::{RateError, RateProblem};
+use crate::backend::sim::names::{EventKey, nearest};
 
 /// Counters where the table does not say: enough for several vCPUs.
 const DEFAULT_COUNTERS: u64 = 64;

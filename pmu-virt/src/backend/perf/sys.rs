@@ -1,12 +1,14 @@
 //! `perf_event_open(2)` on the host's kernel.
 
+mod page;
+
 use std::collections::HashMap;
 
 use perf_event_open_sys::{bindings as abi, ioctls, perf_event_open};
 use pmu_model::SoftwareEvent;
 
-use super::perf_page::PerfPage;
-use crate::backend::perf::{Errno, EventFd, EventSource, EventSpec, GenericEvent, PerfSyscalls};
+use super::{Errno, EventFd, EventSource, EventSpec, GenericEvent, PerfSyscalls};
+use page::PerfPage;
 
 /// The kernel, with the pages that it shares with us.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use pmu_model::{CpuidRegs, MsrIndex, Vendor};
 
-use crate::backend::msr::{HostCpuid, MsrDevice};
+use super::{HostCpuid, MsrDevice};
 
 /// `/dev/cpu/N/msr`: each register is 8 bytes at the offset of its index
 /// (`msr(4)`).

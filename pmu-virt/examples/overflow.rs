@@ -1,0 +1,53 @@
+//! A virtual PMU without a VMM: a guest programs a counter, runs, and the counter
+//! overflows. The events are made up by the `sim` backend, 2 instructions a
+//! microsecond.
+//!
+//! `cargo run -p pmu-virt --example overflow`
+
+use pmu_virt::{
+    Caller, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmiDue, PmuModel, Progress, RateTable, Ring,
+    SimBackend, VcpuPmu,
+};
+
+const SELECT: MsrIndex = MsrIndex(0x186);
+const COUNTER: MsrIndex = MsrIndex(0x4c1);
+const TSC_KHZ: u32 = 1_000_000;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let rates = RateTable::parse("[event.instructions]\nrate = 2\n", "example.toml")?;
+    let backend = SimBackend::new(rates, TSC_KHZ);
+    // The core belongs to a thread, and lends itself to the vCPU that runs on it.
+    let mut core = CorePmu::new(Box::new(backend));
+    let model = PmuModel::parse("intel-v2")?;
+    let mut pmu = VcpuPmu::detached(OwnerId(0), model, Grant::everything());
+    pmu.attach(&mut core);
+
+    // What the VMM does at trapped accesses of the guest's kernel: instructions in
+    // both rings, with an interrupt, 1000 events before the counter wraps.
+    let kernel = Caller::legacy(Layer::GuestKernel);
+    let written = pmu.wrmsr(&mut core, SELECT, 0x53_00c0, kernel);
+    println!("the select is written: {written:?}");
+    pmu.wrmsr(&mut core, COUNTER, (1 << 48) - 1000, kernel);
+
+    // It runs for a millisecond, and is left.
+    pmu.observe(&mut core, Progress::Entered { tsc: 0 });
+    println!("to be left at {:?}", pmu.deadline(&core));
+    pmu.observe(
+        &mut core,
+        Progress::Left {
+            tsc: 1_000_000,
+            halted: 0,
+            ring: Some(Ring::Kernel),
+        },
+    );
+    if let PmiDue::Send(pmi) = pmu.pmi_due(1_000_000) {
+        println!("a PMI is due for {:?}", pmi.counters);
+        pmu.pmi_sent();
+    }
+    let count = pmu.rdmsr(&mut core, COUNTER, kernel).outcome;
+    println!("the counter reads {count:?}");
+    for report in pmu.report(Some(&core)) {
+        println!("{}: {}, {:?}", report.counter, report.event, report.reading);
+    }
+    Ok(())
+}
