@@ -101,3 +101,44 @@ pub fn answer_msr(run: &mut kvm_run, value: Option<u64>) {
         msr.data = value.unwrap_or(0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(reason: u32) -> kvm_run {
+        let mut run = kvm_run {
+            exit_reason: reason,
+            ..Default::default()
+        };
+        // SAFETY: the union was zeroed, and any bytes are valid for `msr`.
+        let msr = unsafe { &mut run.__bindgen_anon_1.msr };
+        (msr.index, msr.data, msr.error) = (0x186, 0x53_003c, 7);
+        run
+    }
+
+    #[test]
+    fn an_interruption_is_not_the_exit_before() {
+        let (index, value) = (0x186, 0x53_003c);
+        let mut run = run(KVM_EXIT_X86_WRMSR);
+        assert_eq!(PmuExit::of(&run), PmuExit::Wrmsr { index, value });
+        PmuExit::expect_interruption(&mut run);
+        assert_eq!(PmuExit::of(&run), PmuExit::Interrupted);
+    }
+
+    #[test]
+    fn answers_are_for_accesses_of_msrs() {
+        let check = |reason: u32, answer: Option<u64>, expected: (u8, u64)| {
+            let mut run = run(reason);
+            answer_msr(&mut run, answer);
+            // SAFETY: `msr` was written above, and any bytes are valid for it.
+            let msr = unsafe { run.__bindgen_anon_1.msr };
+            assert_eq!((msr.error, msr.data), expected, "exit {reason}");
+        };
+        check(KVM_EXIT_X86_RDMSR, Some(5), (0, 5));
+        check(KVM_EXIT_X86_RDMSR, None, (1, 0));
+        check(KVM_EXIT_X86_WRMSR, Some(0), (0, 0x53_003c));
+        check(KVM_EXIT_X86_WRMSR, None, (1, 0x53_003c));
+        check(KVM_EXIT_INTR, Some(5), (7, 0x53_003c));
+    }
+}
