@@ -17,7 +17,7 @@ use umpire_perfmon::link::{ARGUMENT, Question};
 use crate::failure::{Failure, failure};
 use crate::reading;
 use crate::state::{STATE, State, no_context};
-use crate::sys::guard::borrow;
+use crate::sys::borrow;
 use crate::sys::memory::User;
 use crate::table::Slot;
 

@@ -5,7 +5,7 @@
 //! `UMPIRE_PERFMON` names the VM's control socket. `docs/perfmon-wire.md` says
 //! which of a socket's ways the library hides, and which it cannot.
 //!
-//! `sys::exports` has what C sees: the calls, and `read`, `write`, `lseek`,
+//! `exports` has what C sees: the calls, and `read`, `write`, `lseek`,
 //! `mmap`, `close` and the `dup`s, which pass on all that is not for a context
 //! after a look into [`table`]. [`calls`] are the commands, [`reading`] and
 //! [`buffer`] what the descriptors of contexts do. Commands and reading may be
@@ -15,6 +15,7 @@
 
 mod buffer;
 mod calls;
+mod exports;
 mod failure;
 mod reading;
 mod state;

@@ -1,5 +1,8 @@
 //! The process's connection to the VM.
 
+#[allow(unsafe_code)]
+mod sys;
+
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -12,8 +15,8 @@ use umpire_perfmon::link::{Link, Packet, Question, inode};
 
 use crate::failure::{Failure, failure};
 use crate::sys::environment;
-use crate::sys::guard::Guard;
 use crate::table::{self, Slot};
+use sys::Guard;
 
 /// Sampling formats whose arguments' sizes are kept.
 const FORMATS: usize = 16;
@@ -45,7 +48,7 @@ impl State {
         self.link = None;
         self.epoch = self.epoch.wrapping_add(1);
         self.formats = [None; FORMATS];
-        let address = environment::socket()?;
+        let address = environment::socket().map_err(|reason| failure(Errno::ENOSYS, reason))?;
         let link = Link::connect(&address, TIMEOUT)?;
         STATE.note_socket(link.identity());
         self.link = Some(link);

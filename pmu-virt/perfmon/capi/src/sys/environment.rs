@@ -2,13 +2,11 @@
 
 use std::ffi::CStr;
 
-use perfmon_abi::wire::Errno;
 use rustix::net::SocketAddrUnix;
 
-use crate::failure::{Failure, failure};
-
-/// The address that `UMPIRE_PERFMON` names. Does not allocate.
-pub(crate) fn socket() -> Result<SocketAddrUnix, Failure> {
+/// The address that `UMPIRE_PERFMON` names, or why there is none. Does not
+/// allocate.
+pub(crate) fn socket() -> Result<SocketAddrUnix, &'static str> {
     // SAFETY: the name is a C string. C programs may change their environment;
     // that they must not do so while another thread reads it is getenv's rule,
     // and perfmon.h's documentation passes it on.
@@ -19,9 +17,8 @@ pub(crate) fn socket() -> Result<SocketAddrUnix, Failure> {
         let path = unsafe { CStr::from_ptr(value) };
         if !path.is_empty() {
             return SocketAddrUnix::new(path)
-                .map_err(|_| failure(Errno::ENOSYS, "UMPIRE_PERFMON is too long for a socket"));
+                .map_err(|_| "UMPIRE_PERFMON is too long for a socket");
         }
     }
-    let reason = "UMPIRE_PERFMON names no control socket (umpire run --control)";
-    Err(failure(Errno::ENOSYS, reason))
+    Err("UMPIRE_PERFMON names no control socket (umpire run --control)")
 }

@@ -9,13 +9,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use libc::{off_t, size_t, ssize_t};
 use rustix::io::Errno;
 
-use super::exports::set_errno;
-use super::guard::borrow;
-use super::memory::User;
-use super::real;
 use crate::buffer::{self, Wanted};
 use crate::reading;
 use crate::state::can_be_context;
+use crate::sys::memory::User;
+use crate::sys::{borrow, real, set_errno};
 use crate::table::{self, Slot};
 
 /// The context that a descriptor is.

@@ -1,19 +1,15 @@
 //! What C sees: the calls of `perfmon.h`.
 
+mod descriptors;
+
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 
 use perfmon_abi::consts as pfm;
 
-use super::last;
-use super::memory::User;
 use crate::calls;
-
-/// The `errno` of this thread.
-pub(super) fn set_errno(number: i32) {
-    // SAFETY: libc returns the address of this thread's errno, always valid.
-    unsafe { *libc::__errno_location() = number };
-}
+use crate::sys::memory::User;
+use crate::sys::{last, set_errno};
 
 fn done(fd: c_int, command: c_int, argument: *mut c_void, nargs: c_int) -> c_int {
     last::set("");

@@ -6,12 +6,12 @@
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use rustix::thread::futex::{self, Flags};
 
-use crate::state::State;
+use super::State;
+use crate::sys::borrow;
 use crate::table;
 
 const FREE: u32 = 0;
@@ -125,13 +125,6 @@ impl Guard {
         table::after_fork();
         self.word.store(FREE, SeqCst);
     }
-}
-
-/// A descriptor by its number; `None` if it is none.
-pub(crate) fn borrow<'a>(number: i32) -> Option<BorrowedFd<'a>> {
-    // SAFETY: the number is not -1. It is passed to system calls only, which
-    // refuse one that is not open.
-    (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) })
 }
 
 /// Blocks all signals of this thread; returns those that were blocked.
