@@ -181,7 +181,7 @@ fn checks() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        compile(&source("capi/tests/library.c"), folder, &[])
+        compile(&source("../capi/tests/library.c"), folder, &[])
     })
 }
 
