@@ -309,9 +309,10 @@ impl VcpuPmu {
         let overflow = core.and_then(|core| core.bank.deadline());
         let turn = self.multiplexer.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
-        let host = match self.hosting {
-            true => self.host_deadline(core),
-            false => None,
+        let host = if self.hosting {
+            self.host_deadline(core)
+        } else {
+            None
         };
         [overflow, turn, self.decision_due(), host]
             .into_iter()

@@ -145,13 +145,11 @@ impl PmuModel {
         let programmable = u8::try_from(programmable.filter(free).count()).ok()?;
         let fixed = (0..self.fixed()).map(CounterId::Fixed).take_while(free);
         let by_number = self.vendor() == Vendor::Intel || self.has_global_control();
-        let least = match by_number {
-            true => 1,
-            false => AMD_LEGACY_COUNTERS,
-        };
-        let said = match by_number || programmable == self.programmable() {
-            true => programmable,
-            false => AMD_LEGACY_COUNTERS,
+        let least = if by_number { 1 } else { AMD_LEGACY_COUNTERS };
+        let said = if by_number || programmable == self.programmable() {
+            programmable
+        } else {
+            AMD_LEGACY_COUNTERS
         };
         (programmable >= least).then_some(PerKind {
             programmable: said,

@@ -179,10 +179,7 @@ impl PmuModel {
     /// not among [`PmuModel::msr_ranges`] and [`all_pmu_msr_ranges`]: only with
     /// this model have they to be trapped.
     pub fn shared_msrs(&self) -> &'static [MsrIndex] {
-        match self.can_freeze() {
-            true => &[DEBUGCTL],
-            false => &[],
-        }
+        if self.can_freeze() { &[DEBUGCTL] } else { &[] }
     }
 
     /// Whether a PMI can stop the counters: IA32_DEBUGCTL bit 12 exists where

@@ -67,9 +67,10 @@ impl VcpuPmu {
             return self.write_block(here, msr, value, caller);
         }
         let Some(register) = self.model.decode(msr) else {
-            return match accounting::contains(msr) {
-                true => WriteOutcome::Gp.into(),
-                false => self.write_shared_msr(msr, value),
+            return if accounting::contains(msr) {
+                WriteOutcome::Gp.into()
+            } else {
+                self.write_shared_msr(msr, value)
             };
         };
         let outcome = match part_of(register) {

@@ -207,9 +207,10 @@ impl VcpuPmu {
                 return;
             }
         };
-        let found = match self.multiplexer.is_active() {
-            true => None,
-            false => core.bank.find(&request, &constraint),
+        let found = if self.multiplexer.is_active() {
+            None
+        } else {
+            core.bank.find(&request, &constraint)
         };
         let Some(slot) = found else {
             self.distribute(here);

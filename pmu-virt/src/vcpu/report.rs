@@ -108,9 +108,10 @@ impl VcpuPmu {
         if let Some(provenance) = provenance {
             return Some(Reading::Counted {
                 value: logical.counted.wrapping_add(since),
-                provenance: match shared {
-                    true => provenance.and(Provenance::Scaled),
-                    false => provenance,
+                provenance: if shared {
+                    provenance.and(Provenance::Scaled)
+                } else {
+                    provenance
                 },
             });
         }

@@ -32,21 +32,25 @@ impl VcpuPmu {
             model: self.model.to_string(),
             selects: (0..self.model.programmable())
                 .filter_map(|n| Some((n, self.select.get(usize::from(n))?)))
-                .map(
-                    |(n, select)| match held.contains(CounterId::Programmable(n)) {
-                        true => Hex(0),
-                        false => Hex(*select),
-                    },
-                )
+                .map(|(n, select)| {
+                    if held.contains(CounterId::Programmable(n)) {
+                        Hex(0)
+                    } else {
+                        Hex(*select)
+                    }
+                })
                 .collect(),
             fixed_control: Hex(self.fixed_control & !fields),
             global_control: Hex(self.global_control),
             global_status: Hex(self.global_status & !held.bits()),
             counters: counters
                 .clone()
-                .map(|counter| match held.contains(counter) {
-                    true => SavedCounter::unused(counter),
-                    false => self.save_counter(here.as_deref(), counter),
+                .map(|counter| {
+                    if held.contains(counter) {
+                        SavedCounter::unused(counter)
+                    } else {
+                        self.save_counter(here.as_deref(), counter)
+                    }
                 })
                 .collect(),
             pending_pmi: (self.pmi.counters() & !held)
@@ -56,9 +60,12 @@ impl VcpuPmu {
             snapshot: SavedSnapshot {
                 sequence: self.snapshot.sequence,
                 counters: counters
-                    .map(|counter| match held.contains(counter) {
-                        true => Default::default(),
-                        false => self.snapshot.counters[index_of(counter)].map(Hex),
+                    .map(|counter| {
+                        if held.contains(counter) {
+                            Default::default()
+                        } else {
+                            self.snapshot.counters[index_of(counter)].map(Hex)
+                        }
                     })
                     .collect(),
             },
@@ -109,9 +116,10 @@ impl VcpuPmu {
             self.snapshot.counters[index_of(counter)] = words.map(|word| word.0);
         }
         for saved in &state.counters {
-            let request = match saved.programmed {
-                true => self.decode_request(saved.counter.0),
-                false => None,
+            let request = if saved.programmed {
+                self.decode_request(saved.counter.0)
+            } else {
+                None
             };
             let logical = &mut self.counters[index_of(saved.counter.0)];
             logical.request = request;
@@ -173,9 +181,10 @@ fn check(model: &PmuModel, state: &PmuState) -> Result<(), StateError> {
         name("global control"),
         global,
     )?;
-    let status = match model.has_status() {
-        true => model.global_mask(),
-        false => 0,
+    let status = if model.has_status() {
+        model.global_mask()
+    } else {
+        0
     };
     bits(name("global status"), state.global_status, status)?;
 

@@ -110,9 +110,10 @@ impl VcpuPmu {
         let request = *lease.request();
         if logical.request.is_some_and(|now| now.counts_like(&request)) {
             core.bank.found_in_place(lease);
-            match lease.is_running() {
-                true => lease.start(&mut core.bank),
-                false => lease.stop(Some(&mut core.bank)),
+            if lease.is_running() {
+                lease.start(&mut core.bank)
+            } else {
+                lease.stop(Some(&mut core.bank))
             }
         } else {
             core.bank.release(lease);

@@ -173,9 +173,10 @@ impl EventSet {
     fn info(&self, id: u16) -> SetInfo {
         let by_overflow = self.flags & PFM_SETFL_OVFL_SWITCH != 0;
         let by_time = self.flags & PFM_SETFL_TIME_SWITCH != 0;
-        let switch_pmds = match by_overflow {
-            true => self.switch_pmds,
-            false => PmdBits::EMPTY,
+        let switch_pmds = if by_overflow {
+            self.switch_pmds
+        } else {
+            PmdBits::EMPTY
         };
         SetInfo {
             id,

@@ -179,9 +179,12 @@ fn levels(samples: &[Sample]) -> Vec<Level> {
 /// no whim of a few samples: the logarithm of the likelihood has to grow by
 /// [`PRICE`] for each further level.
 fn worthwhile(samples: &[Sample], levels: &[Level]) -> bool {
-    let square = |rate: f64, level: f64| match level > 0.0 {
-        true => ((rate - level) / level).powi(2),
-        false => 0.0,
+    let square = |rate: f64, level: f64| {
+        if level > 0.0 {
+            ((rate - level) / level).powi(2)
+        } else {
+            0.0
+        }
     };
     let count = samples.len() as f64;
     let mean = samples.iter().map(|sample| sample.rate).sum::<f64>() / count;
@@ -199,9 +202,10 @@ fn worthwhile(samples: &[Sample], levels: &[Level]) -> bool {
 fn noise(samples: &[Sample]) -> f64 {
     let difference = |pair: &[Sample]| {
         let sum = pair[0].rate + pair[1].rate;
-        match sum > 0.0 {
-            true => 2.0 * (pair[0].rate - pair[1].rate).abs() / sum,
-            false => 0.0,
+        if sum > 0.0 {
+            2.0 * (pair[0].rate - pair[1].rate).abs() / sum
+        } else {
+            0.0
         }
     };
     let mut all: Vec<f64> = samples.windows(2).map(difference).collect();

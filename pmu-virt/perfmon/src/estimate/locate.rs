@@ -65,9 +65,10 @@ fn together(own: &[Jump], other: &[Jump], length: f64) -> f64 {
     let mean = own.iter().map(|jump| jump.span.width()).sum::<f64>() / count.max(1.0);
     let covered: f64 = other.iter().map(|jump| jump.span.width() + mean).sum();
     let chance = covered / length;
-    match chance < 1.0 {
-        true => ((share - chance) / (1.0 - chance)).clamp(0.0, MOST),
-        false => 0.0,
+    if chance < 1.0 {
+        ((share - chance) / (1.0 - chance)).clamp(0.0, MOST)
+    } else {
+        0.0
     }
 }
 
@@ -100,9 +101,10 @@ fn place(jump: &Span, others: &[Other<'_>]) -> f64 {
         weights += weight;
         moments += weight * middle;
     }
-    match weights > 0.0 && weights.is_finite() {
-        true => (moments / weights).clamp(jump.low, jump.high),
-        false => middle,
+    if weights > 0.0 && weights.is_finite() {
+        (moments / weights).clamp(jump.low, jump.high)
+    } else {
+        middle
     }
 }
 

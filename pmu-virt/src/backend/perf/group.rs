@@ -199,9 +199,10 @@ impl Group {
             if member.enabled == member.running {
                 continue;
             }
-            match member.running {
-                true => uninterrupted(|| kernel.enable(member.fd))?,
-                false => uninterrupted(|| kernel.disable(member.fd))?,
+            if member.running {
+                uninterrupted(|| kernel.enable(member.fd))?
+            } else {
+                uninterrupted(|| kernel.disable(member.fd))?
             }
             member.enabled = member.running;
         }

@@ -347,9 +347,10 @@ impl Inner {
             .unwrap_or_default();
         let slots: SlotSet = members.iter().map(|member| member.slot).collect();
         // A guest that has its counters placed again and again is told of once.
-        let level = match std::mem::replace(&mut self.warned, true) {
-            false => log::Level::Warn,
-            true => log::Level::Debug,
+        let level = if std::mem::replace(&mut self.warned, true) {
+            log::Level::Debug
+        } else {
+            log::Level::Warn
         };
         log::log!(
             level,

@@ -65,9 +65,10 @@ impl Member {
         if self.count.never_counted() {
             return Reading::Unavailable(UnavailableReason::Busy { backend });
         }
-        let provenance = match self.count.is_scaled() {
-            true => Provenance::Scaled,
-            false => self.plan.provenance,
+        let provenance = if self.count.is_scaled() {
+            Provenance::Scaled
+        } else {
+            self.plan.provenance
         };
         Reading::Counted {
             value: self.reported(),

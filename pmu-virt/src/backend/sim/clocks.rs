@@ -182,9 +182,10 @@ impl Clock {
             return curve.integral(Ring::User, self.time, clocks.tsc_khz());
         }
         rings.counted().fold(0, |total: u128, ring| {
-            let present = match ring == self.ring {
-                true => grown(curve, ring, self.since, self.time, clocks.tsc_khz()),
-                false => 0,
+            let present = if ring == self.ring {
+                grown(curve, ring, self.since, self.time, clocks.tsc_khz())
+            } else {
+                0
             };
             total
                 .saturating_add(sums[index(ring)])
