@@ -464,9 +464,10 @@ fn possible(prepare: &str, wrapper: &[&str]) -> Result<(), String> {
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("{}: {error}", wrapper[0]))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
     }
 }
 

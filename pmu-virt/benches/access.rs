@@ -239,10 +239,7 @@ fn reservations(criterion: &mut Criterion) {
             Reserved::Mapped => POSITION - 1,
             _ => POSITION,
         };
-        let pick = |row: u32, legacy: u32| match alias {
-            true => row + POSITION,
-            false => legacy + n,
-        };
+        let pick = |row: u32, legacy: u32| if alias { row + POSITION } else { legacy + n };
         let counter = MsrIndex(pick(abi::MSR_BASE + abi::MSR_COUNTER, 0x4c1));
         let select = MsrIndex(pick(abi::MSR_BASE + abi::MSR_SELECT, 0x186));
         let ecx = pick(abi::RDPMC_COOKIE, 0);

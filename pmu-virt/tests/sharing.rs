@@ -228,9 +228,10 @@ impl CounterBackend for Fickle {
         if host.busy {
             return Reading::Unavailable(UnavailableReason::Busy { backend: "fickle" });
         }
-        match host.lost.contains(slot) {
-            true => Reading::Unavailable(UnavailableReason::Lost { backend: "fickle" }),
-            false => self.0.read(slot),
+        if host.lost.contains(slot) {
+            Reading::Unavailable(UnavailableReason::Lost { backend: "fickle" })
+        } else {
+            self.0.read(slot)
         }
     }
     fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
@@ -421,10 +422,7 @@ proptest! {
         shared in any::<bool>(),
         steps in vec(step(4), 1..120),
     ) {
-        let clock = || match shared {
-            true => Limited::clock(slots).shared(),
-            false => Limited::clock(slots),
-        };
+        let clock = || if shared { Limited::clock(slots).shared() } else { Limited::clock(slots) };
         let mut pmu = taking_turns("amd-core", clock());
         let mut other = Seated::detached(OwnerId(1), pmu.model().clone(), Grant::everything());
         let (mut now, mut last) = (0, [0; 4]);

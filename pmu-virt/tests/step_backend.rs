@@ -20,9 +20,10 @@ fn counted(event: EventCode, bytes: &[u8]) -> u64 {
     let mut backend = StepBackend::new();
     let request = CountRequest::plain(event, true, true);
     let is_sorted_by_us = matches!(event, EventCode::Selected { select: 0xcb, .. });
-    let expected = match is_sorted_by_us {
-        true => Provenance::Derived,
-        false => Provenance::Exact,
+    let expected = if is_sorted_by_us {
+        Provenance::Derived
+    } else {
+        Provenance::Exact
     };
     let programmed = backend.program(SLOT, &request);
     assert_eq!(programmed, Ok(expected), "{request}");

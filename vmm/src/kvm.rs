@@ -4,7 +4,6 @@ mod exit;
 mod host;
 mod memory;
 #[allow(unsafe_code, reason = "kvm_run, memory slots and one ioctl")]
-#[allow(unsafe_code)]
 mod sys;
 mod vcpu;
 mod vm;

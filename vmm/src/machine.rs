@@ -8,7 +8,6 @@ mod run;
 mod signals;
 mod state;
 #[allow(unsafe_code, reason = "a signal handler")]
-#[allow(unsafe_code)]
 mod sys;
 mod threads;
 

@@ -189,10 +189,16 @@ proptest! {
         let split: Slices = slices
             .iter()
             .flat_map(|(ns, counts)| {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a part of a count that fits"
+                )]
                 let first = (*ns as f64 * part) as u64;
-                match counts.is_empty() {
-                    true => vec![(first, vec![]), (ns - first, vec![])],
-                    false => vec![(*ns, counts.clone())],
+                if counts.is_empty() {
+                    vec![(first, vec![]), (ns - first, vec![])]
+                } else {
+                    vec![(*ns, counts.clone())]
                 }
             })
             .collect();

@@ -111,9 +111,9 @@ impl VcpuPmu {
         if logical.request.is_some_and(|now| now.counts_like(&request)) {
             core.bank.found_in_place(lease);
             if lease.is_running() {
-                lease.start(&mut core.bank)
+                lease.start(&mut core.bank);
             } else {
-                lease.stop(Some(&mut core.bank))
+                lease.stop(Some(&mut core.bank));
             }
         } else {
             core.bank.release(lease);

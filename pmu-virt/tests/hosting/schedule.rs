@@ -182,9 +182,10 @@ impl World {
         let clocks_here = clocks(slots);
         let backend = || -> Box<dyn CounterBackend> {
             let counters = SimBackend::of(&clocks_here);
-            match private {
-                true => Box::new(Private::new(counters)),
-                false => Box::new(counters),
+            if private {
+                Box::new(Private::new(counters))
+            } else {
+                Box::new(counters)
             }
         };
         let elsewhere = clocks(64);

@@ -103,9 +103,10 @@ impl CounterBackend for Limited {
         self.inner.observe(progress);
     }
     fn take_overflows(&mut self) -> SlotSet {
-        match self.late {
-            true => std::mem::take(&mut self.held),
-            false => self.inner.take_overflows(),
+        if self.late {
+            std::mem::take(&mut self.held)
+        } else {
+            self.inner.take_overflows()
         }
     }
     fn deadline(&self) -> Option<u64> {

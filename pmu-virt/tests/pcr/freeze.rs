@@ -182,10 +182,7 @@ fn it_exists_where_version_2_and_perf_capabilities_do() {
         ("amd-perfmonv2", false),
     ] {
         let model = PmuModel::parse(spec).expect(spec);
-        let shared: &[MsrIndex] = match exists {
-            true => &[MsrIndex(DEBUGCTL)],
-            false => &[],
-        };
+        let shared: &[MsrIndex] = if exists { &[MsrIndex(DEBUGCTL)] } else { &[] };
         assert_eq!(model.shared_msrs(), shared, "{spec}");
         let mut machine = Machine::new(&Setup::of(spec));
         let (read, written) = (machine.read(DEBUGCTL), machine.write(DEBUGCTL, FREEZE));

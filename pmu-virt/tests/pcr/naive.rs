@@ -167,13 +167,15 @@ impl Naive {
         }
         // Where no cookie is valid, none is a guess.
         self.wrong += u64::from(cookie != 0 && in_layer);
-        let fault = match rdpmc && layer != Layer::GuestUser && layer != Layer::Hypervisor {
-            true => 1 << 9,
-            false => 1 << 8,
+        let fault = if rdpmc && layer != Layer::GuestUser && layer != Layer::Hypervisor {
+            1 << 9
+        } else {
+            1 << 8
         };
-        Some(match owner.control & fault != 0 {
-            true => Seen::Gp,
-            false => Seen::Value(owner.drop_value),
+        Some(if owner.control & fault != 0 {
+            Seen::Gp
+        } else {
+            Seen::Value(owner.drop_value)
         })
     }
 

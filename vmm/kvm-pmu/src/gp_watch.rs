@@ -96,13 +96,11 @@ impl GpWatch {
             log::debug!("{}: #GP handler at {gate:x?}", vcpu.id());
             self.gate = gate;
         }
-        match self.is_wanted(debug) {
-            // The guest's own debug registers are looked at often anyway.
-            true => debug.refresh_stale(vcpu)?,
-            false => {
-                self.want(debug);
-                debug.refresh_guest(vcpu)?;
-            }
+        if self.is_wanted(debug) {
+            debug.refresh_stale(vcpu)?;
+        } else {
+            self.want(debug);
+            debug.refresh_guest(vcpu)?;
         }
         Ok(self.is_news(debug))
     }

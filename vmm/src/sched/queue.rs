@@ -224,7 +224,7 @@ impl RunQueue {
                         return true;
                     }
                     Runnability::LockedOut { .. } | Runnability::Blocked => {
-                        member.held = Held::of(runnability)
+                        member.held = Held::of(runnability);
                     }
                     Runnability::Runnable if member.left < shortest => {
                         member.left = slice;

@@ -200,9 +200,9 @@ impl Group {
                 continue;
             }
             if member.running {
-                uninterrupted(|| kernel.enable(member.fd))?
+                uninterrupted(|| kernel.enable(member.fd))?;
             } else {
-                uninterrupted(|| kernel.disable(member.fd))?
+                uninterrupted(|| kernel.disable(member.fd))?;
             }
             member.enabled = member.running;
         }

@@ -19,14 +19,14 @@ fn backends(request: &CountRequest) -> Vec<BackendUse> {
         Box::new(ClockBackend::new()),
         Box::new(StepBackend::on(&env)),
     ];
-    let counted = |backend: &Box<dyn CounterBackend>| {
+    let counted = |backend: Box<dyn CounterBackend>| {
         let provenance = backend.plan(request).ok()?.provenance;
         Some(BackendUse {
             backend: backend.name(),
             provenance: provenance.to_string(),
         })
     };
-    all.iter().filter_map(counted).collect()
+    all.into_iter().filter_map(counted).collect()
 }
 
 fn printed(pattern: Option<&str>, pmu: Option<&str>, json: bool, names: &dyn NameTable) -> String {

@@ -135,14 +135,16 @@ fn elapsed(runs: &Runs) -> Option<String> {
     let (Some(error), Some(percent)) = (runs.error(), runs.percent()) else {
         return Some(format!("{mean:>VALUE$.9} seconds time elapsed"));
     };
-    let digits = match error > 0.0 && error < 1.0 {
+    let digits = if error > 0.0 && error < 1.0 {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "the logarithm of a positive double is between 0 and 324 here"
         )]
-        true => (-error.log10()).ceil() as usize + 2,
-        false => 2,
+        let zeros = (-error.log10()).ceil() as usize;
+        zeros + 2
+    } else {
+        2
     };
     let digits = digits.min(9);
     let noise = noise(percent);
