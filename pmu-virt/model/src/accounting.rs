@@ -143,6 +143,7 @@ pub fn decode(msr: MsrIndex) -> Option<PageRegister> {
 }
 
 /// Whether an MSR index lies in the page.
+#[inline]
 pub fn contains(msr: MsrIndex) -> bool {
     msr.0.wrapping_sub(MSR_BASE) < MSR_COUNT
 }

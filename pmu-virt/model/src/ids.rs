@@ -46,6 +46,7 @@ pub enum Ring {
 impl Ring {
     /// The ring of a current privilege level; only the low two bits count, as
     /// in a selector.
+    #[inline]
     pub fn from_cpl(cpl: u8) -> Self {
         match cpl & 3 {
             0 => Ring::Kernel,
@@ -80,6 +81,7 @@ impl SlotSet {
     pub const CAPACITY: u8 = 128;
 
     /// The slots below `count`, all of them from 128 on.
+    #[inline]
     pub const fn below(count: usize) -> Self {
         if count >= 128 {
             SlotSet(u128::MAX)
@@ -89,6 +91,7 @@ impl SlotSet {
     }
 
     /// Adds a slot. An index above 127 cannot be a member and changes nothing.
+    #[inline]
     pub fn insert(&mut self, slot: SlotIndex) {
         if slot.0 < SlotSet::CAPACITY {
             self.0 |= 1 << slot.0;
@@ -96,6 +99,7 @@ impl SlotSet {
     }
 
     /// Takes a slot out.
+    #[inline]
     pub fn remove(&mut self, slot: SlotIndex) {
         if slot.0 < SlotSet::CAPACITY {
             self.0 &= !(1 << slot.0);
@@ -103,34 +107,40 @@ impl SlotSet {
     }
 
     /// Whether `slot` is a member.
+    #[inline]
     pub fn contains(self, slot: SlotIndex) -> bool {
         slot.0 < SlotSet::CAPACITY && self.0 & (1 << slot.0) != 0
     }
 
     /// Whether there is no member.
+    #[inline]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// Number of members.
+    #[inline]
     pub fn len(self) -> u32 {
         self.0.count_ones()
     }
 
     /// The members of either set.
     #[must_use]
+    #[inline]
     pub fn union(self, other: SlotSet) -> Self {
         SlotSet(self.0 | other.0)
     }
 
     /// The members of both sets.
     #[must_use]
+    #[inline]
     pub fn intersection(self, other: SlotSet) -> Self {
         SlotSet(self.0 & other.0)
     }
 
     /// The members that are not in `other`.
     #[must_use]
+    #[inline]
     pub fn difference(self, other: SlotSet) -> Self {
         SlotSet(self.0 & !other.0)
     }
@@ -150,6 +160,7 @@ impl SlotSet {
     }
 
     /// The members in ascending order.
+    #[inline]
     pub fn iter(self) -> impl Iterator<Item = SlotIndex> {
         let mut rest = self.0;
         std::iter::from_fn(move || {

@@ -135,31 +135,37 @@ impl PmuModel {
     }
 
     /// Whose architecture it follows.
+    #[inline]
     pub fn vendor(&self) -> Vendor {
         self.family.summary.vendor
     }
 
     /// Architectural performance monitoring version (Intel); 0 on AMD.
+    #[inline]
     pub fn version(&self) -> u8 {
         self.family.version
     }
 
     /// Vocabulary of its event selects.
+    #[inline]
     pub fn events(&self) -> EventFamily {
         self.family.events
     }
 
     /// Number of programmable counters.
+    #[inline]
     pub fn programmable(&self) -> u8 {
         self.programmable
     }
 
     /// Number of fixed-function counters.
+    #[inline]
     pub fn fixed(&self) -> u8 {
         self.fixed
     }
 
     /// Number of counters of each kind.
+    #[inline]
     pub fn counts(&self) -> PerKind {
         PerKind {
             programmable: self.programmable,
@@ -185,6 +191,7 @@ impl PmuModel {
     /// Whether a PMI can stop the counters: IA32_DEBUGCTL bit 12 exists where
     /// IA32_PERF_CAPABILITIES does, from version 2 on (SDM vol. 4, table
     /// "IA-32 Architectural MSRs", 1D9H).
+    #[inline]
     pub fn can_freeze(&self) -> bool {
         self.family.version > 1 && self.full_width
     }
@@ -205,16 +212,19 @@ impl PmuModel {
     }
 
     /// Whether counters are enabled globally as well as locally.
+    #[inline]
     pub fn has_global_control(&self) -> bool {
         self.family.has_global
     }
 
     /// Whether overflows leave a status bit.
+    #[inline]
     pub fn has_status(&self) -> bool {
         self.family.has_global
     }
 
     /// Whether the PMU has `counter`.
+    #[inline]
     pub fn has(&self, counter: CounterId) -> bool {
         match counter {
             CounterId::Programmable(n) => n < self.programmable,
@@ -223,6 +233,7 @@ impl PmuModel {
     }
 
     /// Every counter, programmable ones first.
+    #[inline]
     pub fn counters(&self) -> impl Iterator<Item = CounterId> + Clone + use<> {
         (0..self.programmable)
             .map(CounterId::Programmable)
@@ -239,6 +250,7 @@ impl PmuModel {
     }
 
     /// One bit per counter, as in the global control register.
+    #[inline]
     pub fn global_mask(&self) -> u64 {
         low_bits(self.programmable) | low_bits(self.fixed) << 32
     }
@@ -255,6 +267,7 @@ impl PmuModel {
     }
 
     /// `IA32_PERF_CAPABILITIES`, where the model has it.
+    #[inline]
     pub fn perf_capabilities(&self) -> Option<u64> {
         self.full_width.then_some(FW_WRITE)
     }
@@ -269,6 +282,7 @@ impl PmuModel {
     }
 
     /// Every register with its MSR index, in the order of the table.
+    #[inline]
     pub fn registers(&self) -> impl Iterator<Item = (u32, Register)> + use<'_> {
         let of_row = |row: &'static RegisterRow| {
             let numbers = 0..row.count.number(self);
@@ -288,6 +302,7 @@ impl PmuModel {
 
     /// Which values a control register takes; `None` for a register that is
     /// no control register.
+    #[inline]
     pub fn write_rule(&self, register: Register) -> Option<WriteRule> {
         let reserved = match self.vendor() {
             Vendor::Intel => Reserved::Gp,
@@ -328,6 +343,7 @@ impl PmuModel {
 
     /// The bits of `IA32_FIXED_CTR_CTRL` that the model has: enable and PMI
     /// of every counter. Any-thread (bit 2 of a field) came with version 3.
+    #[inline]
     fn fixed_control_bits(&self) -> u64 {
         (0..self.fixed)
             .filter_map(FixedFunction::of)
@@ -361,6 +377,7 @@ impl fmt::Display for PmuModel {
 }
 
 /// The counter's way to take a written value.
+#[inline]
 pub fn written_count(form: WriteForm, mask: u64, value: u64) -> Option<u64> {
     match form {
         WriteForm::SignExtend32 => {
@@ -377,6 +394,7 @@ pub fn written_count(form: WriteForm, mask: u64, value: u64) -> Option<u64> {
 }
 
 /// A mask of the lowest `bits` bits.
+#[inline]
 pub const fn low_bits(bits: u8) -> u64 {
     if bits >= 64 {
         u64::MAX

@@ -171,6 +171,7 @@ impl CountRequest {
     /// Whether anything can make the counter advance: enabled, in some ring,
     /// and not for guests of this guest alone. Seen by itself the guest is a
     /// host, and it has no guests; so GuestOnly without HostOnly never counts.
+    #[inline]
     pub fn can_advance(&self) -> bool {
         self.enabled && (self.os || self.usr) && (!self.guest_only || self.host_only)
     }
@@ -182,6 +183,7 @@ impl CountRequest {
 
     /// Whether a counter programmed for `self` also serves `other`: they
     /// differ at most in enabling, in the interrupt and in the pin.
+    #[inline]
     pub fn counts_like(&self, other: &CountRequest) -> bool {
         self.event == other.event
             && self.cmask == other.cmask
@@ -189,6 +191,7 @@ impl CountRequest {
     }
 
     /// What decides about the count beside event and counter mask, as bits.
+    #[inline]
     fn counting_flags(&self) -> u8 {
         let CountRequest {
             event: _,

@@ -68,6 +68,7 @@ impl SlotLease {
     }
 
     /// What it counts.
+    #[inline]
     pub(crate) fn request(&self) -> &CountRequest {
         &self.request
     }
@@ -90,6 +91,7 @@ impl SlotLease {
     }
 
     /// Its overflow has come: the next one has to be armed.
+    #[inline]
     pub(crate) fn overflowed(&mut self) {
         self.armed = None;
     }
@@ -108,6 +110,7 @@ impl SlotLease {
     }
 
     /// Has it count while the vCPU runs.
+    #[inline]
     pub(crate) fn start(&mut self, bank: &mut SlotBank) {
         self.running = true;
         if !bank.is_running(self.slot) {
@@ -117,6 +120,7 @@ impl SlotLease {
 
     /// Has it stand still. Away from its core (`bank` is none), it is stopped when
     /// it comes back.
+    #[inline]
     pub(crate) fn stop(&mut self, bank: Option<&mut SlotBank>) {
         self.running = false;
         if let Some(bank) = bank
@@ -128,6 +132,7 @@ impl SlotLease {
 
     /// Asks for its overflow when `until` more events were counted than were
     /// settled; `None`: nobody waits for one.
+    #[inline]
     pub(crate) fn arm(&mut self, until: Option<NonZeroU64>, bank: &mut SlotBank) {
         let armed = until.map(|until| self.settled.saturating_add(until.get()));
         if armed.is_none() || self.armed != armed {
@@ -137,12 +142,14 @@ impl SlotLease {
     }
 
     /// Events since the last settlement by a count that was looked at.
+    #[inline]
     pub(crate) fn since(&self, value: u64) -> u64 {
         value.wrapping_sub(self.settled)
     }
 
     /// Gives the slot back, and yields the last count and why it is no longer
     /// exact.
+    #[inline]
     pub(crate) fn end(mut self, bank: &mut SlotBank) -> (Option<Settled>, Option<LossReason>) {
         let last = bank.final_reading(&self);
         bank.release(&self);

@@ -25,23 +25,24 @@ impl SlotBank {
 
     /// What a lease has come to that is over or about to be.
     pub(super) fn final_reading(&mut self, lease: &SlotLease) -> Option<FinalReading> {
-        match self.resident(lease.slot()) {
+        match self.occupant(lease.slot()) {
             Some(resident) if resident.stamp == lease.stamp() => {
-                Some(self.reading_of(&resident, lease.slot()))
+                let claimant = resident.claimant;
+                Some(self.reading_of(claimant, lease.slot()))
             }
             // Somebody else has ended it.
             _ => self.final_readings.remove(&lease.stamp()),
         }
     }
 
-    fn reading_of(&mut self, resident: &Resident, slot: SlotIndex) -> FinalReading {
+    fn reading_of(&mut self, claimant: Claimant, slot: SlotIndex) -> FinalReading {
         let stale = self.stale.contains(slot);
         if stale {
             self.operations += 1;
             self.stale.remove(slot);
         }
         FinalReading {
-            claimant: resident.claimant,
+            claimant,
             reading: stale.then(|| self.backend.read(slot)),
             loss: self.backend.loss(slot),
         }
@@ -169,7 +170,7 @@ impl SlotBank {
     fn evict(&mut self, slot: SlotIndex) -> Option<u64> {
         let resident = self.resident(slot)?;
         let at = resident.slots.iter().next()?;
-        let last = self.reading_of(&resident, at);
+        let last = self.reading_of(resident.claimant, at);
         let seen = last.reading.map_or(resident.seen, count_of);
         if last.reading.is_some() || last.loss.is_some() {
             self.final_readings.insert(resident.stamp, last);
@@ -210,7 +211,7 @@ impl SlotBank {
     /// Frees the slot of a lease, or forgets what is owed to it; its count was
     /// taken before, or is nobody's.
     pub(crate) fn release(&mut self, lease: &SlotLease) {
-        match self.resident(lease.slot()) {
+        match self.occupant(lease.slot()) {
             Some(resident) if resident.stamp == lease.stamp() => self.vacate(resident.slots),
             _ => drop(self.final_readings.remove(&lease.stamp())),
         }

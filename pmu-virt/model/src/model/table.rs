@@ -79,6 +79,7 @@ impl RegisterKind {
 }
 
 impl RegisterRow {
+    #[inline]
     pub(super) fn msr(&self, index: u8) -> u32 {
         self.first + u32::from(index) * self.stride
     }
