@@ -116,7 +116,9 @@ fn missing(root: &Path, folder: &Path, text: &str, code: &HashSet<String>) -> Ve
 fn documentation_names_what_exists() {
     let root = root();
     let code = code_words(&root);
-    let mut pages = vec![root.join("README.md"), root.join("CHANGELOG.md")];
+    let mut pages = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+        .map(|page| root.join(page))
+        .to_vec();
     files(&root.join("docs"), "md", &mut pages);
     assert!(pages.len() > 3, "docs/ is empty");
     let mut wrong = Vec::new();

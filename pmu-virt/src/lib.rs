@@ -70,7 +70,6 @@ pub use vcpu::{
 /// vCPUs and cores.
 pub mod perfmon {
     pub use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit};
-    pub use crate::attached::AttachedContext as Hosted;
     pub use crate::attached::{AttachedContext, HostAudit, HostEvent, HostRecord, NotLoaded};
     pub use crate::policy::{HostPolicy, HostPolicyError, Standing};
     pub use ::perfmon::*;

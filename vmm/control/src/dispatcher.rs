@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 
-use pmu_virt::perfmon::{ContextId, Hosted};
+use pmu_virt::perfmon::{AttachedContext, ContextId};
 
 use crate::job::{Job, Notifier, Outbox, Report, Target, Work};
 
@@ -226,13 +226,17 @@ impl JobQueue {
 
     /// The vCPU or core has ended, and gives its context back. Jobs that were not
     /// taken come back undone.
-    pub(crate) fn close(self, context: Option<Box<Hosted>>) {
+    pub(crate) fn close(self, context: Option<Box<AttachedContext>>) {
         self.outbox.send(Report::Ended(self.target, context));
     }
 
     /// The vCPU has ended, and with it the core that was its thread. Both give
     /// their contexts back.
-    pub(crate) fn close_with_core(self, own: Option<Box<Hosted>>, core: Option<Box<Hosted>>) {
+    pub(crate) fn close_with_core(
+        self,
+        own: Option<Box<AttachedContext>>,
+        core: Option<Box<AttachedContext>>,
+    ) {
         self.outbox.send(Report::Ended(self.target, own));
         let thread = Target::Core(self.target.number());
         self.outbox.send(Report::Ended(thread, core));

@@ -9,7 +9,7 @@ use std::sync::mpsc::Sender;
 
 use perfmon_abi::wire::info::VcpuState;
 use perfmon_abi::wire::{Call, Refusal};
-use pmu_virt::perfmon::{ContextId, Hosted, NotLoaded, Phase};
+use pmu_virt::perfmon::{AttachedContext, ContextId, NotLoaded, Phase};
 use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -44,7 +44,7 @@ impl fmt::Display for Target {
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Attach the context, with this set first.
-    Load(Box<Hosted>, u16),
+    Load(Box<AttachedContext>, u16),
     /// A command for the context.
     Call(Call),
     /// Detach the context.
@@ -64,7 +64,7 @@ pub(crate) enum Done {
     /// The command with its argument as it is now.
     Called(Call, Result<(), Refusal>),
     /// The context is detached; `None` if it was not attached.
-    Unloaded(Option<Box<Hosted>>),
+    Unloaded(Option<Box<AttachedContext>>),
     /// What there is.
     Inspected(Box<View>),
     /// Nobody does it: the vCPU or core has ended.
@@ -79,7 +79,7 @@ pub(crate) enum Report {
     /// What the thread of this core has; `None`: it has ended.
     Inspected(Target, Option<Box<View>>),
     /// This vCPU or core has ended, and gives the context back that it had.
-    Ended(Target, Option<Box<Hosted>>),
+    Ended(Target, Option<Box<AttachedContext>>),
 }
 
 /// An event descriptor that wakes the server's thread: readable from a
@@ -223,7 +223,7 @@ pub(crate) struct ContextView {
 }
 
 impl ContextView {
-    fn of(hosted: &Hosted) -> Self {
+    fn of(hosted: &AttachedContext) -> Self {
         let context = hosted.context();
         Self {
             id: hosted.id(),

@@ -2,7 +2,7 @@
 
 use perfmon_abi::wire::info::VcpuState;
 use perfmon_abi::wire::{Call, Refusal};
-use pmu_virt::perfmon::{ContextId, Hosted, NotLoaded, Quantities};
+use pmu_virt::perfmon::{AttachedContext, ContextId, NotLoaded, Quantities};
 use pmu_virt::{CorePmu, VcpuPmu};
 
 use crate::dispatcher::JobQueue;
@@ -72,8 +72,8 @@ pub fn close_core(queue: JobQueue, core: Option<&mut CorePmu>, values: &dyn Quan
 /// What contexts are attached to, as far as jobs are concerned.
 trait Host {
     fn context_id(&self) -> Option<ContextId>;
-    fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded>;
-    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>>;
+    fn load(&mut self, hosted: Box<AttachedContext>, set: u16) -> Result<(), NotLoaded>;
+    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<AttachedContext>>;
     fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal>;
 }
 
@@ -82,12 +82,12 @@ struct VcpuHost<'a>(&'a mut VcpuPmu, Option<&'a mut CorePmu>);
 
 impl Host for VcpuHost<'_> {
     fn context_id(&self) -> Option<ContextId> {
-        self.0.host_context().map(Hosted::id)
+        self.0.host_context().map(AttachedContext::id)
     }
-    fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+    fn load(&mut self, hosted: Box<AttachedContext>, set: u16) -> Result<(), NotLoaded> {
         self.0.load_context(self.1.as_deref_mut(), hosted, set)
     }
-    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>> {
+    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<AttachedContext>> {
         kept(self.0.unload_context(self.1.as_deref_mut()), values)
     }
     fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal> {
@@ -97,12 +97,12 @@ impl Host for VcpuHost<'_> {
 
 impl Host for CorePmu {
     fn context_id(&self) -> Option<ContextId> {
-        self.host_context().map(Hosted::id)
+        self.host_context().map(AttachedContext::id)
     }
-    fn load(&mut self, hosted: Box<Hosted>, set: u16) -> Result<(), NotLoaded> {
+    fn load(&mut self, hosted: Box<AttachedContext>, set: u16) -> Result<(), NotLoaded> {
         self.load_context(hosted, set)
     }
-    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<Hosted>> {
+    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<AttachedContext>> {
         kept(self.unload_context(), values)
     }
     fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal> {
@@ -111,7 +111,10 @@ impl Host for CorePmu {
 }
 
 /// A context that was unloaded, with the quantities as of now.
-fn kept(unloaded: Option<Box<Hosted>>, values: &dyn Quantities) -> Option<Box<Hosted>> {
+fn kept(
+    unloaded: Option<Box<AttachedContext>>,
+    values: &dyn Quantities,
+) -> Option<Box<AttachedContext>> {
     let mut hosted = unloaded?;
     hosted.keep_quantities(values);
     Some(hosted)

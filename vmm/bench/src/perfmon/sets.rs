@@ -9,7 +9,8 @@ use perfmon_abi::consts::PFM_SETFL_TIME_SWITCH;
 use perfmon_abi::wire::{Call, Refusal};
 use perfmon_abi::{Message, PmcArg, SetDesc, Timespec};
 use pmu_virt::perfmon::{
-    Context, ContextId, HostPolicy, Hosted, LogicalPmu, MessageQueue, Quantities, VirtualPmd,
+    AttachedContext, Context, ContextId, HostPolicy, LogicalPmu, MessageQueue, Quantities,
+    VirtualPmd,
 };
 use pmu_virt::{CorePmu, Grant, OwnerId, Progress, VcpuPmu};
 use serde::Serialize;
@@ -115,7 +116,7 @@ fn cost(
     pmu.attach(&mut core);
     let context =
         context(fixture, sets, counters).map_err(|why| BenchError::refused("a set", why))?;
-    let hosted = Hosted::new(ContextId(1), Box::new(context), Box::new(Nobody));
+    let hosted = AttachedContext::new(ContextId(1), Box::new(context), Box::new(Nobody));
     let loaded = pmu.load_context(Some(&mut core), hosted, 0);
     loaded.map_err(|(_, refusal)| BenchError::refused("loading a context", refusal))?;
     let started = pmu.call_context(Some(&mut core), &mut Call::Start(None), &Nobody);

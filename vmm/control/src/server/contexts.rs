@@ -15,7 +15,7 @@ use std::sync::Arc;
 use perfmon_abi::LoadArg;
 use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
 use perfmon_abi::wire::{Bound, Buffer, Call, Errno, Refusal};
-use pmu_virt::perfmon::{ContextId, Hosted, VirtualPmd};
+use pmu_virt::perfmon::{AttachedContext, ContextId, VirtualPmd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ServedVm;
@@ -207,7 +207,7 @@ impl Contexts {
         match std::mem::replace(&mut entry.attachment, Attachment::Attached(target)) {
             Attachment::Detached { context, queue } => {
                 entry.job = Some(Some(request));
-                let hosted = Hosted::new(id, context, queue);
+                let hosted = AttachedContext::new(id, context, queue);
                 self.table.attach(target, id);
                 let work = Work::Load(hosted, arg.set);
                 self.vm.dispatcher.post(id, target, work);
@@ -328,7 +328,7 @@ impl Contexts {
     }
 
     /// The context is attached to nothing any more.
-    fn detach(&mut self, id: ContextId, hosted: Hosted) {
+    fn detach(&mut self, id: ContextId, hosted: AttachedContext) {
         let Some(entry) = self.table.get_mut(id) else {
             return;
         };
@@ -340,7 +340,7 @@ impl Contexts {
     }
 
     /// A vCPU or core has ended, and gives back the context that it had.
-    pub(super) fn ended(&mut self, target: Target, hosted: Option<Box<Hosted>>) {
+    pub(super) fn ended(&mut self, target: Target, hosted: Option<Box<AttachedContext>>) {
         let Some(hosted) = hosted else { return };
         let id = hosted.id();
         log::debug!("{target} has ended, and context {} is unloaded", id.0);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use perfmon_abi::LoadArg;
 use perfmon_abi::wire::{Call, Errno, Refusal};
-use pmu_virt::perfmon::{Context, ContextId, Hosted, MessageQueue};
+use pmu_virt::perfmon::{AttachedContext, Context, ContextId, MessageQueue};
 
 use crate::job::Target;
 use crate::server::answer::{ConnectionId, RequestId};
@@ -30,7 +30,7 @@ pub(in crate::server) enum Attachment {
 
 impl Attachment {
     /// Of a context that has come back.
-    pub(in crate::server) fn detached(hosted: Hosted) -> Self {
+    pub(in crate::server) fn detached(hosted: AttachedContext) -> Self {
         let (_, context, queue) = hosted.into_parts();
         Attachment::Detached { context, queue }
     }
