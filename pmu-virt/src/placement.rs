@@ -142,6 +142,16 @@ impl Claims {
         assign(&[self.demands.as_slice(), more].concat(), slots).is_ok()
     }
 
+    /// Places as many as fit, the guest's counter of number `first` (modulo their
+    /// number) before its others.
+    pub(crate) fn rotated(&mut self, slots: Slots, first: usize) -> Placement {
+        let guest = self.guest.clone();
+        let first = first % guest.len().max(1);
+        self.claimants[guest.clone()].rotate_left(first);
+        self.demands[guest].rotate_left(first);
+        assign_most(&self.demands, slots.all, 0)
+    }
+
     /// The context that yields and was left without, of the least precedence.
     fn loser(&self, placement: &Placement) -> Option<ContextId> {
         let lost = self.claimants.iter().enumerate().rev();
@@ -156,9 +166,8 @@ impl Claims {
 }
 
 /// Places claims. Where there are too few slots, the guest's counters that have
-/// one keep it, or, with `rotation`, the counter of that number (modulo their
-/// number) comes first.
-pub(crate) fn place(claims: &mut Claims, slots: Slots, rotation: Option<usize>) -> Placed {
+/// one keep it; where they take turns, [`Claims::rotated`] places them anew.
+pub(crate) fn place(claims: &Claims, slots: Slots) -> Placed {
     // No other vCPU's counter is moved while there is room beside it.
     let all = assign(&claims.demands, slots.unclaimed);
     if let Ok(placement) = all.or_else(|_| assign(&claims.demands, slots.all)) {
@@ -176,13 +185,6 @@ pub(crate) fn place(claims: &mut Claims, slots: Slots, rotation: Option<usize>) 
         Ok(_) => Shortage::Hosts,
         Err(conflict) => Shortage::Conflict(conflict),
     };
-    let Some(first) = rotation else {
-        return Placed::Some(placement, Some(shortage));
-    };
-    let first = first % guest.len().max(1);
-    claims.claimants[guest.clone()].rotate_left(first);
-    claims.demands[guest].rotate_left(first);
-    let placement = assign_most(&claims.demands, slots.all, 0);
     Placed::Some(placement, Some(shortage))
 }
 

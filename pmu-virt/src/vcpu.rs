@@ -338,13 +338,20 @@ impl VcpuPmu {
     /// `core` while the vCPU is on it.
     #[inline]
     fn here<'a>(&self, core: Option<&'a mut CorePmu>) -> Here<'a> {
-        core.filter(|_| self.attached)
+        core.filter(|core| self.is_on(core))
     }
 
     /// `core`, only to be looked at.
     #[inline]
     fn if_here<'a>(&self, core: Option<&'a CorePmu>) -> Option<&'a CorePmu> {
-        core.filter(|_| self.attached)
+        core.filter(|core| self.is_on(core))
+    }
+
+    /// A caller that lends another core, or one that another vCPU was attached to
+    /// meanwhile, must not get at that vCPU's counters.
+    #[inline]
+    fn is_on(&self, core: &CorePmu) -> bool {
+        self.attached && core.bank.attached() == Some(self.owner)
     }
 }
 

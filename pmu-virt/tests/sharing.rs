@@ -57,6 +57,34 @@ fn count(pmu: &mut Seated, n: u32) -> u64 {
     }
 }
 
+/// A driver stops all counters in an interrupt, and starts them again after a
+/// timeslice was due: nobody is skipped for that.
+#[test]
+fn a_timeslice_that_is_due_while_counters_stand_starves_nobody() {
+    let mut pmu = taking_turns("intel-v2,counters=4,fixed=3", Limited::clock(1));
+    for n in 0..2 {
+        write(&mut pmu, 0x186 + n, 0x43_003c);
+    }
+    write(&mut pmu, GLOBAL_CONTROL, 3);
+    let mut now = 0;
+    for _ in 0..100 {
+        run(&mut pmu, &mut now, TURN);
+        run(&mut pmu, &mut now, TURN / 2);
+        write(&mut pmu, GLOBAL_CONTROL, 0);
+        run(&mut pmu, &mut now, TURN / 2 + 100);
+        write(&mut pmu, GLOBAL_CONTROL, 3);
+    }
+    let times: Vec<_> = pmu
+        .report()
+        .iter()
+        .map(|report| (report.time_enabled, report.time_running))
+        .collect();
+    assert_eq!(times.len(), 2, "{times:?}");
+    for (enabled, running) in &times {
+        assert!(*running >= enabled / 4, "{times:?}");
+    }
+}
+
 /// `windows` of 100 ticks each, between which the guest stops its counters for
 /// 100 more. A clock counts one event a tick, so all that was enabled is known.
 fn check_windows(spec: &str, wanted: u32, slots: usize, switch: impl Fn(&mut Seated, bool)) {

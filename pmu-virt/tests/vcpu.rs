@@ -3,9 +3,9 @@
 mod seated;
 
 use pmu_virt::{
-    Caller, ClockBackend, CounterBackend, CounterId, Denial, EventFamily, Grant, Layer, LossReason,
-    MsrIndex, Needs, PmiThrottle, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring,
-    StepBackend, ThrottleDecision, UnavailableReason, WriteOutcome,
+    Caller, ClockBackend, CorePmu, CounterBackend, CounterId, Denial, EventFamily, Grant, Layer,
+    LossReason, MsrIndex, Needs, OwnerId, PmiThrottle, PmuModel, Progress, Provenance, ReadOutcome,
+    Reading, Ring, StepBackend, ThrottleDecision, UnavailableReason, VcpuPmu, WriteOutcome,
 };
 
 use seated::Seated;
@@ -354,4 +354,77 @@ fn the_throttle_delays_and_never_loses() {
     assert_eq!(throttle.request(301), ThrottleDecision::Deliver);
     let mut open = PmiThrottle::new(0);
     assert!((0..5).all(|now| open.request(now / 2) == ThrottleDecision::Deliver));
+}
+
+/// A vCPU of the model `intel-v2` that counts reference cycles on a core.
+fn on_core(owner: u32, core: &mut CorePmu) -> VcpuPmu {
+    let model = PmuModel::parse("intel-v2").expect("a model");
+    let mut pmu = VcpuPmu::detached(OwnerId(owner), model, Grant::everything());
+    pmu.attach(core);
+    for (msr, value) in [(0x186, REF), (0x38f, 1)] {
+        let written = pmu.wrmsr(core, MsrIndex(msr), value, GUEST);
+        assert_eq!(written.outcome, WriteOutcome::Done, "{msr:#x}");
+    }
+    pmu.observe(core, Progress::Entered { tsc: 0 });
+    let left = Progress::Left {
+        tsc: 1000 * u64::from(owner),
+        halted: 0,
+        ring: Some(Ring::Kernel),
+    };
+    pmu.observe(core, left);
+    pmu
+}
+
+/// A VMM that lends the wrong core reads nothing of another vCPU, and stops
+/// none of its counters.
+#[test]
+fn another_vcpus_core_is_left_alone() {
+    let core = || CorePmu::new(Box::new(ClockBackend::new()));
+    let (mut first, mut second) = (core(), core());
+    let mut one = on_core(1, &mut first);
+    let mut other = on_core(2, &mut second);
+    let read = |pmu: &mut VcpuPmu, core: &mut CorePmu| pmu.rdmsr(core, MsrIndex(0xc1), GUEST);
+    let own = read(&mut one, &mut first).outcome;
+    assert_eq!(read(&mut one, &mut second).outcome, own);
+    let _ = one.wrmsr(&mut second, MsrIndex(0x186), 0, GUEST);
+    assert_eq!(
+        read(&mut other, &mut second).outcome,
+        ReadOutcome::Value(2000)
+    );
+    other.observe(&mut second, Progress::Entered { tsc: 5000 });
+    let left = Progress::Left {
+        tsc: 6000,
+        halted: 0,
+        ring: Some(Ring::Kernel),
+    };
+    other.observe(&mut second, left);
+    assert_eq!(
+        read(&mut other, &mut second).outcome,
+        ReadOutcome::Value(3000)
+    );
+}
+
+/// Writes that start counting are those of selects, the fixed control and the
+/// global control, and only where they took place.
+#[test]
+fn a_write_says_whether_counting_may_start() {
+    let mut core = CorePmu::new(Box::new(ClockBackend::new()));
+    let mut pmu = on_core(1, &mut core);
+    for (msr, value, starts) in [
+        (0x186, REF, true),
+        (0x186, 1 << 40, false),
+        (0xc1, 5, false),
+        (0x38d, 0x030, true),
+        (0x38f, 1, true),
+        (0x38f, 1 << 63, false),
+        (0x390, 1, false),
+        (0x999, 1, false),
+    ] {
+        let written = pmu.wrmsr(&mut core, MsrIndex(msr), value, GUEST);
+        assert_eq!(written.starts_counting, starts, "{msr:#x} = {value:#x}");
+        assert!(!written.secret, "{msr:#x}");
+        if starts {
+            assert_eq!(written.outcome, WriteOutcome::Done, "{msr:#x}");
+        }
+    }
 }

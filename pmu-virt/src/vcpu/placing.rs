@@ -48,7 +48,7 @@ impl VcpuPmu {
                 unclaimed: core.bank.unclaimed(),
             };
             let mut claims = self.claims(core);
-            let placed = placement::place(&mut claims, slots, self.multiplexer.rotation());
+            let placed = placement::place(&claims, slots);
             let (placement, otherwise) = match placed {
                 Placed::All(placement) => {
                     self.multiplexer.end();
@@ -61,7 +61,12 @@ impl VcpuPmu {
                 Placed::Some(placement, None) => (placement, UnavailableReason::Waiting),
                 Placed::Some(placement, Some(shortage)) => {
                     let backend = core.backend().name();
-                    (placement, self.answer_shortage(shortage, backend))
+                    // A timeslice that begins here says who comes first.
+                    let otherwise = self.answer_shortage(shortage, backend);
+                    match self.multiplexer.rotation() {
+                        Some(first) => (claims.rotated(slots, first), otherwise),
+                        None => (placement, otherwise),
+                    }
                 }
             };
             self.move_to(here, &claims, &placement, otherwise);

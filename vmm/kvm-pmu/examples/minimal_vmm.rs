@@ -127,17 +127,18 @@ fn run() -> Result<Seen, Failure> {
     );
     vcpu.set_cpuid2(&CpuId::from_entries(&leaves).map_err(|_| "too many CPUID leaves")?)?;
     start_at_main(&vcpu)?;
-    // Step 4: the PMU, and what the thread lends to it.
-    install_kick_handler()?;
+    // Step 4: the PMU.
     let tsc_khz = vcpu.get_tsc_khz()?;
     let mut logical = VcpuPmu::detached(OwnerId(0), model, Grant::everything());
     let mut counters = Box::new(CorePmu::new(backend));
     logical.attach(&mut counters);
     let parts = KvmPmuParts::new(VcpuId(0), logical, tsc_khz);
     let mut pmu = KvmPmu::new(&vcpu, &vm, parts)?;
+    // Step 5: the thread, which lends its counters.
+    install_kick_handler()?;
     let mut thread = ThreadContext::new(tsc_khz)?.with_counters(Some(counters));
     let mut seen = Seen::default();
-    // Step 5: before every entry, and after every exit.
+    // Step 6: before every entry, and after every exit.
     let mut own_msr = 0;
     loop {
         let mut lent = Lent {

@@ -255,7 +255,7 @@ impl RunState {
             if self.control.stopping() {
                 return Ok(RunOutcome::Ended(VcpuEnd::Stopped));
             }
-            // Where vCPUs share cores, the core does what lies on the desk.
+            // Where vCPUs share cores, the core does their jobs.
             if timeslice.is_none() {
                 self.do_jobs(kvm, thread)?;
             }
@@ -280,14 +280,15 @@ impl RunState {
             self.before_entry(kvm, thread)?;
             let exit = kvm.run()?;
             complete = exit == VmExit::Interrupted;
-            let owner = self.after_exit(kvm, thread, &exit)?;
+            self.tally.count_exit(exit_kind(&exit));
+            let owner = self.after_exit(kvm, thread)?;
+            self.compare_firmware(kvm.id());
             if owner == ExitOwner::Vmm
                 && let Some(end) = self.handle(kvm, exit)?
             {
                 finish_access(kvm)?;
                 return Ok(RunOutcome::Ended(end));
             }
-            self.compare_firmware(kvm.id());
         }
     }
 
@@ -315,9 +316,7 @@ impl RunState {
         &mut self,
         kvm: &mut KvmVcpu,
         thread: &mut ThreadContext,
-        exit: &VmExit,
     ) -> Result<ExitOwner, VcpuFailure> {
-        self.tally.count_exit(exit_kind(exit));
         Ok(self.with_pmu(thread, |pmu, lent| pmu.after_exit(kvm.fd_mut(), lent))?)
     }
 

@@ -84,8 +84,9 @@ impl Vcpu {
         // A vCPU that halts is not left again, and time goes on for its leases.
         core.pmu.tick(thread.counters_mut(), Tsc::now());
         core.before_probe(&mut self.kvm, thread)?;
+        // A look is no exit of the guest, so tools do not see it.
         let exit = self.kvm.run()?;
-        if core.after_exit(&mut self.kvm, thread, &exit)? == ExitOwner::Vmm
+        if core.after_exit(&mut self.kvm, thread)? == ExitOwner::Vmm
             && let Some(end) = core.handle(&mut self.kvm, exit)?
         {
             return Ok(RunOutcome::Ended(end));

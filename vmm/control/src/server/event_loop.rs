@@ -33,8 +33,10 @@ const EXTENSIONS: u16 = 0x100;
 pub(super) struct EventLoop {
     events: Arc<Events>,
     limits: Limits,
-    connections: Connections,
+    /// Dropped before the connections: a vCPU that waits for its tool goes on even
+    /// where a client's descriptor takes long to close.
     contexts: Contexts,
+    connections: Connections,
     lists: ListRequests,
 }
 
@@ -175,8 +177,8 @@ impl EventLoop {
                 // Whoever sends this does not speak the protocol.
                 log::debug!("a connection is closed: {error}");
                 let refusal = Refusal::new(Errno::EPROTO, error.to_string());
-                self.connections.turn_away(id, &refusal);
                 self.discard(packet.fds);
+                self.connections.turn_away(id, &refusal);
                 return;
             }
         };
