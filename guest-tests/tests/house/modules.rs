@@ -39,9 +39,13 @@ fn sources() -> Vec<PathBuf> {
 /// The code of a file without comments, strings and tests.
 pub(crate) fn code_of(text: &str) -> String {
     let mut code = String::new();
-    for line in text.lines() {
-        // A module of tests stands at the end of its file.
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
         if line.trim_start().starts_with("#[cfg(test)]") {
+            // One item may be for tests alone; a module of tests stands at the end.
+            if lines.next().is_some_and(|item| item.ends_with(';')) {
+                continue;
+            }
             break;
         }
         let line = line.split("//").next().unwrap_or("");

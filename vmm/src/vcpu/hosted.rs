@@ -23,10 +23,10 @@ impl RunState {
         self.host.as_ref().is_some_and(|host| host.has_jobs())
     }
 
-    /// The thread of `seat` runs the vCPU from now on.
-    pub(super) fn comes_to(&self, seat: &ThreadContext) {
+    /// `thread` runs the vCPU from now on.
+    pub(super) fn comes_to(&self, thread: &ThreadContext) {
         if let Some(host) = &self.host {
-            host.run_by(seat.core().into(), VcpuThread(seat.target()));
+            host.run_by(thread.core().into(), VcpuThread(thread.target()));
             self.tally.on_thread();
         }
     }
