@@ -264,11 +264,11 @@ pub(super) fn smm(host: &Host) -> Result<bool, MicroError> {
         ..VmOptions::default()
     };
     let mut probe = Probe::with_options(host, &guest.smm(handler), &options)?;
-    let before = is_report(&probe.run()?, DONE) && !probe.vcpu().in_smm();
+    let before = is_report(&probe.run()?, DONE) && !probe.in_smm();
     // Without an in-kernel local APIC KVM takes no SMI.
     if !before || probe.vcpu().smi().is_err() {
         return Ok(false);
     }
-    let inside = is_report(&probe.run()?, FAULTED) && probe.vcpu().in_smm();
-    Ok(inside && is_report(&probe.run()?, DONE) && !probe.vcpu().in_smm())
+    let inside = is_report(&probe.run()?, FAULTED) && probe.in_smm();
+    Ok(inside && is_report(&probe.run()?, DONE) && !probe.in_smm())
 }

@@ -5,7 +5,6 @@ use kvm_pmu::ThreadContext;
 use pmu_virt::{CorePmu, VcpuPmu};
 use vmm_control::{Job, OffCoreReason, Snapshot, serve_vcpu};
 
-use super::observe::Reports;
 use super::outcome::Runnability;
 use super::run::{RunState, Vcpu, VcpuFailure};
 use crate::control::VcpuThread;
@@ -27,14 +26,14 @@ impl RunState {
     pub(super) fn comes_to(&self, thread: &ThreadContext) {
         if let Some(host) = &self.host {
             host.run_by(thread.core().into(), VcpuThread(thread.target()));
-            self.tally.on_thread();
+            self.reports.tally.on_thread();
         }
     }
 
     /// No thread runs the vCPU from now on, or it has woken meanwhile.
     pub(super) fn note_rest(&self, runnability: Runnability) {
         if self.host.is_some() {
-            self.tally.off_thread(match runnability {
+            self.reports.tally.off_thread(match runnability {
                 Runnability::Runnable => OffCoreReason::Runnable,
                 Runnability::Idle => OffCoreReason::Idle,
                 Runnability::LockedOut { .. } | Runnability::Blocked => OffCoreReason::Held,
@@ -66,7 +65,7 @@ impl RunState {
             return Ok(());
         };
         while let Some(job) = host.take() {
-            serve_vcpu(job, pmu, core, &self.tally);
+            serve_vcpu(job, pmu, core, &self.reports.tally);
         }
         self.sample_pending(kvm, thread)
     }
@@ -79,11 +78,8 @@ impl RunState {
         kvm: &KvmVcpu,
         thread: &mut ThreadContext,
     ) -> Result<(), VcpuFailure> {
-        let mut reports = Reports {
-            observer: &mut *self.observer,
-            tally: &mut self.tally,
-        };
-        Ok(self.pmu.sample_pending(kvm.fd(), thread, &mut reports)?)
+        let reports = &mut self.reports;
+        Ok(self.pmu.sample_pending(kvm.fd(), thread, reports)?)
     }
 }
 
@@ -115,7 +111,7 @@ impl Vcpu {
 
     /// Its quantities now; asked on the thread that has it.
     pub(crate) fn quantities(&self) -> Snapshot {
-        Snapshot::of(&self.core.tally)
+        Snapshot::of(&self.core.reports.tally)
     }
 
     /// `core` has it from now on.
@@ -141,7 +137,7 @@ impl Vcpu {
     /// on, if it was on one.
     pub(crate) fn close_endpoint(&mut self, core: Option<&mut CorePmu>) {
         if let Some(host) = self.core.host.take() {
-            host.close(self.core.pmu.pmu_mut(), core, &self.core.tally);
+            host.close(self.core.pmu.pmu_mut(), core, &self.core.reports.tally);
         }
     }
 }

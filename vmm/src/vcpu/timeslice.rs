@@ -8,6 +8,7 @@ use super::outcome::{RunOutcome, Runnability, Timeslice};
 use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
 use crate::kvm::{KvmVcpu, VcpuError};
+use crate::reservations::answer_questions;
 use crate::sys::{SignalMask, rdtsc};
 
 /// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
@@ -83,10 +84,13 @@ impl Vcpu {
         let core = &mut self.core;
         // A vCPU that halts is not left again, and time goes on for its leases.
         core.pmu.tick(thread.counters_mut(), Tsc::now());
-        core.before_probe(&mut self.kvm, thread)?;
+        answer_questions(&mut core.pmu, thread);
+        let (pmu, mut lent) = core.lend(thread);
+        pmu.before_probe(self.kvm.fd_mut(), &mut lent)?;
         // A look is no exit of the guest, so tools do not see it.
         let exit = self.kvm.run()?;
-        if core.after_exit(&mut self.kvm, thread)? == ExitOwner::Vmm
+        let (pmu, mut lent) = core.lend(thread);
+        if pmu.after_exit(self.kvm.fd_mut(), &mut lent)? == ExitOwner::Vmm
             && let Some(end) = core.handle(&mut self.kvm, exit)?
         {
             return Ok(RunOutcome::Ended(end));
