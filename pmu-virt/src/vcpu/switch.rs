@@ -15,7 +15,14 @@ impl VcpuPmu {
     /// is needed.
     pub fn attach(&mut self, core: &mut CorePmu) {
         core.bank.begin_switch();
-        core.attach(self.owner);
+        // The counters of the one before are stopped only now: if it is the same one,
+        // it never left.
+        if core.bank.attached() != Some(self.owner) {
+            if let Some(hosted) = core.host.context_mut() {
+                hosted.leave_private(&mut core.bank);
+            }
+            core.bank.attach(self.owner);
+        }
         self.attached = true;
         self.note_hosts(Some(core));
         if core.host.is_enabled() {
