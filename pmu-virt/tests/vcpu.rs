@@ -117,6 +117,80 @@ fn needs_follow_what_runs() {
     }
 }
 
+/// Beside counters that count, those whose event nobody counts ask for nothing: no slot,
+/// no operation, no kick, no ring. Reads of them yield what they hold.
+#[test]
+fn counters_that_nobody_counts_cost_nothing() {
+    const HELD: u64 = 0x1234;
+    // The backend, what counts, and what does not: other events, modifiers, and
+    // with INT.
+    for (backend, live, dead) in [
+        (
+            "clock",
+            vec![0x43_0076, 0x53_0076],
+            vec![0x53_00c0, 0x43_00c2, 0x53_ffff],
+        ),
+        ("clock", vec![], vec![0x53_00c0, 0x57_0076, 0x153_0076]),
+        ("clock", vec![0x41_0076], vec![0xd3_0076, 0x53_00c0]),
+        (
+            "step",
+            vec![0x53_00c0],
+            vec![0x53_0076, 0x43_00c3, 0x57_00c0],
+        ),
+        ("step", vec![], vec![0x53_0076]),
+    ] {
+        let program = |pmu: &mut Seated, select: &[u64], first: usize| {
+            for (n, select) in (first..).zip(select) {
+                let n = u32::try_from(n).expect("a small number");
+                write(pmu, 0xc001_0201 + 2 * n, HELD);
+                write(pmu, 0xc001_0200 + 2 * n, *select);
+            }
+        };
+        let mut alone = pmu("amd-core", backend, Grant::everything());
+        assert!(!alone.is_programmed());
+        program(&mut alone, &live, 0);
+        assert_eq!(alone.is_programmed(), !live.is_empty());
+        let mut both = pmu("amd-core", backend, Grant::everything());
+        program(&mut both, &live, 0);
+        program(&mut both, &dead, live.len());
+        assert!(both.is_programmed(), "RDPMC of them is legal");
+
+        let cost = |pmu: &mut Seated| {
+            let mut seen = Vec::new();
+            for tsc in [1_000, 2_000, 3_000] {
+                pmu.observe(Progress::Entered { tsc });
+                let deadline = pmu.deadline();
+                pmu.observe(Progress::Retired {
+                    ring: Ring::Kernel,
+                    insn: Default::default(),
+                });
+                pmu.observe(Progress::Left {
+                    tsc: tsc + 500,
+                    halted: 0,
+                    ring: Some(Ring::Kernel),
+                });
+                let core = pmu.core().expect("a core");
+                seen.push((
+                    deadline,
+                    pmu.needs(),
+                    core.operations(),
+                    core.holders().len(),
+                ));
+            }
+            seen
+        };
+        assert_eq!(cost(&mut both), cost(&mut alone), "{backend} {dead:x?}");
+        for n in (live.len()..).take(dead.len()) {
+            let n = u32::try_from(n).expect("a small number");
+            assert_eq!(
+                both.rdpmc(n, GUEST),
+                ReadOutcome::Value(HELD),
+                "{backend} PMC{n}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_deadline_is_the_nearest_overflow_that_interrupts() {
     let mut pmu = pmu("intel-v2", "clock", Grant::everything());
