@@ -39,6 +39,8 @@ pub(super) struct Inner {
     slots: [Slot; CAPACITY],
     groups: BTreeMap<Key, Group>,
     trials: Trials,
+    /// A vCPU was here.
+    met_vcpu: bool,
     /// Whose the blocks of slots are, for hardware events.
     blocks: [Option<OwnerId>; BLOCKS],
     next_block: usize,
@@ -64,6 +66,7 @@ impl Inner {
             slots: [Slot::Free; CAPACITY],
             groups: BTreeMap::new(),
             trials: Trials::default(),
+            met_vcpu: false,
             blocks: [None; BLOCKS],
             next_block: 0,
             thread: None,
@@ -87,24 +90,34 @@ impl Inner {
         if !plan.spec.source.is_hardware() {
             return SlotSet::below(CAPACITY);
         }
-        let fitting = self.trials.fitting(self.kernel.as_mut(), &plan.spec);
-        let first = self.block().saturating_mul(BLOCK);
-        let slots = fitting.unwrap_or(CAPACITY).min(usize::from(BLOCK));
-        SlotSet::below(slots).shifted_up(first)
+        // How many fit is tried with that many events. Who asks before there is a
+        // vCPU wants to know whether, not where.
+        let fitting = self
+            .met_vcpu
+            .then(|| self.trials.fitting(self.kernel.as_mut(), &plan.spec));
+        let slots = fitting
+            .flatten()
+            .unwrap_or(CAPACITY)
+            .min(usize::from(BLOCK));
+        let first = u8::try_from(self.block()).unwrap_or_default();
+        SlotSet::below(slots).shifted_up(first.saturating_mul(BLOCK))
     }
 
-    /// The block of the vCPU that is here; once all are given away, the one
-    /// that was given away first.
-    fn block(&mut self) -> u8 {
-        let owner = self.owner;
-        let mine = self.blocks.iter().position(|block| *block == Some(owner));
-        let at = mine.unwrap_or_else(|| {
-            let at = self.next_block;
+    /// The block of the vCPU that is here, or that it would get; once all are given
+    /// away, the one that was given away first.
+    fn block(&self) -> usize {
+        let mine = |block: &Option<OwnerId>| *block == Some(self.owner);
+        let mine = self.blocks.iter().position(mine);
+        mine.unwrap_or(self.next_block)
+    }
+
+    /// The vCPU that is here has a hardware event: it keeps its block.
+    fn take_block(&mut self) {
+        let at = self.block();
+        if self.blocks[at] != Some(self.owner) {
+            self.blocks[at] = Some(self.owner);
             self.next_block = (at + 1) % BLOCKS;
-            self.blocks[at] = Some(owner);
-            at
-        });
-        u8::try_from(at).unwrap_or_default()
+        }
     }
 
     pub(super) fn program(
@@ -142,6 +155,9 @@ impl Inner {
             });
         }
         self.set(index, Slot::Open(key));
+        if key.1 {
+            self.take_block();
+        }
         Ok(plan.provenance)
     }
 
@@ -181,6 +197,7 @@ impl Inner {
 
     /// Groups without events go when their vCPU does.
     pub(super) fn attach(&mut self, owner: OwnerId) {
+        self.met_vcpu = true;
         if owner == self.owner {
             return;
         }
