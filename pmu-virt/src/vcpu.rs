@@ -135,6 +135,9 @@ struct Logical {
     /// Why they are no longer exact, as told when it last left a place.
     loss: Option<LossReason>,
     unavailable: Option<UnavailableReason>,
+    /// The core has no source for the event, and need not be asked again. Another
+    /// core may have one.
+    dead: Option<UnavailableReason>,
 }
 
 impl Logical {

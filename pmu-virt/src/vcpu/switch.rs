@@ -32,7 +32,8 @@ impl VcpuPmu {
         let (mut before, mut refused) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.active.iter() {
             self.return_to_place(here, counter);
-            let logical = &self.counters[super::index_of(counter)];
+            let logical = &mut self.counters[super::index_of(counter)];
+            logical.dead = None;
             match (logical.times.is_enabled(), logical.unavailable) {
                 (false, _) if logical.lease.is_none() => self.active.remove(counter),
                 (true, None) if !logical.is_running() => drop(before.insert(counter)),

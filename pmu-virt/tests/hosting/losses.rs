@@ -295,3 +295,36 @@ fn what_nobody_counts_stays_told_when_it_is_written_as_it_is() {
     run(&mut rig, MS);
     assert!(rig.read(VCPU, 0, 0).0 > 0);
 }
+
+/// Drivers enable and disable their counters all the time, those of dead events too.
+#[test]
+fn a_core_is_asked_once_about_an_event_that_it_does_not_have() {
+    const DEAD: u64 = 0x53_00ff;
+    let (clocks, hand) = (clocks(16), Hand::default());
+    let mut rig = Rig::new(
+        (2, 2),
+        HostPolicy::GuestFirst,
+        || -> Box<dyn CounterBackend> {
+            Box::new(Shaky::new(SimBackend::of(&clocks), hand.clone()))
+        },
+    );
+    rig.switch(0, 0);
+    let asked = |rig: &mut Rig, selects: &[u64]| {
+        hand.asked.store(0, Ordering::Relaxed);
+        for select in selects {
+            rig.write(0, 0xc001_0200, *select);
+            run(rig, MS);
+        }
+        hand.asked.load(Ordering::Relaxed)
+    };
+    let off = DEAD & !(1 << 22);
+    assert_eq!(asked(&mut rig, &[DEAD, off, DEAD, off, DEAD, DEAD]), 1);
+    assert_eq!(asked(&mut rig, &[DEAD + 1]), 1, "another event");
+    assert_eq!(asked(&mut rig, &[CYCLES, CYCLES & !(1 << 22), CYCLES]), 1);
+    assert!(rig.value(0, 0xc001_0201) > 0);
+    assert_eq!(asked(&mut rig, &[DEAD]), 1);
+    // Another core may have it.
+    hand.asked.store(0, Ordering::Relaxed);
+    rig.switch(0, 1);
+    assert_eq!(hand.asked.load(Ordering::Relaxed), 1);
+}
