@@ -115,6 +115,18 @@ const CASES: &[Case] = &[
         },
     },
     Case {
+        name: "fences",
+        instructions: 5,
+        counts: NONE,
+        region: |a| {
+            a.nop()?;
+            a.lfence()?;
+            a.mfence()?;
+            a.sfence()?;
+            a.nop()
+        },
+    },
+    Case {
         name: "PUSHF shows no TF",
         instructions: 3,
         counts: Counts {
