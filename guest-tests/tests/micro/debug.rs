@@ -8,8 +8,8 @@ use guest_tests::micro::{
     log_value, wrmsr,
 };
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, al, dr0, dr1, dr2, dr3, dr6, dr7, dword_ptr, eax, ebx, ecx, qword_ptr,
-    r12, r14, r15, rax, rsp,
+    CodeAssembler, CodeLabel, al, dr0, dr1, dr2, dr3, dr6, dr7, dword_ptr, eax, ebx, ecx,
+    qword_ptr, r12, r14, r15, rax, rsp,
 };
 use pmu_virt::ReadOutcome;
 use vmm::micro::{KERNEL_CS, USER_CODE, USER_CS};

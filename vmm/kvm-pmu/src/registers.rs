@@ -4,7 +4,8 @@ use std::cell::Cell;
 
 use kvm_bindings::{
     KVM_CAP_SYNC_REGS, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs,
-    kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
 use vmm_sys_util::errno;
