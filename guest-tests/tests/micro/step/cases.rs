@@ -115,15 +115,25 @@ const CASES: &[Case] = &[
         },
     },
     Case {
-        name: "fences",
-        instructions: 5,
-        counts: NONE,
+        name: "KVM may lose the trap behind a fence",
+        instructions: 9,
+        counts: Counts {
+            branches: 1,
+            taken: 1,
+            ..NONE
+        },
         region: |a| {
-            a.nop()?;
-            a.lfence()?;
+            let mut over = a.create_label();
             a.mfence()?;
+            a.nop()?;
+            a.mfence()?;
+            a.lfence()?;
+            a.nop()?;
             a.sfence()?;
-            a.nop()
+            a.jmp(over)?;
+            a.set_label(&mut over)?;
+            a.endbr64()?;
+            a.lfence()
         },
     },
     Case {
