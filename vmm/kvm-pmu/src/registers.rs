@@ -4,7 +4,8 @@ use std::cell::Cell;
 
 use kvm_bindings::{
     KVM_CAP_SYNC_REGS, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs,
-    kvm_guest_debug, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
 use vmm_sys_util::errno;
@@ -125,6 +126,8 @@ ioctls! {
     set_debug_regs(regs: &kvm_debugregs) -> () = "KVM_SET_DEBUGREGS";
     /// The local APIC's registers.
     get_lapic() -> kvm_lapic_state = "KVM_GET_LAPIC";
+    /// Whether it runs, halts, or waits to be started.
+    get_mp_state() -> kvm_mp_state = "KVM_GET_MP_STATE";
     /// Sends an NMI.
     nmi() -> () = "KVM_NMI";
 }
