@@ -259,12 +259,16 @@ impl VcpuPmu {
     pub fn observe(&mut self, core: &mut CorePmu, progress: Progress) {
         let here = &mut self.here(Some(core));
         let before = self.ran;
+        if let Some(core) = here {
+            core.bank.observe(&progress);
+        }
         match progress {
             Progress::Entered { tsc } => {
                 self.entered = Some(tsc);
                 if self.hosting {
                     self.enter_hosts(here, tsc);
                 }
+                return;
             }
             Progress::Left { tsc, halted, .. } => {
                 let entered = self.entered.take().unwrap_or(tsc);
@@ -274,8 +278,10 @@ impl VcpuPmu {
             }
             Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
         }
-        self.observe_on_core(here, &progress);
-        if self.hosting && !matches!(progress, Progress::Entered { .. }) {
+        if self.needs.counting {
+            self.settle_overflows(here);
+        }
+        if self.hosting {
             self.observe_hosts(here, &progress, self.ran.wrapping_sub(before));
         }
         // After the counts: those of a counter that is taken away are gone.
@@ -284,16 +290,12 @@ impl VcpuPmu {
         }
     }
 
-    fn observe_on_core(&mut self, here: &mut Here<'_>, progress: &Progress) {
+    /// What was counted may have come to an overflow, or to the end of a turn.
+    fn settle_overflows(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
-        core.bank.observe(progress);
-        if !self.needs.counting || matches!(progress, Progress::Entered { .. }) {
-            return;
-        }
         let overflowed = core.bank.take_overflows();
         if !overflowed.is_empty() {
             self.settle_slots(here, overflowed);
-            self.freeze_if_due(here);
         }
         if self.multiplexer.is_over(self.ran) {
             self.next_timeslice(here);

@@ -78,6 +78,9 @@ pub struct ProbeReport {
     /// Where the #DB of a guest's own single step goes while breakpoints of ours are
     /// in use.
     pub guest_step_beside_ours: GuestStep,
+    /// While a breakpoint of ours is in use, the guest's own one on execution at CPL
+    /// 0 leads to its handler.
+    pub guest_breakpoint_beside_ours: bool,
 }
 
 impl ProbeReport {
@@ -100,6 +103,7 @@ impl ProbeReport {
             block_irq: host.features().guest_debug_blockirq,
             guest_step: guests::guest_step(host, false)?,
             guest_step_beside_ours: guests::guest_step(host, true)?,
+            guest_breakpoint_beside_ours: guests::guest_breakpoint(host)?,
         })
     }
 
@@ -116,6 +120,8 @@ impl ProbeReport {
         DebugQuirks {
             rf_ignored: !self.rf_honoured,
             block_irq: self.block_irq,
+            // At CPL 3 there must be none to serve.
+            serves_execution: self.guest_breakpoint_beside_ours && !self.breakpoint_cpl3,
         }
     }
 

@@ -11,6 +11,7 @@ use arbiter::{
     Auditor, Context, CounterId, Effects, GuardLimits, Layer, NoticeKind, PcrConfig, PcrUnit,
     Phase, Reason, Reply,
 };
+use kvm_pmu::{KvmPmu, ThreadContext};
 use pmu_virt::{CorePmu, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
 
@@ -105,7 +106,9 @@ impl MachineReservations {
 /// context relies on the counter ([`VcpuPmu::hypervisor_can_yield`]). Nobody can ask for the
 /// minimum of its share, so that stays. Its other notices are read and dropped.
 #[inline]
-pub fn answer_questions(pmu: &mut VcpuPmu, mut core: Option<&mut CorePmu>) {
+pub(crate) fn answer_questions(pmu: &mut KvmPmu, thread: &mut ThreadContext) {
+    let Some(pmu) = pmu.pmu_mut() else { return };
+    let mut core = thread.counters_mut();
     let waiting = |pmu: &VcpuPmu| {
         let unit = pmu.reservations();
         unit.is_some_and(|unit| unit.has_notice(Layer::Hypervisor))

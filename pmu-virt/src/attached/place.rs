@@ -147,7 +147,7 @@ impl AttachedContext {
                 continue;
             };
             match bank.find(&missing.request, &plan.constraint) {
-                Some(slot) => self.bind(plan.constraint.taken_at(slot), missing, bank),
+                Some(slots) => self.bind(slots, missing, bank),
                 None => self.missing.push(missing),
             }
         }

@@ -98,17 +98,14 @@ impl VcpuPmu {
     /// Everybody's claims, by precedence.
     fn claims(&self, core: &CorePmu) -> Claims {
         let guest = self.guest_demands(core).into_iter();
-        let guest = guest.map(|demand| (self.claimant(demand.counter), demand));
+        let vcpu = self.owner;
+        let guest = guest.map(|demand| {
+            let counter = demand.counter;
+            (Claimant::Guest { vcpu, counter }, demand)
+        });
         let hosts = self.hosts(Some(core)).filter(|_| self.hosting);
         let contexts = hosts.map(|hosted| context_claims(hosted, core));
         Claims::new(core.host.policy(), guest, contexts.collect())
-    }
-
-    pub(super) fn claimant(&self, counter: CounterId) -> Claimant {
-        Claimant::Guest {
-            vcpu: self.owner,
-            counter,
-        }
     }
 
     /// Works with one host context, and records what came of it.

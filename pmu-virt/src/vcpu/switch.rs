@@ -6,7 +6,7 @@ use pmu_model::{CountRequest, LossReason, SlotSet};
 use super::{Here, VcpuPmu, index_of};
 use crate::attached::AttachedContext;
 use crate::core_pmu::CorePmu;
-use crate::slot_bank::Settled;
+use crate::slot_bank::{Return, Settled};
 
 impl VcpuPmu {
     /// Switches the vCPU in: its counters count on `core` from now on. Those
@@ -50,7 +50,6 @@ impl VcpuPmu {
             core.bank.end_switch();
             let overflowed = core.bank.take_overflows();
             self.settle_slots(here, overflowed);
-            self.freeze_if_due(here);
         }
         self.refresh_needs(here.as_deref());
     }
@@ -65,7 +64,6 @@ impl VcpuPmu {
         let overflowed = core.bank.take_overflows();
         let here = &mut Some(core);
         self.settle_slots(here, overflowed);
-        self.freeze_if_due(here);
         if let (true, Some(core)) = (self.hosting, here) {
             self.settle_hosts(core);
         }
@@ -86,7 +84,9 @@ impl VcpuPmu {
         }
         core.bank.forget(self.owner);
         core.bank.end_switch();
-        self.freeze_if_due(&mut None);
+        if self.freeze.due {
+            self.freeze_counters(&mut None);
+        }
         self.refresh_needs(None);
     }
 
@@ -102,23 +102,15 @@ impl VcpuPmu {
         let (Some(lease), Some(core)) = (&mut logical.lease, &mut *here) else {
             return;
         };
-        if !core.bank.holds(lease) {
-            self.release_slot(here, counter);
-            return;
-        }
-        // Its control may have been written while it was away.
-        let request = *lease.request();
-        if logical.request.is_some_and(|now| now.counts_like(&request)) {
-            core.bank.found_in_place(lease);
-            if lease.is_running() {
-                lease.start(&mut core.bank);
-            } else {
-                lease.stop(Some(&mut core.bank));
+        match lease.come_back(logical.request, &mut core.bank) {
+            Return::InPlace => {}
+            Return::Lost => self.release_slot(here, counter),
+            Return::Superseded => {
+                let request = *lease.request();
+                core.bank.release(lease);
+                logical.lease = None;
+                self.leave_place(here, counter, &request, None, None);
             }
-        } else {
-            core.bank.release(lease);
-            logical.lease = None;
-            self.leave_place(here, counter, &request, None, None);
         }
     }
 
@@ -143,11 +135,9 @@ impl VcpuPmu {
         logical.times.stop(ran);
     }
 
-    /// Settles the counters on `slots`.
+    /// Settles the counters on `slots`. A PMI that this brings, or that was noted
+    /// before, freezes the counters.
     pub(super) fn settle_slots(&mut self, here: &mut Here<'_>, slots: SlotSet) {
-        if slots.is_empty() {
-            return;
-        }
         for counter in self.active.iter() {
             let lease = &mut self.counters[super::index_of(counter)].lease;
             if let Some(lease) = lease
@@ -156,6 +146,9 @@ impl VcpuPmu {
                 lease.overflowed();
                 self.settle(here, counter);
             }
+        }
+        if self.freeze.due {
+            self.freeze_counters(here);
         }
     }
 }

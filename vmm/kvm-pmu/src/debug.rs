@@ -22,6 +22,9 @@ pub struct DebugQuirks {
     pub rf_ignored: bool,
     /// KVM can hold interrupts back during a step (`KVM_GUESTDBG_BLOCKIRQ`).
     pub block_irq: bool,
+    /// KVM delivers the guest's own breakpoints on execution also while
+    /// breakpoints of ours are in use.
+    pub serves_execution: bool,
 }
 
 impl DebugQuirks {
@@ -30,6 +33,7 @@ impl DebugQuirks {
     pub const UNKNOWN: DebugQuirks = DebugQuirks {
         rf_ignored: true,
         block_irq: false,
+        serves_execution: false,
     };
 }
 
@@ -164,7 +168,10 @@ impl DebugControl {
     /// The error of `KVM_GET_DEBUGREGS`.
     pub(crate) fn refresh_guest(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
         self.seen = rdtsc();
-        let guest = GuestBreakpoints::from(&vcpu.get_debug_regs()?);
+        let mut guest = GuestBreakpoints::from(&vcpu.get_debug_regs()?);
+        if self.quirks.serves_execution {
+            guest = guest.without_execution();
+        }
         if guest != self.guest {
             self.guest = guest;
             self.replace();
@@ -178,19 +185,26 @@ impl DebugControl {
         self.fresh_for
     }
 
+    /// TSC at which the guest has to be stopped for the next look: it sets
+    /// breakpoints without an exit.
+    #[must_use]
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.is_active()
+            .then(|| self.seen.wrapping_add(self.fresh_for))
+    }
+
     /// Looks at the guest's own debug registers again, unless the last look is
-    /// recent. A breakpoint of ours that found no place has one looked for
-    /// every time: the guest may just have given it back.
+    /// recent; true if it was due. A breakpoint of ours that found no place has
+    /// one looked for every time: the guest may just have given it back.
     ///
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
-    pub(crate) fn refresh_stale(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
+    pub(crate) fn refresh_stale(&mut self, vcpu: VcpuAccess<'_>) -> Result<bool, VcpuError> {
         let stale = rdtsc().wrapping_sub(self.seen) >= self.fresh_for;
         if stale || self.unplaced() > 0 {
-            self.refresh_guest(vcpu)
-        } else {
-            Ok(())
+            self.refresh_guest(vcpu)?;
         }
+        Ok(stale)
     }
 
     fn replace(&mut self) {

@@ -273,7 +273,10 @@ impl KvmPmu {
         lent: &mut Lent<'_>,
     ) -> Result<ExitOwner, KvmPmuError> {
         let tsc = rdtsc();
-        if take_immediate_exit(fd) {
+        // A kick, or the VMM, has set it. A kick that comes in between is not lost:
+        // either it is noticed here, or the flag stays set for the next `KVM_RUN`.
+        if fd.get_kvm_run().immediate_exit != 0 {
+            fd.set_kvm_immediate_exit(0);
             lent.thread.forget_kick();
         }
         let exit = PmuExit::of(fd.get_kvm_run());
@@ -282,46 +285,44 @@ impl KvmPmu {
         let vcpu = self.registers.access(fd, self.id);
         self.traps.settle(vcpu, lent, tsc)?;
         let locked_out = self.traps.locked_out_until().is_some();
+        // A debug exit says itself where the step ended; an entry that was prevented
+        // stepped nothing.
+        let stopped = match exit {
+            PmuExit::Debug(_) => false,
+            PmuExit::Interrupted => self.traps.entered.is_some(),
+            _ => true,
+        };
+        if stopped && self.traps.stepping.is_active() {
+            self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
+        }
         let owner = match exit {
-            PmuExit::Rdmsr { index } => {
-                self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
-                match self.traps.rdmsr(vcpu, lent, index)? {
-                    Some(answer) => {
-                        answer_msr(fd.get_kvm_run(), answer);
-                        ExitOwner::Pmu
-                    }
-                    None => ExitOwner::Vmm,
+            PmuExit::Rdmsr { index } => match self.traps.rdmsr(vcpu, lent, index)? {
+                Some(answer) => {
+                    answer_msr(fd.get_kvm_run(), answer);
+                    ExitOwner::Pmu
                 }
-            }
-            PmuExit::Wrmsr { index, value } => {
-                self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
-                match self.traps.wrmsr(vcpu, lent, index, value)? {
-                    Some(done) => {
-                        answer_msr(fd.get_kvm_run(), done.then_some(0));
-                        ExitOwner::Pmu
-                    }
-                    None => ExitOwner::Vmm,
+                None => ExitOwner::Vmm,
+            },
+            PmuExit::Wrmsr { index, value } => match self.traps.wrmsr(vcpu, lent, index, value)? {
+                Some(done) => {
+                    answer_msr(fd.get_kvm_run(), done.then_some(0));
+                    ExitOwner::Pmu
                 }
-            }
+                None => ExitOwner::Vmm,
+            },
             PmuExit::Debug(debug) => {
                 self.traps.debug_exit(vcpu, lent, &debug)?;
                 ExitOwner::Pmu
             }
-            PmuExit::Interrupted => {
-                if self.traps.entered.is_some() {
-                    self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
-                }
-                ExitOwner::Pmu
-            }
-            PmuExit::Other => {
-                self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
-                ExitOwner::Vmm
-            }
+            PmuExit::Interrupted => ExitOwner::Pmu,
+            PmuExit::Other => ExitOwner::Vmm,
         };
         self.traps.entered = None;
         // A step retires, and a write of the guest's takes a slot away, only
         // while the exit is handled.
-        self.sample_pending(fd, lent.thread, lent.observer)?;
+        let vcpu = self.registers.access(fd, self.id);
+        self.traps
+            .sample_pending(vcpu, lent.thread, lent.observer)?;
         if !locked_out && let Some(until) = self.traps.locked_out_until() {
             lent.observer.event(self.id, TrapEvent::LockedOut { until });
         }
@@ -358,17 +359,6 @@ impl KvmPmu {
     }
 }
 
-/// Takes `immediate_exit` back; true if a kick, or the VMM, had set it. A kick
-/// that comes in between is not lost: either it is noticed here, or the flag stays
-/// set for the next `KVM_RUN`.
-fn take_immediate_exit(fd: &mut VcpuFd) -> bool {
-    let kicked = fd.get_kvm_run().immediate_exit != 0;
-    if kicked {
-        fd.set_kvm_immediate_exit(0);
-    }
-    kicked
-}
-
 impl Traps {
     fn locked_out_until(&self) -> Option<Tsc> {
         let until = Tsc(self.pmu.as_ref()?.locked_out_until()?);
@@ -377,7 +367,9 @@ impl Traps {
 
     /// Everything that needs the stopped vCPU.
     fn prepare(&mut self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
-        if let (Some(pmu), Some(core)) = (&mut self.pmu, lent.thread.counters_mut()) {
+        if let (Some(pmu), Some(core)) = (&mut self.pmu, lent.thread.counters_mut())
+            && (pmu.needs().stepping || self.stepping.is_active())
+        {
             let gp_handler = self.gp.gate().map(|gate| gate.handler);
             let debug = &mut self.debug;
             let stepping = &mut self.stepping;

@@ -21,8 +21,6 @@ pub struct KvmVcpu {
     id: VcpuId,
     mapping: usize,
     kicks: Arc<KickFlag>,
-    /// The last exit was from system management mode.
-    smm: bool,
 }
 
 macro_rules! ioctls {
@@ -79,7 +77,6 @@ impl KvmVcpu {
             fd,
             id,
             mapping,
-            smm: false,
         })
     }
 
@@ -95,8 +92,8 @@ impl KvmVcpu {
 
     /// Whether the last exit was from system management mode.
     #[must_use]
-    pub fn in_smm(&self) -> bool {
-        self.smm
+    pub fn in_smm(&mut self) -> bool {
+        u32::from(self.fd.get_kvm_run().flags) & KVM_RUN_X86_SMM != 0
     }
 
     /// Its descriptor, for the PMU.
@@ -116,12 +113,6 @@ impl KvmVcpu {
     /// What `KVM_RUN` failed with, except EINTR and EAGAIN, which are
     /// [`VmExit::Interrupted`].
     pub fn run(&mut self) -> Result<VmExit, VcpuError> {
-        let exit = self.enter();
-        self.smm = u32::from(self.fd.get_kvm_run().flags) & KVM_RUN_X86_SMM != 0;
-        exit
-    }
-
-    fn enter(&mut self) -> Result<VmExit, VcpuError> {
         let exit = match self.fd.run() {
             Ok(exit) => exit,
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {

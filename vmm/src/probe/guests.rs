@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use iced_x86::IcedError;
-use iced_x86::code_asm::{CodeAssembler, al, dr0, dx, eax, ecx, edx, qword_ptr, rax, rsp};
+use iced_x86::code_asm::{CodeAssembler, al, dr0, dr7, dx, eax, ecx, edx, qword_ptr, rax, rsp};
 use kvm_bindings::{KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP};
 
 use super::runner::Probe;
@@ -207,6 +207,25 @@ pub(super) fn guest_step(host: &Host, ours: bool) -> Result<GuestStep, MicroErro
     })
 }
 
+/// Whether the guest's own breakpoint on execution fires at CPL 0 while one of ours
+/// is elsewhere.
+pub(super) fn guest_breakpoint(host: &Host) -> Result<bool, MicroError> {
+    let guest = guest(0, |a| {
+        let mut target = a.create_label();
+        a.lea(rax, qword_ptr(target))?;
+        a.mov(dr0, rax)?;
+        a.mov(eax, imm(DR7_SLOT0))?;
+        a.mov(dr7, rax)?;
+        a.set_label(&mut target)?;
+        a.nop()?;
+        report(a, FAULTED)
+    })?;
+    let handler = assemble(HANDLER, |a| report(a, DONE))?;
+    let guest = guest.code(HANDLER, handler).handler(DB_VECTOR, HANDLER);
+    let mut probe = Probe::new(host, &guest)?;
+    Ok(probe.debug(KVM_GUESTDBG_USE_HW_BP, SCRATCH, DR7_SLOT0) && is_report(&probe.run()?, DONE))
+}
+
 /// An address of the micro-guest's memory, which lies below 2 GiB.
 fn imm(address: u64) -> i32 {
     i32::try_from(address).unwrap_or(0)
@@ -245,11 +264,11 @@ pub(super) fn smm(host: &Host) -> Result<bool, MicroError> {
         ..VmOptions::default()
     };
     let mut probe = Probe::with_options(host, &guest.smm(handler), &options)?;
-    let before = is_report(&probe.run()?, DONE) && !probe.vcpu().in_smm();
+    let before = is_report(&probe.run()?, DONE) && !probe.in_smm();
     // Without an in-kernel local APIC KVM takes no SMI.
     if !before || probe.vcpu().smi().is_err() {
         return Ok(false);
     }
-    let inside = is_report(&probe.run()?, FAULTED) && probe.vcpu().in_smm();
-    Ok(inside && is_report(&probe.run()?, DONE) && !probe.vcpu().in_smm())
+    let inside = is_report(&probe.run()?, FAULTED) && probe.in_smm();
+    Ok(inside && is_report(&probe.run()?, DONE) && !probe.in_smm())
 }

@@ -40,6 +40,11 @@ impl Probe {
         &self.vcpu
     }
 
+    /// Whether the last exit was from system management mode.
+    pub(super) fn in_smm(&mut self) -> bool {
+        self.vcpu.in_smm()
+    }
+
     /// Asks for guest debugging; false if KVM refuses.
     pub(super) fn debug(&self, control: u32, dr0: u64, dr7: u64) -> bool {
         let mut request = kvm_guest_debug {

@@ -5,7 +5,6 @@ use kvm_pmu::ThreadContext;
 use pmu_virt::{CorePmu, VcpuPmu};
 use vmm_control::{Job, OffCoreReason, Snapshot, serve_vcpu};
 
-use super::observe::Reports;
 use super::outcome::Runnability;
 use super::run::{RunState, Vcpu, VcpuFailure};
 use crate::control::VcpuThread;
@@ -27,14 +26,14 @@ impl RunState {
     pub(super) fn comes_to(&self, thread: &ThreadContext) {
         if let Some(host) = &self.host {
             host.run_by(thread.core().into(), VcpuThread(thread.target()));
-            self.tally.on_thread();
+            self.reports.tally.on_thread();
         }
     }
 
     /// No thread runs the vCPU from now on, or it has woken meanwhile.
     pub(super) fn note_rest(&self, runnability: Runnability) {
         if self.host.is_some() {
-            self.tally.off_thread(match runnability {
+            self.reports.tally.off_thread(match runnability {
                 Runnability::Runnable => OffCoreReason::Runnable,
                 Runnability::Idle => OffCoreReason::Idle,
                 Runnability::LockedOut { .. } | Runnability::Blocked => OffCoreReason::Held,
@@ -43,20 +42,7 @@ impl RunState {
     }
 
     /// Does the jobs of the control socket, while the guest does not run.
-    #[inline]
     pub(super) fn do_jobs(
-        &mut self,
-        kvm: &KvmVcpu,
-        thread: &mut ThreadContext,
-    ) -> Result<(), VcpuFailure> {
-        if self.has_jobs() {
-            self.do_waiting_jobs(kvm, thread)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn do_waiting_jobs(
         &mut self,
         kvm: &KvmVcpu,
         thread: &mut ThreadContext,
@@ -66,24 +52,24 @@ impl RunState {
             return Ok(());
         };
         while let Some(job) = host.take() {
-            serve_vcpu(job, pmu, core, &self.tally);
+            serve_vcpu(job, pmu, core, &self.reports.tally);
         }
-        self.sample_pending(kvm, thread)
+        if pmu.has_host_overflow(core) {
+            self.sample_pending(kvm, thread)
+        } else {
+            Ok(())
+        }
     }
 
     /// Counters of tools that have overflowed get their samples and notices,
     /// before the guest runs on.
-    #[inline]
-    pub(super) fn sample_pending(
+    fn sample_pending(
         &mut self,
         kvm: &KvmVcpu,
         thread: &mut ThreadContext,
     ) -> Result<(), VcpuFailure> {
-        let mut reports = Reports {
-            observer: &mut *self.observer,
-            tally: &mut self.tally,
-        };
-        Ok(self.pmu.sample_pending(kvm.fd(), thread, &mut reports)?)
+        let reports = &mut self.reports;
+        Ok(self.pmu.sample_pending(kvm.fd(), thread, reports)?)
     }
 }
 
@@ -115,7 +101,7 @@ impl Vcpu {
 
     /// Its quantities now; asked on the thread that has it.
     pub(crate) fn quantities(&self) -> Snapshot {
-        Snapshot::of(&self.core.tally)
+        Snapshot::of(&self.core.reports.tally)
     }
 
     /// `core` has it from now on.
@@ -141,7 +127,7 @@ impl Vcpu {
     /// on, if it was on one.
     pub(crate) fn close_endpoint(&mut self, core: Option<&mut CorePmu>) {
         if let Some(host) = self.core.host.take() {
-            host.close(self.core.pmu.pmu_mut(), core, &self.core.tally);
+            host.close(self.core.pmu.pmu_mut(), core, &self.core.reports.tally);
         }
     }
 }

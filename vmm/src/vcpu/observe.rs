@@ -66,12 +66,13 @@ impl Observer for PmuLog {
 
 /// Counts for host tools what the PMU reports, and passes it on.
 #[derive(Debug)]
-pub(super) struct Reports<'a> {
-    pub(super) observer: &'a mut dyn Observer,
-    pub(super) tally: &'a mut VcpuQuantities,
+pub(super) struct Reports {
+    pub(super) observer: Box<dyn Observer>,
+    /// What host tools can ask for.
+    pub(super) tally: VcpuQuantities,
 }
 
-impl TrapObserver for Reports<'_> {
+impl TrapObserver for Reports {
     fn event(&mut self, vcpu: VcpuId, event: TrapEvent) {
         match &event {
             TrapEvent::Rdpmc { .. } => self.tally.count_as_rdpmc(),
@@ -88,6 +89,6 @@ impl TrapObserver for Reports<'_> {
     }
 
     fn quantities(&self) -> &dyn Quantities {
-        self.tally
+        &self.tally
     }
 }

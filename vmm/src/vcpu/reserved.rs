@@ -9,7 +9,6 @@ use pmu_virt::VcpuPmu;
 use vmm_control::OffCoreReason;
 
 use super::run::{RunState, VcpuFailure};
-use crate::reservations::answer_questions;
 use crate::sys::nap;
 
 /// Nothing but a kick ends a wait of this length.
@@ -28,7 +27,7 @@ impl RunState {
             let ns = ticks * 1_000_000 / u128::from(self.pmu.tsc_khz());
             Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
         });
-        self.tally.off_thread(OffCoreReason::Held);
+        self.reports.tally.off_thread(OffCoreReason::Held);
         let began = Instant::now();
         let waited = nap(time, || !self.control.stopping() && !self.has_jobs());
         // The vCPU's thread is its core: nothing ran there.
@@ -36,16 +35,12 @@ impl RunState {
         if let (Some(pmu), Some(core)) = (self.pmu.pmu_mut(), thread.counters_mut()) {
             pmu.with_core(core, |core| core.pass_idle(ns));
         }
-        self.tally.on_thread();
+        self.reports.tally.on_thread();
         waited.map_err(VcpuFailure::Wait)
     }
 
     /// Once the firmware's phase is over: does it hold what it was to hold?
-    #[inline]
     pub(super) fn compare_firmware(&mut self, id: VcpuId) {
-        if self.firmware.is_none() {
-            return;
-        }
         let unit = self.pmu.pmu().and_then(VcpuPmu::reservations);
         let Some(unit) = unit.filter(|unit| unit.phase().is_over()) else {
             return;
@@ -54,14 +49,6 @@ impl RunState {
         let expected = self.firmware.take();
         if let Some(difference) = expected.and_then(|expected| expected.compare(held)) {
             log::warn!("{id}: {difference}");
-        }
-    }
-
-    /// Gives the hypervisor's answers to what it was asked.
-    #[inline]
-    pub(super) fn answer_questions(&mut self, thread: &mut ThreadContext) {
-        if let Some(pmu) = self.pmu.pmu_mut() {
-            answer_questions(pmu, thread.counters_mut());
         }
     }
 }

@@ -15,6 +15,7 @@ use super::platform::Platform;
 use crate::control::{VcpuHalts, exit_kind};
 use crate::firmware::Expected;
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
+use crate::reservations::answer_questions;
 
 /// What other threads may do to a vCPU.
 #[derive(Debug, Default)]
@@ -118,11 +119,9 @@ pub(super) struct RunState {
     pub(super) pmu: KvmPmu,
     pub(super) platform: Arc<dyn Platform>,
     pub(super) control: Arc<VcpuControl>,
-    pub(super) observer: Box<dyn Observer>,
+    pub(super) reports: Reports,
     /// Until it was compared.
     pub(super) firmware: Option<Expected>,
-    /// What host tools can ask for.
-    pub(super) tally: VcpuQuantities,
     pub(super) host: Option<ControlEndpoint>,
 }
 
@@ -139,9 +138,11 @@ impl Vcpu {
                 pmu: parts.pmu,
                 platform: parts.platform,
                 control: parts.control,
-                observer: parts.observer,
+                reports: Reports {
+                    observer: parts.observer,
+                    tally,
+                },
                 firmware: parts.firmware,
-                tally,
                 host: parts.host,
             },
         }
@@ -256,7 +257,7 @@ impl RunState {
                 return Ok(RunOutcome::Ended(VcpuEnd::Stopped));
             }
             // Where vCPUs share cores, the core does their jobs.
-            if timeslice.is_none() {
+            if timeslice.is_none() && self.has_jobs() {
                 self.do_jobs(kvm, thread)?;
             }
             let locked_out = self.pmu.locked_out_until();
@@ -277,12 +278,17 @@ impl RunState {
                 }
                 Some(_) => {}
             }
-            self.before_entry(kvm, thread)?;
+            answer_questions(&mut self.pmu, thread);
+            let (pmu, mut lent) = self.lend(thread);
+            pmu.before_entry(kvm.fd_mut(), &mut lent)?;
             let exit = kvm.run()?;
             complete = exit == VmExit::Interrupted;
-            self.tally.count_exit(exit_kind(&exit));
-            let owner = self.after_exit(kvm, thread)?;
-            self.compare_firmware(kvm.id());
+            self.reports.tally.count_exit(exit_kind(&exit));
+            let (pmu, mut lent) = self.lend(thread);
+            let owner = pmu.after_exit(kvm.fd_mut(), &mut lent)?;
+            if self.firmware.is_some() {
+                self.compare_firmware(kvm.id());
+            }
             if owner == ExitOwner::Vmm
                 && let Some(end) = self.handle(kvm, exit)?
             {
@@ -292,50 +298,17 @@ impl RunState {
         }
     }
 
-    fn before_entry(
-        &mut self,
-        kvm: &mut KvmVcpu,
-        thread: &mut ThreadContext,
-    ) -> Result<(), VcpuFailure> {
-        self.answer_questions(thread);
-        Ok(self.with_pmu(thread, |pmu, lent| pmu.before_entry(kvm.fd_mut(), lent))?)
-    }
-
-    /// Before a `KVM_RUN` that only looks for what would wake the vCPU.
-    pub(super) fn before_probe(
-        &mut self,
-        kvm: &mut KvmVcpu,
-        thread: &mut ThreadContext,
-    ) -> Result<(), VcpuFailure> {
-        self.answer_questions(thread);
-        Ok(self.with_pmu(thread, |pmu, lent| pmu.before_probe(kvm.fd_mut(), lent))?)
-    }
-
-    /// After every `KVM_RUN`.
-    pub(super) fn after_exit(
-        &mut self,
-        kvm: &mut KvmVcpu,
-        thread: &mut ThreadContext,
-    ) -> Result<ExitOwner, VcpuFailure> {
-        Ok(self.with_pmu(thread, |pmu, lent| pmu.after_exit(kvm.fd_mut(), lent))?)
-    }
-
-    /// Does `act` with the PMU and what it needs of the vCPU's surroundings.
-    fn with_pmu<R>(
-        &mut self,
-        thread: &mut ThreadContext,
-        act: impl FnOnce(&mut KvmPmu, &mut Lent<'_>) -> R,
-    ) -> R {
-        let mut reports = Reports {
-            observer: &mut *self.observer,
-            tally: &mut self.tally,
-        };
-        let mut lent = Lent {
+    /// The PMU, and what it needs of the vCPU's surroundings.
+    pub(super) fn lend<'a>(
+        &'a mut self,
+        thread: &'a mut ThreadContext,
+    ) -> (&'a mut KvmPmu, Lent<'a>) {
+        let lent = Lent {
             vm: self.vm.fd(),
             memory: self.vm.memory(),
             thread,
-            observer: &mut reports,
+            observer: &mut self.reports,
         };
-        act(&mut self.pmu, &mut lent)
+        (&mut self.pmu, lent)
     }
 }

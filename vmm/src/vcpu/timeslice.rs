@@ -2,12 +2,13 @@
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use kvm_pmu::{ExitOwner, ThreadContext, Tsc};
-use pmu_virt::{CorePmu, VcpuPmu};
+use pmu_virt::VcpuPmu;
 
 use super::outcome::{RunOutcome, Runnability, Timeslice};
 use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
 use crate::kvm::{KvmVcpu, VcpuError};
+use crate::reservations::answer_questions;
 use crate::sys::{SignalMask, rdtsc};
 
 /// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
@@ -83,10 +84,13 @@ impl Vcpu {
         let core = &mut self.core;
         // A vCPU that halts is not left again, and time goes on for its leases.
         core.pmu.tick(thread.counters_mut(), Tsc::now());
-        core.before_probe(&mut self.kvm, thread)?;
+        answer_questions(&mut core.pmu, thread);
+        let (pmu, mut lent) = core.lend(thread);
+        pmu.before_probe(self.kvm.fd_mut(), &mut lent)?;
         // A look is no exit of the guest, so tools do not see it.
         let exit = self.kvm.run()?;
-        if core.after_exit(&mut self.kvm, thread)? == ExitOwner::Vmm
+        let (pmu, mut lent) = core.lend(thread);
+        if pmu.after_exit(self.kvm.fd_mut(), &mut lent)? == ExitOwner::Vmm
             && let Some(end) = core.handle(&mut self.kvm, exit)?
         {
             return Ok(RunOutcome::Ended(end));
@@ -98,25 +102,9 @@ impl Vcpu {
         Ok(RunOutcome::Paused(runnability))
     }
 
-    /// Its PMU counts on `core` from now on.
-    pub fn attach(&mut self, core: &mut CorePmu) {
-        if let Some(pmu) = self.core.pmu.pmu_mut() {
-            pmu.attach(core);
-        }
-    }
-
-    /// Its PMU counts no more; its counts stay on `core`, on which it was.
-    pub fn park(&mut self, core: &mut CorePmu) {
-        if let Some(pmu) = self.core.pmu.pmu_mut() {
-            pmu.park(core);
-        }
-    }
-
-    /// Takes its counts off `core`, on which it was parked.
-    pub fn leave(&mut self, core: &mut CorePmu) {
-        if let Some(pmu) = self.core.pmu.pmu_mut() {
-            pmu.leave(core);
-        }
+    /// Its PMU, which gets the counters of a core and gives them back.
+    pub(crate) fn pmu_mut(&mut self) -> Option<&mut VcpuPmu> {
+        self.core.pmu.pmu_mut()
     }
 
     /// Could it run?

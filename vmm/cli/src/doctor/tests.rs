@@ -37,6 +37,7 @@ fn faithful() -> ProbeReport {
         smm: true,
         guest_step: GuestStep::ToGuest,
         guest_step_beside_ours: GuestStep::ToUs,
+        guest_breakpoint_beside_ours: false,
     }
 }
 

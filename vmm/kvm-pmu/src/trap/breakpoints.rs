@@ -47,6 +47,17 @@ impl GuestBreakpoints {
         (0..SLOTS).filter(|&slot| !self.uses(slot)).count()
     }
 
+    /// Without its breakpoints on execution, whose slots are free then.
+    #[must_use]
+    pub(crate) fn without_execution(mut self) -> Self {
+        for slot in 0..SLOTS {
+            if self.executes(slot) {
+                self.dr7 &= !(3 << (2 * slot));
+            }
+        }
+        self
+    }
+
     /// True if slot `slot` breaks on execution (RW = 0).
     fn executes(&self, slot: usize) -> bool {
         self.dr7 >> (16 + 4 * slot) & 3 == 0
@@ -178,6 +189,13 @@ mod tests {
         let placed = Placement::new(guest([1, 2, 3, 4], 0x55), &[OURS]);
         assert_eq!(placed.unplaced(), 1);
         assert_eq!(placed.db, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn breakpoints_on_execution_can_be_left_to_kvm() {
+        // Slots 0 and 2 on execution, slot 1 on writes of 8 bytes.
+        let guest = guest([1, 2, 3, 4], 0x90_0415).without_execution();
+        assert_eq!((guest.dr7, guest.free()), (0x90_0404, 3));
     }
 
     fn check(dr6: u64, stepping: bool, expected: DebugCause) {
