@@ -281,7 +281,7 @@ impl KvmPmu {
         // either it is noticed here, or the flag stays set for the next `KVM_RUN`.
         if fd.get_kvm_run().immediate_exit != 0 {
             fd.set_kvm_immediate_exit(0);
-            lent.thread.forget_kick();
+            lent.thread.kicked(self.traps.entered, tsc);
         }
         let exit = PmuExit::of(fd.get_kvm_run());
         let debug_exit = matches!(exit, PmuExit::Debug(_));
