@@ -1,6 +1,6 @@
 //! Onto a core and off it, and what counting needs of the VMM there.
 
-use arbiter::{CounterId, CounterSet};
+use arbiter::{CounterId, CounterSet, PcrUnit};
 use pmu_model::{CountRequest, LossReason, SlotSet};
 
 use super::{Here, VcpuPmu, index_of};
@@ -179,6 +179,16 @@ impl VcpuPmu {
     #[inline]
     pub fn needs(&self) -> Needs {
         self.needs
+    }
+
+    /// Whether the guest may read a counter soon: it has one enabled, also one that
+    /// nobody counts for, or believes so, as somebody else has reserved one.
+    #[inline]
+    #[must_use]
+    pub fn may_be_read(&self) -> bool {
+        let enabled = |counter| self.counters[index_of(counter)].times.is_enabled();
+        let reserved = |unit: &PcrUnit| !unit.bank().held().is_empty();
+        self.active.iter().any(enabled) || self.reservations().is_some_and(reserved)
     }
 
     pub(super) fn refresh_needs(&mut self, core: Option<&CorePmu>) {

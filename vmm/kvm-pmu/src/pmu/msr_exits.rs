@@ -115,27 +115,10 @@ impl Traps {
         lent.observer.event(vcpu.id(), event);
         if written.starts_counting {
             self.registers_wanted = SYNCED_EXITS;
-            self.arm_rdpmc(vcpu, lent)?;
+            // Whoever programs counters will read them.
+            self.watch_gp_handler(vcpu, lent)?;
         }
         Ok(Some(done))
-    }
-
-    /// A guest that programs counters will read them: watch its #GP handler.
-    fn arm_rdpmc(&mut self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
-        let full = self.gp.arm(vcpu, lent.memory, &mut self.debug)?;
-        if full {
-            // Once: a guest that takes and leaves the last one in turn must not
-            // fill the host's log.
-            if !std::mem::replace(&mut self.warned_full, true) {
-                log::warn!(
-                    "{}: the guest uses all four debug registers, its RDPMC will fault",
-                    vcpu.id()
-                );
-            }
-            lent.observer
-                .event(vcpu.id(), TrapEvent::DebugRegistersFull);
-        }
-        Ok(())
     }
 }
 
