@@ -123,7 +123,14 @@ impl GpWatch {
     /// The vCPU goes into its `KVM_RUN`; false if [`GpWatch::arm`] is due before.
     #[inline]
     pub(crate) fn enter(&mut self, thread: KickTarget) -> bool {
-        self.traps.enter(thread) || self.gate.is_none() && self.traps.enter(thread)
+        if self.traps.enter(thread) {
+            return true;
+        }
+        if self.gate.is_none() {
+            // Nothing to look at.
+            self.traps.unwatch();
+        }
+        false
     }
 
     /// The vCPU is outside of its `KVM_RUN`. True if handlers were patched or

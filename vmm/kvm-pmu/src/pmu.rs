@@ -238,8 +238,10 @@ impl KvmPmu {
         let traps = &mut self.traps;
         traps.prepare(vcpu, lent)?;
         while !traps.gp.enter(lent.thread.target()) {
-            traps.watch_gp_handler(vcpu, lent)?;
-            traps.debug.apply(vcpu)?;
+            if traps.gp.gate().is_some() {
+                traps.watch_gp_handler(vcpu, lent)?;
+                traps.debug.apply(vcpu)?;
+            }
         }
         let (at_once, sync) = traps.next_entry(lent.thread);
         if at_once {
@@ -273,8 +275,22 @@ impl KvmPmu {
         Ok(())
     }
 
-    /// Takes in what a `KVM_RUN` ended with, also one that failed with EINTR, EAGAIN
-    /// or EFAULT: settles the counts, and answers the exit if it is the PMU's.
+    /// As [`KvmPmu::after_exit`], of a `KVM_RUN` that failed with EFAULT. The guest may
+    /// have stored to a page that the PMU has made read-only.
+    ///
+    /// # Errors
+    /// As [`KvmPmu::before_entry`].
+    pub fn after_fault(
+        &mut self,
+        fd: &mut VcpuFd,
+        lent: &mut Lent<'_>,
+    ) -> Result<ExitOwner, KvmPmuError> {
+        PmuExit::note_fault(fd.get_kvm_run());
+        self.after_exit(fd, lent)
+    }
+
+    /// Takes in what a `KVM_RUN` ended with, also one that failed with EINTR or
+    /// EAGAIN: settles the counts, and answers the exit if it is the PMU's.
     ///
     /// # Errors
     /// As [`KvmPmu::before_entry`].
@@ -342,7 +358,7 @@ impl KvmPmu {
             }
             PmuExit::MemoryFault { address } => {
                 self.traps
-                    .handler_fault(lent, self.id, Some(address), handlers_changed)
+                    .handler_fault(lent, self.id, address, handlers_changed)
             }
             PmuExit::InternalError => {
                 self.traps

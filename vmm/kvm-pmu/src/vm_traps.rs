@@ -283,18 +283,16 @@ impl VcpuTraps {
         self.vm.mode
     }
 
-    /// The vCPU goes into its `KVM_RUN` on `thread`. False if something has changed:
-    /// it is still outside, and its watch is to be looked at.
+    /// The vCPU goes into its `KVM_RUN` on `thread`. False if something has changed
+    /// since it called [`VcpuTraps::watch`] or [`VcpuTraps::unwatch`]: it is still
+    /// outside.
     #[inline]
-    pub(crate) fn enter(&mut self, thread: KickTarget) -> bool {
+    pub(crate) fn enter(&self, thread: KickTarget) -> bool {
         self.inside.0.store(thread.thread(), Ordering::SeqCst);
         if self.vm.changes.load(Ordering::SeqCst) == self.seen {
             return true;
         }
         self.leave();
-        // Whoever makes a change holds it.
-        let _made = self.vm.lock();
-        self.seen = self.vm.changes.load(Ordering::Relaxed);
         false
     }
 

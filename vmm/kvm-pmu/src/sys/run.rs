@@ -39,8 +39,8 @@ pub(crate) enum PmuExit {
     },
     /// An access to memory that KVM cannot do; it takes place when the guest runs on.
     MemoryFault {
-        /// Guest-physical address of its page.
-        address: u64,
+        /// Guest-physical address of its page, where KVM tells it.
+        address: Option<u64>,
     },
     /// KVM gave up on an instruction, which has not been executed.
     InternalError,
@@ -123,11 +123,21 @@ impl PmuExit {
             KVM_EXIT_MEMORY_FAULT => {
                 // SAFETY: the exit reason selects `memory_fault`.
                 let fault = unsafe { run.__bindgen_anon_1.memory_fault };
-                Self::MemoryFault { address: fault.gpa }
+                Self::MemoryFault {
+                    address: (fault.size != 0).then_some(fault.gpa),
+                }
             }
             KVM_EXIT_INTERNAL_ERROR => Self::InternalError,
             KVM_EXIT_INTR => Self::Interrupted,
             _ => Self::Other,
+        }
+    }
+
+    /// Notes that `KVM_RUN` failed with EFAULT, which KVM may have said no more about.
+    pub(crate) fn note_fault(run: &mut kvm_run) {
+        if run.exit_reason != KVM_EXIT_MEMORY_FAULT {
+            run.exit_reason = KVM_EXIT_MEMORY_FAULT;
+            run.__bindgen_anon_1.memory_fault = Default::default();
         }
     }
 

@@ -110,6 +110,7 @@ fn a_vcpu_looks_again_after_a_change() {
     first.leave();
     assert!(second.has_news());
     assert!(!second.enter(thread), "it has not seen the patch");
+    second.unwatch();
     assert!(second.enter(thread));
 }
 
@@ -127,7 +128,9 @@ fn nobody_is_inside_during_a_change() {
                 let thread = KickTarget::current();
                 let mut vcpu = VcpuTraps::new(traps.clone(), VcpuId(id));
                 for round in 0..2000 {
-                    while !vcpu.enter(thread) {}
+                    while !vcpu.enter(thread) {
+                        vcpu.unwatch();
+                    }
                     let before = byte(memory);
                     assert!(!changing.load(Ordering::SeqCst));
                     assert_eq!(byte(memory), before);
