@@ -20,12 +20,13 @@ use crate::trap::{
 };
 use crate::vm_traps::{TrapMode, VcpuTraps, VmTraps};
 
-/// Parts of a second for which no counter is enabled before the watch ends. A guest
-/// reads a counter after it has stopped it, and may be interrupted in between.
-const IDLE_LOOKS: u8 = 4;
+/// Looks that find no counter enabled before the watch ends. A guest reads a counter
+/// after it has stopped it, and may be interrupted in between; an RDPMC that nobody
+/// watches for is the end of its kernel.
+const IDLE_LOOKS: u8 = 10;
 /// Milliseconds between two of them. The guest runs between any two, however long
 /// the host was asleep.
-const IDLE_LOOK_MS: u64 = 250;
+const IDLE_LOOK_MS: u64 = 500;
 
 /// Where the #GP handler of one vCPU is, and how it is watched.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub(crate) struct GpWatch {
     armed: Armed,
     /// What the handler begins with, where an OUT stands in for it.
     displaced: Option<Displaced>,
+    /// A store of this vCPU's to the handler's page is to take place at its next entry.
+    storing: bool,
     /// TSC at which the handler is to be looked at again.
     look_at: Option<u64>,
     /// No counter is enabled: TSC of the next look, and looks that are left.
@@ -111,6 +114,7 @@ impl GpWatch {
             traps: VcpuTraps::new(traps, vcpu),
             armed: Armed::Nothing,
             displaced: None,
+            storing: false,
             look_at: None,
             idle: None,
         }
@@ -118,6 +122,13 @@ impl GpWatch {
 
     pub(crate) fn vm(&self) -> &VmTraps {
         self.traps.vm()
+    }
+
+    /// The guest could not do a store: opens `page`, or all that are protected if it is
+    /// not known. True if the store can take place now, at the next entry.
+    pub(crate) fn written(&mut self, page: Option<u64>) -> bool {
+        self.storing = self.traps.vm().written(page);
+        self.storing
     }
 
     /// The vCPU goes into its `KVM_RUN`; false if [`GpWatch::arm`] is due before.
@@ -136,8 +147,9 @@ impl GpWatch {
     /// The vCPU is outside of its `KVM_RUN`. True if handlers were patched or
     /// restored meanwhile.
     #[inline]
-    pub(crate) fn leave(&self) -> bool {
+    pub(crate) fn leave(&mut self) -> bool {
         self.traps.leave();
+        self.storing = false;
         self.traps.has_news()
     }
 
@@ -213,6 +225,10 @@ impl GpWatch {
             self.traps.unwatch();
         }
         let patched = site.and_then(|(at, displaced)| {
+            if self.storing {
+                self.traps.unwatch();
+                return Err(PatchRefusal::JustWritten);
+            }
             self.traps.watch(at, displaced)?;
             Ok(displaced)
         });
@@ -257,7 +273,7 @@ impl GpWatch {
         earliest(self.look_at, self.idle.map(|(at, _)| at))
     }
 
-    /// Ends the watch when no counter has been `enabled` for a second.
+    /// Ends the watch when no counter has been `enabled` for some seconds.
     pub(crate) fn rest(&mut self, enabled: bool, debug: &mut DebugControl, tsc_khz: u32) {
         if enabled || self.gate.is_none() {
             self.idle = None;

@@ -102,13 +102,13 @@ impl Traps {
     /// An access that KVM could not do, perhaps because it was a store to the page of
     /// a handler that is patched, or was until the exit (`changed`). It is tried again.
     pub(super) fn handler_fault(
-        &self,
+        &mut self,
         lent: &mut Lent<'_>,
         vcpu: VcpuId,
         page: Option<u64>,
         changed: bool,
     ) -> ExitOwner {
-        if self.gp.vm().written(page) {
+        if self.gp.written(page) {
             lent.observer.event(vcpu, TrapEvent::HandlerWritten);
         } else if !changed {
             return ExitOwner::Vmm;
