@@ -61,6 +61,12 @@ impl LegacyMap {
         map
     }
 
+    /// Whether every counter has its own name.
+    #[inline]
+    pub fn is_identity(&self) -> bool {
+        !self.renames
+    }
+
     /// The names that have a counter.
     #[inline]
     pub fn names(&self) -> CounterSet {

@@ -5,6 +5,7 @@
 //! - [`l1`]: a machine with a KVM whose behaviour is known, behind `cargo l1`.
 //! - [`linux`]: an unmodified Linux with `perf`, for tests end to end.
 //! - [`umpire`]: where the program under test is, and what this machine lacks for a test.
+//! - [`vm`]: a VM that the tools of a test look at.
 //!
 //! `docs/testing.md` says how they are used.
 #![deny(unsafe_code)]
@@ -15,3 +16,4 @@ pub mod l1;
 pub mod linux;
 pub mod micro;
 pub mod umpire;
+pub mod vm;

@@ -7,6 +7,8 @@ mod crates;
 mod invariants;
 #[path = "house/modules.rs"]
 mod modules;
+#[path = "house/sources.rs"]
+mod sources;
 
 use std::path::{Path, PathBuf};
 

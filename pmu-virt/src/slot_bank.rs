@@ -11,12 +11,11 @@ mod lease;
 mod places;
 
 pub use claimant::{Claimant, HolderReport};
-pub(crate) use lease::{FinalReading, Settled, SlotLease};
+pub(crate) use lease::{FinalReading, Return, Settled, SlotLease};
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU64;
 
-use pmu_model::{CountRequest, OwnerId, Progress, Reading, SlotIndex, SlotSet};
+use pmu_model::{CountRequest, OwnerId, Progress, SlotSet};
 
 use crate::backend::CounterBackend;
 
@@ -143,14 +142,15 @@ impl SlotBank {
         self.attached
     }
 
-    /// Makes `owner` the vCPU that counts. Everything was paused before.
+    /// Makes `owner` the vCPU that counts, and stops what counted for another one.
     pub(crate) fn attach(&mut self, owner: OwnerId) {
+        self.pause();
         self.attached = Some(owner);
         self.backend.attach(owner);
     }
 
     /// Stops what is running.
-    pub(crate) fn pause(&mut self) {
+    fn pause(&mut self) {
         if self.running.is_empty() {
             return;
         }
@@ -169,73 +169,14 @@ impl SlotBank {
 
     /// The switch ends.
     pub(crate) fn end_switch(&mut self) {
-        if let Some(batch) = self.batch.take() {
-            self.resume(batch);
+        let batch = self.batch.take().unwrap_or(SlotSet::EMPTY);
+        let stopped = batch.difference(self.running);
+        if !stopped.is_empty() {
+            self.running = self.running.union(stopped);
+            self.operations += 1;
+            self.backend.resume(stopped);
         }
         self.stats.operations += self.operations - self.booked;
-    }
-
-    /// Starts a set of slots of the attached vCPU as one.
-    fn resume(&mut self, slots: SlotSet) {
-        let stopped = slots.difference(self.running);
-        if stopped.is_empty() {
-            return;
-        }
-        self.running = self.running.union(stopped);
-        self.operations += 1;
-        self.backend.resume(stopped);
-    }
-
-    fn start(&mut self, slot: SlotIndex) {
-        if let Some(batch) = &mut self.batch {
-            batch.insert(slot);
-            return;
-        }
-        self.running.insert(slot);
-        self.operations += 1;
-        self.backend.start(slot);
-    }
-
-    fn stop(&mut self, slot: SlotIndex) {
-        if let Some(batch) = &mut self.batch {
-            batch.remove(slot);
-        }
-        if !self.running.contains(slot) {
-            return;
-        }
-        self.running.remove(slot);
-        self.operations += 1;
-        self.backend.stop(slot);
-    }
-
-    /// The count of a lease's slot; none if somebody else has it by now.
-    #[inline]
-    fn read(&mut self, lease: &SlotLease) -> Option<Reading> {
-        let resident = self
-            .residents
-            .get_mut(usize::from(lease.slot().0))?
-            .as_mut()?;
-        if resident.stamp != lease.stamp() {
-            return None;
-        }
-        self.operations += 1;
-        self.stale.remove(lease.slot());
-        let reading = self.backend.read(lease.slot());
-        resident.seen = count_of(reading);
-        Some(reading)
-    }
-
-    /// A slot without an armed overflow is not disarmed again.
-    fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
-        self.flagged.remove(slot);
-        self.flagged_hosts.remove(slot);
-        match after {
-            Some(_) => self.armed.insert(slot),
-            None if self.armed.contains(slot) => self.armed.remove(slot),
-            None => return,
-        }
-        self.operations += 1;
-        self.backend.arm(slot, after);
     }
 
     pub(crate) fn observe(&mut self, progress: &Progress) {
@@ -256,10 +197,14 @@ impl SlotBank {
         let (mut guests, mut hosts) = (SlotSet::EMPTY, SlotSet::EMPTY);
         for slot in self.flagged.iter() {
             match self.occupant(slot).map(|resident| resident.claimant) {
-                Some(claimant) if !self.is_present(&claimant) => {}
-                Some(Claimant::Guest { .. }) => guests.insert(slot),
-                Some(Claimant::Context { .. }) => hosts.insert(slot),
-                None => {}
+                Some(Claimant::Guest { vcpu, .. }) if self.attached == Some(vcpu) => {
+                    guests.insert(slot);
+                }
+                Some(Claimant::Context { vcpu, .. }) if vcpu.is_none() || self.attached == vcpu => {
+                    hosts.insert(slot);
+                }
+                // Its vCPU hears of it when it is back.
+                Some(_) | None => {}
             }
         }
         self.flagged = self.flagged.difference(guests).difference(hosts);
@@ -267,7 +212,8 @@ impl SlotBank {
         guests
     }
 
-    /// The same of host contexts, as of the last [`SlotBank::take_overflows`].
+    /// Overflows of host contexts' counters, as of the last
+    /// [`SlotBank::take_overflows`].
     pub(crate) fn take_host_overflows(&mut self) -> SlotSet {
         std::mem::take(&mut self.flagged_hosts)
     }
@@ -289,13 +235,5 @@ impl SlotBank {
             self.pause();
             self.attached = None;
         }
-    }
-}
-
-/// The count itself, if there is one.
-fn count_of(reading: Reading) -> Option<u64> {
-    match reading {
-        Reading::Counted { value, .. } => Some(value),
-        Reading::Unavailable(_) => None,
     }
 }

@@ -39,33 +39,22 @@ impl PmiThrottle {
 
     /// A PMI is due at `now`. While one is waiting, others join it.
     pub fn request(&mut self, now: u64) -> ThrottleDecision {
-        if let Some(at) = self.waiting {
-            if now < at {
-                return ThrottleDecision::Late { at };
-            }
-            self.deliver(now);
-            return ThrottleDecision::Deliver;
+        let next = self.last.map_or(0, |last| last.saturating_add(self.floor));
+        let at = self.waiting.unwrap_or(next);
+        if now < at {
+            self.late += u64::from(self.waiting.is_none());
+            self.waiting = Some(at);
+            return ThrottleDecision::Late { at };
         }
-        match self.last.map(|last| last.saturating_add(self.floor)) {
-            Some(at) if now < at => {
-                self.late += 1;
-                self.waiting = Some(at);
-                ThrottleDecision::Late { at }
-            }
-            _ => {
-                self.deliver(now);
-                ThrottleDecision::Deliver
-            }
-        }
+        self.last = Some(now);
+        self.waiting = None;
+        self.delivered += 1;
+        ThrottleDecision::Deliver
     }
 
     /// Whether a late PMI is to be injected at `now`; true once for each.
     pub fn due(&mut self, now: u64) -> bool {
-        let due = self.waiting.is_some_and(|at| now >= at);
-        if due {
-            self.deliver(now);
-        }
-        due
+        self.waiting.is_some_and(|at| now >= at) && self.request(now) == ThrottleDecision::Deliver
     }
 
     /// TSC value at which a waiting PMI comes due: a deadline for a kick.
@@ -87,11 +76,5 @@ impl PmiThrottle {
     pub fn reset(&mut self) {
         self.last = None;
         self.waiting = None;
-    }
-
-    fn deliver(&mut self, now: u64) {
-        self.last = Some(now);
-        self.waiting = None;
-        self.delivered += 1;
     }
 }

@@ -135,6 +135,9 @@ struct Logical {
     /// Why they are no longer exact, as told when it last left a place.
     loss: Option<LossReason>,
     unavailable: Option<UnavailableReason>,
+    /// The core has no source for the event, and need not be asked again. Another
+    /// core may have one.
+    dead: Option<UnavailableReason>,
 }
 
 impl Logical {
@@ -259,12 +262,16 @@ impl VcpuPmu {
     pub fn observe(&mut self, core: &mut CorePmu, progress: Progress) {
         let here = &mut self.here(Some(core));
         let before = self.ran;
+        if let Some(core) = here {
+            core.bank.observe(&progress);
+        }
         match progress {
             Progress::Entered { tsc } => {
                 self.entered = Some(tsc);
                 if self.hosting {
                     self.enter_hosts(here, tsc);
                 }
+                return;
             }
             Progress::Left { tsc, halted, .. } => {
                 let entered = self.entered.take().unwrap_or(tsc);
@@ -274,8 +281,10 @@ impl VcpuPmu {
             }
             Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
         }
-        self.observe_on_core(here, &progress);
-        if self.hosting && !matches!(progress, Progress::Entered { .. }) {
+        if self.needs.counting {
+            self.settle_overflows(here);
+        }
+        if self.hosting {
             self.observe_hosts(here, &progress, self.ran.wrapping_sub(before));
         }
         // After the counts: those of a counter that is taken away are gone.
@@ -284,16 +293,12 @@ impl VcpuPmu {
         }
     }
 
-    fn observe_on_core(&mut self, here: &mut Here<'_>, progress: &Progress) {
+    /// What was counted may have come to an overflow, or to the end of a turn.
+    fn settle_overflows(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
-        core.bank.observe(progress);
-        if !self.needs.counting || matches!(progress, Progress::Entered { .. }) {
-            return;
-        }
         let overflowed = core.bank.take_overflows();
         if !overflowed.is_empty() {
             self.settle_slots(here, overflowed);
-            self.freeze_if_due(here);
         }
         if self.multiplexer.is_over(self.ran) {
             self.next_timeslice(here);
@@ -323,6 +328,16 @@ impl VcpuPmu {
     /// The model that the guest sees.
     pub fn model(&self) -> &PmuModel {
         &self.model
+    }
+
+    /// Whether the guest has written the control of a counter since the reset. From
+    /// then on it may read counters by RDPMC, so RDPMC has to be caught. Drivers also
+    /// read counters that they have stopped, and those whose event nobody counts: these
+    /// yield what they hold.
+    pub fn is_programmed(&self) -> bool {
+        self.counters
+            .iter()
+            .any(|logical| logical.request.is_some())
     }
 
     /// Whose counters these are.

@@ -9,7 +9,9 @@ mod choices;
 pub use crate::reservations::{
     FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError,
 };
-pub use choices::{BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, Unpack};
+pub use choices::{
+    BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, UnpackChoice,
+};
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -84,7 +86,7 @@ pub struct RunConfig {
     /// CPU features to hide.
     pub hidden_features: Vec<Feature>,
     /// Whether a compressed kernel is unpacked on the host.
-    pub unpack: Unpack,
+    pub unpack: UnpackChoice,
     /// How RDPMC is trapped.
     pub rdpmc_trap: TrapMode,
     /// The least time between two PMIs of one vCPU.

@@ -84,6 +84,8 @@ pub struct ProbeReport {
     pub step_cpl0: bool,
     /// Single step works at CPL 3.
     pub step_cpl3: bool,
+    /// A step over an MFENCE at CPL 0 stops right behind it.
+    pub step_fence: bool,
     /// Execution breakpoints work at CPL 0.
     pub breakpoint_cpl0: bool,
     /// Execution breakpoints work at CPL 3.
@@ -109,6 +111,9 @@ pub struct ProbeReport {
     /// Where the #DB of a guest's own single step goes while breakpoints of ours are
     /// in use.
     pub guest_step_beside_ours: GuestStep,
+    /// While a breakpoint of ours is in use, the guest's own one on execution at CPL
+    /// 0 leads to its handler.
+    pub guest_breakpoint_beside_ours: bool,
 }
 
 impl ProbeReport {
@@ -123,6 +128,7 @@ impl ProbeReport {
             rdpmc: guests::rdpmc(host)?,
             step_cpl0: guests::step(host, 0)?,
             step_cpl3: guests::step(host, 3)?,
+            step_fence: guests::step_fence(host)?,
             breakpoint_cpl0: guests::breakpoint(host, 0)?,
             breakpoint_cpl3: guests::breakpoint(host, 3)?,
             rf_honoured: guests::resume_flag(host)?,
@@ -134,6 +140,7 @@ impl ProbeReport {
             block_irq: host.features().guest_debug_blockirq,
             guest_step: guests::guest_step(host, false)?,
             guest_step_beside_ours: guests::guest_step(host, true)?,
+            guest_breakpoint_beside_ours: guests::guest_breakpoint(host)?,
         })
     }
 
@@ -150,6 +157,8 @@ impl ProbeReport {
         DebugQuirks {
             rf_ignored: !self.rf_honoured,
             block_irq: self.block_irq,
+            // At CPL 3 there must be none to serve.
+            serves_execution: self.guest_breakpoint_beside_ours && !self.breakpoint_cpl3,
         }
     }
 
@@ -181,6 +190,7 @@ impl ProbeReport {
         StepSupport {
             user: self.step_cpl3 && self.breakpoint_cpl3,
             hold_irqs: self.block_irq,
+            loses_traps: !self.step_fence,
         }
     }
 

@@ -1,64 +1,10 @@
 //! Invariants of docs/architecture.md that say what is absent.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::crates::metadata;
-use super::modules::{code_of, tokens};
-use super::root;
-
-/// A source file by its path in the repository, and its code without comments,
-/// strings and tests.
-struct Source {
-    path: String,
-    code: String,
-    whole: String,
-}
-
-/// Source files of libraries and programs; their tests, benches and examples
-/// may do what they like.
-fn sources() -> Vec<Source> {
-    fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(folder).expect("a folder of the repository") {
-            let path = entry.expect("an entry").path();
-            let skipped = [
-                "target", "fuzz", ".git", "tests", "benches", "examples", "build",
-            ];
-            let stem = path
-                .file_stem()
-                .and_then(|stem| stem.to_str())
-                .unwrap_or("");
-            if stem == "tests" || stem.ends_with("_tests") || stem == "testing" {
-                continue;
-            }
-            if path.is_dir() {
-                if !skipped.iter().any(|name| path.ends_with(name)) {
-                    visit(&path, found);
-                }
-            } else if path.extension().is_some_and(|ending| ending == "rs") {
-                found.push(path);
-            }
-        }
-    }
-    let mut found = Vec::new();
-    visit(&root(), &mut found);
-    let source = |path: PathBuf| {
-        let whole = fs::read_to_string(&path).expect("a source file");
-        let path = path
-            .strip_prefix(root())
-            .unwrap_or(&path)
-            .display()
-            .to_string();
-        Source {
-            path,
-            code: code_of(&whole),
-            whole,
-        }
-    };
-    let found: Vec<Source> = found.into_iter().map(source).collect();
-    assert!(found.len() > 200, "only {} files were found", found.len());
-    found
-}
+use super::sources::{Source, sources, tokens};
 
 /// Fails with the places at which `wrong` finds something.
 fn none_of(wrong: impl Iterator<Item = String>) {

@@ -1,85 +1,16 @@
 //! Cycles of modules inside a crate.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
 
-use super::root;
+use super::sources::{code_of, sources, tokens};
 
 /// A module's path below its crate: `["vcpu", "run"]`; empty for the root.
 type Name = Vec<String>;
 
 /// The modules of a crate, and who uses whom.
+#[derive(Default)]
 struct Modules {
     texts: BTreeMap<Name, String>,
-}
-
-/// Source folders of the libraries and programs of this repository.
-fn sources() -> Vec<PathBuf> {
-    fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(folder).expect("a folder of the repository") {
-            let path = entry.expect("an entry").path();
-            let skipped = ["target", "fuzz", ".git", "tests", "benches", "examples"];
-            if !path.is_dir() || skipped.iter().any(|name| path.ends_with(name)) {
-                continue;
-            }
-            if path.ends_with("src") {
-                found.push(path);
-            } else {
-                visit(&path, found);
-            }
-        }
-    }
-    let mut found = Vec::new();
-    visit(&root(), &mut found);
-    found.sort();
-    found
-}
-
-/// The code of a file without comments, strings and tests.
-pub(crate) fn code_of(text: &str) -> String {
-    let mut code = String::new();
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
-        if line.trim_start().starts_with("#[cfg(test)]") {
-            // One item may be for tests alone; a module of tests stands at the end.
-            if lines.next().is_some_and(|item| item.ends_with(';')) {
-                continue;
-            }
-            break;
-        }
-        let line = line.split("//").next().unwrap_or("");
-        // What is in a string is no path.
-        for (index, part) in line.split('"').enumerate() {
-            if index % 2 == 0 {
-                code.push_str(part);
-            }
-        }
-        code.push('\n');
-    }
-    code
-}
-
-/// The words and signs of code.
-pub(crate) fn tokens(code: &str) -> Vec<&str> {
-    let mut tokens = Vec::new();
-    let mut rest = code;
-    while let Some(first) = rest.chars().next() {
-        let word = |letter: char| letter.is_alphanumeric() || letter == '_';
-        let length = if word(first) {
-            rest.find(|letter| !word(letter)).unwrap_or(rest.len())
-        } else if rest.starts_with("::") {
-            2
-        } else {
-            first.len_utf8()
-        };
-        let (token, after) = rest.split_at(length);
-        if !token.trim().is_empty() {
-            tokens.push(token);
-        }
-        rest = after;
-    }
-    tokens
 }
 
 /// Every path in code that begins at `crate`, `self` or `super`, groups in braces
@@ -138,35 +69,25 @@ fn path(tokens: &[&str], mut at: usize, before: &[String], found: &mut Vec<Name>
 }
 
 impl Modules {
-    fn read(source: &Path) -> Self {
-        fn visit(folder: &Path, at: &[String], texts: &mut BTreeMap<Name, String>) {
-            for entry in fs::read_dir(folder).expect("a folder of sources") {
-                let path = entry.expect("an entry").path();
-                let stem = path
-                    .file_stem()
-                    .and_then(|stem| stem.to_str())
-                    .unwrap_or("");
-                let is_test = stem == "tests" || stem.ends_with("_tests") || stem == "testing";
-                if is_test {
-                    continue;
-                }
-                let mut name = at.to_vec();
-                if path.is_dir() {
-                    name.push(stem.to_owned());
-                    visit(&path, &name, texts);
-                } else if path.extension().is_some_and(|ending| ending == "rs") {
-                    let is_root = at.is_empty() && matches!(stem, "lib" | "main");
-                    if !is_root && stem != "mod" {
-                        name.push(stem.to_owned());
-                    }
-                    let text = fs::read_to_string(&path).expect("a source file");
-                    texts.entry(name).or_default().push_str(&code_of(&text));
-                }
+    /// The crates of the repository by their `src`, each with its modules.
+    fn of_crates() -> BTreeMap<String, Self> {
+        let mut crates: BTreeMap<String, Self> = BTreeMap::new();
+        for source in sources() {
+            let parts: Vec<&str> = source.path.split('/').collect();
+            let Some(root) = parts.iter().position(|part| *part == "src") else {
+                continue;
+            };
+            let (folder, below) = parts.split_at(root + 1);
+            let stems = below.iter().map(|part| part.trim_end_matches(".rs"));
+            let mut name: Name = stems.map(str::to_owned).collect();
+            if let ["lib.rs" | "main.rs"] | [.., "mod.rs"] = below {
+                name.pop();
             }
+            let modules = crates.entry(folder.join("/")).or_default();
+            let code = modules.texts.entry(name).or_default();
+            code.push_str(&source.code);
         }
-        let mut texts = BTreeMap::new();
-        visit(source, &[], &mut texts);
-        Self { texts }
+        crates
     }
 
     /// A path as seen from `module`, from the root on.
@@ -285,18 +206,15 @@ fn cycles(edges: &BTreeMap<Name, BTreeSet<Name>>) -> BTreeSet<BTreeSet<Name>> {
 
 #[test]
 fn modules_have_no_cycles() {
+    let crates = Modules::of_crates();
+    assert!(crates.len() > 8, "only {} crates were found", crates.len());
     let mut wrong = Vec::new();
-    let mut crates = 0;
-    for source in sources() {
-        let modules = Modules::read(&source);
-        crates += 1;
+    for (folder, modules) in crates {
         for cycle in cycles(&modules.edges()) {
             let names: Vec<String> = cycle.iter().map(|name| name.join("::")).collect();
-            let source = source.strip_prefix(root()).unwrap_or(&source);
-            wrong.push(format!("{}: {}", source.display(), names.join(" <-> ")));
+            wrong.push(format!("{folder}: {}", names.join(" <-> ")));
         }
     }
-    assert!(crates > 8, "only {crates} crates were found");
     assert!(
         wrong.is_empty(),
         "{} cycles\n{}",

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         rdpmc::TESTS,
         patch::TESTS,
         debug::TESTS,
+        debug::REFERENCE,
         overflow::TESTS,
         perf::TESTS,
         vcpus::TESTS,

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use guest_tests::umpire::{self, skipped_without_kvm};
 
-use super::vm::Vm;
+use super::boot;
 
 fn check(output: &Output, expected: &str) {
     let told = String::from_utf8_lossy(&output.stderr);
@@ -48,7 +48,7 @@ fn what_the_vm_does_not_have() {
     if skipped_without_kvm("what_the_vm_does_not_have") {
         return;
     }
-    let vm = Vm::boot(2, &[]);
+    let vm = boot(2, &[]);
     let refused = |words: &[&str], expected: &str| check(&vm.tool(words), expected);
     refused(&["stat", "-e", "cycels", "1s"], "did you mean cycles");
     refused(&["stat", "-e", "ring", "1s"], "umpire record");

@@ -4,9 +4,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use guest_tests::umpire::skipped_without_kvm;
+use guest_tests::vm::{Vm, signal};
 use serde_json::Value;
 
-use super::vm::{Vm, signal};
+use super::boot;
 
 /// The rows of `-j`.
 fn rows(text: &str) -> Vec<Value> {
@@ -35,7 +36,7 @@ fn counts_are_those_that_were_declared() {
     if skipped_without_kvm("counts_are_those") {
         return;
     }
-    let vm = Vm::boot(8, &[]);
+    let vm = boot(8, &[]);
     let words = [
         "stat",
         "-j",
@@ -64,7 +65,7 @@ fn events_take_turns_and_are_scaled() {
     if skipped_without_kvm("events_take_turns") {
         return;
     }
-    let vm = Vm::boot(2, &[]);
+    let vm = boot(2, &[]);
     let list = "{cycles,instructions},{branches,cycles:u},branch-misses";
     for scale in ["phases", "linear"] {
         let words = [
@@ -87,7 +88,7 @@ fn what_nothing_counts_is_not_supported() {
     if skipped_without_kvm("what_nothing_counts") {
         return;
     }
-    let vm = Vm::boot(8, &[]);
+    let vm = boot(8, &[]);
     let text = vm.printed(&[
         "stat",
         "-x",
@@ -111,7 +112,7 @@ fn the_default_shows_times_exits_and_metrics() {
     if skipped_without_kvm("the_default_shows") {
         return;
     }
-    let vm = Vm::boot(8, &["--cpus", "2"]);
+    let vm = boot(8, &["--cpus", "2"]);
     let text = vm.printed(&["stat", "--", "300ms"]);
     for part in [
         "Performance counter stats for 'VM ",
@@ -134,7 +135,7 @@ fn intervals_and_repeats() {
     if skipped_without_kvm("intervals_and_repeats") {
         return;
     }
-    let vm = Vm::boot(8, &[]);
+    let vm = boot(8, &[]);
     let words = [
         "stat",
         "-j",
@@ -161,7 +162,7 @@ fn ctrl_c_and_the_end_of_the_vm_print_the_table() {
     if skipped_without_kvm("ctrl_c_and_the_end") {
         return;
     }
-    let mut vm = Vm::boot(8, &[]);
+    let mut vm = boot(8, &[]);
     let start = |vm: &Vm| {
         let mut command = vm.command(&["stat", "-j", "-e", "cycles,instructions"]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -4,4 +4,20 @@
 mod bad_input;
 mod counts;
 mod samples;
-mod vm;
+
+use guest_tests::umpire;
+use guest_tests::vm::Vm;
+
+/// Events per microsecond; instructions are a quarter of the cycles, and
+/// branches a fifth of the instructions.
+const RATES: &str = "counters = COUNT\n\
+    [event.cycles]\nrate = 2000\n\
+    [event.instructions]\nrate = 500\n\
+    [event.branches]\nrate = 100\n\
+    [event.branch-misses]\nphases = [{ us = 300, rate = 1 }, { us = 100, rate = 5 }]\n";
+
+/// Boots a VM with so many physical counters, and more flags of `umpire run`.
+fn boot(counters: u32, flags: &[&str]) -> Vm {
+    let rates = RATES.replace("COUNT", &counters.to_string());
+    Vm::boot(&umpire::path(), &rates, flags)
+}

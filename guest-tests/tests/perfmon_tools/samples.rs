@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use guest_tests::umpire::skipped_without_kvm;
+use guest_tests::vm::{Vm, signal};
 use serde_json::Value;
 
-use super::vm::{Vm, signal};
+use super::boot;
 
 /// Records into a file with these flags, and what `umpire report -j` and the
 /// recording say of it.
@@ -34,7 +35,7 @@ fn a_report_has_the_hot_symbol() {
     if skipped_without_kvm("a_report_has") {
         return;
     }
-    let vm = Vm::boot(8, &[]);
+    let vm = boot(8, &[]);
     let flags = ["-e", "cycles", "-c", "2000000", "--", "1s"];
     let (report, told) = recorded(&vm, &flags);
     let text = report.to_string();
@@ -52,7 +53,7 @@ fn a_frequency_is_found() {
     if skipped_without_kvm("a_frequency_is_found") {
         return;
     }
-    let vm = Vm::boot(8, &[]);
+    let vm = boot(8, &[]);
     let flags = ["-e", "instructions,branches", "-F", "200", "-a", "--", "2s"];
     let (report, told) = recorded(&vm, &flags);
     let count = samples(&report);
@@ -65,7 +66,7 @@ fn ctrl_c_leaves_a_whole_file() {
     if skipped_without_kvm("ctrl_c_leaves") {
         return;
     }
-    let vm = Vm::boot(8, &[]);
+    let vm = boot(8, &[]);
     let file = vm.path("umpire.data").display().to_string();
     let words = ["record", "-c", "5000000", "--random", "8", "-o", &file];
     let mut child = vm.command(&words).spawn().expect("umpire can be started");

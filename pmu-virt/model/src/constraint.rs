@@ -39,8 +39,7 @@ impl Constraint {
 
     /// The slots taken by a counter that is addressed by `slot`.
     pub fn taken_at(&self, slot: SlotIndex) -> SlotSet {
-        let mut taken = SlotSet::EMPTY;
-        taken.insert(slot);
+        let mut taken = SlotSet::of(slot);
         if self.paired {
             taken.insert(SlotIndex(slot.0.saturating_add(1)));
         }

@@ -90,6 +90,15 @@ impl SlotSet {
         }
     }
 
+    /// The set of one slot.
+    #[must_use]
+    #[inline]
+    pub fn of(slot: SlotIndex) -> Self {
+        let mut set = SlotSet::EMPTY;
+        set.insert(slot);
+        set
+    }
+
     /// Adds a slot. An index above 127 cannot be a member and changes nothing.
     #[inline]
     pub fn insert(&mut self, slot: SlotIndex) {

@@ -9,6 +9,7 @@ pub use ranges::all_pmu_msr_ranges;
 pub use table::{RegisterKind, RegisterRow};
 
 use std::fmt;
+use std::sync::Arc;
 
 use arbiter::{CounterId, PerKind};
 
@@ -80,6 +81,11 @@ pub struct PmuModel {
     width: u8,
     fixed_width: u8,
     full_width: bool,
+    /// What the properties above come to: the bits of a programmable counter and of
+    /// a fixed-function one, and the registers by MSR index.
+    mask: u64,
+    fixed_mask: u64,
+    by_index: Arc<[(u32, Register)]>,
 }
 
 impl PmuModel {
@@ -98,10 +104,11 @@ impl PmuModel {
 
     /// The model that `auto` stands for.
     pub fn default_for(vendor: Vendor) -> PmuModel {
-        PmuModel::of(match vendor {
+        let family = match vendor {
             Vendor::Intel => &table::INTEL_V2,
             Vendor::Amd => &table::AMD_CORE,
-        })
+        };
+        PmuModel::of(family).completed()
     }
 
     /// Every model there is.
@@ -118,6 +125,7 @@ impl PmuModel {
         &NAMES
     }
 
+    /// The model of a family with its defaults; not completed yet.
     fn of(family: &'static Family) -> PmuModel {
         PmuModel {
             family,
@@ -126,7 +134,20 @@ impl PmuModel {
             width: family.width.default,
             fixed_width: family.fixed_width.default,
             full_width: family.full_width.default,
+            mask: 0,
+            fixed_mask: 0,
+            by_index: Arc::default(),
         }
+    }
+
+    /// The same model with what follows from its properties, which are final.
+    fn completed(mut self) -> PmuModel {
+        let mut by_index: Vec<_> = self.registers().collect();
+        by_index.sort_by_key(|(msr, _)| *msr);
+        self.by_index = by_index.into();
+        self.mask = low_bits(self.width);
+        self.fixed_mask = low_bits(self.fixed_width);
+        self
     }
 
     /// Name without properties.
@@ -243,10 +264,10 @@ impl PmuModel {
     /// The bits that `counter` has.
     #[inline]
     pub fn counter_mask(&self, counter: CounterId) -> u64 {
-        low_bits(match counter {
-            CounterId::Programmable(_) => self.width,
-            CounterId::Fixed(_) => self.fixed_width,
-        })
+        match counter {
+            CounterId::Programmable(_) => self.mask,
+            CounterId::Fixed(_) => self.fixed_mask,
+        }
     }
 
     /// One bit per counter, as in the global control register.
@@ -294,10 +315,8 @@ impl PmuModel {
     /// The register at an MSR index.
     #[inline]
     pub fn decode(&self, msr: MsrIndex) -> Option<Register> {
-        self.rows().find_map(|row| {
-            let index = row.index_of(msr.0)?;
-            (index < row.count.number(self)).then(|| row.kind.register(index))
-        })
+        let at = self.by_index.binary_search_by_key(&msr.0, |(msr, _)| *msr);
+        Some(self.by_index[at.ok()?].1)
     }
 
     /// Which values a control register takes; `None` for a register that is

@@ -9,18 +9,19 @@ use crate::constraint::AssignError;
 use crate::event::EventCode;
 use crate::ids::SlotIndex;
 
-/// How a count came about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// How a count came about, by how much it says about what really took place: most
+/// comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Provenance {
     /// Every event was seen.
     Exact,
     /// Counted by a physical counter.
     Hardware,
-    /// Extrapolated from a part of the time or of the events.
-    Scaled,
     /// Computed from another quantity.
     Derived,
+    /// Extrapolated from a part of the time or of the events.
+    Scaled,
     /// Made up by a declared rate.
     Simulated,
 }
@@ -30,18 +31,7 @@ impl Provenance {
     /// took place.
     #[must_use]
     pub fn and(self, other: Provenance) -> Provenance {
-        let rank = |provenance| match provenance {
-            Provenance::Exact => 0,
-            Provenance::Hardware => 1,
-            Provenance::Derived => 2,
-            Provenance::Scaled => 3,
-            Provenance::Simulated => 4,
-        };
-        if rank(other) > rank(self) {
-            other
-        } else {
-            self
-        }
+        self.max(other)
     }
 }
 

@@ -185,35 +185,16 @@ impl CountRequest {
     /// differ at most in enabling, in the interrupt and in the pin.
     #[inline]
     pub fn counts_like(&self, other: &CountRequest) -> bool {
-        self.event == other.event
-            && self.cmask == other.cmask
-            && self.counting_flags() == other.counting_flags()
-    }
-
-    /// What decides about the count beside event and counter mask, as bits.
-    #[inline]
-    fn counting_flags(&self) -> u8 {
         let CountRequest {
-            event: _,
-            cmask: _,
-            int: _,
-            pin: _,
-            enabled: _,
-            usr,
-            os,
-            edge,
-            any_thread,
-            invert,
-            guest_only,
-            host_only,
-        } = *self;
-        u8::from(usr)
-            | u8::from(os) << 1
-            | u8::from(edge) << 2
-            | u8::from(any_thread) << 3
-            | u8::from(invert) << 4
-            | u8::from(guest_only) << 5
-            | u8::from(host_only) << 6
+            int, pin, enabled, ..
+        } = *other;
+        let like = CountRequest {
+            int,
+            pin,
+            enabled,
+            ..*self
+        };
+        like == *other
     }
 }
 

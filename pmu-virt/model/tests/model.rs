@@ -1,6 +1,8 @@
 //! Names, properties, ranges of MSRs.
 
-use pmu_model::{PmuModel, Vendor, all_pmu_msr_ranges};
+use std::collections::BTreeMap;
+
+use pmu_model::{MsrIndex, PmuModel, Vendor, all_pmu_msr_ranges};
 
 #[test]
 fn properties_are_taken() {
@@ -111,5 +113,23 @@ fn all_ranges_cover_sampling_facilities_too() {
             .iter()
             .any(|(first, last)| (*first..=*last).contains(&msr));
         assert!(found, "{msr:#x}");
+    }
+}
+
+/// No index belongs to two registers, and each decodes to its own.
+#[test]
+fn decoding_is_the_list_of_registers() {
+    let specs = PmuModel::names().iter().map(|summary| summary.name);
+    for spec in specs.chain(["intel-v2,fixed=0", "intel-v2,full-width=off,counters=8"]) {
+        let model = PmuModel::parse(spec).expect("a good model");
+        let mut known = BTreeMap::new();
+        for (msr, register) in model.registers() {
+            assert_eq!(known.insert(msr, register), None, "{spec}: {msr:#x}");
+        }
+        let near = known.keys().flat_map(|msr| [msr - 1, *msr, msr + 1]);
+        for msr in near.chain([0, u32::MAX]) {
+            let expected = known.get(&msr).copied();
+            assert_eq!(model.decode(MsrIndex(msr)), expected, "{spec}: {msr:#x}");
+        }
     }
 }

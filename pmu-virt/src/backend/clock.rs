@@ -3,11 +3,11 @@
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    Constraint, CountRequest, KnownEvent, Progress, Provenance, Reading, Ring, SlotIndex, SlotSet,
-    Unavailable, UnavailableReason,
+    CountRequest, KnownEvent, Progress, Provenance, Reading, Ring, SlotIndex, SlotSet, Unavailable,
+    UnavailableReason,
 };
 
-use super::slots::Slots;
+use super::slots::{ANY_SLOT, CAPACITY, Slot, Slots};
 use super::{CountPlan, CounterBackend};
 
 const NAME: &str = "clock";
@@ -47,32 +47,20 @@ impl ClockBackend {
             entered: None,
         }
     }
+}
 
-    fn enter(&mut self, tsc: u64) {
-        self.entered = Some(tsc);
-        self.slots.enter();
-    }
-
-    fn leave(&mut self, tsc: u64, halted: u64, ring: Option<Ring>) {
-        let Some(entered) = self.entered.take() else {
-            return;
-        };
-        let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
-        self.slots.leave(|slot| {
-            if !slot.request.is_ring_filtered() {
-                return ticks;
-            }
-            // Ticks without a ring wait for the next interval that has one,
-            // so that none gets lost.
-            slot.unattributed = slot.unattributed.saturating_add(ticks);
-            let Some(ring) = ring else { return 0 };
-            let pending = std::mem::take(&mut slot.unattributed);
-            if slot.request.counts_in(ring) {
-                pending
-            } else {
-                0
-            }
-        });
+impl Slot {
+    /// What it takes of an interval that ended in `ring`. Ticks without a ring wait
+    /// for the next interval that has one, so that none gets lost.
+    fn ticks_in(&mut self, ring: Option<Ring>, ticks: u64) -> u64 {
+        self.unattributed = self.unattributed.saturating_add(ticks);
+        let Some(ring) = ring else { return 0 };
+        let pending = std::mem::take(&mut self.unattributed);
+        if self.request.counts_in(ring) {
+            pending
+        } else {
+            0
+        }
     }
 }
 
@@ -82,9 +70,16 @@ impl Default for ClockBackend {
     }
 }
 
-impl ClockBackend {
-    /// How well it counts `request`.
-    fn provenance_of(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+impl CounterBackend for ClockBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capacity(&self) -> usize {
+        CAPACITY
+    }
+
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
         let provenance = match request.event.known() {
             Some(KnownEvent::RefCycles) => Provenance::Exact,
             Some(KnownEvent::CoreCycles) => Provenance::Derived,
@@ -102,27 +97,13 @@ impl ClockBackend {
                 reason: UnavailableReason::Modifier { backend: NAME },
             });
         }
-        Ok(if request.is_ring_filtered() {
-            Provenance::Scaled
-        } else {
-            provenance
-        })
-    }
-}
-
-impl CounterBackend for ClockBackend {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn capacity(&self) -> usize {
-        super::slots::CAPACITY
-    }
-
-    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
         Ok(CountPlan {
-            provenance: self.provenance_of(request)?,
-            constraint: Constraint::any(self.capacity()),
+            provenance: if request.is_ring_filtered() {
+                Provenance::Scaled
+            } else {
+                provenance
+            },
+            constraint: ANY_SLOT,
         })
     }
 
@@ -131,8 +112,7 @@ impl CounterBackend for ClockBackend {
         slot: SlotIndex,
         request: &CountRequest,
     ) -> Result<Provenance, Unavailable> {
-        self.slots
-            .program(slot, request, self.provenance_of(request))
+        self.slots.program(slot, request, self.plan(request))
     }
 
     fn release(&mut self, slot: SlotIndex) {
@@ -165,8 +145,24 @@ impl CounterBackend for ClockBackend {
 
     fn observe(&mut self, progress: &Progress) {
         match *progress {
-            Progress::Entered { tsc } => self.enter(tsc),
-            Progress::Left { tsc, halted, ring } => self.leave(tsc, halted, ring),
+            Progress::Entered { tsc } => {
+                self.entered = Some(tsc);
+                self.slots.enter();
+            }
+            Progress::Left { tsc, halted, ring } => {
+                let entered = self.entered.take().unwrap_or(tsc);
+                let ran = self.slots.take_interval();
+                if !ran.is_empty() {
+                    let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
+                    self.slots.advance(ran, |slot| {
+                        if slot.request.is_ring_filtered() {
+                            slot.ticks_in(ring, ticks)
+                        } else {
+                            ticks
+                        }
+                    });
+                }
+            }
             // Time passes between entry and exit, not at an instruction.
             Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
         }

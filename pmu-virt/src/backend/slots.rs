@@ -4,13 +4,18 @@
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    CountRequest, LossReason, Provenance, Reading, SlotIndex, SlotSet, Unavailable,
+    Constraint, CountRequest, LossReason, Provenance, Reading, SlotIndex, SlotSet, Unavailable,
     UnavailableReason,
 };
+
+use super::CountPlan;
 
 /// Slots of each backend here: a stopped one costs nothing, so there are
 /// enough for the counters of several vCPUs that take turns on one core.
 pub(super) const CAPACITY: usize = 64;
+
+/// What every countable request is free to take.
+pub(super) const ANY_SLOT: Constraint = Constraint::any(CAPACITY);
 
 /// One programmed slot.
 #[derive(Debug)]
@@ -76,10 +81,12 @@ impl Slots {
         &mut self,
         index: SlotIndex,
         request: &CountRequest,
-        countable: Result<Provenance, Unavailable>,
+        countable: Result<CountPlan, Unavailable>,
     ) -> Result<Provenance, Unavailable> {
-        self.release(index);
-        let provenance = countable?;
+        if self.programmed.contains(index) {
+            self.release(index);
+        }
+        let provenance = countable?.provenance;
         let place = self
             .slots
             .get_mut(usize::from(index.0))
@@ -147,11 +154,9 @@ impl Slots {
         self.in_interval = self.running;
     }
 
-    /// An interval ends: gives every slot that ran from its beginning what
-    /// `events` says.
-    pub(super) fn leave(&mut self, events: impl FnMut(&mut Slot) -> u64) {
-        let slots = std::mem::take(&mut self.in_interval);
-        self.advance_each(slots, events);
+    /// The interval ends: the slots that ran from its beginning.
+    pub(super) fn take_interval(&mut self) -> SlotSet {
+        std::mem::take(&mut self.in_interval)
     }
 
     pub(super) fn arm(&mut self, index: SlotIndex, after: Option<NonZeroU64>) {
@@ -185,22 +190,18 @@ impl Slots {
         !self.running.intersection(self.of_one_ring).is_empty()
     }
 
-    /// Whether any slot is running.
-    pub(super) fn any_running(&self) -> bool {
-        !self.running.is_empty()
+    /// The slots that are running.
+    pub(super) fn running_set(&self) -> SlotSet {
+        self.running
     }
 
-    /// The slots that are running.
+    /// Those slots, one by one.
     pub(super) fn running(&self) -> impl Iterator<Item = &Slot> {
         self.running.iter().filter_map(|index| self.get(index))
     }
 
-    /// Gives every running slot what `events` says happened to it.
-    pub(super) fn advance(&mut self, events: impl FnMut(&mut Slot) -> u64) {
-        self.advance_each(self.running, events);
-    }
-
-    fn advance_each(&mut self, slots: SlotSet, mut events: impl FnMut(&mut Slot) -> u64) {
+    /// Gives each of `slots` what `events` says happened to it.
+    pub(super) fn advance(&mut self, slots: SlotSet, mut events: impl FnMut(&mut Slot) -> u64) {
         for index in slots.iter() {
             let Some(slot) = self.get_mut(index) else {
                 continue;

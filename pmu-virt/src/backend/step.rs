@@ -3,11 +3,11 @@
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    Constraint, CountRequest, EventFamily, KnownEvent, LossReason, Progress, Provenance, Reading,
-    Ring, SlotIndex, SlotSet, Unavailable, UnavailableReason, Vendor,
+    CountRequest, EventFamily, KnownEvent, LossReason, Progress, Provenance, Reading, Ring,
+    SlotIndex, SlotSet, Unavailable, UnavailableReason, Vendor,
 };
 
-use super::slots::{CAPACITY, Slot, Slots};
+use super::slots::{ANY_SLOT, CAPACITY, Slot, Slots};
 use super::{BackendEnv, CountPlan, CounterBackend};
 use crate::step::{MathUnit, Retirement};
 
@@ -45,7 +45,7 @@ impl StepBackend {
     }
 
     fn retire(&mut self, ring: Ring, insn: Retirement) {
-        self.slots.advance(|slot| {
+        self.slots.advance(self.slots.running_set(), |slot| {
             if slot.request.counts_in(ring) {
                 events_of(slot, insn)
             } else {
@@ -55,14 +55,14 @@ impl StepBackend {
     }
 
     fn deliver(&mut self, ring: Ring) {
-        self.slots.advance(|slot| {
+        self.slots.advance(self.slots.running_set(), |slot| {
             u64::from(slot.request.counts_in(ring) && counts_deliveries(&slot.request))
         });
     }
 
     /// The guest cannot see a label, so the log tells, once for each programming.
     fn lose(&mut self, reason: LossReason) {
-        self.slots.advance(|slot| {
+        self.slots.advance(self.slots.running_set(), |slot| {
             if slot.loss.is_none() {
                 log::info!(
                     "the count of '{}' is exact no longer: {reason}",
@@ -123,9 +123,16 @@ fn counts_deliveries(request: &CountRequest) -> bool {
     }
 }
 
-impl StepBackend {
-    /// How well it counts `request`.
-    fn provenance_of(&self, request: &CountRequest) -> Result<Provenance, Unavailable> {
+impl CounterBackend for StepBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capacity(&self) -> usize {
+        CAPACITY
+    }
+
+    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
         let provenance = match (request.event.known(), request.event.vendor()) {
             (
                 Some(
@@ -177,23 +184,9 @@ impl StepBackend {
                 reason: UnavailableReason::Unseen { backend: NAME },
             });
         }
-        Ok(provenance)
-    }
-}
-
-impl CounterBackend for StepBackend {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn capacity(&self) -> usize {
-        CAPACITY
-    }
-
-    fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
         Ok(CountPlan {
-            provenance: self.provenance_of(request)?,
-            constraint: Constraint::any(self.capacity()),
+            provenance,
+            constraint: ANY_SLOT,
         })
     }
 
@@ -202,8 +195,7 @@ impl CounterBackend for StepBackend {
         slot: SlotIndex,
         request: &CountRequest,
     ) -> Result<Provenance, Unavailable> {
-        self.slots
-            .program(slot, request, self.provenance_of(request))
+        self.slots.program(slot, request, self.plan(request))
     }
 
     fn release(&mut self, slot: SlotIndex) {
@@ -253,7 +245,7 @@ impl CounterBackend for StepBackend {
     }
 
     fn needs_stepping(&self) -> bool {
-        self.slots.any_running()
+        !self.slots.running_set().is_empty()
     }
 
     fn loss(&self, slot: SlotIndex) -> Option<LossReason> {

@@ -13,16 +13,16 @@ use super::{Claimant, SlotBank};
 /// bank keeps its last count then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotLease {
-    slot: SlotIndex,
+    pub(super) slot: SlotIndex,
     /// No other lease of the core has it.
-    stamp: u64,
-    request: CountRequest,
+    pub(super) stamp: u64,
+    pub(super) request: CountRequest,
     /// The slot's count at the last settlement.
-    settled: u64,
+    pub(super) settled: u64,
     /// The slot's count at which its overflow is armed.
-    armed: Option<u64>,
+    pub(super) armed: Option<u64>,
     /// It counts while the vCPU runs. If not, it is kept until somebody needs it.
-    running: bool,
+    pub(super) running: bool,
 }
 
 /// What a slot has counted since the last settlement.
@@ -32,6 +32,17 @@ pub(crate) enum Settled {
     Counted(u64, Provenance),
     /// Nobody counted.
     Uncounted(UnavailableReason),
+}
+
+/// What a vCPU that comes back finds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Return {
+    /// Its counter where it was.
+    InPlace,
+    /// Its counter, which counts what is not wanted any more.
+    Superseded,
+    /// Somebody else in the slot, or nobody.
+    Lost,
 }
 
 /// The last count of a lease that is over.
@@ -45,18 +56,6 @@ pub(crate) struct FinalReading {
 }
 
 impl SlotLease {
-    /// One that is stopped, at `begin`.
-    pub(super) fn new(slot: SlotIndex, stamp: u64, request: CountRequest, begin: u64) -> Self {
-        SlotLease {
-            slot,
-            stamp,
-            request,
-            settled: begin,
-            armed: None,
-            running: false,
-        }
-    }
-
     #[inline]
     pub(crate) fn slot(&self) -> SlotIndex {
         self.slot
@@ -79,6 +78,28 @@ impl SlotLease {
         self.running
     }
 
+    /// Its vCPU is back on the core, and wants `now` counted. In a place that is
+    /// still right, it counts on or stands still, as it did.
+    pub(crate) fn come_back(&mut self, now: Option<CountRequest>, bank: &mut SlotBank) -> Return {
+        let resident = bank.residents.get_mut(usize::from(self.slot.0));
+        let resident = resident.and_then(Option::as_mut);
+        let Some(resident) = resident.filter(|resident| resident.stamp == self.stamp) else {
+            return Return::Lost;
+        };
+        // Its control may have been written while it was away.
+        if !now.is_some_and(|now| now.counts_like(&self.request)) {
+            return Return::Superseded;
+        }
+        resident.used = bank.stats.switches;
+        bank.stats.in_place += 1;
+        if self.running {
+            self.start(bank);
+        } else {
+            self.stop(Some(bank));
+        }
+        Return::InPlace
+    }
+
     /// Takes in what the slot has counted since the last time; nothing if it does
     /// not run, or is somebody else's by now.
     #[inline]
@@ -86,8 +107,13 @@ impl SlotLease {
         if !self.running {
             return None;
         }
-        let reading = bank.read(self)?;
-        Some(self.absorb(reading))
+        let resident = bank.residents.get_mut(usize::from(self.slot.0))?.as_mut();
+        let resident = resident.filter(|resident| resident.stamp == self.stamp)?;
+        bank.operations += 1;
+        bank.stale.remove(self.slot);
+        let settled = self.absorb(bank.backend.read(self.slot));
+        resident.seen = matches!(settled, Settled::Counted(..)).then_some(self.settled);
+        Some(settled)
     }
 
     /// Its overflow has come: the next one has to be armed.
@@ -109,13 +135,20 @@ impl SlotLease {
         }
     }
 
-    /// Has it count while the vCPU runs.
+    /// Has it count while the vCPU runs; in a switch, from its end on.
     #[inline]
     pub(crate) fn start(&mut self, bank: &mut SlotBank) {
         self.running = true;
-        if !bank.is_running(self.slot) {
-            bank.start(self.slot);
+        if bank.running.contains(self.slot) {
+            return;
         }
+        if let Some(batch) = &mut bank.batch {
+            batch.insert(self.slot);
+            return;
+        }
+        bank.running.insert(self.slot);
+        bank.operations += 1;
+        bank.backend.start(self.slot);
     }
 
     /// Has it stand still. Away from its core (`bank` is none), it is stopped when
@@ -123,10 +156,16 @@ impl SlotLease {
     #[inline]
     pub(crate) fn stop(&mut self, bank: Option<&mut SlotBank>) {
         self.running = false;
-        if let Some(bank) = bank
-            && bank.holds(self)
-        {
-            bank.stop(self.slot);
+        let Some(bank) = bank.filter(|bank| bank.holds(self)) else {
+            return;
+        };
+        if let Some(batch) = &mut bank.batch {
+            batch.remove(self.slot);
+        }
+        if bank.running.contains(self.slot) {
+            bank.running.remove(self.slot);
+            bank.operations += 1;
+            bank.backend.stop(self.slot);
         }
     }
 
@@ -135,10 +174,20 @@ impl SlotLease {
     #[inline]
     pub(crate) fn arm(&mut self, until: Option<NonZeroU64>, bank: &mut SlotBank) {
         let armed = until.map(|until| self.settled.saturating_add(until.get()));
-        if armed.is_none() || self.armed != armed {
-            self.armed = armed;
-            bank.arm(self.slot, until);
+        if armed.is_some() && self.armed == armed {
+            return;
         }
+        self.armed = armed;
+        bank.flagged.remove(self.slot);
+        bank.flagged_hosts.remove(self.slot);
+        match armed {
+            Some(_) => bank.armed.insert(self.slot),
+            None if bank.armed.contains(self.slot) => bank.armed.remove(self.slot),
+            // What is not armed need not be disarmed.
+            None => return,
+        }
+        bank.operations += 1;
+        bank.backend.arm(self.slot, until);
     }
 
     /// Events since the last settlement by a count that was looked at.

@@ -5,22 +5,13 @@ use pmu_model::{
     UnavailableReason,
 };
 
-use super::{Claimant, FinalReading, Resident, SlotBank, SlotLease, count_of};
+use super::{Claimant, FinalReading, Resident, SlotBank, SlotLease};
 
 impl SlotBank {
     /// Whether the counter is still where it was.
     pub(crate) fn holds(&self, lease: &SlotLease) -> bool {
         self.occupant(lease.slot())
             .is_some_and(|resident| resident.stamp == lease.stamp())
-    }
-
-    /// Notes that the attached vCPU still uses a counter that stayed.
-    pub(crate) fn found_in_place(&mut self, lease: &SlotLease) {
-        let now = self.stats.switches;
-        if let Some(Some(resident)) = self.residents.get_mut(usize::from(lease.slot().0)) {
-            resident.used = now;
-            self.stats.in_place += 1;
-        }
     }
 
     /// What a lease has come to that is over or about to be.
@@ -63,24 +54,20 @@ impl SlotBank {
     ///
     /// `constraint` is the backend's for `request`. Counters that need more than
     /// one slot, or one by name, are not placed this way.
-    pub(crate) fn find(
-        &self,
-        request: &CountRequest,
-        constraint: &Constraint,
-    ) -> Option<SlotIndex> {
+    pub(crate) fn find(&self, request: &CountRequest, constraint: &Constraint) -> Option<SlotSet> {
         if constraint.paired || constraint.exclusive.is_some() {
             return None;
         }
         let possible = constraint.slots.intersection(self.slots());
         if let Some(free) = possible.difference(self.taken).iter().next() {
-            return Some(free);
+            return Some(SlotSet::of(free));
         }
         possible
             .iter()
             .filter_map(|slot| Some((self.occupant(slot)?, slot)))
             .filter(|(resident, slot)| self.yields(resident, *slot))
             .min_by_key(|(resident, slot)| (!self.serves(resident, *slot, request), resident.used))
-            .map(|(_, slot)| slot)
+            .map(|(_, slot)| SlotSet::of(slot))
     }
 
     /// Whether a resident makes room for whoever comes: its vCPU is away, or it
@@ -110,43 +97,54 @@ impl SlotBank {
         request: &CountRequest,
     ) -> Result<SlotLease, UnavailableReason> {
         let slot = slots.iter().next().ok_or(UnavailableReason::Waiting)?;
-        let begin = match self.inherit(slot, slots, request) {
-            Some(seen) => seen,
-            None => {
-                self.program(slot, slots, request)?;
-                0
-            }
+        let inherited = if slots.intersection(self.taken).is_empty() {
+            None
+        } else {
+            self.make_room(slot, slots, request)
         };
+        if inherited.is_none() {
+            self.operations += 1;
+            let programmed = self.backend.program(slot, request);
+            programmed.map_err(|Unavailable { reason }| reason)?;
+            self.stats.restored += 1;
+        }
+        let settled = inherited.unwrap_or(0);
         self.stamps += 1;
         let resident = Resident {
             claimant,
             request: *request,
-            seen: Some(begin),
+            seen: Some(settled),
             stamp: self.stamps,
             used: self.stats.switches,
             slots,
         };
         self.settle_in(slots, Some(resident));
-        Ok(SlotLease::new(slot, self.stamps, *request, begin))
+        Ok(SlotLease {
+            slot,
+            stamp: self.stamps,
+            request: *request,
+            settled,
+            armed: None,
+            running: false,
+        })
     }
 
-    /// Takes a slot over that counts the same already, and yields its count.
-    fn inherit(&mut self, slot: SlotIndex, slots: SlotSet, request: &CountRequest) -> Option<u64> {
-        let resident = self.resident(slot)?;
-        if resident.slots != slots || !self.serves(&resident, slot, request) {
-            return None;
-        }
-        self.evict(slot)
-    }
-
-    /// Programs a slot. Who is on the same slots is programmed over; others
-    /// give theirs back.
-    fn program(
+    /// Ends the leases of who is on `slots`. A counter that counts the same already
+    /// is taken over, and its count is yielded. Who is on the same slots is
+    /// programmed over; others give theirs back.
+    fn make_room(
         &mut self,
         slot: SlotIndex,
         slots: SlotSet,
         request: &CountRequest,
-    ) -> Result<(), UnavailableReason> {
+    ) -> Option<u64> {
+        if let Some(resident) = self.resident(slot)
+            && resident.slots == slots
+            && self.serves(&resident, slot, request)
+            && let Some(count) = self.evict(slot)
+        {
+            return Some(count);
+        }
         for other in slots.iter() {
             let Some(resident) = self.resident(other) else {
                 continue;
@@ -157,12 +155,7 @@ impl SlotBank {
             }
         }
         self.drop_marks(slot);
-        self.operations += 1;
-        self.backend
-            .program(slot, request)
-            .map_err(|Unavailable { reason }| reason)?;
-        self.stats.restored += 1;
-        Ok(())
+        None
     }
 
     /// Ends the lease of whoever is on `slot`, and keeps for it what it has come
@@ -171,7 +164,11 @@ impl SlotBank {
         let resident = self.resident(slot)?;
         let at = resident.slots.iter().next()?;
         let last = self.reading_of(resident.claimant, at);
-        let seen = last.reading.map_or(resident.seen, count_of);
+        let seen = match last.reading {
+            Some(Reading::Counted { value, .. }) => Some(value),
+            Some(Reading::Unavailable(_)) => None,
+            None => resident.seen,
+        };
         if last.reading.is_some() || last.loss.is_some() {
             self.final_readings.insert(resident.stamp, last);
         }

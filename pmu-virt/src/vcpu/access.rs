@@ -4,7 +4,7 @@
 //! reach the counters whose owners let them, under the names that legacy
 //! registers have for these; all other bits stay as they are, and read as 0.
 
-use arbiter::{Access, Caller, Cookie, CounterId, CounterSet, Layer, PcrRegister, Shared, Verdict};
+use arbiter::{Access, Caller, CounterId, CounterSet, Layer, PcrRegister, Shared, Verdict};
 use pmu_model::{MsrIndex, Register, Vendor, WriteForm, WriteRule, accounting, written_count};
 
 use super::{Here, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome, index_of};
@@ -25,7 +25,9 @@ impl VcpuPmu {
     /// RDMSR. That the guest is at CPL 0 was checked before.
     pub fn rdmsr(&mut self, core: &mut CorePmu, msr: MsrIndex, caller: Caller) -> MsrRead {
         let here = &mut self.here(Some(core));
-        self.settle_freeze(here);
+        if self.freeze.on {
+            self.settle_freeze(here);
+        }
         // No model has registers where the block is.
         if PcrRegister::contains(msr.0) {
             return self.read_block(here, msr, caller);
@@ -43,10 +45,8 @@ impl VcpuPmu {
                 .unwrap_or_else(|| self.read_page(here, msr, layer));
         };
         match part_of(register) {
-            Some((name, part)) => match self.named(name) {
-                Some(counter) => {
-                    self.read_as(here, (layer, Cookie::DEFAULT), counter, part, Access::Read)
-                }
+            Some((name, part)) => match self.check_legacy(layer, name, Access::Read) {
+                Some((counter, verdict)) => self.read_part(here, verdict, counter, part),
                 None => ReadOutcome::NotHandled,
             },
             None => ReadOutcome::Value(self.read_shared(here, register)),
@@ -62,7 +62,9 @@ impl VcpuPmu {
         caller: Caller,
     ) -> MsrWrite {
         let here = &mut self.here(Some(core));
-        self.settle_freeze(here);
+        if self.freeze.on {
+            self.settle_freeze(here);
+        }
         if PcrRegister::contains(msr.0) {
             return self.write_block(here, msr, value, caller);
         }
@@ -74,18 +76,21 @@ impl VcpuPmu {
             };
         };
         let outcome = match part_of(register) {
-            Some((name, part)) => match self.named(name) {
-                Some(counter) => {
-                    let caller = (caller.layer, Cookie::DEFAULT);
-                    self.write_as(here, caller, counter, part, value)
-                }
+            Some((name, part)) => match self.check_legacy(caller.layer, name, Access::Write) {
+                Some((counter, verdict)) => self.write_part(here, verdict, counter, part, value),
                 None => WriteOutcome::NotHandled,
             },
             None => self.write_shared(here, register, value),
         };
+        let is_start = matches!(
+            register,
+            Register::Select(_) | Register::FixedControl | Register::GlobalControl
+        );
         MsrWrite {
-            starts_counting: outcome == WriteOutcome::Done && starts_counting(register),
-            ..outcome.into()
+            outcome,
+            rest: None,
+            starts_counting: is_start && outcome == WriteOutcome::Done,
+            secret: false,
         }
     }
 
@@ -93,7 +98,9 @@ impl VcpuPmu {
     /// looked at only if `ecx` is one that takes a cookie.
     pub fn rdpmc(&mut self, core: &mut CorePmu, ecx: u32, caller: Caller) -> ReadOutcome {
         let here = &mut self.here(Some(core));
-        self.settle_freeze(here);
+        if self.freeze.on {
+            self.settle_freeze(here);
+        }
         let part = Part::Count(WriteForm::FullWidth);
         let Some(name) = self.model.rdpmc_counter(ecx) else {
             return match PcrRegister::rdpmc(ecx) {
@@ -101,54 +108,27 @@ impl VcpuPmu {
                 None => ReadOutcome::Gp,
             };
         };
-        match self.named(name) {
-            Some(counter) => self.read_as(
-                here,
-                (caller.layer, Cookie::DEFAULT),
-                counter,
-                part,
-                Access::Rdpmc,
-            ),
+        match self.check_legacy(caller.layer, name, Access::Rdpmc) {
+            Some((counter, verdict)) => self.read_part(here, verdict, counter, part),
             None => ReadOutcome::Gp,
         }
     }
 
-    /// A read of what belongs to one counter, if the caller may.
+    /// A read of what belongs to one counter, by the `verdict` on it.
     #[inline]
-    pub(super) fn read_as(
+    pub(super) fn read_part(
         &mut self,
         here: &mut Here<'_>,
-        caller: (Layer, Cookie),
+        verdict: Verdict,
         counter: CounterId,
         part: Part,
-        access: Access,
     ) -> ReadOutcome {
-        match self.verdict(caller, counter, access) {
-            Verdict::Permit => ReadOutcome::Value(self.read_part(here, counter, part)),
-            Verdict::Drop { read_as } => ReadOutcome::Value(read_as),
-            Verdict::Fault => ReadOutcome::Gp,
+        match verdict {
+            Verdict::Permit => {}
+            Verdict::Drop { read_as } => return ReadOutcome::Value(read_as),
+            Verdict::Fault => return ReadOutcome::Gp,
         }
-    }
-
-    /// A write of what belongs to one counter, if the caller may.
-    #[inline]
-    pub(super) fn write_as(
-        &mut self,
-        here: &mut Here<'_>,
-        caller: (Layer, Cookie),
-        counter: CounterId,
-        part: Part,
-        value: u64,
-    ) -> WriteOutcome {
-        match self.verdict(caller, counter, Access::Write) {
-            Verdict::Permit => self.write_part(here, counter, part, value),
-            Verdict::Drop { .. } => WriteOutcome::Done,
-            Verdict::Fault => WriteOutcome::Gp,
-        }
-    }
-
-    fn read_part(&mut self, here: &mut Here<'_>, counter: CounterId, part: Part) -> u64 {
-        match (part, counter) {
+        ReadOutcome::Value(match (part, counter) {
             (Part::Count(_), _) => {
                 self.settle(here, counter);
                 self.counters[index_of(counter)].value
@@ -160,27 +140,25 @@ impl VcpuPmu {
                 let bit = counter.global_bit().unwrap_or_default();
                 self.global_status >> bit & 1
             }
-        }
+        })
     }
 
-    fn write_part(
+    /// A write of what belongs to one counter, by the `verdict` on it.
+    #[inline]
+    pub(super) fn write_part(
         &mut self,
         here: &mut Here<'_>,
+        verdict: Verdict,
         counter: CounterId,
         part: Part,
         value: u64,
     ) -> WriteOutcome {
-        match (part, counter) {
-            (Part::Count(form), _) => self.write_count(here, counter, form, value),
-            (Part::Control, CounterId::Programmable(n)) => {
-                let rule = self.model.write_rule(Register::Select(n));
-                match rule.map_or(Some(value), |rule| rule.accept(value)) {
-                    Some(accepted) => self.write_select(here, n, accepted),
-                    None => WriteOutcome::Gp,
-                }
-            }
-            (Part::Control, CounterId::Fixed(n)) => self.write_fixed_field(here, n, value),
-            (Part::Overflow, _) => self.write_overflow(here, counter, value),
+        match (verdict, part) {
+            (Verdict::Drop { .. }, _) => WriteOutcome::Done,
+            (Verdict::Fault, _) => WriteOutcome::Gp,
+            (Verdict::Permit, Part::Count(form)) => self.write_count(here, counter, form, value),
+            (Verdict::Permit, Part::Control) => self.write_control(here, counter, value),
+            (Verdict::Permit, Part::Overflow) => self.write_overflow(here, counter, value),
         }
     }
 
@@ -202,28 +180,34 @@ impl VcpuPmu {
         WriteOutcome::Done
     }
 
-    fn write_select(&mut self, here: &mut Here<'_>, n: u8, value: u64) -> WriteOutcome {
-        let counter = CounterId::Programmable(n);
-        self.settle(here, counter);
-        self.select[usize::from(n)] = value;
-        self.take_control(here, counter);
-        self.refresh_needs(here.as_deref());
-        WriteOutcome::Done
-    }
-
-    /// One counter's field of `IA32_FIXED_CTR_CTRL`, given at bit 0.
-    fn write_fixed_field(&mut self, here: &mut Here<'_>, n: u8, value: u64) -> WriteOutcome {
-        let field = field_of(n);
-        let Some(mut rule) = self.model.write_rule(Register::FixedControl) else {
+    /// A write of an event select, or of one counter's field of
+    /// `IA32_FIXED_CTR_CTRL`, given at bit 0.
+    fn write_control(
+        &mut self,
+        here: &mut Here<'_>,
+        counter: CounterId,
+        value: u64,
+    ) -> WriteOutcome {
+        let (register, field) = match counter {
+            CounterId::Programmable(n) => (Register::Select(n), 0),
+            CounterId::Fixed(n) => (Register::FixedControl, field_of(n)),
+        };
+        let Some(mut rule) = self.model.write_rule(register) else {
             return WriteOutcome::Gp;
         };
-        rule.implemented = rule.implemented >> field & FIELD;
+        if register == Register::FixedControl {
+            rule.implemented = rule.implemented >> field & FIELD;
+        }
         let Some(accepted) = rule.accept(value) else {
             return WriteOutcome::Gp;
         };
-        let counter = CounterId::Fixed(n);
         self.settle(here, counter);
-        self.fixed_control = self.fixed_control & !(FIELD << field) | accepted << field;
+        match counter {
+            CounterId::Programmable(n) => self.select[usize::from(n)] = accepted,
+            CounterId::Fixed(_) => {
+                self.fixed_control = self.fixed_control & !(FIELD << field) | accepted << field;
+            }
+        }
         self.take_control(here, counter);
         self.refresh_needs(here.as_deref());
         WriteOutcome::Done
@@ -246,14 +230,6 @@ impl VcpuPmu {
         }
         WriteOutcome::Done
     }
-}
-
-/// Whether a guest writes the register before it reads counts.
-fn starts_counting(register: Register) -> bool {
-    matches!(
-        register,
-        Register::Select(_) | Register::FixedControl | Register::GlobalControl
-    )
 }
 
 /// The counter by its legacy name, and what of it, if the register belongs to

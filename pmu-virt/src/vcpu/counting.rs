@@ -3,11 +3,11 @@
 use std::num::NonZeroU64;
 
 use arbiter::{CounterId, Shared};
-use pmu_model::{CountRequest, FixedFunction, SlotSet, UnavailableReason};
+use pmu_model::{CountRequest, FixedFunction, SlotSet, Unavailable, UnavailableReason};
 
 use super::times::Times;
 use super::{Here, VcpuPmu, index_of};
-use crate::slot_bank::Settled;
+use crate::slot_bank::{Claimant, Settled};
 
 impl VcpuPmu {
     /// What the control of `counter` asks for at present.
@@ -78,10 +78,8 @@ impl VcpuPmu {
             }
         }
         // Events of before keep their label, whoever counts now.
-        logical.provenance = Some(match logical.provenance {
-            Some(before) => before.and(provenance),
-            None => provenance,
-        });
+        let before = logical.provenance.unwrap_or(provenance);
+        logical.provenance = Some(before.and(provenance));
         let events = logical.times.commit(self.ran, counted);
         if events == 0 {
             return;
@@ -97,12 +95,16 @@ impl VcpuPmu {
     /// Marks an overflow: the status bit where the model has one, a PMI where
     /// the control asks for it.
     fn overflow(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        if let (true, Some(bit)) = (self.model.has_status(), counter.global_bit()) {
+        if self.model.has_status()
+            && let Some(bit) = counter.global_bit()
+        {
             self.global_status |= 1 << bit;
         }
         if self.request_of(counter).is_some_and(|request| request.int) {
             self.pmi.overflowed(counter);
-            self.note_pmi(counter);
+            // A counter that freezing does not reach stops no others: its owner keeps
+            // out of it.
+            self.freeze.due |= self.freeze.on && self.reached_by(Shared::Freeze).contains(counter);
         }
         self.rearm(here, counter);
     }
@@ -128,21 +130,24 @@ impl VcpuPmu {
             return;
         };
         let logical = &mut self.counters[index];
-        let same = logical
-            .request
-            .is_some_and(|before| before.counts_like(&request));
-        logical.request = Some(request);
-        if !same {
-            self.release_slot(here, counter);
-            let logical = &mut self.counters[index];
-            logical.counted = 0;
-            logical.provenance = None;
-            logical.loss = None;
-            logical.times = Times::default();
+        let before = logical.request.replace(request);
+        if before.is_some_and(|before| before.counts_like(&request)) {
+            self.update(here, counter);
+            return;
         }
+        // The new event may leave a place that another one can use.
+        let leaves = logical.lease.is_some() || logical.times.is_enabled();
+        if logical.lease.is_some() {
+            self.release_slot(here, counter);
+        }
+        let logical = &mut self.counters[index];
+        logical.counted = 0;
+        logical.provenance = None;
+        logical.loss = None;
+        logical.dead = None;
+        logical.times = Times::default();
         self.update(here, counter);
-        if !same && self.needs_places() {
-            // The new event may leave a place that another one can use.
+        if leaves && self.needs_places() {
             self.distribute(here);
         }
     }
@@ -154,7 +159,8 @@ impl VcpuPmu {
         let Some(request) = self.counters[index].request else {
             return;
         };
-        if !(request.can_advance() && self.is_enabled(counter)) {
+        let enabled = !self.model.has_global_control() || self.is_globally_enabled(counter);
+        if !(request.can_advance() && enabled) {
             if self.counters[index].unavailable.is_some() {
                 // A place that was lost is no use: the next time, a new one.
                 self.release_slot(here, counter);
@@ -177,9 +183,8 @@ impl VcpuPmu {
         self.counters[index_of(counter)].times.is_enabled()
     }
 
-    fn is_enabled(&self, counter: CounterId) -> bool {
-        !self.model.has_global_control()
-            || !self.reached_by(Shared::GlobalControl).contains(counter)
+    fn is_globally_enabled(&self, counter: CounterId) -> bool {
+        !self.reached_by(Shared::GlobalControl).contains(counter)
             || counter
                 .global_bit()
                 .is_some_and(|bit| self.global_control & (1 << bit) != 0)
@@ -199,11 +204,18 @@ impl VcpuPmu {
             }
             self.release_slot(here, counter);
         }
+        if let Some(reason) = self.counters[index].dead {
+            self.freeze(counter, &request, reason);
+            return;
+        }
         let Some(core) = here else { return };
         let constraint = match core.backend().plan(&request) {
             Ok(plan) => plan.constraint,
-            Err(refusal) => {
-                self.freeze(counter, &request, refusal.reason);
+            Err(Unavailable { reason }) => {
+                if matches!(reason, UnavailableReason::Event { .. }) {
+                    self.counters[index].dead = Some(reason);
+                }
+                self.freeze(counter, &request, reason);
                 return;
             }
         };
@@ -212,11 +224,11 @@ impl VcpuPmu {
         } else {
             core.bank.find(&request, &constraint)
         };
-        let Some(slot) = found else {
+        let Some(slots) = found else {
             self.distribute(here);
             return;
         };
-        if let Err(reason) = self.bind_slot(here, counter, constraint.taken_at(slot), &request) {
+        if let Err(reason) = self.bind_slot(here, counter, slots, &request) {
             self.freeze(counter, &request, reason);
         }
     }
@@ -232,7 +244,8 @@ impl VcpuPmu {
         let Some(core) = here else {
             return Err(UnavailableReason::NoCore);
         };
-        let claimant = self.claimant(counter);
+        let vcpu = self.owner;
+        let claimant = Claimant::Guest { vcpu, counter };
         let lease = core.bank.place(slots, claimant, request)?;
         self.active.insert(counter);
         self.counters[index_of(counter)].lease = Some(lease);

@@ -186,7 +186,7 @@ pub(super) struct Freeze {
     /// The guest wants it.
     pub(super) on: bool,
     /// There was a PMI that did not take effect yet.
-    due: bool,
+    pub(super) due: bool,
 }
 
 impl VcpuPmu {
@@ -219,26 +219,11 @@ impl VcpuPmu {
         msr == DEBUGCTL && self.model.can_freeze()
     }
 
-    /// A counter has overflowed that asks for a PMI. That of a counter which
-    /// freezing does not reach stops no others: its owner keeps out of it.
-    pub(super) fn note_pmi(&mut self, counter: CounterId) {
-        let reached = || self.reached_by(Shared::Freeze).contains(counter);
-        self.freeze.due |= self.freeze.on && reached();
-    }
-
-    /// Lets a PMI that has just been noted stop the counters. The bits that are
-    /// cleared are those that the guest can set again: of counters that have a
-    /// legacy name, and whose owners let both freezing and the global control
-    /// register reach them.
-    #[inline]
-    pub(super) fn freeze_if_due(&mut self, here: &mut Here<'_>) {
-        if std::mem::take(&mut self.freeze.due) {
-            self.freeze_counters(here);
-        }
-    }
-
+    /// Lets a PMI that was noted stop the counters. The bits that are cleared are
+    /// those that the guest can set again: of counters that have a legacy name, and
+    /// whose owners let both freezing and the global control register reach them.
     #[cold]
-    fn freeze_counters(&mut self, here: &mut Here<'_>) {
+    pub(super) fn freeze_counters(&mut self, here: &mut Here<'_>) {
         let frozen = self.touchable(Shared::GlobalControl) & self.touchable(Shared::Freeze);
         self.write_global_control(here, self.global_control & !frozen.bits());
         // Counters that were settled for it may have overflowed as well; all
@@ -246,12 +231,13 @@ impl VcpuPmu {
         self.freeze.due = false;
     }
 
-    /// Before an access, so that it finds the counters as the last PMI left them.
-    #[inline]
+    /// Before an access where PMIs freeze, so that it finds the counters as the last
+    /// one left them.
+    #[cold]
     pub(super) fn settle_freeze(&mut self, here: &mut Here<'_>) {
-        if self.freeze.on {
-            self.settle_all(here);
-            self.freeze_if_due(here);
+        self.settle_all(here);
+        if self.freeze.due {
+            self.freeze_counters(here);
         }
     }
 }

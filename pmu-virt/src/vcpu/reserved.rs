@@ -105,16 +105,27 @@ impl VcpuPmu {
         self.reservations.as_ref()?.unit.locked_out_until(self.left)
     }
 
-    /// The counter that a legacy register of `name` reaches.
+    /// The counter that a legacy register of `name` reaches, and what an access to
+    /// it comes to. What is denied is recorded.
     #[inline]
-    pub(super) fn named(&mut self, name: CounterId) -> Option<CounterId> {
-        match &mut self.reservations {
-            None => Some(name),
-            Some(reservations) => {
-                let counter = reservations.unit.map().counter(name);
-                counter.filter(|counter| self.model.has(*counter))
-            }
+    pub(super) fn check_legacy(
+        &mut self,
+        layer: Layer,
+        name: CounterId,
+        access: Access,
+    ) -> Option<(CounterId, Verdict)> {
+        let is_used = self.reservations.as_mut().is_some_and(|reservations| {
+            let unit = &mut reservations.unit;
+            !unit.map().is_identity() || !unit.bank().held().is_empty()
+        });
+        if !is_used {
+            // Nobody has reserved anything, so the host alone decides.
+            return Some((name, self.grant.check(layer, name, access)));
         }
+        let counter = self.reservations.as_mut()?.unit.map().counter(name);
+        let counter = counter.filter(|counter| self.model.has(*counter))?;
+        let verdict = self.verdict((layer, Cookie::DEFAULT), counter, access);
+        Some((counter, verdict))
     }
 
     /// What an access to one counter comes to: first what the host gave to the
@@ -137,7 +148,8 @@ impl VcpuPmu {
         }
     }
 
-    /// The same of an access that takes place: what is denied is recorded.
+    /// What an access to one counter comes to that takes place: what is denied is
+    /// recorded.
     #[inline]
     pub(super) fn verdict(
         &mut self,
@@ -191,12 +203,13 @@ impl VcpuPmu {
         let Some(reservations) = &mut self.reservations else {
             return;
         };
-        let (unit, mut context) = reservations.parts(self.left);
         // Another vCPU may have ended the firmware's phase.
-        unit.map();
-        if unit.deadline().is_none_or(|due| context.now < due) {
+        reservations.unit.map();
+        let due = reservations.unit.deadline();
+        if due.is_none_or(|due| self.left < due) {
             return;
         }
+        let (unit, mut context) = reservations.parts(self.left);
         let effects = unit.tick(&mut context);
         self.take_effects(here, effects);
     }
@@ -272,10 +285,11 @@ impl VcpuPmu {
         caller: Caller,
         access: Access,
     ) -> ReadOutcome {
-        match self.alias_cookie(counter, part, caller) {
-            Some(cookie) => self.read_as(here, (caller.layer, cookie), counter, part, access),
-            None => ReadOutcome::Gp,
-        }
+        let Some(cookie) = self.alias_cookie(counter, part, caller) else {
+            return ReadOutcome::Gp;
+        };
+        let verdict = self.verdict((caller.layer, cookie), counter, access);
+        self.read_part(here, verdict, counter, part)
     }
 
     fn write_alias(
@@ -286,10 +300,11 @@ impl VcpuPmu {
         value: u64,
         caller: Caller,
     ) -> WriteOutcome {
-        match self.alias_cookie(counter, part, caller) {
-            Some(cookie) => self.write_as(here, (caller.layer, cookie), counter, part, value),
-            None => WriteOutcome::Gp,
-        }
+        let Some(cookie) = self.alias_cookie(counter, part, caller) else {
+            return WriteOutcome::Gp;
+        };
+        let verdict = self.verdict((caller.layer, cookie), counter, Access::Write);
+        self.write_part(here, verdict, counter, part, value)
     }
 
     fn has_alias(&self, counter: CounterId, part: Part) -> bool {

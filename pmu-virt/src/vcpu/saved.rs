@@ -23,8 +23,7 @@ impl VcpuPmu {
     /// part of it either: they are the host's.
     pub fn save(&mut self, core: Option<&mut CorePmu>) -> PmuState {
         let here = &mut self.here(core);
-        self.settle_all(here);
-        self.freeze_if_due(here);
+        self.settle_freeze(here);
         let held = self.held();
         let fields = fields(held);
         let counters = self.model.counters();

@@ -1,12 +1,12 @@
 //! Onto a core and off it, and what counting needs of the VMM there.
 
-use arbiter::{CounterId, CounterSet, PcrUnit};
+use arbiter::{CounterId, CounterSet};
 use pmu_model::{CountRequest, LossReason, SlotSet};
 
 use super::{Here, VcpuPmu, index_of};
 use crate::attached::AttachedContext;
 use crate::core_pmu::CorePmu;
-use crate::slot_bank::Settled;
+use crate::slot_bank::{Return, Settled};
 
 impl VcpuPmu {
     /// Switches the vCPU in: its counters count on `core` from now on. Those
@@ -15,7 +15,14 @@ impl VcpuPmu {
     /// is needed.
     pub fn attach(&mut self, core: &mut CorePmu) {
         core.bank.begin_switch();
-        core.attach(self.owner);
+        // The counters of the one before are stopped only now: if it is the same one,
+        // it never left.
+        if core.bank.attached() != Some(self.owner) {
+            if let Some(hosted) = core.host.context_mut() {
+                hosted.leave_private(&mut core.bank);
+            }
+            core.bank.attach(self.owner);
+        }
         self.attached = true;
         self.note_hosts(Some(core));
         if core.host.is_enabled() {
@@ -25,7 +32,8 @@ impl VcpuPmu {
         let (mut before, mut refused) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.active.iter() {
             self.return_to_place(here, counter);
-            let logical = &self.counters[super::index_of(counter)];
+            let logical = &mut self.counters[super::index_of(counter)];
+            logical.dead = None;
             match (logical.times.is_enabled(), logical.unavailable) {
                 (false, _) if logical.lease.is_none() => self.active.remove(counter),
                 (true, None) if !logical.is_running() => drop(before.insert(counter)),
@@ -50,7 +58,6 @@ impl VcpuPmu {
             core.bank.end_switch();
             let overflowed = core.bank.take_overflows();
             self.settle_slots(here, overflowed);
-            self.freeze_if_due(here);
         }
         self.refresh_needs(here.as_deref());
     }
@@ -65,7 +72,6 @@ impl VcpuPmu {
         let overflowed = core.bank.take_overflows();
         let here = &mut Some(core);
         self.settle_slots(here, overflowed);
-        self.freeze_if_due(here);
         if let (true, Some(core)) = (self.hosting, here) {
             self.settle_hosts(core);
         }
@@ -86,7 +92,9 @@ impl VcpuPmu {
         }
         core.bank.forget(self.owner);
         core.bank.end_switch();
-        self.freeze_if_due(&mut None);
+        if self.freeze.due {
+            self.freeze_counters(&mut None);
+        }
         self.refresh_needs(None);
     }
 
@@ -102,23 +110,15 @@ impl VcpuPmu {
         let (Some(lease), Some(core)) = (&mut logical.lease, &mut *here) else {
             return;
         };
-        if !core.bank.holds(lease) {
-            self.release_slot(here, counter);
-            return;
-        }
-        // Its control may have been written while it was away.
-        let request = *lease.request();
-        if logical.request.is_some_and(|now| now.counts_like(&request)) {
-            core.bank.found_in_place(lease);
-            if lease.is_running() {
-                lease.start(&mut core.bank);
-            } else {
-                lease.stop(Some(&mut core.bank));
+        match lease.come_back(logical.request, &mut core.bank) {
+            Return::InPlace => {}
+            Return::Lost => self.release_slot(here, counter),
+            Return::Superseded => {
+                let request = *lease.request();
+                core.bank.release(lease);
+                logical.lease = None;
+                self.leave_place(here, counter, &request, None, None);
             }
-        } else {
-            core.bank.release(lease);
-            logical.lease = None;
-            self.leave_place(here, counter, &request, None, None);
         }
     }
 
@@ -143,11 +143,9 @@ impl VcpuPmu {
         logical.times.stop(ran);
     }
 
-    /// Settles the counters on `slots`.
+    /// Settles the counters on `slots`. A PMI that this brings, or that was noted
+    /// before, freezes the counters.
     pub(super) fn settle_slots(&mut self, here: &mut Here<'_>, slots: SlotSet) {
-        if slots.is_empty() {
-            return;
-        }
         for counter in self.active.iter() {
             let lease = &mut self.counters[super::index_of(counter)].lease;
             if let Some(lease) = lease
@@ -156,6 +154,9 @@ impl VcpuPmu {
                 lease.overflowed();
                 self.settle(here, counter);
             }
+        }
+        if self.freeze.due {
+            self.freeze_counters(here);
         }
     }
 }
@@ -179,16 +180,6 @@ impl VcpuPmu {
     #[inline]
     pub fn needs(&self) -> Needs {
         self.needs
-    }
-
-    /// Whether the guest may read a counter soon: it has one enabled, also one that
-    /// nobody counts for, or believes so, as somebody else has reserved one.
-    #[inline]
-    #[must_use]
-    pub fn may_be_read(&self) -> bool {
-        let enabled = |counter| self.counters[index_of(counter)].times.is_enabled();
-        let reserved = |unit: &PcrUnit| !unit.bank().held().is_empty();
-        self.active.iter().any(enabled) || self.reservations().is_some_and(reserved)
     }
 
     pub(super) fn refresh_needs(&mut self, core: Option<&CorePmu>) {

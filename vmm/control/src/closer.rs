@@ -84,7 +84,7 @@ impl Queue {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::time::{Duration, Instant};
 
@@ -117,8 +117,8 @@ mod tests {
         assert!(!closer.is_full() && closer.threads <= MOST_THREADS);
     }
 
-    /// A socket that takes seconds to be closed: its peer reads nothing.
-    fn lingering() -> (OwnedFd, std::net::TcpStream) {
+    /// A socket that takes so long to be closed: its peer reads nothing.
+    pub(crate) fn lingering(time: Duration) -> (OwnedFd, std::net::TcpStream) {
         use std::io::Write;
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -126,7 +126,7 @@ mod tests {
         one.set_nonblocking(true).unwrap();
         while one.write_all(&[0; 1 << 16]).is_ok() {}
         one.set_nonblocking(false).unwrap();
-        rustix::net::sockopt::set_socket_linger(&one, Some(Duration::from_secs(3))).unwrap();
+        rustix::net::sockopt::set_socket_linger(&one, Some(time)).unwrap();
         (one.into(), other)
     }
 
@@ -134,7 +134,7 @@ mod tests {
     fn what_takes_long_is_not_waited_for() {
         let mut closer = Closer::new();
         let began = Instant::now();
-        let (slow, _peer) = lingering();
+        let (slow, _peer) = lingering(Duration::from_secs(3));
         closer.close(slow);
         let (one, other) = crate::socket::context_pair().unwrap();
         std::thread::sleep(Duration::from_millis(50));

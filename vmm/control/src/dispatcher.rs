@@ -159,7 +159,12 @@ impl JobDispatcher {
 
     /// Sends a job. It comes back in a report, whatever happens.
     pub(crate) fn post(&self, context: ContextId, target: Target, work: Work) {
-        let job = Job::new(context, target, work, self.outbox.clone());
+        let job = Job {
+            context,
+            target,
+            work: Some(work),
+            outbox: self.outbox.clone(),
+        };
         let line = match (target, &self.cores) {
             (Target::Vcpu(n), _) | (Target::Core(n), None) => self.vcpus.get(n),
             (Target::Core(n), Some(cores)) => cores.get(n),
@@ -257,7 +262,7 @@ mod tests {
 
     fn undone(dispatcher: &JobDispatcher) -> Option<ContextId> {
         match dispatcher.report()? {
-            Report::Job(context, Done::Undone(Work::Unload)) => Some(context),
+            Report::Job(context, _, Done::Undone(Work::Unload)) => Some(context),
             other => panic!("{other:?}"),
         }
     }
@@ -277,7 +282,7 @@ mod tests {
         first.act(|_, _| Done::Unloaded(None));
         assert!(matches!(
             dispatcher.report(),
-            Some(Report::Job(ContextId(1), Done::Unloaded(None)))
+            Some(Report::Job(ContextId(1), _, Done::Unloaded(None)))
         ));
         dispatcher.notifier().drain();
         assert_eq!(queue.take().unwrap().target(), Target::Core(1));

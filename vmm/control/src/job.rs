@@ -74,10 +74,8 @@ pub(crate) enum Done {
 /// What threads tell the server.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// A job for this context came back.
-    Job(ContextId, Done),
-    /// What the thread of this core has; `None`: it has ended.
-    Inspected(Target, Option<Box<View>>),
+    /// A job for this context and this vCPU or core came back.
+    Job(ContextId, Target, Done),
     /// This vCPU or core has ended, and gives the context back that it had.
     Ended(Target, Option<Box<AttachedContext>>),
 }
@@ -129,22 +127,14 @@ impl Outbox {
 /// ever lost.
 #[derive(Debug)]
 pub struct Job {
-    context: ContextId,
-    target: Target,
-    work: Option<Work>,
-    outbox: Outbox,
+    pub(crate) context: ContextId,
+    pub(crate) target: Target,
+    /// `None` once it is done.
+    pub(crate) work: Option<Work>,
+    pub(crate) outbox: Outbox,
 }
 
 impl Job {
-    pub(crate) fn new(context: ContextId, target: Target, work: Work, outbox: Outbox) -> Self {
-        Self {
-            context,
-            target,
-            work: Some(work),
-            outbox,
-        }
-    }
-
     /// The vCPU or core that the job is about.
     #[must_use]
     pub fn target(&self) -> Target {
@@ -158,19 +148,12 @@ impl Job {
         matches!(self.work, Some(Work::Inspect))
     }
 
-    fn report(&self, done: Done) {
-        self.outbox.send(match done {
-            Done::Inspected(view) => Report::Inspected(self.target, Some(view)),
-            Done::Undone(Work::Inspect) => Report::Inspected(self.target, None),
-            done => Report::Job(self.context, done),
-        });
-    }
-
     /// Does the job: `act` gets the work and returns what came of it.
     pub(crate) fn act(mut self, act: impl FnOnce(ContextId, Work) -> Done) {
         if let Some(work) = self.work.take() {
             let done = act(self.context, work);
-            self.report(done);
+            let report = Report::Job(self.context, self.target, done);
+            self.outbox.send(report);
         }
     }
 }
@@ -178,7 +161,8 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            self.report(Done::Undone(work));
+            let report = Report::Job(self.context, self.target, Done::Undone(work));
+            self.outbox.send(report);
         }
     }
 }

@@ -57,7 +57,7 @@ fn load() -> Result<Loaded, LibraryError> {
         },
         OpenError::Start(reason) => LibraryError::Start(one_line(&reason)),
     })?;
-    let pmus: Vec<sys::Pmu> = (0..PMU_NUMBERS)
+    let pmus: Vec<sys::PmuInfo> = (0..PMU_NUMBERS)
         .filter_map(|number| pfm.pmu(number))
         .collect();
     let tables = pmus.iter().map(table).collect();
@@ -70,7 +70,7 @@ fn load() -> Result<Loaded, LibraryError> {
     })
 }
 
-fn table(pmu: &sys::Pmu) -> PmuTable {
+fn table(pmu: &sys::PmuInfo) -> PmuTable {
     PmuTable {
         name: pmu.name.clone(),
         description: one_line(&pmu.description),

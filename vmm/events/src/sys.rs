@@ -86,7 +86,7 @@ const _: () = assert!(size_of::<RawAttribute>() == 64);
 const _: () = assert!(size_of::<RawEncoding>() == 32);
 
 /// A PMU as libpfm describes it.
-pub(super) struct Pmu {
+pub(super) struct PmuInfo {
     pub(super) name: String,
     pub(super) description: String,
     /// `pfm_pmu_type_t`.
@@ -97,7 +97,7 @@ pub(super) struct Pmu {
 }
 
 /// An event as libpfm describes it.
-pub(super) struct Event {
+pub(super) struct EventInfo {
     pub(super) name: String,
     pub(super) description: String,
     pub(super) equivalent: String,
@@ -105,7 +105,7 @@ pub(super) struct Event {
 }
 
 /// An attribute as libpfm describes it.
-pub(super) struct Attribute {
+pub(super) struct AttributeInfo {
     pub(super) name: String,
     pub(super) description: String,
     /// `pfm_attr_t`.
@@ -206,7 +206,7 @@ impl Pfm {
     }
 
     /// The PMU with number `pmu` of `pfm_pmu_t`, if the library knows it.
-    pub(super) fn pmu(&self, pmu: c_int) -> Option<Pmu> {
+    pub(super) fn pmu(&self, pmu: c_int) -> Option<PmuInfo> {
         // SAFETY: all fields are integers and pointers, for which zero is valid.
         let mut raw: RawPmu = unsafe { std::mem::zeroed() };
         raw.size = size_of::<RawPmu>();
@@ -218,7 +218,7 @@ impl Pfm {
         }
         // SAFETY: on success both are null or constant strings of the library.
         let (name, description) = unsafe { (text(raw.name), text(raw.description)) };
-        Some(Pmu {
+        Some(PmuInfo {
             name,
             description,
             kind: raw.kind,
@@ -237,7 +237,7 @@ impl Pfm {
     }
 
     /// The event with index `event`.
-    pub(super) fn event(&self, event: c_int) -> Option<Event> {
+    pub(super) fn event(&self, event: c_int) -> Option<EventInfo> {
         // SAFETY: all fields are integers and pointers, for which zero is valid.
         let mut raw: RawEvent = unsafe { std::mem::zeroed() };
         raw.size = size_of::<RawEvent>();
@@ -250,7 +250,7 @@ impl Pfm {
         // SAFETY: on success each is null or a constant string of the library.
         let (name, description, equivalent) =
             unsafe { (text(raw.name), text(raw.description), text(raw.equivalent)) };
-        Some(Event {
+        Some(EventInfo {
             name,
             description,
             equivalent,
@@ -259,7 +259,7 @@ impl Pfm {
     }
 
     /// Attribute number `attribute` of the event with index `event`.
-    pub(super) fn attribute(&self, event: c_int, attribute: c_int) -> Option<Attribute> {
+    pub(super) fn attribute(&self, event: c_int, attribute: c_int) -> Option<AttributeInfo> {
         // SAFETY: all fields are integers and pointers, for which zero is valid.
         let mut raw: RawAttribute = unsafe { std::mem::zeroed() };
         raw.size = size_of::<RawAttribute>();
@@ -271,7 +271,7 @@ impl Pfm {
         }
         // SAFETY: on success both are null or constant strings of the library.
         let (name, description) = unsafe { (text(raw.name), text(raw.description)) };
-        Some(Attribute {
+        Some(AttributeInfo {
             name,
             description,
             kind: raw.kind,

@@ -22,6 +22,9 @@ pub struct DebugQuirks {
     pub rf_ignored: bool,
     /// KVM can hold interrupts back during a step (`KVM_GUESTDBG_BLOCKIRQ`).
     pub block_irq: bool,
+    /// KVM delivers the guest's own breakpoints on execution also while
+    /// breakpoints of ours are in use.
+    pub serves_execution: bool,
 }
 
 impl DebugQuirks {
@@ -30,6 +33,7 @@ impl DebugQuirks {
     pub const UNKNOWN: DebugQuirks = DebugQuirks {
         rf_ignored: true,
         block_irq: false,
+        serves_execution: false,
     };
 }
 
@@ -164,7 +168,10 @@ impl DebugControl {
     /// The error of `KVM_GET_DEBUGREGS`.
     pub(crate) fn refresh_guest(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
         self.seen = rdtsc();
-        let guest = GuestBreakpoints::from(&vcpu.get_debug_regs()?);
+        let mut guest = GuestBreakpoints::from(&vcpu.get_debug_regs()?);
+        if self.quirks.serves_execution {
+            guest = guest.without_execution();
+        }
         if guest != self.guest {
             self.guest = guest;
             self.replace();
@@ -178,19 +185,26 @@ impl DebugControl {
         self.fresh_for
     }
 
+    /// TSC at which the guest has to be stopped for the next look: it sets
+    /// breakpoints without an exit.
+    #[must_use]
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.is_active()
+            .then(|| self.seen.wrapping_add(self.fresh_for))
+    }
+
     /// Looks at the guest's own debug registers again, unless the last look is
-    /// recent. A breakpoint of ours that found no place has one looked for
-    /// every time: the guest may just have given it back.
+    /// recent; true if it was due. A breakpoint of ours that found no place has
+    /// one looked for every time: the guest may just have given it back.
     ///
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
-    pub(crate) fn refresh_stale(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
+    pub(crate) fn refresh_stale(&mut self, vcpu: VcpuAccess<'_>) -> Result<bool, VcpuError> {
         let stale = rdtsc().wrapping_sub(self.seen) >= self.fresh_for;
         if stale || self.unplaced() > 0 {
-            self.refresh_guest(vcpu)
-        } else {
-            Ok(())
+            self.refresh_guest(vcpu)?;
         }
+        Ok(stale)
     }
 
     fn replace(&mut self) {
@@ -287,9 +301,14 @@ impl DebugControl {
         if cause.guest_dr6 & DR6_BS != 0 && is_nmi_window(vcpu)? {
             cause.guest_dr6 &= !DR6_BS;
         }
-        if cause.guest_execution && self.rf_was_ignored(vcpu)? {
-            cause.guest_dr6 &= !0xf;
-            self.lift = Lift::All;
+        if cause.guest_execution != 0 && vcpu.get_regs()?.rflags & RFLAGS_RF != 0 {
+            // The guest lets this one instruction pass: a step that leads to it
+            // reports the breakpoint all the same. Where RF is ignored, the guest
+            // would meet it for ever.
+            cause.guest_dr6 &= !cause.guest_execution;
+            if self.quirks.rf_ignored {
+                self.lift = Lift::All;
+            }
         }
         if cause.guest_dr6 != 0 {
             self.hand_back(vcpu, cause.guest_dr6)?;
@@ -315,22 +334,15 @@ impl DebugControl {
             && (exit.dr6 & DR6_SLOTS).is_power_of_two()
     }
 
-    /// On a KVM that ignores RF, a guest that has set RF to step over its own
-    /// instruction breakpoint would meet it for ever.
-    fn rf_was_ignored(&mut self, vcpu: VcpuAccess<'_>) -> Result<bool, VcpuError> {
-        if !self.quirks.rf_ignored {
-            return Ok(false);
-        }
-        Ok(vcpu.get_regs()?.rflags & RFLAGS_RF != 0)
-    }
-
-    /// Queues a #DB with these DR6 cause bits for the guest.
+    /// Queues a #DB with these DR6 cause bits for the guest, or adds them to the one
+    /// that is queued.
     ///
     /// # Errors
     /// An ioctl on the debug registers failed.
     pub(crate) fn hand_back(&mut self, vcpu: VcpuAccess<'_>, cause: u64) -> Result<(), VcpuError> {
         let mut regs = vcpu.get_debug_regs()?;
-        regs.dr6 = merge_dr6(regs.dr6, cause);
+        let queued = if self.inject { regs.dr6 & DR6_SLOTS } else { 0 };
+        regs.dr6 = merge_dr6(regs.dr6, cause | queued);
         vcpu.set_debug_regs(&regs)?;
         self.inject = true;
         Ok(())

@@ -273,19 +273,29 @@ impl GpWatch {
         earliest(self.look_at, self.idle.map(|(at, _)| at))
     }
 
-    /// Ends the watch when no counter has been `enabled` for some seconds.
-    pub(crate) fn rest(&mut self, enabled: bool, debug: &mut DebugControl, tsc_khz: u32) {
-        if enabled || self.gate.is_none() {
+    /// Whether it is time to ask if the patch is still needed: from time to time while
+    /// nothing is `counting`.
+    pub(crate) fn is_idle_look_due(&mut self, counting: bool, tsc_khz: u32) -> bool {
+        if counting || self.armed != Armed::Patch {
             self.idle = None;
-            return;
+            return false;
         }
         let now = rdtsc();
-        let (at, left) = self.idle.unwrap_or((now, IDLE_LOOKS + 1));
-        if now < at {
+        let next = now + u64::from(tsc_khz) * IDLE_LOOK_MS;
+        let (at, left) = self.idle.unwrap_or((next, IDLE_LOOKS));
+        let due = at <= now;
+        self.idle = Some((if due { next } else { at }, left));
+        due
+    }
+
+    /// The answer: whether a counter can be `read` soon. The watch ends after some looks
+    /// between which none could be.
+    pub(crate) fn looked(&mut self, read: bool) {
+        let Some((_, left)) = &mut self.idle else {
             return;
-        }
-        self.idle = Some((now + u64::from(tsc_khz) * IDLE_LOOK_MS, left - 1));
-        if left == 1 {
+        };
+        *left = if read { IDLE_LOOKS } else { *left - 1 };
+        if *left == 0 {
             self.traps.unwatch();
             self.gate = None;
             self.found = None;
@@ -293,11 +303,11 @@ impl GpWatch {
             self.look_at = None;
             self.idle = None;
             self.armed = Armed::Nothing;
-            debug.want(&[]);
         }
     }
 
-    fn is_news(&mut self, debug: &DebugControl) -> bool {
+    /// True if the guest has just taken the last debug register.
+    pub(crate) fn is_news(&mut self, debug: &DebugControl) -> bool {
         let full = debug.unplaced() > 0;
         // Always replaced: a guest that gives one back and takes it again is news again.
         let reported = std::mem::replace(&mut self.reported_full, full);

@@ -8,6 +8,7 @@ mod msr_exits;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use kvm_ioctls::{VcpuFd, VmFd};
 use pmu_virt::perfmon::Moment;
 use pmu_virt::{CorePmu, Progress, Ring, VcpuPmu};
@@ -29,7 +30,7 @@ use crate::vm_traps::VmTraps;
 use interrupts::PmiRouting;
 
 /// How often the guest's own debug registers are looked at while ours are in
-/// use: KVM has no exit for MOV to DR then.
+/// use, by a kick if need be: KVM has no exit for MOV to DR then.
 const DEBUG_REFRESH: Duration = Duration::from_millis(1);
 
 /// Exits after one that wanted registers during which KVM hands them over at
@@ -124,6 +125,9 @@ struct Traps {
     halt: HaltClock,
     counting: bool,
     warned_full: bool,
+    /// Looks at the debug registers of the running guest since it could last read a
+    /// counter.
+    idle_looks: u8,
     /// Exits yet to come at which registers are likely to be wanted.
     registers_wanted: u8,
     /// TSC at the last entry; `None` if the guest was not entered.
@@ -156,6 +160,7 @@ impl KvmPmu {
                 halt: HaltClock::new(fd, id, tsc_khz),
                 counting: false,
                 warned_full: false,
+                idle_looks: 0,
                 registers_wanted: 0,
                 entered: None,
                 due: None,
@@ -305,7 +310,7 @@ impl KvmPmu {
         // either it is noticed here, or the flag stays set for the next `KVM_RUN`.
         if fd.get_kvm_run().immediate_exit != 0 {
             fd.set_kvm_immediate_exit(0);
-            lent.thread.forget_kick();
+            lent.thread.kicked(self.traps.entered, tsc);
         }
         let exit = PmuExit::of(fd.get_kvm_run());
         let debug_exit = matches!(exit, PmuExit::Debug(_));
@@ -432,10 +437,15 @@ impl Traps {
         if self.gp.is_due() {
             self.watch_gp_handler(vcpu, lent)?;
         }
-        if let Some(pmu) = &self.pmu {
+        if let Some(pmu) = &self.pmu
+            && self
+                .gp
+                .is_idle_look_due(pmu.needs().counting, self.tsc_khz)
+            // A halted one reads nothing, and may have been halted all the time.
+            && vcpu.get_mp_state()?.mp_state == KVM_MP_STATE_RUNNABLE
+        {
             let before = self.gp.armed();
-            self.gp
-                .rest(pmu.may_be_read(), &mut self.debug, self.tsc_khz);
+            self.gp.looked(pmu.has_enabled());
             self.tell_armed(vcpu, lent, before);
         }
         Ok(self.debug.apply(vcpu)?)
@@ -463,12 +473,12 @@ impl Traps {
     fn enter(&mut self, thread: &mut ThreadContext) {
         let now = rdtsc();
         self.entered = Some(now);
-        let mut deadline = None;
+        let mut deadline = self.debug.deadline();
         if let (Some(pmu), Some(core)) = (&mut self.pmu, thread.counters_mut()) {
             pmu.observe(core, Progress::Entered { tsc: now });
             let due = pmu.deadline(core);
             self.due = due.map(Tsc);
-            deadline = earliest(due, pmu.throttle().deadline());
+            deadline = earliest(deadline, earliest(due, pmu.throttle().deadline()));
             deadline = earliest(deadline, self.gp.deadline());
         }
         thread.set_deadline(now, deadline);
@@ -494,9 +504,8 @@ impl Traps {
         };
         pmu.observe(core, Progress::Left { tsc, halted, ring });
         self.sample_pending(vcpu, lent.thread, lent.observer)?;
-        // A guest that sets breakpoints while ours are in use is noticed here.
         if self.debug.is_active() {
-            self.debug.refresh_stale(vcpu)?;
+            self.share_debug_registers(vcpu, lent)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, al, dr0, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rsp,
+    CodeAssembler, al, dr0, dr7, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rsp,
 };
 use kvm_bindings::{KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP};
 use vm_memory::{Bytes, GuestAddress};
@@ -143,6 +143,20 @@ pub(super) fn step(host: &Host, cpl: u8) -> Result<bool, MicroError> {
     Ok(true)
 }
 
+/// Whether a step over an MFENCE at CPL 0 stops right behind it.
+pub(super) fn step_fence(host: &Host) -> Result<bool, MicroError> {
+    let guest = guest(0, |a| {
+        a.mfence()?;
+        a.nop()?;
+        a.nop()?;
+        report(a, DONE)
+    })?;
+    let mut probe = Probe::new(host, &guest)?;
+    let behind = code_address(0) + 3;
+    Ok(probe.debug(KVM_GUESTDBG_SINGLESTEP, 0, 0)
+        && matches!(probe.run()?, VmExit::Debug(exit) if exit.pc == behind))
+}
+
 /// Whether an execution breakpoint fires at `cpl`.
 pub(super) fn breakpoint(host: &Host, cpl: u8) -> Result<bool, MicroError> {
     let target = code_address(cpl) + 1;
@@ -208,6 +222,25 @@ pub(super) fn guest_step(host: &Host, ours: bool) -> Result<GuestStep, MicroErro
         }
         _ => GuestStep::Lost,
     })
+}
+
+/// Whether the guest's own breakpoint on execution fires at CPL 0 while one of ours
+/// is elsewhere.
+pub(super) fn guest_breakpoint(host: &Host) -> Result<bool, MicroError> {
+    let guest = guest(0, |a| {
+        let mut target = a.create_label();
+        a.lea(rax, qword_ptr(target))?;
+        a.mov(dr0, rax)?;
+        a.mov(eax, imm(DR7_SLOT0))?;
+        a.mov(dr7, rax)?;
+        a.set_label(&mut target)?;
+        a.nop()?;
+        report(a, FAULTED)
+    })?;
+    let handler = assemble(HANDLER, |a| report(a, DONE))?;
+    let guest = guest.code(HANDLER, handler).handler(DB_VECTOR, HANDLER);
+    let mut probe = Probe::new(host, &guest)?;
+    Ok(probe.debug(KVM_GUESTDBG_USE_HW_BP, SCRATCH, DR7_SLOT0) && is_report(&probe.run()?, DONE))
 }
 
 /// An address of the micro-guest's memory, which lies below 2 GiB.

@@ -230,16 +230,18 @@ impl CoreThread {
         self.park();
         self.last = Some(id);
         self.report.switches += 1;
-        if let (Some(vcpu), Some(pmu)) = (self.vcpus.get_mut(&id), self.thread.counters_mut()) {
-            vcpu.attach(pmu);
+        let next = self.vcpus.get_mut(&id).and_then(Vcpu::pmu_mut);
+        if let (Some(pmu), Some(core)) = (next, self.thread.counters_mut()) {
+            pmu.attach(core);
         }
     }
 
     /// Takes the counters back from who ran last.
     fn park(&mut self) {
         let last = self.last.take().and_then(|id| self.vcpus.get_mut(&id));
-        if let (Some(vcpu), Some(pmu)) = (last, self.thread.counters_mut()) {
-            vcpu.park(pmu);
+        let last = last.and_then(Vcpu::pmu_mut);
+        if let (Some(pmu), Some(core)) = (last, self.thread.counters_mut()) {
+            pmu.park(core);
         }
     }
 
@@ -252,8 +254,8 @@ impl CoreThread {
         let mut vcpu = self.vcpus.remove(&id)?;
         // Somebody else may be on the core.
         self.park();
-        if let Some(pmu) = self.thread.counters_mut() {
-            vcpu.leave(pmu);
+        if let (Some(pmu), Some(core)) = (vcpu.pmu_mut(), self.thread.counters_mut()) {
+            pmu.leave(core);
         }
         self.tally.leave(id.0.into(), &vcpu.quantities());
         Some(vcpu)

@@ -176,13 +176,15 @@ impl RunQueue {
     /// after a [`Action::Probe`] call [`RunQueue::probed`].
     pub fn next(&mut self, now: u64) -> Action {
         self.release(now);
-        if self.round.is_empty() && self.probe_at(None).is_some_and(|at| at <= now) {
+        // Nobody is locked out whose time is over, so what is due is a round.
+        if self.round.is_empty() && self.due_at(None).is_some_and(|at| at <= now) {
             self.begin_round(now);
         }
         if let Some(id) = self.round.pop_front() {
             return Action::Probe(id);
         }
-        self.note_crowd(now);
+        let crowded = self.runnable() >= 2;
+        self.crowded_since = crowded.then(|| self.crowded_since.unwrap_or(now));
         let runnable = self.woken.pop_front().or_else(|| self.ready.pop_front());
         if let Some(id) = runnable {
             return self.run(now, id);
@@ -321,16 +323,17 @@ impl RunQueue {
 
     fn run(&mut self, now: u64, id: VcpuId) -> Action {
         self.running = Some(Running { id, since: now });
-        let look = match self.last {
-            Some((last, look)) if last == id => look,
+        let distance = match self.last {
+            Some((last, distance)) if last == id => distance,
             _ => self.pace.first_look,
         };
-        let mut until = earliest(self.probe_at(None), self.release_at());
+        let mut until = self.due_at(None);
         if !self.woken.is_empty() || !self.ready.is_empty() {
             let member = self.members.iter().find(|member| member.id == id);
             let left = member.map_or(self.pace.slice, |member| member.left);
-            until = earliest(until, Some(now.saturating_add(left.min(look))));
-            self.last = Some((id, look.saturating_mul(2)));
+            let look = now.saturating_add(left.min(distance));
+            until = Some(until.map_or(look, |until| until.min(look)));
+            self.last = Some((id, distance.saturating_mul(2)));
         } else {
             self.last = Some((id, self.pace.first_look));
         }
@@ -344,24 +347,15 @@ impl RunQueue {
         let idle = self.members.iter().filter_map(|m| Some((m.idle?, m.id)));
         let Some((_, id)) = idle.max_by_key(|(idle, _)| idle.since) else {
             return Action::Wait {
-                until: self.release_at(),
+                until: self.due_at(None),
             };
         };
         self.running = Some(Running { id, since: now });
         self.last = None;
         Action::Run {
             vcpu: id,
-            until: earliest(self.probe_at(Some(id)), self.release_at()),
+            until: self.due_at(Some(id)),
         }
-    }
-
-    /// When the first of those that are locked out may run.
-    fn release_at(&self) -> Option<u64> {
-        let until = |member: &Member| match member.held {
-            Some(Held::Until(until)) => Some(until),
-            Some(Held::Blocked) | None => None,
-        };
-        self.members.iter().filter_map(until).min()
     }
 
     /// Lets those run whose time is over.
@@ -375,15 +369,21 @@ impl RunQueue {
         }
     }
 
-    /// When the next round of probes is due; `asleep` needs none.
-    fn probe_at(&self, asleep: Option<VcpuId>) -> Option<u64> {
+    /// When the next round of probes is due, in which `asleep` is not asked, or the
+    /// first of those that are locked out may run.
+    fn due_at(&self, asleep: Option<VcpuId>) -> Option<u64> {
+        let release = self.members.iter().filter_map(|member| match member.held {
+            Some(Held::Until(until)) => Some(until),
+            Some(Held::Blocked) | None => None,
+        });
         let asked = |member: &&Member| Some(member.id) != asleep;
         let idle = self.members.iter().filter(asked).filter_map(|m| m.idle);
         let due = idle.map(|idle| {
             let probe = idle.seen.saturating_add(self.pace.probe_every);
             idle.due.map_or(probe, |at| probe.min(at))
         });
-        Some(due.min()?.max(self.quiet_until))
+        let round = due.min().map(|at| at.max(self.quiet_until));
+        release.chain(round).min()
     }
 
     /// Asks all whose turn would come soon, as interrupting the core is the
@@ -419,23 +419,7 @@ impl RunQueue {
             self.ready.push_back(id);
         }
     }
-
-    fn note_crowd(&mut self, now: u64) {
-        if self.runnable() < 2 {
-            self.crowded_since = None;
-        } else {
-            self.crowded_since.get_or_insert(now);
-        }
-    }
-}
-
-fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (one, other) => one.or(other),
-    }
 }
 
 #[cfg(test)]
-#[path = "queue_tests.rs"]
 mod tests;

@@ -42,20 +42,7 @@ impl RunState {
     }
 
     /// Does the jobs of the control socket, while the guest does not run.
-    #[inline]
     pub(super) fn do_jobs(
-        &mut self,
-        kvm: &KvmVcpu,
-        thread: &mut ThreadContext,
-    ) -> Result<(), VcpuFailure> {
-        if self.has_jobs() {
-            self.do_waiting_jobs(kvm, thread)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn do_waiting_jobs(
         &mut self,
         kvm: &KvmVcpu,
         thread: &mut ThreadContext,
@@ -67,13 +54,16 @@ impl RunState {
         while let Some(job) = host.take() {
             serve_vcpu(job, pmu, core, &self.reports.tally);
         }
-        self.sample_pending(kvm, thread)
+        if pmu.has_host_overflow(core) {
+            self.sample_pending(kvm, thread)
+        } else {
+            Ok(())
+        }
     }
 
     /// Counters of tools that have overflowed get their samples and notices,
     /// before the guest runs on.
-    #[inline]
-    pub(super) fn sample_pending(
+    fn sample_pending(
         &mut self,
         kvm: &KvmVcpu,
         thread: &mut ThreadContext,

@@ -257,7 +257,7 @@ impl RunState {
                 return Ok(RunOutcome::Ended(VcpuEnd::Stopped));
             }
             // Where vCPUs share cores, the core does their jobs.
-            if timeslice.is_none() {
+            if timeslice.is_none() && self.has_jobs() {
                 self.do_jobs(kvm, thread)?;
             }
             let locked_out = self.pmu.locked_out_until();

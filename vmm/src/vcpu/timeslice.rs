@@ -2,7 +2,7 @@
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use kvm_pmu::{ExitOwner, ThreadContext, Tsc};
-use pmu_virt::{CorePmu, VcpuPmu};
+use pmu_virt::VcpuPmu;
 
 use super::outcome::{RunOutcome, Runnability, Timeslice};
 use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
@@ -102,25 +102,9 @@ impl Vcpu {
         Ok(RunOutcome::Paused(runnability))
     }
 
-    /// Its PMU counts on `core` from now on.
-    pub fn attach(&mut self, core: &mut CorePmu) {
-        if let Some(pmu) = self.core.pmu.pmu_mut() {
-            pmu.attach(core);
-        }
-    }
-
-    /// Its PMU counts no more; its counts stay on `core`, on which it was.
-    pub fn park(&mut self, core: &mut CorePmu) {
-        if let Some(pmu) = self.core.pmu.pmu_mut() {
-            pmu.park(core);
-        }
-    }
-
-    /// Takes its counts off `core`, on which it was parked.
-    pub fn leave(&mut self, core: &mut CorePmu) {
-        if let Some(pmu) = self.core.pmu.pmu_mut() {
-            pmu.leave(core);
-        }
+    /// Its PMU, which gets the counters of a core and gives them back.
+    pub(crate) fn pmu_mut(&mut self) -> Option<&mut VcpuPmu> {
+        self.core.pmu.pmu_mut()
     }
 
     /// Could it run?

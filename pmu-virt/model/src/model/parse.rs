@@ -95,7 +95,7 @@ pub(super) fn parse(spec: &str) -> Result<PmuModel, ModelError> {
         seen.push(property);
         set(&mut model, family, property, value)?;
     }
-    Ok(model)
+    Ok(model.completed())
 }
 
 fn set(

@@ -83,16 +83,6 @@ impl RegisterRow {
     pub(super) fn msr(&self, index: u8) -> u32 {
         self.first + u32::from(index) * self.stride
     }
-
-    /// Position of `msr` in the row, were the row endless.
-    #[inline]
-    pub(super) fn index_of(&self, msr: u32) -> Option<u8> {
-        let offset = msr.checked_sub(self.first)?;
-        if self.stride == 2 && offset % 2 != 0 {
-            return None;
-        }
-        u8::try_from(offset / self.stride).ok()
-    }
 }
 
 const fn row(first: u32, stride: u32, count: RowCount, kind: RegisterKind) -> RegisterRow {
@@ -120,7 +110,7 @@ const SIGN_EXTENDED: RegisterKind = RegisterKind::Counter(WriteForm::SignExtend3
 const FULL_WIDTH: RegisterKind = RegisterKind::Counter(WriteForm::FullWidth);
 const TRUNCATED: RegisterKind = RegisterKind::Counter(WriteForm::Truncate);
 
-// Rows stand in the order of their use by guests: decoding looks at them in turn.
+// Rows stand in the order in which people look for them.
 
 /// SDM vol. 4, "IA-32 Architectural MSRs": 0xC1, 0x186; 0x345 and 0x4C1.
 const INTEL_V1_ROWS: &[RegisterRow] = &[

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use perfmon_abi::wire::{Call, Errno, MAX_PAYLOAD, Refusal, Reply, Request};
+use perfmon_abi::wire::{Call, Errno, MAX_PAYLOAD, Refusal, Reply};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::Serialize;
 
@@ -15,21 +15,12 @@ pub(super) struct ConnectionId(pub(super) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestId {
     pub(super) connection: ConnectionId,
-    command: u16,
-    id: u32,
-    context: u32,
+    pub(super) command: u16,
+    pub(super) id: u32,
+    pub(super) context: u32,
 }
 
 impl RequestId {
-    pub(super) fn new(connection: ConnectionId, request: &Request<'_>) -> Self {
-        Self {
-            connection,
-            command: request.command,
-            id: request.id,
-            context: request.context,
-        }
-    }
-
     /// The packet that goes back.
     pub(super) fn packet(&self, answer: &Answer) -> Vec<u8> {
         let refusal = answer.refusal.as_ref();

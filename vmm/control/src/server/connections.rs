@@ -35,6 +35,8 @@ pub(super) struct Connection {
     pub(super) handles: Handles,
     /// A request is under way. The next one is not read before its answer.
     waits: bool,
+    /// The next one has come already. Only the connection's end is reported.
+    muted: bool,
 }
 
 /// All connections.
@@ -162,6 +164,7 @@ impl Connections {
             peer,
             handles: Handles::default(),
             waits: false,
+            muted: false,
         };
         self.open.insert(id, connection);
         Ok(())
@@ -198,14 +201,21 @@ impl Connections {
             self.closer.close(socket);
             return None;
         }
-        let connection = self.open.get(&id)?;
+        let connection = self.open.get_mut(&id)?;
         if connection.waits {
-            // Only its end is reported while a request is under way.
-            self.hang_up(id);
+            // The next request, or the end.
+            if connection.muted {
+                self.hang_up(id);
+            } else {
+                self.mute(id, true);
+            }
             return None;
         }
         match receive(connection.socket.as_fd(), buffer) {
-            Ok(Some(packet)) => return Some(packet),
+            Ok(Some(packet)) => {
+                connection.waits = true;
+                return Some(packet);
+            }
             Ok(None) => self.hang_up(id),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
@@ -235,39 +245,31 @@ impl Connections {
         self.hang_up(id);
     }
 
-    /// Reads no further request until the answer to this one is there.
-    pub(super) fn pause(&mut self, id: ConnectionId) {
-        self.listen(id, false);
-    }
-
-    /// Sends an answer for which the connection was paused.
-    pub(super) fn resume(&mut self, request: RequestId, answer: &Answer) {
-        self.listen(request.connection, true);
-        self.reply(request, answer);
-    }
-
-    /// Sends an answer. A client that does not read its answers loses its
-    /// connection.
+    /// Sends an answer; the next request may come. A client that does not read its
+    /// answers loses its connection.
     pub(super) fn reply(&mut self, request: RequestId, answer: &Answer) {
-        let Some(connection) = self.open.get(&request.connection) else {
-            return;
-        };
-        let packet = request.packet(answer);
-        if let Err(error) = send(connection.socket.as_fd(), &packet, &answer.descriptors()) {
-            log::debug!("a connection is closed, as its answer cannot be sent: {error}");
-            self.hang_up(request.connection);
-        }
-    }
-
-    fn listen(&mut self, id: ConnectionId, on: bool) {
+        let id = request.connection;
         let Some(connection) = self.open.get_mut(&id) else {
             return;
         };
-        connection.waits = !on;
-        let done = self
-            .events
-            .listen(&connection.socket, Token::Connection(id), on);
-        if let Err(error) = done {
+        connection.waits = false;
+        let packet = request.packet(answer);
+        if let Err(error) = send(connection.socket.as_fd(), &packet, &answer.descriptors()) {
+            log::debug!("a connection is closed, as its answer cannot be sent: {error}");
+            self.hang_up(id);
+        } else if connection.muted {
+            self.mute(id, false);
+        }
+    }
+
+    /// Has only the end of a connection reported, or its packets again.
+    fn mute(&mut self, id: ConnectionId, muted: bool) {
+        let Some(connection) = self.open.get_mut(&id) else {
+            return;
+        };
+        connection.muted = muted;
+        let token = Token::Connection(id);
+        if let Err(error) = self.events.listen(&connection.socket, token, !muted) {
             log::debug!("a connection is closed: epoll failed: {error}");
             self.hang_up(id);
         }

@@ -25,7 +25,7 @@ use crate::buffer::Pool;
 use crate::job::{Done, Target, Work};
 use crate::quantities::NoQuantities;
 use crate::socket::FileId;
-use table::{Attachment, ContextTable};
+use table::{Attachment, ContextEntry, ContextTable};
 
 /// All contexts of the VM, and the way to its vCPUs.
 #[derive(Debug)]
@@ -299,7 +299,10 @@ impl Contexts {
         if let (Some(request), Some(answer)) = (request, answer) {
             self.answers.push_back((request, answer));
         }
-        self.go_on(id);
+        let is_awaited = |entry: &ContextEntry| entry.zombie || !entry.waiting.is_empty();
+        if self.table.get(id).is_some_and(is_awaited) {
+            self.go_on(id);
+        }
     }
 
     /// A command that nobody has done.

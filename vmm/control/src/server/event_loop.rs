@@ -19,7 +19,7 @@ use super::inventory::{self, ListAnswer, ListRequests};
 use super::limits::Limits;
 use super::{LINGER, ServedVm, Stop};
 use crate::config::ControlConfig;
-use crate::job::Report;
+use crate::job::{Done, Report, Work};
 use crate::socket::{FileId, Listener, Packet};
 
 /// How often the server looks whether tools have closed their contexts, once the
@@ -118,11 +118,15 @@ impl EventLoop {
     fn take_reports(&mut self) {
         while let Some(report) = self.contexts.vm().dispatcher.report() {
             match report {
-                Report::Inspected(target, view) => {
-                    let answer = self.lists.inspected(target, view, &self.contexts);
+                Report::Job(_, target, Done::Inspected(view)) => {
+                    let answer = self.lists.inspected(target, Some(view), &self.contexts);
                     self.answer_lists(answer);
                 }
-                Report::Job(id, done) => {
+                Report::Job(_, target, Done::Undone(Work::Inspect)) => {
+                    let answer = self.lists.inspected(target, None, &self.contexts);
+                    self.answer_lists(answer);
+                }
+                Report::Job(id, _, done) => {
                     self.lists.outdated();
                     self.contexts.job_done(id, done);
                 }
@@ -140,7 +144,7 @@ impl EventLoop {
             return;
         };
         for request in requests {
-            self.connections.resume(request, &answer);
+            self.connections.reply(request, &answer);
         }
     }
 
@@ -148,7 +152,7 @@ impl EventLoop {
     /// abandoned contexts lose their handles, and ended connections their requests.
     fn settle(&mut self) {
         while let Some((request, answer)) = self.contexts.take_answer() {
-            self.connections.resume(request, &answer);
+            self.connections.reply(request, &answer);
         }
         for context in self.contexts.take_abandoned() {
             self.connections.forget(context);
@@ -163,7 +167,7 @@ impl EventLoop {
     fn request(&mut self, id: ConnectionId, buffer: &PacketBuffer, packet: Packet) {
         if !packet.fds.is_empty() && self.connections.is_closer_full() {
             log::debug!("a connection is closed, as too many descriptors wait to be closed");
-            self.discard(packet.fds);
+            packet.fds.into_iter().for_each(|fd| self.discard(fd));
             self.connections.hang_up(id);
             return;
         }
@@ -177,45 +181,51 @@ impl EventLoop {
                 // Whoever sends this does not speak the protocol.
                 log::debug!("a connection is closed: {error}");
                 let refusal = Refusal::new(Errno::EPROTO, error.to_string());
-                self.discard(packet.fds);
+                packet.fds.into_iter().for_each(|fd| self.discard(fd));
                 self.connections.turn_away(id, &refusal);
                 return;
             }
         };
-        let number = RequestId::new(id, &request);
+        let number = RequestId {
+            connection: id,
+            command: request.command,
+            id: request.id,
+            context: request.context,
+        };
         let answer = self.command(number, &request, &packet);
-        self.discard(packet.fds);
-        match answer {
-            Some(answer) => self.connections.reply(number, &answer),
-            None => self.connections.pause(id),
+        packet.fds.into_iter().for_each(|fd| self.discard(fd));
+        if let Some(answer) = answer.unwrap_or_else(|refusal| Some(refusal.into())) {
+            self.connections.reply(number, &answer);
         }
     }
 
     /// Closes what came with a packet. The descriptor of a context is closed at
     /// once: nobody is to find it open whose client has closed it. Whatever else
     /// it is, this thread does not wait for its end.
-    fn discard(&mut self, fds: Vec<OwnedFd>) {
-        for fd in fds {
-            let file = FileId::of(fd.as_fd()).ok();
-            let context = file.and_then(|file| self.contexts.table().of_file(file));
-            if context.is_none() {
-                self.connections.close_soon(fd);
-            }
+    fn discard(&mut self, fd: OwnedFd) {
+        let file = FileId::of(fd.as_fd()).ok();
+        let context = file.and_then(|file| self.contexts.table().of_file(file));
+        if context.is_none() {
+            self.connections.close_soon(fd);
         }
     }
 
     /// The answer to a request; `None` if it comes later.
-    fn command(&mut self, id: RequestId, request: &Request<'_>, packet: &Packet) -> Option<Answer> {
+    fn command(
+        &mut self,
+        id: RequestId,
+        request: &Request<'_>,
+        packet: &Packet,
+    ) -> Result<Option<Answer>, Refusal> {
         let wants = usize::from(request.command == Extension::Bind.number());
         if packet.fds.len() != wants || packet.more_fds {
-            let refusal = if wants == 0 {
+            return Err(if wants == 0 {
                 let reason = "the command takes no descriptor; those that came are closed";
                 Refusal::new(Errno::EINVAL, reason)
             } else {
                 let reason = "BIND takes one descriptor, that of a context";
                 Refusal::new(Errno::EBADF, reason)
-            };
-            return Some(refusal.into());
+            });
         }
         if request.command < EXTENSIONS {
             self.specified(id, request)
@@ -225,7 +235,11 @@ impl EventLoop {
     }
 
     /// A command of the specification.
-    fn specified(&mut self, id: RequestId, request: &Request<'_>) -> Option<Answer> {
+    fn specified(
+        &mut self,
+        id: RequestId,
+        request: &Request<'_>,
+    ) -> Result<Option<Answer>, Refusal> {
         let Request {
             command,
             nargs,
@@ -233,25 +247,13 @@ impl EventLoop {
             context,
             ..
         } = *request;
-        let call = match Call::decode(command, nargs, payload, self.limits.arg_size) {
-            Ok(call) => call,
-            Err(refusal) => return Some(refusal.into()),
-        };
-        if !Call::needs_context(command) {
-            return Some(self.without_context(id, call));
-        }
-        let connection = self.connections.get(id.connection)?;
-        match connection.handles.get(context) {
-            Ok(context) => self.contexts.call(context, id, call),
-            Err(refusal) => Some(Answer::of_call(&call, Err(refusal))),
-        }
-    }
-
-    fn without_context(&mut self, id: RequestId, mut call: Call) -> Answer {
+        let mut call = Call::decode(command, nargs, payload, self.limits.arg_size)?;
+        let connection = self.connections.get(id.connection);
+        let connection = connection.ok_or(Errno::ECONNRESET)?;
         let pmu = &self.contexts.vm().pmu;
         let result = match &mut call {
             Call::Create(arg, format_arg) => {
-                return self.create(id, *arg, format_arg);
+                return Ok(Some(self.create(id, *arg, format_arg)));
             }
             Call::GetinfoPmcs(vector) => pmu.getinfo_pmcs(vector),
             Call::GetinfoPmds(vector) => pmu.getinfo_pmds(vector),
@@ -259,13 +261,13 @@ impl EventLoop {
                 *config = self.limits.get(pmu);
                 Ok(())
             }
-            Call::SetConfig(config) => match self.connections.get(id.connection) {
-                Some(connection) => self.limits.set(&connection.peer, config),
-                None => Err(Errno::ECONNRESET.into()),
+            Call::SetConfig(config) => self.limits.set(&connection.peer, config),
+            _ => match connection.handles.get(context) {
+                Ok(context) => return Ok(self.contexts.call(context, id, call)),
+                Err(refusal) => Err(refusal),
             },
-            _ => Err(Errno::EBADF.into()),
         };
-        Answer::of_call(&call, result)
+        Ok(Some(Answer::of_call(&call, result)))
     }
 
     fn create(&mut self, id: RequestId, mut arg: CtxArg, format_arg: &[u8]) -> Answer {
@@ -294,16 +296,6 @@ impl EventLoop {
 
     /// A command of the protocol's own.
     fn extension(
-        &mut self,
-        id: RequestId,
-        request: &Request<'_>,
-        fds: &[OwnedFd],
-    ) -> Option<Answer> {
-        self.try_extension(id, request, fds)
-            .unwrap_or_else(|refusal| Some(refusal.into()))
-    }
-
-    fn try_extension(
         &mut self,
         id: RequestId,
         request: &Request<'_>,

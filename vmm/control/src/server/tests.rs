@@ -1,21 +1,25 @@
 //! The server, with vCPUs that the tests play.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perfmon_abi::wire::info::VcpuState;
-use perfmon_abi::wire::{Call, Errno};
-use perfmon_abi::{LoadArg, Record, SetDesc};
+use perfmon_abi::wire::{Call, Errno, MAX_PACKET, NO_CONTEXT, Reply, Request};
+use perfmon_abi::{CtxArg, LoadArg, PmcInfo, Record, SetDesc};
 use pmu_virt::PmuModel;
 use pmu_virt::perfmon::{ContextId, FormatRegistry, LogicalPmu};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use umpire_perfmon::Client;
 
 use super::contexts::table::MOST_SETS;
 use super::{ServedVm, Server};
+use crate::closer::tests::lingering;
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, JobQueues};
 use crate::job::{Done, Job, VcpuView, View, Work};
 use crate::serve::serve_inspection;
+use crate::socket::{receive, send};
 
 /// A machine of two vCPUs, with a server and a client.
 struct Stage {
@@ -84,6 +88,121 @@ fn a_server_that_ends_leaves_no_context_behind() {
         assert!(matches!(work, Work::Unload), "{work:?}");
         Done::Unloaded(None)
     });
+}
+
+/// A connection whose requests are sent without waiting for answers.
+struct Wire {
+    socket: OwnedFd,
+    /// What came with answers, contexts among it.
+    files: Vec<OwnedFd>,
+}
+
+impl Wire {
+    fn new(stage: &Stage) -> Self {
+        let flags = SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let socket = socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let path = stage._folder.path().join("control");
+        connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        let files = Vec::new();
+        Self { socket, files }
+    }
+
+    fn send(&self, context: u32, call: &Call, fds: &[BorrowedFd<'_>]) {
+        let request = Request {
+            command: call.command(),
+            id: 0,
+            context,
+            nargs: call.nargs(),
+            payload: &call.encode(),
+        };
+        send(self.socket.as_fd(), &request.encode().unwrap(), fds).unwrap();
+    }
+
+    /// The command and the context of the next answer, which is a success.
+    fn answer(&mut self) -> (u16, u32) {
+        let mut buffer = Box::new([0; MAX_PACKET]);
+        let began = Instant::now();
+        loop {
+            if let Ok(packet) = receive(self.socket.as_fd(), &mut buffer) {
+                let packet = packet.expect("the server has hung up");
+                let reply = Reply::decode(&buffer[..packet.bytes]).unwrap();
+                reply.result().unwrap();
+                self.files.extend(packet.fds);
+                return (reply.command, reply.context);
+            }
+            assert!(began.elapsed() < Duration::from_secs(20), "no answer comes");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// A context of its own, loaded on vCPU 1 of `stage`.
+    fn load(&mut self, stage: &Stage) -> u32 {
+        let create = Call::Create(CtxArg::default(), Vec::new());
+        self.send(NO_CONTEXT, &create, &[]);
+        let (_, context) = self.answer();
+        self.send(context, &Call::Load(LoadArg { pid: 1, set: 0 }), &[]);
+        job(&stage.queues.vcpus[1]).act(|_, _| Done::Loaded(Ok(())));
+        self.answer();
+        context
+    }
+}
+
+#[test]
+fn a_request_waits_for_the_answer_to_the_one_before() {
+    let stage = Stage::new();
+    let mut wire = Wire::new(&stage);
+    let context = wire.load(&stage);
+    let first = Call::GetinfoPmcs(vec![PmcInfo::default()]);
+    wire.send(context, &Call::Stop, &[]);
+    wire.send(context, &first, &[]);
+    wire.send(context, &Call::Unload, &[]);
+    let stop = job(&stage.queues.vcpus[1]);
+    // Others are served meanwhile.
+    stage.client.hello().unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(stage.queues.vcpus[1].take().is_none());
+    stop.act(|_, work| match work {
+        Work::Call(call) => Done::Called(call, Ok(())),
+        other => Done::Undone(other),
+    });
+    assert_eq!(wire.answer().0, Call::Stop.command());
+    assert_eq!(wire.answer().0, first.command());
+    job(&stage.queues.vcpus[1]).act(|_, _| Done::Unloaded(None));
+    assert_eq!(wire.answer().0, Call::Unload.command());
+    // A connection that ends during its request does not end the request.
+    wire.send(context, &Call::Stop, &[]);
+    wire.send(context, &first, &[]);
+    let stop = job(&stage.queues.vcpus[1]);
+    drop(wire);
+    stop.act(|_, work| Done::Undone(work));
+    stage.client.hello().unwrap();
+}
+
+/// A vCPU that waits for its tool goes on although a client's descriptor, in a packet
+/// that nobody has read, takes long to close with its connection.
+#[test]
+fn contexts_are_unloaded_before_connections_are_closed() {
+    let stage = Stage::new();
+    let mut wire = Wire::new(&stage);
+    let context = wire.load(&stage);
+    let (slow, _peer) = lingering(Duration::from_secs(60));
+    // The vCPU does not do the first one, so the second one is not read.
+    wire.send(context, &Call::Stop, &[]);
+    let stop = job(&stage.queues.vcpus[1]);
+    wire.send(context, &Call::Stop, &[slow.as_fd()]);
+    drop(slow);
+    let mut server = stage.server;
+    std::thread::scope(|scope| {
+        let stopped = scope.spawn(move || server.stop());
+        let unload = job(&stage.queues.vcpus[1]);
+        unload.act(|_, work| {
+            assert!(matches!(work, Work::Unload), "{work:?}");
+            Done::Unloaded(None)
+        });
+        assert!(!stopped.is_finished(), "nothing takes long");
+    });
+    drop(stop);
 }
 
 /// Answers all inspections that wait, and returns how many there were.

@@ -43,20 +43,12 @@ impl Traps {
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
         let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
+        self.idle_looks = 0;
         let before = self.gp.armed();
         let full = self.gp.arm(vcpu, lent.memory, &mut self.debug, stepped)?;
         self.tell_armed(vcpu, lent, before);
         if full {
-            // Once: a guest that takes and leaves the last one in turn must not
-            // fill the host's log.
-            if !std::mem::replace(&mut self.warned_full, true) {
-                log::warn!(
-                    "{}: the guest uses all four debug registers, its RDPMC will fault",
-                    vcpu.id()
-                );
-            }
-            lent.observer
-                .event(vcpu.id(), TrapEvent::DebugRegistersFull);
+            self.report_full(vcpu, lent);
         }
         Ok(())
     }

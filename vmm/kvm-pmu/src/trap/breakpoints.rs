@@ -47,6 +47,17 @@ impl GuestBreakpoints {
         (0..SLOTS).filter(|&slot| !self.uses(slot)).count()
     }
 
+    /// Without its breakpoints on execution, whose slots are free then.
+    #[must_use]
+    pub(crate) fn without_execution(mut self) -> Self {
+        for slot in 0..SLOTS {
+            if self.executes(slot) {
+                self.dr7 &= !(3 << (2 * slot));
+            }
+        }
+        self
+    }
+
     /// True if slot `slot` breaks on execution (RW = 0).
     fn executes(&self, slot: usize) -> bool {
         self.dr7 >> (16 + 4 * slot) & 3 == 0
@@ -74,8 +85,8 @@ pub(crate) struct DebugCause {
     /// DR6 bits that the guest must see: its own breakpoints, single step,
     /// debug register access, task switch. 0 if nothing was the guest's.
     pub(crate) guest_dr6: u64,
-    /// A breakpoint on execution of the guest's was reached.
-    pub(crate) guest_execution: bool,
+    /// Those of them that are breakpoints on execution.
+    pub(crate) guest_execution: u64,
 }
 
 impl Placement {
@@ -122,7 +133,7 @@ impl Placement {
                 // The processor also sets bits of slots that match but are
                 // disabled; only enabled ones are causes.
                 cause.guest_dr6 |= 1 << slot;
-                cause.guest_execution |= self.guest.executes(slot);
+                cause.guest_execution |= u64::from(self.guest.executes(slot)) << slot;
             }
         }
         let mut other = dr6 & (DR6_BS | DR6_BT);
@@ -178,6 +189,13 @@ mod tests {
         let placed = Placement::new(guest([1, 2, 3, 4], 0x55), &[OURS]);
         assert_eq!(placed.unplaced(), 1);
         assert_eq!(placed.db, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn breakpoints_on_execution_can_be_left_to_kvm() {
+        // Slots 0 and 2 on execution, slot 1 on writes of 8 bytes.
+        let guest = guest([1, 2, 3, 4], 0x90_0415).without_execution();
+        assert_eq!((guest.dr7, guest.free()), (0x90_0404, 3));
     }
 
     fn check(dr6: u64, stepping: bool, expected: DebugCause) {

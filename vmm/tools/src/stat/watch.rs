@@ -353,9 +353,9 @@ mod tests {
     }
 
     /// Value, provenance, enabled and running time.
-    type Found = (Option<u64>, Option<Provenance>, u64, u64);
+    type Totals = (Option<u64>, Option<Provenance>, u64, u64);
 
-    fn found(tally: &CountTally) -> Found {
+    fn found(tally: &CountTally) -> Totals {
         let all = tally.counted(Scale::Linear);
         let Counted {
             value,
@@ -369,7 +369,7 @@ mod tests {
 
     /// Messages, then registers, as `Watched::poll` takes them. Returns the
     /// whole and the interval, which ends.
-    fn poll(course: &mut Course, messages: &[Message], reading: Reading) -> (Found, Found) {
+    fn poll(course: &mut Course, messages: &[Message], reading: Reading) -> (Totals, Totals) {
         for message in messages {
             course.state.take(message);
         }
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_preemption_that_does_not_end_is_measured() {
-        let check = |clock: fn(u64) -> Option<u64>, expected: [Found; 2]| {
+        let check = |clock: fn(u64) -> Option<u64>, expected: [Totals; 2]| {
             let mut course = Course::new(registers(clock(0), 0, 0, How::Never), 1);
             let taken = [message(PFM_MSG_PREEMPTED, 0)];
             let reading = registers(clock(100), 60, 600, How::Lost);

@@ -71,10 +71,7 @@ impl Call {
     /// # Errors
     /// As [`Call::decode`], as far as they do not depend on the bytes.
     pub fn argument_bytes(command: u16, nargs: i32, arg_size_max: usize) -> Result<usize, Refusal> {
-        match Shape::of(command) {
-            Some(shape) => shape.bytes(nargs, arg_size_max),
-            None => Err(Refusal::new(Errno::EINVAL, "there is no such command")),
-        }
+        Shape::of(command)?.bytes(nargs, arg_size_max)
     }
 
     /// The command in a request. `arg_size_max` is `cf_arg_size_max`.
@@ -90,22 +87,10 @@ impl Call {
         payload: &[u8],
         arg_size_max: usize,
     ) -> Result<Self, Refusal> {
-        let bytes = Call::argument_bytes(command, nargs, arg_size_max)?;
-        let shape = Shape::of(command);
-        let (argument, format) = match payload.split_at_checked(bytes) {
-            Some(parts) => parts,
-            None => {
-                return Err(Refusal::new(
-                    Errno::EFAULT,
-                    format!(
-                        "{nargs} elements have {bytes} bytes, {} came",
-                        payload.len()
-                    ),
-                ));
-            }
-        };
-        match shape {
-            Some(Shape::Creation(_)) if format.len() > arg_size_max => {
+        let shape = Shape::of(command)?;
+        let bytes = shape.bytes(nargs, arg_size_max)?;
+        let parts = match (payload.split_at_checked(bytes), shape) {
+            (Some((_, format)), Shape::Creation(_)) if format.len() > arg_size_max => {
                 return Err(Refusal::new(
                     Errno::E2BIG,
                     format!(
@@ -114,18 +99,14 @@ impl Call {
                     ),
                 ));
             }
-            Some(Shape::Creation(_) | Shape::Nothing) | None => {}
-            Some(_) if format.is_empty() => {}
-            Some(_) => {
-                return Err(Refusal::new(
-                    Errno::EFAULT,
-                    format!(
-                        "{nargs} elements have {bytes} bytes, {} came",
-                        payload.len()
-                    ),
-                ));
-            }
-        }
+            (parts, Shape::Creation(_) | Shape::Nothing) => parts,
+            (parts, _) => parts.filter(|(_, more)| more.is_empty()),
+        };
+        let Some((argument, format)) = parts else {
+            let came = payload.len();
+            let reason = format!("{nargs} elements have {bytes} bytes, {came} came");
+            return Err(Refusal::new(Errno::EFAULT, reason));
+        };
         Ok(match command {
             PFM_CREATE_CONTEXT => Call::Create(one(argument)?, format.to_vec()),
             PFM_WRITE_PMCS => Call::WritePmcs(vector(argument)?),

@@ -3,7 +3,6 @@
 use thiserror::Error;
 
 use super::{Errno, MAX_PACKET, MAX_PAYLOAD, MAX_REASON, Refusal, VERSION};
-use crate::field::Field;
 
 /// A packet is not a frame of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -68,41 +67,33 @@ pub struct Reply<'a> {
     pub reason: &'a str,
 }
 
-/// Reads numbers off the beginning of a packet that is known to be long enough.
-struct Numbers<'a>(&'a [u8]);
-
-impl Numbers<'_> {
-    fn next<T: Field>(&mut self) -> T {
-        let value = T::get(self.0);
-        self.0 = &self.0[T::SIZE..];
-        value
-    }
-}
-
-fn open(packet: &[u8], header: usize, magic: u32) -> Result<(Numbers<'_>, &[u8]), FrameError> {
+/// The command of a packet, all words of its header, and what is behind them.
+fn open<const WORDS: usize>(
+    packet: &[u8],
+    magic: u32,
+) -> Result<(u16, [u32; WORDS], &[u8]), FrameError> {
     if packet.len() > MAX_PACKET {
         return Err(FrameError::Long(packet.len()));
     }
     let (head, rest) = packet
-        .split_at_checked(header)
+        .split_at_checked(4 * WORDS)
         .ok_or(FrameError::Short(packet.len()))?;
-    let mut numbers = Numbers(head);
-    let given = numbers.next();
-    if given != magic {
-        return Err(FrameError::Magic(given));
+    let mut words = [0; WORDS];
+    for (word, bytes) in words.iter_mut().zip(head.as_chunks().0) {
+        *word = u32::from_le_bytes(*bytes);
     }
-    match numbers.next() {
-        VERSION => Ok((numbers, rest)),
+    if words[0] != magic {
+        return Err(FrameError::Magic(words[0]));
+    }
+    match (words[1] & 0xffff) as u16 {
+        VERSION => Ok(((words[1] >> 16) as u16, words, rest)),
         version => Err(FrameError::Version(version)),
     }
 }
 
-fn numbers(header: &mut [u8], magic: u32, command: u16, words: &[u32]) {
-    let first = [magic, u32::from(VERSION) | u32::from(command) << 16];
-    let places = header.chunks_exact_mut(4);
-    for (place, word) in places.zip(first.iter().chain(words)) {
-        place.copy_from_slice(&word.to_le_bytes());
-    }
+/// The word of a header that has the version and `command`.
+fn versioned(command: u16) -> u32 {
+    u32::from(VERSION) | u32::from(command) << 16
 }
 
 fn length(bytes: &[u8]) -> u32 {
@@ -120,22 +111,19 @@ impl<'a> Request<'a> {
     /// # Errors
     /// The packet is none.
     pub fn decode(packet: &'a [u8]) -> Result<Self, FrameError> {
-        let (mut numbers, payload) = open(packet, Self::HEADER, Self::MAGIC)?;
-        let request = Request {
-            command: numbers.next(),
-            id: numbers.next(),
-            context: numbers.next(),
-            nargs: numbers.next(),
-            payload,
-        };
-        let told = u64::from(numbers.next::<u32>());
-        if told != payload.len() as u64 {
-            return Err(FrameError::Length {
-                told,
-                given: payload.len(),
-            });
+        let (command, words, payload) = open(packet, Self::MAGIC)?;
+        let [_, _, id, context, nargs, told] = words;
+        let (told, given) = (u64::from(told), payload.len());
+        if told != given as u64 {
+            return Err(FrameError::Length { told, given });
         }
-        Ok(request)
+        Ok(Request {
+            command,
+            id,
+            context,
+            nargs: nargs.cast_signed(),
+            payload,
+        })
     }
 
     /// The packet of this request.
@@ -153,14 +141,16 @@ impl<'a> Request<'a> {
     /// longer than [`MAX_PAYLOAD`] makes a request that nobody decodes.
     #[must_use]
     pub fn header(&self) -> [u8; Request::HEADER] {
-        let mut header = [0; Request::HEADER];
         let words = [
+            Self::MAGIC,
+            versioned(self.command),
             self.id,
             self.context,
             self.nargs.cast_unsigned(),
             length(self.payload),
         ];
-        numbers(&mut header, Self::MAGIC, self.command, &words);
+        let mut header = [0; Request::HEADER];
+        header.copy_from_slice(words.map(u32::to_le_bytes).as_flattened());
         header
     }
 
@@ -190,12 +180,10 @@ impl<'a> Reply<'a> {
     /// # Errors
     /// The packet is none.
     pub fn decode(packet: &'a [u8]) -> Result<Self, FrameError> {
-        let (mut numbers, rest) = open(packet, Self::HEADER, Self::MAGIC)?;
-        let (command, id, context) = (numbers.next(), numbers.next(), numbers.next());
-        let errno = numbers.next();
-        let lengths = [numbers.next::<u32>(), numbers.next::<u32>()].map(u64::from);
-        let told = lengths[0] + lengths[1];
-        let parts = usize::try_from(lengths[0])
+        let (command, words, rest) = open(packet, Self::MAGIC)?;
+        let [_, _, id, context, errno, payload, reason] = words;
+        let told = u64::from(payload) + u64::from(reason);
+        let parts = usize::try_from(payload)
             .ok()
             .filter(|_| told == rest.len() as u64)
             .and_then(|payload| rest.split_at_checked(payload));
@@ -212,7 +200,7 @@ impl<'a> Reply<'a> {
             command,
             id,
             context,
-            errno,
+            errno: errno.cast_signed(),
             payload,
             reason: std::str::from_utf8(reason).map_err(|_| FrameError::Reason)?,
         })
@@ -231,16 +219,17 @@ impl<'a> Reply<'a> {
             end -= 1;
         }
         let reason = &self.reason[..end];
-        let mut header = [0; Reply::HEADER];
         let words = [
+            Self::MAGIC,
+            versioned(self.command),
             self.id,
             self.context,
             self.errno.cast_unsigned(),
             length(self.payload),
             length(reason.as_bytes()),
         ];
-        numbers(&mut header, Self::MAGIC, self.command, &words);
-        Ok([header.as_slice(), self.payload, reason.as_bytes()].concat())
+        let header = words.map(u32::to_le_bytes);
+        Ok([header.as_flattened(), self.payload, reason.as_bytes()].concat())
     }
 
     /// Whether the command was done, and if not, why. An error number that the

@@ -28,9 +28,12 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// Of a command; `None` if there is no such command.
-    pub(super) fn of(command: u16) -> Option<Self> {
-        Some(match command {
+    /// Of a command.
+    ///
+    /// # Errors
+    /// There is no such command.
+    pub(super) fn of(command: u16) -> Result<Self, Refusal> {
+        Ok(match command {
             PFM_CREATE_CONTEXT => Shape::Creation(CtxArg::SIZE),
             PFM_WRITE_PMCS => Shape::Vector(PmcArg::SIZE),
             PFM_WRITE_PMDS | PFM_READ_PMDS => Shape::Vector(PmdArg::SIZE),
@@ -42,7 +45,7 @@ impl Shape {
             PFM_GETINFO_PMCS => Shape::Vector(PmcInfo::SIZE),
             PFM_GETINFO_PMDS => Shape::Vector(PmdInfo::SIZE),
             PFM_SET_CONFIG | PFM_GET_CONFIG => Shape::One(Config::SIZE),
-            _ => return None,
+            _ => return Err(Refusal::new(Errno::EINVAL, "there is no such command")),
         })
     }
 
