@@ -116,6 +116,29 @@ fn intel_v2_counts_and_samples_in_debians_kernel() {
     assert_eq!(field(&steps[2].output, "instructions"), "<not supported>");
 }
 
+/// Each way of trapping RDPMC serves the kernel's driver; patched, the guest keeps all
+/// of its debug registers, and its breakpoints work beside its counters.
+#[test]
+fn each_rdpmc_trap_serves_debians_kernel() {
+    let script = format!(
+        "{LOG}\nperf stat -x, -o /tmp/s -e cycles,task-clock taskset 1 spin 1; cat /tmp/s\n{}",
+        "perf test 23 2>&1"
+    );
+    for (mode, said) in [
+        ("patch", "RDPMC is trapped by a patch"),
+        ("breakpoint", "RDPMC is trapped by a breakpoint"),
+    ] {
+        let image = LinuxImage::fetch().expect("the guest's image");
+        let flags = ["--pmu", "amd-core", "--cpus", "2", "--rdpmc-trap", mode, "-v"];
+        let run = UnderUmpire::new(image, &flags).run(&script);
+        assert!(run.errors.contains(said), "{mode}:\n{}", run.errors);
+        let steps = run.successes();
+        let mhz = tsc_mhz(&steps[0].output);
+        check_cycles(&steps[1].output, &["cycles"], mhz);
+        println!("{}", steps[2].output);
+    }
+}
+
 /// Four vCPUs on two cores, all busy: each gets on, and their cycles are those of two cores.
 #[test]
 fn vcpus_share_cores_under_debians_kernel() {
