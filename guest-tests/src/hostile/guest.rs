@@ -82,7 +82,9 @@ impl HostileGuest {
         let deadly = rng.one_in(4);
         let patchable = turn(56, 2) == 1;
         let handlers: Vec<u64> = match patchable {
-            true => (0..vcpus.into()).map(|vcpu: u64| KERNEL_CODE + vcpu * CODE_STRIDE + HANDLER).collect(),
+            true => (0..vcpus.into())
+                .map(|vcpu: u64| KERNEL_CODE + vcpu * CODE_STRIDE + HANDLER)
+                .collect(),
             false => Vec::new(),
         };
         let mut guest = MicroGuest::new()

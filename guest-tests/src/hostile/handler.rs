@@ -56,7 +56,10 @@ pub(super) fn attack(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Wri
             a.mov(rax, facts.gp_gate)?;
             a.mov(ecx, u32::try_from(to & 0xffff).unwrap_or(0) | 8 << 16)?;
             a.mov(dword_ptr(rax), ecx)?;
-            a.mov(byte_ptr(rax + 6), i32::try_from(to >> 16 & 0x7f).unwrap_or(0))
+            a.mov(
+                byte_ptr(rax + 6),
+                i32::try_from(to >> 16 & 0x7f).unwrap_or(0),
+            )
         }
         // The OUT without a #GP, and the handler without one.
         6 => {

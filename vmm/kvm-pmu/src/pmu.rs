@@ -280,18 +280,10 @@ impl KvmPmu {
         Ok(())
     }
 
-    /// As [`KvmPmu::after_exit`], of a `KVM_RUN` that failed with EFAULT. The guest may
-    /// have stored to a page that the PMU has made read-only.
-    ///
-    /// # Errors
-    /// As [`KvmPmu::before_entry`].
-    pub fn after_fault(
-        &mut self,
-        fd: &mut VcpuFd,
-        lent: &mut Lent<'_>,
-    ) -> Result<ExitOwner, KvmPmuError> {
+    /// A `KVM_RUN` failed with EFAULT, before [`KvmPmu::after_exit`]: the guest may have
+    /// stored to a page that the PMU has made read-only, and not every KVM says so.
+    pub fn note_fault(&self, fd: &mut VcpuFd) {
         PmuExit::note_fault(fd.get_kvm_run());
-        self.after_exit(fd, lent)
     }
 
     /// Takes in what a `KVM_RUN` ended with, also one that failed with EINTR or
@@ -359,7 +351,8 @@ impl KvmPmu {
                 None => ExitOwner::Vmm,
             },
             PmuExit::Store { address, data, len } => {
-                self.traps.handler_stored(lent, self.id, (address, &data[..len]))
+                self.traps
+                    .handler_stored(lent, self.id, (address, &data[..len]))
             }
             PmuExit::MemoryFault { address } => {
                 self.traps
@@ -434,7 +427,8 @@ impl Traps {
         }
         self.forward_pmi(vcpu, lent, rdtsc())?;
         self.forward_notices(vcpu, lent)?;
-        if self.gp.is_due() {
+        let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
+        if self.gp.is_due(stepped) {
             self.watch_gp_handler(vcpu, lent)?;
         }
         if let Some(pmu) = &self.pmu
