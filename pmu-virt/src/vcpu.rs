@@ -11,6 +11,7 @@ mod reserved;
 mod saved;
 mod switch;
 mod times;
+mod uncounted;
 
 pub use placing::Oversubscribe;
 pub use pmi::{PmiDue, PmiRequest};
@@ -32,6 +33,7 @@ use placing::Multiplexer;
 use pmi::{Freeze, PendingPmi};
 use report::Snapshot;
 use times::Times;
+use uncounted::Uncounted;
 
 /// What a read comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +182,7 @@ pub struct VcpuPmu {
     left: u64,
     multiplexer: Multiplexer,
     snapshot: Snapshot,
+    uncounted: Uncounted,
     /// Its host context.
     host: Option<Box<AttachedContext>>,
     /// It is on a core, and it or the core has a host context.
@@ -213,6 +216,7 @@ impl VcpuPmu {
             left: 0,
             multiplexer: Multiplexer::default(),
             snapshot: Snapshot::default(),
+            uncounted: Uncounted::default(),
             host: None,
             hosting: false,
             orphan: None,
