@@ -98,9 +98,15 @@ const GP: u64 = 0x10_0000 + 0x8_0000 + 13 * 0x100;
 
 /// Sets counter 0 to [`COUNT`], and with the write of a control has the #GP
 /// handler watched.
-fn program_counter(a: &mut CodeAssembler) -> Written {
+fn set_counter(a: &mut CodeAssembler) -> Written {
     wrmsr(a, 0xc001_0201, COUNT)?;
     wrmsr(a, 0xc001_0200, 0)
+}
+
+/// The same, and counter 1 counts cycles, so that the watch does not end.
+fn program_counter(a: &mut CodeAssembler) -> Written {
+    set_counter(a)?;
+    wrmsr(a, 0xc001_0202, 0x43_0076)
 }
 
 /// Reads it, and logs the value.
@@ -447,7 +453,7 @@ fn old_patch(lab: &Lab) -> Result<()> {
 /// patched anew for the next one.
 fn idle(lab: &Lab) -> Result<()> {
     let program = Program::new()?.gp_begins(&ENDBR64)?.kernel(|a| {
-        program_counter(a)?;
+        set_counter(a)?;
         rdpmc(a)?;
         // Until the byte is back.
         let mut again = a.create_label();
@@ -455,7 +461,7 @@ fn idle(lab: &Lab) -> Result<()> {
         a.pause()?;
         a.cmp(byte_ptr(GP), i32::from(ENDBR64[0].cast_signed()))?;
         a.jne(again)?;
-        program_counter(a)?;
+        set_counter(a)?;
         rdpmc(a)?;
         exit(a)
     })?;
@@ -768,20 +774,22 @@ fn debug_registers(lab: &Lab) -> Result<()> {
 
 /// A counter that needs single steps has the patch taken back for good.
 fn stepped(lab: &Lab) -> Result<()> {
-    let guest = guest(&ENDBR64, 0, |a| {
+    let program = Program::new()?.gp_begins(&ENDBR64)?.kernel(|a| {
+        set_counter(a)?;
         rdpmc(a)?;
         // Retired instructions.
-        wrmsr(a, 0xc001_0202, 0x53_00c0)?;
+        wrmsr(a, 0xc001_0204, 0x53_00c0)?;
         a.nop()?;
         a.movzx(eax, byte_ptr(GP))?;
         a.xor(edx, edx)?;
         log_value(a)?;
         rdpmc(a)?;
         foreign_gp(a)?;
-        wrmsr(a, 0xc001_0202, 0)?;
-        rdpmc(a)
+        wrmsr(a, 0xc001_0204, 0)?;
+        rdpmc(a)?;
+        exit(a)
     })?;
-    let ran = lab.run(&Setup::step("amd-core"), &guest)?;
+    let ran = lab.run(&Setup::step("amd-core"), &program.start(0))?;
     let byte = Entry {
         kind: VALUE,
         a: ENDBR64[0].into(),
