@@ -141,20 +141,6 @@ impl CorePmu {
         self.bank.holders()
     }
 
-    /// Makes `owner` the vCPU that counts. The counters of the one before are
-    /// stopped only now: if it is the same one, it never left. Those of the
-    /// core's context are stopped for the switch, and started by whoever attached.
-    pub(crate) fn attach(&mut self, owner: OwnerId) {
-        if self.bank.attached() == Some(owner) {
-            return;
-        }
-        self.bank.pause();
-        if let Some(hosted) = &mut self.host.context {
-            hosted.leave_private(&mut self.bank);
-        }
-        self.bank.attach(owner);
-    }
-
     /// Lets host contexts be loaded on this core, and on vCPUs that run on it.
     pub fn enable_hosting(&mut self, policy: HostPolicy, tsc_khz: NonZeroU32) {
         self.host.policy = policy;
@@ -214,10 +200,10 @@ impl CorePmu {
         call: &mut Call,
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
-        self.host.changed = true;
         let Some(mut hosted) = self.host.context.take() else {
             return Err(no_context("core"));
         };
+        self.host.changed |= !hosted.is_only_read_by(call);
         let result = self.call_hosted(&mut hosted, call, values);
         self.host.context = Some(hosted);
         result

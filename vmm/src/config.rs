@@ -9,11 +9,14 @@ mod choices;
 pub use crate::reservations::{
     FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError,
 };
-pub use choices::{BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, Unpack};
+pub use choices::{
+    BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, UnpackChoice,
+};
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvm_pmu::TrapMode;
 use pmu_virt::{PmuModel, Sources, Vendor};
 use thiserror::Error;
 use vmm_control::ControlConfig;
@@ -83,7 +86,9 @@ pub struct RunConfig {
     /// CPU features to hide.
     pub hidden_features: Vec<Feature>,
     /// Whether a compressed kernel is unpacked on the host.
-    pub unpack: Unpack,
+    pub unpack: UnpackChoice,
+    /// How RDPMC is trapped.
+    pub rdpmc_trap: TrapMode,
     /// The least time between two PMIs of one vCPU.
     pub pmi_floor: Duration,
     /// Counter reservations for guests; `None`: there are none.

@@ -11,6 +11,7 @@ use pmu_virt::PmuModel;
 use vmm::devices::{PlatformParts, PortBus, ports};
 use vmm::kvm::KvmVm;
 use vmm::micro::{MicroError, MicroOutcome, MicroPcr, MicroRun};
+use vmm::sync::lock;
 use vmm::vcpu::{Platform, SharedPlatform, VcpuEnd};
 
 use super::guest::HostileGuest;
@@ -151,6 +152,7 @@ fn play(lab: &Lab, guest: &HostileGuest, time: Duration) -> Result<MicroOutcome>
         backend: guest.backend(),
         quirks: lab.probe.quirks(),
         step: lab.probe.step_support(),
+        trap: lab.probe.trap_plan(vmm::vcpu::TrapMode::Auto),
         pmi_floor_us: 100,
         timeout: time,
         record: false,
@@ -206,8 +208,4 @@ impl Watch {
             .find(|(_, since)| since.elapsed() > HANG_LIMIT)
             .map(|(seed, _)| *seed)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,7 +8,7 @@ use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{Source, Sources};
 use vmm::config::{
     BootModule, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants, HypervisorCounters,
-    OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, Unpack,
+    OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, UnpackChoice,
 };
 use vmm::firmware::{CounterSpec, FirmwareChoice};
 use vmm::sched::CorePlan;
@@ -19,7 +19,7 @@ use super::file::ConfigFile;
 use super::policy;
 use super::values::{
     appendable, choice, cpu_list, model, number, octal, on_or_off, readable, seconds, small, text,
-    writable,
+    trap_mode, writable,
 };
 use super::{
     CONNECTIONS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS, GRACE_MS, GROUPS,
@@ -129,9 +129,10 @@ impl Merge<'_> {
             })?
             .unwrap_or_default(),
             unpack: checked!(self, unpack, |word| {
-                choice(word, Unpack::parse, Unpack::ALLOWED)
+                choice(word, UnpackChoice::parse, UnpackChoice::ALLOWED)
             })?
             .unwrap_or_default(),
+            rdpmc_trap: checked!(self, rdpmc_trap, trap_mode)?.unwrap_or_default(),
             pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US.into())),
             pcr,
             audit: self.file_option(given!(self, audit), appendable)?,

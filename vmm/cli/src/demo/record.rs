@@ -1,6 +1,6 @@
 //! What happened, and when.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use arbiter::CounterId;
@@ -13,6 +13,7 @@ use vmm::devices::ports::TEST_EXIT;
 use vmm::devices::{DeviceOutcome, GuestEnd};
 use vmm::kvm::VcpuId;
 use vmm::micro::UNEXPECTED_VECTOR_PORT;
+use vmm::sync::lock;
 use vmm::vcpu::{Observer, Platform, PmiDelivery, PmiRoute, TrapEvent};
 
 use super::guest::{GP_PORT, NMI_PORT, PROGRAM_PORT};
@@ -74,18 +75,16 @@ impl Record {
     }
 }
 
-/// A panic elsewhere leaves the list whole: it is only appended to.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Hands the trap path's reports to the record.
 #[derive(Debug)]
 pub(super) struct Witness(pub(super) Arc<Record>);
 
 impl Observer for Witness {
     fn event(&mut self, vcpu: VcpuId, event: &TrapEvent) {
-        self.0.add(vcpu, What::Trap(event.clone()));
+        // How RDPMC is trapped is no access of the guest's.
+        if !matches!(event, TrapEvent::Armed(_)) {
+            self.0.add(vcpu, What::Trap(event.clone()));
+        }
     }
 }
 
@@ -222,6 +221,8 @@ impl Teller<'_> {
                 ring,
                 outcome,
             } => self.rdpmc(*index, *ring, *outcome),
+            TrapEvent::Armed(_) => plain("RDPMC", "is trapped"),
+            TrapEvent::HandlerWritten => plain("store", "to the page of its patched #GP handler"),
             TrapEvent::ForeignGp => plain("#GP", "passes on to the guest's handler"),
             TrapEvent::GuestDebug { dr6 } => {
                 let outcome = "the guest's own: handed back".to_owned();
