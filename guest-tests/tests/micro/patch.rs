@@ -18,11 +18,19 @@ use vmm::vcpu::{Armed, PatchRefusal, TrapEvent, TrapMode};
 pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "patch::every_instruction_at_cpl_0",
-        run: |lab| DISPLACEABLE.iter().try_for_each(|first| displaced(lab, first, 0)),
+        run: |lab| {
+            DISPLACEABLE
+                .iter()
+                .try_for_each(|first| displaced(lab, first, 0))
+        },
     },
     Test {
         name: "patch::every_instruction_at_cpl_3",
-        run: |lab| DISPLACEABLE.iter().try_for_each(|first| displaced(lab, first, 3)),
+        run: |lab| {
+            DISPLACEABLE
+                .iter()
+                .try_for_each(|first| displaced(lab, first, 3))
+        },
     },
     Test {
         name: "patch::each_mode",
@@ -105,10 +113,13 @@ fn gp(cs: u16) -> Entry {
 }
 
 fn armed(ran: &LabRun) -> Vec<Armed> {
-    let armed = ran.outcome.vcpus[0].events.iter().filter_map(|event| match event {
-        TrapEvent::Armed(armed) => Some(*armed),
-        _ => None,
-    });
+    let armed = ran.outcome.vcpus[0]
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            TrapEvent::Armed(armed) => Some(*armed),
+            _ => None,
+        });
     armed.collect()
 }
 
@@ -180,8 +191,16 @@ fn displaced(lab: &Lab, first: &'static [u8], cpl: u8) -> Result<()> {
     })?;
     let guest = program.start(PCE);
     let ran = lab.run(&setup(), &guest)?;
-    ensure!(ran.log == [count(), gp(cs(cpl)), count()], "{first:x?}: {:x?}", ran.log);
-    ensure!(armed(&ran) == [Armed::Patch], "{first:x?}: {:?}", armed(&ran));
+    ensure!(
+        ran.log == [count(), gp(cs(cpl)), count()],
+        "{first:x?}: {:x?}",
+        ran.log
+    );
+    ensure!(
+        armed(&ran) == [Armed::Patch],
+        "{first:x?}: {:?}",
+        armed(&ran)
+    );
     // Not every KVM hands AC over to a handler.
     let inside = ran.word(DATA)? & AC;
     let expected = match clac {
@@ -194,7 +213,10 @@ fn displaced(lab: &Lab, first: &'static [u8], cpl: u8) -> Result<()> {
             lab.run(&watched, &guest)?.word(DATA)? & AC
         }
     };
-    ensure!(inside == expected, "{first:x?}: AC is {inside:x} in the handler");
+    ensure!(
+        inside == expected,
+        "{first:x?}: AC is {inside:x} in the handler"
+    );
     let bytes = handler_bytes(&ran)?;
     ensure!(bytes[..first.len()] == *first, "{bytes:x?} at the end");
     let foreign = ran.events(|event| *event == TrapEvent::ForeignGp).len();
@@ -243,10 +265,22 @@ fn modes(lab: &Lab) -> Result<()> {
     let refused = PatchRefusal::Instruction([0x50, 0x58, 0x50, 0x49]);
     let endbr = &ENDBR64;
     check(TrapMode::Auto, endbr, &[Armed::Patch], true, 0xe6)?;
-    check(TrapMode::Auto, PUSH, &[Armed::Breakpoint(Some(refused))], true, 0x50)?;
+    check(
+        TrapMode::Auto,
+        PUSH,
+        &[Armed::Breakpoint(Some(refused))],
+        true,
+        0x50,
+    )?;
     check(TrapMode::Patch, endbr, &[Armed::Patch], true, 0xe6)?;
     check(TrapMode::Patch, PUSH, &[], false, 0x50)?;
-    check(TrapMode::Breakpoint, endbr, &[Armed::Breakpoint(None)], true, 0xf3)?;
+    check(
+        TrapMode::Breakpoint,
+        endbr,
+        &[Armed::Breakpoint(None)],
+        true,
+        0xf3,
+    )?;
     check(TrapMode::None, endbr, &[], false, 0xf3)
 }
 
@@ -260,8 +294,16 @@ fn stores(lab: &Lab, cpl: u8) -> Result<()> {
         ("a byte", |a| a.mov(byte_ptr(HERE), al), 0x88),
         ("a word", |a| a.mov(word_ptr(HERE), ax), 0x7788),
         ("a doubleword", |a| a.mov(dword_ptr(HERE), eax), 0x5566_7788),
-        ("a quadword", |a| a.mov(qword_ptr(HERE), rax), 0x1122_3344_5566_7788),
-        ("add", |a| a.add(qword_ptr(HERE), rax), 0x1122_3344_5566_7788),
+        (
+            "a quadword",
+            |a| a.mov(qword_ptr(HERE), rax),
+            0x1122_3344_5566_7788,
+        ),
+        (
+            "add",
+            |a| a.add(qword_ptr(HERE), rax),
+            0x1122_3344_5566_7788,
+        ),
         (
             "xchg",
             |a| {
@@ -302,14 +344,23 @@ fn stores(lab: &Lab, cpl: u8) -> Result<()> {
         let log = [count(), count(), gp(cs(cpl))];
         let events = &ran.outcome.vcpus[0].events;
         ensure!(ran.log == log, "{name}: {:x?}\n{events:x?}", ran.log);
-        let at = if name == "across the page's end" { END - 8 } else { HERE };
+        let at = if name == "across the page's end" {
+            END - 8
+        } else {
+            HERE
+        };
         let stored = ran.word(at)?;
         ensure!(stored == expected, "{name}: {stored:x}");
         if at != HERE {
             let beyond = ran.word(END)?;
-            ensure!(beyond == 0x11_2233_4455, "{name}: {beyond:x} in the next page");
+            ensure!(
+                beyond == 0x11_2233_4455,
+                "{name}: {beyond:x} in the next page"
+            );
         }
-        let written = ran.events(|event| *event == TrapEvent::HandlerWritten).len();
+        let written = ran
+            .events(|event| *event == TrapEvent::HandlerWritten)
+            .len();
         ensure!(written > 0, "{name} went unnoticed");
     }
     // The eighth write ends it.
@@ -377,7 +428,13 @@ fn idle(lab: &Lab) -> Result<()> {
     let expected = [Armed::Patch, Armed::Nothing, Armed::Patch];
     ensure!(armed(&ran) == expected, "{:?}", armed(&ran));
     let reads = ran.events(|event| {
-        matches!(event, TrapEvent::Rdpmc { outcome: ReadOutcome::Value(COUNT), .. })
+        matches!(
+            event,
+            TrapEvent::Rdpmc {
+                outcome: ReadOutcome::Value(COUNT),
+                ..
+            }
+        )
     });
     ensure!(reads.len() == 2, "{} reads", reads.len());
     Ok(())
