@@ -125,8 +125,7 @@ struct Traps {
     halt: HaltClock,
     counting: bool,
     warned_full: bool,
-    /// Looks at the debug registers of the running guest since it could last read a
-    /// counter.
+    /// Looks at the debug registers of the running guest since it had a counter on.
     idle_looks: u8,
     /// Exits yet to come at which registers are likely to be wanted.
     registers_wanted: u8,
