@@ -196,6 +196,7 @@ impl KvmPmu {
     /// Until when the vCPU is to be kept out of the guest, for having presented too
     /// many wrong cookies; `None` if it may run.
     #[must_use]
+    #[inline]
     pub fn locked_out_until(&self) -> Option<Tsc> {
         self.traps.locked_out_until()
     }
@@ -364,6 +365,7 @@ impl KvmPmu {
 }
 
 impl Traps {
+    #[inline]
     fn locked_out_until(&self) -> Option<Tsc> {
         let until = Tsc(self.pmu.as_ref()?.locked_out_until()?);
         (Tsc::now() < until).then_some(until)
@@ -381,9 +383,14 @@ impl Traps {
                 self.gp.want(debug);
             }
         }
-        self.forward_pmi(vcpu, lent, rdtsc())?;
-        self.forward_notices(vcpu, lent)?;
-        Ok(self.debug.apply(vcpu)?)
+        if self.pmu.as_ref().is_some_and(VcpuPmu::has_interrupt) {
+            self.forward_pmi(vcpu, lent, rdtsc())?;
+            self.forward_notices(vcpu, lent)?;
+        }
+        if !self.debug.is_idle() {
+            self.debug.apply(vcpu)?;
+        }
+        Ok(())
     }
 
     /// Whether the guest is to be left at once, and whether registers are likely
