@@ -59,7 +59,16 @@ impl<'a> Harness<'a> {
         &self,
         guest: &MicroGuest,
     ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), BenchError> {
-        let trap = self.probe.trap_plan(TrapMode::Auto);
+        self.build_trapping(guest, TrapMode::Auto)
+    }
+
+    /// Makes the VM of `guest`, in which RDPMC is trapped by `mode`.
+    pub(super) fn build_trapping(
+        &self,
+        guest: &MicroGuest,
+        mode: TrapMode,
+    ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), BenchError> {
+        let trap = self.probe.trap_plan(mode);
         let options = VmOptions::with_pmu(Some(&self.model)).trapping(trap);
         Ok(guest.build(self.host, &options)?)
     }
