@@ -26,7 +26,7 @@ pub(super) const DONE: u16 = 0xe1;
 const UNEXPECTED: u32 = 0x100;
 
 /// The host, what it was found to do, and the model that fits it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Harness<'a> {
     pub(super) host: &'a Host,
     pub(super) probe: &'a ProbeReport,

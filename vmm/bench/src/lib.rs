@@ -33,7 +33,7 @@ pub use perfmon::{
 pub use pmi::{BarePmi, PmiReport, PmiRow};
 pub use report::{Report, micros, write_report};
 pub use scale::{ScaleReport, ScaleRow};
-pub use slowdown::{Load, SlowdownReport, SlowdownRow, SlowdownSource};
+pub use slowdown::{FrozenAccess, FrozenRow, Load, SlowdownReport, SlowdownRow, SlowdownSource};
 pub use sources::LeftOut;
 pub use stats::{Percentiles, percentiles};
 pub use switch::{Cost, SwitchReport, SwitchRow};
