@@ -20,6 +20,7 @@
 mod emulator;
 mod modules;
 pub mod perf;
+mod script;
 mod steps;
 mod under_umpire;
 
@@ -35,6 +36,7 @@ use crate::l1::tool::capture;
 use crate::l1::{Cache, GUEST_MODULES, L1Error, Set, add_merged_usr, elf, guest_name, stripped};
 
 pub use modules::MODULES;
+pub use script::{Log, Script, lines};
 pub use steps::{Step, steps};
 pub use under_umpire::{LinuxRun, UnderUmpire};
 
