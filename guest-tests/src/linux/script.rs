@@ -79,6 +79,12 @@ impl Log {
         &self.step(name).output
     }
 
+    /// What `umpire` itself printed on stderr.
+    #[must_use]
+    pub fn errors(&self) -> &str {
+        &self.errors
+    }
+
     /// Checks that each of `lines` is part of what the step printed.
     ///
     /// # Panics
