@@ -15,7 +15,7 @@ use perfmon_abi::wire::Refusal;
 use pmu_model::OwnerId;
 
 use crate::slot_bank::{Claimant, SlotBank, SlotLease};
-use place::Place;
+use place::PmdLease;
 pub(crate) use time::TickClock;
 
 /// A context that is attached to a vCPU or a core, with its queue.
@@ -29,7 +29,7 @@ pub struct AttachedContext {
     /// The vCPU that it is loaded on; none if that is a core.
     vcpu: Option<OwnerId>,
     /// Slots that count for it, and slots that it keeps for a while.
-    places: Vec<Place>,
+    places: Vec<PmdLease>,
     /// What is to count and has no slot.
     missing: Vec<Wanted>,
     /// Set and PMD of what nobody counts, as the log has it.

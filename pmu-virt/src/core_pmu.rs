@@ -141,20 +141,6 @@ impl CorePmu {
         self.bank.holders()
     }
 
-    /// Makes `owner` the vCPU that counts. The counters of the one before are
-    /// stopped only now: if it is the same one, it never left. Those of the
-    /// core's context are stopped for the switch, and started by whoever attached.
-    pub(crate) fn attach(&mut self, owner: OwnerId) {
-        if self.bank.attached() == Some(owner) {
-            return;
-        }
-        self.bank.pause();
-        if let Some(hosted) = &mut self.host.context {
-            hosted.leave_private(&mut self.bank);
-        }
-        self.bank.attach(owner);
-    }
-
     /// Lets host contexts be loaded on this core, and on vCPUs that run on it.
     pub fn enable_hosting(&mut self, policy: HostPolicy, tsc_khz: NonZeroU32) {
         self.host.policy = policy;

@@ -46,7 +46,7 @@ pub(crate) struct Claims {
 
 /// The slots of a core.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slots {
+pub(crate) struct CoreSlots {
     /// All of them.
     pub(crate) all: SlotSet,
     /// Those on which no counter is of a vCPU that is away.
@@ -144,7 +144,7 @@ impl Claims {
 
     /// Places as many as fit, the guest's counter of number `first` (modulo their
     /// number) before its others.
-    pub(crate) fn rotated(&mut self, slots: Slots, first: usize) -> Placement {
+    pub(crate) fn rotated(&mut self, slots: CoreSlots, first: usize) -> Placement {
         let guest = self.guest.clone();
         let first = first % guest.len().max(1);
         self.claimants[guest.clone()].rotate_left(first);
@@ -167,7 +167,7 @@ impl Claims {
 
 /// Places claims. Where there are too few slots, the guest's counters that have
 /// one keep it; where they take turns, [`Claims::rotated`] places them anew.
-pub(crate) fn place(claims: &Claims, slots: Slots) -> Placed {
+pub(crate) fn place(claims: &Claims, slots: CoreSlots) -> Placed {
     // No other vCPU's counter is moved while there is room beside it.
     let all = assign(&claims.demands, slots.unclaimed);
     if let Ok(placement) = all.or_else(|_| assign(&claims.demands, slots.all)) {

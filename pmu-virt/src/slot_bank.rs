@@ -142,14 +142,15 @@ impl SlotBank {
         self.attached
     }
 
-    /// Makes `owner` the vCPU that counts. Everything was paused before.
+    /// Makes `owner` the vCPU that counts, and stops what counted for another one.
     pub(crate) fn attach(&mut self, owner: OwnerId) {
+        self.pause();
         self.attached = Some(owner);
         self.backend.attach(owner);
     }
 
     /// Stops what is running.
-    pub(crate) fn pause(&mut self) {
+    fn pause(&mut self) {
         if self.running.is_empty() {
             return;
         }

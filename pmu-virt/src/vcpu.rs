@@ -135,6 +135,9 @@ struct Logical {
     /// Why they are no longer exact, as told when it last left a place.
     loss: Option<LossReason>,
     unavailable: Option<UnavailableReason>,
+    /// The core has no source for the event, and need not be asked again. Another
+    /// core may have one.
+    dead: Option<UnavailableReason>,
 }
 
 impl Logical {
@@ -325,6 +328,16 @@ impl VcpuPmu {
     /// The model that the guest sees.
     pub fn model(&self) -> &PmuModel {
         &self.model
+    }
+
+    /// Whether the guest has written the control of a counter since the reset. From
+    /// then on it may read counters by RDPMC, so RDPMC has to be caught. Drivers also
+    /// read counters that they have stopped, and those whose event nobody counts: these
+    /// yield what they hold.
+    pub fn is_programmed(&self) -> bool {
+        self.counters
+            .iter()
+            .any(|logical| logical.request.is_some())
     }
 
     /// Whose counters these are.

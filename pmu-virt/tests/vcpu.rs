@@ -4,8 +4,9 @@ mod seated;
 
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, Denial, EventFamily, Grant, Layer,
-    LossReason, MsrIndex, Needs, OwnerId, PmiThrottle, PmuModel, Progress, Provenance, ReadOutcome,
-    Reading, Ring, StepBackend, ThrottleDecision, UnavailableReason, VcpuPmu, WriteOutcome,
+    LossReason, MsrIndex, Needs, OwnerId, PmiDue, PmiRequest, PmiThrottle, PmuModel, Progress,
+    Provenance, ReadOutcome, Reading, Ring, StepBackend, ThrottleDecision, UnavailableReason,
+    VcpuPmu, WriteOutcome,
 };
 
 use seated::Seated;
@@ -113,6 +114,80 @@ fn needs_follow_what_runs() {
         pmu.reset();
         assert_eq!(pmu.needs(), none, "after reset");
         assert!(pmu.report().is_empty());
+    }
+}
+
+/// Beside counters that count, those whose event nobody counts ask for nothing: no slot,
+/// no operation, no kick, no ring. Reads of them yield what they hold.
+#[test]
+fn counters_that_nobody_counts_cost_nothing() {
+    const HELD: u64 = 0x1234;
+    // The backend, what counts, and what does not: other events, modifiers, and
+    // with INT.
+    for (backend, live, dead) in [
+        (
+            "clock",
+            vec![0x43_0076, 0x53_0076],
+            vec![0x53_00c0, 0x43_00c2, 0x53_ffff],
+        ),
+        ("clock", vec![], vec![0x53_00c0, 0x57_0076, 0x153_0076]),
+        ("clock", vec![0x41_0076], vec![0xd3_0076, 0x53_00c0]),
+        (
+            "step",
+            vec![0x53_00c0],
+            vec![0x53_0076, 0x43_00c3, 0x57_00c0],
+        ),
+        ("step", vec![], vec![0x53_0076]),
+    ] {
+        let program = |pmu: &mut Seated, select: &[u64], first: usize| {
+            for (n, select) in (first..).zip(select) {
+                let n = u32::try_from(n).expect("a small number");
+                write(pmu, 0xc001_0201 + 2 * n, HELD);
+                write(pmu, 0xc001_0200 + 2 * n, *select);
+            }
+        };
+        let mut alone = pmu("amd-core", backend, Grant::everything());
+        assert!(!alone.is_programmed());
+        program(&mut alone, &live, 0);
+        assert_eq!(alone.is_programmed(), !live.is_empty());
+        let mut both = pmu("amd-core", backend, Grant::everything());
+        program(&mut both, &live, 0);
+        program(&mut both, &dead, live.len());
+        assert!(both.is_programmed(), "RDPMC of them is legal");
+
+        let cost = |pmu: &mut Seated| {
+            let mut seen = Vec::new();
+            for tsc in [1_000, 2_000, 3_000] {
+                pmu.observe(Progress::Entered { tsc });
+                let deadline = pmu.deadline();
+                pmu.observe(Progress::Retired {
+                    ring: Ring::Kernel,
+                    insn: Default::default(),
+                });
+                pmu.observe(Progress::Left {
+                    tsc: tsc + 500,
+                    halted: 0,
+                    ring: Some(Ring::Kernel),
+                });
+                let core = pmu.core().expect("a core");
+                seen.push((
+                    deadline,
+                    pmu.needs(),
+                    core.operations(),
+                    core.holders().len(),
+                ));
+            }
+            seen
+        };
+        assert_eq!(cost(&mut both), cost(&mut alone), "{backend} {dead:x?}");
+        for n in (live.len()..).take(dead.len()) {
+            let n = u32::try_from(n).expect("a small number");
+            assert_eq!(
+                both.rdpmc(n, GUEST),
+                ReadOutcome::Value(HELD),
+                "{backend} PMC{n}"
+            );
+        }
     }
 }
 
@@ -427,4 +502,59 @@ fn a_write_says_whether_counting_may_start() {
             assert_eq!(written.outcome, WriteOutcome::Done, "{msr:#x}");
         }
     }
+}
+
+/// Overflows while the PMI of others is on its way have nothing to be routed: they go
+/// with that one.
+#[test]
+fn a_pmi_that_is_routed_takes_later_overflows_along() {
+    let model = PmuModel::parse("amd-core").expect("a model");
+    let seated = Seated::new(model, Box::new(ClockBackend::new()), Grant::everything());
+    let mut pmu = seated.with_pmi_floor(1_000);
+    let request = |counters: &[u8]| PmiRequest {
+        counters: counters
+            .iter()
+            .map(|n| CounterId::Programmable(*n))
+            .collect(),
+    };
+    let overflow = |pmu: &mut Seated, n: u32, tsc: u64| {
+        write(pmu, 0xc001_0201 + 2 * n, (1 << 48) - 10);
+        write(pmu, 0xc001_0200 + 2 * n, 0x53_0076);
+        run(pmu, tsc, tsc + 20);
+        write(pmu, 0xc001_0200 + 2 * n, 0);
+    };
+    overflow(&mut pmu, 0, 0);
+    assert_eq!(pmu.pmi_to_route(), Some(request(&[0])));
+    assert_eq!(pmu.pmi_due(20), PmiDue::Send(request(&[0])));
+    pmu.pmi_sent();
+
+    // The next one is late; what overflows meanwhile is not asked about.
+    overflow(&mut pmu, 1, 100);
+    assert_eq!(pmu.pmi_to_route(), Some(request(&[1])));
+    assert_eq!(pmu.pmi_due(120), PmiDue::Late);
+    assert_eq!(pmu.pmi_to_route(), None, "it is routed");
+    overflow(&mut pmu, 2, 200);
+    assert_eq!(pmu.pmi_to_route(), None, "another one is on its way");
+    assert_eq!(pmu.pmi_due(220), PmiDue::Late);
+    assert_eq!(pmu.pmi_due(2_000), PmiDue::Send(request(&[1, 2])));
+    pmu.pmi_sent();
+    assert_eq!(pmu.pmi_due(3_000), PmiDue::Nothing);
+}
+
+#[test]
+fn a_pmi_that_was_dropped_is_gone_and_the_next_overflow_raises_one() {
+    let mut pmu = pmu("amd-core", "clock", Grant::everything());
+    write(&mut pmu, 0xc001_0201, (1 << 48) - 10);
+    write(&mut pmu, 0xc001_0200, 0x53_0076);
+    run(&mut pmu, 0, 20);
+    assert!(pmu.pmi_to_route().is_some());
+    pmu.pmi_dropped();
+    assert_eq!(pmu.pmi_to_route(), None);
+    assert_eq!(pmu.pmi_due(20), PmiDue::Nothing);
+    assert_eq!(pmu.throttle().delivered(), 0);
+    // The counter has gone on from the overflow.
+    assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(10));
+    write(&mut pmu, 0xc001_0201, (1 << 48) - 10);
+    run(&mut pmu, 100, 120);
+    assert!(matches!(pmu.pmi_due(120), PmiDue::Send(_)));
 }

@@ -9,7 +9,9 @@ mod choices;
 pub use crate::reservations::{
     FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError,
 };
-pub use choices::{BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, Unpack};
+pub use choices::{
+    BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, UnpackChoice,
+};
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -83,7 +85,7 @@ pub struct RunConfig {
     /// CPU features to hide.
     pub hidden_features: Vec<Feature>,
     /// Whether a compressed kernel is unpacked on the host.
-    pub unpack: Unpack,
+    pub unpack: UnpackChoice,
     /// The least time between two PMIs of one vCPU.
     pub pmi_floor: Duration,
     /// Counter reservations for guests; `None`: there are none.

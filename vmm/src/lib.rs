@@ -38,7 +38,7 @@ pub mod micro;
 pub mod probe;
 pub mod reservations;
 pub mod sched;
-mod sync;
+pub mod sync;
 #[allow(unsafe_code)]
 pub mod sys;
 pub mod terminal;

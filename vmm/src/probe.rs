@@ -59,6 +59,8 @@ pub struct ProbeReport {
     pub step_cpl0: bool,
     /// Single step works at CPL 3.
     pub step_cpl3: bool,
+    /// A step over an MFENCE at CPL 0 stops right behind it.
+    pub step_fence: bool,
     /// Execution breakpoints work at CPL 0.
     pub breakpoint_cpl0: bool,
     /// Execution breakpoints work at CPL 3.
@@ -95,6 +97,7 @@ impl ProbeReport {
             rdpmc: guests::rdpmc(host)?,
             step_cpl0: guests::step(host, 0)?,
             step_cpl3: guests::step(host, 3)?,
+            step_fence: guests::step_fence(host)?,
             breakpoint_cpl0: guests::breakpoint(host, 0)?,
             breakpoint_cpl3: guests::breakpoint(host, 3)?,
             rf_honoured: guests::resume_flag(host)?,
@@ -131,6 +134,7 @@ impl ProbeReport {
         StepSupport {
             user: self.step_cpl3 && self.breakpoint_cpl3,
             hold_irqs: self.block_irq,
+            loses_traps: !self.step_fence,
         }
     }
 

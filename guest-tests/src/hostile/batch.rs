@@ -11,6 +11,7 @@ use pmu_virt::PmuModel;
 use vmm::devices::{PlatformParts, PortBus, ports};
 use vmm::kvm::KvmVm;
 use vmm::micro::{MicroError, MicroOutcome, MicroPcr, MicroRun};
+use vmm::sync::lock;
 use vmm::vcpu::{Platform, SharedPlatform, VcpuEnd};
 
 use super::guest::HostileGuest;
@@ -206,8 +207,4 @@ impl Watch {
             .find(|(_, since)| since.elapsed() > HANG_LIMIT)
             .map(|(seed, _)| *seed)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -38,7 +38,7 @@ pub struct Lab {
 /// How a guest is run.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// PMU model, as in `--pmu`.
+    /// PMU model, as in `--pmu`, `none` included.
     pub model: String,
     /// Counter backend of each vCPU.
     pub backend: BackendFactory,
@@ -123,8 +123,12 @@ impl Lab {
     /// # Errors The guest did not come to that end; the message names where it
     /// was.
     pub fn run(&self, setup: &Setup, guest: &MicroGuest) -> Result<LabRun> {
+        let model = match setup.model.as_str() {
+            "none" => None,
+            model => Some(PmuModel::parse(model)?),
+        };
         let run = MicroRun {
-            model: Some(PmuModel::parse(&setup.model)?),
+            model,
             backend: setup.backend,
             quirks: self.probe.quirks(),
             step: setup.step.unwrap_or(self.probe.step_support()),

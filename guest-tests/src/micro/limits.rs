@@ -49,13 +49,30 @@ pub const LIMITS: &[Limit] = &[
     },
     Limit {
         applies: ProbeReport::slow_cpl0,
-        reason: "this KVM emulates CPL 0, and its emulator lacks INT3",
-        tests: &["debug::int3_at_cpl_0"],
+        reason: "this KVM emulates CPL 0, and its emulator lacks INT3 and INT1",
+        tests: &[
+            "debug::int3_at_cpl_0",
+            "debug::breakpoint_on_an_int3_at_cpl_0",
+            "debug::int1_at_cpl_0",
+        ],
+    },
+    Limit {
+        applies: ProbeReport::slow_cpl0,
+        reason: "this KVM delivers the #DB of an INT1 at CPL 3 as a fault: it is met again for ever",
+        tests: &["debug::int1_at_cpl_3"],
     },
     Limit {
         applies: ProbeReport::slow_cpl0,
         reason: "this KVM emulates CPL 0, and its emulator knows no data breakpoints",
-        tests: &["debug::data_breakpoint_at_cpl_0"],
+        tests: &[
+            "debug::data_breakpoint_at_cpl_0",
+            "debug::data_breakpoints_of_every_kind_at_cpl_0",
+            "debug::data_breakpoint_in_a_string_instruction_at_cpl_0",
+            "debug::four_data_breakpoints_at_cpl_0",
+            "debug::dr6_between_hits_at_cpl_0",
+            "debug::step_and_data_breakpoint_at_once_at_cpl_0",
+            "debug::data_breakpoint_in_the_shadow_of_mov_ss_at_cpl_0",
+        ],
     },
     Limit {
         applies: |probe| !probe.smm,
@@ -65,7 +82,20 @@ pub const LIMITS: &[Limit] = &[
     Limit {
         applies: |probe| !probe.breakpoint_cpl3,
         reason: "breakpoints never fire at CPL 3 on this KVM",
-        tests: &["debug::data_breakpoint_at_cpl_3"],
+        tests: &[
+            "debug::data_breakpoint_at_cpl_3",
+            "debug::data_breakpoints_of_every_kind_at_cpl_3",
+            "debug::data_breakpoint_in_a_string_instruction_at_cpl_3",
+            "debug::four_data_breakpoints_at_cpl_3",
+            "debug::execution_breakpoints_in_a_row_at_cpl_3",
+            "debug::dr6_between_hits_at_cpl_3",
+            "debug::step_onto_a_breakpoint_at_cpl_3",
+            "debug::step_and_data_breakpoint_at_once_at_cpl_3",
+            "debug::data_breakpoint_in_the_shadow_of_mov_ss_at_cpl_3",
+            "debug::execution_breakpoint_in_the_shadow_of_mov_ss_at_cpl_3",
+            "debug::breakpoint_on_an_int3_at_cpl_3",
+            "debug::breakpoint_set_without_an_exit_at_cpl_3",
+        ],
     },
     Limit {
         applies: |_| pmu_virt::perf::probe().refusal().is_some(),

@@ -1,17 +1,21 @@
 //! The guest's debug registers and traps beside ours.
 
+mod reference;
+
 use anyhow::{Result, ensure};
 use guest_tests::micro::{
     DATA, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written, enter_user, exit,
     log_value, wrmsr,
 };
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, dr0, dr1, dr2, dr3, dr6, dr7, dword_ptr, eax, ebx, ecx, qword_ptr,
-    r12, r14, r15, rax, rsp,
+    CodeAssembler, CodeLabel, al, dr0, dr1, dr2, dr3, dr6, dr7, dword_ptr, eax, ebx, ecx,
+    qword_ptr, r12, r14, r15, rax, rsp,
 };
 use pmu_virt::ReadOutcome;
 use vmm::micro::{KERNEL_CS, USER_CODE, USER_CS};
 use vmm::vcpu::TrapEvent;
+
+pub(crate) use reference::TESTS as REFERENCE;
 
 pub(crate) const TESTS: &[Test] = &[
     Test {
@@ -53,6 +57,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const COUNT: u64 = 0x77;
+const SELECT: u32 = 0xc001_0200;
 const PCE: u64 = 1 << 8;
 const TF: i32 = 1 << 8;
 const RF: i32 = 1 << 16;
@@ -68,10 +73,11 @@ fn setup() -> Setup {
     Setup::clock("amd-core")
 }
 
-/// Has the #GP handler watched, with counter 0 at [`COUNT`].
+/// Has the #GP handler watched, with counter 0 at [`COUNT`]: it is on, and counts
+/// at no ring.
 fn watch(a: &mut CodeAssembler) -> Written {
     wrmsr(a, 0xc001_0201, COUNT)?;
-    wrmsr(a, 0xc001_0200, 0)
+    wrmsr(a, SELECT, 1 << 22)
 }
 
 fn rdpmc(a: &mut CodeAssembler) -> Written {
@@ -80,10 +86,28 @@ fn rdpmc(a: &mut CodeAssembler) -> Written {
     log_value(a)
 }
 
-/// Logs DR6, the distance of RIP from R14, and CS; resets DR6, sets RF in the
-/// frame, and there changes TF as `tf` says.
+/// Logs DR6, the distance of RIP from R14, and CS; resets DR6. In the frame it sets
+/// RF if a breakpoint was met, and clears TF unless that is kept.
 fn log_debug(a: &mut CodeAssembler, keep_tf: bool) -> Written {
+    let mut stepped = a.create_label();
     a.push(rax)?;
+    log_hit(a)?;
+    a.mov(rax, dr6)?;
+    a.test(al, 0xf)?;
+    a.je(stepped)?;
+    a.or(dword_ptr(rsp + 24), RF)?;
+    a.set_label(&mut stepped)?;
+    a.mov(eax, u32::try_from(DR6_CLEAR).unwrap_or(0))?;
+    a.mov(dr6, rax)?;
+    if !keep_tf {
+        a.and(dword_ptr(rsp + 24), !TF)?;
+    }
+    a.pop(rax)?;
+    a.iretq()
+}
+
+/// The log's entry of a #DB, behind which one register was pushed.
+fn log_hit(a: &mut CodeAssembler) -> Written {
     a.mov(qword_ptr(r12), i32::try_from(FAULT).unwrap_or(0) + 1)?;
     a.mov(rax, dr6)?;
     a.mov(qword_ptr(r12 + 8), rax)?;
@@ -92,15 +116,7 @@ fn log_debug(a: &mut CodeAssembler, keep_tf: bool) -> Written {
     a.mov(qword_ptr(r12 + 16), rax)?;
     a.mov(rax, qword_ptr(rsp + 16))?;
     a.mov(qword_ptr(r12 + 24), rax)?;
-    a.lea(r12, qword_ptr(r12 + 32))?;
-    a.mov(eax, u32::try_from(DR6_CLEAR).unwrap_or(0))?;
-    a.mov(dr6, rax)?;
-    a.or(dword_ptr(rsp + 24), RF)?;
-    if !keep_tf {
-        a.and(dword_ptr(rsp + 24), !TF)?;
-    }
-    a.pop(rax)?;
-    a.iretq()
+    a.lea(r12, qword_ptr(r12 + 32))
 }
 
 fn debug_entry(cause: u64, distance: u64, cs: u16) -> Entry {
@@ -160,7 +176,9 @@ fn execution(lab: &Lab) -> Result<()> {
     let told = ran
         .events(|event| *event == TrapEvent::GuestDebug { dr6: 1 })
         .len();
-    ensure!(told == 1, "{told} #DBs handed back");
+    // Unless KVM delivers it by itself.
+    let expected = usize::from(!lab.probe.quirks().serves_execution);
+    ensure!(told == expected, "{told} #DBs handed back");
     let dr7_kept = ran.outcome.vcpus[0].debug_regs.dr7;
     ensure!(
         dr7_kept == u64::from(ON_EXECUTION),

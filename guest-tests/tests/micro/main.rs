@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         accounting::TESTS,
         rdpmc::TESTS,
         debug::TESTS,
+        debug::REFERENCE,
         overflow::TESTS,
         perf::TESTS,
         vcpus::TESTS,

@@ -145,13 +145,35 @@ pub(crate) fn guest(work: impl FnOnce(&mut CodeAssembler) -> Written) -> Result<
         .start(0))
 }
 
+fn beat(a: &mut CodeAssembler, vcpu: u16) -> Written {
+    a.mov(edx, u32::from(BEATS + vcpu))?;
+    a.out(dx, al)
+}
+
 /// Two vCPUs whose hearts beat, until gate 3 is opened.
 pub(crate) fn two_hearts() -> Result<MicroGuest> {
+    beside_a_heart(|a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        beat(a, 1)?;
+        a.jmp(again)
+    })
+}
+
+/// One vCPU whose heart beats, until gate 3 is opened, and one that has halted for good.
+pub(crate) fn a_heart_and_a_halted_one() -> Result<MicroGuest> {
+    beside_a_heart(|a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.cli()?;
+        a.hlt()?;
+        a.jmp(again)
+    })
+}
+
+/// vCPU 0 has a heart that beats, until gate 3 is opened; vCPU 1 does `other`.
+fn beside_a_heart(other: impl FnOnce(&mut CodeAssembler) -> Written) -> Result<MicroGuest> {
     const SECOND: u64 = KERNEL_CODE + 0x1_0000;
-    let beat = |a: &mut CodeAssembler, vcpu: u16| -> Written {
-        a.mov(edx, u32::from(BEATS + vcpu))?;
-        a.out(dx, al)
-    };
     let program = Program::new()?.kernel(|a| {
         let mut again = a.create_label();
         a.set_label(&mut again)?;
@@ -162,12 +184,7 @@ pub(crate) fn two_hearts() -> Result<MicroGuest> {
         a.jb(again)?;
         exit(a)
     })?;
-    let program = program.code(SECOND, |a| {
-        let mut again = a.create_label();
-        a.set_label(&mut again)?;
-        beat(a, 1)?;
-        a.jmp(again)
-    })?;
+    let program = program.code(SECOND, other)?;
     let starts = [KERNEL_CODE, SECOND].map(|at| Start::at(at, 0));
     Ok(starts.into_iter().fold(program.guest(), MicroGuest::start))
 }

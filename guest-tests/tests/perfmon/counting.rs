@@ -9,7 +9,10 @@ use std::time::Duration;
 use umpire_perfmon::Call;
 use vmm::sched::CorePlan;
 
-use crate::bed::{Bed, CYCLES, RETURNS, clock, counter, guest, load, read, step, two_hearts};
+use crate::bed::{
+    Bed, CYCLES, RETURNS, a_heart_and_a_halted_one, clock, counter, eventually, guest, load, read,
+    step, two_hearts,
+};
 
 pub(crate) const TESTS: &[Test] = &[
     Test {
@@ -31,6 +34,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "counting::exits_of_a_shared_core_are_those_of_all_its_vcpus",
         run: exits,
+    },
+    Test {
+        name: "counting::a_halted_vcpu_of_a_shared_core_has_no_exits",
+        run: no_exits,
     },
 ];
 
@@ -99,6 +106,26 @@ fn exits(lab: &Lab) -> Result<()> {
             ensure!(after >= before + beaten, "{before} {beaten} {after}");
         }
         Ok(())
+    })?;
+    Ok(())
+}
+
+/// A core looks again and again for what would wake a halted vCPU. No look is an exit.
+fn no_exits(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(clock)?;
+    bed.cores = ONE_CORE;
+    bed.run(lab, &a_heart_and_a_halted_one()?, |client, gates| {
+        let context = counter(client, 0, CYCLES)?;
+        load(client, &context, 1)?;
+        let exits =
+            || -> Result<u64> { Ok(read(client, &context, VirtualPmd::Exits.pmd())?.value) };
+        // It may not have halted yet.
+        eventually("a halted vCPU has no exits", || {
+            let before = exits()?;
+            gates.alive(0)?;
+            std::thread::sleep(Duration::from_millis(100));
+            Ok(exits()? == before)
+        })
     })?;
     Ok(())
 }

@@ -8,12 +8,12 @@ use super::{Demand, MAX_DEMANDS};
 pub(super) type Set = u64;
 
 /// Slots by demand.
-pub(super) type Slots = [Option<SlotIndex>; MAX_DEMANDS];
+pub(super) type SlotByDemand = [Option<SlotIndex>; MAX_DEMANDS];
 
 /// A placement with the number of demands that it moves.
 #[derive(Clone, Copy)]
-struct Placed {
-    slots: Slots,
+struct Assigned {
+    slots: SlotByDemand,
     moves: u32,
 }
 
@@ -39,7 +39,7 @@ impl<'a> Search<'a> {
     }
 
     /// Places every demand of `set`, moving as few as possible.
-    pub(super) fn place(&self, set: Set) -> Option<Slots> {
+    pub(super) fn place(&self, set: Set) -> Option<SlotByDemand> {
         if self.shared_name(set).is_some() {
             return None;
         }
@@ -48,12 +48,12 @@ impl<'a> Search<'a> {
             .filter(|index| self.demands[*index].constraint.paired)
             .fold(0, |pairs, index| pairs | 1 << index);
         let mut best = None;
-        let start = Placed {
+        let start = Assigned {
             slots: [None; MAX_DEMANDS],
             moves: 0,
         };
         self.place_pairs(pairs, set & !pairs, self.free, start, &mut best);
-        best.map(|placed: Placed| placed.slots)
+        best.map(|placed: Assigned| placed.slots)
     }
 
     /// The exclusive name that two of `set` ask for.
@@ -89,10 +89,10 @@ impl<'a> Search<'a> {
         pairs: Set,
         singles: Set,
         free: SlotSet,
-        so_far: Placed,
-        best: &mut Option<Placed>,
+        so_far: Assigned,
+        best: &mut Option<Assigned>,
     ) {
-        let is_better = |placed: &Placed, best: &Option<Placed>| {
+        let is_better = |placed: &Assigned, best: &Option<Assigned>| {
             best.as_ref().is_none_or(|best| placed.moves < best.moves)
         };
         let Some(placed) = self.match_singles(singles, free, so_far) else {
@@ -171,7 +171,7 @@ impl<'a> Search<'a> {
     }
 
     /// Adds the demands of `set`, one slot each, to a placement.
-    fn match_singles(&self, set: Set, free: SlotSet, mut placed: Placed) -> Option<Placed> {
+    fn match_singles(&self, set: Set, free: SlotSet, mut placed: Assigned) -> Option<Assigned> {
         let mut left = free;
         // Holders first: who keeps its slot costs nothing.
         for index in self.members(set) {
@@ -201,7 +201,13 @@ impl<'a> Search<'a> {
     /// A cheapest path (Bellman-Ford, as a step back to the held slot has a
     /// negative cost) keeps the placement one of least cost; so the order in
     /// which demands are added does not matter for the number of moves.
-    fn augment(&self, start: usize, set: Set, left: &mut SlotSet, slots: &mut Slots) -> Option<()> {
+    fn augment(
+        &self,
+        start: usize,
+        set: Set,
+        left: &mut SlotSet,
+        slots: &mut SlotByDemand,
+    ) -> Option<()> {
         let usable = |index: usize| self.demands[index].constraint.slots;
         let cost = |index: usize, slot| i32::from(self.moves(index, slot));
         // By demand: cost of the cheapest way to push it off its slot, and who pushes.

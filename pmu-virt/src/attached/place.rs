@@ -10,7 +10,7 @@ use crate::slot_bank::{Settled, SlotBank, SlotLease};
 
 /// A slot of a context, which counts for a PMD.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct PmdLease {
     pub(super) lease: SlotLease,
     pmd: u16,
 }
@@ -35,7 +35,7 @@ impl AttachedContext {
     }
 
     fn settle_place(&mut self, index: usize, bank: &mut SlotBank) {
-        let Place { lease, pmd } = &mut self.places[index];
+        let PmdLease { lease, pmd } = &mut self.places[index];
         let pmd = *pmd;
         if let Some(settled) = lease.settle(bank) {
             self.take_in(pmd, settled);
@@ -67,7 +67,7 @@ impl AttachedContext {
 
     /// Leaves a place, with the count.
     fn leave_at(&mut self, index: usize, bank: &mut SlotBank) {
-        let Place { lease, pmd } = self.places.swap_remove(index);
+        let PmdLease { lease, pmd } = self.places.swap_remove(index);
         let (settled, _) = lease.end(bank);
         if let Some(settled) = settled.filter(|_| lease.is_running()) {
             self.take_in(pmd, settled);
@@ -130,7 +130,7 @@ impl AttachedContext {
     /// Has a place count for `wanted`.
     fn run(&mut self, index: usize, wanted: &Wanted, bank: &mut SlotBank) {
         let claimant = self.claimant(wanted.pmd);
-        let Place { lease, pmd } = &mut self.places[index];
+        let PmdLease { lease, pmd } = &mut self.places[index];
         if *pmd != wanted.pmd {
             *pmd = wanted.pmd;
             bank.rename(lease, claimant);
@@ -158,7 +158,7 @@ impl AttachedContext {
         match bank.place(slots, self.claimant(wanted.pmd), &wanted.request) {
             Ok(lease) => {
                 let pmd = wanted.pmd;
-                self.places.push(Place { lease, pmd });
+                self.places.push(PmdLease { lease, pmd });
                 self.run(self.places.len() - 1, &wanted, bank);
             }
             Err(reason) => {
@@ -192,7 +192,8 @@ impl AttachedContext {
     /// What it wants counted that can be.
     pub(crate) fn claims(&self, bank: &SlotBank) -> Vec<Claim> {
         let running = self.places.iter().filter(|place| place.lease.is_running());
-        let held = running.map(|Place { lease, pmd }| (*pmd, lease.request(), Some(lease.slot())));
+        let held =
+            running.map(|PmdLease { lease, pmd }| (*pmd, lease.request(), Some(lease.slot())));
         let missing = self.missing.iter();
         let missing = missing.map(|wanted| (wanted.pmd, &wanted.request, None));
         held.chain(missing)
@@ -227,7 +228,7 @@ impl AttachedContext {
 
     /// Leaves the slot of a PMD, which is missing from then on.
     pub(crate) fn displace(&mut self, pmd: u16, bank: &mut SlotBank) {
-        let at = |place: &Place| place.lease.is_running() && place.pmd == pmd;
+        let at = |place: &PmdLease| place.lease.is_running() && place.pmd == pmd;
         let Some(index) = self.places.iter().position(at) else {
             return;
         };

@@ -16,18 +16,18 @@ const NAME: &str = "combined";
 /// A request goes to the first source that can count it.
 #[derive(Debug)]
 pub struct CombinedBackend {
-    sources: Vec<Source>,
+    sources: Vec<SourcePart>,
 }
 
 /// A source and its part of the slots.
 #[derive(Debug)]
-struct Source {
+struct SourcePart {
     backend: Box<dyn CounterBackend>,
     first: u8,
     count: u8,
 }
 
-impl Source {
+impl SourcePart {
     fn slots(&self) -> SlotSet {
         SlotSet::below(self.count.into()).shifted_up(self.first)
     }
@@ -57,7 +57,7 @@ impl CombinedBackend {
                 // A pair is an even slot and the next: parts begin at even ones.
                 let count = backend.capacity().min(share & !1);
                 let count = u8::try_from(count).unwrap_or(SlotSet::CAPACITY);
-                let source = Source {
+                let source = SourcePart {
                     backend,
                     first,
                     count,
@@ -71,7 +71,7 @@ impl CombinedBackend {
 
     /// The source that counts `request`. Of several refusals the first one is told
     /// that says more than that there is no such event.
-    fn chosen(&self, request: &CountRequest) -> Result<(&Source, CountPlan), Unavailable> {
+    fn chosen(&self, request: &CountRequest) -> Result<(&SourcePart, CountPlan), Unavailable> {
         let (mut first, mut telling) = (None, None);
         for source in &self.sources {
             match source.backend.plan(request) {
@@ -93,7 +93,7 @@ impl CombinedBackend {
         }))
     }
 
-    fn at(&self, slot: SlotIndex) -> Option<(&Source, SlotIndex)> {
+    fn at(&self, slot: SlotIndex) -> Option<(&SourcePart, SlotIndex)> {
         let source = self
             .sources
             .iter()

@@ -59,6 +59,22 @@ pub(super) fn kind(insn: &Instruction) -> StepKind {
         Mnemonic::Lidt => StepKind::Lidt,
         Mnemonic::Retf => StepKind::FarTransfer,
         Mnemonic::Jmp | Mnemonic::Call if is_far(insn) => StepKind::FarTransfer,
+        Mnemonic::Lfence
+        | Mnemonic::Mfence
+        | Mnemonic::Sfence
+        | Mnemonic::Swapgs
+        | Mnemonic::Endbr32
+        | Mnemonic::Endbr64
+        | Mnemonic::Rdfsbase
+        | Mnemonic::Rdgsbase
+        | Mnemonic::Wrfsbase
+        | Mnemonic::Wrgsbase
+        | Mnemonic::Rdrand
+        | Mnemonic::Rdseed
+        | Mnemonic::Fxsave
+        | Mnemonic::Fxsave64
+        | Mnemonic::Fxrstor
+        | Mnemonic::Fxrstor64 => StepKind::Unemulated,
         _ => StepKind::Other,
     }
 }

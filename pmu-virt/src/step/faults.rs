@@ -107,7 +107,9 @@ fn of_control(insn: &Instruction, class: InsnClass, kind: StepKind, bitness: u32
         | StepKind::Wrmsr
         | StepKind::Rdpmc
         | StepKind::Hlt => FaultSet::GP,
-        StepKind::MovSs | StepKind::PopSs | StepKind::Other => FaultSet::empty(),
+        StepKind::MovSs | StepKind::PopSs | StepKind::Unemulated | StepKind::Other => {
+            FaultSet::empty()
+        }
     };
     // A direct near branch in 64-bit mode whose target is canonical cannot
     // fault by itself; elsewhere limits and non-canonical targets do.

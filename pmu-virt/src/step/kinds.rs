@@ -70,6 +70,10 @@ pub enum StepKind {
     Lidt,
     /// Far JMP, CALL or RET: the ring may change.
     FarTransfer,
+    /// A fence, SWAPGS, ENDBR and others that touch nothing which a hypervisor
+    /// emulates: one that carries out the rest may let the processor do these, and
+    /// lose the trap behind them.
+    Unemulated,
     /// None of these.
     Other,
 }

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use arbiter::{CounterId, Shared};
-use pmu_model::{CountRequest, FixedFunction, SlotSet, UnavailableReason};
+use pmu_model::{CountRequest, FixedFunction, SlotSet, Unavailable, UnavailableReason};
 
 use super::times::Times;
 use super::{Here, VcpuPmu, index_of};
@@ -144,6 +144,7 @@ impl VcpuPmu {
         logical.counted = 0;
         logical.provenance = None;
         logical.loss = None;
+        logical.dead = None;
         logical.times = Times::default();
         self.update(here, counter);
         if leaves && self.needs_places() {
@@ -203,11 +204,18 @@ impl VcpuPmu {
             }
             self.release_slot(here, counter);
         }
+        if let Some(reason) = self.counters[index].dead {
+            self.freeze(counter, &request, reason);
+            return;
+        }
         let Some(core) = here else { return };
         let constraint = match core.backend().plan(&request) {
             Ok(plan) => plan.constraint,
-            Err(refusal) => {
-                self.freeze(counter, &request, refusal.reason);
+            Err(Unavailable { reason }) => {
+                if matches!(reason, UnavailableReason::Event { .. }) {
+                    self.counters[index].dead = Some(reason);
+                }
+                self.freeze(counter, &request, reason);
                 return;
             }
         };

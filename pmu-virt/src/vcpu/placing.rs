@@ -11,7 +11,7 @@ use super::{Here, Logical, VcpuPmu, index_of};
 use crate::assign::{Demand, Placement};
 use crate::attached::{AttachedContext, HostEvent};
 use crate::core_pmu::CorePmu;
-use crate::placement::{self, Claims, ContextClaims, Placed, Shortage, Slots};
+use crate::placement::{self, Claims, ContextClaims, CoreSlots, Placed, Shortage};
 use crate::slot_bank::{Claimant, SlotBank};
 
 impl VcpuPmu {
@@ -43,7 +43,7 @@ impl VcpuPmu {
     pub(super) fn distribute(&mut self, here: &mut Here<'_>) {
         loop {
             let Some(core) = here else { return };
-            let slots = Slots {
+            let slots = CoreSlots {
                 all: core.bank.slots(),
                 unclaimed: core.bank.unclaimed(),
             };
@@ -203,7 +203,8 @@ impl VcpuPmu {
     /// What a counter wants, if it wants anything that can be had.
     fn demand(&self, core: &CorePmu, counter: CounterId) -> Option<Demand> {
         let logical = &self.counters[index_of(counter)];
-        let (true, Some(request)) = (self.is_wanted(counter), &logical.request) else {
+        let is_wanted = self.is_wanted(counter) && logical.dead.is_none();
+        let (true, Some(request)) = (is_wanted, &logical.request) else {
             return None;
         };
         Some(Demand {

@@ -42,6 +42,13 @@ impl VcpuPmu {
             .collect()
     }
 
+    /// True if the guest has enabled a counter in its control, whether or not it
+    /// counts: sooner or later its count is read.
+    pub fn has_enabled(&self) -> bool {
+        let enabled = |counter| self.request_of(counter).is_some_and(|event| event.enabled);
+        self.model.counters().any(enabled)
+    }
+
     pub(super) fn report_of(
         &self,
         core: Option<&CorePmu>,

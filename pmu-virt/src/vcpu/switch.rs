@@ -15,7 +15,14 @@ impl VcpuPmu {
     /// is needed.
     pub fn attach(&mut self, core: &mut CorePmu) {
         core.bank.begin_switch();
-        core.attach(self.owner);
+        // The counters of the one before are stopped only now: if it is the same one,
+        // it never left.
+        if core.bank.attached() != Some(self.owner) {
+            if let Some(hosted) = core.host.context_mut() {
+                hosted.leave_private(&mut core.bank);
+            }
+            core.bank.attach(self.owner);
+        }
         self.attached = true;
         self.note_hosts(Some(core));
         if core.host.is_enabled() {
@@ -25,7 +32,8 @@ impl VcpuPmu {
         let (mut before, mut refused) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.active.iter() {
             self.return_to_place(here, counter);
-            let logical = &self.counters[super::index_of(counter)];
+            let logical = &mut self.counters[super::index_of(counter)];
+            logical.dead = None;
             match (logical.times.is_enabled(), logical.unavailable) {
                 (false, _) if logical.lease.is_none() => self.active.remove(counter),
                 (true, None) if !logical.is_running() => drop(before.insert(counter)),

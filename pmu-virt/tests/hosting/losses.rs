@@ -4,7 +4,7 @@ use crate::rig::{Mail, Rig, Spot, context, register};
 use crate::shaky::{Hand, Shaky};
 use crate::truth::{EVENTS, clocks};
 use perfmon_abi::consts as pfm;
-use perfmon_abi::wire::Call;
+use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmdArg};
 use pmu_virt::perfmon::{HostAudit, HostEvent, HostPolicy, HostRecord};
 use pmu_virt::{CounterBackend, Progress, Ring, SimBackend};
@@ -267,4 +267,64 @@ fn a_write_that_demands_nothing_else_looks_at_nothing_else() {
     assert!(asked(&mut rig, EVENTS[5]) <= 2);
     assert!(asked(&mut rig, 0) >= 23);
     assert!(asked(&mut rig, CYCLES) >= 24);
+}
+
+/// An event that nobody counts is refused when it is written on a core. Off a core it is
+/// taken; from then on the context tells that nobody counts it. Writing it once more as
+/// it is asks for nothing else, so it is taken and changes nothing about that.
+#[test]
+fn what_nobody_counts_stays_told_when_it_is_written_as_it_is() {
+    const UNKNOWN: u64 = 0x43_00ff;
+    let mut rig = rig(16);
+    let counts = context(0, &[vec![(0, CYCLES)]], 0);
+    assert!(rig.load(VCPU, counts, &Mail::default()).is_ok());
+    must(&mut rig, Call::Start(None));
+    let write = |value| Call::WritePmcs(vec![PmcArg { value, ..pmc(0) }]);
+    assert_eq!(rig.outcome(VCPU, write(UNKNOWN)), Err(Errno::EINVAL));
+
+    rig.clear(0);
+    must(&mut rig, write(UNKNOWN));
+    run(&mut rig, MS);
+    assert_eq!(how(&mut rig, 0), pfm::PFM_PROV_LOST);
+    must(&mut rig, write(UNKNOWN));
+    run(&mut rig, MS);
+    assert_eq!(how(&mut rig, 0), pfm::PFM_PROV_LOST);
+    assert_eq!(rig.outcome(VCPU, write(UNKNOWN + 1)), Err(Errno::EINVAL));
+
+    must(&mut rig, write(CYCLES));
+    run(&mut rig, MS);
+    assert!(rig.read(VCPU, 0, 0).0 > 0);
+}
+
+/// Drivers enable and disable their counters all the time, those of dead events too.
+#[test]
+fn a_core_is_asked_once_about_an_event_that_it_does_not_have() {
+    const DEAD: u64 = 0x53_00ff;
+    let (clocks, hand) = (clocks(16), Hand::default());
+    let mut rig = Rig::new(
+        (2, 2),
+        HostPolicy::GuestFirst,
+        || -> Box<dyn CounterBackend> {
+            Box::new(Shaky::new(SimBackend::of(&clocks), hand.clone()))
+        },
+    );
+    rig.switch(0, 0);
+    let asked = |rig: &mut Rig, selects: &[u64]| {
+        hand.asked.store(0, Ordering::Relaxed);
+        for select in selects {
+            rig.write(0, 0xc001_0200, *select);
+            run(rig, MS);
+        }
+        hand.asked.load(Ordering::Relaxed)
+    };
+    let off = DEAD & !(1 << 22);
+    assert_eq!(asked(&mut rig, &[DEAD, off, DEAD, off, DEAD, DEAD]), 1);
+    assert_eq!(asked(&mut rig, &[DEAD + 1]), 1, "another event");
+    assert_eq!(asked(&mut rig, &[CYCLES, CYCLES & !(1 << 22), CYCLES]), 1);
+    assert!(rig.value(0, 0xc001_0201) > 0);
+    assert_eq!(asked(&mut rig, &[DEAD]), 1);
+    // Another core may have it.
+    hand.asked.store(0, Ordering::Relaxed);
+    rig.switch(0, 1);
+    assert_eq!(hand.asked.load(Ordering::Relaxed), 1);
 }

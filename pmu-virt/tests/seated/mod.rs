@@ -61,6 +61,13 @@ impl Seated {
         }
     }
 
+    pub(crate) fn with_pmi_floor(self, ticks: u64) -> Self {
+        Seated {
+            pmu: self.pmu.with_pmi_floor(ticks),
+            ..self
+        }
+    }
+
     pub(crate) fn with_reservations(self, reservations: Reservations) -> Self {
         Seated {
             pmu: self.pmu.with_reservations(reservations),

@@ -5,7 +5,7 @@
 //! side of it.
 
 use iced_x86::code_asm::{
-    CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, esi, r8, r9d, r13, rax, rdi, rdx, rsp,
+    CodeAssembler, al, dword_ptr, dx, eax, ebx, ecx, edx, esi, r8, r9d, r13, rax, rdi, rdx, rsp,
 };
 use pmu_virt::PmuModel;
 use serde::Serialize;
@@ -20,12 +20,21 @@ use super::sources::{INT, USR_OS_ENABLE};
 
 /// Samples that the guest takes before it reports.
 pub(super) const BATCH: u32 = 100;
-/// Where the #GP handler is, at which RDPMC is caught.
-pub(super) const GP_HANDLER: u64 = KERNEL_CODE + 0x2000;
+/// Samples by the place of the access in [`Access::ALL`].
+pub(super) type AccessSamples = [Vec<u32>; Access::ALL.len()];
+
+/// The port that a #GP handler which does nothing else writes to.
+pub(super) const GP_PORT: u16 = 0xe2;
 
 const MAIN: u64 = KERNEL_CODE + 0x1000;
+/// In the page of [`MAIN`], behind its code.
+const NEAR_USER: u64 = MAIN + 0x800;
+const NEAR_GP_HANDLER: u64 = MAIN + 0xc00;
+const FAR_GP_HANDLER: u64 = KERNEL_CODE + 0x2000;
+/// The handler that does one OUT, from the other one.
+const REFERENCE: u64 = 0x100;
 const USER_DONE: u64 = KERNEL_CODE + 0x3000;
-const GP_VECTOR: u8 = 13;
+pub(super) const GP_VECTOR: u8 = 13;
 /// UD2 leads from CPL 3 to CPL 0 on every KVM; INT n does not on a software one.
 const USER_DONE_VECTOR: u8 = 6;
 const SAMPLES_STRIDE: u64 = 0x1000;
@@ -35,6 +44,37 @@ const CR4_PCE: u64 = 1 << 8;
 const ENABLE: u32 = 1 << 22;
 /// Far from an overflow on every model.
 const PRESET: u32 = 0x4000_0000;
+
+/// Where the #GP handler is, at which RDPMC is caught, and the code that executes
+/// RDPMC: a KVM may slow down a whole page for a breakpoint on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// On pages of their own.
+    Apart,
+    /// On one page.
+    Together,
+}
+
+impl Placement {
+    fn gp_handler(self) -> u64 {
+        match self {
+            Self::Apart => FAR_GP_HANDLER,
+            Self::Together => NEAR_GP_HANDLER,
+        }
+    }
+
+    /// Where the #GP handler is that does one OUT to [`GP_PORT`] and returns.
+    pub(super) fn reference_handler(self) -> u64 {
+        self.gp_handler() + REFERENCE
+    }
+
+    fn user(self) -> u64 {
+        match self {
+            Self::Apart => USER_CODE,
+            Self::Together => NEAR_USER,
+        }
+    }
+}
 
 /// One kind of trapped access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -71,12 +111,6 @@ impl Access {
         matches!(self, Self::RdpmcKernel | Self::RdpmcUser)
     }
 
-    /// Highest ratio to a bare exit of the same kind that is wanted.
-    #[must_use]
-    pub fn target(self) -> f64 {
-        if self.is_rdpmc() { 1.25 } else { 1.10 }
-    }
-
     /// Name for people.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -99,6 +133,17 @@ pub(super) fn samples_at(vcpu: u8) -> u64 {
 /// A guest whose `vcpus` vCPUs all do the same, batch after batch, for ever, with
 /// a counter on the event of code `event`.
 pub(super) fn guest(model: &PmuModel, event: u64, vcpus: u8) -> Result<MicroGuest, MicroError> {
+    guest_placed(model, event, vcpus, Placement::Apart)
+}
+
+/// [`guest`] with its code at `place`. The IDT names a handler that no RDPMC is to
+/// reach; the one that does one OUT is there for a vCPU with another IDT.
+pub(super) fn guest_placed(
+    model: &PmuModel,
+    event: u64,
+    vcpus: u8,
+    place: Placement,
+) -> Result<MicroGuest, MicroError> {
     let all = PmuMsrs::of(model);
     let (select, counter) = all.first();
     let flags = USR_OS_ENABLE | INT;
@@ -108,13 +153,16 @@ pub(super) fn guest(model: &PmuModel, event: u64, vcpus: u8) -> Result<MicroGues
         select,
         control: u32::try_from(event | flags).unwrap_or(u32::MAX),
     };
+    let (handler, reference) = (place.gp_handler(), place.reference_handler());
+    let user_at = place.user();
     let mut guest = MicroGuest::new()
         .code(KERNEL_CODE, assemble(KERNEL_CODE, |a| begin(a, &msrs))?)
-        .code(MAIN, assemble(MAIN, |a| main(a, &msrs))?)
-        .code(USER_CODE, assemble(USER_CODE, user)?)
+        .code(MAIN, assemble(MAIN, |a| main(a, &msrs, user_at))?)
+        .code(user_at, assemble(user_at, user)?)
         .code(USER_DONE, assemble(USER_DONE, user_done)?)
-        .code(GP_HANDLER, assemble(GP_HANDLER, unwanted_gp)?)
-        .handler(GP_VECTOR, GP_HANDLER)
+        .code(handler, assemble(handler, unwanted_gp)?)
+        .code(reference, assemble(reference, reference_gp)?)
+        .handler(GP_VECTOR, handler)
         .handler(USER_DONE_VECTOR, USER_DONE);
     for vcpu in 0..vcpus {
         let mut start = Start::at(KERNEL_CODE, 0);
@@ -146,7 +194,7 @@ fn begin(a: &mut CodeAssembler, msrs: &Msrs) -> Written {
     a.jmp(MAIN)
 }
 
-fn main(a: &mut CodeAssembler, msrs: &Msrs) -> Written {
+fn main(a: &mut CodeAssembler, msrs: &Msrs, user_at: u64) -> Written {
     for access in Access::ALL {
         match access {
             Access::ReadCounter => batch(a, msrs.counter, |_| Ok(()), CodeAssembler::rdmsr)?,
@@ -179,7 +227,7 @@ fn main(a: &mut CodeAssembler, msrs: &Msrs) -> Written {
                     i32::try_from(USER_STACK).unwrap_or(0),
                     RFLAGS_FIXED,
                     i32::from(USER_CS),
-                    i32::try_from(USER_CODE).unwrap_or(0),
+                    i32::try_from(user_at).unwrap_or(0),
                 ] {
                     a.push(word)?;
                 }
@@ -257,10 +305,21 @@ fn user_done(a: &mut CodeAssembler) -> Written {
     a.jmp(MAIN)
 }
 
-/// Nothing here should raise a #GP that reaches its handler.
+/// Nothing here should raise a #GP that reaches its handler, which begins as those
+/// of kernels do.
 fn unwanted_gp(a: &mut CodeAssembler) -> Written {
+    a.endbr64()?;
     a.mov(eax, u32::from(GP_VECTOR))?;
     a.mov(dx, u32::from(UNEXPECTED_VECTOR_PORT))?;
     a.out(dx, eax)?;
     a.hlt()
+}
+
+/// One exit, and back to where the frame says; who serves the exit has brought the
+/// frame's RIP behind the RDPMC.
+fn reference_gp(a: &mut CodeAssembler) -> Written {
+    const ERROR_CODE: i32 = 8;
+    a.out(u32::from(GP_PORT), al)?;
+    a.add(rsp, ERROR_CODE)?;
+    a.iretq()
 }

@@ -30,7 +30,7 @@ pub use perfmon::{
     CommandRow, Events, Failure, FloodReport, Format, ManyReport, PerfmonOptions, PerfmonPart,
     PerfmonReport, SampleRow, SetCost, SetRow, SlowRow, TrapsRow,
 };
-pub use pmi::{PmiReport, PmiRow};
+pub use pmi::{BarePmi, PmiReport, PmiRow};
 pub use report::{Report, micros, write_report};
 pub use scale::{ScaleReport, ScaleRow};
 pub use slowdown::{Load, SlowdownReport, SlowdownRow, SlowdownSource};

@@ -19,7 +19,7 @@ use vmm::vcpu::{Platform, SharedPlatform, Silent};
 
 use super::beside::{Compared, Ratios, TARGET, write_compared};
 use super::error::BenchError;
-use super::guest::{Access, BATCH, guest, samples_at};
+use super::guest::{Access, AccessSamples, BATCH, guest, samples_at};
 use super::harness::{self, BatchPort, Harness, PATIENCE};
 use super::report::Report;
 use super::sources::first_countable;
@@ -112,9 +112,6 @@ pub(super) fn measure(
     })
 }
 
-/// Samples by the place of the access in [`Access::ALL`].
-type Series = [Vec<u32>; Access::ALL.len()];
-
 /// What both threads share.
 #[derive(Debug)]
 struct World<'a> {
@@ -135,7 +132,7 @@ impl World<'_> {
             &guest(&self.harness.model, self.event, 1)?,
             Arc::new(BatchPort),
         )?;
-        let mut samples: [Series; 2] = Default::default();
+        let mut samples: [AccessSamples; 2] = Default::default();
         // The first round warms up.
         for round in 0..=rounds {
             // Which comes first alternates.
@@ -215,7 +212,7 @@ impl World<'_> {
     }
 }
 
-fn rows(samples: [Series; 2], tsc_khz: u32) -> Result<Vec<NeighbourRow>, BenchError> {
+fn rows(samples: [AccessSamples; 2], tsc_khz: u32) -> Result<Vec<NeighbourRow>, BenchError> {
     let none = || BenchError::Guest("it took no samples".to_owned());
     let [quiet, hostile] = samples;
     let pairs = quiet.into_iter().zip(hostile);

@@ -5,22 +5,25 @@
 //! the entry when the overflow was due; that and the guest's TSC, brought to the
 //! host's, give the time that the guest waited.
 
+mod bare;
 mod guest;
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pmu_virt::{CounterBackend, CounterId};
 use serde::Serialize;
 use vmm::kvm::{KvmVcpu, VcpuId};
-use vmm::micro::SCRATCH;
 use vmm::sys::rdtsc;
 use vmm::vcpu::{Observer, PmiRoute, TrapEvent};
 
-use self::guest::guest;
+use self::bare::BareLoop;
 pub(super) use self::guest::{apic, enter_user, reload};
+use self::guest::{guest, taken_at};
 use super::error::BenchError;
-use super::harness::{self, BatchPort, Harness, PATIENCE};
+use super::harness::{self, BatchPort, Harness, PATIENCE, ratio};
+use super::registers::PmuMsrs;
 use super::report::{Report, micros, pair, table, where_it_ran};
 use super::sources::{Event, LeftOut, Source, first_countable, tells_when};
 use super::stats::{Percentiles, percentiles};
@@ -29,6 +32,10 @@ use super::stats::{Percentiles, percentiles};
 const BATCH: u32 = 100;
 /// Time from one overflow to the next.
 const PERIOD_US: u32 = 1_000;
+/// The vCPU in the real run loop, and the one in the bare loop.
+const VCPUS: u8 = 2;
+const SUBJECT: u8 = 0;
+const BARE: u8 = 1;
 /// The guest's TSC as an MSR (SDM vol. 4, table 2-2).
 const IA32_TSC: u32 = 0x10;
 
@@ -63,8 +70,25 @@ pub struct PmiRow {
     pub handler: Percentiles,
     /// From there until the NMI was handed to KVM.
     pub sent: Percentiles,
+    /// A loop that does nothing but queue an NMI at a time, in the same run.
+    pub bare: BarePmi,
+    /// `handler` against that of the bare loop, ratio of the medians.
+    pub ratio_p50: f64,
+    /// Ratio of the 99th percentiles.
+    pub ratio_p99: f64,
     /// The guest's TSC is known this well on the host's scale, in nanoseconds.
     pub precision_ns: u64,
+}
+
+/// The floor: what a timer's signal, `KVM_NMI` and an entry take by themselves.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct BarePmi {
+    /// From the TSC value for which the timer was set to the return of `KVM_RUN`.
+    pub exit: Percentiles,
+    /// From the first until the NMI was handed to KVM.
+    pub sent: Percentiles,
+    /// From the first to the handler's first instruction.
+    pub handler: Percentiles,
 }
 
 /// Measures `samples` PMIs with each of `sources`, rounded up to whole batches
@@ -110,19 +134,24 @@ pub(super) fn measure(
     })
 }
 
-/// Ticks from an overflow's time to the handler and to the NMI's sending.
+/// Ticks from an overflow's time to the handler, to the NMI's sending, and (known
+/// of the bare loop) to the exit before.
 #[derive(Debug, Default)]
 struct Waits {
     handler: Vec<u64>,
     sent: Vec<u64>,
+    exit: Vec<u64>,
 }
 
+/// The two vCPUs of one VM, which take turns on one thread.
 #[derive(Debug)]
 struct Subject {
     vm: Arc<vmm::kvm::KvmVm>,
     solo: vmm::micro::Solo,
     sent: Sent,
-    clock: GuestClock,
+    bare: BareLoop,
+    /// Of both vCPUs.
+    clocks: [GuestClock; 2],
     period: u32,
 }
 
@@ -133,12 +162,18 @@ impl Subject {
         event: Event,
     ) -> Result<Self, BenchError> {
         let (vm, vcpus) = harness.build(&guest(&harness.model, event)?)?;
-        let kvm = harness::only(vcpus)?;
+        let Ok([kvm, bare]) = <[_; 2]>::try_from(vcpus) else {
+            return Err(BenchError::Guest("it must have two vCPUs".to_owned()));
+        };
         let period = kvm.get_tsc_khz()? / 1000 * PERIOD_US;
-        let mut regs = kvm.get_regs()?;
-        regs.rsi = u64::from(period.wrapping_neg());
-        kvm.set_regs(&regs)?;
-        let clock = GuestClock::of(&kvm)?;
+        for kvm in [&kvm, &bare] {
+            let mut regs = kvm.get_regs()?;
+            regs.rsi = u64::from(period.wrapping_neg());
+            kvm.set_regs(&regs)?;
+        }
+        let clocks = [GuestClock::of(&kvm)?, GuestClock::of(&bare)?];
+        let (_, counter) = PmuMsrs::of(&harness.model).first();
+        let us = Duration::from_micros(PERIOD_US.into());
         let sent = Sent::default();
         let observer = Box::new(sent.clone());
         let solo = harness.solo(kvm, &vm, backend, Arc::new(BatchPort), observer)?;
@@ -146,53 +181,100 @@ impl Subject {
             vm,
             solo,
             sent,
-            clock,
+            bare: BareLoop::new(bare, counter, us, period.into())?,
+            clocks,
             period,
         })
     }
 
-    /// The waits of `batches` batches after a first one that warms up.
-    fn collect(&mut self, batches: u32) -> Result<Waits, BenchError> {
-        let mut waits = Waits::default();
+    /// The waits of `batches` batches on each side after a first one that warms up;
+    /// which side comes first alternates.
+    fn collect(&mut self, batches: u32) -> Result<[Waits; 2], BenchError> {
+        let mut waits = <[Waits; 2]>::default();
         for number in 0..=batches {
-            harness::batch(&mut self.solo, PATIENCE)?;
-            let taken = harness::words(&self.vm, SCRATCH, BATCH)?;
-            let sent = std::mem::take(&mut *self.sent.lock());
-            if sent.len() != taken.len() {
-                return Err(BenchError::Guest(format!(
-                    "{} NMIs were sent and {} taken",
-                    sent.len(),
-                    taken.len()
-                )));
-            }
-            for (pmi, taken) in sent.iter().zip(taken) {
-                let unknown = || BenchError::Guest("an overflow was not due".to_owned());
-                let due = pmi.due.ok_or_else(unknown)?;
-                let taken = self.clock.host(u64::from_le_bytes(taken));
+            let first = number % 2 == 0;
+            for bare in [!first, first] {
+                let taken = if bare { self.bare()? } else { self.solo()? };
                 if number > 0 {
-                    waits.handler.push(taken.saturating_sub(due));
-                    waits.sent.push(pmi.at.saturating_sub(due));
+                    let waits = &mut waits[usize::from(bare)];
+                    waits.handler.extend(taken.handler);
+                    waits.sent.extend(taken.sent);
+                    waits.exit.extend(taken.exit);
                 }
             }
         }
         Ok(waits)
     }
 
+    /// One batch through the real run loop.
+    fn solo(&mut self) -> Result<Waits, BenchError> {
+        harness::batch(&mut self.solo, PATIENCE)?;
+        let sent = std::mem::take(&mut *self.sent.lock());
+        let mut waits = Waits::default();
+        for (pmi, taken) in sent.iter().zip(self.taken(SUBJECT, sent.len())?) {
+            let unknown = || BenchError::Guest("an overflow was not due".to_owned());
+            let due = pmi.due.ok_or_else(unknown)?;
+            waits.handler.push(taken.saturating_sub(due));
+            waits.sent.push(pmi.at.saturating_sub(due));
+        }
+        Ok(waits)
+    }
+
+    /// One batch through the bare loop.
+    fn bare(&mut self) -> Result<Waits, BenchError> {
+        let sent = self.bare.batch(PATIENCE)?;
+        let mut waits = Waits::default();
+        for (nmi, taken) in sent.iter().zip(self.taken(BARE, sent.len())?) {
+            waits.handler.push(taken.saturating_sub(nmi.due));
+            waits.sent.push(nmi.sent.saturating_sub(nmi.due));
+            waits.exit.push(nmi.left.saturating_sub(nmi.due));
+        }
+        Ok(waits)
+    }
+
+    /// When `vcpu` took each NMI of a batch, of which `sent` were sent.
+    fn taken(&self, vcpu: u8, sent: usize) -> Result<Vec<u64>, BenchError> {
+        let taken = harness::words(&self.vm, taken_at(vcpu), BATCH)?;
+        if sent != taken.len() {
+            return Err(BenchError::Guest(format!(
+                "{sent} NMIs were sent and {} taken",
+                taken.len()
+            )));
+        }
+        let clock = self.clocks[usize::from(vcpu)];
+        let taken = taken.into_iter().map(u64::from_le_bytes);
+        Ok(taken.map(|at| clock.host(at)).collect())
+    }
+
     fn row(
         &self,
         backend: &'static str,
         event: Event,
-        mut waits: Waits,
+        [mut umpire, mut bare]: [Waits; 2],
     ) -> Result<PmiRow, BenchError> {
         let tsc_khz = self.solo.tsc_khz();
-        let none = || BenchError::Guest("it took no samples".to_owned());
+        let figures = |ticks: &mut [u64]| {
+            let none = || BenchError::Guest("it took no samples".to_owned());
+            percentiles(ticks, tsc_khz).ok_or_else(none)
+        };
+        let handler = figures(&mut umpire.handler)?;
+        let bare = BarePmi {
+            exit: figures(&mut bare.exit)?,
+            sent: figures(&mut bare.sent)?,
+            handler: figures(&mut bare.handler)?,
+        };
+        let [one, other] = self.clocks;
+        let precision = one.precision.max(other.precision);
         Ok(PmiRow {
             backend,
             event: event.known.to_string(),
-            samples: waits.handler.len(),
-            handler: percentiles(&mut waits.handler, tsc_khz).ok_or_else(none)?,
-            sent: percentiles(&mut waits.sent, tsc_khz).ok_or_else(none)?,
-            precision_ns: self.clock.precision * 1_000_000 / u64::from(tsc_khz.max(1)),
+            samples: umpire.handler.len(),
+            handler,
+            sent: figures(&mut umpire.sent)?,
+            bare,
+            ratio_p50: ratio(handler.p50_ns, bare.handler.p50_ns),
+            ratio_p99: ratio(handler.p99_ns, bare.handler.p99_ns),
+            precision_ns: precision * 1_000_000 / u64::from(tsc_khz.max(1)),
         })
     }
 }
@@ -275,15 +357,26 @@ impl Report for PmiReport {
             self.model,
             self.period
         )?;
-        let rows = self.rows.iter().map(|row| {
-            [
+        let rows = self.rows.iter().flat_map(|row| {
+            let umpire = [
                 row.backend.to_string(),
                 row.event.to_string(),
                 row.samples.to_string(),
                 pair(row.handler),
                 pair(row.sent),
+                String::new(),
                 micros(row.precision_ns),
-            ]
+            ];
+            let bare = [
+                "  bare loop".to_owned(),
+                format!("ratio {:.2} / {:.2}", row.ratio_p50, row.ratio_p99),
+                row.samples.to_string(),
+                pair(row.bare.handler),
+                pair(row.bare.sent),
+                pair(row.bare.exit),
+                String::new(),
+            ];
+            [umpire, bare]
         });
         let titles = [
             "backend",
@@ -291,12 +384,14 @@ impl Report for PmiReport {
             "PMIs",
             "handler p50 / p99 [us]",
             "sent p50 / p99 [us]",
+            "exit p50 / p99 [us]",
             "+/- [us]",
         ];
-        table(titles, 2..=5, rows, out)?;
+        table(titles, 2..=6, rows, out)?;
         writeln!(
             out,
-            "\nsent: until the NMI was handed to KVM, which is before the entry that delivers it"
+            "\nexit: until KVM_RUN returned; sent: until the NMI was handed to KVM, which is before the\n\
+             entry that delivers it; bare loop: a timer set for the same time, the NMI, and nothing else"
         )?;
         LeftOut::text(&self.left_out, out)
     }

@@ -1,7 +1,7 @@
 //! Trapped PMU accesses against bare exits of the same kind, side by side in one
-//! VM: vCPU 0 runs in the real run loop with the `clock` backend, vCPU 1 in a
-//! loop that only answers. Both run the same code, in turn and on one thread, so
-//! that noise hits both alike.
+//! VM: vCPU 0 runs in the real run loop, vCPU 1 in a loop that only answers, with
+//! nothing armed. Both run the same code, in turn and on one thread, so that noise
+//! hits both alike.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use vmm::vcpu::Silent;
 
 use super::bare::Bare;
 use super::error::BenchError;
-use super::guest::{Access, BATCH, guest, samples_at};
+use super::guest::{Access, AccessSamples, BATCH, Placement, guest_placed, samples_at};
 use super::harness::{self, BatchPort, Harness, PATIENCE, ratio};
 use super::report::{Report, micros, pair, table, verdict, where_it_ran};
 use super::sources::{Event, LeftOut, Source, first_countable};
@@ -25,8 +25,10 @@ use super::stats::{Percentiles, percentiles};
 const STEPPED: u32 = 10;
 const SUBJECT: u8 = 0;
 const BARE: u8 = 1;
-/// Places of the series; a side's own comes first.
-const UNARMED: usize = 2;
+/// Place of the bare side's samples that were taken with the breakpoint.
+const ARMED: usize = 2;
+/// Highest ratio to the bare exit that is wanted.
+const TARGET: f64 = 1.10;
 
 /// Round trips of one kind of access.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -35,9 +37,10 @@ pub struct TrapRow {
     pub access: Access,
     /// Through Umpire's run loop.
     pub umpire: Percentiles,
-    /// Through the loop that only answers, with the same breakpoint in place.
+    /// Through the loop that only answers, with nothing armed: the MSR exit, or for
+    /// RDPMC the #GP and a handler that does one OUT.
     pub bare: Percentiles,
-    /// Through the loop that only answers, without a breakpoint; none for RDPMC, which needs it.
+    /// `bare` of an MSR access; none for RDPMC.
     pub bare_unarmed: Option<Percentiles>,
     /// Ratio of the medians.
     pub ratio_p50: f64,
@@ -47,6 +50,11 @@ pub struct TrapRow {
     pub target: Option<f64>,
     /// `ratio_p50` is no higher.
     pub met: Option<bool>,
+    /// Through the loop that only answers, with the breakpoint in place by which
+    /// Umpire catches RDPMC, and from which RDPMC returns.
+    pub bare_armed: Percentiles,
+    /// Ratio of the medians to that.
+    pub ratio_armed_p50: f64,
 }
 
 /// The measurement with every source.
@@ -79,6 +87,9 @@ pub struct TrapReport {
     pub tsc_khz: u32,
     /// One for each kind of access.
     pub rows: Vec<TrapRow>,
+    /// The same with the #GP handler on the page of the code.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub same_page: Vec<TrapRow>,
 }
 
 /// Measures with each of `sources` in turn.
@@ -90,9 +101,9 @@ pub(super) fn measure_all(
 ) -> Result<TrapsReport, BenchError> {
     let mut reports = Vec::new();
     for source in sources {
-        let backend = source.open()?;
-        match first_countable(&harness.model, backend.as_ref()) {
-            Ok(event) => reports.push(measure_one(harness, backend, event, iterations)?),
+        let backends = vec![source.open()?, source.open()?];
+        match first_countable(&harness.model, backends[0].as_ref()) {
+            Ok(event) => reports.push(measure_one(harness, backends, event, iterations)?),
             Err(none) => left_out.push(none),
         }
     }
@@ -103,7 +114,7 @@ pub(super) fn measure_all(
 }
 
 /// Measures `iterations` round trips of each kind with the `clock` backend,
-/// rounded up to whole batches of 100.
+/// rounded up to whole batches of 100, and with the handler on a page of its own.
 ///
 /// # Errors
 /// The guest could not be made or run, or did something unexpected.
@@ -116,28 +127,39 @@ pub fn measure(
     let backend = Box::new(ClockBackend::new());
     let event = first_countable(&harness.model, backend.as_ref());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
-    measure_one(&harness, backend, event, iterations)
+    measure_one(&harness, vec![backend], event, iterations)
 }
 
+/// With the code placed in as many ways as there are `backends`.
 fn measure_one(
     harness: &Harness<'_>,
-    backend: Box<dyn CounterBackend>,
+    backends: Vec<Box<dyn CounterBackend>>,
     event: Event,
     iterations: u32,
 ) -> Result<TrapReport, BenchError> {
-    let name = backend.name();
-    let mut pair = Pair::new(harness, backend, event)?;
-    // Caches, and the first write that finds the #GP handler.
-    pair.round(false, true)?;
-    let stepping = pair.subject.steps();
+    let places = [Placement::Apart, Placement::Together];
+    let mut pairs = Vec::new();
+    for (backend, place) in backends.into_iter().zip(places) {
+        let mut pair = Pair::new(harness, backend, event, place)?;
+        // Caches, and the first write that finds the #GP handler.
+        pair.round(false, true)?;
+        pair.samples = Default::default();
+        pairs.push(pair);
+    }
+    let first = pairs.first();
+    let first = first.ok_or_else(|| BenchError::Guest("there is nothing to count".to_owned()))?;
+    let (name, tsc_khz) = (first.backend, first.subject.tsc_khz());
+    let stepping = first.subject.steps();
     let slower = if stepping { STEPPED } else { 1 };
     let rounds = iterations.div_ceil(BATCH * slower).max(1);
-    pair.samples = Default::default();
     // The bare side is measured with and without the breakpoint in turn, so it
     // takes two rounds for one of each.
     for round in 0..2 * rounds {
-        pair.round(round / 2 % 2 == 1, round % 2 == 0)?;
+        for pair in &mut pairs {
+            pair.round(round / 2 % 2 == 1, round % 2 == 0)?;
+        }
     }
+    let mut rows = pairs.iter_mut().map(|pair| pair.rows(stepping));
     Ok(TrapReport {
         processor: harness::processor(),
         slow_cpl0: harness.probe.slow_cpl0(),
@@ -146,13 +168,11 @@ fn measure_one(
         event: event.known.to_string(),
         stepping,
         iterations: rounds * BATCH,
-        tsc_khz: pair.subject.tsc_khz(),
-        rows: pair.rows(stepping)?,
+        tsc_khz,
+        rows: rows.next().transpose()?.unwrap_or_default(),
+        same_page: rows.next().transpose()?.unwrap_or_default(),
     })
 }
-
-/// Samples of one side, by the place of the access in [`Access::ALL`].
-type Series = [Vec<u32>; Access::ALL.len()];
 
 /// The two vCPUs.
 #[derive(Debug)]
@@ -160,7 +180,8 @@ struct Pair {
     vm: Arc<KvmVm>,
     subject: Solo,
     bare: Bare,
-    samples: [Series; 3],
+    backend: &'static str,
+    samples: [AccessSamples; 3],
 }
 
 impl Pair {
@@ -168,21 +189,26 @@ impl Pair {
         harness: &Harness<'_>,
         backend: Box<dyn CounterBackend>,
         event: Event,
+        place: Placement,
     ) -> Result<Self, BenchError> {
-        let (vm, vcpus) = harness.build(&guest(&harness.model, event.code, 2)?)?;
+        let guest = guest_placed(&harness.model, event.code, 2, place)?;
+        let (vm, vcpus) = harness.build(&guest)?;
         let Ok([subject, bare]) = <[_; 2]>::try_from(vcpus) else {
             return Err(BenchError::Guest("it must have two vCPUs".to_owned()));
         };
         let port = Arc::new(BatchPort);
+        let name = backend.name();
         Ok(Self {
             subject: harness.solo(subject, &vm, backend, port, Box::new(Silent))?,
-            bare: Bare::new(bare, vm.clone())?,
+            bare: Bare::new(bare, vm.clone(), place.reference_handler())?,
             vm,
+            backend: name,
             samples: Default::default(),
         })
     }
 
-    /// One batch of each kind on each side; which side comes first alternates.
+    /// One batch of each kind on each side, the bare one with the breakpoint if
+    /// `armed`; which side comes first alternates.
     fn round(&mut self, bare_first: bool, armed: bool) -> Result<(), BenchError> {
         let sides = if bare_first {
             [BARE, SUBJECT]
@@ -190,7 +216,6 @@ impl Pair {
             [SUBJECT, BARE]
         };
         for (expected, access) in Access::ALL.into_iter().enumerate() {
-            let armed = armed || access.is_rdpmc();
             for side in sides {
                 let number = match side {
                     SUBJECT => harness::batch(&mut self.subject, PATIENCE)?,
@@ -201,48 +226,43 @@ impl Pair {
                         "vCPU {side} finished batch {number} instead of {expected}"
                     )));
                 }
-                let series = if side == BARE && !armed {
-                    UNARMED
-                } else {
-                    usize::from(side)
+                let series = match side {
+                    BARE if armed => ARMED,
+                    side => usize::from(side),
                 };
-                self.collect(side, series, expected)?;
+                let ticks = harness::words(&self.vm, samples_at(side), BATCH)?;
+                let ticks = ticks.into_iter().map(u32::from_le_bytes);
+                self.samples[series][expected].extend(ticks);
             }
         }
         Ok(())
     }
 
-    fn collect(&mut self, side: u8, series: usize, access: usize) -> Result<(), BenchError> {
-        let ticks = harness::words(&self.vm, samples_at(side), BATCH)?;
-        let ticks = ticks.into_iter().map(u32::from_le_bytes);
-        self.samples[series][access].extend(ticks);
-        Ok(())
-    }
-
     fn rows(&mut self, stepping: bool) -> Result<Vec<TrapRow>, BenchError> {
         let tsc_khz = self.subject.tsc_khz();
-        let [subject, bare, unarmed] = &mut self.samples;
-        let none = || BenchError::Guest("it took no samples".to_owned());
-        Access::ALL
-            .into_iter()
-            .zip(subject.iter_mut().zip(bare.iter_mut().zip(unarmed)))
-            .map(|(access, (subject, (bare, unarmed)))| {
-                let umpire = percentiles(subject, tsc_khz).ok_or_else(none)?;
-                let bare = percentiles(bare, tsc_khz).ok_or_else(none)?;
-                let ratio_p50 = ratio(umpire.p50_ns, bare.p50_ns);
-                let target = (!stepping).then(|| access.target());
-                Ok(TrapRow {
-                    access,
-                    umpire,
-                    bare,
-                    bare_unarmed: percentiles(unarmed, tsc_khz),
-                    ratio_p50,
-                    ratio_p99: ratio(umpire.p99_ns, bare.p99_ns),
-                    target,
-                    met: target.map(|target| ratio_p50 <= target),
-                })
+        let mut figures = |series: usize, access: usize| {
+            let none = || BenchError::Guest("it took no samples".to_owned());
+            percentiles(&mut self.samples[series][access], tsc_khz).ok_or_else(none)
+        };
+        let rows = Access::ALL.into_iter().enumerate().map(|(place, access)| {
+            let umpire = figures(usize::from(SUBJECT), place)?;
+            let bare = figures(usize::from(BARE), place)?;
+            let bare_armed = figures(ARMED, place)?;
+            let ratio_p50 = ratio(umpire.p50_ns, bare.p50_ns);
+            Ok(TrapRow {
+                access,
+                umpire,
+                bare,
+                bare_unarmed: (!access.is_rdpmc()).then_some(bare),
+                ratio_p50,
+                ratio_p99: ratio(umpire.p99_ns, bare.p99_ns),
+                target: (!stepping).then_some(TARGET),
+                met: (!stepping).then_some(ratio_p50 <= TARGET),
+                bare_armed,
+                ratio_armed_p50: ratio(umpire.p50_ns, bare_armed.p50_ns),
             })
-            .collect()
+        });
+        rows.collect()
     }
 }
 
@@ -257,8 +277,9 @@ impl Report for TrapsReport {
         }
         writeln!(
             out,
-            "\nbare: the same exit with the same breakpoint in place, and a handler that only answers\n\
-             (MSR) or returns from the #GP (RDPMC); no breakpoint: its p50 where none is in place"
+            "\nbare: the same exit with nothing armed, and a handler that only answers; for RDPMC the #GP\n\
+             and a handler that does one OUT. With breakpoint: the bare exit with the breakpoint in place\n\
+             that catches RDPMC, and its ratio"
         )?;
         LeftOut::text(&self.left_out, out)
     }
@@ -280,27 +301,37 @@ impl TrapReport {
             ""
         };
         writeln!(out, "backend {}, {}{stepped}\n", self.backend, self.event)?;
-        let rows = self.rows.iter().map(|row| {
-            [
-                row.access.name().to_owned(),
-                pair(row.umpire),
-                pair(row.bare),
-                format!("{:.3}", row.ratio_p50),
-                row.target.map_or("-".to_owned(), |t| format!("{t:.2}")),
-                row.bare_unarmed
-                    .map_or(String::new(), |bare| micros(bare.p50_ns)),
-                verdict(row.met).to_owned(),
-            ]
-        });
-        let titles = [
-            "",
-            "umpire p50 / p99 [us]",
-            "bare p50 / p99 [us]",
-            "ratio",
-            "target",
-            "no breakpoint [us]",
-            "",
-        ];
-        table(titles, 1..=5, rows, out)
+        write_rows("", &self.rows, out)?;
+        if !self.same_page.is_empty() {
+            writeln!(out)?;
+            write_rows("#GP handler on the page of the code", &self.same_page, out)?;
+        }
+        Ok(())
     }
+}
+
+fn write_rows(title: &str, rows: &[TrapRow], out: &mut dyn Write) -> io::Result<()> {
+    let cells = rows.iter().map(|row| {
+        [
+            row.access.name().to_owned(),
+            pair(row.umpire),
+            pair(row.bare),
+            format!("{:.3}", row.ratio_p50),
+            row.target.map_or("-".to_owned(), |t| format!("{t:.2}")),
+            micros(row.bare_armed.p50_ns),
+            format!("{:.3}", row.ratio_armed_p50),
+            verdict(row.met).to_owned(),
+        ]
+    });
+    let titles = [
+        title,
+        "umpire p50 / p99 [us]",
+        "bare p50 / p99 [us]",
+        "ratio",
+        "target",
+        "with breakpoint [us]",
+        "ratio",
+        "",
+    ];
+    table(titles, 1..=6, cells, out)
 }

@@ -297,9 +297,14 @@ impl DebugControl {
         if cause.guest_dr6 & DR6_BS != 0 && is_nmi_window(vcpu)? {
             cause.guest_dr6 &= !DR6_BS;
         }
-        if cause.guest_execution && self.rf_was_ignored(vcpu)? {
-            cause.guest_dr6 &= !0xf;
-            self.lift = Lift::All;
+        if cause.guest_execution != 0 && vcpu.get_regs()?.rflags & RFLAGS_RF != 0 {
+            // The guest lets this one instruction pass: a step that leads to it
+            // reports the breakpoint all the same. Where RF is ignored, the guest
+            // would meet it for ever.
+            cause.guest_dr6 &= !cause.guest_execution;
+            if self.quirks.rf_ignored {
+                self.lift = Lift::All;
+            }
         }
         if cause.guest_dr6 != 0 {
             self.hand_back(vcpu, cause.guest_dr6)?;
@@ -325,22 +330,15 @@ impl DebugControl {
             && (exit.dr6 & DR6_SLOTS).is_power_of_two()
     }
 
-    /// On a KVM that ignores RF, a guest that has set RF to step over its own
-    /// instruction breakpoint would meet it for ever.
-    fn rf_was_ignored(&mut self, vcpu: VcpuAccess<'_>) -> Result<bool, VcpuError> {
-        if !self.quirks.rf_ignored {
-            return Ok(false);
-        }
-        Ok(vcpu.get_regs()?.rflags & RFLAGS_RF != 0)
-    }
-
-    /// Queues a #DB with these DR6 cause bits for the guest.
+    /// Queues a #DB with these DR6 cause bits for the guest, or adds them to the one
+    /// that is queued.
     ///
     /// # Errors
     /// An ioctl on the debug registers failed.
     pub(crate) fn hand_back(&mut self, vcpu: VcpuAccess<'_>, cause: u64) -> Result<(), VcpuError> {
         let mut regs = vcpu.get_debug_regs()?;
-        regs.dr6 = merge_dr6(regs.dr6, cause);
+        let queued = if self.inject { regs.dr6 & DR6_SLOTS } else { 0 };
+        regs.dr6 = merge_dr6(regs.dr6, cause | queued);
         vcpu.set_debug_regs(&regs)?;
         self.inject = true;
         Ok(())

@@ -105,7 +105,8 @@ impl GpWatch {
         Ok(self.is_news(debug))
     }
 
-    fn is_news(&mut self, debug: &DebugControl) -> bool {
+    /// True if the guest has just taken the last debug register.
+    pub(crate) fn is_news(&mut self, debug: &DebugControl) -> bool {
         let full = debug.unplaced() > 0;
         // Always replaced: a guest that gives one back and takes it again is news again.
         let reported = std::mem::replace(&mut self.reported_full, full);

@@ -12,12 +12,13 @@ const APIC_ID: usize = 0x20;
 const APIC_SVR: usize = 0xf0;
 const APIC_LVTPC: usize = 0x340;
 const X2APIC_LVTPC: u32 = 0x834;
-const X2APIC_ID: u32 = 0x802;
 
 const APIC_BASE_ENABLED: u64 = 1 << 11;
 const APIC_BASE_X2APIC: u64 = 1 << 10;
 const SVR_ENABLED: u32 = 1 << 8;
 const LVT_MASKED: u32 = 1 << 16;
+/// Delivery mode 100b.
+const DELIVER_NMI: u32 = 0x400;
 
 /// What LVTPC says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,18 +74,19 @@ pub(crate) fn interrupt(vcpu: VcpuAccess<'_>, vm: &VmFd, vector: u8) -> Result<b
     let Some(Lvtpc { id, .. }) = Lvtpc::read(vcpu)? else {
         return Ok(false);
     };
-    send_fixed(vm, id, vector)
+    message(vm, id, vector.into())
 }
 
-/// Sends a fixed, edge-triggered interrupt to the local APIC with ID `apic_id`
-/// (SDM vol. 3A, 12.11 "Message Signalled Interrupts"); false if no vCPU has it.
-fn send_fixed(vm: &VmFd, apic_id: u32, vector: u8) -> Result<bool, PmiError> {
+/// Sends an edge-triggered interrupt to the local APIC with ID `apic_id` (SDM vol.
+/// 3A, 12.11 "Message Signalled Interrupts"); false if no vCPU has it. `data` has
+/// delivery mode and vector where LVTPC has them.
+fn message(vm: &VmFd, apic_id: u32, data: u32) -> Result<bool, PmiError> {
     let msi = kvm_msi {
         address_lo: 0xfee0_0000 | (apic_id & 0xff) << 12,
         // KVM reads destination bits 31:8 from here, which it ignores
         // unless KVM_X2APIC_API_USE_32BIT_IDS is on; IDs stay below 64.
         address_hi: 0,
-        data: vector.into(),
+        data,
         ..Default::default()
     };
     match vm.signal_msi(msi) {
@@ -95,20 +97,28 @@ fn send_fixed(vm: &VmFd, apic_id: u32, vector: u8) -> Result<bool, PmiError> {
     }
 }
 
+/// Sends an NMI to `vcpu` itself. A message is an ioctl of the VM's, and spares KVM
+/// loading the vCPU's state and storing it again, which takes longer than the rest;
+/// it serves as long as the guest has left the vCPU its APIC ID.
+fn nmi(vcpu: VcpuAccess<'_>, vm: &VmFd, apic_id: u32) -> Result<(), PmiError> {
+    if apic_id == u32::from(vcpu.id().0) && message(vm, apic_id, DELIVER_NMI)? {
+        return Ok(());
+    }
+    Ok(vcpu.nmi()?)
+}
+
 impl Lvtpc {
     /// Reads it; `None` where the APIC is switched off.
     pub(crate) fn read(vcpu: VcpuAccess<'_>) -> Result<Option<Self>, VcpuError> {
-        let apic_base = vcpu.get_sregs()?.apic_base;
-        let x2apic = apic_base & APIC_BASE_X2APIC != 0;
-        let lapic = match (apic_base & APIC_BASE_ENABLED != 0, x2apic) {
-            (false, _) => None,
-            (true, true) => x2apic_registers(vcpu)?,
-            (true, false) => Some(xapic_registers(&vcpu.get_lapic()?)),
-        };
-        Ok(lapic.map(|lapic| Self {
-            id: lapic.id,
-            value: lapic.lvtpc,
-            x2apic,
+        let base = vcpu.apic_base()?;
+        if base & APIC_BASE_ENABLED == 0 {
+            return Ok(None);
+        }
+        let registers = Lapic::of(&vcpu.get_lapic()?);
+        Ok(Some(Self {
+            id: registers.id,
+            value: registers.lvtpc,
+            x2apic: base & APIC_BASE_X2APIC != 0,
         }))
     }
 
@@ -139,9 +149,9 @@ pub(crate) fn send(
 ) -> Result<PmiDelivery, PmiError> {
     let route = lvtpc.route();
     match route {
-        PmiRoute::Nmi => vcpu.nmi()?,
+        PmiRoute::Nmi => nmi(vcpu, vm, lvtpc.id)?,
         PmiRoute::Fixed(vector) => {
-            if !send_fixed(vm, lvtpc.id, vector)? {
+            if !message(vm, lvtpc.id, vector.into())? {
                 // The guest has changed its APIC's ID or mode in the meantime.
                 return Ok(delivery(PmiRoute::Unusable(lvtpc.value)));
             }
@@ -171,31 +181,26 @@ struct Lapic {
     lvtpc: u32,
 }
 
-fn x2apic_registers(vcpu: VcpuAccess<'_>) -> Result<Option<Lapic>, VcpuError> {
-    let (Some(lvtpc), Some(id)) = (vcpu.read_msr(X2APIC_LVTPC)?, vcpu.read_msr(X2APIC_ID)?) else {
-        return Ok(None);
-    };
-    let low = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap_or(0);
-    Ok(Some(Lapic {
-        id: low(id),
-        lvtpc: low(lvtpc),
-    }))
-}
-
-fn xapic_registers(lapic: &kvm_lapic_state) -> Lapic {
-    let word = |at: usize| {
-        let bytes = std::array::from_fn(|byte| lapic.regs[at + byte].cast_unsigned());
-        u32::from_le_bytes(bytes)
-    };
-    // A software-disabled APIC has all LVT entries masked (SDM vol. 3A, 12.4.7.2).
-    let masked = if word(APIC_SVR) & SVR_ENABLED == 0 {
-        LVT_MASKED
-    } else {
-        0
-    };
-    Lapic {
-        id: word(APIC_ID) >> 24,
-        lvtpc: word(APIC_LVTPC) | masked,
+impl Lapic {
+    /// From what `KVM_GET_LAPIC` gives in both modes of the APIC.
+    fn of(lapic: &kvm_lapic_state) -> Self {
+        let word = |at: usize| {
+            let bytes = std::array::from_fn(|byte| lapic.regs[at + byte].cast_unsigned());
+            u32::from_le_bytes(bytes)
+        };
+        // A software-disabled APIC has all LVT entries masked (SDM vol. 3A, 12.4.7.2).
+        let masked = if word(APIC_SVR) & SVR_ENABLED == 0 {
+            LVT_MASKED
+        } else {
+            0
+        };
+        let id = word(APIC_ID);
+        Self {
+            // In bits 31:24 in both modes, but below in x2APIC mode if the VMM has asked
+            // for 32-bit IDs (KVM_X2APIC_API_USE_32BIT_IDS).
+            id: if id >> 24 == 0 { id } else { id >> 24 },
+            lvtpc: word(APIC_LVTPC) | masked,
+        }
     }
 }
 
@@ -222,10 +227,10 @@ mod tests {
         let mut state = kvm_lapic_state::default();
         state.regs[APIC_LVTPC + 1] = 4;
         state.regs[APIC_ID + 3] = 5;
-        let off = xapic_registers(&state);
+        let off = Lapic::of(&state);
         assert_eq!(PmiRoute::decode(off.lvtpc), PmiRoute::Masked);
         state.regs[APIC_SVR + 1] = 1;
-        let on = xapic_registers(&state);
+        let on = Lapic::of(&state);
         assert_eq!((on.id, PmiRoute::decode(on.lvtpc)), (5, PmiRoute::Nmi));
     }
 }

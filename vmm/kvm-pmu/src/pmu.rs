@@ -27,7 +27,7 @@ use crate::trap::{StepStop, cpl};
 use interrupts::PmiRouting;
 
 /// How often the guest's own debug registers are looked at while ours are in
-/// use: KVM has no exit for MOV to DR then.
+/// use, by a kick if need be: KVM has no exit for MOV to DR then.
 const DEBUG_REFRESH: Duration = Duration::from_millis(1);
 
 /// Exits after one that wanted registers during which KVM hands them over at
@@ -119,6 +119,9 @@ struct Traps {
     halt: HaltClock,
     counting: bool,
     warned_full: bool,
+    /// Looks at the debug registers of the running guest since it could last read a
+    /// counter.
+    idle_looks: u8,
     /// Exits yet to come at which registers are likely to be wanted.
     registers_wanted: u8,
     /// TSC at the last entry; `None` if the guest was not entered.
@@ -151,6 +154,7 @@ impl KvmPmu {
                 halt: HaltClock::new(fd, id, tsc_khz),
                 counting: false,
                 warned_full: false,
+                idle_looks: 0,
                 registers_wanted: 0,
                 entered: None,
                 due: None,
@@ -277,7 +281,7 @@ impl KvmPmu {
         // either it is noticed here, or the flag stays set for the next `KVM_RUN`.
         if fd.get_kvm_run().immediate_exit != 0 {
             fd.set_kvm_immediate_exit(0);
-            lent.thread.forget_kick();
+            lent.thread.kicked(self.traps.entered, tsc);
         }
         let exit = PmuExit::of(fd.get_kvm_run());
         let debug_exit = matches!(exit, PmuExit::Debug(_));
@@ -404,12 +408,12 @@ impl Traps {
     fn enter(&mut self, thread: &mut ThreadContext) {
         let now = rdtsc();
         self.entered = Some(now);
-        let mut deadline = None;
+        let mut deadline = self.debug.deadline();
         if let (Some(pmu), Some(core)) = (&mut self.pmu, thread.counters_mut()) {
             pmu.observe(core, Progress::Entered { tsc: now });
             let due = pmu.deadline(core);
             self.due = due.map(Tsc);
-            deadline = earliest(due, pmu.throttle().deadline());
+            deadline = earliest(deadline, earliest(due, pmu.throttle().deadline()));
         }
         thread.set_deadline(now, deadline);
     }
@@ -434,9 +438,8 @@ impl Traps {
         };
         pmu.observe(core, Progress::Left { tsc, halted, ring });
         self.sample_pending(vcpu, lent.thread, lent.observer)?;
-        // A guest that sets breakpoints while ours are in use is noticed here.
         if self.debug.is_active() {
-            self.debug.refresh_stale(vcpu)?;
+            self.share_debug_registers(vcpu, lent)?;
         }
         Ok(())
     }

@@ -4,7 +4,8 @@ use std::cell::Cell;
 
 use kvm_bindings::{
     KVM_CAP_SYNC_REGS, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs,
-    kvm_guest_debug, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
 use vmm_sys_util::errno;
@@ -30,12 +31,16 @@ pub(crate) struct RegisterCache {
     /// The last exit was a debug exit, so the vCPU runs code and the next
     /// `KVM_RUN` takes registers in before it does anything else.
     stageable: bool,
+    /// There are some of the following.
+    staged: Cell<bool>,
     /// General registers for the next `KVM_RUN` to take in.
     staged_regs: Cell<Option<kvm_regs>>,
     /// Special registers for the next `KVM_RUN` to take in.
     staged_sregs: Cell<Option<kvm_sregs>>,
     /// The last exit was from system management mode.
     smm: bool,
+    /// `IA32_APIC_BASE` as of the last exit; 0 before the first.
+    apic_base: u64,
 }
 
 impl RegisterCache {
@@ -70,7 +75,16 @@ impl RegisterCache {
     }
 
     /// Hands staged registers to the `KVM_RUN` that follows.
+    #[inline]
     pub(crate) fn hand_over(&self, fd: &mut VcpuFd) {
+        if self.staged.get() {
+            self.hand_over_staged(fd);
+        }
+        self.forget();
+    }
+
+    #[cold]
+    fn hand_over_staged(&self, fd: &mut VcpuFd) {
         if let Some(regs) = self.staged_regs.take() {
             fd.sync_regs_mut().regs = regs;
             fd.set_sync_dirty_reg(SyncReg::Register);
@@ -79,13 +93,14 @@ impl RegisterCache {
             fd.sync_regs_mut().sregs = sregs;
             fd.set_sync_dirty_reg(SyncReg::SystemRegister);
         }
-        self.forget();
+        self.staged.set(false);
     }
 
     /// Notes what `KVM_RUN` left in `kvm_run`.
     pub(crate) fn after_run(&mut self, fd: &mut VcpuFd, debug_exit: bool) {
         let run = fd.get_kvm_run();
         self.smm = u32::from(run.flags) & KVM_RUN_X86_SMM != 0;
+        self.apic_base = run.apic_base;
         let synced = run.kvm_valid_regs == u64::from(SYNCED);
         self.regs_fresh.set(synced);
         self.sregs_fresh.set(synced);
@@ -125,6 +140,8 @@ ioctls! {
     set_debug_regs(regs: &kvm_debugregs) -> () = "KVM_SET_DEBUGREGS";
     /// The local APIC's registers.
     get_lapic() -> kvm_lapic_state = "KVM_GET_LAPIC";
+    /// Whether it runs, halts, or waits to be started.
+    get_mp_state() -> kvm_mp_state = "KVM_GET_MP_STATE";
     /// Sends an NMI.
     nmi() -> () = "KVM_NMI";
 }
@@ -144,6 +161,15 @@ impl VcpuAccess<'_> {
         self.cache.smm
     }
 
+    /// `IA32_APIC_BASE`. KVM leaves it in `kvm_run` at every exit, whatever the exit
+    /// is; only before the first it has to be fetched.
+    pub(crate) fn apic_base(self) -> Result<u64, VcpuError> {
+        match self.cache.apic_base {
+            0 => Ok(self.get_sregs()?.apic_base),
+            base => Ok(base),
+        }
+    }
+
     /// General registers.
     pub(crate) fn get_regs(self) -> Result<kvm_regs, VcpuError> {
         if let Some(regs) = self.cache.staged_regs.get() {
@@ -160,6 +186,7 @@ impl VcpuAccess<'_> {
     pub(crate) fn set_regs(self, regs: &kvm_regs) -> Result<(), VcpuError> {
         if self.cache.stageable {
             self.cache.staged_regs.set(Some(*regs));
+            self.cache.staged.set(true);
             return Ok(());
         }
         self.cache.regs_fresh.set(false);
@@ -183,6 +210,7 @@ impl VcpuAccess<'_> {
     pub(crate) fn set_sregs(self, sregs: &kvm_sregs) -> Result<(), VcpuError> {
         if self.cache.stageable {
             self.cache.staged_sregs.set(Some(*sregs));
+            self.cache.staged.set(true);
             return Ok(());
         }
         self.cache.sregs_fresh.set(false);
@@ -214,6 +242,9 @@ impl VcpuAccess<'_> {
     /// Sets staged registers now: before an ioctl that looks at RIP or RFLAGS,
     /// or that queues an exception, which KVM drops when registers are set.
     pub(crate) fn flush(self) -> Result<(), VcpuError> {
+        if !self.cache.staged.replace(false) {
+            return Ok(());
+        }
         if let Some(sregs) = self.cache.staged_sregs.take() {
             self.cache.sregs_fresh.set(false);
             let set = self.fd.set_sregs(&sregs);

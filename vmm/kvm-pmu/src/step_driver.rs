@@ -29,6 +29,9 @@ pub struct StepSupport {
     pub user: bool,
     /// Interrupts can be held back during a step.
     pub hold_irqs: bool,
+    /// The trap behind an instruction that KVM does not emulate is lost, such as a
+    /// fence's: it comes behind the next instruction.
+    pub loses_traps: bool,
 }
 
 impl StepSupport {
@@ -36,6 +39,7 @@ impl StepSupport {
     pub const FULL: StepSupport = StepSupport {
         user: true,
         hold_irqs: true,
+        loses_traps: false,
     };
 }
 
@@ -141,7 +145,10 @@ impl StepDriver {
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
     ) -> Result<bool, VcpuError> {
         let stopped = Stopped::read(kvm, memory)?;
-        let inputs = inputs(kvm, &stopped.context(), debug)?;
+        let inputs = StepInputs {
+            loses_traps: self.support.loses_traps,
+            ..inputs(kvm, &stopped.context(), debug)?
+        };
         let plan = self.stepper.plan(&stopped.context(), &inputs);
         let can_step = self.support.user || cpl(&stopped.sregs) != 3;
         let interrupts_escape = !self.support.hold_irqs && stopped.regs.rflags & RFLAGS_IF != 0;
@@ -262,6 +269,7 @@ fn inputs(
         deliverable: deliverable(kvm, context.regs)?,
         debug_queued: debug.is_injecting(),
         slots: debug.free_slots(),
+        loses_traps: false,
     })
 }
 

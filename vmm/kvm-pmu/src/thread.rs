@@ -92,7 +92,14 @@ impl ThreadContext {
 
     /// A kick that nobody waits for any more has perhaps come.
     pub fn forget_kick(&mut self) {
-        self.timer.kicked();
+        self.timer.forget();
+    }
+
+    /// A kick has ended or prevented a `KVM_RUN` that was entered at TSC `entered`
+    /// and left at `left`.
+    #[inline]
+    pub(crate) fn kicked(&mut self, entered: Option<u64>, left: u64) {
+        self.timer.kicked(entered, left);
     }
 
     /// From now on a kick ends or prevents the `KVM_RUN` of `vcpu`.
@@ -133,12 +140,26 @@ pub(crate) fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
 /// The timer is set again only when it would fire too late: an early kick
 /// costs one exit, setting the timer at every entry would cost a system call
 /// an exit.
+///
+/// From the timer's time to the return of `KVM_RUN` it takes the host some tens of
+/// microseconds. So the timer is set for as much earlier as this took at the least
+/// of late. A kick that comes before its deadline nevertheless leads to another
+/// entry and a timer for the rest.
 #[derive(Debug)]
 struct DeadlineTimer {
     timer: KickTimer,
     tsc_khz: u64,
-    /// TSC at which the timer fires, while it is armed.
-    armed: Option<u64>,
+    /// While the timer is armed.
+    armed: Option<Armed>,
+    lateness: Lateness,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Armed {
+    /// TSC at which it fires.
+    fires: u64,
+    /// The deadline that it was set for.
+    deadline: u64,
 }
 
 impl DeadlineTimer {
@@ -147,29 +168,95 @@ impl DeadlineTimer {
             timer: KickTimer::for_this_thread()?,
             tsc_khz: tsc_khz.into(),
             armed: None,
+            lateness: Lateness::up_to(LONGEST_LEAD_US * u64::from(tsc_khz) / 1000),
         })
     }
 
     /// The thread was kicked, perhaps by this timer. `CLOCK_MONOTONIC` is slewed
     /// and the TSC is not, so the timer may fire before its TSC value is reached;
     /// it is not to be relied on any more.
-    fn kicked(&mut self) {
+    fn forget(&mut self) {
         self.armed = None;
     }
 
+    /// [`DeadlineTimer::forget`], of a kick that ended what was entered and left
+    /// then.
+    fn kicked(&mut self, entered: Option<u64>, left: u64) {
+        if let (Some(armed), Some(entered)) = (self.armed.take(), entered)
+            && entered < armed.fires
+            && armed.fires < left
+        {
+            self.lateness.note(left - armed.fires);
+        }
+    }
+
     /// Makes sure that a kick comes at `deadline` (TSC), or before.
+    #[inline]
     fn set(&mut self, now: u64, deadline: Option<u64>) {
         let Some(deadline) = deadline else { return };
         // A timer whose time has passed has fired, or is about to.
-        let armed = self.armed.filter(|&at| at > now);
-        if armed.is_some_and(|at| at <= deadline) {
+        let armed = self.armed.filter(|armed| armed.fires > now);
+        if armed.is_some_and(|armed| armed.deadline <= deadline) {
             return;
         }
+        self.arm(now, deadline);
+    }
+
+    #[cold]
+    fn arm(&mut self, now: u64, deadline: u64) {
         let ticks = deadline.saturating_sub(now);
+        // The guest must get on, however long the host takes.
+        let ticks = ticks - self.lateness.lead().min(ticks / 2);
         let ns = u128::from(ticks) * 1_000_000 / u128::from(self.tsc_khz);
         let ns = u64::try_from(ns).unwrap_or(u64::MAX);
         self.timer.arm(Duration::from_nanos(ns));
-        self.armed = Some(deadline);
+        let fires = now.saturating_add(ticks);
+        self.armed = Some(Armed { fires, deadline });
+    }
+}
+
+/// No timer is set earlier than its deadline by more than this.
+const LONGEST_LEAD_US: u64 = 250;
+
+/// How long kicks take at the least.
+#[derive(Debug)]
+struct Lateness {
+    longest: u64,
+    /// The least of this window of kicks, and of the one before.
+    least: [Option<u64>; 2],
+    /// Kicks in this window.
+    seen: u32,
+}
+
+impl Lateness {
+    /// Kicks after which an old one is forgotten: the host may have become slower.
+    const WINDOW: u32 = 64;
+
+    fn up_to(longest: u64) -> Self {
+        Self {
+            longest,
+            least: [None; 2],
+            seen: 0,
+        }
+    }
+
+    fn note(&mut self, ticks: u64) {
+        if self.seen == Self::WINDOW {
+            self.least = [None, self.least[0]];
+            self.seen = 0;
+        }
+        self.seen += 1;
+        self.least[0] = Some(self.least[0].map_or(ticks, |least| least.min(ticks)));
+    }
+
+    /// Ticks by which a timer can be set earlier, so that hardly a kick comes too
+    /// early; 0 until a window is full.
+    fn lead(&self) -> u64 {
+        let [Some(now), Some(before)] = self.least else {
+            return 0;
+        };
+        let least = now.min(before);
+        (least - least / 8).min(self.longest)
     }
 }
 
@@ -182,23 +269,83 @@ mod tests {
         DeadlineTimer::new(1).unwrap()
     }
 
+    fn served(timer: &DeadlineTimer) -> Option<u64> {
+        timer.armed.map(|armed| armed.deadline)
+    }
+
     #[test]
     fn an_earlier_kick_serves_a_later_deadline() {
         let mut timer = timer();
         timer.set(0, Some(1 << 20));
         timer.set(1, Some(1 << 21));
-        assert_eq!(timer.armed, Some(1 << 20));
+        assert_eq!(served(&timer), Some(1 << 20));
         timer.set(2, Some(1 << 19));
-        assert_eq!(timer.armed, Some(1 << 19));
+        assert_eq!(served(&timer), Some(1 << 19));
     }
 
     #[test]
     fn a_timer_that_fired_before_its_tsc_value_is_armed_again() {
         let mut timer = timer();
         timer.set(0, Some(1 << 20));
-        timer.kicked();
-        assert_eq!(timer.armed, None);
+        timer.forget();
+        assert_eq!(served(&timer), None);
         timer.set((1 << 20) - 1, Some(1 << 20));
-        assert_eq!(timer.armed, Some(1 << 20));
+        assert_eq!(served(&timer), Some(1 << 20));
+    }
+
+    #[test]
+    fn the_timer_is_set_earlier_by_what_kicks_take_at_the_least() {
+        const DEADLINE: u64 = 1 << 20;
+        let mut timer = timer();
+        timer.lateness = Lateness::up_to(1_000);
+        let fires = |timer: &DeadlineTimer| timer.armed.map(|armed| armed.fires);
+        let mut kick = |late: u64, expected: u64| {
+            timer.set(0, Some(DEADLINE));
+            assert_eq!(fires(&timer), Some(DEADLINE - expected), "{late}");
+            let fires = DEADLINE - expected;
+            timer.kicked(Some(0), fires + late);
+        };
+        for late in 0..64 {
+            kick(800 + late, 0);
+        }
+        kick(900, 0);
+        // Of this window and the one before.
+        kick(900, 700);
+        kick(80, 700);
+        kick(900, 70);
+        for _ in 0..60 {
+            kick(1_600, 70);
+        }
+        for _ in 0..64 {
+            kick(1_600, 70);
+        }
+        kick(1_600, 70);
+        // Never earlier than the longest lead, however slow the host has become.
+        kick(1_600, 1_000);
+    }
+
+    #[test]
+    fn a_near_deadline_leaves_the_guest_half_of_its_time() {
+        let mut timer = timer();
+        timer.lateness.least = [Some(800); 2];
+        timer.lateness.longest = 1_000;
+        timer.set(0, Some(100));
+        let fires = 50;
+        let deadline = 100;
+        assert_eq!(timer.armed, Some(Armed { fires, deadline }));
+    }
+
+    #[test]
+    fn kicks_that_were_not_this_timers_teach_nothing() {
+        let mut timer = timer();
+        let check = |timer: &mut DeadlineTimer, entered, left| {
+            timer.set(0, Some(1 << 20));
+            timer.kicked(entered, left);
+            assert_eq!(timer.lateness.least, [None; 2]);
+        };
+        // Before its time; the guest was not entered; the guest was entered after it.
+        check(&mut timer, Some(0), (1 << 20) - 1);
+        check(&mut timer, None, (1 << 20) + 9);
+        check(&mut timer, Some((1 << 20) + 1), (1 << 20) + 9);
     }
 }

@@ -14,7 +14,7 @@ const VERSION: u64 = 1;
 
 /// The first line.
 #[derive(Debug, Clone, Serialize)]
-pub struct Header {
+pub struct AuditHeader {
     format: &'static str,
     version: u64,
     umpire: &'static str,
@@ -27,7 +27,7 @@ pub struct Header {
     fixed: u8,
 }
 
-impl Header {
+impl AuditHeader {
     /// The first line of a machine which starts now, with `vcpus` vCPUs that have a PMU
     /// of `model`.
     #[must_use]

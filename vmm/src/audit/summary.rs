@@ -34,11 +34,11 @@ pub struct Summary {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct VcpuTable {
     vcpu: VcpuId,
-    rows: Vec<Row>,
+    rows: Vec<CounterRow>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Row {
+struct CounterRow {
     counter: CounterId,
     holding: Option<Holding>,
     denied: Denied,
@@ -71,10 +71,10 @@ impl Summary {
     }
 }
 
-fn rows(holdings: Vec<Holding>, totals: &Totals) -> Vec<Row> {
-    let mut rows: BTreeMap<CounterId, Row> = BTreeMap::new();
+fn rows(holdings: Vec<Holding>, totals: &Totals) -> Vec<CounterRow> {
+    let mut rows: BTreeMap<CounterId, CounterRow> = BTreeMap::new();
     for (&counter, &denied) in &totals.denied {
-        let row = Row {
+        let row = CounterRow {
             counter,
             holding: None,
             denied,
@@ -83,7 +83,7 @@ fn rows(holdings: Vec<Holding>, totals: &Totals) -> Vec<Row> {
     }
     for holding in holdings {
         let counter = holding.counter;
-        let row = rows.entry(counter).or_insert(Row {
+        let row = rows.entry(counter).or_insert(CounterRow {
             counter,
             holding: None,
             denied: Denied::default(),
@@ -127,7 +127,7 @@ impl fmt::Display for Summary {
     }
 }
 
-impl fmt::Display for Row {
+impl fmt::Display for CounterRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Denied { dropped, faulted } = self.denied;
         let (owner, sharing, event) = match &self.holding {

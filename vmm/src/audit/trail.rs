@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::auditors::{HostAuditor, Notifier, Outbox, Trail, VcpuAuditor, mailbox};
 use super::decisions::DecisionTable;
-use super::line::Header;
+use super::line::AuditHeader;
 use super::summary::{Holding, Summary};
 use super::writer::{AuditError, Writer};
 use crate::kvm::VcpuId;
@@ -44,7 +44,7 @@ impl AuditTrail {
     ///
     /// # Errors
     /// [`AuditError`]: the file cannot be made, or there is no thread for it.
-    pub fn to_file(vcpus: u8, path: &Path, header: &Header) -> Result<Self, AuditError> {
+    pub fn to_file(vcpus: u8, path: &Path, header: &AuditHeader) -> Result<Self, AuditError> {
         let start = Instant::now();
         let trail = |_| Arc::new(Trail::new(DecisionTable::default));
         let trails: Vec<_> = (0..vcpus).map(trail).collect();
@@ -123,7 +123,7 @@ mod tests {
     fn all_that_was_noted_is_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
-        let header = Header::now(2, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(2, &PmuModel::parse("intel-v2").unwrap());
         let audit = AuditTrail::to_file(2, &path, &header).unwrap();
         std::thread::scope(|scope| {
             for mut auditor in audit.auditors() {
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_writer_at_work_neither_holds_up_a_vcpu_nor_misses_its_last_decision() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let header = Header::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap());
         let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
         let mut auditor = audit.auditors().next().unwrap();
         for held in [0, 1] {
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn who_held_a_counter_when_can_be_told_from_the_file() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let header = Header::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap());
         let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
         let mut auditor = audit.auditors().next().unwrap();
         for _ in 0..100 {
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told_with_what_is_missing() {
-        let header = Header::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap());
         let audit = AuditTrail::to_file(1, Path::new("/dev/full"), &header);
         let error = match audit {
             Err(error) => error,

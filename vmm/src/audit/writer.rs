@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::auditors::{Inbox, Notifier, Trail};
 use super::decisions::{AuditTime, Entry};
-use super::line::{Footer, Header, Line};
+use super::line::{AuditHeader, Footer, Line};
 use crate::kvm::VcpuId;
 
 /// How often the writer looks for repetitions. They are due once a second at most.
@@ -55,7 +55,7 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn start(
         path: &Path,
-        header: &Header,
+        header: &AuditHeader,
         start: Instant,
         (trails, hosts): (Vec<Arc<Trail>>, Inbox),
     ) -> Result<Self, AuditError> {

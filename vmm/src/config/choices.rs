@@ -91,7 +91,7 @@ impl CpuVendor {
 
 /// `--unpack`: whether a compressed kernel is unpacked before the guest starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unpack {
+pub enum UnpackChoice {
     /// Where the guest would be slow at it.
     #[default]
     Auto,
@@ -101,7 +101,7 @@ pub enum Unpack {
     Never,
 }
 
-impl Unpack {
+impl UnpackChoice {
     /// The possible words.
     pub const ALLOWED: &'static str = "auto, always or never";
 

@@ -20,7 +20,7 @@ pub const SLOW_CPL0_HIDDEN: [&str; 2] = ["cx16", "xsave"];
 
 /// A feature that can be hidden.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Feature(&'static Row);
+pub struct Feature(&'static FeatureRow);
 
 /// There is no such feature, or it cannot be hidden.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub(super) fn hide_by_name(leaves: &mut Leaves, name: &str) {
     }
 }
 
-fn row(name: &str) -> Option<&'static Row> {
+fn row(name: &str) -> Option<&'static FeatureRow> {
     TABLE.iter().find(|row| row.name == name)
 }
 
@@ -90,7 +90,7 @@ fn known() -> String {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Row {
+struct FeatureRow {
     name: &'static str,
     leaf: u32,
     index: u32,
@@ -103,7 +103,7 @@ struct Row {
 /// The features of one register: bit and name, in a row of their own each.
 macro_rules! table {
     ($($leaf:literal . $index:literal $reg:ident { $($bit:literal $name:literal $([$($dependant:literal)*])?,)* })*) => {
-        static TABLE: &[Row] = &[$($(Row {
+        static TABLE: &[FeatureRow] = &[$($(FeatureRow {
             name: $name,
             leaf: $leaf,
             index: $index,
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn no_dependency_goes_in_a_circle() {
-        fn depth(r: &Row) -> usize {
+        fn depth(r: &FeatureRow) -> usize {
             let below = r.dependants.iter().filter_map(|d| row(d));
             1 + below.map(depth).max().unwrap_or(0)
         }

@@ -13,12 +13,12 @@ use vmm_control::{JobQueue, Server, ServerError, ServerSetup};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
-use crate::audit::{AuditError, AuditTrail, Header};
+use crate::audit::{AuditError, AuditHeader, AuditTrail};
 use crate::boot::memory::MemoryError;
 use crate::boot::{
     self, BootError, BootRequest, FirmwareImage, FirmwareRequest, InitialState, ModuleRequest,
 };
-use crate::config::{ConfigError, OversubscribeChoice, RunConfig, Unpack};
+use crate::config::{ConfigError, OversubscribeChoice, RunConfig, UnpackChoice};
 use crate::control::VmMemory;
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
@@ -320,7 +320,7 @@ fn guest_name(config: &RunConfig) -> String {
 fn audit_trail(config: &RunConfig, model: Option<&PmuModel>) -> Result<AuditTrail, AuditError> {
     match (&config.audit, model) {
         (Some(path), Some(model)) => {
-            let header = Header::now(config.cpus, model);
+            let header = AuditHeader::now(config.cpus, model);
             AuditTrail::to_file(config.cpus, path, &header)
         }
         _ => Ok(AuditTrail::new(config.cpus)),
@@ -404,11 +404,11 @@ fn boot_request(config: &RunConfig, plan: &FirmwarePlan, probes: &ProbeReport) -
         modules: modules.collect(),
         cpus: config.cpus.into(),
         unpack: match config.unpack {
-            Unpack::Auto => boot::Unpack::Auto {
+            UnpackChoice::Auto => boot::Unpack::Auto {
                 slow_cpl0: probes.slow_cpl0(),
             },
-            Unpack::Always => boot::Unpack::Always,
-            Unpack::Never => boot::Unpack::Never,
+            UnpackChoice::Always => boot::Unpack::Always,
+            UnpackChoice::Never => boot::Unpack::Never,
         },
         pm_timer: true,
         firmware: image.map(|image| FirmwareRequest {

@@ -111,7 +111,7 @@ pub enum StateFileError {
 /// What every version of the format has, and a foreign file has not.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Header {
+struct StateHeader {
     format: String,
     version: u64,
     umpire: String,
@@ -212,7 +212,7 @@ fn parse(path: &Path, text: &[u8]) -> Result<Vec<PmuState>, StateFileError> {
     if u64::try_from(text.len()).map_or(true, |len| len > MOST_BYTES) {
         return Err(foreign("it is too long"));
     }
-    let header: Header = serde_json::from_slice(text)
+    let header: StateHeader = serde_json::from_slice(text)
         .map_err(|error| foreign(&umpire_events::one_line(&error.to_string())))?;
     if header.format != FORMAT {
         return Err(foreign("it does not say that it is one"));

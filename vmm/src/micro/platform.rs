@@ -1,8 +1,9 @@
 //! The devices of a micro-guest: a record of what it wrote, and the exit port.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::devices::{DeviceOutcome, GuestEnd, ports};
+use crate::sync::lock;
 use crate::vcpu::Platform;
 
 /// An exception or interrupt that a micro-guest has no handler for ends it:
@@ -28,10 +29,7 @@ impl RecordingPlatform {
     /// What was written so far, the exit port included.
     #[must_use]
     pub fn writes(&self) -> Vec<PortWrite> {
-        self.writes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.writes).clone()
     }
 }
 
@@ -42,7 +40,7 @@ impl Platform for RecordingPlatform {
 
     fn port_write(&self, port: u16, width: u8, data: &[u8]) -> DeviceOutcome {
         let mut end = DeviceOutcome::Continue;
-        let mut writes = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writes = lock(&self.writes);
         for element in data.chunks(usize::from(width.max(1))) {
             let mut word = [0; 4];
             let len = element.len().min(4);

@@ -140,6 +140,20 @@ pub(super) fn step(host: &Host, cpl: u8) -> Result<bool, MicroError> {
     Ok(true)
 }
 
+/// Whether a step over an MFENCE at CPL 0 stops right behind it.
+pub(super) fn step_fence(host: &Host) -> Result<bool, MicroError> {
+    let guest = guest(0, |a| {
+        a.mfence()?;
+        a.nop()?;
+        a.nop()?;
+        report(a, DONE)
+    })?;
+    let mut probe = Probe::new(host, &guest)?;
+    let behind = code_address(0) + 3;
+    Ok(probe.debug(KVM_GUESTDBG_SINGLESTEP, 0, 0)
+        && matches!(probe.run()?, VmExit::Debug(exit) if exit.pc == behind))
+}
+
 /// Whether an execution breakpoint fires at `cpl`.
 pub(super) fn breakpoint(host: &Host, cpl: u8) -> Result<bool, MicroError> {
     let target = code_address(cpl) + 1;

@@ -422,5 +422,4 @@ impl RunQueue {
 }
 
 #[cfg(test)]
-#[path = "queue_tests.rs"]
 mod tests;

@@ -1,9 +1,10 @@
 //! The devices behind a vCPU's port and memory exits.
 
 use std::fmt::Debug;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::devices::{DeviceOutcome, MmioBus, PortBus};
+use crate::sync::lock;
 
 /// What answers a vCPU's accesses to ports and to memory that is not there.
 pub trait Platform: Debug + Send + Sync {
@@ -36,30 +37,24 @@ impl SharedPlatform {
 
     /// The port devices, for the console's input.
     pub fn ports(&self) -> MutexGuard<'_, PortBus> {
-        relock(&self.ports)
+        lock(&self.ports)
     }
-}
-
-/// Device state is plain data that every access leaves whole, so a panic on
-/// another thread does not make it unusable.
-fn relock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Platform for SharedPlatform {
     fn port_read(&self, port: u16, width: u8, data: &mut [u8]) {
-        relock(&self.ports).read(port, width, data);
+        lock(&self.ports).read(port, width, data);
     }
 
     fn port_write(&self, port: u16, width: u8, data: &[u8]) -> DeviceOutcome {
-        relock(&self.ports).write(port, width, data)
+        lock(&self.ports).write(port, width, data)
     }
 
     fn mmio_read(&self, address: u64, data: &mut [u8]) {
-        relock(&self.mmio).read(address, data);
+        lock(&self.mmio).read(address, data);
     }
 
     fn mmio_write(&self, address: u64, data: &[u8]) {
-        relock(&self.mmio).write(address, data);
+        lock(&self.mmio).write(address, data);
     }
 }

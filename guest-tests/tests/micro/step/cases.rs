@@ -115,6 +115,28 @@ const CASES: &[Case] = &[
         },
     },
     Case {
+        name: "KVM may lose the trap behind a fence",
+        instructions: 9,
+        counts: Counts {
+            branches: 1,
+            taken: 1,
+            ..NONE
+        },
+        region: |a| {
+            let mut over = a.create_label();
+            a.mfence()?;
+            a.nop()?;
+            a.mfence()?;
+            a.lfence()?;
+            a.nop()?;
+            a.sfence()?;
+            a.jmp(over)?;
+            a.set_label(&mut over)?;
+            a.endbr64()?;
+            a.lfence()
+        },
+    },
+    Case {
         name: "PUSHF shows no TF",
         instructions: 3,
         counts: Counts {

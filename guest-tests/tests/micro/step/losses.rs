@@ -1,7 +1,7 @@
 //! Where stepping misses something, the label says so.
 
 use anyhow::{Result, ensure};
-use guest_tests::micro::{DATA, Lab, Program, Setup, Test};
+use guest_tests::micro::{DATA, Lab, Program, Setup, Test, log_fault};
 use iced_x86::code_asm::{dr0, dr1, dr2, dr3, dr7, eax, ecx, qword_ptr, r12, r15, rax, rbx};
 use pmu_virt::{LossReason, Provenance};
 use vmm::vcpu::StepSupport;
@@ -13,7 +13,18 @@ const PCE: u64 = 1 << 8;
 pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "step::four_breakpoints_of_the_guest_cost_the_label",
-        run: four_breakpoints,
+        run: |lab| four_breakpoints(lab, Program::new()?),
+    },
+    Test {
+        name: "step::a_handler_that_nobody_saw_hands_our_tf_back",
+        run: |lab| {
+            let program = Program::new()?.handler(13, |a| {
+                // The exit finds the guest there.
+                a.out(0xe8, eax)?;
+                log_fault(a, 13, true)
+            })?;
+            four_breakpoints(lab, program)
+        },
     },
     Test {
         name: "step::a_ring_that_is_not_stepped_costs_the_label",
@@ -26,8 +37,8 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// The guest leaves no debug register for the handler of its fault.
-fn four_breakpoints(lab: &Lab) -> Result<()> {
-    let program = counted(Program::new()?, 0, |a| {
+fn four_breakpoints(lab: &Lab, program: Program) -> Result<()> {
+    let program = counted(program, 0, |a| {
         let mut next = a.create_label();
         a.mov(eax, u32::try_from(DATA).unwrap_or(0) + 0x1000)?;
         a.mov(dr0, rax)?;

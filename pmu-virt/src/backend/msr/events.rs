@@ -23,7 +23,7 @@ pub(super) const MERGE: u64 = 0xf_0000_00ff;
 
 /// What a counter is to be programmed with, and where that is possible.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct MsrPlan {
     pub(super) constraint: Constraint,
     /// Event select without enable and interrupt.
     pub(super) select: Option<u64>,
@@ -32,7 +32,7 @@ pub(super) struct Plan {
 }
 
 /// `None` where this processor cannot count the event.
-pub(super) fn plan(cpuid: &HostCpuid, layout: &Layout, request: &CountRequest) -> Option<Plan> {
+pub(super) fn plan(cpuid: &HostCpuid, layout: &Layout, request: &CountRequest) -> Option<MsrPlan> {
     // For the guest it is the host, and it has no guests (see `can_advance`).
     let alone = request.guest_only && !request.host_only;
     let bare = CountRequest {
@@ -75,7 +75,7 @@ pub(super) fn plan(cpuid: &HostCpuid, layout: &Layout, request: &CountRequest) -
         CountRequest { event, ..bare }.encode()
     });
     let fixed = u64::from(bare.os) | u64::from(bare.usr) << 1;
-    (!constraint.slots.is_empty()).then_some(Plan {
+    (!constraint.slots.is_empty()).then_some(MsrPlan {
         constraint,
         select,
         fixed,

@@ -5,13 +5,13 @@ use std::io;
 use pmu_model::{CountRequest, SlotIndex, UnavailableReason};
 
 use super::error::errno;
-use super::events::{MERGE, Plan, plan};
+use super::events::{MERGE, MsrPlan, plan};
 use super::registers::ENABLE;
 use super::slot::{Control, MsrSlot};
 use super::{MsrBackend, NAME};
 
 impl MsrBackend {
-    pub(super) fn lay_out(&self, request: &CountRequest) -> Result<Plan, UnavailableReason> {
+    pub(super) fn lay_out(&self, request: &CountRequest) -> Result<MsrPlan, UnavailableReason> {
         // Any-thread ends with architectural version 5 and never was AMD's.
         if request.any_thread {
             return Err(UnavailableReason::Modifier { backend: NAME });
@@ -27,7 +27,7 @@ impl MsrBackend {
     pub(super) fn write(
         &mut self,
         index: SlotIndex,
-        plan: &Plan,
+        plan: &MsrPlan,
     ) -> Result<MsrSlot, UnavailableReason> {
         let misplaced = UnavailableReason::Misplaced {
             backend: NAME,

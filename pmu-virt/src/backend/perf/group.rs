@@ -7,8 +7,8 @@ use pmu_model::{SlotIndex, UnavailableReason};
 
 use super::NAME;
 use super::member::Member;
-use super::plan::Plan;
-use super::scale::Times;
+use super::plan::EventPlan;
+use super::scale::GroupTimes;
 use super::syscalls::{Errno, EventFd, EventSpec, PerfSyscalls, uninterrupted};
 
 /// Words of a group's read before the events: their number and both times.
@@ -83,7 +83,7 @@ pub(super) struct Group {
     on: bool,
     /// The counts are those of now.
     fresh: bool,
-    times: Times,
+    times: GroupTimes,
     members: Vec<Member>,
     words: Vec<u64>,
 }
@@ -95,7 +95,7 @@ impl Group {
             hardware,
             on: false,
             fresh: true,
-            times: Times::default(),
+            times: GroupTimes::default(),
             members: Vec::new(),
             words: Vec::new(),
         })
@@ -126,7 +126,7 @@ impl Group {
         &mut self,
         kernel: &mut dyn PerfSyscalls,
         slot: SlotIndex,
-        plan: Plan,
+        plan: EventPlan,
         signal: i32,
     ) -> Result<(), Errno> {
         let fd = uninterrupted(|| kernel.open(&plan.spec, Some(self.leader)))?;
@@ -266,7 +266,7 @@ impl Group {
         let [_, enabled, running] = self.words[..HEADER] else {
             return Err(Failure::ShortRead);
         };
-        let now = Times { enabled, running };
+        let now = GroupTimes { enabled, running };
         let passed = now.since(self.times);
         self.times = now;
         let (events, _) = self.words[HEADER..].as_chunks::<EACH>();

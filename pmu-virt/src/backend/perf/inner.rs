@@ -10,7 +10,7 @@ use pmu_model::{
 
 use super::group::{Failure, Group, refused};
 use super::member::Member;
-use super::plan::{Plan, Unit};
+use super::plan::{EventPlan, Unit};
 use super::syscalls::PerfSyscalls;
 use super::trials::Trials;
 use super::{CAPACITY, NAME, signal};
@@ -20,7 +20,7 @@ use crate::backend::BackendEnv;
 type Key = (OwnerId, bool);
 
 #[derive(Clone, Copy, Debug)]
-enum Slot {
+enum SlotState {
     Free,
     Open(Key),
     Failed(UnavailableReason),
@@ -36,9 +36,11 @@ pub(super) struct Inner {
     env: BackendEnv,
     floor_ns: u64,
     owner: OwnerId,
-    slots: [Slot; CAPACITY],
+    slots: [SlotState; CAPACITY],
     groups: BTreeMap<Key, Group>,
     trials: Trials,
+    /// A vCPU was here.
+    met_vcpu: bool,
     /// Whose the blocks of slots are, for hardware events.
     blocks: [Option<OwnerId>; BLOCKS],
     next_block: usize,
@@ -61,9 +63,10 @@ impl Inner {
             env,
             floor_ns,
             owner: OwnerId::default(),
-            slots: [Slot::Free; CAPACITY],
+            slots: [SlotState::Free; CAPACITY],
             groups: BTreeMap::new(),
             trials: Trials::default(),
+            met_vcpu: false,
             blocks: [None; BLOCKS],
             next_block: 0,
             thread: None,
@@ -76,35 +79,48 @@ impl Inner {
     }
 
     /// The best way to count `request` that the kernel allows.
-    pub(super) fn choose(&mut self, request: &CountRequest) -> Result<Plan, UnavailableReason> {
+    pub(super) fn choose(
+        &mut self,
+        request: &CountRequest,
+    ) -> Result<EventPlan, UnavailableReason> {
         self.trials.choose(self.kernel.as_mut(), request, &self.env)
     }
 
     /// Slots that what is planned can take: of a hardware event as many at a time as
     /// there are counters for it, in the block of the vCPU that is here. Groups
     /// of several vCPUs are open side by side, so each has slots of its own.
-    pub(super) fn room(&mut self, plan: &Plan) -> SlotSet {
+    pub(super) fn room(&mut self, plan: &EventPlan) -> SlotSet {
         if !plan.spec.source.is_hardware() {
             return SlotSet::below(CAPACITY);
         }
-        let fitting = self.trials.fitting(self.kernel.as_mut(), &plan.spec);
-        let first = self.block().saturating_mul(BLOCK);
-        let slots = fitting.unwrap_or(CAPACITY).min(usize::from(BLOCK));
-        SlotSet::below(slots).shifted_up(first)
+        // How many fit is tried with that many events. Who asks before there is a
+        // vCPU wants to know whether, not where.
+        let fitting = self
+            .met_vcpu
+            .then(|| self.trials.fitting(self.kernel.as_mut(), &plan.spec));
+        let slots = fitting
+            .flatten()
+            .unwrap_or(CAPACITY)
+            .min(usize::from(BLOCK));
+        let first = u8::try_from(self.block()).unwrap_or_default();
+        SlotSet::below(slots).shifted_up(first.saturating_mul(BLOCK))
     }
 
-    /// The block of the vCPU that is here; once all are given away, the one
-    /// that was given away first.
-    fn block(&mut self) -> u8 {
-        let owner = self.owner;
-        let mine = self.blocks.iter().position(|block| *block == Some(owner));
-        let at = mine.unwrap_or_else(|| {
-            let at = self.next_block;
+    /// The block of the vCPU that is here, or that it would get; once all are given
+    /// away, the one that was given away first.
+    fn block(&self) -> usize {
+        let mine = |block: &Option<OwnerId>| *block == Some(self.owner);
+        let mine = self.blocks.iter().position(mine);
+        mine.unwrap_or(self.next_block)
+    }
+
+    /// The vCPU that is here has a hardware event: it keeps its block.
+    fn take_block(&mut self) {
+        let at = self.block();
+        if self.blocks[at] != Some(self.owner) {
+            self.blocks[at] = Some(self.owner);
             self.next_block = (at + 1) % BLOCKS;
-            self.blocks[at] = Some(owner);
-            at
-        });
-        u8::try_from(at).unwrap_or_default()
+        }
     }
 
     pub(super) fn program(
@@ -141,7 +157,10 @@ impl Inner {
                 _ => refused(errno),
             });
         }
-        self.set(index, Slot::Open(key));
+        self.set(index, SlotState::Open(key));
+        if key.1 {
+            self.take_block();
+        }
         Ok(plan.provenance)
     }
 
@@ -157,7 +176,7 @@ impl Inner {
                 self.close_empty(key);
             }
         }
-        self.set(index, Slot::Free);
+        self.set(index, SlotState::Free);
     }
 
     pub(super) fn set_running(&mut self, slots: SlotSet, running: bool) {
@@ -181,6 +200,7 @@ impl Inner {
 
     /// Groups without events go when their vCPU does.
     pub(super) fn attach(&mut self, owner: OwnerId) {
+        self.met_vcpu = true;
         if owner == self.owner {
             return;
         }
@@ -197,12 +217,12 @@ impl Inner {
         }
         match self.slots.get(usize::from(index.0)) {
             None => Reading::Unavailable(no_such(index)),
-            Some(Slot::Failed(reason)) => Reading::Unavailable(*reason),
-            Some(Slot::Free) => Reading::Unavailable(UnavailableReason::NotProgrammed {
+            Some(SlotState::Failed(reason)) => Reading::Unavailable(*reason),
+            Some(SlotState::Free) => Reading::Unavailable(UnavailableReason::NotProgrammed {
                 backend: NAME,
                 slot: index,
             }),
-            Some(Slot::Open(key)) => {
+            Some(SlotState::Open(key)) => {
                 let member = self.groups.get(key).and_then(|group| group.get(index));
                 member.map_or(
                     Reading::Unavailable(UnavailableReason::Lost { backend: NAME }),
@@ -313,12 +333,12 @@ impl Inner {
 
     fn key_of(&self, index: SlotIndex) -> Option<Key> {
         match self.slots.get(usize::from(index.0))? {
-            Slot::Open(key) => Some(*key),
-            Slot::Free | Slot::Failed(_) => None,
+            SlotState::Open(key) => Some(*key),
+            SlotState::Free | SlotState::Failed(_) => None,
         }
     }
 
-    fn set(&mut self, index: SlotIndex, slot: Slot) {
+    fn set(&mut self, index: SlotIndex, slot: SlotState) {
         if let Some(place) = self.slots.get_mut(usize::from(index.0)) {
             *place = slot;
         }
@@ -358,7 +378,7 @@ impl Inner {
             key.0
         );
         for slot in slots.iter() {
-            self.set(slot, Slot::Failed(failure.reason()));
+            self.set(slot, SlotState::Failed(failure.reason()));
         }
         self.close(key);
     }

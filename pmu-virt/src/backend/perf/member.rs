@@ -2,7 +2,7 @@
 
 use pmu_model::{Provenance, Reading, SlotIndex, UnavailableReason};
 
-use super::plan::{NEVER, Plan};
+use super::plan::{EventPlan, NEVER};
 use super::scale::Scaler;
 use super::syscalls::{Errno, EventFd, PerfSyscalls, uninterrupted};
 
@@ -10,7 +10,7 @@ use super::syscalls::{Errno, EventFd, PerfSyscalls, uninterrupted};
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) slot: SlotIndex,
-    pub(super) plan: Plan,
+    pub(super) plan: EventPlan,
     pub(super) fd: EventFd,
     pub(super) id: u64,
     /// The slot is started.
@@ -40,7 +40,7 @@ enum Countdown {
 
 impl Member {
     /// An event of a slot that is stopped.
-    pub(super) fn new(slot: SlotIndex, plan: Plan, fd: EventFd, id: u64) -> Self {
+    pub(super) fn new(slot: SlotIndex, plan: EventPlan, fd: EventFd, id: u64) -> Self {
         Member {
             slot,
             plan,

@@ -14,7 +14,7 @@ pub(super) const NEVER: u64 = 1 << 62;
 
 /// One way to serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct EventPlan {
     /// The event to open.
     pub(super) spec: EventSpec,
     /// What its count is in.
@@ -72,7 +72,7 @@ fn narrow(value: u128) -> u64 {
 pub(super) fn plans(
     request: &CountRequest,
     env: &BackendEnv,
-) -> Result<Vec<Plan>, UnavailableReason> {
+) -> Result<Vec<EventPlan>, UnavailableReason> {
     // Counting for the sibling thread would tell one guest of another.
     if request.any_thread {
         return Err(UnavailableReason::Modifier { backend: NAME });
@@ -89,7 +89,10 @@ pub(super) fn plans(
     }
 }
 
-fn software(request: &CountRequest, event: SoftwareEvent) -> Result<Vec<Plan>, UnavailableReason> {
+fn software(
+    request: &CountRequest,
+    event: SoftwareEvent,
+) -> Result<Vec<EventPlan>, UnavailableReason> {
     if request.has_modifier() {
         return Err(UnavailableReason::Modifier { backend: NAME });
     }
@@ -105,7 +108,7 @@ fn software(request: &CountRequest, event: SoftwareEvent) -> Result<Vec<Plan>, U
         SoftwareEvent::TaskClock => Unit::Nanoseconds,
         _ => Unit::Events,
     };
-    let plan = |spec| Plan {
+    let plan = |spec| EventPlan {
         spec,
         unit,
         provenance: Provenance::Exact,
@@ -140,7 +143,7 @@ fn unprivileged(event: SoftwareEvent) -> EventSpec {
 }
 
 /// Cycles from the time that the thread spent in the guest.
-fn derived(request: &CountRequest, env: &BackendEnv) -> Vec<Plan> {
+fn derived(request: &CountRequest, env: &BackendEnv) -> Vec<EventPlan> {
     let is_clock = matches!(
         request.event.known(),
         Some(KnownEvent::RefCycles | KnownEvent::CoreCycles)
@@ -148,7 +151,7 @@ fn derived(request: &CountRequest, env: &BackendEnv) -> Vec<Plan> {
     if !is_clock || request.has_modifier() || request.is_ring_filtered() || env.tsc_khz == 0 {
         return Vec::new();
     }
-    let plan = |spec| Plan {
+    let plan = |spec| EventPlan {
         spec,
         unit: Unit::Ticks { khz: env.tsc_khz },
         provenance: Provenance::Derived,
@@ -157,7 +160,7 @@ fn derived(request: &CountRequest, env: &BackendEnv) -> Vec<Plan> {
     vec![plan(counting(clock)), plan(unprivileged(clock))]
 }
 
-fn hardware(request: &CountRequest, env: &BackendEnv) -> Result<Plan, UnavailableReason> {
+fn hardware(request: &CountRequest, env: &BackendEnv) -> Result<EventPlan, UnavailableReason> {
     let source = match raw(request, env) {
         Some(config) => EventSource::Raw(config),
         None if request.has_modifier() => {
@@ -165,7 +168,7 @@ fn hardware(request: &CountRequest, env: &BackendEnv) -> Result<Plan, Unavailabl
         }
         None => EventSource::Generic(generic(request)?),
     };
-    Ok(Plan {
+    Ok(EventPlan {
         spec: EventSpec {
             source,
             exclude_user: !request.usr,

@@ -3,17 +3,17 @@
 
 /// A group's clock at one reading, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Times {
+pub(super) struct GroupTimes {
     /// Time in which the group was meant to count.
     pub(super) enabled: u64,
     /// Time in which it did.
     pub(super) running: u64,
 }
 
-impl Times {
+impl GroupTimes {
     /// What passed since `earlier`.
-    pub(super) fn since(self, earlier: Times) -> Times {
-        Times {
+    pub(super) fn since(self, earlier: GroupTimes) -> GroupTimes {
+        GroupTimes {
             enabled: self.enabled.saturating_sub(earlier.enabled),
             running: self.running.saturating_sub(earlier.running),
         }
@@ -41,7 +41,7 @@ pub(super) struct Scaler {
 impl Scaler {
     /// Takes in a reading. `passed` is the group's time since the last one,
     /// `ran` whether this event was wanted at any time of it.
-    pub(super) fn reading(&mut self, raw: u64, passed: Times, ran: bool) {
+    pub(super) fn reading(&mut self, raw: u64, passed: GroupTimes, ran: bool) {
         let events = raw.saturating_sub(self.raw);
         self.raw = raw;
         self.counted |= passed.running > 0 || events > 0;
@@ -101,7 +101,7 @@ mod tests {
         let mut scaler = Scaler::default();
         for &(raw, enabled, running) in readings {
             let before = scaler.value();
-            scaler.reading(raw, Times { enabled, running }, true);
+            scaler.reading(raw, GroupTimes { enabled, running }, true);
             assert!(scaler.value() >= before, "it fell at {raw}");
         }
         let told = (scaler.value(), scaler.is_scaled(), scaler.never_counted());
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn a_stopped_event_bears_no_gap() {
         let mut scaler = Scaler::default();
-        let lost = Times {
+        let lost = GroupTimes {
             enabled: 10,
             running: 0,
         };
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(scaler.value(), 40);
         scaler.sample(30);
         assert_eq!(scaler.value(), 40, "never falls");
-        let whole = Times {
+        let whole = GroupTimes {
             enabled: 5,
             running: 5,
         };

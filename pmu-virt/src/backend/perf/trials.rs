@@ -4,7 +4,7 @@ use pmu_model::{CountRequest, UnavailableReason};
 
 use super::NAME;
 use super::group::refused;
-use super::plan::{Plan, plans};
+use super::plan::{EventPlan, plans};
 use super::syscalls::{Errno, EventSpec, PerfSyscalls, uninterrupted};
 use crate::backend::BackendEnv;
 
@@ -30,7 +30,7 @@ impl Trials {
         kernel: &mut dyn PerfSyscalls,
         request: &CountRequest,
         env: &BackendEnv,
-    ) -> Result<Plan, UnavailableReason> {
+    ) -> Result<EventPlan, UnavailableReason> {
         let mut refusal = UnavailableReason::Event {
             backend: NAME,
             event: request.event,

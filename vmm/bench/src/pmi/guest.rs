@@ -9,7 +9,7 @@ use vmm::micro::{
     USER_STACK, assemble,
 };
 
-use super::BATCH;
+use super::{BATCH, VCPUS};
 use crate::error::BenchError;
 use crate::harness::DONE;
 use crate::registers::{PmuMsrs, Written, wrmsr};
@@ -18,8 +18,14 @@ use crate::sources::{Event, INT, USR_OS_ENABLE};
 const NMI_VECTOR: u8 = 2;
 const NMI_HANDLER: u64 = KERNEL_CODE + 0x2000;
 
-/// A loop at CPL 3, interrupted by one NMI for each overflow. ESI holds what the
-/// counter is set to, R8 the next sample, EBX the samples to come.
+/// Where vCPU `vcpu` leaves its samples: TSC values.
+pub(super) fn taken_at(vcpu: u8) -> u64 {
+    const STRIDE: u64 = 0x1000;
+    SCRATCH + u64::from(vcpu) * STRIDE
+}
+
+/// A loop at CPL 3, interrupted by one NMI for each overflow, on each vCPU. ESI
+/// holds what the counter is set to, R8 the next sample, EBX the samples to come.
 pub(super) fn guest(model: &PmuModel, event: Event) -> Result<MicroGuest, BenchError> {
     let msrs = PmuMsrs::of(model);
     let (select, counter) = msrs.first();
@@ -56,14 +62,16 @@ pub(super) fn guest(model: &PmuModel, event: Event) -> Result<MicroGuest, BenchE
         a.jmp(again)
     });
     let code = |code: Result<_, _>| code.map_err(MicroError::from);
-    let mut start = Start::at(KERNEL_CODE, 0);
-    start.rdi = SCRATCH;
-    Ok(MicroGuest::new()
+    let guest = MicroGuest::new()
         .code(KERNEL_CODE, code(begin)?)
         .code(NMI_HANDLER, code(handler)?)
         .code(USER_CODE, code(user)?)
-        .handler(NMI_VECTOR, NMI_HANDLER)
-        .start(start))
+        .handler(NMI_VECTOR, NMI_HANDLER);
+    Ok((0..VCPUS).fold(guest, |guest, vcpu| {
+        let mut start = Start::at(KERNEL_CODE, 0);
+        start.rdi = taken_at(vcpu);
+        guest.start(start)
+    }))
 }
 
 /// Switches the local APIC on and routes PMIs as NMIs.

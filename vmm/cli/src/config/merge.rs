@@ -8,7 +8,7 @@ use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{Source, Sources};
 use vmm::config::{
     BootModule, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants, HypervisorCounters,
-    OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, Unpack,
+    OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, UnpackChoice,
 };
 use vmm::firmware::{CounterSpec, FirmwareChoice};
 use vmm::sched::CorePlan;
@@ -129,7 +129,7 @@ impl Merge<'_> {
             })?
             .unwrap_or_default(),
             unpack: checked!(self, unpack, |word| {
-                choice(word, Unpack::parse, Unpack::ALLOWED)
+                choice(word, UnpackChoice::parse, UnpackChoice::ALLOWED)
             })?
             .unwrap_or_default(),
             pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US.into())),

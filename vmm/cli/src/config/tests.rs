@@ -8,7 +8,7 @@ use arbiter::{CounterId, Scheme};
 use pmu_virt::{PmuModel, Sources, Vendor};
 use tempfile::TempDir;
 use vmm::config::{
-    BootModule, CpuVendor, FollowsGrants, HypervisorCounters, PcrChoice, PmuChoice, Unpack,
+    BootModule, CpuVendor, FollowsGrants, HypervisorCounters, PcrChoice, PmuChoice, UnpackChoice,
 };
 
 use super::*;
@@ -96,7 +96,7 @@ fn a_file_holds_every_option() {
     assert_eq!(config.run.counters.to_string(), "step");
     assert_eq!(config.run.cpu_vendor, CpuVendor::Amd);
     assert_eq!(config.run.hidden_features, ["cx16".parse().unwrap()]);
-    assert_eq!(config.run.unpack, Unpack::Never);
+    assert_eq!(config.run.unpack, UnpackChoice::Never);
     assert_eq!(config.run.pmi_floor, Duration::from_micros(250));
     let pcr = config.run.pcr.unwrap();
     assert_eq!(pcr.scheme, Scheme::SingleMaster);
@@ -189,7 +189,7 @@ fn every_flag_wins_over_its_key() {
     );
     check(
         |f, _| f.unpack = Some("always".into()),
-        |c, _| c.run.unpack == Unpack::Always,
+        |c, _| c.run.unpack == UnpackChoice::Always,
     );
     check(
         |f, _| f.pmi_floor = Some(1),

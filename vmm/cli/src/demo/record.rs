@@ -1,6 +1,6 @@
 //! What happened, and when.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use arbiter::CounterId;
@@ -13,6 +13,7 @@ use vmm::devices::ports::TEST_EXIT;
 use vmm::devices::{DeviceOutcome, GuestEnd};
 use vmm::kvm::VcpuId;
 use vmm::micro::UNEXPECTED_VECTOR_PORT;
+use vmm::sync::lock;
 use vmm::vcpu::{Observer, Platform, PmiDelivery, PmiRoute, TrapEvent};
 
 use super::guest::{GP_PORT, NMI_PORT, PROGRAM_PORT};
@@ -72,11 +73,6 @@ impl Record {
         let micros = u64::try_from(lock(&self.start).elapsed().as_micros()).unwrap_or(u64::MAX);
         lock(&self.happenings).push(Happening { micros, vcpu, what });
     }
-}
-
-/// A panic elsewhere leaves the list whole: it is only appended to.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Hands the trap path's reports to the record.

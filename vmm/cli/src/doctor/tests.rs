@@ -29,6 +29,7 @@ fn faithful() -> ProbeReport {
         rdpmc: RdpmcBehaviour::Faults,
         step_cpl0: true,
         step_cpl3: true,
+        step_fence: true,
         breakpoint_cpl0: true,
         breakpoint_cpl3: true,
         rf_honoured: true,

@@ -1,6 +1,7 @@
 //! Debug exits: RDPMC behind the #GP handler, steps, and the guest's own.
 
-use pmu_virt::ReadOutcome;
+use kvm_bindings::KVM_MP_STATE_RUNNABLE;
+use pmu_virt::{ReadOutcome, VcpuPmu};
 
 use super::{Lent, SYNCED_EXITS, Traps};
 use crate::debug::DebugEvent;
@@ -10,7 +11,57 @@ use crate::registers::VcpuAccess;
 use crate::sys::DebugExit;
 use crate::trap::StepStop;
 
+/// Looks at the running guest after which a breakpoint for RDPMC goes that no
+/// counter needs any more. Guests read counters a moment after they have stopped
+/// them, so this is counted in looks: time goes by where the host does not run the
+/// guest. And Linux stops a counter that overflows too often until its next timer
+/// tick, which a halted processor may not have for long.
+const IDLE_LOOKS: u8 = 100;
+
 impl Traps {
+    /// While debug registers are ours: takes in what the guest did to its own, and
+    /// leaves them all to it when it can read no counter any more.
+    pub(super) fn share_debug_registers(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), KvmPmuError> {
+        let looked = self.debug.refresh_stale(vcpu)?;
+        if self.stepping.is_active() {
+            return Ok(());
+        }
+        if self.gp.is_news(&self.debug) {
+            self.report_full(vcpu, lent);
+        }
+        if !looked {
+            return Ok(());
+        }
+        if self.pmu.as_ref().is_some_and(VcpuPmu::has_enabled) {
+            self.idle_looks = 0;
+        } else if vcpu.get_mp_state()?.mp_state == KVM_MP_STATE_RUNNABLE {
+            self.idle_looks += 1;
+            if self.idle_looks >= IDLE_LOOKS {
+                log::debug!("{}: the debug registers are all the guest's", vcpu.id());
+                self.debug.want(&[]);
+            }
+        }
+        Ok(())
+    }
+
+    /// The guest has just taken the last debug register.
+    pub(super) fn report_full(&mut self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>) {
+        // Once: a guest that takes and leaves the last one in turn must not
+        // fill the host's log.
+        if !std::mem::replace(&mut self.warned_full, true) {
+            log::warn!(
+                "{}: the guest uses all four debug registers, its RDPMC will fault",
+                vcpu.id()
+            );
+        }
+        lent.observer
+            .event(vcpu.id(), TrapEvent::DebugRegistersFull);
+    }
+
     /// A debug exit: a breakpoint or step of ours, or the guest's own #DB.
     pub(super) fn debug_exit(
         &mut self,

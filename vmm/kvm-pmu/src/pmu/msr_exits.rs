@@ -122,18 +122,9 @@ impl Traps {
 
     /// A guest that programs counters will read them: watch its #GP handler.
     fn arm_rdpmc(&mut self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
-        let full = self.gp.arm(vcpu, lent.memory, &mut self.debug)?;
-        if full {
-            // Once: a guest that takes and leaves the last one in turn must not
-            // fill the host's log.
-            if !std::mem::replace(&mut self.warned_full, true) {
-                log::warn!(
-                    "{}: the guest uses all four debug registers, its RDPMC will fault",
-                    vcpu.id()
-                );
-            }
-            lent.observer
-                .event(vcpu.id(), TrapEvent::DebugRegistersFull);
+        self.idle_looks = 0;
+        if self.gp.arm(vcpu, lent.memory, &mut self.debug)? {
+            self.report_full(vcpu, lent);
         }
         Ok(())
     }

@@ -85,8 +85,8 @@ pub(crate) struct DebugCause {
     /// DR6 bits that the guest must see: its own breakpoints, single step,
     /// debug register access, task switch. 0 if nothing was the guest's.
     pub(crate) guest_dr6: u64,
-    /// A breakpoint on execution of the guest's was reached.
-    pub(crate) guest_execution: bool,
+    /// Those of them that are breakpoints on execution.
+    pub(crate) guest_execution: u64,
 }
 
 impl Placement {
@@ -133,7 +133,7 @@ impl Placement {
                 // The processor also sets bits of slots that match but are
                 // disabled; only enabled ones are causes.
                 cause.guest_dr6 |= 1 << slot;
-                cause.guest_execution |= self.guest.executes(slot);
+                cause.guest_execution |= u64::from(self.guest.executes(slot)) << slot;
             }
         }
         let mut other = dr6 & (DR6_BS | DR6_BT);

@@ -32,6 +32,8 @@ pub(crate) struct StepInputs {
     pub(crate) debug_queued: bool,
     /// Debug registers that the guest leaves free.
     pub(crate) slots: usize,
+    /// The trap behind an instruction that KVM does not emulate may be lost.
+    pub(crate) loses_traps: bool,
 }
 
 /// The first instruction of something that a step can lead to.
@@ -58,11 +60,28 @@ pub(super) fn fetch(context: &CpuContext<'_>, rip: u64) -> Option<InsnFacts> {
     decode(&bytes[..len], context.bitness(), rip).ok()
 }
 
-/// The instruction that a MOV SS or POP SS takes along.
-pub(super) fn shadowed(context: &CpuContext<'_>, facts: &InsnFacts) -> Option<InsnFacts> {
-    matches!(facts.kind, StepKind::MovSs | StepKind::PopSs)
-        .then(|| fetch(context, after(facts)))
-        .flatten()
+/// The instructions behind one that may be executed before its trap: MOV SS and POP
+/// SS take one along, and so does what loses its trap.
+pub(super) fn shadowed(
+    context: &CpuContext<'_>,
+    inputs: &StepInputs,
+    facts: &InsnFacts,
+) -> Vec<InsnFacts> {
+    /// Fences come in pairs.
+    const MOST: usize = 4;
+    let mut all = Vec::new();
+    let mut last = facts;
+    while all.len() < MOST
+        && match last.kind {
+            StepKind::MovSs | StepKind::PopSs => true,
+            kind => inputs.loses_traps && kind == StepKind::Unemulated,
+        }
+        && let Some(next) = fetch(context, after(last))
+    {
+        all.push(next);
+        last = &all[all.len() - 1];
+    }
+    all
 }
 
 pub(super) fn after(facts: &InsnFacts) -> u64 {

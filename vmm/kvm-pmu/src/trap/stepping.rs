@@ -77,8 +77,8 @@ struct Pending {
     rip: u64,
     /// `None` where the bytes are no instruction, or cannot be read.
     facts: Option<InsnFacts>,
-    /// The instruction in the shadow of a MOV SS or POP SS.
-    shadowed: Option<InsnFacts>,
+    /// What may be executed with it, in the shadow of a MOV SS.
+    shadowed: Vec<InsnFacts>,
     ring: Ring,
     rflags: u64,
     rcx: u64,
@@ -104,6 +104,9 @@ pub(crate) struct Stepper {
     repeating: Option<(u64, u64)>,
     /// Address after the HLT that the guest is in.
     halted: Option<u64>,
+    /// An exit found the guest in a handler that nobody saw it enter: the frame there
+    /// holds our TF.
+    astray: bool,
 }
 
 impl Stepper {
@@ -167,18 +170,20 @@ impl Stepper {
         }
         self.halted = None;
         let facts = fetch(context, context.regs.rip);
-        let shadowed = facts.as_ref().and_then(|facts| shadowed(context, facts));
+        let shadowed = facts
+            .as_ref()
+            .map_or_else(Vec::new, |facts| shadowed(context, inputs, facts));
         let window = inputs.deliverable.is_some() && !inputs.debug_queued;
         let mut watched = certain(context, inputs, facts.as_ref());
         let mut faults = possible(context, facts.as_ref());
-        if shadowed.is_some() {
-            faults |= possible(context, shadowed.as_ref());
+        for one in &shadowed {
+            faults |= possible(context, Some(one));
         }
         watch(context, faults.vectors(), &mut watched);
         let uncovered = watched.len() > inputs.slots;
         watched.truncate(inputs.slots);
         let breakpoints = watched.iter().map(|watched| watched.address).collect();
-        let last = shadowed.as_ref().or(facts.as_ref());
+        let last = shadowed.last().or(facts.as_ref());
         let returns_to = facts
             .as_ref()
             .and_then(|facts| return_target(context, facts));
@@ -187,9 +192,13 @@ impl Stepper {
             Some((rip, rcx)) if rip == context.regs.rip => rcx,
             _ => context.regs.rcx,
         };
+        let mut loads_tf = last.and_then(|facts| loaded_tf(context, facts));
+        if loads_tf == Some(true) && last.is_some_and(|facts| facts.kind == StepKind::Iret) {
+            loads_tf = Some(!std::mem::take(&mut self.astray));
+        }
         self.pending = Some(Pending {
             rip: context.regs.rip,
-            loads_tf: last.and_then(|facts| loaded_tf(context, facts)),
+            loads_tf,
             facts,
             shadowed,
             ring: Ring::from_cpl(context.cpl()),
@@ -223,6 +232,7 @@ impl Stepper {
             StepStop::Exit | StepStop::Trap => {
                 let seen = self.completed(context, &pending, context.regs.rip, &mut result);
                 let repeating = context.regs.rip == pending.rip;
+                self.astray |= !seen && stop == StepStop::Exit && !self.guest_tf;
                 if !seen || (pending.window && !repeating) {
                     result.lose(LossReason::EventDelivery);
                 }
@@ -262,16 +272,23 @@ impl Stepper {
             ring: pending.ring,
             insn: facts.retire(next, pending.rflags, pending.rcx),
         };
-        let last = match &pending.shadowed {
-            // Both executed: the trap waited for the second one.
-            Some(second) if next != second.rip && leads_to(second, pending, next) => {
-                result.progress.push(retired(facts, second.rip));
-                second
-            }
-            _ if leads_to(facts, pending, next) => facts,
-            _ => return false,
-        };
+        // The trap may have waited for them.
+        let taken_along = pending.shadowed.iter().take_while(|one| one.rip != next);
+        let mut last = facts;
+        let mut before = Vec::new();
+        for one in taken_along {
+            before.push(retired(last, one.rip));
+            last = one;
+        }
+        if !leads_to(last, pending, next) {
+            return false;
+        }
+        result.progress.append(&mut before);
         result.progress.push(retired(last, next));
+        let is_last = pending
+            .shadowed
+            .last()
+            .is_none_or(|one| one.rip == last.rip);
         // SYSCALL and SYSRET look at TF as they leave it (SDM vol. 2, SYSRET).
         self.halted = (last.kind == StepKind::Hlt).then_some(next);
         result.guest_trap = match last.kind {
@@ -290,7 +307,7 @@ impl Stepper {
         };
         self.guest_tf = match last.kind {
             StepKind::Syscall => pending.tf_after_syscall,
-            _ if last.rip == pending.rip && pending.shadowed.is_some() => self.guest_tf,
+            _ if !is_last => self.guest_tf,
             _ => pending.loads_tf.unwrap_or(self.guest_tf),
         };
         true

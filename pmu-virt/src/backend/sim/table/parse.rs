@@ -35,8 +35,8 @@ const PHASE_KEYS: [&str; 4] = ["us", "rate", "kernel", "user"];
 /// What several counters may have to share.
 const EXCLUSIVE: [&str; 3] = ["northbridge", "offcore", "shared-cache"];
 
-type Place = Range<usize>;
-type Located<T> = Result<T, (Place, RateProblem)>;
+type TextSpan = Range<usize>;
+type Located<T> = Result<T, (TextSpan, RateProblem)>;
 type Value<'a> = Spanned<DeValue<'a>>;
 
 /// Rates given for one ring or both.
@@ -107,7 +107,7 @@ fn read(top: &DeTable<'_>) -> Located<RateTable> {
     Ok(RateTable { capacity, entries })
 }
 
-fn curve(keys: &DeTable<'_>, place: &Place, seed: u64) -> Located<Curve> {
+fn curve(keys: &DeTable<'_>, place: &TextSpan, seed: u64) -> Located<Curve> {
     let defaults = rates(keys, Rates::default())?;
     let phases = match keys.get("phases") {
         None => vec![phase(1, defaults, place)?],
@@ -157,7 +157,7 @@ fn curve(keys: &DeTable<'_>, place: &Place, seed: u64) -> Located<Curve> {
     })
 }
 
-fn phase(us: u64, rates: Rates, place: &Place) -> Located<Phase> {
+fn phase(us: u64, rates: Rates, place: &TextSpan) -> Located<Phase> {
     let missing = |ring| (place.clone(), RateProblem::NoRate { ring });
     Ok(Phase {
         us,

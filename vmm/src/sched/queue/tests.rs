@@ -1,13 +1,14 @@
 //! Tables, and guests in virtual time that halt, are woken and never stop.
 
-use std::collections::BTreeMap;
+mod world;
+
 use std::time::Duration;
 
-use proptest::prelude::{Just, Strategy, prop_assert, prop_assert_eq, prop_oneof, proptest};
-use proptest::test_runner::TestCaseError;
+use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
 use super::{Action, Pace, RunQueue, Runnability};
 use crate::kvm::VcpuId;
+use world::{Life, Wake, World, life};
 
 /// A TSC of 1 MHz: ticks are microseconds.
 const KHZ: u32 = 1000;
@@ -235,199 +236,6 @@ fn surplus_is_what_has_been_waiting_for_long() {
     };
     assert_ne!(vcpu, id);
     assert_eq!(until, None);
-}
-
-/// One vCPU's life: how long it runs, then how long it sleeps, again and again.
-#[derive(Debug, Clone, Copy)]
-struct Life {
-    runs: u64,
-    sleeps: u64,
-    wake: Wake,
-}
-
-/// What wakes a vCPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wake {
-    /// Another vCPU, or a device.
-    Interrupt,
-    /// A timer of which nobody knows, which takes two probes to be seen.
-    HiddenTimer,
-    /// A timer that the queue is told of.
-    Timer,
-    /// Time: it does not sleep, it is locked out for guessing.
-    Penalty,
-}
-
-#[derive(Debug)]
-struct Guest {
-    life: Life,
-    /// What is left of its run.
-    work: u64,
-    /// Asleep until then.
-    wakes: Option<u64>,
-    /// The expired timer has been made an interrupt.
-    pending: bool,
-    /// Since when it is in the queue, as far as the queue knows.
-    queued: Option<u64>,
-    ran: u64,
-}
-
-/// A core in virtual time.
-struct World {
-    queue: RunQueue,
-    guests: BTreeMap<VcpuId, Guest>,
-    now: u64,
-    probe_cost: u64,
-    probing: u64,
-    /// The longest time from being runnable, as known to the queue, to the core.
-    waited: u64,
-    /// The longest time from a wake-up to its being known, halved for those that
-    /// take two probes,
-    unnoticed: u64,
-    /// and from a timer's that was announced.
-    overslept: u64,
-    /// One that is locked out was asked.
-    asked_barred: bool,
-}
-
-impl World {
-    fn new(lives: &[Life], probe_cost: u64) -> Self {
-        let guests = (0..).map(VcpuId).zip(lives.iter().map(|life| Guest {
-            life: *life,
-            work: life.runs,
-            wakes: None,
-            pending: false,
-            queued: Some(0),
-            ran: 0,
-        }));
-        Self {
-            queue: queue(&vec![Runnability::Runnable; lives.len()]),
-            guests: guests.collect(),
-            now: 0,
-            probe_cost,
-            probing: 0,
-            waited: 0,
-            unnoticed: 0,
-            overslept: 0,
-            asked_barred: false,
-        }
-    }
-
-    fn step(&mut self, end: u64) -> Result<(), TestCaseError> {
-        match self.queue.next(self.now) {
-            Action::Probe(id) => self.probe(id),
-            Action::Run { vcpu, until } => self.run(vcpu, until, end)?,
-            Action::Wait { until } => {
-                let until = until.unwrap_or(0);
-                prop_assert!(until > self.now, "there are vCPUs");
-                let all_barred = self.guests.values().all(|g| g.life.wake == Wake::Penalty);
-                prop_assert!(all_barred, "a core waits that could probe");
-                self.now = until.min(end);
-            }
-        }
-        Ok(())
-    }
-
-    fn probe(&mut self, id: VcpuId) {
-        self.now += self.probe_cost;
-        self.probing += self.probe_cost;
-        let guest = self.guests.get_mut(&id).expect("it exists");
-        let expired = guest.wakes.is_none_or(|at| at <= self.now);
-        let twice = guest.life.wake == Wake::HiddenTimer;
-        let seen = expired && (!twice || guest.pending);
-        guest.pending = expired;
-        if seen {
-            let took = self.now - guest.wakes.unwrap_or(self.now);
-            match guest.life.wake {
-                Wake::Timer => self.overslept = self.overslept.max(took),
-                Wake::Interrupt => self.unnoticed = self.unnoticed.max(took),
-                Wake::HiddenTimer => self.unnoticed = self.unnoticed.max(took / 2),
-                Wake::Penalty => self.asked_barred = true,
-            }
-            guest.wakes = None;
-            guest.work = guest.life.runs;
-            guest.queued = Some(self.now);
-        }
-        let runnability = if seen {
-            Runnability::Runnable
-        } else {
-            Runnability::Idle
-        };
-        self.queue.probed(self.now, id, runnability);
-    }
-
-    /// The guest runs, or sleeps inside KVM_RUN, until `until`.
-    fn run(&mut self, id: VcpuId, until: Option<u64>, end: u64) -> Result<(), TestCaseError> {
-        let others = self.guests.iter().filter(|(other, _)| **other != id);
-        let now = self.now;
-        let is_queued = |other: &Guest| other.queued.is_some_and(|since| since <= now);
-        let queued = others.filter(|(_, other)| is_queued(other)).count();
-        let asleep = self.guests[&id].queued.is_none();
-        prop_assert!(!(asleep && queued > 0), "the core sleeps while others wait");
-        prop_assert!(until.is_some(), "the others are never looked at");
-        let until = until.unwrap_or(end);
-        prop_assert!(until > self.now, "an entry for no time");
-        // The story ends there, and somebody may be locked out for ages.
-        let until = until.min(end);
-        let guest = self.guests.get_mut(&id).expect("it exists");
-        if guest.life.wake == Wake::Penalty {
-            prop_assert!(guest.wakes.is_none_or(|at| at <= self.now), "let in early");
-        }
-        if let Some(since) = guest.queued {
-            self.waited = self.waited.max(self.now - since);
-        }
-        while self.now < until {
-            match guest.wakes {
-                Some(at) if at > self.now => self.now = at.min(until),
-                Some(_) => {
-                    guest.wakes = None;
-                    guest.work = guest.life.runs;
-                }
-                None => {
-                    let ran = guest.work.min(until - self.now);
-                    guest.work -= ran;
-                    guest.ran += ran;
-                    self.now += ran;
-                    if guest.work == 0 {
-                        guest.pending = false;
-                        guest.wakes = Some(self.now + guest.life.sleeps);
-                        if guest.life.wake == Wake::Penalty {
-                            break;
-                        }
-                    }
-                }
-            }
-        }
-        let runnability = match guest.wakes {
-            Some(until) if guest.life.wake == Wake::Penalty => Runnability::LockedOut { until },
-            Some(_) => Runnability::Idle,
-            None => Runnability::Runnable,
-        };
-        guest.queued = match runnability {
-            Runnability::Runnable => Some(self.now),
-            Runnability::LockedOut { until } => Some(until),
-            Runnability::Idle | Runnability::Blocked => None,
-        };
-        let announced = guest.wakes.filter(|_| guest.life.wake == Wake::Timer);
-        if self.queue.left(self.now, runnability)
-            && let Some(at) = announced
-        {
-            self.queue.expect_wake(id, at);
-        }
-        Ok(())
-    }
-}
-
-fn life() -> impl Strategy<Value = Life> {
-    let runs = prop_oneof![Just(u64::MAX), 1..200u64, 1..20_000u64];
-    let sleeps = prop_oneof![1..500u64, 1..100_000u64, Just(u64::MAX / 2)];
-    let wake = prop_oneof![
-        Just(Wake::Interrupt),
-        Just(Wake::HiddenTimer),
-        Just(Wake::Timer),
-        Just(Wake::Penalty)
-    ];
-    (runs, sleeps, wake).prop_map(|(runs, sleeps, wake)| Life { runs, sleeps, wake })
 }
 
 proptest! {
