@@ -6,7 +6,9 @@ use std::process::{Command, Output, Stdio};
 use guest_tests::umpire;
 use pmu_virt::PmuModel;
 use serde_json::Value;
-use umpire_events::{NameTable, family_of, names, resolve};
+use umpire_events::{
+    AttributeKind, Entry, NameTable, NamedEvent, family_of, identify, models_of, names, resolve,
+};
 
 /// The tables, or none with the reason printed. What it prints counts as a
 /// skipped test.
@@ -182,6 +184,154 @@ fn every_event_of_every_table_is_answered() {
         events > 1000 && codes > events / 2,
         "{events} events, {codes} codes"
     );
+}
+
+/// Unit masks and modifiers of an event for a test: each unit mask of the first few
+/// alone, two and three together, each with another modifier.
+fn endings(event: &NamedEvent) -> Vec<String> {
+    let of = |kind| {
+        let attributes = event.attributes.iter();
+        let named = attributes.filter(move |one| one.kind == kind);
+        named.map(|one| format!(":{}", one.name))
+    };
+    let masks: Vec<String> = of(AttributeKind::UnitMask).collect();
+    let mut endings: Vec<String> = masks.iter().take(4).cloned().collect();
+    endings.extend(masks.windows(2).take(2).map(<[String]>::concat));
+    endings.extend(masks.windows(3).take(1).map(<[String]>::concat));
+    if masks.is_empty() {
+        endings.push(String::new());
+    }
+    let modifiers = ["", ":u", ":k", ":e:c=1", ":i:c=2:u"];
+    let with = endings.iter().zip(modifiers.iter().cycle());
+    with.map(|(ending, modifier)| format!("{ending}{modifier}"))
+        .collect()
+}
+
+/// The code of a name decodes to the name; with several unit masks, to one of the
+/// same event that means as much.
+#[test]
+fn names_and_codes_go_both_ways() {
+    let Some(names) = library("names_and_codes_go_both_ways") else {
+        return;
+    };
+    let (mut checked, mut several) = (0, 0);
+    for table in names.tables() {
+        let Ok(family) = family_of(table) else {
+            continue;
+        };
+        let models = models_of(family);
+        let model = models.last().expect("a model of each vocabulary");
+        let events = names.events(&table.name);
+        // A part of each table, another one each time.
+        let some = events.iter().skip(checked % 23).step_by(23);
+        for (event, ending) in some.flat_map(|event| {
+            let with = move |ending| (event, ending);
+            endings(event).into_iter().map(with)
+        }) {
+            let full = format!("{}::{}{ending}", table.name, event.name);
+            let Ok(named) = resolve(&full, model, names.as_ref()) else {
+                continue;
+            };
+            let code = format!("r{:x}", named.code);
+            let found = identify(&code, Some(&table.name), names.as_ref(), &|_| Vec::new());
+            let found = found.unwrap_or_else(|error| panic!("{full} {code}: {error}"));
+            let of_model = found.iter().find_map(|entry| match entry {
+                Entry::Code(code) if code.models.contains(&model.name()) => Some(code),
+                _ => None,
+            });
+            let found = &of_model.expect("an entry of the model").names;
+            let whole = |name: &str| format!("{}::{name}", table.name);
+            let is_same = |name: &str| {
+                let event_of = name.split(':').next();
+                let meant = resolve(&whole(name), model, names.as_ref());
+                event_of == Some(&event.name) && meant.is_ok_and(|it| it.request == named.request)
+            };
+            assert!(
+                found
+                    .iter()
+                    .any(|one| whole(&one.name) == full || is_same(&one.name)),
+                "{full} {code}: {found:?}"
+            );
+            checked += 1;
+            let masks = event.attributes.iter().filter(|one| {
+                one.kind == AttributeKind::UnitMask && ending.contains(&format!(":{}", one.name))
+            });
+            several += usize::from(masks.count() > 1);
+        }
+    }
+    assert!(checked > 100 && several > 10, "{checked} names, {several}");
+}
+
+#[test]
+fn every_form_of_the_help_is_resolved() {
+    if library("every_form_of_the_help_is_resolved").is_none() {
+        return;
+    }
+    let check = |arguments: &[&str], models: &[&str], name: &str| {
+        let output = umpire(&[&["events", "-j"], arguments].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let first = text(&output.stdout);
+        let lines = first.lines().map(|line| {
+            let line: Value = serde_json::from_str(line).expect("an object on each line");
+            line
+        });
+        let codes: Vec<Value> = lines.filter(|line| line["kind"] == "code").collect();
+        let with = codes.iter().flat_map(|line| line["models"].as_array());
+        let with: Vec<&str> = with.flatten().filter_map(Value::as_str).collect();
+        assert_eq!(with, models, "{arguments:?}: {codes:?}");
+        let all = codes.iter().flat_map(|line| line["names"].as_array());
+        let found = all.flatten().any(|one| one["name"] == name);
+        assert!(found, "{arguments:?}: no {name} in {codes:?}");
+    };
+    let all = [
+        "intel-v1",
+        "intel-v2",
+        "amd-k7",
+        "amd-fam10h",
+        "amd-core",
+        "amd-perfmonv2",
+    ];
+    check(&["r5300c0"], &all, "INST_RETIRED:ANY_P");
+    check(&["0x5300c0"], &all, "RETIRED_INSTRUCTIONS");
+    check(&["rc0:u"], &all, "RETIRED_INSTRUCTIONS:u");
+    check(&["instructions:u"], &all, "instructions:u");
+    check(
+        &["cycles:k", "--pmu", "amd-core"],
+        &["amd-core"],
+        "cpu-cycles:k",
+    );
+    check(
+        &["skl::INST_RETIRED:ANY_P:u:c=2:i"],
+        &["intel-v1", "intel-v2"],
+        "INST_RETIRED:ANY_P:i:c=2:u",
+    );
+    check(
+        &["amd64_fam10h_barcelona::DISPATCHED_FPU:OPS_ADD:OPS_MULTIPLY:k"],
+        &["amd-fam10h"],
+        "DISPATCHED_FPU:OPS_ADD:OPS_MULTIPLY:k",
+    );
+    check(
+        &["RETIRED_INSTRUCTIONS:u"],
+        &["amd-k7", "amd-fam10h", "amd-core", "amd-perfmonv2"],
+        "RETIRED_INSTRUCTIONS:u",
+    );
+    for (name, parts) in [
+        ("instrctions:u", ["'instrctions'", "instructions?"]),
+        ("skl::INST_RETIRD:u", ["table skl", "INST_RETIRED?"]),
+        (
+            "skl::L2_RQSTS:MISS:PF_HIT:u",
+            ["do not go together", ":MISS"],
+        ),
+        ("r53c0c0c0c0c0c0c0c0", ["'r53c0c0c0c0c0c0c0c0'", "1 to 16"]),
+    ] {
+        let output = umpire(&["events", name]);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{name}: {told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        for part in parts {
+            assert!(told.contains(part), "{name}: no {part:?} in: {told}");
+        }
+    }
 }
 
 #[test]

@@ -200,10 +200,10 @@ impl CorePmu {
         call: &mut Call,
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
-        self.host.changed = true;
         let Some(mut hosted) = self.host.context.take() else {
             return Err(no_context("core"));
         };
+        self.host.changed |= !hosted.is_only_read_by(call);
         let result = self.call_hosted(&mut hosted, call, values);
         self.host.context = Some(hosted);
         result

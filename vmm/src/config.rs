@@ -16,6 +16,7 @@ pub use choices::{
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvm_pmu::TrapMode;
 use pmu_virt::{PmuModel, Sources, Vendor};
 use thiserror::Error;
 use vmm_control::ControlConfig;
@@ -86,6 +87,8 @@ pub struct RunConfig {
     pub hidden_features: Vec<Feature>,
     /// Whether a compressed kernel is unpacked on the host.
     pub unpack: UnpackChoice,
+    /// How RDPMC is trapped.
+    pub rdpmc_trap: TrapMode,
     /// The least time between two PMIs of one vCPU.
     pub pmi_floor: Duration,
     /// Counter reservations for guests; `None`: there are none.

@@ -11,6 +11,6 @@ mod vm;
 pub use exit::{Answer, InternalError, VmExit};
 pub use host::{Host, HostError, KvmFeatures};
 pub use kvm_pmu::{DebugExit, VcpuError, VcpuId};
-pub use memory::{MapError, SMM_ENTRY};
+pub use memory::{GuestRam, MapError, SMM_ENTRY};
 pub use vcpu::KvmVcpu;
 pub use vm::{KvmVm, VmError, VmOptions};

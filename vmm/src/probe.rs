@@ -7,6 +7,7 @@
 mod guests;
 mod runner;
 
+use kvm_pmu::{PatchRefusal, TrapMode, TrapPlan};
 use serde::Serialize;
 
 use crate::kvm::Host;
@@ -42,6 +43,30 @@ pub enum GuestStep {
     Lost,
 }
 
+/// What becomes of an OUT in the place of the first instruction of a #GP handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HandlerOut {
+    /// It comes to us, with RIP at it.
+    At,
+    /// It comes to us, with RIP behind it.
+    Behind,
+    /// It does not come to us, or the guest cannot go on.
+    Unnoticed,
+}
+
+/// What becomes of a guest's store to a page that is read-only in KVM's mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProtectedStore {
+    /// It comes to us as a store to a device, which we do.
+    Mmio,
+    /// It comes to us as a fault, and takes place when the guest runs on.
+    Fault,
+    /// It does not come to us, or not as one of these.
+    Unnoticed,
+}
+
 /// What the probes found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[allow(
@@ -69,6 +94,12 @@ pub struct ProbeReport {
     pub rf_honoured: bool,
     /// DR7.GD reports the guest's accesses to its debug registers.
     pub dr_access_trap: bool,
+    /// An OUT in the place of the #GP handler's first instruction.
+    pub handler_out: HandlerOut,
+    /// A store at CPL 0 to a page that is read-only in KVM's mapping.
+    pub protected_store_cpl0: ProtectedStore,
+    /// Such a store at CPL 3.
+    pub protected_store_cpl3: ProtectedStore,
     /// KVM accepts `KVM_GUESTDBG_BLOCKIRQ`.
     pub block_irq: bool,
     /// System management mode: an SMI leads to its handler, and KVM marks an exit
@@ -103,6 +134,9 @@ impl ProbeReport {
             rf_honoured: guests::resume_flag(host)?,
             dr_access_trap: guests::dr_access(host)?,
             smm: guests::smm(host)?,
+            handler_out: guests::handler_out(host)?,
+            protected_store_cpl0: guests::protected_store(host, 0)?,
+            protected_store_cpl3: guests::protected_store(host, 3)?,
             block_irq: host.features().guest_debug_blockirq,
             guest_step: guests::guest_step(host, false)?,
             guest_step_beside_ours: guests::guest_step(host, true)?,
@@ -125,6 +159,28 @@ impl ProbeReport {
             block_irq: self.block_irq,
             // At CPL 3 there must be none to serve.
             serves_execution: self.guest_breakpoint_beside_ours && !self.breakpoint_cpl3,
+        }
+    }
+
+    /// Why a guest's #GP handler cannot be patched here, if it cannot.
+    #[must_use]
+    pub fn patch_obstacle(&self) -> Option<PatchRefusal> {
+        let stores = [self.protected_store_cpl0, self.protected_store_cpl3];
+        if self.handler_out == HandlerOut::Unnoticed {
+            Some(PatchRefusal::OutUnnoticed)
+        } else if stores.contains(&ProtectedStore::Unnoticed) {
+            Some(PatchRefusal::StoresUnnoticed)
+        } else {
+            None
+        }
+    }
+
+    /// How RDPMC is to be trapped here, if `mode` was asked for.
+    #[must_use]
+    pub fn trap_plan(&self, mode: TrapMode) -> TrapPlan {
+        TrapPlan {
+            mode,
+            obstacle: self.patch_obstacle(),
         }
     }
 
@@ -152,9 +208,12 @@ impl ProbeReport {
                  module with enable_pmu=0 (kvm) or pmu=0",
             ),
             RdpmcBehaviour::Unknown => Some("the RDPMC probe guest ended in an unknown way"),
-            RdpmcBehaviour::Faults if !self.breakpoint_cpl0 => Some(
-                "hardware breakpoints do not fire at CPL 0 on this KVM, so RDPMC cannot be emulated",
-            ),
+            RdpmcBehaviour::Faults if !self.breakpoint_cpl0 && self.patch_obstacle().is_some() => {
+                Some(
+                    "neither a patch nor a hardware breakpoint at CPL 0 works on this KVM, so RDPMC \
+                     cannot be emulated",
+                )
+            }
             RdpmcBehaviour::Faults => None,
         }
     }

@@ -11,7 +11,10 @@ mod saved;
 mod timer;
 mod timeslice;
 
-pub use kvm_pmu::{DebugQuirks, PmiDelivery, PmiRoute, StepSupport, ThreadContext, TrapEvent};
+pub use kvm_pmu::{
+    Armed, DebugQuirks, PatchRefusal, PmiDelivery, PmiRoute, StepSupport, ThreadContext, TrapEvent,
+    TrapMode, TrapPlan,
+};
 pub use observe::{Observer, PmuLog, Silent};
 pub use outcome::{RunOutcome, Runnability, Timeslice, VcpuEnd};
 pub use platform::{Platform, SharedPlatform};

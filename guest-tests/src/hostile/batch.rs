@@ -152,6 +152,7 @@ fn play(lab: &Lab, guest: &HostileGuest, time: Duration) -> Result<MicroOutcome>
         backend: guest.backend(),
         quirks: lab.probe.quirks(),
         step: lab.probe.step_support(),
+        trap: lab.probe.trap_plan(vmm::vcpu::TrapMode::Auto),
         pmi_floor_us: 100,
         timeout: time,
         record: false,

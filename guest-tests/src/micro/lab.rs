@@ -11,7 +11,7 @@ use vmm::kvm::{Host, HostError};
 use vmm::micro::{BackendFactory, MicroGuest, MicroOutcome, MicroPcr, MicroRun};
 use vmm::probe::ProbeReport;
 use vmm::sched::CorePlan;
-use vmm::vcpu::{StepSupport, TrapEvent, VcpuEnd};
+use vmm::vcpu::{StepSupport, TrapEvent, TrapMode, VcpuEnd};
 
 use super::program::{DATA, ENTRY_SIZE, LOG};
 
@@ -48,6 +48,8 @@ pub struct Setup {
     pub timeout: Duration,
     /// The step capabilities to assume, in place of the host's.
     pub step: Option<StepSupport>,
+    /// How RDPMC is trapped, as in `--rdpmc-trap`.
+    pub trap: TrapMode,
     /// vCPUs share cores.
     pub cores: Option<CorePlan>,
     /// Counter reservations; by default there are some, and nothing is reserved.
@@ -64,6 +66,7 @@ impl Setup {
             pmi_floor_us: 100,
             timeout: Duration::from_secs(10),
             step: None,
+            trap: TrapMode::Auto,
             cores: None,
             pcr: Some(MicroPcr::default()),
         }
@@ -132,6 +135,7 @@ impl Lab {
             backend: setup.backend,
             quirks: self.probe.quirks(),
             step: setup.step.unwrap_or(self.probe.step_support()),
+            trap: self.probe.trap_plan(setup.trap),
             pmi_floor_us: setup.pmi_floor_us,
             timeout: setup.timeout,
             record: true,

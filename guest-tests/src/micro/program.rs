@@ -28,6 +28,17 @@ pub const VALUE: u64 = 1;
 /// Kind of a log entry: a fault, plus its vector.
 pub const FAULT: u64 = 0x100;
 
+/// First instructions of a #GP handler that is patched: ENDBR64, CLAC, NOPs.
+pub const DISPLACEABLE: [&[u8]; 5] = [
+    &ENDBR64,
+    &[0x0f, 0x01, 0xca],
+    &[0x0f, 0x1f, 0x00],
+    &[0x0f, 0x1f, 0x40, 0x00],
+    &[0x66, 0x0f, 0x1f, 0x00],
+];
+/// ENDBR64.
+pub const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+
 const HANDLERS: u64 = KERNEL_CODE + 0x8_0000;
 const SYSCALL_CODE: u64 = KERNEL_CODE + 0xa_0000;
 const HANDLER_SIZE: u64 = 0x100;
@@ -107,6 +118,17 @@ impl Program {
         let mut program = self.code(address, write)?;
         program.guest = program.guest.handler(vector, address);
         Ok(program)
+    }
+
+    /// The #GP handler begins with `first`: with one of [`DISPLACEABLE`] it is patched.
+    ///
+    /// # Errors
+    /// Never in practice; the assembler's signature.
+    pub fn gp_begins(self, first: &[u8]) -> Result<Self> {
+        self.handler(13, |a| {
+            a.db(first)?;
+            log_fault(a, 13, true)
+        })
     }
 
     /// Where the handler of `vector` lies.

@@ -146,6 +146,7 @@ pub(crate) fn tsc_khz(lab: &Lab) -> Result<u64> {
             irqchip: true,
             trapped_msrs: Vec::new(),
             smm: false,
+            ..Default::default()
         },
     )?;
     Ok(u64::from(vcpus[0].get_tsc_khz()?))
@@ -329,6 +330,7 @@ fn stopped(lab: &Lab) -> Result<()> {
         backend: || Box::new(pmu_virt::ClockBackend::new()),
         quirks: lab.probe.quirks(),
         step: lab.probe.step_support(),
+        trap: lab.probe.trap_plan(vmm::vcpu::TrapMode::Auto),
         pmi_floor_us: 100,
         timeout: Duration::from_millis(100),
         record: false,

@@ -10,6 +10,7 @@ mod cores;
 mod debug;
 mod intel;
 mod overflow;
+mod patch;
 mod pcr;
 mod perf;
 mod rdpmc;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         arbiters::TESTS,
         accounting::TESTS,
         rdpmc::TESTS,
+        patch::TESTS,
         debug::TESTS,
         debug::REFERENCE,
         overflow::TESTS,

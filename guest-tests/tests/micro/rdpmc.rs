@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use guest_tests::micro::{
-    DATA, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written, enter_user, exit,
+    DATA, ENDBR64, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written, enter_user, exit,
     log_value, wrmsr,
 };
 use iced_x86::code_asm::{
@@ -12,7 +12,7 @@ use iced_x86::code_asm::{
 };
 use pmu_virt::{ReadOutcome, Ring};
 use vmm::micro::{KERNEL_CS, USER_CODE, USER_CS, USER_SS};
-use vmm::vcpu::TrapEvent;
+use vmm::vcpu::{Armed, TrapEvent};
 
 const PCE: u64 = 1 << 8;
 const TF: u32 = 1 << 8;
@@ -23,34 +23,92 @@ const COUNT: u64 = 0x1234_5678_9abc;
 /// CF, PF, AF, ZF, SF, OF.
 const ARITHMETIC: u32 = 0x8d5;
 
+/// How the guest's #GP handler begins, and what must come of that.
+#[derive(Clone, Copy)]
+enum Handler {
+    /// With a PUSH: a breakpoint is on it.
+    Watched,
+    /// With ENDBR64: it is patched.
+    Patched,
+}
+use Handler::{Patched, Watched};
+
+impl Handler {
+    fn program(self) -> Result<Program> {
+        match self {
+            Watched => Program::new(),
+            Patched => Program::new()?.gp_begins(&ENDBR64),
+        }
+    }
+
+    fn check(self, ran: &LabRun) -> Result<()> {
+        let armed = ran.events(|event| matches!(event, TrapEvent::Armed(_)));
+        let right = match (self, armed.as_slice()) {
+            (Watched, [TrapEvent::Armed(Armed::Breakpoint(Some(_)))])
+            | (Patched, [TrapEvent::Armed(Armed::Patch)]) => true,
+            _ => false,
+        };
+        ensure!(right, "RDPMC was trapped by {armed:?}");
+        Ok(())
+    }
+}
+
 pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "rdpmc::leaves_the_registers_alone_at_cpl_0",
-        run: |lab| registers_survive(lab, 0),
+        run: |lab| registers_survive(lab, 0, Watched),
     },
     Test {
         name: "rdpmc::leaves_the_registers_alone_at_cpl_3",
-        run: |lab| registers_survive(lab, 3),
+        run: |lab| registers_survive(lab, 3, Watched),
     },
     Test {
         name: "rdpmc::in_compatibility_mode",
-        run: compatibility_mode,
+        run: |lab| compatibility_mode(lab, Watched),
     },
     Test {
         name: "rdpmc::tf_gives_one_trap_at_cpl_0",
-        run: |lab| tf(lab, 0),
+        run: |lab| tf(lab, 0, Watched),
     },
     Test {
         name: "rdpmc::tf_gives_one_trap_at_cpl_3",
-        run: |lab| tf(lab, 3),
+        run: |lab| tf(lab, 3, Watched),
     },
     Test {
         name: "rdpmc::a_real_gp_leaves_dr6_alone",
-        run: dr6_untouched,
+        run: |lab| dr6_untouched(lab, Watched),
     },
     Test {
         name: "rdpmc::other_gps_pass_through",
-        run: other_gps,
+        run: |lab| other_gps(lab, Watched),
+    },
+    Test {
+        name: "rdpmc::patched_leaves_the_registers_alone_at_cpl_0",
+        run: |lab| registers_survive(lab, 0, Patched),
+    },
+    Test {
+        name: "rdpmc::patched_leaves_the_registers_alone_at_cpl_3",
+        run: |lab| registers_survive(lab, 3, Patched),
+    },
+    Test {
+        name: "rdpmc::patched_in_compatibility_mode",
+        run: |lab| compatibility_mode(lab, Patched),
+    },
+    Test {
+        name: "rdpmc::patched_tf_gives_one_trap_at_cpl_0",
+        run: |lab| tf(lab, 0, Patched),
+    },
+    Test {
+        name: "rdpmc::patched_tf_gives_one_trap_at_cpl_3",
+        run: |lab| tf(lab, 3, Patched),
+    },
+    Test {
+        name: "rdpmc::patched_a_real_gp_leaves_dr6_alone",
+        run: |lab| dr6_untouched(lab, Patched),
+    },
+    Test {
+        name: "rdpmc::patched_other_gps_pass_through",
+        run: |lab| other_gps(lab, Patched),
     },
 ];
 
@@ -78,7 +136,7 @@ fn emulated_once(ran: &LabRun, ring: Ring) -> Result<()> {
 }
 
 /// Registers before and after, flags included.
-fn registers_survive(lab: &Lab, cpl: u8) -> Result<()> {
+fn registers_survive(lab: &Lab, cpl: u8, handler: Handler) -> Result<()> {
     const BEFORE: u64 = DATA;
     const AFTER: u64 = DATA + 0x100;
     let all = [
@@ -112,7 +170,7 @@ fn registers_survive(lab: &Lab, cpl: u8) -> Result<()> {
         a.mov(eax, 0)?;
         store(a, AFTER)
     };
-    let program = Program::new()?.kernel(|a| {
+    let program = handler.program()?.kernel(|a| {
         program_counter(a)?;
         if cpl == 3 {
             return enter_user(a, 0);
@@ -125,6 +183,7 @@ fn registers_survive(lab: &Lab, cpl: u8) -> Result<()> {
         a.ud2()
     })?;
     let ran = lab.run(&setup(), &program.start(PCE))?;
+    handler.check(&ran)?;
     for offset in (0..=0x90)
         .step_by(8)
         .filter(|at| *at < 8 * all.len() as u64 || *at >= 0x80)
@@ -146,12 +205,12 @@ fn registers_survive(lab: &Lab, cpl: u8) -> Result<()> {
 }
 
 /// A 32-bit code segment under a 64-bit kernel.
-fn compatibility_mode(lab: &Lab) -> Result<()> {
+fn compatibility_mode(lab: &Lab, handler: Handler) -> Result<()> {
     // Slot 0x38 of the GDT (its limit is 0x3f) becomes a 32-bit code segment.
     const USER_CS_32: u16 = 0x3b;
     const CODE_32: u64 = 0x00cf_fb00_0000_ffff;
     const GDT: u64 = 0x5000;
-    let program = Program::new()?.kernel(|a| {
+    let program = handler.program()?.kernel(|a| {
         program_counter(a)?;
         a.push(i32::from(USER_SS))?;
         a.push(0x6_0000)?;
@@ -175,6 +234,7 @@ fn compatibility_mode(lab: &Lab) -> Result<()> {
         .data(GDT + 0x38, CODE_32.to_le_bytes().to_vec())
         .start(PCE);
     let ran = lab.run(&setup(), &guest)?;
+    handler.check(&ran)?;
     let value = (ran.word(DATA + 8)?, ran.word(DATA)?);
     ensure!(value == (COUNT >> 32, COUNT & 0xffff_ffff), "{value:x?}");
     let cs = ran.word(0x5_fff8)? >> 32;
@@ -200,7 +260,7 @@ fn log_debug(a: &mut CodeAssembler) -> Written {
 }
 
 /// A guest that sets TF before its RDPMC gets one #DB after it.
-fn tf(lab: &Lab, cpl: u8) -> Result<()> {
+fn tf(lab: &Lab, cpl: u8, handler: Handler) -> Result<()> {
     let body = |a: &mut CodeAssembler, mut after| -> Written {
         a.lea(r14, qword_ptr(after))?;
         a.xor(ecx, ecx)?;
@@ -211,7 +271,7 @@ fn tf(lab: &Lab, cpl: u8) -> Result<()> {
         a.set_label(&mut after)?;
         log_value(a)
     };
-    let program = Program::new()?.handler(1, log_debug)?.kernel(|a| {
+    let program = handler.program()?.handler(1, log_debug)?.kernel(|a| {
         program_counter(a)?;
         if cpl == 3 {
             return enter_user(a, 0);
@@ -226,6 +286,7 @@ fn tf(lab: &Lab, cpl: u8) -> Result<()> {
         a.ud2()
     })?;
     let ran = lab.run(&setup(), &program.start(PCE))?;
+    handler.check(&ran)?;
     let cs = if cpl == 3 { USER_CS } else { KERNEL_CS };
     let expected = [
         Entry {
@@ -247,8 +308,8 @@ fn tf(lab: &Lab, cpl: u8) -> Result<()> {
 
 /// An RDPMC of an absent counter reaches the guest's handler, and DR6 keeps
 /// what the guest wrote into it.
-fn dr6_untouched(lab: &Lab) -> Result<()> {
-    let program = Program::new()?.kernel(|a| {
+fn dr6_untouched(lab: &Lab, handler: Handler) -> Result<()> {
+    let program = handler.program()?.kernel(|a| {
         program_counter(a)?;
         a.mov(eax, 0xffff_4ff2u32)?;
         a.mov(dr6, rax)?;
@@ -265,6 +326,7 @@ fn dr6_untouched(lab: &Lab) -> Result<()> {
         exit(a)
     })?;
     let ran = lab.run(&setup(), &program.start(0))?;
+    handler.check(&ran)?;
     let expected = [
         Entry {
             kind: FAULT + 13,
@@ -284,7 +346,7 @@ fn dr6_untouched(lab: &Lab) -> Result<()> {
 }
 
 /// #GPs of other instructions arrive as on hardware: error code, RIP, CS.
-fn other_gps(lab: &Lab) -> Result<()> {
+fn other_gps(lab: &Lab, handler: Handler) -> Result<()> {
     // Beyond the GDT's limit.
     const BAD_SELECTOR: u16 = 0x1238;
     let faulting: [fn(&mut CodeAssembler) -> Written; 3] = [
@@ -305,7 +367,7 @@ fn other_gps(lab: &Lab) -> Result<()> {
         a.set_label(&mut next)?;
         a.nop()
     };
-    let program = Program::new()?.kernel(|a| {
+    let program = handler.program()?.kernel(|a| {
         program_counter(a)?;
         (0..3).try_for_each(|which| emit(a, which))?;
         enter_user(a, 0)
@@ -315,6 +377,7 @@ fn other_gps(lab: &Lab) -> Result<()> {
         a.ud2()
     })?;
     let ran = lab.run(&setup(), &program.start(PCE))?;
+    handler.check(&ran)?;
     let expected: Vec<Entry> = [KERNEL_CS, USER_CS]
         .iter()
         .flat_map(|cs| {

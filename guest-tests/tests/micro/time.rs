@@ -96,6 +96,7 @@ fn run(lab: &Lab, guest: &MicroGuest) -> Result<Times> {
         backend: setup.backend,
         quirks: lab.probe.quirks(),
         step: lab.probe.step_support(),
+        trap: lab.probe.trap_plan(vmm::vcpu::TrapMode::Auto),
         pmi_floor_us: setup.pmi_floor_us,
         cores: None,
         pcr: None,

@@ -237,6 +237,7 @@ impl Bed {
             backend: self.backend,
             quirks: lab.probe.quirks(),
             step: lab.probe.step_support(),
+            trap: lab.probe.trap_plan(vmm::vcpu::TrapMode::Auto),
             pmi_floor_us: 100,
             timeout: self.timeout,
             record: false,

@@ -1,6 +1,7 @@
 //! Slots that count for a context.
 
 use perfmon::Wanted;
+use perfmon_abi::wire::Call;
 use pmu_model::{CountRequest, SlotIndex, SlotSet, UnavailableReason};
 
 use super::AttachedContext;
@@ -125,6 +126,13 @@ impl AttachedContext {
             }
         }
         self.missing = wanted;
+    }
+
+    /// Whether a command leaves its places as they are: it tells values, and nothing
+    /// waits for a slot.
+    pub(crate) fn is_only_read_by(&self, call: &Call) -> bool {
+        let waits = self.blind.is_some() || !self.missing.is_empty();
+        call.only_reads() && !waits
     }
 
     /// Has a place count for `wanted`.

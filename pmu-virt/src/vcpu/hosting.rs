@@ -77,12 +77,15 @@ impl VcpuPmu {
         let Some(hosted) = &mut self.host else {
             return Err(no_context("vCPU"));
         };
+        let only_reads = hosted.is_only_read_by(call);
         let result = match here {
             Some(core) => core.call_hosted(hosted, call, values),
             // Its counts were settled when it was parked.
             None => hosted.carry_out(call, values),
         };
-        self.host_changed(here);
+        if !only_reads {
+            self.host_changed(here);
+        }
         result
     }
 

@@ -1,7 +1,7 @@
 //! What a vCPU's counters count, for people and tools, and for the guest: the
 //! accounting page.
 
-use arbiter::{Access, Cookie, CounterId, Layer, Verdict};
+use arbiter::{Access, Cookie, CounterId, Layer, PcrUnit, Verdict};
 use pmu_model::accounting::{self, CounterAccount, CounterState, PageRegister, Word};
 use pmu_model::{CountRequest, LossReason, MsrIndex, Provenance, Reading, UnavailableReason};
 
@@ -43,10 +43,12 @@ impl VcpuPmu {
     }
 
     /// True if the guest has enabled a counter in its control, whether or not it
-    /// counts: sooner or later its count is read.
+    /// counts, or may believe so as somebody has reserved one: sooner or later its
+    /// count is read.
     pub fn has_enabled(&self) -> bool {
         let enabled = |counter| self.request_of(counter).is_some_and(|event| event.enabled);
-        self.model.counters().any(enabled)
+        let reserved = |unit: &PcrUnit| !unit.bank().held().is_empty();
+        self.model.counters().any(enabled) || self.reservations().is_some_and(reserved)
     }
 
     pub(super) fn report_of(

@@ -13,7 +13,7 @@ use vmm::host::CpuFacts;
 use vmm::kvm::{Host, KvmVcpu, KvmVm, VmOptions};
 use vmm::micro::{KERNEL_CODE, MicroGuest, Solo, SoloParts, Start, UNEXPECTED_VECTOR_PORT};
 use vmm::probe::ProbeReport;
-use vmm::vcpu::{Observer, Platform, VcpuEnd};
+use vmm::vcpu::{Observer, Platform, TrapMode, VcpuEnd};
 
 use super::error::BenchError;
 
@@ -59,7 +59,8 @@ impl<'a> Harness<'a> {
         &self,
         guest: &MicroGuest,
     ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), BenchError> {
-        let options = VmOptions::with_pmu(Some(&self.model));
+        let trap = self.probe.trap_plan(TrapMode::Auto);
+        let options = VmOptions::with_pmu(Some(&self.model)).trapping(trap);
         Ok(guest.build(self.host, &options)?)
     }
 

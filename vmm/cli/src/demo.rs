@@ -36,7 +36,7 @@ use vmm::host::CpuFacts;
 use vmm::kvm::{Host, HostError, VcpuError, VmOptions};
 use vmm::micro::{MicroError, MicroRunError, Solo, SoloParts};
 use vmm::probe::ProbeReport;
-use vmm::vcpu::VcpuEnd;
+use vmm::vcpu::{TrapMode, VcpuEnd};
 
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{DemoFlags, DemoScenario};
@@ -173,7 +173,7 @@ fn decline(refusal: &Refusal, command: &str, json: bool, out: &mut dyn Write) ->
 pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoReport, DemoError> {
     let Plan { model, events, .. } = plan;
     let sources = plan.sources_on(probe);
-    let options = VmOptions::with_pmu(Some(model));
+    let options = VmOptions::with_pmu(Some(model)).trapping(probe.trap_plan(TrapMode::Auto));
     let guest = if events.is_empty() {
         guest::guest(model)?
     } else {

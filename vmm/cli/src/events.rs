@@ -2,7 +2,10 @@
 
 use std::io::{self, BufWriter, Write};
 
-use umpire_events::{Entry, Pattern, Question, list, names, nothing_found, write_list};
+use umpire_events::{
+    Entry, EventError, NameTable, Pattern, Question, identify, is_code, list, names, nothing_found,
+    write_list,
+};
 use vmm::counters::backends_for;
 
 use crate::exit::{ExitStatus, UserError, written};
@@ -20,12 +23,27 @@ pub fn run(flags: &EventsFlags) -> Result<ExitStatus, UserError> {
         pattern: flags.pattern.as_deref().map(Pattern::new),
         pmu: flags.pmu.clone(),
     };
-    let entries = list(&question, names.as_ref(), &backends_for).map_err(UserError::bad_input)?;
-    let found = |entry: &Entry| !matches!(entry, Entry::NoTables { .. });
-    if let (Some(text), false) = (&flags.pattern, entries.iter().any(found)) {
-        return Err(UserError::bad_input(nothing_found(text, names.as_ref())));
+    let mut entries =
+        list(&question, names.as_ref(), &backends_for).map_err(UserError::bad_input)?;
+    if let Some(text) = &flags.pattern {
+        let found = |entry: &Entry| !matches!(entry, Entry::NoTables { .. });
+        if is_code(text) || !entries.iter().any(found) {
+            let meant = identify(text, flags.pmu.as_deref(), names.as_ref(), &backends_for);
+            let meant = meant.map_err(|error| not_found(text, error, names.as_ref()))?;
+            entries.splice(0..0, meant);
+        }
     }
     let mut out = BufWriter::new(io::stdout().lock());
     written(write_list(&entries, flags.json, &mut out).and_then(|()| out.flush()))?;
     Ok(ExitStatus::SUCCESS)
+}
+
+/// What to say of a text that no description has and that names no event.
+fn not_found(text: &str, error: EventError, names: &dyn NameTable) -> UserError {
+    // Only a name has these signs, so the error says which part of it is wrong.
+    if is_code(text) || text.contains([':', '.']) && !text.contains(['*', '?']) {
+        UserError::bad_input(error)
+    } else {
+        UserError::bad_input(nothing_found(text, names))
+    }
 }

@@ -111,7 +111,8 @@ pub struct DemoFlags {
 /// The flags of `umpire events`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct EventsFlags {
-    /// A word in a name or description, or a whole name with * and ?
+    /// A word in a name or description, a whole name with * and ?, or an event to explain:
+    /// a name with its unit masks and modifiers, or a raw code
     pub pattern: Option<String>,
     /// Only this table of events (skl, amd64_fam17h_zen2), or the generic names for this
     /// PMU model (amd-core)

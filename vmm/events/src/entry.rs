@@ -16,6 +16,8 @@ pub enum Entry {
     Table(TableEntry),
     /// An event of tables.
     Event(EventEntry),
+    /// What a name or a code stands for.
+    Code(CodeEntry),
     /// Why there are no tables.
     NoTables {
         /// The reason, and what to do.
@@ -104,6 +106,37 @@ pub struct UnitMask {
     /// How the event is counted with it alone.
     #[serde(flatten)]
     pub meaning: Meaning,
+}
+
+/// What a name or a code stands for with some models.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CodeEntry {
+    /// As it was asked for.
+    pub name: String,
+    /// The models.
+    pub models: Vec<&'static str>,
+    /// How they count it.
+    #[serde(flatten)]
+    pub meaning: Meaning,
+    /// The event select in hexadecimal; none for a fixed counter.
+    pub select: Option<String>,
+    /// The unit mask in hexadecimal; none for a fixed counter.
+    pub umask: Option<String>,
+    /// The name that the code has as one of Intel's architectural events.
+    pub architectural: Option<&'static str>,
+    /// The rings that are counted and what else changes how, each in a word.
+    pub modifiers: Vec<String>,
+    /// Every name of it.
+    pub names: Vec<EventName>,
+}
+
+/// A name of an event, its unit masks and modifiers included.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EventName {
+    /// The name, without a table.
+    pub name: String,
+    /// The tables that have it; none for a generic name.
+    pub tables: Vec<String>,
 }
 
 /// How a name is counted, or why it is not.

@@ -36,7 +36,7 @@ pub enum EventError {
     )]
     NotAName(String),
     /// A raw code of more than 64 bits.
-    #[error("'{0}' is no raw code: r takes 1 to 16 hexadecimal digits, as in r5300c0")]
+    #[error("'{0}' is no raw code: r or 0x takes 1 to 16 hexadecimal digits, as in r5300c0")]
     RawTooLong(String),
     /// Neither a generic name nor a raw code, and there are no tables.
     #[error(

@@ -122,6 +122,16 @@ pub(super) fn find(name: &str) -> Option<&'static Generic> {
     })
 }
 
+/// The generic names that `model` counts as `event`.
+pub(super) fn names_of(event: EventCode, model: &PmuModel) -> impl Iterator<Item = &'static str> {
+    let all = GENERIC.iter();
+    let meant = all.filter(move |generic| {
+        let request = generic.request(model);
+        request.is_some_and(|request| request.event == event)
+    });
+    meant.flat_map(|generic| generic.names).copied()
+}
+
 /// Every word that [`find`] finds.
 pub(super) fn all_names() -> impl Iterator<Item = &'static str> {
     GENERIC.iter().flat_map(|generic| generic.names).copied()

@@ -3,7 +3,7 @@
 //! [`resolve()`] turns a name into a `pmu_model::CountRequest` for one PMU model.
 //! The tables come through [`NameTable`]; [`names`] is libpfm4's, loaded at run
 //! time, and [`NoTables`] what there is without it. [`list()`] finds events by a
-//! pattern. Which backends can count an event the caller says, by a [`Backends`].
+//! pattern, and [`identify()`] says what one name or code stands for. Which backends can count an event the caller says, by a [`Backends`].
 //! `docs/events.md` says how names are written.
 
 #![deny(unsafe_code)]
@@ -15,6 +15,7 @@ mod error;
 mod explain;
 mod families;
 mod generic;
+mod identify;
 mod libpfm;
 mod list;
 mod print;
@@ -31,10 +32,12 @@ mod tests;
 
 pub use counting::{BackendUse, Backends, Use};
 pub use entry::{
-    Entry, EventEntry, GenericEntry, Meaning, ModelsUse, QuantityEntry, TableEntry, UnitMask,
+    CodeEntry, Entry, EventEntry, EventName, GenericEntry, Meaning, ModelsUse, QuantityEntry,
+    TableEntry, UnitMask,
 };
 pub use error::{EventError, LibraryError};
 pub use families::{family_of, models_of};
+pub use identify::{identify, is_code};
 pub use libpfm::names;
 pub use list::{Question, list, nothing_found};
 pub use print::write_list;

@@ -26,6 +26,7 @@ const ATTR_FLAG: i32 = 2;
 const ATTR_NUMBER: i32 = 3;
 /// Error codes.
 const ERR_NOT_FOUND: i32 = -4;
+const ERR_FEATURES: i32 = -5;
 const ERR_UMASK: i32 = -6;
 const ERR_ATTR: i32 = -8;
 const ERR_ATTR_VALUE: i32 = -9;
@@ -141,7 +142,7 @@ impl NameTable for Libpfm {
         let (codes, full_name) = pfm.encode(&name).map_err(|error| match error {
             ERR_NOT_FOUND => EncodeError::Unknown,
             ERR_UMASK => EncodeError::UnitMask,
-            ERR_ATTR | ERR_ATTR_VALUE | ERR_ATTR_SET => EncodeError::Attribute,
+            ERR_FEATURES | ERR_ATTR | ERR_ATTR_VALUE | ERR_ATTR_SET => EncodeError::Attribute,
             other => EncodeError::Other(one_line(&pfm.describe(other))),
         })?;
         Ok(Encoding { codes, full_name })

@@ -85,7 +85,8 @@ fn near(text: &str, names: &dyn NameTable) -> Vec<String> {
     nearest(text, all.iter().map(String::as_str).chain(words))
 }
 
-fn find<'a>(name: &str, names: &'a dyn NameTable) -> Result<&'a PmuTable, EventError> {
+/// The table `name`, which belongs to a model.
+pub(super) fn find<'a>(name: &str, names: &'a dyn NameTable) -> Result<&'a PmuTable, EventError> {
     if let Some(library) = names.missing() {
         return Err(EventError::NoModelNorTables {
             name: name.to_owned(),
@@ -117,7 +118,8 @@ fn find<'a>(name: &str, names: &'a dyn NameTable) -> Result<&'a PmuTable, EventE
     }
 }
 
-fn usable(names: &dyn NameTable) -> impl Iterator<Item = &PmuTable> {
+/// The tables that belong to a model.
+pub(super) fn usable(names: &dyn NameTable) -> impl Iterator<Item = &PmuTable> {
     let tables = names.tables().iter();
     tables.filter(|table| family_of(table).is_ok())
 }

@@ -6,7 +6,7 @@ use pmu_model::{PmuModel, Vendor};
 
 use super::counting::Use;
 use super::entry::{
-    Entry, EventEntry, GenericEntry, Meaning, ModelsUse, QuantityEntry, TableEntry,
+    CodeEntry, Entry, EventEntry, GenericEntry, Meaning, QuantityEntry, TableEntry,
 };
 use super::families::all_models;
 
@@ -38,6 +38,7 @@ pub fn write_list(entries: &[Entry], json: bool, out: &mut dyn Write) -> io::Res
             }
             Entry::Table(table) => write_table(table, out)?,
             Entry::Event(event) => write_event(event, out)?,
+            Entry::Code(code) => write_code(code, out)?,
             Entry::NoTables { reason } => writeln!(out, "  {reason}")?,
         }
     }
@@ -54,6 +55,7 @@ fn heading_of(entry: &Entry) -> &'static str {
         Entry::Table(_) | Entry::NoTables { .. } => {
             "Tables of named events, as in TABLE::EVENT; umpire events --pmu TABLE lists one"
         }
+        Entry::Code(_) => "What this stands for with each PMU model, and every name of it",
         Entry::Event(_) => "Named events, as in TABLE::EVENT:UNIT_MASK:MODIFIER",
     }
 }
@@ -66,31 +68,32 @@ fn write_generic(entry: &GenericEntry, out: &mut dyn Write) -> io::Result<()> {
     }
     writeln!(out, "  {names:<32} {}", entry.description)?;
     for one in &entry.models {
-        writeln!(out, "      {:<28} {}", models(one), way(&one.way, false))?;
+        writeln!(
+            out,
+            "      {:<28} {}",
+            models(&one.models),
+            way(&one.way, false)
+        )?;
     }
     Ok(())
 }
 
 /// The models, or the vendor if it is all of one's.
-fn models(one: &ModelsUse) -> String {
-    if one.models.is_empty() {
+fn models(names: &[&str]) -> String {
+    if names.is_empty() {
         return "no model".to_owned();
     }
     let all = all_models();
-    if all
-        .iter()
-        .map(PmuModel::name)
-        .eq(one.models.iter().copied())
-    {
+    if all.iter().map(PmuModel::name).eq(names.iter().copied()) {
         return "every model".to_owned();
     }
     for (vendor, name) in [(Vendor::Intel, "Intel"), (Vendor::Amd, "AMD")] {
         let of_vendor = all.iter().filter(|model| model.vendor() == vendor);
-        if of_vendor.map(PmuModel::name).eq(one.models.iter().copied()) {
+        if of_vendor.map(PmuModel::name).eq(names.iter().copied()) {
             return name.to_owned();
         }
     }
-    one.models.join(", ")
+    names.join(", ")
 }
 
 /// `r530300       fixed counter 2, reference cycles: clock exact`; the meaning
@@ -158,5 +161,54 @@ fn write_event(event: &EventEntry, out: &mut dyn Write) -> io::Result<()> {
         Ok(())
     } else {
         writeln!(out, "      modifiers {}", event.modifiers.join(" "))
+    }
+}
+
+fn write_code(entry: &CodeEntry, out: &mut dyn Write) -> io::Result<()> {
+    let (models, meaning) = (models(&entry.models), meaning(&entry.meaning));
+    writeln!(out, "  {models:<32} {meaning}")?;
+    if matches!(entry.meaning, Meaning::Refused { .. }) {
+        return Ok(());
+    }
+    if let (Some(select), Some(umask)) = (&entry.select, &entry.umask) {
+        write!(out, "      event select {select}, unit mask {umask}")?;
+        match entry.architectural {
+            Some(name) => writeln!(out, ", architectural {name}")?,
+            None => writeln!(out)?,
+        }
+    }
+    let inverted = entry.modifiers.iter().any(|word| word == "inv");
+    let words = entry.modifiers.iter().map(|word| modifier(word, inverted));
+    writeln!(out, "      {}", words.collect::<Vec<_>>().join(", "))?;
+    let (in_tables, generic): (Vec<_>, Vec<_>) =
+        entry.names.iter().partition(|name| !name.tables.is_empty());
+    if !generic.is_empty() {
+        let names: Vec<&str> = generic.iter().map(|name| name.name.as_str()).collect();
+        writeln!(out, "      generic name {}", names.join(", "))?;
+    }
+    for name in in_tables {
+        writeln!(out, "      {:<36} in {}", name.name, name.tables.join(" "))?;
+    }
+    if entry.names.is_empty() {
+        writeln!(out, "      no name here means it")?;
+    }
+    Ok(())
+}
+
+/// A modifier in words; `inverted` if `inv` is beside it.
+fn modifier(word: &str, inverted: bool) -> String {
+    match word {
+        "u" => "u: at CPL 1 to 3".to_owned(),
+        "k" => "k: at CPL 0".to_owned(),
+        "edge" => "edge: transitions".to_owned(),
+        "pc" => "pc: pin control".to_owned(),
+        "any" => "any: all threads of the core".to_owned(),
+        "guest-only" => "guest-only: in a guest".to_owned(),
+        "host-only" => "host-only: outside of guests".to_owned(),
+        word => match word.strip_prefix("cmask=") {
+            Some(count) if inverted => format!("{word}: cycles with fewer than {count}"),
+            Some(count) => format!("{word}: cycles with {count} or more"),
+            None => word.to_owned(),
+        },
     }
 }

@@ -32,7 +32,7 @@ pub struct NamedRequest {
 
 /// The request that the event name `text` stands for in a guest with `model`.
 ///
-/// Taken are generic names (`cycles`, `cycles:u`), raw codes (`r5300c0`), and
+/// Taken are generic names (`cycles`, `cycles:u`), raw codes (`r5300c0`, `0x5300c0`), and
 /// names from the tables of `names`: `skl::INST_RETIRED:ANY_P:u`, or without a
 /// table where all tables of the model agree on the meaning.
 ///
@@ -88,9 +88,9 @@ pub fn models_for(text: &str, names: &dyn NameTable) -> Result<Option<Vec<PmuMod
     Ok(Some(models_of(family)))
 }
 
-/// `r` and hexadecimal digits; none if it is something else.
-fn raw_code(text: &str) -> Result<Option<u64>, EventError> {
-    let Some(digits) = text.strip_prefix('r') else {
+/// `r` or `0x`, and hexadecimal digits; none if it is something else.
+pub(super) fn raw_code(text: &str) -> Result<Option<u64>, EventError> {
+    let Some(digits) = text.strip_prefix('r').or_else(|| text.strip_prefix("0x")) else {
         return Ok(None);
     };
     if digits.is_empty() || !digits.chars().all(|digit| digit.is_ascii_hexdigit()) {
@@ -268,7 +268,11 @@ fn shown(table: &PmuTable, name: &Name<'_>, encoding: &Encoding) -> String {
 }
 
 /// The request for what a table says.
-fn take(name: &Name<'_>, encoding: Encoding, model: &PmuModel) -> Result<NamedRequest, EventError> {
+pub(super) fn take(
+    name: &Name<'_>,
+    encoding: Encoding,
+    model: &PmuModel,
+) -> Result<NamedRequest, EventError> {
     let full_name = encoding.full_name;
     let &[code] = encoding.codes.as_slice() else {
         return Err(EventError::FurtherRegister(name.whole.to_owned()));

@@ -233,7 +233,11 @@ impl DebugControl {
         let stepping = self.step || lifted;
         let mut control = 0;
         let mut registers = [0; 8];
-        if self.is_active() || stepping || self.inject {
+        if self.inject {
+            control = KVM_GUESTDBG_ENABLE;
+        }
+        // Nothing of ours is armed otherwise: the debug registers are the guest's.
+        if self.is_active() || stepping {
             control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
             registers[..4].copy_from_slice(&placement.db);
             registers[7] = placement.dr7;

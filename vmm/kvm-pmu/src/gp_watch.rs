@@ -1,23 +1,62 @@
-//! The watch on the guest's #GP handler, through which RDPMC is emulated.
+//! The watch on the guest's #GP handler, through which RDPMC is emulated: by an OUT in
+//! the place of its first instruction, or by a breakpoint on it.
+
+use std::sync::Arc;
 
 use arbiter::Caller;
-use kvm_bindings::kvm_sregs;
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use pmu_virt::{CorePmu, ReadOutcome, VcpuPmu};
 
 use crate::debug::DebugControl;
-use crate::error::VcpuError;
+use crate::error::{VcpuError, VcpuId};
 use crate::memory::GuestBytes;
-use crate::observe::TrapEvent;
+use crate::observe::{Armed, TrapEvent};
 use crate::registers::VcpuAccess;
-use crate::sys::rdtsc;
-use crate::trap::{CpuContext, DR6_BS, GP_VECTOR, Gate, Rdpmc, RdpmcTrap, Return, inspect};
+use crate::sys::{KickTarget, rdtsc};
+use crate::thread::earliest;
+use crate::trap::{
+    CpuContext, DR6_BS, Displaced, GP_VECTOR, Gate, LONGEST, OUT_SIZE, PatchRefusal, Rdpmc,
+    RdpmcTrap, Return, inspect, patch_site,
+};
+use crate::vm_traps::{TrapMode, VcpuTraps, VmTraps};
 
-/// Where the #GP handler of one vCPU is.
-#[derive(Debug, Default)]
+/// Looks that find no counter enabled before the watch ends. A guest reads a counter
+/// after it has stopped it, and may be interrupted in between; an RDPMC that nobody
+/// watches for is the end of its kernel.
+const IDLE_LOOKS: u8 = 10;
+/// Milliseconds between two of them. The guest runs between any two, however long
+/// the host was asleep.
+const IDLE_LOOK_MS: u64 = 500;
+
+/// Where the #GP handler of one vCPU is, and how it is watched.
+#[derive(Debug)]
 pub(crate) struct GpWatch {
     gate: Option<Gate>,
     found: Option<Found>,
     reported_full: bool,
+    traps: VcpuTraps,
+    armed: Armed,
+    /// What the handler begins with, where an OUT stands in for it.
+    displaced: Option<Displaced>,
+    /// A store of this vCPU's to the handler's page is to take place at its next entry.
+    storing: bool,
+    /// TSC at which the handler is to be looked at again.
+    look_at: Option<u64>,
+    /// No counter is enabled: TSC of the next look, and looks that are left.
+    idle: Option<(u64, u8)>,
+}
+
+/// A vCPU that stopped at the OUT in its #GP handler.
+#[derive(Debug)]
+pub(crate) struct OutStop {
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    gate: Gate,
+    displaced: Displaced,
+    /// RIP of the OUT.
+    ip: u64,
+    /// KVM has yet to move RIP behind it.
+    pub(crate) pending: bool,
 }
 
 /// How the gate was found. A look at 16 bytes then shows whether it has changed.
@@ -67,17 +106,69 @@ impl Found {
 }
 
 impl GpWatch {
-    /// Finds the #GP handler through IDTR and asks for a breakpoint on it.
-    /// True if the guest has just taken the last debug register.
+    pub(crate) fn new(traps: Arc<VmTraps>, vcpu: VcpuId) -> Self {
+        Self {
+            gate: None,
+            found: None,
+            reported_full: false,
+            traps: VcpuTraps::new(traps, vcpu),
+            armed: Armed::Nothing,
+            displaced: None,
+            storing: false,
+            look_at: None,
+            idle: None,
+        }
+    }
+
+    pub(crate) fn vm(&self) -> &VmTraps {
+        self.traps.vm()
+    }
+
+    /// The guest could not do a store: opens `page`, or all that are protected if it is
+    /// not known. True if the store can take place now, at the next entry.
+    pub(crate) fn written(&mut self, page: Option<u64>) -> bool {
+        self.storing = self.traps.vm().written(page);
+        self.storing
+    }
+
+    /// The vCPU goes into its `KVM_RUN`; false if [`GpWatch::arm`] is due before.
+    #[inline]
+    pub(crate) fn enter(&mut self, thread: KickTarget) -> bool {
+        if self.traps.enter(thread) {
+            return true;
+        }
+        if self.gate.is_none() {
+            // Nothing to look at.
+            self.traps.unwatch();
+        }
+        false
+    }
+
+    /// The vCPU is outside of its `KVM_RUN`. True if handlers were patched or
+    /// restored meanwhile.
+    #[inline]
+    pub(crate) fn leave(&mut self) -> bool {
+        self.traps.leave();
+        self.storing = false;
+        self.traps.has_news()
+    }
+
+    /// Finds the #GP handler through IDTR and has it watched; a guest that is
+    /// `stepped` is not patched. True if the guest has just taken the last debug
+    /// register.
     pub(crate) fn arm(
         &mut self,
         vcpu: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
+        stepped: bool,
     ) -> Result<bool, VcpuError> {
+        if self.traps.mode() == TrapMode::None {
+            return Ok(false);
+        }
         let sregs = vcpu.get_sregs()?;
         let context = CpuContext {
-            regs: &kvm_bindings::kvm_regs::default(),
+            regs: &kvm_regs::default(),
             sregs: &sregs,
             memory,
         };
@@ -85,9 +176,13 @@ impl GpWatch {
         if self
             .found
             .is_some_and(|found| found.still_holds(&context, fresh_for))
+            && !self.traps.has_news()
+            && self.look_at.is_none()
             && self.is_wanted(debug)
         {
-            debug.refresh_stale(vcpu)?;
+            if debug.is_active() {
+                debug.refresh_stale(vcpu)?;
+            }
             return Ok(self.is_news(debug));
         }
         let gate = context.gate(GP_VECTOR);
@@ -96,13 +191,119 @@ impl GpWatch {
             log::debug!("{}: #GP handler at {gate:x?}", vcpu.id());
             self.gate = gate;
         }
-        if self.is_wanted(debug) {
+        self.choose(&context, stepped, fresh_for);
+        if self.is_wanted(debug) && debug.is_active() {
             debug.refresh_stale(vcpu)?;
         } else {
             self.want(debug);
-            debug.refresh_guest(vcpu)?;
+            if debug.is_active() {
+                debug.refresh_guest(vcpu)?;
+            }
         }
         Ok(self.is_news(debug))
+    }
+
+    /// Has the handler patched, if it can be, and decides how it is watched.
+    fn choose(&mut self, context: &CpuContext<'_>, stepped: bool, pause: u64) {
+        let mode = self.traps.mode();
+        self.look_at = None;
+        self.displaced = None;
+        self.armed = Armed::Nothing;
+        let Some(gate) = self.gate else {
+            self.traps.unwatch();
+            return;
+        };
+        if mode == TrapMode::Breakpoint {
+            self.armed = Armed::Breakpoint(None);
+            return;
+        }
+        if stepped {
+            self.traps.vm().give_up(PatchRefusal::Stepped);
+        }
+        let site = patch_site(context, &gate);
+        if site.is_err() {
+            self.traps.unwatch();
+        }
+        let patched = site.and_then(|(at, displaced)| {
+            if self.storing {
+                self.traps.unwatch();
+                return Err(PatchRefusal::JustWritten);
+            }
+            self.traps.watch(at, displaced)?;
+            Ok(displaced)
+        });
+        match patched {
+            Ok(displaced) => {
+                self.displaced = Some(displaced);
+                self.armed = Armed::Patch;
+            }
+            Err(reason) => {
+                if reason == PatchRefusal::JustWritten {
+                    self.look_at = Some(rdtsc().wrapping_add(pause));
+                } else {
+                    self.traps.log(reason);
+                }
+                if mode == TrapMode::Auto {
+                    self.armed = Armed::Breakpoint(Some(reason));
+                }
+            }
+        }
+    }
+
+    /// How the handler is watched.
+    pub(crate) fn armed(&self) -> Armed {
+        self.armed
+    }
+
+    /// Whether it is time for [`GpWatch::arm`], without a write of the guest's.
+    pub(crate) fn is_due(&self) -> bool {
+        self.look_at.is_some_and(|at| at <= rdtsc())
+    }
+
+    /// The handler is to be looked at before the next entry, if it is watched: a PMI's
+    /// handler is likely to read counters.
+    pub(crate) fn look_soon(&mut self) {
+        if self.gate.is_some() {
+            self.look_at = Some(0);
+        }
+    }
+
+    /// When something is to be done at the latest, if the guest does not exit before.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        earliest(self.look_at, self.idle.map(|(at, _)| at))
+    }
+
+    /// Whether it is time to ask if the patch is still needed: from time to time while
+    /// nothing is `counting`.
+    pub(crate) fn is_idle_look_due(&mut self, counting: bool, tsc_khz: u32) -> bool {
+        if counting || self.armed != Armed::Patch {
+            self.idle = None;
+            return false;
+        }
+        let now = rdtsc();
+        let next = now + u64::from(tsc_khz) * IDLE_LOOK_MS;
+        let (at, left) = self.idle.unwrap_or((next, IDLE_LOOKS));
+        let due = at <= now;
+        self.idle = Some((if due { next } else { at }, left));
+        due
+    }
+
+    /// The answer: whether a counter can be `read` soon. The watch ends after some looks
+    /// between which none could be.
+    pub(crate) fn looked(&mut self, read: bool) {
+        let Some((_, left)) = &mut self.idle else {
+            return;
+        };
+        *left = if read { IDLE_LOOKS } else { *left - 1 };
+        if *left == 0 {
+            self.traps.unwatch();
+            self.gate = None;
+            self.found = None;
+            self.displaced = None;
+            self.look_at = None;
+            self.idle = None;
+            self.armed = Armed::Nothing;
+        }
     }
 
     /// True if the guest has just taken the last debug register.
@@ -113,17 +314,20 @@ impl GpWatch {
         full && !reported
     }
 
-    /// Asks for the one breakpoint of the watch.
+    /// Asks for the one breakpoint of the watch, if that is how it watches.
     pub(crate) fn want(&self, debug: &mut DebugControl) {
-        match self.gate {
-            Some(gate) => debug.want(&[gate.handler]),
-            None => debug.want(&[]),
-        }
+        debug.want(self.breakpoint().as_slice());
     }
 
     fn is_wanted(&self, debug: &DebugControl) -> bool {
-        let wanted = self.gate.map(|gate| gate.handler);
-        debug.wanted() == wanted.as_slice()
+        debug.wanted() == self.breakpoint().as_slice()
+    }
+
+    fn breakpoint(&self) -> Option<u64> {
+        match self.armed {
+            Armed::Breakpoint(_) => self.gate.map(|gate| gate.handler),
+            Armed::Patch | Armed::Nothing => None,
+        }
     }
 
     /// The watched handler's gate.
@@ -138,7 +342,7 @@ impl GpWatch {
         vcpu: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
-        (pmu, core): (&mut VcpuPmu, &mut CorePmu),
+        pmu: (&mut VcpuPmu, &mut CorePmu),
     ) -> Result<TrapEvent, VcpuError> {
         let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
         let context = CpuContext {
@@ -146,30 +350,119 @@ impl GpWatch {
             sregs: &sregs,
             memory,
         };
-        let (trap, handler) = self.gate.map_or((RdpmcTrap::Foreign, 0), |gate| {
-            (inspect(&context, &gate), gate.handler)
-        });
-        let RdpmcTrap::Rdpmc(rdpmc) = trap else {
-            debug.pass(vcpu, handler)?;
+        let Some(gate) = self.gate else {
             return Ok(TrapEvent::ForeignGp);
         };
-        let caller = Caller {
-            layer: pmu.layer(rdpmc.ring, vcpu.in_smm()),
-            presented: rdpmc.presented.0,
-        };
-        let outcome = pmu.rdpmc(core, rdpmc.index, caller);
-        match completed(&context, &rdpmc, outcome) {
+        let (event, after) = emulate(&context, &gate, vcpu.in_smm(), pmu);
+        match after {
             Some(after) if finish(vcpu, debug, &after)? => {}
             // The index is wrong, or there is nowhere to go back to: the #GP is
             // the right answer, and it has already been raised.
-            _ => debug.pass(vcpu, handler)?,
+            _ => debug.pass(vcpu, gate.handler)?,
         }
-        Ok(TrapEvent::Rdpmc {
-            index: rdpmc.index,
-            ring: rdpmc.ring,
-            outcome,
-        })
+        Ok(event)
     }
+
+    /// Whether an OUT to `port` was the one that stands in the vCPU's #GP handler.
+    ///
+    /// It is known by its linear address, and whether RIP stands at it or behind it
+    /// depends on the KVM. A patch that this VM knows nothing of, as from a
+    /// hibernation image, is known by the bytes that remain; so is one that was taken
+    /// back after the guest met it.
+    pub(crate) fn at_out(
+        &self,
+        vcpu: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
+        port: u16,
+    ) -> Result<Option<OutStop>, VcpuError> {
+        if self.traps.mode() == TrapMode::None || !Displaced::is_port(port) || vcpu.in_smm() {
+            return Ok(None);
+        }
+        let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
+        let context = CpuContext {
+            regs: &regs,
+            sregs: &sregs,
+            memory,
+        };
+        if context.cpl() != 0 {
+            return Ok(None);
+        }
+        let places = [(regs.rip, true), (regs.rip.wrapping_sub(OUT_SIZE), false)];
+        let stop_at = |gate: Gate| {
+            let at_handler = |&(ip, _): &(u64, bool)| context.code_at(ip) == gate.handler;
+            places.into_iter().find(at_handler).map(|place| (gate, place))
+        };
+        let known = self.gate.and_then(stop_at);
+        let found = known.or_else(|| context.gate(GP_VECTOR).and_then(stop_at));
+        let Some((gate, (ip, pending))) = found else {
+            return Ok(None);
+        };
+        let displaced = self.displaced.filter(|_| known.is_some()).or_else(|| {
+            let mut bytes = [0; LONGEST];
+            context.read_linear(gate.handler, &mut bytes);
+            Displaced::behind_out(bytes).or(Displaced::of(bytes))
+        });
+        let displaced = displaced.filter(|displaced| u16::from(displaced.port) == port);
+        Ok(displaced.map(|displaced| OutStop {
+            regs,
+            sregs,
+            gate,
+            displaced,
+            ip,
+            pending,
+        }))
+    }
+
+    /// Deals with a stop at the OUT, which KVM has completed: a legal RDPMC is
+    /// emulated and the frame popped, otherwise the handler goes on behind the
+    /// instruction that the OUT stands in for.
+    pub(crate) fn on_out(
+        vcpu: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
+        debug: &mut DebugControl,
+        stop: OutStop,
+        pmu: (&mut VcpuPmu, &mut CorePmu),
+    ) -> Result<TrapEvent, VcpuError> {
+        let context = CpuContext {
+            regs: &stop.regs,
+            sregs: &stop.sregs,
+            memory,
+        };
+        let (event, after) = emulate(&context, &stop.gate, false, pmu);
+        match after {
+            Some(after) if finish(vcpu, debug, &after)? => {}
+            _ => {
+                let mut regs = stop.regs;
+                stop.displaced.execute(&mut regs, stop.ip);
+                vcpu.set_regs(&regs)?;
+            }
+        }
+        Ok(event)
+    }
+}
+
+/// What a stop at the #GP handler behind `gate` is, and the registers after an RDPMC
+/// that read a value.
+fn emulate(
+    context: &CpuContext<'_>,
+    gate: &Gate,
+    smm: bool,
+    (pmu, core): (&mut VcpuPmu, &mut CorePmu),
+) -> (TrapEvent, Option<Return>) {
+    let RdpmcTrap::Rdpmc(rdpmc) = inspect(context, gate) else {
+        return (TrapEvent::ForeignGp, None);
+    };
+    let caller = Caller {
+        layer: pmu.layer(rdpmc.ring, smm),
+        presented: rdpmc.presented.0,
+    };
+    let outcome = pmu.rdpmc(core, rdpmc.index, caller);
+    let event = TrapEvent::Rdpmc {
+        index: rdpmc.index,
+        ring: rdpmc.ring,
+        outcome,
+    };
+    (event, completed(context, &rdpmc, outcome))
 }
 
 /// The registers after an RDPMC that read a value: EDX:EAX is set, the upper

@@ -28,6 +28,7 @@ mod memory;
 mod observe;
 mod pmi;
 mod pmu;
+mod protect;
 mod registers;
 mod step_driver;
 #[allow(unsafe_code, reason = "the one place of the crate with unsafe code")]
@@ -36,13 +37,15 @@ mod thread;
 mod time;
 mod trap;
 mod vm;
+mod vm_traps;
 
 pub use debug::DebugQuirks;
 pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
 pub use memory::GuestBytes;
-pub use observe::{NoObserver, TrapEvent, TrapObserver};
+pub use observe::{Armed, NoObserver, TrapEvent, TrapObserver};
 pub use pmi::{PmiDelivery, PmiRoute};
 pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent};
+pub use protect::{ProtectPages, TwiceMapped};
 pub use step_driver::StepSupport;
 pub use sys::{
     DebugExit, HaltStats, Halted, KickFlag, KickGuard, KickTarget, KickTimer, StatsError,
@@ -50,4 +53,6 @@ pub use sys::{
 };
 pub use thread::ThreadContext;
 pub use time::Tsc;
+pub use trap::PatchRefusal;
 pub use vm::{MsrFilter, MsrFilterError, msr_ranges, switch_off_vpmu};
+pub use vm_traps::{TrapMode, TrapPlan, VmTraps};

@@ -8,6 +8,18 @@ use pmu_virt::{MsrIndex, PmiRequest, ReadOutcome, Ring, WriteOutcome};
 use crate::error::VcpuId;
 use crate::pmi::PmiDelivery;
 use crate::time::Tsc;
+use crate::trap::PatchRefusal;
+
+/// How RDPMC is trapped on a vCPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Armed {
+    /// The guest's #GP handler is patched.
+    Patch,
+    /// A breakpoint is on it; why it is not patched, if that was to be.
+    Breakpoint(Option<PatchRefusal>),
+    /// Not at all: RDPMC raises #GP.
+    Nothing,
+}
 
 /// One thing that happened on the trap path.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,6 +71,11 @@ pub enum TrapEvent {
         /// What the guest got.
         outcome: ReadOutcome,
     },
+    /// From now on RDPMC is trapped in this way.
+    Armed(Armed),
+    /// The guest has written to a page with a patched handler, which is patched no
+    /// more.
+    HandlerWritten,
     /// A #GP that was none of ours went on to the guest's handler.
     ForeignGp,
     /// The guest's own #DB was handed back to it.

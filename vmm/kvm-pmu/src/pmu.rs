@@ -1,12 +1,14 @@
 //! One vCPU's PMU on KVM: what a run loop calls before and after each `KVM_RUN`.
 
 mod debug_exits;
+mod handler_exits;
 mod interrupts;
 mod msr_exits;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use kvm_ioctls::{VcpuFd, VmFd};
 use pmu_virt::perfmon::Moment;
 use pmu_virt::{CorePmu, Progress, Ring, VcpuPmu};
@@ -23,6 +25,7 @@ use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
 use crate::thread::{ThreadContext, earliest};
 use crate::time::{Tsc, ticks};
 use crate::trap::{StepStop, cpl};
+use crate::vm_traps::VmTraps;
 
 use interrupts::PmiRouting;
 
@@ -49,6 +52,8 @@ pub struct KvmPmuParts {
     pub quirks: DebugQuirks,
     /// What the host can step.
     pub step: StepSupport,
+    /// How RDPMC is trapped: the same for all vCPUs of a VM.
+    pub traps: Arc<VmTraps>,
     /// Shortest time between two PMIs.
     pub pmi_floor: Duration,
     /// TSC frequency.
@@ -65,6 +70,7 @@ impl KvmPmuParts {
             pmu: Some(pmu),
             quirks: DebugQuirks::UNKNOWN,
             step: StepSupport::default(),
+            traps: VmTraps::by_breakpoint(),
             pmi_floor: PMI_FLOOR,
             tsc_khz,
         }
@@ -148,7 +154,7 @@ impl KvmPmu {
                 pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
                 ranges: pmu_virt::all_pmu_msr_ranges(),
                 debug: DebugControl::new(quirks, ticks(DEBUG_REFRESH, tsc_khz)),
-                gp: GpWatch::default(),
+                gp: GpWatch::new(parts.traps, id),
                 stepping: StepDriver::new(parts.step),
                 pmi_routing: None,
                 halt: HaltClock::new(fd, id, tsc_khz),
@@ -216,6 +222,7 @@ impl KvmPmu {
         thread: &mut ThreadContext,
     ) -> Result<(), KvmPmuError> {
         thread.unbind();
+        self.traps.gp.leave();
         self.traps.halt.leave(rdtsc(), self.traps.counting);
         let flushed = self.registers.access(fd, self.id).flush();
         self.registers.forget();
@@ -232,8 +239,15 @@ impl KvmPmu {
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
         lent.thread.bind(&self.kicks);
+        let vcpu = self.registers.access(fd, self.id);
         let traps = &mut self.traps;
-        traps.prepare(self.registers.access(fd, self.id), lent)?;
+        traps.prepare(vcpu, lent)?;
+        while !traps.gp.enter(lent.thread.target()) {
+            if traps.gp.gate().is_some() {
+                traps.watch_gp_handler(vcpu, lent)?;
+                traps.debug.apply(vcpu)?;
+            }
+        }
         let (at_once, sync) = traps.next_entry(lent.thread);
         if at_once {
             fd.set_kvm_immediate_exit(1);
@@ -266,6 +280,20 @@ impl KvmPmu {
         Ok(())
     }
 
+    /// As [`KvmPmu::after_exit`], of a `KVM_RUN` that failed with EFAULT. The guest may
+    /// have stored to a page that the PMU has made read-only.
+    ///
+    /// # Errors
+    /// As [`KvmPmu::before_entry`].
+    pub fn after_fault(
+        &mut self,
+        fd: &mut VcpuFd,
+        lent: &mut Lent<'_>,
+    ) -> Result<ExitOwner, KvmPmuError> {
+        PmuExit::note_fault(fd.get_kvm_run());
+        self.after_exit(fd, lent)
+    }
+
     /// Takes in what a `KVM_RUN` ended with, also one that failed with EINTR or
     /// EAGAIN: settles the counts, and answers the exit if it is the PMU's.
     ///
@@ -277,6 +305,7 @@ impl KvmPmu {
         lent: &mut Lent<'_>,
     ) -> Result<ExitOwner, KvmPmuError> {
         let tsc = rdtsc();
+        let handlers_changed = self.traps.gp.leave();
         // A kick, or the VMM, has set it. A kick that comes in between is not lost:
         // either it is noticed here, or the flag stays set for the next `KVM_RUN`.
         if fd.get_kvm_run().immediate_exit != 0 {
@@ -317,6 +346,28 @@ impl KvmPmu {
             PmuExit::Debug(debug) => {
                 self.traps.debug_exit(vcpu, lent, &debug)?;
                 ExitOwner::Pmu
+            }
+            PmuExit::Out { port } => match self.traps.gp.at_out(vcpu, lent.memory, port)? {
+                Some(stop) => {
+                    if stop.pending {
+                        self.complete_out(fd, lent.thread)?;
+                    }
+                    self.registers.out_completed();
+                    let vcpu = self.registers.access(fd, self.id);
+                    self.traps.handler_out(vcpu, lent, stop)?
+                }
+                None => ExitOwner::Vmm,
+            },
+            PmuExit::Store { address, data, len } => {
+                self.traps.handler_stored(lent, self.id, (address, &data[..len]))
+            }
+            PmuExit::MemoryFault { address } => {
+                self.traps
+                    .handler_fault(lent, self.id, address, handlers_changed)
+            }
+            PmuExit::InternalError => {
+                self.traps
+                    .handler_fault(lent, self.id, None, handlers_changed)
             }
             PmuExit::Interrupted => ExitOwner::Pmu,
             PmuExit::Other => ExitOwner::Vmm,
@@ -383,6 +434,20 @@ impl Traps {
         }
         self.forward_pmi(vcpu, lent, rdtsc())?;
         self.forward_notices(vcpu, lent)?;
+        if self.gp.is_due() {
+            self.watch_gp_handler(vcpu, lent)?;
+        }
+        if let Some(pmu) = &self.pmu
+            && self
+                .gp
+                .is_idle_look_due(pmu.needs().counting, self.tsc_khz)
+            // A halted one reads nothing, and may have been halted all the time.
+            && vcpu.get_mp_state()?.mp_state == KVM_MP_STATE_RUNNABLE
+        {
+            let before = self.gp.armed();
+            self.gp.looked(pmu.has_enabled());
+            self.tell_armed(vcpu, lent, before);
+        }
         Ok(self.debug.apply(vcpu)?)
     }
 
@@ -414,6 +479,7 @@ impl Traps {
             let due = pmu.deadline(core);
             self.due = due.map(Tsc);
             deadline = earliest(deadline, earliest(due, pmu.throttle().deadline()));
+            deadline = earliest(deadline, self.gp.deadline());
         }
         thread.set_deadline(now, deadline);
     }

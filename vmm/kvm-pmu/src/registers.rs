@@ -107,6 +107,12 @@ impl RegisterCache {
         self.stageable = synced && debug_exit;
     }
 
+    /// KVM has completed an OUT: the next `KVM_RUN` takes registers in before it does
+    /// anything else.
+    pub(crate) fn out_completed(&mut self) {
+        self.stageable = self.regs_fresh.get() && self.sregs_fresh.get();
+    }
+
     /// Somebody else may change registers from now on.
     pub(crate) fn forget(&self) {
         self.regs_fresh.set(false);

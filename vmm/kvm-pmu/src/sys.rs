@@ -1,15 +1,17 @@
 //! What the standard library and the rust-vmm crates have no safe call for:
 //! the time stamp counter, CPU time, per-thread timers, the signal that kicks a
-//! vCPU's thread, and KVM's statistics.
+//! vCPU's thread, KVM's statistics, and memory that is mapped twice.
 //!
 //! This module is the only place of the crate with `unsafe` code.
 
 mod kick;
+mod memory;
 mod run;
 mod stats;
 mod time;
 
 pub use kick::{KickFlag, KickGuard, KickTarget, install_kick_handler, kick_signal};
+pub(crate) use memory::{protect_page, unnamed_file};
 pub(crate) use run::PmuExit;
 pub use run::{DebugExit, answer_msr};
 pub use stats::{HaltStats, Halted, StatsError};

@@ -3,15 +3,20 @@
 
 mod breakpoints;
 mod context;
+mod displaced;
 mod frame;
 mod paging;
+mod patches;
 mod rdpmc;
 mod step_targets;
 mod stepping;
 
 pub(crate) use breakpoints::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
 pub(crate) use context::{CpuContext, Gate, cpl};
+pub use displaced::PatchRefusal;
+pub(crate) use displaced::{Displaced, LONGEST, OUT, OUT_SIZE, patch_site};
 pub(crate) use frame::{ExceptionFrame, Return};
+pub(crate) use patches::{PAGE, Patch, Patches, page_of};
 pub(crate) use rdpmc::{GP_VECTOR, Presented, Rdpmc, RdpmcTrap, inspect};
 pub(crate) use step_targets::StepInputs;
 pub(crate) use stepping::{StepResult, StepStop, Stepper, TfRepair};

@@ -133,6 +133,18 @@ pub enum MemoryError {
 /// # Errors
 /// When `mib` is outside [`MIN_MIB`] to [`MAX_MIB`], or the host refuses the mapping.
 pub fn create(mib: u64) -> Result<GuestMemory, MemoryError> {
+    let memory = GuestMemory::from_ranges(&ranges(mib)?);
+    memory.map_err(|error| MemoryError::Allocation {
+        mib,
+        reason: error.to_string(),
+    })
+}
+
+/// Where `mib` MiB of memory lie.
+///
+/// # Errors
+/// [`MemoryError`]: too little or too much.
+pub fn ranges(mib: u64) -> Result<Vec<(GuestAddress, usize)>, MemoryError> {
     if mib < MIN_MIB {
         return Err(MemoryError::TooSmall { mib });
     }
@@ -144,18 +156,14 @@ pub fn create(mib: u64) -> Result<GuestMemory, MemoryError> {
     if bytes > HOLE_START {
         ranges.push((HOLE_END, bytes - HOLE_START));
     }
-    let ranges = ranges
+    ranges
         .into_iter()
         .map(|(start, len)| Ok((GuestAddress(start), usize::try_from(len)?)))
-        .collect::<Result<Vec<_>, std::num::TryFromIntError>>()
+        .collect::<Result<_, std::num::TryFromIntError>>()
         .map_err(|error| MemoryError::Allocation {
             mib,
             reason: error.to_string(),
-        })?;
-    GuestMemory::from_ranges(&ranges).map_err(|error| MemoryError::Allocation {
-        mib,
-        reason: error.to_string(),
-    })
+        })
 }
 
 /// What a guest may do with a range of its physical addresses.

@@ -3,10 +3,10 @@
 use kvm_bindings::CpuId;
 use pmu_virt::{ClockBackend, CounterBackend, PmuModel, Vendor};
 use serde::Serialize;
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use crate::cpuid::{ApicFacts, CpuidPlan, guest_cpuid, host_vendor};
-use crate::kvm::{Host, KvmVm, VcpuId, VmOptions};
+use crate::kvm::{GuestRam, Host, KvmVm, VcpuId, VmOptions};
 
 /// One PMU model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -74,7 +74,7 @@ fn offer(
     };
     let supported = host.supported_cpuid()?;
     let entries = guest_cpuid(supported.as_slice(), 0, &plan)?;
-    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), ONE_PAGE)])?;
+    let memory = GuestRam::new(&[(GuestAddress(0), ONE_PAGE)], false)?;
     let vm = KvmVm::new(host, memory, &VmOptions::default())?;
     let vcpu = vm.create_vcpu(VcpuId(0))?;
     vcpu.set_cpuid2(&CpuId::from_entries(&entries)?)?;

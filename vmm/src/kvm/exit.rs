@@ -42,6 +42,11 @@ pub enum VmExit {
         /// Bytes, 1 to 8.
         len: usize,
     },
+    /// An access to memory that KVM cannot do; it takes place when the guest runs on.
+    MemoryFault {
+        /// Guest-physical address of the page, where KVM tells it.
+        address: Option<u64>,
+    },
     /// A filtered RDMSR; wants [`Answer::Msr`] or [`Answer::MsrFault`].
     Rdmsr {
         /// ECX.

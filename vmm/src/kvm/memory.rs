@@ -9,8 +9,11 @@
 //! All vCPUs have the same SMBASE, and so one state save area. Two that are in SMM
 //! at once spoil each other's state, which is the guest's own loss.
 
+use std::io;
+
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
+use kvm_pmu::{GuestBytes, PatchRefusal, ProtectPages, TwiceMapped};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::errno;
@@ -37,6 +40,70 @@ pub enum MapError {
     /// The guest memory has a region without a host mapping.
     #[error("guest memory at {0:#x} has no host mapping")]
     Unmapped(u64),
+}
+
+/// The guest's memory.
+#[derive(Debug, Clone)]
+pub enum GuestRam {
+    /// Mapped once: KVM and the VMM write to the same mapping.
+    Once(GuestMemoryMmap),
+    /// Mapped twice, so that the guest alone can be kept from writing to a page.
+    Twice(TwiceMapped),
+}
+
+impl GuestRam {
+    /// Memory of these ranges, which consist of whole pages; mapped `twice`, it is
+    /// memory of the host's that has no huge pages unless the host is set up so.
+    ///
+    /// # Errors
+    /// The host has no memory for it.
+    pub fn new(ranges: &[(GuestAddress, usize)], twice: bool) -> io::Result<Self> {
+        if twice {
+            return TwiceMapped::new(ranges).map(Self::Twice);
+        }
+        let memory = GuestMemoryMmap::from_ranges(ranges);
+        memory
+            .map(Self::Once)
+            .map_err(|error| io::Error::other(error.to_string()))
+    }
+
+    /// The mapping for all accesses of the VMM's own.
+    #[must_use]
+    pub fn for_vmm(&self) -> &GuestMemoryMmap {
+        match self {
+            Self::Once(memory) => memory,
+            Self::Twice(memory) => memory.for_vmm(),
+        }
+    }
+
+    /// The mapping for KVM's slots.
+    pub(super) fn for_kvm(&self) -> &GuestMemoryMmap {
+        match self {
+            Self::Once(memory) => memory,
+            Self::Twice(memory) => memory.for_kvm(),
+        }
+    }
+}
+
+/// Memory whose pages can be protected, but for those that are other memory in
+/// system management mode.
+#[derive(Debug)]
+pub(super) struct PlainPages {
+    pub(super) memory: TwiceMapped,
+    pub(super) smram: bool,
+}
+
+impl ProtectPages for PlainPages {
+    fn protect(&self, page: u64, writable: bool) -> Result<(), PatchRefusal> {
+        if self.smram && (SMBASE..SMBASE + SMRAM_SIZE).contains(&page) {
+            return Err(PatchRefusal::TwoSlots);
+        }
+        self.memory.protect(page, writable)
+    }
+
+    fn bytes(&self) -> &dyn GuestBytes {
+        self.memory.bytes()
+    }
 }
 
 /// Shows the guest all of `memory`.

@@ -111,12 +111,15 @@ impl KvmVcpu {
     ///
     /// # Errors
     /// What `KVM_RUN` failed with, except EINTR and EAGAIN, which are
-    /// [`VmExit::Interrupted`].
+    /// [`VmExit::Interrupted`], and EFAULT, which is [`VmExit::MemoryFault`].
     pub fn run(&mut self) -> Result<VmExit, VcpuError> {
         let exit = match self.fd.run() {
             Ok(exit) => exit,
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
                 return Ok(VmExit::Interrupted);
+            }
+            Err(error) if error.errno() == libc::EFAULT => {
+                return Ok(VmExit::MemoryFault { address: None });
             }
             Err(error) => return Err(self.error("KVM_RUN", error)),
         };
@@ -149,6 +152,7 @@ impl KvmVcpu {
                     len: bytes.len(),
                 }
             }
+            VcpuExit::MemoryFault { gpa, .. } => VmExit::MemoryFault { address: Some(gpa) },
             VcpuExit::Debug(arch) => VmExit::Debug(arch.into()),
             VcpuExit::Intr => VmExit::Interrupted,
             VcpuExit::Hlt => VmExit::Halted,

@@ -1,8 +1,13 @@
 //! One VM: memory, irqchip, and the MSRs that exit.
 
+use std::sync::Arc;
+
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::VmFd;
-use kvm_pmu::{MsrFilter, MsrFilterError, VcpuError, VcpuId, msr_ranges, switch_off_vpmu};
+use kvm_pmu::{
+    MsrFilter, MsrFilterError, PatchRefusal, ProtectPages, TrapPlan, VcpuError, VcpuId, VmTraps, msr_ranges,
+    switch_off_vpmu,
+};
 use pmu_virt::PmuModel;
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
@@ -10,7 +15,7 @@ use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::host::Host;
-use super::memory::{self, MapError};
+use super::memory::{self, GuestRam, MapError, PlainPages};
 use super::vcpu::KvmVcpu;
 
 /// Three pages below 4 GiB that KVM needs on some Intel hosts
@@ -45,6 +50,8 @@ pub struct VmOptions {
     /// Memory for system management mode, where KVM has that mode. Without it an
     /// SMI ends the VM.
     pub smm: bool,
+    /// How RDPMC is trapped.
+    pub trap: TrapPlan,
 }
 
 impl VmOptions {
@@ -56,7 +63,15 @@ impl VmOptions {
             irqchip: true,
             trapped_msrs: msr_ranges(model),
             smm: true,
+            trap: TrapPlan::default(),
         }
+    }
+
+    /// With RDPMC trapped as `plan` says.
+    #[must_use]
+    pub fn trapping(mut self, plan: TrapPlan) -> Self {
+        self.trap = plan;
+        self
     }
 }
 
@@ -65,8 +80,9 @@ impl VmOptions {
 pub struct KvmVm {
     fd: VmFd,
     // Keeps the memory mapped for as long as KVM may use it.
-    memory: GuestMemoryMmap,
+    memory: GuestRam,
     smram: Option<GuestMemoryMmap>,
+    traps: Arc<VmTraps>,
 }
 
 impl KvmVm {
@@ -77,12 +93,12 @@ impl KvmVm {
     ///
     /// # Errors
     /// [`VmError`] names the ioctl that failed.
-    pub fn new(host: &Host, memory: GuestMemoryMmap, options: &VmOptions) -> Result<Self, VmError> {
+    pub fn new(host: &Host, memory: GuestRam, options: &VmOptions) -> Result<Self, VmError> {
         let fd = create(host)?;
         switch_off_vpmu(&fd).map_err(|error| VmError::Ioctl("KVM_CAP_PMU_CAPABILITY", error))?;
-        memory::map_memory(&fd, &memory)?;
+        memory::map_memory(&fd, memory.for_kvm())?;
         let smram = if options.smm && host.features().smm {
-            Some(memory::map_smram(&fd, &memory)?)
+            Some(memory::map_smram(&fd, memory.for_kvm())?)
         } else {
             None
         };
@@ -100,7 +116,19 @@ impl KvmVm {
                 .map_err(|error| VmError::Ioctl("KVM_CREATE_PIT2", error))?;
         }
         trap_msrs(&fd, &options.trapped_msrs)?;
-        Ok(Self { fd, memory, smram })
+        let pages = match &memory {
+            GuestRam::Once(_) => None,
+            GuestRam::Twice(memory) => Some(Arc::new(PlainPages {
+                memory: memory.clone(),
+                smram: smram.is_some(),
+            }) as Arc<dyn ProtectPages>),
+        };
+        Ok(Self {
+            traps: VmTraps::new(options.trap, pages),
+            fd,
+            memory,
+            smram,
+        })
     }
 
     /// Its descriptor, for the PMUs of its vCPUs.
@@ -109,10 +137,24 @@ impl KvmVm {
         &self.fd
     }
 
-    /// Guest memory.
+    /// Guest memory, for accesses of the VMM's own.
     #[must_use]
     pub fn memory(&self) -> &GuestMemoryMmap {
-        &self.memory
+        self.memory.for_vmm()
+    }
+
+    /// Has the guest's stores to the page at `page` exit, or take place again.
+    pub(crate) fn protect(&self, page: u64, writable: bool) -> Result<(), PatchRefusal> {
+        match &self.memory {
+            GuestRam::Once(_) => Err(PatchRefusal::NoProtection),
+            GuestRam::Twice(memory) => memory.protect(page, writable),
+        }
+    }
+
+    /// How RDPMC is trapped in it.
+    #[must_use]
+    pub fn traps(&self) -> &Arc<VmTraps> {
+        &self.traps
     }
 
     /// The memory that only code in system management mode sees, if there is such

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arbiter::{Grant, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
-use kvm_pmu::{KvmPmu, KvmPmuError, KvmPmuParts};
+use kvm_pmu::{KvmPmu, KvmPmuError, KvmPmuParts, TrapMode, TrapPlan};
 use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
 use vmm_control::{JobQueue, Server, ServerError, ServerSetup};
@@ -24,7 +24,7 @@ use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
-use crate::kvm::{Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
+use crate::kvm::{GuestRam, Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
 use crate::probe::ProbeReport;
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::CpuList;
@@ -165,11 +165,15 @@ impl Machine {
         let saved = config.restore.as_deref();
         let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
         let saved = saved.transpose()?;
-        let memory = boot::memory::create(config.memory_mib)?;
-        let loaded = boot::load(&memory, &boot_request(config, &plan, probes))?;
+        let trap = probes.trap_plan(match &guest.pmu {
+            Some(_) => config.rdpmc_trap,
+            None => TrapMode::None,
+        });
+        let options = VmOptions::with_pmu(guest.pmu.as_ref()).trapping(trap);
+        let memory = guest_ram(config.memory_mib, trap)?;
+        let loaded = boot::load(memory.for_vmm(), &boot_request(config, &plan, probes))?;
         log::info!("{}", loaded.describe());
 
-        let options = VmOptions::with_pmu(guest.pmu.as_ref());
         let vm = Arc::new(KvmVm::new(host, memory, &options)?);
         let (parts, com1_irq) = PlatformParts::with_console(console)?;
         vm.connect_irq(&com1_irq, ports::COM1_GSI)?;
@@ -272,6 +276,7 @@ impl Machine {
                 pmu,
                 quirks: probes.quirks(),
                 step: probes.step_support(),
+                traps: vm.traps().clone(),
                 pmi_floor: config.pmi_floor,
                 tsc_khz,
             };
@@ -309,6 +314,14 @@ impl Machine {
     pub fn audit(&self) -> Arc<AuditTrail> {
         self.audit.clone()
     }
+}
+
+fn guest_ram(mib: u64, trap: TrapPlan) -> Result<GuestRam, MemoryError> {
+    let ranges = boot::memory::ranges(mib)?;
+    GuestRam::new(&ranges, trap.may_patch()).map_err(|error| MemoryError::Allocation {
+        mib,
+        reason: error.to_string(),
+    })
 }
 
 /// The name of what boots.

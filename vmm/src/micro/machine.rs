@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs};
+use kvm_pmu::TrapPlan;
 use thiserror::Error;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::code::{CodeError, assemble};
 use super::layout;
 use super::platform::UNEXPECTED_VECTOR_PORT;
 use crate::kvm::{
-    Host, HostError, KvmVcpu, KvmVm, SMM_ENTRY, VcpuError, VcpuId, VmError, VmOptions,
+    GuestRam, Host, HostError, KvmVcpu, KvmVm, SMM_ENTRY, VcpuError, VcpuId, VmError, VmOptions,
 };
 
 /// A micro-guest could not be made.
@@ -128,7 +129,7 @@ impl MicroGuest {
         host: &Host,
         options: &VmOptions,
     ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), MicroError> {
-        let memory = self.memory()?;
+        let memory = self.memory(options.trap)?;
         let vm = Arc::new(KvmVm::new(host, memory, options)?);
         if let (Some(code), Some(smram)) = (&self.smm, vm.smram()) {
             smram
@@ -145,28 +146,29 @@ impl MicroGuest {
         Ok((vm, vcpus))
     }
 
-    fn memory(&self) -> Result<GuestMemoryMmap, MicroError> {
+    fn memory(&self, trap: TrapPlan) -> Result<GuestRam, MicroError> {
         let ranges = [(GuestAddress(0), layout::MEMORY_SIZE)];
-        let memory = GuestMemoryMmap::from_ranges(&ranges)
+        let ram = GuestRam::new(&ranges, trap.may_patch())
             .map_err(|error| MicroError::Memory(error.to_string()))?;
+        let memory = ram.for_vmm();
         let vcpus = u8::try_from(self.starts.len()).unwrap_or(u8::MAX);
-        layout::write_tables(&memory, vcpus);
+        layout::write_tables(memory, vcpus);
         for vector in 0..=u8::MAX {
             let stub = layout::STUBS + u64::from(vector) * layout::STUB_SIZE;
             memory
                 .write_slice(&unexpected(vector)?, GuestAddress(stub))
                 .map_err(|error| MicroError::Memory(error.to_string()))?;
-            layout::write_gate(&memory, vector, stub);
+            layout::write_gate(memory, vector, stub);
         }
         for &(vector, handler) in &self.handlers {
-            layout::write_gate(&memory, vector, handler);
+            layout::write_gate(memory, vector, handler);
         }
         for (address, bytes) in &self.code {
             memory
                 .write_slice(bytes, GuestAddress(*address))
                 .map_err(|error| MicroError::Memory(error.to_string()))?;
         }
-        Ok(memory)
+        Ok(ram)
     }
 
     fn set_registers(

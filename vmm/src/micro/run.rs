@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arbiter::{Auditor, Grant, Phase, Record};
 use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
-use kvm_pmu::{KvmPmu, KvmPmuParts};
+use kvm_pmu::{KvmPmu, KvmPmuParts, TrapPlan};
 use pmu_virt::{
     CorePmu, CountRequest, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu,
 };
@@ -43,6 +43,8 @@ pub struct MicroRun {
     pub quirks: DebugQuirks,
     /// What the host can step.
     pub step: StepSupport,
+    /// How RDPMC is trapped.
+    pub trap: TrapPlan,
     /// Shortest time between two PMIs, in microseconds.
     pub pmi_floor_us: u32,
     /// After this the guest is stopped.
@@ -168,7 +170,7 @@ impl MicroRun {
         connect: impl FnOnce(&KvmVm) -> Result<Arc<dyn Platform>, MicroError>,
     ) -> Result<MicroOutcome, MicroRunError> {
         install_kick_handler().map_err(MicroRunError::Signal)?;
-        let options = VmOptions::with_pmu(self.model.as_ref());
+        let options = VmOptions::with_pmu(self.model.as_ref()).trapping(self.trap);
         let (vm, vcpus) = guest.build(host, &options)?;
         let platform = connect(&vm)?;
         let tsc_khz = vcpus.first().map_or(Ok(0), KvmVcpu::get_tsc_khz)?;
@@ -308,6 +310,7 @@ impl MicroRun {
             pmu,
             quirks: self.quirks,
             step: self.step,
+            traps: shared.vm.traps().clone(),
             pmi_floor: Duration::from_micros(self.pmi_floor_us.into()),
             tsc_khz,
         };

@@ -68,6 +68,7 @@ impl Solo {
         let pmu = KvmPmuParts {
             id: kvm.id(),
             pmu: Some(pmu),
+            traps: vm.traps().clone(),
             quirks: parts.quirks,
             step: parts.step,
             pmi_floor: Duration::from_micros(parts.pmi_floor_us.into()),

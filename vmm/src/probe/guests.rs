@@ -3,11 +3,14 @@
 use std::time::Instant;
 
 use iced_x86::IcedError;
-use iced_x86::code_asm::{CodeAssembler, al, dr0, dr7, dx, eax, ecx, edx, qword_ptr, rax, rsp};
+use iced_x86::code_asm::{
+    CodeAssembler, al, dr0, dr7, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rsp,
+};
 use kvm_bindings::{KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::runner::Probe;
-use super::{GuestStep, RdpmcBehaviour};
+use super::{GuestStep, HandlerOut, ProtectedStore, RdpmcBehaviour};
 use crate::kvm::{Host, SMM_ENTRY, VmExit, VmOptions};
 use crate::micro::{
     KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS, USER_STACK,
@@ -258,6 +261,78 @@ pub(super) fn dr_access(host: &Host) -> Result<bool, MicroError> {
         return Ok(false);
     }
     Ok(matches!(probe.run()?, VmExit::Debug(exit) if exit.dr6 & DR6_BD != 0))
+}
+
+/// Where a vCPU stands that stopped at an OUT in the place of its #GP handler's first
+/// instruction, and whether it can go on behind that.
+pub(super) fn handler_out(host: &Host) -> Result<HandlerOut, MicroError> {
+    // ENDBR64 with an OUT for its first byte.
+    const PATCHED: [u8; 4] = [0xe6, 0x0f, 0x1e, 0xfa];
+    const PORT: u16 = 0x0f;
+    let guest = guest(0, |a| {
+        a.xor(ecx, ecx)?;
+        a.rdpmc()
+    })?;
+    let behind = HANDLER + PATCHED.len() as u64;
+    let handler = assemble(behind, |a| report(a, DONE))?;
+    let guest = guest
+        .code(HANDLER, PATCHED.to_vec())
+        .code(behind, handler)
+        .handler(GP_VECTOR, HANDLER);
+    let mut probe = Probe::new(host, &guest)?;
+    if !is_report(&probe.run()?, PORT) {
+        return Ok(HandlerOut::Unnoticed);
+    }
+    let found = match probe.vcpu().get_regs()?.rip.checked_sub(HANDLER) {
+        Some(0) => HandlerOut::At,
+        Some(2) => HandlerOut::Behind,
+        _ => return Ok(HandlerOut::Unnoticed),
+    };
+    probe.complete()?;
+    let mut regs = probe.vcpu().get_regs()?;
+    regs.rip = behind;
+    probe.vcpu().set_regs(&regs)?;
+    Ok(if is_report(&probe.run()?, DONE) {
+        found
+    } else {
+        HandlerOut::Unnoticed
+    })
+}
+
+/// How a store at `cpl` to a page that is read-only in KVM's mapping alone comes to us.
+pub(super) fn protected_store(host: &Host, cpl: u8) -> Result<ProtectedStore, MicroError> {
+    const VALUE: u32 = 0x1234_5678;
+    let guest = guest(cpl, |a| {
+        a.mov(eax, dword_ptr(SCRATCH))?;
+        a.mov(eax, VALUE)?;
+        a.mov(dword_ptr(SCRATCH), eax)?;
+        report(a, DONE)
+    })?;
+    let mut probe = Probe::new(host, &guest)?;
+    if probe.vm().protect(SCRATCH, false).is_err() {
+        return Ok(ProtectedStore::Unnoticed);
+    }
+    let exit = probe.run()?;
+    if probe.vm().protect(SCRATCH, true).is_err() {
+        return Ok(ProtectedStore::Unnoticed);
+    }
+    let went_on = is_report(&probe.run()?, DONE);
+    let stored: u32 = probe.vm().memory().read_obj(GuestAddress(SCRATCH)).unwrap_or(0);
+    Ok(match exit {
+        // The store is left to us.
+        VmExit::MmioWrite {
+            address: SCRATCH,
+            data,
+            len: 4,
+        } if went_on && data[..4] == VALUE.to_le_bytes() && stored == 0 => ProtectedStore::Mmio,
+        // The store takes place now.
+        VmExit::MemoryFault {
+            address: Some(SCRATCH) | None,
+        } if went_on && stored == VALUE => {
+            ProtectedStore::Fault
+        }
+        _ => ProtectedStore::Unnoticed,
+    })
 }
 
 /// Whether an SMI leads to its handler, and KVM marks an exit from there.

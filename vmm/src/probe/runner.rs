@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// A probe guest with one vCPU.
 pub(super) struct Probe {
     // The VM must outlive its vCPU's ioctls.
-    _vm: Arc<KvmVm>,
+    vm: Arc<KvmVm>,
     vcpu: KvmVcpu,
 }
 
@@ -33,11 +33,24 @@ impl Probe {
             .into_iter()
             .next()
             .ok_or_else(|| MicroError::Memory("a probe guest has one vCPU".to_owned()))?;
-        Ok(Self { _vm: vm, vcpu })
+        Ok(Self { vm, vcpu })
     }
 
     pub(super) fn vcpu(&self) -> &KvmVcpu {
         &self.vcpu
+    }
+
+    /// Its memory.
+    pub(super) fn vm(&self) -> &KvmVm {
+        &self.vm
+    }
+
+    /// Has KVM complete what the last exit was about, without entering the guest.
+    pub(super) fn complete(&mut self) -> Result<(), MicroError> {
+        self.vcpu.set_immediate_exit(true);
+        self.vcpu.run()?;
+        self.vcpu.set_immediate_exit(false);
+        Ok(())
     }
 
     /// Whether the last exit was from system management mode.

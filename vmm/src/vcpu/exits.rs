@@ -61,6 +61,12 @@ impl RunState {
                     "the processor refused the guest's state (hardware reason {reason:#x})"
                 ))));
             }
+            VmExit::MemoryFault { address } => {
+                let at = address.map(|at| format!(" at {at:#x}")).unwrap_or_default();
+                return Ok(Some(VcpuEnd::Stuck(format!(
+                    "the host cannot give the guest its memory{at}"
+                ))));
+            }
             VmExit::Unexpected { what } => {
                 return Ok(Some(VcpuEnd::Stuck(format!("unexpected exit: {what}"))));
             }

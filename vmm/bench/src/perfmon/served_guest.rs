@@ -147,6 +147,7 @@ impl<'a> Setting<'a> {
             backend: || Box::new(ClockBackend::new()),
             quirks: harness.probe.quirks(),
             step: harness.probe.step_support(),
+            trap: harness.probe.trap_plan(vmm::vcpu::TrapMode::Auto),
             pmi_floor_us: DEFAULT_PMI_FLOOR_US,
             timeout: self.timeout,
             record: false,

@@ -19,7 +19,7 @@ use super::file::ConfigFile;
 use super::policy;
 use super::values::{
     appendable, choice, cpu_list, model, number, octal, on_or_off, readable, seconds, small, text,
-    writable,
+    trap_mode, writable,
 };
 use super::{
     CONNECTIONS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS, GRACE_MS, GROUPS,
@@ -132,6 +132,7 @@ impl Merge<'_> {
                 choice(word, UnpackChoice::parse, UnpackChoice::ALLOWED)
             })?
             .unwrap_or_default(),
+            rdpmc_trap: checked!(self, rdpmc_trap, trap_mode)?.unwrap_or_default(),
             pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US.into())),
             pcr,
             audit: self.file_option(given!(self, audit), appendable)?,

@@ -10,6 +10,7 @@ use vmm::config::PmuChoice;
 use vmm::files::no_file;
 use vmm::sched::CpuList;
 use vmm::sys::allowed_cpus;
+use vmm::vcpu::TrapMode;
 
 use super::TIMEOUT_S;
 use super::error::SettingError;
@@ -55,6 +56,17 @@ pub(super) fn on_or_off(value: String) -> Result<bool, SettingError> {
         _ => None,
     };
     choice(value, parse, "on or off")
+}
+
+pub(super) fn trap_mode(value: String) -> Result<TrapMode, SettingError> {
+    let parse = |word: &str| match word {
+        "auto" => Some(TrapMode::Auto),
+        "patch" => Some(TrapMode::Patch),
+        "breakpoint" => Some(TrapMode::Breakpoint),
+        "none" => Some(TrapMode::None),
+        _ => None,
+    };
+    choice(value, parse, "auto, patch, breakpoint or none")
 }
 
 pub(super) fn seconds(value: f64) -> Result<Duration, SettingError> {

@@ -23,7 +23,7 @@ use vmm::entropy::OsRandom;
 use vmm::kvm::{Host, VmOptions};
 use vmm::micro::{Solo, SoloParts};
 use vmm::probe::ProbeReport;
-use vmm::vcpu::{Silent, VcpuEnd};
+use vmm::vcpu::{Silent, TrapMode, VcpuEnd};
 
 use super::{DemoError, PATIENCE};
 use report::{OwnerRow, PcrReport};
@@ -40,7 +40,7 @@ pub(super) fn perform(
 ) -> Result<PcrReport, DemoError> {
     let sources = Sources::auto();
     let acts = scenario::acts(model);
-    let options = VmOptions::with_pmu(Some(model));
+    let options = VmOptions::with_pmu(Some(model)).trapping(probe.trap_plan(TrapMode::Auto));
     let (vm, vcpus) = guest::guest(&acts)?.build(host, &options)?;
     let kvm = vcpus
         .into_iter()

@@ -81,7 +81,10 @@ pub(super) struct Witness(pub(super) Arc<Record>);
 
 impl Observer for Witness {
     fn event(&mut self, vcpu: VcpuId, event: &TrapEvent) {
-        self.0.add(vcpu, What::Trap(event.clone()));
+        // How RDPMC is trapped is no access of the guest's.
+        if !matches!(event, TrapEvent::Armed(_)) {
+            self.0.add(vcpu, What::Trap(event.clone()));
+        }
     }
 }
 
@@ -218,6 +221,8 @@ impl Teller<'_> {
                 ring,
                 outcome,
             } => self.rdpmc(*index, *ring, *outcome),
+            TrapEvent::Armed(_) => plain("RDPMC", "is trapped"),
+            TrapEvent::HandlerWritten => plain("store", "to the page of its patched #GP handler"),
             TrapEvent::ForeignGp => plain("#GP", "passes on to the guest's handler"),
             TrapEvent::GuestDebug { dr6 } => {
                 let outcome = "the guest's own: handed back".to_owned();

@@ -3,7 +3,7 @@
 use vmm::doctor::{Diagnosis, Kvm, check_backends};
 use vmm::host::{CounterHolders, CpuFacts, HardwarePmu, HostFacts, KvmAccess};
 use vmm::kvm::KvmFeatures;
-use vmm::probe::{GuestStep, ProbeReport, RdpmcBehaviour};
+use vmm::probe::{GuestStep, HandlerOut, ProbeReport, ProtectedStore, RdpmcBehaviour};
 
 use super::report;
 use crate::exit::ExitStatus;
@@ -34,6 +34,9 @@ fn faithful() -> ProbeReport {
         breakpoint_cpl3: true,
         rf_honoured: true,
         dr_access_trap: false,
+        handler_out: HandlerOut::At,
+        protected_store_cpl0: ProtectedStore::Fault,
+        protected_store_cpl3: ProtectedStore::Fault,
         block_irq: true,
         smm: true,
         guest_step: GuestStep::ToGuest,

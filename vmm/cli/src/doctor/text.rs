@@ -7,7 +7,7 @@ use umpire_tools::table;
 use vmm::doctor::{Diagnosis, Kvm};
 use vmm::host::{CounterHolder, HardwarePmu, HostFacts, KvmAccess};
 use vmm::kvm::KvmFeatures;
-use vmm::probe::{GuestStep, ProbeReport, RdpmcBehaviour};
+use vmm::probe::{GuestStep, HandlerOut, ProbeReport, RdpmcBehaviour};
 
 /// What a line means to the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,6 +285,7 @@ fn probed(probe: &ProbeReport) -> Vec<Finding> {
             }
             RdpmcBehaviour::Unknown => line(Mark::No, "RDPMC", "ended in an unknown way"),
         },
+        handler_patch(probe),
         line(
             mark(probe.breakpoint_cpl0, Mark::No),
             "hardware breakpoints",
@@ -333,6 +334,19 @@ fn probed(probe: &ProbeReport) -> Vec<Finding> {
             },
         ),
     ]
+}
+
+fn handler_patch(probe: &ProbeReport) -> Finding {
+    let what = "patch of the #GP handler";
+    match (probe.patch_obstacle(), probe.handler_out) {
+        (Some(obstacle), _) => line(
+            Mark::Note,
+            what,
+            format!("{obstacle}: RDPMC is trapped by a breakpoint"),
+        ),
+        (None, HandlerOut::Behind) => line(Mark::Ok, what, "works, with RIP behind the OUT"),
+        (None, _) => line(Mark::Ok, what, "works, with RIP at the OUT"),
+    }
 }
 
 fn guest_steps(probe: &ProbeReport) -> Finding {

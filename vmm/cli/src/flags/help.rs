@@ -84,6 +84,8 @@ Examples:
   umpire events                  generic names, and the tables that there are
   umpire events branch           names and descriptions with this word, in every table
   umpire events --pmu skl        all events of Skylake
+  umpire events instructions:u   what a name stands for with each PMU model, and its other names
+  umpire events r15302c2         the same for a code
   umpire events 'INST*:ANY*' --pmu icl -j
 Exit status: 0; 2 if nothing is found.";
 

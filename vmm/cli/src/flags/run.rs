@@ -62,6 +62,11 @@ pub struct RunFlags {
     /// always or never [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub unpack: Option<String>,
+    /// How RDPMC is trapped: auto (patch where it can be, or else breakpoint), patch (one
+    /// byte of the guest's #GP handler), breakpoint (takes the guest's debug registers) or
+    /// none (RDPMC raises #GP) [default: auto]
+    #[arg(long, value_name = "HOW")]
+    pub rdpmc_trap: Option<String>,
     /// Least time between two PMIs of one vCPU in microseconds, 1 to 1000000; an
     /// earlier PMI is late, never lost [default: 100]
     #[arg(long, value_name = "MICROSECONDS", allow_negative_numbers = true)]

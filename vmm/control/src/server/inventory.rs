@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use perfmon_abi::consts::{PFM_FL_SYSTEM_WIDE, PFM_FMTFL_NOSET};
 use perfmon_abi::wire::info::{
     ContextInfo, ContextState, CoreInfo, FormatInfo, Holder, HolderInfo, MachineInfo, ModelInfo,
-    Scope, VcpuInfo, VcpuState, VirtualPmdInfo,
+    Scope, VcpuInfo, VcpuState, VirtualPmdInfo, uuid_text,
 };
 use pmu_virt::HolderReport;
 use pmu_virt::perfmon::{ContextId, FormatRegistry, Phase, SamplingFormat, VirtualPmd};
@@ -238,7 +238,7 @@ fn context_info(id: ContextId, entry: &ContextEntry, view: Option<&ContextView>)
 /// The answer to FORMATS.
 pub(super) fn formats(registry: &FormatRegistry) -> Vec<FormatInfo> {
     let info = |format: &Arc<dyn SamplingFormat>| FormatInfo {
-        uuid: uuid(format.uuid()),
+        uuid: uuid_text(format.uuid()),
         name: format.name().to_owned(),
         flags: if format.only_set_0() {
             PFM_FMTFL_NOSET
@@ -283,18 +283,6 @@ fn unit(which: VirtualPmd) -> &'static str {
         VirtualPmd::Ring | VirtualPmd::Cr3 => "",
         _ => "count",
     }
-}
-
-/// A UUID in the text form of RFC 9562.
-fn uuid(bytes: [u8; 16]) -> String {
-    let mut text = String::with_capacity(36);
-    for (at, byte) in bytes.iter().enumerate() {
-        if matches!(at, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
 }
 
 pub(super) fn number(count: usize) -> u32 {

@@ -20,7 +20,7 @@ type Row = (
     &'static [u64],
 );
 
-const ROWS: [Row; 19] = [
+const ROWS: [Row; 20] = [
     (
         "skl",
         "INST_RETIRED",
@@ -69,6 +69,16 @@ const ROWS: [Row; 19] = [
         "MEMORY_CONTROLLER_REQUESTS",
         &[],
         &[0x1_0053_fff0],
+    ),
+    (
+        "amd64_fam10h_barcelona",
+        "DISPATCHED_FPU",
+        &[
+            ("OPS_ADD", 0x53_0100),
+            ("OPS_MULTIPLY", 0x53_0200),
+            ("OPS_STORE", 0x53_0400),
+        ],
+        &[],
     ),
     (
         "amd64_fam17h_zen1",
@@ -160,13 +170,20 @@ impl NameTable for Fake {
         let mut codes = plain.to_vec();
         let mut written = format!("{table}::{event}");
         let mut rings = None;
+        let mut masked = false;
+        let mut changes = 0;
         for word in words {
             if let Some((name, code)) = masks.iter().find(|(name, _)| *name == word) {
-                codes = vec![*code];
+                // Several unit masks add up.
+                let before = if masked { codes[0] } else { 0 };
+                codes = vec![before | code];
+                masked = true;
                 written.push_str(&format!(":{name}"));
             } else if let Some(count) = word.strip_prefix("c=") {
                 let count: u8 = count.parse().map_err(|_| EncodeError::Attribute)?;
-                codes[0] |= u64::from(count) << 24;
+                changes |= u64::from(count) << 24;
+            } else if let Some(bit) = ["e", "i"].iter().position(|flag| *flag == word) {
+                changes |= [1 << 18, 1 << 23][bit];
             } else {
                 let ring = match word {
                     "u" => 1 << 16,
@@ -177,6 +194,7 @@ impl NameTable for Fake {
             }
         }
         let first = codes.first_mut().ok_or(EncodeError::UnitMask)?;
+        *first |= changes;
         if let Some(rings) = rings {
             *first = *first & !(0b11 << 16) | rings;
         }

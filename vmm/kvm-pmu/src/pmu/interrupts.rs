@@ -57,6 +57,7 @@ impl Traps {
         };
         let delivery = pmi::send(vcpu, lent.vm, vendor, lvtpc)?;
         pmu.pmi_sent();
+        self.gp.look_soon();
         let event = TrapEvent::Pmi {
             request,
             delivery,

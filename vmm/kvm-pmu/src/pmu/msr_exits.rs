@@ -115,18 +115,10 @@ impl Traps {
         lent.observer.event(vcpu.id(), event);
         if written.starts_counting {
             self.registers_wanted = SYNCED_EXITS;
-            self.arm_rdpmc(vcpu, lent)?;
+            // Whoever programs counters will read them.
+            self.watch_gp_handler(vcpu, lent)?;
         }
         Ok(Some(done))
-    }
-
-    /// A guest that programs counters will read them: watch its #GP handler.
-    fn arm_rdpmc(&mut self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
-        self.idle_looks = 0;
-        if self.gp.arm(vcpu, lent.memory, &mut self.debug)? {
-            self.report_full(vcpu, lent);
-        }
-        Ok(())
     }
 }
 

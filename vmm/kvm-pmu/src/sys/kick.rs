@@ -105,6 +105,13 @@ impl KickFlag {
         }
     }
 
+    /// Sets the flag, and says what it was.
+    pub(crate) fn swap(&self, value: u8) -> u8 {
+        // SAFETY: the pointer is into the mapping, which lives as long as `self`; KVM
+        // and the signal handler access the byte without tearing, too.
+        unsafe { (*self.flag()).swap(value, Ordering::Relaxed) }
+    }
+
     fn flag(&self) -> *const AtomicU8 {
         let run = self.page.as_ptr().cast::<kvm_run>();
         // SAFETY: the mapping is a page long, which is more than the offset.
@@ -165,6 +172,14 @@ impl KickTarget {
                 process: libc::getpid(),
                 thread: libc::gettid(),
             }
+        }
+    }
+
+    /// Thread `thread` of this process.
+    pub(crate) fn of_this_process(thread: i32) -> Self {
+        Self {
+            thread,
+            ..Self::current()
         }
     }
 

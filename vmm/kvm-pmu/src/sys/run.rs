@@ -1,8 +1,9 @@
 //! The unions of `kvm_run`.
 
 use kvm_bindings::{
-    KVM_EXIT_DEBUG, KVM_EXIT_INTR, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, kvm_debug_exit_arch,
-    kvm_run,
+    KVM_EXIT_DEBUG, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_IO_OUT,
+    KVM_EXIT_MEMORY_FAULT, KVM_EXIT_MMIO, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR,
+    kvm_debug_exit_arch, kvm_run,
 };
 
 /// What a `KVM_RUN` ended with, as far as it can concern a PMU.
@@ -22,6 +23,27 @@ pub(crate) enum PmuExit {
     },
     /// #DB or a step, under `KVM_SET_GUEST_DEBUG`.
     Debug(DebugExit),
+    /// OUT of one byte.
+    Out {
+        /// The port.
+        port: u16,
+    },
+    /// A store to memory that KVM cannot write to.
+    Store {
+        /// Guest-physical address.
+        address: u64,
+        /// What is stored, in the first `len` bytes.
+        data: [u8; 8],
+        /// Bytes, 1 to 8.
+        len: usize,
+    },
+    /// An access to memory that KVM cannot do; it takes place when the guest runs on.
+    MemoryFault {
+        /// Guest-physical address of its page, where KVM tells it.
+        address: Option<u64>,
+    },
+    /// KVM gave up on an instruction, which has not been executed.
+    InternalError,
     /// A signal, or `immediate_exit`.
     Interrupted,
     /// Anything else.
@@ -76,8 +98,46 @@ impl PmuExit {
                 let debug = unsafe { run.__bindgen_anon_1.debug };
                 Self::Debug(debug.arch.into())
             }
+            KVM_EXIT_IO => {
+                // SAFETY: the exit reason selects `io`.
+                let io = unsafe { run.__bindgen_anon_1.io };
+                let out = u32::from(io.direction) == KVM_EXIT_IO_OUT;
+                match (out, io.size, io.count) {
+                    (true, 1, 1) => Self::Out { port: io.port },
+                    _ => Self::Other,
+                }
+            }
+            KVM_EXIT_MMIO => {
+                // SAFETY: the exit reason selects `mmio`.
+                let mmio = unsafe { run.__bindgen_anon_1.mmio };
+                let len = usize::try_from(mmio.len).unwrap_or(0).min(mmio.data.len());
+                match mmio.is_write {
+                    0 => Self::Other,
+                    _ => Self::Store {
+                        address: mmio.phys_addr,
+                        data: mmio.data,
+                        len,
+                    },
+                }
+            }
+            KVM_EXIT_MEMORY_FAULT => {
+                // SAFETY: the exit reason selects `memory_fault`.
+                let fault = unsafe { run.__bindgen_anon_1.memory_fault };
+                Self::MemoryFault {
+                    address: (fault.size != 0).then_some(fault.gpa),
+                }
+            }
+            KVM_EXIT_INTERNAL_ERROR => Self::InternalError,
             KVM_EXIT_INTR => Self::Interrupted,
             _ => Self::Other,
+        }
+    }
+
+    /// Notes that `KVM_RUN` failed with EFAULT, which KVM may have said no more about.
+    pub(crate) fn note_fault(run: &mut kvm_run) {
+        if run.exit_reason != KVM_EXIT_MEMORY_FAULT {
+            run.exit_reason = KVM_EXIT_MEMORY_FAULT;
+            run.__bindgen_anon_1.memory_fault = Default::default();
         }
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Gate {
     pub(crate) handler: u64,
     /// Size of the frame's words.
     pub(crate) kind: GateKind,
+    /// Selector of the handler's code segment.
+    pub(crate) selector: u16,
 }
 
 /// Registers and memory of a vCPU that is not in the guest.
@@ -70,6 +72,15 @@ impl CpuContext<'_> {
         match self.bitness() {
             64 => 0,
             _ => self.sregs.cs.base,
+        }
+    }
+
+    /// Linear address of `ip` in the code segment that runs.
+    #[must_use]
+    pub(crate) fn code_at(&self, ip: u64) -> u64 {
+        match self.bitness() {
+            64 => ip,
+            _ => self.sregs.cs.base.wrapping_add(ip) & 0xffff_ffff,
         }
     }
 
@@ -144,19 +155,21 @@ impl CpuContext<'_> {
             return None;
         }
         let mut handler = (low & 0xffff) | (low >> 48 << 16);
+        let selector = u16::try_from(low >> 16 & 0xffff).unwrap_or(0);
         if self.long_mode() {
             let high = self.word::<8>(idt.base.wrapping_add(offset + 8))?;
             handler |= (high & 0xffff_ffff) << 32;
             return Some(Gate {
                 handler,
                 kind: GateKind::Bits64,
+                selector,
             });
         }
-        let selector = u16::try_from(low >> 16 & 0xffff).unwrap_or(0);
         let base = self.descriptor(selector).map_or(0, descriptor_base);
         Some(Gate {
             handler: handler.wrapping_add(base) & 0xffff_ffff,
             kind: GateKind::Bits32,
+            selector,
         })
     }
 

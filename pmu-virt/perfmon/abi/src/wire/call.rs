@@ -5,8 +5,8 @@ use super::{Errno, Refusal};
 use crate::consts::{
     PFM_CREATE_CONTEXT, PFM_CREATE_EVTSETS, PFM_DELETE_EVTSETS, PFM_GET_CONFIG,
     PFM_GETINFO_EVTSETS, PFM_GETINFO_PMCS, PFM_GETINFO_PMDS, PFM_LOAD_CONTEXT, PFM_READ_PMDS,
-    PFM_RESTART, PFM_SET_CONFIG, PFM_START, PFM_STOP, PFM_UNLOAD_CONTEXT, PFM_WRITE_PMCS,
-    PFM_WRITE_PMDS,
+    PFM_REGFL_READ_RESET, PFM_RESTART, PFM_SET_CONFIG, PFM_START, PFM_STOP, PFM_UNLOAD_CONTEXT,
+    PFM_WRITE_PMCS, PFM_WRITE_PMDS,
 };
 use crate::field::{BadLength, Record};
 use crate::records::{
@@ -163,6 +163,17 @@ impl Call {
                 | PFM_SET_CONFIG
                 | PFM_GET_CONFIG
         )
+    }
+
+    /// Whether the command tells values and changes none.
+    #[must_use]
+    pub fn only_reads(&self) -> bool {
+        let resets = |pmd: &PmdArg| pmd.flags & PFM_REGFL_READ_RESET != 0;
+        match self {
+            Call::ReadPmds(vector) => !vector.iter().any(resets),
+            Call::GetinfoEvtsets(_) | Call::GetinfoPmcs(_) | Call::GetinfoPmds(_) => true,
+            _ => false,
+        }
     }
 
     /// Elements of the argument.

@@ -1,0 +1,384 @@
+//! The patched #GP handler: what the guest sees of it, what it may do to its page, and
+//! when the byte comes back.
+
+use anyhow::{Result, ensure};
+use guest_tests::micro::{
+    DATA, DISPLACEABLE, ENDBR64, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written,
+    enter_user, exit, log_value, wrmsr,
+};
+use iced_x86::code_asm::{
+    CodeAssembler, al, ax, byte_ptr, dword_ptr, eax, ecx, edx, qword_ptr, r14, r15, rax, rbx, rdi,
+    rsp, word_ptr,
+};
+use pmu_virt::ReadOutcome;
+use vm_memory::{Bytes, GuestAddress};
+use vmm::micro::{KERNEL_CS, USER_CS};
+use vmm::vcpu::{Armed, PatchRefusal, TrapEvent, TrapMode};
+
+pub(crate) const TESTS: &[Test] = &[
+    Test {
+        name: "patch::every_instruction_at_cpl_0",
+        run: |lab| DISPLACEABLE.iter().try_for_each(|first| displaced(lab, first, 0)),
+    },
+    Test {
+        name: "patch::every_instruction_at_cpl_3",
+        run: |lab| DISPLACEABLE.iter().try_for_each(|first| displaced(lab, first, 3)),
+    },
+    Test {
+        name: "patch::each_mode",
+        run: modes,
+    },
+    Test {
+        name: "patch::stores_at_cpl_0",
+        run: |lab| stores(lab, 0),
+    },
+    Test {
+        name: "patch::stores_at_cpl_3",
+        run: |lab| stores(lab, 3),
+    },
+    Test {
+        name: "patch::an_old_patch_works",
+        run: old_patch,
+    },
+    Test {
+        name: "patch::is_gone_when_no_counter_was_enabled_for_long",
+        run: idle,
+    },
+];
+
+const PCE: u64 = 1 << 8;
+const AC: u64 = 1 << 18;
+const COUNT: u64 = 0x1234_5678_9abc;
+
+const GP: u64 = 0x10_0000 + 0x8_0000 + 13 * 0x100;
+
+/// Sets counter 0 to [`COUNT`], and with the write of a control has the #GP
+/// handler watched.
+fn program_counter(a: &mut CodeAssembler) -> Written {
+    wrmsr(a, 0xc001_0201, COUNT)?;
+    wrmsr(a, 0xc001_0200, 0)
+}
+
+/// Reads it, and logs the value.
+fn rdpmc(a: &mut CodeAssembler) -> Written {
+    a.xor(ecx, ecx)?;
+    let mut next = a.create_label();
+    a.lea(r14, qword_ptr(next))?;
+    a.lea(r15, qword_ptr(next))?;
+    a.rdpmc()?;
+    a.set_label(&mut next)?;
+    log_value(a)
+}
+
+/// An RDMSR of no register, or at CPL 3 of any.
+fn foreign_gp(a: &mut CodeAssembler) -> Written {
+    let (mut fault, mut next) = (a.create_label(), a.create_label());
+    a.lea(r14, qword_ptr(fault))?;
+    a.lea(r15, qword_ptr(next))?;
+    a.mov(ecx, 0x1234_5678)?;
+    a.set_label(&mut fault)?;
+    a.rdmsr()?;
+    a.set_label(&mut next)?;
+    a.nop()
+}
+
+fn setup() -> Setup {
+    Setup::clock("amd-core")
+}
+
+fn count() -> Entry {
+    Entry {
+        kind: VALUE,
+        a: COUNT & 0xffff_ffff,
+        b: COUNT >> 32,
+        c: 0,
+    }
+}
+
+fn gp(cs: u16) -> Entry {
+    Entry {
+        kind: FAULT + 13,
+        a: 0,
+        b: 0,
+        c: cs.into(),
+    }
+}
+
+fn armed(ran: &LabRun) -> Vec<Armed> {
+    let armed = ran.outcome.vcpus[0].events.iter().filter_map(|event| match event {
+        TrapEvent::Armed(armed) => Some(*armed),
+        _ => None,
+    });
+    armed.collect()
+}
+
+/// The first bytes of the #GP handler, when the guest has ended.
+fn handler_bytes(ran: &LabRun) -> Result<[u8; 4]> {
+    Ok(ran.outcome.vm.memory().read_obj(GuestAddress(GP))?)
+}
+
+/// `body` in a ring, whose #GP handler begins with `first`, after the counter was
+/// programmed.
+fn guest(
+    first: &[u8],
+    cpl: u8,
+    body: impl Fn(&mut CodeAssembler) -> Written,
+) -> Result<vmm::micro::MicroGuest> {
+    let program = Program::new()?.gp_begins(first)?;
+    let program = program.kernel(|a| {
+        program_counter(a)?;
+        if cpl == 3 {
+            return enter_user(a, 0);
+        }
+        body(a)?;
+        exit(a)
+    })?;
+    let program = program.user(|a| {
+        body(a)?;
+        a.ud2()
+    })?;
+    Ok(program.start(PCE))
+}
+
+fn cs(cpl: u8) -> u16 {
+    if cpl == 3 { USER_CS } else { KERNEL_CS }
+}
+
+/// RDPMC is emulated, and any other #GP finds its handler as it should: the
+/// instruction under the patch is executed.
+fn displaced(lab: &Lab, first: &'static [u8], cpl: u8) -> Result<()> {
+    let ac = i32::try_from(AC)?;
+    let clac = first == [0x0f, 0x01, 0xca];
+    // A handler that logs the interrupted AC and its own.
+    let program = Program::new()?.handler(13, |a| {
+        a.db(first)?;
+        a.push(rax)?;
+        a.pushfq()?;
+        a.pop(qword_ptr(DATA))?;
+        a.pop(rax)?;
+        guest_tests::micro::log_fault(a, 13, true)
+    })?;
+    let body = |a: &mut CodeAssembler| -> Written {
+        rdpmc(a)?;
+        a.pushfq()?;
+        a.or(qword_ptr(rsp), ac)?;
+        a.popfq()?;
+        foreign_gp(a)?;
+        rdpmc(a)
+    };
+    let program = program.kernel(|a| {
+        program_counter(a)?;
+        if cpl == 3 {
+            return enter_user(a, 0);
+        }
+        body(a)?;
+        exit(a)
+    })?;
+    let program = program.user(|a| {
+        body(a)?;
+        a.ud2()
+    })?;
+    let guest = program.start(PCE);
+    let ran = lab.run(&setup(), &guest)?;
+    ensure!(ran.log == [count(), gp(cs(cpl)), count()], "{first:x?}: {:x?}", ran.log);
+    ensure!(armed(&ran) == [Armed::Patch], "{first:x?}: {:?}", armed(&ran));
+    // Not every KVM hands AC over to a handler.
+    let inside = ran.word(DATA)? & AC;
+    let expected = match clac {
+        true => 0,
+        false => {
+            let watched = Setup {
+                trap: TrapMode::Breakpoint,
+                ..setup()
+            };
+            lab.run(&watched, &guest)?.word(DATA)? & AC
+        }
+    };
+    ensure!(inside == expected, "{first:x?}: AC is {inside:x} in the handler");
+    let bytes = handler_bytes(&ran)?;
+    ensure!(bytes[..first.len()] == *first, "{bytes:x?} at the end");
+    let foreign = ran.events(|event| *event == TrapEvent::ForeignGp).len();
+    ensure!(foreign == 1, "{foreign} foreign #GPs");
+    Ok(())
+}
+
+/// What each `--rdpmc-trap` comes to, for a handler that can be patched and for one
+/// that cannot; and what the guest sees of its own text.
+fn modes(lab: &Lab) -> Result<()> {
+    const PUSH: &[u8] = &[0x50, 0x58];
+    let check = |mode, first: &'static [u8], expected: &[Armed], read: bool, byte: u8| {
+        let guest = guest(first, 0, |a| {
+            rdpmc(a)?;
+            a.movzx(eax, byte_ptr(GP))?;
+            a.xor(edx, edx)?;
+            log_value(a)
+        })?;
+        let setup = Setup {
+            trap: mode,
+            ..setup()
+        };
+        let ran = lab.run(&setup, &guest)?;
+        let byte = Entry {
+            kind: VALUE,
+            a: byte.into(),
+            b: 0,
+            c: 0,
+        };
+        let faulted = Entry {
+            // The RDPMC lies before the place to go on at.
+            b: 2u64.wrapping_neg(),
+            ..gp(KERNEL_CS)
+        };
+        let told = format!("{mode:?} {first:x?}: {:x?} {:?}", ran.log, armed(&ran));
+        let right = match ran.log.as_slice() {
+            [value, seen] if read => *value == count() && *seen == byte,
+            [fault, _, seen] if !read => *fault == faulted && *seen == byte,
+            _ => false,
+        };
+        ensure!(right && armed(&ran) == expected, "{told}");
+        let bytes = handler_bytes(&ran)?;
+        ensure!(bytes[..first.len()] == *first, "{told}: {bytes:x?}");
+        Ok(())
+    };
+    let refused = PatchRefusal::Instruction([0x50, 0x58, 0x50, 0x49]);
+    let endbr = &ENDBR64;
+    check(TrapMode::Auto, endbr, &[Armed::Patch], true, 0xe6)?;
+    check(TrapMode::Auto, PUSH, &[Armed::Breakpoint(Some(refused))], true, 0x50)?;
+    check(TrapMode::Patch, endbr, &[Armed::Patch], true, 0xe6)?;
+    check(TrapMode::Patch, PUSH, &[], false, 0x50)?;
+    check(TrapMode::Breakpoint, endbr, &[Armed::Breakpoint(None)], true, 0xf3)?;
+    check(TrapMode::None, endbr, &[], false, 0xf3)
+}
+
+/// Stores of every kind to the handler's page take place, and RDPMC is trapped all
+/// the time. The last one makes too many of them.
+fn stores(lab: &Lab, cpl: u8) -> Result<()> {
+    /// In the page of the handler, and at its end.
+    const HERE: u64 = (GP & !0xfff) + 0xf00;
+    const END: u64 = (GP & !0xfff) + 0x1000;
+    let stores: [(&str, fn(&mut CodeAssembler) -> Written, u64); 9] = [
+        ("a byte", |a| a.mov(byte_ptr(HERE), al), 0x88),
+        ("a word", |a| a.mov(word_ptr(HERE), ax), 0x7788),
+        ("a doubleword", |a| a.mov(dword_ptr(HERE), eax), 0x5566_7788),
+        ("a quadword", |a| a.mov(qword_ptr(HERE), rax), 0x1122_3344_5566_7788),
+        ("add", |a| a.add(qword_ptr(HERE), rax), 0x1122_3344_5566_7788),
+        (
+            "xchg",
+            |a| {
+                a.mov(rbx, HERE)?;
+                a.xchg(qword_ptr(rbx), rax)
+            },
+            0x1122_3344_5566_7788,
+        ),
+        (
+            "lock add",
+            |a| a.lock().add(qword_ptr(HERE), rax),
+            0x1122_3344_5566_7788,
+        ),
+        (
+            "a string",
+            |a| {
+                a.mov(rdi, HERE)?;
+                a.mov(ecx, 6)?;
+                a.rep().stosb()
+            },
+            0x8888_8888_8888,
+        ),
+        (
+            "across the page's end",
+            |a| a.mov(qword_ptr(END - 3), rax),
+            0x66_7788 << 40,
+        ),
+    ];
+    for (name, store, expected) in stores {
+        let body = |a: &mut CodeAssembler| -> Written {
+            rdpmc(a)?;
+            a.mov(rax, 0x1122_3344_5566_7788u64)?;
+            store(a)?;
+            rdpmc(a)?;
+            foreign_gp(a)
+        };
+        let ran = lab.run(&setup(), &guest(&ENDBR64, cpl, body)?)?;
+        let log = [count(), count(), gp(cs(cpl))];
+        let events = &ran.outcome.vcpus[0].events;
+        ensure!(ran.log == log, "{name}: {:x?}\n{events:x?}", ran.log);
+        let at = if name == "across the page's end" { END - 8 } else { HERE };
+        let stored = ran.word(at)?;
+        ensure!(stored == expected, "{name}: {stored:x}");
+        if at != HERE {
+            let beyond = ran.word(END)?;
+            ensure!(beyond == 0x11_2233_4455, "{name}: {beyond:x} in the next page");
+        }
+        let written = ran.events(|event| *event == TrapEvent::HandlerWritten).len();
+        ensure!(written > 0, "{name} went unnoticed");
+    }
+    // The eighth write ends it.
+    let ran = lab.run(
+        &setup(),
+        &guest(&ENDBR64, cpl, |a| {
+            for round in 0..12u32 {
+                // The page is patched again by then.
+                guest_tests::micro::spin(a, if cpl == 0 { 3000 } else { 4_000_000 })?;
+                rdpmc(a)?;
+                a.mov(dword_ptr(HERE), round)?;
+                rdpmc(a)?;
+            }
+            Ok(())
+        })?,
+    )?;
+    ensure!(ran.log == [count(); 24], "{:x?}", ran.log);
+    let last = armed(&ran).last().copied();
+    let given_up = Armed::Breakpoint(Some(PatchRefusal::Written(8)));
+    ensure!(last == Some(given_up), "{:?}", armed(&ran));
+    ensure!(ran.word(HERE)? == 11, "the last store is missing");
+    ensure!(handler_bytes(&ran)? == ENDBR64, "the byte stays");
+    Ok(())
+}
+
+/// A patch that is there before anything was programmed, as in a guest that woke from
+/// hibernation: the handler runs, RDPMC reads, and the byte comes back at the end.
+fn old_patch(lab: &Lab) -> Result<()> {
+    const OLD: [u8; 4] = [0xe6, 0x0f, 0x1e, 0xfa];
+    let program = Program::new()?.gp_begins(&OLD)?.kernel(|a| {
+        foreign_gp(a)?;
+        wrmsr(a, 0xc001_0201, COUNT)?;
+        rdpmc(a)?;
+        program_counter(a)?;
+        rdpmc(a)?;
+        foreign_gp(a)?;
+        exit(a)
+    })?;
+    let ran = lab.run(&setup(), &program.start(0))?;
+    let log = [gp(KERNEL_CS), count(), count(), gp(KERNEL_CS)];
+    ensure!(ran.log == log, "{:x?}", ran.log);
+    ensure!(armed(&ran) == [Armed::Patch], "{:?}", armed(&ran));
+    ensure!(handler_bytes(&ran)? == ENDBR64, "the old patch stays");
+    Ok(())
+}
+
+/// Some seconds after the last counter was stopped the handler is the guest's again, and
+/// patched anew for the next one.
+fn idle(lab: &Lab) -> Result<()> {
+    let program = Program::new()?.gp_begins(&ENDBR64)?.kernel(|a| {
+        program_counter(a)?;
+        rdpmc(a)?;
+        // Until the byte is back.
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.pause()?;
+        a.cmp(byte_ptr(GP), i32::from(ENDBR64[0].cast_signed()))?;
+        a.jne(again)?;
+        program_counter(a)?;
+        rdpmc(a)?;
+        exit(a)
+    })?;
+    let ran = lab.run(&setup(), &program.start(0))?;
+    ensure!(ran.log == [count(), count()], "{:x?}", ran.log);
+    let expected = [Armed::Patch, Armed::Nothing, Armed::Patch];
+    ensure!(armed(&ran) == expected, "{:?}", armed(&ran));
+    let reads = ran.events(|event| {
+        matches!(event, TrapEvent::Rdpmc { outcome: ReadOutcome::Value(COUNT), .. })
+    });
+    ensure!(reads.len() == 2, "{} reads", reads.len());
+    Ok(())
+}

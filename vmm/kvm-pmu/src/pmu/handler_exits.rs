@@ -1,0 +1,110 @@
+//! Exits at the guest's #GP handler, where that is patched: the OUT that stands there,
+//! and the guest's own stores to its page.
+
+use kvm_ioctls::VcpuFd;
+
+use super::{ExitOwner, KvmPmu, Lent, SYNCED_EXITS, Traps};
+use crate::error::{KvmPmuError, VcpuError, VcpuId};
+use crate::gp_watch::{GpWatch, OutStop};
+use crate::observe::{Armed, TrapEvent};
+use crate::registers::VcpuAccess;
+use crate::thread::ThreadContext;
+
+/// `immediate_exit` set by us; a kick sets it to 1.
+const COMPLETE: u8 = 2;
+
+impl KvmPmu {
+    /// Has KVM complete the OUT behind the last exit, which does not enter the guest.
+    /// Otherwise KVM would move RIP behind it after RIP was set.
+    pub(super) fn complete_out(
+        &self,
+        fd: &mut VcpuFd,
+        thread: &mut ThreadContext,
+    ) -> Result<(), VcpuError> {
+        self.kicks.swap(COMPLETE);
+        let completed = fd.run().map(|_| ());
+        if self.kicks.swap(0) != COMPLETE {
+            thread.forget_kick();
+        }
+        match completed {
+            Err(error) if !matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                Err(VcpuError::new(self.id, "KVM_RUN", error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Traps {
+    /// Looks at the #GP handler, and has it watched.
+    pub(super) fn watch_gp_handler(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), KvmPmuError> {
+        let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
+        self.idle_looks = 0;
+        let before = self.gp.armed();
+        let full = self.gp.arm(vcpu, lent.memory, &mut self.debug, stepped)?;
+        self.tell_armed(vcpu, lent, before);
+        if full {
+            self.report_full(vcpu, lent);
+        }
+        Ok(())
+    }
+
+    pub(super) fn tell_armed(&self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>, before: Armed) {
+        let armed = self.gp.armed();
+        if armed != before {
+            lent.observer.event(vcpu.id(), TrapEvent::Armed(armed));
+        }
+    }
+
+    /// The OUT in the #GP handler, completed.
+    pub(super) fn handler_out(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        lent: &mut Lent<'_>,
+        stop: OutStop,
+    ) -> Result<ExitOwner, KvmPmuError> {
+        self.registers_wanted = SYNCED_EXITS;
+        let pmu = (&mut self.pmu, lent.thread.counters_mut());
+        let (Some(pmu), Some(core)) = pmu else {
+            return Ok(ExitOwner::Vmm);
+        };
+        let event = GpWatch::on_out(vcpu, lent.memory, &mut self.debug, stop, (pmu, core))?;
+        lent.observer.event(vcpu.id(), event);
+        Ok(ExitOwner::Pmu)
+    }
+
+    /// A store that KVM could not do.
+    pub(super) fn handler_stored(
+        &self,
+        lent: &mut Lent<'_>,
+        vcpu: VcpuId,
+        (address, data): (u64, &[u8]),
+    ) -> ExitOwner {
+        if !self.gp.vm().store(address, data) {
+            return ExitOwner::Vmm;
+        }
+        lent.observer.event(vcpu, TrapEvent::HandlerWritten);
+        ExitOwner::Pmu
+    }
+
+    /// An access that KVM could not do, perhaps because it was a store to the page of
+    /// a handler that is patched, or was until the exit (`changed`). It is tried again.
+    pub(super) fn handler_fault(
+        &mut self,
+        lent: &mut Lent<'_>,
+        vcpu: VcpuId,
+        page: Option<u64>,
+        changed: bool,
+    ) -> ExitOwner {
+        if self.gp.written(page) {
+            lent.observer.event(vcpu, TrapEvent::HandlerWritten);
+        } else if !changed {
+            return ExitOwner::Vmm;
+        }
+        ExitOwner::Pmu
+    }
+}

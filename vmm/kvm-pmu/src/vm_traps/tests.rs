@@ -1,0 +1,151 @@
+//! Threads that play vCPUs.
+
+use std::sync::atomic::AtomicBool;
+use std::thread::scope;
+
+use vm_memory::GuestAddress;
+
+use super::*;
+use crate::protect::TwiceMapped;
+use crate::sys::install_kick_handler;
+
+const HANDLER: u64 = 0x1010;
+const ENDBR64: [u8; LONGEST] = [0xf3, 0x0f, 0x1e, 0xfa];
+
+fn traps() -> (Arc<VmTraps>, Arc<TwiceMapped>) {
+    let memory = Arc::new(TwiceMapped::new(&[(GuestAddress(0), 0x4000)]).unwrap());
+    assert!(memory.bytes().write(HANDLER, &ENDBR64));
+    let traps = VmTraps::new(TrapPlan::default(), Some(memory.clone()));
+    (traps, memory)
+}
+
+fn endbr() -> Displaced {
+    Displaced::of(ENDBR64).unwrap()
+}
+
+fn byte(memory: &TwiceMapped) -> u8 {
+    memory.bytes().array::<1>(HANDLER).unwrap()[0]
+}
+
+#[test]
+fn the_byte_is_there_while_a_vcpu_needs_it() {
+    let (traps, memory) = traps();
+    let mut first = VcpuTraps::new(traps.clone(), VcpuId(0));
+    let mut second = VcpuTraps::new(traps.clone(), VcpuId(1));
+    first.watch(HANDLER, endbr()).unwrap();
+    assert_eq!(byte(&memory), OUT);
+    let mut seen = [0; 8];
+    assert!(traps.read(memory.bytes(), HANDLER - 2, &mut seen));
+    assert_eq!(seen[2..6], ENDBR64);
+    second.watch(HANDLER, endbr()).unwrap();
+    first.unwatch();
+    assert_eq!(byte(&memory), OUT);
+    drop(second);
+    assert_eq!(byte(&memory), ENDBR64[0]);
+}
+
+#[test]
+fn an_old_patch_is_taken_over() {
+    let (traps, memory) = traps();
+    assert!(memory.bytes().write(HANDLER, &[OUT]));
+    let mut vcpu = VcpuTraps::new(traps, VcpuId(0));
+    vcpu.watch(HANDLER, endbr()).unwrap();
+    vcpu.unwatch();
+    assert_eq!(byte(&memory), ENDBR64[0]);
+}
+
+#[test]
+fn what_changed_since_the_look_is_not_patched() {
+    let (traps, memory) = traps();
+    assert!(memory.bytes().write(HANDLER, &[0x50]));
+    let mut vcpu = VcpuTraps::new(traps, VcpuId(0));
+    let found = [0x50, 0x0f, 0x1e, 0xfa];
+    let refused = Err(PatchRefusal::Instruction(found));
+    assert_eq!(vcpu.watch(HANDLER, endbr()), refused);
+    assert_eq!(byte(&memory), 0x50);
+}
+
+#[test]
+fn a_write_opens_the_page_and_eight_end_it() {
+    let (traps, memory) = traps();
+    let mut vcpu = VcpuTraps::new(traps.clone(), VcpuId(0));
+    for _ in 1..MOST_WRITES {
+        vcpu.watch(HANDLER, endbr()).unwrap();
+        assert!(!traps.written(Some(0x2000)));
+        assert!(traps.written(Some(0x1000)));
+        assert!(!traps.written(Some(0x1000)), "it is open");
+        assert_eq!(byte(&memory), ENDBR64[0]);
+        let refused = Err(PatchRefusal::JustWritten);
+        assert_eq!(vcpu.watch(HANDLER, endbr()), refused);
+        std::thread::sleep(QUIET);
+    }
+    vcpu.watch(HANDLER, endbr()).unwrap();
+    assert!(traps.written(None));
+    std::thread::sleep(QUIET);
+    let refused = Err(PatchRefusal::Written(MOST_WRITES));
+    assert_eq!(vcpu.watch(HANDLER, endbr()), refused);
+}
+
+#[test]
+fn a_store_is_done_where_a_patch_is_or_was() {
+    let (traps, memory) = traps();
+    let mut vcpu = VcpuTraps::new(traps.clone(), VcpuId(0));
+    assert!(!traps.store(HANDLER, &[1]), "nothing was ever patched");
+    vcpu.watch(HANDLER, endbr()).unwrap();
+    assert!(traps.store(HANDLER + 1, &[7, 8]));
+    // Another vCPU's, which exited at the same time.
+    assert!(traps.store(HANDLER, &[6]));
+    assert!(!traps.store(0x4000, &[1]), "there is no memory");
+    assert_eq!(memory.bytes().array(HANDLER), Some([6, 7, 8, 0xfa]));
+}
+
+#[test]
+fn a_vcpu_looks_again_after_a_change() {
+    let (traps, _) = traps();
+    let mut first = VcpuTraps::new(traps.clone(), VcpuId(0));
+    let mut second = VcpuTraps::new(traps, VcpuId(1));
+    let thread = KickTarget::current();
+    first.watch(HANDLER, endbr()).unwrap();
+    assert!(first.enter(thread));
+    first.leave();
+    assert!(second.has_news());
+    assert!(!second.enter(thread), "it has not seen the patch");
+    second.unwatch();
+    assert!(second.enter(thread));
+}
+
+/// vCPUs go in and out as fast as they can, two of them change the patch all the
+/// time: nobody is inside during a change, and all come to their end.
+#[test]
+fn nobody_is_inside_during_a_change() {
+    install_kick_handler().unwrap();
+    let (traps, memory) = traps();
+    let changing = AtomicBool::new(false);
+    scope(|scope| {
+        for id in 0..4 {
+            let (traps, memory, changing) = (traps.clone(), &memory, &changing);
+            scope.spawn(move || {
+                let thread = KickTarget::current();
+                let mut vcpu = VcpuTraps::new(traps.clone(), VcpuId(id));
+                for round in 0..2000 {
+                    while !vcpu.enter(thread) {
+                        vcpu.unwatch();
+                    }
+                    let before = byte(memory);
+                    assert!(!changing.load(Ordering::SeqCst));
+                    assert_eq!(byte(memory), before);
+                    vcpu.leave();
+                    if id < 2 && round % 8 == 0 {
+                        let mut state = traps.lock();
+                        traps.change(&mut state, |_| {
+                            changing.store(true, Ordering::SeqCst);
+                            let flipped = byte(memory) ^ 0xff;
+                            memory.bytes().write(HANDLER, &[flipped]);
+                            changing.store(false, Ordering::SeqCst);
+                        });
+                    }
+                }
+            });
+        }
+    });
+}
