@@ -16,8 +16,8 @@ pub use image::MicroImage;
 pub use lab::{Entry, Lab, LabError, LabRun, Setup, step_backend};
 pub use limits::{LIMITS, Limit};
 pub use program::{
-    DATA, DISPLACEABLE, ENDBR64, ENTRY_SIZE, FAULT, LOG, Program, VALUE, Written, enter_user, exit, log_fault, log_value,
-    spin, wrmsr,
+    DATA, DISPLACEABLE, ENDBR64, ENTRY_SIZE, FAULT, LOG, Program, VALUE, Written, enter_user, exit,
+    log_fault, log_value, spin, wrmsr,
 };
 pub use script::{Op, Script};
 pub use suite::{Test, run_suite};

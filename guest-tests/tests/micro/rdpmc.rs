@@ -3,8 +3,8 @@
 
 use anyhow::{Result, ensure};
 use guest_tests::micro::{
-    DATA, ENDBR64, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written, enter_user, exit,
-    log_value, wrmsr,
+    DATA, ENDBR64, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written, enter_user,
+    exit, log_value, wrmsr,
 };
 use iced_x86::code_asm::{
     CodeAssembler, ax, byte_ptr, dr6, ds, eax, ecx, edx, qword_ptr, r8, r9, r10, r11, r12, r13,
