@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arbiter::{
     Access, Caller, Context, Control, Cookie, CounterId, Entropy, GuardLimits, Layer, NoAudit,
-    PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Verdict, abi,
+    PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Tsc, Verdict, abi,
 };
 use firmware::config::{CounterRequest, Outcome, Position, Step};
 use firmware::reserve::{Cookies, Fault, Machine, Pcr, Regs, end_phase, reserve};
@@ -93,7 +93,10 @@ impl Rig {
             return None;
         };
         let cookie = Cookie::new(cookie)?;
-        Some(self.unit.check((self.layer(), cookie), counter, access, 0))
+        Some(
+            self.unit
+                .check((self.layer(), cookie), counter, access, Tsc(0)),
+        )
     }
 
     fn alias_value(&self, offset: u32, position: u8) -> u64 {
@@ -152,7 +155,7 @@ impl Machine for Rig {
         let index = msr.wrapping_sub(BASE).wrapping_add(abi::MSR_BASE);
         let register = PcrRegister::decode(index).ok_or(Fault)?;
         let mut cx = Context {
-            now: 0,
+            now: Tsc(0),
             entropy: &mut self.entropy,
             audit: &mut NoAudit,
         };
@@ -180,7 +183,7 @@ impl Machine for Rig {
             return Ok(());
         }
         let mut cx = Context {
-            now: 0,
+            now: Tsc(0),
             entropy: &mut self.entropy,
             audit: &mut NoAudit,
         };
@@ -252,7 +255,7 @@ fn counters_are_reserved_programmed_and_started() {
         (Layer::GuestKernel, Cookie::DEFAULT),
         CounterId::Programmable(1),
         Access::Write,
-        0,
+        Tsc(0),
     );
     assert_eq!(stranger, Verdict::Drop { read_as: 0 });
     assert!(!end_phase(&mut rig, &pcr), "it ends once");
@@ -271,7 +274,7 @@ fn a_shared_counter_stays_everybodys() {
         (Layer::GuestKernel, Cookie::DEFAULT),
         counter,
         Access::Write,
-        0,
+        Tsc(0),
     );
     assert_eq!(verdict, Verdict::Permit);
     assert!(rig.unit.bank().reservation(counter).is_some());

@@ -9,7 +9,7 @@ use arbiter::{GuardLimits, NoAudit, PcrConfig, PcrUnit, PerKind, Policy, Scheme,
 use criterion::{Criterion, criterion_group, criterion_main};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress,
-    Reservations, Ring, VcpuPmu, WriteOutcome, step,
+    Reservations, Ring, Ticks, Tsc, VcpuPmu, WriteOutcome, step,
 };
 
 /// A PMU with every programmable counter running.
@@ -110,13 +110,13 @@ fn accesses(criterion: &mut Criterion) {
         let mut tsc = 0;
         group.bench_function("entry and exit", |bench| {
             bench.iter(|| {
-                pmu.observe(&mut core, Progress::Entered { tsc });
+                pmu.observe(&mut core, Progress::Entered { tsc: Tsc(tsc) });
                 tsc += 1_000;
                 pmu.observe(
                     &mut core,
                     Progress::Left {
-                        tsc,
-                        halted: 0,
+                        tsc: Tsc(tsc),
+                        halted: Ticks(0),
                         ring: Some(Ring::Kernel),
                     },
                 );

@@ -6,7 +6,7 @@
 
 use pmu_virt::{
     Caller, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmiDue, PmuModel, Progress, RateTable, Ring,
-    SimBackend, VcpuPmu,
+    SimBackend, Ticks, Tsc, VcpuPmu,
 };
 
 const SELECT: MsrIndex = MsrIndex(0x186);
@@ -30,17 +30,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     pmu.wrmsr(&mut core, COUNTER, (1 << 48) - 1000, kernel);
 
     // It runs for a millisecond, and is left.
-    pmu.observe(&mut core, Progress::Entered { tsc: 0 });
-    println!("to be left at {:?}", pmu.deadline(&core));
+    pmu.observe(&mut core, Progress::Entered { tsc: Tsc(0) });
+    println!("to be left at {:?}", pmu.deadline(&core).map(|at| at.0));
     pmu.observe(
         &mut core,
         Progress::Left {
-            tsc: 1_000_000,
-            halted: 0,
+            tsc: Tsc(1_000_000),
+            halted: Ticks(0),
             ring: Some(Ring::Kernel),
         },
     );
-    if let PmiDue::Send(pmi) = pmu.pmi_due(1_000_000) {
+    if let PmiDue::Send(pmi) = pmu.pmi_due(Tsc(1_000_000)) {
         println!("a PMI is due for {:?}", pmi.counters);
         pmu.pmi_sent();
     }

@@ -23,7 +23,7 @@ use std::num::NonZeroU64;
 
 use pmu_model::{
     Constraint, CountRequest, LossReason, OwnerId, Progress, Provenance, Reading, SlotIndex,
-    SlotSet, Unavailable,
+    SlotSet, Tsc, Unavailable,
 };
 
 /// How a backend would count a request.
@@ -114,7 +114,7 @@ pub trait CounterBackend: Send + Debug {
 
     /// TSC value at which the guest has to be interrupted, known after
     /// [`Progress::Entered`]: an armed overflow, or a sample of the ring.
-    fn deadline(&self) -> Option<u64>;
+    fn deadline(&self) -> Option<Tsc>;
 
     /// Whether a running slot needs the ring in [`Progress::Left`].
     fn needs_ring(&self) -> bool {

@@ -14,7 +14,7 @@ pub use drivers::{ClockDriver, PerfDriver, SimDriver, StepDriver};
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use pmu_model::{CountRequest, Ring};
+use pmu_model::{CountRequest, Ring, Tsc};
 
 use crate::backend::CounterBackend;
 
@@ -45,7 +45,7 @@ pub trait Driver {
 
     /// Enters the guest, asks `backend` for its deadline, and leaves again
     /// with no event in between; `None` where events are not tied to time.
-    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<u64>>;
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>>;
 }
 
 /// One promise of [`CounterBackend`].

@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 use perfmon::{ContextId, Quantities};
 use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
 use perfmon_abi::wire::{Call, Errno, Refusal};
-use pmu_model::{CountRequest, OwnerId};
+use pmu_model::{CountRequest, OwnerId, Ticks, Tsc};
 
 use crate::attached::{AttachedContext, HostAudit, HostEvent, HostRecord, NotLoaded, TickClock};
 use crate::backend::CounterBackend;
@@ -39,7 +39,7 @@ pub(crate) struct CoreHost {
     pub(super) guest: Option<GuestClaim>,
     audit: Option<Box<dyn HostAudit>>,
     /// TSC until which the core's context knows how time has passed.
-    until: Option<u64>,
+    until: Option<Tsc>,
     /// Nanoseconds since then that it was told of.
     idle: u64,
     clock: TickClock,
@@ -105,9 +105,9 @@ impl CoreHost {
     }
 
     /// TSC at which the core's context has something to do.
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<Tsc> {
         let due = self.context.as_ref()?.due_in(self.tsc_khz())?;
-        Some(self.until?.saturating_add(due))
+        Some(self.until? + due)
     }
 }
 
@@ -220,9 +220,9 @@ impl CorePmu {
     }
 
     /// Time until the guest is entered, as far as it was not idle.
-    pub(crate) fn host_enters(&mut self, tsc: u64) {
+    pub(crate) fn host_enters(&mut self, tsc: Tsc) {
         let since = self.host.until.replace(tsc).unwrap_or(tsc);
-        let ns = self.wall_ns(tsc.saturating_sub(since));
+        let ns = self.wall_ns(tsc - since);
         let ns = ns.saturating_sub(std::mem::take(&mut self.host.idle));
         if let Some(hosted) = &mut self.host.context {
             hosted.pass(ns);
@@ -230,21 +230,21 @@ impl CorePmu {
     }
 
     /// Time in the guest. True if it has brought a switch of sets.
-    pub(crate) fn host_leaves(&mut self, tsc: u64, halted: u64) -> bool {
+    pub(crate) fn host_leaves(&mut self, tsc: Tsc, halted: Ticks) -> bool {
         let since = self.host.until.replace(tsc).unwrap_or(tsc);
-        let all = self.wall_ns(tsc.saturating_sub(since));
+        let all = self.wall_ns(tsc - since);
         let halted = self.idle_ns(halted).min(all);
         let hosted = self.host.context.as_mut();
         hosted.is_some_and(|hosted| hosted.advance(all - halted, halted, &mut self.bank))
     }
 
-    fn wall_ns(&mut self, ticks: u64) -> u64 {
+    fn wall_ns(&mut self, ticks: Ticks) -> u64 {
         let khz = self.host.tsc_khz();
         self.host.clock.pass(ticks, khz)
     }
 
     /// Of a time that [`CorePmu::wall_ns`] has counted already.
-    pub(crate) fn idle_ns(&self, ticks: u64) -> u64 {
+    pub(crate) fn idle_ns(&self, ticks: Ticks) -> u64 {
         TickClock::default().pass(ticks, self.host.tsc_khz())
     }
 

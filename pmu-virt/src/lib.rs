@@ -55,8 +55,8 @@ pub use pmu_model::{
     AssignError, Constraint, CountRequest, CpuidRegs, EventCode, EventFamily, FixedFunction,
     KnownEvent, LossReason, ModelError, ModelSummary, MsrIndex, OwnerId, PmuCpuid, PmuModel,
     Progress, Provenance, Reading, Register, RegisterKind, RegisterRow, Reserved, Ring, SlotIndex,
-    SlotSet, SoftwareEvent, Unavailable, UnavailableReason, Vendor, WriteForm, WriteRule,
-    accounting_leaves, all_pmu_msr_ranges,
+    SlotSet, SoftwareEvent, Ticks, Tsc, Unavailable, UnavailableReason, Vendor, WriteForm,
+    WriteRule, accounting_leaves, all_pmu_msr_ranges,
 };
 pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{PmuState, StateError};

@@ -15,7 +15,7 @@ pub(crate) use lease::{FinalReading, Return, Settled, SlotLease};
 
 use std::collections::BTreeMap;
 
-use pmu_model::{CountRequest, OwnerId, Progress, SlotSet};
+use pmu_model::{CountRequest, OwnerId, Progress, SlotSet, Tsc};
 
 use crate::backend::CounterBackend;
 
@@ -220,7 +220,7 @@ impl SlotBank {
     }
 
     #[inline]
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<Tsc> {
         self.backend.deadline()
     }
 

@@ -1,5 +1,7 @@
 //! A floor under the distance between two PMIs.
 
+use pmu_model::{Ticks, Tsc};
+
 /// What to do with a PMI that has become due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThrottleDecision {
@@ -8,28 +10,28 @@ pub enum ThrottleDecision {
     /// Keep it and inject it at this TSC value.
     Late {
         /// Earliest TSC value for it.
-        at: u64,
+        at: Tsc,
     },
 }
 
 /// Keeps two PMIs at least a floor apart, so that a guest with a tiny period
 /// still makes progress. A PMI that comes too early is late and counted,
-/// never lost. Pure: the caller brings the time, in TSC ticks.
+/// never lost. Pure: the caller brings the time.
 #[derive(Clone, Debug)]
 pub struct PmiThrottle {
-    floor: u64,
-    last: Option<u64>,
-    waiting: Option<u64>,
+    floor: Ticks,
+    last: Option<Tsc>,
+    waiting: Option<Tsc>,
     delivered: u64,
     late: u64,
 }
 
 impl PmiThrottle {
-    /// A throttle that lets a PMI through every `floor_ticks` at most; 0
+    /// A throttle that lets a PMI through every `floor` at most; none
     /// never delays one.
-    pub fn new(floor_ticks: u64) -> Self {
+    pub fn new(floor: Ticks) -> Self {
         PmiThrottle {
-            floor: floor_ticks,
+            floor,
             last: None,
             waiting: None,
             delivered: 0,
@@ -38,8 +40,8 @@ impl PmiThrottle {
     }
 
     /// A PMI is due at `now`. While one is waiting, others join it.
-    pub fn request(&mut self, now: u64) -> ThrottleDecision {
-        let next = self.last.map_or(0, |last| last.saturating_add(self.floor));
+    pub fn request(&mut self, now: Tsc) -> ThrottleDecision {
+        let next = self.last.map_or(Tsc(0), |last| last + self.floor);
         let at = self.waiting.unwrap_or(next);
         if now < at {
             self.late += u64::from(self.waiting.is_none());
@@ -53,12 +55,12 @@ impl PmiThrottle {
     }
 
     /// Whether a late PMI is to be injected at `now`; true once for each.
-    pub fn due(&mut self, now: u64) -> bool {
+    pub fn due(&mut self, now: Tsc) -> bool {
         self.waiting.is_some_and(|at| now >= at) && self.request(now) == ThrottleDecision::Deliver
     }
 
     /// TSC value at which a waiting PMI comes due: a deadline for a kick.
-    pub fn deadline(&self) -> Option<u64> {
+    pub fn deadline(&self) -> Option<Tsc> {
         self.waiting
     }
 

@@ -23,7 +23,7 @@ use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
 use perfmon::ContextId;
 use pmu_model::{
     CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId, PmuModel, Progress,
-    Provenance, UnavailableReason,
+    Provenance, Ticks, Tsc, UnavailableReason,
 };
 
 use crate::attached::AttachedContext;
@@ -174,12 +174,12 @@ pub struct VcpuPmu {
     active: CounterSet,
     pmi: PendingPmi,
     needs: Needs,
-    /// TSC ticks that the guest has run, halted ones left out.
-    ran: u64,
+    /// How long the guest has run, halted time left out.
+    ran: Ticks,
     /// TSC at entry, while the guest runs.
-    entered: Option<u64>,
+    entered: Option<Tsc>,
     /// TSC when the guest was last left; the clock of the reservations.
-    left: u64,
+    left: Tsc,
     multiplexer: Multiplexer,
     snapshot: Snapshot,
     uncounted: Uncounted,
@@ -211,9 +211,9 @@ impl VcpuPmu {
             active: CounterSet::EMPTY,
             pmi: PendingPmi::default(),
             needs: Needs::default(),
-            ran: 0,
+            ran: Ticks(0),
             entered: None,
-            left: 0,
+            left: Tsc(0),
             multiplexer: Multiplexer::default(),
             snapshot: Snapshot::default(),
             uncounted: Uncounted::default(),
@@ -280,8 +280,7 @@ impl VcpuPmu {
             }
             Progress::Left { tsc, halted, .. } => {
                 let entered = self.entered.take().unwrap_or(tsc);
-                let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
-                self.ran = self.ran.wrapping_add(ticks);
+                self.ran += tsc - entered - halted;
                 self.left = tsc;
             }
             Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
@@ -290,7 +289,7 @@ impl VcpuPmu {
             self.settle_overflows(here);
         }
         if self.hosting {
-            self.observe_hosts(here, &progress, self.ran.wrapping_sub(before));
+            self.observe_hosts(here, &progress, self.ran - before);
         }
         // After the counts: those of a counter that is taken away are gone.
         if matches!(progress, Progress::Left { .. }) {
@@ -316,14 +315,14 @@ impl VcpuPmu {
     /// host context's event sets; known after
     /// [`Progress::Entered`].
     #[inline]
-    pub fn deadline(&self, core: &CorePmu) -> Option<u64> {
+    pub fn deadline(&self, core: &CorePmu) -> Option<Tsc> {
         let core = self.if_here(Some(core));
         let overflow = core.and_then(|core| core.bank.deadline());
         if !(self.multiplexer.is_active() || self.hosting || self.reservations.is_some()) {
             return overflow;
         }
         let turn = self.multiplexer.rest(self.ran).zip(self.entered);
-        let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
+        let turn = turn.map(|(rest, entered)| entered + rest);
         let host = if self.hosting {
             self.host_deadline(core)
         } else {

@@ -10,7 +10,7 @@ use pmu_virt::accounting::{
 };
 use pmu_virt::{
     Caller, ClockBackend, CounterId, Denial, Grant, Layer, MsrIndex, PmuModel, Progress,
-    ReadOutcome, StepBackend, WriteOutcome, all_pmu_msr_ranges,
+    ReadOutcome, StepBackend, Ticks, Tsc, WriteOutcome, all_pmu_msr_ranges,
 };
 
 use seated::Seated;
@@ -34,10 +34,10 @@ fn words(pmu: &mut Seated, position: u32) -> [u64; 4] {
 }
 
 fn run(pmu: &mut Seated, from: u64, ticks: u64, halted: u64) {
-    pmu.observe(Progress::Entered { tsc: from });
+    pmu.observe(Progress::Entered { tsc: Tsc(from) });
     pmu.observe(Progress::Left {
-        tsc: from + ticks,
-        halted,
+        tsc: Tsc(from + ticks),
+        halted: Ticks(halted),
         ring: None,
     });
 }

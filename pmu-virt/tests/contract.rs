@@ -3,7 +3,7 @@
 use pmu_virt::contract::{self, Clause, ClockDriver, Driver, SimDriver, StepDriver};
 use pmu_virt::{
     ClockBackend, CombinedBackend, Constraint, CountPlan, CountRequest, CounterBackend, Progress,
-    Provenance, Reading, Ring, SlotIndex, SlotSet, StepBackend, Unavailable,
+    Provenance, Reading, Ring, SlotIndex, SlotSet, StepBackend, Ticks, Tsc, Unavailable,
 };
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -60,7 +60,7 @@ fn a_combination_keeps_the_contract_of_each_source() {
         fn run(&mut self, backend: &mut dyn CounterBackend, ring: Ring, n: u64) -> Range {
             self.0.run(backend, ring, n)
         }
-        fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<u64>> {
+        fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
             self.0.deadline(backend)
         }
     }
@@ -265,7 +265,7 @@ impl CounterBackend for Wrong {
         overflows
     }
 
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         self.clock
             .deadline()
             .filter(|_| !self.is(Fault::NoDeadline))
@@ -348,11 +348,15 @@ fn ticks_without_a_ring_wait_for_the_next_sample() {
     clock.start(SlotIndex(0));
     assert!(clock.needs_ring());
     let mut interval = |entered, ring| {
-        clock.observe(&Progress::Entered { tsc: entered });
-        assert_eq!(clock.deadline(), Some(entered + 1_000), "a sample is due");
+        clock.observe(&Progress::Entered { tsc: Tsc(entered) });
+        assert_eq!(
+            clock.deadline(),
+            Some(Tsc(entered + 1_000)),
+            "a sample is due"
+        );
         clock.observe(&Progress::Left {
-            tsc: entered + 100,
-            halted: 0,
+            tsc: Tsc(entered + 100),
+            halted: Ticks(0),
             ring,
         });
         clock.read(SlotIndex(0))

@@ -5,7 +5,7 @@ use pmu_virt::contract::{self, Driver};
 use pmu_virt::{
     Constraint, CountRequest, CounterBackend, CpuidRegs, EventCode, EventFamily, FixedFunction,
     HostCpuid, MsrBackend, MsrDevice, MsrIndex, MsrOptions, MsrRefusal, Progress, Reading, Ring,
-    SlotIndex, SlotSet, UnavailableReason, Vendor,
+    SlotIndex, SlotSet, Ticks, Tsc, UnavailableReason, Vendor,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -216,24 +216,24 @@ impl Driver for CpuDriver {
     ) -> RangeInclusive<u64> {
         // The host's own events must not be counted.
         self.cpu.happen(Ring::Kernel, 1_000_000);
-        backend.observe(&Progress::Entered { tsc: self.now });
+        backend.observe(&Progress::Entered { tsc: Tsc(self.now) });
         self.cpu.happen(ring, events);
         self.now += events;
         backend.observe(&Progress::Left {
-            tsc: self.now,
-            halted: 0,
+            tsc: Tsc(self.now),
+            halted: Ticks(0),
             ring: None,
         });
         self.cpu.happen(Ring::User, 1_000_000);
         events..=events
     }
 
-    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<u64>> {
-        backend.observe(&Progress::Entered { tsc: self.now });
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
+        backend.observe(&Progress::Entered { tsc: Tsc(self.now) });
         let deadline = backend.deadline();
         backend.observe(&Progress::Left {
-            tsc: self.now,
-            halted: 0,
+            tsc: Tsc(self.now),
+            halted: Ticks(0),
             ring: None,
         });
         Some(deadline)
@@ -258,11 +258,11 @@ fn cycles(cpu: &Cpu) -> CountRequest {
 }
 
 fn run(backend: &mut MsrBackend, cpu: &Cpu, from: u64, events: u64) {
-    backend.observe(&Progress::Entered { tsc: from });
+    backend.observe(&Progress::Entered { tsc: Tsc(from) });
     cpu.happen(Ring::User, events);
     backend.observe(&Progress::Left {
-        tsc: from + events,
-        halted: 0,
+        tsc: Tsc(from + events),
+        halted: Ticks(0),
         ring: None,
     });
 }
@@ -406,13 +406,13 @@ fn a_stolen_counter_has_no_count() {
             if !inside {
                 theft(&mut cpu);
             }
-            backend.observe(&Progress::Entered { tsc: 1000 });
+            backend.observe(&Progress::Entered { tsc: Tsc(1000) });
             if inside {
                 theft(&mut cpu);
             }
             backend.observe(&Progress::Left {
-                tsc: 2000,
-                halted: 0,
+                tsc: Tsc(2000),
+                halted: Ticks(0),
                 ring: None,
             });
             assert_eq!(backend.read(A), LOST, "theft {number}, inside: {inside}");
@@ -509,11 +509,11 @@ fn large_increments_take_a_pair() {
         "part of the pair"
     );
     backend.start(A);
-    backend.observe(&Progress::Entered { tsc: 0 });
+    backend.observe(&Progress::Entered { tsc: Tsc(0) });
     assert_eq!(cpu.get(0xc001_0202), 0xf_0000_00ff | ENABLE);
     backend.observe(&Progress::Left {
-        tsc: 1,
-        halted: 0,
+        tsc: Tsc(1),
+        halted: Ticks(0),
         ring: None,
     });
     backend.release(A);
@@ -535,12 +535,12 @@ fn polls_come_nearer_as_the_overflow_does() {
     let mut backend = counting(&cpu);
     backend.arm(A, NonZeroU64::new(10_000_000));
     let mut poll = |from: u64, events: u64| {
-        backend.observe(&Progress::Entered { tsc: from });
-        let deadline = backend.deadline().map(|at| at - from);
+        backend.observe(&Progress::Entered { tsc: Tsc(from) });
+        let deadline = backend.deadline().map(|at| at.0 - from);
         cpu.happen(Ring::User, events);
         backend.observe(&Progress::Left {
-            tsc: from + events,
-            halted: 0,
+            tsc: Tsc(from + events),
+            halted: Ticks(0),
             ring: None,
         });
         (deadline, backend.take_overflows().contains(A))
@@ -564,10 +564,10 @@ fn polls_come_nearer_as_the_overflow_does() {
 fn a_count_that_may_have_wrapped_unseen_is_lost() {
     let cpu = Cpu::intel();
     let mut backend = counting(&cpu);
-    backend.observe(&Progress::Entered { tsc: 0 });
+    backend.observe(&Progress::Entered { tsc: Tsc(0) });
     backend.observe(&Progress::Left {
-        tsc: 1 << 47,
-        halted: 0,
+        tsc: Tsc(1 << 47),
+        halted: Ticks(0),
         ring: None,
     });
     assert_eq!(backend.read(A), LOST);

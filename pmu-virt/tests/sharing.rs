@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use pmu_virt::{
     Caller, ClockBackend, Constraint, CorePmu, CountPlan, CountRequest, CounterBackend,
     CounterReport, Grant, Layer, MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress, Provenance,
-    RateTable, ReadOutcome, Reading, Ring, SimBackend, SlotIndex, SlotSet, Unavailable,
+    RateTable, ReadOutcome, Reading, Ring, SimBackend, SlotIndex, SlotSet, Ticks, Tsc, Unavailable,
     UnavailableReason,
 };
 use proptest::collection::vec;
@@ -41,11 +41,11 @@ fn write(pmu: &mut Seated, msr: u32, value: u64) {
 }
 
 fn run(pmu: &mut Seated, now: &mut u64, ticks: u64) {
-    pmu.observe(Progress::Entered { tsc: *now });
+    pmu.observe(Progress::Entered { tsc: Tsc(*now) });
     *now += ticks;
     pmu.observe(Progress::Left {
-        tsc: *now,
-        halted: 0,
+        tsc: Tsc(*now),
+        halted: Ticks(0),
         ring: Some(Ring::Kernel),
     });
 }
@@ -77,7 +77,7 @@ fn a_timeslice_that_is_due_while_counters_stand_starves_nobody() {
     let times: Vec<_> = pmu
         .report()
         .iter()
-        .map(|report| (report.time_enabled, report.time_running))
+        .map(|report| (report.time_enabled.0, report.time_running.0))
         .collect();
     assert_eq!(times.len(), 2, "{times:?}");
     for (enabled, running) in &times {
@@ -99,20 +99,19 @@ fn check_windows(spec: &str, wanted: u32, slots: usize, switch: impl Fn(&mut Sea
     }
     let reports = pmu.report();
     for (n, report) in (0..wanted).zip(&reports) {
-        assert_eq!(report.time_enabled, WINDOWS * 100);
-        let fair = report.time_enabled * slots as u64 / u64::from(wanted);
+        let (enabled, running) = (report.time_enabled.0, report.time_running.0);
+        assert_eq!(enabled, WINDOWS * 100);
+        let fair = enabled * slots as u64 / u64::from(wanted);
         assert!(
-            report.time_running.abs_diff(fair) <= 2 * TURN,
-            "PMC{n} ran {} of {fair}",
-            report.time_running
+            running.abs_diff(fair) <= 2 * TURN,
+            "PMC{n} ran {running} of {fair}"
         );
         // What it waited last is yet to be filled.
         let value = count(&mut pmu, n);
         let owed = (u64::from(wanted) + 1) * TURN;
         assert!(
-            (report.time_enabled - owed..=report.time_enabled).contains(&value),
-            "PMC{n} is {value} of {}",
-            report.time_enabled
+            (enabled - owed..=enabled).contains(&value),
+            "PMC{n} is {value} of {enabled}"
         );
     }
 }
@@ -151,10 +150,10 @@ struct Host {
 struct Fickle(Limited, Arc<Mutex<Host>>);
 
 fn tick(pmu: &mut Seated, tsc: u64) {
-    pmu.observe(Progress::Entered { tsc });
+    pmu.observe(Progress::Entered { tsc: Tsc(tsc) });
     pmu.observe(Progress::Left {
-        tsc: tsc + 100,
-        halted: 0,
+        tsc: Tsc(tsc + 100),
+        halted: Ticks(0),
         ring: None,
     });
 }
@@ -271,7 +270,7 @@ impl CounterBackend for Fickle {
     fn take_overflows(&mut self) -> SlotSet {
         self.0.take_overflows()
     }
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         self.0.deadline()
     }
     fn needs_ring(&self) -> bool {
@@ -309,14 +308,14 @@ fn a_lost_place_is_replaced_when_the_guest_enables_its_counter_again() {
         lost.reading,
         Reading::Unavailable(UnavailableReason::Lost { backend: "fickle" })
     );
-    assert_eq!((lost.time_enabled, lost.time_running), (200, 100));
+    assert_eq!((lost.time_enabled.0, lost.time_running.0), (200, 100));
     // What a driver does at the next event of the same kind.
     write(&mut pmu, 0xc001_0200, 0x3_0076);
     write(&mut pmu, 0xc001_0200, CYCLES);
     run(&mut pmu, &mut now, 100);
     assert_eq!(count(&mut pmu, 0), 200);
     let found = only_report(&pmu);
-    assert_eq!((found.time_enabled, found.time_running), (300, 200));
+    assert_eq!((found.time_enabled.0, found.time_running.0), (300, 200));
     assert_eq!(
         found.reading,
         Reading::Counted {
@@ -371,7 +370,7 @@ fn a_counter_that_cannot_be_programmed_does_not_starve_the_next() {
         run(&mut pmu, &mut now, TURN / 10);
     }
     for waited in &pmu.report()[1..] {
-        assert!(waited.time_running >= 2 * TURN, "{waited:?}");
+        assert!(waited.time_running.0 >= 2 * TURN, "{waited:?}");
     }
 }
 

@@ -4,7 +4,7 @@
 use pmu_virt::{
     Constraint, CountRequest, CounterBackend, EventCode, EventFamily, OwnerId, Progress,
     Provenance, RateTable, Reading, Ring, SimBackend, SimClocks, SlotIndex, SlotSet, SoftwareEvent,
-    UnavailableReason,
+    Ticks, Tsc, UnavailableReason,
 };
 use proptest::prelude::*;
 use std::num::NonZeroU64;
@@ -38,10 +38,10 @@ fn backend(table: &str) -> SimBackend {
 
 /// One interval from an entry to an exit.
 fn interval(backend: &mut SimBackend, from: u64, ticks: u64, ring: Ring) {
-    backend.observe(&Progress::Entered { tsc: from });
+    backend.observe(&Progress::Entered { tsc: Tsc(from) });
     backend.observe(&Progress::Left {
-        tsc: from + ticks,
-        halted: 0,
+        tsc: Tsc(from + ticks),
+        halted: Ticks(0),
         ring: Some(ring),
     });
 }
@@ -266,8 +266,8 @@ fn the_deadline_is_the_tick_at_which_the_overflow_comes() {
     interval(&mut late, 0, 12_345, Ring::User);
     late.arm(A, NonZeroU64::new(10));
     let before = count(&late, A);
-    late.observe(&Progress::Entered { tsc: 50_000 });
-    let deadline = late.deadline().expect("an overflow is armed");
+    late.observe(&Progress::Entered { tsc: Tsc(50_000) });
+    let deadline = late.deadline().expect("an overflow is armed").0;
     for (ticks, events) in [(deadline - 50_000 - 1, 9), (1, 10)] {
         let from = if ticks == 1 { 90_000 } else { 50_000 };
         interval(&mut late, from, ticks, Ring::Kernel);
@@ -281,7 +281,7 @@ fn the_deadline_is_the_tick_at_which_the_overflow_comes() {
 fn an_event_that_never_happens_has_no_deadline() {
     let mut idle = started("[event.instructions]\nrate = 0", &instructions());
     idle.arm(A, NonZeroU64::new(1));
-    idle.observe(&Progress::Entered { tsc: 0 });
+    idle.observe(&Progress::Entered { tsc: Tsc(0) });
     assert_eq!(idle.deadline(), None);
 }
 
@@ -290,21 +290,25 @@ fn rings_with_different_rates_are_sampled() {
     let table = "[event.instructions]\nkernel = 100\nuser = 1000";
     let mut both = started(table, &instructions());
     assert!(both.needs_ring());
-    both.observe(&Progress::Entered { tsc: 7 });
-    assert_eq!(both.deadline(), Some(7 + u64::from(KHZ)), "a sample is due");
+    both.observe(&Progress::Entered { tsc: Tsc(7) });
+    assert_eq!(
+        both.deadline(),
+        Some(Tsc(7 + u64::from(KHZ))),
+        "a sample is due"
+    );
     let ms = u64::from(KHZ);
     both.observe(&Progress::Left {
-        tsc: 7 + ms,
-        halted: 0,
+        tsc: Tsc(7 + ms),
+        halted: Ticks(0),
         ring: None,
     });
     assert_eq!(count(&both, A), 100_000, "a vCPU begins in the kernel");
     interval(&mut both, 2 * ms, ms, Ring::User);
     assert_eq!(count(&both, A), 1_100_000);
-    both.observe(&Progress::Entered { tsc: 3 * ms });
+    both.observe(&Progress::Entered { tsc: Tsc(3 * ms) });
     both.observe(&Progress::Left {
-        tsc: 4 * ms,
-        halted: 0,
+        tsc: Tsc(4 * ms),
+        halted: Ticks(0),
         ring: None,
     });
     assert_eq!(count(&both, A), 2_100_000, "it was seen in user code last");
@@ -312,8 +316,8 @@ fn rings_with_different_rates_are_sampled() {
     assert_eq!(count(&both, A), 2_200_000);
     // The earliest possible time of an overflow: were it all in user code.
     both.arm(A, NonZeroU64::new(10));
-    both.observe(&Progress::Entered { tsc: 0 });
-    assert_eq!(both.deadline(), Some(ms / 100_000));
+    both.observe(&Progress::Entered { tsc: Tsc(0) });
+    assert_eq!(both.deadline(), Some(Tsc(ms / 100_000)));
 }
 
 /// The first microsecond counts 1000, all later ones of the period none.
@@ -367,14 +371,14 @@ fn a_slot_counts_whole_intervals_only() {
     sim.program(A, &instructions()).expect("in the table");
     let us = u64::from(KHZ) / 1000;
     for (starts, counted) in [(true, 0), (false, 1000)] {
-        sim.observe(&Progress::Entered { tsc: 0 });
+        sim.observe(&Progress::Entered { tsc: Tsc(0) });
         if starts {
             sim.arm(A, NonZeroU64::new(1000));
             sim.start(A);
         }
         sim.observe(&Progress::Left {
-            tsc: us,
-            halted: 0,
+            tsc: Tsc(us),
+            halted: Ticks(0),
             ring: None,
         });
         assert_eq!(count(&sim, A), counted);
@@ -450,8 +454,8 @@ proptest! {
             sim.program(slot, &request).expect("in the table");
             sim.start(slot);
             for sim in [&mut *sim, &mut whole] {
-                sim.observe(&Progress::Entered { tsc: 3 });
-                sim.observe(&Progress::Left { tsc: 3 + ticks, halted: 0, ring: user.map(ring) });
+                sim.observe(&Progress::Entered { tsc: Tsc(3) });
+                sim.observe(&Progress::Left { tsc: Tsc(3 + ticks), halted: Ticks(0), ring: user.map(ring) });
             }
             sim.pause([slot].into_iter().collect());
             if other {
@@ -498,12 +502,12 @@ proptest! {
         sim.arm(A, NonZeroU64::new(after));
         let (mut now, mut told) = (0, 0);
         for ticks in pieces {
-            sim.observe(&Progress::Entered { tsc: now });
+            sim.observe(&Progress::Entered { tsc: Tsc(now) });
             let deadline = sim.deadline();
-            sim.observe(&Progress::Left { tsc: now + ticks, halted: 0, ring: Some(Ring::User) });
+            sim.observe(&Progress::Left { tsc: Tsc(now + ticks), halted: Ticks(0), ring: Some(Ring::User) });
             let overflowed = sim.take_overflows().contains(A);
             if overflowed {
-                prop_assert!(deadline.is_some_and(|at| at <= now + ticks));
+                prop_assert!(deadline.is_some_and(|at| at.0 <= now + ticks));
                 prop_assert!(told == 0);
                 told += 1;
             }

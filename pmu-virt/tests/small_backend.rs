@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 use pmu_virt::{
     Caller, ClockBackend, Constraint, CountPlan, CountRequest, CounterBackend, CounterId, Grant,
     Layer, MsrIndex, PmuModel, Progress, Provenance, ReadOutcome, Reading, SlotIndex, SlotSet,
-    Unavailable, UnavailableReason, WriteOutcome,
+    Ticks, Tsc, Unavailable, UnavailableReason, WriteOutcome,
 };
 
 use seated::Seated;
@@ -58,7 +58,7 @@ impl CounterBackend for Small {
     fn take_overflows(&mut self) -> SlotSet {
         self.0.take_overflows()
     }
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         self.0.deadline()
     }
     fn needs_ring(&self) -> bool {
@@ -77,11 +77,11 @@ fn the_counter_that_finds_no_place_says_so_and_takes_the_place_once_free() {
     };
     let mut now = 0;
     let mut run = |pmu: &mut Seated| {
-        pmu.observe(Progress::Entered { tsc: now });
+        pmu.observe(Progress::Entered { tsc: Tsc(now) });
         now += 100;
         pmu.observe(Progress::Left {
-            tsc: now,
-            halted: 0,
+            tsc: Tsc(now),
+            halted: Ticks(0),
             ring: None,
         });
     };

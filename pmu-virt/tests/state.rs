@@ -9,8 +9,8 @@ use std::num::NonZeroU64;
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant,
     Layer, LossReason, MsrIndex, Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState,
-    Progress, Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend, WriteOutcome,
-    accounting,
+    Progress, Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend, Ticks, Tsc,
+    WriteOutcome, accounting,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -95,11 +95,11 @@ fn apply(pmu: &mut Seated, op: &Op, now: &mut u64) {
             pmu.wrmsr(MsrIndex(msr), value, KERNEL);
         }
         Op::Run(ring, ticks, halted) => {
-            pmu.observe(Progress::Entered { tsc: *now });
+            pmu.observe(Progress::Entered { tsc: Tsc(*now) });
             *now += ticks;
             pmu.observe(Progress::Left {
-                tsc: *now,
-                halted: halted.min(ticks),
+                tsc: Tsc(*now),
+                halted: Ticks(halted.min(ticks)),
                 ring: Some(ring),
             });
         }
@@ -211,10 +211,10 @@ fn busy() -> Seated {
     write(&mut pmu, 0x186, 0x53_003c);
     write(&mut pmu, 0x187, 0x53_00c0);
     write(&mut pmu, 0x38f, 0x7_0000_000f);
-    pmu.observe(Progress::Entered { tsc: 1_000 });
+    pmu.observe(Progress::Entered { tsc: Tsc(1_000) });
     pmu.observe(Progress::Left {
-        tsc: 2_000,
-        halted: 100,
+        tsc: Tsc(2_000),
+        halted: Ticks(100),
         ring: Some(Ring::User),
     });
     pmu.rdmsr(MsrIndex(accounting::MSR_BASE), KERNEL);
@@ -228,7 +228,7 @@ fn json(pmu: &mut Seated) -> serde_json::Value {
 #[test]
 fn pending_pmis_and_ones_that_were_not_sent_are_taken_again() {
     let mut pmu = busy();
-    let PmiDue::Send(request) = pmu.pmi_due(0) else {
+    let PmiDue::Send(request) = pmu.pmi_due(Tsc(0)) else {
         panic!("FIXED1 wrapped");
     };
     assert_eq!(
@@ -242,10 +242,10 @@ fn pending_pmis_and_ones_that_were_not_sent_are_taken_again() {
     // It was not sent, and another counter wraps.
     let near = MsrIndex(0x4c1);
     assert_eq!(pmu.wrmsr(near, (1 << 48) - 10, KERNEL), WriteOutcome::Done);
-    pmu.observe(Progress::Entered { tsc: 2_000 });
+    pmu.observe(Progress::Entered { tsc: Tsc(2_000) });
     pmu.observe(Progress::Left {
-        tsc: 2_020,
-        halted: 0,
+        tsc: Tsc(2_020),
+        halted: Ticks(0),
         ring: Some(Ring::User),
     });
     let also = PmiRequest {

@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use pmu_virt::{
     CorePmu, CounterBackend, Grant, MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress,
-    ReadOutcome, Reading,
+    ReadOutcome, Reading, Ticks, Tsc,
 };
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
@@ -67,12 +67,12 @@ proptest! {
         let (mut tsc, mut passed) = (0, 0);
         let mut last = vec![0; wanted];
         for (ticks, read) in runs {
-            pmu.observe(Progress::Entered { tsc });
+            pmu.observe(Progress::Entered { tsc: Tsc(tsc) });
             let deadline = pmu.deadline();
             prop_assert!(wanted <= slots || deadline.is_some_and(|at| at <= tsc + 1_000));
             tsc += ticks;
             passed += ticks;
-            pmu.observe(Progress::Left { tsc, halted: 0, ring: None });
+            pmu.observe(Progress::Left { tsc: Tsc(tsc), halted: Ticks(0), ring: None });
             let n = read % wanted;
             let ReadOutcome::Value(count) = pmu.rdpmc(u32::try_from(n).expect("small"), KERNEL)
             else {
@@ -82,10 +82,10 @@ proptest! {
             prop_assert!(count >= last[n], "it fell from {} to {count}", last[n]);
             last[n] = count;
             for report in pmu.report() {
-                prop_assert_eq!(report.time_enabled, passed);
-                prop_assert!(report.time_running <= passed);
+                prop_assert_eq!(report.time_enabled.0, passed);
+                prop_assert!(report.time_running.0 <= passed);
                 if wanted <= slots {
-                    prop_assert_eq!(report.time_running, passed);
+                    prop_assert_eq!(report.time_running.0, passed);
                 }
             }
         }
@@ -98,7 +98,7 @@ proptest! {
             if let Reading::Counted { value, .. } = report.reading {
                 prop_assert!(value <= passed);
             } else {
-                prop_assert_eq!(report.time_running, 0);
+                prop_assert_eq!(report.time_running.0, 0);
             }
         }
     }
@@ -139,10 +139,10 @@ fn a_counter_that_counts_the_same_is_read_and_goes_on() {
     for vcpu in [0, 1] {
         reference_cycles(host.switch(vcpu, 0), 4);
         let pmu = host.switch(vcpu, 0);
-        pmu.observe(Progress::Entered { tsc: 0 });
+        pmu.observe(Progress::Entered { tsc: Tsc(0) });
         pmu.observe(Progress::Left {
-            tsc: 100,
-            halted: 0,
+            tsc: Tsc(100),
+            halted: Ticks(0),
             ring: None,
         });
     }
@@ -162,10 +162,10 @@ fn an_overflow_that_is_told_at_the_switch_reaches_its_vcpu() {
         let first = host.switch(0, 0);
         first.wrmsr(MsrIndex(0xc001_0200), 0x53_0076, KERNEL);
         first.wrmsr(MsrIndex(0xc001_0201), (1 << 48) - 50, KERNEL);
-        first.observe(Progress::Entered { tsc: 0 });
+        first.observe(Progress::Entered { tsc: Tsc(0) });
         first.observe(Progress::Left {
-            tsc: 60,
-            halted: 0,
+            tsc: Tsc(60),
+            halted: Ticks(0),
             ring: None,
         });
         let second = host.switch(1, 0);
@@ -182,10 +182,10 @@ fn an_overflow_that_is_told_at_the_switch_reaches_its_vcpu() {
 #[test]
 fn an_overflow_found_after_eviction_leaves_the_place_s_next_counter_alone() {
     let spend = |pmu: &mut Seated, tsc, ticks| {
-        pmu.observe(Progress::Entered { tsc });
+        pmu.observe(Progress::Entered { tsc: Tsc(tsc) });
         pmu.observe(Progress::Left {
-            tsc: tsc + ticks,
-            halted: 0,
+            tsc: Tsc(tsc + ticks),
+            halted: Ticks(0),
             ring: None,
         });
     };
@@ -235,16 +235,18 @@ fn waiting_counters_get_their_turns() {
     pmu.attach(Box::new(CorePmu::new(clock_of(2)())));
     reference_cycles(&mut pmu, 6);
     for slice in 0..60 {
-        pmu.observe(Progress::Entered { tsc: slice * 100 });
+        pmu.observe(Progress::Entered {
+            tsc: Tsc(slice * 100),
+        });
         pmu.observe(Progress::Left {
-            tsc: slice * 100 + 100,
-            halted: 0,
+            tsc: Tsc(slice * 100 + 100),
+            halted: Ticks(0),
             ring: None,
         });
     }
     for report in pmu.report() {
-        assert_eq!(report.time_enabled, 6_000);
-        assert_eq!(report.time_running, 2_000, "{report:?}");
+        assert_eq!(report.time_enabled.0, 6_000);
+        assert_eq!(report.time_running.0, 2_000, "{report:?}");
         let Reading::Counted { value, provenance } = report.reading else {
             panic!("{report:?}");
         };

@@ -5,8 +5,8 @@ mod seated;
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, Denial, EventFamily, Grant, Layer,
     LossReason, MsrIndex, Needs, OwnerId, PmiDue, PmiRequest, PmiThrottle, PmuModel, Progress,
-    Provenance, ReadOutcome, Reading, Ring, StepBackend, ThrottleDecision, UnavailableReason,
-    VcpuPmu, WriteOutcome,
+    Provenance, ReadOutcome, Reading, Ring, StepBackend, ThrottleDecision, Ticks, Tsc,
+    UnavailableReason, VcpuPmu, WriteOutcome,
 };
 
 use seated::Seated;
@@ -30,10 +30,10 @@ fn write(pmu: &mut Seated, msr: u32, value: u64) {
 }
 
 fn run(pmu: &mut Seated, from: u64, to: u64) {
-    pmu.observe(Progress::Entered { tsc: from });
+    pmu.observe(Progress::Entered { tsc: Tsc(from) });
     pmu.observe(Progress::Left {
-        tsc: to,
-        halted: 0,
+        tsc: Tsc(to),
+        halted: Ticks(0),
         ring: Some(Ring::Kernel),
     });
 }
@@ -158,15 +158,15 @@ fn counters_that_nobody_counts_cost_nothing() {
         let cost = |pmu: &mut Seated| {
             let mut seen = Vec::new();
             for tsc in [1_000, 2_000, 3_000] {
-                pmu.observe(Progress::Entered { tsc });
+                pmu.observe(Progress::Entered { tsc: Tsc(tsc) });
                 let deadline = pmu.deadline();
                 pmu.observe(Progress::Retired {
                     ring: Ring::Kernel,
                     insn: Default::default(),
                 });
                 pmu.observe(Progress::Left {
-                    tsc: tsc + 500,
-                    halted: 0,
+                    tsc: Tsc(tsc + 500),
+                    halted: Ticks(0),
                     ring: Some(Ring::Kernel),
                 });
                 let core = pmu.core().expect("a core");
@@ -195,11 +195,11 @@ fn counters_that_nobody_counts_cost_nothing() {
 fn a_deadline_is_the_nearest_overflow_that_interrupts() {
     let mut pmu = pmu("intel-v2", "clock", Grant::everything());
     let deadline_at = |pmu: &mut Seated, tsc| {
-        pmu.observe(Progress::Entered { tsc });
+        pmu.observe(Progress::Entered { tsc: Tsc(tsc) });
         let deadline = pmu.deadline();
         pmu.observe(Progress::Left {
-            tsc,
-            halted: 0,
+            tsc: Tsc(tsc),
+            halted: Ticks(0),
             ring: None,
         });
         deadline
@@ -227,23 +227,23 @@ fn a_deadline_is_the_nearest_overflow_that_interrupts() {
 fn halted_time_does_not_count() {
     let mut pmu = pmu("amd-core", "clock", Grant::everything());
     write(&mut pmu, 0xc001_0200, 0x43_0076);
-    pmu.observe(Progress::Entered { tsc: 1_000 });
+    pmu.observe(Progress::Entered { tsc: Tsc(1_000) });
     pmu.observe(Progress::Left {
-        tsc: 2_000,
-        halted: 400,
+        tsc: Tsc(2_000),
+        halted: Ticks(400),
         ring: None,
     });
     assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(600));
     // Nonsense does not run backwards.
-    pmu.observe(Progress::Entered { tsc: 3_000 });
+    pmu.observe(Progress::Entered { tsc: Tsc(3_000) });
     pmu.observe(Progress::Left {
-        tsc: 2_900,
-        halted: u64::MAX,
+        tsc: Tsc(2_900),
+        halted: Ticks(u64::MAX),
         ring: None,
     });
     pmu.observe(Progress::Left {
-        tsc: 9_000,
-        halted: 0,
+        tsc: Tsc(9_000),
+        halted: Ticks(0),
         ring: None,
     });
     assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(600));
@@ -396,11 +396,11 @@ fn every_counter_of_the_largest_model_finds_a_place() {
 #[test]
 fn a_counter_started_in_the_midst_of_an_interval_begins_with_the_next() {
     let mut pmu = pmu("intel-v2", "clock", Grant::everything());
-    pmu.observe(Progress::Entered { tsc: 0 });
+    pmu.observe(Progress::Entered { tsc: Tsc(0) });
     write(&mut pmu, 0x186, REF);
     pmu.observe(Progress::Left {
-        tsc: 1_000,
-        halted: 0,
+        tsc: Tsc(1_000),
+        halted: Ticks(0),
         ring: None,
     });
     assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(0));
@@ -410,25 +410,37 @@ fn a_counter_started_in_the_midst_of_an_interval_begins_with_the_next() {
 
 #[test]
 fn the_throttle_delays_and_never_loses() {
-    let mut throttle = PmiThrottle::new(100);
-    assert_eq!(throttle.request(50), ThrottleDecision::Deliver);
-    assert_eq!(throttle.request(149), ThrottleDecision::Late { at: 150 });
-    assert_eq!(throttle.request(149), ThrottleDecision::Late { at: 150 });
-    assert_eq!((throttle.late(), throttle.deadline()), (1, Some(150)));
-    assert!(!throttle.due(149));
-    assert!(throttle.due(160));
-    assert!(!throttle.due(160), "told once");
-    assert_eq!(throttle.request(259), ThrottleDecision::Late { at: 260 });
+    let mut throttle = PmiThrottle::new(Ticks(100));
+    assert_eq!(throttle.request(Tsc(50)), ThrottleDecision::Deliver);
+    assert_eq!(
+        throttle.request(Tsc(149)),
+        ThrottleDecision::Late { at: Tsc(150) }
+    );
+    assert_eq!(
+        throttle.request(Tsc(149)),
+        ThrottleDecision::Late { at: Tsc(150) }
+    );
+    assert_eq!((throttle.late(), throttle.deadline()), (1, Some(Tsc(150))));
+    assert!(!throttle.due(Tsc(149)));
+    assert!(throttle.due(Tsc(160)));
+    assert!(!throttle.due(Tsc(160)), "told once");
+    assert_eq!(
+        throttle.request(Tsc(259)),
+        ThrottleDecision::Late { at: Tsc(260) }
+    );
     // A request at its time takes the waiting one along.
-    assert_eq!(throttle.request(260), ThrottleDecision::Deliver);
+    assert_eq!(throttle.request(Tsc(260)), ThrottleDecision::Deliver);
     assert_eq!((throttle.delivered(), throttle.late()), (3, 2));
     assert_eq!(throttle.deadline(), None);
-    assert_eq!(throttle.request(300), ThrottleDecision::Late { at: 360 });
+    assert_eq!(
+        throttle.request(Tsc(300)),
+        ThrottleDecision::Late { at: Tsc(360) }
+    );
     throttle.reset();
-    assert!(!throttle.due(400));
-    assert_eq!(throttle.request(301), ThrottleDecision::Deliver);
-    let mut open = PmiThrottle::new(0);
-    assert!((0..5).all(|now| open.request(now / 2) == ThrottleDecision::Deliver));
+    assert!(!throttle.due(Tsc(400)));
+    assert_eq!(throttle.request(Tsc(301)), ThrottleDecision::Deliver);
+    let mut open = PmiThrottle::new(Ticks(0));
+    assert!((0..5).all(|now| open.request(Tsc(now / 2)) == ThrottleDecision::Deliver));
 }
 
 /// A vCPU of the model `intel-v2` that counts reference cycles on a core.
@@ -440,10 +452,10 @@ fn on_core(owner: u32, core: &mut CorePmu) -> VcpuPmu {
         let written = pmu.wrmsr(core, MsrIndex(msr), value, GUEST);
         assert_eq!(written.outcome, WriteOutcome::Done, "{msr:#x}");
     }
-    pmu.observe(core, Progress::Entered { tsc: 0 });
+    pmu.observe(core, Progress::Entered { tsc: Tsc(0) });
     let left = Progress::Left {
-        tsc: 1000 * u64::from(owner),
-        halted: 0,
+        tsc: Tsc(1000 * u64::from(owner)),
+        halted: Ticks(0),
         ring: Some(Ring::Kernel),
     };
     pmu.observe(core, left);
@@ -466,10 +478,10 @@ fn another_vcpus_core_is_left_alone() {
         read(&mut other, &mut second).outcome,
         ReadOutcome::Value(2000)
     );
-    other.observe(&mut second, Progress::Entered { tsc: 5000 });
+    other.observe(&mut second, Progress::Entered { tsc: Tsc(5000) });
     let left = Progress::Left {
-        tsc: 6000,
-        halted: 0,
+        tsc: Tsc(6000),
+        halted: Ticks(0),
         ring: Some(Ring::Kernel),
     };
     other.observe(&mut second, left);
@@ -525,20 +537,20 @@ fn a_pmi_that_is_routed_takes_later_overflows_along() {
     };
     overflow(&mut pmu, 0, 0);
     assert_eq!(pmu.pmi_to_route(), Some(request(&[0])));
-    assert_eq!(pmu.pmi_due(20), PmiDue::Send(request(&[0])));
+    assert_eq!(pmu.pmi_due(Tsc(20)), PmiDue::Send(request(&[0])));
     pmu.pmi_sent();
 
     // The next one is late; what overflows meanwhile is not asked about.
     overflow(&mut pmu, 1, 100);
     assert_eq!(pmu.pmi_to_route(), Some(request(&[1])));
-    assert_eq!(pmu.pmi_due(120), PmiDue::Late);
+    assert_eq!(pmu.pmi_due(Tsc(120)), PmiDue::Late);
     assert_eq!(pmu.pmi_to_route(), None, "it is routed");
     overflow(&mut pmu, 2, 200);
     assert_eq!(pmu.pmi_to_route(), None, "another one is on its way");
-    assert_eq!(pmu.pmi_due(220), PmiDue::Late);
-    assert_eq!(pmu.pmi_due(2_000), PmiDue::Send(request(&[1, 2])));
+    assert_eq!(pmu.pmi_due(Tsc(220)), PmiDue::Late);
+    assert_eq!(pmu.pmi_due(Tsc(2_000)), PmiDue::Send(request(&[1, 2])));
     pmu.pmi_sent();
-    assert_eq!(pmu.pmi_due(3_000), PmiDue::Nothing);
+    assert_eq!(pmu.pmi_due(Tsc(3_000)), PmiDue::Nothing);
 }
 
 #[test]
@@ -550,11 +562,11 @@ fn a_pmi_that_was_dropped_is_gone_and_the_next_overflow_raises_one() {
     assert!(pmu.pmi_to_route().is_some());
     pmu.pmi_dropped();
     assert_eq!(pmu.pmi_to_route(), None);
-    assert_eq!(pmu.pmi_due(20), PmiDue::Nothing);
+    assert_eq!(pmu.pmi_due(Tsc(20)), PmiDue::Nothing);
     assert_eq!(pmu.throttle().delivered(), 0);
     // The counter has gone on from the overflow.
     assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(10));
     write(&mut pmu, 0xc001_0201, (1 << 48) - 10);
     run(&mut pmu, 100, 120);
-    assert!(matches!(pmu.pmi_due(120), PmiDue::Send(_)));
+    assert!(matches!(pmu.pmi_due(Tsc(120)), PmiDue::Send(_)));
 }

@@ -6,7 +6,7 @@ mod seated;
 use pmu_virt::step::Retirement;
 use pmu_virt::{
     Caller, ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome,
-    Reading, Register, Ring, StepBackend, WriteOutcome,
+    Reading, Register, Ring, StepBackend, Ticks, Tsc, WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{
@@ -137,11 +137,11 @@ fn clocked(spec: &str) -> Seated {
 /// Lets the guest run; every access lies between two runs.
 fn run(pmu: &mut Seated, now: &mut u64, ring: Ring, ticks: u64) {
     *now += 10;
-    pmu.observe(Progress::Entered { tsc: *now });
+    pmu.observe(Progress::Entered { tsc: Tsc(*now) });
     *now += ticks + 3;
     pmu.observe(Progress::Left {
-        tsc: *now,
-        halted: 3,
+        tsc: Tsc(*now),
+        halted: Ticks(3),
         ring: Some(ring),
     });
 }

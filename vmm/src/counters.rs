@@ -329,7 +329,9 @@ fn msr_cpu(asked: Option<u32>, cores: usize, pinned: Option<usize>) -> Result<u3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pmu_virt::{EventCode, FixedFunction, OwnerId, Progress, Reading, SlotIndex};
+    use pmu_virt::{
+        EventCode, FixedFunction, OwnerId, Progress, Reading, SlotIndex, Ticks, Tsc,
+    };
 
     fn prepare(text: &str, cores: usize, pinned: Option<usize>) -> Result<CounterPlan, String> {
         let sources = Sources::parse(text).map_err(|error| error.to_string())?;
@@ -394,10 +396,10 @@ mod tests {
             backend.attach(OwnerId(3));
             backend.program(SlotIndex(0), &request).unwrap();
             backend.start(SlotIndex(0));
-            backend.observe(&Progress::Entered { tsc: 0 });
+            backend.observe(&Progress::Entered { tsc: Tsc(0) });
             backend.observe(&Progress::Left {
-                tsc: 1_000,
-                halted: 0,
+                tsc: Tsc(1_000),
+                halted: Ticks(0),
                 ring: None,
             });
             match backend.read(SlotIndex(0)) {

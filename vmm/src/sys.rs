@@ -11,7 +11,7 @@ mod resident;
 
 pub use affinity::{allowed_cpus, pin_this_thread, while_on_cpu};
 pub use kvm_pmu::{
-    HaltStats, Halted, KickTarget, KickTimer, StatsError, Tsc, install_kick_handler, kick_signal,
+    HaltStats, Halted, KickTarget, KickTimer, StatsError, install_kick_handler, kick_signal,
     thread_cpu_time,
 };
 pub use nap::nap;
@@ -22,5 +22,5 @@ pub use resident::resident_bytes;
 #[must_use]
 #[inline]
 pub fn rdtsc() -> u64 {
-    Tsc::now().0
+    kvm_pmu::now().0
 }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use pmu_virt::contract::{self, Driver};
 use pmu_virt::{
     BackendEnv, CountRequest, CounterBackend, EventCode, EventFamily, MsrBackend, MsrOptions,
-    Progress, Ring, Vendor,
+    Progress, Ring, Ticks, Tsc, Vendor,
 };
 use vmm::sys::{pin_this_thread, rdtsc};
 
@@ -85,24 +85,24 @@ impl Driver for CycleDriver {
     ) -> RangeInclusive<u64> {
         let ticks = events * SPUN / 100;
         let entered = rdtsc();
-        backend.observe(&Progress::Entered { tsc: entered });
+        backend.observe(&Progress::Entered { tsc: Tsc(entered) });
         self.pass(ring, ticks);
         let left = rdtsc();
         backend.observe(&Progress::Left {
-            tsc: left,
-            halted: 0,
+            tsc: Tsc(left),
+            halted: Ticks(0),
             ring: None,
         });
         let most = rdtsc().wrapping_sub(entered);
         events..=most * MOST / 100
     }
 
-    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<u64>> {
-        backend.observe(&Progress::Entered { tsc: rdtsc() });
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
+        backend.observe(&Progress::Entered { tsc: Tsc(rdtsc()) });
         let deadline = backend.deadline();
         backend.observe(&Progress::Left {
-            tsc: rdtsc(),
-            halted: 0,
+            tsc: Tsc(rdtsc()),
+            halted: Ticks(0),
             ring: None,
         });
         Some(deadline)

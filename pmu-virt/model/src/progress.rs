@@ -4,9 +4,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use arbiter::{Ticks, Tsc};
+
 use crate::ids::Ring;
 
-/// One thing that happened to the vCPU. Times are TSC ticks.
+/// One thing that happened to the vCPU.
 ///
 /// Control registers are written between `Left` and the next `Entered`: the
 /// guest does not run while a trapped access is carried out.
@@ -15,15 +17,15 @@ pub enum Progress {
     /// The guest is about to run.
     Entered {
         /// TSC just before.
-        tsc: u64,
+        tsc: Tsc,
     },
     /// The guest has stopped running.
     Left {
         /// TSC just after.
-        tsc: u64,
-        /// Ticks of the interval in which the vCPU did not run: it was halted,
+        tsc: Tsc,
+        /// The part of the interval in which the vCPU did not run: it was halted,
         /// or the host ran something else.
-        halted: u64,
+        halted: Ticks,
         /// Ring in which it was found; to be told while the PMU
         /// needs it.
         ring: Option<Ring>,

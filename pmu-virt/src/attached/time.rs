@@ -2,6 +2,7 @@
 
 use super::AttachedContext;
 use crate::slot_bank::SlotBank;
+use pmu_model::Ticks;
 
 /// TSC ticks as nanoseconds. What a division leaves is kept for the next one,
 /// so that the sum never drifts.
@@ -16,18 +17,18 @@ const NS_PER_MS: u128 = 1_000_000;
 
 impl TickClock {
     /// Nanoseconds of `ticks` more.
-    pub(crate) fn pass(&mut self, ticks: u64, tsc_khz: u32) -> u64 {
+    pub(crate) fn pass(&mut self, ticks: Ticks, tsc_khz: u32) -> u64 {
         let khz = u128::from(tsc_khz.max(1));
-        let all = u128::from(ticks) * NS_PER_MS + u128::from(self.rest);
+        let all = u128::from(ticks.0) * NS_PER_MS + u128::from(self.rest);
         self.rest = u64::try_from(all % khz).unwrap_or(0);
         u64::try_from(all / khz).unwrap_or(u64::MAX)
     }
 }
 
 /// Ticks that it takes for `ns` to have passed.
-pub(super) fn ticks(ns: u64, tsc_khz: u32) -> u64 {
+pub(super) fn ticks(ns: u64, tsc_khz: u32) -> Ticks {
     let ticks = (u128::from(ns) * u128::from(tsc_khz.max(1))).div_ceil(NS_PER_MS);
-    u64::try_from(ticks).unwrap_or(u64::MAX)
+    Ticks(u64::try_from(ticks).unwrap_or(u64::MAX))
 }
 
 /// Room has to last so long before a preempted context is restored: a guest's
@@ -63,7 +64,7 @@ impl AttachedContext {
     }
 
     /// Nanoseconds of ticks in which the vCPU ran.
-    pub(crate) fn run_ns(&mut self, ticks: u64, tsc_khz: u32) -> u64 {
+    pub(crate) fn run_ns(&mut self, ticks: Ticks, tsc_khz: u32) -> u64 {
         self.clock.pass(ticks, tsc_khz)
     }
 
@@ -107,9 +108,9 @@ impl AttachedContext {
         }
     }
 
-    /// Ticks until something is due, or is to be looked at after a while in which
+    /// How long until something is due, or is to be looked at after a while in which
     /// its vCPU only halted.
-    pub(crate) fn due_in(&self, tsc_khz: u32) -> Option<u64> {
+    pub(crate) fn due_in(&self, tsc_khz: u32) -> Option<Ticks> {
         if self.blind.is_some() {
             return None;
         }
@@ -130,7 +131,7 @@ impl AttachedContext {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_PATIENCE_NS, TickClock, patience_after, ticks};
+    use super::{MAX_PATIENCE_NS, TickClock, Ticks, patience_after, ticks};
     use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
     #[test]
@@ -165,7 +166,7 @@ mod tests {
             pieces in proptest::collection::vec(0u64..10_000_000, 0..50),
         ) {
             let mut clock = TickClock::default();
-            let passed: u128 = pieces.iter().map(|p| u128::from(clock.pass(*p, khz))).sum();
+            let passed: u128 = pieces.iter().map(|p| u128::from(clock.pass(Ticks(*p), khz))).sum();
             let all: u128 = pieces.iter().map(|p| u128::from(*p)).sum();
             prop_assert_eq!(passed, all * 1_000_000 / u128::from(khz));
         }
@@ -174,7 +175,7 @@ mod tests {
         fn a_deadline_is_never_early(khz in 1u32..5_000_000, ns in 0u64..1_000_000_000_000) {
             let ticks = ticks(ns, khz);
             prop_assert!(TickClock::default().pass(ticks, khz) >= ns);
-            prop_assert!(ticks == 0 || TickClock::default().pass(ticks - 1, khz) < ns);
+            prop_assert!(ticks == Ticks(0) || TickClock::default().pass(ticks - Ticks(1), khz) < ns);
         }
     }
 }

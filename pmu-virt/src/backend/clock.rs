@@ -3,8 +3,8 @@
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    CountRequest, KnownEvent, Progress, Provenance, Reading, Ring, SlotIndex, SlotSet, Unavailable,
-    UnavailableReason,
+    CountRequest, KnownEvent, Progress, Provenance, Reading, Ring, SlotIndex, SlotSet, Ticks, Tsc,
+    Unavailable, UnavailableReason,
 };
 
 use super::slots::{ANY_SLOT, CAPACITY, Slot, Slots};
@@ -29,7 +29,7 @@ const DEFAULT_SAMPLE_TICKS: NonZeroU64 = NonZeroU64::new(2_500_000).expect("not 
 pub struct ClockBackend {
     slots: Slots,
     sample_ticks: NonZeroU64,
-    entered: Option<u64>,
+    entered: Option<Tsc>,
 }
 
 impl ClockBackend {
@@ -153,7 +153,7 @@ impl CounterBackend for ClockBackend {
                 let entered = self.entered.take().unwrap_or(tsc);
                 let ran = self.slots.take_interval();
                 if !ran.is_empty() {
-                    let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
+                    let Ticks(ticks) = tsc - entered - halted;
                     self.slots.advance(ran, |slot| {
                         if slot.request.is_ring_filtered() {
                             slot.ticks_in(ring, ticks)
@@ -172,7 +172,7 @@ impl CounterBackend for ClockBackend {
         self.slots.take_overflows()
     }
 
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         let entered = self.entered?;
         let overflow = self
             .slots
@@ -184,7 +184,7 @@ impl CounterBackend for ClockBackend {
             (Some(overflow), Some(sample)) => overflow.min(sample),
             (overflow, sample) => overflow.or(sample)?,
         };
-        Some(entered.saturating_add(ticks))
+        Some(entered + Ticks(ticks))
     }
 
     fn needs_ring(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    CountRequest, LossReason, OwnerId, Progress, Provenance, Reading, SlotIndex, SlotSet,
+    CountRequest, LossReason, OwnerId, Progress, Provenance, Reading, SlotIndex, SlotSet, Tsc,
     Unavailable, UnavailableReason,
 };
 
@@ -223,7 +223,7 @@ impl CounterBackend for CombinedBackend {
             })
     }
 
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         let deadlines = self.sources.iter().map(|source| source.backend.deadline());
         deadlines.flatten().min()
     }

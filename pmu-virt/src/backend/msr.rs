@@ -21,8 +21,8 @@ use std::io;
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    CountRequest, EventCode, MsrIndex, Progress, Provenance, Reading, SlotIndex, SlotSet,
-    Unavailable, UnavailableReason,
+    CountRequest, EventCode, MsrIndex, Progress, Provenance, Reading, SlotIndex, SlotSet, Ticks,
+    Tsc, Unavailable, UnavailableReason,
 };
 
 use super::{BackendEnv, BackendError, CountPlan, CounterBackend};
@@ -81,7 +81,7 @@ pub struct MsrBackend {
     slots: Vec<Option<MsrSlot>>,
     running: SlotSet,
     overflowed: SlotSet,
-    entered: Option<u64>,
+    entered: Option<Tsc>,
     /// Slots that count right now.
     active: SlotSet,
     /// The log knows that counters can be lost here.
@@ -161,8 +161,8 @@ impl MsrBackend {
         let mut runs = Vec::new();
         let mut before = 0;
         for run in 0..RESIDUE_RUNS {
-            self.enter(run);
-            self.leave(run);
+            self.enter(Tsc(run));
+            self.leave(Tsc(run));
             let Reading::Counted { value, .. } = self.read(slot) else {
                 break;
             };
@@ -187,7 +187,7 @@ impl MsrBackend {
 
 impl Drop for MsrBackend {
     fn drop(&mut self) {
-        self.leave(0);
+        self.leave(Tsc(0));
         for slot in std::mem::take(&mut self.slots).into_iter().flatten() {
             self.clear(&slot);
         }
@@ -316,11 +316,11 @@ impl CounterBackend for MsrBackend {
 
     /// When to look at the counters next: at the estimated time of the first
     /// overflow, but not before 100 us and not after 1 ms.
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         let entered = self.entered?;
         let slots = self.active.iter().filter_map(|slot| self.get(slot));
         let estimate = slots.filter_map(MsrSlot::estimate).min()?;
         let ms = u64::from(self.tsc_khz);
-        Some(entered.saturating_add(estimate.clamp((ms / 10).max(1), ms)))
+        Some(entered + estimate.clamp(Ticks((ms / 10).max(1)), Ticks(ms)))
     }
 }

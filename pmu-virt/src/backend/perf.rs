@@ -32,7 +32,7 @@ use std::cell::RefCell;
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    Constraint, CountRequest, OwnerId, Progress, Provenance, Reading, SlotIndex, SlotSet,
+    Constraint, CountRequest, OwnerId, Progress, Provenance, Reading, SlotIndex, SlotSet, Tsc,
     Unavailable,
 };
 
@@ -171,7 +171,7 @@ impl CounterBackend for PerfBackend {
     }
 
     /// Signals come by themselves; a clock that may not signal needs it.
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         self.inner.borrow().deadline()
     }
 }

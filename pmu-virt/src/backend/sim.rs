@@ -15,7 +15,7 @@ use std::num::NonZeroU64;
 
 use pmu_model::{
     Constraint, CountRequest, OwnerId, Progress, Provenance, Reading, Ring, SlotIndex, SlotSet,
-    Unavailable, UnavailableReason,
+    Ticks, Tsc, Unavailable, UnavailableReason,
 };
 
 use super::{CountPlan, CounterBackend};
@@ -44,7 +44,7 @@ pub struct SimBackend {
     running: SlotSet,
     overflowed: SlotSet,
     /// TSC at the entry, and the clock then.
-    entered: Option<(u64, u64)>,
+    entered: Option<(Tsc, u64)>,
 }
 
 impl SimBackend {
@@ -114,7 +114,7 @@ impl SimBackend {
         )
     }
 
-    fn enter(&mut self, tsc: u64) {
+    fn enter(&mut self, tsc: Tsc) {
         self.entered = Some((tsc, self.clock.lock().time()));
         for index in self.running.iter() {
             if let Some(slot) = at(&mut self.slots, index) {
@@ -123,11 +123,11 @@ impl SimBackend {
         }
     }
 
-    fn leave(&mut self, tsc: u64, halted: u64, ring: Option<Ring>) {
+    fn leave(&mut self, tsc: Tsc, halted: Ticks, ring: Option<Ring>) {
         let Some((entered, _)) = self.entered.take() else {
             return;
         };
-        let ticks = tsc.saturating_sub(entered).saturating_sub(halted);
+        let Ticks(ticks) = tsc - entered - halted;
         let mut clock = self.clock.lock();
         clock.pass(&self.clocks, ticks, ring);
         for index in self.running.iter() {
@@ -258,7 +258,7 @@ impl CounterBackend for SimBackend {
         std::mem::take(&mut self.overflowed)
     }
 
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         let (entered, time) = self.entered?;
         let due = self.running().filter_map(|slot| slot.due).min();
         let overflow = due.map(|due| due.saturating_sub(time).max(1));
@@ -270,7 +270,7 @@ impl CounterBackend for SimBackend {
             (Some(overflow), Some(sample)) => overflow.min(sample),
             (overflow, sample) => overflow.or(sample)?,
         };
-        Some(entered.saturating_add(ticks))
+        Some(entered + Ticks(ticks))
     }
 
     fn needs_ring(&self) -> bool {

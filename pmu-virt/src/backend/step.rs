@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use pmu_model::{
     CountRequest, EventFamily, KnownEvent, LossReason, Progress, Provenance, Reading, Ring,
-    SlotIndex, SlotSet, Unavailable, UnavailableReason, Vendor,
+    SlotIndex, SlotSet, Tsc, Unavailable, UnavailableReason, Vendor,
 };
 
 use super::slots::{ANY_SLOT, CAPACITY, Slot, Slots};
@@ -240,7 +240,7 @@ impl CounterBackend for StepBackend {
         self.slots.take_overflows()
     }
 
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         None
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use pmu_model::{CountRequest, EventCode, EventFamily, Progress, Ring, SoftwareEvent};
+use pmu_model::{CountRequest, EventCode, EventFamily, Progress, Ring, SoftwareEvent, Ticks, Tsc};
 
 use super::Driver;
 use super::sys::FreshPages;
@@ -13,11 +13,11 @@ use crate::step::Retirement;
 /// some halted ticks that must not count.
 #[derive(Clone, Debug, Default)]
 pub struct ClockDriver {
-    now: u64,
+    now: Tsc,
 }
 
 /// Ticks that each interval spends halted.
-const HALTED: u64 = 1_000;
+const HALTED: Ticks = Ticks(1_000);
 
 impl Driver for ClockDriver {
     fn request(&self) -> CountRequest {
@@ -35,9 +35,9 @@ impl Driver for ClockDriver {
         events: u64,
     ) -> RangeInclusive<u64> {
         // Time goes by while the guest does not run, too.
-        self.now += 77;
+        self.now = self.now + Ticks(77);
         backend.observe(&Progress::Entered { tsc: self.now });
-        self.now += events + HALTED;
+        self.now = self.now + Ticks(events) + HALTED;
         backend.observe(&Progress::Left {
             tsc: self.now,
             halted: HALTED,
@@ -46,12 +46,12 @@ impl Driver for ClockDriver {
         events..=events
     }
 
-    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<u64>> {
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
         backend.observe(&Progress::Entered { tsc: self.now });
         let deadline = backend.deadline();
         backend.observe(&Progress::Left {
             tsc: self.now,
-            halted: 0,
+            halted: Ticks(0),
             ring: Some(Ring::Kernel),
         });
         Some(deadline)
@@ -62,7 +62,7 @@ impl Driver for ClockDriver {
 /// begins in the middle of an event.
 #[derive(Clone, Debug, Default)]
 pub struct SimDriver {
-    now: u64,
+    now: Tsc,
 }
 
 impl SimDriver {
@@ -90,9 +90,9 @@ impl Driver for SimDriver {
     ) -> RangeInclusive<u64> {
         // An interval of odd length: the next one starts where it does.
         for ticks in [1, events, events - 1] {
-            self.now += 33;
+            self.now = self.now + Ticks(33);
             backend.observe(&Progress::Entered { tsc: self.now });
-            self.now += ticks + HALTED;
+            self.now = self.now + Ticks(ticks) + HALTED;
             backend.observe(&Progress::Left {
                 tsc: self.now,
                 halted: HALTED,
@@ -102,12 +102,12 @@ impl Driver for SimDriver {
         events..=events
     }
 
-    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<u64>> {
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
         backend.observe(&Progress::Entered { tsc: self.now });
         let deadline = backend.deadline();
         backend.observe(&Progress::Left {
             tsc: self.now,
-            halted: 0,
+            halted: Ticks(0),
             ring: Some(Ring::Kernel),
         });
         Some(deadline)
@@ -117,7 +117,7 @@ impl Driver for SimDriver {
 /// Drives a backend that counts stepped instructions.
 #[derive(Clone, Debug, Default)]
 pub struct StepDriver {
-    now: u64,
+    now: Tsc,
 }
 
 impl Driver for StepDriver {
@@ -137,10 +137,10 @@ impl Driver for StepDriver {
     ) -> RangeInclusive<u64> {
         for _ in 0..events {
             backend.observe(&Progress::Entered { tsc: self.now });
-            self.now += 100;
+            self.now = self.now + Ticks(100);
             backend.observe(&Progress::Left {
                 tsc: self.now,
-                halted: 0,
+                halted: Ticks(0),
                 ring: Some(ring),
             });
             backend.observe(&Progress::Retired {
@@ -151,7 +151,7 @@ impl Driver for StepDriver {
         events..=events
     }
 
-    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<u64>> {
+    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
         None
     }
 }
@@ -163,7 +163,7 @@ impl Driver for StepDriver {
 /// calls [`crate::perf::note_overflow_signal`].
 #[derive(Clone, Debug, Default)]
 pub struct PerfDriver {
-    now: u64,
+    now: Tsc,
 }
 
 /// Faults of the backend's own between entry and exit, at most: its code and
@@ -200,19 +200,19 @@ impl Driver for PerfDriver {
         let outside = Self::fault(events / 4);
         let inside = Self::fault(events);
         outside.iter().for_each(FreshPages::touch);
-        self.now += 1_000;
+        self.now = self.now + Ticks(1_000);
         backend.observe(&Progress::Entered { tsc: self.now });
         inside.iter().for_each(FreshPages::touch);
-        self.now += 1_000;
+        self.now = self.now + Ticks(1_000);
         backend.observe(&Progress::Left {
             tsc: self.now,
-            halted: 0,
+            halted: Ticks(0),
             ring: Some(ring),
         });
         events..=events + OWN_FAULTS
     }
 
-    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<u64>> {
+    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
         None
     }
 }

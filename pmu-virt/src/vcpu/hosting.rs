@@ -3,7 +3,7 @@
 use arbiter::{CounterSet, Layer};
 use perfmon::{Moment, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
-use pmu_model::{CountRequest, EventCode, KnownEvent, Progress, UnavailableReason};
+use pmu_model::{CountRequest, EventCode, KnownEvent, Progress, Ticks, Tsc, UnavailableReason};
 
 use super::{Here, VcpuPmu};
 use crate::attached::{AttachedContext, NotLoaded};
@@ -187,14 +187,14 @@ impl VcpuPmu {
     }
 
     /// Before the guest is entered.
-    pub(super) fn enter_hosts(&mut self, here: &mut Here<'_>, tsc: u64) {
+    pub(super) fn enter_hosts(&mut self, here: &mut Here<'_>, tsc: Tsc) {
         if let Some(core) = here {
             core.host_enters(tsc);
         }
     }
 
-    /// Takes in what happened, for the host contexts. `ticks`: the guest ran.
-    pub(super) fn observe_hosts(&mut self, here: &mut Here<'_>, progress: &Progress, ticks: u64) {
+    /// Takes in what happened, for the host contexts. `ran`: how long the guest did.
+    pub(super) fn observe_hosts(&mut self, here: &mut Here<'_>, progress: &Progress, ran: Ticks) {
         let Some(core) = here else { return };
         let overflowed = core.bank.take_host_overflows();
         if !overflowed.is_empty() {
@@ -211,7 +211,7 @@ impl VcpuPmu {
         let Some(core) = here else { return };
         let mut changed = core.host_leaves(tsc, halted);
         if let Some(hosted) = &mut self.host {
-            let ns = hosted.run_ns(ticks, core.host.tsc_khz());
+            let ns = hosted.run_ns(ran, core.host.tsc_khz());
             changed |= hosted.advance(ns, 0, &mut core.bank);
             hosted.note_interval(ns, core.idle_ns(halted));
         }
@@ -226,11 +226,11 @@ impl VcpuPmu {
     }
 
     /// TSC value at which a host context has something to do.
-    pub(super) fn host_deadline(&self, core: Option<&CorePmu>) -> Option<u64> {
+    pub(super) fn host_deadline(&self, core: Option<&CorePmu>) -> Option<Tsc> {
         let core = core?;
         let due = |hosted: &AttachedContext| hosted.due_in(core.host.tsc_khz());
         let of_vcpu = self.host.as_deref().and_then(due).zip(self.entered);
-        let of_vcpu = of_vcpu.map(|(due, entered)| entered.saturating_add(due));
+        let of_vcpu = of_vcpu.map(|(due, entered)| entered + due);
         [of_vcpu, core.host.deadline()].into_iter().flatten().min()
     }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 
 use arbiter::CounterId;
 use perfmon::ContextId;
-use pmu_model::{SlotIndex, SlotSet, UnavailableReason};
+use pmu_model::{SlotIndex, SlotSet, Ticks, UnavailableReason};
 
 use super::{Here, Logical, VcpuPmu, index_of};
 use crate::assign::{Demand, Placement};
@@ -279,10 +279,10 @@ pub enum Oversubscribe {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Multiplexer {
     answer: Oversubscribe,
-    /// Ticks that the guest will have run when the timeslice is over.
-    over: Option<u64>,
+    /// How long the guest will have run when the timeslice is over.
+    over: Option<Ticks>,
     /// The same, kept while the guest has stopped counters for a moment.
-    due: Option<u64>,
+    due: Option<Ticks>,
     /// The log knows that turns are taken.
     reported: bool,
     /// The demand that is placed first.
@@ -308,13 +308,13 @@ impl Multiplexer {
     }
 
     #[inline]
-    pub(super) fn is_over(&self, now: u64) -> bool {
+    pub(super) fn is_over(&self, now: Ticks) -> bool {
         self.over.is_some_and(|over| now >= over)
     }
 
-    /// Ticks that are left of this timeslice.
-    pub(super) fn rest(&self, now: u64) -> Option<u64> {
-        self.over.map(|over| over.saturating_sub(now))
+    /// What is left of this timeslice.
+    pub(super) fn rest(&self, now: Ticks) -> Option<Ticks> {
+        self.over.map(|over| over - now)
     }
 
     pub(super) fn end(&mut self) {
@@ -322,7 +322,7 @@ impl Multiplexer {
     }
 
     /// Takes turns from now on, if it did not. True the first time ever.
-    pub(super) fn start(&mut self, now: u64) -> bool {
+    pub(super) fn start(&mut self, now: Ticks) -> bool {
         if !self.is_active() {
             self.begin(now);
         }
@@ -350,14 +350,14 @@ impl Multiplexer {
     /// Counters take turns from now on. A timeslice that was cut short goes on: a
     /// guest that stops its counters again and again, as drivers do in each
     /// interrupt, would else never leave the first one.
-    fn begin(&mut self, now: u64) {
+    fn begin(&mut self, now: Ticks) {
         let Oversubscribe::Multiplex { timeslice } = self.answer else {
             return;
         };
         if self.due.is_some_and(|due| due <= now) {
             self.advance();
         }
-        let due = *self.due.get_or_insert(now.saturating_add(timeslice.get()));
+        let due = *self.due.get_or_insert(now + Ticks(timeslice.get()));
         self.over = Some(due);
     }
 }

@@ -12,7 +12,7 @@
 //! other bits are the processor's.
 
 use arbiter::{CounterId, CounterSet, Shared};
-use pmu_model::{DEBUGCTL, MsrIndex};
+use pmu_model::{DEBUGCTL, MsrIndex, Ticks, Tsc};
 
 use super::{Here, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome};
 use crate::throttle::{PmiThrottle, ThrottleDecision};
@@ -50,7 +50,7 @@ impl Default for PendingPmi {
         PendingPmi {
             fresh: CounterSet::EMPTY,
             routed: CounterSet::EMPTY,
-            throttle: PmiThrottle::new(0),
+            throttle: PmiThrottle::new(Ticks(0)),
         }
     }
 }
@@ -80,7 +80,7 @@ impl PendingPmi {
         self.fresh = counters;
     }
 
-    fn due(&mut self, now: u64) -> PmiDue {
+    fn due(&mut self, now: Tsc) -> PmiDue {
         let fresh = std::mem::take(&mut self.fresh);
         self.routed = union(self.routed, fresh);
         // A late PMI that is due takes the new overflows along.
@@ -101,10 +101,10 @@ fn union(one: CounterSet, other: CounterSet) -> CounterSet {
 }
 
 impl VcpuPmu {
-    /// The same PMU with so many TSC ticks between two PMIs at least; a new one
+    /// The same PMU with so much time between two PMIs at least; a new one
     /// holds none back.
     #[must_use]
-    pub fn with_pmi_floor(mut self, ticks: u64) -> Self {
+    pub fn with_pmi_floor(mut self, ticks: Ticks) -> Self {
         self.pmi.throttle = PmiThrottle::new(ticks);
         self
     }
@@ -134,7 +134,7 @@ impl VcpuPmu {
     /// counters, or several of one, merge into one; those of counters that were
     /// cleared since are none.
     #[inline]
-    pub fn pmi_due(&mut self, now: u64) -> PmiDue {
+    pub fn pmi_due(&mut self, now: Tsc) -> PmiDue {
         self.pmi.due(now)
     }
 
@@ -161,13 +161,13 @@ mod tests {
         };
         let check = |overflowed: &[u8], cleared: &[u8], left: Option<&[u8]>| {
             let mut pmi = PendingPmi {
-                throttle: PmiThrottle::new(100),
+                throttle: PmiThrottle::new(Ticks(100)),
                 ..PendingPmi::default()
             };
             // One has just been sent, so the next one is late.
-            assert_eq!(pmi.throttle.request(0), ThrottleDecision::Deliver);
+            assert_eq!(pmi.throttle.request(Tsc(0)), ThrottleDecision::Deliver);
             pmi.restore(set(overflowed));
-            assert_eq!(pmi.due(50), PmiDue::Late);
+            assert_eq!(pmi.due(Tsc(50)), PmiDue::Late);
             for counter in set(cleared).iter() {
                 pmi.clear(counter);
             }
@@ -176,7 +176,11 @@ mod tests {
                     counters: set(left),
                 })
             });
-            assert_eq!(pmi.due(100), expected, "{overflowed:?} without {cleared:?}");
+            assert_eq!(
+                pmi.due(Tsc(100)),
+                expected,
+                "{overflowed:?} without {cleared:?}"
+            );
         };
         check(&[1], &[1], None);
         check(&[1, 2], &[1], Some(&[2]));

@@ -3,7 +3,9 @@
 
 use arbiter::{Access, Cookie, CounterId, Layer, PcrUnit, Verdict};
 use pmu_model::accounting::{self, CounterAccount, CounterState, PageRegister, Word};
-use pmu_model::{CountRequest, LossReason, MsrIndex, Provenance, Reading, UnavailableReason};
+use pmu_model::{
+    CountRequest, LossReason, MsrIndex, Provenance, Reading, Ticks, UnavailableReason,
+};
 
 use super::{COUNTERS, Here, Logical, ReadOutcome, VcpuPmu, index_of};
 use crate::core_pmu::CorePmu;
@@ -19,10 +21,10 @@ pub struct CounterReport {
     pub reading: Reading,
     /// Name of the source that counts; none if nothing does at present.
     pub source: Option<&'static str>,
-    /// TSC ticks of guest time in which it was to count.
-    pub time_enabled: u64,
-    /// TSC ticks of guest time in which a physical counter counted for it.
-    pub time_running: u64,
+    /// Guest time in which it was to count.
+    pub time_enabled: Ticks,
+    /// Guest time in which a physical counter counted for it.
+    pub time_running: Ticks,
     /// Why the count is no longer exact, if it once was.
     pub loss: Option<LossReason>,
     /// The guest-visible count at the last settlement.
@@ -191,8 +193,8 @@ impl VcpuPmu {
             let times = &self.counters[index].times;
             self.snapshot.counters[index] = [
                 self.account_of(here.as_deref(), counter).status(),
-                times.time_enabled(self.ran),
-                times.time_running(self.ran),
+                times.time_enabled(self.ran).0,
+                times.time_running(self.ran).0,
                 self.counters[index].value,
             ];
         }

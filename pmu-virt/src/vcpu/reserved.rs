@@ -4,9 +4,9 @@
 
 use arbiter::{
     Access, Auditor, Caller, Context, Cookie, CounterId, CounterSet, Effects, Entropy, Event,
-    Layer, PcrRegister, PcrUnit, Reason, Record, Tsc, Verdict,
+    Layer, PcrRegister, PcrUnit, Reason, Record, Verdict,
 };
-use pmu_model::{MsrIndex, Ring, WriteForm};
+use pmu_model::{MsrIndex, Ring, Tsc, WriteForm};
 
 use super::access::Part;
 use super::{Here, Logical, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome, index_of};
@@ -26,9 +26,9 @@ pub struct Reservations {
 impl Reservations {
     /// The unit, and what its operations need at `now`.
     #[inline]
-    pub(super) fn parts(&mut self, now: u64) -> (&mut PcrUnit, Context<'_>) {
+    pub(super) fn parts(&mut self, now: Tsc) -> (&mut PcrUnit, Context<'_>) {
         let context = Context {
-            now: Tsc(now),
+            now,
             entropy: &mut *self.entropy,
             audit: &mut *self.audit,
         };
@@ -101,9 +101,8 @@ impl VcpuPmu {
     /// TSC value until which the vCPU is to be kept off its core, for having
     /// presented too many wrong cookies; `None` if it may run.
     #[inline]
-    pub fn locked_out_until(&self) -> Option<u64> {
-        let unit = &self.reservations.as_ref()?.unit;
-        unit.locked_out_until(Tsc(self.left)).map(|until| until.0)
+    pub fn locked_out_until(&self) -> Option<Tsc> {
+        self.reservations.as_ref()?.unit.locked_out_until(self.left)
     }
 
     /// The counter that a legacy register of `name` reaches, and what an access to
@@ -143,9 +142,7 @@ impl VcpuPmu {
             &self.reservations,
         ) {
             (Verdict::Permit, Some(reservations)) => {
-                reservations
-                    .unit
-                    .check(caller, counter, access, Tsc(self.left))
+                reservations.unit.check(caller, counter, access, self.left)
             }
             (granted, _) => granted,
         }
@@ -189,16 +186,15 @@ impl VcpuPmu {
     /// questions, and revocations. [`Progress::Left`](crate::Progress::Left) does
     /// so by itself; this is for a vCPU that is not run, halted for instance. It
     /// may be on no core.
-    pub fn tick(&mut self, core: Option<&mut CorePmu>, tsc: u64) {
+    pub fn tick(&mut self, core: Option<&mut CorePmu>, tsc: Tsc) {
         self.left = self.left.max(tsc);
         self.tick_reservations(&mut self.here(core));
     }
 
     /// TSC value at which [`VcpuPmu::tick`] has something to do.
     #[inline]
-    pub fn decision_due(&self) -> Option<u64> {
-        let due = self.reservations.as_ref()?.unit.deadline()?;
-        Some(due.0)
+    pub fn decision_due(&self) -> Option<Tsc> {
+        self.reservations.as_ref()?.unit.deadline()
     }
 
     /// Lets leases end and revocations take place that are due.
@@ -210,7 +206,7 @@ impl VcpuPmu {
         // Another vCPU may have ended the firmware's phase.
         reservations.unit.map();
         let due = reservations.unit.deadline();
-        if due.is_none_or(|due| Tsc(self.left) < due) {
+        if due.is_none_or(|due| self.left < due) {
             return;
         }
         let (unit, mut context) = reservations.parts(self.left);

@@ -1,7 +1,7 @@
 //! A PMU's state, out and in again.
 
 use arbiter::CounterId;
-use pmu_model::{PmuModel, Register};
+use pmu_model::{PmuModel, Register, Ticks};
 
 use super::access::fields;
 use super::times::Times;
@@ -79,9 +79,9 @@ impl VcpuPmu {
             value: Hex(logical.value),
             programmed: logical.request.is_some(),
             events: logical.counted,
-            time_enabled: logical.times.time_enabled(self.ran),
-            time_running: logical.times.time_running(self.ran),
-            time_unaccounted: logical.times.unaccounted(self.ran),
+            time_enabled: logical.times.time_enabled(self.ran).0,
+            time_running: logical.times.time_running(self.ran).0,
+            time_unaccounted: logical.times.unaccounted(self.ran).0,
             provenance: logical.provenance,
             loss: self.report_of(core, counter).and_then(|report| report.loss),
         }
@@ -125,9 +125,9 @@ impl VcpuPmu {
             logical.value = saved.value.0;
             logical.counted = saved.events;
             logical.times = Times::restored(
-                saved.time_enabled,
-                saved.time_running,
-                saved.time_unaccounted,
+                Ticks(saved.time_enabled),
+                Ticks(saved.time_running),
+                Ticks(saved.time_unaccounted),
             );
             logical.provenance = saved.provenance;
             logical.loss = saved.loss;

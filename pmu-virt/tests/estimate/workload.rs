@@ -3,7 +3,7 @@
 
 use pmu_virt::{
     CountRequest, CounterBackend, EventCode, EventFamily, Progress, RateTable, Reading, SimBackend,
-    SimClocks, SlotIndex,
+    SimClocks, SlotIndex, Ticks, Tsc,
 };
 use std::fmt::Write;
 
@@ -192,11 +192,11 @@ fn simulate(table: &str, set_of: &[Option<usize>], slices: &[(u64, usize)]) -> (
         active
             .iter()
             .for_each(|event| backend.start(slot(events + event)));
-        backend.observe(&Progress::Entered { tsc });
+        backend.observe(&Progress::Entered { tsc: Tsc(tsc) });
         tsc += ns;
         backend.observe(&Progress::Left {
-            tsc,
-            halted: 0,
+            tsc: Tsc(tsc),
+            halted: Ticks(0),
             ring: None,
         });
         active

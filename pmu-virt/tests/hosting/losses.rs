@@ -7,7 +7,7 @@ use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmdArg};
 use pmu_virt::perfmon::{HostAudit, HostEvent, HostPolicy, HostRecord};
-use pmu_virt::{CounterBackend, Progress, Ring, SimBackend};
+use pmu_virt::{CounterBackend, Progress, Ring, SimBackend, Ticks, Tsc};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -29,8 +29,8 @@ fn rig(slots: usize) -> Rig {
 
 fn run(rig: &mut Rig, ticks: u64) {
     let left = Progress::Left {
-        tsc: rig.tsc + ticks,
-        halted: 0,
+        tsc: Tsc(rig.tsc + ticks),
+        halted: Ticks(0),
         ring: Some(Ring::User),
     };
     rig.run(0, 0, left);
@@ -183,11 +183,15 @@ fn a_halted_vcpu_is_not_woken_for_each_turn_of_the_sets() {
     let enter = |rig: &mut Rig, halts: bool| {
         let entered = rig.tsc;
         let pmu = &mut rig.vcpus[0];
-        pmu.observe(Progress::Entered { tsc: entered });
+        pmu.observe(Progress::Entered { tsc: Tsc(entered) });
         let tsc = pmu.deadline().expect("the sets take turns");
         let halted = if halts { tsc - entered } else { 0 };
         let ring = Some(Ring::User);
-        pmu.observe(Progress::Left { tsc, halted, ring });
+        pmu.observe(Progress::Left {
+            tsc: Tsc(tsc),
+            halted: Ticks(halted),
+            ring,
+        });
         rig.tsc = tsc;
         tsc - entered
     };

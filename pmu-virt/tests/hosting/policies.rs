@@ -7,7 +7,7 @@ use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmdArg};
 use pmu_virt::perfmon::{Context, HostAudit, HostEvent, HostPolicy, HostRecord, Moment};
 use pmu_virt::{
-    Claimant, CorePmu, CounterBackend, OwnerId, Progress, Ring, SimBackend, accounting,
+    Claimant, CorePmu, CounterBackend, OwnerId, Progress, Ring, SimBackend, Ticks, Tsc, accounting,
 };
 use std::sync::{Arc, Mutex};
 
@@ -29,8 +29,8 @@ fn counting(flags: u32, counters: usize) -> Context {
 
 fn run(rig: &mut Rig, vcpu: usize, ticks: u64) {
     let left = Progress::Left {
-        tsc: rig.tsc + ticks,
-        halted: 0,
+        tsc: Tsc(rig.tsc + ticks),
+        halted: Ticks(0),
         ring: Some(Ring::User),
     };
     rig.run(vcpu, 0, left);
@@ -267,8 +267,8 @@ fn a_context_that_moves_to_a_full_core_is_told() {
     let before = rig.read(Spot::Vcpu(0), 0, 0);
     assert_eq!(before.1, pfm::PFM_PROV_SIMULATED);
     let left = Progress::Left {
-        tsc: rig.tsc + MS,
-        halted: 0,
+        tsc: Tsc(rig.tsc + MS),
+        halted: Ticks(0),
         ring: Some(Ring::User),
     };
     rig.run(0, 1, left);
@@ -383,13 +383,13 @@ fn an_overflow_is_sampled_at_its_moment_and_blocks() {
     // The guest is to be interrupted when the hundredth cycle has passed.
     let tsc = rig.tsc;
     let pmu = &mut rig.vcpus[0];
-    pmu.observe(Progress::Entered { tsc });
+    pmu.observe(Progress::Entered { tsc: Tsc(tsc) });
     let due = pmu.deadline().expect("an overflow is armed");
     assert!(due > tsc && due < tsc + 10_000, "{}", due - tsc);
     assert!(!pmu.has_host_overflow());
     pmu.observe(Progress::Left {
-        tsc: due,
-        halted: 0,
+        tsc: Tsc(due),
+        halted: Ticks(0),
         ring: None,
     });
     assert!(pmu.has_host_overflow());

@@ -2,7 +2,7 @@
 
 use pmu_virt::{
     CountPlan, CountRequest, CounterBackend, OwnerId, Progress, Provenance, Reading, SimBackend,
-    SlotIndex, SlotSet, Unavailable,
+    SlotIndex, SlotSet, Tsc, Unavailable,
 };
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -95,7 +95,7 @@ impl CounterBackend for Private {
         self.counters.take_overflows()
     }
 
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         self.counters.deadline()
     }
 

@@ -10,7 +10,7 @@ use pmu_virt::perfmon::{
 };
 use pmu_virt::{
     Caller, CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress,
-    ReadOutcome, WriteOutcome,
+    ReadOutcome, Tsc, WriteOutcome,
 };
 
 use crate::seated::Seated;
@@ -201,10 +201,10 @@ impl Rig {
     pub(crate) fn run(&mut self, vcpu: usize, core: usize, left: Progress) {
         let entered = self.tsc;
         let pmu = self.switch(vcpu, core);
-        pmu.observe(Progress::Entered { tsc: entered });
+        pmu.observe(Progress::Entered { tsc: Tsc(entered) });
         pmu.observe(left);
         if let Progress::Left { tsc, .. } = left {
-            self.tsc = tsc;
+            self.tsc = tsc.0;
         }
     }
 

@@ -7,7 +7,7 @@ use crate::truth::{EVENTS, Truth, clocks};
 use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_FL_SYSTEM_WIDE, PFM_PROV_LOST};
 use perfmon_abi::wire::Call;
 use pmu_virt::perfmon::HostPolicy;
-use pmu_virt::{CounterBackend, Progress, Ring, SimBackend};
+use pmu_virt::{CounterBackend, Progress, Ring, SimBackend, Ticks, Tsc};
 use proptest::collection::vec;
 use proptest::prelude::{
     Just, ProptestConfig, Strategy, prop_assert, prop_assert_eq, prop_oneof, proptest,
@@ -224,8 +224,8 @@ impl World {
                 writes,
             } => {
                 let left = Progress::Left {
-                    tsc: self.rig.tsc + ticks,
-                    halted: *halted,
+                    tsc: Tsc(self.rig.tsc + ticks),
+                    halted: Ticks(*halted),
                     ring: Some(*ring),
                 };
                 self.run(*vcpu, *core, left, ticks - halted)?;
@@ -309,7 +309,7 @@ impl World {
             let since = self.until[core].replace(self.rig.tsc).unwrap_or(entered);
             expected.count(&events);
             let idle = match left {
-                Progress::Left { halted, .. } => halted.min(self.rig.tsc - entered),
+                Progress::Left { halted, .. } => halted.0.min(self.rig.tsc - entered),
                 _ => 0,
             };
             expected.pass(self.rig.tsc - since - idle, idle);

@@ -2,7 +2,7 @@
 
 use pmu_virt::{
     CountPlan, CountRequest, CounterBackend, OwnerId, Progress, Provenance, Reading, SimBackend,
-    SlotIndex, SlotSet, Unavailable, UnavailableReason,
+    SlotIndex, SlotSet, Tsc, Unavailable, UnavailableReason,
 };
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ impl CounterBackend for Shaky {
         self.counters.take_overflows()
     }
 
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         self.counters.deadline()
     }
 

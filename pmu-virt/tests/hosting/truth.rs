@@ -2,7 +2,7 @@
 
 use pmu_virt::{
     CountRequest, CounterBackend, OwnerId, PmuModel, Progress, RateTable, Reading, SimBackend,
-    SimClocks, SlotIndex,
+    SimClocks, SlotIndex, Tsc,
 };
 use std::num::NonZeroU32;
 
@@ -70,7 +70,8 @@ impl Truth {
     /// The vCPU runs; how many of each event took place.
     pub(crate) fn run(&mut self, entered: u64, left: &Progress) -> Vec<u64> {
         let before: Vec<u64> = (0..EVENTS.len()).map(|event| self.read(event)).collect();
-        self.backend.observe(&Progress::Entered { tsc: entered });
+        self.backend
+            .observe(&Progress::Entered { tsc: Tsc(entered) });
         self.backend.observe(left);
         let after = (0..EVENTS.len()).map(|event| self.read(event));
         after.zip(before).map(|(now, then)| now - then).collect()

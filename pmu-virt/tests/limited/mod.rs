@@ -2,7 +2,7 @@
 
 use pmu_virt::{
     ClockBackend, Constraint, CountPlan, CountRequest, CounterBackend, LossReason, OwnerId,
-    Progress, Provenance, Reading, SlotIndex, SlotSet, Unavailable,
+    Progress, Provenance, Reading, SlotIndex, SlotSet, Tsc, Unavailable,
 };
 use std::num::NonZeroU64;
 
@@ -109,7 +109,7 @@ impl CounterBackend for Limited {
             self.inner.take_overflows()
         }
     }
-    fn deadline(&self) -> Option<u64> {
+    fn deadline(&self) -> Option<Tsc> {
         self.inner.deadline()
     }
     fn is_shared(&self, _: SlotIndex) -> bool {

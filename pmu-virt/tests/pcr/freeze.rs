@@ -3,7 +3,7 @@
 use crate::machine::Op::{As, Debugctl, Pmi, R, Run, W};
 use crate::machine::*;
 use arbiter::{PerKind, abi};
-use pmu_virt::{Caller, MsrIndex, PmiDue, PmuModel, ReadOutcome, WriteOutcome};
+use pmu_virt::{Caller, MsrIndex, PmiDue, PmuModel, ReadOutcome, Tsc, WriteOutcome};
 
 const REF: u64 = 0x43_013c;
 /// With INT.
@@ -109,9 +109,9 @@ fn a_counter_that_is_given_back_takes_its_pmi_along() {
     play(&mut machine, &private(0));
     play(&mut machine, &[Run(12)]);
     // On its way, and not sent.
-    let due = machine.pmu.pmi_due(0);
+    let due = machine.pmu.pmi_due(Tsc(0));
     assert!(matches!(due, PmiDue::Send(request) if request.counters.bits() == 1));
-    assert_eq!(machine.pmu.pmi_due(1), PmiDue::Nothing);
+    assert_eq!(machine.pmu.pmi_due(Tsc(1)), PmiDue::Nothing);
     let pending = |machine: &mut Machine| {
         let state = serde_json::to_value(machine.pmu.save()).expect("a state");
         state["pending-pmi"].to_string()

@@ -7,7 +7,7 @@ use arbiter::{
 };
 use pmu_virt::{
     Caller, ClockBackend, CounterBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome,
-    Reservations, Ring, WriteOutcome,
+    Reservations, Ring, Ticks, Tsc, WriteOutcome,
 };
 
 use crate::seated::Seated;
@@ -228,11 +228,11 @@ impl Machine {
 
     pub(crate) fn run(&mut self, ticks: u64) {
         self.now += 10;
-        self.pmu.observe(Progress::Entered { tsc: self.now });
+        self.pmu.observe(Progress::Entered { tsc: Tsc(self.now) });
         self.now += ticks;
         self.pmu.observe(Progress::Left {
-            tsc: self.now,
-            halted: 0,
+            tsc: Tsc(self.now),
+            halted: Ticks(0),
             ring: Some(Ring::Kernel),
         });
     }

@@ -1,6 +1,6 @@
 //! With nothing reserved, nobody can tell that there are reservations.
 
-use pmu_virt::{Caller, ClockBackend, Grant, MsrIndex, PmuModel};
+use pmu_virt::{Caller, ClockBackend, Grant, MsrIndex, PmuModel, Ticks, Tsc};
 use proptest::collection::vec;
 use proptest::prelude::{
     Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest,
@@ -127,11 +127,11 @@ proptest! {
 
 fn run(pmu: &mut Seated, now: &mut u64, ticks: u64) {
     *now += 10;
-    pmu.observe(pmu_virt::Progress::Entered { tsc: *now });
+    pmu.observe(pmu_virt::Progress::Entered { tsc: Tsc(*now) });
     *now += ticks;
     pmu.observe(pmu_virt::Progress::Left {
-        tsc: *now,
-        halted: 0,
+        tsc: Tsc(*now),
+        halted: Ticks(0),
         ring: Some(pmu_virt::Ring::Kernel),
     });
 }

@@ -5,7 +5,7 @@ use pmu_virt::contract::{self, Driver, PerfDriver};
 use pmu_virt::perf::{PerfBackend, note_overflow_signal, probe};
 use pmu_virt::{
     BackendEnv, CountRequest, CounterBackend, EventCode, EventFamily, Progress, Provenance,
-    Reading, Ring, SlotIndex, SlotSet, SoftwareEvent, Vendor,
+    Reading, Ring, SlotIndex, SlotSet, SoftwareEvent, Ticks, Tsc, Vendor,
 };
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -118,11 +118,11 @@ fn contract_on_the_host() -> Result<Verdict, String> {
 }
 
 fn inside(backend: &mut dyn CounterBackend, work: impl FnOnce()) {
-    backend.observe(&Progress::Entered { tsc: 0 });
+    backend.observe(&Progress::Entered { tsc: Tsc(0) });
     work();
     backend.observe(&Progress::Left {
-        tsc: 0,
-        halted: 0,
+        tsc: Tsc(0),
+        halted: Ticks(0),
         ring: None,
     });
 }
@@ -284,15 +284,15 @@ fn derived_cycles(by_deadline: bool) -> Result<Verdict, String> {
     };
     let mut told = false;
     while !told && begin.elapsed() < Duration::from_secs(10) {
-        backend.observe(&Progress::Entered { tsc: tsc() });
+        backend.observe(&Progress::Entered { tsc: Tsc(tsc()) });
         let deadline = backend.deadline();
         ensure(deadline.is_some() == by_deadline, || {
             format!("{deadline:?}")
         })?;
         spin(Duration::from_micros(200));
         backend.observe(&Progress::Left {
-            tsc: tsc(),
-            halted: 0,
+            tsc: Tsc(tsc()),
+            halted: Ticks(0),
             ring: None,
         });
         told = backend.take_overflows().contains(A);

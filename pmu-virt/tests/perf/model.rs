@@ -8,7 +8,7 @@ use pmu_virt::perf::PerfBackend;
 use pmu_virt::{
     BackendEnv, Caller, Constraint, CorePmu, CountRequest, CounterBackend, EventCode, EventFamily,
     Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring,
-    SlotIndex, SlotSet, Vendor,
+    SlotIndex, SlotSet, Ticks, Tsc, Vendor,
 };
 
 use crate::fake::{Call, FAULTS, FakeKernel};
@@ -97,7 +97,7 @@ impl Driver for ModelDriver {
         events..=events
     }
 
-    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<u64>> {
+    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
         None
     }
 }
@@ -109,12 +109,12 @@ fn interval(
     ring: Ring,
     events: u64,
 ) {
-    backend.observe(&Progress::Entered { tsc: *now });
+    backend.observe(&Progress::Entered { tsc: Tsc(*now) });
     kernel.happen(events, Some(ring));
     *now += events;
     backend.observe(&Progress::Left {
-        tsc: *now,
-        halted: 0,
+        tsc: Tsc(*now),
+        halted: Ticks(0),
         ring: Some(ring),
     });
 }
@@ -355,11 +355,11 @@ fn turns_of_vcpus() -> Result<Verdict, String> {
                 }
                 vcpu.wrmsr(MsrIndex(0x38f), 0xf, Caller::legacy(Layer::GuestKernel));
             }
-            vcpu.observe(Progress::Entered { tsc: 0 });
+            vcpu.observe(Progress::Entered { tsc: Tsc(0) });
             kernel.happen(100, Some(Ring::Kernel));
             vcpu.observe(Progress::Left {
-                tsc: 100,
-                halted: 0,
+                tsc: Tsc(100),
+                halted: Ticks(0),
                 ring: Some(Ring::Kernel),
             });
             let count = vcpu.rdpmc(3, Caller::legacy(Layer::GuestKernel));
@@ -445,9 +445,9 @@ fn deadline() -> Result<Verdict, String> {
     let mut backend = counting(&kernel, cycles(), 1)?;
     backend.arm(A, NonZeroU64::new(500));
     let mut now = 10_000;
-    backend.observe(&Progress::Entered { tsc: now });
+    backend.observe(&Progress::Entered { tsc: Tsc(now) });
     let deadline = backend.deadline();
-    ensure(deadline == Some(10_500), || format!("{deadline:?}"))?;
+    ensure(deadline == Some(Tsc(10_500)), || format!("{deadline:?}"))?;
     for (events, due) in [(400, false), (100, true), (1_000, false)] {
         interval(&kernel, &mut backend, &mut now, Ring::Kernel, events);
         let told = backend.take_overflows().contains(A);

@@ -7,8 +7,8 @@ pub(crate) mod intel_global;
 use std::fmt;
 
 use pmu_virt::{
-    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring,
-    WriteOutcome,
+    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring, Ticks,
+    Tsc, WriteOutcome,
 };
 
 use crate::seated::Seated;
@@ -102,11 +102,11 @@ impl Machine {
 
     pub(crate) fn run(&mut self, ring: Ring, ticks: u64) {
         self.now += 1_000;
-        self.pmu.observe(Progress::Entered { tsc: self.now });
+        self.pmu.observe(Progress::Entered { tsc: Tsc(self.now) });
         self.now += ticks;
         self.pmu.observe(Progress::Left {
-            tsc: self.now,
-            halted: 0,
+            tsc: Tsc(self.now),
+            halted: Ticks(0),
             ring: Some(ring),
         });
     }

@@ -2,7 +2,7 @@
 
 use pmu_virt::{
     Caller, CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmiRequest, PmuModel,
-    Progress, ReadOutcome, Ring, WriteOutcome,
+    Progress, ReadOutcome, Ring, Ticks, Tsc, WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{Strategy, prop_assert_eq, prop_oneof};
@@ -180,11 +180,11 @@ impl Host {
 
 /// Runs a vCPU for a turn; returns when it wanted to be interrupted.
 pub(crate) fn run(pmu: &mut Seated, tsc: u64, turn: &Turn) -> Option<u64> {
-    pmu.observe(Progress::Entered { tsc });
+    pmu.observe(Progress::Entered { tsc: Tsc(tsc) });
     let deadline = pmu.deadline();
     pmu.observe(Progress::Left {
-        tsc: tsc + turn.ticks,
-        halted: turn.halted,
+        tsc: Tsc(tsc + turn.ticks),
+        halted: Ticks(turn.halted),
         ring: turn.ring,
     });
     deadline

@@ -10,7 +10,7 @@ use pmu_virt::perfmon::{AttachedContext, Moment, NotLoaded, Quantities};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterReport, Grant, MsrIndex, MsrWrite,
     Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState, Progress, ReadOutcome,
-    Reservations, StateError, VcpuPmu, WriteOutcome,
+    Reservations, StateError, Ticks, Tsc, VcpuPmu, WriteOutcome,
 };
 
 /// A PMU and its core.
@@ -63,7 +63,7 @@ impl Seated {
 
     pub(crate) fn with_pmi_floor(self, ticks: u64) -> Self {
         Seated {
-            pmu: self.pmu.with_pmi_floor(ticks),
+            pmu: self.pmu.with_pmi_floor(Ticks(ticks)),
             ..self
         }
     }
@@ -119,7 +119,7 @@ impl Seated {
 
     /// The PMI of the overflows since the last call, sent at once.
     pub(crate) fn take_pmi(&mut self) -> Option<PmiRequest> {
-        match self.pmu.pmi_due(0) {
+        match self.pmu.pmi_due(Tsc(0)) {
             PmiDue::Send(request) => {
                 self.pmu.pmi_sent();
                 Some(request)
@@ -141,7 +141,7 @@ impl Seated {
 
     pub(crate) fn deadline(&self) -> Option<u64> {
         let core = self.core.as_deref().unwrap_or(&self.elsewhere);
-        self.pmu.deadline(core)
+        self.pmu.deadline(core).map(|due| due.0)
     }
 
     pub(crate) fn reset(&mut self) {
@@ -161,7 +161,7 @@ impl Seated {
     }
 
     pub(crate) fn tick(&mut self, tsc: u64) {
-        self.pmu.tick(self.core.as_deref_mut(), tsc);
+        self.pmu.tick(self.core.as_deref_mut(), Tsc(tsc));
     }
 
     pub(crate) fn arbitrate<R>(

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::time::Instant;
 
 use pmu_virt::{
-    Caller, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, ReadOutcome, Ring,
-    VcpuPmu,
+    Caller, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, ReadOutcome, Ring, Ticks,
+    Tsc, VcpuPmu,
 };
 use serde::Serialize;
 
@@ -208,13 +208,13 @@ impl Case<'_> {
 
 /// The guest runs for a while, at CPL 0.
 fn interval(pmu: &mut VcpuPmu, core: &mut CorePmu, tsc: &mut u64) {
-    pmu.observe(core, Progress::Entered { tsc: *tsc });
+    pmu.observe(core, Progress::Entered { tsc: Tsc(*tsc) });
     *tsc += INTERVAL;
     pmu.observe(
         core,
         Progress::Left {
-            tsc: *tsc,
-            halted: 0,
+            tsc: Tsc(*tsc),
+            halted: Ticks(0),
             ring: Some(Ring::Kernel),
         },
     );

@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 
 use pmu_virt::{
     BackendEnv, CountRequest, CounterBackend, EventCode, KnownEvent, PmuModel, Progress, SlotIndex,
-    Sources, Unavailable, backend_names,
+    Sources, Tsc, Unavailable, backend_names,
 };
 use serde::Serialize;
 use vmm::counters::{CounterError, CounterPlan};
@@ -190,7 +190,7 @@ pub(super) fn tells_when(
     backend.program(slot, &request)?;
     backend.start(slot);
     backend.arm(slot, NonZeroU64::new(1_000));
-    backend.observe(&Progress::Entered { tsc: 0 });
+    backend.observe(&Progress::Entered { tsc: Tsc(0) });
     Ok(backend.deadline().is_some())
 }
 

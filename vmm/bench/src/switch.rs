@@ -9,7 +9,7 @@ mod ways;
 
 use std::io::{self, Write};
 
-use pmu_virt::{PmuModel, Progress, Ring};
+use pmu_virt::{PmuModel, Progress, Ring, Ticks, Tsc};
 use serde::Serialize;
 use vmm::sys::rdtsc;
 
@@ -207,10 +207,10 @@ fn switch(way: &mut dyn Way, slice: Slice, tsc: u64) -> u64 {
     let begin = rdtsc();
     way.enter(core, vcpu);
     let entered = rdtsc();
-    way.run(core, vcpu, Progress::Entered { tsc });
+    way.run(core, vcpu, Progress::Entered { tsc: Tsc(tsc) });
     let left = Progress::Left {
-        tsc: tsc + ticks,
-        halted: 0,
+        tsc: Tsc(tsc + ticks),
+        halted: Ticks(0),
         ring: Some(Ring::Kernel),
     };
     way.run(core, vcpu, left);

@@ -45,6 +45,7 @@ pub use memory::GuestBytes;
 pub use observe::{Armed, NoObserver, TrapEvent, TrapObserver};
 pub use pmi::{PmiDelivery, PmiRoute};
 pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent};
+pub use pmu_virt::Tsc;
 pub use protect::{ProtectPages, TwiceMapped};
 pub use step_driver::StepSupport;
 pub use sys::{
@@ -52,7 +53,7 @@ pub use sys::{
     answer_msr, install_kick_handler, kick_signal, thread_cpu_time,
 };
 pub use thread::ThreadContext;
-pub use time::Tsc;
+pub use time::now;
 pub use trap::PatchRefusal;
 pub use vm::{MsrFilter, MsrFilterError, msr_ranges, switch_off_vpmu};
 pub use vm_traps::{TrapMode, TrapPlan, VmTraps};

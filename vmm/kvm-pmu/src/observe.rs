@@ -3,11 +3,10 @@
 use std::fmt::{self, Debug};
 
 use pmu_virt::perfmon::{Quantities, VirtualPmd};
-use pmu_virt::{MsrIndex, PmiRequest, ReadOutcome, Ring, WriteOutcome};
+use pmu_virt::{MsrIndex, PmiRequest, ReadOutcome, Ring, Tsc, WriteOutcome};
 
 use crate::error::VcpuId;
 use crate::pmi::PmiDelivery;
-use crate::time::Tsc;
 use crate::trap::PatchRefusal;
 
 /// How RDPMC is trapped on a vCPU.

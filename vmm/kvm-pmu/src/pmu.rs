@@ -11,7 +11,7 @@ use std::time::Duration;
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use kvm_ioctls::{VcpuFd, VmFd};
 use pmu_virt::perfmon::Moment;
-use pmu_virt::{CorePmu, Progress, Ring, VcpuPmu};
+use pmu_virt::{CorePmu, Progress, Ring, Ticks, Tsc, VcpuPmu};
 
 use crate::debug::{DebugControl, DebugQuirks};
 use crate::error::{KvmPmuError, VcpuId};
@@ -23,7 +23,7 @@ use crate::registers::{RegisterCache, VcpuAccess};
 use crate::step_driver::{StepDriver, StepSupport};
 use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
 use crate::thread::{ThreadContext, earliest};
-use crate::time::{Tsc, ticks};
+use crate::time::{self, ticks};
 use crate::trap::{StepStop, cpl};
 use crate::vm_traps::VmTraps;
 
@@ -152,7 +152,7 @@ impl KvmPmu {
                 tsc_khz,
                 pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
                 ranges: pmu_virt::all_pmu_msr_ranges(),
-                debug: DebugControl::new(quirks, ticks(DEBUG_REFRESH, tsc_khz)),
+                debug: DebugControl::new(quirks, ticks(DEBUG_REFRESH, tsc_khz).0),
                 gp: GpWatch::new(parts.traps, id),
                 stepping: StepDriver::new(parts.step),
                 pmi_routing: None,
@@ -270,7 +270,7 @@ impl KvmPmu {
         fd: &mut VcpuFd,
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
-        let now = rdtsc();
+        let now = time::now();
         let vcpu = self.registers.access(fd, self.id);
         self.traps.forward_pmi(vcpu, lent, now)?;
         self.traps.forward_notices(vcpu, lent)?;
@@ -402,7 +402,7 @@ impl KvmPmu {
     /// not run; `core` is the one that it is on, if it is on one.
     pub fn tick(&mut self, core: Option<&mut CorePmu>, now: Tsc) {
         if let Some(pmu) = &mut self.traps.pmu {
-            pmu.tick(core, now.0);
+            pmu.tick(core, now);
         }
     }
 }
@@ -410,8 +410,8 @@ impl KvmPmu {
 impl Traps {
     #[inline]
     fn locked_out_until(&self) -> Option<Tsc> {
-        let until = Tsc(self.pmu.as_ref()?.locked_out_until()?);
-        (Tsc::now() < until).then_some(until)
+        let until = self.pmu.as_ref()?.locked_out_until()?;
+        (time::now() < until).then_some(until)
     }
 
     /// Everything that needs the stopped vCPU.
@@ -427,7 +427,7 @@ impl Traps {
             }
         }
         if self.pmu.as_ref().is_some_and(VcpuPmu::has_interrupt) {
-            self.forward_pmi(vcpu, lent, rdtsc())?;
+            self.forward_pmi(vcpu, lent, time::now())?;
             self.forward_notices(vcpu, lent)?;
         }
         let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
@@ -475,10 +475,11 @@ impl Traps {
         self.entered = Some(now);
         let mut deadline = self.debug.deadline();
         if let (Some(pmu), Some(core)) = (&mut self.pmu, thread.counters_mut()) {
-            pmu.observe(core, Progress::Entered { tsc: now });
+            pmu.observe(core, Progress::Entered { tsc: Tsc(now) });
             let due = pmu.deadline(core);
-            self.due = due.map(Tsc);
-            deadline = earliest(deadline, earliest(due, pmu.throttle().deadline()));
+            self.due = due;
+            let due = earliest(due, pmu.throttle().deadline());
+            deadline = earliest(deadline, due.map(|at| at.0));
             deadline = earliest(deadline, self.gp.deadline());
         }
         thread.set_deadline(now, deadline);
@@ -502,7 +503,12 @@ impl Traps {
         } else {
             None
         };
-        pmu.observe(core, Progress::Left { tsc, halted, ring });
+        let left = Progress::Left {
+            tsc: Tsc(tsc),
+            halted: Ticks(halted),
+            ring,
+        };
+        pmu.observe(core, left);
         self.sample_pending(vcpu, lent.thread, lent.observer)?;
         if self.debug.is_active() {
             self.share_debug_registers(vcpu, lent)?;

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pmu_virt::CorePmu;
+use pmu_virt::{CorePmu, Tsc};
 use vmm_sys_util::errno;
 
 use crate::error::KvmPmuError;
 use crate::sys::{KickFlag, KickGuard, KickTarget, KickTimer};
-use crate::time::Tsc;
 
 /// What a thread lends to the vCPU that it runs: its kicks, and the counters of
 /// its core. It serves one vCPU after the other, on the thread that made it.
@@ -131,7 +130,7 @@ impl ThreadContext {
 }
 
 /// The first of two times.
-pub(crate) fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+pub(crate) fn earliest<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (one, other) => one.or(other),

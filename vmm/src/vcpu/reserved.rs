@@ -23,7 +23,7 @@ impl RunState {
         until: Option<Tsc>,
     ) -> Result<(), VcpuFailure> {
         let time = until.map_or(LONG, |until| {
-            let ticks = u128::from(until.0.saturating_sub(Tsc::now().0));
+            let ticks = u128::from((until - kvm_pmu::now()).0);
             let ns = ticks * 1_000_000 / u128::from(self.pmu.tsc_khz());
             Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
         });

@@ -1,6 +1,5 @@
 //! What is kept of a vCPU when a run ends.
 
-use kvm_pmu::Tsc;
 use pmu_virt::{CorePmu, PmuState};
 
 use super::run::Vcpu;
@@ -12,7 +11,7 @@ impl Vcpu {
     /// left last has taken place. `core` is the one that it was on, if it was on one.
     #[must_use]
     pub fn holdings(&mut self, mut core: Option<&mut CorePmu>) -> Vec<Holding> {
-        self.core.pmu.tick(core.as_deref_mut(), Tsc::now());
+        self.core.pmu.tick(core.as_deref_mut(), kvm_pmu::now());
         let pmu = self.pmu();
         pmu.map(|pmu| holdings(pmu, core.as_deref()))
             .unwrap_or_default()
@@ -22,7 +21,7 @@ impl Vcpu {
     /// without a PMU. Counts are those of the last exit, on this core or after the
     /// vCPU has left its core.
     pub fn save_pmu(&mut self, mut core: Option<&mut CorePmu>) -> Option<PmuState> {
-        self.core.pmu.tick(core.as_deref_mut(), Tsc::now());
+        self.core.pmu.tick(core.as_deref_mut(), kvm_pmu::now());
         Some(self.core.pmu.pmu_mut()?.save(core))
     }
 }

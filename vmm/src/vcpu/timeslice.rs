@@ -1,7 +1,7 @@
 //! A vCPU among others on one core: timeslices, and looks at it while it waits.
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
-use kvm_pmu::{ExitOwner, ThreadContext, Tsc};
+use kvm_pmu::{ExitOwner, ThreadContext};
 use pmu_virt::VcpuPmu;
 
 use super::outcome::{RunOutcome, Runnability, Timeslice};
@@ -83,7 +83,7 @@ impl Vcpu {
         self.kvm.set_immediate_exit(false);
         let core = &mut self.core;
         // A vCPU that halts is not left again, and time goes on for its leases.
-        core.pmu.tick(thread.counters_mut(), Tsc::now());
+        core.pmu.tick(thread.counters_mut(), kvm_pmu::now());
         answer_questions(&mut core.pmu, thread);
         let (pmu, mut lent) = core.lend(thread);
         pmu.before_probe(self.kvm.fd_mut(), &mut lent)?;
@@ -122,6 +122,7 @@ impl Vcpu {
     /// The error of `KVM_GET_LAPIC` or `KVM_GET_MSRS`.
     pub fn wake_due(&self) -> Result<Option<u64>, VcpuFailure> {
         let decision = self.core.pmu.pmu().and_then(VcpuPmu::decision_due);
+        let decision = decision.map(|due| due.0);
         Ok([self.timer_due()?, decision].into_iter().flatten().min())
     }
 

@@ -1,6 +1,6 @@
 //! From entry to exit: counters start, stop, and are looked at.
 
-use pmu_model::{SlotIndex, SlotSet};
+use pmu_model::{SlotIndex, SlotSet, Tsc};
 
 use super::MsrBackend;
 use super::events::MERGE;
@@ -49,7 +49,7 @@ impl MsrBackend {
         bits.fold(0, |all, counter| all | global_bit(counter.id))
     }
 
-    pub(super) fn enter(&mut self, tsc: u64) {
+    pub(super) fn enter(&mut self, tsc: Tsc) {
         self.entered = Some(tsc);
         let wanted = self.running.iter();
         let wanted = wanted.filter(|slot| self.get(*slot).is_some_and(|slot| !slot.lost));
@@ -98,7 +98,7 @@ impl MsrBackend {
         }
     }
 
-    pub(super) fn leave(&mut self, tsc: u64) {
+    pub(super) fn leave(&mut self, tsc: Tsc) {
         let Some(entered) = self.entered.take() else {
             return;
         };
@@ -118,7 +118,7 @@ impl MsrBackend {
         if !self.registers.on_cpu() {
             self.lose_all(stopped);
         }
-        let ticks = tsc.saturating_sub(entered);
+        let ticks = tsc - entered;
         for index in std::mem::take(&mut self.active).iter() {
             let Some(slot) = self.get_mut(index) else {
                 continue;

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use pmu_model::MsrIndex;
+use pmu_model::{MsrIndex, Ticks};
 
 /// How a counter is controlled.
 #[derive(Clone, Copy, Debug)]
@@ -38,9 +38,9 @@ pub(super) struct MsrSlot {
     /// The count at which the armed overflow comes.
     pub(super) target: Option<u64>,
     /// Events and the ticks in which they came, when last looked at.
-    rate: (u64, u64),
+    rate: (u64, Ticks),
     /// Ticks in which it counted since the register was last read.
-    ticks: u64,
+    ticks: Ticks,
     /// Somebody else changed its registers.
     pub(super) lost: bool,
 }
@@ -57,8 +57,8 @@ impl MsrSlot {
             count: 0,
             last: 0,
             target: None,
-            rate: (0, 0),
-            ticks: 0,
+            rate: (0, Ticks(0)),
+            ticks: Ticks(0),
             lost: false,
         }
     }
@@ -72,26 +72,26 @@ impl MsrSlot {
     /// Takes in what the register holds.
     pub(super) fn fold(&mut self, now: u64) {
         let count = self.count_at(now);
-        if self.ticks > 0 {
+        if self.ticks > Ticks(0) {
             self.rate = (count - self.count, self.ticks);
         }
-        (self.count, self.last, self.ticks) = (count, now, 0);
+        (self.count, self.last, self.ticks) = (count, now, Ticks(0));
     }
 
     /// Notes that it counted for `ticks`.
-    pub(super) fn pass(&mut self, ticks: u64) {
-        self.ticks = self.ticks.saturating_add(ticks);
+    pub(super) fn pass(&mut self, ticks: Ticks) {
+        self.ticks += ticks;
     }
 
     /// Whether the register has to be read now: an overflow is armed, or it
     /// comes near to a wrap.
     pub(super) fn is_due(&self) -> bool {
-        self.target.is_some() || self.ticks > self.mask / (2 * MOST_PER_TICK)
+        self.target.is_some() || self.ticks.0 > self.mask / (2 * MOST_PER_TICK)
     }
 
     /// Whether it may have wrapped more than once since it was read.
     pub(super) fn is_ambiguous(&self) -> bool {
-        self.ticks > self.mask / MOST_PER_TICK
+        self.ticks.0 > self.mask / MOST_PER_TICK
     }
 
     pub(super) fn arm(&mut self, after: Option<NonZeroU64>) {
@@ -109,14 +109,14 @@ impl MsrSlot {
 
     /// Ticks until the armed overflow at the last rate; `None` where nothing
     /// is armed, 0 where the rate is not known yet.
-    pub(super) fn estimate(&self) -> Option<u64> {
+    pub(super) fn estimate(&self) -> Option<Ticks> {
         let remaining = self.target?.saturating_sub(self.count);
-        let (events, ticks) = self.rate;
+        let (events, Ticks(ticks)) = self.rate;
         if ticks == 0 {
-            return Some(0);
+            return Some(Ticks(0));
         }
         let wide = u128::from(remaining) * u128::from(ticks);
         let estimate = wide.checked_div(u128::from(events)).unwrap_or(u128::MAX);
-        Some(u64::try_from(estimate).unwrap_or(u64::MAX))
+        Some(Ticks(u64::try_from(estimate).unwrap_or(u64::MAX)))
     }
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::thread::{self, ThreadId};
 
 use pmu_model::{
-    CountRequest, OwnerId, Provenance, Reading, SlotIndex, SlotSet, UnavailableReason,
+    CountRequest, OwnerId, Provenance, Reading, SlotIndex, SlotSet, Ticks, Tsc, UnavailableReason,
 };
 
 use super::group::{Failure, Group, refused};
@@ -47,7 +47,7 @@ pub(super) struct Inner {
     /// The thread for which events are open.
     thread: Option<ThreadId>,
     in_guest: bool,
-    deadline: Option<u64>,
+    deadline: Option<Tsc>,
     /// An overflow may have come that was not looked for.
     doubt: bool,
     /// The signals that were looked after.
@@ -249,7 +249,7 @@ impl Inner {
         });
     }
 
-    pub(super) fn enter(&mut self, tsc: u64) {
+    pub(super) fn enter(&mut self, tsc: Tsc) {
         self.in_guest = true;
         if self
             .thread
@@ -270,11 +270,11 @@ impl Inner {
             .flat_map(Group::members)
             .filter(|member| member.wants_deadline())
             .filter_map(|member| ticks(member.plan.unit, member.left()?, khz))
-            .map(|ticks| tsc.saturating_add(ticks))
+            .map(|ticks| tsc + ticks)
             .min();
     }
 
-    pub(super) fn leave(&mut self, tsc: u64) {
+    pub(super) fn leave(&mut self, tsc: Tsc) {
         self.in_guest = false;
         for key in self.own() {
             self.with_group(key, Group::leave);
@@ -289,7 +289,7 @@ impl Inner {
         self.doubt |= self.deadline.take().is_some_and(|deadline| deadline <= tsc);
     }
 
-    pub(super) fn deadline(&self) -> Option<u64> {
+    pub(super) fn deadline(&self) -> Option<Tsc> {
         self.deadline
     }
 
@@ -436,10 +436,10 @@ fn no_such(slot: SlotIndex) -> UnavailableReason {
 }
 
 /// TSC ticks in which a clock's count grows by `left`.
-fn ticks(unit: Unit, left: u64, khz: u32) -> Option<u64> {
+fn ticks(unit: Unit, left: u64, khz: u32) -> Option<Ticks> {
     match unit {
-        Unit::Ticks { .. } => Some(left),
-        Unit::Nanoseconds => Some(Unit::Ticks { khz }.reported(left)),
+        Unit::Ticks { .. } => Some(Ticks(left)),
+        Unit::Nanoseconds => Some(Ticks(Unit::Ticks { khz }.reported(left))),
         Unit::Events => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use pmu_model::{Reading, Ring, SlotIndex};
+use pmu_model::{Reading, Ring, SlotIndex, Tsc};
 
 use super::{A, Factory, ensure, program, running, some};
 use crate::contract::Driver;
@@ -69,7 +69,7 @@ pub(super) fn deadline_is_given(
     let mut backend = running(factory, driver)?;
     match driver.deadline(backend.as_mut()) {
         None => return Ok(()),
-        Some(Some(at)) => return Err(format!("deadline {at} with nothing armed")),
+        Some(Some(Tsc(at))) => return Err(format!("deadline {at} with nothing armed")),
         Some(None) => {}
     }
     backend.arm(A, NonZeroU64::new(some(driver)));
@@ -78,7 +78,7 @@ pub(super) fn deadline_is_given(
     })?;
     backend.stop(A);
     match driver.deadline(backend.as_mut()) {
-        Some(Some(at)) => Err(format!("deadline {at} with the counter stopped")),
+        Some(Some(Tsc(at))) => Err(format!("deadline {at} with the counter stopped")),
         _ => Ok(()),
     }
 }

@@ -12,7 +12,7 @@ use pmu_virt::perfmon::{
     AttachedContext, Context, ContextId, HostPolicy, LogicalPmu, MessageQueue, Quantities,
     VirtualPmd,
 };
-use pmu_virt::{CorePmu, Grant, OwnerId, Progress, VcpuPmu};
+use pmu_virt::{CorePmu, Grant, OwnerId, Progress, Ticks, Tsc, VcpuPmu};
 use serde::Serialize;
 use vmm::sys::rdtsc;
 
@@ -133,13 +133,13 @@ fn cost(
     for _ in 0..bench.iterations {
         let set = active(&pmu);
         let begun = rdtsc();
-        pmu.observe(&mut core, Progress::Entered { tsc });
+        pmu.observe(&mut core, Progress::Entered { tsc: Tsc(tsc) });
         tsc += slice;
         pmu.observe(
             &mut core,
             Progress::Left {
-                tsc,
-                halted: 0,
+                tsc: Tsc(tsc),
+                halted: Ticks(0),
                 ring: None,
             },
         );

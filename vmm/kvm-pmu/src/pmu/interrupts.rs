@@ -1,14 +1,13 @@
 //! Interrupts that a PMU raises: PMIs at overflows, and those that announce
 //! notices of the reservations.
 
-use pmu_virt::{PmiDue, VcpuPmu};
+use pmu_virt::{PmiDue, Tsc, VcpuPmu};
 
 use super::{Lent, Traps};
 use crate::error::KvmPmuError;
 use crate::observe::TrapEvent;
 use crate::pmi::{self, Lvtpc};
 use crate::registers::VcpuAccess;
-use crate::time::Tsc;
 
 /// The local APIC's part in a PMI, as of its overflow. The PMI itself is pending
 /// in the PMU until it is sent.
@@ -24,7 +23,7 @@ impl Traps {
         &mut self,
         vcpu: VcpuAccess<'_>,
         lent: &mut Lent<'_>,
-        now: u64,
+        now: Tsc,
     ) -> Result<(), KvmPmuError> {
         let Some(pmu) = &mut self.pmu else {
             return Ok(());
