@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
 use arbiter::{Ticks, Tsc};
+use serde::{Deserialize, Serialize};
 
 use crate::ids::Ring;
 

@@ -1,8 +1,9 @@
 //! The time of a context, and the switches of event sets that it brings.
 
+use pmu_model::Ticks;
+
 use super::AttachedContext;
 use crate::slot_bank::SlotBank;
-use pmu_model::Ticks;
 
 /// TSC ticks as nanoseconds. What a division leaves is kept for the next one,
 /// so that the sum never drifts.
