@@ -443,24 +443,22 @@ fn no_exit(lab: &Lab, cpl: u8) -> Result<()> {
         a.jb(again)?;
         a.ud2()
     };
-    let program = Program::new()?.handler(1, met)?.kernel(|a| {
+    let kernel = |a: &mut CodeAssembler, phase: u64| -> Written {
         let target = a.create_label();
         watch(a)?;
-        busy(a, 3 * khz)?;
+        busy(a, 3 * khz + phase * khz / 5)?;
         if cpl == 3 {
             a.mov(rax, WATCHED)?;
         } else {
             a.lea(rax, qword_ptr(target))?;
         }
         a.mov(dr0, rax)?;
-        a.mov(
-            eax,
-            if cpl == 3 {
-                super::ON_WRITE
-            } else {
-                super::ON_EXECUTION
-            },
-        )?;
+        let control = if cpl == 3 {
+            super::ON_WRITE
+        } else {
+            super::ON_EXECUTION
+        };
+        a.mov(eax, control)?;
         a.mov(dr7, rax)?;
         rdtsc(a)?;
         a.mov(r8, rax)?;
@@ -468,15 +466,16 @@ fn no_exit(lab: &Lab, cpl: u8) -> Result<()> {
             return enter_user(a, 0);
         }
         wait(a, target)
-    })?;
-    let program = program.user(|a| {
-        let target = a.create_label();
-        wait(a, target)
-    })?;
+    };
     let mut best = u64::MAX;
     // A busy host may hold up one run.
-    for _ in 0..5 {
-        let ran = lab.run(&setup(), &program.clone().start(0))?;
+    for phase in 0..5 {
+        let program = Program::new()?.handler(1, met)?;
+        let program = program.kernel(|a| kernel(a, phase))?.user(|a| {
+            let target = a.create_label();
+            wait(a, target)
+        })?;
+        let ran = lab.run(&setup(), &program.start(0))?;
         let [entry] = ran.log.as_slice() else {
             bail!("the breakpoint was not met: {:x?}", ran.log);
         };
