@@ -5,6 +5,7 @@ mod accesses;
 mod batch;
 mod census;
 mod guest;
+mod handler;
 mod rng;
 mod state;
 
@@ -32,4 +33,8 @@ struct Facts {
     idtr: u64,
     /// Where its handler is.
     handler: u64,
+    /// The handlers of all vCPUs, if they begin with an instruction that can be patched.
+    handlers: Vec<u64>,
+    /// Where this vCPU's gate of #GP is.
+    gp_gate: u64,
 }

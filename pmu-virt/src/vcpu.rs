@@ -11,6 +11,7 @@ mod reserved;
 mod saved;
 mod switch;
 mod times;
+mod uncounted;
 
 pub use placing::Oversubscribe;
 pub use pmi::{PmiDue, PmiRequest};
@@ -32,6 +33,7 @@ use placing::Multiplexer;
 use pmi::{Freeze, PendingPmi};
 use report::Snapshot;
 use times::Times;
+use uncounted::Uncounted;
 
 /// What a read comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +182,7 @@ pub struct VcpuPmu {
     left: u64,
     multiplexer: Multiplexer,
     snapshot: Snapshot,
+    uncounted: Uncounted,
     /// Its host context.
     host: Option<Box<AttachedContext>>,
     /// It is on a core, and it or the core has a host context.
@@ -213,6 +216,7 @@ impl VcpuPmu {
             left: 0,
             multiplexer: Multiplexer::default(),
             snapshot: Snapshot::default(),
+            uncounted: Uncounted::default(),
             host: None,
             hosting: false,
             orphan: None,
@@ -259,6 +263,7 @@ impl VcpuPmu {
 
     /// Takes in what happened to the vCPU: overflows are raised at `Left`, and
     /// at each instruction that completes one.
+    #[inline]
     pub fn observe(&mut self, core: &mut CorePmu, progress: Progress) {
         let here = &mut self.here(Some(core));
         let before = self.ran;
@@ -294,6 +299,7 @@ impl VcpuPmu {
     }
 
     /// What was counted may have come to an overflow, or to the end of a turn.
+    #[inline]
     fn settle_overflows(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
         let overflowed = core.bank.take_overflows();
@@ -309,9 +315,13 @@ impl VcpuPmu {
     /// end of a turn, of a lease or of a revocation's notice, or a switch of a
     /// host context's event sets; known after
     /// [`Progress::Entered`].
+    #[inline]
     pub fn deadline(&self, core: &CorePmu) -> Option<u64> {
         let core = self.if_here(Some(core));
         let overflow = core.and_then(|core| core.bank.deadline());
+        if !(self.multiplexer.is_active() || self.hosting || self.reservations.is_some()) {
+            return overflow;
+        }
         let turn = self.multiplexer.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
         let host = if self.hosting {

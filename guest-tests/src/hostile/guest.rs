@@ -11,8 +11,8 @@ use pmu_virt::{CounterId, EventFamily, MsrIndex, PmuModel, Register};
 use vmm::micro::{BackendFactory, KERNEL_CODE, KERNEL_STACK, MicroGuest, SCRATCH, Start, assemble};
 
 use super::rng::Rng;
-use super::{Facts, accesses, state};
-use crate::micro::{Written, step_backend, wrmsr};
+use super::{Facts, accesses, handler, state};
+use crate::micro::{ENDBR64, Written, step_backend, wrmsr};
 
 /// Every model, and none.
 pub const MODELS: [Option<&str>; 7] = [
@@ -80,12 +80,20 @@ impl HostileGuest {
         };
         let mut rng = Rng::new(seed);
         let deadly = rng.one_in(4);
+        let patchable = turn(56, 2) == 1;
+        let handlers: Vec<u64> = match patchable {
+            true => (0..vcpus.into())
+                .map(|vcpu: u64| KERNEL_CODE + vcpu * CODE_STRIDE + HANDLER)
+                .collect(),
+            false => Vec::new(),
+        };
         let mut guest = MicroGuest::new()
             .code(PD_LOW, large_pages(0))
             .code(PD_HIGH, large_pages(3 * GIB));
         for vcpu in 0..vcpus {
             let base = KERNEL_CODE + u64::from(vcpu) * CODE_STRIDE;
             let slot = SLOTS + u64::from(vcpu) * SLOT_STRIDE;
+            let idt = IDTS + u64::from(vcpu) * IDT_SIZE;
             let facts = Facts {
                 vcpu,
                 pmu_msrs: pmu_msrs.clone(),
@@ -95,11 +103,15 @@ impl HostileGuest {
                 emulated,
                 idtr: slot + 8,
                 handler: base + HANDLER,
+                handlers: handlers.clone(),
+                gp_gate: idt + 13 * 16,
             };
-            let idt = IDTS + u64::from(vcpu) * IDT_SIZE;
             let code = assemble(base, |a| code(a, &mut rng, &facts, slot))?;
             let stack = KERNEL_STACK - u64::from(vcpu) * 0x4000;
             let handler = assemble(base + HANDLER, |a| {
+                if patchable {
+                    a.db(&ENDBR64)?;
+                }
                 a.mov(rsp, stack)?;
                 a.jmp(qword_ptr(slot))
             })?;
@@ -110,6 +122,11 @@ impl HostileGuest {
                 a.jmp(base + HANDLER)
             })?;
             let returning = assemble(base + RETURNING_HANDLER, |a| a.iretq())?;
+            for which in 0..handler::COPIES {
+                let at = handler::copy_of(base + HANDLER, which);
+                let copy = assemble(at, |a| handler::copy(a, base + HANDLER, which))?;
+                guest = guest.code(at, copy);
+            }
             let mut start = Start::at(base, 0);
             start.cr4 = if rng.one_in(2) { 1 << 8 } else { 0 };
             guest = guest
@@ -244,6 +261,9 @@ const CHOICES: [(u32, Attack); 15] = [
 ];
 
 fn attack(a: &mut CodeAssembler, rng: &mut Rng, facts: &Facts) -> Written {
+    if !facts.handlers.is_empty() && rng.one_in(6) {
+        return handler::attack(a, rng, facts);
+    }
     let total: u32 = CHOICES.iter().map(|(weight, _)| weight).sum();
     let mut at = rng.below(total);
     for (weight, attack) in CHOICES {

@@ -39,6 +39,11 @@ pub const LIMITS: &[Limit] = &[
     },
     Limit {
         applies: ProbeReport::slow_cpl0,
+        reason: "this KVM emulates CPL 0, and its INT 13 leads to no handler",
+        tests: &["patch::int_13_at_cpl_0", "patch::int_13_at_cpl_3"],
+    },
+    Limit {
+        applies: ProbeReport::slow_cpl0,
         reason: "this KVM emulates CPL 0, and its emulator lacks x87, MMX and most of SSE",
         tests: &["step::x87_mmx_and_sse"],
     },

@@ -1,6 +1,7 @@
 //! The virtual PMU as a bare-metal kernel in 32-bit mode meets it.
 
 use guest_tests::kernel::{BASE, Kernel, Protocol, Routines, exit, print};
+use guest_tests::micro::wrmsr;
 use guest_tests::umpire::skipped_without_kvm;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, ebx, ecx, edi, edx, esp, word_ptr};
@@ -205,4 +206,53 @@ fn rdpmc_counts_in_32_bit_mode() {
         &["--cpu-vendor", "amd", "--pmu", "amd-core"],
     );
     assert_eq!(String::from_utf8_lossy(&absent.stdout), "#GP\n");
+}
+
+/// PERF_CTL0 of the core extension; selects and counters alternate.
+const PERF_CTL0: u32 = 0xc001_0200;
+const ENABLED: u64 = 0x53_0000;
+const CYCLES: u64 = 0x76;
+const MISPREDICTED: u64 = 0xc3;
+const UNKNOWN: u64 = 0x29;
+
+/// Programs events as a driver does that goes from task to task: off and on, and on
+/// another counter.
+fn dead_events(a: &mut CodeAssembler) -> Written {
+    for counter in 0..3 {
+        for event in [MISPREDICTED, UNKNOWN, CYCLES] {
+            for select in [event | ENABLED, event, event | ENABLED] {
+                wrmsr(a, PERF_CTL0 + 2 * counter, select)?;
+            }
+        }
+    }
+    exit(a, 0)
+}
+
+/// A guest reads 0 for what nobody counts, so the log of the host says it: each event
+/// once.
+#[test]
+fn the_log_names_what_nobody_counts_once() {
+    if skipped_without_kvm("the_log_names_what_nobody_counts_once") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("log");
+    let kernel = Kernel::new(Protocol::Linux64, |a, _| dead_events(a)).expect("a kernel");
+    let flags = [
+        &["--cpu-vendor", "amd", "--pmu", "amd-core", "-v"][..],
+        &["--counters", "clock"],
+        &["--log-file", log.to_str().expect("a path")],
+    ];
+    let output = run(&kernel, &flags.concat());
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    let log = std::fs::read_to_string(&log).expect("a log");
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("frozen")).collect();
+    let expected = [
+        "umpire: info: vCPU 0: PMC0 stays frozen on 'mispredicted branches' (r5300c3): \
+         the clock backend cannot count mispredicted branches",
+        "umpire: info: vCPU 0: PMC0 stays frozen on 'event 0x29 umask 0x0' (r530029): \
+         the clock backend cannot count event 0x29 umask 0x0",
+    ];
+    assert_eq!(lines, expected, "{log}");
 }

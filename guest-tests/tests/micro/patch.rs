@@ -1,18 +1,18 @@
 //! The patched #GP handler: what the guest sees of it, what it may do to its page, and
 //! when the byte comes back.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use guest_tests::micro::{
-    DATA, DISPLACEABLE, ENDBR64, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written,
-    enter_user, exit, log_value, wrmsr,
+    DATA, DISPLACEABLE, ENDBR64, Entry, FAULT, LOG, Lab, LabRun, Program, Setup, Test, VALUE,
+    Written, enter_user, exit, log_value, spin, wrmsr,
 };
 use iced_x86::code_asm::{
-    CodeAssembler, al, ax, byte_ptr, dword_ptr, eax, ecx, edx, qword_ptr, r14, r15, rax, rbx, rdi,
-    rsp, word_ptr,
+    CodeAssembler, al, ax, byte_ptr, cr3, dr0, dr1, dr2, dr3, dr6, dr7, dword_ptr, eax, ecx, edx,
+    qword_ptr, r12, r13, r14, r15, rax, rbx, rcx, rdi, rdx, rsp, word_ptr,
 };
 use pmu_virt::ReadOutcome;
 use vm_memory::{Bytes, GuestAddress};
-use vmm::micro::{KERNEL_CS, USER_CS};
+use vmm::micro::{KERNEL_CODE, KERNEL_CS, Start, USER_CS};
 use vmm::vcpu::{Armed, PatchRefusal, TrapEvent, TrapMode};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -52,6 +52,42 @@ pub(crate) const TESTS: &[Test] = &[
         name: "patch::is_gone_when_no_counter_was_enabled_for_long",
         run: idle,
     },
+    Test {
+        name: "patch::another_vcpu_writes_to_the_page",
+        run: two_vcpus,
+    },
+    Test {
+        name: "patch::nmis_in_the_handler",
+        run: nmis,
+    },
+    Test {
+        name: "patch::on_a_stack_of_its_own",
+        run: own_stack,
+    },
+    Test {
+        name: "patch::under_other_page_tables",
+        run: other_page_tables,
+    },
+    Test {
+        name: "patch::the_handler_serves_another_vector",
+        run: shared_handler,
+    },
+    Test {
+        name: "patch::int_13_at_cpl_0",
+        run: |lab| software_interrupt(lab, 0),
+    },
+    Test {
+        name: "patch::int_13_at_cpl_3",
+        run: |lab| software_interrupt(lab, 3),
+    },
+    Test {
+        name: "patch::the_debug_registers_are_the_guests",
+        run: debug_registers,
+    },
+    Test {
+        name: "patch::a_guest_that_is_stepped",
+        run: stepped,
+    },
 ];
 
 const PCE: u64 = 1 << 8;
@@ -62,9 +98,15 @@ const GP: u64 = 0x10_0000 + 0x8_0000 + 13 * 0x100;
 
 /// Sets counter 0 to [`COUNT`], and with the write of a control has the #GP
 /// handler watched.
-fn program_counter(a: &mut CodeAssembler) -> Written {
+fn set_counter(a: &mut CodeAssembler) -> Written {
     wrmsr(a, 0xc001_0201, COUNT)?;
     wrmsr(a, 0xc001_0200, 0)
+}
+
+/// The same, and counter 1 counts cycles, so that the watch does not end.
+fn program_counter(a: &mut CodeAssembler) -> Written {
+    set_counter(a)?;
+    wrmsr(a, 0xc001_0202, 0x43_0076)
 }
 
 /// Reads it, and logs the value.
@@ -369,7 +411,7 @@ fn stores(lab: &Lab, cpl: u8) -> Result<()> {
         &guest(&ENDBR64, cpl, |a| {
             for round in 0..12u32 {
                 // The page is patched again by then.
-                guest_tests::micro::spin(a, if cpl == 0 { 3000 } else { 4_000_000 })?;
+                spin(a, if cpl == 0 { 3000 } else { 4_000_000 })?;
                 rdpmc(a)?;
                 a.mov(dword_ptr(HERE), round)?;
                 rdpmc(a)?;
@@ -411,7 +453,7 @@ fn old_patch(lab: &Lab) -> Result<()> {
 /// patched anew for the next one.
 fn idle(lab: &Lab) -> Result<()> {
     let program = Program::new()?.gp_begins(&ENDBR64)?.kernel(|a| {
-        program_counter(a)?;
+        set_counter(a)?;
         rdpmc(a)?;
         // Until the byte is back.
         let mut again = a.create_label();
@@ -419,7 +461,7 @@ fn idle(lab: &Lab) -> Result<()> {
         a.pause()?;
         a.cmp(byte_ptr(GP), i32::from(ENDBR64[0].cast_signed()))?;
         a.jne(again)?;
-        program_counter(a)?;
+        set_counter(a)?;
         rdpmc(a)?;
         exit(a)
     })?;
@@ -437,5 +479,326 @@ fn idle(lab: &Lab) -> Result<()> {
         )
     });
     ensure!(reads.len() == 2, "{} reads", reads.len());
+    Ok(())
+}
+
+/// One vCPU reads all the time, the other writes to the handler's page now and then:
+/// no RDPMC is lost, whether the handler is patched, watched, or on its way.
+fn two_vcpus(lab: &Lab) -> Result<()> {
+    const SECOND: u64 = KERNEL_CODE + 0x1_0000;
+    const STOP: u64 = DATA + 0x100;
+    const READS: u64 = DATA + 0x108;
+    const PAGE: u64 = GP & !0xfff;
+    let program = Program::new()?.gp_begins(&ENDBR64)?.kernel(|a| {
+        let mut again = a.create_label();
+        program_counter(a)?;
+        a.set_label(&mut again)?;
+        let mut wrong = a.create_label();
+        a.xor(ecx, ecx)?;
+        a.lea(r15, qword_ptr(wrong))?;
+        a.rdpmc()?;
+        a.cmp(eax, i32::try_from(COUNT & 0x7fff_ffff).unwrap_or(0))?;
+        a.jne(wrong)?;
+        a.inc(qword_ptr(READS))?;
+        a.cmp(qword_ptr(STOP), 0)?;
+        a.je(again)?;
+        a.set_label(&mut wrong)?;
+        log_value(a)?;
+        exit(a)
+    })?;
+    let program = program.code(SECOND, |a| {
+        program_counter(a)?;
+        for round in 0..12 {
+            spin(a, 4000)?;
+            a.mov(dword_ptr(PAGE + 0xf00), round)?;
+            a.mov(dword_ptr(GP), u32::from_le_bytes(ENDBR64).cast_signed())?;
+        }
+        a.mov(qword_ptr(STOP), 1)?;
+        let mut rest = a.create_label();
+        a.set_label(&mut rest)?;
+        a.pause()?;
+        a.jmp(rest)
+    })?;
+    let first = Start {
+        rdi: LOG,
+        ..Start::at(KERNEL_CODE, 0)
+    };
+    let guest = program.guest().start(first).start(Start::at(SECOND, 0));
+    let ran = lab.run(&setup(), &guest)?;
+    ensure!(ran.log == [count()], "{:x?}", ran.log);
+    ensure!(ran.word(READS)? > 12, "{} reads", ran.word(READS)?);
+    ensure!(ran.word(PAGE + 0xf00)? == 11, "a store is missing");
+    ensure!(handler_bytes(&ran)? == ENDBR64, "the bytes at the end");
+    Ok(())
+}
+
+/// NMIs hit RDPMCs, their handler, and each other's RDPMC.
+fn nmis(lab: &Lab) -> Result<()> {
+    const COUNTED: u64 = DATA + 0x200;
+    let apic = crate::overflow::Apic::X;
+    let program = Program::new()?.gp_begins(&ENDBR64)?.handler(2, |a| {
+        for register in [rax, rcx, rdx] {
+            a.push(register)?;
+        }
+        a.mov(ecx, 1)?;
+        a.rdpmc()?;
+        a.mov(qword_ptr(COUNTED + 8), rax)?;
+        a.inc(qword_ptr(COUNTED))?;
+        wrmsr(a, 0xc001_0201, (1 << 48) - 1_500_000)?;
+        for register in [rdx, rcx, rax] {
+            a.pop(register)?;
+        }
+        a.iretq()
+    })?;
+    let program = program.kernel(|a| {
+        apic.enable(a)?;
+        apic.route(a, 0x400)?;
+        wrmsr(a, 0xc001_0203, 0x77)?;
+        wrmsr(a, 0xc001_0201, (1 << 48) - 1_500_000)?;
+        wrmsr(a, 0xc001_0200, 0x53_0076)?;
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.mov(ecx, 1)?;
+        a.rdpmc()?;
+        foreign_gp(a)?;
+        a.mov(r12, LOG)?;
+        a.cmp(qword_ptr(COUNTED), 20)?;
+        a.jb(again)?;
+        wrmsr(a, 0xc001_0200, 0)?;
+        a.mov(ecx, 1)?;
+        a.rdpmc()?;
+        log_value(a)?;
+        exit(a)
+    })?;
+    let ran = lab.run(&setup(), &program.start(0))?;
+    let [last] = ran.log.as_slice() else {
+        bail!("{:x?}", ran.log);
+    };
+    ensure!((last.a, last.b) == (0x77, 0), "{last:x?}");
+    ensure!(
+        ran.word(COUNTED + 8)? == 0x77,
+        "the NMI's RDPMC read something else"
+    );
+    ensure!(armed(&ran) == [Armed::Patch], "{:?}", armed(&ran));
+    Ok(())
+}
+
+/// RDPMC and a foreign #GP in both rings.
+fn in_both_rings(
+    lab: &Lab,
+    program: Program,
+    before: fn(&mut CodeAssembler) -> Written,
+) -> Result<()> {
+    let body = |a: &mut CodeAssembler| -> Written {
+        rdpmc(a)?;
+        foreign_gp(a)
+    };
+    let program = program.gp_begins(&ENDBR64)?.kernel(|a| {
+        program_counter(a)?;
+        before(a)?;
+        body(a)?;
+        enter_user(a, 0)
+    })?;
+    let program = program.user(|a| {
+        body(a)?;
+        a.ud2()
+    })?;
+    let ran = lab.run(&setup(), &program.start(PCE))?;
+    let log = [count(), gp(KERNEL_CS), count(), gp(USER_CS)];
+    ensure!(ran.log == log, "{:x?}", ran.log);
+    ensure!(armed(&ran) == [Armed::Patch], "{:?}", armed(&ran));
+    Ok(())
+}
+
+/// The gate names a stack of the TSS (IST).
+fn own_stack(lab: &Lab) -> Result<()> {
+    const IST1: u64 = 0x7000 + 0x24;
+    const GATE_IST: u64 = 0x6000 + 16 * 13 + 4;
+    let program = Program::new()?
+        .data(IST1, 0x8_8000u64.to_le_bytes().to_vec())
+        .data(GATE_IST, vec![1]);
+    in_both_rings(lab, program, |_| Ok(()))
+}
+
+/// After the look at the handler the guest switches to another root, as a kernel does
+/// that hides itself from its programs.
+fn other_page_tables(lab: &Lab) -> Result<()> {
+    const OTHER_ROOT: u64 = DATA + 0x4000;
+    const PDPT: u64 = 0x2007;
+    let program = Program::new()?.data(OTHER_ROOT, PDPT.to_le_bytes().to_vec());
+    in_both_rings(lab, program, |a| {
+        a.mov(rax, OTHER_ROOT)?;
+        a.mov(cr3, rax)
+    })
+}
+
+/// A #GP handler that is told in R13 that the next entry has no error code.
+fn for_two(program: Program, vector: u8) -> Result<Program> {
+    program.handler(13, |a| {
+        let mut other = a.create_label();
+        a.db(&ENDBR64)?;
+        a.test(r13, r13)?;
+        a.jne(other)?;
+        guest_tests::micro::log_fault(a, 13, true)?;
+        a.set_label(&mut other)?;
+        a.xor(r13, r13)?;
+        guest_tests::micro::log_fault(a, vector, false)
+    })
+}
+
+/// #UD leads to the #GP handler, too, and has no error code. An RDPMC whose frame would
+/// begin where the #UD's error code would be makes no difference.
+fn shared_handler(lab: &Lab) -> Result<()> {
+    let mut program = for_two(Program::new()?, 6)?.kernel(|a| {
+        a.xor(r13, r13)?;
+        program_counter(a)?;
+        rdpmc(a)?;
+        let (mut fault, mut next) = (a.create_label(), a.create_label());
+        a.lea(r14, qword_ptr(fault))?;
+        a.lea(r15, qword_ptr(next))?;
+        a.mov(r13, 1u64)?;
+        a.set_label(&mut fault)?;
+        a.ud2()?;
+        a.set_label(&mut next)?;
+        rdpmc(a)?;
+        exit(a)
+    })?;
+    program = program.data(0x6000 + 16 * 6, (GP & 0xffff).to_le_bytes()[..2].to_vec());
+    program = program.data(0x6000 + 16 * 6 + 6, (GP >> 16).to_le_bytes()[..2].to_vec());
+    let ran = lab.run(&setup(), &program.start(0))?;
+    let undefined = Entry {
+        kind: FAULT + 6,
+        ..gp(KERNEL_CS)
+    };
+    ensure!(ran.log == [count(), undefined, count()], "{:x?}", ran.log);
+    ensure!(armed(&ran) == [Armed::Patch], "{:?}", armed(&ran));
+    Ok(())
+}
+
+/// INT 13 pushes no error code: foreign, and its frame stays as it is.
+fn software_interrupt(lab: &Lab, cpl: u8) -> Result<()> {
+    let body = |a: &mut CodeAssembler| -> Written {
+        rdpmc(a)?;
+        let mut next = a.create_label();
+        a.lea(r14, qword_ptr(next))?;
+        a.lea(r15, qword_ptr(next))?;
+        a.mov(r13, 1u64)?;
+        a.int(13)?;
+        a.set_label(&mut next)?;
+        rdpmc(a)
+    };
+    let program = for_two(Program::new()?, 77)?.kernel(|a| {
+        a.xor(r13, r13)?;
+        program_counter(a)?;
+        if cpl == 3 {
+            return enter_user(a, 0);
+        }
+        body(a)?;
+        exit(a)
+    })?;
+    let program = program.user(|a| {
+        body(a)?;
+        a.ud2()
+    })?;
+    let ran = lab.run(&setup(), &program.start(PCE))?;
+    let interrupt = Entry {
+        kind: FAULT + 77,
+        ..gp(cs(cpl))
+    };
+    ensure!(ran.log == [count(), interrupt, count()], "{:x?}", ran.log);
+    ensure!(armed(&ran) == [Armed::Patch], "{:?}", armed(&ran));
+    Ok(())
+}
+
+/// All four debug registers belong to the guest while it counts, and its breakpoints
+/// on code at CPL 0 work as without a PMU.
+fn debug_registers(lab: &Lab) -> Result<()> {
+    /// Four breakpoints on execution, enabled globally.
+    const DR7: u64 = 0x400 | 0b1010_1010;
+    let program = Program::new()?.gp_begins(&ENDBR64)?.handler(1, |a| {
+        // The slot that hit is not needed again.
+        for register in [rax, rcx, rdx] {
+            a.push(register)?;
+        }
+        a.mov(rax, dr6)?;
+        a.and(eax, 0xf)?;
+        a.xor(edx, edx)?;
+        log_value(a)?;
+        a.xor(eax, eax)?;
+        a.mov(dr6, rax)?;
+        a.mov(rax, dr7)?;
+        a.bsf(ecx, eax)?;
+        a.btr(eax, ecx)?;
+        a.mov(dr7, rax)?;
+        for register in [rdx, rcx, rax] {
+            a.pop(register)?;
+        }
+        a.iretq()
+    })?;
+    let program = program.kernel(|a| {
+        program_counter(a)?;
+        let mut labels = [(); 4].map(|()| a.create_label());
+        for (label, register) in labels.iter().zip([dr0, dr1, dr2, dr3]) {
+            a.lea(rax, qword_ptr(*label))?;
+            a.mov(register, rax)?;
+        }
+        a.mov(rax, DR7)?;
+        a.mov(dr7, rax)?;
+        for label in &mut labels {
+            rdpmc(a)?;
+            a.set_label(label)?;
+            a.nop()?;
+        }
+        exit(a)
+    })?;
+    let ran = lab.run(&setup(), &program.start(0))?;
+    let hit = |bit: u64| Entry {
+        kind: VALUE,
+        a: bit,
+        b: 0,
+        c: 0,
+    };
+    let log: Vec<Entry> = [1, 2, 4, 8]
+        .iter()
+        .flat_map(|bit| [count(), hit(*bit)])
+        .collect();
+    ensure!(ran.log == log, "{:x?}", ran.log);
+    let full = ran.events(|event| *event == TrapEvent::DebugRegistersFull);
+    ensure!(
+        full.is_empty() && armed(&ran) == [Armed::Patch],
+        "{:?}",
+        armed(&ran)
+    );
+    Ok(())
+}
+
+/// A counter that needs single steps has the patch taken back for good.
+fn stepped(lab: &Lab) -> Result<()> {
+    let program = Program::new()?.gp_begins(&ENDBR64)?.kernel(|a| {
+        set_counter(a)?;
+        rdpmc(a)?;
+        // Retired instructions.
+        wrmsr(a, 0xc001_0204, 0x53_00c0)?;
+        a.nop()?;
+        a.movzx(eax, byte_ptr(GP))?;
+        a.xor(edx, edx)?;
+        log_value(a)?;
+        rdpmc(a)?;
+        foreign_gp(a)?;
+        wrmsr(a, 0xc001_0204, 0)?;
+        rdpmc(a)?;
+        exit(a)
+    })?;
+    let ran = lab.run(&Setup::step("amd-core"), &program.start(0))?;
+    let byte = Entry {
+        kind: VALUE,
+        a: ENDBR64[0].into(),
+        b: 0,
+        c: 0,
+    };
+    let log = [count(), byte, count(), gp(KERNEL_CS), count()];
+    ensure!(ran.log == log, "{:x?}", ran.log);
+    let expected = [Armed::Patch, Armed::Breakpoint(Some(PatchRefusal::Stepped))];
+    ensure!(armed(&ran) == expected, "{:?}", armed(&ran));
     Ok(())
 }

@@ -298,7 +298,7 @@ impl VcpuPmu {
     }
 
     /// A counter that nobody can count for keeps its value. The architecture
-    /// has no way to tell the guest, so the log does, once for each change.
+    /// has no way to tell the guest, so the log does, once for each event.
     pub(super) fn freeze(
         &mut self,
         counter: CounterId,
@@ -311,8 +311,7 @@ impl VcpuPmu {
         }
         logical.unavailable = Some(reason);
         if reason != UnavailableReason::Waiting {
-            let owner = self.owner;
-            log::info!("{owner}: {counter} stays frozen on '{request}': {reason}");
+            self.uncounted.log(self.owner, counter, request, reason);
         }
     }
 }

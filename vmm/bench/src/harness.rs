@@ -26,7 +26,7 @@ pub(super) const DONE: u16 = 0xe1;
 const UNEXPECTED: u32 = 0x100;
 
 /// The host, what it was found to do, and the model that fits it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Harness<'a> {
     pub(super) host: &'a Host,
     pub(super) probe: &'a ProbeReport,
@@ -59,7 +59,16 @@ impl<'a> Harness<'a> {
         &self,
         guest: &MicroGuest,
     ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), BenchError> {
-        let trap = self.probe.trap_plan(TrapMode::Auto);
+        self.build_trapping(guest, TrapMode::Auto)
+    }
+
+    /// Makes the VM of `guest`, in which RDPMC is trapped by `mode`.
+    pub(super) fn build_trapping(
+        &self,
+        guest: &MicroGuest,
+        mode: TrapMode,
+    ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), BenchError> {
+        let trap = self.probe.trap_plan(mode);
         let options = VmOptions::with_pmu(Some(&self.model)).trapping(trap);
         Ok(guest.build(self.host, &options)?)
     }

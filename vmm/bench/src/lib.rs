@@ -33,7 +33,7 @@ pub use perfmon::{
 pub use pmi::{BarePmi, PmiReport, PmiRow};
 pub use report::{Report, micros, write_report};
 pub use scale::{ScaleReport, ScaleRow};
-pub use slowdown::{Load, SlowdownReport, SlowdownRow, SlowdownSource};
+pub use slowdown::{FrozenAccess, FrozenRow, Load, SlowdownReport, SlowdownRow, SlowdownSource};
 pub use sources::LeftOut;
 pub use stats::{Percentiles, percentiles};
 pub use switch::{Cost, SwitchReport, SwitchRow};
@@ -43,6 +43,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use vmm::doctor;
+use vmm::vcpu::TrapMode;
 
 use self::harness::Harness;
 
@@ -55,6 +56,8 @@ pub enum Measurement {
         counters: Counters,
         /// How often each access is measured.
         iterations: u32,
+        /// How RDPMC is trapped.
+        rdpmc_trap: TrapMode,
     },
     /// Round trips of trapped PMU accesses beside a hostile VM and a quiet one.
     Neighbour {
@@ -132,9 +135,11 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
         Measurement::Traps {
             counters,
             iterations,
+            rdpmc_trap,
         } => {
             let (chosen, left_out) = sources(counters)?;
-            let report = traps::measure_all(&harness, &chosen, left_out, *iterations)?;
+            let how = (*iterations, *rdpmc_trap);
+            let report = traps::measure_all(&harness, &chosen, left_out, how)?;
             print(&report, json, out)?;
         }
         Measurement::Neighbour { iterations } => {

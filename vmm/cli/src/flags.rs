@@ -166,7 +166,7 @@ pub struct Measured {
 /// The measurements.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Bench {
-    /// Round trips of trapped PMU accesses against bare exits of the same kind
+    /// Round trips of trapped PMU accesses against bare exits with nothing armed
     Traps {
         /// The form of the report, and the sources.
         #[command(flatten)]
@@ -175,6 +175,11 @@ pub enum Bench {
         #[arg(long, value_name = "N", default_value_t = 10_000,
               value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
         iterations: u32,
+        /// How RDPMC is trapped, as in `umpire run`; a breakpoint makes every exit dearer
+        /// on some KVMs, and adds a column with the bare exit under that breakpoint
+        #[arg(long, value_name = "HOW", default_value = "auto",
+              value_parser = ["auto", "patch", "breakpoint"])]
+        rdpmc_trap: String,
     },
     /// Round trips of trapped PMU accesses beside a hostile VM and beside a quiet one
     Neighbour {

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use iced_x86::IcedError;
@@ -18,10 +18,11 @@ use kvm_ioctls::{
 };
 use kvm_pmu::{
     ExitOwner, KvmPmu, KvmPmuParts, Lent, MsrFilter, PmiRoute, ThreadContext, TrapEvent,
-    TrapObserver, VcpuId, answer_msr, cpuid, install_kick_handler, msr_ranges, switch_off_vpmu,
+    TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmTraps, answer_msr, cpuid, install_kick_handler,
+    msr_ranges, switch_off_vpmu,
 };
 use pmu_virt::{ClockBackend, CorePmu, CounterBackend as _, Grant, OwnerId, PmuModel, VcpuPmu};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 type Failure = Box<dyn Error>;
 
@@ -55,9 +56,6 @@ const SELECT: u32 = 0x0053_013c;
 /// The count at which it starts, 2^20 cycles below an overflow.
 const START: u32 = 0xfff0_0000;
 
-/// Whoever waits longer for this guest waits for ever.
-const PATIENCE: Duration = Duration::from_secs(20);
-
 /// What the run brought to light.
 #[derive(Debug, Default)]
 struct Seen {
@@ -83,12 +81,13 @@ enum Exit {
     Rdmsr,
     Wrmsr(u64),
     Out(u8, u32),
+    Failed(i32),
     Other(String),
 }
 
-fn main() -> Result<ExitCode, Failure> {
+fn main() -> Result<(), Failure> {
     std::thread::spawn(|| {
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(Duration::from_secs(20));
         eprintln!("the guest did not end");
         std::process::exit(1);
     });
@@ -98,13 +97,11 @@ fn main() -> Result<ExitCode, Failure> {
     let (first, second) = (report(FIRST_COUNT), report(SECOND_COUNT));
     let counted = 0 < first && first < second && seen.rdpmcs == 2;
     let overflowed = report(STATUS) == 1 && seen.pmis > 0;
-    if counted && overflowed && report(OWN_MSR_READ) == OWN_VALUE {
-        println!("a PMI at the overflow; {first}, then {second} cycles by RDPMC");
-        Ok(ExitCode::SUCCESS)
-    } else {
-        println!("something is missing");
-        Ok(ExitCode::FAILURE)
+    if !(counted && overflowed && report(OWN_MSR_READ) == OWN_VALUE) {
+        return Err("something is missing".into());
     }
+    println!("a PMI at the overflow; {first}, then {second} cycles by RDPMC");
+    Ok(())
 }
 
 fn run() -> Result<Seen, Failure> {
@@ -132,7 +129,8 @@ fn run() -> Result<Seen, Failure> {
     let mut logical = VcpuPmu::detached(OwnerId(0), model, Grant::everything());
     let mut counters = Box::new(CorePmu::new(backend));
     logical.attach(&mut counters);
-    let parts = KvmPmuParts::new(VcpuId(0), logical, tsc_khz);
+    let mut parts = KvmPmuParts::new(VcpuId(0), logical, tsc_khz);
+    parts.traps = VmTraps::new(TrapPlan::default(), Some(Arc::new(memory.clone())));
     let mut pmu = KvmPmu::new(&vcpu, &vm, parts)?;
     // Step 5: the thread, which lends its counters.
     install_kick_handler()?;
@@ -143,7 +141,7 @@ fn run() -> Result<Seen, Failure> {
     loop {
         let mut lent = Lent {
             vm: &vm,
-            memory: &memory,
+            memory: memory.for_vmm(),
             thread: &mut thread,
             observer: &mut seen,
         };
@@ -152,14 +150,18 @@ fn run() -> Result<Seen, Failure> {
             Ok(VcpuExit::X86Rdmsr(_)) => Exit::Rdmsr,
             Ok(VcpuExit::X86Wrmsr(msr)) => Exit::Wrmsr(msr.data),
             Ok(VcpuExit::IoOut(port, data)) => {
-                Exit::Out(port.try_into()?, u32::from_le_bytes(data.try_into()?))
+                let value = data
+                    .iter()
+                    .rev()
+                    .fold(0, |value, byte| value << 8 | u32::from(*byte));
+                Exit::Out(port.try_into()?, value)
             }
             Ok(other) => Exit::Other(format!("{other:?}")),
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-                Exit::Other(String::new())
-            }
-            Err(error) => return Err(error.into()),
+            Err(error) => Exit::Failed(error.errno()),
         };
+        if matches!(exit, Exit::Failed(libc::EFAULT)) {
+            pmu.note_fault(&mut vcpu);
+        }
         if pmu.after_exit(&mut vcpu, &mut lent)? == ExitOwner::Pmu {
             continue;
         }
@@ -174,6 +176,7 @@ fn run() -> Result<Seen, Failure> {
             Exit::Out(port, value) => {
                 seen.reports.insert(port, value);
             }
+            Exit::Failed(errno) => return Err(format!("KVM_RUN failed: {errno}").into()),
             Exit::Other(what) => return Err(format!("unexpected exit: {what}").into()),
         }
     }
@@ -194,17 +197,19 @@ fn filter_msrs(vm: &VmFd, model: &PmuModel) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Memory with the guest's code, one page of 2 MiB, and gates for NMI and #GP.
+/// Memory with the guest's code, one page of 2 MiB, and gates for NMI and #GP. It is
+/// mapped twice, so that the #GP handler can be patched.
 #[allow(unsafe_code, reason = "kvm-ioctls has no safe call for memory slots")]
-fn guest_memory(vm: &VmFd) -> Result<GuestMemoryMmap, Failure> {
-    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_SIZE)])?;
+fn guest_memory(vm: &VmFd) -> Result<TwiceMapped, Failure> {
+    let mapped = TwiceMapped::new(&[(GuestAddress(0), MEMORY_SIZE)])?;
     let slot = kvm_userspace_memory_region {
         memory_size: MEMORY_SIZE as u64,
-        userspace_addr: memory.get_host_address(GuestAddress(0))? as u64,
+        userspace_addr: mapped.for_kvm().get_host_address(GuestAddress(0))? as u64,
         ..Default::default()
     };
     // SAFETY: the caller keeps the memory mapped for as long as it uses the VM.
     unsafe { vm.set_user_memory_region(slot)? };
+    let memory = mapped.for_vmm();
     let word = |at: u64, value: u64| memory.write_obj(value, GuestAddress(at));
     word(PML4, PDPT | 3)?;
     word(PDPT, PAGE_DIRECTORY | 3)?;
@@ -218,9 +223,11 @@ fn guest_memory(vm: &VmFd) -> Result<GuestMemoryMmap, Failure> {
     }
     memory.write_slice(&main_code()?, GuestAddress(MAIN))?;
     memory.write_slice(&nmi_code()?, GuestAddress(NMI_HANDLER))?;
-    // No #GP gets here but one that no RDPMC raised: OUT END, EAX.
-    memory.write_slice(&[0xe7, END], GuestAddress(GP_HANDLER))?;
-    Ok(memory)
+    // ENDBR64, which is patched. No #GP gets behind it but one that no RDPMC raised:
+    // OUT END, EAX.
+    let handler = [0xf3, 0x0f, 0x1e, 0xfa, 0xe7, END];
+    memory.write_slice(&handler, GuestAddress(GP_HANDLER))?;
+    Ok(mapped)
 }
 
 fn wrmsr(a: &mut CodeAssembler, msr: u32, value: u32) -> Result<(), IcedError> {

@@ -178,6 +178,7 @@ impl GpWatch {
             .is_some_and(|found| found.still_holds(&context, fresh_for))
             && !self.traps.has_news()
             && self.look_at.is_none()
+            && !(stepped && self.armed == Armed::Patch)
             && self.is_wanted(debug)
         {
             if debug.is_active() {
@@ -256,8 +257,8 @@ impl GpWatch {
     }
 
     /// Whether it is time for [`GpWatch::arm`], without a write of the guest's.
-    pub(crate) fn is_due(&self) -> bool {
-        self.look_at.is_some_and(|at| at <= rdtsc())
+    pub(crate) fn is_due(&self, stepped: bool) -> bool {
+        self.look_at.is_some_and(|at| at <= rdtsc()) || stepped && self.armed == Armed::Patch
     }
 
     /// The handler is to be looked at before the next entry, if it is watched: a PMI's
@@ -395,7 +396,10 @@ impl GpWatch {
         let places = [(regs.rip, true), (regs.rip.wrapping_sub(OUT_SIZE), false)];
         let stop_at = |gate: Gate| {
             let at_handler = |&(ip, _): &(u64, bool)| context.code_at(ip) == gate.handler;
-            places.into_iter().find(at_handler).map(|place| (gate, place))
+            places
+                .into_iter()
+                .find(at_handler)
+                .map(|place| (gate, place))
         };
         let known = self.gate.and_then(stop_at);
         let found = known.or_else(|| context.gate(GP_VECTOR).and_then(stop_at));

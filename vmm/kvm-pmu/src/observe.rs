@@ -1,6 +1,6 @@
 //! What the crate reports of its work. It prints nothing itself.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 
 use pmu_virt::perfmon::{Quantities, VirtualPmd};
 use pmu_virt::{MsrIndex, PmiRequest, ReadOutcome, Ring, WriteOutcome};
@@ -19,6 +19,19 @@ pub enum Armed {
     Breakpoint(Option<PatchRefusal>),
     /// Not at all: RDPMC raises #GP.
     Nothing,
+}
+
+impl fmt::Display for Armed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Patch => f.write_str("RDPMC is trapped by a patch of the #GP handler"),
+            Self::Breakpoint(None) => f.write_str("RDPMC is trapped by a breakpoint"),
+            Self::Breakpoint(Some(reason)) => {
+                write!(f, "RDPMC is trapped by a breakpoint: {reason}")
+            }
+            Self::Nothing => f.write_str("RDPMC is not trapped"),
+        }
+    }
 }
 
 /// One thing that happened on the trap path.

@@ -201,6 +201,7 @@ impl KvmPmu {
     /// Until when the vCPU is to be kept out of the guest, for having presented too
     /// many wrong cookies; `None` if it may run.
     #[must_use]
+    #[inline]
     pub fn locked_out_until(&self) -> Option<Tsc> {
         self.traps.locked_out_until()
     }
@@ -279,18 +280,10 @@ impl KvmPmu {
         Ok(())
     }
 
-    /// As [`KvmPmu::after_exit`], of a `KVM_RUN` that failed with EFAULT. The guest may
-    /// have stored to a page that the PMU has made read-only.
-    ///
-    /// # Errors
-    /// As [`KvmPmu::before_entry`].
-    pub fn after_fault(
-        &mut self,
-        fd: &mut VcpuFd,
-        lent: &mut Lent<'_>,
-    ) -> Result<ExitOwner, KvmPmuError> {
+    /// A `KVM_RUN` failed with EFAULT, before [`KvmPmu::after_exit`]: the guest may have
+    /// stored to a page that the PMU has made read-only, and not every KVM says so.
+    pub fn note_fault(&self, fd: &mut VcpuFd) {
         PmuExit::note_fault(fd.get_kvm_run());
-        self.after_exit(fd, lent)
     }
 
     /// Takes in what a `KVM_RUN` ended with, also one that failed with EINTR or
@@ -358,7 +351,8 @@ impl KvmPmu {
                 None => ExitOwner::Vmm,
             },
             PmuExit::Store { address, data, len } => {
-                self.traps.handler_stored(lent, self.id, (address, &data[..len]))
+                self.traps
+                    .handler_stored(lent, self.id, (address, &data[..len]))
             }
             PmuExit::MemoryFault { address } => {
                 self.traps
@@ -414,6 +408,7 @@ impl KvmPmu {
 }
 
 impl Traps {
+    #[inline]
     fn locked_out_until(&self) -> Option<Tsc> {
         let until = Tsc(self.pmu.as_ref()?.locked_out_until()?);
         (Tsc::now() < until).then_some(until)
@@ -431,9 +426,12 @@ impl Traps {
                 self.gp.want(debug);
             }
         }
-        self.forward_pmi(vcpu, lent, rdtsc())?;
-        self.forward_notices(vcpu, lent)?;
-        if self.gp.is_due() {
+        if self.pmu.as_ref().is_some_and(VcpuPmu::has_interrupt) {
+            self.forward_pmi(vcpu, lent, rdtsc())?;
+            self.forward_notices(vcpu, lent)?;
+        }
+        let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
+        if self.gp.is_due(stepped) {
             self.watch_gp_handler(vcpu, lent)?;
         }
         if let Some(pmu) = &self.pmu
@@ -447,7 +445,10 @@ impl Traps {
             self.gp.looked(pmu.has_enabled());
             self.tell_armed(vcpu, lent, before);
         }
-        Ok(self.debug.apply(vcpu)?)
+        if !self.debug.is_idle() {
+            self.debug.apply(vcpu)?;
+        }
+        Ok(())
     }
 
     /// Whether the guest is to be left at once, and whether registers are likely

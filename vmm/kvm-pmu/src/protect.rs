@@ -98,7 +98,10 @@ mod tests {
     fn both_mappings_are_the_same_memory() {
         let memory = TwiceMapped::new(&RANGES).unwrap();
         for at in [0x2ffc, 0x10_1000] {
-            memory.for_vmm().write_obj(at, GuestAddress(at.into())).unwrap();
+            memory
+                .for_vmm()
+                .write_obj(at, GuestAddress(at.into()))
+                .unwrap();
             let seen: u32 = memory.for_kvm().read_obj(GuestAddress(at.into())).unwrap();
             assert_eq!(seen, at);
         }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::VmFd;
 use kvm_pmu::{
-    MsrFilter, MsrFilterError, PatchRefusal, ProtectPages, TrapPlan, VcpuError, VcpuId, VmTraps, msr_ranges,
-    switch_off_vpmu,
+    MsrFilter, MsrFilterError, PatchRefusal, ProtectPages, TrapPlan, VcpuError, VcpuId, VmTraps,
+    msr_ranges, switch_off_vpmu,
 };
 use pmu_virt::PmuModel;
 use thiserror::Error;

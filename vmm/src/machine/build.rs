@@ -24,7 +24,9 @@ use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
-use crate::kvm::{GuestRam, Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
+use crate::kvm::{
+    GuestRam, Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions,
+};
 use crate::probe::ProbeReport;
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::CpuList;

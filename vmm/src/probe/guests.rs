@@ -317,7 +317,11 @@ pub(super) fn protected_store(host: &Host, cpl: u8) -> Result<ProtectedStore, Mi
         return Ok(ProtectedStore::Unnoticed);
     }
     let went_on = is_report(&probe.run()?, DONE);
-    let stored: u32 = probe.vm().memory().read_obj(GuestAddress(SCRATCH)).unwrap_or(0);
+    let stored: u32 = probe
+        .vm()
+        .memory()
+        .read_obj(GuestAddress(SCRATCH))
+        .unwrap_or(0);
     Ok(match exit {
         // The store is left to us.
         VmExit::MmioWrite {
@@ -328,9 +332,7 @@ pub(super) fn protected_store(host: &Host, cpl: u8) -> Result<ProtectedStore, Mi
         // The store takes place now.
         VmExit::MemoryFault {
             address: Some(SCRATCH) | None,
-        } if went_on && stored == VALUE => {
-            ProtectedStore::Fault
-        }
+        } if went_on && stored == VALUE => ProtectedStore::Fault,
         _ => ProtectedStore::Unnoticed,
     })
 }

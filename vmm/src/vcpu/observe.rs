@@ -55,6 +55,7 @@ impl Observer for PmuLog {
                 let end = if *gp { " -> #GP" } else { "" };
                 log::debug!("{vcpu}: {what} {:#x} (not shown){end}", msr.0);
             }
+            TrapEvent::Armed(armed) => log::debug!("{vcpu}: {armed}"),
             other => log::trace!("{vcpu}: {other:?}"),
         }
     }

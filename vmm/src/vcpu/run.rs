@@ -285,10 +285,10 @@ impl RunState {
             complete = exit == VmExit::Interrupted;
             self.reports.tally.count_exit(exit_kind(&exit));
             let (pmu, mut lent) = self.lend(thread);
-            let owner = match exit {
-                VmExit::MemoryFault { .. } => pmu.after_fault(kvm.fd_mut(), &mut lent)?,
-                _ => pmu.after_exit(kvm.fd_mut(), &mut lent)?,
-            };
+            if matches!(exit, VmExit::MemoryFault { .. }) {
+                pmu.note_fault(kvm.fd_mut());
+            }
+            let owner = pmu.after_exit(kvm.fd_mut(), &mut lent)?;
             if self.firmware.is_some() {
                 self.compare_firmware(kvm.id());
             }

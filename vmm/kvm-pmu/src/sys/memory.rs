@@ -23,14 +23,12 @@ pub(crate) fn unnamed_file(size: u64) -> io::Result<File> {
 
 /// Makes the page at guest-physical address `page` of `memory` read-only, or
 /// `writable` again.
-pub(crate) fn protect_page(
-    memory: &GuestMemoryMmap,
-    page: u64,
-    writable: bool,
-) -> io::Result<()> {
+pub(crate) fn protect_page(memory: &GuestMemoryMmap, page: u64, writable: bool) -> io::Result<()> {
     let outside = |_| io::Error::from_raw_os_error(libc::EFAULT);
     let whole = memory.check_range(GuestAddress(page), PAGE as usize);
-    let address = memory.get_host_address(GuestAddress(page)).map_err(outside)?;
+    let address = memory
+        .get_host_address(GuestAddress(page))
+        .map_err(outside)?;
     if !whole || address.addr() % PAGE as usize != 0 {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }

@@ -8,7 +8,7 @@ use std::fmt;
 
 use kvm_bindings::kvm_regs;
 
-use super::context::{CpuContext, Gate};
+use super::context::{CpuContext, Gate, GateKind};
 use super::patches::page_of;
 
 const RFLAGS_AC: u64 = 1 << 18;
@@ -91,6 +91,9 @@ pub(crate) fn patch_site(
     context: &CpuContext<'_>,
     gate: &Gate,
 ) -> Result<(u64, Displaced), PatchRefusal> {
+    if gate.kind != GateKind::Bits64 {
+        return Err(PatchRefusal::NotLongMode);
+    }
     if context.sregs.cr4 & CR4_CET != 0 {
         return Err(PatchRefusal::Cet);
     }
@@ -134,6 +137,10 @@ pub enum PatchRefusal {
     Privilege(u8),
     /// CR4.CET is set: ENDBR64 may matter.
     Cet,
+    /// The guest does not run in 64-bit mode.
+    NotLongMode,
+    /// The VMM logs which pages change, and does not see this change.
+    DirtyLog,
     /// The handler's page is no memory, or not only memory.
     NotRam,
     /// The handler's page can be reached at two guest-physical addresses.
@@ -167,6 +174,8 @@ impl fmt::Display for PatchRefusal {
             Self::PageEnd => f.write_str("the handler's first instruction ends in another page"),
             Self::Privilege(cpl) => write!(f, "the handler runs at CPL {cpl}"),
             Self::Cet => f.write_str("CR4.CET is set"),
+            Self::NotLongMode => f.write_str("the guest does not run in 64-bit mode"),
+            Self::DirtyLog => f.write_str("the pages that change are being logged"),
             Self::NotRam => f.write_str("the handler's page is not plain memory"),
             Self::TwoSlots => f.write_str("the handler's page is at two guest-physical addresses"),
             Self::Protect(errno) => {
@@ -176,7 +185,10 @@ impl fmt::Display for PatchRefusal {
             Self::TooMany => f.write_str("the guest has too many #GP handlers"),
             Self::JustWritten => f.write_str("the guest has just written to the handler's page"),
             Self::Written(times) => {
-                write!(f, "the guest has written to the handler's page {times} times")
+                write!(
+                    f,
+                    "the guest has written to the handler's page {times} times"
+                )
             }
             Self::Stepped => f.write_str("the guest is single-stepped for a counter"),
         }
@@ -185,7 +197,9 @@ impl fmt::Display for PatchRefusal {
 
 #[cfg(test)]
 mod tests {
+    use kvm_bindings::kvm_sregs;
     use proptest::prelude::*;
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
     use super::*;
 
@@ -231,6 +245,129 @@ mod tests {
         check([0xf3, 0x0f, 0x1e, 0xfa], 0x1004, RFLAGS_AC);
         check([0x0f, 0x1f, 0x00, 0x90], 0x1003, RFLAGS_AC);
         check([0x0f, 0x01, 0xca, 0x90], 0x1003, 0);
+    }
+
+    const GDT: u64 = 0x100;
+    const LONG_MODE: u64 = 1 << 10;
+    const CODE: u64 = 0x00af_9b00_0000_ffff;
+    const DPL_3: u64 = 3 << 45;
+    const CONFORMING: u64 = 1 << 42;
+    const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+
+    /// A guest without paging, whose handler is at `handler` in a segment of `code`.
+    fn site(
+        (handler, bytes): (u64, &[u8]),
+        code: u64,
+        kind: GateKind,
+        cr4: u64,
+    ) -> Result<(u64, Displaced), PatchRefusal> {
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap();
+        memory
+            .write_slice(bytes, GuestAddress(handler))
+            .unwrap_or(());
+        memory.write_obj(code, GuestAddress(GDT + 8)).unwrap();
+        let mut sregs = kvm_sregs {
+            efer: LONG_MODE,
+            cr4,
+            ..Default::default()
+        };
+        (sregs.gdt.base, sregs.gdt.limit) = (GDT, 15);
+        let context = CpuContext {
+            regs: &kvm_regs::default(),
+            sregs: &sregs,
+            memory: &memory,
+        };
+        let selector = 8;
+        patch_site(
+            &context,
+            &Gate {
+                handler,
+                kind,
+                selector,
+            },
+        )
+    }
+
+    #[test]
+    fn where_a_handler_can_be_patched() {
+        let endbr = Displaced::of(ENDBR64).unwrap();
+        let here = (0x1010, &ENDBR64[..]);
+        let check = |handler, code, kind, cr4, expected| {
+            assert_eq!(site(handler, code, kind, cr4), expected);
+        };
+        let long = GateKind::Bits64;
+        check(here, CODE, long, 0, Ok((0x1010, endbr)));
+        check((0x1ffc, &ENDBR64), CODE, long, 0, Ok((0x1ffc, endbr)));
+        let old = [OUT, 0x0f, 0x1e, 0xfa];
+        check((0x1010, &old), CODE, long, 0, Ok((0x1010, endbr)));
+        let refused = |reason| Err(reason);
+        check(
+            (0x1ffd, &ENDBR64),
+            CODE,
+            long,
+            0,
+            refused(PatchRefusal::PageEnd),
+        );
+        check(
+            here,
+            CODE | DPL_3,
+            long,
+            0,
+            refused(PatchRefusal::Privilege(3)),
+        );
+        check(
+            here,
+            CODE | CONFORMING,
+            long,
+            0,
+            refused(PatchRefusal::Privilege(3)),
+        );
+        check(here, CODE, long, CR4_CET, refused(PatchRefusal::Cet));
+        check(
+            here,
+            CODE,
+            GateKind::Bits32,
+            0,
+            refused(PatchRefusal::NotLongMode),
+        );
+        let push = [0x50, 0x0f, 0x1e, 0xfa];
+        check(
+            (0x1010, &push),
+            CODE,
+            long,
+            0,
+            refused(PatchRefusal::Instruction(push)),
+        );
+        let nothing = refused(PatchRefusal::Instruction([0; 4]));
+        check((0x5000, &ENDBR64), CODE, long, 0, nothing);
+    }
+
+    #[test]
+    fn every_reason_reads_as_one() {
+        let reasons = [
+            PatchRefusal::NoProtection,
+            PatchRefusal::OutUnnoticed,
+            PatchRefusal::StoresUnnoticed,
+            PatchRefusal::Unmapped,
+            PatchRefusal::Instruction([0x50, 1, 2, 3]),
+            PatchRefusal::PageEnd,
+            PatchRefusal::Privilege(3),
+            PatchRefusal::Cet,
+            PatchRefusal::NotLongMode,
+            PatchRefusal::DirtyLog,
+            PatchRefusal::NotRam,
+            PatchRefusal::TwoSlots,
+            PatchRefusal::Protect(libc::ENOMEM),
+            PatchRefusal::TooMany,
+            PatchRefusal::JustWritten,
+            PatchRefusal::Written(8),
+            PatchRefusal::Stepped,
+        ];
+        let mut said: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+        assert!(said[4].contains("50 01 02 03"), "{said:?}");
+        said.sort();
+        said.dedup();
+        assert_eq!(said.len(), reasons.len());
     }
 
     proptest! {
