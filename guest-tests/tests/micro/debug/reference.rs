@@ -51,6 +51,10 @@ macro_rules! both_rings {
                 run: four_and_a_counter,
             },
             Test {
+                name: "debug::a_guest_that_takes_all_four_later_is_told",
+                run: all_four_later,
+            },
+            Test {
                 name: "debug::registers_come_back_when_the_counters_stop",
                 run: come_back,
             },
@@ -511,6 +515,22 @@ fn four_and_a_counter(lab: &Lab) -> Result<()> {
     let ran = lab.run(&patched(), &program.start(0))?;
     let hits = [1, 2, 4, 8].map(|slot| [WORKED, debug_entry(slot, 0, KERNEL_CS)]);
     super::check_log(&ran, hits.as_flattened())
+}
+
+/// With ours in place, and without an exit.
+fn all_four_later(lab: &Lab) -> Result<()> {
+    let khz = tsc_khz(lab)?;
+    let program = Program::new()?.kernel(|a| {
+        watch(a)?;
+        a.mov(eax, 0xdddd_0455u32)?;
+        a.mov(dr7, rax)?;
+        busy(a, 50 * khz)?;
+        exit(a)
+    })?;
+    let ran = lab.run(&setup(), &program.start(0))?;
+    let told = ran.events(|event| *event == TrapEvent::DebugRegistersFull);
+    ensure!(told.len() == 1, "told {} times", told.len());
+    Ok(())
 }
 
 /// Counters stop, and after a while of running RDPMC is none of ours any more, nor
