@@ -31,6 +31,8 @@ pub(super) struct Harness<'a> {
     pub(super) host: &'a Host,
     pub(super) probe: &'a ProbeReport,
     pub(super) model: PmuModel,
+    /// How RDPMC is trapped.
+    pub(super) trap: TrapMode,
 }
 
 impl<'a> Harness<'a> {
@@ -41,7 +43,14 @@ impl<'a> Harness<'a> {
             host,
             probe,
             model: PmuModel::default_for(vendor),
+            trap: TrapMode::Auto,
         })
+    }
+
+    /// With RDPMC trapped in this way.
+    pub(super) fn trapping(mut self, trap: TrapMode) -> Self {
+        self.trap = trap;
+        self
     }
 
     /// What counter sources must know of the host: the TSC's frequency, which a
@@ -59,7 +68,7 @@ impl<'a> Harness<'a> {
         &self,
         guest: &MicroGuest,
     ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), BenchError> {
-        let trap = self.probe.trap_plan(TrapMode::Auto);
+        let trap = self.probe.trap_plan(self.trap);
         let options = VmOptions::with_pmu(Some(&self.model)).trapping(trap);
         Ok(guest.build(self.host, &options)?)
     }

@@ -43,6 +43,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use vmm::doctor;
+use vmm::vcpu::TrapMode;
 
 use self::harness::Harness;
 
@@ -55,6 +56,8 @@ pub enum Measurement {
         counters: Counters,
         /// How often each access is measured.
         iterations: u32,
+        /// How RDPMC is trapped.
+        rdpmc_trap: TrapMode,
     },
     /// Round trips of trapped PMU accesses beside a hostile VM and a quiet one.
     Neighbour {
@@ -132,8 +135,10 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
         Measurement::Traps {
             counters,
             iterations,
+            rdpmc_trap,
         } => {
             let (chosen, left_out) = sources(counters)?;
+            let harness = harness.trapping(*rdpmc_trap);
             let report = traps::measure_all(&harness, &chosen, left_out, *iterations)?;
             print(&report, json, out)?;
         }

@@ -26,9 +26,11 @@ fn lowered(what: Bench) -> Measurement {
         Bench::Traps {
             measured,
             iterations,
+            rdpmc_trap,
         } => Measurement::Traps {
             counters: measured.counters,
             iterations,
+            rdpmc_trap,
         },
         Bench::Neighbour { iterations, .. } => Measurement::Neighbour { iterations },
         Bench::Pcr { iterations, .. } => Measurement::Pcr { iterations },

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use vmm::vcpu::TrapMode;
 
 use crate::exit::ExitStatus;
 pub use perfmon::{PartFlag, PerfmonFlags};
@@ -175,6 +176,9 @@ pub enum Bench {
         #[arg(long, value_name = "N", default_value_t = 10_000,
               value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
         iterations: u32,
+        /// How RDPMC is trapped: auto, patch or breakpoint
+        #[arg(long, value_name = "HOW", default_value = "auto", value_parser = rdpmc_trap)]
+        rdpmc_trap: TrapMode,
     },
     /// Round trips of trapped PMU accesses beside a hostile VM and beside a quiet one
     Neighbour {
@@ -255,6 +259,12 @@ impl Bench {
             | Self::Perfmon(PerfmonFlags { measured, .. }) => measured.output,
         }
     }
+}
+
+fn rdpmc_trap(word: &str) -> Result<TrapMode, &'static str> {
+    // Without a trap there is nothing to measure.
+    let trap = vmm::config::trap_mode(word).filter(|trap| *trap != TrapMode::None);
+    trap.ok_or("it must be auto, patch or breakpoint")
 }
 
 /// Why there is nothing to do: a text to print and the status to end with.
