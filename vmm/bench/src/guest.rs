@@ -306,8 +306,14 @@ fn user_done(a: &mut CodeAssembler) -> Written {
     a.jmp(MAIN)
 }
 
-/// Nothing here should raise a #GP that reaches its handler, which begins as those
-/// of kernels do.
+/// `guest` with a #GP handler that RDPMC can be caught at by any means, as the
+/// handlers of kernels are. Nothing here should raise a #GP that reaches it.
+pub(super) fn with_gp_handler(guest: MicroGuest) -> Result<MicroGuest, MicroError> {
+    const HANDLER: u64 = KERNEL_CODE + 0xf000;
+    let code = assemble(HANDLER, unwanted_gp)?;
+    Ok(guest.code(HANDLER, code).handler(GP_VECTOR, HANDLER))
+}
+
 fn unwanted_gp(a: &mut CodeAssembler) -> Written {
     a.endbr64()?;
     a.mov(eax, u32::from(GP_VECTOR))?;

@@ -110,7 +110,7 @@ fn nmi(vcpu: VcpuAccess<'_>, vm: &VmFd, apic_id: u32) -> Result<(), PmiError> {
 impl Lvtpc {
     /// Reads it; `None` where the APIC is switched off.
     pub(crate) fn read(vcpu: VcpuAccess<'_>) -> Result<Option<Self>, VcpuError> {
-        let base = vcpu.apic_base()?;
+        let base = vcpu.get_sregs()?.apic_base;
         if base & APIC_BASE_ENABLED == 0 {
             return Ok(None);
         }

@@ -38,6 +38,10 @@ const DEBUG_REFRESH: Duration = Duration::from_millis(1);
 /// about a twentieth more, fetching them by ioctl half as much again.
 const SYNCED_EXITS: u8 = 16;
 
+/// Before an overflow that is due in so many milliseconds, KVM hands registers over at
+/// each exit: sending a PMI wants them, and an ioctl takes as much time as the rest.
+const NEAR_MS: u64 = 2;
+
 /// A guest with a tiny period makes progress between two PMIs of this distance.
 const PMI_FLOOR: Duration = Duration::from_micros(100);
 
@@ -252,10 +256,10 @@ impl KvmPmu {
         if at_once {
             fd.set_kvm_immediate_exit(1);
         }
-        self.registers.want(fd, sync);
         self.registers.hand_over(fd);
         PmuExit::expect_interruption(fd.get_kvm_run());
-        traps.enter(lent.thread);
+        let near = traps.enter(lent.thread);
+        self.registers.want(fd, sync || near);
         Ok(())
     }
 
@@ -469,8 +473,9 @@ impl Traps {
         (pmu.has_host_overflow(core), soon || needs.ring)
     }
 
-    /// The guest is entered now.
-    fn enter(&mut self, thread: &mut ThreadContext) {
+    /// The guest is entered now. True if an overflow is near: its PMI wants registers,
+    /// and must not wait until they are fetched.
+    fn enter(&mut self, thread: &mut ThreadContext) -> bool {
         let now = rdtsc();
         self.entered = Some(now);
         let mut deadline = self.debug.deadline();
@@ -483,6 +488,9 @@ impl Traps {
             deadline = earliest(deadline, self.gp.deadline());
         }
         thread.set_deadline(now, deadline);
+        let near = u64::from(self.tsc_khz) * NEAR_MS;
+        self.due
+            .is_some_and(|Tsc(due)| due.saturating_sub(now) < near)
     }
 
     /// Reports to the PMU that the guest has stopped, and samples what overflowed.

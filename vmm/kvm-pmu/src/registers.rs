@@ -39,8 +39,6 @@ pub(crate) struct RegisterCache {
     staged_sregs: Cell<Option<kvm_sregs>>,
     /// The last exit was from system management mode.
     smm: bool,
-    /// `IA32_APIC_BASE` as of the last exit; 0 before the first.
-    apic_base: u64,
 }
 
 impl RegisterCache {
@@ -100,7 +98,6 @@ impl RegisterCache {
     pub(crate) fn after_run(&mut self, fd: &mut VcpuFd, debug_exit: bool) {
         let run = fd.get_kvm_run();
         self.smm = u32::from(run.flags) & KVM_RUN_X86_SMM != 0;
-        self.apic_base = run.apic_base;
         let synced = run.kvm_valid_regs == u64::from(SYNCED);
         self.regs_fresh.set(synced);
         self.sregs_fresh.set(synced);
@@ -165,15 +162,6 @@ impl VcpuAccess<'_> {
     /// Whether the last exit was from system management mode.
     pub(crate) fn in_smm(self) -> bool {
         self.cache.smm
-    }
-
-    /// `IA32_APIC_BASE`. KVM leaves it in `kvm_run` at every exit, whatever the exit
-    /// is; only before the first it has to be fetched.
-    pub(crate) fn apic_base(self) -> Result<u64, VcpuError> {
-        match self.cache.apic_base {
-            0 => Ok(self.get_sregs()?.apic_base),
-            base => Ok(base),
-        }
     }
 
     /// General registers.

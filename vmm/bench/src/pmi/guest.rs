@@ -11,6 +11,7 @@ use vmm::micro::{
 
 use super::{BATCH, VCPUS};
 use crate::error::BenchError;
+use crate::guest::with_gp_handler;
 use crate::harness::DONE;
 use crate::registers::{PmuMsrs, Written, wrmsr};
 use crate::sources::{Event, INT, USR_OS_ENABLE};
@@ -62,7 +63,7 @@ pub(super) fn guest(model: &PmuModel, event: Event) -> Result<MicroGuest, BenchE
         a.jmp(again)
     });
     let code = |code: Result<_, _>| code.map_err(MicroError::from);
-    let guest = MicroGuest::new()
+    let guest = with_gp_handler(MicroGuest::new())?
         .code(KERNEL_CODE, code(begin)?)
         .code(NMI_HANDLER, code(handler)?)
         .code(USER_CODE, code(user)?)

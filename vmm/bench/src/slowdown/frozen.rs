@@ -17,6 +17,7 @@ use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Solo, Start, asse
 use vmm::vcpu::Silent;
 
 use crate::error::BenchError;
+use crate::guest::with_gp_handler;
 use crate::harness::{self, BatchPort, DONE, Harness, PATIENCE, ratio};
 use crate::registers::{PmuMsrs, Written, wrmsr};
 use crate::sources::{INT, Source, USR_OS_ENABLE, countable};
@@ -224,7 +225,7 @@ fn samples_at(vcpu: usize) -> u64 {
 /// vCPU 0 has the live events, vCPU 1 all of them.
 fn guest(model: &PmuModel, events: &[u64]) -> Result<MicroGuest, BenchError> {
     let msrs = PmuMsrs::of(model);
-    let mut guest = MicroGuest::new();
+    let mut guest = with_gp_handler(MicroGuest::new())?;
     for (vcpu, used) in [&events[..LIVE], events].into_iter().enumerate() {
         let at = KERNEL_CODE + u64::try_from(vcpu).unwrap_or(0) * BEGIN_STRIDE;
         let code = assemble(at, |a| program(a, &msrs, used));

@@ -8,7 +8,7 @@ use vmm::micro::{KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE,
 
 use super::{COUNTERS, Load};
 use crate::error::BenchError;
-use crate::guest::now;
+use crate::guest::{now, with_gp_handler};
 use crate::harness::DONE;
 use crate::pmi::{apic, enter_user, reload};
 use crate::registers::{PmuMsrs, Written, wrmsr};
@@ -38,7 +38,7 @@ pub(super) fn words_of(vcpu: usize) -> u64 {
 pub(super) fn guest(model: &PmuModel, events: &[Event]) -> Result<MicroGuest, BenchError> {
     let msrs = PmuMsrs::of(model);
     let code = |code: Result<_, _>| code.map_err(MicroError::from);
-    let mut guest = MicroGuest::new()
+    let mut guest = with_gp_handler(MicroGuest::new())?
         .code(USER_CODE, code(assemble(USER_CODE, user))?)
         .code(NMI_HANDLER, code(assemble(NMI_HANDLER, |a| nmi(a, &msrs)))?)
         .code(TURN_OVER, code(assemble(TURN_OVER, turn_over))?)
