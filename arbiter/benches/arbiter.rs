@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arbiter::{
     Access, Caller, Context, Cookie, CounterId, Entropy, GuardLimits, Layer, NoAudit, PcrConfig,
-    PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Verdict,
+    PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Tsc, Verdict,
 };
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
@@ -60,7 +60,7 @@ fn caller(presented: u64) -> Caller {
 /// A write as the kernel does it, at the time `now`.
 fn write(unit: &mut PcrUnit, register: PcrRegister, value: u64, presented: u64, now: u64) {
     let mut cx = Context {
-        now,
+        now: Tsc(now),
         entropy: &mut Constant,
         audit: &mut NoAudit,
     };
@@ -94,7 +94,7 @@ fn check(criterion: &mut Criterion) {
     ] {
         let cookie = Cookie::new(cookie).expect("48 bits");
         for counter in COUNTERS {
-            let verdict = unit.check((Layer::GuestKernel, cookie), counter, Access::Read, 0);
+            let verdict = unit.check((Layer::GuestKernel, cookie), counter, Access::Read, Tsc(0));
             assert_eq!(verdict, expected, "{name} {counter}");
             group.bench_function(format!("{name} {counter}"), |bencher| {
                 bencher.iter(|| {
@@ -102,7 +102,7 @@ fn check(criterion: &mut Criterion) {
                         black_box((Layer::GuestKernel, cookie)),
                         black_box(counter),
                         black_box(Access::Read),
-                        black_box(0),
+                        black_box(Tsc(0)),
                     )
                 });
             });
@@ -142,12 +142,12 @@ fn denied(criterion: &mut Criterion) {
             bencher.iter(|| {
                 now += 1;
                 let mut cx = Context {
-                    now,
+                    now: Tsc(now),
                     entropy: &mut Constant,
                     audit: &mut NoAudit,
                 };
                 let (layer, counter) = (Layer::GuestKernel, COUNTERS[0]);
-                let verdict = unit.check((layer, cookie), counter, Access::Read, 0);
+                let verdict = unit.check((layer, cookie), counter, Access::Read, Tsc(0));
                 unit.denied(
                     (layer, cookie),
                     counter,
@@ -171,7 +171,7 @@ fn tick(criterion: &mut Criterion) {
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 let mut cx = Context {
-                    now: black_box(1),
+                    now: Tsc(black_box(1)),
                     entropy: &mut Constant,
                     audit: &mut NoAudit,
                 };

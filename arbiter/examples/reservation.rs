@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arbiter::{
     Access, Caller, Context, Cookie, CounterId, GuardLimits, Layer, NoEntropy, PcrConfig,
-    PcrRegister, PcrUnit, PerKind, Phase, Policy, Record, Scheme, Verdict,
+    PcrRegister, PcrUnit, PerKind, Phase, Policy, Record, Scheme, Tsc, Verdict,
 };
 
 const COUNTER: CounterId = CounterId::Programmable(0);
@@ -53,7 +53,7 @@ fn main() {
     });
     let mut records: Vec<Record> = Vec::new();
     let mut cx = Context {
-        now: 0,
+        now: Tsc(0),
         entropy: &mut NoEntropy,
         audit: &mut records,
     };
@@ -86,7 +86,7 @@ fn main() {
     // clears in its PMU what the effects name.
     cx.now = unit.deadline().expect("the lease ends");
     let effects = unit.tick(&mut cx);
-    println!("at {} ms: {effects:?}", cx.now);
+    println!("at {} ms: {effects:?}", cx.now.0);
     assert!(unit.bank().reservation(COUNTER).is_none());
 
     println!("the audit records:");

@@ -13,6 +13,7 @@ use crate::cookie::Cookie;
 use crate::message::Wanted;
 use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
+use crate::time::Tsc;
 use crate::{CounterId, CounterSet, Layer};
 
 /// A request for counters that has no answer yet.
@@ -50,7 +51,7 @@ pub(crate) struct Question {
     pub(crate) counter: CounterId,
     pub(crate) holder: Layer,
     /// When the answer is due, in the caller's ticks.
-    pub(crate) due: u64,
+    pub(crate) due: Tsc,
 }
 
 impl Pending {

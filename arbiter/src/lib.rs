@@ -21,7 +21,7 @@
 //! # #[cfg(feature = "alloc")] {
 //! use arbiter::{
 //!     Access, Context, Cookie, CounterId, GuardLimits, Layer, NoAudit, NoEntropy, PcrConfig,
-//!     PcrUnit, PerKind, Phase, Policy, Scheme, Verdict,
+//!     PcrUnit, PerKind, Phase, Policy, Scheme, Tsc, Verdict,
 //! };
 //! use std::sync::Arc;
 //!
@@ -40,13 +40,13 @@
 //! // The hypervisor reserves a counter with a cookie of its own choice.
 //! let counter = CounterId::Programmable(3);
 //! let cookie = Cookie::new(0x1234).expect("48 bits");
-//! let cx = &mut Context { now: 0, entropy: &mut NoEntropy, audit: &mut NoAudit };
+//! let cx = &mut Context { now: Tsc(0), entropy: &mut NoEntropy, audit: &mut NoAudit };
 //! let effects = unit.reserve_for_hypervisor(counter, cookie, cx).expect("it is free");
 //! assert!(effects.cleared.contains(counter), "the PMU has to stop and clear it");
 //!
 //! // An unmodified kernel presents no cookie, and its access is dropped.
 //! let caller = (Layer::GuestKernel, Cookie::DEFAULT);
-//! let verdict = unit.check(caller, counter, Access::Read, 0);
+//! let verdict = unit.check(caller, counter, Access::Read, Tsc(0));
 //! assert_eq!(verdict, Verdict::Drop { read_as: 0 });
 //! # }
 //! ```
@@ -91,6 +91,7 @@ mod register;
 mod reservation;
 #[cfg(feature = "alloc")]
 pub mod script;
+mod time;
 #[cfg(feature = "alloc")]
 mod unit;
 
@@ -112,5 +113,6 @@ pub use reason::Reason;
 pub use register::PcrRegister;
 #[cfg(feature = "alloc")]
 pub use reservation::{Change, ChangeKind, Effects, Operation, Reservation, Revocation};
+pub use time::{Ticks, Tsc};
 #[cfg(feature = "alloc")]
 pub use unit::{Caller, Context, PcrConfig, PcrUnit};

@@ -4,6 +4,7 @@
 use crate::broker::Pending;
 use crate::message::{Answer, NoticeKind};
 use crate::reason::Reason;
+use crate::time::Tsc;
 use crate::{CounterId, Layer};
 
 /// Notices that a layer can leave unread. The oldest is lost first, because the
@@ -19,7 +20,7 @@ pub(crate) struct QueuedNotice {
     pub(crate) layer: Layer,
     pub(crate) reason: Option<Reason>,
     /// When the answer or the revocation is due, in the caller's ticks.
-    pub(crate) due: Option<u64>,
+    pub(crate) due: Option<Tsc>,
 }
 
 /// A bounded queue of notices.

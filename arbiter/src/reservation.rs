@@ -4,6 +4,7 @@
 use crate::control::Control;
 use crate::cookie::Cookie;
 use crate::reason::Reason;
+use crate::time::Tsc;
 use crate::{CounterId, CounterSet, Layer};
 
 /// The state of a reserved counter. A free counter has no such state, so nothing
@@ -17,7 +18,7 @@ pub struct Reservation {
     /// The value that a dropped read yields.
     pub drop_value: u64,
     /// When the lease ends, in the caller's ticks.
-    pub lease: Option<u64>,
+    pub lease: Option<Tsc>,
     /// How long the lease lasts from each renewal on, in milliseconds.
     pub lease_ms: Option<u32>,
     /// The announced revocation, if there is one.
@@ -30,7 +31,7 @@ pub struct Reservation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revocation {
     /// When the revocation takes place, in the caller's ticks.
-    pub at: u64,
+    pub at: Tsc,
     /// Why the holder loses the counter.
     pub reason: Reason,
     /// The layer that wants the counter.

@@ -29,6 +29,7 @@ use crate::map::LegacyMap;
 use crate::policy::{PerKind, Policy, Scheme};
 use crate::reason::Reason;
 use crate::reservation::{Change, ChangeKind, Effects, Reservation};
+use crate::time::{Ticks, Tsc};
 use crate::{CounterId, CounterSet, Layer};
 
 /// The configuration of a [`PcrUnit`].
@@ -59,8 +60,8 @@ pub struct PcrConfig {
 /// What an operation needs from its caller.
 #[derive(Debug)]
 pub struct Context<'a> {
-    /// The caller's time, in ticks.
-    pub now: u64,
+    /// The caller's time.
+    pub now: Tsc,
     /// The source of random bits.
     pub entropy: &'a mut dyn Entropy,
     /// The receiver of decisions.
@@ -122,7 +123,7 @@ pub struct PcrUnit {
     sequence: u64,
     /// The earliest end of a lease, of a question, or of the time before a
     /// revocation.
-    deadline: Option<u64>,
+    deadline: Option<Tsc>,
 }
 
 /// The control word of a counter that the hypervisor sets aside: no other layer can
@@ -295,13 +296,13 @@ impl PcrUnit {
     }
 
     /// Converts milliseconds to ticks.
-    fn to_ticks(&self, ms: u32) -> u64 {
-        u64::from(ms).saturating_mul(self.ticks_per_ms)
+    fn to_ticks(&self, ms: u32) -> Ticks {
+        Ticks(u64::from(ms).saturating_mul(self.ticks_per_ms))
     }
 
     /// Converts ticks to milliseconds, rounded up.
-    fn to_ms(&self, ticks: u64) -> u32 {
-        u32::try_from(ticks.div_ceil(self.ticks_per_ms)).unwrap_or(u32::MAX)
+    fn to_ms(&self, ticks: Ticks) -> u32 {
+        u32::try_from(ticks.0.div_ceil(self.ticks_per_ms)).unwrap_or(u32::MAX)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arbiter::abi::{CONTROL_ACCESS_USER, CONTROL_FAULT, CONTROL_MANAGE_KERNEL};
 use arbiter::{
     Access, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind, Phase,
-    Policy, Reason, Request, Scheme, Share, Verdict, Wanted,
+    Policy, Reason, Request, Scheme, Share, Tsc, Verdict, Wanted,
 };
 
 use harness::{FW, HV, Harness, KERNEL, bits, cookie, plain, pmc, set, share};
@@ -182,7 +182,7 @@ fn a_holder_that_yields_hands_its_counter_over() {
         .map(|(_, _, event)| event.name())
         .collect();
     assert_eq!(names, ["asked", "yielded", "reserved"]);
-    assert_eq!(harness.unit.deadline(), None);
+    assert_eq!(harness.deadline(), None);
 }
 
 /// A kernel wants what the firmware holds, and both answer nothing.
@@ -200,7 +200,7 @@ fn what_is_refused_is_revoked_only_by_priority() {
         harness.reply(FW, 0, false).unwrap();
         if firmware == 0 {
             assert_eq!(harness.unit.answer(HV).outcome, Outcome::Pending);
-            assert_eq!(harness.unit.deadline(), Some(100));
+            assert_eq!(harness.deadline(), Some(100));
             let kinds: Vec<_> = harness
                 .notices(FW)
                 .iter()
@@ -388,7 +388,7 @@ fn a_request_can_be_withdrawn_and_only_one_is_pending() {
     );
     assert_eq!(harness.reply(FW, 3, true), Err(Reason::Malformed));
     assert_eq!(harness.withdraw(HV), answer, "nothing is pending");
-    assert_eq!(harness.unit.deadline(), None);
+    assert_eq!(harness.deadline(), None);
 }
 
 #[test]
@@ -455,11 +455,7 @@ fn leases_end_with_a_notice_unless_renewed() {
         );
         harness.any(FW, 1);
         harness.reserve(FW, Wanted::This(pmc(0)), Some(50));
-        assert_eq!(
-            harness.unit.deadline(),
-            Some(50),
-            "shorter than policy allows"
-        );
+        assert_eq!(harness.deadline(), Some(50), "shorter than policy allows");
         harness.at(40).reserve(FW, Wanted::This(pmc(0)), Some(9000));
         harness.at(400);
         assert_eq!(harness.held(FW), set([0, 1]), "{scheme}");
@@ -496,7 +492,7 @@ fn a_short_lease_stays_short_when_renewed_by_the_key() {
     harness.reserve(FW, Wanted::Any(1), Some(50));
     harness.at(30);
     assert!(harness.write(FW, PcrRegister::ManagementKey(pmc(0)), bits(FW), bits(FW)));
-    assert_eq!(harness.unit.deadline(), Some(80));
+    assert_eq!(harness.deadline(), Some(80));
 }
 
 #[test]
@@ -577,7 +573,7 @@ fn no_game_of_others_keeps_a_request_waiting_for_ever() {
     assert_eq!(harness.any(HV, 1).outcome, Outcome::Pending);
     let mut spared = 0;
     while harness.now < 2 * 3 * 100 && harness.unit.answer(HV).outcome == Outcome::Pending {
-        harness.at(harness.unit.deadline().unwrap() - 1);
+        harness.at(harness.deadline().unwrap() - 1);
         let marked = |harness: &Harness, n: &u8| {
             let held = harness.bank().reservation(pmc(*n));
             held.is_some_and(|held| held.revocation.is_some())
@@ -629,7 +625,7 @@ fn guessing_in_the_mailbox_is_counted() {
             assert_eq!(answer.outcome, Outcome::Refused(Reason::Cookie));
         }
         assert_eq!(harness.unit.wrong_cookies(), 20);
-        assert!(harness.unit.locked_out_until(0).is_some());
+        assert!(harness.unit.locked_out_until(Tsc(0)).is_some());
         assert_eq!(harness.held(FW), set([3]));
     }
 }
@@ -671,12 +667,12 @@ fn programs_that_guess_are_not_listened_to_for_a_while() {
             assert_eq!(told.len(), 1);
         }
         assert_eq!(rdpmc(KERNEL, bits(KERNEL)).0, Verdict::Permit);
-        assert_eq!(harness.unit.locked_out_until(harness.now), None);
+        assert_eq!(harness.unit.locked_out_until(Tsc(harness.now)), None);
         harness.at(10);
         let caller = (user, cookie(KERNEL));
         let verdict = harness
             .unit
-            .check(caller, pmc(0), Access::Rdpmc, harness.now);
+            .check(caller, pmc(0), Access::Rdpmc, Tsc(harness.now));
         assert_eq!(verdict, Verdict::Permit);
     }
 }
@@ -719,7 +715,7 @@ fn what_the_hypervisor_sets_aside_has_no_lease() {
     let mut harness = Harness::new(Scheme::Independent, 2, policy);
     let done = harness.cx(|unit, cx| unit.reserve_for_hypervisor(pmc(1), cookie(HV), cx));
     assert!(done.is_ok());
-    assert_eq!(harness.unit.deadline(), None);
+    assert_eq!(harness.deadline(), None);
     harness.at(1000);
     assert_eq!(harness.held(HV), set([1]));
     // What it asks for as others do, it renews as others do.
@@ -774,7 +770,7 @@ fn what_the_firmware_was_gathering_keeps_its_legacy_name() {
             }
             look(&mut harness);
             assert_eq!(harness.held(FW), set([0]), "{first}");
-            assert_eq!(harness.unit.deadline(), None, "{first}");
+            assert_eq!(harness.deadline(), None, "{first}");
             let map = harness.unit.map();
             let named = [0, 1, 2].map(|n| map.counter(pmc(n)));
             assert_eq!(named, [Some(pmc(1)), Some(pmc(3)), None], "{first}");

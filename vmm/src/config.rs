@@ -10,7 +10,8 @@ pub use crate::reservations::{
     FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError,
 };
 pub use choices::{
-    BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, UnpackChoice,
+    BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, TRAP_MODES,
+    UnpackChoice, trap_mode,
 };
 
 use std::path::PathBuf;

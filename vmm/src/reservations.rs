@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arbiter::{
     Auditor, Context, CounterId, Effects, GuardLimits, Layer, NoticeKind, PcrConfig, PcrUnit,
-    Phase, Reason, Reply,
+    Phase, Reason, Reply, Tsc,
 };
 use kvm_pmu::{KvmPmu, ThreadContext};
 use pmu_virt::{CorePmu, PmuModel, Reservations, VcpuPmu};
@@ -86,7 +86,7 @@ impl MachineReservations {
         for counter in self.plan.hypervisor.iter() {
             let cookie = entropy.cookie().ok_or(ReservationError::NoRandom)?;
             let mut context = Context {
-                now: rdtsc(),
+                now: Tsc(rdtsc()),
                 entropy: &mut entropy,
                 audit: &mut *audit,
             };

@@ -15,6 +15,7 @@ use crate::policy::{PerKind, Policy};
 use crate::reason::Reason;
 use crate::register::PcrRegister;
 use crate::reservation::Effects;
+use crate::time::Tsc;
 use crate::unit::{Caller, Context, PcrConfig, PcrUnit};
 use crate::{CounterId, Layer};
 
@@ -93,12 +94,12 @@ impl Player {
     fn waiting(&self) -> Option<u32> {
         let waits = |layer: &Layer| self.unit.answer(*layer).outcome == Outcome::Pending;
         Policy::LAYERS.iter().find(|layer| waits(layer))?;
-        u32::try_from(self.unit.deadline()?).ok()
+        u32::try_from(self.unit.deadline()?.0).ok()
     }
 
     /// Lets time pass, and ticks whenever something is due.
     fn pass(&mut self, until: u32) {
-        while let Some(due) = self.unit.deadline()
+        while let Some(Tsc(due)) = self.unit.deadline()
             && due <= u64::from(until)
         {
             // It may have been due at the last step, which took no time.
@@ -126,7 +127,7 @@ impl Player {
         let result = run(
             &mut self.unit,
             &mut Context {
-                now: u64::from(self.now),
+                now: Tsc(self.now.into()),
                 entropy: &mut entropy,
                 audit: &mut records,
             },
@@ -143,7 +144,7 @@ impl Player {
 
     /// Lets a layer read its notices and its answer.
     fn read_mailbox(&mut self, index: usize, layer: Layer) {
-        while let Some(notice) = self.unit.next_notice(layer, u64::from(self.now)) {
+        while let Some(notice) = self.unit.next_notice(layer, Tsc(self.now.into())) {
             if notice.kind == NoticeKind::Asked {
                 self.asked[index] = notice.counter;
             }

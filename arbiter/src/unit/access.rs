@@ -5,6 +5,7 @@ use crate::audit::Event;
 use crate::cookie::Cookie;
 use crate::guard::Penalty;
 use crate::reason::Reason;
+use crate::time::Tsc;
 use crate::{Access, CounterId, Layer, Verdict};
 
 impl PcrUnit {
@@ -15,7 +16,7 @@ impl PcrUnit {
         (layer, cookie): (Layer, Cookie),
         counter: CounterId,
         access: Access,
-        now: u64,
+        now: Tsc,
     ) -> Verdict {
         if layer == Layer::GuestUser && self.is_deaf_to(cookie, now) {
             return self.bank.deny(layer, counter, access);
@@ -24,7 +25,7 @@ impl PcrUnit {
     }
 
     /// Whether a program's cookie counts as a wrong one without being compared.
-    fn is_deaf_to(&self, cookie: Cookie, now: u64) -> bool {
+    fn is_deaf_to(&self, cookie: Cookie, now: Tsc) -> bool {
         !cookie.is_default() && self.guard.is_deaf(now)
     }
 
@@ -88,7 +89,7 @@ impl PcrUnit {
 
     /// The end of the lock-out of the vCPU. `None` means that it may run at `now`.
     #[inline]
-    pub fn locked_out_until(&self, now: u64) -> Option<u64> {
+    pub fn locked_out_until(&self, now: Tsc) -> Option<Tsc> {
         self.guard.locked_out_until(now)
     }
 

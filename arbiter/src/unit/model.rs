@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 
 use super::{Caller, Context, PcrConfig, PcrUnit};
 use crate::message::{Reply, Request, Wanted};
+use crate::time::{Ticks, Tsc};
 use crate::{
     Control, Cookie, CounterId, GuardLimits, Layer, NoEntropy, PcrRegister, PerKind, Phase, Policy,
     Record, Scheme, Share,
@@ -56,7 +57,7 @@ const COOKIE: u64 = 7;
 #[derive(Debug)]
 struct State {
     unit: PcrUnit,
-    now: u64,
+    now: Tsc,
     /// The moves that led to it.
     path: Vec<Move>,
 }
@@ -81,7 +82,7 @@ impl State {
         });
         State {
             unit,
-            now: 0,
+            now: Tsc(0),
             path: Vec::new(),
         }
     }
@@ -120,7 +121,7 @@ impl State {
     /// out.
     fn code(&self) -> Vec<u8> {
         let mut code = Vec::with_capacity(64);
-        let rest = |at: u64| u8::try_from(at.saturating_sub(self.now)).unwrap();
+        let rest = |at: Tsc| u8::try_from((at - self.now).0).unwrap();
         code.push(u8::from(self.unit.phase.is_over()));
         for counter in self.unit.bank.counters().iter() {
             let Some(held) = self.unit.bank.reservation(counter) else {
@@ -172,7 +173,7 @@ impl State {
         let mut records = Vec::new();
         let mut entropy = NoEntropy;
         if matches!(step, Move::Tick) {
-            self.now += 1;
+            self.now = self.now + Ticks(1);
         }
         let cx = &mut Context {
             now: self.now,

@@ -11,6 +11,7 @@ use crate::policy::Scheme;
 use crate::reason::Reason;
 use crate::register::PcrRegister;
 use crate::reservation::{Change, ChangeKind, Effects, Operation, Reservation};
+use crate::time::Tsc;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {
@@ -259,14 +260,14 @@ impl PcrUnit {
         Ok(effects)
     }
 
-    pub(super) fn status(&self, counter: CounterId, now: u64) -> u64 {
+    pub(super) fn status(&self, counter: CounterId, now: Tsc) -> u64 {
         let Some(reservation) = self.bank.reservation(counter) else {
             return 0;
         };
         let flag = |on: bool, bit: u64| if on { bit } else { 0 };
         let revocation = reservation.revocation.map(|revocation| revocation.at);
         let ends = super::time::earliest(reservation.lease, revocation);
-        let rest = ends.map_or(0, |ends| self.to_ms(ends.saturating_sub(now)));
+        let rest = ends.map_or(0, |ends| self.to_ms(ends - now));
         abi::STATUS_RESERVED
             | u64::from(reservation.owner.code()) << abi::STATUS_OWNER_SHIFT
             | flag(reservation.is_private(), abi::STATUS_PRIVATE)

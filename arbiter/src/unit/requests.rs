@@ -9,6 +9,7 @@ use crate::message::{Answer, Notice, Outcome, Reply, Request, Wanted};
 use crate::policy::Scheme;
 use crate::reason::Reason;
 use crate::reservation::{Change, ChangeKind, Effects, Operation};
+use crate::time::Tsc;
 use crate::{CounterId, CounterSet, Layer};
 
 /// The lowest vector that an interrupt can have.
@@ -261,9 +262,9 @@ impl PcrUnit {
     }
 
     /// Takes the oldest notice out of a layer's queue.
-    pub fn next_notice(&mut self, layer: Layer, now: u64) -> Option<Notice> {
+    pub fn next_notice(&mut self, layer: Layer, now: Tsc) -> Option<Notice> {
         let (notice, lost) = self.mailbox_mut(layer)?.pop()?;
-        let rest = notice.due.map(|due| self.to_ms(due.saturating_sub(now)));
+        let rest = notice.due.map(|due| self.to_ms(due - now));
         Some(Notice {
             kind: notice.kind,
             counter: notice.counter,

@@ -9,6 +9,7 @@ use crate::message::NoticeKind;
 use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::reservation::{Change, ChangeKind, Effects};
+use crate::time::Tsc;
 use crate::{CounterId, Layer};
 
 impl PcrUnit {
@@ -21,7 +22,7 @@ impl PcrUnit {
             return effects;
         }
         let now = cx.now;
-        let is_due = |at: u64| at <= now;
+        let is_due = |at: Tsc| at <= now;
         // Leases end first, because a holder that they bring down to its minimum is
         // spared.
         for counter in self.bank.held().iter() {
@@ -106,7 +107,7 @@ impl PcrUnit {
         &mut self,
         counter: CounterId,
         wanted_ms: Option<u32>,
-        now: u64,
+        now: Tsc,
     ) -> Option<u32> {
         let owner = self.bank.reservation(counter)?.owner;
         let allowed = self.policy.share(owner).and_then(|share| share.lease_ms);
@@ -114,7 +115,7 @@ impl PcrUnit {
             (Some(wanted_ms), Some(allowed)) => Some(wanted_ms.min(allowed)),
             (wanted_ms, allowed) => wanted_ms.or(allowed),
         };
-        let ends = lease_ms.map(|ms| now.saturating_add(self.to_ticks(ms)));
+        let ends = lease_ms.map(|ms| now + self.to_ticks(ms));
         let reservation = self.bank.reservation_mut(counter)?;
         reservation.lease_ms = lease_ms;
         reservation.lease = ends;
@@ -123,7 +124,7 @@ impl PcrUnit {
 
     /// The time at which [`PcrUnit::tick`] next has something to do.
     #[inline]
-    pub fn deadline(&self) -> Option<u64> {
+    pub fn deadline(&self) -> Option<Tsc> {
         self.deadline
     }
 
@@ -140,12 +141,12 @@ impl PcrUnit {
         // A request of a firmware whose phase is over is refused at the next tick.
         let is_orphaned =
             self.pending(Layer::Firmware).is_some() && !self.is_alive(Layer::Firmware);
-        let orphaned = is_orphaned.then_some(0);
+        let orphaned = is_orphaned.then_some(Tsc(0));
         self.deadline = ends.chain(questions).chain(orphaned).min();
     }
 }
 
-pub(super) fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+pub(super) fn earliest(a: Option<Tsc>, b: Option<Tsc>) -> Option<Tsc> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (one, other) => one.or(other),

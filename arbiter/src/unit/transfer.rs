@@ -85,7 +85,7 @@ impl PcrUnit {
 
     /// Asks the holder of a counter to yield it to `wanted_by`.
     pub(super) fn ask(&mut self, counter: CounterId, wanted_by: Layer, cx: &mut Context<'_>) {
-        let due = cx.now.saturating_add(self.to_ticks(self.policy.grace_ms));
+        let due = cx.now + self.to_ticks(self.policy.grace_ms);
         let holder = self.bank.reservation(counter).map(|held| held.owner);
         let (Some(holder), Some(pending)) = (holder, self.pending_mut(wanted_by)) else {
             return;
@@ -111,7 +111,7 @@ impl PcrUnit {
     /// Announces to the holder of a counter that it will be revoked for `wanted_by`.
     pub(super) fn announce(&mut self, counter: CounterId, wanted_by: Layer, cx: &mut Context<'_>) {
         let in_ms = self.policy.grace_ms;
-        let at = cx.now.saturating_add(self.to_ticks(in_ms));
+        let at = cx.now + self.to_ticks(in_ms);
         let Some(reservation) = self.bank.reservation_mut(counter) else {
             return;
         };

@@ -11,7 +11,8 @@ use arbiter::guest::{
 };
 use arbiter::{
     Access, Auditor, Caller, Context, Control, CounterId, CounterSet, Entropy, GuardLimits, Layer,
-    NoAudit, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Shared, Verdict, abi,
+    NoAudit, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Shared, Tsc, Verdict,
+    abi,
 };
 
 pub(crate) const PMC0: CounterId = CounterId::Programmable(0);
@@ -205,7 +206,7 @@ impl Port {
         let machine = self.machine.borrow();
         let cookie = arbiter::Cookie::new(key.register()).expect("a key has 48 bits");
         let unit = &machine.cpus[cpu as usize].unit;
-        unit.check((self.layer, cookie), counter, access, machine.now)
+        unit.check((self.layer, cookie), counter, access, Tsc(machine.now))
     }
 
     pub(crate) fn held(&self, cpu: u32) -> CounterSet {
@@ -266,7 +267,7 @@ impl Port {
         machine.now += ms * TICKS_PER_MS;
         let cpu = &mut machine.cpus[cpu as usize];
         let effects = cpu.unit.tick(&mut Context {
-            now: machine.now,
+            now: Tsc(machine.now),
             entropy: &mut machine.entropy,
             audit: &mut machine.audit,
         });
@@ -296,7 +297,9 @@ impl Cpu {
         let cookie = arbiter::Cookie::new(caller.presented)?;
         let exists = self.unit.bank().counters().contains(counter);
         // Nobody guesses here.
-        let verdict = self.unit.check((caller.layer, cookie), counter, access, 0);
+        let verdict = self
+            .unit
+            .check((caller.layer, cookie), counter, access, Tsc(0));
         exists.then_some(verdict)
     }
 }
@@ -321,7 +324,7 @@ impl Machine {
         }
         let register = PcrRegister::decode(msr).ok_or(Fault)?;
         let mut cx = Context {
-            now: self.now,
+            now: Tsc(self.now),
             entropy: &mut self.entropy,
             audit: &mut self.audit as &mut dyn Auditor,
         };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arbiter::{
     Answer, Auditor, Bank, Caller, Context, Cookie, CounterId, CounterSet, Effects, Entropy, Event,
     GuardLimits, Layer, Notice, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Reason,
-    Record, Reply, Request, Scheme, Share, Wanted,
+    Record, Reply, Request, Scheme, Share, Tsc, Wanted,
 };
 
 #[derive(Debug, Default)]
@@ -138,7 +138,7 @@ impl Harness {
 
     pub(crate) fn cx<T>(&mut self, run: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> T) -> T {
         let mut cx = Context {
-            now: self.now,
+            now: Tsc(self.now),
             entropy: &mut self.entropy,
             audit: &mut self.records,
         };
@@ -230,10 +230,14 @@ impl Harness {
         assert!(self.write(layer, PcrRegister::Control(pmc(n)), lends, bits(layer)));
     }
 
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.unit.deadline().map(|due| due.0)
+    }
+
     /// Goes to a time, and ticks on the way whenever something is due.
     pub(crate) fn at(&mut self, now: u64) -> &mut Harness {
         loop {
-            let due = self.unit.deadline().filter(|due| *due <= now);
+            let due = self.deadline().filter(|due| *due <= now);
             self.now = due.unwrap_or(now).max(self.now);
             let effects = self.cx(|unit, cx| unit.tick(cx));
             self.note(effects);
@@ -252,7 +256,7 @@ impl Harness {
     }
 
     pub(crate) fn notices(&mut self, layer: Layer) -> Vec<Notice> {
-        let now = self.now;
+        let now = Tsc(self.now);
         std::iter::from_fn(|| self.unit.next_notice(layer, now)).collect()
     }
 

@@ -80,7 +80,7 @@ pub(crate) fn look(bank: &Bank, counter: CounterId, cookies: &[u64]) -> Option<S
         access: which(&|cookie| reservation.is_access(cookie)),
         control: reservation.control.bits(),
         drop_value: reservation.drop_value,
-        lease: reservation.lease,
+        lease: reservation.lease.map(|ends| ends.0),
     })
 }
 

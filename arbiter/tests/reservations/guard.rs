@@ -1,7 +1,7 @@
 //! Wrong cookies: when they bring a penalty, how long it is, and how many cookies a
 //! layer can try that does nothing else.
 
-use arbiter::{Guard, GuardLimits, Layer, Penalty};
+use arbiter::{Guard, GuardLimits, Layer, Penalty, Ticks, Tsc};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
 
 /// Ticks are milliseconds here.
@@ -9,13 +9,29 @@ fn limits() -> GuardLimits {
     GuardLimits::with_ticks_per_ms(1)
 }
 
+/// Limits with these times: forgiving, the first penalty, the longest one.
+fn limits_of(burst: u32, times: [u64; 3]) -> GuardLimits {
+    let [forgive_after, first_penalty, longest_penalty] = times.map(Ticks);
+    GuardLimits {
+        burst,
+        forgive_after,
+        first_penalty,
+        longest_penalty,
+    }
+}
+
 /// A wrong cookie of the kernel's, and how long it locks the vCPU out.
 fn present(guard: &mut Guard, now: u64) -> Option<u64> {
-    let penalty = guard.wrong(Layer::GuestKernel, now)?;
+    let penalty = guard.wrong(Layer::GuestKernel, Tsc(now))?;
     match penalty {
-        Penalty::LockedOut(ticks) => Some(ticks),
+        Penalty::LockedOut(ticks) => Some(ticks.0),
         Penalty::Deaf(_) => panic!("a penalty for programs"),
     }
+}
+
+/// The end of the lock-out of a vCPU that wants to run at `now`.
+fn locked_out(guard: &Guard, now: u64) -> Option<u64> {
+    guard.locked_out_until(Tsc(now)).map(|until| until.0)
 }
 
 /// Wrong cookies at these times bring these penalties.
@@ -30,12 +46,9 @@ fn check(limits: GuardLimits, wrong: &[(u64, Option<u64>)]) {
         assert_eq!(guard.total(), 1 + u64::try_from(n).expect("few"));
         if let Some(ticks) = penalty {
             let end = now + ticks;
-            assert_eq!(
-                guard.locked_out_until(*now),
-                Some(end).filter(|_| *ticks > 0)
-            );
-            assert_eq!(guard.locked_out_until(end.saturating_sub(1)), Some(end));
-            assert_eq!(guard.locked_out_until(end), None);
+            assert_eq!(locked_out(&guard, *now), Some(end).filter(|_| *ticks > 0));
+            assert_eq!(locked_out(&guard, end.saturating_sub(1)), Some(end));
+            assert_eq!(locked_out(&guard, end), None);
         }
     }
 }
@@ -99,23 +112,13 @@ fn penalties_start_anew_when_all_is_forgiven() {
 
 #[test]
 fn odd_limits_do_no_harm() {
-    let zero = GuardLimits {
-        burst: 0,
-        forgive_after: 0,
-        first_penalty: 0,
-        longest_penalty: 0,
-    };
+    let zero = limits_of(0, [0, 0, 0]);
     let mut guard = Guard::new(zero);
     for now in [0, 1, u64::MAX, 0] {
         assert_eq!(present(&mut guard, now), Some(0));
-        assert_eq!(guard.locked_out_until(now), None);
+        assert_eq!(locked_out(&guard, now), None);
     }
-    let huge = GuardLimits {
-        burst: 0,
-        forgive_after: u64::MAX,
-        first_penalty: u64::MAX,
-        longest_penalty: u64::MAX,
-    };
+    let huge = limits_of(0, [u64::MAX, u64::MAX, u64::MAX]);
     let mut guard = Guard::new(huge);
     for now in [0, 5, u64::MAX] {
         assert_eq!(present(&mut guard, now), Some(u64::MAX));
@@ -137,8 +140,8 @@ fn an_hour_of_guessing_is_a_few_thousand_guesses() {
     }
     // One for each that is forgiven, and one for each penalty, of which all but
     // the first seven are the longest one.
-    let forgiven = hour / limits.forgive_after;
-    let penalties = hour / limits.longest_penalty + 8;
+    let forgiven = hour / limits.forgive_after.0;
+    let penalties = hour / limits.longest_penalty.0 + 8;
     let bound = u64::from(limits.burst) + forgiven + penalties;
     assert!(guesses <= bound, "{guesses} of at most {bound}");
     assert!(guesses > forgiven, "the guard forgives: {guesses}");
@@ -153,28 +156,28 @@ fn programs_guess_at_their_own_expense() {
     let mut guard = Guard::new(limits);
     let mut compared = 0_u64;
     for now in 0..hour {
-        if guard.is_deaf(now) {
+        if guard.is_deaf(Tsc(now)) {
             continue;
         }
         compared += 1;
-        match guard.wrong(Layer::GuestUser, now) {
-            Some(Penalty::Deaf(ticks)) => {
-                assert!(guard.is_deaf(now + ticks - 1) && !guard.is_deaf(now + ticks));
+        match guard.wrong(Layer::GuestUser, Tsc(now)) {
+            Some(Penalty::Deaf(Ticks(ticks))) => {
+                assert!(guard.is_deaf(Tsc(now + ticks - 1)) && !guard.is_deaf(Tsc(now + ticks)));
             }
-            None => assert!(!guard.is_deaf(now)),
+            None => assert!(!guard.is_deaf(Tsc(now))),
             Some(Penalty::LockedOut(_)) => panic!("a program bars its kernel"),
         }
-        assert_eq!(guard.locked_out_until(now), None);
+        assert_eq!(locked_out(&guard, now), None);
     }
-    let forgiven = hour / limits.forgive_after;
-    let penalties = hour / limits.longest_penalty + 8;
+    let forgiven = hour / limits.forgive_after.0;
+    let penalties = hour / limits.longest_penalty.0 + 8;
     let bound = u64::from(limits.burst) + forgiven + penalties;
     assert!(compared <= bound, "{compared} of at most {bound}");
     assert_eq!(guard.total(), compared);
     for _ in 0..limits.burst {
         assert_eq!(present(&mut guard, hour), None, "the kernel's own account");
     }
-    assert_eq!(present(&mut guard, hour), Some(limits.first_penalty));
+    assert_eq!(present(&mut guard, hour), Some(limits.first_penalty.0));
 }
 
 proptest! {
@@ -189,12 +192,7 @@ proptest! {
         burst in 0_u32..6,
         forgive_after in 1_u64..200,
     ) {
-        let limits = GuardLimits {
-            burst,
-            forgive_after,
-            first_penalty: 10,
-            longest_penalty: 160,
-        };
+        let limits = limits_of(burst, [forgive_after, 10, 160]);
         let mut guard = Guard::new(limits);
         let mut now = 0;
         let mut guesses = Vec::new();
@@ -223,7 +221,7 @@ proptest! {
         burst in 0_u32..6,
         forgive_after in 1_u64..100,
     ) {
-        let limits = GuardLimits { burst, forgive_after, first_penalty: 3, longest_penalty: 50 };
+        let limits = limits_of(burst, [forgive_after, 3, 50]);
         let mut guard = Guard::new(limits);
         let (mut now, mut empty_at, mut next) = (5, 0, 3);
         for (at_once, wait) in waits {

@@ -252,18 +252,18 @@ fn a_lease_stays_its_owners() {
     setup.ticks_per_ms = 10;
     let mut world = World::new(&setup);
     play(&mut world, write(MANAGE, MANAGEMENT, 0).by(Layer::Firmware));
-    assert_eq!(world.unit.deadline(), Some(world.now + 50));
+    assert_eq!(world.deadline(), Some(world.now + 50));
     world.step(&Op::Wait { ticks: 49 });
     play(&mut world, write(MANAGE, MANAGEMENT, MANAGEMENT));
-    assert_eq!(world.unit.deadline(), Some(world.now + 50));
+    assert_eq!(world.deadline(), Some(world.now + 50));
     let expired = world.step(&Op::Wait { ticks: 50 });
     assert_eq!(expired.records[0].event, Event::Revoked(Reason::Expired));
     assert_eq!(expired.records[0].layer, Layer::Firmware);
-    assert_eq!(world.unit.deadline(), None);
+    assert_eq!(world.deadline(), None);
     // One that is handed over is the new owner's, who has no leases.
     play(&mut world, write(MANAGE, MANAGEMENT, 0).by(Layer::Firmware));
     play(&mut world, write(MANAGE, OTHER, MANAGEMENT));
-    assert_eq!(world.unit.deadline(), None);
+    assert_eq!(world.deadline(), None);
 }
 
 /// The goal is 4 KiB for each vCPU. A unit has one allocation of its own: a slot

@@ -18,7 +18,7 @@ fn transcript(bytes: &[u8], palette: Palette) -> Vec<String> {
         lines.push(format!(
             "{step:?} {:?} {:?} {}",
             unit.deadline(),
-            unit.locked_out_until(world.now),
+            world.locked_out_until(),
             unit.wrong_cookies(),
         ));
         for index in registers() {

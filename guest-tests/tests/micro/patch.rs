@@ -1,6 +1,8 @@
 //! The patched #GP handler: what the guest sees of it, what it may do to its page, and
 //! when the byte comes back.
 
+use std::time::Duration;
+
 use anyhow::{Result, bail, ensure};
 use guest_tests::micro::{
     DATA, DISPLACEABLE, ENDBR64, Entry, FAULT, LOG, Lab, LabRun, Program, Setup, Test, VALUE,
@@ -13,6 +15,7 @@ use iced_x86::code_asm::{
 use pmu_virt::ReadOutcome;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::micro::{KERNEL_CODE, KERNEL_CS, Start, USER_CS};
+use vmm::sched::CorePlan;
 use vmm::vcpu::{Armed, PatchRefusal, TrapEvent, TrapMode};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -54,7 +57,11 @@ pub(crate) const TESTS: &[Test] = &[
     },
     Test {
         name: "patch::another_vcpu_writes_to_the_page",
-        run: two_vcpus,
+        run: |lab| two_vcpus(lab, None),
+    },
+    Test {
+        name: "patch::another_vcpu_of_the_core_writes_to_the_page",
+        run: |lab| two_vcpus(lab, ONE_CORE),
     },
     Test {
         name: "patch::nmis_in_the_handler",
@@ -482,9 +489,15 @@ fn idle(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Both vCPUs on one core, with the shortest slice there is.
+const ONE_CORE: Option<CorePlan> = Some(CorePlan {
+    cores: 1,
+    slice: Duration::from_millis(1),
+});
+
 /// One vCPU reads all the time, the other writes to the handler's page now and then:
 /// no RDPMC is lost, whether the handler is patched, watched, or on its way.
-fn two_vcpus(lab: &Lab) -> Result<()> {
+fn two_vcpus(lab: &Lab, cores: Option<CorePlan>) -> Result<()> {
     const SECOND: u64 = KERNEL_CODE + 0x1_0000;
     const STOP: u64 = DATA + 0x100;
     const READS: u64 = DATA + 0x108;
@@ -509,7 +522,12 @@ fn two_vcpus(lab: &Lab) -> Result<()> {
     let program = program.code(SECOND, |a| {
         program_counter(a)?;
         for round in 0..12 {
-            spin(a, 4000)?;
+            let mut unread = a.create_label();
+            a.mov(rax, qword_ptr(READS))?;
+            a.set_label(&mut unread)?;
+            a.pause()?;
+            a.cmp(qword_ptr(READS), rax)?;
+            a.je(unread)?;
             a.mov(dword_ptr(PAGE + 0xf00), round)?;
             a.mov(dword_ptr(GP), u32::from_le_bytes(ENDBR64).cast_signed())?;
         }
@@ -524,9 +542,10 @@ fn two_vcpus(lab: &Lab) -> Result<()> {
         ..Start::at(KERNEL_CODE, 0)
     };
     let guest = program.guest().start(first).start(Start::at(SECOND, 0));
-    let ran = lab.run(&setup(), &guest)?;
+    let setup = Setup { cores, ..setup() };
+    let ran = lab.run(&setup, &guest)?;
     ensure!(ran.log == [count()], "{:x?}", ran.log);
-    ensure!(ran.word(READS)? > 12, "{} reads", ran.word(READS)?);
+    ensure!(ran.word(READS)? >= 12, "{} reads", ran.word(READS)?);
     ensure!(ran.word(PAGE + 0xf00)? == 11, "a store is missing");
     ensure!(handler_bytes(&ran)? == ENDBR64, "the bytes at the end");
     Ok(())

@@ -4,7 +4,7 @@
 
 use arbiter::{
     Access, Auditor, Caller, Context, Cookie, CounterId, CounterSet, Effects, Entropy, Event,
-    Layer, PcrRegister, PcrUnit, Reason, Record, Verdict,
+    Layer, PcrRegister, PcrUnit, Reason, Record, Tsc, Verdict,
 };
 use pmu_model::{MsrIndex, Ring, WriteForm};
 
@@ -28,7 +28,7 @@ impl Reservations {
     #[inline]
     pub(super) fn parts(&mut self, now: u64) -> (&mut PcrUnit, Context<'_>) {
         let context = Context {
-            now,
+            now: Tsc(now),
             entropy: &mut *self.entropy,
             audit: &mut *self.audit,
         };
@@ -102,7 +102,8 @@ impl VcpuPmu {
     /// presented too many wrong cookies; `None` if it may run.
     #[inline]
     pub fn locked_out_until(&self) -> Option<u64> {
-        self.reservations.as_ref()?.unit.locked_out_until(self.left)
+        let unit = &self.reservations.as_ref()?.unit;
+        unit.locked_out_until(Tsc(self.left)).map(|until| until.0)
     }
 
     /// The counter that a legacy register of `name` reaches, and what an access to
@@ -142,7 +143,9 @@ impl VcpuPmu {
             &self.reservations,
         ) {
             (Verdict::Permit, Some(reservations)) => {
-                reservations.unit.check(caller, counter, access, self.left)
+                reservations
+                    .unit
+                    .check(caller, counter, access, Tsc(self.left))
             }
             (granted, _) => granted,
         }
@@ -194,7 +197,8 @@ impl VcpuPmu {
     /// TSC value at which [`VcpuPmu::tick`] has something to do.
     #[inline]
     pub fn decision_due(&self) -> Option<u64> {
-        self.reservations.as_ref()?.unit.deadline()
+        let due = self.reservations.as_ref()?.unit.deadline()?;
+        Some(due.0)
     }
 
     /// Lets leases end and revocations take place that are due.
@@ -206,7 +210,7 @@ impl VcpuPmu {
         // Another vCPU may have ended the firmware's phase.
         reservations.unit.map();
         let due = reservations.unit.deadline();
-        if due.is_none_or(|due| self.left < due) {
+        if due.is_none_or(|due| Tsc(self.left) < due) {
             return;
         }
         let (unit, mut context) = reservations.parts(self.left);

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use vmm::vcpu::TrapMode;
 
 use crate::exit::ExitStatus;
 pub use perfmon::{PartFlag, PerfmonFlags};
@@ -177,9 +178,8 @@ pub enum Bench {
         iterations: u32,
         /// How RDPMC is trapped, as in `umpire run`; a breakpoint makes every exit dearer
         /// on some KVMs, and adds a column with the bare exit under that breakpoint
-        #[arg(long, value_name = "HOW", default_value = "auto",
-              value_parser = ["auto", "patch", "breakpoint"])]
-        rdpmc_trap: String,
+        #[arg(long, value_name = "HOW", default_value = "auto", value_parser = rdpmc_trap)]
+        rdpmc_trap: TrapMode,
     },
     /// Round trips of trapped PMU accesses beside a hostile VM and beside a quiet one
     Neighbour {
@@ -260,6 +260,12 @@ impl Bench {
             | Self::Perfmon(PerfmonFlags { measured, .. }) => measured.output,
         }
     }
+}
+
+fn rdpmc_trap(word: &str) -> Result<TrapMode, &'static str> {
+    // Without a trap there is nothing to measure.
+    let trap = vmm::config::trap_mode(word).filter(|trap| *trap != TrapMode::None);
+    trap.ok_or("it must be auto, patch or breakpoint")
 }
 
 /// Why there is nothing to do: a text to print and the status to end with.

@@ -11,7 +11,7 @@
 //!   the VMM lends for a call is [`Lent`]; [`ExitOwner`] says who answers the exit.
 //! - [`TrapObserver`] gets reports.
 //!
-//! The crate makes no VM and calls no `KVM_RUN`. It answers RDMSR, WRMSR and RDPMC of
+//! The crate makes no VM, and enters no guest. It answers RDMSR, WRMSR and RDPMC of
 //! the guest, sends PMIs, steps the guest where a counter needs that, and keeps
 //! halted time out of the counts. What a register means, pmu-virt knows.
 //!

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use kvm_pmu::TrapMode;
 use pmu_virt::{ModelError, PmuModel};
 
 use crate::firmware::{CounterSpec, FirmwareChoice};
@@ -140,5 +141,20 @@ impl OversubscribeChoice {
             "refuse" => Some(Self::Refuse),
             _ => None,
         }
+    }
+}
+
+/// The words of `--rdpmc-trap`.
+pub const TRAP_MODES: &str = "auto, patch, breakpoint or none";
+
+/// What one of them stands for.
+#[must_use]
+pub fn trap_mode(text: &str) -> Option<TrapMode> {
+    match text {
+        "auto" => Some(TrapMode::Auto),
+        "patch" => Some(TrapMode::Patch),
+        "breakpoint" => Some(TrapMode::Breakpoint),
+        "none" => Some(TrapMode::None),
+        _ => None,
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{GRACE, Move, State};
 use crate::message::Outcome;
+use crate::time::Ticks;
 use crate::{CounterId, CounterSet, Event, Layer, Policy, Reason, Record, Scheme};
 
 impl State {
@@ -48,7 +49,7 @@ impl State {
             let all = under_way | pending.got;
             ensure((all & taken).is_empty(), "one counter, two requests")?;
             taken = taken | all;
-            let in_time = self.now + 1..=self.now + u64::from(GRACE);
+            let in_time = self.now + Ticks(1)..=self.now + Ticks(GRACE.into());
             let deadline = self.unit.deadline;
             ensure(
                 deadline.is_some_and(|at| in_time.contains(&at)),

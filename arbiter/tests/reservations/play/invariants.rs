@@ -10,7 +10,7 @@ pub(crate) fn hold(setup: &Setup, world: &World) {
     sets_agree(world);
     quotas_hold(setup, world);
     // What was due when the unit last looked is done.
-    let ends = world.unit.deadline();
+    let ends = world.deadline();
     assert!(
         ends.is_none_or(|deadline| deadline >= world.ticked),
         "{ends:?}"

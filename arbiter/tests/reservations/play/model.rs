@@ -445,13 +445,13 @@ impl Model {
             account.forgiven_at = now;
             account.penalties = 0;
         }
-        account.forgiven_at += limits.forgive_after;
-        if account.forgiven_at - now <= u64::from(limits.burst) * limits.forgive_after {
+        account.forgiven_at += limits.forgive_after.0;
+        if account.forgiven_at - now <= u64::from(limits.burst) * limits.forgive_after.0 {
             return;
         }
-        let mut ticks = limits.first_penalty;
+        let mut ticks = limits.first_penalty.0;
         for _ in 0..account.penalties {
-            ticks = (ticks * 2).min(limits.longest_penalty);
+            ticks = (ticks * 2).min(limits.longest_penalty.0);
         }
         account.penalties += 1;
         account.until = now + ticks;

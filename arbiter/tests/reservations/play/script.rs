@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use arbiter::{Access, GuardLimits, Layer, PerKind, Policy, Scheme, Share, abi};
+use arbiter::{Access, GuardLimits, Layer, PerKind, Policy, Scheme, Share, Ticks, abi};
 
 /// What is played on.
 #[derive(Clone, Debug)]
@@ -148,9 +148,9 @@ impl<'a> Script<'a> {
             },
             guard: GuardLimits {
                 burst: u32::from(flags >> 1 & 3),
-                forgive_after: each,
-                first_penalty: 7,
-                longest_penalty: 100,
+                forgive_after: Ticks(each),
+                first_penalty: Ticks(7),
+                longest_penalty: Ticks(100),
             },
             ticks_per_ms: 1 + u64::from(flags >> 3 & 3) * 5,
             has_firmware: flags & 0x20 == 0,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arbiter::{
     Auditor, Caller, Context, Cookie, CounterId, Effects, Entropy, Event, Layer, PcrConfig,
-    PcrRegister, PcrUnit, Phase, Record, Verdict, abi,
+    PcrRegister, PcrUnit, Phase, Record, Tsc, Verdict, abi,
 };
 
 use super::script::{Op, Setup};
@@ -88,6 +88,17 @@ impl World {
         }
     }
 
+    /// The deadline of the unit.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.unit.deadline().map(|due| due.0)
+    }
+
+    /// The end of the lock-out, if the vCPU must not run now.
+    pub(crate) fn locked_out_until(&self) -> Option<u64> {
+        let until = self.unit.locked_out_until(Tsc(self.now));
+        until.map(|until| until.0)
+    }
+
     pub(crate) fn step(&mut self, op: &Op) -> Step {
         let mut trail = Trail::default();
         let World {
@@ -103,7 +114,7 @@ impl World {
             *ticked = *now;
         }
         let mut cx = Context {
-            now: *now,
+            now: Tsc(*now),
             entropy,
             audit: &mut trail,
         };

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use vmm::config::{
     BootModule, CpuVendor, FollowsGrants, HypervisorCounters, PcrChoice, PmuChoice, UnpackChoice,
 };
+use vmm::vcpu::TrapMode;
 
 use super::*;
 use crate::exit::UserError;
@@ -46,6 +47,7 @@ counters = "step"
 cpu-vendor = "amd"
 hide-feature = ["cx16"]
 unpack = "never"
+rdpmc-trap = "breakpoint"
 pmi-floor = 250
 pcr = "on"
 scheme = "single"
@@ -97,6 +99,7 @@ fn a_file_holds_every_option() {
     assert_eq!(config.run.cpu_vendor, CpuVendor::Amd);
     assert_eq!(config.run.hidden_features, ["cx16".parse().unwrap()]);
     assert_eq!(config.run.unpack, UnpackChoice::Never);
+    assert_eq!(config.run.rdpmc_trap, TrapMode::Breakpoint);
     assert_eq!(config.run.pmi_floor, Duration::from_micros(250));
     let pcr = config.run.pcr.unwrap();
     assert_eq!(pcr.scheme, Scheme::SingleMaster);
@@ -190,6 +193,10 @@ fn every_flag_wins_over_its_key() {
     check(
         |f, _| f.unpack = Some("always".into()),
         |c, _| c.run.unpack == UnpackChoice::Always,
+    );
+    check(
+        |f, _| f.rdpmc_trap = Some("patch".to_owned()),
+        |c, _| c.run.rdpmc_trap == TrapMode::Patch,
     );
     check(
         |f, _| f.pmi_floor = Some(1),
@@ -333,6 +340,10 @@ fn bad_values_are_named_with_what_is_possible() {
     check_error(
         &with("unpack = 'maybe'"),
         &["unpack", "'maybe'", "auto, always or never"],
+    );
+    check_error(
+        &with("rdpmc-trap = 'always'"),
+        &["rdpmc-trap", "'always'", "auto, patch, breakpoint or none"],
     );
     check_error(
         &with("pmi-floor = 0"),

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vmm::config::PmuChoice;
+use vmm::config::{self, PmuChoice};
 use vmm::files::no_file;
 use vmm::sched::CpuList;
 use vmm::sys::allowed_cpus;
@@ -59,14 +59,7 @@ pub(super) fn on_or_off(value: String) -> Result<bool, SettingError> {
 }
 
 pub(super) fn trap_mode(value: String) -> Result<TrapMode, SettingError> {
-    let parse = |word: &str| match word {
-        "auto" => Some(TrapMode::Auto),
-        "patch" => Some(TrapMode::Patch),
-        "breakpoint" => Some(TrapMode::Breakpoint),
-        "none" => Some(TrapMode::None),
-        _ => None,
-    };
-    choice(value, parse, "auto, patch, breakpoint or none")
+    choice(value, config::trap_mode, config::TRAP_MODES)
 }
 
 pub(super) fn seconds(value: f64) -> Result<Duration, SettingError> {

@@ -164,11 +164,20 @@ fn refusals() {
         ),
         (RdpmcBehaviour::Answered, true, "could not be switched off"),
         (RdpmcBehaviour::Unknown, true, "in an unknown way"),
-        (RdpmcBehaviour::Faults, false, "do not fire at CPL 0"),
+        (
+            RdpmcBehaviour::Faults,
+            false,
+            "neither a patch nor a hardware breakpoint at CPL 0",
+        ),
     ] {
         let probe = ProbeReport {
             rdpmc,
             breakpoint_cpl0,
+            handler_out: if breakpoint_cpl0 {
+                HandlerOut::At
+            } else {
+                HandlerOut::Unnoticed
+            },
             ..faithful()
         };
         let verdict = "No guest with a virtual PMU can run here: ";

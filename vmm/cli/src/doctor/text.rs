@@ -337,7 +337,7 @@ fn probed(probe: &ProbeReport) -> Vec<Finding> {
 }
 
 fn handler_patch(probe: &ProbeReport) -> Finding {
-    let what = "patch of the #GP handler";
+    let what = "patched #GP handler";
     match (probe.patch_obstacle(), probe.handler_out) {
         (Some(obstacle), _) => line(
             Mark::Note,

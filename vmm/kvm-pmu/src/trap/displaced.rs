@@ -9,7 +9,7 @@ use std::fmt;
 use kvm_bindings::kvm_regs;
 
 use super::context::{CpuContext, Gate, GateKind};
-use super::patches::page_of;
+use super::paging::page_of;
 
 const RFLAGS_AC: u64 = 1 << 18;
 const CR4_CET: u64 = 1 << 23;

@@ -43,21 +43,26 @@ impl ExceptionFrame {
     }
 
     fn read_64(context: &CpuContext<'_>, with_error: bool) -> Option<Self> {
-        let error_size = if with_error { 8 } else { 0 };
-        let top = context.regs.rsp.wrapping_add(error_size);
-        let word = |index: u64| context.word::<8>(top.wrapping_add(8 * index));
+        let words = usize::from(with_error) + 5;
+        // All at once: each look into the page tables costs.
+        let mut bytes = [0; 48];
+        let bytes = &mut bytes[..8 * words];
+        if context.read_linear(context.regs.rsp, bytes) != bytes.len() {
+            return None;
+        }
+        let word = |index: usize| {
+            let (words, _) = bytes.as_chunks::<8>();
+            u64::from_le_bytes(words[index])
+        };
+        let first = usize::from(with_error);
         Some(Self {
-            error: if with_error {
-                context.word::<8>(context.regs.rsp)?
-            } else {
-                0
-            },
-            ip: word(0)?,
-            cs: selector(word(1)?),
-            flags: word(2)?,
-            stack: Some((word(3)?, selector(word(4)?))),
-            flags_at: top.wrapping_add(16),
-            size: 40 + error_size,
+            error: if with_error { word(0) } else { 0 },
+            ip: word(first),
+            cs: selector(word(first + 1)),
+            flags: word(first + 2),
+            stack: Some((word(first + 3), selector(word(first + 4)))),
+            flags_at: context.regs.rsp.wrapping_add(8 * (first as u64 + 2)),
+            size: bytes.len() as u64,
         })
     }
 

@@ -5,6 +5,14 @@ use kvm_bindings::kvm_sregs;
 
 use crate::memory::GuestBytes;
 
+/// Bytes of the smallest page.
+pub(crate) const PAGE: u64 = 0x1000;
+
+/// The page in which `address` is.
+pub(crate) fn page_of(address: u64) -> u64 {
+    address & !(PAGE - 1)
+}
+
 const CR0_PG: u64 = 1 << 31;
 const CR4_PSE: u64 = 1 << 4;
 const CR4_PAE: u64 = 1 << 5;

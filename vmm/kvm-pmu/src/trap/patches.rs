@@ -2,12 +2,11 @@
 //! changes it writes the bytes.
 
 use super::displaced::{Displaced, OUT};
+use super::paging::page_of;
 use crate::error::VcpuId;
 
 /// Handlers that are patched at a time. Kernels have one for all vCPUs.
 const MOST: usize = 8;
-
-pub(crate) const PAGE: u64 = 0x1000;
 
 /// One patched handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,10 +27,6 @@ impl Patch {
     pub(crate) fn is_unused(&self) -> bool {
         self.users.is_empty()
     }
-}
-
-pub(crate) fn page_of(address: u64) -> u64 {
-    address & !(PAGE - 1)
 }
 
 /// All of a VM.
@@ -110,6 +105,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::trap::PAGE;
 
     fn endbr() -> Displaced {
         Displaced::of([0xf3, 0x0f, 0x1e, 0xfa]).unwrap()
