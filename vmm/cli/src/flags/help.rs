@@ -173,8 +173,9 @@ file of symbols cannot be used.";
 
 const BENCH_TRAPS: &str = "\
 Compares, within one run, a trapped RDMSR and WRMSR of a PMU register with an MSR exit
-that does nothing, and a trapped RDPMC with a breakpoint exit that only returns; with every
-usable counter backend in turn. One that steps the guest takes a tenth of the samples.
+that does nothing, and a trapped RDPMC with a #GP whose handler does one OUT, nothing
+armed; with every usable counter backend in turn, and with the #GP handler apart from the
+guest's code and on its page. One that steps the guest takes a tenth of the samples.
 Times are in nanoseconds.";
 
 const BENCH_NEIGHBOUR: &str = "\
@@ -184,12 +185,14 @@ without a pause; both in turn beside the same first one. Times are in nanosecond
 const BENCH_PMI: &str = "\
 The handler begins with RDTSC; the backend knew when the overflow was due. Both are brought
 to one scale, which is known as well as the last column says. Times are in nanoseconds.
-The report names backends that do not know when their counters overflow, and leaves them out.";
+The report names backends that do not know when their counters overflow, and leaves them out.
+The bare loop beside it sets a timer, queues an NMI and does nothing else: the floor.";
 
 const BENCH_SLOWDOWN: &str = "\
 Three vCPUs run the same loop at CPL 3 in turn on one thread: nothing programmed, four
 counters, and four of which one interrupts 100 times a second. Speed is the ratio of the
-medians. A backend that steps the guest is left out.";
+medians. A backend that steps the guest is left out.
+The last table has what events cost that the backend does not count.";
 
 const BENCH_SWITCH: &str = "\
 No guest runs: the switches are real and guest time is made up. Naive is to save and restore
