@@ -37,6 +37,10 @@ pub(crate) const TESTS: &[Test] = &[
         run: |lab| stores(lab, 3),
     },
     Test {
+        name: "patch::a_step_over_it_traps",
+        run: stepped_by_the_guest,
+    },
+    Test {
         name: "patch::an_old_patch_works",
         run: old_patch,
     },
@@ -380,5 +384,46 @@ fn idle(lab: &Lab) -> Result<()> {
         matches!(event, TrapEvent::Rdpmc { outcome: ReadOutcome::Value(COUNT), .. })
     });
     ensure!(reads.len() == 2, "{} reads", reads.len());
+    Ok(())
+}
+
+/// A guest that jumps to its handler with TF set has a #DB behind each instruction.
+fn stepped_by_the_guest(lab: &Lab) -> Result<()> {
+    /// Behind the ENDBR64 and a NOP.
+    const LAST: i32 = GP as i32 + 5;
+    let program = Program::new()?.handler(1, |a| {
+        let mut on = a.create_label();
+        a.mov(rax, qword_ptr(rsp))?;
+        a.xor(edx, edx)?;
+        log_value(a)?;
+        a.cmp(rax, LAST)?;
+        a.jb(on)?;
+        a.and(qword_ptr(rsp + 16), !0x100)?;
+        a.set_label(&mut on)?;
+        a.iretq()
+    })?;
+    let program = program.handler(13, |a| {
+        a.db(&ENDBR64)?;
+        a.nop()?;
+        a.nop()?;
+        exit(a)
+    })?;
+    let program = program.kernel(|a| {
+        program_counter(a)?;
+        a.mov(rbx, GP)?;
+        a.pushfq()?;
+        a.or(qword_ptr(rsp), 0x100)?;
+        a.popfq()?;
+        a.jmp(rbx)
+    })?;
+    let ran = lab.run(&setup(), &program.start(0))?;
+    let at = |a| Entry {
+        kind: VALUE,
+        a,
+        b: 0,
+        c: 0,
+    };
+    ensure!(ran.log == [at(GP), at(GP + 4), at(GP + 5)], "{:x?}", ran.log);
+    ensure!(armed(&ran) == [Armed::Patch], "{:?}", armed(&ran));
     Ok(())
 }

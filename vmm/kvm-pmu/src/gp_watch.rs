@@ -28,6 +28,8 @@ const IDLE_LOOKS: u8 = 10;
 /// the host was asleep.
 const IDLE_LOOK_MS: u64 = 500;
 
+const RFLAGS_TF: u64 = 1 << 8;
+
 /// Where the #GP handler of one vCPU is, and how it is watched.
 #[derive(Debug)]
 pub(crate) struct GpWatch {
@@ -435,6 +437,9 @@ impl GpWatch {
                 let mut regs = stop.regs;
                 stop.displaced.execute(&mut regs, stop.ip);
                 vcpu.set_regs(&regs)?;
+                if regs.rflags & RFLAGS_TF != 0 {
+                    debug.hand_back(vcpu, DR6_BS)?;
+                }
             }
         }
         Ok(event)

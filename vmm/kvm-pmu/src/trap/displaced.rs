@@ -11,6 +11,7 @@ use kvm_bindings::kvm_regs;
 use super::context::{CpuContext, Gate};
 use super::patches::page_of;
 
+const RFLAGS_RF: u64 = 1 << 16;
 const RFLAGS_AC: u64 = 1 << 18;
 const CR4_CET: u64 = 1 << 23;
 
@@ -79,6 +80,7 @@ impl Displaced {
     /// Executes it for a vCPU whose RIP would be `ip` at it.
     pub(crate) fn execute(self, regs: &mut kvm_regs, ip: u64) {
         regs.rip = ip.wrapping_add(self.size.into());
+        regs.rflags &= !RFLAGS_RF;
         if self.clears_ac {
             regs.rflags &= !RFLAGS_AC;
         }
@@ -222,7 +224,7 @@ mod tests {
             let mut regs = kvm_regs {
                 rip: 7,
                 rax: 1,
-                rflags: RFLAGS_AC | 2,
+                rflags: RFLAGS_RF | RFLAGS_AC | 2,
                 ..Default::default()
             };
             Displaced::of(bytes).unwrap().execute(&mut regs, 0x1000);
