@@ -41,6 +41,10 @@ pub(crate) const TESTS: &[Test] = &[
         run: stepped_by_the_guest,
     },
     Test {
+        name: "patch::not_beside_what_the_processor_writes",
+        run: beside_tables,
+    },
+    Test {
         name: "patch::an_old_patch_works",
         run: old_patch,
     },
@@ -426,4 +430,51 @@ fn stepped_by_the_guest(lab: &Lab) -> Result<()> {
     ensure!(ran.log == [at(GP), at(GP + 4), at(GP + 5)], "{:x?}", ran.log);
     ensure!(armed(&ran) == [Armed::Patch], "{:?}", armed(&ran));
     Ok(())
+}
+
+/// Frames and accessed bits in the handler's page, whose stores no KVM need tell us:
+/// such a handler is not patched.
+fn beside_tables(lab: &Lab) -> Result<()> {
+    const STACK: u64 = (GP & !0xfff) + 0xff0;
+    const GDT: u64 = 0x5000;
+    const IDT: u64 = 0x6000;
+    const RSP0: u64 = 0x7004;
+    let check = |name: &str, handler: u64, prepare: fn(&mut CodeAssembler) -> Written| {
+        let program = Program::new()?.gp_begins(&ENDBR64)?.code(handler, |a| {
+            a.db(&ENDBR64)?;
+            guest_tests::micro::log_fault(a, 13, true)
+        })?;
+        let program = program.kernel(|a| {
+            a.mov(rbx, IDT + 13 * 16)?;
+            a.mov(word_ptr(rbx), i32::try_from(handler & 0xffff).unwrap_or(0))?;
+            a.mov(word_ptr(rbx + 6), i32::try_from(handler >> 16).unwrap_or(0))?;
+            prepare(a)?;
+            program_counter(a)?;
+            // A descriptor that was not accessed yet.
+            a.mov(eax, 0x10)?;
+            a.mov(iced_x86::code_asm::ds, eax)?;
+            rdpmc(a)?;
+            foreign_gp(a)?;
+            enter_user(a, 0)
+        })?;
+        let program = program.user(|a| {
+            rdpmc(a)?;
+            a.ud2()
+        })?;
+        let ran = lab.run(&setup(), &program.start(PCE))?;
+        let log = [count(), gp(KERNEL_CS), count()];
+        ensure!(ran.log == log, "{name}: {:x?}", ran.log);
+        let refused = Armed::Breakpoint(Some(PatchRefusal::ProcessorStores));
+        ensure!(armed(&ran) == [refused], "{name}: {:?}", armed(&ran));
+        Ok(())
+    };
+    check("the stack", GP, |a| a.mov(rsp, STACK))?;
+    check("the stack of CPL 0", GP, |a| {
+        a.mov(rax, STACK)?;
+        a.mov(qword_ptr(RSP0), rax)
+    })?;
+    check("the GDT", GDT + 0x800, |a| {
+        a.mov(rax, GDT + 0x10 + 5)?;
+        a.and(byte_ptr(rax), -2)
+    })
 }

@@ -187,6 +187,11 @@ impl GpWatch {
             }
             return Ok(self.is_news(debug));
         }
+        let regs = vcpu.get_regs()?;
+        let context = CpuContext {
+            regs: &regs,
+            ..context
+        };
         let gate = context.gate(GP_VECTOR);
         self.found = Found::new(&context);
         if gate != self.gate {
