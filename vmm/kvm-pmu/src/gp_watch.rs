@@ -155,6 +155,11 @@ impl GpWatch {
         self.traps.has_news()
     }
 
+    /// Whether handlers were patched or restored since this vCPU looked last.
+    pub(crate) fn has_news(&self) -> bool {
+        self.traps.has_news()
+    }
+
     /// Finds the #GP handler through IDTR and has it watched; a guest that is
     /// `stepped` is not patched. True if the guest has just taken the last debug
     /// register.

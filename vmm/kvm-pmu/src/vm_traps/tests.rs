@@ -134,6 +134,21 @@ fn a_vcpu_looks_again_after_a_change() {
     assert!(second.enter(thread));
 }
 
+/// Two vCPUs have failed to store to the page; the second one to look finds it open, and
+/// knows why.
+#[test]
+fn a_page_that_another_vcpu_has_opened_is_news() {
+    let (traps, _) = traps();
+    let thread = KickTarget::current();
+    let mut first = VcpuTraps::new(traps.clone(), VcpuId(0));
+    first.watch(HANDLER, endbr()).unwrap();
+    assert!(first.enter(thread));
+    first.leave();
+    assert!(!first.has_news());
+    assert!(traps.written(Some(0x1000)), "the other one's");
+    assert!(!traps.written(Some(0x1000)) && first.has_news());
+}
+
 /// vCPUs go in and out as fast as they can, two of them change the patch all the
 /// time: nobody is inside during a change, and all come to their end.
 #[test]
