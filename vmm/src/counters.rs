@@ -329,9 +329,7 @@ fn msr_cpu(asked: Option<u32>, cores: usize, pinned: Option<usize>) -> Result<u3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pmu_virt::{
-        EventCode, FixedFunction, OwnerId, Progress, Reading, SlotIndex, Ticks, Tsc,
-    };
+    use pmu_virt::{EventCode, FixedFunction, OwnerId, Progress, Reading, SlotIndex, Ticks, Tsc};
 
     fn prepare(text: &str, cores: usize, pinned: Option<usize>) -> Result<CounterPlan, String> {
         let sources = Sources::parse(text).map_err(|error| error.to_string())?;

@@ -48,6 +48,14 @@ pub(crate) const TESTS: &[Test] = &[
         run: |lab| stores(lab, 3),
     },
     Test {
+        name: "patch::a_step_over_it_traps",
+        run: stepped_by_the_guest,
+    },
+    Test {
+        name: "patch::not_beside_what_the_processor_writes",
+        run: beside_tables,
+    },
+    Test {
         name: "patch::an_old_patch_works",
         run: old_patch,
     },
@@ -820,4 +828,90 @@ fn stepped(lab: &Lab) -> Result<()> {
     let expected = [Armed::Patch, Armed::Breakpoint(Some(PatchRefusal::Stepped))];
     ensure!(armed(&ran) == expected, "{:?}", armed(&ran));
     Ok(())
+/// A guest that jumps to its handler with TF set has a #DB behind each instruction.
+fn stepped_by_the_guest(lab: &Lab) -> Result<()> {
+    /// Behind the ENDBR64 and a NOP.
+    const LAST: i32 = GP as i32 + 5;
+    let program = Program::new()?.handler(1, |a| {
+        let mut on = a.create_label();
+        a.mov(rax, qword_ptr(rsp))?;
+        a.xor(edx, edx)?;
+        log_value(a)?;
+        a.cmp(rax, LAST)?;
+        a.jb(on)?;
+        a.and(qword_ptr(rsp + 16), !0x100)?;
+        a.set_label(&mut on)?;
+        a.iretq()
+    })?;
+    let program = program.handler(13, |a| {
+        a.db(&ENDBR64)?;
+        a.nop()?;
+        a.nop()?;
+        exit(a)
+    })?;
+    let program = program.kernel(|a| {
+        program_counter(a)?;
+        a.mov(rbx, GP)?;
+        a.pushfq()?;
+        a.or(qword_ptr(rsp), 0x100)?;
+        a.popfq()?;
+        a.jmp(rbx)
+    })?;
+    let ran = lab.run(&setup(), &program.start(0))?;
+    let at = |a| Entry {
+        kind: VALUE,
+        a,
+        b: 0,
+        c: 0,
+    };
+    ensure!(ran.log == [at(GP), at(GP + 4), at(GP + 5)], "{:x?}", ran.log);
+    ensure!(armed(&ran) == [Armed::Patch], "{:?}", armed(&ran));
+    Ok(())
+}
+
+/// Frames and accessed bits in the handler's page, whose stores no KVM need tell us:
+/// such a handler is not patched.
+fn beside_tables(lab: &Lab) -> Result<()> {
+    const STACK: u64 = (GP & !0xfff) + 0xff0;
+    const GDT: u64 = 0x5000;
+    const IDT: u64 = 0x6000;
+    const RSP0: u64 = 0x7004;
+    let check = |name: &str, handler: u64, prepare: fn(&mut CodeAssembler) -> Written| {
+        let program = Program::new()?.gp_begins(&ENDBR64)?.code(handler, |a| {
+            a.db(&ENDBR64)?;
+            guest_tests::micro::log_fault(a, 13, true)
+        })?;
+        let program = program.kernel(|a| {
+            a.mov(rbx, IDT + 13 * 16)?;
+            a.mov(word_ptr(rbx), i32::try_from(handler & 0xffff).unwrap_or(0))?;
+            a.mov(word_ptr(rbx + 6), i32::try_from(handler >> 16).unwrap_or(0))?;
+            prepare(a)?;
+            program_counter(a)?;
+            // A descriptor that was not accessed yet.
+            a.mov(eax, 0x10)?;
+            a.mov(iced_x86::code_asm::ds, eax)?;
+            rdpmc(a)?;
+            foreign_gp(a)?;
+            enter_user(a, 0)
+        })?;
+        let program = program.user(|a| {
+            rdpmc(a)?;
+            a.ud2()
+        })?;
+        let ran = lab.run(&setup(), &program.start(PCE))?;
+        let log = [count(), gp(KERNEL_CS), count()];
+        ensure!(ran.log == log, "{name}: {:x?}", ran.log);
+        let refused = Armed::Breakpoint(Some(PatchRefusal::ProcessorStores));
+        ensure!(armed(&ran) == [refused], "{name}: {:?}", armed(&ran));
+        Ok(())
+    };
+    check("the stack", GP, |a| a.mov(rsp, STACK))?;
+    check("the stack of CPL 0", GP, |a| {
+        a.mov(rax, STACK)?;
+        a.mov(qword_ptr(RSP0), rax)
+    })?;
+    check("the GDT", GDT + 0x800, |a| {
+        a.mov(rax, GDT + 0x10 + 5)?;
+        a.and(byte_ptr(rax), -2)
+    })
 }

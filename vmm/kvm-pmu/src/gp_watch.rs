@@ -28,6 +28,8 @@ const IDLE_LOOKS: u8 = 10;
 /// the host was asleep.
 const IDLE_LOOK_MS: u64 = 500;
 
+const RFLAGS_TF: u64 = 1 << 8;
+
 /// Where the #GP handler of one vCPU is, and how it is watched.
 #[derive(Debug)]
 pub(crate) struct GpWatch {
@@ -153,6 +155,11 @@ impl GpWatch {
         self.traps.has_news()
     }
 
+    /// Whether handlers were patched or restored since this vCPU looked last.
+    pub(crate) fn has_news(&self) -> bool {
+        self.traps.has_news()
+    }
+
     /// Finds the #GP handler through IDTR and has it watched; a guest that is
     /// `stepped` is not patched. True if the guest has just taken the last debug
     /// register.
@@ -186,6 +193,11 @@ impl GpWatch {
             }
             return Ok(self.is_news(debug));
         }
+        let regs = vcpu.get_regs()?;
+        let context = CpuContext {
+            regs: &regs,
+            ..context
+        };
         let gate = context.gate(GP_VECTOR);
         self.found = Found::new(&context);
         if gate != self.gate {
@@ -444,6 +456,9 @@ impl GpWatch {
                 let mut regs = stop.regs;
                 stop.displaced.execute(&mut regs, stop.ip);
                 vcpu.set_regs(&regs)?;
+                if regs.rflags & RFLAGS_TF != 0 {
+                    debug.hand_back(vcpu, DR6_BS)?;
+                }
             }
         }
         Ok(event)

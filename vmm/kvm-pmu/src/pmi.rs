@@ -81,10 +81,13 @@ pub(crate) fn interrupt(vcpu: VcpuAccess<'_>, vm: &VmFd, vector: u8) -> Result<b
 /// 3A, 12.11 "Message Signalled Interrupts"); false if no vCPU has it. `data` has
 /// delivery mode and vector where LVTPC has them.
 fn message(vm: &VmFd, apic_id: u32, data: u32) -> Result<bool, PmiError> {
+    let Some(address_lo) = message_address(apic_id) else {
+        return Ok(false);
+    };
     let msi = kvm_msi {
-        address_lo: 0xfee0_0000 | (apic_id & 0xff) << 12,
-        // KVM reads destination bits 31:8 from here, which it ignores
-        // unless KVM_X2APIC_API_USE_32BIT_IDS is on; IDs stay below 64.
+        address_lo,
+        // KVM reads destination bits 31:8 from here, but only where the VMM has asked
+        // for that (KVM_X2APIC_API_USE_32BIT_IDS).
         address_hi: 0,
         data,
         ..Default::default()
@@ -95,6 +98,11 @@ fn message(vm: &VmFd, apic_id: u32, data: u32) -> Result<bool, PmiError> {
         Err(error) if error.errno() == libc::EPERM => Ok(false),
         Err(error) => Err(PmiError::SignalMsi(error)),
     }
+}
+
+/// Where a message for a local APIC goes; 255 is all of them.
+fn message_address(apic_id: u32) -> Option<u32> {
+    (apic_id < 255).then_some(0xfee0_0000 | apic_id << 12)
 }
 
 /// Sends an NMI to `vcpu` itself. A message is an ioctl of the VM's, and spares KVM
@@ -220,6 +228,13 @@ mod tests {
         check(0x0_0200, PmiRoute::Unusable(0x200));
         check(0x0_0500, PmiRoute::Unusable(0x500));
         check(0x0_0700, PmiRoute::Unusable(0x700));
+    }
+
+    #[test]
+    fn messages_go_to_one_apic() {
+        assert_eq!(message_address(5), Some(0xfee0_5000));
+        assert_eq!(message_address(254), Some(0xfeef_e000));
+        assert_eq!((message_address(255), message_address(261)), (None, None));
     }
 
     #[test]

@@ -146,9 +146,12 @@ impl VmTraps {
         };
         let mut state = self.lock();
         let page = page_of(address);
+        let mut data = data.to_vec();
+        // An OR of other bytes has read the patch, and stores it again.
+        state.patches.hide(address, &mut data);
         self.open(&mut state, Some(page));
         // What cannot be protected was never patched.
-        memory.protect(page, true).is_ok() && memory.bytes().write(address, data)
+        memory.protect(page, true).is_ok() && memory.bytes().write(address, &data)
     }
 
     /// The guest could not store to `page`, or to one that is not known: opens it if
@@ -227,7 +230,7 @@ impl VmTraps {
         vcpu: VcpuId,
     ) -> Result<(), PatchRefusal> {
         let memory = self.memory.as_ref().ok_or(PatchRefusal::NoProtection)?;
-        self.change(state, |state| {
+        let patched = self.change(state, |state| {
             // Another vCPU may have changed it since it was looked at. A patch that
             // is there already is an old one.
             let mut bytes = [0; LONGEST];
@@ -240,7 +243,12 @@ impl VmTraps {
             memory.bytes().write(at, &[OUT]);
             state.patches.add(at, displaced, vcpu);
             Ok(())
-        })
+        });
+        if patched.is_err() {
+            // No news: two vCPUs that try in turn would throw each other out for ever.
+            self.changes.fetch_sub(2, Ordering::SeqCst);
+        }
+        patched
     }
 }
 

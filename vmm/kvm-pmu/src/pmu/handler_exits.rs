@@ -92,7 +92,8 @@ impl Traps {
     }
 
     /// An access that KVM could not do, perhaps because it was a store to the page of
-    /// a handler that is patched, or was until the exit (`changed`). It is tried again.
+    /// a handler that is patched, or was until the exit (`changed`) or since: a store of
+    /// another vCPU's may have opened it. It is tried again.
     pub(super) fn handler_fault(
         &mut self,
         lent: &mut Lent<'_>,
@@ -102,7 +103,7 @@ impl Traps {
     ) -> ExitOwner {
         if self.gp.written(page) {
             lent.observer.event(vcpu, TrapEvent::HandlerWritten);
-        } else if !changed {
+        } else if !changed && !self.gp.has_news() {
             return ExitOwner::Vmm;
         }
         ExitOwner::Pmu

@@ -11,6 +11,7 @@ use kvm_bindings::kvm_regs;
 use super::context::{CpuContext, Gate, GateKind};
 use super::paging::page_of;
 
+const RFLAGS_RF: u64 = 1 << 16;
 const RFLAGS_AC: u64 = 1 << 18;
 const CR4_CET: u64 = 1 << 23;
 
@@ -79,6 +80,7 @@ impl Displaced {
     /// Executes it for a vCPU whose RIP would be `ip` at it.
     pub(crate) fn execute(self, regs: &mut kvm_regs, ip: u64) {
         regs.rip = ip.wrapping_add(self.size.into());
+        regs.rflags &= !RFLAGS_RF;
         if self.clears_ac {
             regs.rflags &= !RFLAGS_AC;
         }
@@ -114,7 +116,26 @@ pub(crate) fn patch_site(
     if page_of(at) != page_of(at + u64::from(displaced.size) - 1) {
         return Err(PatchRefusal::PageEnd);
     }
+    if processor_stores_to(context, page_of(at)) {
+        return Err(PatchRefusal::ProcessorStores);
+    }
     Ok((at, displaced))
+}
+
+/// Whether the processor itself may well store to the page at `page`: frames to the
+/// stack and to those of the 64-bit TSS (SDM vol. 3A, 9.7), accessed bits to the GDT and
+/// to the page tables. Such a store to a read-only page does not come to us on all KVMs.
+fn processor_stores_to(context: &CpuContext<'_>, page: u64) -> bool {
+    let (tss, gdt) = (context.sregs.tr.base, &context.sregs.gdt);
+    let tops = [0x04, 0x24, 0x2c, 0x34, 0x3c, 0x44, 0x4c, 0x54];
+    let tops = tops.map(|at| context.word::<8>(tss.wrapping_add(at)).unwrap_or(0));
+    let stacks = tops.into_iter().chain([context.regs.rsp]);
+    let frames = stacks.map(|top| top.wrapping_sub(8));
+    let descriptors = [gdt.base, gdt.base.wrapping_add(gdt.limit.into())];
+    page_of(context.sregs.cr3) == page
+        || frames
+            .chain(descriptors)
+            .any(|linear| context.physical(linear).map(page_of) == Some(page))
 }
 
 /// Why the guest's #GP handler is not patched, or is so no more.
@@ -155,6 +176,8 @@ pub enum PatchRefusal {
     Written(u8),
     /// The guest is single-stepped for a counter.
     Stepped,
+    /// The processor stores to the handler's page: a stack, descriptors or page tables.
+    ProcessorStores,
 }
 
 impl fmt::Display for PatchRefusal {
@@ -191,6 +214,9 @@ impl fmt::Display for PatchRefusal {
                 )
             }
             Self::Stepped => f.write_str("the guest is single-stepped for a counter"),
+            Self::ProcessorStores => {
+                f.write_str("a stack, descriptors or page tables lie in the handler's page")
+            }
         }
     }
 }
@@ -236,7 +262,7 @@ mod tests {
             let mut regs = kvm_regs {
                 rip: 7,
                 rax: 1,
-                rflags: RFLAGS_AC | 2,
+                rflags: RFLAGS_RF | RFLAGS_AC | 2,
                 ..Default::default()
             };
             Displaced::of(bytes).unwrap().execute(&mut regs, 0x1000);

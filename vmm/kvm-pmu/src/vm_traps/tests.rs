@@ -65,6 +65,29 @@ fn what_changed_since_the_look_is_not_patched() {
     assert_eq!(byte(&memory), 0x50);
 }
 
+/// Two vCPUs with such a handler would otherwise end each other's `KVM_RUN` in turn.
+#[test]
+fn a_handler_that_is_not_patched_is_no_news() {
+    let (traps, memory) = traps();
+    assert!(memory.bytes().write(HANDLER, &[0x50]));
+    let first = VcpuTraps::new(traps.clone(), VcpuId(0));
+    let mut second = VcpuTraps::new(traps, VcpuId(1));
+    second.watch(HANDLER, endbr()).unwrap_err();
+    assert!(first.enter(KickTarget::current()));
+}
+
+#[test]
+fn a_store_of_what_was_read_leaves_the_byte() {
+    let (traps, memory) = traps();
+    let mut vcpu = VcpuTraps::new(traps.clone(), VcpuId(0));
+    vcpu.watch(HANDLER, endbr()).unwrap();
+    assert!(traps.store(HANDLER - 1, &[7, OUT, 0x0f]));
+    assert_eq!(
+        memory.bytes().array(HANDLER - 1),
+        Some([7, 0xf3, 0x0f, 0x1e])
+    );
+}
+
 #[test]
 fn a_write_opens_the_page_and_eight_end_it() {
     let (traps, memory) = traps();
@@ -112,6 +135,21 @@ fn a_vcpu_looks_again_after_a_change() {
     assert!(!second.enter(thread), "it has not seen the patch");
     second.unwatch();
     assert!(second.enter(thread));
+}
+
+/// Two vCPUs have failed to store to the page; the second one to look finds it open, and
+/// knows why.
+#[test]
+fn a_page_that_another_vcpu_has_opened_is_news() {
+    let (traps, _) = traps();
+    let thread = KickTarget::current();
+    let mut first = VcpuTraps::new(traps.clone(), VcpuId(0));
+    first.watch(HANDLER, endbr()).unwrap();
+    assert!(first.enter(thread));
+    first.leave();
+    assert!(!first.has_news());
+    assert!(traps.written(Some(0x1000)), "the other one's");
+    assert!(!traps.written(Some(0x1000)) && first.has_news());
 }
 
 /// vCPUs go in and out as fast as they can, two of them change the patch all the
