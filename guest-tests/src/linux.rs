@@ -1,10 +1,9 @@
 //! A stock Linux as guest: Debian's cloud kernel 6.1, busybox, Debian's `perf`, and a script.
 //!
 //! The kernel is the package's own file, bit for bit. The initramfs holds busybox, `perf` with its
-//! libraries, the kernel's own `msr.ko` in `/lib/modules`, `spin`, a busy loop whose time is spent
-//! in the function `spin_hot`, and `msr`, which reads and writes registers by `msr.ko`. The modules
-//! of `guest-tests/linux/pcr` are added on request. Each line of the script is one [`Step`] of the
-//! guest's console log:
+//! libraries, the kernel's own `msr.ko` in `/lib/modules`, and the programs of `guest-tests/linux`.
+//! The modules of `guest-tests/linux/pcr` and Debian's `gdb` are added on request. Each line of the
+//! script is one [`Step`] of the guest's console log:
 //!
 //! ```no_run
 //! use guest_tests::linux::{self, LinuxImage};
@@ -20,6 +19,7 @@
 mod emulator;
 mod modules;
 pub mod perf;
+mod script;
 mod steps;
 mod under_umpire;
 
@@ -35,6 +35,7 @@ use crate::l1::tool::capture;
 use crate::l1::{Cache, GUEST_MODULES, L1Error, Set, add_merged_usr, elf, guest_name, stripped};
 
 pub use modules::MODULES;
+pub use script::{Log, Script, lines};
 pub use steps::{Step, steps};
 pub use under_umpire::{LinuxRun, UnderUmpire};
 
@@ -43,17 +44,21 @@ pub const COMMAND_LINE: &str = "console=ttyS0 mitigations=off panic=-1";
 
 const INIT: &str = include_str!("linux/init.sh");
 /// Programs of ours in C.
-const SOURCES: [(&str, &str); 2] = [
+const SOURCES: [(&str, &str); 4] = [
     ("spin", include_str!("../linux/spin.c")),
     ("msr", include_str!("../linux/msr.c")),
+    ("breakpoints", include_str!("../linux/breakpoints.c")),
+    ("pmu-accounting", ACCOUNTING),
 ];
+const ACCOUNTING: &str = include_str!("../linux/pmu-accounting.c");
 
 /// The parts of the guest, in the cache.
 #[derive(Debug, Clone)]
 pub struct LinuxImage {
     kernel: PathBuf,
     busybox: PathBuf,
-    perf: PathBuf,
+    /// Programs of Debian's: name in the guest, and root folder.
+    packaged: Vec<(&'static str, PathBuf)>,
     modules: PathBuf,
     /// Programs of ours: name in the guest, and file here.
     programs: Vec<(String, PathBuf)>,
@@ -86,7 +91,7 @@ impl LinuxImage {
         Ok(Self {
             kernel: sets[0].folder.join("vmlinuz"),
             busybox: sets[1].folder.join("busybox"),
-            perf: sets[2].folder.clone(),
+            packaged: vec![("/usr/bin/perf", sets[2].folder.clone())],
             modules: sets[0].folder.clone(),
             programs: Vec::new(),
             built: Vec::new(),
@@ -99,6 +104,16 @@ impl LinuxImage {
     /// No make or no C compiler, or they fail.
     pub fn with_arbiters(mut self) -> Result<Self, L1Error> {
         self.built = modules::build(&self.modules)?;
+        Ok(self)
+    }
+
+    /// Adds Debian's `gdb`, from the user's cache.
+    ///
+    /// # Errors
+    /// No apt, no network, no room; the message says what to do.
+    pub fn with_gdb(mut self) -> Result<Self, L1Error> {
+        let sets = Cache::of_user().fetch(&[Set::Gdb])?;
+        self.packaged.push(("/usr/bin/gdb", sets[0].folder.clone()));
         Ok(self)
     }
 
@@ -118,7 +133,7 @@ impl LinuxImage {
     /// with `#` are skipped.
     ///
     /// # Errors
-    /// No C compiler for `spin`, an incomplete cache, or no room for the file.
+    /// No C compiler for our programs, an incomplete cache, or no room for the file.
     pub fn with_script(&self, script: &str) -> Result<Guest, L1Error> {
         let initrd = tempfile::Builder::new()
             .prefix("guest-")
@@ -137,9 +152,12 @@ impl LinuxImage {
     fn fill(&self, cpio: &mut Cpio<impl Write>, script: &str) -> Result<(), L1Error> {
         add_merged_usr(cpio)?;
         let mut files = Files::new();
-        let perf = Path::new("/usr/bin/perf");
-        Libraries::of_root(&self.perf).collect(perf, &mut files)?;
-        files.insert(perf.to_owned(), self.perf.join("usr/bin/perf"));
+        for (program, root) in &self.packaged {
+            let program = Path::new(program);
+            Libraries::of_root(root).collect(program, &mut files)?;
+            let place = program.strip_prefix("/").unwrap_or(program);
+            files.insert(program.to_owned(), root.join(place));
+        }
         files.insert("/bin/busybox".into(), self.busybox.clone());
         for module in GUEST_MODULES {
             let file = format!("{module}.ko");
@@ -228,4 +246,26 @@ fn compile(name: &str, text: &str) -> Result<Vec<u8>, L1Error> {
         .arg(&source);
     capture(&mut command, "compiling a program of the guest", ADVICE)?;
     fs::read(&program).map_err(L1Error::file("read", &program))
+}
+
+#[cfg(test)]
+mod tests {
+    use pmu_virt::accounting::{LOSS_CODES, PROVENANCE_CODES, REASON_CODES, STATE_CODES};
+
+    use super::ACCOUNTING;
+
+    /// The program in C has the ABI's tables once more, as a guest has nothing else of Umpire.
+    #[test]
+    fn the_accounting_program_knows_every_code() {
+        let tables = [STATE_CODES, PROVENANCE_CODES, REASON_CODES, LOSS_CODES];
+        let mut rest = ACCOUNTING;
+        for (code, text) in tables.into_iter().flatten() {
+            let entry = format!("[{code}] = \"{text}\",");
+            // In this order, so each is found in its own table.
+            let at = rest.find(&entry);
+            let at = at.unwrap_or_else(|| panic!("pmu-accounting.c lacks {entry}"));
+            rest = &rest[at + entry.len()..];
+        }
+        assert!(!rest.contains("] = \""), "a code that the ABI lacks");
+    }
 }

@@ -43,6 +43,12 @@ const BOTH: &str = "for i in 1 2 3; do \
      taskset 2 perf stat -x, --append -o /tmp/b -e cycles,task-clock spin 1; wait; done; \
      cat /tmp/a";
 
+/// Counters of the second vCPU, read by the guest's own program while `perf` has them: one that is
+/// counted, and one whose event nobody counts.
+const ACCOUNTS: &str = "insmod /lib/modules/msr.ko && \
+     taskset 2 perf stat -x, -o /tmp/c -e cycles,r1d1 -- pmu-accounting -x, 1 && cat /tmp/c";
+const ACCOUNTS_OF_ALL: &str = "perf stat -a -o /tmp/c -e r1d1 -- pmu-accounting";
+
 /// The steps that every model shares, with the events of `stat`.
 fn script(stat: &str) -> String {
     [
@@ -59,14 +65,65 @@ fn script(stat: &str) -> String {
         SAMPLES,
         BOTH,
         "cat /tmp/b",
+        ACCOUNTS,
+        ACCOUNTS_OF_ALL,
     ]
     .join("\n")
 }
 
+/// What the guest's own program says of a counted event and of one that nobody counts, to scripts
+/// and to people.
+fn check_accounts(csv: &str, table: &str) {
+    println!("{csv}\n{table}");
+    let of = |state: &str, provenance: &str| -> Vec<&str> {
+        let found = csv.lines().map(|line| line.split(',').collect::<Vec<_>>());
+        let mut found =
+            found.filter(|fields| fields.len() == 10 && fields[4..6] == [state, provenance]);
+        found
+            .next_back()
+            .unwrap_or_else(|| panic!("no {state} counter in:\n{csv}"))
+    };
+    let counted = of("counting", "derived");
+    let dead = of("unavailable", "none");
+    assert_eq!((counted[0], counted[3]), ("1", "uk"), "{csv}");
+    assert_eq!(dead[..4], ["1", dead[1], "r1d1", "uk"], "{csv}");
+    let ticks = |fields: &[&str], at: usize| -> u64 { fields[at].parse().expect("a number") };
+    assert!(ticks(&counted, 7) > 0, "{csv}");
+    assert_eq!(counted[7], counted[8], "{csv}");
+    assert!(ticks(&dead, 7) > 0, "{csv}");
+    assert_eq!(ticks(&dead, 8), 0, "{csv}");
+    assert_eq!(
+        (counted[9], dead[9]),
+        ("", "no source of the host counts the event")
+    );
+    // The same of both vCPUs; and nothing there looks like a count of 0.
+    for vcpu in ["0", "1"] {
+        let line = table.lines().find(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.len() > 4 && [words[0], words[2], words[4]] == [vcpu, "r1d1", "unavailable"]
+        });
+        let line = line.unwrap_or_else(|| panic!("no line for vCPU {vcpu} in:\n{table}"));
+        assert!(line.contains("<not counted>   0.00 %"), "{line}");
+        assert!(line.ends_with(dead[9]), "{line}");
+    }
+}
+
 fn check_model(flags: &[&str], stat: &str, cycle_events: &[&str], log: &[&str]) -> Vec<Step> {
     let steps = boot(flags, &script(stat));
-    let [dmesg, _, counted, _, stat, samples, first, second] = steps.as_slice() else {
-        panic!("eight steps");
+    let [
+        dmesg,
+        _,
+        counted,
+        _,
+        stat,
+        samples,
+        first,
+        second,
+        accounts,
+        all,
+    ] = steps.as_slice()
+    else {
+        panic!("ten steps");
     };
     for line in log {
         assert!(
@@ -82,6 +139,7 @@ fn check_model(flags: &[&str], stat: &str, cycle_events: &[&str], log: &[&str]) 
     for vcpu in [first, second] {
         check_cycles(&vcpu.output, &["cycles"], mhz);
     }
+    check_accounts(&accounts.output, &all.output);
     steps
 }
 

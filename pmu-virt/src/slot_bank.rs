@@ -179,6 +179,7 @@ impl SlotBank {
         self.stats.operations += self.operations - self.booked;
     }
 
+    #[inline]
     pub(crate) fn observe(&mut self, progress: &Progress) {
         self.backend.observe(progress);
         if !matches!(progress, Progress::Entered { .. }) {
@@ -218,6 +219,7 @@ impl SlotBank {
         std::mem::take(&mut self.flagged_hosts)
     }
 
+    #[inline]
     pub(crate) fn deadline(&self) -> Option<u64> {
         self.backend.deadline()
     }

@@ -263,6 +263,7 @@ impl VcpuPmu {
 
     /// Takes in what happened to the vCPU: overflows are raised at `Left`, and
     /// at each instruction that completes one.
+    #[inline]
     pub fn observe(&mut self, core: &mut CorePmu, progress: Progress) {
         let here = &mut self.here(Some(core));
         let before = self.ran;
@@ -298,6 +299,7 @@ impl VcpuPmu {
     }
 
     /// What was counted may have come to an overflow, or to the end of a turn.
+    #[inline]
     fn settle_overflows(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
         let overflowed = core.bank.take_overflows();
@@ -313,9 +315,13 @@ impl VcpuPmu {
     /// end of a turn, of a lease or of a revocation's notice, or a switch of a
     /// host context's event sets; known after
     /// [`Progress::Entered`].
+    #[inline]
     pub fn deadline(&self, core: &CorePmu) -> Option<u64> {
         let core = self.if_here(Some(core));
         let overflow = core.and_then(|core| core.bank.deadline());
+        if !(self.multiplexer.is_active() || self.hosting || self.reservations.is_some()) {
+            return overflow;
+        }
         let turn = self.multiplexer.rest(self.ran).zip(self.entered);
         let turn = turn.map(|(rest, entered)| entered.saturating_add(rest));
         let host = if self.hosting {

@@ -34,16 +34,19 @@ pub enum Set {
     GuestKernel,
     /// `perf` of the guest's kernel with every library it needs: a root folder.
     Perf,
+    /// `gdb` without Python, with every library it needs: a root folder.
+    Gdb,
 }
 
 impl Set {
     /// Every set.
-    pub const ALL: [Set; 5] = [
+    pub const ALL: [Set; 6] = [
         Set::Qemu,
         Set::HypervisorKernel,
         Set::Busybox,
         Set::GuestKernel,
         Set::Perf,
+        Set::Gdb,
     ];
     /// What L1 needs.
     pub const L1: [Set; 3] = [Set::Qemu, Set::HypervisorKernel, Set::Busybox];
@@ -58,6 +61,7 @@ impl Set {
             Set::Busybox => "busybox",
             Set::GuestKernel => "linux-6.1",
             Set::Perf => "perf-6.1",
+            Set::Gdb => "gdb",
         }
     }
 
@@ -67,7 +71,7 @@ impl Set {
             Set::HypervisorKernel => &["vmlinuz", "kvm-amd.ko"],
             Set::GuestKernel => &["vmlinuz", "msr.ko", "build/Module.symvers"],
             Set::Busybox => &["busybox"],
-            Set::Qemu | Set::Perf => &[],
+            Set::Qemu | Set::Perf | Set::Gdb => &[],
         }
     }
 
@@ -76,6 +80,7 @@ impl Set {
         match self {
             Set::Qemu => apt.closure(&["qemu-system-x86"], Some(BACKPORTS)),
             Set::Perf => apt.closure(&["linux-perf"], None),
+            Set::Gdb => apt.closure(&["gdb-minimal"], None),
             Set::Busybox => Ok(vec![apt.candidate("busybox-static")?]),
             Set::HypervisorKernel => Ok(vec![kernel(apt, "linux-image-6.12.")?]),
             Set::GuestKernel => {
@@ -102,7 +107,7 @@ impl Set {
         say("unpacking …");
         unpack(&debs, &root)?;
         match self {
-            Set::Qemu | Set::Perf => {
+            Set::Qemu | Set::Perf | Set::Gdb => {
                 prune(&root)?;
                 return Ok(root);
             }

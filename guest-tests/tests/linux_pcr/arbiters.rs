@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use arbiter::abi::{MSR_BASE, MSR_STATUS, STATUS_PRIVATE};
 use guest_tests::linux::perf::{LOG, check_cycles_within, tsc_mhz};
-use guest_tests::linux::{self, MODULES};
+use guest_tests::linux::{self, Log, MODULES, Script, lines};
 
-use super::script::{Log, Script, image, lines};
-use super::{EVENTS, FIRMWARE, NO_WATCHDOG, PERF, TOLERANCE};
+use super::{EVENTS, FIRMWARE, NO_WATCHDOG, PERF, TOLERANCE, image};
 
 /// Samples by PMI of both events, about fifty of each.
 const RECORD: &str = "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent; \

@@ -2,8 +2,11 @@
 //! others hold, and the three arbiters of `guest-tests/linux/pcr` as its modules.
 
 mod arbiters;
-mod script;
 mod unaware;
+
+use std::sync::OnceLock;
+
+use guest_tests::linux::LinuxImage;
 
 /// Firmware that keeps the first counter for itself.
 const FIRMWARE: [&str; 4] = [
@@ -23,3 +26,11 @@ const EVENTS: [&str; 2] = ["cycles", "cpu-cycles"];
 /// How far cycles may be from run time times TSC frequency. The tests in `linux.rs` look at the
 /// percents; a counter that somebody else has shows in orders of magnitude.
 const TOLERANCE: f64 = 0.4;
+
+/// The guest with the modules, which are built once.
+fn image() -> LinuxImage {
+    static IMAGE: OnceLock<LinuxImage> = OnceLock::new();
+    let build = || LinuxImage::fetch().and_then(LinuxImage::with_arbiters);
+    let image = IMAGE.get_or_init(|| build().expect("the guest's image"));
+    image.clone()
+}

@@ -1,9 +1,9 @@
 //! Linux without arbiters: with nothing reserved, and with counters taken that CPUID announces.
 
+use guest_tests::linux::Script;
 use guest_tests::linux::perf::{LOG, check_cycles_within, count, field, tsc_mhz};
 
-use super::script::{Script, image};
-use super::{EVENTS, FIRMWARE, NO_WATCHDOG, PERF, TOLERANCE};
+use super::{EVENTS, FIRMWARE, NO_WATCHDOG, PERF, TOLERANCE, image};
 
 /// CPUID announces what others hold.
 const UNTOLD: [&str; 6] = [

@@ -13,7 +13,7 @@ use iced_x86::code_asm::{
 };
 use pmu_virt::ReadOutcome;
 use vmm::micro::{KERNEL_CS, USER_CODE, USER_CS};
-use vmm::vcpu::TrapEvent;
+use vmm::vcpu::{TrapEvent, TrapMode};
 
 pub(crate) use reference::TESTS as REFERENCE;
 
@@ -69,8 +69,12 @@ const ON_EXECUTION: u32 = 0x401;
 const ON_WRITE: u32 = 0xd_0401;
 const WATCHED: u64 = DATA + 0x40;
 
+/// With debug registers of ours.
 fn setup() -> Setup {
-    Setup::clock("amd-core")
+    Setup {
+        trap: TrapMode::Breakpoint,
+        ..Setup::clock("amd-core")
+    }
 }
 
 /// Has the #GP handler watched, with counter 0 at [`COUNT`]: it is on, and counts

@@ -30,6 +30,7 @@ impl Provenance {
     /// The label of a sum: that of the part that says least about what really
     /// took place.
     #[must_use]
+    #[inline]
     pub fn and(self, other: Provenance) -> Provenance {
         self.max(other)
     }

@@ -109,6 +109,13 @@ impl VcpuPmu {
         self
     }
 
+    /// Whether there may be a PMI or a notice to be sent.
+    #[inline]
+    pub fn has_interrupt(&self) -> bool {
+        let waits = self.pmi.throttle.deadline().is_some();
+        waits || !self.pmi.counters().is_empty() || self.reservations.is_some()
+    }
+
     /// Overflows whose PMI finds no other one on its way: the VMM has to look now
     /// whether the guest's local APIC lets one through, as hardware does at the
     /// overflow. If it does not, [`VcpuPmu::pmi_dropped`] is to be called.

@@ -56,7 +56,8 @@ pub(super) enum Placement {
 }
 
 impl Placement {
-    fn gp_handler(self) -> u64 {
+    /// Where the #GP handler is that Umpire watches.
+    pub(super) fn gp_handler(self) -> u64 {
         match self {
             Self::Apart => FAR_GP_HANDLER,
             Self::Together => NEAR_GP_HANDLER,

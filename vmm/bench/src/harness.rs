@@ -26,13 +26,11 @@ pub(super) const DONE: u16 = 0xe1;
 const UNEXPECTED: u32 = 0x100;
 
 /// The host, what it was found to do, and the model that fits it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Harness<'a> {
     pub(super) host: &'a Host,
     pub(super) probe: &'a ProbeReport,
     pub(super) model: PmuModel,
-    /// How RDPMC is trapped.
-    pub(super) trap: TrapMode,
 }
 
 impl<'a> Harness<'a> {
@@ -43,14 +41,7 @@ impl<'a> Harness<'a> {
             host,
             probe,
             model: PmuModel::default_for(vendor),
-            trap: TrapMode::Auto,
         })
-    }
-
-    /// With RDPMC trapped in this way.
-    pub(super) fn trapping(mut self, trap: TrapMode) -> Self {
-        self.trap = trap;
-        self
     }
 
     /// What counter sources must know of the host: the TSC's frequency, which a
@@ -68,7 +59,16 @@ impl<'a> Harness<'a> {
         &self,
         guest: &MicroGuest,
     ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), BenchError> {
-        let trap = self.probe.trap_plan(self.trap);
+        self.build_trapping(guest, TrapMode::Auto)
+    }
+
+    /// Makes the VM of `guest`, in which RDPMC is trapped by `mode`.
+    pub(super) fn build_trapping(
+        &self,
+        guest: &MicroGuest,
+        mode: TrapMode,
+    ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), BenchError> {
+        let trap = self.probe.trap_plan(mode);
         let options = VmOptions::with_pmu(Some(&self.model)).trapping(trap);
         Ok(guest.build(self.host, &options)?)
     }

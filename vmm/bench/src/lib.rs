@@ -33,7 +33,7 @@ pub use perfmon::{
 pub use pmi::{BarePmi, PmiReport, PmiRow};
 pub use report::{Report, micros, write_report};
 pub use scale::{ScaleReport, ScaleRow};
-pub use slowdown::{Load, SlowdownReport, SlowdownRow, SlowdownSource};
+pub use slowdown::{FrozenAccess, FrozenRow, Load, SlowdownReport, SlowdownRow, SlowdownSource};
 pub use sources::LeftOut;
 pub use stats::{Percentiles, percentiles};
 pub use switch::{Cost, SwitchReport, SwitchRow};
@@ -138,8 +138,8 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
             rdpmc_trap,
         } => {
             let (chosen, left_out) = sources(counters)?;
-            let harness = harness.trapping(*rdpmc_trap);
-            let report = traps::measure_all(&harness, &chosen, left_out, *iterations)?;
+            let how = (*iterations, *rdpmc_trap);
+            let report = traps::measure_all(&harness, &chosen, left_out, how)?;
             print(&report, json, out)?;
         }
         Measurement::Neighbour { iterations } => {

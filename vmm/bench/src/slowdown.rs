@@ -4,6 +4,7 @@
 //! without a PMU programmed, one with four counters, one with four of which one
 //! samples at 100 Hz. The guest takes RDTSC before and after the loop.
 
+mod frozen;
 mod guest;
 
 use std::io::{self, Write};
@@ -16,6 +17,8 @@ use vmm::kvm::KvmVm;
 use vmm::micro::Solo;
 use vmm::vcpu::Silent;
 
+use self::frozen::measure as measure_frozen;
+pub use self::frozen::{FrozenAccess, FrozenRow};
 use self::guest::{AFTER, BEFORE, NMIS, guest, words_of};
 use super::error::BenchError;
 use super::harness::{self, BatchPort, Harness, ratio};
@@ -84,6 +87,8 @@ pub struct SlowdownSource {
     pub events: Vec<String>,
     /// One for each way to use the PMU.
     pub rows: Vec<SlowdownRow>,
+    /// What events cost that the source does not count; empty if it counts all.
+    pub frozen: Vec<FrozenRow>,
 }
 
 /// The whole measurement.
@@ -113,7 +118,11 @@ pub(super) fn measure(
     let mut measured = Vec::new();
     for source in sources {
         match Trio::new(harness, source)? {
-            Ok(trio) => measured.push(trio.measure(rounds)?),
+            Ok(trio) => {
+                let mut one = trio.measure(rounds)?;
+                one.frozen = measure_frozen(harness, source, rounds)?;
+                measured.push(one);
+            }
             Err(none) => left_out.push(none),
         }
     }
@@ -281,6 +290,7 @@ impl Trio {
                 .map(|one| one.known.to_string())
                 .collect(),
             rows,
+            frozen: Vec::new(),
         })
     }
 }
@@ -310,6 +320,21 @@ impl Report for SlowdownReport {
             });
             let titles = ["", "loop [ms]", "speed", "wanted", "PMIs", ""];
             table(titles, 1..=4, rows, out)?;
+            if !source.frozen.is_empty() {
+                writeln!(out)?;
+            }
+            let rows = source.frozen.iter().map(|row| {
+                [
+                    row.access.name().to_owned(),
+                    row.live_ns.to_string(),
+                    row.all_ns.to_string(),
+                    format!("{:.3}", row.ratio),
+                ]
+            });
+            let titles = ["p50 [ns]", "2 events", "and 5 that nobody counts", "ratio"];
+            if !source.frozen.is_empty() {
+                table(titles, 1..=3, rows, out)?;
+            }
         }
         LeftOut::text(&self.left_out, out)
     }

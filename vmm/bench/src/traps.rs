@@ -11,7 +11,7 @@ use serde::Serialize;
 use vmm::kvm::{Host, KvmVm};
 use vmm::micro::Solo;
 use vmm::probe::ProbeReport;
-use vmm::vcpu::Silent;
+use vmm::vcpu::{Silent, TrapMode};
 
 use super::bare::Bare;
 use super::error::BenchError;
@@ -51,10 +51,11 @@ pub struct TrapRow {
     /// `ratio_p50` is no higher.
     pub met: Option<bool>,
     /// Through the loop that only answers, with the breakpoint in place by which
-    /// Umpire catches RDPMC, and from which RDPMC returns.
-    pub bare_armed: Percentiles,
+    /// Umpire catches RDPMC, and from which RDPMC returns; none where it has patched
+    /// the handler.
+    pub bare_armed: Option<Percentiles>,
     /// Ratio of the medians to that.
-    pub ratio_armed_p50: f64,
+    pub ratio_armed_p50: Option<f64>,
 }
 
 /// The measurement with every source.
@@ -79,6 +80,8 @@ pub struct TrapReport {
     pub backend: &'static str,
     /// What its counter counts.
     pub event: String,
+    /// How Umpire caught RDPMC: `patch` or `breakpoint`.
+    pub rdpmc_trap: &'static str,
     /// The source has every instruction of the guest stepped.
     pub stepping: bool,
     /// Samples of each kind on the bare side; twice as many through Umpire.
@@ -97,13 +100,15 @@ pub(super) fn measure_all(
     harness: &Harness<'_>,
     sources: &[Source],
     mut left_out: Vec<LeftOut>,
-    iterations: u32,
+    (iterations, mode): (u32, TrapMode),
 ) -> Result<TrapsReport, BenchError> {
     let mut reports = Vec::new();
     for source in sources {
         let backends = vec![source.open()?, source.open()?];
         match first_countable(&harness.model, backends[0].as_ref()) {
-            Ok(event) => reports.push(measure_one(harness, backends, event, iterations)?),
+            Ok(event) => {
+                reports.push(measure_one(harness, backends, event, (iterations, mode))?);
+            }
             Err(none) => left_out.push(none),
         }
     }
@@ -127,7 +132,8 @@ pub fn measure(
     let backend = Box::new(ClockBackend::new());
     let event = first_countable(&harness.model, backend.as_ref());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
-    measure_one(&harness, vec![backend], event, iterations)
+    let how = (iterations, TrapMode::Auto);
+    measure_one(&harness, vec![backend], event, how)
 }
 
 /// With the code placed in as many ways as there are `backends`.
@@ -135,28 +141,31 @@ fn measure_one(
     harness: &Harness<'_>,
     backends: Vec<Box<dyn CounterBackend>>,
     event: Event,
-    iterations: u32,
+    (iterations, mode): (u32, TrapMode),
 ) -> Result<TrapReport, BenchError> {
     let places = [Placement::Apart, Placement::Together];
     let mut pairs = Vec::new();
     for (backend, place) in backends.into_iter().zip(places) {
-        let mut pair = Pair::new(harness, backend, event, place)?;
+        let mut pair = Pair::new(harness, backend, event, (place, mode))?;
         // Caches, and the first write that finds the #GP handler.
-        pair.round(false, true)?;
+        pair.round(false, false)?;
         pair.samples = Default::default();
+        pair.patched = pair.is_patched()?;
         pairs.push(pair);
     }
     let first = pairs.first();
     let first = first.ok_or_else(|| BenchError::Guest("there is nothing to count".to_owned()))?;
     let (name, tsc_khz) = (first.backend, first.subject.tsc_khz());
+    let patched = first.patched;
     let stepping = first.subject.steps();
     let slower = if stepping { STEPPED } else { 1 };
     let rounds = iterations.div_ceil(BATCH * slower).max(1);
-    // The bare side is measured with and without the breakpoint in turn, so it
-    // takes two rounds for one of each.
+    // Where there is a breakpoint, the bare side is measured with and without it in
+    // turn, so it takes two rounds for one of each.
     for round in 0..2 * rounds {
         for pair in &mut pairs {
-            pair.round(round / 2 % 2 == 1, round % 2 == 0)?;
+            let armed = !pair.patched && round % 2 == 0;
+            pair.round(round / 2 % 2 == 1, armed)?;
         }
     }
     let mut rows = pairs.iter_mut().map(|pair| pair.rows(stepping));
@@ -166,6 +175,7 @@ fn measure_one(
         model: harness.model.name(),
         backend: name,
         event: event.known.to_string(),
+        rdpmc_trap: if patched { "patch" } else { "breakpoint" },
         stepping,
         iterations: rounds * BATCH,
         tsc_khz,
@@ -181,6 +191,9 @@ struct Pair {
     subject: Solo,
     bare: Bare,
     backend: &'static str,
+    place: Placement,
+    /// Umpire has patched the #GP handler.
+    patched: bool,
     samples: [AccessSamples; 3],
 }
 
@@ -189,10 +202,10 @@ impl Pair {
         harness: &Harness<'_>,
         backend: Box<dyn CounterBackend>,
         event: Event,
-        place: Placement,
+        (place, mode): (Placement, TrapMode),
     ) -> Result<Self, BenchError> {
         let guest = guest_placed(&harness.model, event.code, 2, place)?;
-        let (vm, vcpus) = harness.build(&guest)?;
+        let (vm, vcpus) = harness.build_trapping(&guest, mode)?;
         let Ok([subject, bare]) = <[_; 2]>::try_from(vcpus) else {
             return Err(BenchError::Guest("it must have two vCPUs".to_owned()));
         };
@@ -203,8 +216,17 @@ impl Pair {
             bare: Bare::new(bare, vm.clone(), place.reference_handler())?,
             vm,
             backend: name,
+            place,
+            patched: false,
             samples: Default::default(),
         })
+    }
+
+    /// Whether an OUT is at the handler's first byte.
+    fn is_patched(&self) -> Result<bool, BenchError> {
+        const OUT: u8 = 0xe6;
+        let first = harness::words(&self.vm, self.place.gp_handler(), 1)?;
+        Ok(first == [[OUT]])
     }
 
     /// One batch of each kind on each side, the bare one with the breakpoint if
@@ -239,7 +261,7 @@ impl Pair {
     }
 
     fn rows(&mut self, stepping: bool) -> Result<Vec<TrapRow>, BenchError> {
-        let tsc_khz = self.subject.tsc_khz();
+        let (tsc_khz, patched) = (self.subject.tsc_khz(), self.patched);
         let mut figures = |series: usize, access: usize| {
             let none = || BenchError::Guest("it took no samples".to_owned());
             percentiles(&mut self.samples[series][access], tsc_khz).ok_or_else(none)
@@ -247,7 +269,7 @@ impl Pair {
         let rows = Access::ALL.into_iter().enumerate().map(|(place, access)| {
             let umpire = figures(usize::from(SUBJECT), place)?;
             let bare = figures(usize::from(BARE), place)?;
-            let bare_armed = figures(ARMED, place)?;
+            let bare_armed = (!patched).then(|| figures(ARMED, place)).transpose()?;
             let ratio_p50 = ratio(umpire.p50_ns, bare.p50_ns);
             Ok(TrapRow {
                 access,
@@ -259,7 +281,7 @@ impl Pair {
                 target: (!stepping).then_some(TARGET),
                 met: (!stepping).then_some(ratio_p50 <= TARGET),
                 bare_armed,
-                ratio_armed_p50: ratio(umpire.p50_ns, bare_armed.p50_ns),
+                ratio_armed_p50: bare_armed.map(|bare| ratio(umpire.p50_ns, bare.p50_ns)),
             })
         });
         rows.collect()
@@ -300,7 +322,11 @@ impl TrapReport {
         } else {
             ""
         };
-        writeln!(out, "backend {}, {}{stepped}\n", self.backend, self.event)?;
+        writeln!(
+            out,
+            "backend {}, {}{stepped}, RDPMC by {}\n",
+            self.backend, self.event, self.rdpmc_trap
+        )?;
         write_rows("", &self.rows, out)?;
         if !self.same_page.is_empty() {
             writeln!(out)?;
@@ -318,8 +344,10 @@ fn write_rows(title: &str, rows: &[TrapRow], out: &mut dyn Write) -> io::Result<
             pair(row.bare),
             format!("{:.3}", row.ratio_p50),
             row.target.map_or("-".to_owned(), |t| format!("{t:.2}")),
-            micros(row.bare_armed.p50_ns),
-            format!("{:.3}", row.ratio_armed_p50),
+            row.bare_armed
+                .map_or("-".to_owned(), |bare| micros(bare.p50_ns)),
+            row.ratio_armed_p50
+                .map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
             verdict(row.met).to_owned(),
         ]
     });

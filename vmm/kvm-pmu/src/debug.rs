@@ -223,6 +223,13 @@ impl DebugControl {
         }
     }
 
+    /// Nothing of ours is in force, and KVM knows it.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        let quiet = matches!(self.applied, Some((_, 0)));
+        quiet && self.wanted.is_empty() && !self.step && !self.inject && self.lift == Lift::None
+    }
+
     /// Hands KVM what changed since the last entry.
     ///
     /// # Errors

@@ -297,14 +297,19 @@ impl GpWatch {
         };
         *left = if read { IDLE_LOOKS } else { *left - 1 };
         if *left == 0 {
-            self.traps.unwatch();
-            self.gate = None;
-            self.found = None;
-            self.displaced = None;
-            self.look_at = None;
-            self.idle = None;
-            self.armed = Armed::Nothing;
+            self.end();
         }
+    }
+
+    /// Ends the watch, until the guest programs a counter.
+    pub(crate) fn end(&mut self) {
+        self.traps.unwatch();
+        self.gate = None;
+        self.found = None;
+        self.displaced = None;
+        self.look_at = None;
+        self.idle = None;
+        self.armed = Armed::Nothing;
     }
 
     /// True if the guest has just taken the last debug register.

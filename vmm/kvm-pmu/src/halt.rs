@@ -68,6 +68,10 @@ impl TimeSource for HostTime {
 pub(crate) struct HaltClock<S = HostTime> {
     source: S,
     tsc_khz: u64,
+    /// [`LONG_NS`], [`UNASKED_NS`] and [`AWAY_NS`] in ticks.
+    long: u64,
+    longest_unasked: u64,
+    long_away: u64,
     /// The last question; `None` before the first one of a stay on a thread.
     last: Option<Moment>,
     /// Ticks in counted intervals since then.
@@ -105,9 +109,13 @@ impl HaltClock {
 )]
 impl<S: TimeSource> HaltClock<S> {
     fn with_source(source: S, tsc_khz: u32) -> Self {
+        let tsc_khz = tsc_khz.into();
         Self {
             source,
-            tsc_khz: tsc_khz.into(),
+            tsc_khz,
+            long: ticks(LONG_NS, tsc_khz),
+            longest_unasked: ticks(UNASKED_NS, tsc_khz),
+            long_away: ticks(AWAY_NS, tsc_khz),
             last: None,
             unasked: 0,
             left: 0,
@@ -123,33 +131,39 @@ impl<S: TimeSource> HaltClock<S> {
     pub(crate) fn leave(&mut self, now: u64, counting: bool) {
         if counting && self.last.is_some() {
             let away = now.saturating_sub(self.left);
-            self.ask(if away >= self.ticks(AWAY_NS) { away } else { 0 });
+            self.ask(if away >= self.long_away { away } else { 0 });
         }
         self.last = None;
     }
 
     /// The guest is about to be entered, at TSC `now`, and something counts;
     /// `begins` if nothing did in the interval before.
+    #[inline]
     pub(crate) fn entering(&mut self, now: u64, begins: bool) {
-        if self.last.is_none() {
-            self.last = Some(self.source.now());
-            self.restart(now);
-            self.surplus = 0;
-        } else {
-            let away = now.saturating_sub(self.left);
-            if away >= self.ticks(AWAY_NS) {
-                self.ask(away);
-                self.restart(now);
-            }
+        if self.last.is_none() || now.saturating_sub(self.left) >= self.long_away {
+            self.enter_anew(now);
         }
         if begins {
             self.owed = 0;
         }
     }
 
+    /// The first entry of a stay on a thread, or one after a long time outside.
+    #[cold]
+    fn enter_anew(&mut self, now: u64) {
+        if self.last.is_none() {
+            self.last = Some(self.source.now());
+            self.surplus = 0;
+        } else {
+            self.ask(now.saturating_sub(self.left));
+        }
+        self.restart(now);
+    }
+
     /// Ticks of the interval from TSC `entered` to `left` in which the vCPU did
     /// not run, and of the intervals before; never more than the interval has.
     /// 0 unless something is `counting`.
+    #[inline]
     pub(crate) fn passed(&mut self, entered: u64, left: u64, counting: bool) -> u64 {
         let ticks = left.saturating_sub(entered);
         if !counting {
@@ -159,7 +173,7 @@ impl<S: TimeSource> HaltClock<S> {
         self.unasked = self.unasked.saturating_add(ticks);
         self.uncounted = 0;
         self.left = left;
-        if ticks >= self.ticks(LONG_NS) || self.unasked >= self.ticks(UNASKED_NS) {
+        if ticks >= self.long || self.unasked >= self.longest_unasked {
             self.ask(0);
             self.unasked = 0;
         }
@@ -176,6 +190,7 @@ impl<S: TimeSource> HaltClock<S> {
 
     /// Finds what was lost since the last question. Time `away` from counted
     /// intervals takes its share first; what is then left was lost in them.
+    #[cold]
     fn ask(&mut self, away: u64) {
         let now = self.source.now();
         let Some(last) = self.last.replace(now) else {
@@ -201,9 +216,13 @@ impl<S: TimeSource> HaltClock<S> {
     }
 
     fn ticks(&self, ns: u64) -> u64 {
-        let ticks = u128::from(ns) * u128::from(self.tsc_khz) / 1_000_000;
-        u64::try_from(ticks).unwrap_or(u64::MAX)
+        ticks(ns, self.tsc_khz)
     }
+}
+
+fn ticks(ns: u64, tsc_khz: u64) -> u64 {
+    let ticks = u128::from(ns) * u128::from(tsc_khz) / 1_000_000;
+    u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
 fn nanos(time: Duration) -> u64 {

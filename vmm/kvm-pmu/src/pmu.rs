@@ -125,8 +125,7 @@ struct Traps {
     halt: HaltClock,
     counting: bool,
     warned_full: bool,
-    /// Looks at the debug registers of the running guest since it could last read a
-    /// counter.
+    /// Looks at the debug registers of the running guest since it had a counter on.
     idle_looks: u8,
     /// Exits yet to come at which registers are likely to be wanted.
     registers_wanted: u8,
@@ -202,6 +201,7 @@ impl KvmPmu {
     /// Until when the vCPU is to be kept out of the guest, for having presented too
     /// many wrong cookies; `None` if it may run.
     #[must_use]
+    #[inline]
     pub fn locked_out_until(&self) -> Option<Tsc> {
         self.traps.locked_out_until()
     }
@@ -408,6 +408,7 @@ impl KvmPmu {
 }
 
 impl Traps {
+    #[inline]
     fn locked_out_until(&self) -> Option<Tsc> {
         let until = Tsc(self.pmu.as_ref()?.locked_out_until()?);
         (Tsc::now() < until).then_some(until)
@@ -425,8 +426,10 @@ impl Traps {
                 self.gp.want(debug);
             }
         }
-        self.forward_pmi(vcpu, lent, rdtsc())?;
-        self.forward_notices(vcpu, lent)?;
+        if self.pmu.as_ref().is_some_and(VcpuPmu::has_interrupt) {
+            self.forward_pmi(vcpu, lent, rdtsc())?;
+            self.forward_notices(vcpu, lent)?;
+        }
         let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
         if self.gp.is_due(stepped) {
             self.watch_gp_handler(vcpu, lent)?;
@@ -442,7 +445,10 @@ impl Traps {
             self.gp.looked(pmu.has_enabled());
             self.tell_armed(vcpu, lent, before);
         }
-        Ok(self.debug.apply(vcpu)?)
+        if !self.debug.is_idle() {
+            self.debug.apply(vcpu)?;
+        }
+        Ok(())
     }
 
     /// Whether the guest is to be left at once, and whether registers are likely

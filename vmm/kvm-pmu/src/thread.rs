@@ -107,12 +107,15 @@ impl ThreadContext {
     pub(crate) fn bind(&mut self, vcpu: &Arc<KickFlag>) {
         match &self.bound {
             Some(bound) if bound.is_of(vcpu) => bound.renew(),
-            _ => {
-                // The old guard goes first, for it resets what the new one sets.
-                self.bound = None;
-                self.bound = Some(vcpu.bind());
-            }
+            _ => self.bind_anew(vcpu),
         }
+    }
+
+    #[cold]
+    fn bind_anew(&mut self, vcpu: &Arc<KickFlag>) {
+        // The old guard goes first, for it resets what the new one sets.
+        self.bound = None;
+        self.bound = Some(vcpu.bind());
     }
 
     /// Kicks concern no vCPU from now on.

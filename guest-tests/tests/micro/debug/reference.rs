@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use guest_tests::micro::{
-    Entry, FAULT, Lab, Program, Setup, Test, VALUE, Written, enter_user, exit, log_fault,
+    ENDBR64, Entry, FAULT, Lab, Program, Setup, Test, VALUE, Written, enter_user, exit, log_fault,
     log_value, wrmsr,
 };
 use iced_x86::code_asm::{
@@ -14,7 +14,7 @@ use iced_x86::code_asm::{
 };
 use vmm::kvm::VmOptions;
 use vmm::micro::{KERNEL_CODE, KERNEL_CS, USER_CODE};
-use vmm::vcpu::TrapEvent;
+use vmm::vcpu::{TrapEvent, TrapMode};
 
 use super::{SELECT, TF, WATCHED, debug_entry, log_debug, log_hit, setup, watch};
 
@@ -45,6 +45,10 @@ macro_rules! both_rings {
             Test {
                 name: "debug::breakpoint_set_without_an_exit_at_cpl_3",
                 run: |lab| no_exit(lab, 3),
+            },
+            Test {
+                name: "debug::four_breakpoints_and_a_counter",
+                run: four_and_a_counter,
             },
             Test {
                 name: "debug::registers_come_back_when_the_counters_stop",
@@ -91,6 +95,7 @@ impl Case {
     fn guest(&self, cpl: u8, ours: Option<u64>) -> Result<Program> {
         let base = if cpl == 3 { USER_CODE } else { BODY };
         let program = Program::new()?
+            .gp_begins(&ENDBR64)?
             .handler(1, self.handler)?
             .handler(3, |a| log_fault(a, 3, false))?
             .kernel(|a| {
@@ -126,10 +131,14 @@ impl Case {
         );
         for (which, setup, select) in [
             ("beside the breakpoint for RDPMC", setup(), 1 << 22),
+            ("beside the patched handler", patched(), 1 << 22),
             ("stepped", Setup::step("amd-core"), INSTRUCTIONS),
         ] {
             let ran = see(&setup, Some(select)).context(which)?;
             super::check_log(&ran, &reference).context(which)?;
+            let ours = ran.events(|event| matches!(event, TrapEvent::GuestDebug { .. }));
+            let none = setup.trap != TrapMode::Patch || ours.is_empty();
+            ensure!(none, "{which}: {ours:x?}");
         }
         Ok(())
     }
@@ -142,6 +151,14 @@ fn touch(a: &mut CodeAssembler, one: impl FnOnce(&mut CodeAssembler) -> Written)
     one(a)?;
     a.set_label(&mut after)?;
     a.nop()
+}
+
+/// The debug registers are all the guest's.
+fn patched() -> Setup {
+    Setup {
+        trap: TrapMode::Patch,
+        ..setup()
+    }
 }
 
 fn set_tf(a: &mut CodeAssembler) -> Written {
@@ -468,6 +485,33 @@ fn no_exit(lab: &Lab, cpl: u8) -> Result<()> {
     // A millisecond, and what a busy host adds to it; without a kick it is never.
     ensure!(best < 50_000, "met after {best} µs at the earliest");
     Ok(())
+}
+
+/// Where the handler is patched, the guest has all four and its counters.
+fn four_and_a_counter(lab: &Lab) -> Result<()> {
+    let program = Program::new()?
+        .gp_begins(&ENDBR64)?
+        .handler(1, |a| log_debug(a, false))?
+        .kernel(|a| {
+            watch(a)?;
+            let mut targets = [(); 4].map(|()| a.create_label());
+            for (target, register) in targets.iter().zip([dr0, dr1, dr2, dr3]) {
+                a.lea(rax, qword_ptr(*target))?;
+                a.mov(register, rax)?;
+            }
+            a.mov(eax, 0x455)?;
+            a.mov(dr7, rax)?;
+            for target in &mut targets {
+                rdpmc_works(a)?;
+                a.lea(r14, qword_ptr(*target))?;
+                a.set_label(target)?;
+                a.nop()?;
+            }
+            exit(a)
+        })?;
+    let ran = lab.run(&patched(), &program.start(0))?;
+    let hits = [1, 2, 4, 8].map(|slot| [WORKED, debug_entry(slot, 0, KERNEL_CS)]);
+    super::check_log(&ran, hits.as_flattened())
 }
 
 /// Counters stop, and after a while of running RDPMC is none of ours any more, nor

@@ -50,8 +50,11 @@ fn four_breakpoints(lab: &Lab, program: Program) -> Result<()> {
         a.mov(dr7, rax)?;
         a.lea(r15, qword_ptr(next))?;
         a.mov(rbx, 0x8000_0000_0000_0000u64)?;
+        a.mov(ecx, 0xc1)?;
         a.mov(rax, qword_ptr(rbx))?;
         a.set_label(&mut next)?;
+        // An exit where the handler returns to.
+        a.rdmsr()?;
         // The handler logged the fault; the counts come after it.
         a.lea(r12, qword_ptr(r12 - 32))?;
         a.nop()

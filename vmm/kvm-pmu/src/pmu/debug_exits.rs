@@ -11,10 +11,10 @@ use crate::registers::VcpuAccess;
 use crate::sys::DebugExit;
 use crate::trap::StepStop;
 
-/// Looks at the running guest after which a breakpoint for RDPMC goes that no
-/// counter needs any more. Guests read counters a moment after they have stopped
-/// them, so this is counted in looks: time goes by where the host does not run the
-/// guest. And Linux stops a counter that overflows too often until its next timer
+/// Looks, a millisecond apart, at a guest that runs without an enabled counter, after
+/// which the breakpoint for RDPMC goes. Guests read counters a moment after they have
+/// stopped them, so this is counted in looks: time goes by where the host does not run
+/// the guest. And Linux stops a counter that overflows too often until its next timer
 /// tick, which a halted processor may not have for long.
 const IDLE_LOOKS: u8 = 100;
 
@@ -41,8 +41,10 @@ impl Traps {
         } else if vcpu.get_mp_state()?.mp_state == KVM_MP_STATE_RUNNABLE {
             self.idle_looks += 1;
             if self.idle_looks >= IDLE_LOOKS {
-                log::debug!("{}: the debug registers are all the guest's", vcpu.id());
-                self.debug.want(&[]);
+                let before = self.gp.armed();
+                self.gp.end();
+                self.gp.want(&mut self.debug);
+                self.tell_armed(vcpu, lent, before);
             }
         }
         Ok(())

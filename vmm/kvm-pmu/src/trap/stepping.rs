@@ -104,8 +104,8 @@ pub(crate) struct Stepper {
     repeating: Option<(u64, u64)>,
     /// Address after the HLT that the guest is in.
     halted: Option<u64>,
-    /// An exit found the guest in a handler that nobody saw it enter: the frame there
-    /// holds our TF.
+    /// The guest may be in a handler that nobody saw it enter: the frame there holds
+    /// our TF.
     astray: bool,
 }
 
@@ -220,6 +220,7 @@ impl Stepper {
     /// Looks at a stopped guest.
     pub(crate) fn stopped(&mut self, context: &CpuContext<'_>, stop: StepStop) -> StepResult {
         let mut result = StepResult::default();
+        let linear = context.code_base().wrapping_add(context.regs.rip);
         // Without one this is the first stop after `begin`.
         let Some(pending) = self.pending.take() else {
             if matches!(stop, StepStop::Breakpoint(_)) {
@@ -227,12 +228,22 @@ impl Stepper {
             }
             return result;
         };
+        let stop = match stop {
+            // This exit was faster than the breakpoint.
+            StepStop::Exit
+                if context.regs.rip != pending.rip
+                    && pending.watched.iter().any(|one| one.address == linear) =>
+            {
+                StepStop::Breakpoint(linear)
+            }
+            stop => stop,
+        };
         match stop {
             StepStop::Exit if context.regs.rip == pending.rip => self.pending = Some(pending),
             StepStop::Exit | StepStop::Trap => {
                 let seen = self.completed(context, &pending, context.regs.rip, &mut result);
                 let repeating = context.regs.rip == pending.rip;
-                self.astray |= !seen && stop == StepStop::Exit && !self.guest_tf;
+                self.astray |= !seen && !self.guest_tf;
                 if !seen || (pending.window && !repeating) {
                     result.lose(LossReason::EventDelivery);
                 }

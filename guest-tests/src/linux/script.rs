@@ -1,36 +1,38 @@
 //! Scripts whose steps have names.
 
-use std::sync::OnceLock;
-
-use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
+use super::{LinuxImage, Step, UnderUmpire};
 
 /// How many lines of the kernel's log no kernel has that is well.
 const TROUBLE: &str = "dmesg >>/tmp/log; \
      grep -cE 'WARNING|BUG|Oops|lockup|general protection|unchecked MSR' /tmp/log || true";
 
 /// What the guest is to do.
-#[derive(Default)]
-pub(crate) struct Script {
+#[derive(Debug, Clone, Default)]
+pub struct Script {
     names: Vec<&'static str>,
     lines: Vec<String>,
 }
 
 /// What its steps printed.
-pub(crate) struct Log {
+#[derive(Debug, Clone)]
+pub struct Log {
     names: Vec<&'static str>,
     steps: Vec<Step>,
     errors: String,
 }
 
 impl Script {
-    pub(crate) fn step(mut self, name: &'static str, line: impl Into<String>) -> Self {
+    /// Adds a step: one shell command.
+    #[must_use]
+    pub fn step(mut self, name: &'static str, line: impl Into<String>) -> Self {
         self.names.push(name);
         self.lines.push(line.into());
         self
     }
 
     /// Loads a module; its messages are the output.
-    pub(crate) fn load(self, name: &'static str, module: &str, options: &str) -> Self {
+    #[must_use]
+    pub fn load(self, name: &'static str, module: &str, options: &str) -> Self {
         let line = format!(
             "dmesg -c >>/tmp/log; insmod /lib/modules/{module}.ko {options} && \
              dmesg | grep '{module}: PMC\\|{module}: CPU'"
@@ -39,7 +41,11 @@ impl Script {
     }
 
     /// Boots, runs the steps, and looks whether the kernel is well.
-    pub(crate) fn run(self, image: LinuxImage, flags: &[&str], options: &str) -> Log {
+    ///
+    /// # Panics
+    /// If L1, the guest or its kernel is not well.
+    #[must_use]
+    pub fn run(self, image: LinuxImage, flags: &[&str], options: &str) -> Log {
         let script = self.step("trouble", TROUBLE);
         let guest = UnderUmpire::new(image, flags).with_kernel_options(options);
         let ran = guest.run(&script.lines.join("\n"));
@@ -57,18 +63,33 @@ impl Script {
 }
 
 impl Log {
-    pub(crate) fn step(&self, name: &str) -> &Step {
+    /// The step of that name.
+    ///
+    /// # Panics
+    /// If the script has none.
+    #[must_use]
+    pub fn step(&self, name: &str) -> &Step {
         let at = self.names.iter().position(|found| *found == name);
         &self.steps[at.expect("a step of that name")]
     }
 
     /// What the step printed.
-    pub(crate) fn of(&self, name: &str) -> &str {
+    #[must_use]
+    pub fn of(&self, name: &str) -> &str {
         &self.step(name).output
     }
 
+    /// What `umpire` itself printed on stderr.
+    #[must_use]
+    pub fn errors(&self) -> &str {
+        &self.errors
+    }
+
     /// Checks that each of `lines` is part of what the step printed.
-    pub(crate) fn has(&self, name: &str, lines: &[&str]) {
+    ///
+    /// # Panics
+    /// If one is not.
+    pub fn has(&self, name: &str, lines: &[&str]) {
         let output = self.of(name);
         for line in lines {
             let errors = &self.errors;
@@ -80,23 +101,20 @@ impl Log {
     }
 
     /// Whether the step succeeded.
-    pub(crate) fn succeeded(&self, name: &str) -> bool {
+    #[must_use]
+    pub fn succeeded(&self, name: &str) -> bool {
         self.step(name).status == Some(0)
     }
 }
 
 /// The lines of an output that has `N`.
-pub(crate) fn lines<const N: usize>(output: &str) -> [&str; N] {
+///
+/// # Panics
+/// If it has not.
+#[must_use]
+pub fn lines<const N: usize>(output: &str) -> [&str; N] {
     let found: Vec<&str> = output.lines().collect();
     found
         .try_into()
         .unwrap_or_else(|_| panic!("not {N} lines:\n{output}"))
-}
-
-/// The guest with the modules, which are built once.
-pub(crate) fn image() -> LinuxImage {
-    static IMAGE: OnceLock<LinuxImage> = OnceLock::new();
-    let build = || LinuxImage::fetch().and_then(LinuxImage::with_arbiters);
-    let image = IMAGE.get_or_init(|| build().expect("the guest's image"));
-    image.clone()
 }

@@ -1,0 +1,267 @@
+//! The guest's debug registers are the guest's: what uses them in an unmodified Linux works with
+//! every model, and while counters run, as it does without a PMU. `perf`'s own tests, breakpoints
+//! as events, `gdb`, and a debugger of ours that is exact to the last hit.
+
+use std::sync::OnceLock;
+
+use guest_tests::linux::perf::{count, field};
+use guest_tests::linux::{LinuxImage, Log, Script};
+
+/// Without the NMI watchdog no counter is used before the script's.
+const NO_WATCHDOG: &str = "nmi_watchdog=0";
+
+const PERF_TESTS: &str = "perf test Breakpoint Watchpoint Sigtrap 'bp modify'";
+/// What they come to on an x86 whose debug registers work: x86 has no watchpoint for reads alone.
+const PERF_RESULTS: [(&str, &str); 9] = [
+    ("Breakpoint overflow signal handler", "Ok"),
+    ("Breakpoint overflow sampling", "Ok"),
+    ("Breakpoint accounting", "Ok"),
+    ("Read Only Watchpoint", "Skip (missing hardware support)"),
+    ("Write Only Watchpoint", "Ok"),
+    ("Read / Write Watchpoint", "Ok"),
+    ("Modify Watchpoint", "Ok"),
+    ("Sigtrap", "Ok"),
+    ("x86 bp modify", "Ok"),
+];
+
+/// A breakpoint and a watchpoint as events, and what else is in `with`; the report is the output.
+fn mem(with: &str) -> String {
+    format!(
+        "perf stat -x, -o /tmp/m -e mem:$(breakpoints where called):x:u \
+         -e mem:$(breakpoints where stored):w:u {with} breakpoints run 1000; cat /tmp/m"
+    )
+}
+
+const DEBUG: &str = "breakpoints debug 20";
+const DEBUGGED: &str = "hardware breakpoint: 20\n\
+     write watchpoint: 40\n\
+     access watchpoint: 60\n\
+     four slots: 20 40 20 20\n\
+     single step: 1280, wrong 0";
+
+/// `gdb` with these commands, without the lines that have a process's number.
+fn gdb(commands: &[&str]) -> String {
+    let commands: Vec<String> = commands
+        .iter()
+        .map(|line| format!("-ex '{line}'"))
+        .collect();
+    format!(
+        "gdb -q -batch -nx -ex 'set debuginfod enabled off' -ex 'set width 0' {} breakpoints 2>&1 | \
+         grep -v '^.Inferior'",
+        commands.join(" ")
+    )
+}
+
+fn gdb_breakpoints() -> String {
+    gdb(&[
+        "starti run 30",
+        "hbreak called",
+        "continue",
+        "continue",
+        "delete",
+        "watch *(long *)&stored",
+        "continue",
+        "continue",
+        "delete",
+        "awatch *(long *)&stored",
+        "continue",
+        "continue",
+        "delete",
+        "hbreak called",
+        "hbreak round_of_target",
+        "watch *(long *)&stored",
+        "awatch *((long *)&stored + 1)",
+        "continue",
+        "continue",
+        "continue",
+        "continue",
+    ])
+}
+
+const GDB_STOPS: [&str; 4] = ["Breakpoint ", "Old value = ", "New value = ", "Value = "];
+/// At what the commands above stop, and with which values.
+const GDB_STOPPED: [&str; 15] = [
+    // The function.
+    "Breakpoint 1",
+    "Breakpoint 1",
+    // The write watchpoint: rounds count down, and the second write of each is the complement.
+    "Old value = -30",
+    "New value = 28",
+    "Old value = 28",
+    "New value = -29",
+    // The access watchpoint: a write and a read.
+    "Old value = -29",
+    "New value = 27",
+    "Value = 27",
+    // All four: the second word, the first one, and in the next round both functions.
+    "Old value = 28",
+    "New value = 27",
+    "Old value = 27",
+    "New value = -28",
+    "Breakpoint 5",
+    "Breakpoint 4",
+];
+
+fn gdb_rdpmc() -> String {
+    gdb(&[
+        "starti count 3",
+        "hbreak *&rdpmc",
+        "continue",
+        "x/i $pc",
+        "stepi",
+        "x/i $pc",
+        "print ($rdx << 32 | $rax) != 0",
+        "stepi",
+        "x/i $pc",
+        "continue",
+        "x/i $pc",
+    ])
+}
+
+fn image() -> LinuxImage {
+    static IMAGE: OnceLock<LinuxImage> = OnceLock::new();
+    let fetch = || LinuxImage::fetch().and_then(LinuxImage::with_gdb);
+    IMAGE
+        .get_or_init(|| fetch().expect("the guest's image"))
+        .clone()
+}
+
+/// Everything that uses debug registers: before a counter was used, while one runs, and after.
+fn script() -> Script {
+    let gdb = gdb_breakpoints();
+    Script::default()
+        .step("mem before", mem(""))
+        .step("gdb before", &gdb)
+        .step(
+            "perf tests beside",
+            format!("perf stat -a -x, -o /tmp/t -e cycles {PERF_TESTS}"),
+        )
+        .step("counted", "cat /tmp/t")
+        .step("mem beside", mem("-e cycles"))
+        .step(
+            "debug beside",
+            format!("perf stat -x, -o /tmp/d -e cycles {DEBUG}"),
+        )
+        .step(
+            "debug beside PMIs",
+            format!("perf record -q -a -e cycles -c 10000000 -o /tmp/r {DEBUG}"),
+        )
+        .step(
+            "gdb beside",
+            format!("perf stat -a -x, -o /tmp/g -e cycles sh -c \"{gdb}\""),
+        )
+        .step("perf tests after", PERF_TESTS)
+        .step("mem after", mem(""))
+        .step("debug after", DEBUG)
+}
+
+/// Adds what needs a counter: RDPMC at CPL 3, under a debugger.
+fn with_rdpmc(script: Script) -> Script {
+    script
+        .step("rdpmc", "breakpoints rdpmc 20")
+        .step("gdb rdpmc", gdb_rdpmc())
+}
+
+/// The results of `perf test`, without colours.
+fn results(output: &str) -> Vec<(String, String)> {
+    let mut plain = String::new();
+    let mut rest = output;
+    while let Some((before, after)) = rest.split_once("\x1b[") {
+        plain += before;
+        rest = after.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';');
+        rest = rest.strip_prefix('m').unwrap_or(rest);
+    }
+    plain += rest;
+    let line = |line: &str| {
+        let (number, rest) = line.split_once(": ")?;
+        let (name, result) = rest.rsplit_once(':')?;
+        let numbered = number.trim().starts_with(|c: char| c.is_ascii_digit());
+        let (name, result) = (name.trim(), result.trim());
+        (numbered && !result.is_empty()).then(|| (name.to_owned(), result.to_owned()))
+    };
+    plain.lines().filter_map(line).collect()
+}
+
+fn check_perf_tests(log: &Log, step: &str) {
+    let found = results(log.of(step));
+    let expected = PERF_RESULTS.map(|(name, result)| (name.to_owned(), result.to_owned()));
+    assert_eq!(found, expected, "{step}:\n{}", log.of(step));
+}
+
+/// The two counts of [`mem`], which are exact.
+fn check_mem(log: &Log, step: &str) {
+    let report = log.of(step);
+    let counts = report
+        .lines()
+        .filter(|line| line.contains(",mem:"))
+        .map(|line| line.split(',').next().unwrap_or_default());
+    assert_eq!(
+        counts.collect::<Vec<_>>(),
+        ["1000", "2000"],
+        "{step}:\n{report}"
+    );
+}
+
+/// Each of [`script`]'s steps came to what it comes to without a PMU.
+fn check_debuggers(log: &Log) {
+    for step in ["perf tests beside", "perf tests after"] {
+        check_perf_tests(log, step);
+    }
+    for step in ["mem before", "mem beside", "mem after"] {
+        check_mem(log, step);
+    }
+    for step in ["debug beside", "debug beside PMIs", "debug after"] {
+        assert_eq!(log.of(step), DEBUGGED, "{step}");
+    }
+    let gdb = log.of("gdb before");
+    let stop = |line: &&str| GDB_STOPS.iter().any(|stop| line.starts_with(stop));
+    let stops = gdb.lines().filter(stop).map(|line| line.split(',').next());
+    let stops: Vec<_> = stops.flatten().collect();
+    assert_eq!(stops, GDB_STOPPED, "{gdb}");
+    assert_eq!(log.of("gdb beside"), gdb);
+}
+
+fn check_model(flags: &[&str]) {
+    let log = with_rdpmc(script()).run(image(), flags, NO_WATCHDOG);
+    check_debuggers(&log);
+    assert!(count(log.of("counted"), "cycles") > 0.0);
+    assert!(count(log.of("mem beside"), "cycles") > 0.0);
+    log.has(
+        "rdpmc",
+        &[
+            "single step over RDPMC: 20, with a count 20, breakpoint behind it 20, wrong 0",
+            "breakpoints on RDPMC and behind it: 20 20",
+        ],
+    );
+    log.has(
+        "gdb rdpmc",
+        &[
+            "<rdpmc>:\trdpmc",
+            "<after_rdpmc>:\tnop",
+            "$1 = 1",
+            "<after_rdpmc+1>:\tnop",
+        ],
+    );
+}
+
+#[test]
+fn debuggers_work_without_a_pmu() {
+    let log = script().run(image(), &["--pmu", "none"], NO_WATCHDOG);
+    check_debuggers(&log);
+    assert_eq!(field(log.of("counted"), "cycles"), "<not supported>");
+}
+
+#[test]
+fn debuggers_work_with_amd_core() {
+    check_model(&["--pmu", "amd-core"]);
+}
+
+#[test]
+fn debuggers_work_with_amd_perfmonv2() {
+    check_model(&["--pmu", "amd-perfmonv2"]);
+}
+
+#[test]
+fn debuggers_work_with_intel_v2() {
+    check_model(&["--cpu-vendor", "intel", "--pmu", "intel-v2"]);
+}
