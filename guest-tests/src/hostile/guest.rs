@@ -81,12 +81,10 @@ impl HostileGuest {
         let mut rng = Rng::new(seed);
         let deadly = rng.one_in(4);
         let patchable = turn(56, 2) == 1;
-        let handlers: Vec<u64> = match patchable {
-            true => (0..vcpus.into())
-                .map(|vcpu: u64| KERNEL_CODE + vcpu * CODE_STRIDE + HANDLER)
-                .collect(),
-            false => Vec::new(),
-        };
+        let handlers: Vec<u64> = (0..vcpus.into())
+            .filter(|_| patchable)
+            .map(|vcpu: u64| KERNEL_CODE + vcpu * CODE_STRIDE + HANDLER)
+            .collect();
         let mut guest = MicroGuest::new()
             .code(PD_LOW, large_pages(0))
             .code(PD_HIGH, large_pages(3 * GIB));

@@ -260,15 +260,14 @@ fn displaced(lab: &Lab, first: &'static [u8], cpl: u8) -> Result<()> {
     );
     // Not every KVM hands AC over to a handler.
     let inside = ran.word(DATA)? & AC;
-    let expected = match clac {
-        true => 0,
-        false => {
-            let watched = Setup {
-                trap: TrapMode::Breakpoint,
-                ..setup()
-            };
-            lab.run(&watched, &guest)?.word(DATA)? & AC
-        }
+    let expected = if clac {
+        0
+    } else {
+        let watched = Setup {
+            trap: TrapMode::Breakpoint,
+            ..setup()
+        };
+        lab.run(&watched, &guest)?.word(DATA)? & AC
     };
     ensure!(
         inside == expected,
@@ -341,13 +340,15 @@ fn modes(lab: &Lab) -> Result<()> {
     check(TrapMode::None, endbr, &[], false, 0xf3)
 }
 
+type Store = fn(&mut CodeAssembler) -> Written;
+
 /// Stores of every kind to the handler's page take place, and RDPMC is trapped all
 /// the time. The last one makes too many of them.
 fn stores(lab: &Lab, cpl: u8) -> Result<()> {
     /// In the page of the handler, and at its end.
     const HERE: u64 = (GP & !0xfff) + 0xf00;
     const END: u64 = (GP & !0xfff) + 0x1000;
-    let stores: [(&str, fn(&mut CodeAssembler) -> Written, u64); 9] = [
+    let stores: [(&str, Store, u64); 9] = [
         ("a byte", |a| a.mov(byte_ptr(HERE), al), 0x88),
         ("a word", |a| a.mov(word_ptr(HERE), ax), 0x7788),
         ("a doubleword", |a| a.mov(dword_ptr(HERE), eax), 0x5566_7788),
@@ -828,6 +829,8 @@ fn stepped(lab: &Lab) -> Result<()> {
     let expected = [Armed::Patch, Armed::Breakpoint(Some(PatchRefusal::Stepped))];
     ensure!(armed(&ran) == expected, "{:?}", armed(&ran));
     Ok(())
+}
+
 /// A guest that jumps to its handler with TF set has a #DB behind each instruction.
 fn stepped_by_the_guest(lab: &Lab) -> Result<()> {
     /// Behind the ENDBR64 and a NOP.
@@ -864,7 +867,11 @@ fn stepped_by_the_guest(lab: &Lab) -> Result<()> {
         b: 0,
         c: 0,
     };
-    ensure!(ran.log == [at(GP), at(GP + 4), at(GP + 5)], "{:x?}", ran.log);
+    ensure!(
+        ran.log == [at(GP), at(GP + 4), at(GP + 5)],
+        "{:x?}",
+        ran.log
+    );
     ensure!(armed(&ran) == [Armed::Patch], "{:?}", armed(&ran));
     Ok(())
 }

@@ -43,11 +43,11 @@ impl Handler {
 
     fn check(self, ran: &LabRun) -> Result<()> {
         let armed = ran.events(|event| matches!(event, TrapEvent::Armed(_)));
-        let right = match (self, armed.as_slice()) {
+        let right = matches!(
+            (self, armed.as_slice()),
             (Watched, [TrapEvent::Armed(Armed::Breakpoint(Some(_)))])
-            | (Patched, [TrapEvent::Armed(Armed::Patch)]) => true,
-            _ => false,
-        };
+                | (Patched, [TrapEvent::Armed(Armed::Patch)])
+        );
         ensure!(right, "RDPMC was trapped by {armed:?}");
         Ok(())
     }

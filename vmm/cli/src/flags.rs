@@ -15,7 +15,6 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use vmm::vcpu::TrapMode;
 
 use crate::exit::ExitStatus;
 pub use perfmon::{PartFlag, PerfmonFlags};
@@ -260,12 +259,6 @@ impl Bench {
             | Self::Perfmon(PerfmonFlags { measured, .. }) => measured.output,
         }
     }
-}
-
-fn rdpmc_trap(word: &str) -> Result<TrapMode, &'static str> {
-    // Without a trap there is nothing to measure.
-    let trap = vmm::config::trap_mode(word).filter(|trap| *trap != TrapMode::None);
-    trap.ok_or("it must be auto, patch or breakpoint")
 }
 
 /// Why there is nothing to do: a text to print and the status to end with.

@@ -170,6 +170,8 @@ impl GpWatch {
         debug: &mut DebugControl,
         stepped: bool,
     ) -> Result<bool, VcpuError> {
+        // Who changes a patch waits for all that are inside.
+        self.traps.leave();
         if self.traps.mode() == TrapMode::None {
             return Ok(false);
         }
@@ -273,10 +275,11 @@ impl GpWatch {
         self.look_at.is_some_and(|at| at <= rdtsc()) || stepped && self.armed == Armed::Patch
     }
 
-    /// The handler is to be looked at before the next entry, if it is watched: a PMI's
-    /// handler is likely to read counters.
-    pub(crate) fn look_soon(&mut self) {
-        if self.gate.is_some() {
+    /// The handler is to be looked at before the next entry, if it is watched and the
+    /// last look is `fresh_for` TSC ticks old: a PMI's handler is likely to read counters.
+    pub(crate) fn look_soon(&mut self, fresh_for: u64) {
+        let old = |found: Found| rdtsc().wrapping_sub(found.tsc) >= fresh_for;
+        if self.gate.is_some() && self.found.is_none_or(old) {
             self.look_at = Some(0);
         }
     }

@@ -16,7 +16,7 @@ pub(crate) use context::{CpuContext, Gate, cpl};
 pub use displaced::PatchRefusal;
 pub(crate) use displaced::{Displaced, LONGEST, OUT, OUT_SIZE, patch_site};
 pub(crate) use frame::{ExceptionFrame, Return};
-pub(crate) use paging::{PAGE, page_of};
+pub(crate) use paging::page_of;
 pub(crate) use patches::{Patch, Patches};
 pub(crate) use rdpmc::{GP_VECTOR, Presented, Rdpmc, RdpmcTrap, inspect};
 pub(crate) use step_targets::StepInputs;

@@ -56,7 +56,7 @@ impl Traps {
         };
         let delivery = pmi::send(vcpu, lent.vm, vendor, lvtpc)?;
         pmu.pmi_sent();
-        self.gp.look_soon();
+        self.gp.look_soon(self.debug.fresh_for());
         let event = TrapEvent::Pmi {
             request,
             delivery,

@@ -6,7 +6,8 @@ use std::os::fd::FromRawFd;
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-use crate::trap::PAGE;
+/// Bytes of a page of the host's.
+const PAGE_SIZE: usize = 0x1000;
 
 /// Memory of `size` bytes, as a file that nobody else sees.
 pub(crate) fn unnamed_file(size: u64) -> io::Result<File> {
@@ -25,18 +26,18 @@ pub(crate) fn unnamed_file(size: u64) -> io::Result<File> {
 /// `writable` again.
 pub(crate) fn protect_page(memory: &GuestMemoryMmap, page: u64, writable: bool) -> io::Result<()> {
     let outside = |_| io::Error::from_raw_os_error(libc::EFAULT);
-    let whole = memory.check_range(GuestAddress(page), PAGE as usize);
+    let whole = memory.check_range(GuestAddress(page), PAGE_SIZE);
     let address = memory
         .get_host_address(GuestAddress(page))
         .map_err(outside)?;
-    if !whole || address.addr() % PAGE as usize != 0 {
+    if !whole || address.addr() % PAGE_SIZE != 0 {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
     // SAFETY: the page was just found to lie in one of `memory`'s mappings, which
     // stays mapped and readable; accesses of guest memory go through vm-memory's
     // volatile accessors, no reference to it exists.
-    match unsafe { libc::mprotect(address.cast(), PAGE as usize, protection) } {
+    match unsafe { libc::mprotect(address.cast(), PAGE_SIZE, protection) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -6,7 +6,7 @@ use kvm_bindings::kvm_sregs;
 use crate::memory::GuestBytes;
 
 /// Bytes of the smallest page.
-pub(crate) const PAGE: u64 = 0x1000;
+pub(super) const PAGE: u64 = 0x1000;
 
 /// The page in which `address` is.
 pub(crate) fn page_of(address: u64) -> u64 {

@@ -105,7 +105,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::trap::PAGE;
+    use crate::trap::paging::PAGE;
 
     fn endbr() -> Displaced {
         Displaced::of([0xf3, 0x0f, 0x1e, 0xfa]).unwrap()
