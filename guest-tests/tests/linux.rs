@@ -210,6 +210,25 @@ fn each_rdpmc_trap_serves_debians_kernel() {
     }
 }
 
+/// The trap that leaves the guest's text alone; the others use the default, a patched byte.
+#[test]
+fn amd_core_counts_and_samples_with_the_breakpoint_trap() {
+    let flags = [
+        "--pmu",
+        "amd-core",
+        "--cpus",
+        "2",
+        "--rdpmc-trap",
+        "breakpoint",
+    ];
+    check_model(
+        &flags,
+        "cycles",
+        &["cycles"],
+        &["core perfctr, AMD PMU driver"],
+    );
+}
+
 /// Four vCPUs on two cores, all busy: each gets on, and their cycles are those of two cores.
 #[test]
 fn vcpus_share_cores_under_debians_kernel() {
@@ -263,4 +282,26 @@ fn without_a_pmu_the_kernel_finds_none() {
         assert!(!dmesg.contains("Broken BIOS"), "{dmesg}");
         assert_eq!(field(&steps[1].output, "cycles"), "<not supported>");
     }
+}
+
+/// Without a trap KVM's #GP ends the kernel, at its first RDPMC and not before.
+#[test]
+fn without_a_trap_the_kernel_ends_at_its_first_rdpmc() {
+    let image = LinuxImage::fetch().expect("the guest's image");
+    let guest = UnderUmpire::new(image, &["--pmu", "amd-core", "--rdpmc-trap", "none"])
+        .with_kernel_options("nmi_watchdog=0 oops=panic");
+    let script = format!("{LOG}\nperf stat -e cycles true\necho went on");
+    let (console, errors) = guest.run_to_any_end(&script);
+    for line in [
+        "AMD PMU driver",
+        "general protection fault",
+        "RIP: 0010:native_read_pmc",
+        "Kernel panic - not syncing: Fatal exception",
+    ] {
+        assert!(
+            console.contains(line),
+            "no {line:?} in:\n{console}\n{errors}"
+        );
+    }
+    assert!(!console.contains("#### begin 3"), "{console}");
 }

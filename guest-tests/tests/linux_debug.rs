@@ -10,7 +10,11 @@ use guest_tests::linux::{LinuxImage, Log, Script};
 /// Without the NMI watchdog no counter is used before the script's.
 const NO_WATCHDOG: &str = "nmi_watchdog=0";
 
-const PERF_TESTS: &str = "perf test Breakpoint Watchpoint Sigtrap 'bp modify'";
+/// L1 loses one hit of a breakpoint in some 400 000, also without a PMU (docs/testing.md, "Limits
+/// of L1"), and these tests count ten thousands: so one that fails has two tries more.
+const PERF_TESTS: &str = "for i in 1 2 3; do \
+     perf test Breakpoint Watchpoint Sigtrap 'bp modify' >/tmp/p 2>&1; \
+     grep -q FAILED /tmp/p || break; done; cat /tmp/p";
 /// What they come to on an x86 whose debug registers work: x86 has no watchpoint for reads alone.
 const PERF_RESULTS: [(&str, &str); 9] = [
     ("Breakpoint overflow signal handler", "Ok"),
@@ -24,11 +28,21 @@ const PERF_RESULTS: [(&str, &str); 9] = [
     ("x86 bp modify", "Ok"),
 ];
 
-/// A breakpoint and a watchpoint as events, and what else is in `with`; the report is the output.
+/// Rounds of [`mem`].
+const ROUNDS: u32 = 300;
+
+/// A breakpoint and a watchpoint as events, and what else is in `with`, three times; the reports
+/// are the output.
 fn mem(with: &str) -> String {
+    let program = format!("breakpoints run {ROUNDS}");
+    mem_of(with, &program)
+}
+
+fn mem_of(with: &str, program: &str) -> String {
     format!(
-        "perf stat -x, -o /tmp/m -e mem:$(breakpoints where called):x:u \
-         -e mem:$(breakpoints where stored):w:u {with} breakpoints run 1000; cat /tmp/m"
+        "rm -f /tmp/m; for i in 1 2 3; do perf stat -x, --append -o /tmp/m \
+         -e mem:$(breakpoints where called):x:u -e mem:$(breakpoints where stored):w:u \
+         {with} {program}; done; cat /tmp/m"
     )
 }
 
@@ -126,6 +140,11 @@ fn image() -> LinuxImage {
         .clone()
 }
 
+/// The bytes of the kernel's #GP handler while a counter runs, as the kernel itself sees them.
+const HANDLER: &str = "at=$(grep -w asm_exc_general_protection /proc/kallsyms | cut -d' ' -f1); \
+     perf stat -a -x, -o /tmp/h -e cycles \
+     gdb -q -batch -nx -ex 'core-file /proc/kcore' -ex \"x/4xb 0x$at\" 2>&1 | grep '^0x'";
+
 /// Everything that uses debug registers: before a counter was used, while one runs, and after.
 fn script() -> Script {
     let gdb = gdb_breakpoints();
@@ -134,7 +153,7 @@ fn script() -> Script {
         .step("gdb before", &gdb)
         .step(
             "perf tests beside",
-            format!("perf stat -a -x, -o /tmp/t -e cycles {PERF_TESTS}"),
+            format!("perf stat -a -x, -o /tmp/t -e cycles sh -c \"{PERF_TESTS}\""),
         )
         .step("counted", "cat /tmp/t")
         .step("mem beside", mem("-e cycles"))
@@ -159,6 +178,7 @@ fn script() -> Script {
 fn with_rdpmc(script: Script) -> Script {
     script
         .step("rdpmc", "breakpoints rdpmc 20")
+        .step("handler", HANDLER)
         .step("gdb rdpmc", gdb_rdpmc())
 }
 
@@ -188,18 +208,22 @@ fn check_perf_tests(log: &Log, step: &str) {
     assert_eq!(found, expected, "{step}:\n{}", log.of(step));
 }
 
-/// The two counts of [`mem`], which are exact.
+/// The counts of [`mem`]: all there, but for the hit that L1 may lose.
 fn check_mem(log: &Log, step: &str) {
     let report = log.of(step);
-    let counts = report
-        .lines()
-        .filter(|line| line.contains(",mem:"))
-        .map(|line| line.split(',').next().unwrap_or_default());
-    assert_eq!(
-        counts.collect::<Vec<_>>(),
-        ["1000", "2000"],
-        "{step}:\n{report}"
-    );
+    for (kind, exact) in [(":x:u", ROUNDS), (":w:u", 2 * ROUNDS)] {
+        let lines = report.lines().filter(|line| line.contains(kind));
+        let counts = lines.map(|line| line.split(',').next().and_then(|text| text.parse().ok()));
+        let counts: Option<Vec<u32>> = counts.collect();
+        let counts = counts.unwrap_or_else(|| panic!("{step}: not counted:\n{report}"));
+        assert_eq!(counts.len(), 3, "{step}:\n{report}");
+        assert!(counts.contains(&exact), "{step}:\n{report}");
+        let near = exact - exact / 100..=exact;
+        assert!(
+            counts.iter().all(|count| near.contains(count)),
+            "{step}:\n{report}"
+        );
+    }
 }
 
 /// Each of [`script`]'s steps came to what it comes to without a PMU.
@@ -221,8 +245,10 @@ fn check_debuggers(log: &Log) {
     assert_eq!(log.of("gdb beside"), gdb);
 }
 
+/// A model, with RDPMC trapped by a patched byte: CLAC's first one has become that of an OUT.
 fn check_model(flags: &[&str]) {
     let log = with_rdpmc(script()).run(image(), flags, NO_WATCHDOG);
+    log.has("handler", &["0xe6\t0x01\t0xca"]);
     check_debuggers(&log);
     assert!(count(log.of("counted"), "cycles") > 0.0);
     assert!(count(log.of("mem beside"), "cycles") > 0.0);
@@ -256,12 +282,38 @@ fn debuggers_work_with_amd_core() {
     check_model(&["--pmu", "amd-core"]);
 }
 
+/// Here the patch is asked for: what cannot be patched would end the guest.
 #[test]
 fn debuggers_work_with_amd_perfmonv2() {
-    check_model(&["--pmu", "amd-perfmonv2"]);
+    check_model(&["--pmu", "amd-perfmonv2", "--rdpmc-trap", "patch"]);
 }
 
 #[test]
 fn debuggers_work_with_intel_v2() {
     check_model(&["--cpu-vendor", "intel", "--pmu", "intel-v2"]);
+}
+
+/// The breakpoint takes the debug registers while counters are enabled: what the guest sets works
+/// a millisecond later, and again at once when the counters have stopped. The guest's text is its
+/// own.
+#[test]
+fn debug_registers_come_late_with_the_breakpoint_trap() {
+    let late = mem_of("-a -e cycles", &format!("breakpoints late {ROUNDS}"));
+    let script = Script::default()
+        .step("mem before", mem(""))
+        .step("handler", HANDLER)
+        .step("mem beside", late)
+        .step("rest", "sleep 1; spin 0.5")
+        .step("perf tests after", PERF_TESTS)
+        .step("mem after", mem(""))
+        .step("debug after", DEBUG);
+    let flags = ["--pmu", "amd-core", "--rdpmc-trap", "breakpoint"];
+    let log = script.run(image(), &flags, NO_WATCHDOG);
+    log.has("handler", &["0x0f\t0x01\t0xca"]);
+    for step in ["mem before", "mem beside", "mem after"] {
+        check_mem(&log, step);
+    }
+    assert!(count(log.of("mem beside"), "cycles") > 0.0);
+    check_perf_tests(&log, "perf tests after");
+    assert_eq!(log.of("debug after"), DEBUGGED);
 }

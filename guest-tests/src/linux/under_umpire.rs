@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{COMMAND_LINE, LinuxImage, Step, steps};
 use crate::l1::tool::last_lines;
-use crate::l1::{End, Machine, Run};
+use crate::l1::{End, Machine, Output, Run};
 use crate::umpire;
 
 /// One guest at a time: two emulated machines on two processors would measure each other.
@@ -66,21 +66,7 @@ impl UnderUmpire {
     /// If L1 or the guest fails, or does not come to the end of the script.
     #[must_use]
     pub fn run(&self, script: &str) -> LinuxRun {
-        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let guest = self.image.with_script(script).expect("the initramfs");
-        let run = Run::new(umpire::path())
-            .args(["run", "--memory", "512", "--timeout", "180"])
-            .args(["--cmdline", &self.command_line])
-            .args(&self.flags)
-            .arg("--kernel")
-            .arg(guest.kernel())
-            .arg("--initrd")
-            .arg(guest.initrd());
-        let machine = Machine::new()
-            .memory_mib(2048)
-            .smp(self.processors)
-            .timeout(TIMEOUT);
-        let output = machine.output(&run).expect("L1 works");
+        let output = self.boot(script);
         let out = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(
@@ -97,6 +83,39 @@ impl UnderUmpire {
             "{out}\n{errors}"
         );
         LinuxRun { steps, errors }
+    }
+
+    /// Runs `script` until the guest is gone, which may be in the middle of it, and gives the
+    /// guest's console and what `umpire` printed on stderr.
+    ///
+    /// # Panics
+    /// If L1 fails, or the guest has not ended in time.
+    #[must_use]
+    pub fn run_to_any_end(&self, script: &str) -> (String, String) {
+        let output = self.boot(script);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (out, errors) = (text(&output.stdout), text(&output.stderr));
+        let ended = !matches!(output.outcome.end, End::TimedOut | End::Exited(124));
+        assert!(ended, "{out}\n{errors}");
+        (out, errors)
+    }
+
+    fn boot(&self, script: &str) -> Output {
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let guest = self.image.with_script(script).expect("the initramfs");
+        let run = Run::new(umpire::path())
+            .args(["run", "--memory", "512", "--timeout", "180"])
+            .args(["--cmdline", &self.command_line])
+            .args(&self.flags)
+            .arg("--kernel")
+            .arg(guest.kernel())
+            .arg("--initrd")
+            .arg(guest.initrd());
+        let machine = Machine::new()
+            .memory_mib(2048)
+            .smp(self.processors)
+            .timeout(TIMEOUT);
+        machine.output(&run).expect("L1 works")
     }
 }
 
