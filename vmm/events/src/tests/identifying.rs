@@ -279,7 +279,7 @@ proptest! {
             let is_it = |name: &&str| {
                 **name == rest || chosen.is_empty() && name.starts_with(event)
             };
-            prop_assert!(of_table.iter().any(|name| is_it(&name)), "{} r{:x}: {:?}", rest, code, found);
+            prop_assert!(of_table.iter().any(is_it), "{} r{:x}: {:?}", rest, code, found);
         }
     }
 
