@@ -3,6 +3,7 @@
 use std::io;
 
 use umpire_bench::{BenchError, Measurement, Outcome, PerfmonOptions};
+use vmm::vcpu::TrapMode;
 
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{Bench, PerfmonFlags};
@@ -30,7 +31,11 @@ fn lowered(what: Bench) -> Measurement {
         } => Measurement::Traps {
             counters: measured.counters,
             iterations,
-            rdpmc_trap,
+            rdpmc_trap: match rdpmc_trap.as_str() {
+                "patch" => TrapMode::Patch,
+                "breakpoint" => TrapMode::Breakpoint,
+                _ => TrapMode::Auto,
+            },
         },
         Bench::Neighbour { iterations, .. } => Measurement::Neighbour { iterations },
         Bench::Pcr { iterations, .. } => Measurement::Pcr { iterations },

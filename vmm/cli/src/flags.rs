@@ -177,8 +177,9 @@ pub enum Bench {
         iterations: u32,
         /// How RDPMC is trapped, as in `umpire run`; a breakpoint makes every exit dearer
         /// on some KVMs, and adds a column with the bare exit under that breakpoint
-        #[arg(long, value_name = "HOW", default_value = "auto", value_parser = rdpmc_trap)]
-        rdpmc_trap: TrapMode,
+        #[arg(long, value_name = "HOW", default_value = "auto",
+              value_parser = ["auto", "patch", "breakpoint"])]
+        rdpmc_trap: String,
     },
     /// Round trips of trapped PMU accesses beside a hostile VM and beside a quiet one
     Neighbour {
