@@ -187,3 +187,18 @@ fn nobody_is_inside_during_a_change() {
         }
     });
 }
+
+#[test]
+fn what_was_restored_is_patched_again_after_the_next_look() {
+    let (traps, memory) = traps();
+    let mut vcpu = VcpuTraps::new(traps.clone(), VcpuId(0));
+    vcpu.watch(HANDLER, endbr()).unwrap();
+    traps.restore();
+    assert_eq!(byte(&memory), ENDBR64[0]);
+    assert!(!vcpu.enter(KickTarget::current()), "it has to look");
+    vcpu.watch(HANDLER, endbr()).unwrap();
+    assert_eq!(byte(&memory), OUT);
+    traps.give_up(PatchRefusal::Stepped);
+    assert_eq!(byte(&memory), ENDBR64[0]);
+    assert_eq!(vcpu.watch(HANDLER, endbr()), Err(PatchRefusal::Stepped));
+}
