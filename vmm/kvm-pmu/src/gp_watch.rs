@@ -15,8 +15,8 @@ use crate::registers::VcpuAccess;
 use crate::sys::{KickTarget, rdtsc};
 use crate::thread::earliest;
 use crate::trap::{
-    CpuContext, DR6_BS, Displaced, GP_VECTOR, Gate, LONGEST, OUT_SIZE, PatchRefusal, Rdpmc,
-    RdpmcTrap, Return, inspect, patch_site,
+    CpuContext, DR6_BS, Displaced, GP_VECTOR, Gate, GateKind, LONGEST, OUT_SIZE, PatchRefusal,
+    Rdpmc, RdpmcTrap, Return, inspect, patch_site,
 };
 use crate::vm_traps::{TrapMode, VcpuTraps, VmTraps};
 
@@ -396,7 +396,7 @@ impl GpWatch {
         memory: &dyn GuestBytes,
         port: u16,
     ) -> Result<Option<OutStop>, VcpuError> {
-        if self.traps.mode() == TrapMode::None || !Displaced::is_port(port) || vcpu.in_smm() {
+        if !Displaced::is_port(port) || vcpu.in_smm() {
             return Ok(None);
         }
         let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
@@ -418,6 +418,8 @@ impl GpWatch {
         };
         let known = self.gate.and_then(stop_at);
         let found = known.or_else(|| context.gate(GP_VECTOR).and_then(stop_at));
+        // In other code the bytes behind an OUT are instructions of their own.
+        let found = found.filter(|(gate, _)| gate.kind == GateKind::Bits64);
         let Some((gate, (ip, pending))) = found else {
             return Ok(None);
         };
@@ -438,21 +440,24 @@ impl GpWatch {
     }
 
     /// Deals with a stop at the OUT, which KVM has completed: a legal RDPMC is
-    /// emulated and the frame popped, otherwise the handler goes on behind the
-    /// instruction that the OUT stands in for.
+    /// emulated and the frame popped, otherwise, and for a vCPU without a PMU, the
+    /// handler goes on behind the instruction that the OUT stands in for.
     pub(crate) fn on_out(
         vcpu: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
         stop: OutStop,
-        pmu: (&mut VcpuPmu, &mut CorePmu),
+        pmu: Option<(&mut VcpuPmu, &mut CorePmu)>,
     ) -> Result<TrapEvent, VcpuError> {
         let context = CpuContext {
             regs: &stop.regs,
             sregs: &stop.sregs,
             memory,
         };
-        let (event, after) = emulate(&context, &stop.gate, false, pmu);
+        let (event, after) = match pmu {
+            Some(pmu) => emulate(&context, &stop.gate, false, pmu),
+            None => (TrapEvent::ForeignGp, None),
+        };
         match after {
             Some(after) if finish(vcpu, debug, &after)? => {}
             _ => {

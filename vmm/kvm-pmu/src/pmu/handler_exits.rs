@@ -9,6 +9,7 @@ use crate::gp_watch::{GpWatch, OutStop};
 use crate::observe::{Armed, TrapEvent};
 use crate::registers::VcpuAccess;
 use crate::thread::ThreadContext;
+use crate::trap::page_of;
 
 /// `immediate_exit` set by us; a kick sets it to 1.
 const COMPLETE: u8 = 2;
@@ -68,11 +69,8 @@ impl Traps {
         stop: OutStop,
     ) -> Result<ExitOwner, KvmPmuError> {
         self.registers_wanted = SYNCED_EXITS;
-        let pmu = (&mut self.pmu, lent.thread.counters_mut());
-        let (Some(pmu), Some(core)) = pmu else {
-            return Ok(ExitOwner::Vmm);
-        };
-        let event = GpWatch::on_out(vcpu, lent.memory, &mut self.debug, stop, (pmu, core))?;
+        let pmu = self.pmu.as_mut().zip(lent.thread.counters_mut());
+        let event = GpWatch::on_out(vcpu, lent.memory, &mut self.debug, stop, pmu)?;
         lent.observer.event(vcpu.id(), event);
         Ok(ExitOwner::Pmu)
     }
@@ -101,7 +99,7 @@ impl Traps {
         page: Option<u64>,
         changed: bool,
     ) -> ExitOwner {
-        if self.gp.written(page) {
+        if self.gp.written(page.map(page_of)) {
             lent.observer.event(vcpu, TrapEvent::HandlerWritten);
         } else if !changed && !self.gp.has_news() {
             return ExitOwner::Vmm;
