@@ -59,7 +59,12 @@ fn find(context: &CpuContext<'_>, gate: &Gate) -> Option<Rdpmc> {
     if frame.error != 0 || (cpl != 0 && context.sregs.cr4 & CR4_PCE == 0) {
         return None;
     }
-    let (base, bitness) = code_segment(context, &frame)?;
+    // The handler's segment is loaded; any other one is looked up.
+    let (base, bitness) = if frame.cs == context.sregs.cs.selector {
+        (context.code_base(), context.bitness())
+    } else {
+        code_segment(context, &frame)?
+    };
     let mut bytes = [0; MAX_INSTRUCTION];
     let len = context.read_linear(base.wrapping_add(frame.ip), &mut bytes);
     let mut decoder = Decoder::with_ip(bitness, &bytes[..len], frame.ip, DecoderOptions::NONE);
