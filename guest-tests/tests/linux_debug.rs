@@ -46,7 +46,8 @@ fn mem_of(with: &str, program: &str) -> String {
     )
 }
 
-const DEBUG: &str = "breakpoints debug 20";
+/// Three times, as [`PERF_TESTS`].
+const DEBUG: &str = "sh -c 'for i in 1 2 3; do breakpoints debug 20; done'";
 const DEBUGGED: &str = "hardware breakpoint: 20\n\
      write watchpoint: 40\n\
      access watchpoint: 60\n\
@@ -226,6 +227,11 @@ fn check_mem(log: &Log, step: &str) {
     }
 }
 
+fn check_debug(log: &Log, step: &str) {
+    let output = log.of(step);
+    assert!(output.contains(DEBUGGED), "{step}:\n{output}");
+}
+
 /// Each of [`script`]'s steps came to what it comes to without a PMU.
 fn check_debuggers(log: &Log) {
     for step in ["perf tests beside", "perf tests after"] {
@@ -235,7 +241,7 @@ fn check_debuggers(log: &Log) {
         check_mem(log, step);
     }
     for step in ["debug beside", "debug beside PMIs", "debug after"] {
-        assert_eq!(log.of(step), DEBUGGED, "{step}");
+        check_debug(log, step);
     }
     let gdb = log.of("gdb before");
     let stop = |line: &&str| GDB_STOPS.iter().any(|stop| line.starts_with(stop));
@@ -315,5 +321,5 @@ fn debug_registers_come_late_with_the_breakpoint_trap() {
     }
     assert!(count(log.of("mem beside"), "cycles") > 0.0);
     check_perf_tests(&log, "perf tests after");
-    assert_eq!(log.of("debug after"), DEBUGGED);
+    check_debug(&log, "debug after");
 }

@@ -834,7 +834,7 @@ fn stepped(lab: &Lab) -> Result<()> {
 /// A guest that jumps to its handler with TF set has a #DB behind each instruction.
 fn stepped_by_the_guest(lab: &Lab) -> Result<()> {
     /// Behind the ENDBR64 and a NOP.
-    const LAST: i32 = GP as i32 + 5;
+    const LAST: i32 = 0x10_0000 + 0x8_0000 + 13 * 0x100 + 5;
     let program = Program::new()?.handler(1, |a| {
         let mut on = a.create_label();
         a.mov(rax, qword_ptr(rsp))?;
