@@ -1,6 +1,6 @@
 //! Time as the types that keep an instant, a length of time and their units apart.
 
-use core::ops::{Add, AddAssign, Sub};
+use core::ops::{Add, AddAssign, Mul, Sub};
 
 /// An instant: a value of the caller's clock. On hardware that is the time stamp
 /// counter of the host.
@@ -52,6 +52,16 @@ impl AddAssign for Ticks {
     #[inline]
     fn add_assign(&mut self, other: Ticks) {
         *self = *self + other;
+    }
+}
+
+impl Mul<u64> for Ticks {
+    type Output = Ticks;
+
+    /// So many of them, at most [`u64::MAX`].
+    #[inline]
+    fn mul(self, times: u64) -> Ticks {
+        Ticks(self.0.saturating_mul(times))
     }
 }
 

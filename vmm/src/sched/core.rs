@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pmu_virt::CorePmu;
+use kvm_pmu::now;
+use pmu_virt::{CorePmu, Ticks, Tsc};
 use vmm_control::{CoreQuantities, JobQueue, close_core};
 
 use super::exchange::CoreExchange;
@@ -14,7 +15,7 @@ use super::report::CoreReport;
 use crate::control::VcpuThread;
 use crate::cores::{CorePlan, CpuList};
 use crate::kvm::VcpuId;
-use crate::sys::{SignalMask, hold_pending_signal, pin_this_thread, rdtsc};
+use crate::sys::{SignalMask, hold_pending_signal, pin_this_thread};
 use crate::vcpu::{
     RunOutcome, Runnability, ThreadContext, Timeslice, Vcpu, VcpuControl, VcpuEnd, VcpuFailure,
 };
@@ -46,7 +47,7 @@ pub struct CoreThread {
     pace: Pace,
     tsc_khz: u32,
     /// Other cores are not asked before, as that interrupts them.
-    ask_at: u64,
+    ask_at: Tsc,
     attempt: usize,
     report: CoreReport,
     /// What the control socket wants done for the core.
@@ -88,7 +89,7 @@ impl CoreThread {
             last: None,
             pace,
             tsc_khz,
-            ask_at: 0,
+            ask_at: Tsc(0),
             attempt: index,
             report: CoreReport::default(),
             jobs: None,
@@ -112,7 +113,7 @@ impl CoreThread {
     pub fn run(mut self, vcpus: Vec<Vcpu>, mut on_end: impl FnMut(CoreEnd)) -> CoreReport {
         let began = Instant::now();
         for vcpu in vcpus {
-            self.admit(vcpu, 0).map(&mut on_end);
+            self.admit(vcpu, Ticks(0)).map(&mut on_end);
         }
         while !self.control.stopping() {
             for vcpu in self.exchange.collect(self.index) {
@@ -139,11 +140,11 @@ impl CoreThread {
 
     /// One step of the queue's; a vCPU that ended in it.
     fn act(&mut self) -> Option<CoreEnd> {
-        match self.queue.next(rdtsc()) {
+        match self.queue.next(now()) {
             Action::Run { vcpu, until } => self.enter(vcpu, until),
             Action::Probe(vcpu) => self.probe(vcpu),
             Action::Wait { until } => {
-                let rest = until.map(|until| self.duration(until.saturating_sub(rdtsc())));
+                let rest = until.map(|until| self.duration(until - now()));
                 let began = Instant::now();
                 self.exchange.wait(self.index, rest);
                 self.was_idle(began.elapsed());
@@ -152,7 +153,7 @@ impl CoreThread {
         }
     }
 
-    fn enter(&mut self, id: VcpuId, until: Option<u64>) -> Option<CoreEnd> {
+    fn enter(&mut self, id: VcpuId, until: Option<Tsc>) -> Option<CoreEnd> {
         self.switch_to(id);
         let timeslice = Timeslice {
             until,
@@ -164,7 +165,7 @@ impl CoreThread {
             Ok(RunOutcome::Paused(runnability)) => {
                 self.report.locked_out +=
                     u64::from(matches!(runnability, Runnability::LockedOut { .. }));
-                if self.queue.left(rdtsc(), runnability) {
+                if self.queue.left(now(), runnability) {
                     self.report.halts += 1;
                     return self.expect_wake(id);
                 }
@@ -175,8 +176,8 @@ impl CoreThread {
         }
     }
 
-    fn duration(&self, ticks: u64) -> Duration {
-        let ns = u128::from(ticks) * 1_000_000 / u128::from(self.tsc_khz);
+    fn duration(&self, ticks: Ticks) -> Duration {
+        let ns = u128::from(ticks.0) * 1_000_000 / u128::from(self.tsc_khz);
         Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
@@ -184,7 +185,7 @@ impl CoreThread {
     /// the next, so a vCPU whose timer is due is asked twice.
     fn probe(&mut self, id: VcpuId) -> Option<CoreEnd> {
         let began = Instant::now();
-        let due = self.queue.is_due(rdtsc(), id);
+        let due = self.queue.is_due(now(), id);
         let vcpu = self.vcpus.get_mut(&id)?;
         let mut outcome = vcpu.probe(&mut self.thread, self.mask);
         if due && matches!(outcome, Ok(RunOutcome::Paused(Runnability::Idle))) {
@@ -195,7 +196,7 @@ impl CoreThread {
         match outcome {
             Ok(RunOutcome::Paused(runnability)) => {
                 self.report.wakes += u64::from(runnability == Runnability::Runnable);
-                self.queue.probed(rdtsc(), id, runnability);
+                self.queue.probed(now(), id, runnability);
                 if due && runnability == Runnability::Idle {
                     self.expect_wake(id)
                 } else {
@@ -273,11 +274,11 @@ impl CoreThread {
     }
 
     /// A vCPU that nobody has run yet, or that another core has left.
-    /// That has cost `cost` ticks.
-    fn admit(&mut self, mut vcpu: Vcpu, cost: u64) -> Option<CoreEnd> {
+    /// That has cost `cost`.
+    fn admit(&mut self, mut vcpu: Vcpu, cost: Ticks) -> Option<CoreEnd> {
         match vcpu.runnability() {
             Ok(runnability) => {
-                self.queue.admit(rdtsc(), vcpu.id(), runnability, cost);
+                self.queue.admit(now(), vcpu.id(), runnability, cost);
                 vcpu.moves_to(self.index);
                 self.tally.arrive(vcpu.id().0.into(), vcpu.quantities());
                 self.vcpus.insert(vcpu.id(), vcpu);
@@ -296,13 +297,13 @@ impl CoreThread {
 
     /// A vCPU from another core.
     fn arrive(&mut self, mut vcpu: Vcpu) -> Option<CoreEnd> {
-        let (began, tsc) = (Instant::now(), rdtsc());
+        let (began, tsc) = (Instant::now(), now());
         match vcpu.settle_in() {
             Ok(()) => {
-                let (took, ticks) = (began.elapsed(), rdtsc().saturating_sub(tsc));
+                let (took, cost) = (began.elapsed(), now() - tsc);
                 log::debug!("{} comes to core {} ({took:?})", vcpu.id(), self.index);
                 self.report.migrations.add(took);
-                self.admit(vcpu, ticks)
+                self.admit(vcpu, cost)
             }
             Err(failure) => {
                 vcpu.close_endpoint(None);
@@ -320,13 +321,13 @@ impl CoreThread {
         self.exchange.set_load(self.index, self.queue.runnable());
         self.exchange.answer(self.index);
         let taker = self.exchange.taker(self.index);
-        let now = rdtsc();
+        let now = now();
         let Some(id) = self.queue.surplus(now) else {
             return;
         };
         let Some(taker) = taker else {
             if now >= self.ask_at {
-                self.ask_at = now.saturating_add(self.pace.patience);
+                self.ask_at = now + self.pace.patience;
                 self.attempt = self.attempt.wrapping_add(1);
                 self.exchange.ask(self.index, self.attempt);
             }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use pmu_virt::Ticks;
+
 /// A probe of an idle vCPU every 4/5 of a slice: a timer that has expired is
 /// seen at the second probe after it, so within 2 slices.
 const PROBE_NUM: u64 = 4;
@@ -27,21 +29,21 @@ const SETTLE: u64 = 40;
 /// 1/64 of its time.
 const WORTH: u64 = 64;
 
-/// The times that a core keeps, in TSC ticks.
+/// The times that a core keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// For how long a vCPU runs while others wait.
-    pub slice: u64,
+    pub slice: Ticks,
     /// How often an idle vCPU is asked whether it has been woken.
-    pub probe_every: u64,
+    pub probe_every: Ticks,
     /// From entry to the first look whether a vCPU has halted, while others wait.
-    pub first_look: u64,
+    pub first_look: Ticks,
     /// A rest of a slice below this counts as none.
-    pub shortest: u64,
+    pub shortest: Ticks,
     /// How long others must have been waiting before one of them migrates.
-    pub patience: u64,
+    pub patience: Ticks,
     /// How long a vCPU stays on a core at least.
-    pub settle: u64,
+    pub settle: Ticks,
 }
 
 impl Pace {
@@ -55,26 +57,25 @@ impl Pace {
         let longest = ticks(LONGEST_PROBE);
         let slice = ticks(slice).max(FIRST_LOOK);
         Self {
-            slice,
-            probe_every: (slice / PROBE_DEN * PROBE_NUM).min(longest).max(1),
-            first_look: slice / FIRST_LOOK,
-            shortest: slice / SHORTEST,
-            patience: slice.saturating_mul(PATIENCE),
-            settle: slice.saturating_mul(SETTLE),
+            slice: Ticks(slice),
+            probe_every: Ticks((slice / PROBE_DEN * PROBE_NUM).min(longest).max(1)),
+            first_look: Ticks(slice / FIRST_LOOK),
+            shortest: Ticks(slice / SHORTEST),
+            patience: Ticks(slice) * PATIENCE,
+            settle: Ticks(slice) * SETTLE,
         }
     }
 
-    /// For how long no round of probes follows one that took `took` ticks.
+    /// For how long no round of probes follows one that took `took`.
     #[must_use]
-    pub fn quiet(&self, took: u64) -> u64 {
-        let longest = self.probe_every.saturating_mul(LONGEST_QUIET);
-        took.saturating_mul(QUIET).min(longest)
+    pub fn quiet(&self, took: Ticks) -> Ticks {
+        (took * QUIET).min(self.probe_every * LONGEST_QUIET)
     }
 
-    /// How long a vCPU stays on a core to which it came for `cost` ticks.
+    /// How long a vCPU stays on a core to which it came for `cost`.
     #[must_use]
-    pub fn stay(&self, cost: u64) -> u64 {
-        self.settle.max(cost.saturating_mul(WORTH))
+    pub fn stay(&self, cost: Ticks) -> Ticks {
+        self.settle.max(cost * WORTH)
     }
 }
 
@@ -86,28 +87,29 @@ mod tests {
     fn times_of_a_slice() {
         fn check(slice_ms: u64, probe_us: u64, look_us: u64) {
             let pace = Pace::new(Duration::from_millis(slice_ms), 1000);
-            assert_eq!(pace.slice, slice_ms * 1000);
-            assert_eq!((pace.probe_every, pace.first_look), (probe_us, look_us));
+            assert_eq!(pace.slice, Ticks(slice_ms * 1000));
+            let looks = (Ticks(probe_us), Ticks(look_us));
+            assert_eq!((pace.probe_every, pace.first_look), looks);
         }
         check(1, 800, 62);
         check(5, 4000, 312);
         check(1000, 4000, 62_500);
-        assert_eq!(Pace::new(Duration::ZERO, 1).slice, FIRST_LOOK);
+        assert_eq!(Pace::new(Duration::ZERO, 1).slice, Ticks(FIRST_LOOK));
     }
 
     #[test]
     fn probes_are_followed_by_quiet() {
         let pace = Pace::new(Duration::from_millis(5), 1000);
-        assert_eq!(pace.quiet(150), 4800);
+        assert_eq!(pace.quiet(Ticks(150)), Ticks(4800));
         // The host was busy.
-        assert_eq!(pace.quiet(100_000), 16_000);
+        assert_eq!(pace.quiet(Ticks(100_000)), Ticks(16_000));
     }
 
     #[test]
     fn dear_migrations_are_rare() {
         let pace = Pace::new(Duration::from_millis(5), 1000);
-        assert_eq!(pace.stay(7), 200_000);
-        assert_eq!(pace.stay(20_000), 1_280_000);
-        assert_eq!(pace.stay(u64::MAX), u64::MAX);
+        assert_eq!(pace.stay(Ticks(7)), Ticks(200_000));
+        assert_eq!(pace.stay(Ticks(20_000)), Ticks(1_280_000));
+        assert_eq!(pace.stay(Ticks(u64::MAX)), Ticks(u64::MAX));
     }
 }

@@ -14,11 +14,13 @@
 
 use std::collections::VecDeque;
 
+use pmu_virt::{Ticks, Tsc};
+
 use super::pace::Pace;
 use crate::kvm::VcpuId;
 use crate::vcpu::Runnability;
 
-/// What a core does next. Times are TSC values.
+/// What a core does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Enter this vCPU and leave it at `until`; `None`: nobody else needs the
@@ -27,14 +29,14 @@ pub enum Action {
         /// Which one.
         vcpu: VcpuId,
         /// When to come back at the latest.
-        until: Option<u64>,
+        until: Option<Tsc>,
     },
     /// Ask this idle vCPU whether something has woken it.
     Probe(VcpuId),
     /// Nobody can be run or asked; `None`: there is no vCPU.
     Wait {
         /// When somebody may run again.
-        until: Option<u64>,
+        until: Option<Tsc>,
     },
 }
 
@@ -42,10 +44,10 @@ pub enum Action {
 #[derive(Debug)]
 struct Member {
     id: VcpuId,
-    /// What is left of its slice, in ticks.
-    left: u64,
+    /// What is left of its slice.
+    left: Ticks,
     /// No other core takes it before.
-    stays_until: u64,
+    stays_until: Tsc,
     idle: Option<Idle>,
     /// It may not run. Neither idle nor queued meanwhile.
     held: Option<Held>,
@@ -54,7 +56,7 @@ struct Member {
 /// Until when a vCPU may not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
-    Until(u64),
+    Until(Tsc),
     /// Until [`RunQueue::unblock`].
     Blocked,
 }
@@ -81,15 +83,15 @@ impl Member {
 
 #[derive(Debug, Clone, Copy)]
 struct Idle {
-    since: u64,
+    since: Tsc,
     /// When it was last known to be idle.
-    seen: u64,
+    seen: Tsc,
     /// When its timer will wake it, if that is known.
-    due: Option<u64>,
+    due: Option<Tsc>,
 }
 
 impl Idle {
-    fn new(now: u64) -> Self {
+    fn new(now: Tsc) -> Self {
         Self {
             since: now,
             seen: now,
@@ -102,7 +104,7 @@ impl Idle {
 #[derive(Debug, Clone, Copy)]
 struct Running {
     id: VcpuId,
-    since: u64,
+    since: Tsc,
 }
 
 /// The vCPUs of one core.
@@ -115,13 +117,13 @@ pub struct RunQueue {
     ready: VecDeque<VcpuId>,
     /// Idle ones that are still to be asked in this round of probes.
     round: VecDeque<VcpuId>,
-    round_began: u64,
+    round_began: Tsc,
     /// No round of probes begins before.
-    quiet_until: u64,
+    quiet_until: Tsc,
     running: Option<Running>,
     /// Who ran last, and how far the next look at it is away.
-    last: Option<(VcpuId, u64)>,
-    crowded_since: Option<u64>,
+    last: Option<(VcpuId, Ticks)>,
+    crowded_since: Option<Tsc>,
 }
 
 impl RunQueue {
@@ -134,21 +136,21 @@ impl RunQueue {
             woken: VecDeque::new(),
             ready: VecDeque::new(),
             round: VecDeque::new(),
-            round_began: 0,
-            quiet_until: 0,
+            round_began: Tsc(0),
+            quiet_until: Tsc(0),
             running: None,
             last: None,
             crowded_since: None,
         }
     }
 
-    /// A vCPU comes to this core, which has cost `cost` ticks.
-    pub fn admit(&mut self, now: u64, id: VcpuId, runnability: Runnability, cost: u64) {
+    /// A vCPU comes to this core, which has cost `cost`.
+    pub fn admit(&mut self, now: Tsc, id: VcpuId, runnability: Runnability, cost: Ticks) {
         let idle = Idle::new(now);
         self.members.push(Member {
             id,
             left: self.pace.slice,
-            stays_until: now.saturating_add(self.pace.stay(cost)),
+            stays_until: now + self.pace.stay(cost),
             idle: (runnability == Runnability::Idle).then_some(idle),
             held: Held::of(runnability),
         });
@@ -174,7 +176,7 @@ impl RunQueue {
 
     /// What to do at `now`. After a [`Action::Run`] call [`RunQueue::left`],
     /// after a [`Action::Probe`] call [`RunQueue::probed`].
-    pub fn next(&mut self, now: u64) -> Action {
+    pub fn next(&mut self, now: Tsc) -> Action {
         self.release(now);
         // Nobody is locked out whose time is over, so what is due is a round.
         if self.round.is_empty() && self.due_at(None).is_some_and(|at| at <= now) {
@@ -194,7 +196,7 @@ impl RunQueue {
 
     /// The vCPU that was run has come back; true if its timer may be told by
     /// [`RunQueue::expect_wake`].
-    pub fn left(&mut self, now: u64, runnability: Runnability) -> bool {
+    pub fn left(&mut self, now: Tsc, runnability: Runnability) -> bool {
         let Some(Running { id, since }) = self.running.take() else {
             return false;
         };
@@ -219,7 +221,7 @@ impl RunQueue {
                 member.held = Held::of(runnability);
             }
             (none, runnability) => {
-                member.left = member.left.saturating_sub(now.saturating_sub(since));
+                member.left = member.left - (now - since);
                 match runnability {
                     Runnability::Idle => {
                         *none = Some(Idle::new(now));
@@ -240,7 +242,7 @@ impl RunQueue {
     }
 
     /// An idle vCPU's timer will wake it at `at`.
-    pub fn expect_wake(&mut self, id: VcpuId, at: u64) {
+    pub fn expect_wake(&mut self, id: VcpuId, at: Tsc) {
         if let Some(idle) = self.idle_mut(id) {
             idle.due = Some(at);
         }
@@ -248,7 +250,7 @@ impl RunQueue {
 
     /// Whether an idle vCPU's timer should have woken it by now.
     #[must_use]
-    pub fn is_due(&self, now: u64, id: VcpuId) -> bool {
+    pub fn is_due(&self, now: Tsc, id: VcpuId) -> bool {
         let member = self.members.iter().find(|member| member.id == id);
         let idle = member.and_then(|member| member.idle);
         idle.and_then(|idle| idle.due).is_some_and(|at| at <= now)
@@ -261,7 +263,7 @@ impl RunQueue {
     }
 
     /// What the probe of an idle vCPU has found.
-    pub fn probed(&mut self, now: u64, id: VcpuId, runnability: Runnability) {
+    pub fn probed(&mut self, now: Tsc, id: VcpuId, runnability: Runnability) {
         match runnability {
             Runnability::Runnable => self.wake(now, id),
             Runnability::LockedOut { .. } | Runnability::Blocked => {
@@ -279,8 +281,7 @@ impl RunQueue {
             }
         }
         if self.round.is_empty() {
-            let took = now.saturating_sub(self.round_began);
-            self.quiet_until = now.saturating_add(self.pace.quiet(took));
+            self.quiet_until = now + self.pace.quiet(now - self.round_began);
         }
     }
 
@@ -297,9 +298,9 @@ impl RunQueue {
     /// here for long: the one that waits longest among those that have been
     /// here for some time.
     #[must_use]
-    pub fn surplus(&self, now: u64) -> Option<VcpuId> {
+    pub fn surplus(&self, now: Tsc) -> Option<VcpuId> {
         let crowded = self.crowded_since?;
-        if now.saturating_sub(crowded) < self.pace.patience {
+        if now - crowded < self.pace.patience {
             return None;
         }
         let settled = |id: &&VcpuId| {
@@ -321,7 +322,7 @@ impl RunQueue {
         member.idle.as_mut()
     }
 
-    fn run(&mut self, now: u64, id: VcpuId) -> Action {
+    fn run(&mut self, now: Tsc, id: VcpuId) -> Action {
         self.running = Some(Running { id, since: now });
         let distance = match self.last {
             Some((last, distance)) if last == id => distance,
@@ -331,9 +332,9 @@ impl RunQueue {
         if !self.woken.is_empty() || !self.ready.is_empty() {
             let member = self.members.iter().find(|member| member.id == id);
             let left = member.map_or(self.pace.slice, |member| member.left);
-            let look = now.saturating_add(left.min(distance));
+            let look = now + left.min(distance);
             until = Some(until.map_or(look, |until| until.min(look)));
-            self.last = Some((id, distance.saturating_mul(2)));
+            self.last = Some((id, distance * 2));
         } else {
             self.last = Some((id, self.pace.first_look));
         }
@@ -343,7 +344,7 @@ impl RunQueue {
     /// Nobody can run: wait inside the vCPU that halted last, as it is the
     /// likeliest to go on, until the others have to be asked, or one that is
     /// locked out may run.
-    fn sleep(&mut self, now: u64) -> Action {
+    fn sleep(&mut self, now: Tsc) -> Action {
         let idle = self.members.iter().filter_map(|m| Some((m.idle?, m.id)));
         let Some((_, id)) = idle.max_by_key(|(idle, _)| idle.since) else {
             return Action::Wait {
@@ -359,7 +360,7 @@ impl RunQueue {
     }
 
     /// Lets those run whose time is over.
-    fn release(&mut self, now: u64) {
+    fn release(&mut self, now: Tsc) {
         let over = |held: Held| matches!(held, Held::Until(until) if until <= now);
         for member in &mut self.members {
             if member.held.is_some_and(over) {
@@ -371,7 +372,7 @@ impl RunQueue {
 
     /// When the next round of probes is due, in which `asleep` is not asked, or the
     /// first of those that are locked out may run.
-    fn due_at(&self, asleep: Option<VcpuId>) -> Option<u64> {
+    fn due_at(&self, asleep: Option<VcpuId>) -> Option<Tsc> {
         let release = self.members.iter().filter_map(|member| match member.held {
             Some(Held::Until(until)) => Some(until),
             Some(Held::Blocked) | None => None,
@@ -379,7 +380,7 @@ impl RunQueue {
         let asked = |member: &&Member| Some(member.id) != asleep;
         let idle = self.members.iter().filter(asked).filter_map(|m| m.idle);
         let due = idle.map(|idle| {
-            let probe = idle.seen.saturating_add(self.pace.probe_every);
+            let probe = idle.seen + self.pace.probe_every;
             idle.due.map_or(probe, |at| probe.min(at))
         });
         let round = due.min().map(|at| at.max(self.quiet_until));
@@ -388,20 +389,20 @@ impl RunQueue {
 
     /// Asks all whose turn would come soon, as interrupting the core is the
     /// larger part of asking one.
-    fn begin_round(&mut self, now: u64) {
-        let soon = self.pace.probe_every / 2;
+    fn begin_round(&mut self, now: Tsc) {
+        let soon = Ticks(self.pace.probe_every.0 / 2);
         let due = |member: &&Member| {
-            member.idle.is_some_and(|idle| {
-                now.saturating_sub(idle.seen) >= soon || idle.due.is_some_and(|at| at <= now)
-            })
+            member
+                .idle
+                .is_some_and(|idle| now - idle.seen >= soon || idle.due.is_some_and(|at| at <= now))
         };
         let due = self.members.iter().filter(due).map(|member| member.id);
         self.round = due.collect();
         self.round_began = now;
     }
 
-    fn wake(&mut self, now: u64, id: VcpuId) {
-        let round = self.pace.slice.saturating_mul(self.members.len() as u64);
+    fn wake(&mut self, now: Tsc, id: VcpuId) {
+        let round = self.pace.slice * self.members.len() as u64;
         let Some(member) = self.members.iter_mut().find(|member| member.id == id) else {
             return;
         };
@@ -409,7 +410,7 @@ impl RunQueue {
             return;
         };
         // It has let a whole round go by.
-        if now.saturating_sub(idle.since) >= round {
+        if now - idle.since >= round {
             member.left = self.pace.slice;
         }
         if member.left >= self.pace.shortest {

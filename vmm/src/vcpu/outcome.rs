@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kvm_pmu::{Tsc, now};
+
 use crate::devices::GuestEnd;
-use crate::sys::rdtsc;
 
 /// Why a vCPU runs no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,10 +42,10 @@ pub enum Runnability {
     Runnable,
     /// It waits for an interrupt or a start-up IPI.
     Idle,
-    /// It could run, and may not before this TSC value.
+    /// It could run, and may not before this instant.
     LockedOut {
         /// When.
-        until: u64,
+        until: Tsc,
     },
     /// It could run, and may not before somebody says so: a tool's context blocks
     /// it until PFM_RESTART.
@@ -54,15 +55,15 @@ pub enum Runnability {
 /// When a vCPU has to leave the core.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeslice<'a> {
-    /// TSC value; `None`: nobody else needs the core.
-    pub until: Option<u64>,
+    /// At the latest then; `None`: nobody else needs the core.
+    pub until: Option<Tsc>,
     /// Set, and the thread kicked, when the core has something else to do.
     pub attention: &'a AtomicBool,
 }
 
 impl Timeslice<'_> {
     pub(super) fn is_over(&self) -> bool {
-        self.attention.load(Ordering::Acquire) || self.until.is_some_and(|until| rdtsc() >= until)
+        self.attention.load(Ordering::Acquire) || self.until.is_some_and(|until| now() >= until)
     }
 }
 
@@ -87,8 +88,8 @@ mod tests {
             attention: &attention,
         };
         assert!(!timeslice(None).is_over());
-        assert!(!timeslice(Some(u64::MAX)).is_over());
-        assert!(timeslice(Some(rdtsc())).is_over());
+        assert!(!timeslice(Some(Tsc::NEVER)).is_over());
+        assert!(timeslice(Some(now())).is_over());
         attention.store(true, Ordering::Release);
         assert!(timeslice(None).is_over());
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvm_pmu::{ExitOwner, KvmPmu, KvmPmuError, Lent, ThreadContext, Tsc};
+use kvm_pmu::{ExitOwner, KvmPmu, KvmPmuError, Lent, ThreadContext};
 use pmu_virt::{CorePmu, VcpuPmu};
 use thiserror::Error;
 use vmm_control::{ControlEndpoint, HaltTimes, VcpuQuantities};
@@ -245,7 +245,7 @@ impl RunState {
         thread: &mut ThreadContext,
         timeslice: Option<&Timeslice<'_>>,
     ) -> Result<RunOutcome, VcpuFailure> {
-        thread.kick_at(timeslice.and_then(|timeslice| timeslice.until).map(Tsc));
+        thread.kick_at(timeslice.and_then(|timeslice| timeslice.until));
         // KVM has completed what the last exit was about.
         let mut complete = true;
         if timeslice.is_some() {

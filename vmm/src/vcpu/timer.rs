@@ -5,6 +5,7 @@
 //! saves a core from finding it out by probes, later.
 
 use kvm_bindings::kvm_lapic_state;
+use pmu_virt::Ticks;
 
 /// Offsets of registers in the local APIC's page (SDM vol. 3A, table 12-1).
 const LVT_TIMER: usize = 0x320;
@@ -61,15 +62,15 @@ fn divide_shift(divide: u32) -> u32 {
     (value + 1) & 7
 }
 
-/// Ticks of a TSC of `tsc_khz` until the bus has made `cycles`.
-pub(super) fn ticks(cycles: u64, tsc_khz: u32) -> u64 {
+/// The time on a TSC of `tsc_khz` until the bus has made `cycles`.
+pub(super) fn ticks(cycles: u64, tsc_khz: u32) -> Ticks {
     let ticks = u128::from(cycles) * u128::from(tsc_khz) / u128::from(BUS_KHZ);
-    u64::try_from(ticks).unwrap_or(u64::MAX)
+    Ticks(u64::try_from(ticks).unwrap_or(u64::MAX))
 }
 
-/// Ticks by which an expiry is asked about late rather than early.
-pub(super) fn margin(tsc_khz: u32) -> u64 {
-    u64::from(tsc_khz) * MARGIN_US / 1000
+/// The time by which an expiry is asked about late rather than early.
+pub(super) fn margin(tsc_khz: u32) -> Ticks {
+    Ticks(u64::from(tsc_khz) * MARGIN_US / 1000)
 }
 
 #[cfg(test)]
@@ -104,8 +105,8 @@ mod tests {
 
     #[test]
     fn bus_cycles_are_nanoseconds() {
-        assert_eq!(ticks(1_000_000, 2_500_000), 2_500_000);
-        assert_eq!(ticks(u64::MAX, 2_000_000), u64::MAX);
-        assert_eq!(margin(2_500_000), 50_000);
+        assert_eq!(ticks(1_000_000, 2_500_000), Ticks(2_500_000));
+        assert_eq!(ticks(u64::MAX, 2_000_000), Ticks(u64::MAX));
+        assert_eq!(margin(2_500_000), Ticks(50_000));
     }
 }

@@ -1,15 +1,15 @@
 //! A vCPU among others on one core: timeslices, and looks at it while it waits.
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
-use kvm_pmu::{ExitOwner, ThreadContext};
-use pmu_virt::VcpuPmu;
+use kvm_pmu::{ExitOwner, ThreadContext, Tsc, now};
+use pmu_virt::{Ticks, VcpuPmu};
 
 use super::outcome::{RunOutcome, Runnability, Timeslice};
 use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
 use crate::kvm::{KvmVcpu, VcpuError};
 use crate::reservations::answer_questions;
-use crate::sys::{SignalMask, rdtsc};
+use crate::sys::SignalMask;
 
 /// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
 const TSC: u32 = 0x10;
@@ -23,7 +23,7 @@ impl RunState {
             return Ok(Runnability::Blocked);
         }
         if let Some(until) = self.pmu.locked_out_until() {
-            return Ok(Runnability::LockedOut { until: until.0 });
+            return Ok(Runnability::LockedOut { until });
         }
         // Halted, or a processor that waits for INIT or SIPI.
         match kvm.get_mp_state()?.mp_state {
@@ -83,7 +83,7 @@ impl Vcpu {
         self.kvm.set_immediate_exit(false);
         let core = &mut self.core;
         // A vCPU that halts is not left again, and time goes on for its leases.
-        core.pmu.tick(thread.counters_mut(), kvm_pmu::now());
+        core.pmu.tick(thread.counters_mut(), now());
         answer_questions(&mut core.pmu, thread);
         let (pmu, mut lent) = core.lend(thread);
         pmu.before_probe(self.kvm.fd_mut(), &mut lent)?;
@@ -115,20 +115,19 @@ impl Vcpu {
         Ok(self.core.runnability(&self.kvm)?)
     }
 
-    /// The TSC value at which something is known to happen that may wake it: its
+    /// The instant at which something is known to happen that may wake it: its
     /// timer expires, or a lease, a question or a revocation's notice ends.
     ///
     /// # Errors
     /// The error of `KVM_GET_LAPIC` or `KVM_GET_MSRS`.
-    pub fn wake_due(&self) -> Result<Option<u64>, VcpuFailure> {
+    pub fn wake_due(&self) -> Result<Option<Tsc>, VcpuFailure> {
         let decision = self.core.pmu.pmu().and_then(VcpuPmu::decision_due);
-        let decision = decision.map(|due| due.0);
         Ok([self.timer_due()?, decision].into_iter().flatten().min())
     }
 
-    /// The TSC value at which the timer of its local APIC will have expired, if it
+    /// The instant at which the timer of its local APIC will have expired, if it
     /// is set.
-    fn timer_due(&self) -> Result<Option<u64>, VcpuFailure> {
+    fn timer_due(&self) -> Result<Option<Tsc>, VcpuFailure> {
         let ticks = match timer::expiry(&self.kvm.get_lapic()?) {
             Expiry::Never => None,
             Expiry::After(cycles) => Some(timer::ticks(cycles, self.tsc_khz())),
@@ -137,11 +136,11 @@ impl Vcpu {
                 let tsc = self.kvm.read_msr(TSC)?.unwrap_or(0);
                 // 0 is "not set" (SDM vol. 3A, 12.5.4.1); one that has passed is
                 // on its way.
-                deadline.checked_sub(tsc)
+                deadline.checked_sub(tsc).map(Ticks)
             }
         };
         let margin = timer::margin(self.tsc_khz());
-        Ok(ticks.map(|ticks| rdtsc().saturating_add(ticks).saturating_add(margin)))
+        Ok(ticks.map(|ticks| now() + ticks + margin))
     }
 
     /// Enters and leaves `KVM_RUN` without running the guest, so that what KVM

@@ -4,6 +4,7 @@ mod world;
 
 use std::time::Duration;
 
+use pmu_virt::{Ticks, Tsc};
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
 use super::{Action, Pace, RunQueue, Runnability};
@@ -17,7 +18,7 @@ const SLICE: u64 = 5000;
 fn queue(all: &[Runnability]) -> RunQueue {
     let mut queue = RunQueue::new(Pace::new(Duration::from_micros(SLICE), KHZ));
     for (id, runnability) in (0..).zip(all) {
-        queue.admit(0, VcpuId(id), *runnability, 0);
+        queue.admit(Tsc(0), VcpuId(id), *runnability, Ticks(0));
     }
     queue
 }
@@ -25,8 +26,12 @@ fn queue(all: &[Runnability]) -> RunQueue {
 fn run(id: u8, until: impl Into<Option<u64>>) -> Action {
     Action::Run {
         vcpu: VcpuId(id),
-        until: until.into(),
+        until: until.into().map(Tsc),
     }
+}
+
+fn locked_out(until: u64) -> Runnability {
+    Runnability::LockedOut { until: Tsc(until) }
 }
 
 /// What happens to the vCPU that the queue last named, and when.
@@ -39,23 +44,23 @@ fn check(all: &[Runnability], story: &[(Action, Then)], last: Action) {
     let mut queue = queue(all);
     let mut now = 0;
     for (step, (expected, then)) in story.iter().enumerate() {
-        let action = queue.next(now);
+        let action = queue.next(Tsc(now));
         assert_eq!(action, *expected, "step {step}");
         match *then {
             Then::Left(at, runnability) => {
                 now = at;
-                queue.left(now, runnability);
+                queue.left(Tsc(now), runnability);
             }
             Then::Probed(at, runnability) => {
                 let Action::Probe(id) = action else {
                     panic!("step {step} is no probe");
                 };
                 now = at;
-                queue.probed(now, id, runnability);
+                queue.probed(Tsc(now), id, runnability);
             }
         }
     }
-    assert_eq!(queue.next(now), last);
+    assert_eq!(queue.next(Tsc(now)), last);
 }
 
 #[test]
@@ -116,7 +121,7 @@ fn what_runs_next() {
 
 #[test]
 fn who_is_locked_out_is_left_out_until_its_time() {
-    use Runnability::{Idle, LockedOut, Runnable};
+    use Runnability::{Idle, Runnable};
     use Then::{Left, Probed};
     let look = SLICE / 16;
     let every = SLICE * 4 / 5;
@@ -124,7 +129,7 @@ fn who_is_locked_out_is_left_out_until_its_time() {
     check(
         &[Runnable, Runnable],
         &[
-            (run(0, look), Left(10, LockedOut { until: 9000 })),
+            (run(0, look), Left(10, locked_out(9000))),
             (run(1, 9000), Left(9000, Runnable)),
         ],
         run(0, 9000 + look),
@@ -132,35 +137,31 @@ fn who_is_locked_out_is_left_out_until_its_time() {
     // Alone it leaves the core empty.
     check(
         &[Runnable],
-        &[(run(0, None), Left(10, LockedOut { until: 9000 }))],
-        Action::Wait { until: Some(9000) },
+        &[(run(0, None), Left(10, locked_out(9000)))],
+        Action::Wait {
+            until: Some(Tsc(9000)),
+        },
     );
     // It is not asked whether it has been woken, others are.
     check(
         &[Runnable, Runnable],
         &[
-            (run(0, look), Left(10, LockedOut { until: 9000 })),
+            (run(0, look), Left(10, locked_out(9000))),
             (run(1, 9000), Left(20, Idle)),
             (run(1, 9000), Left(9000, Idle)),
-            (
-                run(0, 9000 + every),
-                Left(9010, LockedOut { until: 99_000 }),
-            ),
-            (run(1, 99_000), Left(10_000, LockedOut { until: 20_000 })),
+            (run(0, 9000 + every), Left(9010, locked_out(99_000))),
+            (run(1, 99_000), Left(10_000, locked_out(20_000))),
         ],
         Action::Wait {
-            until: Some(20_000),
+            until: Some(Tsc(20_000)),
         },
     );
     // One that a probe finds locked out, and one that comes so.
     check(
-        &[Runnable, Idle, LockedOut { until: 50_000 }],
+        &[Runnable, Idle, locked_out(50_000)],
         &[
             (run(0, every), Left(every, Runnable)),
-            (
-                Action::Probe(VcpuId(1)),
-                Probed(every, LockedOut { until: 60_000 }),
-            ),
+            (Action::Probe(VcpuId(1)), Probed(every, locked_out(60_000))),
             (run(0, 50_000), Left(50_000, Idle)),
         ],
         run(2, 50_000 + every),
@@ -174,11 +175,11 @@ fn who_is_blocked_is_left_out_until_somebody_frees_it() {
         Runnability::Blocked,
         Runnability::Runnable,
     ]);
-    assert_eq!(queue.next(0), run(0, 312));
-    queue.left(100, Runnability::Blocked);
+    assert_eq!(queue.next(Tsc(0)), run(0, 312));
+    queue.left(Tsc(100), Runnability::Blocked);
     // Nothing but the other one, however long.
-    assert_eq!(queue.next(100), run(2, None));
-    queue.left(1_000_000, Runnability::Runnable);
+    assert_eq!(queue.next(Tsc(100)), run(2, None));
+    queue.left(Tsc(1_000_000), Runnability::Runnable);
     queue.unblock(VcpuId(2));
     queue.unblock(VcpuId(0));
     queue.unblock(VcpuId(0));
@@ -188,29 +189,29 @@ fn who_is_blocked_is_left_out_until_somebody_frees_it() {
         "who was not blocked is not queued twice"
     );
     queue.remove(VcpuId(2));
-    assert_eq!(queue.next(1_000_000), run(0, None));
-    queue.left(1_000_001, Runnability::Blocked);
-    assert_eq!(queue.next(1_000_001), Action::Wait { until: None });
+    assert_eq!(queue.next(Tsc(1_000_000)), run(0, None));
+    queue.left(Tsc(1_000_001), Runnability::Blocked);
+    assert_eq!(queue.next(Tsc(1_000_001)), Action::Wait { until: None });
     // A probe that finds it blocked, and a halted one that is.
     queue.unblock(VcpuId(1));
-    assert_eq!(queue.next(1_000_002), run(1, None));
-    queue.left(1_000_003, Runnability::Idle);
-    assert_eq!(queue.next(1_000_004), run(1, None));
-    queue.left(1_000_005, Runnability::Blocked);
-    assert_eq!(queue.next(1_000_006), Action::Wait { until: None });
+    assert_eq!(queue.next(Tsc(1_000_002)), run(1, None));
+    queue.left(Tsc(1_000_003), Runnability::Idle);
+    assert_eq!(queue.next(Tsc(1_000_004)), run(1, None));
+    queue.left(Tsc(1_000_005), Runnability::Blocked);
+    assert_eq!(queue.next(Tsc(1_000_006)), Action::Wait { until: None });
 }
 
 #[test]
 fn who_is_locked_out_does_not_migrate() {
     let mut queue = queue(&[Runnability::Runnable, Runnability::Runnable]);
-    let _ = queue.next(0);
-    queue.left(1, Runnability::LockedOut { until: u64::MAX });
+    let _ = queue.next(Tsc(0));
+    queue.left(Tsc(1), locked_out(u64::MAX));
     let mut now = 1;
     while now < 100 * SLICE {
-        let _ = queue.next(now);
+        let _ = queue.next(Tsc(now));
         now += SLICE;
-        queue.left(now, Runnability::Runnable);
-        assert_eq!(queue.surplus(now), None);
+        queue.left(Tsc(now), Runnability::Runnable);
+        assert_eq!(queue.surplus(Tsc(now)), None);
         assert_eq!(queue.runnable(), 1);
     }
 }
@@ -220,18 +221,18 @@ fn surplus_is_what_has_been_waiting_for_long() {
     let mut queue = queue(&[Runnability::Runnable, Runnability::Runnable]);
     let (mut now, mut given) = (0, None);
     while given.is_none() && now < 100 * SLICE {
-        let Action::Run { until, .. } = queue.next(now) else {
+        let Action::Run { until, .. } = queue.next(Tsc(now)) else {
             panic!("both are runnable");
         };
-        now = until.expect("the other one waits");
-        queue.left(now, Runnability::Runnable);
-        given = queue.surplus(now);
+        now = until.expect("the other one waits").0;
+        queue.left(Tsc(now), Runnability::Runnable);
+        given = queue.surplus(Tsc(now));
     }
-    let settled = Pace::new(Duration::from_micros(SLICE), KHZ).settle;
+    let settled = Pace::new(Duration::from_micros(SLICE), KHZ).settle.0;
     assert!(now >= settled, "one migrated at {now}");
     let id = given.expect("one waits for ever");
     queue.remove(id);
-    let Action::Run { vcpu, until } = queue.next(now) else {
+    let Action::Run { vcpu, until } = queue.next(Tsc(now)) else {
         panic!("one is left");
     };
     assert_ne!(vcpu, id);
@@ -255,15 +256,15 @@ proptest! {
         let members = lives.len() as u64;
         let round = members * probe_cost;
         // Rounds of probes come on top, and the rest of a slice too short to use.
-        let bound = members * (SLICE + pace.shortest) * 9 / 8 + 2 * round;
+        let bound = members * (SLICE + pace.shortest.0) * 9 / 8 + 2 * round;
         prop_assert!(world.waited <= bound, "{} > {bound}", world.waited);
-        let quiet = 2 * round + pace.quiet(round);
+        let quiet = 2 * round + pace.quiet(Ticks(round)).0;
         // A round may have to wait for another one and the quiet after it.
-        let seen = pace.probe_every + quiet;
+        let seen = pace.probe_every.0 + quiet;
         prop_assert!(world.unnoticed <= seen, "{} > {seen}", world.unnoticed);
         prop_assert!(world.overslept <= quiet, "{} > {quiet}", world.overslept);
         prop_assert!(!world.asked_barred);
-        let share = world.now * round / (round + pace.quiet(round)) + round;
+        let share = world.now * round / (round + pace.quiet(Ticks(round)).0) + round;
         prop_assert!(world.probing <= share, "{} > {share}", world.probing);
     }
 

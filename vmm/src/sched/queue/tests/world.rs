@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pmu_virt::Tsc;
 use proptest::prelude::{Just, Strategy, prop_assert, prop_oneof};
 use proptest::test_runner::TestCaseError;
 
@@ -86,11 +87,11 @@ impl World {
     }
 
     pub(super) fn step(&mut self, end: u64) -> Result<(), TestCaseError> {
-        match self.queue.next(self.now) {
+        match self.queue.next(Tsc(self.now)) {
             Action::Probe(id) => self.probe(id),
-            Action::Run { vcpu, until } => self.run(vcpu, until, end)?,
+            Action::Run { vcpu, until } => self.run(vcpu, until.map(|at| at.0), end)?,
             Action::Wait { until } => {
-                let until = until.unwrap_or(0);
+                let until = until.map_or(0, |at| at.0);
                 prop_assert!(until > self.now, "there are vCPUs");
                 let all_barred = self.guests.values().all(|g| g.life.wake == Wake::Penalty);
                 prop_assert!(all_barred, "a core waits that could probe");
@@ -125,7 +126,7 @@ impl World {
         } else {
             Runnability::Idle
         };
-        self.queue.probed(self.now, id, runnability);
+        self.queue.probed(Tsc(self.now), id, runnability);
     }
 
     /// The guest runs, or sleeps inside KVM_RUN, until `until`.
@@ -171,20 +172,22 @@ impl World {
             }
         }
         let runnability = match guest.wakes {
-            Some(until) if guest.life.wake == Wake::Penalty => Runnability::LockedOut { until },
+            Some(until) if guest.life.wake == Wake::Penalty => {
+                Runnability::LockedOut { until: Tsc(until) }
+            }
             Some(_) => Runnability::Idle,
             None => Runnability::Runnable,
         };
         guest.queued = match runnability {
             Runnability::Runnable => Some(self.now),
-            Runnability::LockedOut { until } => Some(until),
+            Runnability::LockedOut { until } => Some(until.0),
             Runnability::Idle | Runnability::Blocked => None,
         };
         let announced = guest.wakes.filter(|_| guest.life.wake == Wake::Timer);
-        if self.queue.left(self.now, runnability)
+        if self.queue.left(Tsc(self.now), runnability)
             && let Some(at) = announced
         {
-            self.queue.expect_wake(id, at);
+            self.queue.expect_wake(id, Tsc(at));
         }
         Ok(())
     }
