@@ -174,37 +174,6 @@ fn intel_v2_counts_and_samples_in_debians_kernel() {
     assert_eq!(field(&steps[2].output, "instructions"), "<not supported>");
 }
 
-/// Each way of trapping RDPMC serves the kernel's driver; patched, the guest keeps all
-/// of its debug registers, and its breakpoints work beside its counters.
-#[test]
-fn each_rdpmc_trap_serves_debians_kernel() {
-    let script = "perf stat -x, -o /tmp/s -e cycles taskset 1 spin 1; cat /tmp/s\n\
-                  perf test 23 2>&1";
-    for (mode, said) in [
-        ("patch", "RDPMC is trapped by a patch"),
-        ("breakpoint", "RDPMC is trapped by a breakpoint"),
-    ] {
-        let image = LinuxImage::fetch().expect("the guest's image");
-        let flags = [
-            "--pmu",
-            "amd-core",
-            "--cpus",
-            "2",
-            "--rdpmc-trap",
-            mode,
-            "-vv",
-        ];
-        let run = UnderUmpire::new(image, &flags).run(script);
-        assert!(run.errors.contains(said), "{mode}:\n{}", run.errors);
-        let steps = run.successes();
-        assert!(count(&steps[0].output, "cycles") > 0.0);
-        // Watchpoints, after a counter was used.
-        let watched = &steps[1].output;
-        println!("{watched}");
-        assert!(mode != "patch" || !watched.contains("FAILED"), "{watched}");
-    }
-}
-
 /// The trap that leaves the guest's text alone; the others use the default, a patched byte.
 #[test]
 fn amd_core_counts_and_samples_with_the_breakpoint_trap() {
