@@ -69,7 +69,7 @@ void plain(void);
 extern char plain_end[];
 __asm__(".globl plain, plain_end\n"
 	"plain:\n"
-	"	.rept 64\n"
+	"	.rept 16\n"
 	"	nop\n"
 	"	.endr\n"
 	"plain_end:\n"

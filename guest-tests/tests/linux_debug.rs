@@ -52,7 +52,7 @@ const DEBUGGED: &str = "hardware breakpoint: 20\n\
      write watchpoint: 40\n\
      access watchpoint: 60\n\
      four slots: 20 40 20 20\n\
-     single step: 1280, wrong 0";
+     single step: 320, wrong 0";
 
 /// `gdb` with these commands, without the lines that have a process's number.
 fn gdb(commands: &[&str]) -> String {
