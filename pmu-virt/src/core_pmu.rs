@@ -6,6 +6,7 @@ mod claims;
 pub(crate) use claims::{GuestClaim, ResourceClaim};
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use perfmon::{ContextId, Quantities};
 use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
@@ -209,10 +210,11 @@ impl CorePmu {
         result
     }
 
-    /// `ns` have passed in which no vCPU ran on the core, since the last one was
+    /// `time` has passed in which no vCPU ran on the core, since the last one was
     /// left or since the last call.
-    pub fn pass_idle(&mut self, ns: u64) {
+    pub fn pass_idle(&mut self, time: Duration) {
         if let Some(hosted) = &mut self.host.context {
+            let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
             let switched = hosted.advance(0, ns, &mut self.bank);
             self.host.idle = self.host.idle.saturating_add(ns);
             self.host.changed |= switched;

@@ -1,6 +1,8 @@
 //! Random schedules: nothing is lost, nothing is counted twice, whoever runs
 //! where and whatever is loaded, started, stopped and unloaded in between.
 
+use std::time::Duration;
+
 use crate::private::Private;
 use crate::rig::{Mail, Nothing, Rig, Spot, context, reading, was_read};
 use crate::truth::{EVENTS, Truth, clocks};
@@ -319,7 +321,8 @@ impl World {
     }
 
     fn idle(&mut self, core: usize, ticks: u64) {
-        self.rig.core(core, |core| core.pass_idle(ticks));
+        let time = Duration::from_nanos(ticks);
+        self.rig.core(core, |core| core.pass_idle(time));
         if let Some(expected) = &mut self.cores[core] {
             expected.pass(0, ticks);
             if let Some(until) = &mut self.until[core] {

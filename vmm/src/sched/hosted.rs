@@ -86,13 +86,12 @@ impl CoreThread {
 
     /// Accounts for `time` in which no vCPU could run.
     pub(super) fn was_idle(&mut self, time: Duration) {
-        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let Some(pmu) = self.thread.counters_mut() else {
             return;
         };
         match self.last.and_then(|id| self.vcpus.get_mut(&id)) {
-            Some(vcpu) => vcpu.pass_idle(pmu, ns),
-            None => pmu.pass_idle(ns),
+            Some(vcpu) => vcpu.pass_idle(pmu, time),
+            None => pmu.pass_idle(time),
         }
     }
 }

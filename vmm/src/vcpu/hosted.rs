@@ -1,6 +1,8 @@
 //! What host tools ask of the run loop: jobs of the control socket, samples at
 //! overflows, and a vCPU that waits for its tool.
 
+use std::time::Duration;
+
 use kvm_pmu::ThreadContext;
 use pmu_virt::{CorePmu, VcpuPmu};
 use vmm_control::{Job, OffCoreReason, Snapshot, serve_vcpu};
@@ -116,10 +118,10 @@ impl Vcpu {
         self.core.is_blocked()
     }
 
-    /// Nothing ran on `core`, on which it is, for `ns` nanoseconds.
-    pub(crate) fn pass_idle(&mut self, core: &mut CorePmu, ns: u64) {
+    /// Nothing ran on `core`, on which it is, for `time`.
+    pub(crate) fn pass_idle(&mut self, core: &mut CorePmu, time: Duration) {
         if let Some(pmu) = self.core.pmu.pmu_mut() {
-            pmu.with_core(core, |core| core.pass_idle(ns));
+            pmu.with_core(core, |core| core.pass_idle(time));
         }
     }
 

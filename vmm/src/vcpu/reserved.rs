@@ -31,9 +31,9 @@ impl RunState {
         let began = Instant::now();
         let waited = nap(time, || !self.control.stopping() && !self.has_jobs());
         // The vCPU's thread is its core: nothing ran there.
-        let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let idle = began.elapsed();
         if let (Some(pmu), Some(core)) = (self.pmu.pmu_mut(), thread.counters_mut()) {
-            pmu.with_core(core, |core| core.pass_idle(ns));
+            pmu.with_core(core, |core| core.pass_idle(idle));
         }
         self.reports.tally.on_thread();
         waited.map_err(VcpuFailure::Wait)
