@@ -14,6 +14,7 @@ pub use claimant::{Claimant, HolderReport};
 pub(crate) use lease::{FinalReading, Return, Settled, SlotLease};
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pmu_model::{CountRequest, OwnerId, Progress, SlotSet, Tsc};
 
@@ -22,6 +23,8 @@ use crate::backend::CounterBackend;
 /// The physical counters of one core.
 #[derive(Debug)]
 pub(crate) struct SlotBank {
+    /// No other bank of this program has it.
+    number: u64,
     backend: Box<dyn CounterBackend>,
     residents: Vec<Option<Resident>>,
     /// Slots with a resident; both of a pair.
@@ -81,8 +84,10 @@ pub struct SwitchStats {
 impl SlotBank {
     /// The counters of `backend`, all free.
     pub(crate) fn new(backend: Box<dyn CounterBackend>) -> Self {
+        static BANKS: AtomicU64 = AtomicU64::new(0);
         let capacity = backend.capacity().min(usize::from(SlotSet::CAPACITY));
         SlotBank {
+            number: BANKS.fetch_add(1, Ordering::Relaxed),
             backend,
             residents: vec![None; capacity],
             taken: SlotSet::EMPTY,
@@ -99,6 +104,11 @@ impl SlotBank {
             batch: None,
             booked: 0,
         }
+    }
+
+    /// Tells this bank from all others.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// The backend that counts.

@@ -137,8 +137,8 @@ struct Logical {
     /// Why they are no longer exact, as told when it last left a place.
     loss: Option<LossReason>,
     unavailable: Option<UnavailableReason>,
-    /// The core has no source for the event, and need not be asked again. Another
-    /// core may have one.
+    /// The core of [`VcpuPmu::bank`] has no source for the event, and need not be
+    /// asked again. Another core may have one.
     dead: Option<UnavailableReason>,
 }
 
@@ -161,6 +161,8 @@ pub struct VcpuPmu {
     model: PmuModel,
     /// It is switched in: what is done to it is done on that core.
     attached: bool,
+    /// The slots that it was switched in to last.
+    bank: Option<u64>,
     grant: Grant,
     reservations: Option<Box<Reservations>>,
     select: [u64; MAX_PROGRAMMABLE as usize],
@@ -200,6 +202,7 @@ impl VcpuPmu {
             owner,
             model,
             attached: false,
+            bank: None,
             grant,
             reservations: None,
             select: [0; MAX_PROGRAMMABLE as usize],

@@ -24,6 +24,7 @@ impl VcpuPmu {
             core.bank.attach(self.owner);
         }
         self.attached = true;
+        let elsewhere = self.bank.replace(core.bank.number()) != Some(core.bank.number());
         self.note_hosts(Some(core));
         if core.host.is_enabled() {
             self.introduce(core);
@@ -33,11 +34,15 @@ impl VcpuPmu {
         for counter in self.active.iter() {
             self.return_to_place(here, counter);
             let logical = &mut self.counters[super::index_of(counter)];
-            logical.dead = None;
+            if elsewhere {
+                logical.dead = None;
+            }
             match (logical.times.is_enabled(), logical.unavailable) {
                 (false, _) if logical.lease.is_none() => self.active.remove(counter),
                 (true, None) if !logical.is_running() => drop(before.insert(counter)),
-                (true, Some(_)) if !logical.is_running() => drop(refused.insert(counter)),
+                (true, Some(_)) if !logical.is_running() && logical.dead.is_none() => {
+                    let _ = refused.insert(counter);
+                }
                 _ => {}
             }
         }

@@ -331,4 +331,8 @@ fn a_core_is_asked_once_about_an_event_that_it_does_not_have() {
     hand.asked.store(0, Ordering::Relaxed);
     rig.switch(0, 1);
     assert_eq!(hand.asked.load(Ordering::Relaxed), 1);
+    // The same core has not got it meanwhile.
+    rig.switch(1, 1);
+    rig.switch(0, 1);
+    assert_eq!(hand.asked.load(Ordering::Relaxed), 1);
 }
