@@ -44,7 +44,7 @@ fn commands_parse() {
     check(
         &["bench", "traps", "-j", "--iterations", "500"],
         "Bench { what: Traps { measured: Measured { output: Output { json: true }, \
-         counters: None }, iterations: 500 } }",
+         counters: None }, iterations: 500, rdpmc_trap: \"auto\" } }",
     );
     check(
         &["bench", "pmi", "--counters", "clock", "--samples", "300"],
