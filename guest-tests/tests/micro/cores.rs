@@ -117,7 +117,7 @@ fn counting(a: &mut CodeAssembler) -> Written {
 }
 
 /// Spins for `ticks` of the TSC.
-fn spin_for(a: &mut CodeAssembler, ticks: u64) -> Written {
+pub(crate) fn spin_for(a: &mut CodeAssembler, ticks: u64) -> Written {
     let mut again = a.create_label();
     tsc(a)?;
     a.mov(r10, rax)?;

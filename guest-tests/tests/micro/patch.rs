@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use guest_tests::micro::{
     DATA, DISPLACEABLE, ENDBR64, Entry, FAULT, LOG, Lab, LabRun, Program, Setup, Test, VALUE,
-    Written, enter_user, exit, log_value, spin, wrmsr,
+    Written, enter_user, exit, log_value, wrmsr,
 };
 use iced_x86::code_asm::{
     CodeAssembler, al, ax, byte_ptr, cr3, dr0, dr1, dr2, dr3, dr6, dr7, dword_ptr, eax, ecx, edx,
@@ -17,6 +17,8 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm::micro::{KERNEL_CODE, KERNEL_CS, Start, USER_CS};
 use vmm::sched::CorePlan;
 use vmm::vcpu::{Armed, PatchRefusal, TrapEvent, TrapMode};
+
+use crate::cores::spin_for;
 
 pub(crate) const TESTS: &[Test] = &[
     Test {
@@ -427,7 +429,7 @@ fn stores(lab: &Lab, cpl: u8) -> Result<()> {
         &guest(&ENDBR64, cpl, |a| {
             for round in 0..12u32 {
                 // The page is patched again by then.
-                spin(a, if cpl == 0 { 3000 } else { 4_000_000 })?;
+                spin_for(a, 10_000_000)?;
                 rdpmc(a)?;
                 a.mov(dword_ptr(HERE), round)?;
                 rdpmc(a)?;
