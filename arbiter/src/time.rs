@@ -1,6 +1,7 @@
 //! Time as the types that keep an instant, a length of time and their units apart.
 
 use core::ops::{Add, AddAssign, Mul, Sub};
+use core::time::Duration;
 
 /// An instant: a value of the caller's clock. On hardware that is the time stamp
 /// counter of the host.
@@ -16,6 +17,22 @@ pub struct Ticks(pub u64);
 impl Tsc {
     /// The instant that never comes.
     pub const NEVER: Tsc = Tsc(u64::MAX);
+}
+
+impl Ticks {
+    /// So much time on a clock of `khz`.
+    #[must_use]
+    pub fn of(time: Duration, khz: u32) -> Self {
+        let ticks = time.as_nanos().saturating_mul(khz.into()) / 1_000_000;
+        Ticks(u64::try_from(ticks).unwrap_or(u64::MAX))
+    }
+
+    /// As much time, of a clock of `khz`, which is not 0; in whole nanoseconds.
+    #[must_use]
+    pub fn duration(self, khz: u32) -> Duration {
+        let ns = u128::from(self.0) * 1_000_000 / u128::from(khz);
+        Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+    }
 }
 
 impl Add<Ticks> for Tsc {
@@ -72,5 +89,21 @@ impl Sub for Ticks {
     #[inline]
     fn sub(self, other: Ticks) -> Ticks {
         Ticks(self.0.saturating_sub(other.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_and_durations() {
+        let second = Duration::from_secs(1);
+        assert_eq!(Ticks::of(second, 2_596_076), Ticks(2_596_076_000));
+        assert_eq!(Ticks(2_596_076_000).duration(2_596_076), second);
+        assert_eq!(Ticks::of(Duration::from_nanos(1), 999_999), Ticks(0));
+        assert_eq!(Ticks::of(Duration::MAX, u32::MAX), Ticks(u64::MAX));
+        let longest = Duration::from_nanos(u64::MAX);
+        assert_eq!(Ticks(u64::MAX).duration(1), longest);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arbiter::{
     Auditor, Context, CounterId, Effects, GuardLimits, Layer, NoticeKind, PcrConfig, PcrUnit,
-    Phase, Reason, Reply, Tsc,
+    Phase, Reason, Reply,
 };
 use kvm_pmu::{KvmPmu, ThreadContext};
 use pmu_virt::{CorePmu, PmuModel, Reservations, VcpuPmu};
@@ -18,7 +18,6 @@ use thiserror::Error;
 use crate::audit::Holding;
 use crate::entropy::OsRandom;
 use crate::firmware::Expected;
-use crate::sys::rdtsc;
 
 /// The hypervisor could not reserve its own counters.
 #[derive(Debug, Error)]
@@ -86,7 +85,7 @@ impl MachineReservations {
         for counter in self.plan.hypervisor.iter() {
             let cookie = entropy.cookie().ok_or(ReservationError::NoRandom)?;
             let mut context = Context {
-                now: Tsc(rdtsc()),
+                now: kvm_pmu::now(),
                 entropy: &mut entropy,
                 audit: &mut *audit,
             };

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use kvm_ioctls::VcpuFd;
+use pmu_virt::Ticks;
 
 use crate::error::VcpuId;
 use crate::sys::{HaltStats, rdtsc, thread_cpu_time};
@@ -67,7 +68,7 @@ impl TimeSource for HostTime {
 #[derive(Debug)]
 pub(crate) struct HaltClock<S = HostTime> {
     source: S,
-    tsc_khz: u64,
+    tsc_khz: u32,
     /// [`LONG_NS`], [`UNASKED_NS`] and [`AWAY_NS`] in ticks.
     long: u64,
     longest_unasked: u64,
@@ -109,7 +110,6 @@ impl HaltClock {
 )]
 impl<S: TimeSource> HaltClock<S> {
     fn with_source(source: S, tsc_khz: u32) -> Self {
-        let tsc_khz = tsc_khz.into();
         Self {
             source,
             tsc_khz,
@@ -220,9 +220,8 @@ impl<S: TimeSource> HaltClock<S> {
     }
 }
 
-fn ticks(ns: u64, tsc_khz: u64) -> u64 {
-    let ticks = u128::from(ns) * u128::from(tsc_khz) / 1_000_000;
-    u64::try_from(ticks).unwrap_or(u64::MAX)
+fn ticks(ns: u64, tsc_khz: u32) -> u64 {
+    Ticks::of(Duration::from_nanos(ns), tsc_khz).0
 }
 
 fn nanos(time: Duration) -> u64 {

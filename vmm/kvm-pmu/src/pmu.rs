@@ -23,7 +23,7 @@ use crate::registers::{RegisterCache, VcpuAccess};
 use crate::step_driver::{StepDriver, StepSupport};
 use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
 use crate::thread::{ThreadContext, earliest};
-use crate::time::{self, ticks};
+use crate::time;
 use crate::trap::{StepStop, cpl};
 use crate::vm_traps::VmTraps;
 
@@ -147,7 +147,7 @@ impl KvmPmu {
     pub fn new(fd: &VcpuFd, vm: &VmFd, parts: KvmPmuParts) -> Result<Self, KvmPmuError> {
         let KvmPmuParts { id, quirks, .. } = parts;
         let tsc_khz = parts.tsc_khz.max(1);
-        let floor = ticks(parts.pmi_floor, tsc_khz);
+        let floor = Ticks::of(parts.pmi_floor, tsc_khz);
         Ok(Self {
             id,
             registers: RegisterCache::new(vm),
@@ -156,7 +156,7 @@ impl KvmPmu {
                 tsc_khz,
                 pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
                 ranges: pmu_virt::all_pmu_msr_ranges(),
-                debug: DebugControl::new(quirks, ticks(DEBUG_REFRESH, tsc_khz).0),
+                debug: DebugControl::new(quirks, Ticks::of(DEBUG_REFRESH, tsc_khz).0),
                 gp: GpWatch::new(parts.traps, id),
                 stepping: StepDriver::new(parts.step),
                 pmi_routing: None,

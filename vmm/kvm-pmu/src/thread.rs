@@ -1,9 +1,8 @@
 //! What a thread lends to the vCPU that it runs, and its kick at a deadline.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use pmu_virt::{CorePmu, Tsc};
+use pmu_virt::{CorePmu, Ticks, Tsc};
 use vmm_sys_util::errno;
 
 use crate::error::KvmPmuError;
@@ -150,7 +149,7 @@ pub(crate) fn earliest<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
 #[derive(Debug)]
 struct DeadlineTimer {
     timer: KickTimer,
-    tsc_khz: u64,
+    tsc_khz: u32,
     /// While the timer is armed.
     armed: Option<Armed>,
     lateness: Lateness,
@@ -168,7 +167,7 @@ impl DeadlineTimer {
     fn new(tsc_khz: u32) -> errno::Result<Self> {
         Ok(Self {
             timer: KickTimer::for_this_thread()?,
-            tsc_khz: tsc_khz.into(),
+            tsc_khz,
             armed: None,
             lateness: Lateness::up_to(LONGEST_LEAD_US * u64::from(tsc_khz) / 1000),
         })
@@ -209,9 +208,7 @@ impl DeadlineTimer {
         let ticks = deadline.saturating_sub(now);
         // The guest must get on, however long the host takes.
         let ticks = ticks - self.lateness.lead().min(ticks / 2);
-        let ns = u128::from(ticks) * 1_000_000 / u128::from(self.tsc_khz);
-        let ns = u64::try_from(ns).unwrap_or(u64::MAX);
-        self.timer.arm(Duration::from_nanos(ns));
+        self.timer.arm(Ticks(ticks).duration(self.tsc_khz));
         let fires = now.saturating_add(ticks);
         self.armed = Some(Armed { fires, deadline });
     }

@@ -1,8 +1,6 @@
 //! Time as the crate hands it out.
 
-use std::time::Duration;
-
-use pmu_virt::{Ticks, Tsc};
+use pmu_virt::Tsc;
 
 use crate::sys::rdtsc;
 
@@ -11,10 +9,4 @@ use crate::sys::rdtsc;
 #[inline]
 pub fn now() -> Tsc {
     Tsc(rdtsc())
-}
-
-/// So much time in ticks of a TSC of `khz`.
-pub(crate) fn ticks(time: Duration, khz: u32) -> Ticks {
-    let ticks = time.as_nanos().saturating_mul(khz.into()) / 1_000_000;
-    Ticks(u64::try_from(ticks).unwrap_or(u64::MAX))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvm_pmu::now;
 use pmu_virt::{CorePmu, Ticks, Tsc};
@@ -144,7 +144,7 @@ impl CoreThread {
             Action::Run { vcpu, until } => self.enter(vcpu, until),
             Action::Probe(vcpu) => self.probe(vcpu),
             Action::Wait { until } => {
-                let rest = until.map(|until| self.duration(until - now()));
+                let rest = until.map(|until| (until - now()).duration(self.tsc_khz));
                 let began = Instant::now();
                 self.exchange.wait(self.index, rest);
                 self.was_idle(began.elapsed());
@@ -174,11 +174,6 @@ impl CoreThread {
             Ok(RunOutcome::Ended(end)) => self.end(id, Ok(end)),
             Err(failure) => self.end(id, Err(failure)),
         }
-    }
-
-    fn duration(&self, ticks: Ticks) -> Duration {
-        let ns = u128::from(ticks.0) * 1_000_000 / u128::from(self.tsc_khz);
-        Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
     /// A timer that has expired is made an interrupt by one probe and seen by

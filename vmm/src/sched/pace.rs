@@ -50,12 +50,8 @@ impl Pace {
     /// The pace for slices of `slice` on a TSC of `tsc_khz`.
     #[must_use]
     pub fn new(slice: Duration, tsc_khz: u32) -> Self {
-        let ticks = |time: Duration| {
-            let ticks = time.as_nanos().saturating_mul(tsc_khz.into()) / 1_000_000;
-            u64::try_from(ticks).unwrap_or(u64::MAX)
-        };
-        let longest = ticks(LONGEST_PROBE);
-        let slice = ticks(slice).max(FIRST_LOOK);
+        let longest = Ticks::of(LONGEST_PROBE, tsc_khz).0;
+        let slice = Ticks::of(slice, tsc_khz).0.max(FIRST_LOOK);
         Self {
             slice: Ticks(slice),
             probe_every: Ticks((slice / PROBE_DEN * PROBE_NUM).min(longest).max(1)),

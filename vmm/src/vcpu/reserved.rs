@@ -22,11 +22,8 @@ impl RunState {
         thread: &mut ThreadContext,
         until: Option<Tsc>,
     ) -> Result<(), VcpuFailure> {
-        let time = until.map_or(LONG, |until| {
-            let ticks = u128::from((until - kvm_pmu::now()).0);
-            let ns = ticks * 1_000_000 / u128::from(self.pmu.tsc_khz());
-            Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
-        });
+        let khz = self.pmu.tsc_khz();
+        let time = until.map_or(LONG, |until| (until - kvm_pmu::now()).duration(khz));
         self.reports.tally.off_thread(OffCoreReason::Held);
         let began = Instant::now();
         let waited = nap(time, || !self.control.stopping() && !self.has_jobs());
