@@ -3,7 +3,7 @@
 use std::io;
 
 use umpire_bench::{BenchError, Measurement, Outcome, PerfmonOptions};
-use vmm::vcpu::TrapMode;
+use vmm::config::trap_mode;
 
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{Bench, PerfmonFlags};
@@ -31,11 +31,7 @@ fn lowered(what: Bench) -> Measurement {
         } => Measurement::Traps {
             counters: measured.counters,
             iterations,
-            rdpmc_trap: match rdpmc_trap.as_str() {
-                "patch" => TrapMode::Patch,
-                "breakpoint" => TrapMode::Breakpoint,
-                _ => TrapMode::Auto,
-            },
+            rdpmc_trap: trap_mode(&rdpmc_trap).unwrap_or_default(),
         },
         Bench::Neighbour { iterations, .. } => Measurement::Neighbour { iterations },
         Bench::Pcr { iterations, .. } => Measurement::Pcr { iterations },
