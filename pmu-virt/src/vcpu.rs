@@ -342,16 +342,6 @@ impl VcpuPmu {
         &self.model
     }
 
-    /// Whether the guest has written the control of a counter since the reset. From
-    /// then on it may read counters by RDPMC, so RDPMC has to be caught. Drivers also
-    /// read counters that they have stopped, and those whose event nobody counts: these
-    /// yield what they hold.
-    pub fn is_programmed(&self) -> bool {
-        self.counters
-            .iter()
-            .any(|logical| logical.request.is_some())
-    }
-
     /// Whose counters these are.
     pub fn owner(&self) -> OwnerId {
         self.owner

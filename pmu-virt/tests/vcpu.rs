@@ -147,13 +147,13 @@ fn counters_that_nobody_counts_cost_nothing() {
             }
         };
         let mut alone = pmu("amd-core", backend, Grant::everything());
-        assert!(!alone.is_programmed());
+        assert!(!alone.has_enabled());
         program(&mut alone, &live, 0);
-        assert_eq!(alone.is_programmed(), !live.is_empty());
+        assert_eq!(alone.has_enabled(), !live.is_empty());
         let mut both = pmu("amd-core", backend, Grant::everything());
         program(&mut both, &live, 0);
         program(&mut both, &dead, live.len());
-        assert!(both.is_programmed(), "RDPMC of them is legal");
+        assert!(both.has_enabled(), "RDPMC of them is legal");
 
         let cost = |pmu: &mut Seated| {
             let mut seen = Vec::new();
