@@ -17,7 +17,7 @@ pub use lab::{Entry, Lab, LabError, LabRun, Setup, step_backend};
 pub use limits::{LIMITS, Limit};
 pub use program::{
     DATA, DISPLACEABLE, ENDBR64, ENTRY_SIZE, FAULT, LOG, Program, VALUE, Written, enter_user, exit,
-    log_fault, log_value, spin, wrmsr,
+    log_fault, log_value, spin, spin_for, tsc, wrmsr,
 };
 pub use script::{Op, Script};
 pub use suite::{Test, run_suite};

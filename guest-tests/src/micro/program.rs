@@ -8,7 +8,8 @@
 use anyhow::Result;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, dx, eax, ecx, edx, qword_ptr, r12, r14, r15, rax, rdi, rdx, rsp,
+    CodeAssembler, CodeLabel, dx, eax, ecx, edx, qword_ptr, r10, r11, r12, r14, r15, rax, rdi, rdx,
+    rsp,
 };
 use vmm::micro::{
     KERNEL_CODE, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS, USER_STACK, assemble,
@@ -82,6 +83,30 @@ impl Program {
     /// As [`Program::kernel`].
     pub fn user(self, write: impl FnOnce(&mut CodeAssembler) -> Written) -> Result<Self> {
         self.code(USER_CODE, write)
+    }
+
+    /// `begin` at CPL 0, then `body` at CPL 0 or, if `cpl` is 3, there; then the end.
+    ///
+    /// # Errors
+    /// As [`Program::kernel`].
+    pub fn at_cpl(
+        self,
+        cpl: u8,
+        begin: impl FnOnce(&mut CodeAssembler) -> Written,
+        body: impl Fn(&mut CodeAssembler) -> Written,
+    ) -> Result<Self> {
+        let program = self.kernel(|a| {
+            begin(a)?;
+            if cpl == 3 {
+                return enter_user(a, 0);
+            }
+            body(a)?;
+            exit(a)
+        })?;
+        program.user(|a| {
+            body(a)?;
+            a.ud2()
+        })
     }
 
     /// Code at `address`.
@@ -251,6 +276,32 @@ pub fn spin(a: &mut CodeAssembler, times: u32) -> Written {
     a.set_label(&mut again)?;
     a.dec(ecx)?;
     a.jne(again)
+}
+
+/// The TSC into RAX; RDX is lost.
+///
+/// # Errors
+/// Never in practice; the assembler's signature.
+pub fn tsc(a: &mut CodeAssembler) -> Written {
+    a.rdtsc()?;
+    a.shl(rdx, 32)?;
+    a.or(rax, rdx)
+}
+
+/// Spins for `ticks` of the TSC, without an exit; RAX, RDX, R10 and R11 are lost.
+///
+/// # Errors
+/// Never in practice; the assembler's signature.
+pub fn spin_for(a: &mut CodeAssembler, ticks: u64) -> Written {
+    let mut again = a.create_label();
+    tsc(a)?;
+    a.mov(r10, rax)?;
+    a.mov(r11, ticks)?;
+    a.add(r10, r11)?;
+    a.set_label(&mut again)?;
+    tsc(a)?;
+    a.cmp(rax, r10)?;
+    a.jb(again)
 }
 
 pub(super) fn low(value: u64) -> u32 {

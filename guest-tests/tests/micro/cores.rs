@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use guest_tests::micro::{DATA, LOG, Lab, LabRun, Program, Setup, Test, Written, exit, wrmsr};
-use iced_x86::code_asm::{CodeAssembler, qword_ptr, r8, r9, r10, r11, rax, rcx, rdi, rdx};
+use guest_tests::micro::{
+    DATA, LOG, Lab, LabRun, Program, Setup, Test, Written, exit, spin_for, tsc, wrmsr,
+};
+use iced_x86::code_asm::{CodeAssembler, qword_ptr, r8, r9, rax, rcx, rdi, rdx};
 use pmu_virt::{CounterId, Reading};
 use vmm::micro::{KERNEL_CODE, MicroGuest, MicroOutcome, MicroRun, Start};
 use vmm::sched::{CorePlan, CoreReport};
@@ -89,13 +91,6 @@ fn guest(program: Program, others: u64) -> MicroGuest {
     })
 }
 
-/// TSC into RAX; RDX is lost.
-fn tsc(a: &mut CodeAssembler) -> Written {
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.or(rax, rdx)
-}
-
 /// Stores the TSC in entry R8 of the table at `table`.
 fn stamp(a: &mut CodeAssembler, table: u64) -> Written {
     a.mov(r9, table)?;
@@ -114,19 +109,6 @@ fn counting(a: &mut CodeAssembler) -> Written {
     a.pop(rcx)?;
     a.pop(rax)?;
     a.iretq()
-}
-
-/// Spins for `ticks` of the TSC.
-pub(crate) fn spin_for(a: &mut CodeAssembler, ticks: u64) -> Written {
-    let mut again = a.create_label();
-    tsc(a)?;
-    a.mov(r10, rax)?;
-    a.mov(r11, ticks)?;
-    a.add(r10, r11)?;
-    a.set_label(&mut again)?;
-    tsc(a)?;
-    a.cmp(rax, r10)?;
-    a.jb(again)
 }
 
 /// Halts until an interrupt, again and again.

@@ -111,7 +111,7 @@ fn log_debug(a: &mut CodeAssembler, keep_tf: bool) -> Written {
 }
 
 /// The log's entry of a #DB, behind which one register was pushed.
-fn log_hit(a: &mut CodeAssembler) -> Written {
+pub(crate) fn log_hit(a: &mut CodeAssembler) -> Written {
     a.mov(qword_ptr(r12), i32::try_from(FAULT).unwrap_or(0) + 1)?;
     a.mov(rax, dr6)?;
     a.mov(qword_ptr(r12 + 8), rax)?;
@@ -203,22 +203,17 @@ fn data(lab: &Lab, cpl: u8) -> Result<()> {
     };
     let program = Program::new()?
         .handler(1, |a| log_debug(a, false))?
-        .kernel(|a| {
-            a.mov(eax, u32::try_from(WATCHED).unwrap_or(0))?;
-            a.mov(dr0, rax)?;
-            a.mov(eax, ON_WRITE)?;
-            a.mov(dr7, rax)?;
-            watch(a)?;
-            if cpl == 3 {
-                return enter_user(a, 0);
-            }
-            body(a)?;
-            exit(a)
-        })?;
-    let program = program.user(|a| {
-        body(a)?;
-        a.ud2()
-    })?;
+        .at_cpl(
+            cpl,
+            |a| {
+                a.mov(eax, u32::try_from(WATCHED).unwrap_or(0))?;
+                a.mov(dr0, rax)?;
+                a.mov(eax, ON_WRITE)?;
+                a.mov(dr7, rax)?;
+                watch(a)
+            },
+            body,
+        )?;
     let ran = lab.run(&setup(), &program.start(PCE))?;
     let cs = if cpl == 3 { USER_CS } else { KERNEL_CS };
     check_log(&ran, &[debug_entry(1, 0, cs), count_entry()])
@@ -356,18 +351,7 @@ fn int3(lab: &Lab, cpl: u8) -> Result<()> {
     };
     let program = Program::new()?
         .handler(3, |a| guest_tests::micro::log_fault(a, 3, false))?
-        .kernel(|a| {
-            watch(a)?;
-            if cpl == 3 {
-                return enter_user(a, 0);
-            }
-            body(a)?;
-            exit(a)
-        })?;
-    let program = program.user(|a| {
-        body(a)?;
-        a.ud2()
-    })?;
+        .at_cpl(cpl, watch, body)?;
     let ran = lab.run(&setup(), &program.start(PCE))?;
     let cs = if cpl == 3 { USER_CS } else { KERNEL_CS };
     let trap = Entry {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use guest_tests::micro::{
     DATA, DISPLACEABLE, ENDBR64, Entry, FAULT, LOG, Lab, LabRun, Program, Setup, Test, VALUE,
-    Written, enter_user, exit, log_value, wrmsr,
+    Written, enter_user, exit, log_value, spin_for, wrmsr,
 };
 use iced_x86::code_asm::{
     CodeAssembler, al, ax, byte_ptr, cr3, dr0, dr1, dr2, dr3, dr6, dr7, dword_ptr, eax, ecx, edx,
@@ -17,8 +17,6 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm::micro::{KERNEL_CODE, KERNEL_CS, Start, USER_CS};
 use vmm::sched::CorePlan;
 use vmm::vcpu::{Armed, PatchRefusal, TrapEvent, TrapMode};
-
-use crate::cores::spin_for;
 
 pub(crate) const TESTS: &[Test] = &[
     Test {
@@ -195,18 +193,7 @@ fn guest(
     body: impl Fn(&mut CodeAssembler) -> Written,
 ) -> Result<vmm::micro::MicroGuest> {
     let program = Program::new()?.gp_begins(first)?;
-    let program = program.kernel(|a| {
-        program_counter(a)?;
-        if cpl == 3 {
-            return enter_user(a, 0);
-        }
-        body(a)?;
-        exit(a)
-    })?;
-    let program = program.user(|a| {
-        body(a)?;
-        a.ud2()
-    })?;
+    let program = program.at_cpl(cpl, program_counter, body)?;
     Ok(program.start(PCE))
 }
 
@@ -236,18 +223,7 @@ fn displaced(lab: &Lab, first: &'static [u8], cpl: u8) -> Result<()> {
         foreign_gp(a)?;
         rdpmc(a)
     };
-    let program = program.kernel(|a| {
-        program_counter(a)?;
-        if cpl == 3 {
-            return enter_user(a, 0);
-        }
-        body(a)?;
-        exit(a)
-    })?;
-    let program = program.user(|a| {
-        body(a)?;
-        a.ud2()
-    })?;
+    let program = program.at_cpl(cpl, program_counter, body)?;
     let guest = program.start(PCE);
     let ran = lab.run(&setup(), &guest)?;
     ensure!(
@@ -717,19 +693,11 @@ fn software_interrupt(lab: &Lab, cpl: u8) -> Result<()> {
         a.set_label(&mut next)?;
         rdpmc(a)
     };
-    let program = for_two(Program::new()?, 77)?.kernel(|a| {
+    let begin = |a: &mut CodeAssembler| -> Written {
         a.xor(r13, r13)?;
-        program_counter(a)?;
-        if cpl == 3 {
-            return enter_user(a, 0);
-        }
-        body(a)?;
-        exit(a)
-    })?;
-    let program = program.user(|a| {
-        body(a)?;
-        a.ud2()
-    })?;
+        program_counter(a)
+    };
+    let program = for_two(Program::new()?, 77)?.at_cpl(cpl, begin, body)?;
     let ran = lab.run(&setup(), &program.start(PCE))?;
     let interrupt = Entry {
         kind: FAULT + 77,

@@ -14,6 +14,8 @@ use pmu_virt::{ReadOutcome, Ring};
 use vmm::micro::{KERNEL_CS, USER_CODE, USER_CS, USER_SS};
 use vmm::vcpu::{Armed, TrapEvent};
 
+use crate::debug::log_hit;
+
 const PCE: u64 = 1 << 8;
 const TF: u32 = 1 << 8;
 const DR6_BS: u64 = 1 << 14;
@@ -170,18 +172,7 @@ fn registers_survive(lab: &Lab, cpl: u8, handler: Handler) -> Result<()> {
         a.mov(eax, 0)?;
         store(a, AFTER)
     };
-    let program = handler.program()?.kernel(|a| {
-        program_counter(a)?;
-        if cpl == 3 {
-            return enter_user(a, 0);
-        }
-        body(a)?;
-        exit(a)
-    })?;
-    let program = program.user(|a| {
-        body(a)?;
-        a.ud2()
-    })?;
+    let program = handler.program()?.at_cpl(cpl, program_counter, body)?;
     let ran = lab.run(&setup(), &program.start(PCE))?;
     handler.check(&ran)?;
     for offset in (0..=0x90)
@@ -245,15 +236,7 @@ fn compatibility_mode(lab: &Lab, handler: Handler) -> Result<()> {
 /// Logs DR6 and the distance of RIP from R14, and returns without TF.
 fn log_debug(a: &mut CodeAssembler) -> Written {
     a.push(rax)?;
-    a.mov(qword_ptr(r12), i32::try_from(FAULT).unwrap_or(0) + 1)?;
-    a.mov(rax, dr6)?;
-    a.mov(qword_ptr(r12 + 8), rax)?;
-    a.mov(rax, qword_ptr(rsp + 8))?;
-    a.sub(rax, r14)?;
-    a.mov(qword_ptr(r12 + 16), rax)?;
-    a.mov(rax, qword_ptr(rsp + 16))?;
-    a.mov(qword_ptr(r12 + 24), rax)?;
-    a.lea(r12, qword_ptr(r12 + 32))?;
+    log_hit(a)?;
     a.and(qword_ptr(rsp + 24), -1 ^ i32::try_from(TF).unwrap_or(0))?;
     a.pop(rax)?;
     a.iretq()
@@ -261,7 +244,8 @@ fn log_debug(a: &mut CodeAssembler) -> Written {
 
 /// A guest that sets TF before its RDPMC gets one #DB after it.
 fn tf(lab: &Lab, cpl: u8, handler: Handler) -> Result<()> {
-    let body = |a: &mut CodeAssembler, mut after| -> Written {
+    let body = |a: &mut CodeAssembler| -> Written {
+        let mut after = a.create_label();
         a.lea(r14, qword_ptr(after))?;
         a.xor(ecx, ecx)?;
         a.pushfq()?;
@@ -271,20 +255,8 @@ fn tf(lab: &Lab, cpl: u8, handler: Handler) -> Result<()> {
         a.set_label(&mut after)?;
         log_value(a)
     };
-    let program = handler.program()?.handler(1, log_debug)?.kernel(|a| {
-        program_counter(a)?;
-        if cpl == 3 {
-            return enter_user(a, 0);
-        }
-        let after = a.create_label();
-        body(a, after)?;
-        exit(a)
-    })?;
-    let program = program.user(|a| {
-        let after = a.create_label();
-        body(a, after)?;
-        a.ud2()
-    })?;
+    let program = handler.program()?.handler(1, log_debug)?;
+    let program = program.at_cpl(cpl, program_counter, body)?;
     let ran = lab.run(&setup(), &program.start(PCE))?;
     handler.check(&ran)?;
     let cs = if cpl == 3 { USER_CS } else { KERNEL_CS };

@@ -6,17 +6,17 @@
 use anyhow::{Context, Result, bail, ensure};
 use guest_tests::micro::{
     ENDBR64, Entry, FAULT, Lab, Program, Setup, Test, VALUE, Written, enter_user, exit, log_fault,
-    log_value, wrmsr,
+    log_value, spin_for, tsc, wrmsr,
 };
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, al, ax, byte_ptr, dr0, dr1, dr2, dr3, dr7, dword_ptr, eax, ecx, edi,
     edx, qword_ptr, r8, r9, r14, r15, rax, rdx, rsp, ss, word_ptr,
 };
-use vmm::kvm::VmOptions;
 use vmm::micro::{KERNEL_CODE, KERNEL_CS, USER_CODE};
 use vmm::vcpu::{TrapEvent, TrapMode};
 
 use super::{SELECT, TF, WATCHED, debug_entry, log_debug, log_hit, setup, watch};
+use crate::cores::tsc_khz;
 
 /// Where a guest's body lies at CPL 0.
 const BODY: u64 = KERNEL_CODE + 0x4000;
@@ -382,26 +382,6 @@ const GENERAL_DETECT: Case = Case {
     least: 1,
 };
 
-/// RDTSC into RAX.
-fn rdtsc(a: &mut CodeAssembler) -> Written {
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.or(rax, rdx)
-}
-
-/// Runs on for so many TSC ticks, without an exit.
-fn busy(a: &mut CodeAssembler, ticks: u64) -> Written {
-    let mut again = a.create_label();
-    rdtsc(a)?;
-    a.mov(r8, rax)?;
-    a.mov(r9, ticks)?;
-    a.add(r9, r8)?;
-    a.set_label(&mut again)?;
-    rdtsc(a)?;
-    a.cmp(rax, r9)?;
-    a.jb(again)
-}
-
 /// RDPMC of counter 0; logs whether it came to something.
 fn rdpmc_works(a: &mut CodeAssembler) -> Written {
     let (mut fault, mut next) = (a.create_label(), a.create_label());
@@ -417,18 +397,12 @@ fn rdpmc_works(a: &mut CodeAssembler) -> Written {
     a.nop()
 }
 
-fn tsc_khz(lab: &Lab) -> Result<u64> {
-    let guest = Program::new()?.start(0);
-    let (_vm, vcpus) = guest.build(&lab.host, &VmOptions::default())?;
-    Ok(vcpus[0].get_tsc_khz()?.into())
-}
-
 /// The guest sets a breakpoint while ours is in use, and runs on without an exit:
 /// on execution at CPL 0, on writes at CPL 3.
 fn no_exit(lab: &Lab, cpl: u8) -> Result<()> {
     let khz = tsc_khz(lab)?;
     let met = |a: &mut CodeAssembler| -> Written {
-        rdtsc(a)?;
+        tsc(a)?;
         a.sub(rax, r8)?;
         a.xor(edx, edx)?;
         log_value(a)?;
@@ -440,7 +414,7 @@ fn no_exit(lab: &Lab, cpl: u8) -> Result<()> {
         a.mov(r9, 1000 * khz)?;
         a.add(r9, r8)?;
         a.set_label(&mut again)?;
-        rdtsc(a)?;
+        tsc(a)?;
         a.cmp(rax, r9)?;
         a.set_label(&mut target)?;
         a.mov(dword_ptr(WATCHED), eax)?;
@@ -450,7 +424,7 @@ fn no_exit(lab: &Lab, cpl: u8) -> Result<()> {
     let kernel = |a: &mut CodeAssembler, phase: u64| -> Written {
         let target = a.create_label();
         watch(a)?;
-        busy(a, 3 * khz + phase * khz / 5)?;
+        spin_for(a, 3 * khz + phase * khz / 5)?;
         if cpl == 3 {
             a.mov(rax, WATCHED)?;
         } else {
@@ -464,7 +438,7 @@ fn no_exit(lab: &Lab, cpl: u8) -> Result<()> {
         };
         a.mov(eax, control)?;
         a.mov(dr7, rax)?;
-        rdtsc(a)?;
+        tsc(a)?;
         a.mov(r8, rax)?;
         if cpl == 3 {
             return enter_user(a, 0);
@@ -524,7 +498,7 @@ fn all_four_later(lab: &Lab) -> Result<()> {
         watch(a)?;
         a.mov(eax, 0xdddd_0455u32)?;
         a.mov(dr7, rax)?;
-        busy(a, 50 * khz)?;
+        spin_for(a, 50 * khz)?;
         exit(a)
     })?;
     let ran = lab.run(&setup(), &program.start(0))?;
@@ -544,7 +518,7 @@ fn come_back(lab: &Lab) -> Result<()> {
             watch(a)?;
             wrmsr(a, SELECT, 0)?;
             rdpmc_works(a)?;
-            busy(a, 1500 * khz)?;
+            spin_for(a, 1500 * khz)?;
             rdpmc_works(a)?;
             super::set_breakpoint(a, target, super::ON_EXECUTION)?;
             a.lea(r14, qword_ptr(target))?;
@@ -572,7 +546,7 @@ fn stay_ours(lab: &Lab) -> Result<()> {
     let khz = tsc_khz(lab)?;
     let program = Program::new()?.kernel(|a| {
         watch(a)?;
-        busy(a, 1000 * khz)?;
+        spin_for(a, 1000 * khz)?;
         rdpmc_works(a)?;
         exit(a)
     })?;

@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use guest_tests::micro::{DATA, LOG, Lab, Op, Program, Script, Setup, Test, Written, exit, wrmsr};
-use iced_x86::code_asm::{CodeAssembler, ecx, esi, qword_ptr, r8, r10, r11, rax, rdx, rsi};
+use guest_tests::micro::{
+    DATA, LOG, Lab, Op, Program, Script, Setup, Test, Written, exit, tsc, wrmsr,
+};
+use iced_x86::code_asm::{CodeAssembler, ecx, esi, qword_ptr, r8, r10, r11, rax, rsi};
 use vmm::micro::{KERNEL_CODE, MicroRun, Start};
 use vmm::sched::{CorePlan, CoreReport};
 use vmm::vcpu::{TrapEvent, VcpuEnd};
@@ -149,11 +151,6 @@ fn on_one_core(lab: &Lab) -> Result<()> {
 }
 
 fn beside_a_guesser(lab: &Lab, khz: u64) -> Result<(u64, CoreReport)> {
-    let tsc = |a: &mut CodeAssembler| {
-        a.rdtsc()?;
-        a.shl(rdx, 32)?;
-        a.or(rax, rdx)
-    };
     let program = Program::new()?.kernel(|a| {
         tsc(a)?;
         a.mov(r8, rax)?;
