@@ -1,8 +1,9 @@
 //! Reads reports of the guest's `perf stat -x,` and its kernel's log, and
 //! checks counts.
 
-/// How far cycles may be from run time times TSC frequency.
-const CYCLES_TOLERANCE: f64 = 0.05;
+/// How far cycles may be from run time times TSC frequency. L1's one processor also does
+/// the timer interrupts of the guest's other vCPU and of L1: 4 to 7 % were seen.
+const CYCLES_TOLERANCE: f64 = 0.10;
 
 /// The kernel's messages that tests look for. Not all of it: much output of a guest with several
 /// vCPUs ends L1 (`docs/testing.md`, "Limits of L1").
@@ -72,6 +73,13 @@ fn cycle_ratio(csv: &str, events: &[&str], mhz: f64) -> f64 {
     worst.expect("an event")
 }
 
+/// Cycle events of each report in `output` to its task-clock.
+#[must_use]
+pub fn cycle_ratios(output: &str, events: &[&str], mhz: f64) -> Vec<f64> {
+    let reports = output.split("# started").skip(1);
+    reports.map(|csv| cycle_ratio(csv, events, mhz)).collect()
+}
+
 /// Checks cycle events of the reports in `output`, all of the same measurement: they are right.
 ///
 /// # Panics
@@ -90,8 +98,7 @@ pub fn check_cycles(output: &str, events: &[&str], mhz: f64) {
 /// # Panics
 /// If none is.
 pub fn check_cycles_within(output: &str, events: &[&str], mhz: f64, tolerance: f64) {
-    let reports = output.split("# started").skip(1);
-    let ratios: Vec<f64> = reports.map(|csv| cycle_ratio(csv, events, mhz)).collect();
+    let ratios = cycle_ratios(output, events, mhz);
     println!("{events:?} to task-clock: {ratios:.4?}");
     assert!(
         ratios.iter().any(|ratio| (ratio - 1.0).abs() <= tolerance),

@@ -11,7 +11,6 @@ const TROUBLE: &str = "dmesg >>/tmp/log; \
 pub struct Script {
     names: Vec<&'static str>,
     lines: Vec<String>,
-    processors: Option<u32>,
 }
 
 /// What its steps printed.
@@ -41,13 +40,6 @@ impl Script {
         self.step(name, line)
     }
 
-    /// On so many processors of L1 ([`UnderUmpire::on_processors`]).
-    #[must_use]
-    pub fn on_processors(mut self, processors: u32) -> Self {
-        self.processors = Some(processors);
-        self
-    }
-
     /// Boots, runs the steps, and looks whether the kernel is well.
     ///
     /// # Panics
@@ -55,10 +47,7 @@ impl Script {
     #[must_use]
     pub fn run(self, image: LinuxImage, flags: &[&str], options: &str) -> Log {
         let script = self.step("trouble", TROUBLE);
-        let mut guest = UnderUmpire::new(image, flags).with_kernel_options(options);
-        if let Some(processors) = script.processors {
-            guest = guest.on_processors(processors);
-        }
+        let guest = UnderUmpire::new(image, flags).with_kernel_options(options);
         let ran = guest.run(&script.lines.join("\n"));
         let log = Log {
             names: script.names,

@@ -70,9 +70,7 @@ fn a_kernel_that_is_not_told_counts_wrong_on_a_counter_that_drops() {
 fn a_kernel_that_is_not_told_gives_up_on_a_counter_that_faults() {
     let script = Script::default()
         .step("log", LOG)
-        .step("perf", "perf stat -x, -e cycles,task-clock spin 0.1")
-        // With two, this guest now and then ends in a triple fault (docs/testing.md).
-        .on_processors(1);
+        .step("perf", "perf stat -x, -e cycles,task-clock spin 0.1");
     let counter = format!("{},error=fault", FIRMWARE[3]);
     let flags = [&FIRMWARE[..3], &[&counter], &UNTOLD].concat();
     let log = script.run(image(), &flags, "");

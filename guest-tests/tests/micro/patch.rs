@@ -14,7 +14,7 @@ use iced_x86::code_asm::{
 };
 use pmu_virt::ReadOutcome;
 use vm_memory::{Bytes, GuestAddress};
-use vmm::micro::{KERNEL_CODE, KERNEL_CS, Start, USER_CS};
+use vmm::micro::{KERNEL_CODE, KERNEL_CS, KERNEL_SS, Start, USER_CS};
 use vmm::sched::CorePlan;
 use vmm::vcpu::{Armed, PatchRefusal, TrapEvent, TrapMode};
 
@@ -86,6 +86,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "patch::the_handler_serves_another_vector",
         run: shared_handler,
+    },
+    Test {
+        name: "patch::an_rdpmc_right_before_it",
+        run: before_the_handler,
     },
     Test {
         name: "patch::int_13_at_cpl_0",
@@ -316,6 +320,44 @@ fn modes(lab: &Lab) -> Result<()> {
         0xf3,
     )?;
     check(TrapMode::None, endbr, &[], false, 0xf3)
+}
+
+/// An RDPMC whose next instruction is the handler goes on into it, as into any code. (A
+/// KVM that stopped at the OUT would move RIP behind it.)
+fn before_the_handler(lab: &Lab) -> Result<()> {
+    const ERROR: i32 = 7;
+    let program = Program::new()?.gp_begins(&ENDBR64)?;
+    let program = program.data(GP - 2, vec![0x0f, 0x33]).kernel(|a| {
+        program_counter(a)?;
+        let mut next = a.create_label();
+        // The handler returns through a frame, as after a #GP.
+        a.mov(rax, rsp)?;
+        a.push(i32::from(KERNEL_SS))?;
+        a.push(rax)?;
+        a.pushfq()?;
+        a.push(i32::from(KERNEL_CS))?;
+        a.lea(r14, qword_ptr(next))?;
+        a.mov(r15, r14)?;
+        a.push(r14)?;
+        a.push(ERROR)?;
+        a.xor(ecx, ecx)?;
+        a.mov(rbx, GP - 2)?;
+        a.jmp(rbx)?;
+        a.set_label(&mut next)?;
+        log_value(a)?;
+        exit(a)
+    })?;
+    let guest = program.start(PCE);
+    let entered = Entry {
+        a: ERROR.unsigned_abs().into(),
+        ..gp(KERNEL_CS)
+    };
+    for trap in [TrapMode::Patch, TrapMode::Breakpoint] {
+        let setup = Setup { trap, ..setup() };
+        let log = lab.run(&setup, &guest)?.log;
+        ensure!(log == [entered, count()], "{trap:?}: {log:x?}");
+    }
+    Ok(())
 }
 
 type Store = fn(&mut CodeAssembler) -> Written;
