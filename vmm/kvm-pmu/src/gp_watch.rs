@@ -57,8 +57,6 @@ pub(crate) struct OutStop {
     displaced: Displaced,
     /// RIP of the OUT.
     ip: u64,
-    /// KVM has yet to move RIP behind it.
-    pub(crate) pending: bool,
 }
 
 /// How the gate was found. A look at 16 bytes then shows whether it has changed.
@@ -408,19 +406,16 @@ impl GpWatch {
         if context.cpl() != 0 {
             return Ok(None);
         }
-        let places = [(regs.rip, true), (regs.rip.wrapping_sub(OUT_SIZE), false)];
+        let places = [regs.rip, regs.rip.wrapping_sub(OUT_SIZE)];
         let stop_at = |gate: Gate| {
-            let at_handler = |&(ip, _): &(u64, bool)| context.code_at(ip) == gate.handler;
-            places
-                .into_iter()
-                .find(at_handler)
-                .map(|place| (gate, place))
+            let at_handler = |&ip: &u64| context.code_at(ip) == gate.handler;
+            places.into_iter().find(at_handler).map(|ip| (gate, ip))
         };
         let known = self.gate.and_then(stop_at);
         let found = known.or_else(|| context.gate(GP_VECTOR).and_then(stop_at));
         // In other code the bytes behind an OUT are instructions of their own.
         let found = found.filter(|(gate, _)| gate.kind == GateKind::Bits64);
-        let Some((gate, (ip, pending))) = found else {
+        let Some((gate, ip)) = found else {
             return Ok(None);
         };
         let displaced = self.displaced.filter(|_| known.is_some()).or_else(|| {
@@ -435,13 +430,13 @@ impl GpWatch {
             gate,
             displaced,
             ip,
-            pending,
         }))
     }
 
-    /// Deals with a stop at the OUT, which KVM has completed: a legal RDPMC is
-    /// emulated and the frame popped, otherwise, and for a vCPU without a PMU, the
-    /// handler goes on behind the instruction that the OUT stands in for.
+    /// Deals with a stop at the OUT: a legal RDPMC is emulated and the frame popped,
+    /// otherwise, and for a vCPU without a PMU, the handler goes on behind the
+    /// instruction that the OUT stands in for. A KVM that stops at the OUT moves RIP
+    /// behind it at the next entry if RIP is there still, so it never is.
     pub(crate) fn on_out(
         vcpu: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
@@ -458,6 +453,13 @@ impl GpWatch {
             Some(pmu) => emulate(&context, &stop.gate, false, pmu),
             None => (TrapEvent::ForeignGp, None),
         };
+        // An RDPMC right before the handler goes on into it.
+        let after = after.map(|mut after| {
+            if after.regs.rip == stop.ip {
+                stop.displaced.execute(&mut after.regs, stop.ip);
+            }
+            after
+        });
         match after {
             Some(after) if finish(vcpu, debug, &after)? => {}
             _ => {

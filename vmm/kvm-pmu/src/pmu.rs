@@ -345,10 +345,7 @@ impl KvmPmu {
             }
             PmuExit::Out { port } => match self.traps.gp.at_out(vcpu, lent.memory, port)? {
                 Some(stop) => {
-                    if stop.pending {
-                        self.complete_out(fd, lent.thread)?;
-                    }
-                    self.registers.out_completed();
+                    self.registers.at_handler();
                     let vcpu = self.registers.access(fd, self.id);
                     self.traps.handler_out(vcpu, lent, stop)?
                 }

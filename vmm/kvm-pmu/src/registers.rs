@@ -28,7 +28,7 @@ pub(crate) struct RegisterCache {
     regs_fresh: Cell<bool>,
     /// `kvm_run` holds the special registers as they are now.
     sregs_fresh: Cell<bool>,
-    /// The last exit was a debug exit, so the vCPU runs code and the next
+    /// The last exit was at code of the vCPU's that we answer for, so the next
     /// `KVM_RUN` takes registers in before it does anything else.
     stageable: bool,
     /// There are some of the following.
@@ -104,9 +104,9 @@ impl RegisterCache {
         self.stageable = synced && debug_exit;
     }
 
-    /// KVM has completed an OUT: the next `KVM_RUN` takes registers in before it does
-    /// anything else.
-    pub(crate) fn out_completed(&mut self) {
+    /// The exit was the OUT in the #GP handler, behind which RIP is set elsewhere: the
+    /// next `KVM_RUN` takes registers in before it does anything else.
+    pub(crate) fn at_handler(&mut self) {
         self.stageable = self.regs_fresh.get() && self.sregs_fresh.get();
     }
 

@@ -1,40 +1,12 @@
 //! Exits at the guest's #GP handler, where that is patched: the OUT that stands there,
 //! and the guest's own stores to its page.
 
-use kvm_ioctls::VcpuFd;
-
-use super::{ExitOwner, KvmPmu, Lent, SYNCED_EXITS, Traps};
-use crate::error::{KvmPmuError, VcpuError, VcpuId};
+use super::{ExitOwner, Lent, SYNCED_EXITS, Traps};
+use crate::error::{KvmPmuError, VcpuId};
 use crate::gp_watch::{GpWatch, OutStop};
 use crate::observe::{Armed, TrapEvent};
 use crate::registers::VcpuAccess;
-use crate::thread::ThreadContext;
 use crate::trap::page_of;
-
-/// `immediate_exit` set by us; a kick sets it to 1.
-const COMPLETE: u8 = 2;
-
-impl KvmPmu {
-    /// Has KVM complete the OUT behind the last exit, which does not enter the guest.
-    /// Otherwise KVM would move RIP behind it after RIP was set.
-    pub(super) fn complete_out(
-        &self,
-        fd: &mut VcpuFd,
-        thread: &mut ThreadContext,
-    ) -> Result<(), VcpuError> {
-        self.kicks.swap(COMPLETE);
-        let completed = fd.run().map(|_| ());
-        if self.kicks.swap(0) != COMPLETE {
-            thread.forget_kick();
-        }
-        match completed {
-            Err(error) if !matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-                Err(VcpuError::new(self.id, "KVM_RUN", error))
-            }
-            _ => Ok(()),
-        }
-    }
-}
 
 impl Traps {
     /// Looks at the #GP handler, and has it watched.
@@ -61,7 +33,7 @@ impl Traps {
         }
     }
 
-    /// The OUT in the #GP handler, completed.
+    /// The OUT in the #GP handler.
     pub(super) fn handler_out(
         &mut self,
         vcpu: VcpuAccess<'_>,

@@ -105,13 +105,6 @@ impl KickFlag {
         }
     }
 
-    /// Sets the flag, and says what it was.
-    pub(crate) fn swap(&self, value: u8) -> u8 {
-        // SAFETY: the pointer is into the mapping, which lives as long as `self`; KVM
-        // and the signal handler access the byte without tearing, too.
-        unsafe { (*self.flag()).swap(value, Ordering::Relaxed) }
-    }
-
     fn flag(&self) -> *const AtomicU8 {
         let run = self.page.as_ptr().cast::<kvm_run>();
         // SAFETY: the mapping is a page long, which is more than the offset.
