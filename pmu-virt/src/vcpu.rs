@@ -171,8 +171,8 @@ pub struct VcpuPmu {
     global_status: u64,
     freeze: Freeze,
     counters: [Logical; COUNTERS],
-    /// Every counter that is wanted or has a place is among these. Switches look
-    /// at no others.
+    /// Every counter that has a place, or is wanted and not dead, is among these.
+    /// Switches look at no others.
     active: CounterSet,
     pmi: PendingPmi,
     needs: Needs,

@@ -168,6 +168,23 @@ pub enum UnavailableReason {
     NoCore,
 }
 
+impl UnavailableReason {
+    /// Whether the backend will never count what was asked for, whatever else it counts.
+    pub fn is_lasting(self) -> bool {
+        match self {
+            Self::Event { .. }
+            | Self::Modifier { .. }
+            | Self::OneRing { .. }
+            | Self::Unseen { .. } => true,
+            // The host has no such event.
+            Self::Refused { errno, .. } => {
+                matches!(errno, libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP)
+            }
+            _ => false,
+        }
+    }
+}
+
 /// The meaning of an `errno`, and where to look further.
 fn errno_text(errno: i32) -> String {
     let meaning = std::io::Error::from_raw_os_error(errno);

@@ -205,6 +205,7 @@ impl VcpuPmu {
             self.release_slot(here, counter);
         }
         if let Some(reason) = self.counters[index].dead {
+            self.active.remove(counter);
             self.freeze(counter, &request, reason);
             return;
         }
@@ -212,8 +213,9 @@ impl VcpuPmu {
         let constraint = match core.backend().plan(&request) {
             Ok(plan) => plan.constraint,
             Err(Unavailable { reason }) => {
-                if matches!(reason, UnavailableReason::Event { .. }) {
+                if reason.is_lasting() {
                     self.counters[index].dead = Some(reason);
+                    self.active.remove(counter);
                 }
                 self.freeze(counter, &request, reason);
                 return;

@@ -203,8 +203,7 @@ impl VcpuPmu {
     /// What a counter wants, if it wants anything that can be had.
     fn demand(&self, core: &CorePmu, counter: CounterId) -> Option<Demand> {
         let logical = &self.counters[index_of(counter)];
-        let is_wanted = self.is_wanted(counter) && logical.dead.is_none();
-        let (true, Some(request)) = (is_wanted, &logical.request) else {
+        let (true, Some(request)) = (self.is_wanted(counter), &logical.request) else {
             return None;
         };
         Some(Demand {

@@ -1,7 +1,7 @@
 //! Onto a core and off it, and what counting needs of the VMM there.
 
 use arbiter::{CounterId, CounterSet};
-use pmu_model::{CountRequest, LossReason, SlotSet};
+use pmu_model::{CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, SlotSet};
 
 use super::{Here, VcpuPmu, index_of};
 use crate::attached::AttachedContext;
@@ -24,7 +24,9 @@ impl VcpuPmu {
             core.bank.attach(self.owner);
         }
         self.attached = true;
-        let elsewhere = self.bank.replace(core.bank.number()) != Some(core.bank.number());
+        if self.bank.replace(core.bank.number()) != Some(core.bank.number()) {
+            self.revive_dead();
+        }
         self.note_hosts(Some(core));
         if core.host.is_enabled() {
             self.introduce(core);
@@ -34,15 +36,10 @@ impl VcpuPmu {
         for counter in self.active.iter() {
             self.return_to_place(here, counter);
             let logical = &mut self.counters[super::index_of(counter)];
-            if elsewhere {
-                logical.dead = None;
-            }
             match (logical.times.is_enabled(), logical.unavailable) {
                 (false, _) if logical.lease.is_none() => self.active.remove(counter),
                 (true, None) if !logical.is_running() => drop(before.insert(counter)),
-                (true, Some(_)) if !logical.is_running() && logical.dead.is_none() => {
-                    let _ = refused.insert(counter);
-                }
+                (true, Some(_)) if !logical.is_running() => drop(refused.insert(counter)),
                 _ => {}
             }
         }
@@ -107,6 +104,15 @@ impl VcpuPmu {
     pub fn depart(&mut self, core: &mut CorePmu) {
         self.park(core);
         self.leave(core);
+    }
+
+    /// This core may have a source for what the last one had none for.
+    fn revive_dead(&mut self) {
+        for counter in CounterSet::first(MAX_PROGRAMMABLE, MAX_FIXED).iter() {
+            if self.counters[index_of(counter)].dead.take().is_some() {
+                self.active.insert(counter);
+            }
+        }
     }
 
     /// A counter that had a place looks whether it still has.
