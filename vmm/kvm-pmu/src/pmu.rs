@@ -1,6 +1,7 @@
 //! One vCPU's PMU on KVM: what a run loop calls before and after each `KVM_RUN`.
 
 mod debug_exits;
+mod entry;
 mod handler_exits;
 mod interrupts;
 mod msr_exits;
@@ -8,10 +9,8 @@ mod msr_exits;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use kvm_ioctls::{VcpuFd, VmFd};
-use pmu_virt::perfmon::Moment;
-use pmu_virt::{CorePmu, Progress, Ring, Ticks, Tsc, VcpuPmu};
+use pmu_virt::{CorePmu, Ticks, Tsc, VcpuPmu};
 
 use crate::debug::{DebugControl, DebugQuirks};
 use crate::error::{KvmPmuError, VcpuId};
@@ -19,12 +18,12 @@ use crate::gp_watch::GpWatch;
 use crate::halt::HaltClock;
 use crate::memory::GuestBytes;
 use crate::observe::{TrapEvent, TrapObserver};
-use crate::registers::{RegisterCache, VcpuAccess};
+use crate::registers::RegisterCache;
 use crate::step_driver::{StepDriver, StepSupport};
 use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
-use crate::thread::{ThreadContext, earliest};
+use crate::thread::ThreadContext;
 use crate::time;
-use crate::trap::{StepStop, cpl};
+use crate::trap::StepStop;
 use crate::vm_traps::VmTraps;
 
 use interrupts::PmiRouting;
@@ -37,10 +36,6 @@ const DEBUG_REFRESH: Duration = Duration::from_millis(1);
 /// once: drivers write selects and read counters in runs. Each costs an exit
 /// about a twentieth more, fetching them by ioctl half as much again.
 const SYNCED_EXITS: u8 = 16;
-
-/// Before an overflow that is due in so many milliseconds, KVM hands registers over at
-/// each exit: sending a PMI wants them, and an ioctl takes as much time as the rest.
-const NEAR_MS: u64 = 2;
 
 /// A guest with a tiny period makes progress between two PMIs of this distance.
 const PMI_FLOOR: Duration = Duration::from_micros(100);
@@ -406,154 +401,4 @@ impl KvmPmu {
             pmu.tick(core, now);
         }
     }
-}
-
-impl Traps {
-    #[inline]
-    fn locked_out_until(&self) -> Option<Tsc> {
-        let until = self.pmu.as_ref()?.locked_out_until()?;
-        (time::now() < until).then_some(until)
-    }
-
-    /// Everything that needs the stopped vCPU.
-    fn prepare(&mut self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
-        if let (Some(pmu), Some(core)) = (&mut self.pmu, lent.thread.counters_mut())
-            && (pmu.needs().stepping || self.stepping.is_active())
-        {
-            let gp_handler = self.gp.gate().map(|gate| gate.handler);
-            let debug = &mut self.debug;
-            let stepping = &mut self.stepping;
-            if stepping.before_entry(vcpu, lent.memory, debug, (pmu, core), gp_handler)? {
-                self.gp.want(debug);
-            }
-        }
-        if self.pmu.as_ref().is_some_and(VcpuPmu::has_interrupt) {
-            self.forward_pmi(vcpu, lent, time::now())?;
-            self.forward_notices(vcpu, lent)?;
-        }
-        let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
-        if self.gp.is_due(stepped) {
-            self.watch_gp_handler(vcpu, lent)?;
-        }
-        if let Some(pmu) = &self.pmu
-            && self
-                .gp
-                .is_idle_look_due(pmu.needs().counting, self.tsc_khz)
-            // A halted one reads nothing, and may have been halted all the time.
-            && vcpu.get_mp_state()?.mp_state == KVM_MP_STATE_RUNNABLE
-        {
-            let before = self.gp.armed();
-            self.gp.looked(pmu.has_enabled());
-            self.tell_armed(vcpu, lent, before);
-        }
-        if !self.debug.is_idle() {
-            self.debug.apply(vcpu)?;
-        }
-        Ok(())
-    }
-
-    /// Whether the guest is to be left at once, and whether registers are likely
-    /// to be wanted at its exit.
-    fn next_entry(&mut self, thread: &ThreadContext) -> (bool, bool) {
-        let (Some(pmu), Some(core)) = (&mut self.pmu, thread.counters()) else {
-            return (false, false);
-        };
-        let needs = pmu.needs();
-        if needs.counting {
-            self.halt.entering(rdtsc(), !self.counting);
-        }
-        self.counting = needs.counting;
-        let soon = self.registers_wanted > 0;
-        self.registers_wanted = self.registers_wanted.saturating_sub(1);
-        // An answer may have taken a slot away: it is sampled where the guest
-        // stands now.
-        (pmu.has_host_overflow(core), soon || needs.ring)
-    }
-
-    /// The guest is entered now. True if an overflow is near: its PMI wants registers,
-    /// and must not wait until they are fetched.
-    fn enter(&mut self, thread: &mut ThreadContext) -> bool {
-        let now = rdtsc();
-        self.entered = Some(now);
-        let mut deadline = self.debug.deadline();
-        if let (Some(pmu), Some(core)) = (&mut self.pmu, thread.counters_mut()) {
-            pmu.observe(core, Progress::Entered { tsc: Tsc(now) });
-            let due = pmu.deadline(core);
-            self.due = due;
-            let due = earliest(due, pmu.throttle().deadline());
-            deadline = earliest(deadline, due.map(|at| at.0));
-            deadline = earliest(deadline, self.gp.deadline());
-        }
-        thread.set_deadline(now, deadline);
-        let near = u64::from(self.tsc_khz) * NEAR_MS;
-        self.due
-            .is_some_and(|Tsc(due)| due.saturating_sub(now) < near)
-    }
-
-    /// Reports to the PMU that the guest has stopped, and samples what overflowed.
-    fn settle(
-        &mut self,
-        vcpu: VcpuAccess<'_>,
-        lent: &mut Lent<'_>,
-        tsc: u64,
-    ) -> Result<(), KvmPmuError> {
-        let pmu = (&mut self.pmu, lent.thread.counters_mut());
-        let ((Some(pmu), Some(core)), Some(entered)) = (pmu, self.entered) else {
-            return Ok(());
-        };
-        let needs = pmu.needs();
-        let halted = self.halt.passed(entered, tsc, needs.counting);
-        let ring = if needs.ring {
-            Some(Ring::from_cpl(cpl(&vcpu.get_sregs()?)))
-        } else {
-            None
-        };
-        let left = Progress::Left {
-            tsc: Tsc(tsc),
-            halted: Ticks(halted),
-            ring,
-        };
-        pmu.observe(core, left);
-        self.sample_pending(vcpu, lent.thread, lent.observer)?;
-        if self.debug.is_active() {
-            self.share_debug_registers(vcpu, lent)?;
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn sample_pending(
-        &mut self,
-        vcpu: VcpuAccess<'_>,
-        thread: &mut ThreadContext,
-        observer: &mut dyn TrapObserver,
-    ) -> Result<(), KvmPmuError> {
-        let number = thread.core();
-        match (&mut self.pmu, thread.counters_mut()) {
-            (Some(pmu), Some(core)) if pmu.has_host_overflow(core) => {
-                sample((pmu, core), vcpu, number, observer)
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-fn sample(
-    (pmu, core): (&mut VcpuPmu, &mut CorePmu),
-    vcpu: VcpuAccess<'_>,
-    number: u16,
-    observer: &mut dyn TrapObserver,
-) -> Result<(), KvmPmuError> {
-    let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
-    let moment = Moment {
-        tsc: rdtsc(),
-        ip: regs.rip,
-        ring: Ring::from_cpl(cpl(&sregs)),
-        cr3: sregs.cr3,
-        vm: std::process::id().cast_signed(),
-        vcpu: vcpu.id().0.into(),
-        core: number,
-    };
-    pmu.sample_hosts(core, &moment, observer.quantities());
-    Ok(())
 }
