@@ -5,10 +5,12 @@ use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_INJECT_DB, KVM_GUESTDBG_SINGLESTEP,
     KVM_GUESTDBG_USE_HW_BP, KVM_VCPUEVENT_VALID_SHADOW, kvm_guest_debug,
 };
+use pmu_virt::{Ticks, Tsc};
 
 use crate::error::VcpuError;
 use crate::registers::VcpuAccess;
-use crate::sys::{DebugExit, rdtsc};
+use crate::sys::DebugExit;
+use crate::time;
 use crate::trap::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
 
 const RFLAGS_TF: u64 = 1 << 8;
@@ -74,18 +76,18 @@ pub(crate) struct DebugControl {
     hold_irqs: bool,
     inject: bool,
     applied: Option<([u64; 8], u32)>,
-    /// TSC when the guest's own debug registers were looked at last.
-    seen: u64,
-    /// TSC ticks for which that look is good.
-    fresh_for: u64,
+    /// When the guest's own debug registers were looked at last.
+    seen: Tsc,
+    /// For how long that look is good.
+    fresh_for: Ticks,
 }
 
 impl DebugControl {
     /// No breakpoints, no steps. KVM has no exit for a guest's MOV to DR while
     /// its debug registers are in use by us, so they are looked at again when
-    /// the last look is `fresh_for` TSC ticks old.
+    /// the last look is `fresh_for` old.
     #[must_use]
-    pub(crate) fn new(quirks: DebugQuirks, fresh_for: u64) -> Self {
+    pub(crate) fn new(quirks: DebugQuirks, fresh_for: Ticks) -> Self {
         let guest = GuestBreakpoints::default();
         Self {
             quirks,
@@ -97,7 +99,7 @@ impl DebugControl {
             hold_irqs: false,
             inject: false,
             applied: None,
-            seen: 0,
+            seen: Tsc::default(),
             fresh_for,
         }
     }
@@ -167,7 +169,7 @@ impl DebugControl {
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
     pub(crate) fn refresh_guest(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
-        self.seen = rdtsc();
+        self.seen = time::now();
         let mut guest = GuestBreakpoints::from(&vcpu.get_debug_regs()?);
         if self.quirks.serves_execution {
             guest = guest.without_execution();
@@ -179,18 +181,17 @@ impl DebugControl {
         Ok(())
     }
 
-    /// TSC ticks for which a look at the guest's own state is good.
+    /// For how long a look at the guest's own state is good.
     #[must_use]
-    pub(crate) fn fresh_for(&self) -> u64 {
+    pub(crate) fn fresh_for(&self) -> Ticks {
         self.fresh_for
     }
 
-    /// TSC at which the guest has to be stopped for the next look: it sets
+    /// When the guest has to be stopped for the next look: it sets
     /// breakpoints without an exit.
     #[must_use]
-    pub(crate) fn deadline(&self) -> Option<u64> {
-        self.is_active()
-            .then(|| self.seen.wrapping_add(self.fresh_for))
+    pub(crate) fn deadline(&self) -> Option<Tsc> {
+        self.is_active().then(|| self.seen + self.fresh_for)
     }
 
     /// Looks at the guest's own debug registers again, unless the last look is
@@ -200,7 +201,7 @@ impl DebugControl {
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
     pub(crate) fn refresh_stale(&mut self, vcpu: VcpuAccess<'_>) -> Result<bool, VcpuError> {
-        let stale = rdtsc().wrapping_sub(self.seen) >= self.fresh_for;
+        let stale = time::now() - self.seen >= self.fresh_for;
         if stale || self.unplaced() > 0 {
             self.refresh_guest(vcpu)?;
         }

@@ -4,16 +4,19 @@
 mod stop;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
+use pmu_virt::{Ticks, Tsc};
 
 use crate::debug::DebugControl;
 use crate::error::{VcpuError, VcpuId};
 use crate::memory::GuestBytes;
 use crate::observe::Armed;
 use crate::registers::VcpuAccess;
-use crate::sys::{KickTarget, rdtsc};
+use crate::sys::KickTarget;
 use crate::thread::earliest;
+use crate::time;
 use crate::trap::{CpuContext, Displaced, GP_VECTOR, Gate, PatchRefusal, patch_site};
 use crate::vm_traps::{TrapMode, VcpuTraps, VmTraps};
 
@@ -23,9 +26,9 @@ pub(crate) use stop::OutStop;
 /// after it has stopped it, and may be interrupted in between; an RDPMC that nobody
 /// watches for is the end of its kernel.
 const IDLE_LOOKS: u8 = 10;
-/// Milliseconds between two of them. The guest runs between any two, however long
-/// the host was asleep.
-const IDLE_LOOK_MS: u64 = 500;
+/// From one of them to the next. The guest runs between any two, however long the
+/// host was asleep.
+const IDLE_LOOK: Duration = Duration::from_millis(500);
 
 /// Where the #GP handler of one vCPU is, and how it is watched.
 #[derive(Debug)]
@@ -39,10 +42,10 @@ pub(crate) struct GpWatch {
     displaced: Option<Displaced>,
     /// A store of this vCPU's to the handler's page is to take place at its next entry.
     storing: bool,
-    /// TSC at which the handler is to be looked at again.
-    look_at: Option<u64>,
-    /// No counter is enabled: TSC of the next look, and looks that are left.
-    idle: Option<(u64, u8)>,
+    /// When the handler is to be looked at again.
+    look_at: Option<Tsc>,
+    /// No counter is enabled: the next look, and looks that are left.
+    idle: Option<(Tsc, u8)>,
 }
 
 /// How the gate was found. A look at 16 bytes then shows whether it has changed.
@@ -54,8 +57,8 @@ struct Found {
     at: u64,
     /// The descriptor.
     descriptor: [u8; 16],
-    /// TSC at that time: page tables may change without a trace.
-    tsc: u64,
+    /// When: page tables may change without a trace.
+    tsc: Tsc,
 }
 
 impl Found {
@@ -71,7 +74,7 @@ impl Found {
             through: Self::through(context.sregs),
             at,
             descriptor: Self::descriptor(context, at)?,
-            tsc: rdtsc(),
+            tsc: time::now(),
         })
     }
 
@@ -84,8 +87,8 @@ impl Found {
         context.memory.array(at)
     }
 
-    fn still_holds(&self, context: &CpuContext<'_>, fresh_for: u64) -> bool {
-        rdtsc().wrapping_sub(self.tsc) < fresh_for
+    fn still_holds(&self, context: &CpuContext<'_>, fresh_for: Ticks) -> bool {
+        time::now() - self.tsc < fresh_for
             && self.through == Self::through(context.sregs)
             && Self::descriptor(context, self.at) == Some(self.descriptor)
     }
@@ -203,7 +206,7 @@ impl GpWatch {
     }
 
     /// Has the handler patched, if it can be, and decides how it is watched.
-    fn choose(&mut self, context: &CpuContext<'_>, stepped: bool, pause: u64) {
+    fn choose(&mut self, context: &CpuContext<'_>, stepped: bool, pause: Ticks) {
         let mode = self.traps.mode();
         self.look_at = None;
         self.displaced = None;
@@ -238,7 +241,7 @@ impl GpWatch {
             }
             Err(reason) => {
                 if reason == PatchRefusal::JustWritten {
-                    self.look_at = Some(rdtsc().wrapping_add(pause));
+                    self.look_at = Some(time::now() + pause);
                 } else {
                     self.traps.log(reason);
                 }
@@ -256,20 +259,20 @@ impl GpWatch {
 
     /// Whether it is time for [`GpWatch::arm`], without a write of the guest's.
     pub(crate) fn is_due(&self, stepped: bool) -> bool {
-        self.look_at.is_some_and(|at| at <= rdtsc()) || stepped && self.armed == Armed::Patch
+        self.look_at.is_some_and(|at| at <= time::now()) || stepped && self.armed == Armed::Patch
     }
 
     /// The handler is to be looked at before the next entry, if it is watched and the
-    /// last look is `fresh_for` TSC ticks old: a PMI's handler is likely to read counters.
-    pub(crate) fn look_soon(&mut self, fresh_for: u64) {
-        let old = |found: Found| rdtsc().wrapping_sub(found.tsc) >= fresh_for;
+    /// last look is `fresh_for` old: a PMI's handler is likely to read counters.
+    pub(crate) fn look_soon(&mut self, fresh_for: Ticks) {
+        let old = |found: Found| time::now() - found.tsc >= fresh_for;
         if self.gate.is_some() && self.found.is_none_or(old) {
-            self.look_at = Some(0);
+            self.look_at = Some(Tsc::default());
         }
     }
 
     /// When something is to be done at the latest, if the guest does not exit before.
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<Tsc> {
         earliest(self.look_at, self.idle.map(|(at, _)| at))
     }
 
@@ -280,8 +283,8 @@ impl GpWatch {
             self.idle = None;
             return false;
         }
-        let now = rdtsc();
-        let next = now + u64::from(tsc_khz) * IDLE_LOOK_MS;
+        let now = time::now();
+        let next = now + Ticks::of(IDLE_LOOK, tsc_khz);
         let (at, left) = self.idle.unwrap_or((next, IDLE_LOOKS));
         let due = at <= now;
         self.idle = Some((if due { next } else { at }, left));

@@ -20,7 +20,7 @@ use crate::memory::GuestBytes;
 use crate::observe::{TrapEvent, TrapObserver};
 use crate::registers::RegisterCache;
 use crate::step_driver::{StepDriver, StepSupport};
-use crate::sys::{KickFlag, PmuExit, answer_msr, rdtsc};
+use crate::sys::{KickFlag, PmuExit, answer_msr};
 use crate::thread::ThreadContext;
 use crate::time;
 use crate::trap::StepStop;
@@ -36,6 +36,10 @@ const DEBUG_REFRESH: Duration = Duration::from_millis(1);
 /// once: drivers write selects and read counters in runs. Each costs an exit
 /// about a twentieth more, fetching them by ioctl half as much again.
 const SYNCED_EXITS: u8 = 16;
+
+/// Before an overflow that is due in less, KVM hands registers over at each exit: sending
+/// a PMI wants them, and an ioctl takes as much time as the rest.
+const NEAR: Duration = Duration::from_millis(2);
 
 /// A guest with a tiny period makes progress between two PMIs of this distance.
 const PMI_FLOOR: Duration = Duration::from_micros(100);
@@ -129,7 +133,9 @@ struct Traps {
     /// Exits yet to come at which registers are likely to be wanted.
     registers_wanted: u8,
     /// TSC at the last entry; `None` if the guest was not entered.
-    entered: Option<u64>,
+    entered: Option<Tsc>,
+    /// [`NEAR`].
+    near: Ticks,
     /// The PMU's deadline as of the last entry.
     due: Option<Tsc>,
 }
@@ -151,7 +157,7 @@ impl KvmPmu {
                 tsc_khz,
                 pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
                 ranges: pmu_virt::all_pmu_msr_ranges(),
-                debug: DebugControl::new(quirks, Ticks::of(DEBUG_REFRESH, tsc_khz).0),
+                debug: DebugControl::new(quirks, Ticks::of(DEBUG_REFRESH, tsc_khz)),
                 gp: GpWatch::new(parts.traps, id),
                 stepping: StepDriver::new(parts.step),
                 pmi_routing: None,
@@ -159,6 +165,7 @@ impl KvmPmu {
                 counting: false,
                 warned_full: false,
                 idle_looks: 0,
+                near: Ticks::of(NEAR, tsc_khz),
                 registers_wanted: 0,
                 entered: None,
                 due: None,
@@ -222,7 +229,7 @@ impl KvmPmu {
     ) -> Result<(), KvmPmuError> {
         thread.unbind();
         self.traps.gp.leave();
-        self.traps.halt.leave(rdtsc(), self.traps.counting);
+        self.traps.halt.leave(time::now(), self.traps.counting);
         let flushed = self.registers.access(fd, self.id).flush();
         self.registers.forget();
         Ok(flushed?)
@@ -295,7 +302,7 @@ impl KvmPmu {
         fd: &mut VcpuFd,
         lent: &mut Lent<'_>,
     ) -> Result<ExitOwner, KvmPmuError> {
-        let tsc = rdtsc();
+        let tsc = time::now();
         let handlers_changed = self.traps.gp.leave();
         // A kick, or the VMM, has set it. A kick that comes in between is not lost:
         // either it is noticed here, or the flag stays set for the next `KVM_RUN`.

@@ -1,6 +1,7 @@
 //! What a thread lends to the vCPU that it runs, and its kick at a deadline.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pmu_virt::{CorePmu, Ticks, Tsc};
 use vmm_sys_util::errno;
@@ -17,7 +18,7 @@ pub struct ThreadContext {
     core: u16,
     counters: Option<Box<CorePmu>>,
     /// The VMM's own deadline.
-    until: Option<u64>,
+    until: Option<Tsc>,
     bound: Option<KickGuard>,
 }
 
@@ -85,7 +86,7 @@ impl ThreadContext {
     /// Has the thread kicked at `until` at the latest, for a reason of the VMM's
     /// own, from the next entry on; `None`: no more.
     pub fn kick_at(&mut self, until: Option<Tsc>) {
-        self.until = until.map(|until| until.0);
+        self.until = until;
     }
 
     /// A kick that nobody waits for any more has perhaps come.
@@ -93,10 +94,10 @@ impl ThreadContext {
         self.timer.forget();
     }
 
-    /// A kick has ended or prevented a `KVM_RUN` that was entered at TSC `entered`
+    /// A kick has ended or prevented a `KVM_RUN` that was entered at `entered`
     /// and left at `left`.
     #[inline]
-    pub(crate) fn kicked(&mut self, entered: Option<u64>, left: u64) {
+    pub(crate) fn kicked(&mut self, entered: Option<Tsc>, left: Tsc) {
         self.timer.kicked(entered, left);
     }
 
@@ -123,7 +124,7 @@ impl ThreadContext {
 
     /// Makes sure that a kick comes at `deadline`, or before.
     #[inline]
-    pub(crate) fn set_deadline(&mut self, now: u64, deadline: Option<u64>) {
+    pub(crate) fn set_deadline(&mut self, now: Tsc, deadline: Option<Tsc>) {
         self.timer.set(now, earliest(deadline, self.until));
     }
 }
@@ -157,10 +158,10 @@ struct DeadlineTimer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Armed {
-    /// TSC at which it fires.
-    fires: u64,
+    /// When it fires.
+    fires: Tsc,
     /// The deadline that it was set for.
-    deadline: u64,
+    deadline: Tsc,
 }
 
 impl DeadlineTimer {
@@ -169,7 +170,7 @@ impl DeadlineTimer {
             timer: KickTimer::for_this_thread()?,
             tsc_khz,
             armed: None,
-            lateness: Lateness::up_to(LONGEST_LEAD_US * u64::from(tsc_khz) / 1000),
+            lateness: Lateness::up_to(Ticks::of(LONGEST_LEAD, tsc_khz)),
         })
     }
 
@@ -182,7 +183,7 @@ impl DeadlineTimer {
 
     /// [`DeadlineTimer::forget`], of a kick that ended what was entered and left
     /// then.
-    fn kicked(&mut self, entered: Option<u64>, left: u64) {
+    fn kicked(&mut self, entered: Option<Tsc>, left: Tsc) {
         if let (Some(armed), Some(entered)) = (self.armed.take(), entered)
             && entered < armed.fires
             && armed.fires < left
@@ -191,9 +192,9 @@ impl DeadlineTimer {
         }
     }
 
-    /// Makes sure that a kick comes at `deadline` (TSC), or before.
+    /// Makes sure that a kick comes at `deadline`, or before.
     #[inline]
-    fn set(&mut self, now: u64, deadline: Option<u64>) {
+    fn set(&mut self, now: Tsc, deadline: Option<Tsc>) {
         let Some(deadline) = deadline else { return };
         // A timer whose time has passed has fired, or is about to.
         let armed = self.armed.filter(|armed| armed.fires > now);
@@ -204,25 +205,25 @@ impl DeadlineTimer {
     }
 
     #[cold]
-    fn arm(&mut self, now: u64, deadline: u64) {
-        let ticks = deadline.saturating_sub(now);
+    fn arm(&mut self, now: Tsc, deadline: Tsc) {
+        let ticks = deadline - now;
         // The guest must get on, however long the host takes.
-        let ticks = ticks - self.lateness.lead().min(ticks / 2);
-        self.timer.arm(Ticks(ticks).duration(self.tsc_khz));
-        let fires = now.saturating_add(ticks);
+        let ticks = ticks - self.lateness.lead().min(Ticks(ticks.0 / 2));
+        self.timer.arm(ticks.duration(self.tsc_khz));
+        let fires = now + ticks;
         self.armed = Some(Armed { fires, deadline });
     }
 }
 
 /// No timer is set earlier than its deadline by more than this.
-const LONGEST_LEAD_US: u64 = 250;
+const LONGEST_LEAD: Duration = Duration::from_micros(250);
 
 /// How long kicks take at the least.
 #[derive(Debug)]
 struct Lateness {
-    longest: u64,
+    longest: Ticks,
     /// The least of this window of kicks, and of the one before.
-    least: [Option<u64>; 2],
+    least: [Option<Ticks>; 2],
     /// Kicks in this window.
     seen: u32,
 }
@@ -231,7 +232,7 @@ impl Lateness {
     /// Kicks after which an old one is forgotten: the host may have become slower.
     const WINDOW: u32 = 64;
 
-    fn up_to(longest: u64) -> Self {
+    fn up_to(longest: Ticks) -> Self {
         Self {
             longest,
             least: [None; 2],
@@ -239,7 +240,7 @@ impl Lateness {
         }
     }
 
-    fn note(&mut self, ticks: u64) {
+    fn note(&mut self, ticks: Ticks) {
         if self.seen == Self::WINDOW {
             self.least = [None, self.least[0]];
             self.seen = 0;
@@ -248,14 +249,14 @@ impl Lateness {
         self.least[0] = Some(self.least[0].map_or(ticks, |least| least.min(ticks)));
     }
 
-    /// Ticks by which a timer can be set earlier, so that hardly a kick comes too
-    /// early; 0 until a window is full.
-    fn lead(&self) -> u64 {
+    /// By how much a timer can be set earlier, so that hardly a kick comes too early;
+    /// not at all until a window is full.
+    fn lead(&self) -> Ticks {
         let [Some(now), Some(before)] = self.least else {
-            return 0;
+            return Ticks::default();
         };
-        let least = now.min(before);
-        (least - least / 8).min(self.longest)
+        let Ticks(least) = now.min(before);
+        Ticks(least - least / 8).min(self.longest)
     }
 }
 
@@ -269,26 +270,26 @@ mod tests {
     }
 
     fn served(timer: &DeadlineTimer) -> Option<u64> {
-        timer.armed.map(|armed| armed.deadline)
+        timer.armed.map(|armed| armed.deadline.0)
     }
 
     #[test]
     fn an_earlier_kick_serves_a_later_deadline() {
         let mut timer = timer();
-        timer.set(0, Some(1 << 20));
-        timer.set(1, Some(1 << 21));
+        timer.set(Tsc(0), Some(Tsc(1 << 20)));
+        timer.set(Tsc(1), Some(Tsc(1 << 21)));
         assert_eq!(served(&timer), Some(1 << 20));
-        timer.set(2, Some(1 << 19));
+        timer.set(Tsc(2), Some(Tsc(1 << 19)));
         assert_eq!(served(&timer), Some(1 << 19));
     }
 
     #[test]
     fn a_timer_that_fired_before_its_tsc_value_is_armed_again() {
         let mut timer = timer();
-        timer.set(0, Some(1 << 20));
+        timer.set(Tsc(0), Some(Tsc(1 << 20)));
         timer.forget();
         assert_eq!(served(&timer), None);
-        timer.set((1 << 20) - 1, Some(1 << 20));
+        timer.set(Tsc((1 << 20) - 1), Some(Tsc(1 << 20)));
         assert_eq!(served(&timer), Some(1 << 20));
     }
 
@@ -296,13 +297,13 @@ mod tests {
     fn the_timer_is_set_earlier_by_what_kicks_take_at_the_least() {
         const DEADLINE: u64 = 1 << 20;
         let mut timer = timer();
-        timer.lateness = Lateness::up_to(1_000);
-        let fires = |timer: &DeadlineTimer| timer.armed.map(|armed| armed.fires);
+        timer.lateness = Lateness::up_to(Ticks(1_000));
+        let fires = |timer: &DeadlineTimer| timer.armed.map(|armed| armed.fires.0);
         let mut kick = |late: u64, expected: u64| {
-            timer.set(0, Some(DEADLINE));
+            timer.set(Tsc(0), Some(Tsc(DEADLINE)));
             assert_eq!(fires(&timer), Some(DEADLINE - expected), "{late}");
             let fires = DEADLINE - expected;
-            timer.kicked(Some(0), fires + late);
+            timer.kicked(Some(Tsc(0)), Tsc(fires + late));
         };
         for late in 0..64 {
             kick(800 + late, 0);
@@ -326,20 +327,20 @@ mod tests {
     #[test]
     fn a_near_deadline_leaves_the_guest_half_of_its_time() {
         let mut timer = timer();
-        timer.lateness.least = [Some(800); 2];
-        timer.lateness.longest = 1_000;
-        timer.set(0, Some(100));
-        let fires = 50;
-        let deadline = 100;
+        timer.lateness.least = [Some(Ticks(800)); 2];
+        timer.lateness.longest = Ticks(1_000);
+        timer.set(Tsc(0), Some(Tsc(100)));
+        let fires = Tsc(50);
+        let deadline = Tsc(100);
         assert_eq!(timer.armed, Some(Armed { fires, deadline }));
     }
 
     #[test]
     fn kicks_that_were_not_this_timers_teach_nothing() {
         let mut timer = timer();
-        let check = |timer: &mut DeadlineTimer, entered, left| {
-            timer.set(0, Some(1 << 20));
-            timer.kicked(entered, left);
+        let check = |timer: &mut DeadlineTimer, entered: Option<u64>, left| {
+            timer.set(Tsc(0), Some(Tsc(1 << 20)));
+            timer.kicked(entered.map(Tsc), Tsc(left));
             assert_eq!(timer.lateness.least, [None; 2]);
         };
         // Before its time; the guest was not entered; the guest was entered after it.

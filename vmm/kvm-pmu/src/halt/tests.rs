@@ -77,8 +77,8 @@ fn play(steps: &[Step]) -> Played {
         let moment = &mut clock.source.moment;
         match *step {
             Step::Vmm { ran, off } => {
-                moment.tsc += ran + off;
-                moment.cpu_ns += ran;
+                moment.tsc = moment.tsc + Ticks(ran + off);
+                moment.cpu += Duration::from_nanos(ran);
             }
             Step::Guest {
                 counted,
@@ -92,13 +92,13 @@ fn play(steps: &[Step]) -> Played {
                 }
                 counting = counted;
                 let moment = &mut clock.source.moment;
-                moment.tsc += ran + waited + polled + preempted;
-                moment.cpu_ns += ran + polled;
-                moment.waited_ns += waited;
-                moment.polled_ns += polled;
+                moment.tsc = moment.tsc + Ticks(ran + waited + polled + preempted);
+                moment.cpu += Duration::from_nanos(ran + polled);
+                moment.waited += Duration::from_nanos(waited);
+                moment.polled += Duration::from_nanos(polled);
                 let left = moment.tsc;
-                let one = clock.passed(now.tsc, left, counted);
-                assert!(one <= left - now.tsc, "more than the interval has");
+                let Ticks(one) = clock.passed(now.tsc, left, counted);
+                assert!(Ticks(one) <= left - now.tsc, "more than the interval has");
                 assert!(counted || one == 0, "nothing counts");
                 told += one;
             }
@@ -181,15 +181,15 @@ fn time_that_nobody_counted_is_not_taken_off() {
 #[test]
 fn clocks_that_disagree_a_little_lose_nothing() {
     let mut clock = HaltClock::with_source(Fake::default(), TSC_KHZ);
-    clock.entering(0, true);
+    clock.entering(Tsc(0), true);
     let mut told = 0;
     for round in 1..1000 {
         let moment = &mut clock.source.moment;
-        moment.tsc = round * MS;
+        moment.tsc = Tsc(round * MS);
         // The CPU clock is read up to 3 us late.
-        moment.cpu_ns = round * MS + round % 4 * US;
-        told += clock.passed((round - 1) * MS, round * MS, true);
-        clock.entering(round * MS, false);
+        moment.cpu = Duration::from_nanos(round * MS + round % 4 * US);
+        told += clock.passed(Tsc((round - 1) * MS), Tsc(round * MS), true).0;
+        clock.entering(Tsc(round * MS), false);
     }
     assert!(told <= 3 * US, "{told} ns were taken off in a second");
 }
@@ -197,38 +197,42 @@ fn clocks_that_disagree_a_little_lose_nothing() {
 #[test]
 fn another_thread_has_another_cpu_clock() {
     let mut clock = HaltClock::with_source(Fake::default(), TSC_KHZ);
-    clock.entering(0, true);
+    clock.entering(Tsc(0), true);
     clock.source.moment = Moment {
-        tsc: MS,
-        cpu_ns: MS,
+        tsc: Tsc(MS),
+        cpu: Duration::from_millis(1),
         ..Moment::default()
     };
-    assert_eq!(clock.passed(0, MS, true), 0);
-    clock.leave(MS, true);
+    assert_eq!(clock.passed(Tsc(0), Tsc(MS), true), Ticks(0));
+    clock.leave(Tsc(MS), true);
     // The next one has run for less long than the one before.
-    clock.source.moment.cpu_ns = 10;
-    clock.entering(MS, false);
-    clock.source.moment.tsc = 2 * MS;
-    clock.source.moment.cpu_ns = 10 + MS / 2;
-    assert_eq!(clock.passed(MS, 2 * MS, true), MS / 2);
+    clock.source.moment.cpu = Duration::from_nanos(10);
+    clock.entering(Tsc(MS), false);
+    clock.source.moment.tsc = Tsc(2 * MS);
+    clock.source.moment.cpu = Duration::from_nanos(10 + MS / 2);
+    assert_eq!(clock.passed(Tsc(MS), Tsc(2 * MS), true), Ticks(MS / 2));
 }
 
 #[test]
 fn what_was_lost_before_a_switch_is_told_after_it() {
     let mut clock = HaltClock::with_source(Fake::default(), TSC_KHZ);
-    clock.entering(0, true);
+    clock.entering(Tsc(0), true);
     let moment = &mut clock.source.moment;
     // Too short to be asked about at once.
-    (moment.tsc, moment.cpu_ns, moment.waited_ns) = (150 * US, 50 * US, 100 * US);
-    assert_eq!(clock.passed(0, 150 * US, true), 0);
-    clock.leave(150 * US, true);
+    moment.tsc = Tsc(150 * US);
+    (moment.cpu, moment.waited) = (Duration::from_micros(50), Duration::from_micros(100));
+    assert_eq!(clock.passed(Tsc(0), Tsc(150 * US), true), Ticks(0));
+    clock.leave(Tsc(150 * US), true);
     // Away for long, halted all the time: nobody counts that.
     let moment = &mut clock.source.moment;
-    (moment.tsc, moment.waited_ns) = (9 * MS, 8 * MS);
-    clock.entering(9 * MS, false);
-    clock.source.moment.tsc += MS;
-    clock.source.moment.cpu_ns += MS;
-    assert_eq!(clock.passed(9 * MS, 10 * MS, true), 100 * US);
+    (moment.tsc, moment.waited) = (Tsc(9 * MS), Duration::from_millis(8));
+    clock.entering(Tsc(9 * MS), false);
+    clock.source.moment.tsc = Tsc(10 * MS);
+    clock.source.moment.cpu += Duration::from_millis(1);
+    assert_eq!(
+        clock.passed(Tsc(9 * MS), Tsc(10 * MS), true),
+        Ticks(100 * US)
+    );
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -256,7 +260,7 @@ proptest! {
         prop_assert!(told <= lost);
         // Short intervals at the end are not asked about yet; what they are
         // told late is at most what they last.
-        prop_assert!(lost - told <= 2 * UNASKED_NS, "{} of {}", told, lost);
+        prop_assert!(lost - told <= 2 * MS, "{} of {}", told, lost);
     }
 
     /// Whatever happens, an interval never runs backwards (`play` checks it).

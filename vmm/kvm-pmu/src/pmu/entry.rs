@@ -2,20 +2,15 @@
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use pmu_virt::perfmon::Moment;
-use pmu_virt::{CorePmu, Progress, Ring, Ticks, Tsc, VcpuPmu};
+use pmu_virt::{CorePmu, Progress, Ring, Tsc, VcpuPmu};
 
 use super::{Lent, Traps};
 use crate::error::KvmPmuError;
 use crate::observe::TrapObserver;
 use crate::registers::VcpuAccess;
-use crate::sys::rdtsc;
 use crate::thread::{ThreadContext, earliest};
 use crate::time;
 use crate::trap::cpl;
-
-/// Before an overflow that is due in so many milliseconds, KVM hands registers over at
-/// each exit: sending a PMI wants them, and an ioctl takes as much time as the rest.
-const NEAR_MS: u64 = 2;
 
 impl Traps {
     #[inline]
@@ -73,7 +68,7 @@ impl Traps {
         };
         let needs = pmu.needs();
         if needs.counting {
-            self.halt.entering(rdtsc(), !self.counting);
+            self.halt.entering(time::now(), !self.counting);
         }
         self.counting = needs.counting;
         let soon = self.registers_wanted > 0;
@@ -86,21 +81,19 @@ impl Traps {
     /// The guest is entered now. True if an overflow is near: its PMI wants registers,
     /// and must not wait until they are fetched.
     pub(super) fn enter(&mut self, thread: &mut ThreadContext) -> bool {
-        let now = rdtsc();
+        let now = time::now();
         self.entered = Some(now);
         let mut deadline = self.debug.deadline();
         if let (Some(pmu), Some(core)) = (&mut self.pmu, thread.counters_mut()) {
-            pmu.observe(core, Progress::Entered { tsc: Tsc(now) });
+            pmu.observe(core, Progress::Entered { tsc: now });
             let due = pmu.deadline(core);
             self.due = due;
             let due = earliest(due, pmu.throttle().deadline());
-            deadline = earliest(deadline, due.map(|at| at.0));
+            deadline = earliest(deadline, due);
             deadline = earliest(deadline, self.gp.deadline());
         }
         thread.set_deadline(now, deadline);
-        let near = u64::from(self.tsc_khz) * NEAR_MS;
-        self.due
-            .is_some_and(|Tsc(due)| due.saturating_sub(now) < near)
+        self.due.is_some_and(|due| due - now < self.near)
     }
 
     /// Reports to the PMU that the guest has stopped, and samples what overflowed.
@@ -108,7 +101,7 @@ impl Traps {
         &mut self,
         vcpu: VcpuAccess<'_>,
         lent: &mut Lent<'_>,
-        tsc: u64,
+        tsc: Tsc,
     ) -> Result<(), KvmPmuError> {
         let pmu = (&mut self.pmu, lent.thread.counters_mut());
         let ((Some(pmu), Some(core)), Some(entered)) = (pmu, self.entered) else {
@@ -121,11 +114,7 @@ impl Traps {
         } else {
             None
         };
-        let left = Progress::Left {
-            tsc: Tsc(tsc),
-            halted: Ticks(halted),
-            ring,
-        };
+        let left = Progress::Left { tsc, halted, ring };
         pmu.observe(core, left);
         self.sample_pending(vcpu, lent.thread, lent.observer)?;
         if self.debug.is_active() {
@@ -159,7 +148,7 @@ fn sample(
 ) -> Result<(), KvmPmuError> {
     let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
     let moment = Moment {
-        tsc: rdtsc(),
+        tsc: time::now().0,
         ip: regs.rip,
         ring: Ring::from_cpl(cpl(&sregs)),
         cr3: sregs.cr3,
