@@ -1,7 +1,7 @@
 //! The neighbours' guests.
 
 use iced_x86::code_asm::{
-    CodeAssembler, al, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rbx, rsp,
+    CodeAssembler, al, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rbx, rsp, word_ptr,
 };
 use vmm::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, Start, assemble};
 
@@ -11,6 +11,8 @@ use super::registers::Written;
 const GP_VECTOR: u8 = 13;
 const NMI_VECTOR: u8 = 2;
 const GP_HANDLER: u64 = KERNEL_CODE + 0x4000;
+/// The bit by which the address of its twin differs.
+const OTHER_HANDLER: u16 = 0x2000;
 const NMI_HANDLER: u64 = KERNEL_CODE + 0x5000;
 
 /// Port accesses of one round of [`hostile`] that find nothing: IN and OUT.
@@ -25,9 +27,20 @@ pub(super) fn quiet() -> Result<MicroGuest, BenchError> {
 }
 
 /// A guest that leaves on every way out, one after the other: PMU registers with
-/// legal values, reserved bits and absent ones, PMIs, RDPMC, ports, MMIO.
+/// legal values, reserved bits and absent ones, PMIs, RDPMC, ports, MMIO. In each round
+/// its #GP gate leads to another handler than in the one before, so that a patch has to
+/// move. (Stores to the handler's page would end that: after eight there is no patch.)
 pub(super) fn hostile() -> Result<MicroGuest, BenchError> {
     endless(|a| {
+        const GATE_SIZE: u64 = 16;
+        a.lea(rsp, qword_ptr(rsp - 16))?;
+        a.sidt(qword_ptr(rsp))?;
+        a.mov(rbx, qword_ptr(rsp + 2))?;
+        a.lea(rsp, qword_ptr(rsp + 16))?;
+        a.xor(
+            word_ptr(rbx + GATE_SIZE * u64::from(GP_VECTOR)),
+            i32::from(OTHER_HANDLER),
+        )?;
         msrs(a)?;
         for index in [0u32, 77] {
             a.mov(ecx, index)?;
@@ -83,13 +96,16 @@ fn endless(code: fn(&mut CodeAssembler) -> Written) -> Result<MicroGuest, BenchE
     })?;
     // RDMSR, WRMSR and RDPMC have two bytes each. The error code goes first.
     let skip = assembled(GP_HANDLER, |a| {
+        // Can be patched.
+        a.endbr64()?;
         a.lea(rsp, qword_ptr(rsp + 8))?;
         a.add(qword_ptr(rsp), 2)?;
         a.iretq()
     })?;
     Ok(MicroGuest::new()
         .code(KERNEL_CODE, body)
-        .code(GP_HANDLER, skip)
+        .code(GP_HANDLER, skip.clone())
+        .code(GP_HANDLER ^ u64::from(OTHER_HANDLER), skip)
         .code(NMI_HANDLER, assembled(NMI_HANDLER, CodeAssembler::iretq)?)
         .handler(GP_VECTOR, GP_HANDLER)
         .handler(NMI_VECTOR, NMI_HANDLER)
