@@ -14,7 +14,7 @@ use iced_x86::code_asm::{
 };
 use pmu_virt::ReadOutcome;
 use vm_memory::{Bytes, GuestAddress};
-use vmm::micro::{KERNEL_CODE, KERNEL_CS, KERNEL_SS, Start, USER_CS};
+use vmm::micro::{KERNEL_CODE, KERNEL_CS, KERNEL_SS, Start, USER_CODE, USER_CS};
 use vmm::sched::CorePlan;
 use vmm::vcpu::{Armed, PatchRefusal, TrapEvent, TrapMode};
 
@@ -102,6 +102,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "patch::the_debug_registers_are_the_guests",
         run: debug_registers,
+    },
+    Test {
+        name: "patch::a_breakpoint_right_behind_rdpmc_at_cpl_0",
+        run: |lab| right_behind(lab, 0),
+    },
+    Test {
+        name: "patch::a_breakpoint_right_behind_rdpmc_at_cpl_3",
+        run: |lab| right_behind(lab, 3),
     },
     Test {
         name: "patch::a_guest_that_is_stepped",
@@ -809,6 +817,54 @@ fn debug_registers(lab: &Lab) -> Result<()> {
         "{:?}",
         armed(&ran)
     );
+    Ok(())
+}
+
+/// The guest's breakpoint on the instruction behind an RDPMC hits each time.
+fn right_behind(lab: &Lab, cpl: u8) -> Result<()> {
+    /// A breakpoint on execution in slot 0, enabled globally.
+    const DR7: u64 = 0x402;
+    const TIMES: u32 = 50;
+    const RF: i32 = 1 << 16;
+    let called = if cpl == 3 { USER_CODE } else { KERNEL_CODE } + 0x1000;
+    let program = Program::new()?.gp_begins(&ENDBR64)?.handler(1, |a| {
+        a.inc(qword_ptr(DATA))?;
+        a.or(qword_ptr(rsp + 16), RF)?;
+        a.iretq()
+    })?;
+    let begin = |a: &mut CodeAssembler| -> Written {
+        program_counter(a)?;
+        a.mov(rax, called + 2)?;
+        a.mov(dr0, rax)?;
+        a.mov(rax, DR7)?;
+        a.mov(dr7, rax)
+    };
+    let body = |a: &mut CodeAssembler| -> Written {
+        a.mov(rbx, u64::from(TIMES))?;
+        a.mov(r14, called)?;
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.xor(ecx, ecx)?;
+        a.call(r14)?;
+        a.dec(rbx)?;
+        a.jne(again)?;
+        a.xor(edx, edx)?;
+        a.mov(rax, qword_ptr(DATA))?;
+        log_value(a)
+    };
+    let program = program.at_cpl(cpl, begin, body)?.code(called, |a| {
+        a.rdpmc()?;
+        a.nop()?;
+        a.ret()
+    })?;
+    let log = lab.run(&setup(), &program.start(PCE))?.log;
+    let hits = Entry {
+        kind: VALUE,
+        a: TIMES.into(),
+        b: 0,
+        c: 0,
+    };
+    ensure!(log == [hits], "{log:x?}");
     Ok(())
 }
 
