@@ -198,11 +198,12 @@ fn filter_msrs(vm: &VmFd, model: &PmuModel) -> Result<(), Failure> {
 }
 
 /// Memory with the guest's code, one page of 2 MiB, and gates for NMI and #GP. It is
-/// mapped twice, so that the #GP handler can be patched.
+/// mapped twice, so that the #GP handler can be patched, and logged as for a migration.
 #[allow(unsafe_code, reason = "kvm-ioctls has no safe call for memory slots")]
 fn guest_memory(vm: &VmFd) -> Result<TwiceMapped, Failure> {
     let mapped = TwiceMapped::new(&[(GuestAddress(0), MEMORY_SIZE)])?;
     let slot = kvm_userspace_memory_region {
+        flags: kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES,
         memory_size: MEMORY_SIZE as u64,
         userspace_addr: mapped.for_kvm().get_host_address(GuestAddress(0))? as u64,
         ..Default::default()
@@ -214,8 +215,7 @@ fn guest_memory(vm: &VmFd) -> Result<TwiceMapped, Failure> {
     word(PML4, PDPT | 3)?;
     word(PDPT, PAGE_DIRECTORY | 3)?;
     word(PAGE_DIRECTORY, 1 << 7 | 3)?;
-    // Selector 8: 64-bit code.
-    word(GDT + 8, 0x00af_9b00_0000_ffff)?;
+    word(GDT + 8, 0x00af_9b00_0000_ffff)?; // selector 8: 64-bit code
     for (vector, handler) in [(2, NMI_HANDLER), (13, GP_HANDLER)] {
         // A 64-bit interrupt gate of DPL 0 to selector 8; handlers lie below 2^32.
         let gate = handler & 0xffff | 8 << 16 | 0x8e00 << 32 | (handler >> 16) << 48;
