@@ -113,6 +113,6 @@ pub use reason::Reason;
 pub use register::PcrRegister;
 #[cfg(feature = "alloc")]
 pub use reservation::{Change, ChangeKind, Effects, Operation, Reservation, Revocation};
-pub use time::{Ticks, Tsc};
+pub use time::{Nanos, Ticks, Tsc};
 #[cfg(feature = "alloc")]
 pub use unit::{Caller, Context, PcrConfig, PcrUnit};

@@ -14,6 +14,11 @@ pub struct Tsc(pub u64);
 #[repr(transparent)]
 pub struct Ticks(pub u64);
 
+/// A length of time in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Nanos(pub u64);
+
 impl Tsc {
     /// The instant that never comes.
     pub const NEVER: Tsc = Tsc(u64::MAX);
@@ -92,6 +97,51 @@ impl Sub for Ticks {
     }
 }
 
+impl From<Duration> for Nanos {
+    /// As much time, at most [`u64::MAX`].
+    #[inline]
+    fn from(time: Duration) -> Self {
+        Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+impl Add for Nanos {
+    type Output = Nanos;
+
+    /// Both together, at most [`u64::MAX`].
+    #[inline]
+    fn add(self, other: Nanos) -> Nanos {
+        Nanos(self.0.saturating_add(other.0))
+    }
+}
+
+impl AddAssign for Nanos {
+    #[inline]
+    fn add_assign(&mut self, other: Nanos) {
+        *self = *self + other;
+    }
+}
+
+impl Mul<u64> for Nanos {
+    type Output = Nanos;
+
+    /// So many of them, at most [`u64::MAX`].
+    #[inline]
+    fn mul(self, times: u64) -> Nanos {
+        Nanos(self.0.saturating_mul(times))
+    }
+}
+
+impl Sub for Nanos {
+    type Output = Nanos;
+
+    /// What is left without `other`, at least none.
+    #[inline]
+    fn sub(self, other: Nanos) -> Nanos {
+        Nanos(self.0.saturating_sub(other.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,5 +155,18 @@ mod tests {
         assert_eq!(Ticks::of(Duration::MAX, u32::MAX), Ticks(u64::MAX));
         let longest = Duration::from_nanos(u64::MAX);
         assert_eq!(Ticks(u64::MAX).duration(1), longest);
+    }
+
+    #[test]
+    fn nanoseconds_end_at_their_limits() {
+        const MOST: Nanos = Nanos(u64::MAX);
+        assert_eq!(Nanos::from(Duration::from_micros(7)), Nanos(7_000));
+        assert_eq!(Nanos::from(Duration::MAX), MOST);
+        let mut time = MOST - Nanos(1) + Nanos(2);
+        assert_eq!(time, MOST);
+        time += Nanos(1);
+        assert_eq!(time, MOST);
+        assert_eq!(Nanos(3) * 2 - Nanos(7), Nanos(0));
+        assert_eq!(MOST * 2, MOST);
     }
 }

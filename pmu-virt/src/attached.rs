@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use perfmon::{Context, ContextId, MessageQueue, Moment, Quantities, Wanted};
 use perfmon_abi::consts::PFM_FL_PREEMPTIBLE;
 use perfmon_abi::wire::Refusal;
-use pmu_model::OwnerId;
+use pmu_model::{Nanos, OwnerId};
 
 use crate::slot_bank::{Claimant, SlotBank, SlotLease};
 use place::PmdLease;
@@ -34,14 +34,13 @@ pub struct AttachedContext {
     missing: Vec<Wanted>,
     /// Set and PMD of what nobody counts, as the log has it.
     uncounted: BTreeSet<(u16, u16)>,
-    /// It was preempted so many nanoseconds ago.
-    blind: Option<u64>,
-    /// Nanoseconds for which there would have been room again, or in which it
-    /// was not looked for.
-    waited: u64,
-    /// Nanoseconds that a switch may come late because its vCPU only halts; 0
-    /// while it runs.
-    patience: u64,
+    /// It was preempted so long ago.
+    blind: Option<Nanos>,
+    /// Time for which there would have been room again, or in which it was not
+    /// looked for.
+    waited: Nanos,
+    /// How late a switch may come because its vCPU only halts; 0 while it runs.
+    patience: Nanos,
     clock: TickClock,
 }
 
@@ -61,8 +60,8 @@ impl AttachedContext {
             missing: Vec::new(),
             uncounted: BTreeSet::new(),
             blind: None,
-            waited: 0,
-            patience: 0,
+            waited: Nanos(0),
+            patience: Nanos(0),
             clock: TickClock::default(),
         })
     }
@@ -120,8 +119,8 @@ impl AttachedContext {
     pub(crate) fn begin(&mut self, vcpu: Option<OwnerId>, set: u16) {
         self.vcpu = vcpu;
         self.blind = None;
-        self.waited = 0;
-        self.patience = 0;
+        self.waited = Nanos(0);
+        self.patience = Nanos(0);
         self.clock = TickClock::default();
         self.uncounted.clear();
         self.context.attached(set);
@@ -174,8 +173,8 @@ impl AttachedContext {
             self.context.lose(wanted.pmd);
         }
         self.missing.clear();
-        self.blind = Some(0);
-        self.waited = 0;
+        self.blind = Some(Nanos(0));
+        self.waited = Nanos(0);
         self.context.preempted(&mut *self.queue);
         Some(HostEvent::Preempted)
     }
@@ -183,9 +182,9 @@ impl AttachedContext {
     /// There is room for it again. It has no slots yet.
     #[must_use]
     pub(crate) fn restore(&mut self) -> Option<HostEvent> {
-        let blind_ns = self.blind.take()?;
-        self.waited = 0;
-        self.context.restored(blind_ns, &mut *self.queue);
-        Some(HostEvent::Restored { blind_ns })
+        let blind = self.blind.take()?;
+        self.waited = Nanos(0);
+        self.context.restored(blind, &mut *self.queue);
+        Some(HostEvent::Restored { blind })
     }
 }

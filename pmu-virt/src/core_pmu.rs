@@ -11,7 +11,7 @@ use std::time::Duration;
 use perfmon::{ContextId, Quantities};
 use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
 use perfmon_abi::wire::{Call, Errno, Refusal};
-use pmu_model::{CountRequest, OwnerId, Ticks, Tsc};
+use pmu_model::{CountRequest, Nanos, OwnerId, Ticks, Tsc};
 
 use crate::attached::{AttachedContext, HostAudit, HostEvent, HostRecord, NotLoaded, TickClock};
 use crate::backend::CounterBackend;
@@ -41,8 +41,8 @@ pub(crate) struct CoreHost {
     audit: Option<Box<dyn HostAudit>>,
     /// TSC until which the core's context knows how time has passed.
     until: Option<Tsc>,
-    /// Nanoseconds since then that it was told of.
-    idle: u64,
+    /// Time since then that it was told of.
+    idle: Nanos,
     clock: TickClock,
     /// The core's context was called while no vCPU was there to place for it.
     changed: bool,
@@ -171,7 +171,7 @@ impl CorePmu {
         }
         let hosted = self.admit_hosted(hosted, None, set)?;
         self.host.context = Some(hosted);
-        (self.host.until, self.host.idle) = (None, 0);
+        (self.host.until, self.host.idle) = (None, Nanos(0));
         self.host.changed = true;
         Ok(())
     }
@@ -214,9 +214,9 @@ impl CorePmu {
     /// left or since the last call.
     pub fn pass_idle(&mut self, time: Duration) {
         if let Some(hosted) = &mut self.host.context {
-            let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-            let switched = hosted.advance(0, ns, &mut self.bank);
-            self.host.idle = self.host.idle.saturating_add(ns);
+            let time = Nanos::from(time);
+            let switched = hosted.advance(Nanos(0), time, &mut self.bank);
+            self.host.idle += time;
             self.host.changed |= switched;
         }
     }
@@ -224,29 +224,28 @@ impl CorePmu {
     /// Time until the guest is entered, as far as it was not idle.
     pub(crate) fn host_enters(&mut self, tsc: Tsc) {
         let since = self.host.until.replace(tsc).unwrap_or(tsc);
-        let ns = self.wall_ns(tsc - since);
-        let ns = ns.saturating_sub(std::mem::take(&mut self.host.idle));
+        let time = self.wall_time(tsc - since) - std::mem::take(&mut self.host.idle);
         if let Some(hosted) = &mut self.host.context {
-            hosted.pass(ns);
+            hosted.pass(time);
         }
     }
 
     /// Time in the guest. True if it has brought a switch of sets.
     pub(crate) fn host_leaves(&mut self, tsc: Tsc, halted: Ticks) -> bool {
         let since = self.host.until.replace(tsc).unwrap_or(tsc);
-        let all = self.wall_ns(tsc - since);
-        let halted = self.idle_ns(halted).min(all);
+        let all = self.wall_time(tsc - since);
+        let halted = self.idle_time(halted).min(all);
         let hosted = self.host.context.as_mut();
         hosted.is_some_and(|hosted| hosted.advance(all - halted, halted, &mut self.bank))
     }
 
-    fn wall_ns(&mut self, ticks: Ticks) -> u64 {
+    fn wall_time(&mut self, ticks: Ticks) -> Nanos {
         let khz = self.host.tsc_khz();
         self.host.clock.pass(ticks, khz)
     }
 
-    /// Of a time that [`CorePmu::wall_ns`] has counted already.
-    pub(crate) fn idle_ns(&self, ticks: Ticks) -> u64 {
+    /// Of a time that [`CorePmu::wall_time`] has counted already.
+    pub(crate) fn idle_time(&self, ticks: Ticks) -> Nanos {
         TickClock::default().pass(ticks, self.host.tsc_khz())
     }
 

@@ -53,7 +53,7 @@ pub use core_pmu::CorePmu;
 pub use pmu_model::accounting;
 pub use pmu_model::{
     AssignError, Constraint, CountRequest, CpuidRegs, EventCode, EventFamily, FixedFunction,
-    KnownEvent, LossReason, ModelError, ModelSummary, MsrIndex, OwnerId, PmuCpuid, PmuModel,
+    KnownEvent, LossReason, ModelError, ModelSummary, MsrIndex, Nanos, OwnerId, PmuCpuid, PmuModel,
     Progress, Provenance, Reading, Register, RegisterKind, RegisterRow, Reserved, Ring, SlotIndex,
     SlotSet, SoftwareEvent, Ticks, Tsc, Unavailable, UnavailableReason, Vendor, WriteForm,
     WriteRule, accounting_leaves, all_pmu_msr_ranges,

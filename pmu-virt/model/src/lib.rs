@@ -29,7 +29,7 @@ mod request;
 mod text;
 mod virtual_pmd;
 
-pub use arbiter::{CounterId, CounterSet, PerKind, Ticks, Tsc};
+pub use arbiter::{CounterId, CounterSet, Nanos, PerKind, Ticks, Tsc};
 pub use constraint::{AssignError, Constraint};
 pub use cpuid::{CpuidRegs, PmuCpuid, accounting_leaves};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};

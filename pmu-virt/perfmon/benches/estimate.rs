@@ -1,6 +1,7 @@
 //! What the estimates of multiplexed events cost: a slice, and a look.
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use perfmon::Nanos;
 use perfmon::estimate::Estimator;
 
 const EVENTS: usize = 12;
@@ -23,7 +24,7 @@ fn estimate(criterion: &mut Criterion) {
     criterion.bench_function("push a slice, 12 events in 4 sets", |bencher| {
         bencher.iter(|| {
             if let Some(slice) = next.next() {
-                estimator.push(1_000_000, slice);
+                estimator.push(Nanos(1_000_000), slice);
             }
         });
     });

@@ -14,7 +14,7 @@ use perfmon::{
 use perfmon_abi::consts::{PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_TIME_SWITCH};
 use perfmon_abi::wire::Call;
 use perfmon_abi::{CompactArg, DefaultArg, Message, PmcArg, PmdArg, Record, SetDesc, Timespec};
-use pmu_model::{PmuModel, Provenance, Ring};
+use pmu_model::{Nanos, PmuModel, Provenance, Ring};
 
 const MODEL: &str = "intel-v2,counters=8,fixed=0";
 /// On, in both rings.
@@ -23,7 +23,7 @@ const COUNTERS: u16 = 6;
 const PERIOD: u64 = 1_000;
 /// Bytes of a sampling buffer: some thousand samples.
 const BUFFER: u64 = 1 << 20;
-const SET_NS: u64 = 1_000_000;
+const SET_TIME: Nanos = Nanos(1_000_000);
 
 /// A tool that reads no message, and a machine without quantities.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ fn started(sampler: Option<Sampler>, sets: u16) -> Context {
             let description = SetDesc {
                 id: set,
                 flags: PFM_SETFL_TIME_SWITCH,
-                timeout: Timespec::from_ns(SET_NS),
+                timeout: Timespec::from_ns(SET_TIME.0),
                 ..SetDesc::default()
             };
             must(&mut context, Call::CreateEvtsets(vec![description]));
@@ -169,8 +169,8 @@ fn switch(criterion: &mut Criterion) {
     let mut context = started(None, 2);
     criterion.bench_function("a switch of event sets, 6 counters each", |bench| {
         bench.iter(|| {
-            context.pass(SET_NS, true);
-            if context.switch_due() == Some(0) {
+            context.pass(SET_TIME, true);
+            if context.switch_due() == Some(Nanos(0)) {
                 context.expire();
             }
             black_box(context.wanted());

@@ -2,9 +2,10 @@
 //!
 //! `cargo run -p perfmon --example estimate`
 
+use perfmon::Nanos;
 use perfmon::estimate::Estimator;
 
-const MS: u64 = 1_000_000;
+const MS: Nanos = Nanos(1_000_000);
 
 fn main() {
     let mut estimator = Estimator::new(3);

@@ -20,7 +20,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use pmu_model::{CountRequest, Provenance};
+use pmu_model::{CountRequest, Nanos, Provenance};
 
 use super::bits::PmdBits;
 use super::description::LogicalPmu;
@@ -107,16 +107,16 @@ pub(super) struct EventSet {
     /// PFM_SETFL_*.
     pub(super) flags: u32,
     pub(super) next: u16,
-    /// Effective timeout, and what is left of it, in nanoseconds.
-    pub(super) timeout: u64,
-    pub(super) timeout_left: u64,
+    /// Effective timeout, and what is left of it.
+    pub(super) timeout: Nanos,
+    pub(super) timeout_left: Nanos,
     /// Registers that were written, or are not at their default.
     pub(super) pmcs: BTreeMap<u16, Pmc>,
     pub(super) pmds: BTreeMap<u16, Pmd>,
     pub(super) runs: u64,
     pub(super) switch_pmds: PmdBits,
-    /// Nanoseconds that it was active.
-    pub(super) active_time: u64,
+    /// How long it was active.
+    pub(super) active_time: Nanos,
     /// Overflowed, and not reset since.
     pub(super) overflowed: PmdBits,
 }
@@ -142,9 +142,9 @@ pub struct Context {
     pub(super) switch_pending: bool,
     /// PMDs of the active set that wrapped since the last [`Context::overflow`].
     pub(super) pending: PmdBits,
-    /// Nanoseconds that passed after the active set's timeout was up, and
-    /// whether they count with PFM_SETFL_EXCL_IDLE.
-    pub(super) overdue: u64,
+    /// Time that passed after the active set's timeout was up, and whether it
+    /// counts with PFM_SETFL_EXCL_IDLE.
+    pub(super) overdue: Nanos,
     pub(super) overdue_counts: bool,
     /// Quantities of the VMM when the context was detached, by PMD.
     pub(super) kept: BTreeMap<u16, u64>,

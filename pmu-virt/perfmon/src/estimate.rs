@@ -18,6 +18,8 @@ pub use linear::linear;
 
 use std::collections::VecDeque;
 
+use pmu_model::Nanos;
+
 use jumps::{Jump, Track};
 use locate::boundaries;
 use review::reviewed;
@@ -38,16 +40,16 @@ pub struct Estimate {
     pub value: u64,
     /// Events that were counted. At most `u64::MAX`.
     pub counted: u64,
-    /// Nanoseconds in which the event was counted.
-    pub active_ns: u64,
-    /// Nanoseconds of the whole time.
-    pub total_ns: u64,
+    /// Time in which the event was counted.
+    pub active: Nanos,
+    /// The whole time.
+    pub total: Nanos,
 }
 
 impl Estimate {
     /// What the specification's scaling makes of the same count.
     pub fn linear(&self) -> u64 {
-        linear(self.counted, self.active_ns, self.total_ns).unwrap_or(self.counted)
+        linear(self.counted, self.active, self.total).unwrap_or(self.counted)
     }
 }
 
@@ -60,7 +62,8 @@ impl Estimate {
 pub struct Estimator {
     totals: Vec<Total>,
     known: Vec<Known>,
-    total_ns: u64,
+    /// Of all slices.
+    time: Nanos,
     window: VecDeque<Stored>,
     /// Slices at the front of the window that are in the totals.
     settled: usize,
@@ -70,13 +73,13 @@ pub struct Estimator {
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     counted: u64,
-    active_ns: u64,
+    active: Nanos,
 }
 
 /// A slice in the window.
 #[derive(Clone, Debug)]
 struct Stored {
-    length_ns: u64,
+    length: Nanos,
     counts: Vec<(usize, u64)>,
 }
 
@@ -93,21 +96,21 @@ impl Estimator {
         Estimator {
             totals: vec![Total::default(); events],
             known: vec![Known::default(); events],
-            total_ns: 0,
+            time: Nanos(0),
             window: VecDeque::new(),
             settled: 0,
         }
     }
 
-    /// Takes the next slice: its length in nanoseconds of monitored time, and the
-    /// events that were counted in it, each with its count. An event that is
-    /// not there was not counted; a slice without any is time in which nothing
-    /// was. Events that this estimator does not have are ignored, and of an
-    /// event that is there twice the first count is taken.
-    pub fn push(&mut self, length_ns: u64, counts: &[(usize, u64)]) {
-        self.total_ns = self.total_ns.saturating_add(length_ns);
+    /// Takes the next slice: its length in monitored time, and the events that
+    /// were counted in it, each with its count. An event that is not there was
+    /// not counted; a slice without any is time in which nothing was. Events
+    /// that this estimator does not have are ignored, and of an event that is
+    /// there twice the first count is taken.
+    pub fn push(&mut self, length: Nanos, counts: &[(usize, u64)]) {
+        self.time += length;
         let mut stored = Stored {
-            length_ns,
+            length,
             counts: Vec::new(),
         };
         for &(event, count) in counts {
@@ -118,7 +121,7 @@ impl Estimator {
                 continue;
             }
             known.counted = known.counted.saturating_add(count);
-            known.active_ns = known.active_ns.saturating_add(length_ns);
+            known.active += length;
             stored.counts.push((event, count));
         }
         self.window.push_back(stored);
@@ -141,15 +144,18 @@ impl Estimator {
     }
 
     fn estimate_in(&self, view: &View, event: usize) -> Option<Estimate> {
-        let known = self.known.get(event).filter(|known| known.active_ns > 0)?;
+        let known = self
+            .known
+            .get(event)
+            .filter(|known| known.active > Nanos(0))?;
         let mut total = self.totals.get(event)?.clone();
         self.settle(view, event, &mut total, self.window.len());
-        let blind = total.blind_events((known.counted, known.active_ns));
+        let blind = total.blind_events((known.counted, known.active));
         Some(Estimate {
             value: known.counted.saturating_add(blind),
             counted: known.counted,
-            active_ns: known.active_ns,
-            total_ns: self.total_ns,
+            active: known.active,
+            total: self.time,
         })
     }
 
@@ -169,7 +175,7 @@ impl Estimator {
     fn view(&self) -> View {
         let samples = samples::by_event(self.known.len(), self.window.iter());
         let tracks: Vec<Track> = samples.iter().map(|samples| Track::of(samples)).collect();
-        let length = self.window.iter().map(|slice| float(slice.length_ns)).sum();
+        let length = self.window.iter().map(|slice| float(slice.length.0)).sum();
         View {
             jumps: reviewed(&tracks, length),
             samples,
@@ -188,12 +194,12 @@ impl Estimator {
                 let step = Step {
                     slice,
                     start,
-                    length_ns: stored.length_ns,
+                    length: stored.length,
                     count: stored.count(event),
                 };
                 walk.step(total, &step);
             }
-            start += float(stored.length_ns);
+            start += float(stored.length.0);
         }
     }
 }
@@ -228,7 +234,7 @@ mod tests {
         for slice in 0..10_000u64 {
             let event = usize::from(slice % 3 == 0);
             let count = if slice / 700 % 2 == 0 { 5_000 } else { 90_000 };
-            estimator.push(1_000_000, &[(event, count), (2, count), (9, 1)]);
+            estimator.push(Nanos(1_000_000), &[(event, count), (2, count), (9, 1)]);
             assert!(estimator.window.len() < WINDOW);
             assert!(estimator.settled <= estimator.window.len());
         }
@@ -240,7 +246,7 @@ mod tests {
         let truth: u64 = 5_100 * 5_000 + 4_900 * 90_000;
         for event in 0..2 {
             let estimate = estimator.estimate(event).expect("counted");
-            assert_eq!(estimate.total_ns, 10_000_000_000);
+            assert_eq!(estimate.total, Nanos(10_000_000_000));
             assert!(
                 estimate.value.abs_diff(truth) * 1000 < truth,
                 "{estimate:?}"

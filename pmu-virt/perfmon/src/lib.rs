@@ -26,5 +26,5 @@ pub use format::{
     SamplingFormat, Setup,
 };
 pub use moment::{MessageQueue, Moment, Quantities, SampleBuffer};
-pub use pmu_model::VirtualPmd;
+pub use pmu_model::{Nanos, VirtualPmd};
 pub use throttle::{DEFAULT_OVERFLOW_RATE, Throttle};

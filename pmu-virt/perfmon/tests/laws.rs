@@ -1,5 +1,6 @@
 //! What holds of every estimate.
 
+use perfmon::Nanos;
 use perfmon::estimate::{Estimate, Estimator, linear};
 use proptest::prelude::*;
 
@@ -7,8 +8,8 @@ type Slices = Vec<(u64, Vec<(usize, u64)>)>;
 
 fn estimates(events: usize, slices: &Slices) -> Vec<Option<Estimate>> {
     let mut estimator = Estimator::new(events);
-    for (length_ns, counts) in slices {
-        estimator.push(*length_ns, counts);
+    for (length, counts) in slices {
+        estimator.push(Nanos(*length), counts);
     }
     let all = estimator.estimates();
     for (event, estimate) in all.iter().enumerate() {
@@ -21,8 +22,8 @@ fn estimates(events: usize, slices: &Slices) -> Vec<Option<Estimate>> {
 fn the_specification_s_example() {
     // Figure 3.32: 5, 6 and 5 of event A in slices 1, 3 and 5; 10, 15 and 15 of
     // event B in the others.
-    assert_eq!(linear(16, 3, 6), Some(32));
-    assert_eq!(linear(40, 3, 6), Some(80));
+    assert_eq!(linear(16, Nanos(3), Nanos(6)), Some(32));
+    assert_eq!(linear(40, Nanos(3), Nanos(6)), Some(80));
     let counts = [5, 10, 6, 15, 5, 15].into_iter().enumerate();
     let slices: Slices = counts
         .map(|(slice, count)| (1_000_000, vec![(slice % 2, count)]))
@@ -31,8 +32,8 @@ fn the_specification_s_example() {
         Some(Estimate {
             value,
             counted,
-            active_ns: 3_000_000,
-            total_ns: 6_000_000,
+            active: Nanos(3_000_000),
+            total: Nanos(6_000_000),
         })
     };
     // Three counts so small tell no phases.
@@ -126,11 +127,11 @@ proptest! {
                 prop_assert!(own.is_empty());
                 continue;
             };
-            prop_assert_eq!(estimate.total_ns, total);
-            prop_assert_eq!(estimate.active_ns, own.iter().map(|own| own.0).sum::<u64>());
+            prop_assert_eq!(estimate.total, Nanos(total));
+            prop_assert_eq!(estimate.active.0, own.iter().map(|own| own.0).sum::<u64>());
             prop_assert_eq!(estimate.counted, own.iter().map(|own| own.1).sum::<u64>());
             prop_assert!(estimate.value >= estimate.counted);
-            let blind = total - estimate.active_ns;
+            let blind = total - estimate.active.0;
             let fill = u128::from(estimate.value - estimate.counted);
             let rates = || own.iter().map(|(length, count)| at_rate(*count, *length, blind));
             // Each phase is rounded once.
@@ -204,7 +205,7 @@ proptest! {
             .collect();
         for (one, two) in estimates(5, &slices).into_iter().zip(estimates(5, &split)) {
             if let (Some(one), Some(two)) = (one, two) {
-                prop_assert_eq!(one.total_ns, two.total_ns);
+                prop_assert_eq!(one.total, two.total);
                 let off = one.value.abs_diff(two.value);
                 prop_assert!(off <= slices.len() as u64 + one.value / 1_000_000, "{one:?} {two:?}");
             }
@@ -238,12 +239,12 @@ proptest! {
         total in any::<u64>(),
         longer in any::<u64>(),
     ) {
-        let at = |counted, active, total| linear(counted, active, total).expect("active");
+        let at = |counted, active, total| linear(counted, Nanos(active), Nanos(total)).expect("active");
         let here = at(counted, active, total);
         prop_assert!(here >= counted);
         prop_assert!(at(counted.max(more), active, total) >= here);
         prop_assert!(at(counted, active, total.max(longer)) >= here);
-        prop_assert_eq!(linear(counted, 0, total), None);
+        prop_assert_eq!(linear(counted, Nanos(0), Nanos(total)), None);
         prop_assert_eq!(at(counted, active, active), counted);
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use perfmon::ContextId;
 use perfmon_abi::wire::Refusal;
-use pmu_model::OwnerId;
+use pmu_model::{Nanos, OwnerId};
 
 use crate::policy::Standing;
 
@@ -39,8 +39,8 @@ pub enum HostEvent {
     Preempted,
     /// There was room for it again.
     Restored {
-        /// Nanoseconds of its time in which it counted nothing.
-        blind_ns: u64,
+        /// The part of its time in which it counted nothing.
+        blind: Nanos,
     },
     /// A write asked for more counters than it was loaded for, and nothing is
     /// left over: from now on it counts what finds room.

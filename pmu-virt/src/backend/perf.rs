@@ -32,8 +32,8 @@ use std::cell::RefCell;
 use std::num::NonZeroU64;
 
 use pmu_model::{
-    Constraint, CountRequest, OwnerId, Progress, Provenance, Reading, SlotIndex, SlotSet, Tsc,
-    Unavailable,
+    Constraint, CountRequest, Nanos, OwnerId, Progress, Provenance, Reading, SlotIndex, SlotSet,
+    Tsc, Unavailable,
 };
 
 use super::{BackendEnv, BackendError, CountPlan, CounterBackend};
@@ -45,9 +45,9 @@ const NAME: &str = "perf";
 /// Slots: more than vCPUs of a core need, and few enough descriptors.
 const CAPACITY: usize = 64;
 
-/// Shortest time to an overflow that a clock is armed for, in nanoseconds.
+/// Shortest time to an overflow that a clock is armed for.
 /// With signals much more often a guest makes no progress.
-const FLOOR_NS: u64 = 100_000;
+const FLOOR: Nanos = Nanos(100_000);
 
 /// Counts with the host's kernel.
 ///
@@ -79,18 +79,18 @@ impl PerfBackend {
             Ok(fd) => kernel.close(fd),
             Err(errno) => return Err(cannot(probe::refusal(errno, probe::paranoid()))),
         }
-        let floor_ns = probe::sample_floor().unwrap_or(0).max(FLOOR_NS);
-        Ok(PerfBackend::on(Box::new(kernel), env, floor_ns))
+        let floor = probe::sample_floor().unwrap_or_default().max(FLOOR);
+        Ok(PerfBackend::on(Box::new(kernel), env, floor))
     }
 
     /// The backend on another kernel: a model for tests, or one that fails.
     pub fn with_syscalls(kernel: Box<dyn PerfSyscalls>, env: &BackendEnv) -> Self {
-        PerfBackend::on(kernel, env, FLOOR_NS)
+        PerfBackend::on(kernel, env, FLOOR)
     }
 
-    fn on(kernel: Box<dyn PerfSyscalls>, env: &BackendEnv, floor_ns: u64) -> Self {
+    fn on(kernel: Box<dyn PerfSyscalls>, env: &BackendEnv, floor: Nanos) -> Self {
         PerfBackend {
-            inner: RefCell::new(Inner::new(kernel, *env, floor_ns)),
+            inner: RefCell::new(Inner::new(kernel, *env, floor)),
         }
     }
 }

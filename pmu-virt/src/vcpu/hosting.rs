@@ -3,7 +3,9 @@
 use arbiter::{CounterSet, Layer};
 use perfmon::{Moment, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
-use pmu_model::{CountRequest, EventCode, KnownEvent, Progress, Ticks, Tsc, UnavailableReason};
+use pmu_model::{
+    CountRequest, EventCode, KnownEvent, Nanos, Progress, Ticks, Tsc, UnavailableReason,
+};
 
 use super::{Here, VcpuPmu};
 use crate::attached::{AttachedContext, NotLoaded};
@@ -211,9 +213,9 @@ impl VcpuPmu {
         let Some(core) = here else { return };
         let mut changed = core.host_leaves(tsc, halted);
         if let Some(hosted) = &mut self.host {
-            let ns = hosted.run_ns(ran, core.host.tsc_khz());
-            changed |= hosted.advance(ns, 0, &mut core.bank);
-            hosted.note_interval(ns, core.idle_ns(halted));
+            let time = hosted.run_time(ran, core.host.tsc_khz());
+            changed |= hosted.advance(time, Nanos(0), &mut core.bank);
+            hosted.note_interval(time, core.idle_time(halted));
         }
         let mut look = false;
         self.each_host(here, |hosted, _| look |= hosted.is_to_look_for_room());

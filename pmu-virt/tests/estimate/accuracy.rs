@@ -4,6 +4,7 @@
 //! figures of `docs/multiplexing.md`.
 
 use crate::workload::{CONSTANT, Kind, PHASES, Random, Run, run};
+use pmu_virt::Nanos;
 use pmu_virt::perfmon::estimate::Estimator;
 use std::ops::Range;
 
@@ -19,8 +20,8 @@ struct Outcome {
 
 fn outcomes(run: &Run) -> Vec<Outcome> {
     let mut estimator = Estimator::new(run.truth.len());
-    for (length_ns, counts) in &run.slices {
-        estimator.push(*length_ns, counts);
+    for (length, counts) in &run.slices {
+        estimator.push(Nanos(*length), counts);
     }
     let estimates = estimator.estimates().into_iter();
     estimates

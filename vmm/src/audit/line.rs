@@ -240,9 +240,9 @@ impl HostLine {
                 event: "context-preempted",
                 ..line
             },
-            HostEvent::Restored { blind_ns } => HostLine {
+            HostEvent::Restored { blind } => HostLine {
                 event: "context-restored",
-                blind_ns: Some(*blind_ns),
+                blind_ns: Some(blind.0),
                 ..line
             },
             HostEvent::Overdrawn => HostLine {
@@ -292,8 +292,8 @@ pub(super) fn layer_word(layer: Layer) -> &'static str {
 mod tests {
     use arbiter::{Control, CounterId, Record};
     use perfmon_abi::wire::{Errno, Refusal};
-    use pmu_virt::OwnerId;
     use pmu_virt::perfmon::ContextId;
+    use pmu_virt::{Nanos, OwnerId};
 
     use super::super::decisions::DecisionTable;
     use super::*;
@@ -390,7 +390,7 @@ mod tests {
                 r#"{"time_ns":5,"layer":"tool","core":1,"context":7,"event":"context-refused","errno":"EBUSY","why":"no room"}"#,
             ),
             (
-                text(None, HostEvent::Restored { blind_ns: 9 }),
+                text(None, HostEvent::Restored { blind: Nanos(9) }),
                 r#"{"time_ns":5,"layer":"tool","core":1,"context":7,"event":"context-restored","blind_ns":9}"#,
             ),
         ];

@@ -6,7 +6,7 @@ use perfmon_abi::PmcArg;
 use perfmon_abi::consts::{
     PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_OVFL_SWITCH, PFM_SETFL_TIME_SWITCH,
 };
-use pmu_model::{CountRequest, CounterId, Provenance, low_bits};
+use pmu_model::{CountRequest, CounterId, Nanos, Provenance, low_bits};
 
 use super::{Context, EventSet, How, Phase, Pmc, Pmd, Wanted};
 use crate::description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
@@ -155,7 +155,7 @@ impl Context {
         Some((set.pmds.entry(num).or_default(), mask))
     }
 
-    /// `ns` have passed in which the context was on its vCPU's core, or on its
+    /// `time` has passed in which the context was on its vCPU's core, or on its
     /// core. Time that counts is all the active set's, also what exceeds its
     /// timeout: the events of that time went to this set, and a rate needs both.
     /// `counted` is false for idle time of the core, in which nothing is counted:
@@ -163,23 +163,23 @@ impl Context {
     /// and what exceeds [`Context::switch_due`] waits for [`Context::expire`],
     /// which gives it to the sets whose turn it was. Nothing passes while the
     /// context is stopped or masked.
-    pub fn pass(&mut self, ns: u64, counted: bool) {
+    pub fn pass(&mut self, time: Nanos, counted: bool) {
         if self.counting().is_none() {
             return;
         }
         let counts = counted || !self.is_system_wide();
-        let beyond = self.spend(ns, counts);
+        let beyond = self.spend(time, counts);
         if counted {
             self.overrun(beyond);
         } else {
             self.overdue_counts = counts;
-            self.overdue = self.overdue.saturating_add(beyond);
+            self.overdue += beyond;
         }
     }
 
-    /// Nanoseconds until the time switch; `None` if none is going to come.
+    /// Time until the time switch; `None` if none is going to come.
     #[must_use]
-    pub fn switch_due(&self) -> Option<u64> {
+    pub fn switch_due(&self) -> Option<Nanos> {
         let set = self.counting()?;
         (set.flags & PFM_SETFL_TIME_SWITCH != 0).then_some(set.timeout_left)
     }

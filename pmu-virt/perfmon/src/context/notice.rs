@@ -5,6 +5,7 @@ use perfmon_abi::consts::{
     PFM_MSG_THROTTLED,
 };
 use perfmon_abi::{Message, PMD_WORDS};
+use pmu_model::Nanos;
 
 use super::Context;
 use crate::bits::PmdBits;
@@ -28,8 +29,8 @@ pub struct Account {
     pub throttled: u64,
     /// Times that others took its counters.
     pub preempted: u64,
-    /// Nanoseconds without counters that no message has told of.
-    pub blind: u64,
+    /// Time without counters that no message has told of.
+    pub blind: Nanos,
 }
 
 impl Context {
@@ -58,15 +59,15 @@ impl Context {
         self.post(&message, queue);
     }
 
-    /// It has its counters again, after `blind_ns` without. The message tells
-    /// all blind nanoseconds that none has told before, and how often it was
-    /// preempted since it was made.
-    pub fn restored(&mut self, blind_ns: u64, queue: &mut dyn MessageQueue) {
-        self.account.blind = self.account.blind.saturating_add(blind_ns);
-        let blind_spot = [self.account.blind, self.account.preempted];
+    /// It has its counters again, after a `blind` time without. The message
+    /// tells all blind nanoseconds that none has told before, and how often it
+    /// was preempted since it was made.
+    pub fn restored(&mut self, blind: Nanos, queue: &mut dyn MessageQueue) {
+        self.account.blind += blind;
+        let blind_spot = [self.account.blind.0, self.account.preempted];
         let message = self.message(PFM_MSG_RESTORED, blind_spot);
         if self.post(&message, queue) {
-            self.account.blind = 0;
+            self.account.blind = Nanos(0);
         }
     }
 

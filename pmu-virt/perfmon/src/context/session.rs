@@ -16,7 +16,7 @@ use crate::description::LogicalPmu;
 use crate::format::Sampler;
 use crate::moment::{MessageQueue, Quantities};
 use crate::throttle::Throttle;
-use pmu_model::VirtualPmd;
+use pmu_model::{Nanos, VirtualPmd};
 
 const FLAGS: u32 =
     PFM_FL_NOTIFY_BLOCK | PFM_FL_SYSTEM_WIDE | PFM_FL_OVFL_NO_MSG | PFM_FL_PREEMPTIBLE;
@@ -61,7 +61,7 @@ impl Context {
             blocked: false,
             switch_pending: false,
             pending: PmdBits::EMPTY,
-            overdue: 0,
+            overdue: Nanos(0),
             overdue_counts: false,
             throttle: Throttle::default(),
             account: Account::default(),
@@ -153,7 +153,7 @@ impl Context {
             former.overflowed = former.overflowed.union(pending);
         }
         self.switch_pending = false;
-        self.overdue = 0;
+        self.overdue = Nanos(0);
         self.active = set;
         if let Some(set) = self.sets.get_mut(&set) {
             set.runs += 1;
@@ -207,7 +207,7 @@ impl Context {
         self.blocked = false;
         self.switch_pending = false;
         self.pending = PmdBits::EMPTY;
-        self.overdue = 0;
+        self.overdue = Nanos(0);
     }
 
     /// Keeps the quantities of the VMM for reads after the context is detached.

@@ -7,6 +7,7 @@ use perfmon_abi::consts::{
 };
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{SetDesc, SetInfo, Timespec};
+use pmu_model::Nanos;
 
 use super::registers::Bad;
 use super::{Context, EventSet, Phase};
@@ -40,7 +41,7 @@ impl Context {
     }
 
     /// Checks a set's description; its effective timeout.
-    fn check_set(&self, desc: &SetDesc) -> Result<u64, Bad> {
+    fn check_set(&self, desc: &SetDesc) -> Result<Nanos, Bad> {
         let (id, flags) = (desc.id, desc.flags);
         if flags & PFM_SETFL_EXCL_KERNEL_ONLY_THREADS != 0 {
             let reason = format!(
@@ -69,7 +70,7 @@ impl Context {
             return bad(PFM_SET_RETFL_EINVAL, reason);
         }
         if flags & PFM_SETFL_TIME_SWITCH == 0 {
-            return Ok(0);
+            return Ok(Nanos(0));
         }
         effective(desc.timeout).map_err(|what| {
             let Timespec { sec, nsec } = desc.timeout;
@@ -80,7 +81,7 @@ impl Context {
 
     /// Creates a set, or changes the properties of one: its registers, runs and
     /// duration stay.
-    fn create_set(&mut self, desc: &mut SetDesc, timeout: u64) -> Result<(), Refusal> {
+    fn create_set(&mut self, desc: &mut SetDesc, timeout: Nanos) -> Result<(), Refusal> {
         if !self.sets.contains_key(&desc.id) && self.sets.len() >= MAX_SETS {
             let id = desc.id;
             let reason = format!(
@@ -97,7 +98,7 @@ impl Context {
         set.timeout = timeout;
         set.timeout_left = timeout;
         if desc.flags & PFM_SETFL_TIME_SWITCH != 0 {
-            desc.timeout = Timespec::from_ns(timeout);
+            desc.timeout = Timespec::from_ns(timeout.0);
         }
         Ok(())
     }
@@ -184,19 +185,21 @@ impl EventSet {
             flags: self.flags,
             switch_pmds: switch_pmds.words(),
             runs: self.runs,
-            timeout: Timespec::from_ns(if by_time { self.timeout_left } else { 0 }),
-            act_duration: Timespec::from_ns(self.active_time),
+            timeout: Timespec::from_ns(if by_time { self.timeout_left.0 } else { 0 }),
+            act_duration: Timespec::from_ns(self.active_time.0),
         }
     }
 }
 
 /// The timeout that a requested one becomes, or what is wrong with it.
-fn effective(requested: Timespec) -> Result<u64, &'static str> {
+fn effective(requested: Timespec) -> Result<Nanos, &'static str> {
     let ns = requested
         .to_ns()
         .ok_or("is no time: negative, not normalised, or too long")?;
     if ns == 0 {
         return Err("is 0, which would switch all the time");
     }
-    ns.checked_next_multiple_of(GRANULE).ok_or("is too long")
+    ns.checked_next_multiple_of(GRANULE)
+        .map(Nanos)
+        .ok_or("is too long")
 }

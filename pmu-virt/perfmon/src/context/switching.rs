@@ -1,6 +1,7 @@
 //! From one event set to the next (§3.7.6, §3.7.7).
 
 use perfmon_abi::consts::{PFM_SETFL_EXCL_IDLE, PFM_SETFL_EXPL_NEXT, PFM_SETFL_TIME_SWITCH};
+use pmu_model::Nanos;
 
 use super::reset::Period;
 use super::{Context, EventSet, Phase};
@@ -30,27 +31,27 @@ impl Context {
         }
     }
 
-    /// The active set is active for `ns`, or until its timeout; returns what is
+    /// The active set is active for `time`, or until its timeout; returns what is
     /// left then. `counts`: it is time that a set with PFM_SETFL_EXCL_IDLE
     /// counts as its own.
-    pub(super) fn spend(&mut self, ns: u64, counts: bool) -> u64 {
+    pub(super) fn spend(&mut self, time: Nanos, counts: bool) -> Nanos {
         let Some(set) = self.sets.get_mut(&self.active) else {
-            return 0;
+            return Nanos(0);
         };
         let taken = if set.switches_by_time() {
-            ns.min(set.timeout_left)
+            time.min(set.timeout_left)
         } else {
-            ns
+            time
         };
-        set.timeout_left = set.timeout_left.saturating_sub(taken);
+        set.timeout_left = set.timeout_left - taken;
         set.live(taken, counts);
-        ns - taken
+        time - taken
     }
 
-    /// The active set went on for `ns` after its timeout.
-    pub(super) fn overrun(&mut self, ns: u64) {
+    /// The active set went on for `time` after its timeout.
+    pub(super) fn overrun(&mut self, time: Nanos) {
         if let Some(set) = self.sets.get_mut(&self.active) {
-            set.live(ns, true);
+            set.live(time, true);
         }
     }
 
@@ -81,22 +82,22 @@ impl Context {
         self.reset(self.active, overflowed, period);
     }
 
-    /// The next set gets what it may of `ns`.
-    fn turn(&mut self, ns: u64) -> u64 {
+    /// The next set gets what it may of `time`.
+    fn turn(&mut self, time: Nanos) -> Nanos {
         self.switch(Period::Short);
-        self.spend(ns, self.overdue_counts)
+        self.spend(time, self.overdue_counts)
     }
 
     fn time_is_up(&self) -> bool {
         self.sets
             .get(&self.active)
-            .is_some_and(|set| set.switches_by_time() && set.timeout_left == 0)
+            .is_some_and(|set| set.switches_by_time() && set.timeout_left == Nanos(0))
     }
 
     /// If the sets from the active one on switch by time and lead back to it,
-    /// gives each of them its share of all whole rounds that fit into `ns`, and
+    /// gives each of them its share of all whole rounds that fit into `time`, and
     /// returns the rest.
-    fn skip_rounds(&mut self, ns: u64) -> u64 {
+    fn skip_rounds(&mut self, time: Nanos) -> Nanos {
         let start = self.active;
         let (mut round, mut at) = (Vec::new(), start);
         loop {
@@ -104,24 +105,26 @@ impl Context {
                 Some(set) if set.switches_by_time() && round.len() < self.sets.len() => {
                     round.push((at, set.timeout));
                 }
-                _ => return ns,
+                _ => return time,
             }
             at = self.next_set(at);
             if at == start {
                 break;
             }
         }
-        let time: u64 = round.iter().fold(0, |sum, &(_, ns)| sum.saturating_add(ns));
-        let Some(rounds) = ns.checked_div(time) else {
-            return ns;
+        let whole = round
+            .iter()
+            .fold(Nanos(0), |sum, &(_, timeout)| sum + timeout);
+        let Some(rounds) = time.0.checked_div(whole.0) else {
+            return time;
         };
         for (number, timeout) in round {
             if let Some(set) = self.sets.get_mut(&number) {
                 set.runs = set.runs.saturating_add(rounds);
-                set.live(timeout.saturating_mul(rounds), self.overdue_counts);
+                set.live(timeout * rounds, self.overdue_counts);
             }
         }
-        ns - time.saturating_mul(rounds)
+        time - whole * rounds
     }
 }
 
@@ -136,12 +139,12 @@ impl EventSet {
 
     /// A timeout of 0 would be up for ever; no set is made with one.
     fn switches_by_time(&self) -> bool {
-        self.flags & PFM_SETFL_TIME_SWITCH != 0 && self.timeout != 0
+        self.flags & PFM_SETFL_TIME_SWITCH != 0 && self.timeout != Nanos(0)
     }
 
-    fn live(&mut self, ns: u64, counts: bool) {
+    fn live(&mut self, time: Nanos, counts: bool) {
         if counts || self.flags & PFM_SETFL_EXCL_IDLE == 0 {
-            self.active_time = self.active_time.saturating_add(ns);
+            self.active_time += time;
         }
     }
 }

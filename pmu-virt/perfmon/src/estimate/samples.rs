@@ -1,5 +1,7 @@
 //! The samples of each event in the window, on one axis of time.
 
+use pmu_model::Nanos;
+
 use super::Stored;
 
 /// One slice in which an event was counted.
@@ -29,9 +31,9 @@ pub(super) fn by_event<'a>(
     let mut all = vec![Vec::new(); events];
     let mut start = 0.0;
     for (slice, stored) in slices.enumerate() {
-        let length = float(stored.length_ns);
+        let length = float(stored.length.0);
         for &(event, count) in &stored.counts {
-            if let Some(samples) = all.get_mut(event).filter(|_| stored.length_ns > 0) {
+            if let Some(samples) = all.get_mut(event).filter(|_| stored.length > Nanos(0)) {
                 let rate = float(count) / length;
                 samples.push(Sample {
                     slice,

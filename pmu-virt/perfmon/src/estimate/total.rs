@@ -1,5 +1,7 @@
 //! One event's running total: phases that are over, and the one that is not.
 
+use pmu_model::Nanos;
+
 use super::linear::share;
 use super::locate::Boundary;
 use super::samples::float;
@@ -9,38 +11,38 @@ use super::samples::float;
 pub(super) struct Total {
     /// Events of the blind time of phases that are over.
     filled: u64,
-    /// Of the present phase: events and nanoseconds of the slices that are
-    /// wholly in it, and its blind nanoseconds.
+    /// Of the present phase: events and time of the slices that are wholly in
+    /// it, and its blind time.
     counted: u64,
-    active_ns: u64,
-    blind_ns: u64,
+    active: Nanos,
+    blind: Nanos,
 }
 
 impl Total {
-    fn own(&mut self, count: u64, length_ns: u64) {
+    fn own(&mut self, count: u64, length: Nanos) {
         self.counted = self.counted.saturating_add(count);
-        self.active_ns = self.active_ns.saturating_add(length_ns);
+        self.active += length;
     }
 
-    fn blind(&mut self, length_ns: u64) {
-        self.blind_ns = self.blind_ns.saturating_add(length_ns);
+    fn blind(&mut self, length: Nanos) {
+        self.blind += length;
     }
 
     /// The rate changes here. A phase that no slice has shown goes on into the
     /// next one.
     fn jump(&mut self) {
-        if let Some(fill) = share(self.counted, self.active_ns, self.blind_ns) {
+        if let Some(fill) = share(self.counted, self.active, self.blind) {
             self.filled = self.filled.saturating_add(fill);
-            (self.counted, self.active_ns, self.blind_ns) = (0, 0, 0);
+            (self.counted, self.active, self.blind) = (0, Nanos(0), Nanos(0));
         }
     }
 
-    /// Events of all blind time. `overall` are the events and nanoseconds
-    /// counted in the whole run: their rate serves for a present phase that no
-    /// slice has shown.
-    pub(super) fn blind_events(&self, overall: (u64, u64)) -> u64 {
-        let open = share(self.counted, self.active_ns, self.blind_ns)
-            .or_else(|| share(overall.0, overall.1, self.blind_ns));
+    /// Events of all blind time. `overall` are the events that were counted in
+    /// the whole run, and for how long: their rate serves for a present phase that
+    /// no slice has shown.
+    pub(super) fn blind_events(&self, overall: (u64, Nanos)) -> u64 {
+        let open = share(self.counted, self.active, self.blind)
+            .or_else(|| share(overall.0, overall.1, self.blind));
         self.filled.saturating_add(open.unwrap_or(0))
     }
 }
@@ -52,7 +54,7 @@ pub(super) struct Step {
     pub(super) slice: usize,
     /// Its begin, in nanoseconds from the begin of the window.
     pub(super) start: f64,
-    pub(super) length_ns: u64,
+    pub(super) length: Nanos,
     /// The count, if the event was counted in it.
     pub(super) count: Option<u64>,
 }
@@ -77,8 +79,8 @@ impl<'a> Walk<'a> {
 
     /// Adds one slice to the total.
     pub(super) fn step(&mut self, total: &mut Total, step: &Step) {
-        let end = step.start + float(step.length_ns);
-        let mut rest = step.length_ns;
+        let end = step.start + float(step.length.0);
+        let mut rest = step.length;
         let mut mixed = false;
         while let Some((boundary, later)) = self.boundaries.split_first()
             && boundary.at < end
@@ -95,7 +97,7 @@ impl<'a> Walk<'a> {
         match step.count {
             // It is of two phases and tells the rate of neither.
             Some(_) if mixed => {}
-            Some(count) => total.own(count, step.length_ns),
+            Some(count) => total.own(count, step.length),
             None => total.blind(rest),
         }
     }
@@ -106,8 +108,8 @@ impl<'a> Walk<'a> {
     clippy::cast_sign_loss,
     reason = "the cast saturates, and the caller has a limit"
 )]
-fn nanoseconds(length: f64) -> u64 {
-    length.round() as u64
+fn nanoseconds(length: f64) -> Nanos {
+    Nanos(length.round() as u64)
 }
 
 #[cfg(test)]
@@ -126,13 +128,13 @@ mod tests {
             let step = Step {
                 slice,
                 start,
-                length_ns: 100,
+                length: Nanos(100),
                 count: *count,
             };
             walk.step(&mut total, &step);
             start += 100.0;
         }
-        assert_eq!(total.blind_events((7, 100)), expected, "{counts:?}");
+        assert_eq!(total.blind_events((7, Nanos(100))), expected, "{counts:?}");
     }
 
     #[test]
@@ -161,7 +163,7 @@ mod tests {
         let step = |slice: usize, count| Step {
             slice,
             start: 100.0 * slice as f64,
-            length_ns: 100,
+            length: Nanos(100),
             count,
         };
         let mut walk = Walk::new(&boundaries, 0.0);
@@ -171,6 +173,6 @@ mod tests {
         let mut walk = Walk::new(&boundaries, 0.0);
         walk.step(&mut total, &step(2, None));
         walk.step(&mut total, &step(3, Some(30)));
-        assert_eq!(total.blind_events((0, 0)), 5 + 15 + 30);
+        assert_eq!(total.blind_events((0, Nanos(0))), 5 + 15 + 30);
     }
 }

@@ -1,5 +1,6 @@
 //! Event sets: creation, change, deletion, information.
 
+use perfmon::Nanos;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{SetDesc, SetInfo, Timespec, consts as pfm};
 
@@ -157,7 +158,7 @@ fn a_change_keeps_registers_runs_and_duration() {
     must(&mut context, Call::WritePmds(vec![pmd(1, 2, 77)]));
     must(&mut context, Call::WritePmcs(vec![pmc(1, 2, 0)]));
     launch(&mut context, 1);
-    context.pass(200_000, true);
+    context.pass(Nanos(200_000), true);
     assert_eq!(info(&mut context, 1).timeout, Timespec::from_ns(300_000));
     context.detached();
     must(&mut context, Call::CreateEvtsets(vec![set(1, OVFL, 0, 0)]));
@@ -198,22 +199,22 @@ fn timeouts_stop_and_go_on() {
     );
     assert_eq!(context.switch_due(), None);
     context.attached(0);
-    context.pass(100, true);
+    context.pass(Nanos(100), true);
     assert_eq!(context.switch_due(), None, "not before the start");
     must(&mut context, start(0));
-    assert_eq!(context.switch_due(), Some(1_000_000));
-    context.pass(400_000, true);
+    assert_eq!(context.switch_due(), Some(Nanos(1_000_000)));
+    context.pass(Nanos(400_000), true);
     must(&mut context, Call::Stop);
-    context.pass(100, true);
+    context.pass(Nanos(100), true);
     must(&mut context, Call::Start(None));
-    assert_eq!(context.switch_due(), Some(600_000));
+    assert_eq!(context.switch_due(), Some(Nanos(600_000)));
     assert_eq!(
         info(&mut context, 0).act_duration,
         Timespec::from_ns(400_000)
     );
     context.detached();
     launch(&mut context, 0);
-    assert_eq!(context.switch_due(), Some(1_000_000));
+    assert_eq!(context.switch_due(), Some(Nanos(1_000_000)));
 }
 
 /// Idle time of a core runs timeouts, and is left out of durations of sets that
@@ -227,9 +228,9 @@ fn excluded_idle_time() {
             Call::CreateEvtsets(vec![set(0, TIME | flags, 0, 1_000_000)]),
         );
         launch(&mut context, 0);
-        context.pass(1_000, true);
-        context.pass(10_000, false);
-        assert_eq!(context.switch_due(), Some(989_000));
+        context.pass(Nanos(1_000), true);
+        context.pass(Nanos(10_000), false);
+        assert_eq!(context.switch_due(), Some(Nanos(989_000)));
         assert_eq!(
             info(&mut context, 0).act_duration,
             Timespec::from_ns(expected)

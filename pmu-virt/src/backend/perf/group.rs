@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use pmu_model::{SlotIndex, UnavailableReason};
+use pmu_model::{Nanos, SlotIndex, UnavailableReason};
 
 use super::NAME;
 use super::member::Member;
@@ -218,7 +218,7 @@ impl Group {
     pub(super) fn enter(
         &mut self,
         kernel: &mut dyn PerfSyscalls,
-        floor_ns: u64,
+        floor: Nanos,
     ) -> Result<(), Failure> {
         let stale = |member: &Member| member.is_off_target() || member.wants_deadline();
         if self.members.iter().any(stale) {
@@ -228,7 +228,7 @@ impl Group {
                 .iter_mut()
                 .filter(|member| member.is_off_target())
             {
-                member.count_down(kernel, floor_ns)?;
+                member.count_down(kernel, floor)?;
             }
         }
         self.switch(kernel, true)?;
@@ -266,7 +266,10 @@ impl Group {
         let [_, enabled, running] = self.words[..HEADER] else {
             return Err(Failure::ShortRead);
         };
-        let now = GroupTimes { enabled, running };
+        let now = GroupTimes {
+            enabled: Nanos(enabled),
+            running: Nanos(running),
+        };
         let passed = now.since(self.times);
         self.times = now;
         let (events, _) = self.words[HEADER..].as_chunks::<EACH>();
@@ -282,8 +285,8 @@ impl Group {
                 log::warn!(
                     "slot {} of {NAME} was off its counter for {} of {} ns: scaled from now on",
                     member.slot.0,
-                    passed.enabled.saturating_sub(passed.running),
-                    passed.enabled,
+                    (passed.enabled - passed.running).0,
+                    passed.enabled.0,
                 );
             }
         }

@@ -5,7 +5,8 @@ use std::num::NonZeroU64;
 use std::thread::{self, ThreadId};
 
 use pmu_model::{
-    CountRequest, OwnerId, Provenance, Reading, SlotIndex, SlotSet, Ticks, Tsc, UnavailableReason,
+    CountRequest, Nanos, OwnerId, Provenance, Reading, SlotIndex, SlotSet, Ticks, Tsc,
+    UnavailableReason,
 };
 
 use super::group::{Failure, Group, refused};
@@ -34,7 +35,7 @@ const BLOCKS: usize = CAPACITY / BLOCK as usize;
 pub(super) struct Inner {
     kernel: Box<dyn PerfSyscalls>,
     env: BackendEnv,
-    floor_ns: u64,
+    floor: Nanos,
     owner: OwnerId,
     slots: [SlotState; CAPACITY],
     groups: BTreeMap<Key, Group>,
@@ -57,11 +58,11 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    pub(super) fn new(kernel: Box<dyn PerfSyscalls>, env: BackendEnv, floor_ns: u64) -> Self {
+    pub(super) fn new(kernel: Box<dyn PerfSyscalls>, env: BackendEnv, floor: Nanos) -> Self {
         Inner {
             kernel,
             env,
-            floor_ns,
+            floor,
             owner: OwnerId::default(),
             slots: [SlotState::Free; CAPACITY],
             groups: BTreeMap::new(),
@@ -257,9 +258,9 @@ impl Inner {
         {
             self.fail_all(Failure::OtherThread);
         }
-        let floor_ns = self.floor_ns;
+        let floor = self.floor;
         for key in self.own() {
-            self.with_group(key, |group, kernel| group.enter(kernel, floor_ns));
+            self.with_group(key, |group, kernel| group.enter(kernel, floor));
         }
         let khz = self.env.tsc_khz;
         let own = self

@@ -1,6 +1,6 @@
 //! One event of a group: a slot's.
 
-use pmu_model::{Provenance, Reading, SlotIndex, UnavailableReason};
+use pmu_model::{Nanos, Provenance, Reading, SlotIndex, UnavailableReason};
 
 use super::plan::{EventPlan, NEVER};
 use super::scale::Scaler;
@@ -88,11 +88,11 @@ impl Member {
     }
 
     /// Sets the kernel's period so that the overflow comes when it is due,
-    /// but time no sooner than in `floor_ns`. The count is that of now.
+    /// but time no sooner than in `floor`. The count is that of now.
     pub(super) fn count_down(
         &mut self,
         kernel: &mut dyn PerfSyscalls,
-        floor_ns: u64,
+        floor: Nanos,
     ) -> Result<(), Errno> {
         let mut early = false;
         let period = match self.armed {
@@ -103,11 +103,7 @@ impl Member {
                     .unit
                     .native(due)
                     .saturating_sub(self.count.value());
-                let least = if self.plan.unit.is_time() {
-                    floor_ns
-                } else {
-                    1
-                };
+                let least = if self.plan.unit.is_time() { floor.0 } else { 1 };
                 early = left < least;
                 left.clamp(least, NEVER)
             }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use pmu_model::SoftwareEvent;
+use pmu_model::{Nanos, SoftwareEvent};
 
 use super::sys::HostPerf;
 use super::syscalls::{Errno, EventSource, EventSpec, GenericEvent, PerfSyscalls, uninterrupted};
@@ -106,12 +106,12 @@ pub(super) fn paranoid() -> Option<i32> {
     number(PARANOID)
 }
 
-/// Nanoseconds between two overflows at half the rate that the kernel allows;
+/// Time between two overflows at half the rate that the kernel allows;
 /// an event that exceeds the rate is stopped for the rest of the tick.
-pub(super) fn sample_floor() -> Option<u64> {
+pub(super) fn sample_floor() -> Option<Nanos> {
     const NS_PER_S: u64 = 1_000_000_000;
     let rate: u64 = number(SAMPLE_RATE)?;
-    (2 * NS_PER_S).checked_div(rate)
+    (2 * NS_PER_S).checked_div(rate).map(Nanos)
 }
 
 fn number<T: std::str::FromStr>(path: &str) -> Option<T> {

@@ -1,21 +1,23 @@
 //! One event's count out of readings of its group: deltas, scaled where the
 //! event was off its counter.
 
-/// A group's clock at one reading, in nanoseconds.
+use pmu_model::Nanos;
+
+/// A group's clock at one reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct GroupTimes {
     /// Time in which the group was meant to count.
-    pub(super) enabled: u64,
+    pub(super) enabled: Nanos,
     /// Time in which it did.
-    pub(super) running: u64,
+    pub(super) running: Nanos,
 }
 
 impl GroupTimes {
     /// What passed since `earlier`.
     pub(super) fn since(self, earlier: GroupTimes) -> GroupTimes {
         GroupTimes {
-            enabled: self.enabled.saturating_sub(earlier.enabled),
-            running: self.running.saturating_sub(earlier.running),
+            enabled: self.enabled - earlier.enabled,
+            running: self.running - earlier.running,
         }
     }
 
@@ -33,7 +35,7 @@ pub(super) struct Scaler {
     /// What is told: never falls.
     value: u64,
     /// Time that was lost with no event to scale; the next events bear it.
-    starved: u64,
+    starved: Nanos,
     scaled: bool,
     counted: bool,
 }
@@ -44,19 +46,19 @@ impl Scaler {
     pub(super) fn reading(&mut self, raw: u64, passed: GroupTimes, ran: bool) {
         let events = raw.saturating_sub(self.raw);
         self.raw = raw;
-        self.counted |= passed.running > 0 || events > 0;
+        self.counted |= passed.running > Nanos(0) || events > 0;
         if !ran && events == 0 {
             return;
         }
-        if passed.is_gapless() && self.starved == 0 {
+        if passed.is_gapless() && self.starved == Nanos(0) {
             self.base = self.base.saturating_add(events);
         } else {
             self.scaled = true;
-            let enabled = passed.enabled.saturating_add(self.starved);
-            if passed.running == 0 {
+            let enabled = passed.enabled + self.starved;
+            if passed.running == Nanos(0) {
                 self.starved = enabled;
             } else {
-                self.starved = 0;
+                self.starved = Nanos(0);
                 self.base = self
                     .base
                     .saturating_add(stretched(events, enabled, passed.running));
@@ -87,8 +89,8 @@ impl Scaler {
     }
 }
 
-fn stretched(events: u64, enabled: u64, running: u64) -> u64 {
-    let scaled = u128::from(events) * u128::from(enabled) / u128::from(running.max(1));
+fn stretched(events: u64, enabled: Nanos, running: Nanos) -> u64 {
+    let scaled = u128::from(events) * u128::from(enabled.0) / u128::from(running.0.max(1));
     u64::try_from(scaled).unwrap_or(u64::MAX)
 }
 
@@ -101,7 +103,11 @@ mod tests {
         let mut scaler = Scaler::default();
         for &(raw, enabled, running) in readings {
             let before = scaler.value();
-            scaler.reading(raw, GroupTimes { enabled, running }, true);
+            let passed = GroupTimes {
+                enabled: Nanos(enabled),
+                running: Nanos(running),
+            };
+            scaler.reading(raw, passed, true);
             assert!(scaler.value() >= before, "it fell at {raw}");
         }
         let told = (scaler.value(), scaler.is_scaled(), scaler.never_counted());
@@ -129,8 +135,8 @@ mod tests {
     fn a_stopped_event_bears_no_gap() {
         let mut scaler = Scaler::default();
         let lost = GroupTimes {
-            enabled: 10,
-            running: 0,
+            enabled: Nanos(10),
+            running: Nanos(0),
         };
         scaler.reading(0, lost, false);
         assert!(!scaler.is_scaled());
@@ -144,8 +150,8 @@ mod tests {
         scaler.sample(30);
         assert_eq!(scaler.value(), 40, "never falls");
         let whole = GroupTimes {
-            enabled: 5,
-            running: 5,
+            enabled: Nanos(5),
+            running: Nanos(5),
         };
         scaler.reading(60, whole, true);
         assert_eq!(scaler.value(), 60);

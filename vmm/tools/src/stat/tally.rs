@@ -1,5 +1,6 @@
 //! What one context has counted so far, event by event.
 
+use perfmon::Nanos;
 use perfmon::estimate::{Estimate, Estimator};
 use pmu_model::Provenance;
 
@@ -75,7 +76,7 @@ impl CountTally {
     ) -> usize {
         let mut last = active;
         for slice in slices(before, now, active) {
-            self.estimator.push(slice.ns, &slice.counts);
+            self.estimator.push(Nanos(slice.ns), &slice.counts);
             self.monitored_ns = self.monitored_ns.saturating_add(slice.ns);
             last = slice.set;
         }
@@ -99,7 +100,7 @@ impl CountTally {
 
     /// For so many nanoseconds others had the counters.
     pub fn add_blind(&mut self, ns: u64) {
-        self.estimator.push(ns, &[]);
+        self.estimator.push(Nanos(ns), &[]);
         self.monitored_ns = self.monitored_ns.saturating_add(ns);
         self.blind_ns = self.blind_ns.saturating_add(ns);
     }
@@ -153,7 +154,7 @@ impl CountTally {
 
     fn one(&self, how: Option<How>, estimate: Estimate, scale: Scale) -> Counted {
         let total = Counted {
-            enabled_ns: estimate.total_ns,
+            enabled_ns: estimate.total.0,
             ..Counted::default()
         };
         let lost = Counted {
@@ -168,7 +169,7 @@ impl CountTally {
             Some(How::Lost) => return lost,
             Some(How::Never | How::Known) | None => return total,
         };
-        let partly = estimate.active_ns < estimate.total_ns;
+        let partly = estimate.active < estimate.total;
         Counted {
             value: Some(match scale {
                 Scale::Phases => estimate.value,
@@ -179,7 +180,7 @@ impl CountTally {
             } else {
                 provenance
             }),
-            running_ns: estimate.active_ns,
+            running_ns: estimate.active.0,
             ..total
         }
     }
@@ -233,7 +234,7 @@ pub fn sum(parts: &[Counted], level: bool) -> Counted {
         .map(|part| part.enabled_ns)
         .fold(0, u64::saturating_add);
     let partly = covered < enabled && !level;
-    let scaled = perfmon::estimate::linear(counted, covered, enabled);
+    let scaled = perfmon::estimate::linear(counted, Nanos(covered), Nanos(enabled));
     let provenance = provenance.reduce(Provenance::and);
     Counted {
         value: Some(match (partly, scaled) {

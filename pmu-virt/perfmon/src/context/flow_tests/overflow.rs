@@ -13,7 +13,7 @@ use super::{
 use crate::context::Phase;
 use crate::format::Control;
 use crate::throttle::Throttle;
-use pmu_model::VirtualPmd;
+use pmu_model::{Nanos, VirtualPmd};
 
 /// What a message of overflows in set 0 looks like.
 fn told(pmds: &[u16]) -> Vec<Option<Message>> {
@@ -251,12 +251,12 @@ fn other_messages_carry_the_generation_and_the_blind_spot() {
     let mut queue = Queue::default();
     context.preempted(&mut queue);
     queue.unread = 8;
-    context.restored(40, &mut queue);
+    context.restored(Nanos(40), &mut queue);
     queue.unread = 0;
     context.preempted(&mut queue);
-    context.restored(2, &mut queue);
+    context.restored(Nanos(2), &mut queue);
     context.preempted(&mut queue);
-    context.restored(7, &mut queue);
+    context.restored(Nanos(7), &mut queue);
     queue.unread = 100;
     context.ended(&mut queue);
     let told: Vec<_> = queue.messages.iter().flatten().collect();

@@ -6,6 +6,7 @@ use perfmon_abi::consts::{
     PFM_SETFL_TIME_SWITCH,
 };
 use perfmon_abi::wire::Call;
+use pmu_model::Nanos;
 use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
 
 use super::{
@@ -18,8 +19,8 @@ fn add(context: &mut Context, number: u16, flags: u32, next: u16, timeout: u64) 
     let set = EventSet {
         flags,
         next,
-        timeout,
-        timeout_left: timeout,
+        timeout: Nanos(timeout),
+        timeout_left: Nanos(timeout),
         ..EventSet::default()
     };
     context.sets.insert(number, set);
@@ -40,14 +41,14 @@ fn pass(context: &mut Context, ns: u64) {
 }
 
 fn pass_idle(context: &mut Context, ns: u64, counted: bool) {
-    context.pass(ns, counted);
-    if context.switch_due() == Some(0) {
+    context.pass(Nanos(ns), counted);
+    if context.switch_due() == Some(Nanos(0)) {
         context.expire();
     }
 }
 
 fn runs(context: &Context) -> Vec<(u16, u64, u64)> {
-    let of = |(&number, set): (&u16, &EventSet)| (number, set.runs, set.active_time);
+    let of = |(&number, set): (&u16, &EventSet)| (number, set.runs, set.active_time.0);
     context.sets.iter().map(of).collect()
 }
 
@@ -77,25 +78,25 @@ fn the_next_set_is_the_linked_one_or_the_next_number() {
 fn a_timeout_leads_to_the_next_set_and_waits_while_masked() {
     let mut context = timed(&[(0, 100), (1, 50)]);
     pass(&mut context, 99);
-    assert_eq!((context.active, context.sets[&0].timeout_left), (0, 1));
+    assert_eq!((context.active, context.sets[&0].timeout_left.0), (0, 1));
     // Figure 3.36: nothing while masked, then on from where it was.
     context.phase = Phase::Masked;
     context.expire();
-    assert_eq!((context.active, context.sets[&0].timeout_left), (0, 1));
+    assert_eq!((context.active, context.sets[&0].timeout_left.0), (0, 1));
     context.phase = Phase::Loaded;
     pass(&mut context, 1);
-    assert_eq!((context.active, context.sets[&1].timeout_left), (1, 50));
+    assert_eq!((context.active, context.sets[&1].timeout_left.0), (1, 50));
     assert_eq!(runs(&context), [(0, 0, 100), (1, 1, 0)]);
     // Figure 3.37: time off the core does not reach the context.
     pass(&mut context, 50);
-    assert_eq!((context.active, context.sets[&0].timeout_left), (0, 100));
+    assert_eq!((context.active, context.sets[&0].timeout_left.0), (0, 100));
 }
 
 #[test]
 fn nothing_switches_while_stopped_or_before_an_overflow_was_dealt_with() {
     let due = || {
         let mut context = timed(&[(0, 100), (1, 50)]);
-        context.pass(100, true);
+        context.pass(Nanos(100), true);
         context
     };
     let mut stopped = due();
@@ -116,7 +117,7 @@ fn a_late_exit_is_all_the_active_sets() {
     // Its events were counted for that set, so its time has to be, too.
     let mut context = timed(&[(0, 100), (1, 50)]);
     pass(&mut context, 170);
-    assert_eq!((context.active, context.sets[&1].timeout_left), (1, 50));
+    assert_eq!((context.active, context.sets[&1].timeout_left.0), (1, 50));
     assert_eq!(runs(&context), [(0, 0, 170), (1, 1, 0)]);
 }
 
@@ -124,12 +125,12 @@ fn a_late_exit_is_all_the_active_sets() {
 fn several_timeouts_can_be_up_at_once() {
     let mut context = timed(&[(0, 100), (1, 50), (2, 10)]);
     pass_idle(&mut context, 100 + 50 + 10 + 30, false);
-    assert_eq!((context.active, context.sets[&0].timeout_left), (0, 70));
+    assert_eq!((context.active, context.sets[&0].timeout_left.0), (0, 70));
     assert_eq!(runs(&context), [(0, 1, 130), (1, 1, 50), (2, 1, 10)]);
     // A set that does not switch takes the rest.
     add(&mut context, 2, 0, 0, 0);
     pass_idle(&mut context, 70 + 50 + 1000, false);
-    assert_eq!((context.active, context.sets[&2].active_time), (2, 1000));
+    assert_eq!((context.active, context.sets[&2].active_time.0), (2, 1000));
 }
 
 #[test]
@@ -185,7 +186,7 @@ proptest! {
         prop_assert_eq!(runs(&whole), runs(&single));
         prop_assert_eq!(runs(&parts), runs(&single));
         prop_assert_eq!(whole.active, single.active);
-        prop_assert!(whole.sets[&whole.active].timeout_left > 0);
+        prop_assert!(whole.sets[&whole.active].timeout_left > Nanos(0));
     }
 }
 

@@ -58,10 +58,10 @@ impl Model {
     }
 
     pub(crate) fn restored(&mut self, blind: u64) {
-        self.account.blind += blind;
-        let words = [self.account.blind, self.account.preempted];
+        self.account.blind.0 += blind;
+        let words = [self.account.blind.0, self.account.preempted];
         if self.tell(pfm::PFM_MSG_RESTORED, words) {
-            self.account.blind = 0;
+            self.account.blind.0 = 0;
         }
     }
 }

@@ -8,7 +8,7 @@ mod script;
 mod seen;
 mod spy;
 
-use perfmon::{Context, Moment, Phase, Throttle};
+use perfmon::{Context, Moment, Nanos, Phase, Throttle};
 use perfmon_abi::wire::Call;
 use perfmon_abi::{PmdArg, SetInfo, consts as pfm};
 use pmu_model::{Provenance, Ring};
@@ -160,7 +160,7 @@ impl Pair {
                 }
             }
             Step::Pass(ns, counted) => {
-                self.context.pass(*ns, *counted);
+                self.context.pass(Nanos(*ns), *counted);
                 self.model.pass(*ns, *counted);
             }
             Step::Expire => {
@@ -177,7 +177,7 @@ impl Pair {
                 self.model.preempted();
             }
             Step::Restored(ns) => {
-                self.context.restored(*ns, &mut self.queue);
+                self.context.restored(Nanos(*ns), &mut self.queue);
                 self.model.restored(*ns);
             }
             Step::Ended => {
@@ -261,7 +261,7 @@ impl Pair {
         assert_eq!(context.generation(), model.generation);
         assert_eq!(context.active_set(), model.active);
         assert_eq!(context.has_pending_overflow(), !model.wrapped.is_empty());
-        assert_eq!(context.switch_due(), model.switch_due());
+        assert_eq!(context.switch_due().map(|due| due.0), model.switch_due());
         assert_eq!(*context.account(), model.account);
         assert_eq!(self.queue.0, model.queue);
         let wanted: Vec<_> = context

@@ -60,7 +60,7 @@ impl Seen {
             (account.dropped > 0, "a message dropped"),
             (account.throttled > 0, "a limit exceeded"),
             (account.preempted > 0, "a preemption"),
-            (account.blind > 0, "a blind spot to be told"),
+            (account.blind.0 > 0, "a blind spot to be told"),
             (model.generation > 1, "a second load"),
         ];
         let names = seen.into_iter().filter(|&(is, _)| is).map(|(_, name)| name);
