@@ -60,43 +60,6 @@ impl Sub for Tsc {
     }
 }
 
-impl Add for Ticks {
-    type Output = Ticks;
-
-    /// Both together, at most [`u64::MAX`].
-    #[inline]
-    fn add(self, other: Ticks) -> Ticks {
-        Ticks(self.0.saturating_add(other.0))
-    }
-}
-
-impl AddAssign for Ticks {
-    #[inline]
-    fn add_assign(&mut self, other: Ticks) {
-        *self = *self + other;
-    }
-}
-
-impl Mul<u64> for Ticks {
-    type Output = Ticks;
-
-    /// So many of them, at most [`u64::MAX`].
-    #[inline]
-    fn mul(self, times: u64) -> Ticks {
-        Ticks(self.0.saturating_mul(times))
-    }
-}
-
-impl Sub for Ticks {
-    type Output = Ticks;
-
-    /// What is left without `other`, at least none.
-    #[inline]
-    fn sub(self, other: Ticks) -> Ticks {
-        Ticks(self.0.saturating_sub(other.0))
-    }
-}
-
 impl From<Duration> for Nanos {
     /// As much time, at most [`u64::MAX`].
     #[inline]
@@ -105,42 +68,49 @@ impl From<Duration> for Nanos {
     }
 }
 
-impl Add for Nanos {
-    type Output = Nanos;
+/// Arithmetic of lengths of time, which stays within their limits.
+macro_rules! lengths {
+    ($($length:ident)*) => {$(
+        impl Add for $length {
+            type Output = $length;
 
-    /// Both together, at most [`u64::MAX`].
-    #[inline]
-    fn add(self, other: Nanos) -> Nanos {
-        Nanos(self.0.saturating_add(other.0))
-    }
+            /// Both together, at most [`u64::MAX`].
+            #[inline]
+            fn add(self, other: $length) -> $length {
+                $length(self.0.saturating_add(other.0))
+            }
+        }
+
+        impl AddAssign for $length {
+            #[inline]
+            fn add_assign(&mut self, other: $length) {
+                *self = *self + other;
+            }
+        }
+
+        impl Mul<u64> for $length {
+            type Output = $length;
+
+            /// So many of them, at most [`u64::MAX`].
+            #[inline]
+            fn mul(self, times: u64) -> $length {
+                $length(self.0.saturating_mul(times))
+            }
+        }
+
+        impl Sub for $length {
+            type Output = $length;
+
+            /// What is left without `other`, at least none.
+            #[inline]
+            fn sub(self, other: $length) -> $length {
+                $length(self.0.saturating_sub(other.0))
+            }
+        }
+    )*};
 }
 
-impl AddAssign for Nanos {
-    #[inline]
-    fn add_assign(&mut self, other: Nanos) {
-        *self = *self + other;
-    }
-}
-
-impl Mul<u64> for Nanos {
-    type Output = Nanos;
-
-    /// So many of them, at most [`u64::MAX`].
-    #[inline]
-    fn mul(self, times: u64) -> Nanos {
-        Nanos(self.0.saturating_mul(times))
-    }
-}
-
-impl Sub for Nanos {
-    type Output = Nanos;
-
-    /// What is left without `other`, at least none.
-    #[inline]
-    fn sub(self, other: Nanos) -> Nanos {
-        Nanos(self.0.saturating_sub(other.0))
-    }
-}
+lengths! { Ticks Nanos }
 
 #[cfg(test)]
 mod tests {
