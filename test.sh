@@ -214,11 +214,10 @@ else
 fi
 while read -r name file; do
     if is_micro "$name"; then
-        label=$name-in-l1 processors=()
-        # Its guests have two vCPUs, which QEMU's SVM does not run soundly on two
-        # processors of L1 (docs/testing.md, "Limits of L1").
-        [ "$name" = perfmon ] && processors=(--smp 1)
-        command=(cargo l1 "${processors[@]}" --timeout 840 -- "$file" --show-output)
+        label=$name-in-l1
+        # QEMU's SVM does not run guests soundly on two processors of L1
+        # (docs/testing.md, "Limits of L1").
+        command=(cargo l1 --smp 1 --timeout 840 -- "$file" --show-output)
     else
         label=$name command=(cargo test -p guest-tests --test "$name" -- --show-output)
     fi
