@@ -11,10 +11,10 @@ use crate::error::VcpuError;
 use crate::registers::VcpuAccess;
 use crate::sys::DebugExit;
 use crate::time;
-use crate::trap::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
+use crate::trap::{
+    DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, RFLAGS_RF, RFLAGS_TF, merge_dr6,
+};
 
-const RFLAGS_TF: u64 = 1 << 8;
-const RFLAGS_RF: u64 = 1 << 16;
 const DB_VECTOR: u32 = 1;
 
 /// What this host's KVM does otherwise than the manuals.

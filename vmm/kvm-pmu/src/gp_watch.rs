@@ -284,10 +284,10 @@ impl GpWatch {
             return false;
         }
         let now = time::now();
-        let next = now + Ticks::of(IDLE_LOOK, tsc_khz);
-        let (at, left) = self.idle.unwrap_or((next, IDLE_LOOKS));
+        let next = || now + Ticks::of(IDLE_LOOK, tsc_khz);
+        let (at, left) = self.idle.unwrap_or_else(|| (next(), IDLE_LOOKS));
         let due = at <= now;
-        self.idle = Some((if due { next } else { at }, left));
+        self.idle = Some((if due { next() } else { at }, left));
         due
     }
 

@@ -8,15 +8,15 @@ use crate::debug::DebugControl;
 use crate::error::VcpuError;
 use crate::memory::GuestBytes;
 use crate::registers::VcpuAccess;
-use crate::trap::{CpuContext, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl};
+use crate::trap::{
+    CpuContext, RFLAGS_IF, RFLAGS_TF, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl,
+};
 
 const SYSENTER_EIP: u32 = 0x176;
 const STAR: u32 = 0xc000_0081;
 const LSTAR: u32 = 0xc000_0082;
 const CSTAR: u32 = 0xc000_0083;
 const SFMASK: u32 = 0xc000_0084;
-const RFLAGS_TF: u64 = 1 << 8;
-const RFLAGS_IF: u64 = 1 << 9;
 const NMI_VECTOR: u8 = 2;
 
 const APIC_PPR: usize = 0xa0;

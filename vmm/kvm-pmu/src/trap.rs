@@ -21,3 +21,10 @@ pub(crate) use patches::{Patch, Patches};
 pub(crate) use rdpmc::{GP_VECTOR, Presented, Rdpmc, RdpmcTrap, inspect};
 pub(crate) use step_targets::StepInputs;
 pub(crate) use stepping::{StepResult, StepStop, Stepper, TfRepair};
+
+/// Bits of RFLAGS (SDM vol. 1, 3.4.3).
+pub(crate) const RFLAGS_TF: u64 = 1 << 8;
+pub(crate) const RFLAGS_IF: u64 = 1 << 9;
+pub(crate) const RFLAGS_RF: u64 = 1 << 16;
+pub(crate) const RFLAGS_VM: u64 = 1 << 17;
+pub(crate) const RFLAGS_AC: u64 = 1 << 18;

@@ -11,11 +11,9 @@ use crate::memory::GuestBytes;
 use crate::observe::TrapEvent;
 use crate::registers::VcpuAccess;
 use crate::trap::{
-    CpuContext, DR6_BS, Displaced, GP_VECTOR, Gate, GateKind, LONGEST, OUT_SIZE, Rdpmc, RdpmcTrap,
-    Return, inspect,
+    CpuContext, DR6_BS, Displaced, GP_VECTOR, Gate, GateKind, LONGEST, OUT_SIZE, RFLAGS_TF, Rdpmc,
+    RdpmcTrap, Return, inspect,
 };
-
-const RFLAGS_TF: u64 = 1 << 8;
 
 /// A vCPU that stopped at the OUT in its #GP handler.
 #[derive(Debug)]

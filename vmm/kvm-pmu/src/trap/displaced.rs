@@ -10,9 +10,8 @@ use kvm_bindings::kvm_regs;
 
 use super::context::{CpuContext, Gate, GateKind};
 use super::paging::page_of;
+use super::{RFLAGS_AC, RFLAGS_RF};
 
-const RFLAGS_RF: u64 = 1 << 16;
-const RFLAGS_AC: u64 = 1 << 18;
 const CR4_CET: u64 = 1 << 23;
 
 /// The opcode of OUT imm8, AL (SDM vol. 2, OUT), which is two bytes long.

@@ -4,10 +4,7 @@
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 
 use super::context::{CpuContext, Gate, GateKind, descriptor_base};
-
-const RFLAGS_TF: u64 = 1 << 8;
-const RFLAGS_RF: u64 = 1 << 16;
-const RFLAGS_VM: u64 = 1 << 17;
+use super::{RFLAGS_RF, RFLAGS_TF, RFLAGS_VM};
 
 /// A frame as it lies on the stack of the handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,9 +5,8 @@ use iced_x86::{Code, Decoder, DecoderOptions};
 use pmu_virt::step::{FaultSet, InsnClass, InsnFacts, StepKind, decode};
 
 use super::context::{CpuContext, Gate, MAX_INSTRUCTION, descriptor_base};
+use super::{RFLAGS_AC, RFLAGS_TF};
 
-const RFLAGS_TF: u64 = 1 << 8;
-const RFLAGS_AC: u64 = 1 << 18;
 const CR0_EM_TS: u64 = 1 << 2 | 1 << 3;
 const CR0_AM: u64 = 1 << 18;
 

@@ -12,14 +12,13 @@
 use pmu_virt::step::{InsnClass, InsnFacts, StepKind};
 use pmu_virt::{LossReason, Progress, Ring};
 
+use super::RFLAGS_TF;
 use super::context::{CpuContext, Gate};
 use super::frame::ExceptionFrame;
 use super::step_targets::{
     Entry, StepInputs, Watched, after, certain, fetch, loaded_tf, possible, return_target,
     shadowed, watch,
 };
-
-const RFLAGS_TF: u64 = 1 << 8;
 
 /// How to enter the guest for the next step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
