@@ -101,6 +101,19 @@ pub struct Entry {
     pub c: u64,
 }
 
+impl Entry {
+    /// What [`super::log_value`] leaves.
+    #[must_use]
+    pub const fn value(rax: u64, rdx: u64) -> Self {
+        Self {
+            kind: super::VALUE,
+            a: rax,
+            b: rdx,
+            c: 0,
+        }
+    }
+}
+
 /// A guest that came to its end.
 #[derive(Debug)]
 pub struct LabRun {

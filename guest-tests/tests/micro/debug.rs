@@ -4,8 +4,8 @@ mod reference;
 
 use anyhow::{Result, ensure};
 use guest_tests::micro::{
-    DATA, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written, enter_user, exit,
-    log_value, wrmsr,
+    DATA, Entry, FAULT, Lab, LabRun, Program, Setup, Test, Written, enter_user, exit, log_value,
+    wrmsr,
 };
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, al, dr0, dr1, dr2, dr3, dr6, dr7, dword_ptr, eax, ebx, ecx,
@@ -133,12 +133,7 @@ fn debug_entry(cause: u64, distance: u64, cs: u16) -> Entry {
 }
 
 fn count_entry() -> Entry {
-    Entry {
-        kind: VALUE,
-        a: COUNT,
-        b: 0,
-        c: 0,
-    }
+    Entry::value(COUNT, 0)
 }
 
 fn check_log(ran: &LabRun, expected: &[Entry]) -> Result<()> {

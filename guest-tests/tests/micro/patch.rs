@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use guest_tests::micro::{
-    DATA, DISPLACEABLE, ENDBR64, Entry, FAULT, LOG, Lab, LabRun, Program, Setup, Test, VALUE,
-    Written, enter_user, exit, log_value, spin_for, wrmsr,
+    DATA, DISPLACEABLE, ENDBR64, Entry, FAULT, LOG, Lab, LabRun, Program, Setup, Test, Written,
+    enter_user, exit, log_value, spin_for, wrmsr,
 };
 use iced_x86::code_asm::{
     CodeAssembler, al, ax, byte_ptr, cr3, dr0, dr1, dr2, dr3, dr6, dr7, dword_ptr, eax, ecx, edx,
@@ -164,12 +164,7 @@ fn setup() -> Setup {
 }
 
 fn count() -> Entry {
-    Entry {
-        kind: VALUE,
-        a: COUNT & 0xffff_ffff,
-        b: COUNT >> 32,
-        c: 0,
-    }
+    Entry::value(COUNT & 0xffff_ffff, COUNT >> 32)
 }
 
 fn gp(cs: u16) -> Entry {
@@ -286,12 +281,7 @@ fn modes(lab: &Lab) -> Result<()> {
             ..setup()
         };
         let ran = lab.run(&setup, &guest)?;
-        let byte = Entry {
-            kind: VALUE,
-            a: byte.into(),
-            b: 0,
-            c: 0,
-        };
+        let byte = Entry::value(byte.into(), 0);
         let faulted = Entry {
             // The RDPMC lies before the place to go on at.
             b: 2u64.wrapping_neg(),
@@ -800,12 +790,7 @@ fn debug_registers(lab: &Lab) -> Result<()> {
         exit(a)
     })?;
     let ran = lab.run(&setup(), &program.start(0))?;
-    let hit = |bit: u64| Entry {
-        kind: VALUE,
-        a: bit,
-        b: 0,
-        c: 0,
-    };
+    let hit = |bit: u64| Entry::value(bit, 0);
     let log: Vec<Entry> = [1, 2, 4, 8]
         .iter()
         .flat_map(|bit| [count(), hit(*bit)])
@@ -858,12 +843,7 @@ fn right_behind(lab: &Lab, cpl: u8) -> Result<()> {
         a.ret()
     })?;
     let log = lab.run(&setup(), &program.start(PCE))?.log;
-    let hits = Entry {
-        kind: VALUE,
-        a: TIMES.into(),
-        b: 0,
-        c: 0,
-    };
+    let hits = Entry::value(TIMES.into(), 0);
     ensure!(log == [hits], "{log:x?}");
     Ok(())
 }
@@ -886,12 +866,7 @@ fn stepped(lab: &Lab) -> Result<()> {
         exit(a)
     })?;
     let ran = lab.run(&Setup::step("amd-core"), &program.start(0))?;
-    let byte = Entry {
-        kind: VALUE,
-        a: ENDBR64[0].into(),
-        b: 0,
-        c: 0,
-    };
+    let byte = Entry::value(ENDBR64[0].into(), 0);
     let log = [count(), byte, count(), gp(KERNEL_CS), count()];
     ensure!(ran.log == log, "{:x?}", ran.log);
     let expected = [Armed::Patch, Armed::Breakpoint(Some(PatchRefusal::Stepped))];
@@ -929,12 +904,7 @@ fn stepped_by_the_guest(lab: &Lab) -> Result<()> {
         a.jmp(rbx)
     })?;
     let ran = lab.run(&setup(), &program.start(0))?;
-    let at = |a| Entry {
-        kind: VALUE,
-        a,
-        b: 0,
-        c: 0,
-    };
+    let at = |a| Entry::value(a, 0);
     ensure!(
         ran.log == [at(GP), at(GP + 4), at(GP + 5)],
         "{:x?}",

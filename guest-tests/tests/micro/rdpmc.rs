@@ -3,8 +3,8 @@
 
 use anyhow::{Result, ensure};
 use guest_tests::micro::{
-    DATA, ENDBR64, Entry, FAULT, Lab, LabRun, Program, Setup, Test, VALUE, Written, enter_user,
-    exit, log_value, wrmsr,
+    DATA, ENDBR64, Entry, FAULT, Lab, LabRun, Program, Setup, Test, Written, enter_user, exit,
+    log_value, wrmsr,
 };
 use iced_x86::code_asm::{
     CodeAssembler, ax, byte_ptr, dr6, ds, eax, ecx, edx, qword_ptr, r8, r9, r10, r11, r12, r13,
@@ -267,12 +267,7 @@ fn tf(lab: &Lab, cpl: u8, handler: Handler) -> Result<()> {
             b: 0,
             c: cs.into(),
         },
-        Entry {
-            kind: VALUE,
-            a: COUNT & 0xffff_ffff,
-            b: COUNT >> 32,
-            c: 0,
-        },
+        Entry::value(COUNT & 0xffff_ffff, COUNT >> 32),
     ];
     ensure!(ran.log == expected, "{:x?}", ran.log);
     emulated_once(&ran, Ring::from_cpl(cpl))
@@ -306,12 +301,7 @@ fn dr6_untouched(lab: &Lab, handler: Handler) -> Result<()> {
             b: 0,
             c: KERNEL_CS.into(),
         },
-        Entry {
-            kind: VALUE,
-            a: 0xffff_4ff2,
-            b: 0,
-            c: 0,
-        },
+        Entry::value(0xffff_4ff2, 0),
     ];
     ensure!(ran.log == expected, "{:x?}", ran.log);
     Ok(())

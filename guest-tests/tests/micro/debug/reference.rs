@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use guest_tests::micro::{
-    ENDBR64, Entry, FAULT, Lab, Program, Setup, Test, VALUE, Written, enter_user, exit, log_fault,
+    ENDBR64, Entry, FAULT, Lab, Program, Setup, Test, Written, enter_user, exit, log_fault,
     log_value, spin_for, tsc, wrmsr,
 };
 use iced_x86::code_asm::{
@@ -554,9 +554,4 @@ fn stay_ours(lab: &Lab) -> Result<()> {
     super::check_log(&ran, &[WORKED])
 }
 
-const WORKED: Entry = Entry {
-    kind: VALUE,
-    a: 0,
-    b: 0,
-    c: 0,
-};
+const WORKED: Entry = Entry::value(0, 0);
