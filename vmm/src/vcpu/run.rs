@@ -138,10 +138,7 @@ impl Vcpu {
                 pmu: parts.pmu,
                 platform: parts.platform,
                 control: parts.control,
-                reports: Reports {
-                    observer: parts.observer,
-                    tally,
-                },
+                reports: Reports::new(parts.observer, tally),
                 firmware: parts.firmware,
                 host: parts.host,
             },

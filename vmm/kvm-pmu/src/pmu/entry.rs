@@ -140,6 +140,7 @@ impl Traps {
     }
 }
 
+#[cold]
 fn sample(
     (pmu, core): (&mut VcpuPmu, &mut CorePmu),
     vcpu: VcpuAccess<'_>,
