@@ -3,7 +3,7 @@
 
 mod claims;
 
-pub(crate) use claims::{GuestClaim, ResourceClaim};
+pub(crate) use claims::{GuestClaim, ResourceClaim, fixed_request};
 
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -1,12 +1,15 @@
 //! What host contexts may want of a core, and whether there is room.
 
+use arbiter::CounterId;
 use perfmon::ContextId;
 use perfmon_abi::wire::{Errno, Refusal};
-use pmu_model::{Constraint, CountRequest, OwnerId};
+use pmu_model::{Constraint, CountRequest, EventCode, FixedFunction, OwnerId};
 
 use super::CorePmu;
 use crate::admission::{Claimed, ContextDemand, GuestRoom, Room, admit};
 use crate::attached::{AttachedContext, HostEvent, NotLoaded};
+use crate::holdings::Holdings;
+use crate::placement::fits;
 use crate::policy::Standing;
 
 /// What a context may want of a core, before it is known what can count it.
@@ -41,6 +44,8 @@ impl ResourceClaim {
 pub(crate) struct GuestClaim {
     pub(crate) counters: usize,
     pub(crate) events: Vec<CountRequest>,
+    /// What the vCPUs of the VM have reserved.
+    pub(crate) holdings: Option<Holdings>,
 }
 
 impl CorePmu {
@@ -140,6 +145,7 @@ impl CorePmu {
             counters: guest.map_or(0, |guest| guest.counters.saturating_add(more)),
             kinds: self.kinds(),
             now: self.guest_now(),
+            reserved: self.reserved(),
         };
         let room = Room {
             policy: self.host.policy,
@@ -176,6 +182,53 @@ impl CorePmu {
             }
         }
         kinds
+    }
+
+    /// What can count most of the events that the guest may ask for: what is held for
+    /// a counter that is reserved and has no event yet.
+    pub(crate) fn any_event(&self, events: &[CountRequest]) -> Option<Constraint> {
+        let plan = |request| Some(self.bank.backend().plan(request).ok()?.constraint);
+        let all: Vec<Constraint> = events.iter().filter_map(plan).collect();
+        let served = |one: &&Constraint| all.iter().filter(|other| other == one).count();
+        // Of those alike the first.
+        all.iter().rev().max_by_key(served).copied()
+    }
+
+    /// What the core keeps for the reserved counters of whichever vCPU comes.
+    fn reserved(&self) -> Vec<Constraint> {
+        let Some(guest) = &self.host.guest else {
+            return Vec::new();
+        };
+        let (programmable, fixed) = match &guest.holdings {
+            Some(holdings) => holdings.largest(),
+            None => return Vec::new(),
+        };
+        let any = self.any_event(&guest.events);
+        let fixed = fixed.iter().filter_map(|counter| {
+            let plan = self.bank.backend().plan(&fixed_request(counter)?);
+            Some(plan.ok()?.constraint)
+        });
+        let any = any.into_iter().flat_map(|any| vec![any; programmable]);
+        any.chain(fixed).collect()
+    }
+
+    /// Whether all of `wanted` has a place beside each set of each firm context that
+    /// counts while `vcpu` does.
+    pub(crate) fn has_room_for(&self, vcpu: OwnerId, wanted: &[Constraint]) -> bool {
+        let firm = |is_its: &dyn Fn(Option<OwnerId>) -> bool| -> Vec<Vec<Constraint>> {
+            let claims = self.host.claims.iter();
+            let claims = claims.filter(|one| one.standing == Standing::Firm && is_its(one.vcpu));
+            let sets = claims.filter_map(|one| Some(self.claim_of(one)?.sets));
+            sets.flatten().chain([Vec::new()]).collect()
+        };
+        let of_core = firm(&|of| of.is_none());
+        let of_vcpu = firm(&|of| of == Some(vcpu));
+        of_core.iter().all(|one| {
+            of_vcpu.iter().all(|other| {
+                let all = [wanted, one, other];
+                fits(all.into_iter().flatten(), self.bank.slots())
+            })
+        })
     }
 
     /// What the attached vCPU's guest counts.
@@ -265,4 +318,13 @@ impl CorePmu {
         let claims = &self.host.claims;
         claims.iter().position(|claim| claim.context == context)
     }
+}
+
+/// What a fixed-function counter counts.
+pub(crate) fn fixed_request(counter: CounterId) -> Option<CountRequest> {
+    let CounterId::Fixed(n) = counter else {
+        return None;
+    };
+    let event = EventCode::Fixed(FixedFunction::of(n)?);
+    Some(CountRequest::plain(event, true, true))
 }

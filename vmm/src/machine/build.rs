@@ -7,7 +7,9 @@ use std::sync::Arc;
 use arbiter::{Grant, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
 use kvm_pmu::{KvmPmu, KvmPmuError, KvmPmuParts, TrapMode, TrapPlan};
-use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu};
+use pmu_virt::{
+    BackendEnv, CorePmu, Holdings, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu,
+};
 use thiserror::Error;
 use vmm_control::{JobQueue, Server, ServerError, ServerSetup};
 use vmm_sys_util::eventfd::EventFd;
@@ -161,6 +163,7 @@ impl Machine {
                     .map_err(ConfigError::from)?,
                 phase: Arc::new(Phase::new(config.firmware.image != FirmwareChoice::None)),
                 smm: probes.smm,
+                holdings: Holdings::default(),
             }),
             _ => None,
         };
