@@ -205,7 +205,7 @@ pub(super) fn slot_for(backend: &dyn CounterBackend, request: &CountRequest, n: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pmu_virt::{ClockBackend, StepBackend};
+    use pmu_virt::{ClockBackend, CombinedBackend, StepBackend};
 
     #[test]
     fn cycles_come_first() {
@@ -230,6 +230,10 @@ mod tests {
         }
         check(ClockBackend::new(), true);
         check(StepBackend::new(), false);
+        // Cycles are counted on the second part of the slots.
+        let [step, clock]: [Box<dyn CounterBackend>; 2] =
+            [Box::new(StepBackend::new()), Box::new(ClockBackend::new())];
+        check(CombinedBackend::new(vec![step, clock]), true);
     }
 
     #[test]
