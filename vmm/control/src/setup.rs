@@ -68,7 +68,7 @@ impl ServerSetup {
         let khz = NonZeroU32::new(self.tsc_khz).unwrap_or(NonZeroU32::MIN);
         for core in cores {
             core.enable_hosting(self.config.policy, khz);
-            self.counters = core.backend().name().to_owned();
+            self.counters = core.backend().sources().join(",");
         }
     }
 

@@ -369,8 +369,7 @@ fn core_pmus(
     let cores = usize::from(config.cores.map_or(config.cpus, |plan| plan.cores));
     let pinned = config.pin.as_ref().and_then(|list| list.of(0));
     let plan = CounterPlan::prepare(&config.counters, env, cores, pinned)?;
-    let names: Vec<_> = plan.names().collect();
-    log::info!("counts come from {}", names.join(", then "));
+    log::info!("counts come from {}", plan.sources());
     let core = |_| Ok(CorePmu::new(plan.open()?));
     let cores = (0..cores).map(core).collect::<Result<_, CounterError>>()?;
     Ok((cores, plan.needs_cpu()))
