@@ -6,7 +6,7 @@ use guest_tests::umpire::skipped_without_kvm;
 use guest_tests::vm::{Vm, signal};
 use serde_json::Value;
 
-use super::boot;
+use super::{boot, boot_idle};
 
 /// Records into a file with these flags, and what `umpire report -j` and the
 /// recording say of it.
@@ -59,6 +59,32 @@ fn a_frequency_is_found() {
     let count = samples(&report);
     assert!((100..1300).contains(&count), "{count} samples: {told}");
     assert!(report.to_string().contains("branches"), "{report}");
+}
+
+/// A frequency is one of the vCPUs' time, so where they only halt, or were never
+/// started, there is next to nothing to sample: looking at counters must not make
+/// samples of its own.
+#[test]
+fn idle_cores_are_not_sampled() {
+    if skipped_without_kvm("idle_cores_are_not_sampled") {
+        return;
+    }
+    for flags in [&["--cpus", "2"][..], &["--cpus", "2", "--cores", "1"]] {
+        let vm = boot_idle(8, flags);
+        let words = ["-e", "cycles", "-F", "1000", "-a", "--", "2s"];
+        let (report, told) = recorded(&vm, &words);
+        // Kicks take some of its time.
+        let count = samples(&report);
+        assert!(count < 400, "{flags:?}: {count} samples: {told}");
+        let file = vm.path("umpire.data").display().to_string();
+        let samples = vm.printed(&["script", "-i", &file, "-F", "ip"]);
+        let reset = samples.lines().filter(|line| line.trim() == "fff0");
+        assert_eq!(
+            reset.count(),
+            0,
+            "{flags:?}: a processor that was never started"
+        );
+    }
 }
 
 #[test]

@@ -4,10 +4,10 @@ use perfmon::VirtualPmd;
 use perfmon_abi::compact::Cursor;
 use perfmon_abi::consts::{
     COMPACT_FORMAT, PFM_FL_PREEMPTIBLE, PFM_MSG_END, PFM_MSG_PREEMPTED, PFM_MSG_RESTORED,
-    PFM_MSG_THROTTLED,
+    PFM_MSG_THROTTLED, PFM_SETFL_EXCL_IDLE,
 };
 use perfmon_abi::wire::{Errno, Refusal};
-use perfmon_abi::{CompactArg, Message, PmdArg, Record as _, SetInfo};
+use perfmon_abi::{CompactArg, Message, PmdArg, Record as _, SetDesc, SetInfo};
 use pmu_model::Provenance;
 use umpire_perfmon::{Call, ContextHandle, Event, Mapping, Wait};
 
@@ -116,6 +116,16 @@ impl SamplingSession {
                 sampled: 0,
                 partial: 0,
             }
+        if let Target::Core(_) = target {
+            // Periods adapt to the time of vCPUs. By an idle core's own time the event
+            // would seem rare, the period would shrink, and the few events that a look
+            // causes would be sampled, which causes more of them.
+            let mut call = Call::CreateEvtsets(vec![SetDesc {
+                flags: PFM_SETFL_EXCL_IDLE,
+                ..SetDesc::default()
+            }]);
+            vm.client.call(&handle, &mut call)?;
+        }
         };
         let session = Self {
             target,
