@@ -88,6 +88,34 @@ fn idle_cores_are_not_sampled() {
 }
 
 #[test]
+fn ls_shows_what_is_halted_reserved_and_free() {
+    if skipped_without_kvm("ls_shows_what_is_halted") {
+        return;
+    }
+    for (flags, core) in [(&[][..], "1"), (&["--cores", "1"], "0")] {
+        let flags = [&["--cpus", "2", "--hypervisor-counters", "1"], flags].concat();
+        let vm = boot_idle(8, &flags);
+        let listed = vm.printed(&["ls", "--control", &vm.socket()]);
+        let rows: Vec<Vec<&str>> = listed
+            .lines()
+            .map(|row| row.split_whitespace().collect())
+            .collect();
+        let row = |wanted: &[&str]| rows.iter().any(|row| row.starts_with(wanted));
+        assert!(
+            row(&["0", "halted", "0", "-", "PMC5:", "hypervisor"]),
+            "{listed}"
+        );
+        assert!(row(&["1", "offline", core, "-"]), "{listed}");
+        assert!(listed.contains(" 8 free"), "{listed}");
+        let formats = "Sampling formats: default=4d72bec0-0664-4143-82b4-d3fd27243c97, ";
+        assert!(listed.contains(formats), "{listed}");
+        let json: Value = serde_json::from_str(&vm.printed(&["ls", "-j"])).expect("JSON");
+        assert_eq!(json["machine"]["vcpus"][0]["state"], "running", "as before");
+        assert_eq!(json["machine"]["vcpus"][0]["halted"], true);
+    }
+}
+
+#[test]
 fn ctrl_c_leaves_a_whole_file() {
     if skipped_without_kvm("ctrl_c_leaves") {
         return;

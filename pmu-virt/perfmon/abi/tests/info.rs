@@ -23,8 +23,8 @@ fn uuids_are_written_as_rfc_9562_has_them() {
 #[test]
 fn documents_survive_json_and_may_grow() {
     use perfmon_abi::wire::info::{
-        ContextInfo, ContextState, CoreInfo, Holder, HolderInfo, MachineInfo, Scope, VcpuInfo,
-        VcpuState,
+        ContextInfo, ContextState, CoreInfo, Holder, HolderInfo, MachineInfo, ReservedInfo, Scope,
+        VcpuInfo, VcpuState,
     };
     let machine = MachineInfo {
         pid: 7,
@@ -36,6 +36,11 @@ fn documents_survive_json_and_may_grow() {
             state: VcpuState::Running,
             core: Some(0),
             context: None,
+            halted: Some(true),
+            reserved: vec![ReservedInfo {
+                counter: "PMC5".into(),
+                layer: "firmware".into(),
+            }],
         }],
         cores: vec![CoreInfo {
             core: 0,
@@ -54,6 +59,7 @@ fn documents_survive_json_and_may_grow() {
                 event: Some(0xc0),
             })
             .into(),
+            free: Some(2),
         }],
         contexts: vec![ContextInfo {
             id: 3,

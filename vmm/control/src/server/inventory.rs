@@ -147,6 +147,8 @@ impl ListRequests {
                 },
                 core: core.filter(|_| view.is_some() || busy).map(number),
                 context: attached(Target::Vcpu(vcpu)),
+                halted: view.and_then(|view| view.halted),
+                reserved: view.map_or_else(Vec::new, |view| view.reserved.clone()),
             }
         };
         let core = |core: usize| {
@@ -159,6 +161,7 @@ impl ListRequests {
                 vcpu: view.and_then(|view| view.vcpu).map(number),
                 context: attached(Target::Core(core)),
                 counters: holders.unwrap_or_default(),
+                free: view.and_then(|view| view.free),
             }
         };
         let of_vcpus = self.seen.values().flat_map(|view| &view.vcpus);
