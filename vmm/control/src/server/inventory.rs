@@ -283,7 +283,7 @@ fn unit(which: VirtualPmd) -> &'static str {
     match which {
         VirtualPmd::RunTime | VirtualPmd::StealTime | VirtualPmd::HaltTime => "ns",
         VirtualPmd::GuestMemory => "bytes",
-        VirtualPmd::Ring | VirtualPmd::Cr3 => "",
+        which if which.is_of_overflow() => "",
         _ => "count",
     }
 }
