@@ -68,6 +68,34 @@ fn what_the_vm_does_not_have() {
     );
 }
 
+/// Groups and limits hold from the first connection on, root included.
+#[test]
+fn options_of_the_socket_limit_tools() {
+    if skipped_without_kvm("options_of_the_socket") {
+        return;
+    }
+    let limits = ["--control-sys-gid", "12345", "--control-buffers", "64"];
+    let vm = boot(2, &limits);
+    check(
+        &vm.tool(&["record", "-a", "1s"]),
+        "only members of group 12345 (cf_sys_gid)",
+    );
+    // Half of the memory for buffers is left to others.
+    let mut child = vm.command(&["record"]).spawn().expect("umpire");
+    std::thread::sleep(Duration::from_secs(1));
+    let listed = vm.printed(&["ls"]);
+    let _ = child.kill();
+    let _ = child.wait();
+    assert!(listed.contains(" 32 KiB "), "{listed}");
+    let refused = |flags: &[&str], expected: &str| {
+        let kernel = ["run", "--kernel", "/dev/null", "--control", "x.sock"];
+        without_vm(&[&kernel[..], flags].concat(), expected);
+    };
+    refused(&["--control-arg-size", "100"], "4096");
+    refused(&["--control-thread-gid", "4294967295"], "a group");
+    refused(&["--control-buffers", "1"], "KiB");
+}
+
 /// `--preemptible` is recommended where it changes something, and nowhere else.
 #[test]
 fn a_hint_helps() {
