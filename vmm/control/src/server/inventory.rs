@@ -275,6 +275,7 @@ pub(super) fn model(vm: &ServedVm) -> ModelInfo {
         tsc_khz: vm.tsc_khz.into(),
         vcpus: number(vm.dispatcher.vcpus()),
         cores: number(vm.dispatcher.cores()),
+        core_cpus: vm.core_cpus.clone(),
         virtual_pmds: VirtualPmd::ALL.iter().map(virtual_pmd).collect(),
     }
 }

@@ -249,6 +249,9 @@ pub struct ModelInfo {
     pub vcpus: u32,
     /// Cores that run them.
     pub cores: u32,
+    /// The host CPU that each core is kept on; empty if they are kept on none.
+    #[serde(default)]
+    pub core_cpus: Vec<u32>,
     /// The virtual PMDs.
     pub virtual_pmds: Vec<VirtualPmdInfo>,
 }
