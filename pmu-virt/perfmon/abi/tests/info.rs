@@ -80,6 +80,24 @@ fn documents_survive_json_and_may_grow() {
     };
     let text = serde_json::to_string(&machine).unwrap();
     assert_eq!(serde_json::from_str::<MachineInfo>(&text).unwrap(), machine);
+    // A VM of before has no such fields.
+    let new = [
+        ",\"halted\":true",
+        ",\"reserved\":[{\"counter\":\"PMC5\",\"layer\":\"firmware\"}]",
+        ",\"free\":2",
+    ];
+    let earlier = new
+        .iter()
+        .fold(text.clone(), |text, field| text.replacen(field, "", 1));
+    assert!(
+        earlier.len() + new.concat().len() == text.len(),
+        "{earlier}"
+    );
+    let earlier = serde_json::from_str::<MachineInfo>(&earlier).unwrap();
+    assert_eq!(
+        (earlier.vcpus[0].halted, earlier.cores[0].free),
+        (None, None)
+    );
     let later = text.replacen('{', "{\"new\":[1],", 1);
     assert_eq!(
         serde_json::from_str::<MachineInfo>(&later).unwrap(),
