@@ -142,6 +142,12 @@ impl CorePmu {
         self.bank.holders()
     }
 
+    /// Slots that nobody holds.
+    #[must_use]
+    pub fn free_slots(&self) -> u32 {
+        self.bank.free().len()
+    }
+
     /// Lets host contexts be loaded on this core, and on vCPUs that run on it.
     pub fn enable_hosting(&mut self, policy: HostPolicy, tsc_khz: NonZeroU32) {
         self.host.policy = policy;

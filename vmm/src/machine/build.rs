@@ -205,12 +205,19 @@ impl Machine {
         for (number, core) in (0..).zip(&mut cores) {
             core.set_host_audit(Box::new(audit.host_auditor(number)));
         }
+        // A source that counts on one CPU keeps every core there.
+        let pin = at_cpu
+            .map(|cpu| CpuList::new(vec![cpu]))
+            .or_else(|| config.pin.clone());
         let host_tools = match (&config.control, &guest.pmu) {
             (Some(control), Some(model)) => {
                 let memory = Box::new(VmMemory(vm.clone()));
                 let mut setup = ServerSetup::new(control, model.clone(), memory, tsc_khz);
                 setup.enable_hosting(&mut cores);
                 let shared = config.cores.map(|plan| plan.cores.into());
+                let count = shared.unwrap_or(config.cpus.into());
+                let cpu = |core| u32::try_from(pin.as_ref()?.of(core)?).ok();
+                setup.set_core_cpus((0..count).map_while(cpu).collect());
                 Some(setup.connect(config.cpus.into(), shared)?)
             }
             _ => None,
@@ -304,9 +311,7 @@ impl Machine {
             core_jobs,
             vcpus,
             cores,
-            pin: at_cpu
-                .map(|cpu| CpuList::new(vec![cpu]))
-                .or_else(|| config.pin.clone()),
+            pin,
             platform,
             control,
             audit,

@@ -274,7 +274,7 @@ impl CoreThread {
         match vcpu.runnability() {
             Ok(runnability) => {
                 self.queue.admit(now(), vcpu.id(), runnability, cost);
-                vcpu.moves_to(self.index);
+                vcpu.moves_to(self.index, runnability);
                 self.tally.arrive(vcpu.id().0.into(), vcpu.quantities());
                 self.vcpus.insert(vcpu.id(), vcpu);
                 None
