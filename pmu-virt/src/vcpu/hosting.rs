@@ -312,6 +312,13 @@ impl VcpuPmu {
         }
     }
 
+    /// How many physical counters are promised to this vCPU, which is on `core` or was
+    /// parked there: another core has to have room for them if it is to go on there.
+    #[must_use]
+    pub fn relies_on(&self, core: &CorePmu) -> usize {
+        core.relied_on(self.owner, self.guests_holding())
+    }
+
     /// What the layers of the guest have reserved.
     pub(super) fn guests_holding(&self) -> CounterSet {
         self.reserved_by(Layer::Firmware) | self.reserved_by(Layer::GuestKernel)
