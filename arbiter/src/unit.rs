@@ -245,8 +245,11 @@ impl PcrUnit {
 
     /// The features of this unit: ECX of CPUID leaf `CPUID_LEAF`.
     pub fn features(&self) -> u32 {
-        let mut features =
-            abi::FEATURE_RANDOM | abi::FEATURE_RDPMC | abi::FEATURE_MAILBOX | abi::FEATURE_REFUSAL;
+        let mut features = abi::FEATURE_RANDOM
+            | abi::FEATURE_RDPMC
+            | abi::FEATURE_MAILBOX
+            | abi::FEATURE_REFUSAL
+            | abi::FEATURE_GRANTEE;
         if self.legacy.is_some() {
             features |= abi::FEATURE_LEGACY_MAP;
         }

@@ -164,9 +164,9 @@ impl PcrUnit {
         Ok(self.carry_out(layer, change, cx))
     }
 
-    /// Plans an operation under a single master. Only the master sets keys. The layer
-    /// that was granted a counter sets its control word and drop value, with the
-    /// access cookie.
+    /// Plans an operation under a single master. Only the master reserves and takes
+    /// back. The layer that was granted a counter renews it, and sets its access cookie,
+    /// control word and drop value, with the cookie of its request.
     fn plan_for_master(
         &self,
         layer: Layer,
@@ -174,23 +174,25 @@ impl PcrUnit {
         counter: CounterId,
         operation: Operation,
     ) -> Result<Change, Reason> {
+        let is_key = matches!(operation, Operation::Manage(_) | Operation::SetAccess(_));
+        let reservation = match self.bank.reservation(counter) {
+            Some(reservation) if reservation.owner == layer => reservation,
+            _ if is_key => return Err(Reason::Master),
+            _ if !self.has(counter) => return Err(Reason::NoCounter),
+            Some(_) => return Err(Reason::Layer),
+            None => return Err(Reason::Unreserved),
+        };
+        if !reservation.is_management(cookie) {
+            return Err(Reason::Cookie);
+        }
         let kind = match operation {
-            Operation::Manage(_) | Operation::SetAccess(_) => return Err(Reason::Master),
+            Operation::Manage(new) if reservation.is_management(new) => ChangeKind::Renew,
+            Operation::Manage(_) => return Err(Reason::Master),
+            Operation::SetAccess(new) => ChangeKind::SetAccess(new),
             Operation::SetControl(control) => ChangeKind::SetControl(control),
             Operation::SetDropValue(value) => ChangeKind::SetDropValue(value),
         };
-        if !self.has(counter) {
-            return Err(Reason::NoCounter);
-        }
-        let reservation = self.bank.reservation(counter).ok_or(Reason::Unreserved)?;
-        if reservation.owner != layer {
-            return Err(Reason::Layer);
-        }
-        if reservation.is_access(cookie) {
-            Ok(Change { counter, kind })
-        } else {
-            Err(Reason::Cookie)
-        }
+        Ok(Change { counter, kind })
     }
 
     /// Checks that policy admits a change.

@@ -128,14 +128,14 @@ impl PcrUnit {
     }
 
     /// Checks that `layer` may dispose of its counter with `cookie`. That takes the
-    /// management cookie, or the access cookie if the master has the former.
+    /// management cookie, or that of the grant under a single master.
     fn check_cookie(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Result<(), Reason> {
         if self.scheme != Scheme::SingleMaster {
             let operation = Operation::Manage(Cookie::DEFAULT);
             return self.bank.plan(layer, cookie, counter, operation).map(drop);
         }
         let reservation = self.bank.reservation(counter).ok_or(Reason::Unreserved)?;
-        if reservation.is_access(cookie) {
+        if reservation.is_management(cookie) {
             Ok(())
         } else {
             Err(Reason::Cookie)
