@@ -17,7 +17,7 @@ use alloc::sync::Arc;
 use core::fmt;
 
 use crate::abi;
-use crate::audit::{Auditor, Entropy, Event, Record};
+use crate::audit::{Ask, AskRecord, AskResult, Auditor, Entropy, Event, Presented, Record};
 use crate::bank::Bank;
 use crate::broker::LAYERS;
 use crate::control::{Control, Shared};
@@ -201,6 +201,12 @@ impl PcrUnit {
             Some(_) => Err(Reason::Held),
             None => self.policy.admit(&self.bank, layer, counter),
         };
+        cx.audit.asked(&AskRecord {
+            layer,
+            ask: Ask::SetAside(counter),
+            presented: Presented::Nothing,
+            result: checked.map_or_else(AskResult::Faulted, |()| AskResult::Done),
+        });
         if let Err(reason) = checked {
             record(cx, layer, Some(counter), Event::Refused(reason));
             return Err(reason);
@@ -215,6 +221,25 @@ impl PcrUnit {
         record(cx, layer, Some(counter), Event::Reserved { lease_ms });
         self.find_deadline();
         Ok(effects)
+    }
+
+    /// Whose cookie this is, presented for a counter.
+    fn presented(&self, counter: CounterId, cookie: Cookie) -> Presented {
+        let Some(reservation) = self.bank.reservation(counter) else {
+            return Presented::Nothing;
+        };
+        let is_right = if reservation.is_masters() {
+            reservation.is_access(cookie)
+        } else {
+            reservation.is_management(cookie)
+        };
+        if cookie.is_default() {
+            Presented::Nothing
+        } else if is_right {
+            Presented::Of(reservation.owner)
+        } else {
+            Presented::Wrong
+        }
     }
 
     /// The reservations.

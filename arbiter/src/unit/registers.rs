@@ -2,7 +2,7 @@
 
 use super::{Caller, Context, PcrUnit, record};
 use crate::abi;
-use crate::audit::Event;
+use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
 use crate::bank::Bank;
 use crate::control::Control;
 use crate::cookie::Cookie;
@@ -75,6 +75,7 @@ impl PcrUnit {
         caller: Caller,
         cx: &mut Context<'_>,
     ) -> Option<Effects> {
+        let ask = self.ask_of(register, value, caller);
         let done = match register {
             PcrRegister::ManagementKey(counter) => {
                 let operation = Cookie::new(value).map(Operation::Manage);
@@ -111,6 +112,17 @@ impl PcrUnit {
             | PcrRegister::Granted
             | PcrRegister::Notice => return None,
         };
+        if let Some((ask, presented)) = ask {
+            cx.audit.asked(&AskRecord {
+                layer: caller.layer,
+                ask,
+                presented,
+                result: match &done {
+                    Ok(_) => AskResult::Done,
+                    Err(reason) => AskResult::Faulted(*reason),
+                },
+            });
+        }
         match done {
             Ok(effects) => Some(effects),
             Err(reason) => {
@@ -128,6 +140,35 @@ impl PcrUnit {
                 self.guessed(reason, caller.layer, is_default, cx);
                 None
             }
+        }
+    }
+
+    /// What a write asks of the arbiter, unless it is malformed or decides nothing
+    /// about who holds a counter. Request and reply are recorded where the hypervisor
+    /// makes them too.
+    fn ask_of(
+        &self,
+        register: PcrRegister,
+        value: u64,
+        caller: Caller,
+    ) -> Option<(Ask, Presented)> {
+        let of = |counter| Some(self.presented(counter, Cookie::new(caller.presented)?));
+        match register {
+            PcrRegister::ManagementKey(counter) => {
+                let gives_back = Cookie::new(value)?.is_default();
+                let ask = Ask::Key {
+                    counter,
+                    gives_back,
+                };
+                Some((ask, of(counter)?))
+            }
+            PcrRegister::Control(counter) => {
+                Some((Ask::Control(counter, Control::new(value)?), of(counter)?))
+            }
+            PcrRegister::Phase if value == abi::PHASE_END => {
+                Some((Ask::EndPhase, Presented::Nothing))
+            }
+            _ => None,
         }
     }
 
