@@ -219,9 +219,10 @@ pub enum Ask {
 #[cfg(feature = "alloc")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presented {
-    /// The default cookie, or one that nothing was compared with.
+    /// The default cookie.
     Nothing,
-    /// The cookie of this layer's counter, or of its pending request.
+    /// The cookie of this layer: of its counter or its pending request, or a new one of
+    /// its own.
     Of(Layer),
     /// A wrong cookie.
     Wrong,

@@ -223,22 +223,22 @@ impl PcrUnit {
         Ok(effects)
     }
 
-    /// Whose cookie this is, presented for a counter.
-    fn presented(&self, counter: CounterId, cookie: Cookie) -> Presented {
-        let Some(reservation) = self.bank.reservation(counter) else {
-            return Presented::Nothing;
-        };
-        let is_right = if reservation.is_masters() {
-            reservation.is_access(cookie)
-        } else {
-            reservation.is_management(cookie)
-        };
-        if cookie.is_default() {
-            Presented::Nothing
-        } else if is_right {
-            Presented::Of(reservation.owner)
-        } else {
-            Presented::Wrong
+    /// Whose cookie this is, which `layer` presents for a counter. For a counter that
+    /// nobody holds any cookie is the layer's own.
+    fn presented(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Presented {
+        let right = self.bank.reservation(counter).map(|reservation| {
+            let is_right = if reservation.is_masters() {
+                reservation.is_access(cookie)
+            } else {
+                reservation.is_management(cookie)
+            };
+            is_right.then_some(reservation.owner)
+        });
+        match right {
+            _ if cookie.is_default() => Presented::Nothing,
+            None => Presented::Of(layer),
+            Some(Some(owner)) => Presented::Of(owner),
+            Some(None) => Presented::Wrong,
         }
     }
 

@@ -11,7 +11,7 @@
 //!   mean of a figure with its 95 % interval.
 //! - [`guess_cookies`] has a program or a kernel guess a cookie, against the arbiter's
 //!   own guard.
-
+//! - [`replay`] plays the requests that a real run has recorded.
 //!
 //! The crate performs no I/O.
 #![forbid(unsafe_code)]
@@ -22,7 +22,7 @@ mod interval;
 mod job;
 mod plan;
 mod random;
-
+mod replay;
 mod simulate;
 mod sweep;
 
@@ -31,5 +31,6 @@ pub use guess::{GuessPlan, Guessed, guess_cookies};
 pub use interval::{Estimate, estimate};
 pub use plan::{Demand, Machine, PlanError, Workload};
 
+pub use replay::{Recorded, ReplaySetup, Replayed, recorded_results, replay};
 pub use simulate::simulate;
 pub use sweep::{Cell, Variant, sweep};

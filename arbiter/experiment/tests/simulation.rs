@@ -122,7 +122,7 @@ fn a_greedy_firmware_leaves_the_minimum() {
     let run = simulate(&machine, &workload, &fair, 1);
     assert!(run.value(Metric::DeniedShare, Who::One(Class::Kernel)) < Some(1.0));
     let leased = variant(Scheme::Independent, |policy| {
-        policy.firmware.lease_ms = Some(100)
+        policy.firmware.lease_ms = Some(100);
     });
     let later = simulate(&machine, &workload, &leased, 1);
     assert!(

@@ -114,7 +114,7 @@ impl PcrUnit {
         };
         if let Some((ask, presented)) = ask {
             cx.audit.asked(&AskRecord {
-                layer: caller.layer,
+                layer: caller.layer.as_holder(),
                 ask,
                 presented,
                 result: match &done {
@@ -152,7 +152,10 @@ impl PcrUnit {
         value: u64,
         caller: Caller,
     ) -> Option<(Ask, Presented)> {
-        let of = |counter| Some(self.presented(counter, Cookie::new(caller.presented)?));
+        let of = |counter| {
+            let cookie = Cookie::new(caller.presented)?;
+            Some(self.presented(caller.layer, counter, cookie))
+        };
         match register {
             PcrRegister::ManagementKey(counter) => {
                 let gives_back = Cookie::new(value)?.is_default();

@@ -60,20 +60,21 @@ impl PcrUnit {
                     Wanted::Any(_) => false,
                 };
                 let presented = match wanted {
-                    Wanted::This(counter) if own => self.presented(counter, cookie),
-                    _ => Presented::Nothing,
+                    Wanted::This(counter) if own => self.presented(layer, counter, cookie),
+                    _ => Presented::Of(layer),
                 };
                 (Ask::Reserve { wanted, lease_ms }, presented)
             }
-            Request::Release { counter, cookie } => {
-                (Ask::Release(counter), self.presented(counter, cookie))
-            }
+            Request::Release { counter, cookie } => (
+                Ask::Release(counter),
+                self.presented(layer, counter, cookie),
+            ),
             Request::Withdraw { cookie } => {
                 let right = self.pending(layer).map(|one| one.cookie.matches(cookie));
                 let presented = match right {
                     Some(true) => Presented::Of(layer),
                     Some(false) => Presented::Wrong,
-                    None => Presented::Nothing,
+                    None => Presented::Of(layer),
                 };
                 (Ask::Withdraw, presented)
             }
@@ -253,7 +254,7 @@ impl PcrUnit {
             .ok_or(Reason::Malformed)?;
         let cookie = Cookie::new(caller.presented).ok_or(Reason::Malformed)?;
         if let Err(reason) = self.check_cookie(layer, reply.counter, cookie) {
-            let presented = self.presented(reply.counter, cookie);
+            let presented = self.presented(layer, reply.counter, cookie);
             cx.audit.asked(&AskRecord {
                 layer,
                 ask: Ask::Reply(reply),
