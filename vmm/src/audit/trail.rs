@@ -123,7 +123,7 @@ mod tests {
     fn all_that_was_noted_is_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
-        let header = AuditHeader::now(2, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(2, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(2, &path, &header).unwrap();
         std::thread::scope(|scope| {
             for mut auditor in audit.auditors() {
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_writer_at_work_neither_holds_up_a_vcpu_nor_misses_its_last_decision() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
         let mut auditor = audit.auditors().next().unwrap();
         for held in [0, 1] {
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn who_held_a_counter_when_can_be_told_from_the_file() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
         let mut auditor = audit.auditors().next().unwrap();
         for _ in 0..100 {
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told_with_what_is_missing() {
-        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(1, Path::new("/dev/full"), &header);
         let error = match audit {
             Err(error) => error,

@@ -198,7 +198,7 @@ impl Machine {
             }
             None => (Vec::new(), None),
         };
-        let audit = Arc::new(audit_trail(config, guest.pmu.as_ref())?);
+        let audit = Arc::new(audit_trail(config, guest.pmu.as_ref(), pcr.as_ref())?);
         for (number, core) in (0..).zip(&mut cores) {
             core.set_host_audit(Box::new(audit.host_auditor(number)));
         }
@@ -332,10 +332,14 @@ fn guest_name(config: &RunConfig) -> String {
     name.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
-fn audit_trail(config: &RunConfig, model: Option<&PmuModel>) -> Result<AuditTrail, AuditError> {
+fn audit_trail(
+    config: &RunConfig,
+    model: Option<&PmuModel>,
+    pcr: Option<&MachineReservations>,
+) -> Result<AuditTrail, AuditError> {
     match (&config.audit, model) {
         (Some(path), Some(model)) => {
-            let header = AuditHeader::now(config.cpus, model);
+            let header = AuditHeader::now(config.cpus, model, pcr);
             AuditTrail::to_file(config.cpus, path, &header)
         }
         _ => Ok(AuditTrail::new(config.cpus)),
