@@ -1,5 +1,5 @@
 //! `umpire arbitrate`: plays a script of who wants which counter when, under one
-//! scheme or all three; or simulates an experiment. The arbiter is the one that guests
+//! scheme or all three; simulates an experiment; or replays a real run. The arbiter is the one that guests
 //! get; nothing else is.
 
 mod experiment;
@@ -7,6 +7,7 @@ mod format;
 mod input;
 mod json;
 mod print;
+mod replay;
 
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -42,6 +43,8 @@ enum ArbitrateError {
     Input(#[from] InputError),
     #[error(transparent)]
     Experiment(#[from] experiment::ExperimentError),
+    #[error(transparent)]
+    Trail(#[from] replay::TrailError),
 }
 
 /// `umpire arbitrate`.
@@ -62,6 +65,9 @@ pub fn run(flags: &ArbitrateFlags) -> Result<ExitStatus, UserError> {
 pub fn report(flags: &ArbitrateFlags, out: &mut dyn Write) -> Result<(), UserError> {
     if let Some(path) = &flags.experiment.experiment {
         return experiment::report(flags, path, out);
+    }
+    if let Some(path) = &flags.experiment.replay {
+        return replay::report(flags, path, out);
     }
     let (script, plays) = prepare(flags).map_err(UserError::bad_input)?;
     let written = if flags.json {

@@ -148,7 +148,7 @@ pub struct ArbitrateFlags {
     /// How long a layer is given to answer, or to prepare for a revocation, in
     /// milliseconds, 1 to 60000
     #[arg(long, value_name = "MS", default_value_t = 100, allow_negative_numbers = true,
-          conflicts_with = "experiment",
+          conflicts_with_all = ["experiment", "replay"],
           value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub grace: u32,
     /// Print JSON: one object per line

@@ -215,9 +215,12 @@ pub(super) fn cells(cell: &Cell) -> Vec<Vec<String>> {
             .collect::<Vec<_>>(),
     ];
     for who in Who::every() {
-        let figures = Metric::ALL.map(|metric| match has(metric, who) {
-            true => figure(cell.estimate(metric, who)),
-            false => String::new(),
+        let figures = Metric::ALL.map(|metric| {
+            if has(metric, who) {
+                figure(cell.estimate(metric, who))
+            } else {
+                String::new()
+            }
         });
         rows.push([who.name().to_owned()].into_iter().chain(figures).collect());
     }
