@@ -171,26 +171,26 @@ pub struct ExperimentFlags {
     #[arg(long, value_name = "AUDIT", conflicts_with = "script")]
     pub replay: Option<PathBuf>,
     /// Seeds of the experiment; the intervals become narrower with more
-    #[arg(long, value_name = "N", requires = "experiment", allow_negative_numbers = true,
+    #[arg(long, value_name = "N", conflicts_with_all = ["script", "replay"], allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub seeds: Option<u32>,
     /// vCPUs of the experiment
-    #[arg(long, value_name = "N", requires = "experiment", allow_negative_numbers = true,
+    #[arg(long, value_name = "N", conflicts_with_all = ["script", "replay"], allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub vcpus: Option<u32>,
     /// Cores of the experiment
-    #[arg(long, value_name = "N", requires = "experiment", allow_negative_numbers = true,
+    #[arg(long, value_name = "N", conflicts_with_all = ["script", "replay"], allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub cores: Option<u32>,
     /// Runs at the same time [default: as many as the host has CPUs]
-    #[arg(long, value_name = "N", requires = "experiment", allow_negative_numbers = true,
+    #[arg(long, value_name = "N", conflicts_with_all = ["script", "replay"], allow_negative_numbers = true,
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Write the figures of the experiment to a CSV file
-    #[arg(long, value_name = "FILE", requires = "experiment")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["script", "replay"])]
     pub csv: Option<PathBuf>,
     /// Write the figures of the experiment to one HTML file, with plots
-    #[arg(long, value_name = "FILE", requires = "experiment")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["script", "replay"])]
     pub html: Option<PathBuf>,
 }
 
