@@ -14,7 +14,7 @@ fn main() {
         ..Machine::default()
     };
     let mut workload = Workload {
-        seconds: 160.0,
+        seconds: 80.0,
         ..Workload::default()
     };
     workload.kernel = Demand {
