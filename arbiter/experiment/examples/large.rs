@@ -1,11 +1,11 @@
-//! The largest experiment: 10,000 vCPUs on 512 cores, at least 10 million requests.
+//! The largest experiment: 10,000 vCPUs on 512 cores, more than 10 million demands.
 //!
 //! `cargo run --release -p arbiter-experiment --example large`
 
 use std::time::Instant;
 
 use arbiter::{Policy, Scheme};
-use arbiter_experiment::{Demand, Machine, Variant, Who, Workload, simulate};
+use arbiter_experiment::{Machine, Variant, Who, Workload, simulate};
 
 fn main() {
     let machine = Machine {
@@ -13,13 +13,9 @@ fn main() {
         cores: 512,
         ..Machine::default()
     };
-    let mut workload = Workload {
-        seconds: 80.0,
+    let workload = Workload {
+        seconds: 160.0,
         ..Workload::default()
-    };
-    workload.kernel = Demand {
-        arrival: 2.0,
-        ..workload.kernel
     };
     for scheme in Scheme::ALL {
         let variant = Variant {

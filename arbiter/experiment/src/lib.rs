@@ -29,8 +29,8 @@ mod sweep;
 pub use figures::{Class, Figures, Metric, Who};
 pub use guess::{GuessPlan, Guessed, guess_cookies};
 pub use interval::{Estimate, estimate};
-pub use plan::{Demand, Machine, PlanError, Workload};
+pub use plan::{Demand, Machine, PlanError, Variant, Workload};
 
 pub use replay::{Recorded, ReplaySetup, Replayed, recorded_results, replay};
 pub use simulate::simulate;
-pub use sweep::{Cell, Variant, sweep};
+pub use sweep::{Cell, sweep};

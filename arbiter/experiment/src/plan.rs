@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use arbiter::{Policy, Scheme};
 use serde::Deserialize;
 
 use crate::figures::Class;
@@ -146,6 +147,17 @@ impl Workload {
             Class::Programs => &self.programs,
         }
     }
+}
+
+/// What a sweep varies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Variant {
+    /// The scheme.
+    pub scheme: Scheme,
+    /// The name of the policy.
+    pub name: String,
+    /// The policy.
+    pub policy: Policy,
 }
 
 /// A value that no experiment can have.

@@ -18,9 +18,8 @@ use arbiter::{
 
 use crate::figures::{Class, Figures, jain};
 use crate::job::{Desk, JobId, Jobs, Stage};
-use crate::plan::{Demand, Machine, Workload};
+use crate::plan::{Demand, Machine, Variant, Workload};
 use crate::random::{Micros, Stream};
-use crate::sweep::Variant;
 use cores::Core;
 
 /// Layers that can hold counters.

@@ -4,23 +4,10 @@ use std::num::NonZero;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use arbiter::{Policy, Scheme};
-
 use crate::figures::{Figures, Metric, Who};
 use crate::interval::{Estimate, estimate};
-use crate::plan::{Machine, Workload};
+use crate::plan::{Machine, Variant, Workload};
 use crate::simulate::simulate;
-
-/// What a sweep varies.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Variant {
-    /// The scheme.
-    pub scheme: Scheme,
-    /// The name of the policy.
-    pub name: String,
-    /// The policy.
-    pub policy: Policy,
-}
 
 /// One variant with the figures of all its seeds.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,13 +2,12 @@
 
 mod asks;
 
-use arbiter::{Event, Layer, Policy, Reason, Share};
+use arbiter::{Event, Layer, Policy, Reason, Scheme, Share};
 use pmu_virt::perfmon::{HostEvent, HostRecord, Standing};
 use serde::Serialize;
 
 use super::decisions::{AuditTime, Entry};
 use crate::kvm::VcpuId;
-use crate::reservations::MachineReservations;
 pub(super) use asks::AskLine;
 
 /// What the file calls itself.
@@ -34,30 +33,42 @@ pub struct AuditHeader {
     arbiter: Option<ArbiterHeader>,
 }
 
-/// What decides about requests, as options take it.
+/// What decides about requests.
+#[derive(Debug, Clone, Copy)]
+pub struct AuditArbiter {
+    /// The scheme.
+    pub scheme: Scheme,
+    /// The policy.
+    pub policy: Policy,
+    /// The machine starts in the firmware's phase.
+    pub firmware: bool,
+    /// The machine has SMM.
+    pub smm: bool,
+}
+
+/// The same as options take it.
 #[derive(Debug, Clone, Serialize)]
 struct ArbiterHeader {
     scheme: &'static str,
     policy: Vec<String>,
     grace_ms: u32,
-    /// The machine started in the firmware's phase.
     firmware: bool,
     smm: bool,
 }
 
 impl ArbiterHeader {
-    fn of(pcr: &MachineReservations) -> Self {
-        let policy = &pcr.plan.policy;
+    fn of(arbiter: &AuditArbiter) -> Self {
+        let policy = &arbiter.policy;
         let words = |layer: Layer| {
             let share = policy.share(layer)?;
             Some(format!("{}:{}", layer_word(layer), share_words(share)))
         };
         Self {
-            scheme: pcr.plan.scheme.name(),
+            scheme: arbiter.scheme.name(),
             policy: Policy::LAYERS.into_iter().filter_map(words).collect(),
             grace_ms: policy.grace_ms,
-            firmware: pcr.phase.has_firmware(),
-            smm: pcr.smm,
+            firmware: arbiter.firmware,
+            smm: arbiter.smm,
         }
     }
 }
@@ -84,7 +95,7 @@ fn share_words(share: &Share) -> String {
 
 impl AuditHeader {
     /// The first line of a machine which starts now, with `vcpus` vCPUs that have a PMU
-    /// of `model`, and with these reservations.
+    /// of `model`, and whose reservations `arbiter` decides about.
     #[must_use]
     pub fn now(vcpus: u8, model: &pmu_virt::PmuModel, pcr: Option<&MachineReservations>) -> Self {
         Self {
@@ -96,7 +107,7 @@ impl AuditHeader {
             pmu: model.to_string(),
             programmable: model.programmable(),
             fixed: model.fixed(),
-            arbiter: pcr.map(ArbiterHeader::of),
+            arbiter: arbiter.map(ArbiterHeader::of),
         }
     }
 }

@@ -99,10 +99,14 @@ impl AuditTrail {
 mod tests {
     use std::fs;
 
-    use arbiter::{Auditor, CounterId, Event, Layer, Reason, Record};
+    use arbiter::{
+        Answer, Ask, AskRecord, AskResult, Auditor, CounterId, Event, Layer, Outcome, Policy,
+        Presented, Reason, Record, Scheme, Wanted,
+    };
     use pmu_virt::PmuModel;
     use serde_json::Value;
 
+    use super::super::line::AuditArbiter;
     use super::*;
 
     fn record(position: u8, event: Event) -> Record {
@@ -207,6 +211,71 @@ mod tests {
             assert_eq!(pair[1]["event"], "released");
             assert!(pair[0]["time_ns"].as_u64() <= pair[1]["time_ns"].as_u64());
         }
+    }
+
+    fn ask(layer: Layer, ask: Ask, presented: Presented) -> AskRecord {
+        let counters = CounterId::at_position(3).into_iter().collect();
+        let outcome = Outcome::Granted(counters);
+        AskRecord {
+            layer,
+            ask,
+            presented,
+            result: AskResult::Answered(Answer { number: 9, outcome }),
+        }
+    }
+
+    #[test]
+    fn what_layers_ask_for_is_numbered_and_summed_up() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let mut policy = Policy::default();
+        policy.firmware.lease_ms = Some(70);
+        policy.kernel.max.programmable = 3;
+        let arbiter = AuditArbiter {
+            scheme: Scheme::Interacting,
+            policy,
+            firmware: true,
+            smm: false,
+        };
+        let model = PmuModel::parse("intel-v2").unwrap();
+        let header = AuditHeader::now(1, &model, Some(&arbiter));
+        let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
+        let mut auditor = audit.auditors().next().unwrap();
+        let wanted = Wanted::Any(1);
+        let lease_ms = Some(50);
+        let reserve = Ask::Reserve { wanted, lease_ms };
+        let kernel = Layer::GuestKernel;
+        auditor.asked(&ask(kernel, reserve, Presented::Of(kernel)));
+        // More than a writer should have to write in a second: the rest is a gap.
+        for _ in 0..5000 {
+            auditor.asked(&ask(kernel, Ask::Answer, Presented::Wrong));
+        }
+        audit.finish().1.unwrap();
+        let lines = lines(path.path());
+        assert_eq!(lines[0]["scheme"], "interacting");
+        let words = [
+            "firmware:min=0,min-fixed=0,priority=0,lease=70",
+            "hypervisor:min=0,min-fixed=0,priority=0",
+            "kernel:min=1,min-fixed=0,priority=0,max=3",
+        ];
+        assert_eq!(lines[0]["policy"], serde_json::json!(words));
+        let first = serde_json::json!({
+            "time_ns": lines[1]["time_ns"], "vcpu": 0, "layer": "kernel", "event": "requested",
+            "request": 1, "what": "reserve", "any": 1, "lease_ms": 50, "cookie": "kernel",
+            "result": "granted", "counters": ["PMC3"], "number": 9,
+        });
+        assert_eq!(lines[1], first);
+        let last = &lines[lines.len() - 1];
+        assert_eq!(
+            (&last["requests"], &last["decisions"]),
+            (&5001.into(), &0.into())
+        );
+        assert!(lines.len() < 5001, "{}", lines.len());
+        let longest = lines
+            .iter()
+            .skip(1)
+            .map(|line| line.to_string().len())
+            .max();
+        assert!(longest < Some(300), "{longest:?}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use vmm_control::{JobQueue, Server, ServerError, ServerSetup};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
-use crate::audit::{AuditError, AuditHeader, AuditTrail};
+use crate::audit::{AuditArbiter, AuditError, AuditHeader, AuditTrail};
 use crate::boot::memory::MemoryError;
 use crate::boot::{
     self, BootError, BootRequest, FirmwareImage, FirmwareRequest, InitialState, ModuleRequest,
@@ -339,7 +339,13 @@ fn audit_trail(
 ) -> Result<AuditTrail, AuditError> {
     match (&config.audit, model) {
         (Some(path), Some(model)) => {
-            let header = AuditHeader::now(config.cpus, model, pcr);
+            let arbiter = pcr.map(|pcr| AuditArbiter {
+                scheme: pcr.plan.scheme,
+                policy: pcr.plan.policy,
+                firmware: pcr.phase.has_firmware(),
+                smm: pcr.smm,
+            });
+            let header = AuditHeader::now(config.cpus, model, arbiter.as_ref());
             AuditTrail::to_file(config.cpus, path, &header)
         }
         _ => Ok(AuditTrail::new(config.cpus)),
