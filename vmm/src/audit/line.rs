@@ -97,7 +97,7 @@ impl AuditHeader {
     /// The first line of a machine which starts now, with `vcpus` vCPUs that have a PMU
     /// of `model`, and whose reservations `arbiter` decides about.
     #[must_use]
-    pub fn now(vcpus: u8, model: &pmu_virt::PmuModel, pcr: Option<&MachineReservations>) -> Self {
+    pub fn now(vcpus: u8, model: &pmu_virt::PmuModel, arbiter: Option<&AuditArbiter>) -> Self {
         Self {
             format: FORMAT,
             version: VERSION,
