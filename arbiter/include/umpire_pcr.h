@@ -11,13 +11,14 @@
 #define UMPIRE_PCR_CPUID_FEATURES 0x40000101U /* second leaf: what there is */
 #define UMPIRE_PCR_CPUID_FEATURES_ECX_PCR 0x100U /* ECX of CPUID_FEATURES: counter reservations exist */
 #define UMPIRE_PCR_CPUID_LEAF 0x40000102U /* leaf of the reservations: EAX version, EBX first MSR, ECX features, EDX sizes */
-#define UMPIRE_PCR_VERSION 1U /* version of this ABI, in EAX of CPUID_LEAF */
+#define UMPIRE_PCR_VERSION 2U /* version of this ABI, in EAX of CPUID_LEAF */
 #define UMPIRE_PCR_FEATURE_RANDOM 1U /* ECX: the MSR RANDOM exists */
 #define UMPIRE_PCR_FEATURE_RDPMC 2U /* ECX: RDPMC takes a cookie */
 #define UMPIRE_PCR_FEATURE_MAILBOX 4U /* ECX: the mailbox exists */
 #define UMPIRE_PCR_FEATURE_LEGACY_MAP 8U /* ECX: legacy names are mapped once the firmware's phase is over */
 #define UMPIRE_PCR_FEATURE_FIRMWARE 16U /* ECX: the machine started in the firmware's phase */
 #define UMPIRE_PCR_FEATURE_SMM 32U /* ECX: code in SMM counts as firmware */
+#define UMPIRE_PCR_FEATURE_REFUSAL 0x40U /* ECX: the MSR REFUSAL exists */
 
 /* RDPMC */
 #define UMPIRE_PCR_RDPMC_COOKIE 0x554d0000U /* ECX: this plus the position reads a counter with a cookie */
@@ -42,6 +43,7 @@
 #define UMPIRE_PCR_MSR_GRANTED 0x245U /* R: the counters of the last answer, one bit for each position */
 #define UMPIRE_PCR_MSR_NOTICE 0x246U /* R: takes the oldest notice; 0: none */
 #define UMPIRE_PCR_MSR_REPLY 0x247U /* W: answers a notice that asks, with the counter's cookie */
+#define UMPIRE_PCR_MSR_REFUSAL 0x248U /* R: the reason of the layer's last write to the block that raised #GP */
 
 /* Cookies */
 #define UMPIRE_PCR_DEFAULT_COOKIE 0ULL /* what legacy accesses present and an unreserved counter expects */
@@ -145,5 +147,6 @@
 #define UMPIRE_PCR_REASON_LENT 16ULL /* the owner had agreed to it */
 #define UMPIRE_PCR_REASON_PHASE 17ULL /* the firmware's phase is over */
 #define UMPIRE_PCR_REASON_BUSY 18ULL /* an earlier request is pending */
+#define UMPIRE_PCR_REASON_UNBACKED 19ULL /* no physical counter can be kept for it */
 
 #endif /* UMPIRE_PCR_H */

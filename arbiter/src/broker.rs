@@ -113,6 +113,8 @@ pub(crate) struct View<'a> {
     pub(crate) scheme: Scheme,
     pub(crate) bank: &'a Bank,
     pub(crate) policy: &'a Policy,
+    /// What the layers of the guest can hold together.
+    pub(crate) backed: Backed,
     /// Counters that requests of other layers have gathered or ask for.
     pub(crate) busy: CounterSet,
     /// Layers, by code, that can answer a question.
@@ -124,6 +126,8 @@ pub(crate) struct View<'a> {
 struct Sources {
     /// How many counters could be had in some way. Minima limit the number.
     reachable: u32,
+    /// The same from layers of the guest, whose counters are backed already.
+    backed: u32,
     lent: Option<CounterId>,
     ask: Option<CounterId>,
     force: Option<CounterId>,
@@ -145,15 +149,21 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
     let free = view.bank.free() & candidates;
     let usable = holdings.unowed(view.policy, layer).min(free.len());
     let announced = holdings.announced_for(layer);
-    let sources = sources(view, layer, pending, &holdings);
-    if usable + announced.len() + sources.reachable < need {
+    // What comes from nobody or from the hypervisor has to be backed anew.
+    let rules = (view.bank, view.policy);
+    let more = view.backed.left(rules, layer, holdings.of_kind);
+    let sources = sources(view, layer, pending, &holdings, more);
+    let others = usable + sources.reachable - sources.backed;
+    if announced.len() + sources.backed + others.min(more) < need {
         return NextStep::Refuse(pending.refusal.unwrap_or(match pending.wanted {
+            _ if announced.len() + sources.backed + others >= need => Reason::Unbacked,
             _ if sources.contended => Reason::Busy,
             _ if free.len() >= need => Reason::Minimum,
             Wanted::This(_) => Reason::Held,
             Wanted::Any(_) => Reason::NoneFree,
         }));
     }
+    let usable = usable.min(more);
     if usable != 0 {
         return NextStep::Take(highest(free, usable.min(need)));
     }
@@ -166,6 +176,62 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
         (_, Some(counter), _) => NextStep::Ask(counter),
         (_, None, Some(counter)) => NextStep::Announce(counter),
         (_, None, None) => NextStep::Refuse(pending.refusal.unwrap_or(Reason::NoneFree)),
+    }
+}
+
+/// What the layers of a guest can hold so that each counter has a physical one of its
+/// own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// Programmable counters that they can hold together.
+    pub programmable: u8,
+    /// Fixed-function counters that they can hold; each beside what they hold now.
+    pub fixed: CounterSet,
+}
+
+impl Backing {
+    /// Every counter has one.
+    pub fn whole() -> Self {
+        Backing {
+            programmable: u8::MAX,
+            fixed: CounterSet::first(0, crate::MAX_FIXED),
+        }
+    }
+}
+
+/// What is left of a [`Backing`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backed {
+    pub(crate) most: Backing,
+    /// Counters of the hypervisor's that one of them is about to get.
+    pub(crate) coming: CounterSet,
+}
+
+impl Backed {
+    /// How many counters of the kind of `of_kind` `layer` can have that no layer of
+    /// the guest has. Each of these keeps room for its minimum. The hypervisor's own
+    /// counters are not counted by a guest.
+    pub(crate) fn left(
+        self,
+        (bank, policy): (&Bank, &Policy),
+        layer: Layer,
+        of_kind: CounterId,
+    ) -> u32 {
+        if !layer.is_guest() {
+            return u32::MAX;
+        }
+        if matches!(of_kind, CounterId::Fixed(_)) {
+            return u32::from(self.most.fixed.contains(of_kind));
+        }
+        let of = |set: CounterSet| u32::from(PerKind::count(set).of(of_kind));
+        let guests = Policy::LAYERS.into_iter().filter(|other| other.is_guest());
+        let taken = guests.map(|other| {
+            let held = of(bank.held_by(other));
+            let share = policy.share(other).filter(|_| other != layer);
+            share.map_or(held, |share| held.max(share.min.of(of_kind).into()))
+        });
+        let taken = taken.sum::<u32>() + of(self.coming);
+        u32::from(self.most.programmable).saturating_sub(taken)
     }
 }
 
@@ -200,7 +266,14 @@ pub(crate) fn can_spare(view: &View<'_>, holder: Layer, counter: CounterId) -> b
     holdings.held(holder) > holdings.min(view.policy, holder)
 }
 
-fn sources(view: &View<'_>, layer: Layer, pending: &Pending, holdings: &Holdings) -> Sources {
+/// `more`: counters that nobody in the guest has now and that `layer` can have.
+fn sources(
+    view: &View<'_>,
+    layer: Layer,
+    pending: &Pending,
+    holdings: &Holdings,
+    more: u32,
+) -> Sources {
     let mut sources = Sources::default();
     if view.scheme == Scheme::Independent {
         return sources;
@@ -209,6 +282,9 @@ fn sources(view: &View<'_>, layer: Layer, pending: &Pending, holdings: &Holdings
     // Stable, so that layers of one priority keep their order.
     others.sort_by_key(|other| priority(view.policy, *other));
     for other in others.into_iter().filter(|other| *other != layer) {
+        if !other.is_guest() && more == 0 {
+            continue;
+        }
         let taken = holdings.announced | view.busy;
         let wanted = holdings.of_layer(other) & pending.wanted.candidates();
         sources.contended |= !(wanted & taken & !holdings.announced_for(layer)).is_empty();
@@ -243,6 +319,9 @@ fn sources(view: &View<'_>, layer: Layer, pending: &Pending, holdings: &Holdings
             note(&mut sources.force, force);
         }
         sources.reachable += had.min(spare);
+        if other.is_guest() {
+            sources.backed += had.min(spare);
+        }
     }
     sources
 }

@@ -100,6 +100,8 @@ pub use audit::{Ask, AskRecord, AskResult, Presented};
 pub use audit::{Auditor, Entropy, Event, NoAudit, NoEntropy, Record};
 #[cfg(feature = "alloc")]
 pub use bank::Bank;
+#[cfg(feature = "alloc")]
+pub use broker::Backing;
 pub use control::{Control, Shared};
 pub use cookie::Cookie;
 pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE};

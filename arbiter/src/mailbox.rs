@@ -57,6 +57,8 @@ impl Queue {
 pub(crate) struct Mailbox {
     pub(crate) answer: Answer,
     pub(crate) pending: Option<Pending>,
+    /// Why the layer's last write that raised #GP did.
+    pub(crate) refusal: Option<Reason>,
     /// Vector of the interrupt for notices. 0 means none.
     vector: u8,
     /// Notices have come for which no interrupt was raised.

@@ -43,11 +43,13 @@ pub enum Reason {
     Phase,
     /// An earlier request is pending.
     Busy,
+    /// No physical counter can be kept for the counter.
+    Unbacked,
 }
 
 impl Reason {
     /// Every reason, by code.
-    pub const ALL: [Reason; 18] = [
+    pub const ALL: [Reason; 19] = [
         Reason::NoneFree,
         Reason::Maximum,
         Reason::Minimum,
@@ -66,6 +68,7 @@ impl Reason {
         Reason::Lent,
         Reason::Phase,
         Reason::Busy,
+        Reason::Unbacked,
     ];
 
     /// The reason's code in the ABI (`REASON_*`). It fits in 8 bits.
@@ -89,6 +92,16 @@ impl Reason {
             Reason::Lent => abi::REASON_LENT,
             Reason::Phase => abi::REASON_PHASE,
             Reason::Busy => abi::REASON_BUSY,
+            Reason::Unbacked => abi::REASON_UNBACKED,
+        }
+    }
+
+    /// The reason that a guest is told: a right cookie in a wrong layer must look like
+    /// a wrong one.
+    pub(crate) const fn as_shown(self) -> Reason {
+        match self {
+            Reason::Layer => Reason::Cookie,
+            other => other,
         }
     }
 
@@ -113,6 +126,7 @@ impl Reason {
             Reason::Lent => "lent",
             Reason::Phase => "phase",
             Reason::Busy => "busy",
+            Reason::Unbacked => "unbacked",
         }
     }
 }
@@ -138,6 +152,7 @@ impl fmt::Display for Reason {
             Reason::Lent => "the owner had agreed to lend it",
             Reason::Phase => "the firmware's phase is over",
             Reason::Busy => "an earlier request is pending",
+            Reason::Unbacked => "no physical counter can be kept for it",
         })
     }
 }

@@ -40,6 +40,8 @@ pub enum PcrRegister {
     Notice,
     /// `REPLY`.
     Reply,
+    /// `REFUSAL`.
+    Refusal,
 }
 
 /// Positions in each row of registers.
@@ -82,6 +84,7 @@ impl PcrRegister {
             abi::MSR_GRANTED => PcrRegister::Granted,
             abi::MSR_NOTICE => PcrRegister::Notice,
             abi::MSR_REPLY => PcrRegister::Reply,
+            abi::MSR_REFUSAL => PcrRegister::Refusal,
             _ => return None,
         })
     }
@@ -105,7 +108,8 @@ impl PcrRegister {
             | PcrRegister::NoticeVector
             | PcrRegister::Answer
             | PcrRegister::Granted
-            | PcrRegister::Notice => false,
+            | PcrRegister::Notice
+            | PcrRegister::Refusal => false,
         }
     }
 

@@ -19,7 +19,7 @@ use core::fmt;
 use crate::abi;
 use crate::audit::{Ask, AskRecord, AskResult, Auditor, Entropy, Event, Presented, Record};
 use crate::bank::Bank;
-use crate::broker::LAYERS;
+use crate::broker::{Backing, LAYERS};
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
 use crate::guard::{Guard, GuardLimits};
@@ -117,6 +117,8 @@ pub struct PcrUnit {
     legacy: Option<PerKind>,
     smm: bool,
     scheme: Scheme,
+    /// [`PcrUnit::back`].
+    backed: Backing,
     /// The mailbox of each layer that has one, by the layer's code.
     mailboxes: [Mailbox; LAYERS],
     /// The number of the last request that had to be arbitrated.
@@ -153,6 +155,7 @@ impl PcrUnit {
             legacy: config.legacy,
             smm: config.smm,
             scheme: config.scheme,
+            backed: Backing::whole(),
             mailboxes: Default::default(),
             sequence: 0,
             deadline: None,
@@ -242,6 +245,14 @@ impl PcrUnit {
         }
     }
 
+    /// Says what the layers of the guest can hold so that each counter has a physical
+    /// one of its own. From now on what goes beyond is refused
+    /// ([`Reason::Unbacked`]); what is held stays.
+    #[inline]
+    pub fn back(&mut self, most: Backing) {
+        self.backed = most;
+    }
+
     /// The reservations.
     pub fn bank(&self) -> &Bank {
         &self.bank
@@ -259,7 +270,8 @@ impl PcrUnit {
 
     /// The features of this unit: ECX of CPUID leaf `CPUID_LEAF`.
     pub fn features(&self) -> u32 {
-        let mut features = abi::FEATURE_RANDOM | abi::FEATURE_RDPMC | abi::FEATURE_MAILBOX;
+        let mut features =
+            abi::FEATURE_RANDOM | abi::FEATURE_RDPMC | abi::FEATURE_MAILBOX | abi::FEATURE_REFUSAL;
         if self.legacy.is_some() {
             features |= abi::FEATURE_LEGACY_MAP;
         }

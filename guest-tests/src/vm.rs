@@ -1,5 +1,5 @@
 //! A VM that the tools of a test look at: its counters are simulated, and its guest
-//! spins.
+//! spins or halts.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::kernel::{Kernel, Protocol, spin_forever};
+use iced_x86::code_asm::CodeAssembler;
+
+use crate::kernel::{Kernel, Protocol, halt_forever, spin_forever};
+use crate::micro::Written;
 
 /// How long anybody waits for anything.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -29,17 +32,41 @@ impl Vm {
     /// It does not start, or serves no socket.
     #[must_use]
     pub fn boot(program: &Path, rates: &str, flags: &[&str]) -> Self {
+        Self::boot_kernel(program, rates, flags, spin_forever)
+    }
+
+    /// Boots one whose guest does nothing but halt. Processors beyond the first are
+    /// never started.
+    ///
+    /// # Panics
+    /// It does not start, or serves no socket.
+    #[must_use]
+    pub fn boot_idle(program: &Path, rates: &str, flags: &[&str]) -> Self {
+        Self::boot_kernel(program, rates, flags, halt_forever)
+    }
+
+    fn boot_kernel(
+        program: &Path,
+        rates: &str,
+        flags: &[&str],
+        body: fn(&mut CodeAssembler) -> Written,
+    ) -> Self {
+        let policy: &[&str] = if flags.contains(&"--host-policy") {
+            &[]
+        } else {
+            &["--host-policy", "host-first"]
+        };
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("rates.toml"), rates).expect("a file");
-        let kernel = Kernel::new(Protocol::Linux64, |a, _| spin_forever(a)).expect("a kernel");
+        let kernel = Kernel::new(Protocol::Linux64, |a, _| body(a)).expect("a kernel");
         let child = Command::new(program)
             .current_dir(folder.path())
             .args(["run", "--memory", "32", "--timeout", "60"])
             .args(["--pmu", "amd-core", "--cpu-vendor", "amd"])
-            .args(["--host-policy", "host-first"])
             .args(["--counters", "sim=rates.toml", "--control", "vm.sock"])
             .arg("--kernel")
             .arg(kernel.path())
+            .args(policy)
             .args(flags)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -198,6 +198,7 @@ fn scene(reserved: Reserved) -> (VcpuPmu, CorePmu) {
         unit,
         entropy: Box::new(NoEntropy),
         audit: Box::new(NoAudit),
+        holdings: Default::default(),
     });
     let mut write = |layer, presented, row, position, value| {
         let msr = MsrIndex(abi::MSR_BASE + row + position);

@@ -40,6 +40,9 @@ pub struct GuestRoom {
     pub kinds: Vec<Constraint>,
     /// What it counts now.
     pub now: Vec<Constraint>,
+    /// What can count each of the counters that it has reserved, which it has under
+    /// every policy.
+    pub reserved: Vec<Constraint>,
 }
 
 /// The counters of a core, and who is there.
@@ -76,6 +79,8 @@ pub struct NoRoom {
     pub slots: usize,
     /// Counters that are the guest's.
     pub guest: usize,
+    /// Counters that it has reserved, whatever the policy.
+    pub reserved: usize,
     /// Contexts that count at the same time and keep what they have, with the
     /// counters of their largest sets.
     pub others: Vec<(ContextId, usize)>,
@@ -88,6 +93,7 @@ impl fmt::Display for NoRoom {
             needs,
             slots,
             guest,
+            reserved,
             others,
         } = self;
         write!(
@@ -95,6 +101,9 @@ impl fmt::Display for NoRoom {
             "no room: its largest event set needs {needs} of {slots} counters that can count it; \
              --host-policy {policy} keeps {guest} for the guest"
         )?;
+        if *reserved > 0 {
+            write!(f, ", who has reserved {reserved}")?;
+        }
         for (context, counters) in others {
             write!(f, ", {context} has {counters}")?;
         }
@@ -187,12 +196,17 @@ impl Room<'_> {
 
     /// What the guest may want at once and has to get, for each event.
     fn guarantees(&self) -> Vec<Vec<Constraint>> {
+        let reserved = &self.guest.reserved;
         let kinds = self.guest.kinds.iter();
-        let mut all: Vec<_> = kinds
-            .map(|kind| vec![*kind; self.guaranteed(kind)])
-            .collect();
-        // Without a guest the contexts alone have to fit.
-        all.push(Vec::new());
+        let beside = |kind: &Constraint| {
+            let more = self.guaranteed(kind).saturating_sub(reserved.len());
+            let mut all = reserved.clone();
+            all.extend(vec![*kind; more]);
+            all
+        };
+        let mut all: Vec<_> = kinds.map(beside).collect();
+        // A guest that counts nothing else.
+        all.push(reserved.clone());
         all
     }
 
@@ -254,6 +268,7 @@ impl Room<'_> {
             needs: applicant.needs(),
             slots: usize::try_from(slots.len()).unwrap_or(0),
             guest: reached.map(|kind| self.guaranteed(kind)).max().unwrap_or(0),
+            reserved: self.guest.reserved.len(),
             others: self
                 .rivals(applicant)
                 .filter(|claim| !claim.preemptible)

@@ -139,6 +139,12 @@ pub trait CounterBackend: Send + Debug {
         false
     }
 
+    /// Names of the sources that count, in order of preference: one, but for a
+    /// combination.
+    fn sources(&self) -> Vec<&'static str> {
+        vec![self.name()]
+    }
+
     /// Name of the source behind a slot; differs from [`CounterBackend::name`]
     /// in a combination of sources.
     fn source(&self, slot: SlotIndex) -> &'static str {

@@ -3,7 +3,7 @@
 
 mod claims;
 
-pub(crate) use claims::{GuestClaim, ResourceClaim};
+pub(crate) use claims::{GuestClaim, ResourceClaim, fixed_request};
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -140,6 +140,12 @@ impl CorePmu {
     #[must_use]
     pub fn holders(&self) -> Vec<HolderReport> {
         self.bank.holders()
+    }
+
+    /// Slots that nobody holds.
+    #[must_use]
+    pub fn free_slots(&self) -> u32 {
+        self.bank.free().len()
     }
 
     /// Lets host contexts be loaded on this core, and on vCPUs that run on it.

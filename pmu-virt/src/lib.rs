@@ -32,6 +32,7 @@ mod attached;
 mod backend;
 pub mod contract;
 mod core_pmu;
+mod holdings;
 mod placement;
 mod policy;
 mod slot_bank;
@@ -50,6 +51,7 @@ pub use backend::{
     RateProblem, RateTable, SimBackend, SimClocks, Source, Sources, StepBackend, backend_names,
 };
 pub use core_pmu::CorePmu;
+pub use holdings::Holdings;
 pub use pmu_model::accounting;
 pub use pmu_model::{
     AssignError, Constraint, CountRequest, CpuidRegs, EventCode, EventFamily, FixedFunction,

@@ -38,7 +38,9 @@ pub(crate) struct ContextClaims {
 pub(crate) struct Claims {
     claimants: Vec<Claimant>,
     demands: Vec<Demand>,
-    /// Those of the guest.
+    /// The first are those of the guest that it has reserved.
+    reserved: usize,
+    /// The guest's others.
     guest: Range<usize>,
     /// Contexts that make room for the others, if they do not get all they want.
     yielding: Vec<ContextId>,
@@ -74,11 +76,12 @@ pub(crate) enum Placed {
 }
 
 impl Claims {
-    /// First those who the policy puts first, then the others, then the contexts
-    /// that have what is left over. Of contexts alike the oldest is last, for it
-    /// makes room first.
+    /// First what the guest has reserved, under every policy, then those who the policy
+    /// puts first, then the others, then the contexts that have what is left over. Of
+    /// contexts alike the oldest is last, for it makes room first.
     pub(crate) fn new(
         policy: HostPolicy,
+        reserved: impl Iterator<Item = Claim>,
         guest: impl Iterator<Item = Claim>,
         mut contexts: Vec<ContextClaims>,
     ) -> Self {
@@ -87,10 +90,13 @@ impl Claims {
         let mut claims = Claims {
             claimants: Vec::new(),
             demands: Vec::new(),
+            reserved: 0,
             guest: 0..0,
             yielding: yielding.map(|one| one.context).collect(),
         };
         contexts.sort_by_key(|one| Reverse(one.age));
+        claims.extend(reserved);
+        claims.reserved = claims.claimants.len();
         let firm = contexts
             .iter()
             .filter(|one| one.standing == Some(Standing::Firm));
@@ -107,6 +113,14 @@ impl Claims {
             .filter(|one| one.standing == Some(Standing::Spare));
         claims.extend(spare.flat_map(|one| &one.claims).copied());
         claims
+    }
+
+    fn guests_demands(&self) -> Vec<Demand> {
+        [
+            &self.demands[..self.reserved],
+            &self.demands[self.guest.clone()],
+        ]
+        .concat()
     }
 
     fn add_guest(&mut self, guest: impl Iterator<Item = Claim>) {
@@ -143,7 +157,7 @@ impl Claims {
     }
 
     /// Places as many as fit, the guest's counter of number `first` (modulo their
-    /// number) before its others.
+    /// number) before its others. What is reserved takes no turns.
     pub(crate) fn rotated(&mut self, slots: CoreSlots, first: usize) -> Placement {
         let guest = self.guest.clone();
         let first = first % guest.len().max(1);
@@ -177,11 +191,11 @@ pub(crate) fn place(claims: &Claims, slots: CoreSlots) -> Placed {
     if let Some(loser) = claims.loser(&placement) {
         return Placed::Preempts(loser);
     }
-    let guest = claims.guest.clone();
-    if guest.clone().all(|index| placement.slot(index).is_some()) {
+    let mut guest = (0..claims.reserved).chain(claims.guest.clone());
+    if guest.all(|index| placement.slot(index).is_some()) {
         return Placed::Some(placement, None);
     }
-    let shortage = match assign(&claims.demands[guest.clone()], slots.all) {
+    let shortage = match assign(&claims.guests_demands(), slots.all) {
         Ok(_) => Shortage::Hosts,
         Err(conflict) => Shortage::Conflict(conflict),
     };

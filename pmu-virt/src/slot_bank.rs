@@ -131,6 +131,11 @@ impl SlotBank {
         SlotSet::below(self.residents.len())
     }
 
+    /// The slots that nobody holds.
+    pub(crate) fn free(&self) -> SlotSet {
+        self.slots().difference(self.taken)
+    }
+
     /// The slots on which no counter is of a vCPU that is away.
     pub(crate) fn unclaimed(&self) -> SlotSet {
         let others = self.taken.iter().filter(|slot| {

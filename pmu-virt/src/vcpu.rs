@@ -243,6 +243,7 @@ impl VcpuPmu {
         if let Some(reservations) = &mut self.reservations {
             reservations.unit.reset();
         }
+        self.note_holdings();
     }
 
     fn reset_registers(&mut self, here: &mut Here<'_>) {

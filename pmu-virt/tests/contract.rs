@@ -48,6 +48,8 @@ fn a_combination_keeps_the_contract_of_each_source() {
             Box::new(ClockBackend::new()),
         ]))
     };
+    assert_eq!(clock_first().sources(), ["clock", "step"]);
+    assert_eq!(ClockBackend::new().sources(), ["clock"]);
     // The clock counts cycles, so something else has to be uncountable.
     struct Narrow(StepDriver);
     impl Driver for Narrow {

@@ -96,6 +96,26 @@ fn every_backend_that_is_listed_can_be_named() {
 }
 
 #[test]
+fn words_stand_for_what_the_host_has() {
+    let cases = [
+        ("auto", "perf,clock", "clock"),
+        ("perf", "perf", "perf,clock"),
+        ("step,perf", "step,perf", "step,perf,clock"),
+        ("perf,step", "perf,step", "perf,clock,step"),
+        ("perf,step,clock", "perf,step,clock", "perf,step,clock"),
+        ("clock,perf", "clock,perf", "clock,perf"),
+        ("msr=3:force", "msr=3:force", "msr=3:force"),
+    ];
+    for (text, with, without) in cases {
+        let sources = Sources::parse(text).unwrap_or_else(|error| panic!("{error}"));
+        for (hardware, expected) in [(true, with), (false, without)] {
+            let here = sources.on_host(|| hardware).to_string();
+            assert_eq!(here, expected, "{text}, hardware events: {hardware}");
+        }
+    }
+}
+
+#[test]
 fn sources_are_read_and_named_again() {
     let good = [
         "auto",

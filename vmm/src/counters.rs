@@ -96,25 +96,14 @@ enum Ready {
     Msr(MsrOptions),
 }
 
-impl Ready {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Perf => "perf",
-            Self::Clock => "clock",
-            Self::Step => "step",
-            Self::Sim(_) => "sim",
-            Self::Msr(_) => "msr",
-        }
-    }
-}
-
 /// Which sources count, in order of preference, on this host.
 ///
 /// The backends that one plan opens are those of one machine's cores: where
 /// counts are made up, they share the virtual time of its vCPUs.
 #[derive(Clone, Debug)]
 pub struct CounterPlan {
-    sources: Vec<Ready>,
+    sources: Sources,
+    ready: Vec<Ready>,
     env: BackendEnv,
 }
 
@@ -130,25 +119,26 @@ impl CounterPlan {
         cores: usize,
         pinned: Option<usize>,
     ) -> Result<Self, CounterError> {
+        let sources = here(sources);
         let mut ready = Vec::new();
         for source in sources.iter() {
-            match source {
-                Source::Auto => ready.extend(auto()),
-                Source::Perf => ready.push(Ready::Perf),
-                Source::Clock => ready.push(Ready::Clock),
-                Source::Step => ready.push(Ready::Step),
+            ready.push(match source {
+                // `here` leaves no `auto`.
+                Source::Auto | Source::Clock => Ready::Clock,
+                Source::Perf => Ready::Perf,
+                Source::Step => Ready::Step,
                 Source::Sim { rates } => {
-                    let rates = read_rates(rates)?;
-                    ready.push(Ready::Sim(SimClocks::new(rates, env.tsc_khz)));
+                    Ready::Sim(SimClocks::new(read_rates(rates)?, env.tsc_khz))
                 }
                 Source::Msr { cpu, force } => {
                     let cpu = msr_cpu(*cpu, cores, pinned)?;
-                    ready.push(Ready::Msr(MsrOptions { cpu, force: *force }));
+                    Ready::Msr(MsrOptions { cpu, force: *force })
                 }
-            }
+            });
         }
         Ok(Self {
-            sources: ready,
+            sources,
+            ready,
             env,
         })
     }
@@ -161,7 +151,8 @@ impl CounterPlan {
             other => other.clone(),
         };
         Self {
-            sources: self.sources.iter().map(source).collect(),
+            sources: self.sources.clone(),
+            ready: self.ready.iter().map(source).collect(),
             env: self.env,
         }
     }
@@ -189,7 +180,7 @@ impl CounterPlan {
                 Ready::Msr(options) => Box::new(MsrBackend::open(*options, &self.env)?),
             })
         };
-        match self.sources.as_slice() {
+        match self.ready.as_slice() {
             [only] => Ok(one(only)?),
             several => {
                 let backends = several
@@ -201,15 +192,16 @@ impl CounterPlan {
         }
     }
 
-    /// The sources by name, in order of preference.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.sources.iter().map(Ready::name)
+    /// The sources that count on this host.
+    #[must_use]
+    pub fn sources(&self) -> &Sources {
+        &self.sources
     }
 
     /// The host CPU on which the core must stay, if a source wants that.
     #[must_use]
     pub fn needs_cpu(&self) -> Option<usize> {
-        self.sources.iter().find_map(|source| match source {
+        self.ready.iter().find_map(|source| match source {
             Ready::Msr(options) => usize::try_from(options.cpu).ok(),
             _ => None,
         })
@@ -239,8 +231,8 @@ pub fn host_vendor() -> Option<Vendor> {
 }
 
 /// The names of what `auto` stands for on this host.
-pub fn auto_names() -> impl Iterator<Item = &'static str> {
-    auto().into_iter().map(|source| source.name())
+pub fn auto_names() -> Vec<&'static str> {
+    here(&Sources::auto()).iter().map(Source::name).collect()
 }
 
 /// The backends that can be made without anything but this host and that can
@@ -274,13 +266,9 @@ fn plain(name: &str) -> Option<Box<dyn CounterBackend>> {
         .ok()
 }
 
-/// The best that the host has: its PMU, where the kernel lets us count guests
-/// with it, and the TSC. Never what slows the guest down or makes counts up.
-fn auto() -> Vec<Ready> {
-    match perf::probe().hardware {
-        Ok(()) => vec![Ready::Perf, Ready::Clock],
-        Err(_) => vec![Ready::Clock],
-    }
+/// What the words stand for on this host.
+fn here(sources: &Sources) -> Sources {
+    sources.on_host(|| perf::probe().hardware.is_ok())
 }
 
 /// Reads a table of rates. What is at `path` is looked at before it is opened:
@@ -329,7 +317,9 @@ fn msr_cpu(asked: Option<u32>, cores: usize, pinned: Option<usize>) -> Result<u3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pmu_virt::{EventCode, FixedFunction, OwnerId, Progress, Reading, SlotIndex, Ticks, Tsc};
+    use pmu_virt::{
+        EventCode, EventFamily, FixedFunction, OwnerId, Progress, Reading, SlotIndex, Ticks, Tsc,
+    };
 
     fn prepare(text: &str, cores: usize, pinned: Option<usize>) -> Result<CounterPlan, String> {
         let sources = Sources::parse(text).map_err(|error| error.to_string())?;
@@ -347,9 +337,32 @@ mod tests {
 
     #[test]
     fn auto_always_has_the_clock_and_never_steps() {
-        let names: Vec<_> = prepare("auto", 1, None).unwrap().names().collect();
+        let plan = prepare("auto", 1, None).unwrap();
+        let names: Vec<_> = plan.sources().iter().map(Source::name).collect();
+        assert_eq!(names, auto_names());
         assert!(names.ends_with(&["clock"]), "{names:?}");
         assert!(!names.contains(&"step"), "{names:?}");
+    }
+
+    /// Whatever the host's kernel counts, a guest has cycles.
+    #[test]
+    fn perf_counts_cycles_if_it_can_be_opened() {
+        let plan = prepare("perf", 1, None).unwrap();
+        let hardware = perf::probe().hardware.is_ok();
+        let expected = if hardware { "perf" } else { "perf,clock" };
+        assert_eq!(plan.sources().to_string(), expected);
+        match plan.open() {
+            Ok(backend) => {
+                let cycles = CountRequest::decode(EventFamily::Intel, 0x53_003c);
+                assert!(backend.plan(&cycles).is_ok(), "{backend:?}");
+            }
+            // The word means that the kernel counts what it can: without it there is
+            // no plain clock.
+            Err(error) => assert_eq!(
+                error.to_string(),
+                perf::PerfBackend::new(&plan.env).unwrap_err().to_string()
+            ),
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use arbiter::{
     Phase, Reason, Reply,
 };
 use kvm_pmu::{KvmPmu, ThreadContext};
-use pmu_virt::{CorePmu, PmuModel, Reservations, VcpuPmu};
+use pmu_virt::{CorePmu, Holdings, PmuModel, Reservations, VcpuPmu};
 use thiserror::Error;
 
 use crate::audit::Holding;
@@ -44,6 +44,8 @@ pub struct MachineReservations {
     pub phase: Arc<Phase>,
     /// This KVM has system management mode.
     pub smm: bool,
+    /// What each vCPU holds.
+    pub holdings: Holdings,
 }
 
 impl MachineReservations {
@@ -97,6 +99,7 @@ impl MachineReservations {
             unit,
             entropy: Box::new(entropy),
             audit,
+            holdings: self.holdings.clone(),
         })
     }
 }

@@ -13,7 +13,7 @@ pub const CPUID_FEATURES_ECX_PCR: u32 = 0x100;
 /// Leaf of the reservations: EAX version, EBX first MSR, ECX features, EDX sizes.
 pub const CPUID_LEAF: u32 = 0x4000_0102;
 /// Version of this ABI, in EAX of CPUID_LEAF.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// ECX: the MSR RANDOM exists.
 pub const FEATURE_RANDOM: u32 = 1;
 /// ECX: RDPMC takes a cookie.
@@ -26,6 +26,8 @@ pub const FEATURE_LEGACY_MAP: u32 = 8;
 pub const FEATURE_FIRMWARE: u32 = 16;
 /// ECX: code in SMM counts as firmware.
 pub const FEATURE_SMM: u32 = 32;
+/// ECX: the MSR REFUSAL exists.
+pub const FEATURE_REFUSAL: u32 = 0x40;
 
 // RDPMC.
 
@@ -72,6 +74,8 @@ pub const MSR_GRANTED: u32 = 0x245;
 pub const MSR_NOTICE: u32 = 0x246;
 /// W: answers a notice that asks, with the counter's cookie.
 pub const MSR_REPLY: u32 = 0x247;
+/// R: the reason of the layer's last write to the block that raised #GP.
+pub const MSR_REFUSAL: u32 = 0x248;
 
 // Cookies.
 
@@ -269,3 +273,5 @@ pub const REASON_LENT: u64 = 16;
 pub const REASON_PHASE: u64 = 17;
 /// An earlier request is pending.
 pub const REASON_BUSY: u64 = 18;
+/// No physical counter can be kept for it.
+pub const REASON_UNBACKED: u64 = 19;

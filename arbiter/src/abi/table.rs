@@ -65,7 +65,7 @@ pub const TABLE: &[Group] = &[
                 0x4000_0102,
                 "leaf of the reservations: EAX version, EBX first MSR, ECX features, EDX sizes",
             ),
-            entry("VERSION", 1, "version of this ABI, in EAX of CPUID_LEAF"),
+            entry("VERSION", 2, "version of this ABI, in EAX of CPUID_LEAF"),
             bit("FEATURE_RANDOM", 0, "ECX: the MSR RANDOM exists"),
             bit("FEATURE_RDPMC", 1, "ECX: RDPMC takes a cookie"),
             bit("FEATURE_MAILBOX", 2, "ECX: the mailbox exists"),
@@ -80,6 +80,7 @@ pub const TABLE: &[Group] = &[
                 "ECX: the machine started in the firmware's phase",
             ),
             bit("FEATURE_SMM", 5, "ECX: code in SMM counts as firmware"),
+            bit("FEATURE_REFUSAL", 6, "ECX: the MSR REFUSAL exists"),
         ],
     },
     Group {
@@ -165,6 +166,11 @@ pub const TABLE: &[Group] = &[
                 "MSR_REPLY",
                 0x247,
                 "W: answers a notice that asks, with the counter's cookie",
+            ),
+            entry(
+                "MSR_REFUSAL",
+                0x248,
+                "R: the reason of the layer's last write to the block that raised #GP",
             ),
         ],
     },
@@ -377,6 +383,11 @@ pub const TABLE: &[Group] = &[
             entry("REASON_LENT", 16, "the owner had agreed to it"),
             entry("REASON_PHASE", 17, "the firmware's phase is over"),
             entry("REASON_BUSY", 18, "an earlier request is pending"),
+            entry(
+                "REASON_UNBACKED",
+                19,
+                "no physical counter can be kept for it",
+            ),
         ],
     },
 ];

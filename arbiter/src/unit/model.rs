@@ -12,8 +12,8 @@ use super::{Caller, Context, PcrConfig, PcrUnit};
 use crate::message::{Reply, Request, Wanted};
 use crate::time::{Ticks, Tsc};
 use crate::{
-    Control, Cookie, CounterId, GuardLimits, Layer, NoEntropy, PcrRegister, PerKind, Phase, Policy,
-    Record, Scheme, Share,
+    Backing, Control, Cookie, CounterId, GuardLimits, Layer, NoEntropy, PcrRegister, PerKind,
+    Phase, Policy, Record, Scheme, Share,
 };
 
 const GRACE: u32 = 2;
@@ -63,13 +63,13 @@ struct State {
 }
 
 impl State {
-    fn first(scheme: Scheme, policy: Policy, counters: u8, smm: bool) -> State {
+    fn first(scheme: Scheme, policy: Policy, counters: u8, backed: u8, smm: bool) -> State {
         let counters = PerKind {
             programmable: counters,
             fixed: 0,
         };
         policy.fits(counters.programmable, 0).unwrap();
-        let unit = PcrUnit::new(PcrConfig {
+        let mut unit = PcrUnit::new(PcrConfig {
             counters,
             widths: PerKind::ALL,
             policy,
@@ -79,6 +79,10 @@ impl State {
             phase: Arc::new(Phase::new(true)),
             legacy: None,
             smm,
+        });
+        unit.back(Backing {
+            programmable: backed,
+            ..Backing::whole()
         });
         State {
             unit,
@@ -105,6 +109,7 @@ impl State {
             legacy: unit.legacy,
             smm: unit.smm,
             scheme: unit.scheme,
+            backed: unit.backed,
             mailboxes: unit.mailboxes.clone(),
             sequence: unit.sequence,
             deadline: unit.deadline,
@@ -266,8 +271,8 @@ impl State {
 }
 
 /// Walks through all states, and returns their number.
-fn explore(scheme: Scheme, policy: Policy, counters: u8, smm: bool) -> usize {
-    let first = State::first(scheme, policy, counters, smm);
+fn explore(scheme: Scheme, policy: Policy, counters: u8, backed: u8, smm: bool) -> usize {
+    let first = State::first(scheme, policy, counters, backed, smm);
     let mut seen = BTreeSet::from([first.code()]);
     let mut queue = VecDeque::from([first]);
     let moves = moves(counters);
@@ -346,8 +351,11 @@ fn policies() -> [Policy; 5] {
 fn explore_all(scheme: Scheme, least: usize) {
     for policy in policies() {
         for smm in [false, true] {
-            let states = explore(scheme, policy, 2, smm);
+            let states = explore(scheme, policy, 2, 2, smm);
             assert!(states > least, "{states}: {policy:?}");
+            // One physical counter for the guest's layers, and none.
+            assert!(explore(scheme, policy, 2, 1, smm) > least / 5, "{policy:?}");
+            explore(scheme, policy, 2, 0, smm);
         }
     }
 }
@@ -375,6 +383,6 @@ fn minima_of_two_layers_are_kept_among_three_counters() {
         kernel: share(1, 2, 2, None),
         grace_ms: GRACE,
     };
-    let states = explore(Scheme::Interacting, policy, 3, false);
+    let states = explore(Scheme::Interacting, policy, 3, 3, false);
     assert!(states > 1_000, "{states}");
 }

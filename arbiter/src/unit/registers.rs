@@ -56,6 +56,10 @@ impl PcrUnit {
                 let notice = self.next_notice(caller.layer, cx.now);
                 Some(notice.map_or(abi::NOTICE_NONE, Notice::word))
             }
+            PcrRegister::Refusal => {
+                let refusal = self.mailbox(caller.layer)?.refusal;
+                Some(refusal.map_or(abi::REASON_NONE, Reason::code))
+            }
             PcrRegister::ManagementKey(_)
             | PcrRegister::AccessKey(_)
             | PcrRegister::Counter(_)
@@ -110,7 +114,8 @@ impl PcrUnit {
             | PcrRegister::Random
             | PcrRegister::Answer
             | PcrRegister::Granted
-            | PcrRegister::Notice => return None,
+            | PcrRegister::Notice
+            | PcrRegister::Refusal => return None,
         };
         if let Some((ask, presented)) = ask {
             cx.audit.asked(&AskRecord {
@@ -134,6 +139,9 @@ impl PcrUnit {
                     _ => None,
                 };
                 record(cx, caller.layer, counter, Event::Refused(reason));
+                if let Some(mailbox) = self.mailbox_mut(caller.layer) {
+                    mailbox.refusal = Some(reason.as_shown());
+                }
                 // A register that takes no cookie compares none.
                 let is_default =
                     !register.takes_cookie(true) || caller.presented == abi::DEFAULT_COOKIE;
@@ -244,10 +252,19 @@ impl PcrUnit {
             | ChangeKind::SetControl(_)
             | ChangeKind::SetDropValue(_) => false,
         };
-        if takes {
-            self.policy.admit(&self.bank, layer, change.counter)
-        } else {
-            Ok(())
+        if !takes {
+            return Ok(());
+        }
+        self.policy.admit(&self.bank, layer, change.counter)?;
+        let owner = self.bank.reservation(change.counter).map(|held| held.owner);
+        // From one layer of the guest's to another nothing more is needed.
+        if owner.is_some_and(Layer::is_guest) {
+            return Ok(());
+        }
+        let rules = (&self.bank, &self.policy);
+        match self.backing().left(rules, layer, change.counter) {
+            0 => Err(Reason::Unbacked),
+            _ => Ok(()),
         }
     }
 

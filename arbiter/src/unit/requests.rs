@@ -217,12 +217,7 @@ impl PcrUnit {
                 // A layer that gives a counter back knows that the counter has a
                 // cookie, so even the default one is a guess.
                 self.guessed(reason, layer, false, cx);
-                // A right cookie in a wrong layer must look like a wrong one.
-                let shown = match reason {
-                    Reason::Layer => Reason::Cookie,
-                    other => other,
-                };
-                self.set_outcome(layer, Outcome::Refused(shown));
+                self.set_outcome(layer, Outcome::Refused(reason.as_shown()));
                 Effects::NONE
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{Context, PcrUnit, record};
 use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
-use crate::broker::{self, NextStep, Pending, Question, View, priority};
+use crate::broker::{self, Backed, NextStep, Pending, Question, View, priority};
 use crate::mailbox::{Mailbox, QueuedNotice};
 use crate::message::{NoticeKind, Outcome, Wanted};
 use crate::policy::Policy;
@@ -37,6 +37,29 @@ impl PcrUnit {
         }
     }
 
+    /// What has a physical counter of its own.
+    pub(super) fn backing(&self) -> Backed {
+        let guests = || Policy::LAYERS.into_iter().filter(|layer| layer.is_guest());
+        let asked = guests().filter_map(|layer| self.pending(layer)?.question);
+        let asked = asked.filter(|question| !question.holder.is_guest());
+        let announced = self
+            .bank
+            .held_by(Layer::Hypervisor)
+            .iter()
+            .filter(|counter| {
+                let held = self.bank.reservation(*counter);
+                let revocation = held.and_then(|held| held.revocation);
+                revocation.is_some_and(|revocation| revocation.wanted_by.is_guest())
+            });
+        Backed {
+            most: self.backed,
+            coming: asked
+                .map(|question| question.counter)
+                .chain(announced)
+                .collect(),
+        }
+    }
+
     /// What the broker decides the request of `layer` from.
     pub(super) fn view(&self, layer: Layer) -> View<'_> {
         let others = Policy::LAYERS.into_iter().filter(|other| *other != layer);
@@ -49,6 +72,7 @@ impl PcrUnit {
             scheme: self.scheme,
             bank: &self.bank,
             policy: &self.policy,
+            backed: self.backing(),
             busy,
             answers: Policy::LAYERS.map(|layer| self.is_alive(layer)),
         }

@@ -105,7 +105,7 @@ fn check(index: u32, expected: Option<(&Row, Option<CounterId>)>) {
 #[test]
 fn every_index_of_the_block_is_what_the_page_says() {
     let rows = rows();
-    assert_eq!(rows.len(), 17, "{rows:#?}");
+    assert_eq!(rows.len(), 18, "{rows:#?}");
     let base = 0x554d_6000;
     for offset in 0..0x1000 {
         let index = base + offset;
@@ -150,6 +150,7 @@ fn the_generated_constants_are_the_offsets_of_the_page() {
         ("GRANTED", abi::MSR_GRANTED),
         ("NOTICE", abi::MSR_NOTICE),
         ("REPLY", abi::MSR_REPLY),
+        ("REFUSAL", abi::MSR_REFUSAL),
     ];
     let page: Vec<_> = rows()
         .into_iter()

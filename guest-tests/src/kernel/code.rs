@@ -204,3 +204,14 @@ pub fn spin_forever(a: &mut CodeAssembler) -> Written {
     a.pause()?;
     a.jmp(here)
 }
+
+/// Halts for ever.
+///
+/// # Errors
+/// Never in practice; the assembler's signature.
+pub fn halt_forever(a: &mut CodeAssembler) -> Written {
+    let mut here = a.create_label();
+    a.set_label(&mut here)?;
+    a.hlt()?;
+    a.jmp(here)
+}

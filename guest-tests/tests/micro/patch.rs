@@ -60,6 +60,10 @@ pub(crate) const TESTS: &[Test] = &[
         run: old_patch,
     },
     Test {
+        name: "patch::a_gate_that_never_rests",
+        run: restless,
+    },
+    Test {
         name: "patch::is_gone_when_no_counter_was_enabled_for_long",
         run: idle,
     },
@@ -513,6 +517,40 @@ fn idle(lab: &Lab) -> Result<()> {
         )
     });
     ensure!(reads.len() == 2, "{} reads", reads.len());
+    Ok(())
+}
+
+/// The gate leads to another handler in each round. The patch follows 64 times; from then
+/// on there is a breakpoint, which moves for nobody's CPUs but the guest's.
+fn restless(lab: &Lab) -> Result<()> {
+    const GATE: u64 = 0x6000 + 16 * 13;
+    const ROUNDS: usize = 70;
+    const LEFT: u64 = DATA + 0x100;
+    let other = u32::try_from(GP ^ Program::handler_address(12))?;
+    let program = Program::new()?.gp_begins(&ENDBR64)?.handler(12, |a| {
+        a.db(&ENDBR64)?;
+        guest_tests::micro::log_fault(a, 13, true)
+    })?;
+    let program = program.kernel(|a| {
+        program_counter(a)?;
+        a.mov(dword_ptr(LEFT), i32::try_from(ROUNDS).unwrap_or(0))?;
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.xor(dword_ptr(GATE), other.cast_signed())?;
+        set_counter(a)?;
+        rdpmc(a)?;
+        a.dec(dword_ptr(LEFT))?;
+        a.jne(again)?;
+        foreign_gp(a)?;
+        exit(a)
+    })?;
+    let ran = lab.run(&setup(), &program.start(0))?;
+    let mut log = vec![count(); ROUNDS];
+    log.push(gp(KERNEL_CS));
+    ensure!(ran.log == log, "{:x?}", ran.log);
+    let given_up = Armed::Breakpoint(Some(PatchRefusal::TooOften(64)));
+    ensure!(armed(&ran) == [Armed::Patch, given_up], "{:?}", armed(&ran));
+    ensure!(handler_bytes(&ran)? == ENDBR64, "the byte stays");
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use perfmon_abi::{
     DefaultArg, DefaultEntry, DefaultHeader, Message, PmcArg, PmdArg, Record, SetDesc, SetInfo,
     Timespec,
 };
+use pmu_virt::perfmon::VirtualPmd;
 use umpire_perfmon::{Call, Client, ContextHandle, Event, Wait};
 use vmm::micro::{KERNEL_CODE, MEMORY_SIZE};
 use vmm::sched::CorePlan;
@@ -105,6 +106,7 @@ fn masked(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
         load(client, &context, 0)?;
         client.call(&context, &mut Call::Start(None))?;
         gates.open(1);
+        let mut last = 0;
         for _ in 0..3 {
             let told = message(&context)?;
             ensure!(
@@ -119,6 +121,18 @@ fn masked(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
             ensure!(first.value == second.value, "{first:?} {second:?}");
             let none = context.read_message(Wait::No)?;
             ensure!(matches!(none, Event::Nothing), "{none:?}");
+            // Where it was is known without a sampling format.
+            let tell = |which: VirtualPmd| {
+                Ok::<_, anyhow::Error>(read(client, &context, which.pmd())?.value)
+            };
+            let (ip, tsc) = (tell(VirtualPmd::Ip)?, tell(VirtualPmd::Tsc)?);
+            let code = KERNEL_CODE..KERNEL_CODE + 0x1000;
+            ensure!(
+                code.contains(&ip) && tsc > last,
+                "{ip:#x} at {tsc} after {last}"
+            );
+            ensure!(tell(VirtualPmd::Ring)? == 0 && tell(VirtualPmd::Cr3)? != u64::MAX);
+            last = tsc;
             client.call(&context, &mut Call::Restart)?;
         }
         Ok(())

@@ -1,8 +1,10 @@
 //! What the tools refuse: one line, status 2.
 
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use guest_tests::umpire::{self, skipped_without_kvm};
+use guest_tests::vm::Vm;
 
 use super::boot;
 
@@ -64,4 +66,86 @@ fn what_the_vm_does_not_have() {
         &["record", "-e", "cycles,instructions,branches", "1s"],
         "cannot be sampled",
     );
+}
+
+/// Groups and limits hold from the first connection on, root included.
+#[test]
+fn options_of_the_socket_limit_tools() {
+    if skipped_without_kvm("options_of_the_socket") {
+        return;
+    }
+    let limits = ["--control-sys-gid", "12345", "--control-buffers", "64"];
+    let vm = boot(2, &limits);
+    check(
+        &vm.tool(&["record", "-a", "1s"]),
+        "only members of group 12345 (cf_sys_gid)",
+    );
+    // Half of the memory for buffers is left to others.
+    let mut child = vm.command(&["record"]).spawn().expect("umpire");
+    std::thread::sleep(Duration::from_secs(1));
+    let listed = vm.printed(&["ls"]);
+    let _ = child.kill();
+    let _ = child.wait();
+    assert!(listed.contains(" 32 KiB "), "{listed}");
+    let refused = |flags: &[&str], expected: &str| {
+        let kernel = ["run", "--kernel", "/dev/null", "--control", "x.sock"];
+        without_vm(&[&kernel[..], flags].concat(), expected);
+    };
+    refused(&["--control-arg-size", "100"], "4096");
+    refused(&["--control-thread-gid", "4294967295"], "a group");
+    refused(&["--control-buffers", "1"], "KiB");
+}
+
+/// `--preemptible` is recommended where it changes something, and nowhere else.
+#[test]
+fn a_hint_helps() {
+    if skipped_without_kvm("a_hint_helps") {
+        return;
+    }
+    const HINT: &str = "--preemptible";
+    let told = |vm: &Vm, words: &[&str]| {
+        let output = vm.tool(words);
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let three = "cycles,instructions,branches";
+    // More events than counters.
+    let vm = boot(2, &[]);
+    let record = told(&vm, &["record", "-e", three, "1s"]);
+    assert!(
+        record.contains("cannot be sampled") && !record.contains(HINT),
+        "{record}"
+    );
+    let group = format!("{{{three}}}");
+    let stat = told(&vm, &["stat", "-e", &group, "--", "100ms"]);
+    assert!(
+        stat.contains("no counters for") && !stat.contains(HINT),
+        "{stat}"
+    );
+    // The vCPU has a context.
+    let mut first = vm
+        .command(&["record", "-o", "first.data"])
+        .spawn()
+        .expect("umpire");
+    std::thread::sleep(Duration::from_secs(1));
+    let record = told(&vm, &["record", "1s"]);
+    let _ = first.kill();
+    let _ = first.wait();
+    assert!(
+        record.contains("cannot be sampled") && !record.contains(HINT),
+        "{record}"
+    );
+    // The counters are the guest's, which does not use them.
+    let vm = boot(6, &["--host-policy", "guest-first"]);
+    let record = told(&vm, &["record", "-e", three, "1s"]);
+    assert!(
+        record.contains("cannot be sampled") && record.contains(HINT),
+        "{record}"
+    );
+    let stat = told(&vm, &["stat", "-e", three, "--", "100ms"]);
+    assert!(
+        stat.contains("no counters for") && stat.contains(HINT),
+        "{stat}"
+    );
+    let record = told(&vm, &["record", "-e", three, HINT, "100ms"]);
+    assert!(record.contains(" samples;"), "{record}");
 }

@@ -7,7 +7,7 @@ use guest_tests::umpire::skipped_without_kvm;
 use guest_tests::vm::{Vm, signal};
 use serde_json::Value;
 
-use super::boot;
+use super::{boot, boot_idle};
 
 /// The rows of `-j`.
 fn rows(text: &str) -> Vec<Value> {
@@ -128,6 +128,24 @@ fn the_default_shows_times_exits_and_metrics() {
     assert!(text.contains("vCPU0 ") && text.contains("vCPU1 "), "{text}");
     let text = vm.printed(&["stat", "-a", "-e", "cycles,vm-exits", "--", "200ms"]);
     assert!(text.contains("cycles") && !text.contains('<'), "{text}");
+}
+
+/// Nothing is stolen from a processor that was never started, and its time is not
+/// missing either: it waits, as a halted one does.
+#[test]
+fn a_processor_that_was_never_started_is_halted() {
+    if skipped_without_kvm("a_processor_that_was_never_started") {
+        return;
+    }
+    for flags in [&["--cpus", "2"][..], &["--cpus", "2", "--cores", "1"]] {
+        let vm = boot_idle(8, flags);
+        let events = "vm-run-ns,vm-steal-ns,vm-halt-ns";
+        let found = rows(&vm.printed(&["stat", "-j", "--vcpu", "1", "-e", events, "--", "1s"]));
+        let [ran, stolen, halted] =
+            ["vm-run-ns", "vm-steal-ns", "vm-halt-ns"].map(|event| count(&found, event));
+        assert!(ran < 100.0 && stolen < 100.0, "{flags:?}: {found:?}");
+        assert!((800.0..1800.0).contains(&halted), "{flags:?}: {found:?}");
+    }
 }
 
 #[test]

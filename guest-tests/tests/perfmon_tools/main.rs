@@ -21,3 +21,10 @@ fn boot(counters: u32, flags: &[&str]) -> Vm {
     let rates = RATES.replace("COUNT", &counters.to_string());
     Vm::boot(&umpire::path(), &rates, flags)
 }
+
+/// As [`boot`], with a guest that only halts; processors beyond the first are
+/// never started.
+fn boot_idle(counters: u32, flags: &[&str]) -> Vm {
+    let rates = RATES.replace("COUNT", &counters.to_string());
+    Vm::boot_idle(&umpire::path(), &rates, flags)
+}

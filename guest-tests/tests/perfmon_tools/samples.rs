@@ -6,7 +6,7 @@ use guest_tests::umpire::skipped_without_kvm;
 use guest_tests::vm::{Vm, signal};
 use serde_json::Value;
 
-use super::boot;
+use super::{boot, boot_idle};
 
 /// Records into a file with these flags, and what `umpire report -j` and the
 /// recording say of it.
@@ -59,6 +59,60 @@ fn a_frequency_is_found() {
     let count = samples(&report);
     assert!((100..1300).contains(&count), "{count} samples: {told}");
     assert!(report.to_string().contains("branches"), "{report}");
+}
+
+/// A frequency is one of the vCPUs' time, so where they only halt, or were never
+/// started, there is next to nothing to sample: looking at counters must not make
+/// samples of its own.
+#[test]
+fn idle_cores_are_not_sampled() {
+    if skipped_without_kvm("idle_cores_are_not_sampled") {
+        return;
+    }
+    for flags in [&["--cpus", "2"][..], &["--cpus", "2", "--cores", "1"]] {
+        let vm = boot_idle(8, flags);
+        let words = ["-e", "cycles", "-F", "1000", "-a", "--", "2s"];
+        let (report, told) = recorded(&vm, &words);
+        // Kicks take some of its time.
+        let count = samples(&report);
+        assert!(count < 400, "{flags:?}: {count} samples: {told}");
+        let file = vm.path("umpire.data").display().to_string();
+        let samples = vm.printed(&["script", "-i", &file, "-F", "ip"]);
+        let reset = samples.lines().filter(|line| line.trim() == "fff0");
+        assert_eq!(
+            reset.count(),
+            0,
+            "{flags:?}: a processor that was never started"
+        );
+    }
+}
+
+#[test]
+fn ls_shows_what_is_halted_reserved_and_free() {
+    if skipped_without_kvm("ls_shows_what_is_halted") {
+        return;
+    }
+    for (flags, core) in [(&[][..], "1"), (&["--cores", "1"], "0")] {
+        let flags = [&["--cpus", "2", "--hypervisor-counters", "1"], flags].concat();
+        let vm = boot_idle(8, &flags);
+        let listed = vm.printed(&["ls", "--control", &vm.socket()]);
+        let rows: Vec<Vec<&str>> = listed
+            .lines()
+            .map(|row| row.split_whitespace().collect())
+            .collect();
+        let row = |wanted: &[&str]| rows.iter().any(|row| row.starts_with(wanted));
+        assert!(
+            row(&["0", "halted", "0", "-", "PMC5:", "hypervisor"]),
+            "{listed}"
+        );
+        assert!(row(&["1", "offline", core, "-"]), "{listed}");
+        assert!(listed.contains(" 8 free"), "{listed}");
+        let formats = "Sampling formats: default=4d72bec0-0664-4143-82b4-d3fd27243c97, ";
+        assert!(listed.contains(formats), "{listed}");
+        let json: Value = serde_json::from_str(&vm.printed(&["ls", "-j"])).expect("JSON");
+        assert_eq!(json["machine"]["vcpus"][0]["state"], "running", "as before");
+        assert_eq!(json["machine"]["vcpus"][0]["halted"], true);
+    }
 }
 
 #[test]

@@ -55,11 +55,24 @@ virtual_pmds! {
     "Nanoseconds that the vCPU ran, halted ones left out." RunTime = 8, "vm-run-ns";
     "Nanoseconds that the vCPU could have run and did not: others had its core or its host CPU."
         StealTime = 9, "vm-steal-ns";
-    "Nanoseconds that the vCPU was halted." HaltTime = 10, "vm-halt-ns";
+    "Nanoseconds that the vCPU was halted, or waited to be started." HaltTime = 10, "vm-halt-ns";
     "Bytes of guest memory that the host has given pages for." GuestMemory = 11, "vm-memory-bytes";
-    "Ring at the overflow, 0 for the guest's kernel and 3 for its programs; in samples only."
-        Ring = 12, "ring";
-    "CR3 at the overflow: tells the guest's processes apart; in samples only." Cr3 = 13, "cr3";
+    "Ring at the overflow, 0 for the guest's kernel and 3 for its programs." Ring = 12, "ring";
+    "CR3 at the overflow: tells the guest's processes apart." Cr3 = 13, "cr3";
+    "Instruction pointer at the overflow." Ip = 14, "ip";
+    "The host's TSC at the overflow." Tsc = 15, "tsc";
+}
+
+impl VirtualPmd {
+    /// Whether it tells of the moment of an overflow: in samples, and while the
+    /// context is masked or keeps its vCPU blocked.
+    #[must_use]
+    pub fn is_of_overflow(self) -> bool {
+        matches!(
+            self,
+            VirtualPmd::Ring | VirtualPmd::Cr3 | VirtualPmd::Ip | VirtualPmd::Tsc
+        )
+    }
 }
 
 impl fmt::Display for VirtualPmd {

@@ -25,6 +25,7 @@ use pmu_model::{CountRequest, Nanos, Provenance};
 use super::bits::PmdBits;
 use super::description::LogicalPmu;
 use super::format::Sampler;
+use super::moment::Moment;
 use super::throttle::Throttle;
 
 /// Names a context of the machine; no other one has the same.
@@ -140,6 +141,8 @@ pub struct Context {
     pub(super) blocked: bool,
     /// A switch of sets was put off until PFM_RESTART.
     pub(super) switch_pending: bool,
+    /// The last overflow that was dealt with since it was loaded.
+    pub(super) moment: Option<Moment>,
     /// PMDs of the active set that wrapped since the last [`Context::overflow`].
     pub(super) pending: PmdBits,
     /// Time that passed after the active set's timeout was up, and whether it

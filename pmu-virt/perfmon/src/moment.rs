@@ -32,6 +32,23 @@ pub struct Moment {
     pub core: u16,
 }
 
+impl Moment {
+    /// What a virtual PMD tells of it; `None` for those that are of no moment.
+    #[must_use]
+    pub fn value(&self, which: VirtualPmd) -> Option<u64> {
+        match which {
+            VirtualPmd::Ring => Some(match self.ring {
+                Ring::Kernel => 0,
+                Ring::User => 3,
+            }),
+            VirtualPmd::Cr3 => Some(self.cr3),
+            VirtualPmd::Ip => Some(self.ip),
+            VirtualPmd::Tsc => Some(self.tsc),
+            _ => None,
+        }
+    }
+}
+
 /// The message queue of a context. Its other end is the tool's descriptor.
 pub trait MessageQueue: Send + Debug {
     /// Messages that were not read yet.

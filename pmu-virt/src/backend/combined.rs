@@ -250,6 +250,11 @@ impl CounterBackend for CombinedBackend {
             .is_some_and(|(source, inner)| source.backend.is_shared(inner))
     }
 
+    fn sources(&self) -> Vec<&'static str> {
+        let sources = self.sources.iter();
+        sources.flat_map(|part| part.backend.sources()).collect()
+    }
+
     fn source(&self, slot: SlotIndex) -> &'static str {
         match self.at(slot) {
             Some((source, inner)) => source.backend.source(inner),

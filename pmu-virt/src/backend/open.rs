@@ -19,7 +19,7 @@ const BACKENDS: [BackendSummary; 6] = [
     },
     BackendSummary {
         name: "perf",
-        summary: "the host's kernel: its PMU where there is one, else cycles from CPU time",
+        summary: "the host's kernel and its PMU; where that counts no guests, perf,clock",
     },
     BackendSummary {
         name: "clock",

@@ -108,11 +108,11 @@ impl CounterBackend for PerfBackend {
     /// of its own for the asking.
     fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
         let mut inner = self.inner.borrow_mut();
-        let plan = inner.choose(request);
-        let plan = plan.map_err(|reason| Unavailable { reason })?;
+        let event = inner.choose(request);
+        let event = event.map_err(|reason| Unavailable { reason })?;
         Ok(CountPlan {
-            provenance: plan.provenance,
-            constraint: Constraint::slots(inner.room(&plan)),
+            provenance: event.source.provenance(),
+            constraint: Constraint::slots(inner.room(&event)),
         })
     }
 

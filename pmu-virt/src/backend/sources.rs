@@ -75,6 +75,22 @@ impl Sources {
         self.0.iter()
     }
 
+    /// What the words stand for where the kernel has `hardware` events of guests, or
+    /// not: the best for `auto`, never what slows a guest down or makes counts up;
+    /// for `perf` without them the TSC behind it, so that cycles are counted.
+    #[must_use]
+    pub fn on_host(&self, hardware: impl Fn() -> bool) -> Self {
+        let with_clock = |source: &Source| match source {
+            Source::Auto if !hardware() => vec![Source::Clock],
+            Source::Auto => vec![Source::Perf, Source::Clock],
+            Source::Perf if !self.0.contains(&Source::Clock) && !hardware() => {
+                vec![Source::Perf, Source::Clock]
+            }
+            other => vec![other.clone()],
+        };
+        Sources(self.0.iter().flat_map(with_clock).collect())
+    }
+
     /// The same with each file name changed by `change`.
     #[must_use]
     pub fn map_files(self, change: impl Fn(PathBuf) -> PathBuf) -> Self {

@@ -1,12 +1,16 @@
 //! What host contexts may want of a core, and whether there is room.
 
+use arbiter::{CounterId, CounterSet};
 use perfmon::ContextId;
 use perfmon_abi::wire::{Errno, Refusal};
-use pmu_model::{Constraint, CountRequest, OwnerId};
+use pmu_model::{Constraint, CountRequest, EventCode, FixedFunction, OwnerId};
 
 use super::CorePmu;
 use crate::admission::{Claimed, ContextDemand, GuestRoom, Room, admit};
+use crate::assign::MAX_DEMANDS;
 use crate::attached::{AttachedContext, HostEvent, NotLoaded};
+use crate::holdings::Holdings;
+use crate::placement::fits;
 use crate::policy::Standing;
 
 /// What a context may want of a core, before it is known what can count it.
@@ -41,6 +45,8 @@ impl ResourceClaim {
 pub(crate) struct GuestClaim {
     pub(crate) counters: usize,
     pub(crate) events: Vec<CountRequest>,
+    /// What the vCPUs of the VM have reserved.
+    pub(crate) holdings: Option<Holdings>,
 }
 
 impl CorePmu {
@@ -140,6 +146,7 @@ impl CorePmu {
             counters: guest.map_or(0, |guest| guest.counters.saturating_add(more)),
             kinds: self.kinds(),
             now: self.guest_now(),
+            reserved: self.reserved(),
         };
         let room = Room {
             policy: self.host.policy,
@@ -176,6 +183,80 @@ impl CorePmu {
             }
         }
         kinds
+    }
+
+    /// What can count most of the events that the guest may ask for: what is held for
+    /// a counter that is reserved and has no event yet.
+    pub(crate) fn any_event(&self, events: &[CountRequest]) -> Option<Constraint> {
+        let plan = |request| Some(self.bank.backend().plan(request).ok()?.constraint);
+        let all: Vec<Constraint> = events.iter().filter_map(plan).collect();
+        let served = |one: &&Constraint| all.iter().filter(|other| other == one).count();
+        // Of those alike the first.
+        all.iter().rev().max_by_key(served).copied()
+    }
+
+    /// What the core keeps for the reserved counters of whichever vCPU comes.
+    fn reserved(&self) -> Vec<Constraint> {
+        let Some(guest) = &self.host.guest else {
+            return Vec::new();
+        };
+        let (programmable, fixed) = match &guest.holdings {
+            Some(holdings) => holdings.largest(),
+            None => return Vec::new(),
+        };
+        let any = self.any_event(&guest.events);
+        let fixed = fixed.iter().filter_map(|counter| {
+            let plan = self.bank.backend().plan(&fixed_request(counter)?);
+            Some(plan.ok()?.constraint)
+        });
+        let any = any.into_iter().flat_map(|any| vec![any; programmable]);
+        any.chain(fixed).collect()
+    }
+
+    /// Whether all of `wanted` has a place beside each set of each firm context that
+    /// counts while `vcpu` does.
+    pub(crate) fn has_room_for(&self, vcpu: OwnerId, wanted: &[Constraint]) -> bool {
+        let firm = |is_its: &dyn Fn(Option<OwnerId>) -> bool| -> Vec<Vec<Constraint>> {
+            let claims = self.host.claims.iter();
+            let claims = claims.filter(|one| one.standing == Standing::Firm && is_its(one.vcpu));
+            let sets = claims.filter_map(|one| Some(self.claim_of(one)?.sets));
+            sets.flatten().chain([Vec::new()]).collect()
+        };
+        let of_core = firm(&|of| of.is_none());
+        let of_vcpu = firm(&|of| of == Some(vcpu));
+        of_core.iter().all(|one| {
+            of_vcpu.iter().all(|other| {
+                let all = [wanted, one, other];
+                fits(all.into_iter().flatten(), self.bank.slots())
+            })
+        })
+    }
+
+    /// How many counters of a vCPU that comes have a slot here beside what the core's
+    /// own contexts rely on, going by the events that its guest can name.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        let mut of_core = self.host.claims.iter().filter(|one| one.vcpu.is_none());
+        let guest = self.host.guest.as_ref();
+        let any = guest.and_then(|guest| self.any_event(&guest.events));
+        let (Some(any), true) = (any, of_core.any(|one| one.standing == Standing::Firm)) else {
+            return usize::MAX;
+        };
+        // No vCPU has this number: contexts of vCPUs go with them.
+        let nobody = OwnerId(u32::MAX);
+        let fit = |count: &usize| self.has_room_for(nobody, &vec![any; count + 1]);
+        (0..MAX_DEMANDS).take_while(fit).count()
+    }
+
+    /// How many counters `vcpu`, which is here or was parked here, relies on: those
+    /// that it `holds`, and those of its contexts that were promised them.
+    pub(crate) fn relied_on(&self, vcpu: OwnerId, holds: CounterSet) -> usize {
+        let mut claims = self.host.claims.iter();
+        let firm = claims
+            .by_ref()
+            .filter(|one| one.vcpu == Some(vcpu) && one.standing == Standing::Firm);
+        let of_context = firm.map(|one| one.sets.iter().map(Vec::len).max().unwrap_or(0));
+        usize::try_from(holds.len()).unwrap_or(usize::MAX) + of_context.sum::<usize>()
     }
 
     /// What the attached vCPU's guest counts.
@@ -265,4 +346,13 @@ impl CorePmu {
         let claims = &self.host.claims;
         claims.iter().position(|claim| claim.context == context)
     }
+}
+
+/// What a fixed-function counter counts.
+pub(crate) fn fixed_request(counter: CounterId) -> Option<CountRequest> {
+    let CounterId::Fixed(n) = counter else {
+        return None;
+    };
+    let event = EventCode::Fixed(FixedFunction::of(n)?);
+    Some(CountRequest::plain(event, true, true))
 }

@@ -1,15 +1,15 @@
 //! The host context of a vCPU, and that of the core which it is on.
 
-use arbiter::{CounterSet, Layer};
+use arbiter::{Backing, CounterId, CounterSet, Layer, PerKind};
 use perfmon::{Moment, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{
-    CountRequest, EventCode, KnownEvent, Nanos, Progress, Ticks, Tsc, UnavailableReason,
+    Constraint, CountRequest, EventCode, KnownEvent, Nanos, Progress, Ticks, Tsc, UnavailableReason,
 };
 
-use super::{Here, VcpuPmu};
+use super::{Here, VcpuPmu, index_of};
 use crate::attached::{AttachedContext, NotLoaded};
-use crate::core_pmu::{CorePmu, GuestClaim, no_context};
+use crate::core_pmu::{CorePmu, GuestClaim, fixed_request, no_context};
 use crate::slot_bank::SlotBank;
 
 impl VcpuPmu {
@@ -292,17 +292,12 @@ impl VcpuPmu {
             let event = EventCode::of(self.model.events(), event)?;
             Some(CountRequest::plain(event, true, true))
         });
-        let fixed = usable.iter().filter_map(|counter| match counter {
-            arbiter::CounterId::Fixed(n) => {
-                Some(EventCode::Fixed(pmu_model::FixedFunction::of(n)?))
-            }
-            arbiter::CounterId::Programmable(_) => None,
-        });
+        let fixed = usable.iter().filter_map(fixed_request);
+        let reservations = self.reservations.as_ref();
         GuestClaim {
             counters: usize::try_from(usable.len()).unwrap_or(usize::MAX),
-            events: events
-                .chain(fixed.map(|event| CountRequest::plain(event, true, true)))
-                .collect(),
+            events: events.chain(fixed).collect(),
+            holdings: reservations.map(|reservations| reservations.holdings.clone()),
         }
     }
 
@@ -314,6 +309,54 @@ impl VcpuPmu {
         match self.if_here(core) {
             Some(core) => core.guest_may_have_more(1),
             None => self.host.is_none(),
+        }
+    }
+
+    /// How many physical counters are promised to this vCPU, which is on `core` or was
+    /// parked there: another core has to have room for them if it is to go on there.
+    #[must_use]
+    pub fn relies_on(&self, core: &CorePmu) -> usize {
+        core.relied_on(self.owner, self.guests_holding())
+    }
+
+    /// What the layers of the guest have reserved.
+    pub(super) fn guests_holding(&self) -> CounterSet {
+        self.reserved_by(Layer::Firmware) | self.reserved_by(Layer::GuestKernel)
+    }
+
+    /// What the layers of the guest can hold so that each counter has a slot of its own
+    /// on `core`, beside what contexts rely on there.
+    pub(super) fn backing(&self, core: &CorePmu) -> Backing {
+        let any = core.any_event(&self.wish().events);
+        let constraint = |counter: CounterId| {
+            let request = self.counters[index_of(counter)].request;
+            let request = request.or_else(|| fixed_request(counter));
+            let plan = request.and_then(|request| core.backend().plan(&request).ok());
+            let of_any = any.filter(|_| matches!(counter, CounterId::Programmable(_)));
+            plan.map(|plan| plan.constraint).or(of_any)
+        };
+        let held = self.guests_holding();
+        let mut wanted: Vec<Constraint> = held.iter().filter_map(constraint).collect();
+        let fixed = self.model.counters().filter(|counter| {
+            let more = constraint(*counter).filter(|_| !held.contains(*counter));
+            let all = more.map(|more| [wanted.as_slice(), &[more]].concat());
+            matches!(counter, CounterId::Fixed(_))
+                && all.map_or(held.contains(*counter), |all| {
+                    core.has_room_for(self.owner, &all)
+                })
+        });
+        let fixed = fixed.collect();
+        let mut programmable = PerKind::count(held).programmable;
+        for _ in programmable..self.model.counts().programmable {
+            wanted.extend(any);
+            if any.is_none() || !core.has_room_for(self.owner, &wanted) {
+                break;
+            }
+            programmable += 1;
+        }
+        Backing {
+            programmable,
+            fixed,
         }
     }
 

@@ -97,15 +97,18 @@ impl VcpuPmu {
 
     /// Everybody's claims, by precedence.
     fn claims(&self, core: &CorePmu) -> Claims {
-        let guest = self.guest_demands(core).into_iter();
+        let held = self.guests_holding();
         let vcpu = self.owner;
-        let guest = guest.map(|demand| {
+        let guest = self.guest_demands(core).into_iter().map(|demand| {
             let counter = demand.counter;
             (Claimant::Guest { vcpu, counter }, demand)
         });
+        let (reserved, guest): (Vec<_>, Vec<_>) =
+            guest.partition(|(_, demand)| held.contains(demand.counter));
         let hosts = self.hosts(Some(core)).filter(|_| self.hosting);
         let contexts = hosts.map(|hosted| context_claims(hosted, core));
-        Claims::new(core.host.policy(), guest, contexts.collect())
+        let (reserved, guest) = (reserved.into_iter(), guest.into_iter());
+        Claims::new(core.host.policy(), reserved, guest, contexts.collect())
     }
 
     /// Works with one host context, and records what came of it.

@@ -11,6 +11,7 @@ use pmu_model::{MsrIndex, Ring, Tsc, WriteForm};
 use super::access::Part;
 use super::{Here, Logical, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome, index_of};
 use crate::core_pmu::CorePmu;
+use crate::holdings::Holdings;
 
 /// The reservations of one vCPU, with what they ask and report to.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub struct Reservations {
     pub entropy: Box<dyn Entropy>,
     /// Receives every decision.
     pub audit: Box<dyn Auditor>,
+    /// What all vCPUs of the VM hold.
+    pub holdings: Holdings,
 }
 
 impl Reservations {
@@ -65,9 +68,11 @@ impl VcpuPmu {
         core: Option<&mut CorePmu>,
         act: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> (R, Effects),
     ) -> Option<R> {
+        let here = &mut self.here(core);
+        self.look_for_room(here);
         let (unit, mut context) = self.reservations.as_mut()?.parts(self.left);
         let (result, effects) = act(unit, &mut context);
-        self.take_effects(&mut self.here(core), effects);
+        self.take_effects(here, effects);
         Some(result)
     }
 
@@ -209,13 +214,36 @@ impl VcpuPmu {
         if due.is_none_or(|due| self.left < due) {
             return;
         }
+        self.look_for_room(here);
+        let Some(reservations) = &mut self.reservations else {
+            return;
+        };
         let (unit, mut context) = reservations.parts(self.left);
         let effects = unit.tick(&mut context);
         self.take_effects(here, effects);
     }
 
+    /// Tells the reservations what can be backed. Off its core, what they were told
+    /// last holds.
+    fn look_for_room(&mut self, here: &Here<'_>) {
+        let Some(core) = here else { return };
+        let backing = self.backing(core);
+        if let Some(reservations) = &mut self.reservations {
+            reservations.unit.back(backing);
+        }
+    }
+
+    /// Tells the VM what this vCPU holds.
+    pub(super) fn note_holdings(&self) {
+        if let Some(reservations) = &self.reservations {
+            let held = self.guests_holding();
+            reservations.holdings.note(self.owner, held);
+        }
+    }
+
     /// Does to the PMU what a decision means for it.
     pub(super) fn take_effects(&mut self, here: &mut Here<'_>, effects: Effects) {
+        self.note_holdings();
         if effects.is_empty() {
             return;
         }
@@ -399,6 +427,14 @@ impl VcpuPmu {
         if !self.may_manage(register, caller.layer) {
             return WriteOutcome::Gp;
         }
+        // Only these can take a counter.
+        let takes = matches!(
+            register,
+            PcrRegister::Request | PcrRegister::ManagementKey(_) | PcrRegister::Reply
+        );
+        if takes {
+            self.look_for_room(here);
+        }
         let Some(reservations) = &mut self.reservations else {
             return WriteOutcome::Gp;
         };
@@ -436,7 +472,8 @@ impl VcpuPmu {
             | PcrRegister::Answer
             | PcrRegister::Granted
             | PcrRegister::Notice
-            | PcrRegister::Reply => true,
+            | PcrRegister::Reply
+            | PcrRegister::Refusal => true,
         }
     }
 }
@@ -481,6 +518,7 @@ fn alias(register: PcrRegister) -> Option<(CounterId, Part)> {
         | PcrRegister::Answer
         | PcrRegister::Granted
         | PcrRegister::Notice
-        | PcrRegister::Reply => None,
+        | PcrRegister::Reply
+        | PcrRegister::Refusal => None,
     }
 }

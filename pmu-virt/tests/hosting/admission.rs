@@ -47,6 +47,7 @@ fn judge(
         counters,
         kinds: vec![Constraint::any(6)],
         now: vec![Constraint::any(6); now],
+        reserved: Vec::new(),
     };
     let room = Room {
         policy,
@@ -263,7 +264,7 @@ proptest! {
     ) {
         let free = SlotSet::below(SLOTS.into());
         let claims = [claims.0, claims.1, claims.2];
-        let guest = GuestRoom { counters, kinds, now };
+        let guest = GuestRoom { counters, kinds, now, reserved: Vec::new() };
         let room = Room { policy, slots: free, guest: &guest, claims: &claims };
         let found = admit(&room, &applicant);
 
@@ -333,6 +334,7 @@ proptest! {
             counters,
             kinds: vec![Constraint::any(slots)],
             now: vec![Constraint::any(slots); used.min(counters).min(slots)],
+            reserved: Vec::new(),
         };
         let room = Room {
             policy,

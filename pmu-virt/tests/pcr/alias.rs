@@ -151,8 +151,8 @@ fn what_has_no_meaning_raises_gp() {
         PGp(abi::RDPMC_COOKIE + 35),
         PGp(abi::RDPMC_COOKIE + 64),
         // Indices kept for later.
-        RGp(base + 0x248),
-        WGp(base + 0x248, 0),
+        RGp(base + 0x249),
+        WGp(base + 0x249, 0),
         RGp(base + 0xfff),
         RAbsent(base + abi::MSR_COUNT),
         // The wrong direction.

@@ -6,8 +6,9 @@ use arbiter::{
     Auditor, Entropy, GuardLimits, PcrConfig, PcrUnit, PerKind, Phase, Policy, Record, Scheme, abi,
 };
 use pmu_virt::{
-    Caller, ClockBackend, CounterBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome,
-    Reservations, Ring, Ticks, Tsc, WriteOutcome,
+    Caller, ClockBackend, CombinedBackend, CounterBackend, Grant, Layer, MsrIndex, PmuModel,
+    Progress, RateTable, ReadOutcome, Reservations, Ring, SimBackend, SimClocks, Ticks, Tsc,
+    WriteOutcome,
 };
 
 use crate::seated::Seated;
@@ -172,9 +173,19 @@ pub(crate) fn unit(setup: &Setup, model: &PmuModel) -> PcrUnit {
     })
 }
 
+/// What the clock cannot count has a source that never does: what nobody could count
+/// cannot be reserved.
+pub(crate) fn counts_all_that_is_fixed() -> Box<dyn CounterBackend> {
+    let table = RateTable::parse("[event.instructions]\nrate = 0\n", "rates");
+    let table = table.unwrap_or_else(|error| panic!("{error}"));
+    let still = SimBackend::of(&SimClocks::new(table, 1_000_000));
+    let sources: [Box<dyn CounterBackend>; 2] = [Box::new(ClockBackend::new()), Box::new(still)];
+    Box::new(CombinedBackend::new(sources.into()))
+}
+
 impl Machine {
     pub(crate) fn new(setup: &Setup) -> Self {
-        Machine::on(setup, Box::new(ClockBackend::new()))
+        Machine::on(setup, counts_all_that_is_fixed())
     }
 
     /// One that counts with this backend.
@@ -186,6 +197,7 @@ impl Machine {
             unit: unit(setup, &model),
             entropy: Box::new(Numbers::default()),
             audit: Box::new(trail),
+            holdings: Default::default(),
         };
         let pmu = Seated::new(model, backend, setup.grant);
         let mut machine = Machine {

@@ -34,6 +34,7 @@ fn a_vcpus_reservations_take_at_most_4_kib_whatever_the_guest_does() {
         unit: unit(&setup, &model),
         entropy: Box::new(NoEntropy),
         audit: Box::new(NoAudit),
+        holdings: Default::default(),
     });
     let new = held() - before;
     assert!((0..=MOST).contains(&new), "{new} bytes");

@@ -1,6 +1,6 @@
 //! With nothing reserved, nobody can tell that there are reservations.
 
-use pmu_virt::{Caller, ClockBackend, Grant, MsrIndex, PmuModel, Ticks, Tsc};
+use pmu_virt::{Caller, Grant, MsrIndex, PmuModel, Ticks, Tsc};
 use proptest::collection::vec;
 use proptest::prelude::{
     Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest,
@@ -85,7 +85,7 @@ proptest! {
         let mut with = Machine::new(&Setup::of(spec));
         with.act_as(KERNEL, presented);
         let model = PmuModel::parse(spec).expect(spec);
-        let mut without = Seated::new(model, Box::new(ClockBackend::new()), Grant::everything());
+        let mut without = Seated::new(model, counts_all_that_is_fixed(), Grant::everything());
         let (mut now, kernel) = (1 << 32, Caller::legacy(KERNEL));
         for op in ops {
             match op {

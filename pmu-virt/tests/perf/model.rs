@@ -6,9 +6,10 @@ use std::ops::RangeInclusive;
 use pmu_virt::contract::{self, Driver};
 use pmu_virt::perf::PerfBackend;
 use pmu_virt::{
-    BackendEnv, Caller, Constraint, CorePmu, CountRequest, CounterBackend, EventCode, EventFamily,
-    Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, Provenance, ReadOutcome, Reading, Ring,
-    SlotIndex, SlotSet, Ticks, Tsc, Vendor,
+    BackendEnv, Caller, ClockBackend, CombinedBackend, Constraint, CorePmu, CountRequest,
+    CounterBackend, EventCode, EventFamily, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress,
+    Provenance, ReadOutcome, Reading, Ring, SlotIndex, SlotSet, SoftwareEvent, Ticks, Tsc,
+    UnavailableReason, Vendor,
 };
 
 use crate::fake::{Call, FAULTS, FakeKernel};
@@ -19,7 +20,11 @@ pub(crate) const TESTS: &[(&str, Run)] = &[
     ("model::contract_software", contract_software),
     ("model::contract_hardware", contract_hardware),
     ("model::contract_hardware_with_rdpmc", contract_rdpmc),
-    ("model::contract_derived_cycles", contract_cycles),
+    ("model::contract_task_clock", contract_clock),
+    (
+        "model::without_hardware_cycles_are_the_tsc_s",
+        cycles_without_hardware,
+    ),
     ("model::a_vcpu_is_paused_by_one_call", paused_by_one_call),
     (
         "model::nothing_is_called_for_what_does_not_run",
@@ -60,6 +65,11 @@ pub(crate) fn hardware() -> CountRequest {
 
 pub(crate) fn cycles() -> CountRequest {
     CountRequest::decode(EventFamily::Intel, 0x53_013c)
+}
+
+/// The one event that counts time, for which there are bounds of their own.
+fn task_clock() -> CountRequest {
+    CountRequest::plain(EventCode::Software(SoftwareEvent::TaskClock), true, true)
 }
 
 pub(crate) fn backend(kernel: &FakeKernel) -> PerfBackend {
@@ -174,14 +184,42 @@ fn contract_rdpmc() -> Result<Verdict, String> {
     keeps_the_contract(&kernel, hardware())
 }
 
-fn contract_cycles() -> Result<Verdict, String> {
+fn contract_clock() -> Result<Verdict, String> {
     let kernel = FakeKernel::new(0);
-    let plan = backend(&kernel).plan(&cycles());
+    let plan = backend(&kernel).plan(&task_clock());
     let provenance = plan.map(|plan| plan.provenance);
-    ensure(provenance == Ok(Provenance::Derived), || {
+    ensure(provenance == Ok(Provenance::Exact), || {
         format!("{provenance:?}")
     })?;
-    keeps_the_contract(&kernel, cycles())
+    keeps_the_contract(&kernel, task_clock())
+}
+
+/// `perf` alone has none then. With `clock` behind it they cost no system call.
+fn cycles_without_hardware() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(0);
+    let alone = backend(&kernel).plan(&cycles()).map_err(|no| no.reason);
+    let refused = Err(UnavailableReason::Refused {
+        backend: "perf",
+        errno: libc::ENOENT,
+    });
+    ensure(alone == refused, || format!("{alone:?}"))?;
+    let mut both = CombinedBackend::new(vec![
+        Box::new(backend(&kernel)),
+        Box::new(ClockBackend::new()),
+    ]);
+    let plan = both.plan(&cycles()).map_err(|no| no.to_string())?;
+    let slot = plan.constraint.slots.iter().next().ok_or("no slot")?;
+    both.program(slot, &cycles()).map_err(|no| no.to_string())?;
+    both.start(slot);
+    both.arm(slot, NonZeroU64::new(150));
+    kernel.take_calls();
+    run(&kernel, &mut both, 100);
+    run(&kernel, &mut both, 100);
+    let overflows = both.take_overflows();
+    ensure(overflows == SlotSet::of(slot), || format!("{overflows}"))?;
+    expect(&both, slot, 200)?;
+    calls(&kernel, &[], "two entries, a look and a reading")?;
+    finish(&kernel)
 }
 
 /// A backend with the first `slots` slots programmed and running.
@@ -414,6 +452,7 @@ fn room() -> Result<Verdict, String> {
         (hardware(), 4),
         (cycles(), 4),
         (software(), backend.capacity()),
+        (task_clock(), backend.capacity()),
     ] {
         for _ in 0..2 {
             let constraint = constraint(&backend, &request)?;
@@ -428,21 +467,14 @@ fn room() -> Result<Verdict, String> {
     kernel.take_calls();
     constraint(&backend, &hardware())?;
     calls(&kernel, &[], "asked once more")?;
-    let without = FakeKernel::new(0);
-    let backend = self::backend(&without);
-    let constraint = constraint(&backend, &cycles())?;
-    ensure(constraint == Constraint::any(backend.capacity()), || {
-        format!("derived cycles: {constraint:?}")
-    })?;
     finish(&kernel)
 }
 
 fn deadline() -> Result<Verdict, String> {
     let kernel = FakeKernel::new(0);
     // An unprivileged user: only what leaves the kernel out is opened.
-    kernel.fail(Call::Open, 1, libc::ENOENT);
     kernel.fail(Call::Open, 1, libc::EACCES);
-    let mut backend = counting(&kernel, cycles(), 1)?;
+    let mut backend = counting(&kernel, task_clock(), 1)?;
     backend.arm(A, NonZeroU64::new(500));
     let mut now = 10_000;
     backend.observe(&Progress::Entered { tsc: Tsc(now) });
@@ -453,6 +485,21 @@ fn deadline() -> Result<Verdict, String> {
         let told = backend.take_overflows().contains(A);
         ensure(told == due, || format!("after {events} more: {told}"))?;
     }
+    // What is left is time, and the deadline is in ticks.
+    kernel.fail(Call::Open, 1, libc::EACCES);
+    let env = BackendEnv {
+        tsc_khz: 2_500_000,
+        ..ENV
+    };
+    let mut backend = PerfBackend::with_syscalls(Box::new(kernel.clone()), &env);
+    backend
+        .program(A, &task_clock())
+        .map_err(|no| no.to_string())?;
+    backend.start(A);
+    backend.arm(A, NonZeroU64::new(500));
+    backend.observe(&Progress::Entered { tsc: Tsc(10_000) });
+    let deadline = backend.deadline();
+    ensure(deadline == Some(Tsc(11_250)), || format!("{deadline:?}"))?;
     finish(&kernel)
 }
 

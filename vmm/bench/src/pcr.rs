@@ -9,7 +9,7 @@ use arbiter::{Phase, abi};
 use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, r8, r9, r10d, rax, rdi, rdx, rsi,
 };
-use pmu_virt::{ClockBackend, Reservations};
+use pmu_virt::{ClockBackend, Holdings, Reservations};
 use serde::Serialize;
 use vmm::audit::AuditTrail;
 use vmm::config::PcrChoice;
@@ -261,6 +261,7 @@ fn reservations(
         plan: plan.map_err(|error| BenchError::Guest(error.to_string()))?,
         phase: Arc::new(Phase::new(false)),
         smm: false,
+        holdings: Holdings::default(),
     };
     let auditor = trail.auditors().next();
     let auditor = auditor.ok_or_else(|| BenchError::Guest("it has no vCPU".to_owned()))?;

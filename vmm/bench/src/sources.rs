@@ -185,8 +185,8 @@ pub(super) fn tells_when(
     event: Event,
     backend: &mut dyn CounterBackend,
 ) -> Result<bool, Unavailable> {
-    let slot = SlotIndex(0);
     let request = CountRequest::decode(model.events(), event.code | USR_OS_ENABLE | INT);
+    let slot = slot_for(backend, &request, 0);
     backend.program(slot, &request)?;
     backend.start(slot);
     backend.arm(slot, NonZeroU64::new(1_000));
@@ -194,10 +194,18 @@ pub(super) fn tells_when(
     Ok(backend.deadline().is_some())
 }
 
+/// The slot for the counter `n` of those on `request`: a source in a combination
+/// counts on a part of the slots.
+pub(super) fn slot_for(backend: &dyn CounterBackend, request: &CountRequest, n: u8) -> SlotIndex {
+    let plan = backend.plan(request).ok();
+    let slot = plan.and_then(|plan| plan.constraint.slots.iter().nth(n.into()));
+    slot.unwrap_or(SlotIndex(n))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pmu_virt::{ClockBackend, StepBackend};
+    use pmu_virt::{ClockBackend, CombinedBackend, StepBackend};
 
     #[test]
     fn cycles_come_first() {
@@ -222,6 +230,10 @@ mod tests {
         }
         check(ClockBackend::new(), true);
         check(StepBackend::new(), false);
+        // Cycles are counted on the second part of the slots.
+        let [step, clock]: [Box<dyn CounterBackend>; 2] =
+            [Box::new(StepBackend::new()), Box::new(ClockBackend::new())];
+        check(CombinedBackend::new(vec![step, clock]), true);
     }
 
     #[test]

@@ -107,7 +107,8 @@ pub(super) fn measure_all(
         let backends = vec![source.open()?, source.open()?];
         match first_countable(&harness.model, backends[0].as_ref()) {
             Ok(event) => {
-                reports.push(measure_one(harness, backends, event, (iterations, mode))?);
+                let how = (iterations, mode);
+                reports.push(measure_one(harness, (source.name, backends), event, how)?);
             }
             Err(none) => left_out.push(none),
         }
@@ -129,17 +130,17 @@ pub fn measure(
     iterations: u32,
 ) -> Result<TrapReport, BenchError> {
     let harness = Harness::new(host, probe)?;
-    let backend = Box::new(ClockBackend::new());
-    let event = first_countable(&harness.model, backend.as_ref());
+    let clock = Box::new(ClockBackend::new());
+    let event = first_countable(&harness.model, clock.as_ref());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
     let how = (iterations, TrapMode::Auto);
-    measure_one(&harness, vec![backend], event, how)
+    measure_one(&harness, (clock.name(), vec![clock]), event, how)
 }
 
 /// With the code placed in as many ways as there are `backends`.
 fn measure_one(
     harness: &Harness<'_>,
-    backends: Vec<Box<dyn CounterBackend>>,
+    (backend, backends): (&'static str, Vec<Box<dyn CounterBackend>>),
     event: Event,
     (iterations, mode): (u32, TrapMode),
 ) -> Result<TrapReport, BenchError> {
@@ -155,8 +156,7 @@ fn measure_one(
     }
     let first = pairs.first();
     let first = first.ok_or_else(|| BenchError::Guest("there is nothing to count".to_owned()))?;
-    let (name, tsc_khz) = (first.backend, first.subject.tsc_khz());
-    let patched = first.patched;
+    let (patched, tsc_khz) = (first.patched, first.subject.tsc_khz());
     let stepping = first.subject.steps();
     let slower = if stepping { STEPPED } else { 1 };
     let rounds = iterations.div_ceil(BATCH * slower).max(1);
@@ -173,7 +173,7 @@ fn measure_one(
         processor: harness::processor(),
         slow_cpl0: harness.probe.slow_cpl0(),
         model: harness.model.name(),
-        backend: name,
+        backend,
         event: event.known.to_string(),
         rdpmc_trap: if patched { "patch" } else { "breakpoint" },
         stepping,
@@ -190,7 +190,6 @@ struct Pair {
     vm: Arc<KvmVm>,
     subject: Solo,
     bare: Bare,
-    backend: &'static str,
     place: Placement,
     /// Umpire has patched the #GP handler.
     patched: bool,
@@ -210,12 +209,10 @@ impl Pair {
             return Err(BenchError::Guest("it must have two vCPUs".to_owned()));
         };
         let port = Arc::new(BatchPort);
-        let name = backend.name();
         Ok(Self {
             subject: harness.solo(subject, &vm, backend, port, Box::new(Silent))?,
             bare: Bare::new(bare, vm.clone(), place.reference_handler())?,
             vm,
-            backend: name,
             place,
             patched: false,
             samples: Default::default(),

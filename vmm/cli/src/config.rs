@@ -40,6 +40,8 @@ pub const TIMEOUT_S: RangeInclusive<u64> = 0..=1_000_000;
 const CONNECTIONS: RangeInclusive<u64> = 1..=4096;
 /// The range of `--control-group`; the last number means "no group".
 const GROUPS: RangeInclusive<u64> = 0..=u32::MAX as u64 - 1;
+/// The range of `--control-buffers` in KiB: a page to one TiB.
+const BUFFERS_KIB: RangeInclusive<u64> = 4..=1 << 30;
 /// The range of `--sampling-rate-max`.
 const RATES: RangeInclusive<u64> = 1..=10_000_000;
 /// The range of `--slice` in milliseconds.

@@ -172,7 +172,6 @@ fn decline(refusal: &Refusal, command: &str, json: bool, out: &mut dyn Write) ->
 /// The guest could not be run, or went astray.
 pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoReport, DemoError> {
     let Plan { model, events, .. } = plan;
-    let sources = plan.sources_on(probe);
     let options = VmOptions::with_pmu(Some(model)).trapping(probe.trap_plan(TrapMode::Auto));
     let guest = if events.is_empty() {
         guest::guest(model)?
@@ -189,7 +188,8 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         counters::host_vendor(),
         probe.step_support(),
     );
-    let counters = CounterPlan::prepare(&sources, env, 1, None)?;
+    let counters = CounterPlan::prepare(&plan.sources_on(probe), env, 1, None)?;
+    let backend = counters.sources().to_string();
     let record = Arc::new(record::Record::new(kvm.id()));
     let parts = SoloParts {
         model: model.clone(),
@@ -234,7 +234,7 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         processor: CpuFacts::read(Path::new("/")).model_name,
         slow_cpl0: probe.slow_cpl0(),
         model: model.name(),
-        backend: sources.to_string(),
+        backend,
         tsc_khz: solo.tsc_khz(),
         rows: record::describe(&record.happenings(), model, counting),
         counters,

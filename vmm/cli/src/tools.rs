@@ -75,7 +75,12 @@ pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
 /// to.
 pub fn ls(flags: &LsFlags) -> Result<ExitStatus, UserError> {
     let options = LsOptions {
-        sockets: flags.sockets.clone(),
+        sockets: flags
+            .control
+            .iter()
+            .chain(&flags.sockets)
+            .cloned()
+            .collect(),
         json: flags.json,
     };
     let mut out = BufWriter::new(io::stdout().lock());

@@ -1,9 +1,13 @@
 //! `--control` and the options beside it, checked.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use perfmon_abi::wire::MAX_PAYLOAD;
 use pmu_virt::perfmon::{DEFAULT_OVERFLOW_RATE, FormatRegistry, HostPolicy};
+
+use crate::sys::PAGE;
 
 /// Who may connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +20,11 @@ pub struct Access {
 
 /// `--control-connections` without a word.
 pub const DEFAULT_CONNECTIONS: u64 = 64;
+
+/// The range of `cf_arg_size_max`: a page, the default, to what fits into a packet.
+pub const ARG_SIZES: RangeInclusive<usize> = PAGE..=MAX_PAYLOAD;
+/// `cf_smpl_buf_size_max` without a word.
+const DEFAULT_BUFFERS: u64 = 64 << 20;
 
 /// How host tools are served.
 #[derive(Clone, Debug)]
@@ -30,6 +39,15 @@ pub struct ControlConfig {
     pub policy: HostPolicy,
     /// Most overflows of one context in a second.
     pub rate: u64,
+    /// Who may create contexts for cores (`cf_sys_gid`), and for vCPUs
+    /// (`cf_thread_gid`); `None`: whoever may connect.
+    pub sys_gid: Option<u32>,
+    /// See `sys_gid`.
+    pub thread_gid: Option<u32>,
+    /// Most bytes of a vector argument (`cf_arg_size_max`).
+    pub arg_size: usize,
+    /// Bytes of all sampling buffers (`cf_smpl_buf_size_max`).
+    pub buffers: u64,
     /// The sampling formats. Whoever keeps a reference can add formats at any
     /// time, also while the machine runs (3.5.8).
     pub formats: Arc<FormatRegistry>,
@@ -48,6 +66,10 @@ impl ControlConfig {
             connections: usize::try_from(DEFAULT_CONNECTIONS).unwrap_or(usize::MAX),
             policy: HostPolicy::default(),
             rate: DEFAULT_OVERFLOW_RATE,
+            sys_gid: None,
+            thread_gid: None,
+            arg_size: *ARG_SIZES.start(),
+            buffers: DEFAULT_BUFFERS,
             formats: Arc::new(FormatRegistry::with_builtin()),
         }
     }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use perfmon_abi::wire::info::VcpuState;
+use perfmon_abi::wire::info::{ReservedInfo, VcpuState};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{AttachedContext, ContextId, NotLoaded, Phase};
 use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
@@ -181,7 +181,9 @@ pub struct View {
 pub struct VcpuView {
     pub(crate) vcpu: usize,
     pub(crate) state: VcpuState,
+    pub(crate) halted: Option<bool>,
     pub(crate) context: Option<ContextView>,
+    pub(crate) reserved: Vec<ReservedInfo>,
 }
 
 /// A core.
@@ -192,6 +194,7 @@ pub struct CoreView {
     pub(crate) vcpu: Option<usize>,
     pub(crate) context: Option<ContextView>,
     pub(crate) holders: Vec<HolderReport>,
+    pub(crate) free: Option<u32>,
 }
 
 /// An attached context.
@@ -233,9 +236,34 @@ impl VcpuView {
             } else {
                 otherwise
             },
+            halted: None,
             context: pmu.and_then(VcpuPmu::host_context).map(ContextView::of),
+            reserved: pmu.map(reserved).unwrap_or_default(),
         }
     }
+
+    /// The same, with what is known of whether it is halted.
+    #[must_use]
+    pub fn halted(self, halted: bool) -> Self {
+        Self {
+            halted: Some(halted),
+            ..self
+        }
+    }
+}
+
+/// Who has reserved counters of a vCPU's PMU.
+fn reserved(pmu: &VcpuPmu) -> Vec<ReservedInfo> {
+    let Some(bank) = pmu.reservations().map(|unit| unit.bank()) else {
+        return Vec::new();
+    };
+    let info = |counter| {
+        Some(ReservedInfo {
+            layer: bank.reservation(counter)?.owner.to_string(),
+            counter: counter.to_string(),
+        })
+    };
+    bank.held().iter().filter_map(info).collect()
 }
 
 impl CoreView {
@@ -248,6 +276,7 @@ impl CoreView {
             vcpu,
             context: context.map(ContextView::of),
             holders: pmu.map(CorePmu::holders).unwrap_or_default(),
+            free: pmu.map(CorePmu::free_slots),
         }
     }
 }

@@ -65,7 +65,7 @@ mod socket;
 #[allow(unsafe_code)]
 mod sys;
 
-pub use config::{Access, ControlConfig, DEFAULT_CONNECTIONS};
+pub use config::{ARG_SIZES, Access, ControlConfig, DEFAULT_CONNECTIONS};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
 pub use job::{CoreView, Job, Target, VcpuView, View};
 pub use quantities::{

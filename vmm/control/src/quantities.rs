@@ -121,7 +121,7 @@ impl Quantities for VcpuQuantities {
             VirtualPmd::StealTime => time(|times| times.stolen),
             VirtualPmd::HaltTime => time(|times| times.halted),
             VirtualPmd::GuestMemory => self.gauge.as_ref()?.bytes(),
-            VirtualPmd::Ring | VirtualPmd::Cr3 => None,
+            VirtualPmd::Ring | VirtualPmd::Cr3 | VirtualPmd::Ip | VirtualPmd::Tsc => None,
         }
     }
 }

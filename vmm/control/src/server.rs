@@ -54,6 +54,8 @@ pub(crate) struct ServedVm {
     pub(crate) pmu: Arc<LogicalPmu>,
     pub(crate) formats: Arc<FormatRegistry>,
     pub(crate) tsc_khz: u32,
+    /// The host CPUs that cores are kept on, if they are.
+    pub(crate) core_cpus: Vec<u32>,
     /// The way to the vCPUs and cores.
     pub(crate) dispatcher: JobDispatcher,
     pub(crate) memory: Option<MemoryProbe>,

@@ -22,6 +22,7 @@ pub struct ServerSetup {
     gauge: Arc<MemoryGauge>,
     tsc_khz: u32,
     counters: String,
+    core_cpus: Vec<u32>,
 }
 
 /// A server that can reach its vCPUs and cores, and does not serve yet.
@@ -60,7 +61,13 @@ impl ServerSetup {
             gauge,
             tsc_khz: tsc_khz.max(1),
             counters: String::new(),
+            core_cpus: Vec::new(),
         }
+    }
+
+    /// Tells which host CPU each core is kept on, in their order.
+    pub fn set_core_cpus(&mut self, cpus: Vec<u32>) {
+        self.core_cpus = cpus;
     }
 
     /// Lets contexts be attached to `cores`, and to vCPUs on them.
@@ -68,7 +75,7 @@ impl ServerSetup {
         let khz = NonZeroU32::new(self.tsc_khz).unwrap_or(NonZeroU32::MIN);
         for core in cores {
             core.enable_hosting(self.config.policy, khz);
-            self.counters = core.backend().name().to_owned();
+            self.counters = core.backend().sources().join(",");
         }
     }
 
@@ -112,6 +119,7 @@ impl PreparedServer {
             pmu: Arc::new(LogicalPmu::new(setup.model)),
             formats: setup.config.formats.clone(),
             tsc_khz: setup.tsc_khz,
+            core_cpus: setup.core_cpus,
             dispatcher,
             memory: Some(setup.memory),
         };

@@ -193,7 +193,7 @@ fn quantities(pattern: Option<&Pattern>) -> impl Iterator<Item = Entry> {
         Entry::Quantity(QuantityEntry {
             name: which.name(),
             description: which.text(),
-            samples_only: matches!(which, VirtualPmd::Ring | VirtualPmd::Cr3),
+            samples_only: which.is_of_overflow(),
         })
     })
 }

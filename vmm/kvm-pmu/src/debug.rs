@@ -235,6 +235,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// The error of `KVM_SET_GUEST_DEBUG`.
+    #[inline(never)]
     pub(crate) fn apply(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
         let lifted = self.lift != Lift::None;
         let placement = self.in_force();

@@ -206,6 +206,7 @@ impl GpWatch {
     }
 
     /// Has the handler patched, if it can be, and decides how it is watched.
+    #[cold]
     fn choose(&mut self, context: &CpuContext<'_>, stepped: bool, pause: Ticks) {
         let mode = self.traps.mode();
         self.look_at = None;
@@ -293,6 +294,7 @@ impl GpWatch {
 
     /// The answer: whether a counter can be `read` soon. The watch ends after some looks
     /// between which none could be.
+    #[cold]
     pub(crate) fn looked(&mut self, read: bool) {
         let Some((_, left)) = &mut self.idle else {
             return;

@@ -126,6 +126,8 @@ struct Traps {
     /// The way of the PMI that is pending in the PMU.
     pmi_routing: Option<PmiRouting>,
     halt: HaltClock,
+    /// It was started; known once something has counted.
+    started: bool,
     counting: bool,
     warned_full: bool,
     /// Looks at the debug registers of the running guest since it had a counter on.
@@ -162,6 +164,7 @@ impl KvmPmu {
                 stepping: StepDriver::new(parts.step),
                 pmi_routing: None,
                 halt: HaltClock::new(fd, id, tsc_khz),
+                started: false,
                 counting: false,
                 warned_full: false,
                 idle_looks: 0,

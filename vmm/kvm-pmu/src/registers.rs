@@ -235,6 +235,7 @@ impl VcpuAccess<'_> {
 
     /// Sets staged registers now: before an ioctl that looks at RIP or RFLAGS,
     /// or that queues an exception, which KVM drops when registers are set.
+    #[cold]
     pub(crate) fn flush(self) -> Result<(), VcpuError> {
         if !self.cache.staged.replace(false) {
             return Ok(());
@@ -253,6 +254,7 @@ impl VcpuAccess<'_> {
     }
 
     /// Reads one MSR of the vCPU as the guest would; `None` if KVM refuses.
+    #[cold]
     pub(crate) fn read_msr(self, index: u32) -> Result<Option<u64>, VcpuError> {
         let mut msrs = one_msr(index, 0);
         let read = self.fd.get_msrs(&mut msrs);
@@ -261,6 +263,7 @@ impl VcpuAccess<'_> {
     }
 
     /// Writes one MSR of the vCPU; false if KVM refuses.
+    #[cold]
     pub(crate) fn write_msr(self, index: u32, value: u64) -> Result<bool, VcpuError> {
         // EFER and the APIC base are MSRs and special registers.
         self.cache.sregs_fresh.set(false);

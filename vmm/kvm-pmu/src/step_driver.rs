@@ -90,6 +90,7 @@ impl StepDriver {
     /// Prepares the next entry: begins, plans or ends, as `pmu` needs; true if
     /// it ended, which leaves no breakpoint of ours behind. `gp_handler` is where
     /// an RDPMC of code that cannot be stepped shows up.
+    #[inline(never)]
     pub(crate) fn before_entry(
         &mut self,
         kvm: VcpuAccess<'_>,

@@ -51,6 +51,11 @@ impl TrapPlan {
 
 /// After so many writes to its handlers' pages a guest is served otherwise.
 const MOST_WRITES: u8 = 8;
+/// And after so many patches within a [`PATCH_SPAN`]: each protects a page anew, for
+/// which the host interrupts all CPUs that run the process. A kernel that boots needs
+/// one or two, and one whose counters come and go one in 5 seconds.
+const MOST_PATCHES: u8 = 64;
+const PATCH_SPAN: Duration = Duration::from_secs(60);
 /// A page that was written to is left alone for so long: the next write is near.
 pub(crate) const QUIET: Duration = Duration::from_millis(1);
 /// A vCPU that has not left its `KVM_RUN` by then is kicked again.
@@ -76,6 +81,8 @@ struct State {
     given_up: Option<PatchRefusal>,
     writes: u8,
     last_write: Option<Instant>,
+    /// Patches since then, within one [`PATCH_SPAN`].
+    patched: (Option<Instant>, u8),
     logged: Vec<PatchRefusal>,
 }
 
@@ -113,6 +120,8 @@ impl VmTraps {
     /// is for a guest that does not run: before its memory is saved.
     pub fn restore(&self) {
         let mut state = self.lock();
+        // That it is patched again is not the guest's doing.
+        state.patched = (None, 0);
         self.take(&mut state, |_| true);
     }
 
@@ -127,10 +136,13 @@ impl VmTraps {
 
     /// Nothing is patched any more in this VM.
     pub(crate) fn give_up(&self, reason: PatchRefusal) {
-        let mut state = self.lock();
+        self.give_up_locked(&mut self.lock(), reason);
+    }
+
+    fn give_up_locked(&self, state: &mut State, reason: PatchRefusal) {
         if state.given_up.is_none() {
             state.given_up = Some(reason);
-            self.take(&mut state, |_| true);
+            self.take(state, |_| true);
         }
     }
 
@@ -242,6 +254,7 @@ impl VmTraps {
             memory.protect(page_of(at), false)?;
             memory.bytes().write(at, &[OUT]);
             state.patches.add(at, displaced, vcpu);
+            state.patched.1 += 1;
             Ok(())
         });
         if patched.is_err() {
@@ -249,6 +262,17 @@ impl VmTraps {
             self.changes.fetch_sub(2, Ordering::SeqCst);
         }
         patched
+    }
+}
+
+impl State {
+    /// Whether handlers were patched as often as may be. Looked at before each patch.
+    fn is_restless(&mut self) -> bool {
+        let (since, _) = self.patched;
+        if since.is_none_or(|since| since.elapsed() >= PATCH_SPAN) {
+            self.patched = (Some(Instant::now()), 0);
+        }
+        self.patched.1 >= MOST_PATCHES
     }
 }
 
@@ -343,6 +367,11 @@ impl VcpuTraps {
         if state.patches.is_full() {
             return Err(PatchRefusal::TooMany);
         }
+        if state.is_restless() {
+            let reason = PatchRefusal::TooOften(MOST_PATCHES);
+            self.vm.give_up_locked(state, reason);
+            return Err(reason);
+        }
         self.vm.patch(state, (at, displaced), self.vcpu)
     }
 
@@ -353,6 +382,7 @@ impl VcpuTraps {
     }
 
     /// This vCPU needs no patch.
+    #[cold]
     pub(crate) fn unwatch(&mut self) {
         let vm = self.vm.clone();
         let mut state = vm.lock();

@@ -94,7 +94,7 @@ impl Diagnosis {
         Self {
             umpire: env!("CARGO_PKG_VERSION"),
             auto_counters: match reason {
-                None => auto_names().collect(),
+                None => auto_names(),
                 Some(_) => Vec::new(),
             },
             backends: sources::find(probe.as_ref(), reason.as_deref()),

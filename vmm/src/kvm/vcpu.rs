@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use kvm_bindings::{
-    CpuId, KVM_RUN_X86_SMM, Msrs, kvm_debugregs, kvm_fpu, kvm_guest_debug, kvm_lapic_state,
-    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    CpuId, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
+    KVM_RUN_X86_SMM, Msrs, kvm_debugregs, kvm_fpu, kvm_guest_debug, kvm_lapic_state, kvm_mp_state,
+    kvm_msr_entry, kvm_regs, kvm_sregs,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use kvm_pmu::{HaltStats, KickFlag, StatsError, VcpuError, VcpuId, answer_msr};
@@ -227,6 +228,26 @@ impl KvmVcpu {
             .set_msrs(&msrs)
             .map_err(|error| self.error("KVM_SET_MSRS", error))?;
         Ok(written == 1)
+    }
+
+    /// Whether it was never started, or got an INIT since.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_MP_STATE`.
+    pub fn awaits_startup(&self) -> Result<bool, VcpuError> {
+        let state = self.get_mp_state()?.mp_state;
+        Ok(matches!(
+            state,
+            KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED
+        ))
+    }
+
+    /// Whether it has executed HLT and waits for an interrupt.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_MP_STATE`.
+    pub fn is_halted(&self) -> Result<bool, VcpuError> {
+        Ok(self.get_mp_state()?.mp_state == KVM_MP_STATE_HALTED)
     }
 
     /// The vCPU's halted-time statistics.

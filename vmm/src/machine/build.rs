@@ -7,7 +7,9 @@ use std::sync::Arc;
 use arbiter::{Grant, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
 use kvm_pmu::{KvmPmu, KvmPmuError, KvmPmuParts, TrapMode, TrapPlan};
-use pmu_virt::{BackendEnv, CorePmu, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu};
+use pmu_virt::{
+    BackendEnv, CorePmu, Holdings, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu,
+};
 use thiserror::Error;
 use vmm_control::{JobQueue, Server, ServerError, ServerSetup};
 use vmm_sys_util::eventfd::EventFd;
@@ -161,6 +163,7 @@ impl Machine {
                     .map_err(ConfigError::from)?,
                 phase: Arc::new(Phase::new(config.firmware.image != FirmwareChoice::None)),
                 smm: probes.smm,
+                holdings: Holdings::default(),
             }),
             _ => None,
         };
@@ -202,12 +205,19 @@ impl Machine {
         for (number, core) in (0..).zip(&mut cores) {
             core.set_host_audit(Box::new(audit.host_auditor(number)));
         }
+        // A source that counts on one CPU keeps every core there.
+        let pin = at_cpu
+            .map(|cpu| CpuList::new(vec![cpu]))
+            .or_else(|| config.pin.clone());
         let host_tools = match (&config.control, &guest.pmu) {
             (Some(control), Some(model)) => {
                 let memory = Box::new(VmMemory(vm.clone()));
                 let mut setup = ServerSetup::new(control, model.clone(), memory, tsc_khz);
                 setup.enable_hosting(&mut cores);
                 let shared = config.cores.map(|plan| plan.cores.into());
+                let count = shared.unwrap_or(config.cpus.into());
+                let cpu = |core| u32::try_from(pin.as_ref()?.of(core)?).ok();
+                setup.set_core_cpus((0..count).map_while(cpu).collect());
                 Some(setup.connect(config.cpus.into(), shared)?)
             }
             _ => None,
@@ -301,9 +311,7 @@ impl Machine {
             core_jobs,
             vcpus,
             cores,
-            pin: at_cpu
-                .map(|cpu| CpuList::new(vec![cpu]))
-                .or_else(|| config.pin.clone()),
+            pin,
             platform,
             control,
             audit,
@@ -376,8 +384,7 @@ fn core_pmus(
     let cores = usize::from(config.cores.map_or(config.cpus, |plan| plan.cores));
     let pinned = config.pin.as_ref().and_then(|list| list.of(0));
     let plan = CounterPlan::prepare(&config.counters, env, cores, pinned)?;
-    let names: Vec<_> = plan.names().collect();
-    log::info!("counts come from {}", names.join(", then "));
+    log::info!("counts come from {}", plan.sources());
     let core = |_| Ok(CorePmu::new(plan.open()?));
     let cores = (0..cores).map(core).collect::<Result<_, CounterError>>()?;
     Ok((cores, plan.needs_cpu()))

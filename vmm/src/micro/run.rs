@@ -8,7 +8,8 @@ use arbiter::{AskRecord, Auditor, Grant, Phase, Record};
 use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
 use kvm_pmu::{KvmPmu, KvmPmuParts, TrapPlan};
 use pmu_virt::{
-    CorePmu, CountRequest, CounterBackend, CounterReport, OwnerId, PmuCpuid, PmuModel, VcpuPmu,
+    CorePmu, CountRequest, CounterBackend, CounterReport, Holdings, OwnerId, PmuCpuid, PmuModel,
+    VcpuPmu,
 };
 use vmm_control::{ControlConfig, ControlEndpoint, JobQueue, Server, ServerSetup};
 
@@ -183,6 +184,7 @@ impl MicroRun {
             plan: pcr.plan.clone(),
             phase: Arc::new(Phase::new(pcr.firmware)),
             smm: vm.smram().is_some(),
+            holdings: Holdings::default(),
         });
         let shared = Shared {
             host,

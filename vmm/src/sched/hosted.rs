@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use perfmon_abi::wire::info::VcpuState;
-use vmm_control::{
-    CoreView, Job, JobQueue, Snapshot, VcpuView, View, serve_core, serve_inspection,
-};
+use vmm_control::{CoreView, Job, JobQueue, Snapshot, View, serve_core, serve_inspection};
 
 use super::core::{CoreEnd, CoreThread};
 use crate::kvm::VcpuId;
@@ -40,8 +38,7 @@ impl CoreThread {
 
     fn do_core_job(&mut self, job: Job) -> Result<(), (VcpuId, VcpuFailure)> {
         if job.is_inspection() {
-            let view = self.view();
-            serve_inspection(job, view);
+            serve_inspection(job, self.view()?);
             return Ok(());
         }
         let values = self.quantities();
@@ -67,7 +64,7 @@ impl CoreThread {
     }
 
     /// What there is on this core.
-    fn view(&self) -> View {
+    fn view(&self) -> Result<View, (VcpuId, VcpuFailure)> {
         let number = |id: VcpuId| usize::from(id.0);
         let pmu = self.thread.counters();
         let vcpu = |(id, vcpu): (&VcpuId, &Vcpu)| {
@@ -76,12 +73,12 @@ impl CoreThread {
             } else {
                 VcpuState::Waiting
             };
-            VcpuView::of(number(*id), vcpu.pmu(), state)
+            vcpu.view(state).map_err(|failure| (*id, failure))
         };
-        View {
+        Ok(View {
             cores: vec![CoreView::of(self.index, self.last.map(number), pmu)],
-            vcpus: self.vcpus.iter().map(vcpu).collect(),
-        }
+            vcpus: self.vcpus.iter().map(vcpu).collect::<Result<_, _>>()?,
+        })
     }
 
     /// Accounts for `time` in which no vCPU could run.

@@ -4,13 +4,16 @@
 use std::time::Duration;
 
 use kvm_pmu::ThreadContext;
+use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::{CorePmu, VcpuPmu};
-use vmm_control::{Job, OffCoreReason, Snapshot, serve_vcpu};
+use vmm_control::{
+    CoreView, Job, OffCoreReason, Snapshot, VcpuView, View, serve_inspection, serve_vcpu,
+};
 
 use super::outcome::Runnability;
 use super::run::{RunState, Vcpu, VcpuFailure};
 use crate::control::VcpuThread;
-use crate::kvm::KvmVcpu;
+use crate::kvm::{KvmVcpu, VcpuError};
 
 impl RunState {
     /// Whether a tool's context keeps the vCPU off its core.
@@ -25,11 +28,28 @@ impl RunState {
     }
 
     /// `thread` runs the vCPU from now on.
-    pub(super) fn comes_to(&self, thread: &ThreadContext) {
-        if let Some(host) = &self.host {
-            host.run_by(thread.core().into(), VcpuThread(thread.target()));
+    pub(super) fn comes_to(
+        &mut self,
+        kvm: &KvmVcpu,
+        thread: &ThreadContext,
+    ) -> Result<(), VcpuError> {
+        let Some(host) = &self.host else {
+            return Ok(());
+        };
+        host.run_by(thread.core().into(), VcpuThread(thread.target()));
+        self.note_startup(kvm)
+    }
+
+    /// Whose time this thread's is: one that waits for its start-up IPI sleeps in
+    /// `KVM_RUN`, and KVM's statistics do not count that as halted.
+    pub(super) fn note_startup(&mut self, kvm: &KvmVcpu) -> Result<(), VcpuError> {
+        self.awaits_startup = kvm.awaits_startup()?;
+        if self.awaits_startup {
+            self.reports.tally.off_thread(OffCoreReason::Idle);
+        } else {
             self.reports.tally.on_thread();
         }
+        Ok(())
     }
 
     /// No thread runs the vCPU from now on, or it has woken meanwhile.
@@ -54,6 +74,16 @@ impl RunState {
             return Ok(());
         };
         while let Some(job) = host.take() {
+            if job.is_inspection() {
+                // The vCPU's thread is its core.
+                let number = usize::from(kvm.id().0);
+                let view = View {
+                    cores: vec![CoreView::of(number, Some(number), Some(core))],
+                    vcpus: vec![view(kvm, Some(pmu), VcpuState::Running)?],
+                };
+                serve_inspection(job, view);
+                continue;
+            }
             serve_vcpu(job, pmu, core, &self.reports.tally);
         }
         if pmu.has_host_overflow(core) {
@@ -75,7 +105,23 @@ impl RunState {
     }
 }
 
+/// A vCPU outside of `KVM_RUN`, which is in state `otherwise` if it was started and
+/// nothing blocks it.
+fn view(kvm: &KvmVcpu, pmu: Option<&VcpuPmu>, otherwise: VcpuState) -> Result<VcpuView, VcpuError> {
+    let state = if kvm.awaits_startup()? {
+        VcpuState::Offline
+    } else {
+        otherwise
+    };
+    Ok(VcpuView::of(kvm.id().0.into(), pmu, state).halted(kvm.is_halted()?))
+}
+
 impl Vcpu {
+    /// What there is of it, for tools.
+    pub(crate) fn view(&self, otherwise: VcpuState) -> Result<VcpuView, VcpuFailure> {
+        Ok(view(&self.kvm, self.core.pmu.pmu(), otherwise)?)
+    }
+
     /// Whether there may be jobs for it.
     pub(crate) fn has_jobs(&self) -> bool {
         self.core.has_jobs()
@@ -106,10 +152,12 @@ impl Vcpu {
         Snapshot::of(&self.core.reports.tally)
     }
 
-    /// `core` has it from now on.
-    pub(crate) fn moves_to(&self, core: usize) {
+    /// `core` has it from now on, and has not run it yet.
+    pub(crate) fn moves_to(&self, core: usize, runnability: Runnability) {
         if let Some(host) = &self.core.host {
             host.moved_to(core);
+            // One that waits for its start-up IPI may never be run.
+            self.core.note_rest(runnability);
         }
     }
 

@@ -11,7 +11,7 @@ use vmm_control::VcpuQuantities;
 pub trait Observer: Debug + Send {
     /// One event. Must not block: the guest waits.
     fn event(&mut self, vcpu: VcpuId, event: &TrapEvent);
-    /// False: it drops every event.
+    /// False: it drops every event. Asked once, before the vCPU runs.
     fn wants_events(&self) -> bool {
         true
     }
@@ -68,9 +68,20 @@ impl Observer for PmuLog {
 /// Counts for host tools what the PMU reports, and passes it on.
 #[derive(Debug)]
 pub(super) struct Reports {
-    pub(super) observer: Box<dyn Observer>,
+    observer: Box<dyn Observer>,
+    wants_events: bool,
     /// What host tools can ask for.
     pub(super) tally: VcpuQuantities,
+}
+
+impl Reports {
+    pub(super) fn new(observer: Box<dyn Observer>, tally: VcpuQuantities) -> Self {
+        Self {
+            wants_events: observer.wants_events(),
+            observer,
+            tally,
+        }
+    }
 }
 
 impl TrapObserver for Reports {
@@ -84,7 +95,7 @@ impl TrapObserver for Reports {
             }
             _ => {}
         }
-        if self.observer.wants_events() {
+        if self.wants_events {
             self.observer.event(vcpu, &event);
         }
     }

@@ -123,6 +123,8 @@ pub(super) struct RunState {
     /// Until it was compared.
     pub(super) firmware: Option<Expected>,
     pub(super) host: Option<ControlEndpoint>,
+    /// It waits for its start-up IPI, as far as tools want to know.
+    pub(super) awaits_startup: bool,
 }
 
 impl Vcpu {
@@ -138,12 +140,10 @@ impl Vcpu {
                 pmu: parts.pmu,
                 platform: parts.platform,
                 control: parts.control,
-                reports: Reports {
-                    observer: parts.observer,
-                    tally,
-                },
+                reports: Reports::new(parts.observer, tally),
                 firmware: parts.firmware,
                 host: parts.host,
+                awaits_startup: false,
             },
         }
     }
@@ -179,7 +179,7 @@ impl Vcpu {
         timeslice: Option<&Timeslice<'_>>,
     ) -> Result<RunOutcome, VcpuFailure> {
         let core = &mut self.core;
-        core.comes_to(thread);
+        core.comes_to(&self.kvm, thread)?;
         core.pmu.enter_thread(thread);
         let outcome = core.run_loop(&mut self.kvm, thread, timeslice);
         // Another thread may run it on.
@@ -258,6 +258,7 @@ impl RunState {
             }
             // Where vCPUs share cores, the core does their jobs.
             if timeslice.is_none() && self.has_jobs() {
+                self.note_startup(kvm)?;
                 self.do_jobs(kvm, thread)?;
             }
             let locked_out = self.pmu.locked_out_until();
@@ -284,6 +285,9 @@ impl RunState {
             let exit = kvm.run()?;
             complete = exit == VmExit::Interrupted;
             self.reports.tally.count_exit(exit_kind(&exit));
+            if self.awaits_startup {
+                self.note_startup(kvm)?;
+            }
             let (pmu, mut lent) = self.lend(thread);
             if matches!(exit, VmExit::MemoryFault { .. }) {
                 pmu.note_fault(kvm.fd_mut());

@@ -9,6 +9,9 @@ use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
 use super::error::ToolError;
 use crate::numbers::Numbers;
 
+/// What to do where others hold the counters, if that helps.
+pub(crate) const PREEMPTIBLE_HINT: &str = "; --preemptible uses counters while the guest does not";
+
 /// What a context is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Target {

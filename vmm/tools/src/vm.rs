@@ -129,6 +129,7 @@ mod tests {
                 tsc_khz: 1,
                 vcpus: 1,
                 cores: 1,
+                core_cpus: Vec::new(),
                 virtual_pmds: Vec::new(),
             };
             let again = model_of(&info).unwrap();

@@ -26,6 +26,10 @@ impl State {
             owed += u32::from(share.min.programmable).saturating_sub(self.held(layer));
         }
         ensure(bank.free().len() >= owed, "a minimum was given away")?;
+        let guests = Policy::LAYERS.iter().filter(|layer| layer.is_guest());
+        let held: u32 = guests.map(|layer| self.held(*layer)).sum();
+        let backed = u32::from(self.unit.backed.programmable);
+        ensure(held <= backed, "a counter is held that has no physical one")?;
         let mut taken = CounterSet::EMPTY;
         for layer in Policy::LAYERS {
             let Some(pending) = self.unit.pending(layer) else {

@@ -13,6 +13,7 @@ pub(crate) struct Mailbox {
     pub(super) answer: u64,
     pub(super) granted: u64,
     pub(super) vector: u8,
+    pub(super) refusal: u64,
     number: u64,
     notices: VecDeque<u64>,
     lost: bool,

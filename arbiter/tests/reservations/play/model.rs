@@ -161,6 +161,9 @@ impl Model {
             Op::Reply { .. } => {
                 let event = Event::Refused(Reason::Malformed);
                 self.tell(Layer::GuestKernel, None, event);
+                self.mailbox(Layer::GuestKernel)
+                    .expect("it has one")
+                    .refusal = 8;
                 Outcome::Fault
             }
             Op::TakeNotice => {
@@ -195,6 +198,7 @@ impl Model {
             _ if offset == 0x244 => Some(self.mailbox(layer)?.answer),
             _ if offset == 0x245 => Some(self.mailbox(layer)?.granted),
             _ if offset == 0x246 => Some(self.mailbox(layer)?.read()),
+            _ if offset == 0x248 => Some(self.mailbox(layer)?.refusal),
             _ => None,
         }
     }
@@ -218,6 +222,23 @@ impl Model {
     }
 
     fn write(&mut self, offset: u32, value: u64, caller: (Layer, u64)) -> Option<Effects> {
+        let len = self.trail_len();
+        let done = self.write_register(offset, value, caller);
+        let refused = self.records[len..]
+            .iter()
+            .find_map(|record| match record.event {
+                // A right cookie in a wrong layer looks like a wrong one.
+                Event::Refused(Reason::Layer) => Some(13),
+                Event::Refused(reason) => Some(reason.code()),
+                _ => None,
+            });
+        if let (None, Some(reason), Some(mailbox)) = (&done, refused, self.mailbox(caller.0)) {
+            mailbox.refusal = reason;
+        }
+        done
+    }
+
+    fn write_register(&mut self, offset: u32, value: u64, caller: (Layer, u64)) -> Option<Effects> {
         match offset {
             0x241 => return self.write_phase(value, caller.0),
             0x242 | 0x243 | 0x247 => return self.write_mailbox(offset, value, caller),

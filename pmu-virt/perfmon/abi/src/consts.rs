@@ -32,6 +32,7 @@ constants! {
     PFM_GETINFO_PMDS: u16 = 14, "Command: ask about PMD registers (3.1.14).";
     PFM_SET_CONFIG: u16 = 15, "Command: change properties of the interface (3.1.16).";
     PFM_GET_CONFIG: u16 = 16, "Command: ask for properties of the interface (3.1.17).";
+    PFM_GETINFO_FMTS: u16 = 0x110, "Command of Umpire: ask for the sampling formats (3.5.2).";
 
     PFM_FL_NOTIFY_BLOCK: u32 = 0x01, "Context flag: a notification takes the vCPU off its core.";
     PFM_FL_SYSTEM_WIDE: u32 = 0x02, "Context flag: for a core, not for a vCPU.";

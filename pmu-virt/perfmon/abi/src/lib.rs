@@ -20,8 +20,8 @@ pub mod wire;
 pub use field::{BadLength, Field, FieldInfo, Record, Timespec};
 pub use records::{
     CompactArg, CompactBlock, CompactHeader, CompactLast, Config, CtxArg, DefaultArg, DefaultEntry,
-    DefaultHeader, DoubleHeader, LoadArg, Message, PmcArg, PmcInfo, PmdArg, PmdInfo, SetDesc,
-    SetInfo, StartArg,
+    DefaultHeader, DoubleHeader, FmtInfo, LoadArg, Message, PmcArg, PmcInfo, PmdArg, PmdInfo,
+    SetDesc, SetInfo, StartArg,
 };
 
 /// Length of a vector of bits, one for each PMC, in words of 64 bits.

@@ -135,6 +135,20 @@ records! {
         index: u64 = "size_t" "reg_index",
     }
 
+    "What a sampling format is (3.5.2). The library for C makes it of FORMATS."
+    FmtInfo = "pfarg_fmtinfo_t" {
+        "Its UUID; all 0: there are no more formats."
+        uuid: [u8; 16] = "pfm_uuid_t" "fmt_uuid",
+        "Its name, and bytes 0 behind it."
+        name: [u8; 32] = "char[32]" "fmt_name",
+        "PFM_FMTFL_*."
+        flags: u32 = "uint32_t" "fmt_flags",
+        "Messages that may wait in the queue of a context which uses it."
+        queue_depth: u32 = "uint32_t" "fmt_queue_depth",
+        "Bytes of its argument, which follows pfarg_ctx_t."
+        arg_size: u64 = "uint64_t" "fmt_arg_size",
+    }
+
     "Properties of the interface (3.1.16, 3.1.17)."
     Config = "pfarg_config_t" {
         "Version of the specification."

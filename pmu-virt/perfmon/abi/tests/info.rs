@@ -23,8 +23,8 @@ fn uuids_are_written_as_rfc_9562_has_them() {
 #[test]
 fn documents_survive_json_and_may_grow() {
     use perfmon_abi::wire::info::{
-        ContextInfo, ContextState, CoreInfo, Holder, HolderInfo, MachineInfo, Scope, VcpuInfo,
-        VcpuState,
+        ContextInfo, ContextState, CoreInfo, Holder, HolderInfo, MachineInfo, ReservedInfo, Scope,
+        VcpuInfo, VcpuState,
     };
     let machine = MachineInfo {
         pid: 7,
@@ -36,6 +36,11 @@ fn documents_survive_json_and_may_grow() {
             state: VcpuState::Running,
             core: Some(0),
             context: None,
+            halted: Some(true),
+            reserved: vec![ReservedInfo {
+                counter: "PMC5".into(),
+                layer: "firmware".into(),
+            }],
         }],
         cores: vec![CoreInfo {
             core: 0,
@@ -54,6 +59,7 @@ fn documents_survive_json_and_may_grow() {
                 event: Some(0xc0),
             })
             .into(),
+            free: Some(2),
         }],
         contexts: vec![ContextInfo {
             id: 3,
@@ -74,6 +80,24 @@ fn documents_survive_json_and_may_grow() {
     };
     let text = serde_json::to_string(&machine).unwrap();
     assert_eq!(serde_json::from_str::<MachineInfo>(&text).unwrap(), machine);
+    // A VM of before has no such fields.
+    let new = [
+        ",\"halted\":true",
+        ",\"reserved\":[{\"counter\":\"PMC5\",\"layer\":\"firmware\"}]",
+        ",\"free\":2",
+    ];
+    let earlier = new
+        .iter()
+        .fold(text.clone(), |text, field| text.replacen(field, "", 1));
+    assert!(
+        earlier.len() + new.concat().len() == text.len(),
+        "{earlier}"
+    );
+    let earlier = serde_json::from_str::<MachineInfo>(&earlier).unwrap();
+    assert_eq!(
+        (earlier.vcpus[0].halted, earlier.cores[0].free),
+        (None, None)
+    );
     let later = text.replacen('{', "{\"new\":[1],", 1);
     assert_eq!(
         serde_json::from_str::<MachineInfo>(&later).unwrap(),

@@ -1,17 +1,19 @@
 //! The commands.
 
+use std::iter;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::atomic::Ordering::SeqCst;
 
 use perfmon_abi::consts::{
-    PFM_CREATE_CONTEXT, PFM_FL_OVFL_NO_MSG, PFM_FL_SYSTEM_WIDE, PFM_LOAD_CONTEXT, PFM_RESTART,
-    PFM_START,
+    PFM_CREATE_CONTEXT, PFM_FL_OVFL_NO_MSG, PFM_FL_SYSTEM_WIDE, PFM_GETINFO_FMTS, PFM_LOAD_CONTEXT,
+    PFM_RESTART, PFM_START,
 };
-use perfmon_abi::wire::info::FormatInfo;
+use perfmon_abi::wire::info::{FormatInfo, ModelInfo};
 use perfmon_abi::wire::{Call, Errno, Extension, MAX_PAYLOAD, NO_CONTEXT};
-use perfmon_abi::{CtxArg, LoadArg, Record};
+use perfmon_abi::{CtxArg, FmtInfo, LoadArg, Record};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity};
+use serde::de::DeserializeOwned;
 use umpire_perfmon::link::{ARGUMENT, Question};
 
 use crate::failure::{Failure, failure};
@@ -23,6 +25,9 @@ use crate::table::Slot;
 
 /// Does a command. The argument's elements come back as it left them.
 pub(crate) fn command(fd: i32, command: i32, argument: User, nargs: i32) -> Result<(), Failure> {
+    if command == i32::from(PFM_GETINFO_FMTS) {
+        return STATE.with(|state| formats(state, argument, nargs));
+    }
     let checked = check(command, argument, nargs);
     STATE.with(|state| match checked {
         // Where nobody serves the interface there are no commands (ENOSYS), and
@@ -76,7 +81,7 @@ fn on_context(
             read(argument, &mut bytes)?;
             let mut load = LoadArg::get(&bytes);
             if slot.flags.load(SeqCst) & PFM_FL_SYSTEM_WIDE != 0 {
-                load.pid = core(load.pid)?;
+                load.pid = core(state, load.pid)?;
             }
             load.put(&mut state.packet[ARGUMENT..]);
             ask(state, handle, command, size, |_| Ok(()))?;
@@ -99,19 +104,57 @@ fn on_context(
 
 /// The core that a system-wide context is for: a number as it is, or, as the
 /// specification has it, the caller's thread, which runs on one CPU alone.
-fn core(pid: i32) -> Result<i32, Failure> {
+fn core(state: &mut State, pid: i32) -> Result<i32, Failure> {
     if pid != gettid().as_raw_nonzero().get() {
         return Ok(pid);
     }
     let allowed = sched_getaffinity(None)?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
-    match (cpus.next(), cpus.next()) {
-        (Some(cpu), None) => Ok(i32::try_from(cpu).unwrap_or(i32::MAX)),
-        _ => Err(failure(
+    let (Some(cpu), None) = (cpus.next(), cpus.next()) else {
+        return Err(failure(
             Errno::EINVAL,
             "the calling thread may run on more than one CPU: its affinity says which core is meant",
+        ));
+    };
+    let known = core_cpus(state)?;
+    let mut here = (0..)
+        .zip(known)
+        .filter(|&(_, &at)| Ok(at) == cpu.try_into());
+    match (here.next(), here.next()) {
+        // Cores that move have nothing to do with a CPU: its number is the core's.
+        _ if known.is_empty() => Ok(i32::try_from(cpu).unwrap_or(i32::MAX)),
+        (Some((core, _)), None) => Ok(core),
+        (None, _) => Err(failure(
+            Errno::EINVAL,
+            "no core of the VM is on the calling thread's CPU: umpire run --pin says where they \
+             are, and load_pid takes a core's number as well",
+        )),
+        (Some(_), Some(_)) => Err(failure(
+            Errno::EINVAL,
+            "several cores of the VM are on the calling thread's CPU: give load_pid the number of \
+             one",
         )),
     }
+}
+
+/// The host CPU that each core of the VM is kept on; none if they are on none.
+fn core_cpus(state: &mut State) -> Result<&[u32], Failure> {
+    if state.core_cpus.is_none() {
+        let model: ModelInfo = document(state, Extension::Model)?;
+        state.core_cpus = Some(model.core_cpus);
+    }
+    Ok(state.core_cpus.as_deref().unwrap_or_default())
+}
+
+/// What the VM tells of itself. This allocates.
+fn document<T: DeserializeOwned>(state: &mut State, what: Extension) -> Result<T, Failure> {
+    let Some(link) = &mut state.link else {
+        return Err(no_context());
+    };
+    let answer = link.exchange(Question::plain(what.number()), &mut state.packet)?;
+    let [file, _] = answer.descriptors;
+    answer.reply.result()?;
+    Ok(umpire_perfmon::document(answer.reply.payload, file)?)
 }
 
 fn read(from: User, to: &mut [u8]) -> Result<(), Failure> {
@@ -184,6 +227,10 @@ fn create(state: &mut State, argument: User) -> Result<(), Failure> {
         none if none == [0; 16] => 0,
         uuid => format_argument(state, uuid)?,
     };
+    if wanted.flags & PFM_FL_SYSTEM_WIDE != 0 {
+        // A load may come in a signal handler, which must not allocate.
+        core_cpus(state)?;
+    }
     let length = CtxArg::SIZE + format;
     if length > MAX_PAYLOAD {
         return Err(failure(
@@ -221,20 +268,53 @@ fn create(state: &mut State, argument: User) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The sampling formats, into `nargs` elements.
+fn formats(state: &mut State, argument: User, nargs: i32) -> Result<(), Failure> {
+    state.ensure_link()?;
+    let room = usize::try_from(nargs).ok().filter(|&room| room > 0);
+    let room = room.ok_or_else(|| failure(Errno::EFAULT, "there is no element"))?;
+    let formats: Vec<FormatInfo> = document(state, Extension::Formats)?;
+    let told = formats.iter().map(format_info);
+    for (index, info) in told
+        .chain(iter::repeat(FmtInfo::default()))
+        .take(room)
+        .enumerate()
+    {
+        argument
+            .write(index * FmtInfo::SIZE, &info.to_bytes())
+            .map_err(|_| failure(Errno::EFAULT, "the argument cannot be written to"))?;
+    }
+    if formats.len() > room {
+        let reason = "there are more sampling formats than elements; give more elements";
+        return Err(failure(Errno::E2BIG, reason));
+    }
+    Ok(())
+}
+
+fn format_info(format: &FormatInfo) -> FmtInfo {
+    let mut info = FmtInfo {
+        uuid: format.uuid_bytes().unwrap_or_default(),
+        flags: format.flags,
+        queue_depth: format.queue_depth,
+        arg_size: format.arg_size,
+        ..FmtInfo::default()
+    };
+    // The last byte stays 0.
+    let room = info.name.len() - 1;
+    info.name
+        .iter_mut()
+        .zip(format.name.bytes().take(room))
+        .for_each(|(to, from)| *to = from);
+    info
+}
+
 /// Bytes of the argument that a sampling format takes; 0 for one that the VM
 /// does not have, and will say so.
 fn format_argument(state: &mut State, uuid: [u8; 16]) -> Result<usize, Failure> {
     if let Some(size) = known_format(state, uuid) {
         return Ok(size);
     }
-    let Some(link) = &mut state.link else {
-        return Err(no_context());
-    };
-    let question = Question::plain(Extension::Formats.number());
-    let answer = link.exchange(question, &mut state.packet)?;
-    let [file, _] = answer.descriptors;
-    answer.reply.result()?;
-    let formats: Vec<FormatInfo> = umpire_perfmon::document(answer.reply.payload, file)?;
+    let formats: Vec<FormatInfo> = document(state, Extension::Formats)?;
     let sizes = formats.iter().filter_map(|format| {
         let uuid = format.uuid_bytes()?;
         Some((uuid, usize::try_from(format.arg_size).ok()?))

@@ -30,6 +30,8 @@ pub(crate) struct State {
     pub(crate) packet: Packet,
     /// Size of the argument that a sampling format takes.
     pub(crate) formats: [Option<([u8; 16], usize)>; FORMATS],
+    /// The host CPU that each of the VM's cores is kept on, once it was asked for.
+    pub(crate) core_cpus: Option<Vec<u32>>,
 }
 
 pub(crate) static STATE: Guard = Guard::new(State {
@@ -37,6 +39,7 @@ pub(crate) static STATE: Guard = Guard::new(State {
     epoch: 0,
     packet: [0; MAX_PACKET],
     formats: [None; FORMATS],
+    core_cpus: None,
 });
 
 impl State {
@@ -48,6 +51,7 @@ impl State {
         self.link = None;
         self.epoch = self.epoch.wrapping_add(1);
         self.formats = [None; FORMATS];
+        self.core_cpus = None;
         let address = environment::socket().map_err(|reason| failure(Errno::ENOSYS, reason))?;
         let link = Link::connect(&address, TIMEOUT)?;
         STATE.note_socket(link.identity());

@@ -2,7 +2,9 @@
 #include "spec.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 
 typedef struct {
@@ -560,6 +562,26 @@ static void half_a_buffer(void)
 	MUST(last->pfm_ovfl_msg.msg_type == PFM_MSG_OVFL, "no overflow");
 }
 
+/* The sampling formats (3.5.2). */
+static void formats(void)
+{
+	pfm_uuid_t uuid = PFM_DEFAULT_SMPL_UUID;
+	pfarg_fmtinfo_t some[8], none;
+
+	memset(some, 1, sizeof(some));
+	memset(&none, 0, sizeof(none));
+	CALL(pfm_getinfo_fmts(some, 8));
+	MUST(!memcmp(some[0].fmt_uuid, uuid, sizeof(uuid)), "%s is first", some[0].fmt_name);
+	MUST(!strcmp(some[0].fmt_name, "default"), "%s", some[0].fmt_name);
+	MUST(some[0].fmt_arg_size == sizeof(pfm_default_smpl_arg_t), "%llu bytes",
+	     (unsigned long long)some[0].fmt_arg_size);
+	MUST(some[0].fmt_queue_depth == 4, "%u messages", some[0].fmt_queue_depth);
+	MUST(!memcmp(&some[7], &none, sizeof(none)), "there are 8 formats");
+	CALL(perfmonctl(-1, PFM_GETINFO_FMTS, some, 8));
+	FAILS(pfm_getinfo_fmts(some, 0), EFAULT);
+	FAILS(pfm_getinfo_fmts(NULL, 1), EFAULT);
+}
+
 /* The question after a load is refused; the load was done. */
 static void load_alone(void)
 {
@@ -580,6 +602,29 @@ static void fails_once(int number)
 	CALL(pfm_get_config(&config));
 }
 
+/* A system-wide context for the core on the caller's one CPU: the load gives this error, or 0. */
+static void by_affinity(int number)
+{
+	pfarg_load_t target = { 0, 0 };
+	cpu_set_t allowed, one;
+	size_t cpu = 0;
+	int fd = create(PFM_FL_SYSTEM_WIDE);
+
+	MUST(sched_getaffinity(0, sizeof(allowed), &allowed) == 0, "errno %d", errno);
+	while (!CPU_ISSET(cpu, &allowed))
+		cpu++;
+	CPU_ZERO(&one);
+	CPU_SET(cpu, &one);
+	MUST(sched_setaffinity(0, sizeof(one), &one) == 0, "errno %d", errno);
+	target.load_pid = (pid_t)syscall(SYS_gettid);
+	if (number) {
+		FAILS(pfm_load_context(fd, &target), number);
+		puts(pfm_strerror_last());
+	} else {
+		CALL(pfm_load_context(fd, &target));
+	}
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -591,12 +636,16 @@ int main(int argc, char **argv)
 		CHECK(reuse_of_the_connection), CHECK(duplicates), CHECK(passed_on),
 		CHECK(stale_messages), CHECK(many_messages), CHECK(signals), CHECK(threads),
 		CHECK(fork_in_threads), CHECK(many_contexts), CHECK(no_allocation),
-		CHECK(closed_while_read), CHECK(half_a_buffer), CHECK(load_alone),
+		CHECK(closed_while_read), CHECK(half_a_buffer), CHECK(load_alone), CHECK(formats),
 	};
 	size_t i;
 
 	if (argc == 3 && !strcmp(argv[1], "fails_once")) {
 		fails_once(atoi(argv[2]));
+		return 0;
+	}
+	if (argc == 3 && !strcmp(argv[1], "by_affinity")) {
+		by_affinity(atoi(argv[2]));
 		return 0;
 	}
 	for (i = 0; argc == 2 && i < sizeof(checks) / sizeof(checks[0]); i++)

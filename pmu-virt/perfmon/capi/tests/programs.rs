@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use perfmon_abi::wire::{Errno, Refusal};
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 use fake::{Fake, Trick};
 
@@ -198,7 +199,27 @@ macro_rules! checks {
 checks! {
     no_server others_are_left_alone reuse_of_numbers reuse_of_the_connection duplicates
     passed_on stale_messages many_messages signals threads fork_in_threads many_contexts no_allocation
-    closed_while_read half_a_buffer
+    closed_while_read half_a_buffer formats
+}
+
+/// 3.1.7: the core is the one on the caller's CPU, whatever its number.
+#[test]
+fn a_core_is_found_by_the_cpu_that_it_is_kept_on() {
+    let allowed = sched_getaffinity(None).expect("an affinity");
+    let cpu = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));
+    let cpu = cpu.and_then(|cpu| u32::try_from(cpu).ok()).expect("a CPU");
+    let check = |core_cpus: &[u32], number: i32, reason: &str| {
+        let fake = Fake::start();
+        fake.shared().core_cpus = core_cpus.to_vec();
+        let said = run(checks(), &fake, &["by_affinity", &number.to_string()]);
+        assert!(said.contains(reason), "{core_cpus:?}: {said}");
+    };
+    let other = cpu + 1;
+    check(&[other, cpu], 0, "");
+    // There is no core 3.
+    check(&[other, other, other, cpu], Errno::ESRCH.number(), "vCPUs");
+    check(&[other, other], Errno::EINVAL.number(), "no core of the VM");
+    check(&[cpu, cpu], Errno::EINVAL.number(), "several cores");
 }
 
 #[test]

@@ -37,6 +37,7 @@ extern "C" {
 #define PFM_GETINFO_PMDS 14 /* Command: ask about PMD registers (3.1.14). */
 #define PFM_SET_CONFIG 15 /* Command: change properties of the interface (3.1.16). */
 #define PFM_GET_CONFIG 16 /* Command: ask for properties of the interface (3.1.17). */
+#define PFM_GETINFO_FMTS 272 /* Command of Umpire: ask for the sampling formats (3.5.2). */
 #define PFM_FL_NOTIFY_BLOCK 0x1 /* Context flag: a notification takes the vCPU off its core. */
 #define PFM_FL_SYSTEM_WIDE 0x2 /* Context flag: for a core, not for a vCPU. */
 #define PFM_FL_OVFL_NO_MSG 0x80 /* Context flag: overflows wake and signal, without a message. */
@@ -199,6 +200,15 @@ typedef struct {
 	size_t reg_index; /* Index or address of the actual register. */
 } pfarg_pmdinfo_t;
 
+/* What a sampling format is (3.5.2). The library for C makes it of FORMATS. */
+typedef struct {
+	pfm_uuid_t fmt_uuid; /* Its UUID; all 0: there are no more formats. */
+	char fmt_name[32]; /* Its name, and bytes 0 behind it. */
+	uint32_t fmt_flags; /* PFM_FMTFL_*. */
+	uint32_t fmt_queue_depth; /* Messages that may wait in the queue of a context which uses it. */
+	uint64_t fmt_arg_size; /* Bytes of its argument, which follows pfarg_ctx_t. */
+} pfarg_fmtinfo_t;
+
 /* Properties of the interface (3.1.16, 3.1.17). */
 typedef struct {
 	uint32_t cf_version; /* Version of the specification. */
@@ -335,6 +345,11 @@ int pfm_delete_evtsets(int fd, pfarg_setdesc_t *setdesc, int n);
 int pfm_getinfo_evtsets(int fd, pfarg_setinfo_t *setinfo, int n);
 int pfm_getinfo_pmcs(pfarg_pmcinfo_t *pmcs, int n);
 int pfm_getinfo_pmds(pfarg_pmdinfo_t *pmds, int n);
+/*
+ * Of Umpire: the sampling formats (3.5.2). Elements beyond them become 0. E2BIG: there are
+ * more formats; n of them are told.
+ */
+int pfm_getinfo_fmts(pfarg_fmtinfo_t *fmts, int n);
 int pfm_get_config(pfarg_config_t *cfg);
 int pfm_set_config(pfarg_config_t *cfg);
 

@@ -9,7 +9,6 @@ use perfmon_abi::consts::{
     PFM_FL_NOTIFY_BLOCK, PFM_FL_SYSTEM_WIDE, PFM_MAX_PMDS, PFM_REGFL_OVFL_NOTIFY,
     PFM_SETFL_OVFL_SWITCH,
 };
-use pmu_model::Ring;
 
 use super::reset::Period;
 use super::{Context, EventSet, Phase, Pmc, Pmd, UNKNOWN};
@@ -17,7 +16,6 @@ use crate::bits::PmdBits;
 use crate::description::PmdKind;
 use crate::format::{Control, OverflowArg};
 use crate::moment::{MessageQueue, Moment, Quantities};
-use pmu_model::VirtualPmd;
 
 /// What is to come of an interrupt.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,6 +49,7 @@ impl Context {
             return;
         }
         self.account.overflows = self.account.overflows.saturating_add(1);
+        self.moment = Some(*moment);
         let set = self.active;
         let triggers = self.thresholds_reached(pending);
         let mut verdict = if self.sampler.is_some() {
@@ -194,12 +193,10 @@ impl Context {
     fn sampled(&self, set: &EventSet, num: u16, at: &Moment, values: &dyn Quantities) -> u64 {
         match self.pmu.pmd(num).map(|pmd| pmd.what) {
             Some(PmdKind::Counter { .. }) => set.pmd(num).value,
-            Some(PmdKind::Virtual(VirtualPmd::Ring)) => match at.ring {
-                Ring::Kernel => 0,
-                Ring::User => 3,
-            },
-            Some(PmdKind::Virtual(VirtualPmd::Cr3)) => at.cr3,
-            Some(PmdKind::Virtual(which)) => values.read(which).unwrap_or(UNKNOWN),
+            Some(PmdKind::Virtual(which)) => {
+                let value = at.value(which).or_else(|| values.read(which));
+                value.unwrap_or(UNKNOWN)
+            }
             None => UNKNOWN,
         }
     }

@@ -205,8 +205,13 @@ impl Context {
         Ok(())
     }
 
-    /// A quantity of the VMM now, or when the context was detached.
+    /// A quantity of the VMM now, or when the context was detached; while monitoring
+    /// waits for PFM_RESTART, also where the vCPU was at the overflow behind it.
     fn quantity(&self, which: VirtualPmd, values: &dyn Quantities) -> Option<u64> {
+        if which.is_of_overflow() {
+            let waits = self.phase == Phase::Masked || self.blocked;
+            return self.moment.filter(|_| waits)?.value(which);
+        }
         match self.phase {
             Phase::Unloaded => self.kept.get(&which.pmd()).copied(),
             Phase::Loaded | Phase::Masked => values.read(which),

@@ -60,6 +60,7 @@ impl Context {
             generation: 0,
             blocked: false,
             switch_pending: false,
+            moment: None,
             pending: PmdBits::EMPTY,
             overdue: Nanos(0),
             overdue_counts: false,
@@ -206,6 +207,7 @@ impl Context {
         self.started = false;
         self.blocked = false;
         self.switch_pending = false;
+        self.moment = None;
         self.pending = PmdBits::EMPTY;
         self.overdue = Nanos(0);
     }

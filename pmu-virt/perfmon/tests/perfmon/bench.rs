@@ -13,13 +13,13 @@ use pmu_model::{PmuModel, Ring};
 /// Select of an event that counts in both rings: on, OS, USR.
 pub(crate) const COUNTS: u64 = 1 << 22 | 3 << 16 | 0xc0;
 
-/// A machine that knows every quantity but ring and CR3: each is its PMD.
+/// A machine that knows every quantity but those of an overflow: each is its PMD.
 #[derive(Debug)]
 pub(crate) struct Known;
 
 impl Quantities for Known {
     fn read(&self, which: VirtualPmd) -> Option<u64> {
-        (!matches!(which, VirtualPmd::Ring | VirtualPmd::Cr3)).then(|| which.pmd().into())
+        (!which.is_of_overflow()).then(|| which.pmd().into())
     }
 }
 

@@ -32,7 +32,7 @@ fn set() -> impl Strategy<Value = u16> {
 }
 
 fn num() -> impl Strategy<Value = u16> {
-    prop_oneof![40 => 0u16..4, 1 => select(&[4u16, 13, 14, 15, 16, 32, 63, 64, 65, 76, 77, 78, 127, 128, 65535][..])]
+    prop_oneof![40 => 0u16..4, 1 => select(&[4u16, 13, 14, 15, 16, 32, 63, 64, 65, 76, 77, 78, 79, 80, 127, 128, 65535][..])]
 }
 
 fn bits() -> impl Strategy<Value = [u64; 2]> {

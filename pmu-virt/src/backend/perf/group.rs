@@ -7,7 +7,6 @@ use pmu_model::{Nanos, SlotIndex, UnavailableReason};
 
 use super::NAME;
 use super::member::Member;
-use super::plan::EventPlan;
 use super::scale::GroupTimes;
 use super::syscalls::{Errno, EventFd, EventSpec, PerfSyscalls, uninterrupted};
 
@@ -126,12 +125,12 @@ impl Group {
         &mut self,
         kernel: &mut dyn PerfSyscalls,
         slot: SlotIndex,
-        plan: EventPlan,
+        event: EventSpec,
         signal: i32,
     ) -> Result<(), Errno> {
-        let fd = uninterrupted(|| kernel.open(&plan.spec, Some(self.leader)))?;
+        let fd = uninterrupted(|| kernel.open(&event, Some(self.leader)))?;
         let prepared = uninterrupted(|| kernel.id(fd)).and_then(|id| {
-            if plan.spec.period.is_some() {
+            if event.period.is_some() {
                 uninterrupted(|| kernel.signal_on_overflow(fd, signal))?;
             }
             Ok(id)
@@ -143,7 +142,7 @@ impl Group {
         {
             log::debug!("the page of a hardware event cannot be mapped: {errno}");
         }
-        self.members.push(Member::new(slot, plan, fd, id));
+        self.members.push(Member::new(slot, event, fd, id));
         Ok(())
     }
 

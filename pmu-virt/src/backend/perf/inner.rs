@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use pmu_model::{
     CountRequest, Nanos, OwnerId, Provenance, Reading, SlotIndex, SlotSet, Ticks, Tsc,
@@ -11,8 +12,7 @@ use pmu_model::{
 
 use super::group::{Failure, Group, refused};
 use super::member::Member;
-use super::plan::{EventPlan, Unit};
-use super::syscalls::PerfSyscalls;
+use super::syscalls::{EventSpec, PerfSyscalls};
 use super::trials::Trials;
 use super::{CAPACITY, NAME, signal};
 use crate::backend::BackendEnv;
@@ -79,26 +79,26 @@ impl Inner {
         }
     }
 
-    /// The best way to count `request` that the kernel allows.
+    /// The best event for `request` that the kernel opens.
     pub(super) fn choose(
         &mut self,
         request: &CountRequest,
-    ) -> Result<EventPlan, UnavailableReason> {
+    ) -> Result<EventSpec, UnavailableReason> {
         self.trials.choose(self.kernel.as_mut(), request, &self.env)
     }
 
-    /// Slots that what is planned can take: of a hardware event as many at a time as
+    /// Slots that an event can take: of a hardware event as many at a time as
     /// there are counters for it, in the block of the vCPU that is here. Groups
     /// of several vCPUs are open side by side, so each has slots of its own.
-    pub(super) fn room(&mut self, plan: &EventPlan) -> SlotSet {
-        if !plan.spec.source.is_hardware() {
+    pub(super) fn room(&mut self, event: &EventSpec) -> SlotSet {
+        if !event.source.is_hardware() {
             return SlotSet::below(CAPACITY);
         }
         // How many fit is tried with that many events. Who asks before there is a
         // vCPU wants to know whether, not where.
         let fitting = self
             .met_vcpu
-            .then(|| self.trials.fitting(self.kernel.as_mut(), &plan.spec));
+            .then(|| self.trials.fitting(self.kernel.as_mut(), event));
         let slots = fitting
             .flatten()
             .unwrap_or(CAPACITY)
@@ -133,9 +133,9 @@ impl Inner {
         if usize::from(index.0) >= CAPACITY {
             return Err(no_such(index));
         }
-        let plan = self.choose(request)?;
+        let event = self.choose(request)?;
         self.bind_thread();
-        let key = (self.owner, plan.spec.source.is_hardware());
+        let key = (self.owner, event.source.is_hardware());
         let kernel = self.kernel.as_mut();
         let group = match self.groups.get_mut(&key) {
             Some(group) => group,
@@ -146,7 +146,7 @@ impl Inner {
         };
         let taken = group.members().len();
         let signal = self.env.overflow_signal;
-        if let Err(errno) = group.add(kernel, index, plan, signal) {
+        if let Err(errno) = group.add(kernel, index, event, signal) {
             return Err(match errno.0 {
                 // Alone it opens: the group asks for more than there is.
                 libc::EINVAL | libc::ENOSPC if key.1 && taken > 0 => {
@@ -162,7 +162,7 @@ impl Inner {
         if key.1 {
             self.take_block();
         }
-        Ok(plan.provenance)
+        Ok(event.source.provenance())
     }
 
     pub(super) fn release(&mut self, index: SlotIndex) {
@@ -243,8 +243,8 @@ impl Inner {
                 group.refresh_one(kernel, index, here)?;
             }
             if let Some(member) = group.get_mut(index) {
-                let told = member.reported();
-                member.armed = after.map(|after| told.saturating_add(after.get()));
+                let count = member.count.value();
+                member.armed = after.map(|after| count.saturating_add(after.get()));
             }
             Ok(())
         });
@@ -270,8 +270,9 @@ impl Inner {
         self.deadline = own
             .flat_map(Group::members)
             .filter(|member| member.wants_deadline())
-            .filter_map(|member| ticks(member.plan.unit, member.left()?, khz))
-            .map(|ticks| tsc + ticks)
+            .filter_map(Member::left)
+            // An event without signals counts nanoseconds.
+            .map(|left| tsc + Ticks::of(Duration::from_nanos(left), khz))
             .min();
     }
 
@@ -433,14 +434,5 @@ fn no_such(slot: SlotIndex) -> UnavailableReason {
     UnavailableReason::NoSuchSlot {
         backend: NAME,
         slot,
-    }
-}
-
-/// TSC ticks in which a clock's count grows by `left`.
-fn ticks(unit: Unit, left: u64, khz: u32) -> Option<Ticks> {
-    match unit {
-        Unit::Ticks { .. } => Some(Ticks(left)),
-        Unit::Nanoseconds => Some(Ticks(Unit::Ticks { khz }.reported(left))),
-        Unit::Events => None,
     }
 }

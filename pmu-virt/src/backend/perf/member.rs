@@ -2,15 +2,15 @@
 
 use pmu_model::{Nanos, Provenance, Reading, SlotIndex, UnavailableReason};
 
-use super::plan::{EventPlan, NEVER};
+use super::plan::NEVER;
 use super::scale::Scaler;
-use super::syscalls::{Errno, EventFd, PerfSyscalls, uninterrupted};
+use super::syscalls::{Errno, EventFd, EventSpec, PerfSyscalls, uninterrupted};
 
 /// An open event.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) slot: SlotIndex,
-    pub(super) plan: EventPlan,
+    event: EventSpec,
     pub(super) fd: EventFd,
     pub(super) id: u64,
     /// The slot is started.
@@ -20,7 +20,7 @@ pub(super) struct Member {
     /// Started at any time since the last reading.
     pub(super) ran: bool,
     pub(super) count: Scaler,
-    /// Told count at which an overflow is due.
+    /// Count at which an overflow is due.
     pub(super) armed: Option<u64>,
     countdown: Countdown,
     /// Its overflow is due sooner than a clock may signal.
@@ -32,7 +32,7 @@ pub(super) struct Member {
 enum Countdown {
     /// Nothing: its period is never reached.
     Off,
-    /// It comes when this count is told.
+    /// It comes at this count.
     To(u64),
     /// It has fired, and a period that means nothing goes on.
     Stale,
@@ -40,10 +40,10 @@ enum Countdown {
 
 impl Member {
     /// An event of a slot that is stopped.
-    pub(super) fn new(slot: SlotIndex, plan: EventPlan, fd: EventFd, id: u64) -> Self {
+    pub(super) fn new(slot: SlotIndex, event: EventSpec, fd: EventFd, id: u64) -> Self {
         Member {
             slot,
-            plan,
+            event,
             fd,
             id,
             running: false,
@@ -56,11 +56,6 @@ impl Member {
         }
     }
 
-    /// The count as it was asked for.
-    pub(super) fn reported(&self) -> u64 {
-        self.plan.unit.reported(self.count.value())
-    }
-
     pub(super) fn reading(&self, backend: &'static str) -> Reading {
         if self.count.never_counted() {
             return Reading::Unavailable(UnavailableReason::Busy { backend });
@@ -68,17 +63,17 @@ impl Member {
         let provenance = if self.count.is_scaled() {
             Provenance::Scaled
         } else {
-            self.plan.provenance
+            self.event.source.provenance()
         };
         Reading::Counted {
-            value: self.reported(),
+            value: self.count.value(),
             provenance,
         }
     }
 
     /// Whether the kernel signals an overflow.
     fn signals(&self) -> bool {
-        self.plan.spec.period.is_some()
+        self.event.period.is_some()
     }
 
     /// Whether [`Member::count_down`] would make a system call.
@@ -98,12 +93,12 @@ impl Member {
         let period = match self.armed {
             None => NEVER,
             Some(due) => {
-                let left = self
-                    .plan
-                    .unit
-                    .native(due)
-                    .saturating_sub(self.count.value());
-                let least = if self.plan.unit.is_time() { floor.0 } else { 1 };
+                let left = due.saturating_sub(self.count.value());
+                let least = if self.event.source.is_time() {
+                    floor.0
+                } else {
+                    1
+                };
                 early = left < least;
                 left.clamp(least, NEVER)
             }
@@ -124,9 +119,9 @@ impl Member {
         self.running && !self.signals() && self.armed.is_some()
     }
 
-    /// Told count still to come before the armed overflow.
+    /// What is still to come before the armed overflow.
     pub(super) fn left(&self) -> Option<u64> {
-        Some(self.armed?.saturating_sub(self.reported()))
+        Some(self.armed?.saturating_sub(self.count.value()))
     }
 
     /// Whether the armed overflow has come, which takes it back. The count is
@@ -136,7 +131,7 @@ impl Member {
         let Some(due) = self.armed else {
             return false;
         };
-        if self.reported() >= due {
+        if self.count.value() >= due {
             self.armed = None;
             return true;
         }

@@ -17,7 +17,8 @@ pub struct PerfSupport {
     pub hardware: Result<(), Errno>,
     /// Software events with overflows; the error is why not.
     pub software: Result<(), Errno>,
-    /// Time on a CPU, from which cycles are derived; the error is why not.
+    /// A thread's own CPU time, which needs the least rights of all events; the error
+    /// is why there is none.
     pub clock: Result<(), Errno>,
     /// `kernel.perf_event_paranoid`, if it can be read.
     pub paranoid: Option<i32>,
@@ -62,14 +63,14 @@ impl PerfSupport {
         }
         if let Err(errno) = self.hardware {
             limits.push(format!(
-                "no hardware events ({}); cycles are derived from the time on the CPU",
+                "no hardware events ({}); --counters perf stands for perf,clock here",
                 refusal(errno, self.paranoid)
             ));
         }
         if let Err(errno) = self.software {
             limits.push(format!(
-                "no overflow signals and no software events ({}); the VMM's timer stands in for \
-                 cycles",
+                "no software events but task-clock, and no overflow signals ({}); the VMM's \
+                 timer stands in for them",
                 refusal(errno, self.paranoid)
             ));
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Debug};
 
-use pmu_model::SoftwareEvent;
+use pmu_model::{Provenance, SoftwareEvent};
 
 /// What an event counts, as `type` and `config` of `perf_event_attr` have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +22,20 @@ impl EventSource {
     /// Whether a physical counter is needed.
     pub fn is_hardware(self) -> bool {
         matches!(self, EventSource::Generic(_) | EventSource::Raw(_))
+    }
+
+    /// Whether it counts nanoseconds, by a timer of the kernel's own.
+    pub(super) fn is_time(self) -> bool {
+        self == EventSource::Software(SoftwareEvent::TaskClock)
+    }
+
+    /// Label of its counts while nothing is lost.
+    pub(super) fn provenance(self) -> Provenance {
+        if self.is_hardware() {
+            Provenance::Hardware
+        } else {
+            Provenance::Exact
+        }
     }
 }
 

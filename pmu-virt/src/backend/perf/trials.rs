@@ -4,7 +4,7 @@ use pmu_model::{CountRequest, UnavailableReason};
 
 use super::NAME;
 use super::group::refused;
-use super::plan::{EventPlan, plans};
+use super::plan::events;
 use super::syscalls::{Errno, EventSpec, PerfSyscalls, uninterrupted};
 use crate::backend::BackendEnv;
 
@@ -24,20 +24,20 @@ pub(super) struct Trials {
 }
 
 impl Trials {
-    /// The best way to count `request` that the kernel allows.
+    /// The best event for `request` that the kernel opens.
     pub(super) fn choose(
         &mut self,
         kernel: &mut dyn PerfSyscalls,
         request: &CountRequest,
         env: &BackendEnv,
-    ) -> Result<EventPlan, UnavailableReason> {
+    ) -> Result<EventSpec, UnavailableReason> {
         let mut refusal = UnavailableReason::Event {
             backend: NAME,
             event: request.event,
         };
-        for plan in plans(request, env)? {
-            match self.open(kernel, &plan.spec) {
-                Ok(()) => return Ok(plan),
+        for event in events(request, env)? {
+            match self.open(kernel, &event) {
+                Ok(()) => return Ok(event),
                 Err(errno) => refusal = refused(errno),
             }
         }

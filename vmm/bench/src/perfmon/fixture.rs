@@ -5,7 +5,7 @@ use std::time::Duration;
 use perfmon_abi::consts::{PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_TIME_SWITCH};
 use perfmon_abi::{PmcArg, PmdArg, SetDesc, Timespec};
 use pmu_virt::perfmon::{LogicalPmu, PmcDescription, PmdBits, VirtualPmd};
-use pmu_virt::{CountRequest, CounterId, PmuModel, SlotIndex, Vendor};
+use pmu_virt::{CountRequest, CounterId, PmuModel, Vendor};
 use umpire_perfmon::{Call, Client, ContextHandle};
 
 use super::tool::{Format, call};
@@ -87,8 +87,7 @@ impl Fixture {
         // What counts both rings together may not tell them apart.
         let can = |select| {
             let request = CountRequest::decode(model.events(), select);
-            let mut backend = source.open()?;
-            Ok::<_, BenchError>(backend.program(SlotIndex(0), &request).is_ok())
+            Ok::<_, BenchError>(source.open()?.plan(&request).is_ok())
         };
         let (mut selects, mut names) = (Vec::new(), Vec::new());
         for (select, name) in variants(&events) {

@@ -9,7 +9,7 @@ use pmu_virt::{
 };
 
 use crate::registers::PmuMsrs;
-use crate::sources::INT;
+use crate::sources::{INT, slot_for};
 
 /// What both ways are asked to do.
 pub(super) trait Way: Debug {
@@ -159,18 +159,21 @@ impl Naive {
         let decode = |raw: &u64| CountRequest::decode(model.events(), *raw);
         let range = model.counter_mask(CounterId::Programmable(0));
         let saved = |selects: &Selects| {
-            let slots = (0..model.programmable()).map(SlotIndex).enumerate();
-            let saved = slots.map(|(n, slot)| Saved {
-                slot,
-                request: selects.get(n).map(decode),
-                range,
-                count: 0,
+            let saved = (0..model.programmable()).map(|n| {
+                let request = selects.get(usize::from(n)).map(decode);
+                let slot = |request| slot_for(backends[0].as_ref(), request, n);
+                Saved {
+                    slot: request.as_ref().map_or(SlotIndex(n), slot),
+                    request,
+                    range,
+                    count: 0,
+                }
             });
             saved.collect()
         };
         Self {
-            cores: backends,
             vcpus: vcpus.iter().map(saved).collect(),
+            cores: backends,
             operations: 0,
             all,
         }

@@ -12,7 +12,7 @@ use vmm::config::{
 };
 use vmm::firmware::{CounterSpec, FirmwareChoice};
 use vmm::sched::CorePlan;
-use vmm_control::ControlConfig;
+use vmm_control::{ARG_SIZES, ControlConfig};
 
 use super::error::{ConfigError, Origin, Place, SettingError};
 use super::file::ConfigFile;
@@ -22,8 +22,8 @@ use super::values::{
     trap_mode, writable,
 };
 use super::{
-    CONNECTIONS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS, GRACE_MS, GROUPS,
-    MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, Settings, VERBOSITY,
+    BUFFERS_KIB, CONNECTIONS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS, GRACE_MS,
+    GROUPS, MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, Settings, VERBOSITY,
 };
 use crate::flags::RunFlags;
 use crate::logging::LogOptions;
@@ -338,6 +338,10 @@ impl Merge<'_> {
             place!(self, control_mode),
             place!(self, control_group),
             place!(self, control_connections),
+            place!(self, control_sys_gid),
+            place!(self, control_thread_gid),
+            place!(self, control_arg_size),
+            place!(self, control_buffers),
             place!(self, host_policy),
             place!(self, sampling_rate_max),
         ];
@@ -355,8 +359,22 @@ impl Merge<'_> {
         if let Some(mode) = checked!(self, control_mode, mode)? {
             config.access.mode = mode;
         }
-        let group = checked!(self, control_group, |n| number(n, GROUPS, "(a group)"))?;
-        config.access.group = group.and_then(|group| u32::try_from(group).ok());
+        let group = |n| {
+            let group = number(n, GROUPS, "(a group)")?;
+            Ok(u32::try_from(group).unwrap_or(u32::MAX))
+        };
+        config.access.group = checked!(self, control_group, group)?;
+        config.sys_gid = checked!(self, control_sys_gid, group)?;
+        config.thread_gid = checked!(self, control_thread_gid, group)?;
+        let bytes = *ARG_SIZES.start() as u64..=*ARG_SIZES.end() as u64;
+        let arg_size = checked!(self, control_arg_size, |n| number(n, bytes, "bytes"))?;
+        if let Some(bytes) = arg_size.and_then(|bytes| usize::try_from(bytes).ok()) {
+            config.arg_size = bytes;
+        }
+        let buffers = checked!(self, control_buffers, |n| number(n, BUFFERS_KIB, "KiB"))?;
+        if let Some(kib) = buffers {
+            config.buffers = kib << 10;
+        }
         let connections = |n| number(n, CONNECTIONS, "connections");
         let connections = checked!(self, control_connections, connections)?;
         if let Some(most) = connections.and_then(|most| usize::try_from(most).ok()) {

@@ -15,7 +15,7 @@ pub(super) use report::write_report;
 use std::sync::Arc;
 
 use arbiter::{CounterId, GuardLimits, PcrConfig, PcrUnit, PerKind, Phase, Policy, Scheme, Share};
-use pmu_virt::{CounterReport, PmuModel, Reading, Reservations, Sources};
+use pmu_virt::{CounterReport, Holdings, PmuModel, Reading, Reservations, Sources};
 use vmm::config::DEFAULT_PMI_FLOOR_US;
 use vmm::counters::{self, CounterPlan, backend_env};
 use vmm::devices::GuestEnd;
@@ -62,6 +62,7 @@ pub(super) fn perform(
             unit: PcrUnit::new(config(model, tsc_khz)),
             entropy: Box::new(OsRandom),
             audit: Box::new(Recorder(transcript.clone())),
+            holdings: Holdings::default(),
         }),
     };
     let mut solo = Solo::new(kvm, vm, parts)?;

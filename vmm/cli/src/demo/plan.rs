@@ -118,7 +118,7 @@ impl Plan {
         if let Some(sources) = &self.sources {
             return sources.clone();
         }
-        let usable = auto_names().chain(["step"]).filter(|name| {
+        let usable = auto_names().into_iter().chain(["step"]).filter(|name| {
             let one = Sources::parse(name);
             one.is_ok_and(|one| doctor::check_backends(probe, &one).is_ok())
         });

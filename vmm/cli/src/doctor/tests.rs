@@ -90,8 +90,8 @@ fn check(probe: ProbeReport, status: ExitStatus, parts: &[&str]) {
     assert_eq!(report(&diagnosis, true, &mut json).unwrap(), status);
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["verdict"]["can_run"], status == ExitStatus::SUCCESS);
-    let auto: Vec<_> = if status == ExitStatus::SUCCESS {
-        vmm::counters::auto_names().collect()
+    let auto = if status == ExitStatus::SUCCESS {
+        vmm::counters::auto_names()
     } else {
         Vec::new()
     };

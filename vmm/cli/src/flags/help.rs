@@ -298,6 +298,7 @@ socket may do so: its owner alone, unless --control-mode lets others in.
   umpire run --kernel vmlinuz --control guest.sock
   umpire run --kernel vmlinuz --control guest.sock --host-policy shares:host=2
   umpire run --kernel vmlinuz --control guest.sock --control-mode 660 --control-group 50
+  umpire run --kernel vmlinuz --control guest.sock --control-sys-gid 50 --control-buffers 8192
 ";
 
 const RUN_NOTES: &str = "

@@ -126,6 +126,21 @@ pub struct RunFlags {
     /// How many tools may be connected at a time, 1 to 4096 [default: 64]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub control_connections: Option<i64>,
+    /// Only this group may create contexts for cores, by number [default: whoever may
+    /// connect]
+    #[arg(long, value_name = "GID", allow_negative_numbers = true)]
+    pub control_sys_gid: Option<i64>,
+    /// Only this group may create contexts for vCPUs, by number [default: whoever may
+    /// connect]
+    #[arg(long, value_name = "GID", allow_negative_numbers = true)]
+    pub control_thread_gid: Option<i64>,
+    /// Most bytes of a command's vector argument, 4096 to 64484 [default: 4096]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
+    pub control_arg_size: Option<i64>,
+    /// Memory for the sampling buffers of all tools in KiB, 4 to 1073741824
+    /// [default: 65536]
+    #[arg(long, value_name = "KIB", allow_negative_numbers = true)]
+    pub control_buffers: Option<i64>,
     /// Who gets counters that guest and tools both want: guest-first, host-first, shares
     /// or shares:host=N, with N counters for tools [default: guest-first]
     #[arg(long, value_name = "HOW")]

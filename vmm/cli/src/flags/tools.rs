@@ -128,6 +128,9 @@ pub struct LsFlags {
     /// XDG_RUNTIME_DIR]
     #[arg(value_name = "SOCKET")]
     pub sockets: Vec<PathBuf>,
+    /// A control socket, as the other tools take it
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
     /// Print JSON: one object per line
     #[arg(short, long)]
     pub json: bool,

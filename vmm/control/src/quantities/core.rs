@@ -38,13 +38,9 @@ pub struct CoreQuantities {
     unknown: Vec<VirtualPmd>,
 }
 
-/// Whether a quantity adds up over vCPUs. Guest memory is the whole machine's;
-/// ring and CR3 are of one instant.
+/// Whether a quantity adds up over vCPUs. Guest memory is the whole machine's.
 fn adds_up(which: VirtualPmd) -> bool {
-    !matches!(
-        which,
-        VirtualPmd::GuestMemory | VirtualPmd::Ring | VirtualPmd::Cr3
-    )
+    which != VirtualPmd::GuestMemory && !which.is_of_overflow()
 }
 
 impl CoreQuantities {

@@ -147,6 +147,8 @@ impl ListRequests {
                 },
                 core: core.filter(|_| view.is_some() || busy).map(number),
                 context: attached(Target::Vcpu(vcpu)),
+                halted: view.and_then(|view| view.halted),
+                reserved: view.map_or_else(Vec::new, |view| view.reserved.clone()),
             }
         };
         let core = |core: usize| {
@@ -159,6 +161,7 @@ impl ListRequests {
                 vcpu: view.and_then(|view| view.vcpu).map(number),
                 context: attached(Target::Core(core)),
                 counters: holders.unwrap_or_default(),
+                free: view.and_then(|view| view.free),
             }
         };
         let of_vcpus = self.seen.values().flat_map(|view| &view.vcpus);
@@ -272,6 +275,7 @@ pub(super) fn model(vm: &ServedVm) -> ModelInfo {
         tsc_khz: vm.tsc_khz.into(),
         vcpus: number(vm.dispatcher.vcpus()),
         cores: number(vm.dispatcher.cores()),
+        core_cpus: vm.core_cpus.clone(),
         virtual_pmds: VirtualPmd::ALL.iter().map(virtual_pmd).collect(),
     }
 }
@@ -280,7 +284,7 @@ fn unit(which: VirtualPmd) -> &'static str {
     match which {
         VirtualPmd::RunTime | VirtualPmd::StealTime | VirtualPmd::HaltTime => "ns",
         VirtualPmd::GuestMemory => "bytes",
-        VirtualPmd::Ring | VirtualPmd::Cr3 => "",
+        which if which.is_of_overflow() => "",
         _ => "count",
     }
 }

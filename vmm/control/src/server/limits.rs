@@ -8,7 +8,7 @@ use pmu_virt::perfmon::LogicalPmu;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::connections::MOST_REFUSED;
-use crate::config::ControlConfig;
+use crate::config::{ARG_SIZES, ControlConfig};
 use crate::socket::Peer;
 use crate::sys::PAGE;
 
@@ -20,8 +20,6 @@ const CONTEXT_FILES: usize = 2;
 const MACHINE_FILES: usize = 256;
 /// Descriptors kept for each vCPU. Counters of the host are among them.
 const VCPU_FILES: usize = 16;
-/// `cf_smpl_buf_size_max` at the start.
-const BUFFERS: u64 = 64 << 20;
 
 /// The kernel reports this user for all users that a user namespace does not have. It
 /// stands for nobody in particular.
@@ -48,10 +46,10 @@ impl Limits {
         Self {
             contexts: most_contexts(files, config.connections, vcpus),
             rate: config.rate,
-            arg_size: PAGE,
-            buffers: BUFFERS,
-            sys_gid: PFM_GROUP_ANY,
-            thread_gid: PFM_GROUP_ANY,
+            arg_size: config.arg_size,
+            buffers: config.buffers,
+            sys_gid: config.sys_gid.unwrap_or(PFM_GROUP_ANY),
+            thread_gid: config.thread_gid.unwrap_or(PFM_GROUP_ANY),
             owner: rustix::process::geteuid().as_raw(),
         }
     }
@@ -105,7 +103,7 @@ impl Limits {
             return refuse(format!("cf_flags {:#x}: no flag is defined", new.flags));
         }
         let arg_size = usize::try_from(new.arg_size_max).unwrap_or(usize::MAX);
-        if !(PAGE..=MAX_PAYLOAD).contains(&arg_size) {
+        if !ARG_SIZES.contains(&arg_size) {
             return refuse(format!(
                 "cf_arg_size_max {}: it is at least {PAGE}, a page, and at most {MAX_PAYLOAD}, \
                  what fits into a packet",
@@ -167,6 +165,21 @@ mod tests {
     }
 
     #[test]
+    fn options_hold_from_the_start() {
+        let config = ControlConfig {
+            sys_gid: Some(7),
+            thread_gid: Some(8),
+            arg_size: 8192,
+            buffers: 4096,
+            ..ControlConfig::at("control".into())
+        };
+        let pmu = LogicalPmu::new(PmuModel::parse("amd-core").unwrap());
+        let told = Limits::new(&config, u64::MAX, 1).get(&pmu);
+        assert_eq!((told.sys_gid, told.thread_gid), (7, 8));
+        assert_eq!((told.arg_size_max, told.smpl_buf_size_max), (8192, 4096));
+    }
+
+    #[test]
     fn contexts_leave_descriptors_to_the_machine() {
         let check = |files, connections, vcpus, expected| {
             let most = most_contexts(files, connections, vcpus);
@@ -188,7 +201,7 @@ mod tests {
         let config = limits.get(&pmu);
         assert_eq!(
             (config.arg_size_max, config.smpl_buf_size_max),
-            (4096, BUFFERS)
+            (4096, 64 << 20)
         );
         assert_eq!(config.impl_pmcs[0].count_ones(), 6);
         assert_eq!(config.counter_width, 48);

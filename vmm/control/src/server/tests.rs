@@ -41,6 +41,7 @@ impl Stage {
             pmu: Arc::new(pmu),
             formats: Arc::new(FormatRegistry::with_builtin()),
             tsc_khz: 1_000_000,
+            core_cpus: Vec::new(),
             dispatcher,
             memory: None,
         };

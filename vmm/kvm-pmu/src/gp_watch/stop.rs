@@ -61,6 +61,7 @@ impl GpWatch {
     /// depends on the KVM. A patch that this VM knows nothing of, as from a
     /// hibernation image, is known by the bytes that remain; so is one that was taken
     /// back after the guest met it.
+    #[inline(never)]
     pub(crate) fn at_out(
         &self,
         vcpu: VcpuAccess<'_>,

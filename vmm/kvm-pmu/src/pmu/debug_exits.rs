@@ -21,6 +21,7 @@ const IDLE_LOOKS: u8 = 100;
 impl Traps {
     /// While debug registers are ours: takes in what the guest did to its own, and
     /// leaves them all to it when it can read no counter any more.
+    #[cold]
     pub(super) fn share_debug_registers(
         &mut self,
         vcpu: VcpuAccess<'_>,
@@ -65,6 +66,7 @@ impl Traps {
     }
 
     /// A debug exit: a breakpoint or step of ours, or the guest's own #DB.
+    #[inline(never)]
     pub(super) fn debug_exit(
         &mut self,
         vcpu: VcpuAccess<'_>,
@@ -125,6 +127,7 @@ impl Traps {
     }
 
     /// Reports to the stepper, if it is at work, that the guest stopped.
+    #[cold]
     pub(super) fn step_stop(
         &mut self,
         vcpu: VcpuAccess<'_>,

@@ -1,6 +1,6 @@
 //! What every entry prepares and every exit settles, before it is looked at.
 
-use kvm_bindings::KVM_MP_STATE_RUNNABLE;
+use kvm_bindings::{KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_UNINITIALIZED};
 use pmu_virt::perfmon::Moment;
 use pmu_virt::{CorePmu, Progress, Ring, Tsc, VcpuPmu};
 
@@ -108,7 +108,18 @@ impl Traps {
             return Ok(());
         };
         let needs = pmu.needs();
-        let halted = self.halt.passed(entered, tsc, needs.counting);
+        let mut halted = self.halt.passed(entered, tsc, needs.counting);
+        if needs.counting && !self.started {
+            // Until its start-up IPI a processor executes nothing, however long its
+            // thread was awake for kicks.
+            self.started = !matches!(
+                vcpu.get_mp_state()?.mp_state,
+                KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED
+            );
+            if !self.started {
+                halted = tsc - entered;
+            }
+        }
         let ring = if needs.ring {
             Some(Ring::from_cpl(cpl(&vcpu.get_sregs()?)))
         } else {
@@ -140,6 +151,7 @@ impl Traps {
     }
 }
 
+#[cold]
 fn sample(
     (pmu, core): (&mut VcpuPmu, &mut CorePmu),
     vcpu: VcpuAccess<'_>,

@@ -10,6 +10,7 @@ use crate::trap::page_of;
 
 impl Traps {
     /// Looks at the #GP handler, and has it watched.
+    #[inline(never)]
     pub(super) fn watch_gp_handler(
         &mut self,
         vcpu: VcpuAccess<'_>,
@@ -26,6 +27,7 @@ impl Traps {
         Ok(())
     }
 
+    #[cold]
     pub(super) fn tell_armed(&self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>, before: Armed) {
         let armed = self.gp.armed();
         if armed != before {
@@ -34,6 +36,7 @@ impl Traps {
     }
 
     /// The OUT in the #GP handler.
+    #[inline(never)]
     pub(super) fn handler_out(
         &mut self,
         vcpu: VcpuAccess<'_>,
@@ -48,6 +51,7 @@ impl Traps {
     }
 
     /// A store that KVM could not do.
+    #[cold]
     pub(super) fn handler_stored(
         &self,
         lent: &mut Lent<'_>,
@@ -64,6 +68,7 @@ impl Traps {
     /// An access that KVM could not do, perhaps because it was a store to the page of
     /// a handler that is patched, or was until the exit (`changed`) or since: a store of
     /// another vCPU's may have opened it. It is tried again.
+    #[cold]
     pub(super) fn handler_fault(
         &mut self,
         lent: &mut Lent<'_>,

@@ -19,6 +19,7 @@ pub(super) struct PmiRouting {
 }
 
 impl Traps {
+    #[inline(never)]
     pub(super) fn forward_pmi(
         &mut self,
         vcpu: VcpuAccess<'_>,
@@ -68,6 +69,7 @@ impl Traps {
 
     /// Raises the interrupts that announce notices of the reservations. A notice
     /// whose interrupt finds the local APIC off stays in the guest's queue.
+    #[cold]
     pub(super) fn forward_notices(
         &mut self,
         vcpu: VcpuAccess<'_>,

@@ -54,6 +54,7 @@ impl KickTimer {
         self.set(Duration::ZERO);
     }
 
+    #[inline(never)]
     fn set(&self, delay: Duration) {
         let spec = libc::itimerspec {
             it_interval: libc::timespec {

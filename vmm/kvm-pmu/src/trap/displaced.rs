@@ -173,6 +173,8 @@ pub enum PatchRefusal {
     JustWritten,
     /// The guest has written to its handlers' pages this often.
     Written(u8),
+    /// The guest had its handlers patched this often within a minute.
+    TooOften(u8),
     /// The guest is single-stepped for a counter.
     Stepped,
     /// The processor stores to the handler's page: a stack, descriptors or page tables.
@@ -212,6 +214,10 @@ impl fmt::Display for PatchRefusal {
                     "the guest has written to the handler's page {times} times"
                 )
             }
+            Self::TooOften(times) => write!(
+                f,
+                "the guest's handlers were patched {times} times within a minute"
+            ),
             Self::Stepped => f.write_str("the guest is single-stepped for a counter"),
             Self::ProcessorStores => {
                 f.write_str("a stack, descriptors or page tables lie in the handler's page")
@@ -386,6 +392,7 @@ mod tests {
             PatchRefusal::TooMany,
             PatchRefusal::JustWritten,
             PatchRefusal::Written(8),
+            PatchRefusal::TooOften(64),
             PatchRefusal::Stepped,
         ];
         let mut said: Vec<String> = reasons.iter().map(ToString::to_string).collect();

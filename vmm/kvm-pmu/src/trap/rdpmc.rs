@@ -16,6 +16,8 @@ use super::frame::ExceptionFrame;
 /// Vector of the general protection exception.
 pub(crate) const GP_VECTOR: u8 = 13;
 
+const RDPMC: [u8; 2] = [0x0f, 0x33];
+
 const CR4_PCE: u64 = 1 << 8;
 
 /// A legal RDPMC that raised #GP only because the hardware counts nothing.
@@ -67,18 +69,25 @@ fn find(context: &CpuContext<'_>, gate: &Gate) -> Option<Rdpmc> {
     };
     let mut bytes = [0; MAX_INSTRUCTION];
     let len = context.read_linear(base.wrapping_add(frame.ip), &mut bytes);
-    let mut decoder = Decoder::with_ip(bitness, &bytes[..len], frame.ip, DecoderOptions::NONE);
-    let instruction = decoder.decode();
-    if instruction.mnemonic() != Mnemonic::Rdpmc {
-        return None;
-    }
+    let next = next_ip(&bytes[..len], bitness, frame.ip)?;
     Some(Rdpmc {
         frame,
         index: u32::try_from(context.regs.rcx & 0xffff_ffff).unwrap_or(0),
         ring: Ring::from_cpl(cpl),
         presented: Presented::by(context.regs, bitness),
-        next: instruction.next_ip(),
+        next,
     })
+}
+
+/// Address of the instruction behind the RDPMC that `code` at `ip` begins with.
+fn next_ip(code: &[u8], bitness: u32, ip: u64) -> Option<u64> {
+    // Compilers write it without prefixes, and the decoder has tables.
+    if bitness == 64 && code.starts_with(&RDPMC) {
+        return Some(ip.wrapping_add(RDPMC.len() as u64));
+    }
+    let mut decoder = Decoder::with_ip(bitness, code, ip, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    (instruction.mnemonic() == Mnemonic::Rdpmc).then(|| instruction.next_ip())
 }
 
 /// Base and width of the interrupted code.

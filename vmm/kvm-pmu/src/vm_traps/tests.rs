@@ -109,6 +109,43 @@ fn a_write_opens_the_page_and_eight_end_it() {
     assert_eq!(vcpu.watch(HANDLER, endbr()), refused);
 }
 
+/// A guest whose gate moves all the time, or comes and goes, has the host change page
+/// tables as often.
+#[test]
+fn a_guest_whose_handler_never_rests_is_not_patched() {
+    let (traps, memory) = traps();
+    let mut vcpu = VcpuTraps::new(traps.clone(), VcpuId(0));
+    for round in 0..u64::from(MOST_PATCHES) {
+        if round == 7 {
+            traps.restore();
+        }
+        vcpu.watch(HANDLER, endbr()).unwrap();
+        vcpu.watch(HANDLER, endbr()).unwrap();
+        vcpu.unwatch();
+    }
+    for _ in 0..7 {
+        vcpu.watch(HANDLER, endbr()).unwrap();
+        assert_eq!(byte(&memory), OUT);
+        vcpu.unwatch();
+    }
+    let refused = Err(PatchRefusal::TooOften(MOST_PATCHES));
+    assert_eq!(vcpu.watch(HANDLER, endbr()), refused);
+    assert_eq!(vcpu.watch(HANDLER, endbr()), refused);
+    assert_eq!(byte(&memory), ENDBR64[0]);
+}
+
+/// A minute later it is patched again, unless it was given up meanwhile.
+#[test]
+fn a_guest_whose_handler_rests_again_is_patched() {
+    let (traps, _) = traps();
+    let mut vcpu = VcpuTraps::new(traps.clone(), VcpuId(0));
+    vcpu.watch(HANDLER, endbr()).unwrap();
+    traps.lock().patched = (Instant::now().checked_sub(PATCH_SPAN), MOST_PATCHES);
+    vcpu.unwatch();
+    vcpu.watch(HANDLER, endbr()).unwrap();
+    assert_eq!(traps.lock().patched.1, 1);
+}
+
 #[test]
 fn a_store_is_done_where_a_patch_is_or_was() {
     let (traps, memory) = traps();

@@ -33,10 +33,15 @@ pub(super) fn write(vm: &VmListing, apart: bool, out: &mut dyn Write) -> io::Res
         machine.counters,
         machine.policy
     )?;
-    let formats: Vec<&str> = vm.formats.iter().map(|it| it.name.as_str()).collect();
-    writeln!(out, "  Sampling formats: {}", listed(&formats))?;
+    let formats = vm.formats.iter();
+    let formats = formats.map(|it| format!("{}={}", one_line(&it.name), one_line(&it.uuid)));
+    writeln!(out, "  Sampling formats: {}", listed(formats.collect()))?;
     let vcpus = machine.vcpus.iter().map(vcpu).collect();
-    table(&["VCPU", "STATE", "CORE", "CONTEXT"], vcpus, out)?;
+    table(
+        &["VCPU", "STATE", "CORE", "CONTEXT", "RESERVED"],
+        vcpus,
+        out,
+    )?;
     let cores = machine.cores.iter().map(core).collect();
     table(
         &["CORE", "THREAD", "VCPU", "CONTEXT", "COUNTERS"],
@@ -56,32 +61,34 @@ pub(super) fn write(vm: &VmListing, apart: bool, out: &mut dyn Write) -> io::Res
 
 fn vcpu(vcpu: &VcpuInfo) -> Vec<String> {
     let state = match vcpu.state {
+        // One that is halted needs no core.
+        VcpuState::Running | VcpuState::Waiting if vcpu.halted == Some(true) => "halted",
         VcpuState::Running => "running",
         VcpuState::Waiting => "waiting",
         VcpuState::Blocked => "blocked",
         VcpuState::Offline => "offline",
         VcpuState::Ended => "ended",
     };
+    let reserved = vcpu.reserved.iter();
+    let reserved = reserved.map(|it| format!("{}: {}", one_line(&it.counter), one_line(&it.layer)));
     vec![
         vcpu.vcpu.to_string(),
         state.to_owned(),
         or_none(vcpu.core),
         or_none(vcpu.context),
+        listed(reserved.collect()),
     ]
 }
 
 fn core(core: &CoreInfo) -> Vec<String> {
-    let held: Vec<String> = core.counters.iter().map(holder).collect();
+    let held = core.counters.iter().map(holder);
+    let free = core.free.map(|free| format!("{free} free"));
     vec![
         core.core.to_string(),
         core.tid.to_string(),
         or_none(core.vcpu),
         or_none(core.context),
-        if held.is_empty() {
-            "-".to_owned()
-        } else {
-            held.join(", ")
-        },
+        listed(held.chain(free).collect()),
     ]
 }
 
@@ -134,11 +141,11 @@ fn or_none<T: ToString>(value: Option<T>) -> String {
     value.map_or("-".to_owned(), |value| value.to_string())
 }
 
-fn listed(words: &[&str]) -> String {
+fn listed(words: Vec<String>) -> String {
     if words.is_empty() {
-        "none".to_owned()
+        "-".to_owned()
     } else {
-        one_line(&words.join(", "))
+        words.join(", ")
     }
 }
 
@@ -151,7 +158,7 @@ fn table(heads: &[&str], rows: Vec<Vec<String>>, out: &mut dyn Write) -> io::Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
+    use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo, ReservedInfo};
 
     fn vm(contexts: Vec<ContextInfo>) -> VmListing {
         VmListing {
@@ -161,12 +168,27 @@ mod tests {
                 guest: "vmlinuz\u{1b}[2J".to_owned(),
                 counters: "sim".to_owned(),
                 policy: "guest-first".to_owned(),
-                vcpus: vec![VcpuInfo {
-                    vcpu: 0,
-                    state: VcpuState::Running,
-                    core: Some(0),
-                    context: Some(4),
-                }],
+                vcpus: vec![
+                    VcpuInfo {
+                        vcpu: 0,
+                        state: VcpuState::Running,
+                        core: Some(0),
+                        context: Some(4),
+                        halted: Some(false),
+                        reserved: vec![ReservedInfo {
+                            counter: "PMC5".to_owned(),
+                            layer: "hypervisor".to_owned(),
+                        }],
+                    },
+                    VcpuInfo {
+                        vcpu: 1,
+                        state: VcpuState::Waiting,
+                        core: Some(0),
+                        context: None,
+                        halted: Some(true),
+                        reserved: Vec::new(),
+                    },
+                ],
                 cores: vec![CoreInfo {
                     core: 0,
                     tid: 73,
@@ -184,6 +206,7 @@ mod tests {
                             event: None,
                         },
                     ],
+                    free: Some(4),
                 }],
                 contexts,
             },
@@ -197,10 +220,11 @@ mod tests {
                 tsc_khz: 1,
                 vcpus: 1,
                 cores: 1,
+                core_cpus: Vec::new(),
                 virtual_pmds: Vec::new(),
             },
             formats: vec![FormatInfo {
-                uuid: String::new(),
+                uuid: "f2b8".to_owned(),
                 name: "default".to_owned(),
                 flags: 0,
                 arg_size: 0,
@@ -236,11 +260,12 @@ mod tests {
         let head = "\
 VM 71 (vmlinuz\u{fffd}[2J) at vm1.sock
   PMU amd-core: 6 programmable and 0 fixed counters of 48 bits; counts from sim; guest-first
-  Sampling formats: default
-  VCPU  STATE    CORE  CONTEXT
-  0     running  0     4
+  Sampling formats: default=f2b8
+  VCPU  STATE    CORE  CONTEXT  RESERVED
+  0     running  0     4        PMC5: hypervisor
+  1     halted   0     -        -
   CORE  THREAD  VCPU  CONTEXT  COUNTERS
-  0     73      0     -        pmc0: vCPU 0's guest (0x4300c0), pmc1: context 4
+  0     73      0     -        pmc0: vCPU 0's guest (0x4300c0), pmc1: context 4, 4 free
 ";
         let contexts = "  \
   CONTEXT  OF      STATE     PID  UID   SETS  ACTIVE  FORMAT  BUFFER    UNREAD  DROPPED

@@ -4,10 +4,10 @@ use perfmon::VirtualPmd;
 use perfmon_abi::compact::Cursor;
 use perfmon_abi::consts::{
     COMPACT_FORMAT, PFM_FL_PREEMPTIBLE, PFM_MSG_END, PFM_MSG_PREEMPTED, PFM_MSG_RESTORED,
-    PFM_MSG_THROTTLED,
+    PFM_MSG_THROTTLED, PFM_SETFL_EXCL_IDLE,
 };
 use perfmon_abi::wire::{Errno, Refusal};
-use perfmon_abi::{CompactArg, Message, PmdArg, Record as _, SetInfo};
+use perfmon_abi::{CompactArg, Message, PmdArg, Record as _, SetDesc, SetInfo};
 use pmu_model::Provenance;
 use umpire_perfmon::{Call, ContextHandle, Event, Mapping, Wait};
 
@@ -16,7 +16,7 @@ use super::plan::SamplingPlan;
 use super::samples::{Clock, record};
 use crate::profile::{Loss, LossKind, Record};
 use crate::stat::reading::How;
-use crate::targets::Target;
+use crate::targets::{PREEMPTIBLE_HINT, Target};
 use crate::{ToolError, Vm, is_gone, refused};
 
 /// What the records of a context are made with.
@@ -76,14 +76,30 @@ impl SamplingSession {
     pub(super) fn open(scene: &Scene<'_>, target: Target) -> Result<Self, ToolError> {
         let opened = Self::try_open(scene, target);
         opened.map_err(|refusal| {
-            let hint = match refusal.errno {
-                Errno::EBUSY if !scene.preemptible => {
-                    "; --preemptible uses counters while the guest does not"
-                }
-                _ => "",
+            let hint = if refusal.errno == Errno::EBUSY && Self::preemptible_helps(scene, target) {
+                PREEMPTIBLE_HINT
+            } else {
+                ""
             };
             let refusal = Refusal::new(refusal.errno, format!("{}{hint}", refusal.reason));
             ToolError::refused(format!("{target} cannot be sampled"), refusal)
+        })
+    }
+
+    /// Whether a context that others may take counters from would be admitted: there
+    /// are further reasons for EBUSY than counters.
+    fn preemptible_helps(scene: &Scene<'_>, target: Target) -> bool {
+        if scene.preemptible {
+            return false;
+        }
+        let trial = Scene {
+            preemptible: true,
+            ..*scene
+        };
+        let opened = Self::try_open(&trial, target);
+        opened.is_ok_and(|mut session| {
+            session.stop(&trial);
+            true
         })
     }
 
@@ -100,6 +116,16 @@ impl SamplingSession {
         };
         let argument = argument.to_bytes();
         let handle = vm.client.create(flags, Some(COMPACT_FORMAT), &argument)?;
+        if let Target::Core(_) = target {
+            // Periods adapt to the time of vCPUs. By an idle core's own time the event
+            // would seem rare, the period would shrink, and the few events that a look
+            // causes would be sampled, which causes more of them.
+            let mut call = Call::CreateEvtsets(vec![SetDesc {
+                flags: PFM_SETFL_EXCL_IDLE,
+                ..SetDesc::default()
+            }]);
+            vm.client.call(&handle, &mut call)?;
+        }
         let mapping = handle.map_buffer()?;
         let mut call = Call::WritePmcs(plan.pmcs());
         vm.client.call(&handle, &mut call)?;

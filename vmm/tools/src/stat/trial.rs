@@ -8,7 +8,7 @@ use perfmon_abi::wire::Errno;
 use super::events::Asked;
 use super::schedule::{Counters, Schedule, Wanted};
 use super::session::{CountingSession, Job};
-use crate::targets::Target;
+use crate::targets::{PREEMPTIBLE_HINT, Target};
 use crate::{ToolError, Vm, refused, registers};
 
 /// What can be counted, and how.
@@ -49,25 +49,31 @@ impl Question<'_> {
                 .map_err(refused(format!("{target} cannot be measured")))?;
         }
         self.find_supported(&mut plan)?;
+        let (schedule, reason) = self.schedule(&plan.supported)?;
+        plan.schedule = schedule;
+        if !plan.schedule.left_out.is_empty() {
+            let note = self.note(&plan, reason)?;
+            plan.notes.push(note);
+        }
+        Ok(plan)
+    }
+
+    /// What all targets admit, and why one did not admit more.
+    fn schedule(&self, supported: &[bool]) -> Result<(Schedule, Option<String>), ToolError> {
+        let groups = self.wanted(supported);
         let mut reason = None;
         for counters in attempts(&self.vm.pmu) {
-            let groups = self.wanted(&plan.supported);
-            plan.schedule = Schedule::of(&groups, counters);
-            match self.try_everywhere(&plan.schedule)? {
-                Ok(()) => return Ok(self.with_notes(plan, reason)),
+            let schedule = Schedule::of(&groups, counters);
+            match self.try_everywhere(&schedule)? {
+                Ok(()) => return Ok((schedule, reason)),
                 Err(why) => reason = Some(why),
             }
         }
-        plan.schedule = Schedule {
+        let none = Schedule {
             sets: Vec::new(),
-            left_out: self
-                .wanted(&plan.supported)
-                .iter()
-                .flatten()
-                .map(|it| it.0)
-                .collect(),
+            left_out: groups.iter().flatten().map(|it| it.0).collect(),
         };
-        Ok(self.with_notes(plan, reason))
+        Ok((none, reason))
     }
 
     /// Events with a counter, as far as they are supported.
@@ -159,27 +165,25 @@ impl Question<'_> {
         }
     }
 
-    fn with_notes(&self, mut plan: CountingPlan, reason: Option<String>) -> CountingPlan {
-        if !plan.schedule.left_out.is_empty() {
-            let names = plan
-                .schedule
-                .left_out
-                .iter()
-                .filter_map(|it| self.events.get(*it));
-            let names: Vec<&str> = names.map(|it| it.name.as_str()).collect();
-            let reason =
-                reason.unwrap_or_else(|| "a group needs more counters than there are".to_owned());
-            let hint = if self.preemptible {
-                ""
-            } else {
-                "; --preemptible uses counters while the guest does not"
-            };
-            plan.notes.push(format!(
-                "no counters for {}: {reason}{hint}",
-                names.join(", ")
-            ));
-        }
-        plan
+    /// What the user should know of events that have no counter.
+    fn note(&self, plan: &CountingPlan, reason: Option<String>) -> Result<String, ToolError> {
+        let left_out = &plan.schedule.left_out;
+        let names = left_out.iter().filter_map(|it| self.events.get(*it));
+        let names: Vec<&str> = names.map(|it| it.name.as_str()).collect();
+        // Not every reason is one of counters that others hold.
+        let preemptible = Question {
+            preemptible: true,
+            ..*self
+        };
+        let helps = !self.preemptible && reason.is_some() && {
+            let (schedule, _) = preemptible.schedule(&plan.supported)?;
+            schedule.left_out.len() < left_out.len()
+        };
+        let hint = if helps { PREEMPTIBLE_HINT } else { "" };
+        let reason =
+            reason.unwrap_or_else(|| "a group needs more counters than there are".to_owned());
+        let names = names.join(", ");
+        Ok(format!("no counters for {names}: {reason}{hint}"))
     }
 }
 

@@ -91,7 +91,7 @@ pub enum VcpuState {
     Waiting,
     /// Off its core: a notification that blocks is outstanding.
     Blocked,
-    /// Has not been started.
+    /// Has not been started, or waits for it again after an INIT.
     Offline,
     /// Has ended.
     Ended,
@@ -108,6 +108,22 @@ pub struct VcpuInfo {
     pub core: Option<u32>,
     /// The context that is attached to it.
     pub context: Option<u64>,
+    /// Whether it is halted: it runs or waits, and has nothing to do. Not there if
+    /// nobody knows.
+    #[serde(default)]
+    pub halted: Option<bool>,
+    /// Counters of its PMU that layers have reserved.
+    #[serde(default)]
+    pub reserved: Vec<ReservedInfo>,
+}
+
+/// A counter of a vCPU's PMU that a layer has reserved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReservedInfo {
+    /// The counter: `PMC0`, `FIXED1`.
+    pub counter: String,
+    /// The layer: `firmware`, `hypervisor`, `guest kernel`, `guest user`, `host tool`.
+    pub layer: String,
 }
 
 /// A core: a thread that runs vCPUs.
@@ -121,8 +137,11 @@ pub struct CoreInfo {
     pub vcpu: Option<u32>,
     /// The context that is attached to it.
     pub context: Option<u64>,
-    /// Its physical counters.
+    /// Its physical counters that somebody holds.
     pub counters: Vec<HolderInfo>,
+    /// How many physical counters nobody holds. Not there if nobody knows.
+    #[serde(default)]
+    pub free: Option<u32>,
 }
 
 /// Who holds a physical counter.
@@ -140,13 +159,13 @@ pub struct HolderInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Holder {
-    /// Nobody.
+    /// Nobody. [`CoreInfo::free`] counts these; they are not listed.
     Free,
     /// The PMU of the guest on this vCPU.
     Guest(u32),
     /// The context of this number.
     Context(u64),
-    /// A layer below has reserved it.
+    /// A layer below has reserved it. [`VcpuInfo::reserved`] lists what is reserved.
     Reserved,
 }
 
@@ -230,6 +249,9 @@ pub struct ModelInfo {
     pub vcpus: u32,
     /// Cores that run them.
     pub cores: u32,
+    /// The host CPU that each core is kept on; empty if they are kept on none.
+    #[serde(default)]
+    pub core_cpus: Vec<u32>,
     /// The virtual PMDs.
     pub virtual_pmds: Vec<VirtualPmdInfo>,
 }

@@ -71,6 +71,11 @@ int pfm_delete_evtsets(int fd, pfarg_setdesc_t *setdesc, int n);
 int pfm_getinfo_evtsets(int fd, pfarg_setinfo_t *setinfo, int n);
 int pfm_getinfo_pmcs(pfarg_pmcinfo_t *pmcs, int n);
 int pfm_getinfo_pmds(pfarg_pmdinfo_t *pmds, int n);
+/*
+ * Of Umpire: the sampling formats (3.5.2). Elements beyond them become 0. E2BIG: there are
+ * more formats; n of them are told.
+ */
+int pfm_getinfo_fmts(pfarg_fmtinfo_t *fmts, int n);
 int pfm_get_config(pfarg_config_t *cfg);
 int pfm_set_config(pfarg_config_t *cfg);
 

@@ -76,6 +76,7 @@ calls! {
     free pfm_create_context PFM_CREATE_CONTEXT;
     free pfm_getinfo_pmcs PFM_GETINFO_PMCS;
     free pfm_getinfo_pmds PFM_GETINFO_PMDS;
+    free pfm_getinfo_fmts PFM_GETINFO_FMTS;
 }
 
 /// 6.1.4. `start` may be NULL.

@@ -60,6 +60,8 @@ pub struct Shared {
     pub connections: usize,
     /// Whether documents come in a file.
     pub files: bool,
+    /// The host CPUs that cores are kept on.
+    pub core_cpus: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -294,7 +296,7 @@ fn extend(
             }
         }
         Extension::Formats => document(shared, &mut outcome, &properties::formats()),
-        Extension::Model => document(shared, &mut outcome, &properties::model()),
+        Extension::Model => document(shared, &mut outcome, &properties::model(&shared.core_cpus)),
         Extension::List => {
             let list = json!({
                 "pid": 1, "guest": "none", "counters": "none", "policy": "guest-first",

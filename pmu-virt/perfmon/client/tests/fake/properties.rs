@@ -49,9 +49,10 @@ pub fn formats() -> Value {
     }])
 }
 
-pub fn model() -> Value {
+pub fn model(core_cpus: &[u32]) -> Value {
     json!({
         "model": "amd-k7", "event_family": "none", "counters": "none", "programmable": 4,
-        "fixed": 0, "counter_width": 48, "tsc_khz": 1, "vcpus": 2, "cores": 2, "virtual_pmds": [],
+        "fixed": 0, "counter_width": 48, "tsc_khz": 1, "vcpus": 2, "cores": 2, "core_cpus": core_cpus,
+        "virtual_pmds": [],
     })
 }

@@ -1,16 +1,17 @@
 //! The pipeline: what is decided, and in which order it takes effect.
 
-use perfmon_abi::Message;
 use perfmon_abi::consts::{
     PFM_FL_NOTIFY_BLOCK, PFM_FL_OVFL_NO_MSG, PFM_FL_SYSTEM_WIDE, PFM_MSG_END, PFM_MSG_OVFL,
-    PFM_MSG_PREEMPTED, PFM_MSG_RESTORED, PFM_MSG_THROTTLED,
+    PFM_MSG_PREEMPTED, PFM_MSG_RESTORED, PFM_MSG_THROTTLED, PFM_PROV_NONE, PFM_PROV_NOT_COUNTED,
+    PFM_REG_RETFL_PROV_SHIFT,
 };
+use perfmon_abi::{Message, PmdArg};
 
 use super::{
     Exits, NOTIFY, Queue, RESET, STOP, Scripted, bits, context, counter, lines, moment, overflow,
     overflow_with, period, pmc, pmd, restart,
 };
-use crate::context::Phase;
+use crate::context::{Context, Phase};
 use crate::format::Control;
 use crate::throttle::Throttle;
 use pmu_model::{Nanos, VirtualPmd};
@@ -68,6 +69,34 @@ fn without_a_format_notification_masks_and_others_just_wrap() {
         let values = [0, 1].map(|num| pmd(&mut context, 0, num).value);
         assert_eq!(values, [5, 5], "no value is touched");
     }
+}
+
+/// Where the vCPU was can be read until PFM_RESTART, and is unknown otherwise.
+#[test]
+fn without_a_format_the_place_of_an_overflow_is_known_until_the_restart() {
+    let mut context = context(PFM_FL_NOTIFY_BLOCK);
+    counter(&mut context, 0, 0, NOTIFY);
+    let of_overflow = [
+        VirtualPmd::Ring,
+        VirtualPmd::Cr3,
+        VirtualPmd::Ip,
+        VirtualPmd::Tsc,
+    ];
+    let read = |context: &mut Context| {
+        let mut args = of_overflow.map(|which| PmdArg {
+            num: which.pmd(),
+            ..PmdArg::default()
+        });
+        context.read_pmds(&mut args, &Exits(1)).unwrap();
+        args.map(|arg| (arg.value, arg.flags >> PFM_REG_RETFL_PROV_SHIFT))
+    };
+    let unknown = [(u64::MAX, PFM_PROV_NOT_COUNTED); 4];
+    assert_eq!(read(&mut context), unknown);
+    assert_eq!(overflow(&mut context, &[0]), told(&[0]));
+    let known = [3, 0x7000, 0x1000, 1].map(|value| (value, PFM_PROV_NONE));
+    assert_eq!(read(&mut context), known);
+    restart(&mut context).unwrap();
+    assert_eq!(read(&mut context), unknown);
 }
 
 #[test]

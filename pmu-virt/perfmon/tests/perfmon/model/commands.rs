@@ -3,7 +3,9 @@
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmdArg, SetDesc, SetInfo, Timespec, consts as pfm};
 
-use super::{COUNTERS, IN_SAMPLES, Model, Pmc, Pmd, State, VIRTUAL, is_pmd, members, words};
+use super::{
+    COUNTERS, Model, OF_OVERFLOW, Pmc, Pmd, State, VIRTUAL, is_pmd, members, of_overflow, words,
+};
 
 type Outcome = Result<(), Errno>;
 /// Nothing, or the bad element's return flag.
@@ -160,8 +162,15 @@ impl Model {
                 return Err(EINVAL);
             }
             let attached = self.state != State::Unloaded;
-            let known = (attached || self.seen) && !IN_SAMPLES.contains(&arg.num);
-            arg.value = if known { arg.num.into() } else { u64::MAX };
+            let value = if OF_OVERFLOW.contains(&arg.num) {
+                let waits = self.state == State::Masked || self.blocked;
+                let at = self.at.filter(|_| waits);
+                at.map(|at| of_overflow(arg.num, &at))
+            } else {
+                (attached || self.seen).then(|| arg.num.into())
+            };
+            let known = value.is_some();
+            arg.value = value.unwrap_or(u64::MAX);
             arg.last_reset_val = 0;
             arg.ovflsw_thres = 0;
             if known {
@@ -316,6 +325,7 @@ impl Model {
         self.blocked = false;
         self.switch_later = false;
         self.wrapped.clear();
+        self.at = None;
         self.late = 0;
         self.seen |= seen;
     }

@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use perfmon::Moment;
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::Errno;
-use pmu_model::Ring;
 
-use super::{Asked, COUNTERS, Model, State};
+use super::{Asked, COUNTERS, Model, State, of_overflow};
 
 /// What is to come of counters that overflowed at once.
 #[derive(Clone, Debug, Default)]
@@ -128,6 +127,7 @@ impl Model {
             return;
         }
         self.account.overflows += 1;
+        self.at = Some(*moment);
         let active = self.active;
         let (triggers, reached) = self.triggers(&wrapped);
         let mut verdict = if self.format.is_some() {
@@ -241,9 +241,8 @@ impl Model {
     fn asked_about(&self, n: u16, moment: &Moment) -> Asked {
         let set = &self.sets[&self.active];
         let value = |n: u16| match n {
-            76 => u64::from(moment.ring == Ring::User) * 3,
-            77 => moment.cr3,
             64..76 => n.into(),
+            76..=79 => of_overflow(n, moment),
             _ => set.pmds.get(&n).map_or(0, |pmd| pmd.value),
         };
         let pmc = set.pmcs.get(&n).cloned().unwrap_or_default();

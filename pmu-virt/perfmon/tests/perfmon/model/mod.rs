@@ -11,17 +11,29 @@ mod ring;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use perfmon::Account;
+use perfmon::{Account, Moment};
 use perfmon_abi::{Message, consts as pfm};
+use pmu_model::Ring;
 
 use format::{Asked, Format};
 
 /// Counters, of 48 bits. Those between are IBS's, which there is not.
 pub(crate) const COUNTERS: [u16; 6] = [0, 1, 2, 3, 14, 15];
 const WIDTH: u32 = 48;
-/// Virtual PMDs 64 to 77. The last two are told in samples only.
-const VIRTUAL: std::ops::RangeInclusive<u16> = 64..=77;
-const IN_SAMPLES: std::ops::RangeInclusive<u16> = 76..=77;
+/// Virtual PMDs 64 to 79. The last four are of an overflow: told in samples, and
+/// until PFM_RESTART.
+const VIRTUAL: std::ops::RangeInclusive<u16> = 64..=79;
+const OF_OVERFLOW: std::ops::RangeInclusive<u16> = 76..=79;
+
+/// Ring, CR3, instruction pointer or TSC.
+fn of_overflow(n: u16, at: &Moment) -> u64 {
+    match n {
+        76 => u64::from(at.ring == Ring::User) * 3,
+        77 => at.cr3,
+        78 => at.ip,
+        _ => at.tsc,
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -104,6 +116,8 @@ pub(crate) struct Model {
     pub(crate) wrapped: BTreeSet<u16>,
     late: u64,
     late_counts: bool,
+    /// The last overflow that was dealt with.
+    at: Option<Moment>,
     /// Quantities were seen when the context was detached.
     seen: bool,
     /// Messages that the tool has not read.
@@ -206,6 +220,7 @@ impl Model {
             wrapped: BTreeSet::new(),
             late: 0,
             late_counts: false,
+            at: None,
             seen: false,
             queue: Vec::new(),
             format: None,

@@ -278,11 +278,14 @@ impl Pair {
         let infos: Vec<_> = infos.collect();
         assert_eq!(self.context.set_count(), infos.len());
         let reads = infos.iter().flat_map(|info| {
-            COUNTERS.into_iter().chain([64, 77]).map(|num| PmdArg {
-                num,
-                set: info.id,
-                ..PmdArg::default()
-            })
+            COUNTERS
+                .into_iter()
+                .chain([64, 76, 77, 78, 79])
+                .map(|num| PmdArg {
+                    num,
+                    set: info.id,
+                    ..PmdArg::default()
+                })
         });
         let reads = reads.collect();
         self.call(Call::GetinfoEvtsets(infos));

@@ -121,7 +121,7 @@ impl<'a> Script<'a> {
             0..=5 => [0, 0],
             6..=11 => [low, 0],
             12 | 13 => [low | 0xc000, 0],
-            14 => [low, 0x3fff],
+            14 => [low, 0xffff],
             _ => [self.word(), self.word()],
         }
     }
