@@ -5,6 +5,8 @@
 use alloc::vec::Vec;
 use core::fmt;
 
+#[cfg(feature = "alloc")]
+use crate::broker::Backing;
 use crate::control::Control;
 #[cfg(feature = "alloc")]
 use crate::message::{Answer, Reply, Wanted};
@@ -211,6 +213,8 @@ pub enum Ask {
     EndPhase,
     /// A counter that the hypervisor sets aside.
     SetAside(CounterId),
+    /// Nothing: the hypervisor says what the guest's layers can hold from now on.
+    Backed(Backing),
     /// Nothing: the pending request of the layer has its answer.
     Answer,
 }

@@ -249,8 +249,17 @@ impl PcrUnit {
     /// one of its own. From now on what goes beyond is refused
     /// ([`Reason::Unbacked`]); what is held stays.
     #[inline]
-    pub fn back(&mut self, most: Backing) {
-        self.backed = most;
+    pub fn back(&mut self, most: Backing, cx: &mut Context<'_>) {
+        if self.backed != most {
+            self.backed = most;
+            let fixed = most.fixed & self.bank.counters();
+            cx.audit.asked(&AskRecord {
+                layer: Layer::Hypervisor,
+                ask: Ask::Backed(Backing { fixed, ..most }),
+                presented: Presented::Nothing,
+                result: AskResult::Done,
+            });
+        }
     }
 
     /// The reservations.

@@ -231,6 +231,10 @@ impl Seat {
                 let cookie = own(Layer::Hypervisor);
                 done(self.run(|unit, cx| unit.reserve_for_hypervisor(counter, cookie, cx)))
             }
+            Ask::Backed(most) => {
+                self.run(|unit, cx| unit.back(most, cx));
+                AskResult::Done
+            }
             Ask::Answer => match self.asked[slot(layer)] {
                 Some(_) => AskResult::Answered(self.unit.answer(layer)),
                 None => AskResult::Done,

@@ -160,7 +160,8 @@ fn recorded(asks: &[(Instant, AskRecord)]) -> Result<(Vec<Recorded>, u64)> {
 fn results(asks: &[Recorded], results: &[Replayed]) -> Vec<(Ask, AskResult)> {
     let both = asks.iter().zip(results);
     let both = both.map(|(ask, one)| (ask.ask.ask, one.result));
-    both.filter(|(ask, _)| *ask != Ask::Answer).collect()
+    both.filter(|(ask, _)| !matches!(ask, Ask::Answer | Ask::Backed(_)))
+        .collect()
 }
 
 fn agrees(end: &End, result: &AskResult) -> bool {

@@ -83,7 +83,7 @@ fn prepare(flags: &ArbitrateFlags, path: &Path) -> Result<(Trail, Vec<Play>), Ar
 fn rows(trail: &Trail) -> impl Iterator<Item = (usize, usize, &Recorded)> {
     let rows = trail.requests.iter().enumerate();
     let rows = rows.map(|(index, (line, request))| (index, *line, request));
-    rows.filter(|(.., request)| request.ask.ask != Ask::Answer)
+    rows.filter(|(.., request)| !matches!(request.ask.ask, Ask::Answer | Ask::Backed(_)))
 }
 
 /// Whether two results are the same, the number of the answer apart: under another
@@ -254,7 +254,7 @@ fn ask(ask: &Ask) -> String {
         Ask::Control(counter, control) => Action::Lend(counter, control.lends()),
         Ask::EndPhase => Action::EndPhase,
         Ask::SetAside(counter) => return format!("set aside {counter}"),
-        Ask::Answer => return "answer".to_owned(),
+        Ask::Backed(_) | Ask::Answer => return String::new(),
     };
     format::action(action)
 }

@@ -93,6 +93,11 @@ impl AskLine {
                 self.counter = name(counter);
                 "set-aside"
             }
+            Ask::Backed(most) => {
+                self.any = Some(most.programmable);
+                self.counters = Some(names(most.fixed));
+                "backed"
+            }
             Ask::Answer => {
                 self.event = "answered";
                 self.cookie = None;
@@ -103,7 +108,6 @@ impl AskLine {
     }
 
     fn close(&mut self, result: &AskResult) {
-        let names = |set: CounterSet| set.iter().map(|counter| counter.to_string()).collect();
         self.result = match *result {
             AskResult::Done => "done",
             AskResult::Faulted(reason) => {
@@ -127,6 +131,10 @@ impl AskLine {
             }
         };
     }
+}
+
+fn names(set: CounterSet) -> Vec<String> {
+    set.iter().map(|counter| counter.to_string()).collect()
 }
 
 /// Whose cookie was presented. Nothing here knows the cookie.

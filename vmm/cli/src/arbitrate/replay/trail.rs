@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use arbiter::{
-    Answer, Ask, AskRecord, AskResult, Control, CounterId, CounterSet, Layer, Outcome, PerKind,
-    Policy, Presented, Reason, Reply, Scheme, Wanted,
+    Answer, Ask, AskRecord, AskResult, Backing, Control, CounterId, CounterSet, Layer, Outcome,
+    PerKind, Policy, Presented, Reason, Reply, Scheme, Wanted,
 };
 use arbiter_experiment::Recorded;
 use serde::Deserialize;
@@ -265,6 +265,13 @@ impl Row {
             }
             "end-phase" => Ask::EndPhase,
             "set-aside" => Ask::SetAside(counter()?),
+            "backed" => {
+                let fixed = self.counters.iter().map(|name| self::counter(name));
+                Ask::Backed(Backing {
+                    programmable: self.any.ok_or(missing("any"))?,
+                    fixed: fixed.collect::<Result<CounterSet, Problem>>()?,
+                })
+            }
             other => return Err(wrong("what", other)),
         })
     }
