@@ -2,7 +2,7 @@
 
 use super::{Caller, Context, PcrUnit, record};
 use crate::abi;
-use crate::audit::Event;
+use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
 use crate::bank::Bank;
 use crate::control::Control;
 use crate::cookie::Cookie;
@@ -79,6 +79,7 @@ impl PcrUnit {
         caller: Caller,
         cx: &mut Context<'_>,
     ) -> Option<Effects> {
+        let ask = self.ask_of(register, value, caller);
         let done = match register {
             PcrRegister::ManagementKey(counter) => {
                 let operation = Cookie::new(value).map(Operation::Manage);
@@ -116,6 +117,17 @@ impl PcrUnit {
             | PcrRegister::Notice
             | PcrRegister::Refusal => return None,
         };
+        if let Some((ask, presented)) = ask {
+            cx.audit.asked(&AskRecord {
+                layer: caller.layer.as_holder(),
+                ask,
+                presented,
+                result: match &done {
+                    Ok(_) => AskResult::Done,
+                    Err(reason) => AskResult::Faulted(*reason),
+                },
+            });
+        }
         match done {
             Ok(effects) => Some(effects),
             Err(reason) => {
@@ -136,6 +148,38 @@ impl PcrUnit {
                 self.guessed(reason, caller.layer, is_default, cx);
                 None
             }
+        }
+    }
+
+    /// What a write asks of the arbiter, unless it is malformed or decides nothing
+    /// about who holds a counter. Request and reply are recorded where the hypervisor
+    /// makes them too.
+    fn ask_of(
+        &self,
+        register: PcrRegister,
+        value: u64,
+        caller: Caller,
+    ) -> Option<(Ask, Presented)> {
+        let of = |counter| {
+            let cookie = Cookie::new(caller.presented)?;
+            Some(self.presented(caller.layer, counter, cookie))
+        };
+        match register {
+            PcrRegister::ManagementKey(counter) => {
+                let gives_back = Cookie::new(value)?.is_default();
+                let ask = Ask::Key {
+                    counter,
+                    gives_back,
+                };
+                Some((ask, of(counter)?))
+            }
+            PcrRegister::Control(counter) => {
+                Some((Ask::Control(counter, Control::new(value)?), of(counter)?))
+            }
+            PcrRegister::Phase if value == abi::PHASE_END => {
+                Some((Ask::EndPhase, Presented::Nothing))
+            }
+            _ => None,
         }
     }
 
