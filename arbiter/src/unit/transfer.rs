@@ -26,9 +26,10 @@ impl PcrUnit {
         };
         pending.got.insert(counter);
         let cookie = pending.cookie;
-        let reservation = match is_masters {
-            true => Reservation::granted(layer, cookie),
-            false => Reservation::new(layer, cookie, cookie),
+        let reservation = if is_masters {
+            Reservation::granted(layer, cookie)
+        } else {
+            Reservation::new(layer, cookie, cookie)
         };
         let kind = ChangeKind::Reserve(reservation);
         let mut effects = self.apply(Change { counter, kind });

@@ -347,9 +347,9 @@ impl VcpuPmu {
         });
         let fixed = fixed.collect();
         let mut programmable = PerKind::count(held).programmable;
-        for _ in programmable..self.model.counts().programmable {
-            wanted.extend(any);
-            if any.is_none() || !core.has_room_for(self.owner, &wanted) {
+        while let (Some(any), true) = (any, programmable < self.model.counts().programmable) {
+            wanted.push(any);
+            if !core.has_room_for(self.owner, &wanted) {
                 break;
             }
             programmable += 1;
