@@ -230,11 +230,7 @@ impl PcrUnit {
     /// nobody holds any cookie is the layer's own.
     fn presented(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Presented {
         let right = self.bank.reservation(counter).map(|reservation| {
-            let is_right = if reservation.is_masters() {
-                reservation.is_access(cookie)
-            } else {
-                reservation.is_management(cookie)
-            };
+            let is_right = reservation.is_management(cookie);
             is_right.then_some(reservation.owner)
         });
         match right {
