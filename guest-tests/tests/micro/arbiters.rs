@@ -109,11 +109,12 @@ const AFTER: &[Finding] = &[
 fn classic(arbiter: Arbiter, denial: Denial) -> Vec<Finding> {
     let (rogue, left, fixed) = match arbiter {
         Arbiter::Minimal => (ROGUE_PERMITTED, CLOBBER, 0x333),
-        Arbiter::Enforcing | Arbiter::Full => (rogue_denied(denial), OWNERS, 0),
+        // Nobody can hold FIXED0.
+        Arbiter::Enforcing | Arbiter::Full => (rogue_denied(denial), OWNERS, 0x3),
     };
     let mut findings = vec![
-        // PMC1, PMC2 and three fixed-function counters.
-        ("counters", 7 << 32 | 0b0110),
+        // PMC1, PMC2 and the two fixed-function counters that `clock` can count for.
+        ("counters", 6 << 32 | 0b0110),
         ("reserve a taken one", UNAVAILABLE),
         ("reserve a taken one", UNAVAILABLE),
     ];
