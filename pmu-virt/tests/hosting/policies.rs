@@ -183,6 +183,7 @@ impl HostAudit for Trail {
 #[test]
 fn two_contexts_share_a_core_and_the_trail_tells() {
     let mut rig = rig(6, HostPolicy::HostFirst);
+    rig.limit(1);
     rig.switch(0, 0);
     let trail = Trail::default();
     rig.core(0, |core| core.set_host_audit(Box::new(trail.clone())));

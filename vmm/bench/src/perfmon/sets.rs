@@ -119,7 +119,7 @@ fn cost(
     let hosted = AttachedContext::new(ContextId(1), Box::new(context), Box::new(Nobody));
     let loaded = pmu.load_context(Some(&mut core), hosted, 0);
     loaded.map_err(|(_, refusal)| BenchError::refused("loading a context", refusal))?;
-    let started = pmu.call_context(Some(&mut core), &mut Call::Start(None), &Nobody);
+    let started = pmu.call_context(Some(&mut core), ContextId(1), &mut Call::Start(None), &Nobody);
     started.map_err(|refusal| BenchError::refused("starting it", refusal))?;
     // A little more than the time of a set, which the interface gives in whole nanoseconds.
     let slice = u64::try_from(SLICE.as_millis()).unwrap_or(1) * u64::from(khz.get());
@@ -127,7 +127,7 @@ fn cost(
     let (mut tsc, mut switches, mut times) = (rdtsc(), 0, Vec::new());
     let before = core.operations();
     let active = |pmu: &VcpuPmu| {
-        pmu.host_context()
+        pmu.host_context(ContextId(1))
             .map(|hosted| hosted.context().active_set())
     };
     for _ in 0..bench.iterations {
