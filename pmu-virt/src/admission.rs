@@ -218,10 +218,7 @@ pub(crate) fn fit_together(
 }
 
 /// What is wanted if the sets of way number `way` are active.
-fn chosen<'a>(
-    contexts: &'a SetsTogether<'_>,
-    way: usize,
-) -> impl Iterator<Item = &'a Constraint> {
+fn chosen<'a>(contexts: &'a SetsTogether<'_>, way: usize) -> impl Iterator<Item = &'a Constraint> {
     let mut rest = way;
     contexts.iter().flat_map(move |sets| {
         let at = rest % sets.len().max(1);
@@ -389,7 +386,10 @@ fn together<'a>(
     vcpu: Option<OwnerId>,
 ) -> SetsTogether<'a> {
     let counts = |claim: &&&ContextDemand| claim.vcpu.is_none() || claim.vcpu == vcpu;
-    let others = staying.iter().filter(counts).map(|claim| claim.sets.as_slice());
+    let others = staying
+        .iter()
+        .filter(counts)
+        .map(|claim| claim.sets.as_slice());
     std::iter::once(applicant.sets.as_slice())
         .chain(others)
         .collect()

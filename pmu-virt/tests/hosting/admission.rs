@@ -287,7 +287,8 @@ fn all_fit(
             let with = |so_far: &Vec<Constraint>| {
                 let so_far = so_far.clone();
                 let sets = claim.sets.iter();
-                sets.map(move |set| [so_far.as_slice(), set].concat()).collect::<Vec<_>>()
+                sets.map(move |set| [so_far.as_slice(), set].concat())
+                    .collect::<Vec<_>>()
             };
             wanted = wanted.iter().flat_map(with).collect();
         }

@@ -297,10 +297,7 @@ impl World {
             }
             Step::Start(who) => {
                 // From set 0 on, unless it goes on already.
-                self.call(
-                    *who,
-                    Call::Start(Some(perfmon_abi::StartArg { set: 0 })),
-                )?;
+                self.call(*who, Call::Start(Some(perfmon_abi::StartArg { set: 0 })))?;
                 if let Some(index) = self.index(*who) {
                     self.loaded(who.0)[index].1.start();
                 }
