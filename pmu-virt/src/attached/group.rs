@@ -12,7 +12,7 @@ pub const MAX_CONTEXTS: usize = 16;
 
 /// Contexts in the order in which they were loaded, the oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct ContextGroup(Vec<Box<AttachedContext>>);
+pub(crate) struct ContextGroup(Vec<AttachedContext>);
 
 impl ContextGroup {
     #[inline]
@@ -25,11 +25,11 @@ impl ContextGroup {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &AttachedContext> {
-        self.0.iter().map(|one| &**one)
+        self.0.iter()
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut AttachedContext> {
-        self.0.iter_mut().map(|one| &mut **one)
+        self.0.iter_mut()
     }
 
     pub(crate) fn get(&self, id: ContextId) -> Option<&AttachedContext> {
@@ -42,13 +42,13 @@ impl ContextGroup {
 
     /// Adds the youngest.
     pub(crate) fn push(&mut self, hosted: Box<AttachedContext>) {
-        self.0.push(hosted);
+        self.0.push(*hosted);
     }
 
     /// Takes one out; the others keep their order.
     pub(crate) fn remove(&mut self, id: ContextId) -> Option<Box<AttachedContext>> {
         let at = self.0.iter().position(|one| one.id() == id)?;
-        Some(self.0.remove(at))
+        Some(Box::new(self.0.remove(at)))
     }
 
     /// Their names, as a refusal lists them.

@@ -346,8 +346,9 @@ impl VcpuPmu {
                 && all.map_or(held.contains(*counter), |all| firm.leave_room_for(&all))
         });
         let fixed = fixed.collect();
-        let mut programmable = PerKind::count(held).programmable;
-        for _ in programmable..self.model.counts().programmable {
+        let held = PerKind::count(held).programmable;
+        let mut programmable = held;
+        for _ in held..self.model.counts().programmable {
             wanted.extend(any);
             if any.is_none() || !firm.leave_room_for(&wanted) {
                 break;

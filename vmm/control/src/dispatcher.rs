@@ -231,17 +231,13 @@ impl JobQueue {
 
     /// The vCPU or core has ended, and gives its contexts back. Jobs that were not
     /// taken come back undone.
-    pub(crate) fn close(self, contexts: Vec<Box<AttachedContext>>) {
+    pub(crate) fn close(self, contexts: Vec<AttachedContext>) {
         self.outbox.send(Report::Ended(self.target, contexts));
     }
 
     /// The vCPU has ended, and with it the core that was its thread. Both give
     /// their contexts back.
-    pub(crate) fn close_with_core(
-        self,
-        own: Vec<Box<AttachedContext>>,
-        core: Vec<Box<AttachedContext>>,
-    ) {
+    pub(crate) fn close_with_core(self, own: Vec<AttachedContext>, core: Vec<AttachedContext>) {
         self.outbox.send(Report::Ended(self.target, own));
         let thread = Target::Core(self.target.number());
         self.outbox.send(Report::Ended(thread, core));

@@ -77,7 +77,7 @@ pub(crate) enum Report {
     /// A job for this context and this vCPU or core came back.
     Job(ContextId, Target, Done),
     /// This vCPU or core has ended, and gives the contexts back that it had.
-    Ended(Target, Vec<Box<AttachedContext>>),
+    Ended(Target, Vec<AttachedContext>),
 }
 
 /// An event descriptor that wakes the server's thread: readable from a

@@ -71,9 +71,10 @@ pub fn close_core(queue: JobQueue, core: Option<&mut CorePmu>, values: &dyn Quan
 }
 
 /// Takes every context off, the oldest first.
-fn unload_all(host: &mut dyn Host, values: &dyn Quantities) -> Vec<Box<AttachedContext>> {
+fn unload_all(host: &mut dyn Host, values: &dyn Quantities) -> Vec<AttachedContext> {
     let ids = host.contexts().into_iter();
-    ids.filter_map(|id| host.unload(id, values)).collect()
+    let unloaded = ids.filter_map(|id| host.unload(id, values));
+    unloaded.map(|hosted| *hosted).collect()
 }
 
 /// What contexts are attached to, as far as jobs are concerned.

@@ -175,11 +175,7 @@ fn cost(
 }
 
 /// A context with so many sets of so many counters.
-pub(super) fn context(
-    fixture: &Fixture,
-    sets: u16,
-    counters: usize,
-) -> Result<Context, Refusal> {
+pub(super) fn context(fixture: &Fixture, sets: u16, counters: usize) -> Result<Context, Refusal> {
     let pmu = Arc::new(LogicalPmu::new(fixture.model.clone()));
     let mut context = Context::new(pmu, 0, None)?;
     let selects: Vec<u64> = fixture

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use super::{
-    CommandRow, FloodReport, ManyReport, ObserverRow, PerfmonReport, SampleRow, SetRow, SlowRow, TrapsRow,
+    CommandRow, FloodReport, ManyReport, ObserverRow, PerfmonReport, SampleRow, SetRow, SlowRow,
+    Spent, TrapsRow,
 };
 use crate::beside::{Compared, TARGET, write_compared};
 use crate::report::{Report, millis, pair, table, where_it_ran};

@@ -363,16 +363,16 @@ impl Contexts {
     }
 
     /// A vCPU or core has ended, and gives back the contexts that it had.
-    pub(super) fn ended(&mut self, target: Target, contexts: Vec<Box<AttachedContext>>) {
+    pub(super) fn ended(&mut self, target: Target, contexts: Vec<AttachedContext>) {
         for hosted in contexts {
             self.end_on(target, hosted);
         }
     }
 
-    fn end_on(&mut self, target: Target, hosted: Box<AttachedContext>) {
+    fn end_on(&mut self, target: Target, hosted: AttachedContext) {
         let id = hosted.id();
         log::debug!("{target} has ended, and context {} is unloaded", id.0);
-        self.detach(id, *hosted);
+        self.detach(id, hosted);
         if let Some(entry) = self.table.get_mut(id)
             && let Attachment::Detached { context, queue } = &mut entry.attachment
         {
