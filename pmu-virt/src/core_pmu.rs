@@ -202,7 +202,7 @@ impl CorePmu {
             return Err((hosted, refusal));
         }
         let hosted = self.admit_hosted(hosted, None, set)?;
-        self.host.contexts.push(hosted);
+        self.host.contexts.push(*hosted);
         self.host.changed = true;
         Ok(())
     }

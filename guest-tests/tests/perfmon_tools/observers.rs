@@ -182,7 +182,6 @@ fn tools_make_room_for_each_other() {
     );
     await_counting(&vm, 1);
     let second = vm.tool(&["stat", "-e", "{cycles,instructions}", "--", "100ms"]);
-    assert_eq!(second.status.code(), Some(2), "{}", told(&second));
     assert!(
         told(&second).contains("no counters for"),
         "{}",

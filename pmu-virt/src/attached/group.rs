@@ -41,8 +41,8 @@ impl ContextGroup {
     }
 
     /// Adds the youngest.
-    pub(crate) fn push(&mut self, hosted: Box<AttachedContext>) {
-        self.0.push(*hosted);
+    pub(crate) fn push(&mut self, hosted: AttachedContext) {
+        self.0.push(hosted);
     }
 
     /// Takes one out; the others keep their order.

@@ -35,7 +35,7 @@ impl VcpuPmu {
         }
         self.introduce_anew(core);
         let hosted = core.admit_hosted(hosted, Some(self.owner), set)?;
-        self.hosts.push(hosted);
+        self.hosts.push(*hosted);
         self.host_changed(here);
         Ok(())
     }
