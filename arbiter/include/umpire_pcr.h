@@ -19,6 +19,7 @@
 #define UMPIRE_PCR_FEATURE_FIRMWARE 16U /* ECX: the machine started in the firmware's phase */
 #define UMPIRE_PCR_FEATURE_SMM 32U /* ECX: code in SMM counts as firmware */
 #define UMPIRE_PCR_FEATURE_REFUSAL 0x40U /* ECX: the MSR REFUSAL exists */
+#define UMPIRE_PCR_FEATURE_GRANTEE 0x80U /* ECX: who was granted a counter sets its access cookie under every scheme */
 
 /* RDPMC */
 #define UMPIRE_PCR_RDPMC_COOKIE 0x554d0000U /* ECX: this plus the position reads a counter with a cookie */

@@ -5,7 +5,11 @@
 use alloc::vec::Vec;
 use core::fmt;
 
+#[cfg(feature = "alloc")]
+use crate::broker::Backing;
 use crate::control::Control;
+#[cfg(feature = "alloc")]
+use crate::message::{Answer, Reply, Wanted};
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
 
@@ -164,10 +168,90 @@ impl Event {
     }
 }
 
+/// What a layer asked of the arbiter, whatever became of it. The requests of a run,
+/// with their times, are enough to play the run again. No cookie is in them.
+#[cfg(feature = "alloc")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskRecord {
+    /// The layer that asked.
+    pub layer: Layer,
+    /// What it asked for.
+    pub ask: Ask,
+    /// Whose cookie it presented.
+    pub presented: Presented,
+    /// What came of it.
+    pub result: AskResult,
+}
+
+/// What a layer can ask of the arbiter. What the arbiter cannot decode, it never hears.
+#[cfg(feature = "alloc")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Counters, by the mailbox; or the renewal of one that the layer holds.
+    Reserve {
+        /// Which counters.
+        wanted: Wanted,
+        /// The length of the lease in milliseconds.
+        lease_ms: Option<u32>,
+    },
+    /// To give a counter back, by the mailbox.
+    Release(CounterId),
+    /// To withdraw the pending request.
+    Withdraw,
+    /// To yield a counter, or to keep it.
+    Reply(Reply),
+    /// A write of `MANAGEMENT_KEY`.
+    Key {
+        /// The counter.
+        counter: CounterId,
+        /// The counter is given back; else it is reserved, renewed or taken over.
+        gives_back: bool,
+    },
+    /// A write of `CONTROL`.
+    Control(CounterId, Control),
+    /// The end of the firmware's phase.
+    EndPhase,
+    /// A counter that the hypervisor sets aside.
+    SetAside(CounterId),
+    /// Nothing: the hypervisor says what the guest's layers can hold from now on.
+    Backed(Backing),
+    /// Nothing: the pending request of the layer has its answer.
+    Answer,
+}
+
+/// Whose cookie a layer presented.
+#[cfg(feature = "alloc")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presented {
+    /// The default cookie.
+    Nothing,
+    /// The cookie of this layer: of its counter or its pending request, or a new one of
+    /// its own.
+    Of(Layer),
+    /// A wrong cookie.
+    Wrong,
+}
+
+/// What came of something that a layer asked for.
+#[cfg(feature = "alloc")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskResult {
+    /// It was done.
+    Done,
+    /// The answer in the mailbox.
+    Answered(Answer),
+    /// It was refused without an answer, for this reason. A guest gets #GP.
+    Faulted(Reason),
+}
+
 /// Receives every decision. It runs on the thread of the vCPU and must not block.
 pub trait Auditor: fmt::Debug + Send {
     /// Receives one decision.
     fn record(&mut self, record: &Record);
+
+    /// Receives what a layer asked for, after the decisions that it led to.
+    #[cfg(feature = "alloc")]
+    fn asked(&mut self, _ask: &AskRecord) {}
 }
 
 /// An auditor that keeps nothing.

@@ -15,10 +15,6 @@ impl Cookie {
     /// `PCR_DEFAULT_COOKIE`, which an access without a cookie presents.
     pub const DEFAULT: Cookie = Cookie(abi::DEFAULT_COOKIE);
 
-    /// A cookie that nobody can present, because it has more than 48 bits.
-    #[cfg(feature = "alloc")]
-    pub(crate) const NOBODYS: Cookie = Cookie(u64::MAX);
-
     /// The cookie in a register's 64 bits. `None` means that a bit above the 48th is
     /// set.
     #[inline]

@@ -95,6 +95,8 @@ mod time;
 #[cfg(feature = "alloc")]
 mod unit;
 
+#[cfg(feature = "alloc")]
+pub use audit::{Ask, AskRecord, AskResult, Presented};
 pub use audit::{Auditor, Entropy, Event, NoAudit, NoEntropy, Record};
 #[cfg(feature = "alloc")]
 pub use bank::Bank;

@@ -25,6 +25,7 @@ pub struct Reservation {
     pub revocation: Option<Revocation>,
     management: Cookie,
     access: Cookie,
+    masters: bool,
 }
 
 /// A revocation that was announced to the holder.
@@ -51,6 +52,15 @@ impl Reservation {
             revocation: None,
             management,
             access,
+            masters: false,
+        }
+    }
+
+    /// One that the single master has granted to `owner`, who presented `cookie`.
+    pub(crate) const fn granted(owner: Layer, cookie: Cookie) -> Self {
+        Reservation {
+            masters: true,
+            ..Reservation::new(owner, cookie, cookie)
         }
     }
 
@@ -65,10 +75,10 @@ impl Reservation {
         self.management.matches(cookie)
     }
 
-    /// Whether the single master manages the counter. No cookie of a layer is right
-    /// then.
+    /// Whether the single master manages the counter: the management cookie is that of
+    /// the grant then, and neither hands the counter over nor gives it back.
     pub(crate) fn is_masters(&self) -> bool {
-        self.management.matches(Cookie::NOBODYS)
+        self.masters
     }
 
     /// Gives the reservation to `to`, with another management cookie.

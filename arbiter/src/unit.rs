@@ -17,7 +17,7 @@ use alloc::sync::Arc;
 use core::fmt;
 
 use crate::abi;
-use crate::audit::{Auditor, Entropy, Event, Record};
+use crate::audit::{Ask, AskRecord, AskResult, Auditor, Entropy, Event, Presented, Record};
 use crate::bank::Bank;
 use crate::broker::{Backing, LAYERS};
 use crate::control::{Control, Shared};
@@ -204,6 +204,12 @@ impl PcrUnit {
             Some(_) => Err(Reason::Held),
             None => self.policy.admit(&self.bank, layer, counter),
         };
+        cx.audit.asked(&AskRecord {
+            layer,
+            ask: Ask::SetAside(counter),
+            presented: Presented::Nothing,
+            result: checked.map_or_else(AskResult::Faulted, |()| AskResult::Done),
+        });
         if let Err(reason) = checked {
             record(cx, layer, Some(counter), Event::Refused(reason));
             return Err(reason);
@@ -220,12 +226,40 @@ impl PcrUnit {
         Ok(effects)
     }
 
+    /// Whose cookie this is, which `layer` presents for a counter. For a counter that
+    /// nobody holds any cookie is the layer's own.
+    fn presented(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Presented {
+        let right = self.bank.reservation(counter).map(|reservation| {
+            let is_right = if reservation.is_masters() {
+                reservation.is_access(cookie)
+            } else {
+                reservation.is_management(cookie)
+            };
+            is_right.then_some(reservation.owner)
+        });
+        match right {
+            _ if cookie.is_default() => Presented::Nothing,
+            None => Presented::Of(layer),
+            Some(Some(owner)) => Presented::Of(owner),
+            Some(None) => Presented::Wrong,
+        }
+    }
+
     /// Says what the layers of the guest can hold so that each counter has a physical
     /// one of its own. From now on what goes beyond is refused
     /// ([`Reason::Unbacked`]); what is held stays.
     #[inline]
-    pub fn back(&mut self, most: Backing) {
-        self.backed = most;
+    pub fn back(&mut self, most: Backing, cx: &mut Context<'_>) {
+        if self.backed != most {
+            self.backed = most;
+            let fixed = most.fixed & self.bank.counters();
+            cx.audit.asked(&AskRecord {
+                layer: Layer::Hypervisor,
+                ask: Ask::Backed(Backing { fixed, ..most }),
+                presented: Presented::Nothing,
+                result: AskResult::Done,
+            });
+        }
     }
 
     /// The reservations.
@@ -245,8 +279,11 @@ impl PcrUnit {
 
     /// The features of this unit: ECX of CPUID leaf `CPUID_LEAF`.
     pub fn features(&self) -> u32 {
-        let mut features =
-            abi::FEATURE_RANDOM | abi::FEATURE_RDPMC | abi::FEATURE_MAILBOX | abi::FEATURE_REFUSAL;
+        let mut features = abi::FEATURE_RANDOM
+            | abi::FEATURE_RDPMC
+            | abi::FEATURE_MAILBOX
+            | abi::FEATURE_REFUSAL
+            | abi::FEATURE_GRANTEE;
         if self.legacy.is_some() {
             features |= abi::FEATURE_LEGACY_MAP;
         }

@@ -33,10 +33,7 @@ fn free_counters_are_granted_from_the_highest_under_every_scheme() {
         assert_eq!(harness.this(HV, 0).outcome, GRANTED([0]));
         let reservation = harness.bank().reservation(pmc(3)).unwrap();
         assert!(reservation.is_access(cookie(FW)) && reservation.is_private());
-        assert_eq!(
-            reservation.is_management(cookie(FW)),
-            scheme != Scheme::SingleMaster
-        );
+        assert!(reservation.is_management(cookie(FW)));
     }
 }
 
@@ -55,7 +52,7 @@ fn numbers_tell_requests_apart() {
 }
 
 #[test]
-fn under_a_single_master_guests_have_no_management() {
+fn under_a_single_master_guests_reserve_and_give_back_by_the_mailbox_alone() {
     let mut harness = under(Scheme::SingleMaster);
     let lock = PcrRegister::ManagementKey(pmc(0));
     assert!(!harness.write(FW, lock, 5, 0));
@@ -70,7 +67,7 @@ fn under_a_single_master_guests_have_no_management() {
     );
 
     harness.this(FW, 0);
-    // The holder sets how others are treated, with its access cookie.
+    // The holder sets how others are treated, with the cookie of its request.
     for (layer, cookie, done) in [
         (FW, 6, false),
         (KERNEL, bits(FW), false),
@@ -83,11 +80,22 @@ fn under_a_single_master_guests_have_no_management() {
         harness.read(KERNEL, PcrRegister::DropValue(pmc(0))),
         Some(7)
     );
-    assert!(!harness.write(FW, PcrRegister::AccessKey(pmc(0)), 5, bits(FW)));
-    assert!(
-        !harness.write(FW, lock, 0, bits(FW)),
-        "given back by the mailbox alone"
-    );
+    // The access cookie too, 0 included: legacy software uses the counter then. The
+    // cookie of the request stays the one that manages.
+    for access in [5, 0] {
+        assert!(!harness.write(FW, PcrRegister::AccessKey(pmc(0)), access, 6));
+        assert!(!harness.write(KERNEL, PcrRegister::AccessKey(pmc(0)), access, bits(FW)));
+        assert!(harness.write(FW, PcrRegister::AccessKey(pmc(0)), access, bits(FW)));
+        let reservation = harness.bank().reservation(pmc(0)).unwrap();
+        assert!(reservation.is_access(arbiter::Cookie::new(access).unwrap()));
+    }
+    assert!(harness.write(FW, lock, bits(FW), bits(FW)), "renewed");
+    for new in [0, 9] {
+        assert!(
+            !harness.write(FW, lock, new, bits(FW)),
+            "given back and handed over by the mailbox alone"
+        );
+    }
     assert!(
         !harness.write(FW, PcrRegister::Control(pmc(1)), 0xff, 0),
         "nobody's"

@@ -15,7 +15,7 @@ mod writer;
 
 pub use auditors::{HostAuditor, VcpuAuditor};
 pub use decisions::{Denied, Totals};
-pub use line::AuditHeader;
+pub use line::{AuditArbiter, AuditHeader};
 pub use summary::{Holding, Summary};
 pub use trail::AuditTrail;
 pub use writer::AuditError;

@@ -28,6 +28,8 @@ pub const FEATURE_FIRMWARE: u32 = 16;
 pub const FEATURE_SMM: u32 = 32;
 /// ECX: the MSR REFUSAL exists.
 pub const FEATURE_REFUSAL: u32 = 0x40;
+/// ECX: who was granted a counter sets its access cookie under every scheme.
+pub const FEATURE_GRANTEE: u32 = 0x80;
 
 // RDPMC.
 

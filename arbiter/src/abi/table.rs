@@ -81,6 +81,11 @@ pub const TABLE: &[Group] = &[
             ),
             bit("FEATURE_SMM", 5, "ECX: code in SMM counts as firmware"),
             bit("FEATURE_REFUSAL", 6, "ECX: the MSR REFUSAL exists"),
+            bit(
+                "FEATURE_GRANTEE",
+                7,
+                "ECX: who was granted a counter sets its access cookie under every scheme",
+            ),
         ],
     },
     Group {

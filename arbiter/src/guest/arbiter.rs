@@ -130,8 +130,9 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
 
     /// Tries to set the lock on every CPU. A failure leaves it on none.
     fn lock(&mut self, counter: CounterId) -> bool {
-        let register = (abi::MSR_MANAGEMENT_KEY, self.secret.register());
-        let locked = self.registers.write(counter, register, Key::DEFAULT);
+        let secret = self.secret;
+        let lock = |registers: &mut Registers<P>, cpu| registers.reserve_on(cpu, counter, secret);
+        let locked = self.registers.on_each(lock);
         if let Err(cpu) = locked {
             self.give_back(counter, cpu);
         }
@@ -162,20 +163,20 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
     /// Writes a register on every CPU. If a CPU no longer takes the cookie the counter
     /// is lost, and the arbiter gives it back on the others.
     fn manage(&mut self, counter: CounterId, register: Register) -> Result {
-        let written = self.registers.write(counter, register, self.secret);
+        let secret = self.secret;
+        let write = |on: &mut Registers<P>, cpu| on.write_on(cpu, counter, register, secret);
+        let written = self.registers.on_each(write);
         written.map_err(|cpu| {
             self.give_back(counter, self.registers.port.cpus());
             ArbiterError::Lost { counter, cpu }
         })
     }
 
-    /// Gives a counter back on the CPUs below `end`. Errors of CPUs that have lost it
-    /// do not matter.
+    /// Gives a counter back on the CPUs below `end`.
     fn give_back(&mut self, counter: CounterId, end: u32) {
         self.counters.remove(counter);
-        let register = (abi::MSR_MANAGEMENT_KEY, abi::DEFAULT_COOKIE);
         for cpu in 0..end {
-            let _ = self.registers.write_on(cpu, counter, register, self.secret);
+            self.registers.give_back_on(cpu, counter, self.secret);
         }
     }
 }

@@ -55,17 +55,59 @@ impl<P: PcrPort> Registers<P> {
         })
     }
 
-    /// Writes a register on one CPU after the other. The first that refuses ends this,
-    /// and is the error.
-    pub(super) fn write(
+    /// Does something on one CPU after the other. The first that refuses ends this, and
+    /// is the error.
+    pub(super) fn on_each(
         &mut self,
-        counter: CounterId,
-        register: Register,
-        key: Key,
+        mut act: impl FnMut(&mut Self, u32) -> Result<(), Fault>,
     ) -> Result<(), u32> {
         let mut cpus = 0..self.port.cpus();
-        let refuses = |cpu: &u32| self.write_on(*cpu, counter, register, key).is_err();
-        cpus.find(refuses).map_or(Ok(()), Err)
+        cpus.find(|cpu| act(self, *cpu).is_err())
+            .map_or(Ok(()), Err)
+    }
+
+    /// Reserves a counter on one CPU, by its lock or, under a single master, by the
+    /// mailbox.
+    pub(super) fn reserve_on(
+        &mut self,
+        cpu: u32,
+        counter: CounterId,
+        key: Key,
+    ) -> Result<(), Fault> {
+        let lock = (abi::MSR_MANAGEMENT_KEY, key.register());
+        let locked = self.write_on(cpu, counter, lock, Key::DEFAULT);
+        locked.or_else(|fault| {
+            self.ask_master(cpu, counter, abi::REQUEST_RESERVE, key)
+                .ok_or(fault)
+        })
+    }
+
+    /// Gives a counter back on one CPU. Errors of a CPU that has lost it do not matter.
+    pub(super) fn give_back_on(&mut self, cpu: u32, counter: CounterId, key: Key) {
+        let lock = (abi::MSR_MANAGEMENT_KEY, abi::DEFAULT_COOKIE);
+        if self.write_on(cpu, counter, lock, key).is_err() {
+            let _ = self.ask_master(cpu, counter, abi::REQUEST_RELEASE, key);
+        }
+    }
+
+    /// Has the master do what a write of the lock was refused for. Of a counter that is
+    /// free or one's own it has its answer at once; nothing else is waited for.
+    fn ask_master(&mut self, cpu: u32, counter: CounterId, operation: u64, key: Key) -> Option<()> {
+        let [refusal, request, answer] = [abi::MSR_REFUSAL, abi::MSR_REQUEST, abi::MSR_ANSWER]
+            .map(|msr| self.machine.msr(msr, 0));
+        if self.port.rdmsr(cpu, refusal) != Ok(abi::REASON_MASTER) {
+            return None;
+        }
+        let position = self.machine.position(&mut self.port, cpu, counter)?;
+        let which = u64::from(position) << abi::REQUEST_WHICH_SHIFT;
+        let word = operation | abi::REQUEST_POSITION | which;
+        self.port.wrmsr_with(cpu, request, word, key).ok()?;
+        let state = self.port.rdmsr(cpu, answer).ok()? & abi::ANSWER_STATE_MASK;
+        if state == abi::ANSWER_PENDING {
+            let withdraw = abi::REQUEST_WITHDRAW;
+            let _ = self.port.wrmsr_with(cpu, request, withdraw, key);
+        }
+        (state == abi::ANSWER_GRANTED).then_some(())
     }
 
     /// Writes a register on one CPU.

@@ -80,10 +80,10 @@ impl State {
             legacy: None,
             smm,
         });
-        unit.back(Backing {
+        unit.backed = Backing {
             programmable: backed,
             ..Backing::whole()
-        });
+        };
         State {
             unit,
             now: Tsc(0),

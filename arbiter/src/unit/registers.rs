@@ -2,7 +2,7 @@
 
 use super::{Caller, Context, PcrUnit, record};
 use crate::abi;
-use crate::audit::Event;
+use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
 use crate::bank::Bank;
 use crate::control::Control;
 use crate::cookie::Cookie;
@@ -79,6 +79,7 @@ impl PcrUnit {
         caller: Caller,
         cx: &mut Context<'_>,
     ) -> Option<Effects> {
+        let ask = self.ask_of(register, value, caller);
         let done = match register {
             PcrRegister::ManagementKey(counter) => {
                 let operation = Cookie::new(value).map(Operation::Manage);
@@ -116,6 +117,17 @@ impl PcrUnit {
             | PcrRegister::Notice
             | PcrRegister::Refusal => return None,
         };
+        if let Some((ask, presented)) = ask {
+            cx.audit.asked(&AskRecord {
+                layer: caller.layer.as_holder(),
+                ask,
+                presented,
+                result: match &done {
+                    Ok(_) => AskResult::Done,
+                    Err(reason) => AskResult::Faulted(*reason),
+                },
+            });
+        }
         match done {
             Ok(effects) => Some(effects),
             Err(reason) => {
@@ -136,6 +148,38 @@ impl PcrUnit {
                 self.guessed(reason, caller.layer, is_default, cx);
                 None
             }
+        }
+    }
+
+    /// What a write asks of the arbiter, unless it is malformed or decides nothing
+    /// about who holds a counter. Request and reply are recorded where the hypervisor
+    /// makes them too.
+    fn ask_of(
+        &self,
+        register: PcrRegister,
+        value: u64,
+        caller: Caller,
+    ) -> Option<(Ask, Presented)> {
+        let of = |counter| {
+            let cookie = Cookie::new(caller.presented)?;
+            Some(self.presented(caller.layer, counter, cookie))
+        };
+        match register {
+            PcrRegister::ManagementKey(counter) => {
+                let gives_back = Cookie::new(value)?.is_default();
+                let ask = Ask::Key {
+                    counter,
+                    gives_back,
+                };
+                Some((ask, of(counter)?))
+            }
+            PcrRegister::Control(counter) => {
+                Some((Ask::Control(counter, Control::new(value)?), of(counter)?))
+            }
+            PcrRegister::Phase if value == abi::PHASE_END => {
+                Some((Ask::EndPhase, Presented::Nothing))
+            }
+            _ => None,
         }
     }
 
@@ -164,9 +208,9 @@ impl PcrUnit {
         Ok(self.carry_out(layer, change, cx))
     }
 
-    /// Plans an operation under a single master. Only the master sets keys. The layer
-    /// that was granted a counter sets its control word and drop value, with the
-    /// access cookie.
+    /// Plans an operation under a single master. Only the master reserves and takes
+    /// back. The layer that was granted a counter renews it, and sets its access cookie,
+    /// control word and drop value, with the cookie of its request.
     fn plan_for_master(
         &self,
         layer: Layer,
@@ -174,23 +218,25 @@ impl PcrUnit {
         counter: CounterId,
         operation: Operation,
     ) -> Result<Change, Reason> {
+        let is_key = matches!(operation, Operation::Manage(_) | Operation::SetAccess(_));
+        let reservation = match self.bank.reservation(counter) {
+            Some(reservation) if reservation.owner == layer => reservation,
+            _ if is_key => return Err(Reason::Master),
+            _ if !self.has(counter) => return Err(Reason::NoCounter),
+            Some(_) => return Err(Reason::Layer),
+            None => return Err(Reason::Unreserved),
+        };
+        if !reservation.is_management(cookie) {
+            return Err(Reason::Cookie);
+        }
         let kind = match operation {
-            Operation::Manage(_) | Operation::SetAccess(_) => return Err(Reason::Master),
+            Operation::Manage(new) if reservation.is_management(new) => ChangeKind::Renew,
+            Operation::Manage(_) => return Err(Reason::Master),
+            Operation::SetAccess(new) => ChangeKind::SetAccess(new),
             Operation::SetControl(control) => ChangeKind::SetControl(control),
             Operation::SetDropValue(value) => ChangeKind::SetDropValue(value),
         };
-        if !self.has(counter) {
-            return Err(Reason::NoCounter);
-        }
-        let reservation = self.bank.reservation(counter).ok_or(Reason::Unreserved)?;
-        if reservation.owner != layer {
-            return Err(Reason::Layer);
-        }
-        if reservation.is_access(cookie) {
-            Ok(Change { counter, kind })
-        } else {
-            Err(Reason::Cookie)
-        }
+        Ok(Change { counter, kind })
     }
 
     /// Checks that policy admits a change.

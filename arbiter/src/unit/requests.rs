@@ -2,7 +2,7 @@
 //! notices that they read from it.
 
 use super::{Caller, Context, PcrUnit, record};
-use crate::audit::Event;
+use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
 use crate::broker::{Pending, Question};
 use crate::cookie::Cookie;
 use crate::message::{Answer, Notice, Outcome, Reply, Request, Wanted};
@@ -32,6 +32,61 @@ impl PcrUnit {
         cx: &mut Context<'_>,
     ) -> Result<(Answer, Effects), Reason> {
         let layer = layer.as_holder();
+        let (ask, presented) = self.describe(layer, &request);
+        let done = self.make_request(layer, request, cx);
+        cx.audit.asked(&AskRecord {
+            layer,
+            ask,
+            presented,
+            result: match (&done, ask) {
+                (Ok(_), Ask::Withdraw) => AskResult::Done,
+                (Ok((answer, _)), _) => AskResult::Answered(*answer),
+                (Err(reason), _) => AskResult::Faulted(*reason),
+            },
+        });
+        done
+    }
+
+    /// A request without its cookie.
+    fn describe(&self, layer: Layer, request: &Request) -> (Ask, Presented) {
+        match *request {
+            Request::Reserve {
+                wanted,
+                cookie,
+                lease_ms,
+            } => {
+                let own = match wanted {
+                    Wanted::This(counter) => self.bank.held_by(layer).contains(counter),
+                    Wanted::Any(_) => false,
+                };
+                let presented = match wanted {
+                    Wanted::This(counter) if own => self.presented(layer, counter, cookie),
+                    _ => Presented::Of(layer),
+                };
+                (Ask::Reserve { wanted, lease_ms }, presented)
+            }
+            Request::Release { counter, cookie } => (
+                Ask::Release(counter),
+                self.presented(layer, counter, cookie),
+            ),
+            Request::Withdraw { cookie } => {
+                let right = self.pending(layer).map(|one| one.cookie.matches(cookie));
+                let presented = match right {
+                    Some(true) => Presented::Of(layer),
+                    Some(false) => Presented::Wrong,
+                    None => Presented::Of(layer),
+                };
+                (Ask::Withdraw, presented)
+            }
+        }
+    }
+
+    fn make_request(
+        &mut self,
+        layer: Layer,
+        request: Request,
+        cx: &mut Context<'_>,
+    ) -> Result<(Answer, Effects), Reason> {
         let mailbox = self.mailbox_mut(layer).ok_or(Reason::Layer)?;
         let effects = match request {
             Request::Withdraw { cookie } => {
@@ -128,14 +183,14 @@ impl PcrUnit {
     }
 
     /// Checks that `layer` may dispose of its counter with `cookie`. That takes the
-    /// management cookie, or the access cookie if the master has the former.
+    /// management cookie, or that of the grant under a single master.
     fn check_cookie(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Result<(), Reason> {
         if self.scheme != Scheme::SingleMaster {
             let operation = Operation::Manage(Cookie::DEFAULT);
             return self.bank.plan(layer, cookie, counter, operation).map(drop);
         }
         let reservation = self.bank.reservation(counter).ok_or(Reason::Unreserved)?;
-        if reservation.is_access(cookie) {
+        if reservation.is_management(cookie) {
             Ok(())
         } else {
             Err(Reason::Cookie)
@@ -193,7 +248,16 @@ impl PcrUnit {
         self.asked_for(layer, reply.counter)
             .ok_or(Reason::Malformed)?;
         let cookie = Cookie::new(caller.presented).ok_or(Reason::Malformed)?;
-        self.check_cookie(layer, reply.counter, cookie)?;
+        if let Err(reason) = self.check_cookie(layer, reply.counter, cookie) {
+            let presented = self.presented(layer, reply.counter, cookie);
+            cx.audit.asked(&AskRecord {
+                layer,
+                ask: Ask::Reply(reply),
+                presented,
+                result: AskResult::Faulted(reason),
+            });
+            return Err(reason);
+        }
         self.reply(layer, reply, cx)
     }
 
@@ -220,6 +284,25 @@ impl PcrUnit {
         cx: &mut Context<'_>,
     ) -> Result<Effects, Reason> {
         let layer = layer.as_holder();
+        let done = self.make_reply(layer, reply, cx);
+        cx.audit.asked(&AskRecord {
+            layer,
+            ask: Ask::Reply(reply),
+            presented: Presented::Of(layer),
+            result: match &done {
+                Ok(_) => AskResult::Done,
+                Err(reason) => AskResult::Faulted(*reason),
+            },
+        });
+        done
+    }
+
+    fn make_reply(
+        &mut self,
+        layer: Layer,
+        reply: Reply,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, Reason> {
         let asked = self.asked_for(layer, reply.counter);
         let (wanted_by, question) = asked.ok_or(Reason::Malformed)?;
         let counter = question.counter;

@@ -1,7 +1,7 @@
 //! Serving requests: carrying out what the broker decides about them.
 
 use super::{Context, PcrUnit, record};
-use crate::audit::Event;
+use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
 use crate::broker::{self, Backed, NextStep, Pending, Question, View, priority};
 use crate::mailbox::{Mailbox, QueuedNotice};
 use crate::message::{NoticeKind, Outcome, Wanted};
@@ -257,6 +257,12 @@ impl PcrUnit {
         // A withdrawn request has a notice too: several components of a layer may wait
         // for the answer.
         if pending.waits {
+            cx.audit.asked(&AskRecord {
+                layer,
+                ask: Ask::Answer,
+                presented: Presented::Nothing,
+                result: AskResult::Answered(self.answer(layer)),
+            });
             let (counter, due) = (None, None);
             self.notify(
                 layer,

@@ -3,7 +3,6 @@
 use super::{Context, PcrUnit, record};
 use crate::audit::Event;
 use crate::broker::Question;
-use crate::cookie::Cookie;
 use crate::mailbox::QueuedNotice;
 use crate::message::NoticeKind;
 use crate::policy::Scheme;
@@ -26,12 +25,14 @@ impl PcrUnit {
             return Effects::NONE;
         };
         pending.got.insert(counter);
-        let access = pending.cookie;
-        let management = if is_masters { Cookie::NOBODYS } else { access };
-        let mut effects = self.apply(Change {
-            counter,
-            kind: ChangeKind::Reserve(Reservation::new(layer, management, access)),
-        });
+        let cookie = pending.cookie;
+        let reservation = if is_masters {
+            Reservation::granted(layer, cookie)
+        } else {
+            Reservation::new(layer, cookie, cookie)
+        };
+        let kind = ChangeKind::Reserve(reservation);
+        let mut effects = self.apply(Change { counter, kind });
         // Legacy software may have used the counter, and its event would go on.
         effects.cleared.insert(counter);
         effects

@@ -1,7 +1,7 @@
 //! What an arbiter gets, and what the others keep.
 
 use arbiter::guest::{ArbiterError, DeniedAccess, FullMaster, Key, Master, MinimalMaster, PcrPort};
-use arbiter::{Access, CounterId, CounterSet, Layer, Verdict, abi};
+use arbiter::{Access, CounterId, CounterSet, Layer, Scheme, Verdict, abi};
 
 use super::machine::{FIXED0, FIXED1, PMC0, PMC1, PMC2, Port, Shape, key, msr, set};
 
@@ -20,6 +20,12 @@ fn with_firmware(shape: &Shape, held: &[(u32, CounterId)]) -> Port {
 }
 
 fn check(shape: &Shape, held: &[(u32, CounterId)], expected: &[CounterId]) {
+    for scheme in Scheme::ALL {
+        check_under(&shape.under(scheme), held, expected);
+    }
+}
+
+fn check_under(shape: &Shape, held: &[(u32, CounterId)], expected: &[CounterId]) {
     let port = with_firmware(shape, held);
     let before: Vec<_> = (0..port.cpus()).map(|cpu| port.held(cpu)).collect();
     let mut master = MinimalMaster::claim(port.clone(), port.discovery()).expect("a kernel");

@@ -29,6 +29,7 @@ pub(crate) struct Shape {
     /// Counters with a legacy name once the firmware's phase is over.
     pub(crate) legacy: Option<PerKind>,
     pub(crate) policy: Policy,
+    pub(crate) scheme: Scheme,
 }
 
 impl Shape {
@@ -41,6 +42,15 @@ impl Shape {
             },
             legacy: None,
             policy: Policy::default(),
+            scheme: Scheme::Independent,
+        }
+    }
+
+    /// The same under this scheme.
+    pub(crate) fn under(&self, scheme: Scheme) -> Self {
+        Shape {
+            scheme,
+            ..self.clone()
         }
     }
 
@@ -116,7 +126,7 @@ impl Port {
                 ticks_per_ms: TICKS_PER_MS,
                 phase: phase.clone(),
                 legacy: shape.legacy,
-                scheme: Scheme::Independent,
+                scheme: shape.scheme,
                 smm: true,
             }),
             selects: [0; 64],
@@ -179,7 +189,15 @@ impl Port {
         let position = counter.global_bit().expect("a counter of the test");
         let row = |row: u32| abi::MSR_BASE + row + position;
         let value = key.register();
-        self.wrmsr(cpu, row(abi::MSR_MANAGEMENT_KEY), value)?;
+        if self
+            .wrmsr(cpu, row(abi::MSR_MANAGEMENT_KEY), value)
+            .is_err()
+        {
+            // A master grants.
+            let which = u64::from(position) << abi::REQUEST_WHICH_SHIFT;
+            let word = abi::REQUEST_RESERVE | abi::REQUEST_POSITION | which;
+            self.wrmsr_with(cpu, abi::MSR_BASE + abi::MSR_REQUEST, word, key)?;
+        }
         self.wrmsr_with(cpu, row(abi::MSR_ACCESS_KEY), value, key)
     }
 

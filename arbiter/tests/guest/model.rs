@@ -1,7 +1,7 @@
 //! Random calls against a model that is nothing but bitmaps.
 
 use arbiter::guest::{ArbiterError, DeniedAccess, FullMaster, Key, Master, Part, PcrPort, Private};
-use arbiter::{Access, CounterId, CounterSet, Layer, Verdict};
+use arbiter::{Access, CounterId, CounterSet, Layer, Scheme, Verdict};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -50,9 +50,10 @@ fn machine() -> impl Strategy<Value = Port> {
         1u8..=5,
         0u8..=2,
         proptest::option::of((0u8..=5, 0u8..=2)),
+        prop::sample::select(Scheme::ALL.to_vec()),
     );
-    (shape, taken).prop_map(|((cpus, programmable, fixed, legacy), taken)| {
-        let shape = Shape::new(cpus, programmable, fixed);
+    (shape, taken).prop_map(|((cpus, programmable, fixed, legacy, scheme), taken)| {
+        let shape = Shape::new(cpus, programmable, fixed).under(scheme);
         let shape = match legacy {
             Some((names, fixed)) => shape.legacy(names.min(programmable), fixed),
             None => shape,

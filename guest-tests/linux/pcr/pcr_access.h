@@ -86,11 +86,37 @@ struct pcr_write {
 	u64 value, cookie;
 };
 
+/*
+ * What a master alone may do with a lock it does when asked: it takes the cookie
+ * that was to be set, or gives back for the one that was presented. Of a counter
+ * that is free or our own it has its answer at once; nothing else is waited for.
+ */
+static int pcr_ask_master(const struct pcr_write *write)
+{
+	u64 n = write->msr - (pcr.base + UMPIRE_PCR_MSR_MANAGEMENT_KEY);
+	u64 cookie = write->value ?: write->cookie;
+	u64 op = write->value ? UMPIRE_PCR_REQUEST_RESERVE : UMPIRE_PCR_REQUEST_RELEASE;
+	u64 reason, answer;
+
+	if (n >= UMPIRE_PCR_MSR_ACCESS_KEY - UMPIRE_PCR_MSR_MANAGEMENT_KEY ||
+	    rdmsrl_safe(pcr.base + UMPIRE_PCR_MSR_REFUSAL, &reason) ||
+	    reason != UMPIRE_PCR_REASON_MASTER)
+		return -EIO;
+	op |= UMPIRE_PCR_REQUEST_POSITION | n << UMPIRE_PCR_REQUEST_WHICH_SHIFT;
+	if (pcr_wrmsr_safe(pcr.base + UMPIRE_PCR_MSR_REQUEST, op, cookie) ||
+	    rdmsrl_safe(pcr.base + UMPIRE_PCR_MSR_ANSWER, &answer))
+		return -EIO;
+	answer &= UMPIRE_PCR_ANSWER_STATE_MASK;
+	if (answer == UMPIRE_PCR_ANSWER_PENDING)
+		pcr_wrmsr_safe(pcr.base + UMPIRE_PCR_MSR_REQUEST, UMPIRE_PCR_REQUEST_WITHDRAW, cookie);
+	return answer == UMPIRE_PCR_ANSWER_GRANTED ? 0 : -EBUSY;
+}
+
 static void pcr_write_here(void *data)
 {
 	struct pcr_write *write = data;
 
-	if (pcr_wrmsr_safe(write->msr, write->value, write->cookie))
+	if (pcr_wrmsr_safe(write->msr, write->value, write->cookie) && pcr_ask_master(write))
 		cpumask_set_cpu(smp_processor_id(), &pcr_refused);
 }
 

@@ -136,6 +136,8 @@ static void pcr_take(unsigned int n)
 	if (cpumask_empty(&pcr_refused)) {
 		__set_bit(n, &pcr_lockable);
 		pcr_manage(UMPIRE_PCR_MSR_CONTROL, n, pcr_control);
+		/* A master grants with a cookie for accesses, too. */
+		pcr_manage(UMPIRE_PCR_MSR_ACCESS_KEY, n, UMPIRE_PCR_DEFAULT_COOKIE);
 		pr_info("PMC%u locked on %u CPUs\n", n, num_online_cpus());
 		return;
 	}

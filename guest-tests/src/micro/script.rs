@@ -7,7 +7,9 @@ use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, esi, qword_ptr, r14, r15,
 use vmm::micro::{KERNEL_CS, MicroGuest, USER_CS};
 
 use super::lab::{Entry, Lab, LabRun, Setup};
-use super::program::{FAULT, Program, VALUE, Written, enter_user, exit, log_value, low, spin};
+use super::program::{
+    FAULT, Program, VALUE, Written, enter_user, exit, log_value, low, spin, spin_for,
+};
 
 /// One access and its expected result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub enum Op {
     With(u64, &'static Op),
     /// A loop of so many rounds.
     Spin(u32),
+    /// A loop for so many ticks of the TSC.
+    Wait(u64),
 }
 
 impl fmt::Display for Op {
@@ -51,6 +55,7 @@ impl fmt::Display for Op {
             Op::RdpmcGp(index) => write!(f, "RDPMC {index:#x}: #GP"),
             Op::With(cookie, op) => write!(f, "with {cookie:#x}: {op}"),
             Op::Spin(times) => write!(f, "{times} rounds of a loop"),
+            Op::Wait(ticks) => write!(f, "{ticks} ticks of the TSC"),
         }
     }
 }
@@ -135,6 +140,10 @@ impl Op {
                 spin(a, times)?;
                 return log_value(a);
             }
+            Op::Wait(ticks) => {
+                spin_for(a, ticks)?;
+                return log_value(a);
+            }
         };
         let (mut fault, mut next) = (a.create_label(), a.create_label());
         a.lea(r14, qword_ptr(fault))?;
@@ -172,7 +181,7 @@ impl Op {
         };
         match *self {
             Op::With(_, op) => op.agrees(entry, cs),
-            Op::Write(..) | Op::Spin(_) => entry.kind == VALUE,
+            Op::Write(..) | Op::Spin(_) | Op::Wait(_) => entry.kind == VALUE,
             Op::Read(_, value) | Op::Rdpmc(_, value) => within(value, value),
             Op::ReadWithin(_, least, most) | Op::RdpmcWithin(_, least, most) => within(least, most),
             Op::WriteGp(..) | Op::ReadGp(_) | Op::RdpmcGp(_) => {

@@ -4,7 +4,7 @@ use guest_tests::umpire::skipped_without_kvm;
 use guest_tests::vm::Vm;
 
 use super::shape::{shape, shapes_of_lines, without_numbers};
-use super::{check, program};
+use super::{check, program, run};
 
 const RATES: &str = "counters = 12\n\
     [event.cycles]\nrate = 2000\n\
@@ -63,6 +63,19 @@ fn what_a_live_guest_leads_to_has_its_shape() {
     vm.stop();
     let read = |name| std::fs::read_to_string(vm.path(name)).expect("a file of the guest");
     check("audit.shape", &shapes_of_lines(&read("audit.json"), &WORDS));
+    // What the file has is enough to play the run again: the same answers.
+    let replayed = run(&[
+        "arbitrate",
+        "--scheme",
+        "independent",
+        "--replay",
+        &vm.path("audit.json").display().to_string(),
+    ]);
+    let replayed = String::from_utf8_lossy(&replayed.stdout).into_owned();
+    assert!(
+        replayed.contains("independent, as recorded") && replayed.contains(" 0 unlike the run"),
+        "{replayed}"
+    );
     let state = serde_json::from_str(&read("state.json")).expect("JSON");
     check("state.shape", &format!("{}\n", shape(&state, &[])));
 }

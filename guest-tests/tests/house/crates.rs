@@ -20,8 +20,9 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 18] = [
+const HOUSE: [Room; 19] = [
     room("arbiter", "arbiter", &[]),
+    room("arbiter-experiment", "arbiter/experiment", &["arbiter"]),
     room("pmu-model", "pmu-virt/model", &["arbiter"]),
     room("perfmon-abi", "pmu-virt/perfmon/abi", &[]),
     room(
@@ -59,7 +60,7 @@ const HOUSE: [Room; 18] = [
             "umpire-tools",
             "umpire-bench",
             "umpire-events",
-            "arbiter",
+            "arbiter-experiment",
         ],
     ),
     room(

@@ -52,10 +52,11 @@ struct Case {
     spare: bool,
 }
 
+/// Firmware and arbiters get their counters from a master, and a stock kernel uses them.
 #[test]
-fn amd_perfmonv2_arbiters_share_with_firmware() {
+fn amd_perfmonv2_arbiters_share_with_firmware_under_a_master() {
     check(&Case {
-        flags: &["--pmu", "amd-perfmonv2"],
+        flags: &["--pmu", "amd-perfmonv2", "--scheme", "single"],
         counters: 5,
         select: 0xc001_0200,
         counter: 0xc001_0201,

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         pcr::asking::TESTS,
         pcr::cookies::TESTS,
         pcr::layers::TESTS,
+        pcr::replayed::TESTS,
         pcr::guard::TESTS,
         pcr::interrupts::TESTS,
         rings::TESTS,

@@ -6,6 +6,7 @@ pub(crate) mod cookies;
 pub(crate) mod guard;
 pub(crate) mod interrupts;
 pub(crate) mod layers;
+pub(crate) mod replayed;
 
 use arbiter::abi;
 use guest_tests::micro::{DATA, LabRun, Op, Setup, Written};

@@ -1,12 +1,13 @@
 //! What host contexts may want of a core, and whether there is room.
 
-use arbiter::CounterId;
+use arbiter::{CounterId, CounterSet};
 use perfmon::ContextId;
 use perfmon_abi::wire::{Errno, Refusal};
 use pmu_model::{Constraint, CountRequest, EventCode, FixedFunction, OwnerId, SlotSet};
 
 use super::CorePmu;
 use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit, fit_together};
+use crate::assign::MAX_DEMANDS;
 use crate::attached::{AttachedContext, HostEvent, NotLoaded};
 use crate::holdings::Holdings;
 use crate::policy::Standing;
@@ -231,6 +232,34 @@ impl CorePmu {
                 .collect(),
             slots: self.bank.slots(),
         }
+    }
+
+    /// How many counters of a vCPU that comes have a slot here beside what the core's
+    /// own contexts rely on, going by the events that its guest can name.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        let mut of_core = self.host.claims.iter().filter(|one| one.vcpu.is_none());
+        let guest = self.host.guest.as_ref();
+        let any = guest.and_then(|guest| self.any_event(&guest.events));
+        let (Some(any), true) = (any, of_core.any(|one| one.standing == Standing::Firm)) else {
+            return usize::MAX;
+        };
+        // No vCPU has this number: contexts of vCPUs go with them.
+        let nobody = OwnerId(u32::MAX);
+        let firm = self.firm_beside(nobody);
+        let fit = |count: &usize| firm.leave_room_for(&vec![any; count + 1]);
+        (0..MAX_DEMANDS).take_while(fit).count()
+    }
+
+    /// How many counters `vcpu`, which is here or was parked here, relies on: those
+    /// that it `holds`, and those of its contexts that were promised them.
+    pub(crate) fn relied_on(&self, vcpu: OwnerId, holds: CounterSet) -> usize {
+        let mut claims = self.host.claims.iter();
+        let firm = claims
+            .by_ref()
+            .filter(|one| one.vcpu == Some(vcpu) && one.standing == Standing::Firm);
+        let of_context = firm.map(|one| one.sets.iter().map(Vec::len).max().unwrap_or(0));
+        usize::try_from(holds.len()).unwrap_or(usize::MAX) + of_context.sum::<usize>()
     }
 
     /// What the attached vCPU's guest counts.

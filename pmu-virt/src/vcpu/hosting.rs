@@ -320,6 +320,13 @@ impl VcpuPmu {
         }
     }
 
+    /// How many physical counters are promised to this vCPU, which is on `core` or was
+    /// parked there: another core has to have room for them if it is to go on there.
+    #[must_use]
+    pub fn relies_on(&self, core: &CorePmu) -> usize {
+        core.relied_on(self.owner, self.guests_holding())
+    }
+
     /// What the layers of the guest have reserved.
     pub(super) fn guests_holding(&self) -> CounterSet {
         self.reserved_by(Layer::Firmware) | self.reserved_by(Layer::GuestKernel)
@@ -346,11 +353,10 @@ impl VcpuPmu {
                 && all.map_or(held.contains(*counter), |all| firm.leave_room_for(&all))
         });
         let fixed = fixed.collect();
-        let held = PerKind::count(held).programmable;
-        let mut programmable = held;
-        for _ in held..self.model.counts().programmable {
-            wanted.extend(any);
-            if any.is_none() || !firm.leave_room_for(&wanted) {
+        let mut programmable = PerKind::count(held).programmable;
+        while let (Some(any), true) = (any, programmable < self.model.counts().programmable) {
+            wanted.push(any);
+            if !firm.leave_room_for(&wanted) {
                 break;
             }
             programmable += 1;

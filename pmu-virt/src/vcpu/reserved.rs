@@ -229,7 +229,8 @@ impl VcpuPmu {
         let Some(core) = here else { return };
         let backing = self.backing(core);
         if let Some(reservations) = &mut self.reservations {
-            reservations.unit.back(backing);
+            let (unit, mut context) = reservations.parts(self.left);
+            unit.back(backing, &mut context);
         }
     }
 

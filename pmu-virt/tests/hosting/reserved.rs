@@ -8,7 +8,10 @@ use arbiter::{
 };
 use perfmon_abi::wire::Errno;
 use pmu_virt::perfmon::HostPolicy;
-use pmu_virt::{CounterBackend, MsrIndex, ReadOutcome, Reservations, SimBackend, WriteOutcome};
+use pmu_virt::{
+    CorePmu, CounterBackend, Grant, MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress,
+    ReadOutcome, Reservations, Ring, SimBackend, Ticks, Tsc, WriteOutcome,
+};
 
 use crate::rig::{Mail, Rig, Spot, context};
 use crate::seated::Seated;
@@ -30,7 +33,7 @@ impl Entropy for Nobody {
 }
 
 /// The PMU with reservations, of which none is made yet.
-fn with_reservations(pmu: Seated) -> Seated {
+pub(crate) fn with_reservations(pmu: Seated) -> Seated {
     let mut policy = Policy::default();
     policy.kernel.min = PerKind::default();
     let unit = PcrUnit::new(PcrConfig {
@@ -180,4 +183,82 @@ fn each_of_several_contexts_is_kept_its_counters() {
     assert!(rig.unload(Spot::Vcpu(0)).is_some());
     let vcpu = &mut rig.vcpus[0];
     assert!(matches!(kernel_reserves(vcpu, 4), Outcome::Granted(_)));
+}
+
+/// What a vCPU is promised on one core has to have room on the next.
+#[test]
+fn a_core_says_for_how_many_promises_it_has_room() {
+    let mut rig = rig(HostPolicy::HostFirst);
+    let room = |rig: &mut Rig| rig.core(0, |core| core.room());
+    assert_eq!(room(&mut rig), usize::MAX, "nobody else relies on anything");
+    let relies = |rig: &mut Rig| rig.switch(0, 0).relies_on();
+    assert_eq!(relies(&mut rig), 0);
+    assert!(matches!(
+        kernel_reserves(&mut rig.vcpus[0], 2),
+        Outcome::Granted(_)
+    ));
+    assert_eq!(relies(&mut rig), 1);
+    let one = || {
+        context(
+            0,
+            &[vec![(0, EVENTS[0])], vec![(0, EVENTS[0]), (1, EVENTS[4])]],
+            1_000_000,
+        )
+    };
+    assert!(rig.load(Spot::Vcpu(0), one(), &Mail::default()).is_ok());
+    assert_eq!(relies(&mut rig), 3, "the larger set counts");
+    assert!(rig.unload(Spot::Vcpu(0)).is_some());
+    assert!(rig.load(Spot::Core(0), one(), &Mail::default()).is_ok());
+    assert_eq!(room(&mut rig), 2);
+    assert_eq!(relies(&mut rig), 1, "that of the core stays there");
+}
+
+/// More counters than the core has: the reserved one has its own all the time, whichever
+/// of the others wait.
+#[test]
+fn what_is_reserved_takes_no_turns() {
+    let turn = std::num::NonZeroU64::new(1_000).expect("not zero");
+    let clocks = clocks(2);
+    let model = PmuModel::parse("amd-core").expect("a model");
+    let pmu = Seated::detached(OwnerId(0), model, Grant::everything())
+        .with_oversubscription(Oversubscribe::Multiplex { timeslice: turn });
+    let mut pmu = with_reservations(pmu);
+    pmu.attach(Box::new(CorePmu::new(Box::new(SimBackend::of(&clocks)))));
+    let kernel = Caller::legacy(Layer::GuestKernel);
+    let owner = Caller {
+        layer: Layer::GuestKernel,
+        presented: 7,
+    };
+    let mut now = 0;
+    let mut run = |pmu: &mut Seated, times: u32| {
+        for _ in 0..times {
+            pmu.observe(Progress::Entered { tsc: Tsc(now) });
+            now += 700;
+            pmu.observe(Progress::Left {
+                tsc: Tsc(now),
+                halted: Ticks(0),
+                ring: Some(Ring::Kernel),
+            });
+        }
+    };
+    // Three counters take turns on two before the fourth is reserved.
+    for n in 0..3 {
+        pmu.wrmsr(MsrIndex(0xc001_0200 + 2 * n), EVENTS[0] | 1 << 22, kernel);
+    }
+    run(&mut pmu, 20);
+    assert!(matches!(kernel_reserves(&mut pmu, 5), Outcome::Granted(_)));
+    let select = MsrIndex(0x554d_6140 + 5);
+    assert_eq!(
+        pmu.wrmsr(select, EVENTS[0] | 1 << 22, owner),
+        WriteOutcome::Done
+    );
+    run(&mut pmu, 50);
+    let report = pmu.report();
+    for one in &report {
+        let whole = one.time_enabled == one.time_running;
+        let reserved = one.counter == CounterId::Programmable(5);
+        assert_eq!(whole, reserved, "{one:?}");
+        assert!(one.time_running.0 > 0, "{one:?}");
+    }
+    assert_eq!(report.len(), 4);
 }

@@ -171,6 +171,12 @@ impl Seated {
         self.pmu.arbitrate(self.core.as_deref_mut(), act)
     }
 
+    pub(crate) fn relies_on(&self) -> usize {
+        self.core
+            .as_deref()
+            .map_or(0, |core| self.pmu.relies_on(core))
+    }
+
     pub(crate) fn hypervisor_can_yield(&self) -> bool {
         self.pmu.hypervisor_can_yield(self.core.as_deref())
     }

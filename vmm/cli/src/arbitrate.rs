@@ -1,12 +1,16 @@
 //! `umpire arbitrate`: plays a script of who wants which counter when, under one
-//! scheme or all three. The arbiter is the one that guests get; nothing else is.
+//! scheme or all three; simulates an experiment; or replays a real run. The arbiter is the one that guests
+//! get; nothing else is.
 
+mod experiment;
 mod format;
 mod input;
 mod json;
 mod print;
+mod replay;
 
 use std::io::{self, BufWriter, Write};
+use std::path::Path;
 
 use arbiter::script::{Script, Setup, Trace, play};
 use arbiter::{PerKind, PolicyError, Scheme};
@@ -37,6 +41,10 @@ enum ArbitrateError {
     NoCounters,
     #[error(transparent)]
     Input(#[from] InputError),
+    #[error(transparent)]
+    Experiment(#[from] experiment::ExperimentError),
+    #[error(transparent)]
+    Trail(#[from] replay::TrailError),
 }
 
 /// `umpire arbitrate`.
@@ -55,6 +63,12 @@ pub fn run(flags: &ArbitrateFlags) -> Result<ExitStatus, UserError> {
 /// The script or a flag cannot be used, or `out` cannot be written to. Whoever
 /// closes `out` early has seen enough: that is no error.
 pub fn report(flags: &ArbitrateFlags, out: &mut dyn Write) -> Result<(), UserError> {
+    if let Some(path) = &flags.experiment.experiment {
+        return experiment::report(flags, path, out);
+    }
+    if let Some(path) = &flags.experiment.replay {
+        return replay::report(flags, path, out);
+    }
     let (script, plays) = prepare(flags).map_err(UserError::bad_input)?;
     let written = if flags.json {
         json::write(&script, &plays, out)
@@ -65,11 +79,7 @@ pub fn report(flags: &ArbitrateFlags, out: &mut dyn Write) -> Result<(), UserErr
 }
 
 fn prepare(flags: &ArbitrateFlags) -> Result<(Script, Vec<Play>), ArbitrateError> {
-    let schemes = match Scheme::named(&flags.scheme) {
-        Some(scheme) => vec![scheme],
-        None if flags.scheme == "all" => Scheme::ALL.to_vec(),
-        None => return Err(ArbitrateError::Scheme(flags.scheme.clone())),
-    };
+    let schemes = schemes(&flags.scheme)?;
     let counters = PerKind {
         programmable: flags.counters,
         fixed: flags.fixed,
@@ -80,7 +90,8 @@ fn prepare(flags: &ArbitrateFlags) -> Result<(Script, Vec<Play>), ArbitrateError
         return Err(ArbitrateError::NoCounters);
     }
     policy.fits(counters.programmable, counters.fixed)?;
-    let script = input::read(&flags.script)?;
+    // Without one the other forms of the command are meant.
+    let script = input::read(flags.script.as_deref().unwrap_or(Path::new("-")))?;
     let played = |scheme| Play {
         scheme,
         trace: play(
@@ -94,4 +105,13 @@ fn prepare(flags: &ArbitrateFlags) -> Result<(Script, Vec<Play>), ArbitrateError
     };
     let plays = schemes.into_iter().map(played).collect();
     Ok((script, plays))
+}
+
+/// The schemes that `--scheme` names.
+fn schemes(word: &str) -> Result<Vec<Scheme>, ArbitrateError> {
+    match Scheme::named(word) {
+        Some(scheme) => Ok(vec![scheme]),
+        None if word == "all" => Ok(Scheme::ALL.to_vec()),
+        None => Err(ArbitrateError::Scheme(word.to_owned())),
+    }
 }

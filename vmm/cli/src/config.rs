@@ -13,6 +13,7 @@ mod values;
 mod tests;
 
 pub use error::{ConfigError, Origin, Place, SettingError};
+pub(crate) use file::{describe, position};
 pub use policy::PolicyTextError;
 
 use std::ops::RangeInclusive;

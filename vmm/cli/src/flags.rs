@@ -127,29 +127,71 @@ pub struct EventsFlags {
 #[derive(Clone, Debug, Args)]
 pub struct ArbitrateFlags {
     /// The script, or - for standard input
-    pub script: PathBuf,
+    #[arg(required_unless_present_any = ["experiment", "replay"])]
+    pub script: Option<PathBuf>,
     /// Who reserves counters: single, independent, interacting, or all in turn
     #[arg(long, value_name = "SCHEME|all", default_value = "all")]
     pub scheme: String,
     /// Programmable counters of the machine, 0 to 32
     #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true,
+          conflicts_with_all = ["experiment", "replay"],
           value_parser = clap::value_parser!(u8).range(0..=32))]
     pub counters: u8,
     /// Fixed-function counters of the machine, 0 to 32
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
+          conflicts_with_all = ["experiment", "replay"],
           value_parser = clap::value_parser!(u8).range(0..=32))]
     pub fixed: u8,
     /// How many counters a layer may reserve, as in umpire run; one for each layer
-    #[arg(long, value_name = "LAYER:KEY=N[,...]")]
+    #[arg(long, value_name = "LAYER:KEY=N[,...]", conflicts_with = "experiment")]
     pub policy: Vec<String>,
     /// How long a layer is given to answer, or to prepare for a revocation, in
     /// milliseconds, 1 to 60000
     #[arg(long, value_name = "MS", default_value_t = 100, allow_negative_numbers = true,
+          conflicts_with_all = ["experiment", "replay"],
           value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub grace: u32,
     /// Print JSON: one object per line
     #[arg(short, long)]
     pub json: bool,
+    /// An experiment in place of a script.
+    #[command(flatten)]
+    pub experiment: ExperimentFlags,
+}
+
+/// The flags of an experiment, and of a replay.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ExperimentFlags {
+    /// Simulate the experiment in this TOML file (- for standard input): many vCPUs and
+    /// generated demands, under every scheme and policy
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["script", "replay"])]
+    pub experiment: Option<PathBuf>,
+    /// Play the requests of the audit file of a real run, under another scheme or policy
+    /// if one is given
+    #[arg(long, value_name = "AUDIT", conflicts_with = "script")]
+    pub replay: Option<PathBuf>,
+    /// Seeds of the experiment; the intervals become narrower with more
+    #[arg(long, value_name = "N", conflicts_with_all = ["script", "replay"], allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub seeds: Option<u32>,
+    /// vCPUs of the experiment
+    #[arg(long, value_name = "N", conflicts_with_all = ["script", "replay"], allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub vcpus: Option<u32>,
+    /// Cores of the experiment
+    #[arg(long, value_name = "N", conflicts_with_all = ["script", "replay"], allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub cores: Option<u32>,
+    /// Runs at the same time [default: as many as the host has CPUs]
+    #[arg(long, value_name = "N", conflicts_with_all = ["script", "replay"], allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Write the figures of the experiment to a CSV file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["script", "replay"])]
+    pub csv: Option<PathBuf>,
+    /// Write the figures of the experiment to one HTML file, with plots
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["script", "replay"])]
+    pub html: Option<PathBuf>,
 }
 
 /// The form of a report, and which counter sources it is about.

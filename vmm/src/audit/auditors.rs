@@ -5,10 +5,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Instant;
 
-use arbiter::{Auditor, Record};
+use arbiter::{AskRecord, Auditor, Record};
 use pmu_virt::perfmon::{HostAudit, HostRecord};
 
-use super::decisions::{AuditTime, DecisionTable, Entry, Totals};
+use super::decisions::{AskEntry, AuditTime, DecisionTable, Entry, Totals};
 use super::line::HostLine;
 use crate::sync::lock;
 
@@ -122,15 +122,13 @@ impl Trail {
         Self([Mutex::new(table()), Mutex::new(table())])
     }
 
-    /// Notes the `order`th decision of the vCPU. True if the writer is to be woken.
-    fn note(&self, now: AuditTime, order: u64, record: &Record) -> bool {
+    /// Has `note` note something in the table that is free. Returns what it returns.
+    fn note(&self, note: impl Fn(&mut DecisionTable) -> bool) -> bool {
         loop {
             for table in &self.0 {
                 match table.try_lock() {
-                    Ok(mut free) => return free.note(now, order, record),
-                    Err(TryLockError::Poisoned(free)) => {
-                        return free.into_inner().note(now, order, record);
-                    }
+                    Ok(mut free) => return note(&mut free),
+                    Err(TryLockError::Poisoned(free)) => return note(&mut free.into_inner()),
                     Err(TryLockError::WouldBlock) => {}
                 }
             }
@@ -147,6 +145,14 @@ impl Trail {
         let mut entries: Vec<Entry> = taken.flatten().collect();
         entries.sort_by_key(|entry| entry.order);
         entries
+    }
+
+    /// What layers asked for since the last call.
+    pub(super) fn take_asks(&self) -> Vec<AskEntry> {
+        let taken = self.0.iter().map(|table| lock(table).take_asks());
+        let mut asks: Vec<AskEntry> = taken.flatten().collect();
+        asks.sort_by_key(|entry| entry.number);
+        asks
     }
 
     /// All decisions so far.
@@ -167,6 +173,7 @@ pub struct VcpuAuditor {
     trail: Arc<Trail>,
     notifier: Option<Notifier>,
     order: u64,
+    asks: u64,
 }
 
 impl VcpuAuditor {
@@ -176,6 +183,14 @@ impl VcpuAuditor {
             trail,
             notifier,
             order: 0,
+            asks: 0,
+        }
+    }
+
+    /// Wakes the writer if something is due.
+    fn notify(&self, due: bool) {
+        if let (true, Some(notifier)) = (due, &self.notifier) {
+            notifier.notify();
         }
     }
 }
@@ -184,10 +199,20 @@ impl Auditor for VcpuAuditor {
     fn record(&mut self, record: &Record) {
         let now = AuditTime::now(self.start);
         self.order += 1;
-        let due = self.trail.note(now, self.order, record);
-        if let (true, Some(notifier)) = (due, &self.notifier) {
-            notifier.notify();
-        }
+        let order = self.order;
+        let due = self.trail.note(|table| table.note(now, order, record));
+        self.notify(due);
+    }
+
+    fn asked(&mut self, ask: &AskRecord) {
+        self.asks += 1;
+        let entry = AskEntry {
+            time: AuditTime::now(self.start),
+            number: self.asks,
+            ask: *ask,
+        };
+        let due = self.trail.note(|table| table.note_ask(entry));
+        self.notify(due);
     }
 }
 

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use arbiter::{CounterId, Event, Layer, Record};
+use arbiter::{AskRecord, CounterId, Event, Layer, Record};
 use serde::Serialize;
 
 /// A moment of a run: nanoseconds since the audit began.
@@ -120,6 +120,16 @@ pub(super) struct Entry {
     pub(super) order: u64,
 }
 
+/// Something that a layer asked for, to be written.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct AskEntry {
+    pub(super) time: AuditTime,
+    /// Its number among all that layers of the vCPU asked for, from 1 on. A gap shows
+    /// what was not kept.
+    pub(super) number: u64,
+    pub(super) ask: AskRecord,
+}
+
 /// Decisions by layer and event, and accesses denied by counter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Totals {
@@ -127,6 +137,8 @@ pub struct Totals {
     pub events: BTreeMap<(Layer, &'static str), u64>,
     /// Accesses that each counter denied.
     pub denied: BTreeMap<CounterId, Denied>,
+    /// How often layers asked for something.
+    pub asks: u64,
 }
 
 /// Accesses that were kept from one counter.
@@ -164,6 +176,7 @@ impl Totals {
             denied.dropped += more.dropped;
             denied.faulted += more.faulted;
         }
+        self.asks += other.asks;
     }
 
     /// The number of all decisions.
@@ -178,8 +191,11 @@ impl Totals {
 pub(super) struct DecisionTable {
     kinds: HashMap<Kind, Pending>,
     singles: Vec<Entry>,
+    asks: Vec<AskEntry>,
     /// When the present second began, and how many singles it has had.
     second: (AuditTime, usize),
+    /// The same for what layers asked for.
+    second_of_asks: (AuditTime, usize),
     totals: Totals,
     /// There is no file, so nobody takes entries.
     totals_only: bool,
@@ -215,14 +231,29 @@ impl DecisionTable {
         self.fold(now, order, record)
     }
 
+    /// Notes what a layer asked for. True if it is to be written. What comes faster than
+    /// a writer should have to write is left out, and its number is missing then.
+    pub(super) fn note_ask(&mut self, entry: AskEntry) -> bool {
+        self.totals.asks += 1;
+        if self.totals_only {
+            return false;
+        }
+        let waiting = self.asks.len();
+        let room = has_room(&mut self.second_of_asks, entry.time, waiting);
+        if room {
+            self.asks.push(entry);
+        }
+        room
+    }
+
+    /// What layers asked for since the last call, in its order.
+    pub(super) fn take_asks(&mut self) -> Vec<AskEntry> {
+        std::mem::take(&mut self.asks)
+    }
+
     /// Whether one more decision can be kept by itself. If so, it is counted.
     fn has_room(&mut self, now: AuditTime) -> bool {
-        if now.since(self.second.0) >= SECOND {
-            self.second = (now, 0);
-        }
-        let room = self.second.1 < MOST_SINGLE && self.singles.len() < MOST_WAITING;
-        self.second.1 += usize::from(room);
-        room
+        has_room(&mut self.second, now, self.singles.len())
     }
 
     fn fold(&mut self, now: AuditTime, order: u64, record: &Record) -> bool {
@@ -278,6 +309,17 @@ impl DecisionTable {
     pub(super) fn totals(&self) -> &Totals {
         &self.totals
     }
+}
+
+/// Whether one more entry of a second may be kept, where some wait already. If so, it is
+/// counted.
+fn has_room(second: &mut (AuditTime, usize), now: AuditTime, waiting: usize) -> bool {
+    if now.since(second.0) >= SECOND {
+        *second = (now, 0);
+    }
+    let room = second.1 < MOST_SINGLE && waiting < MOST_WAITING;
+    second.1 += usize::from(room);
+    room
 }
 
 #[cfg(test)]

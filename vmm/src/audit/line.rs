@@ -1,11 +1,14 @@
 //! The lines of an audit file. `docs/audit.md` describes every field.
 
-use arbiter::{Event, Layer, Reason};
+mod asks;
+
+use arbiter::{Event, Layer, Policy, Reason, Scheme, Share};
 use pmu_virt::perfmon::{HostEvent, HostRecord, Standing};
 use serde::Serialize;
 
 use super::decisions::{AuditTime, Entry};
 use crate::kvm::VcpuId;
+pub(super) use asks::AskLine;
 
 /// What the file calls itself.
 const FORMAT: &str = "umpire-audit";
@@ -25,13 +28,76 @@ pub struct AuditHeader {
     pmu: String,
     programmable: u8,
     fixed: u8,
+    /// Who arbitrates, and how. Absent if the guest has no reservations.
+    #[serde(flatten)]
+    arbiter: Option<ArbiterHeader>,
+}
+
+/// What decides about requests.
+#[derive(Debug, Clone, Copy)]
+pub struct AuditArbiter {
+    /// The scheme.
+    pub scheme: Scheme,
+    /// The policy.
+    pub policy: Policy,
+    /// The machine starts in the firmware's phase.
+    pub firmware: bool,
+    /// The machine has SMM.
+    pub smm: bool,
+}
+
+/// The same as options take it.
+#[derive(Debug, Clone, Serialize)]
+struct ArbiterHeader {
+    scheme: &'static str,
+    policy: Vec<String>,
+    grace_ms: u32,
+    firmware: bool,
+    smm: bool,
+}
+
+impl ArbiterHeader {
+    fn of(arbiter: &AuditArbiter) -> Self {
+        let policy = &arbiter.policy;
+        let words = |layer: Layer| {
+            let share = policy.share(layer)?;
+            Some(format!("{}:{}", layer_word(layer), share_words(share)))
+        };
+        Self {
+            scheme: arbiter.scheme.name(),
+            policy: Policy::LAYERS.into_iter().filter_map(words).collect(),
+            grace_ms: policy.grace_ms,
+            firmware: arbiter.firmware,
+            smm: arbiter.smm,
+        }
+    }
+}
+
+/// A share as `--policy` takes it. What has no limit is left out.
+fn share_words(share: &Share) -> String {
+    let mut words = vec![
+        format!("min={}", share.min.programmable),
+        format!("min-fixed={}", share.min.fixed),
+        format!("priority={}", share.priority),
+    ];
+    let limits = [
+        ("max", share.max.programmable),
+        ("max-fixed", share.max.fixed),
+    ];
+    for (key, limit) in limits {
+        if limit != u8::MAX {
+            words.push(format!("{key}={limit}"));
+        }
+    }
+    words.extend(share.lease_ms.map(|ms| format!("lease={ms}")));
+    words.join(",")
 }
 
 impl AuditHeader {
     /// The first line of a machine which starts now, with `vcpus` vCPUs that have a PMU
-    /// of `model`.
+    /// of `model`, and whose reservations `arbiter` decides about.
     #[must_use]
-    pub fn now(vcpus: u8, model: &pmu_virt::PmuModel) -> Self {
+    pub fn now(vcpus: u8, model: &pmu_virt::PmuModel, arbiter: Option<&AuditArbiter>) -> Self {
         Self {
             format: FORMAT,
             version: VERSION,
@@ -41,6 +107,7 @@ impl AuditHeader {
             pmu: model.to_string(),
             programmable: model.programmable(),
             fixed: model.fixed(),
+            arbiter: arbiter.map(ArbiterHeader::of),
         }
     }
 }
@@ -101,6 +168,8 @@ pub(super) struct Footer {
     pub(super) time_ns: AuditTime,
     pub(super) decisions: u64,
     pub(super) lines: u64,
+    /// How often layers asked for something.
+    pub(super) requests: u64,
 }
 
 impl Line {

@@ -99,10 +99,14 @@ impl AuditTrail {
 mod tests {
     use std::fs;
 
-    use arbiter::{Auditor, CounterId, Event, Layer, Reason, Record};
+    use arbiter::{
+        Answer, Ask, AskRecord, AskResult, Auditor, CounterId, Event, Layer, Outcome, Policy,
+        Presented, Reason, Record, Scheme, Wanted,
+    };
     use pmu_virt::PmuModel;
     use serde_json::Value;
 
+    use super::super::line::AuditArbiter;
     use super::*;
 
     fn record(position: u8, event: Event) -> Record {
@@ -123,7 +127,7 @@ mod tests {
     fn all_that_was_noted_is_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
-        let header = AuditHeader::now(2, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(2, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(2, &path, &header).unwrap();
         std::thread::scope(|scope| {
             for mut auditor in audit.auditors() {
@@ -162,7 +166,7 @@ mod tests {
     #[test]
     fn a_writer_at_work_neither_holds_up_a_vcpu_nor_misses_its_last_decision() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
         let mut auditor = audit.auditors().next().unwrap();
         for held in [0, 1] {
@@ -189,7 +193,7 @@ mod tests {
     #[test]
     fn who_held_a_counter_when_can_be_told_from_the_file() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
         let mut auditor = audit.auditors().next().unwrap();
         for _ in 0..100 {
@@ -209,9 +213,74 @@ mod tests {
         }
     }
 
+    fn ask(layer: Layer, ask: Ask, presented: Presented) -> AskRecord {
+        let counters = CounterId::at_position(3).into_iter().collect();
+        let outcome = Outcome::Granted(counters);
+        AskRecord {
+            layer,
+            ask,
+            presented,
+            result: AskResult::Answered(Answer { number: 9, outcome }),
+        }
+    }
+
+    #[test]
+    fn what_layers_ask_for_is_numbered_and_summed_up() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let mut policy = Policy::default();
+        policy.firmware.lease_ms = Some(70);
+        policy.kernel.max.programmable = 3;
+        let arbiter = AuditArbiter {
+            scheme: Scheme::Interacting,
+            policy,
+            firmware: true,
+            smm: false,
+        };
+        let model = PmuModel::parse("intel-v2").unwrap();
+        let header = AuditHeader::now(1, &model, Some(&arbiter));
+        let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
+        let mut auditor = audit.auditors().next().unwrap();
+        let wanted = Wanted::Any(1);
+        let lease_ms = Some(50);
+        let reserve = Ask::Reserve { wanted, lease_ms };
+        let kernel = Layer::GuestKernel;
+        auditor.asked(&ask(kernel, reserve, Presented::Of(kernel)));
+        // More than a writer should have to write in a second: the rest is a gap.
+        for _ in 0..5000 {
+            auditor.asked(&ask(kernel, Ask::Answer, Presented::Wrong));
+        }
+        audit.finish().1.unwrap();
+        let lines = lines(path.path());
+        assert_eq!(lines[0]["scheme"], "interacting");
+        let words = [
+            "firmware:min=0,min-fixed=0,priority=0,lease=70",
+            "hypervisor:min=0,min-fixed=0,priority=0",
+            "kernel:min=1,min-fixed=0,priority=0,max=3",
+        ];
+        assert_eq!(lines[0]["policy"], serde_json::json!(words));
+        let first = serde_json::json!({
+            "time_ns": lines[1]["time_ns"], "vcpu": 0, "layer": "kernel", "event": "requested",
+            "request": 1, "what": "reserve", "any": 1, "lease_ms": 50, "cookie": "kernel",
+            "result": "granted", "counters": ["PMC3"], "number": 9,
+        });
+        assert_eq!(lines[1], first);
+        let last = &lines[lines.len() - 1];
+        assert_eq!(
+            (&last["requests"], &last["decisions"]),
+            (&5001.into(), &0.into())
+        );
+        assert!(lines.len() < 5001, "{}", lines.len());
+        let longest = lines
+            .iter()
+            .skip(1)
+            .map(|line| line.to_string().len())
+            .max();
+        assert!(longest < Some(300), "{longest:?}");
+    }
+
     #[test]
     fn a_full_disk_is_told_with_what_is_missing() {
-        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap());
+        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(1, Path::new("/dev/full"), &header);
         let error = match audit {
             Err(error) => error,

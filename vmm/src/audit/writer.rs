@@ -13,8 +13,9 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::auditors::{Inbox, Notifier, Trail};
+use super::decisions::AskEntry;
 use super::decisions::{AuditTime, Entry};
-use super::line::{AuditHeader, Footer, Line};
+use super::line::{AskLine, AuditHeader, Footer, Line};
 use crate::kvm::VcpuId;
 
 /// How often the writer looks for repetitions. They are due once a second at most.
@@ -119,6 +120,7 @@ fn write(
         for (vcpu, entry) in &entries {
             file.put(&Line::new(*vcpu, entry), entry.count);
         }
+        let asks = write_asks(&mut file, trails);
         let of_tools = hosts.take(now());
         for (line, decisions) in &of_tools {
             of_hosts = of_hosts.saturating_add(*decisions);
@@ -131,16 +133,30 @@ fn write(
                 time_ns: now(),
                 decisions: decisions.sum::<u64>().saturating_add(of_hosts),
                 lines: file.lines,
+                requests: trails.iter().map(|trail| trail.totals().asks).sum(),
             };
             file.put(&footer, 0);
         }
-        if last || !entries.is_empty() || !of_tools.is_empty() {
+        if last || asks || !entries.is_empty() || !of_tools.is_empty() {
             file.flush();
         }
         if last {
             return file.finish();
         }
     }
+}
+
+/// Writes what layers of all vCPUs asked for, by time. True if there was anything.
+fn write_asks(file: &mut AuditFile, trails: &[Arc<Trail>]) -> bool {
+    let mut asks: Vec<(VcpuId, AskEntry)> = Vec::new();
+    for (vcpu, trail) in (0..).map(VcpuId).zip(trails) {
+        asks.extend(trail.take_asks().into_iter().map(|entry| (vcpu, entry)));
+    }
+    asks.sort_by_key(|(_, entry)| entry.time);
+    for (vcpu, entry) in &asks {
+        file.put(&AskLine::new(*vcpu, entry), 0);
+    }
+    !asks.is_empty()
 }
 
 /// The file. After its first failure nothing more is written.

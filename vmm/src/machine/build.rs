@@ -15,7 +15,7 @@ use vmm_control::{JobQueue, Server, ServerError, ServerSetup};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
-use crate::audit::{AuditError, AuditHeader, AuditTrail};
+use crate::audit::{AuditArbiter, AuditError, AuditHeader, AuditTrail};
 use crate::boot::memory::MemoryError;
 use crate::boot::{
     self, BootError, BootRequest, FirmwareImage, FirmwareRequest, InitialState, ModuleRequest,
@@ -201,7 +201,7 @@ impl Machine {
             }
             None => (Vec::new(), None),
         };
-        let audit = Arc::new(audit_trail(config, guest.pmu.as_ref())?);
+        let audit = Arc::new(audit_trail(config, guest.pmu.as_ref(), pcr.as_ref())?);
         for (number, core) in (0..).zip(&mut cores) {
             core.set_host_audit(Box::new(audit.host_auditor(number)));
         }
@@ -340,10 +340,20 @@ fn guest_name(config: &RunConfig) -> String {
     name.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
-fn audit_trail(config: &RunConfig, model: Option<&PmuModel>) -> Result<AuditTrail, AuditError> {
+fn audit_trail(
+    config: &RunConfig,
+    model: Option<&PmuModel>,
+    pcr: Option<&MachineReservations>,
+) -> Result<AuditTrail, AuditError> {
     match (&config.audit, model) {
         (Some(path), Some(model)) => {
-            let header = AuditHeader::now(config.cpus, model);
+            let arbiter = pcr.map(|pcr| AuditArbiter {
+                scheme: pcr.plan.scheme,
+                policy: pcr.plan.policy,
+                firmware: pcr.phase.has_firmware(),
+                smm: pcr.smm,
+            });
+            let header = AuditHeader::now(config.cpus, model, arbiter.as_ref());
             AuditTrail::to_file(config.cpus, path, &header)
         }
         _ => Ok(AuditTrail::new(config.cpus)),

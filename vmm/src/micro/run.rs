@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use arbiter::{Auditor, Grant, Phase, Record};
+use arbiter::{AskRecord, Auditor, Grant, Phase, Record};
 use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
 use kvm_pmu::{KvmPmu, KvmPmuParts, TrapPlan};
 use pmu_virt::{
@@ -84,6 +84,8 @@ pub struct VcpuOutcome {
     pub pmis: (u64, u64),
     /// What was decided about its counters.
     pub decisions: Vec<Record>,
+    /// What layers asked of the arbiter, and when.
+    pub asks: Vec<(Instant, AskRecord)>,
     /// Who held which counter at the end.
     pub holdings: Vec<Holding>,
 }
@@ -228,6 +230,7 @@ impl MicroRun {
                 events: std::mem::take(&mut *lock(&recorder.events)),
                 pmis: vcpu.pmis(),
                 decisions: std::mem::take(&mut *lock(&recorder.decisions)),
+                asks: std::mem::take(&mut *lock(&recorder.asks)),
                 holdings,
             });
         }
@@ -370,6 +373,7 @@ struct Served {
 struct Recorder {
     events: Arc<Mutex<Vec<TrapEvent>>>,
     decisions: Arc<Mutex<Vec<Record>>>,
+    asks: Arc<Mutex<Vec<(Instant, AskRecord)>>>,
 }
 
 /// A hostile guest must not fill the host's memory with decisions.
@@ -380,6 +384,13 @@ impl Auditor for Recorder {
         let mut decisions = lock(&self.decisions);
         if decisions.len() < MOST_DECISIONS {
             decisions.push(*record);
+        }
+    }
+
+    fn asked(&mut self, ask: &AskRecord) {
+        let mut asks = lock(&self.asks);
+        if asks.len() < MOST_DECISIONS {
+            asks.push((Instant::now(), *ask));
         }
     }
 }

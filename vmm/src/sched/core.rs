@@ -311,16 +311,41 @@ impl CoreThread {
         }
     }
 
+    /// Physical counters that are promised to a vCPU of this core.
+    fn relies_on(&self, id: VcpuId) -> usize {
+        let pmu = self.vcpus.get(&id).and_then(Vcpu::pmu);
+        let promised = pmu.zip(self.thread.counters());
+        promised.map_or(0, |(pmu, core)| pmu.relies_on(core))
+    }
+
+    /// A vCPU waits here rather than lose on another core what it relies on.
+    #[cold]
+    fn stays(&mut self, id: VcpuId, taker: usize, room: usize) {
+        self.report.stays += 1;
+        let needs = self.relies_on(id);
+        log::debug!(
+            "{id} stays on core {}: it relies on {needs} counters, and core {taker} has room for \
+             {room}",
+            self.index
+        );
+    }
+
     /// Answers crowded cores, and asks another one where this one is crowded.
     fn meet_others(&mut self) {
         self.exchange.set_load(self.index, self.queue.runnable());
-        self.exchange.answer(self.index);
+        let counters = self.thread.counters();
+        let room = || counters.map_or(usize::MAX, CorePmu::room);
+        self.exchange.answer(self.index, room);
         let taker = self.exchange.taker(self.index);
         let now = now();
-        let Some(id) = self.queue.surplus(now) else {
+        let fits = |id: VcpuId| taker.is_none_or(|(_, room)| self.relies_on(id) <= room);
+        let Some(id) = self.queue.surplus(now, fits) else {
+            if let (Some((taker, room)), Some(id)) = (taker, self.queue.surplus(now, |_| true)) {
+                self.stays(id, taker, room);
+            }
             return;
         };
-        let Some(taker) = taker else {
+        let Some((taker, _)) = taker else {
             if now >= self.ask_at {
                 self.ask_at = now + self.pace.patience;
                 self.attempt = self.attempt.wrapping_add(1);

@@ -39,6 +39,8 @@ struct CorePart {
     asked_by: AtomicUsize,
     /// The core that takes a vCPU from this one.
     taker: AtomicUsize,
+    /// Counters that it has for what a vCPU relies on, when it last answered.
+    room: AtomicUsize,
 }
 
 impl CoreExchange {
@@ -53,6 +55,7 @@ impl CoreExchange {
             load: AtomicUsize::new(usize::MAX),
             asked_by: AtomicUsize::new(NOBODY),
             taker: AtomicUsize::new(NOBODY),
+            room: AtomicUsize::new(0),
         };
         Self {
             cores: std::iter::repeat_with(part).take(cores).collect(),
@@ -123,19 +126,22 @@ impl CoreExchange {
         }
     }
 
-    /// Answers the core that has asked `core`, which has just set its load.
-    pub(super) fn answer(&self, core: usize) {
+    /// Answers the core that has asked `core`, which has just set its load and has
+    /// `room` counters for what a vCPU relies on.
+    pub(super) fn answer(&self, core: usize, room: impl FnOnce() -> usize) {
         let asker = self.cores[core].asked_by.swap(NOBODY, Ordering::AcqRel);
         if asker != NOBODY && takes(self.load(asker), self.load(core)) {
+            self.cores[core].room.store(room(), Ordering::Relaxed);
             self.cores[asker].taker.store(core, Ordering::Release);
             self.call(asker);
         }
     }
 
-    /// The core that takes a vCPU of `core` now.
-    pub(super) fn taker(&self, core: usize) -> Option<usize> {
+    /// The core that takes a vCPU of `core` now, and its room.
+    pub(super) fn taker(&self, core: usize) -> Option<(usize, usize)> {
         let taker = self.cores[core].taker.swap(NOBODY, Ordering::AcqRel);
-        (taker != NOBODY).then_some(taker)
+        let room = &self.cores.get(taker)?.room;
+        Some((taker, room.load(Ordering::Relaxed)))
     }
 
     /// Hands `vcpu` to `core`.
@@ -222,13 +228,13 @@ mod tests {
         exchange.ask(1, 0);
         assert!(exchange.attention(2).load(Ordering::Acquire));
         assert!(!exchange.attention(1).load(Ordering::Acquire));
-        exchange.answer(2);
-        assert_eq!((exchange.taker(0), exchange.taker(1)), (Some(2), None));
+        exchange.answer(2, || 3);
+        assert_eq!((exchange.taker(0), exchange.taker(1)), (Some((2, 3)), None));
         assert_eq!(exchange.taker(0), None, "an answer serves once");
         // In the meantime core 2 has got a second vCPU.
         exchange.ask(1, 1);
         exchange.set_load(2, 2);
-        exchange.answer(2);
+        exchange.answer(2, || 3);
         assert_eq!(exchange.taker(1), None);
     }
 

@@ -296,9 +296,9 @@ impl RunQueue {
 
     /// A vCPU that another core may take, if runnable ones have been waiting
     /// here for long: the one that waits longest among those that have been
-    /// here for some time.
+    /// here for some time and that `may_go`.
     #[must_use]
-    pub fn surplus(&self, now: Tsc) -> Option<VcpuId> {
+    pub fn surplus(&self, now: Tsc, may_go: impl Fn(VcpuId) -> bool) -> Option<VcpuId> {
         let crowded = self.crowded_since?;
         if now - crowded < self.pace.patience {
             return None;
@@ -308,7 +308,8 @@ impl RunQueue {
             self.last.is_none_or(|(last, _)| last != **id)
                 && member.is_some_and(|member| member.stays_until <= now)
         };
-        self.ready.iter().find(settled).copied()
+        let mut settled = self.ready.iter().filter(settled).copied();
+        settled.find(|id| may_go(*id))
     }
 
     /// How many vCPUs here could run, as far as is known, while none does.

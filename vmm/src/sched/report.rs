@@ -30,6 +30,9 @@ pub struct CoreReport {
     pub counters: SwitchStats,
     /// Migrations to this core.
     pub migrations: MigrationCost,
+    /// How often no vCPU could leave, because the core that would have taken one has no
+    /// room for the counters that are promised to it.
+    pub stays: u64,
 }
 
 /// The first `KVM_RUN` of vCPUs that came from another core, without guest code.
@@ -103,10 +106,12 @@ impl fmt::Display for CoreReport {
             self.wakes,
             self.migrations
         )?;
-        match self.locked_out {
-            0 => Ok(()),
-            locked_out => write!(f, ", {locked_out} penalties"),
+        for (count, what) in [(self.locked_out, "penalties"), (self.stays, "stays")] {
+            if count > 0 {
+                write!(f, ", {count} {what}")?;
+            }
         }
+        Ok(())
     }
 }
 

@@ -31,6 +31,10 @@ pub(crate) const TESTS: &[Test] = &[
         run: unknown,
     },
     Test {
+        name: "pcr::what_nobody_counts_cannot_be_reserved",
+        run: unbacked,
+    },
+    Test {
         name: "pcr::switched_off_there_is_nothing",
         run: switched_off,
     },
@@ -174,8 +178,8 @@ fn programs(lab: &Lab) -> Result<()> {
 
 fn unknown(lab: &Lab) -> Result<()> {
     const OPS: &[Op] = &[
-        Op::ReadGp(single(0x248)),
-        Op::WriteGp(single(0x248), 0),
+        Op::ReadGp(single(0x249)),
+        Op::WriteGp(single(0x249), 0),
         Op::ReadGp(single(abi::MSR_COUNT - 1)),
         Op::ReadGp(single(abi::MSR_COUNT)),
         Op::WriteGp(single(abi::MSR_RANDOM), 1),
@@ -193,6 +197,56 @@ fn unknown(lab: &Lab) -> Result<()> {
         &[],
         "refused no-counter, refused phase",
     )
+}
+
+/// `clock` counts cycles and no instructions, for which FIXED0 is.
+fn unbacked(lab: &Lab) -> Result<()> {
+    const FIXED0: u64 = 32;
+    const FIXED1: u64 = 33;
+    const ASK: u64 = abi::REQUEST_RESERVE | abi::REQUEST_POSITION;
+    const NUMBER_1: u64 = 1 << abi::ANSWER_NUMBER_SHIFT;
+    const OPS: &[Op] = &[
+        Op::Read(single(abi::MSR_REFUSAL), abi::REASON_NONE),
+        Op::WriteGp(key(32), KEY),
+        Op::Read(single(abi::MSR_REFUSAL), abi::REASON_UNBACKED),
+        Op::With(
+            KEY,
+            &Op::Write(
+                single(abi::MSR_REQUEST),
+                ASK | FIXED0 << abi::REQUEST_WHICH_SHIFT,
+            ),
+        ),
+        Op::Read(
+            single(abi::MSR_ANSWER),
+            abi::ANSWER_REFUSED | abi::REASON_UNBACKED << abi::ANSWER_REASON_SHIFT | NUMBER_1,
+        ),
+        Op::With(
+            KEY,
+            &Op::Write(
+                single(abi::MSR_REQUEST),
+                ASK | FIXED1 << abi::REQUEST_WHICH_SHIFT,
+            ),
+        ),
+        Op::Read(single(abi::MSR_GRANTED), 1 << FIXED1),
+        Op::Write(key(1), KEY),
+        // Somebody else's guess, which tells its reason too.
+        Op::With(OTHER_KEY, &Op::WriteGp(key(1), 0)),
+        Op::Read(single(abi::MSR_REFUSAL), abi::REASON_COOKIE),
+    ];
+    let script = Script {
+        name: "unbacked",
+        cr4: CR4_PCE,
+        kernel: OPS,
+        user: &[],
+    };
+    let intel = Setup {
+        pcr: setup().pcr,
+        ..Setup::clock("intel-v2")
+    };
+    let ran = script.check(lab, &intel)?;
+    let expected = "refused unbacked x2, reserved x2, refused cookie";
+    ensure!(told(&ran) == expected, "{}", told(&ran));
+    Ok(())
 }
 
 fn switched_off(lab: &Lab) -> Result<()> {

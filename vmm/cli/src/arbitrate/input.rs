@@ -8,15 +8,15 @@ use arbiter::script::{Script, ScriptError};
 use thiserror::Error;
 
 /// The longest script. A longer file is none.
-const LONGEST: u64 = 1 << 20;
+pub(super) const LONGEST: u64 = 1 << 20;
 
 /// A script that cannot be had.
 #[derive(Debug, Error)]
 pub(super) enum InputError {
     #[error("{name}: cannot be read: {cause}")]
     Read { name: String, cause: io::Error },
-    #[error("{name}: it is longer than 1 MiB, which no script is")]
-    TooLong { name: String },
+    #[error("{name}: it is longer than {mib} MiB, which no such file is")]
+    TooLong { name: String, mib: u64 },
     #[error("{name}: it is not UTF-8 text")]
     NotText { name: String },
     #[error("{name}, {error}")]
@@ -25,12 +25,19 @@ pub(super) enum InputError {
 
 /// Reads the script in a file, or on standard input if that is `-`.
 pub(super) fn read(path: &Path) -> Result<Script, InputError> {
+    let (name, text) = text(path, LONGEST)?;
+    text.parse()
+        .map_err(|error| InputError::Script { name, error })
+}
+
+/// Reads the text of a file, or standard input if that is `-`, and its name for errors.
+pub(super) fn text(path: &Path, longest: u64) -> Result<(String, String), InputError> {
     if path == Path::new("-") {
-        return parse("standard input", io::stdin().lock());
+        return take("standard input", io::stdin().lock(), longest);
     }
     let name = path.display().to_string();
     match File::open(path) {
-        Ok(file) => parse(&name, file),
+        Ok(file) => take(&name, file, longest),
         Err(cause) => Err(InputError::Read {
             name,
             cause: plain(cause, path),
@@ -57,21 +64,20 @@ fn near(path: &Path) -> Option<PathBuf> {
     (with_suffix != path && with_suffix.is_file()).then_some(with_suffix)
 }
 
-fn parse(name: &str, input: impl Read) -> Result<Script, InputError> {
+fn take(name: &str, input: impl Read, longest: u64) -> Result<(String, String), InputError> {
     let name = name.to_owned();
     let mut bytes = Vec::new();
-    // One byte more than allowed shows a script that is too long from one that
+    // One byte more than allowed shows a text that is too long from one that
     // just fits.
-    if let Err(cause) = input.take(LONGEST + 1).read_to_end(&mut bytes) {
+    if let Err(cause) = input.take(longest + 1).read_to_end(&mut bytes) {
         return Err(InputError::Read { name, cause });
     }
-    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > LONGEST {
-        return Err(InputError::TooLong { name });
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > longest {
+        let mib = longest >> 20;
+        return Err(InputError::TooLong { name, mib });
     }
     match String::from_utf8(bytes) {
         Err(_) => Err(InputError::NotText { name }),
-        Ok(text) => text
-            .parse()
-            .map_err(|error| InputError::Script { name, error }),
+        Ok(text) => Ok((name, text)),
     }
 }

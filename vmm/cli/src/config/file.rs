@@ -79,7 +79,7 @@ impl ConfigFile {
 
 /// The message of a TOML error with the key that it is about, on one line. Where
 /// the message names none, the text that it points at stands in for it.
-fn describe(mut error: toml::de::Error, text: &str) -> String {
+pub(crate) fn describe(mut error: toml::de::Error, text: &str) -> String {
     let pointed_at = error.span().and_then(|span| text.get(span));
     // Without its input an error prints as its message and its key only.
     error.set_input(None);
@@ -102,7 +102,7 @@ fn describe(mut error: toml::de::Error, text: &str) -> String {
 }
 
 /// Line and column, both from 1, of byte `at`; the column counts characters.
-fn position(text: &str, at: usize) -> (usize, usize) {
+pub(crate) fn position(text: &str, at: usize) -> (usize, usize) {
     let before: Vec<char> = text
         .char_indices()
         .take_while(|(i, _)| *i < at)

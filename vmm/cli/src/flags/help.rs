@@ -103,10 +103,17 @@ A COUNTER is PMC0, FIXED1, ...; # begins a comment; the line \"500 tick\" lets t
 
 No guest runs and no host PMU is needed: it is the same arbiter that guests get.
 
+--experiment simulates many vCPUs on cores, with generated demands, under every scheme and
+policy of a TOML file and over many seeds; figures have 95 % intervals. --replay plays the
+requests that umpire run --audit recorded, under every scheme beside what the run had. Both
+print JSON with -j, one object per line.
+
   umpire arbitrate docs/examples/short.script
   umpire arbitrate --scheme interacting --policy kernel:priority=1 -j night.script
   echo '0 kernel reserve 2' | umpire arbitrate --counters 1 -
-Exit status: 0; 2 if the script or a value cannot be used.";
+  umpire arbitrate --experiment docs/examples/experiment.toml --html figures.html
+  umpire arbitrate --replay audit.json --policy kernel:priority=1
+Exit status: 0; 2 if the script, the experiment, the audit file or a value cannot be used.";
 
 const STAT: &str = "\
 Events are those of umpire events, for the VM's PMU model, and vm-exits, vm-run-ns and others

@@ -211,7 +211,7 @@ fn who_is_locked_out_does_not_migrate() {
         let _ = queue.next(Tsc(now));
         now += SLICE;
         queue.left(Tsc(now), Runnability::Runnable);
-        assert_eq!(queue.surplus(Tsc(now)), None);
+        assert_eq!(queue.surplus(Tsc(now), |_| true), None);
         assert_eq!(queue.runnable(), 1);
     }
 }
@@ -226,7 +226,8 @@ fn surplus_is_what_has_been_waiting_for_long() {
         };
         now = until.expect("the other one waits").0;
         queue.left(Tsc(now), Runnability::Runnable);
-        given = queue.surplus(Tsc(now));
+        assert_eq!(queue.surplus(Tsc(now), |_| false), None);
+        given = queue.surplus(Tsc(now), |_| true);
     }
     let settled = Pace::new(Duration::from_micros(SLICE), KHZ).settle.0;
     assert!(now >= settled, "one migrated at {now}");

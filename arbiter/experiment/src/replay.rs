@@ -1,0 +1,355 @@
+//! Replay: the requests of a real run, played again under any scheme and policy.
+
+use std::sync::Arc;
+
+use arbiter::{
+    Ask, AskRecord, AskResult, Caller, Context, Cookie, GuardLimits, Layer, NoAudit, NoEntropy,
+    NoticeKind, Outcome, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Presented,
+    Reason, Reply, Request, Scheme, Tsc, Wanted, abi,
+};
+
+/// What a layer of a vCPU asked for in a real run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recorded {
+    /// Nanoseconds since the run began.
+    pub at_ns: u64,
+    /// The number of the vCPU.
+    pub vcpu: u8,
+    /// What the layer asked for, and what came of it.
+    pub ask: AskRecord,
+}
+
+/// The machine of a real run, and what decides in the replay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReplaySetup {
+    /// The number of vCPUs.
+    pub vcpus: u8,
+    /// Their counters.
+    pub counters: PerKind,
+    /// The policy.
+    pub policy: Policy,
+    /// The scheme.
+    pub scheme: Scheme,
+    /// The machine started in the firmware's phase.
+    pub has_firmware: bool,
+    /// The machine had SMM.
+    pub smm: bool,
+    /// The hypervisor yields what it is asked for, as Umpire does. Else it replies what
+    /// it replied in the real run, which fits the scheme and policy of that run only.
+    pub hypervisor_yields: bool,
+    /// When the run ended.
+    pub end_ns: u64,
+}
+
+/// What came of a request in the replay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Replayed {
+    /// The last result. Where the run ended before the answer it is still pending.
+    pub result: AskResult,
+    /// When it came.
+    pub at_ns: u64,
+}
+
+const NS_PER_MS: u64 = 1_000_000;
+const LAYERS: usize = Policy::LAYERS.len();
+
+/// Plays recorded requests. They have to be in the order of time, and their vCPUs below
+/// the number of the setup. The results are in the order of the requests; an
+/// [`Ask::Answer`] has that of the request that it answers.
+pub fn replay(setup: &ReplaySetup, requests: &[Recorded]) -> Vec<Replayed> {
+    let phase = Arc::new(Phase::new(setup.has_firmware));
+    let seats = (0..setup.vcpus).map(|_| Seat::new(setup, phase.clone()));
+    let mut seats: Vec<Seat> = seats.collect();
+    let mut results: Vec<Replayed> = Vec::with_capacity(requests.len());
+    for (index, recorded) in requests.iter().enumerate() {
+        let Some(seat) = seats.get_mut(usize::from(recorded.vcpu)) else {
+            continue;
+        };
+        seat.pass(recorded.at_ns, setup, &mut results);
+        let result = seat.ask(&recorded.ask, setup, index);
+        results.push(Replayed {
+            result,
+            at_ns: recorded.at_ns,
+        });
+        seat.note_answers(&mut results);
+    }
+    for seat in &mut seats {
+        seat.pass(setup.end_ns, setup, &mut results);
+    }
+    results
+}
+
+/// One vCPU of a replay.
+struct Seat {
+    unit: PcrUnit,
+    now: u64,
+    /// The request of each layer that has no answer yet.
+    pending: [Option<usize>; LAYERS],
+    /// The last request of each layer, which its next answer is about.
+    asked: [Option<usize>; LAYERS],
+}
+
+/// The cookie of a layer, and one that nothing has.
+fn cookie(presented: Presented) -> u64 {
+    match presented {
+        Presented::Nothing => abi::DEFAULT_COOKIE,
+        Presented::Of(layer) => 1 + u64::from(layer.code()),
+        Presented::Wrong => abi::COOKIE_MASK,
+    }
+}
+
+fn own(layer: Layer) -> Cookie {
+    Cookie::from_random(cookie(Presented::Of(layer)))
+}
+
+impl Seat {
+    fn new(setup: &ReplaySetup, phase: Arc<Phase>) -> Self {
+        let widths = PerKind {
+            programmable: 64,
+            fixed: 64,
+        };
+        let unit = PcrUnit::new(PcrConfig {
+            counters: setup.counters,
+            widths,
+            policy: setup.policy,
+            scheme: setup.scheme,
+            guard: GuardLimits::with_ticks_per_ms(NS_PER_MS),
+            ticks_per_ms: NS_PER_MS,
+            phase,
+            legacy: None,
+            smm: setup.smm,
+        });
+        Seat {
+            unit,
+            now: 0,
+            pending: [None; LAYERS],
+            asked: [None; LAYERS],
+        }
+    }
+
+    fn run<T>(&mut self, run: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> T) -> T {
+        let cx = &mut Context {
+            now: Tsc(self.now),
+            entropy: &mut NoEntropy,
+            audit: &mut NoAudit,
+        };
+        run(&mut self.unit, cx)
+    }
+
+    /// Lets time pass, with all that is due meanwhile.
+    fn pass(&mut self, until: u64, setup: &ReplaySetup, results: &mut [Replayed]) {
+        while let Some(Tsc(due)) = self.unit.deadline()
+            && due <= until
+        {
+            self.now = self.now.max(due);
+            self.run(|unit, cx| {
+                let _ = unit.tick(cx);
+            });
+            self.answer_for_the_hypervisor(setup);
+            self.note_answers(results);
+        }
+        self.now = self.now.max(until);
+    }
+
+    fn ask(&mut self, record: &AskRecord, setup: &ReplaySetup, index: usize) -> AskResult {
+        let replies = matches!(record.ask, Ask::Reply(_)) && record.layer == Layer::Hypervisor;
+        let result = if replies && setup.hypervisor_yields {
+            // It has answered what it was asked in this replay.
+            record.result
+        } else {
+            self.act(record, index)
+        };
+        self.answer_for_the_hypervisor(setup);
+        result
+    }
+
+    fn act(&mut self, record: &AskRecord, index: usize) -> AskResult {
+        let AskRecord {
+            layer,
+            ask,
+            presented,
+            ..
+        } = *record;
+        let shown = Cookie::from_random(cookie(presented));
+        match ask {
+            Ask::Reserve { wanted, lease_ms } => {
+                // A wrong cookie is wrong for a counter that the layer holds. A new
+                // reservation takes any.
+                let holds = match wanted {
+                    Wanted::This(counter) => self.unit.bank().held_by(layer).contains(counter),
+                    Wanted::Any(_) => false,
+                };
+                let is_own = !holds || presented == Presented::Of(layer);
+                let cookie = if is_own { own(layer) } else { shown };
+                let request = Request::Reserve {
+                    wanted,
+                    cookie,
+                    lease_ms,
+                };
+                self.request(layer, request, index)
+            }
+            Ask::Release(counter) => {
+                // The default cookie gives nothing back.
+                let cookie = if presented == Presented::Nothing {
+                    Cookie::DEFAULT
+                } else {
+                    shown
+                };
+                self.request(layer, Request::Release { counter, cookie }, index)
+            }
+            Ask::Withdraw => {
+                let cookie = if presented == Presented::Wrong {
+                    shown
+                } else {
+                    own(layer)
+                };
+                match self.run(|unit, cx| unit.request(layer, Request::Withdraw { cookie }, cx)) {
+                    Ok(_) => AskResult::Done,
+                    Err(reason) => AskResult::Faulted(reason),
+                }
+            }
+            Ask::Reply(reply) if presented == Presented::Of(layer) => {
+                done(self.run(|unit, cx| unit.reply(layer, reply, cx)))
+            }
+            Ask::Reply(_) => AskResult::Faulted(Reason::Cookie),
+            Ask::Key {
+                counter,
+                gives_back,
+            } => {
+                let value = if gives_back {
+                    abi::DEFAULT_COOKIE
+                } else {
+                    cookie(Presented::Of(layer))
+                };
+                self.write(PcrRegister::ManagementKey(counter), value, record)
+            }
+            Ask::Control(counter, control) => {
+                self.write(PcrRegister::Control(counter), control.bits(), record)
+            }
+            Ask::EndPhase => self.write(PcrRegister::Phase, abi::PHASE_END, record),
+            Ask::SetAside(counter) => {
+                let cookie = own(Layer::Hypervisor);
+                done(self.run(|unit, cx| unit.reserve_for_hypervisor(counter, cookie, cx)))
+            }
+            Ask::Backed(most) => {
+                self.run(|unit, cx| unit.back(most, cx));
+                AskResult::Done
+            }
+            Ask::Answer => match self.asked[slot(layer)] {
+                Some(_) => AskResult::Answered(self.unit.answer(layer)),
+                None => AskResult::Done,
+            },
+        }
+    }
+
+    fn request(&mut self, layer: Layer, request: Request, index: usize) -> AskResult {
+        match self.run(|unit, cx| unit.request(layer, request, cx)) {
+            Ok((answer, _)) => {
+                self.asked[slot(layer)] = Some(index);
+                if answer.outcome == Outcome::Pending {
+                    self.pending[slot(layer)] = Some(index);
+                }
+                AskResult::Answered(answer)
+            }
+            Err(reason) => AskResult::Faulted(reason),
+        }
+    }
+
+    fn write(&mut self, register: PcrRegister, value: u64, record: &AskRecord) -> AskResult {
+        let caller = Caller {
+            layer: record.layer,
+            presented: cookie(record.presented),
+        };
+        let mut why = FirstRefusal::default();
+        let cx = &mut Context {
+            now: Tsc(self.now),
+            entropy: &mut NoEntropy,
+            audit: &mut why,
+        };
+        match self.unit.write(register, value, caller, cx) {
+            Some(_) => AskResult::Done,
+            None => AskResult::Faulted(why.0.unwrap_or(Reason::Malformed)),
+        }
+    }
+
+    /// Yields what the hypervisor is asked for, as Umpire does.
+    fn answer_for_the_hypervisor(&mut self, setup: &ReplaySetup) {
+        let now = Tsc(self.now);
+        while let Some(notice) = self.unit.next_notice(Layer::Hypervisor, now) {
+            if let (true, NoticeKind::Asked, Some(counter)) =
+                (setup.hypervisor_yields, notice.kind, notice.counter)
+            {
+                let yields = true;
+                let reply = Reply { counter, yields };
+                // A question that was withdrawn needs no answer.
+                let _ = self.run(|unit, cx| unit.reply(Layer::Hypervisor, reply, cx));
+            }
+        }
+    }
+
+    /// Gives requests that waited their answers.
+    fn note_answers(&mut self, results: &mut [Replayed]) {
+        for layer in Policy::LAYERS {
+            let answer = self.unit.answer(layer);
+            if answer.outcome != Outcome::Pending
+                && let Some(index) = self.pending[slot(layer)].take()
+                && let Some(result) = results.get_mut(index)
+            {
+                result.result = AskResult::Answered(answer);
+                result.at_ns = self.now;
+            }
+        }
+    }
+}
+
+fn slot(layer: Layer) -> usize {
+    usize::from(layer.code())
+}
+
+fn done<T>(done: Result<T, Reason>) -> AskResult {
+    match done {
+        Ok(_) => AskResult::Done,
+        Err(reason) => AskResult::Faulted(reason),
+    }
+}
+
+/// The reason of a write's #GP.
+#[derive(Debug, Default)]
+struct FirstRefusal(Option<Reason>);
+
+impl arbiter::Auditor for FirstRefusal {
+    fn record(&mut self, _: &arbiter::Record) {}
+
+    fn asked(&mut self, record: &AskRecord) {
+        if let AskResult::Faulted(reason) = record.result {
+            self.0 = self.0.or(Some(reason));
+        }
+    }
+}
+
+/// The results of recorded requests as the real run had them: those that waited have
+/// their later answers.
+pub fn recorded_results(requests: &[Recorded]) -> Vec<Replayed> {
+    let mut waiting: Vec<((u8, Layer), usize)> = Vec::new();
+    let mut results: Vec<Replayed> = Vec::with_capacity(requests.len());
+    for (index, one) in requests.iter().enumerate() {
+        let key = (one.vcpu, one.ask.layer);
+        results.push(Replayed {
+            result: one.ask.result,
+            at_ns: one.at_ns,
+        });
+        let is_pending = matches!(
+            one.ask.result,
+            AskResult::Answered(answer) if answer.outcome == Outcome::Pending
+        );
+        if one.ask.ask == Ask::Answer {
+            let place = waiting.iter().position(|(waiter, _)| *waiter == key);
+            if let Some((_, first)) = place.map(|place| waiting.swap_remove(place)) {
+                results[first] = results[index];
+            }
+        } else if is_pending {
+            waiting.push((key, index));
+        }
+    }
+    results
+}

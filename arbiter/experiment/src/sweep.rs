@@ -1,0 +1,69 @@
+//! Sweeps: one workload under every scheme and policy, over many seeds.
+
+use std::num::NonZero;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::figures::{Figures, Metric, Who};
+use crate::interval::{Estimate, estimate};
+use crate::plan::{Machine, Variant, Workload};
+use crate::simulate::simulate;
+
+/// One variant with the figures of all its seeds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cell {
+    /// The variant.
+    pub variant: Variant,
+    /// The figures, in the order of the seeds.
+    pub runs: Vec<Figures>,
+}
+
+impl Cell {
+    /// The mean of a figure over the seeds. `None` means that no run has it.
+    pub fn estimate(&self, metric: Metric, who: Who) -> Option<Estimate> {
+        estimate(self.runs.iter().map(|run| run.value(metric, who)))
+    }
+}
+
+/// Runs every variant with seeds from `first` on. The result does not depend on the
+/// number of threads. `done` hears, from any of them, how many runs are over.
+pub fn sweep(
+    (machine, workload): (&Machine, &Workload),
+    variants: &[Variant],
+    (first, seeds): (u64, NonZero<u32>),
+    threads: NonZero<usize>,
+    done: &(dyn Fn(usize) + Sync),
+) -> Vec<Cell> {
+    let seeds = usize::try_from(seeds.get()).unwrap_or(usize::MAX);
+    let all = variants.len().saturating_mul(seeds);
+    let (next, over) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let results: Mutex<Vec<Option<Figures>>> = Mutex::new(vec![None; all]);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.get().min(all) {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(variant) = variants.get(index / seeds) else {
+                        return;
+                    };
+                    let seed = first.wrapping_add((index % seeds) as u64);
+                    let figures = simulate(machine, workload, variant, seed);
+                    // A run that panics ends the sweep when the scope joins it.
+                    if let Ok(mut results) = results.lock() {
+                        results[index] = Some(figures);
+                    }
+                    done(over.fetch_add(1, Ordering::Relaxed) + 1);
+                }
+            });
+        }
+    });
+    let results = results.into_inner().unwrap_or_default();
+    let mut results = results.into_iter().flatten();
+    variants
+        .iter()
+        .map(|variant| Cell {
+            variant: variant.clone(),
+            runs: results.by_ref().take(seeds).collect(),
+        })
+        .collect()
+}

@@ -1,0 +1,332 @@
+//! Reading the requests of an audit file. A file with a gap is refused: what is missing
+//! may have taken a counter.
+
+use std::path::Path;
+
+use arbiter::{
+    Answer, Ask, AskRecord, AskResult, Backing, Control, CounterId, CounterSet, Layer, Outcome,
+    PerKind, Policy, Presented, Reason, Reply, Scheme, Wanted,
+};
+use arbiter_experiment::Recorded;
+use serde::Deserialize;
+use thiserror::Error;
+use umpire_events::one_line;
+
+use super::super::input::{self, InputError};
+use crate::config::{PolicyTextError, parse_policy};
+
+/// The longest audit file, in bytes.
+const LONGEST: u64 = 256 << 20;
+
+/// The requests of a run.
+#[derive(Debug)]
+pub(in super::super) struct Trail {
+    pub(super) vcpus: u8,
+    pub(super) counters: PerKind,
+    pub(super) scheme: Scheme,
+    pub(super) policy: Policy,
+    pub(super) has_firmware: bool,
+    pub(super) smm: bool,
+    pub(super) end_ns: u64,
+    /// By time, each with its line.
+    pub(super) requests: Vec<(usize, Recorded)>,
+}
+
+/// An audit file that cannot be replayed.
+#[derive(Debug, Error)]
+pub(in super::super) enum TrailError {
+    #[error(transparent)]
+    Input(#[from] InputError),
+    #[error("{name}, line {line}: {problem}")]
+    Line {
+        name: String,
+        line: usize,
+        problem: Problem,
+    },
+}
+
+/// What is wrong with a line.
+#[derive(Debug, Error)]
+pub(in super::super) enum Problem {
+    #[error("this is no line of an audit file: {0}")]
+    Malformed(String),
+    #[error("this is no audit file; give one that umpire run --audit wrote")]
+    Format,
+    #[error("version {0} of the file; this Umpire reads version 1")]
+    Version(u64),
+    #[error(
+        "the file does not say who arbitrated; the run had no reservations, or an older Umpire"
+    )]
+    NoArbiter,
+    #[error("'{0}' is no scheme")]
+    Scheme(String),
+    #[error("the policy of the run: {0}")]
+    Policy(#[from] PolicyTextError),
+    #[error("vCPU {vcpu} is none of the {vcpus} of the first line")]
+    Vcpu { vcpu: u8, vcpus: u8 },
+    #[error(
+        "requests {from} to {to} of vCPU {vcpu} are missing; a trail with gaps cannot be replayed"
+    )]
+    Gap { vcpu: u8, from: u64, to: u64 },
+    #[error("request {number} of vCPU {vcpu} comes again; the file is damaged")]
+    Again { vcpu: u8, number: u64 },
+    #[error(
+        "the run had {said} requests and the file has {found}; a trail with gaps cannot be replayed"
+    )]
+    Sum { said: u64, found: u64 },
+    #[error("{key}: '{value}' is none")]
+    Word { key: &'static str, value: String },
+    #[error("'{0}' has no {1}")]
+    Missing(String, &'static str),
+    #[error("the file ends here without its last line; it was cut off")]
+    CutOff,
+    #[error("the file goes on after its last line")]
+    AfterEnd,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    format: String,
+    version: u64,
+    vcpus: u8,
+    programmable: u8,
+    fixed: u8,
+    scheme: Option<String>,
+    #[serde(default)]
+    policy: Vec<String>,
+    #[serde(default)]
+    grace_ms: u32,
+    #[serde(default)]
+    firmware: bool,
+    #[serde(default)]
+    smm: bool,
+}
+
+/// Any line but the first. Lines about decisions are passed over.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Row {
+    time_ns: u64,
+    vcpu: Option<u8>,
+    layer: String,
+    event: String,
+    request: u64,
+    what: String,
+    counter: Option<String>,
+    any: Option<u8>,
+    lease_ms: Option<u32>,
+    yields: Option<bool>,
+    control: Option<String>,
+    cookie: Option<String>,
+    result: String,
+    reason: Option<String>,
+    counters: Vec<String>,
+    number: u16,
+    end: bool,
+    requests: Option<u64>,
+}
+
+impl Trail {
+    pub(super) fn read(path: &Path) -> Result<Self, TrailError> {
+        let (name, text) = input::text(path, LONGEST)?;
+        Self::parse(&text).map_err(|(line, problem)| TrailError::Line {
+            name,
+            line,
+            problem,
+        })
+    }
+
+    fn parse(text: &str) -> Result<Self, (usize, Problem)> {
+        let mut lines = (1..).zip(text.lines());
+        let (_, first) = lines.next().ok_or((1, Problem::Format))?;
+        let mut trail = Self::begin(first).map_err(|problem| (1, problem))?;
+        let mut numbers = vec![0_u64; usize::from(trail.vcpus)];
+        let mut last = 1;
+        let mut end = None;
+        for (line, text) in lines {
+            last = line;
+            if end.is_some() {
+                return Err((line, Problem::AfterEnd));
+            }
+            let row: Row = serde_json::from_str(text).map_err(|error| {
+                let message = one_line(&error.to_string());
+                (line, Problem::Malformed(message))
+            })?;
+            if row.end {
+                trail.end_ns = row.time_ns;
+                end = Some((line, row.requests));
+            } else if matches!(row.event.as_str(), "requested" | "answered") {
+                let request = trail.request(&row, &mut numbers);
+                let request = request.map_err(|problem| (line, problem))?;
+                trail.requests.push((line, request));
+            }
+        }
+        let (line, said) = end.ok_or((last, Problem::CutOff))?;
+        let found = numbers.iter().sum();
+        let said = said.ok_or((line, Problem::NoArbiter))?;
+        if said != found {
+            return Err((line, Problem::Sum { said, found }));
+        }
+        // The requests of one vCPU are in their order.
+        trail.requests.sort_by_key(|(_, request)| request.at_ns);
+        Ok(trail)
+    }
+
+    fn begin(text: &str) -> Result<Self, Problem> {
+        let header: Header = serde_json::from_str(text).map_err(|_| Problem::Format)?;
+        if header.format != "umpire-audit" {
+            return Err(Problem::Format);
+        }
+        if header.version != 1 {
+            return Err(Problem::Version(header.version));
+        }
+        let scheme = header.scheme.ok_or(Problem::NoArbiter)?;
+        let mut policy = parse_policy(&header.policy)?;
+        policy.grace_ms = header.grace_ms;
+        Ok(Trail {
+            vcpus: header.vcpus,
+            counters: PerKind {
+                programmable: header.programmable,
+                fixed: header.fixed,
+            },
+            scheme: Scheme::named(&scheme).ok_or(Problem::Scheme(scheme))?,
+            policy,
+            has_firmware: header.firmware,
+            smm: header.smm,
+            end_ns: 0,
+            requests: Vec::new(),
+        })
+    }
+
+    /// Reads one request, the next of its vCPU.
+    fn request(&self, row: &Row, numbers: &mut [u64]) -> Result<Recorded, Problem> {
+        let vcpu = row.vcpu.unwrap_or(u8::MAX);
+        let vcpus = self.vcpus;
+        let before = numbers.get_mut(usize::from(vcpu));
+        let before = before.ok_or(Problem::Vcpu { vcpu, vcpus })?;
+        let (from, number) = (*before + 1, row.request);
+        if number > from {
+            let to = number - 1;
+            return Err(Problem::Gap { vcpu, from, to });
+        }
+        if number < from {
+            return Err(Problem::Again { vcpu, number });
+        }
+        *before = number;
+        Ok(Recorded {
+            at_ns: row.time_ns,
+            vcpu,
+            ask: AskRecord {
+                layer: layer(&row.layer)?,
+                ask: row.ask()?,
+                presented: row.presented()?,
+                result: row.result()?,
+            },
+        })
+    }
+}
+
+impl Row {
+    fn ask(&self) -> Result<Ask, Problem> {
+        if self.event == "answered" {
+            return Ok(Ask::Answer);
+        }
+        let missing = |key| Problem::Missing(self.what.clone(), key);
+        let counter = || {
+            let name = self.counter.as_deref().ok_or(missing("counter"))?;
+            counter(name)
+        };
+        Ok(match self.what.as_str() {
+            "reserve" => {
+                let wanted = match self.any.filter(|count| *count > 0) {
+                    Some(count) => Wanted::Any(count),
+                    None => Wanted::This(counter()?),
+                };
+                let lease_ms = self.lease_ms;
+                Ask::Reserve { wanted, lease_ms }
+            }
+            "release" => Ask::Release(counter()?),
+            "withdraw" => Ask::Withdraw,
+            "reply" => Ask::Reply(Reply {
+                counter: counter()?,
+                yields: self.yields.ok_or(missing("yields"))?,
+            }),
+            "key" | "key-release" => Ask::Key {
+                counter: counter()?,
+                gives_back: self.what == "key-release",
+            },
+            "control" => {
+                let text = self.control.as_deref().ok_or(missing("control"))?;
+                let bits = text.strip_prefix("0x");
+                let bits = bits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+                let control = bits.and_then(Control::new);
+                let control = control.ok_or_else(|| wrong("control", text))?;
+                Ask::Control(counter()?, control)
+            }
+            "end-phase" => Ask::EndPhase,
+            "set-aside" => Ask::SetAside(counter()?),
+            "backed" => {
+                let fixed = self.counters.iter().map(|name| self::counter(name));
+                Ask::Backed(Backing {
+                    programmable: self.any.ok_or(missing("any"))?,
+                    fixed: fixed.collect::<Result<CounterSet, Problem>>()?,
+                })
+            }
+            other => return Err(wrong("what", other)),
+        })
+    }
+
+    fn presented(&self) -> Result<Presented, Problem> {
+        Ok(match self.cookie.as_deref() {
+            None => Presented::Nothing,
+            Some("wrong") => Presented::Wrong,
+            Some(word) => Presented::Of(layer(word)?),
+        })
+    }
+
+    fn result(&self) -> Result<AskResult, Problem> {
+        let reason = || {
+            let word = self.reason.as_deref().unwrap_or_default();
+            let reason = Reason::ALL.into_iter().find(|one| one.name() == word);
+            reason.ok_or_else(|| wrong("reason", word))
+        };
+        let outcome = match self.result.as_str() {
+            "done" => return Ok(AskResult::Done),
+            "faulted" => return Ok(AskResult::Faulted(reason()?)),
+            "granted" => {
+                let counters = self.counters.iter().map(|name| counter(name));
+                Outcome::Granted(counters.collect::<Result<CounterSet, Problem>>()?)
+            }
+            "refused" => Outcome::Refused(reason()?),
+            "pending" => Outcome::Pending,
+            other => return Err(wrong("result", other)),
+        };
+        let number = self.number;
+        Ok(AskResult::Answered(Answer { number, outcome }))
+    }
+}
+
+fn wrong(key: &'static str, value: &str) -> Problem {
+    let value = value.to_owned();
+    Problem::Word { key, value }
+}
+
+fn layer(word: &str) -> Result<Layer, Problem> {
+    match word {
+        "firmware" => Ok(Layer::Firmware),
+        "hypervisor" => Ok(Layer::Hypervisor),
+        "kernel" => Ok(Layer::GuestKernel),
+        "user" => Ok(Layer::GuestUser),
+        other => Err(wrong("layer", other)),
+    }
+}
+
+fn counter(name: &str) -> Result<CounterId, Problem> {
+    let number = |prefix| name.strip_prefix(prefix)?.parse::<u8>().ok();
+    let counter = match number("PMC") {
+        Some(n) => Some(CounterId::Programmable(n)),
+        None => number("FIXED").map(CounterId::Fixed),
+    };
+    let counter = counter.filter(|counter| counter.position().is_some());
+    counter.ok_or_else(|| wrong("counter", name))
+}
