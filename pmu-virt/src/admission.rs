@@ -185,10 +185,16 @@ impl ContextDemand {
 /// that by far: sets differ by what they count, and seldom by what can count it.
 const MOST_SETS: usize = 16;
 
-/// Contexts are judged set by set where their sets can be active together in no more
-/// ways than two contexts' can. More contexts with several sets each are judged by the
-/// most that each may want.
-const MOST_WAYS: usize = MOST_SETS * MOST_SETS;
+/// In how many ways sets of several contexts may be active together, so that each is
+/// judged by itself: two contexts always, more of them as long as that is cheap. Beyond
+/// it a context counts as the most that any of its sets wants.
+fn most_ways(contexts: usize) -> usize {
+    if contexts > 2 {
+        MOST_SETS
+    } else {
+        MOST_SETS * MOST_SETS
+    }
+}
 
 /// The sets of each of several contexts that count at the same time.
 pub(crate) type SetsTogether<'a> = Vec<&'a [Vec<Constraint>]>;
@@ -196,7 +202,7 @@ pub(crate) type SetsTogether<'a> = Vec<&'a [Vec<Constraint>]>;
 /// Whether contexts have room together and beside `guest`, whichever sets are active.
 ///
 /// Takes one assignment if the most that each context may want of each kind fits, and
-/// no more than [`MOST_WAYS`] otherwise. The answer never becomes "no" by taking a
+/// no more than [`most_ways`] otherwise. The answer never becomes "no" by taking a
 /// context away.
 pub(crate) fn fit_together(
     contexts: &SetsTogether<'_>,
@@ -214,7 +220,8 @@ pub(crate) fn fit_together(
     let (Some(ways), true) = (ways, contexts.iter().any(|sets| sets.len() > 1)) else {
         return false;
     };
-    ways <= MOST_WAYS && (0..ways).all(|way| fits(chosen(contexts, way).chain(guest), slots))
+    let fits = |way| fits(chosen(contexts, way).chain(guest), slots);
+    ways <= most_ways(contexts.len()) && (0..ways).all(fits)
 }
 
 /// What is wanted if the sets of way number `way` are active.
@@ -271,16 +278,14 @@ impl Room<'_> {
     /// What the guest may want at once and has to get, for each event.
     fn guarantees(&self) -> Vec<Vec<Constraint>> {
         let reserved = &self.guest.reserved;
-        let kinds = self.guest.kinds.iter();
-        let beside = |kind: &Constraint| {
-            let more = self.guaranteed(kind).saturating_sub(reserved.len());
-            let mut all = reserved.clone();
-            all.extend(vec![*kind; more]);
-            all
-        };
-        let mut all: Vec<_> = kinds.map(beside).collect();
         // A guest that counts nothing else.
-        all.push(reserved.clone());
+        let mut all = vec![reserved.clone()];
+        for kind in &self.guest.kinds {
+            let more = self.guaranteed(kind).saturating_sub(reserved.len());
+            if more > 0 {
+                all.push([reserved.as_slice(), &vec![*kind; more]].concat());
+            }
+        }
         all
     }
 

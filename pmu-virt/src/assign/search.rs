@@ -47,6 +47,10 @@ impl<'a> Search<'a> {
             .members(set)
             .filter(|index| self.demands[*index].constraint.paired)
             .fold(0, |pairs, index| pairs | 1 << index);
+        // More than there are slots: no place of any pair need be tried.
+        if set.count_ones() + pairs.count_ones() > self.free.len() {
+            return None;
+        }
         let mut best = None;
         let start = Assigned {
             slots: [None; MAX_DEMANDS],
