@@ -43,7 +43,7 @@ impl<'a> Search<'a> {
         if self.shared_name(set).is_some() {
             return None;
         }
-        let pairs = self
+        let pairs: Set = self
             .members(set)
             .filter(|index| self.demands[*index].constraint.paired)
             .fold(0, |pairs, index| pairs | 1 << index);
