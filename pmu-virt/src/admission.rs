@@ -2,9 +2,10 @@
 //!
 //! A pure function of what everybody may want. One rule holds for every policy:
 //! a context is loaded for good if each of its event sets fits beside what the
-//! policy guarantees the guest, whatever the guest will count; a preemptible one
-//! is also loaded if it fits beside what is counted now. `docs/perfmon-arbitration.md`
-//! has the reasons.
+//! policy guarantees the guest, whatever the guest will count, and beside all
+//! contexts that count at the same time, whichever sets they have active; a
+//! preemptible one is also loaded if it fits beside what is counted now.
+//! `docs/perfmon-arbitration.md` has the reasons.
 
 use std::fmt;
 
@@ -12,6 +13,7 @@ use perfmon::ContextId;
 use pmu_model::{Constraint, OwnerId, SlotSet};
 use thiserror::Error;
 
+use crate::assign::MAX_DEMANDS;
 use crate::placement::fits;
 use crate::policy::{HostPolicy, Standing};
 
@@ -21,7 +23,7 @@ pub struct ContextDemand {
     /// The context.
     pub context: ContextId,
     /// The vCPU that it is loaded on; none if that is the core. Contexts of two
-    /// vCPUs never count at the same time.
+    /// vCPUs never count at the same time; those of one vCPU and of the core all do.
     pub vcpu: Option<OwnerId>,
     /// Others may take its counters for a time.
     pub preemptible: bool,
@@ -84,6 +86,8 @@ pub struct NoRoom {
     /// Contexts that count at the same time and keep what they have, with the
     /// counters of their largest sets.
     pub others: Vec<(ContextId, usize)>,
+    /// There are more counters to be placed at a time than [`MAX_DEMANDS`].
+    pub crowded: bool,
 }
 
 impl fmt::Display for NoRoom {
@@ -95,7 +99,17 @@ impl fmt::Display for NoRoom {
             guest,
             reserved,
             others,
+            crowded,
         } = self;
+        if *crowded {
+            write!(
+                f,
+                "too many counters at a time: all contexts here and the guest together may want \
+                 more than {MAX_DEMANDS}; unload one of"
+            )?;
+            let others = others.iter().map(|(context, _)| context.to_string());
+            return write!(f, " {}", others.collect::<Vec<_>>().join(", "));
+        }
         write!(
             f,
             "no room: its largest event set needs {needs} of {slots} counters that can count it; \
@@ -171,6 +185,73 @@ impl ContextDemand {
 /// that by far: sets differ by what they count, and seldom by what can count it.
 const MOST_SETS: usize = 16;
 
+/// In how many ways sets of several contexts may be active together, so that each is
+/// judged by itself: two contexts always, more of them as long as that is cheap. Beyond
+/// it a context counts as the most that any of its sets wants.
+fn most_ways(contexts: usize) -> usize {
+    if contexts > 2 {
+        MOST_SETS
+    } else {
+        MOST_SETS * MOST_SETS
+    }
+}
+
+/// The sets of each of several contexts that count at the same time.
+pub(crate) type SetsTogether<'a> = Vec<&'a [Vec<Constraint>]>;
+
+/// Whether contexts have room together and beside `guest`, whichever sets are active.
+///
+/// Takes one assignment if the most that each context may want of each kind fits, and
+/// no more than [`most_ways`] otherwise. The answer never becomes "no" by taking a
+/// context away.
+pub(crate) fn fit_together(
+    contexts: &SetsTogether<'_>,
+    guest: &[Constraint],
+    slots: SlotSet,
+) -> bool {
+    let at_most: Vec<Vec<Constraint>> = contexts.iter().map(|sets| most_of(sets)).collect();
+    if fits(at_most.iter().flatten().chain(guest), slots) {
+        return true;
+    }
+    let ways = contexts
+        .iter()
+        .try_fold(1usize, |ways, sets| ways.checked_mul(sets.len().max(1)));
+    // With a single set each, the maxima are what is wanted.
+    let (Some(ways), true) = (ways, contexts.iter().any(|sets| sets.len() > 1)) else {
+        return false;
+    };
+    let fits = |way| fits(chosen(contexts, way).chain(guest), slots);
+    ways <= most_ways(contexts.len()) && (0..ways).all(fits)
+}
+
+/// What is wanted if the sets of way number `way` are active.
+fn chosen<'a>(contexts: &'a SetsTogether<'_>, way: usize) -> impl Iterator<Item = &'a Constraint> {
+    let mut rest = way;
+    contexts.iter().flat_map(move |sets| {
+        let at = rest % sets.len().max(1);
+        rest /= sets.len().max(1);
+        sets.get(at).into_iter().flatten()
+    })
+}
+
+/// The most of each kind that any of `sets` demands: what covers each of them.
+fn most_of(sets: &[Vec<Constraint>]) -> Vec<Constraint> {
+    let Some((first, rest)) = sets.split_first() else {
+        return Vec::new();
+    };
+    let mut most = first.clone();
+    for set in rest {
+        let mut covering = most.clone();
+        for constraint in set {
+            match covering.iter().position(|one| one == constraint) {
+                Some(at) => drop(covering.swap_remove(at)),
+                None => most.push(*constraint),
+            }
+        }
+    }
+    most
+}
+
 /// Whether `larger` demands all that `smaller` does.
 fn covers(larger: &[Constraint], smaller: &[Constraint]) -> bool {
     let mut left = larger.to_vec();
@@ -186,27 +267,25 @@ fn counters(set: &[Constraint]) -> usize {
 }
 
 impl Room<'_> {
-    /// Contexts that count at the same time as `applicant`.
+    /// Contexts that may count at the same time as `applicant`.
     fn rivals(&self, applicant: &ContextDemand) -> impl Iterator<Item = &ContextDemand> {
-        let of_vcpu = applicant.vcpu.is_some();
+        let vcpu = applicant.vcpu;
         self.claims
             .iter()
-            .filter(move |claim| claim.vcpu.is_some() != of_vcpu)
+            .filter(move |claim| vcpu.is_none() || claim.vcpu.is_none() || claim.vcpu == vcpu)
     }
 
     /// What the guest may want at once and has to get, for each event.
     fn guarantees(&self) -> Vec<Vec<Constraint>> {
         let reserved = &self.guest.reserved;
-        let kinds = self.guest.kinds.iter();
-        let beside = |kind: &Constraint| {
-            let more = self.guaranteed(kind).saturating_sub(reserved.len());
-            let mut all = reserved.clone();
-            all.extend(vec![*kind; more]);
-            all
-        };
-        let mut all: Vec<_> = kinds.map(beside).collect();
         // A guest that counts nothing else.
-        all.push(reserved.clone());
+        let mut all = vec![reserved.clone()];
+        for kind in &self.guest.kinds {
+            let more = self.guaranteed(kind).saturating_sub(reserved.len());
+            if more > 0 {
+                all.push([reserved.as_slice(), &vec![*kind; more]].concat());
+            }
+        }
         all
     }
 
@@ -227,33 +306,44 @@ impl Room<'_> {
         guests: &[Vec<Constraint>],
     ) -> Option<Vec<ContextId>> {
         let mut preempts = Vec::new();
-        while !self.fits(applicant, &staying, guests) {
-            let oldest = staying.iter().position(|claim| claim.preemptible)?;
-            preempts.push(staying.remove(oldest).context);
+        // Who makes room is in nobody's way any more, so what fitted before still does.
+        for vcpu in spots(applicant, &staying) {
+            while !self.fits(applicant, &staying, vcpu, guests) {
+                let oldest = staying.iter().position(|claim| claim.preemptible)?;
+                preempts.push(staying.remove(oldest).context);
+            }
         }
         Some(preempts)
     }
 
-    /// Whether each set of `applicant` fits beside each set of each of
-    /// `staying` and any of `guests`. Those that stay never count together.
+    /// Whether `applicant` fits beside those of `staying` that count while `vcpu` is
+    /// on the core, and any of `guests`.
     fn fits(
         &self,
         applicant: &ContextDemand,
         staying: &[&ContextDemand],
+        vcpu: Option<OwnerId>,
         guests: &[Vec<Constraint>],
     ) -> bool {
-        let nothing: &[Constraint] = &[];
-        let others = || {
-            let sets = staying.iter().flat_map(|claim| &claim.sets);
-            sets.map(Vec::as_slice).chain([nothing])
-        };
-        applicant.sets.iter().all(|set| {
-            others().all(|other| {
-                let all = |guest: &Vec<Constraint>| {
-                    fits([set, other, guest].into_iter().flatten(), self.slots)
-                };
-                guests.iter().all(all)
-            })
+        let together = together(applicant, staying, vcpu);
+        let mut guests = guests.iter();
+        guests.all(|guest| fit_together(&together, guest, self.slots))
+    }
+
+    /// Whether contexts that make no room for `applicant`, and the guest, may want more
+    /// counters at a time than are ever placed together.
+    fn is_crowded(&self, applicant: &ContextDemand) -> bool {
+        // Fewer slots than that are what is short.
+        if usize::try_from(self.slots.len()).unwrap_or(0) <= MAX_DEMANDS {
+            return false;
+        }
+        let staying: Vec<_> = self.rivals(applicant).collect();
+        let staying: Vec<_> = staying.into_iter().filter(|one| !one.preemptible).collect();
+        let guest = self.guarantees().iter().map(Vec::len).max().unwrap_or(0);
+        spots(applicant, &staying).into_iter().any(|vcpu| {
+            let together = together(applicant, &staying, vcpu);
+            let wanted: usize = together.iter().map(|sets| most_of(sets).len()).sum();
+            wanted + guest > MAX_DEMANDS
         })
     }
 
@@ -269,6 +359,7 @@ impl Room<'_> {
             slots: usize::try_from(slots.len()).unwrap_or(0),
             guest: reached.map(|kind| self.guaranteed(kind)).max().unwrap_or(0),
             reserved: self.guest.reserved.len(),
+            crowded: self.is_crowded(applicant),
             others: self
                 .rivals(applicant)
                 .filter(|claim| !claim.preemptible)
@@ -276,4 +367,35 @@ impl Room<'_> {
                 .collect(),
         }
     }
+}
+
+/// The vCPUs with contexts beside which `applicant` counts, one after the other; none
+/// stands for any other.
+fn spots(applicant: &ContextDemand, staying: &[&ContextDemand]) -> Vec<Option<OwnerId>> {
+    if applicant.vcpu.is_some() {
+        return vec![applicant.vcpu];
+    }
+    let mut spots = vec![None];
+    for claim in staying {
+        if !spots.contains(&claim.vcpu) {
+            spots.push(claim.vcpu);
+        }
+    }
+    spots
+}
+
+/// The sets of `applicant` and of those that count with it while `vcpu` is there.
+fn together<'a>(
+    applicant: &'a ContextDemand,
+    staying: &[&'a ContextDemand],
+    vcpu: Option<OwnerId>,
+) -> SetsTogether<'a> {
+    let counts = |claim: &&&ContextDemand| claim.vcpu.is_none() || claim.vcpu == vcpu;
+    let others = staying
+        .iter()
+        .filter(counts)
+        .map(|claim| claim.sets.as_slice());
+    std::iter::once(applicant.sets.as_slice())
+        .chain(others)
+        .collect()
 }

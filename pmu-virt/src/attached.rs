@@ -1,10 +1,13 @@
 //! A context on a core: what it wants counted is brought onto slots, and what
 //! these have counted is brought to it.
 
+mod group;
 mod place;
 mod record;
 mod time;
 
+pub(crate) use group::ContextGroup;
+pub use group::MAX_CONTEXTS;
 pub use record::{HostAudit, HostEvent, HostRecord};
 
 use std::collections::BTreeSet;
@@ -12,7 +15,7 @@ use std::collections::BTreeSet;
 use perfmon::{Context, ContextId, MessageQueue, Moment, Quantities, Wanted};
 use perfmon_abi::consts::PFM_FL_PREEMPTIBLE;
 use perfmon_abi::wire::Refusal;
-use pmu_model::{Nanos, OwnerId};
+use pmu_model::{Nanos, OwnerId, Tsc};
 
 use crate::slot_bank::{Claimant, SlotBank, SlotLease};
 use place::PmdLease;
@@ -42,6 +45,11 @@ pub struct AttachedContext {
     /// How late a switch may come because its vCPU only halts; 0 while it runs.
     patience: Nanos,
     clock: TickClock,
+    /// Of a core's context: TSC until which it knows how time has passed; none before
+    /// a vCPU runs for the first time.
+    until: Option<Tsc>,
+    /// Time since then that it was told of.
+    idle: Nanos,
 }
 
 /// A context that could not be attached, and why.
@@ -63,6 +71,8 @@ impl AttachedContext {
             waited: Nanos(0),
             patience: Nanos(0),
             clock: TickClock::default(),
+            until: None,
+            idle: Nanos(0),
         })
     }
 
@@ -122,6 +132,7 @@ impl AttachedContext {
         self.waited = Nanos(0);
         self.patience = Nanos(0);
         self.clock = TickClock::default();
+        (self.until, self.idle) = (None, Nanos(0));
         self.uncounted.clear();
         self.context.attached(set);
     }

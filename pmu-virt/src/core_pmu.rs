@@ -5,6 +5,7 @@ mod claims;
 
 pub(crate) use claims::{GuestClaim, ResourceClaim, fixed_request};
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -13,7 +14,10 @@ use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{CountRequest, Nanos, OwnerId, Ticks, Tsc};
 
-use crate::attached::{AttachedContext, HostAudit, HostEvent, HostRecord, NotLoaded, TickClock};
+use crate::attached::{
+    AttachedContext, ContextGroup, HostAudit, HostEvent, HostRecord, MAX_CONTEXTS, NotLoaded,
+    TickClock,
+};
 use crate::backend::CounterBackend;
 use crate::policy::HostPolicy;
 use crate::slot_bank::{HolderReport, SlotBank, SwitchStats};
@@ -28,9 +32,11 @@ pub struct CorePmu {
 /// What host contexts need of a core.
 #[derive(Debug, Default)]
 pub(crate) struct CoreHost {
-    /// The context of the core.
-    context: Option<Box<AttachedContext>>,
+    /// The contexts of the core.
+    contexts: ContextGroup,
     pub(super) policy: HostPolicy,
+    /// Most contexts of the core, and of each vCPU on it.
+    most: usize,
     /// Ticks of the TSC in a millisecond; none: contexts are not taken.
     pub(super) tsc_khz: Option<NonZeroU32>,
     /// Contexts of the core and of vCPUs that are here or were parked here, the
@@ -39,28 +45,41 @@ pub(crate) struct CoreHost {
     /// As the vCPU that was here last told it; none before the first.
     pub(super) guest: Option<GuestClaim>,
     audit: Option<Box<dyn HostAudit>>,
-    /// TSC until which the core's context knows how time has passed.
-    until: Option<Tsc>,
-    /// Time since then that it was told of.
-    idle: Nanos,
-    clock: TickClock,
-    /// The core's context was called while no vCPU was there to place for it.
+    /// A context of the core was called while no vCPU was there to place for it.
     changed: bool,
 }
 
 impl CoreHost {
-    /// Whether the core has a context of its own.
+    /// Whether the core has contexts of its own.
     #[inline]
-    pub(crate) fn is_some(&self) -> bool {
-        self.context.is_some()
+    pub(crate) fn has_contexts(&self) -> bool {
+        !self.contexts.is_empty()
     }
 
-    pub(crate) fn context(&self) -> Option<&AttachedContext> {
-        self.context.as_deref()
+    pub(crate) fn contexts(&self) -> impl Iterator<Item = &AttachedContext> {
+        self.contexts.iter()
     }
 
-    pub(crate) fn context_mut(&mut self) -> Option<&mut AttachedContext> {
-        self.context.as_deref_mut()
+    pub(crate) fn contexts_mut(&mut self) -> impl Iterator<Item = &mut AttachedContext> {
+        self.contexts.iter_mut()
+    }
+
+    /// Refuses one more context of `whose`, which has `group`, if these are as many as
+    /// there may be.
+    pub(crate) fn check_group(
+        &self,
+        whose: &dyn fmt::Display,
+        group: &ContextGroup,
+    ) -> Result<(), Refusal> {
+        if group.len() < self.most {
+            return Ok(());
+        }
+        let reason = format!(
+            "{whose} has {} already, and --contexts-per-vcpu allows {}; unload one first",
+            group.names(),
+            self.most
+        );
+        Err(Refusal::new(Errno::EBUSY, reason))
     }
 
     pub(crate) fn policy(&self) -> HostPolicy {
@@ -88,7 +107,7 @@ impl CoreHost {
         self.tsc_khz.is_some()
     }
 
-    /// Whether the core's context wants something else than when this was asked
+    /// Whether the core's contexts want something else than when this was asked
     /// last.
     pub(crate) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
@@ -105,10 +124,10 @@ impl CoreHost {
         }
     }
 
-    /// TSC at which the core's context has something to do.
+    /// TSC at which a context of the core has something to do.
     pub(crate) fn deadline(&self) -> Option<Tsc> {
-        let due = self.context.as_ref()?.due_in(self.tsc_khz())?;
-        Some(self.until? + due)
+        let due = |hosted: &AttachedContext| hosted.core_due(self.tsc_khz());
+        self.contexts().filter_map(due).min()
     }
 }
 
@@ -148,10 +167,18 @@ impl CorePmu {
         self.bank.free().len()
     }
 
-    /// Lets host contexts be loaded on this core, and on vCPUs that run on it.
+    /// Lets host contexts be loaded on this core, and on vCPUs that run on it: on
+    /// each so many as [`CorePmu::limit_contexts`] says, [`MAX_CONTEXTS`] by default.
     pub fn enable_hosting(&mut self, policy: HostPolicy, tsc_khz: NonZeroU32) {
         self.host.policy = policy;
         self.host.tsc_khz = Some(tsc_khz);
+        self.host.most = MAX_CONTEXTS;
+    }
+
+    /// Allows `most` contexts on this core and on each vCPU that runs on it, and no
+    /// more than [`MAX_CONTEXTS`]. With 1 they are as perfmon2 has them.
+    pub fn limit_contexts(&mut self, most: usize) {
+        self.host.most = most.clamp(1, MAX_CONTEXTS);
     }
 
     /// Who is told of decisions about host contexts.
@@ -164,93 +191,94 @@ impl CorePmu {
     /// [`VcpuPmu::with_core`](crate::VcpuPmu::with_core).
     ///
     /// # Errors
-    /// EBUSY: the core has a context already, or there is no room, and who has
-    /// it. EINVAL: there is no such set, or nothing counts one of its events.
+    /// EBUSY: the core has as many contexts as it may, or there is no room, and who
+    /// has it. EINVAL: there is no such set, or nothing counts one of its events.
     pub fn load_context(
         &mut self,
         hosted: Box<AttachedContext>,
         set: u16,
     ) -> Result<(), NotLoaded> {
-        if let Some(other) = &self.host.context {
-            let reason = format!("the core has {} already", other.id());
-            return Err((hosted, Refusal::new(Errno::EBUSY, reason)));
+        if let Err(refusal) = self.host.check_group(&"the core", &self.host.contexts) {
+            return Err((hosted, refusal));
         }
         let hosted = self.admit_hosted(hosted, None, set)?;
-        self.host.context = Some(hosted);
-        (self.host.until, self.host.idle) = (None, Nanos(0));
+        self.host.contexts.push(*hosted);
         self.host.changed = true;
         Ok(())
     }
 
-    /// Detaches the context of this core, with all that it has counted.
-    pub fn unload_context(&mut self) -> Option<Box<AttachedContext>> {
-        let mut hosted = self.host.context.take()?;
+    /// Detaches a context of this core, with all that it has counted.
+    pub fn unload_context(&mut self, id: ContextId) -> Option<Box<AttachedContext>> {
+        let mut hosted = self.host.contexts.remove(id)?;
         hosted.end(&mut self.bank);
         self.dismiss(&hosted);
         self.host.changed = true;
         Some(hosted)
     }
 
-    /// The context of this core.
-    #[must_use]
-    pub fn host_context(&self) -> Option<&AttachedContext> {
-        self.host.context()
+    /// The contexts of this core, the oldest first.
+    pub fn host_contexts(&self) -> impl Iterator<Item = &AttachedContext> {
+        self.host.contexts()
     }
 
-    /// Carries out a command on the context of this core. While a vCPU is
+    /// A context of this core.
+    #[must_use]
+    pub fn host_context(&self, id: ContextId) -> Option<&AttachedContext> {
+        self.host.contexts.get(id)
+    }
+
+    /// Carries out a command on a context of this core. While a vCPU is
     /// attached, go by [`VcpuPmu::with_core`](crate::VcpuPmu::with_core).
     ///
     /// # Errors
-    /// The command's; EINVAL if there is no context.
+    /// The command's; EINVAL if there is no such context.
     pub fn call_context(
         &mut self,
+        id: ContextId,
         call: &mut Call,
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
-        let Some(mut hosted) = self.host.context.take() else {
-            return Err(no_context("core"));
+        // What it does to the core leaves the group alone.
+        let mut contexts = std::mem::take(&mut self.host.contexts);
+        let result = match contexts.get_mut(id) {
+            Some(hosted) => {
+                self.host.changed |= !hosted.is_only_read_by(call);
+                self.call_hosted(hosted, call, values)
+            }
+            None => Err(no_context("core", id)),
         };
-        self.host.changed |= !hosted.is_only_read_by(call);
-        let result = self.call_hosted(&mut hosted, call, values);
-        self.host.context = Some(hosted);
+        self.host.contexts = contexts;
         result
     }
 
     /// `time` has passed in which no vCPU ran on the core, since the last one was
     /// left or since the last call.
     pub fn pass_idle(&mut self, time: Duration) {
-        if let Some(hosted) = &mut self.host.context {
-            let time = Nanos::from(time);
-            let switched = hosted.advance(Nanos(0), time, &mut self.bank);
-            self.host.idle += time;
-            self.host.changed |= switched;
+        let time = Nanos::from(time);
+        for hosted in self.host.contexts.iter_mut() {
+            self.host.changed |= hosted.core_idles(time, &mut self.bank);
         }
     }
 
     /// Time until the guest is entered, as far as it was not idle.
     pub(crate) fn host_enters(&mut self, tsc: Tsc) {
-        let since = self.host.until.replace(tsc).unwrap_or(tsc);
-        let time = self.wall_time(tsc - since) - std::mem::take(&mut self.host.idle);
-        if let Some(hosted) = &mut self.host.context {
-            hosted.pass(time);
+        let khz = self.host.tsc_khz();
+        for hosted in self.host.contexts_mut() {
+            hosted.core_enters(tsc, khz);
         }
     }
 
     /// Time in the guest. True if it has brought a switch of sets.
     pub(crate) fn host_leaves(&mut self, tsc: Tsc, halted: Ticks) -> bool {
-        let since = self.host.until.replace(tsc).unwrap_or(tsc);
-        let all = self.wall_time(tsc - since);
-        let halted = self.idle_time(halted).min(all);
-        let hosted = self.host.context.as_mut();
-        hosted.is_some_and(|hosted| hosted.advance(all - halted, halted, &mut self.bank))
+        let (khz, halted) = (self.host.tsc_khz(), self.idle_time(halted));
+        let mut switched = false;
+        for hosted in self.host.contexts.iter_mut() {
+            switched |= hosted.core_leaves(tsc, halted, khz, &mut self.bank);
+        }
+        switched
     }
 
-    fn wall_time(&mut self, ticks: Ticks) -> Nanos {
-        let khz = self.host.tsc_khz();
-        self.host.clock.pass(ticks, khz)
-    }
-
-    /// Of a time that [`CorePmu::wall_time`] has counted already.
+    /// Of a time that the clock of a context has counted already.
     pub(crate) fn idle_time(&self, ticks: Ticks) -> Nanos {
         TickClock::default().pass(ticks, self.host.tsc_khz())
     }
@@ -342,7 +370,7 @@ fn write_until(
     done.and(Err(refusal))
 }
 
-/// There is no context where one is addressed.
-pub(crate) fn no_context(of: &str) -> Refusal {
-    Refusal::new(Errno::EINVAL, format!("the {of} has no context"))
+/// There is no such context where one is addressed.
+pub(crate) fn no_context(of: &str, id: ContextId) -> Refusal {
+    Refusal::new(Errno::EINVAL, format!("the {of} has no {id}"))
 }

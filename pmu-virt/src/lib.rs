@@ -72,7 +72,9 @@ pub use vcpu::{
 /// vCPUs and cores.
 pub mod perfmon {
     pub use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit};
-    pub use crate::attached::{AttachedContext, HostAudit, HostEvent, HostRecord, NotLoaded};
+    pub use crate::attached::{
+        AttachedContext, HostAudit, HostEvent, HostRecord, MAX_CONTEXTS, NotLoaded,
+    };
     pub use crate::policy::{HostPolicy, HostPolicyError, Standing};
     pub use ::perfmon::*;
 }

@@ -26,7 +26,7 @@ use pmu_model::{
     Provenance, Ticks, Tsc, UnavailableReason,
 };
 
-use crate::attached::AttachedContext;
+use crate::attached::ContextGroup;
 use crate::core_pmu::CorePmu;
 use crate::slot_bank::SlotLease;
 use placing::Multiplexer;
@@ -185,12 +185,12 @@ pub struct VcpuPmu {
     multiplexer: Multiplexer,
     snapshot: Snapshot,
     uncounted: Uncounted,
-    /// Its host context.
-    host: Option<Box<AttachedContext>>,
-    /// It is on a core, and it or the core has a host context.
+    /// Its host contexts.
+    hosts: ContextGroup,
+    /// It is on a core, and it or the core has host contexts.
     hosting: bool,
-    /// Slots of a context that was unloaded while the vCPU was parked.
-    orphan: Option<(ContextId, Vec<SlotLease>)>,
+    /// Slots of contexts that were unloaded while the vCPU was parked.
+    orphans: Vec<(ContextId, Vec<SlotLease>)>,
 }
 
 impl VcpuPmu {
@@ -220,9 +220,9 @@ impl VcpuPmu {
             multiplexer: Multiplexer::default(),
             snapshot: Snapshot::default(),
             uncounted: Uncounted::default(),
-            host: None,
+            hosts: ContextGroup::default(),
             hosting: false,
-            orphan: None,
+            orphans: Vec::new(),
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use guest_tests::micro::{Lab, Test};
 use perfmon_abi::wire::info::ContextState;
+use pmu_virt::perfmon::MAX_CONTEXTS;
 use umpire_perfmon::Client;
 use vmm::micro::BackendFactory;
 use vmm::sched::CorePlan;
@@ -106,18 +107,22 @@ pub(crate) const TESTS: &[Test] = &[
 pub(crate) struct Source {
     backend: BackendFactory,
     cores: Option<CorePlan>,
+    /// Most contexts of a vCPU.
+    contexts: usize,
     pub(crate) period: u64,
 }
 
 pub(crate) const CLOCK: Source = Source {
     backend: clock,
     cores: None,
+    contexts: MAX_CONTEXTS,
     // Some 400 us of a TSC of 2.5 GHz.
     period: 1_000_000,
 };
 const SIM: Source = Source {
     backend: sim,
     cores: None,
+    contexts: MAX_CONTEXTS,
     period: 400 * CYCLE_RATE,
 };
 const SHARED: Source = Source {
@@ -137,6 +142,7 @@ pub(crate) fn on(
     known::measure(lab, &guest)?;
     let mut bed = Bed::new(source.backend)?;
     bed.cores = source.cores;
+    bed.control.contexts_per_vcpu = source.contexts;
     bed.timeout = Duration::from_secs(120);
     bed.run(lab, &guest, |client, gates| {
         gates.alive(0)?;
@@ -261,7 +267,11 @@ fn hears(program: &mut Running, word: &str) -> Result<()> {
 }
 
 fn last_close(lab: &Lab) -> Result<()> {
-    on(lab, CLOCK, |bed, client, _| {
+    let strict = Source {
+        contexts: 1,
+        ..CLOCK
+    };
+    on(lab, strict, |bed, client, _| {
         let mut program = start(bed, CLOCK, "descriptor", &["last_close"])?;
         hears(&mut program, "the child has it")?;
         let others = counter(client, 0, CYCLES)?;

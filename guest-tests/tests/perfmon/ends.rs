@@ -65,7 +65,8 @@ fn end_of_guest(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
 
 /// A child has the only descriptor of a loaded context, and is killed.
 fn killed(lab: &Lab) -> Result<()> {
-    let bed = Bed::new(clock)?;
+    let mut bed = Bed::new(clock)?;
+    bed.control.contexts_per_vcpu = 1;
     bed.run(lab, &guest(|_| Ok(()))?, |client, gates| {
         let context = counter(client, 0, crate::bed::CYCLES)?;
         load(client, &context, 0)?;

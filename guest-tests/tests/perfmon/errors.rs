@@ -78,7 +78,9 @@ fn creations(lab: &Lab) -> Result<()> {
 }
 
 fn loads(lab: &Lab) -> Result<()> {
-    with_client(lab, |client| {
+    let mut bed = Bed::new(clock)?;
+    bed.control.contexts_per_vcpu = 1;
+    bed.run(lab, &guest(|_| Ok(()))?, |client, _| {
         let context = counter(client, 0, CYCLES)?;
         let at = |pid, set| Call::Load(LoadArg { pid, set });
         refused("vCPU 1", client.call(&context, &mut at(1, 0)), Errno::ESRCH)?;
@@ -109,7 +111,8 @@ fn loads(lab: &Lab) -> Result<()> {
             client.call(&other, &mut bad.clone()),
             Errno::EINVAL,
         )
-    })
+    })?;
+    Ok(())
 }
 
 fn configuration(lab: &Lab) -> Result<()> {

@@ -11,6 +11,7 @@ use perfmon_abi::consts::{DEFAULT_FORMAT, PFM_FL_SYSTEM_WIDE};
 use perfmon_abi::wire::{Call, Request};
 use perfmon_abi::{Config, DefaultArg, LoadArg, Record};
 use pmu_virt::CounterBackend;
+use pmu_virt::perfmon::MAX_CONTEXTS;
 use rustix::thread::set_thread_uid;
 use umpire_perfmon::{CallError, Client, Errno};
 
@@ -127,9 +128,13 @@ fn play(row: &ByServer, client: &Client, socket: &Path) -> Result<Option<Outcome
             client.create(0, None, &[]).map(drop)
         }
         "PFM_LOAD_CONTEXT" if has("no such vCPU") => load_at(client, CYCLES, 1)?,
-        "PFM_LOAD_CONTEXT" if has("a context already") => {
-            let first = counter(client, 0, CYCLES)?;
-            load(client, &first, 0)?;
+        "PFM_LOAD_CONTEXT" if has("as many contexts") => {
+            let mut loaded = Vec::new();
+            for _ in 0..MAX_CONTEXTS {
+                let one = counter(client, 0, CYCLES)?;
+                load(client, &one, 0)?;
+                loaded.push(one);
+            }
             load_at(client, CYCLES, 0)?
         }
         "PFM_LOAD_CONTEXT" if has("no source") => load_at(client, RETURNS, 0)?,

@@ -121,7 +121,8 @@ fn a_hint_helps() {
         stat.contains("no counters for") && !stat.contains(HINT),
         "{stat}"
     );
-    // The vCPU has a context.
+    // The vCPU has a context, as many as it may.
+    let vm = boot(2, &["--contexts-per-vcpu", "1"]);
     let mut first = vm
         .command(&["record", "-o", "first.data"])
         .spawn()

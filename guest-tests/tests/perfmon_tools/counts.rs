@@ -10,12 +10,12 @@ use serde_json::Value;
 use super::{boot, boot_idle};
 
 /// The rows of `-j`.
-fn rows(text: &str) -> Vec<Value> {
+pub(super) fn rows(text: &str) -> Vec<Value> {
     let row = |line| serde_json::from_str(line).expect("JSON");
     text.lines().map(row).collect()
 }
 
-fn count(rows: &[Value], event: &str) -> f64 {
+pub(super) fn count(rows: &[Value], event: &str) -> f64 {
     let row = rows.iter().find(|row| row["event"] == event);
     let value = row.and_then(|row| row["counter-value"].as_str());
     let value = value.unwrap_or_else(|| panic!("{event} in {rows:?}"));
@@ -25,7 +25,7 @@ fn count(rows: &[Value], event: &str) -> f64 {
 }
 
 /// Two counts have a ratio, but for a part in so many.
-fn check_ratio(rows: &[Value], more: &str, less: &str, ratio: f64, tolerated: f64) {
+pub(super) fn check_ratio(rows: &[Value], more: &str, less: &str, ratio: f64, tolerated: f64) {
     let found = count(rows, more) / count(rows, less);
     let off = (found / ratio - 1.0).abs();
     assert!(off < tolerated, "{more}/{less} is {found}: {rows:?}");

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod counts;
+mod observers;
 mod samples;
 
 use guest_tests::umpire;

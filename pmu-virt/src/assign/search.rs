@@ -43,10 +43,14 @@ impl<'a> Search<'a> {
         if self.shared_name(set).is_some() {
             return None;
         }
-        let pairs = self
+        let pairs: Set = self
             .members(set)
             .filter(|index| self.demands[*index].constraint.paired)
             .fold(0, |pairs, index| pairs | 1 << index);
+        // More than there are slots: no place of any pair need be tried.
+        if set.count_ones() + pairs.count_ones() > self.free.len() {
+            return None;
+        }
         let mut best = None;
         let start = Assigned {
             slots: [None; MAX_DEMANDS],

@@ -1,6 +1,6 @@
 //! The time of a context, and the switches of event sets that it brings.
 
-use pmu_model::{Nanos, Ticks};
+use pmu_model::{Nanos, Ticks, Tsc};
 
 use super::AttachedContext;
 use crate::slot_bank::SlotBank;
@@ -67,6 +67,46 @@ impl AttachedContext {
     /// The time of ticks in which the vCPU ran.
     pub(crate) fn run_time(&mut self, ticks: Ticks, tsc_khz: u32) -> Nanos {
         self.clock.pass(ticks, tsc_khz)
+    }
+
+    /// A core's context: the guest is entered, and time until then was not idle
+    /// beyond what it was told.
+    pub(crate) fn core_enters(&mut self, tsc: Tsc, tsc_khz: u32) {
+        let time = self.wall_time(tsc, tsc_khz);
+        let time = time - std::mem::take(&mut self.idle);
+        self.pass(time);
+    }
+
+    /// The same when the guest was left. True if that has brought a switch of sets.
+    pub(crate) fn core_leaves(
+        &mut self,
+        tsc: Tsc,
+        halted: Nanos,
+        tsc_khz: u32,
+        bank: &mut SlotBank,
+    ) -> bool {
+        let all = self.wall_time(tsc, tsc_khz);
+        let halted = halted.min(all);
+        self.advance(all - halted, halted, bank)
+    }
+
+    /// A core's context: nobody ran for so long. True as above.
+    pub(crate) fn core_idles(&mut self, time: Nanos, bank: &mut SlotBank) -> bool {
+        let switched = self.advance(Nanos(0), time, bank);
+        self.idle += time;
+        switched
+    }
+
+    /// TSC at which a core's context has something to do.
+    pub(crate) fn core_due(&self, tsc_khz: u32) -> Option<Tsc> {
+        let due = self.due_in(tsc_khz)?;
+        Some(self.until? + due)
+    }
+
+    /// Time since it was asked last.
+    fn wall_time(&mut self, tsc: Tsc, tsc_khz: u32) -> Nanos {
+        let since = self.until.replace(tsc).unwrap_or(tsc);
+        self.clock.pass(tsc - since, tsc_khz)
     }
 
     /// Time passes: some in which a vCPU ran, and some in which nothing did. The

@@ -3,14 +3,13 @@
 use arbiter::{CounterId, CounterSet};
 use perfmon::ContextId;
 use perfmon_abi::wire::{Errno, Refusal};
-use pmu_model::{Constraint, CountRequest, EventCode, FixedFunction, OwnerId};
+use pmu_model::{Constraint, CountRequest, EventCode, FixedFunction, OwnerId, SlotSet};
 
 use super::CorePmu;
-use crate::admission::{Claimed, ContextDemand, GuestRoom, Room, admit};
+use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit, fit_together};
 use crate::assign::MAX_DEMANDS;
 use crate::attached::{AttachedContext, HostEvent, NotLoaded};
 use crate::holdings::Holdings;
-use crate::placement::fits;
 use crate::policy::Standing;
 
 /// What a context may want of a core, before it is known what can count it.
@@ -129,11 +128,6 @@ impl CorePmu {
 
     /// What a wish comes to.
     fn judge(&self, wish: &ResourceClaim) -> Result<Claimed, Refusal> {
-        self.judge_beside(wish, 0)
-    }
-
-    /// The same beside a guest that could use so many counters more.
-    fn judge_beside(&self, wish: &ResourceClaim, more: usize) -> Result<Claimed, Refusal> {
         let others = self.host.claims.iter();
         let others = others.filter(|claim| claim.context != wish.context);
         let claims: Vec<ContextDemand> = others.filter_map(|claim| self.claim_of(claim)).collect();
@@ -141,20 +135,34 @@ impl CorePmu {
             let reason = "the event sets demand too many different things; use fewer sets";
             Refusal::new(Errno::EBUSY, reason)
         })?;
+        let admitted = self.admit_beside(&applicant, &claims, &self.guest_room(0));
+        admitted.map_err(|full| Refusal::new(Errno::EBUSY, full.to_string()))
+    }
+
+    /// What guests may want, and so many counters more.
+    fn guest_room(&self, more: usize) -> GuestRoom {
         let guest = self.host.guest.as_ref();
-        let guest = GuestRoom {
+        GuestRoom {
             counters: guest.map_or(0, |guest| guest.counters.saturating_add(more)),
             kinds: self.kinds(),
             now: self.guest_now(),
             reserved: self.reserved(),
-        };
+        }
+    }
+
+    fn admit_beside(
+        &self,
+        applicant: &ContextDemand,
+        claims: &[ContextDemand],
+        guest: &GuestRoom,
+    ) -> Result<Claimed, NoRoom> {
         let room = Room {
             policy: self.host.policy,
             slots: self.bank.slots(),
-            guest: &guest,
-            claims: &claims,
+            guest,
+            claims,
         };
-        admit(&room, &applicant).map_err(|full| Refusal::new(Errno::EBUSY, full.to_string()))
+        admit(&room, applicant)
     }
 
     /// What can count a wish's events. What cannot be counted takes no slot.
@@ -213,23 +221,17 @@ impl CorePmu {
         any.chain(fixed).collect()
     }
 
-    /// Whether all of `wanted` has a place beside each set of each firm context that
-    /// counts while `vcpu` does.
-    pub(crate) fn has_room_for(&self, vcpu: OwnerId, wanted: &[Constraint]) -> bool {
-        let firm = |is_its: &dyn Fn(Option<OwnerId>) -> bool| -> Vec<Vec<Constraint>> {
-            let claims = self.host.claims.iter();
-            let claims = claims.filter(|one| one.standing == Standing::Firm && is_its(one.vcpu));
-            let sets = claims.filter_map(|one| Some(self.claim_of(one)?.sets));
-            sets.flatten().chain([Vec::new()]).collect()
-        };
-        let of_core = firm(&|of| of.is_none());
-        let of_vcpu = firm(&|of| of == Some(vcpu));
-        of_core.iter().all(|one| {
-            of_vcpu.iter().all(|other| {
-                let all = [wanted, one, other];
-                fits(all.into_iter().flatten(), self.bank.slots())
-            })
-        })
+    /// What is firm and counts while `vcpu` does.
+    pub(crate) fn firm_beside(&self, vcpu: OwnerId) -> FirmDemands {
+        let claims = self.host.claims.iter();
+        let firm = claims.filter(|one| one.standing == Standing::Firm);
+        let beside = firm.filter(|one| one.vcpu.is_none_or(|of| of == vcpu));
+        FirmDemands {
+            sets: beside
+                .filter_map(|one| Some(self.claim_of(one)?.sets))
+                .collect(),
+            slots: self.bank.slots(),
+        }
     }
 
     /// How many counters of a vCPU that comes have a slot here beside what the core's
@@ -244,7 +246,8 @@ impl CorePmu {
         };
         // No vCPU has this number: contexts of vCPUs go with them.
         let nobody = OwnerId(u32::MAX);
-        let fit = |count: &usize| self.has_room_for(nobody, &vec![any; count + 1]);
+        let firm = self.firm_beside(nobody);
+        let fit = |count: &usize| firm.leave_room_for(&vec![any; count + 1]);
         (0..MAX_DEMANDS).take_while(fit).count()
     }
 
@@ -272,12 +275,16 @@ impl CorePmu {
     /// Whether what contexts rely on here has room beside a guest with so many
     /// counters more.
     pub(crate) fn guest_may_have_more(&self, counters: usize) -> bool {
-        let mut firm = self.host.claims.iter();
-        firm.all(|wish| {
-            wish.standing != Standing::Firm
-                || self
-                    .judge_beside(wish, counters)
-                    .is_ok_and(|claimed| claimed.standing == Standing::Firm)
+        let claims = self.host.claims.iter();
+        let firm = claims.filter(|wish| wish.standing == Standing::Firm);
+        let firm: Option<Vec<ContextDemand>> = firm.map(|wish| self.claim_of(wish)).collect();
+        let Some(firm) = firm else { return false };
+        let guest = self.guest_room(counters);
+        (0..firm.len()).all(|index| {
+            let mut others = firm.clone();
+            let one = others.remove(index);
+            let claimed = self.admit_beside(&one, &others, &guest);
+            claimed.is_ok_and(|claimed| claimed.standing == Standing::Firm)
         })
     }
 
@@ -317,17 +324,31 @@ impl CorePmu {
     /// The same of one that goes on elsewhere.
     pub(crate) fn forget_claim(&mut self, context: ContextId) {
         self.host.claims.retain(|claim| claim.context != context);
-        for index in 0..self.host.claims.len() {
+        let claims = &self.host.claims;
+        if claims.iter().all(|claim| claim.standing == Standing::Firm) {
+            return;
+        }
+        let demands: Vec<_> = claims.iter().map(|claim| self.claim_of(claim)).collect();
+        let mut known: Vec<ContextDemand> = demands.iter().flatten().cloned().collect();
+        let guest = self.guest_room(0);
+        for (index, demand) in demands.into_iter().enumerate() {
             let claim = &self.host.claims[index];
-            if claim.standing == Standing::Firm {
+            let Some(demand) = demand.filter(|_| claim.standing != Standing::Firm) else {
                 continue;
-            }
-            if let Ok(claimed) = self.judge(claim)
+            };
+            let at = known.iter().position(|one| one.context == demand.context);
+            let Some(mut own) = at.map(|at| known.remove(at)) else {
+                continue;
+            };
+            if let Ok(claimed) = self.admit_beside(&demand, &known, &guest)
                 && claimed.preempts.is_empty()
             {
+                own.standing = claimed.standing;
                 self.host.claims[index].standing = claimed.standing;
                 self.host.claims[index].overdrawn = false;
             }
+            // In its place: the oldest are asked first to make room.
+            known.insert(at.unwrap_or(0), own);
         }
     }
 
@@ -345,6 +366,20 @@ impl CorePmu {
     pub(crate) fn age_of(&self, context: ContextId) -> Option<usize> {
         let claims = &self.host.claims;
         claims.iter().position(|claim| claim.context == context)
+    }
+}
+
+/// What the firm contexts beside one vCPU rely on.
+pub(crate) struct FirmDemands {
+    sets: Vec<Vec<Vec<Constraint>>>,
+    slots: SlotSet,
+}
+
+impl FirmDemands {
+    /// Whether all of `wanted` has a place beside them, whichever sets they have active.
+    pub(crate) fn leave_room_for(&self, wanted: &[Constraint]) -> bool {
+        let together = self.sets.iter().map(Vec::as_slice).collect();
+        fit_together(&together, wanted, self.slots)
     }
 }
 

@@ -1,7 +1,7 @@
-//! The host context of a vCPU, and that of the core which it is on.
+//! The host contexts of a vCPU, and those of the core which it is on.
 
 use arbiter::{Backing, CounterId, CounterSet, Layer, PerKind};
-use perfmon::{Moment, Quantities};
+use perfmon::{ContextId, Moment, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{
     Constraint, CountRequest, EventCode, KnownEvent, Nanos, Progress, Ticks, Tsc, UnavailableReason,
@@ -16,8 +16,8 @@ impl VcpuPmu {
     /// Attaches a context to this vCPU, which is on a core.
     ///
     /// # Errors
-    /// EBUSY: the vCPU has a context already or is on no core, or there is no
-    /// room, and who has it. EINVAL: there is no such set, or nothing counts one
+    /// EBUSY: the vCPU has as many contexts as it may or is on no core, or there is
+    /// no room, and who has it. EINVAL: there is no such set, or nothing counts one
     /// of its events.
     pub fn load_context(
         &mut self,
@@ -26,58 +26,66 @@ impl VcpuPmu {
         set: u16,
     ) -> Result<(), NotLoaded> {
         let here = &mut self.here(core);
-        let busy = |reason| Refusal::new(Errno::EBUSY, reason);
-        if let Some(other) = &self.host {
-            let reason = format!("{} has {} already", self.owner, other.id());
-            return Err((hosted, busy(reason)));
-        }
         let Some(core) = here else {
             let reason = format!("{} is on no core at present; try again", self.owner);
-            return Err((hosted, busy(reason)));
+            return Err((hosted, Refusal::new(Errno::EBUSY, reason)));
         };
+        if let Err(refusal) = core.host.check_group(&self.owner, &self.hosts) {
+            return Err((hosted, refusal));
+        }
         self.introduce_anew(core);
         let hosted = core.admit_hosted(hosted, Some(self.owner), set)?;
-        self.host = Some(hosted);
+        self.hosts.push(*hosted);
         self.host_changed(here);
         Ok(())
     }
 
-    /// Detaches the context of this vCPU, with all that it has counted.
-    pub fn unload_context(&mut self, core: Option<&mut CorePmu>) -> Option<Box<AttachedContext>> {
+    /// Detaches a context of this vCPU, with all that it has counted.
+    pub fn unload_context(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        id: ContextId,
+    ) -> Option<Box<AttachedContext>> {
         let here = &mut self.here(core);
-        let mut hosted = self.host.take()?;
+        let mut hosted = self.hosts.remove(id)?;
         match here {
             Some(core) => {
                 hosted.end(&mut core.bank);
                 core.dismiss(&hosted);
             }
             // Its slots are given back when the vCPU comes to the core again.
-            None => self.orphan = Some((hosted.id(), hosted.end_away())),
+            None => self.orphans.push((id, hosted.end_away())),
         }
         self.host_changed(here);
         Some(hosted)
     }
 
-    /// The context of this vCPU.
-    #[must_use]
-    pub fn host_context(&self) -> Option<&AttachedContext> {
-        self.host.as_deref()
+    /// The contexts of this vCPU, the oldest first.
+    pub fn host_contexts(&self) -> impl Iterator<Item = &AttachedContext> {
+        self.hosts.iter()
     }
 
-    /// Carries out a command on the context of this vCPU. An overflow may be found
+    /// A context of this vCPU.
+    #[must_use]
+    pub fn host_context(&self, id: ContextId) -> Option<&AttachedContext> {
+        self.hosts.get(id)
+    }
+
+    /// Carries out a command on a context of this vCPU. An overflow may be found
     /// that nobody has handled yet ([`VcpuPmu::has_host_overflow`]).
     ///
     /// # Errors
-    /// The command's; EINVAL if there is no context.
+    /// The command's; EINVAL if there is no such context.
     pub fn call_context(
         &mut self,
         core: Option<&mut CorePmu>,
+        id: ContextId,
         call: &mut Call,
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
         let here = &mut self.here(core);
-        let Some(hosted) = &mut self.host else {
-            return Err(no_context("vCPU"));
+        let Some(hosted) = self.hosts.get_mut(id) else {
+            return Err(no_context("vCPU", id));
         };
         let only_reads = hosted.is_only_read_by(call);
         let result = match here {
@@ -91,7 +99,7 @@ impl VcpuPmu {
         result
     }
 
-    /// Works with the core that the vCPU is on, and with the context of that
+    /// Works with the core that the vCPU is on, and with the contexts of that
     /// core; what that changes for the vCPU takes place at once. While it is
     /// switched out, nothing does.
     pub fn with_core<R>(&mut self, core: &mut CorePmu, act: impl FnOnce(&mut CorePmu) -> R) -> R {
@@ -106,7 +114,7 @@ impl VcpuPmu {
         result
     }
 
-    /// Whether a counter of the vCPU's or the core's context has overflowed, and
+    /// Whether a counter of the vCPU's or the core's contexts has overflowed, and
     /// [`VcpuPmu::sample_hosts`] is to be called before the guest runs on.
     #[inline]
     #[must_use]
@@ -136,13 +144,12 @@ impl VcpuPmu {
         }
     }
 
-    /// Whether the vCPU's context keeps it off its core until PFM_RESTART.
+    /// Whether a context of the vCPU keeps it off its core until PFM_RESTART.
     #[inline]
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.host
-            .as_ref()
-            .is_some_and(|hosted| hosted.context().is_blocked())
+        let mut hosts = self.hosts.iter();
+        hosts.any(|hosted| hosted.context().is_blocked())
     }
 
     /// The contexts that are on the vCPU's core.
@@ -150,8 +157,8 @@ impl VcpuPmu {
         &'a self,
         core: Option<&'a CorePmu>,
     ) -> impl Iterator<Item = &'a AttachedContext> {
-        let of_core = core.and_then(|core| core.host.context());
-        self.host.as_deref().into_iter().chain(of_core)
+        let of_core = core.into_iter().flat_map(|core| core.host.contexts());
+        self.hosts.iter().chain(of_core)
     }
 
     /// Works with each of them.
@@ -161,10 +168,7 @@ impl VcpuPmu {
         mut act: impl FnMut(&mut AttachedContext, &mut SlotBank),
     ) {
         let Some(core) = here else { return };
-        if let Some(hosted) = &mut self.host {
-            act(hosted, &mut core.bank);
-        }
-        if let Some(hosted) = core.host.context_mut() {
+        for hosted in self.hosts.iter_mut().chain(core.host.contexts_mut()) {
             act(hosted, &mut core.bank);
         }
     }
@@ -185,7 +189,7 @@ impl VcpuPmu {
 
     /// Whether there are contexts on this core.
     pub(super) fn note_hosts(&mut self, core: Option<&CorePmu>) {
-        self.hosting = core.is_some_and(|core| self.host.is_some() || core.host.is_some());
+        self.hosting = core.is_some_and(|core| !self.hosts.is_empty() || core.host.has_contexts());
     }
 
     /// Before the guest is entered.
@@ -212,10 +216,11 @@ impl VcpuPmu {
         self.each_host(here, |hosted, _| hosted.miss_the_rest());
         let Some(core) = here else { return };
         let mut changed = core.host_leaves(tsc, halted);
-        if let Some(hosted) = &mut self.host {
+        let halted = core.idle_time(halted);
+        for hosted in self.hosts.iter_mut() {
             let time = hosted.run_time(ran, core.host.tsc_khz());
             changed |= hosted.advance(time, Nanos(0), &mut core.bank);
-            hosted.note_interval(time, core.idle_time(halted));
+            hosted.note_interval(time, halted);
         }
         let mut look = false;
         self.each_host(here, |hosted, _| look |= hosted.is_to_look_for_room());
@@ -231,40 +236,43 @@ impl VcpuPmu {
     pub(super) fn host_deadline(&self, core: Option<&CorePmu>) -> Option<Tsc> {
         let core = core?;
         let due = |hosted: &AttachedContext| hosted.due_in(core.host.tsc_khz());
-        let of_vcpu = self.host.as_deref().and_then(due).zip(self.entered);
+        let of_vcpu = self.hosts.iter().filter_map(due).min().zip(self.entered);
         let of_vcpu = of_vcpu.map(|(due, entered)| entered + due);
         [of_vcpu, core.host.deadline()].into_iter().flatten().min()
     }
 
-    /// A core switches the vCPU in: its context looks after its places.
+    /// A core switches the vCPU in: its contexts look after their places.
     pub(super) fn return_hosts(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
-        if let Some((context, leases)) = self.orphan.take() {
-            leases.iter().for_each(|lease| core.bank.release(lease));
-            core.forget_claim(context);
-        }
-        if let Some(hosted) = &mut self.host {
+        self.bury_orphans(core);
+        for hosted in self.hosts.iter() {
             core.adopt(hosted);
         }
         self.each_host(here, AttachedContext::reconcile);
     }
 
-    /// The vCPU goes: counts of its context are those until now.
+    /// The vCPU goes: counts of its contexts are those until now.
     pub(super) fn settle_hosts(&mut self, core: &mut CorePmu) {
-        if let Some(hosted) = &mut self.host {
+        for hosted in self.hosts.iter_mut() {
             hosted.settle(&mut core.bank);
         }
     }
 
-    /// The vCPU leaves `core`, on which it was parked, and its context with it.
-    pub(super) fn take_host_off(&mut self, core: &mut CorePmu) {
-        if let Some((context, leases)) = self.orphan.take() {
-            leases.iter().for_each(|lease| core.bank.release(lease));
-            core.forget_claim(context);
-        }
-        if let Some(hosted) = &mut self.host {
+    /// The vCPU leaves `core`, on which it was parked, and its contexts with it.
+    pub(super) fn take_hosts_off(&mut self, core: &mut CorePmu) {
+        self.bury_orphans(core);
+        for hosted in self.hosts.iter_mut() {
             hosted.leave_all(&mut core.bank);
             core.forget_claim(hosted.id());
+        }
+    }
+
+    /// Gives back what contexts held on `core` that were unloaded while the vCPU was
+    /// parked there.
+    fn bury_orphans(&mut self, core: &mut CorePmu) {
+        for (context, leases) in self.orphans.drain(..) {
+            leases.iter().for_each(|lease| core.bank.release(lease));
+            core.forget_claim(context);
         }
     }
 
@@ -303,12 +311,12 @@ impl VcpuPmu {
 
     /// Whether the hypervisor may yield a counter that it has reserved: what host
     /// contexts on this core rely on has room without it. If the vCPU is on no
-    /// core, nobody can tell, and its context is not put at risk.
+    /// core, nobody can tell, and its contexts are not put at risk.
     #[must_use]
     pub fn hypervisor_can_yield(&self, core: Option<&CorePmu>) -> bool {
         match self.if_here(core) {
             Some(core) => core.guest_may_have_more(1),
-            None => self.host.is_none(),
+            None => self.hosts.is_empty(),
         }
     }
 
@@ -336,20 +344,19 @@ impl VcpuPmu {
             plan.map(|plan| plan.constraint).or(of_any)
         };
         let held = self.guests_holding();
+        let firm = core.firm_beside(self.owner);
         let mut wanted: Vec<Constraint> = held.iter().filter_map(constraint).collect();
         let fixed = self.model.counters().filter(|counter| {
             let more = constraint(*counter).filter(|_| !held.contains(*counter));
             let all = more.map(|more| [wanted.as_slice(), &[more]].concat());
             matches!(counter, CounterId::Fixed(_))
-                && all.map_or(held.contains(*counter), |all| {
-                    core.has_room_for(self.owner, &all)
-                })
+                && all.map_or(held.contains(*counter), |all| firm.leave_room_for(&all))
         });
         let fixed = fixed.collect();
         let mut programmable = PerKind::count(held).programmable;
         while let (Some(any), true) = (any, programmable < self.model.counts().programmable) {
             wanted.push(any);
-            if !core.has_room_for(self.owner, &wanted) {
+            if !firm.leave_room_for(&wanted) {
                 break;
             }
             programmable += 1;

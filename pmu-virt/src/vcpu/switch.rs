@@ -18,7 +18,7 @@ impl VcpuPmu {
         // The counters of the one before are stopped only now: if it is the same one,
         // it never left.
         if core.bank.attached() != Some(self.owner) {
-            if let Some(hosted) = core.host.context_mut() {
+            for hosted in core.host.contexts_mut() {
                 hosted.leave_private(&mut core.bank);
             }
             core.bank.attach(self.owner);
@@ -43,7 +43,7 @@ impl VcpuPmu {
                 _ => {}
             }
         }
-        if self.hosting || self.orphan.is_some() {
+        if self.hosting || !self.orphans.is_empty() {
             self.return_hosts(here);
         }
         // Those that counted before come first, so that they go on.
@@ -89,9 +89,7 @@ impl VcpuPmu {
         for counter in self.active.iter() {
             self.release_slot(&mut Some(&mut *core), counter);
         }
-        if self.host.is_some() || self.orphan.is_some() {
-            self.take_host_off(core);
-        }
+        self.take_hosts_off(core);
         core.bank.forget(self.owner);
         core.bank.end_switch();
         if self.freeze.due {

@@ -128,6 +128,30 @@ fn contexts_among_themselves() {
             spares(of_vcpu(2, 0, 7)),
             Err(()),
         ),
+        // All of one vCPU count at a time, and all of the core.
+        (vec![of_vcpu(1, 0, 4)], of_vcpu(2, 0, 2), firm(&[])),
+        (vec![of_vcpu(1, 0, 4)], of_vcpu(2, 0, 3), Err(())),
+        (vec![of_core(1, 4)], of_core(2, 3), Err(())),
+        (
+            vec![of_core(1, 2), of_vcpu(2, 0, 2)],
+            of_vcpu(3, 0, 2),
+            firm(&[]),
+        ),
+        (
+            vec![of_core(1, 2), of_vcpu(2, 0, 2)],
+            of_vcpu(3, 0, 3),
+            Err(()),
+        ),
+        (
+            vec![of_core(1, 2), of_vcpu(2, 0, 2), of_vcpu(3, 1, 3)],
+            of_core(4, 2),
+            Err(()),
+        ),
+        (
+            vec![soft(of_vcpu(1, 0, 2)), of_vcpu(2, 0, 3)],
+            of_vcpu(3, 0, 2),
+            firm(&[1]),
+        ),
         // Of two vCPUs only one counts at a time.
         (vec![of_vcpu(1, 0, 6)], of_vcpu(2, 1, 6), firm(&[])),
         (
@@ -218,6 +242,12 @@ fn any_claim(id: u32) -> impl Strategy<Value = ContextDemand> {
     )
 }
 
+/// One with so many sets, of one counter at most.
+fn any_claim_of(sets: std::ops::Range<usize>) -> impl Strategy<Value = ContextDemand> {
+    let sets = vec(vec(constraint(), 0..2), sets);
+    (any_claim(9), sets).prop_map(|(claim, sets)| ContextDemand { sets, ..claim })
+}
+
 fn policy() -> impl Strategy<Value = HostPolicy> {
     let shares = option::of(0u8..6).prop_map(|host| HostPolicy::Shares { host });
     prop_oneof![
@@ -235,6 +265,35 @@ fn fits(wanted: &[Constraint], free: SlotSet) -> bool {
     (0..SLOTS)
         .map(SlotIndex)
         .any(|slot| first.allows(slot, free) && fits(rest, free.difference(first.taken_at(slot))))
+}
+
+/// Whether `applicant` fits with whoever counts at the same time and `guest`, whichever
+/// vCPU is there and whichever sets are active, by trying every way.
+fn all_fit(
+    applicant: &ContextDemand,
+    staying: &[&ContextDemand],
+    guest: &[Constraint],
+    free: SlotSet,
+) -> bool {
+    let vcpus = match applicant.vcpu {
+        Some(vcpu) => vec![Some(vcpu)],
+        None => vec![None, Some(OwnerId(0)), Some(OwnerId(1))],
+    };
+    vcpus.into_iter().all(|vcpu| {
+        let mut wanted = vec![guest.to_vec()];
+        let counts = |claim: &&&ContextDemand| claim.vcpu.is_none() || claim.vcpu == vcpu;
+        let others = staying.iter().filter(counts).copied();
+        for claim in std::iter::once(applicant).chain(others) {
+            let with = |so_far: &Vec<Constraint>| {
+                let so_far = so_far.clone();
+                let sets = claim.sets.iter();
+                sets.map(move |set| [so_far.as_slice(), set].concat())
+                    .collect::<Vec<_>>()
+            };
+            wanted = wanted.iter().flat_map(with).collect();
+        }
+        wanted.iter().all(|all| fits(all, free))
+    })
 }
 
 fn guaranteed(policy: HostPolicy, kind: &Constraint, counters: usize) -> usize {
@@ -270,7 +329,10 @@ proptest! {
 
         let rivals: Vec<&ContextDemand> = claims
             .iter()
-            .filter(|claim| claim.vcpu.is_some() != applicant.vcpu.is_some())
+            .filter(|claim| {
+                let of = [claim.vcpu, applicant.vcpu];
+                of.contains(&None) || of[0] == of[1]
+            })
             .collect();
         let mut guarantees: Vec<Vec<Constraint>> = guest.kinds
             .iter()
@@ -278,13 +340,8 @@ proptest! {
             .collect();
         guarantees.push(vec![]);
         let beside = |stay: &dyn Fn(&ContextDemand) -> bool, guests: &[Vec<Constraint>]| {
-            let mut sets: Vec<&Vec<Constraint>> =
-                rivals.iter().filter(|claim| stay(claim)).flat_map(|claim| &claim.sets).collect();
-            let nothing = vec![];
-            sets.push(&nothing);
-            applicant.sets.iter().all(|ours| sets.iter().all(|theirs| guests.iter().all(|guest| {
-                fits(&[ours.as_slice(), theirs, guest].concat(), free)
-            })))
+            let staying = rivals.iter().copied().filter(|claim| stay(claim)).collect::<Vec<_>>();
+            guests.iter().all(|guest| all_fit(&applicant, &staying, guest, free))
         };
         let hard = |claim: &ContextDemand| !claim.preemptible;
         let firm_and_hard = |claim: &ContextDemand| hard(claim) && claim.standing == Standing::Firm;
@@ -317,6 +374,31 @@ proptest! {
                 prop_assert_eq!(full.needs, most.max().unwrap_or(0));
                 prop_assert!(full.to_string().contains("--host-policy"));
             }
+        }
+    }
+
+    /// With more contexts and sets than are judged one by one, whoever is firm still has
+    /// room whichever sets are active.
+    #[test]
+    fn many_contexts_are_judged_safely(
+        claims in vec(any_claim_of(3..6), 4..7),
+        applicant in any_claim_of(1..6),
+    ) {
+        let free = SlotSet::below(SLOTS.into());
+        let numbered = claims.into_iter().zip(1..).map(|(claim, id)| ContextDemand {
+            context: ContextId(id),
+            vcpu: claim.vcpu.filter(|vcpu| vcpu.0 == 0),
+            standing: Standing::Firm,
+            ..claim
+        });
+        let claims: Vec<ContextDemand> = numbered.collect();
+        let guest = GuestRoom::default();
+        let policy = HostPolicy::HostFirst;
+        let room = Room { policy, slots: free, guest: &guest, claims: &claims };
+        if let Ok(Claimed { standing: Standing::Firm, preempts }) = admit(&room, &applicant) {
+            let staying: Vec<&ContextDemand> =
+                claims.iter().filter(|claim| !preempts.contains(&claim.context)).collect();
+            prop_assert!(all_fit(&applicant, &staying, &[], free));
         }
     }
 

@@ -5,7 +5,7 @@ use crate::truth::{EVENTS, clocks};
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmdArg};
-use pmu_virt::perfmon::{Context, HostAudit, HostEvent, HostPolicy, HostRecord, Moment};
+use pmu_virt::perfmon::{Context, ContextId, HostAudit, HostEvent, HostPolicy, HostRecord, Moment};
 use pmu_virt::{
     Claimant, CorePmu, CounterBackend, OwnerId, Progress, Ring, SimBackend, Ticks, Tsc, accounting,
 };
@@ -183,6 +183,7 @@ impl HostAudit for Trail {
 #[test]
 fn two_contexts_share_a_core_and_the_trail_tells() {
     let mut rig = rig(6, HostPolicy::HostFirst);
+    rig.limit(1);
     rig.switch(0, 0);
     let trail = Trail::default();
     rig.core(0, |core| core.set_host_audit(Box::new(trail.clone())));
@@ -434,6 +435,69 @@ fn the_guest_s_state_is_not_the_host_s() {
     run(&mut rig, 0, MS);
     assert!(rig.read(Spot::Vcpu(0), 0, 1).0 > after);
     assert!(rig.value(0, 0xc001_0201) > 0);
+}
+
+#[test]
+fn contexts_of_a_vcpu_make_room_for_each_other() {
+    let mut rig = rig(6, HostPolicy::HostFirst);
+    rig.switch(0, 0);
+    let spot = Spot::Vcpu(0);
+    let load = |rig: &mut Rig, flags, counters| {
+        let mail = Mail::default();
+        let id = rig
+            .load(spot, counting(flags, counters), &mail)
+            .expect("room");
+        assert_eq!(rig.call_one(spot, id, &mut Call::Start(None)), Ok(()));
+        (id, mail)
+    };
+    let soft = [0; 3].map(|_| load(&mut rig, pfm::PFM_FL_PREEMPTIBLE, 2));
+    run(&mut rig, 0, MS);
+    let kinds = |soft: &[(ContextId, Mail); 3]| soft.each_ref().map(|(_, mail)| mail.kinds());
+    assert_eq!(kinds(&soft), [vec![], vec![], vec![]]);
+    // The oldest make room, and no more of them than have to.
+    let (hard, _) = load(&mut rig, 0, 3);
+    let preempted = vec![pfm::PFM_MSG_PREEMPTED];
+    assert_eq!(kinds(&soft), [preempted.clone(), preempted, vec![]]);
+    run(&mut rig, 0, MS);
+    for (id, how) in [
+        (soft[0].0, pfm::PFM_PROV_LOST),
+        (soft[2].0, pfm::PFM_PROV_SIMULATED),
+        (hard, pfm::PFM_PROV_SIMULATED),
+    ] {
+        let (value, found) = rig.read_one((spot, id), 0, 0);
+        assert!(value > 0 && found == how, "{id}: {value}, {found}");
+    }
+    // They come back one at a time, the oldest first.
+    assert!(rig.unload_one(spot, hard).is_some());
+    let restored = vec![pfm::PFM_MSG_RESTORED];
+    run(&mut rig, 0, MS);
+    assert_eq!(kinds(&soft), [restored.clone(), vec![], vec![]]);
+    run(&mut rig, 0, MS);
+    assert_eq!(kinds(&soft), [vec![], restored, vec![]]);
+}
+
+#[test]
+fn one_more_than_may_be_is_refused() {
+    let mut rig = rig(6, HostPolicy::HostFirst);
+    for most in [1, 3] {
+        rig.limit(most);
+        for spot in [Spot::Vcpu(0), Spot::Core(0)] {
+            for _ in 0..most {
+                let loaded = rig.load(spot, counting(0, 0), &Mail::default());
+                assert!(loaded.is_ok(), "{loaded:?}");
+            }
+            let refused = rig.load(spot, counting(0, 0), &Mail::default());
+            let refusal = refused.expect_err("too many");
+            assert_eq!(refusal.errno, Errno::EBUSY);
+            let names: Vec<String> = rig.contexts(spot).iter().map(ToString::to_string).collect();
+            assert!(refusal.reason.contains(&names.join(", ")), "{refusal}");
+            assert!(refusal.reason.contains("--contexts-per-vcpu"), "{refusal}");
+            for _ in 0..most {
+                assert!(rig.unload(spot).is_some());
+            }
+            rig.clear(0);
+        }
+    }
 }
 
 #[test]

@@ -159,6 +159,32 @@ fn what_cannot_be_backed_is_refused() {
     assert_eq!(vcpu.wrmsr(MsrIndex(key), 9, kernel), WriteOutcome::Done);
 }
 
+/// All contexts that count beside the vCPU are in the way, whoever loaded them where.
+#[test]
+fn each_of_several_contexts_is_kept_its_counters() {
+    let mut rig = rig(HostPolicy::HostFirst);
+    let one = || context(0, &[vec![(0, EVENTS[0])]], 0);
+    for spot in [Spot::Vcpu(0), Spot::Core(0), Spot::Vcpu(0)] {
+        assert!(rig.load(spot, one(), &Mail::default()).is_ok());
+    }
+    let vcpu = &mut rig.vcpus[0];
+    assert!(matches!(kernel_reserves(vcpu, 5), Outcome::Granted(_)));
+    assert_eq!(kernel_reserves(vcpu, 4), Outcome::Refused(Reason::Unbacked));
+    let refused = rig.load(Spot::Core(0), one(), &Mail::default());
+    let refusal = refused.expect_err("nothing is left");
+    for part in [
+        "has reserved 1",
+        "context 1 has 1",
+        "context 2 has 1",
+        "context 3 has 1",
+    ] {
+        assert!(refusal.to_string().contains(part), "{refusal}");
+    }
+    assert!(rig.unload(Spot::Vcpu(0)).is_some());
+    let vcpu = &mut rig.vcpus[0];
+    assert!(matches!(kernel_reserves(vcpu, 4), Outcome::Granted(_)));
+}
+
 /// What a vCPU is promised on one core has to have room on the next.
 #[test]
 fn a_core_says_for_how_many_promises_it_has_room() {

@@ -228,18 +228,51 @@ impl Rig {
         loaded.map(|()| id).map_err(|(_, refusal)| refusal)
     }
 
+    /// The contexts of a vCPU or core, the oldest first.
+    pub(crate) fn contexts(&mut self, spot: Spot) -> Vec<ContextId> {
+        match spot {
+            Spot::Vcpu(vcpu) => self.vcpus[vcpu].context_ids(),
+            Spot::Core(core) => self.core(core, |core| {
+                core.host_contexts().map(AttachedContext::id).collect()
+            }),
+        }
+    }
+
+    /// The oldest context; one that does not exist if there is none.
+    fn oldest(&mut self, spot: Spot) -> ContextId {
+        let first = self.contexts(spot).first().copied();
+        first.unwrap_or(ContextId(0))
+    }
+
+    /// Unloads the oldest context.
     pub(crate) fn unload(&mut self, spot: Spot) -> Option<Context> {
+        let id = self.oldest(spot);
+        self.unload_one(spot, id)
+    }
+
+    pub(crate) fn unload_one(&mut self, spot: Spot, id: ContextId) -> Option<Context> {
         let hosted = match spot {
-            Spot::Vcpu(vcpu) => self.vcpus[vcpu].unload_context(),
-            Spot::Core(core) => self.core(core, CorePmu::unload_context),
+            Spot::Vcpu(vcpu) => self.vcpus[vcpu].unload_context(id),
+            Spot::Core(core) => self.core(core, |core| core.unload_context(id)),
         };
         hosted.map(|hosted| *hosted.into_parts().1)
     }
 
+    /// Calls the oldest context.
     pub(crate) fn call(&mut self, spot: Spot, call: &mut Call) -> Result<(), Refusal> {
+        let id = self.oldest(spot);
+        self.call_one(spot, id, call)
+    }
+
+    pub(crate) fn call_one(
+        &mut self,
+        spot: Spot,
+        id: ContextId,
+        call: &mut Call,
+    ) -> Result<(), Refusal> {
         match spot {
-            Spot::Vcpu(vcpu) => self.vcpus[vcpu].call_context(call, &Nothing),
-            Spot::Core(core) => self.core(core, |core| core.call_context(call, &Nothing)),
+            Spot::Vcpu(vcpu) => self.vcpus[vcpu].call_context(id, call, &Nothing),
+            Spot::Core(core) => self.core(core, |core| core.call_context(id, call, &Nothing)),
         }
     }
 
@@ -248,11 +281,28 @@ impl Rig {
         self.call(spot, &mut call).map_err(|refusal| refusal.errno)
     }
 
-    /// A counter of a loaded context, and how it was counted.
+    /// A counter of the oldest context, and how it was counted.
     pub(crate) fn read(&mut self, spot: Spot, set: u16, n: usize) -> (u64, u32) {
+        let id = self.oldest(spot);
+        self.read_one((spot, id), set, n)
+    }
+
+    pub(crate) fn read_one(
+        &mut self,
+        (spot, id): (Spot, ContextId),
+        set: u16,
+        n: usize,
+    ) -> (u64, u32) {
         let mut call = reading(set, n);
-        assert_eq!(self.call(spot, &mut call), Ok(()));
+        assert_eq!(self.call_one(spot, id, &mut call), Ok(()));
         was_read(&call)
+    }
+
+    /// Allows so many contexts on each vCPU and core.
+    pub(crate) fn limit(&mut self, most: usize) {
+        for core in self.idle.iter_mut().flatten() {
+            core.limit_contexts(most);
+        }
     }
 
     pub(crate) fn write(&mut self, vcpu: usize, msr: u32, value: u64) {

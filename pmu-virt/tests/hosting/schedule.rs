@@ -8,7 +8,7 @@ use crate::rig::{Mail, Nothing, Rig, Spot, context, reading, was_read};
 use crate::truth::{EVENTS, Truth, clocks};
 use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_FL_SYSTEM_WIDE, PFM_PROV_LOST};
 use perfmon_abi::wire::Call;
-use pmu_virt::perfmon::HostPolicy;
+use pmu_virt::perfmon::{ContextId, HostPolicy};
 use pmu_virt::{CounterBackend, Progress, Ring, SimBackend, Ticks, Tsc};
 use proptest::collection::vec;
 use proptest::prelude::{
@@ -20,6 +20,9 @@ const VCPUS: usize = 3;
 const CORES: usize = 2;
 /// Timeout of each set of a context that has several, in nanoseconds.
 const TIMEOUT: u64 = 100_000;
+
+/// A context of a vCPU or core: this one of those that are there, counted round.
+type Who = (Spot, usize);
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -41,10 +44,10 @@ enum Step {
         spot: Spot,
         sets: Vec<Vec<usize>>,
     },
-    Unload(Spot),
-    Start(Spot),
-    Stop(Spot),
-    Read(Spot),
+    Unload(Who),
+    Start(Who),
+    Stop(Who),
+    Read(Who),
     Park {
         core: usize,
     },
@@ -55,6 +58,10 @@ fn spot() -> impl Strategy<Value = Spot> {
         2 => (0..VCPUS).prop_map(Spot::Vcpu),
         1 => (0..CORES).prop_map(Spot::Core),
     ]
+}
+
+fn who() -> impl Strategy<Value = Who> {
+    (spot(), 0usize..4)
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -81,11 +88,11 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => run,
         1 => (0..CORES, ticks).prop_map(|(core, ticks)| Step::Idle { core, ticks }),
-        2 => (spot(), sets).prop_map(|(spot, sets)| Step::Load { spot, sets }),
-        1 => spot().prop_map(Step::Unload),
-        3 => spot().prop_map(Step::Start),
-        1 => spot().prop_map(Step::Stop),
-        1 => spot().prop_map(Step::Read),
+        3 => (spot(), sets).prop_map(|(spot, sets)| Step::Load { spot, sets }),
+        1 => who().prop_map(Step::Unload),
+        3 => who().prop_map(Step::Start),
+        1 => who().prop_map(Step::Stop),
+        1 => who().prop_map(Step::Read),
         1 => (0..CORES).prop_map(|core| Step::Park { core }),
     ]
 }
@@ -100,6 +107,9 @@ struct Expected {
     active: usize,
     /// What is left of the active set's time.
     left: u64,
+    /// Of a core's context: TSC until which its time has passed, and of that as much as
+    /// it was told.
+    until: Option<u64>,
 }
 
 impl Expected {
@@ -111,6 +121,7 @@ impl Expected {
             started: false,
             active: 0,
             left: TIMEOUT,
+            until: None,
         }
     }
 
@@ -164,23 +175,25 @@ impl Expected {
     }
 }
 
+/// The contexts of a vCPU or core, the oldest first.
+type Loaded = Vec<(ContextId, Expected)>;
+
 /// A machine, and what has to come of it.
 struct World {
     rig: Rig,
     truths: Vec<Truth>,
-    vcpus: Vec<Option<Expected>>,
-    cores: Vec<Option<Expected>>,
+    vcpus: Vec<Loaded>,
+    cores: Vec<Loaded>,
     /// The guests' counters: event, and events since it was written.
     guests: Vec<[Option<(usize, u64)>; 6]>,
-    /// TSC until which a core's time has passed for its context, and how
-    /// much of that is still to be told.
-    until: Vec<Option<u64>>,
+    /// Most contexts of a vCPU, and of a core.
+    most: usize,
     /// There may be too few counters; whether contexts are preemptible then.
     scarce: Option<bool>,
 }
 
 impl World {
-    fn new((slots, private): (usize, bool), policy: HostPolicy) -> Self {
+    fn new((slots, private): (usize, bool), most: usize, policy: HostPolicy) -> Self {
         let clocks_here = clocks(slots);
         let backend = || -> Box<dyn CounterBackend> {
             let counters = SimBackend::of(&clocks_here);
@@ -192,13 +205,15 @@ impl World {
         };
         let elsewhere = clocks(64);
         let truth = |vcpu: u32| Truth::new(&elsewhere, vcpu);
+        let mut rig = Rig::new((3, CORES), policy, backend);
+        rig.limit(most);
         World {
-            rig: Rig::new((3, CORES), policy, backend),
+            rig,
+            most,
             truths: (0..3).map(truth).collect(),
-            vcpus: (0..VCPUS).map(|_| None).collect(),
-            cores: (0..CORES).map(|_| None).collect(),
+            vcpus: (0..VCPUS).map(|_| Vec::new()).collect(),
+            cores: (0..CORES).map(|_| Vec::new()).collect(),
             guests: vec![[None; 6]; VCPUS],
-            until: vec![None; CORES],
             scarce: None,
         }
     }
@@ -208,11 +223,26 @@ impl World {
         vcpus.chain((0..CORES).map(Spot::Core)).collect()
     }
 
-    fn expected(&mut self, spot: Spot) -> &mut Option<Expected> {
+    fn loaded(&mut self, spot: Spot) -> &mut Loaded {
         match spot {
             Spot::Vcpu(vcpu) => &mut self.vcpus[vcpu],
             Spot::Core(core) => &mut self.cores[core],
         }
+    }
+
+    /// The context that is meant, as its place among those that are there.
+    fn index(&mut self, (spot, which): Who) -> Option<usize> {
+        which.checked_rem(self.loaded(spot).len())
+    }
+
+    /// A command for it, or for one that does not exist.
+    fn call(&mut self, who: Who, mut call: Call) -> Result<(), TestCaseError> {
+        let spot = who.0;
+        let index = self.index(who);
+        let id = index.map_or(ContextId(0), |index| self.loaded(spot)[index].0);
+        let called = self.rig.call_one(spot, id, &mut call);
+        prop_assert_eq!(called.is_ok(), index.is_some());
+        Ok(())
     }
 
     fn carry_out(&mut self, step: &Step) -> Result<(), TestCaseError> {
@@ -241,17 +271,22 @@ impl World {
                 self.idle(*core, *ticks);
             }
             Step::Load { spot, sets } => {
-                self.load(*spot, sets)?;
-                if self.scarce.is_some() {
-                    self.carry_out(&Step::Start(*spot))?;
+                if self.load(*spot, sets)? && self.scarce.is_some() {
+                    let youngest = self.loaded(*spot).len() - 1;
+                    self.carry_out(&Step::Start((*spot, youngest)))?;
                 }
             }
-            Step::Unload(spot) => {
-                let context = self.rig.unload(*spot);
-                prop_assert_eq!(context.is_some(), self.expected(*spot).is_some());
-                if let (Some(mut context), Some(expected)) = (context, self.expected(*spot).take())
-                {
-                    let scarce = self.scarce.is_some();
+            Step::Unload(who) => {
+                let spot = who.0;
+                let Some(index) = self.index(*who) else {
+                    prop_assert!(self.rig.unload_one(spot, ContextId(0)).is_none());
+                    return Ok(());
+                };
+                let (id, expected) = self.loaded(spot).remove(index);
+                let context = self.rig.unload_one(spot, id);
+                prop_assert!(context.is_some());
+                let scarce = self.scarce.is_some();
+                if let Some(mut context) = context {
                     expected.check(scarce, |set, n| {
                         let mut call = reading(set, n);
                         let read = context.call(&mut call, &Nothing, &mut Mail::default());
@@ -260,23 +295,24 @@ impl World {
                     })?;
                 }
             }
-            Step::Start(spot) => {
+            Step::Start(who) => {
                 // From set 0 on, unless it goes on already.
-                let again = Call::Start(Some(perfmon_abi::StartArg { set: 0 }));
-                let started = self.rig.outcome(*spot, again);
-                prop_assert_eq!(started.is_ok(), self.expected(*spot).is_some());
-                if let Some(expected) = self.expected(*spot) {
-                    expected.start();
+                self.call(*who, Call::Start(Some(perfmon_abi::StartArg { set: 0 })))?;
+                if let Some(index) = self.index(*who) {
+                    self.loaded(who.0)[index].1.start();
                 }
             }
-            Step::Stop(spot) => {
-                let stopped = self.rig.outcome(*spot, Call::Stop);
-                prop_assert_eq!(stopped.is_ok(), self.expected(*spot).is_some());
-                if let Some(expected) = self.expected(*spot) {
-                    expected.started = false;
+            Step::Stop(who) => {
+                self.call(*who, Call::Stop)?;
+                if let Some(index) = self.index(*who) {
+                    self.loaded(who.0)[index].1.started = false;
                 }
             }
-            Step::Read(spot) => self.check_loaded(*spot)?,
+            Step::Read(who) => {
+                if let Some(index) = self.index(*who) {
+                    self.check_one(who.0, index)?;
+                }
+            }
             Step::Park { core } => self.rig.clear(*core),
         }
         Ok(())
@@ -303,17 +339,17 @@ impl World {
                 }
             }
         }
-        if let Some(expected) = &mut self.vcpus[vcpu] {
+        for (_, expected) in &mut self.vcpus[vcpu] {
             expected.count(&events);
             expected.pass(ran, 0);
         }
-        if let Some(expected) = &mut self.cores[core] {
-            let since = self.until[core].replace(self.rig.tsc).unwrap_or(entered);
+        let idle = match left {
+            Progress::Left { halted, .. } => halted.0.min(self.rig.tsc - entered),
+            _ => 0,
+        };
+        for (_, expected) in &mut self.cores[core] {
+            let since = expected.until.replace(self.rig.tsc).unwrap_or(entered);
             expected.count(&events);
-            let idle = match left {
-                Progress::Left { halted, .. } => halted.0.min(self.rig.tsc - entered),
-                _ => 0,
-            };
             expected.pass(self.rig.tsc - since - idle, idle);
         }
         self.rig.tsc += 7;
@@ -323,9 +359,9 @@ impl World {
     fn idle(&mut self, core: usize, ticks: u64) {
         let time = Duration::from_nanos(ticks);
         self.rig.core(core, |core| core.pass_idle(time));
-        if let Some(expected) = &mut self.cores[core] {
+        for (_, expected) in &mut self.cores[core] {
             expected.pass(0, ticks);
-            if let Some(until) = &mut self.until[core] {
+            if let Some(until) = &mut expected.until {
                 *until += ticks;
             }
         }
@@ -339,7 +375,8 @@ impl World {
         Ok(())
     }
 
-    fn load(&mut self, spot: Spot, sets: &[Vec<usize>]) -> Result<(), TestCaseError> {
+    /// True if there was room.
+    fn load(&mut self, spot: Spot, sets: &[Vec<usize>]) -> Result<bool, TestCaseError> {
         let registers = |set: &Vec<usize>| {
             let events = set.iter().map(|event| EVENTS[*event]);
             events.enumerate().collect::<Vec<_>>()
@@ -361,40 +398,41 @@ impl World {
         }
         let context = context(flags, &registers, TIMEOUT);
         let loaded = self.rig.load(spot, context, &Mail::default());
-        // One place for each, and room for everybody, unless counters are few.
-        let is_free = self.expected(spot).is_none();
+        // A place for each, and room for everybody, unless counters are few.
+        let is_free = self.loaded(spot).len() < self.most;
         if self.scarce.is_none() || !is_free {
             prop_assert_eq!(loaded.is_ok(), is_free, "{:?}", loaded);
         }
-        if loaded.is_ok() {
-            *self.expected(spot) = Some(Expected::new(sets.to_vec()));
-            if let Spot::Core(core) = spot {
-                self.until[core] = None;
+        if let Ok(id) = loaded {
+            self.loaded(spot).push((id, Expected::new(sets.to_vec())));
+        }
+        Ok(loaded.is_ok())
+    }
+
+    fn check_one(&mut self, spot: Spot, index: usize) -> Result<(), TestCaseError> {
+        let (id, expected) = self.loaded(spot).remove(index);
+        let scarce = self.scarce.is_some();
+        expected.check(scarce, |set, n| self.rig.read_one((spot, id), set, n))?;
+        self.loaded(spot).insert(index, (id, expected));
+        Ok(())
+    }
+
+    fn check_all(&mut self) -> Result<(), TestCaseError> {
+        for spot in self.spots() {
+            for index in 0..self.loaded(spot).len() {
+                self.check_one(spot, index)?;
             }
         }
         Ok(())
     }
-
-    fn check_loaded(&mut self, spot: Spot) -> Result<(), TestCaseError> {
-        let Some(expected) = self.expected(spot).take() else {
-            return Ok(());
-        };
-        let scarce = self.scarce.is_some();
-        expected.check(scarce, |set, n| self.rig.read(spot, set, n))?;
-        *self.expected(spot) = Some(expected);
-        Ok(())
-    }
 }
 
-fn check(slots: (usize, bool), steps: &[Step]) -> Result<(), TestCaseError> {
-    let mut world = World::new(slots, HostPolicy::GuestFirst);
+fn check(slots: (usize, bool), most: usize, steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut world = World::new(slots, most, HostPolicy::GuestFirst);
     for step in steps {
         world.carry_out(step)?;
     }
-    for spot in world.spots() {
-        world.check_loaded(spot)?;
-    }
-    Ok(())
+    world.check_all()
 }
 
 proptest! {
@@ -411,24 +449,23 @@ proptest! {
             HostPolicy::Shares { host: None },
         ]),
         soft in proptest::bool::ANY,
+        most in 1usize..5,
         steps in vec(step(), 0..80),
     ) {
-        let mut world = World::new(slots, policy);
+        let mut world = World::new(slots, most, policy);
         world.scarce = Some(soft);
         for step in &steps {
             world.carry_out(step)?;
         }
-        for spot in world.spots() {
-            world.check_loaded(spot)?;
-        }
+        world.check_all()?;
     }
 
     /// Six for the guest, four for each of the contexts; more make fewer moves.
     #[test]
     fn nothing_is_lost_and_nothing_counted_twice(
-        slots in (14usize..30, proptest::bool::ANY),
-        steps in vec(step(), 0..80),
+        (most, more, private) in (1usize..5, 0usize..16, proptest::bool::ANY),
+        steps in vec(step(), 0..120),
     ) {
-        check(slots, &steps)?;
+        check((6 + 8 * most + more, private), most, &steps)?;
     }
 }

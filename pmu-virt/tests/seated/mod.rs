@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 use arbiter::{Effects, PcrUnit};
 use perfmon_abi::wire::{Call, Refusal};
-use pmu_virt::perfmon::{AttachedContext, Moment, NotLoaded, Quantities};
+use pmu_virt::perfmon::{AttachedContext, ContextId, Moment, NotLoaded, Quantities};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterReport, Grant, MsrIndex, MsrWrite,
     Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState, Progress, ReadOutcome,
@@ -195,17 +195,23 @@ impl Seated {
         self.pmu.load_context(core, hosted, set)
     }
 
-    pub(crate) fn unload_context(&mut self) -> Option<Box<AttachedContext>> {
-        self.pmu.unload_context(self.core.as_deref_mut())
+    pub(crate) fn unload_context(&mut self, id: ContextId) -> Option<Box<AttachedContext>> {
+        self.pmu.unload_context(self.core.as_deref_mut(), id)
     }
 
     pub(crate) fn call_context(
         &mut self,
+        id: ContextId,
         call: &mut Call,
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
         let core = self.core.as_deref_mut();
-        self.pmu.call_context(core, call, values)
+        self.pmu.call_context(core, id, call, values)
+    }
+
+    /// The contexts of the vCPU, the oldest first.
+    pub(crate) fn context_ids(&self) -> Vec<ContextId> {
+        self.pmu.host_contexts().map(AttachedContext::id).collect()
     }
 
     pub(crate) fn has_host_overflow(&self) -> bool {

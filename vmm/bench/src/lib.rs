@@ -27,8 +27,8 @@ pub use guest::Access;
 pub use neighbour::{NeighbourReport, NeighbourRow};
 pub use pcr::{PcrAccess, PcrReport, PcrRow};
 pub use perfmon::{
-    CommandRow, Events, Failure, FloodReport, Format, ManyReport, PerfmonOptions, PerfmonPart,
-    PerfmonReport, SampleRow, SetCost, SetRow, SlowRow, TrapsRow,
+    CommandRow, Events, Failure, FloodReport, Format, ManyReport, ObserverRow, PerfmonOptions,
+    PerfmonPart, PerfmonReport, SampleRow, SetCost, SetRow, SlowRow, Spent, TrapsRow,
 };
 pub use pmi::{BarePmi, PmiReport, PmiRow};
 pub use report::{Report, micros, write_report};

@@ -7,6 +7,7 @@ mod flood;
 mod guest;
 mod hostile;
 mod many;
+mod observers;
 mod reporter;
 mod samples;
 mod served_guest;
@@ -19,6 +20,7 @@ mod traps;
 pub use commands::CommandRow;
 pub use flood::FloodReport;
 pub use many::ManyReport;
+pub use observers::{ObserverRow, Spent};
 pub use samples::SampleRow;
 pub use sets::{SetCost, SetRow};
 pub use slowdown::SlowRow;
@@ -49,6 +51,8 @@ pub enum PerfmonPart {
     Slowdown,
     /// Switches of event sets.
     Sets,
+    /// Several contexts of one vCPU.
+    Observers,
     /// A thousand contexts.
     Many,
     /// A flood of the socket.
@@ -57,11 +61,12 @@ pub enum PerfmonPart {
 
 impl PerfmonPart {
     /// All of them, in their order.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Commands,
         Self::Samples,
         Self::Slowdown,
         Self::Sets,
+        Self::Observers,
         Self::Many,
         Self::Flood,
     ];
@@ -74,6 +79,7 @@ impl PerfmonPart {
             Self::Samples => "samples",
             Self::Slowdown => "slowdown",
             Self::Sets => "sets",
+            Self::Observers => "observers",
             Self::Many => "many",
             Self::Flood => "flood",
         }
@@ -138,6 +144,8 @@ pub struct PerfmonReport {
     pub slowdown: Vec<SlowRow>,
     /// Switches of event sets.
     pub sets: Vec<SetRow>,
+    /// Several contexts of one vCPU.
+    pub observers: Vec<ObserverRow>,
     /// A thousand contexts.
     pub many: Option<ManyReport>,
     /// A flood of the socket.
@@ -212,6 +220,7 @@ pub(super) fn measure(
         samples: Vec::new(),
         slowdown: Vec::new(),
         sets: Vec::new(),
+        observers: Vec::new(),
         many: None,
         flood: None,
         left_out,
@@ -256,7 +265,10 @@ impl PerfmonReport {
             PerfmonPart::Commands => self.commands = commands::measure(bench)?,
             PerfmonPart::Many => self.many = Some(many::measure(bench)?),
             PerfmonPart::Flood => self.flood = Some(flood::measure(bench)?),
-            PerfmonPart::Samples | PerfmonPart::Slowdown | PerfmonPart::Sets => {
+            PerfmonPart::Samples
+            | PerfmonPart::Slowdown
+            | PerfmonPart::Sets
+            | PerfmonPart::Observers => {
                 for source in sources {
                     self.of_source(bench, part, source)?;
                 }
@@ -277,6 +289,9 @@ impl PerfmonReport {
             }
             PerfmonPart::Slowdown => {
                 slowdown::measure(bench, source)?.map(|rows| self.slowdown.extend(rows))
+            }
+            PerfmonPart::Observers => {
+                observers::measure(bench, source)?.map(|rows| self.observers.extend(rows))
             }
             _ => sets::measure(bench, source)?.map(|rows| self.sets.extend(rows)),
         };

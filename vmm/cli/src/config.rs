@@ -18,6 +18,7 @@ pub use policy::PolicyTextError;
 
 use std::ops::RangeInclusive;
 
+use pmu_virt::perfmon::MAX_CONTEXTS;
 use vmm::config::RunConfig;
 use vmm::cpuid::MAX_CPUS;
 
@@ -44,6 +45,8 @@ const GROUPS: RangeInclusive<u64> = 0..=u32::MAX as u64 - 1;
 const BUFFERS_KIB: RangeInclusive<u64> = 4..=1 << 30;
 /// The range of `--sampling-rate-max`.
 const RATES: RangeInclusive<u64> = 1..=10_000_000;
+/// The range of `--contexts-per-vcpu`.
+const CONTEXTS: RangeInclusive<u64> = 1..=MAX_CONTEXTS as u64;
 /// The range of `--slice` in milliseconds.
 pub const SLICE_MS: RangeInclusive<u64> = 1..=1000;
 

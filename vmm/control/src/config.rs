@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use perfmon_abi::wire::MAX_PAYLOAD;
-use pmu_virt::perfmon::{DEFAULT_OVERFLOW_RATE, FormatRegistry, HostPolicy};
+use pmu_virt::perfmon::{DEFAULT_OVERFLOW_RATE, FormatRegistry, HostPolicy, MAX_CONTEXTS};
 
 use crate::sys::PAGE;
 
@@ -39,6 +39,9 @@ pub struct ControlConfig {
     pub policy: HostPolicy,
     /// Most overflows of one context in a second.
     pub rate: u64,
+    /// Most contexts of a vCPU, and of a core, up to
+    /// [`MAX_CONTEXTS`](pmu_virt::perfmon::MAX_CONTEXTS).
+    pub contexts_per_vcpu: usize,
     /// Who may create contexts for cores (`cf_sys_gid`), and for vCPUs
     /// (`cf_thread_gid`); `None`: whoever may connect.
     pub sys_gid: Option<u32>,
@@ -66,6 +69,7 @@ impl ControlConfig {
             connections: usize::try_from(DEFAULT_CONNECTIONS).unwrap_or(usize::MAX),
             policy: HostPolicy::default(),
             rate: DEFAULT_OVERFLOW_RATE,
+            contexts_per_vcpu: MAX_CONTEXTS,
             sys_gid: None,
             thread_gid: None,
             arg_size: *ARG_SIZES.start(),

@@ -229,19 +229,15 @@ impl JobQueue {
         Some(job)
     }
 
-    /// The vCPU or core has ended, and gives its context back. Jobs that were not
+    /// The vCPU or core has ended, and gives its contexts back. Jobs that were not
     /// taken come back undone.
-    pub(crate) fn close(self, context: Option<Box<AttachedContext>>) {
-        self.outbox.send(Report::Ended(self.target, context));
+    pub(crate) fn close(self, contexts: Vec<AttachedContext>) {
+        self.outbox.send(Report::Ended(self.target, contexts));
     }
 
     /// The vCPU has ended, and with it the core that was its thread. Both give
     /// their contexts back.
-    pub(crate) fn close_with_core(
-        self,
-        own: Option<Box<AttachedContext>>,
-        core: Option<Box<AttachedContext>>,
-    ) {
+    pub(crate) fn close_with_core(self, own: Vec<AttachedContext>, core: Vec<AttachedContext>) {
         self.outbox.send(Report::Ended(self.target, own));
         let thread = Target::Core(self.target.number());
         self.outbox.send(Report::Ended(thread, core));
@@ -307,12 +303,12 @@ mod tests {
     fn jobs_of_one_who_has_ended_come_back() {
         let (dispatcher, mut queues) = JobDispatcher::new(1, Some(1)).unwrap();
         dispatcher.post(ContextId(1), Target::Vcpu(0), Work::Unload);
-        queues.vcpus.remove(0).close(None);
+        queues.vcpus.remove(0).close(Vec::new());
         dispatcher.post(ContextId(2), Target::Vcpu(0), Work::Unload);
         dispatcher.post(ContextId(3), Target::Vcpu(9), Work::Unload);
         assert!(matches!(
             dispatcher.report(),
-            Some(Report::Ended(Target::Vcpu(0), None))
+            Some(Report::Ended(Target::Vcpu(0), none)) if none.is_empty()
         ));
         for context in 1..=3 {
             assert_eq!(undone(&dispatcher), Some(ContextId(context)));

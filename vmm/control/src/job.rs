@@ -76,8 +76,8 @@ pub(crate) enum Done {
 pub(crate) enum Report {
     /// A job for this context and this vCPU or core came back.
     Job(ContextId, Target, Done),
-    /// This vCPU or core has ended, and gives the context back that it had.
-    Ended(Target, Option<Box<AttachedContext>>),
+    /// This vCPU or core has ended, and gives the contexts back that it had.
+    Ended(Target, Vec<AttachedContext>),
 }
 
 /// An event descriptor that wakes the server's thread: readable from a
@@ -182,7 +182,7 @@ pub struct VcpuView {
     pub(crate) vcpu: usize,
     pub(crate) state: VcpuState,
     pub(crate) halted: Option<bool>,
-    pub(crate) context: Option<ContextView>,
+    pub(crate) contexts: Vec<ContextView>,
     pub(crate) reserved: Vec<ReservedInfo>,
 }
 
@@ -192,7 +192,7 @@ pub struct CoreView {
     pub(crate) core: usize,
     /// The vCPU that has the counters.
     pub(crate) vcpu: Option<usize>,
-    pub(crate) context: Option<ContextView>,
+    pub(crate) contexts: Vec<ContextView>,
     pub(crate) holders: Vec<HolderReport>,
     pub(crate) free: Option<u32>,
 }
@@ -237,7 +237,9 @@ impl VcpuView {
                 otherwise
             },
             halted: None,
-            context: pmu.and_then(VcpuPmu::host_context).map(ContextView::of),
+            contexts: pmu.map_or_else(Vec::new, |pmu| {
+                pmu.host_contexts().map(ContextView::of).collect()
+            }),
             reserved: pmu.map(reserved).unwrap_or_default(),
         }
     }
@@ -270,11 +272,12 @@ impl CoreView {
     /// Core number `core` with counters `pmu`, which `vcpu` has.
     #[must_use]
     pub fn of(core: usize, vcpu: Option<usize>, pmu: Option<&CorePmu>) -> Self {
-        let context = pmu.and_then(CorePmu::host_context);
         Self {
             core,
             vcpu,
-            context: context.map(ContextView::of),
+            contexts: pmu.map_or_else(Vec::new, |pmu| {
+                pmu.host_contexts().map(ContextView::of).collect()
+            }),
             holders: pmu.map(CorePmu::holders).unwrap_or_default(),
             free: pmu.map(CorePmu::free_slots),
         }

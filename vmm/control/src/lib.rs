@@ -41,7 +41,7 @@
 //! | a client | make contexts | 4096 of a VM, and fewer where descriptors are short; 65,536 event sets of all contexts |
 //! | a client | make sampling buffers | `cf_smpl_buf_size_max` bytes of all buffers; the files are sealed, so a tool can only read them |
 //! | a client | name a context | by a handle of its own connection, which BIND gives to whoever shows the descriptor; the server recognises a descriptor by its socket cookie, which nobody can have used again |
-//! | a client | load a context on any vCPU or core | admission by the core's counters and [`ControlConfig::policy`]; one context of each vCPU and core |
+//! | a client | load a context on any vCPU or core | admission by the core's counters and [`ControlConfig::policy`]; [`ControlConfig::contexts_per_vcpu`] contexts of each vCPU and core |
 //! | a client | block a vCPU (PFM_FL_NOTIFY_BLOCK) | until its context is unloaded; that happens when its last descriptor is closed, and when the server ends in any way |
 //! | a client | cause overflows | [`ControlConfig::rate`] of one context in a second; then the context is masked |
 //! | a client | leave messages unread | 100 packets; then its counters are masked as by a full queue |

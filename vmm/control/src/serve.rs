@@ -50,11 +50,11 @@ pub(crate) fn close_vcpu(
     alone: bool,
     values: &dyn Quantities,
 ) {
-    let (mut own, mut of_core) = (None, None);
+    let (mut own, mut of_core) = (Vec::new(), Vec::new());
     if let Some(pmu) = pmu {
-        own = VcpuHost(pmu, core.as_deref_mut()).unload(values);
+        own = unload_all(&mut VcpuHost(pmu, core.as_deref_mut()), values);
         if let (true, Some(core)) = (alone, core) {
-            of_core = pmu.with_core(core, |core| Host::unload(core, values));
+            of_core = pmu.with_core(core, |core| unload_all(core, values));
         }
     }
     if alone {
@@ -64,49 +64,79 @@ pub(crate) fn close_vcpu(
     }
 }
 
-/// The core of `queue` has ended. Its context goes back to the server.
+/// The core of `queue` has ended. Its contexts go back to the server.
 pub fn close_core(queue: JobQueue, core: Option<&mut CorePmu>, values: &dyn Quantities) {
-    queue.close(core.and_then(|core| Host::unload(core, values)));
+    let contexts = core.map(|core| unload_all(core, values));
+    queue.close(contexts.unwrap_or_default());
+}
+
+/// Takes every context off, the oldest first.
+fn unload_all(host: &mut dyn Host, values: &dyn Quantities) -> Vec<AttachedContext> {
+    let ids = host.contexts().into_iter();
+    let unloaded = ids.filter_map(|id| host.unload(id, values));
+    unloaded.map(|hosted| *hosted).collect()
 }
 
 /// What contexts are attached to, as far as jobs are concerned.
 trait Host {
-    fn context_id(&self) -> Option<ContextId>;
+    fn contexts(&self) -> Vec<ContextId>;
+    fn has(&self, id: ContextId) -> bool;
     fn load(&mut self, hosted: Box<AttachedContext>, set: u16) -> Result<(), NotLoaded>;
-    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<AttachedContext>>;
-    fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal>;
+    fn unload(&mut self, id: ContextId, values: &dyn Quantities) -> Option<Box<AttachedContext>>;
+    fn call(
+        &mut self,
+        id: ContextId,
+        call: &mut Call,
+        values: &dyn Quantities,
+    ) -> Result<(), Refusal>;
 }
 
 /// A vCPU, and its core if it is on one.
 struct VcpuHost<'a>(&'a mut VcpuPmu, Option<&'a mut CorePmu>);
 
 impl Host for VcpuHost<'_> {
-    fn context_id(&self) -> Option<ContextId> {
-        self.0.host_context().map(AttachedContext::id)
+    fn contexts(&self) -> Vec<ContextId> {
+        self.0.host_contexts().map(AttachedContext::id).collect()
+    }
+    fn has(&self, id: ContextId) -> bool {
+        self.0.host_context(id).is_some()
     }
     fn load(&mut self, hosted: Box<AttachedContext>, set: u16) -> Result<(), NotLoaded> {
         self.0.load_context(self.1.as_deref_mut(), hosted, set)
     }
-    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<AttachedContext>> {
-        kept(self.0.unload_context(self.1.as_deref_mut()), values)
+    fn unload(&mut self, id: ContextId, values: &dyn Quantities) -> Option<Box<AttachedContext>> {
+        kept(self.0.unload_context(self.1.as_deref_mut(), id), values)
     }
-    fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal> {
-        self.0.call_context(self.1.as_deref_mut(), call, values)
+    fn call(
+        &mut self,
+        id: ContextId,
+        call: &mut Call,
+        values: &dyn Quantities,
+    ) -> Result<(), Refusal> {
+        self.0.call_context(self.1.as_deref_mut(), id, call, values)
     }
 }
 
 impl Host for CorePmu {
-    fn context_id(&self) -> Option<ContextId> {
-        self.host_context().map(AttachedContext::id)
+    fn contexts(&self) -> Vec<ContextId> {
+        self.host_contexts().map(AttachedContext::id).collect()
+    }
+    fn has(&self, id: ContextId) -> bool {
+        self.host_context(id).is_some()
     }
     fn load(&mut self, hosted: Box<AttachedContext>, set: u16) -> Result<(), NotLoaded> {
         self.load_context(hosted, set)
     }
-    fn unload(&mut self, values: &dyn Quantities) -> Option<Box<AttachedContext>> {
-        kept(self.unload_context(), values)
+    fn unload(&mut self, id: ContextId, values: &dyn Quantities) -> Option<Box<AttachedContext>> {
+        kept(self.unload_context(id), values)
     }
-    fn call(&mut self, call: &mut Call, values: &dyn Quantities) -> Result<(), Refusal> {
-        self.call_context(call, values)
+    fn call(
+        &mut self,
+        id: ContextId,
+        call: &mut Call,
+        values: &dyn Quantities,
+    ) -> Result<(), Refusal> {
+        self.call_context(id, call, values)
     }
 }
 
@@ -122,13 +152,13 @@ fn kept(
 
 fn act(host: &mut dyn Host, id: ContextId, work: Work, values: &dyn Quantities) -> Done {
     // A context that has left in the meantime is not here to be called.
-    let here = host.context_id() == Some(id);
+    let here = host.has(id);
     match work {
         Work::Load(hosted, set) => Done::Loaded(host.load(hosted, set)),
-        Work::Unload if here => Done::Unloaded(host.unload(values)),
+        Work::Unload if here => Done::Unloaded(host.unload(id, values)),
         Work::Unload => Done::Unloaded(None),
         Work::Call(mut call) if here => {
-            let result = host.call(&mut call, values);
+            let result = host.call(id, &mut call, values);
             Done::Called(call, result)
         }
         work @ (Work::Call(_) | Work::Inspect) => Done::Undone(work),

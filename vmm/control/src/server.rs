@@ -56,6 +56,8 @@ pub(crate) struct ServedVm {
     pub(crate) tsc_khz: u32,
     /// The host CPUs that cores are kept on, if they are.
     pub(crate) core_cpus: Vec<u32>,
+    /// Most contexts of a vCPU, and of a core.
+    pub(crate) contexts_per_vcpu: usize,
     /// The way to the vCPUs and cores.
     pub(crate) dispatcher: JobDispatcher,
     pub(crate) memory: Option<MemoryProbe>,

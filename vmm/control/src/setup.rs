@@ -75,6 +75,7 @@ impl ServerSetup {
         let khz = NonZeroU32::new(self.tsc_khz).unwrap_or(NonZeroU32::MIN);
         for core in cores {
             core.enable_hosting(self.config.policy, khz);
+            core.limit_contexts(self.config.contexts_per_vcpu);
             self.counters = core.backend().sources().join(",");
         }
     }
@@ -120,6 +121,7 @@ impl PreparedServer {
             formats: setup.config.formats.clone(),
             tsc_khz: setup.tsc_khz,
             core_cpus: setup.core_cpus,
+            contexts_per_vcpu: setup.config.contexts_per_vcpu,
             dispatcher,
             memory: Some(setup.memory),
         };
@@ -169,7 +171,7 @@ impl ControlEndpoint {
         self.jobs.take()
     }
 
-    /// The vCPU has ended. Its contexts go back to the server, and so does that of
+    /// The vCPU has ended. Its contexts go back to the server, and so do those of
     /// its core if no other vCPU shares it.
     pub fn close(
         self,

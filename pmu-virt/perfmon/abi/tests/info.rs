@@ -36,6 +36,7 @@ fn documents_survive_json_and_may_grow() {
             state: VcpuState::Running,
             core: Some(0),
             context: None,
+            contexts: Vec::new(),
             halted: Some(true),
             reserved: vec![ReservedInfo {
                 counter: "PMC5".into(),
@@ -47,6 +48,7 @@ fn documents_survive_json_and_may_grow() {
             tid: 8,
             vcpu: Some(0),
             context: Some(3),
+            contexts: vec![3, 5],
             counters: [
                 Holder::Free,
                 Holder::Guest(0),

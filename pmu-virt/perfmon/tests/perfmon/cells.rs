@@ -221,7 +221,7 @@ pub(crate) const BY_SERVER: &[ByServer] = &[
         "PFM_LOAD_CONTEXT",
         "unloaded",
         Some(EBUSY),
-        "the vCPU or core has a context already, or has ended",
+        "the vCPU or core has as many contexts as it may, or has ended",
     ),
     by_server(
         "PFM_LOAD_CONTEXT",

@@ -56,7 +56,7 @@ pub struct SetCost {
 
 /// A tool that is not there.
 #[derive(Debug)]
-struct Nobody;
+pub(super) struct Nobody;
 
 impl Quantities for Nobody {
     fn read(&self, _: VirtualPmd) -> Option<u64> {
@@ -119,7 +119,12 @@ fn cost(
     let hosted = AttachedContext::new(ContextId(1), Box::new(context), Box::new(Nobody));
     let loaded = pmu.load_context(Some(&mut core), hosted, 0);
     loaded.map_err(|(_, refusal)| BenchError::refused("loading a context", refusal))?;
-    let started = pmu.call_context(Some(&mut core), &mut Call::Start(None), &Nobody);
+    let started = pmu.call_context(
+        Some(&mut core),
+        ContextId(1),
+        &mut Call::Start(None),
+        &Nobody,
+    );
     started.map_err(|refusal| BenchError::refused("starting it", refusal))?;
     // A little more than the time of a set, which the interface gives in whole nanoseconds.
     let slice = u64::try_from(SLICE.as_millis()).unwrap_or(1) * u64::from(khz.get());
@@ -127,7 +132,7 @@ fn cost(
     let (mut tsc, mut switches, mut times) = (rdtsc(), 0, Vec::new());
     let before = core.operations();
     let active = |pmu: &VcpuPmu| {
-        pmu.host_context()
+        pmu.host_context(ContextId(1))
             .map(|hosted| hosted.context().active_set())
     };
     for _ in 0..bench.iterations {
@@ -169,7 +174,8 @@ fn cost(
     }
 }
 
-fn context(fixture: &Fixture, sets: u16, counters: usize) -> Result<Context, Refusal> {
+/// A context with so many sets of so many counters.
+pub(super) fn context(fixture: &Fixture, sets: u16, counters: usize) -> Result<Context, Refusal> {
     let pmu = Arc::new(LogicalPmu::new(fixture.model.clone()));
     let mut context = Context::new(pmu, 0, None)?;
     let selects: Vec<u64> = fixture

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use super::{
-    CommandRow, FloodReport, ManyReport, PerfmonReport, SampleRow, SetRow, SlowRow, TrapsRow,
+    CommandRow, FloodReport, ManyReport, ObserverRow, PerfmonReport, SampleRow, SetRow, SlowRow,
+    Spent, TrapsRow,
 };
 use crate::beside::{Compared, TARGET, write_compared};
 use crate::report::{Report, millis, pair, table, where_it_ran};
@@ -29,6 +30,7 @@ impl Report for PerfmonReport {
         samples(&self.samples, out)?;
         slowdown(&self.slowdown, out)?;
         sets(&self.sets, out)?;
+        observers(&self.observers, out)?;
         self.many.iter().try_for_each(|many| many.text(out))?;
         self.flood.iter().try_for_each(|flood| flood.text(out))?;
         LeftOut::text(&self.left_out, out)?;
@@ -155,6 +157,36 @@ fn sets(rows: &[SetRow], out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
         "an entry and an exit with a switch of sets at its end, and without; switch: difference of the means"
+    )
+}
+
+fn observers(rows: &[ObserverRow], out: &mut dyn Write) -> io::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let rows = rows.iter().map(|row| {
+        let spent = |it: Spent| format!("{} / {}", it.p50_ns, it.mean_ns);
+        [
+            row.backend.to_string(),
+            row.contexts.to_string(),
+            spent(row.exit),
+            spent(row.read),
+            spent(row.load),
+        ]
+    });
+    let titles = [
+        "backend",
+        "contexts",
+        "exit p50/mean ns",
+        "read p50/mean ns",
+        "load p50/mean ns",
+    ];
+    table(titles, 1..=4, rows, out)?;
+    writeln!(
+        out,
+        "contexts of one vCPU with two counters each; exit: an entry and an exit; read: both\n\
+         counters of one; load: the last one is unloaded, made anew, loaded and started"
     )
 }
 

@@ -22,8 +22,8 @@ use super::values::{
     trap_mode, writable,
 };
 use super::{
-    BUFFERS_KIB, CONNECTIONS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS, GRACE_MS,
-    GROUPS, MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, Settings, VERBOSITY,
+    BUFFERS_KIB, CONNECTIONS, CONTEXTS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS,
+    GRACE_MS, GROUPS, MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, Settings, VERBOSITY,
 };
 use crate::flags::RunFlags;
 use crate::logging::LogOptions;
@@ -344,6 +344,7 @@ impl Merge<'_> {
             place!(self, control_buffers),
             place!(self, host_policy),
             place!(self, sampling_rate_max),
+            place!(self, contexts_per_vcpu),
         ];
         let Some(socket) = given!(self, control) else {
             return match beside.into_iter().flatten().next() {
@@ -390,6 +391,11 @@ impl Merge<'_> {
         let rate = |n| number(n, RATES, "interrupts in a second");
         if let Some(rate) = checked!(self, sampling_rate_max, rate)? {
             config.rate = rate;
+        }
+        let contexts = |n| number(n, CONTEXTS, "contexts");
+        let contexts = checked!(self, contexts_per_vcpu, contexts)?;
+        if let Some(most) = contexts.and_then(|most| usize::try_from(most).ok()) {
+            config.contexts_per_vcpu = most;
         }
         Ok(Some(config))
     }

@@ -18,6 +18,8 @@ pub enum PartFlag {
     Slowdown,
     /// Switches of event sets.
     Sets,
+    /// Several contexts of one vCPU.
+    Observers,
     /// A thousand contexts.
     Many,
     /// A flood of the socket.
@@ -31,6 +33,7 @@ impl From<PartFlag> for PerfmonPart {
             PartFlag::Samples => Self::Samples,
             PartFlag::Slowdown => Self::Slowdown,
             PartFlag::Sets => Self::Sets,
+            PartFlag::Observers => Self::Observers,
             PartFlag::Many => Self::Many,
             PartFlag::Flood => Self::Flood,
         }

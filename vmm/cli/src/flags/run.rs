@@ -149,6 +149,10 @@ pub struct RunFlags {
     /// one that does so more often is masked, and its tool hears of it [default: 100000]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub sampling_rate_max: Option<i64>,
+    /// How many contexts of tools a vCPU may have at a time, and a core, 1 to 16; 1 is
+    /// what perfmon2 says [default: 16]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub contexts_per_vcpu: Option<i64>,
     /// TOML file with any of these options under the same names; flags win
     #[arg(long, value_name = "FILE.toml")]
     #[serde(skip)]

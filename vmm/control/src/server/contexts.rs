@@ -15,7 +15,7 @@ use std::sync::Arc;
 use perfmon_abi::LoadArg;
 use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
 use perfmon_abi::wire::{Bound, Buffer, Call, Errno, Refusal};
-use pmu_virt::perfmon::{AttachedContext, ContextId, VirtualPmd};
+use pmu_virt::perfmon::{AttachedContext, ContextId, MAX_CONTEXTS, VirtualPmd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ServedVm;
@@ -196,13 +196,12 @@ impl Contexts {
         };
         let target = self.target(entry.flags, arg.pid)?;
         context.prepare_load(arg.set)?;
-        if let Some(other) = self.table.at(target) {
+        for other in self.table.at(target).to_vec() {
             if self.queue_load(other, (id, request, arg)) {
                 return Ok(());
             }
-            let reason = format!("{target} has a context already: number {}", other.0);
-            return Err(Refusal::new(Errno::EBUSY, reason));
         }
+        self.check_places(target)?;
         let entry = self.table.get_mut(id).ok_or(Errno::EBADF)?;
         match std::mem::replace(&mut entry.attachment, Attachment::Attached(target)) {
             Attachment::Detached { context, queue } => {
@@ -218,6 +217,27 @@ impl Contexts {
                 Err(Errno::EBUSY.into())
             }
         }
+    }
+
+    /// Refuses one more context of `target`, if it has as many as it may.
+    fn check_places(&self, target: Target) -> Result<(), Refusal> {
+        let (there, most) = (self.table.at(target), self.vm.contexts_per_vcpu);
+        if there.len() < most {
+            return Ok(());
+        }
+        let numbers: Vec<String> = there.iter().map(|id| id.0.to_string()).collect();
+        let numbers = numbers.join(", ");
+        let has = match there {
+            [_] => format!("a context already: number {numbers}"),
+            more => format!("{} contexts already: numbers {numbers}", more.len()),
+        };
+        let next = if most < MAX_CONTEXTS {
+            "unload one, or run the VM with a larger --contexts-per-vcpu"
+        } else {
+            "unload one"
+        };
+        let reason = format!("{target} has {has}; {next}");
+        Err(Refusal::new(Errno::EBUSY, reason))
     }
 
     /// The vCPU or core that a load names.
@@ -342,12 +362,17 @@ impl Contexts {
         }
     }
 
-    /// A vCPU or core has ended, and gives back the context that it had.
-    pub(super) fn ended(&mut self, target: Target, hosted: Option<Box<AttachedContext>>) {
-        let Some(hosted) = hosted else { return };
+    /// A vCPU or core has ended, and gives back the contexts that it had.
+    pub(super) fn ended(&mut self, target: Target, contexts: Vec<AttachedContext>) {
+        for hosted in contexts {
+            self.end_on(target, hosted);
+        }
+    }
+
+    fn end_on(&mut self, target: Target, hosted: AttachedContext) {
         let id = hosted.id();
         log::debug!("{target} has ended, and context {} is unloaded", id.0);
-        self.detach(id, *hosted);
+        self.detach(id, hosted);
         if let Some(entry) = self.table.get_mut(id)
             && let Attachment::Detached { context, queue } = &mut entry.attachment
         {

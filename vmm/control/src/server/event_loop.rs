@@ -130,9 +130,9 @@ impl EventLoop {
                     self.lists.outdated();
                     self.contexts.job_done(id, done);
                 }
-                Report::Ended(target, hosted) => {
+                Report::Ended(target, contexts) => {
                     self.lists.outdated();
-                    self.contexts.ended(target, hosted);
+                    self.contexts.ended(target, contexts);
                 }
             }
             self.settle();

@@ -129,13 +129,17 @@ impl ListRequests {
     fn machine_info(&self, contexts: &Contexts) -> MachineInfo {
         let vm = contexts.vm();
         let dispatcher = &vm.dispatcher;
-        let attached = |target| contexts.table().at(target).map(|id| id.0.into());
+        let attached = |target| -> Vec<u64> {
+            let ids = contexts.table().at(target).iter();
+            ids.map(|id| id.0.into()).collect()
+        };
         let vcpu = |vcpu: usize| {
             let mut views = self.seen.values().flat_map(|view| &view.vcpus);
             let view = views.find(|view| view.vcpu == vcpu);
             let core = dispatcher.core_of(vcpu);
             // Its thread, or its core's, is busy with something.
             let busy = core.is_some_and(|core| self.out.contains(&Target::Core(core)));
+            let there = attached(Target::Vcpu(vcpu));
             VcpuInfo {
                 vcpu: number(vcpu),
                 state: match view {
@@ -146,7 +150,8 @@ impl ListRequests {
                     None => VcpuState::Ended,
                 },
                 core: core.filter(|_| view.is_some() || busy).map(number),
-                context: attached(Target::Vcpu(vcpu)),
+                context: there.first().copied(),
+                contexts: there,
                 halted: view.and_then(|view| view.halted),
                 reserved: view.map_or_else(Vec::new, |view| view.reserved.clone()),
             }
@@ -155,11 +160,13 @@ impl ListRequests {
             let mut views = self.seen.values().flat_map(|view| &view.cores);
             let view = views.find(|view| view.core == core);
             let holders = view.map(|view| view.holders.iter().map(holder).collect());
+            let there = attached(Target::Core(core));
             CoreInfo {
                 core: number(core),
                 tid: dispatcher.thread_of(core).map_or(0, i32::unsigned_abs),
                 vcpu: view.and_then(|view| view.vcpu).map(number),
-                context: attached(Target::Core(core)),
+                context: there.first().copied(),
+                contexts: there,
                 counters: holders.unwrap_or_default(),
                 free: view.and_then(|view| view.free),
             }
@@ -167,8 +174,9 @@ impl ListRequests {
         let of_vcpus = self.seen.values().flat_map(|view| &view.vcpus);
         let of_cores = self.seen.values().flat_map(|view| &view.cores);
         let views: Vec<ContextView> = of_vcpus
-            .filter_map(|view| view.context)
-            .chain(of_cores.filter_map(|view| view.context))
+            .flat_map(|view| &view.contexts)
+            .chain(of_cores.flat_map(|view| &view.contexts))
+            .copied()
             .collect();
         let context = |(id, entry): (ContextId, &ContextEntry)| {
             context_info(id, entry, views.iter().find(|view| view.id == id))

@@ -42,6 +42,7 @@ impl Stage {
             formats: Arc::new(FormatRegistry::with_builtin()),
             tsc_khz: 1_000_000,
             core_cpus: Vec::new(),
+            contexts_per_vcpu: 1,
             dispatcher,
             memory: None,
         };

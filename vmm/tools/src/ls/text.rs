@@ -75,7 +75,7 @@ fn vcpu(vcpu: &VcpuInfo) -> Vec<String> {
         vcpu.vcpu.to_string(),
         state.to_owned(),
         or_none(vcpu.core),
-        or_none(vcpu.context),
+        attached(&vcpu.contexts, vcpu.context),
         listed(reserved.collect()),
     ]
 }
@@ -87,7 +87,7 @@ fn core(core: &CoreInfo) -> Vec<String> {
         core.core.to_string(),
         core.tid.to_string(),
         or_none(core.vcpu),
-        or_none(core.context),
+        attached(&core.contexts, core.context),
         listed(held.chain(free).collect()),
     ]
 }
@@ -137,6 +137,14 @@ fn context(context: &ContextInfo) -> Vec<String> {
     ]
 }
 
+/// The contexts of a vCPU or core; a VMM of before names the only one.
+fn attached(contexts: &[u64], only: Option<u64>) -> String {
+    match contexts {
+        [] => or_none(only),
+        ids => listed(ids.iter().map(u64::to_string).collect()),
+    }
+}
+
 fn or_none<T: ToString>(value: Option<T>) -> String {
     value.map_or("-".to_owned(), |value| value.to_string())
 }
@@ -174,6 +182,7 @@ mod tests {
                         state: VcpuState::Running,
                         core: Some(0),
                         context: Some(4),
+                        contexts: vec![4, 7],
                         halted: Some(false),
                         reserved: vec![ReservedInfo {
                             counter: "PMC5".to_owned(),
@@ -185,6 +194,7 @@ mod tests {
                         state: VcpuState::Waiting,
                         core: Some(0),
                         context: None,
+                        contexts: Vec::new(),
                         halted: Some(true),
                         reserved: Vec::new(),
                     },
@@ -193,7 +203,8 @@ mod tests {
                     core: 0,
                     tid: 73,
                     vcpu: Some(0),
-                    context: None,
+                    context: Some(5),
+                    contexts: Vec::new(),
                     counters: vec![
                         HolderInfo {
                             counter: "pmc0".to_owned(),
@@ -262,10 +273,10 @@ VM 71 (vmlinuz\u{fffd}[2J) at vm1.sock
   PMU amd-core: 6 programmable and 0 fixed counters of 48 bits; counts from sim; guest-first
   Sampling formats: default=f2b8
   VCPU  STATE    CORE  CONTEXT  RESERVED
-  0     running  0     4        PMC5: hypervisor
+  0     running  0     4, 7     PMC5: hypervisor
   1     halted   0     -        -
   CORE  THREAD  VCPU  CONTEXT  COUNTERS
-  0     73      0     -        pmc0: vCPU 0's guest (0x4300c0), pmc1: context 4, 4 free
+  0     73      0     5        pmc0: vCPU 0's guest (0x4300c0), pmc1: context 4, 4 free
 ";
         let contexts = "  \
   CONTEXT  OF      STATE     PID  UID   SETS  ACTIVE  FORMAT  BUFFER    UNREAD  DROPPED

@@ -110,7 +110,8 @@ impl Course {
     /// Takes in what the registers say at `now_ns`, before which all messages
     /// were read. They were `disturbed` before the registers were, too.
     fn take(&mut self, mut reading: Reading, disturbed: bool, target: Target, now_ns: u64) {
-        if disturbed || self.state.disturbed {
+        // As long as others have the counters, they read as lost again and again.
+        if disturbed || self.state.disturbed || self.state.preempted {
             reading.explain();
         }
         let elapsed = now_ns.saturating_sub(self.last_ns);
@@ -433,6 +434,27 @@ mod tests {
         // Without a clock.
         let whole = (None, None, 60, 0);
         check(|_| None, [whole, (None, None, 0, 0)]);
+    }
+
+    #[test]
+    fn a_preemption_may_last_for_many_readings() {
+        let mut course = Course::new(registers(Some(0), 0, 0, How::Never), 1);
+        poll(&mut course, &[], registers(Some(100), 100, 1000, HARDWARE));
+        let taken = [message(PFM_MSG_PREEMPTED, 0)];
+        poll(
+            &mut course,
+            &taken,
+            registers(Some(200), 150, 1500, How::Lost),
+        );
+        poll(&mut course, &[], registers(Some(300), 150, 1500, How::Lost));
+        let back = [message(PFM_MSG_RESTORED, 170)];
+        poll(
+            &mut course,
+            &back,
+            registers(Some(400), 230, 2300, How::Lost),
+        );
+        let (whole, _) = poll(&mut course, &[], registers(Some(500), 330, 3300, HARDWARE));
+        assert_eq!(whole, (Some(5000), Some(Provenance::Scaled), 500, 330));
     }
 
     #[test]

@@ -106,8 +106,12 @@ pub struct VcpuInfo {
     pub state: VcpuState,
     /// The core that it is on.
     pub core: Option<u32>,
-    /// The context that is attached to it.
+    /// The context that is attached to it, the oldest if there are several.
     pub context: Option<u64>,
+    /// All contexts that are attached to it, the oldest first. A VMM that has one at
+    /// most leaves them out.
+    #[serde(default)]
+    pub contexts: Vec<u64>,
     /// Whether it is halted: it runs or waits, and has nothing to do. Not there if
     /// nobody knows.
     #[serde(default)]
@@ -135,8 +139,11 @@ pub struct CoreInfo {
     pub tid: u32,
     /// The vCPU that is on it.
     pub vcpu: Option<u32>,
-    /// The context that is attached to it.
+    /// The context that is attached to it, the oldest if there are several.
     pub context: Option<u64>,
+    /// All contexts that are attached to it, as those of a vCPU.
+    #[serde(default)]
+    pub contexts: Vec<u64>,
     /// Its physical counters that somebody holds.
     pub counters: Vec<HolderInfo>,
     /// How many physical counters nobody holds. Not there if nobody knows.

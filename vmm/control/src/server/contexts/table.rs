@@ -70,8 +70,8 @@ pub(in crate::server) struct ContextEntry {
 pub(in crate::server) struct ContextTable {
     entries: BTreeMap<ContextId, ContextEntry>,
     files: HashMap<FileId, ContextId>,
-    /// Which context is attached to what, or about to be.
-    attached: BTreeMap<Target, ContextId>,
+    /// Which contexts are attached to what, or about to be, in order of their loads.
+    attached: BTreeMap<Target, Vec<ContextId>>,
     last: u32,
     /// Event sets of all contexts.
     sets: usize,
@@ -151,18 +151,18 @@ impl ContextTable {
         }
     }
 
-    /// The context that is attached to `target`.
-    pub(in crate::server) fn at(&self, target: Target) -> Option<ContextId> {
-        self.attached.get(&target).copied()
+    /// The contexts that are attached to `target`, the oldest first.
+    pub(in crate::server) fn at(&self, target: Target) -> &[ContextId] {
+        self.attached.get(&target).map_or(&[], Vec::as_slice)
     }
 
     pub(in crate::server) fn attach(&mut self, target: Target, id: ContextId) {
-        self.attached.insert(target, id);
+        self.attached.entry(target).or_default().push(id);
     }
 
     pub(in crate::server) fn detach(&mut self, target: Target, id: ContextId) {
-        if self.at(target) == Some(id) {
-            self.attached.remove(&target);
+        if let Some(attached) = self.attached.get_mut(&target) {
+            attached.retain(|one| *one != id);
         }
     }
 
