@@ -6,7 +6,8 @@ use arbiter::{
     Auditor, Caller, Cookie, CounterId, Entropy, GuardLimits, Layer, Outcome, PcrConfig, PcrUnit,
     PerKind, Phase, Policy, Reason, Record, Request, Scheme, Wanted,
 };
-use perfmon_abi::wire::Errno;
+use perfmon_abi::consts::PFM_PROV_LOST;
+use perfmon_abi::wire::{Call, Errno};
 use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{
     CorePmu, CounterBackend, Grant, MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress,
@@ -261,4 +262,196 @@ fn what_is_reserved_takes_no_turns() {
         assert!(one.time_running.0 > 0, "{one:?}");
     }
     assert_eq!(report.len(), 4);
+}
+
+/// Numbers that look random and are the same in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        usize::try_from(self.0 >> 33).expect("31 bits") % end
+    }
+}
+
+/// What a schedule of 16 vCPUs on 4 cores has come to.
+#[derive(Debug, Default)]
+struct Shares {
+    /// Requests that were made and granted.
+    asked: usize,
+    granted: usize,
+    /// Slices that vCPUs ran, and ticks for which a reserved counter was to count and did.
+    slices: usize,
+    wanted: u64,
+    counted: u64,
+    stays: usize,
+    /// Counters of the tools' that were lost.
+    lost: usize,
+}
+
+/// vCPUs sleep and wake, reserve and give back; tools hold counters of half of the cores.
+/// A core with two runnable vCPUs more than another gives one away: by load alone, or
+/// only where `promises` have room.
+fn schedule(seed: u64, promises: bool) -> Shares {
+    const VCPUS: usize = 16;
+    const CORES: usize = 4;
+    const SLICE: u64 = 1_000;
+    let clocks = clocks(6);
+    let backend = || -> Box<dyn CounterBackend> { Box::new(SimBackend::of(&clocks)) };
+    let mut rig = Rig::new((16, CORES), HostPolicy::HostFirst, backend);
+    rig.vcpus = rig.vcpus.drain(..).map(with_reservations).collect();
+    for vcpu in 0..VCPUS {
+        rig.switch(vcpu, vcpu % CORES);
+    }
+    for core in 0..CORES / 2 {
+        let tool = rig.load(Spot::Core(core), context(0, &three(), 0), &Mail::default());
+        assert!(tool.is_ok());
+        assert_eq!(rig.outcome(Spot::Core(core), Call::Start(None)), Ok(()));
+    }
+    let mut dice = Dice(seed);
+    let mut shares = Shares::default();
+    let (mut awake, mut home) = ([true; VCPUS], [0; VCPUS]);
+    (0..VCPUS).for_each(|vcpu| home[vcpu] = vcpu % CORES);
+    let mut turn = [0; CORES];
+    for _ in 0..400 {
+        for core in 0..CORES {
+            let ready = |on: usize| (0..VCPUS).filter(move |&one| home[one] == on && awake[one]);
+            let count = ready(core).count();
+            let Some(vcpu) = ready(core).nth(turn[core] % count.max(1)) else {
+                continue;
+            };
+            turn[core] += 1;
+            rig.switch(vcpu, core);
+            act(&mut rig, vcpu, &mut dice, &mut shares);
+            let left = Progress::Left {
+                tsc: Tsc(rig.tsc + SLICE),
+                halted: Ticks(0),
+                ring: Some(Ring::Kernel),
+            };
+            rig.run(vcpu, core, left);
+            shares.slices += 1;
+            if dice.below(3) == 0 {
+                awake[vcpu] = false;
+            }
+        }
+        for one in &mut awake {
+            *one |= dice.below(6) == 0;
+        }
+        let load = |core: usize| {
+            (0..VCPUS)
+                .filter(|&one| home[one] == core && awake[one])
+                .count()
+        };
+        let from = (0..CORES).max_by_key(|&core| load(core)).expect("a core");
+        let to = (0..CORES).min_by_key(|&core| load(core)).expect("a core");
+        if load(from) < load(to) + 2 {
+            continue;
+        }
+        let room = rig.core(to, |core| core.room());
+        let candidates: Vec<_> = (0..VCPUS)
+            .filter(|&one| home[one] == from && awake[one])
+            .collect();
+        let fits = |rig: &mut Rig, one: usize| rig.switch(one, from).relies_on() <= room;
+        match candidates
+            .into_iter()
+            .find(|&one| !promises || fits(&mut rig, one))
+        {
+            Some(one) => {
+                rig.switch(one, to);
+                home[one] = to;
+            }
+            None => shares.stays += 1,
+        }
+    }
+    for (core, n) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
+        let (_, how) = rig.read(Spot::Core(core), 0, n);
+        shares.lost += usize::from(how == PFM_PROV_LOST);
+    }
+    for vcpu in 0..VCPUS {
+        settle(&mut rig, vcpu, &mut shares);
+    }
+    shares
+}
+
+/// The guest of a vCPU that runs gives back, asks for a counter, or does neither.
+fn act(rig: &mut Rig, vcpu: usize, dice: &mut Dice, shares: &mut Shares) {
+    match dice.below(8) {
+        0 => settle(rig, vcpu, shares),
+        1..4 => {
+            let held = rig.vcpus[vcpu].relies_on();
+            let n = u8::try_from(held).expect("a few");
+            if held == 6 {
+                return;
+            }
+            shares.asked += 1;
+            let Outcome::Granted(_) = kernel_reserves(&mut rig.vcpus[vcpu], n) else {
+                return;
+            };
+            shares.granted += 1;
+            let select = MsrIndex(0x554d_6140 + u32::from(n));
+            let owner = Caller {
+                layer: Layer::GuestKernel,
+                presented: 7,
+            };
+            let wrote = rig.vcpus[vcpu].wrmsr(select, EVENTS[0] | 1 << 22, owner);
+            assert_eq!(wrote, WriteOutcome::Done);
+        }
+        _ => {}
+    }
+}
+
+/// Adds up what the reserved counters of a vCPU counted, and gives all of them back.
+fn settle(rig: &mut Rig, vcpu: usize, shares: &mut Shares) {
+    let core = rig.home[vcpu].expect("it has run");
+    rig.switch(vcpu, core);
+    let pmu = &mut rig.vcpus[vcpu];
+    for one in pmu.report() {
+        shares.wanted += one.time_enabled.0;
+        shares.counted += one.time_running.0;
+        let CounterId::Programmable(n) = one.counter else {
+            continue;
+        };
+        let release = Request::Release {
+            counter: CounterId::Programmable(n),
+            cookie: Cookie::new(7).expect("a cookie"),
+        };
+        pmu.arbitrate(|unit, cx| {
+            let (_, effects) = unit
+                .request(Layer::GuestKernel, release, cx)
+                .expect("it is ours");
+            ((), effects)
+        });
+    }
+}
+
+/// Promises are kept whoever goes where, and cost little of what a scheduler that knows
+/// nothing of them would do. The figures are in docs/cores.md.
+#[test]
+fn a_scheduler_that_knows_of_promises_keeps_them() {
+    let (mut knowing, mut blind) = (Shares::default(), Shares::default());
+    for seed in 0..20 {
+        for (all, promises) in [(&mut knowing, true), (&mut blind, false)] {
+            let one = schedule(seed, promises);
+            all.asked += one.asked;
+            all.granted += one.granted;
+            all.slices += one.slices;
+            all.wanted += one.wanted;
+            all.counted += one.counted;
+            all.stays += one.stays;
+            all.lost += one.lost;
+        }
+    }
+    println!("knowing {knowing:?}\nblind   {blind:?}");
+    assert!(
+        knowing.wanted > 1_000_000 && knowing.asked > 1_000,
+        "{knowing:?}"
+    );
+    for all in [&knowing, &blind] {
+        assert_eq!(
+            all.counted, all.wanted,
+            "what is reserved comes first anywhere"
+        );
+    }
+    assert_eq!(knowing.lost, 0, "tools rely on their counters");
+    assert!(blind.lost > 0, "the schedule needs no knowledge: {blind:?}");
 }
