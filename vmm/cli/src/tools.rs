@@ -18,7 +18,8 @@ use umpire_tools::{Completion, ToolError};
 use crate::config::parse_policy_changes;
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
-    LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags, ReportFlags, ScriptFlags, StatFlags, WhoFlags,
+    LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags, ReportFlags, ScriptFlags, StatFlags,
+    WhoFlags,
 };
 
 /// `umpire stat`.

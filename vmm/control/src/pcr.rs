@@ -1,6 +1,8 @@
 //! The counter reservations of a vCPU, shown and administered on its thread.
 
-use arbiter::{AdminAct, AdminError, CounterId, Effects, Layer, PcrUnit, Policy, Scheme, Share, Tsc};
+use arbiter::{
+    AdminAct, AdminError, CounterId, Effects, Layer, PcrUnit, Policy, Scheme, Share, Tsc,
+};
 use perfmon_abi::wire::pcr::{LayerInfo, PcrAct, PcrInfo, ReservationInfo, ShareChange};
 use perfmon_abi::wire::{Errno, Refusal};
 use pmu_virt::{CorePmu, CounterReport, VcpuPmu};
