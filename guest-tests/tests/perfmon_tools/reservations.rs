@@ -16,11 +16,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The guest's cookie.
 const OWN: u64 = 0x1234_5678;
 
-fn msr(offset: u64, n: u64) -> u32 {
-    u32::try_from(abi::MSR_BASE + offset + n).expect("an index of 32 bits")
+fn msr(offset: u32, n: u32) -> u32 {
+    abi::MSR_BASE + offset + n
 }
 
-fn write(a: &mut CodeAssembler, (offset, n): (u64, u64), value: u64, cookie: u64) -> Written {
+fn write(a: &mut CodeAssembler, (offset, n): (u32, u32), value: u64, cookie: u64) -> Written {
     a.mov(rsi, cookie)?;
     a.mov(ecx, msr(offset, n))?;
     a.mov(eax, u32::try_from(value).expect("32 bits"))?;
@@ -29,7 +29,7 @@ fn write(a: &mut CodeAssembler, (offset, n): (u64, u64), value: u64, cookie: u64
 }
 
 /// Reads until the low half of a register is `value`.
-fn await_word(a: &mut CodeAssembler, offset: u64, value: u64) -> Written {
+fn await_word(a: &mut CodeAssembler, offset: u32, value: u64) -> Written {
     let mut again = a.create_label();
     a.set_label(&mut again)?;
     a.mov(ecx, msr(offset, 0))?;
@@ -182,8 +182,10 @@ fn an_administrator_is_in_control_while_the_guest_runs() {
     );
     await_held(&vm, &[]);
     assert!(vm.printed(&["pcr"]).contains("no counter is reserved"));
-    vm.printed(&["pcr", "unbar", "kernel"]);
-    vm.printed(&["pcr", "policy", "kernel:lease=none"]);
+    let told = vm.printed(&["pcr", "unbar", "kernel"]);
+    assert_eq!(told, "the kernel may reserve on vCPU 0\n");
+    let told = vm.printed(&["pcr", "policy", "kernel:lease=none", "-j"]);
+    assert!(told.contains(r#""lease_ms":null"#), "{told}");
     assert!(!vm.printed(&["pcr"]).contains("barred"));
     vm.stop();
 
