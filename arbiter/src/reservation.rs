@@ -85,7 +85,7 @@ impl Reservation {
     }
 
     /// Whether the single master manages the counter: the management cookie is that of
-    /// the grant then, and neither hands the counter over nor gives it back.
+    /// the grant then, and does not give the counter back.
     pub(crate) fn is_masters(&self) -> bool {
         self.masters
     }

@@ -237,9 +237,8 @@ impl PcrUnit {
     /// nobody holds any cookie is the layer's own.
     fn presented(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Presented {
         let right = self.bank.reservation(counter).map(|reservation| {
-            reservation
-                .is_management(cookie)
-                .then_some(reservation.owner)
+            let is_right = reservation.is_management(cookie);
+            is_right.then_some(reservation.owner)
         });
         match right {
             _ if cookie.is_default() => Presented::Nothing,

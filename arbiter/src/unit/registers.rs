@@ -209,7 +209,7 @@ impl PcrUnit {
     }
 
     /// Plans an operation under a single master. Only the master reserves and takes
-    /// back. The layer that was granted a counter renews it, and sets its access cookie,
+    /// back. The layer that was granted a counter renews it, and sets its cookies,
     /// control word and drop value, with the cookie of its request.
     fn plan_for_master(
         &self,
@@ -220,9 +220,10 @@ impl PcrUnit {
     ) -> Result<Change, Reason> {
         let is_key = matches!(operation, Operation::Manage(_) | Operation::SetAccess(_));
         let reservation = match self.bank.reservation(counter) {
-            Some(reservation) if reservation.owner == layer => reservation,
+            Some(reservation) if reservation.owner == layer && !cookie.is_default() => reservation,
             _ if is_key => return Err(Reason::Master),
             _ if !self.has(counter) => return Err(Reason::NoCounter),
+            Some(reservation) if reservation.owner == layer => return Err(Reason::Cookie),
             Some(_) => return Err(Reason::Layer),
             None => return Err(Reason::Unreserved),
         };
@@ -230,8 +231,12 @@ impl PcrUnit {
             return Err(Reason::Cookie);
         }
         let kind = match operation {
+            Operation::Manage(new) if new.is_default() => return Err(Reason::Master),
             Operation::Manage(new) if reservation.is_management(new) => ChangeKind::Renew,
-            Operation::Manage(_) => return Err(Reason::Master),
+            Operation::Manage(management) => ChangeKind::HandOver {
+                to: layer,
+                management,
+            },
             Operation::SetAccess(new) => ChangeKind::SetAccess(new),
             Operation::SetControl(control) => ChangeKind::SetControl(control),
             Operation::SetDropValue(value) => ChangeKind::SetDropValue(value),
