@@ -122,9 +122,12 @@ pub(super) fn ranges(numbers: &[u32]) -> String {
             _ => parts.push((number, number)),
         }
     }
-    let part = |(first, last): &(u32, u32)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
+    let part = |(first, last): &(u32, u32)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
     };
     parts.iter().map(part).collect::<Vec<_>>().join(",")
 }
