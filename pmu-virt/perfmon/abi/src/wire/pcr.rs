@@ -53,7 +53,7 @@ pub enum PcrAct {
 
 /// What changes of a layer's share. What is not there stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct ShareChange {
     /// The layer.
     pub layer: String,
