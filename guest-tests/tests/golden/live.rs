@@ -56,10 +56,6 @@ fn what_a_live_guest_leads_to_has_its_shape() {
         "ls.shape",
         &shapes_of_lines(&vm.printed(&["ls", "-j"]), &WORDS),
     );
-    check(
-        "pcr.shape",
-        &shapes_of_lines(&vm.printed(&["pcr", "-j"]), &WORDS),
-    );
     let often = ["record", "-c", "1000000", "-e", "cycles,branches"];
     let _ = vm.printed(&[&often[..], &["-o", "a.data", "--", "300ms"]].concat());
     let script = vm.printed(&["script", "-i", "a.data", "-j"]);
