@@ -149,5 +149,6 @@
 #define UMPIRE_PCR_REASON_PHASE 17ULL /* the firmware's phase is over */
 #define UMPIRE_PCR_REASON_BUSY 18ULL /* an earlier request is pending */
 #define UMPIRE_PCR_REASON_UNBACKED 19ULL /* no physical counter can be kept for it */
+#define UMPIRE_PCR_REASON_ADMINISTRATOR 20ULL /* the administrator of the host has revoked it, or barred the layer */
 
 #endif /* UMPIRE_PCR_H */

@@ -10,6 +10,8 @@ use crate::broker::Backing;
 use crate::control::Control;
 #[cfg(feature = "alloc")]
 use crate::message::{Answer, Reply, Wanted};
+#[cfg(feature = "alloc")]
+use crate::policy::{Scheme, Share};
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
 
@@ -108,6 +110,21 @@ pub enum Event {
     },
     /// The firmware's phase has ended.
     PhaseEnded,
+    /// The administrator has barred a layer from reserving.
+    LayerBarred(Layer),
+    /// The administrator lets a layer reserve again.
+    LayerUnbarred(Layer),
+    /// The administrator has changed the share of a layer.
+    #[cfg(feature = "alloc")]
+    PolicySet {
+        /// The layer.
+        of: Layer,
+        /// Its share from now on.
+        share: Share,
+    },
+    /// The administrator has set the scheme.
+    #[cfg(feature = "alloc")]
+    SchemeSet(Scheme),
 }
 
 impl Event {
@@ -136,6 +153,12 @@ impl Event {
             Event::LockedOut { .. } => "barred",
             Event::Deaf { .. } => "deaf",
             Event::PhaseEnded => "phase-ended",
+            Event::LayerBarred(_) => "layer-barred",
+            Event::LayerUnbarred(_) => "layer-unbarred",
+            #[cfg(feature = "alloc")]
+            Event::PolicySet { .. } => "policy-set",
+            #[cfg(feature = "alloc")]
+            Event::SchemeSet(_) => "scheme-set",
         }
     }
 
@@ -163,7 +186,11 @@ impl Event {
             | Event::Spared
             | Event::LockedOut { .. }
             | Event::Deaf { .. }
-            | Event::PhaseEnded => None,
+            | Event::PhaseEnded
+            | Event::LayerBarred(_)
+            | Event::LayerUnbarred(_) => None,
+            #[cfg(feature = "alloc")]
+            Event::PolicySet { .. } | Event::SchemeSet(_) => None,
         }
     }
 }
@@ -217,6 +244,8 @@ pub enum Ask {
     Backed(Backing),
     /// Nothing: the pending request of the layer has its answer.
     Answer,
+    /// Nothing: the administrator of the host has acted, as the decisions before say.
+    Administered,
 }
 
 /// Whose cookie a layer presented.

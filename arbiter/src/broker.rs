@@ -358,7 +358,9 @@ impl Holdings {
             insert(&mut holdings.by_layer, reservation.owner, counter);
             if let Some(revocation) = reservation.revocation {
                 holdings.announced.insert(counter);
-                insert(&mut holdings.announced_by, revocation.wanted_by, counter);
+                if let Some(layer) = revocation.wanted_by {
+                    insert(&mut holdings.announced_by, layer, counter);
+                }
             }
         }
         holdings

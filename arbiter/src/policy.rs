@@ -52,7 +52,7 @@ impl fmt::Display for Scheme {
 }
 
 /// A number for each kind of counter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PerKind {
     /// The number for programmable counters.
     pub programmable: u8,
@@ -86,7 +86,7 @@ impl PerKind {
 }
 
 /// What one layer may hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Share {
     /// Counters that no other layer can take from this one, free ones or its own.
     pub min: PerKind,

@@ -45,11 +45,13 @@ pub enum Reason {
     Busy,
     /// No physical counter can be kept for the counter.
     Unbacked,
+    /// The administrator of the host has revoked the counter, or barred the layer.
+    Administrator,
 }
 
 impl Reason {
     /// Every reason, by code.
-    pub const ALL: [Reason; 19] = [
+    pub const ALL: [Reason; 20] = [
         Reason::NoneFree,
         Reason::Maximum,
         Reason::Minimum,
@@ -69,6 +71,7 @@ impl Reason {
         Reason::Phase,
         Reason::Busy,
         Reason::Unbacked,
+        Reason::Administrator,
     ];
 
     /// The reason's code in the ABI (`REASON_*`). It fits in 8 bits.
@@ -93,6 +96,7 @@ impl Reason {
             Reason::Phase => abi::REASON_PHASE,
             Reason::Busy => abi::REASON_BUSY,
             Reason::Unbacked => abi::REASON_UNBACKED,
+            Reason::Administrator => abi::REASON_ADMINISTRATOR,
         }
     }
 
@@ -127,6 +131,7 @@ impl Reason {
             Reason::Phase => "phase",
             Reason::Busy => "busy",
             Reason::Unbacked => "unbacked",
+            Reason::Administrator => "administrator",
         }
     }
 }
@@ -153,6 +158,7 @@ impl fmt::Display for Reason {
             Reason::Phase => "the firmware's phase is over",
             Reason::Busy => "an earlier request is pending",
             Reason::Unbacked => "no physical counter can be kept for it",
+            Reason::Administrator => "the administrator of the host wants it so",
         })
     }
 }

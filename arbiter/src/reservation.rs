@@ -35,8 +35,17 @@ pub struct Revocation {
     pub at: Tsc,
     /// Why the holder loses the counter.
     pub reason: Reason,
-    /// The layer that wants the counter.
-    pub wanted_by: Layer,
+    /// The layer that wants the counter. `None`: the administrator of the host wants
+    /// it gone.
+    pub wanted_by: Option<Layer>,
+}
+
+impl Revocation {
+    /// The layer that wants the counter, as notices and records name it. The
+    /// administrator counts as the hypervisor.
+    pub fn wanted_by_as_shown(&self) -> Layer {
+        self.wanted_by.unwrap_or(Layer::Hypervisor)
+    }
 }
 
 impl Reservation {

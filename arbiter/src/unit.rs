@@ -5,6 +5,7 @@
 //! out, and `transfer` moves the counters.
 
 mod access;
+mod admin;
 #[cfg(test)]
 mod model;
 mod registers;
@@ -12,6 +13,8 @@ mod requests;
 mod serve;
 mod time;
 mod transfer;
+
+pub use admin::{AdminAct, AdminError};
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -119,6 +122,8 @@ pub struct PcrUnit {
     scheme: Scheme,
     /// [`PcrUnit::back`].
     backed: Backing,
+    /// Layers, by code, that the administrator has barred.
+    barred: [bool; LAYERS],
     /// The mailbox of each layer that has one, by the layer's code.
     mailboxes: [Mailbox; LAYERS],
     /// The number of the last request that had to be arbitrated.
@@ -156,6 +161,7 @@ impl PcrUnit {
             smm: config.smm,
             scheme: config.scheme,
             backed: Backing::whole(),
+            barred: [false; LAYERS],
             mailboxes: Default::default(),
             sequence: 0,
             deadline: None,
@@ -202,6 +208,7 @@ impl PcrUnit {
             _ if !self.has(counter) => Err(Reason::NoCounter),
             _ if cookie.is_default() => Err(Reason::Malformed),
             Some(_) => Err(Reason::Held),
+            None if self.is_barred(layer) => Err(Reason::Administrator),
             None => self.policy.admit(&self.bank, layer, counter),
         };
         cx.audit.asked(&AskRecord {

@@ -45,7 +45,12 @@ impl Vm {
         Self::boot_kernel(program, rates, flags, halt_forever)
     }
 
-    fn boot_kernel(
+    /// Boots one whose guest is `body`, in long mode.
+    ///
+    /// # Panics
+    /// It does not start, or serves no socket.
+    #[must_use]
+    pub fn boot_kernel(
         program: &Path,
         rates: &str,
         flags: &[&str],

@@ -235,6 +235,8 @@ impl Seat {
                 self.run(|unit, cx| unit.back(most, cx));
                 AskResult::Done
             }
+            // A trail with acts of the administrator is refused before it gets here.
+            Ask::Administered => AskResult::Done,
             Ask::Answer => match self.asked[slot(layer)] {
                 Some(_) => AskResult::Answered(self.unit.answer(layer)),
                 None => AskResult::Done,

@@ -277,3 +277,5 @@ pub const REASON_PHASE: u64 = 17;
 pub const REASON_BUSY: u64 = 18;
 /// No physical counter can be kept for it.
 pub const REASON_UNBACKED: u64 = 19;
+/// The administrator of the host has revoked it, or barred the layer.
+pub const REASON_ADMINISTRATOR: u64 = 20;

@@ -393,6 +393,11 @@ pub const TABLE: &[Group] = &[
                 19,
                 "no physical counter can be kept for it",
             ),
+            entry(
+                "REASON_ADMINISTRATOR",
+                20,
+                "the administrator of the host has revoked it, or barred the layer",
+            ),
         ],
     },
 ];

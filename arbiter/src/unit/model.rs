@@ -8,7 +8,7 @@ use alloc::collections::{BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{Caller, Context, PcrConfig, PcrUnit};
+use super::{AdminAct, Caller, Context, PcrConfig, PcrUnit};
 use crate::message::{Reply, Request, Wanted};
 use crate::time::{Ticks, Tsc};
 use crate::{
@@ -30,6 +30,8 @@ enum Move {
     Lend(Layer, CounterId, bool),
     EndPhase,
     Tick,
+    /// By the administrator of the host.
+    Admin(AdminAct),
 }
 
 fn moves(counters: u8) -> Vec<Move> {
@@ -110,6 +112,7 @@ impl State {
             smm: unit.smm,
             scheme: unit.scheme,
             backed: unit.backed,
+            barred: unit.barred,
             mailboxes: unit.mailboxes.clone(),
             sequence: unit.sequence,
             deadline: unit.deadline,
@@ -128,6 +131,8 @@ impl State {
         let mut code = Vec::with_capacity(64);
         let rest = |at: Tsc| u8::try_from((at - self.now).0).unwrap();
         code.push(u8::from(self.unit.phase.is_over()));
+        code.extend(self.unit.barred.map(u8::from));
+        code.extend(self.unit.scheme.name().bytes().take(2));
         for counter in self.unit.bank.counters().iter() {
             let Some(held) = self.unit.bank.reservation(counter) else {
                 code.push(0xff);
@@ -137,7 +142,8 @@ impl State {
             code.push(held.lease.map_or(0xff, rest));
             match held.revocation {
                 Some(revocation) => {
-                    code.extend([rest(revocation.at), revocation.wanted_by.code()]);
+                    let by = revocation.wanted_by.map_or(0xff, Layer::code);
+                    code.extend([rest(revocation.at), by]);
                 }
                 None => code.push(0xff),
             }
@@ -246,6 +252,7 @@ impl State {
                 let _ = unit.tick(cx);
                 Some(())
             }
+            Move::Admin(act) => unit.administer(act, cx).map(drop).ok(),
         };
         records
     }
@@ -265,7 +272,7 @@ impl State {
             | Move::Claim(layer, _)
             | Move::Lend(layer, ..) => runs(layer),
             Move::EndPhase => !over,
-            Move::Tick => true,
+            Move::Tick | Move::Admin(_) => true,
         }
     }
 }
@@ -273,9 +280,14 @@ impl State {
 /// Walks through all states, and returns their number.
 fn explore(scheme: Scheme, policy: Policy, counters: u8, backed: u8, smm: bool) -> usize {
     let first = State::first(scheme, policy, counters, backed, smm);
+    walk(first, &moves(counters))
+}
+
+/// Walks through all states that these moves lead to, and returns their number.
+fn walk(first: State, moves: &[Move]) -> usize {
+    let (scheme, policy) = (first.unit.scheme, first.unit.policy);
     let mut seen = BTreeSet::from([first.code()]);
     let mut queue = VecDeque::from([first]);
-    let moves = moves(counters);
     while let Some(state) = queue.pop_front() {
         if let Err(what) = state.check_answers_come() {
             panic!("{what}: {scheme}, {policy:?}: {:?}", state.path);
@@ -385,4 +397,26 @@ fn minima_of_two_layers_are_kept_among_three_counters() {
     };
     let states = explore(Scheme::Interacting, policy, 3, 3, false);
     assert!(states > 1_000, "{states}");
+}
+
+/// The administrator acts at any moment.
+#[test]
+fn every_state_under_an_administrator_is_sound() {
+    let mut all = moves(2);
+    for counter in (0..2).map(CounterId::Programmable) {
+        for grace_ms in [0, GRACE] {
+            all.push(Move::Admin(AdminAct::Revoke { counter, grace_ms }));
+        }
+    }
+    for barred in [false, true] {
+        let layer = Layer::GuestKernel;
+        all.push(Move::Admin(AdminAct::Bar { layer, barred }));
+    }
+    let set = |scheme| Move::Admin(AdminAct::SetScheme(scheme));
+    all.extend(Scheme::ALL.map(set));
+    for policy in policies() {
+        let first = State::first(Scheme::Interacting, policy, 2, 2, false);
+        let states = walk(first, &all);
+        assert!(states > 1_000, "{states}: {policy:?}");
+    }
 }

@@ -262,6 +262,9 @@ impl PcrUnit {
         if !takes {
             return Ok(());
         }
+        if self.is_barred(layer) {
+            return Err(Reason::Administrator);
+        }
         self.policy.admit(&self.bank, layer, change.counter)?;
         let owner = self.bank.reservation(change.counter).map(|held| held.owner);
         // From one layer of the guest's to another nothing more is needed.

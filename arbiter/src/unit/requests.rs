@@ -127,6 +127,12 @@ impl PcrUnit {
                 return self.settle(layer, counter, renewed, cx);
             }
         }
+        if self.is_barred(layer) {
+            let reason = Reason::Administrator;
+            record(cx, layer, None, Event::Refused(reason));
+            self.set_outcome(layer, Outcome::Refused(reason));
+            return Effects::NONE;
+        }
         let there = wanted.candidates() & self.bank.counters();
         if there.len() < u32::from(wanted.count()) {
             record(cx, layer, None, Event::Refused(Reason::NoCounter));

@@ -49,7 +49,8 @@ impl PcrUnit {
             .filter(|counter| {
                 let held = self.bank.reservation(*counter);
                 let revocation = held.and_then(|held| held.revocation);
-                revocation.is_some_and(|revocation| revocation.wanted_by.is_guest())
+                let by = revocation.and_then(|revocation| revocation.wanted_by);
+                by.is_some_and(Layer::is_guest)
             });
         Backed {
             most: self.backed,
@@ -97,7 +98,7 @@ impl PcrUnit {
         if let Some(reservation) = self.bank.reservation_mut(counter)
             && reservation
                 .revocation
-                .is_some_and(|revocation| revocation.wanted_by == reservation.owner)
+                .is_some_and(|revocation| revocation.wanted_by == Some(reservation.owner))
         {
             reservation.revocation = None;
         }
@@ -106,7 +107,7 @@ impl PcrUnit {
 
     /// Cancels a question that no longer stands: another layer holds the counter by
     /// now, or the holder is down to its minimum and must not go below it.
-    fn review(&mut self, question: Question, wanted_by: Layer) {
+    pub(super) fn review(&mut self, question: Question, wanted_by: Layer) {
         let Question {
             counter, holder, ..
         } = question;
@@ -212,15 +213,7 @@ impl PcrUnit {
         if let Some(question) = pending.question {
             self.notify_cancelled(question.holder, question.counter, layer);
         }
-        for counter in self.bank.held().iter() {
-            let revocation = self
-                .bank
-                .reservation(counter)
-                .and_then(|held| held.revocation);
-            if revocation.is_some_and(|revocation| revocation.wanted_by == layer) {
-                self.spare(counter, cx);
-            }
-        }
+        self.spare_all(layer, cx);
         let mut effects = Effects::NONE;
         for counter in pending.got.iter() {
             match answer {

@@ -32,12 +32,19 @@ impl PcrUnit {
                 effects = effects.and(self.expire(reservation.owner, counter, cx));
             }
         }
-        for counter in self.bank.held().iter() {
-            if let Some(reservation) = self.bank.reservation(counter)
-                && let Some(revocation) = reservation.revocation
-                && is_due(revocation.at)
-            {
-                effects = effects.and(self.end_notice(counter, revocation.wanted_by, cx));
+        // The administrator's revocations come next, for the same reason.
+        for by_administrator in [true, false] {
+            for counter in self.bank.held().iter() {
+                if let Some(reservation) = self.bank.reservation(counter)
+                    && let Some(revocation) = reservation.revocation
+                    && is_due(revocation.at)
+                    && revocation.wanted_by.is_none() == by_administrator
+                {
+                    effects = effects.and(match revocation.wanted_by {
+                        Some(by) => self.end_notice(counter, by, cx),
+                        None => self.revoke_now(counter, cx),
+                    });
+                }
             }
         }
         self.end_questions(cx);

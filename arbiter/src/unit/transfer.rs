@@ -111,17 +111,33 @@ impl PcrUnit {
 
     /// Announces to the holder of a counter that it will be revoked for `wanted_by`.
     pub(super) fn announce(&mut self, counter: CounterId, wanted_by: Layer, cx: &mut Context<'_>) {
-        let in_ms = self.policy.grace_ms;
-        let at = cx.now + self.to_ticks(in_ms);
+        let at = cx.now + self.to_ticks(self.policy.grace_ms);
+        self.announce_revocation(
+            counter,
+            Revocation {
+                at,
+                reason: Reason::Priority,
+                wanted_by: Some(wanted_by),
+            },
+            cx,
+        );
+    }
+
+    /// Announces a revocation to the holder of the counter.
+    pub(super) fn announce_revocation(
+        &mut self,
+        counter: CounterId,
+        revocation: Revocation,
+        cx: &mut Context<'_>,
+    ) {
+        let Revocation { at, reason, .. } = revocation;
+        let in_ms = self.to_ms(at - cx.now);
         let Some(reservation) = self.bank.reservation_mut(counter) else {
             return;
         };
-        let (owner, reason) = (reservation.owner, Reason::Priority);
-        reservation.revocation = Some(Revocation {
-            at,
-            reason,
-            wanted_by,
-        });
+        let owner = reservation.owner;
+        reservation.revocation = Some(revocation);
+        let wanted_by = revocation.wanted_by_as_shown();
         let event = Event::Revoking {
             wanted_by,
             reason,
@@ -148,7 +164,18 @@ impl PcrUnit {
         let owner = reservation.owner;
         if let Some(revocation) = reservation.revocation.take() {
             record(cx, owner, Some(counter), Event::Spared);
-            self.notify_cancelled(owner, counter, revocation.wanted_by);
+            self.notify_cancelled(owner, counter, revocation.wanted_by_as_shown());
+        }
+    }
+
+    /// Cancels all revocations that were announced for `layer`.
+    pub(super) fn spare_all(&mut self, layer: Layer, cx: &mut Context<'_>) {
+        for counter in self.bank.held().iter() {
+            let held = self.bank.reservation(counter);
+            let revocation = held.and_then(|held| held.revocation);
+            if revocation.is_some_and(|revocation| revocation.wanted_by == Some(layer)) {
+                self.spare(counter, cx);
+            }
         }
     }
 

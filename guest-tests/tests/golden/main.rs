@@ -272,7 +272,7 @@ fn options_of(help: &str) -> String {
 
 #[test]
 fn options_are_as_before() {
-    let commands: [&[&str]; 20] = [
+    let commands: [&[&str]; 26] = [
         &["run"],
         &["doctor"],
         &["demo"],
@@ -293,6 +293,12 @@ fn options_are_as_before() {
         &["bench", "scale"],
         &["bench", "perfmon"],
         &["bench"],
+        &["pcr"],
+        &["pcr", "revoke"],
+        &["pcr", "bar"],
+        &["pcr", "unbar"],
+        &["pcr", "policy"],
+        &["pcr", "scheme"],
     ];
     let mut all = String::new();
     for words in commands {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use guest_tests::micro::{Lab, Test};
 use perfmon_abi::consts::{PFM_GET_CONFIG, PFM_LOAD_CONTEXT, PFM_READ_PMDS, PFM_STOP};
+use perfmon_abi::wire::pcr::PCR;
 use perfmon_abi::wire::{Errno, Extension, MAX_PACKET, Request};
 use perfmon_abi::{LoadArg, Record};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -141,6 +142,27 @@ fn commands(socket: &Path, _: &Client) -> Result<()> {
     check(&request(99, 0), Errno::EINVAL)?;
     check(&request(0x1ff, 0), Errno::EINVAL)?;
     check(&request(Extension::Hello.number(), 1), Errno::EINVAL)?;
+    check(&request(PCR, 0), Errno::EINVAL)?;
+    for (argument, errno) in [
+        ("{", Errno::EINVAL),
+        (r#"{"vcpu":0,"act":"destroy"}"#, Errno::EINVAL),
+        (
+            r#"{"vcpu":0,"act":{"bar":{"layer":"user"}}}"#,
+            Errno::EINVAL,
+        ),
+        (
+            r#"{"vcpu":0,"act":{"scheme":{"scheme":""}}}"#,
+            Errno::EINVAL,
+        ),
+        (r#"{"vcpu":99,"act":"show"}"#, Errno::ESRCH),
+    ] {
+        let request = Request {
+            nargs: 1,
+            payload: argument.as_bytes(),
+            ..request(PCR, 0)
+        };
+        check(&request, errno)?;
+    }
     check(&request(PFM_STOP, 0), Errno::EBADF)?;
     let unknown = Request {
         context: 12,

@@ -29,6 +29,11 @@ fn no_vm_is_named_or_there() {
     let none = "/nonexistent/vm.sock";
     without_vm(&["stat", "--control", none], "is the VM running");
     without_vm(&["ls", none], "is the VM running");
+    without_vm(&["pcr"], "no VM named: give --control SOCKET");
+    without_vm(
+        &["pcr", "revoke", "PMC1", "--control", none],
+        "is the VM running",
+    );
     without_vm(&["stat", "--control", "/dev/null"], "no VM can be reached");
 }
 
@@ -40,6 +45,17 @@ fn flags_that_make_no_sense() {
     without_vm(&["stat", "-I", "5"], "10..=3600000");
     without_vm(&["stat", "--", "soon"], "'soon' is no time");
     without_vm(&["stat", "-a", "--vcpu", "1"], "cannot be used with");
+    without_vm(&["pcr", "revoke"], "<COUNTER>");
+    without_vm(&["pcr", "revoke", "PMC1", "--grace", "60001"], "0..=60000");
+    without_vm(&["pcr", "bar", "user"], "firmware, hypervisor, kernel");
+    without_vm(
+        &["pcr", "scheme", "anarchy"],
+        "single, independent, interacting",
+    );
+    without_vm(&["pcr", "policy"], "LAYER:KEY=N");
+    without_vm(&["pcr", "policy", "kernel"], "kernel:min=2");
+    without_vm(&["pcr", "policy", "kernel:min=33"], "0 to 32 counters");
+    without_vm(&["pcr", "--vcpu", "3-1"], "neither a number nor a range");
     without_vm(&["record", "-c", "0"], "0 is not in");
     without_vm(&["record", "-c", "1", "-F", "1"], "cannot be used with");
     without_vm(&["record", "--vcpu", "3-1"], "neither a number nor a range");

@@ -1,9 +1,10 @@
-//! `umpire stat`, `record`, `report` and `ls` beside a running VM, through the
+//! `umpire stat`, `record`, `report`, `ls` and `pcr` beside a running VM, through the
 //! real programs. Counts are declared by `sim`, so what must come out is known.
 
 mod bad_input;
 mod counts;
 mod observers;
+mod reservations;
 mod samples;
 
 use guest_tests::umpire;

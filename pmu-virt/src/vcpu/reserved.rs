@@ -54,6 +54,12 @@ impl VcpuPmu {
             .map(|reservations| &reservations.unit)
     }
 
+    /// The TSC value as of which the reservations are: when the vCPU left its guest, or
+    /// was ticked since.
+    pub fn reservations_time(&self) -> Tsc {
+        self.left
+    }
+
     /// The vector of an interrupt to raise on this vCPU, once: a notice has come
     /// for the layer that runs.
     #[inline]

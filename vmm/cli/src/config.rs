@@ -91,3 +91,13 @@ const VERBOSITY: RangeInclusive<u8> = 0..=3;
 pub fn parse_policy(texts: &[String]) -> Result<arbiter::Policy, PolicyTextError> {
     policy::parse(texts)
 }
+
+/// What such texts change of the policy of a VM that runs; what they do not name stays.
+///
+/// # Errors
+/// One cannot be used.
+pub fn parse_policy_changes(
+    texts: &[String],
+) -> Result<Vec<umpire_tools::pcr::ShareChange>, PolicyTextError> {
+    policy::changes(texts)
+}

@@ -20,7 +20,7 @@ use crate::exit::ExitStatus;
 pub use perfmon::{PartFlag, PerfmonFlags};
 pub use profile::{ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
 pub use run::RunFlags;
-pub use tools::{LsFlags, RecordFlags, ScaleFlag, StatFlags, WhoFlags};
+pub use tools::{LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags, WhoFlags};
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
 #[derive(Clone, Debug, Parser)]
@@ -50,6 +50,8 @@ pub enum Command {
     Record(Box<RecordFlags>),
     /// Show running VMs: vCPUs, cores, contexts, and who holds which counter
     Ls(LsFlags),
+    /// Show who has reserved which counter of a running VM; revoke, bar, change the rules
+    Pcr(PcrFlags),
     /// Show which symbols of the guest the samples of a profile are in
     Report(Box<ReportFlags>),
     /// Print each sample of a profile as a line

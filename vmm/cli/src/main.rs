@@ -41,6 +41,7 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
         Command::Stat(flags) => tools::stat(&flags),
         Command::Record(flags) => tools::record(&flags),
         Command::Ls(flags) => tools::ls(&flags),
+        Command::Pcr(flags) => tools::pcr(&flags),
         Command::Report(flags) => tools::report(&flags),
         Command::Script(flags) => tools::script(&flags),
         Command::Bench { what } => bench::run(what),

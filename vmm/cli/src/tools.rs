@@ -1,10 +1,11 @@
-//! `umpire stat`, `record`, `ls`, `report` and `script`: from their flags to the
+//! `umpire stat`, `record`, `ls`, `pcr`, `report` and `script`: from their flags to the
 //! tools.
 
 use std::io::{self, BufWriter};
 use std::time::Duration;
 
 use umpire_tools::ls::LsOptions;
+use umpire_tools::pcr::{PcrAct, PcrOptions};
 use umpire_tools::profile::{
     self, ProfileChoice, ReportError, ReportOptions, Sampling, ScriptOptions,
 };
@@ -14,9 +15,11 @@ use umpire_tools::stat::print::Form;
 use umpire_tools::targets::Selection;
 use umpire_tools::{Completion, ToolError};
 
+use crate::config::parse_policy_changes;
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
-    LsFlags, ProfileFlags, RecordFlags, ReportFlags, ScriptFlags, StatFlags, WhoFlags,
+    LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags, ReportFlags, ScriptFlags, StatFlags,
+    WhoFlags,
 };
 
 /// `umpire stat`.
@@ -85,6 +88,41 @@ pub fn ls(flags: &LsFlags) -> Result<ExitStatus, UserError> {
     };
     let mut out = BufWriter::new(io::stdout().lock());
     umpire_tools::ls::run(&options, &mut out, &mut io::stderr())?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// `umpire pcr`.
+///
+/// # Errors
+/// There is no VM or vCPU, the VM refuses, or standard output cannot be written to.
+pub fn pcr(flags: &PcrFlags) -> Result<ExitStatus, UserError> {
+    let act = match &flags.act {
+        None => PcrAct::Show,
+        Some(PcrCommand::Revoke { counter, grace }) => PcrAct::Revoke {
+            counter: counter.to_uppercase(),
+            grace_ms: *grace,
+        },
+        Some(PcrCommand::Bar { layer }) => PcrAct::Bar {
+            layer: layer.clone(),
+        },
+        Some(PcrCommand::Unbar { layer }) => PcrAct::Unbar {
+            layer: layer.clone(),
+        },
+        Some(PcrCommand::Policy { shares }) => PcrAct::Policy {
+            shares: parse_policy_changes(shares).map_err(UserError::bad_input)?,
+        },
+        Some(PcrCommand::Scheme { scheme }) => PcrAct::Scheme {
+            scheme: scheme.clone(),
+        },
+    };
+    let options = PcrOptions {
+        control: flags.control.clone(),
+        vcpus: flags.vcpu.clone(),
+        json: flags.json,
+        act,
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    umpire_tools::pcr::run(&options, &mut out, &mut io::stderr())?;
     Ok(ExitStatus::SUCCESS)
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use perfmon_abi::wire::info::{ReservedInfo, VcpuState};
+use perfmon_abi::wire::pcr::{PcrAct, PcrInfo};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{AttachedContext, ContextId, NotLoaded, Phase};
 use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
@@ -51,6 +52,9 @@ pub(crate) enum Work {
     Unload,
     /// Tell what there is. This work is for no context ([`INSPECTION`]).
     Inspect,
+    /// Show or administer the counter reservations of the vCPU. This work is for no
+    /// context either; the number tells requests apart.
+    Pcr(u64, Box<PcrAct>),
 }
 
 /// Stands for a context where a job is for none.
@@ -67,6 +71,8 @@ pub(crate) enum Done {
     Unloaded(Option<Box<AttachedContext>>),
     /// What there is.
     Inspected(Box<View>),
+    /// The reservations as they are now, for the request of this number.
+    Pcr(u64, Result<Box<PcrInfo>, Refusal>),
     /// Nobody does it: the vCPU or core has ended.
     Undone(Work),
 }
@@ -146,6 +152,13 @@ impl Job {
     #[must_use]
     pub fn is_inspection(&self) -> bool {
         matches!(self.work, Some(Work::Inspect))
+    }
+
+    /// The job is about the counter reservations of a vCPU. Leases and revocations
+    /// that are due by now should have ended before it.
+    #[must_use]
+    pub fn is_about_reservations(&self) -> bool {
+        matches!(self.work, Some(Work::Pcr(..)))
     }
 
     /// Does the job: `act` gets the work and returns what came of it.

@@ -45,6 +45,7 @@
 //! | a client | block a vCPU (PFM_FL_NOTIFY_BLOCK) | until its context is unloaded; that happens when its last descriptor is closed, and when the server ends in any way |
 //! | a client | cause overflows | [`ControlConfig::rate`] of one context in a second; then the context is masked |
 //! | a client | leave messages unread | 100 packets; then its counters are masked as by a full queue |
+//! | a client | revoke reservations, bar layers, set policy and scheme (PCR) | `cf_sys_gid`, as for contexts of cores; each act is one job of its vCPU, and a record of the audit |
 //! | a client | ask for LIST | all threads are asked once in 20 ms, and 200 ms is the longest wait for one |
 //! | root, and the user who runs the VMM | change the limits (PFM_SET_CONFIG) | by the user that the kernel reports for the connection; never by the overflow user of a user namespace |
 //! | a thread of a vCPU | send reports | one for each job, and one at its end |
@@ -57,6 +58,7 @@ mod config;
 mod dispatcher;
 mod job;
 mod message_queue;
+mod pcr;
 mod quantities;
 mod serve;
 mod server;

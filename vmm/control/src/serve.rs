@@ -7,6 +7,7 @@ use pmu_virt::{CorePmu, VcpuPmu};
 
 use crate::dispatcher::JobQueue;
 use crate::job::{CoreView, Done, Job, Target, VcpuView, View, Work};
+use crate::pcr;
 
 /// Does a job for a vCPU, or for `core`, which the vCPU is on. `values` are the
 /// quantities of whichever the job is about.
@@ -21,6 +22,14 @@ pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, core: &mut CorePmu, values: &dyn 
         return serve_inspection(job, view);
     }
     match job.target() {
+        Target::Vcpu(number) if job.is_about_reservations() => {
+            job.act(|_, work| match work {
+                Work::Pcr(request, act) => {
+                    Done::Pcr(request, pcr::administer(number, pmu, core, &act))
+                }
+                other => Done::Undone(other),
+            });
+        }
         Target::Vcpu(_) => {
             let mut vcpu = VcpuHost(pmu, Some(core));
             job.act(|id, work| act(&mut vcpu, id, work, values));
@@ -161,6 +170,6 @@ fn act(host: &mut dyn Host, id: ContextId, work: Work, values: &dyn Quantities) 
             let result = host.call(id, &mut call, values);
             Done::Called(call, result)
         }
-        work @ (Work::Call(_) | Work::Inspect) => Done::Undone(work),
+        work @ (Work::Call(_) | Work::Inspect | Work::Pcr(..)) => Done::Undone(work),
     }
 }

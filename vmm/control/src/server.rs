@@ -7,6 +7,7 @@ mod event_loop;
 mod events;
 mod inventory;
 mod limits;
+mod reservations;
 
 use std::io;
 use std::sync::Arc;

@@ -61,7 +61,7 @@ impl ArbiterHeader {
         let policy = &arbiter.policy;
         let words = |layer: Layer| {
             let share = policy.share(layer)?;
-            Some(format!("{}:{}", layer_word(layer), share_words(share)))
+            Some(policy_words(layer, share))
         };
         Self {
             scheme: arbiter.scheme.name(),
@@ -71,6 +71,11 @@ impl ArbiterHeader {
             smm: arbiter.smm,
         }
     }
+}
+
+/// The share of a layer as `--policy` takes it.
+fn policy_words(layer: Layer, share: &Share) -> String {
+    format!("{}:{}", layer_word(layer), share_words(share))
 }
 
 /// A share as `--policy` takes it. What has no limit is left out.
@@ -152,6 +157,12 @@ struct Details {
     barred_ms: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     deaf_ms: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    of: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheme: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -240,6 +251,19 @@ impl Details {
             },
             Event::LockedOut { ms } => Self {
                 barred_ms: Some(ms),
+                ..none
+            },
+            Event::LayerBarred(of) | Event::LayerUnbarred(of) => Self {
+                of: Some(layer_word(of)),
+                ..none
+            },
+            Event::PolicySet { of, share } => Self {
+                of: Some(layer_word(of)),
+                policy: Some(policy_words(of, &share)),
+                ..none
+            },
+            Event::SchemeSet(scheme) => Self {
+                scheme: Some(scheme.name()),
                 ..none
             },
             Event::Renewed
@@ -403,6 +427,24 @@ mod tests {
             Event::ControlSet(Control::INITIAL),
             1,
             r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"control-set","control":"0xf00ff"}"#,
+        );
+        check(
+            Event::LayerBarred(Layer::Firmware),
+            1,
+            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"layer-barred","of":"firmware"}"#,
+        );
+        check(
+            Event::PolicySet {
+                of: Layer::GuestKernel,
+                share: Share::FREE,
+            },
+            1,
+            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"policy-set","of":"kernel","policy":"kernel:min=0,min-fixed=0,priority=0"}"#,
+        );
+        check(
+            Event::SchemeSet(Scheme::SingleMaster),
+            1,
+            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"scheme-set","scheme":"single"}"#,
         );
         let coarse = Entry {
             record: Record {

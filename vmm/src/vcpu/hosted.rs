@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kvm_pmu::ThreadContext;
+use kvm_pmu::{ThreadContext, now};
 use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::{CorePmu, VcpuPmu};
 use vmm_control::{
@@ -83,6 +83,10 @@ impl RunState {
                 };
                 serve_inspection(job, view);
                 continue;
+            }
+            if job.is_about_reservations() {
+                // One that was not run for some time has leases that have ended.
+                pmu.tick(Some(&mut *core), now());
             }
             serve_vcpu(job, pmu, core, &self.reports.tally);
         }

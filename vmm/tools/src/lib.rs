@@ -1,5 +1,6 @@
 //! The tools for running VMs: [`stat`] counts, [`record`] samples into a
-//! [`profile`], [`ls`] shows who holds what.
+//! [`profile`], [`ls`] shows who holds what, [`pcr`] who has reserved what,
+//! and changes it.
 //!
 //! They know a VM only by its perfmon2 interface ([`umpire_perfmon`]). Here is
 //! also what they share: how they find a VM, what of it they look at, and for how
@@ -12,6 +13,7 @@ pub mod duration;
 mod error;
 pub mod ls;
 pub mod numbers;
+pub mod pcr;
 pub mod profile;
 pub mod record;
 pub mod registers;

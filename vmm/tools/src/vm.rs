@@ -91,7 +91,7 @@ pub(crate) fn connect(path: &Path) -> Result<Client, ToolError> {
 }
 
 /// The socket that `control` names, or else the environment.
-fn socket(control: Option<&Path>) -> Result<PathBuf, ToolError> {
+pub(crate) fn socket(control: Option<&Path>) -> Result<PathBuf, ToolError> {
     if let Some(path) = control {
         return Ok(path.to_owned());
     }

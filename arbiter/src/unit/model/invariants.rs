@@ -73,7 +73,7 @@ impl State {
         let is_marked = |counter: &CounterId| {
             let held = self.unit.bank.reservation(*counter);
             let revocation = held.and_then(|held| held.revocation);
-            revocation.is_some_and(|revocation| revocation.wanted_by == layer)
+            revocation.is_some_and(|revocation| revocation.wanted_by == Some(layer))
         };
         self.unit.bank.held().iter().filter(is_marked).collect()
     }
@@ -90,6 +90,11 @@ impl State {
             let its = share(record.layer);
             let scheme = self.unit.scheme;
             match record.event {
+                Event::Revoking {
+                    reason: Reason::Administrator,
+                    ..
+                }
+                | Event::Revoked(Reason::Administrator) => {}
                 Event::Revoking { wanted_by, .. } => {
                     ensure(scheme != Scheme::Independent, "not under this scheme")?;
                     let by = share(wanted_by).priority;
@@ -106,7 +111,8 @@ impl State {
                     match (reason, held) {
                         (Reason::Lent, Some(_)) => {}
                         (Reason::Priority, Some(held)) => {
-                            let by = held.revocation.map(|one| share(one.wanted_by).priority);
+                            let by = held.revocation.and_then(|one| one.wanted_by);
+                            let by = by.map(|by| share(by).priority);
                             ensure(by > Some(its.priority), "revoked without priority")?;
                         }
                         _ => return Err("revoked for no reason"),

@@ -3,7 +3,8 @@
 //! The socket is `SOCK_SEQPACKET`: one packet is one request, and each request
 //! has one reply, in order. [`frame`] has the headers, [`Call`] the commands of
 //! the specification, [`Extension`] those that only a socket needs, [`info`]
-//! the documents (JSON) that some of these return. Numbers are little-endian.
+//! the documents (JSON) that some of these return, [`pcr`] the one command with
+//! such an argument. Numbers are little-endian.
 //! Whatever a peer sends, decoding it ends in a value or a typed error.
 
 mod call;
@@ -11,6 +12,7 @@ mod errno;
 mod extension;
 pub mod frame;
 pub mod info;
+pub mod pcr;
 mod shape;
 
 pub use call::Call;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use perfmon_abi::CtxArg;
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
+use perfmon_abi::wire::pcr::{PCR, PcrInfo, PcrRequest};
 use perfmon_abi::wire::{Bound, Call, Errno, Extension, Hello, MAX_PACKET, NO_CONTEXT, Refusal};
 use rustix::net::SocketAddrUnix;
 use serde::de::DeserializeOwned;
@@ -217,6 +218,27 @@ impl Client {
     /// Those of the connection.
     pub fn model(&self) -> Result<ModelInfo, Refusal> {
         self.document(Extension::Model)
+    }
+
+    /// Shows or administers the counter reservations of a vCPU.
+    ///
+    /// # Errors
+    /// EINVAL: the act makes no sense. EPERM: this user may not. ESRCH: there is no
+    /// such vCPU, or it has ended. EOPNOTSUPP: the VM has no reservations. And those of
+    /// the connection.
+    pub fn pcr(&self, request: &PcrRequest) -> Result<PcrInfo, Refusal> {
+        let argument = serde_json::to_vec(request)
+            .map_err(|error| Refusal::new(Errno::EINVAL, error.to_string()))?;
+        let question = Question {
+            nargs: 1,
+            length: argument.len(),
+            ..Question::plain(PCR)
+        };
+        let mut state = self.state();
+        let answer = self.exchange(&mut state, question, &argument)?;
+        answer.reply.result()?;
+        let [file, _] = answer.descriptors;
+        document(answer.reply.payload, file)
     }
 
     fn document<T: DeserializeOwned>(&self, extension: Extension) -> Result<T, Refusal> {

@@ -96,6 +96,10 @@ fn decided(event: Event) -> String {
         Event::LockedOut { ms } => format!("kept off its core for {ms} ms"),
         Event::Deaf { ms } => format!("cookies of programs are not compared for {ms} ms"),
         Event::PhaseEnded => "the firmware's phase is over".to_owned(),
+        Event::LayerBarred(of) => format!("the {} may reserve nothing", layer(of)),
+        Event::LayerUnbarred(of) => format!("the {} may reserve again", layer(of)),
+        Event::PolicySet { of, .. } => format!("the {} has another share", layer(of)),
+        Event::SchemeSet(scheme) => format!("the scheme is {scheme} from now on"),
         Event::DropValueSet(_)
         | Event::DroppedRead(_)
         | Event::DroppedWrite(_)

@@ -254,7 +254,7 @@ fn ask(ask: &Ask) -> String {
         Ask::Control(counter, control) => Action::Lend(counter, control.lends()),
         Ask::EndPhase => Action::EndPhase,
         Ask::SetAside(counter) => return format!("set aside {counter}"),
-        Ask::Backed(_) | Ask::Answer => return String::new(),
+        Ask::Backed(_) | Ask::Administered | Ask::Answer => return String::new(),
     };
     format::action(action)
 }

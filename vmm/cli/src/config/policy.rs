@@ -1,7 +1,8 @@
 //! `--policy`: who may hold how many counters, in words.
 
-use arbiter::{Layer, Policy, PolicyError, Share};
+use arbiter::{Policy, PolicyError, Share};
 use thiserror::Error;
+use umpire_tools::pcr::ShareChange;
 
 /// The longest lease: a day. Who wants more wants none.
 const LEASE_MS: u32 = 86_400_000;
@@ -53,19 +54,38 @@ struct PolicyKey {
     most: u32,
     unit: &'static str,
     set: fn(&mut Share, u32),
+    /// The same for a VM that runs.
+    change: fn(&mut ShareChange, u32),
 }
 
 const KEYS: [PolicyKey; 6] = [
-    PolicyKey::counters("min", |share, n| share.min.programmable = small(n)),
-    PolicyKey::counters("max", |share, n| share.max.programmable = small(n)),
-    PolicyKey::counters("min-fixed", |share, n| share.min.fixed = small(n)),
-    PolicyKey::counters("max-fixed", |share, n| share.max.fixed = small(n)),
+    PolicyKey::counters(
+        "min",
+        |share, n| share.min.programmable = small(n),
+        |change, n| change.min = Some(small(n)),
+    ),
+    PolicyKey::counters(
+        "max",
+        |share, n| share.max.programmable = small(n),
+        |change, n| change.max = Some(small(n)),
+    ),
+    PolicyKey::counters(
+        "min-fixed",
+        |share, n| share.min.fixed = small(n),
+        |change, n| change.min_fixed = Some(small(n)),
+    ),
+    PolicyKey::counters(
+        "max-fixed",
+        |share, n| share.max.fixed = small(n),
+        |change, n| change.max_fixed = Some(small(n)),
+    ),
     PolicyKey {
         name: "priority",
         least: 0,
         most: 255,
         unit: "",
         set: |share, n| share.priority = small(n),
+        change: |change, n| change.priority = Some(small(n)),
     },
     PolicyKey {
         name: "lease",
@@ -73,17 +93,23 @@ const KEYS: [PolicyKey; 6] = [
         most: LEASE_MS,
         unit: " milliseconds",
         set: |share, n| share.lease_ms = Some(n),
+        change: |change, n| change.lease_ms = Some(n),
     },
 ];
 
 impl PolicyKey {
-    const fn counters(name: &'static str, set: fn(&mut Share, u32)) -> Self {
+    const fn counters(
+        name: &'static str,
+        set: fn(&mut Share, u32),
+        change: fn(&mut ShareChange, u32),
+    ) -> Self {
         Self {
             name,
             least: 0,
             most: COUNTERS,
             unit: " counters",
             set,
+            change,
         }
     }
 
@@ -113,28 +139,69 @@ pub(super) fn parse(texts: &[String]) -> Result<Policy, PolicyTextError> {
     let mut policy = Policy::default();
     let mut seen = Vec::new();
     for text in texts {
-        let (layer, words) = text
-            .split_once(':')
-            .filter(|(layer, words)| !layer.is_empty() && !words.is_empty())
-            .ok_or_else(|| PolicyTextError::Form(text.clone()))?;
-        let (layer, name, share) = match layer {
-            "firmware" => (Layer::Firmware, "firmware", &mut policy.firmware),
-            "hypervisor" => (Layer::Hypervisor, "hypervisor", &mut policy.hypervisor),
-            "kernel" => (Layer::GuestKernel, "kernel", &mut policy.kernel),
-            other => return Err(PolicyTextError::Layer(other.to_owned())),
+        let (name, words) = layer_and_words(text, &mut seen)?;
+        let share = match name {
+            "firmware" => &mut policy.firmware,
+            "hypervisor" => &mut policy.hypervisor,
+            _ => &mut policy.kernel,
         };
-        if seen.contains(&layer) {
-            return Err(PolicyTextError::LayerTwice(name));
-        }
-        seen.push(layer);
-        set_share(share, words)?;
+        each_word(words, |key, value| {
+            (key.set)(share, key.value(value)?);
+            Ok(())
+        })?;
     }
     // Whether the PMU has as many counters is asked once its model is known.
     policy.fits(u8::MAX, u8::MAX)?;
     Ok(policy)
 }
 
-fn set_share(share: &mut Share, words: &str) -> Result<(), PolicyTextError> {
+/// What `texts` change of the policy of a VM that runs. What they do not name stays as
+/// it is. `lease=none` ends leases.
+pub(crate) fn changes(texts: &[String]) -> Result<Vec<ShareChange>, PolicyTextError> {
+    let mut seen = Vec::new();
+    let change = |text: &String| {
+        let (name, words) = layer_and_words(text, &mut seen)?;
+        let mut change = ShareChange {
+            layer: name.to_owned(),
+            ..ShareChange::default()
+        };
+        each_word(words, |key, value| {
+            let value = match (key.name, value) {
+                ("lease", "none") => 0,
+                _ => key.value(value)?,
+            };
+            (key.change)(&mut change, value);
+            Ok(())
+        })?;
+        Ok(change)
+    };
+    texts.iter().map(change).collect()
+}
+
+/// The layer that a text is about, and the words about it. `seen` has the layers
+/// before.
+fn layer_and_words<'t>(
+    text: &'t str,
+    seen: &mut Vec<&'static str>,
+) -> Result<(&'static str, &'t str), PolicyTextError> {
+    let (layer, words) = text
+        .split_once(':')
+        .filter(|(layer, words)| !layer.is_empty() && !words.is_empty())
+        .ok_or_else(|| PolicyTextError::Form(text.to_owned()))?;
+    let names = ["firmware", "hypervisor", "kernel"];
+    let name = names.into_iter().find(|name| *name == layer);
+    let name = name.ok_or_else(|| PolicyTextError::Layer(layer.to_owned()))?;
+    if seen.contains(&name) {
+        return Err(PolicyTextError::LayerTwice(name));
+    }
+    seen.push(name);
+    Ok((name, words))
+}
+
+fn each_word(
+    words: &str,
+    mut take: impl FnMut(&PolicyKey, &str) -> Result<(), PolicyTextError>,
+) -> Result<(), PolicyTextError> {
     let mut seen = Vec::new();
     for word in words.split(',') {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
@@ -144,7 +211,7 @@ fn set_share(share: &mut Share, words: &str) -> Result<(), PolicyTextError> {
             return Err(PolicyTextError::KeyTwice(key.name));
         }
         seen.push(key.name);
-        (key.set)(share, key.value(value)?);
+        take(key, value)?;
     }
     Ok(())
 }

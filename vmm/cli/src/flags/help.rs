@@ -17,6 +17,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("stat", |stat| stat.after_help(STAT))
         .mut_subcommand("record", |record| record.after_help(RECORD))
         .mut_subcommand("ls", |ls| ls.after_help(LS))
+        .mut_subcommand("pcr", |pcr| pcr.after_help(PCR))
         .mut_subcommand("report", |report| report.after_help(REPORT))
         .mut_subcommand("script", |script| script.after_help(SCRIPT))
         .mut_subcommand("bench", |bench| {
@@ -150,6 +151,23 @@ counter.
   umpire ls guest.sock
   umpire ls -j | jq '.machine.contexts[].pid'
 Exit status: 0, also if no VM is found; 2 if a socket that was named does not answer.";
+
+const PCR: &str = "\
+Without a command it shows each reserved counter: who holds it, whether accesses without its
+cookie are locked out (private), when its lease ends or it is revoked, and what it counts.
+No cookie is shown: the VM tells none.
+
+A change concerns all vCPUs, or those of --vcpu. The guest cannot refuse it. Its layers are
+told by a notice with the reason ADMINISTRATOR (docs/pcr.md), and the VM's audit file has
+each change. Who may make changes: whoever may count on cores (--control-sys-gid).
+
+  umpire pcr --control guest.sock
+  umpire pcr revoke --control guest.sock --vcpu 0 PMC1 --grace 500
+  umpire pcr bar --control guest.sock firmware
+  umpire pcr policy --control guest.sock kernel:min=2,lease=none firmware:max=1
+  umpire pcr scheme --control guest.sock interacting
+  umpire pcr --control guest.sock -j | jq '.vcpus[].reservations[]'
+Exit status: 0; 2 if the VM cannot be reached, or something cannot be done as asked.";
 
 const REPORT: &str = "\
 Overhead is the part of the event's occurrences, which each sample stands for by its period.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use umpire_tools::duration::Span;
 use umpire_tools::numbers::Numbers;
 use umpire_tools::stat::spec::EventList;
@@ -134,4 +134,59 @@ pub struct LsFlags {
     /// Print JSON: one object per line
     #[arg(short, long)]
     pub json: bool,
+}
+
+/// The flags of `umpire pcr`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct PcrFlags {
+    /// The VM's control socket [default: what UMPIRE_PERFMON names]
+    #[arg(long, value_name = "SOCKET", global = true)]
+    pub control: Option<PathBuf>,
+    /// Only these vCPUs: 0,2-3 [default: all]
+    #[arg(long, value_name = "LIST", global = true)]
+    pub vcpu: Option<Numbers>,
+    /// Print JSON: one object, after a change with what there is now
+    #[arg(short, long, global = true)]
+    pub json: bool,
+    /// What to change.
+    #[command(subcommand)]
+    pub act: Option<PcrCommand>,
+}
+
+/// What an administrator changes.
+#[derive(Clone, Debug, Subcommand)]
+pub enum PcrCommand {
+    /// Take a counter from its holder, whatever minimum the holder has
+    Revoke {
+        /// The counter: PMC1, FIXED0
+        counter: String,
+        /// Tell the holder so many milliseconds before, 0 to 60000
+        #[arg(long, value_name = "MS", default_value_t = 0, allow_negative_numbers = true,
+              value_parser = clap::value_parser!(u32).range(0..=60_000))]
+        grace: u32,
+    },
+    /// Let a layer reserve nothing more; it keeps what it holds
+    Bar {
+        /// The layer
+        #[arg(value_parser = ["firmware", "hypervisor", "kernel"])]
+        layer: String,
+    },
+    /// Let a layer reserve again
+    Unbar {
+        /// The layer
+        #[arg(value_parser = ["firmware", "hypervisor", "kernel"])]
+        layer: String,
+    },
+    /// Change how many counters layers may hold; who holds more keeps it
+    Policy {
+        /// The words of umpire run --policy; what they do not name stays as it is
+        #[arg(value_name = "LAYER:KEY=N[,...]", required = true)]
+        shares: Vec<String>,
+    },
+    /// Change who reserves counters, and how layers get each other's
+    Scheme {
+        /// The scheme
+        #[arg(value_parser = ["single", "independent", "interacting"])]
+        scheme: String,
+    },
 }

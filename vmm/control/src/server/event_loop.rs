@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use perfmon_abi::CtxArg;
 use perfmon_abi::consts::PFM_VERSION;
+use perfmon_abi::wire::pcr::PCR;
 use perfmon_abi::wire::{Call, Errno, Extension, FrameError, Hello, MAX_PACKET, Refusal, Request};
 use pmu_virt::perfmon::ContextId;
 
@@ -17,6 +18,7 @@ use super::contexts::Contexts;
 use super::events::{Events, Token};
 use super::inventory::{self, ListAnswer, ListRequests};
 use super::limits::Limits;
+use super::reservations::PcrRequests;
 use super::{LINGER, ServedVm, Stop};
 use crate::config::ControlConfig;
 use crate::job::{Done, Report, Work};
@@ -38,6 +40,7 @@ pub(super) struct EventLoop {
     contexts: Contexts,
     connections: Connections,
     lists: ListRequests,
+    reservations: PcrRequests,
 }
 
 impl EventLoop {
@@ -59,6 +62,7 @@ impl EventLoop {
             connections,
             contexts: Contexts::new(vm, events.clone()),
             lists: ListRequests::new(config.policy.to_string()),
+            reservations: PcrRequests::default(),
             events,
         })
     }
@@ -126,6 +130,15 @@ impl EventLoop {
                     let answer = self.lists.inspected(target, None, &self.contexts);
                     self.answer_lists(answer);
                 }
+                Report::Job(_, target, Done::Pcr(number, result)) => {
+                    self.lists.outdated();
+                    let answer = self.reservations.done(number, target, Some(result));
+                    self.answer_pcr(answer);
+                }
+                Report::Job(_, target, Done::Undone(Work::Pcr(number, _))) => {
+                    let answer = self.reservations.done(number, target, None);
+                    self.answer_pcr(answer);
+                }
                 Report::Job(id, _, done) => {
                     self.lists.outdated();
                     self.contexts.job_done(id, done);
@@ -148,6 +161,12 @@ impl EventLoop {
         }
     }
 
+    fn answer_pcr(&mut self, answer: Option<(RequestId, Answer)>) {
+        if let Some((request, answer)) = answer {
+            self.connections.reply(request, &answer);
+        }
+    }
+
     /// Brings together what the last step has left: answers go to connections,
     /// abandoned contexts lose their handles, and ended connections their requests.
     fn settle(&mut self) {
@@ -159,6 +178,7 @@ impl EventLoop {
         }
         for connection in self.connections.take_ended() {
             self.lists.forget(connection);
+            self.reservations.forget(connection);
             self.contexts.forget(connection);
         }
     }
@@ -229,6 +249,13 @@ impl EventLoop {
         }
         if request.command < EXTENSIONS {
             self.specified(id, request)
+        } else if request.command == PCR {
+            let connection = self.connections.get(id.connection);
+            let peer = &connection.ok_or(Errno::ECONNRESET)?.peer;
+            let dispatcher = &self.contexts.vm().dispatcher;
+            let may = self.limits.admit_administrator(peer);
+            self.reservations.request(id, request, may, dispatcher)?;
+            Ok(None)
         } else {
             self.extension(id, request, &packet.fds)
         }

@@ -61,13 +61,14 @@ impl Limits {
         } else {
             (self.thread_gid, "cf_thread_gid", "vCPUs")
         };
-        if group == PFM_GROUP_ANY || peer.is_in(group) {
-            return Ok(());
-        }
-        Err(Refusal::new(
-            Errno::EPERM,
-            format!("only members of group {group} ({name}) may create contexts for {what}"),
-        ))
+        let what = format!("create contexts for {what}");
+        admit_member(peer, group, name, &what)
+    }
+
+    /// Refuses `peer` to change reservations if it may not create contexts for cores.
+    pub(super) fn admit_administrator(&self, peer: &Peer) -> Result<(), Refusal> {
+        let what = "change reservations";
+        admit_member(peer, self.sys_gid, "cf_sys_gid", what)
     }
 
     /// PFM_GET_CONFIG (3.1.17).
@@ -122,6 +123,14 @@ impl Limits {
         self.thread_gid = new.thread_gid;
         Ok(())
     }
+}
+
+fn admit_member(peer: &Peer, group: u32, name: &str, what: &str) -> Result<(), Refusal> {
+    if group == PFM_GROUP_ANY || peer.is_in(group) {
+        return Ok(());
+    }
+    let reason = format!("only members of group {group} ({name}) may {what}");
+    Err(Refusal::new(Errno::EPERM, reason))
 }
 
 /// The most contexts that leave descriptors for the machine and for every

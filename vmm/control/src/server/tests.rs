@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perfmon_abi::wire::info::VcpuState;
+use perfmon_abi::wire::pcr::{PcrAct, PcrRequest};
 use perfmon_abi::wire::{Call, Errno, MAX_PACKET, NO_CONTEXT, Reply, Request};
 use perfmon_abi::{CtxArg, LoadArg, PmcInfo, Record, SetDesc};
 use pmu_virt::PmuModel;
@@ -313,4 +314,27 @@ fn event_sets_of_all_contexts_have_one_limit() {
     while let Err(error) = client.call(&last, call) {
         assert!(began.elapsed() < Duration::from_secs(5), "{error}");
     }
+}
+
+#[test]
+fn a_vcpu_is_asked_about_its_reservations_and_nobody_else() {
+    let stage = Stage::new();
+    let client = &stage.client;
+    let ask = move |vcpu| {
+        let act = PcrAct::Show;
+        client.pcr(&PcrRequest { vcpu, act }).unwrap_err()
+    };
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(move || ask(1));
+        let job = job(&stage.queues.vcpus[1]);
+        assert!(job.is_about_reservations() && !job.is_inspection());
+        assert!(!stage.queues.vcpus[0].has_jobs());
+        drop(job);
+        let refusal = asked.join().unwrap();
+        assert_eq!(refusal.errno, Errno::ESRCH);
+        assert!(refusal.reason.contains("vCPU 1 has ended"), "{refusal}");
+    });
+    let refusal = ask(2);
+    assert_eq!(refusal.errno, Errno::ESRCH);
+    assert!(refusal.reason.contains("the VM has 2"), "{refusal}");
 }

@@ -98,6 +98,7 @@ impl AskLine {
                 self.counters = Some(names(most.fixed));
                 "backed"
             }
+            Ask::Administered => "administered",
             Ask::Answer => {
                 self.event = "answered";
                 self.cookie = None;

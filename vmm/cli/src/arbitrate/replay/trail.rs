@@ -78,6 +78,11 @@ pub(in super::super) enum Problem {
     Word { key: &'static str, value: String },
     #[error("'{0}' has no {1}")]
     Missing(String, &'static str),
+    #[error(
+        "an administrator changed reservations here (umpire pcr); replay plays what layers \
+         did, so replay a run that nobody changed"
+    )]
+    Administered,
     #[error("the file ends here without its last line; it was cut off")]
     CutOff,
     #[error("the file goes on after its last line")]
@@ -272,6 +277,7 @@ impl Row {
                     fixed: fixed.collect::<Result<CounterSet, Problem>>()?,
                 })
             }
+            "administered" => return Err(Problem::Administered),
             other => return Err(wrong("what", other)),
         })
     }

@@ -154,6 +154,10 @@ fn event(record: &Record) -> String {
         Event::LockedOut { ms } => format!("the vCPU is kept off its core for {ms} ms"),
         Event::Deaf { ms } => format!("cookies of programs are not compared for {ms} ms"),
         Event::PhaseEnded => "the firmware's phase is over".to_owned(),
+        Event::LayerBarred(of) => format!("the {} may reserve nothing", of),
+        Event::LayerUnbarred(of) => format!("the {} may reserve again", of),
+        Event::PolicySet { of, .. } => format!("the {} has another share", of),
+        Event::SchemeSet(scheme) => format!("the scheme is {scheme} from now on"),
     }
 }
 

@@ -1,0 +1,225 @@
+//! What the administrator of the host does to the reservations of a vCPU while its
+//! guest runs. Nobody can refuse it, and each act is recorded.
+
+use core::fmt;
+
+use super::{Context, PcrUnit, record};
+use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
+use crate::broker::Pending;
+use crate::policy::{PerKind, Policy, PolicyError, Scheme};
+use crate::reason::Reason;
+use crate::reservation::{Change, ChangeKind, Effects, Revocation};
+use crate::{CounterId, Layer};
+
+/// An act of the administrator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdminAct {
+    /// Takes a counter from its holder, whatever minimum the holder has.
+    Revoke {
+        /// The counter.
+        counter: CounterId,
+        /// How long before that the holder gets a notice, in milliseconds. With 0 the
+        /// counter is taken at once.
+        grace_ms: u32,
+    },
+    /// Bars a layer from reserving, or lets it reserve again. What it holds stays.
+    Bar {
+        /// The layer.
+        layer: Layer,
+        /// Whether it is barred from now on.
+        barred: bool,
+    },
+    /// Sets how many counters each layer may hold. Who holds more keeps it. The time
+    /// for answers stays as it is.
+    SetPolicy(Policy),
+    /// Sets the scheme. Who holds counters keeps them.
+    SetScheme(Scheme),
+}
+
+/// An act that makes no sense. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdminError {
+    /// The machine has no such counter.
+    NoCounter(CounterId),
+    /// Nobody holds the counter.
+    Unreserved(CounterId),
+    /// The layer cannot hold counters.
+    Layer(Layer),
+    /// The policy cannot be kept.
+    Policy(PolicyError),
+}
+
+impl fmt::Display for AdminError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AdminError::NoCounter(counter) => write!(f, "there is no counter {counter}"),
+            AdminError::Unreserved(counter) => write!(f, "nobody has reserved {counter}"),
+            AdminError::Layer(layer) => write!(f, "the {layer} holds no counters"),
+            AdminError::Policy(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for AdminError {}
+
+impl PcrUnit {
+    /// Carries out an act of the administrator. Requests that are pending are decided
+    /// anew after it.
+    ///
+    /// # Errors
+    /// The act makes no sense, for this reason.
+    pub fn administer(
+        &mut self,
+        act: AdminAct,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, AdminError> {
+        // Legacy names have to see what was held before.
+        let _ = self.map();
+        let effects = match act {
+            AdminAct::Revoke { counter, grace_ms } => self.revoke(counter, grace_ms, cx)?,
+            AdminAct::Bar { layer, barred } => self.bar(layer, barred, cx)?,
+            AdminAct::SetPolicy(policy) => self.set_policy(policy, cx)?,
+            AdminAct::SetScheme(scheme) => self.set_scheme(scheme, cx),
+        };
+        let effects = effects.and(self.serve(cx));
+        self.find_deadline();
+        cx.audit.asked(&AskRecord {
+            layer: Layer::Hypervisor,
+            ask: Ask::Administered,
+            presented: Presented::Nothing,
+            result: AskResult::Done,
+        });
+        Ok(effects)
+    }
+
+    /// Whether the administrator has barred a layer from reserving.
+    pub fn is_barred(&self, layer: Layer) -> bool {
+        let barred = self.barred.get(usize::from(layer.code()));
+        barred.is_some_and(|barred| *barred)
+    }
+
+    /// Who reserves, and how layers get each other's counters.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// Milliseconds until a lease ends or a revocation takes place, rounded up.
+    pub fn ms_until(&self, at: crate::Tsc, now: crate::Tsc) -> u32 {
+        self.to_ms(at - now)
+    }
+
+    fn revoke(
+        &mut self,
+        counter: CounterId,
+        grace_ms: u32,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, AdminError> {
+        if !self.has(counter) {
+            return Err(AdminError::NoCounter(counter));
+        }
+        let reservation = self.bank.reservation(counter);
+        let held = reservation.ok_or(AdminError::Unreserved(counter))?;
+        let (owner, announced) = (held.owner, held.revocation);
+        let pending = self.pending(owner);
+        if pending.is_some_and(|pending| pending.got.contains(counter)) {
+            // Nobody uses it yet.
+            return Ok(self.conclude(owner, Err(Reason::Administrator), cx));
+        }
+        if grace_ms == 0 {
+            return Ok(self.revoke_now(counter, cx));
+        }
+        let at = cx.now + self.to_ticks(grace_ms);
+        let revocation = Revocation {
+            // Nobody is given more time than was announced.
+            at: announced.map_or(at, |announced| announced.at.min(at)),
+            reason: Reason::Administrator,
+            wanted_by: None,
+        };
+        self.announce_revocation(counter, revocation, cx);
+        Ok(Effects::NONE)
+    }
+
+    /// Takes a counter from its holder, which nobody gets instead.
+    pub(super) fn revoke_now(&mut self, counter: CounterId, cx: &mut Context<'_>) -> Effects {
+        let Some(owner) = self.bank.reservation(counter).map(|held| held.owner) else {
+            return Effects::NONE;
+        };
+        let kind = ChangeKind::Release;
+        let effects = self.apply(Change { counter, kind });
+        let reason = Reason::Administrator;
+        record(cx, owner, Some(counter), Event::Revoked(reason));
+        self.notify_revoked(owner, counter, Layer::Hypervisor, reason);
+        effects.and(self.note_change(counter, cx))
+    }
+
+    fn bar(
+        &mut self,
+        layer: Layer,
+        barred: bool,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, AdminError> {
+        let layer = layer.as_holder();
+        let flag = self.barred.get_mut(usize::from(layer.code()));
+        *flag.ok_or(AdminError::Layer(layer))? = barred;
+        let event = if barred {
+            Event::LayerBarred(layer)
+        } else {
+            Event::LayerUnbarred(layer)
+        };
+        record(cx, Layer::Hypervisor, None, event);
+        Ok(if barred {
+            self.conclude(layer, Err(Reason::Administrator), cx)
+        } else {
+            Effects::NONE
+        })
+    }
+
+    fn set_policy(&mut self, policy: Policy, cx: &mut Context<'_>) -> Result<Effects, AdminError> {
+        let there = PerKind::count(self.bank.counters());
+        let fits = policy.fits(there.programmable, there.fixed);
+        fits.map_err(AdminError::Policy)?;
+        let before = self.policy;
+        self.policy = Policy {
+            grace_ms: before.grace_ms,
+            ..policy
+        };
+        for of in Policy::LAYERS {
+            if let Some(share) = policy.share(of).filter(|new| before.share(of) != Some(new)) {
+                let share = *share;
+                record(cx, Layer::Hypervisor, None, Event::PolicySet { of, share });
+            }
+        }
+        // A holder that is at its minimum now is not asked any more.
+        for layer in Policy::LAYERS {
+            if let Some(question) = self.pending(layer).and_then(|pending| pending.question) {
+                self.review(question, layer);
+            }
+        }
+        Ok(Effects::NONE)
+    }
+
+    /// Requests that are pending keep what they have gathered and begin anew: what was
+    /// asked or announced for them is off, and nobody has declined anything.
+    fn set_scheme(&mut self, scheme: Scheme, cx: &mut Context<'_>) -> Effects {
+        for layer in Policy::LAYERS {
+            let Some(pending) = self.pending_mut(layer) else {
+                continue;
+            };
+            let question = pending.question;
+            *pending = Pending {
+                sequence: pending.sequence,
+                got: pending.got,
+                reported: pending.reported,
+                waits: pending.waits,
+                ..Pending::new(pending.wanted, pending.cookie, pending.lease_ms)
+            };
+            if let Some(question) = question {
+                self.notify_cancelled(question.holder, question.counter, layer);
+            }
+            self.spare_all(layer, cx);
+        }
+        self.scheme = scheme;
+        record(cx, Layer::Hypervisor, None, Event::SchemeSet(scheme));
+        Effects::NONE
+    }
+}

@@ -1,0 +1,315 @@
+//! What the administrator of the host does to reservations while the guest runs.
+
+mod harness;
+
+use arbiter::{
+    AdminAct, AdminError, Event, Layer, Notice, NoticeKind, Outcome, PcrRegister, Policy,
+    PolicyError, Reason, Scheme, Share, Tsc, Wanted,
+};
+use harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
+
+const ADMIN: Reason = Reason::Administrator;
+
+fn under(scheme: Scheme) -> Harness {
+    let mut harness = Harness::new(scheme, 4, plain());
+    harness.end_phase();
+    harness.events();
+    harness
+}
+
+fn act(harness: &mut Harness, act: AdminAct) -> Result<(), AdminError> {
+    let effects = harness.cx(|unit, cx| unit.administer(act, cx))?;
+    harness.note(effects);
+    Ok(())
+}
+
+fn notice(harness: &mut Harness, layer: Layer) -> Option<Notice> {
+    harness.unit.next_notice(layer, Tsc(harness.now))
+}
+
+fn revoke(harness: &mut Harness, n: u8, grace_ms: u32) -> Result<(), AdminError> {
+    let counter = pmc(n);
+    act(harness, AdminAct::Revoke { counter, grace_ms })
+}
+
+fn bar(harness: &mut Harness, layer: Layer, barred: bool) {
+    act(harness, AdminAct::Bar { layer, barred }).unwrap();
+}
+
+#[test]
+fn a_counter_is_revoked_at_once_whatever_its_holder_may_keep() {
+    for scheme in Scheme::ALL {
+        let policy = Policy {
+            kernel: share(2, 4, 9),
+            ..plain()
+        };
+        let mut harness = Harness::new(scheme, 4, policy);
+        harness.end_phase();
+        harness.any(KERNEL, 2);
+        harness.events();
+        harness.cleared = set([]);
+        revoke(&mut harness, 3, 0).unwrap();
+        assert_eq!(
+            harness.events(),
+            [(KERNEL, Some(pmc(3)), Event::Revoked(ADMIN))]
+        );
+        assert_eq!(harness.cleared, set([3]), "nothing of it is left");
+        assert_eq!(harness.held(KERNEL), set([2]));
+        let notice = notice(&mut harness, KERNEL).unwrap();
+        assert_eq!(
+            (notice.kind, notice.counter, notice.layer, notice.reason),
+            (NoticeKind::Revoked, Some(pmc(3)), HV, Some(ADMIN))
+        );
+        // Nobody keeps the layer from reserving it again.
+        assert_eq!(harness.this(KERNEL, 3).outcome, Outcome::Granted(set([3])));
+        assert_eq!(
+            revoke(&mut harness, 0, 0),
+            Err(AdminError::Unreserved(pmc(0)))
+        );
+        assert_eq!(
+            revoke(&mut harness, 4, 0),
+            Err(AdminError::NoCounter(pmc(4)))
+        );
+    }
+}
+
+#[test]
+fn a_holder_is_told_before_and_nothing_saves_its_counter() {
+    let mut harness = under(Scheme::Interacting);
+    harness.any(KERNEL, 1);
+    harness.events();
+    revoke(&mut harness, 3, 50).unwrap();
+    let announced = Event::Revoking {
+        wanted_by: HV,
+        reason: ADMIN,
+        in_ms: 50,
+    };
+    assert_eq!(harness.events(), [(KERNEL, Some(pmc(3)), announced)]);
+    harness.now += 20;
+    let notice = notice(&mut harness, KERNEL).unwrap();
+    assert_eq!((notice.kind, notice.rest_ms), (NoticeKind::Revoking, 30));
+    let status = harness.read(KERNEL, PcrRegister::Status(pmc(3))).unwrap();
+    assert_ne!(status & arbiter::abi::STATUS_REVOKING, 0);
+    assert_eq!(status >> arbiter::abi::STATUS_REST_SHIFT, 30);
+    // A renewal does not help, and a second announcement gives no more time.
+    harness.this(KERNEL, 3);
+    revoke(&mut harness, 3, 500).unwrap();
+    harness.at(50);
+    assert!(harness.held(KERNEL).is_empty());
+    assert!(
+        harness
+            .events()
+            .contains(&(KERNEL, Some(pmc(3)), Event::Revoked(ADMIN)))
+    );
+    assert_eq!(harness.unit.deadline(), None);
+    // What the hypervisor holds can be revoked with notice as well.
+    harness.any(HV, 1);
+    revoke(&mut harness, 3, 50).unwrap();
+    harness.at(100);
+    assert!(harness.held(HV).is_empty());
+}
+
+#[test]
+fn who_waits_for_a_counter_gets_one_that_is_revoked() {
+    let mut harness = under(Scheme::Interacting);
+    harness.any(HV, 4);
+    // It has the higher priority, so the others are asked first.
+    assert_eq!(harness.any(KERNEL, 1).outcome, Outcome::Pending);
+    revoke(&mut harness, 0, 0).unwrap();
+    assert_eq!(
+        harness.unit.answer(KERNEL).outcome,
+        Outcome::Granted(set([0]))
+    );
+    assert_eq!(harness.held(HV), set([1, 2, 3]));
+}
+
+#[test]
+fn a_request_loses_all_that_it_has_gathered_with_the_counter_that_is_revoked() {
+    let mut harness = under(Scheme::Interacting);
+    harness.any(HV, 3);
+    assert_eq!(harness.any(KERNEL, 2).outcome, Outcome::Pending);
+    assert_eq!(harness.held(KERNEL), set([0]));
+    revoke(&mut harness, 0, 1000).unwrap();
+    assert_eq!(harness.unit.answer(KERNEL).outcome, Outcome::Refused(ADMIN));
+    assert!(harness.held(KERNEL).is_empty());
+}
+
+#[test]
+fn a_barred_layer_keeps_what_it_has_and_gets_nothing_more() {
+    for scheme in Scheme::ALL {
+        let mut harness = under(scheme);
+        harness.any(KERNEL, 1);
+        harness.events();
+        bar(&mut harness, KERNEL, true);
+        assert_eq!(harness.events(), [(HV, None, Event::LayerBarred(KERNEL))]);
+        assert!(harness.unit.is_barred(KERNEL) && !harness.unit.is_barred(FW));
+        for wanted in [Wanted::Any(1), Wanted::This(pmc(0))] {
+            let answer = harness.reserve(KERNEL, wanted, None);
+            assert_eq!(answer.outcome, Outcome::Refused(ADMIN), "{scheme}");
+        }
+        if scheme != Scheme::SingleMaster {
+            assert!(!harness.write(KERNEL, PcrRegister::ManagementKey(pmc(0)), 5, 0));
+            assert_eq!(
+                harness.read(KERNEL, PcrRegister::Refusal),
+                Some(ADMIN.code())
+            );
+        }
+        // It renews, sets and gives back what it holds.
+        assert_eq!(harness.this(KERNEL, 3).outcome, Outcome::Granted(set([3])));
+        let drop_value = PcrRegister::DropValue(pmc(3));
+        assert!(harness.write(KERNEL, drop_value, 7, bits(KERNEL)));
+        assert_eq!(harness.any(HV, 1).outcome, Outcome::Granted(set([2])));
+        harness.release(KERNEL, 3);
+        assert!(harness.held(KERNEL).is_empty());
+        bar(&mut harness, KERNEL, false);
+        assert_eq!(harness.any(KERNEL, 1).outcome, Outcome::Granted(set([3])));
+    }
+    let layer = Layer::GuestUser;
+    let wrong = AdminAct::Bar {
+        layer,
+        barred: true,
+    };
+    let mut harness = under(Scheme::Independent);
+    assert_eq!(act(&mut harness, wrong), Err(AdminError::Layer(layer)));
+}
+
+#[test]
+fn a_request_that_waits_is_refused_with_its_layer() {
+    let mut harness = under(Scheme::Interacting);
+    harness.any(HV, 4);
+    assert_eq!(harness.any(KERNEL, 1).outcome, Outcome::Pending);
+    bar(&mut harness, KERNEL, true);
+    assert_eq!(harness.unit.answer(KERNEL).outcome, Outcome::Refused(ADMIN));
+    let last = std::iter::from_fn(|| notice(&mut harness, KERNEL))
+        .last()
+        .unwrap();
+    assert_eq!((last.kind, last.reason), (NoticeKind::Refused, Some(ADMIN)));
+    assert_eq!(harness.held(HV), set([0, 1, 2, 3]), "nobody takes them now");
+    assert_eq!(harness.unit.deadline(), None);
+}
+
+#[test]
+fn a_policy_holds_for_what_comes_after_it() {
+    let mut harness = under(Scheme::Independent);
+    harness.any(KERNEL, 3);
+    harness.events();
+    let policy = Policy {
+        kernel: Share {
+            lease_ms: Some(70),
+            ..share(0, 1, 2)
+        },
+        grace_ms: 1,
+        ..plain()
+    };
+    act(&mut harness, AdminAct::SetPolicy(policy)).unwrap();
+    let (of, share) = (KERNEL, policy.kernel);
+    assert_eq!(
+        harness.events(),
+        [(HV, None, Event::PolicySet { of, share })],
+        "the others are as before"
+    );
+    assert_eq!(harness.unit.policy().grace_ms, 100, "no part of it");
+    assert_eq!(harness.held(KERNEL), set([1, 2, 3]), "it keeps what it has");
+    assert_eq!(
+        harness.this(KERNEL, 0).outcome,
+        Outcome::Refused(Reason::Maximum)
+    );
+    assert_eq!(harness.unit.deadline(), None, "no lease begins by itself");
+    harness.this(KERNEL, 3);
+    assert!(harness.unit.deadline().is_some(), "a renewal begins one");
+    // It cannot be kept: nothing changes.
+    let minima = Policy {
+        firmware: harness::share(4, 4, 0),
+        hypervisor: harness::share(1, 4, 0),
+        ..plain()
+    };
+    let error = act(&mut harness, AdminAct::SetPolicy(minima)).unwrap_err();
+    assert!(matches!(
+        error,
+        AdminError::Policy(PolicyError::TooFew { wanted: 5, .. })
+    ));
+    assert!(error.to_string().contains("lower them"));
+    assert_eq!(harness.unit.policy().kernel, policy.kernel);
+}
+
+#[test]
+fn nobody_is_asked_for_what_a_new_minimum_leaves_it() {
+    let mut harness = under(Scheme::Interacting);
+    harness.any(HV, 4);
+    assert_eq!(harness.any(KERNEL, 1).outcome, Outcome::Pending);
+    assert_eq!(notice(&mut harness, HV).unwrap().kind, NoticeKind::Asked);
+    let policy = Policy {
+        hypervisor: share(4, 4, 1),
+        ..plain()
+    };
+    act(&mut harness, AdminAct::SetPolicy(policy)).unwrap();
+    assert_eq!(
+        notice(&mut harness, HV).unwrap().kind,
+        NoticeKind::Cancelled
+    );
+    assert_eq!(
+        harness.unit.answer(KERNEL).outcome,
+        Outcome::Refused(Reason::NoneFree)
+    );
+}
+
+#[test]
+fn a_request_that_waits_begins_anew_under_another_scheme() {
+    let check = |scheme, outcome| {
+        let mut harness = under(Scheme::Interacting);
+        harness.any(HV, 4);
+        assert_eq!(harness.any(KERNEL, 1).outcome, Outcome::Pending);
+        let asked = notice(&mut harness, HV).unwrap();
+        assert_eq!(asked.kind, NoticeKind::Asked);
+        act(&mut harness, AdminAct::SetScheme(scheme)).unwrap();
+        assert_eq!(harness.unit.scheme(), scheme);
+        assert_eq!(
+            notice(&mut harness, HV).unwrap().kind,
+            NoticeKind::Cancelled
+        );
+        assert_eq!(harness.unit.answer(KERNEL).outcome, outcome);
+        harness
+    };
+    // Nobody asks for others' counters.
+    check(Scheme::Independent, Outcome::Refused(Reason::NoneFree));
+    // The master revokes by priority, without asking.
+    let mut harness = check(Scheme::SingleMaster, Outcome::Pending);
+    assert_eq!(notice(&mut harness, HV).unwrap().kind, NoticeKind::Revoking);
+    // Back again: the announcement is off, and the holder is asked.
+    act(&mut harness, AdminAct::SetScheme(Scheme::Interacting)).unwrap();
+    assert_eq!(
+        notice(&mut harness, HV).unwrap().kind,
+        NoticeKind::Cancelled
+    );
+    assert_eq!(notice(&mut harness, HV).unwrap().kind, NoticeKind::Asked);
+}
+
+#[test]
+fn reservations_of_another_scheme_keep_their_cookies() {
+    for (before, after) in [
+        (Scheme::SingleMaster, Scheme::Independent),
+        (Scheme::SingleMaster, Scheme::Interacting),
+        (Scheme::Independent, Scheme::SingleMaster),
+        (Scheme::Interacting, Scheme::SingleMaster),
+    ] {
+        let mut harness = under(before);
+        harness.any(KERNEL, 2);
+        let open = PcrRegister::AccessKey(pmc(3));
+        assert!(harness.write(KERNEL, open, 0, bits(KERNEL)));
+        act(&mut harness, AdminAct::SetScheme(after)).unwrap();
+        assert_eq!(harness.held(KERNEL), set([2, 3]));
+        assert!(!harness.bank().reservation(pmc(3)).unwrap().is_private());
+        // The cookie of the reservation still manages it, and no other.
+        assert!(harness.write(KERNEL, open, 9, bits(KERNEL)), "{after}");
+        assert!(!harness.write(KERNEL, open, 9, 9), "{after}");
+        // By which key it is given back is a rule of the scheme that is in force.
+        let key = PcrRegister::ManagementKey(pmc(3));
+        let by_key = harness.write(KERNEL, key, 0, bits(KERNEL));
+        assert_eq!(by_key, after != Scheme::SingleMaster);
+        assert_eq!(
+            harness.release(KERNEL, 2).outcome,
+            Outcome::Granted(set([2])),
+            "{after}"
+        );
+    }
+}

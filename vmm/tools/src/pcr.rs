@@ -1,0 +1,141 @@
+//! `umpire pcr`: who has reserved which counter of a running VM, and what an
+//! administrator changes about it.
+
+mod text;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+pub use perfmon_abi::wire::pcr::{PcrAct, PcrInfo, PcrRequest, ShareChange};
+use perfmon_abi::wire::{Errno, Refusal};
+use serde::Serialize;
+use umpire_perfmon::Client;
+
+use crate::numbers::Numbers;
+use crate::{ToolError, note, vm};
+
+/// What is to be shown or done, and where.
+#[derive(Clone, Debug)]
+pub struct PcrOptions {
+    /// The VM's control socket; without one the environment names it.
+    pub control: Option<PathBuf>,
+    /// These vCPUs; without a choice all.
+    pub vcpus: Option<Numbers>,
+    /// JSON: one object.
+    pub json: bool,
+    /// What is done to each of the vCPUs.
+    pub act: PcrAct,
+}
+
+/// The reservations of a VM.
+#[derive(Clone, Debug, Serialize)]
+pub struct PcrListing {
+    /// The socket.
+    pub socket: PathBuf,
+    /// The VM's process.
+    pub pid: u32,
+    /// Its vCPUs, as they are after an act. Those that have ended, or that the act
+    /// did not concern, are not there.
+    pub vcpus: Vec<PcrInfo>,
+}
+
+/// Does what is asked for, and prints on `out` what there is then; `notes` has a line
+/// if some vCPUs could not be asked.
+///
+/// # Errors
+/// There is no VM or vCPU, the VM refuses, or `out` cannot be written to.
+pub fn run(
+    options: &PcrOptions,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> Result<(), ToolError> {
+    let socket = vm::socket(options.control.as_deref())?;
+    let client = vm::connect(&socket)?;
+    let hello = client
+        .hello()
+        .map_err(|refusal| ToolError::refused("asking for the VM", refusal))?;
+    let count = hello.vcpus;
+    let chosen = match &options.vcpus {
+        Some(list) => list.below(count).map_err(|number| ToolError::NoTarget {
+            what: "vCPU",
+            number,
+            count,
+        })?,
+        None => (0..count).collect(),
+    };
+    let vcpus = perform(&client, &options.act, &chosen)?;
+    if options.act == PcrAct::Show && vcpus.len() < chosen.len() {
+        let missing = chosen.len() - vcpus.len();
+        note(notes, &format!("{missing} vCPUs have ended"));
+    }
+    let listing = PcrListing {
+        socket,
+        pid: hello.pid,
+        vcpus,
+    };
+    let written = if options.json {
+        json(&listing, out)
+    } else {
+        text::write(&options.act, &listing, out)
+    };
+    match written.and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ToolError::Output(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Does `act` to each vCPU. One that has ended is passed over, and so is one on which
+/// nobody holds the counter that is to be revoked, if there is another.
+fn perform(client: &Client, act: &PcrAct, vcpus: &[u32]) -> Result<Vec<PcrInfo>, ToolError> {
+    let mut done: Vec<PcrInfo> = Vec::new();
+    let mut passed_over = None;
+    for &vcpu in vcpus {
+        let request = PcrRequest {
+            vcpu,
+            act: act.clone(),
+        };
+        match client.pcr(&request) {
+            Ok(info) => done.push(info),
+            Err(refusal) if matches!(refusal.errno, Errno::ESRCH | Errno::ENOENT) => {
+                passed_over = passed_over.or(Some(failed(act, vcpu, refusal)));
+            }
+            Err(refusal) if done.is_empty() => return Err(failed(act, vcpu, refusal)),
+            Err(refusal) => {
+                let numbers: Vec<u32> = done.iter().map(|info| info.vcpu).collect();
+                let before = text::ranges(&numbers);
+                let reason = format!("{} (it was done on vCPU {before})", refusal.reason);
+                return Err(failed(act, vcpu, Refusal::new(refusal.errno, reason)));
+            }
+        }
+    }
+    match passed_over {
+        Some(error) if done.is_empty() => Err(error),
+        _ => Ok(done),
+    }
+}
+
+fn failed(act: &PcrAct, vcpu: u32, refusal: Refusal) -> ToolError {
+    let what = match act {
+        PcrAct::Show => "asking for reservations".to_owned(),
+        PcrAct::Revoke { counter, .. } => format!("revoking {counter}"),
+        PcrAct::Bar { layer } => format!("barring the {layer}"),
+        PcrAct::Unbar { layer } => format!("unbarring the {layer}"),
+        PcrAct::Policy { .. } => "setting the policy".to_owned(),
+        PcrAct::Scheme { scheme } => format!("setting the scheme {scheme}"),
+    };
+    let hint = match refusal.errno {
+        Errno::ENOENT => "; umpire pcr shows what is reserved",
+        Errno::EPERM => "; the VM's --control-sys-gid says who may",
+        _ => "",
+    };
+    let reason = format!("{}{hint}", refusal.reason);
+    ToolError::refused(
+        format!("vCPU {vcpu}: {what}"),
+        Refusal::new(refusal.errno, reason),
+    )
+}
+
+fn json(listing: &PcrListing, out: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, listing)?;
+    writeln!(out)
+}
