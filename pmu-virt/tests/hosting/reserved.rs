@@ -314,13 +314,13 @@ fn schedule(seed: u64, promises: bool) -> Shares {
     (0..VCPUS).for_each(|vcpu| home[vcpu] = vcpu % CORES);
     let mut turn = [0; CORES];
     for _ in 0..400 {
-        for core in 0..CORES {
+        for (core, turn) in turn.iter_mut().enumerate() {
             let ready = |on: usize| (0..VCPUS).filter(move |&one| home[one] == on && awake[one]);
             let count = ready(core).count();
-            let Some(vcpu) = ready(core).nth(turn[core] % count.max(1)) else {
+            let Some(vcpu) = ready(core).nth(*turn % count.max(1)) else {
                 continue;
             };
-            turn[core] += 1;
+            *turn += 1;
             rig.switch(vcpu, core);
             act(&mut rig, vcpu, &mut dice, &mut shares);
             let left = Progress::Left {
