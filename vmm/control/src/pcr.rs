@@ -35,6 +35,8 @@ pub(crate) fn administer(
         }
     });
     done.unwrap_or_else(|| {
+        // What makes no sense makes none here either.
+        wanted(act, &Policy::default())?;
         let reason = "the VM has no counter reservations: it runs with --pcr off";
         Err(Refusal::new(Errno::EOPNOTSUPP, reason))
     })
