@@ -102,6 +102,7 @@ impl Reason {
 
     /// The reason that a guest is told: a right cookie in a wrong layer must look like
     /// a wrong one.
+    #[cfg(feature = "alloc")]
     pub(crate) const fn as_shown(self) -> Reason {
         match self {
             Reason::Layer => Reason::Cookie,
