@@ -1,5 +1,7 @@
 //! Plain tables for people.
 
+use std::io::{self, Write};
+
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
 /// `rows` as lines. A column is as wide as its widest cell, and two spaces are
@@ -30,6 +32,13 @@ pub fn lines(
         .map(|line| line.trim_end().to_owned())
         .collect();
     lines.into_iter()
+}
+
+/// Writes `rows` below `heads`, two spaces in, all cells to the left.
+pub fn indented(heads: &[&str], rows: Vec<Vec<String>>, out: &mut dyn Write) -> io::Result<()> {
+    let head = heads.iter().map(|head| (*head).to_owned()).collect();
+    let rows = [head].into_iter().chain(rows).collect();
+    lines(rows, |_, _| false).try_for_each(|line| writeln!(out, "  {line}"))
 }
 
 #[cfg(test)]

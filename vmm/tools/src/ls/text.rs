@@ -8,7 +8,7 @@ use perfmon_abi::wire::info::{
 use umpire_events::one_line;
 
 use super::VmListing;
-use crate::table::lines;
+use crate::table::indented;
 
 /// Writes all of a VM, with an empty line before it if it is not the first.
 pub(super) fn write(vm: &VmListing, apart: bool, out: &mut dyn Write) -> io::Result<()> {
@@ -37,13 +37,13 @@ pub(super) fn write(vm: &VmListing, apart: bool, out: &mut dyn Write) -> io::Res
     let formats = formats.map(|it| format!("{}={}", one_line(&it.name), one_line(&it.uuid)));
     writeln!(out, "  Sampling formats: {}", listed(formats.collect()))?;
     let vcpus = machine.vcpus.iter().map(vcpu).collect();
-    table(
+    indented(
         &["VCPU", "STATE", "CORE", "CONTEXT", "RESERVED"],
         vcpus,
         out,
     )?;
     let cores = machine.cores.iter().map(core).collect();
-    table(
+    indented(
         &["CORE", "THREAD", "VCPU", "CONTEXT", "COUNTERS"],
         cores,
         out,
@@ -56,7 +56,7 @@ pub(super) fn write(vm: &VmListing, apart: bool, out: &mut dyn Write) -> io::Res
         "CONTEXT", "OF", "STATE", "PID", "UID", "SETS", "ACTIVE", "FORMAT", "BUFFER", "UNREAD",
         "DROPPED",
     ];
-    table(&heads, contexts, out)
+    indented(&heads, contexts, out)
 }
 
 fn vcpu(vcpu: &VcpuInfo) -> Vec<String> {
@@ -155,12 +155,6 @@ fn listed(words: Vec<String>) -> String {
     } else {
         words.join(", ")
     }
-}
-
-fn table(heads: &[&str], rows: Vec<Vec<String>>, out: &mut dyn Write) -> io::Result<()> {
-    let head = heads.iter().map(|head| (*head).to_owned()).collect();
-    let rows = [head].into_iter().chain(rows).collect();
-    lines(rows, |_, _| false).try_for_each(|line| writeln!(out, "  {line}"))
 }
 
 #[cfg(test)]

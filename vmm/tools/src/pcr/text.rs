@@ -6,7 +6,7 @@ use perfmon_abi::wire::pcr::{LayerInfo, PcrAct, PcrInfo, ReservationInfo};
 use umpire_events::one_line;
 
 use super::PcrListing;
-use crate::table::lines;
+use crate::table::indented;
 
 /// Writes what there is, or in one line what was done.
 pub(super) fn write(act: &PcrAct, vm: &PcrListing, out: &mut dyn Write) -> io::Result<()> {
@@ -56,7 +56,7 @@ fn show(vm: &PcrListing, out: &mut dyn Write) -> io::Result<()> {
             "LEASE",
             "MAY RESERVE",
         ];
-        table(&heads, first.layers.iter().map(layer).collect(), out)?;
+        indented(&heads, first.layers.iter().map(layer).collect(), out)?;
         rest = others;
     }
     let of = |info: &PcrInfo| -> Vec<Vec<String>> {
@@ -76,7 +76,7 @@ fn show(vm: &PcrListing, out: &mut dyn Write) -> io::Result<()> {
         "REVOKED IN",
         "EVENT",
     ];
-    table(&heads, rows, out)
+    indented(&heads, rows, out)
 }
 
 fn layer(layer: &LayerInfo) -> Vec<String> {
@@ -130,12 +130,6 @@ pub(super) fn ranges(numbers: &[u32]) -> String {
         }
     };
     parts.iter().map(part).collect::<Vec<_>>().join(",")
-}
-
-fn table(heads: &[&str], rows: Vec<Vec<String>>, out: &mut dyn Write) -> io::Result<()> {
-    let head = heads.iter().map(|head| (*head).to_owned()).collect();
-    let rows = [head].into_iter().chain(rows).collect();
-    lines(rows, |_, _| false).try_for_each(|line| writeln!(out, "  {line}"))
 }
 
 #[cfg(test)]
