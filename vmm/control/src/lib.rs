@@ -70,6 +70,7 @@ mod sys;
 pub use config::{ARG_SIZES, Access, ControlConfig, DEFAULT_CONNECTIONS};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
 pub use job::{CoreView, Job, Target, VcpuView, View};
+pub use pcr::change_share;
 pub use quantities::{
     CoreQuantities, ExitKind, GuestMemoryUse, HaltTimes, Halted, OffCoreReason, Snapshot,
     VcpuQuantities,

@@ -76,7 +76,7 @@ fn wanted(act: &PcrAct, policy: &Policy) -> Result<Option<AdminAct>, Refusal> {
                     Layer::GuestKernel => &mut policy.kernel,
                     _ => &mut policy.hypervisor,
                 };
-                set_share(share, change);
+                change_share(share, change);
             }
             AdminAct::SetPolicy(policy)
         }
@@ -91,7 +91,8 @@ fn wanted(act: &PcrAct, policy: &Policy) -> Result<Option<AdminAct>, Refusal> {
     }))
 }
 
-fn set_share(share: &mut Share, change: &ShareChange) {
+/// Makes a change of a layer's share.
+pub fn change_share(share: &mut Share, change: &ShareChange) {
     let set = |value: &mut u8, new: Option<u8>| *value = new.unwrap_or(*value);
     set(&mut share.min.programmable, change.min);
     set(&mut share.max.programmable, change.max);

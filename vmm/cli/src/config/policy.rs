@@ -1,8 +1,9 @@
 //! `--policy`: who may hold how many counters, in words.
 
-use arbiter::{Policy, PolicyError, Share};
+use arbiter::{Policy, PolicyError};
 use thiserror::Error;
 use umpire_tools::pcr::ShareChange;
+use vmm_control::change_share;
 
 /// The longest lease: a day. Who wants more wants none.
 const LEASE_MS: u32 = 86_400_000;
@@ -53,63 +54,38 @@ struct PolicyKey {
     least: u32,
     most: u32,
     unit: &'static str,
-    set: fn(&mut Share, u32),
-    /// The same for a VM that runs.
-    change: fn(&mut ShareChange, u32),
+    set: fn(&mut ShareChange, u32),
 }
 
 const KEYS: [PolicyKey; 6] = [
-    PolicyKey::counters(
-        "min",
-        |share, n| share.min.programmable = small(n),
-        |change, n| change.min = Some(small(n)),
-    ),
-    PolicyKey::counters(
-        "max",
-        |share, n| share.max.programmable = small(n),
-        |change, n| change.max = Some(small(n)),
-    ),
-    PolicyKey::counters(
-        "min-fixed",
-        |share, n| share.min.fixed = small(n),
-        |change, n| change.min_fixed = Some(small(n)),
-    ),
-    PolicyKey::counters(
-        "max-fixed",
-        |share, n| share.max.fixed = small(n),
-        |change, n| change.max_fixed = Some(small(n)),
-    ),
+    PolicyKey::counters("min", |change, n| change.min = Some(small(n))),
+    PolicyKey::counters("max", |change, n| change.max = Some(small(n))),
+    PolicyKey::counters("min-fixed", |change, n| change.min_fixed = Some(small(n))),
+    PolicyKey::counters("max-fixed", |change, n| change.max_fixed = Some(small(n))),
     PolicyKey {
         name: "priority",
         least: 0,
         most: 255,
         unit: "",
-        set: |share, n| share.priority = small(n),
-        change: |change, n| change.priority = Some(small(n)),
+        set: |change, n| change.priority = Some(small(n)),
     },
     PolicyKey {
         name: "lease",
         least: 1,
         most: LEASE_MS,
         unit: " milliseconds",
-        set: |share, n| share.lease_ms = Some(n),
-        change: |change, n| change.lease_ms = Some(n),
+        set: |change, n| change.lease_ms = Some(n),
     },
 ];
 
 impl PolicyKey {
-    const fn counters(
-        name: &'static str,
-        set: fn(&mut Share, u32),
-        change: fn(&mut ShareChange, u32),
-    ) -> Self {
+    const fn counters(name: &'static str, set: fn(&mut ShareChange, u32)) -> Self {
         Self {
             name,
             least: 0,
             most: COUNTERS,
             unit: " counters",
             set,
-            change,
         }
     }
 
@@ -139,16 +115,13 @@ pub(super) fn parse(texts: &[String]) -> Result<Policy, PolicyTextError> {
     let mut policy = Policy::default();
     let mut seen = Vec::new();
     for text in texts {
-        let (name, words) = layer_and_words(text, &mut seen)?;
-        let share = match name {
+        let change = one_change(text, &mut seen, false)?;
+        let share = match change.layer.as_str() {
             "firmware" => &mut policy.firmware,
             "hypervisor" => &mut policy.hypervisor,
             _ => &mut policy.kernel,
         };
-        each_word(words, |key, value| {
-            (key.set)(share, key.value(value)?);
-            Ok(())
-        })?;
+        change_share(share, &change);
     }
     // Whether the PMU has as many counters is asked once its model is known.
     policy.fits(u8::MAX, u8::MAX)?;
@@ -159,23 +132,31 @@ pub(super) fn parse(texts: &[String]) -> Result<Policy, PolicyTextError> {
 /// it is. `lease=none` ends leases.
 pub(crate) fn changes(texts: &[String]) -> Result<Vec<ShareChange>, PolicyTextError> {
     let mut seen = Vec::new();
-    let change = |text: &String| {
-        let (name, words) = layer_and_words(text, &mut seen)?;
-        let mut change = ShareChange {
-            layer: name.to_owned(),
-            ..ShareChange::default()
-        };
-        each_word(words, |key, value| {
-            let value = match (key.name, value) {
-                ("lease", "none") => 0,
-                _ => key.value(value)?,
-            };
-            (key.change)(&mut change, value);
-            Ok(())
-        })?;
-        Ok(change)
-    };
+    let change = |text: &String| one_change(text, &mut seen, true);
     texts.iter().map(change).collect()
+}
+
+/// What a text changes. Only where something is in force already does `lease=none` end
+/// leases. `seen` has the layers before.
+fn one_change(
+    text: &str,
+    seen: &mut Vec<&'static str>,
+    in_force: bool,
+) -> Result<ShareChange, PolicyTextError> {
+    let (name, words) = layer_and_words(text, seen)?;
+    let mut change = ShareChange {
+        layer: name.to_owned(),
+        ..ShareChange::default()
+    };
+    each_word(words, |key, value| {
+        let value = match (key.name, value) {
+            ("lease", "none") if in_force => 0,
+            _ => key.value(value)?,
+        };
+        (key.set)(&mut change, value);
+        Ok(())
+    })?;
+    Ok(change)
 }
 
 /// The layer that a text is about, and the words about it. `seen` has the layers
@@ -219,6 +200,8 @@ fn each_word(
 #[cfg(test)]
 mod tests {
     use arbiter::PerKind;
+
+    use arbiter::Share;
 
     use super::*;
 
