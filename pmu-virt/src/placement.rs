@@ -81,8 +81,8 @@ impl Claims {
     /// contexts alike the oldest is last, for it makes room first.
     pub(crate) fn new(
         policy: HostPolicy,
-        reserved: impl Iterator<Item = Claim>,
-        guest: impl Iterator<Item = Claim>,
+        reserved: Vec<Claim>,
+        guest: Vec<Claim>,
         mut contexts: Vec<ContextClaims>,
     ) -> Self {
         let yields = |one: &ContextClaims| one.preemptible && one.standing == Some(Standing::Spare);
@@ -123,13 +123,13 @@ impl Claims {
         .concat()
     }
 
-    fn add_guest(&mut self, guest: impl Iterator<Item = Claim>) {
+    fn add_guest(&mut self, guest: Vec<Claim>) {
         let first = self.claimants.len();
         self.extend(guest);
         self.guest = first..self.claimants.len();
     }
 
-    fn extend(&mut self, claims: impl Iterator<Item = Claim>) {
+    fn extend(&mut self, claims: impl IntoIterator<Item = Claim>) {
         for (claimant, demand) in claims {
             self.claimants.push(claimant);
             self.demands.push(demand);

@@ -2,6 +2,7 @@
 //! whose physical counters count for them.
 
 mod access;
+mod backing;
 mod counting;
 mod hosting;
 mod placing;

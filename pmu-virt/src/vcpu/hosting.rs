@@ -1,13 +1,13 @@
 //! The host contexts of a vCPU, and those of the core which it is on.
 
-use arbiter::{Backing, CounterId, CounterSet, Layer, PerKind};
+use arbiter::{CounterSet, Layer};
 use perfmon::{ContextId, Moment, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{
-    Constraint, CountRequest, EventCode, KnownEvent, Nanos, Progress, Ticks, Tsc, UnavailableReason,
+    CountRequest, EventCode, KnownEvent, Nanos, Progress, Ticks, Tsc, UnavailableReason,
 };
 
-use super::{Here, VcpuPmu, index_of};
+use super::{Here, VcpuPmu};
 use crate::attached::{AttachedContext, NotLoaded};
 use crate::core_pmu::{CorePmu, GuestClaim, fixed_request, no_context};
 use crate::slot_bank::SlotBank;
@@ -290,8 +290,8 @@ impl VcpuPmu {
 
     /// What the guest may want: counters of the model that it was given and that
     /// the hypervisor has not reserved, and each event that has a name.
-    fn wish(&self) -> GuestClaim {
-        let reserved = self.reserved_by(Layer::Hypervisor);
+    pub(super) fn wish(&self) -> GuestClaim {
+        let reserved = self.held_by(Layer::Hypervisor);
         let counters = self.model.counters();
         let counters = counters.filter(|counter| self.grant.holds(*counter));
         let usable = counters.filter(|counter| !reserved.contains(*counter));
@@ -318,64 +318,5 @@ impl VcpuPmu {
             Some(core) => core.guest_may_have_more(1),
             None => self.hosts.is_empty(),
         }
-    }
-
-    /// How many physical counters are promised to this vCPU, which is on `core` or was
-    /// parked there: another core has to have room for them if it is to go on there.
-    #[must_use]
-    pub fn relies_on(&self, core: &CorePmu) -> usize {
-        core.relied_on(self.owner, self.guests_holding())
-    }
-
-    /// What the layers of the guest have reserved.
-    pub(super) fn guests_holding(&self) -> CounterSet {
-        self.reserved_by(Layer::Firmware) | self.reserved_by(Layer::GuestKernel)
-    }
-
-    /// What the layers of the guest can hold so that each counter has a slot of its own
-    /// on `core`, beside what contexts rely on there.
-    pub(super) fn backing(&self, core: &CorePmu) -> Backing {
-        let any = core.any_event(&self.wish().events);
-        let constraint = |counter: CounterId| {
-            let request = self.counters[index_of(counter)].request;
-            let request = request.or_else(|| fixed_request(counter));
-            let plan = request.and_then(|request| core.backend().plan(&request).ok());
-            let of_any = any.filter(|_| matches!(counter, CounterId::Programmable(_)));
-            plan.map(|plan| plan.constraint).or(of_any)
-        };
-        let held = self.guests_holding();
-        let firm = core.firm_beside(self.owner);
-        let mut wanted: Vec<Constraint> = held.iter().filter_map(constraint).collect();
-        let fixed = self.model.counters().filter(|counter| {
-            let more = constraint(*counter).filter(|_| !held.contains(*counter));
-            let all = more.map(|more| [wanted.as_slice(), &[more]].concat());
-            matches!(counter, CounterId::Fixed(_))
-                && all.map_or(held.contains(*counter), |all| firm.leave_room_for(&all))
-        });
-        let fixed = fixed.collect();
-        let mut programmable = PerKind::count(held).programmable;
-        while let (Some(any), true) = (any, programmable < self.model.counts().programmable) {
-            wanted.push(any);
-            if !firm.leave_room_for(&wanted) {
-                break;
-            }
-            programmable += 1;
-        }
-        Backing {
-            programmable,
-            fixed,
-        }
-    }
-
-    fn reserved_by(&self, layer: Layer) -> CounterSet {
-        let Some(unit) = self.reservations() else {
-            return CounterSet::EMPTY;
-        };
-        let held = unit.bank().held();
-        let is_its = |counter| {
-            let reservation = unit.bank().reservation(counter);
-            reservation.is_some_and(|reservation| reservation.owner == layer)
-        };
-        held.iter().filter(|counter| is_its(*counter)).collect()
     }
 }

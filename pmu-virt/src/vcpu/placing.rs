@@ -103,11 +103,9 @@ impl VcpuPmu {
             let counter = demand.counter;
             (Claimant::Guest { vcpu, counter }, demand)
         });
-        let (reserved, guest): (Vec<_>, Vec<_>) =
-            guest.partition(|(_, demand)| held.contains(demand.counter));
+        let (reserved, guest) = guest.partition(|(_, demand)| held.contains(demand.counter));
         let hosts = self.hosts(Some(core)).filter(|_| self.hosting);
         let contexts = hosts.map(|hosted| context_claims(hosted, core));
-        let (reserved, guest) = (reserved.into_iter(), guest.into_iter());
         Claims::new(core.host.policy(), reserved, guest, contexts.collect())
     }
 

@@ -88,6 +88,12 @@ impl VcpuPmu {
             .map_or(CounterSet::EMPTY, |unit| unit.bank().held())
     }
 
+    /// Counters that `layer` holds.
+    pub(super) fn held_by(&self, layer: Layer) -> CounterSet {
+        self.reservations()
+            .map_or(CounterSet::EMPTY, |unit| unit.bank().held_by(layer))
+    }
+
     /// Whether an access to `msr` may present a cookie, so that the caller has
     /// to fetch the register that carries it.
     #[inline]
@@ -227,25 +233,6 @@ impl VcpuPmu {
         let (unit, mut context) = reservations.parts(self.left);
         let effects = unit.tick(&mut context);
         self.take_effects(here, effects);
-    }
-
-    /// Tells the reservations what can be backed. Off its core, what they were told
-    /// last holds.
-    fn look_for_room(&mut self, here: &Here<'_>) {
-        let Some(core) = here else { return };
-        let backing = self.backing(core);
-        if let Some(reservations) = &mut self.reservations {
-            let (unit, mut context) = reservations.parts(self.left);
-            unit.back(backing, &mut context);
-        }
-    }
-
-    /// Tells the VM what this vCPU holds.
-    pub(super) fn note_holdings(&self) {
-        if let Some(reservations) = &self.reservations {
-            let held = self.guests_holding();
-            reservations.holdings.note(self.owner, held);
-        }
     }
 
     /// Does to the PMU what a decision means for it.
