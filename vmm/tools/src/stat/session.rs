@@ -27,6 +27,13 @@ pub(super) struct Job<'a> {
     pub(super) preemptible: bool,
 }
 
+/// So long may a set count between its time and its counts without standing out among
+/// turns of a millisecond.
+const STEADY_NS: u64 = 100_000;
+
+/// Times that both are read, at most, where the guest runs on for longer than that.
+const MOST_READS: usize = 5;
+
 /// A register and the event that it counts.
 type Register = (usize, PmdArg);
 
@@ -115,17 +122,34 @@ impl CountingSession {
     /// The registers now. `reset` makes the VMM say anew from then on how they are
     /// counted; their values go on.
     pub(super) fn read(&mut self, vm: &Vm, reset: bool) -> Result<Reading, Refusal> {
-        // Times first, then counts: the time between is the same at every
-        // reading, and drops out of the differences.
-        let mut infos = Vec::new();
+        let times = |session: &mut Self| session.active_times(vm);
+        let counts = |session: &mut Self, times: &[u64]| session.read_counts(vm, times, reset);
+        // What was reset would not say again how it was counted.
+        let tries = if reset || self.sets.len() < 2 {
+            1
+        } else {
+            MOST_READS
+        };
+        read_at_once(self, tries, times, counts)
+    }
+
+    /// Nanoseconds that each set was active.
+    fn active_times(&self, vm: &Vm) -> Result<Vec<u64>, Refusal> {
+        let mut times = Vec::new();
         let asked: Vec<SetInfo> = (0..self.sets.len()).map(info_of).collect();
         for part in asked.chunks(vm.at_once::<SetInfo>()) {
             let mut call = Call::GetinfoEvtsets(part.to_vec());
             vm.client.call(&self.handle, &mut call)?;
             if let Call::GetinfoEvtsets(part) = call {
-                infos.extend(part);
+                let active_ns = |info: &SetInfo| info.act_duration.to_ns().unwrap_or(0);
+                times.extend(part.iter().map(active_ns));
             }
         }
+        Ok(times)
+    }
+
+    /// The registers now, with the sets' `times` from just before.
+    fn read_counts(&mut self, vm: &Vm, times: &[u64], reset: bool) -> Result<Reading, Refusal> {
         let flags = if reset { PFM_REGFL_READ_RESET } else { 0 };
         let counter = |(_, register): &Register| PmdArg { flags, ..*register };
         let quantities = self.quantities.iter().map(|(_, register)| *register);
@@ -156,9 +180,9 @@ impl CountingSession {
             })
         };
         let mut sets = Vec::new();
-        for (set, info) in self.sets.iter().zip(&infos) {
+        for (set, active_ns) in self.sets.iter().zip(times) {
             sets.push(SetReading {
-                active_ns: info.act_duration.to_ns().unwrap_or(0),
+                active_ns: *active_ns,
                 counts: set.iter().filter_map(&mut count).collect(),
             });
         }
@@ -171,6 +195,29 @@ impl CountingSession {
             run_ns: run_time.map(|register| register.value),
         })
     }
+}
+
+/// Times and counts come in two answers, and the guest runs on between them. A set that
+/// counted there for long has a rate that is no phase of the program's, so both are read
+/// again, up to so many `tries` in all.
+fn read_at_once<S, R>(
+    from: &mut S,
+    tries: usize,
+    times: impl Fn(&mut S) -> Result<Vec<u64>, Refusal>,
+    counts: impl Fn(&mut S, &[u64]) -> Result<R, Refusal>,
+) -> Result<R, Refusal> {
+    let mut before = times(from)?;
+    let mut found = counts(from, &before)?;
+    for _ in 1..tries {
+        let after = times(from)?;
+        let between = after.iter().sum::<u64>().abs_diff(before.iter().sum());
+        if between <= STEADY_NS {
+            break;
+        }
+        before = after;
+        found = counts(from, &before)?;
+    }
+    Ok(found)
 }
 
 /// A vCPU's run time: the measure of its sets' times.
@@ -245,5 +292,37 @@ fn info_of(index: usize) -> SetInfo {
     SetInfo {
         id: u16::try_from(index).unwrap_or(u16::MAX),
         ..SetInfo::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read_at_once;
+
+    /// A set that is active for so long while nobody reads, `gaps` between its time and
+    /// its counts. What is read: its time, its count, and how often both were.
+    fn check(gaps: &[u64], tries: usize, expected: (u64, u64, usize)) {
+        let mut now = (0, 0);
+        let found = read_at_once(
+            &mut now,
+            tries,
+            |(time, _)| Ok(vec![*time]),
+            |(time, reads), times| {
+                *time += gaps[*reads];
+                *reads += 1;
+                Ok((times[0], *time, *reads))
+            },
+        );
+        assert_eq!(found, Ok(expected), "{gaps:?}");
+    }
+
+    #[test]
+    fn times_and_counts_are_of_one_moment() {
+        check(&[100_000, 7], 5, (0, 100_000, 1));
+        check(&[20_000_000, 30_000], 5, (20_000_000, 20_030_000, 2));
+        check(&[200_000, 200_000, 10], 5, (400_000, 400_010, 3));
+        // A machine that has no time for it does not keep the tool for ever.
+        check(&[200_000; 3], 3, (400_000, 600_000, 3));
+        check(&[200_000; 3], 1, (0, 200_000, 1));
     }
 }
