@@ -150,5 +150,6 @@
 #define UMPIRE_PCR_REASON_BUSY 18ULL /* an earlier request is pending */
 #define UMPIRE_PCR_REASON_UNBACKED 19ULL /* no physical counter can be kept for it */
 #define UMPIRE_PCR_REASON_ADMINISTRATOR 20ULL /* the administrator of the host has revoked it, or barred the layer */
+#define UMPIRE_PCR_REASON_BUDGET 21ULL /* the host gives the guest fewer counters than before */
 
 #endif /* UMPIRE_PCR_H */

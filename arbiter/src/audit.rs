@@ -11,7 +11,7 @@ use crate::control::Control;
 #[cfg(feature = "alloc")]
 use crate::message::{Answer, Reply, Wanted};
 #[cfg(feature = "alloc")]
-use crate::policy::{Scheme, Share};
+use crate::policy::{PerKind, Scheme, Share};
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
 
@@ -125,6 +125,9 @@ pub enum Event {
     /// The administrator has set the scheme.
     #[cfg(feature = "alloc")]
     SchemeSet(Scheme),
+    /// The host has set how many counters of each kind the guest may use at a time.
+    #[cfg(feature = "alloc")]
+    BudgetSet(PerKind),
 }
 
 impl Event {
@@ -159,6 +162,8 @@ impl Event {
             Event::PolicySet { .. } => "policy-set",
             #[cfg(feature = "alloc")]
             Event::SchemeSet(_) => "scheme-set",
+            #[cfg(feature = "alloc")]
+            Event::BudgetSet(_) => "budget-set",
         }
     }
 
@@ -190,7 +195,7 @@ impl Event {
             | Event::LayerBarred(_)
             | Event::LayerUnbarred(_) => None,
             #[cfg(feature = "alloc")]
-            Event::PolicySet { .. } | Event::SchemeSet(_) => None,
+            Event::PolicySet { .. } | Event::SchemeSet(_) | Event::BudgetSet(_) => None,
         }
     }
 }

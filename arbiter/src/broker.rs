@@ -352,7 +352,7 @@ impl Holdings {
             let Some(reservation) = view.bank.reservation(counter) else {
                 continue;
             };
-            if matches!(counter, CounterId::Fixed(_)) != matches!(of_kind, CounterId::Fixed(_)) {
+            if !counter.is_like(of_kind) {
                 continue;
             }
             insert(&mut holdings.by_layer, reservation.owner, counter);

@@ -32,6 +32,15 @@ impl CounterId {
         }
     }
 
+    /// Whether both are programmable, or both fixed-function ones.
+    pub const fn is_like(self, other: CounterId) -> bool {
+        matches!(
+            (self, other),
+            (CounterId::Programmable(_), CounterId::Programmable(_))
+                | (CounterId::Fixed(_), CounterId::Fixed(_))
+        )
+    }
+
     /// The counter at a position of the reservation ABI. Positions are those of
     /// the Intel global registers.
     pub fn at_position(position: u8) -> Option<CounterId> {

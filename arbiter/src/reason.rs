@@ -47,11 +47,13 @@ pub enum Reason {
     Unbacked,
     /// The administrator of the host has revoked the counter, or barred the layer.
     Administrator,
+    /// The host gives the guest fewer counters than before.
+    Budget,
 }
 
 impl Reason {
     /// Every reason, by code.
-    pub const ALL: [Reason; 20] = [
+    pub const ALL: [Reason; 21] = [
         Reason::NoneFree,
         Reason::Maximum,
         Reason::Minimum,
@@ -72,6 +74,7 @@ impl Reason {
         Reason::Busy,
         Reason::Unbacked,
         Reason::Administrator,
+        Reason::Budget,
     ];
 
     /// The reason's code in the ABI (`REASON_*`). It fits in 8 bits.
@@ -97,6 +100,7 @@ impl Reason {
             Reason::Busy => abi::REASON_BUSY,
             Reason::Unbacked => abi::REASON_UNBACKED,
             Reason::Administrator => abi::REASON_ADMINISTRATOR,
+            Reason::Budget => abi::REASON_BUDGET,
         }
     }
 
@@ -133,6 +137,7 @@ impl Reason {
             Reason::Busy => "busy",
             Reason::Unbacked => "unbacked",
             Reason::Administrator => "administrator",
+            Reason::Budget => "budget",
         }
     }
 }
@@ -160,6 +165,7 @@ impl fmt::Display for Reason {
             Reason::Busy => "an earlier request is pending",
             Reason::Unbacked => "no physical counter can be kept for it",
             Reason::Administrator => "the administrator of the host wants it so",
+            Reason::Budget => "the host gives the guest fewer counters",
         })
     }
 }

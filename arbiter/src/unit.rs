@@ -122,6 +122,8 @@ pub struct PcrUnit {
     scheme: Scheme,
     /// [`PcrUnit::back`].
     backed: Backing,
+    /// What the administrator leaves to the layers of the guest.
+    budget: PerKind,
     /// Layers, by code, that the administrator has barred.
     barred: [bool; LAYERS],
     /// The mailbox of each layer that has one, by the layer's code.
@@ -161,6 +163,7 @@ impl PcrUnit {
             smm: config.smm,
             scheme: config.scheme,
             backed: Backing::whole(),
+            budget: PerKind::ALL,
             barred: [false; LAYERS],
             mailboxes: Default::default(),
             sequence: 0,
@@ -250,7 +253,9 @@ impl PcrUnit {
 
     /// Says what the layers of the guest can hold so that each counter has a physical
     /// one of its own. From now on what goes beyond is refused
-    /// ([`Reason::Unbacked`]); what is held stays.
+    /// ([`Reason::Unbacked`]); what is held stays. Counters of the hypervisor's that a
+    /// layer of the guest is about to get stay where they are if nothing backs them any
+    /// more.
     #[inline]
     pub fn back(&mut self, most: Backing, cx: &mut Context<'_>) {
         if self.backed != most {
@@ -262,6 +267,7 @@ impl PcrUnit {
                 presented: Presented::Nothing,
                 result: AskResult::Done,
             });
+            self.stop_what_comes(cx);
         }
     }
 

@@ -3,7 +3,7 @@
 mod harness;
 
 use arbiter::{
-    AdminAct, AdminError, Event, Layer, Notice, NoticeKind, Outcome, PcrRegister, Policy,
+    AdminAct, AdminError, Event, Layer, Notice, NoticeKind, Outcome, PcrRegister, PerKind, Policy,
     PolicyError, Reason, Scheme, Share, Tsc, Wanted,
 };
 use harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
@@ -312,4 +312,73 @@ fn reservations_of_another_scheme_keep_their_cookies() {
             "{after}"
         );
     }
+}
+
+/// How many counters the guest's layers may hold.
+fn budget(harness: &mut Harness, most: u8, grace_ms: u32) {
+    let most = PerKind {
+        programmable: most,
+        fixed: 0,
+    };
+    act(harness, AdminAct::SetBudget { most, grace_ms }).unwrap();
+    let set = (HV, None, Event::BudgetSet(most));
+    let events = harness.events();
+    assert!(events.contains(&set), "{events:?}");
+}
+
+#[test]
+fn a_smaller_budget_takes_from_the_lowest_priority_after_notice() {
+    for scheme in Scheme::ALL {
+        let mut harness = Harness::new(scheme, 4, plain());
+        // The firmware comes last.
+        harness.any(FW, 1);
+        harness.end_phase();
+        harness.any(KERNEL, 2);
+        harness.any(HV, 1);
+        budget(&mut harness, 1, 50);
+        let at = |harness: &Harness, n| {
+            let held = harness.unit.bank().reservation(pmc(n))?;
+            let revocation = held.revocation?;
+            Some((revocation.reason, revocation.at))
+        };
+        let soon = Some((Reason::Budget, Tsc(50)));
+        // PMC3 is the firmware's, PMC1 and PMC2 the kernel's, PMC0 the hypervisor's.
+        let found = [0, 1, 2, 3].map(|n| at(&harness, n));
+        assert_eq!(found, [None, None, soon, soon], "{scheme}");
+        let notice = notice(&mut harness, KERNEL).unwrap();
+        assert_eq!(
+            (notice.kind, notice.counter, notice.reason),
+            (NoticeKind::Revoking, Some(pmc(2)), Some(Reason::Budget))
+        );
+        // What is given back meanwhile saves the other.
+        harness.release(KERNEL, 1);
+        harness.at(50);
+        // One of the two, and the first that is due.
+        assert_eq!(harness.held(KERNEL), set([2]));
+        assert!(harness.held(FW).is_empty());
+        assert_eq!(harness.held(HV), set([0]), "the budget is the guest's");
+    }
+}
+
+#[test]
+fn a_larger_budget_spares_what_was_to_go() {
+    let mut harness = under(Scheme::Independent);
+    harness.any(KERNEL, 3);
+    revoke(&mut harness, 1, 500).unwrap();
+    budget(&mut harness, 0, 100);
+    budget(&mut harness, 1, 100);
+    // The administrator has taken one himself, which no budget gives back.
+    let leaving = |harness: &Harness| {
+        let held = harness.unit.bank().held().iter();
+        held.filter(|counter| {
+            let held = harness.unit.bank().reservation(*counter);
+            held.is_some_and(|held| held.revocation.is_some())
+        })
+        .collect::<arbiter::CounterSet>()
+    };
+    assert_eq!(leaving(&harness), set([1, 3]));
+    budget(&mut harness, 9, 100);
+    assert_eq!(leaving(&harness), set([1]));
+    budget(&mut harness, 1, 0);
+    assert_eq!(harness.held(KERNEL), set([1, 2]));
 }

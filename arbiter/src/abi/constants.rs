@@ -279,3 +279,5 @@ pub const REASON_BUSY: u64 = 18;
 pub const REASON_UNBACKED: u64 = 19;
 /// The administrator of the host has revoked it, or barred the layer.
 pub const REASON_ADMINISTRATOR: u64 = 20;
+/// The host gives the guest fewer counters than before.
+pub const REASON_BUDGET: u64 = 21;

@@ -398,6 +398,11 @@ pub const TABLE: &[Group] = &[
                 20,
                 "the administrator of the host has revoked it, or barred the layer",
             ),
+            entry(
+                "REASON_BUDGET",
+                21,
+                "the host gives the guest fewer counters than before",
+            ),
         ],
     },
 ];

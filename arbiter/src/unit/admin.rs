@@ -1,15 +1,17 @@
 //! What the administrator of the host does to the reservations of a vCPU while its
 //! guest runs. Nobody can refuse it, and each act is recorded.
 
+use alloc::vec::Vec;
+use core::cmp::Reverse;
 use core::fmt;
 
 use super::{Context, PcrUnit, record};
 use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
-use crate::broker::Pending;
+use crate::broker::{Pending, priority};
 use crate::policy::{PerKind, Policy, PolicyError, Scheme};
 use crate::reason::Reason;
 use crate::reservation::{Change, ChangeKind, Effects, Revocation};
-use crate::{CounterId, Layer};
+use crate::{CounterId, CounterSet, Layer};
 
 /// An act of the administrator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,16 @@ pub enum AdminAct {
     SetPolicy(Policy),
     /// Sets the scheme. Who holds counters keeps them.
     SetScheme(Scheme),
+    /// Sets how many counters of each kind the layers of the guest may hold together.
+    /// What they hold beyond it is revoked, of the lowest priority first, whatever
+    /// minimum its holder has; what an earlier budget was to take and this one leaves
+    /// is spared.
+    SetBudget {
+        /// The most of each kind.
+        most: PerKind,
+        /// As for [`AdminAct::Revoke`].
+        grace_ms: u32,
+    },
 }
 
 /// An act that makes no sense. Nothing has changed.
@@ -80,6 +92,7 @@ impl PcrUnit {
             AdminAct::Bar { layer, barred } => self.bar(layer, barred, cx)?,
             AdminAct::SetPolicy(policy) => self.set_policy(policy, cx)?,
             AdminAct::SetScheme(scheme) => self.set_scheme(scheme, cx),
+            AdminAct::SetBudget { most, grace_ms } => self.set_budget(most, grace_ms, cx),
         };
         let effects = effects.and(self.serve(cx));
         self.find_deadline();
@@ -117,39 +130,141 @@ impl PcrUnit {
         if !self.has(counter) {
             return Err(AdminError::NoCounter(counter));
         }
-        let reservation = self.bank.reservation(counter);
-        let held = reservation.ok_or(AdminError::Unreserved(counter))?;
+        if self.bank.reservation(counter).is_none() {
+            return Err(AdminError::Unreserved(counter));
+        }
+        Ok(self.take_back(counter, Reason::Administrator, grace_ms, cx))
+    }
+
+    /// Takes a counter from its holder after a notice of so long.
+    fn take_back(
+        &mut self,
+        counter: CounterId,
+        reason: Reason,
+        grace_ms: u32,
+        cx: &mut Context<'_>,
+    ) -> Effects {
+        let Some(held) = self.bank.reservation(counter) else {
+            return Effects::NONE;
+        };
         let (owner, announced) = (held.owner, held.revocation);
         let pending = self.pending(owner);
         if pending.is_some_and(|pending| pending.got.contains(counter)) {
             // Nobody uses it yet.
-            return Ok(self.conclude(owner, Err(Reason::Administrator), cx));
+            return self.conclude(owner, Err(reason), cx);
         }
         if grace_ms == 0 {
-            return Ok(self.revoke_now(counter, cx));
+            return self.revoke_now(counter, reason, cx);
         }
         let at = cx.now + self.to_ticks(grace_ms);
         let revocation = Revocation {
             // Nobody is given more time than was announced.
             at: announced.map_or(at, |announced| announced.at.min(at)),
-            reason: Reason::Administrator,
+            reason,
             wanted_by: None,
         };
         self.announce_revocation(counter, revocation, cx);
-        Ok(Effects::NONE)
+        Effects::NONE
     }
 
     /// Takes a counter from its holder, which nobody gets instead.
-    pub(super) fn revoke_now(&mut self, counter: CounterId, cx: &mut Context<'_>) -> Effects {
+    pub(super) fn revoke_now(
+        &mut self,
+        counter: CounterId,
+        reason: Reason,
+        cx: &mut Context<'_>,
+    ) -> Effects {
         let Some(owner) = self.bank.reservation(counter).map(|held| held.owner) else {
             return Effects::NONE;
         };
         let kind = ChangeKind::Release;
         let effects = self.apply(Change { counter, kind });
-        let reason = Reason::Administrator;
         record(cx, owner, Some(counter), Event::Revoked(reason));
         self.notify_revoked(owner, counter, Layer::Hypervisor, reason);
         effects.and(self.note_change(counter, cx))
+    }
+
+    fn set_budget(&mut self, most: PerKind, grace_ms: u32, cx: &mut Context<'_>) -> Effects {
+        self.budget = most;
+        record(cx, Layer::Hypervisor, None, Event::BudgetSet(most));
+        let mut effects = Effects::NONE;
+        for of_kind in [CounterId::Programmable(0), CounterId::Fixed(0)] {
+            let most = u32::from(most.of(of_kind));
+            loop {
+                let (staying, leaving) = self.held_by_guest(of_kind);
+                if staying.len() > most {
+                    let Some(counter) = self.by_precedence(staying).next() else {
+                        break;
+                    };
+                    effects = effects.and(self.take_back(counter, Reason::Budget, grace_ms, cx));
+                } else if let (true, Some(counter)) =
+                    (staying.len() < most, self.by_precedence(leaving).last())
+                {
+                    self.spare(counter, cx);
+                } else {
+                    break;
+                }
+            }
+            // Who was given more time before is not.
+            let (_, leaving) = self.held_by_guest(of_kind);
+            let at = cx.now + self.to_ticks(grace_ms);
+            for counter in leaving.iter() {
+                let held = self.bank.reservation(counter);
+                let announced = held.and_then(|held| held.revocation);
+                if announced.is_some_and(|announced| grace_ms == 0 || announced.at > at) {
+                    effects = effects.and(self.take_back(counter, Reason::Budget, grace_ms, cx));
+                }
+            }
+        }
+        effects
+    }
+
+    /// The time has come at which a counter was to be taken, which nobody gets instead.
+    /// If its holder's layers have given back another one meanwhile, it stays.
+    pub(super) fn end_grace(
+        &mut self,
+        counter: CounterId,
+        reason: Reason,
+        cx: &mut Context<'_>,
+    ) -> Effects {
+        let (staying, _) = self.held_by_guest(counter);
+        if reason == Reason::Budget && staying.len() < u32::from(self.budget.of(counter)) {
+            self.spare(counter, cx);
+            return Effects::NONE;
+        }
+        self.revoke_now(counter, reason, cx)
+    }
+
+    /// The counters of a kind that the layers of the guest hold: those that stay with
+    /// them, and those that an earlier budget is to take.
+    pub(super) fn held_by_guest(&self, of_kind: CounterId) -> (CounterSet, CounterSet) {
+        let (mut staying, mut leaving) = (CounterSet::EMPTY, CounterSet::EMPTY);
+        for counter in self.bank.held().iter() {
+            let Some(held) = self.bank.reservation(counter) else {
+                continue;
+            };
+            if !held.owner.is_guest() || !counter.is_like(of_kind) {
+                continue;
+            }
+            match held.revocation.filter(|one| one.wanted_by.is_none()) {
+                None => staying.insert(counter),
+                Some(revocation) if revocation.reason == Reason::Budget => leaving.insert(counter),
+                Some(_) => false,
+            };
+        }
+        (staying, leaving)
+    }
+
+    /// Counters in the order in which they are taken: those of the layer with the lowest
+    /// priority first, and of these the highest.
+    fn by_precedence(&self, counters: CounterSet) -> impl Iterator<Item = CounterId> + use<> {
+        let priority = |counter: &CounterId| {
+            let held = self.bank.reservation(*counter);
+            held.map_or(0, |held| priority(&self.policy, held.owner))
+        };
+        let mut counters: Vec<CounterId> = counters.iter().collect();
+        counters.sort_by_key(|counter| (priority(counter), Reverse(*counter)));
+        counters.into_iter()
     }
 
     fn bar(

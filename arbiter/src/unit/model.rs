@@ -13,7 +13,7 @@ use crate::message::{Reply, Request, Wanted};
 use crate::time::{Ticks, Tsc};
 use crate::{
     Backing, Control, Cookie, CounterId, GuardLimits, Layer, NoEntropy, PcrRegister, PerKind,
-    Phase, Policy, Record, Scheme, Share,
+    Phase, Policy, Reason, Record, Scheme, Share,
 };
 
 const GRACE: u32 = 2;
@@ -112,6 +112,7 @@ impl State {
             smm: unit.smm,
             scheme: unit.scheme,
             backed: unit.backed,
+            budget: unit.budget,
             barred: unit.barred,
             mailboxes: unit.mailboxes.clone(),
             sequence: unit.sequence,
@@ -133,6 +134,7 @@ impl State {
         code.push(u8::from(self.unit.phase.is_over()));
         code.extend(self.unit.barred.map(u8::from));
         code.extend(self.unit.scheme.name().bytes().take(2));
+        code.extend([self.unit.backed.programmable, self.unit.budget.programmable]);
         for counter in self.unit.bank.counters().iter() {
             let Some(held) = self.unit.bank.reservation(counter) else {
                 code.push(0xff);
@@ -143,7 +145,8 @@ impl State {
             match held.revocation {
                 Some(revocation) => {
                     let by = revocation.wanted_by.map_or(0xff, Layer::code);
-                    code.extend([rest(revocation.at), by]);
+                    let budget = revocation.reason == Reason::Budget;
+                    code.extend([rest(revocation.at), by, u8::from(budget)]);
                 }
                 None => code.push(0xff),
             }
@@ -252,7 +255,25 @@ impl State {
                 let _ = unit.tick(cx);
                 Some(())
             }
-            Move::Admin(act) => unit.administer(act, cx).map(drop).ok(),
+            Move::Admin(act) => {
+                if let AdminAct::SetBudget { most, .. } = act {
+                    let programmable = most.programmable;
+                    unit.back(
+                        Backing {
+                            programmable,
+                            ..unit.backed
+                        },
+                        cx,
+                    );
+                }
+                let done = unit.administer(act, cx).map(drop).ok();
+                if let AdminAct::SetBudget { most, grace_ms } = act {
+                    let (staying, leaving) = unit.held_by_guest(CounterId::Programmable(0));
+                    assert!(staying.len() <= u32::from(most.programmable));
+                    assert!(leaving.is_empty() || grace_ms > 0);
+                }
+                done
+            }
         };
         records
     }
@@ -411,6 +432,13 @@ fn every_state_under_an_administrator_is_sound() {
     for barred in [false, true] {
         let layer = Layer::GuestKernel;
         all.push(Move::Admin(AdminAct::Bar { layer, barred }));
+    }
+    for (most, grace_ms) in [(0, 0), (1, GRACE), (2, 0)] {
+        let most = PerKind {
+            programmable: most,
+            fixed: 0,
+        };
+        all.push(Move::Admin(AdminAct::SetBudget { most, grace_ms }));
     }
     let set = |scheme| Move::Admin(AdminAct::SetScheme(scheme));
     all.extend(Scheme::ALL.map(set));

@@ -312,9 +312,10 @@ impl PcrUnit {
         let asked = self.asked_for(layer, reply.counter);
         let (wanted_by, question) = asked.ok_or(Reason::Malformed)?;
         let counter = question.counter;
+        let comes = reply.yields && self.may_come(counter, wanted_by);
         let pending = self.pending_mut(wanted_by).ok_or(Reason::Malformed)?;
         let mut effects = Effects::NONE;
-        if reply.yields {
+        if comes {
             pending.question = None;
             let kind = ChangeKind::Release;
             effects = self.apply(Change { counter, kind });
@@ -324,7 +325,11 @@ impl PcrUnit {
             self.notify_revoked(layer, counter, wanted_by, Reason::Lent);
             effects = effects.and(self.take(counter, wanted_by));
         } else {
-            let reason = Reason::Refused;
+            let reason = if reply.yields {
+                Reason::Unbacked
+            } else {
+                Reason::Refused
+            };
             pending.decline(question, reason);
             record(
                 cx,

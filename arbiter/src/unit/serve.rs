@@ -61,6 +61,52 @@ impl PcrUnit {
         }
     }
 
+    /// Counters of the hypervisor's that layers of the guest are about to get stay with
+    /// it where they are no longer backed.
+    pub(super) fn stop_what_comes(&mut self, cx: &mut Context<'_>) {
+        for layer in Policy::LAYERS.into_iter().filter(|layer| layer.is_guest()) {
+            let Some(pending) = self.pending(layer) else {
+                continue;
+            };
+            let question = pending.question.filter(|one| !one.holder.is_guest());
+            let asked = question.map(|question| question.counter);
+            let announced = self
+                .bank
+                .held_by(Layer::Hypervisor)
+                .iter()
+                .filter(|counter| {
+                    let held = self.bank.reservation(*counter);
+                    let revocation = held.and_then(|held| held.revocation);
+                    revocation.is_some_and(|one| one.wanted_by == Some(layer))
+                });
+            let coming: CounterSet = announced.chain(asked).collect();
+            let Some(of_kind) = coming.iter().next() else {
+                continue;
+            };
+            let mut backed = self.backing();
+            backed.coming = backed.coming & !coming;
+            if backed.left((&self.bank, &self.policy), layer, of_kind) >= coming.len() {
+                continue;
+            }
+            if let (Some(question), Some(pending)) = (question, self.pending_mut(layer)) {
+                pending.question = None;
+                self.notify_cancelled(question.holder, question.counter, layer);
+            }
+            for counter in coming.iter().filter(|counter| asked != Some(*counter)) {
+                self.spare(counter, cx);
+            }
+        }
+    }
+
+    /// Whether a counter that `layer` is about to get from its holder has a physical one.
+    pub(super) fn may_come(&self, counter: CounterId, layer: Layer) -> bool {
+        let owner = self.bank.reservation(counter).map(|held| held.owner);
+        let mut backed = self.backing();
+        backed.coming = backed.coming & !CounterSet::from_iter([counter]);
+        owner.is_some_and(Layer::is_guest)
+            || backed.left((&self.bank, &self.policy), layer, counter) > 0
+    }
+
     /// What the broker decides the request of `layer` from.
     pub(super) fn view(&self, layer: Layer) -> View<'_> {
         let others = Policy::LAYERS.into_iter().filter(|other| *other != layer);

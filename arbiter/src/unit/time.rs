@@ -42,7 +42,7 @@ impl PcrUnit {
                 {
                     effects = effects.and(match revocation.wanted_by {
                         Some(by) => self.end_notice(counter, by, cx),
-                        None => self.revoke_now(counter, cx),
+                        None => self.end_grace(counter, revocation.reason, cx),
                     });
                 }
             }
@@ -57,7 +57,7 @@ impl PcrUnit {
     fn end_notice(&mut self, counter: CounterId, by: Layer, cx: &mut Context<'_>) -> Effects {
         // The holder may have given back other counters meanwhile and be down to its
         // minimum.
-        let is_justified = is_justified(&self.view(by), by, counter);
+        let is_justified = is_justified(&self.view(by), by, counter) && self.may_come(counter, by);
         match self.pending_mut(by) {
             Some(_) if is_justified => self.take_over(counter, by, Reason::Priority, cx),
             Some(pending) => {

@@ -26,10 +26,13 @@ impl State {
             owed += u32::from(share.min.programmable).saturating_sub(self.held(layer));
         }
         ensure(bank.free().len() >= owed, "a minimum was given away")?;
-        let guests = Policy::LAYERS.iter().filter(|layer| layer.is_guest());
-        let held: u32 = guests.map(|layer| self.held(*layer)).sum();
+        // Until its notice is over, the host backs what it is to take as well.
+        let (staying, _) = self.unit.held_by_guest(CounterId::Programmable(0));
         let backed = u32::from(self.unit.backed.programmable);
-        ensure(held <= backed, "a counter is held that has no physical one")?;
+        ensure(
+            staying.len() <= backed,
+            "a counter is held that has no physical one",
+        )?;
         let mut taken = CounterSet::EMPTY;
         for layer in Policy::LAYERS {
             let Some(pending) = self.unit.pending(layer) else {
@@ -91,16 +94,22 @@ impl State {
             let scheme = self.unit.scheme;
             match record.event {
                 Event::Revoking {
-                    reason: Reason::Administrator,
+                    reason: Reason::Administrator | Reason::Budget,
                     ..
-                }
-                | Event::Revoked(Reason::Administrator) => {}
+                } => {}
                 Event::Revoking { wanted_by, .. } => {
                     ensure(scheme != Scheme::Independent, "not under this scheme")?;
                     let by = share(wanted_by).priority;
                     ensure(by > its.priority, "announced without priority")?;
                 }
-                Event::Revoked(Reason::Expired) => {}
+                Event::Revoked(Reason::Expired | Reason::Administrator) => {}
+                Event::Revoked(Reason::Budget) => {
+                    // Nobody loses what the budget leaves.
+                    let (staying, _) = self.unit.held_by_guest(CounterId::Programmable(0));
+                    let (before, _) = before.unit.held_by_guest(CounterId::Programmable(0));
+                    let most = u32::from(self.unit.budget.programmable);
+                    ensure(staying.len().max(before.len()) >= most, "revoked in vain")?;
+                }
                 Event::Revoked(reason) => {
                     let held = before.unit.bank.reservation(record.counter.unwrap());
                     let least = u32::from(its.min.programmable);
