@@ -1,6 +1,7 @@
-//! Which counters the host grants to a guest, and the verdict on an access.
+//! Which counters the host grants to a guest and how many of them count at a time, and
+//! the verdict on an access.
 
-use crate::{Access, CounterId, CounterSet, Layer};
+use crate::{Access, CounterId, CounterSet, Layer, PerKind, Tsc};
 
 /// The decision about one access to a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,40 @@ pub enum Denial {
     Fault,
 }
 
+/// How many physical counters the guest of one vCPU may use at a time, for whichever of
+/// its own. No access fails for want of one: what is too many takes turns or stands
+/// still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// So many for counters of each kind.
+    pub most: PerKind,
+    /// How often it was set.
+    pub generation: u64,
+    /// When it ends, for one that was set for a time.
+    pub until: Option<BudgetEnd>,
+}
+
+/// The end of a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetEnd {
+    /// When it is.
+    pub at: Tsc,
+    /// What the guest may use from then on.
+    pub most: PerKind,
+    /// How long before they are taken the holders of reserved counters are told, if
+    /// that is less, in milliseconds.
+    pub grace_ms: u32,
+}
+
+impl Budget {
+    /// As many as the guest can use.
+    pub const ALL: Budget = Budget {
+        most: PerKind::ALL,
+        generation: 0,
+        until: None,
+    };
+}
+
 /// The counters that the guest of one vCPU may use, and how accesses to others fail.
 ///
 /// A grant binds the layers of the guest (firmware, kernel, user). Hypervisor and
@@ -37,6 +72,8 @@ pub enum Denial {
 pub struct Grant {
     held: CounterSet,
     denial: Denial,
+    /// How many of them count at a time.
+    pub budget: Budget,
 }
 
 impl Grant {
@@ -45,7 +82,15 @@ impl Grant {
         Grant {
             held: CounterSet::from_bits(u64::MAX),
             denial: Denial::Fault,
+            budget: Budget::ALL,
         }
+    }
+
+    /// The same grant for so many counters at a time.
+    #[must_use]
+    pub const fn at_most(mut self, most: PerKind) -> Self {
+        self.budget.most = most;
+        self
     }
 
     /// A grant of `counters`. Accesses to others fail as `denial` says.
@@ -53,6 +98,7 @@ impl Grant {
         Grant {
             held: counters.into_iter().collect(),
             denial,
+            budget: Budget::ALL,
         }
     }
 

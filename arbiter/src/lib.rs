@@ -74,6 +74,7 @@ mod broker;
 mod control;
 mod cookie;
 mod counter;
+#[cfg(feature = "alloc")]
 mod grant;
 mod guard;
 pub mod guest;
@@ -105,7 +106,8 @@ pub use broker::Backing;
 pub use control::{Control, Shared};
 pub use cookie::Cookie;
 pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE};
-pub use grant::{Denial, Grant, Verdict};
+#[cfg(feature = "alloc")]
+pub use grant::{Budget, BudgetEnd, Denial, Grant, Verdict};
 pub use guard::{Guard, GuardLimits, Penalty};
 pub use layer::{Access, Layer, Phase};
 #[cfg(feature = "alloc")]

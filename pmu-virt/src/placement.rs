@@ -9,7 +9,7 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use arbiter::CounterId;
+use arbiter::{CounterId, CounterSet, PerKind};
 use perfmon::ContextId;
 use pmu_model::{AssignError, Constraint, SlotSet};
 
@@ -200,6 +200,22 @@ pub(crate) fn place(claims: &Claims, slots: CoreSlots) -> Placed {
         Err(conflict) => Shortage::Conflict(conflict),
     };
     Placed::Some(placement, Some(shortage))
+}
+
+/// Which counters of `guest`, the last ones, are too many for a budget beside those that
+/// are `reserved`. These have their places until they are revoked.
+pub(crate) fn beyond(most: PerKind, reserved: &[Claim], guest: &[Claim]) -> Vec<CounterId> {
+    let counter = |(_, demand): &Claim| demand.counter;
+    let mut taken: CounterSet = reserved.iter().map(counter).collect();
+    let mut beyond = Vec::new();
+    for counter in guest.iter().map(counter) {
+        if PerKind::count(taken).of(counter) < most.of(counter) {
+            taken.insert(counter);
+        } else {
+            beyond.push(counter);
+        }
+    }
+    beyond
 }
 
 /// Whether all of this can be counted at once.

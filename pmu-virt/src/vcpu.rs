@@ -3,6 +3,7 @@
 
 mod access;
 mod backing;
+mod budget;
 mod counting;
 mod hosting;
 mod placing;
@@ -316,14 +317,15 @@ impl VcpuPmu {
     }
 
     /// TSC value at which the guest has to be interrupted, for an overflow, the
-    /// end of a turn, of a lease or of a revocation's notice, or a switch of a
-    /// host context's event sets; known after
+    /// end of a turn, of a lease, of a budget or of a revocation's notice, or a switch
+    /// of a host context's event sets; known after
     /// [`Progress::Entered`].
     #[inline]
     pub fn deadline(&self, core: &CorePmu) -> Option<Tsc> {
         let core = self.if_here(Some(core));
         let overflow = core.and_then(|core| core.bank.deadline());
-        if !(self.multiplexer.is_active() || self.hosting || self.reservations.is_some()) {
+        let decides = self.reservations.is_some() || self.grant.budget.until.is_some();
+        if !(self.multiplexer.is_active() || self.hosting || decides) {
             return overflow;
         }
         let turn = self.multiplexer.rest(self.ran).zip(self.entered);

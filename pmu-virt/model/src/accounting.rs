@@ -300,6 +300,7 @@ fn reason_code(reason: &UnavailableReason) -> u8 {
         UnavailableReason::Waiting => 9,
         UnavailableReason::OneRing { .. } => 10,
         UnavailableReason::Unseen { .. } => 11,
+        UnavailableReason::Budget { .. } => 12,
         UnavailableReason::NoSuchSlot { .. }
         | UnavailableReason::NotProgrammed { .. }
         | UnavailableReason::Misplaced { .. }

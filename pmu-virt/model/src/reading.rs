@@ -160,6 +160,12 @@ pub enum UnavailableReason {
     /// Not all of the counters that are wanted find a physical one.
     #[error("no place for it: {0}")]
     Conflict(AssignError),
+    /// The host lets the guest use fewer counters at a time than it has enabled.
+    #[error("the VM's budget allows {most} such counters at a time")]
+    Budget {
+        /// So many of its kind.
+        most: u8,
+    },
     /// It has not had its turn on a physical counter yet.
     #[error("it waits for its turn on a physical counter")]
     Waiting,

@@ -48,9 +48,11 @@ impl VcpuPmu {
             }
             programmable += 1;
         }
+        let most = self.grant.budget.most;
+        let spare = PerKind::count(held).fixed < most.fixed;
         Backing {
-            programmable,
-            fixed,
+            programmable: programmable.min(most.programmable),
+            fixed: if spare { fixed } else { fixed & held },
         }
     }
 

@@ -197,8 +197,10 @@ impl VcpuPmu {
         let (Some(request), Some(core)) = (logical.request, &mut *here) else {
             return;
         };
+        let within = self.is_within_budget(counter);
+        let logical = &self.counters[index];
         if let Some(lease) = &logical.lease {
-            if core.bank.holds(lease) && logical.unavailable.is_none() {
+            if within && core.bank.holds(lease) && logical.unavailable.is_none() {
                 self.run(here, counter);
                 return;
             }
@@ -221,7 +223,7 @@ impl VcpuPmu {
                 return;
             }
         };
-        let found = if self.multiplexer.is_active() {
+        let found = if self.multiplexer.is_active() || !within {
             None
         } else {
             core.bank.find(&request, &constraint)
@@ -292,7 +294,7 @@ impl VcpuPmu {
                 .counters
                 .iter()
                 .any(|logical| match logical.unavailable {
-                    Some(UnavailableReason::Conflict(_)) => true,
+                    Some(UnavailableReason::Conflict(_) | UnavailableReason::Budget { .. }) => true,
                     // What a host context has may be had again.
                     Some(UnavailableReason::Busy { .. }) => self.hosting,
                     _ => false,

@@ -1,6 +1,6 @@
 //! The host contexts of a vCPU, and those of the core which it is on.
 
-use arbiter::{CounterSet, Layer};
+use arbiter::{CounterSet, Layer, PerKind};
 use perfmon::{ContextId, Moment, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{
@@ -296,6 +296,11 @@ impl VcpuPmu {
         let counters = counters.filter(|counter| self.grant.holds(*counter));
         let usable = counters.filter(|counter| !reserved.contains(*counter));
         let usable: CounterSet = usable.collect();
+        let (budget, there) = (self.grant.budget, PerKind::count(usable));
+        // What it will have again nobody else is promised.
+        let later = budget.until.map_or(budget.most, |end| end.most);
+        let at_most = |of: fn(PerKind) -> u8| of(there).min(of(budget.most).max(of(later)));
+        let counters = at_most(|kind| kind.programmable) + at_most(|kind| kind.fixed);
         let events = KnownEvent::ALL.into_iter().filter_map(|event| {
             let event = EventCode::of(self.model.events(), event)?;
             Some(CountRequest::plain(event, true, true))
@@ -303,7 +308,7 @@ impl VcpuPmu {
         let fixed = usable.iter().filter_map(fixed_request);
         let reservations = self.reservations.as_ref();
         GuestClaim {
-            counters: usize::try_from(usable.len()).unwrap_or(usize::MAX),
+            counters: usize::from(counters),
             events: events.chain(fixed).collect(),
             holdings: reservations.map(|reservations| reservations.holdings.clone()),
         }

@@ -11,7 +11,7 @@ use super::{Here, Logical, VcpuPmu, index_of};
 use crate::assign::{Demand, Placement};
 use crate::attached::{AttachedContext, HostEvent};
 use crate::core_pmu::CorePmu;
-use crate::placement::{self, Claims, ContextClaims, CoreSlots, Placed, Shortage};
+use crate::placement::{self, Claim, Claims, ContextClaims, CoreSlots, Placed, Shortage};
 use crate::slot_bank::{Claimant, SlotBank};
 
 impl VcpuPmu {
@@ -47,11 +47,15 @@ impl VcpuPmu {
                 all: core.bank.slots(),
                 unclaimed: core.bank.unclaimed(),
             };
-            let mut claims = self.claims(core);
+            let (reserved, mut guest) = self.guest_claims(core);
+            let beyond = self.keep_to_budget(&reserved, &mut guest);
+            let mut claims = self.claims(core, reserved, guest);
             let placed = placement::place(&claims, slots);
             let (placement, otherwise) = match placed {
                 Placed::All(placement) => {
-                    self.multiplexer.end();
+                    if beyond.is_empty() {
+                        self.multiplexer.end();
+                    }
                     (placement, UnavailableReason::Waiting)
                 }
                 Placed::Preempts(context) => {
@@ -61,14 +65,24 @@ impl VcpuPmu {
                 Placed::Some(placement, None) => (placement, UnavailableReason::Waiting),
                 Placed::Some(placement, Some(shortage)) => {
                     let backend = core.backend().name();
+                    let reason = match shortage {
+                        Shortage::Conflict(conflict) => UnavailableReason::Conflict(conflict),
+                        Shortage::Hosts => UnavailableReason::Busy { backend },
+                    };
                     // A timeslice that begins here says who comes first.
-                    let otherwise = self.answer_shortage(shortage, backend);
+                    let otherwise = self.answer_shortage(reason);
                     match self.multiplexer.rotation() {
+                        // The budget has put them in their order already.
+                        Some(_) if !beyond.is_empty() => (claims.rotated(slots, 0), otherwise),
                         Some(first) => (claims.rotated(slots, first), otherwise),
                         None => (placement, otherwise),
                     }
                 }
             };
+            for (counter, reason) in beyond {
+                self.release_slot(here, counter);
+                self.guest_comes(here, counter, None, reason);
+            }
             self.move_to(here, &claims, &placement, otherwise);
             return;
         }
@@ -76,34 +90,29 @@ impl VcpuPmu {
 
     /// Why counters of the guest have no slot now: they wait for their turn, or
     /// are refused.
-    fn answer_shortage(&mut self, shortage: Shortage, backend: &'static str) -> UnavailableReason {
-        let (reason, why) = match shortage {
-            Shortage::Conflict(conflict) => {
-                (UnavailableReason::Conflict(conflict), conflict.to_string())
-            }
-            Shortage::Hosts => {
-                let busy = UnavailableReason::Busy { backend };
-                (busy, busy.to_string())
-            }
-        };
+    pub(super) fn answer_shortage(&mut self, reason: UnavailableReason) -> UnavailableReason {
         if !self.multiplexer.is_allowed() {
             return reason;
         }
         if self.multiplexer.start(self.ran) {
-            log::info!("{}: counters take turns, because {why}", self.owner);
+            log::info!("{}: counters take turns, because {reason}", self.owner);
         }
         UnavailableReason::Waiting
     }
 
-    /// Everybody's claims, by precedence.
-    fn claims(&self, core: &CorePmu) -> Claims {
+    /// What the guest wants: what it has reserved, and the rest.
+    fn guest_claims(&self, core: &CorePmu) -> (Vec<Claim>, Vec<Claim>) {
         let held = self.guests_holding();
         let vcpu = self.owner;
         let guest = self.guest_demands(core).into_iter().map(|demand| {
             let counter = demand.counter;
             (Claimant::Guest { vcpu, counter }, demand)
         });
-        let (reserved, guest) = guest.partition(|(_, demand)| held.contains(demand.counter));
+        guest.partition(|(_, demand)| held.contains(demand.counter))
+    }
+
+    /// Everybody's claims, by precedence.
+    fn claims(&self, core: &CorePmu, reserved: Vec<Claim>, guest: Vec<Claim>) -> Claims {
         let hosts = self.hosts(Some(core)).filter(|_| self.hosting);
         let contexts = hosts.map(|hosted| context_claims(hosted, core));
         Claims::new(core.host.policy(), reserved, guest, contexts.collect())
@@ -131,7 +140,10 @@ impl VcpuPmu {
     /// they have no places yet.
     pub(super) fn restore_hosts(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
-        let claims = self.claims(core);
+        let (reserved, mut guest) = self.guest_claims(core);
+        let beyond = placement::beyond(self.grant.budget.most, &reserved, &guest);
+        guest.retain(|(_, demand)| !beyond.contains(&demand.counter));
+        let claims = self.claims(core, reserved, guest);
         let fits = |hosted: &AttachedContext| {
             let more = hosted.demands_if_restored(&core.bank);
             claims.fit_with(&more, core.bank.slots())

@@ -211,12 +211,19 @@ impl VcpuPmu {
     /// TSC value at which [`VcpuPmu::tick`] has something to do.
     #[inline]
     pub fn decision_due(&self) -> Option<Tsc> {
-        self.reservations.as_ref()?.unit.deadline()
+        let decision = self.reservations.as_ref();
+        let decision = decision.and_then(|reservations| reservations.unit.deadline());
+        let budget = self.grant.budget.until.map(|end| end.at);
+        match (decision, budget) {
+            (Some(decision), Some(budget)) => Some(decision.min(budget)),
+            (one, other) => one.or(other),
+        }
     }
 
-    /// Lets leases end and revocations take place that are due.
+    /// Lets leases and budgets end and revocations take place that are due.
     #[inline]
     pub(super) fn tick_reservations(&mut self, here: &mut Here<'_>) {
+        self.tick_budget(here);
         let Some(reservations) = &mut self.reservations else {
             return;
         };

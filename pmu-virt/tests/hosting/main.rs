@@ -1,6 +1,7 @@
 //! Host contexts on the cores' counters, beside the guests'.
 
 mod admission;
+mod budget;
 mod losses;
 mod policies;
 mod private;

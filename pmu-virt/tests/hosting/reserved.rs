@@ -92,7 +92,7 @@ fn it_is_no_part_of_what_the_guest_can_use() {
 }
 
 /// REQUEST of a guest's kernel: counter `n`, for the event that it writes later.
-fn kernel_reserves(pmu: &mut Seated, n: u8) -> Outcome {
+pub(crate) fn kernel_reserves(pmu: &mut Seated, n: u8) -> Outcome {
     let request = Request::Reserve {
         wanted: Wanted::This(CounterId::Programmable(n)),
         cookie: Cookie::new(7).expect("a cookie"),
@@ -107,7 +107,7 @@ fn kernel_reserves(pmu: &mut Seated, n: u8) -> Outcome {
 }
 
 /// A rig whose only vCPU has reservations, on a core with four counters.
-fn rig(policy: HostPolicy) -> Rig {
+pub(crate) fn rig(policy: HostPolicy) -> Rig {
     let clocks = clocks(4);
     let backend = || -> Box<dyn CounterBackend> { Box::new(SimBackend::of(&clocks)) };
     let mut rig = Rig::new((1, 1), policy, backend);

@@ -4,7 +4,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use arbiter::{Effects, PcrUnit};
+use arbiter::{Effects, PcrUnit, PerKind};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{AttachedContext, ContextId, Moment, NotLoaded, Quantities};
 use pmu_virt::{
@@ -169,6 +169,16 @@ impl Seated {
         act: impl FnOnce(&mut PcrUnit, &mut arbiter::Context<'_>) -> (R, Effects),
     ) -> Option<R> {
         self.pmu.arbitrate(self.core.as_deref_mut(), act)
+    }
+
+    pub(crate) fn set_budget(
+        &mut self,
+        most: PerKind,
+        grace_ms: u32,
+        until: Option<u64>,
+    ) -> Result<(), Refusal> {
+        let (pmu, core) = self.parts();
+        pmu.set_budget(Some(core), most, grace_ms, until.map(Tsc))
     }
 
     pub(crate) fn relies_on(&self) -> usize {

@@ -1,0 +1,141 @@
+//! How many physical counters a vCPU's guest may use at a time, and what becomes of the
+//! counters that are too many: `docs/arbitration.md`, "Budgets".
+
+use arbiter::{AdminAct, Budget, BudgetEnd, CounterId, Effects, PerKind};
+use perfmon_abi::wire::{Errno, Refusal};
+use pmu_model::{Tsc, UnavailableReason};
+
+use super::{Here, VcpuPmu};
+use crate::core_pmu::CorePmu;
+use crate::placement::{self, Claim};
+
+impl VcpuPmu {
+    /// What the guest may use at a time.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.grant.budget
+    }
+
+    /// Lets the guest use `most` counters at a time from now on; with `until` only to that
+    /// TSC value, and then what it may use now. The guest's registers stay as they are.
+    /// Counters that nobody has reserved make way at once; who has reserved more than
+    /// that is told, and loses it after `grace_ms` milliseconds.
+    ///
+    /// # Errors
+    /// EBUSY: host contexts rely on what the guest would get. Nothing has changed.
+    pub fn set_budget(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        most: PerKind,
+        grace_ms: u32,
+        until: Option<Tsc>,
+    ) -> Result<(), Refusal> {
+        let here = &mut self.here(core);
+        let before = self.grant.budget;
+        let lasting = before.until.map_or(before.most, |end| end.most);
+        let budget = Budget {
+            most,
+            generation: before.generation + 1,
+            until: until.map(|at| BudgetEnd {
+                at,
+                most: lasting,
+                grace_ms,
+            }),
+        };
+        let wished = self.wish().counters;
+        self.grant.budget = budget;
+        let more = self.wish().counters.saturating_sub(wished);
+        let fits = here
+            .as_ref()
+            .is_none_or(|core| core.guest_may_have_more(more));
+        if more > 0 && !fits {
+            self.grant.budget = before;
+            let reason = format!(
+                "host contexts rely on counters that {} would get; unload one, or use \
+                 --host-policy host-first",
+                self.owner
+            );
+            return Err(Refusal::new(Errno::EBUSY, reason));
+        }
+        self.apply_budget(here, grace_ms);
+        Ok(())
+    }
+
+    /// What was set for a time is over, if it is.
+    #[inline]
+    pub(super) fn tick_budget(&mut self, here: &mut Here<'_>) {
+        let Some(end) = self.grant.budget.until.filter(|end| end.at <= self.left) else {
+            return;
+        };
+        self.grant.budget = Budget {
+            most: end.most,
+            generation: self.grant.budget.generation + 1,
+            until: None,
+        };
+        self.apply_budget(here, end.grace_ms);
+    }
+
+    fn apply_budget(&mut self, here: &mut Here<'_>, grace_ms: u32) {
+        let most = self.grant.budget.most;
+        log::info!(
+            "{}: its guest may use {} programmable and {} fixed counters at a time",
+            self.owner,
+            most.programmable,
+            most.fixed
+        );
+        if let Some(core) = here {
+            self.introduce_anew(core);
+        }
+        self.look_for_room(here);
+        if let Some(reservations) = &mut self.reservations {
+            let (unit, mut context) = reservations.parts(self.left);
+            let act = AdminAct::SetBudget { most, grace_ms };
+            let effects = unit.administer(act, &mut context);
+            // No budget makes no sense.
+            self.take_effects(here, effects.unwrap_or(Effects::NONE));
+        }
+        self.settle_all(here);
+        self.distribute(here);
+        self.refresh_needs(here.as_deref());
+    }
+
+    /// Whether the guest has not enabled more counters like this one than its budget
+    /// lets it use at a time.
+    pub(super) fn is_within_budget(&self, counter: CounterId) -> bool {
+        let most = self.grant.budget.most.of(counter);
+        if most == u8::MAX {
+            return true;
+        }
+        let wanted = self.active.iter().filter(|one| self.is_wanted(*one));
+        PerKind::count(wanted.collect()).of(counter) <= most
+    }
+
+    /// Takes out of `guest` what the budget does not leave it beside what is reserved:
+    /// it takes turns, or is refused, for this reason.
+    pub(super) fn keep_to_budget(
+        &mut self,
+        reserved: &[Claim],
+        guest: &mut Vec<Claim>,
+    ) -> Vec<(CounterId, UnavailableReason)> {
+        let most = self.grant.budget.most;
+        let Some(one) = placement::beyond(most, reserved, guest).first().copied() else {
+            return Vec::new();
+        };
+        let reason = |counter| UnavailableReason::Budget {
+            most: most.of(counter),
+        };
+        // A timeslice that begins here says who comes first.
+        let waits = self.answer_shortage(reason(one)) == UnavailableReason::Waiting;
+        if let Some(first) = self.multiplexer.rotation() {
+            let first = first % guest.len().max(1);
+            guest.rotate_left(first);
+        }
+        let beyond = placement::beyond(most, reserved, guest);
+        guest.retain(|(_, demand)| !beyond.contains(&demand.counter));
+        let reasons = beyond.into_iter().map(|counter| match waits {
+            true => (counter, UnavailableReason::Waiting),
+            false => (counter, reason(counter)),
+        });
+        reasons.collect()
+    }
+}
