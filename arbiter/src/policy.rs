@@ -85,6 +85,20 @@ impl PerKind {
     }
 }
 
+/// As `--budget` takes it.
+impl fmt::Display for PerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |f: &mut fmt::Formatter<'_>, number| match number {
+            u8::MAX => f.write_str("all"),
+            number => write!(f, "{number}"),
+        };
+        f.write_str("programmable=")?;
+        number(f, self.programmable)?;
+        f.write_str(",fixed=")?;
+        number(f, self.fixed)
+    }
+}
+
 /// What one layer may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Share {

@@ -181,6 +181,12 @@ impl CorePmu {
         self.host.most = most.clamp(1, MAX_CONTEXTS);
     }
 
+    /// Ticks of the TSC in a millisecond; 1 where contexts are not taken.
+    #[must_use]
+    pub fn tsc_khz(&self) -> u64 {
+        u64::from(self.host.tsc_khz())
+    }
+
     /// Who is told of decisions about host contexts.
     pub fn set_host_audit(&mut self, audit: Box<dyn HostAudit>) {
         self.host.audit = Some(audit);

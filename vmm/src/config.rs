@@ -10,8 +10,8 @@ pub use crate::reservations::{
     FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError,
 };
 pub use choices::{
-    BootModule, CpuVendor, FirmwareConfig, OversubscribeChoice, PmuChoice, TRAP_MODES,
-    UnpackChoice, trap_mode,
+    BootModule, BudgetChoice, BudgetError, CpuVendor, FirmwareConfig, OversubscribeChoice,
+    PmuChoice, TRAP_MODES, UnpackChoice, trap_mode,
 };
 
 use std::path::PathBuf;
@@ -48,6 +48,9 @@ pub enum ConfigError {
     /// Reservations that the PMU model cannot have.
     #[error(transparent)]
     Reservations(#[from] PcrPlanError),
+    /// A budget that the PMU model cannot announce.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
 }
 
 fn flag_of(vendor: Vendor) -> &'static str {
@@ -82,6 +85,9 @@ pub struct RunConfig {
     pub counters: Sources,
     /// What happens where there are too few of them.
     pub oversubscribe: OversubscribeChoice,
+    /// How many physical counters each vCPU's guest may use at a time; `None`: all that
+    /// it has.
+    pub budget: Option<BudgetChoice>,
     /// The CPU vendor that the guest sees.
     pub cpu_vendor: CpuVendor,
     /// CPU features to hide.

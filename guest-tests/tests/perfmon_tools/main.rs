@@ -1,7 +1,8 @@
-//! `umpire stat`, `record`, `report`, `ls` and `pcr` beside a running VM, through the
+//! `umpire stat`, `record`, `report`, `ls`, `pcr` and `budget` beside a running VM, through the
 //! real programs. Counts are declared by `sim`, so what must come out is known.
 
 mod bad_input;
+mod budget;
 mod counts;
 mod observers;
 mod reservations;

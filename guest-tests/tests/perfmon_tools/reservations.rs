@@ -20,7 +20,12 @@ fn msr(offset: u32, n: u32) -> u32 {
     abi::MSR_BASE + offset + n
 }
 
-fn write(a: &mut CodeAssembler, (offset, n): (u32, u32), value: u64, cookie: u64) -> Written {
+pub(super) fn write(
+    a: &mut CodeAssembler,
+    (offset, n): (u32, u32),
+    value: u64,
+    cookie: u64,
+) -> Written {
     a.mov(rsi, cookie)?;
     a.mov(ecx, msr(offset, n))?;
     a.mov(eax, u32::try_from(value).expect("32 bits"))?;
@@ -29,7 +34,7 @@ fn write(a: &mut CodeAssembler, (offset, n): (u32, u32), value: u64, cookie: u64
 }
 
 /// Reads until the low half of a register is `value`.
-fn await_word(a: &mut CodeAssembler, offset: u32, value: u64) -> Written {
+pub(super) fn await_word(a: &mut CodeAssembler, offset: u32, value: u64) -> Written {
     let mut again = a.create_label();
     a.set_label(&mut again)?;
     a.mov(ecx, msr(offset, 0))?;
@@ -93,7 +98,7 @@ fn await_held(vm: &Vm, expected: &[&str]) {
     }
 }
 
-fn refused(vm: &Vm, words: &[&str], expected: &str) {
+pub(super) fn refused(vm: &Vm, words: &[&str], expected: &str) {
     let output = vm.tool(words);
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{words:?}: {told}");

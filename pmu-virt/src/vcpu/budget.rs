@@ -5,7 +5,7 @@ use arbiter::{AdminAct, Budget, BudgetEnd, CounterId, Effects, PerKind};
 use perfmon_abi::wire::{Errno, Refusal};
 use pmu_model::{Tsc, UnavailableReason};
 
-use super::{Here, VcpuPmu};
+use super::{Here, VcpuPmu, index_of};
 use crate::core_pmu::CorePmu;
 use crate::placement::{self, Claim};
 
@@ -14,6 +14,14 @@ impl VcpuPmu {
     #[must_use]
     pub fn budget(&self) -> &Budget {
         &self.grant.budget
+    }
+
+    /// The counters that the guest has enabled and that do not count now, and why.
+    #[must_use]
+    pub fn lacking(&self) -> Vec<(CounterId, UnavailableReason)> {
+        let wanted = self.model.counters().filter(|one| self.is_wanted(*one));
+        let reason = |counter| Some((counter, self.counters[index_of(counter)].unavailable?));
+        wanted.filter_map(reason).collect()
     }
 
     /// Lets the guest use `most` counters at a time from now on; with `until` only to that
@@ -77,12 +85,7 @@ impl VcpuPmu {
 
     fn apply_budget(&mut self, here: &mut Here<'_>, grace_ms: u32) {
         let most = self.grant.budget.most;
-        log::info!(
-            "{}: its guest may use {} programmable and {} fixed counters at a time",
-            self.owner,
-            most.programmable,
-            most.fixed
-        );
+        log::info!("{}: the budget of its guest is {most}", self.owner);
         if let Some(core) = here {
             self.introduce_anew(core);
         }

@@ -20,7 +20,9 @@ use crate::exit::ExitStatus;
 pub use perfmon::{PartFlag, PerfmonFlags};
 pub use profile::{ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
 pub use run::RunFlags;
-pub use tools::{LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags, WhoFlags};
+pub use tools::{
+    BudgetFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags, WhoFlags,
+};
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
 #[derive(Clone, Debug, Parser)]
@@ -52,6 +54,8 @@ pub enum Command {
     Ls(LsFlags),
     /// Show who has reserved which counter of a running VM; revoke, bar, change the rules
     Pcr(PcrFlags),
+    /// Show or set how many physical counters the guests of a running VM may use
+    Budget(BudgetFlags),
     /// Show which symbols of the guest the samples of a profile are in
     Report(Box<ReportFlags>),
     /// Print each sample of a profile as a line

@@ -42,6 +42,7 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
         Command::Record(flags) => tools::record(&flags),
         Command::Ls(flags) => tools::ls(&flags),
         Command::Pcr(flags) => tools::pcr(&flags),
+        Command::Budget(flags) => tools::budget(&flags),
         Command::Report(flags) => tools::report(&flags),
         Command::Script(flags) => tools::script(&flags),
         Command::Bench { what } => bench::run(what),

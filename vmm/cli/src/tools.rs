@@ -1,9 +1,11 @@
-//! `umpire stat`, `record`, `ls`, `pcr`, `report` and `script`: from their flags to the
-//! tools.
+//! `umpire stat`, `record`, `ls`, `pcr`, `budget`, `report` and `script`: from their flags
+//! to the tools.
 
 use std::io::{self, BufWriter};
 use std::time::Duration;
 
+use umpire_tools::budget::{BudgetChange, BudgetOptions};
+use umpire_tools::duration::Span;
 use umpire_tools::ls::LsOptions;
 use umpire_tools::pcr::{PcrAct, PcrOptions};
 use umpire_tools::profile::{
@@ -14,12 +16,13 @@ use umpire_tools::stat::StatOptions;
 use umpire_tools::stat::print::Form;
 use umpire_tools::targets::Selection;
 use umpire_tools::{Completion, ToolError};
+use vmm::config::BudgetChoice;
 
-use crate::config::parse_policy_changes;
+use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
-    LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags, ReportFlags, ScriptFlags, StatFlags,
-    WhoFlags,
+    BudgetFlags, LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags, ReportFlags,
+    ScriptFlags, StatFlags, WhoFlags,
 };
 
 /// `umpire stat`.
@@ -123,6 +126,36 @@ pub fn pcr(flags: &PcrFlags) -> Result<ExitStatus, UserError> {
     };
     let mut out = BufWriter::new(io::stdout().lock());
     umpire_tools::pcr::run(&options, &mut out, &mut io::stderr())?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// `umpire budget`.
+///
+/// # Errors
+/// The words make no sense, there is no VM, it refuses, or standard output cannot be
+/// written to.
+pub fn budget(flags: &BudgetFlags) -> Result<ExitStatus, UserError> {
+    let change = |words: &String| {
+        let choice = BudgetChoice::parse(words, false).ok_or_else(|| SettingError::Choice {
+            value: words.clone(),
+            allowed: BudgetChoice::ALLOWED,
+        });
+        let choice = choice.map_err(UserError::bad_input)?;
+        let ms = |span: Span| u64::try_from(span.0.as_millis()).unwrap_or(u64::MAX);
+        Ok::<_, UserError>(BudgetChange {
+            programmable: choice.programmable,
+            fixed: choice.fixed,
+            grace_ms: flags.grace,
+            for_ms: flags.duration.map(ms),
+        })
+    };
+    let options = BudgetOptions {
+        control: flags.control.clone(),
+        json: flags.json,
+        change: flags.budget.as_ref().map(change).transpose()?,
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    umpire_tools::budget::run(&options, &mut out)?;
     Ok(ExitStatus::SUCCESS)
 }
 

@@ -7,12 +7,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use perfmon_abi::wire::budget::{BudgetChange, BudgetInfo};
 use perfmon_abi::wire::info::{ReservedInfo, VcpuState};
 use perfmon_abi::wire::pcr::{PcrAct, PcrInfo};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{AttachedContext, ContextId, NotLoaded, Phase};
 use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
 use rustix::event::{EventfdFlags, eventfd};
+use serde::Serialize;
 
 /// What a context is, or is to be, attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -52,9 +54,33 @@ pub(crate) enum Work {
     Unload,
     /// Tell what there is. This work is for no context ([`INSPECTION`]).
     Inspect,
-    /// Show or administer the counter reservations of the vCPU. This work is for no
-    /// context either; the number tells requests apart.
-    Pcr(u64, Box<PcrAct>),
+    /// Show or administer what the guest of the vCPU may use and what its layers have
+    /// reserved. This work is for no context either; the number tells requests apart.
+    Administer(u64, Box<Administration>),
+}
+
+/// What an administrator asks of a vCPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Administration {
+    /// About counter reservations.
+    Pcr(PcrAct),
+    /// About the budget: a change of it, or nothing but the answer.
+    Budget(Option<BudgetChange>),
+}
+
+impl Administration {
+    /// Whether it leaves everything as it is.
+    pub(crate) fn only_looks(&self) -> bool {
+        matches!(self, Self::Pcr(PcrAct::Show) | Self::Budget(None))
+    }
+}
+
+/// What there is then.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Administered {
+    Pcr(Box<PcrInfo>),
+    Budget(Box<BudgetInfo>),
 }
 
 /// Stands for a context where a job is for none.
@@ -71,8 +97,8 @@ pub(crate) enum Done {
     Unloaded(Option<Box<AttachedContext>>),
     /// What there is.
     Inspected(Box<View>),
-    /// The reservations as they are now, for the request of this number.
-    Pcr(u64, Result<Box<PcrInfo>, Refusal>),
+    /// What there is now, for the request of this number.
+    Administered(u64, Result<Administered, Refusal>),
     /// Nobody does it: the vCPU or core has ended.
     Undone(Work),
 }
@@ -154,11 +180,11 @@ impl Job {
         matches!(self.work, Some(Work::Inspect))
     }
 
-    /// The job is about the counter reservations of a vCPU. Leases and revocations
-    /// that are due by now should have ended before it.
+    /// The job is about what the guest of a vCPU may use or has reserved. Leases,
+    /// budgets and revocations that are due by now should have ended before it.
     #[must_use]
-    pub fn is_about_reservations(&self) -> bool {
-        matches!(self.work, Some(Work::Pcr(..)))
+    pub fn is_administration(&self) -> bool {
+        matches!(self.work, Some(Work::Administer(..)))
     }
 
     /// Does the job: `act` gets the work and returns what came of it.

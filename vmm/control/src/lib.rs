@@ -52,6 +52,7 @@
 
 #![deny(unsafe_code)]
 
+mod budget;
 mod buffer;
 mod closer;
 mod config;

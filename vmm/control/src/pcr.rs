@@ -8,7 +8,7 @@ use perfmon_abi::wire::{Errno, Refusal};
 use pmu_virt::{CorePmu, CounterReport, VcpuPmu};
 
 /// A day. Who is told so long before loses nothing in practice.
-const LONGEST_GRACE_MS: u32 = 86_400_000;
+pub(crate) const LONGEST_GRACE_MS: u32 = 86_400_000;
 
 /// Does `act` to the reservations of vCPU `vcpu`, which is on `core`, and tells what
 /// there is then.

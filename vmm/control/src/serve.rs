@@ -6,8 +6,8 @@ use pmu_virt::perfmon::{AttachedContext, ContextId, NotLoaded, Quantities};
 use pmu_virt::{CorePmu, VcpuPmu};
 
 use crate::dispatcher::JobQueue;
-use crate::job::{CoreView, Done, Job, Target, VcpuView, View, Work};
-use crate::pcr;
+use crate::job::{Administered, Administration, CoreView, Done, Job, Target, VcpuView, View, Work};
+use crate::{budget, pcr};
 
 /// Does a job for a vCPU, or for `core`, which the vCPU is on. `values` are the
 /// quantities of whichever the job is about.
@@ -22,10 +22,18 @@ pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, core: &mut CorePmu, values: &dyn 
         return serve_inspection(job, view);
     }
     match job.target() {
-        Target::Vcpu(number) if job.is_about_reservations() => {
+        Target::Vcpu(number) if job.is_administration() => {
             job.act(|_, work| match work {
-                Work::Pcr(request, act) => {
-                    Done::Pcr(request, pcr::administer(number, pmu, core, &act))
+                Work::Administer(request, what) => {
+                    let done = match *what {
+                        Administration::Pcr(act) => {
+                            pcr::administer(number, pmu, core, &act).map(Administered::Pcr)
+                        }
+                        Administration::Budget(change) => {
+                            budget::administer(number, pmu, core, change).map(Administered::Budget)
+                        }
+                    };
+                    Done::Administered(request, done)
                 }
                 other => Done::Undone(other),
             });
@@ -170,6 +178,6 @@ fn act(host: &mut dyn Host, id: ContextId, work: Work, values: &dyn Quantities) 
             let result = host.call(id, &mut call, values);
             Done::Called(call, result)
         }
-        work @ (Work::Call(_) | Work::Inspect | Work::Pcr(..)) => Done::Undone(work),
+        work @ (Work::Call(_) | Work::Inspect | Work::Administer(..)) => Done::Undone(work),
     }
 }

@@ -1,5 +1,6 @@
 //! The server: how it starts, and how it ends. Its one thread is in `event_loop`.
 
+mod administration;
 mod answer;
 mod connections;
 mod contexts;
@@ -7,7 +8,6 @@ mod event_loop;
 mod events;
 mod inventory;
 mod limits;
-mod reservations;
 
 use std::io;
 use std::sync::Arc;

@@ -163,6 +163,8 @@ struct Details {
     policy: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     scheme: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    budget: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -264,6 +266,10 @@ impl Details {
             },
             Event::SchemeSet(scheme) => Self {
                 scheme: Some(scheme.name()),
+                ..none
+            },
+            Event::BudgetSet(most) => Self {
+                budget: Some(most.to_string()),
                 ..none
             },
             Event::Renewed
@@ -390,6 +396,7 @@ mod tests {
 
     use super::super::decisions::DecisionTable;
     use super::*;
+    use arbiter::PerKind;
 
     #[test]
     fn lines() {
@@ -445,6 +452,15 @@ mod tests {
             Event::SchemeSet(Scheme::SingleMaster),
             1,
             r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"scheme-set","scheme":"single"}"#,
+        );
+        let most = PerKind {
+            programmable: 2,
+            ..PerKind::ALL
+        };
+        check(
+            Event::BudgetSet(most),
+            1,
+            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"budget-set","budget":"programmable=2,fixed=all"}"#,
         );
         let coarse = Entry {
             record: Record {

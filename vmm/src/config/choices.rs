@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use arbiter::{CounterSet, PerKind};
 use kvm_pmu::TrapMode;
 use pmu_virt::{ModelError, PmuModel};
+use thiserror::Error;
 
 use crate::firmware::{CounterSpec, FirmwareChoice};
 
@@ -144,6 +146,108 @@ impl OversubscribeChoice {
     }
 }
 
+/// `--budget`: how many physical counters each vCPU's guest may use at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetChoice {
+    /// Of programmable counters; none if that was not said.
+    pub programmable: Option<u8>,
+    /// Of fixed-function ones, likewise.
+    pub fixed: Option<u8>,
+    /// CPUID announces the nearest number that it can, where it cannot say this one.
+    pub round: bool,
+}
+
+impl BudgetChoice {
+    /// The possible words.
+    pub const ALLOWED: &'static str =
+        "programmable=N, fixed=N or both with a comma between, N from 0 to 32 or all";
+    /// Those of `umpire run`.
+    pub const ALLOWED_AT_START: &'static str = "programmable=N, fixed=N or both, N from 0 to 32 or all, and round if CPUID may announce \
+         another number; with commas between";
+
+    /// What the words stand for; `round` only where a guest is to be started.
+    #[must_use]
+    pub fn parse(text: &str, at_start: bool) -> Option<Self> {
+        let mut choice = Self {
+            programmable: None,
+            fixed: None,
+            round: false,
+        };
+        for word in text.split(',') {
+            let (name, number) = word.split_once('=').unwrap_or((word, ""));
+            let once = match name {
+                "programmable" => set_once(&mut choice.programmable, number),
+                "fixed" => set_once(&mut choice.fixed, number),
+                "round" => {
+                    number.is_empty() && at_start && !std::mem::replace(&mut choice.round, true)
+                }
+                _ => false,
+            };
+            if !once {
+                return None;
+            }
+        }
+        (choice.programmable.is_some() || choice.fixed.is_some()).then_some(choice)
+    }
+
+    /// The budget, where what is not said is not limited.
+    #[must_use]
+    pub fn most(self) -> PerKind {
+        PerKind {
+            programmable: self.programmable.unwrap_or(u8::MAX),
+            fixed: self.fixed.unwrap_or(u8::MAX),
+        }
+    }
+
+    /// What CPUID announces, of `visible` counters without it.
+    ///
+    /// # Errors
+    /// The model has no way to say it, and nobody allowed it to say something else.
+    pub fn announced(self, model: &PmuModel, visible: PerKind) -> Result<PerKind, BudgetError> {
+        let most = self.most();
+        let wanted = PerKind {
+            programmable: visible.programmable.min(most.programmable),
+            fixed: visible.fixed.min(most.fixed),
+        };
+        let can = |programmable| model.can_announce(CounterSet::first(programmable, wanted.fixed));
+        if let Some(announced) = can(wanted.programmable)
+            && (self.round || announced == wanted)
+        {
+            return Ok(announced);
+        }
+        let above = (wanted.programmable..=visible.programmable).find_map(can);
+        above.filter(|_| self.round).ok_or(BudgetError {
+            most: wanted.programmable,
+            model: model.name(),
+        })
+    }
+}
+
+fn set_once(value: &mut Option<u8>, number: &str) -> bool {
+    let parsed = match number {
+        "all" => Some(u8::MAX),
+        _ => number
+            .parse()
+            .ok()
+            .filter(|n| *n <= arbiter::MAX_PROGRAMMABLE),
+    };
+    value.is_none() && parsed.is_some_and(|parsed| value.replace(parsed).is_none())
+}
+
+/// A budget that a PMU model cannot announce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "--budget: CPUID cannot say that {model} has {most} programmable counters; add ,round to \
+     announce the nearest number that it can say, of which no more than the budget count at a \
+     time, or choose a model that can, as amd-perfmonv2 or intel-v2"
+)]
+pub struct BudgetError {
+    /// How many were to be announced.
+    pub most: u8,
+    /// The model.
+    pub model: &'static str,
+}
+
 /// The words of `--rdpmc-trap`.
 pub const TRAP_MODES: &str = "auto, patch, breakpoint or none";
 
@@ -156,5 +260,80 @@ pub fn trap_mode(text: &str) -> Option<TrapMode> {
         "breakpoint" => Some(TrapMode::Breakpoint),
         "none" => Some(TrapMode::None),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_in_words() {
+        let parse = |text| BudgetChoice::parse(text, true);
+        let choice = |programmable, fixed, round| {
+            Some(BudgetChoice {
+                programmable,
+                fixed,
+                round,
+            })
+        };
+        assert_eq!(
+            parse("programmable=4,fixed=2"),
+            choice(Some(4), Some(2), false)
+        );
+        assert_eq!(parse("fixed=0"), choice(None, Some(0), false));
+        assert_eq!(
+            parse("programmable=all,round"),
+            choice(Some(255), None, true)
+        );
+        for wrong in [
+            "",
+            "round",
+            "4",
+            "programmable",
+            "programmable=",
+            "programmable=33",
+            "programmable=-1",
+            "programmable=1,programmable=2",
+            "fixed=1,",
+            "fixed=1,round=1",
+            "fixed=1,round,round",
+            "slots=1",
+        ] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+        assert_eq!(BudgetChoice::parse("fixed=1,round", false), None);
+    }
+
+    #[test]
+    fn what_cpuid_cannot_say_is_refused_or_rounded() {
+        // The model, the budget, and what is announced without and with `round`.
+        let table = [
+            ("intel-v2,counters=4,fixed=3", (4, 3), Some((4, 3)), (4, 3)),
+            ("intel-v2,counters=4,fixed=3", (2, 1), Some((2, 1)), (2, 1)),
+            ("intel-v2,counters=4,fixed=3", (0, 3), None, (1, 3)),
+            ("amd-perfmonv2", (3, 0), Some((3, 0)), (3, 0)),
+            ("amd-core", (6, 0), Some((6, 0)), (6, 0)),
+            ("amd-core", (4, 0), Some((4, 0)), (4, 0)),
+            ("amd-core", (5, 0), None, (4, 0)),
+            ("amd-core", (2, 0), None, (4, 0)),
+            ("amd-k7", (2, 0), None, (4, 0)),
+            ("amd-k7", (8, 0), Some((4, 0)), (4, 0)),
+        ];
+        for (model, (programmable, fixed), exact, rounded) in table {
+            let model = PmuModel::parse(model).expect("a model");
+            let announced = |round| {
+                let choice = BudgetChoice {
+                    programmable: Some(programmable),
+                    fixed: Some(fixed),
+                    round,
+                };
+                let announced = choice.announced(&model, model.counts());
+                announced.ok().map(|it| (it.programmable, it.fixed))
+            };
+            let name = model.name();
+            assert_eq!(announced(false), exact, "{name} {programmable}");
+            assert_eq!(announced(true), Some(rounded), "{name} {programmable}");
+        }
     }
 }

@@ -167,6 +167,14 @@ impl Machine {
             }),
             _ => None,
         };
+        let announced = config
+            .budget
+            .zip(guest.pmu.as_ref())
+            .map(|(budget, model)| {
+                let visible = pcr.as_ref().and_then(|pcr| pcr.plan.legacy);
+                budget.announced(model, visible.unwrap_or(model.counts()))
+            });
+        let announced = announced.transpose().map_err(ConfigError::from)?;
         let saved = config.restore.as_deref();
         let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
         let saved = saved.transpose()?;
@@ -233,6 +241,7 @@ impl Machine {
         let pmu_cpuid = pmu_cpuid.map(|(model, core)| {
             let visible = pcr.as_ref().and_then(|pcr| pcr.plan.legacy);
             let visible = visible.unwrap_or(model.counts());
+            let visible = announced.unwrap_or(visible);
             let cpuid = model.announced(|request| core.backend().plan(request).is_ok(), visible);
             match reserved.first() {
                 Some(first) => cpuid.with_reservations(&first.unit),
@@ -252,7 +261,11 @@ impl Machine {
             let mut pmu = guest.pmu.as_ref().map(|model| {
                 let answer = oversubscription(config.oversubscribe, tsc_khz);
                 let owner = OwnerId(id.0.into());
-                let pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
+                let grant = Grant::everything();
+                let grant = config
+                    .budget
+                    .map_or(grant, |budget| grant.at_most(budget.most()));
+                let pmu = VcpuPmu::detached(owner, model.clone(), grant);
                 let mut pmu = pmu.with_oversubscription(answer);
                 if let Some(reservations) = reserved.next() {
                     pmu = pmu.with_reservations(reservations);

@@ -84,7 +84,7 @@ impl RunState {
                 serve_inspection(job, view);
                 continue;
             }
-            if job.is_about_reservations() {
+            if job.is_administration() {
                 // One that was not run for some time has leases that have ended.
                 pmu.tick(Some(&mut *core), now());
             }

@@ -9,6 +9,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod budget;
 pub mod duration;
 mod error;
 pub mod ls;

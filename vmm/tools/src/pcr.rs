@@ -9,7 +9,6 @@ use std::path::PathBuf;
 pub use perfmon_abi::wire::pcr::{PcrAct, PcrInfo, PcrRequest, ShareChange};
 use perfmon_abi::wire::{Errno, Refusal};
 use serde::Serialize;
-use umpire_perfmon::Client;
 
 use crate::numbers::Numbers;
 use crate::{ToolError, note, vm};
@@ -49,11 +48,7 @@ pub fn run(
     out: &mut dyn Write,
     notes: &mut dyn Write,
 ) -> Result<(), ToolError> {
-    let socket = vm::socket(options.control.as_deref())?;
-    let client = vm::connect(&socket)?;
-    let hello = client
-        .hello()
-        .map_err(|refusal| ToolError::refused("asking for the VM", refusal))?;
+    let (socket, client, hello) = vm::meet(options.control.as_deref())?;
     let count = hello.vcpus;
     let chosen = match &options.vcpus {
         Some(list) => list.below(count).map_err(|number| ToolError::NoTarget {
@@ -63,7 +58,14 @@ pub fn run(
         })?,
         None => (0..count).collect(),
     };
-    let vcpus = perform(&client, &options.act, &chosen)?;
+    let vcpus = each(
+        &chosen,
+        |vcpu| {
+            let act = options.act.clone();
+            client.pcr(&PcrRequest { vcpu, act })
+        },
+        |vcpu, refusal| failed(&options.act, vcpu, refusal),
+    )?;
     if options.act == PcrAct::Show && vcpus.len() < chosen.len() {
         let missing = chosen.len() - vcpus.len();
         note(notes, &format!("{missing} vCPUs have ended"));
@@ -78,33 +80,40 @@ pub fn run(
     } else {
         text::write(&options.act, &listing, out)
     };
+    finish(written, out)
+}
+
+/// Somebody who reads no further is no failure.
+pub(crate) fn finish(written: io::Result<()>, out: &mut dyn Write) -> Result<(), ToolError> {
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ToolError::Output(error)),
         _ => Ok(()),
     }
 }
 
-/// Does `act` to each vCPU. One that has ended is passed over, and so is one on which
-/// nobody holds the counter that is to be revoked, if there is another.
-fn perform(client: &Client, act: &PcrAct, vcpus: &[u32]) -> Result<Vec<PcrInfo>, ToolError> {
-    let mut done: Vec<PcrInfo> = Vec::new();
+/// Asks each vCPU. One that has ended is passed over, and so is one on which nobody holds
+/// the counter that is to be revoked, if there is another. `failed` says what was tried.
+pub(crate) fn each<T>(
+    vcpus: &[u32],
+    ask: impl Fn(u32) -> Result<T, Refusal>,
+    failed: impl Fn(u32, Refusal) -> ToolError,
+) -> Result<Vec<T>, ToolError> {
+    let (mut done, mut on): (Vec<T>, Vec<u32>) = (Vec::new(), Vec::new());
     let mut passed_over = None;
     for &vcpu in vcpus {
-        let request = PcrRequest {
-            vcpu,
-            act: act.clone(),
-        };
-        match client.pcr(&request) {
-            Ok(info) => done.push(info),
-            Err(refusal) if matches!(refusal.errno, Errno::ESRCH | Errno::ENOENT) => {
-                passed_over = passed_over.or(Some(failed(act, vcpu, refusal)));
+        match ask(vcpu) {
+            Ok(info) => {
+                done.push(info);
+                on.push(vcpu);
             }
-            Err(refusal) if done.is_empty() => return Err(failed(act, vcpu, refusal)),
+            Err(refusal) if matches!(refusal.errno, Errno::ESRCH | Errno::ENOENT) => {
+                passed_over = passed_over.or(Some(failed(vcpu, refusal)));
+            }
+            Err(refusal) if done.is_empty() => return Err(failed(vcpu, refusal)),
             Err(refusal) => {
-                let numbers: Vec<u32> = done.iter().map(|info| info.vcpu).collect();
-                let before = text::ranges(&numbers);
+                let before = text::ranges(&on);
                 let reason = format!("{} (it was done on vCPU {before})", refusal.reason);
-                return Err(failed(act, vcpu, Refusal::new(refusal.errno, reason)));
+                return Err(failed(vcpu, Refusal::new(refusal.errno, reason)));
             }
         }
     }
@@ -135,7 +144,7 @@ fn failed(act: &PcrAct, vcpu: u32, refusal: Refusal) -> ToolError {
     )
 }
 
-fn json(listing: &PcrListing, out: &mut dyn Write) -> io::Result<()> {
+pub(crate) fn json(listing: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, listing)?;
     writeln!(out)
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use perfmon::LogicalPmu;
+use perfmon_abi::wire::Hello;
 use perfmon_abi::wire::info::{MachineInfo, ModelInfo};
 use perfmon_abi::{Config, Record};
 use pmu_model::PmuModel;
@@ -88,6 +89,17 @@ pub(crate) fn connect(path: &Path) -> Result<Client, ToolError> {
         reason: refusal.reason.into_owned(),
         errno: refusal.errno,
     })
+}
+
+/// The same for the VM that `control` names, or else the environment.
+///
+/// # Errors
+/// None is named, or none answers.
+pub(crate) fn meet(control: Option<&Path>) -> Result<(PathBuf, Client, Hello), ToolError> {
+    let socket = socket(control)?;
+    let client = connect(&socket)?;
+    let hello = client.hello().map_err(refused("asking for the VM"))?;
+    Ok((socket, client, hello))
 }
 
 /// The socket that `control` names, or else the environment.

@@ -3,10 +3,11 @@
 //! The socket is `SOCK_SEQPACKET`: one packet is one request, and each request
 //! has one reply, in order. [`frame`] has the headers, [`Call`] the commands of
 //! the specification, [`Extension`] those that only a socket needs, [`info`]
-//! the documents (JSON) that some of these return, [`pcr`] the one command with
-//! such an argument. Numbers are little-endian.
+//! the documents (JSON) that some of these return, [`pcr`] and [`budget`] the
+//! commands with such an argument. Numbers are little-endian.
 //! Whatever a peer sends, decoding it ends in a value or a typed error.
 
+pub mod budget;
 mod call;
 mod errno;
 mod extension;

@@ -8,10 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use perfmon_abi::CtxArg;
+use perfmon_abi::wire::budget::{BUDGET, BudgetInfo, BudgetRequest};
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use perfmon_abi::wire::pcr::{PCR, PcrInfo, PcrRequest};
 use perfmon_abi::wire::{Bound, Call, Errno, Extension, Hello, MAX_PACKET, NO_CONTEXT, Refusal};
 use rustix::net::SocketAddrUnix;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::context::{Buffer, ContextHandle};
@@ -227,12 +229,29 @@ impl Client {
     /// such vCPU, or it has ended. EOPNOTSUPP: the VM has no reservations. And those of
     /// the connection.
     pub fn pcr(&self, request: &PcrRequest) -> Result<PcrInfo, Refusal> {
+        self.administer(PCR, request)
+    }
+
+    /// Shows or sets how many physical counters the guest of a vCPU may use at a time.
+    ///
+    /// # Errors
+    /// EBUSY: host contexts rely on what the guest would get. EPERM: this user may not.
+    /// ESRCH: there is no such vCPU, or it has ended. And those of the connection.
+    pub fn budget(&self, request: &BudgetRequest) -> Result<BudgetInfo, Refusal> {
+        self.administer(BUDGET, request)
+    }
+
+    fn administer<Q, A>(&self, command: u16, request: &Q) -> Result<A, Refusal>
+    where
+        Q: Serialize,
+        A: DeserializeOwned,
+    {
         let argument = serde_json::to_vec(request)
             .map_err(|error| Refusal::new(Errno::EINVAL, error.to_string()))?;
         let question = Question {
             nargs: 1,
             length: argument.len(),
-            ..Question::plain(PCR)
+            ..Question::plain(command)
         };
         let mut state = self.state();
         let answer = self.exchange(&mut state, question, &argument)?;

@@ -100,6 +100,7 @@ fn decided(event: Event) -> String {
         Event::LayerUnbarred(of) => format!("the {} may reserve again", layer(of)),
         Event::PolicySet { of, .. } => format!("the {} has another share", layer(of)),
         Event::SchemeSet(scheme) => format!("the scheme is {scheme} from now on"),
+        Event::BudgetSet(most) => format!("the guest's budget is {most} from now on"),
         Event::DropValueSet(_)
         | Event::DroppedRead(_)
         | Event::DroppedWrite(_)

@@ -145,6 +145,9 @@ pub enum SettingError {
     /// A PMU's state without a PMU.
     #[error("under --pmu none there is no PMU and no state of one; leave one out")]
     StateWithoutPmu,
+    /// A budget of counters that there are none of.
+    #[error("under --pmu none there are no counters and no budget of them; leave one out")]
+    BudgetWithoutPmu,
     /// Something about host tools that nobody serves.
     #[error("no host tools are served; add --control SOCKET")]
     NoControl,

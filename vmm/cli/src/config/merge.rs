@@ -7,8 +7,8 @@ use arbiter::Scheme;
 use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{Source, Sources};
 use vmm::config::{
-    BootModule, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants, HypervisorCounters,
-    OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, UnpackChoice,
+    BootModule, BudgetChoice, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants,
+    HypervisorCounters, OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, UnpackChoice,
 };
 use vmm::firmware::{CounterSpec, FirmwareChoice};
 use vmm::sched::CorePlan;
@@ -94,7 +94,7 @@ impl Merge<'_> {
     fn run_config(&self) -> Result<RunConfig, ConfigError> {
         let cpus = checked!(self, cpus, |n| small(n, CPUS, "vCPUs"))?.unwrap_or(DEFAULT_CPUS);
         let pmu = checked!(self, pmu, model)?.unwrap_or_default();
-        self.states_need_pmu(&pmu)?;
+        self.some_need_pmu(&pmu)?;
         let pcr = self.reservations(&pmu)?;
         let control = self.control(&pmu)?;
         let floor = checked!(self, pmi_floor, |n| number(n, PMI_FLOOR_US, "microseconds"))?;
@@ -119,6 +119,10 @@ impl Merge<'_> {
                 )
             })?
             .unwrap_or_default(),
+            budget: checked!(self, budget, |words| {
+                let parse = |words: &str| BudgetChoice::parse(words, true);
+                choice(words, parse, BudgetChoice::ALLOWED_AT_START)
+            })?,
             cpu_vendor: checked!(self, cpu_vendor, |word| {
                 choice(word, CpuVendor::parse, CpuVendor::ALLOWED)
             })?
@@ -266,11 +270,15 @@ impl Merge<'_> {
         }
     }
 
-    /// Without a PMU there is no state of one.
-    fn states_need_pmu(&self, pmu: &PmuChoice) -> Result<(), ConfigError> {
+    /// Without a PMU there is no state of one and no budget of counters.
+    fn some_need_pmu(&self, pmu: &PmuChoice) -> Result<(), ConfigError> {
         let state = given!(self, save_on_exit).or_else(|| given!(self, restore));
-        match (pmu, state) {
-            (PmuChoice::None, Some(given)) => Err(given.wrong(SettingError::StateWithoutPmu)),
+        match (pmu, state, place!(self, budget)) {
+            (PmuChoice::None, Some(given), _) => Err(given.wrong(SettingError::StateWithoutPmu)),
+            (PmuChoice::None, _, Some(place)) => {
+                let source = SettingError::BudgetWithoutPmu;
+                Err(ConfigError::setting(place, source))
+            }
             _ => Ok(()),
         }
     }

@@ -18,6 +18,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("record", |record| record.after_help(RECORD))
         .mut_subcommand("ls", |ls| ls.after_help(LS))
         .mut_subcommand("pcr", |pcr| pcr.after_help(PCR))
+        .mut_subcommand("budget", |budget| budget.after_help(BUDGET))
         .mut_subcommand("report", |report| report.after_help(REPORT))
         .mut_subcommand("script", |script| script.after_help(SCRIPT))
         .mut_subcommand("bench", |bench| {
@@ -168,6 +169,19 @@ each change. Who may make changes: whoever may count on cores (--control-sys-gid
   umpire pcr scheme --control guest.sock interacting
   umpire pcr --control guest.sock -j | jq '.vcpus[].reservations[]'
 Exit status: 0; 2 if the VM cannot be reached, or something cannot be done as asked.";
+
+const BUDGET: &str = "\
+MAY USE is how many physical counters the guest of each vCPU may have at a time. Its registers
+stay whatever the budget is. What is too many and not reserved takes turns or stands still at
+once (umpire run --oversubscribe); lines below the table say which counters and why. What
+firmware or kernel have reserved is taken last, after --grace, with a notice of the reason
+BUDGET (docs/arbitration.md). Give programmable=all to take a limit away.
+
+  umpire budget --control guest.sock
+  umpire budget --control guest.sock programmable=2,fixed=1 --grace 500
+  umpire budget --control guest.sock programmable=0 --for 30s
+  umpire budget --control guest.sock -j | jq '.vcpus[].programmable.lacking'
+Exit status: 0; 2 if the VM cannot be reached or refuses, or the words make no sense.";
 
 const REPORT: &str = "\
 Overhead is the part of the event's occurrences, which each sample stands for by its period.

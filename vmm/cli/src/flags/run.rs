@@ -52,6 +52,11 @@ pub struct RunFlags {
     /// are scaled and labelled) or refuse (the surplus is unavailable) [default: multiplex]
     #[arg(long, value_name = "HOW")]
     pub oversubscribe: Option<String>,
+    /// How many physical counters each vCPU's guest may use at a time; CPUID announces no
+    /// more, which has to be exact without the word round; umpire budget changes it later
+    /// [default: all]
+    #[arg(long, value_name = "programmable=N,fixed=N[,round]")]
+    pub budget: Option<String>,
     /// CPU vendor that the guest sees: host, amd or intel [default: host]
     #[arg(long, value_name = "VENDOR")]
     pub cpu_vendor: Option<String>,

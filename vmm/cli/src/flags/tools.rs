@@ -136,6 +136,29 @@ pub struct LsFlags {
     pub json: bool,
 }
 
+/// The flags of `umpire budget`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct BudgetFlags {
+    /// What every vCPU's guest may use from now on; a kind that is not named stays as it is
+    /// [default: change nothing, show what there is]
+    #[arg(value_name = "programmable=N,fixed=N")]
+    pub budget: Option<String>,
+    /// The VM's control socket [default: what UMPIRE_PERFMON names]
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+    /// Tell who has reserved a counter that is to be taken so many milliseconds before, 0 to
+    /// 60000
+    #[arg(long, value_name = "MS", default_value_t = 100, requires = "budget",
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    pub grace: u32,
+    /// So long; then it is as before, as 500ms, 30s or 2h [default: for good]
+    #[arg(long = "for", value_name = "DURATION", requires = "budget")]
+    pub duration: Option<Span>,
+    /// Print JSON: one object, after a change with what there is now
+    #[arg(short, long)]
+    pub json: bool,
+}
+
 /// The flags of `umpire pcr`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct PcrFlags {

@@ -314,9 +314,9 @@ impl Contexts {
                 request.and_then(|request| self.call_undone(id, request, call))
             }
             Done::Undone(Work::Unload) => Some(Answer::default()),
-            Done::Inspected(_) | Done::Pcr(..) | Done::Undone(Work::Inspect | Work::Pcr(..)) => {
-                None
-            }
+            Done::Inspected(_)
+            | Done::Administered(..)
+            | Done::Undone(Work::Inspect | Work::Administer(..)) => None,
         };
         if let (Some(request), Some(answer)) = (request, answer) {
             self.answers.push_back((request, answer));

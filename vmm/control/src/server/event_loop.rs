@@ -8,17 +8,18 @@ use std::time::{Duration, Instant};
 
 use perfmon_abi::CtxArg;
 use perfmon_abi::consts::PFM_VERSION;
+use perfmon_abi::wire::budget::BUDGET;
 use perfmon_abi::wire::pcr::PCR;
 use perfmon_abi::wire::{Call, Errno, Extension, FrameError, Hello, MAX_PACKET, Refusal, Request};
 use pmu_virt::perfmon::ContextId;
 
+use super::administration::AdminRequests;
 use super::answer::{Answer, ConnectionId, RequestId};
 use super::connections::{Connections, PacketBuffer};
 use super::contexts::Contexts;
 use super::events::{Events, Token};
 use super::inventory::{self, ListAnswer, ListRequests};
 use super::limits::Limits;
-use super::reservations::PcrRequests;
 use super::{LINGER, ServedVm, Stop};
 use crate::config::ControlConfig;
 use crate::job::{Done, Report, Work};
@@ -40,7 +41,7 @@ pub(super) struct EventLoop {
     contexts: Contexts,
     connections: Connections,
     lists: ListRequests,
-    reservations: PcrRequests,
+    administration: AdminRequests,
 }
 
 impl EventLoop {
@@ -62,7 +63,7 @@ impl EventLoop {
             connections,
             contexts: Contexts::new(vm, events.clone()),
             lists: ListRequests::new(config.policy.to_string()),
-            reservations: PcrRequests::default(),
+            administration: AdminRequests::default(),
             events,
         })
     }
@@ -130,13 +131,13 @@ impl EventLoop {
                     let answer = self.lists.inspected(target, None, &self.contexts);
                     self.answer_lists(answer);
                 }
-                Report::Job(_, target, Done::Pcr(number, result)) => {
+                Report::Job(_, target, Done::Administered(number, result)) => {
                     self.lists.outdated();
-                    let answer = self.reservations.done(number, target, Some(result));
+                    let answer = self.administration.done(number, target, Some(result));
                     self.answer_pcr(answer);
                 }
-                Report::Job(_, target, Done::Undone(Work::Pcr(number, _))) => {
-                    let answer = self.reservations.done(number, target, None);
+                Report::Job(_, target, Done::Undone(Work::Administer(number, _))) => {
+                    let answer = self.administration.done(number, target, None);
                     self.answer_pcr(answer);
                 }
                 Report::Job(id, _, done) => {
@@ -178,7 +179,7 @@ impl EventLoop {
         }
         for connection in self.connections.take_ended() {
             self.lists.forget(connection);
-            self.reservations.forget(connection);
+            self.administration.forget(connection);
             self.contexts.forget(connection);
         }
     }
@@ -249,12 +250,12 @@ impl EventLoop {
         }
         if request.command < EXTENSIONS {
             self.specified(id, request)
-        } else if request.command == PCR {
+        } else if matches!(request.command, PCR | BUDGET) {
             let connection = self.connections.get(id.connection);
             let peer = &connection.ok_or(Errno::ECONNRESET)?.peer;
             let dispatcher = &self.contexts.vm().dispatcher;
             let may = self.limits.admit_administrator(peer);
-            self.reservations.request(id, request, may, dispatcher)?;
+            self.administration.request(id, request, may, dispatcher)?;
             Ok(None)
         } else {
             self.extension(id, request, &packet.fds)

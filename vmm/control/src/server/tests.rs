@@ -327,7 +327,7 @@ fn a_vcpu_is_asked_about_its_reservations_and_nobody_else() {
     std::thread::scope(|scope| {
         let asked = scope.spawn(move || ask(1));
         let job = job(&stage.queues.vcpus[1]);
-        assert!(job.is_about_reservations() && !job.is_inspection());
+        assert!(job.is_administration() && !job.is_inspection());
         assert!(!stage.queues.vcpus[0].has_jobs());
         drop(job);
         let refusal = asked.join().unwrap();

@@ -158,6 +158,7 @@ fn event(record: &Record) -> String {
         Event::LayerUnbarred(of) => format!("the {} may reserve again", of),
         Event::PolicySet { of, .. } => format!("the {} has another share", of),
         Event::SchemeSet(scheme) => format!("the scheme is {scheme} from now on"),
+        Event::BudgetSet(most) => format!("the guest's budget is {most} from now on"),
     }
 }
 

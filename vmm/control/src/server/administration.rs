@@ -1,23 +1,25 @@
-//! Requests for PCR: each goes to the thread of its vCPU as a job, and its answer comes
-//! back from there.
+//! Requests for PCR and BUDGET: each goes to the thread of its vCPU as a job, and its
+//! answer comes back from there.
 
 use std::collections::BTreeMap;
 
-use perfmon_abi::wire::pcr::{PCR, PcrAct, PcrInfo, PcrRequest};
+use perfmon_abi::wire::budget::{BUDGET, BudgetRequest};
+use perfmon_abi::wire::pcr::PcrRequest;
 use perfmon_abi::wire::{Errno, Refusal, Request};
+use serde::de::DeserializeOwned;
 
 use super::answer::{Answer, ConnectionId, RequestId};
 use crate::dispatcher::JobDispatcher;
-use crate::job::{INSPECTION, Target, Work};
+use crate::job::{Administered, Administration, INSPECTION, Target, Work};
 
 /// Requests that wait for their vCPU, by their number. A connection has one at most.
 #[derive(Debug, Default)]
-pub(super) struct PcrRequests {
+pub(super) struct AdminRequests {
     waiting: BTreeMap<u64, RequestId>,
     last: u64,
 }
 
-impl PcrRequests {
+impl AdminRequests {
     /// Sends a request to its vCPU. `may` says whether its peer may change anything.
     pub(super) fn request(
         &mut self,
@@ -26,8 +28,14 @@ impl PcrRequests {
         may: Result<(), Refusal>,
         dispatcher: &JobDispatcher,
     ) -> Result<(), Refusal> {
-        let PcrRequest { vcpu, act } = decode(request)?;
-        if act != PcrAct::Show {
+        let (vcpu, what) = if request.command == BUDGET {
+            let BudgetRequest { vcpu, change } = decode(request)?;
+            (vcpu, Administration::Budget(change))
+        } else {
+            let PcrRequest { vcpu, act } = decode(request)?;
+            (vcpu, Administration::Pcr(act))
+        };
+        if !what.only_looks() {
             may?;
         }
         let number = usize::try_from(vcpu).unwrap_or(usize::MAX);
@@ -38,7 +46,7 @@ impl PcrRequests {
         }
         self.last += 1;
         self.waiting.insert(self.last, id);
-        let work = Work::Pcr(self.last, Box::new(act));
+        let work = Work::Administer(self.last, Box::new(what));
         dispatcher.post(INSPECTION, Target::Vcpu(number), work);
         Ok(())
     }
@@ -49,7 +57,7 @@ impl PcrRequests {
         &mut self,
         number: u64,
         target: Target,
-        result: Option<Result<Box<PcrInfo>, Refusal>>,
+        result: Option<Result<Administered, Refusal>>,
     ) -> Option<(RequestId, Answer)> {
         let request = self.waiting.remove(&number)?;
         let answer = match result {
@@ -67,9 +75,10 @@ impl PcrRequests {
     }
 }
 
-fn decode(request: &Request<'_>) -> Result<PcrRequest, Refusal> {
+fn decode<T: DeserializeOwned>(request: &Request<'_>) -> Result<T, Refusal> {
     let malformed = |why: String| {
-        let reason = format!("the argument of command {PCR:#x} is not one request: {why}");
+        let command = request.command;
+        let reason = format!("the argument of command {command:#x} is not one request: {why}");
         Refusal::new(Errno::EINVAL, reason)
     };
     if request.nargs != 1 {
