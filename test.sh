@@ -131,14 +131,16 @@ suite() {
     shift 2
     timeout "$limit" "$@" >"$log" 2>&1 </dev/null
     status=$?
-    # Now and then L1 itself, or a guest in it, ends for no reason (docs/testing.md): what
-    # fails twice, in two machines, is a failure.
-    if [ "$status" -ne 0 ] && [[ $name == *-in-l1 ]]; then
+    # What runs guests depends on the machine's time: now and then a neighbour takes it, or
+    # L1 ends for no reason (docs/testing.md). What fails twice is a failure; what failed
+    # once is told.
+    if [ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [[ ! $name =~ ^(unit|documentation|harness)$ ]]; then
         mv "$log" "$log.first"
-        grep -E '^(failed:|l1: )' "$log.first" | sed 's/^/    | /'
-        echo "$name: once more, in a new L1 (log of the first: $log.first)"
+        grep -E '^(failed:|l1: |test .* FAILED|thread .* panicked)' "$log.first" | sed 's/^/    | /'
+        echo "$name: once more (log of the first: $log.first)"
         timeout "$limit" "$@" >"$log" 2>&1 </dev/null
         status=$?
+        [ "$status" -ne 0 ] || trouble+=("FAILED ONCE: $name: passed the second time (log of the first: $log.first)")
     fi
     read -r p f s missing < <(count "$log")
     # A suite that broke off, or that was stopped, may not have said so itself.

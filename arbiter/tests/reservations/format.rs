@@ -115,6 +115,7 @@ fn every_reason_has_its_code_and_a_name_of_its_own() {
         (Reason::Busy, 18),
         (Reason::Unbacked, 19),
         (Reason::Administrator, 20),
+        (Reason::Budget, 21),
     ];
     assert_eq!(Reason::ALL.to_vec(), codes.map(|(reason, _)| reason));
     let mut names: Vec<_> = Reason::ALL.iter().map(|reason| reason.name()).collect();
