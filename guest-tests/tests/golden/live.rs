@@ -56,6 +56,9 @@ fn what_a_live_guest_leads_to_has_its_shape() {
         "ls.shape",
         &shapes_of_lines(&vm.printed(&["ls", "-j"]), &WORDS),
     );
+    for (name, tool) in [("pcr.shape", "pcr"), ("budget.shape", "budget")] {
+        check(name, &shapes_of_lines(&vm.printed(&[tool, "-j"]), &WORDS));
+    }
     let often = ["record", "-c", "1000000", "-e", "cycles,branches"];
     let _ = vm.printed(&[&often[..], &["-o", "a.data", "--", "300ms"]].concat());
     let script = vm.printed(&["script", "-i", "a.data", "-j"]);

@@ -272,7 +272,7 @@ fn options_of(help: &str) -> String {
 
 #[test]
 fn options_are_as_before() {
-    let commands: [&[&str]; 26] = [
+    let commands: [&[&str]; 27] = [
         &["run"],
         &["doctor"],
         &["demo"],
@@ -293,6 +293,7 @@ fn options_are_as_before() {
         &["bench", "scale"],
         &["bench", "perfmon"],
         &["bench"],
+        &["budget"],
         &["pcr"],
         &["pcr", "revoke"],
         &["pcr", "bar"],

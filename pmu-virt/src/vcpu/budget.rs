@@ -135,9 +135,9 @@ impl VcpuPmu {
         }
         let beyond = placement::beyond(most, reserved, guest);
         guest.retain(|(_, demand)| !beyond.contains(&demand.counter));
-        let reasons = beyond.into_iter().map(|counter| match waits {
-            true => (counter, UnavailableReason::Waiting),
-            false => (counter, reason(counter)),
+        let reasons = beyond.into_iter().map(|counter| {
+            let waiting = waits.then_some(UnavailableReason::Waiting);
+            (counter, waiting.unwrap_or(reason(counter)))
         });
         reasons.collect()
     }
