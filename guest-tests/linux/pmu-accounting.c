@@ -63,6 +63,7 @@ static const char *const reason_codes[256] = {
 	[9] = "it has not had its turn on a physical counter yet",
 	[10] = "the event is counted in both rings together only",
 	[11] = "the host cannot see the only ring that is asked for",
+	[12] = "the host lets the guest use fewer counters at a time than it has enabled",
 	[255] = "an error of the hypervisor",
 };
 

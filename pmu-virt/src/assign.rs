@@ -72,11 +72,18 @@ pub fn assign(demands: &[Demand], free: SlotSet) -> Result<Placement, AssignErro
             exclusive: None,
         });
     }
-    let search = Search::new(demands, free);
-    match search.place(search.all()) {
-        Some(slots) => Ok(Placement { slots }),
-        None => Err(conflict(demands, &search, free)),
+    try_assign(demands, free).ok_or_else(|| conflict(demands, &Search::new(demands, free), free))
+}
+
+/// As [`assign`], for who need not know what stands in the way: naming that takes longer
+/// than the placement.
+pub fn try_assign(demands: &[Demand], free: SlotSet) -> Option<Placement> {
+    if demands.len() > MAX_DEMANDS {
+        return None;
     }
+    let search = Search::new(demands, free);
+    let slots = search.place(search.all())?;
+    Some(Placement { slots })
 }
 
 /// Places as many demands as fit, by priority: the demand at `first` (modulo
@@ -87,10 +94,15 @@ pub fn assign(demands: &[Demand], free: SlotSet) -> Result<Placement, AssignErro
 pub fn assign_most(demands: &[Demand], free: SlotSet, first: usize) -> Placement {
     let search = Search::new(demands, free);
     let count = demands.len().min(MAX_DEMANDS);
+    let order = (0..count).map(|step| (first % count + step) % count);
+    if !search.has_pairs() {
+        return Placement {
+            slots: search.match_most(order),
+        };
+    }
     let mut set = 0;
     let mut slots = Placement::default().slots;
-    for step in 0..count {
-        let index = (first % count + step) % count;
+    for index in order {
         if let Some(placed) = search.place(set | 1 << index) {
             set |= 1 << index;
             slots = placed;

@@ -42,7 +42,7 @@ mod throttle;
 mod vcpu;
 
 pub use arbiter::{Access, Caller, CounterId, CounterSet, Denial, Grant, Layer, Verdict};
-pub use assign::{Demand, MAX_DEMANDS, Placement, assign, assign_most};
+pub use assign::{Demand, MAX_DEMANDS, Placement, assign, assign_most, try_assign};
 pub use backend::msr;
 pub use backend::perf;
 pub use backend::{

@@ -13,7 +13,7 @@ use arbiter::{CounterId, CounterSet, PerKind};
 use perfmon::ContextId;
 use pmu_model::{AssignError, Constraint, SlotSet};
 
-use crate::assign::{Demand, Placement, assign, assign_most};
+use crate::assign::{Demand, Placement, assign, assign_most, try_assign};
 use crate::policy::{HostPolicy, Standing};
 use crate::slot_bank::Claimant;
 
@@ -153,7 +153,7 @@ impl Claims {
 
     /// Whether all of them find a slot, and `more` as well.
     pub(crate) fn fit_with(&self, more: &[Demand], slots: SlotSet) -> bool {
-        assign(&[self.demands.as_slice(), more].concat(), slots).is_ok()
+        try_assign(&[self.demands.as_slice(), more].concat(), slots).is_some()
     }
 
     /// Places as many as fit, the guest's counter of number `first` (modulo their
@@ -183,8 +183,8 @@ impl Claims {
 /// one keep it; where they take turns, [`Claims::rotated`] places them anew.
 pub(crate) fn place(claims: &Claims, slots: CoreSlots) -> Placed {
     // No other vCPU's counter is moved while there is room beside it.
-    let all = assign(&claims.demands, slots.unclaimed);
-    if let Ok(placement) = all.or_else(|_| assign(&claims.demands, slots.all)) {
+    let all = try_assign(&claims.demands, slots.unclaimed);
+    if let Some(placement) = all.or_else(|| try_assign(&claims.demands, slots.all)) {
         return Placed::All(placement);
     }
     let placement = assign_most(&claims.demands, slots.all, 0);
@@ -226,5 +226,5 @@ pub(crate) fn fits<'a>(constraints: impl Iterator<Item = &'a Constraint>, slots:
         held: None,
     };
     let demands: Vec<_> = constraints.map(demand).collect();
-    assign(&demands, slots).is_ok()
+    try_assign(&demands, slots).is_some()
 }

@@ -349,6 +349,26 @@ proptest! {
                 before.pop();
             }
         }
+        // As few of them move as could.
+        let moves = |slots: &dyn Fn(usize) -> Option<SlotIndex>, demands: &[Demand]| {
+            let moved = demands.iter().enumerate().filter(|(index, demand)| {
+                let may_stay = demand.held.filter(|held| demand.constraint.allows(*held, free));
+                may_stay.is_some() && slots(*index) != may_stay
+            });
+            moved.count()
+        };
+        let placed: Vec<(Demand, Option<SlotIndex>)> = demands
+            .iter()
+            .enumerate()
+            .map(|(index, demand)| (*demand, placement.slot(index)))
+            .filter(|(_, slot)| slot.is_some())
+            .collect();
+        let (kept, at): (Vec<Demand>, Vec<_>) = placed.into_iter().unzip();
+        let least = assign(&kept, free).expect("they were placed");
+        prop_assert_eq!(
+            moves(&|index| at[index], &kept),
+            moves(&|index| least.slot(index), &kept)
+        );
     }
 
     /// A placement that is complete and possible is left as it is.

@@ -60,6 +60,39 @@ impl<'a> Search<'a> {
         best.map(|placed: Assigned| placed.slots)
     }
 
+    /// Whether a demand takes two slots.
+    pub(super) fn has_pairs(&self) -> bool {
+        self.demands.iter().any(|demand| demand.constraint.paired)
+    }
+
+    /// Places as many as fit, those first in `order` before the others; none of them is a
+    /// pair. Each is added to the cheapest placement of those before, which stays one.
+    pub(super) fn match_most(&self, order: impl Iterator<Item = usize>) -> SlotByDemand {
+        let mut slots = [None; MAX_DEMANDS];
+        let (mut set, mut left) = (0, self.free);
+        for index in order {
+            if left.is_empty() {
+                break;
+            }
+            let more = set | 1 << index;
+            let clashes = self.demands[index].constraint.exclusive.is_some()
+                && self.shared_name(more).is_some();
+            if clashes {
+                continue;
+            }
+            let own = self.demands[index].held;
+            let own = own.filter(|held| self.demands[index].constraint.allows(*held, left));
+            if let Some(own) = own {
+                left.remove(own);
+                slots[index] = Some(own);
+                set = more;
+            } else if self.augment(index, more, &mut left, &mut slots).is_some() {
+                set = more;
+            }
+        }
+        slots
+    }
+
     /// The exclusive name that two of `set` ask for.
     pub(super) fn shared_name(&self, set: Set) -> Option<&'static str> {
         let name = |index: usize| self.demands[index].constraint.exclusive;
