@@ -8,8 +8,8 @@ use std::sync::Arc;
 use arbiter::{GuardLimits, NoAudit, PcrConfig, PcrUnit, PerKind, Policy, Scheme, abi};
 use criterion::{Criterion, criterion_group, criterion_main};
 use pmu_virt::{
-    Caller, ClockBackend, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress,
-    Reservations, Ring, Ticks, Tsc, VcpuPmu, WriteOutcome, step,
+    Caller, ClockBackend, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, RateTable,
+    Reservations, Ring, SimBackend, Ticks, Tsc, VcpuPmu, WriteOutcome, step,
 };
 
 /// A PMU with every programmable counter running.
@@ -172,13 +172,8 @@ const A: u64 = 0xfedc_ba98_7654;
 /// Position of the counter that is accessed.
 const POSITION: u32 = 3;
 
-/// A busy `intel-v2` with these reservations.
-fn scene(reserved: Reserved) -> (VcpuPmu, CorePmu) {
-    let (pmu, mut core) = busy(&CASES[0]);
-    if matches!(reserved, Reserved::Off) {
-        return (pmu, core);
-    }
-    let phase = arbiter::Phase::new(matches!(reserved, Reserved::Mapped));
+/// The PMU with reservations, of which none is made yet.
+fn with_unit(pmu: VcpuPmu, phase: arbiter::Phase, legacy: Option<PerKind>) -> VcpuPmu {
     let unit = PcrUnit::new(PcrConfig {
         counters: pmu.model().counts(),
         widths: pmu.model().widths(),
@@ -187,19 +182,30 @@ fn scene(reserved: Reserved) -> (VcpuPmu, CorePmu) {
         guard: GuardLimits::with_ticks_per_ms(1_000_000),
         ticks_per_ms: 1_000_000,
         phase: Arc::new(phase),
-        legacy: Some(PerKind {
-            programmable: pmu.model().programmable() - 1,
-            fixed: pmu.model().fixed(),
-        })
-        .filter(|_| matches!(reserved, Reserved::Mapped)),
+        legacy,
         smm: false,
     });
-    let mut pmu = pmu.with_reservations(Reservations {
+    pmu.with_reservations(Reservations {
         unit,
         entropy: Box::new(NoEntropy),
         audit: Box::new(NoAudit),
         holdings: Default::default(),
-    });
+    })
+}
+
+/// A busy `intel-v2` with these reservations.
+fn scene(reserved: Reserved) -> (VcpuPmu, CorePmu) {
+    let (pmu, mut core) = busy(&CASES[0]);
+    if matches!(reserved, Reserved::Off) {
+        return (pmu, core);
+    }
+    let phase = arbiter::Phase::new(matches!(reserved, Reserved::Mapped));
+    let legacy = PerKind {
+        programmable: pmu.model().programmable() - 1,
+        fixed: pmu.model().fixed(),
+    };
+    let legacy = Some(legacy).filter(|_| matches!(reserved, Reserved::Mapped));
+    let mut pmu = with_unit(pmu, phase, legacy);
     let mut write = |layer, presented, row, position, value| {
         let msr = MsrIndex(abi::MSR_BASE + row + position);
         let written = pmu.wrmsr(&mut core, msr, value, Caller { layer, presented });
@@ -301,5 +307,61 @@ fn reservations(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, accesses, reservations);
+/// Two vCPUs with four counters each on one core, which has enough for both or for one of
+/// them. With `held` they have reserved what they count on.
+fn two(counters: usize, held: bool) -> ([VcpuPmu; 2], CorePmu) {
+    let rates = format!("counters = {counters}\n[event.cycles]\nrate = 1000\n");
+    let rates = RateTable::parse(&rates, "rates").expect("a table");
+    let mut core = CorePmu::new(Box::new(SimBackend::new(rates, 1_000_000)));
+    let vcpus = [0, 1].map(|owner| {
+        let model = PmuModel::parse("amd-core").expect("a model");
+        let pmu = VcpuPmu::detached(OwnerId(owner), model, Grant::everything());
+        let mut pmu = with_unit(pmu, arbiter::Phase::new(false), None);
+        pmu.attach(&mut core);
+        for n in 0..4 {
+            let mut write = |msr, value, presented| {
+                let caller = Caller { presented, ..LAYER };
+                let written = pmu.wrmsr(&mut core, MsrIndex(msr), value, caller);
+                assert_eq!(written.outcome, WriteOutcome::Done);
+            };
+            if held {
+                write(abi::MSR_BASE + abi::MSR_MANAGEMENT_KEY + n, M, 0);
+            }
+            write(0xc001_0200 + 2 * n, 0x53_0076, 0);
+        }
+        pmu.park(&mut core);
+        pmu
+    });
+    (vcpus, core)
+}
+
+/// A vCPU is switched out and the other one in.
+fn switches(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("switch");
+    for (counters, place) in [(8, "in place"), (4, "restored")] {
+        for (held, name) in [(false, "nothing reserved"), (true, "all reserved")] {
+            let (mut vcpus, mut core) = two(counters, held);
+            let mut tsc = 0;
+            group.bench_function(format!("{place}, {name}"), |bench| {
+                bench.iter(|| {
+                    for pmu in &mut vcpus {
+                        pmu.attach(&mut core);
+                        pmu.observe(&mut core, Progress::Entered { tsc: Tsc(tsc) });
+                        tsc += 1_000;
+                        let left = Progress::Left {
+                            tsc: Tsc(tsc),
+                            halted: Ticks(0),
+                            ring: Some(Ring::Kernel),
+                        };
+                        pmu.observe(&mut core, left);
+                        pmu.park(&mut core);
+                    }
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, accesses, reservations, switches);
 criterion_main!(benches);
