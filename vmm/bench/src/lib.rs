@@ -25,7 +25,7 @@ pub use beside::Ratios;
 pub use error::BenchError;
 pub use guest::Access;
 pub use neighbour::{NeighbourReport, NeighbourRow};
-pub use pcr::{PcrAccess, PcrReport, PcrRow};
+pub use pcr::{DecisionRow, PcrAccess, PcrOptions, PcrReport, PcrRow};
 pub use perfmon::{
     CommandRow, Events, Failure, FloodReport, Format, ManyReport, ObserverRow, PerfmonOptions,
     PerfmonPart, PerfmonReport, SampleRow, SetCost, SetRow, SlowRow, Spent, TrapsRow,
@@ -65,10 +65,7 @@ pub enum Measurement {
         iterations: u32,
     },
     /// Round trips of PMU accesses with counter reservations and without.
-    Pcr {
-        /// How often each access is measured on each side.
-        iterations: u32,
-    },
+    Pcr(PcrOptions),
     /// From a counter's overflow to the first instruction of the guest's handler.
     Pmi {
         /// The counter sources.
@@ -145,7 +142,7 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
         Measurement::Neighbour { iterations } => {
             print(&neighbour::measure(&harness, *iterations)?, json, out)?;
         }
-        Measurement::Pcr { iterations } => print(&pcr::measure(&harness, *iterations)?, json, out)?,
+        Measurement::Pcr(options) => print(&pcr::measure(&harness, options)?, json, out)?,
         Measurement::Pmi { counters, samples } => {
             let (chosen, left_out) = sources(counters)?;
             print(

@@ -1,11 +1,16 @@
 //! What counter reservations cost an access: the round trip with them, beside
 //! the same instruction in a guest without (`--pcr off`). The two guests take
-//! turns on one thread, so that noise hits both alike.
+//! turns on one thread, so that noise hits both alike. And what the arbiter's own part of
+//! a request costs ([`decisions`]).
+
+mod decisions;
+
+pub use decisions::DecisionRow;
 
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use arbiter::{Phase, abi};
+use arbiter::{Phase, Policy, Scheme, abi};
 use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, dx, eax, ebx, ecx, edx, r8, r9, r10d, rax, rdi, rdx, rsi,
 };
@@ -42,6 +47,21 @@ const ACCESS: u64 = 0xfeed_0123_4567;
 const FREE: u32 = 0;
 const PRIVATE: u32 = 1;
 const SPARE: u32 = 2;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct PcrOptions {
+    /// How often each access and each request.
+    pub iterations: u32,
+    /// How layers come by counters.
+    pub scheme: Scheme,
+    /// Who may hold how many.
+    pub policy: Policy,
+    /// Counters of each vCPU that the hypervisor holds while its kernel asks.
+    pub contention: u8,
+    /// vCPUs whose kernels ask in turn.
+    pub vcpus: u8,
+}
 
 /// One kind of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -137,21 +157,28 @@ pub struct PcrReport {
     pub iterations: u32,
     /// TSC frequency in kHz.
     pub tsc_khz: u32,
+    /// `single`, `independent` or `interacting`.
+    pub scheme: &'static str,
     /// One for each kind of access.
     pub rows: Vec<PcrRow>,
+    /// A request and the counter's return, without a guest.
+    pub decision: DecisionRow,
 }
 
-/// Measures `iterations` round trips of each kind with the `clock` backend,
-/// rounded up to whole batches.
-pub(super) fn measure(harness: &Harness<'_>, iterations: u32) -> Result<PcrReport, BenchError> {
-    let mut with = Side::new(harness, &PcrAccess::ALL, true)?;
-    let mut without = Side::new(harness, &PcrAccess::LEGACY, false)?;
+/// Measures round trips of each kind with the `clock` backend, rounded up to whole
+/// batches, and requests.
+pub(super) fn measure(
+    harness: &Harness<'_>,
+    options: &PcrOptions,
+) -> Result<PcrReport, BenchError> {
+    let mut with = Side::new(harness, &PcrAccess::ALL, Some(options))?;
+    let mut without = Side::new(harness, &PcrAccess::LEGACY, None)?;
     for side in [&mut with, &mut without] {
         // Caches, and the first write that finds the #GP handler.
         side.round()?;
         side.forget();
     }
-    let rounds = iterations.div_ceil(BATCH).max(1);
+    let rounds = options.iterations.div_ceil(BATCH).max(1);
     for round in 0..rounds {
         let sides = match round % 2 {
             0 => [&mut with, &mut without],
@@ -181,7 +208,9 @@ pub(super) fn measure(harness: &Harness<'_>, iterations: u32) -> Result<PcrRepor
         model: harness.model.name(),
         iterations: rounds * BATCH,
         tsc_khz,
+        scheme: options.scheme.name(),
         rows: rows.into_iter().collect::<Result<_, BenchError>>()?,
+        decision: decisions::measure(options, &harness.model, tsc_khz)?,
     })
 }
 
@@ -200,20 +229,19 @@ impl Side {
     fn new(
         harness: &Harness<'_>,
         kinds: &'static [PcrAccess],
-        reserves: bool,
+        options: Option<&PcrOptions>,
     ) -> Result<Self, BenchError> {
         let backend = Box::new(ClockBackend::new());
         let event = first_countable(&harness.model, backend.as_ref());
         let event = event.map_err(|none| BenchError::Guest(none.reason))?;
         let msrs = PmuMsrs::of(&harness.model);
         let control = event.code | USR_OS_ENABLE & !INT;
-        let (vm, vcpus) = harness.build(&guest(&msrs, control, kinds, reserves)?)?;
+        let (vm, vcpus) = harness.build(&guest(&msrs, control, kinds, Way::of(options))?)?;
         let kvm = harness::only(vcpus)?;
         let trail = AuditTrail::new(1);
-        let reservations = if reserves {
-            Some(reservations(harness, kvm.get_tsc_khz()?, &trail)?)
-        } else {
-            None
+        let reservations = match options {
+            Some(options) => Some(reservations(harness, kvm.get_tsc_khz()?, &trail, options)?),
+            None => None,
         };
         let port = Arc::new(BatchPort);
         Ok(Self {
@@ -250,13 +278,19 @@ impl Side {
     }
 }
 
-/// As of `umpire run` without further options, the audit trail included.
+/// As of `umpire run` with these options, the audit trail included.
 fn reservations(
     harness: &Harness<'_>,
     tsc_khz: u32,
     trail: &AuditTrail,
+    options: &PcrOptions,
 ) -> Result<Reservations, BenchError> {
-    let plan = PcrChoice::default().plan(&harness.model, SetAside::default());
+    let choice = PcrChoice {
+        policy: options.policy,
+        scheme: options.scheme,
+        ..PcrChoice::default()
+    };
+    let plan = choice.plan(&harness.model, SetAside::default());
     let machine = MachineReservations {
         plan: plan.map_err(|error| BenchError::Guest(error.to_string()))?,
         phase: Arc::new(Phase::new(false)),
@@ -270,21 +304,47 @@ fn reservations(
         .map_err(|error| BenchError::Guest(error.to_string()))
 }
 
+/// How the guest reserves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Never,
+    /// By `MANAGEMENT_KEY`.
+    Key,
+    /// By `REQUEST`, as under a single master.
+    Request,
+}
+
+impl Way {
+    fn of(options: Option<&PcrOptions>) -> Self {
+        match options.map(|options| options.scheme) {
+            None => Self::Never,
+            Some(Scheme::SingleMaster) => Self::Request,
+            Some(Scheme::Independent | Scheme::Interacting) => Self::Key,
+        }
+    }
+}
+
+/// A write of `REQUEST` about one programmable counter.
+const fn about(operation: u64, counter: u32) -> u64 {
+    let which = abi::REQUEST_POSITION + counter as u64;
+    operation | which << abi::REQUEST_WHICH_SHIFT
+}
+
 /// The guest: goes through `kinds` batch after batch, for ever.
 fn guest(
     msrs: &PmuMsrs,
     control: u64,
     kinds: &[PcrAccess],
-    reserves: bool,
+    way: Way,
 ) -> Result<MicroGuest, MicroError> {
     let mut start = Start::at(KERNEL_CODE, 0);
     start.cr4 = CR4_PCE;
     Ok(MicroGuest::new()
         .code(
             KERNEL_CODE,
-            assemble(KERNEL_CODE, |a| begin(a, msrs, control, reserves))?,
+            assemble(KERNEL_CODE, |a| begin(a, msrs, control, way))?,
         )
-        .code(MAIN, assemble(MAIN, |a| main(a, msrs, kinds))?)
+        .code(MAIN, assemble(MAIN, |a| main(a, msrs, kinds, way))?)
         .code(GP_HANDLER, assemble(GP_HANDLER, unwanted_gp)?)
         .handler(GP_VECTOR, GP_HANDLER)
         .start(start))
@@ -294,15 +354,21 @@ const fn of(row: u32, counter: u32) -> u32 {
     abi::MSR_BASE + row + counter
 }
 
-fn begin(a: &mut CodeAssembler, msrs: &PmuMsrs, control: u64, reserves: bool) -> Written {
+fn begin(a: &mut CodeAssembler, msrs: &PmuMsrs, control: u64, way: Way) -> Written {
     a.mov(r8, SCRATCH)?;
     msrs.enable(a, 0b11)?;
     let (select, _) = msrs.first();
     wrmsr(a, select, control)?;
-    if reserves {
-        a.mov(rsi, abi::DEFAULT_COOKIE)?;
-        wrmsr(a, of(abi::MSR_MANAGEMENT_KEY, PRIVATE), KEY)?;
-        a.mov(rsi, KEY)?;
+    if way != Way::Never {
+        if way == Way::Key {
+            a.mov(rsi, abi::DEFAULT_COOKIE)?;
+            wrmsr(a, of(abi::MSR_MANAGEMENT_KEY, PRIVATE), KEY)?;
+            a.mov(rsi, KEY)?;
+        } else {
+            a.mov(rsi, KEY)?;
+            let reserve = about(abi::REQUEST_RESERVE, PRIVATE);
+            wrmsr(a, of(abi::MSR_REQUEST, 0), reserve)?;
+        }
         wrmsr(a, of(abi::MSR_ACCESS_KEY, PRIVATE), ACCESS)?;
         a.mov(rsi, ACCESS)?;
         wrmsr(a, of(abi::MSR_SELECT, PRIVATE), control)?;
@@ -310,7 +376,7 @@ fn begin(a: &mut CodeAssembler, msrs: &PmuMsrs, control: u64, reserves: bool) ->
     a.jmp(MAIN)
 }
 
-fn main(a: &mut CodeAssembler, msrs: &PmuMsrs, kinds: &[PcrAccess]) -> Written {
+fn main(a: &mut CodeAssembler, msrs: &PmuMsrs, kinds: &[PcrAccess], way: Way) -> Written {
     let legacy = |n: u32| {
         let place = usize::try_from(n).unwrap_or(usize::MAX);
         msrs.counters.get(place).copied().unwrap_or_default()
@@ -333,6 +399,9 @@ fn main(a: &mut CodeAssembler, msrs: &PmuMsrs, kinds: &[PcrAccess]) -> Written {
             PcrAccess::RdpmcCookie => {
                 batch(a, abi::RDPMC_COOKIE + PRIVATE, ACCESS, CodeAssembler::rdpmc)?;
             }
+            PcrAccess::Reserve if way == Way::Request => {
+                batch(a, of(abi::MSR_REQUEST, 0), KEY, request)?;
+            }
             PcrAccess::Reserve => batch(a, of(abi::MSR_MANAGEMENT_KEY, SPARE), 0, reserve)?,
         }
         a.mov(eax, number)?;
@@ -353,6 +422,17 @@ fn reserve(a: &mut CodeAssembler) -> Written {
     a.xor(edx, edx)?;
     a.wrmsr()?;
     a.mov(rsi, r9)
+}
+
+/// The same by the mailbox, with the cookie in `RSI`.
+fn request(a: &mut CodeAssembler) -> Written {
+    for operation in [abi::REQUEST_RESERVE, abi::REQUEST_RELEASE] {
+        let value = about(operation, SPARE);
+        a.mov(eax, u32::try_from(value).unwrap_or(u32::MAX))?;
+        a.xor(edx, edx)?;
+        a.wrmsr()?;
+    }
+    Ok(())
 }
 
 /// Times `access` with `index` in ECX and `cookie` in RSI.
@@ -393,10 +473,12 @@ impl Report for PcrReport {
         writeln!(
             out,
             "Round trips of PMU accesses with counter reservations and without (--pcr off), timed\n\
-             in the guest\n\n{}, TSC {} MHz, model {}, {} samples of each kind\n",
+             in the guest\n\n{}, TSC {} MHz, model {}, scheme {}, {} samples of each\n\
+             kind\n",
             where_it_ran(self.processor.as_deref(), self.slow_cpl0),
             self.tsc_khz / 1000,
             self.model,
+            self.scheme,
             self.iterations
         )?;
         let rows = self.rows.iter().map(|row| {
@@ -416,6 +498,18 @@ impl Report for PcrReport {
             "ratio",
             "per s",
         ];
-        table(titles, 1..=4, rows, out)
+        table(titles, 1..=4, rows, out)?;
+        let decision = &self.decision;
+        writeln!(
+            out,
+            "\nA request for one counter and its return, without a guest: {} / {} ns (p50 / p99),\n\
+             {} vCPUs in turn, {} of {} counters held by the hypervisor: {}",
+            decision.time.p50_ns,
+            decision.time.p99_ns,
+            decision.vcpus,
+            decision.held,
+            decision.there,
+            decision.outcome
+        )
     }
 }

@@ -2,9 +2,11 @@
 
 use std::io;
 
-use umpire_bench::{BenchError, Measurement, Outcome, PerfmonOptions};
+use arbiter::Scheme;
+use umpire_bench::{BenchError, Measurement, Outcome, PcrOptions, PerfmonOptions};
 use vmm::config::trap_mode;
 
+use crate::config::parse_policy;
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{Bench, PerfmonFlags};
 
@@ -16,14 +18,14 @@ use crate::flags::{Bench, PerfmonFlags};
 /// be written to.
 pub fn run(what: Bench) -> Result<ExitStatus, UserError> {
     let json = what.output().json;
-    match umpire_bench::run(&lowered(what), json, &mut io::stdout().lock())? {
+    match umpire_bench::run(&lowered(what)?, json, &mut io::stdout().lock())? {
         Outcome::Whole => Ok(ExitStatus::SUCCESS),
         Outcome::Partial => Ok(ExitStatus::HOST_FAILURE),
     }
 }
 
-fn lowered(what: Bench) -> Measurement {
-    match what {
+fn lowered(what: Bench) -> Result<Measurement, UserError> {
+    Ok(match what {
         Bench::Traps {
             measured,
             iterations,
@@ -34,7 +36,20 @@ fn lowered(what: Bench) -> Measurement {
             rdpmc_trap: trap_mode(&rdpmc_trap).unwrap_or_default(),
         },
         Bench::Neighbour { iterations, .. } => Measurement::Neighbour { iterations },
-        Bench::Pcr { iterations, .. } => Measurement::Pcr { iterations },
+        Bench::Pcr {
+            iterations,
+            scheme,
+            policy,
+            contention,
+            vcpus,
+            ..
+        } => Measurement::Pcr(PcrOptions {
+            iterations,
+            scheme: Scheme::named(&scheme).unwrap_or_default(),
+            policy: parse_policy(&policy).map_err(UserError::bad_input)?,
+            contention,
+            vcpus,
+        }),
         Bench::Pmi { measured, samples } => Measurement::Pmi {
             counters: measured.counters,
             samples,
@@ -63,7 +78,7 @@ fn lowered(what: Bench) -> Measurement {
             contexts: flags.contexts,
             timeout_s: flags.timeout,
         }),
-    }
+    })
 }
 
 impl From<BenchError> for UserError {

@@ -248,6 +248,21 @@ pub enum Bench {
         #[arg(long, value_name = "N", default_value_t = 10_000,
               value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
         iterations: u32,
+        /// How layers come by counters
+        #[arg(long, value_name = "HOW", default_value = "independent",
+              value_parser = ["single", "independent", "interacting"])]
+        scheme: String,
+        /// How many counters a layer may hold, as in umpire run; one for each layer
+        #[arg(long, value_name = "LAYER:KEY=N[,...]")]
+        policy: Vec<String>,
+        /// How many counters of each vCPU the hypervisor holds while its kernel asks for one
+        #[arg(long, value_name = "N", default_value_t = 0,
+              value_parser = clap::value_parser!(u8).range(0..=32))]
+        contention: u8,
+        /// How many vCPUs' kernels ask in turn
+        #[arg(long, value_name = "N", default_value_t = 1,
+              value_parser = clap::value_parser!(u8).range(1..=64))]
+        vcpus: u8,
     },
     /// From a counter's overflow to the first instruction of the guest's handler
     Pmi {

@@ -246,7 +246,12 @@ Times are in nanoseconds.";
 
 const BENCH_PCR: &str = "\
 Two guests on one thread in turn: one with reservations as umpire run makes them, the audit
-trail included, one as under --pcr off. The audit trail notes a dropped access.
+trail included, one as under --pcr off. The audit trail notes a dropped access. Under
+--scheme single the guest reserves by REQUEST, else by MANAGEMENT_KEY.
+
+The last lines are the arbiter's own part: a request for one counter and its return, on
+--vcpus vCPUs in turn, with --contention counters of each held by the hypervisor. If that is
+all of them, the counter is had as the scheme has it: by a reply, by revocation, or not.
 Times are in nanoseconds.";
 
 const BENCHES: [(&str, &str); 7] = [
