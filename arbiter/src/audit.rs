@@ -9,9 +9,11 @@ use core::fmt;
 use crate::broker::Backing;
 use crate::control::Control;
 #[cfg(feature = "alloc")]
+use crate::counter::PerKind;
+#[cfg(feature = "alloc")]
 use crate::message::{Answer, Reply, Wanted};
 #[cfg(feature = "alloc")]
-use crate::policy::{PerKind, Scheme, Share};
+use crate::policy::{Scheme, Share};
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
 

@@ -10,8 +10,9 @@ use core::cmp::Reverse;
 
 use crate::bank::Bank;
 use crate::cookie::Cookie;
+use crate::counter::PerKind;
 use crate::message::Wanted;
-use crate::policy::{PerKind, Policy, Scheme};
+use crate::policy::{Policy, Scheme};
 use crate::reason::Reason;
 use crate::time::Tsc;
 use crate::{CounterId, CounterSet, Layer};

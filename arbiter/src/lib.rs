@@ -105,7 +105,7 @@ pub use bank::Bank;
 pub use broker::Backing;
 pub use control::{Control, Shared};
 pub use cookie::Cookie;
-pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE};
+pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, PerKind};
 #[cfg(feature = "alloc")]
 pub use grant::{Budget, BudgetEnd, Denial, Grant, Verdict};
 pub use guard::{Guard, GuardLimits, Penalty};
@@ -114,7 +114,7 @@ pub use layer::{Access, Layer, Phase};
 pub use map::LegacyMap;
 pub use message::{Answer, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
 #[cfg(feature = "alloc")]
-pub use policy::{PerKind, Policy, PolicyError, Scheme, Share};
+pub use policy::{Policy, PolicyError, Scheme, Share};
 pub use reason::Reason;
 pub use register::PcrRegister;
 #[cfg(feature = "alloc")]

@@ -1,7 +1,7 @@
 //! Legacy names: which counter the registers of an unmodified kernel reach.
 
 use crate::bank::Bank;
-use crate::policy::PerKind;
+use crate::counter::PerKind;
 use crate::{CounterId, CounterSet, Layer};
 
 /// The map from legacy names to counters. A name that is not mapped has no counter.

@@ -5,7 +5,7 @@ use core::fmt;
 
 use crate::bank::Bank;
 use crate::reason::Reason;
-use crate::{CounterId, CounterSet, Layer};
+use crate::{CounterId, Layer, PerKind};
 
 /// How the layers of a machine arbitrate among themselves. These are the three
 /// schemes of the paper's section II.C; `docs/arbitration.md` describes each.
@@ -48,54 +48,6 @@ impl Scheme {
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// A number for each kind of counter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct PerKind {
-    /// The number for programmable counters.
-    pub programmable: u8,
-    /// The number for fixed-function counters.
-    pub fixed: u8,
-}
-
-impl PerKind {
-    /// At least as many counters of each kind as any PMU has.
-    pub const ALL: PerKind = PerKind {
-        programmable: u8::MAX,
-        fixed: u8::MAX,
-    };
-
-    /// The number of counters of each kind in a set.
-    pub fn count(set: CounterSet) -> PerKind {
-        let bits = |bits: u64| u8::try_from(bits.count_ones()).unwrap_or(u8::MAX);
-        PerKind {
-            programmable: bits(set.bits() & u64::from(u32::MAX)),
-            fixed: bits(set.bits() >> 32),
-        }
-    }
-
-    /// The number for the kind of `counter`.
-    pub fn of(self, counter: CounterId) -> u8 {
-        match counter {
-            CounterId::Programmable(_) => self.programmable,
-            CounterId::Fixed(_) => self.fixed,
-        }
-    }
-}
-
-/// As `--budget` takes it.
-impl fmt::Display for PerKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = |f: &mut fmt::Formatter<'_>, number| match number {
-            u8::MAX => f.write_str("all"),
-            number => write!(f, "{number}"),
-        };
-        f.write_str("programmable=")?;
-        number(f, self.programmable)?;
-        f.write_str(",fixed=")?;
-        number(f, self.fixed)
     }
 }
 

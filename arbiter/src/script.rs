@@ -10,8 +10,9 @@ pub use play::play;
 use alloc::vec::Vec;
 
 use crate::audit::Event;
+use crate::counter::PerKind;
 use crate::message::{Answer, Outcome, Wanted};
-use crate::policy::{PerKind, Policy, Scheme};
+use crate::policy::{Policy, Scheme};
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
 

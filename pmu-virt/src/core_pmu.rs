@@ -44,6 +44,8 @@ pub(crate) struct CoreHost {
     pub(super) claims: Vec<ResourceClaim>,
     /// As the vCPU that was here last told it; none before the first.
     pub(super) guest: Option<GuestClaim>,
+    /// Counters that the guest of each vCPU may want, and the generation of its budget.
+    pub(super) wishes: Vec<(OwnerId, u64, usize)>,
     audit: Option<Box<dyn HostAudit>>,
     /// A context of the core was called while no vCPU was there to place for it.
     changed: bool,
@@ -90,15 +92,26 @@ impl CoreHost {
         self.tsc_khz.map_or(1, NonZeroU32::get)
     }
 
-    /// What guests of this core may want.
-    pub(crate) fn set_guest(&mut self, guest: GuestClaim) {
-        self.guest = Some(guest);
+    /// What the guest of `vcpu` may want of this core, by its budget of `generation`. The
+    /// core keeps room for whichever vCPU wants most.
+    pub(crate) fn set_guest(&mut self, vcpu: OwnerId, generation: u64, guest: GuestClaim) {
+        let wish = (vcpu, generation, guest.counters);
+        match self.wishes.iter_mut().find(|(of, ..)| *of == vcpu) {
+            Some(known) => *known = wish,
+            None => self.wishes.push(wish),
+        }
+        let most = self.wishes.iter().map(|(.., counters)| *counters).max();
+        self.guest = Some(GuestClaim {
+            counters: most.unwrap_or(guest.counters),
+            ..guest
+        });
     }
 
     /// Whether that is known.
     #[inline]
-    pub(crate) fn knows_guest(&self) -> bool {
-        self.guest.is_some()
+    pub(crate) fn knows_guest(&self, vcpu: OwnerId, generation: u64) -> bool {
+        let mut wishes = self.wishes.iter();
+        wishes.any(|(of, as_of, _)| (*of, *as_of) == (vcpu, generation))
     }
 
     /// Whether contexts can be loaded here.

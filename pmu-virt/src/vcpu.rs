@@ -166,6 +166,8 @@ pub struct VcpuPmu {
     /// The slots that it was switched in to last.
     bank: Option<u64>,
     grant: Grant,
+    /// Its budget has changed while it was on no core.
+    budget_due: bool,
     reservations: Option<Box<Reservations>>,
     select: [u64; MAX_PROGRAMMABLE as usize],
     fixed_control: u64,
@@ -206,6 +208,7 @@ impl VcpuPmu {
             attached: false,
             bank: None,
             grant,
+            budget_due: false,
             reservations: None,
             select: [0; MAX_PROGRAMMABLE as usize],
             fixed_control: 0,

@@ -8,10 +8,11 @@ use core::fmt;
 use super::{Context, PcrUnit, record};
 use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
 use crate::broker::{Pending, priority};
-use crate::policy::{PerKind, Policy, PolicyError, Scheme};
+use crate::counter::PerKind;
+use crate::policy::{Policy, PolicyError, Scheme};
 use crate::reason::Reason;
 use crate::reservation::{Change, ChangeKind, Effects, Revocation};
-use crate::{CounterId, CounterSet, Layer};
+use crate::{CounterId, CounterSet, Layer, Tsc};
 
 /// An act of the administrator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,15 +189,21 @@ impl PcrUnit {
         self.budget = most;
         record(cx, Layer::Hypervisor, None, Event::BudgetSet(most));
         let mut effects = Effects::NONE;
+        let at = cx.now + self.to_ticks(grace_ms);
         for of_kind in [CounterId::Programmable(0), CounterId::Fixed(0)] {
             let most = u32::from(most.of(of_kind));
             loop {
-                let (staying, leaving) = self.held_by_guest(of_kind);
+                let (staying, leaving) = self.held_by_guest(of_kind, at);
                 if staying.len() > most {
                     let Some(counter) = self.by_precedence(staying).next() else {
                         break;
                     };
-                    effects = effects.and(self.take_back(counter, Reason::Budget, grace_ms, cx));
+                    // What the administrator takes anyhow goes earlier.
+                    let held = self.bank.reservation(counter);
+                    let announced = held.and_then(|held| held.revocation);
+                    let announced = announced.filter(|one| one.wanted_by.is_none());
+                    let reason = announced.map_or(Reason::Budget, |one| one.reason);
+                    effects = effects.and(self.take_back(counter, reason, grace_ms, cx));
                 } else if let (true, Some(counter)) =
                     (staying.len() < most, self.by_precedence(leaving).last())
                 {
@@ -206,8 +213,7 @@ impl PcrUnit {
                 }
             }
             // Who was given more time before is not.
-            let (_, leaving) = self.held_by_guest(of_kind);
-            let at = cx.now + self.to_ticks(grace_ms);
+            let (_, leaving) = self.held_by_guest(of_kind, at);
             for counter in leaving.iter() {
                 let held = self.bank.reservation(counter);
                 let announced = held.and_then(|held| held.revocation);
@@ -220,15 +226,22 @@ impl PcrUnit {
     }
 
     /// The time has come at which a counter was to be taken, which nobody gets instead.
-    /// If its holder's layers have given back another one meanwhile, it stays.
+    /// If the guest has given back another one meanwhile, or the hypervisor has taken it
+    /// over, it stays.
     pub(super) fn end_grace(
         &mut self,
         counter: CounterId,
         reason: Reason,
         cx: &mut Context<'_>,
     ) -> Effects {
-        let (staying, _) = self.held_by_guest(counter);
-        if reason == Reason::Budget && staying.len() < u32::from(self.budget.of(counter)) {
+        let (staying, leaving) = self.held_by_guest(counter, cx.now);
+        let room = u32::from(self.budget.of(counter)).saturating_sub(staying.len());
+        // Those that are taken last.
+        let goes = leaving.len().saturating_sub(room);
+        let goes = usize::try_from(goes).unwrap_or(usize::MAX);
+        let mut spared = self.by_precedence(leaving).skip(goes);
+        let stays = spared.any(|one| one == counter) || !leaving.contains(counter);
+        if reason == Reason::Budget && stays {
             self.spare(counter, cx);
             return Effects::NONE;
         }
@@ -236,8 +249,8 @@ impl PcrUnit {
     }
 
     /// The counters of a kind that the layers of the guest hold: those that stay with
-    /// them, and those that an earlier budget is to take.
-    pub(super) fn held_by_guest(&self, of_kind: CounterId) -> (CounterSet, CounterSet) {
+    /// them beyond `by`, and those that a budget is to take.
+    pub(super) fn held_by_guest(&self, of_kind: CounterId, by: Tsc) -> (CounterSet, CounterSet) {
         let (mut staying, mut leaving) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.bank.held().iter() {
             let Some(held) = self.bank.reservation(counter) else {
@@ -249,21 +262,25 @@ impl PcrUnit {
             match held.revocation.filter(|one| one.wanted_by.is_none()) {
                 None => staying.insert(counter),
                 Some(revocation) if revocation.reason == Reason::Budget => leaving.insert(counter),
-                Some(_) => false,
+                // By the administrator.
+                Some(revocation) => revocation.at > by && staying.insert(counter),
             };
         }
         (staying, leaving)
     }
 
-    /// Counters in the order in which they are taken: those of the layer with the lowest
-    /// priority first, and of these the highest.
+    /// Counters in the order in which they are taken: those first that the administrator
+    /// takes anyhow, then those of the layer with the lowest priority, and of these the
+    /// highest.
     fn by_precedence(&self, counters: CounterSet) -> impl Iterator<Item = CounterId> + use<> {
-        let priority = |counter: &CounterId| {
-            let held = self.bank.reservation(*counter);
-            held.map_or(0, |held| priority(&self.policy, held.owner))
+        let precedence = |counter: &CounterId| {
+            let held = self.bank.reservation(*counter)?;
+            let goes = held.revocation.filter(|one| one.wanted_by.is_none());
+            let goes = goes.is_some_and(|one| one.reason == Reason::Administrator);
+            Some((!goes, priority(&self.policy, held.owner)))
         };
         let mut counters: Vec<CounterId> = counters.iter().collect();
-        counters.sort_by_key(|counter| (priority(counter), Reverse(*counter)));
+        counters.sort_by_key(|counter| (precedence(counter), Reverse(*counter)));
         counters.into_iter()
     }
 

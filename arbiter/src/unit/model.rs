@@ -268,7 +268,8 @@ impl State {
                 }
                 let done = unit.administer(act, cx).map(drop).ok();
                 if let AdminAct::SetBudget { most, grace_ms } = act {
-                    let (staying, leaving) = unit.held_by_guest(CounterId::Programmable(0));
+                    let (staying, leaving) =
+                        unit.held_by_guest(CounterId::Programmable(0), Tsc(u64::MAX));
                     assert!(staying.len() <= u32::from(most.programmable));
                     assert!(leaving.is_empty() || grace_ms > 0);
                 }

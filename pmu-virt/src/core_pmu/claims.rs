@@ -272,6 +272,16 @@ impl CorePmu {
             .collect()
     }
 
+    /// Whether what contexts rely on here has room if the guest of `vcpu` may want so many
+    /// `counters`.
+    pub(crate) fn guest_may_have(&self, vcpu: OwnerId, counters: usize) -> bool {
+        let known = self.host.guest.as_ref().map_or(0, |guest| guest.counters);
+        let others = self.host.wishes.iter().filter(|(of, ..)| *of != vcpu);
+        let wanted = others.map(|(.., wish)| *wish).max().unwrap_or(0);
+        let more = wanted.max(counters).saturating_sub(known);
+        more == 0 || self.guest_may_have_more(more)
+    }
+
     /// Whether what contexts rely on here has room beside a guest with so many
     /// counters more.
     pub(crate) fn guest_may_have_more(&self, counters: usize) -> bool {

@@ -1,7 +1,7 @@
 //! How many physical counters a vCPU's guest may use at a time, and what becomes of the
 //! counters that are too many: `docs/arbitration.md`, "Budgets".
 
-use arbiter::{AdminAct, Budget, BudgetEnd, CounterId, Effects, PerKind};
+use arbiter::{AdminAct, Budget, BudgetEnd, CounterId, CounterSet, Effects, PerKind};
 use perfmon_abi::wire::{Errno, Refusal};
 use pmu_model::{Tsc, UnavailableReason};
 
@@ -50,13 +50,10 @@ impl VcpuPmu {
                 grace_ms,
             }),
         };
-        let wished = self.wish().counters;
         self.grant.budget = budget;
-        let more = self.wish().counters.saturating_sub(wished);
-        let fits = here
-            .as_ref()
-            .is_none_or(|core| core.guest_may_have_more(more));
-        if more > 0 && !fits {
+        let wish = self.wish().counters;
+        let fits = |core: &&mut CorePmu| core.guest_may_have(self.owner, wish);
+        if !here.as_ref().is_none_or(fits) {
             self.grant.budget = before;
             let reason = format!(
                 "host contexts rely on counters that {} would get; unload one, or use \
@@ -89,6 +86,7 @@ impl VcpuPmu {
         if let Some(core) = here {
             self.introduce_anew(core);
         }
+        self.budget_due = here.is_none();
         self.look_for_room(here);
         if let Some(reservations) = &mut self.reservations {
             let (unit, mut context) = reservations.parts(self.left);
@@ -100,6 +98,14 @@ impl VcpuPmu {
         self.settle_all(here);
         self.distribute(here);
         self.refresh_needs(here.as_deref());
+    }
+
+    /// The vCPU is back on a core; its budget may have changed while it was on none.
+    pub(super) fn catch_up_with_budget(&mut self, here: &mut Here<'_>) {
+        if std::mem::take(&mut self.budget_due) {
+            self.look_for_room(here);
+            self.distribute(here);
+        }
     }
 
     /// Whether the guest has not enabled more counters like this one than its budget
@@ -121,22 +127,34 @@ impl VcpuPmu {
         guest: &mut Vec<Claim>,
     ) -> Vec<(CounterId, UnavailableReason)> {
         let most = self.grant.budget.most;
-        let Some(one) = placement::beyond(most, reserved, guest).first().copied() else {
+        if placement::beyond(most, reserved, guest).is_empty() {
             return Vec::new();
-        };
+        }
         let reason = |counter| UnavailableReason::Budget {
             most: most.of(counter),
         };
+        // Where what is reserved takes the whole budget there are no turns to be taken.
+        let held: CounterSet = reserved.iter().map(|(_, demand)| demand.counter).collect();
+        let has_turns = |counter| PerKind::count(held).of(counter) < most.of(counter);
+        let mut waits = placement::beyond(most, reserved, guest).into_iter();
         // A timeslice that begins here says who comes first.
-        let waits = self.answer_shortage(reason(one)) == UnavailableReason::Waiting;
-        if let Some(first) = self.multiplexer.rotation() {
-            let first = first % guest.len().max(1);
-            guest.rotate_left(first);
+        let waits = waits
+            .find(|counter| has_turns(*counter))
+            .is_some_and(|one| self.answer_shortage(reason(one)) == UnavailableReason::Waiting);
+        if let (true, Some(first)) = (waits, self.multiplexer.rotation()) {
+            // Each kind by itself, so that all of one have as many turns.
+            let fixed = guest.partition_point(|(_, demand)| {
+                matches!(demand.counter, CounterId::Programmable(_))
+            });
+            let (programmable, fixed) = guest.split_at_mut(fixed);
+            for kind in [programmable, fixed] {
+                kind.rotate_left(first % kind.len().max(1));
+            }
         }
         let beyond = placement::beyond(most, reserved, guest);
         guest.retain(|(_, demand)| !beyond.contains(&demand.counter));
         let reasons = beyond.into_iter().map(|counter| {
-            let waiting = waits.then_some(UnavailableReason::Waiting);
+            let waiting = (waits && has_turns(counter)).then_some(UnavailableReason::Waiting);
             (counter, waiting.unwrap_or(reason(counter)))
         });
         reasons.collect()

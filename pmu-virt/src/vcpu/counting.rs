@@ -259,14 +259,17 @@ impl VcpuPmu {
 
     fn run(&mut self, here: &mut Here<'_>, counter: CounterId) {
         let logical = &mut self.counters[index_of(counter)];
-        logical.unavailable = None;
+        let refused = matches!(
+            logical.unavailable.take(),
+            Some(UnavailableReason::Budget { .. })
+        );
         if let (Some(lease), Some(core)) = (&mut logical.lease, &mut *here)
             && !lease.is_running()
         {
             // What was settled last still holds: a stopped slot stands still.
             lease.start(&mut core.bank);
             logical.times.run(self.ran);
-            if !self.multiplexer.is_allowed() {
+            if refused || !self.multiplexer.is_allowed() {
                 // The time until now was refused, not waited for.
                 logical.times.start_over(self.ran);
             }

@@ -278,14 +278,18 @@ impl VcpuPmu {
 
     /// Tells the core what guests may want of it, if nobody has.
     pub(super) fn introduce(&self, core: &mut CorePmu) {
-        if !core.host.knows_guest() {
+        if !core
+            .host
+            .knows_guest(self.owner, self.grant.budget.generation)
+        {
             self.introduce_anew(core);
         }
     }
 
     /// The same after that has changed.
     pub(super) fn introduce_anew(&self, core: &mut CorePmu) {
-        core.host.set_guest(self.wish());
+        let generation = self.grant.budget.generation;
+        core.host.set_guest(self.owner, generation, self.wish());
     }
 
     /// What the guest may want: counters of the model that it was given and that

@@ -56,6 +56,7 @@ impl VcpuPmu {
         if self.hosting {
             self.give_places(here);
         }
+        self.catch_up_with_budget(here);
         if let Some(core) = here {
             core.bank.end_switch();
             let overflowed = core.bank.take_overflows();

@@ -142,9 +142,44 @@ fn where_counters_take_turns_they_do_so_within_the_budget() {
         let share = one.time_running.0 as f64 / one.time_enabled.0 as f64;
         assert!((0.3..0.5).contains(&share), "{share}: {one:?}");
     }
+    // No turns where there is nothing to take turns on: that is no time to be scaled.
+    assert_eq!(pmu.set_budget(programmable(0), 0, None), Ok(()));
+    assert_eq!(
+        refused(&pmu, 0),
+        Some(UnavailableReason::Budget { most: 0 })
+    );
+    let before: Vec<_> = (0..5).map(|n| pmu.rdpmc(n, KERNEL)).collect();
+    assert_eq!(pmu.deadline(), None);
+    run(&mut pmu, &mut now, 1_000_000);
     assert_eq!(pmu.set_budget(PerKind::ALL, 0, None), Ok(()));
     assert_eq!(counting(&pmu).len(), 5);
     assert_eq!(pmu.deadline(), None, "nobody takes turns any more");
+    let after: Vec<_> = (0..5).map(|n| pmu.rdpmc(n, KERNEL)).collect();
+    assert_eq!(before, after, "what stood still made no events up");
+}
+
+/// Two vCPUs of one core: what one may have is no room of the other's.
+#[test]
+fn a_core_keeps_room_for_the_vcpu_that_wants_most() {
+    let clocks = clocks(6);
+    let backend = || -> Box<dyn CounterBackend> { Box::new(SimBackend::of(&clocks)) };
+    let mut rig = crate::rig::Rig::new((2, 1), HostPolicy::GuestFirst, backend);
+    for vcpu in [0, 1] {
+        rig.switch(vcpu, 0);
+        assert_eq!(rig.vcpus[vcpu].set_budget(programmable(1), 0, None), Ok(()));
+    }
+    let two = || context(0, &[vec![(0, EVENTS[0]), (1, EVENTS[4])]], 0);
+    assert!(rig.load(Spot::Core(0), two(), &Mail::default()).is_ok());
+    // Both may have four beside it, one after the other.
+    for vcpu in [0, 1] {
+        rig.switch(vcpu, 0);
+        assert_eq!(rig.vcpus[vcpu].set_budget(programmable(4), 0, None), Ok(()));
+        let more = rig.vcpus[vcpu].set_budget(programmable(5), 0, None);
+        assert!(more.is_err(), "{vcpu}");
+    }
+    // The last one to be told is not the one that counts.
+    assert_eq!(rig.vcpus[1].set_budget(programmable(0), 0, None), Ok(()));
+    assert!(rig.load(Spot::Core(0), two(), &Mail::default()).is_err());
 }
 
 #[test]
@@ -237,7 +272,8 @@ fn what_a_guest_gives_up_contexts_have_and_keep() {
 enum Step {
     Select(u32, bool),
     Run(u64),
-    Budget(u8),
+    /// On its core, or while it is away.
+    Budget(u8, bool),
     Reserve(u8),
     Park,
 }
@@ -246,7 +282,7 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0u32..6, proptest::bool::ANY).prop_map(|(n, on)| Step::Select(n, on)),
         4 => (1u64..3_000).prop_map(Step::Run),
-        2 => (0u8..8).prop_map(Step::Budget),
+        2 => (0u8..8, proptest::bool::ANY).prop_map(|(most, away)| Step::Budget(most, away)),
         1 => (0u8..6).prop_map(Step::Reserve),
         1 => proptest::strategy::Just(Step::Park),
     ]
@@ -275,10 +311,12 @@ proptest! {
                     on[n as usize] = is_on;
                 }
                 Step::Run(ticks) => run(&mut pmu, &mut now, ticks),
-                Step::Budget(to) => {
+                Step::Budget(to, away) => {
                     let held = reserved.iter().filter(|one| **one).count();
+                    let core = away.then(|| pmu.park().expect("it is on one"));
                     // What is reserved is taken at once.
                     prop_assert_eq!(pmu.set_budget(programmable(to), 0, None), Ok(()));
+                    core.into_iter().for_each(|core| pmu.attach(core));
                     most = usize::from(to);
                     if held > most {
                         let unit = pmu.reservations().expect("there are some");

@@ -18,6 +18,9 @@ pub enum BenchError {
     /// The counter sources cannot be had.
     #[error("--counters: {0}")]
     Sources(String),
+    /// The reservations that were asked for cannot be.
+    #[error("--contention and --policy: {0}")]
+    Reservations(#[from] vmm::config::PcrPlanError),
     /// The report's output takes no more.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),

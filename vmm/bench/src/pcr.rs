@@ -292,7 +292,7 @@ fn reservations(
     };
     let plan = choice.plan(&harness.model, SetAside::default());
     let machine = MachineReservations {
-        plan: plan.map_err(|error| BenchError::Guest(error.to_string()))?,
+        plan: plan?,
         phase: Arc::new(Phase::new(false)),
         smm: false,
         holdings: Holdings::default(),
@@ -326,8 +326,7 @@ impl Way {
 
 /// A write of `REQUEST` about one programmable counter.
 const fn about(operation: u64, counter: u32) -> u64 {
-    let which = abi::REQUEST_POSITION + counter as u64;
-    operation | which << abi::REQUEST_WHICH_SHIFT
+    operation | abi::REQUEST_POSITION | (counter as u64) << abi::REQUEST_WHICH_SHIFT
 }
 
 /// The guest: goes through `kinds` batch after batch, for ever.

@@ -84,7 +84,9 @@ fn lowered(what: Bench) -> Result<Measurement, UserError> {
 impl From<BenchError> for UserError {
     fn from(error: BenchError) -> Self {
         let status = match error {
-            BenchError::NoGuest(_) | BenchError::Sources(_) => ExitStatus::BAD_INPUT,
+            BenchError::NoGuest(_) | BenchError::Sources(_) | BenchError::Reservations(_) => {
+                ExitStatus::BAD_INPUT
+            }
             _ => ExitStatus::HOST_FAILURE,
         };
         Self::with_status(error, status)

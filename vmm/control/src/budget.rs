@@ -1,11 +1,11 @@
 //! What the guest of a vCPU may use, shown and set on its thread.
 
 use arbiter::{CounterId, CounterSet, Layer, PcrUnit, PerKind, Reason};
-use perfmon_abi::wire::Refusal;
 use perfmon_abi::wire::budget::{
     ALL, BudgetChange, BudgetInfo, KindBudget, LackingCounter, LeavingCounter,
 };
-use pmu_virt::{CorePmu, Ticks, Tsc, VcpuPmu};
+use perfmon_abi::wire::{Errno, Refusal};
+use pmu_virt::{CorePmu, Ticks, Tsc, UnavailableReason, VcpuPmu};
 
 use crate::pcr::LONGEST_GRACE_MS;
 
@@ -22,7 +22,11 @@ pub(crate) fn administer(
 ) -> Result<Box<BudgetInfo>, Refusal> {
     let khz = core.tsc_khz();
     if let Some(change) = change {
-        let before = pmu.budget().most;
+        let budget = pmu.budget();
+        // What is not named lasts as it did, or is as it is for a time.
+        let lasting = budget.until.filter(|_| change.for_ms.is_none());
+        let before = lasting.map_or(budget.most, |end| end.most);
+        check(&change, pmu.model().counts())?;
         let most = PerKind {
             programmable: change.programmable.unwrap_or(before.programmable),
             fixed: change.fixed.unwrap_or(before.fixed),
@@ -33,6 +37,21 @@ pub(crate) fn administer(
         pmu.set_budget(Some(core), most, grace_ms, until)?;
     }
     Ok(info(vcpu, pmu, core, khz))
+}
+
+/// A number that is more than there are counters is none that somebody meant.
+fn check(change: &BudgetChange, there: PerKind) -> Result<(), Refusal> {
+    let kinds = [
+        ("programmable", change.programmable, there.programmable),
+        ("fixed", change.fixed, there.fixed),
+    ];
+    for (kind, asked, there) in kinds {
+        if let Some(asked) = asked.filter(|asked| *asked != ALL && *asked > there) {
+            let reason = format!("{kind}={asked}: the PMU has {there}; give at most that, or all");
+            return Err(Refusal::new(Errno::EINVAL, reason));
+        }
+    }
+    Ok(())
 }
 
 fn info(vcpu: usize, pmu: &VcpuPmu, core: &CorePmu, khz: u64) -> Box<BudgetInfo> {
@@ -80,7 +99,12 @@ fn kind(pmu: &VcpuPmu, core: &CorePmu, of_kind: CounterId) -> KindBudget {
         lacking: lacking
             .map(|(counter, reason)| LackingCounter {
                 counter: counter.to_string(),
-                reason: reason.to_string(),
+                reason: match (reason, limit(budget.most)) {
+                    (UnavailableReason::Waiting, Some(most)) => {
+                        format!("{reason}; the VM's budget allows {most} such counters at a time")
+                    }
+                    _ => reason.to_string(),
+                },
             })
             .collect(),
         leaving: leaving.collect(),

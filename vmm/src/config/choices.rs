@@ -205,6 +205,22 @@ impl BudgetChoice {
     /// The model has no way to say it, and nobody allowed it to say something else.
     pub fn announced(self, model: &PmuModel, visible: PerKind) -> Result<PerKind, BudgetError> {
         let most = self.most();
+        let there = model.counts();
+        let kinds = [
+            ("programmable", self.programmable, there.programmable),
+            ("fixed", self.fixed, there.fixed),
+        ];
+        for (kind, asked, there) in kinds {
+            if let Some(asked) = asked.filter(|n| *n != u8::MAX && *n > there && !self.round) {
+                let model = model.name();
+                return Err(BudgetError::TooMany {
+                    kind,
+                    asked,
+                    there,
+                    model,
+                });
+            }
+        }
         let wanted = PerKind {
             programmable: visible.programmable.min(most.programmable),
             fixed: visible.fixed.min(most.fixed),
@@ -216,7 +232,7 @@ impl BudgetChoice {
             return Ok(announced);
         }
         let above = (wanted.programmable..=visible.programmable).find_map(can);
-        above.filter(|_| self.round).ok_or(BudgetError {
+        above.filter(|_| self.round).ok_or(BudgetError::Announce {
             most: wanted.programmable,
             model: model.name(),
         })
@@ -236,16 +252,34 @@ fn set_once(value: &mut Option<u8>, number: &str) -> bool {
 
 /// A budget that a PMU model cannot announce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error(
-    "--budget: CPUID cannot say that {model} has {most} programmable counters; add ,round to \
-     announce the nearest number that it can say, of which no more than the budget count at a \
-     time, or choose a model that can, as amd-perfmonv2 or intel-v2"
-)]
-pub struct BudgetError {
-    /// How many were to be announced.
-    pub most: u8,
-    /// The model.
-    pub model: &'static str,
+pub enum BudgetError {
+    /// CPUID has no way to say it.
+    #[error(
+        "--budget: CPUID cannot say that {model} has {most} programmable counters; add ,round to \
+         announce the nearest number that it can say, of which no more than the budget count at \
+         a time{}", if *most > 0 { ", or choose a model that can, as amd-perfmonv2 or intel-v2" } else { "" }
+    )]
+    Announce {
+        /// How many were to be announced.
+        most: u8,
+        /// The model.
+        model: &'static str,
+    },
+    /// More than there are.
+    #[error(
+        "--budget {kind}={asked}: the PMU model {model} has {there}; give at most that, or all, \
+         or add ,round"
+    )]
+    TooMany {
+        /// Of which kind.
+        kind: &'static str,
+        /// As asked for.
+        asked: u8,
+        /// The model's.
+        there: u8,
+        /// The model.
+        model: &'static str,
+    },
 }
 
 /// The words of `--rdpmc-trap`.
@@ -318,7 +352,10 @@ mod tests {
             ("amd-core", (5, 0), None, (4, 0)),
             ("amd-core", (2, 0), None, (4, 0)),
             ("amd-k7", (2, 0), None, (4, 0)),
-            ("amd-k7", (8, 0), Some((4, 0)), (4, 0)),
+            ("amd-k7", (4, 0), Some((4, 0)), (4, 0)),
+            ("amd-k7", (8, 0), None, (4, 0)),
+            ("amd-k7", (4, 1), None, (4, 0)),
+            ("intel-v2", (255, 255), Some((4, 3)), (4, 3)),
         ];
         for (model, (programmable, fixed), exact, rounded) in table {
             let model = PmuModel::parse(model).expect("a model");

@@ -3,6 +3,7 @@
 use super::{GRACE, Move, State};
 use crate::message::Outcome;
 use crate::time::Ticks;
+use crate::time::Tsc;
 use crate::{CounterId, CounterSet, Event, Layer, Policy, Reason, Record, Scheme};
 
 impl State {
@@ -27,7 +28,9 @@ impl State {
         }
         ensure(bank.free().len() >= owed, "a minimum was given away")?;
         // Until its notice is over, the host backs what it is to take as well.
-        let (staying, _) = self.unit.held_by_guest(CounterId::Programmable(0));
+        let (staying, _) = self
+            .unit
+            .held_by_guest(CounterId::Programmable(0), Tsc(u64::MAX));
         let backed = u32::from(self.unit.backed.programmable);
         ensure(
             staying.len() <= backed,
@@ -105,8 +108,12 @@ impl State {
                 Event::Revoked(Reason::Expired | Reason::Administrator) => {}
                 Event::Revoked(Reason::Budget) => {
                     // Nobody loses what the budget leaves.
-                    let (staying, _) = self.unit.held_by_guest(CounterId::Programmable(0));
-                    let (before, _) = before.unit.held_by_guest(CounterId::Programmable(0));
+                    let (staying, _) = self
+                        .unit
+                        .held_by_guest(CounterId::Programmable(0), self.now);
+                    let (before, _) = before
+                        .unit
+                        .held_by_guest(CounterId::Programmable(0), self.now);
                     let most = u32::from(self.unit.budget.programmable);
                     ensure(staying.len().max(before.len()) >= most, "revoked in vain")?;
                 }

@@ -55,7 +55,7 @@ pub(super) fn measure(
     };
     let plan = choice.plan(model, SetAside::default());
     let machine = MachineReservations {
-        plan: plan.map_err(|error| guest(&error))?,
+        plan: plan?,
         phase: Arc::new(Phase::new(false)),
         smm: false,
         holdings: Holdings::default(),

@@ -251,7 +251,8 @@ trail included, one as under --pcr off. The audit trail notes a dropped access. 
 
 The last lines are the arbiter's own part: a request for one counter and its return, on
 --vcpus vCPUs in turn, with --contention counters of each held by the hypervisor. If that is
-all of them, the counter is had as the scheme has it: by a reply, by revocation, or not.
+all of them (--policy kernel:min=0), the counter is had as the scheme has it: by a reply, by
+revocation, or not.
 Times are in nanoseconds.";
 
 const BENCHES: [(&str, &str); 7] = [
