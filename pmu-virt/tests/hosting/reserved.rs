@@ -3,20 +3,21 @@
 use std::sync::Arc;
 
 use arbiter::{
-    Auditor, Caller, Cookie, CounterId, Entropy, GuardLimits, Layer, Outcome, PcrConfig, PcrUnit,
-    PerKind, Phase, Policy, Reason, Record, Request, Scheme, Wanted,
+    Auditor, Caller, Cookie, CounterId, Effects, Entropy, GuardLimits, Layer, Outcome, PcrConfig,
+    PcrUnit, PerKind, Phase, Policy, Reason, Record, Request, Scheme, Wanted,
 };
-use perfmon_abi::consts::PFM_PROV_LOST;
+use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_PROV_LOST};
 use perfmon_abi::wire::{Call, Errno};
 use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{
     CorePmu, CounterBackend, Grant, MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress,
-    ReadOutcome, Reservations, Ring, SimBackend, Ticks, Tsc, WriteOutcome,
+    ReadOutcome, Reading, Reservations, Ring, SimBackend, Ticks, Tsc, WriteOutcome,
 };
+use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
 use crate::rig::{Mail, Rig, Spot, context};
 use crate::seated::Seated;
-use crate::truth::{EVENTS, clocks};
+use crate::truth::{EVENTS, Truth, clocks};
 
 const TICKS_PER_MS: u64 = 1_000_000;
 
@@ -454,4 +455,121 @@ fn a_scheduler_that_knows_of_promises_keeps_them() {
     }
     assert_eq!(knowing.lost, 0, "tools rely on their counters");
     assert!(blind.lost > 0, "the schedule needs no knowledge: {blind:?}");
+}
+
+/// What others do as fast as they can.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Reserve(usize, u8),
+    GiveBack(usize, u8),
+    Select(usize, u32, bool),
+    Load(Spot, bool),
+    Start(Spot),
+    Unload(Spot),
+    Run(usize, u64),
+    Budget(usize, u8),
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let spot = || prop_oneof![Just(Spot::Core(0)), (0..2usize).prop_map(Spot::Vcpu)];
+    prop_oneof![
+        3 => (0..2usize, 0..5u8).prop_map(|(vcpu, n)| Step::Reserve(vcpu, n)),
+        3 => (0..2usize, 0..5u8).prop_map(|(vcpu, n)| Step::GiveBack(vcpu, n)),
+        2 => (0..2usize, 0..5u32, any::<bool>()).prop_map(|(vcpu, n, on)| Step::Select(vcpu, n, on)),
+        3 => (spot(), any::<bool>()).prop_map(|(spot, yields)| Step::Load(spot, yields)),
+        2 => spot().prop_map(Step::Start),
+        3 => spot().prop_map(Step::Unload),
+        4 => (0..2usize, 1..5_000u64).prop_map(|(vcpu, ticks)| Step::Run(vcpu, ticks)),
+        1 => (0..2usize, 1..7u8).prop_map(|(vcpu, most)| Step::Budget(vcpu, most)),
+    ]
+}
+
+proptest! {
+    /// Guests reserve and give back, tools load and unload, and budgets change: a counter
+    /// that is reserved all the while counts every event.
+    #[test]
+    fn a_reserved_count_loses_nothing_to_anybody(
+        steps in proptest::collection::vec(steps(), 1..80),
+        policy in prop_oneof![
+            Just(HostPolicy::GuestFirst),
+            Just(HostPolicy::HostFirst),
+            Just(HostPolicy::Shares { host: None }),
+        ],
+    ) {
+        let (here, elsewhere) = (clocks(4), clocks(64));
+        let backend = || -> Box<dyn CounterBackend> { Box::new(SimBackend::of(&here)) };
+        let mut rig = Rig::new((2, 1), policy, backend);
+        rig.vcpus = rig.vcpus.drain(..).map(with_reservations).collect();
+        let mut truth = Truth::new(&elsewhere, 0);
+        let mut expected = 0;
+        rig.switch(0, 0);
+        let granted = kernel_reserves(&mut rig.vcpus[0], 5);
+        prop_assert!(matches!(granted, Outcome::Granted(_)), "{granted:?}");
+        let owner = Caller { layer: Layer::GuestKernel, presented: 7 };
+        let select = MsrIndex(0x554d_6140 + 5);
+        let on = EVENTS[0] | 1 << 22;
+        prop_assert_eq!(rig.vcpus[0].wrmsr(select, on, owner), WriteOutcome::Done);
+        for step in steps {
+            match step {
+                Step::Reserve(vcpu, n) => {
+                    rig.switch(vcpu, 0);
+                    let _ = kernel_reserves(&mut rig.vcpus[vcpu], n);
+                }
+                Step::GiveBack(vcpu, n) => {
+                    let release = Request::Release {
+                        counter: CounterId::Programmable(n),
+                        cookie: Cookie::new(7).expect("a cookie"),
+                    };
+                    rig.switch(vcpu, 0).arbitrate(|unit, cx| {
+                        let answer = unit.request(Layer::GuestKernel, release, cx);
+                        ((), answer.map_or(Effects::NONE, |(_, effects)| effects))
+                    });
+                }
+                Step::Select(vcpu, n, is_on) => {
+                    let msr = MsrIndex(0xc001_0200 + 2 * n);
+                    let kernel = Caller::legacy(Layer::GuestKernel);
+                    rig.switch(vcpu, 0).wrmsr(msr, if is_on { on } else { 0 }, kernel);
+                }
+                Step::Load(spot, yields) => {
+                    let flags = if yields { PFM_FL_PREEMPTIBLE } else { 0 };
+                    let two = vec![vec![(0, EVENTS[0]), (1, EVENTS[4])]];
+                    let _ = rig.load(spot, context(flags, &two, 0), &Mail::default());
+                }
+                Step::Start(spot) => {
+                    let _ = rig.outcome(spot, Call::Start(None));
+                }
+                Step::Unload(spot) => drop(rig.unload(spot)),
+                Step::Run(vcpu, ticks) => {
+                    let entered = rig.tsc;
+                    let left = Progress::Left {
+                        tsc: Tsc(entered + ticks),
+                        halted: Ticks(0),
+                        ring: Some(Ring::Kernel),
+                    };
+                    rig.run(vcpu, 0, left);
+                    if vcpu == 0 {
+                        expected += truth.run(entered, &left)[0];
+                    }
+                }
+                Step::Budget(vcpu, most) => {
+                    let most = PerKind { programmable: most, ..PerKind::ALL };
+                    // A budget that takes reserved counters may take this one.
+                    let held = rig.vcpus[vcpu].reservations();
+                    let held = held.map_or(0, |unit| unit.bank().held().len());
+                    if u32::from(most.programmable) >= held {
+                        let _ = rig.switch(vcpu, 0).set_budget(most, 0, None);
+                    }
+                }
+            }
+            let reports = rig.switch(0, 0).report();
+            let five = CounterId::Programmable(5);
+            let report = reports.iter().find(|one| one.counter == five).expect("in use");
+            prop_assert_eq!(report.time_enabled, report.time_running, "{:?}", step);
+            let counted = match report.reading {
+                Reading::Counted { value, .. } => value,
+                Reading::Unavailable(reason) => panic!("{step:?}: {reason}"),
+            };
+            prop_assert_eq!(counted, expected, "{:?}", step);
+        }
+    }
 }
