@@ -215,8 +215,9 @@ fn check_client(log: &Log, mhz: f64, spare: bool) {
         let cycles: f64 = count.parse().expect("a count");
         let ratio = cycles / (2000.0 * mhz);
         println!("{ratio:.3} of the cycles of 2 ms");
-        // It waits by the TSC; an emulated processor may take longer for it.
-        assert!(ratio > 0.5, "{line}");
+        // It waits by the TSC, which goes on while the guest does not run: on a busy
+        // machine that is most of the 2 ms, and none of it is counted.
+        assert!(ratio > 0.05, "{line}");
         assert!(line.ends_with("it reads 0"), "{line}");
     }
     assert!(!log.succeeded("busy"), "the client needs it");
