@@ -218,6 +218,13 @@ pub(crate) fn beyond(most: PerKind, reserved: &[Claim], guest: &[Claim]) -> Vec<
     beyond
 }
 
+/// Takes them out of `guest`, and yields them.
+pub(crate) fn keep_to(most: PerKind, reserved: &[Claim], guest: &mut Vec<Claim>) -> Vec<CounterId> {
+    let beyond = beyond(most, reserved, guest);
+    guest.retain(|(_, demand)| !beyond.contains(&demand.counter));
+    beyond
+}
+
 /// Whether all of this can be counted at once.
 pub(crate) fn fits<'a>(constraints: impl Iterator<Item = &'a Constraint>, slots: SlotSet) -> bool {
     let demand = |constraint: &Constraint| Demand {

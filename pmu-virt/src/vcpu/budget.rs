@@ -127,7 +127,8 @@ impl VcpuPmu {
         guest: &mut Vec<Claim>,
     ) -> Vec<(CounterId, UnavailableReason)> {
         let most = self.grant.budget.most;
-        if placement::beyond(most, reserved, guest).is_empty() {
+        let lacking = placement::beyond(most, reserved, guest);
+        if lacking.is_empty() {
             return Vec::new();
         }
         let reason = |counter| UnavailableReason::Budget {
@@ -136,9 +137,9 @@ impl VcpuPmu {
         // Where what is reserved takes the whole budget there are no turns to be taken.
         let held: CounterSet = reserved.iter().map(|(_, demand)| demand.counter).collect();
         let has_turns = |counter| PerKind::count(held).of(counter) < most.of(counter);
-        let mut waits = placement::beyond(most, reserved, guest).into_iter();
         // A timeslice that begins here says who comes first.
-        let waits = waits
+        let waits = lacking
+            .into_iter()
             .find(|counter| has_turns(*counter))
             .is_some_and(|one| self.answer_shortage(reason(one)) == UnavailableReason::Waiting);
         if let (true, Some(first)) = (waits, self.multiplexer.rotation()) {
@@ -151,9 +152,8 @@ impl VcpuPmu {
                 kind.rotate_left(first % kind.len().max(1));
             }
         }
-        let beyond = placement::beyond(most, reserved, guest);
-        guest.retain(|(_, demand)| !beyond.contains(&demand.counter));
-        let reasons = beyond.into_iter().map(|counter| {
+        let beyond = placement::keep_to(most, reserved, guest).into_iter();
+        let reasons = beyond.map(|counter| {
             let waiting = (waits && has_turns(counter)).then_some(UnavailableReason::Waiting);
             (counter, waiting.unwrap_or(reason(counter)))
         });

@@ -49,11 +49,13 @@ impl VcpuPmu {
             };
             let (reserved, mut guest) = self.guest_claims(core);
             let beyond = self.keep_to_budget(&reserved, &mut guest);
+            let take_turns = |(_, reason)| reason == UnavailableReason::Waiting;
+            let budget_turns = beyond.iter().copied().any(take_turns);
             let mut claims = self.claims(core, reserved, guest);
             let placed = placement::place(&claims, slots);
             let (placement, otherwise) = match placed {
                 Placed::All(placement) => {
-                    if beyond.is_empty() {
+                    if !budget_turns {
                         self.multiplexer.end();
                     }
                     (placement, UnavailableReason::Waiting)
@@ -73,7 +75,7 @@ impl VcpuPmu {
                     let otherwise = self.answer_shortage(reason);
                     match self.multiplexer.rotation() {
                         // The budget has put them in their order already.
-                        Some(_) if !beyond.is_empty() => (claims.rotated(slots, 0), otherwise),
+                        Some(_) if budget_turns => (claims.rotated(slots, 0), otherwise),
                         Some(first) => (claims.rotated(slots, first), otherwise),
                         None => (placement, otherwise),
                     }
@@ -141,8 +143,7 @@ impl VcpuPmu {
     pub(super) fn restore_hosts(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
         let (reserved, mut guest) = self.guest_claims(core);
-        let beyond = placement::beyond(self.grant.budget.most, &reserved, &guest);
-        guest.retain(|(_, demand)| !beyond.contains(&demand.counter));
+        placement::keep_to(self.grant.budget.most, &reserved, &mut guest);
         let claims = self.claims(core, reserved, guest);
         let fits = |hosted: &AttachedContext| {
             let more = hosted.demands_if_restored(&core.bank);

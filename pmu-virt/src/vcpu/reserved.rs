@@ -214,10 +214,7 @@ impl VcpuPmu {
         let decision = self.reservations.as_ref();
         let decision = decision.and_then(|reservations| reservations.unit.deadline());
         let budget = self.grant.budget.until.map(|end| end.at);
-        match (decision, budget) {
-            (Some(decision), Some(budget)) => Some(decision.min(budget)),
-            (one, other) => one.or(other),
-        }
+        [decision, budget].into_iter().flatten().min()
     }
 
     /// Lets leases and budgets end and revocations take place that are due.

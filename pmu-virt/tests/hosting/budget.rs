@@ -149,10 +149,12 @@ fn where_counters_take_turns_they_do_so_within_the_budget() {
         Some(UnavailableReason::Budget { most: 0 })
     );
     let before: Vec<_> = (0..5).map(|n| pmu.rdpmc(n, KERNEL)).collect();
-    assert_eq!(pmu.deadline(), None);
+    pmu.observe(Progress::Entered { tsc: Tsc(now) });
+    assert_eq!(pmu.deadline(), None, "there are no turns");
     run(&mut pmu, &mut now, 1_000_000);
     assert_eq!(pmu.set_budget(PerKind::ALL, 0, None), Ok(()));
     assert_eq!(counting(&pmu).len(), 5);
+    pmu.observe(Progress::Entered { tsc: Tsc(now) });
     assert_eq!(pmu.deadline(), None, "nobody takes turns any more");
     let after: Vec<_> = (0..5).map(|n| pmu.rdpmc(n, KERNEL)).collect();
     assert_eq!(before, after, "what stood still made no events up");
