@@ -39,47 +39,37 @@ impl PcrUnit {
 
     /// What has a physical counter of its own.
     pub(super) fn backing(&self) -> Backed {
-        let guests = || Policy::LAYERS.into_iter().filter(|layer| layer.is_guest());
-        let asked = guests().filter_map(|layer| self.pending(layer)?.question);
-        let asked = asked.filter(|question| !question.holder.is_guest());
-        let announced = self
-            .bank
-            .held_by(Layer::Hypervisor)
-            .iter()
-            .filter(|counter| {
-                let held = self.bank.reservation(*counter);
-                let revocation = held.and_then(|held| held.revocation);
-                let by = revocation.and_then(|revocation| revocation.wanted_by);
-                by.is_some_and(Layer::is_guest)
-            });
+        let guests = Policy::LAYERS.into_iter().filter(|layer| layer.is_guest());
+        let coming = guests.map(|layer| self.coming_to(layer));
         Backed {
             most: self.backed,
-            coming: asked
-                .map(|question| question.counter)
-                .chain(announced)
-                .collect(),
+            coming: coming.fold(CounterSet::EMPTY, |all, one| all | one),
         }
+    }
+
+    /// Counters of the hypervisor's that `layer` is about to get: the one that it was asked
+    /// for, and those whose revocation was announced.
+    fn coming_to(&self, layer: Layer) -> CounterSet {
+        let question = self.pending(layer).and_then(|pending| pending.question);
+        let asked = question.filter(|question| !question.holder.is_guest());
+        let held = self.bank.held_by(Layer::Hypervisor);
+        let announced = held.iter().filter(|counter| {
+            let held = self.bank.reservation(*counter);
+            let revocation = held.and_then(|held| held.revocation);
+            revocation.is_some_and(|one| one.wanted_by == Some(layer))
+        });
+        asked
+            .map(|question| question.counter)
+            .into_iter()
+            .chain(announced)
+            .collect()
     }
 
     /// Counters of the hypervisor's that layers of the guest are about to get stay with
     /// it where they are no longer backed.
     pub(super) fn stop_what_comes(&mut self, cx: &mut Context<'_>) {
         for layer in Policy::LAYERS.into_iter().filter(|layer| layer.is_guest()) {
-            let Some(pending) = self.pending(layer) else {
-                continue;
-            };
-            let question = pending.question.filter(|one| !one.holder.is_guest());
-            let asked = question.map(|question| question.counter);
-            let announced = self
-                .bank
-                .held_by(Layer::Hypervisor)
-                .iter()
-                .filter(|counter| {
-                    let held = self.bank.reservation(*counter);
-                    let revocation = held.and_then(|held| held.revocation);
-                    revocation.is_some_and(|one| one.wanted_by == Some(layer))
-                });
-            let coming: CounterSet = announced.chain(asked).collect();
+            let coming = self.coming_to(layer);
             let Some(of_kind) = coming.iter().next() else {
                 continue;
             };
@@ -88,10 +78,14 @@ impl PcrUnit {
             if backed.left((&self.bank, &self.policy), layer, of_kind) >= coming.len() {
                 continue;
             }
-            if let (Some(question), Some(pending)) = (question, self.pending_mut(layer)) {
-                pending.question = None;
+            let question = self.pending_mut(layer).and_then(|pending| {
+                let of_hypervisor = |question: &mut Question| !question.holder.is_guest();
+                pending.question.take_if(of_hypervisor)
+            });
+            if let Some(question) = question {
                 self.notify_cancelled(question.holder, question.counter, layer);
             }
+            let asked = question.map(|question| question.counter);
             for counter in coming.iter().filter(|counter| asked != Some(*counter)) {
                 self.spare(counter, cx);
             }

@@ -5,11 +5,10 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 pub use perfmon_abi::wire::budget::{ALL, BudgetChange, BudgetInfo, BudgetRequest, KindBudget};
-use perfmon_abi::wire::{Errno, Refusal};
 use serde::Serialize;
 use umpire_events::one_line;
 
-use crate::pcr::{each, finish, json};
+use crate::pcr::{each, print, refused_on};
 use crate::table::indented;
 use crate::{ToolError, vm};
 
@@ -51,13 +50,7 @@ pub fn run(options: &BudgetOptions, out: &mut dyn Write) -> Result<(), ToolError
                 None => "asking for the budget",
                 Some(_) => "setting the budget",
             };
-            let hint = match refusal.errno {
-                Errno::EPERM => "; the VM's --control-sys-gid says who may",
-                _ => "",
-            };
-            let reason = format!("{}{hint}", refusal.reason);
-            let refusal = Refusal::new(refusal.errno, reason);
-            ToolError::refused(format!("vCPU {vcpu}: {what}"), refusal)
+            refused_on(vcpu, what, refusal)
         },
     )?;
     let listing = BudgetListing {
@@ -65,12 +58,7 @@ pub fn run(options: &BudgetOptions, out: &mut dyn Write) -> Result<(), ToolError
         pid: hello.pid,
         vcpus,
     };
-    let written = if options.json {
-        json(&listing, out)
-    } else {
-        text(&listing, out)
-    };
-    finish(written, out)
+    print(&listing, options.json, out, |out| text(&listing, out))
 }
 
 fn text(vm: &BudgetListing, out: &mut dyn Write) -> io::Result<()> {

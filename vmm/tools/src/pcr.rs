@@ -75,16 +75,25 @@ pub fn run(
         pid: hello.pid,
         vcpus,
     };
-    let written = if options.json {
-        json(&listing, out)
-    } else {
+    print(&listing, options.json, out, |out| {
         text::write(&options.act, &listing, out)
-    };
-    finish(written, out)
+    })
 }
 
-/// Somebody who reads no further is no failure.
-pub(crate) fn finish(written: io::Result<()>, out: &mut dyn Write) -> Result<(), ToolError> {
+/// Prints a listing: as one JSON object, or as `text` has it. Somebody who reads no
+/// further is no failure.
+pub(crate) fn print(
+    listing: &impl Serialize,
+    json: bool,
+    out: &mut dyn Write,
+    text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), ToolError> {
+    let written = if json {
+        let written = serde_json::to_writer(&mut *out, listing).map_err(io::Error::from);
+        written.and_then(|()| writeln!(out))
+    } else {
+        text(out)
+    };
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ToolError::Output(error)),
         _ => Ok(()),
@@ -132,19 +141,22 @@ fn failed(act: &PcrAct, vcpu: u32, refusal: Refusal) -> ToolError {
         PcrAct::Policy { .. } => "setting the policy".to_owned(),
         PcrAct::Scheme { scheme } => format!("setting the scheme {scheme}"),
     };
-    let hint = match refusal.errno {
-        Errno::ENOENT => "; umpire pcr shows what is reserved",
-        Errno::EPERM => "; the VM's --control-sys-gid says who may",
-        _ => "",
+    let refusal = match refusal.errno {
+        Errno::ENOENT => with_hint(&refusal, "; umpire pcr shows what is reserved"),
+        _ => refusal,
     };
-    let reason = format!("{}{hint}", refusal.reason);
-    ToolError::refused(
-        format!("vCPU {vcpu}: {what}"),
-        Refusal::new(refusal.errno, reason),
-    )
+    refused_on(vcpu, &what, refusal)
 }
 
-pub(crate) fn json(listing: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, listing)?;
-    writeln!(out)
+/// What was tried on a vCPU was refused.
+pub(crate) fn refused_on(vcpu: u32, what: &str, refusal: Refusal) -> ToolError {
+    let refusal = match refusal.errno {
+        Errno::EPERM => with_hint(&refusal, "; the VM's --control-sys-gid says who may"),
+        _ => refusal,
+    };
+    ToolError::refused(format!("vCPU {vcpu}: {what}"), refusal)
+}
+
+fn with_hint(refusal: &Refusal, hint: &str) -> Refusal {
+    Refusal::new(refusal.errno, format!("{}{hint}", refusal.reason))
 }
