@@ -147,7 +147,10 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
         return NextStep::Refuse(Reason::Maximum);
     }
     let candidates = pending.wanted.candidates();
-    let free = view.bank.free() & candidates;
+    let free = match pending.wanted {
+        Wanted::Held(_) => CounterSet::EMPTY,
+        Wanted::Any(_) | Wanted::This(_) => view.bank.free() & candidates,
+    };
     let usable = holdings.unowed(view.policy, layer).min(free.len());
     let announced = holdings.announced_for(layer);
     // What comes from nobody or from the hypervisor has to be backed anew.
@@ -160,7 +163,8 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
             _ if announced.len() + sources.backed + others >= need => Reason::Unbacked,
             _ if sources.contended => Reason::Busy,
             _ if free.len() >= need => Reason::Minimum,
-            Wanted::This(_) => Reason::Held,
+            Wanted::Held(_) if holdings.above_minima(view.policy, layer) < need => Reason::Minimum,
+            Wanted::This(_) | Wanted::Held(_) => Reason::Held,
             Wanted::Any(_) => Reason::NoneFree,
         }));
     }
@@ -339,7 +343,7 @@ struct Holdings {
 impl Holdings {
     fn of(view: &View<'_>, wanted: Wanted) -> Holdings {
         let of_kind = match wanted {
-            Wanted::Any(_) => CounterId::Programmable(0),
+            Wanted::Any(_) | Wanted::Held(_) => CounterId::Programmable(0),
             Wanted::This(counter) => counter,
         };
         let mut holdings = Holdings {
@@ -387,6 +391,13 @@ impl Holdings {
     fn max(&self, policy: &Policy, layer: Layer) -> u32 {
         let share = policy.share(layer);
         share.map_or(0, |share| u32::from(share.max.of(self.of_kind)))
+    }
+
+    /// Counters that other layers hold beyond their minima.
+    fn above_minima(&self, policy: &Policy, layer: Layer) -> u32 {
+        let others = Policy::LAYERS.into_iter().filter(|other| *other != layer);
+        let spare = others.map(|other| self.held(other).saturating_sub(self.min(policy, other)));
+        spare.sum()
     }
 
     /// Free counters that no other layer's minimum needs.

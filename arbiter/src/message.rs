@@ -11,6 +11,10 @@ use crate::{CounterId, CounterSet, Layer};
 pub enum Wanted {
     /// This many programmable counters, whichever they are; at least 1.
     Any(u8),
+    /// This many programmable counters of those that other layers have reserved; at
+    /// least 1. Only the hypervisor asks so, for a host's tool: what nobody has reserved
+    /// is not arbitrated, so it would not be the owner's answer.
+    Held(u8),
     /// This counter.
     This(CounterId),
 }
@@ -19,7 +23,7 @@ impl Wanted {
     /// The number of counters.
     pub const fn count(self) -> u8 {
         match self {
-            Wanted::Any(count) => count,
+            Wanted::Any(count) | Wanted::Held(count) => count,
             Wanted::This(_) => 1,
         }
     }
@@ -27,7 +31,7 @@ impl Wanted {
     /// Every counter that would satisfy the request.
     pub fn candidates(self) -> CounterSet {
         match self {
-            Wanted::Any(_) => CounterSet::first(crate::MAX_PROGRAMMABLE, 0),
+            Wanted::Any(_) | Wanted::Held(_) => CounterSet::first(crate::MAX_PROGRAMMABLE, 0),
             Wanted::This(counter) => [counter].into_iter().collect(),
         }
     }

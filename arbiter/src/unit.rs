@@ -28,8 +28,9 @@ use crate::cookie::Cookie;
 use crate::counter::PerKind;
 use crate::guard::{Guard, GuardLimits};
 use crate::layer::Phase;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, QueuedNotice};
 use crate::map::LegacyMap;
+use crate::message::NoticeKind;
 use crate::policy::{Policy, Scheme};
 use crate::reason::Reason;
 use crate::reservation::{Change, ChangeKind, Effects, Reservation};
@@ -188,7 +189,20 @@ impl PcrUnit {
                 let _ = self.bank.apply(Change { counter, kind });
             }
         }
+        let waited = self.pending(Layer::Hypervisor).is_some();
         self.mailboxes = Default::default();
+        if waited {
+            self.notify(
+                Layer::Hypervisor,
+                QueuedNotice {
+                    kind: NoticeKind::Refused,
+                    counter: None,
+                    layer: Layer::Hypervisor,
+                    reason: Some(Reason::Withdrawn),
+                    due: None,
+                },
+            );
+        }
         self.map = LegacyMap::identity();
         self.unmapped = self.legacy;
         self.find_deadline();

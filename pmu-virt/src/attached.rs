@@ -52,8 +52,36 @@ pub struct AttachedContext {
     idle: Nanos,
 }
 
-/// A context that could not be attached, and why.
-pub type NotLoaded = (Box<AttachedContext>, Refusal);
+/// A context that could not be attached.
+#[derive(Debug)]
+pub struct NotLoaded {
+    /// The context.
+    pub hosted: Box<AttachedContext>,
+    /// Why.
+    pub refusal: Refusal,
+    /// It would have room if the owners of reserved counters kept to this.
+    pub beside: Option<GuestLimit>,
+}
+
+impl NotLoaded {
+    pub(crate) fn new(hosted: Box<AttachedContext>, refusal: Refusal) -> Self {
+        NotLoaded {
+            hosted,
+            refusal,
+            beside: None,
+        }
+    }
+}
+
+/// What the layers of guests would have to keep to, so that a context has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestLimit {
+    /// So many programmable counters fewer than now for the guest of each vCPU that can
+    /// be on the context's core.
+    pub fewer: u8,
+    /// The most programmable counters that the layers of any vCPU of the VM hold.
+    pub most: u8,
+}
 
 impl AttachedContext {
     /// A context that is attached to nothing yet.

@@ -218,7 +218,7 @@ impl CorePmu {
         set: u16,
     ) -> Result<(), NotLoaded> {
         if let Err(refusal) = self.host.check_group(&"the core", &self.host.contexts) {
-            return Err((hosted, refusal));
+            return Err(NotLoaded::new(hosted, refusal));
         }
         let hosted = self.admit_hosted(hosted, None, set)?;
         self.host.contexts.push(*hosted);

@@ -73,7 +73,7 @@ pub use vcpu::{
 pub mod perfmon {
     pub use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit};
     pub use crate::attached::{
-        AttachedContext, HostAudit, HostEvent, HostRecord, MAX_CONTEXTS, NotLoaded,
+        AttachedContext, GuestLimit, HostAudit, HostEvent, HostRecord, MAX_CONTEXTS, NotLoaded,
     };
     pub use crate::policy::{HostPolicy, HostPolicyError, Standing};
     pub use ::perfmon::*;

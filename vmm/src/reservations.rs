@@ -106,10 +106,13 @@ impl MachineReservations {
 
 /// Answers, for the hypervisor, all requests since the last call. It yields, unless a loaded host
 /// context relies on the counter ([`VcpuPmu::hypervisor_can_yield`]). Nobody can ask for the
-/// minimum of its share, so that stays. Its other notices are read and dropped.
+/// minimum of its share, so that stays. Of its other notices it only says that there
+/// were some.
 #[inline]
-pub(crate) fn answer_questions(pmu: &mut KvmPmu, thread: &mut ThreadContext) {
-    let Some(pmu) = pmu.pmu_mut() else { return };
+pub(crate) fn answer_questions(pmu: &mut KvmPmu, thread: &mut ThreadContext) -> bool {
+    let Some(pmu) = pmu.pmu_mut() else {
+        return false;
+    };
     let mut core = thread.counters_mut();
     let waiting = |pmu: &VcpuPmu| {
         let unit = pmu.reservations();
@@ -117,12 +120,15 @@ pub(crate) fn answer_questions(pmu: &mut KvmPmu, thread: &mut ThreadContext) {
     };
     // An answer may cause the next request. Each counter is asked for at most
     // once, so this ends.
+    let mut heard = false;
     while waiting(pmu) {
+        heard = true;
         let yields = pmu.hypervisor_can_yield(core.as_deref());
         pmu.arbitrate(core.as_deref_mut(), |unit, cx| {
             ((), answer_one(unit, cx, yields))
         });
     }
+    heard
 }
 
 #[cold]

@@ -177,7 +177,7 @@ impl Seat {
                 // reservation takes any.
                 let holds = match wanted {
                     Wanted::This(counter) => self.unit.bank().held_by(layer).contains(counter),
-                    Wanted::Any(_) => false,
+                    Wanted::Any(_) | Wanted::Held(_) => false,
                 };
                 let is_own = !holds || presented == Presented::Of(layer);
                 let cookie = if is_own { own(layer) } else { shown };

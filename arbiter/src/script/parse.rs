@@ -275,6 +275,10 @@ fn lease(word: &str) -> Option<u32> {
 }
 
 fn wanted(word: &str) -> Option<Wanted> {
+    if let Some(count) = word.strip_prefix("held:") {
+        let count = count.parse().ok().filter(|count| *count > 0);
+        return count.map(Wanted::Held);
+    }
     match word.parse() {
         Ok(0) => None,
         Ok(count) => Some(Wanted::Any(count)),

@@ -38,6 +38,9 @@ fn moves(counters: u8) -> Vec<Move> {
     let mut moves = alloc::vec![Move::EndPhase, Move::Tick];
     for layer in Policy::LAYERS {
         moves.extend((1..=counters).map(|count| Move::Ask(layer, Wanted::Any(count))));
+        if layer == Layer::Hypervisor {
+            moves.extend((1..=counters).map(|count| Move::Ask(layer, Wanted::Held(count))));
+        }
         moves.push(Move::Withdraw(layer));
         for counter in (0..counters).map(CounterId::Programmable) {
             moves.push(Move::Ask(layer, Wanted::This(counter)));
@@ -161,6 +164,7 @@ impl State {
             code.extend(pending.silent.map(u8::from));
             code.push(match pending.wanted {
                 Wanted::Any(count) => count,
+                Wanted::Held(count) => 0x20 | count,
                 Wanted::This(counter) => 0x40 | counter.position().unwrap(),
             });
             let reason = pending.refusal.map_or(0, |reason| reason.code());

@@ -31,11 +31,13 @@ impl PcrUnit {
         request: Request,
         cx: &mut Context<'_>,
     ) -> Result<(Answer, Effects), Reason> {
-        let layer = layer.as_holder();
-        let (ask, presented) = self.describe(layer, &request);
-        let done = self.make_request(layer, request, cx);
+        let holder = layer.as_holder();
+        let (ask, presented) = self.describe(holder, &request);
+        let done = self.make_request(holder, request, cx);
+        // The trail tells a host's tool from the hypervisor, which holds for it.
+        let asker = if layer.is_guest() { holder } else { layer };
         cx.audit.asked(&AskRecord {
-            layer,
+            layer: asker,
             ask,
             presented,
             result: match (&done, ask) {
@@ -57,7 +59,7 @@ impl PcrUnit {
             } => {
                 let own = match wanted {
                     Wanted::This(counter) => self.bank.held_by(layer).contains(counter),
-                    Wanted::Any(_) => false,
+                    Wanted::Any(_) | Wanted::Held(_) => false,
                 };
                 let presented = match wanted {
                     Wanted::This(counter) if own => self.presented(layer, counter, cookie),

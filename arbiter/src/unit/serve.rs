@@ -258,7 +258,11 @@ impl PcrUnit {
         for counter in pending.got.iter() {
             match answer {
                 Ok(()) => {
-                    let lease_ms = self.start_lease(counter, pending.lease_ms, cx.now);
+                    let lease_ms = match pending.wanted {
+                        // Nobody would renew it; the end of what it was for ends it.
+                        Wanted::Held(_) => None,
+                        _ => self.start_lease(counter, pending.lease_ms, cx.now),
+                    };
                     record(cx, layer, Some(counter), Event::Reserved { lease_ms });
                 }
                 Err(_) => {
@@ -277,7 +281,7 @@ impl PcrUnit {
             Err(reason) => {
                 let counter = match pending.wanted {
                     Wanted::This(counter) => Some(counter),
-                    Wanted::Any(_) => None,
+                    Wanted::Any(_) | Wanted::Held(_) => None,
                 };
                 let counter = counter.filter(|counter| self.has(*counter));
                 record(cx, layer, counter, Event::Refused(reason));

@@ -5,6 +5,7 @@ mod bad_input;
 mod budget;
 mod counts;
 mod observers;
+mod owners;
 mod reservations;
 mod samples;
 

@@ -86,7 +86,7 @@ fn held(vm: &Vm) -> Vec<String> {
         .collect()
 }
 
-fn await_held(vm: &Vm, expected: &[&str]) {
+pub(super) fn await_held(vm: &Vm, expected: &[&str]) {
     let began = Instant::now();
     loop {
         let found = held(vm);

@@ -8,7 +8,7 @@ use pmu_model::{Constraint, CountRequest, EventCode, FixedFunction, OwnerId, Slo
 use super::CorePmu;
 use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit, fit_together};
 use crate::assign::MAX_DEMANDS;
-use crate::attached::{AttachedContext, HostEvent, NotLoaded};
+use crate::attached::{AttachedContext, GuestLimit, HostEvent, NotLoaded};
 use crate::holdings::Holdings;
 use crate::policy::Standing;
 
@@ -72,7 +72,15 @@ impl CorePmu {
                     refusal: refusal.clone(),
                 };
                 self.host.record(hosted.id(), vcpu, event);
-                Err((hosted, refusal))
+                let beside = match refusal.errno {
+                    Errno::EBUSY => self.guest_limit(&ResourceClaim::of(&hosted, vcpu)),
+                    _ => None,
+                };
+                Err(NotLoaded {
+                    hosted,
+                    refusal,
+                    beside,
+                })
             }
         }
     }
@@ -128,15 +136,42 @@ impl CorePmu {
 
     /// What a wish comes to.
     fn judge(&self, wish: &ResourceClaim) -> Result<Claimed, Refusal> {
-        let others = self.host.claims.iter();
-        let others = others.filter(|claim| claim.context != wish.context);
-        let claims: Vec<ContextDemand> = others.filter_map(|claim| self.claim_of(claim)).collect();
+        let claims = self.claims_beside(wish);
         let applicant = self.claim_of(wish).ok_or_else(|| {
             let reason = "the event sets demand too many different things; use fewer sets";
             Refusal::new(Errno::EBUSY, reason)
         })?;
         let admitted = self.admit_beside(&applicant, &claims, &self.guest_room(0));
         admitted.map_err(|full| Refusal::new(Errno::EBUSY, full.to_string()))
+    }
+
+    /// What all contexts but that of `wish` may want.
+    fn claims_beside(&self, wish: &ResourceClaim) -> Vec<ContextDemand> {
+        let others = self.host.claims.iter();
+        let others = others.filter(|claim| claim.context != wish.context);
+        others.filter_map(|claim| self.claim_of(claim)).collect()
+    }
+
+    /// What the owners of reserved counters would have to keep to, so that there is room
+    /// for a wish: that takes as few of their counters as can be.
+    fn guest_limit(&self, wish: &ResourceClaim) -> Option<GuestLimit> {
+        let (applicant, claims) = (self.claim_of(wish)?, self.claims_beside(wish));
+        let guest = self.guest_room(0);
+        let holdings = self.host.guest.as_ref()?.holdings.as_ref()?;
+        let held = u8::try_from(holdings.largest().0).ok()?;
+        let beside = |most: u8, fewer: u8| {
+            let guest = GuestRoom {
+                counters: guest.counters.saturating_sub(fewer.into()),
+                reserved: guest.reserved.get(usize::from(held - most)..)?.to_vec(),
+                ..guest.clone()
+            };
+            let admitted = self.admit_beside(&applicant, &claims, &guest);
+            admitted.ok().map(|_| GuestLimit { fewer, most })
+        };
+        // What is not theirs is promised to the guest's other code under some policies.
+        (0..held)
+            .rev()
+            .find_map(|most| beside(most, 0).or_else(|| beside(most, held - most)))
     }
 
     /// What guests may want, and so many counters more.

@@ -1,6 +1,8 @@
 //! The host contexts of a vCPU, and those of the core which it is on.
 
-use arbiter::{CounterSet, Layer, PerKind};
+use arbiter::{
+    Answer, Cookie, CounterSet, Effects, Layer, Outcome, PerKind, Reason, Request, Wanted,
+};
 use perfmon::{ContextId, Moment, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{
@@ -8,7 +10,7 @@ use pmu_model::{
 };
 
 use super::{Here, VcpuPmu};
-use crate::attached::{AttachedContext, NotLoaded};
+use crate::attached::{AttachedContext, GuestLimit, NotLoaded};
 use crate::core_pmu::{CorePmu, GuestClaim, fixed_request, no_context};
 use crate::slot_bank::SlotBank;
 
@@ -28,10 +30,10 @@ impl VcpuPmu {
         let here = &mut self.here(core);
         let Some(core) = here else {
             let reason = format!("{} is on no core at present; try again", self.owner);
-            return Err((hosted, Refusal::new(Errno::EBUSY, reason)));
+            return Err(NotLoaded::new(hosted, Refusal::new(Errno::EBUSY, reason)));
         };
         if let Err(refusal) = core.host.check_group(&self.owner, &self.hosts) {
-            return Err((hosted, refusal));
+            return Err(NotLoaded::new(hosted, refusal));
         }
         self.introduce_anew(core);
         let hosted = core.admit_hosted(hosted, Some(self.owner), set)?;
@@ -315,6 +317,88 @@ impl VcpuPmu {
             counters: usize::from(counters),
             events: events.chain(fixed).collect(),
             holdings: reservations.map(|reservations| reservations.holdings.clone()),
+        }
+    }
+
+    /// Asks the owners of this vCPU's counters, for a host's tool, to keep to `limit`.
+    /// `is_there`: the vCPU can be on the core of the tool's context. The hypervisor then
+    /// holds what they give up, until `cookie` gives it back. `None` without
+    /// reservations; [`Outcome::Nothing`] where they keep to it as it is.
+    ///
+    /// # Errors
+    /// As [`arbiter::PcrUnit::request`].
+    pub fn ask_owners(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        (limit, is_there): (GuestLimit, bool),
+        cookie: Cookie,
+    ) -> Option<Result<Outcome, Reason>> {
+        let held = PerKind::count(self.guests_holding()).programmable;
+        let fewer = if is_there { limit.fewer } else { 0 };
+        let count = held.saturating_sub(limit.most).max(fewer);
+        let request = Request::Reserve {
+            wanted: Wanted::Held(count),
+            cookie,
+            lease_ms: None,
+        };
+        if count == 0 {
+            return self.reservations().map(|_| Ok(Outcome::Nothing));
+        }
+        let asked = self.request_for_tool(core, request)?;
+        Some(asked.map(|answer| answer.outcome))
+    }
+
+    /// Makes a request for a host's tool.
+    fn request_for_tool(
+        &mut self,
+        mut core: Option<&mut CorePmu>,
+        request: Request,
+    ) -> Option<Result<Answer, Reason>> {
+        let done = self.arbitrate(core.as_deref_mut(), |unit, cx| {
+            match unit.request(Layer::HostTool, request, cx) {
+                Ok((answer, effects)) => (Ok(answer), effects),
+                Err(reason) => (Err(reason), Effects::NONE),
+            }
+        });
+        self.introduce_if_here(core);
+        done
+    }
+
+    /// What the owners have answered; `None` while they have not, or without
+    /// reservations.
+    pub fn owners_answer(&mut self, core: Option<&mut CorePmu>) -> Option<Outcome> {
+        let answer = self.reservations()?.answer(Layer::HostTool);
+        if answer.outcome == Outcome::Pending {
+            return None;
+        }
+        self.introduce_if_here(core);
+        Some(answer.outcome)
+    }
+
+    /// Nobody waits any more for what [`VcpuPmu::ask_owners`] asked with this cookie.
+    pub fn ask_no_more(&mut self, core: Option<&mut CorePmu>, cookie: Cookie) {
+        // It may have its answer already.
+        let _ = self.request_for_tool(core, Request::Withdraw { cookie });
+    }
+
+    /// Gives counters back that owners gave up. One that somebody else holds by now
+    /// stays with them.
+    pub fn give_back(
+        &mut self,
+        mut core: Option<&mut CorePmu>,
+        counters: CounterSet,
+        cookie: Cookie,
+    ) {
+        for counter in counters.iter() {
+            let request = Request::Release { counter, cookie };
+            let _ = self.request_for_tool(core.as_deref_mut(), request);
+        }
+    }
+
+    /// What the guest may want has changed.
+    fn introduce_if_here(&mut self, core: Option<&mut CorePmu>) {
+        if let Some(core) = self.here(core) {
+            self.introduce_anew(core);
         }
     }
 

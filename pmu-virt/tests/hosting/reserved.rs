@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use arbiter::{
-    Auditor, Caller, Cookie, CounterId, Effects, Entropy, GuardLimits, Layer, Outcome, PcrConfig,
-    PcrUnit, PerKind, Phase, Policy, Reason, Record, Request, Scheme, Wanted,
+    AdminAct, Auditor, Caller, Cookie, CounterId, Effects, Entropy, GuardLimits, Layer, Outcome,
+    PcrConfig, PcrUnit, PerKind, Phase, Policy, Reason, Record, Reply, Request, Scheme, Wanted,
 };
 use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_PROV_LOST};
 use perfmon_abi::wire::{Call, Errno};
@@ -109,7 +109,12 @@ pub(crate) fn kernel_reserves(pmu: &mut Seated, n: u8) -> Outcome {
 
 /// A rig whose only vCPU has reservations, on a core with four counters.
 pub(crate) fn rig(policy: HostPolicy) -> Rig {
-    let clocks = clocks(4);
+    rig_of(4, policy)
+}
+
+/// The same with so many counters.
+fn rig_of(counters: usize, policy: HostPolicy) -> Rig {
+    let clocks = clocks(counters);
     let backend = || -> Box<dyn CounterBackend> { Box::new(SimBackend::of(&clocks)) };
     let mut rig = Rig::new((1, 1), policy, backend);
     let vcpu = rig.vcpus.remove(0);
@@ -120,6 +125,82 @@ pub(crate) fn rig(policy: HostPolicy) -> Rig {
 
 fn three() -> Vec<Vec<(usize, u64)>> {
     vec![vec![(0, EVENTS[0]), (1, EVENTS[4]), (2, EVENTS[1])]]
+}
+
+/// Who keeps to less than before makes room, whatever the policy promises beside it; what
+/// a context relies on then nobody gets, and afterwards everybody.
+#[test]
+fn owners_make_room_for_a_context() {
+    let shares = HostPolicy::Shares { host: Some(1) };
+    for policy in [HostPolicy::GuestFirst, HostPolicy::HostFirst, shares] {
+        for spot in [Spot::Vcpu(0), Spot::Core(0)] {
+            make_room(policy, spot);
+        }
+    }
+}
+
+fn make_room(policy: HostPolicy, spot: Spot) {
+    let (mut rig, cookie) = (rig_of(6, policy), Cookie::new(9).expect("a cookie"));
+    rig.vcpus[0].arbitrate(|unit, cx| {
+        let act = AdminAct::SetScheme(Scheme::Interacting);
+        (
+            (),
+            unit.administer(act, cx).expect("there is such a scheme"),
+        )
+    });
+    for n in 0..6 {
+        let granted = kernel_reserves(&mut rig.vcpus[0], n);
+        assert!(matches!(granted, Outcome::Granted(_)), "{granted:?}");
+    }
+    let two = || context(0, &[vec![(0, EVENTS[0]), (1, EVENTS[4])]], 0);
+    let refused = rig.load(spot, two(), &Mail::default());
+    refused.expect_err("the guest has all");
+    let limit = rig.beside.expect("its owners could make room");
+    assert_eq!(limit.most, 4);
+    let vcpu = &mut rig.vcpus[0];
+    assert_eq!(vcpu.ask_owners(limit, cookie), Outcome::Pending);
+    for n in [5, 4] {
+        assert_eq!(vcpu.owners_answer(), None);
+        let counter = CounterId::Programmable(n);
+        vcpu.arbitrate(|unit, cx| {
+            let yields = true;
+            let reply = unit.reply(Layer::GuestKernel, Reply { counter, yields }, cx);
+            ((), reply.expect("it was asked"))
+        });
+    }
+    let Some(Outcome::Granted(given)) = vcpu.owners_answer() else {
+        panic!("{:?}", vcpu.owners_answer());
+    };
+    let loaded = rig.load(spot, two(), &Mail::default());
+    loaded.expect("there is room");
+    let refused = kernel_reserves(&mut rig.vcpus[0], 4);
+    // Nobody asks the hypervisor for what the context relies on.
+    let expected = Outcome::Refused(Reason::Held);
+    assert_eq!(refused, expected, "{policy:?} {spot:?}");
+
+    assert!(rig.unload(spot).is_some());
+    rig.vcpus[0].give_back(given, Cookie::new(8).expect("a cookie"));
+    let held = |vcpu: &Seated| {
+        let unit = vcpu.reservations().expect("reservations");
+        unit.bank().held_by(Layer::Hypervisor).len()
+    };
+    assert_eq!(held(&rig.vcpus[0]), 2, "that is not its cookie");
+    rig.vcpus[0].give_back(given, cookie);
+    assert_eq!(held(&rig.vcpus[0]), 0);
+    let granted = kernel_reserves(&mut rig.vcpus[0], 4);
+    assert!(matches!(granted, Outcome::Granted(_)), "{granted:?}");
+}
+
+/// Events that no counter of the guest's would leave room for: nobody is asked in vain.
+#[test]
+fn nobody_is_asked_for_what_does_not_help() {
+    let mut rig = rig(HostPolicy::HostFirst);
+    let granted = kernel_reserves(&mut rig.vcpus[0], 0);
+    assert!(matches!(granted, Outcome::Granted(_)), "{granted:?}");
+    let five: Vec<(usize, u64)> = (0..5).map(|n| (n, EVENTS[n % 3])).collect();
+    let refused = rig.load(Spot::Vcpu(0), context(0, &[five], 0), &Mail::default());
+    refused.expect_err("there are four");
+    assert_eq!(rig.beside, None);
 }
 
 /// Under a policy that promises the guest nothing it has what it has reserved.

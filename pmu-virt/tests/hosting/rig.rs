@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{Message, PmcArg, PmdArg, SetDesc, Timespec, consts as pfm};
 use pmu_virt::perfmon::{
-    AttachedContext, Context, ContextId, HostPolicy, LogicalPmu, MessageQueue, Quantities,
-    VirtualPmd,
+    AttachedContext, Context, ContextId, GuestLimit, HostPolicy, LogicalPmu, MessageQueue,
+    Quantities, VirtualPmd,
 };
 use pmu_virt::{
     Caller, CorePmu, CounterBackend, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress,
@@ -138,6 +138,8 @@ pub(crate) struct Rig {
     on: Vec<Option<usize>>,
     pub(crate) tsc: u64,
     made: u32,
+    /// What would have made room for the last context that found none.
+    pub(crate) beside: Option<GuestLimit>,
 }
 
 impl Rig {
@@ -161,6 +163,7 @@ impl Rig {
             on: vec![None; cores],
             tsc: 1_000,
             made: 0,
+            beside: None,
         }
     }
 
@@ -225,7 +228,10 @@ impl Rig {
             }
             Spot::Core(core) => self.core(core, |core| core.load_context(hosted, 0)),
         };
-        loaded.map(|()| id).map_err(|(_, refusal)| refusal)
+        loaded.map(|()| id).map_err(|not| {
+            self.beside = not.beside;
+            not.refusal
+        })
     }
 
     /// The contexts of a vCPU or core, the oldest first.

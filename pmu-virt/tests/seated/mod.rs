@@ -4,9 +4,9 @@
 
 use std::ops::{Deref, DerefMut};
 
-use arbiter::{Effects, PcrUnit, PerKind};
+use arbiter::{Cookie, CounterSet, Effects, Outcome, PcrUnit, PerKind};
 use perfmon_abi::wire::{Call, Refusal};
-use pmu_virt::perfmon::{AttachedContext, ContextId, Moment, NotLoaded, Quantities};
+use pmu_virt::perfmon::{AttachedContext, ContextId, GuestLimit, Moment, NotLoaded, Quantities};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterReport, Grant, MsrIndex, MsrWrite,
     Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState, Progress, ReadOutcome,
@@ -185,6 +185,22 @@ impl Seated {
         self.core
             .as_deref()
             .map_or(0, |core| self.pmu.relies_on(core))
+    }
+
+    /// Asks the owners of its counters as for a context of its own.
+    pub(crate) fn ask_owners(&mut self, limit: GuestLimit, cookie: Cookie) -> Outcome {
+        let core = self.core.as_deref_mut();
+        let asked = self.pmu.ask_owners(core, (limit, true), cookie);
+        asked.expect("reservations").expect("no request is pending")
+    }
+
+    pub(crate) fn owners_answer(&mut self) -> Option<Outcome> {
+        self.pmu.owners_answer(self.core.as_deref_mut())
+    }
+
+    pub(crate) fn give_back(&mut self, counters: CounterSet, cookie: Cookie) {
+        let core = self.core.as_deref_mut();
+        self.pmu.give_back(core, counters, cookie);
     }
 
     pub(crate) fn hypervisor_can_yield(&self) -> bool {

@@ -130,6 +130,11 @@ impl JobDispatcher {
         self.vcpus.len()
     }
 
+    /// Whether vCPUs share cores.
+    pub(crate) fn shares_cores(&self) -> bool {
+        self.cores.is_some()
+    }
+
     /// How many cores there are.
     pub(crate) fn cores(&self) -> usize {
         self.cores.as_ref().map_or(self.vcpus.len(), Vec::len)

@@ -7,11 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use arbiter::{Cookie, CounterSet};
 use perfmon_abi::wire::budget::{BudgetChange, BudgetInfo};
 use perfmon_abi::wire::info::{ReservedInfo, VcpuState};
 use perfmon_abi::wire::pcr::{PcrAct, PcrInfo};
 use perfmon_abi::wire::{Call, Refusal};
-use pmu_virt::perfmon::{AttachedContext, ContextId, NotLoaded, Phase};
+use pmu_virt::perfmon::{AttachedContext, ContextId, GuestLimit, NotLoaded, Phase};
 use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::Serialize;
@@ -52,11 +53,31 @@ pub(crate) enum Work {
     Call(Call),
     /// Detach the context.
     Unload,
+    /// Ask the owners of the vCPU's counters for room for the context.
+    Ask(Ask),
     /// Tell what there is. This work is for no context ([`INSPECTION`]).
     Inspect,
     /// Show or administer what the guest of the vCPU may use and what its layers have
     /// reserved. This work is for no context either; the number tells requests apart.
     Administer(u64, Box<Administration>),
+}
+
+/// What is asked of the owners of a vCPU's counters, for a context.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ask {
+    /// To keep to this. `is_there`: the vCPU can be on the context's core.
+    KeepTo { limit: GuestLimit, is_there: bool },
+    /// Nothing any more: nobody waits for the answer.
+    NoMore,
+    /// Nothing any more: they may have these back.
+    GiveBack(GivenUp),
+}
+
+/// Counters of a vCPU that their owners gave up, and what gives them back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GivenUp {
+    pub(crate) counters: CounterSet,
+    pub(crate) cookie: Cookie,
 }
 
 /// What an administrator asks of a vCPU.
@@ -95,6 +116,10 @@ pub(crate) enum Done {
     Called(Call, Result<(), Refusal>),
     /// The context is detached; `None` if it was not attached.
     Unloaded(Option<Box<AttachedContext>>),
+    /// What the owners gave up, nothing if that was not needed; or why they did not.
+    Asked(Result<Option<GivenUp>, String>),
+    /// What is asked no more, or was given back.
+    Settled,
     /// What there is.
     Inspected(Box<View>),
     /// What there is now, for the request of this number.
@@ -180,11 +205,19 @@ impl Job {
         matches!(self.work, Some(Work::Inspect))
     }
 
-    /// The job is about what the guest of a vCPU may use or has reserved. Leases,
+    /// The job is about what the guest of a vCPU may use or has reserved, for an
+    /// administrator or for a tool. Leases,
     /// budgets and revocations that are due by now should have ended before it.
     #[must_use]
     pub fn is_administration(&self) -> bool {
-        matches!(self.work, Some(Work::Administer(..)))
+        matches!(self.work, Some(Work::Administer(..) | Work::Ask(_)))
+    }
+
+    /// The job asks the owners of a vCPU's counters something. Do it with
+    /// [`ControlEndpoint::ask_owners`](crate::ControlEndpoint::ask_owners).
+    #[must_use]
+    pub fn is_question(&self) -> bool {
+        matches!(self.work, Some(Work::Ask(_)))
     }
 
     /// Does the job: `act` gets the work and returns what came of it.

@@ -59,6 +59,7 @@ mod config;
 mod dispatcher;
 mod job;
 mod message_queue;
+mod owners;
 mod pcr;
 mod quantities;
 mod serve;

@@ -178,6 +178,8 @@ fn act(host: &mut dyn Host, id: ContextId, work: Work, values: &dyn Quantities) 
             let result = host.call(id, &mut call, values);
             Done::Called(call, result)
         }
-        work @ (Work::Call(_) | Work::Inspect | Work::Administer(..)) => Done::Undone(work),
+        work @ (Work::Call(_) | Work::Inspect | Work::Administer(..) | Work::Ask(_)) => {
+            Done::Undone(work)
+        }
     }
 }

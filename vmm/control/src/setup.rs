@@ -9,6 +9,7 @@ use pmu_virt::{CorePmu, PmuModel, VcpuPmu};
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, KickThread};
 use crate::job::Job;
+use crate::owners::Owners;
 use crate::quantities::{GuestMemoryUse, HaltTimes, MemoryGauge, MemoryProbe, VcpuQuantities};
 use crate::serve::close_vcpu;
 use crate::server::{ServedVm, Server, ServerError};
@@ -93,6 +94,7 @@ impl ServerSetup {
         let (dispatcher, queues) = JobDispatcher::new(vcpus, shared_cores)?;
         let endpoint = |jobs| ControlEndpoint {
             jobs,
+            owners: Owners::default(),
             gauge: self.gauge.clone(),
             shared: shared_cores.is_some(),
         };
@@ -133,6 +135,7 @@ impl PreparedServer {
 #[derive(Debug)]
 pub struct ControlEndpoint {
     jobs: JobQueue,
+    owners: Owners,
     gauge: Arc<MemoryGauge>,
     /// vCPUs share cores, and the core's thread does the jobs.
     shared: bool,
@@ -169,6 +172,17 @@ impl ControlEndpoint {
     #[must_use]
     pub fn take(&self) -> Option<Job> {
         self.jobs.take()
+    }
+
+    /// Does a job that asks the owners of the vCPU's counters something
+    /// ([`Job::is_question`]). `core` is the one that the vCPU is on.
+    pub fn ask_owners(&mut self, job: Job, pmu: &mut VcpuPmu, core: &mut CorePmu) {
+        self.owners.serve(job, pmu, core);
+    }
+
+    /// A notice came for the hypervisor: owners may have answered what they were asked.
+    pub fn hear_owners(&mut self, pmu: &mut VcpuPmu, core: Option<&mut CorePmu>) {
+        self.owners.hear(pmu, core);
     }
 
     /// The vCPU has ended. Its contexts go back to the server, and so do those of

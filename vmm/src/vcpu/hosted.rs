@@ -70,7 +70,7 @@ impl RunState {
         thread: &mut ThreadContext,
     ) -> Result<(), VcpuFailure> {
         let pmu = (self.pmu.pmu_mut(), thread.counters_mut());
-        let (Some(host), (Some(pmu), Some(core))) = (&self.host, pmu) else {
+        let (Some(host), (Some(pmu), Some(core))) = (&mut self.host, pmu) else {
             return Ok(());
         };
         while let Some(job) = host.take() {
@@ -87,6 +87,10 @@ impl RunState {
             if job.is_administration() {
                 // One that was not run for some time has leases that have ended.
                 pmu.tick(Some(&mut *core), now());
+            }
+            if job.is_question() {
+                host.ask_owners(job, pmu, core);
+                continue;
             }
             serve_vcpu(job, pmu, core, &self.reports.tally);
         }

@@ -9,6 +9,7 @@ use pmu_virt::VcpuPmu;
 use vmm_control::OffCoreReason;
 
 use super::run::{RunState, VcpuFailure};
+use crate::reservations::answer_questions;
 use crate::sys::nap;
 
 /// Nothing but a kick ends a wait of this length.
@@ -34,6 +35,16 @@ impl RunState {
         }
         self.reports.tally.on_thread();
         waited.map_err(VcpuFailure::Wait)
+    }
+
+    /// Answers what the hypervisor was asked, and passes on what it was answered.
+    #[inline]
+    pub(super) fn answer_questions(&mut self, thread: &mut ThreadContext) {
+        if answer_questions(&mut self.pmu, thread)
+            && let (Some(host), Some(pmu)) = (&mut self.host, self.pmu.pmu_mut())
+        {
+            host.hear_owners(pmu, thread.counters_mut());
+        }
     }
 
     /// Once the firmware's phase is over: does it hold what it was to hold?

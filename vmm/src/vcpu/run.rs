@@ -15,7 +15,6 @@ use super::platform::Platform;
 use crate::control::{VcpuHalts, exit_kind};
 use crate::firmware::Expected;
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
-use crate::reservations::answer_questions;
 
 /// What other threads may do to a vCPU.
 #[derive(Debug, Default)]
@@ -279,7 +278,7 @@ impl RunState {
                 }
                 Some(_) => {}
             }
-            answer_questions(&mut self.pmu, thread);
+            self.answer_questions(thread);
             let (pmu, mut lent) = self.lend(thread);
             pmu.before_entry(kvm.fd_mut(), &mut lent)?;
             let exit = kvm.run()?;

@@ -8,7 +8,6 @@ use super::outcome::{RunOutcome, Runnability, Timeslice};
 use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
 use crate::kvm::{KvmVcpu, VcpuError};
-use crate::reservations::answer_questions;
 use crate::sys::SignalMask;
 
 /// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
@@ -84,7 +83,7 @@ impl Vcpu {
         let core = &mut self.core;
         // A vCPU that halts is not left again, and time goes on for its leases.
         core.pmu.tick(thread.counters_mut(), now());
-        answer_questions(&mut core.pmu, thread);
+        core.answer_questions(thread);
         let (pmu, mut lent) = core.lend(thread);
         pmu.before_probe(self.kvm.fd_mut(), &mut lent)?;
         // A look is no exit of the guest, so tools do not see it.

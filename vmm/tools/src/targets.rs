@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use perfmon_abi::LoadArg;
-use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
+use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_FL_SYSTEM_WIDE};
 
 use super::error::ToolError;
 use crate::numbers::Numbers;
@@ -67,6 +67,15 @@ pub struct Selection {
 }
 
 impl Selection {
+    /// The flags of its contexts, beside those of their targets.
+    pub(crate) fn flags(&self) -> u32 {
+        if self.preemptible {
+            PFM_FL_PREEMPTIBLE
+        } else {
+            0
+        }
+    }
+
     /// The targets, of a VM with so many vCPUs and cores.
     ///
     /// # Errors

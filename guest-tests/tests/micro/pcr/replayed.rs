@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use arbiter::script::{Action, End, Script as Steps, Setup as Machine, Trace, play};
 use arbiter::{Ask, AskRecord, AskResult, Control, CounterId, Layer, Policy, Scheme, Wanted, abi};
 use arbiter_experiment::{Recorded, ReplaySetup, Replayed, recorded_results, replay};
@@ -74,6 +74,7 @@ fn request(which: Wanted, lease_ms: Option<u32>) -> Result<u64> {
             let position = u64::from(position(counter)?);
             abi::REQUEST_POSITION | position << abi::REQUEST_WHICH_SHIFT
         }
+        Wanted::Held(_) => bail!("a guest cannot ask so"),
     };
     Ok(abi::REQUEST_RESERVE | which | lease << abi::REQUEST_LEASE_SHIFT)
 }

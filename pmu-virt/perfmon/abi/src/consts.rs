@@ -32,12 +32,14 @@ constants! {
     PFM_GETINFO_PMDS: u16 = 14, "Command: ask about PMD registers (3.1.14).";
     PFM_SET_CONFIG: u16 = 15, "Command: change properties of the interface (3.1.16).";
     PFM_GET_CONFIG: u16 = 16, "Command: ask for properties of the interface (3.1.17).";
+    PFM_TRY_LOAD: u16 = 0x115, "Command of Umpire: attach a context, EAGAIN where that waits for an owner's answer.";
     PFM_GETINFO_FMTS: u16 = 0x110, "Command of Umpire: ask for the sampling formats (3.5.2).";
 
     PFM_FL_NOTIFY_BLOCK: u32 = 0x01, "Context flag: a notification takes the vCPU off its core.";
     PFM_FL_SYSTEM_WIDE: u32 = 0x02, "Context flag: for a core, not for a vCPU.";
     PFM_FL_OVFL_NO_MSG: u32 = 0x80, "Context flag: overflows wake and signal, without a message.";
     PFM_FL_PREEMPTIBLE: u32 = 0x1_0000, "Context flag of Umpire: others may take its counters for a time (6.5).";
+    PFM_FL_NO_ASK: u32 = 0x2_0000, "Context flag of Umpire: a load that finds no room fails at once; no owner of reserved counters is asked.";
 
     PFM_REGFL_OVFL_NOTIFY: u32 = 0x1, "PMC flag: an overflow notifies.";
     PFM_REGFL_RANDOM: u32 = 0x2, "PMC flag: reset values are randomised.";

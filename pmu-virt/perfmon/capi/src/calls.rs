@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use perfmon_abi::consts::{
     PFM_CREATE_CONTEXT, PFM_FL_OVFL_NO_MSG, PFM_FL_SYSTEM_WIDE, PFM_GETINFO_FMTS, PFM_LOAD_CONTEXT,
-    PFM_RESTART, PFM_START,
+    PFM_RESTART, PFM_START, PFM_TRY_LOAD,
 };
 use perfmon_abi::wire::info::{FormatInfo, ModelInfo};
 use perfmon_abi::wire::{Call, Errno, Extension, MAX_PAYLOAD, NO_CONTEXT};
 use perfmon_abi::{CtxArg, FmtInfo, LoadArg, Record};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity};
 use serde::de::DeserializeOwned;
@@ -76,7 +77,9 @@ fn on_context(
     size: (i32, usize),
 ) -> Result<(), Failure> {
     match command {
-        PFM_LOAD_CONTEXT => {
+        PFM_LOAD_CONTEXT | PFM_TRY_LOAD => {
+            let is_blocking = !fcntl_getfl(open)?.contains(OFlags::NONBLOCK);
+            let command = if is_blocking { command } else { PFM_TRY_LOAD };
             let mut bytes = [0; LoadArg::SIZE];
             read(argument, &mut bytes)?;
             let mut load = LoadArg::get(&bytes);

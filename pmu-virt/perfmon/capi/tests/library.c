@@ -625,6 +625,19 @@ static void by_affinity(int number)
 	}
 }
 
+/* A load that begins with this set would wait for the owners of counters. */
+static void does_not_wait(void)
+{
+	pfarg_load_t target = { .load_pid = vcpu(), .load_set = 77 };
+	int fd = create(0);
+
+	FAILS(pfm_load_context(fd, &target), EINVAL);
+	MUST(fcntl(fd, F_SETFL, O_NONBLOCK) == 0, "errno %d", errno);
+	FAILS(pfm_load_context(fd, &target), EAGAIN);
+	target.load_set = 0;
+	CALL(pfm_load_context(fd, &target));
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -637,6 +650,7 @@ int main(int argc, char **argv)
 		CHECK(stale_messages), CHECK(many_messages), CHECK(signals), CHECK(threads),
 		CHECK(fork_in_threads), CHECK(many_contexts), CHECK(no_allocation),
 		CHECK(closed_while_read), CHECK(half_a_buffer), CHECK(load_alone), CHECK(formats),
+		CHECK(does_not_wait),
 	};
 	size_t i;
 

@@ -223,6 +223,12 @@ fn a_core_is_found_by_the_cpu_that_it_is_kept_on() {
 }
 
 #[test]
+fn a_load_does_not_wait_where_nothing_does() {
+    let fake = Fake::start();
+    run(checks(), &fake, &["does_not_wait"]);
+}
+
+#[test]
 fn a_load_is_done_whatever_becomes_of_the_question_after_it() {
     let fake = Fake::start();
     // The creation, the load, and the question for the generation.

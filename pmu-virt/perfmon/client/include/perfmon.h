@@ -37,11 +37,13 @@ extern "C" {
 #define PFM_GETINFO_PMDS 14 /* Command: ask about PMD registers (3.1.14). */
 #define PFM_SET_CONFIG 15 /* Command: change properties of the interface (3.1.16). */
 #define PFM_GET_CONFIG 16 /* Command: ask for properties of the interface (3.1.17). */
+#define PFM_TRY_LOAD 277 /* Command of Umpire: attach a context, EAGAIN where that waits for an owner's answer. */
 #define PFM_GETINFO_FMTS 272 /* Command of Umpire: ask for the sampling formats (3.5.2). */
 #define PFM_FL_NOTIFY_BLOCK 0x1 /* Context flag: a notification takes the vCPU off its core. */
 #define PFM_FL_SYSTEM_WIDE 0x2 /* Context flag: for a core, not for a vCPU. */
 #define PFM_FL_OVFL_NO_MSG 0x80 /* Context flag: overflows wake and signal, without a message. */
 #define PFM_FL_PREEMPTIBLE 0x10000 /* Context flag of Umpire: others may take its counters for a time (6.5). */
+#define PFM_FL_NO_ASK 0x20000 /* Context flag of Umpire: a load that finds no room fails at once; no owner of reserved counters is asked. */
 #define PFM_REGFL_OVFL_NOTIFY 0x1 /* PMC flag: an overflow notifies. */
 #define PFM_REGFL_RANDOM 0x2 /* PMC flag: reset values are randomised. */
 #define PFM_REGFL_NO_64BIT_EMUL 0x4 /* PMC flag: the counter is as wide as the hardware's (6.2.1). */

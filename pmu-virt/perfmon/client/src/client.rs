@@ -177,7 +177,7 @@ impl Client {
         };
         let answer = self.exchange_call(&mut state, handle, call)?;
         answer.reply.result()?;
-        if let Call::Load(_) = call {
+        if let Call::Load(_) | Call::TryLoad(_) = call {
             let (_, bound) = self.bind(&mut state, context.as_fd())?;
             context
                 .generation

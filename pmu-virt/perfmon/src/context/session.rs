@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use perfmon_abi::StartArg;
 use perfmon_abi::consts::{
-    PFM_FL_NOTIFY_BLOCK, PFM_FL_OVFL_NO_MSG, PFM_FL_PREEMPTIBLE, PFM_FL_SYSTEM_WIDE,
+    PFM_FL_NO_ASK, PFM_FL_NOTIFY_BLOCK, PFM_FL_OVFL_NO_MSG, PFM_FL_PREEMPTIBLE, PFM_FL_SYSTEM_WIDE,
     PFM_SETFL_EXPL_NEXT,
 };
 use perfmon_abi::wire::{Call, Errno, Refusal};
@@ -18,8 +18,11 @@ use crate::moment::{MessageQueue, Quantities};
 use crate::throttle::Throttle;
 use pmu_model::{Nanos, VirtualPmd};
 
-const FLAGS: u32 =
-    PFM_FL_NOTIFY_BLOCK | PFM_FL_SYSTEM_WIDE | PFM_FL_OVFL_NO_MSG | PFM_FL_PREEMPTIBLE;
+const FLAGS: u32 = PFM_FL_NOTIFY_BLOCK
+    | PFM_FL_SYSTEM_WIDE
+    | PFM_FL_OVFL_NO_MSG
+    | PFM_FL_PREEMPTIBLE
+    | PFM_FL_NO_ASK;
 
 fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal::new(errno, reason.into()))
@@ -102,6 +105,7 @@ impl Context {
             }
             Call::Create(..)
             | Call::Load(_)
+            | Call::TryLoad(_)
             | Call::Unload
             | Call::SetConfig(_)
             | Call::GetConfig(_) => refuse(

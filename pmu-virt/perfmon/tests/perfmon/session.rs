@@ -14,7 +14,10 @@ fn flags_of_a_context() {
         assert_eq!(outcome(made.map(|_| ())), expected, "{flags:#x}");
     };
     let (block, wide) = (pfm::PFM_FL_NOTIFY_BLOCK, pfm::PFM_FL_SYSTEM_WIDE);
-    let (quiet, yields) = (pfm::PFM_FL_OVFL_NO_MSG, pfm::PFM_FL_PREEMPTIBLE);
+    let (quiet, yields) = (
+        pfm::PFM_FL_OVFL_NO_MSG | pfm::PFM_FL_NO_ASK,
+        pfm::PFM_FL_PREEMPTIBLE,
+    );
     for extra in [0, quiet, yields, quiet | yields] {
         check(extra, Ok(()));
         check(extra | wide, Ok(()));

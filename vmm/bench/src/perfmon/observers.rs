@@ -129,7 +129,7 @@ fn load(
         context(fixture, 1, COUNTERS).map_err(|why| BenchError::refused("a context", why))?;
     let hosted = AttachedContext::new(id, Box::new(context), Box::new(Nobody));
     let loaded = pmu.load_context(Some(core), hosted, 0);
-    loaded.map_err(|(_, refusal)| BenchError::refused("loading a context", refusal))?;
+    loaded.map_err(|not| BenchError::refused("loading a context", not.refusal))?;
     let started = pmu.call_context(Some(core), id, &mut Call::Start(None), &Nobody);
     started.map_err(|refusal| BenchError::refused("starting it", refusal))
 }

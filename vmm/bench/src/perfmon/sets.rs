@@ -118,7 +118,7 @@ fn cost(
         context(fixture, sets, counters).map_err(|why| BenchError::refused("a set", why))?;
     let hosted = AttachedContext::new(ContextId(1), Box::new(context), Box::new(Nobody));
     let loaded = pmu.load_context(Some(&mut core), hosted, 0);
-    loaded.map_err(|(_, refusal)| BenchError::refused("loading a context", refusal))?;
+    loaded.map_err(|not| BenchError::refused("loading a context", not.refusal))?;
     let started = pmu.call_context(
         Some(&mut core),
         ContextId(1),

@@ -24,6 +24,7 @@ pub(super) fn action(action: Action) -> String {
         Action::Reserve { wanted, lease_ms } => {
             let wanted = match wanted {
                 Wanted::Any(count) => count.to_string(),
+                Wanted::Held(count) => format!("held:{count}"),
                 Wanted::This(counter) => counter.to_string(),
             };
             match lease_ms {

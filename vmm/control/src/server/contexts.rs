@@ -5,6 +5,7 @@
 //! belongs to a thread, and gets its commands as jobs. Answers that come later wait
 //! in [`Contexts::take_answer`].
 
+pub(super) mod asking;
 mod create;
 pub(super) mod table;
 
@@ -13,9 +14,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use perfmon_abi::LoadArg;
-use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
+use perfmon_abi::consts::{PFM_FL_NO_ASK, PFM_FL_SYSTEM_WIDE};
 use perfmon_abi::wire::{Bound, Buffer, Call, Errno, Refusal};
-use pmu_virt::perfmon::{AttachedContext, ContextId, MAX_CONTEXTS, VirtualPmd};
+use pmu_virt::perfmon::{AttachedContext, ContextId, GuestLimit, MAX_CONTEXTS, VirtualPmd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ServedVm;
@@ -25,6 +26,7 @@ use crate::buffer::Pool;
 use crate::job::{Done, Target, Work};
 use crate::quantities::NoQuantities;
 use crate::socket::FileId;
+use asking::{ASKED, AskingLoads, Load};
 use table::{Attachment, ContextEntry, ContextTable};
 
 /// All contexts of the VM, and the way to its vCPUs.
@@ -36,6 +38,8 @@ pub(super) struct Contexts {
     pool: Pool,
     /// Answers to requests that had to wait.
     answers: VecDeque<(RequestId, Answer)>,
+    /// Loads for which the owners of counters are asked.
+    asking: AskingLoads,
     /// Contexts whose last descriptor was closed since somebody asked.
     abandoned: Vec<ContextId>,
 }
@@ -60,6 +64,7 @@ impl Contexts {
             events,
             pool: Pool::default(),
             answers: VecDeque::new(),
+            asking: AskingLoads::default(),
             abandoned: Vec::new(),
         }
     }
@@ -86,6 +91,7 @@ impl Contexts {
     /// A connection has ended: nobody waits for what it has requested.
     pub(super) fn forget(&mut self, connection: ConnectionId) {
         self.table.forget(connection);
+        self.cancel_loads_of(connection);
     }
 
     /// BIND: the context whose descriptor somebody shows. The answer lacks the
@@ -139,7 +145,7 @@ impl Contexts {
             Attachment::Attached(target) => *target,
         };
         let work = match call {
-            Call::Load(_) => {
+            Call::Load(_) | Call::TryLoad(_) => {
                 let reason = format!("the context is attached to {target}; unload it first");
                 let refusal = Refusal::new(Errno::EBUSY, reason);
                 return Some(Answer::of_call(&call, Err(refusal)));
@@ -159,10 +165,14 @@ impl Contexts {
         mut call: Call,
     ) -> Option<Answer> {
         let result = match &call {
-            Call::Load(arg) => match self.load(id, request, *arg) {
-                Ok(()) => return None,
-                Err(refusal) => Err(refusal),
-            },
+            Call::Load(arg) | Call::TryLoad(arg) => {
+                let waits = matches!(call, Call::Load(_));
+                match self.load(id, (request, waits), *arg) {
+                    Ok(()) => return None,
+                    Err(refusal) => Err(refusal),
+                }
+            }
+            Call::Unload if self.cancel_load(id) => Ok(()),
             Call::Unload => {
                 let reason = "the context is attached to nothing (3.1.8)";
                 Err(Refusal::new(Errno::EBUSY, reason))
@@ -189,7 +199,36 @@ impl Contexts {
     }
 
     /// Sends a context on its way to a vCPU or core (3.1.7).
-    fn load(&mut self, id: ContextId, request: RequestId, arg: LoadArg) -> Result<(), Refusal> {
+    fn load(
+        &mut self,
+        id: ContextId,
+        (request, waits): (RequestId, bool),
+        arg: LoadArg,
+    ) -> Result<(), Refusal> {
+        if let Some(refusal) = self.asking.take_refusal(id) {
+            return Err(refusal);
+        }
+        if self.asking.has(id) {
+            let (errno, reason) = if waits {
+                (Errno::EBUSY, "another load of the context waits")
+            } else {
+                (Errno::EAGAIN, ASKED)
+            };
+            return Err(Refusal::new(errno, reason));
+        }
+        self.start_load(Load {
+            context: id,
+            request,
+            arg,
+            waits,
+            rounds: 0,
+        })
+    }
+
+    fn start_load(&mut self, load: Load) -> Result<(), Refusal> {
+        let Load {
+            context: id, arg, ..
+        } = load;
         let entry = self.table.get(id).ok_or(Errno::EBADF)?;
         let Attachment::Detached { context, .. } = &entry.attachment else {
             return Err(Errno::EBUSY.into());
@@ -197,7 +236,7 @@ impl Contexts {
         let target = self.target(entry.flags, arg.pid)?;
         context.prepare_load(arg.set)?;
         for other in self.table.at(target).to_vec() {
-            if self.queue_load(other, (id, request, arg)) {
+            if self.queue_load(other, load) {
                 return Ok(());
             }
         }
@@ -205,7 +244,8 @@ impl Contexts {
         let entry = self.table.get_mut(id).ok_or(Errno::EBADF)?;
         match std::mem::replace(&mut entry.attachment, Attachment::Attached(target)) {
             Attachment::Detached { context, queue } => {
-                entry.job = Some(Some(request));
+                entry.job = Some(Some(load.request));
+                entry.load = Some(load);
                 let hosted = AttachedContext::new(id, context, queue);
                 self.table.attach(target, id);
                 let work = Work::Load(hosted, arg.set);
@@ -261,7 +301,7 @@ impl Contexts {
 
     /// Has a load wait for `other`, if the last descriptor of `other` is closed: to
     /// whoever closed it, it is gone (3.1.15), though its vCPU still has it.
-    fn queue_load(&mut self, other: ContextId, load: (ContextId, RequestId, LoadArg)) -> bool {
+    fn queue_load(&mut self, other: ContextId, load: Load) -> bool {
         let Some(entry) = self.table.get(other) else {
             return false;
         };
@@ -293,9 +333,10 @@ impl Contexts {
                 }
                 Some(Answer::default())
             }
-            Done::Loaded(Err((hosted, refusal))) => {
-                self.detach(id, *hosted);
-                Some(refusal.into())
+            Done::Loaded(Err(not)) => {
+                self.detach(id, *not.hosted);
+                self.not_loaded(id, not.beside, not.refusal)
+                    .map(Answer::from)
             }
             Done::Undone(Work::Load(hosted, _)) => {
                 self.detach(id, *hosted);
@@ -306,6 +347,7 @@ impl Contexts {
             Done::Unloaded(hosted) => {
                 if let Some(hosted) = hosted {
                     self.detach(id, *hosted);
+                    self.give_back(id);
                 }
                 Some(Answer::default())
             }
@@ -316,7 +358,9 @@ impl Contexts {
             Done::Undone(Work::Unload) => Some(Answer::default()),
             Done::Inspected(_)
             | Done::Administered(..)
-            | Done::Undone(Work::Inspect | Work::Administer(..)) => None,
+            | Done::Asked(_)
+            | Done::Settled
+            | Done::Undone(Work::Inspect | Work::Administer(..) | Work::Ask(_)) => None,
         };
         if let (Some(request), Some(answer)) = (request, answer) {
             self.answers.push_back((request, answer));
@@ -325,6 +369,31 @@ impl Contexts {
         if self.table.get(id).is_some_and(is_awaited) {
             self.go_on(id);
         }
+    }
+
+    /// A load found no room. The answer to it, unless that comes later: owners of
+    /// counters that would leave it room, if they kept to `beside`, are asked.
+    fn not_loaded(
+        &mut self,
+        id: ContextId,
+        beside: Option<GuestLimit>,
+        refusal: Refusal,
+    ) -> Option<Refusal> {
+        let entry = self.table.get(id);
+        let asks = |entry: &&ContextEntry| !entry.zombie && entry.flags & PFM_FL_NO_ASK == 0;
+        let load = entry.filter(asks).and_then(|entry| entry.load);
+        let target = entry
+            .zip(load)
+            .map(|(entry, load)| self.target(entry.flags, load.arg.pid));
+        let (Some(load), Some(Ok(target)), Some(limit)) = (load, target, beside) else {
+            self.give_back(id);
+            return Some(refusal);
+        };
+        let answer = self.ask_owners((load, target), limit, refusal);
+        if !self.asking.has(id) {
+            self.give_back(id);
+        }
+        answer
     }
 
     /// A command that nobody has done.
@@ -375,6 +444,7 @@ impl Contexts {
         let id = hosted.id();
         log::debug!("{target} has ended, and context {} is unloaded", id.0);
         self.detach(id, hosted);
+        self.give_back(id);
         if let Some(entry) = self.table.get_mut(id)
             && let Attachment::Detached { context, queue } = &mut entry.attachment
         {
@@ -393,6 +463,7 @@ impl Contexts {
         self.events.remove(&entry.socket);
         entry.zombie = true;
         self.abandoned.push(id);
+        self.cancel_load(id);
         self.reap(id);
     }
 
@@ -411,9 +482,15 @@ impl Contexts {
         }
         log::debug!("context {} is destroyed", id.0);
         let loads = self.table.remove(id).map(|entry| entry.queued_loads);
-        for (waiting, request, arg) in loads.into_iter().flatten() {
-            if let Some(answer) = self.call(waiting, request, Call::Load(arg)) {
-                self.answers.push_back((request, answer));
+        self.give_back(id);
+        for load in loads.into_iter().flatten() {
+            let call = if load.waits {
+                Call::Load(load.arg)
+            } else {
+                Call::TryLoad(load.arg)
+            };
+            if let Some(answer) = self.call(load.context, load.request, call) {
+                self.answers.push_back((load.request, answer));
             }
         }
     }

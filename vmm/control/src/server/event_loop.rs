@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use perfmon_abi::CtxArg;
-use perfmon_abi::consts::PFM_VERSION;
+use perfmon_abi::consts::{PFM_TRY_LOAD, PFM_VERSION};
 use perfmon_abi::wire::budget::BUDGET;
 use perfmon_abi::wire::pcr::PCR;
 use perfmon_abi::wire::{Call, Errno, Extension, FrameError, Hello, MAX_PACKET, Refusal, Request};
@@ -22,7 +22,7 @@ use super::inventory::{self, ListAnswer, ListRequests};
 use super::limits::Limits;
 use super::{LINGER, ServedVm, Stop};
 use crate::config::ControlConfig;
-use crate::job::{Done, Report, Work};
+use crate::job::{Ask, Done, Report, Work};
 use crate::socket::{FileId, Listener, Packet};
 
 /// How often the server looks whether tools have closed their contexts, once the
@@ -140,6 +140,15 @@ impl EventLoop {
                     let answer = self.administration.done(number, target, None);
                     self.answer_pcr(answer);
                 }
+                Report::Job(id, target, Done::Asked(answer)) => {
+                    self.lists.outdated();
+                    self.contexts.owners_answered(id, target, answer);
+                }
+                // It has ended, and keeps nothing.
+                Report::Job(id, target, Done::Undone(Work::Ask(Ask::KeepTo { .. }))) => {
+                    self.contexts.owners_answered(id, target, Ok(None));
+                }
+                Report::Job(_, _, Done::Settled | Done::Undone(Work::Ask(_))) => {}
                 Report::Job(id, _, done) => {
                     self.lists.outdated();
                     self.contexts.job_done(id, done);
@@ -248,7 +257,7 @@ impl EventLoop {
                 Refusal::new(Errno::EBADF, reason)
             });
         }
-        if request.command < EXTENSIONS {
+        if request.command < EXTENSIONS || request.command == PFM_TRY_LOAD {
             self.specified(id, request)
         } else if matches!(request.command, PCR | BUDGET) {
             let connection = self.connections.get(id.connection);

@@ -1,5 +1,7 @@
 //! The server, with vCPUs that the tests play.
 
+mod asking;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

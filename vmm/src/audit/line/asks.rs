@@ -22,6 +22,8 @@ pub(in super::super) struct AskLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     any: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    held: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     lease_ms: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     yields: Option<bool>,
@@ -62,6 +64,7 @@ impl AskLine {
                 self.lease_ms = lease_ms;
                 match wanted {
                     Wanted::Any(count) => self.any = Some(count),
+                    Wanted::Held(count) => self.held = Some(count),
                     Wanted::This(counter) => self.counter = name(counter),
                 }
                 "reserve"

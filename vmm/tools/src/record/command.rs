@@ -68,7 +68,7 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         vm: &vm,
         plan: &plan,
         clock,
-        preemptible: selection.preemptible,
+        flags: selection.flags(),
         buffer: buffer(options.buffer, targets.len(), &vm)?,
     };
     let waiter = Waiter::new().map_err(host("waiting for events"))?;

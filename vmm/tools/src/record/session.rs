@@ -3,8 +3,8 @@
 use perfmon::VirtualPmd;
 use perfmon_abi::compact::Cursor;
 use perfmon_abi::consts::{
-    COMPACT_FORMAT, PFM_FL_PREEMPTIBLE, PFM_MSG_END, PFM_MSG_PREEMPTED, PFM_MSG_RESTORED,
-    PFM_MSG_THROTTLED, PFM_SETFL_EXCL_IDLE,
+    COMPACT_FORMAT, PFM_FL_NO_ASK, PFM_FL_PREEMPTIBLE, PFM_MSG_END, PFM_MSG_PREEMPTED,
+    PFM_MSG_RESTORED, PFM_MSG_THROTTLED, PFM_SETFL_EXCL_IDLE,
 };
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{CompactArg, Message, PmdArg, Record as _, SetDesc, SetInfo};
@@ -25,8 +25,8 @@ pub(super) struct Scene<'a> {
     pub(super) vm: &'a Vm,
     pub(super) plan: &'a SamplingPlan,
     pub(super) clock: Clock,
-    /// Others may take the counters.
-    pub(super) preemptible: bool,
+    /// Of contexts, beside those of their targets.
+    pub(super) flags: u32,
     /// Bytes of a sampling buffer.
     pub(super) buffer: u64,
 }
@@ -89,11 +89,11 @@ impl SamplingSession {
     /// Whether a context that others may take counters from would be admitted: there
     /// are further reasons for EBUSY than counters.
     fn preemptible_helps(scene: &Scene<'_>, target: Target) -> bool {
-        if scene.preemptible {
+        if scene.flags & PFM_FL_PREEMPTIBLE != 0 {
             return false;
         }
         let trial = Scene {
-            preemptible: true,
+            flags: scene.flags | PFM_FL_PREEMPTIBLE | PFM_FL_NO_ASK,
             ..*scene
         };
         let opened = Self::try_open(&trial, target);
@@ -105,11 +105,7 @@ impl SamplingSession {
 
     fn try_open(scene: &Scene<'_>, target: Target) -> Result<Self, Refusal> {
         let Scene { vm, plan, .. } = scene;
-        let flags = if scene.preemptible {
-            target.flags() | PFM_FL_PREEMPTIBLE
-        } else {
-            target.flags()
-        };
+        let flags = target.flags() | scene.flags;
         let argument = CompactArg {
             buf_size: scene.buffer,
             ..CompactArg::default()

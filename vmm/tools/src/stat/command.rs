@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use perfmon_abi::consts::PFM_FL_NO_ASK;
+
 use super::events::{Asked, DEFAULT, asked};
 use super::print::{Whole, write_whole};
 use super::rows::mean;
@@ -45,7 +47,8 @@ pub fn run(
         events: &events,
         groups: &numbers,
         targets: &targets,
-        preemptible: selection.preemptible,
+        // What can be counted is found out without a word to the guest.
+        flags: selection.flags() | PFM_FL_NO_ASK,
     };
     let plan = question.plan()?;
     for text in &plan.notes {
@@ -56,7 +59,7 @@ pub fn run(
         events: &events,
         sets: &plan.schedule.sets,
         turn: options.turn,
-        preemptible: selection.preemptible,
+        flags: selection.flags(),
     };
     let waiter = Waiter::new().map_err(|error| ToolError::Host {
         what: "waiting for events".to_owned(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use perfmon::VirtualPmd;
-use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_REGFL_READ_RESET, PFM_SETFL_TIME_SWITCH};
+use perfmon_abi::consts::{PFM_REGFL_READ_RESET, PFM_SETFL_TIME_SWITCH};
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{PmcArg, PmdArg, SetDesc, SetInfo, Timespec};
 use umpire_perfmon::{Call, ContextHandle};
@@ -23,8 +23,8 @@ pub(super) struct Job<'a> {
     pub(super) sets: &'a [Vec<Place>],
     /// How long a set is active, if there are several.
     pub(super) turn: Duration,
-    /// Others may take its counters.
-    pub(super) preemptible: bool,
+    /// Of its contexts, beside those of their targets.
+    pub(super) flags: u32,
 }
 
 /// So long may a set count between its time and its counts without standing out among
@@ -60,12 +60,7 @@ impl CountingSession {
     /// attached there. EINVAL: an event cannot be counted.
     pub(super) fn open(job: &Job<'_>, target: Target, quantities: bool) -> Result<Self, Refusal> {
         let vm = job.vm;
-        let flags = if job.preemptible {
-            target.flags() | PFM_FL_PREEMPTIBLE
-        } else {
-            target.flags()
-        };
-        let handle = vm.client.create(flags, None, &[])?;
+        let handle = vm.client.create(target.flags() | job.flags, None, &[])?;
         let several = job.sets.len() > 1;
         let sets: Vec<SetDesc> = (0..if several { job.sets.len() } else { 0 })
             .map(|index| set_of(index, job.turn))

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use perfmon::LogicalPmu;
+use perfmon_abi::consts::{PFM_FL_NO_ASK, PFM_FL_PREEMPTIBLE};
 use perfmon_abi::wire::Errno;
 
 use super::events::Asked;
@@ -29,7 +30,8 @@ pub(super) struct Question<'a> {
     /// The events' numbers, group by group.
     pub(super) groups: &'a [Vec<usize>],
     pub(super) targets: &'a [Target],
-    pub(super) preemptible: bool,
+    /// Of contexts that are tried, beside those of their targets.
+    pub(super) flags: u32,
 }
 
 impl Question<'_> {
@@ -49,8 +51,25 @@ impl Question<'_> {
                 .map_err(refused(format!("{target} cannot be measured")))?;
         }
         self.find_supported(&mut plan)?;
-        let (schedule, reason) = self.schedule(&plan.supported)?;
+        let (schedule, mut reason) = self.schedule(&plan.supported)?;
         plan.schedule = schedule;
+        if !plan.schedule.left_out.is_empty() {
+            // Taking turns does not help, so the guest is disturbed.
+            let asking = Question {
+                flags: self.flags & !PFM_FL_NO_ASK,
+                ..*self
+            };
+            let groups = self.wanted(&plan.supported);
+            let most = attempts(&self.vm.pmu).next();
+            if let Some(whole) = most.map(|counters| Schedule::of(&groups, counters))
+                && whole.left_out.len() < plan.schedule.left_out.len()
+            {
+                match asking.try_everywhere(&whole)? {
+                    Ok(()) => plan.schedule = whole,
+                    Err(why) => reason = Some(why),
+                }
+            }
+        }
         if !plan.schedule.left_out.is_empty() {
             let note = self.note(&plan, reason)?;
             plan.notes.push(note);
@@ -145,7 +164,7 @@ impl Question<'_> {
             events: self.events,
             sets,
             turn: Duration::from_secs(1),
-            preemptible: self.preemptible,
+            flags: self.flags,
         };
         match CountingSession::open(&job, target, false) {
             Ok(session) => {
@@ -172,10 +191,11 @@ impl Question<'_> {
         let names: Vec<&str> = names.map(|it| it.name.as_str()).collect();
         // Not every reason is one of counters that others hold.
         let preemptible = Question {
-            preemptible: true,
+            flags: self.flags | PFM_FL_PREEMPTIBLE,
             ..*self
         };
-        let helps = !self.preemptible && reason.is_some() && {
+        let is_preemptible = self.flags & PFM_FL_PREEMPTIBLE != 0;
+        let helps = !is_preemptible && reason.is_some() && {
             let (schedule, _) = preemptible.schedule(&plan.supported)?;
             schedule.left_out.len() < left_out.len()
         };

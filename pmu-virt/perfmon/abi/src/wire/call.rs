@@ -5,8 +5,8 @@ use super::{Errno, Refusal};
 use crate::consts::{
     PFM_CREATE_CONTEXT, PFM_CREATE_EVTSETS, PFM_DELETE_EVTSETS, PFM_GET_CONFIG,
     PFM_GETINFO_EVTSETS, PFM_GETINFO_PMCS, PFM_GETINFO_PMDS, PFM_LOAD_CONTEXT, PFM_READ_PMDS,
-    PFM_REGFL_READ_RESET, PFM_RESTART, PFM_SET_CONFIG, PFM_START, PFM_STOP, PFM_UNLOAD_CONTEXT,
-    PFM_WRITE_PMCS, PFM_WRITE_PMDS,
+    PFM_REGFL_READ_RESET, PFM_RESTART, PFM_SET_CONFIG, PFM_START, PFM_STOP, PFM_TRY_LOAD,
+    PFM_UNLOAD_CONTEXT, PFM_WRITE_PMCS, PFM_WRITE_PMDS,
 };
 use crate::field::{BadLength, Record};
 use crate::records::{
@@ -32,6 +32,8 @@ pub enum Call {
     Stop,
     /// 3.1.7
     Load(LoadArg),
+    /// The same without waiting for owners of counters: EAGAIN while they are asked.
+    TryLoad(LoadArg),
     /// 3.1.8
     Unload,
     /// 3.1.9
@@ -116,6 +118,7 @@ impl Call {
             PFM_START => Call::Start(Some(one(argument)?)),
             PFM_STOP => Call::Stop,
             PFM_LOAD_CONTEXT => Call::Load(one(argument)?),
+            PFM_TRY_LOAD => Call::TryLoad(one(argument)?),
             PFM_UNLOAD_CONTEXT => Call::Unload,
             PFM_RESTART => Call::Restart,
             PFM_CREATE_EVTSETS => Call::CreateEvtsets(vector(argument)?),
@@ -140,6 +143,7 @@ impl Call {
             Call::Start(_) => PFM_START,
             Call::Stop => PFM_STOP,
             Call::Load(_) => PFM_LOAD_CONTEXT,
+            Call::TryLoad(_) => PFM_TRY_LOAD,
             Call::Unload => PFM_UNLOAD_CONTEXT,
             Call::Restart => PFM_RESTART,
             Call::CreateEvtsets(_) => PFM_CREATE_EVTSETS,
@@ -180,7 +184,11 @@ impl Call {
     #[must_use]
     pub fn nargs(&self) -> i32 {
         let count = match self {
-            Call::Create(..) | Call::Load(_) | Call::SetConfig(_) | Call::GetConfig(_) => 1,
+            Call::Create(..)
+            | Call::Load(_)
+            | Call::TryLoad(_)
+            | Call::SetConfig(_)
+            | Call::GetConfig(_) => 1,
             Call::Start(start) => usize::from(start.is_some()),
             Call::Stop | Call::Unload | Call::Restart => 0,
             Call::WritePmcs(vector) => vector.len(),
@@ -199,7 +207,7 @@ impl Call {
         match self {
             Call::Create(context, format) => [context.to_bytes().as_slice(), format].concat(),
             Call::Start(Some(start)) => start.to_bytes(),
-            Call::Load(load) => load.to_bytes(),
+            Call::Load(load) | Call::TryLoad(load) => load.to_bytes(),
             Call::SetConfig(config) => config.to_bytes(),
             other => other.encode_reply(),
         }
@@ -213,6 +221,7 @@ impl Call {
             Call::Start(_)
             | Call::Stop
             | Call::Load(_)
+            | Call::TryLoad(_)
             | Call::Unload
             | Call::Restart
             | Call::SetConfig(_) => Vec::new(),
@@ -241,7 +250,7 @@ impl Call {
         }
         match self {
             Call::Start(_) => expect_nothing("pfarg_start_t", payload),
-            Call::Load(_) => expect_nothing("pfarg_load_t", payload),
+            Call::Load(_) | Call::TryLoad(_) => expect_nothing("pfarg_load_t", payload),
             Call::SetConfig(_) => expect_nothing("pfarg_config_t", payload),
             Call::Stop | Call::Unload | Call::Restart => expect_nothing("command's reply", payload),
             Call::Create(context, _) => CtxArg::from_bytes(payload).map(|new| *context = new),

@@ -65,6 +65,7 @@ errnos! {
     ECONNRESET = 104, "connection reset by peer";
     ETIMEDOUT = 110, "timed out";
     ECONNREFUSED = 111, "connection refused";
+    ECANCELED = 125, "canceled";
 }
 
 impl Errno {

@@ -4,8 +4,8 @@ use super::{Errno, Refusal};
 use crate::consts::{
     PFM_CREATE_CONTEXT, PFM_CREATE_EVTSETS, PFM_DELETE_EVTSETS, PFM_GET_CONFIG,
     PFM_GETINFO_EVTSETS, PFM_GETINFO_PMCS, PFM_GETINFO_PMDS, PFM_LOAD_CONTEXT, PFM_READ_PMDS,
-    PFM_RESTART, PFM_SET_CONFIG, PFM_START, PFM_STOP, PFM_UNLOAD_CONTEXT, PFM_WRITE_PMCS,
-    PFM_WRITE_PMDS,
+    PFM_RESTART, PFM_SET_CONFIG, PFM_START, PFM_STOP, PFM_TRY_LOAD, PFM_UNLOAD_CONTEXT,
+    PFM_WRITE_PMCS, PFM_WRITE_PMDS,
 };
 use crate::field::Record;
 use crate::records::{
@@ -39,7 +39,7 @@ impl Shape {
             PFM_WRITE_PMDS | PFM_READ_PMDS => Shape::Vector(PmdArg::SIZE),
             PFM_START => Shape::Optional(StartArg::SIZE),
             PFM_STOP | PFM_UNLOAD_CONTEXT | PFM_RESTART => Shape::Nothing,
-            PFM_LOAD_CONTEXT => Shape::One(LoadArg::SIZE),
+            PFM_LOAD_CONTEXT | PFM_TRY_LOAD => Shape::One(LoadArg::SIZE),
             PFM_CREATE_EVTSETS | PFM_DELETE_EVTSETS => Shape::Vector(SetDesc::SIZE),
             PFM_GETINFO_EVTSETS => Shape::Vector(SetInfo::SIZE),
             PFM_GETINFO_PMCS => Shape::Vector(PmcInfo::SIZE),

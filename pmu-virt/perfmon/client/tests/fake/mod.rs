@@ -208,8 +208,11 @@ fn converse(connection: &OwnedFd, shared: &Mutex<Shared>) {
     }
 }
 
+/// A load that begins with this set would wait for the owners of counters.
+const ASKING_SET: u16 = 77;
+
 fn answer(shared: &mut Shared, request: Request<'_>, came: Option<OwnedFd>) -> Outcome {
-    if request.command >= 0x100 {
+    if request.command >= 0x100 && request.command != consts::PFM_TRY_LOAD {
         let decoded = Extension::decode(request.command, request.nargs, request.payload);
         return match decoded {
             Ok(extension) => extend(shared, extension, request.context, came),
@@ -221,6 +224,12 @@ fn answer(shared: &mut Shared, request: Request<'_>, came: Option<OwnedFd>) -> O
         Ok(call) => call,
         Err(refusal) => return Outcome::of(Err(refusal)),
     };
+    if let Call::TryLoad(arg) = call {
+        if arg.set == ASKING_SET {
+            return Outcome::of(Err(Errno::EAGAIN.into()));
+        }
+        call = Call::Load(arg);
+    }
     let mut outcome = Outcome::of(Ok(()));
     if let Call::Create(wanted, argument) = &mut call {
         match Context::create(wanted, argument) {

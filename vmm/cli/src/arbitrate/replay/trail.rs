@@ -119,6 +119,7 @@ struct Row {
     what: String,
     counter: Option<String>,
     any: Option<u8>,
+    held: Option<u8>,
     lease_ms: Option<u32>,
     yields: Option<bool>,
     control: Option<String>,
@@ -243,9 +244,11 @@ impl Row {
         };
         Ok(match self.what.as_str() {
             "reserve" => {
-                let wanted = match self.any.filter(|count| *count > 0) {
-                    Some(count) => Wanted::Any(count),
-                    None => Wanted::This(counter()?),
+                let some = |count: &u8| *count > 0;
+                let wanted = match (self.any.filter(some), self.held.filter(some)) {
+                    (Some(count), _) => Wanted::Any(count),
+                    (None, Some(count)) => Wanted::Held(count),
+                    (None, None) => Wanted::This(counter()?),
                 };
                 let lease_ms = self.lease_ms;
                 Ask::Reserve { wanted, lease_ms }
@@ -322,6 +325,7 @@ fn layer(word: &str) -> Result<Layer, Problem> {
         "firmware" => Ok(Layer::Firmware),
         "hypervisor" => Ok(Layer::Hypervisor),
         "kernel" => Ok(Layer::GuestKernel),
+        "tool" => Ok(Layer::HostTool),
         "user" => Ok(Layer::GuestUser),
         other => Err(wrong("layer", other)),
     }

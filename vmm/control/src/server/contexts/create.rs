@@ -80,6 +80,7 @@ impl Contexts {
             job: None,
             waiting: VecDeque::new(),
             queued_loads: VecDeque::new(),
+            load: None,
             zombie: false,
             end_sent: false,
         };

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use perfmon_abi::LoadArg;
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_virt::perfmon::{AttachedContext, Context, ContextId, MessageQueue};
 
+use super::asking::Load;
 use crate::job::Target;
 use crate::server::answer::{ConnectionId, RequestId};
 use crate::socket::{FileId, Peer};
@@ -58,7 +58,9 @@ pub(in crate::server) struct ContextEntry {
     /// Commands that came meanwhile: at most one of each connection.
     pub(in crate::server) waiting: VecDeque<(RequestId, Call)>,
     /// Loads of other contexts. They wait until this one, a zombie, is detached.
-    pub(in crate::server) queued_loads: VecDeque<(ContextId, RequestId, LoadArg)>,
+    pub(in crate::server) queued_loads: VecDeque<Load>,
+    /// Its last load.
+    pub(in crate::server) load: Option<Load>,
     /// Nobody has its descriptor any more.
     pub(in crate::server) zombie: bool,
     /// PFM_MSG_END was sent.
@@ -147,7 +149,7 @@ impl ContextTable {
         for entry in self.entries.values_mut() {
             let stays = |asked: &RequestId| asked.connection != connection;
             entry.waiting.retain(|(asked, _)| stays(asked));
-            entry.queued_loads.retain(|(_, asked, _)| stays(asked));
+            entry.queued_loads.retain(|load| stays(&load.request));
         }
     }
 

@@ -1,0 +1,168 @@
+//! A tool that finds no room has the owners of the guest's reserved counters asked.
+
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use arbiter::abi;
+use guest_tests::micro::Written;
+use guest_tests::umpire::{self, skipped_without_kvm};
+use guest_tests::vm::Vm;
+use iced_x86::code_asm::CodeAssembler;
+use serde_json::Value;
+
+use super::RATES;
+use super::reservations::{await_held, await_word, write};
+
+/// The guest's cookie.
+const OWN: u64 = 0x1234_5678;
+/// Five events at the same time: of six counters the guest has reserved two.
+const FIVE: &str = "{cycles,instructions,branches,branch-misses,cycles:u}";
+
+/// The notice that the hypervisor asks for a counter.
+fn asked(n: u64) -> u64 {
+    abi::NOTICE_ASKED
+        | n << abi::NOTICE_POSITION_SHIFT
+        | abi::LAYER_HYPERVISOR << abi::NOTICE_LAYER_SHIFT
+}
+
+fn reply(a: &mut CodeAssembler, n: u64, reply: u64) -> Written {
+    let value = reply | n << abi::REPLY_POSITION_SHIFT;
+    write(a, (abi::MSR_REPLY, 0), value, OWN)
+}
+
+/// Holds PMC4 and PMC5. Asked for the first time it keeps both, then it yields PMC5, and
+/// then it does not answer any more.
+fn owner(a: &mut CodeAssembler) -> Written {
+    for n in [4, 5] {
+        write(a, (abi::MSR_MANAGEMENT_KEY, n), OWN, 0)?;
+        write(a, (abi::MSR_ACCESS_KEY, n), OWN, OWN)?;
+    }
+    for n in [5, 4] {
+        await_word(a, abi::MSR_NOTICE, asked(n))?;
+        reply(a, n, abi::REPLY_REFUSE)?;
+    }
+    await_word(a, abi::MSR_NOTICE, asked(5))?;
+    reply(a, 5, abi::REPLY_YIELD)?;
+    let mut forever = a.create_label();
+    a.set_label(&mut forever)?;
+    a.jmp(forever)
+}
+
+fn boot(flags: &[&str]) -> Vm {
+    let rates = RATES.replace("COUNT", "6");
+    let host_first = ["--host-policy", "host-first", "--grace", "300"];
+    let flags = [&host_first, flags].concat();
+    let vm = Vm::boot_kernel(&umpire::path(), &rates, &flags, owner);
+    await_held(&vm, &["PMC4", "PMC5"]);
+    vm
+}
+
+fn stat(vm: &Vm, events: &str) -> Output {
+    vm.tool(&["stat", "-j", "-e", events, "--", "200ms"])
+}
+
+/// No event of `output` has a count, and it says why.
+fn is_not_counted(output: &Output, why: &str) {
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains(why), "'{why}' is not in: {told}");
+    let counts = printed
+        .lines()
+        .filter(|line| line.contains("<not counted>"));
+    assert!(counts.count() >= 5, "{printed}");
+}
+
+/// Every event of `output` has a count, of the whole time.
+fn is_counted(output: &Output) {
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let rows = printed
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let rows: Vec<Value> = rows.collect();
+    let counts = rows.iter().filter(|row| row["counter-value"].is_string());
+    assert_eq!(counts.count(), 5, "{printed}");
+    for row in &rows {
+        assert_eq!(row["pcnt-running"], 100.0, "{row}");
+    }
+}
+
+#[test]
+fn an_owner_keeps_its_counters_yields_them_or_is_silent() {
+    if skipped_without_kvm("an_owner") {
+        return;
+    }
+    let mut vm = boot(&["--scheme", "interacting", "--audit", "audit.json"]);
+    // It keeps them.
+    let why = "vCPU 0: the guest kernel holds PMC4 PMC5: the holder refused to yield";
+    is_not_counted(&stat(&vm, FIVE), why);
+    await_held(&vm, &["PMC4", "PMC5"]);
+
+    // It yields one, which is the hypervisor's as long as the context is loaded.
+    is_counted(&stat(&vm, FIVE));
+    await_held(&vm, &["PMC4"]);
+
+    // There is room now, and nobody is asked.
+    is_counted(&stat(&vm, FIVE));
+    let six = FIVE.replace('}', ",instructions:u}");
+    let why = "PMC4: another layer's minimum would not be left";
+    is_not_counted(&stat(&vm, &six), why);
+    let told = vm.printed(&["pcr", "policy", "kernel:min=0"]);
+    assert!(told.contains("kernel"), "{told}");
+    let began = Instant::now();
+    let why = "PMC4: the holder did not answer in time";
+    is_not_counted(&stat(&vm, &six), why);
+    assert!(
+        began.elapsed() > Duration::from_millis(250),
+        "it had its grace"
+    );
+    vm.stop();
+    let audit = std::fs::read_to_string(vm.path("audit.json")).expect("the audit");
+    for part in [
+        r#""what":"reserve","held":1,"cookie":"hypervisor","result":"pending""#,
+        r#""layer":"kernel","counter":"PMC5","event":"yielded""#,
+        r#""layer":"hypervisor","counter":"PMC5","event":"released""#,
+    ] {
+        assert!(audit.contains(part), "{part} is not in: {audit}");
+    }
+}
+
+#[test]
+fn priority_decides_about_an_owner_who_is_silent() {
+    if skipped_without_kvm("priority_decides") {
+        return;
+    }
+    let flags = ["--scheme", "single", "--policy", "hypervisor:priority=1"];
+    let rates = RATES.replace("COUNT", "6");
+    let host_first = ["--host-policy", "host-first", "--grace", "300"];
+    // The firmware's code of a VM without firmware is its kernel's.
+    let vm = Vm::boot_kernel(
+        &umpire::path(),
+        &rates,
+        &[&host_first[..], &flags].concat(),
+        requester,
+    );
+    await_held(&vm, &["PMC4", "PMC5"]);
+    is_counted(&stat(&vm, FIVE));
+    await_held(&vm, &["PMC4"]);
+}
+
+/// Requests two counters of the master, and does nothing more.
+fn requester(a: &mut CodeAssembler) -> Written {
+    let two = abi::REQUEST_RESERVE | 2 << abi::REQUEST_WHICH_SHIFT;
+    write(a, (abi::MSR_REQUEST, 0), two, OWN)?;
+    let mut forever = a.create_label();
+    a.set_label(&mut forever)?;
+    a.jmp(forever)
+}
+
+#[test]
+fn where_nobody_is_asked_the_answer_says_so() {
+    if skipped_without_kvm("where_nobody_is_asked") {
+        return;
+    }
+    let vm = boot(&[]);
+    let why = "--scheme independent asks nobody";
+    is_not_counted(&stat(&vm, FIVE), why);
+}
