@@ -81,6 +81,9 @@ pub(crate) struct HaltClock<S = HostTime> {
     left: Tsc,
     /// Guest ticks since then, in intervals that were not counted.
     uncounted: Ticks,
+    /// Ticks since the last question that are in no interval: the thread was off the
+    /// CPU on its way into the guest.
+    outside: Ticks,
     /// Negative: the CPU clock is ahead of the TSC by this much.
     surplus: i64,
     /// Ticks that were found, but not reported yet.
@@ -120,22 +123,17 @@ impl<S: TimeSource> HaltClock<S> {
             unasked: Ticks::default(),
             left: Tsc::default(),
             uncounted: Ticks::default(),
+            outside: Ticks::default(),
             surplus: 0,
             owed: Ticks::default(),
         }
     }
 
-    /// The vCPU leaves its thread at `now`; another one may run it on, and
-    /// with it comes another CPU clock. What it lost until now is reported after
-    /// its next interval.
-    pub(crate) fn leave(&mut self, now: Tsc, counting: bool) {
+    /// The vCPU leaves its thread; another one may run it on, and with it comes another
+    /// CPU clock. What it lost until now is reported after its next interval.
+    pub(crate) fn leave(&mut self, counting: bool) {
         if counting && self.last.is_some() {
-            let away = now - self.left;
-            self.ask(if away >= self.long_away {
-                away
-            } else {
-                Ticks::default()
-            });
+            self.ask();
         }
         self.last = None;
     }
@@ -159,7 +157,7 @@ impl<S: TimeSource> HaltClock<S> {
             self.last = Some(self.source.now());
             self.surplus = 0;
         } else {
-            self.ask(now - self.left);
+            self.ask();
         }
         self.restart(now);
     }
@@ -174,11 +172,12 @@ impl<S: TimeSource> HaltClock<S> {
             self.uncounted += ticks;
             return Ticks::default();
         }
+        self.outside += self.if_long(entered - self.left);
         self.unasked += ticks;
         self.uncounted = Ticks::default();
         self.left = left;
         if ticks >= self.long || self.unasked >= self.longest_unasked {
-            self.ask(Ticks::default());
+            self.ask();
             self.unasked = Ticks::default();
         }
         let reported = self.owed.min(ticks);
@@ -189,14 +188,27 @@ impl<S: TimeSource> HaltClock<S> {
     fn restart(&mut self, now: Tsc) {
         self.unasked = Ticks::default();
         self.uncounted = Ticks::default();
+        self.outside = Ticks::default();
         self.left = now;
     }
 
-    /// Finds what was lost since the last question. Time `away` from counted
-    /// intervals takes its share first; what is then left was lost in them.
+    /// Time outside of counted intervals, if it was long enough to have been spent off
+    /// the CPU.
+    fn if_long(&self, away: Ticks) -> Ticks {
+        if away >= self.long_away {
+            away
+        } else {
+            Ticks::default()
+        }
+    }
+
+    /// Finds what was lost since the last question. Time away from counted intervals
+    /// takes its share first, also that between the last one and the question itself;
+    /// what is then left was lost in them.
     #[cold]
-    fn ask(&mut self, away: Ticks) {
+    fn ask(&mut self) {
         let now = self.source.now();
+        let away = self.if_long(now.tsc - self.left) + std::mem::take(&mut self.outside);
         let Some(last) = self.last.replace(now) else {
             return;
         };

@@ -232,7 +232,7 @@ impl KvmPmu {
     ) -> Result<(), KvmPmuError> {
         thread.unbind();
         self.traps.gp.leave();
-        self.traps.halt.leave(time::now(), self.traps.counting);
+        self.traps.halt.leave(self.traps.counting);
         let flushed = self.registers.access(fd, self.id).flush();
         self.registers.forget();
         Ok(flushed?)

@@ -133,6 +133,29 @@ fn short_intervals_are_asked_about_together() {
     check(&[short; 14], (400 * US, 2));
 }
 
+/// The thread loses its CPU between the end of an interval and the question, or between
+/// the question and the entry: the interval itself ran all the time.
+#[test]
+fn a_preemption_beside_an_interval_is_not_taken_off() {
+    let off = |entered: u64, left: u64, cpu: u64| {
+        let mut clock = HaltClock::with_source(Fake::default(), TSC_KHZ);
+        clock.entering(Tsc(0), true);
+        clock.source.moment.tsc = Tsc(4_200 * US);
+        clock.source.moment.cpu = Duration::from_nanos(cpu);
+        clock.passed(Tsc(entered), Tsc(left), true)
+    };
+    assert_eq!(off(0, 2 * MS, 2 * MS), Ticks(0), "after it");
+    assert_eq!(off(2_200 * US, 4_200 * US, 2 * MS), Ticks(0), "before it");
+    // What it lost itself is found beside that.
+    assert_eq!(off(0, 2 * MS, MS), Ticks(MS));
+    assert_eq!(off(2_200 * US, 4_200 * US, MS), Ticks(MS));
+    assert_eq!(
+        off(MS, 3 * MS, 500 * US),
+        Ticks(1_500 * US),
+        "on both sides"
+    );
+}
+
 #[test]
 fn time_in_the_vmm_is_not_taken_off() {
     // Short stretches on the CPU.
@@ -204,7 +227,7 @@ fn another_thread_has_another_cpu_clock() {
         ..Moment::default()
     };
     assert_eq!(clock.passed(Tsc(0), Tsc(MS), true), Ticks(0));
-    clock.leave(Tsc(MS), true);
+    clock.leave(true);
     // The next one has run for less long than the one before.
     clock.source.moment.cpu = Duration::from_nanos(10);
     clock.entering(Tsc(MS), false);
@@ -222,7 +245,7 @@ fn what_was_lost_before_a_switch_is_told_after_it() {
     moment.tsc = Tsc(150 * US);
     (moment.cpu, moment.waited) = (Duration::from_micros(50), Duration::from_micros(100));
     assert_eq!(clock.passed(Tsc(0), Tsc(150 * US), true), Ticks(0));
-    clock.leave(Tsc(150 * US), true);
+    clock.leave(true);
     // Away for long, halted all the time: nobody counts that.
     let moment = &mut clock.source.moment;
     (moment.tsc, moment.waited) = (Tsc(9 * MS), Duration::from_millis(8));
