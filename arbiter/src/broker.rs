@@ -39,6 +39,10 @@ pub(crate) struct Pending {
     /// The reason that holders gave, for a refusal.
     pub(crate) refusal: Option<Reason>,
     pub(crate) question: Option<Question>,
+    /// The vCPU is to move to another core by then, which backs what is asked for.
+    pub(crate) move_by: Option<Tsc>,
+    /// It did not.
+    pub(crate) stays: bool,
     /// The answer has shown the request as pending, so a notice announces its end.
     pub(crate) waits: bool,
 }
@@ -69,6 +73,8 @@ impl Pending {
             silent: [false; LAYERS],
             refusal: None,
             question: None,
+            move_by: None,
+            stays: false,
             waits: false,
         }
     }
@@ -100,7 +106,9 @@ pub(crate) enum NextStep {
     Announce(CounterId),
     /// Let the holder of this counter keep it after all.
     Spare(CounterId),
-    /// Wait: a question or an announced revocation is under way.
+    /// Have the vCPU move to another core, which backs what is asked for.
+    Move,
+    /// Wait: a question, an announced revocation or a move is under way.
     Wait,
     /// Grant the request: it has all that it asked for.
     Grant,
@@ -158,7 +166,15 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
     let more = view.backed.left(rules, layer, holdings.of_kind);
     let sources = sources(view, layer, pending, &holdings, more);
     let others = usable + sources.reachable - sources.backed;
-    if announced.len() + sources.backed + others.min(more) < need {
+    let suffices = |more: u32| announced.len() + sources.backed + others.min(more) >= need;
+    if !suffices(more) {
+        let elsewhere = view.backed.elsewhere();
+        if !pending.stays && suffices(elsewhere.left(rules, layer, holdings.of_kind)) {
+            return match pending.move_by {
+                Some(_) => NextStep::Wait,
+                None => NextStep::Move,
+            };
+        }
         return NextStep::Refuse(pending.refusal.unwrap_or(match pending.wanted {
             _ if announced.len() + sources.backed + others >= need => Reason::Unbacked,
             _ if sources.contended => Reason::Busy,
@@ -192,6 +208,9 @@ pub struct Backing {
     pub programmable: u8,
     /// Fixed-function counters that they can hold; each beside what they hold now.
     pub fixed: CounterSet,
+    /// Programmable counters that they could hold together if the vCPU moved to another
+    /// core; 0 if that is no more, or nobody moves it.
+    pub elsewhere: u8,
 }
 
 impl Backing {
@@ -200,6 +219,7 @@ impl Backing {
         Backing {
             programmable: u8::MAX,
             fixed: CounterSet::first(0, crate::MAX_FIXED),
+            elsewhere: 0,
         }
     }
 }
@@ -213,6 +233,16 @@ pub(crate) struct Backed {
 }
 
 impl Backed {
+    /// The same on the other core.
+    fn elsewhere(self) -> Backed {
+        let programmable = self.most.programmable.max(self.most.elsewhere);
+        let most = Backing {
+            programmable,
+            ..self.most
+        };
+        Backed { most, ..self }
+    }
+
     /// How many counters of the kind of `of_kind` `layer` can have that no layer of
     /// the guest has. Each of these keeps room for its minimum. The hypervisor's own
     /// counters are not counted by a guest.

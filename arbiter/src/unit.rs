@@ -272,7 +272,7 @@ impl PcrUnit {
     /// layer of the guest is about to get stay where they are if nothing backs them any
     /// more.
     #[inline]
-    pub fn back(&mut self, most: Backing, cx: &mut Context<'_>) {
+    pub fn back(&mut self, most: Backing, cx: &mut Context<'_>) -> Effects {
         if self.backed != most {
             self.backed = most;
             let fixed = most.fixed & self.bank.counters();
@@ -283,7 +283,38 @@ impl PcrUnit {
                 result: AskResult::Done,
             });
             self.stop_what_comes(cx);
+            if self.move_wanted().is_some() {
+                let effects = self.serve(cx);
+                self.find_deadline();
+                return effects;
+            }
         }
+        Effects::NONE
+    }
+
+    /// How many programmable counters more the vCPU's core would have to back, so that
+    /// requests which wait for a move are granted. `None`: none does.
+    #[inline]
+    pub fn move_wanted(&self) -> Option<u8> {
+        let mut wanted = None;
+        for mailbox in &self.mailboxes {
+            if let Some(pending) = &mailbox.pending
+                && pending.move_by.is_some()
+            {
+                let got = PerKind::count(pending.got).programmable;
+                let more = pending.wanted.count().saturating_sub(got);
+                wanted = Some(wanted.unwrap_or(0) + more);
+            }
+        }
+        wanted
+    }
+
+    /// The vCPU moves nowhere: requests that wait for it are refused.
+    pub fn stay(&mut self, cx: &mut Context<'_>) -> Effects {
+        self.end_moves(None);
+        let effects = self.serve(cx);
+        self.find_deadline();
+        effects
     }
 
     /// The reservations.

@@ -169,6 +169,8 @@ pub struct VcpuPmu {
     /// Its budget has changed while it was on no core.
     budget_due: bool,
     reservations: Option<Box<Reservations>>,
+    /// Room for what it relies on, on the other core that has most.
+    room_elsewhere: usize,
     select: [u64; MAX_PROGRAMMABLE as usize],
     fixed_control: u64,
     global_control: u64,
@@ -210,6 +212,7 @@ impl VcpuPmu {
             grant,
             budget_due: false,
             reservations: None,
+            room_elsewhere: 0,
             select: [0; MAX_PROGRAMMABLE as usize],
             fixed_control: 0,
             global_control,

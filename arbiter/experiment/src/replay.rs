@@ -232,7 +232,7 @@ impl Seat {
                 done(self.run(|unit, cx| unit.reserve_for_hypervisor(counter, cookie, cx)))
             }
             Ask::Backed(most) => {
-                self.run(|unit, cx| unit.back(most, cx));
+                let _ = self.run(|unit, cx| unit.back(most, cx));
                 AskResult::Done
             }
             // A trail with acts of the administrator is refused before it gets here.

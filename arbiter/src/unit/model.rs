@@ -32,6 +32,9 @@ enum Move {
     Tick,
     /// By the administrator of the host.
     Admin(AdminAct),
+    /// The vCPU comes to a core that backs so many, or stays where it is.
+    Arrive(u8),
+    Stay,
 }
 
 fn moves(counters: u8) -> Vec<Move> {
@@ -162,6 +165,7 @@ impl State {
             let sets = [pending.got, pending.declined, pending.spared];
             code.extend(sets.map(|set| set.bits().to_le_bytes()[0]));
             code.extend(pending.silent.map(u8::from));
+            code.extend([pending.move_by.map_or(0xff, rest), u8::from(pending.stays)]);
             code.push(match pending.wanted {
                 Wanted::Any(count) => count,
                 Wanted::Held(count) => 0x20 | count,
@@ -259,10 +263,25 @@ impl State {
                 let _ = unit.tick(cx);
                 Some(())
             }
+            Move::Arrive(programmable) => {
+                let _ = unit.back(
+                    Backing {
+                        programmable,
+                        elsewhere: 0,
+                        ..unit.backed
+                    },
+                    cx,
+                );
+                Some(())
+            }
+            Move::Stay => {
+                let _ = unit.stay(cx);
+                Some(())
+            }
             Move::Admin(act) => {
                 if let AdminAct::SetBudget { most, .. } = act {
                     let programmable = most.programmable;
-                    unit.back(
+                    let _ = unit.back(
                         Backing {
                             programmable,
                             ..unit.backed
@@ -298,7 +317,9 @@ impl State {
             | Move::Claim(layer, _)
             | Move::Lend(layer, ..) => runs(layer),
             Move::EndPhase => !over,
-            Move::Tick | Move::Admin(_) => true,
+            Move::Tick | Move::Admin(_) | Move::Stay => true,
+            // Nobody moves it to a core that cannot back what is held.
+            Move::Arrive(_) => self.unit.move_wanted().is_some(),
         }
     }
 }
@@ -307,6 +328,23 @@ impl State {
 fn explore(scheme: Scheme, policy: Policy, counters: u8, backed: u8, smm: bool) -> usize {
     let first = State::first(scheme, policy, counters, backed, smm);
     walk(first, &moves(counters))
+}
+
+#[test]
+fn a_request_waits_for_a_core_that_backs_it() {
+    for scheme in Scheme::ALL {
+        for policy in policies() {
+            let mut first = State::first(scheme, policy, 2, 1, false);
+            first.unit.backed.elsewhere = 2;
+            let more = [Move::Arrive(2), Move::Stay];
+            let states = walk(first, &[&moves(2)[..], &more].concat());
+            let before = explore(scheme, policy, 2, 1, false);
+            assert!(
+                states > before || policy.kernel.max.programmable < 2,
+                "{states}, {before}"
+            );
+        }
+    }
 }
 
 /// Walks through all states that these moves lead to, and returns their number.

@@ -210,6 +210,12 @@ impl PcrUnit {
                 NextStep::Ask(counter) => self.ask(counter, layer, cx),
                 NextStep::Announce(counter) => self.announce(counter, layer, cx),
                 NextStep::Spare(counter) => self.spare(counter, cx),
+                NextStep::Move => {
+                    let by = cx.now + self.to_ticks(self.policy.grace_ms);
+                    if let Some(pending) = self.pending_mut(layer) {
+                        pending.move_by = Some(by);
+                    }
+                }
                 NextStep::Wait => {
                     self.report_gathered(layer, cx);
                     return effects;

@@ -48,6 +48,7 @@ impl PcrUnit {
             }
         }
         self.end_questions(cx);
+        self.end_moves(Some(now));
         effects = effects.and(self.serve(cx));
         self.find_deadline();
         effects
@@ -108,6 +109,20 @@ impl PcrUnit {
         }
     }
 
+    /// Requests that wait for a move until `now`, or at all, wait no longer.
+    pub(super) fn end_moves(&mut self, now: Option<Tsc>) {
+        for layer in Policy::LAYERS {
+            if let Some(pending) = self.pending_mut(layer)
+                && pending
+                    .move_by
+                    .is_some_and(|by| now.is_none_or(|now| by <= now))
+            {
+                pending.move_by = None;
+                pending.stays = true;
+            }
+        }
+    }
+
     /// Starts the lease of a counter's owner anew: as long as policy allows, or as
     /// long as `wanted_ms` if that is shorter. Returns its length in milliseconds.
     pub(super) fn start_lease(
@@ -142,8 +157,11 @@ impl PcrUnit {
             earliest(reservation.lease, revocation)
         });
         let questions = self.mailboxes.iter().filter_map(|mailbox| {
-            let question = mailbox.pending.as_ref()?.question?;
-            Some(question.due)
+            let pending = mailbox.pending.as_ref()?;
+            earliest(
+                pending.question.map(|question| question.due),
+                pending.move_by,
+            )
         });
         // A request of a firmware whose phase is over is refused at the next tick.
         let is_orphaned =

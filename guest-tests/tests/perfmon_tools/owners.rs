@@ -1,6 +1,6 @@
 //! A tool that finds no room has the owners of the guest's reserved counters asked.
 
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use arbiter::abi;
@@ -165,4 +165,69 @@ fn where_nobody_is_asked_the_answer_says_so() {
     let vm = boot(&[]);
     let why = "--scheme independent asks nobody";
     is_not_counted(&stat(&vm, FIVE), why);
+}
+
+/// Holds PMC1 until the administrator takes it, and asks for four counters then.
+fn mover(a: &mut CodeAssembler) -> Written {
+    write(a, (abi::MSR_MANAGEMENT_KEY, 1), OWN, 0)?;
+    let revoked = abi::NOTICE_REVOKED
+        | 1 << abi::NOTICE_POSITION_SHIFT
+        | abi::LAYER_HYPERVISOR << abi::NOTICE_LAYER_SHIFT
+        | abi::REASON_ADMINISTRATOR << abi::NOTICE_REASON_SHIFT;
+    await_word(a, abi::MSR_NOTICE, revoked)?;
+    let four = abi::REQUEST_RESERVE | 4 << abi::REQUEST_WHICH_SHIFT;
+    write(a, (abi::MSR_REQUEST, 0), four, OWN)?;
+    let mut forever = a.create_label();
+    a.set_label(&mut forever)?;
+    a.jmp(forever)
+}
+
+/// A core whose counters a tool has cannot back what the guest asks for; another one can.
+#[test]
+fn a_vcpu_goes_where_its_request_can_be_granted() {
+    if skipped_without_kvm("a_vcpu_goes") {
+        return;
+    }
+    let rates = RATES.replace("COUNT", "6");
+    let shared = ["--cpus", "2", "--cores", "2", "--host-policy", "host-first"];
+    let flags = [&shared[..], &["--grace", "5000", "--audit", "audit.json"]].concat();
+    let mut vm = Vm::boot_kernel(&umpire::path(), &rates, &flags, mover);
+    await_held(&vm, &["PMC1"]);
+    let events = "{cycles,instructions,branches,branch-misses}";
+    let mut stat = vm.command(&["stat", "-j", "--core", "0", "-e", events, "--", "2s"]);
+    let stat = stat.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let stat = stat.expect("umpire can be started");
+    let cores = |vm: &Vm| -> Value {
+        let listed = vm.printed(&["ls", "-j", &vm.socket()]);
+        let listed: Value = serde_json::from_str(&listed).expect("JSON");
+        listed["machine"]["cores"].clone()
+    };
+    let began = Instant::now();
+    while cores(&vm)[0]["contexts"]
+        .as_array()
+        .is_none_or(Vec::is_empty)
+    {
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "no context comes"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(cores(&vm)[0]["vcpu"], 0);
+    let took = vm.printed(&["pcr", "revoke", "PMC1", "--vcpu", "0"]);
+    assert!(took.contains("PMC1"), "{took}");
+    await_held(&vm, &["PMC2", "PMC3", "PMC4", "PMC5"]);
+    assert_eq!(cores(&vm)[1]["vcpu"], 0);
+    let output = stat.wait_with_output().expect("an end");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    vm.stop();
+    let audit = std::fs::read_to_string(vm.path("audit.json")).expect("the audit");
+    for part in [
+        r#""elsewhere":6"#,
+        r#""result":"pending""#,
+        r#""what":"backed""#,
+    ] {
+        assert!(audit.contains(part), "{part} is not in: {audit}");
+    }
 }

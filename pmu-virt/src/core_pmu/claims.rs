@@ -269,6 +269,18 @@ impl CorePmu {
         }
     }
 
+    /// What is firm of `vcpu` alone.
+    pub(crate) fn firm_of(&self, vcpu: OwnerId) -> FirmDemands {
+        let claims = self.host.claims.iter();
+        let own = claims.filter(|one| one.standing == Standing::Firm && one.vcpu == Some(vcpu));
+        FirmDemands {
+            sets: own
+                .filter_map(|one| Some(self.claim_of(one)?.sets))
+                .collect(),
+            slots: self.bank.slots(),
+        }
+    }
+
     /// How many counters of a vCPU that comes have a slot here beside what the core's
     /// own contexts rely on, going by the events that its guest can name.
     #[must_use]

@@ -48,22 +48,74 @@ impl VcpuPmu {
             }
             programmable += 1;
         }
+        let elsewhere = self.backed_elsewhere(core, any);
         let most = self.grant.budget.most;
         let spare = PerKind::count(held).fixed < most.fixed;
         Backing {
             programmable: programmable.min(most.programmable),
             fixed: if spare { fixed } else { fixed & held },
+            elsewhere: if elsewhere > programmable {
+                elsewhere.min(most.programmable)
+            } else {
+                0
+            },
         }
+    }
+
+    /// How many programmable counters the layers of the guest could hold together on the
+    /// other core with the most room, to which its contexts would go with the vCPU.
+    fn backed_elsewhere(&self, core: &CorePmu, any: Option<Constraint>) -> u8 {
+        let (Some(any), true) = (any, self.room_elsewhere > 0) else {
+            return 0;
+        };
+        // The cores of a VM have the same slots.
+        let firm = core.firm_of(self.owner);
+        let most = self.model.counts().programmable;
+        let fit = |count: &u8| {
+            let counters = usize::from(*count);
+            firm.leave_room_for(&vec![any; counters])
+                && counters + core.relied_on(self.owner, CounterSet::EMPTY) <= self.room_elsewhere
+        };
+        (1..=most).take_while(fit).last().unwrap_or(0)
+    }
+
+    /// Another core of the VM has room for so many promised counters
+    /// ([`CorePmu::room`]), and the scheduler moves vCPUs: a request that this core
+    /// cannot back waits for the move ([`VcpuPmu::needs_room`]).
+    pub fn set_room_elsewhere(&mut self, room: usize) {
+        self.room_elsewhere = room;
+    }
+
+    /// Whether a request of the guest waits until the vCPU moves to a core that backs it.
+    #[inline]
+    #[must_use]
+    pub fn waits_for_room(&self) -> bool {
+        self.reservations()
+            .is_some_and(|unit| unit.move_wanted().is_some())
+    }
+
+    /// Room that it needs on another core for that, if it does wait. `core`: as for
+    /// [`VcpuPmu::relies_on`].
+    #[must_use]
+    pub fn needs_room(&self, core: &CorePmu) -> Option<usize> {
+        let more = self.reservations()?.move_wanted()?;
+        Some(self.relies_on(core) + usize::from(more))
+    }
+
+    /// No core has that room: the request is refused.
+    pub fn stay(&mut self, core: Option<&mut CorePmu>) {
+        let _ = self.arbitrate(core, |unit, cx| ((), unit.stay(cx)));
     }
 
     /// Tells the reservations what can be backed. Off its core, what they were told
     /// last holds.
-    pub(super) fn look_for_room(&mut self, here: &Here<'_>) {
+    pub(super) fn look_for_room(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
         let backing = self.backing(core);
         if let Some(reservations) = &mut self.reservations {
             let (unit, mut context) = reservations.parts(self.left);
-            unit.back(backing, &mut context);
+            let effects = unit.back(backing, &mut context);
+            self.take_effects(here, effects);
         }
     }
 

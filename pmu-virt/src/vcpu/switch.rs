@@ -62,6 +62,10 @@ impl VcpuPmu {
             let overflowed = core.bank.take_overflows();
             self.settle_slots(here, overflowed);
         }
+        if self.waits_for_room() {
+            // It may have come for this core's room.
+            self.look_for_room(here);
+        }
         self.refresh_needs(here.as_deref());
     }
 

@@ -187,6 +187,11 @@ impl Seated {
             .map_or(0, |core| self.pmu.relies_on(core))
     }
 
+    pub(crate) fn needs_room(&self) -> Option<usize> {
+        let core = self.core.as_deref()?;
+        self.pmu.needs_room(core)
+    }
+
     /// Asks the owners of its counters as for a context of its own.
     pub(crate) fn ask_owners(&mut self, limit: GuestLimit, cookie: Cookie) -> Outcome {
         let core = self.core.as_deref_mut();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvm_pmu::now;
-use pmu_virt::{CorePmu, Ticks, Tsc};
+use pmu_virt::{CorePmu, Ticks, Tsc, VcpuPmu};
 use vmm_control::{CoreQuantities, JobQueue, close_core};
 
 use super::exchange::CoreExchange;
@@ -120,6 +120,7 @@ impl CoreThread {
                 self.arrive(vcpu).map(&mut on_end);
             }
             self.do_jobs(&mut on_end);
+            self.make_moves();
             self.meet_others();
             self.act().map(&mut on_end);
         }
@@ -160,6 +161,9 @@ impl CoreThread {
             attention: self.exchange.attention(self.index),
         };
         let vcpu = self.vcpus.get_mut(&id)?;
+        if let Some(pmu) = vcpu.pmu_mut() {
+            pmu.set_room_elsewhere(self.exchange.room_elsewhere(self.index));
+        }
         let outcome = vcpu.run_for(&mut self.thread, &timeslice);
         match outcome {
             Ok(RunOutcome::Paused(runnability)) => {
@@ -330,12 +334,47 @@ impl CoreThread {
         );
     }
 
+    /// Has vCPUs go to cores with room for what their guests have asked for.
+    fn make_moves(&mut self) {
+        let waits = |(id, vcpu): (&VcpuId, &Vcpu)| {
+            let waits = vcpu.pmu().is_some_and(VcpuPmu::waits_for_room);
+            waits.then_some(*id)
+        };
+        let waiting: Vec<VcpuId> = self.vcpus.iter().filter_map(waits).collect();
+        for id in waiting {
+            self.make_move(id);
+        }
+    }
+
+    #[cold]
+    fn make_move(&mut self, id: VcpuId) {
+        let pmu = self.vcpus.get(&id).and_then(Vcpu::pmu);
+        let needs = pmu.zip(self.thread.counters());
+        let needs = needs.and_then(|(pmu, core)| pmu.needs_room(core));
+        let other = needs.and_then(|needs| self.exchange.with_room(self.index, needs));
+        match other {
+            Some(other) => {
+                log::debug!("{id} leaves core {} for one with room", self.index);
+                if let Some(vcpu) = self.dismiss(id) {
+                    self.exchange.hand_over(other, vcpu);
+                }
+            }
+            None => {
+                self.switch_to(id);
+                let pmu = self.vcpus.get_mut(&id).and_then(Vcpu::pmu_mut);
+                if let Some(pmu) = pmu {
+                    pmu.stay(self.thread.counters_mut());
+                }
+            }
+        }
+    }
+
     /// Answers crowded cores, and asks another one where this one is crowded.
     fn meet_others(&mut self) {
         self.exchange.set_load(self.index, self.queue.runnable());
-        let counters = self.thread.counters();
-        let room = || counters.map_or(usize::MAX, CorePmu::room);
-        self.exchange.answer(self.index, room);
+        let room = self.thread.counters().map_or(usize::MAX, CorePmu::room);
+        self.exchange.set_room(self.index, room);
+        self.exchange.answer(self.index);
         let taker = self.exchange.taker(self.index);
         let now = now();
         let fits = |id: VcpuId| taker.is_none_or(|(_, room)| self.relies_on(id) <= room);

@@ -39,7 +39,7 @@ struct CorePart {
     asked_by: AtomicUsize,
     /// The core that takes a vCPU from this one.
     taker: AtomicUsize,
-    /// Counters that it has for what a vCPU relies on, when it last answered.
+    /// Counters that it has for what a vCPU relies on, when it last looked.
     room: AtomicUsize,
 }
 
@@ -126,12 +126,33 @@ impl CoreExchange {
         }
     }
 
-    /// Answers the core that has asked `core`, which has just set its load and has
-    /// `room` counters for what a vCPU relies on.
-    pub(super) fn answer(&self, core: usize, room: impl FnOnce() -> usize) {
+    /// `core` has `room` counters for what a vCPU relies on.
+    pub(super) fn set_room(&self, core: usize, room: usize) {
+        self.cores[core].room.store(room, Ordering::Relaxed);
+    }
+
+    fn room(&self, core: usize) -> usize {
+        self.cores[core].room.load(Ordering::Relaxed)
+    }
+
+    /// The most room that a core other than `core` has.
+    pub(super) fn room_elsewhere(&self, core: usize) -> usize {
+        let others = (0..self.cores.len()).filter(|&other| other != core);
+        others.map(|other| self.room(other)).max().unwrap_or(0)
+    }
+
+    /// Of the cores other than `core` that have this room the one with the fewest
+    /// runnable vCPUs.
+    pub(super) fn with_room(&self, core: usize, needs: usize) -> Option<usize> {
+        let others = (0..self.cores.len()).filter(|&other| other != core);
+        let with_room = others.filter(|&other| self.room(other) >= needs);
+        with_room.min_by_key(|&other| self.load(other))
+    }
+
+    /// Answers the core that has asked `core`, which has just set its load and room.
+    pub(super) fn answer(&self, core: usize) {
         let asker = self.cores[core].asked_by.swap(NOBODY, Ordering::AcqRel);
         if asker != NOBODY && takes(self.load(asker), self.load(core)) {
-            self.cores[core].room.store(room(), Ordering::Relaxed);
             self.cores[asker].taker.store(core, Ordering::Release);
             self.call(asker);
         }
@@ -140,8 +161,7 @@ impl CoreExchange {
     /// The core that takes a vCPU of `core` now, and its room.
     pub(super) fn taker(&self, core: usize) -> Option<(usize, usize)> {
         let taker = self.cores[core].taker.swap(NOBODY, Ordering::AcqRel);
-        let room = &self.cores.get(taker)?.room;
-        Some((taker, room.load(Ordering::Relaxed)))
+        (taker != NOBODY).then(|| (taker, self.room(taker)))
     }
 
     /// Hands `vcpu` to `core`.
@@ -228,14 +248,32 @@ mod tests {
         exchange.ask(1, 0);
         assert!(exchange.attention(2).load(Ordering::Acquire));
         assert!(!exchange.attention(1).load(Ordering::Acquire));
-        exchange.answer(2, || 3);
+        exchange.set_room(2, 3);
+        exchange.answer(2);
         assert_eq!((exchange.taker(0), exchange.taker(1)), (Some((2, 3)), None));
         assert_eq!(exchange.taker(0), None, "an answer serves once");
         // In the meantime core 2 has got a second vCPU.
         exchange.ask(1, 1);
         exchange.set_load(2, 2);
-        exchange.answer(2, || 3);
+        exchange.answer(2);
         assert_eq!(exchange.taker(1), None);
+    }
+
+    #[test]
+    fn a_core_with_room_is_the_one_with_the_least_to_do() {
+        let exchange = CoreExchange::new(4);
+        for (core, (load, room)) in [(9, 9), (3, 2), (2, 1), (4, 2)].into_iter().enumerate() {
+            exchange.set_load(core, load);
+            exchange.set_room(core, room);
+        }
+        let check = |needs, expected| assert_eq!(exchange.with_room(0, needs), expected);
+        check(0, Some(2));
+        check(1, Some(2));
+        check(2, Some(1));
+        check(3, None);
+        assert_eq!(exchange.room_elsewhere(0), 2, "its own does not matter");
+        assert_eq!(exchange.room_elsewhere(1), 9);
+        assert_eq!(CoreExchange::new(1).room_elsewhere(0), 0);
     }
 
     #[test]

@@ -21,6 +21,12 @@ impl RunState {
         self.pmu.pmu().is_some_and(VcpuPmu::is_blocked)
     }
 
+    /// Whether the guest has asked for counters that another core has.
+    #[inline]
+    pub(super) fn waits_for_room(&self) -> bool {
+        self.pmu.pmu().is_some_and(VcpuPmu::waits_for_room)
+    }
+
     /// Whether there may be jobs: one load, where there is a control socket.
     #[inline]
     pub(super) fn has_jobs(&self) -> bool {

@@ -268,7 +268,7 @@ impl RunState {
                     continue;
                 }
                 None => {}
-                Some(timeslice) if held || timeslice.is_over() => {
+                Some(timeslice) if held || timeslice.is_over() || self.waits_for_room() => {
                     if complete {
                         return Ok(RunOutcome::Paused(self.runnability(kvm)?));
                     }

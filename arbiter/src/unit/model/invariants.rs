@@ -55,7 +55,8 @@ impl State {
                 ensure(owner == Some(question.holder), "the wrong one is asked")?;
                 under_way.insert(question.counter);
             }
-            ensure(!under_way.is_empty(), "it waits for nothing")?;
+            let waits = !under_way.is_empty() || pending.move_by.is_some();
+            ensure(waits, "it waits for nothing")?;
             let all = under_way | pending.got;
             ensure((all & taken).is_empty(), "one counter, two requests")?;
             taken = taken | all;

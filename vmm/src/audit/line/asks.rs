@@ -24,6 +24,8 @@ pub(in super::super) struct AskLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     held: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    elsewhere: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     lease_ms: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     yields: Option<bool>,
@@ -98,6 +100,7 @@ impl AskLine {
             }
             Ask::Backed(most) => {
                 self.any = Some(most.programmable);
+                self.elsewhere = (most.elsewhere > 0).then_some(most.elsewhere);
                 self.counters = Some(names(most.fixed));
                 "backed"
             }

@@ -120,6 +120,7 @@ struct Row {
     counter: Option<String>,
     any: Option<u8>,
     held: Option<u8>,
+    elsewhere: Option<u8>,
     lease_ms: Option<u32>,
     yields: Option<bool>,
     control: Option<String>,
@@ -276,6 +277,7 @@ impl Row {
             "backed" => {
                 let fixed = self.counters.iter().map(|name| self::counter(name));
                 Ask::Backed(Backing {
+                    elsewhere: self.elsewhere.unwrap_or(0),
                     programmable: self.any.ok_or(missing("any"))?,
                     fixed: fixed.collect::<Result<CounterSet, Problem>>()?,
                 })
