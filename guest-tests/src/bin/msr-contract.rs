@@ -14,7 +14,7 @@ use pmu_virt::{
 use vmm::sys::{pin_this_thread, rdtsc};
 
 /// Cycles in a unit.
-const UNIT: u64 = 200_000;
+const UNIT: u64 = 150_000;
 
 /// The event select of cycles.
 fn cycles(vendor: Vendor) -> CountRequest {

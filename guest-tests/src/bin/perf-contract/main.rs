@@ -23,15 +23,13 @@ use pmu_virt::{
 use vmm::counters::host_vendor;
 use vmm::sys::{install_kick_handler, kick_signal, pin_this_thread, rdtsc};
 
-/// Events in a unit.
-const UNIT: u64 = 60_000;
-
 /// An event, and how it is counted here.
 #[derive(Clone, Copy)]
 struct Setup {
     env: BackendEnv,
     request: CountRequest,
     clock: fn() -> u64,
+    unit: u64,
     /// The event for `perf`.
     name: &'static str,
 }
@@ -46,17 +44,26 @@ impl Setup {
             ..BackendEnv::default()
         };
         // The one goes through as the raw code that it is, the other one by its meaning.
-        let (code, name, clock): (_, _, fn() -> u64) = match event {
-            "instructions" => (instructions(vendor), "instructions", nanoseconds),
-            "cycles" => (EventCode::Fixed(FixedFunction::CoreCycles), "cycles", rdtsc),
-            _ => return None,
-        };
-        Some(Self {
+        let setup = |code, name, clock, unit| Self {
             env,
             request: CountRequest::plain(code, true, true),
             clock,
+            unit,
             name,
-        })
+        };
+        match event {
+            "instructions" => Some(setup(
+                instructions(vendor),
+                "instructions",
+                nanoseconds,
+                45_000,
+            )),
+            "cycles" => {
+                let code = EventCode::Fixed(FixedFunction::CoreCycles);
+                Some(setup(code, "cycles", rdtsc, 150_000))
+            }
+            _ => None,
+        }
     }
 
     /// A backend that counts this thread, with a vCPU on it.
@@ -72,8 +79,10 @@ impl Setup {
             any_thread: true,
             ..self.request
         };
-        let driver = TimeDriver::new(self.clock, UNIT, self.request, uncountable);
-        driver.expect("every Linux has /dev/zero")
+        let driver = TimeDriver::new(self.clock, self.unit, self.request, uncountable);
+        let driver = driver.expect("every Linux has /dev/zero");
+        // Without `exclude_host` an event counts whatever the thread does.
+        driver.with_what_is_between()
     }
 }
 
