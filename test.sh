@@ -209,7 +209,7 @@ suite harness 600 cargo test -p guest-tests --lib --bins --no-fail-fast -- --sho
 binaries=$(guest_binaries)
 [ -n "$binaries" ] || give_up "no test binaries of guest-tests were found (log: $logs/list.log)"
 micro=$(micro_suites)
-needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == *-in-l1 ]]; }
+needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == perf_contract || $1 == *-in-l1 ]]; }
 is_micro() { grep -qx "$1" <<<"$micro"; }
 
 while read -r name file; do

@@ -109,7 +109,8 @@ pub trait CounterBackend: Send + Debug {
     /// What happened to the vCPU.
     fn observe(&mut self, progress: &Progress);
 
-    /// Slots whose armed overflow came, each told once.
+    /// Slots whose armed overflow came, each told once. A running slot that has lost
+    /// its counter is told as well, so that its owner looks: a reading says so.
     fn take_overflows(&mut self) -> SlotSet;
 
     /// TSC value at which the guest has to be interrupted, known after

@@ -10,7 +10,8 @@
 //! - An overflow is a signal to this thread, noted by [`note_overflow_signal`].
 //!   Whether one came, and whose, is then told by the counts.
 //! - A group that the kernel takes away, or that answers wrongly, is closed;
-//!   its slots are unavailable until they are programmed anew.
+//!   its slots are unavailable until they are programmed anew, and their owners
+//!   hear of it at the exit.
 
 mod group;
 mod inner;
@@ -66,6 +67,16 @@ impl PerfBackend {
     /// [`BackendError::Cannot`]: the host lets us open no event at all, or the
     /// VMM has no signal for overflows.
     pub fn new(env: &BackendEnv) -> Result<Self, BackendError> {
+        PerfBackend::on_host(HostPerf::default(), env)
+    }
+
+    /// The same, but hardware events count what the thread does outside of guests
+    /// too. For a machine that runs none, in which they would never count otherwise.
+    pub(crate) fn without_guests(env: &BackendEnv) -> Result<Self, BackendError> {
+        PerfBackend::on_host(HostPerf::without_guests(), env)
+    }
+
+    fn on_host(mut kernel: HostPerf, env: &BackendEnv) -> Result<Self, BackendError> {
         let cannot = |reason| BackendError::Cannot {
             backend: NAME,
             reason,
@@ -74,7 +85,6 @@ impl PerfBackend {
             let reason = "no signal was given for its overflows".to_owned();
             return Err(cannot(reason));
         }
-        let mut kernel = HostPerf::default();
         match kernel.open(&EventSpec::LEADER, None) {
             Ok(fd) => kernel.close(fd),
             Err(errno) => return Err(cannot(probe::refusal(errno, probe::paranoid()))),
@@ -170,7 +180,8 @@ impl CounterBackend for PerfBackend {
         self.inner.get_mut().take_overflows()
     }
 
-    /// Signals come by themselves; a clock that may not signal needs it.
+    /// Signals come by themselves; a clock that may not signal needs it, and so do
+    /// hardware events, to notice that they are off their counters.
     fn deadline(&self) -> Option<Tsc> {
         self.inner.borrow().deadline()
     }

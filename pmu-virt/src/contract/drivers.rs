@@ -6,7 +6,8 @@ use pmu_model::{CountRequest, EventCode, EventFamily, Progress, Ring, SoftwareEv
 
 use super::Driver;
 use super::sys::FreshPages;
-use crate::backend::{CounterBackend, RateTable, SimBackend};
+use crate::backend::perf::PerfBackend;
+use crate::backend::{BackendEnv, BackendError, CounterBackend, RateTable, SimBackend};
 use crate::step::Retirement;
 
 /// Drives a backend that counts TSC ticks: each run is one interval, with
@@ -171,6 +172,16 @@ pub struct PerfDriver {
 const OWN_FAULTS: u64 = 16;
 
 impl PerfDriver {
+    /// A backend whose hardware events count this very thread, for the suite in a
+    /// machine that has a PMU and runs no guest: a guest of Umpire. The only way to
+    /// one, as it would count a VMM for its guest.
+    ///
+    /// # Errors
+    /// Those of [`PerfBackend::new`].
+    pub fn hardware(env: &BackendEnv) -> Result<PerfBackend, BackendError> {
+        PerfBackend::without_guests(env)
+    }
+
     /// Touches as many fresh pages as there are `events`. A host that has no
     /// memory for them makes fewer, which the suite will notice.
     fn fault(events: u64) -> Option<FreshPages> {

@@ -134,6 +134,19 @@ impl Kernel {
         self.events.values().filter(behind).count()
     }
 
+    /// Hardware events behind a leader that want a counter.
+    fn wanting(&self, leader: i32) -> usize {
+        let wants = |event: &&Event| {
+            event.leader == Some(leader) && event.enabled && event.spec.source.is_hardware()
+        };
+        self.events.values().filter(wants).count()
+    }
+
+    /// Whether a hardware group is pinned to counters that it has not got.
+    fn in_error(&self, leader: i32) -> bool {
+        self.is_hardware(leader) && (self.unpinned || self.wanting(leader) > self.counters)
+    }
+
     fn is_hardware(&self, leader: i32) -> bool {
         self.events
             .values()
@@ -150,7 +163,7 @@ impl Kernel {
         let mut signalled = false;
         for (leader, enabled) in leaders {
             let hardware = self.is_hardware(leader);
-            if !enabled || hardware && self.unpinned {
+            if !enabled || self.in_error(leader) {
                 continue;
             }
             let percent = if hardware { self.running_percent } else { 100 };
@@ -202,7 +215,8 @@ impl PerfSyscalls for FakeKernel {
         let mut kernel = self.state();
         kernel.call(Call::Open, group)?;
         if spec.source.is_hardware() {
-            let taken = group.map_or(0, |leader| kernel.members(leader.0));
+            // The kernel takes no notice of events that are disabled.
+            let taken = group.map_or(0, |leader| kernel.wanting(leader.0));
             if kernel.counters == 0 {
                 return Err(Errno(libc::ENOENT));
             }
@@ -284,7 +298,7 @@ impl PerfSyscalls for FakeKernel {
     fn read(&mut self, leader: EventFd, words: &mut [u64]) -> Result<usize, Errno> {
         let mut kernel = self.state();
         kernel.call(Call::Read, Some(leader))?;
-        if kernel.unpinned && kernel.is_hardware(leader.0) {
+        if kernel.in_error(leader.0) {
             return Ok(0);
         }
         let (enabled, running) = kernel.time.get(&leader.0).copied().unwrap_or_default();
@@ -317,6 +331,14 @@ impl PerfSyscalls for FakeKernel {
         let on = event.enabled && kernel.events.get(&event.leader?)?.enabled;
         let whole = kernel.running_percent == 100 && !kernel.unpinned;
         (kernel.rdpmc && on && whole && event.mapped).then_some(event.count)
+    }
+
+    fn is_on_counter(&mut self, event: EventFd) -> Option<bool> {
+        let kernel = self.state();
+        let event = kernel.events.get(&event.0)?;
+        let on = event.enabled && kernel.events.get(&event.leader?)?.enabled;
+        let there = on && kernel.running_percent > 0 && !kernel.unpinned;
+        (kernel.rdpmc && event.mapped).then_some(there)
     }
 
     fn close(&mut self, event: EventFd) {

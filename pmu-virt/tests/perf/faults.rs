@@ -2,9 +2,14 @@
 
 use crate::fake::{Call, FakeKernel};
 use crate::model::{A, B, ENV, backend, counting, cycles, expect, finish, hardware, run, software};
+use crate::seated::Seated;
 use crate::{Run, Verdict, ensure};
+use pmu_virt::accounting::MSR_BASE;
 use pmu_virt::perf::PerfBackend;
-use pmu_virt::{CounterBackend, Provenance, Reading, UnavailableReason};
+use pmu_virt::{
+    Caller, CounterBackend, Grant, Layer, MsrIndex, PmuModel, Progress, Provenance, ReadOutcome,
+    Reading, Ring, SlotSet, Ticks, Tsc, UnavailableReason,
+};
 use std::num::NonZeroU64;
 
 pub(crate) const TESTS: &[(&str, Run)] = &[
@@ -16,6 +21,15 @@ pub(crate) const TESTS: &[(&str, Run)] = &[
     ("faults::an_interrupted_call_is_repeated", interrupted),
     ("faults::what_may_pass_is_tried_again", transient),
     ("faults::a_lost_pin_is_told", lost_pin),
+    (
+        "faults::a_loss_is_told_at_the_exit_that_shows_it",
+        loss_at_exit,
+    ),
+    (
+        "faults::without_a_page_a_loss_is_told_in_time",
+        loss_without_page,
+    ),
+    ("faults::a_guest_hears_of_a_loss", guest_hears),
     ("faults::a_short_read_is_told", short_read),
     ("faults::a_failing_call_is_told", failing_calls),
     ("faults::a_part_of_the_time_is_scaled_and_labelled", scaled),
@@ -174,10 +188,10 @@ fn lost_then_found(
 ) -> Result<(), String> {
     expect_reason(backend, expected)?;
     expect_reason(backend, expected)?;
-    let overflows = backend.take_overflows();
-    ensure(overflows.is_empty(), || {
-        format!("{overflows} after the loss")
-    })?;
+    let told = backend.take_overflows();
+    ensure(told.contains(A), || format!("{told}: A is not told"))?;
+    let told = backend.take_overflows();
+    ensure(told.is_empty(), || format!("{told} is told twice"))?;
     backend.start(A);
     run(kernel, backend, 10);
     expect_reason(backend, expected)?;
@@ -212,6 +226,118 @@ fn lost_pin() -> Result<Verdict, String> {
         finish(&kernel)?;
     }
     Ok(Verdict::Passed)
+}
+
+/// The event's page tells, so it costs nothing before and one call then.
+fn loss_at_exit() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    kernel.state().rdpmc = true;
+    let mut backend = counting(&kernel, hardware(), 2)?;
+    kernel.take_calls();
+    run(&kernel, &mut backend, 10);
+    let told = backend.take_overflows();
+    let calls = kernel.take_calls();
+    ensure(told.is_empty() && calls.is_empty(), || {
+        format!("{told}, {calls:?}")
+    })?;
+    kernel.state().unpinned = true;
+    run(&kernel, &mut backend, 10);
+    let asked = kernel.take_calls();
+    let told = backend.take_overflows();
+    let both: SlotSet = [A, B].into_iter().collect();
+    ensure(told == both && asked == [Call::Read], || {
+        format!("{told}, {asked:?}")
+    })?;
+    // What is given back is nobody's to hear of.
+    let mut backend = counting(&kernel, hardware(), 1)?;
+    run(&kernel, &mut backend, 10);
+    backend.release(A);
+    let told = backend.take_overflows();
+    ensure(told.is_empty(), || format!("{told} after release"))?;
+    finish(&kernel)
+}
+
+/// The guest is stopped for a look, and the look is one call.
+fn loss_without_page() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(4);
+    let mut backend = counting(&kernel, hardware(), 1)?;
+    kernel.state().unpinned = true;
+    let look = Tsc(10 * u64::from(ENV.tsc_khz));
+    let mut now = 0;
+    for (ticks, due) in [(look.0 - 1, false), (1, true)] {
+        backend.observe(&Progress::Entered { tsc: Tsc(now) });
+        let deadline = backend.deadline();
+        ensure(deadline == Some(look), || format!("{deadline:?}"))?;
+        kernel.take_calls();
+        now += ticks;
+        backend.observe(&Progress::Left {
+            tsc: Tsc(now),
+            halted: Ticks(0),
+            ring: None,
+        });
+        let asked = kernel.take_calls() == [Call::Read];
+        let told = backend.take_overflows().contains(A);
+        ensure(told == due && asked == due, || {
+            format!("at {now}: told {told}, asked {asked}")
+        })?;
+    }
+    // Nothing is at risk any more.
+    backend.observe(&Progress::Entered { tsc: Tsc(now) });
+    let deadline = backend.deadline();
+    ensure(deadline.is_none(), || format!("{deadline:?}"))?;
+    finish(&kernel)
+}
+
+/// Its counter stands still, the page says why, and it counts once it is enabled anew.
+fn guest_hears() -> Result<Verdict, String> {
+    const GLOBAL_CTRL: MsrIndex = MsrIndex(0x38f);
+    // Unavailable, because the host took the physical counter away.
+    const TAKEN: u64 = 4 | 6 << 8;
+    let guest = Caller::legacy(Layer::GuestKernel);
+    let kernel = FakeKernel::new(4);
+    kernel.state().rdpmc = true;
+    let model =
+        PmuModel::parse("intel-v2,counters=4,fixed=0").map_err(|error| error.to_string())?;
+    let mut vcpu = Seated::new(model, Box::new(backend(&kernel)), Grant::everything());
+    let run = |vcpu: &mut Seated| {
+        vcpu.observe(Progress::Entered { tsc: Tsc(0) });
+        kernel.happen(100, Some(Ring::Kernel));
+        vcpu.observe(Progress::Left {
+            tsc: Tsc(100),
+            halted: Ticks(0),
+            ring: Some(Ring::Kernel),
+        });
+    };
+    // An overflow is due after 150 instructions.
+    let begin = 150_u32.wrapping_neg();
+    for (msr, value) in [(0xc1, begin.into()), (0x186, 0x53_00c0), (0x38f, 1)] {
+        vcpu.wrmsr(MsrIndex(msr), value, guest);
+    }
+    run(&mut vcpu);
+    let settled = vcpu.rdpmc(0, guest);
+    kernel.state().unpinned = true;
+    run(&mut vcpu);
+    let pmi = vcpu.take_pmi();
+    ensure(pmi.is_none(), || format!("{pmi:?} of a lost counter"))?;
+    vcpu.rdmsr(MsrIndex(MSR_BASE), guest);
+    let seen = [
+        vcpu.rdmsr(MsrIndex(MSR_BASE + 0x100), guest),
+        vcpu.rdpmc(0, guest),
+    ];
+    let expected = [ReadOutcome::Value(TAKEN), settled];
+    ensure(seen == expected, || format!("{seen:x?}"))?;
+    kernel.state().unpinned = false;
+    for value in [0, 1] {
+        vcpu.wrmsr(GLOBAL_CTRL, value, guest);
+    }
+    run(&mut vcpu);
+    let count = vcpu.rdpmc(0, guest);
+    ensure(
+        count == ReadOutcome::Value(50) && vcpu.take_pmi().is_some(),
+        || format!("{count:x?}, and no PMI"),
+    )?;
+    drop(vcpu);
+    finish(&kernel)
 }
 
 fn short_read() -> Result<Verdict, String> {

@@ -235,6 +235,30 @@ impl Group {
         Ok(())
     }
 
+    /// Whether the kernel can take counters away from it now.
+    pub(super) fn is_at_risk(&self) -> bool {
+        self.hardware && self.on
+    }
+
+    /// Looks whether the counters were taken away: the kernel has all events of a
+    /// group on counters, or none. An event's page tells; where it does not, a system
+    /// call has to, if it `may_ask`.
+    pub(super) fn look_for_loss(
+        &mut self,
+        kernel: &mut dyn PerfSyscalls,
+        may_ask: bool,
+    ) -> Result<(), Failure> {
+        let enabled = self.members.iter().find(|member| member.enabled);
+        let Some(member) = enabled.filter(|_| self.is_at_risk()) else {
+            return Ok(());
+        };
+        match kernel.is_on_counter(member.fd) {
+            Some(true) => Ok(()),
+            None if !may_ask => Ok(()),
+            Some(false) | None => self.refresh(kernel),
+        }
+    }
+
     /// The guest has stopped.
     pub(super) fn leave(&mut self, kernel: &mut dyn PerfSyscalls) -> Result<(), Failure> {
         self.switch(kernel, false)

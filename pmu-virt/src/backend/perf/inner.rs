@@ -31,6 +31,10 @@ enum SlotState {
 const BLOCK: u8 = 12;
 const BLOCKS: usize = CAPACITY / BLOCK as usize;
 
+/// A guest that does not exit by itself is stopped as often, to see whether the host's
+/// kernel has taken counters away. It tells nobody.
+const LOOK: Duration = Duration::from_millis(10);
+
 #[derive(Debug)]
 pub(super) struct Inner {
     kernel: Box<dyn PerfSyscalls>,
@@ -49,6 +53,10 @@ pub(super) struct Inner {
     thread: Option<ThreadId>,
     in_guest: bool,
     deadline: Option<Tsc>,
+    /// When to look at the latest whether counters were taken away.
+    look: Option<Tsc>,
+    /// Slots that have lost theirs, and whose owners have not heard of it.
+    lost: SlotSet,
     /// An overflow may have come that was not looked for.
     doubt: bool,
     /// The signals that were looked after.
@@ -73,6 +81,8 @@ impl Inner {
             thread: None,
             in_guest: false,
             deadline: None,
+            look: None,
+            lost: SlotSet::EMPTY,
             doubt: false,
             signals: signal::generation(),
             warned: false,
@@ -178,6 +188,7 @@ impl Inner {
             }
         }
         self.set(index, SlotState::Free);
+        self.lost.remove(index);
     }
 
     pub(super) fn set_running(&mut self, slots: SlotSet, running: bool) {
@@ -274,10 +285,22 @@ impl Inner {
             // An event without signals counts nanoseconds.
             .map(|left| tsc + Ticks::of(Duration::from_nanos(left), khz))
             .min();
+        // One time for several entries, or a guest that exits often would put it off.
+        let hardware = self.groups.get(&(self.owner, true));
+        self.look = hardware
+            .is_some_and(Group::is_at_risk)
+            .then(|| self.look.unwrap_or(tsc + Ticks::of(LOOK, khz)));
     }
 
     pub(super) fn leave(&mut self, tsc: Tsc) {
         self.in_guest = false;
+        let may_ask = self.look.is_some_and(|look| look <= tsc);
+        if may_ask {
+            self.look = None;
+        }
+        self.with_group((self.owner, true), |group, kernel| {
+            group.look_for_loss(kernel, may_ask)
+        });
         for key in self.own() {
             self.with_group(key, Group::leave);
         }
@@ -292,7 +315,7 @@ impl Inner {
     }
 
     pub(super) fn deadline(&self) -> Option<Tsc> {
-        self.deadline
+        [self.deadline, self.look].into_iter().flatten().min()
     }
 
     /// Asks the kernel only after a signal or a deadline. Counts that are
@@ -321,7 +344,7 @@ impl Inner {
                 Ok(())
             });
         }
-        overflowed
+        overflowed.union(std::mem::take(&mut self.lost))
     }
 
     /// The groups of the vCPU that runs.
@@ -381,6 +404,7 @@ impl Inner {
         );
         for slot in slots.iter() {
             self.set(slot, SlotState::Failed(failure.reason()));
+            self.lost.insert(slot);
         }
         self.close(key);
     }

@@ -14,6 +14,18 @@ use page::PerfPage;
 #[derive(Debug, Default)]
 pub(crate) struct HostPerf {
     pages: HashMap<EventFd, PerfPage>,
+    /// Hardware events count outside of guests as well.
+    counts_host: bool,
+}
+
+impl HostPerf {
+    /// The kernel of a machine that runs no guest: `exclude_host` is cleared.
+    pub(super) fn without_guests() -> Self {
+        HostPerf {
+            counts_host: true,
+            ..HostPerf::default()
+        }
+    }
 }
 
 /// `struct f_owner_ex` of `fcntl(2)`, which the C library's bindings lack.
@@ -30,6 +42,9 @@ const F_OWNER_TID: libc::c_int = 0;
 impl PerfSyscalls for HostPerf {
     fn open(&mut self, event: &EventSpec, group: Option<EventFd>) -> Result<EventFd, Errno> {
         let mut attr = attr(event);
+        if self.counts_host {
+            attr.set_exclude_host(0);
+        }
         let leader = group.map_or(-1, |fd| fd.0);
         // SAFETY: `attr` is initialised in full, its `size` is its own, and it
         // outlives the call. Without a mapped data buffer the kernel writes no
@@ -100,6 +115,10 @@ impl PerfSyscalls for HostPerf {
 
     fn sample(&mut self, event: EventFd) -> Option<u64> {
         self.pages.get(&event)?.count()
+    }
+
+    fn is_on_counter(&mut self, event: EventFd) -> Option<bool> {
+        self.pages.get(&event)?.is_on_counter()
     }
 
     fn close(&mut self, event: EventFd) {

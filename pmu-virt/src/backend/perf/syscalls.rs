@@ -179,6 +179,10 @@ pub trait PerfSyscalls: Send + Debug {
     /// where that is not allowed, or while the event is on no counter.
     fn sample(&mut self, event: EventFd) -> Option<u64>;
 
+    /// Whether the event is on a counter now, by its page; `None` where there is no
+    /// page, or one that does not tell.
+    fn is_on_counter(&mut self, event: EventFd) -> Option<bool>;
+
     /// Closes an event and unmaps its page.
     fn close(&mut self, event: EventFd);
 }

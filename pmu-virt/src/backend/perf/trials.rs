@@ -70,7 +70,12 @@ impl Trials {
         let mut refusal = None;
         while events.len() < MOST_COUNTERS && refusal.is_none() {
             match uninterrupted(|| kernel.open(spec, Some(leader))) {
-                Ok(event) => events.push(event),
+                Ok(event) => {
+                    events.push(event);
+                    // One that is disabled takes no room. With its leader off it still
+                    // counts nothing.
+                    refusal = uninterrupted(|| kernel.enable(event)).err();
+                }
                 Err(errno) => refusal = Some(errno),
             }
         }

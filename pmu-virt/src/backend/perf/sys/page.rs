@@ -52,6 +52,21 @@ impl PerfPage {
         (0..TRIES).find_map(|_| self.attempt())?
     }
 
+    /// Whether the event is on a counter; `None` where the kernel names counters to
+    /// nobody, because it lets nobody read them.
+    pub(super) fn is_on_counter(&self) -> Option<bool> {
+        let page = self.base.as_ptr();
+        // SAFETY: the mapping holds the structure for as long as `self` lives;
+        // the kernel writes it, so both fields are read volatile.
+        let (capabilities, index) = unsafe {
+            (
+                (&raw const (*page).__bindgen_anon_1.__bindgen_anon_1).read_volatile(),
+                (&raw const (*page).index).read_volatile(),
+            )
+        };
+        (capabilities.cap_user_rdpmc() != 0).then_some(index != 0)
+    }
+
     /// One reading under the page's sequence lock: `None` if the kernel wrote
     /// meanwhile, `Some(None)` if RDPMC is not to be used.
     fn attempt(&self) -> Option<Option<u64>> {

@@ -1,0 +1,66 @@
+//! The hardware events of the `perf` backend at a kernel that has a PMU: in an unmodified Linux
+//! guest in L1, whose PMU is Umpire's own, counted by `sim` and `clock`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use guest_tests::linux::{LinuxImage, UnderUmpire};
+use guest_tests::umpire;
+
+const CONTRACT: &str = "perf-contract";
+/// An instruction a nanosecond. Cycles are for `clock` to count.
+const RATES: &str = "[event.instructions]\nrate = 1000\n";
+/// Promises of `perf` beyond the contract, in the program.
+const PROMISES: usize = 9;
+
+/// The program beside `umpire`, built with the same profile.
+fn contract() -> PathBuf {
+    let path = umpire::path().with_file_name(CONTRACT);
+    assert!(
+        path.exists(),
+        "{} is missing; build it with: cargo build -p guest-tests --bins",
+        path.display()
+    );
+    path
+}
+
+/// The hardware event `event` keeps the contract; `found`: how many counters there are for it.
+fn check(flags: &[&str], event: &str, found: &str) {
+    let mut rates = tempfile::Builder::new()
+        .suffix(".toml")
+        .tempfile()
+        .expect("a file");
+    rates.write_all(RATES.as_bytes()).expect("a file");
+    let counters = format!("clock,sim={}", rates.path().display());
+    let flags = [flags, &["--counters", &counters]].concat();
+    let image = LinuxImage::fetch().expect("the guest's image");
+    let image = image.with_program(CONTRACT, contract());
+    // The watchdog would be a third user.
+    let guest = UnderUmpire::new(image, &flags).with_kernel_options("nmi_watchdog=0");
+    let steps = guest.run(&format!("{CONTRACT} {event}")).steps;
+    let [step] = steps.as_slice() else {
+        panic!("one step");
+    };
+    println!("{}", step.output);
+    assert_eq!(step.status, Some(0), "{}", step.output);
+    assert!(step.output.contains(found), "{}", step.output);
+    let lines = |start| {
+        let lines = step.output.lines();
+        lines.filter(|line| line.starts_with(start)).count()
+    };
+    assert_eq!(lines("kept: "), pmu_virt::contract::all_clauses().count());
+    assert_eq!(lines("promise kept: "), PROMISES);
+}
+
+/// A raw code of the processor's vendor, on counters that are all alike.
+#[test]
+fn a_raw_code_on_an_amd_processor_keeps_the_contract() {
+    check(&["--pmu", "amd-core"], "instructions", ": 6 counters");
+}
+
+/// The kernel's generic event, on four programmable counters and a fixed one.
+#[test]
+fn a_generic_event_on_an_intel_processor_keeps_the_contract() {
+    let flags = ["--cpu-vendor", "intel", "--pmu", "intel-v2"];
+    check(&flags, "cycles", ": 5 counters");
+}
