@@ -23,6 +23,9 @@ pub(crate) struct Pending {
     /// The place of the request in the order of all layers' requests.
     pub(crate) sequence: u64,
     pub(crate) wanted: Wanted,
+    /// Counters that others held when it came; one of them that is given back is as good
+    /// as one that is yielded.
+    pub(crate) theirs: CounterSet,
     pub(crate) cookie: Cookie,
     pub(crate) lease_ms: Option<u32>,
     /// Counters that the request has gathered. The layer holds them already, so
@@ -64,6 +67,7 @@ impl Pending {
         Pending {
             sequence: 0,
             wanted,
+            theirs: CounterSet::EMPTY,
             cookie,
             lease_ms,
             got: CounterSet::EMPTY,
@@ -156,7 +160,7 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
     }
     let candidates = pending.wanted.candidates();
     let free = match pending.wanted {
-        Wanted::Held(_) => CounterSet::EMPTY,
+        Wanted::Held(_) => view.bank.free() & candidates & pending.theirs,
         Wanted::Any(_) | Wanted::This(_) => view.bank.free() & candidates,
     };
     let usable = holdings.unowed(view.policy, layer).min(free.len());

@@ -502,6 +502,47 @@ fn a_short_lease_stays_short_when_renewed_by_the_key() {
     assert_eq!(harness.deadline(), Some(80));
 }
 
+/// A host's tool asks for what others have reserved: free counters are left alone, an owner
+/// that gives one back has yielded it, and nobody can draw the question out.
+#[test]
+fn a_tool_asks_for_what_others_hold() {
+    let held =
+        |harness: &mut Harness, count| harness.reserve(Layer::HostTool, Wanted::Held(count), None);
+    let mut harness = Harness::new(Scheme::Interacting, 4, plain());
+    harness.any(FW, 2);
+    assert_eq!(harness.held(FW), set([2, 3]));
+    assert_eq!(
+        held(&mut harness, 3).outcome,
+        Outcome::Refused(Reason::Minimum)
+    );
+    assert_eq!(held(&mut harness, 2).outcome, Outcome::Pending);
+    harness.reply(FW, 3, true).unwrap();
+    assert_eq!(harness.last_answer(HV).outcome, Outcome::Pending);
+    harness.release(FW, 2);
+    let expected = Outcome::Granted(set([2, 3]));
+    assert_eq!(harness.last_answer(HV).outcome, expected);
+    assert_eq!(harness.held(HV), set([2, 3]));
+    assert_eq!(harness.bank().free(), set([0, 1]));
+
+    // Another question is under way, and what came of the first one goes back.
+    harness.any(FW, 1);
+    assert_eq!(held(&mut harness, 1).outcome, Outcome::Pending);
+    harness.give_back(HV, 2);
+    assert_eq!(harness.held(HV), set([3]));
+    assert_eq!(
+        harness.last_answer(HV).outcome,
+        Outcome::Pending,
+        "its answer stays"
+    );
+    harness.give_back(FW, 3);
+    assert_eq!(harness.held(HV), set([3]), "that is not its cookie");
+    // It keeps it, is to lose it by priority, and gives it back before.
+    harness.reply(FW, 1, false).unwrap();
+    harness.release(FW, 1);
+    let granted = Outcome::Granted(set([1]));
+    assert_eq!(harness.last_answer(HV).outcome, granted);
+}
+
 #[test]
 fn renewing_saves_nobody_from_a_revocation() {
     let mut harness = Harness::new(Scheme::Interacting, 1, plain());

@@ -100,11 +100,22 @@ impl CoreHost {
             Some(known) => *known = wish,
             None => self.wishes.push(wish),
         }
-        let most = self.wishes.iter().map(|(.., counters)| *counters).max();
-        self.guest = Some(GuestClaim {
-            counters: most.unwrap_or(guest.counters),
-            ..guest
-        });
+        self.guest = Some(guest);
+    }
+
+    /// The most counters that the guest of a vCPU which was here may want, by what its
+    /// vCPU wants now; of all but `without`.
+    pub(crate) fn guest_counters(&self, without: Option<OwnerId>) -> usize {
+        let holdings = self
+            .guest
+            .as_ref()
+            .and_then(|guest| guest.holdings.as_ref());
+        let others = self.wishes.iter().filter(|(of, ..)| Some(*of) != without);
+        let wish = |(of, _, counters): &(OwnerId, u64, usize)| {
+            let now = holdings.and_then(|holdings| holdings.wish(*of));
+            now.unwrap_or(*counters)
+        };
+        others.map(wish).max().unwrap_or(0)
     }
 
     /// Whether that is known.

@@ -188,6 +188,11 @@ impl Seat {
                 };
                 self.request(layer, request, index)
             }
+            Ask::Release(counter) if layer == Layer::HostTool => {
+                let cookie = own(layer);
+                let _ = self.run(|unit, cx| unit.give_back(counter, cookie, cx));
+                record.result
+            }
             Ask::Release(counter) => {
                 // The default cookie gives nothing back.
                 let cookie = if presented == Presented::Nothing {

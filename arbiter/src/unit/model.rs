@@ -12,8 +12,8 @@ use super::{AdminAct, Caller, Context, PcrConfig, PcrUnit};
 use crate::message::{Reply, Request, Wanted};
 use crate::time::{Ticks, Tsc};
 use crate::{
-    Backing, Control, Cookie, CounterId, GuardLimits, Layer, NoEntropy, PcrRegister, PerKind,
-    Phase, Policy, Reason, Record, Scheme, Share,
+    Backing, Control, Cookie, CounterId, CounterSet, GuardLimits, Layer, NoEntropy, PcrRegister,
+    PerKind, Phase, Policy, Reason, Record, Scheme, Share,
 };
 
 const GRACE: u32 = 2;
@@ -162,7 +162,12 @@ impl State {
                 code.push(0xff);
                 continue;
             };
-            let sets = [pending.got, pending.declined, pending.spared];
+            let theirs = match pending.wanted {
+                Wanted::Held(_) => pending.theirs,
+                // It does not matter to others.
+                _ => CounterSet::EMPTY,
+            };
+            let sets = [pending.got, pending.declined, pending.spared, theirs];
             code.extend(sets.map(|set| set.bits().to_le_bytes()[0]));
             code.extend(pending.silent.map(u8::from));
             code.extend([pending.move_by.map_or(0xff, rest), u8::from(pending.stays)]);

@@ -143,6 +143,7 @@ impl PcrUnit {
         }
         self.sequence += 1;
         pending.sequence = self.sequence;
+        pending.theirs = self.bank.held() & !self.bank.held_by(layer);
         if let Some(mailbox) = self.mailbox_mut(layer) {
             mailbox.pending = Some(pending);
         }
@@ -152,6 +153,30 @@ impl PcrUnit {
             self.set_outcome(layer, Outcome::Pending);
         }
         effects
+    }
+
+    /// Gives a counter back that the hypervisor holds for a host's tool, with the cookie
+    /// of its request. A request of the hypervisor that is pending is not in the way, and
+    /// its answer stays. What is somebody else's by now stays theirs.
+    pub fn give_back(
+        &mut self,
+        counter: CounterId,
+        cookie: Cookie,
+        cx: &mut Context<'_>,
+    ) -> Effects {
+        let presented = self.presented(Layer::Hypervisor, counter, cookie);
+        let released = self.release(Layer::Hypervisor, counter, cookie, cx);
+        cx.audit.asked(&AskRecord {
+            layer: Layer::HostTool,
+            ask: Ask::Release(counter),
+            presented,
+            result: match &released {
+                Ok(_) => AskResult::Done,
+                Err(reason) => AskResult::Faulted(*reason),
+            },
+        });
+        self.find_deadline();
+        released.unwrap_or(Effects::NONE)
     }
 
     /// Renews the lease of a layer that asks for a counter that it holds.

@@ -208,6 +208,12 @@ impl Harness {
             .unwrap()
     }
 
+    /// Gives a counter back that the hypervisor has for a tool, with the cookie of `layer`.
+    pub(crate) fn give_back(&mut self, layer: Layer, n: u8) {
+        let effects = self.cx(|unit, cx| unit.give_back(pmc(n), cookie(layer), cx));
+        self.note(effects);
+    }
+
     /// Withdraws the pending request, if there is one.
     pub(crate) fn withdraw(&mut self, layer: Layer) -> Answer {
         let cookie = cookie(layer);
@@ -249,6 +255,10 @@ impl Harness {
 
     pub(crate) fn held(&self, layer: Layer) -> CounterSet {
         self.unit.bank().held_by(layer)
+    }
+
+    pub(crate) fn last_answer(&self, layer: Layer) -> Answer {
+        self.unit.answer(layer)
     }
 
     pub(crate) fn bank(&self) -> &Bank {

@@ -178,7 +178,7 @@ impl CorePmu {
     fn guest_room(&self, more: usize) -> GuestRoom {
         let guest = self.host.guest.as_ref();
         GuestRoom {
-            counters: guest.map_or(0, |guest| guest.counters.saturating_add(more)),
+            counters: guest.map_or(0, |_| self.host.guest_counters(None).saturating_add(more)),
             kinds: self.kinds(),
             now: self.guest_now(),
             reserved: self.reserved(),
@@ -322,9 +322,8 @@ impl CorePmu {
     /// Whether what contexts rely on here has room if the guest of `vcpu` may want so many
     /// `counters`.
     pub(crate) fn guest_may_have(&self, vcpu: OwnerId, counters: usize) -> bool {
-        let known = self.host.guest.as_ref().map_or(0, |guest| guest.counters);
-        let others = self.host.wishes.iter().filter(|(of, ..)| *of != vcpu);
-        let wanted = others.map(|(.., wish)| *wish).max().unwrap_or(0);
+        let known = self.host.guest_counters(None);
+        let wanted = self.host.guest_counters(Some(vcpu));
         let more = wanted.max(counters).saturating_sub(known);
         more == 0 || self.guest_may_have_more(more)
     }

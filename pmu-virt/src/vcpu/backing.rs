@@ -119,11 +119,12 @@ impl VcpuPmu {
         }
     }
 
-    /// Tells the VM what this vCPU holds.
+    /// Tells the VM what this vCPU holds, and how many counters its guest may want.
     pub(super) fn note_holdings(&self) {
         if let Some(reservations) = &self.reservations {
             let held = self.guests_holding();
-            reservations.holdings.note(self.owner, held);
+            let wish = self.wish().counters;
+            reservations.holdings.note(self.owner, held, wish);
         }
     }
 }

@@ -290,18 +290,25 @@ impl VcpuPmu {
 
     /// The same after that has changed.
     pub(super) fn introduce_anew(&self, core: &mut CorePmu) {
+        self.note_holdings();
         let generation = self.grant.budget.generation;
         core.host.set_guest(self.owner, generation, self.wish());
+    }
+
+    /// Counters that the guest was given and that the hypervisor has not reserved.
+    fn usable(&self) -> CounterSet {
+        let reserved = self.held_by(Layer::Hypervisor);
+        let counters = self.model.counters();
+        let counters = counters.filter(|counter| self.grant.holds(*counter));
+        counters
+            .filter(|counter| !reserved.contains(*counter))
+            .collect()
     }
 
     /// What the guest may want: counters of the model that it was given and that
     /// the hypervisor has not reserved, and each event that has a name.
     pub(super) fn wish(&self) -> GuestClaim {
-        let reserved = self.held_by(Layer::Hypervisor);
-        let counters = self.model.counters();
-        let counters = counters.filter(|counter| self.grant.holds(*counter));
-        let usable = counters.filter(|counter| !reserved.contains(*counter));
-        let usable: CounterSet = usable.collect();
+        let usable = self.usable();
         let (budget, there) = (self.grant.budget, PerKind::count(usable));
         // What it will have again nobody else is promised.
         let later = budget.until.map_or(budget.most, |end| end.most);
@@ -334,7 +341,17 @@ impl VcpuPmu {
         cookie: Cookie,
     ) -> Option<Result<Outcome, Reason>> {
         let held = PerKind::count(self.guests_holding()).programmable;
-        let fewer = if is_there { limit.fewer } else { 0 };
+        // Of what the guest's budget leaves out, counters fewer are none fewer to use.
+        let left_out = || {
+            let usable = PerKind::count(self.usable());
+            let usable = usize::from(usable.programmable + usable.fixed);
+            let left_out = usable.saturating_sub(self.wish().counters);
+            u8::try_from(left_out).unwrap_or(u8::MAX)
+        };
+        let fewer = match limit.fewer {
+            fewer if is_there && fewer > 0 => fewer.saturating_add(left_out()),
+            _ => 0,
+        };
         let count = held.saturating_sub(limit.most).max(fewer);
         let request = Request::Reserve {
             wanted: Wanted::Held(count),
@@ -390,9 +407,11 @@ impl VcpuPmu {
         cookie: Cookie,
     ) {
         for counter in counters.iter() {
-            let request = Request::Release { counter, cookie };
-            let _ = self.request_for_tool(core.as_deref_mut(), request);
+            let _ = self.arbitrate(core.as_deref_mut(), |unit, cx| {
+                ((), unit.give_back(counter, cookie, cx))
+            });
         }
+        self.introduce_if_here(core);
     }
 
     /// What the guest may want has changed.

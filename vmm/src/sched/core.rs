@@ -122,7 +122,8 @@ impl CoreThread {
             self.do_jobs(&mut on_end);
             self.make_moves();
             self.meet_others();
-            self.act().map(&mut on_end);
+            let due = self.tick_held();
+            self.act(due).map(&mut on_end);
         }
         let left: Vec<VcpuId> = self.vcpus.keys().copied().collect();
         for id in left {
@@ -139,12 +140,21 @@ impl CoreThread {
         self.report
     }
 
-    /// One step of the queue's; a vCPU that ended in it.
-    fn act(&mut self) -> Option<CoreEnd> {
+    /// Lets take place what is due of vCPUs that may not run; when the next is due.
+    fn tick_held(&mut self) -> Option<Tsc> {
+        let thread = &mut self.thread;
+        let vcpus = self.vcpus.values_mut();
+        vcpus.filter_map(|vcpu| vcpu.tick_held(thread, now())).min()
+    }
+
+    /// One step of the queue's, by `due` at the latest; a vCPU that ended in it.
+    fn act(&mut self, due: Option<Tsc>) -> Option<CoreEnd> {
+        let by = |until: Option<Tsc>| until.into_iter().chain(due).min();
         match self.queue.next(now()) {
-            Action::Run { vcpu, until } => self.enter(vcpu, until),
+            Action::Run { vcpu, until } => self.enter(vcpu, by(until)),
             Action::Probe(vcpu) => self.probe(vcpu),
             Action::Wait { until } => {
+                let until = by(until);
                 let rest = until.map(|until| (until - now()).duration(self.tsc_khz));
                 let began = Instant::now();
                 self.exchange.wait(self.index, rest);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kvm_pmu::{ThreadContext, now};
+use kvm_pmu::{ThreadContext, Tsc, now};
 use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::{CorePmu, VcpuPmu};
 use vmm_control::{
@@ -178,6 +178,21 @@ impl Vcpu {
     /// Whether a tool's context keeps it off its core.
     pub(crate) fn is_blocked(&self) -> bool {
         self.core.is_blocked()
+    }
+
+    /// Lets take place what is due by `now` although it may not run; when the next is due.
+    /// `None`: nothing is, or it may run.
+    pub(crate) fn tick_held(&mut self, thread: &mut ThreadContext, now: Tsc) -> Option<Tsc> {
+        let due = |core: &RunState| core.pmu.pmu().and_then(VcpuPmu::decision_due);
+        let at = due(&self.core)?;
+        if !self.core.is_blocked() && self.core.pmu.locked_out_until().is_none() {
+            return None;
+        }
+        if at > now {
+            return Some(at);
+        }
+        self.core.tick(thread);
+        due(&self.core)
     }
 
     /// Nothing ran on `core`, on which it is, for `time`.

@@ -24,6 +24,9 @@ impl RunState {
         until: Option<Tsc>,
     ) -> Result<(), VcpuFailure> {
         let khz = self.pmu.tsc_khz();
+        // Its guest does not run, and yet a question to it may end.
+        let decision = self.pmu.pmu().and_then(VcpuPmu::decision_due);
+        let until = [until, decision].into_iter().flatten().min();
         let time = until.map_or(LONG, |until| (until - kvm_pmu::now()).duration(khz));
         self.reports.tally.off_thread(OffCoreReason::Held);
         let began = Instant::now();
@@ -35,6 +38,12 @@ impl RunState {
         }
         self.reports.tally.on_thread();
         waited.map_err(VcpuFailure::Wait)
+    }
+
+    /// What is due takes place although the guest does not run.
+    pub(super) fn tick(&mut self, thread: &mut ThreadContext) {
+        self.pmu.tick(thread.counters_mut(), kvm_pmu::now());
+        self.answer_questions(thread);
     }
 
     /// Answers what the hypervisor was asked, and passes on what it was answered.

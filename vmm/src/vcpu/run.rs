@@ -265,6 +265,7 @@ impl RunState {
             match timeslice {
                 None if held => {
                     self.wait(thread, locked_out)?;
+                    self.tick(thread);
                     continue;
                 }
                 None => {}

@@ -82,8 +82,7 @@ impl Vcpu {
         self.kvm.set_immediate_exit(false);
         let core = &mut self.core;
         // A vCPU that halts is not left again, and time goes on for its leases.
-        core.pmu.tick(thread.counters_mut(), now());
-        core.answer_questions(thread);
+        core.tick(thread);
         let (pmu, mut lent) = core.lend(thread);
         pmu.before_probe(self.kvm.fd_mut(), &mut lent)?;
         // A look is no exit of the guest, so tools do not see it.

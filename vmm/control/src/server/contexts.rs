@@ -90,7 +90,9 @@ impl Contexts {
 
     /// A connection has ended: nobody waits for what it has requested.
     pub(super) fn forget(&mut self, connection: ConnectionId) {
-        self.table.forget(connection);
+        for id in self.table.forget(connection) {
+            self.give_back(id);
+        }
         self.cancel_loads_of(connection);
     }
 
@@ -172,12 +174,16 @@ impl Contexts {
                     Err(refusal) => Err(refusal),
                 }
             }
-            Call::Unload if self.cancel_load(id) => Ok(()),
+            // What was given up for a load that comes later goes back, too.
+            Call::Unload if self.cancel_load(id) | self.give_back(id) => Ok(()),
             Call::Unload => {
                 let reason = "the context is attached to nothing (3.1.8)";
                 Err(Refusal::new(Errno::EBUSY, reason))
             }
-            _ => self.do_detached(id, &mut call),
+            _ => {
+                self.asking.forget_refusals(id);
+                self.do_detached(id, &mut call)
+            }
         };
         Some(Answer::of_call(&call, result))
     }
@@ -205,7 +211,9 @@ impl Contexts {
         (request, waits): (RequestId, bool),
         arg: LoadArg,
     ) -> Result<(), Refusal> {
-        if let Some(refusal) = self.asking.take_refusal(id) {
+        if waits {
+            self.asking.forget_refusals(id);
+        } else if let Some(refusal) = self.asking.take_refusal(id, arg) {
             return Err(refusal);
         }
         if self.asking.has(id) {
@@ -216,13 +224,17 @@ impl Contexts {
             };
             return Err(Refusal::new(errno, reason));
         }
-        self.start_load(Load {
+        let started = self.start_load(Load {
             context: id,
             request,
             arg,
             waits,
             rounds: 0,
-        })
+        });
+        if started.is_err() {
+            self.give_back(id);
+        }
+        started
     }
 
     fn start_load(&mut self, load: Load) -> Result<(), Refusal> {
@@ -315,7 +327,7 @@ impl Contexts {
         let Some(entry) = self.table.get_mut(other) else {
             return false;
         };
-        entry.queued_loads.push_back(load);
+        entry.queued_loads.push(load);
         true
     }
 
@@ -340,6 +352,7 @@ impl Contexts {
             }
             Done::Undone(Work::Load(hosted, _)) => {
                 self.detach(id, *hosted);
+                self.give_back(id);
                 let reason = "the vCPU or core has ended";
                 Some(Refusal::new(Errno::EBUSY, reason).into())
             }

@@ -60,12 +60,14 @@ impl Question<'_> {
                 ..*self
             };
             let groups = self.wanted(&plan.supported);
-            let most = attempts(&self.vm.pmu).next();
-            if let Some(whole) = most.map(|counters| Schedule::of(&groups, counters))
-                && whole.left_out.len() < plan.schedule.left_out.len()
+            let ways = attempts(&self.vm.pmu).map(|counters| Schedule::of(&groups, counters));
+            // Of those that leave out least the one that takes the fewest counters.
+            let ways = ways.collect::<Vec<_>>().into_iter().rev();
+            if let Some(modest) = ways.min_by_key(|way| way.left_out.len())
+                && modest.left_out.len() < plan.schedule.left_out.len()
             {
-                match asking.try_everywhere(&whole)? {
-                    Ok(()) => plan.schedule = whole,
+                match asking.try_everywhere(&modest)? {
+                    Ok(()) => plan.schedule = modest,
                     Err(why) => reason = Some(why),
                 }
             }

@@ -58,7 +58,7 @@ pub(super) struct AskingLoads {
     /// What owners gave up for each context.
     given: Vec<(ContextId, usize, GivenUp)>,
     /// What came of loads that nobody waited for.
-    refused: Vec<(ContextId, Refusal)>,
+    refused: Vec<(Load, Refusal)>,
 }
 
 impl AskingLoads {
@@ -68,10 +68,17 @@ impl AskingLoads {
         current.chain(&self.next).any(|load| load.context == id)
     }
 
-    /// Why the last load of this context that nobody waited for has failed, once.
-    pub(super) fn take_refusal(&mut self, id: ContextId) -> Option<Refusal> {
-        let at = self.refused.iter().position(|(of, _)| *of == id)?;
+    /// Why this load has failed when it was tried last and nobody waited for it, once.
+    pub(super) fn take_refusal(&mut self, id: ContextId, arg: LoadArg) -> Option<Refusal> {
+        let is_it = |(of, _): &(Load, Refusal)| of.context == id && of.arg == arg;
+        let at = self.refused.iter().position(is_it)?;
         Some(self.refused.swap_remove(at).1)
+    }
+
+    /// What failed before is of no interest any more: the context changes, or its tool
+    /// waits.
+    pub(super) fn forget_refusals(&mut self, id: ContextId) {
+        self.refused.retain(|(of, _)| of.context != id);
     }
 }
 
@@ -184,7 +191,7 @@ impl Contexts {
                 if load.waits {
                     self.answers.push_back((load.request, refusal.into()));
                 } else if !canceled {
-                    self.asking.refused.push((id, refusal));
+                    self.asking.refused.push((load, refusal));
                 }
             }
         }
@@ -216,6 +223,10 @@ impl Contexts {
             let refusal = Refusal::new(Errno::ECANCELED, CANCELED);
             self.answers.push_back((load.request, refusal.into()));
         }
+        if at.is_some() {
+            // An earlier round may have had some.
+            self.give_back(id);
+        }
         if let Some(asking) = &mut self.asking.current
             && asking.load.context == id
         {
@@ -231,21 +242,29 @@ impl Contexts {
     /// A connection has ended: loads that it waits for are canceled.
     pub(super) fn cancel_loads_of(&mut self, connection: ConnectionId) {
         let is_its = |load: &Load| load.waits && load.request.connection == connection;
+        let gone = self.asking.next.iter().filter(|load| is_its(load));
+        let gone: Vec<ContextId> = gone.map(|load| load.context).collect();
         self.asking.next.retain(|load| !is_its(load));
+        for id in gone {
+            self.give_back(id);
+        }
         let current = self.asking.current.as_ref().map(|asking| asking.load);
         if let Some(load) = current.filter(is_its) {
             self.cancel_load(load.context);
         }
     }
 
-    /// A context needs the counters no longer that owners gave up for it.
-    pub(super) fn give_back(&mut self, id: ContextId) {
-        self.asking.refused.retain(|(of, _)| *of != id);
+    /// A context needs the counters no longer that owners gave up for it. Whether there
+    /// were any.
+    pub(super) fn give_back(&mut self, id: ContextId) -> bool {
+        self.asking.forget_refusals(id);
+        let before = self.asking.given.len();
         let dispatcher = &self.vm.dispatcher;
         let of_context = |(of, ..): &mut (ContextId, usize, GivenUp)| *of == id;
         for (_, vcpu, given) in self.asking.given.extract_if(.., of_context) {
             let work = Work::Ask(Ask::GiveBack(given));
             dispatcher.post(id, Target::Vcpu(vcpu), work);
         }
+        self.asking.given.len() < before
     }
 }

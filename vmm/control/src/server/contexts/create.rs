@@ -79,7 +79,7 @@ impl Contexts {
             },
             job: None,
             waiting: VecDeque::new(),
-            queued_loads: VecDeque::new(),
+            queued_loads: Vec::new(),
             load: None,
             zombie: false,
             end_sent: false,

@@ -58,7 +58,7 @@ pub(in crate::server) struct ContextEntry {
     /// Commands that came meanwhile: at most one of each connection.
     pub(in crate::server) waiting: VecDeque<(RequestId, Call)>,
     /// Loads of other contexts. They wait until this one, a zombie, is detached.
-    pub(in crate::server) queued_loads: VecDeque<Load>,
+    pub(in crate::server) queued_loads: Vec<Load>,
     /// Its last load.
     pub(in crate::server) load: Option<Load>,
     /// Nobody has its descriptor any more.
@@ -144,13 +144,17 @@ impl ContextTable {
     }
 
     /// A connection has ended. What it has requested, and nobody has begun, is not
-    /// done any more.
-    pub(in crate::server) fn forget(&mut self, connection: ConnectionId) {
+    /// done any more. The contexts whose loads that were.
+    pub(in crate::server) fn forget(&mut self, connection: ConnectionId) -> Vec<ContextId> {
+        let mut unloaded = Vec::new();
         for entry in self.entries.values_mut() {
             let stays = |asked: &RequestId| asked.connection != connection;
             entry.waiting.retain(|(asked, _)| stays(asked));
-            entry.queued_loads.retain(|load| stays(&load.request));
+            let goes = |load: &mut Load| !stays(&load.request);
+            let gone = entry.queued_loads.extract_if(.., goes);
+            unloaded.extend(gone.map(|load| load.context));
         }
+        unloaded
     }
 
     /// The contexts that are attached to `target`, the oldest first.

@@ -227,6 +227,47 @@ fn a_load_that_must_not_wait_comes_again() {
 }
 
 #[test]
+fn what_was_given_up_for_nothing_goes_back() {
+    let stage = Stage::new();
+    let [other, its] = &stage.queues.vcpus[..] else {
+        panic!()
+    };
+    let context = stage.client.create(0, None, &[]).unwrap();
+    let (client, context) = (&stage.client, &context);
+    let errno = |done: Result<(), Refusal>| done.map_err(|refusal| refusal.errno);
+    let tried = |pid| {
+        let mut call = Call::TryLoad(LoadArg { pid, set: 0 });
+        client.call(context, &mut call)
+    };
+    let try_load = |kept: bool| {
+        std::thread::scope(|scope| {
+            let done = scope.spawn(|| tried(1));
+            no_room(its);
+            assert_eq!(errno(done.join().unwrap()), Err(Errno::EAGAIN));
+        });
+        answer(other, Ok(None));
+        answer(its, if kept { Err("kept") } else { Ok(Some(given())) });
+        client.hello().unwrap();
+    };
+    // The tool thinks better of it.
+    try_load(false);
+    client.call(context, &mut Call::Unload).unwrap();
+    gets_back(its);
+    assert_eq!(
+        errno(client.call(context, &mut Call::Unload)),
+        Err(Errno::EBUSY)
+    );
+    // What another load would find is none of its business, and it goes by what is there.
+    try_load(true);
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| tried(0));
+        has_room(other);
+        done.join().unwrap().unwrap();
+    });
+    is_idle(&stage);
+}
+
+#[test]
 fn a_load_that_waits_can_be_canceled() {
     let stage = Stage::new();
     let [other, its] = &stage.queues.vcpus[..] else {
