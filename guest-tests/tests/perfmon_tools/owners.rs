@@ -8,13 +8,18 @@ use guest_tests::micro::Written;
 use guest_tests::umpire::{self, skipped_without_kvm};
 use guest_tests::vm::Vm;
 use iced_x86::code_asm::CodeAssembler;
+use perfmon_abi::consts::{PFM_FL_NOTIFY_BLOCK, PFM_REGFL_OVFL_NOTIFY};
+use perfmon_abi::{LoadArg, PmcArg, PmdArg};
 use serde_json::Value;
+use umpire_perfmon::{Call, Client, Event, Wait};
 
 use super::RATES;
 use super::reservations::{await_held, await_word, write};
 
 /// The guest's cookie.
 const OWN: u64 = 0x1234_5678;
+/// `cycles` in both rings, as PMC values have it.
+const CYCLES: u64 = 0x43_0076;
 /// Five events at the same time: of six counters the guest has reserved two.
 const FIVE: &str = "{cycles,instructions,branches,branch-misses,cycles:u}";
 
@@ -146,6 +151,50 @@ fn priority_decides_about_an_owner_who_is_silent() {
     await_held(&vm, &["PMC4", "PMC5"]);
     is_counted(&stat(&vm, FIVE));
     await_held(&vm, &["PMC4"]);
+}
+
+/// A tool has its vCPU blocked, so that its guest cannot answer: another tool's load ends
+/// all the same.
+#[test]
+fn a_vcpu_that_is_blocked_holds_no_load_up() {
+    if skipped_without_kvm("a_vcpu_that_is_blocked") {
+        return;
+    }
+    for cores in [&[][..], &["--cores", "1"]] {
+        let rates = RATES.replace("COUNT", "7");
+        let policy = ["--host-policy", "host-first", "--grace", "300"];
+        let flags = [&policy[..], &["--scheme", "interacting"], cores].concat();
+        let vm = Vm::boot_kernel(&umpire::path(), &rates, &flags, owner);
+        await_held(&vm, &["PMC4", "PMC5"]);
+        let client = Client::connect(vm.socket()).expect("a connection");
+        let blocking = client
+            .create(PFM_FL_NOTIFY_BLOCK, None, &[])
+            .expect("a context");
+        let cycles = PmcArg {
+            flags: PFM_REGFL_OVFL_NOTIFY,
+            value: CYCLES,
+            ..PmcArg::default()
+        };
+        let soon = PmdArg {
+            value: 1_000_000_u64.wrapping_neg(),
+            ..PmdArg::default()
+        };
+        for mut call in [
+            Call::WritePmcs(vec![cycles]),
+            Call::WritePmds(vec![soon]),
+            Call::Load(LoadArg { pid: 0, set: 0 }),
+            Call::Start(None),
+        ] {
+            client.call(&blocking, &mut call).expect("it is possible");
+        }
+        let told = blocking.read_message(Wait::For(Duration::from_secs(20)));
+        assert!(matches!(told, Ok(Event::Message(_))), "{told:?}");
+        let began = Instant::now();
+        let why = "the guest kernel holds PMC4 PMC5: the holder did not answer in time";
+        is_not_counted(&stat(&vm, FIVE), why);
+        assert!(began.elapsed() < Duration::from_secs(10), "{cores:?}");
+        await_held(&vm, &["PMC4", "PMC5"]);
+    }
 }
 
 /// Requests two counters of the master, and does nothing more.
