@@ -74,6 +74,7 @@ static const char *const loss_codes[256] = {
 	[3] = "a system call was entered unseen",
 	[4] = "an instruction could not be decoded",
 	[5] = "the hypervisor cannot step the guest's ring or mode",
+	[6] = "its reservation ended while it counted, which cleared the counter",
 };
 
 /* Reservations (docs/pcr.md): the position that the legacy registers of position i reach. */

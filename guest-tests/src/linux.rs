@@ -32,7 +32,9 @@ use std::time::Duration;
 use crate::l1::cpio::Cpio;
 use crate::l1::libraries::{Files, Libraries};
 use crate::l1::tool::capture;
-use crate::l1::{Cache, GUEST_MODULES, L1Error, Set, add_merged_usr, elf, guest_name, stripped};
+use crate::l1::{
+    Cache, Cached, GUEST_MODULES, L1Error, Set, add_merged_usr, elf, guest_name, stripped,
+};
 
 pub use modules::MODULES;
 pub use script::{Log, Script, lines};
@@ -87,7 +89,20 @@ impl LinuxImage {
     /// # Errors
     /// No apt, no network, no room; the message says what to do.
     pub fn fetch_into(cache: &Cache) -> Result<Self, L1Error> {
-        let sets = cache.fetch(&Set::LINUX_GUEST)?;
+        Self::of_sets(&cache.fetch(&Set::LINUX_GUEST)?)
+    }
+
+    /// The same with Debian's newer kernel, 6.12. `perf` stays that of 6.1.
+    ///
+    /// # Errors
+    /// No apt, no network, no room; the message says what to do.
+    pub fn fetch_newer() -> Result<Self, L1Error> {
+        let mut sets = Set::LINUX_GUEST;
+        sets[0] = Set::NewGuestKernel;
+        Self::of_sets(&Cache::of_user().fetch(&sets)?)
+    }
+
+    fn of_sets(sets: &[Cached]) -> Result<Self, L1Error> {
         Ok(Self {
             kernel: sets[0].folder.join("vmlinuz"),
             busybox: sets[1].folder.join("busybox"),

@@ -138,6 +138,9 @@ struct Logical {
     provenance: Option<Provenance>,
     /// Why they are no longer exact, as told when it last left a place.
     loss: Option<LossReason>,
+    /// What it was to count when it was taken from its owner; told until another event
+    /// is selected.
+    taken: Option<CountRequest>,
     unavailable: Option<UnavailableReason>,
     /// The core of [`VcpuPmu::bank`] has no source for the event, and need not be
     /// asked again. Another core may have one.

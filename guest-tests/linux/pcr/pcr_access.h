@@ -53,18 +53,25 @@ static int pcr_position(unsigned int msr)
 	return PCR_UNKNOWN;
 }
 
+/* The position that a legacy index stands for on this CPU. */
+static int pcr_mapped(unsigned int index)
+{
+	u64 value;
+
+	if (rdmsrl_safe(pcr.base + UMPIRE_PCR_MSR_LEGACY_MAP + index, &value) ||
+	    value >= PCR_PROGRAMMABLE)
+		return PCR_NOT_OURS;
+	return value;
+}
+
 /* Reads the map of the first CPU; notes another one that has a different one. */
 static void pcr_map_here(void *first)
 {
 	unsigned int i;
 
 	for (i = 0; i < pcr.programmable; i++) {
-		int position = PCR_NOT_OURS;
-		u64 value;
+		int position = pcr_mapped(i);
 
-		if (!rdmsrl_safe(pcr.base + UMPIRE_PCR_MSR_LEGACY_MAP + i, &value) &&
-		    value < PCR_PROGRAMMABLE)
-			position = value;
 		if (first)
 			pcr_map[i] = position;
 		else if (pcr_map[i] != position)
@@ -112,11 +119,15 @@ static int pcr_ask_master(const struct pcr_write *write)
 	return answer == UMPIRE_PCR_ANSWER_GRANTED ? 0 : -EBUSY;
 }
 
+/* Writes on this CPU. */
+static int pcr_write_one(const struct pcr_write *write)
+{
+	return pcr_wrmsr_safe(write->msr, write->value, write->cookie) ? pcr_ask_master(write) : 0;
+}
+
 static void pcr_write_here(void *data)
 {
-	struct pcr_write *write = data;
-
-	if (pcr_wrmsr_safe(write->msr, write->value, write->cookie) && pcr_ask_master(write))
+	if (pcr_write_one(data))
 		cpumask_set_cpu(smp_processor_id(), &pcr_refused);
 }
 
@@ -128,8 +139,16 @@ static void pcr_write(const struct cpumask *cpus, u32 reg, unsigned int n, u64 v
 	on_each_cpu_mask(cpus, pcr_write_here, &write, true);
 }
 
+/*
+ * What is in force of our counters: CONTROL and ACCESS_KEY. It is noted before it
+ * is written, as CPUs come up by it at any time (pcr_keep.h).
+ */
+static u64 pcr_in_force[2][BITS_PER_LONG];
+
 static void pcr_manage(u32 reg, unsigned int n, u64 value)
 {
+	if (reg != UMPIRE_PCR_MSR_MANAGEMENT_KEY)
+		WRITE_ONCE(pcr_in_force[reg == UMPIRE_PCR_MSR_CONTROL][n], value);
 	pcr_write(cpu_online_mask, reg, n, value, secret);
 }
 

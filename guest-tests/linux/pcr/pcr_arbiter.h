@@ -11,7 +11,7 @@
  * over. A work item would open the lock too late.
  *
  * As giving a counter back clears it, the module cannot be unloaded while the
- * kernel's users hold one. CPUs that come up later are not looked after.
+ * kernel's users hold one.
  */
 #ifndef PCR_ARBITER_H
 #define PCR_ARBITER_H
@@ -24,12 +24,11 @@
 #include <linux/string.h>
 #include <asm/nmi.h>
 
-#include "pcr_access.h"
+#include "pcr_keep.h"
 
 /* Each arbiter's own: brings the lock of a counter in line with pcr_owner. */
 static void pcr_update_lock(unsigned int counter);
 
-static unsigned long pcr_lockable;	/* positions that are ours on every CPU */
 static unsigned long pcr_owner[2];	/* by kind: positions that kernel users hold */
 static bool pcr_ready;			/* all of the above is set up */
 
@@ -126,7 +125,8 @@ static struct kretprobe *pcr_probes[] = {
 /* Reserves counter n on every CPU, or else nowhere. */
 static void pcr_take(unsigned int n)
 {
-	static const char *const layers[] = { "firmware", "hypervisor", "kernel", "user" };
+	static const char *const layers[] = { "the firmware's", "the hypervisor's",
+					      "the kernel's", "the user's" };
 	unsigned int cpu;
 	u64 status;
 
@@ -146,7 +146,8 @@ static void pcr_take(unsigned int n)
 			pcr_write(cpumask_of(cpu), UMPIRE_PCR_MSR_MANAGEMENT_KEY, n,
 				  UMPIRE_PCR_DEFAULT_COOKIE, secret);
 		else if (!rdmsrl_safe_on_cpu(cpu, pcr.base + UMPIRE_PCR_MSR_STATUS + n, &status))
-			pr_info("PMC%u is the %s's on CPU %u\n", n, layers[status >> 1 & 3], cpu);
+			pr_info("PMC%u is %s on CPU %u\n", n, status & UMPIRE_PCR_STATUS_RESERVED ?
+				layers[status >> 1 & 3] : "not to be had", cpu);
 }
 
 static int pcr_init(void)
@@ -169,8 +170,11 @@ static int pcr_init(void)
 	secret = pcr_cookie();
 	if (fault)
 		pcr_control |= UMPIRE_PCR_CONTROL_FAULT;
+	cpus_read_lock();
 	for_each_set_bit(n, &pcr.counters, BITS_PER_LONG)
 		pcr_take(n);
+	pcr_keep_start();
+	cpus_read_unlock();
 	for (n = 0; n < pcr.programmable; n++)
 		if (pcr_map[n] >= 0 && !test_bit(pcr_map[n], &pcr_lockable))
 			pcr_map[n] = PCR_NOT_OURS;
@@ -194,6 +198,7 @@ static void pcr_exit(void)
 {
 	unsigned int n;
 
+	pcr_keep_stop();
 	for_each_set_bit(n, &pcr_lockable, BITS_PER_LONG)
 		pcr_manage(UMPIRE_PCR_MSR_MANAGEMENT_KEY, n, UMPIRE_PCR_DEFAULT_COOKIE);
 	unregister_kretprobes(pcr_probes, ARRAY_SIZE(pcr_probes));

@@ -21,10 +21,11 @@ const LIBRARIES: [(&str, &str); 2] = [
     ("usr/lib/x86_64-linux-gnu", "libelf.so.1"),
     ("lib/x86_64-linux-gnu", "libz.so.1"),
 ];
-const OBJTOOL: &str = "usr/lib/linux-kbuild-6.1/tools/objtool";
+/// Where Debian's builds of the kernel's tools are; one folder for each version.
+const KBUILD: &str = "usr/lib";
 const WRAPPER: &str = "#!/bin/sh\n\
-    here=$(dirname \"$(readlink -f \"$0\")\")\n\
-    LD_LIBRARY_PATH=$here exec \"$here/objtool.real\" \"$@\"\n";
+    own=$(readlink -f \"$0\")\n\
+    LD_LIBRARY_PATH=$(dirname \"$own\") exec \"$own.real\" \"$@\"\n";
 
 /// The packages that `kernel`, an image package, is built against.
 pub(crate) fn packages(apt: &Apt, kernel: &Package) -> Result<Vec<Package>, L1Error> {
@@ -50,12 +51,18 @@ pub(crate) fn take(root: &Path, ready: &Path, set: &'static str) -> Result<(), L
     let find = |end: &str| names.iter().find(|name| name.ends_with(end));
     let cloud = find("-cloud-amd64").ok_or_else(|| missing("Module.symvers"))?;
     let common = find("-common").ok_or_else(|| missing("include/linux"))?;
+    let kbuild = root.join(KBUILD);
+    let entries = fs::read_dir(&kbuild).map_err(L1Error::file("read", &kbuild))?;
+    let names = entries.flatten().map(|entry| entry.file_name());
+    let mut names = names.map(|name| name.to_string_lossy().into_owned());
+    let tools = names.find(|name| name.starts_with("linux-kbuild-"));
+    let tools = format!("{KBUILD}/{}", tools.ok_or_else(|| missing("objtool"))?);
     keep_x86(&sources.join(common).join("arch"))?;
-    give_libraries(root)?;
+    give_libraries(root, &root.join(&tools).join("tools/objtool"))?;
     let makefile = sources.join(cloud).join("Makefile");
     let text = format!("include $(dir $(lastword $(MAKEFILE_LIST)))../{common}/Makefile\n");
     fs::write(&makefile, text).map_err(L1Error::file("write", &makefile))?;
-    for part in ["usr/src", "usr/lib/linux-kbuild-6.1"] {
+    for part in ["usr/src", &tools] {
         let place = ready.join("headers").join(part);
         let parent = place.parent().unwrap_or(ready);
         fs::create_dir_all(parent).map_err(L1Error::file("create", parent))?;
@@ -77,14 +84,18 @@ fn keep_x86(arch: &Path) -> Result<(), L1Error> {
 }
 
 /// Puts the libraries beside `objtool`, and a script in front of it that sets their path.
-fn give_libraries(root: &Path) -> Result<(), L1Error> {
-    let folder = root.join(OBJTOOL);
+fn give_libraries(root: &Path, folder: &Path) -> Result<(), L1Error> {
     for (from, name) in LIBRARIES {
         let (from, to) = (root.join(from).join(name), folder.join(name));
         fs::copy(&from, to).map_err(L1Error::file("copy", &from))?;
     }
-    let tool = folder.join("objtool");
-    fs::rename(&tool, folder.join("objtool.real")).map_err(L1Error::file("rename", &tool))?;
+    // A later one has a front for all processors, which starts what is beside it.
+    let names = ["objtool.real-x86", "objtool"].map(|name| folder.join(name));
+    let tool = names.iter().find(|tool| tool.exists());
+    let tool = tool.unwrap_or(&names[1]).clone();
+    let mut real = tool.clone().into_os_string();
+    real.push(".real");
+    fs::rename(&tool, real).map_err(L1Error::file("rename", &tool))?;
     fs::write(&tool, WRAPPER).map_err(L1Error::file("write", &tool))?;
     let executable = fs::Permissions::from_mode(0o755);
     fs::set_permissions(&tool, executable).map_err(L1Error::file("set the mode of", &tool))
@@ -93,6 +104,8 @@ fn give_libraries(root: &Path) -> Result<(), L1Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const OBJTOOL: &str = "usr/lib/linux-kbuild-6.1/tools/objtool";
 
     fn put(root: &Path, name: &str, text: &str) {
         let path = root.join(name);
@@ -135,6 +148,19 @@ mod tests {
             b"binary"
         );
         assert!(tools.join("libelf.so.1").exists());
+    }
+
+    #[test]
+    fn a_front_for_all_processors_stays() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let (root, tools) = (folder.path(), folder.path().join(OBJTOOL));
+        unpacked(root);
+        put(root, &format!("{OBJTOOL}/objtool.real-x86"), "x86's");
+        give_libraries(root, &tools).expect("complete");
+        let text = |name| fs::read_to_string(tools.join(name)).expect("there");
+        assert_eq!(text("objtool"), "binary");
+        assert_eq!(text("objtool.real-x86"), WRAPPER);
+        assert_eq!(text("objtool.real-x86.real"), "x86's");
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub enum Set {
     /// The Linux guest's kernel, unmodified: `vmlinuz`, its `msr.ko`, and in `build` its headers.
     /// They are one set, as modules fit the very version that they are built against.
     GuestKernel,
+    /// The same of Linux 6.12, as the other kernel that the modules are for.
+    NewGuestKernel,
     /// `perf` of the guest's kernel with every library it needs: a root folder.
     Perf,
     /// `gdb` without Python, with every library it needs: a root folder.
@@ -40,11 +42,12 @@ pub enum Set {
 
 impl Set {
     /// Every set.
-    pub const ALL: [Set; 6] = [
+    pub const ALL: [Set; 7] = [
         Set::Qemu,
         Set::HypervisorKernel,
         Set::Busybox,
         Set::GuestKernel,
+        Set::NewGuestKernel,
         Set::Perf,
         Set::Gdb,
     ];
@@ -60,6 +63,7 @@ impl Set {
             Set::HypervisorKernel => "linux-6.12",
             Set::Busybox => "busybox",
             Set::GuestKernel => "linux-6.1",
+            Set::NewGuestKernel => "linux-6.12-guest",
             Set::Perf => "perf-6.1",
             Set::Gdb => "gdb",
         }
@@ -69,7 +73,9 @@ impl Set {
     pub(crate) fn required(self) -> &'static [&'static str] {
         match self {
             Set::HypervisorKernel => &["vmlinuz", "kvm-amd.ko"],
-            Set::GuestKernel => &["vmlinuz", "msr.ko", "build/Module.symvers"],
+            Set::GuestKernel | Set::NewGuestKernel => {
+                &["vmlinuz", "msr.ko", "build/Module.symvers"]
+            }
             Set::Busybox => &["busybox"],
             Set::Qemu | Set::Perf | Set::Gdb => &[],
         }
@@ -83,8 +89,12 @@ impl Set {
             Set::Gdb => apt.closure(&["gdb-minimal"], None),
             Set::Busybox => Ok(vec![apt.candidate("busybox-static")?]),
             Set::HypervisorKernel => Ok(vec![kernel(apt, "linux-image-6.12.")?]),
-            Set::GuestKernel => {
-                let kernel = kernel(apt, "linux-image-6.1.")?;
+            Set::GuestKernel | Set::NewGuestKernel => {
+                let prefix = match self {
+                    Set::GuestKernel => "linux-image-6.1.",
+                    _ => "linux-image-6.12.",
+                };
+                let kernel = kernel(apt, prefix)?;
                 let mut packages = headers::packages(apt, &kernel)?;
                 packages.insert(0, kernel);
                 Ok(packages)
@@ -116,7 +126,7 @@ impl Set {
                 |name| name.ends_with("bin/busybox"),
                 &ready.join("busybox"),
             )?,
-            Set::GuestKernel => {
+            Set::GuestKernel | Set::NewGuestKernel => {
                 self.take_kernel(&root, &ready)?;
                 self.take_modules(&root, &GUEST_MODULES, &ready)?;
                 headers::take(&root, &ready, self.name())?;

@@ -8,7 +8,13 @@ use crate::l1::tool::capture;
 use crate::l1::{HEADERS, L1Error};
 
 /// The modules, without `.ko`; `pcr_client` needs `pcr_full`.
-pub const MODULES: [&str; 4] = ["pcr_minimal", "pcr_enforcing", "pcr_full", "pcr_client"];
+pub const MODULES: [&str; 5] = [
+    "pcr_minimal",
+    "pcr_enforcing",
+    "pcr_full",
+    "pcr_interacting",
+    "pcr_client",
+];
 
 macro_rules! source {
     ($name:literal) => {
@@ -16,14 +22,17 @@ macro_rules! source {
     };
 }
 
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 12] = [
     source!("Kbuild"),
     source!("pcr.h"),
     source!("pcr_access.h"),
     source!("pcr_arbiter.h"),
+    source!("pcr_keep.h"),
+    source!("pcr_place.h"),
     source!("pcr_minimal.c"),
     source!("pcr_enforcing.c"),
     source!("pcr_full.c"),
+    source!("pcr_interacting.c"),
     source!("pcr_client.c"),
     (
         "umpire_pcr.h",
@@ -44,7 +53,12 @@ pub(super) fn build(kernel: &Path) -> Result<Vec<(String, Vec<u8>)>, L1Error> {
     make.arg("-C")
         .arg(kernel.join(HEADERS))
         .arg(format!("M={}", folder.path().display()))
-        .args(["modules", "KCFLAGS=-Werror"]);
+        // Type information for BPF takes a tool that is not part of the headers.
+        .args([
+            "modules",
+            "KCFLAGS=-Werror",
+            "CONFIG_DEBUG_INFO_BTF_MODULES=",
+        ]);
     if !on_path("gcc-12") {
         make.arg("CC=gcc");
     }

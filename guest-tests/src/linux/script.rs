@@ -46,8 +46,16 @@ impl Script {
     /// If L1, the guest or its kernel is not well.
     #[must_use]
     pub fn run(self, image: LinuxImage, flags: &[&str], options: &str) -> Log {
+        self.run_on(&UnderUmpire::new(image, flags).with_kernel_options(options))
+    }
+
+    /// Boots `guest`, runs the steps, and looks whether the kernel is well.
+    ///
+    /// # Panics
+    /// If L1, the guest or its kernel is not well.
+    #[must_use]
+    pub fn run_on(self, guest: &UnderUmpire) -> Log {
         let script = self.step("trouble", TROUBLE);
-        let guest = UnderUmpire::new(image, flags).with_kernel_options(options);
         let ran = guest.run(&script.lines.join("\n"));
         let log = Log {
             names: script.names,

@@ -1,6 +1,7 @@
 //! Boots the guest with `umpire run` in L1, and returns what its script
 //! printed.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +13,25 @@ use crate::umpire;
 /// One guest at a time: two emulated machines on two processors would measure each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+const HOST_FLAGS: &[&str] = &[
+    "--control",
+    "/tmp/guest.sock",
+    "--audit",
+    "/l1/out/audit.json",
+];
+
 const TIMEOUT: Duration = Duration::from_secs(240);
+
+/// Plays the host beside the guest: a line `host: ARGUMENTS` on its console is a call of `umpire`
+/// with these arguments, made before the next line is looked at. What it prints goes to stderr.
+const HOST: &str = r#"
+set -o pipefail
+export UMPIRE_PERFMON=/tmp/guest.sock
+"$@" | while IFS= read -r line; do
+    printf '%s\n' "$line"
+    case $line in 'host: '*) "$1" ${line#host: } >&2 </dev/null ;; esac
+done
+"#;
 
 /// A guest that `umpire run` boots.
 #[derive(Debug, Clone)]
@@ -20,6 +39,7 @@ pub struct UnderUmpire {
     image: LinuxImage,
     flags: Vec<String>,
     command_line: String,
+    out: Option<PathBuf>,
 }
 
 /// What is left of a guest that has powered off.
@@ -39,7 +59,16 @@ impl UnderUmpire {
             image,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             command_line: COMMAND_LINE.to_owned(),
+            out: None,
         }
+    }
+
+    /// Calls `umpire` on the host where the guest's console has a line `host: ARGUMENTS`: for
+    /// tools, which find the guest. The audit file comes to the folder `out`, as `audit.json`.
+    #[must_use]
+    pub fn with_host(mut self, out: impl Into<PathBuf>) -> Self {
+        self.out = Some(out.into());
+        self
     }
 
     /// Adds words to the kernel's command line.
@@ -93,8 +122,18 @@ impl UnderUmpire {
     fn boot(&self, script: &str) -> Output {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let guest = self.image.with_script(script).expect("the initramfs");
-        let run = Run::new(umpire::path())
+        let program = match &self.out {
+            // `-c`'s next argument is a name, and the others are the command.
+            Some(out) => Run::new("bash")
+                .args(["-c", HOST, "host"])
+                .arg(umpire::path())
+                .out(out),
+            None => Run::new(umpire::path()),
+        };
+        let host = self.out.as_ref().map(|_| HOST_FLAGS);
+        let run = program
             .args(["run", "--memory", "512", "--timeout", "180"])
+            .args(host.unwrap_or_default())
             .args(["--cmdline", &self.command_line])
             .args(&self.flags)
             .arg("--kernel")

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use arbiter::abi::{MSR_BASE, MSR_STATUS, STATUS_PRIVATE};
+use arbiter::abi::{MSR_BASE, MSR_STATUS};
 use guest_tests::linux::perf::{LOG, check_cycles_within, tsc_mhz};
 use guest_tests::linux::{self, Log, MODULES, Script, lines};
 
-use super::{EVENTS, FIRMWARE, NO_WATCHDOG, PERF, TOLERANCE, image};
+use super::{EVENTS, FIRMWARE, NO_WATCHDOG, PERF, TOLERANCE, image, is_private};
 
 /// Samples by PMI of both events, about fifty of each.
 const RECORD: &str = "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent; \
@@ -18,7 +18,7 @@ const RECORD: &str = "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent; \
 #[test]
 fn arbiters_find_no_reservations_elsewhere() {
     let load = |module: &&str| format!("insmod /lib/modules/{module}.ko");
-    let script: Vec<String> = MODULES[..3].iter().map(load).collect();
+    let script: Vec<String> = MODULES[..4].iter().map(load).collect();
     let script = format!(
         "{}\ndmesg | grep pcr_\ncat /proc/modules /sys/kernel/debug/kprobes/list",
         script.join("\n")
@@ -27,7 +27,7 @@ fn arbiters_find_no_reservations_elsewhere() {
     let console = guest.emulate(Duration::from_secs(120)).expect("QEMU works");
     let steps = linux::steps(&console);
     let [loads @ .., log, left] = steps.as_slice() else {
-        panic!("five steps:\n{console}");
+        panic!("six steps:\n{console}");
     };
     for (module, step) in MODULES.iter().zip(loads) {
         assert!(step.output.contains("No such device"), "{}", step.output);
@@ -106,12 +106,6 @@ impl Case {
 fn statuses() -> String {
     let register = MSR_BASE + MSR_STATUS + 1;
     format!("msr 0 {register:#x}; msr 1 {register:#x}")
-}
-
-fn is_private(status: &str) -> bool {
-    let digits = status.trim_start_matches("0x");
-    let word = u64::from_str_radix(digits, 16).expect("a status word");
-    word & STATUS_PRIVATE != 0
 }
 
 fn script(case: &Case) -> Script {

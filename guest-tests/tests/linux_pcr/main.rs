@@ -2,10 +2,12 @@
 //! others hold, and the three arbiters of `guest-tests/linux/pcr` as its modules.
 
 mod arbiters;
+mod interacting;
 mod unaware;
 
 use std::sync::OnceLock;
 
+use arbiter::abi::STATUS_PRIVATE;
 use guest_tests::linux::LinuxImage;
 
 /// Firmware that keeps the first counter for itself.
@@ -33,4 +35,17 @@ fn image() -> LinuxImage {
     let build = || LinuxImage::fetch().and_then(LinuxImage::with_arbiters);
     let image = IMAGE.get_or_init(|| build().expect("the guest's image"));
     image.clone()
+}
+
+/// The same with Debian's newer kernel.
+fn newer_image() -> LinuxImage {
+    let build = || LinuxImage::fetch_newer().and_then(LinuxImage::with_arbiters);
+    build().expect("the guest's image")
+}
+
+/// Whether a status word is that of a counter with an access cookie.
+fn is_private(status: &str) -> bool {
+    let digits = status.trim_start_matches("0x");
+    let word = u64::from_str_radix(digits, 16).expect("a status word");
+    word & STATUS_PRIVATE != 0
 }

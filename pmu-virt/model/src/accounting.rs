@@ -235,6 +235,10 @@ pub const LOSS_CODES: Codes = &[
     (3, "a system call was entered unseen"),
     (4, "an instruction could not be decoded"),
     (5, "the hypervisor cannot step the guest's ring or mode"),
+    (
+        6,
+        "its reservation ended while it counted, which cleared the counter",
+    ),
 ];
 
 /// What the page tells about one counter.
@@ -319,5 +323,6 @@ fn loss_code(loss: LossReason) -> u8 {
         LossReason::SystemCall => 3,
         LossReason::Undecodable => 4,
         LossReason::Unsupported => 5,
+        LossReason::Taken => 6,
     }
 }

@@ -84,7 +84,7 @@ pub enum MathUnit {
     Sse,
 }
 
-/// How instructions escaped the stepper.
+/// Why a count is no longer whole: how instructions escaped the stepper, or who cleared it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossReason {
@@ -98,6 +98,8 @@ pub enum LossReason {
     Undecodable,
     /// This KVM cannot step the guest's present ring or mode.
     Unsupported,
+    /// The counter was taken from its owner while it counted, and cleared.
+    Taken,
 }
 
 impl fmt::Display for LossReason {
@@ -108,6 +110,7 @@ impl fmt::Display for LossReason {
             LossReason::SystemCall => "a system call was entered unseen",
             LossReason::Undecodable => "an instruction could not be decoded",
             LossReason::Unsupported => "this KVM cannot step the guest's ring or mode",
+            LossReason::Taken => "the counter was taken away and cleared while it counted",
         })
     }
 }

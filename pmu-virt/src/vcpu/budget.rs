@@ -93,7 +93,7 @@ impl VcpuPmu {
             let act = AdminAct::SetBudget { most, grace_ms };
             let effects = unit.administer(act, &mut context);
             // No budget makes no sense.
-            self.take_effects(here, effects.unwrap_or(Effects::NONE));
+            self.take_away(here, effects.unwrap_or(Effects::NONE));
         }
         self.settle_all(here);
         self.distribute(here);

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use arbiter::{CounterId, Shared};
-use pmu_model::{CountRequest, FixedFunction, SlotSet, Unavailable, UnavailableReason};
+use pmu_model::{CountRequest, FixedFunction, LossReason, SlotSet, Unavailable, UnavailableReason};
 
 use super::times::Times;
 use super::{Here, VcpuPmu, index_of};
@@ -143,7 +143,8 @@ impl VcpuPmu {
         let logical = &mut self.counters[index];
         logical.counted = 0;
         logical.provenance = None;
-        logical.loss = None;
+        logical.taken = logical.taken.filter(|taken| taken.counts_like(&request));
+        logical.loss = logical.taken.map(|_| LossReason::Taken);
         logical.dead = None;
         logical.times = Times::default();
         self.update(here, counter);

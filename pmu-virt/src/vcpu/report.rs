@@ -214,7 +214,10 @@ impl VcpuPmu {
         CounterAccount {
             state,
             reading: report.map(|report| report.reading),
-            loss: report.and_then(|report| report.loss),
+            loss: match report {
+                Some(report) => report.loss,
+                None => logical.taken.map(|_| LossReason::Taken),
+            },
         }
     }
 }

@@ -9,7 +9,9 @@ use arbiter::{
 use pmu_model::{MsrIndex, Ring, Tsc, WriteForm};
 
 use super::access::Part;
-use super::{Here, Logical, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome, index_of};
+use super::{
+    COUNTERS, Here, Logical, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome, index_of,
+};
 use crate::core_pmu::CorePmu;
 use crate::holdings::Holdings;
 
@@ -78,7 +80,7 @@ impl VcpuPmu {
         self.look_for_room(here);
         let (unit, mut context) = self.reservations.as_mut()?.parts(self.left);
         let (result, effects) = act(unit, &mut context);
-        self.take_effects(here, effects);
+        self.take_away(here, effects);
         Some(result)
     }
 
@@ -236,7 +238,25 @@ impl VcpuPmu {
         };
         let (unit, mut context) = reservations.parts(self.left);
         let effects = unit.tick(&mut context);
+        self.take_away(here, effects);
+    }
+
+    /// Does to the PMU what a decision means for it that no layer of the guest asked for:
+    /// an owner whose counter is cleared while it counts is told by the accounting page.
+    pub(super) fn take_away(&mut self, here: &mut Here<'_>, effects: Effects) {
+        let mut taken = [None; COUNTERS];
+        for counter in effects.cleared.iter() {
+            if self.model.has(counter) {
+                let request = self.counters[index_of(counter)].request;
+                taken[index_of(counter)] = request.filter(|request| request.enabled);
+            }
+        }
         self.take_effects(here, effects);
+        for counter in effects.cleared.iter() {
+            if self.model.has(counter) {
+                self.counters[index_of(counter)].taken = taken[index_of(counter)];
+            }
+        }
     }
 
     /// Does to the PMU what a decision means for it.

@@ -10,6 +10,7 @@ use crate::machine::*;
 use crate::seated::Seated;
 
 const REF: u64 = 0x43_013c;
+const CYCLES: u64 = 0x43_003c;
 
 fn then(start: &[Op], rest: &[Op]) -> Vec<Op> {
     [start, rest].concat()
@@ -223,6 +224,20 @@ fn a_lease_that_ends_takes_the_counter_away() {
     ];
     play(&mut machine, &ops);
     assert_eq!(machine.pmu.deadline(), None);
+    // The accounting page tells it, until another event is selected.
+    let ops = [
+        R(SNAPSHOT, 1),
+        R(word(0, 0), 0x06_0000),
+        W(0x186, REF),
+        Run(MS),
+        R(SNAPSHOT, 2),
+        R(word(0, 0), 0x06_0012),
+        W(0x186, CYCLES),
+        Run(MS),
+        R(SNAPSHOT, 3),
+        R(word(0, 0), 0x42),
+    ];
+    play(&mut machine, &ops);
 }
 
 #[test]
