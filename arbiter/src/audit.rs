@@ -124,6 +124,10 @@ pub enum Event {
         /// Its share from now on.
         share: Share,
     },
+    /// The host's kernel has taken the physical counter of one that the layer holds.
+    Taken,
+    /// That counter has a physical one again.
+    Back,
     /// The administrator has set the scheme.
     #[cfg(feature = "alloc")]
     SchemeSet(Scheme),
@@ -160,6 +164,8 @@ impl Event {
             Event::PhaseEnded => "phase-ended",
             Event::LayerBarred(_) => "layer-barred",
             Event::LayerUnbarred(_) => "layer-unbarred",
+            Event::Taken => "taken",
+            Event::Back => "back",
             #[cfg(feature = "alloc")]
             Event::PolicySet { .. } => "policy-set",
             #[cfg(feature = "alloc")]
@@ -195,7 +201,9 @@ impl Event {
             | Event::Deaf { .. }
             | Event::PhaseEnded
             | Event::LayerBarred(_)
-            | Event::LayerUnbarred(_) => None,
+            | Event::LayerUnbarred(_)
+            | Event::Taken
+            | Event::Back => None,
             #[cfg(feature = "alloc")]
             Event::PolicySet { .. } | Event::SchemeSet(_) | Event::BudgetSet(_) => None,
         }

@@ -215,6 +215,10 @@ pub enum NoticeKind {
     Refused,
     /// A question or an announcement about the counter no longer stands.
     Cancelled,
+    /// The host's kernel has taken the physical counter. The reservation stays.
+    Taken,
+    /// The counter has a physical one again.
+    Back,
 }
 
 impl NoticeKind {
@@ -228,6 +232,8 @@ impl NoticeKind {
             NoticeKind::Granted => abi::NOTICE_GRANTED,
             NoticeKind::Refused => abi::NOTICE_REFUSED,
             NoticeKind::Cancelled => abi::NOTICE_CANCELLED,
+            NoticeKind::Taken => abi::NOTICE_TAKEN,
+            NoticeKind::Back => abi::NOTICE_BACK,
         }
     }
 }

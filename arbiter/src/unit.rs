@@ -400,7 +400,7 @@ impl PcrUnit {
     }
 
     /// Converts milliseconds to ticks.
-    fn to_ticks(&self, ms: u32) -> Ticks {
+    pub fn to_ticks(&self, ms: u32) -> Ticks {
         Ticks(u64::from(ms).saturating_mul(self.ticks_per_ms))
     }
 

@@ -19,6 +19,7 @@ pub use placing::Oversubscribe;
 pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;
 pub use reserved::Reservations;
+use reserved::Taken;
 pub use switch::Needs;
 
 use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
@@ -174,6 +175,8 @@ pub struct VcpuPmu {
     reservations: Option<Box<Reservations>>,
     /// Room for what it relies on, on the other core that has most.
     room_elsewhere: usize,
+    /// Reserved counters whose physical ones the host's kernel has taken.
+    taken: Taken,
     select: [u64; MAX_PROGRAMMABLE as usize],
     fixed_control: u64,
     global_control: u64,
@@ -216,6 +219,7 @@ impl VcpuPmu {
             budget_due: false,
             reservations: None,
             room_elsewhere: 0,
+            taken: Taken::default(),
             select: [0; MAX_PROGRAMMABLE as usize],
             fixed_control: 0,
             global_control,
@@ -344,7 +348,7 @@ impl VcpuPmu {
         } else {
             None
         };
-        [overflow, turn, self.decision_due(), host]
+        [overflow, turn, self.decision_due(), self.taken.again, host]
             .into_iter()
             .flatten()
             .min()

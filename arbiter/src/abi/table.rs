@@ -346,6 +346,16 @@ pub const TABLE: &[Group] = &[
                 7,
                 "what was asked or announced about the counter is off",
             ),
+            entry(
+                "NOTICE_TAKEN",
+                8,
+                "the host's kernel has taken its physical counter: the count stands still",
+            ),
+            entry(
+                "NOTICE_BACK",
+                9,
+                "it has a physical counter again, and counts on",
+            ),
             entry("NOTICE_KIND_MASK", 0xf, "mask of the kind"),
             bit("NOTICE_LOST", 7, "notices before this one were lost"),
             entry("NOTICE_POSITION_SHIFT", 8, "shift of the position"),

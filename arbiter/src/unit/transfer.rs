@@ -168,6 +168,30 @@ impl PcrUnit {
         }
     }
 
+    /// The host's kernel has taken the physical counter of one that a layer holds, or it
+    /// `is_back`. Its owner gets a notice; what it holds stays.
+    pub fn note_taken(&mut self, counter: CounterId, is_back: bool, cx: &mut Context<'_>) {
+        let Some(owner) = self.bank.reservation(counter).map(|held| held.owner) else {
+            return;
+        };
+        let (event, kind) = if is_back {
+            (Event::Back, NoticeKind::Back)
+        } else {
+            (Event::Taken, NoticeKind::Taken)
+        };
+        record(cx, owner, Some(counter), event);
+        self.notify(
+            owner,
+            QueuedNotice {
+                kind,
+                counter: Some(counter),
+                layer: owner,
+                reason: None,
+                due: None,
+            },
+        );
+    }
+
     /// Cancels all revocations that were announced for `layer`.
     pub(super) fn spare_all(&mut self, layer: Layer, cx: &mut Context<'_>) {
         for counter in self.bank.held().iter() {

@@ -318,6 +318,9 @@ impl VcpuPmu {
             return;
         }
         logical.unavailable = Some(reason);
+        if matches!(reason, UnavailableReason::Lost { .. }) {
+            self.note_taken(counter);
+        }
         if reason != UnavailableReason::Waiting {
             self.uncounted.log(self.owner, counter, request, reason);
         }

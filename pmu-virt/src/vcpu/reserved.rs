@@ -28,6 +28,20 @@ pub struct Reservations {
     pub holdings: Holdings,
 }
 
+/// Reserved counters whose physical ones the host's kernel has taken.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    pub(super) counters: CounterSet,
+    /// Those of which their owners know.
+    told: CounterSet,
+    /// When it is tried again to have them count.
+    pub(super) again: Option<Tsc>,
+}
+
+/// So long after a physical counter was taken, or was found to be away still, it is tried
+/// again.
+const TRY_AGAIN_MS: u32 = 10;
+
 impl Reservations {
     /// The unit, and what its operations need at `now`.
     #[inline]
@@ -219,10 +233,60 @@ impl VcpuPmu {
         [decision, budget].into_iter().flatten().min()
     }
 
+    /// The host's kernel has taken the physical counter of this one.
+    pub(super) fn note_taken(&mut self, counter: CounterId) {
+        if self.guests_holding().contains(counter) {
+            self.taken.counters.insert(counter);
+        }
+    }
+
+    /// Owners hear that the host's kernel has taken a physical counter, and when it is
+    /// back: that is tried again and again, as what is reserved is held.
+    #[cold]
+    fn see_to_taken(&mut self, here: &mut Here<'_>) {
+        let held = self.guests_holding();
+        self.taken.counters = self.taken.counters & held;
+        self.taken.told = self.taken.told & self.taken.counters;
+        for counter in (self.taken.counters & !self.taken.told).iter() {
+            self.tell_taken(counter, false);
+        }
+        self.taken.told = self.taken.counters;
+        let now = self.left;
+        if self.taken.counters.is_empty() {
+            self.taken.again = None;
+        } else if self.taken.again.is_none_or(|again| again <= now) {
+            // One that counts since it was tried last is back.
+            if self.taken.again.is_some() {
+                for counter in self.taken.counters.iter() {
+                    let logical = &self.counters[index_of(counter)];
+                    if logical.unavailable.is_none() && logical.is_running() {
+                        self.taken.counters.remove(counter);
+                        self.tell_taken(counter, true);
+                    } else if logical.times.is_enabled() {
+                        self.release_slot(here, counter);
+                        self.bring_up(here, counter);
+                    }
+                }
+            }
+            let pause = self.reservations().map(|unit| unit.to_ticks(TRY_AGAIN_MS));
+            self.taken.again = pause.map(|pause| now + pause);
+        }
+    }
+
+    fn tell_taken(&mut self, counter: CounterId, is_back: bool) {
+        if let Some(reservations) = &mut self.reservations {
+            let (unit, mut context) = reservations.parts(self.left);
+            unit.note_taken(counter, is_back, &mut context);
+        }
+    }
+
     /// Lets leases and budgets end and revocations take place that are due.
     #[inline]
     pub(super) fn tick_reservations(&mut self, here: &mut Here<'_>) {
         self.tick_budget(here);
+        if !self.taken.counters.is_empty() {
+            self.see_to_taken(here);
+        }
         let Some(reservations) = &mut self.reservations else {
             return;
         };

@@ -4,13 +4,15 @@ use crate::fake::{Call, FakeKernel};
 use crate::model::{A, B, ENV, backend, counting, cycles, expect, finish, hardware, run, software};
 use crate::seated::Seated;
 use crate::{Run, Verdict, ensure};
+use arbiter::{GuardLimits, NoEntropy, PcrConfig, PcrUnit, Phase, Policy, Record, Scheme, abi};
 use pmu_virt::accounting::MSR_BASE;
 use pmu_virt::perf::PerfBackend;
 use pmu_virt::{
-    Caller, CounterBackend, Grant, Layer, MsrIndex, PmuModel, Progress, Provenance, ReadOutcome,
-    Reading, Ring, SlotSet, Ticks, Tsc, UnavailableReason,
+    Caller, CounterBackend, Grant, Holdings, Layer, MsrIndex, PmuModel, Progress, Provenance,
+    ReadOutcome, Reading, Reservations, Ring, SlotSet, Ticks, Tsc, UnavailableReason,
 };
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 pub(crate) const TESTS: &[(&str, Run)] = &[
     ("faults::refusals_are_told_with_their_errno", refusals),
@@ -30,6 +32,7 @@ pub(crate) const TESTS: &[(&str, Run)] = &[
         loss_without_page,
     ),
     ("faults::a_guest_hears_of_a_loss", guest_hears),
+    ("faults::an_owner_hears_of_a_loss", owner_hears),
     ("faults::a_short_read_is_told", short_read),
     ("faults::a_failing_call_is_told", failing_calls),
     ("faults::a_part_of_the_time_is_scaled_and_labelled", scaled),
@@ -336,6 +339,100 @@ fn guest_hears() -> Result<Verdict, String> {
         count == ReadOutcome::Value(50) && vcpu.take_pmi().is_some(),
         || format!("{count:x?}, and no PMI"),
     )?;
+    drop(vcpu);
+    finish(&kernel)
+}
+
+/// What is reserved is held: its owner hears that the host's kernel has taken the physical
+/// counter, and that it counts again, without having done anything.
+fn owner_hears() -> Result<Verdict, String> {
+    const TICKS_PER_MS: u64 = 1_000;
+    let kernel = FakeKernel::new(4);
+    kernel.state().rdpmc = true;
+    let model =
+        PmuModel::parse("intel-v2,counters=4,fixed=0").map_err(|error| error.to_string())?;
+    let unit = PcrUnit::new(PcrConfig {
+        counters: model.counts(),
+        widths: model.widths(),
+        policy: Policy::default(),
+        scheme: Scheme::Independent,
+        guard: GuardLimits::with_ticks_per_ms(TICKS_PER_MS),
+        ticks_per_ms: TICKS_PER_MS,
+        phase: Arc::new(Phase::new(false)),
+        legacy: None,
+        smm: false,
+    });
+    let seated = Seated::new(model, Box::new(backend(&kernel)), Grant::everything());
+    let mut vcpu = seated.with_reservations(Reservations {
+        unit,
+        entropy: Box::new(NoEntropy),
+        audit: Box::new(Vec::<Record>::new()),
+        holdings: Holdings::default(),
+    });
+    let mut tsc = 0;
+    let mut run = |vcpu: &mut Seated, ms: u64| {
+        vcpu.observe(Progress::Entered { tsc: Tsc(tsc) });
+        kernel.happen(100, Some(Ring::Kernel));
+        tsc += ms * TICKS_PER_MS;
+        vcpu.observe(Progress::Left {
+            tsc: Tsc(tsc),
+            halted: Ticks(0),
+            ring: Some(Ring::Kernel),
+        });
+    };
+    let owner = |presented| Caller {
+        layer: Layer::GuestKernel,
+        presented,
+    };
+    // PMC1, open to legacy accesses.
+    let msr = |offset: u32| MsrIndex(abi::MSR_BASE + offset + 1);
+    for (msr, value, presented) in [
+        (msr(abi::MSR_MANAGEMENT_KEY), 7, 0),
+        (MsrIndex(0x187), 0x53_00c0, 0),
+        (MsrIndex(0x38f), 2, 0),
+    ] {
+        vcpu.wrmsr(msr, value, owner(presented));
+    }
+    let notice = |vcpu: &mut Seated| {
+        let notice = MsrIndex(abi::MSR_BASE + abi::MSR_NOTICE);
+        match vcpu.rdmsr(notice, owner(0)) {
+            ReadOutcome::Value(word) => Ok(word & abi::NOTICE_KIND_MASK),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    run(&mut vcpu, 1);
+    ensure(notice(&mut vcpu)? == abi::NOTICE_NONE, || {
+        "too early".to_owned()
+    })?;
+    kernel.state().unpinned = true;
+    run(&mut vcpu, 1);
+    ensure(notice(&mut vcpu)? == abi::NOTICE_TAKEN, || {
+        "nobody told".to_owned()
+    })?;
+    for _ in 0..5 {
+        run(&mut vcpu, 10);
+        ensure(notice(&mut vcpu)? == abi::NOTICE_NONE, || {
+            "told again".to_owned()
+        })?;
+    }
+    kernel.state().unpinned = false;
+    let mut told = [abi::NOTICE_NONE; 3];
+    for told in &mut told {
+        run(&mut vcpu, 10);
+        *told = notice(&mut vcpu)?;
+    }
+    let backs = told.iter().filter(|told| **told == abi::NOTICE_BACK);
+    ensure(backs.count() == 1, || format!("{told:?}"))?;
+    let mut count = || match vcpu.rdpmc(1, owner(0)) {
+        ReadOutcome::Value(count) => Ok(count),
+        other => Err(format!("{other:?}")),
+    };
+    let before = count()?;
+    run(&mut vcpu, 1);
+    let after = vcpu.rdpmc(1, owner(0));
+    ensure(after == ReadOutcome::Value(before + 100), || {
+        format!("{before} {after:?}")
+    })?;
     drop(vcpu);
     finish(&kernel)
 }

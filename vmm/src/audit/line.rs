@@ -282,6 +282,8 @@ impl Details {
             | Event::Faulted(_)
             | Event::Spared
             | Event::Revoked(_)
+            | Event::Taken
+            | Event::Back
             | Event::PhaseEnded => none,
         }
     }

@@ -93,6 +93,8 @@ fn decided(event: Event) -> String {
             format!("told that the {by} gets it in {in_ms} ms: {reason}")
         }
         Event::Spared => "keeps it after all".to_owned(),
+        Event::Taken => "has no physical counter for it: the host's kernel took that".to_owned(),
+        Event::Back => "has a physical counter for it again".to_owned(),
         Event::Revoked(reason) => format!("revoked: {reason}"),
         Event::LockedOut { ms } => format!("kept off its core for {ms} ms"),
         Event::Deaf { ms } => format!("cookies of programs are not compared for {ms} ms"),

@@ -151,6 +151,10 @@ fn event(record: &Record) -> String {
             format!("the {layer} does not yield to the {wanted_by}: {reason}")
         }
         Event::Spared => format!("stays the {layer}'s"),
+        Event::Taken => {
+            format!("does not count for the {layer}: the host's kernel took its counter")
+        }
+        Event::Back => format!("counts for the {layer} again"),
         Event::LockedOut { ms } => format!("the vCPU is kept off its core for {ms} ms"),
         Event::Deaf { ms } => format!("cookies of programs are not compared for {ms} ms"),
         Event::PhaseEnded => "the firmware's phase is over".to_owned(),
