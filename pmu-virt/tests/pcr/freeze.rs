@@ -87,20 +87,27 @@ fn it_does_not_reach_a_counter_whose_owner_says_so() {
 }
 
 #[test]
-fn the_pmi_of_a_counter_that_it_does_not_reach_freezes_nothing() {
-    let mut machine = busy(true);
-    play(&mut machine, &private(0));
-    let word = abi::CONTROL_INITIAL & !abi::CONTROL_FREEZE;
-    play(&mut machine, &controlled(0, word));
-    let ops = [
-        Run(12),
-        Run(100),
-        Pmi(1),
-        As(KERNEL, 0),
-        R(0x38f, 0xf),
-        R(counter(1), 112),
-    ];
-    play(&mut machine, &ops);
+fn a_pmi_freezes_others_if_the_owner_of_its_counter_says_so() {
+    for (word, enabled, counted) in [
+        (abi::CONTROL_INITIAL, 0, 12),
+        (abi::CONTROL_INITIAL & !abi::CONTROL_FREEZE, 0xf, 112),
+        // Its own enable bit is out of reach, those of the others are not.
+        (abi::CONTROL_INITIAL & !abi::CONTROL_GLOBAL_CTRL, 0, 12),
+        (abi::CONTROL_OVF_CLEAR | 0xff, 0xe, 112),
+    ] {
+        let mut machine = busy(true);
+        play(&mut machine, &private(0));
+        play(&mut machine, &controlled(0, word));
+        let ops = [
+            Run(12),
+            Run(100),
+            Pmi(1),
+            As(KERNEL, 0),
+            R(0x38f, enabled),
+            R(counter(1), counted),
+        ];
+        play(&mut machine, &ops);
+    }
 }
 
 #[test]

@@ -431,7 +431,7 @@ impl Naive {
     }
 
     pub(crate) fn run(&mut self, ticks: u64) {
-        let mut pmi = false;
+        let mut freezes = false;
         for p in self.positions() {
             let counter = *self.at(p);
             let (on, int) = match p {
@@ -456,10 +456,10 @@ impl Naive {
             if sum > MASK {
                 self.at_mut(p).overflowed = true;
                 self.pending |= u64::from(int) << p;
-                pmi |= int;
+                freezes |= int && self.reaches(p, abi::CONTROL_FREEZE);
             }
         }
-        if pmi && self.freeze {
+        if freezes && self.freeze {
             for (_, p) in self.reached(abi::CONTROL_GLOBAL_CTRL) {
                 if self.reaches(p, abi::CONTROL_FREEZE) {
                     self.at_mut(p).enabled = false;
