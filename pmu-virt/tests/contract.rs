@@ -372,3 +372,42 @@ fn ticks_without_a_ring_wait_for_the_next_sample() {
     assert_eq!(interval(400, None), scaled(200));
     assert_eq!(interval(600, Some(Ring::Kernel)), scaled(200));
 }
+
+/// A guest that leaves all the time is looked at anyway.
+#[test]
+fn samples_are_rare_while_the_guest_exits_by_itself() {
+    let mut clock = ClockBackend::with_sample_ticks(NonZeroU64::new(1_000).expect("not zero"));
+    let request = CountRequest {
+        os: false,
+        ..ClockDriver::default().request()
+    };
+    clock
+        .program(SlotIndex(0), &request)
+        .expect("reference cycles");
+    clock.start(SlotIndex(0));
+    let mut now = 0;
+    let mut distance = |ran: u64, ring| {
+        clock.observe(&Progress::Entered { tsc: Tsc(now) });
+        let sample = clock.deadline().expect("a sample is due") - Tsc(now);
+        now += ran;
+        clock.observe(&Progress::Left {
+            tsc: Tsc(now),
+            halted: Ticks(0),
+            ring,
+        });
+        sample
+    };
+    let user = Some(Ring::User);
+    for _ in 0..64 {
+        assert_eq!(distance(100, user), Ticks(1_000));
+    }
+    assert_eq!(distance(100, user), Ticks(4_000));
+    // A longer interval, or an exit at which nobody looked, ends it.
+    for (ran, ring) in [(125, user), (100, None)] {
+        assert_eq!(distance(ran, ring), Ticks(4_000));
+        for _ in 0..64 {
+            assert_eq!(distance(100, user), Ticks(1_000));
+        }
+    }
+    assert_eq!(distance(100, user), Ticks(4_000));
+}

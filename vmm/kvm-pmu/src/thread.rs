@@ -139,9 +139,10 @@ pub(crate) fn earliest<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
 
 /// Turns TSC deadlines into kicks of this thread.
 ///
-/// The timer is set again only when it would fire too late: an early kick
-/// costs one exit, setting the timer at every entry would cost a system call
-/// an exit.
+/// The timer is set again when it would fire too late, or is about to fire for a
+/// deadline that has moved far away, as that of a sample does at each exit: an early
+/// kick costs one exit, setting the timer at every entry would cost a system call an
+/// exit.
 ///
 /// From the timer's time to the return of `KVM_RUN` it takes the host some tens of
 /// microseconds. So the timer is set for as much earlier as this took at the least
@@ -198,7 +199,11 @@ impl DeadlineTimer {
         let Some(deadline) = deadline else { return };
         // A timer whose time has passed has fired, or is about to.
         let armed = self.armed.filter(|armed| armed.fires > now);
-        if armed.is_some_and(|armed| armed.deadline <= deadline) {
+        let serves = |armed: &Armed| {
+            let in_vain = deadline - armed.deadline;
+            armed.deadline <= deadline && (armed.fires - now) * SOON >= in_vain
+        };
+        if armed.as_ref().is_some_and(serves) {
             return;
         }
         self.arm(now, deadline);
@@ -215,6 +220,9 @@ impl DeadlineTimer {
     }
 }
 
+/// A timer is about to fire when this times what is left is less than its deadline has
+/// moved away.
+const SOON: u64 = 8;
 /// No timer is set earlier than its deadline by more than this.
 const LONGEST_LEAD: Duration = Duration::from_micros(250);
 
@@ -281,6 +289,24 @@ mod tests {
         assert_eq!(served(&timer), Some(1 << 20));
         timer.set(Tsc(2), Some(Tsc(1 << 19)));
         assert_eq!(served(&timer), Some(1 << 19));
+    }
+
+    #[test]
+    fn a_timer_that_would_fire_in_vain_is_put_off() {
+        let mut timer = timer();
+        timer.set(Tsc(0), Some(Tsc(1 << 20)));
+        // An exit each 1/64 of the distance, and the same distance from each on.
+        let step = 1 << 14;
+        for exit in 1..57 {
+            timer.set(Tsc(exit * step), Some(Tsc(exit * step + (1 << 20))));
+            assert_eq!(served(&timer), Some(1 << 20), "{exit}");
+        }
+        timer.set(Tsc(57 * step), Some(Tsc(57 * step + (1 << 20))));
+        assert_eq!(served(&timer), Some(57 * step + (1 << 20)));
+        // One that stays is waited for to the end.
+        let until = 57 * step + (1 << 20);
+        timer.set(Tsc(until - 1), Some(Tsc(until + 1)));
+        assert_eq!(served(&timer), Some(until));
     }
 
     #[test]
