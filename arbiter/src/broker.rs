@@ -110,9 +110,10 @@ pub(crate) enum NextStep {
     Announce(CounterId),
     /// Let the holder of this counter keep it after all.
     Spare(CounterId),
-    /// Have the vCPU move to another core, which backs what is asked for.
+    /// Have the vCPU move to another core, which backs what is asked for, and wait for
+    /// that.
     Move,
-    /// Wait: a question, an announced revocation or a move is under way.
+    /// Wait: a question or an announced revocation is under way.
     Wait,
     /// Grant the request: it has all that it asked for.
     Grant,
@@ -174,10 +175,7 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
     if !suffices(more) {
         let elsewhere = view.backed.elsewhere();
         if !pending.stays && suffices(elsewhere.left(rules, layer, holdings.of_kind)) {
-            return match pending.move_by {
-                Some(_) => NextStep::Wait,
-                None => NextStep::Move,
-            };
+            return NextStep::Move;
         }
         return NextStep::Refuse(pending.refusal.unwrap_or(match pending.wanted {
             _ if announced.len() + sources.backed + others >= need => Reason::Unbacked,
@@ -202,6 +200,18 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
         (_, None, Some(counter)) => NextStep::Announce(counter),
         (_, None, None) => NextStep::Refuse(pending.refusal.unwrap_or(Reason::NoneFree)),
     }
+}
+
+/// How many programmable counters a core would have to back for the layers of the guest, so
+/// that the request of `layer` goes on there.
+pub(crate) fn needs(view: &View<'_>, layer: Layer, pending: &Pending) -> Option<u8> {
+    let most = view.backed.most;
+    let mut enough = most.programmable.saturating_add(1)..=most.elsewhere;
+    enough.find(|programmable| {
+        let mut there = *view;
+        there.backed.most.programmable = *programmable;
+        next(&there, layer, pending) != NextStep::Move
+    })
 }
 
 /// What the layers of a guest can hold so that each counter has a physical one of its

@@ -22,7 +22,7 @@ use core::fmt;
 use crate::abi;
 use crate::audit::{Ask, AskRecord, AskResult, Auditor, Entropy, Event, Presented, Record};
 use crate::bank::Bank;
-use crate::broker::{Backing, LAYERS};
+use crate::broker::{self, Backing, LAYERS};
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
 use crate::counter::PerKind;
@@ -283,7 +283,7 @@ impl PcrUnit {
                 result: AskResult::Done,
             });
             self.stop_what_comes(cx);
-            if self.move_wanted().is_some() {
+            if self.waits_for_move() {
                 let effects = self.serve(cx);
                 self.find_deadline();
                 return effects;
@@ -292,21 +292,25 @@ impl PcrUnit {
         Effects::NONE
     }
 
-    /// How many programmable counters more the vCPU's core would have to back, so that
-    /// requests which wait for a move are granted. `None`: none does.
+    /// Whether a request waits until the vCPU moves to a core that backs it.
     #[inline]
-    pub fn move_wanted(&self) -> Option<u8> {
-        let mut wanted = None;
-        for mailbox in &self.mailboxes {
-            if let Some(pending) = &mailbox.pending
-                && pending.move_by.is_some()
-            {
-                let got = PerKind::count(pending.got).programmable;
-                let more = pending.wanted.count().saturating_sub(got);
-                wanted = Some(wanted.unwrap_or(0) + more);
-            }
-        }
-        wanted
+    pub fn waits_for_move(&self) -> bool {
+        let mut mailboxes = self.mailboxes.iter();
+        mailboxes.any(|mailbox| {
+            let pending = mailbox.pending.as_ref();
+            pending.is_some_and(|pending| pending.move_by.is_some())
+        })
+    }
+
+    /// How many programmable counters a core has to back for the layers of the guest, so
+    /// that a request which waits for a move goes on there. `None`: none does.
+    pub fn move_needs(&self) -> Option<u8> {
+        let waiting = Policy::LAYERS.into_iter().filter_map(|layer| {
+            let pending = self.pending(layer)?;
+            pending.move_by?;
+            broker::needs(&self.view(layer), layer, pending)
+        });
+        waiting.min()
     }
 
     /// The vCPU moves nowhere: requests that wait for it are refused.

@@ -348,7 +348,7 @@ impl VcpuPmu {
         } else {
             None
         };
-        [overflow, turn, self.decision_due(), self.taken.again, host]
+        [overflow, turn, self.decision_due(), self.taken.due(), host]
             .into_iter()
             .flatten()
             .min()

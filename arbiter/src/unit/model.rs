@@ -324,7 +324,7 @@ impl State {
             Move::EndPhase => !over,
             Move::Tick | Move::Admin(_) | Move::Stay => true,
             // Nobody moves it to a core that cannot back what is held.
-            Move::Arrive(_) => self.unit.move_wanted().is_some(),
+            Move::Arrive(_) => self.unit.waits_for_move(),
         }
     }
 }

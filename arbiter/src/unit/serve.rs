@@ -198,7 +198,13 @@ impl PcrUnit {
             if !self.is_alive(layer) {
                 return effects.and(self.conclude(layer, Err(Reason::Phase), cx));
             }
-            match broker::next(&self.view(layer), layer, pending) {
+            let step = broker::next(&self.view(layer), layer, pending);
+            if step != NextStep::Move
+                && let Some(pending) = self.pending_mut(layer)
+            {
+                pending.move_by = None;
+            }
+            match step {
                 NextStep::Take(counters) => {
                     for counter in counters.iter() {
                         effects = effects.and(self.take(counter, layer));
@@ -213,8 +219,10 @@ impl PcrUnit {
                 NextStep::Move => {
                     let by = cx.now + self.to_ticks(self.policy.grace_ms);
                     if let Some(pending) = self.pending_mut(layer) {
-                        pending.move_by = Some(by);
+                        pending.move_by.get_or_insert(by);
                     }
+                    self.report_gathered(layer, cx);
+                    return effects;
                 }
                 NextStep::Wait => {
                     self.report_gathered(layer, cx);

@@ -33,6 +33,8 @@ static unsigned int keep = 1;
 module_param(keep, uint, 0644);
 MODULE_PARM_DESC(keep, "refuse to yield a programmable counter that leaves a CPU fewer (default: 1)");
 
+static bool stopping;
+
 static unsigned int poll;
 module_param(poll, uint, 0444);
 MODULE_PARM_DESC(poll, "look for notices every so many ms (default: 0, by interrupt)");
@@ -57,8 +59,9 @@ static void pcr_read_notices(void *unused)
 		u64 n = notice >> UMPIRE_PCR_NOTICE_POSITION_SHIFT & (BITS_PER_LONG - 1);
 		u64 kind = notice & UMPIRE_PCR_NOTICE_KIND_MASK;
 
-		if (kind == UMPIRE_PCR_NOTICE_GRANTED || kind == UMPIRE_PCR_NOTICE_REFUSED)
-			continue;	/* not about a counter */
+		if (kind < UMPIRE_PCR_NOTICE_ASKED || kind > UMPIRE_PCR_NOTICE_CANCELLED ||
+		    kind == UMPIRE_PCR_NOTICE_GRANTED || kind == UMPIRE_PCR_NOTICE_REFUSED)
+			continue;	/* says nothing of who holds a counter */
 		clear_bit(n, &cpu->asked);
 		clear_bit(n, &cpu->doomed);
 		if (kind == UMPIRE_PCR_NOTICE_ASKED)
@@ -181,6 +184,8 @@ static void pcr_attend(struct work_struct *work)
 			pr_warn_ratelimited("PMC%u: perf counts wrong with it on CPU %u\n",
 					    n, here->cpu);
 	}
+	if (READ_ONCE(stopping))
+		goto unlock;		/* nobody would wait for the keeper */
 	if (xchg(&here->gone, false))
 		mod_delayed_work(system_highpri_wq, &pcr_keeper, 0);
 	else if (*lost)
@@ -230,9 +235,12 @@ static void pcr_forget(void)
 {
 	unsigned int cpu;
 
+	WRITE_ONCE(stopping, true);
+	kvm_set_posted_intr_wakeup_handler(NULL);
 	for_each_possible_cpu(cpu)
 		cancel_work_sync(&per_cpu(pcr_cpu, cpu).work);
-	kvm_set_posted_intr_wakeup_handler(NULL);
+	/* One that ran meanwhile may have queued it again. */
+	cancel_delayed_work_sync(&pcr_keeper);
 	pcr_place_exit();
 }
 

@@ -35,10 +35,22 @@ const FLAGS: [&str; 10] = [
 ];
 /// Longer than a lease.
 const LONG: &str = "taskset 1 spin 1.5 >/dev/null";
+/// Longer than a module waits before it takes a counter back, on a busy machine too.
+const LONGER: &str = "taskset 1 spin 3 >/dev/null";
 const OFFLINE: &str = "echo 0 >/sys/devices/system/cpu/cpu1/online";
 const ONLINE: &str = "echo 1 >/sys/devices/system/cpu/cpu1/online";
 /// The modules' messages since the last look.
 const MESSAGES: &str = "dmesg -c | tee -a /tmp/log | grep pcr_";
+
+/// Waits until a counter that was given away is the module's again on both processors: with it
+/// away the module cannot go, and its lease is not one that ends.
+fn until_back(counter: &str) -> String {
+    format!(
+        "for try in $(seq 100); do \
+         cat /tmp/log >/tmp/all; dmesg >>/tmp/all; \
+         [ $(grep -c \"{counter} is ours again\" /tmp/all) -ge 2 ] && break; sleep 0.1; done"
+    )
+}
 
 /// A report of `perf` about commands.
 fn counted(commands: &str) -> String {
@@ -51,7 +63,7 @@ fn counted(commands: &str) -> String {
 /// A report about all that a processor does, while the host revokes a counter, which its owner
 /// hears of in time. Events of a task would leave the counter for as long as the module works.
 fn counted_under_revocation(counter: &str) -> String {
-    let commands = format!("echo host: pcr revoke {counter} --grace 1000; {LONG}");
+    let commands = format!("echo host: pcr revoke {counter} --grace 1000; {LONGER}");
     counted(&commands).replace("perf stat", "perf stat -C 0")
 }
 
@@ -143,6 +155,7 @@ fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
             "asked",
             counted_while_asked("cycles,cpu-cycles,r76,r76,r76,r76"),
         )
+        .step("back", until_back("PMC5"))
         .step("offline", format!("{OFFLINE}; sleep 1.5"))
         .step("online", format!("{ONLINE}; {MESSAGES}"))
         .step("second", counted("taskset 2 spin 0.4 >/dev/null"))
@@ -196,8 +209,8 @@ fn linux_6_12_never_counts_wrong_either() {
         .load("interacting", "pcr_interacting", "poll=20")
         .step("revoked", counted_under_revocation("FIXED1"))
         .step("asked", counted_while_asked("cycles,r3c,r3c,r3c,r3c"))
-        // It has the counter back a second after it gave it away, at the earliest.
-        .step("interacting out", "sleep 1; rmmod pcr_interacting")
+        .step("back", until_back("PMC3"))
+        .step("interacting out", "rmmod pcr_interacting")
         .load("enforcing", "pcr_enforcing", "")
         .step("locked", statuses.as_str())
         .step("offline", OFFLINE)

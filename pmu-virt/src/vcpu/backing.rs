@@ -1,6 +1,6 @@
 //! What of a vCPU's reservations has physical counters, and what could have.
 
-use arbiter::{Backing, CounterId, CounterSet, Layer, PerKind};
+use arbiter::{Backing, CounterId, CounterSet, Layer, PcrUnit, PerKind};
 use pmu_model::Constraint;
 
 use super::{Here, VcpuPmu, index_of};
@@ -90,16 +90,17 @@ impl VcpuPmu {
     #[inline]
     #[must_use]
     pub fn waits_for_room(&self) -> bool {
-        self.reservations()
-            .is_some_and(|unit| unit.move_wanted().is_some())
+        self.reservations().is_some_and(PcrUnit::waits_for_move)
     }
 
     /// Room that it needs on another core for that, if it does wait. `core`: as for
     /// [`VcpuPmu::relies_on`].
     #[must_use]
     pub fn needs_room(&self, core: &CorePmu) -> Option<usize> {
-        let more = self.reservations()?.move_wanted()?;
-        Some(self.relies_on(core) + usize::from(more))
+        let programmable = self.reservations()?.move_needs()?;
+        // Fixed-function counters and its contexts go with it.
+        let fixed = self.guests_holding() & CounterSet::first(0, arbiter::MAX_FIXED);
+        Some(core.relied_on(self.owner, fixed) + usize::from(programmable))
     }
 
     /// No core has that room: the request is refused.

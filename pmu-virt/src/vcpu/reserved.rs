@@ -6,7 +6,7 @@ use arbiter::{
     Access, Auditor, Caller, Context, Cookie, CounterId, CounterSet, Effects, Entropy, Event,
     Layer, PcrRegister, PcrUnit, Reason, Record, Verdict,
 };
-use pmu_model::{MsrIndex, Ring, Tsc, WriteForm};
+use pmu_model::{MsrIndex, Ring, Ticks, Tsc, WriteForm};
 
 use super::access::Part;
 use super::{
@@ -34,13 +34,25 @@ pub(super) struct Taken {
     pub(super) counters: CounterSet,
     /// Those of which their owners know.
     told: CounterSet,
-    /// When it is tried again to have them count.
-    pub(super) again: Option<Tsc>,
+    /// When it is tried again to have them count, and how long that is after the last
+    /// time, in milliseconds.
+    again: Option<(Tsc, u32)>,
+    /// How long the guest had run when that was tried last.
+    tried: Option<Ticks>,
 }
 
-/// So long after a physical counter was taken, or was found to be away still, it is tried
-/// again.
-const TRY_AGAIN_MS: u32 = 10;
+impl Taken {
+    /// TSC value at which there is something to do.
+    pub(super) fn due(&self) -> Option<Tsc> {
+        self.again.map(|(again, _)| again)
+    }
+}
+
+/// So long after a physical counter was taken it is tried again, in milliseconds, and
+/// each further time after twice as long:
+const FIRST_TRY_MS: u32 = 10;
+/// a try may cost others of a group of events theirs.
+const LAST_TRY_MS: u32 = 1_000;
 
 impl Reservations {
     /// The unit, and what its operations need at `now`.
@@ -246,30 +258,55 @@ impl VcpuPmu {
     fn see_to_taken(&mut self, here: &mut Here<'_>) {
         let held = self.guests_holding();
         self.taken.counters = self.taken.counters & held;
+        if self.taken.counters.is_empty() {
+            // Their owners have given them back, or lost them.
+            self.taken = Taken::default();
+            return;
+        }
         self.taken.told = self.taken.told & self.taken.counters;
         for counter in (self.taken.counters & !self.taken.told).iter() {
             self.tell_taken(counter, false);
         }
         self.taken.told = self.taken.counters;
-        let now = self.left;
-        if self.taken.counters.is_empty() {
-            self.taken.again = None;
-        } else if self.taken.again.is_none_or(|again| again <= now) {
-            // One that counts since it was tried last is back.
-            if self.taken.again.is_some() {
-                for counter in self.taken.counters.iter() {
-                    let logical = &self.counters[index_of(counter)];
-                    if logical.unavailable.is_none() && logical.is_running() {
-                        self.taken.counters.remove(counter);
-                        self.tell_taken(counter, true);
-                    } else if logical.times.is_enabled() {
-                        self.release_slot(here, counter);
-                        self.bring_up(here, counter);
-                    }
-                }
+        match self.taken.again {
+            None => self.try_taken_again(FIRST_TRY_MS),
+            Some((again, pause)) if again <= self.left && here.is_some() => {
+                self.retry_taken(here);
+                self.try_taken_again((pause * 2).min(LAST_TRY_MS));
             }
-            let pause = self.reservations().map(|unit| unit.to_ticks(TRY_AGAIN_MS));
-            self.taken.again = pause.map(|pause| now + pause);
+            Some(_) => {}
+        }
+    }
+
+    /// Those that have counted since they were tried last are back, and the others are
+    /// tried again.
+    fn retry_taken(&mut self, here: &mut Here<'_>) {
+        let has_run = self.taken.tried.is_some_and(|ran| ran < self.ran);
+        for counter in self.taken.counters.iter() {
+            if has_run {
+                // A source need not tell by itself yet that it is still away.
+                self.settle(here, counter);
+            }
+            let logical = &self.counters[index_of(counter)];
+            let counts = logical.unavailable.is_none() && logical.is_running();
+            if has_run && counts {
+                self.taken.counters.remove(counter);
+                self.taken.told.remove(counter);
+                self.tell_taken(counter, true);
+            } else if logical.times.is_enabled() && !counts {
+                self.release_slot(here, counter);
+                self.bring_up(here, counter);
+                self.taken.tried = Some(self.ran);
+            }
+        }
+    }
+
+    fn try_taken_again(&mut self, pause: u32) {
+        let in_time = self.reservations().map(|unit| unit.to_ticks(pause));
+        let again = in_time.filter(|_| !self.taken.counters.is_empty());
+        self.taken.again = again.map(|in_time| (self.left + in_time, pause));
+        if self.taken.again.is_none() {
+            self.taken.tried = None;
         }
     }
 

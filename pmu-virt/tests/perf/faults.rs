@@ -416,7 +416,8 @@ fn owner_hears() -> Result<Verdict, String> {
         })?;
     }
     kernel.state().unpinned = false;
-    let mut told = [abi::NOTICE_NONE; 3];
+    // It is tried after 10 ms, after 20 more, and so on.
+    let mut told = [abi::NOTICE_NONE; 20];
     for told in &mut told {
         run(&mut vcpu, 10);
         *told = notice(&mut vcpu)?;
@@ -432,6 +433,17 @@ fn owner_hears() -> Result<Verdict, String> {
     let after = vcpu.rdpmc(1, owner(0));
     ensure(after == ReadOutcome::Value(before + 100), || {
         format!("{before} {after:?}")
+    })?;
+    // Nothing is due any more, and the next loss is news.
+    let due = vcpu.deadline();
+    ensure(
+        due.is_none_or(|due| due > vcpu.reservations_time().0),
+        || format!("{due:?}"),
+    )?;
+    kernel.state().unpinned = true;
+    run(&mut vcpu, 1);
+    ensure(notice(&mut vcpu)? == abi::NOTICE_TAKEN, || {
+        "no news".to_owned()
     })?;
     drop(vcpu);
     finish(&kernel)

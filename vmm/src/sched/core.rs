@@ -312,7 +312,10 @@ impl CoreThread {
                 let (took, cost) = (began.elapsed(), now() - tsc);
                 log::debug!("{} comes to core {} ({took:?})", vcpu.id(), self.index);
                 self.report.migrations.add(took);
-                self.admit(vcpu, cost)
+                let id = vcpu.id();
+                let end = self.admit(vcpu, cost);
+                self.look_for_room(id);
+                end
             }
             Err(failure) => {
                 vcpu.close_endpoint(None);
@@ -322,6 +325,29 @@ impl CoreThread {
                     own_core: None,
                 })
             }
+        }
+    }
+
+    /// A vCPU that has come for this core's room gets it now, or goes nowhere else: two
+    /// cores would hand it to each other for as long as their rooms change.
+    fn look_for_room(&mut self, id: VcpuId) {
+        let waits = |core: &Self| {
+            let pmu = core.vcpus.get(&id).and_then(Vcpu::pmu);
+            pmu.is_some_and(VcpuPmu::waits_for_room)
+        };
+        if waits(self) {
+            self.switch_to(id);
+            if waits(self) {
+                self.refuse_move(id);
+            }
+        }
+    }
+
+    /// No core has room for what the guest of a vCPU has asked for.
+    fn refuse_move(&mut self, id: VcpuId) {
+        self.switch_to(id);
+        if let Some(pmu) = self.vcpus.get_mut(&id).and_then(Vcpu::pmu_mut) {
+            pmu.stay(self.thread.counters_mut());
         }
     }
 
@@ -369,13 +395,7 @@ impl CoreThread {
                     self.exchange.hand_over(other, vcpu);
                 }
             }
-            None => {
-                self.switch_to(id);
-                let pmu = self.vcpus.get_mut(&id).and_then(Vcpu::pmu_mut);
-                if let Some(pmu) = pmu {
-                    pmu.stay(self.thread.counters_mut());
-                }
-            }
+            None => self.refuse_move(id),
         }
     }
 
