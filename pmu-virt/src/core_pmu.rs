@@ -5,6 +5,7 @@ mod claims;
 
 pub(crate) use claims::{GuestClaim, ResourceClaim, fixed_request};
 
+use std::cell::Cell;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -42,6 +43,9 @@ pub(crate) struct CoreHost {
     /// Contexts of the core and of vCPUs that are here or were parked here, the
     /// oldest first.
     pub(super) claims: Vec<ResourceClaim>,
+    /// [`CorePmu::room`], until the claims or what the guest can name change: a scheduler
+    /// asks at each timeslice.
+    pub(super) room: Cell<Option<usize>>,
     /// As the vCPU that was here last told it; none before the first.
     pub(super) guest: Option<GuestClaim>,
     /// Counters that the guest of each vCPU may want, and the generation of its budget.
@@ -99,6 +103,10 @@ impl CoreHost {
         match self.wishes.iter_mut().find(|(of, ..)| *of == vcpu) {
             Some(known) => *known = wish,
             None => self.wishes.push(wish),
+        }
+        let named = self.guest.as_ref().map(|known| &known.events);
+        if named != Some(&guest.events) {
+            self.room.set(None);
         }
         self.guest = Some(guest);
     }

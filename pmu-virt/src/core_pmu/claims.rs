@@ -118,6 +118,7 @@ impl CorePmu {
         let claimed = self.judge(&wish)?;
         wish.standing = claimed.standing;
         self.note_claim(wish);
+        self.host.room.set(None);
         for claim in &mut self.host.claims {
             if claimed.preempts.contains(&claim.context) {
                 claim.standing = Standing::Spare;
@@ -127,6 +128,7 @@ impl CorePmu {
     }
 
     fn note_claim(&mut self, wish: ResourceClaim) {
+        self.host.room.set(None);
         let known = |claim: &&mut ResourceClaim| claim.context == wish.context;
         match self.host.claims.iter_mut().find(known) {
             Some(before) => *before = wish,
@@ -285,6 +287,15 @@ impl CorePmu {
     /// own contexts rely on, going by the events that its guest can name.
     #[must_use]
     pub fn room(&self) -> usize {
+        let known = self.host.room.get();
+        known.unwrap_or_else(|| {
+            let room = self.find_room();
+            self.host.room.set(Some(room));
+            room
+        })
+    }
+
+    fn find_room(&self) -> usize {
         let mut of_core = self.host.claims.iter().filter(|one| one.vcpu.is_none());
         let guest = self.host.guest.as_ref();
         let any = guest.and_then(|guest| self.any_event(&guest.events));
@@ -380,6 +391,7 @@ impl CorePmu {
     /// The same of one that goes on elsewhere.
     pub(crate) fn forget_claim(&mut self, context: ContextId) {
         self.host.claims.retain(|claim| claim.context != context);
+        self.host.room.set(None);
         let claims = &self.host.claims;
         if claims.iter().all(|claim| claim.standing == Standing::Firm) {
             return;
