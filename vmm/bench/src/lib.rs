@@ -24,7 +24,7 @@ mod traps;
 pub use beside::Ratios;
 pub use error::BenchError;
 pub use guest::Access;
-pub use neighbour::{NeighbourReport, NeighbourRow};
+pub use neighbour::{Hostility, NeighbourReport, NeighbourRow};
 pub use pcr::{DecisionRow, PcrAccess, PcrOptions, PcrReport, PcrRow};
 pub use perfmon::{
     CommandRow, Events, Failure, FloodReport, Format, ManyReport, ObserverRow, PerfmonOptions,
@@ -63,6 +63,8 @@ pub enum Measurement {
     Neighbour {
         /// How often each access is measured beside each neighbour.
         iterations: u32,
+        /// What the hostile one does.
+        hostility: Hostility,
     },
     /// Round trips of PMU accesses with counter reservations and without.
     Pcr(PcrOptions),
@@ -139,8 +141,12 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
             let report = traps::measure_all(&harness, &chosen, left_out, how)?;
             print(&report, json, out)?;
         }
-        Measurement::Neighbour { iterations } => {
-            print(&neighbour::measure(&harness, *iterations)?, json, out)?;
+        Measurement::Neighbour {
+            iterations,
+            hostility,
+        } => {
+            let report = neighbour::measure(&harness, *iterations, *hostility)?;
+            print(&report, json, out)?;
         }
         Measurement::Pcr(options) => print(&pcr::measure(&harness, options)?, json, out)?,
         Measurement::Pmi { counters, samples } => {

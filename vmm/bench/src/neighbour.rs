@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use arbiter::{Policy, Scheme};
 use pmu_virt::ClockBackend;
 use serde::Serialize;
+use vmm::audit::AuditTrail;
 use vmm::devices::{PlatformParts, PortBus};
 use vmm::kvm::KvmVm;
 use vmm::micro::{MicroGuest, Solo};
@@ -21,10 +23,36 @@ use super::beside::{Compared, Ratios, TARGET, write_compared};
 use super::error::BenchError;
 use super::guest::{Access, AccessSamples, BATCH, guest, samples_at};
 use super::harness::{self, BatchPort, Harness, PATIENCE};
+use super::pcr;
 use super::report::Report;
 use super::sources::first_countable;
 use super::stats::{Percentiles, percentiles};
 use super::storm;
+
+/// What the hostile neighbour does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hostility {
+    /// It leaves its guest on every way out.
+    #[default]
+    Exits,
+    /// It reserves counters and gives them back.
+    Reserving,
+}
+
+impl Hostility {
+    /// All, in the order of declaration.
+    pub const ALL: [Self; 2] = [Self::Exits, Self::Reserving];
+
+    /// Its word on a command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exits => "exits",
+            Self::Reserving => "reserving",
+        }
+    }
+}
 
 /// How long a neighbour runs before it looks whether its turn is over.
 const TURN: Duration = Duration::from_millis(5);
@@ -53,12 +81,14 @@ pub struct NeighbourReport {
     pub processor: Option<String>,
     /// Guest CPL 0 runs in KVM's instruction emulator.
     pub slow_cpl0: bool,
+    /// What the hostile neighbour did.
+    pub hostility: Hostility,
     /// Samples of each kind beside each neighbour.
     pub iterations: u32,
     /// Host CPUs of the subject and of the neighbour.
     pub cpus: [usize; 2],
     /// How often the hostile neighbour went through all its ways out; each round
-    /// is some 40 exits.
+    /// is some 40 exits, or two counters reserved and given back.
     pub storms: u64,
     /// One for each kind of access.
     pub rows: Vec<NeighbourRow>,
@@ -72,6 +102,7 @@ pub struct NeighbourReport {
 pub(super) fn measure(
     harness: &Harness<'_>,
     iterations: u32,
+    hostility: Hostility,
 ) -> Result<NeighbourReport, BenchError> {
     let cpus = match allowed_cpus().map_err(BenchError::Signal)?[..] {
         [.., neighbour, subject] => [subject, neighbour],
@@ -83,6 +114,8 @@ pub(super) fn measure(
     let world = World {
         harness,
         event: event.code,
+        hostility,
+        trail: AuditTrail::new(1),
         wanted: AtomicU8::new(QUIET),
         running: AtomicU8::new(0),
         over: AtomicBool::new(false),
@@ -105,6 +138,7 @@ pub(super) fn measure(
     Ok(NeighbourReport {
         processor: harness::processor(),
         slow_cpl0: harness.probe.slow_cpl0(),
+        hostility,
         iterations: rounds * BATCH,
         cpus,
         storms,
@@ -118,6 +152,9 @@ struct World<'a> {
     harness: &'a Harness<'a>,
     /// Code of the event that the subject counts.
     event: u64,
+    hostility: Hostility,
+    /// Where the hostile one's reservations are recorded.
+    trail: AuditTrail,
     /// Whose turn it is.
     wanted: AtomicU8,
     /// Who has taken it, plus 1.
@@ -184,7 +221,10 @@ impl World<'_> {
         pin_this_thread(cpu).map_err(BenchError::Signal)?;
         let hostile_devices = devices()?;
         let (_quiet_vm, mut quiet) = self.solo(&storm::quiet()?, devices()?)?;
-        let (_hostile_vm, mut hostile) = self.solo(&storm::hostile()?, hostile_devices.clone())?;
+        let (_hostile_vm, mut hostile) = match self.hostility {
+            Hostility::Exits => self.solo(&storm::hostile()?, hostile_devices.clone())?,
+            Hostility::Reserving => self.reserving(hostile_devices.clone())?,
+        };
         while !self.over.load(Ordering::Acquire) {
             let turn = self.wanted.load(Ordering::Acquire);
             self.running.store(turn + 1, Ordering::Release);
@@ -197,6 +237,23 @@ impl World<'_> {
             }
         }
         Ok(hostile_devices.ports().unclaimed() / storm::UNCLAIMED_PER_ROUND)
+    }
+
+    /// The neighbour that reserves.
+    fn reserving(&self, platform: Arc<dyn Platform>) -> Result<(Arc<KvmVm>, Solo), BenchError> {
+        let (vm, vcpus) = self.harness.build(&storm::reserving()?)?;
+        let kvm = harness::only(vcpus)?;
+        let reservations = pcr::reservations(
+            self.harness,
+            kvm.get_tsc_khz()?,
+            &self.trail,
+            (Policy::default(), Scheme::default()),
+        )?;
+        let backend = Box::new(ClockBackend::new());
+        let (silent, reservations) = (Box::new(Silent), Some(reservations));
+        let solo = self.harness;
+        let solo = solo.solo_with(kvm, &vm, backend, platform, silent, reservations)?;
+        Ok((vm, solo))
     }
 
     fn solo(
@@ -244,9 +301,10 @@ impl Report for NeighbourReport {
         let [subject, neighbour] = self.cpus;
         writeln!(
             out,
-            "Round trips of trapped PMU accesses beside another VM ({} of each kind)\n\
+            "Round trips of trapped PMU accesses beside another VM ({} of each kind; hostile: {})\n\
              {}, subject on CPU {subject}, neighbour on CPU {neighbour}\n",
             self.iterations,
+            self.hostility.name(),
             self.processor.as_deref().unwrap_or("unknown processor"),
         )?;
         let compared = |row: &NeighbourRow| Compared {

@@ -240,7 +240,10 @@ impl Side {
         let kvm = harness::only(vcpus)?;
         let trail = AuditTrail::new(1);
         let reservations = match options {
-            Some(options) => Some(reservations(harness, kvm.get_tsc_khz()?, &trail, options)?),
+            Some(options) => {
+                let rules = (options.policy, options.scheme);
+                Some(reservations(harness, kvm.get_tsc_khz()?, &trail, rules)?)
+            }
             None => None,
         };
         let port = Arc::new(BatchPort);
@@ -278,16 +281,16 @@ impl Side {
     }
 }
 
-/// As of `umpire run` with these options, the audit trail included.
-fn reservations(
+/// As of `umpire run` under such rules, the audit trail included.
+pub(super) fn reservations(
     harness: &Harness<'_>,
     tsc_khz: u32,
     trail: &AuditTrail,
-    options: &PcrOptions,
+    (policy, scheme): (Policy, Scheme),
 ) -> Result<Reservations, BenchError> {
     let choice = PcrChoice {
-        policy: options.policy,
-        scheme: options.scheme,
+        policy,
+        scheme,
         ..PcrChoice::default()
     };
     let plan = choice.plan(&harness.model, SetAside::default());

@@ -1,21 +1,24 @@
 //! The neighbours' guests.
 
+use arbiter::abi;
 use iced_x86::code_asm::{
-    CodeAssembler, al, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rbx, rsp, word_ptr,
+    CodeAssembler, al, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rbx, rsi, rsp, word_ptr,
 };
 use vmm::micro::{KERNEL_CODE, LAPIC, MicroError, MicroGuest, Start, assemble};
 
 use super::error::BenchError;
-use super::registers::Written;
+use super::registers::{Written, wrmsr};
 
 const GP_VECTOR: u8 = 13;
 const NMI_VECTOR: u8 = 2;
 const GP_HANDLER: u64 = KERNEL_CODE + 0x4000;
+/// A port where nothing is.
+const NOTHING: u32 = 0x1234;
 /// The bit by which the address of its twin differs.
 const OTHER_HANDLER: u16 = 0x2000;
 const NMI_HANDLER: u64 = KERNEL_CODE + 0x5000;
 
-/// Port accesses of one round of [`hostile`] that find nothing: IN and OUT.
+/// Port accesses of one round of a hostile guest that find nothing: IN and OUT.
 pub(super) const UNCLAIMED_PER_ROUND: u64 = 2;
 
 /// A guest that computes and never leaves by itself.
@@ -47,7 +50,6 @@ pub(super) fn hostile() -> Result<MicroGuest, BenchError> {
             a.rdpmc()?;
         }
         const COM1: u32 = 0x3f8;
-        const NOTHING: u32 = 0x1234;
         for port in [COM1, NOTHING] {
             a.mov(edx, port)?;
             a.in_(al, dx)?;
@@ -57,6 +59,33 @@ pub(super) fn hostile() -> Result<MicroGuest, BenchError> {
         a.mov(rbx, LAPIC + 0x8000)?;
         a.mov(rax, qword_ptr(rbx))?;
         a.mov(qword_ptr(rbx), rax)
+    })
+}
+
+/// A guest that reserves counters and gives them back as fast as it can, by key and by
+/// request.
+pub(super) fn reserving() -> Result<MicroGuest, BenchError> {
+    endless(|a| {
+        const COOKIE: u64 = 0x1234_5678;
+        const BY_KEY: u32 = 2;
+        const ASKED_FOR: u64 = 3;
+        let about = |operation: u64| {
+            operation | abi::REQUEST_POSITION | ASKED_FOR << abi::REQUEST_WHICH_SHIFT
+        };
+        let key = abi::MSR_BASE + abi::MSR_MANAGEMENT_KEY + BY_KEY;
+        let request = abi::MSR_BASE + abi::MSR_REQUEST;
+        for (msr, value, cookie) in [
+            (key, COOKIE, abi::DEFAULT_COOKIE),
+            (key, abi::DEFAULT_COOKIE, COOKIE),
+            (request, about(abi::REQUEST_RESERVE), COOKIE),
+            (request, about(abi::REQUEST_RELEASE), COOKIE),
+        ] {
+            a.mov(rsi, cookie)?;
+            wrmsr(a, msr, value)?;
+        }
+        a.mov(edx, NOTHING)?;
+        a.in_(al, dx)?;
+        a.out(dx, al)
     })
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use arbiter::Scheme;
-use umpire_bench::{BenchError, Measurement, Outcome, PcrOptions, PerfmonOptions};
+use umpire_bench::{BenchError, Hostility, Measurement, Outcome, PcrOptions, PerfmonOptions};
 use vmm::config::trap_mode;
 
 use crate::config::parse_policy;
@@ -35,7 +35,17 @@ fn lowered(what: Bench) -> Result<Measurement, UserError> {
             iterations,
             rdpmc_trap: trap_mode(&rdpmc_trap).unwrap_or_default(),
         },
-        Bench::Neighbour { iterations, .. } => Measurement::Neighbour { iterations },
+        Bench::Neighbour {
+            iterations,
+            hostile,
+            ..
+        } => {
+            let named = Hostility::ALL.into_iter().find(|one| one.name() == hostile);
+            Measurement::Neighbour {
+                iterations,
+                hostility: named.unwrap_or_default(),
+            }
+        }
         Bench::Pcr {
             iterations,
             scheme,
