@@ -12,6 +12,7 @@ mod report;
 mod reserved;
 mod saved;
 mod switch;
+mod taken;
 mod times;
 mod uncounted;
 
@@ -19,8 +20,8 @@ pub use placing::Oversubscribe;
 pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;
 pub use reserved::Reservations;
-use reserved::Taken;
 pub use switch::Needs;
+use taken::Taken;
 
 use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
 use perfmon::ContextId;

@@ -337,8 +337,8 @@ fn a_lost_step_takes_the_label_exact_away_until_programmed_anew() {
     assert_eq!(step.loss(slots[0]), None);
 }
 
-#[test]
-fn ticks_without_a_ring_wait_for_the_next_sample() {
+/// A clock that looks at the ring each 1,000 ticks.
+fn counting_user_time() -> ClockBackend {
     let mut clock = ClockBackend::with_sample_ticks(NonZeroU64::new(1_000).expect("not zero"));
     let request = CountRequest {
         os: false,
@@ -348,6 +348,12 @@ fn ticks_without_a_ring_wait_for_the_next_sample() {
         .program(SlotIndex(0), &request)
         .expect("reference cycles");
     clock.start(SlotIndex(0));
+    clock
+}
+
+#[test]
+fn ticks_without_a_ring_wait_for_the_next_sample() {
+    let mut clock = counting_user_time();
     assert!(clock.needs_ring());
     let mut interval = |entered, ring| {
         clock.observe(&Progress::Entered { tsc: Tsc(entered) });
@@ -376,15 +382,7 @@ fn ticks_without_a_ring_wait_for_the_next_sample() {
 /// A guest that leaves all the time is looked at anyway.
 #[test]
 fn samples_are_rare_while_the_guest_exits_by_itself() {
-    let mut clock = ClockBackend::with_sample_ticks(NonZeroU64::new(1_000).expect("not zero"));
-    let request = CountRequest {
-        os: false,
-        ..ClockDriver::default().request()
-    };
-    clock
-        .program(SlotIndex(0), &request)
-        .expect("reference cycles");
-    clock.start(SlotIndex(0));
+    let mut clock = counting_user_time();
     let mut now = 0;
     let mut distance = |ran: u64, ring| {
         clock.observe(&Progress::Entered { tsc: Tsc(now) });

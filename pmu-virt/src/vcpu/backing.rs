@@ -124,8 +124,7 @@ impl VcpuPmu {
     pub(super) fn note_holdings(&self) {
         if let Some(reservations) = &self.reservations {
             let held = self.guests_holding();
-            let wish = self.wish().counters;
-            reservations.holdings.note(self.owner, held, wish);
+            reservations.holdings.note(self.owner, held, self.wished());
         }
     }
 }

@@ -290,7 +290,6 @@ impl VcpuPmu {
 
     /// The same after that has changed.
     pub(super) fn introduce_anew(&self, core: &mut CorePmu) {
-        self.note_holdings();
         let generation = self.grant.budget.generation;
         core.host.set_guest(self.owner, generation, self.wish());
     }
@@ -305,23 +304,26 @@ impl VcpuPmu {
             .collect()
     }
 
-    /// What the guest may want: counters of the model that it was given and that
-    /// the hypervisor has not reserved, and each event that has a name.
-    pub(super) fn wish(&self) -> GuestClaim {
-        let usable = self.usable();
-        let (budget, there) = (self.grant.budget, PerKind::count(usable));
+    /// How many of them the guest may want at a time, by its budget.
+    pub(super) fn wished(&self) -> usize {
+        let (budget, there) = (self.grant.budget, PerKind::count(self.usable()));
         // What it will have again nobody else is promised.
         let later = budget.until.map_or(budget.most, |end| end.most);
         let at_most = |of: fn(PerKind) -> u8| of(there).min(of(budget.most).max(of(later)));
-        let counters = at_most(|kind| kind.programmable) + at_most(|kind| kind.fixed);
+        usize::from(at_most(|kind| kind.programmable) + at_most(|kind| kind.fixed))
+    }
+
+    /// What the guest may want: counters of the model that it was given and that
+    /// the hypervisor has not reserved, and each event that has a name.
+    pub(super) fn wish(&self) -> GuestClaim {
         let events = KnownEvent::ALL.into_iter().filter_map(|event| {
             let event = EventCode::of(self.model.events(), event)?;
             Some(CountRequest::plain(event, true, true))
         });
-        let fixed = usable.iter().filter_map(fixed_request);
+        let fixed = self.usable().iter().filter_map(fixed_request);
         let reservations = self.reservations.as_ref();
         GuestClaim {
-            counters: usize::from(counters),
+            counters: self.wished(),
             events: events.chain(fixed).collect(),
             holdings: reservations.map(|reservations| reservations.holdings.clone()),
         }
@@ -345,7 +347,7 @@ impl VcpuPmu {
         let left_out = || {
             let usable = PerKind::count(self.usable());
             let usable = usize::from(usable.programmable + usable.fixed);
-            let left_out = usable.saturating_sub(self.wish().counters);
+            let left_out = usable.saturating_sub(self.wished());
             u8::try_from(left_out).unwrap_or(u8::MAX)
         };
         let fewer = match limit.fewer {

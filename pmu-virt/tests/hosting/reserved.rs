@@ -1,17 +1,15 @@
 //! What the hypervisor has reserved is room for host contexts.
 
-use std::sync::Arc;
-
 use arbiter::{
-    AdminAct, Auditor, Caller, Cookie, CounterId, Effects, Entropy, GuardLimits, Layer, Outcome,
-    PcrConfig, PcrUnit, PerKind, Phase, Policy, Reason, Record, Reply, Request, Scheme, Wanted,
+    AdminAct, Caller, Cookie, CounterId, Effects, Layer, Outcome, PerKind, Reason, Reply, Request,
+    Scheme, Wanted,
 };
 use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_PROV_LOST};
 use perfmon_abi::wire::{Call, Errno};
 use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{
     CorePmu, CounterBackend, Grant, MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress,
-    ReadOutcome, Reading, Reservations, Ring, SimBackend, Ticks, Tsc, WriteOutcome,
+    ReadOutcome, Reading, Ring, SimBackend, Ticks, Tsc, WriteOutcome,
 };
 use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
@@ -21,40 +19,9 @@ use crate::truth::{EVENTS, Truth, clocks};
 
 const TICKS_PER_MS: u64 = 1_000_000;
 
-#[derive(Debug)]
-struct Nobody;
-
-impl Auditor for Nobody {
-    fn record(&mut self, _: &Record) {}
-}
-
-impl Entropy for Nobody {
-    fn bits(&mut self) -> Option<u64> {
-        None
-    }
-}
-
 /// The PMU with reservations, of which none is made yet.
 pub(crate) fn with_reservations(pmu: Seated) -> Seated {
-    let mut policy = Policy::default();
-    policy.kernel.min = PerKind::default();
-    let unit = PcrUnit::new(PcrConfig {
-        counters: pmu.model().counts(),
-        widths: pmu.model().widths(),
-        policy,
-        scheme: Scheme::Independent,
-        guard: GuardLimits::with_ticks_per_ms(TICKS_PER_MS),
-        ticks_per_ms: TICKS_PER_MS,
-        phase: Arc::new(Phase::new(false)),
-        legacy: None,
-        smm: false,
-    });
-    pmu.with_reservations(Reservations {
-        unit,
-        entropy: Box::new(Nobody),
-        audit: Box::new(Nobody),
-        holdings: Default::default(),
-    })
+    pmu.with_own_reservations(TICKS_PER_MS)
 }
 
 fn reserve(pmu: &mut Seated, n: u8) {

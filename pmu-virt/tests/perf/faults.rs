@@ -4,15 +4,14 @@ use crate::fake::{Call, FakeKernel};
 use crate::model::{A, B, ENV, backend, counting, cycles, expect, finish, hardware, run, software};
 use crate::seated::Seated;
 use crate::{Run, Verdict, ensure};
-use arbiter::{GuardLimits, NoEntropy, PcrConfig, PcrUnit, Phase, Policy, Record, Scheme, abi};
+use arbiter::abi;
 use pmu_virt::accounting::MSR_BASE;
 use pmu_virt::perf::PerfBackend;
 use pmu_virt::{
-    Caller, CounterBackend, Grant, Holdings, Layer, MsrIndex, PmuModel, Progress, Provenance,
-    ReadOutcome, Reading, Reservations, Ring, SlotSet, Ticks, Tsc, UnavailableReason,
+    Caller, CounterBackend, Grant, Layer, MsrIndex, PmuModel, Progress, Provenance, ReadOutcome,
+    Reading, Ring, SlotSet, Ticks, Tsc, UnavailableReason,
 };
 use std::num::NonZeroU64;
-use std::sync::Arc;
 
 pub(crate) const TESTS: &[(&str, Run)] = &[
     ("faults::refusals_are_told_with_their_errno", refusals),
@@ -351,24 +350,8 @@ fn owner_hears() -> Result<Verdict, String> {
     kernel.state().rdpmc = true;
     let model =
         PmuModel::parse("intel-v2,counters=4,fixed=0").map_err(|error| error.to_string())?;
-    let unit = PcrUnit::new(PcrConfig {
-        counters: model.counts(),
-        widths: model.widths(),
-        policy: Policy::default(),
-        scheme: Scheme::Independent,
-        guard: GuardLimits::with_ticks_per_ms(TICKS_PER_MS),
-        ticks_per_ms: TICKS_PER_MS,
-        phase: Arc::new(Phase::new(false)),
-        legacy: None,
-        smm: false,
-    });
     let seated = Seated::new(model, Box::new(backend(&kernel)), Grant::everything());
-    let mut vcpu = seated.with_reservations(Reservations {
-        unit,
-        entropy: Box::new(NoEntropy),
-        audit: Box::new(Vec::<Record>::new()),
-        holdings: Holdings::default(),
-    });
+    let mut vcpu = seated.with_own_reservations(TICKS_PER_MS);
     let mut tsc = 0;
     let mut run = |vcpu: &mut Seated, ms: u64| {
         vcpu.observe(Progress::Entered { tsc: Tsc(tsc) });

@@ -3,8 +3,12 @@
 #![allow(dead_code, reason = "no test uses all of it")]
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
-use arbiter::{Cookie, CounterSet, Effects, Outcome, PcrUnit, PerKind};
+use arbiter::{
+    Cookie, CounterSet, Effects, GuardLimits, NoAudit, NoEntropy, Outcome, PcrConfig, PcrUnit,
+    PerKind, Phase, Policy, Scheme,
+};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{AttachedContext, ContextId, GuestLimit, Moment, NotLoaded, Quantities};
 use pmu_virt::{
@@ -190,6 +194,29 @@ impl Seated {
     pub(crate) fn needs_room(&self) -> Option<usize> {
         let core = self.core.as_deref()?;
         self.pmu.needs_room(core)
+    }
+
+    /// The same with reservations, of which none is made yet. No layer has a minimum.
+    pub(crate) fn with_own_reservations(self, ticks_per_ms: u64) -> Self {
+        let mut policy = Policy::default();
+        policy.kernel.min = PerKind::default();
+        let unit = PcrUnit::new(PcrConfig {
+            counters: self.model().counts(),
+            widths: self.model().widths(),
+            policy,
+            scheme: Scheme::Independent,
+            guard: GuardLimits::with_ticks_per_ms(ticks_per_ms),
+            ticks_per_ms,
+            phase: Arc::new(Phase::new(false)),
+            legacy: None,
+            smm: false,
+        });
+        self.with_reservations(Reservations {
+            unit,
+            entropy: Box::new(NoEntropy),
+            audit: Box::new(NoAudit),
+            holdings: Default::default(),
+        })
     }
 
     /// Asks the owners of its counters as for a context of its own.

@@ -62,10 +62,15 @@ pub(super) struct AskingLoads {
 }
 
 impl AskingLoads {
-    /// Whether owners are asked for this context, or will be.
-    pub(super) fn has(&self, id: ContextId) -> bool {
+    /// Those for which owners are asked, or will be.
+    fn loads(&self) -> impl Iterator<Item = &Load> {
         let current = self.current.iter().map(|asking| &asking.load);
-        current.chain(&self.next).any(|load| load.context == id)
+        current.chain(&self.next)
+    }
+
+    /// Whether there is one of this context.
+    pub(super) fn has(&self, id: ContextId) -> bool {
+        self.loads().any(|load| load.context == id)
     }
 
     /// Why this load has failed when it was tried last and nobody waited for it, once.
@@ -242,15 +247,11 @@ impl Contexts {
     /// A connection has ended: loads that it waits for are canceled.
     pub(super) fn cancel_loads_of(&mut self, connection: ConnectionId) {
         let is_its = |load: &Load| load.waits && load.request.connection == connection;
-        let gone = self.asking.next.iter().filter(|load| is_its(load));
-        let gone: Vec<ContextId> = gone.map(|load| load.context).collect();
-        self.asking.next.retain(|load| !is_its(load));
-        for id in gone {
-            self.give_back(id);
-        }
-        let current = self.asking.current.as_ref().map(|asking| asking.load);
-        if let Some(load) = current.filter(is_its) {
-            self.cancel_load(load.context);
+        let its = self.asking.loads().filter(|load| is_its(load));
+        let its: Vec<ContextId> = its.map(|load| load.context).collect();
+        for id in its {
+            // Nobody reads the answer.
+            self.cancel_load(id);
         }
     }
 
