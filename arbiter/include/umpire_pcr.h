@@ -20,6 +20,7 @@
 #define UMPIRE_PCR_FEATURE_SMM 32U /* ECX: code in SMM counts as firmware */
 #define UMPIRE_PCR_FEATURE_REFUSAL 0x40U /* ECX: the MSR REFUSAL exists */
 #define UMPIRE_PCR_FEATURE_GRANTEE 0x80U /* ECX: who was granted a counter sets its access cookie under every scheme */
+#define UMPIRE_PCR_FEATURE_EVENT 0x100U /* ECX: a request may name an event */
 
 /* RDPMC */
 #define UMPIRE_PCR_RDPMC_COOKIE 0x554d0000U /* ECX: this plus the position reads a counter with a cookie */
@@ -99,6 +100,12 @@
 #define UMPIRE_PCR_REQUEST_WHICH_SHIFT 8ULL /* shift of number or position */
 #define UMPIRE_PCR_REQUEST_LEASE_SHIFT 16ULL /* shift of the lease */
 #define UMPIRE_PCR_REQUEST_LEASE_UNIT_MS 10ULL /* unit of the lease in milliseconds */
+#define UMPIRE_PCR_REQUEST_SELECT_SHIFT 32ULL /* shift of bits 15:0 of the event select: event and unit mask */
+#define UMPIRE_PCR_REQUEST_SELECT_HIGH_SHIFT 48ULL /* shift of its bits 35:32, the event's upper ones (AMD) */
+#define UMPIRE_PCR_REQUEST_EDGE 0x10000000000000ULL /* edge, bit 18 of the event select */
+#define UMPIRE_PCR_REQUEST_INV 0x20000000000000ULL /* invert, bit 23 of the event select */
+#define UMPIRE_PCR_REQUEST_CMASK_SHIFT 54ULL /* shift of the counter mask */
+#define UMPIRE_PCR_REQUEST_EVENT 0x8000000000000000ULL /* the request names an event */
 
 /* ANSWER */
 #define UMPIRE_PCR_ANSWER_NONE 0ULL /* nothing was asked */

@@ -11,7 +11,7 @@ use crate::control::Control;
 #[cfg(feature = "alloc")]
 use crate::counter::PerKind;
 #[cfg(feature = "alloc")]
-use crate::message::{Answer, Reply, Wanted};
+use crate::message::{Answer, NamedEvent, Reply, Wanted};
 #[cfg(feature = "alloc")]
 use crate::policy::{Scheme, Share};
 use crate::reason::Reason;
@@ -235,6 +235,8 @@ pub enum Ask {
         wanted: Wanted,
         /// The length of the lease in milliseconds.
         lease_ms: Option<u32>,
+        /// The event that it names.
+        event: Option<NamedEvent>,
     },
     /// To give a counter back, by the mailbox.
     Release(CounterId),

@@ -11,7 +11,7 @@ use core::cmp::Reverse;
 use crate::bank::Bank;
 use crate::cookie::Cookie;
 use crate::counter::PerKind;
-use crate::message::Wanted;
+use crate::message::{NamedEvent, Wanted};
 use crate::policy::{Policy, Scheme};
 use crate::reason::Reason;
 use crate::time::Tsc;
@@ -28,6 +28,8 @@ pub(crate) struct Pending {
     pub(crate) theirs: CounterSet,
     pub(crate) cookie: Cookie,
     pub(crate) lease_ms: Option<u32>,
+    /// The event that the counters are for; `None`: any.
+    pub(crate) event: Option<NamedEvent>,
     /// Counters that the request has gathered. The layer holds them already, so
     /// that nobody else takes them. If the request is refused it gives them back.
     pub(crate) got: CounterSet,
@@ -63,13 +65,19 @@ pub(crate) struct Question {
 }
 
 impl Pending {
-    pub(crate) fn new(wanted: Wanted, cookie: Cookie, lease_ms: Option<u32>) -> Self {
+    pub(crate) fn new(
+        wanted: Wanted,
+        cookie: Cookie,
+        lease_ms: Option<u32>,
+        event: Option<NamedEvent>,
+    ) -> Self {
         Pending {
             sequence: 0,
             wanted,
             theirs: CounterSet::EMPTY,
             cookie,
             lease_ms,
+            event,
             got: CounterSet::EMPTY,
             reported: CounterSet::EMPTY,
             declined: CounterSet::EMPTY,
@@ -168,13 +176,19 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
     let announced = holdings.announced_for(layer);
     // What comes from nobody or from the hypervisor has to be backed anew.
     let rules = (view.bank, view.policy);
-    let more = view.backed.left(rules, layer, holdings.of_kind);
+    let room = view.backed.room_for(layer, pending);
+    let of_event = room.map_or(u32::MAX, |room| room.more.into());
+    let more = view
+        .backed
+        .left(rules, layer, holdings.of_kind)
+        .min(of_event);
     let sources = sources(view, layer, pending, &holdings, more);
     let others = usable + sources.reachable - sources.backed;
     let suffices = |more: u32| announced.len() + sources.backed + others.min(more) >= need;
     if !suffices(more) {
         let elsewhere = view.backed.elsewhere();
-        if !pending.stays && suffices(elsewhere.left(rules, layer, holdings.of_kind)) {
+        let there = elsewhere.left(rules, layer, holdings.of_kind).min(of_event);
+        if !pending.stays && suffices(there) {
             return NextStep::Move;
         }
         return NextStep::Refuse(pending.refusal.unwrap_or(match pending.wanted {
@@ -225,6 +239,28 @@ pub struct Backing {
     /// Programmable counters that they could hold together if the vCPU moved to another
     /// core; 0 if that is no more, or nobody moves it.
     pub elsewhere: u8,
+    /// Room for what each layer asks for, by the layer's code, where that names an event
+    /// or physical counters differ. `None`: they do not, whatever is asked for.
+    pub rooms: Option<[Option<EventRoom>; LAYERS]>,
+}
+
+/// Room for what one layer asks for, where not every physical counter can count it or
+/// what is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventRoom {
+    /// The event that its request names; `None`: any.
+    pub event: Option<NamedEvent>,
+    /// Programmable counters that can be held for it beside all that is held.
+    pub more: u8,
+    /// Held ones in whose place one more can be held for it.
+    pub instead_of: CounterSet,
+}
+
+impl EventRoom {
+    /// Whether one that is held can become one for this event.
+    pub(crate) fn can_have(&self, counter: CounterId) -> bool {
+        self.more > 0 || self.instead_of.contains(counter)
+    }
 }
 
 impl Backing {
@@ -234,7 +270,13 @@ impl Backing {
             programmable: u8::MAX,
             fixed: CounterSet::first(0, crate::MAX_FIXED),
             elsewhere: 0,
+            rooms: None,
         }
+    }
+
+    /// Whether what is said of rooms holds only until somebody holds something else.
+    pub(crate) fn differs(&self) -> bool {
+        self.rooms.iter().flatten().any(Option::is_some)
     }
 }
 
@@ -255,6 +297,35 @@ impl Backed {
             ..self.most
         };
         Backed { most, ..self }
+    }
+
+    /// Room for what the request of `layer` is about, where physical counters differ.
+    pub(crate) fn room_for(&self, layer: Layer, pending: &Pending) -> Option<EventRoom> {
+        if matches!(pending.wanted, Wanted::This(CounterId::Fixed(_))) {
+            return None;
+        }
+        let told = self.most.rooms?;
+        let told = told.get(usize::from(layer.code())).copied().flatten();
+        match told {
+            Some(room) if room.event == pending.event => Some(room),
+            None if pending.event.is_none() => None,
+            // What was told of another request says nothing of this one.
+            _ => Some(EventRoom {
+                event: pending.event,
+                more: 0,
+                instead_of: CounterSet::EMPTY,
+            }),
+        }
+    }
+
+    /// Whether it is not known yet what room there is for the request.
+    pub(crate) fn is_unknown(&self, layer: Layer, pending: &Pending) -> bool {
+        let told = self.most.rooms.as_ref();
+        let told = told.and_then(|rooms| rooms.get(usize::from(layer.code())));
+        told.is_some_and(|room| match room {
+            Some(room) => room.event != pending.event,
+            None => pending.event.is_some(),
+        })
     }
 
     /// How many counters of the kind of `of_kind` `layer` can have that no layer of
@@ -336,6 +407,10 @@ fn sources(
         }
         let taken = holdings.announced | view.busy;
         let wanted = holdings.of_layer(other) & pending.wanted.candidates();
+        let wanted = match view.backed.room_for(layer, pending) {
+            Some(room) if other.is_guest() && room.more == 0 => wanted & room.instead_of,
+            _ => wanted,
+        };
         sources.contended |= !(wanted & taken & !holdings.announced_for(layer)).is_empty();
         // A counter that is announced or asked for counts as gone.
         let committed = (holdings.of_layer(other) & taken).len() + holdings.min(view.policy, other);

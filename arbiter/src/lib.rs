@@ -102,7 +102,7 @@ pub use audit::{Auditor, Entropy, Event, NoAudit, NoEntropy, Record};
 #[cfg(feature = "alloc")]
 pub use bank::Bank;
 #[cfg(feature = "alloc")]
-pub use broker::Backing;
+pub use broker::{Backing, EventRoom};
 pub use control::{Control, Shared};
 pub use cookie::Cookie;
 pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, PerKind};
@@ -112,7 +112,7 @@ pub use guard::{Guard, GuardLimits, Penalty};
 pub use layer::{Access, Layer, Phase};
 #[cfg(feature = "alloc")]
 pub use map::LegacyMap;
-pub use message::{Answer, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
+pub use message::{Answer, NamedEvent, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
 #[cfg(feature = "alloc")]
 pub use policy::{Policy, PolicyError, Scheme, Share};
 pub use reason::Reason;
@@ -121,4 +121,4 @@ pub use register::PcrRegister;
 pub use reservation::{Change, ChangeKind, Effects, Operation, Reservation, Revocation};
 pub use time::{Nanos, Ticks, Tsc};
 #[cfg(feature = "alloc")]
-pub use unit::{AdminAct, AdminError, Caller, Context, PcrConfig, PcrUnit};
+pub use unit::{AdminAct, AdminError, AskedEvents, Caller, Context, PcrConfig, PcrUnit};

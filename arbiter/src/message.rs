@@ -1,6 +1,8 @@
 //! The messages of the mailbox: what a layer writes to `REQUEST` and `REPLY`, and
 //! what it reads from `ANSWER`, `GRANTED` and `NOTICE`. `docs/pcr.md` has the bits.
 
+use core::num::NonZeroU32;
+
 use crate::abi;
 use crate::cookie::Cookie;
 use crate::reason::Reason;
@@ -49,6 +51,8 @@ pub enum Request {
         /// The length of the lease in milliseconds. `None` means as long as policy
         /// allows.
         lease_ms: Option<u32>,
+        /// The event that each of them is to count, in both rings. `None` means any.
+        event: Option<NamedEvent>,
     },
     /// Gives a counter back.
     Release {
@@ -64,6 +68,59 @@ pub enum Request {
     },
 }
 
+/// An event that a request names, so that a physical counter is kept which can count it:
+/// what an event select says of the event, without rings, interrupt and enable bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NamedEvent(
+    /// Bits 63:32 of `REQUEST`.
+    NonZeroU32,
+);
+
+/// Bits of an event select, and where `REQUEST` has them: event and unit mask, the event's
+/// upper bits, edge, invert, counter mask.
+const EVENT_FIELDS: [(u64, u32, u32); 5] = [
+    (0xffff, 0, 0),
+    (0xf, 32, 16),
+    (1, 18, 20),
+    (1, 23, 21),
+    (0xff, 24, 22),
+];
+
+impl NamedEvent {
+    /// The event that `select` selects. `None`: it has other bits than those of the event.
+    pub fn of_select(select: u64) -> Option<Self> {
+        let moved =
+            EVENT_FIELDS.map(|(mask, of_select, bits)| (select >> of_select & mask) << bits);
+        let bits = moved.into_iter().sum::<u64>() | abi::REQUEST_EVENT >> EVENT_SHIFT;
+        let event = NamedEvent(NonZeroU32::new(u32::try_from(bits).ok()?)?);
+        (event.select() == select).then_some(event)
+    }
+
+    /// Bits 15:0, 18, 23, 31:24 and 35:32 of its event select; the others are 0.
+    pub fn select(self) -> u64 {
+        let own = u64::from(self.0.get());
+        let moved = EVENT_FIELDS.map(|(mask, select, bits)| (own >> bits & mask) << select);
+        moved.into_iter().sum()
+    }
+
+    /// Bits 63:32 of `REQUEST`, shifted down.
+    fn decode(bits: u64) -> Option<Self> {
+        let event = NamedEvent(NonZeroU32::new(u32::try_from(bits).ok()?)?);
+        let again = NamedEvent::of_select(event.select())?;
+        (again == event).then_some(event)
+    }
+
+    /// What it adds to a value for `REQUEST`.
+    pub fn request_bits(self) -> u64 {
+        u64::from(self.0.get()) << EVENT_SHIFT
+    }
+}
+
+/// Bits of `REQUEST` from here on name an event.
+const EVENT_SHIFT: u64 = abi::REQUEST_SELECT_SHIFT;
+/// The bits below.
+const LOWER: u64 = (1 << EVENT_SHIFT) - 1;
+
 const WHICH: u64 = 0xff << abi::REQUEST_WHICH_SHIFT;
 const LEASE: u64 = 0xffff << abi::REQUEST_LEASE_SHIFT;
 
@@ -77,8 +134,15 @@ impl Request {
     pub fn decode(value: u64, presented: u64) -> Result<Request, Reason> {
         let (which, lease) = (field(value, WHICH), field(value, LEASE));
         let by_position = value & abi::REQUEST_POSITION != 0;
+        let event = match value >> EVENT_SHIFT {
+            0 => None,
+            bits => Some(NamedEvent::decode(bits).ok_or(Reason::Malformed)?),
+        };
+        let value = value & LOWER;
         let known = abi::REQUEST_OP_MASK | abi::REQUEST_POSITION | WHICH | LEASE;
-        if value & !known != 0 {
+        if value & !known != 0
+            || event.is_some() && value & abi::REQUEST_OP_MASK != abi::REQUEST_RESERVE
+        {
             return Err(Reason::Malformed);
         }
         let cookie = || Cookie::new(presented).ok_or(Reason::Malformed);
@@ -92,13 +156,16 @@ impl Request {
                 };
                 let cookie = cookie()?;
                 let lease = u32::from(lease) * LEASE_UNIT_MS;
-                if cookie.is_default() {
+                // A fixed-function counter has its event.
+                let named = matches!(wanted, Wanted::This(CounterId::Fixed(_))) && event.is_some();
+                if cookie.is_default() || named {
                     Err(Reason::Malformed)
                 } else {
                     Ok(Request::Reserve {
                         wanted,
                         cookie,
                         lease_ms: (lease != 0).then_some(lease),
+                        event,
                     })
                 }
             }

@@ -3,6 +3,7 @@
 
 use crate::control::Control;
 use crate::cookie::Cookie;
+use crate::message::NamedEvent;
 use crate::reason::Reason;
 use crate::time::Tsc;
 use crate::{CounterId, CounterSet, Layer};
@@ -23,6 +24,8 @@ pub struct Reservation {
     pub lease_ms: Option<u32>,
     /// The announced revocation, if there is one.
     pub revocation: Option<Revocation>,
+    /// The event for which a physical counter is kept. `None` means any.
+    pub event: Option<NamedEvent>,
     management: Cookie,
     access: Cookie,
     masters: bool,
@@ -59,6 +62,7 @@ impl Reservation {
             lease: None,
             lease_ms: None,
             revocation: None,
+            event: None,
             management,
             access,
             masters: false,

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 
 use crate::audit::Event;
 use crate::counter::PerKind;
-use crate::message::{Answer, Outcome, Wanted};
+use crate::message::{Answer, NamedEvent, Outcome, Wanted};
 use crate::policy::{Policy, Scheme};
 use crate::reason::Reason;
 use crate::{CounterId, Layer};
@@ -58,6 +58,8 @@ pub enum Action {
         /// The length of the lease in milliseconds. `None` means as long as policy
         /// allows.
         lease_ms: Option<u32>,
+        /// The event that they are for. `None` means any.
+        event: Option<NamedEvent>,
     },
     /// Reserves by `MANAGEMENT_KEY`, without the mailbox.
     Claim(CounterId),

@@ -30,7 +30,7 @@ use crate::guard::{Guard, GuardLimits};
 use crate::layer::Phase;
 use crate::mailbox::{Mailbox, QueuedNotice};
 use crate::map::LegacyMap;
-use crate::message::NoticeKind;
+use crate::message::{NamedEvent, NoticeKind};
 use crate::policy::{Policy, Scheme};
 use crate::reason::Reason;
 use crate::reservation::{Change, ChangeKind, Effects, Reservation};
@@ -61,6 +61,10 @@ pub struct PcrConfig {
     /// Whether the machine has SMM, which counts as firmware.
     pub smm: bool,
 }
+
+/// The event that each layer's request is about, by the layer's code. The inner `None`
+/// means any, the outer one that nothing is asked for.
+pub type AskedEvents = [Option<Option<NamedEvent>>; LAYERS];
 
 /// What an operation needs from its caller.
 #[derive(Debug)]
@@ -124,6 +128,8 @@ pub struct PcrUnit {
     scheme: Scheme,
     /// [`PcrUnit::back`].
     backed: Backing,
+    /// Something else is held than when that was said, and physical counters differ.
+    held_anew: bool,
     /// What the administrator leaves to the layers of the guest.
     budget: PerKind,
     /// Layers, by code, that the administrator has barred.
@@ -165,6 +171,7 @@ impl PcrUnit {
             smm: config.smm,
             scheme: config.scheme,
             backed: Backing::whole(),
+            held_anew: false,
             budget: PerKind::ALL,
             barred: [false; LAYERS],
             mailboxes: Default::default(),
@@ -273,7 +280,9 @@ impl PcrUnit {
     /// more.
     #[inline]
     pub fn back(&mut self, most: Backing, cx: &mut Context<'_>) -> Effects {
-        if self.backed != most {
+        let held_anew = core::mem::take(&mut self.held_anew);
+        let is_news = self.backed != most;
+        if is_news {
             self.backed = most;
             let fixed = most.fixed & self.bank.counters();
             cx.audit.asked(&AskRecord {
@@ -283,13 +292,35 @@ impl PcrUnit {
                 result: AskResult::Done,
             });
             self.stop_what_comes(cx);
-            if self.waits_for_move() {
-                let effects = self.serve(cx);
-                self.find_deadline();
-                return effects;
-            }
+        }
+        if held_anew || is_news && self.waits_for_move() {
+            let effects = self.serve(cx);
+            self.find_deadline();
+            return effects;
         }
         Effects::NONE
+    }
+
+    /// What it was told last by [`PcrUnit::back`].
+    pub fn backed(&self) -> Backing {
+        self.backed
+    }
+
+    /// Whether requests wait to be told again by [`PcrUnit::back`] what can be backed:
+    /// something else is held than when that was said, and physical counters differ.
+    #[inline]
+    pub fn looks_for_room(&self) -> bool {
+        self.held_anew && self.mailboxes.iter().any(|one| one.pending.is_some())
+    }
+
+    /// What is held has changed.
+    fn note_held(&mut self) {
+        self.held_anew |= self.backed.differs();
+    }
+
+    /// The events that pending requests are about.
+    pub fn asked_events(&self) -> AskedEvents {
+        Policy::LAYERS.map(|layer| self.pending(layer).map(|pending| pending.event))
     }
 
     /// Whether a request waits until the vCPU moves to a core that backs it.
@@ -342,7 +373,8 @@ impl PcrUnit {
             | abi::FEATURE_RDPMC
             | abi::FEATURE_MAILBOX
             | abi::FEATURE_REFUSAL
-            | abi::FEATURE_GRANTEE;
+            | abi::FEATURE_GRANTEE
+            | abi::FEATURE_EVENT;
         if self.legacy.is_some() {
             features |= abi::FEATURE_LEGACY_MAP;
         }
@@ -389,6 +421,7 @@ impl PcrUnit {
     /// was held when the phase ended, so they are settled before.
     fn apply(&mut self, change: Change) -> Effects {
         let _ = self.map();
+        self.note_held();
         self.bank.apply(change)
     }
 

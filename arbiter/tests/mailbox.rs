@@ -6,12 +6,12 @@ use arbiter::abi::{
     ANSWER_GRANTED, ANSWER_NUMBER_SHIFT, ANSWER_PENDING, ANSWER_REASON_SHIFT, ANSWER_REFUSED,
     COOKIE_MASK, FEATURE_MAILBOX, NOTICE_ASKED, NOTICE_GRANTED, NOTICE_LOST, NOTICE_REASON_SHIFT,
     NOTICE_REFUSED, NOTICE_REVOKED, REASON_LENT, REASON_NONE_FREE, REASON_WITHDRAWN, REPLY_REFUSE,
-    REPLY_YIELD, REQUEST_POSITION, REQUEST_RELEASE, REQUEST_RESERVE, REQUEST_WHICH_SHIFT,
-    REQUEST_WITHDRAW,
+    REPLY_YIELD, REQUEST_EVENT, REQUEST_POSITION, REQUEST_RELEASE, REQUEST_RESERVE,
+    REQUEST_WHICH_SHIFT, REQUEST_WITHDRAW,
 };
 use arbiter::{
-    CounterId, Event, Layer, NoticeKind, PcrRegister, PerKind, Reason, Reply, Request, Scheme,
-    Wanted,
+    CounterId, Event, Layer, NamedEvent, NoticeKind, PcrRegister, PerKind, Reason, Reply, Request,
+    Scheme, Wanted,
 };
 
 use harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
@@ -19,7 +19,10 @@ use harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
 fn reserve(request: Result<Request, Reason>) -> Option<(Wanted, Option<u32>)> {
     match request {
         Ok(Request::Reserve {
-            wanted, lease_ms, ..
+            wanted,
+            lease_ms,
+            event: None,
+            ..
         }) => Some((wanted, lease_ms)),
         _ => None,
     }
@@ -49,8 +52,39 @@ fn requests_to_reserve() {
     for bit in (5..8).chain(32..64) {
         check(0x0101 | 1 << bit, 1, None);
     }
+    check(0x0101 | u64::MAX << 32, 1, None);
     for operation in (0..16).filter(|operation| *operation != REQUEST_RESERVE) {
         check(0x0100 | operation, 1, None);
+    }
+}
+
+#[test]
+fn requests_that_name_an_event() {
+    let named = |value| match Request::decode(value, 1) {
+        Ok(Request::Reserve { event, .. }) => event.map(NamedEvent::select),
+        _ => None,
+    };
+    let check = |field: u64, select| {
+        let value = 0x0101 | field << 32 | REQUEST_EVENT;
+        assert_eq!(named(value), Some(select), "{field:#x}");
+        let event = NamedEvent::of_select(select).unwrap();
+        assert_eq!(0x0101 | event.request_bits(), value);
+    };
+    check(0, 0);
+    check(0x412e, 0x412e);
+    check(0xf_0000, 0xf_0000_0000);
+    check(1 << 20, 1 << 18);
+    check(1 << 21, 1 << 23);
+    check(0xff << 22, 0xff << 24);
+    check(0x3fff_ffff, 0xf_ff84_ffff);
+    // No bit of rings, interrupt, enabling or a width that no model has.
+    for bit in (16..18).chain(19..23).chain(36..64) {
+        assert_eq!(NamedEvent::of_select(1 << bit), None, "{bit}");
+    }
+    // Only who reserves names one, and a fixed-function counter has its own.
+    for value in [0x0112, 0x0003, 0x2111] {
+        let request = Request::decode(value | REQUEST_EVENT, 1);
+        assert_eq!(request.unwrap_err(), Reason::Malformed, "{value:#x}");
     }
 }
 

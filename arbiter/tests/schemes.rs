@@ -378,6 +378,7 @@ fn a_request_can_be_withdrawn_and_only_one_is_pending() {
         wanted,
         cookie: cookie(HV),
         lease_ms: None,
+        event: None,
     };
     assert_eq!(harness.request(HV, request).unwrap_err(), Reason::Busy);
     assert_eq!(harness.unit.answer(HV).number, 1);
@@ -667,6 +668,7 @@ fn guessing_in_the_mailbox_is_counted() {
                     wanted: Wanted::This(pmc(3)),
                     cookie: wrong(guess),
                     lease_ms: None,
+                    event: None,
                 },
             };
             let answer = harness.request(FW, request).unwrap();

@@ -101,6 +101,7 @@ fn act(harness: &mut Harness, layer: Layer, action: Do) {
                 wanted,
                 cookie: own,
                 lease_ms,
+                event: None,
             };
             let _ = harness.request(layer, request);
         }

@@ -2,7 +2,9 @@
 //! playing one.
 
 use arbiter::script::{Action, End, Problem, Script, Setup, What, play};
-use arbiter::{CounterId, Event, Layer, Outcome, PerKind, Policy, Reason, Scheme, Share, Wanted};
+use arbiter::{
+    CounterId, Event, Layer, NamedEvent, Outcome, PerKind, Policy, Reason, Scheme, Share, Wanted,
+};
 
 fn pmc(n: u8) -> CounterId {
     CounterId::Programmable(n)
@@ -16,7 +18,11 @@ fn actions() {
         assert_eq!((step.layer, step.action), (layer, action), "{text}");
     };
     let hv = Some(Layer::Hypervisor);
-    let reserve = |wanted, lease_ms| Action::Reserve { wanted, lease_ms };
+    let reserve = |wanted, lease_ms| Action::Reserve {
+        wanted,
+        lease_ms,
+        event: None,
+    };
     check("0 hypervisor reserve 3", hv, reserve(Wanted::Any(3), None));
     check(
         "0 hypervisor reserve PMC31",
@@ -26,6 +32,19 @@ fn actions() {
     check("5 hypervisor reserve FIXED1 lease 500", hv, {
         reserve(Wanted::This(CounterId::Fixed(1)), Some(500))
     });
+    let (wanted, event) = (Wanted::Any(2), NamedEvent::of_select(0x1_0000_00c0));
+    for text in ["event 0x1000000c0 lease 20", "lease 20 event 0x1000000c0"] {
+        let lease_ms = Some(20);
+        check(
+            &format!("5 hypervisor reserve 2 {text}"),
+            hv,
+            Action::Reserve {
+                wanted,
+                lease_ms,
+                event,
+            },
+        );
+    }
     check(
         "0 kernel claim PMC1 # by the key",
         Some(Layer::GuestKernel),

@@ -43,8 +43,8 @@ pub struct GuestRoom {
     /// What it counts now.
     pub now: Vec<Constraint>,
     /// What can count each of the counters that it has reserved, which it has under
-    /// every policy.
-    pub reserved: Vec<Constraint>,
+    /// every policy: it may be any of these, and nothing is reserved if there are none.
+    pub reserved: Vec<Vec<Constraint>>,
 }
 
 /// The counters of a core, and who is there.
@@ -235,7 +235,7 @@ fn chosen<'a>(contexts: &'a SetsTogether<'_>, way: usize) -> impl Iterator<Item 
 }
 
 /// The most of each kind that any of `sets` demands: what covers each of them.
-fn most_of(sets: &[Vec<Constraint>]) -> Vec<Constraint> {
+pub(crate) fn most_of(sets: &[Vec<Constraint>]) -> Vec<Constraint> {
     let Some((first, rest)) = sets.split_first() else {
         return Vec::new();
     };
@@ -277,13 +277,18 @@ impl Room<'_> {
 
     /// What the guest may want at once and has to get, for each event.
     fn guarantees(&self) -> Vec<Vec<Constraint>> {
-        let reserved = &self.guest.reserved;
         // A guest that counts nothing else.
-        let mut all = vec![reserved.clone()];
-        for kind in &self.guest.kinds {
-            let more = self.guaranteed(kind).saturating_sub(reserved.len());
-            if more > 0 {
-                all.push([reserved.as_slice(), &vec![*kind; more]].concat());
+        let mut all = self.guest.reserved.clone();
+        if all.is_empty() {
+            all.push(Vec::new());
+        }
+        for reserved in 0..all.len() {
+            for kind in &self.guest.kinds {
+                let reserved = all[reserved].as_slice();
+                let more = self.guaranteed(kind).saturating_sub(reserved.len());
+                if more > 0 {
+                    all.push([reserved, &vec![*kind; more]].concat());
+                }
             }
         }
         all
@@ -358,7 +363,7 @@ impl Room<'_> {
             needs: applicant.needs(),
             slots: usize::try_from(slots.len()).unwrap_or(0),
             guest: reached.map(|kind| self.guaranteed(kind)).max().unwrap_or(0),
-            reserved: self.guest.reserved.len(),
+            reserved: self.guest.reserved.iter().map(Vec::len).max().unwrap_or(0),
             crowded: self.is_crowded(applicant),
             others: self
                 .rivals(applicant)

@@ -3,7 +3,7 @@
 
 mod claims;
 
-pub(crate) use claims::{GuestClaim, ResourceClaim, fixed_request};
+pub(crate) use claims::{FirmDemands, GuestClaim, ResourceClaim, fixed_request};
 
 use std::cell::Cell;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! What the guests of a VM have reserved, vCPU by vCPU.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use arbiter::{CounterSet, PerKind};
+use arbiter::{CounterId, CounterSet, MAX_PROGRAMMABLE, NamedEvent, PerKind};
 use pmu_model::OwnerId;
 
 /// vCPUs of a VM, at most.
@@ -13,11 +13,21 @@ const VCPUS: usize = 64;
 /// for the most that one of its vCPUs holds, wherever that one is; nobody waits for
 /// another to look.
 #[derive(Clone, Debug)]
-pub struct Holdings(Arc<[Holding; VCPUS]>);
+pub struct Holdings(Arc<Vm>);
+
+#[derive(Debug)]
+struct Vm {
+    vcpus: [Holding; VCPUS],
+    /// Some vCPU has named an event, now or before.
+    names: AtomicBool,
+}
 
 impl Default for Holdings {
     fn default() -> Self {
-        Holdings(Arc::new(std::array::from_fn(|_| Holding::default())))
+        Holdings(Arc::new(Vm {
+            vcpus: std::array::from_fn(|_| Holding::default()),
+            names: AtomicBool::new(false),
+        }))
     }
 }
 
@@ -27,20 +37,57 @@ struct Holding {
     counters: AtomicU64,
     /// Counters that its guest may want, and one more; 0 if nobody has said so.
     wish: AtomicU8,
+    /// The event for which each programmable one is held, as a select with [`NAMED`]; 0
+    /// for any.
+    events: [AtomicU64; MAX_PROGRAMMABLE as usize],
+}
+
+/// No select has this bit.
+const NAMED: u64 = 1 << 63;
+
+impl Holding {
+    fn held(&self) -> CounterSet {
+        CounterSet::from_bits(self.counters.load(Ordering::Relaxed))
+    }
+
+    fn event(&self, counter: CounterId) -> Option<NamedEvent> {
+        let CounterId::Programmable(n) = counter else {
+            return None;
+        };
+        let word = self.events.get(usize::from(n))?.load(Ordering::Relaxed);
+        NamedEvent::of_select(word ^ NAMED)
+    }
 }
 
 impl Holdings {
     fn of(&self, vcpu: OwnerId) -> Option<&Holding> {
-        self.0.get(usize::try_from(vcpu.0).ok()?)
+        self.0.vcpus.get(usize::try_from(vcpu.0).ok()?)
     }
 
-    /// `vcpu` holds these and no others, and its guest may want so many counters.
-    pub(crate) fn note(&self, vcpu: OwnerId, held: CounterSet, wish: usize) {
-        if let Some(holding) = self.of(vcpu) {
-            holding.counters.store(held.bits(), Ordering::Relaxed);
-            let wish = u8::try_from(wish).unwrap_or(u8::MAX).saturating_add(1);
-            holding.wish.store(wish, Ordering::Relaxed);
+    /// `vcpu` holds these and no others, each for its event, and its guest may want so many
+    /// counters.
+    pub(crate) fn note(
+        &self,
+        vcpu: OwnerId,
+        held: CounterSet,
+        event: impl Fn(CounterId) -> Option<NamedEvent>,
+        wish: usize,
+    ) {
+        let Some(holding) = self.of(vcpu) else { return };
+        for (n, known) in (0..).zip(&holding.events) {
+            let counter = CounterId::Programmable(n);
+            let named = event(counter).filter(|_| held.contains(counter));
+            if named.is_some() {
+                self.0.names.store(true, Ordering::Relaxed);
+            }
+            known.store(
+                named.map_or(0, |event| event.select() | NAMED),
+                Ordering::Relaxed,
+            );
         }
+        holding.counters.store(held.bits(), Ordering::Relaxed);
+        let wish = u8::try_from(wish).unwrap_or(u8::MAX).saturating_add(1);
+        holding.wish.store(wish, Ordering::Relaxed);
     }
 
     /// How many counters the guest of `vcpu` may want, wherever that vCPU is.
@@ -52,8 +99,8 @@ impl Holdings {
     /// The most programmable counters that one vCPU holds, and the fixed-function ones
     /// that any does.
     pub(crate) fn largest(&self) -> (usize, CounterSet) {
-        let held = self.0.iter().map(|holding| {
-            let held = CounterSet::from_bits(holding.counters.load(Ordering::Relaxed));
+        let held = self.0.vcpus.iter().map(|holding| {
+            let held = holding.held();
             (PerKind::count(held).programmable, held)
         });
         let (most, all) = held.fold((0, CounterSet::EMPTY), |(most, all), (count, held)| {
@@ -61,5 +108,21 @@ impl Holdings {
         });
         let fixed = all & CounterSet::first(0, arbiter::MAX_FIXED);
         (usize::from(most), fixed)
+    }
+
+    /// The vCPUs that hold counters for events that they named, with all that they hold,
+    /// each with its event.
+    pub(crate) fn named(&self) -> Vec<(OwnerId, Vec<(CounterId, Option<NamedEvent>)>)> {
+        if !self.0.names.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let vcpus = (0..).map(OwnerId).zip(&self.0.vcpus);
+        let held = vcpus.map(|(vcpu, holding)| {
+            let held = holding.held().iter();
+            let held = held.map(|counter| (counter, holding.event(counter)));
+            (vcpu, held.collect::<Vec<_>>())
+        });
+        held.filter(|(_, held)| held.iter().any(|(_, event)| event.is_some()))
+            .collect()
     }
 }

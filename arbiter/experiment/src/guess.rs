@@ -116,6 +116,7 @@ fn victim(secret: u64, program: bool) -> PcrUnit {
         wanted: Wanted::This(COUNTER),
         cookie: Cookie::from_random(secret),
         lease_ms: None,
+        event: None,
     };
     let _ = unit.request(layer, request, cx);
     if !program {

@@ -171,8 +171,17 @@ impl Seat {
             ..
         } = *record;
         let shown = Cookie::from_random(cookie(presented));
+        // Under another scheme somebody holds something else than when room was looked for.
+        // What was told last is what is known.
+        while self.unit.looks_for_room() && !matches!(ask, Ask::Backed(_)) {
+            let _ = self.run(|unit, cx| unit.back(unit.backed(), cx));
+        }
         match ask {
-            Ask::Reserve { wanted, lease_ms } => {
+            Ask::Reserve {
+                wanted,
+                lease_ms,
+                event,
+            } => {
                 // A wrong cookie is wrong for a counter that the layer holds. A new
                 // reservation takes any.
                 let holds = match wanted {
@@ -185,6 +194,7 @@ impl Seat {
                     wanted,
                     cookie,
                     lease_ms,
+                    event,
                 };
                 self.request(layer, request, index)
             }

@@ -330,6 +330,7 @@ impl<'a> Run<'a> {
                         wanted,
                         cookie: cookie(layer).0,
                         lease_ms: None,
+                        event: None,
                     };
                     let asked = self.arbitrate(vcpu, |unit, cx| unit.request(layer, request, cx));
                     if asked.is_err() {

@@ -88,11 +88,13 @@ fn record(setup: &ReplaySetup, moves: &[Move]) -> (Vec<Recorded>, u64) {
                     wanted: Wanted::Any(number % 4 + 1),
                     cookie: own,
                     lease_ms: (number % 3 == 0).then_some(20),
+                    event: None,
                 }),
                 2 => Some(Request::Reserve {
                     wanted: Wanted::This(counter),
                     cookie: own,
                     lease_ms: None,
+                    event: None,
                 }),
                 3 => Some(Request::Release { counter, cookie }),
                 4 => Some(Request::Withdraw { cookie }),

@@ -30,6 +30,8 @@ pub const FEATURE_SMM: u32 = 32;
 pub const FEATURE_REFUSAL: u32 = 0x40;
 /// ECX: who was granted a counter sets its access cookie under every scheme.
 pub const FEATURE_GRANTEE: u32 = 0x80;
+/// ECX: a request may name an event.
+pub const FEATURE_EVENT: u32 = 0x100;
 
 // RDPMC.
 
@@ -180,6 +182,18 @@ pub const REQUEST_WHICH_SHIFT: u64 = 8;
 pub const REQUEST_LEASE_SHIFT: u64 = 16;
 /// Unit of the lease in milliseconds.
 pub const REQUEST_LEASE_UNIT_MS: u64 = 10;
+/// Shift of bits 15:0 of the event select: event and unit mask.
+pub const REQUEST_SELECT_SHIFT: u64 = 32;
+/// Shift of its bits 35:32, the event's upper ones (AMD).
+pub const REQUEST_SELECT_HIGH_SHIFT: u64 = 48;
+/// Edge, bit 18 of the event select.
+pub const REQUEST_EDGE: u64 = 0x10_0000_0000_0000;
+/// Invert, bit 23 of the event select.
+pub const REQUEST_INV: u64 = 0x20_0000_0000_0000;
+/// Shift of the counter mask.
+pub const REQUEST_CMASK_SHIFT: u64 = 54;
+/// The request names an event.
+pub const REQUEST_EVENT: u64 = 0x8000_0000_0000_0000;
 
 // ANSWER.
 

@@ -86,6 +86,7 @@ pub const TABLE: &[Group] = &[
                 7,
                 "ECX: who was granted a counter sets its access cookie under every scheme",
             ),
+            bit("FEATURE_EVENT", 8, "ECX: a request may name an event"),
         ],
     },
     Group {
@@ -311,6 +312,20 @@ pub const TABLE: &[Group] = &[
                 10,
                 "unit of the lease in milliseconds",
             ),
+            entry(
+                "REQUEST_SELECT_SHIFT",
+                32,
+                "shift of bits 15:0 of the event select: event and unit mask",
+            ),
+            entry(
+                "REQUEST_SELECT_HIGH_SHIFT",
+                48,
+                "shift of its bits 35:32, the event's upper ones (AMD)",
+            ),
+            bit("REQUEST_EDGE", 52, "edge, bit 18 of the event select"),
+            bit("REQUEST_INV", 53, "invert, bit 23 of the event select"),
+            entry("REQUEST_CMASK_SHIFT", 54, "shift of the counter mask"),
+            bit("REQUEST_EVENT", 63, "the request names an event"),
         ],
     },
     Group {

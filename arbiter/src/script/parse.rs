@@ -8,7 +8,7 @@ use core::str::FromStr;
 
 use super::{Action, Script, Step};
 use crate::abi;
-use crate::message::Wanted;
+use crate::message::{NamedEvent, Wanted};
 use crate::{CounterId, Layer};
 
 /// A script that cannot be read.
@@ -39,6 +39,10 @@ pub enum Problem {
     Wanted,
     /// The word is no lease.
     Lease,
+    /// The word is no event.
+    Event,
+    /// An event for a fixed-function counter.
+    FixedEvent,
     /// The word is neither yield nor refuse.
     Reply,
     /// The line is complete before the word.
@@ -64,7 +68,13 @@ impl Problem {
             }
             Problem::Counter => "give a counter, as PMC0 or FIXED1",
             Problem::Wanted => "give how many counters, 1 to 255, or one, as PMC0 or FIXED1",
-            Problem::Lease => "give lease and 10 to 655350 milliseconds, in tens",
+            Problem::Lease => {
+                "give lease and 10 to 655350 milliseconds, in tens, or event and a select"
+            }
+            Problem::Event => {
+                "give event and the bits of an event select that name one, as 0x76 or 0x1000000c0"
+            }
+            Problem::FixedEvent => "a fixed-function counter has its event already",
             Problem::Reply => "give yield or refuse",
             Problem::TooMany => "the line is complete before it; # begins a comment",
             Problem::PhaseOfOther => "only the firmware ends its phase",
@@ -214,7 +224,7 @@ impl<'a, I: Iterator<Item = &'a str>> Words<'a, I> {
         let action = match word {
             "reserve" => {
                 let wanted = self.next(Problem::Wanted, wanted)?;
-                return self.lease(wanted);
+                return self.reserve(wanted);
             }
             "claim" => Action::Claim(self.next(Problem::Counter, counter)?),
             "renew" => Action::Renew(self.next(Problem::Counter, counter)?),
@@ -247,13 +257,26 @@ impl<'a, I: Iterator<Item = &'a str>> Words<'a, I> {
         self.end(action)
     }
 
-    fn lease(&mut self, wanted: Wanted) -> Result<Action, ScriptError> {
-        let lease_ms = match self.words.next() {
-            None => None,
-            Some("lease") => Some(self.next(Problem::Lease, lease)?),
-            Some(word) => return Err(self.error(word, Problem::Lease)),
-        };
-        self.end(Action::Reserve { wanted, lease_ms })
+    fn reserve(&mut self, wanted: Wanted) -> Result<Action, ScriptError> {
+        let (mut lease_ms, mut named) = (None, None);
+        while let Some(word) = self.words.next() {
+            match word {
+                "lease" if lease_ms.is_none() => lease_ms = Some(self.next(Problem::Lease, lease)?),
+                "event" if named.is_none() => named = Some(self.next(Problem::Event, event)?),
+                _ if lease_ms.is_some() || named.is_some() => {
+                    return Err(self.error(word, Problem::TooMany));
+                }
+                _ => return Err(self.error(word, Problem::Lease)),
+            }
+        }
+        if let (Wanted::This(CounterId::Fixed(_)), Some(_)) = (wanted, named) {
+            return Err(self.error("event", Problem::FixedEvent));
+        }
+        self.end(Action::Reserve {
+            wanted,
+            lease_ms,
+            event: named,
+        })
     }
 }
 
@@ -264,6 +287,12 @@ fn layer(word: &str) -> Option<Layer> {
         "kernel" => Some(Layer::GuestKernel),
         _ => None,
     }
+}
+
+/// Reads an event that `REQUEST` can name, in hexadecimal: `0x76`.
+fn event(word: &str) -> Option<NamedEvent> {
+    let digits = word.strip_prefix("0x")?;
+    NamedEvent::of_select(u64::from_str_radix(digits, 16).ok()?)
 }
 
 /// Reads a lease that `REQUEST` can carry.

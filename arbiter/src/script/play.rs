@@ -209,12 +209,17 @@ impl Player {
         let slot = usize::from(layer.code());
         let request = |player: &mut Self, request| player.request(index, layer, request);
         match action {
-            Action::Reserve { wanted, lease_ms } => request(
+            Action::Reserve {
+                wanted,
+                lease_ms,
+                event,
+            } => request(
                 self,
                 Request::Reserve {
                     wanted,
                     cookie,
                     lease_ms,
+                    event,
                 },
             ),
             Action::Renew(counter) => {
@@ -226,6 +231,7 @@ impl Player {
                         wanted,
                         cookie,
                         lease_ms,
+                        event: None,
                     },
                 )
             }

@@ -343,7 +343,12 @@ impl PcrUnit {
                 got: pending.got,
                 reported: pending.reported,
                 waits: pending.waits,
-                ..Pending::new(pending.wanted, pending.cookie, pending.lease_ms)
+                ..Pending::new(
+                    pending.wanted,
+                    pending.cookie,
+                    pending.lease_ms,
+                    pending.event,
+                )
             };
             if let Some(question) = question {
                 self.notify_cancelled(question.holder, question.counter, layer);

@@ -118,6 +118,7 @@ impl State {
             smm: unit.smm,
             scheme: unit.scheme,
             backed: unit.backed,
+            held_anew: unit.held_anew,
             budget: unit.budget,
             barred: unit.barred,
             mailboxes: unit.mailboxes.clone(),
@@ -221,6 +222,7 @@ impl State {
                     wanted,
                     cookie,
                     lease_ms: None,
+                    event: None,
                 };
                 unit.request(layer, request, cx).map(drop).ok()
             }

@@ -56,6 +56,7 @@ impl PcrUnit {
                 wanted,
                 cookie,
                 lease_ms,
+                event,
             } => {
                 let own = match wanted {
                     Wanted::This(counter) => self.bank.held_by(layer).contains(counter),
@@ -65,7 +66,12 @@ impl PcrUnit {
                     Wanted::This(counter) if own => self.presented(layer, counter, cookie),
                     _ => Presented::Of(layer),
                 };
-                (Ask::Reserve { wanted, lease_ms }, presented)
+                let ask = Ask::Reserve {
+                    wanted,
+                    lease_ms,
+                    event,
+                };
+                (ask, presented)
             }
             Request::Release { counter, cookie } => (
                 Ask::Release(counter),
@@ -111,9 +117,10 @@ impl PcrUnit {
                 wanted,
                 cookie,
                 lease_ms,
+                event,
             } => {
                 mailbox.number();
-                self.reserve(layer, Pending::new(wanted, cookie, lease_ms), cx)
+                self.reserve(layer, Pending::new(wanted, cookie, lease_ms, event), cx)
             }
         };
         self.find_deadline();
@@ -147,6 +154,9 @@ impl PcrUnit {
         if let Some(mailbox) = self.mailbox_mut(layer) {
             mailbox.pending = Some(pending);
         }
+        let backing = self.backing();
+        let pending = self.pending(layer);
+        self.held_anew |= pending.is_some_and(|pending| backing.is_unknown(layer, pending));
         let effects = self.advance(layer, cx);
         if let Some(pending) = self.pending_mut(layer) {
             pending.waits = true;
@@ -188,9 +198,32 @@ impl PcrUnit {
         cx: &mut Context<'_>,
     ) -> Result<Effects, Reason> {
         self.check_cookie(layer, counter, pending.cookie)?;
+        if pending.event.is_some() {
+            self.name_event(layer, counter, pending)?;
+        }
         self.start_lease(counter, pending.lease_ms, cx.now);
         record(cx, layer, Some(counter), Event::Renewed);
         Ok(Effects::NONE)
+    }
+
+    /// A counter that is held is for the event of this request from now on.
+    fn name_event(
+        &mut self,
+        layer: Layer,
+        counter: CounterId,
+        pending: &Pending,
+    ) -> Result<(), Reason> {
+        let room = self.backing().room_for(layer, pending);
+        let held = self.bank.reservation(counter);
+        let is_new = held.is_some_and(|held| held.event != pending.event);
+        if is_new && room.is_some_and(|room| !room.can_have(counter)) {
+            return Err(Reason::Unbacked);
+        }
+        if let Some(held) = self.bank.reservation_mut(counter) {
+            held.event = pending.event;
+        }
+        self.note_held();
+        Ok(())
     }
 
     fn release(

@@ -97,8 +97,14 @@ impl PcrUnit {
         let owner = self.bank.reservation(counter).map(|held| held.owner);
         let mut backed = self.backing();
         backed.coming = backed.coming & !CounterSet::from_iter([counter]);
-        owner.is_some_and(Layer::is_guest)
-            || backed.left((&self.bank, &self.policy), layer, counter) > 0
+        let room = self
+            .pending(layer)
+            .and_then(|pending| backed.room_for(layer, pending));
+        if owner.is_some_and(Layer::is_guest) {
+            return room.is_none_or(|room| !self.held_anew && room.can_have(counter));
+        }
+        room.is_none_or(|room| !self.held_anew && room.more > 0)
+            && backed.left((&self.bank, &self.policy), layer, counter) > 0
     }
 
     /// What the broker decides the request of `layer` from.
@@ -197,6 +203,12 @@ impl PcrUnit {
         while let Some(pending) = self.pending(layer) {
             if !self.is_alive(layer) {
                 return effects.and(self.conclude(layer, Err(Reason::Phase), cx));
+            }
+            let lacks = pending.got.len() < u32::from(pending.wanted.count());
+            if lacks && self.held_anew && layer.is_guest() {
+                // Until it is told what can be backed now.
+                self.report_gathered(layer, cx);
+                return effects;
             }
             let step = broker::next(&self.view(layer), layer, pending);
             if step != NextStep::Move

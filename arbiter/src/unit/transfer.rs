@@ -25,12 +25,13 @@ impl PcrUnit {
             return Effects::NONE;
         };
         pending.got.insert(counter);
-        let cookie = pending.cookie;
-        let reservation = if is_masters {
+        let (cookie, event) = (pending.cookie, pending.event);
+        let mut reservation = if is_masters {
             Reservation::granted(layer, cookie)
         } else {
             Reservation::new(layer, cookie, cookie)
         };
+        reservation.event = event;
         let kind = ChangeKind::Reserve(reservation);
         let mut effects = self.apply(Change { counter, kind });
         // Legacy software may have used the counter, and its event would go on.
@@ -179,6 +180,28 @@ impl PcrUnit {
         } else {
             (Event::Taken, NoticeKind::Taken)
         };
+        self.tell(owner, counter, (event, kind, None), cx);
+    }
+
+    /// What its owner selects in a counter cannot be counted beside what is held: the owner
+    /// gets a notice, and keeps what it holds.
+    pub fn note_unbacked(&mut self, counter: CounterId, cx: &mut Context<'_>) {
+        let Some(owner) = self.bank.reservation(counter).map(|held| held.owner) else {
+            return;
+        };
+        let reason = Reason::Unbacked;
+        let news = (Event::Refused(reason), NoticeKind::Taken, Some(reason));
+        self.tell(owner, counter, news, cx);
+    }
+
+    /// Tells the owner of a counter about its physical one.
+    fn tell(
+        &mut self,
+        owner: Layer,
+        counter: CounterId,
+        (event, kind, reason): (Event, NoticeKind, Option<Reason>),
+        cx: &mut Context<'_>,
+    ) {
         record(cx, owner, Some(counter), event);
         self.notify(
             owner,
@@ -186,7 +209,7 @@ impl PcrUnit {
                 kind,
                 counter: Some(counter),
                 layer: owner,
-                reason: None,
+                reason,
                 due: None,
             },
         );

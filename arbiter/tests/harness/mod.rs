@@ -198,6 +198,7 @@ impl Harness {
             wanted,
             cookie,
             lease_ms,
+            event: None,
         };
         self.request(layer, request).unwrap()
     }

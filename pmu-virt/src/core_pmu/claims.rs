@@ -1,12 +1,16 @@
 //! What host contexts may want of a core, and whether there is room.
 
-use arbiter::{CounterId, CounterSet};
+use arbiter::{CounterId, CounterSet, NamedEvent};
 use perfmon::ContextId;
 use perfmon_abi::wire::{Errno, Refusal};
-use pmu_model::{Constraint, CountRequest, EventCode, FixedFunction, OwnerId, SlotSet};
+use pmu_model::{
+    Constraint, CountRequest, EventCode, EventFamily, FixedFunction, OwnerId, SlotSet,
+};
 
 use super::CorePmu;
-use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit, fit_together};
+use crate::admission::{
+    Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit, fit_together, most_of,
+};
 use crate::assign::MAX_DEMANDS;
 use crate::attached::{AttachedContext, GuestLimit, HostEvent, NotLoaded};
 use crate::holdings::Holdings;
@@ -44,6 +48,8 @@ impl ResourceClaim {
 pub(crate) struct GuestClaim {
     pub(crate) counters: usize,
     pub(crate) events: Vec<CountRequest>,
+    /// The vocabulary of its event selects.
+    pub(crate) family: Option<EventFamily>,
     /// What the vCPUs of the VM have reserved.
     pub(crate) holdings: Option<Holdings>,
 }
@@ -164,7 +170,7 @@ impl CorePmu {
         let beside = |most: u8, fewer: u8| {
             let guest = GuestRoom {
                 counters: guest.counters.saturating_sub(fewer.into()),
-                reserved: guest.reserved.get(usize::from(held - most)..)?.to_vec(),
+                reserved: self.reserved(most.into()),
                 ..guest.clone()
             };
             let admitted = self.admit_beside(&applicant, &claims, &guest);
@@ -183,7 +189,7 @@ impl CorePmu {
             counters: guest.map_or(0, |_| self.host.guest_counters(None).saturating_add(more)),
             kinds: self.kinds(),
             now: self.guest_now(),
-            reserved: self.reserved(),
+            reserved: self.reserved(usize::MAX),
         }
     }
 
@@ -240,22 +246,84 @@ impl CorePmu {
         all.iter().rev().max_by_key(served).copied()
     }
 
-    /// What the core keeps for the reserved counters of whichever vCPU comes.
-    fn reserved(&self) -> Vec<Constraint> {
+    /// What the core keeps for the reserved counters of whichever vCPU comes: one of
+    /// these. None of them has more than `most` programmable ones.
+    fn reserved(&self, most: usize) -> Vec<Vec<Constraint>> {
         let Some(guest) = &self.host.guest else {
             return Vec::new();
         };
-        let (programmable, fixed) = match &guest.holdings {
-            Some(holdings) => holdings.largest(),
-            None => return Vec::new(),
+        let Some(holdings) = &guest.holdings else {
+            return Vec::new();
         };
         let any = self.any_event(&guest.events);
-        let fixed = fixed.iter().filter_map(|counter| {
-            let plan = self.bank.backend().plan(&fixed_request(counter)?);
-            Some(plan.ok()?.constraint)
+        let (programmable, fixed) = holdings.largest();
+        let fixed = fixed
+            .iter()
+            .filter_map(|counter| self.promise(counter, None, any));
+        let many = any.map(|any| vec![any; programmable.min(most)]);
+        let plain = many.into_iter().flatten().chain(fixed).collect();
+        let named = holdings.named().into_iter().map(|(_, mut held)| {
+            // Owners who give some up need not give those up that are hard to place.
+            held.sort_by_key(|(counter, event)| {
+                (matches!(counter, CounterId::Fixed(_)), event.is_none())
+            });
+            let is_programmable =
+                |held: &&(CounterId, _)| held.0.is_like(CounterId::Programmable(0));
+            let programmable = held.iter().take_while(is_programmable).count();
+            let kept = programmable.min(most);
+            held.drain(kept..programmable);
+            self.promises(&held, any)
         });
-        let any = any.into_iter().flat_map(|any| vec![any; programmable]);
-        any.chain(fixed).collect()
+        let all: Vec<Vec<Constraint>> = std::iter::once(plain).chain(named).collect();
+        // Of too many different ones the most that any of them wants of each kind.
+        ContextDemand::maximal(all.clone()).unwrap_or_else(|| vec![most_of(&all)])
+    }
+
+    /// What has to count for each of the counters that a vCPU holds.
+    fn promises(
+        &self,
+        held: &[(CounterId, Option<NamedEvent>)],
+        any: Option<Constraint>,
+    ) -> Vec<Constraint> {
+        let family = self.host.guest.as_ref().and_then(|guest| guest.family);
+        let promise = |(counter, event): &(CounterId, Option<NamedEvent>)| {
+            self.promise(*counter, family.zip(*event), any)
+        };
+        held.iter().filter_map(promise).collect()
+    }
+
+    /// What has to count for a counter that is reserved, for the event that was named:
+    /// that, its own, or most of those that the guest may ask for (`any`).
+    pub(crate) fn promise(
+        &self,
+        counter: CounterId,
+        event: Option<(EventFamily, NamedEvent)>,
+        any: Option<Constraint>,
+    ) -> Option<Constraint> {
+        let request = match (counter, event) {
+            (CounterId::Programmable(_), None) => return any,
+            (CounterId::Programmable(_), Some((family, event))) => named_request(family, event),
+            (CounterId::Fixed(_), _) => fixed_request(counter),
+        };
+        Some(self.bank.backend().plan(&request?).ok()?.constraint)
+    }
+
+    /// The vCPUs of the VM, by bit, for whose named events the core's own contexts leave no
+    /// room.
+    #[must_use]
+    pub fn refuses(&self) -> u64 {
+        let guest = self.host.guest.as_ref();
+        let named = guest.and_then(|guest| Some((guest, guest.holdings.as_ref()?.named())));
+        let Some((guest, named)) = named.filter(|(_, named)| !named.is_empty()) else {
+            return 0;
+        };
+        let any = self.any_event(&guest.events);
+        let firm = self.firm_beside(NOBODY);
+        let refused = named.iter().filter(|(_, held)| {
+            let promises = self.promises(held, any);
+            !firm.leave_room_for(&promises)
+        });
+        refused.fold(0, |bits, (vcpu, _)| bits | 1 << vcpu.0)
     }
 
     /// What is firm and counts while `vcpu` does.
@@ -302,9 +370,7 @@ impl CorePmu {
         let (Some(any), true) = (any, of_core.any(|one| one.standing == Standing::Firm)) else {
             return usize::MAX;
         };
-        // No vCPU has this number: contexts of vCPUs go with them.
-        let nobody = OwnerId(u32::MAX);
-        let firm = self.firm_beside(nobody);
+        let firm = self.firm_beside(NOBODY);
         let fit = |count: &usize| firm.leave_room_for(&vec![any; count + 1]);
         (0..MAX_DEMANDS).take_while(fit).count()
     }
@@ -437,6 +503,9 @@ impl CorePmu {
     }
 }
 
+/// No vCPU has this number: contexts of vCPUs go with them.
+const NOBODY: OwnerId = OwnerId(u32::MAX);
+
 /// What the firm contexts beside one vCPU rely on.
 pub(crate) struct FirmDemands {
     sets: Vec<Vec<Vec<Constraint>>>,
@@ -449,6 +518,17 @@ impl FirmDemands {
         let together = self.sets.iter().map(Vec::as_slice).collect();
         fit_together(&together, wanted, self.slots)
     }
+}
+
+/// What a request names: in both rings. `None` if the model has no such event.
+fn named_request(family: EventFamily, event: NamedEvent) -> Option<CountRequest> {
+    let plain = CountRequest::decode(family, event.select());
+    let encoded = plain.encode() == Some(event.select());
+    encoded.then_some(CountRequest {
+        os: true,
+        usr: true,
+        ..plain
+    })
 }
 
 /// What a fixed-function counter counts.

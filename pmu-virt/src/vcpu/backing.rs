@@ -1,10 +1,12 @@
 //! What of a vCPU's reservations has physical counters, and what could have.
 
-use arbiter::{Backing, CounterId, CounterSet, Layer, PcrUnit, PerKind};
+use arbiter::{
+    AskedEvents, Backing, CounterId, CounterSet, EventRoom, Layer, NamedEvent, PcrUnit, PerKind,
+};
 use pmu_model::Constraint;
 
 use super::{Here, VcpuPmu, index_of};
-use crate::core_pmu::{CorePmu, fixed_request};
+use crate::core_pmu::{CorePmu, FirmDemands};
 
 impl VcpuPmu {
     /// How many physical counters are promised to this vCPU, which is on `core` or was
@@ -21,34 +23,34 @@ impl VcpuPmu {
 
     /// What the layers of the guest can hold so that each counter has a slot of its own
     /// on `core`, beside what contexts rely on there.
-    pub(super) fn backing(&self, core: &CorePmu) -> Backing {
+    /// `asked`: what each layer asks for, as [`PcrUnit::asked_events`] has it.
+    fn backing(&self, core: &CorePmu, asked: AskedEvents) -> Backing {
         let any = core.any_event(&self.wish().events);
-        let constraint = |counter: CounterId| {
-            let request = self.counters[index_of(counter)].request;
-            let request = request.or_else(|| fixed_request(counter));
-            let plan = request.and_then(|request| core.backend().plan(&request).ok());
-            let of_any = any.filter(|_| matches!(counter, CounterId::Programmable(_)));
-            plan.map(|plan| plan.constraint).or(of_any)
-        };
         let held = self.guests_holding();
-        let firm = core.firm_beside(self.owner);
-        let mut wanted: Vec<Constraint> = held.iter().filter_map(constraint).collect();
+        let kept = self.kept(core, any);
         let fixed = self.model.counters().filter(|counter| {
-            let more = constraint(*counter).filter(|_| !held.contains(*counter));
-            let all = more.map(|more| [wanted.as_slice(), &[more]].concat());
+            let more = core.promise(*counter, None, any);
+            let more = more.filter(|_| !held.contains(*counter));
             matches!(counter, CounterId::Fixed(_))
-                && all.map_or(held.contains(*counter), |all| firm.leave_room_for(&all))
+                && more.map_or(held.contains(*counter), |more| {
+                    kept.leaves_room_for(&[more])
+                })
         });
         let fixed = fixed.collect();
-        let mut programmable = PerKind::count(held).programmable;
-        while let (Some(any), true) = (any, programmable < self.model.counts().programmable) {
-            wanted.push(any);
-            if !firm.leave_room_for(&wanted) {
-                break;
-            }
-            programmable += 1;
-        }
+        let most = self.model.counts().programmable;
+        let of_held = PerKind::count(held).programmable;
+        let more = any.map_or(0, |any| kept.room_for(any, most.saturating_sub(of_held)));
+        let programmable = of_held + more;
         let elsewhere = self.backed_elsewhere(core, any);
+        let rooms = asked.map(|asked| {
+            let event = asked?;
+            if event.is_none() && !kept.differs(any) {
+                return None;
+            }
+            let named = event.map(|event| (self.model.events(), event));
+            let constraint = core.promise(CounterId::Programmable(0), named, any);
+            Some(kept.room(event, constraint, most))
+        });
         let most = self.grant.budget.most;
         let spare = PerKind::count(held).fixed < most.fixed;
         Backing {
@@ -59,7 +61,50 @@ impl VcpuPmu {
             } else {
                 0
             },
+            rooms: Some(rooms),
         }
+    }
+
+    /// What is kept for the reserved counters of this vCPU.
+    fn kept(&self, core: &CorePmu, any: Option<Constraint>) -> Kept {
+        let held = self.guests_holding();
+        let promised = held.iter().filter_map(|counter| {
+            let promise = self.promise(core, counter, any)?;
+            Some((counter, promise))
+        });
+        let promised: Vec<(CounterId, Constraint)> = promised.collect();
+        let now = promised.iter().map(|(counter, promise)| {
+            let logical = &self.counters[index_of(*counter)];
+            let request = logical.request.filter(|_| logical.unavailable.is_none());
+            let plan = request.and_then(|request| core.backend().plan(&request).ok());
+            (*counter, plan.map_or(*promise, |plan| plan.constraint))
+        });
+        Kept {
+            now: now.collect(),
+            promised,
+            firm: core.firm_beside(self.owner),
+        }
+    }
+
+    /// What has to count for a reserved counter.
+    pub(super) fn promise(
+        &self,
+        core: &CorePmu,
+        counter: CounterId,
+        any: Option<Constraint>,
+    ) -> Option<Constraint> {
+        let event = self.named_event(counter);
+        core.promise(
+            counter,
+            event.map(|event| (self.model.events(), event)),
+            any,
+        )
+    }
+
+    /// The event for which a counter is reserved, if one was named.
+    pub(super) fn named_event(&self, counter: CounterId) -> Option<NamedEvent> {
+        let reservation = self.reservations()?.bank().reservation(counter)?;
+        reservation.event
     }
 
     /// How many programmable counters the layers of the guest could hold together on the
@@ -111,12 +156,34 @@ impl VcpuPmu {
     /// Tells the reservations what can be backed. Off its core, what they were told
     /// last holds.
     pub(super) fn look_for_room(&mut self, here: &mut Here<'_>) {
-        let Some(core) = here else { return };
-        let backing = self.backing(core);
-        if let Some(reservations) = &mut self.reservations {
+        let asked = self.reservations().map(PcrUnit::asked_events);
+        self.look_for_room_of(here, asked.unwrap_or_default());
+    }
+
+    /// The same before a layer asks: `asked` has its request too.
+    pub(super) fn look_for_room_of(&mut self, here: &mut Here<'_>, mut asked: AskedEvents) {
+        loop {
+            let Some(core) = here else { return };
+            let backing = self.backing(core, asked);
+            let Some(reservations) = &mut self.reservations else {
+                return;
+            };
             let (unit, mut context) = reservations.parts(self.left);
             let effects = unit.back(backing, &mut context);
             self.take_effects(here, effects);
+            // Each time a counter is taken or a request has its answer.
+            let unit = self.reservations().filter(|unit| unit.looks_for_room());
+            match unit {
+                Some(unit) => asked = unit.asked_events(),
+                None => return,
+            }
+        }
+    }
+
+    /// Looks for room again where requests wait for that.
+    pub(super) fn look_again(&mut self, here: &mut Here<'_>) {
+        if self.reservations().is_some_and(PcrUnit::looks_for_room) {
+            self.look_for_room(here);
         }
     }
 
@@ -124,7 +191,68 @@ impl VcpuPmu {
     pub(super) fn note_holdings(&self) {
         if let Some(reservations) = &self.reservations {
             let held = self.guests_holding();
-            reservations.holdings.note(self.owner, held, self.wished());
+            let event = |counter| self.named_event(counter);
+            reservations
+                .holdings
+                .note(self.owner, held, event, self.wished());
+        }
+    }
+}
+
+/// What is kept for the reserved counters of a vCPU.
+struct Kept {
+    /// What each of them was promised.
+    promised: Vec<(CounterId, Constraint)>,
+    /// What each of them selects now, if that is counted.
+    now: Vec<(CounterId, Constraint)>,
+    firm: FirmDemands,
+}
+
+impl Kept {
+    /// Whether all that was promised has room together with `more`, and all that counts now.
+    fn leaves_room_for(&self, more: &[Constraint]) -> bool {
+        self.leaves_room_without(None, more)
+    }
+
+    fn leaves_room_without(&self, without: Option<CounterId>, more: &[Constraint]) -> bool {
+        [&self.promised, &self.now].into_iter().all(|kept| {
+            let kept = kept.iter().filter(|(counter, _)| Some(*counter) != without);
+            let wanted = kept.map(|(_, constraint)| *constraint);
+            let wanted: Vec<Constraint> = wanted.chain(more.iter().copied()).collect();
+            self.firm.leave_room_for(&wanted)
+        })
+    }
+
+    /// For how many counters more, up to `most`, there is room.
+    fn room_for(&self, constraint: Constraint, most: u8) -> u8 {
+        let fit = |count: &u8| self.leaves_room_for(&vec![constraint; usize::from(*count)]);
+        (1..=most).take_while(fit).last().unwrap_or(0)
+    }
+
+    /// Whether a programmable counter is kept something else than `any`.
+    fn differs(&self, any: Option<Constraint>) -> bool {
+        let kept = self.promised.iter().chain(&self.now);
+        let mut kept = kept.filter(|(counter, _)| matches!(counter, CounterId::Programmable(_)));
+        kept.any(|(_, constraint)| Some(*constraint) != any)
+    }
+
+    /// Room for counters of `event`, which `constraint` says what can count.
+    fn room(
+        &self,
+        event: Option<NamedEvent>,
+        constraint: Option<Constraint>,
+        most: u8,
+    ) -> EventRoom {
+        let more = constraint.map_or(0, |constraint| self.room_for(constraint, most));
+        let held = self.promised.iter().map(|(counter, _)| *counter);
+        let instead_of = held.filter(|counter| {
+            let fits = |one| self.leaves_room_without(Some(*counter), &[one]);
+            matches!(counter, CounterId::Programmable(_)) && constraint.is_some_and(fits)
+        });
+        EventRoom {
+            event,
+            more,
+            instead_of: instead_of.collect(),
         }
     }
 }

@@ -146,6 +146,7 @@ impl VcpuPmu {
         logical.taken = logical.taken.filter(|taken| taken.counts_like(&request));
         logical.loss = logical.taken.map(|_| LossReason::Taken);
         logical.dead = None;
+        self.taken.unbacked.remove(counter);
         logical.times = Times::default();
         self.update(here, counter);
         if leaves && self.needs_places() {
@@ -224,7 +225,8 @@ impl VcpuPmu {
                 return;
             }
         };
-        let found = if self.multiplexer.is_active() || !within {
+        let judged = self.is_judged(core, counter, &constraint);
+        let found = if self.multiplexer.is_active() || !within || judged {
             None
         } else {
             core.bank.find(&request, &constraint)
@@ -253,6 +255,7 @@ impl VcpuPmu {
         let claimant = Claimant::Guest { vcpu, counter };
         let lease = core.bank.place(slots, claimant, request)?;
         self.active.insert(counter);
+        self.taken.unbacked.remove(counter);
         self.counters[index_of(counter)].lease = Some(lease);
         self.run(here, counter);
         Ok(())
@@ -318,8 +321,12 @@ impl VcpuPmu {
             return;
         }
         logical.unavailable = Some(reason);
-        if matches!(reason, UnavailableReason::Lost { .. }) {
-            self.note_taken(counter);
+        match reason {
+            UnavailableReason::Lost { .. } => self.note_taken(counter),
+            UnavailableReason::Waiting
+            | UnavailableReason::Budget { .. }
+            | UnavailableReason::NoCore => {}
+            _ => self.note_unbacked(counter),
         }
         if reason != UnavailableReason::Waiting {
             self.uncounted.log(self.owner, counter, request, reason);

@@ -325,6 +325,7 @@ impl VcpuPmu {
         GuestClaim {
             counters: self.wished(),
             events: events.chain(fixed).collect(),
+            family: Some(self.model.events()),
             holdings: reservations.map(|reservations| reservations.holdings.clone()),
         }
     }
@@ -359,6 +360,7 @@ impl VcpuPmu {
             wanted: Wanted::Held(count),
             cookie,
             lease_ms: None,
+            event: None,
         };
         if count == 0 {
             return self.reservations().map(|_| Ok(Outcome::Nothing));

@@ -5,10 +5,10 @@ use std::num::NonZeroU64;
 
 use arbiter::CounterId;
 use perfmon::ContextId;
-use pmu_model::{SlotIndex, SlotSet, Ticks, UnavailableReason};
+use pmu_model::{Constraint, SlotIndex, SlotSet, Ticks, UnavailableReason};
 
 use super::{Here, Logical, VcpuPmu, index_of};
-use crate::assign::{Demand, Placement};
+use crate::assign::{Demand, Placement, assign};
 use crate::attached::{AttachedContext, HostEvent};
 use crate::core_pmu::CorePmu;
 use crate::placement::{self, Claim, Claims, ContextClaims, CoreSlots, Placed, Shortage};
@@ -47,7 +47,8 @@ impl VcpuPmu {
                 all: core.bank.slots(),
                 unclaimed: core.bank.unclaimed(),
             };
-            let (reserved, mut guest) = self.guest_claims(core);
+            let (mut reserved, mut guest) = self.guest_claims(core);
+            let unpromised = self.keep_promises(core, &mut reserved);
             let beyond = self.keep_to_budget(&reserved, &mut guest);
             let take_turns = |(_, reason)| reason == UnavailableReason::Waiting;
             let budget_turns = beyond.iter().copied().any(take_turns);
@@ -81,7 +82,7 @@ impl VcpuPmu {
                     }
                 }
             };
-            for (counter, reason) in beyond {
+            for (counter, reason) in beyond.into_iter().chain(unpromised) {
                 self.release_slot(here, counter);
                 self.guest_comes(here, counter, None, reason);
             }
@@ -111,6 +112,65 @@ impl VcpuPmu {
             (Claimant::Guest { vcpu, counter }, demand)
         });
         guest.partition(|(_, demand)| held.contains(demand.counter))
+    }
+
+    /// Whether what a reserved counter selects may take room that others were promised: not
+    /// every slot can count it.
+    pub(super) fn is_judged(
+        &self,
+        core: &CorePmu,
+        counter: CounterId,
+        constraint: &Constraint,
+    ) -> bool {
+        let everywhere = core.bank.slots().difference(constraint.slots).is_empty();
+        let is_plain = everywhere && !constraint.paired && constraint.exclusive.is_none();
+        !is_plain && self.guests_holding().contains(counter)
+    }
+
+    /// Takes out of the claims of reserved counters those of events for which there is no
+    /// room beside what the others were promised, with the reason.
+    fn keep_promises(
+        &self,
+        core: &CorePmu,
+        reserved: &mut Vec<Claim>,
+    ) -> Vec<(CounterId, UnavailableReason)> {
+        let judged = |(_, demand): &Claim| self.is_judged(core, demand.counter, &demand.constraint);
+        if !reserved.iter().any(judged) {
+            return Vec::new();
+        }
+        let any = core.any_event(&self.wish().events);
+        let promised = self.guests_holding().iter().filter_map(|counter| {
+            let demand = Demand {
+                counter,
+                constraint: self.promise(core, counter, any)?,
+                held: None,
+            };
+            Some(demand)
+        });
+        let mut kept: Vec<Demand> = promised.collect();
+        // What was promised first, then what counts already.
+        reserved.sort_by_key(|(_, demand)| {
+            let is_promised = kept.iter().any(|one| is_same(one, demand));
+            (!is_promised, demand.held.is_none())
+        });
+        let mut refused = Vec::new();
+        reserved.retain(|(_, demand)| {
+            let Some(own) = kept.iter().position(|one| one.counter == demand.counter) else {
+                return true;
+            };
+            let promise = std::mem::replace(&mut kept[own].constraint, demand.constraint);
+            let conflict = if promise == demand.constraint {
+                None
+            } else {
+                assign(&kept, core.bank.slots()).err()
+            };
+            if let Some(conflict) = conflict {
+                kept[own].constraint = promise;
+                refused.push((demand.counter, UnavailableReason::Conflict(conflict)));
+            }
+            conflict.is_none()
+        });
+        refused
     }
 
     /// Everybody's claims, by precedence.
@@ -254,6 +314,11 @@ impl VcpuPmu {
             self.leave_place(here, counter, lease.request(), settled, loss);
         }
     }
+}
+
+/// Whether a counter demands what it was promised.
+fn is_same(promised: &Demand, demand: &Demand) -> bool {
+    (promised.counter, promised.constraint) == (demand.counter, demand.constraint)
 }
 
 fn context_claims(hosted: &AttachedContext, core: &CorePmu) -> ContextClaims {

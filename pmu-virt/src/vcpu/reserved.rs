@@ -3,8 +3,8 @@
 //! a cookie among them.
 
 use arbiter::{
-    Access, Auditor, Caller, Context, Cookie, CounterId, CounterSet, Effects, Entropy, Event,
-    Layer, PcrRegister, PcrUnit, Reason, Record, Verdict,
+    Access, AskedEvents, Auditor, Caller, Context, Cookie, CounterId, CounterSet, Effects, Entropy,
+    Event, Layer, PcrRegister, PcrUnit, Reason, Record, Request, Verdict,
 };
 use pmu_model::{MsrIndex, Ring, Tsc, WriteForm};
 
@@ -81,6 +81,7 @@ impl VcpuPmu {
         let (unit, mut context) = self.reservations.as_mut()?.parts(self.left);
         let (result, effects) = act(unit, &mut context);
         self.take_away(here, effects);
+        self.look_again(here);
         Some(result)
     }
 
@@ -242,6 +243,7 @@ impl VcpuPmu {
         let (unit, mut context) = reservations.parts(self.left);
         let effects = unit.tick(&mut context);
         self.take_away(here, effects);
+        self.look_again(here);
     }
 
     /// Does to the PMU what a decision means for it that no layer of the guest asked for:
@@ -454,7 +456,8 @@ impl VcpuPmu {
             PcrRegister::Request | PcrRegister::ManagementKey(_) | PcrRegister::Reply
         );
         if takes {
-            self.look_for_room(here);
+            let asked = self.asked_with(register, value, caller);
+            self.look_for_room_of(here, asked);
         }
         let Some(reservations) = &mut self.reservations else {
             return WriteOutcome::Gp;
@@ -466,10 +469,25 @@ impl VcpuPmu {
                 // those of this moment.
                 unit.map();
                 self.take_effects(here, effects);
+                self.look_again(here);
                 WriteOutcome::Done
             }
             None => WriteOutcome::Gp,
         }
+    }
+
+    /// What layers ask for together with what a write asks for.
+    fn asked_with(&self, register: PcrRegister, value: u64, caller: Caller) -> AskedEvents {
+        let asked = self.reservations().map(PcrUnit::asked_events);
+        let mut asked = asked.unwrap_or_default();
+        if let PcrRegister::Request = register
+            && let Ok(Request::Reserve { event, .. }) = Request::decode(value, caller.presented)
+            && let Some(of_layer) = asked.get_mut(usize::from(caller.layer.code()))
+        {
+            // Of a request that is pending already it is not one more.
+            of_layer.get_or_insert(event);
+        }
+        asked
     }
 
     /// A counter that the host did not grant is absent from the block.

@@ -66,6 +66,7 @@ impl VcpuPmu {
             // It may have come for this core's room.
             self.look_for_room(here);
         }
+        self.look_again(here);
         self.refresh_needs(here.as_deref());
     }
 

@@ -17,6 +17,8 @@ pub(super) struct Taken {
     again: Option<(Tsc, u32)>,
     /// How long the guest had run when that was tried last.
     tried: Option<Ticks>,
+    /// Reserved counters whose owners know that what they select cannot be counted.
+    pub(super) unbacked: CounterSet,
 }
 
 impl Taken {
@@ -40,6 +42,20 @@ impl VcpuPmu {
         }
     }
 
+    /// What a reserved counter selects cannot be counted, beside what others were promised or
+    /// at all: its owner hears of it.
+    #[cold]
+    pub(super) fn note_unbacked(&mut self, counter: CounterId) {
+        if self.taken.unbacked.contains(counter) || !self.guests_holding().contains(counter) {
+            return;
+        }
+        self.taken.unbacked.insert(counter);
+        if let Some(reservations) = &mut self.reservations {
+            let (unit, mut context) = reservations.parts(self.left);
+            unit.note_unbacked(counter, &mut context);
+        }
+    }
+
     /// Owners hear that the host's kernel has taken a physical counter, and when it is
     /// back: that is tried again and again, as what is reserved is held.
     #[cold]
@@ -48,7 +64,10 @@ impl VcpuPmu {
         self.taken.counters = self.taken.counters & held;
         if self.taken.counters.is_empty() {
             // Their owners have given them back, or lost them.
-            self.taken = Taken::default();
+            self.taken = Taken {
+                unbacked: self.taken.unbacked,
+                ..Taken::default()
+            };
             return;
         }
         self.taken.told = self.taken.told & self.taken.counters;

@@ -3,6 +3,7 @@
 mod admission;
 mod budget;
 mod losses;
+mod named;
 mod policies;
 mod private;
 mod reserved;

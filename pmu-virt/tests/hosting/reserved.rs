@@ -65,6 +65,7 @@ pub(crate) fn kernel_reserves(pmu: &mut Seated, n: u8) -> Outcome {
         wanted: Wanted::This(CounterId::Programmable(n)),
         cookie: Cookie::new(7).expect("a cookie"),
         lease_ms: None,
+        event: None,
     };
     let answer = pmu.arbitrate(|unit, cx| {
         let asked = unit.request(Layer::GuestKernel, request, cx);

@@ -100,8 +100,8 @@ mod tests {
     use std::fs;
 
     use arbiter::{
-        Answer, Ask, AskRecord, AskResult, Auditor, CounterId, Event, Layer, Outcome, Policy,
-        Presented, Reason, Record, Scheme, Wanted,
+        Answer, Ask, AskRecord, AskResult, Auditor, CounterId, Event, Layer, NamedEvent, Outcome,
+        Policy, Presented, Reason, Record, Scheme, Wanted,
     };
     use pmu_virt::PmuModel;
     use serde_json::Value;
@@ -242,7 +242,12 @@ mod tests {
         let mut auditor = audit.auditors().next().unwrap();
         let wanted = Wanted::Any(1);
         let lease_ms = Some(50);
-        let reserve = Ask::Reserve { wanted, lease_ms };
+        let event = NamedEvent::of_select(0x1_0000_00c0);
+        let reserve = Ask::Reserve {
+            wanted,
+            lease_ms,
+            event,
+        };
         let kernel = Layer::GuestKernel;
         auditor.asked(&ask(kernel, reserve, Presented::Of(kernel)));
         // More than a writer should have to write in a second: the rest is a gap.
@@ -260,7 +265,8 @@ mod tests {
         assert_eq!(lines[0]["policy"], serde_json::json!(words));
         let first = serde_json::json!({
             "time_ns": lines[1]["time_ns"], "vcpu": 0, "layer": "kernel", "event": "requested",
-            "request": 1, "what": "reserve", "any": 1, "lease_ms": 50, "cookie": "kernel",
+            "request": 1, "what": "reserve", "any": 1, "lease_ms": 50,
+            "select": "0x1000000c0", "cookie": "kernel",
             "result": "granted", "counters": ["PMC3"], "number": 9,
         });
         assert_eq!(lines[1], first);

@@ -387,7 +387,7 @@ impl CoreThread {
         let pmu = self.vcpus.get(&id).and_then(Vcpu::pmu);
         let needs = pmu.zip(self.thread.counters());
         let needs = needs.and_then(|(pmu, core)| pmu.needs_room(core));
-        let other = needs.and_then(|needs| self.exchange.with_room(self.index, needs));
+        let other = needs.and_then(|needs| self.exchange.with_room(self.index, id, needs));
         match other {
             Some(other) => {
                 log::debug!("{id} leaves core {} for one with room", self.index);
@@ -402,12 +402,18 @@ impl CoreThread {
     /// Answers crowded cores, and asks another one where this one is crowded.
     fn meet_others(&mut self) {
         self.exchange.set_load(self.index, self.queue.runnable());
-        let room = self.thread.counters().map_or(usize::MAX, CorePmu::room);
-        self.exchange.set_room(self.index, room);
+        let core = self.thread.counters();
+        let room = core.map_or(usize::MAX, CorePmu::room);
+        let refuses = core.map_or(0, CorePmu::refuses);
+        self.exchange.set_room(self.index, room, refuses);
         self.exchange.answer(self.index);
         let taker = self.exchange.taker(self.index);
         let now = now();
-        let fits = |id: VcpuId| taker.is_none_or(|(_, room)| self.relies_on(id) <= room);
+        let fits = |id: VcpuId| {
+            taker.is_none_or(|(taker, room)| {
+                self.relies_on(id) <= room && !self.exchange.refuses(taker, id)
+            })
+        };
         let Some(id) = self.queue.surplus(now, fits) else {
             if let (Some((taker, room)), Some(id)) = (taker, self.queue.surplus(now, |_| true)) {
                 self.stays(id, taker, room);

@@ -5,12 +5,13 @@
 //! vCPU in which it sleeps goes on. So the load that it has set may be old, and a
 //! crowded core asks before it hands a vCPU over.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use vmm_control::WakeCore;
 
+use crate::kvm::VcpuId;
 use crate::sync::lock;
 use crate::sys::KickTarget;
 use crate::vcpu::Vcpu;
@@ -41,6 +42,8 @@ struct CorePart {
     taker: AtomicUsize,
     /// Counters that it has for what a vCPU relies on, when it last looked.
     room: AtomicUsize,
+    /// vCPUs, by bit, for whose named events it has none.
+    refuses: AtomicU64,
 }
 
 impl CoreExchange {
@@ -56,6 +59,7 @@ impl CoreExchange {
             asked_by: AtomicUsize::new(NOBODY),
             taker: AtomicUsize::new(NOBODY),
             room: AtomicUsize::new(0),
+            refuses: AtomicU64::new(0),
         };
         Self {
             cores: std::iter::repeat_with(part).take(cores).collect(),
@@ -126,9 +130,18 @@ impl CoreExchange {
         }
     }
 
-    /// `core` has `room` counters for what a vCPU relies on.
-    pub(super) fn set_room(&self, core: usize, room: usize) {
+    /// `core` has `room` counters for what a vCPU relies on, and none for the vCPUs of
+    /// `refuses`, by bit.
+    pub(super) fn set_room(&self, core: usize, room: usize, refuses: u64) {
         self.cores[core].room.store(room, Ordering::Relaxed);
+        self.cores[core].refuses.store(refuses, Ordering::Relaxed);
+    }
+
+    /// Whether `core` has no room for the events that the guest of `vcpu` has named.
+    pub(super) fn refuses(&self, core: usize, vcpu: VcpuId) -> bool {
+        let refuses = self.cores[core].refuses.load(Ordering::Relaxed);
+        let bit = 1_u64.checked_shl(vcpu.0.into());
+        bit.is_some_and(|bit| refuses & bit != 0)
     }
 
     fn room(&self, core: usize) -> usize {
@@ -141,11 +154,12 @@ impl CoreExchange {
         others.map(|other| self.room(other)).max().unwrap_or(0)
     }
 
-    /// Of the cores other than `core` that have this room the one with the fewest
-    /// runnable vCPUs.
-    pub(super) fn with_room(&self, core: usize, needs: usize) -> Option<usize> {
+    /// Of the cores other than `core` that have this room for `vcpu` the one with the
+    /// fewest runnable vCPUs.
+    pub(super) fn with_room(&self, core: usize, vcpu: VcpuId, needs: usize) -> Option<usize> {
         let others = (0..self.cores.len()).filter(|&other| other != core);
-        let with_room = others.filter(|&other| self.room(other) >= needs);
+        let with_room =
+            others.filter(|&other| self.room(other) >= needs && !self.refuses(other, vcpu));
         with_room.min_by_key(|&other| self.load(other))
     }
 
@@ -248,7 +262,7 @@ mod tests {
         exchange.ask(1, 0);
         assert!(exchange.attention(2).load(Ordering::Acquire));
         assert!(!exchange.attention(1).load(Ordering::Acquire));
-        exchange.set_room(2, 3);
+        exchange.set_room(2, 3, 0);
         exchange.answer(2);
         assert_eq!((exchange.taker(0), exchange.taker(1)), (Some((2, 3)), None));
         assert_eq!(exchange.taker(0), None, "an answer serves once");
@@ -264,13 +278,17 @@ mod tests {
         let exchange = CoreExchange::new(4);
         for (core, (load, room)) in [(9, 9), (3, 2), (2, 1), (4, 2)].into_iter().enumerate() {
             exchange.set_load(core, load);
-            exchange.set_room(core, room);
+            exchange.set_room(core, room, if core == 2 { 1 << 5 } else { 0 });
         }
-        let check = |needs, expected| assert_eq!(exchange.with_room(0, needs), expected);
-        check(0, Some(2));
-        check(1, Some(2));
-        check(2, Some(1));
-        check(3, None);
+        let check = |vcpu, needs, expected| {
+            assert_eq!(exchange.with_room(0, VcpuId(vcpu), needs), expected);
+        };
+        check(0, 0, Some(2));
+        check(0, 1, Some(2));
+        check(0, 2, Some(1));
+        check(0, 3, None);
+        // Its guest has named what core 2 cannot count beside its own contexts.
+        check(5, 0, Some(1));
         assert_eq!(exchange.room_elsewhere(0), 2, "its own does not matter");
         assert_eq!(exchange.room_elsewhere(1), 9);
         assert_eq!(CoreExchange::new(1).room_elsewhere(0), 0);

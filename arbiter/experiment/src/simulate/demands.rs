@@ -135,6 +135,7 @@ impl Run<'_> {
                     wanted: Wanted::This(counter),
                     cookie,
                     lease_ms: None,
+                    event: None,
                 };
                 let _ = self.arbitrate(vcpu, |unit, cx| unit.request(layer, request, cx));
             } else {

@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use arbiter::abi;
 use guest_tests::micro::{Lab, Op, Script, Setup, Test};
+use pmu_virt::{RateTable, SimBackend};
 
 use super::{
     ACCESS, CR4_PCE, KERNELS, KEY, OTHER_KEY, TAKE, access_key, alias, alias_select, control,
@@ -33,6 +34,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "pcr::what_nobody_counts_cannot_be_reserved",
         run: unbacked,
+    },
+    Test {
+        name: "pcr::a_request_names_an_event",
+        run: named,
     },
     Test {
         name: "pcr::switched_off_there_is_nothing",
@@ -245,6 +250,73 @@ fn unbacked(lab: &Lab) -> Result<()> {
     };
     let ran = script.check(lab, &intel)?;
     let expected = "refused unbacked x2, reserved x2, refused cookie";
+    ensure!(told(&ran) == expected, "{}", told(&ran));
+    Ok(())
+}
+
+/// Instructions are counted by one physical counter alone.
+fn named(lab: &Lab) -> Result<()> {
+    const INSTRUCTIONS: u64 = 0xc0;
+    const FOR_INSTRUCTIONS: u64 = abi::REQUEST_RESERVE
+        | 1 << abi::REQUEST_WHICH_SHIFT
+        | INSTRUCTIONS << abi::REQUEST_SELECT_SHIFT
+        | abi::REQUEST_EVENT;
+    const SECOND: u64 = 1 << abi::REQUEST_WHICH_SHIFT;
+    const REFUSED: u64 = abi::ANSWER_REFUSED | abi::REASON_UNBACKED << abi::ANSWER_REASON_SHIFT;
+    const NUMBER: u64 = abi::ANSWER_NUMBER_SHIFT;
+    const COUNTED: u64 = INSTRUCTIONS | 0x43_0000;
+    const ANY: u64 = abi::REQUEST_RESERVE | SECOND;
+    const OPS: &[Op] = &[
+        Op::With(
+            KEY,
+            &Op::Write(single(abi::MSR_REQUEST), FOR_INSTRUCTIONS + SECOND),
+        ),
+        Op::Read(single(abi::MSR_ANSWER), REFUSED | 1 << NUMBER),
+        Op::With(KEY, &Op::Write(single(abi::MSR_REQUEST), FOR_INSTRUCTIONS)),
+        Op::Read(single(abi::MSR_GRANTED), 1 << 5),
+        Op::With(KEY, &Op::Write(single(abi::MSR_REQUEST), ANY)),
+        Op::Read(single(abi::MSR_GRANTED), 1 << 4),
+        // The other one does not get the counter that is kept, though nobody uses it yet.
+        Op::With(KEY, &Op::Write(alias_select(4), COUNTED)),
+        Op::Read(
+            single(abi::MSR_NOTICE),
+            abi::NOTICE_TAKEN
+                | 4 << abi::NOTICE_POSITION_SHIFT
+                | abi::LAYER_KERNEL << abi::NOTICE_LAYER_SHIFT
+                | abi::REASON_UNBACKED << abi::NOTICE_REASON_SHIFT,
+        ),
+        Op::With(KEY, &Op::Write(alias_select(5), COUNTED)),
+        Op::Read(single(abi::MSR_NOTICE), abi::NOTICE_NONE),
+        // Bits that mean nothing, and an event for who gives back.
+        Op::With(
+            KEY,
+            &Op::WriteGp(single(abi::MSR_REQUEST), FOR_INSTRUCTIONS | 1 << 62),
+        ),
+        Op::With(
+            KEY,
+            &Op::WriteGp(
+                single(abi::MSR_REQUEST),
+                ANY | 1 << abi::REQUEST_SELECT_SHIFT,
+            ),
+        ),
+    ];
+    let script = Script {
+        name: "named",
+        cr4: CR4_PCE,
+        kernel: OPS,
+        user: &[],
+    };
+    let sim = Setup {
+        backend: || {
+            let text = "counters = 6\n[event.cycles]\nrate = 1000\n\
+                        [event.instructions]\nrate = 100\nslots = [2]\n";
+            let table = RateTable::parse(text, "rates").unwrap_or_else(|error| panic!("{error}"));
+            Box::new(SimBackend::new(table, 1_000_000))
+        },
+        ..setup()
+    };
+    let ran = script.check(lab, &sim)?;
+    let expected = "refused unbacked, reserved x2, refused unbacked, refused malformed x2";
     ensure!(told(&ran) == expected, "{}", told(&ran));
     Ok(())
 }

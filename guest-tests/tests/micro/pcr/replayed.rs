@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use arbiter::script::{Action, End, Script as Steps, Setup as Machine, Trace, play};
-use arbiter::{Ask, AskRecord, AskResult, Control, CounterId, Layer, Policy, Scheme, Wanted, abi};
+use arbiter::{
+    Ask, AskRecord, AskResult, Control, CounterId, Layer, NamedEvent, Policy, Scheme, Wanted, abi,
+};
 use arbiter_experiment::{Recorded, ReplaySetup, Replayed, recorded_results, replay};
 use guest_tests::micro::{Lab, LabRun, Op, Script, Test};
 use pmu_virt::PmuModel;
@@ -43,7 +45,7 @@ const STEPS: &str = "
   900 kernel release PMC0
   900 kernel release PMC0
   900 kernel withdraw
-  900 kernel reserve 1
+  900 kernel reserve 1 event 0x76
 ";
 
 fn policy() -> Policy {
@@ -66,7 +68,7 @@ fn position(counter: CounterId) -> Result<u32> {
     Ok(counter.position().context("a position")?.into())
 }
 
-fn request(which: Wanted, lease_ms: Option<u32>) -> Result<u64> {
+fn request(which: Wanted, lease_ms: Option<u32>, event: Option<NamedEvent>) -> Result<u64> {
     let lease = u64::from(lease_ms.unwrap_or(0)) / abi::REQUEST_LEASE_UNIT_MS;
     let which = match which {
         Wanted::Any(count) => abi::REQUEST_ANY | u64::from(count) << abi::REQUEST_WHICH_SHIFT,
@@ -76,7 +78,8 @@ fn request(which: Wanted, lease_ms: Option<u32>) -> Result<u64> {
         }
         Wanted::Held(_) => bail!("a guest cannot ask so"),
     };
-    Ok(abi::REQUEST_RESERVE | which | lease << abi::REQUEST_LEASE_SHIFT)
+    let event = event.map_or(0, NamedEvent::request_bits);
+    Ok(abi::REQUEST_RESERVE | which | lease << abi::REQUEST_LEASE_SHIFT | event)
 }
 
 /// What the guest does for one step. It takes a #GP where `arbitrate` says so.
@@ -94,8 +97,15 @@ fn ops(action: Action, layer: Layer, end: End) -> Result<Vec<Op>> {
     let presenting = |op| Op::With(secret, Box::leak(Box::new(op)));
     const REQUEST: u32 = single(abi::MSR_REQUEST);
     Ok(match action {
-        Action::Reserve { wanted, lease_ms } => {
-            vec![presenting(write(REQUEST, request(wanted, lease_ms)?))]
+        Action::Reserve {
+            wanted,
+            lease_ms,
+            event,
+        } => {
+            vec![presenting(write(
+                REQUEST,
+                request(wanted, lease_ms, event)?,
+            ))]
         }
         Action::Claim(counter) => {
             let n = position(counter)?;

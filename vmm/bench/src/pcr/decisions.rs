@@ -109,6 +109,7 @@ impl Asker {
             wanted: Wanted::Any(1),
             cookie,
             lease_ms: None,
+            event: None,
         };
         let mut how = "granted".to_owned();
         let mut outcome = self.request(request);

@@ -21,16 +21,20 @@ pub(super) fn counters(set: CounterSet) -> String {
 /// An action as scripts write it.
 pub(super) fn action(action: Action) -> String {
     match action {
-        Action::Reserve { wanted, lease_ms } => {
+        Action::Reserve {
+            wanted,
+            lease_ms,
+            event,
+        } => {
             let wanted = match wanted {
                 Wanted::Any(count) => count.to_string(),
                 Wanted::Held(count) => format!("held:{count}"),
                 Wanted::This(counter) => counter.to_string(),
             };
-            match lease_ms {
-                Some(ms) => format!("reserve {wanted} lease {ms}"),
-                None => format!("reserve {wanted}"),
-            }
+            let lease = lease_ms.map(|ms| format!(" lease {ms}"));
+            let event = event.map(|event| format!(" event {:#x}", event.select()));
+            let [lease, event] = [lease, event].map(Option::unwrap_or_default);
+            format!("reserve {wanted}{lease}{event}")
         }
         Action::Claim(counter) => format!("claim {counter}"),
         Action::Renew(counter) => format!("renew {counter}"),

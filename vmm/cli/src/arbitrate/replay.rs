@@ -239,7 +239,15 @@ fn layer(layer: Layer) -> &'static str {
 fn ask(ask: &Ask) -> String {
     use arbiter::script::Action;
     let action = match *ask {
-        Ask::Reserve { wanted, lease_ms } => Action::Reserve { wanted, lease_ms },
+        Ask::Reserve {
+            wanted,
+            lease_ms,
+            event,
+        } => Action::Reserve {
+            wanted,
+            lease_ms,
+            event,
+        },
         Ask::Release(counter) => Action::Release(Some(counter)),
         Ask::Withdraw => Action::Withdraw,
         Ask::Reply(reply) => Action::Reply {

@@ -1,6 +1,9 @@
 //! The lines about what layers asked for.
 
-use arbiter::{Ask, AskResult, CounterId, CounterSet, Outcome, Presented, Reason, Wanted};
+use arbiter::{
+    Ask, AskResult, CounterId, CounterSet, EventRoom, Layer, NamedEvent, Outcome, Policy,
+    Presented, Reason, Wanted,
+};
 use serde::Serialize;
 
 use super::super::decisions::{AskEntry, AuditTime};
@@ -28,6 +31,10 @@ pub(in super::super) struct AskLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     lease_ms: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    select: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    rooms: Vec<RoomLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     yields: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     control: Option<String>,
@@ -40,6 +47,27 @@ pub(in super::super) struct AskLine {
     counters: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     number: Option<u16>,
+}
+
+/// Room for what a layer asks for, where physical counters differ.
+#[derive(Debug, Serialize)]
+struct RoomLine {
+    layer: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    select: Option<String>,
+    more: u8,
+    instead_of: Vec<String>,
+}
+
+impl RoomLine {
+    fn new(layer: Layer, room: EventRoom) -> Self {
+        Self {
+            layer: layer_word(layer),
+            select: room.event.map(select),
+            more: room.more,
+            instead_of: names(room.instead_of),
+        }
+    }
 }
 
 impl AskLine {
@@ -62,8 +90,13 @@ impl AskLine {
         let name = |counter: CounterId| Some(counter.to_string());
         self.event = "requested";
         self.what = Some(match *ask {
-            Ask::Reserve { wanted, lease_ms } => {
+            Ask::Reserve {
+                wanted,
+                lease_ms,
+                event,
+            } => {
                 self.lease_ms = lease_ms;
+                self.select = event.map(select);
                 match wanted {
                     Wanted::Any(count) => self.any = Some(count),
                     Wanted::Held(count) => self.held = Some(count),
@@ -102,6 +135,9 @@ impl AskLine {
                 self.any = Some(most.programmable);
                 self.elsewhere = (most.elsewhere > 0).then_some(most.elsewhere);
                 self.counters = Some(names(most.fixed));
+                let rooms = most.rooms.into_iter().flatten().zip(Policy::LAYERS);
+                let known = rooms.filter_map(|(room, layer)| Some(RoomLine::new(layer, room?)));
+                self.rooms = known.collect();
                 "backed"
             }
             Ask::Administered => "administered",
@@ -138,6 +174,10 @@ impl AskLine {
             }
         };
     }
+}
+
+fn select(event: NamedEvent) -> String {
+    format!("{:#x}", event.select())
 }
 
 fn names(set: CounterSet) -> Vec<String> {

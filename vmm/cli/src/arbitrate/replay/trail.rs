@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use arbiter::{
-    Answer, Ask, AskRecord, AskResult, Backing, Control, CounterId, CounterSet, Layer, Outcome,
-    PerKind, Policy, Presented, Reason, Reply, Scheme, Wanted,
+    Answer, Ask, AskRecord, AskResult, Backing, Control, CounterId, CounterSet, EventRoom, Layer,
+    NamedEvent, Outcome, PerKind, Policy, Presented, Reason, Reply, Scheme, Wanted,
 };
 use arbiter_experiment::Recorded;
 use serde::Deserialize;
@@ -122,6 +122,8 @@ struct Row {
     held: Option<u8>,
     elsewhere: Option<u8>,
     lease_ms: Option<u32>,
+    select: Option<String>,
+    rooms: Vec<RoomRow>,
     yields: Option<bool>,
     control: Option<String>,
     cookie: Option<String>,
@@ -131,6 +133,16 @@ struct Row {
     number: u16,
     end: bool,
     requests: Option<u64>,
+}
+
+/// Room for what a layer asks for.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RoomRow {
+    layer: String,
+    select: Option<String>,
+    more: u8,
+    instead_of: Vec<String>,
 }
 
 impl Trail {
@@ -252,7 +264,11 @@ impl Row {
                     (None, None) => Wanted::This(counter()?),
                 };
                 let lease_ms = self.lease_ms;
-                Ask::Reserve { wanted, lease_ms }
+                Ask::Reserve {
+                    wanted,
+                    lease_ms,
+                    event: self.select.as_deref().map(event).transpose()?,
+                }
             }
             "release" => Ask::Release(counter()?),
             "withdraw" => Ask::Withdraw,
@@ -266,9 +282,7 @@ impl Row {
             },
             "control" => {
                 let text = self.control.as_deref().ok_or(missing("control"))?;
-                let bits = text.strip_prefix("0x");
-                let bits = bits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-                let control = bits.and_then(Control::new);
+                let control = hexadecimal(text).and_then(Control::new);
                 let control = control.ok_or_else(|| wrong("control", text))?;
                 Ask::Control(counter()?, control)
             }
@@ -276,7 +290,14 @@ impl Row {
             "set-aside" => Ask::SetAside(counter()?),
             "backed" => {
                 let fixed = self.counters.iter().map(|name| self::counter(name));
+                let mut rooms = [None; Policy::LAYERS.len()];
+                for row in &self.rooms {
+                    let known = usize::from(layer(&row.layer)?.code());
+                    let room = rooms.get_mut(known).ok_or(wrong("layer", &row.layer))?;
+                    *room = Some(row.room()?);
+                }
                 Ask::Backed(Backing {
+                    rooms: (!self.rooms.is_empty()).then_some(rooms),
                     elsewhere: self.elsewhere.unwrap_or(0),
                     programmable: self.any.ok_or(missing("any"))?,
                     fixed: fixed.collect::<Result<CounterSet, Problem>>()?,
@@ -315,6 +336,26 @@ impl Row {
         let number = self.number;
         Ok(AskResult::Answered(Answer { number, outcome }))
     }
+}
+
+impl RoomRow {
+    fn room(&self) -> Result<EventRoom, Problem> {
+        let instead_of = self.instead_of.iter().map(|name| counter(name));
+        Ok(EventRoom {
+            event: self.select.as_deref().map(event).transpose()?,
+            more: self.more,
+            instead_of: instead_of.collect::<Result<CounterSet, Problem>>()?,
+        })
+    }
+}
+
+fn event(text: &str) -> Result<NamedEvent, Problem> {
+    let event = hexadecimal(text).and_then(NamedEvent::of_select);
+    event.ok_or_else(|| wrong("select", text))
+}
+
+fn hexadecimal(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
 fn wrong(key: &'static str, value: &str) -> Problem {
