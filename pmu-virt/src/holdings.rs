@@ -1,7 +1,7 @@
 //! What the guests of a VM have reserved, vCPU by vCPU.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arbiter::{CounterId, CounterSet, MAX_PROGRAMMABLE, NamedEvent, PerKind};
 use pmu_model::OwnerId;
@@ -38,9 +38,11 @@ struct Holding {
     /// Counters that its guest may want, and one more; 0 if nobody has said so.
     wish: AtomicU8,
     /// The event for which each programmable one is held, as a select with [`NAMED`]; 0
-    /// for any.
-    events: [AtomicU64; MAX_PROGRAMMABLE as usize],
+    /// for any. There from the first one on that it names.
+    events: OnceLock<Box<Events>>,
 }
+
+type Events = [AtomicU64; MAX_PROGRAMMABLE as usize];
 
 /// No select has this bit.
 const NAMED: u64 = 1 << 63;
@@ -54,7 +56,8 @@ impl Holding {
         let CounterId::Programmable(n) = counter else {
             return None;
         };
-        let word = self.events.get(usize::from(n))?.load(Ordering::Relaxed);
+        let events = self.events.get()?;
+        let word = events.get(usize::from(n))?.load(Ordering::Relaxed);
         NamedEvent::of_select(word ^ NAMED)
     }
 }
@@ -64,7 +67,7 @@ impl Holdings {
         self.0.vcpus.get(usize::try_from(vcpu.0).ok()?)
     }
 
-    /// `vcpu` holds these and no others, each for its event, and its guest may want so many
+    /// `vcpu` holds these and no others, each for the event that was named for it, and its guest may want so many
     /// counters.
     pub(crate) fn note(
         &self,
@@ -74,16 +77,15 @@ impl Holdings {
         wish: usize,
     ) {
         let Some(holding) = self.of(vcpu) else { return };
-        for (n, known) in (0..).zip(&holding.events) {
-            let counter = CounterId::Programmable(n);
-            let named = event(counter).filter(|_| held.contains(counter));
-            if named.is_some() {
-                self.0.names.store(true, Ordering::Relaxed);
+        let names = held.iter().any(|counter| event(counter).is_some());
+        if names || holding.events.get().is_some() {
+            let events = holding.events.get_or_init(Box::default);
+            for (n, known) in (0..).zip(events.iter()) {
+                let named = event(CounterId::Programmable(n));
+                let word = named.map_or(0, |event| event.select() | NAMED);
+                known.store(word, Ordering::Relaxed);
             }
-            known.store(
-                named.map_or(0, |event| event.select() | NAMED),
-                Ordering::Relaxed,
-            );
+            self.0.names.store(true, Ordering::Relaxed);
         }
         holding.counters.store(held.bits(), Ordering::Relaxed);
         let wish = u8::try_from(wish).unwrap_or(u8::MAX).saturating_add(1);

@@ -2,7 +2,7 @@
 //! it more.
 
 use arbiter::{NoAudit, abi};
-use pmu_virt::{Caller, ClockBackend, Grant, MsrIndex, PmuModel, Reservations};
+use pmu_virt::{Caller, ClockBackend, Grant, Holdings, MsrIndex, PmuModel, Reservations};
 
 use crate::machine::*;
 use crate::seated::Seated;
@@ -29,12 +29,14 @@ fn a_vcpus_reservations_take_at_most_4_kib_whatever_the_guest_does() {
         Box::new(ClockBackend::new()),
         Grant::everything(),
     );
+    // All vCPUs of a VM share it.
+    let holdings = Holdings::default();
     let before = held();
     let mut pmu = pmu.with_reservations(Reservations {
         unit: unit(&setup, &model),
         entropy: Box::new(NoEntropy),
         audit: Box::new(NoAudit),
-        holdings: Default::default(),
+        holdings,
     });
     let new = held() - before;
     assert!((0..=MOST).contains(&new), "{new} bytes");
@@ -47,7 +49,8 @@ fn a_vcpus_reservations_take_at_most_4_kib_whatever_the_guest_does() {
     }
     for round in 0..1_000u64 {
         for layer in [FIRMWARE, KERNEL] {
-            let any = abi::REQUEST_RESERVE | (1 + round % 8) << abi::REQUEST_WHICH_SHIFT;
+            let event = round % 2 * (abi::REQUEST_EVENT | 0x3c << abi::REQUEST_SELECT_SHIFT);
+            let any = abi::REQUEST_RESERVE | (1 + round % 8) << abi::REQUEST_WHICH_SHIFT | event;
             write(layer, A, abi::MSR_BASE + abi::MSR_REQUEST, any);
             write(layer, A, abi::MSR_BASE + abi::MSR_REPLY, round);
         }
