@@ -246,18 +246,24 @@ impl VcpuPmu {
         self.look_again(here);
     }
 
-    /// Does to the PMU what a decision means for it that no layer of the guest asked for:
-    /// an owner whose counter is cleared while it counts is told by the accounting page.
+    /// Does to the PMU what a decision means for it that no layer of the guest asked for.
     pub(super) fn take_away(&mut self, here: &mut Here<'_>, effects: Effects) {
+        self.take_from(here, effects, effects.cleared);
+    }
+
+    /// Does to the PMU what a decision means for it. The accounting page tells owners other
+    /// than who asked, whose counters `of` are cleared while they count.
+    fn take_from(&mut self, here: &mut Here<'_>, effects: Effects, of: CounterSet) {
         let mut taken = [None; COUNTERS];
-        for counter in effects.cleared.iter() {
+        let lost = effects.cleared & of;
+        for counter in lost.iter() {
             if self.model.has(counter) {
                 let request = self.counters[index_of(counter)].request;
                 taken[index_of(counter)] = request.filter(|request| request.enabled);
             }
         }
         self.take_effects(here, effects);
-        for counter in effects.cleared.iter() {
+        for counter in lost.iter() {
             if self.model.has(counter) {
                 self.counters[index_of(counter)].taken = taken[index_of(counter)];
             }
@@ -459,6 +465,8 @@ impl VcpuPmu {
             let asked = self.asked_with(register, value, caller);
             self.look_for_room_of(here, asked);
         }
+        // One that lends its counter need not be the one that asks.
+        let others = self.held() & !self.held_by(caller.layer);
         let Some(reservations) = &mut self.reservations else {
             return WriteOutcome::Gp;
         };
@@ -468,7 +476,7 @@ impl VcpuPmu {
                 // If that was the end of the firmware's phase, legacy names are
                 // those of this moment.
                 unit.map();
-                self.take_effects(here, effects);
+                self.take_from(here, effects, others);
                 self.look_again(here);
                 WriteOutcome::Done
             }

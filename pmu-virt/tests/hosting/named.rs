@@ -4,14 +4,16 @@
 use std::sync::Arc;
 
 use arbiter::{
-    Caller, CounterId, CounterSet, GuardLimits, Layer, NamedEvent, NoAudit, NoEntropy, PcrConfig,
-    PcrUnit, PerKind, Phase, Policy, Scheme,
+    Caller, Control, CounterId, CounterSet, GuardLimits, Layer, NamedEvent, NoAudit, NoEntropy,
+    PcrConfig, PcrUnit, PerKind, Phase, Policy, Scheme,
 };
 use perfmon_abi::wire::Errno;
+use pmu_virt::accounting::{self, CounterAccount, CounterState};
 use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{
-    CorePmu, CounterBackend, Grant, Holdings, MsrIndex, OwnerId, PmuModel, Progress, RateTable,
-    ReadOutcome, Reading, Reservations, Ring, SimBackend, SimClocks, Ticks, Tsc, WriteOutcome,
+    CorePmu, CounterBackend, Grant, Holdings, LossReason, MsrIndex, OwnerId, PmuModel, Progress,
+    RateTable, ReadOutcome, Reading, Reservations, Ring, SimBackend, SimClocks, Ticks, Tsc,
+    WriteOutcome,
 };
 use proptest::prelude::{Strategy, any, prop_assert, proptest};
 
@@ -259,6 +261,40 @@ fn another_layer_is_asked_for_a_counter_that_helps() {
         assert_eq!(yielded, WriteOutcome::Done);
     }
     assert_eq!(answer(&mut pmu, kernel), pmcs(&[3, 4]));
+}
+
+/// An owner that lends its counter hears by the page too that it was cleared while it counted;
+/// one that gives it back knows.
+#[test]
+fn a_counter_that_is_lent_is_shown_as_taken() {
+    let (kernel, firmware) = (Layer::GuestKernel, Layer::Firmware);
+    let mut pmu = seated(Scheme::Interacting, &clocks("0", "0, 1"));
+    let page = |pmu: &mut Seated, n: u32| {
+        // Takes a snapshot.
+        read(pmu, MsrIndex(accounting::MSR_BASE), kernel);
+        let status = MsrIndex(accounting::MSR_BASE + 0x100 + 4 * n);
+        read(pmu, status, kernel)
+    };
+    assert_eq!(request(&mut pmu, firmware, 1 | 2 << 8), pmcs(&[4, 5]));
+    for n in [4, 5] {
+        select(&mut pmu, firmware, n, CYCLES);
+    }
+    let lends = Control::INITIAL.with_lend(true).bits();
+    let control = MsrIndex(BASE + 0x80 + 5);
+    assert_eq!(pmu.wrmsr(control, lends, own(firmware)), WriteOutcome::Done);
+    assert_eq!(request(&mut pmu, kernel, 1 | 1 << 4 | 5 << 8), pmcs(&[5]));
+    // Legacy software reads the page, and may use the counter from here on.
+    let access_key = MsrIndex(BASE + 0x40 + 5);
+    assert_eq!(pmu.wrmsr(access_key, 0, own(kernel)), WriteOutcome::Done);
+    assert_eq!(request(&mut pmu, firmware, 2 | 1 << 4 | 4 << 8), pmcs(&[4]));
+    let unused = |loss| CounterAccount {
+        state: CounterState::Unused,
+        reading: None,
+        loss,
+    };
+    let taken = Some(LossReason::Taken);
+    assert_eq!(page(&mut pmu, 5), unused(taken).status());
+    assert_eq!(page(&mut pmu, 4), unused(None).status());
 }
 
 /// Contexts are admitted beside what vCPUs have named, on each core, and a core whose
