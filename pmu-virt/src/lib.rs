@@ -64,8 +64,8 @@ pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
-    CounterReport, MsrRead, MsrWrite, Needs, Oversubscribe, PmiDue, PmiRequest, ReadOutcome,
-    Reservations, VcpuPmu, WriteOutcome,
+    CounterReport, MsrRead, MsrWrite, Needs, OtherCores, Oversubscribe, PmiDue, PmiRequest,
+    ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
 };
 
 /// perfmon2 for host tools: the contexts themselves, and what attaches them to

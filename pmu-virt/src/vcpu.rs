@@ -16,12 +16,15 @@ mod taken;
 mod times;
 mod uncounted;
 
+pub use backing::OtherCores;
 pub use placing::Oversubscribe;
 pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;
 pub use reserved::Reservations;
 pub use switch::Needs;
 use taken::Taken;
+
+use std::sync::Arc;
 
 use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
 use perfmon::ContextId;
@@ -174,8 +177,8 @@ pub struct VcpuPmu {
     /// Its budget has changed while it was on no core.
     budget_due: bool,
     reservations: Option<Box<Reservations>>,
-    /// Room for what it relies on, on the other core that has most.
-    room_elsewhere: usize,
+    /// The other cores, if the scheduler moves it there.
+    others: Option<Arc<dyn OtherCores>>,
     /// Reserved counters whose physical ones the host's kernel has taken.
     taken: Taken,
     select: [u64; MAX_PROGRAMMABLE as usize],
@@ -219,7 +222,7 @@ impl VcpuPmu {
             grant,
             budget_due: false,
             reservations: None,
-            room_elsewhere: 0,
+            others: None,
             taken: Taken::default(),
             select: [0; MAX_PROGRAMMABLE as usize],
             fixed_control: 0,

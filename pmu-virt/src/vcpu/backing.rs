@@ -1,5 +1,8 @@
 //! What of a vCPU's reservations has physical counters, and what could have.
 
+use std::fmt;
+use std::sync::Arc;
+
 use arbiter::{
     AskedEvents, Backing, CounterId, CounterSet, EventRoom, Layer, NamedEvent, PcrUnit, PerKind,
 };
@@ -7,6 +10,13 @@ use pmu_model::Constraint;
 
 use super::{Here, VcpuPmu, index_of};
 use crate::core_pmu::{CorePmu, FirmDemands};
+
+/// The other cores of a VM, as its scheduler knows them.
+pub trait OtherCores: fmt::Debug + Send + Sync {
+    /// For how many promised counters the one with the most room has room
+    /// ([`CorePmu::room`]). It is asked at each request of a guest's layer.
+    fn most_room(&self) -> usize;
+}
 
 impl VcpuPmu {
     /// How many physical counters are promised to this vCPU, which is on `core` or was
@@ -110,7 +120,8 @@ impl VcpuPmu {
     /// How many programmable counters the layers of the guest could hold together on the
     /// other core with the most room, to which its contexts would go with the vCPU.
     fn backed_elsewhere(&self, core: &CorePmu, any: Option<Constraint>) -> u8 {
-        let (Some(any), true) = (any, self.room_elsewhere > 0) else {
+        let room = self.others.as_ref().map_or(0, |others| others.most_room());
+        let (Some(any), true) = (any, room > 0) else {
             return 0;
         };
         // The cores of a VM have the same slots.
@@ -119,16 +130,15 @@ impl VcpuPmu {
         let fit = |count: &u8| {
             let counters = usize::from(*count);
             firm.leave_room_for(&vec![any; counters])
-                && counters + core.relied_on(self.owner, CounterSet::EMPTY) <= self.room_elsewhere
+                && counters + core.relied_on(self.owner, CounterSet::EMPTY) <= room
         };
         (1..=most).take_while(fit).last().unwrap_or(0)
     }
 
-    /// Another core of the VM has room for so many promised counters
-    /// ([`CorePmu::room`]), and the scheduler moves vCPUs: a request that this core
-    /// cannot back waits for the move ([`VcpuPmu::needs_room`]).
-    pub fn set_room_elsewhere(&mut self, room: usize) {
-        self.room_elsewhere = room;
+    /// The scheduler moves vCPUs between this core and `others`: a request that this core
+    /// cannot back waits for the move ([`VcpuPmu::needs_room`]), if one of the others can.
+    pub fn set_other_cores(&mut self, others: Arc<dyn OtherCores>) {
+        self.others = Some(others);
     }
 
     /// Whether a request of the guest waits until the vCPU moves to a core that backs it.

@@ -1,5 +1,7 @@
 //! What the hypervisor has reserved is room for host contexts.
 
+use std::sync::Arc;
+
 use arbiter::{
     AdminAct, Caller, Cookie, CounterId, Effects, Layer, Outcome, PerKind, Reason, Reply, Request,
     Scheme, Wanted,
@@ -8,8 +10,8 @@ use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_PROV_LOST};
 use perfmon_abi::wire::{Call, Errno};
 use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{
-    CorePmu, CounterBackend, Grant, MsrIndex, Oversubscribe, OwnerId, PmuModel, Progress,
-    ReadOutcome, Reading, Ring, SimBackend, Ticks, Tsc, WriteOutcome,
+    CorePmu, CounterBackend, Grant, MsrIndex, OtherCores, Oversubscribe, OwnerId, PmuModel,
+    Progress, ReadOutcome, Reading, Ring, SimBackend, Ticks, Tsc, WriteOutcome,
 };
 use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
@@ -324,6 +326,16 @@ impl Dice {
     }
 }
 
+/// The other core with the most room.
+#[derive(Debug)]
+struct Room(usize);
+
+impl OtherCores for Room {
+    fn most_room(&self) -> usize {
+        self.0
+    }
+}
+
 /// What a schedule of 16 vCPUs on 4 cores has come to.
 #[derive(Debug, Default)]
 struct Shares {
@@ -380,7 +392,7 @@ fn schedule(seed: u64, promises: bool) -> Shares {
                 .collect();
             let others = (0..CORES).filter(|&one| promises && one != core);
             let most = others.map(|one| room[one]).max().unwrap_or(0);
-            rig.vcpus[vcpu].set_room_elsewhere(most);
+            rig.vcpus[vcpu].set_other_cores(Arc::new(Room(most)));
             act(&mut rig, vcpu, &mut dice, &mut shares);
             if let Some(needs) = rig.vcpus[vcpu].needs_room() {
                 let load = |core: usize| {

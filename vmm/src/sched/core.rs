@@ -8,7 +8,7 @@ use kvm_pmu::now;
 use pmu_virt::{CorePmu, Ticks, Tsc, VcpuPmu};
 use vmm_control::{CoreQuantities, JobQueue, close_core};
 
-use super::exchange::CoreExchange;
+use super::exchange::{CoreExchange, Others};
 use super::pace::Pace;
 use super::queue::{Action, RunQueue};
 use super::report::CoreReport;
@@ -36,6 +36,7 @@ pub struct CoreEnd {
 pub struct CoreThread {
     pub(super) index: usize,
     pub(super) exchange: Arc<CoreExchange>,
+    others: Arc<Others>,
     control: Arc<VcpuControl>,
     /// This thread, with the core's counters.
     pub(super) thread: ThreadContext,
@@ -78,8 +79,13 @@ impl CoreThread {
         let tsc_khz = tsc_khz.max(1);
         let pace = Pace::new(plan.slice, tsc_khz);
         exchange.bind_thread(index, thread.target());
+        let others = Others {
+            exchange: exchange.clone(),
+            core: index,
+        };
         Ok(Self {
             index,
+            others: Arc::new(others),
             exchange,
             control,
             thread,
@@ -172,7 +178,7 @@ impl CoreThread {
         };
         let vcpu = self.vcpus.get_mut(&id)?;
         if let Some(pmu) = vcpu.pmu_mut() {
-            pmu.set_room_elsewhere(self.exchange.room_elsewhere(self.index));
+            pmu.set_other_cores(self.others.clone());
         }
         let outcome = vcpu.run_for(&mut self.thread, &timeslice);
         match outcome {

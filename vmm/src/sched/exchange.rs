@@ -6,9 +6,10 @@
 //! crowded core asks before it hands a vCPU over.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
+use pmu_virt::OtherCores;
 use vmm_control::WakeCore;
 
 use crate::kvm::VcpuId;
@@ -44,6 +45,19 @@ struct CorePart {
     room: AtomicUsize,
     /// vCPUs, by bit, for whose named events it has none.
     refuses: AtomicU64,
+}
+
+/// The cores of an exchange beside one of them.
+#[derive(Debug)]
+pub(super) struct Others {
+    pub(super) exchange: Arc<CoreExchange>,
+    pub(super) core: usize,
+}
+
+impl OtherCores for Others {
+    fn most_room(&self) -> usize {
+        self.exchange.room_elsewhere(self.core)
+    }
 }
 
 impl CoreExchange {
@@ -149,7 +163,7 @@ impl CoreExchange {
     }
 
     /// The most room that a core other than `core` has.
-    pub(super) fn room_elsewhere(&self, core: usize) -> usize {
+    fn room_elsewhere(&self, core: usize) -> usize {
         let others = (0..self.cores.len()).filter(|&other| other != core);
         others.map(|other| self.room(other)).max().unwrap_or(0)
     }
