@@ -29,9 +29,8 @@ impl Taken {
 }
 
 /// So long after a physical counter was taken it is tried again, in milliseconds, and
-/// each further time after twice as long:
+/// each further time after twice as long, up to the last: a try costs system calls.
 const FIRST_TRY_MS: u32 = 10;
-/// a try may cost others of a group of events theirs.
 const LAST_TRY_MS: u32 = 1_000;
 
 impl VcpuPmu {

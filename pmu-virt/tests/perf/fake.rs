@@ -142,9 +142,13 @@ impl Kernel {
         self.events.values().filter(wants).count()
     }
 
-    /// Whether a hardware group is pinned to counters that it has not got.
+    /// Whether a hardware group is pinned to counters that it has not got. Groups that were
+    /// opened before have theirs first.
     fn in_error(&self, leader: i32) -> bool {
-        self.is_hardware(leader) && (self.unpinned || self.wanting(leader) > self.counters)
+        let others = self.events.range(..leader);
+        let others = others.filter(|(_, event)| event.leader.is_none() && event.enabled);
+        let taken: usize = others.map(|(fd, _)| self.wanting(*fd)).sum();
+        self.is_hardware(leader) && (self.unpinned || taken + self.wanting(leader) > self.counters)
     }
 
     fn is_hardware(&self, leader: i32) -> bool {
@@ -337,7 +341,8 @@ impl PerfSyscalls for FakeKernel {
         let kernel = self.state();
         let event = kernel.events.get(&event.0)?;
         let on = event.enabled && kernel.events.get(&event.leader?)?.enabled;
-        let there = on && kernel.running_percent > 0 && !kernel.unpinned;
+        let error = event.leader.is_some_and(|leader| kernel.in_error(leader));
+        let there = on && kernel.running_percent > 0 && !error;
         (kernel.rdpmc && event.mapped).then_some(there)
     }
 

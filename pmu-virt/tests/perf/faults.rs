@@ -30,6 +30,10 @@ pub(crate) const TESTS: &[(&str, Run)] = &[
         "faults::without_a_page_a_loss_is_told_in_time",
         loss_without_page,
     ),
+    (
+        "faults::what_is_tried_again_costs_no_other_its_counter",
+        tried_again,
+    ),
     ("faults::a_guest_hears_of_a_loss", guest_hears),
     ("faults::an_owner_hears_of_a_loss", owner_hears),
     ("faults::a_short_read_is_told", short_read),
@@ -256,6 +260,39 @@ fn loss_at_exit() -> Result<Verdict, String> {
     backend.release(A);
     let told = backend.take_overflows();
     ensure(told.is_empty(), || format!("{told} after release"))?;
+    finish(&kernel)
+}
+
+/// A tool of the host takes one of two counters. One of the guest's two goes on, whichever
+/// is programmed first, and the other one each time it is tried is told without harm.
+fn tried_again() -> Result<Verdict, String> {
+    let kernel = FakeKernel::new(2);
+    kernel.state().rdpmc = true;
+    let mut backend = counting(&kernel, hardware(), 2)?;
+    run(&kernel, &mut backend, 10);
+    kernel.state().counters = 1;
+    run(&kernel, &mut backend, 10);
+    let told = backend.take_overflows();
+    ensure(told == [A, B].into_iter().collect(), || told.to_string())?;
+    let program = |backend: &mut PerfBackend, slot| {
+        let done = backend.program(slot, &hardware());
+        backend.start(slot);
+        done.map(drop).map_err(|refusal| refusal.reason)
+    };
+    ensure(program(&mut backend, A) == Ok(()), || "A".to_owned())?;
+    for round in 1..4 {
+        run(&kernel, &mut backend, 10);
+        let again = program(&mut backend, B);
+        ensure(again == Err(LOST), || format!("B: {again:?}"))?;
+        expect(&backend, A, 10 * round)?;
+    }
+    let told = backend.take_overflows();
+    ensure(told.is_empty(), || format!("{told} lost again"))?;
+    kernel.state().counters = 2;
+    ensure(program(&mut backend, B) == Ok(()), || "B".to_owned())?;
+    run(&kernel, &mut backend, 10);
+    expect(&backend, A, 40)?;
+    expect(&backend, B, 10)?;
     finish(&kernel)
 }
 

@@ -100,6 +100,41 @@ impl Group {
         })
     }
 
+    /// Tries whether the kernel has a counter for one event more beside the groups that
+    /// count. It gets a group of its own for that, so that no other loses its counters, and
+    /// nothing is counted, as no guest runs.
+    ///
+    /// # Errors
+    /// [`Failure::Unpinned`]: it has none. Or the kernel refuses to try.
+    pub(super) fn try_counter(
+        kernel: &mut dyn PerfSyscalls,
+        event: EventSpec,
+    ) -> Result<(), Failure> {
+        let mut group = Group::open(kernel, true)?;
+        let tried = group.try_alone(kernel, event);
+        group.close(kernel);
+        tried
+    }
+
+    fn try_alone(
+        &mut self,
+        kernel: &mut dyn PerfSyscalls,
+        event: EventSpec,
+    ) -> Result<(), Failure> {
+        let (alone, silent) = (
+            SlotIndex(0),
+            EventSpec {
+                period: None,
+                ..event
+            },
+        );
+        self.add(kernel, alone, silent, 0)?;
+        self.set_running(kernel, alone, true)?;
+        self.switch(kernel, true)?;
+        self.fresh = false;
+        self.refresh(kernel)
+    }
+
     pub(super) fn members(&self) -> &[Member] {
         &self.members
     }

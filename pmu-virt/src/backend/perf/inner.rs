@@ -155,6 +155,10 @@ impl Inner {
             }
         };
         let taken = group.members().len();
+        // Where counters are taken away, one event too many would cost all others theirs.
+        if self.warned && group.is_at_risk() {
+            Group::try_counter(kernel, event).map_err(Failure::reason)?;
+        }
         let signal = self.env.overflow_signal;
         if let Err(errno) = group.add(kernel, index, event, signal) {
             return Err(match errno.0 {
