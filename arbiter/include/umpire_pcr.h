@@ -125,8 +125,8 @@
 #define UMPIRE_PCR_NOTICE_GRANTED 5ULL /* the pending request was granted */
 #define UMPIRE_PCR_NOTICE_REFUSED 6ULL /* the pending request was refused */
 #define UMPIRE_PCR_NOTICE_CANCELLED 7ULL /* what was asked or announced about the counter is off */
-#define UMPIRE_PCR_NOTICE_TAKEN 8ULL /* the host's kernel has taken its physical counter: the count stands still */
-#define UMPIRE_PCR_NOTICE_BACK 9ULL /* it has a physical counter again, and counts on */
+#define UMPIRE_PCR_NOTICE_TAKEN 8ULL /* it has no physical counter (reason UNBACKED: none for its select): the count stands still */
+#define UMPIRE_PCR_NOTICE_BACK 9ULL /* the host's kernel has left it one again, and it counts on */
 #define UMPIRE_PCR_NOTICE_KIND_MASK 15ULL /* mask of the kind */
 #define UMPIRE_PCR_NOTICE_LOST 0x80ULL /* notices before this one were lost */
 #define UMPIRE_PCR_NOTICE_POSITION_SHIFT 8ULL /* shift of the position */

@@ -177,17 +177,14 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
     // What comes from nobody or from the hypervisor has to be backed anew.
     let rules = (view.bank, view.policy);
     let room = view.backed.room_for(layer, pending);
-    let of_event = room.map_or(u32::MAX, |room| room.more.into());
-    let more = view
-        .backed
-        .left(rules, layer, holdings.of_kind)
-        .min(of_event);
+    let more = view.backed.left(rules, layer, holdings.of_kind, room);
     let sources = sources(view, layer, pending, &holdings, more);
     let others = usable + sources.reachable - sources.backed;
     let suffices = |more: u32| announced.len() + sources.backed + others.min(more) >= need;
     if !suffices(more) {
         let elsewhere = view.backed.elsewhere();
-        let there = elsewhere.left(rules, layer, holdings.of_kind).min(of_event);
+        let room = elsewhere.room_for(layer, pending);
+        let there = elsewhere.left(rules, layer, holdings.of_kind, room);
         if !pending.stays && suffices(there) {
             return NextStep::Move;
         }
@@ -220,6 +217,12 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
 /// that the request of `layer` goes on there.
 pub(crate) fn needs(view: &View<'_>, layer: Layer, pending: &Pending) -> Option<u8> {
     let most = view.backed.most;
+    if view.backed.room_for(layer, pending).is_some() {
+        let held = view.bank.held() & !view.bank.held_by(Layer::Hypervisor);
+        let lacks = u32::from(pending.wanted.count()).saturating_sub(pending.got.len());
+        let all = u32::from(PerKind::count(held).programmable) + lacks;
+        return u8::try_from(all).ok().filter(|all| *all <= most.elsewhere);
+    }
     let mut enough = most.programmable.saturating_add(1)..=most.elsewhere;
     enough.find(|programmable| {
         let mut there = *view;
@@ -252,6 +255,8 @@ pub struct EventRoom {
     pub event: Option<NamedEvent>,
     /// Programmable counters that can be held for it beside all that is held.
     pub more: u8,
+    /// As many on a core without contexts of its own, to which the vCPU may go.
+    pub elsewhere: u8,
     /// Held ones in whose place one more can be held for it.
     pub instead_of: CounterSet,
 }
@@ -292,16 +297,22 @@ impl Backed {
     /// The same on the other core.
     fn elsewhere(self) -> Backed {
         let programmable = self.most.programmable.max(self.most.elsewhere);
-        let most = Backing {
+        let mut most = Backing {
             programmable,
             ..self.most
         };
+        if self.most.elsewhere > self.most.programmable {
+            for room in most.rooms.iter_mut().flatten().flatten() {
+                room.more = room.elsewhere;
+            }
+        }
         Backed { most, ..self }
     }
 
     /// Room for what the request of `layer` is about, where physical counters differ.
     pub(crate) fn room_for(&self, layer: Layer, pending: &Pending) -> Option<EventRoom> {
-        if matches!(pending.wanted, Wanted::This(CounterId::Fixed(_))) {
+        // What the hypervisor holds no guest counts.
+        if !layer.is_guest() || matches!(pending.wanted, Wanted::This(CounterId::Fixed(_))) {
             return None;
         }
         let told = self.most.rooms?;
@@ -313,6 +324,7 @@ impl Backed {
             _ => Some(EventRoom {
                 event: pending.event,
                 more: 0,
+                elsewhere: 0,
                 instead_of: CounterSet::EMPTY,
             }),
         }
@@ -322,20 +334,22 @@ impl Backed {
     pub(crate) fn is_unknown(&self, layer: Layer, pending: &Pending) -> bool {
         let told = self.most.rooms.as_ref();
         let told = told.and_then(|rooms| rooms.get(usize::from(layer.code())));
-        told.is_some_and(|room| match room {
-            Some(room) => room.event != pending.event,
-            None => pending.event.is_some(),
-        })
+        layer.is_guest()
+            && told.is_some_and(|room| match room {
+                Some(room) => room.event != pending.event,
+                None => pending.event.is_some(),
+            })
     }
 
     /// How many counters of the kind of `of_kind` `layer` can have that no layer of
-    /// the guest has. Each of these keeps room for its minimum. The hypervisor's own
+    /// the guest has; in `room`, where physical counters differ. Each of these keeps room for its minimum. The hypervisor's own
     /// counters are not counted by a guest.
     pub(crate) fn left(
         self,
         (bank, policy): (&Bank, &Policy),
         layer: Layer,
         of_kind: CounterId,
+        room: Option<EventRoom>,
     ) -> u32 {
         if !layer.is_guest() {
             return u32::MAX;
@@ -351,7 +365,12 @@ impl Backed {
             share.map_or(held, |share| held.max(share.min.of(of_kind).into()))
         });
         let taken = taken.sum::<u32>() + of(self.coming);
-        u32::from(self.most.programmable).saturating_sub(taken)
+        let most = room.map_or(self.most.programmable.into(), |room| {
+            let guests = Policy::LAYERS.into_iter().filter(|other| other.is_guest());
+            let held = guests.map(|other| of(bank.held_by(other))).sum::<u32>();
+            held + u32::from(room.more)
+        });
+        most.saturating_sub(taken)
     }
 }
 

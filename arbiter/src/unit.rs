@@ -318,9 +318,12 @@ impl PcrUnit {
         self.held_anew |= self.backed.differs();
     }
 
-    /// The events that pending requests are about.
+    /// The events that pending requests of the guest's layers are about.
     pub fn asked_events(&self) -> AskedEvents {
-        Policy::LAYERS.map(|layer| self.pending(layer).map(|pending| pending.event))
+        Policy::LAYERS.map(|layer| {
+            let pending = self.pending(layer).filter(|_| layer.is_guest());
+            pending.map(|pending| pending.event)
+        })
     }
 
     /// Whether a request waits until the vCPU moves to a core that backs it.

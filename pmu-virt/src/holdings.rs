@@ -44,6 +44,9 @@ struct Holding {
 
 type Events = [AtomicU64; MAX_PROGRAMMABLE as usize];
 
+/// What a vCPU holds: each counter with the event that was named for it.
+pub(crate) type Held = Vec<(CounterId, Option<NamedEvent>)>;
+
 /// No select has this bit.
 const NAMED: u64 = 1 << 63;
 
@@ -98,12 +101,25 @@ impl Holdings {
         wish.checked_sub(1).map(usize::from)
     }
 
-    /// The most programmable counters that one vCPU holds, and the fixed-function ones
-    /// that any does.
+    /// The most programmable counters that one vCPU holds.
+    pub(crate) fn most(&self) -> u8 {
+        let held = self.0.vcpus.iter().map(Holding::held);
+        let counts = held.map(|held| PerKind::count(held).programmable);
+        counts.max().unwrap_or(0)
+    }
+
+    /// The most programmable counters that one vCPU holds which has named no event, and the
+    /// fixed-function ones that any does.
     pub(crate) fn largest(&self) -> (usize, CounterSet) {
         let held = self.0.vcpus.iter().map(|holding| {
             let held = holding.held();
-            (PerKind::count(held).programmable, held)
+            let names = held.iter().any(|counter| holding.event(counter).is_some());
+            let count = if names {
+                0
+            } else {
+                PerKind::count(held).programmable
+            };
+            (count, held)
         });
         let (most, all) = held.fold((0, CounterSet::EMPTY), |(most, all), (count, held)| {
             (most.max(count), all | held)
@@ -114,7 +130,7 @@ impl Holdings {
 
     /// The vCPUs that hold counters for events that they named, with all that they hold,
     /// each with its event.
-    pub(crate) fn named(&self) -> Vec<(OwnerId, Vec<(CounterId, Option<NamedEvent>)>)> {
+    pub(crate) fn named(&self) -> Vec<(OwnerId, Held)> {
         if !self.0.names.load(Ordering::Relaxed) {
             return Vec::new();
         }
@@ -122,7 +138,7 @@ impl Holdings {
         let held = vcpus.map(|(vcpu, holding)| {
             let held = holding.held().iter();
             let held = held.map(|counter| (counter, holding.event(counter)));
-            (vcpu, held.collect::<Vec<_>>())
+            (vcpu, held.collect::<Held>())
         });
         held.filter(|(_, held)| held.iter().any(|(_, event)| event.is_some()))
             .collect()

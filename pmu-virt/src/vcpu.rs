@@ -24,13 +24,14 @@ pub use reserved::Reservations;
 pub use switch::Needs;
 use taken::Taken;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
 use perfmon::ContextId;
 use pmu_model::{
-    CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId, PmuModel, Progress,
-    Provenance, Ticks, Tsc, UnavailableReason,
+    Constraint, CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId, PmuModel,
+    Progress, Provenance, Ticks, Tsc, UnavailableReason,
 };
 
 use crate::attached::ContextGroup;
@@ -181,6 +182,11 @@ pub struct VcpuPmu {
     others: Option<Arc<dyn OtherCores>>,
     /// Reserved counters whose physical ones the host's kernel has taken.
     taken: Taken,
+    /// Reserved counters whose owners know that what they select cannot be counted.
+    unbacked: CounterSet,
+    /// What can count most events of the guest's on the core where it was last; none
+    /// before that was needed.
+    any: Cell<Option<Constraint>>,
     select: [u64; MAX_PROGRAMMABLE as usize],
     fixed_control: u64,
     global_control: u64,
@@ -223,6 +229,8 @@ impl VcpuPmu {
             budget_due: false,
             reservations: None,
             others: None,
+            unbacked: CounterSet::EMPTY,
+            any: Cell::new(None),
             taken: Taken::default(),
             select: [0; MAX_PROGRAMMABLE as usize],
             fixed_control: 0,

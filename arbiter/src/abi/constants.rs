@@ -230,9 +230,9 @@ pub const NOTICE_GRANTED: u64 = 5;
 pub const NOTICE_REFUSED: u64 = 6;
 /// What was asked or announced about the counter is off.
 pub const NOTICE_CANCELLED: u64 = 7;
-/// The host's kernel has taken its physical counter: the count stands still.
+/// It has no physical counter (reason UNBACKED: none for its select): the count stands still.
 pub const NOTICE_TAKEN: u64 = 8;
-/// It has a physical counter again, and counts on.
+/// The host's kernel has left it one again, and it counts on.
 pub const NOTICE_BACK: u64 = 9;
 /// Mask of the kind.
 pub const NOTICE_KIND_MASK: u64 = 15;

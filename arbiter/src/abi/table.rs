@@ -364,12 +364,12 @@ pub const TABLE: &[Group] = &[
             entry(
                 "NOTICE_TAKEN",
                 8,
-                "the host's kernel has taken its physical counter: the count stands still",
+                "it has no physical counter (reason UNBACKED: none for its select): the count stands still",
             ),
             entry(
                 "NOTICE_BACK",
                 9,
-                "it has a physical counter again, and counts on",
+                "the host's kernel has left it one again, and it counts on",
             ),
             entry("NOTICE_KIND_MASK", 0xf, "mask of the kind"),
             bit("NOTICE_LOST", 7, "notices before this one were lost"),

@@ -272,7 +272,7 @@ impl PcrUnit {
             return Ok(());
         }
         let rules = (&self.bank, &self.policy);
-        match self.backing().left(rules, layer, change.counter) {
+        match self.backing().left(rules, layer, change.counter, None) {
             0 => Err(Reason::Unbacked),
             _ => Ok(()),
         }

@@ -75,7 +75,7 @@ impl PcrUnit {
             };
             let mut backed = self.backing();
             backed.coming = backed.coming & !coming;
-            if backed.left((&self.bank, &self.policy), layer, of_kind) >= coming.len() {
+            if backed.left((&self.bank, &self.policy), layer, of_kind, None) >= coming.len() {
                 continue;
             }
             let question = self.pending_mut(layer).and_then(|pending| {
@@ -101,10 +101,9 @@ impl PcrUnit {
             .pending(layer)
             .and_then(|pending| backed.room_for(layer, pending));
         if owner.is_some_and(Layer::is_guest) {
-            return room.is_none_or(|room| !self.held_anew && room.can_have(counter));
+            return room.is_none_or(|room| room.can_have(counter));
         }
-        room.is_none_or(|room| !self.held_anew && room.more > 0)
-            && backed.left((&self.bank, &self.policy), layer, counter) > 0
+        backed.left((&self.bank, &self.policy), layer, counter, room) > 0
     }
 
     /// What the broker decides the request of `layer` from.

@@ -40,6 +40,10 @@ impl PcrUnit {
                     && is_due(revocation.at)
                     && revocation.wanted_by.is_none() == by_administrator
                 {
+                    if self.held_anew && revocation.wanted_by.is_some_and(Layer::is_guest) {
+                        // It stays due until it is told what can be backed now.
+                        continue;
+                    }
                     effects = effects.and(match revocation.wanted_by {
                         Some(by) => self.end_notice(counter, by, cx),
                         None => self.end_grace(counter, revocation.reason, cx),

@@ -161,12 +161,12 @@ impl CorePmu {
     }
 
     /// What the owners of reserved counters would have to keep to, so that there is room
-    /// for a wish: that takes as few of their counters as can be.
+    /// for a wish, whichever counters they give up: as few as can be.
     fn guest_limit(&self, wish: &ResourceClaim) -> Option<GuestLimit> {
         let (applicant, claims) = (self.claim_of(wish)?, self.claims_beside(wish));
         let guest = self.guest_room(0);
         let holdings = self.host.guest.as_ref()?.holdings.as_ref()?;
-        let held = u8::try_from(holdings.largest().0).ok()?;
+        let held = holdings.most();
         let beside = |most: u8, fewer: u8| {
             let guest = GuestRoom {
                 counters: guest.counters.saturating_sub(fewer.into()),
@@ -263,7 +263,8 @@ impl CorePmu {
         let many = any.map(|any| vec![any; programmable.min(most)]);
         let plain = many.into_iter().flatten().chain(fixed).collect();
         let named = holdings.named().into_iter().map(|(_, mut held)| {
-            // Owners who give some up need not give those up that are hard to place.
+            // Which of them an owner gives up is not known. Those that are hard to place
+            // count as kept.
             held.sort_by_key(|(counter, event)| {
                 (matches!(counter, CounterId::Fixed(_)), event.is_none())
             });

@@ -59,7 +59,8 @@ impl VcpuPmu {
             }
             let named = event.map(|event| (self.model.events(), event));
             let constraint = core.promise(CounterId::Programmable(0), named, any);
-            Some(kept.room(event, constraint, most))
+            let more = self.grant.budget.most.programmable.min(most);
+            Some(kept.room(event, constraint, more.saturating_sub(of_held)))
         });
         let most = self.grant.budget.most;
         let spare = PerKind::count(held).fixed < most.fixed;
@@ -85,7 +86,8 @@ impl VcpuPmu {
         let promised: Vec<(CounterId, Constraint)> = promised.collect();
         let now = promised.iter().map(|(counter, promise)| {
             let logical = &self.counters[index_of(*counter)];
-            let request = logical.request.filter(|_| logical.unavailable.is_none());
+            // What has no place is judged when it wants one.
+            let request = logical.request.filter(|_| logical.lease.is_some());
             let plan = request.and_then(|request| core.backend().plan(&request).ok());
             (*counter, plan.map_or(*promise, |plan| plan.constraint))
         });
@@ -93,6 +95,7 @@ impl VcpuPmu {
             now: now.collect(),
             promised,
             firm: core.firm_beside(self.owner),
+            own: core.firm_of(self.owner),
         }
     }
 
@@ -180,7 +183,7 @@ impl VcpuPmu {
             };
             let (unit, mut context) = reservations.parts(self.left);
             let effects = unit.back(backing, &mut context);
-            self.take_effects(here, effects);
+            self.take_away(here, effects);
             // Each time a counter is taken or a request has its answer.
             let unit = self.reservations().filter(|unit| unit.looks_for_room());
             match unit {
@@ -188,6 +191,14 @@ impl VcpuPmu {
                 None => return,
             }
         }
+    }
+
+    /// Whether it has to get onto its core, because a request waits to know what can be
+    /// backed there.
+    #[inline]
+    #[must_use]
+    pub fn waits_for_core(&self) -> bool {
+        !self.attached && self.reservations().is_some_and(PcrUnit::looks_for_room)
     }
 
     /// Looks for room again where requests wait for that.
@@ -215,7 +226,10 @@ struct Kept {
     promised: Vec<(CounterId, Constraint)>,
     /// What each of them selects now, if that is counted.
     now: Vec<(CounterId, Constraint)>,
+    /// What the contexts beside it rely on.
     firm: FirmDemands,
+    /// Those of them that go with the vCPU.
+    own: FirmDemands,
 }
 
 impl Kept {
@@ -254,6 +268,15 @@ impl Kept {
         most: u8,
     ) -> EventRoom {
         let more = constraint.map_or(0, |constraint| self.room_for(constraint, most));
+        let there = |count: &u8| {
+            let promised = self.promised.iter().map(|(_, promise)| *promise);
+            let wanted = constraint
+                .into_iter()
+                .flat_map(|one| vec![one; (*count).into()]);
+            self.own
+                .leave_room_for(&promised.chain(wanted).collect::<Vec<_>>())
+        };
+        let elsewhere = constraint.and_then(|_| (1..=most).take_while(there).last());
         let held = self.promised.iter().map(|(counter, _)| *counter);
         let instead_of = held.filter(|counter| {
             let fits = |one| self.leaves_room_without(Some(*counter), &[one]);
@@ -262,6 +285,7 @@ impl Kept {
         EventRoom {
             event,
             more,
+            elsewhere: elsewhere.unwrap_or(0),
             instead_of: instead_of.collect(),
         }
     }

@@ -146,7 +146,7 @@ impl VcpuPmu {
         logical.taken = logical.taken.filter(|taken| taken.counts_like(&request));
         logical.loss = logical.taken.map(|_| LossReason::Taken);
         logical.dead = None;
-        self.taken.unbacked.remove(counter);
+        self.unbacked.remove(counter);
         logical.times = Times::default();
         self.update(here, counter);
         if leaves && self.needs_places() {
@@ -255,7 +255,7 @@ impl VcpuPmu {
         let claimant = Claimant::Guest { vcpu, counter };
         let lease = core.bank.place(slots, claimant, request)?;
         self.active.insert(counter);
-        self.taken.unbacked.remove(counter);
+        self.unbacked.remove(counter);
         self.counters[index_of(counter)].lease = Some(lease);
         self.run(here, counter);
         Ok(())

@@ -114,17 +114,27 @@ impl VcpuPmu {
         guest.partition(|(_, demand)| held.contains(demand.counter))
     }
 
-    /// Whether what a reserved counter selects may take room that others were promised: not
-    /// every slot can count it.
+    /// Whether what a reserved counter selects may take room that others were promised: it
+    /// wants another place than it was promised itself.
     pub(super) fn is_judged(
         &self,
         core: &CorePmu,
         counter: CounterId,
         constraint: &Constraint,
     ) -> bool {
-        let everywhere = core.bank.slots().difference(constraint.slots).is_empty();
-        let is_plain = everywhere && !constraint.paired && constraint.exclusive.is_none();
-        !is_plain && self.guests_holding().contains(counter)
+        if !self.guests_holding().contains(counter) {
+            return false;
+        }
+        let any = self.any.get().or_else(|| {
+            self.any.set(core.any_event(&self.wish().events));
+            self.any.get()
+        });
+        let promise = self.promise(core, counter, any);
+        let is_within = |promise: Constraint| {
+            let alike = !constraint.paired && constraint.exclusive.is_none();
+            promise == *constraint || alike && promise.slots.difference(constraint.slots).is_empty()
+        };
+        !promise.is_some_and(is_within)
     }
 
     /// Takes out of the claims of reserved counters those of events for which there is no
@@ -139,36 +149,57 @@ impl VcpuPmu {
             return Vec::new();
         }
         let any = core.any_event(&self.wish().events);
+        let firm = core.firm_beside(self.owner);
         let promised = self.guests_holding().iter().filter_map(|counter| {
-            let demand = Demand {
+            let constraint = self.promise(core, counter, any)?;
+            let held = None;
+            Some(Demand {
                 counter,
-                constraint: self.promise(core, counter, any)?,
-                held: None,
-            };
-            Some(demand)
+                constraint,
+                held,
+            })
         });
-        let mut kept: Vec<Demand> = promised.collect();
-        // What was promised first, then what counts already.
-        reserved.sort_by_key(|(_, demand)| {
-            let is_promised = kept.iter().any(|one| is_same(one, demand));
-            (!is_promised, demand.held.is_none())
-        });
+        let promised: Vec<Demand> = promised.collect();
+        // What else is counted instead of what was promised.
+        let mut accepted = promised.clone();
+        // What counts already goes on.
+        reserved.sort_by_key(|(_, demand)| demand.held.is_none());
         let mut refused = Vec::new();
         reserved.retain(|(_, demand)| {
-            let Some(own) = kept.iter().position(|one| one.counter == demand.counter) else {
+            let Some(own) = promised
+                .iter()
+                .position(|one| one.counter == demand.counter)
+            else {
                 return true;
             };
-            let promise = std::mem::replace(&mut kept[own].constraint, demand.constraint);
-            let conflict = if promise == demand.constraint {
-                None
-            } else {
-                assign(&kept, core.bank.slots()).err()
-            };
-            if let Some(conflict) = conflict {
-                kept[own].constraint = promise;
-                refused.push((demand.counter, UnavailableReason::Conflict(conflict)));
+            if promised[own].constraint == demand.constraint {
+                return true;
             }
-            conflict.is_none()
+            let with = |others: &[Demand]| {
+                let mut all = others.to_vec();
+                all[own].constraint = demand.constraint;
+                assign(&all, core.bank.slots())
+                    .map_err(UnavailableReason::Conflict)
+                    .map(|_| all)
+            };
+            // Whether the others count what they were promised already or not.
+            let fits = with(&promised).and_then(|_| with(&accepted));
+            let beside_contexts = |all: &Vec<Demand>| {
+                let wanted: Vec<Constraint> = all.iter().map(|one| one.constraint).collect();
+                firm.leave_room_for(&wanted)
+            };
+            let reason = match fits {
+                Ok(all) if beside_contexts(&all) => {
+                    accepted = all;
+                    return true;
+                }
+                Ok(_) => UnavailableReason::Busy {
+                    backend: core.backend().name(),
+                },
+                Err(conflict) => conflict,
+            };
+            refused.push((demand.counter, reason));
+            false
         });
         refused
     }
@@ -202,7 +233,8 @@ impl VcpuPmu {
     /// they have no places yet.
     pub(super) fn restore_hosts(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
-        let (reserved, mut guest) = self.guest_claims(core);
+        let (mut reserved, mut guest) = self.guest_claims(core);
+        self.keep_promises(core, &mut reserved);
         placement::keep_to(self.grant.budget.most, &reserved, &mut guest);
         let claims = self.claims(core, reserved, guest);
         let fits = |hosted: &AttachedContext| {
@@ -314,11 +346,6 @@ impl VcpuPmu {
             self.leave_place(here, counter, lease.request(), settled, loss);
         }
     }
-}
-
-/// Whether a counter demands what it was promised.
-fn is_same(promised: &Demand, demand: &Demand) -> bool {
-    (promised.counter, promised.constraint) == (demand.counter, demand.constraint)
 }
 
 fn context_claims(hosted: &AttachedContext, core: &CorePmu) -> ContextClaims {

@@ -232,18 +232,23 @@ impl VcpuPmu {
         };
         // Another vCPU may have ended the firmware's phase.
         reservations.unit.map();
-        let due = reservations.unit.deadline();
-        if due.is_none_or(|due| self.left < due) {
-            return;
+        // What changes hands may need another look before the next one does.
+        for _ in 0..COUNTERS {
+            let unit = self.reservations();
+            let due = unit.and_then(PcrUnit::deadline);
+            let waits = here.is_none() && self.waits_for_core();
+            if waits || due.is_none_or(|due| self.left < due) {
+                return;
+            }
+            self.look_for_room(here);
+            let Some(reservations) = &mut self.reservations else {
+                return;
+            };
+            let (unit, mut context) = reservations.parts(self.left);
+            let effects = unit.tick(&mut context);
+            self.take_away(here, effects);
+            self.look_again(here);
         }
-        self.look_for_room(here);
-        let Some(reservations) = &mut self.reservations else {
-            return;
-        };
-        let (unit, mut context) = reservations.parts(self.left);
-        let effects = unit.tick(&mut context);
-        self.take_away(here, effects);
-        self.look_again(here);
     }
 
     /// Does to the PMU what a decision means for it that no layer of the guest asked for.

@@ -27,6 +27,7 @@ impl VcpuPmu {
         if self.bank.replace(core.bank.number()) != Some(core.bank.number()) {
             self.revive_dead();
         }
+        self.any.set(None);
         self.note_hosts(Some(core));
         if core.host.is_enabled() {
             self.introduce(core);

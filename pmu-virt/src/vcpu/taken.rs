@@ -17,8 +17,6 @@ pub(super) struct Taken {
     again: Option<(Tsc, u32)>,
     /// How long the guest had run when that was tried last.
     tried: Option<Ticks>,
-    /// Reserved counters whose owners know that what they select cannot be counted.
-    pub(super) unbacked: CounterSet,
 }
 
 impl Taken {
@@ -45,10 +43,10 @@ impl VcpuPmu {
     /// at all: its owner hears of it.
     #[cold]
     pub(super) fn note_unbacked(&mut self, counter: CounterId) {
-        if self.taken.unbacked.contains(counter) || !self.guests_holding().contains(counter) {
+        if self.unbacked.contains(counter) || !self.guests_holding().contains(counter) {
             return;
         }
-        self.taken.unbacked.insert(counter);
+        self.unbacked.insert(counter);
         if let Some(reservations) = &mut self.reservations {
             let (unit, mut context) = reservations.parts(self.left);
             unit.note_unbacked(counter, &mut context);
@@ -63,10 +61,7 @@ impl VcpuPmu {
         self.taken.counters = self.taken.counters & held;
         if self.taken.counters.is_empty() {
             // Their owners have given them back, or lost them.
-            self.taken = Taken {
-                unbacked: self.taken.unbacked,
-                ..Taken::default()
-            };
+            self.taken = Taken::default();
             return;
         }
         self.taken.told = self.taken.told & self.taken.counters;

@@ -53,6 +53,8 @@ fn with_layers(pmu: Seated, scheme: Scheme, holdings: &Holdings) -> Seated {
     let mut policy = Policy::default();
     policy.kernel.min = PerKind::default();
     policy.grace_ms = 5;
+    // A master takes from the firmware what the kernel is short of.
+    policy.kernel.priority = u8::from(scheme == Scheme::SingleMaster);
     let model = PmuModel::parse("amd-core").expect("a model");
     let phase = Phase::new(true);
     phase.end();
@@ -261,6 +263,92 @@ fn another_layer_is_asked_for_a_counter_that_helps() {
         assert_eq!(yielded, WriteOutcome::Done);
     }
     assert_eq!(answer(&mut pmu, kernel), pmcs(&[3, 4]));
+}
+
+/// Each counter that changes hands changes what there is room for; two that are due at once
+/// both come.
+#[test]
+fn two_counters_are_revoked_at_once() {
+    let (kernel, firmware) = (Layer::GuestKernel, Layer::Firmware);
+    let mut pmu = seated(Scheme::SingleMaster, &clocks("0", "0, 1"));
+    assert_eq!(request(&mut pmu, firmware, 1 | 4 << 8), pmcs(&[2, 3, 4, 5]));
+    assert_eq!(request(&mut pmu, kernel, any_for(2, BRANCHES)), PENDING);
+    pmu.tick(5);
+    assert_eq!(answer(&mut pmu, kernel), pmcs(&[4, 5]));
+    for n in [4, 5] {
+        select(&mut pmu, kernel, n, BRANCHES);
+    }
+    assert!(counts(&pmu, 4) && counts(&pmu, 5));
+}
+
+/// A select that does not count yet is in nobody's way.
+#[test]
+fn what_is_only_selected_keeps_no_room() {
+    let kernel = Layer::GuestKernel;
+    let mut pmu = seated(Scheme::Independent, &clocks("0", "0, 1"));
+    assert_eq!(
+        request(&mut pmu, kernel, any_for(1, INSTRUCTIONS)),
+        pmcs(&[5])
+    );
+    assert_eq!(request(&mut pmu, kernel, 1 | 1 << 8), pmcs(&[4]));
+    let stopped = MsrIndex(SELECT + 4);
+    let written = pmu.wrmsr(stopped, INSTRUCTIONS | 0x3_0000, own(kernel));
+    assert_eq!(written, WriteOutcome::Done);
+    assert_eq!(request(&mut pmu, kernel, 1 | 2 << 8), pmcs(&[2, 3]));
+    // What was promised stays so while its owner counts something else there.
+    select(&mut pmu, kernel, 5, CYCLES);
+    select(&mut pmu, kernel, 4, INSTRUCTIONS);
+    assert!(counts(&pmu, 5) && !counts(&pmu, 4));
+    assert_eq!(read(&mut pmu, NOTICE, kernel) >> 24, 19);
+    select(&mut pmu, kernel, 5, INSTRUCTIONS);
+    assert!(counts(&pmu, 5) && !counts(&pmu, 4));
+    assert_eq!(read(&mut pmu, NOTICE, kernel), 0);
+}
+
+/// A request that waits for a look on its core asks to get there.
+#[test]
+fn a_request_is_looked_at_when_its_vcpu_is_back() {
+    let (kernel, firmware) = (Layer::GuestKernel, Layer::Firmware);
+    let mut pmu = seated(Scheme::Interacting, &clocks("0", "0, 1"));
+    let leased = any_for(1, INSTRUCTIONS) | 1 << 16;
+    assert_eq!(request(&mut pmu, firmware, leased), pmcs(&[5]));
+    pmu.tick(8);
+    assert_eq!(request(&mut pmu, kernel, any_for(1, INSTRUCTIONS)), PENDING);
+    let core = pmu.park().expect("a core");
+    assert!(!pmu.waits_for_core());
+    pmu.tick(10);
+    assert!(pmu.waits_for_core(), "the firmware's lease has ended");
+    pmu.attach(core);
+    assert!(!pmu.waits_for_core());
+    assert_eq!(answer(&mut pmu, kernel), pmcs(&[5]));
+}
+
+/// What a context relies on is not taken by an event that was never named.
+#[test]
+fn a_later_select_leaves_contexts_what_they_rely_on() {
+    let kernel = Layer::GuestKernel;
+    let clocks = clocks("0", "0, 1");
+    let backend = || -> Box<dyn CounterBackend> { Box::new(SimBackend::of(&clocks)) };
+    let mut rig = Rig::new((1, 1), HostPolicy::HostFirst, backend);
+    let vcpu = rig.vcpus.remove(0);
+    let vcpu = with_layers(vcpu, Scheme::Independent, &Holdings::default());
+    rig.vcpus.push(vcpu);
+    rig.switch(0, 0);
+    let tool = context(0, &[vec![(0, INSTRUCTIONS | 0x43_0000)]], 0);
+    let tool = rig.load(Spot::Core(0), tool, &Mail::default());
+    assert!(tool.is_ok(), "{tool:?}");
+    let pmu = &mut rig.vcpus[0];
+    assert_eq!(
+        request(pmu, kernel, any_for(1, INSTRUCTIONS)),
+        REFUSED_UNBACKED
+    );
+    assert_eq!(request(pmu, kernel, 1 | 1 << 8), pmcs(&[5]));
+    select(pmu, kernel, 5, INSTRUCTIONS);
+    assert!(!counts(pmu, 5));
+    assert_eq!(request(pmu, kernel, 1 | 2 << 8), pmcs(&[3, 4]));
+    assert!(rig.unload(Spot::Core(0)).is_some());
+    select(&mut rig.vcpus[0], kernel, 5, INSTRUCTIONS);
+    assert!(counts(&rig.vcpus[0], 5));
 }
 
 /// An owner that lends its counter hears by the page too that it was cleared while it counted;

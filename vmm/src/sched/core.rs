@@ -379,8 +379,8 @@ impl CoreThread {
     /// Has vCPUs go to cores with room for what their guests have asked for.
     fn make_moves(&mut self) {
         let waits = |(id, vcpu): (&VcpuId, &Vcpu)| {
-            let waits = vcpu.pmu().is_some_and(VcpuPmu::waits_for_room);
-            waits.then_some(*id)
+            let waits = |pmu: &VcpuPmu| pmu.waits_for_room() || pmu.waits_for_core();
+            vcpu.pmu().is_some_and(waits).then_some(*id)
         };
         let waiting: Vec<VcpuId> = self.vcpus.iter().filter_map(waits).collect();
         for id in waiting {
@@ -390,6 +390,9 @@ impl CoreThread {
 
     #[cold]
     fn make_move(&mut self, id: VcpuId) {
+        if self.looks_for_room(id) {
+            return;
+        }
         let pmu = self.vcpus.get(&id).and_then(Vcpu::pmu);
         let needs = pmu.zip(self.thread.counters());
         let needs = needs.and_then(|(pmu, core)| pmu.needs_room(core));
@@ -403,6 +406,20 @@ impl CoreThread {
             }
             None => self.refuse_move(id),
         }
+    }
+
+    /// Whether a vCPU's request had to be looked at on its core, and needs no move now.
+    fn looks_for_room(&mut self, id: VcpuId) -> bool {
+        let waits = self.vcpus.get(&id).and_then(Vcpu::pmu);
+        if !waits.is_some_and(VcpuPmu::waits_for_core) {
+            return false;
+        }
+        self.switch_to(id);
+        let Some(pmu) = self.vcpus.get_mut(&id).and_then(Vcpu::pmu_mut) else {
+            return true;
+        };
+        pmu.tick(self.thread.counters_mut(), now());
+        !pmu.waits_for_room()
     }
 
     /// Answers crowded cores, and asks another one where this one is crowded.

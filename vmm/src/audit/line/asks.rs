@@ -56,6 +56,8 @@ struct RoomLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     select: Option<String>,
     more: u8,
+    #[serde(skip_serializing_if = "is_none")]
+    elsewhere: u8,
     instead_of: Vec<String>,
 }
 
@@ -65,6 +67,7 @@ impl RoomLine {
             layer: layer_word(layer),
             select: room.event.map(select),
             more: room.more,
+            elsewhere: room.elsewhere,
             instead_of: names(room.instead_of),
         }
     }
@@ -174,6 +177,14 @@ impl AskLine {
             }
         };
     }
+}
+
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_none(counters: &u8) -> bool {
+    *counters == 0
 }
 
 fn select(event: NamedEvent) -> String {

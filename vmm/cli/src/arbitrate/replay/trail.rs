@@ -142,6 +142,7 @@ struct RoomRow {
     layer: String,
     select: Option<String>,
     more: u8,
+    elsewhere: u8,
     instead_of: Vec<String>,
 }
 
@@ -344,6 +345,7 @@ impl RoomRow {
         Ok(EventRoom {
             event: self.select.as_deref().map(event).transpose()?,
             more: self.more,
+            elsewhere: self.elsewhere,
             instead_of: instead_of.collect::<Result<CounterSet, Problem>>()?,
         })
     }
