@@ -26,8 +26,8 @@ impl VcpuPmu {
         self.attached = true;
         if self.bank.replace(core.bank.number()) != Some(core.bank.number()) {
             self.revive_dead();
+            self.any.set(None);
         }
-        self.any.set(None);
         self.note_hosts(Some(core));
         if core.host.is_enabled() {
             self.introduce(core);
