@@ -6,6 +6,7 @@ use arbiter::{Policy, Scheme};
 use serde::Deserialize;
 
 use crate::figures::Class;
+use crate::random::Micros;
 
 /// The machine of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -146,6 +147,16 @@ impl Workload {
             Class::Kernel => &self.kernel,
             Class::Programs => &self.programs,
         }
+    }
+
+    /// The virtual time of a run.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a workload lasts a day at most"
+    )]
+    pub(crate) fn length(&self) -> Micros {
+        (self.seconds * 1e6) as Micros
     }
 }
 

@@ -2,6 +2,7 @@
 //! answers, and nobody gets counters that are not there.
 
 use std::num::NonZero;
+use std::sync::Mutex;
 
 use arbiter::{Policy, Scheme};
 use arbiter_experiment::{Class, Demand, Machine, Metric, Variant, Who, Workload, simulate, sweep};
@@ -144,6 +145,22 @@ fn a_sweep_does_not_depend_on_its_threads() {
     assert_eq!(cells, run(4));
     assert_eq!(cells.len(), 3);
     assert!(cells.iter().all(|cell| cell.runs.len() == 3));
+}
+
+/// More often than at the end of each run, and up to the whole.
+#[test]
+fn a_sweep_tells_how_far_it_is() {
+    let (machine, mut workload) = small();
+    workload.seconds = 500.0;
+    let variants = [variant(Scheme::Independent, |_| ())];
+    let two = NonZero::new(2).unwrap();
+    let told = Mutex::new(Vec::new());
+    let tell = |share| told.lock().unwrap().push(share);
+    let threads = NonZero::<usize>::MIN;
+    sweep((&machine, &workload), &variants, (1, two), threads, &tell);
+    let told = told.into_inner().unwrap();
+    assert!(told.len() > 3 && told.is_sorted(), "{told:?}");
+    assert!((told.last().unwrap() - 1.0).abs() < 1e-9, "{told:?}");
 }
 
 fn demands() -> impl Strategy<Value = Demand> {

@@ -104,6 +104,9 @@ fn an_experiment_as_table_json_csv_and_html() {
         one.contains("1 seeds") && !one.contains("independent"),
         "{one}"
     );
+    // A scheme that the file does not have.
+    let other = run(&["--experiment", &file, "--scheme", "single"]).unwrap();
+    assert_eq!(other.matches("\nscheme single").count(), 2, "{other}");
 }
 
 #[test]
@@ -124,6 +127,11 @@ fn experiments_that_cannot_be_simulated() {
     check(
         "\n\nschemes = ['none']",
         &["line 3", "'none'", "independent"],
+    );
+    check("\nschemes = []", &["line 2", "schemes", "one at least"]);
+    check(
+        "schemes = ['single',\n'single']",
+        &["line 2", "'single'", "already"],
     );
     check(
         "[machine]\nvcpus = 0",
@@ -290,14 +298,16 @@ fn damaged_trails() {
 }
 
 #[test]
-fn the_example_is_an_experiment() {
-    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples/experiment.toml");
-    let example = example.display().to_string();
-    let words = [
-        "--vcpus", "2", "--cores", "1", "--seeds", "1", "--scheme", "single",
-    ];
-    let table = run(&[&["--experiment", &example][..], &words].concat()).unwrap();
-    assert!(table.contains("2 vCPUs on 1 cores"), "{table}");
+fn the_examples_are_experiments() {
+    for name in ["experiment.toml", "large.toml"] {
+        let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples");
+        let example = examples.join(name).display().to_string();
+        let words = [
+            "--vcpus", "2", "--cores", "1", "--seeds", "1", "--scheme", "single",
+        ];
+        let table = run(&[&["--experiment", &example][..], &words].concat()).unwrap();
+        assert!(table.contains("2 vCPUs on 1 cores"), "{table}");
+    }
 }
 
 #[test]

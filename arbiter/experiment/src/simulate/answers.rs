@@ -11,9 +11,12 @@ use crate::job::{JobId, Stage};
 use super::{Happening, Run, cookie, slot};
 
 impl Run<'_> {
-    /// Has everyone hear of what the arbiter of a vCPU did.
+    /// Has everyone hear of what the arbiter of a vCPU did. Each answer, and each
+    /// question, comes with a record of the layer that gets it.
     pub(super) fn hear(&mut self, vcpu: u32, records: &[Record]) {
+        let mut concerned = 0;
         for record in records {
+            concerned |= 1_u64 << record.layer.code();
             if let (Event::Revoked(_) | Event::Yielded { .. }, Some(counter)) =
                 (record.event, record.counter)
             {
@@ -21,6 +24,9 @@ impl Run<'_> {
             }
         }
         for layer in Policy::LAYERS {
+            if concerned >> layer.code() & 1 == 0 {
+                continue;
+            }
             while let Some(notice) = {
                 let now = Tsc(self.now);
                 self.vcpus[vcpu as usize].unit.next_notice(layer, now)

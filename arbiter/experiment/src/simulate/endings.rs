@@ -1,7 +1,9 @@
 //! The end of a job: it gives back what it holds, and its work is accounted. And the
 //! check of the books.
 
-use arbiter::{Caller, CounterId, CounterSet, Layer, PcrRegister, Policy, Request, Scheme, abi};
+use arbiter::{
+    Caller, CounterId, CounterSet, Layer, Outcome, PcrRegister, Policy, Request, Scheme, abi,
+};
 
 use crate::job::JobId;
 
@@ -97,7 +99,8 @@ impl Run<'_> {
     }
 
     /// Whether each layer holds what its jobs hold, what they gave back too early, and
-    /// what its request gathers; and each counter is used by the job that holds it.
+    /// what its request gathers; each counter is used by the job that holds it; and
+    /// whoever waits for an answer has none yet.
     pub(super) fn books_agree(&mut self, number: u32) -> bool {
         let vcpu = &self.vcpus[number as usize];
         let mut of_jobs = [CounterSet::EMPTY; LAYERS];
@@ -117,7 +120,11 @@ impl Run<'_> {
             let unused: CounterSet = desk.unused.iter().copied().collect();
             let known = of_jobs[slot(*layer)] | unused;
             let held = vcpu.unit.bank().held_by(*layer);
-            known == held || desk.asking.is_some() && known & held == known
+            let pending = vcpu.unit.answer(*layer).outcome == Outcome::Pending;
+            match desk.asking {
+                None => known == held,
+                Some(_) => pending && known & held == known,
+            }
         })
     }
 }

@@ -36,11 +36,14 @@ pub(super) struct Guess {
 /// rate of as many guesses.
 const MOST_MEASURED: u8 = 20;
 
-/// Has programs and kernels guess cookies of all widths of the experiment.
-pub(super) fn guesses(experiment: &Experiment) -> Vec<Guess> {
+/// Has programs and kernels guess cookies of all widths of the experiment. `progress`
+/// hears which part of them is done.
+pub(super) fn guesses(experiment: &Experiment, progress: &dyn Fn(f64)) -> Vec<Guess> {
     let cookies = &experiment.cookies;
     let widths = cookies.bits.iter();
     let widths = widths.flat_map(|bits| [("program", *bits), ("kernel", *bits)]);
+    let all = 2.0 * cookies.bits.len() as f64 * f64::from(experiment.seeds.get());
+    let mut done = 0.0;
     let guess = |(guesser, bits): (&'static str, u8)| {
         let plan = GuessPlan {
             bits,
@@ -50,7 +53,13 @@ pub(super) fn guesses(experiment: &Experiment) -> Vec<Guess> {
         };
         let seeds = (0..experiment.seeds.get()).map(u64::from);
         let seeds = seeds.map(|seed| experiment.first_seed.wrapping_add(seed));
-        let runs: Vec<_> = seeds.map(|seed| guess_cookies(&plan, seed)).collect();
+        let runs = seeds.map(|seed| {
+            let run = guess_cookies(&plan, seed);
+            done += 1.0;
+            progress(done / all);
+            run
+        });
+        let runs: Vec<_> = runs.collect();
         let rate = estimate(
             runs.iter()
                 .map(|run| Some(run.guesses as f64 / run.seconds)),
