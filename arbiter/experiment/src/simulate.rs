@@ -62,8 +62,8 @@ struct Vcpu {
     /// Its running time before it came to its core, less the core's clock then.
     ran: f64,
     desks: [Desk; LAYERS],
-    /// The job that has each counter.
-    users: [Option<JobId>; 32],
+    /// The job that has each counter, by position.
+    users: [Option<JobId>; 64],
     /// When the next tick is planned. `Micros::MAX` means that none is.
     tick: Micros,
     /// The jobs of the tools of its core.
@@ -141,10 +141,16 @@ fn slot(layer: Layer) -> usize {
     usize::from(layer.code())
 }
 
+/// The place of a counter among the users.
+fn place(counter: CounterId) -> usize {
+    counter.position().map_or(0, usize::from)
+}
+
 impl<'a> Run<'a> {
     fn new(machine: &'a Machine, workload: &'a Workload, variant: &Variant, seed: u64) -> Self {
         let end = workload.length();
-        let capacity = f64::from(machine.cores) * f64::from(machine.counters) * end as f64;
+        let capacity = [machine.counters, machine.fixed]
+            .map(|counters| f64::from(machine.cores) * f64::from(counters) * end as f64);
         let mut run = Run {
             machine,
             workload,
@@ -170,9 +176,15 @@ impl<'a> Run<'a> {
     fn vcpu(&mut self, number: u32) -> Vcpu {
         let counters = PerKind {
             programmable: self.machine.counters,
-            fixed: 0,
+            fixed: self.machine.fixed,
         };
-        let has_firmware = self.workload.boot > 0 || self.workload.smm;
+        let Workload {
+            boot,
+            boot_fixed,
+            smm,
+            ..
+        } = *self.workload;
+        let has_firmware = boot > 0 || boot_fixed > 0 || smm;
         let unit = PcrUnit::new(PcrConfig {
             counters,
             widths: PerKind {
@@ -185,7 +197,7 @@ impl<'a> Run<'a> {
             ticks_per_ms: MICROS_PER_MS,
             phase: Arc::new(Phase::new(has_firmware)),
             legacy: None,
-            smm: self.workload.smm,
+            smm,
         });
         let core = number % self.machine.cores;
         let list = &mut self.cores[core as usize].vcpus;
@@ -196,7 +208,7 @@ impl<'a> Run<'a> {
             slot: list.len() - 1,
             ran: 0.0,
             desks: Default::default(),
-            users: [None; 32],
+            users: [None; 64],
             tick: Micros::MAX,
             tools: Vec::new(),
             work: 0.0,
@@ -295,8 +307,17 @@ impl<'a> Run<'a> {
                         continue;
                     };
                     went_on = true;
-                    job.stage = Stage::Asking;
-                    let wanted = Wanted::Any(job.lacks());
+                    let wanted = match job.wanted {
+                        Wanted::This(counter) => Wanted::This(counter),
+                        Wanted::Any(_) | Wanted::Held(_) => Wanted::Any(job.lacks()),
+                    };
+                    if self.is_used_within(vcpu, layer, wanted) {
+                        self.rest(id);
+                        continue;
+                    }
+                    if let Some(job) = self.jobs.get(id) {
+                        job.stage = Stage::Asking;
+                    }
                     self.desk(vcpu, layer).asking = Some(id);
                     self.figures.requests += 1;
                     let request = Request::Reserve {
@@ -317,6 +338,17 @@ impl<'a> Run<'a> {
                 return;
             }
         }
+    }
+
+    /// Whether a layer has given the counter to another of its jobs. The arbiter would
+    /// take the request for a renewal.
+    fn is_used_within(&mut self, vcpu: u32, layer: Layer, wanted: Wanted) -> bool {
+        let Wanted::This(counter) = wanted else {
+            return false;
+        };
+        let user = self.vcpus[vcpu as usize].users[place(counter)];
+        let user = user.and_then(|id| self.jobs.get(id));
+        user.is_some_and(|job| job.class.layer() == layer)
     }
 
     /// Has a job that was refused wait before it asks again.

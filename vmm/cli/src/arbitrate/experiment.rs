@@ -129,5 +129,6 @@ fn simulate(experiment: &Experiment, threads: Option<u16>) -> Report {
         }),
         elapsed: start.elapsed(),
         threads,
+        has_fixed: experiment.machine.fixed > 0,
     }
 }

@@ -157,7 +157,10 @@ impl Experiment {
             line: position(&text, at).0,
             problem,
         };
-        let checked = keys.machine.check().and_then(|()| keys.workload.check());
+        let checked = keys
+            .machine
+            .check()
+            .and_then(|()| keys.workload.check(&keys.machine));
         checked.map_err(|error| ExperimentError::Plan {
             name: name.clone(),
             error,
@@ -189,7 +192,7 @@ impl Experiment {
         let mut policies: Vec<(String, Policy)> = Vec::new();
         for policy in &keys.policy {
             let there = policies.iter().map(|(name, _)| name.as_str());
-            let read = policy_of(policy.get_ref(), there, keys.machine.counters);
+            let read = policy_of(policy.get_ref(), there, &keys.machine);
             policies.push(read.map_err(|problem| wrong(policy.span().start, problem))?);
         }
         if policies.is_empty() {
@@ -223,7 +226,7 @@ impl Experiment {
 fn policy_of<'a>(
     keys: &PolicyKeys,
     mut there: impl Iterator<Item = &'a str>,
-    counters: u8,
+    machine: &Machine,
 ) -> Result<(String, Policy), Problem> {
     let name = keys.name.clone();
     if there.any(|other| other == name) {
@@ -235,8 +238,7 @@ fn policy_of<'a>(
     let parsed = parse_policy(&keys.rules);
     let mut policy = parsed.map_err(|error| Problem::Policy(name.clone(), error))?;
     policy.grace_ms = keys.grace_ms;
-    // The generated demands are for programmable counters.
-    let fits = policy.fits(counters, 0);
+    let fits = policy.fits(machine.counters, machine.fixed);
     fits.map_err(|error| Problem::Machine(name.clone(), error))?;
     Ok((name, policy))
 }
