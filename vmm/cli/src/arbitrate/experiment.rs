@@ -125,7 +125,7 @@ fn simulate(experiment: &Experiment, threads: Option<u16>) -> Report {
     Report {
         cells,
         guesses: rows::guesses(experiment, &|share| {
-            progress("of the cookies guessed", share)
+            progress("of the cookies guessed", share);
         }),
         elapsed: start.elapsed(),
         threads,
