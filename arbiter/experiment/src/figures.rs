@@ -1,5 +1,7 @@
 //! The figures of a run: what is counted while it goes on, and the metrics made of it.
 
+use core::fmt;
+
 use arbiter::Layer;
 
 use crate::random::Micros;
@@ -50,6 +52,28 @@ impl Class {
     }
 }
 
+/// A kind of counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Counters whose event software selects. A demand wants some of them, whichever.
+    Programmable,
+    /// Counters bound to one event each. A demand wants one, by its position.
+    Fixed,
+}
+
+impl Kind {
+    /// Both kinds, in declaration order.
+    pub const ALL: [Kind; 2] = [Kind::Programmable, Kind::Fixed];
+
+    /// The word of the kind in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Programmable => "programmable",
+            Kind::Fixed => "fixed",
+        }
+    }
+}
+
 /// Times in buckets: eight for each power of two, so a quantile is right to 7 %.
 #[derive(Clone, Debug, PartialEq)]
 struct Histogram(Vec<u64>);
@@ -89,7 +113,7 @@ impl Histogram {
     }
 }
 
-/// What became of one class.
+/// What became of the demands of one class for counters of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tally {
     pub(crate) demands: u64,
@@ -152,33 +176,61 @@ pub struct Figures {
     pub requests: u64,
     /// Events of the simulation.
     pub events: u64,
-    pub(crate) classes: [Tally; Class::ALL.len()],
-    /// Counters times microseconds that all cores have.
-    pub(crate) capacity: f64,
+    /// By class, then by kind.
+    tallies: [[Tally; Kind::ALL.len()]; Class::ALL.len()],
+    /// Counters of each kind times microseconds that all cores have.
+    capacity: [f64; Kind::ALL.len()],
     pub(crate) fair_to_vcpus: Option<f64>,
 }
 
-/// Whom a figure is about.
+/// What a figure is about: whose demands, for counters of which kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Who {
-    /// All classes together.
-    All,
-    /// One class.
-    One(Class),
+pub struct Who {
+    /// The class. `None` means all together.
+    pub class: Option<Class>,
+    /// The kind. `None` means both together.
+    pub kind: Option<Kind>,
 }
 
 impl Who {
-    /// All classes together, then each.
-    pub fn every() -> impl Iterator<Item = Who> {
-        [Who::All].into_iter().chain(Class::ALL.map(Who::One))
+    /// All demands.
+    pub const ALL: Who = Who {
+        class: None,
+        kind: None,
+    };
+
+    /// The demands of one class.
+    pub const fn one(class: Class) -> Who {
+        Who {
+            class: Some(class),
+            kind: None,
+        }
     }
 
-    /// The word in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Who::All => "all",
-            Who::One(class) => class.name(),
+    /// The same demands, but only those for counters of this kind.
+    pub const fn of(self, kind: Kind) -> Who {
+        Who {
+            class: self.class,
+            kind: Some(kind),
         }
+    }
+
+    /// All classes together, then each.
+    pub fn every() -> impl Iterator<Item = Who> {
+        [Who::ALL].into_iter().chain(Class::ALL.map(Who::one))
+    }
+
+    fn has(self, class: Class, kind: Kind) -> bool {
+        self.class.is_none_or(|one| one == class) && self.kind.is_none_or(|one| one == kind)
+    }
+}
+
+/// The word in reports: `all`, `kernel`, `all/fixed`, `kernel/fixed`.
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.class.map_or("all", Class::name))?;
+        self.kind
+            .map_or(Ok(()), |kind| write!(f, "/{}", kind.name()))
     }
 }
 
@@ -195,7 +247,8 @@ pub enum Metric {
     Fairness,
     /// The same over vCPUs.
     FairnessVcpus,
-    /// Part of all counter time in which a claimant counted.
+    /// Part of the counter time of all cores in which a claimant counted; of one kind, if
+    /// the figure is about one.
     Work,
     /// Part of the time in which a claimant should have counted that it lacked the
     /// counter.
@@ -250,28 +303,30 @@ pub(crate) fn jain(shares: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 impl Figures {
-    pub(crate) fn new(capacity: f64) -> Self {
+    pub(crate) fn new(capacity: [f64; Kind::ALL.len()]) -> Self {
         Figures {
             requests: 0,
             events: 0,
-            classes: [const { Tally::new() }; Class::ALL.len()],
+            tallies: [const { [const { Tally::new() }; Kind::ALL.len()] }; Class::ALL.len()],
             capacity,
             fair_to_vcpus: None,
         }
     }
 
-    pub(crate) fn class(&mut self, class: Class) -> &mut Tally {
-        &mut self.classes[class as usize]
+    pub(crate) fn tally_mut(&mut self, class: Class, kind: Kind) -> &mut Tally {
+        &mut self.tallies[class as usize][kind as usize]
     }
 
     fn tally(&self, who: Who) -> Tally {
-        match who {
-            Who::One(class) => self.classes[class as usize].clone(),
-            Who::All => self.classes.iter().fold(Tally::new(), |mut sum, one| {
-                sum.add(one);
-                sum
-            }),
+        let mut sum = Tally::new();
+        for class in Class::ALL {
+            for kind in Kind::ALL {
+                if who.has(class, kind) {
+                    sum.add(&self.tallies[class as usize][kind as usize]);
+                }
+            }
         }
+        sum
     }
 
     /// Demands of a class or of all, and how many of them were granted and denied. The
@@ -294,12 +349,20 @@ impl Figures {
             Metric::TimeToGrant95 => tally.waits.quantile(0.95).map(|micros| micros / 1000.0),
             Metric::DeniedShare => ratio(denied, granted + denied),
             Metric::Fairness => {
-                let got = self.classes.iter().filter(|one| one.wish > 0.0);
+                let classes = Class::ALL.map(|class| {
+                    let class = Some(class);
+                    self.tally(Who { class, ..who })
+                });
+                let got = classes.iter().filter(|one| one.wish > 0.0);
                 let got = jain(got.map(|one| one.work / one.wish));
-                got.filter(|_| who == Who::All)
+                got.filter(|_| who.class.is_none())
             }
-            Metric::FairnessVcpus => self.fair_to_vcpus.filter(|_| who == Who::All),
-            Metric::Work => ratio(tally.work, self.capacity),
+            Metric::FairnessVcpus => self.fair_to_vcpus.filter(|_| who == Who::ALL),
+            Metric::Work => {
+                let kinds = Kind::ALL.iter().zip(self.capacity);
+                let kinds = kinds.filter(|(kind, _)| who.kind.is_none_or(|one| one == **kind));
+                ratio(tally.work, kinds.map(|(_, capacity)| capacity).sum())
+            }
             Metric::BlindShare => ratio(tally.blind, tally.work + tally.blind),
             Metric::Revocations => ratio(tally.lost as f64 * 1000.0, granted),
         }

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use arbiter::{CounterId, CounterSet};
+use arbiter::{CounterId, CounterSet, Wanted};
 
-use crate::figures::Class;
+use crate::figures::{Class, Kind};
 use crate::random::Micros;
 
 /// A job, or one that has ended: its place may have another by now.
@@ -33,7 +33,7 @@ pub(crate) struct Job {
     pub(crate) class: Class,
     pub(crate) vcpu: u32,
     pub(crate) stage: Stage,
-    pub(crate) wanted: u8,
+    pub(crate) wanted: Wanted,
     pub(crate) held: CounterSet,
     pub(crate) born: Micros,
     /// For how long counters are wanted, from the grant on.
@@ -49,7 +49,14 @@ pub(crate) struct Job {
 impl Job {
     pub(crate) fn lacks(&self) -> u8 {
         let held = u8::try_from(self.held.len()).unwrap_or(u8::MAX);
-        self.wanted.saturating_sub(held)
+        self.wanted.count().saturating_sub(held)
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        match self.wanted {
+            Wanted::This(CounterId::Fixed(_)) => Kind::Fixed,
+            _ => Kind::Programmable,
+        }
     }
 }
 

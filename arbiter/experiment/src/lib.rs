@@ -26,7 +26,7 @@ mod replay;
 mod simulate;
 mod sweep;
 
-pub use figures::{Class, Figures, Metric, Who};
+pub use figures::{Class, Figures, Kind, Metric, Who};
 pub use guess::{GuessPlan, Guessed, guess_cookies};
 pub use interval::{Estimate, estimate};
 pub use plan::{Demand, Machine, PlanError, Variant, Workload};

@@ -6,6 +6,7 @@ use arbiter::{Policy, Scheme};
 use serde::Deserialize;
 
 use crate::figures::Class;
+use crate::random::Micros;
 
 /// The machine of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -17,6 +18,8 @@ pub struct Machine {
     pub cores: u32,
     /// Programmable counters of a vCPU, and of a core.
     pub counters: u8,
+    /// Fixed-function counters of a vCPU, and of a core.
+    pub fixed: u8,
     /// How often a vCPU moves to another core, per second.
     pub migrations: f64,
 }
@@ -27,6 +30,7 @@ impl Default for Machine {
             vcpus: 64,
             cores: 8,
             counters: 4,
+            fixed: 0,
             migrations: 0.2,
         }
     }
@@ -46,6 +50,9 @@ pub struct Demand {
     pub patience_ms: f64,
     /// The most counters of one demand; each number from 1 on is equally likely.
     pub greed: u8,
+    /// How likely a demand is for one fixed-function counter instead. It wants it by its
+    /// position, and each position is equally likely.
+    pub fixed_share: f64,
     /// How likely a holder of this class yields a counter that it is asked for.
     pub yields: f64,
     /// How likely a holder of this class lends its counters.
@@ -62,6 +69,7 @@ impl Demand {
         hold_ms: 100.0,
         patience_ms: 200.0,
         greed: 1,
+        fixed_share: 0.0,
         yields: 0.5,
         lends: 0.0,
         answer_ms: 1.0,
@@ -82,9 +90,11 @@ pub struct Workload {
     pub seconds: f64,
     /// Time after which a refused demand is made again, in milliseconds; exponential.
     pub retry_ms: f64,
-    /// Counters that the firmware of each vCPU asks for at boot, one by one. It keeps
-    /// what it gets when its phase ends.
+    /// Programmable counters that the firmware of each vCPU asks for at boot, one by one.
+    /// It keeps what it gets when its phase ends.
     pub boot: u8,
+    /// Fixed-function counters that it asks for then, from position 0 on.
+    pub boot_fixed: u8,
     /// Whether the firmware goes on in SMM after its phase: it answers, renews its
     /// leases, and makes the demands of `firmware`.
     pub smm: bool,
@@ -107,6 +117,7 @@ impl Default for Workload {
             seconds: 30.0,
             retry_ms: 50.0,
             boot: 1,
+            boot_fixed: 0,
             smm: false,
             firmware: Demand::NONE,
             hypervisor: Demand {
@@ -146,6 +157,16 @@ impl Workload {
             Class::Kernel => &self.kernel,
             Class::Programs => &self.programs,
         }
+    }
+
+    /// The virtual time of a run.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a workload lasts a day at most"
+    )]
+    pub(crate) fn length(&self) -> Micros {
+        (self.seconds * 1e6) as Micros
     }
 }
 
@@ -207,6 +228,7 @@ impl Machine {
             vcpus,
             cores,
             counters,
+            fixed,
             migrations,
         } = *self;
         first_wrong(
@@ -230,6 +252,7 @@ impl Machine {
                     (1..=32).contains(&counters),
                     "1 to 32",
                 ),
+                ("fixed", fixed.into(), fixed <= 32, "0 to 32"),
                 (
                     "migrations",
                     migrations,
@@ -246,11 +269,11 @@ fn rate(value: f64) -> bool {
 }
 
 impl Workload {
-    /// Checks that there can be such a workload.
+    /// Checks that there can be such a workload on `machine`.
     ///
     /// # Errors
     /// The value that is wrong.
-    pub fn check(&self) -> Result<(), PlanError> {
+    pub fn check(&self, machine: &Machine) -> Result<(), PlanError> {
         let time = |ms: f64| (0.001..=DAY_MS).contains(&ms);
         let (seconds, retry) = (self.seconds, self.retry_ms);
         let ms = "0.001 to 86400000 milliseconds";
@@ -265,6 +288,12 @@ impl Workload {
                 ),
                 ("retry-ms", retry, time(retry), ms),
                 ("boot", self.boot.into(), self.boot <= 32, "0 to 32"),
+                (
+                    "boot-fixed",
+                    self.boot_fixed.into(),
+                    self.boot_fixed <= machine.fixed,
+                    "at most as many as machine.fixed",
+                ),
             ],
         )?;
         for class in Class::ALL {
@@ -272,6 +301,7 @@ impl Workload {
             let likely = |p: f64| (0.0..=1.0).contains(&p);
             let chance = "a probability from 0 to 1";
             let answer = demand.answer_ms;
+            let fixed = demand.fixed_share;
             first_wrong(
                 &format!("workload.{}", class.name()),
                 &[
@@ -293,6 +323,13 @@ impl Workload {
                         demand.greed.into(),
                         (1..=32).contains(&demand.greed),
                         "1 to 32",
+                    ),
+                    ("fixed-share", fixed, likely(fixed), chance),
+                    (
+                        "fixed-share",
+                        fixed,
+                        fixed == 0.0 || machine.fixed > 0,
+                        "0, or set machine.fixed",
                     ),
                     ("yields", demand.yields, likely(demand.yields), chance),
                     ("lends", demand.lends, likely(demand.lends), chance),

@@ -3,13 +3,12 @@
 //! Nothing here decides about a counter. Jobs ask by the mailbox, and the answers,
 //! notices and audit records of the [`PcrUnit`] move them on.
 
+mod agenda;
 mod answers;
 mod cores;
 mod demands;
 mod endings;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use arbiter::{
@@ -21,12 +20,16 @@ use crate::figures::{Class, Figures, jain};
 use crate::job::{Desk, JobId, Jobs, Stage};
 use crate::plan::{Demand, Machine, Variant, Workload};
 use crate::random::{Micros, Stream};
+use agenda::Agenda;
 use cores::Core;
 
 /// Layers that can hold counters.
 const LAYERS: usize = Policy::LAYERS.len();
 
 const MICROS_PER_MS: u64 = 1000;
+
+/// Events from one word about the progress to the next.
+const TELL_EVERY: u64 = 1 << 16;
 
 /// What happens at a time.
 #[derive(Clone, Copy, Debug)]
@@ -49,35 +52,6 @@ enum Happening {
     Migrate(u32),
 }
 
-/// A happening with its time. Among those of one time the first that was planned comes
-/// first.
-#[derive(Debug)]
-struct Due {
-    at: Micros,
-    order: u64,
-    what: Happening,
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
-
 /// One vCPU.
 #[derive(Debug)]
 struct Vcpu {
@@ -88,8 +62,8 @@ struct Vcpu {
     /// Its running time before it came to its core, less the core's clock then.
     ran: f64,
     desks: [Desk; LAYERS],
-    /// The job that has each counter.
-    users: [Option<JobId>; 32],
+    /// The job that has each counter, by position.
+    users: [Option<JobId>; 64],
     /// When the next tick is planned. `Micros::MAX` means that none is.
     tick: Micros,
     /// The jobs of the tools of its core.
@@ -104,17 +78,32 @@ struct Vcpu {
 /// The policy has to fit the machine ([`Policy::fits`]), and machine and workload have
 /// to pass their checks.
 pub fn simulate(machine: &Machine, workload: &Workload, variant: &Variant, seed: u64) -> Figures {
+    simulate_watched(machine, workload, variant, seed, &|_| ())
+}
+
+/// [`simulate`], while `passed` hears now and then how much virtual time has passed since
+/// it last heard.
+pub(crate) fn simulate_watched(
+    machine: &Machine,
+    workload: &Workload,
+    variant: &Variant,
+    seed: u64,
+    passed: &dyn Fn(Micros),
+) -> Figures {
     let mut run = Run::new(machine, workload, variant, seed);
     run.boot();
-    while let Some(Reverse(due)) = run.agenda.pop() {
-        if due.at > run.end {
-            break;
-        }
-        run.now = due.at;
+    let mut told = 0;
+    while let Some((at, what)) = run.agenda.next() {
+        run.now = at;
         run.figures.events += 1;
-        run.happen(due.what);
+        run.happen(what);
+        if run.figures.events.is_multiple_of(TELL_EVERY) {
+            passed(at - told);
+            told = at;
+        }
     }
     run.now = run.end;
+    passed(run.end - told);
     run.finish()
 }
 
@@ -128,8 +117,7 @@ struct Run<'a> {
     seed: u64,
     now: Micros,
     end: Micros,
-    agenda: BinaryHeap<Reverse<Due>>,
-    planned: u64,
+    agenda: Agenda,
     vcpus: Vec<Vcpu>,
     cores: Vec<Core>,
     jobs: Jobs,
@@ -153,15 +141,16 @@ fn slot(layer: Layer) -> usize {
     usize::from(layer.code())
 }
 
+/// The place of a counter among the users.
+fn place(counter: CounterId) -> usize {
+    counter.position().map_or(0, usize::from)
+}
+
 impl<'a> Run<'a> {
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a workload lasts a day at most"
-    )]
     fn new(machine: &'a Machine, workload: &'a Workload, variant: &Variant, seed: u64) -> Self {
-        let end = (workload.seconds * 1e6) as Micros;
-        let capacity = f64::from(machine.cores) * f64::from(machine.counters) * end as f64;
+        let end = workload.length();
+        let capacity = [machine.counters, machine.fixed]
+            .map(|counters| f64::from(machine.cores) * f64::from(counters) * end as f64);
         let mut run = Run {
             machine,
             workload,
@@ -170,8 +159,7 @@ impl<'a> Run<'a> {
             seed,
             now: 0,
             end,
-            agenda: BinaryHeap::new(),
-            planned: 0,
+            agenda: Agenda::new(end),
             vcpus: Vec::new(),
             cores: (0..machine.cores).map(|_| Core::default()).collect(),
             jobs: Jobs::default(),
@@ -188,9 +176,15 @@ impl<'a> Run<'a> {
     fn vcpu(&mut self, number: u32) -> Vcpu {
         let counters = PerKind {
             programmable: self.machine.counters,
-            fixed: 0,
+            fixed: self.machine.fixed,
         };
-        let has_firmware = self.workload.boot > 0 || self.workload.smm;
+        let Workload {
+            boot,
+            boot_fixed,
+            smm,
+            ..
+        } = *self.workload;
+        let has_firmware = boot > 0 || boot_fixed > 0 || smm;
         let unit = PcrUnit::new(PcrConfig {
             counters,
             widths: PerKind {
@@ -203,7 +197,7 @@ impl<'a> Run<'a> {
             ticks_per_ms: MICROS_PER_MS,
             phase: Arc::new(Phase::new(has_firmware)),
             legacy: None,
-            smm: self.workload.smm,
+            smm,
         });
         let core = number % self.machine.cores;
         let list = &mut self.cores[core as usize].vcpus;
@@ -214,7 +208,7 @@ impl<'a> Run<'a> {
             slot: list.len() - 1,
             ran: 0.0,
             desks: Default::default(),
-            users: [None; 32],
+            users: [None; 64],
             tick: Micros::MAX,
             tools: Vec::new(),
             work: 0.0,
@@ -223,16 +217,7 @@ impl<'a> Run<'a> {
     }
 
     fn plan(&mut self, after: Micros, what: Happening) {
-        self.planned += 1;
-        let at = self.now.saturating_add(after);
-        // What comes after the end need not be sorted.
-        if at <= self.end {
-            self.agenda.push(Reverse(Due {
-                at,
-                order: self.planned,
-                what,
-            }));
-        }
+        self.agenda.plan(self.now.saturating_add(after), what);
     }
 
     fn happen(&mut self, what: Happening) {
@@ -322,8 +307,17 @@ impl<'a> Run<'a> {
                         continue;
                     };
                     went_on = true;
-                    job.stage = Stage::Asking;
-                    let wanted = Wanted::Any(job.lacks());
+                    let wanted = match job.wanted {
+                        Wanted::This(counter) => Wanted::This(counter),
+                        Wanted::Any(_) | Wanted::Held(_) => Wanted::Any(job.lacks()),
+                    };
+                    if self.is_used_within(vcpu, layer, wanted) {
+                        self.rest(id);
+                        continue;
+                    }
+                    if let Some(job) = self.jobs.get(id) {
+                        job.stage = Stage::Asking;
+                    }
                     self.desk(vcpu, layer).asking = Some(id);
                     self.figures.requests += 1;
                     let request = Request::Reserve {
@@ -345,6 +339,17 @@ impl<'a> Run<'a> {
                 return;
             }
         }
+    }
+
+    /// Whether a layer has given the counter to another of its jobs. The arbiter would
+    /// take the request for a renewal.
+    fn is_used_within(&mut self, vcpu: u32, layer: Layer, wanted: Wanted) -> bool {
+        let Wanted::This(counter) = wanted else {
+            return false;
+        };
+        let user = self.vcpus[vcpu as usize].users[place(counter)];
+        let user = user.and_then(|id| self.jobs.get(id));
+        user.is_some_and(|job| job.class.layer() == layer)
     }
 
     /// Has a job that was refused wait before it asks again.

@@ -2,12 +2,12 @@
 
 use std::num::NonZero;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::figures::{Figures, Metric, Who};
 use crate::interval::{Estimate, estimate};
 use crate::plan::{Machine, Variant, Workload};
-use crate::simulate::simulate;
+use crate::simulate::simulate_watched;
 
 /// One variant with the figures of all its seeds.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,17 +26,23 @@ impl Cell {
 }
 
 /// Runs every variant with seeds from `first` on. The result does not depend on the
-/// number of threads. `done` hears, from any of them, how many runs are over.
+/// number of threads. `progress` hears, from any of them, which part of the virtual time
+/// of all runs is over.
 pub fn sweep(
     (machine, workload): (&Machine, &Workload),
     variants: &[Variant],
     (first, seeds): (u64, NonZero<u32>),
     threads: NonZero<usize>,
-    done: &(dyn Fn(usize) + Sync),
+    progress: &(dyn Fn(f64) + Sync),
 ) -> Vec<Cell> {
     let seeds = usize::try_from(seeds.get()).unwrap_or(usize::MAX);
     let all = variants.len().saturating_mul(seeds);
-    let (next, over) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (next, over) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let whole = workload.length() as f64 * all as f64;
+    let passed = |time| {
+        let before = over.fetch_add(time, Ordering::Relaxed);
+        progress((before + time) as f64 / whole);
+    };
     let results: Mutex<Vec<Option<Figures>>> = Mutex::new(vec![None; all]);
     std::thread::scope(|scope| {
         for _ in 0..threads.get().min(all) {
@@ -47,12 +53,11 @@ pub fn sweep(
                         return;
                     };
                     let seed = first.wrapping_add((index % seeds) as u64);
-                    let figures = simulate(machine, workload, variant, seed);
+                    let figures = simulate_watched(machine, workload, variant, seed, &passed);
                     // A run that panics ends the sweep when the scope joins it.
                     if let Ok(mut results) = results.lock() {
                         results[index] = Some(figures);
                     }
-                    done(over.fetch_add(1, Ordering::Relaxed) + 1);
                 }
             });
         }

@@ -1,13 +1,14 @@
-//! The trap path of one VM while another VM on another host CPU does its worst.
+//! The trap path of one VM while a neighbour on another host CPU does its worst.
 //!
-//! Two neighbours take turns beside the same subject: a quiet one that computes,
-//! and a hostile one that leaves its guest as often as it can, on every way out.
-//! Both keep their host CPU busy, so only what they do differs.
+//! Two neighbours take turns beside the same subject: a quiet one that computes, and a
+//! hostile one, which leaves its guest as often as it can, or whose tool loads and
+//! unloads a context as fast as it can. Both keep their host CPU busy, so only what they
+//! do differs.
 
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arbiter::{Policy, Scheme};
 use pmu_virt::ClockBackend;
@@ -24,6 +25,7 @@ use super::error::BenchError;
 use super::guest::{Access, AccessSamples, BATCH, guest, samples_at};
 use super::harness::{self, BatchPort, Harness, PATIENCE};
 use super::pcr;
+use super::perfmon::{self, Loader, Subject, TimesByAccess, TrapsRow};
 use super::report::Report;
 use super::sources::first_countable;
 use super::stats::{Percentiles, percentiles};
@@ -38,11 +40,20 @@ pub enum Hostility {
     Exits,
     /// It reserves counters and gives them back.
     Reserving,
+    /// A tool loads a context onto its vCPU and unloads it.
+    Loading,
+    /// The same, and it is another vCPU of the subject's own VM.
+    LoadingBeside,
 }
 
 impl Hostility {
     /// All, in the order of declaration.
-    pub const ALL: [Self; 2] = [Self::Exits, Self::Reserving];
+    pub const ALL: [Self; 4] = [
+        Self::Exits,
+        Self::Reserving,
+        Self::Loading,
+        Self::LoadingBeside,
+    ];
 
     /// Its word on a command line.
     #[must_use]
@@ -50,6 +61,8 @@ impl Hostility {
         match self {
             Self::Exits => "exits",
             Self::Reserving => "reserving",
+            Self::Loading => "loading",
+            Self::LoadingBeside => "loading-beside",
         }
     }
 }
@@ -88,7 +101,8 @@ pub struct NeighbourReport {
     /// Host CPUs of the subject and of the neighbour.
     pub cpus: [usize; 2],
     /// How often the hostile neighbour went through all its ways out; each round
-    /// is some 40 exits, or two counters reserved and given back.
+    /// is some 40 exits, two counters reserved and given back, or a context loaded and
+    /// unloaded.
     pub storms: u64,
     /// One for each kind of access.
     pub rows: Vec<NeighbourRow>,
@@ -120,16 +134,16 @@ pub(super) fn measure(
         running: AtomicU8::new(0),
         over: AtomicBool::new(false),
     };
-    let world = &world;
-    let (rows, storms) = std::thread::scope(|scope| {
-        let neighbour = scope.spawn(move || world.neighbours(cpus[1]));
-        let rows = world.subject(cpus[0], rounds);
-        world.over.store(true, Ordering::Release);
-        let ended = neighbour.join();
-        let storms = ended
-            .map_err(|_| BenchError::Guest("the neighbour's thread panicked".to_owned()))??;
-        Ok::<_, BenchError>((rows?, storms))
-    })?;
+    let (rows, storms) = match hostility {
+        Hostility::LoadingBeside => perfmon::in_the_same_vm(harness, cpus, |loader, subject| {
+            let rows = || world.subject_of_tool(subject, rounds);
+            world.beside_each_other(|| world.load_in_turns(cpus[1], loader), rows)
+        }),
+        _ => world.beside_each_other(
+            || world.take_turns(cpus[1]),
+            || world.subject(cpus[0], rounds),
+        ),
+    }?;
     if storms < u64::from(rounds) {
         return Err(BenchError::Guest(format!(
             "the hostile neighbour came round {storms} times in {rounds} turns"
@@ -163,6 +177,28 @@ struct World<'a> {
 }
 
 impl World<'_> {
+    /// Runs the neighbours, on a thread of their own, until the subject is done: its rows,
+    /// and the hostile neighbour's rounds.
+    fn beside_each_other(
+        &self,
+        neighbours: impl FnOnce() -> Result<u64, BenchError> + Send,
+        subject: impl FnOnce() -> Result<Vec<NeighbourRow>, BenchError>,
+    ) -> Result<(Vec<NeighbourRow>, u64), BenchError> {
+        std::thread::scope(|scope| {
+            let neighbour = scope.spawn(|| {
+                let result = neighbours();
+                self.over.store(true, Ordering::Release);
+                result
+            });
+            let rows = subject();
+            self.over.store(true, Ordering::Release);
+            let ended = neighbour.join();
+            let storms = ended
+                .map_err(|_| BenchError::Guest("the neighbour's thread panicked".to_owned()))??;
+            Ok((rows?, storms))
+        })
+    }
+
     fn subject(&self, cpu: usize, rounds: u32) -> Result<Vec<NeighbourRow>, BenchError> {
         pin_this_thread(cpu).map_err(BenchError::Signal)?;
         let (vm, mut solo) = self.solo(
@@ -172,12 +208,7 @@ impl World<'_> {
         let mut samples: [AccessSamples; 2] = Default::default();
         // The first round warms up.
         for round in 0..=rounds {
-            // Which comes first alternates.
-            let turns = match round % 2 {
-                0 => [QUIET, HOSTILE],
-                _ => [HOSTILE, QUIET],
-            };
-            for neighbour in turns {
+            for neighbour in turns(round) {
                 self.give_to(neighbour)?;
                 let series = &mut samples[usize::from(neighbour)];
                 for (access, samples) in series.iter_mut().enumerate() {
@@ -197,6 +228,31 @@ impl World<'_> {
         rows(samples, solo.tsc_khz())
     }
 
+    /// The subject in the VM that the tool looks at.
+    fn subject_of_tool(
+        &self,
+        subject: &Subject<'_>,
+        rounds: u32,
+    ) -> Result<Vec<NeighbourRow>, BenchError> {
+        let mut times: [TimesByAccess; 2] = Default::default();
+        // The first round warms up.
+        let mut warming = TimesByAccess::default();
+        for round in 0..=rounds {
+            for neighbour in turns(round) {
+                self.give_to(neighbour)?;
+                let series = &mut times[usize::from(neighbour)];
+                subject.take(if round > 0 { series } else { &mut warming })?;
+            }
+        }
+        let row = |row: TrapsRow| NeighbourRow {
+            access: row.access,
+            quiet: row.quiet,
+            hostile: row.loaded,
+            ratios: row.ratios,
+        };
+        Ok(subject.rows(times)?.into_iter().map(row).collect())
+    }
+
     /// Waits until `neighbour` runs.
     fn give_to(&self, neighbour: u8) -> Result<(), BenchError> {
         self.wanted.store(neighbour, Ordering::Release);
@@ -211,19 +267,17 @@ impl World<'_> {
 
     /// Runs the neighbour whose turn it is until the measurement is over; the
     /// hostile one's rounds.
-    fn neighbours(&self, cpu: usize) -> Result<u64, BenchError> {
-        let result = self.take_turns(cpu);
-        self.over.store(true, Ordering::Release);
-        result
-    }
-
     fn take_turns(&self, cpu: usize) -> Result<u64, BenchError> {
+        if self.hostility == Hostility::Loading {
+            let act = |loader: &Loader| self.load_in_turns(cpu, loader);
+            return perfmon::in_another_vm(self.harness, cpu, act);
+        }
         pin_this_thread(cpu).map_err(BenchError::Signal)?;
         let hostile_devices = devices()?;
         let (_quiet_vm, mut quiet) = self.solo(&storm::quiet()?, devices()?)?;
         let (_hostile_vm, mut hostile) = match self.hostility {
             Hostility::Exits => self.solo(&storm::hostile()?, hostile_devices.clone())?,
-            Hostility::Reserving => self.reserving(hostile_devices.clone())?,
+            _ => self.reserving(hostile_devices.clone())?,
         };
         while !self.over.load(Ordering::Acquire) {
             let turn = self.wanted.load(Ordering::Acquire);
@@ -237,6 +291,27 @@ impl World<'_> {
             }
         }
         Ok(hostile_devices.ports().unclaimed() / storm::UNCLAIMED_PER_ROUND)
+    }
+
+    /// Has the tool load and unload when it is the hostile one's turn; the vCPU that it
+    /// looks at computes all the while. How often it did.
+    fn load_in_turns(&self, cpu: usize, loader: &Loader) -> Result<u64, BenchError> {
+        pin_this_thread(cpu).map_err(BenchError::Signal)?;
+        let mut rounds = 0;
+        while !self.over.load(Ordering::Acquire) {
+            let turn = self.wanted.load(Ordering::Acquire);
+            self.running.store(turn + 1, Ordering::Release);
+            if turn == QUIET {
+                std::thread::sleep(TURN);
+                continue;
+            }
+            let begun = Instant::now();
+            while begun.elapsed() < TURN {
+                loader.round()?;
+                rounds += 1;
+            }
+        }
+        Ok(rounds)
     }
 
     /// The neighbour that reserves.
@@ -266,6 +341,14 @@ impl World<'_> {
         let (kvm, silent) = (harness::only(vcpus)?, Box::new(Silent));
         let solo = self.harness.solo(kvm, &vm, backend, platform, silent)?;
         Ok((vm, solo))
+    }
+}
+
+/// The neighbours in the order of a round: which comes first alternates.
+fn turns(round: u32) -> [u8; 2] {
+    match round % 2 {
+        0 => [QUIET, HOSTILE],
+        _ => [HOSTILE, QUIET],
     }
 }
 
@@ -301,7 +384,7 @@ impl Report for NeighbourReport {
         let [subject, neighbour] = self.cpus;
         writeln!(
             out,
-            "Round trips of trapped PMU accesses beside another VM ({} of each kind; hostile: {})\n\
+            "Round trips of trapped PMU accesses beside a neighbour ({} of each kind; hostile: {})\n\
              {}, subject on CPU {subject}, neighbour on CPU {neighbour}\n",
             self.iterations,
             self.hostility.name(),

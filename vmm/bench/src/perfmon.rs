@@ -6,6 +6,7 @@ mod fixture;
 mod flood;
 mod guest;
 mod hostile;
+mod loading;
 mod many;
 mod observers;
 mod reporter;
@@ -26,6 +27,9 @@ pub use sets::{SetCost, SetRow};
 pub use slowdown::SlowRow;
 pub use tool::Format;
 pub use traps::TrapsRow;
+
+pub(crate) use loading::{Loader, Subject, in_another_vm, in_the_same_vm};
+pub(crate) use traps::TimesByAccess;
 
 use std::io::{Write, stderr};
 use std::path::Path;

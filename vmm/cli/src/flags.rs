@@ -238,10 +238,11 @@ pub enum Bench {
         #[arg(long, value_name = "N", default_value_t = 10_000,
               value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
         iterations: u32,
-        /// What the hostile one does: it leaves its guest on every way out, or it reserves
-        /// counters and gives them back, as fast as it can
+        /// What the hostile one does as fast as it can: leave its guest on every way out;
+        /// reserve counters and give them back; have its tool load and unload a context, in
+        /// another VM or on another vCPU of the subject's
         #[arg(long, value_name = "HOW", default_value = "exits",
-              value_parser = ["exits", "reserving"])]
+              value_parser = ["exits", "reserving", "loading", "loading-beside"])]
         hostile: String,
     },
     /// Round trips of PMU accesses with counter reservations and without

@@ -104,6 +104,52 @@ fn an_experiment_as_table_json_csv_and_html() {
         one.contains("1 seeds") && !one.contains("independent"),
         "{one}"
     );
+    assert!(!rows.contains("/fixed"), "{rows}");
+    // A scheme that the file does not have.
+    let other = run(&["--experiment", &file, "--scheme", "single"]).unwrap();
+    assert_eq!(other.matches("\nscheme single").count(), 2, "{other}");
+}
+
+/// People see both kinds summed over classes, programs everything.
+#[test]
+fn figures_by_kind_where_there_are_fixed_counters() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (file, csv, html) = (path("fixed.toml"), path("out.csv"), path("out.html"));
+    let fixed = SMALL.replace("cores = 2", "cores = 2\nfixed = 2");
+    let fixed = fixed.replace(
+        "[workload.tools]",
+        "[workload.kernel]\narrival = 4\nfixed-share = 0.5\n[workload.tools]",
+    );
+    fs::write(&file, &fixed).unwrap();
+    let words = ["--experiment", &file, "--csv", &csv, "--html", &html];
+    let table = run(&words).unwrap();
+    assert!(
+        table.contains("4 counters and 2 fixed-function counters"),
+        "{table}"
+    );
+    for who in ["\nall/programmable ", "\nall/fixed "] {
+        assert_eq!(table.matches(who).count(), 4, "{table}");
+    }
+    assert!(!table.contains("kernel/fixed"), "{table}");
+    let rows = fs::read_to_string(&csv).unwrap();
+    let mean = |start: &str| {
+        let row = rows.lines().find(|row| row.starts_with(start));
+        row.unwrap_or_else(|| panic!("{start}: {rows}"))
+            .split(',')
+            .nth(5)
+            .unwrap()
+            .to_owned()
+    };
+    let of_kernel: f64 = mean("independent,\"a\",kernel/fixed,-,work,")
+        .parse()
+        .unwrap();
+    let of_all: f64 = mean("independent,\"a\",all/fixed,-,work,").parse().unwrap();
+    // Only the kernel demands fixed-function counters.
+    assert!(of_kernel > 0.0 && (of_kernel - of_all).abs() < 1e-12);
+    assert_eq!(mean("independent,\"a\",programs/fixed,-,work,"), "-");
+    let page = fs::read_to_string(&html).unwrap();
+    assert!(page.contains("all/fixed") && page.matches("<svg").count() == 8);
 }
 
 #[test]
@@ -125,6 +171,11 @@ fn experiments_that_cannot_be_simulated() {
         "\n\nschemes = ['none']",
         &["line 3", "'none'", "independent"],
     );
+    check("\nschemes = []", &["line 2", "schemes", "one at least"]);
+    check(
+        "schemes = ['single',\n'single']",
+        &["line 2", "'single'", "already"],
+    );
     check(
         "[machine]\nvcpus = 0",
         &["machine.vcpus = 0", "1 to 100000"],
@@ -137,6 +188,15 @@ fn experiments_that_cannot_be_simulated() {
         "[workload.firmware]\narrival = 1",
         &["firmware.arrival", "smm"],
     );
+    check(
+        "[workload.kernel]\nfixed-share = 0.5",
+        &["workload.kernel.fixed-share = 0.5", "machine.fixed"],
+    );
+    check(
+        "[machine]\nfixed = 2\n[workload]\nboot-fixed = 3",
+        &["workload.boot-fixed = 3", "machine.fixed"],
+    );
+    check("[machine]\nfixed = 33", &["machine.fixed = 33", "0 to 32"]);
     check("[workload.kernle]\narrival = 1", &["line 1", "kernle"]);
     // Policies that contradict themselves, each other, or the machine.
     let policy = |rules: &str| format!("\n[[policy]]\nname = 'p'\nrules = [{rules}]\n");
@@ -290,14 +350,16 @@ fn damaged_trails() {
 }
 
 #[test]
-fn the_example_is_an_experiment() {
-    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples/experiment.toml");
-    let example = example.display().to_string();
-    let words = [
-        "--vcpus", "2", "--cores", "1", "--seeds", "1", "--scheme", "single",
-    ];
-    let table = run(&[&["--experiment", &example][..], &words].concat()).unwrap();
-    assert!(table.contains("2 vCPUs on 1 cores"), "{table}");
+fn the_examples_are_experiments() {
+    for name in ["experiment.toml", "fixed.toml", "large.toml"] {
+        let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples");
+        let example = examples.join(name).display().to_string();
+        let words = [
+            "--vcpus", "2", "--cores", "1", "--seeds", "1", "--scheme", "single",
+        ];
+        let table = run(&[&["--experiment", &example][..], &words].concat()).unwrap();
+        assert!(table.contains("2 vCPUs on 1 cores"), "{table}");
+    }
 }
 
 #[test]

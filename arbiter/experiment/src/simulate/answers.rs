@@ -8,12 +8,15 @@ use arbiter::{
 use crate::figures::Class;
 use crate::job::{JobId, Stage};
 
-use super::{Happening, Run, cookie, slot};
+use super::{Happening, Run, cookie, place, slot};
 
 impl Run<'_> {
-    /// Has everyone hear of what the arbiter of a vCPU did.
+    /// Has everyone hear of what the arbiter of a vCPU did. Each answer, and each
+    /// question, comes with a record of the layer that gets it.
     pub(super) fn hear(&mut self, vcpu: u32, records: &[Record]) {
+        let mut concerned = 0;
         for record in records {
+            concerned |= 1_u64 << record.layer.code();
             if let (Event::Revoked(_) | Event::Yielded { .. }, Some(counter)) =
                 (record.event, record.counter)
             {
@@ -21,6 +24,9 @@ impl Run<'_> {
             }
         }
         for layer in Policy::LAYERS {
+            if concerned >> layer.code() & 1 == 0 {
+                continue;
+            }
             while let Some(notice) = {
                 let now = Tsc(self.now);
                 self.vcpus[vcpu as usize].unit.next_notice(layer, now)
@@ -48,14 +54,13 @@ impl Run<'_> {
         let Some(job) = self.jobs.get(id) else { return };
         job.held = job.held | counters;
         job.stage = Stage::Counting;
-        let (class, first, hold, waited) = (job.class, !job.granted, job.hold, now - job.born);
+        let (class, kind) = (job.class, job.kind());
+        let (first, hold, waited) = (!job.granted, job.hold, now - job.born);
         job.granted = true;
         job.misses = true;
         let lacks = job.lacks();
         for counter in counters.iter() {
-            if let CounterId::Programmable(n) = counter {
-                self.vcpus[vcpu as usize].users[usize::from(n)] = Some(id);
-            }
+            self.vcpus[vcpu as usize].users[place(counter)] = Some(id);
         }
         let layer = class.layer();
         if lacks > 0 {
@@ -63,7 +68,7 @@ impl Run<'_> {
             self.queue(id);
         }
         if first {
-            self.figures.class(class).grant(waited);
+            self.figures.tally_mut(class, kind).grant(waited);
             if class != Class::Tools {
                 self.plan(hold, Happening::End(id));
             }
@@ -99,10 +104,7 @@ impl Run<'_> {
     /// A holder has lost a counter: by revocation, by the end of its lease, or because
     /// it yielded.
     fn lose(&mut self, vcpu: u32, layer: Layer, counter: CounterId) {
-        let CounterId::Programmable(n) = counter else {
-            return;
-        };
-        let user = self.vcpus[vcpu as usize].users[usize::from(n)].take();
+        let user = self.vcpus[vcpu as usize].users[place(counter)].take();
         let Some(id) = user else {
             // Nobody used it any more.
             self.desk(vcpu, layer).unused.retain(|one| *one != counter);
@@ -112,12 +114,10 @@ impl Run<'_> {
         let dead = layer == Layer::Firmware && !self.workload.smm;
         let Some(job) = self.jobs.get(id) else { return };
         job.held.remove(counter);
-        let (class, stage) = (job.class, job.stage);
-        if dead {
-            // Nobody is there to miss it.
-            job.wanted = job.wanted.saturating_sub(1);
-        }
-        self.figures.class(class).lost += 1;
+        let (class, kind, stage) = (job.class, job.kind(), job.stage);
+        // If it is dead nobody is there to miss it.
+        job.misses &= !dead;
+        self.figures.tally_mut(class, kind).lost += 1;
         if !dead && stage == Stage::Counting {
             self.queue(id);
         }
@@ -133,10 +133,7 @@ impl Run<'_> {
     /// The class that uses a counter of a layer. A counter that nobody uses any more
     /// counts as the layer's own.
     fn holder(&mut self, vcpu: u32, layer: Layer, counter: CounterId) -> Class {
-        let CounterId::Programmable(n) = counter else {
-            return Class::Kernel;
-        };
-        let user = self.vcpus[vcpu as usize].users[usize::from(n)];
+        let user = self.vcpus[vcpu as usize].users[place(counter)];
         let class = user.and_then(|id| self.jobs.get(id)).map(|job| job.class);
         class.unwrap_or(match layer {
             Layer::Firmware => Class::Firmware,

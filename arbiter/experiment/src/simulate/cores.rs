@@ -1,5 +1,7 @@
 //! Cores: vCPUs share the time of their core equally, and move between cores.
 
+use arbiter::Wanted;
+
 use crate::figures::Class;
 use crate::random::Micros;
 
@@ -13,8 +15,8 @@ pub(super) struct Core {
     /// Differences of this clock are what any vCPU of the core ran.
     shared: f64,
     at: Micros,
-    /// Tools that look at this core: until when, and how many counters each wants.
-    pub(super) tools: Vec<(Micros, u8)>,
+    /// Tools that look at this core: until when, and which counters each wants.
+    pub(super) tools: Vec<(Micros, Wanted)>,
 }
 
 impl Core {
@@ -81,7 +83,7 @@ impl Run<'_> {
     }
 
     /// A tool begins to look at a core.
-    pub(super) fn start_tool(&mut self, number: u32, hold: Micros, wanted: u8) {
+    pub(super) fn start_tool(&mut self, number: u32, hold: Micros, wanted: Wanted) {
         let until = self.now.saturating_add(hold);
         let now = self.now;
         let core = &mut self.cores[number as usize];
@@ -94,7 +96,7 @@ impl Run<'_> {
     }
 
     /// A tool wants its counters on one vCPU.
-    fn join_tool(&mut self, vcpu: u32, until: Micros, wanted: u8) {
+    fn join_tool(&mut self, vcpu: u32, until: Micros, wanted: Wanted) {
         let hold = until.saturating_sub(self.now);
         let id = self.start_job(vcpu, Class::Tools, hold, wanted);
         self.plan(hold, Happening::End(id));

@@ -1,6 +1,6 @@
 //! Demands: who wants counters from when on.
 
-use arbiter::{Caller, Layer, PcrRegister, Request, Wanted, abi};
+use arbiter::{Caller, CounterId, Layer, PcrRegister, Request, Wanted, abi};
 
 use crate::figures::Class;
 use crate::job::{Job, JobId, Stage};
@@ -60,11 +60,16 @@ impl Run<'_> {
     /// A class makes a demand.
     pub(super) fn demand(&mut self, number: u32, class: Class) {
         let demand = *self.wants(class);
+        let fixed = u32::from(self.machine.fixed);
         let stream = self.stream(number, class);
         let hold = stream.exponential(demand.hold_ms);
         let patience = stream.exponential(demand.patience_ms);
         let below = stream.below(demand.greed.into());
-        let wanted = 1 + u8::try_from(below).unwrap_or(0);
+        let mut wanted = Wanted::Any(1 + u8::try_from(below).unwrap_or(0));
+        if demand.fixed_share > 0.0 && stream.chance(demand.fixed_share) {
+            let position = stream.below(fixed);
+            wanted = Wanted::This(CounterId::Fixed(u8::try_from(position).unwrap_or(0)));
+        }
         self.plan_demand(number, class);
         if class == Class::Tools {
             self.start_tool(number, hold, wanted);
@@ -81,12 +86,11 @@ impl Run<'_> {
         number: u32,
         class: Class,
         hold: Micros,
-        wanted: u8,
+        wanted: Wanted,
     ) -> JobId {
         let vcpu = &self.vcpus[number as usize];
         let since = vcpu.ran + self.cores[vcpu.core as usize].clock(self.now);
-        self.figures.class(class).demands += 1;
-        let id = self.jobs.add(Job {
+        let job = Job {
             class,
             vcpu: number,
             stage: Stage::Queued,
@@ -97,7 +101,9 @@ impl Run<'_> {
             granted: false,
             misses: class == Class::Tools,
             since,
-        });
+        };
+        self.figures.tally_mut(class, job.kind()).demands += 1;
+        let id = self.jobs.add(job);
         self.desk(number, class.layer()).queue.push_back(id);
         id
     }
@@ -107,8 +113,10 @@ impl Run<'_> {
     fn run_firmware(&mut self, number: u32) {
         let layer = Layer::Firmware;
         let beyond_the_end = self.end + 1;
-        for _ in 0..self.workload.boot {
-            let id = self.start_job(number, Class::Firmware, beyond_the_end, 1);
+        let programmable = (0..self.workload.boot).map(|_| Wanted::Any(1));
+        let fixed = (0..self.workload.boot_fixed).map(|n| Wanted::This(CounterId::Fixed(n)));
+        for wanted in programmable.chain(fixed) {
+            let id = self.start_job(number, Class::Firmware, beyond_the_end, wanted);
             self.serve(number);
             // Firmware without SMM cannot wait.
             if self.jobs.get(id).is_some_and(|job| !job.granted) {

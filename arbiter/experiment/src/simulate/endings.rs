@@ -1,11 +1,14 @@
 //! The end of a job: it gives back what it holds, and its work is accounted. And the
 //! check of the books.
 
-use arbiter::{Caller, CounterId, CounterSet, Layer, PcrRegister, Policy, Request, Scheme, abi};
+use arbiter::{
+    Caller, CounterId, CounterSet, Layer, MAX_FIXED, MAX_PROGRAMMABLE, Outcome, PcrRegister,
+    Policy, Request, Scheme, abi,
+};
 
 use crate::job::JobId;
 
-use super::{LAYERS, Run, cookie, slot};
+use super::{LAYERS, Run, cookie, place, slot};
 
 impl Run<'_> {
     /// Ends a job: it gives back what it holds, and withdraws what it asks for.
@@ -16,11 +19,12 @@ impl Run<'_> {
         };
         let (vcpu, layer) = (job.vcpu, job.class.layer());
         if denied {
-            self.figures.class(job.class).denied += 1;
+            let tally = self.figures.tally_mut(job.class, job.kind());
+            tally.denied += 1;
             if !job.misses {
                 let core = &self.cores[self.vcpus[vcpu as usize].core as usize];
-                let wish = f64::from(job.wanted) * job.hold as f64 / core.load();
-                self.figures.class(job.class).wish += wish;
+                let wish = f64::from(job.wanted.count()) * job.hold as f64 / core.load();
+                tally.wish += wish;
                 self.vcpus[vcpu as usize].wish += wish;
             }
         }
@@ -40,10 +44,7 @@ impl Run<'_> {
     /// Gives a counter back: by the mailbox, or by its key while a request of the layer
     /// is pending. Only the master has keys under a single one, so there it waits.
     fn give_back(&mut self, vcpu: u32, layer: Layer, counter: CounterId) {
-        let user = &mut self.vcpus[vcpu as usize].users;
-        if let CounterId::Programmable(n) = counter {
-            user[usize::from(n)] = None;
-        }
+        self.vcpus[vcpu as usize].users[place(counter)] = None;
         let (cookie, register) = cookie(layer);
         if self.desk(vcpu, layer).asking.is_none() {
             let release = Request::Release { counter, cookie };
@@ -84,7 +85,7 @@ impl Run<'_> {
         job.since = ran;
         let held = f64::from(job.held.len()) * time;
         let lacks = f64::from(job.lacks()) * time;
-        let tally = self.figures.class(job.class);
+        let tally = self.figures.tally_mut(job.class, job.kind());
         tally.work += held;
         tally.wish += held;
         vcpu.work += held;
@@ -97,12 +98,13 @@ impl Run<'_> {
     }
 
     /// Whether each layer holds what its jobs hold, what they gave back too early, and
-    /// what its request gathers; and each counter is used by the job that holds it.
+    /// what its request gathers; each counter is used by the job that holds it; and
+    /// whoever waits for an answer has none yet.
     pub(super) fn books_agree(&mut self, number: u32) -> bool {
         let vcpu = &self.vcpus[number as usize];
         let mut of_jobs = [CounterSet::EMPTY; LAYERS];
-        for (n, user) in (0..).zip(vcpu.users) {
-            let counter = CounterId::Programmable(n);
+        for counter in CounterSet::first(MAX_PROGRAMMABLE, MAX_FIXED).iter() {
+            let user = vcpu.users[place(counter)];
             if let Some(job) = user.and_then(|id| self.jobs.get(id)) {
                 if !job.held.contains(counter) || job.vcpu != number {
                     return false;
@@ -117,7 +119,11 @@ impl Run<'_> {
             let unused: CounterSet = desk.unused.iter().copied().collect();
             let known = of_jobs[slot(*layer)] | unused;
             let held = vcpu.unit.bank().held_by(*layer);
-            known == held || desk.asking.is_some() && known & held == known
+            let pending = vcpu.unit.answer(*layer).outcome == Outcome::Pending;
+            match desk.asking {
+                None => known == held,
+                Some(_) => pending && known & held == known,
+            }
         })
     }
 }

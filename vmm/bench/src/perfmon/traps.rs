@@ -10,7 +10,7 @@ use crate::stats::{Percentiles, percentiles};
 
 /// Samples by the place of the access in [`Access::ALL`].
 #[derive(Clone, Debug, Default)]
-pub(super) struct TimesByAccess([Vec<u64>; Access::ALL.len()]);
+pub(crate) struct TimesByAccess([Vec<u64>; Access::ALL.len()]);
 
 /// One kind of access.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -48,7 +48,7 @@ impl TimesByAccess {
     }
 
     /// Both conditions side by side.
-    pub(super) fn against(self, quiet: Self, tsc_khz: u32) -> Result<Vec<TrapsRow>, BenchError> {
+    pub(crate) fn against(self, quiet: Self, tsc_khz: u32) -> Result<Vec<TrapsRow>, BenchError> {
         let none = || BenchError::Guest("it took no samples".to_owned());
         let pairs = quiet.0.into_iter().zip(self.0);
         let row = |(access, (mut quiet, mut loaded)): (Access, (Vec<u64>, Vec<u64>))| {

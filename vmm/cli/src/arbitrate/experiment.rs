@@ -58,7 +58,7 @@ pub(super) fn report(
 fn read(flags: &ArbitrateFlags, path: &Path) -> Result<Experiment, ArbitrateError> {
     let mut experiment = Experiment::read(path)?;
     if flags.scheme != "all" {
-        experiment.keep_schemes(&super::schemes(&flags.scheme)?);
+        experiment.schemes = super::schemes(&flags.scheme)?;
     }
     let given = &flags.experiment;
     experiment.machine.vcpus = given.vcpus.unwrap_or(experiment.machine.vcpus);
@@ -101,31 +101,34 @@ fn simulate(experiment: &Experiment, threads: Option<u16>) -> Report {
     let one = NonZero::<usize>::MIN;
     let threads = threads.and_then(|threads| NonZero::new(threads.into()));
     let threads = threads.unwrap_or(std::thread::available_parallelism().unwrap_or(one));
+    let variants = experiment.variants();
+    let runs = variants.len() * experiment.seeds.get() as usize;
+    let threads = threads.min(NonZero::new(runs).unwrap_or(one));
     let start = Instant::now();
-    let all = experiment.variants.len() * experiment.seeds.get() as usize;
     let told = Mutex::new(start);
-    let progress = |done: usize| {
+    let progress = |what: &str, share: f64| {
         const EVERY: Duration = Duration::from_secs(2);
         let Ok(mut told) = told.lock() else { return };
         if told.elapsed() >= EVERY {
             *told = Instant::now();
-            eprintln!(
-                "umpire: {done} of {all} runs, {} s",
-                start.elapsed().as_secs()
-            );
+            let (percent, elapsed) = (share * 100.0, start.elapsed().as_secs());
+            eprintln!("umpire: {percent:.0} % {what}, {elapsed} s");
         }
     };
     let cells = sweep(
         (&experiment.machine, &experiment.workload),
-        &experiment.variants,
+        &variants,
         (experiment.first_seed, experiment.seeds),
         threads,
-        &progress,
+        &|share| progress("simulated", share),
     );
     Report {
         cells,
-        guesses: rows::guesses(experiment),
+        guesses: rows::guesses(experiment, &|share| {
+            progress("of the cookies guessed", share);
+        }),
         elapsed: start.elapsed(),
         threads,
+        has_fixed: experiment.machine.fixed > 0,
     }
 }

@@ -218,8 +218,9 @@ guest's code and on its page. One that steps the guest takes a tenth of the samp
 Times are in nanoseconds.";
 
 const BENCH_NEIGHBOUR: &str = "\
-Two VMs on two host CPUs. The second one computes, or leaves its guest on every way out
-without a pause; both in turn beside the same first one. Times are in nanoseconds.";
+Two VMs on two host CPUs. The second one computes, or does its worst without a pause; both
+in turn beside the same first one. With loading-beside they are two vCPUs of one VM. Times
+are in nanoseconds.";
 
 const BENCH_PMI: &str = "\
 The handler begins with RDTSC; the backend knew when the overflow was due. Both are brought

@@ -17,7 +17,8 @@ use crate::config::{PolicyTextError, describe, parse_policy, position};
 pub(in super::super) struct Experiment {
     pub(in super::super) machine: Machine,
     pub(in super::super) workload: Workload,
-    pub(in super::super) variants: Vec<Variant>,
+    pub(in super::super) schemes: Vec<Scheme>,
+    policies: Vec<(String, Policy)>,
     pub(in super::super) seeds: NonZero<u32>,
     pub(in super::super) first_seed: u64,
     pub(in super::super) cookies: Cookies,
@@ -31,7 +32,7 @@ pub(in super::super) struct Experiment {
 struct Keys {
     seeds: Spanned<u32>,
     first_seed: u64,
-    schemes: Vec<Spanned<String>>,
+    schemes: Spanned<Vec<Spanned<String>>>,
     machine: Machine,
     workload: Workload,
     policy: Vec<Spanned<PolicyKeys>>,
@@ -78,7 +79,7 @@ impl Default for Keys {
         Keys {
             seeds: Spanned::new(0..0, 20),
             first_seed: 1,
-            schemes: schemes.to_vec(),
+            schemes: Spanned::new(0..0, schemes.to_vec()),
             machine: Machine::default(),
             workload: Workload::default(),
             policy: Vec::new(),
@@ -114,6 +115,10 @@ pub(in super::super) enum ExperimentError {
 pub(in super::super) enum Problem {
     #[error("'{0}' is no scheme; give single, independent or interacting")]
     Scheme(String),
+    #[error("schemes: give one at least: single, independent, interacting")]
+    NoScheme,
+    #[error("scheme '{0}' is there already")]
+    SchemeTwice(Scheme),
     #[error("seeds = {0}: give 1 to 10000; 20 or more for intervals that mean something")]
     Seeds(u32),
     #[error("policy '{0}' is there already; give each policy a name of its own")]
@@ -152,7 +157,10 @@ impl Experiment {
             line: position(&text, at).0,
             problem,
         };
-        let checked = keys.machine.check().and_then(|()| keys.workload.check());
+        let checked = keys
+            .machine
+            .check()
+            .and_then(|()| keys.workload.check(&keys.machine));
         checked.map_err(|error| ExperimentError::Plan {
             name: name.clone(),
             error,
@@ -169,31 +177,32 @@ impl Experiment {
         let seeds = NonZero::new(count).filter(|count| count.get() <= 10_000);
         let seeds = seeds.ok_or_else(|| wrong(keys.seeds.span().start, Problem::Seeds(count)))?;
         let mut schemes = Vec::new();
-        for word in &keys.schemes {
+        for word in keys.schemes.get_ref() {
             let scheme = Scheme::named(word.get_ref());
             let problem = || Problem::Scheme(word.get_ref().clone());
-            schemes.push(scheme.ok_or_else(|| wrong(word.span().start, problem()))?);
+            let scheme = scheme.ok_or_else(|| wrong(word.span().start, problem()))?;
+            if schemes.contains(&scheme) {
+                return Err(wrong(word.span().start, Problem::SchemeTwice(scheme)));
+            }
+            schemes.push(scheme);
+        }
+        if schemes.is_empty() {
+            return Err(wrong(keys.schemes.span().start, Problem::NoScheme));
         }
         let mut policies: Vec<(String, Policy)> = Vec::new();
         for policy in &keys.policy {
             let there = policies.iter().map(|(name, _)| name.as_str());
-            let read = policy_of(policy.get_ref(), there, keys.machine.counters);
+            let read = policy_of(policy.get_ref(), there, &keys.machine);
             policies.push(read.map_err(|problem| wrong(policy.span().start, problem))?);
         }
         if policies.is_empty() {
             policies.push(("default".to_owned(), Policy::default()));
         }
-        let variants = policies.iter().flat_map(|(name, policy)| {
-            schemes.iter().map(|scheme| Variant {
-                scheme: *scheme,
-                name: name.clone(),
-                policy: *policy,
-            })
-        });
         Ok(Experiment {
             machine: keys.machine,
             workload: keys.workload,
-            variants: variants.collect(),
+            schemes,
+            policies,
             seeds,
             first_seed: keys.first_seed,
             cookies: keys.cookies,
@@ -201,16 +210,23 @@ impl Experiment {
         })
     }
 
-    pub(super) fn keep_schemes(&mut self, schemes: &[Scheme]) {
-        self.variants
-            .retain(|variant| schemes.contains(&variant.scheme));
+    /// Each policy under each scheme.
+    pub(super) fn variants(&self) -> Vec<Variant> {
+        let variants = self.policies.iter().flat_map(|(name, policy)| {
+            self.schemes.iter().map(|scheme| Variant {
+                scheme: *scheme,
+                name: name.clone(),
+                policy: *policy,
+            })
+        });
+        variants.collect()
     }
 }
 
 fn policy_of<'a>(
     keys: &PolicyKeys,
     mut there: impl Iterator<Item = &'a str>,
-    counters: u8,
+    machine: &Machine,
 ) -> Result<(String, Policy), Problem> {
     let name = keys.name.clone();
     if there.any(|other| other == name) {
@@ -222,8 +238,7 @@ fn policy_of<'a>(
     let parsed = parse_policy(&keys.rules);
     let mut policy = parsed.map_err(|error| Problem::Policy(name.clone(), error))?;
     policy.grace_ms = keys.grace_ms;
-    // The generated demands are for programmable counters.
-    let fits = policy.fits(counters, 0);
+    let fits = policy.fits(machine.counters, machine.fixed);
     fits.map_err(|error| Problem::Machine(name.clone(), error))?;
     Ok((name, policy))
 }

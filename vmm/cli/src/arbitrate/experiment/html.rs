@@ -33,13 +33,13 @@ pub(super) fn write(
         writeln!(
             out,
             "{}",
-            plot::of_metric(&report.cells, metric).map_err(io::Error::other)?
+            plot::of_metric(report, metric).map_err(io::Error::other)?
         )?;
     }
     for cell in &report.cells {
         let (scheme, policy) = (cell.variant.scheme, escape(&cell.variant.name));
         writeln!(out, "<h2>Scheme {scheme}, policy {policy}</h2>")?;
-        table(rows::cells(cell), out)?;
+        table(rows::cells(report, cell), out)?;
     }
     if !report.guesses.is_empty() {
         writeln!(out, "<h2>Guessing cookies</h2>")?;

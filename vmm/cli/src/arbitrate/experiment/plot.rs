@@ -8,6 +8,8 @@ use plotters::prelude::{
     Palette99, Rectangle, SVGBackend, SeriesLabelPosition, WHITE,
 };
 
+use super::rows::Report;
+
 type Drawn<T> = Result<T, DrawingAreaErrorKind<std::io::Error>>;
 
 const HEIGHT: u32 = 340;
@@ -18,20 +20,21 @@ const FILLED: f64 = 0.84;
 type Bar = (usize, f64, f64, Estimate);
 
 /// The plot as an SVG element.
-pub(super) fn of_metric(cells: &[Cell], metric: Metric) -> Drawn<String> {
+pub(super) fn of_metric(report: &Report, metric: Metric) -> Drawn<String> {
     let mut svg = String::new();
-    let groups = u32::try_from(cells.len()).unwrap_or(u32::MAX);
+    let groups = u32::try_from(report.cells.len()).unwrap_or(u32::MAX);
     let width = groups.saturating_mul(150).clamp(500, 4000);
     let area = SVGBackend::with_string(&mut svg, (width, HEIGHT)).into_drawing_area();
-    draw(&area, cells, metric)?;
+    draw(&area, report, metric)?;
     area.present()?;
     drop(area);
     Ok(svg)
 }
 
-fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, cells: &[Cell], metric: Metric) -> Drawn<()> {
+fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, report: &Report, metric: Metric) -> Drawn<()> {
+    let cells = &report.cells;
     area.fill(&WHITE)?;
-    let classes: Vec<Who> = Who::every().collect();
+    let classes: Vec<Who> = report.summed().collect();
     let mut bars: Vec<Bar> = Vec::new();
     for (group, cell) in (0_u32..).zip(cells) {
         let known = classes.iter().enumerate();
@@ -71,7 +74,7 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, cells: &[Cell], metric: Metri
         });
         chart
             .draw_series(boxes)?
-            .label(who.name())
+            .label(who.to_string())
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 10, y + 5)], color.filled()));
         let whiskers = of_class.filter_map(|(_, from, to, one)| {
             let half = one.half?;

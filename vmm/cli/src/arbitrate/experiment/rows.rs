@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::num::NonZero;
 use std::time::Duration;
 
-use arbiter_experiment::{Cell, Estimate, GuessPlan, Metric, Who, estimate, guess_cookies};
+use arbiter_experiment::{Cell, Estimate, GuessPlan, Kind, Metric, Who, estimate, guess_cookies};
 use serde::Serialize;
 use umpire_tools::table::lines;
 
@@ -17,6 +17,26 @@ pub(super) struct Report {
     pub(super) guesses: Vec<Guess>,
     pub(super) elapsed: Duration,
     pub(super) threads: NonZero<usize>,
+    /// The machine has fixed-function counters too.
+    pub(super) has_fixed: bool,
+}
+
+impl Report {
+    /// Whom the figures are about: all and each class, and the same by kind where there
+    /// are two.
+    fn every(&self) -> impl Iterator<Item = Who> {
+        let kinds = Kind::ALL.into_iter().filter(|_| self.has_fixed);
+        Who::every().flat_map(move |who| {
+            let of_kinds = kinds.clone().map(move |kind| who.of(kind));
+            [who].into_iter().chain(of_kinds)
+        })
+    }
+
+    /// Whom people are shown first. The rest is for programs.
+    pub(super) fn summed(&self) -> impl Iterator<Item = Who> {
+        self.every()
+            .filter(|who| who.class.is_none() || who.kind.is_none())
+    }
 }
 
 /// How long a cookie of some width holds against a guesser.
@@ -36,11 +56,14 @@ pub(super) struct Guess {
 /// rate of as many guesses.
 const MOST_MEASURED: u8 = 20;
 
-/// Has programs and kernels guess cookies of all widths of the experiment.
-pub(super) fn guesses(experiment: &Experiment) -> Vec<Guess> {
+/// Has programs and kernels guess cookies of all widths of the experiment. `progress`
+/// hears which part of them is done.
+pub(super) fn guesses(experiment: &Experiment, progress: &dyn Fn(f64)) -> Vec<Guess> {
     let cookies = &experiment.cookies;
     let widths = cookies.bits.iter();
     let widths = widths.flat_map(|bits| [("program", *bits), ("kernel", *bits)]);
+    let all = 2.0 * cookies.bits.len() as f64 * f64::from(experiment.seeds.get());
+    let mut done = 0.0;
     let guess = |(guesser, bits): (&'static str, u8)| {
         let plan = GuessPlan {
             bits,
@@ -50,7 +73,13 @@ pub(super) fn guesses(experiment: &Experiment) -> Vec<Guess> {
         };
         let seeds = (0..experiment.seeds.get()).map(u64::from);
         let seeds = seeds.map(|seed| experiment.first_seed.wrapping_add(seed));
-        let runs: Vec<_> = seeds.map(|seed| guess_cookies(&plan, seed)).collect();
+        let runs = seeds.map(|seed| {
+            let run = guess_cookies(&plan, seed);
+            done += 1.0;
+            progress(done / all);
+            run
+        });
+        let runs: Vec<_> = runs.collect();
         let rate = estimate(
             runs.iter()
                 .map(|run| Some(run.guesses as f64 / run.seconds)),
@@ -83,7 +112,7 @@ pub(super) fn guesses(experiment: &Experiment) -> Vec<Guess> {
 struct Row<'a> {
     scheme: &'a str,
     policy: &'a str,
-    who: &'a str,
+    who: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     cookie_bits: Option<u8>,
     metric: &'a str,
@@ -96,7 +125,7 @@ struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    fn new(metric: &'a str, who: &'a str, estimate: Option<Estimate>) -> Self {
+    fn new(metric: &'a str, who: String, estimate: Option<Estimate>) -> Self {
         let half = estimate.and_then(|one| one.half);
         let mean = estimate.map(|one| one.mean);
         Row {
@@ -114,21 +143,25 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A metric of everybody only, or one that classes have as well.
+/// Whether a metric is one of all together only, and `who` is not.
 fn has(metric: Metric, who: Who) -> bool {
-    who == Who::All || !matches!(metric, Metric::Fairness | Metric::FairnessVcpus)
+    match metric {
+        Metric::Fairness => who.class.is_none(),
+        Metric::FairnessVcpus => who == Who::ALL,
+        _ => true,
+    }
 }
 
 fn rows(report: &Report) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     for cell in &report.cells {
         for metric in Metric::ALL {
-            for who in Who::every().filter(|who| has(metric, *who)) {
+            for who in report.every().filter(|who| has(metric, *who)) {
                 let estimate = cell.estimate(metric, who);
                 rows.push(Row {
                     scheme: cell.variant.scheme.name(),
                     policy: &cell.variant.name,
-                    ..Row::new(metric.name(), who.name(), estimate)
+                    ..Row::new(metric.name(), who.to_string(), estimate)
                 });
             }
         }
@@ -144,7 +177,7 @@ fn rows(report: &Report) -> Vec<Row<'_>> {
             rows.push(Row {
                 cookie_bits: Some(guess.bits),
                 origin: if is_computed { "computed" } else { "simulated" },
-                ..Row::new(metric, guess.guesser, estimate)
+                ..Row::new(metric, guess.guesser.to_owned(), estimate)
             });
         }
     }
@@ -206,7 +239,7 @@ pub(super) fn figure(estimate: Option<Estimate>) -> String {
 }
 
 /// The cells of the table of one variant, with a heading.
-pub(super) fn cells(cell: &Cell) -> Vec<Vec<String>> {
+pub(super) fn cells(report: &Report, cell: &Cell) -> Vec<Vec<String>> {
     let heading = Metric::ALL.iter().map(|metric| metric.name().to_owned());
     let mut rows = vec![
         ["".to_owned()]
@@ -214,7 +247,7 @@ pub(super) fn cells(cell: &Cell) -> Vec<Vec<String>> {
             .chain(heading)
             .collect::<Vec<_>>(),
     ];
-    for who in Who::every() {
+    for who in report.summed() {
         let figures = Metric::ALL.map(|metric| {
             if has(metric, who) {
                 figure(cell.estimate(metric, who))
@@ -222,7 +255,7 @@ pub(super) fn cells(cell: &Cell) -> Vec<Vec<String>> {
                 String::new()
             }
         });
-        rows.push([who.name().to_owned()].into_iter().chain(figures).collect());
+        rows.push([who.to_string()].into_iter().chain(figures).collect());
     }
     rows
 }
@@ -261,9 +294,13 @@ pub(super) fn summary(experiment: &Experiment, report: &Report) -> String {
     let machine = &experiment.machine;
     let runs = report.cells.iter().flat_map(|cell| &cell.runs);
     let requests: u64 = runs.clone().map(|run| run.requests).sum();
-    let demands: u64 = runs.clone().map(|run| run.demands(Who::All).0).sum();
+    let demands: u64 = runs.clone().map(|run| run.demands(Who::ALL).0).sum();
+    let fixed = match machine.fixed {
+        0 => String::new(),
+        fixed => format!(" and {fixed} fixed-function counters"),
+    };
     format!(
-        "{} vCPUs on {} cores, {} counters, {} s of virtual time, {} seeds; {} runs with {demands} \
+        "{} vCPUs on {} cores, {} counters{fixed}, {} s of virtual time, {} seeds; {} runs with {demands} \
          demands and {requests} requests took {:.1} s on {} threads",
         machine.vcpus,
         machine.cores,
@@ -290,7 +327,7 @@ pub(super) fn table(
     for cell in &report.cells {
         let (scheme, policy) = (cell.variant.scheme, &cell.variant.name);
         writeln!(out, "\nscheme {scheme}, policy {policy}")?;
-        for line in lines(cells(cell), |column, _| column > 0) {
+        for line in lines(cells(report, cell), |column, _| column > 0) {
             writeln!(out, "{line}")?;
         }
     }
