@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use arbiter::abi::{CONTROL_ACCESS_USER, CONTROL_FAULT, CONTROL_MANAGE_KERNEL};
 use arbiter::{
-    Access, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind, Phase,
-    Policy, Reason, Request, Scheme, Share, Tsc, Verdict, Wanted,
+    Access, Backing, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind,
+    Phase, Policy, Reason, Request, Scheme, Share, Tsc, Verdict, Wanted,
 };
 
 use harness::{FW, HV, Harness, KERNEL, bits, cookie, plain, pmc, set, share};
@@ -193,6 +193,28 @@ fn a_holder_that_yields_hands_its_counter_over() {
 }
 
 /// A kernel wants what the firmware holds, and both answer nothing.
+/// The counter that a question is about is one of those that the asker can have.
+#[test]
+fn the_last_counter_that_is_backed_can_be_asked_for() {
+    let mut harness = under(Scheme::Interacting);
+    assert_eq!(
+        harness.any(HV, 4).outcome,
+        Outcome::Granted(set([0, 1, 2, 3]))
+    );
+    let last = Backing {
+        programmable: 1,
+        ..Backing::whole()
+    };
+    let _ = harness.cx(|unit, cx| unit.back(last, cx));
+    assert_eq!(harness.any(FW, 1).outcome, Outcome::Pending);
+    harness.reply(HV, 3, true).unwrap();
+    assert_eq!(harness.unit.answer(FW).outcome, GRANTED([3]));
+    assert_eq!(
+        harness.any(FW, 1).outcome,
+        Outcome::Refused(Reason::NoneFree)
+    );
+}
+
 #[test]
 fn what_is_refused_is_revoked_only_by_priority() {
     for (firmware, outcome) in [(0, GRANTED([0])), (2, Outcome::Refused(Reason::Refused))] {

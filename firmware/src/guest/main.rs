@@ -9,18 +9,21 @@
 #![deny(unsafe_code)]
 
 mod console;
+mod processor;
 mod secondary_cpus;
 #[allow(unsafe_code)]
 mod sys;
+mod timer;
 
 use arbiter::abi;
 use firmware::config::{Area, Config, Outcome, Position, Report, State};
 use firmware::layout::{EXIT_CRASHED, EXIT_MALFORMED};
-use firmware::reserve::{self, Cookies, Pcr};
+use firmware::reserve::mailbox::{Held, answer_notices};
+use firmware::reserve::{self, Cookies, Machine, Pcr};
 
 use console::say;
+use processor::Processor;
 use secondary_cpus::Work;
-use sys::Processor;
 
 /// Entered by [`sys`] on the boot processor, with the configuration area.
 fn boot(area: &mut Area) -> ! {
@@ -52,7 +55,9 @@ fn exception(vector: u64, error: u64, rip: u64) -> ! {
 /// Everything between the configuration and the kernel.
 fn phase(config: &Config, report: &mut Report<&mut Area>) -> State {
     let wanted = !config.counters().is_empty();
-    let Some(pcr) = Pcr::find(&mut Processor) else {
+    // Nothing here waits.
+    let mut boot = Processor::waiting(0, config.pm_timer, 0);
+    let Some(pcr) = Pcr::find(&mut boot) else {
         if wanted {
             say!("CPUID shows no counter reservations; no counter is reserved");
         }
@@ -61,17 +66,19 @@ fn phase(config: &Config, report: &mut Report<&mut Area>) -> State {
     let state = if wanted {
         reserve_all(config, pcr, report)
     } else {
+        linger(config, &pcr, &mut Held::nothing());
         State::Done
     };
-    if !reserve::end_phase(&mut Processor, &pcr) {
+    if !reserve::end_phase(&mut boot, &pcr) {
         say!("the firmware's phase cannot be ended");
     }
     state
 }
 
 fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> State {
+    let mut boot = Processor::waiting(0, config.pm_timer, 0);
     for (number, counter) in config.counters().iter().enumerate() {
-        let Some(cookies) = Cookies::draw(&mut Processor, &pcr, counter.private) else {
+        let Some(cookies) = Cookies::draw(&mut boot, &pcr, counter.private) else {
             secondary_cpus::wipe_cookies();
             say!("there is no source of random numbers; no counter is reserved");
             return State::NoRandom;
@@ -82,8 +89,12 @@ fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> Sta
         pcr,
         config: config.clone(),
     };
-    work.perform(0);
+    let mut held = work.perform(0);
     let answered = secondary_cpus::wake_all(work);
+    for number in 0..config.counters().len() {
+        print_result(config, number, answered);
+    }
+    linger(config, &pcr, &mut held);
     for cpu in (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0) {
         report.set_answered(cpu);
         for number in 0..config.counters().len() {
@@ -91,7 +102,6 @@ fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> Sta
         }
     }
     for (number, counter) in config.counters().iter().enumerate() {
-        print_result(config, number, answered);
         let cookies = secondary_cpus::cookies(number);
         if counter.keep {
             report.set_cookies(number, cookies.management, cookies.access);
@@ -99,6 +109,17 @@ fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> Sta
     }
     secondary_cpus::wipe_cookies();
     State::Done
+}
+
+/// Answers who asks for counters on this processor, for as long as the phase is to last.
+fn linger(config: &Config, pcr: &Pcr, held: &mut Held) {
+    let mut boot = Processor::waiting(0, config.pm_timer, config.delay_ms);
+    loop {
+        answer_notices(&mut boot, pcr, held);
+        if !boot.wait() {
+            break;
+        }
+    }
 }
 
 /// Prints one line on the result for a counter.

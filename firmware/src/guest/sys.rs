@@ -10,5 +10,5 @@ mod shared;
 
 pub(crate) use apic::{send_init, send_start_up, with_apic};
 pub(crate) use leave::enter_kernel;
-pub(crate) use processor::{Processor, exit, put_serial, read_timer, relax};
+pub(crate) use processor::{cpuid, exit, put_serial, rdmsr, rdrand, read_timer, relax, wrmsr};
 pub(crate) use shared::Shared;

@@ -202,6 +202,7 @@ impl FirmwarePlan {
             position: position.map_or(Position::Any, Position::At),
             private: spec.private,
             keep: spec.keep,
+            yields: spec.yields,
             control: control(spec),
             drop_value: spec.read,
             select,

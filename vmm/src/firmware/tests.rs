@@ -24,6 +24,7 @@ const COMPATIBLE: CounterRequest = CounterRequest {
     position: Position::Any,
     private: true,
     keep: false,
+    yields: false,
     control: Control::INITIAL,
     drop_value: 0,
     select: 0x43_003c,
@@ -47,11 +48,12 @@ fn words_become_requests() {
     );
     check(
         "intel-v2",
-        "cycles:k,on=PMC1,access=shared,keep,lend",
+        "cycles:k,on=PMC1,access=shared,keep,lend,yield",
         CounterRequest {
             position: Position::At(1),
             private: false,
             keep: true,
+            yields: true,
             control: word(abi::CONTROL_INITIAL | abi::CONTROL_LEND),
             select: 0x42_003c,
             ..COMPATIBLE

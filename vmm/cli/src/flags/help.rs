@@ -310,6 +310,7 @@ Counters of the firmware (--firmware-counter EVENT[,WORD...]); EVENT as in umpir
                            kernel's RDPMC as well [drop]
   read=VALUE               what a dropped read yields [0]
   lend                     it may be revoked when another layer is short
+  yield                    the firmware yields it to a layer that asks, else it refuses
   keep                     the cookies stay in the firmware's memory, else they are wiped
   isolate                  registers that several counters share do not reach it
 ";
