@@ -101,6 +101,18 @@ impl Pcr {
         self.programmable
     }
 
+    /// The first MSR.
+    #[must_use]
+    pub fn base(&self) -> u32 {
+        self.base
+    }
+
+    /// Whether firmware can put code into SMRAM.
+    #[must_use]
+    pub fn has_smram(&self) -> bool {
+        self.features & abi::FEATURE_SMRAM != 0
+    }
+
     fn has(&self, position: u8) -> bool {
         match position.checked_sub(FIXED) {
             None => position < self.programmable,
@@ -240,11 +252,9 @@ fn set_up(
     }
 }
 
-/// Ends the firmware's phase, on all vCPUs. False if the machine did not start
-/// in that phase, or refuses.
-pub fn end_phase(machine: &mut impl Machine, pcr: &Pcr) -> bool {
+/// Ends the firmware's phase, on all vCPUs, by this value of `PHASE`. False if the machine
+/// did not start in that phase, or refuses.
+pub fn end_phase(machine: &mut impl Machine, pcr: &Pcr, value: u64) -> bool {
     pcr.features & abi::FEATURE_FIRMWARE != 0
-        && machine
-            .write(pcr.base + abi::MSR_PHASE, 0, abi::PHASE_END)
-            .is_ok()
+        && machine.write(pcr.base + abi::MSR_PHASE, 0, value).is_ok()
 }

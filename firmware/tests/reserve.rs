@@ -330,7 +330,7 @@ fn counters_are_reserved_programmed_and_started() {
     );
     // Nobody without the cookie comes in, after the phase either.
     let pcr = Pcr::find(&mut rig).expect("reservations");
-    assert!(end_phase(&mut rig, &pcr));
+    assert!(end_phase(&mut rig, &pcr, abi::PHASE_END));
     assert_eq!(rig.layer(), Layer::GuestKernel);
     let stranger = rig.unit.check(
         (Layer::GuestKernel, Cookie::DEFAULT),
@@ -339,7 +339,7 @@ fn counters_are_reserved_programmed_and_started() {
         Tsc(0),
     );
     assert_eq!(stranger, Verdict::Drop { read_as: 0 });
-    assert!(!end_phase(&mut rig, &pcr), "it ends once");
+    assert!(!end_phase(&mut rig, &pcr, abi::PHASE_END), "it ends once");
 }
 
 #[test]

@@ -20,6 +20,7 @@ use firmware::config::{Area, Config, Outcome, Position, Report, State};
 use firmware::layout::{EXIT_CRASHED, EXIT_MALFORMED};
 use firmware::reserve::mailbox::{Held, answer_notices};
 use firmware::reserve::{self, Cookies, Machine, Pcr};
+use firmware::smm;
 
 use console::say;
 use processor::Processor;
@@ -63,25 +64,26 @@ fn phase(config: &Config, report: &mut Report<&mut Area>) -> State {
         }
         return State::NoPcr;
     };
-    let state = if wanted {
+    let (state, end) = if wanted {
         reserve_all(config, pcr, report)
     } else {
         linger(config, &pcr, &mut Held::nothing());
-        State::Done
+        (State::Done, abi::PHASE_END)
     };
-    if !reserve::end_phase(&mut boot, &pcr) {
+    if !reserve::end_phase(&mut boot, &pcr, end) {
         say!("the firmware's phase cannot be ended");
     }
     state
 }
 
-fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> State {
+/// Returns the value that is to end the phase as well.
+fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> (State, u64) {
     let mut boot = Processor::waiting(0, config.pm_timer, 0);
     for (number, counter) in config.counters().iter().enumerate() {
         let Some(cookies) = Cookies::draw(&mut boot, &pcr, counter.private) else {
             secondary_cpus::wipe_cookies();
             say!("there is no source of random numbers; no counter is reserved");
-            return State::NoRandom;
+            return (State::NoRandom, abi::PHASE_END);
         };
         secondary_cpus::set_cookies(number, cookies);
     }
@@ -107,8 +109,34 @@ fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> Sta
             report.set_cookies(number, cookies.management, cookies.access);
         }
     }
+    let end = if pcr.has_smram() {
+        fill_smram(config, &pcr, answered)
+    } else {
+        abi::PHASE_END
+    };
     secondary_cpus::wipe_cookies();
-    State::Done
+    (State::Done, end)
+}
+
+/// Has an SMI answer for the counters once the phase is over. Returns the value that ends
+/// the phase so.
+fn fill_smram(config: &Config, pcr: &Pcr, answered: u64) -> u64 {
+    let mut fits = false;
+    let address = sys::lay_smm(|pages, code| {
+        fits = smm::begin(pages, code, pcr.base());
+        for (number, counter) in (0u8..).zip(config.counters()) {
+            let management = secondary_cpus::cookies(number.into()).management;
+            smm::put_counter(pages, number.into(), management, counter.yields);
+            for cpu in (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0) {
+                let outcome = secondary_cpus::outcome(cpu, number.into());
+                if let Outcome::Granted(position) = outcome {
+                    smm::put_position(pages, cpu, position, number);
+                }
+            }
+        }
+    });
+    assert!(fits, "the code has its place");
+    smm::end_of_phase(address)
 }
 
 /// Answers who asks for counters on this processor, for as long as the phase is to last.

@@ -4,7 +4,7 @@
 
 use arbiter::{
     Access, Auditor, Caller, Context, Cookie, CounterId, CounterSet, Effects, Entropy, Event,
-    Layer, PcrRegister, PcrUnit, Reason, Record, Verdict,
+    Layer, PcrRegister, PcrUnit, Reason, Record, SmramSource, Verdict,
 };
 use pmu_model::{MsrIndex, Ring, Tsc, WriteForm};
 
@@ -67,6 +67,12 @@ impl VcpuPmu {
     #[inline]
     pub fn take_notice(&mut self) -> Option<u8> {
         self.reservations.as_mut()?.unit.take_notice()
+    }
+
+    /// What the firmware that ended its phase here wants to have in SMRAM, once
+    /// ([`PcrUnit::take_smram`]).
+    pub fn take_smram(&mut self) -> Option<SmramSource> {
+        self.reservations.as_mut()?.unit.take_smram()
     }
 
     /// Lets the host itself act on the reservations, and does to the PMU what

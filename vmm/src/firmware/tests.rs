@@ -81,8 +81,16 @@ fn words_become_requests() {
         },
     );
     check(
+        "intel-v2",
+        "cycles,layer=firmware,isolate",
+        CounterRequest {
+            control: word(abi::CONTROL_MANAGE_FIRMWARE | abi::CONTROL_ACCESS_FIRMWARE),
+            ..COMPATIBLE
+        },
+    );
+    check(
         "amd-core",
-        "r5300c0,on=PMC5,read=12",
+        "r5300c0,on=PMC5,read=12,layer=any",
         CounterRequest {
             position: Position::At(5),
             drop_value: 12,
@@ -149,6 +157,11 @@ fn the_word_that_is_wrong_is_named() {
         &["'error=gp'", "error=fault-rdpmc"],
     );
     check(v2, &["cycles,read=0xg"], &["'read=0xg'"]);
+    check(
+        v2,
+        &["cycles,layer=kernel"],
+        &["'layer=kernel'", "layer=firmware"],
+    );
     check(v2, &["cycles,read=-1"], &["'read=-1'"]);
     check(v2, &["cycles,read="], &["'read='"]);
     check(v2, &["cycles,keep,keep"], &["'keep'", "twice"]);
