@@ -331,6 +331,30 @@ impl VcpuPmu {
 }
 
 impl VcpuPmu {
+    /// A read of a counter by the hypervisor, on its own behalf or for a tool of the host,
+    /// with the cookie `presented`: judged as a guest's reads are, by the cookie and by the
+    /// mode bits of the hypervisor's layer. What is denied is recorded. `None`: there is no
+    /// such counter, there are no reservations, or the cookie has too many bits.
+    pub fn read_as_hypervisor(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        counter: CounterId,
+        presented: u64,
+    ) -> Option<Result<u64, Verdict>> {
+        let (layer, part) = (Layer::Hypervisor, Part::Count(WriteForm::FullWidth));
+        let caller = Caller { layer, presented };
+        let cookie = self.alias_cookie(counter, part, caller)?;
+        let verdict = self.verdict((layer, cookie), counter, Access::Read);
+        if verdict != Verdict::Permit {
+            return Some(Err(verdict));
+        }
+        let here = &mut self.here(core);
+        match self.read_part(here, verdict, counter, part) {
+            ReadOutcome::Value(value) => Some(Ok(value)),
+            _ => None,
+        }
+    }
+
     /// A read of one counter with a cookie.
     pub(super) fn read_alias(
         &mut self,

@@ -111,6 +111,15 @@ impl Seated {
         pmu.rdmsr(core, msr, caller).outcome
     }
 
+    pub(crate) fn read_as_hypervisor(
+        &mut self,
+        counter: CounterId,
+        presented: u64,
+    ) -> Option<Result<u64, arbiter::Verdict>> {
+        let (pmu, core) = self.parts();
+        pmu.read_as_hypervisor(Some(core), counter, presented)
+    }
+
     pub(crate) fn wrmsr(&mut self, msr: MsrIndex, value: u64, caller: Caller) -> WriteOutcome {
         self.written(msr, value, caller).outcome
     }
