@@ -156,6 +156,15 @@ fn a_cookie_counts_only_in_the_layers_that_its_owner_names() {
     play(&mut machine, &ops);
 }
 
+fn read_as_hypervisor(
+    machine: &mut Machine,
+    counter: CounterId,
+    presented: u64,
+) -> Option<Result<u64, Verdict>> {
+    let (pmu, core) = machine.pmu.parts();
+    pmu.read_as_hypervisor(Some(core), counter, presented)
+}
+
 /// The hypervisor reads a counter of the kernel's: the right cookie opens it where the
 /// mode bit of its layer is set, and nothing does where it is clear.
 #[test]
@@ -191,7 +200,7 @@ fn the_hypervisors_reads_are_judged_as_the_hypervisors() {
         // However often: the guest does not pay for the host's cookies.
         for _ in 0..40 {
             let pmc2 = CounterId::Programmable(2);
-            let read = machine.pmu.read_as_hypervisor(pmc2, presented);
+            let read = read_as_hypervisor(&mut machine, pmc2, presented);
             assert_eq!(
                 read,
                 Some(expected),
@@ -204,7 +213,7 @@ fn the_hypervisors_reads_are_judged_as_the_hypervisors() {
         assert_eq!(unit.wrong_cookies(), 0);
     }
     let mut machine = check(&Setup::of("intel-v2"), &[W(0xc1, 9)]);
-    let mut read = |counter, cookie| machine.pmu.read_as_hypervisor(counter, cookie);
+    let mut read = |counter, cookie| read_as_hypervisor(&mut machine, counter, cookie);
     let pmc0 = CounterId::Programmable(0);
     assert_eq!(read(pmc0, 0), Some(Ok(9)), "nobody has reserved it");
     assert_eq!(read(pmc0, 1), Some(Err(Verdict::Drop { read_as: 0 })));

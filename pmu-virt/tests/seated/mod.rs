@@ -80,7 +80,7 @@ impl Seated {
     }
 
     /// The PMU, and the core to name in a call.
-    fn parts(&mut self) -> (&mut VcpuPmu, &mut CorePmu) {
+    pub(crate) fn parts(&mut self) -> (&mut VcpuPmu, &mut CorePmu) {
         let core = self.core.as_mut().unwrap_or(&mut self.elsewhere);
         (&mut self.pmu, core)
     }
@@ -109,15 +109,6 @@ impl Seated {
     pub(crate) fn rdmsr(&mut self, msr: MsrIndex, caller: Caller) -> ReadOutcome {
         let (pmu, core) = self.parts();
         pmu.rdmsr(core, msr, caller).outcome
-    }
-
-    pub(crate) fn read_as_hypervisor(
-        &mut self,
-        counter: CounterId,
-        presented: u64,
-    ) -> Option<Result<u64, arbiter::Verdict>> {
-        let (pmu, core) = self.parts();
-        pmu.read_as_hypervisor(Some(core), counter, presented)
     }
 
     pub(crate) fn wrmsr(&mut self, msr: MsrIndex, value: u64, caller: Caller) -> WriteOutcome {
