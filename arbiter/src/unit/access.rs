@@ -54,9 +54,9 @@ impl PcrUnit {
             (Verdict::Drop { .. }, Access::Read | Access::Rdpmc) => Event::DroppedRead(reason),
         };
         record(cx, layer, Some(counter), event);
-        // A cookie that was not compared is no guess, and no guest is to pay for the host's.
+        // A cookie that was not compared is no guess.
         let was_compared = layer != Layer::GuestUser || !self.is_deaf_to(cookie, cx.now);
-        if was_compared && layer.is_guest() {
+        if was_compared {
             self.guessed(reason, layer, cookie.is_default(), cx);
         }
     }
