@@ -328,6 +328,39 @@ fn firmware_that_is_over_is_not_asked() {
     );
 }
 
+/// Firmware that has left code in SMM is asked after its phase, and called by an SMI, once
+/// for all notices that have come. Other firmware is not called.
+#[test]
+fn firmware_in_smm_is_called_when_it_is_asked() {
+    for (end, called) in [(0x13, true), (1, false)] {
+        let mut harness = Harness::of(PcrConfig {
+            counters: kinds(2),
+            widths: kinds(48),
+            policy: plain(),
+            scheme: Scheme::Interacting,
+            guard: arbiter::GuardLimits::with_ticks_per_ms(1),
+            ticks_per_ms: 1,
+            phase: Arc::new(Phase::new(true)),
+            legacy: None,
+            smm: true,
+        });
+        harness.any(FW, 2);
+        assert_eq!(harness.any(HV, 1).outcome, Outcome::Pending);
+        assert!(!harness.unit.take_smi(), "it runs by itself");
+        assert!(harness.write(FW, PcrRegister::Phase, end, 0));
+        assert_eq!(harness.unit.take_smi(), called, "it was asked in its phase");
+        assert_eq!(harness.any(KERNEL, 1).outcome, Outcome::Pending);
+        assert_eq!(harness.unit.take_smi(), called);
+        assert!(!harness.unit.take_smi(), "once");
+        let asked = harness.notices(FW);
+        let asked = asked.iter().map(|notice| (notice.kind, notice.counter));
+        let questions = [1, 0].map(|n| (NoticeKind::Asked, Some(pmc(n))));
+        assert!(asked.eq(questions));
+        harness.reply(FW, 0, true).unwrap();
+        assert_eq!(harness.unit.answer(KERNEL).outcome, GRANTED([0]));
+    }
+}
+
 #[test]
 fn the_master_revokes_by_priority_and_asks_nobody() {
     let mut harness = under(Scheme::SingleMaster);

@@ -266,6 +266,7 @@ fn the_end_of_the_phase_names_the_code_for_smm() {
         let source = source.map(|(address, len)| SmramSource { address, len });
         assert_eq!(unit.take_smram(), source, "{what}");
         assert_eq!(unit.take_smram(), None, "it is told once");
+        assert_eq!(phase.is_in_smm(), source.is_some(), "{what}");
     }
     let both = (true, true);
     check(both, 1, Some(None));

@@ -69,6 +69,14 @@ impl VcpuPmu {
         self.reservations.as_mut()?.unit.take_notice()
     }
 
+    /// Whether to raise an SMI on this vCPU, once: a notice has come for the firmware,
+    /// which has left code in SMM.
+    #[inline]
+    pub fn take_smi(&mut self) -> bool {
+        let reservations = self.reservations.as_mut();
+        reservations.is_some_and(|reservations| reservations.unit.take_smi())
+    }
+
     /// What the firmware that ended its phase here wants to have in SMRAM, once
     /// ([`PcrUnit::take_smram`]).
     pub fn take_smram(&mut self) -> Option<SmramSource> {

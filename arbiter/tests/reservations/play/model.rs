@@ -459,7 +459,10 @@ impl Model {
         }
         let limits = self.setup.guard;
         self.wrong_cookies += 1;
-        if !matches!(layer, Layer::Firmware | Layer::GuestKernel | Layer::GuestUser) {
+        if !matches!(
+            layer,
+            Layer::Firmware | Layer::GuestKernel | Layer::GuestUser
+        ) {
             // No guest pays for the host.
             return;
         }
