@@ -121,6 +121,7 @@ impl Phase {
     }
 
     /// The firmware ends its phase, and has left code in SMM.
+    #[cfg(feature = "alloc")]
     pub(crate) fn stay_in_smm(&self) {
         self.in_smm.store(true, Ordering::Release);
     }
