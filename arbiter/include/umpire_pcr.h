@@ -21,6 +21,7 @@
 #define UMPIRE_PCR_FEATURE_REFUSAL 0x40U /* ECX: the MSR REFUSAL exists */
 #define UMPIRE_PCR_FEATURE_GRANTEE 0x80U /* ECX: who was granted a counter sets its access cookie under every scheme */
 #define UMPIRE_PCR_FEATURE_EVENT 0x100U /* ECX: a request may name an event */
+#define UMPIRE_PCR_FEATURE_SMRAM 0x200U /* ECX: as its phase ends the firmware puts code into SMRAM (PHASE_SMRAM) */
 
 /* RDPMC */
 #define UMPIRE_PCR_RDPMC_COOKIE 0x554d0000U /* ECX: this plus the position reads a counter with a cookie */
@@ -86,7 +87,11 @@
 #define UMPIRE_PCR_STATUS_REST_SHIFT 32ULL /* shift of the milliseconds until then */
 
 /* Other words */
-#define UMPIRE_PCR_PHASE_END 1ULL /* written to PHASE */
+#define UMPIRE_PCR_PHASE_END 1ULL /* written to PHASE: ends the firmware's phase */
+#define UMPIRE_PCR_PHASE_SMRAM 2ULL /* written to PHASE beside PHASE_END: these pages become SMRAM's from its entry on */
+#define UMPIRE_PCR_PHASE_PAGES_SHIFT 4ULL /* PHASE_SMRAM: shift of their number */
+#define UMPIRE_PCR_PHASE_PAGES_MAX 8ULL /* PHASE_SMRAM: the most pages */
+#define UMPIRE_PCR_PHASE_PAGE_SIZE 0x1000ULL /* PHASE_SMRAM: bytes of a page; the bits from there on are the address of the first */
 #define UMPIRE_PCR_OVERFLOW_CLEAR 1ULL /* written to OVERFLOW */
 #define UMPIRE_PCR_LEGACY_NONE 0xffffffffffffffffULL /* LEGACY_MAP: no counter has this legacy name */
 

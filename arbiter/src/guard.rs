@@ -81,13 +81,16 @@ impl Guard {
     }
 
     /// Counts a wrong cookie of `layer`, and returns the penalty that it brings, if
-    /// any.
+    /// any. The hypervisor's bring none: the guest is not to pay for the host's.
     pub fn wrong(&mut self, layer: Layer, now: Tsc) -> Option<Penalty> {
         self.total = self.total.saturating_add(1);
         if layer == Layer::GuestUser {
             let ticks = self.programs.wrong(&self.limits, now)?;
             self.deaf_until = now + ticks;
             return Some(Penalty::Deaf(ticks));
+        }
+        if !layer.is_guest() {
+            return None;
         }
         let ticks = self.privileged.wrong(&self.limits, now)?;
         self.locked_out_until = now + ticks;

@@ -91,6 +91,7 @@ pub enum Access {
 pub struct Phase {
     over: AtomicBool,
     has_firmware: bool,
+    in_smm: AtomicBool,
 }
 
 impl Phase {
@@ -99,6 +100,7 @@ impl Phase {
         Phase {
             over: AtomicBool::new(!has_firmware),
             has_firmware,
+            in_smm: AtomicBool::new(false),
         }
     }
 
@@ -118,8 +120,21 @@ impl Phase {
         !self.over.swap(true, Ordering::AcqRel)
     }
 
+    /// The firmware ends its phase, and has left code in SMM.
+    #[cfg(feature = "alloc")]
+    pub(crate) fn stay_in_smm(&self) {
+        self.in_smm.store(true, Ordering::Release);
+    }
+
+    /// Whether the firmware has left code in SMM, which an SMI calls.
+    #[inline]
+    pub fn is_in_smm(&self) -> bool {
+        self.in_smm.load(Ordering::Acquire)
+    }
+
     /// Starts over after a reset of the machine: its firmware runs again.
     pub fn restart(&self) {
+        self.in_smm.store(false, Ordering::Release);
         self.over.store(!self.has_firmware, Ordering::Release);
     }
 

@@ -121,4 +121,6 @@ pub use register::PcrRegister;
 pub use reservation::{Change, ChangeKind, Effects, Operation, Reservation, Revocation};
 pub use time::{Nanos, Ticks, Tsc};
 #[cfg(feature = "alloc")]
-pub use unit::{AdminAct, AdminError, AskedEvents, Caller, Context, PcrConfig, PcrUnit};
+pub use unit::{
+    AdminAct, AdminError, AskedEvents, Caller, Context, PcrConfig, PcrUnit, SmramSource,
+};

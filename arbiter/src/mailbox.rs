@@ -101,6 +101,11 @@ impl Mailbox {
         oldest
     }
 
+    /// Whether notices have come of which nobody was told.
+    pub(crate) fn take_due(&mut self) -> bool {
+        core::mem::take(&mut self.due)
+    }
+
     /// The vector to raise now. One interrupt stands for all notices that have come.
     pub(crate) fn take_vector(&mut self) -> Option<u8> {
         let vector = (self.due && self.vector != 0).then_some(self.vector)?;

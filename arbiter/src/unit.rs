@@ -58,13 +58,23 @@ pub struct PcrConfig {
     /// How many counters get a legacy name when the firmware's phase ends. `None`
     /// means that each counter keeps its own name.
     pub legacy: Option<PerKind>,
-    /// Whether the machine has SMM, which counts as firmware.
+    /// Whether the machine has SMM, which counts as firmware. Who has firmware as well
+    /// fills SMRAM when its phase ends ([`PcrUnit::take_smram`]).
     pub smm: bool,
 }
 
 /// The event that each layer's request is about, by the layer's code. The inner `None`
 /// means any, the outer one that nothing is asked for.
 pub type AskedEvents = [Option<Option<NamedEvent>>; LAYERS];
+
+/// Ordinary memory that the firmware has chosen to become the code of SMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SmramSource {
+    /// Guest-physical address of its first byte.
+    pub address: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
 
 /// What an operation needs from its caller.
 #[derive(Debug)]
@@ -125,6 +135,8 @@ pub struct PcrUnit {
     unmapped: Option<PerKind>,
     legacy: Option<PerKind>,
     smm: bool,
+    /// [`PcrUnit::take_smram`].
+    smram: Option<SmramSource>,
     scheme: Scheme,
     /// [`PcrUnit::back`].
     backed: Backing,
@@ -169,6 +181,7 @@ impl PcrUnit {
             unmapped: config.legacy,
             legacy: config.legacy,
             smm: config.smm,
+            smram: None,
             scheme: config.scheme,
             backed: Backing::whole(),
             held_anew: false,
@@ -212,6 +225,7 @@ impl PcrUnit {
         }
         self.map = LegacyMap::identity();
         self.unmapped = self.legacy;
+        self.smram = None;
         self.find_deadline();
     }
 
@@ -387,7 +401,22 @@ impl PcrUnit {
         if self.smm {
             features |= abi::FEATURE_SMM;
         }
+        if self.has_smram() {
+            features |= abi::FEATURE_SMRAM;
+        }
         features
+    }
+
+    /// Whether the firmware can put code into SMRAM.
+    fn has_smram(&self) -> bool {
+        self.smm && self.phase.has_firmware()
+    }
+
+    /// What the firmware that ended its phase on this vCPU wants to have in SMRAM, once:
+    /// the caller copies it there, from the entry of SMM on, and wipes it from ordinary
+    /// memory, before the guest runs on.
+    pub fn take_smram(&mut self) -> Option<SmramSource> {
+        self.smram.take()
     }
 
     /// Counters that a shared control reaches.

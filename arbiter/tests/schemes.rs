@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use arbiter::abi::{CONTROL_ACCESS_USER, CONTROL_FAULT, CONTROL_MANAGE_KERNEL};
 use arbiter::{
-    Access, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind, Phase,
-    Policy, Reason, Request, Scheme, Share, Tsc, Verdict, Wanted,
+    Access, Backing, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind,
+    Phase, Policy, Reason, Request, Scheme, Share, Tsc, Verdict, Wanted,
 };
 
 use harness::{FW, HV, Harness, KERNEL, bits, cookie, plain, pmc, set, share};
@@ -193,6 +193,28 @@ fn a_holder_that_yields_hands_its_counter_over() {
 }
 
 /// A kernel wants what the firmware holds, and both answer nothing.
+/// The counter that a question is about is one of those that the asker can have.
+#[test]
+fn the_last_counter_that_is_backed_can_be_asked_for() {
+    let mut harness = under(Scheme::Interacting);
+    assert_eq!(
+        harness.any(HV, 4).outcome,
+        Outcome::Granted(set([0, 1, 2, 3]))
+    );
+    let last = Backing {
+        programmable: 1,
+        ..Backing::whole()
+    };
+    let _ = harness.cx(|unit, cx| unit.back(last, cx));
+    assert_eq!(harness.any(FW, 1).outcome, Outcome::Pending);
+    harness.reply(HV, 3, true).unwrap();
+    assert_eq!(harness.unit.answer(FW).outcome, GRANTED([3]));
+    assert_eq!(
+        harness.any(FW, 1).outcome,
+        Outcome::Refused(Reason::NoneFree)
+    );
+}
+
 #[test]
 fn what_is_refused_is_revoked_only_by_priority() {
     for (firmware, outcome) in [(0, GRANTED([0])), (2, Outcome::Refused(Reason::Refused))] {
@@ -304,6 +326,39 @@ fn firmware_that_is_over_is_not_asked() {
         equals.this(KERNEL, 0).outcome,
         Outcome::Refused(Reason::Held)
     );
+}
+
+/// Firmware that has left code in SMM is asked after its phase, and called by an SMI, once
+/// for all notices that have come. Other firmware is not called.
+#[test]
+fn firmware_in_smm_is_called_when_it_is_asked() {
+    for (end, called) in [(0x13, true), (1, false)] {
+        let mut harness = Harness::of(PcrConfig {
+            counters: kinds(2),
+            widths: kinds(48),
+            policy: plain(),
+            scheme: Scheme::Interacting,
+            guard: arbiter::GuardLimits::with_ticks_per_ms(1),
+            ticks_per_ms: 1,
+            phase: Arc::new(Phase::new(true)),
+            legacy: None,
+            smm: true,
+        });
+        harness.any(FW, 2);
+        assert_eq!(harness.any(HV, 1).outcome, Outcome::Pending);
+        assert!(!harness.unit.take_smi(), "it runs by itself");
+        assert!(harness.write(FW, PcrRegister::Phase, end, 0));
+        assert_eq!(harness.unit.take_smi(), called, "it was asked in its phase");
+        assert_eq!(harness.any(KERNEL, 1).outcome, Outcome::Pending);
+        assert_eq!(harness.unit.take_smi(), called);
+        assert!(!harness.unit.take_smi(), "once");
+        let asked = harness.notices(FW);
+        let asked = asked.iter().map(|notice| (notice.kind, notice.counter));
+        let questions = [1, 0].map(|n| (NoticeKind::Asked, Some(pmc(n))));
+        assert!(asked.eq(questions));
+        harness.reply(FW, 0, true).unwrap();
+        assert_eq!(harness.unit.answer(KERNEL).outcome, GRANTED([0]));
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ fn main() -> Result<(), ConfigError> {
         position: Position::At(0),
         private: true,
         keep: false,
+        yields: false,
         control: Control::INITIAL,
         drop_value: 0,
         // Cycles at every ring, enabled.

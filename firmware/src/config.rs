@@ -105,6 +105,8 @@ pub struct CounterRequest {
     pub private: bool,
     /// Whether the cookies stay in memory when the kernel is entered.
     pub keep: bool,
+    /// Whether the firmware yields it to a layer that asks; else it refuses.
+    pub yields: bool,
     /// The control word.
     pub control: Control,
     /// What a dropped read yields.
@@ -120,6 +122,8 @@ pub struct Config {
     pub cpus: u8,
     /// Port of the ACPI power-management timer; 0 if there is none.
     pub pm_timer: u16,
+    /// Milliseconds for which the firmware stays in its phase after it has reserved.
+    pub delay_ms: u32,
     /// How the kernel is entered.
     pub kernel: KernelEntry,
     counters: [CounterRequest; MAX_COUNTERS],
@@ -127,12 +131,13 @@ pub struct Config {
 }
 
 impl Config {
-    /// A configuration without counters.
+    /// A configuration without counters and delay.
     #[must_use]
     pub fn new(cpus: u8, pm_timer: u16, kernel: KernelEntry) -> Self {
         Self {
             cpus,
             pm_timer,
+            delay_ms: 0,
             kernel,
             counters: [CounterRequest::UNUSED; MAX_COUNTERS],
             len: 0,
@@ -162,6 +167,7 @@ impl CounterRequest {
         position: Position::Any,
         private: false,
         keep: false,
+        yields: false,
         control: Control::INITIAL,
         drop_value: 0,
         select: 0,

@@ -2,11 +2,15 @@
 //!
 //! The machine is behind [`Machine`], so all of this is tested on the host. The
 //! order is that of `docs/pcr.md`: the management key comes first, because its
-//! #GP shows that the counter is taken; the counter starts last. Where a master
-//! manages all counters, the firmware asks by the mailbox instead.
+//! #GP shows that the counter is taken; the counter starts last. What cannot be
+//! had by key the firmware asks for by the mailbox ([`mailbox`]).
+
+pub mod mailbox;
 
 use arbiter::guest::Discovery;
 use arbiter::{Shared, abi};
+
+use mailbox::{Happening, Held};
 
 use crate::config::{CounterRequest, Outcome, Position, Step};
 
@@ -46,6 +50,12 @@ pub trait Machine {
 
     /// RDRAND; `None` if it had no number ready. Only called where CPUID has it.
     fn rdrand(&mut self) -> Option<u64>;
+
+    /// Lets a moment pass. False once the firmware has waited for as long as it may.
+    fn wait(&mut self) -> bool;
+
+    /// Hears what has become of a counter, to tell it on.
+    fn tell(&mut self, happening: Happening);
 }
 
 /// CPUID leaf 1, ECX: RDRAND.
@@ -89,6 +99,18 @@ impl Pcr {
     #[must_use]
     pub fn programmable(&self) -> u8 {
         self.programmable
+    }
+
+    /// The first MSR.
+    #[must_use]
+    pub fn base(&self) -> u32 {
+        self.base
+    }
+
+    /// Whether firmware can put code into SMRAM.
+    #[must_use]
+    pub fn has_smram(&self) -> bool {
+        self.features & abi::FEATURE_SMRAM != 0
     }
 
     fn has(&self, position: u8) -> bool {
@@ -155,104 +177,49 @@ impl Cookies {
     }
 }
 
-/// Reserves, programs and starts one counter on this vCPU.
+/// Reserves, programs and starts one counter on this vCPU, and notes it in `held`.
 ///
 /// For *any* it takes the last programmable counter that is free: kernels
-/// prefer the first ones.
+/// prefer the first ones. If there is none it asks by the mailbox.
 pub fn reserve(
     machine: &mut impl Machine,
     pcr: &Pcr,
-    request: &CounterRequest,
+    (number, request): (u8, &CounterRequest),
     cookies: Cookies,
+    held: &mut Held,
 ) -> Outcome {
-    match request.position {
-        Position::At(position) if !pcr.has(position) => Outcome::Failed(Step::Absent),
-        Position::At(position) => reserve_at(machine, pcr, position, request, cookies),
-        Position::Any if pcr.programmable == 0 => Outcome::Failed(Step::Absent),
-        Position::Any => (0..pcr.programmable)
-            .rev()
-            .map(|position| reserve_at(machine, pcr, position, request, cookies))
-            .find(|outcome| *outcome != Outcome::Failed(Step::Reserve))
-            .unwrap_or(Outcome::Failed(Step::Reserve)),
-    }
-}
-
-/// How the firmware got a counter, and so how it gives the counter back.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// By its management key.
-    Key,
-    /// By the mailbox, from a master that keeps the management to itself.
-    Mailbox,
-}
-
-fn reserve_at(
-    machine: &mut impl Machine,
-    pcr: &Pcr,
-    position: u8,
-    request: &CounterRequest,
-    cookies: Cookies,
-) -> Outcome {
-    let key = pcr.msr(abi::MSR_MANAGEMENT_KEY, position);
-    let taken = machine.write(key, abi::DEFAULT_COOKIE, cookies.management);
-    let (way, cookies) = if taken.is_ok() {
-        (Way::Key, cookies)
-    } else if ask(machine, pcr, position, cookies.access) {
-        // There is only the access cookie, so it serves for the control word as
-        // well.
-        let management = cookies.access;
-        (
-            Way::Mailbox,
-            Cookies {
-                management,
-                ..cookies
-            },
-        )
-    } else {
-        return Outcome::Failed(Step::Reserve);
+    let (candidates, which) = match request.position {
+        Position::At(position) if !pcr.has(position) => return Outcome::Failed(Step::Absent),
+        Position::At(position) => (position..position + 1, mailbox::at(position)),
+        Position::Any if pcr.programmable == 0 => return Outcome::Failed(Step::Absent),
+        Position::Any => (0..pcr.programmable, mailbox::ANY_ONE),
     };
-    match set_up(machine, pcr, position, request, (way, cookies)) {
-        Ok(()) => Outcome::Granted(position),
+    let key = |position| pcr.msr(abi::MSR_MANAGEMENT_KEY, position);
+    let management = cookies.management;
+    let taken = candidates.rev().find(|&position| {
+        let by_key = machine.write(key(position), abi::DEFAULT_COOKIE, management);
+        by_key.is_ok()
+    });
+    let position = match taken {
+        Some(position) => position,
+        None => match mailbox::ask(machine, pcr, (number, which), management, held) {
+            Some(position) => position,
+            None => return Outcome::Failed(Step::Reserve),
+        },
+    };
+    match set_up(machine, pcr, position, request, cookies) {
+        Ok(()) => {
+            held.insert(position, number, management, request.yields);
+            Outcome::Granted(position)
+        }
         Err(step) => {
-            // The counter was ours a moment ago. If it no longer is, there is
-            // nothing to give back.
-            let _ = match way {
-                Way::Key => machine.write(key, cookies.management, 0),
-                Way::Mailbox => {
-                    let release = named(abi::REQUEST_RELEASE, position);
-                    machine.write(pcr.base + abi::MSR_REQUEST, cookies.access, release)
-                }
-            };
+            // A master takes it back by the mailbox alone. The counter was ours a
+            // moment ago; if it no longer is, there is nothing to give back.
+            if machine.write(key(position), management, 0).is_err() {
+                mailbox::give_back(machine, pcr, position, management);
+            }
             Outcome::Failed(step)
         }
-    }
-}
-
-/// A mailbox's operation on one counter.
-fn named(operation: u64, position: u8) -> u64 {
-    operation | abi::REQUEST_POSITION | u64::from(position) << abi::REQUEST_WHICH_SHIFT
-}
-
-/// Asks for a counter by the mailbox, if there is one. The mailbox grants no
-/// counter without an access cookie, and firmware does not wait for an answer.
-fn ask(machine: &mut impl Machine, pcr: &Pcr, position: u8, access: u64) -> bool {
-    if pcr.features & abi::FEATURE_MAILBOX == 0 || access == abi::DEFAULT_COOKIE {
-        return false;
-    }
-    let request = pcr.base + abi::MSR_REQUEST;
-    let reserve = named(abi::REQUEST_RESERVE, position);
-    if machine.write(request, access, reserve).is_err() {
-        return false;
-    }
-    let answer = machine.read(pcr.base + abi::MSR_ANSWER, 0);
-    match answer.map(|answer| answer & abi::ANSWER_STATE_MASK) {
-        Ok(abi::ANSWER_GRANTED) => true,
-        Ok(abi::ANSWER_PENDING) => {
-            // Whether it was refused or not, nothing is pending afterwards.
-            let _ = machine.write(request, access, abi::REQUEST_WITHDRAW);
-            false
-        }
-        _ => false,
     }
 }
 
@@ -261,7 +228,7 @@ fn set_up(
     pcr: &Pcr,
     position: u8,
     request: &CounterRequest,
-    (way, cookies): (Way, Cookies),
+    cookies: Cookies,
 ) -> Result<(), Step> {
     let Cookies { management, access } = cookies;
     let mut write = |offset: u32, cookie: u64, value: u64, step: Step| {
@@ -273,9 +240,7 @@ fn set_up(
     write(abi::MSR_CONTROL, management, control, Step::Control)?;
     let drop_value = request.drop_value;
     write(abi::MSR_DROP_VALUE, management, drop_value, Step::Control)?;
-    if way == Way::Key {
-        write(abi::MSR_ACCESS_KEY, management, access, Step::AccessKey)?;
-    }
+    write(abi::MSR_ACCESS_KEY, management, access, Step::AccessKey)?;
     write(abi::MSR_COUNTER, access, 0, Step::Program)?;
     write(abi::MSR_SELECT, access, request.select, Step::Program)?;
     match pcr.global_ctrl {
@@ -287,11 +252,9 @@ fn set_up(
     }
 }
 
-/// Ends the firmware's phase, on all vCPUs. False if the machine did not start
-/// in that phase, or refuses.
-pub fn end_phase(machine: &mut impl Machine, pcr: &Pcr) -> bool {
+/// Ends the firmware's phase, on all vCPUs, by this value of `PHASE`. False if the machine
+/// did not start in that phase, or refuses.
+pub fn end_phase(machine: &mut impl Machine, pcr: &Pcr, value: u64) -> bool {
     pcr.features & abi::FEATURE_FIRMWARE != 0
-        && machine
-            .write(pcr.base + abi::MSR_PHASE, 0, abi::PHASE_END)
-            .is_ok()
+        && machine.write(pcr.base + abi::MSR_PHASE, 0, value).is_ok()
 }

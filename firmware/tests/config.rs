@@ -47,6 +47,7 @@ const COUNTER: CounterRequest = CounterRequest {
     position: Position::At(3),
     private: true,
     keep: false,
+    yields: false,
     control: Control::INITIAL,
     drop_value: 7,
     select: 0x43_003c,
@@ -77,7 +78,7 @@ fn malformed_areas_are_named() {
     check(0x10, &[0], ConfigError::Cpus);
     check(0x10, &[65], ConfigError::Cpus);
     check(0x11, &[65], ConfigError::TooManyCounters);
-    check(0x14, &[1], ConfigError::Reserved);
+    check(0x18, &[1], ConfigError::Reserved);
     check(0x3f, &[1], ConfigError::Reserved);
     check(0x40, &[0], ConfigError::Protocol);
     check(0x40, &[4], ConfigError::Protocol);
@@ -100,7 +101,7 @@ fn malformed_areas_are_named() {
     check(0xff, &[1], ConfigError::Reserved);
     check(0x100, &[64], ConfigError::Position);
     check(0x100, &[254], ConfigError::Position);
-    check(0x101, &[4], ConfigError::Flags);
+    check(0x101, &[8], ConfigError::Flags);
     check(0x102, &[1], ConfigError::Reserved);
     check(0x108, &[0, 4], ConfigError::Control);
     check(0x10a, &[0x10], ConfigError::Control);
@@ -153,12 +154,13 @@ fn counter() -> impl Strategy<Value = CounterRequest> {
         let known = abi::CONTROL_INITIAL | abi::CONTROL_FAULT | abi::CONTROL_FAULT_RDPMC;
         Control::new(bits & (known | abi::CONTROL_LEND)).expect("known bits")
     });
-    let flags = any::<(bool, bool)>();
+    let flags = any::<(bool, bool, bool)>();
     (position, flags, control, any::<u64>(), any::<u64>()).prop_map(
-        |(position, (private, keep), control, drop_value, select)| CounterRequest {
+        |(position, (private, keep, yields), control, drop_value, select)| CounterRequest {
             position,
             private,
             keep,
+            yields,
             control,
             drop_value,
             select,
@@ -174,10 +176,11 @@ fn step() -> impl Strategy<Value = Outcome> {
         Step::Program,
         Step::Absent,
     ];
-    let fixed = steps
-        .map(Outcome::Failed)
-        .into_iter()
-        .chain([Outcome::NotTried]);
+    let fixed = steps.map(Outcome::Failed).into_iter().chain([
+        Outcome::NotTried,
+        Outcome::Yielded,
+        Outcome::Lost,
+    ]);
     let granted = (0..64).map(Outcome::Granted);
     select(fixed.chain(granted).collect::<Vec<_>>())
 }
@@ -187,12 +190,14 @@ proptest! {
     fn what_is_written_is_read(
         cpus in 1u8..=64,
         pm_timer: u16,
+        delay_ms: u32,
         long: bool,
         rip: u32,
         counters in proptest::collection::vec(counter(), 0..=MAX_COUNTERS),
     ) {
         let entry = KernelEntry { rip: rip.into(), ..if long { linux() } else { pvh() } };
         let mut config = Config::new(cpus, pm_timer, entry);
+        config.delay_ms = delay_ms;
         for counter in counters {
             config.push(counter).expect("room");
         }

@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use arbiter::{
     Access, Caller, Context, Control, Cookie, CounterId, Entropy, GuardLimits, Layer, NoAudit,
-    PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Scheme, Tsc, Verdict, abi,
+    NoticeKind, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Reason, Reply, Request,
+    Scheme, Tsc, Verdict, Wanted, abi,
 };
 use firmware::config::{CounterRequest, Outcome, Position, Step};
+use firmware::reserve::mailbox::{Happening, Held, News, answer_notices};
 use firmware::reserve::{Cookies, Fault, Machine, Pcr, Regs, end_phase, reserve};
 
 const GLOBAL_CTRL: u32 = 0x38f;
@@ -38,6 +40,13 @@ struct Rig {
     global_version: u32,
     block: u32,
     rdrand: Option<u64>,
+    /// Milliseconds since the start.
+    now: u64,
+    /// How often the firmware may wait, for a millisecond each time.
+    patience: u32,
+    /// What the hypervisor replies when it is asked; `None`: nothing.
+    hypervisor: Option<bool>,
+    told: Vec<Happening>,
 }
 
 impl Rig {
@@ -46,11 +55,15 @@ impl Rig {
     }
 
     fn under(scheme: Scheme, programmable: u8, fixed: u8) -> Self {
-        let phase = Arc::new(Phase::new(true));
-        let free = Policy {
+        let policy = Policy {
             kernel: Policy::default().firmware,
             ..Policy::default()
         };
+        Self::with_policy(scheme, policy, programmable, fixed)
+    }
+
+    fn with_policy(scheme: Scheme, policy: Policy, programmable: u8, fixed: u8) -> Self {
+        let phase = Arc::new(Phase::new(true));
         let config = PcrConfig {
             counters: PerKind {
                 programmable,
@@ -60,7 +73,7 @@ impl Rig {
                 programmable: 48,
                 fixed: 48,
             },
-            policy: free,
+            policy,
             scheme,
             guard: GuardLimits::with_ticks_per_ms(1),
             ticks_per_ms: 1,
@@ -78,7 +91,48 @@ impl Rig {
             global_version: 2,
             block: abi::CPUID_BLOCK,
             rdrand: None,
+            now: 0,
+            patience: 1000,
+            hypervisor: None,
+            told: Vec::new(),
         }
+    }
+
+    /// Lets the host itself act.
+    fn host<R>(&mut self, act: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> R) -> R {
+        let mut cx = Context {
+            now: Tsc(self.now),
+            entropy: &mut self.entropy,
+            audit: &mut NoAudit,
+        };
+        act(&mut self.unit, &mut cx)
+    }
+
+    /// The hypervisor holds this counter.
+    fn hypervisors(&mut self, n: u8) {
+        let counter = CounterId::Programmable(n);
+        let cookie = Cookie::from_random(0xabc);
+        let _ = self
+            .host(|unit, cx| unit.reserve_for_hypervisor(counter, cookie, cx))
+            .expect("it is free");
+    }
+
+    /// The hypervisor asks for so many counters.
+    fn hypervisor_asks(&mut self, count: u8) {
+        let request = Request::Reserve {
+            wanted: Wanted::Any(count),
+            cookie: Cookie::from_random(0xdef),
+            lease_ms: None,
+            event: None,
+        };
+        let _ = self
+            .host(|unit, cx| unit.request(Layer::Hypervisor, request, cx))
+            .expect("none is pending");
+    }
+
+    fn owner(&self, n: u8) -> Option<Layer> {
+        let reservation = self.unit.bank().reservation(CounterId::Programmable(n));
+        reservation.map(|reservation| reservation.owner)
     }
 
     fn layer(&self) -> Layer {
@@ -155,7 +209,7 @@ impl Machine for Rig {
         let index = msr.wrapping_sub(BASE).wrapping_add(abi::MSR_BASE);
         let register = PcrRegister::decode(index).ok_or(Fault)?;
         let mut cx = Context {
-            now: Tsc(0),
+            now: Tsc(self.now),
             entropy: &mut self.entropy,
             audit: &mut NoAudit,
         };
@@ -183,7 +237,7 @@ impl Machine for Rig {
             return Ok(());
         }
         let mut cx = Context {
-            now: Tsc(0),
+            now: Tsc(self.now),
             entropy: &mut self.entropy,
             audit: &mut NoAudit,
         };
@@ -200,12 +254,36 @@ impl Machine for Rig {
     fn rdrand(&mut self) -> Option<u64> {
         self.rdrand
     }
+
+    /// A millisecond passes, in which the hypervisor may reply.
+    fn wait(&mut self) -> bool {
+        self.now += 1;
+        let hypervisor = self.hypervisor;
+        self.host(|unit, cx| {
+            let _ = unit.tick(cx);
+            while let Some(yields) = hypervisor
+                && let Some(notice) = unit.next_notice(Layer::Hypervisor, cx.now)
+            {
+                if let (NoticeKind::Asked, Some(counter)) = (notice.kind, notice.counter) {
+                    let reply = Reply { counter, yields };
+                    let _ = unit.reply(Layer::Hypervisor, reply, cx);
+                }
+            }
+        });
+        self.patience = self.patience.saturating_sub(1);
+        self.patience > 0
+    }
+
+    fn tell(&mut self, happening: Happening) {
+        self.told.push(happening);
+    }
 }
 
 const ANY: CounterRequest = CounterRequest {
     position: Position::Any,
     private: true,
     keep: false,
+    yields: false,
     control: Control::INITIAL,
     drop_value: 0,
     select: 0x43_003c,
@@ -219,12 +297,16 @@ fn at(position: u8) -> CounterRequest {
 }
 
 fn reserve_all(rig: &mut Rig, requests: &[CounterRequest]) -> Vec<Outcome> {
+    reserve_into(rig, requests, &mut Held::nothing())
+}
+
+fn reserve_into(rig: &mut Rig, requests: &[CounterRequest], held: &mut Held) -> Vec<Outcome> {
     let pcr = Pcr::find(rig).expect("reservations");
-    let one = |request: &CounterRequest| {
-        let cookies = Cookies::draw(rig, &pcr, request.private).expect("cookies");
-        reserve(rig, &pcr, request, cookies)
+    let one = |wanted: (u8, &CounterRequest)| {
+        let cookies = Cookies::draw(rig, &pcr, wanted.1.private).expect("cookies");
+        reserve(rig, &pcr, wanted, cookies, held)
     };
-    requests.iter().map(one).collect()
+    (0..).zip(requests).map(one).collect()
 }
 
 #[test]
@@ -249,7 +331,7 @@ fn counters_are_reserved_programmed_and_started() {
     );
     // Nobody without the cookie comes in, after the phase either.
     let pcr = Pcr::find(&mut rig).expect("reservations");
-    assert!(end_phase(&mut rig, &pcr));
+    assert!(end_phase(&mut rig, &pcr, abi::PHASE_END));
     assert_eq!(rig.layer(), Layer::GuestKernel);
     let stranger = rig.unit.check(
         (Layer::GuestKernel, Cookie::DEFAULT),
@@ -258,7 +340,7 @@ fn counters_are_reserved_programmed_and_started() {
         Tsc(0),
     );
     assert_eq!(stranger, Verdict::Drop { read_as: 0 });
-    assert!(!end_phase(&mut rig, &pcr), "it ends once");
+    assert!(!end_phase(&mut rig, &pcr, abi::PHASE_END), "it ends once");
 }
 
 #[test]
@@ -327,7 +409,7 @@ fn what_cannot_be_had_says_at_which_step() {
     }
 }
 
-/// Under a master the mailbox grants, and nobody has a management cookie.
+/// Under a master the mailbox grants, also what is for everybody.
 #[test]
 fn a_master_is_asked_by_the_mailbox() {
     let mut rig = Rig::under(Scheme::SingleMaster, 2, 1);
@@ -347,9 +429,20 @@ fn a_master_is_asked_by_the_mailbox() {
         refused,
         Outcome::Granted(1),
         refused,
-        refused,
+        Outcome::Granted(32),
     ];
     assert_eq!(outcomes, expected);
+    let fixed = rig.unit.bank().reservation(CounterId::Fixed(0));
+    assert!(fixed.is_some_and(|fixed| !fixed.is_private()));
+    let granted = |position| News::Granted {
+        position,
+        waited: false,
+    };
+    let denied = |reason| News::Denied(Some(reason));
+    let (taken, none_free) = (denied(Reason::Cookie), denied(Reason::NoneFree));
+    let told: Vec<News> = rig.told.iter().map(|told| told.what).collect();
+    let expected = [granted(0), taken, granted(1), none_free, granted(32)];
+    assert_eq!(told, expected);
     let reservation = rig.unit.bank().reservation(CounterId::Programmable(0));
     let reservation = reservation.expect("it is granted");
     assert_eq!(
@@ -357,17 +450,154 @@ fn a_master_is_asked_by_the_mailbox() {
         (strict.control, 5)
     );
     assert_eq!(rig.alias_value(abi::MSR_SELECT, 0), 0x43_003c);
-    assert_eq!(rig.registers[&GLOBAL_CTRL], 0b11);
+    assert_eq!(rig.registers[&GLOBAL_CTRL], 0b11 | 1 << 32);
     // A counter that fails half-way goes back by the mailbox.
     let mut rig = Rig::under(Scheme::SingleMaster, 2, 0);
     rig.broken = Some(abi::MSR_SELECT + 1);
     let failed = Outcome::Failed(Step::Program);
     assert_eq!(reserve_all(&mut rig, &[at(1)]), [failed]);
     assert!(rig.unit.bank().held().is_empty());
-    // Without a mailbox there is nobody to ask.
-    let mut rig = Rig::under(Scheme::SingleMaster, 2, 0);
-    rig.hidden = abi::FEATURE_MAILBOX;
-    assert_eq!(reserve_all(&mut rig, &[at(1)]), [refused]);
+    // Without a mailbox there is nobody to ask; nor is there where a grantee cannot set
+    // the access cookie.
+    for hidden in [abi::FEATURE_MAILBOX, abi::FEATURE_GRANTEE] {
+        let mut rig = Rig::under(Scheme::SingleMaster, 2, 0);
+        rig.hidden = hidden;
+        assert_eq!(reserve_all(&mut rig, &[at(1)]), [refused]);
+        assert_eq!(rig.told, []);
+    }
+}
+
+/// The hypervisor holds both counters. How long the firmware waits for its answer, what
+/// it gets, and that nothing is pending afterwards.
+#[test]
+fn the_firmware_asks_and_waits_for_the_answer() {
+    fn check(
+        hypervisor: Option<bool>,
+        priority: u8,
+        patience: u32,
+        request: CounterRequest,
+        expected: (Outcome, News, u64),
+    ) {
+        let mut policy = Policy::default();
+        policy.kernel.min.programmable = 0;
+        policy.firmware.priority = priority;
+        policy.grace_ms = 20;
+        let mut rig = Rig::with_policy(Scheme::Interacting, policy, 2, 0);
+        (0..2).for_each(|n| rig.hypervisors(n));
+        (rig.hypervisor, rig.patience) = (hypervisor, patience);
+        let outcome = reserve_all(&mut rig, &[request]);
+        let what = rig.told.first().map(|told| told.what);
+        assert_eq!(
+            (outcome[0], what, rig.now),
+            (expected.0, Some(expected.1), expected.2),
+            "{hypervisor:?}, priority {priority}, patience {patience}"
+        );
+        assert_eq!(rig.told.len(), 1);
+        let answer = rig.unit.answer(Layer::Firmware);
+        assert_ne!(answer.outcome, arbiter::Outcome::Pending, "{hypervisor:?}");
+        let granted = matches!(outcome[0], Outcome::Granted(_));
+        let held = rig.unit.bank().held_by(Layer::Firmware).len();
+        assert_eq!(held, u32::from(granted));
+    }
+    let granted = |position| {
+        let what = News::Granted {
+            position,
+            waited: true,
+        };
+        (Outcome::Granted(position), what)
+    };
+    let denied = |reason| (Outcome::Failed(Step::Reserve), News::Denied(Some(reason)));
+    let with = |(outcome, news), ms| (outcome, news, ms);
+    check(Some(true), 0, 1000, at(0), with(granted(0), 1));
+    check(Some(true), 0, 1000, ANY, with(granted(1), 1));
+    check(
+        Some(false),
+        0,
+        1000,
+        at(0),
+        with(denied(Reason::Refused), 1),
+    );
+    // The second is asked for when the first was refused.
+    check(Some(false), 0, 1000, ANY, with(denied(Reason::Refused), 1));
+    check(None, 0, 1000, at(0), with(denied(Reason::NoAnswer), 20));
+    // Revoked after the grace.
+    check(Some(false), 1, 1000, at(0), with(granted(0), 21));
+    // Withdrawn.
+    check(None, 0, 5, at(0), with(denied(Reason::Withdrawn), 5));
+}
+
+/// The hypervisor asks for counters of the firmware's, which replies as each counter is
+/// configured, and tells what it lost.
+#[test]
+fn the_firmware_answers_who_asks() {
+    fn check(requests: &[CounterRequest], asked: u8, owners: [Layer; 2], expected: &[News]) {
+        let mut policy = Policy::default();
+        policy.kernel.min.programmable = 0;
+        let mut rig = Rig::with_policy(Scheme::Interacting, policy, 2, 0);
+        let mut held = Held::nothing();
+        let outcomes = reserve_into(&mut rig, requests, &mut held);
+        assert_eq!(outcomes, [0, 1].map(Outcome::Granted));
+        let pcr = Pcr::find(&mut rig).expect("reservations");
+        answer_notices(&mut rig, &pcr, &mut held);
+        assert_eq!(rig.told, [], "nobody asks");
+        rig.hypervisor_asks(asked);
+        answer_notices(&mut rig, &pcr, &mut held);
+        let told: Vec<News> = rig.told.iter().map(|told| told.what).collect();
+        assert_eq!(told, expected);
+        let numbers = rig.told.iter().map(|told| told.number);
+        assert!(numbers.zip([1, 0]).all(|(number, one)| number == one));
+        assert_eq!([0, 1].map(|n| rig.owner(n)), owners.map(Some));
+        let answer = rig.unit.answer(Layer::Hypervisor);
+        assert_ne!(answer.outcome, arbiter::Outcome::Pending);
+        // There is nothing left to hear.
+        answer_notices(&mut rig, &pcr, &mut held);
+        assert_eq!(rig.told.len(), expected.len());
+    }
+    let yields = |position| CounterRequest {
+        yields: true,
+        ..at(position)
+    };
+    let lends = |position| CounterRequest {
+        control: Control::new(abi::CONTROL_INITIAL | abi::CONTROL_LEND).expect("known bits"),
+        ..at(position)
+    };
+    let hypervisor = Some(Layer::Hypervisor);
+    let [kept, yielded] = [News::Kept(hypervisor), News::Yielded(hypervisor)];
+    let (ours, theirs) = (Layer::Firmware, Layer::Hypervisor);
+    check(&[at(0), at(1)], 1, [ours, ours], &[kept, kept]);
+    check(&[at(0), yields(1)], 1, [ours, theirs], &[yielded]);
+    check(&[yields(0), at(1)], 1, [theirs, ours], &[kept, yielded]);
+    check(
+        &[yields(0), yields(1)],
+        2,
+        [theirs, theirs],
+        &[yielded, yielded],
+    );
+    check(&[at(0), lends(1)], 1, [ours, theirs], &[yielded]);
+}
+
+#[test]
+fn what_is_revoked_is_told() {
+    let mut policy = Policy::default();
+    policy.kernel.min.programmable = 0;
+    policy.hypervisor.priority = 1;
+    policy.grace_ms = 5;
+    let mut rig = Rig::with_policy(Scheme::Interacting, policy, 1, 0);
+    let mut held = Held::nothing();
+    assert_eq!(
+        reserve_into(&mut rig, &[at(0)], &mut held),
+        [Outcome::Granted(0)]
+    );
+    rig.hypervisor_asks(1);
+    let pcr = Pcr::find(&mut rig).expect("reservations");
+    for _ in 0..6 {
+        answer_notices(&mut rig, &pcr, &mut held);
+        rig.wait();
+    }
+    answer_notices(&mut rig, &pcr, &mut held);
+    let told: Vec<News> = rig.told.iter().map(|told| told.what).collect();
+    let kept = News::Kept(Some(Layer::Hypervisor));
+    assert_eq!(told, [kept, News::Lost(Some(Reason::Priority))]);
 }
 
 #[test]

@@ -64,6 +64,7 @@ impl Vm {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("rates.toml"), rates).expect("a file");
         let kernel = Kernel::new(Protocol::Linux64, |a, _| body(a)).expect("a kernel");
+        let console = std::fs::File::create(folder.path().join("console")).expect("a file");
         let child = Command::new(program)
             .current_dir(folder.path())
             .args(["run", "--memory", "32", "--timeout", "60"])
@@ -74,7 +75,7 @@ impl Vm {
             .args(policy)
             .args(flags)
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(console)
             .spawn()
             .expect("umpire can be started");
         let vm = Self {
@@ -101,6 +102,15 @@ impl Vm {
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// What the guest has printed so far.
+    ///
+    /// # Panics
+    /// The file is gone.
+    #[must_use]
+    pub fn console(&self) -> String {
+        std::fs::read_to_string(self.path("console")).expect("the console")
     }
 
     /// `umpire` with these words, looking at this VM.

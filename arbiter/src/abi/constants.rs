@@ -32,6 +32,8 @@ pub const FEATURE_REFUSAL: u32 = 0x40;
 pub const FEATURE_GRANTEE: u32 = 0x80;
 /// ECX: a request may name an event.
 pub const FEATURE_EVENT: u32 = 0x100;
+/// ECX: as its phase ends the firmware puts code into SMRAM (PHASE_SMRAM).
+pub const FEATURE_SMRAM: u32 = 0x200;
 
 // RDPMC.
 
@@ -155,8 +157,16 @@ pub const STATUS_REST_SHIFT: u64 = 32;
 
 // Other words.
 
-/// Written to PHASE.
+/// Written to PHASE: ends the firmware's phase.
 pub const PHASE_END: u64 = 1;
+/// Written to PHASE beside PHASE_END: these pages become SMRAM's from its entry on.
+pub const PHASE_SMRAM: u64 = 2;
+/// PHASE_SMRAM: shift of their number.
+pub const PHASE_PAGES_SHIFT: u64 = 4;
+/// PHASE_SMRAM: the most pages.
+pub const PHASE_PAGES_MAX: u64 = 8;
+/// PHASE_SMRAM: bytes of a page; the bits from there on are the address of the first.
+pub const PHASE_PAGE_SIZE: u64 = 0x1000;
 /// Written to OVERFLOW.
 pub const OVERFLOW_CLEAR: u64 = 1;
 /// LEGACY_MAP: no counter has this legacy name.

@@ -87,6 +87,11 @@ pub const TABLE: &[Group] = &[
                 "ECX: who was granted a counter sets its access cookie under every scheme",
             ),
             bit("FEATURE_EVENT", 8, "ECX: a request may name an event"),
+            bit(
+                "FEATURE_SMRAM",
+                9,
+                "ECX: as its phase ends the firmware puts code into SMRAM (PHASE_SMRAM)",
+            ),
         ],
     },
     Group {
@@ -282,7 +287,23 @@ pub const TABLE: &[Group] = &[
         title: "Other words",
         width: Width::Bits64,
         entries: &[
-            entry("PHASE_END", 1, "written to PHASE"),
+            entry(
+                "PHASE_END",
+                1,
+                "written to PHASE: ends the firmware's phase",
+            ),
+            entry(
+                "PHASE_SMRAM",
+                2,
+                "written to PHASE beside PHASE_END: these pages become SMRAM's from its entry on",
+            ),
+            entry("PHASE_PAGES_SHIFT", 4, "PHASE_SMRAM: shift of their number"),
+            entry("PHASE_PAGES_MAX", 8, "PHASE_SMRAM: the most pages"),
+            entry(
+                "PHASE_PAGE_SIZE",
+                0x1000,
+                "PHASE_SMRAM: bytes of a page; the bits from there on are the address of the first",
+            ),
             entry("OVERFLOW_CLEAR", 1, "written to OVERFLOW"),
             entry(
                 "LEGACY_NONE",

@@ -116,6 +116,7 @@ impl State {
             unmapped: unit.unmapped,
             legacy: unit.legacy,
             smm: unit.smm,
+            smram: unit.smram,
             scheme: unit.scheme,
             backed: unit.backed,
             held_anew: unit.held_anew,

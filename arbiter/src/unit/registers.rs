@@ -1,6 +1,6 @@
 //! The registers of the block: reads and writes by a guest.
 
-use super::{Caller, Context, PcrUnit, record};
+use super::{Caller, Context, PcrUnit, SmramSource, record};
 use crate::abi;
 use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
 use crate::bank::Bank;
@@ -176,7 +176,7 @@ impl PcrUnit {
             PcrRegister::Control(counter) => {
                 Some((Ask::Control(counter, Control::new(value)?), of(counter)?))
             }
-            PcrRegister::Phase if value == abi::PHASE_END => {
+            PcrRegister::Phase if self.smram_of(value).is_ok() => {
                 Some((Ask::EndPhase, Presented::Nothing))
             }
             _ => None,
@@ -319,16 +319,36 @@ impl PcrUnit {
         caller: Caller,
         cx: &mut Context<'_>,
     ) -> Result<Effects, Reason> {
-        if value != abi::PHASE_END {
-            return Err(Reason::Malformed);
-        }
+        let smram = self.smram_of(value)?;
         if !self.phase.end() {
             return Err(Reason::Phase);
         }
+        if smram.is_some() {
+            self.phase.stay_in_smm();
+        }
+        self.smram = smram;
         record(cx, caller.layer, None, Event::PhaseEnded);
         let effects = self.serve(cx);
         self.find_deadline();
         Ok(effects)
+    }
+
+    /// What a value of `PHASE` says to put into SMRAM.
+    fn smram_of(&self, value: u64) -> Result<Option<SmramSource>, Reason> {
+        const WORD: u64 = abi::PHASE_PAGE_SIZE - 1;
+        const FLAGS: u64 = (1 << abi::PHASE_PAGES_SHIFT) - 1;
+        if value == abi::PHASE_END {
+            return Ok(None);
+        }
+        let pages = (value & WORD) >> abi::PHASE_PAGES_SHIFT;
+        let is_valid = self.has_smram()
+            && value & FLAGS == abi::PHASE_END | abi::PHASE_SMRAM
+            && (1..=abi::PHASE_PAGES_MAX).contains(&pages);
+        let source = SmramSource {
+            address: value & !WORD,
+            len: pages * abi::PHASE_PAGE_SIZE,
+        };
+        is_valid.then_some(Some(source)).ok_or(Reason::Malformed)
     }
 
     pub(super) fn status(&self, counter: CounterId, now: Tsc) -> u64 {

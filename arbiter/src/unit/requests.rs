@@ -5,6 +5,7 @@ use super::{Caller, Context, PcrUnit, record};
 use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
 use crate::broker::{Pending, Question};
 use crate::cookie::Cookie;
+use crate::mailbox::Mailbox;
 use crate::message::{Answer, Notice, Outcome, Reply, Request, Wanted};
 use crate::policy::Scheme;
 use crate::reason::Reason;
@@ -429,6 +430,17 @@ impl PcrUnit {
     pub fn take_notice(&mut self) -> Option<u8> {
         let layer = self.phase.layer(true, false);
         self.mailbox_mut(layer)?.take_vector()
+    }
+
+    /// Whether to raise an SMI on this vCPU, because notices have come for the firmware,
+    /// which has left code in SMM. True once for all that have come.
+    #[inline]
+    pub fn take_smi(&mut self) -> bool {
+        let calls = self.phase.is_in_smm();
+        calls
+            && self
+                .mailbox_mut(Layer::Firmware)
+                .is_some_and(Mailbox::take_due)
     }
 
     pub(super) fn set_notice_vector(

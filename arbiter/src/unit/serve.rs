@@ -114,11 +114,17 @@ impl PcrUnit {
             let asked = pending.question.map(|question| question.counter);
             busy | pending.got | asked.into_iter().collect()
         });
+        let mut backed = self.backing();
+        let question = self.pending(layer).and_then(|pending| pending.question);
+        if let Some(question) = question {
+            // It is one of those that the layer can have, and no other's.
+            backed.coming.remove(question.counter);
+        }
         View {
             scheme: self.scheme,
             bank: &self.bank,
             policy: &self.policy,
-            backed: self.backing(),
+            backed,
             busy,
             answers: Policy::LAYERS.map(|layer| self.is_alive(layer)),
         }

@@ -225,6 +225,63 @@ fn a_phase_is_of_its_machine() {
     }
 }
 
+/// What the firmware writes to `PHASE` to have code put into SMRAM, and what comes of it.
+#[test]
+fn the_end_of_the_phase_names_the_code_for_smm() {
+    use arbiter::{Caller, Context, NoAudit, NoEntropy, PcrRegister, PcrUnit, Phase, SmramSource};
+    fn check((has_firmware, smm): (bool, bool), value: u64, expected: Option<Option<(u64, u64)>>) {
+        let phase = std::sync::Arc::new(Phase::new(has_firmware));
+        let mut unit = PcrUnit::new(arbiter::PcrConfig {
+            counters: PerKind {
+                programmable: 1,
+                fixed: 0,
+            },
+            widths: PerKind {
+                programmable: 48,
+                fixed: 48,
+            },
+            policy: Default::default(),
+            scheme: Default::default(),
+            guard: arbiter::GuardLimits::with_ticks_per_ms(1),
+            ticks_per_ms: 1,
+            phase: phase.clone(),
+            legacy: None,
+            smm,
+        });
+        let announced = unit.features() & abi::FEATURE_SMRAM != 0;
+        assert_eq!(announced, has_firmware && smm);
+        let mut cx = Context {
+            now: arbiter::Tsc(0),
+            entropy: &mut NoEntropy,
+            audit: &mut NoAudit,
+        };
+        let caller = Caller::legacy(Layer::Firmware);
+        let written = unit.write(PcrRegister::Phase, value, caller, &mut cx);
+        let what = format!("{value:#x}, firmware {has_firmware}, SMM {smm}");
+        assert_eq!(written.is_some(), expected.is_some(), "{what}");
+        if has_firmware {
+            assert_eq!(phase.is_over(), expected.is_some(), "{what}");
+        }
+        let source = expected.flatten();
+        let source = source.map(|(address, len)| SmramSource { address, len });
+        assert_eq!(unit.take_smram(), source, "{what}");
+        assert_eq!(unit.take_smram(), None, "it is told once");
+        assert_eq!(phase.is_in_smm(), source.is_some(), "{what}");
+    }
+    let both = (true, true);
+    check(both, 1, Some(None));
+    check(both, 0x8_3023, Some(Some((0x8_3000, 0x2000))));
+    check(both, 0x13, Some(Some((0, 0x1000))));
+    check(both, 0xffff_ffff_ffff_f083, Some(Some((!0xfff, 0x8000))));
+    // No pages, too many, unknown bits, not the end of the phase.
+    for wrong in [0x3, 0x93, 0xff3, 0x103, 0x17, 0x1b, 0x12, 0x2, 0x11, 0x1001] {
+        check(both, wrong, None);
+    }
+    check((true, false), 1, Some(None));
+    check((true, false), 0x13, None);
+    check((false, true), 0x13, None);
+}
+
 /// A guest of two vCPUs ends the phase on one. The names on the other follow what
 /// is held then, not what is held at the next look.
 #[test]

@@ -15,7 +15,8 @@ const AT_LENGTH: usize = 0x0c;
 const AT_CPUS: usize = 0x10;
 const AT_COUNT: usize = 0x11;
 const AT_PM_TIMER: usize = 0x12;
-const HEADER_END: usize = 0x14;
+const AT_DELAY: usize = 0x14;
+const HEADER_END: usize = 0x18;
 
 const AT_PROTOCOL: usize = 0x40;
 const AT_MODE: usize = 0x44;
@@ -42,6 +43,7 @@ const SELECT: usize = 24;
 
 const FLAG_PRIVATE: u8 = 1 << 0;
 const FLAG_KEEP: u8 = 1 << 1;
+const FLAG_YIELD: u8 = 1 << 2;
 const ANY: u8 = 0xff;
 
 /// Control registers that tell the modes apart.
@@ -60,6 +62,7 @@ impl Config {
         let count = u8::try_from(self.counters().len()).unwrap_or(u8::MAX);
         put(area, AT_COUNT, &[count]);
         put(area, AT_PM_TIMER, &self.pm_timer.to_le_bytes());
+        put(area, AT_DELAY, &self.delay_ms.to_le_bytes());
         write_entry(area, &self.kernel);
         for (number, counter) in self.counters().iter().enumerate() {
             write_counter(area, AT_COUNTERS + number * COUNTER_SIZE, counter);
@@ -103,6 +106,7 @@ impl Config {
             return Err(ConfigError::Reserved);
         }
         let mut config = Config::new(cpus, u16_at(area, AT_PM_TIMER), read_entry(area)?);
+        config.delay_ms = u32_at(area, AT_DELAY);
         for number in 0..count {
             config.push(read_counter(area, AT_COUNTERS + number * COUNTER_SIZE)?)?;
         }
@@ -210,7 +214,9 @@ fn write_counter(area: &mut Area, at: usize, counter: &CounterRequest) {
         Position::Any => ANY,
     };
     let flag = |on: bool, flag: u8| if on { flag } else { 0 };
-    let flags = flag(counter.private, FLAG_PRIVATE) | flag(counter.keep, FLAG_KEEP);
+    let flags = flag(counter.private, FLAG_PRIVATE)
+        | flag(counter.keep, FLAG_KEEP)
+        | flag(counter.yields, FLAG_YIELD);
     put(area, at + POSITION, &[position]);
     put(area, at + FLAGS, &[flags]);
     put(area, at + CONTROL, &counter.control.bits().to_le_bytes());
@@ -225,7 +231,7 @@ fn read_counter(area: &Area, at: usize) -> Result<CounterRequest, ConfigError> {
         _ => return Err(ConfigError::Position),
     };
     let flags = u8_at(area, at + FLAGS);
-    if flags & !(FLAG_PRIVATE | FLAG_KEEP) != 0 {
+    if flags & !(FLAG_PRIVATE | FLAG_KEEP | FLAG_YIELD) != 0 {
         return Err(ConfigError::Flags);
     }
     if !zero(area, at + FLAGS_END, at + CONTROL) {
@@ -235,6 +241,7 @@ fn read_counter(area: &Area, at: usize) -> Result<CounterRequest, ConfigError> {
         position,
         private: flags & FLAG_PRIVATE != 0,
         keep: flags & FLAG_KEEP != 0,
+        yields: flags & FLAG_YIELD != 0,
         control: Control::new(u64_at(area, at + CONTROL)).ok_or(ConfigError::Control)?,
         drop_value: u64_at(area, at + DROP_VALUE),
         select: u64_at(area, at + SELECT),

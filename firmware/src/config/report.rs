@@ -55,6 +55,11 @@ pub enum Outcome {
     Granted(u8),
     /// Nothing; what had been reserved was given back.
     Failed(Step),
+    /// It was reserved, and went to a layer that was short of one: the firmware was
+    /// asked and yielded, or had agreed before.
+    Yielded,
+    /// It was reserved, and was revoked, or its lease has ended.
+    Lost,
 }
 
 impl Outcome {
@@ -69,6 +74,8 @@ impl Outcome {
             Self::Failed(Step::AccessKey) => 0x83,
             Self::Failed(Step::Program) => 0x84,
             Self::Failed(Step::Absent) => 0x85,
+            Self::Yielded => 0x86,
+            Self::Lost => 0x87,
         }
     }
 
@@ -82,6 +89,8 @@ impl Outcome {
             0x83 => Self::Failed(Step::AccessKey),
             0x84 => Self::Failed(Step::Program),
             0x85 => Self::Failed(Step::Absent),
+            0x86 => Self::Yielded,
+            0x87 => Self::Lost,
             _ => Self::NotTried,
         }
     }

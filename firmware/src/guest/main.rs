@@ -9,18 +9,22 @@
 #![deny(unsafe_code)]
 
 mod console;
+mod processor;
 mod secondary_cpus;
 #[allow(unsafe_code)]
 mod sys;
+mod timer;
 
 use arbiter::abi;
 use firmware::config::{Area, Config, Outcome, Position, Report, State};
 use firmware::layout::{EXIT_CRASHED, EXIT_MALFORMED};
-use firmware::reserve::{self, Cookies, Pcr};
+use firmware::reserve::mailbox::{Held, answer_notices};
+use firmware::reserve::{self, Cookies, Machine, Pcr};
+use firmware::smm;
 
 use console::say;
+use processor::Processor;
 use secondary_cpus::Work;
-use sys::Processor;
 
 /// Entered by [`sys`] on the boot processor, with the configuration area.
 fn boot(area: &mut Area) -> ! {
@@ -52,29 +56,34 @@ fn exception(vector: u64, error: u64, rip: u64) -> ! {
 /// Everything between the configuration and the kernel.
 fn phase(config: &Config, report: &mut Report<&mut Area>) -> State {
     let wanted = !config.counters().is_empty();
-    let Some(pcr) = Pcr::find(&mut Processor) else {
+    // Nothing here waits.
+    let mut boot = Processor::waiting(0, config.pm_timer, 0);
+    let Some(pcr) = Pcr::find(&mut boot) else {
         if wanted {
             say!("CPUID shows no counter reservations; no counter is reserved");
         }
         return State::NoPcr;
     };
-    let state = if wanted {
+    let (state, end) = if wanted {
         reserve_all(config, pcr, report)
     } else {
-        State::Done
+        linger(config, &pcr, &mut Held::nothing());
+        (State::Done, abi::PHASE_END)
     };
-    if !reserve::end_phase(&mut Processor, &pcr) {
+    if !reserve::end_phase(&mut boot, &pcr, end) {
         say!("the firmware's phase cannot be ended");
     }
     state
 }
 
-fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> State {
+/// Returns the value that is to end the phase as well.
+fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> (State, u64) {
+    let mut boot = Processor::waiting(0, config.pm_timer, 0);
     for (number, counter) in config.counters().iter().enumerate() {
-        let Some(cookies) = Cookies::draw(&mut Processor, &pcr, counter.private) else {
+        let Some(cookies) = Cookies::draw(&mut boot, &pcr, counter.private) else {
             secondary_cpus::wipe_cookies();
             say!("there is no source of random numbers; no counter is reserved");
-            return State::NoRandom;
+            return (State::NoRandom, abi::PHASE_END);
         };
         secondary_cpus::set_cookies(number, cookies);
     }
@@ -82,8 +91,12 @@ fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> Sta
         pcr,
         config: config.clone(),
     };
-    work.perform(0);
+    let mut held = work.perform(0);
     let answered = secondary_cpus::wake_all(work);
+    for number in 0..config.counters().len() {
+        print_result(config, number, answered);
+    }
+    linger(config, &pcr, &mut held);
     for cpu in (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0) {
         report.set_answered(cpu);
         for number in 0..config.counters().len() {
@@ -91,14 +104,50 @@ fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> Sta
         }
     }
     for (number, counter) in config.counters().iter().enumerate() {
-        print_result(config, number, answered);
         let cookies = secondary_cpus::cookies(number);
         if counter.keep {
             report.set_cookies(number, cookies.management, cookies.access);
         }
     }
+    let end = if pcr.has_smram() {
+        fill_smram(config, &pcr, answered)
+    } else {
+        abi::PHASE_END
+    };
     secondary_cpus::wipe_cookies();
-    State::Done
+    (State::Done, end)
+}
+
+/// Has an SMI answer for the counters once the phase is over. Returns the value that ends
+/// the phase so.
+fn fill_smram(config: &Config, pcr: &Pcr, answered: u64) -> u64 {
+    let mut fits = false;
+    let address = sys::lay_smm(|pages, code| {
+        fits = smm::begin(pages, code, pcr.base());
+        for (number, counter) in (0u8..).zip(config.counters()) {
+            let management = secondary_cpus::cookies(number.into()).management;
+            smm::put_counter(pages, number.into(), management, counter.yields);
+            for cpu in (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0) {
+                let outcome = secondary_cpus::outcome(cpu, number.into());
+                if let Outcome::Granted(position) = outcome {
+                    smm::put_position(pages, cpu, position, number);
+                }
+            }
+        }
+    });
+    assert!(fits, "the code has its place");
+    smm::end_of_phase(address)
+}
+
+/// Answers who asks for counters on this processor, for as long as the phase is to last.
+fn linger(config: &Config, pcr: &Pcr, held: &mut Held) {
+    let mut boot = Processor::waiting(0, config.pm_timer, config.delay_ms);
+    loop {
+        answer_notices(&mut boot, pcr, held);
+        if !boot.wait() {
+            break;
+        }
+    }
 }
 
 /// Prints one line on the result for a counter.

@@ -12,21 +12,21 @@ use core::sync::atomic::{
 
 use firmware::config::{Config, MAX_COUNTERS, MAX_CPUS, Outcome, Step};
 use firmware::layout::START_UP_VECTOR;
+use firmware::reserve::mailbox::Held;
 use firmware::reserve::{self, Cookies, Pcr};
 
 use super::console::say;
-use super::sys::{self, Processor, Shared};
+use super::processor::Processor;
+use super::sys::{self, Shared};
+use super::timer::Timer;
 
 /// How long a processor may take for all of its counters.
-const PATIENCE_S: u64 = 10;
+const PATIENCE_MS: u32 = 10_000;
+/// How long it waits, of this, for answers to its requests.
+const ANSWERS_MS: u32 = 5_000;
 /// After this part of the patience a second start-up IPI follows: the first is
 /// lost if the processor had not taken its INIT yet.
 const SECOND_CALL: u64 = 100;
-/// The ACPI timer's frequency in Hz, and the bits that every one has.
-const PM_TIMER_HZ: u64 = 3_579_545;
-const PM_TIMER_MASK: u32 = 0xff_ffff;
-/// Without that timer: the number of looks before giving up.
-const LOOKS: u64 = 100_000_000;
 
 /// What every processor does.
 #[derive(Debug)]
@@ -48,15 +48,25 @@ static WORK: Shared<Work> = Shared::new();
 static DONE: AtomicU64 = AtomicU64::new(0);
 
 impl Work {
-    /// Reserves all counters on this processor.
-    pub(crate) fn perform(&self, cpu: usize) {
-        for (number, counter) in self.config.counters().iter().enumerate() {
-            let outcome = reserve::reserve(&mut Processor, &self.pcr, counter, cookies(number));
-            if let Some(place) = OUTCOMES.get(cpu * MAX_COUNTERS + number) {
-                place.store(outcome.code(), Relaxed);
-            }
+    /// Reserves all counters on this processor, and returns what it holds.
+    pub(crate) fn perform(&self, cpu: usize) -> Held {
+        let mut processor = Processor::waiting(cpu, self.config.pm_timer, ANSWERS_MS);
+        let mut held = Held::nothing();
+        for (number, counter) in (0u8..).zip(self.config.counters()) {
+            let cookies = cookies(usize::from(number));
+            let wanted = (number, counter);
+            let outcome = reserve::reserve(&mut processor, &self.pcr, wanted, cookies, &mut held);
+            set_outcome(cpu, usize::from(number), outcome);
         }
         DONE.fetch_or(1 << cpu, Release);
+        held
+    }
+}
+
+/// Notes what a processor got.
+pub(crate) fn set_outcome(cpu: usize, number: usize, outcome: Outcome) {
+    if let Some(place) = OUTCOMES.get(cpu * MAX_COUNTERS + number) {
+        place.store(outcome.code(), Relaxed);
     }
 }
 
@@ -114,7 +124,7 @@ fn wake(cpus: u8, pm_timer: u16) {
         sys::send_init(cpu);
         if !answered {
             say!(
-                "CPU {cpu} did not answer within {PATIENCE_S} s; the CPUs from there on have no counters reserved"
+                "CPU {cpu} did not answer within 10 s; the CPUs from there on have no counters reserved"
             );
             break;
         }
@@ -123,29 +133,14 @@ fn wake(cpus: u8, pm_timer: u16) {
 
 /// Waits for a processor's bit, and calls the processor again on the way.
 fn wait(bit: u64, pm_timer: u16, again: impl FnOnce()) -> bool {
-    let limit = match pm_timer {
-        0 => LOOKS,
-        _ => PATIENCE_S * PM_TIMER_HZ,
-    };
-    let now = || sys::read_timer(pm_timer) & PM_TIMER_MASK;
+    let mut timer = Timer::new(pm_timer, PATIENCE_MS);
     let mut again = Some(again);
-    let mut last = now();
-    let mut passed = 0;
-    while passed < limit {
+    while !timer.is_over() {
         if DONE.load(Acquire) & bit != 0 {
             return true;
         }
         sys::relax();
-        passed += match pm_timer {
-            0 => 1,
-            _ => {
-                let time = now();
-                let step = time.wrapping_sub(last) & PM_TIMER_MASK;
-                last = time;
-                u64::from(step)
-            }
-        };
-        if passed > limit / SECOND_CALL
+        if timer.is_past(SECOND_CALL)
             && let Some(again) = again.take()
         {
             again();
@@ -159,8 +154,7 @@ pub(crate) fn start() {
     let Some(work) = WORK.get() else {
         return;
     };
-    let [.., id] = reserve::Machine::cpuid(&mut Processor, 1, 0)
-        .ebx
-        .to_le_bytes();
-    work.perform(usize::from(id));
+    let [.., id] = sys::cpuid(1, 0).ebx.to_le_bytes();
+    // Nobody answers for it once it waits again.
+    let _ = work.perform(usize::from(id));
 }

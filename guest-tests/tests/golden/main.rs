@@ -272,7 +272,7 @@ fn options_of(help: &str) -> String {
 
 #[test]
 fn options_are_as_before() {
-    let commands: [&[&str]; 27] = [
+    let commands: [&[&str]; 28] = [
         &["run"],
         &["doctor"],
         &["demo"],
@@ -296,6 +296,7 @@ fn options_are_as_before() {
         &["budget"],
         &["pcr"],
         &["pcr", "revoke"],
+        &["pcr", "read"],
         &["pcr", "bar"],
         &["pcr", "unbar"],
         &["pcr", "policy"],

@@ -360,6 +360,61 @@ fn counters_are_reserved_on_every_processor() {
     check(&kernel, &flags, expected, 1);
 }
 
+/// The hypervisor holds PMC4 and PMC5. It yields what the firmware asks for, down to its
+/// minimum, and CPUID was made for that.
+#[test]
+fn the_firmware_asks_the_hypervisor() {
+    if skipped_without_kvm("the_firmware_asks") || skipped_without_firmware("the_firmware_asks") {
+        return;
+    }
+    let kernel = Kernel::new(Protocol::Pvh, |a, _| exit(a, 0)).expect("a kernel");
+    let base = [
+        "--cpu-vendor",
+        "amd",
+        "--pmu",
+        "amd-perfmonv2",
+        "--hypervisor-counters",
+        "2",
+    ];
+    let check = |more: &[&str], expected: &str| {
+        let flags = [&BUILTIN[..], &base, more].concat();
+        let output = run(&kernel, &flags);
+        let log = String::from_utf8_lossy(&output.stderr);
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let own = printed.replace("umpire-firmware: counter ", "");
+        assert_eq!(own, expected, "{more:?}: {log}");
+        assert!(!log.contains("the firmware holds"), "{log}");
+        assert_eq!(output.status.code(), Some(1), "{log}");
+    };
+    let interacting = ["--scheme", "interacting"];
+    let named = ["--firmware-counter", "cycles,on=PMC5,access=shared"];
+    let flags = [&interacting[..], &named, &["--cpus", "2"]].concat();
+    let expected = "\
+        0: asked for on CPU 0, position 5 granted\n\
+        0: asked for on CPU 1, position 5 granted\n\
+        0: position 5 reserved on 2 of 2 CPUs, shared\n";
+    check(&flags, expected);
+    // Five of any place: three are free beside the kernel's minimum.
+    let any = ["--firmware-counter", "cycles"].repeat(5);
+    let flags = [&interacting[..], &any].concat();
+    let expected = "\
+        3: asked for on CPU 0, position 5 granted\n\
+        4: asked for on CPU 0, position 4 granted\n\
+        0: position 3 reserved on 1 of 1 CPUs, others are dropped\n\
+        1: position 2 reserved on 1 of 1 CPUs, others are dropped\n\
+        2: position 1 reserved on 1 of 1 CPUs, others are dropped\n\
+        3: position 5 reserved on 1 of 1 CPUs, others are dropped\n\
+        4: position 4 reserved on 1 of 1 CPUs, others are dropped\n";
+    check(&flags, expected);
+    let minimum = ["--policy", "hypervisor:min=2"];
+    let flags = [&interacting[..], &named, &minimum].concat();
+    let refused = "0: position 5 reserved on 0 of 1 CPUs, refused elsewhere\n";
+    let expected = format!("0: asked for on CPU 0, refused: held\n{refused}");
+    check(&flags, &expected);
+    let expected = format!("0: asked for on CPU 0, refused: held\n{refused}");
+    check(&named, &expected);
+}
+
 #[test]
 fn without_reservations_the_kernel_is_entered_all_the_same() {
     if skipped_without_kvm("without_reservations")

@@ -3,6 +3,7 @@
 
 mod arbiters;
 mod interacting;
+mod smm;
 mod unaware;
 
 use std::sync::OnceLock;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use arbiter::abi;
 use guest_tests::micro::Written;
-use guest_tests::umpire::{self, skipped_without_kvm};
+use guest_tests::umpire::{self, skipped_without_firmware, skipped_without_kvm};
 use guest_tests::vm::Vm;
 use iced_x86::code_asm::CodeAssembler;
 use perfmon_abi::consts::{PFM_FL_NOTIFY_BLOCK, PFM_REGFL_OVFL_NOTIFY};
@@ -128,6 +128,67 @@ fn an_owner_keeps_its_counters_yields_them_or_is_silent() {
         r#""what":"reserve","held":1,"cookie":"hypervisor","result":"pending""#,
         r#""layer":"kernel","counter":"PMC5","event":"yielded""#,
         r#""layer":"hypervisor","counter":"PMC5","event":"released""#,
+    ] {
+        assert!(audit.contains(part), "{part} is not in: {audit}");
+    }
+}
+
+/// The firmware answers for its counters as long as its phase lasts: it yields one, and
+/// keeps the other.
+#[test]
+fn firmware_answers_in_its_phase() {
+    if skipped_without_kvm("firmware_answers") || skipped_without_firmware("firmware_answers") {
+        return;
+    }
+    let rates = RATES.replace("COUNT", "6");
+    let flags = [
+        "--scheme",
+        "interacting",
+        "--policy",
+        "kernel:min=0",
+        "--firmware",
+        "builtin",
+        "--firmware-counter",
+        "cycles,on=PMC5,yield",
+        "--firmware-counter",
+        "cycles,on=PMC4",
+        "--firmware-delay",
+        "5000",
+        "--host-policy",
+        "host-first",
+        "--audit",
+        "audit.json",
+    ];
+    let began = Instant::now();
+    let mut vm = Vm::boot_kernel(&umpire::path(), &rates, &flags, |a| a.ud2());
+    await_held(&vm, &["PMC4", "PMC5"]);
+    is_counted(&stat(&vm, FIVE));
+    await_held(&vm, &["PMC4"]);
+    let six = FIVE.replace('}', ",instructions:u}");
+    let why = "vCPU 0: the firmware holds PMC4: the holder refused to yield";
+    is_not_counted(&stat(&vm, &six), why);
+    assert!(
+        began.elapsed() < Duration::from_secs(5),
+        "its phase still lasts"
+    );
+    let own = "umpire-firmware: ";
+    let expected = [
+        "counter 0: position 5 reserved on 1 of 1 CPUs, others are dropped",
+        "counter 1: position 4 reserved on 1 of 1 CPUs, others are dropped",
+        "counter 0: yielded on CPU 0 to the hypervisor",
+        "counter 1: kept on CPU 0, asked for by the hypervisor",
+    ];
+    let console = vm.console();
+    let told: Vec<&str> = console
+        .lines()
+        .filter_map(|l| l.strip_prefix(own))
+        .collect();
+    assert_eq!(told, expected, "{console}");
+    vm.stop();
+    let audit = std::fs::read_to_string(vm.path("audit.json")).expect("the audit");
+    for part in [
+        r#""layer":"firmware","counter":"PMC5","event":"yielded""#,
+        r#""layer":"firmware","counter":"PMC4","event":"declined""#,
     ] {
         assert!(audit.contains(part), "{part} is not in: {audit}");
     }

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use arbiter::abi;
+use guest_tests::kernel::halt_forever;
 use guest_tests::micro::Written;
 use guest_tests::umpire::{self, skipped_without_kvm};
 use guest_tests::vm::Vm;
@@ -104,6 +105,75 @@ pub(super) fn refused(vm: &Vm, words: &[&str], expected: &str) {
     assert_eq!(output.status.code(), Some(2), "{words:?}: {told}");
     assert!(told.contains(expected), "'{expected}' is not in: {told}");
     assert_eq!(told.lines().count(), 1, "{told}");
+}
+
+/// Holds PMC1, which the hypervisor may use as well, and PMC5, which it may not. Both have
+/// 77.
+fn lender(a: &mut CodeAssembler) -> Written {
+    let kernels = abi::CONTROL_MANAGE_KERNEL | abi::CONTROL_ACCESS_KERNEL;
+    for (n, control) in [(1, kernels | abi::CONTROL_ACCESS_HYPERVISOR), (5, kernels)] {
+        write(a, (abi::MSR_MANAGEMENT_KEY, n), OWN, 0)?;
+        write(a, (abi::MSR_ACCESS_KEY, n), OWN, OWN)?;
+        write(a, (abi::MSR_COUNTER, n), 77, OWN)?;
+        write(a, (abi::MSR_CONTROL, n), control, OWN)?;
+    }
+    halt_forever(a)
+}
+
+/// A tool reads counters of the guest as the hypervisor: what it gets is the owner's
+/// choice, by cookie and mode bits.
+#[test]
+fn the_hypervisor_reads_what_an_owner_lets_it() {
+    if skipped_without_kvm("the_hypervisor_reads") {
+        return;
+    }
+    let rates = RATES.replace("COUNT", "8");
+    let flags = ["--audit", "audit.json"];
+    let mut vm = Vm::boot_kernel(&umpire::path(), &rates, &flags, lender);
+    await_held(&vm, &["PMC1", "PMC5"]);
+    for (name, text) in [("right", format!("{OWN:#x}\n")), ("wrong", "1".to_owned())] {
+        std::fs::write(vm.path(name), text).expect("a file");
+    }
+    let has = |counter: &str, value: u8| format!("{counter} has {value} on vCPU 0\n");
+    let not =
+        |counter: &str| format!("{counter} is not the hypervisor's to read on vCPU 0: dropped\n");
+    for (words, expected) in [
+        (&["PMC0"][..], has("PMC0", 0)),
+        (&["PMC1", "--cookie", "right"], has("PMC1", 77)),
+        (&["pmc1", "--cookie", "wrong"], not("PMC1")),
+        (&["PMC1"], not("PMC1")),
+        (&["PMC5", "--cookie", "right"], not("PMC5")),
+    ] {
+        let words = [&["pcr", "read"], words].concat();
+        assert_eq!(vm.printed(&words), expected, "{words:?}");
+    }
+    let json = vm.printed(&["pcr", "-j", "read", "PMC1", "--cookie", "right"]);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["vcpus"][0]["read"]["value"], 77, "{json}");
+    let json = vm.printed(&["pcr", "-j", "read", "PMC5", "--cookie", "right"]);
+    assert!(json.contains(r#""read":"dropped""#), "{json}");
+    assert!(listing(&vm)["vcpus"][0].get("read").is_none());
+
+    refused(&vm, &["pcr", "read", "PMC9"], "there is no PMC9");
+    refused(&vm, &["pcr", "read", "PMC"], "'PMC' is no counter");
+    std::fs::write(vm.path("odd"), "0x1234567890abcd").expect("a file");
+    for file in ["odd", "rates.toml"] {
+        let words = ["pcr", "read", "PMC1", "--cookie", file];
+        refused(&vm, &words, "the file has no cookie");
+    }
+    refused(
+        &vm,
+        &["pcr", "read", "PMC1", "--cookie", "absent"],
+        "absent",
+    );
+    vm.stop();
+    let audit = std::fs::read_to_string(vm.path("audit.json")).expect("the audit");
+    for part in [
+        r#""layer":"hypervisor","counter":"PMC1","event":"dropped-read","reason":"cookie""#,
+        r#""layer":"hypervisor","counter":"PMC5","event":"dropped-read","reason":"layer""#,
+    ] {
+        assert!(audit.contains(part), "{part} is not in: {audit}");
+    }
 }
 
 #[test]

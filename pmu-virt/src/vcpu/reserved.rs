@@ -4,7 +4,7 @@
 
 use arbiter::{
     Access, AskedEvents, Auditor, Caller, Context, Cookie, CounterId, CounterSet, Effects, Entropy,
-    Event, Layer, PcrRegister, PcrUnit, Reason, Record, Request, Verdict,
+    Event, Layer, PcrRegister, PcrUnit, Reason, Record, Request, SmramSource, Verdict,
 };
 use pmu_model::{MsrIndex, Ring, Tsc, WriteForm};
 
@@ -67,6 +67,20 @@ impl VcpuPmu {
     #[inline]
     pub fn take_notice(&mut self) -> Option<u8> {
         self.reservations.as_mut()?.unit.take_notice()
+    }
+
+    /// Whether to raise an SMI on this vCPU, once: a notice has come for the firmware,
+    /// which has left code in SMM.
+    #[inline]
+    pub fn take_smi(&mut self) -> bool {
+        let reservations = self.reservations.as_mut();
+        reservations.is_some_and(|reservations| reservations.unit.take_smi())
+    }
+
+    /// What the firmware that ended its phase here wants to have in SMRAM, once
+    /// ([`PcrUnit::take_smram`]).
+    pub fn take_smram(&mut self) -> Option<SmramSource> {
+        self.reservations.as_mut()?.unit.take_smram()
     }
 
     /// Lets the host itself act on the reservations, and does to the PMU what
@@ -338,6 +352,30 @@ impl VcpuPmu {
 }
 
 impl VcpuPmu {
+    /// A read of a counter by the hypervisor, on its own behalf or for a tool of the host,
+    /// with the cookie `presented`: judged as a guest's reads are, by the cookie and by the
+    /// mode bits of the hypervisor's layer. What is denied is recorded. `None`: there is no
+    /// such counter, there are no reservations, or the cookie has too many bits.
+    pub fn read_as_hypervisor(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        counter: CounterId,
+        presented: u64,
+    ) -> Option<Result<u64, Verdict>> {
+        let (layer, part) = (Layer::Hypervisor, Part::Count(WriteForm::FullWidth));
+        let caller = Caller { layer, presented };
+        let cookie = self.alias_cookie(counter, part, caller)?;
+        let verdict = self.verdict((layer, cookie), counter, Access::Read);
+        if verdict != Verdict::Permit {
+            return Some(Err(verdict));
+        }
+        let here = &mut self.here(core);
+        match self.read_part(here, verdict, counter, part) {
+            ReadOutcome::Value(value) => Some(Ok(value)),
+            _ => None,
+        }
+    }
+
     /// A read of one counter with a cookie.
     pub(super) fn read_alias(
         &mut self,

@@ -1,7 +1,7 @@
 //! A counter that somebody holds: who is let through, what the others see, and
 //! what is left when it is given back.
 
-use arbiter::abi;
+use arbiter::{Verdict, abi};
 use pmu_virt::{CounterId, Denial, Grant};
 
 use crate::limited::Limited;
@@ -154,6 +154,73 @@ fn a_cookie_counts_only_in_the_layers_that_its_owner_names() {
         Told(&["firmware PMC2 refused layer"]),
     ];
     play(&mut machine, &ops);
+}
+
+fn read_as_hypervisor(
+    machine: &mut Machine,
+    counter: CounterId,
+    presented: u64,
+) -> Option<Result<u64, Verdict>> {
+    let (pmu, core) = machine.pmu.parts();
+    pmu.read_as_hypervisor(Some(core), counter, presented)
+}
+
+/// The hypervisor reads a counter of the kernel's: the right cookie opens it where the
+/// mode bit of its layer is set, and nothing does where it is clear.
+#[test]
+fn the_hypervisors_reads_are_judged_as_the_hypervisors() {
+    const HYPERVISOR: u64 = abi::CONTROL_ACCESS_HYPERVISOR;
+    let drops = Err(Verdict::Drop { read_as: 0xd0 });
+    for (mode, fault, presented, expected, told) in [
+        (HYPERVISOR, 0, A, Ok(7), None),
+        (HYPERVISOR, 0, X, drops, Some("dropped-read cookie")),
+        (HYPERVISOR, 0, 0, drops, Some("dropped-read held")),
+        (0, 0, A, drops, Some("dropped-read layer")),
+        (0, 0, X, drops, Some("dropped-read layer")),
+        (HYPERVISOR, abi::CONTROL_FAULT, A, Ok(7), None),
+        (
+            0,
+            abi::CONTROL_FAULT,
+            A,
+            Err(Verdict::Fault),
+            Some("faulted layer"),
+        ),
+    ] {
+        let mut machine = check(&Setup::of("intel-v2"), &private(2));
+        let layers = abi::CONTROL_MANAGE_KERNEL | abi::CONTROL_ACCESS_KERNEL;
+        let owned = [
+            As(KERNEL, M),
+            W(drop_value(2), 0xd0),
+            As(KERNEL, A),
+            W(counter(2), 7),
+        ];
+        play(&mut machine, &owned);
+        play(&mut machine, &controlled(2, layers | mode | fault));
+        let _ = machine.told();
+        // However often: the guest does not pay for the host's wrong cookies.
+        for _ in 0..40 {
+            let pmc2 = CounterId::Programmable(2);
+            let read = read_as_hypervisor(&mut machine, pmc2, presented);
+            assert_eq!(
+                read,
+                Some(expected),
+                "{mode:#x}, {fault:#x}, {presented:#x}"
+            );
+            let expected = told.map(|told| format!("hypervisor PMC2 {told}"));
+            assert_eq!(machine.told(), Vec::from_iter(expected));
+        }
+        let unit = machine.pmu.reservations().expect("it has reservations");
+        let wrong = told.is_some_and(|told| told.ends_with("cookie"));
+        assert_eq!(unit.wrong_cookies(), if wrong { 40 } else { 0 });
+        assert_eq!(machine.pmu.locked_out_until(), None);
+    }
+    let mut machine = check(&Setup::of("intel-v2"), &[W(0xc1, 9)]);
+    let mut read = |counter, cookie| read_as_hypervisor(&mut machine, counter, cookie);
+    let pmc0 = CounterId::Programmable(0);
+    assert_eq!(read(pmc0, 0), Some(Ok(9)), "nobody has reserved it");
+    assert_eq!(read(pmc0, 1), Some(Err(Verdict::Drop { read_as: 0 })));
+    assert_eq!(read(pmc0, 1 << 48), None);
+    assert_eq!(read(CounterId::Programmable(31), 0), None);
 }
 
 #[test]

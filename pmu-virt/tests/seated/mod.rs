@@ -80,7 +80,7 @@ impl Seated {
     }
 
     /// The PMU, and the core to name in a call.
-    fn parts(&mut self) -> (&mut VcpuPmu, &mut CorePmu) {
+    pub(crate) fn parts(&mut self) -> (&mut VcpuPmu, &mut CorePmu) {
         let core = self.core.as_mut().unwrap_or(&mut self.elsewhere);
         (&mut self.pmu, core)
     }

@@ -34,6 +34,8 @@ pub const MEMORY_MIB: RangeInclusive<u64> = 16..=1024 * 1024;
 pub const PMI_FLOOR_US: RangeInclusive<u64> = 1..=1_000_000;
 /// The range of `--grace` in milliseconds.
 pub const GRACE_MS: RangeInclusive<u64> = 1..=60_000;
+/// Milliseconds of `--firmware-delay`.
+pub const FIRMWARE_DELAY_MS: RangeInclusive<u64> = 0..=60_000;
 /// The range of `--timeout` in seconds; the upper end is some 11 days.
 pub const TIMEOUT_S: RangeInclusive<u64> = 0..=1_000_000;
 

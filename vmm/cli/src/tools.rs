@@ -1,13 +1,15 @@
 //! `umpire stat`, `record`, `ls`, `pcr`, `budget`, `report` and `script`: from their flags
 //! to the tools.
 
+use std::fs;
 use std::io::{self, BufWriter};
+use std::path::Path;
 use std::time::Duration;
 
 use umpire_tools::budget::{BudgetChange, BudgetOptions};
 use umpire_tools::duration::Span;
 use umpire_tools::ls::LsOptions;
-use umpire_tools::pcr::{PcrAct, PcrOptions};
+use umpire_tools::pcr::{PcrAct, PcrOptions, Presented};
 use umpire_tools::profile::{
     self, ProfileChoice, ReportError, ReportOptions, Sampling, ScriptOptions,
 };
@@ -105,6 +107,14 @@ pub fn pcr(flags: &PcrFlags) -> Result<ExitStatus, UserError> {
             counter: counter.to_uppercase(),
             grace_ms: *grace,
         },
+        Some(PcrCommand::Read { counter, cookie }) => PcrAct::Read {
+            counter: counter.to_uppercase(),
+            cookie: cookie
+                .as_deref()
+                .map(cookie_in)
+                .transpose()?
+                .unwrap_or_default(),
+        },
         Some(PcrCommand::Bar { layer }) => PcrAct::Bar {
             layer: layer.clone(),
         },
@@ -127,6 +137,22 @@ pub fn pcr(flags: &PcrFlags) -> Result<ExitStatus, UserError> {
     let mut out = BufWriter::new(io::stdout().lock());
     umpire_tools::pcr::run(&options, &mut out, &mut io::stderr())?;
     Ok(ExitStatus::SUCCESS)
+}
+
+/// The cookie in a file. What the file has instead is not shown: it may be a cookie.
+fn cookie_in(path: &Path) -> Result<Presented, UserError> {
+    let text = fs::read_to_string(path)
+        .map_err(|error| UserError::bad_input(format!("--cookie {}: {error}", path.display())))?;
+    let text = text.trim();
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    let plain = digits.chars().all(|digit| digit.is_ascii_hexdigit());
+    let cookie = u64::from_str_radix(digits, 16)
+        .ok()
+        .filter(|cookie| plain && cookie >> 48 == 0);
+    cookie.map(Presented).ok_or_else(|| {
+        let what = "the file has no cookie: a hexadecimal number of 48 bits";
+        UserError::bad_input(format!("--cookie {}: {what}", path.display()))
+    })
 }
 
 /// `umpire budget`.

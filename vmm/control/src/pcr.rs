@@ -1,9 +1,12 @@
 //! The counter reservations of a vCPU, shown and administered on its thread.
 
 use arbiter::{
-    AdminAct, AdminError, CounterId, Effects, Layer, PcrUnit, Policy, Scheme, Share, Tsc,
+    AdminAct, AdminError, Cookie, CounterId, Effects, Layer, PcrUnit, Policy, Scheme, Share, Tsc,
+    Verdict,
 };
-use perfmon_abi::wire::pcr::{LayerInfo, PcrAct, PcrInfo, ReservationInfo, ShareChange};
+use perfmon_abi::wire::pcr::{
+    CounterRead, LayerInfo, PcrAct, PcrInfo, Presented, ReservationInfo, ShareChange,
+};
 use perfmon_abi::wire::{Errno, Refusal};
 use pmu_virt::{CorePmu, CounterReport, VcpuPmu};
 
@@ -18,6 +21,11 @@ pub(crate) fn administer(
     core: &mut CorePmu,
     act: &PcrAct,
 ) -> Result<Box<PcrInfo>, Refusal> {
+    if let PcrAct::Read { counter, cookie } = act
+        && pmu.reservations().is_some()
+    {
+        return read(vcpu, pmu, core, counter, *cookie);
+    }
     let reports = pmu.report(Some(core));
     if let (PcrAct::Show, Some(unit)) = (act, pmu.reservations()) {
         // A look leaves no trace in the audit.
@@ -42,6 +50,32 @@ pub(crate) fn administer(
     })
 }
 
+/// Reads a counter as the hypervisor, by the cookie that the tool's user has.
+fn read(
+    vcpu: usize,
+    pmu: &mut VcpuPmu,
+    core: &mut CorePmu,
+    counter: &str,
+    Presented(cookie): Presented,
+) -> Result<Box<PcrInfo>, Refusal> {
+    if Cookie::new(cookie).is_none() {
+        return Err(invalid("a cookie has 48 bits".to_owned()));
+    }
+    let named = counter_named(counter)?;
+    let read = pmu.read_as_hypervisor(Some(core), named, cookie);
+    let read = read.ok_or_else(|| invalid(format!("there is no {counter}")))?;
+    let read = read.map_or_else(
+        |verdict| match verdict {
+            Verdict::Fault => CounterRead::Faulted,
+            Verdict::Drop { .. } | Verdict::Permit => CounterRead::Dropped,
+        },
+        CounterRead::Value,
+    );
+    let mut shown = administer(vcpu, pmu, core, &PcrAct::Show)?;
+    shown.read = Some(read);
+    Ok(shown)
+}
+
 fn refused(error: AdminError) -> Refusal {
     let errno = match error {
         AdminError::Unreserved(_) => Errno::ENOENT,
@@ -61,7 +95,7 @@ fn wanted(act: &PcrAct, policy: &Policy) -> Result<Option<AdminAct>, Refusal> {
         Ok::<_, Refusal>(AdminAct::Bar { layer, barred })
     };
     Ok(Some(match act {
-        PcrAct::Show => return Ok(None),
+        PcrAct::Show | PcrAct::Read { .. } => return Ok(None),
         PcrAct::Revoke { counter, grace_ms } => AdminAct::Revoke {
             counter: counter_named(counter)?,
             grace_ms: (*grace_ms).min(LONGEST_GRACE_MS),
@@ -165,5 +199,6 @@ fn info(vcpu: usize, unit: &PcrUnit, now: Tsc, reports: &[CounterReport]) -> Box
         grace_ms: unit.policy().grace_ms,
         layers: LAYERS.iter().filter_map(layer).collect(),
         reservations: unit.bank().held().iter().filter_map(reservation).collect(),
+        read: None,
     })
 }

@@ -147,6 +147,8 @@ ioctls! {
     get_mp_state() -> kvm_mp_state = "KVM_GET_MP_STATE";
     /// Sends an NMI.
     nmi() -> () = "KVM_NMI";
+    /// Sends an SMI.
+    smi() -> () = "KVM_SMI";
 }
 
 impl VcpuAccess<'_> {

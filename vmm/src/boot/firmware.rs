@@ -33,6 +33,8 @@ pub struct FirmwareRequest {
     pub image: FirmwareImage,
     /// The counters that it reserves.
     pub counters: Vec<CounterRequest>,
+    /// Milliseconds for which it stays in its phase after that.
+    pub delay_ms: u32,
 }
 
 /// Where the program comes from.
@@ -186,6 +188,7 @@ fn configuration(request: &FirmwareRequest, around: Surroundings) -> Result<Conf
         })?;
     let pm_timer = if around.pm_timer { PORTS.pm_timer } else { 0 };
     let mut config = Config::new(cpus, pm_timer, kernel_entry(around.kernel));
+    config.delay_ms = request.delay_ms;
     for &counter in &request.counters {
         let count = request.counters.len();
         let limit = config::MAX_COUNTERS;

@@ -29,13 +29,15 @@ impl BootModule {
     }
 }
 
-/// `--firmware` and `--firmware-counter`.
+/// `--firmware`, `--firmware-counter` and `--firmware-delay`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FirmwareConfig {
     /// What runs before the kernel.
     pub image: FirmwareChoice,
     /// The counters that it reserves; none without firmware.
     pub counters: Vec<CounterSpec>,
+    /// Milliseconds for which it stays in its phase after that.
+    pub delay_ms: u32,
 }
 
 /// `--pmu`.

@@ -14,6 +14,14 @@ const COMPATIBILITY: u64 = abi::CONTROL_GLOBAL_CTRL
     | abi::CONTROL_OVF_CLEAR
     | abi::CONTROL_FIXED_CTRL;
 
+/// The mode bits of all layers but the firmware's.
+const OTHER_LAYERS: u64 = abi::CONTROL_MANAGE_HYPERVISOR
+    | abi::CONTROL_MANAGE_KERNEL
+    | abi::CONTROL_MANAGE_USER
+    | abi::CONTROL_ACCESS_HYPERVISOR
+    | abi::CONTROL_ACCESS_KERNEL
+    | abi::CONTROL_ACCESS_USER;
+
 /// Counters that this guest's PMU cannot give to its firmware.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlanError {
@@ -202,6 +210,7 @@ impl FirmwarePlan {
             position: position.map_or(Position::Any, Position::At),
             private: spec.private,
             keep: spec.keep,
+            yields: spec.yields,
             control: control(spec),
             drop_value: spec.read,
             select,
@@ -241,7 +250,8 @@ impl FirmwarePlan {
     }
 }
 
-/// The control word. It is valid in every layer, because the cookie protects.
+/// The control word. Cookies are valid in every layer unless the specification says
+/// otherwise, because they protect by themselves.
 fn control(spec: &CounterSpec) -> Control {
     let error = match spec.error {
         ErrorMode::Drop => 0,
@@ -249,7 +259,10 @@ fn control(spec: &CounterSpec) -> Control {
         ErrorMode::FaultRdpmc => abi::CONTROL_FAULT | abi::CONTROL_FAULT_RDPMC,
     };
     let lend = if spec.lend { abi::CONTROL_LEND } else { 0 };
-    let kept = if spec.isolate { !COMPATIBILITY } else { !0 };
+    let mut kept = if spec.isolate { !COMPATIBILITY } else { !0 };
+    if spec.firmware_only {
+        kept &= !OTHER_LAYERS;
+    }
     // Only bits with a meaning are put together here.
     Control::new(abi::CONTROL_INITIAL & kept | error | lend).unwrap_or(Control::INITIAL)
 }

@@ -1,13 +1,13 @@
 //! The syntax of `--firmware-counter`:
 //! `EVENT[,on=PMCn|FIXEDn|any][,access=private|shared][,error=drop|fault|fault-rdpmc]
-//! [,read=VALUE][,lend][,keep][,isolate]`.
+//! [,layer=any|firmware][,read=VALUE][,lend][,yield][,keep][,isolate]`.
 
 use arbiter::{CounterId, MAX_FIXED, MAX_PROGRAMMABLE};
 use thiserror::Error;
 
 /// The possible words behind the event.
 const WORDS: &str = "on=PMCn, on=FIXEDn, on=any, access=private, access=shared, error=drop, \
-                     error=fault, error=fault-rdpmc, read=VALUE, lend, keep or isolate";
+                     error=fault, error=fault-rdpmc, layer=any, layer=firmware, read=VALUE, lend, yield, keep or isolate";
 
 /// A specification that cannot be used; the text names the word that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -78,10 +78,14 @@ pub struct CounterSpec {
     pub private: bool,
     /// The result of accesses by others.
     pub error: ErrorMode,
+    /// Whether its cookies are valid in the firmware's layer alone.
+    pub firmware_only: bool,
     /// What a dropped read yields.
     pub read: u64,
     /// Whether it may be revoked when another layer is short.
     pub lend: bool,
+    /// Whether the firmware yields it to a layer that asks; else it refuses.
+    pub yields: bool,
     /// Whether the cookies stay in the firmware's memory.
     pub keep: bool,
     /// Whether registers that several counters share are kept from it.
@@ -105,8 +109,10 @@ impl CounterSpec {
             place: WantedCounter::Any,
             private: true,
             error: ErrorMode::Drop,
+            firmware_only: false,
             read: 0,
             lend: false,
+            yields: false,
             keep: false,
             isolate: false,
         };
@@ -134,6 +140,7 @@ impl CounterSpec {
         match word.split_once('=') {
             None => match word {
                 "lend" => self.lend = true,
+                "yield" => self.yields = true,
                 "keep" => self.keep = true,
                 "isolate" => self.isolate = true,
                 _ => return Err(self.unknown(word)),
@@ -155,6 +162,13 @@ impl CounterSpec {
                     "fault" => ErrorMode::Fault,
                     "fault-rdpmc" => ErrorMode::FaultRdpmc,
                     _ => return Err(bad("error=drop, error=fault or error=fault-rdpmc")),
+                }
+            }
+            Some(("layer", value)) => {
+                self.firmware_only = match value {
+                    "any" => false,
+                    "firmware" => true,
+                    _ => return Err(bad("layer=any or layer=firmware")),
                 }
             }
             Some(("read", value)) => {

@@ -24,6 +24,7 @@ const COMPATIBLE: CounterRequest = CounterRequest {
     position: Position::Any,
     private: true,
     keep: false,
+    yields: false,
     control: Control::INITIAL,
     drop_value: 0,
     select: 0x43_003c,
@@ -47,11 +48,12 @@ fn words_become_requests() {
     );
     check(
         "intel-v2",
-        "cycles:k,on=PMC1,access=shared,keep,lend",
+        "cycles:k,on=PMC1,access=shared,keep,lend,yield",
         CounterRequest {
             position: Position::At(1),
             private: false,
             keep: true,
+            yields: true,
             control: word(abi::CONTROL_INITIAL | abi::CONTROL_LEND),
             select: 0x42_003c,
             ..COMPATIBLE
@@ -79,8 +81,16 @@ fn words_become_requests() {
         },
     );
     check(
+        "intel-v2",
+        "cycles,layer=firmware,isolate",
+        CounterRequest {
+            control: word(abi::CONTROL_MANAGE_FIRMWARE | abi::CONTROL_ACCESS_FIRMWARE),
+            ..COMPATIBLE
+        },
+    );
+    check(
         "amd-core",
-        "r5300c0,on=PMC5,read=12",
+        "r5300c0,on=PMC5,read=12,layer=any",
         CounterRequest {
             position: Position::At(5),
             drop_value: 12,
@@ -147,6 +157,11 @@ fn the_word_that_is_wrong_is_named() {
         &["'error=gp'", "error=fault-rdpmc"],
     );
     check(v2, &["cycles,read=0xg"], &["'read=0xg'"]);
+    check(
+        v2,
+        &["cycles,layer=kernel"],
+        &["'layer=kernel'", "layer=firmware"],
+    );
     check(v2, &["cycles,read=-1"], &["'read=-1'"]);
     check(v2, &["cycles,read="], &["'read='"]);
     check(v2, &["cycles,keep,keep"], &["'keep'", "twice"]);

@@ -4,7 +4,8 @@
 //! shows the guest's memory there as well, but for 64 KiB at the reset value of
 //! SMBASE: these are SMRAM, which no code outside of SMM reaches, as on a machine
 //! whose firmware has locked it. Otherwise any kernel could put code there, send
-//! itself an SMI, and be the firmware.
+//! itself an SMI, and be the firmware. Only the end of the firmware's phase fills it
+//! ([`fill_smram`]).
 //!
 //! All vCPUs have the same SMBASE, and so one state save area. Two that are in SMM
 //! at once spoil each other's state, which is the guest's own loss.
@@ -154,6 +155,30 @@ pub(super) fn map_smram(fd: &VmFd, memory: &GuestMemoryMmap) -> Result<GuestMemo
     Ok(smram)
 }
 
+/// Moves bytes of ordinary memory into SMRAM, from [`SMM_ENTRY`] on. False, and nothing
+/// has changed, if not all of them are memory or they do not fit.
+pub(super) fn fill_smram(
+    memory: &GuestMemoryMmap,
+    smram: &GuestMemoryMmap,
+    address: u64,
+    len: u64,
+) -> bool {
+    let Ok(len) = usize::try_from(len) else {
+        return false;
+    };
+    if !memory.check_range(GuestAddress(address), len)
+        || !smram.check_range(GuestAddress(SMM_ENTRY), len)
+    {
+        return false;
+    }
+    let mut code = vec![0; len];
+    let moved = memory
+        .read_slice(&mut code, GuestAddress(address))
+        .and_then(|()| smram.write_slice(&code, GuestAddress(SMM_ENTRY)))
+        .and_then(|()| memory.write_slice(&vec![0; len], GuestAddress(address)));
+    moved.is_ok()
+}
+
 /// What SMRAM leaves of a region: start and length of each piece.
 fn without_smram((start, len): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
     let end = start.saturating_add(len);
@@ -168,6 +193,42 @@ fn without_smram((start, len): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_put_into_smram_is_gone_elsewhere() {
+        let memory = |start, len| {
+            let ranges = [(GuestAddress(start), len)];
+            GuestMemoryMmap::<()>::from_ranges(&ranges).expect("memory")
+        };
+        let byte = |memory: &GuestMemoryMmap, at| {
+            let byte: u8 = memory.read_obj(GuestAddress(at)).expect("inside");
+            byte
+        };
+        let check = |address: u64, len: u64, fills: bool| {
+            let (ram, smram) = (memory(0, 0x9_0000), memory(SMBASE, 0x1_0000));
+            smram
+                .write_obj(0xf0_u8, GuestAddress(SMM_ENTRY))
+                .expect("inside");
+            for at in [0x1000, 0x1fff, 0x2000, 0x8_f000] {
+                ram.write_obj(7_u8, GuestAddress(at)).expect("inside");
+            }
+            let what = format!("{len:#x} at {address:#x}");
+            assert_eq!(fill_smram(&ram, &smram, address, len), fills, "{what}");
+            let there = byte(&smram, SMM_ENTRY);
+            assert_eq!(there, if fills { 7 } else { 0xf0 }, "{what}");
+            let rest = [0x1000, 0x1fff, 0x2000, 0x8_f000].map(|at| {
+                let moved = fills && (address..address + len).contains(&at);
+                byte(&ram, at) == if moved { 0 } else { 7 }
+            });
+            assert_eq!(rest, [true; 4], "{what}");
+        };
+        check(0x1000, 0x1000, true);
+        check(0x1000, 0x8000, true);
+        check(0x8_f000, 0x1000, true);
+        check(0x8_f000, 0x2000, false);
+        check(0x1000, 0x9000, false);
+        check(u64::MAX - 0xfff, 0x1000, false);
+    }
 
     #[test]
     fn what_is_left_beside_smram() {

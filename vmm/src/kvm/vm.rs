@@ -164,6 +164,14 @@ impl KvmVm {
         self.smram.as_ref()
     }
 
+    /// Moves `len` bytes of ordinary memory into SMRAM, from the entry of SMM on; what was
+    /// there before is gone. False, and nothing has changed, if there are no such bytes or
+    /// there is no SMRAM.
+    pub(crate) fn fill_smram(&self, address: u64, len: u64) -> bool {
+        let smram = self.smram.as_ref();
+        smram.is_some_and(|smram| memory::fill_smram(self.memory(), smram, address, len))
+    }
+
     /// Makes vCPU `id`.
     ///
     /// # Errors

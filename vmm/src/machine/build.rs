@@ -459,6 +459,7 @@ fn boot_request(config: &RunConfig, plan: &FirmwarePlan, probes: &ProbeReport) -
         firmware: image.map(|image| FirmwareRequest {
             image,
             counters: plan.counters().to_vec(),
+            delay_ms: config.firmware.delay_ms,
         }),
     }
 }

@@ -257,14 +257,24 @@ impl PcrChoice {
 
     /// The counters that the firmware will have got when its phase is over: it
     /// asks for them in this order, on every vCPU, and the arbiter answers as
-    /// this stand-in for it does.
+    /// this stand-in for it does. Under the scheme that asks, the hypervisor yields
+    /// what is above its minimum.
     fn firmware_set(&self, there: PerKind, hypervisor: CounterSet, asked: SetAside) -> CounterSet {
         let mut bank = Bank::new(there.programmable, there.fixed);
+        let asks = self.scheme == Scheme::Interacting;
         let reserve = |bank: &mut Bank, layer, counter| {
             self.policy.admit(bank, layer, counter)?;
-            // A stand-in: what counts is that somebody holds it.
-            let manage = Operation::Manage(Cookie::from_random(1));
-            let _ = bank.apply(bank.plan(layer, Cookie::DEFAULT, counter, manage)?);
+            let others = bank.held_by(Layer::Hypervisor);
+            let spares =
+                PerKind::count(others).of(counter) > self.policy.hypervisor.min.of(counter);
+            // Stand-ins: what counts is that somebody holds it.
+            let (presented, own) = if asks && others.contains(counter) && spares {
+                (Cookie::from_random(1), 2)
+            } else {
+                (Cookie::DEFAULT, 1)
+            };
+            let manage = Operation::Manage(Cookie::from_random(own));
+            let _ = bank.apply(bank.plan(layer, presented, counter, manage)?);
             Ok::<(), Reason>(())
         };
         for counter in hypervisor.iter() {
@@ -280,8 +290,15 @@ impl PcrChoice {
             // The last one first, as kernels begin with the first.
             let last_first = (0..there.programmable).rev().map(CounterId::Programmable);
             let free = bank.free();
+            let lent = if asks {
+                bank.held_by(Layer::Hypervisor)
+            } else {
+                CounterSet::EMPTY
+            };
+            let free = last_first.clone().filter(|counter| free.contains(*counter));
+            let lent = last_first.filter(|counter| lent.contains(*counter));
             let mut got = Err(Reason::NoneFree);
-            for counter in last_first.filter(|counter| free.contains(*counter)) {
+            for counter in free.chain(lent) {
                 got = reserve(&mut bank, Layer::Firmware, counter);
                 if got.is_ok() {
                     break;

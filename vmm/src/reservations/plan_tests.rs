@@ -40,6 +40,37 @@ fn firmware_is_expected_to_get_what_policy_lets_it() {
     check(&[pmc(5)], 6, 6, &[pmc(2), pmc(3), pmc(4)]);
 }
 
+/// Under the scheme that asks the hypervisor yields, down to its minimum.
+#[test]
+fn firmware_is_expected_to_get_what_the_hypervisor_yields() {
+    fn check(scheme: Scheme, min: u8, named: &[CounterId], any: u8, expected: &[CounterId]) {
+        let mut choice = PcrChoice {
+            scheme,
+            ..PcrChoice::default()
+        };
+        choice.policy.hypervisor.min.programmable = min;
+        let there = PerKind {
+            programmable: 6,
+            fixed: 0,
+        };
+        let asked = SetAside {
+            named: set(named),
+            any,
+        };
+        let got = choice.firmware_set(there, set(&[pmc(4), pmc(5)]), asked);
+        assert_eq!(got, set(expected), "{scheme:?}, {min}: {named:?}, {any}");
+    }
+    let interacting = Scheme::Interacting;
+    check(interacting, 0, &[pmc(5)], 1, &[pmc(5), pmc(3)]);
+    check(interacting, 1, &[pmc(4), pmc(5)], 0, &[pmc(4)]);
+    check(interacting, 2, &[pmc(5)], 0, &[]);
+    check(Scheme::Independent, 0, &[pmc(5)], 0, &[]);
+    // The kernel keeps one; the free ones go first.
+    let all = [pmc(1), pmc(2), pmc(3), pmc(4), pmc(5)];
+    check(interacting, 0, &[], 3, &all[..3]);
+    check(interacting, 0, &[], 6, &all);
+}
+
 fn set(counters: &[CounterId]) -> CounterSet {
     counters.iter().copied().collect()
 }

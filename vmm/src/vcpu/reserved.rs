@@ -1,9 +1,9 @@
 //! What counter reservations ask of the run loop: a penalty for guessing cookies,
-//! answers for the hypervisor, and a look at what the firmware holds.
+//! answers for the hypervisor, and what the end of the firmware's phase brings.
 
 use std::time::{Duration, Instant};
 
-use arbiter::Layer;
+use arbiter::{Layer, SmramSource};
 use kvm_pmu::{ThreadContext, Tsc, VcpuId};
 use pmu_virt::VcpuPmu;
 use vmm_control::OffCoreReason;
@@ -56,13 +56,21 @@ impl RunState {
         }
     }
 
-    /// Once the firmware's phase is over: does it hold what it was to hold?
-    pub(super) fn compare_firmware(&mut self, id: VcpuId) {
+    /// Once the firmware's phase is over: its code goes into SMRAM, before the guest runs
+    /// on, and is what it holds what it was to hold?
+    pub(super) fn look_at_firmware(&mut self, id: VcpuId) {
         let unit = self.pmu.pmu().and_then(VcpuPmu::reservations);
         let Some(unit) = unit.filter(|unit| unit.phase().is_over()) else {
             return;
         };
+        self.in_firmware = false;
         let held = unit.bank().held_by(Layer::Firmware);
+        let source = self.pmu.pmu_mut().and_then(VcpuPmu::take_smram);
+        if let Some(SmramSource { address, len }) = source
+            && !self.vm.fill_smram(address, len)
+        {
+            log::warn!("{id}: SMRAM stays as it is: at {address:#x} there are no {len:#x} bytes");
+        }
         let expected = self.firmware.take();
         if let Some(difference) = expected.and_then(|expected| expected.compare(held)) {
             log::warn!("{id}: {difference}");

@@ -119,8 +119,10 @@ pub(super) struct RunState {
     pub(super) platform: Arc<dyn Platform>,
     pub(super) control: Arc<VcpuControl>,
     pub(super) reports: Reports,
-    /// Until it was compared.
+    /// What the firmware is expected to hold.
     pub(super) firmware: Option<Expected>,
+    /// It has not been seen yet that the firmware's phase is over.
+    pub(super) in_firmware: bool,
     pub(super) host: Option<ControlEndpoint>,
     /// It waits for its start-up IPI, as far as tools want to know.
     pub(super) awaits_startup: bool,
@@ -131,6 +133,8 @@ impl Vcpu {
     #[must_use]
     pub fn new(parts: VcpuParts) -> Self {
         let tally = tally(&parts.kvm, parts.host.as_ref());
+        let unit = parts.pmu.pmu().and_then(VcpuPmu::reservations);
+        let in_firmware = unit.is_some_and(|unit| !unit.phase().is_over());
         Self {
             kvm: parts.kvm,
             looking: false,
@@ -141,6 +145,7 @@ impl Vcpu {
                 control: parts.control,
                 reports: Reports::new(parts.observer, tally),
                 firmware: parts.firmware,
+                in_firmware,
                 host: parts.host,
                 awaits_startup: false,
             },
@@ -293,8 +298,8 @@ impl RunState {
                 pmu.note_fault(kvm.fd_mut());
             }
             let owner = pmu.after_exit(kvm.fd_mut(), &mut lent)?;
-            if self.firmware.is_some() {
-                self.compare_firmware(kvm.id());
+            if self.in_firmware {
+                self.look_at_firmware(kvm.id());
             }
             if owner == ExitOwner::Vmm
                 && let Some(end) = self.handle(kvm, exit)?

@@ -6,7 +6,7 @@ mod text;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-pub use perfmon_abi::wire::pcr::{PcrAct, PcrInfo, PcrRequest, ShareChange};
+pub use perfmon_abi::wire::pcr::{PcrAct, PcrInfo, PcrRequest, Presented, ShareChange};
 use perfmon_abi::wire::{Errno, Refusal};
 use serde::Serialize;
 
@@ -140,6 +140,7 @@ fn failed(act: &PcrAct, vcpu: u32, refusal: Refusal) -> ToolError {
         PcrAct::Unbar { layer } => format!("unbarring the {layer}"),
         PcrAct::Policy { .. } => "setting the policy".to_owned(),
         PcrAct::Scheme { scheme } => format!("setting the scheme {scheme}"),
+        PcrAct::Read { counter, .. } => format!("reading {counter}"),
     };
     let refusal = match refusal.errno {
         Errno::ENOENT => with_hint(&refusal, "; umpire pcr shows what is reserved"),

@@ -459,6 +459,13 @@ impl Model {
         }
         let limits = self.setup.guard;
         self.wrong_cookies += 1;
+        if !matches!(
+            layer,
+            Layer::Firmware | Layer::GuestKernel | Layer::GuestUser
+        ) {
+            // No guest pays for the host.
+            return;
+        }
         let now = self.now;
         let is_program = layer == Layer::GuestUser;
         let account = &mut self.accounts[usize::from(is_program)];

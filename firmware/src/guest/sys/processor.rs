@@ -4,14 +4,10 @@ use core::arch::{asm, global_asm, x86_64::__cpuid_count};
 use core::hint;
 
 use firmware::layout::EXIT_PORT;
-use firmware::reserve::{Fault, Machine, Regs};
+use firmware::reserve::{Fault, Regs};
 
 /// Data register of COM1.
 const COM1: u16 = 0x3f8;
-
-/// The processor that this code runs on.
-#[derive(Debug)]
-pub(crate) struct Processor;
 
 // fn(index, cookie, &mut value) -> 0, or 1 after a #GP
 // fn(index, cookie, value) -> 0, or 1 after a #GP
@@ -47,47 +43,49 @@ unsafe extern "C" {
     fn firmware_wrmsr(index: u32, cookie: u64, value: u64) -> u32;
 }
 
-impl Machine for Processor {
-    fn cpuid(&mut self, leaf: u32, subleaf: u32) -> Regs {
-        let found = __cpuid_count(leaf, subleaf);
-        Regs {
-            eax: found.eax,
-            ebx: found.ebx,
-            ecx: found.ecx,
-            edx: found.edx,
-        }
+/// CPUID.
+pub(crate) fn cpuid(leaf: u32, subleaf: u32) -> Regs {
+    let found = __cpuid_count(leaf, subleaf);
+    Regs {
+        eax: found.eax,
+        ebx: found.ebx,
+        ecx: found.ecx,
+        edx: found.edx,
     }
+}
 
-    fn read(&mut self, msr: u32, cookie: u64) -> Result<u64, Fault> {
-        let mut value = 0;
-        // SAFETY: reading an MSR changes nothing that Rust knows of; a #GP comes
-        // back as 1, and `value` is valid for the one write.
-        match unsafe { firmware_rdmsr(msr, cookie, &raw mut value) } {
-            0 => Ok(value),
-            _ => Err(Fault),
-        }
+/// RDMSR with a cookie.
+pub(crate) fn rdmsr(msr: u32, cookie: u64) -> Result<u64, Fault> {
+    let mut value = 0;
+    // SAFETY: reading an MSR changes nothing that Rust knows of; a #GP comes
+    // back as 1, and `value` is valid for the one write.
+    match unsafe { firmware_rdmsr(msr, cookie, &raw mut value) } {
+        0 => Ok(value),
+        _ => Err(Fault),
     }
+}
 
-    fn write(&mut self, msr: u32, cookie: u64, value: u64) -> Result<(), Fault> {
-        // SAFETY: the firmware writes MSRs of performance counters and of their
-        // reservations only, none of which changes how code runs or what memory
-        // holds; a #GP comes back as 1.
-        match unsafe { firmware_wrmsr(msr, cookie, value) } {
-            0 => Ok(()),
-            _ => Err(Fault),
-        }
+/// WRMSR with a cookie.
+pub(crate) fn wrmsr(msr: u32, cookie: u64, value: u64) -> Result<(), Fault> {
+    // SAFETY: the firmware writes MSRs of performance counters and of their
+    // reservations only, none of which changes how code runs or what memory
+    // holds; a #GP comes back as 1.
+    match unsafe { firmware_wrmsr(msr, cookie, value) } {
+        0 => Ok(()),
+        _ => Err(Fault),
     }
+}
 
-    fn rdrand(&mut self) -> Option<u64> {
-        let (value, ready): (u64, u8);
-        // SAFETY: called only where CPUID has RDRAND, which changes registers
-        // and flags alone.
-        unsafe {
-            asm!("rdrand {}", "setc {}", out(reg) value, out(reg_byte) ready,
-                options(nomem, nostack));
-        }
-        (ready != 0).then_some(value)
+/// RDRAND; only where CPUID has it.
+pub(crate) fn rdrand() -> Option<u64> {
+    let (value, ready): (u64, u8);
+    // SAFETY: called only where CPUID has RDRAND, which changes registers
+    // and flags alone.
+    unsafe {
+        asm!("rdrand {}", "setc {}", out(reg) value, out(reg_byte) ready,
+            options(nomem, nostack));
     }
+    (ready != 0).then_some(value)
 }
 
 /// Sends one byte to COM1.

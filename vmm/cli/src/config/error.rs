@@ -99,8 +99,8 @@ pub enum SettingError {
     /// A counter for the firmware that cannot be read.
     #[error(transparent)]
     FirmwareCounter(#[from] Box<SpecError>),
-    /// Counters for firmware, and no firmware.
-    #[error("it is firmware that reserves them; add --firmware builtin")]
+    /// Something for firmware to do, and no firmware.
+    #[error("it is for firmware; add --firmware builtin")]
     NoFirmware,
     /// The built-in firmware was not built.
     #[error(

@@ -23,7 +23,8 @@ use super::values::{
 };
 use super::{
     BUFFERS_KIB, CONNECTIONS, CONTEXTS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS,
-    GRACE_MS, GROUPS, MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, Settings, VERBOSITY,
+    FIRMWARE_DELAY_MS, GRACE_MS, GROUPS, MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, Settings,
+    VERBOSITY,
 };
 use crate::flags::RunFlags;
 use crate::logging::LogOptions;
@@ -241,7 +242,7 @@ impl Merge<'_> {
         })
     }
 
-    /// `--firmware` and `--firmware-counter`: counters want somebody to reserve them.
+    /// `--firmware` and what it is to do: counters want somebody to reserve them.
     fn firmware(&self) -> Result<FirmwareConfig, ConfigError> {
         let image = given!(self, firmware).map(|given| {
             let place = given.place.clone();
@@ -258,7 +259,18 @@ impl Merge<'_> {
             })?,
             None => Vec::new(),
         };
-        Ok(FirmwareConfig { image, counters })
+        if let (FirmwareChoice::None, Some(given)) = (&image, given!(self, firmware_delay)) {
+            return Err(given.wrong(SettingError::NoFirmware));
+        }
+        let delay = checked!(self, firmware_delay, |n| {
+            number(n, FIRMWARE_DELAY_MS, "milliseconds")
+        })?;
+        let delay_ms = delay.and_then(|ms| u32::try_from(ms).ok());
+        Ok(FirmwareConfig {
+            image,
+            counters,
+            delay_ms: delay_ms.unwrap_or_default(),
+        })
     }
 
     fn firmware_image(&self, place: &Place, name: PathBuf) -> Result<FirmwareChoice, SettingError> {

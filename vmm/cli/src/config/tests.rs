@@ -216,6 +216,10 @@ fn every_flag_wins_over_its_key() {
     );
     check(|f, _| f.grace = Some(8), |c, _| pcr(c).policy.grace_ms == 8);
     check(
+        |f, d| (f.firmware, f.firmware_delay) = (Some(d.join("other")), Some(7)),
+        |c, _| c.run.firmware.delay_ms == 7,
+    );
+    check(
         |f, _| f.hypervisor_counters = Some("2".into()),
         |c, _| pcr(c).hypervisor == HypervisorCounters::Last(2),
     );
@@ -364,6 +368,14 @@ fn bad_values_are_named_with_what_is_possible() {
     check_error(&with("policy = 'x'"), &["list", "`policy`"]);
     check_error(&with("policy = ['boot:min=1']"), &["'boot'", "firmware"]);
     check_error(&with("grace = 0"), &["grace", "1 to 60000 milliseconds"]);
+    check_error(
+        &with("firmware-delay = 5"),
+        &["firmware-delay", "--firmware builtin"],
+    );
+    check_error(
+        &with("firmware = 'other'\nfirmware-delay = 60001"),
+        &["firmware-delay", "0 to 60000 milliseconds"],
+    );
     check_error(
         &with("hypervisor-counters = 99"),
         &["hypervisor-counters", "'99'", "0 to 32"],

@@ -309,8 +309,11 @@ Counters of the firmware (--firmware-counter EVENT[,WORD...]); EVENT as in umpir
   error=drop|fault|fault-rdpmc
                            what their accesses come to: they vanish, they raise #GP, or a
                            kernel's RDPMC as well [drop]
+  layer=any|firmware       where its cookies are valid: for whoever has them, or in the
+                           firmware's phase and in SMM alone [any]
   read=VALUE               what a dropped read yields [0]
   lend                     it may be revoked when another layer is short
+  yield                    the firmware yields it to a layer that asks, else it refuses
   keep                     the cookies stay in the firmware's memory, else they are wiped
   isolate                  registers that several counters share do not reach it
 ";

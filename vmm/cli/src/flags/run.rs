@@ -112,6 +112,10 @@ pub struct RunFlags {
     /// A counter that the firmware reserves on every vCPU; repeatable, see below
     #[arg(long, value_name = "EVENT[,WORD...]")]
     pub firmware_counter: Option<Vec<String>>,
+    /// Milliseconds for which the firmware stays in its phase after it has reserved, and
+    /// answers who asks for its counters [default: 0]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub firmware_delay: Option<i64>,
     /// When the run ends, however it ends, write the PMU state of all vCPUs to this file
     #[arg(long, value_name = "FILE")]
     pub save_on_exit: Option<PathBuf>,

@@ -188,6 +188,14 @@ pub enum PcrCommand {
               value_parser = clap::value_parser!(u32).range(0..=60_000))]
         grace: u32,
     },
+    /// Read a counter as the hypervisor; its owner's cookie and mode bits decide
+    Read {
+        /// The counter: PMC1, FIXED0
+        counter: String,
+        /// A file with the cookie to present, in hexadecimal [default: PCR_DEFAULT_COOKIE]
+        #[arg(long, value_name = "FILE")]
+        cookie: Option<PathBuf>,
+    },
     /// Let a layer reserve nothing more; it keeps what it holds
     Bar {
         /// The layer

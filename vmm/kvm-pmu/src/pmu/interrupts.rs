@@ -67,8 +67,9 @@ impl Traps {
         Ok(())
     }
 
-    /// Raises the interrupts that announce notices of the reservations. A notice
-    /// whose interrupt finds the local APIC off stays in the guest's queue.
+    /// Raises the interrupts that announce notices of the reservations: an SMI for
+    /// firmware that has left code in SMM. A notice whose interrupt finds the local APIC
+    /// off stays in the guest's queue.
     #[cold]
     pub(super) fn forward_notices(
         &mut self,
@@ -79,6 +80,9 @@ impl Traps {
             let sent = pmi::interrupt(vcpu, lent.vm, vector)?;
             let event = TrapEvent::Notice { vector, sent };
             lent.observer.event(vcpu.id(), event);
+        }
+        if self.pmu.as_mut().is_some_and(VcpuPmu::take_smi) {
+            vcpu.smi()?;
         }
         Ok(())
     }

@@ -47,6 +47,7 @@ fn load_bytes(
     let request = FirmwareRequest {
         image: FirmwareImage::File(file.path().to_owned()),
         counters: Vec::new(),
+        delay_ms: 0,
     };
     let (state, _) = load(&mem, &request, around)?;
     Ok((mem, state))
@@ -154,6 +155,7 @@ fn the_builtin_firmware_is_one_that_is_accepted() {
     let request = FirmwareRequest {
         image: FirmwareImage::Builtin(bytes),
         counters: Vec::new(),
+        delay_ms: 0,
     };
     let (state, span) = load(&mem, &request, LINUX).expect("loaded");
     assert!((span.start..span.end).contains(&state.rip));
@@ -237,6 +239,7 @@ fn files_that_are_none_are_named_as_firmware() {
         let request = FirmwareRequest {
             image: FirmwareImage::File(path.to_owned()),
             counters: Vec::new(),
+            delay_ms: 0,
         };
         let error = load(&mem, &request, LINUX).expect_err(part).to_string();
         assert!(error.contains(part), "{error}");
@@ -254,6 +257,7 @@ fn more_counters_than_there_is_room_for_are_refused() {
         position: config::Position::Any,
         private: true,
         keep: false,
+        yields: false,
         control: arbiter::Control::INITIAL,
         drop_value: 0,
         select: 0,
@@ -261,8 +265,10 @@ fn more_counters_than_there_is_room_for_are_refused() {
     let request = |count: usize| FirmwareRequest {
         image: FirmwareImage::Builtin(&[]),
         counters: vec![counter; count],
+        delay_ms: 0x1234,
     };
-    assert!(configuration(&request(64), LINUX).is_ok());
+    let whole = configuration(&request(64), LINUX).expect("room");
+    assert_eq!((whole.counters().len(), whole.delay_ms), (64, 0x1234));
     let error = configuration(&request(65), LINUX).expect_err("too many");
     assert!(error.to_string().contains("given 65 times, 64"), "{error}");
     let around = Surroundings { cpus: 65, ..LINUX };

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use perfmon_abi::wire::pcr::{LayerInfo, PcrAct, PcrInfo, ReservationInfo};
+use perfmon_abi::wire::pcr::{CounterRead, LayerInfo, PcrAct, PcrInfo, ReservationInfo};
 use umpire_events::one_line;
 
 use super::PcrListing;
@@ -28,6 +28,21 @@ pub(super) fn write(act: &PcrAct, vm: &PcrListing, out: &mut dyn Write) -> io::R
             writeln!(out, "the policy of {} is set {on}", layers.join(" and "))
         }
         PcrAct::Scheme { scheme } => writeln!(out, "the scheme is {scheme} {on}"),
+        PcrAct::Read { counter, .. } => vm.vcpus.iter().try_for_each(|info| {
+            let on = format!("on vCPU {}", info.vcpu);
+            match info.read {
+                Some(CounterRead::Value(value)) => writeln!(out, "{counter} has {value} {on}"),
+                Some(CounterRead::Faulted) => {
+                    writeln!(out, "{counter} is not the hypervisor's to read {on}: #GP")
+                }
+                Some(CounterRead::Dropped) | None => {
+                    writeln!(
+                        out,
+                        "{counter} is not the hypervisor's to read {on}: dropped"
+                    )
+                }
+            }
+        }),
     }
 }
 
@@ -152,6 +167,7 @@ mod tests {
                 lease_ms: Some(500),
             }],
             reservations,
+            read: None,
         }
     }
 

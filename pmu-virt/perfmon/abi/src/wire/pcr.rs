@@ -1,6 +1,8 @@
 //! PCR: the counter reservations of a vCPU, shown and administered. Argument and
 //! answer are documents (JSON).
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// The number of the command. It has one argument (`nargs` 1): a [`PcrRequest`]. It
@@ -49,6 +51,24 @@ pub enum PcrAct {
         /// `single`, `independent` or `interacting`.
         scheme: String,
     },
+    /// Reads a counter as the hypervisor.
+    Read {
+        /// The counter: `PMC0`, `FIXED1`.
+        counter: String,
+        /// The cookie that is presented.
+        cookie: Presented,
+    },
+}
+
+/// A cookie, of which nobody prints anything.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Presented(pub u64);
+
+impl fmt::Debug for Presented {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Presented")
+    }
 }
 
 /// What changes of a layer's share. What is not there stays as it is.
@@ -90,6 +110,21 @@ pub struct PcrInfo {
     pub layers: Vec<LayerInfo>,
     /// The counters that somebody holds.
     pub reservations: Vec<ReservationInfo>,
+    /// What a counter was read as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read: Option<CounterRead>,
+}
+
+/// A counter as the hypervisor reads it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CounterRead {
+    /// The count.
+    Value(u64),
+    /// The access was dropped.
+    Dropped,
+    /// The access would have raised #GP.
+    Faulted,
 }
 
 /// What a layer may hold.
