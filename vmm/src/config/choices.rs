@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use arbiter::{CounterSet, PerKind};
+use arbiter::{CounterSet, PerKind, Policy};
 use kvm_pmu::TrapMode;
 use pmu_virt::{ModelError, PmuModel};
 use thiserror::Error;
@@ -201,6 +201,32 @@ impl BudgetChoice {
         }
     }
 
+    /// Whether `policy` can keep its promises within it. Of none at all nobody has any.
+    ///
+    /// # Errors
+    /// The minima of the guest's layers together are more.
+    pub fn leaves_minima(self, policy: &Policy) -> Result<(), BudgetError> {
+        let (firmware, kernel) = (policy.firmware.min, policy.kernel.min);
+        let programmable = (firmware.programmable, kernel.programmable);
+        let fixed = (firmware.fixed, kernel.fixed);
+        let kinds = [
+            ("programmable", self.programmable, programmable, "min"),
+            ("fixed", self.fixed, fixed, "min-fixed"),
+        ];
+        for (kind, most, (firmware, kernel), min) in kinds {
+            let minima = firmware.saturating_add(kernel);
+            if let Some(most) = most.filter(|most| (1..minima).contains(most)) {
+                return Err(BudgetError::BelowMinima {
+                    kind,
+                    most,
+                    minima,
+                    min,
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// What CPUID announces, of `visible` counters without it.
     ///
     /// # Errors
@@ -252,7 +278,7 @@ fn set_once(value: &mut Option<u8>, number: &str) -> bool {
     value.is_none() && parsed.is_some_and(|parsed| value.replace(parsed).is_none())
 }
 
-/// A budget that a PMU model cannot announce.
+/// A budget that a guest cannot have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BudgetError {
     /// CPUID has no way to say it.
@@ -281,6 +307,21 @@ pub enum BudgetError {
         there: u8,
         /// The model.
         model: &'static str,
+    },
+    /// Each layer of the guest would wait for the other's minimum.
+    #[error(
+        "--budget {kind}={most}: --policy keeps {minima} for firmware and kernel together, so \
+         neither could reserve all of its own; give at least {minima}, or lower {min}= there"
+    )]
+    BelowMinima {
+        /// Of which kind.
+        kind: &'static str,
+        /// The budget.
+        most: u8,
+        /// Both minima.
+        minima: u8,
+        /// The word of the policy.
+        min: &'static str,
     },
 }
 
@@ -339,6 +380,30 @@ mod tests {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
         assert_eq!(BudgetChoice::parse("fixed=1,round", false), None);
+    }
+
+    #[test]
+    fn a_budget_below_the_minima_is_refused() {
+        let mut policy = Policy::default();
+        policy.kernel.min.programmable = 2;
+        policy.firmware.min.programmable = 1;
+        policy.firmware.min.fixed = 2;
+        let check = |text: &str, expected: Option<&str>| {
+            let choice = BudgetChoice::parse(text, true).expect("a budget");
+            let refused = choice.leaves_minima(&policy).err();
+            let refused = refused.map(|error| error.to_string());
+            match expected {
+                None => assert_eq!(refused, None, "{text}"),
+                Some(part) => assert!(refused.expect(text).contains(part), "{text}"),
+            }
+        };
+        check("programmable=3,fixed=2", None);
+        check("programmable=0,fixed=all", None);
+        check("programmable=2", Some("programmable=2: --policy keeps 3"));
+        check(
+            "programmable=3,fixed=1",
+            Some("at least 2, or lower min-fixed="),
+        );
     }
 
     #[test]

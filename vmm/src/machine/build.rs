@@ -175,6 +175,10 @@ impl Machine {
                 budget.announced(model, visible.unwrap_or(model.counts()))
             });
         let announced = announced.transpose().map_err(ConfigError::from)?;
+        if let (Some(budget), Some(pcr)) = (config.budget, &pcr) {
+            let policy = &pcr.plan.policy;
+            budget.leaves_minima(policy).map_err(ConfigError::from)?;
+        }
         let saved = config.restore.as_deref();
         let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
         let saved = saved.transpose()?;
