@@ -34,9 +34,13 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
+        Self::of(2)
+    }
+
+    fn of(vcpus: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = ControlConfig::at(folder.path().join("control"));
-        let (dispatcher, queues) = JobDispatcher::new(2, None).unwrap();
+        let (dispatcher, queues) = JobDispatcher::new(vcpus, None).unwrap();
         let pmu = LogicalPmu::new(PmuModel::parse("amd-core").unwrap());
         let vm = ServedVm {
             guest: String::new(),

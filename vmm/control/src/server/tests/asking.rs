@@ -140,6 +140,27 @@ fn owners_who_give_up_make_room() {
     is_idle(&stage);
 }
 
+/// All of the largest VM are asked at once, and one that keeps its counters is enough: the
+/// others have theirs back.
+#[test]
+fn sixty_four_owners_are_asked() {
+    let stage = Stage::of(64);
+    let (last, others) = stage.queues.vcpus.split_last().unwrap();
+    let refused = during(&stage, load(), || {
+        no_room(&stage.queues.vcpus[1]);
+        let asked: Vec<Job> = others.iter().map(|queue| question(queue).0).collect();
+        for job in asked {
+            job.act(|_, _| Done::Asked(Ok(Some(given()))));
+        }
+        answer(last, Err("vCPU 63: the kernel holds PMC5"));
+        others.iter().for_each(gets_back);
+    });
+    let reason = "no room; the owners were asked: vCPU 63: the kernel holds PMC5";
+    let refusal = refused.unwrap_err();
+    assert_eq!((refusal.errno, &*refusal.reason), (Errno::EBUSY, reason));
+    is_idle(&stage);
+}
+
 #[test]
 fn an_owner_who_keeps_its_counters_is_named() {
     let stage = Stage::new();
