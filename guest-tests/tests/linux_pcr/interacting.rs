@@ -160,6 +160,9 @@ fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
         .step("online", format!("{ONLINE}; {MESSAGES}"))
         .step("second", counted("taskset 2 spin 0.4 >/dev/null"))
         .step("interacting out", "rmmod pcr_interacting")
+        .load("keeping", "pcr_interacting", "keep=6")
+        .step("kept", counted_while_asked("cycles,cpu-cycles"))
+        .step("keeping out", "rmmod pcr_interacting")
         .load("unrenewed", "pcr_minimal", "renew=0")
         .step("expired", counted(&format!("{LONG}; pmu-accounting")))
         .step("unrenewed out", "rmmod pcr_minimal")
@@ -168,7 +171,7 @@ fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
         .step("enforcing out", "rmmod pcr_enforcing");
     let (log, audit) = run(script, image(), 6, &["--pmu", "amd-perfmonv2"]);
 
-    for report in ["revoked", "second", "renewed"] {
+    for report in ["revoked", "second", "kept", "renewed"] {
         check(&log, report);
     }
     let told = ["PMC0 given back on CPU 0", "PMC0 is ours again on CPU 0"];
@@ -176,6 +179,12 @@ fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
     assert_eq!(decisions(&audit, "revoking", "administrator").len(), 2);
     assert!(decisions(&audit, "revoked", "administrator").is_empty());
     check_asked(&log, &audit, "PMC5");
+    // It keeps all of them: the tool is told who does, and `perf` loses no time.
+    let told = log.errors();
+    assert!(told.contains("the guest kernel holds"), "{told}");
+    let whole = log.of("kept").matches(",100.00,").count();
+    assert!(whole >= 2, "{}", log.of("kept"));
+    assert!(!decisions(&audit, "declined", "refused").is_empty());
     // A processor that is down renews nothing.
     let taken: Vec<String> = (0..6)
         .map(|n| format!("PMC{n} taken anew on CPU 1"))
@@ -193,7 +202,12 @@ fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
     log.has("expired", &["its reservation ended while it counted"]);
     // Six of the processor that was down, and twice six of the module that did not renew.
     assert_eq!(decisions(&audit, "revoked", "expired").len(), 18);
-    for out in ["interacting out", "unrenewed out", "enforcing out"] {
+    for out in [
+        "interacting out",
+        "keeping out",
+        "unrenewed out",
+        "enforcing out",
+    ] {
         assert!(log.succeeded(out), "{}", log.of(out));
     }
 }
