@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 mod console;
+mod outcomes;
 mod processor;
 mod secondary_cpus;
 #[allow(unsafe_code)]
@@ -100,7 +101,7 @@ fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> (St
     for cpu in (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0) {
         report.set_answered(cpu);
         for number in 0..config.counters().len() {
-            report.set_outcome(cpu, number, secondary_cpus::outcome(cpu, number));
+            report.set_outcome(cpu, number, outcomes::get(cpu, number));
         }
     }
     for (number, counter) in config.counters().iter().enumerate() {
@@ -128,7 +129,7 @@ fn fill_smram(config: &Config, pcr: &Pcr, answered: u64) -> u64 {
             let management = secondary_cpus::cookies(number.into()).management;
             smm::put_counter(pages, number.into(), management, counter.yields);
             for cpu in (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0) {
-                let outcome = secondary_cpus::outcome(cpu, number.into());
+                let outcome = outcomes::get(cpu, number.into());
                 if let Outcome::Granted(position) = outcome {
                     smm::put_position(pages, cpu, position, number);
                 }
@@ -156,7 +157,7 @@ fn print_result(config: &Config, number: usize, answered: u64) {
         return;
     };
     let cpus = (0..usize::from(config.cpus)).filter(|cpu| answered & 1 << cpu != 0);
-    let outcomes = cpus.map(|cpu| secondary_cpus::outcome(cpu, number));
+    let outcomes = cpus.map(|cpu| outcomes::get(cpu, number));
     let (mut granted, mut place, mut failed) = (0u32, None, None);
     for outcome in outcomes {
         match outcome {

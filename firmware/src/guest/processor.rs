@@ -6,7 +6,7 @@ use firmware::reserve::mailbox::{Happening, News};
 use firmware::reserve::{Fault, Machine, Regs};
 
 use super::console::say;
-use super::secondary_cpus::set_outcome;
+use super::outcomes;
 use super::sys;
 use super::timer::Timer;
 
@@ -70,7 +70,7 @@ impl Machine for Processor {
                     "counter {number}: yielded on CPU {cpu} to the {}",
                     layer(who)
                 );
-                set_outcome(cpu, usize::from(number), Outcome::Yielded);
+                outcomes::set(cpu, usize::from(number), Outcome::Yielded);
             }
             News::Kept(who) => {
                 say!(
@@ -80,7 +80,7 @@ impl Machine for Processor {
             }
             News::Lost(why) => {
                 say!("counter {number}: lost on CPU {cpu}: {}", reason(why));
-                set_outcome(cpu, usize::from(number), Outcome::Lost);
+                outcomes::set(cpu, usize::from(number), Outcome::Lost);
             }
         }
     }

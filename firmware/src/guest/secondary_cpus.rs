@@ -6,16 +6,17 @@
 //! changes, so a processor that answers too late does no harm.
 
 use core::sync::atomic::{
-    AtomicU8, AtomicU64,
+    AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use firmware::config::{Config, MAX_COUNTERS, MAX_CPUS, Outcome, Step};
+use firmware::config::{Config, MAX_COUNTERS};
 use firmware::layout::START_UP_VECTOR;
 use firmware::reserve::mailbox::Held;
 use firmware::reserve::{self, Cookies, Pcr};
 
 use super::console::say;
+use super::outcomes;
 use super::processor::Processor;
 use super::sys::{self, Shared};
 use super::timer::Timer;
@@ -39,9 +40,6 @@ pub(crate) struct Work {
 
 /// Two words for each counter.
 static COOKIES: [AtomicU64; 2 * MAX_COUNTERS] = [const { AtomicU64::new(0) }; 2 * MAX_COUNTERS];
-/// A row for each processor.
-static OUTCOMES: [AtomicU8; MAX_CPUS * MAX_COUNTERS] =
-    [const { AtomicU8::new(0) }; MAX_CPUS * MAX_COUNTERS];
 /// The work, for the processors that are woken.
 static WORK: Shared<Work> = Shared::new();
 /// Processors that are done, one bit for each.
@@ -56,25 +54,10 @@ impl Work {
             let cookies = cookies(usize::from(number));
             let wanted = (number, counter);
             let outcome = reserve::reserve(&mut processor, &self.pcr, wanted, cookies, &mut held);
-            set_outcome(cpu, usize::from(number), outcome);
+            outcomes::set(cpu, usize::from(number), outcome);
         }
         DONE.fetch_or(1 << cpu, Release);
         held
-    }
-}
-
-/// Notes what a processor got.
-pub(crate) fn set_outcome(cpu: usize, number: usize, outcome: Outcome) {
-    if let Some(place) = OUTCOMES.get(cpu * MAX_COUNTERS + number) {
-        place.store(outcome.code(), Relaxed);
-    }
-}
-
-/// What a processor got; for processors in [`wake_all`]'s answer.
-pub(crate) fn outcome(cpu: usize, number: usize) -> Outcome {
-    match OUTCOMES.get(cpu * MAX_COUNTERS + number) {
-        Some(code) => Outcome::of(code.load(Relaxed)),
-        None => Outcome::Failed(Step::Absent),
     }
 }
 
