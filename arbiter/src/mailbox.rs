@@ -102,8 +102,13 @@ impl Mailbox {
     }
 
     /// Whether notices have come of which nobody was told.
-    pub(crate) fn take_due(&mut self) -> bool {
-        core::mem::take(&mut self.due)
+    pub(crate) fn is_due(&self) -> bool {
+        self.due
+    }
+
+    /// Somebody was told.
+    pub(crate) fn announced(&mut self) {
+        self.due = false;
     }
 
     /// The vector to raise now. One interrupt stands for all notices that have come.

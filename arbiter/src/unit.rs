@@ -419,6 +419,11 @@ impl PcrUnit {
         self.smram.take()
     }
 
+    /// That is done: from now on SMIs call what is there ([`PcrUnit::wants_smi`]).
+    pub fn smram_filled(&mut self) {
+        self.phase.stay_in_smm();
+    }
+
     /// Counters that a shared control reaches.
     #[inline]
     pub fn reached_by(&self, shared: Shared) -> CounterSet {

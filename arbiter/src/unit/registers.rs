@@ -323,9 +323,6 @@ impl PcrUnit {
         if !self.phase.end() {
             return Err(Reason::Phase);
         }
-        if smram.is_some() {
-            self.phase.stay_in_smm();
-        }
         self.smram = smram;
         record(cx, caller.layer, None, Event::PhaseEnded);
         let effects = self.serve(cx);

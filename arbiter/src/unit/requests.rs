@@ -433,14 +433,18 @@ impl PcrUnit {
     }
 
     /// Whether to raise an SMI on this vCPU, because notices have come for the firmware,
-    /// which has left code in SMM. True once for all that have come.
+    /// which has left code in SMM.
     #[inline]
-    pub fn take_smi(&mut self) -> bool {
-        let calls = self.phase.is_in_smm();
-        calls
-            && self
-                .mailbox_mut(Layer::Firmware)
-                .is_some_and(Mailbox::take_due)
+    pub fn wants_smi(&self) -> bool {
+        let firmware = self.mailbox(Layer::Firmware);
+        self.phase.is_in_smm() && firmware.is_some_and(Mailbox::is_due)
+    }
+
+    /// An SMI was raised for all that have come.
+    pub fn smi_sent(&mut self) {
+        if let Some(mailbox) = self.mailbox_mut(Layer::Firmware) {
+            mailbox.announced();
+        }
     }
 
     pub(super) fn set_notice_vector(

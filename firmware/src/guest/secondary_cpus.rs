@@ -86,23 +86,22 @@ pub(crate) fn wipe_cookies() {
 
 /// Makes every other processor do the work, and returns those that did, and
 /// this one, as bits. They share a stack, so no processor is woken after one
-/// that does not answer.
-pub(crate) fn wake_all(work: Work) -> u64 {
+/// that does not answer. This one does `meanwhile` again and again.
+pub(crate) fn wake_all(work: Work, mut meanwhile: impl FnMut()) -> u64 {
     let (cpus, pm_timer) = (work.config.cpus, work.config.pm_timer);
     if cpus > 1 {
         WORK.set(work);
-        sys::with_apic(|| wake(cpus, pm_timer));
+        sys::with_apic(|| wake(cpus, pm_timer, &mut meanwhile));
     }
     DONE.load(Acquire)
 }
 
-fn wake(cpus: u8, pm_timer: u16) {
+fn wake(cpus: u8, pm_timer: u16, meanwhile: &mut impl FnMut()) {
     for cpu in 1..cpus {
         sys::send_init(cpu);
         sys::send_start_up(cpu, START_UP_VECTOR);
-        let answered = wait(1 << cpu, pm_timer, || {
-            sys::send_start_up(cpu, START_UP_VECTOR);
-        });
+        let again = || sys::send_start_up(cpu, START_UP_VECTOR);
+        let answered = wait(1 << cpu, pm_timer, again, meanwhile);
         // Back to the state in which the kernel expects it.
         sys::send_init(cpu);
         if !answered {
@@ -115,7 +114,7 @@ fn wake(cpus: u8, pm_timer: u16) {
 }
 
 /// Waits for a processor's bit, and calls the processor again on the way.
-fn wait(bit: u64, pm_timer: u16, again: impl FnOnce()) -> bool {
+fn wait(bit: u64, pm_timer: u16, again: impl FnOnce(), meanwhile: &mut impl FnMut()) -> bool {
     let mut timer = Timer::new(pm_timer, PATIENCE_MS);
     let mut again = Some(again);
     while !timer.is_over() {
@@ -123,6 +122,7 @@ fn wait(bit: u64, pm_timer: u16, again: impl FnOnce()) -> bool {
             return true;
         }
         sys::relax();
+        meanwhile();
         if timer.is_past(SECOND_CALL)
             && let Some(again) = again.take()
         {

@@ -107,6 +107,10 @@ pub(super) fn ask(
             abi::ANSWER_GRANTED => {
                 let granted = machine.read(pcr.base + abi::MSR_GRANTED, 0).ok()?;
                 let position = u8::try_from(granted.trailing_zeros()).ok()?;
+                if position > 63 {
+                    // Revoked already.
+                    return None;
+                }
                 let what = News::Granted { position, waited };
                 machine.tell(Happening { number, what });
                 return Some(position);

@@ -82,7 +82,10 @@ pub const LIMITS: &[Limit] = &[
     Limit {
         applies: |probe| !probe.smm,
         reason: "this KVM has no system management mode",
-        tests: &["pcr::smm_counts_as_firmware"],
+        tests: &[
+            "pcr::smm_counts_as_firmware",
+            "pcr::each_vcpu_has_a_state_of_its_own_in_smm",
+        ],
     },
     Limit {
         applies: |probe| !probe.breakpoint_cpl3,

@@ -69,12 +69,26 @@ impl VcpuPmu {
         self.reservations.as_mut()?.unit.take_notice()
     }
 
-    /// Whether to raise an SMI on this vCPU, once: a notice has come for the firmware,
-    /// which has left code in SMM.
+    /// Whether to raise an SMI on this vCPU: a notice has come for the firmware, which has
+    /// left code in SMM. [`VcpuPmu::smi_sent`] is to be called once that is done.
     #[inline]
-    pub fn take_smi(&mut self) -> bool {
-        let reservations = self.reservations.as_mut();
-        reservations.is_some_and(|reservations| reservations.unit.take_smi())
+    #[must_use]
+    pub fn wants_smi(&self) -> bool {
+        self.reservations().is_some_and(PcrUnit::wants_smi)
+    }
+
+    /// The SMI of [`VcpuPmu::wants_smi`] was raised, for all notices that have come.
+    pub fn smi_sent(&mut self) {
+        if let Some(reservations) = &mut self.reservations {
+            reservations.unit.smi_sent();
+        }
+    }
+
+    /// What [`VcpuPmu::take_smram`] named is in SMRAM: from now on an SMI calls it.
+    pub fn smram_filled(&mut self) {
+        if let Some(reservations) = &mut self.reservations {
+            reservations.unit.smram_filled();
+        }
     }
 
     /// What the firmware that ended its phase here wants to have in SMRAM, once

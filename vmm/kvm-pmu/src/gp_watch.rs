@@ -162,6 +162,13 @@ impl GpWatch {
         if self.traps.mode() == TrapMode::None {
             return Ok(false);
         }
+        if vcpu.in_smm() {
+            // Its registers are not the guest's, which goes on without an exit when it
+            // leaves SMM: the handler is watched as it was until then.
+            self.traps.put_off();
+            self.look_at = Some(time::now() + debug.fresh_for());
+            return Ok(false);
+        }
         let sregs = vcpu.get_sregs()?;
         let context = CpuContext {
             regs: &kvm_regs::default(),

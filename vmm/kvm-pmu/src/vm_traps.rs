@@ -390,6 +390,12 @@ impl VcpuTraps {
         self.seen = vm.changes.load(Ordering::Relaxed);
     }
 
+    /// This vCPU looks later at what has changed.
+    #[cold]
+    pub(crate) fn put_off(&mut self) {
+        self.seen = self.vm.changes.load(Ordering::Relaxed);
+    }
+
     /// Logs why this vCPU's handler is not patched, each reason once a VM.
     pub(crate) fn log(&self, reason: PatchRefusal) {
         let mut state = self.vm.lock();

@@ -7,8 +7,9 @@
 //! itself an SMI, and be the firmware. Only the end of the firmware's phase fills it
 //! ([`fill_smram`]).
 //!
-//! All vCPUs have the same SMBASE, and so one state save area. Two that are in SMM
-//! at once spoil each other's state, which is the guest's own loss.
+//! A vCPU saves its state near its SMBASE, so that each has one of its own: that of the
+//! first is the reset value, and the others' are in SMRAM above ([`smbase`]). A jump at the
+//! entry of each leads to the code of the first, so all run the same.
 
 use std::io;
 
@@ -23,9 +24,19 @@ use super::sys;
 
 /// SMBASE after reset (SDM vol. 3C, 34.4 "SMRAM").
 const SMBASE: u64 = 0x3_0000;
-const SMRAM_SIZE: u64 = 0x1_0000;
+/// What the first vCPU has of SMRAM, and then entries and saved states of the others.
+const SMRAM_SIZE: u64 = 0x2_8000;
 /// Where an SMI leads, in 16-bit code with CS.base = SMBASE.
-pub const SMM_ENTRY: u64 = SMBASE + 0x8000;
+pub const SMM_ENTRY: u64 = SMBASE + ENTRY;
+const ENTRY: u64 = 0x8000;
+/// Room for code there. The state is saved in the last 512 bytes of it.
+const SMM_CODE: u64 = 0x8000;
+/// From one vCPU's entry to the next one's, with the saved state of another in between.
+const SMBASE_STEP: u64 = 0x400;
+/// JMP FAR to [`SMM_ENTRY`] by the first vCPU's CS.
+const JUMP: [u8; 5] = [0xea, 0x00, 0x80, 0x00, 0x30];
+/// vCPUs of a VM, at most.
+const VCPUS: u8 = 64;
 /// RSM: an SMI that nobody has a handler for does nothing.
 const RSM: [u8; 2] = [0x0f, 0xaa];
 /// Bits 31:16 of a slot number name its address space (KVM API,
@@ -135,6 +146,14 @@ fn map_piece(
     sys::set_memory_region(fd, entry).map_err(MapError::Ioctl)
 }
 
+/// SMBASE of a vCPU.
+pub(super) fn smbase(vcpu: u8) -> u64 {
+    match vcpu {
+        0 => SMBASE,
+        n => SMBASE + ENTRY + u64::from(n) * SMBASE_STEP,
+    }
+}
+
 /// Makes SMRAM, and shows it and the rest of `memory` in SMM.
 pub(super) fn map_smram(fd: &VmFd, memory: &GuestMemoryMmap) -> Result<GuestMemoryMmap, MapError> {
     let size = usize::try_from(SMRAM_SIZE).unwrap_or(0);
@@ -143,6 +162,12 @@ pub(super) fn map_smram(fd: &VmFd, memory: &GuestMemoryMmap) -> Result<GuestMemo
     smram
         .write_slice(&RSM, GuestAddress(SMM_ENTRY))
         .map_err(|_| MapError::Unmapped(SMM_ENTRY))?;
+    for vcpu in 1..VCPUS {
+        let entry = smbase(vcpu) + ENTRY;
+        smram
+            .write_slice(&JUMP, GuestAddress(entry))
+            .map_err(|_| MapError::Unmapped(entry))?;
+    }
     let ram = memory
         .iter()
         .map(|region| (region.start_addr().0, region.len()));
@@ -166,9 +191,7 @@ pub(super) fn fill_smram(
     let Ok(len) = usize::try_from(len) else {
         return false;
     };
-    if !memory.check_range(GuestAddress(address), len)
-        || !smram.check_range(GuestAddress(SMM_ENTRY), len)
-    {
+    if !memory.check_range(GuestAddress(address), len) || len as u64 > SMM_CODE {
         return false;
     }
     let mut code = vec![0; len];
@@ -205,7 +228,7 @@ mod tests {
             byte
         };
         let check = |address: u64, len: u64, fills: bool| {
-            let (ram, smram) = (memory(0, 0x9_0000), memory(SMBASE, 0x1_0000));
+            let (ram, smram) = (memory(0, 0x9_0000), memory(SMBASE, 0x2_8000));
             smram
                 .write_obj(0xf0_u8, GuestAddress(SMM_ENTRY))
                 .expect("inside");
@@ -235,10 +258,32 @@ mod tests {
         fn check(region: (u64, u64), expected: &[(u64, u64)]) {
             assert_eq!(without_smram(region).collect::<Vec<_>>(), expected);
         }
-        check((0, 0x8_0000), &[(0, 0x3_0000), (0x4_0000, 0x4_0000)]);
+        check((0, 0x8_0000), &[(0, 0x3_0000), (0x5_8000, 0x2_8000)]);
         check((0, 0x1000), &[(0, 0x1000)]);
         check((0x10_0000, 0x1000), &[(0x10_0000, 0x1000)]);
         check((0x3_0000, 0x1_0000), &[]);
-        check((0x3_8000, 0x1_0000), &[(0x4_0000, 0x8000)]);
+        check((0x3_8000, 0x3_0000), &[(0x5_8000, 0x1_0000)]);
+    }
+
+    #[test]
+    fn no_vcpus_state_is_where_another_ones_state_or_entry_is() {
+        let mut taken = std::collections::BTreeMap::new();
+        let mut take = |start: u64, len: u64, what: String| {
+            assert!((SMBASE..SMBASE + SMRAM_SIZE).contains(&start), "{what}");
+            assert!(start + len <= SMBASE + SMRAM_SIZE, "{what}");
+            for at in start..start + len {
+                if let Some(other) = taken.insert(at, what.clone()) {
+                    panic!("{what} and {other} at {at:#x}");
+                }
+            }
+        };
+        take(SMM_ENTRY, SMM_CODE - 0x200, "the code".to_owned());
+        for vcpu in 0..VCPUS {
+            // SDM vol. 3C, 34.4.1: the state is saved up to SMBASE + 0xffff.
+            take(smbase(vcpu) + 0xfe00, 0x200, format!("state {vcpu}"));
+            if vcpu > 0 {
+                take(smbase(vcpu) + ENTRY, 5, format!("entry {vcpu}"));
+            }
+        }
     }
 }

@@ -75,6 +75,9 @@ impl VmOptions {
     }
 }
 
+/// SDM vol. 4, table 2-2. Only KVM's host side writes it.
+const IA32_SMBASE: u32 = 0x9e;
+
 /// One VM.
 #[derive(Debug)]
 pub struct KvmVm {
@@ -181,8 +184,16 @@ impl KvmVm {
             .fd
             .create_vcpu(id.0.into())
             .map_err(|error| VmError::Ioctl("KVM_CREATE_VCPU", error))?;
-        KvmVcpu::new(fd, id, self.fd.run_size())
-            .map_err(|error| VmError::Ioctl("mmap of kvm_run", error))
+        let vcpu = KvmVcpu::new(fd, id, self.fd.run_size())
+            .map_err(|error| VmError::Ioctl("mmap of kvm_run", error))?;
+        let smbase = self.smram.as_ref().map(|_| memory::smbase(id.0));
+        if let Some(smbase) = smbase
+            && !vcpu.write_msr(IA32_SMBASE, smbase)?
+        {
+            let refused = errno::Error::new(libc::EINVAL);
+            return Err(VmError::Ioctl("KVM_SET_MSRS of IA32_SMBASE", refused));
+        }
+        Ok(vcpu)
     }
 
     /// Raises interrupt line `gsi` whenever `event` is written.

@@ -66,10 +66,14 @@ impl RunState {
         self.in_firmware = false;
         let held = unit.bank().held_by(Layer::Firmware);
         let source = self.pmu.pmu_mut().and_then(VcpuPmu::take_smram);
-        if let Some(SmramSource { address, len }) = source
-            && !self.vm.fill_smram(address, len)
-        {
-            log::warn!("{id}: SMRAM stays as it is: at {address:#x} there are no {len:#x} bytes");
+        if let Some(SmramSource { address, len }) = source {
+            if !self.vm.fill_smram(address, len) {
+                log::warn!(
+                    "{id}: SMRAM stays as it is: at {address:#x} there are no {len:#x} bytes"
+                );
+            } else if let Some(pmu) = self.pmu.pmu_mut() {
+                pmu.smram_filled();
+            }
         }
         let expected = self.firmware.take();
         if let Some(difference) = expected.and_then(|expected| expected.compare(held)) {

@@ -3,12 +3,14 @@
 use anyhow::{Result, ensure};
 use arbiter::{CounterId, Event, Layer, Policy, Scheme, abi};
 use guest_tests::micro::{DATA, Lab, Op, Program, Script, Setup, Test, exit, log_value, wrmsr};
-use iced_x86::code_asm::{cx, dx, eax, ecx, edi, edx, esi};
+use iced_x86::code_asm::{
+    CodeAssembler, cx, dx, eax, ebp, ebx, ecx, edi, edx, esi, qword_ptr, r14, rax, rbx, rdi, rdx,
+};
 use pmu_virt::PmuModel;
 use vmm::config::{FollowsGrants, HypervisorCounters, PcrChoice};
 use vmm::firmware::SetAside;
 use vmm::kvm::SMM_ENTRY;
-use vmm::micro::{MicroPcr, assemble_for};
+use vmm::micro::{KERNEL_CODE, MicroPcr, Start, assemble_for};
 
 use super::{
     ACCESS, CR4_PCE, KEY, access_key, alias, alias_select, counter, decisions, key, rdpmc, select,
@@ -32,6 +34,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "pcr::smm_counts_as_firmware",
         run: smm,
+    },
+    Test {
+        name: "pcr::each_vcpu_has_a_state_of_its_own_in_smm",
+        run: smm_together,
     },
 ];
 
@@ -238,5 +244,86 @@ fn smm(lab: &Lab) -> Result<()> {
     let reserved = (Layer::Firmware, Event::Reserved { lease_ms: None });
     let set = (Layer::Firmware, Event::AccessSet { private: true });
     ensure!(by == [reserved, set], "{:?}", decisions(&ran));
+    Ok(())
+}
+
+/// Two vCPUs go into SMM again and again, also at the same time, since the code there exits
+/// to the VMM. Each finds its registers when it is back.
+fn smm_together(lab: &Lab) -> Result<()> {
+    const OTHER: u64 = KERNEL_CODE + 0x1_0000;
+    const READY: u64 = DATA + 0x100;
+    const DONE: u64 = DATA + 0x108;
+    const BAD: u64 = DATA + 0x110;
+    const ROUNDS: u32 = 100;
+    const ICR: u32 = 0x830;
+    let handler = assemble_for(16, SMM_ENTRY, |a| {
+        let mut again = a.create_label();
+        a.mov(ebx, 8)?;
+        a.set_label(&mut again)?;
+        a.mov(ecx, PHASE)?;
+        a.rdmsr()?;
+        a.dec(ebx)?;
+        a.jne(again)?;
+        a.rsm()
+    })?;
+    let spin = |a: &mut CodeAssembler, id: u64| {
+        let [mut together, mut again, mut whole] = [(); 3].map(|()| a.create_label());
+        let pattern = 0x1111_2222_3333_4444 * (id + 1);
+        Apic::X2.enable(a)?;
+        a.lock().inc(qword_ptr(READY))?;
+        a.set_label(&mut together)?;
+        a.pause()?;
+        a.cmp(qword_ptr(READY), 2)?;
+        a.jne(together)?;
+        a.mov(ebp, ROUNDS)?;
+        a.set_label(&mut again)?;
+        for register in [rbx, rdi, r14] {
+            a.mov(register, pattern)?;
+        }
+        wrmsr(a, ICR, id << 32 | 2 << 8)?;
+        (0..8).try_for_each(|_| a.nop())?;
+        a.mov(rax, pattern)?;
+        a.xor(rbx, rax)?;
+        a.xor(rdi, rax)?;
+        a.xor(r14, rax)?;
+        a.or(rbx, rdi)?;
+        a.or(rbx, r14)?;
+        a.je(whole)?;
+        a.lock().inc(qword_ptr(BAD))?;
+        a.set_label(&mut whole)?;
+        a.dec(ebp)?;
+        a.jne(again)?;
+        a.lock().inc(qword_ptr(DONE))
+    };
+    let program = Program::new()?.kernel(|a| {
+        let mut wait = a.create_label();
+        spin(a, 0)?;
+        a.set_label(&mut wait)?;
+        a.pause()?;
+        a.cmp(qword_ptr(DONE), 2)?;
+        a.jne(wait)?;
+        a.mov(rax, qword_ptr(BAD))?;
+        a.mov(rdx, qword_ptr(DONE))?;
+        log_value(a)?;
+        exit(a)
+    })?;
+    let program = program.code(OTHER, |a| {
+        let mut rest = a.create_label();
+        spin(a, 1)?;
+        a.set_label(&mut rest)?;
+        a.hlt()?;
+        a.jmp(rest)
+    })?;
+    let setup = Setup {
+        timeout: std::time::Duration::from_secs(60),
+        ..setup()
+    };
+    let guest = program.start(0).start(Start::at(OTHER, 0)).smm(handler);
+    let ran = lab.run(&setup, &guest)?;
+    let seen: Vec<(u64, u64)> = ran.log.iter().map(|entry| (entry.a, entry.b)).collect();
+    ensure!(
+        seen == [(0, 2)],
+        "{seen:?}: rounds with other registers, vCPUs"
+    );
     Ok(())
 }

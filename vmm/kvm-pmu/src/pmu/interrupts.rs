@@ -1,6 +1,7 @@
 //! Interrupts that a PMU raises: PMIs at overflows, and those that announce
 //! notices of the reservations.
 
+use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE};
 use pmu_virt::{PmiDue, Tsc, VcpuPmu};
 
 use super::{Lent, Traps};
@@ -16,6 +17,11 @@ pub(super) struct PmiRouting {
     lvtpc: Lvtpc,
     /// When its overflow was due, if the PMU knew.
     due: Option<Tsc>,
+}
+
+/// Whether a processor in KVM's `state` has had its start-up IPI.
+fn has_started(state: u32) -> bool {
+    matches!(state, KVM_MP_STATE_RUNNABLE | KVM_MP_STATE_HALTED)
 }
 
 impl Traps {
@@ -81,8 +87,14 @@ impl Traps {
             let event = TrapEvent::Notice { vector, sent };
             lent.observer.event(vcpu.id(), event);
         }
-        if self.pmu.as_mut().is_some_and(VcpuPmu::take_smi) {
+        let Some(pmu) = self.pmu.as_mut().filter(|pmu| pmu.wants_smi()) else {
+            return Ok(());
+        };
+        // Code in SMM reads all notices before it leaves. KVM never halts a processor that
+        // waits for its start and has an SMI pending.
+        if !vcpu.in_smm() && has_started(vcpu.get_mp_state()?.mp_state) {
             vcpu.smi()?;
+            pmu.smi_sent();
         }
         Ok(())
     }
