@@ -96,10 +96,8 @@ fn check_asked(log: &Log, audit: &[String], counter: &str) {
     let yielded = format!("{counter} yielded on CPU 0");
     log.has("asked", &[&yielded]);
     let told = log.errors();
-    assert!(
-        told.contains("counter-value") && !told.contains("<not counted>"),
-        "{told}"
-    );
+    let counted = |line: &str| line.contains("counter-value") && !line.contains("<not counted>");
+    assert!(told.lines().any(counted), "{told}");
     let answers = ["\"asked\"", "\"yielded\""];
     for line in audit
         .iter()
@@ -184,7 +182,8 @@ fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
     assert!(told.contains("the guest kernel holds"), "{told}");
     let whole = log.of("kept").matches(",100.00,").count();
     assert!(whole >= 2, "{}", log.of("kept"));
-    assert!(!decisions(&audit, "declined", "refused").is_empty());
+    let declined = audit.iter().filter(|line| line.contains("\"declined\""));
+    assert!(declined.count() > 0);
     // A processor that is down renews nothing.
     let taken: Vec<String> = (0..6)
         .map(|n| format!("PMC{n} taken anew on CPU 1"))

@@ -2,6 +2,7 @@
 //! others hold, and the three arbiters of `guest-tests/linux/pcr` as its modules.
 
 mod arbiters;
+mod budget;
 mod interacting;
 mod smm;
 mod unaware;
