@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 #[cfg(feature = "alloc")]
-use crate::broker::Backing;
+use crate::backing::Backing;
 use crate::control::Control;
 #[cfg(feature = "alloc")]
 use crate::counter::PerKind;

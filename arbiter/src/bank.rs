@@ -71,6 +71,11 @@ impl Bank {
         self.held.iter().filter(is_its).collect()
     }
 
+    /// Counters that the layers of the guest hold.
+    pub fn held_by_guest(&self) -> CounterSet {
+        self.held & !self.held_by(Layer::Hypervisor)
+    }
+
     /// Counters that no layer holds.
     pub fn free(&self) -> CounterSet {
         self.free

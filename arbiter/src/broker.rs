@@ -8,6 +8,7 @@
 
 use core::cmp::Reverse;
 
+use crate::backing::Backed;
 use crate::bank::Bank;
 use crate::cookie::Cookie;
 use crate::counter::PerKind;
@@ -91,6 +92,16 @@ impl Pending {
         }
     }
 
+    /// What it is about, as a core is asked whether it backs that.
+    pub(crate) fn kind(&self) -> (Wanted, Option<NamedEvent>) {
+        (self.wanted, self.event)
+    }
+
+    /// How many counters more it needs.
+    pub(crate) fn lacks(&self) -> u32 {
+        u32::from(self.wanted.count()).saturating_sub(self.got.len())
+    }
+
     /// Notes that a holder keeps its counter.
     pub(crate) fn decline(&mut self, question: Question, reason: Reason) {
         self.question = None;
@@ -159,7 +170,7 @@ struct Sources {
 
 /// Decides the next step for the request of `layer`.
 pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep {
-    let need = u32::from(pending.wanted.count()).saturating_sub(pending.got.len());
+    let need = pending.lacks();
     if need == 0 {
         return NextStep::Grant;
     }
@@ -176,14 +187,14 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
     let announced = holdings.announced_for(layer);
     // What comes from nobody or from the hypervisor has to be backed anew.
     let rules = (view.bank, view.policy);
-    let room = view.backed.room_for(layer, pending);
+    let room = view.backed.room_for(layer, pending.kind());
     let more = view.backed.left(rules, layer, holdings.of_kind, room);
     let sources = sources(view, layer, pending, &holdings, more);
     let others = usable + sources.reachable - sources.backed;
     let suffices = |more: u32| announced.len() + sources.backed + others.min(more) >= need;
     if !suffices(more) {
         let elsewhere = view.backed.elsewhere();
-        let room = elsewhere.room_for(layer, pending);
+        let room = elsewhere.room_for(layer, pending.kind());
         let there = elsewhere.left(rules, layer, holdings.of_kind, room);
         if !pending.stays && suffices(there) {
             return NextStep::Move;
@@ -217,10 +228,9 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
 /// that the request of `layer` goes on there.
 pub(crate) fn needs(view: &View<'_>, layer: Layer, pending: &Pending) -> Option<u8> {
     let most = view.backed.most;
-    if view.backed.room_for(layer, pending).is_some() {
-        let held = view.bank.held() & !view.bank.held_by(Layer::Hypervisor);
-        let lacks = u32::from(pending.wanted.count()).saturating_sub(pending.got.len());
-        let all = u32::from(PerKind::count(held).programmable) + lacks;
+    if view.backed.room_for(layer, pending.kind()).is_some() {
+        let held = PerKind::count(view.bank.held_by_guest()).programmable;
+        let all = u32::from(held) + pending.lacks();
         return u8::try_from(all).ok().filter(|all| *all <= most.elsewhere);
     }
     let mut enough = most.programmable.saturating_add(1)..=most.elsewhere;
@@ -229,149 +239,6 @@ pub(crate) fn needs(view: &View<'_>, layer: Layer, pending: &Pending) -> Option<
         there.backed.most.programmable = *programmable;
         next(&there, layer, pending) != NextStep::Move
     })
-}
-
-/// What the layers of a guest can hold so that each counter has a physical one of its
-/// own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backing {
-    /// Programmable counters that they can hold together.
-    pub programmable: u8,
-    /// Fixed-function counters that they can hold; each beside what they hold now.
-    pub fixed: CounterSet,
-    /// Programmable counters that they could hold together if the vCPU moved to another
-    /// core; 0 if that is no more, or nobody moves it.
-    pub elsewhere: u8,
-    /// Room for what each layer asks for, by the layer's code, where that names an event
-    /// or physical counters differ. `None`: they do not, whatever is asked for.
-    pub rooms: Option<[Option<EventRoom>; LAYERS]>,
-}
-
-/// Room for what one layer asks for, where not every physical counter can count it or
-/// what is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EventRoom {
-    /// The event that its request names; `None`: any.
-    pub event: Option<NamedEvent>,
-    /// Programmable counters that can be held for it beside all that is held.
-    pub more: u8,
-    /// As many on a core without contexts of its own, to which the vCPU may go.
-    pub elsewhere: u8,
-    /// Held ones in whose place one more can be held for it.
-    pub instead_of: CounterSet,
-}
-
-impl EventRoom {
-    /// Whether one that is held can become one for this event.
-    pub(crate) fn can_have(&self, counter: CounterId) -> bool {
-        self.more > 0 || self.instead_of.contains(counter)
-    }
-}
-
-impl Backing {
-    /// Every counter has one.
-    pub fn whole() -> Self {
-        Backing {
-            programmable: u8::MAX,
-            fixed: CounterSet::first(0, crate::MAX_FIXED),
-            elsewhere: 0,
-            rooms: None,
-        }
-    }
-
-    /// Whether what is said of rooms holds only until somebody holds something else.
-    pub(crate) fn differs(&self) -> bool {
-        self.rooms.iter().flatten().any(Option::is_some)
-    }
-}
-
-/// What is left of a [`Backing`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backed {
-    pub(crate) most: Backing,
-    /// Counters of the hypervisor's that one of them is about to get.
-    pub(crate) coming: CounterSet,
-}
-
-impl Backed {
-    /// The same on the other core.
-    fn elsewhere(self) -> Backed {
-        let programmable = self.most.programmable.max(self.most.elsewhere);
-        let mut most = Backing {
-            programmable,
-            ..self.most
-        };
-        if self.most.elsewhere > self.most.programmable {
-            for room in most.rooms.iter_mut().flatten().flatten() {
-                room.more = room.elsewhere;
-            }
-        }
-        Backed { most, ..self }
-    }
-
-    /// Room for what the request of `layer` is about, where physical counters differ.
-    pub(crate) fn room_for(&self, layer: Layer, pending: &Pending) -> Option<EventRoom> {
-        // What the hypervisor holds no guest counts.
-        if !layer.is_guest() || matches!(pending.wanted, Wanted::This(CounterId::Fixed(_))) {
-            return None;
-        }
-        let told = self.most.rooms?;
-        let told = told.get(usize::from(layer.code())).copied().flatten();
-        match told {
-            Some(room) if room.event == pending.event => Some(room),
-            None if pending.event.is_none() => None,
-            // What was told of another request says nothing of this one.
-            _ => Some(EventRoom {
-                event: pending.event,
-                more: 0,
-                elsewhere: 0,
-                instead_of: CounterSet::EMPTY,
-            }),
-        }
-    }
-
-    /// Whether it is not known yet what room there is for the request.
-    pub(crate) fn is_unknown(&self, layer: Layer, pending: &Pending) -> bool {
-        let told = self.most.rooms.as_ref();
-        let told = told.and_then(|rooms| rooms.get(usize::from(layer.code())));
-        layer.is_guest()
-            && told.is_some_and(|room| match room {
-                Some(room) => room.event != pending.event,
-                None => pending.event.is_some(),
-            })
-    }
-
-    /// How many counters of the kind of `of_kind` `layer` can have that no layer of
-    /// the guest has; in `room`, where physical counters differ. Each of these keeps room for its minimum. The hypervisor's own
-    /// counters are not counted by a guest.
-    pub(crate) fn left(
-        self,
-        (bank, policy): (&Bank, &Policy),
-        layer: Layer,
-        of_kind: CounterId,
-        room: Option<EventRoom>,
-    ) -> u32 {
-        if !layer.is_guest() {
-            return u32::MAX;
-        }
-        if matches!(of_kind, CounterId::Fixed(_)) {
-            return u32::from(self.most.fixed.contains(of_kind));
-        }
-        let of = |set: CounterSet| u32::from(PerKind::count(set).of(of_kind));
-        let guests = Policy::LAYERS.into_iter().filter(|other| other.is_guest());
-        let taken = guests.map(|other| {
-            let held = of(bank.held_by(other));
-            let share = policy.share(other).filter(|_| other != layer);
-            share.map_or(held, |share| held.max(share.min.of(of_kind).into()))
-        });
-        let taken = taken.sum::<u32>() + of(self.coming);
-        let most = room.map_or(self.most.programmable.into(), |room| {
-            let guests = Policy::LAYERS.into_iter().filter(|other| other.is_guest());
-            let held = guests.map(|other| of(bank.held_by(other))).sum::<u32>();
-            held + u32::from(room.more)
-        });
-        most.saturating_sub(taken)
-    }
 }
 
 /// Chooses the revocation to cancel when more were announced than are needed: one
@@ -426,7 +293,7 @@ fn sources(
         }
         let taken = holdings.announced | view.busy;
         let wanted = holdings.of_layer(other) & pending.wanted.candidates();
-        let wanted = match view.backed.room_for(layer, pending) {
+        let wanted = match view.backed.room_for(layer, pending.kind()) {
             Some(room) if other.is_guest() && room.more == 0 => wanted & room.instead_of,
             _ => wanted,
         };

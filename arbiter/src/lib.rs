@@ -68,6 +68,8 @@ extern crate alloc;
 pub mod abi;
 mod audit;
 #[cfg(feature = "alloc")]
+mod backing;
+#[cfg(feature = "alloc")]
 mod bank;
 #[cfg(feature = "alloc")]
 mod broker;
@@ -100,9 +102,9 @@ mod unit;
 pub use audit::{Ask, AskRecord, AskResult, Presented};
 pub use audit::{Auditor, Entropy, Event, NoAudit, NoEntropy, Record};
 #[cfg(feature = "alloc")]
-pub use bank::Bank;
+pub use backing::{Backing, EventRoom};
 #[cfg(feature = "alloc")]
-pub use broker::{Backing, EventRoom};
+pub use bank::Bank;
 pub use control::{Control, Shared};
 pub use cookie::Cookie;
 pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, PerKind};

@@ -21,8 +21,9 @@ use core::fmt;
 
 use crate::abi;
 use crate::audit::{Ask, AskRecord, AskResult, Auditor, Entropy, Event, Presented, Record};
+use crate::backing::Backing;
 use crate::bank::Bank;
-use crate::broker::{self, Backing, LAYERS};
+use crate::broker::{self, LAYERS};
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
 use crate::counter::PerKind;

@@ -2,15 +2,13 @@
 
 mod harness;
 
-use std::sync::Arc;
-
 use arbiter::abi::{CONTROL_ACCESS_USER, CONTROL_FAULT, CONTROL_MANAGE_KERNEL};
 use arbiter::{
     Access, Backing, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind,
-    Phase, Policy, Reason, Request, Scheme, Share, Tsc, Verdict, Wanted,
+    Policy, Reason, Request, Scheme, Share, Tsc, Verdict, Wanted,
 };
 
-use harness::{FW, HV, Harness, KERNEL, bits, cookie, plain, pmc, set, share};
+use harness::{FW, HV, Harness, KERNEL, bits, config, cookie, plain, pmc, set, share};
 
 const GRANTED: fn([u8; 1]) -> Outcome = |counters| Outcome::Granted(set(counters));
 
@@ -334,15 +332,8 @@ fn firmware_that_is_over_is_not_asked() {
 fn firmware_in_smm_is_called_when_it_is_asked() {
     for (end, called) in [(0x13, true), (1, false)] {
         let mut harness = Harness::of(PcrConfig {
-            counters: kinds(2),
-            widths: kinds(48),
-            policy: plain(),
-            scheme: Scheme::Interacting,
-            guard: arbiter::GuardLimits::with_ticks_per_ms(1),
-            ticks_per_ms: 1,
-            phase: Arc::new(Phase::new(true)),
-            legacy: None,
             smm: true,
+            ..config(Scheme::Interacting, kinds(2), plain(), true)
         });
         harness.any(FW, 2);
         assert_eq!(harness.any(HV, 1).outcome, Outcome::Pending);
@@ -866,15 +857,8 @@ fn what_the_firmware_was_gathering_keeps_its_legacy_name() {
     for (first, look) in firsts {
         for pending in [false, true] {
             let mut harness = Harness::of(PcrConfig {
-                counters: kinds(4),
-                widths: kinds(48),
-                policy: plain(),
-                scheme: Scheme::Interacting,
-                guard: arbiter::GuardLimits::with_ticks_per_ms(1),
-                ticks_per_ms: 1,
-                phase: Arc::new(Phase::new(true)),
                 legacy: Some(kinds(4)),
-                smm: false,
+                ..config(Scheme::Interacting, kinds(4), plain(), true)
             });
             harness.this(FW, 0);
             harness.this(HV, 2);

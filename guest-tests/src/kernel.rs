@@ -5,5 +5,7 @@ mod code;
 mod elf;
 mod pty;
 
-pub use code::{BASE, Kernel, Protocol, Routines, exit, halt_forever, print, put, spin_forever};
+pub use code::{
+    BASE, Kernel, Protocol, Routines, count_low, exit, halt_forever, print, put, spin_forever,
+};
 pub use pty::{Mode, Pty, send_signal};

@@ -2,8 +2,10 @@
 //! on them beside the guest.
 
 mod claims;
+mod promises;
 
-pub(crate) use claims::{FirmDemands, GuestClaim, ResourceClaim, fixed_request};
+pub(crate) use claims::{FirmDemands, GuestClaim, ResourceClaim};
+pub(crate) use promises::fixed_request;
 
 use std::cell::Cell;
 use std::fmt;

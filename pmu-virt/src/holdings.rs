@@ -70,8 +70,8 @@ impl Holdings {
         self.0.vcpus.get(usize::try_from(vcpu.0).ok()?)
     }
 
-    /// `vcpu` holds these and no others, each for the event that was named for it, and its guest may want so many
-    /// counters.
+    /// `vcpu` holds these and no others, each for the event that was named for it, and its
+    /// guest may want so many counters.
     pub(crate) fn note(
         &self,
         vcpu: OwnerId,

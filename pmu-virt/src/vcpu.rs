@@ -3,6 +3,7 @@
 
 mod access;
 mod backing;
+mod block;
 mod budget;
 mod counting;
 mod hosting;
@@ -108,7 +109,7 @@ impl MsrWrite {
     /// A write of `msr` where there is no PMU.
     pub fn without_pmu(msr: MsrIndex) -> Self {
         MsrWrite {
-            secret: reserved::is_key(PcrRegister::decode(msr.0)),
+            secret: block::is_key(PcrRegister::decode(msr.0)),
             ..WriteOutcome::Gp.into()
         }
     }

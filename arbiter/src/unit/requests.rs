@@ -155,9 +155,9 @@ impl PcrUnit {
         if let Some(mailbox) = self.mailbox_mut(layer) {
             mailbox.pending = Some(pending);
         }
-        let backing = self.backing();
         let pending = self.pending(layer);
-        self.held_anew |= pending.is_some_and(|pending| backing.is_unknown(layer, pending));
+        let told = pending.map(|pending| self.backing().told_of(layer, pending.event));
+        self.held_anew |= told.is_some_and(|told| told.is_err());
         let effects = self.advance(layer, cx);
         if let Some(pending) = self.pending_mut(layer) {
             pending.waits = true;
@@ -214,7 +214,7 @@ impl PcrUnit {
         counter: CounterId,
         pending: &Pending,
     ) -> Result<(), Reason> {
-        let room = self.backing().room_for(layer, pending);
+        let room = self.backing().room_for(layer, pending.kind());
         let held = self.bank.reservation(counter);
         let is_new = held.is_some_and(|held| held.event != pending.event);
         if is_new && room.is_some_and(|room| !room.can_have(counter)) {

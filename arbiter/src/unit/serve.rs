@@ -2,7 +2,8 @@
 
 use super::{Context, PcrUnit, record};
 use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
-use crate::broker::{self, Backed, NextStep, Pending, Question, View, priority};
+use crate::backing::Backed;
+use crate::broker::{self, NextStep, Pending, Question, View, priority};
 use crate::mailbox::{Mailbox, QueuedNotice};
 use crate::message::{NoticeKind, Outcome, Wanted};
 use crate::policy::Policy;
@@ -97,9 +98,8 @@ impl PcrUnit {
         let owner = self.bank.reservation(counter).map(|held| held.owner);
         let mut backed = self.backing();
         backed.coming = backed.coming & !CounterSet::from_iter([counter]);
-        let room = self
-            .pending(layer)
-            .and_then(|pending| backed.room_for(layer, pending));
+        let pending = self.pending(layer);
+        let room = pending.and_then(|pending| backed.room_for(layer, pending.kind()));
         if owner.is_some_and(Layer::is_guest) {
             return room.is_none_or(|room| room.can_have(counter));
         }
@@ -209,8 +209,7 @@ impl PcrUnit {
             if !self.is_alive(layer) {
                 return effects.and(self.conclude(layer, Err(Reason::Phase), cx));
             }
-            let lacks = pending.got.len() < u32::from(pending.wanted.count());
-            if lacks && self.held_anew && layer.is_guest() {
+            if pending.lacks() > 0 && self.held_anew && layer.is_guest() {
                 // Until it is told what can be backed now.
                 self.report_gathered(layer, cx);
                 return effects;

@@ -85,6 +85,29 @@ pub(crate) fn plain() -> Policy {
     }
 }
 
+/// A machine without SMM and legacy names, whose ticks are milliseconds.
+pub(crate) fn config(
+    scheme: Scheme,
+    counters: PerKind,
+    policy: Policy,
+    firmware: bool,
+) -> PcrConfig {
+    PcrConfig {
+        counters,
+        widths: PerKind {
+            programmable: 48,
+            fixed: 48,
+        },
+        policy,
+        scheme,
+        guard: GuardLimits::with_ticks_per_ms(1),
+        ticks_per_ms: 1,
+        phase: Arc::new(Phase::new(firmware)),
+        legacy: None,
+        smm: false,
+    }
+}
+
 impl Harness {
     pub(crate) fn new(scheme: Scheme, counters: u8, policy: Policy) -> Harness {
         Harness::with(
@@ -105,20 +128,7 @@ impl Harness {
         firmware: bool,
     ) -> Harness {
         policy.fits(counters.programmable, counters.fixed).unwrap();
-        Harness::of(PcrConfig {
-            counters,
-            widths: PerKind {
-                programmable: 48,
-                fixed: 48,
-            },
-            policy,
-            scheme,
-            guard: GuardLimits::with_ticks_per_ms(1),
-            ticks_per_ms: 1,
-            phase: Arc::new(Phase::new(firmware)),
-            legacy: None,
-            smm: false,
-        })
+        Harness::of(config(scheme, counters, policy, firmware))
     }
 
     pub(crate) fn of(config: PcrConfig) -> Harness {

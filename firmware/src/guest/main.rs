@@ -93,7 +93,6 @@ fn reserve_all(config: &Config, pcr: Pcr, report: &mut Report<&mut Area>) -> (St
         config: config.clone(),
     };
     let mut held = work.perform(0);
-    let mut boot = Processor::waiting(0, config.pm_timer, 0);
     let answered = secondary_cpus::wake_all(work, || answer_notices(&mut boot, &pcr, &mut held));
     for number in 0..config.counters().len() {
         print_result(config, number, answered);

@@ -106,11 +106,9 @@ pub(super) fn ask(
             abi::ANSWER_PENDING => {}
             abi::ANSWER_GRANTED => {
                 let granted = machine.read(pcr.base + abi::MSR_GRANTED, 0).ok()?;
-                let position = u8::try_from(granted.trailing_zeros()).ok()?;
-                if position > 63 {
-                    // Revoked already.
-                    return None;
-                }
+                // None, if it was revoked already.
+                let position = u8::try_from(granted.trailing_zeros()).ok();
+                let position = position.filter(|at| usize::from(*at) < POSITIONS)?;
                 let what = News::Granted { position, waited };
                 machine.tell(Happening { number, what });
                 return Some(position);

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use iced_x86::code_asm::{CodeAssembler, CodeLabel, al, byte_ptr, dx, eax, ecx, edx, esi};
+use iced_x86::code_asm::{
+    AsmRegister64, CodeAssembler, CodeLabel, al, byte_ptr, dx, eax, ebp, ecx, edi, edx, esi,
+    qword_ptr, rdi,
+};
 use tempfile::NamedTempFile;
 
 use super::elf::{ElfImage, write};
@@ -171,6 +174,26 @@ pub fn print(a: &mut CodeAssembler, text: &str) -> Written {
         a.mov(eax, u32::from(byte))?;
         a.out(dx, al)
     })
+}
+
+/// Counts in EAX in how many places of memory, from `start` up to 640 KiB, 8 bytes are
+/// those of `value`; changes EBP and EDI.
+///
+/// # Errors
+/// Never in practice; the assembler's signature.
+pub fn count_low(a: &mut CodeAssembler, start: u32, value: AsmRegister64) -> Written {
+    let (mut again, mut other) = (a.create_label(), a.create_label());
+    a.mov(edi, start)?;
+    a.mov(ebp, 0)?;
+    a.set_label(&mut again)?;
+    a.cmp(qword_ptr(rdi), value)?;
+    a.jne(other)?;
+    a.inc(ebp)?;
+    a.set_label(&mut other)?;
+    a.add(edi, 8)?;
+    a.cmp(edi, 0xa_0000)?;
+    a.jb(again)?;
+    a.mov(eax, ebp)
 }
 
 /// Writes `value` to the byte port `port`; changes EAX and EDX.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use arbiter::abi;
 use firmware::layout;
-use guest_tests::kernel::{BASE, Kernel, Protocol, Routines, exit, print};
+use guest_tests::kernel::{BASE, Kernel, Protocol, Routines, count_low, exit, print};
 use guest_tests::micro::wrmsr;
 use guest_tests::umpire::{skipped_without_firmware, skipped_without_kvm};
 use iced_x86::IcedError;
@@ -454,18 +454,7 @@ fn cookies_stay_only_where_they_were_asked_to() {
             a.set_label(&mut zero)?;
             a.nop()?;
         }
-        let (mut again, mut other) = (a.create_label(), a.create_label());
-        a.mov(edi, u32::try_from(layout::START).expect("low"))?;
-        a.mov(ebp, 0)?;
-        a.set_label(&mut again)?;
-        a.cmp(qword_ptr(rdi), rbx)?;
-        a.jne(other)?;
-        a.inc(ebp)?;
-        a.set_label(&mut other)?;
-        a.add(edi, 8)?;
-        a.cmp(edi, 0xa_0000)?;
-        a.jb(again)?;
-        a.mov(eax, ebp)?;
+        count_low(a, u32::try_from(layout::START).expect("low"), rbx)?;
         a.call(routines.hex)?;
         print(a, "\n")?;
         exit(a, 0)

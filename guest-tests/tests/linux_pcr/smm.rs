@@ -1,12 +1,12 @@
 //! Firmware that goes on in SMM, before a kernel of our own.
 
 use arbiter::abi;
-use guest_tests::kernel::{Kernel, Protocol, exit, print};
+use guest_tests::kernel::{Kernel, Protocol, count_low, exit, print};
 use guest_tests::l1::{End, Machine, Run};
 use guest_tests::micro::Written;
 use guest_tests::umpire;
 use iced_x86::code_asm::{
-    CodeAssembler, dword_ptr, eax, ebp, ecx, edi, edx, qword_ptr, r8, r9, r10, rdi, rsi,
+    CodeAssembler, dword_ptr, eax, ecx, edi, edx, qword_ptr, r8, r9, r10, rdi, rsi,
 };
 
 /// The kernel's cookie.
@@ -75,18 +75,7 @@ fn kernel() -> Kernel {
             say(a)?;
         }
         // How often the management cookie is in memory below 640 KiB.
-        let (mut again, mut other) = (a.create_label(), a.create_label());
-        a.mov(edi, 0)?;
-        a.mov(ebp, 0)?;
-        a.set_label(&mut again)?;
-        a.cmp(qword_ptr(rdi), r8)?;
-        a.jne(other)?;
-        a.inc(ebp)?;
-        a.set_label(&mut other)?;
-        a.add(edi, 8)?;
-        a.cmp(edi, 0xa_0000)?;
-        a.jb(again)?;
-        a.mov(eax, ebp)?;
+        count_low(a, 0, r8)?;
         say(a)?;
         // What the kernel writes at the entry of SMM is no code of SMM.
         a.mov(edi, 0x3_8000)?;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arbiter::{
-    AskedEvents, Backing, CounterId, CounterSet, EventRoom, Layer, NamedEvent, PcrUnit, PerKind,
+    AskedEvents, Backing, CounterId, CounterSet, EventRoom, NamedEvent, PcrUnit, PerKind,
 };
 use pmu_model::Constraint;
 
@@ -28,14 +28,15 @@ impl VcpuPmu {
 
     /// What the layers of the guest have reserved.
     pub(super) fn guests_holding(&self) -> CounterSet {
-        self.held_by(Layer::Firmware) | self.held_by(Layer::GuestKernel)
+        self.reservations()
+            .map_or(CounterSet::EMPTY, |unit| unit.bank().held_by_guest())
     }
 
     /// What the layers of the guest can hold so that each counter has a slot of its own
     /// on `core`, beside what contexts rely on there.
     /// `asked`: what each layer asks for, as [`PcrUnit::asked_events`] has it.
     fn backing(&self, core: &CorePmu, asked: AskedEvents) -> Backing {
-        let any = core.any_event(&self.wish().events);
+        let any = self.any_event(core);
         let held = self.guests_holding();
         let kept = self.kept(core, any);
         let fixed = self.model.counters().filter(|counter| {
@@ -78,12 +79,7 @@ impl VcpuPmu {
 
     /// What is kept for the reserved counters of this vCPU.
     fn kept(&self, core: &CorePmu, any: Option<Constraint>) -> Kept {
-        let held = self.guests_holding();
-        let promised = held.iter().filter_map(|counter| {
-            let promise = self.promise(core, counter, any)?;
-            Some((counter, promise))
-        });
-        let promised: Vec<(CounterId, Constraint)> = promised.collect();
+        let promised = self.promised(core, any);
         let now = promised.iter().map(|(counter, promise)| {
             let logical = &self.counters[index_of(*counter)];
             // What has no place is judged when it wants one.
@@ -97,6 +93,22 @@ impl VcpuPmu {
             firm: core.firm_beside(self.owner),
             own: core.firm_of(self.owner),
         }
+    }
+
+    /// What most events of the guest's can be counted by.
+    pub(super) fn any_event(&self, core: &CorePmu) -> Option<Constraint> {
+        core.any_event(&self.wish().events)
+    }
+
+    /// What has to count for each of the counters that layers of the guest have reserved.
+    pub(super) fn promised(
+        &self,
+        core: &CorePmu,
+        any: Option<Constraint>,
+    ) -> Vec<(CounterId, Constraint)> {
+        let held = self.guests_holding();
+        let promise = |counter| Some((counter, self.promise(core, counter, any)?));
+        held.iter().filter_map(promise).collect()
     }
 
     /// What has to count for a reserved counter.

@@ -126,7 +126,7 @@ impl VcpuPmu {
             return false;
         }
         let any = self.any.get().or_else(|| {
-            self.any.set(core.any_event(&self.wish().events));
+            self.any.set(self.any_event(core));
             self.any.get()
         });
         let promise = self.promise(core, counter, any);
@@ -148,16 +148,12 @@ impl VcpuPmu {
         if !reserved.iter().any(judged) {
             return Vec::new();
         }
-        let any = core.any_event(&self.wish().events);
         let firm = core.firm_beside(self.owner);
-        let promised = self.guests_holding().iter().filter_map(|counter| {
-            let constraint = self.promise(core, counter, any)?;
-            let held = None;
-            Some(Demand {
-                counter,
-                constraint,
-                held,
-            })
+        let promised = self.promised(core, self.any_event(core)).into_iter();
+        let promised = promised.map(|(counter, constraint)| Demand {
+            counter,
+            constraint,
+            held: None,
         });
         let promised: Vec<Demand> = promised.collect();
         // What else is counted instead of what was promised.

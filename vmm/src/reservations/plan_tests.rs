@@ -13,6 +13,24 @@ fn aside(counters: &[CounterId]) -> SetAside {
     }
 }
 
+/// What firmware gets of six counters where the hypervisor has set `hypervisor` aside.
+fn firmware_set(
+    choice: &PcrChoice,
+    hypervisor: &[CounterId],
+    named: &[CounterId],
+    any: u8,
+) -> CounterSet {
+    let there = PerKind {
+        programmable: 6,
+        fixed: 0,
+    };
+    let asked = SetAside {
+        named: set(named),
+        any,
+    };
+    choice.firmware_set(there, set(hypervisor), asked)
+}
+
 #[test]
 fn firmware_is_expected_to_get_what_policy_lets_it() {
     fn check(named: &[CounterId], any: u8, max: u8, expected: &[CounterId]) {
@@ -22,15 +40,7 @@ fn firmware_is_expected_to_get_what_policy_lets_it() {
         };
         choice.policy.firmware.max.programmable = max;
         choice.policy.kernel.min.programmable = 2;
-        let there = PerKind {
-            programmable: 6,
-            fixed: 0,
-        };
-        let asked = SetAside {
-            named: set(named),
-            any,
-        };
-        let got = choice.firmware_set(there, set(&[pmc(5)]), asked);
+        let got = firmware_set(&choice, &[pmc(5)], named, any);
         assert_eq!(got, set(expected), "{named:?} and {any}, at most {max}");
     }
     check(&[], 0, 6, &[]);
@@ -49,15 +59,7 @@ fn firmware_is_expected_to_get_what_the_hypervisor_yields() {
             ..PcrChoice::default()
         };
         choice.policy.hypervisor.min.programmable = min;
-        let there = PerKind {
-            programmable: 6,
-            fixed: 0,
-        };
-        let asked = SetAside {
-            named: set(named),
-            any,
-        };
-        let got = choice.firmware_set(there, set(&[pmc(4), pmc(5)]), asked);
+        let got = firmware_set(&choice, &[pmc(4), pmc(5)], named, any);
         assert_eq!(got, set(expected), "{scheme:?}, {min}: {named:?}, {any}");
     }
     let interacting = Scheme::Interacting;

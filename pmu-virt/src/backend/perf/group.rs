@@ -121,13 +121,11 @@ impl Group {
         kernel: &mut dyn PerfSyscalls,
         event: EventSpec,
     ) -> Result<(), Failure> {
-        let (alone, silent) = (
-            SlotIndex(0),
-            EventSpec {
-                period: None,
-                ..event
-            },
-        );
+        let alone = SlotIndex(0);
+        let silent = EventSpec {
+            period: None,
+            ..event
+        };
         self.add(kernel, alone, silent, 0)?;
         self.set_running(kernel, alone, true)?;
         self.switch(kernel, true)?;
