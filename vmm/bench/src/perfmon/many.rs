@@ -55,6 +55,9 @@ pub struct ManyReport {
     pub commands: Vec<CommandRow>,
     /// Accesses of the guest without contexts and with them.
     pub traps: Vec<TrapsRow>,
+    /// Those without contexts at the end against those at the beginning: what this host
+    /// makes of a ratio where nothing is different.
+    pub same: Vec<TrapsRow>,
     /// Accesses timed of each kind.
     pub accesses: u32,
 }
@@ -84,7 +87,7 @@ fn run(
     let loaded = u32::from(VCPUS);
     let unloaded = bench.contexts.saturating_sub(loaded);
     let rounds = (bench.iterations / 2).div_ceil(BATCH);
-    let (mut quiet, mut with) = (TimesByAccess::default(), TimesByAccess::default());
+    let [mut quiet, mut with, mut again] = std::array::from_fn(|_| TimesByAccess::default());
     progress("64 vCPUs without contexts");
     quiet.take(served, rounds)?;
 
@@ -122,7 +125,9 @@ fn run(
         .map_err(|refusal| BenchError::refused("HELLO", refusal))?;
     // The machine as it was, once more: what the host did meanwhile hits both.
     progress("64 vCPUs without contexts again");
-    quiet.take(served, rounds)?;
+    again.take(served, rounds)?;
+    let same = again.clone().against(quiet.clone(), bench.tsc_khz)?;
+    quiet.extend(again);
     let none = || BenchError::Guest("it has no contexts".to_owned());
     let each = |bytes: u64, count: u32| bytes / u64::from(count.max(1));
     let per_unloaded = each(memory_unloaded.saturating_sub(memory_before), unloaded);
@@ -139,6 +144,7 @@ fn run(
         per_loaded: of_loaded.saturating_sub(per_unloaded),
         commands,
         traps: with.against(quiet, bench.tsc_khz)?,
+        same,
         accesses: rounds * BATCH,
     })
 }

@@ -222,6 +222,11 @@ impl ManyReport {
         )?;
         commands(&self.commands, out)?;
         traps(&self.traps, ["without", "with"], out)?;
+        writeln!(
+            out,
+            "Without contexts at the end, against the beginning (this host's noise):"
+        )?;
+        traps(&self.same, ["before", "after"], out)?;
         writeln!(out, "{} accesses of each kind with contexts", self.accesses)
     }
 }

@@ -27,6 +27,13 @@ pub struct TrapsRow {
 }
 
 impl TimesByAccess {
+    /// Adds the samples of `other`.
+    pub(super) fn extend(&mut self, other: Self) {
+        for (series, more) in self.0.iter_mut().zip(other.0) {
+            series.extend(more);
+        }
+    }
+
     /// Takes `rounds` batches of every kind; those that had begun before are
     /// left out.
     pub(super) fn take(&mut self, served: &ServedGuest, rounds: u32) -> Result<(), BenchError> {
