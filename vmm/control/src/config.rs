@@ -7,16 +7,9 @@ use std::sync::Arc;
 use perfmon_abi::wire::MAX_PAYLOAD;
 use pmu_virt::perfmon::{DEFAULT_OVERFLOW_RATE, FormatRegistry, HostPolicy, MAX_CONTEXTS};
 
-use crate::sys::PAGE;
+use umpire_socket::Access;
 
-/// Who may connect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Access {
-    /// Permission bits of the socket.
-    pub mode: u32,
-    /// Its group; `None`: that of the VMM.
-    pub group: Option<u32>,
-}
+use crate::sys::PAGE;
 
 /// `--control-connections` without a word.
 pub const DEFAULT_CONNECTIONS: u64 = 64;

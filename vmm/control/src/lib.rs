@@ -69,7 +69,7 @@ mod socket;
 #[allow(unsafe_code)]
 mod sys;
 
-pub use config::{ARG_SIZES, Access, ControlConfig, DEFAULT_CONNECTIONS};
+pub use config::{ARG_SIZES, ControlConfig, DEFAULT_CONNECTIONS};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
 pub use job::{CoreView, Job, Target, VcpuView, View};
 pub use pcr::change_share;
@@ -80,4 +80,4 @@ pub use quantities::{
 pub use serve::{close_core, serve_core, serve_inspection, serve_vcpu};
 pub use server::{Server, ServerError};
 pub use setup::{Connected, ControlEndpoint, PreparedServer, ServerSetup};
-pub use socket::SocketError;
+pub use umpire_socket::{Access, SocketError};

@@ -22,14 +22,20 @@ use crate::config::ControlConfig;
 use crate::dispatcher::JobDispatcher;
 use crate::job::Notifier;
 use crate::quantities::MemoryProbe;
-use crate::socket::{Listener, SocketError};
 use event_loop::EventLoop;
 use limits::Limits;
+use rustix::net::SocketType;
+use umpire_socket::{Listener, SocketError, Wording};
 
 /// How long tools may look at their contexts after the machine has ended.
 const LINGER: Duration = Duration::from_secs(1);
 /// How much longer the server's thread may take to end.
 const GRACE: Duration = Duration::from_secs(2);
+/// How messages call the socket.
+const WORDING: Wording = Wording {
+    option: "--control",
+    server: "VMM",
+};
 /// How often [`Server::stop`] looks whether the thread has ended.
 const END_POLL: Duration = Duration::from_millis(1);
 
@@ -84,7 +90,12 @@ impl Server {
     /// The socket cannot be had, or the host has no descriptor or thread left.
     pub(crate) fn start(vm: ServedVm, config: &ControlConfig) -> Result<Self, ServerError> {
         let limits = Limits::new(config, limits::raise_open_files(), vm.dispatcher.vcpus());
-        let listener = Listener::new(&config.socket, &config.access)?;
+        let listener = Listener::new(
+            &config.socket,
+            SocketType::SEQPACKET,
+            &config.access,
+            WORDING,
+        )?;
         let stop = Arc::new(Stop {
             requested: AtomicBool::new(false),
             notifier: Notifier::new()?,

@@ -15,7 +15,8 @@ use pmu_virt::perfmon::ContextId;
 use super::answer::{Answer, ConnectionId, RequestId};
 use super::events::{Events, Token};
 use crate::closer::Closer;
-use crate::socket::{Listener, Packet, Peer, receive, send};
+use crate::socket::{Packet, receive, send};
+use umpire_socket::{Listener, Peer};
 
 /// Connections accepted before others are served.
 const MOST_AT_ONCE: usize = 64;

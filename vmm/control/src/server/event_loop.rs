@@ -23,7 +23,8 @@ use super::limits::Limits;
 use super::{LINGER, ServedVm, Stop};
 use crate::config::ControlConfig;
 use crate::job::{Ask, Done, Report, Work};
-use crate::socket::{FileId, Listener, Packet};
+use crate::socket::{FileId, Packet};
+use umpire_socket::Listener;
 
 /// How often the server looks whether tools have closed their contexts, once the
 /// machine has ended.

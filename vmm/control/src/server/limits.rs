@@ -9,8 +9,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::connections::MOST_REFUSED;
 use crate::config::{ARG_SIZES, ControlConfig};
-use crate::socket::Peer;
 use crate::sys::PAGE;
+use umpire_socket::Peer;
 
 /// Most contexts of a VM.
 const MOST_CONTEXTS: usize = 4096;

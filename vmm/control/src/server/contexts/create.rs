@@ -17,7 +17,8 @@ use crate::message_queue::SocketQueue;
 use crate::server::answer::Answer;
 use crate::server::events::Token;
 use crate::server::limits::Limits;
-use crate::socket::{FileId, Peer, context_pair};
+use crate::socket::{FileId, context_pair};
+use umpire_socket::Peer;
 
 /// A sampler, and the file and size of its buffer.
 type Made = (Sampler, Option<(Arc<OwnedFd>, u64)>);

@@ -10,7 +10,8 @@ use pmu_virt::perfmon::{AttachedContext, Context, ContextId, MessageQueue};
 use super::asking::Load;
 use crate::job::Target;
 use crate::server::answer::{ConnectionId, RequestId};
-use crate::socket::{FileId, Peer};
+use crate::socket::FileId;
+use umpire_socket::Peer;
 
 /// Most event sets of all contexts of a VM.
 pub(in crate::server) const MOST_SETS: usize = 1 << 16;

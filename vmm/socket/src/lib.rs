@@ -1,0 +1,352 @@
+//! Sockets of the file system that local clients connect to: how a server gets one, and
+//! who is at the other end.
+#![deny(unsafe_code)]
+
+mod sys;
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Gid, Mode, fchmod};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+use thiserror::Error;
+
+/// Most connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Of each socket here: it never makes its thread wait, and children do not get it.
+pub const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// Who may connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Permission bits of the socket.
+    pub mode: u32,
+    /// Its group; `None`: that of the server.
+    pub group: Option<u32>,
+}
+
+/// How messages call a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wording {
+    /// The option that has its path: `--control`.
+    pub option: &'static str,
+    /// What serves it: `VMM`.
+    pub server: &'static str,
+}
+
+/// A socket could not be made.
+#[derive(Debug, Error)]
+pub enum SocketError {
+    /// Another process serves the socket.
+    #[error(
+        "{} {}: another {server} serves this socket; choose another path or stop that {server}",
+        .wording.option, .path.display(), server = .wording.server
+    )]
+    Live {
+        /// How it is called.
+        wording: Wording,
+        /// The path of the socket.
+        path: PathBuf,
+    },
+    /// Something that is no socket has this name.
+    #[error(
+        "{} {}: there is something that is no socket; choose another path",
+        .wording.option, .path.display()
+    )]
+    NoSocket {
+        /// How it is called.
+        wording: Wording,
+        /// The path of the socket.
+        path: PathBuf,
+    },
+    /// The path is too long for a socket.
+    #[error(
+        "{} {}: a socket's path has at most 107 bytes; choose a shorter one",
+        .wording.option, .path.display()
+    )]
+    Path {
+        /// How it is called.
+        wording: Wording,
+        /// The path of the socket.
+        path: PathBuf,
+    },
+    /// A system call failed.
+    #[error("{} {}: {what} failed: {error}", .wording.option, .path.display())]
+    Io {
+        /// How it is called.
+        wording: Wording,
+        /// The path of the socket.
+        path: PathBuf,
+        /// The name of the call, and the option that it is about.
+        what: String,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// The listening socket. Its name in the file system is removed with it.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and inode of its name.
+    name: (u64, u64),
+}
+
+impl Listener {
+    /// Listens at `path`. A socket that an earlier server has left there is replaced.
+    ///
+    /// # Errors
+    /// Somebody serves it, something else has the name, or a system call failed.
+    pub fn new(
+        path: &Path,
+        kind: SocketType,
+        access: &Access,
+        wording: Wording,
+    ) -> Result<Self, SocketError> {
+        let failed = |what: &str| failure(path, wording, what.to_owned());
+        let address = SocketAddrUnix::new(path).map_err(|_| SocketError::Path {
+            wording,
+            path: path.to_owned(),
+        })?;
+        clear(path, kind, &address, wording)?;
+        let socket = open(kind).map_err(failed("socket"))?;
+        // The name gets the mode of the socket, so nobody can connect before the chmod
+        // below, which no umask restricts.
+        fchmod(&socket, Mode::from_raw_mode(access.mode & 0o600))
+            .map_err(io::Error::from)
+            .map_err(failed("fchmod"))?;
+        bind(&socket, &address)
+            .map_err(io::Error::from)
+            .map_err(failed("bind"))?;
+        let listener = Self {
+            socket,
+            path: path.to_owned(),
+            name: name_of(path).map_err(failed("stat"))?,
+        };
+        if let Some(group) = access.group {
+            rustix::fs::chown(path, None, Some(Gid::from_raw(group)))
+                .map_err(io::Error::from)
+                .map_err(failed(&format!("chown ({}-group)", wording.option)))?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(access.mode))
+            .map_err(failed(&format!("chmod ({}-mode)", wording.option)))?;
+        listen(&listener.socket, BACKLOG)
+            .map_err(io::Error::from)
+            .map_err(failed("listen"))?;
+        // Before `listen` the socket looked as if nobody served it, and a second server
+        // that starts may have replaced it. From now on none does.
+        if listener.has_name() {
+            Ok(listener)
+        } else {
+            Err(SocketError::Live {
+                wording,
+                path: path.to_owned(),
+            })
+        }
+    }
+
+    /// Whether the name still leads to this socket.
+    pub fn has_name(&self) -> bool {
+        name_of(&self.path).is_ok_and(|name| name == self.name)
+    }
+
+    /// A connection that waits to be accepted. Never waits itself.
+    ///
+    /// # Errors
+    /// There is none, or the process has no descriptor left.
+    pub fn accept(&self) -> io::Result<OwnedFd> {
+        Ok(accept_with(&self.socket, FLAGS)?)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Another process may have removed the name, or serve there now.
+        if self.has_name() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Device and inode of a name.
+fn name_of(path: &Path) -> io::Result<(u64, u64)> {
+    let there = fs::symlink_metadata(path)?;
+    Ok((there.dev(), there.ino()))
+}
+
+fn failure(path: &Path, wording: Wording, what: String) -> impl FnOnce(io::Error) -> SocketError {
+    move |error| SocketError::Io {
+        wording,
+        path: path.to_owned(),
+        what,
+        error,
+    }
+}
+
+fn open(kind: SocketType) -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, kind, FLAGS, None)?)
+}
+
+/// Removes a socket that nobody serves from `path`.
+fn clear(
+    path: &Path,
+    kind: SocketType,
+    address: &SocketAddrUnix,
+    wording: Wording,
+) -> Result<(), SocketError> {
+    let failed = |what: &str| failure(path, wording, what.to_owned());
+    let live = || SocketError::Live {
+        wording,
+        path: path.to_owned(),
+    };
+    let before = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed("stat")(error)),
+        Ok(there) if !there.file_type().is_socket() => {
+            return Err(SocketError::NoSocket {
+                wording,
+                path: path.to_owned(),
+            });
+        }
+        Ok(there) => (there.dev(), there.ino()),
+    };
+    let probe = open(kind).map_err(failed("socket"))?;
+    match connect(&probe, address) {
+        Err(rustix::io::Errno::CONNREFUSED) => match name_of(path) {
+            Ok(name) if name == before => fs::remove_file(path).map_err(failed("unlink")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            // Another server was quicker.
+            _ => Err(live()),
+        },
+        // The queue is full, or the socket is of another kind: somebody serves it.
+        _ => Err(live()),
+    }
+}
+
+/// The process at the other end, as of its `connect`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// 0 stands for a process of another PID namespace.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its groups.
+    pub groups: Vec<u32>,
+}
+
+impl Peer {
+    /// Who has connected to `socket`.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn of(socket: &OwnedFd) -> io::Result<Self> {
+        let [pid, uid, gid] = sys::peer_credentials(socket.as_fd())?;
+        let mut groups = sys::peer_groups(socket.as_fd())?;
+        groups.push(gid);
+        Ok(Self { pid, uid, groups })
+    }
+
+    /// A user in no group.
+    pub fn of_user(uid: u32) -> Self {
+        Self {
+            uid,
+            ..Self::default()
+        }
+    }
+
+    /// Whether it is in a group.
+    pub fn is_in(&self, group: u32) -> bool {
+        self.groups.contains(&group)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ACCESS: Access = Access {
+        mode: 0o640,
+        group: None,
+    };
+    const WORDING: Wording = Wording {
+        option: "--control",
+        server: "VMM",
+    };
+
+    fn listener(path: &Path) -> Result<Listener, SocketError> {
+        Listener::new(path, SocketType::SEQPACKET, &ACCESS, WORDING)
+    }
+
+    fn dial(path: &Path) -> rustix::io::Result<OwnedFd> {
+        let socket = open(SocketType::SEQPACKET).unwrap();
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(socket)
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let first = listener(&path).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o640);
+        let error = listener(&path).unwrap_err();
+        assert!(matches!(error, SocketError::Live { .. }), "{error}");
+        // The first VMM ends without having removed the name.
+        let kept = folder.path().join("kept");
+        fs::hard_link(&path, &kept).unwrap();
+        drop(first);
+        assert!(!path.exists());
+        let second = listener(&kept).unwrap();
+        dial(&kept).unwrap();
+        drop(second);
+        fs::write(&path, "").unwrap();
+        let error = listener(&path).unwrap_err();
+        assert!(matches!(error, SocketError::NoSocket { .. }), "{error}");
+        let long = folder.path().join("x".repeat(120));
+        let error = listener(&long).unwrap_err();
+        assert!(matches!(error, SocketError::Path { .. }), "{error}");
+    }
+
+    #[test]
+    fn the_name_of_another_vmm_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let first = listener(&path).unwrap();
+        assert!(first.has_name());
+        fs::rename(&path, folder.path().join("aside")).unwrap();
+        assert!(!first.has_name());
+        let second = listener(&path).unwrap();
+        drop(first);
+        assert!(second.has_name(), "it went with the first one");
+        dial(&path).unwrap();
+    }
+
+    #[test]
+    fn a_peer_has_its_user_and_groups() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let listener = listener(&path).unwrap();
+        let _client = dial(&path).unwrap();
+        let server = listener.accept().unwrap();
+        assert!(listener.accept().is_err());
+        let peer = Peer::of(&server).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+        assert!(peer.is_in(rustix::process::getegid().as_raw()));
+    }
+}

@@ -1,0 +1,64 @@
+//! System calls for which rustix has no safe function: who a peer is.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// `SO_PEERGROUPS` (socket.h): the supplementary groups of a peer.
+const SO_PEERGROUPS: c_int = 59;
+/// `NGROUPS_MAX` (limits.h): a process has no more groups than that.
+const MOST_GROUPS: usize = 65_536;
+
+/// Process, user and group of the peer of a Unix socket, as of its `connect`. The
+/// process is 0 if this one's PID namespace does not have it. That is why
+/// `rustix::net::sockopt::socket_peercred` does not fit: its process is never 0.
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<[u32; 3]> {
+    let mut credentials = [0, u32::MAX, u32::MAX];
+    match option(socket, libc::SO_PEERCRED, &mut credentials)? {
+        3 => Ok(credentials),
+        _ => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+/// The supplementary groups that the peer of a Unix socket had when it
+/// connected.
+pub(crate) fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<u32> = vec![0; 32];
+    loop {
+        match option(socket, SO_PEERGROUPS, &mut groups) {
+            Ok(count) => {
+                groups.truncate(count);
+                return Ok(groups);
+            }
+            Err(error)
+                if error.raw_os_error() == Some(libc::ERANGE) && groups.len() < MOST_GROUPS =>
+            {
+                groups.resize(2 * groups.len(), 0);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Reads an option of a socket that consists of words of 32 bits. How many there
+/// are.
+fn option(socket: BorrowedFd<'_>, name: c_int, value: &mut [u32]) -> io::Result<usize> {
+    let bytes = size_of_val(value);
+    let mut bytes = libc::socklen_t::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    // SAFETY: the kernel writes at most `bytes` bytes, which is the size of the
+    // slice's memory, and every pattern of bits is a `u32`.
+    let ret = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            value.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    };
+    match ret {
+        0 => Ok(usize::try_from(bytes).unwrap_or(0) / size_of::<u32>()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
