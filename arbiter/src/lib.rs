@@ -9,6 +9,7 @@
 //! - [`PcrUnit`] keeps the reservations of one vCPU. It holds the policy, leases, the
 //!   scheme of arbitration and the registers that guests see. `docs/pcr.md` describes
 //!   them.
+//! - [`host::HostArbiter`] gives leases on the counters of a host to its VMs and tools.
 //! - [`script`] plays requests of layers against a unit, without a guest.
 //! - [`guest`] has arbiters for the kernel inside a guest.
 //! - [`abi`] has the numbers that guest and host share.
@@ -80,6 +81,8 @@ mod counter;
 mod grant;
 mod guard;
 pub mod guest;
+#[cfg(feature = "alloc")]
+pub mod host;
 mod layer;
 #[cfg(feature = "alloc")]
 mod mailbox;

@@ -1,0 +1,44 @@
+//! One arbiter for a host: who holds which physical counters, on which CPUs, and until
+//! when.
+//!
+//! VMs, tools and the host's own agents ask for **leases**. A lease has an owner, the
+//! counters that it asks for, the CPUs, and a scope: `cpu` for whatever runs on these
+//! CPUs, `thread` for what these threads run there. [`HostArbiter`] grants, queues,
+//! renews and revokes them. It does no I/O: the caller brings the requests, the time and
+//! what it has found out about the host, and carries out what the [`Change`]s say.
+//!
+//! # What is promised
+//!
+//! - On no CPU do leases hold more counters than there are, whatever runs there:
+//!   those of scope `cpu` together with those of any one thread find a counter each, of
+//!   a kind that can count what they ask for (`room`).
+//! - A request is granted whole, or as much of it as it says it can do with.
+//! - Who waits is served in this order: guaranteed before best effort, then by
+//!   [`Terms::priority`], the tenants' shares, and arrival. A request that does not fit is passed by others that do, until it has
+//!   waited for [`HostPolicy::patience`]; then what leases give back is kept for it if
+//!   they give back enough.
+//! - Nothing is taken without notice: a lease that is to lose counters is told when, and
+//!   why, before it does.
+
+mod admission;
+mod arbiter;
+mod books;
+mod cpus;
+mod ids;
+mod lease;
+mod policy;
+mod preempt;
+mod queue;
+mod refusal;
+mod room;
+mod terms;
+mod usage;
+
+pub use arbiter::{Caller, HostArbiter, Outcome};
+pub use cpus::{CpuSet, CpuSetError};
+pub use ids::{BootTime, HostPmu, LeaseId, PmuId, TenantId, ThreadId};
+pub use lease::{Cause, Change, Departure, Lease, Owner};
+pub use policy::{HostPolicy, HostPolicyError, Minimum, Tenant};
+pub use refusal::Refusal;
+pub use room::Place;
+pub use terms::{Demand, Scope, Terms, Waits};

@@ -1,0 +1,53 @@
+//! Names of things, PMUs, and instants.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::cpus::CpuSet;
+use crate::{CounterSet, Nanos};
+
+/// An instant: nanoseconds since the host was booted (`CLOCK_BOOTTIME`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BootTime(pub u64);
+
+impl BootTime {
+    /// So much later.
+    #[must_use]
+    pub fn after(self, time: Nanos) -> Self {
+        BootTime(self.0.saturating_add(time.0))
+    }
+
+    /// The time since `earlier`, or none if that is later.
+    pub fn since(self, earlier: BootTime) -> Nanos {
+        Nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// A lease, also while it waits. An id is never given twice on a host until it reboots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId(pub u64);
+
+/// A PMU of the host, by its place in the list that the arbiter was made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PmuId(pub u16);
+
+/// A tenant of the policy. A reload does not change the ids of tenants that it keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantId(pub u16);
+
+/// A thread of the host, by the kernel's id of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ThreadId(pub u32);
+
+/// A PMU of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPmu {
+    /// Its name, as the kernel has it.
+    pub name: String,
+    /// The counters of each of its domains.
+    pub counters: CounterSet,
+    /// The CPUs that share one set of counters. No CPU is in two.
+    pub domains: Vec<CpuSet>,
+    /// Whether it can count for threads. An uncore PMU cannot.
+    pub for_threads: bool,
+}

@@ -1,0 +1,95 @@
+//! Those who wait: in which order they are served, and with what.
+
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+use super::{BootTime, Cause, Change, HostArbiter, Lease, LeaseId, Refusal};
+
+impl HostArbiter {
+    /// Who waits, in the order of service.
+    pub fn order(&self, now: BootTime) -> Vec<LeaseId> {
+        let mut order: Vec<LeaseId> = self.queue.iter().copied().collect();
+        order.sort_by_cached_key(|id| self.turn(*id, now));
+        order
+    }
+
+    /// What the order of service compares.
+    pub(super) fn turn(&self, id: LeaseId, now: BootTime) -> (Reverse<(bool, u8)>, u128, u64) {
+        let lease = &self.leases[&id];
+        let had = self.usage.had(lease.owner.tenant, now);
+        (Reverse(lease.terms.rank()), had, lease.arrival)
+    }
+
+    /// Who waits for what `lease` holds and would get it at its end.
+    pub(super) fn wanted_by(&self, lease: &Lease) -> Option<LeaseId> {
+        let waiting = self.queue.iter().map(|id| &self.leases[id]);
+        let mut waiting = waiting.filter(|other| other.blocks && other.id != lease.id);
+        waiting
+            .find(|other| {
+                lease.terms.can_be_preempted()
+                    && other.terms.rank() >= lease.terms.rank()
+                    && self.compete(&lease.terms, &other.terms)
+            })
+            .map(|other| other.id)
+    }
+
+    /// What follows after something became free, or the rules changed: those who wait are
+    /// served in their order.
+    pub(super) fn go_on(&mut self, out: &mut Vec<Change>) {
+        // Who is spared stays, so others may wait for somebody else than it seemed.
+        while {
+            self.serve_all(out);
+            self.spare_needless(out)
+        } {}
+        self.mark_broken(out);
+    }
+
+    pub(super) fn serve_all(&mut self, out: &mut Vec<Change>) {
+        if self.frozen {
+            return;
+        }
+        let mut blockers: Vec<LeaseId> = Vec::new();
+        for id in self.order(self.now) {
+            let lease = &self.leases[&id];
+            let behind = blockers
+                .iter()
+                .any(|blocker| self.compete(&self.leases[blocker].terms, &lease.terms));
+            let mut blocks = false;
+            // Who was told to leave gets no more before it has left.
+            if !behind && lease.departure.is_none() {
+                // Why it has to wait longer was said when it came.
+                let _ = self.serve(id, out);
+                blocks = self.waits(id) && (self.make_room(id, out) || self.blocks(id));
+            }
+            self.update(id, |lease| lease.blocks = blocks);
+            if blocks {
+                blockers.push(id);
+            }
+        }
+    }
+
+    /// Gives a lease that waits as much as there is.
+    pub(super) fn serve(&mut self, id: LeaseId, out: &mut Vec<Change>) -> Result<(), Refusal> {
+        let lease = &self.leases[&id];
+        let least = lease.terms.at_least.max(lease.holds + 1);
+        let mut short = None;
+        for to in (least..=lease.terms.demands.len()).rev() {
+            match self.fit(id, to) {
+                Ok(()) => {
+                    self.note_holds(id, to, Cause::Granted, out);
+                    return Ok(());
+                }
+                Err(shortage) => short = Some(shortage),
+            }
+        }
+        let others = self.leases.values().filter(|other| other.id != id);
+        match short {
+            Some(short) => Err(self.room.reason(short, others.map(Lease::holding))),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn waits(&self, id: LeaseId) -> bool {
+        self.queue.contains(&id)
+    }
+}

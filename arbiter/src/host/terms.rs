@@ -1,0 +1,84 @@
+//! What is asked for.
+
+use alloc::vec::Vec;
+
+use super::cpus::CpuSet;
+use super::ids::{PmuId, ThreadId};
+use crate::{CounterSet, Nanos};
+
+/// One counter that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// On this PMU.
+    pub pmu: PmuId,
+    /// Any of these: all programmable ones, one fixed-function counter, or those that
+    /// can count a named event. They are of one kind.
+    pub counters: CounterSet,
+}
+
+/// When a lease's counters are needed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Whatever runs on the CPUs. Nobody else uses the counters at any time.
+    Cpu,
+    /// While one of these threads runs. Leases of threads that are not the same share a
+    /// counter in time.
+    Thread(Vec<ThreadId>),
+}
+
+/// What becomes of a request that cannot be granted now, and of a lease that has lost
+/// its counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// It is refused, or ends.
+    No,
+    /// It waits for its turn, so long at most.
+    For(Nanos),
+    /// It waits for its turn.
+    Always,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// The counters, on each of the CPUs. The first are given first and taken last.
+    pub demands: Vec<Demand>,
+    /// The fewest of them that are of use, from 1; all, where the lease is a group.
+    pub at_least: usize,
+    /// The CPUs. Of a PMU that several CPUs share, one of these is enough.
+    pub cpus: CpuSet,
+    /// When the counters are needed.
+    pub scope: Scope,
+    /// Whether others have to wait for this lease to end, or may take its counters
+    /// (best effort) when a guaranteed one needs them.
+    pub guaranteed: bool,
+    /// Who is served first, and who may take counters from whom: more is more.
+    pub priority: u8,
+    /// Whether leases of higher priority may take the counters. Best effort always is.
+    pub preemptible: bool,
+    /// For how long after the grant, and after each renewal.
+    pub lasts: Option<Nanos>,
+    /// What happens when the counters are not there.
+    pub waits: Waits,
+}
+
+impl Terms {
+    /// Whether a lease of higher priority, or a guaranteed one, may take its counters.
+    pub fn can_be_preempted(&self) -> bool {
+        self.preemptible || !self.guaranteed
+    }
+
+    /// Who gives way to whom: best effort to guaranteed, and among these by priority.
+    pub(super) fn rank(&self) -> (bool, u8) {
+        (self.guaranteed, self.priority)
+    }
+
+    /// The number of counters that it has if at most `most` of them can be had.
+    pub(super) fn usable(&self, most: usize) -> usize {
+        if most < self.at_least {
+            0
+        } else {
+            most.min(self.demands.len())
+        }
+    }
+}

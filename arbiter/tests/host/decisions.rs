@@ -1,0 +1,868 @@
+//! What is decided in plain cases, one by one.
+
+use arbiter::host::{
+    Cause, Change, CpuSet, Demand, HostPolicyError, Outcome, Refusal, Scope, TenantId, Terms, Waits,
+};
+use arbiter::{CounterSet, Nanos, PerKind};
+
+use crate::fixture::*;
+
+const A: u16 = 0;
+const B: u16 = 1;
+const KEPT: u16 = 2;
+
+fn open() -> Host {
+    Host::new(open_policy())
+}
+
+#[test]
+fn whole_cpus_do_not_share_and_threads_do() {
+    let mut host = open();
+    let of = |thread| Terms {
+        scope: of_threads(&[thread]),
+        ..terms(programmable(2), "0")
+    };
+    host.granted(A, of(1));
+    host.granted(B, of(2));
+    // The same thread again would need 4 of 3.
+    let more = host.ask(A, of(1));
+    assert!(
+        matches!(more, Err(Refusal::Held { cpu: 0, .. })),
+        "{more:?}"
+    );
+    host.granted(
+        A,
+        Terms {
+            scope: of_threads(&[1]),
+            ..terms(programmable(1), "0")
+        },
+    );
+    let whole = host.ask(B, terms(programmable(1), "0-1"));
+    assert!(
+        matches!(whole, Err(Refusal::Held { cpu: 0, .. })),
+        "{whole:?}"
+    );
+    host.granted(B, terms(programmable(1), "1"));
+}
+
+#[test]
+fn only_some_counters_can_count_an_event() {
+    let mut host = open();
+    let only = |bits| {
+        vec![Demand {
+            pmu: CORE,
+            counters: CounterSet::from_bits(bits),
+        }]
+    };
+    // Two that want one of PMC0 and PMC1, one that can have any.
+    host.granted(A, terms(only(0b011), "0"));
+    host.granted(A, terms(programmable(1), "0"));
+    host.granted(B, terms(only(0b011), "0"));
+    let fourth = host.ask(B, terms(only(0b100), "0"));
+    assert!(matches!(fourth, Err(Refusal::Held { .. })), "{fourth:?}");
+    // Fixed-function counters are another kind.
+    host.granted(B, terms(only(1 << 32), "0"));
+    let taken = host.ask(B, terms(only(1 << 32), "0"));
+    assert!(matches!(taken, Err(Refusal::Held { .. })), "{taken:?}");
+}
+
+#[test]
+fn a_request_is_served_when_what_it_waits_for_is_free() {
+    let mut host = open();
+    let held = host.granted(A, terms(programmable(3), "0-1"));
+    let elsewhere = host.granted(B, terms(programmable(3), "2-3"));
+    let waits = host.waiting(B, terms(programmable(1), "1-2"));
+    host.release(A, held);
+    assert_eq!(host.holds(waits), Some(0), "CPU 2 is not free");
+    host.release(B, elsewhere);
+    assert_eq!(host.holds(waits), Some(1));
+    assert!(host.changes().iter().any(|change| matches!(
+        change,
+        Change::Holds { lease, holds: 1, generation: 1, why: Cause::Granted } if *lease == waits
+    )));
+}
+
+#[test]
+fn a_group_is_whole_or_not_at_all_and_others_take_what_there_is() {
+    let mut host = open();
+    host.granted(A, terms(programmable(1), "0"));
+    assert!(host.ask(B, terms(programmable(3), "0")).is_err());
+    let fewer = host.ask(
+        B,
+        Terms {
+            at_least: 1,
+            ..terms(programmable(3), "0")
+        },
+    );
+    assert!(
+        matches!(fewer, Ok(Outcome::Granted { holds: 2, .. })),
+        "{fewer:?}"
+    );
+}
+
+#[test]
+fn what_was_short_grows() {
+    let mut host = open();
+    let held = host.granted(A, terms(programmable(2), "0"));
+    let terms = Terms {
+        at_least: 1,
+        waits: Waits::Always,
+        ..terms(programmable(3), "0")
+    };
+    let short = host.granted(B, terms);
+    assert_eq!(host.holds(short), Some(1));
+    host.pass(7);
+    host.release(A, held);
+    assert_eq!(host.holds(short), Some(3));
+    let lease = host.arbiter.lease(short).expect("it is there");
+    assert_eq!((lease.generation, lease.blind), (2, Nanos(2 * 7 * MS)));
+}
+
+#[test]
+fn best_effort_leaves_after_notice_and_comes_back() {
+    let mut host = open();
+    let effort = Terms {
+        guaranteed: false,
+        waits: Waits::Always,
+        ..terms(programmable(3), "0")
+    };
+    let effort = host.granted(A, effort);
+    let firm = host.waiting(B, terms(programmable(1), "0"));
+    let announced = host.changes();
+    let Some(Change::Announced { lease, departure }) = announced
+        .iter()
+        .find(|change| matches!(change, Change::Announced { .. }))
+    else {
+        panic!("nobody was told: {announced:?}")
+    };
+    assert_eq!(
+        (*lease, departure.at, departure.to),
+        (effort, at_ms(100), 0)
+    );
+    assert_eq!(departure.why, Cause::Preempted { by: firm });
+    host.pass(99);
+    assert_eq!((host.holds(effort), host.holds(firm)), (Some(3), Some(0)));
+    host.pass(1);
+    assert_eq!((host.holds(effort), host.holds(firm)), (Some(0), Some(1)));
+    host.pass(50);
+    host.release(B, firm);
+    assert_eq!(host.holds(effort), Some(3));
+    let blind = host.arbiter.lease(effort).map(|lease| lease.blind);
+    assert_eq!(blind, Some(Nanos(3 * 50 * MS)));
+}
+
+#[test]
+fn only_what_is_needed_is_taken_from_whom_it_matters_least() {
+    let mut host = open();
+    let lease = |priority, demands| Terms {
+        preemptible: true,
+        waits: Waits::Always,
+        at_least: 1,
+        priority,
+        ..terms(demands, "0")
+    };
+    let low = host.granted(A, lease(1, programmable(2)));
+    let high = host.granted(A, lease(2, programmable(1)));
+    let urgent = host.waiting(
+        B,
+        Terms {
+            priority: 5,
+            ..terms(programmable(1), "0")
+        },
+    );
+    host.pass(100);
+    assert_eq!(
+        (host.holds(low), host.holds(high), host.holds(urgent)),
+        (Some(1), Some(1), Some(1))
+    );
+    // Equal priority takes nothing, and a lease that is not preemptible gives nothing.
+    let equal = host.waiting(
+        B,
+        Terms {
+            priority: 1,
+            ..terms(programmable(1), "0")
+        },
+    );
+    host.pass(500);
+    assert_eq!(host.holds(equal), Some(0));
+    assert_eq!(host.holds(low), Some(1));
+}
+
+#[test]
+fn who_withdraws_spares_the_others() {
+    let mut host = open();
+    let effort = host.granted(
+        A,
+        Terms {
+            guaranteed: false,
+            ..terms(programmable(3), "0")
+        },
+    );
+    let firm = host.waiting(B, terms(programmable(1), "0"));
+    host.pass(50);
+    host.changes();
+    host.release(B, firm);
+    let changes = host.changes();
+    assert!(
+        changes.contains(&Change::Spared { lease: effort }),
+        "{changes:?}"
+    );
+    host.pass(500);
+    assert_eq!(host.holds(effort), Some(3));
+}
+
+#[test]
+fn a_lease_ends_with_its_time_unless_it_is_renewed() {
+    let mut host = open();
+    let lasting = Terms {
+        lasts: Some(Nanos(10 * MS)),
+        ..terms(programmable(1), "0")
+    };
+    let one = host.granted(A, lasting.clone());
+    let other = host.granted(A, lasting);
+    host.pass(9);
+    let until = host
+        .arbiter
+        .renew(one, Some(1), caller(A), host.now, &mut host.out);
+    assert_eq!(until, Ok(Some(at_ms(19))));
+    host.pass(9);
+    assert_eq!((host.holds(one), host.holds(other)), (Some(1), None));
+    host.pass(1);
+    assert_eq!(host.holds(one), None);
+    let late = host
+        .arbiter
+        .renew(one, None, caller(A), host.now, &mut host.out);
+    assert_eq!(late, Err(Refusal::NoSuchLease));
+}
+
+#[test]
+fn who_has_waited_for_long_is_passed_no_more_and_stops_renewals() {
+    let mut host = open();
+    let lasting = Terms {
+        preemptible: true,
+        lasts: Some(Nanos(3000 * MS)),
+        ..terms(programmable(2), "0")
+    };
+    let held = host.granted(A, lasting);
+    let group = host.waiting(B, terms(programmable(3), "0"));
+    let passes = host.granted(
+        A,
+        Terms {
+            lasts: Some(Nanos(500 * MS)),
+            ..terms(programmable(1), "0")
+        },
+    );
+    assert!(
+        host.arbiter
+            .renew(held, None, caller(A), host.now, &mut host.out)
+            .is_ok()
+    );
+    host.pass(1000);
+    assert_eq!(host.holds(passes), None);
+    let behind = host.ask(A, terms(programmable(1), "0"));
+    assert_eq!(behind, Err(Refusal::Behind { lease: group }));
+    // Elsewhere nobody waits.
+    host.granted(A, terms(programmable(1), "1"));
+    let wanted = host
+        .arbiter
+        .renew(held, None, caller(A), host.now, &mut host.out);
+    assert_eq!(wanted, Err(Refusal::Wanted { by: group }));
+    host.pass(2000);
+    assert_eq!((host.holds(held), host.holds(group)), (None, Some(3)));
+}
+
+#[test]
+fn who_waits_for_what_never_comes_keeps_nobody() {
+    let mut host = open();
+    // Nobody can take this, and it has no end.
+    host.granted(A, terms(programmable(1), "0"));
+    let never = host.waiting(B, terms(programmable(3), "0"));
+    host.pass(5000);
+    host.granted(A, terms(programmable(2), "0"));
+    assert_eq!(host.holds(never), Some(0));
+}
+
+#[test]
+fn minima_are_kept_and_maxima_are_not_passed() {
+    let mut host = Host::new(policy());
+    // One programmable counter is for `kept`'s whole CPUs, one for each of its threads.
+    host.granted(A, terms(programmable(1), "0"));
+    let more = host.ask(B, terms(programmable(1), "0"));
+    assert_eq!(
+        more,
+        Err(Refusal::Kept {
+            cpu: 0,
+            tenant: TenantId(KEPT)
+        })
+    );
+    host.granted(
+        B,
+        Terms {
+            scope: of_threads(&[7]),
+            ..terms(programmable(1), "0")
+        },
+    );
+    host.granted(KEPT, terms(programmable(1), "0"));
+    host.granted(
+        KEPT,
+        Terms {
+            scope: of_threads(&[8]),
+            ..terms(programmable(1), "0")
+        },
+    );
+    let over = host.ask(
+        KEPT,
+        Terms {
+            scope: of_threads(&[8]),
+            ..terms(programmable(1), "0")
+        },
+    );
+    assert_eq!(over, Err(Refusal::OverMaximum { cpu: 0, most: 2 }));
+    let far = host.ask(KEPT, terms(programmable(3), "1"));
+    assert_eq!(far, Err(Refusal::OverMaximum { cpu: 1, most: 2 }));
+}
+
+#[test]
+fn a_policy_that_promises_too_much_changes_nothing() {
+    let mut host = Host::new(policy());
+    let mut greedy = policy();
+    greedy.tenants[0].minimum.cpu = PerKind {
+        programmable: 2,
+        fixed: 0,
+    };
+    let error = host.arbiter.set_policy(greedy, host.now, &mut host.out);
+    let promised = HostPolicyError::MoreThanThereIs {
+        kind: "programmable",
+        promised: 4,
+        there: 3,
+        cpu: 0,
+    };
+    assert_eq!(error, Err(promised));
+    assert_eq!(host.arbiter.policy(), &policy());
+}
+
+#[test]
+fn a_reload_keeps_leases_and_ids() {
+    let mut host = Host::new(open_policy());
+    let held = host.granted(B, terms(programmable(3), "0"));
+    let mut new = policy();
+    new.tenants.remove(0);
+    new.tenants[1].revokes = [TenantId(0)].into();
+    host.arbiter
+        .set_policy(new, host.now, &mut host.out)
+        .expect("it fits");
+    assert_eq!(host.holds(held), Some(3));
+    assert_eq!(
+        host.ask(A, terms(programmable(1), "1")),
+        Err(Refusal::UnknownTenant)
+    );
+    // `b` was the first of the new list, and is the second of the arbiter's.
+    let tenants = &host.arbiter.policy().tenants;
+    assert_eq!(tenants[2].revokes, [TenantId(1)].into());
+    assert!(tenants[0].retired);
+    let at = host
+        .arbiter
+        .revoke(held, Some(Nanos(0)), caller(KEPT), host.now, &mut host.out);
+    assert_eq!(at, Ok(at_ms(0)));
+    assert_eq!(host.holds(held), None);
+}
+
+#[test]
+fn commands_need_the_owner_and_the_generation() {
+    let mut host = open();
+    let lease = host.granted(A, terms(programmable(1), "0"));
+    let foreign = Err(Refusal::Foreign { tenant: "a".into() });
+    let stale = Err(Refusal::WrongGeneration { now: 1 });
+    let arbiter = &mut host.arbiter;
+    let (now, out) = (host.now, &mut host.out);
+    assert_eq!(
+        arbiter.release(lease, 0, None, caller(B), now, out),
+        foreign
+    );
+    assert_eq!(
+        arbiter.release(lease, 0, Some(7), caller(A), now, out),
+        stale
+    );
+    assert_eq!(
+        arbiter.revoke(lease, None, caller(B), now, out).err(),
+        foreign.clone().err()
+    );
+    assert_eq!(arbiter.claim(lease, Some(1), caller(B), now, out), foreign);
+    let operator = arbiter::host::Caller {
+        operator: true,
+        ..caller(B)
+    };
+    assert_eq!(
+        arbiter.release(lease, 0, Some(1), operator, now, out),
+        Ok(())
+    );
+    assert_eq!(
+        arbiter.release(lease, 0, None, caller(A), now, out),
+        Err(Refusal::NoSuchLease)
+    );
+}
+
+#[test]
+fn giving_back_a_part_makes_room_and_is_not_waited_for() {
+    let mut host = open();
+    let terms_of = Terms {
+        at_least: 1,
+        waits: Waits::Always,
+        ..terms(programmable(3), "0")
+    };
+    let lease = host.granted(A, terms_of);
+    let waits = host.waiting(B, terms(programmable(2), "0"));
+    let (now, out) = (host.now, &mut host.out);
+    host.arbiter
+        .release(lease, 1, Some(1), caller(A), now, out)
+        .expect("it is its own");
+    assert_eq!((host.holds(lease), host.holds(waits)), (Some(1), Some(2)));
+    host.release(B, waits);
+    assert_eq!(host.holds(lease), Some(1));
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason() {
+    let mut host = Host::new(policy());
+    let demand = |pmu, bits| {
+        vec![Demand {
+            pmu,
+            counters: CounterSet::from_bits(bits),
+        }]
+    };
+    let cases = [
+        (terms(Vec::new(), "0"), Refusal::WrongNumber { most: 128 }),
+        (
+            terms(programmable(129), "0"),
+            Refusal::WrongNumber { most: 128 },
+        ),
+        (terms(programmable(1), ""), Refusal::NoCpus),
+        (
+            terms(programmable(1), "3-4"),
+            Refusal::NoSuchCpu {
+                cpu: 4,
+                there: cpus("0-3"),
+            },
+        ),
+        (
+            terms(programmable(4), "2-3"),
+            Refusal::MoreThanThereIs {
+                pmu: CORE,
+                cpu: 2,
+                asked: 4,
+                there: 3,
+            },
+        ),
+        (
+            terms(demand(CORE, 0b1000), "0"),
+            Refusal::NoSuchCounters {
+                pmu: CORE,
+                counters: CounterSet::from_bits(8),
+            },
+        ),
+        (
+            terms(demand(CORE, 1 | 1 << 32), "0"),
+            Refusal::NoSuchCounters {
+                pmu: CORE,
+                counters: CounterSet::from_bits(1 | 1 << 32),
+            },
+        ),
+        (
+            terms(demand(arbiter::host::PmuId(2), 1), "0"),
+            Refusal::NoSuchCounters {
+                pmu: arbiter::host::PmuId(2),
+                counters: CounterSet::from_bits(1),
+            },
+        ),
+        (
+            Terms {
+                scope: of_threads(&[1]),
+                ..terms(demand(UNCORE, 1), "0")
+            },
+            Refusal::NotForThreads { pmu: UNCORE },
+        ),
+        (
+            Terms {
+                scope: Scope::Thread(vec![]),
+                ..terms(programmable(1), "0")
+            },
+            Refusal::NoThreads,
+        ),
+        (
+            Terms {
+                priority: 10,
+                ..terms(programmable(1), "0")
+            },
+            Refusal::Priority { most: 9 },
+        ),
+    ];
+    for (terms, refusal) in cases {
+        assert_eq!(host.ask(A, terms.clone()), Err(refusal), "{terms:?}");
+    }
+    assert_eq!(host.arbiter.leases().count(), 0);
+    assert_eq!(
+        host.ask(9, terms(programmable(1), "0")),
+        Err(Refusal::UnknownTenant)
+    );
+}
+
+#[test]
+fn a_tenants_rules_bind_it() {
+    let mut policy = open_policy();
+    let tenant = &mut policy.tenants[0];
+    tenant.cpus = Some(cpus("0-1"));
+    tenant.keeps = false;
+    tenant.longest = Some(Nanos(5));
+    tenant.most_leases = 1;
+    let mut host = Host::new(policy.clone());
+    let good = Terms {
+        preemptible: true,
+        lasts: Some(Nanos(5)),
+        ..terms(programmable(1), "0")
+    };
+    let cases = [
+        (
+            Terms {
+                preemptible: false,
+                ..good.clone()
+            },
+            Refusal::MustBePreemptible,
+        ),
+        (
+            Terms {
+                lasts: None,
+                ..good.clone()
+            },
+            Refusal::TooLong { most: Nanos(5) },
+        ),
+        (
+            Terms {
+                lasts: Some(Nanos(6)),
+                ..good.clone()
+            },
+            Refusal::TooLong { most: Nanos(5) },
+        ),
+        (
+            Terms {
+                cpus: cpus("1-2"),
+                ..good.clone()
+            },
+            Refusal::CpuNotAllowed {
+                cpu: 2,
+                allowed: cpus("0-1"),
+            },
+        ),
+    ];
+    for (terms, refusal) in cases {
+        assert_eq!(host.ask(A, terms.clone()), Err(refusal), "{terms:?}");
+    }
+    host.granted(A, good.clone());
+    assert_eq!(
+        host.ask(A, good.clone()),
+        Err(Refusal::TooManyLeases { most: 1 })
+    );
+    policy.tenants[0].guaranteed = false;
+    policy.tenants[0].whole_cpus = false;
+    policy.tenants[0].most_leases = 2;
+    host.arbiter
+        .set_policy(policy, host.now, &mut host.out)
+        .expect("it fits");
+    assert_eq!(host.ask(A, good.clone()), Err(Refusal::NoGuarantees));
+    let effort = Terms {
+        guaranteed: false,
+        ..good
+    };
+    assert_eq!(host.ask(A, effort), Err(Refusal::NoWholeCpus));
+}
+
+#[test]
+fn an_uncore_counter_is_one_for_its_package() {
+    let mut host = open();
+    let uncore = |count| {
+        vec![
+            Demand {
+                pmu: UNCORE,
+                counters: CounterSet::first(2, 0)
+            };
+            count
+        ]
+    };
+    host.granted(A, terms(uncore(1), "0"));
+    host.granted(A, terms(uncore(1), "1,2"));
+    let third = host.ask(B, terms(uncore(1), "0"));
+    assert!(
+        matches!(third, Err(Refusal::Held { cpu: 0, .. })),
+        "{third:?}"
+    );
+    host.granted(B, terms(uncore(1), "3"));
+}
+
+#[test]
+fn outsiders_break_the_lowest_rank_and_are_found_gone() {
+    let mut host = open();
+    let effort = host.granted(
+        A,
+        Terms {
+            guaranteed: false,
+            ..terms(programmable(1), "0")
+        },
+    );
+    let firm = host.granted(B, terms(programmable(2), "0"));
+    host.changes();
+    let place = host.arbiter.place(CORE, 0).expect("CPU 0");
+    let any = CounterSet::first(3, 0);
+    let now = host.now;
+    host.arbiter
+        .set_outside(place, vec![any], now, &mut host.out);
+    assert_eq!(host.changes(), [Change::Broken { lease: effort }]);
+    host.pass(5);
+    let now = host.now;
+    host.arbiter
+        .set_outside(place, vec![any, any], now, &mut host.out);
+    assert_eq!(host.changes(), [Change::Broken { lease: firm }]);
+    let refused = host.ask(A, terms(programmable(1), "0"));
+    assert!(matches!(refused, Err(Refusal::Held { .. })), "{refused:?}");
+    host.pass(5);
+    let now = host.now;
+    host.arbiter.set_outside(place, vec![], now, &mut host.out);
+    let mended = |lease, ms| Change::Mended {
+        lease,
+        lasted: Nanos(ms * MS),
+    };
+    assert_eq!(host.changes(), [mended(effort, 10), mended(firm, 5)]);
+    let blind = host.arbiter.lease(firm).map(|lease| lease.blind);
+    assert_eq!(blind, Some(Nanos(2 * 5 * MS)));
+    let place = host.arbiter.place(CORE, 3).expect("CPU 3");
+    host.arbiter
+        .set_outside(place, vec![any; 3], now, &mut host.out);
+    let refused = host.ask(A, terms(programmable(1), "3"));
+    assert_eq!(
+        refused,
+        Err(Refusal::Outside {
+            cpu: 3,
+            counters: 3
+        })
+    );
+}
+
+#[test]
+fn holders_of_before_a_restart_come_back_or_lose_it() {
+    let mut host = open();
+    let one = host.granted(A, terms(programmable(2), "0"));
+    let other = host.granted(B, terms(programmable(1), "0"));
+    let leases: Vec<_> = host.arbiter.leases().cloned().collect();
+    let mut after = open();
+    after.now = at_ms(1000);
+    after.arbiter.restore(
+        leases,
+        host.arbiter.next_id(),
+        Nanos(50 * MS),
+        at_ms(1000),
+        &mut after.out,
+    );
+    assert!(matches!(
+        after.ask(A, terms(programmable(1), "0")),
+        Err(Refusal::Held { .. })
+    ));
+    after.pass(49);
+    let (now, out) = (after.now, &mut after.out);
+    after
+        .arbiter
+        .claim(one, Some(1), caller(A), now, out)
+        .expect("it is its own");
+    after.pass(1);
+    assert_eq!((after.holds(one), after.holds(other)), (Some(2), None));
+    let new = after.granted(B, terms(programmable(1), "0"));
+    assert!(new > other, "an id is never given twice");
+}
+
+#[test]
+fn a_cpu_that_goes_away_gets_no_new_lease() {
+    let mut host = open();
+    let held = host.granted(A, terms(programmable(1), "2-3"));
+    host.arbiter
+        .set_online(cpus("0-2"), host.now, &mut host.out);
+    assert_eq!(host.holds(held), Some(1));
+    let refused = host.ask(A, terms(programmable(1), "3"));
+    assert_eq!(
+        refused,
+        Err(Refusal::NoSuchCpu {
+            cpu: 3,
+            there: cpus("0-2")
+        })
+    );
+    host.arbiter.set_online(
+        "0-3".parse::<CpuSet>().expect("a list"),
+        host.now,
+        &mut host.out,
+    );
+    host.granted(A, terms(programmable(1), "3"));
+}
+
+#[test]
+fn an_explanation_changes_nothing() {
+    let mut host = open();
+    let effort = host.granted(
+        A,
+        Terms {
+            guaranteed: false,
+            ..terms(programmable(3), "0")
+        },
+    );
+    let terms = Terms {
+        waits: Waits::Always,
+        ..terms(programmable(1), "0")
+    };
+    let (outcome, changes) = host.arbiter.explain(owner(B), terms, host.now);
+    assert!(
+        matches!(outcome, Ok(Outcome::Waits { behind: 0, .. })),
+        "{outcome:?}"
+    );
+    assert!(changes.iter().any(|change| change.lease() == effort));
+    host.pass(1000);
+    assert_eq!(host.holds(effort), Some(3));
+}
+
+#[test]
+fn time_over_and_over_does_not_matter() {
+    let mut host = open();
+    let lasting = Terms {
+        lasts: Some(Nanos(10 * MS)),
+        ..terms(programmable(3), "0")
+    };
+    let first = host.granted(A, lasting.clone());
+    let second = host.waiting(
+        B,
+        Terms {
+            lasts: Some(Nanos(10 * MS)),
+            ..lasting
+        },
+    );
+    // The caller comes late: each ended when it was due, one after the other.
+    host.pass(10_000);
+    assert_eq!((host.holds(first), host.holds(second)), (None, None));
+    host.now = at_ms(1);
+    let out = &mut host.out;
+    host.arbiter.advance(at_ms(1), out);
+    let lease = host.granted(A, terms(programmable(1), "0"));
+    let asked = host.arbiter.lease(lease).map(|lease| lease.waits_since);
+    assert_eq!(asked, Some(at_ms(10_000)), "time does not run backwards");
+}
+
+#[test]
+fn a_revocation_comes_whatever_its_holder_gives_back_or_others_leave() {
+    let mut host = open();
+    let divisible = Terms {
+        at_least: 1,
+        waits: Waits::Always,
+        ..terms(programmable(3), "0")
+    };
+    let other = host.granted(A, terms(programmable(1), "0"));
+    let lease = host.granted(A, divisible);
+    assert_eq!(host.holds(lease), Some(2));
+    let (now, out) = (host.now, &mut host.out);
+    host.arbiter
+        .revoke(lease, None, caller(A), now, out)
+        .expect("it is its own");
+    // It would grow, were it not told to leave.
+    host.release(A, other);
+    assert_eq!(host.holds(lease), Some(2));
+    let (now, out) = (host.now, &mut host.out);
+    host.arbiter
+        .release(lease, 1, None, caller(A), now, out)
+        .expect("it is its own");
+    assert_eq!(host.holds(lease), Some(1));
+    host.pass(100);
+    assert_eq!(host.holds(lease), None);
+}
+
+#[test]
+fn a_group_is_served_among_a_stream_of_small_leases_that_nobody_can_take() {
+    let mut host = open();
+    let small = Terms {
+        lasts: Some(Nanos(1000 * MS)),
+        ..terms(programmable(1), "0")
+    };
+    host.granted(A, small.clone());
+    let group = host.waiting(B, terms(programmable(3), "0"));
+    for _ in 0..100 {
+        host.pass(100);
+        let _ = host.ask(A, small.clone());
+    }
+    assert_eq!(host.holds(group), Some(3));
+}
+
+#[test]
+fn a_frozen_arbiter_grants_nothing_and_thaws() {
+    let mut host = open();
+    let held = host.granted(A, terms(programmable(3), "0"));
+    let waits = host.waiting(B, terms(programmable(1), "0"));
+    host.arbiter.freeze();
+    host.release(A, held);
+    assert_eq!(host.holds(waits), Some(0));
+    let (now, out) = (host.now, &mut host.out);
+    host.arbiter.thaw(now, out);
+    assert_eq!(host.holds(waits), Some(1));
+}
+
+#[test]
+fn who_leaves_in_a_century_leaves_sooner_for_others() {
+    let mut host = open();
+    let effort = Terms {
+        guaranteed: false,
+        ..terms(programmable(3), "0")
+    };
+    let lease = host.granted(A, effort);
+    let (now, out) = (host.now, &mut host.out);
+    let far = Some(Nanos(1 << 60));
+    host.arbiter
+        .revoke(lease, far, caller(A), now, out)
+        .expect("it is its own");
+    let firm = host.waiting(B, terms(programmable(3), "0"));
+    host.pass(100);
+    assert_eq!((host.holds(lease), host.holds(firm)), (None, Some(3)));
+}
+
+#[test]
+fn a_user_speaks_for_one_tenant_at_a_time() {
+    let mut host = open();
+    let lease = host.granted(A, terms(programmable(1), "0"));
+    let same_user = arbiter::host::Caller {
+        uid: caller(A).uid,
+        ..caller(B)
+    };
+    let foreign = Err(Refusal::Foreign { tenant: "a".into() });
+    let (now, out) = (host.now, &mut host.out);
+    let released = host.arbiter.release(lease, 0, None, same_user, now, out);
+    assert_eq!(released, foreign);
+    // A tenant without members is told by its user.
+    let mut policy = open_policy();
+    policy.tenants.remove(0);
+    host.arbiter
+        .set_policy(policy, now, &mut host.out)
+        .expect("it fits");
+    let (now, out) = (host.now, &mut host.out);
+    let released = host.arbiter.release(lease, 0, None, same_user, now, out);
+    assert_eq!(released, Ok(()));
+}
+
+#[test]
+fn what_is_taken_back_is_waited_for_again() {
+    let mut host = open();
+    let held = host.granted(A, terms(programmable(2), "0"));
+    let short = Terms {
+        at_least: 1,
+        waits: Waits::Always,
+        ..terms(programmable(3), "0")
+    };
+    let short = host.granted(B, short);
+    host.release(A, held);
+    assert_eq!(host.holds(short), Some(3));
+    host.arbiter.freeze();
+    let (now, out) = (host.now, &mut host.out);
+    host.arbiter.take_back(short, 1, now, out);
+    assert_eq!(host.holds(short), Some(1));
+    let (now, out) = (host.now, &mut host.out);
+    host.arbiter.thaw(now, out);
+    assert_eq!(host.holds(short), Some(3));
+}

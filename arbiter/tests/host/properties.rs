@@ -1,0 +1,491 @@
+//! Whatever is asked, when, by whom: after each step the arbiter's decisions are held
+//! against the naive model.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use arbiter::host::{
+    BootTime, Cause, Change, Demand, Departure, HostArbiter, Lease, LeaseId, Outcome, Place,
+    Refusal, Scope, Terms, Waits,
+};
+use arbiter::{CounterSet, Nanos};
+use proptest::prelude::*;
+
+use crate::fixture::*;
+use crate::naive::{Held, Naive, Outside, all_held};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Ask { tenant: u16, terms: Terms },
+    Release { which: usize, keep: usize },
+    Renew { which: usize },
+    Revoke { which: usize, grace: Option<u64> },
+    Gone { which: usize },
+    Pass { ms: u64 },
+    Outside { place: u32, sets: Vec<CounterSet> },
+    Policy { kept: bool },
+    Restart,
+    Claim { which: usize },
+}
+
+fn demand() -> impl Strategy<Value = Demand> {
+    prop_oneof![
+        6 => Just(Demand { pmu: CORE, counters: CounterSet::first(3, 0) }),
+        // Some have a counter that is not there.
+        3 => (1u64..9).prop_map(|bits| Demand { pmu: CORE, counters: CounterSet::from_bits(bits) }),
+        2 => (1u64..4).prop_map(|bits| Demand {
+            pmu: CORE,
+            counters: CounterSet::from_bits(bits << 32),
+        }),
+        1 => Just(Demand { pmu: UNCORE, counters: CounterSet::first(2, 0) }),
+    ]
+}
+
+fn terms_of_any_kind() -> impl Strategy<Value = Terms> {
+    let scope = prop_oneof![
+        Just(Scope::Cpu),
+        proptest::collection::btree_set(1u32..5, 1..3)
+            .prop_map(|threads| of_threads(&threads.into_iter().collect::<Vec<_>>())),
+    ];
+    let waits = prop_oneof![
+        Just(Waits::No),
+        Just(Waits::Always),
+        (1u64..400).prop_map(|ms| Waits::For(Nanos(ms * MS))),
+    ];
+    (
+        proptest::collection::vec(demand(), 1..4),
+        any::<prop::sample::Index>(),
+        prop::sample::select(vec!["0", "1", "0-1", "1-2", "0-3"]),
+        scope,
+        any::<(bool, bool)>(),
+        0u8..3,
+        proptest::option::of(1u64..3000),
+        waits,
+    )
+        .prop_map(
+            |(demands, least, on, scope, (guaranteed, preemptible), priority, lasts, waits)| {
+                Terms {
+                    at_least: least.index(demands.len()) + 1,
+                    demands,
+                    cpus: cpus(on),
+                    scope,
+                    guaranteed,
+                    priority,
+                    preemptible,
+                    lasts: lasts.map(|ms| Nanos(ms * MS)),
+                    waits,
+                }
+            },
+        )
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let which = || 0usize..8;
+    prop_oneof![
+        8 => (0u16..3, terms_of_any_kind()).prop_map(|(tenant, terms)| Step::Ask { tenant, terms }),
+        3 => (which(), 0usize..3).prop_map(|(which, keep)| Step::Release { which, keep }),
+        2 => which().prop_map(|which| Step::Renew { which }),
+        1 => (which(), proptest::option::of(0u64..200))
+            .prop_map(|(which, grace)| Step::Revoke { which, grace }),
+        1 => which().prop_map(|which| Step::Gone { which }),
+        4 => prop_oneof![0u64..20, 50u64..1500].prop_map(|ms| Step::Pass { ms }),
+        1 => (0u32..6, proptest::collection::vec(Just(CounterSet::first(3, 0)), 0..3))
+            .prop_map(|(place, sets)| Step::Outside { place, sets }),
+        1 => any::<bool>().prop_map(|kept| Step::Policy { kept }),
+        1 => Just(Step::Restart),
+        2 => which().prop_map(|which| Step::Claim { which }),
+    ]
+}
+
+/// Who goes before whom.
+fn rank(terms: &Terms) -> (bool, u8) {
+    (terms.guaranteed, terms.priority)
+}
+
+/// The arbiter, and what the test knows about it by itself.
+struct World {
+    host: Host,
+    outside: Outside,
+    generations: BTreeMap<LeaseId, u64>,
+    ended: BTreeSet<LeaseId>,
+}
+
+impl World {
+    fn naive(&self, held: Vec<Held>) -> Naive<'_> {
+        Naive {
+            pmus: self.host.arbiter.pmus(),
+            policy: self.host.arbiter.policy(),
+            outside: &self.outside,
+            held,
+        }
+    }
+
+    fn lease(&self, which: usize) -> Option<&Lease> {
+        let count = self.host.arbiter.leases().count();
+        self.host.arbiter.leases().nth(which % count.max(1))
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Ask { tenant, terms } => self.ask(tenant, terms),
+            Step::Release { which, keep } => {
+                if let Some(lease) = self.lease(which) {
+                    let (id, tenant) = (lease.id, lease.owner.tenant.0);
+                    let generation = Some(lease.generation);
+                    let (now, out) = (self.host.now, &mut self.host.out);
+                    let done =
+                        self.host
+                            .arbiter
+                            .release(id, keep, generation, caller(tenant), now, out);
+                    assert_eq!(done, Ok(()));
+                }
+            }
+            Step::Renew { which } => {
+                if let Some(lease) = self.lease(which).cloned() {
+                    let tenant = lease.owner.tenant.0;
+                    let (now, out) = (self.host.now, &mut self.host.out);
+                    match self
+                        .host
+                        .arbiter
+                        .renew(lease.id, None, caller(tenant), now, out)
+                    {
+                        Ok(until) if lease.holds > 0 => {
+                            assert_eq!(until, lease.terms.lasts.map(|lasts| now.after(lasts)));
+                        }
+                        Ok(until) => assert_eq!(until, None),
+                        Err(Refusal::Leaving { .. }) => assert!(lease.departure.is_some()),
+                        Err(Refusal::Wanted { by }) => {
+                            assert!(lease.terms.preemptible || !lease.terms.guaranteed);
+                            let by = self.host.arbiter.lease(by).expect("it waits");
+                            assert!(by.holds < by.terms.demands.len());
+                        }
+                        Err(other) => panic!("{other:?}"),
+                    }
+                }
+            }
+            Step::Revoke { which, grace } => {
+                if let Some(lease) = self.lease(which) {
+                    let (id, tenant) = (lease.id, lease.owner.tenant.0);
+                    let (now, out) = (self.host.now, &mut self.host.out);
+                    let grace = grace.map(|ms| Nanos(ms * MS));
+                    let at = self
+                        .host
+                        .arbiter
+                        .revoke(id, grace, caller(tenant), now, out);
+                    assert!(at.expect("it is its own") >= now);
+                }
+            }
+            Step::Gone { which } => {
+                if let Some(id) = self.lease(which).map(|lease| lease.id) {
+                    let (now, out) = (self.host.now, &mut self.host.out);
+                    self.host.arbiter.holder_gone(id, now, out);
+                    assert_eq!(self.host.holds(id), None);
+                }
+            }
+            Step::Pass { ms } => self.host.pass(ms),
+            Step::Outside { place, sets } => {
+                let (pmu, cpu) = if place < 4 {
+                    (CORE, place)
+                } else {
+                    (UNCORE, (place - 4) * 2)
+                };
+                let allowed = self.host.arbiter.pmus()[usize::from(pmu.0)].counters;
+                let sets: Vec<CounterSet> = sets.into_iter().map(|set| set & allowed).collect();
+                let place = self.host.arbiter.place(pmu, cpu).expect("a CPU");
+                let Place { pmu, domain } = place;
+                let key = (pmu.0, domain);
+                self.outside.retain(|(place, _)| *place != key);
+                self.outside.extend(sets.iter().map(|set| (key, *set)));
+                let (now, out) = (self.host.now, &mut self.host.out);
+                self.host.arbiter.set_outside(place, sets, now, out);
+            }
+            Step::Policy { kept } => {
+                let mut policy = policy();
+                if !kept {
+                    policy.tenants[2].minimum = Default::default();
+                    policy.tenants[2].maximum = arbiter::PerKind::ALL;
+                }
+                let (now, out) = (self.host.now, &mut self.host.out);
+                self.host
+                    .arbiter
+                    .set_policy(policy, now, out)
+                    .expect("it fits");
+            }
+            Step::Restart => {
+                let before = &self.host.arbiter;
+                let leases: Vec<Lease> = before.leases().cloned().collect();
+                let mut after = HostArbiter::new(pmus(), before.policy().clone()).expect("it fits");
+                for ((pmu, domain), _) in &self.outside {
+                    let place = Place {
+                        pmu: arbiter::host::PmuId(*pmu),
+                        domain: *domain,
+                    };
+                    let here = self.outside.iter().filter(|(at, _)| *at == (*pmu, *domain));
+                    let sets = here.map(|(_, set)| *set).collect();
+                    after.set_outside(place, sets, self.host.now, &mut Vec::new());
+                }
+                let next = before.next_id();
+                let window = Nanos(300 * MS);
+                after.restore(leases, next, window, self.host.now, &mut self.host.out);
+                self.host.arbiter = after;
+            }
+            Step::Claim { which } => {
+                if let Some(lease) = self.lease(which) {
+                    let (id, tenant) = (lease.id, lease.owner.tenant.0);
+                    let generation = lease.generation;
+                    let (now, out) = (self.host.now, &mut self.host.out);
+                    let done =
+                        self.host
+                            .arbiter
+                            .claim(id, Some(generation), caller(tenant), now, out);
+                    assert_eq!(done, Ok(()));
+                }
+            }
+        }
+        self.look();
+    }
+
+    fn ask(&mut self, tenant: u16, terms: Terms) {
+        self.host.pass(0);
+        let before = all_held(&self.host.arbiter);
+        let blocked = self.blocked(&terms);
+        let next = self.host.arbiter.next_id();
+        let outcome = self.host.ask(tenant, terms.clone());
+        let lease = Lease::new(
+            LeaseId(next),
+            owner(tenant),
+            terms.clone(),
+            self.host.now,
+            0,
+        );
+        let fits = |to| self.naive(before.clone()).fits(&lease, to);
+        let most = (terms.at_least..=terms.demands.len())
+            .rev()
+            .find(|&to| fits(to));
+        match &outcome {
+            Ok(Outcome::Granted { lease, holds }) => {
+                assert_eq!(*lease, LeaseId(next));
+                assert_eq!(Some(*holds), most, "{terms:?}");
+            }
+            Ok(Outcome::Waits { .. }) => {
+                assert_ne!(terms.waits, Waits::No);
+                assert!(most.is_none() || blocked, "{terms:?} {outcome:?}");
+            }
+            Err(Refusal::Held { .. } | Refusal::Kept { .. } | Refusal::Outside { .. }) => {
+                assert_eq!(terms.waits, Waits::No);
+                assert_eq!(most, None, "{terms:?} {outcome:?} beside {before:#?}");
+            }
+            Err(Refusal::OverMaximum { .. }) => assert_eq!(most, None, "{terms:?}"),
+            Err(Refusal::Behind { lease }) => {
+                assert!(blocked, "{terms:?} {outcome:?}");
+                assert!(self.host.arbiter.lease(*lease).is_some());
+            }
+            Err(Refusal::MoreThanThereIs { .. }) => {
+                let nobody = self.naive(Vec::new()).fits(&lease, terms.demands.len());
+                assert!(!nobody, "{terms:?}");
+            }
+            Err(Refusal::NoSuchCounters { counters, .. }) => {
+                assert_eq!(counters.bits(), 8);
+            }
+            Err(Refusal::NotForThreads { .. }) => {
+                assert_ne!(terms.scope, Scope::Cpu);
+                assert!(terms.demands.iter().any(|demand| demand.pmu == UNCORE));
+            }
+            Err(other) => panic!("{other:?} of {terms:?}"),
+        }
+    }
+
+    /// Whether somebody who waits may keep `terms` from passing: others leave for it, or
+    /// it has waited for longer than its patience.
+    fn blocked(&self, terms: &Terms) -> bool {
+        let patience = self.host.arbiter.policy().patience;
+        let leaving = self
+            .host
+            .arbiter
+            .leases()
+            .any(|lease| lease.departure.is_some());
+        self.host.arbiter.leases().any(|lease| {
+            lease.is_waiting()
+                && rank(&lease.terms) >= rank(terms)
+                && (leaving || self.host.now.since(lease.waits_since) >= patience)
+        })
+    }
+
+    /// What is true after every step.
+    fn look(&mut self) {
+        let changes = self.host.changes();
+        for change in &changes {
+            let id = change.lease();
+            assert!(!self.ended.contains(&id), "it had ended: {change:?}");
+            match change {
+                Change::Holds { generation, .. } => {
+                    let before = self.generations.insert(id, *generation).unwrap_or(0);
+                    assert!(*generation > before, "{change:?}");
+                }
+                Change::Ended { why, .. } => {
+                    self.ended.insert(id);
+                    let told = !matches!(why, Cause::Granted);
+                    assert!(told, "{change:?}");
+                }
+                _ => {}
+            }
+        }
+        let held = all_held(&self.host.arbiter);
+        if self.outside.is_empty() {
+            let naive = self.naive(held.clone());
+            assert!(naive.is_possible(), "more is held than there is");
+        }
+        for lease in self.host.arbiter.leases() {
+            self.look_at(lease, &held);
+        }
+        let due = self.host.arbiter.deadline();
+        assert!(
+            due.is_none_or(|due| due > self.host.now),
+            "something is overdue: {due:?}"
+        );
+    }
+
+    fn look_at(&self, lease: &Lease, held: &[Held]) {
+        let now = self.host.now;
+        let terms = &lease.terms;
+        assert!(lease.holds == 0 || lease.holds >= terms.at_least);
+        assert!(lease.holds <= terms.demands.len());
+        assert_eq!(
+            lease.until.is_some(),
+            terms.lasts.is_some() && lease.holds > 0
+        );
+        assert!(lease.until.is_none_or(|until| until > now));
+        if lease.holds == 0 {
+            let unclaimed = lease.claim_by.is_some();
+            assert!(
+                terms.waits != Waits::No || unclaimed,
+                "it waits for nothing: {lease:?}"
+            );
+        }
+        if let Some(Departure { at, to, why }) = &lease.departure {
+            assert!(*at > now && *to < lease.holds);
+            if let Cause::Preempted { by } = why {
+                let by = self.host.arbiter.lease(*by).expect("it waits");
+                assert!(by.is_waiting());
+                assert!(rank(&by.terms) > rank(terms), "{by:?} takes from {lease:?}");
+                assert!(terms.preemptible || !terms.guaranteed);
+            }
+        }
+        if !self.outside.is_empty() {
+            return;
+        }
+        assert_eq!(lease.broken, None);
+        // Nobody waits for what is free, unless it is kept for somebody before it.
+        if lease.is_waiting() && lease.departure.is_none() && !self.blocked_at_all(lease) {
+            let naive = self.naive(held.to_vec());
+            let least = terms.at_least.max(lease.holds + 1);
+            let could = (least..=terms.demands.len()).any(|to| naive.fits(lease, to));
+            assert!(!could, "it could be served: {lease:?}");
+        }
+    }
+
+    fn blocked_at_all(&self, lease: &Lease) -> bool {
+        let patience = self.host.arbiter.policy().patience;
+        let leaving = self
+            .host
+            .arbiter
+            .leases()
+            .any(|other| other.departure.is_some());
+        self.host.arbiter.leases().any(|other| {
+            other.id != lease.id
+                && other.is_waiting()
+                && rank(&other.terms) >= rank(&lease.terms)
+                && (leaving || self.host.now.since(other.waits_since) >= patience)
+        })
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn decisions_are_right(steps in proptest::collection::vec(step(), 1..40)) {
+        let mut world = World {
+            host: Host::new(policy()),
+            outside: Vec::new(),
+            generations: BTreeMap::new(),
+            ended: BTreeSet::new(),
+        };
+        for step in steps {
+            world.step(step);
+        }
+    }
+
+    /// Everybody ends or gives back in the end: then nobody waits, and nothing is held.
+    #[test]
+    fn nobody_waits_for_ever(steps in proptest::collection::vec(step(), 1..30)) {
+        let mut world = World {
+            host: Host::new(open_policy()),
+            outside: Vec::new(),
+            generations: BTreeMap::new(),
+            ended: BTreeSet::new(),
+        };
+        for step in steps {
+            let allowed = match &step {
+                Step::Ask { tenant, terms } => *tenant < 2 && terms.lasts.is_some(),
+                Step::Outside { .. } | Step::Policy { .. } => false,
+                _ => true,
+            };
+            if allowed {
+                world.step(step);
+            }
+        }
+        // Each lease lasts for 3 s at most, and nobody renews. There are 30 of them.
+        for _ in 0..200 {
+            world.host.pass(1000);
+            world.look();
+        }
+        let left: Vec<&Lease> = world.host.arbiter.leases().collect();
+        prop_assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// Two tenants that always want more than there is get the counters' time by their
+/// shares, whatever the sizes of their requests.
+#[test]
+fn shares_hold_over_time() {
+    let mut host = Host::new(open_policy());
+    let mut had = [0u64; 2];
+    let lasting = |count: usize, ms: u64| Terms {
+        lasts: Some(Nanos(ms * MS)),
+        ..terms(programmable(count), "0")
+    };
+    let mut waiting = [0usize; 2];
+    for _ in 0..4000 {
+        for (tenant, (count, ms)) in (0u16..).zip([(3, 10), (3, 30)]) {
+            while waiting[usize::from(tenant)] < 4 {
+                let terms = Terms {
+                    waits: Waits::Always,
+                    ..lasting(count, ms)
+                };
+                host.ask(tenant, terms).expect("it waits");
+                waiting[usize::from(tenant)] += 1;
+            }
+        }
+        let at = host
+            .arbiter
+            .deadline()
+            .expect("leases end")
+            .max(BootTime(host.now.0 + 1));
+        let passed = at.since(host.now).0;
+        for lease in host.arbiter.leases() {
+            had[usize::from(lease.owner.tenant.0)] += lease.holds as u64 * passed;
+        }
+        host.now = at;
+        host.arbiter.advance(at, &mut host.out);
+        for change in host.changes() {
+            if let Change::Ended { lease, .. } = change {
+                waiting[usize::from(lease.owner.tenant.0)] -= 1;
+            }
+        }
+    }
+    let ratio = had[1] as f64 / had[0] as f64;
+    assert!(
+        (1.9..2.1).contains(&ratio),
+        "shares of 1 and 2 got {had:?}: {ratio}"
+    );
+}
