@@ -1,0 +1,50 @@
+//! What counters a host has, and who has them.
+//!
+//! The host arbiter may promise only what can be had. The kernel has no call that says how
+//! many counters are free, so this crate finds out:
+//!
+//! - [`discover`] lists the PMUs of the kernel and the CPUs that each counts for.
+//! - [`measure`] pins events until one finds no counter: what is free on one CPU, with
+//!   everything in place that is held now. [`can_be_had`] asks for a list of events.
+//! - [`holders`] names who holds counters and is not ours; [`unexplained`] is the rest.
+//! - [`Watchdog`] gives the NMI watchdog's counter back, and restores it after a crash.
+//!
+//! Whatever reads files does so below a root folder, `/` on a real host. The system calls of a
+//! measurement are behind [`ProbeCalls`]. So tests fake both.
+//!
+//! ```no_run
+//! use std::path::Path;
+//!
+//! for pmu in umpire_budget::discover(Path::new("/"))? {
+//!     for cpu in pmu.measured_on().iter() {
+//!         match umpire_budget::measure(&pmu, cpu, umpire_budget::MAX_TIME) {
+//!             Ok(budget) => println!("{} on CPU {cpu}: {}", pmu.name, budget.programmable),
+//!             Err(why) => println!("{} on CPU {cpu}: {why}", pmu.name),
+//!         }
+//!     }
+//! }
+//! # Ok::<(), umpire_budget::FileError>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod calls;
+mod capacity;
+mod file;
+mod holders;
+mod pmu;
+mod probe;
+#[allow(unsafe_code)]
+mod sys;
+mod watchdog;
+
+pub use arbiter::host::CpuSet;
+pub use calls::{CpuidLeaf, Errno, EventFd, EventSpec, ProbeCalls, ProbeEvent, Target, Times};
+pub use capacity::{Capacity, Fixed};
+pub use file::FileError;
+pub use holders::{Deficit, Holder, Holders, UNEXPLAINED, holders, unexplained};
+pub use pmu::{Domain, Pmu, Scope, discover};
+pub use probe::{
+    Budget, FixedState, Free, MAX_EVENTS, MAX_TIME, NotMeasured, can_be_had, can_be_had_with,
+    measure, measure_with,
+};
+pub use watchdog::{GivenBack, Restored, Watchdog};

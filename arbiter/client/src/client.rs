@@ -1,0 +1,301 @@
+//! A client that waits for its answers.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+use varlink::sansio::{ParseResult, parse_message, serialize_request};
+use varlink::{Reply, Request as VarlinkRequest};
+
+use crate::INTERFACE;
+use crate::wire::{
+    AcquireIn, AcquireOut, ClaimIn, Event, Lease, ListOut, NoReply, Refusal, RefusedError, Request,
+};
+
+/// A call was not answered as asked.
+#[derive(Debug, Error)]
+pub enum CallError {
+    /// Nobody listens at the socket.
+    #[error("{}: no arbiter listens there ({error}); start one with: umpire arbiterd", .path.display())]
+    NoArbiter {
+        /// The socket.
+        path: PathBuf,
+        /// Why it cannot be reached.
+        error: io::Error,
+    },
+    /// The arbiter says no.
+    #[error("{}", .0.message)]
+    Refused(Box<Refusal>),
+    /// The connection failed.
+    #[error("the connection to the arbiter failed: {0}")]
+    Io(#[from] io::Error),
+    /// The arbiter has ended the connection.
+    #[error("the arbiter has ended the connection")]
+    Ended,
+    /// The arbiter answered with another error.
+    #[error("the arbiter answers: {0}")]
+    Other(String),
+}
+
+/// A connection to the arbiter. It carries one call after the other.
+#[derive(Debug)]
+pub struct Arbiter {
+    stream: UnixStream,
+    received: Vec<u8>,
+}
+
+/// A lease, as long as it is not dropped: its counters are given back then.
+#[derive(Debug)]
+pub struct Held {
+    arbiter: Arbiter,
+    lease: Lease,
+}
+
+/// What [`Held::next`] has seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Something happened to the lease.
+    Event(Box<Event>),
+    /// Nothing happened in that time.
+    Nothing,
+}
+
+impl Arbiter {
+    /// Connects to the arbiter at `path`.
+    ///
+    /// # Errors
+    /// Nobody listens there.
+    pub fn connect(path: &Path) -> Result<Self, CallError> {
+        match UnixStream::connect(path) {
+            Ok(stream) => Ok(Arbiter {
+                stream,
+                received: Vec::new(),
+            }),
+            Err(error) => Err(CallError::NoArbiter {
+                path: path.to_owned(),
+                error,
+            }),
+        }
+    }
+
+    /// Calls a method of the interface and waits for its reply.
+    ///
+    /// # Errors
+    /// The arbiter says no, or the connection failed.
+    pub fn call<P: Serialize, R: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        parameters: &P,
+    ) -> Result<R, CallError> {
+        self.send(method, parameters, false)?;
+        self.receive()
+    }
+
+    /// The leases that the caller may see.
+    ///
+    /// # Errors
+    /// As [`Arbiter::call`].
+    pub fn leases(&mut self) -> Result<Vec<Lease>, CallError> {
+        let ListOut { leases } = self.call("List", &NoReply {})?;
+        Ok(leases)
+    }
+
+    /// Asks for a lease. It may wait first: then it holds nothing yet.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    pub fn acquire(mut self, request: &Request) -> Result<Held, CallError> {
+        let request = request.clone();
+        self.send("Acquire", &AcquireIn { request }, true)?;
+        self.held()
+    }
+
+    /// Takes over a lease after the arbiter was started anew. It may hold more or less than
+    /// it was last told.
+    ///
+    /// # Errors
+    /// There is no such lease, it is another's, or it has changed since.
+    pub fn claim(mut self, lease: u64, generation: Option<u64>) -> Result<Held, CallError> {
+        self.send("Claim", &ClaimIn { lease, generation }, true)?;
+        self.held()
+    }
+
+    fn held(mut self) -> Result<Held, CallError> {
+        let AcquireOut { lease, .. } = self.receive()?;
+        Ok(Held {
+            arbiter: self,
+            lease,
+        })
+    }
+
+    /// All events of the host, one with each call of [`Arbiter::next_event`].
+    ///
+    /// # Errors
+    /// As [`Arbiter::call`].
+    pub fn watch(&mut self) -> Result<(), CallError> {
+        self.send("Watch", &NoReply {}, true)?;
+        self.receive::<crate::WatchOut>().map(|_| ())
+    }
+
+    /// The next event after [`Arbiter::watch`].
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn next_event(&mut self) -> Result<Option<Event>, CallError> {
+        let crate::WatchOut { event } = self.receive()?;
+        Ok(event)
+    }
+
+    fn send<P: Serialize>(
+        &mut self,
+        method: &str,
+        parameters: &P,
+        more: bool,
+    ) -> Result<(), CallError> {
+        let parameters = serde_json::to_value(parameters).map_err(io::Error::from)?;
+        let mut request = VarlinkRequest::create(format!("{INTERFACE}.{method}"), Some(parameters));
+        request.more = more.then_some(true);
+        let bytes = serialize_request(&request).map_err(|error| malformed(&error))?;
+        Ok(self.stream.write_all(&bytes)?)
+    }
+
+    fn receive<R: DeserializeOwned>(&mut self) -> Result<R, CallError> {
+        loop {
+            if let Some(reply) = self.parsed()? {
+                return answer(reply);
+            }
+            self.fill()?;
+        }
+    }
+
+    fn fill(&mut self) -> Result<(), CallError> {
+        let mut chunk = [0; 16 * 1024];
+        match self.stream.read(&mut chunk)? {
+            0 => Err(CallError::Ended),
+            count => {
+                self.received.extend_from_slice(&chunk[..count]);
+                Ok(())
+            }
+        }
+    }
+
+    /// A reply that has come in whole.
+    fn parsed(&mut self) -> Result<Option<Reply>, CallError> {
+        match parse_message(&self.received) {
+            ParseResult::Complete { message, consumed } => {
+                self.received.drain(..consumed);
+                let reply = serde_json::from_slice(&message).map_err(io::Error::from)?;
+                Ok(Some(reply))
+            }
+            ParseResult::Incomplete { .. } => Ok(None),
+            ParseResult::Invalid { error } => Err(CallError::Other(error)),
+        }
+    }
+}
+
+impl AsFd for Arbiter {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn malformed(error: &impl ToString) -> CallError {
+    CallError::Other(error.to_string())
+}
+
+/// What a reply says.
+fn answer<R: DeserializeOwned>(reply: Reply) -> Result<R, CallError> {
+    let parameters = reply.parameters.unwrap_or_else(|| serde_json::json!({}));
+    let Some(error) = reply.error else {
+        return Ok(serde_json::from_value(parameters).map_err(io::Error::from)?);
+    };
+    if error == format!("{INTERFACE}.Refused") {
+        let RefusedError { refusal } =
+            serde_json::from_value(parameters).map_err(io::Error::from)?;
+        return Err(CallError::Refused(Box::new(refusal)));
+    }
+    match parameters
+        .get("message")
+        .and_then(|message| message.as_str())
+    {
+        Some(message) => Err(CallError::Other(message.to_owned())),
+        None => Err(CallError::Other(format!("{error} {parameters}"))),
+    }
+}
+
+impl Held {
+    /// The lease as it was last heard of.
+    #[must_use]
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Waits until something happens to the lease, for `most` at the longest.
+    ///
+    /// # Errors
+    /// The connection has ended, and with it the lease: unless the arbiter was started
+    /// anew and the lease is claimed.
+    pub fn next(&mut self, most: Option<Duration>) -> Result<Next, CallError> {
+        let until = most.map(|most| Instant::now() + most);
+        loop {
+            if let Some(reply) = self.arbiter.parsed()? {
+                let AcquireOut { lease, event } = answer(reply)?;
+                self.lease = lease;
+                if let Some(event) = event {
+                    return Ok(Next::Event(Box::new(event)));
+                }
+                continue;
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            // A time of 0 would be none for the socket: what is there is read all the same.
+            let at_once = left.is_some_and(|left| left.is_zero());
+            self.arbiter.stream.set_nonblocking(at_once)?;
+            self.arbiter
+                .stream
+                .set_read_timeout(left.filter(|_| !at_once))?;
+            let filled = self.arbiter.fill();
+            self.arbiter.stream.set_nonblocking(false)?;
+            match filled {
+                Err(CallError::Io(error)) if is_timeout(&error) => {
+                    if at_once {
+                        return Ok(Next::Nothing);
+                    }
+                }
+                other => other?,
+            }
+        }
+    }
+
+    /// Waits until the lease holds something.
+    ///
+    /// # Errors
+    /// It ended without, or the connection did.
+    pub fn wait(&mut self) -> Result<(), CallError> {
+        while self.lease.holds == 0 {
+            if let Next::Event(event) = self.next(None)?
+                && event.what == "ended"
+            {
+                return Err(CallError::Other(event.message));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Held {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.arbiter.as_fd()
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}

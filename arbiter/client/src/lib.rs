@@ -1,0 +1,49 @@
+//! Leases on a host's performance counters: the interface of the host's arbiter
+//! (`io.umpire.Arbiter`, varlink), and a client of it.
+//!
+//! ```no_run
+//! use umpire_lease::{Arbiter, Counters, Request};
+//!
+//! # fn main() -> Result<(), umpire_lease::CallError> {
+//! let arbiter = Arbiter::connect(&umpire_lease::default_socket())?;
+//! let held = arbiter.acquire(&Request {
+//!     counters: vec![Counters::programmable(2)],
+//!     cpus: Some("0-3".to_owned()),
+//!     ..Request::default()
+//! })?;
+//! println!("{} counters", held.lease().holds);
+//! // They are given back when `held` is dropped, or the process ends.
+//! # Ok(())
+//! # }
+//! ```
+#![deny(unsafe_code)]
+
+mod client;
+mod wire;
+
+use std::path::PathBuf;
+
+pub use client::{Arbiter, CallError, Held, Next};
+pub use wire::{
+    AcquireIn, AcquireOut, ClaimIn, Counters, Event, ExplainIn, ExplainOut, Lease, Leaving,
+    ListOut, NoReply, Outsider, Place, Refusal, RefusedError, ReleaseIn, RenewIn, RenewOut,
+    Request, RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
+};
+
+/// The interface's name.
+pub const INTERFACE: &str = "io.umpire.Arbiter";
+
+/// The interface in varlink's own words.
+pub const DESCRIPTION: &str = include_str!("../io.umpire.Arbiter.varlink");
+
+/// The socket's path in the environment.
+pub const SOCKET_VARIABLE: &str = "UMPIRE_ARBITER";
+
+/// Where the host's arbiter listens: what [`SOCKET_VARIABLE`] names, or the system's.
+#[must_use]
+pub fn default_socket() -> PathBuf {
+    match std::env::var_os(SOCKET_VARIABLE) {
+        Some(path) if !path.is_empty() => path.into(),
+        _ => PathBuf::from("/run/umpire/arbiter"),
+    }
+}

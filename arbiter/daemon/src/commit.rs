@@ -1,0 +1,90 @@
+//! When what was decided is written, and what becomes of it if it cannot be.
+
+use std::io;
+
+use arbiter::host::BootTime;
+
+use crate::journal::Entry;
+use crate::service::{Output, Service};
+
+/// Between two tries to write a journal that could not be written, in nanoseconds.
+const TRIES: u64 = 100_000_000;
+
+/// Where entries are kept.
+pub(crate) trait Journal {
+    /// Writes records, and returns when they are on the disk. If it fails, none of them is
+    /// in the journal.
+    fn append(&mut self, entries: &[Entry]) -> io::Result<()>;
+
+    /// Writes the journal anew with just these records.
+    fn compact(&mut self, entries: &[Entry]) -> io::Result<()>;
+
+    /// Whether the journal is much longer than what it says.
+    fn is_long(&self) -> bool;
+}
+
+/// A journal, and when it is tried again.
+#[derive(Debug)]
+pub(crate) struct Committer<J> {
+    journal: J,
+    tries_again: u64,
+}
+
+impl<J: Journal> Committer<J> {
+    pub(crate) fn new(journal: J) -> Self {
+        Committer {
+            journal,
+            tries_again: 0,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn journal_mut(&mut self) -> &mut J {
+        &mut self.journal
+    }
+
+    /// When a journal that could not be written is tried again.
+    pub(crate) fn due(&self, service: &Service) -> Option<u64> {
+        service.stuck().map(|_| self.tries_again)
+    }
+
+    /// Writes what `output` rests on, or takes it back.
+    pub(crate) fn commit(&mut self, service: &mut Service, output: &mut Output, now: BootTime) {
+        if service.stuck().is_some() && now.0 >= self.tries_again {
+            // What was not written is in none of the batches: all that there is, is.
+            let all = service.all();
+            match self.journal.compact(&all) {
+                Ok(()) => {
+                    log::info!("the journal is written again");
+                    service.writable(&all, now);
+                    output.entries.clear();
+                    output.add(service.take());
+                }
+                Err(error) => {
+                    log::debug!("the journal still cannot be written: {error}");
+                    self.tries_again = now.0.saturating_add(TRIES);
+                }
+            }
+        }
+        if let Some(why) = service.stuck().map(str::to_owned) {
+            service.unwritten(output, &why, now);
+            return;
+        }
+        match self.journal.append(&output.entries) {
+            Ok(()) => service.written(&output.entries),
+            Err(error) => {
+                log::error!(
+                    "the journal cannot be written: {error}; nothing is granted until it can"
+                );
+                self.tries_again = now.0.saturating_add(TRIES);
+                service.unwritten(output, &error.to_string(), now);
+                return;
+            }
+        }
+        if self.journal.is_long()
+            && let Err(error) = self.journal.compact(&service.all())
+        {
+            log::warn!("the journal cannot be written anew: {error}; it grows");
+        }
+    }
+}

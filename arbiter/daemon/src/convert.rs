@@ -1,0 +1,462 @@
+//! Requests of the wire to terms, and leases to the wire and the journal.
+
+use arbiter::host::{
+    BootTime, Cause, Change, CpuSet, Demand, Departure, HostArbiter, Lease, LeaseId, Owner, PmuId,
+    Refusal, Scope, Terms, ThreadId, Waits,
+};
+use arbiter::{CounterSet, Nanos};
+use umpire_lease as wire;
+
+use crate::config::{ArbiterConfig, CounterName};
+use crate::journal::Stored;
+use crate::words;
+
+const PROGRAMMABLE: CounterSet = CounterSet::from_bits(0xffff_ffff);
+const MS: u64 = 1_000_000;
+/// Most counters of a lease.
+const MOST_COUNTERS: usize = 128;
+/// Most threads of a lease, and most of them times its CPUs.
+const MOST_THREADS: usize = 1024;
+const MOST_THREADS_TIMES_CPUS: usize = 1 << 16;
+/// Most bytes of a list of CPUs.
+const MOST_LIST: usize = 4096;
+
+/// What is wrong with a request before anything is decided.
+pub(crate) struct Wrong(pub(crate) String);
+
+/// The terms of a request.
+pub(crate) fn terms(
+    config: &ArbiterConfig,
+    arbiter: &HostArbiter,
+    tenant: arbiter::host::TenantId,
+    request: &wire::Request,
+) -> Result<Terms, Wrong> {
+    let mut demands = Vec::new();
+    for counters in &request.counters {
+        let demand = demand(config, arbiter, counters)?;
+        let count = usize::try_from(counters.count.unwrap_or(1)).unwrap_or(usize::MAX);
+        if count > MOST_COUNTERS || demands.len() + count > MOST_COUNTERS {
+            return Err(Wrong(format!(
+                "a lease is of {MOST_COUNTERS} counters at most"
+            )));
+        }
+        demands.extend(std::iter::repeat_n(demand, count));
+    }
+    let at_least = match request.at_least {
+        None => demands.len(),
+        Some(number) => usize::try_from(number).unwrap_or(usize::MAX),
+    };
+    if request
+        .cpus
+        .as_ref()
+        .is_some_and(|cpus| cpus.len() > MOST_LIST)
+    {
+        return Err(Wrong(format!(
+            "the list of CPUs is of {MOST_LIST} bytes at most; give ranges"
+        )));
+    }
+    let cpus = match &request.cpus {
+        None => usable(arbiter, tenant, &demands),
+        Some(text) => text
+            .parse::<CpuSet>()
+            .map_err(|error| Wrong(format!("cpus '{text}': {error}")))?,
+    };
+    let scope = match (request.scope.as_deref(), &request.threads) {
+        (None | Some("cpu"), None) => Scope::Cpu,
+        (None | Some("cpu"), Some(_)) => {
+            return Err(Wrong(
+                "threads were named; ask with scope thread".to_owned(),
+            ));
+        }
+        (Some("thread"), threads) => {
+            let mut threads = threads.clone().unwrap_or_default();
+            threads.sort_unstable();
+            threads.dedup();
+            if threads.len() > MOST_THREADS {
+                return Err(Wrong(format!(
+                    "a lease is for {MOST_THREADS} threads at most"
+                )));
+            }
+            Scope::Thread(threads.into_iter().map(ThreadId).collect())
+        }
+        (Some(other), _) => {
+            return Err(Wrong(format!("scope '{other}': give cpu or thread")));
+        }
+    };
+    if let Scope::Thread(threads) = &scope
+        && threads.len() * cpus.len() > MOST_THREADS_TIMES_CPUS
+    {
+        return Err(Wrong(format!(
+            "{} threads on {} CPUs are too many for a lease; name fewer of either",
+            threads.len(),
+            cpus.len()
+        )));
+    }
+    let waits = match request.waits_ms {
+        None | Some(0) => Waits::No,
+        Some(-1) => Waits::Always,
+        Some(ms) => match u64::try_from(ms) {
+            Ok(ms) => Waits::For(Nanos(ms.saturating_mul(MS))),
+            Err(_) => return Err(Wrong(format!("waits_ms {ms}: give a time, or -1 for ever"))),
+        },
+    };
+    if request.lasts_ms == Some(0) {
+        return Err(Wrong("lasts_ms 0: give a time from 1 ms on".to_owned()));
+    }
+    Ok(Terms {
+        demands,
+        at_least,
+        cpus,
+        scope,
+        guaranteed: request.guaranteed.unwrap_or(true),
+        priority: request.priority.unwrap_or(0),
+        preemptible: request.preemptible.unwrap_or(false),
+        lasts: request.lasts_ms.map(|ms| Nanos(ms.saturating_mul(MS))),
+        waits,
+    })
+}
+
+/// All CPUs that the tenant may use, and that have the PMUs.
+fn usable(arbiter: &HostArbiter, tenant: arbiter::host::TenantId, demands: &[Demand]) -> CpuSet {
+    let mut cpus = arbiter.online().clone();
+    if let Some(own) = arbiter
+        .policy()
+        .tenant(tenant)
+        .and_then(|tenant| tenant.cpus.as_ref())
+    {
+        cpus = cpus.and(own);
+    }
+    let has = |cpu: u32, demand: &Demand| arbiter.place(demand.pmu, cpu).is_some();
+    cpus.iter()
+        .filter(|&cpu| demands.iter().all(|demand| has(cpu, demand)))
+        .collect()
+}
+
+fn demand(
+    config: &ArbiterConfig,
+    arbiter: &HostArbiter,
+    counters: &wire::Counters,
+) -> Result<Demand, Wrong> {
+    let (index, pmu) = match &counters.pmu {
+        None => (0, arbiter.pmus().first()),
+        Some(name) => {
+            let place = arbiter.pmus().iter().position(|pmu| pmu.name == *name);
+            (
+                place.unwrap_or(0),
+                place.map(|place| &arbiter.pmus()[place]),
+            )
+        }
+    };
+    let Some(pmu) = pmu else {
+        let known: Vec<&str> = arbiter.pmus().iter().map(|pmu| pmu.name.as_str()).collect();
+        let name = counters.pmu.as_deref().unwrap_or("cpu");
+        return Err(Wrong(format!(
+            "there is no PMU '{name}'; the host has: {}",
+            known.join(", ")
+        )));
+    };
+    let set = match (&counters.kind, &counters.event, &counters.among) {
+        (None, None, None) => pmu.counters & PROGRAMMABLE,
+        (Some(kind), None, None) => match kind.as_str() {
+            "programmable" => pmu.counters & PROGRAMMABLE,
+            "fixed" => pmu.counters & !PROGRAMMABLE,
+            other => {
+                return Err(Wrong(format!("kind '{other}': give programmable or fixed")));
+            }
+        },
+        (_, Some(event), None) => event_counters(config, pmu, event)?,
+        (_, None, Some(names)) => {
+            let mut set = CounterSet::EMPTY;
+            for name in names {
+                let CounterName(counter) = name.clone().try_into().map_err(Wrong)?;
+                set.insert(counter);
+            }
+            set
+        }
+        _ => {
+            return Err(Wrong(
+                "give one of kind, event and among for a counter".to_owned(),
+            ));
+        }
+    };
+    if set.is_empty() {
+        return Err(Wrong(format!("PMU '{}' has no such counters", pmu.name)));
+    }
+    let pmu = PmuId(u16::try_from(index).unwrap_or(u16::MAX));
+    Ok(Demand { pmu, counters: set })
+}
+
+/// The counters that can count a named event: those of the configuration's table, or any.
+fn event_counters(
+    config: &ArbiterConfig,
+    pmu: &arbiter::host::HostPmu,
+    event: &str,
+) -> Result<CounterSet, Wrong> {
+    let stated = config.pmus.iter().find(|stated| stated.name == pmu.name);
+    match stated.and_then(|stated| stated.events.get(event)) {
+        Some(names) => Ok(names.iter().map(|name| name.0).collect()),
+        None => {
+            let known: Vec<&str> = stated
+                .map(|stated| stated.events.keys().map(String::as_str).collect())
+                .unwrap_or_default();
+            Err(Wrong(format!(
+                "event '{event}' is not in the table of PMU '{}' (it has: {}); ask for kind \
+                 programmable, or have the operator add it below [pmu.events]",
+                pmu.name,
+                if known.is_empty() {
+                    "none".to_owned()
+                } else {
+                    known.join(", ")
+                }
+            )))
+        }
+    }
+}
+
+fn ms(time: Nanos) -> u64 {
+    time.0 / MS
+}
+
+fn small(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// A lease for the wire.
+pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
+    let now = arbiter.now();
+    let terms = &lease.terms;
+    let tenant = arbiter.policy().tenant(lease.owner.tenant);
+    let threads = match &terms.scope {
+        Scope::Cpu => None,
+        Scope::Thread(threads) => Some(threads.iter().map(|thread| thread.0).collect()),
+    };
+    let state = if lease.claim_by.is_some() {
+        "unclaimed"
+    } else if !lease.is_short() {
+        "holds"
+    } else if lease.holds > 0 {
+        "short"
+    } else {
+        "waits"
+    };
+    wire::Lease {
+        id: lease.id.0,
+        generation: lease.generation,
+        tenant: tenant.map(|tenant| tenant.name.clone()).unwrap_or_default(),
+        uid: lease.owner.uid,
+        pid: lease.owner.pid,
+        label: lease.owner.label.clone(),
+        cpus: terms.cpus.to_string(),
+        scope: if threads.is_some() { "thread" } else { "cpu" }.to_owned(),
+        threads: threads.unwrap_or_default(),
+        guaranteed: terms.guaranteed,
+        priority: terms.priority,
+        preemptible: terms.preemptible,
+        counters: terms
+            .demands
+            .iter()
+            .map(|demand| words::demand(arbiter, demand))
+            .collect(),
+        wants: small(terms.demands.len()),
+        holds: small(lease.holds),
+        state: state.to_owned(),
+        held_ms: lease.since.map(|since| ms(now.since(since))),
+        left_ms: lease.until.map(|until| ms(until.since(now))),
+        leaving: lease.departure.as_ref().map(|departure| wire::Leaving {
+            in_ms: ms(departure.at.since(now)),
+            to: small(departure.to),
+            why: words::because(departure.why),
+        }),
+        broken_ms: lease.broken.map(|since| ms(now.since(since))),
+        blind_ms: ms(lease.blind_until(now)),
+    }
+}
+
+/// A refusal for the wire.
+pub(crate) fn refusal(arbiter: &HostArbiter, refusal: &Refusal) -> wire::Refusal {
+    let by: &[LeaseId] = match refusal {
+        Refusal::Held { by, .. } => by,
+        Refusal::Behind { lease } | Refusal::Wanted { by: lease } => std::slice::from_ref(lease),
+        _ => &[],
+    };
+    let held_by = by.iter().take(64).filter_map(|id| arbiter.lease(*id));
+    wire::Refusal {
+        reason: words::reason(refusal).to_owned(),
+        message: words::message(arbiter, refusal),
+        held_by: held_by.map(|held| lease(arbiter, held)).collect(),
+    }
+}
+
+/// An event for the wire. `None`: the lease was there and ended in the same moment.
+pub(crate) fn event(arbiter: &HostArbiter, change: &Change) -> Option<wire::Event> {
+    let now = match change {
+        Change::Ended { lease: last, .. } => lease(arbiter, last),
+        other => lease(arbiter, arbiter.lease(other.lease())?),
+    };
+    let (what, why, message) = match change {
+        Change::Waits { behind, why, .. } => (
+            "waits",
+            Some(words::reason(why)),
+            format!("waits behind {behind}: {}", words::message(arbiter, why)),
+        ),
+        Change::Holds { holds, why, .. } => (
+            "holds",
+            Some(words::cause(*why)),
+            format!("holds {holds} of {}: {}", now.wants, words::because(*why)),
+        ),
+        Change::Announced { departure, .. } => (
+            "leaving",
+            Some(words::cause(departure.why)),
+            format!(
+                "will hold {} in {} ms: {}",
+                departure.to,
+                ms(departure.at.since(arbiter.now())),
+                words::because(departure.why)
+            ),
+        ),
+        Change::Spared { .. } => ("spared", None, "keeps what it holds".to_owned()),
+        Change::Renewed { .. } => (
+            "renewed",
+            None,
+            match now.left_ms {
+                Some(left) => format!("ends in {left} ms"),
+                None => "has no end".to_owned(),
+            },
+        ),
+        Change::Claimed { .. } => ("claimed", None, "its holder is back".to_owned()),
+        Change::Broken { .. } => (
+            "broken",
+            None,
+            "somebody who has no lease uses counters that it needs; see: umpire who".to_owned(),
+        ),
+        Change::Mended { lasted, .. } => (
+            "mended",
+            None,
+            format!(
+                "has its counters again, after {} ms without some",
+                ms(*lasted)
+            ),
+        ),
+        Change::Ended { why, .. } => (
+            "ended",
+            Some(words::cause(*why)),
+            format!("has ended: {}", words::because(*why)),
+        ),
+    };
+    Some(wire::Event {
+        what: what.to_owned(),
+        lease: now,
+        why: why.map(str::to_owned),
+        message,
+    })
+}
+
+/// A lease for the journal.
+pub(crate) fn stored(arbiter: &HostArbiter, lease: &Lease) -> Stored {
+    let terms = &lease.terms;
+    let tenant = arbiter.policy().tenant(lease.owner.tenant);
+    Stored {
+        id: lease.id.0,
+        tenant: tenant.map(|tenant| tenant.name.clone()).unwrap_or_default(),
+        uid: lease.owner.uid,
+        pid: lease.owner.pid,
+        label: lease.owner.label.clone(),
+        demands: terms
+            .demands
+            .iter()
+            .map(|demand| {
+                (
+                    words::pmu(arbiter, demand.pmu).to_owned(),
+                    demand.counters.bits(),
+                )
+            })
+            .collect(),
+        at_least: terms.at_least,
+        cpus: terms.cpus.to_string(),
+        threads: match &terms.scope {
+            Scope::Cpu => None,
+            Scope::Thread(threads) => Some(threads.iter().map(|thread| thread.0).collect()),
+        },
+        guaranteed: terms.guaranteed,
+        priority: terms.priority,
+        preemptible: terms.preemptible,
+        lasts: terms.lasts.map(|lasts| lasts.0),
+        waits: match terms.waits {
+            Waits::No => None,
+            Waits::For(time) => Some(time.0.max(1)),
+            Waits::Always => Some(0),
+        },
+        holds: lease.holds,
+        generation: lease.generation,
+        waits_since: lease.waits_since.0,
+        since: lease.since.map(|since| since.0),
+        until: lease.until.map(|until| until.0),
+        leaving: lease.departure.as_ref().map(|departure| {
+            let by = match departure.why {
+                Cause::Revoked { by } => Some(by),
+                _ => None,
+            };
+            (departure.at.0, departure.to, by)
+        }),
+        blind: lease.blind.0,
+        arrival: lease.arrival(),
+    }
+}
+
+/// A lease of the journal. `None`: the host or the policy has changed so that it cannot be.
+pub(crate) fn recalled(arbiter: &HostArbiter, stored: &Stored) -> Option<Lease> {
+    // Also one that the policy does not name any more.
+    let named = |tenant: &arbiter::host::Tenant| tenant.name == stored.tenant;
+    let (tenant, _) = arbiter.policy().all().find(|(_, tenant)| named(tenant))?;
+    let mut demands = Vec::new();
+    for (name, bits) in &stored.demands {
+        let place = arbiter.pmus().iter().position(|pmu| pmu.name == *name)?;
+        demands.push(Demand {
+            pmu: PmuId(u16::try_from(place).ok()?),
+            counters: CounterSet::from_bits(*bits),
+        });
+    }
+    if stored.holds > demands.len() {
+        return None;
+    }
+    let terms = Terms {
+        demands,
+        at_least: stored.at_least,
+        cpus: stored.cpus.parse().ok()?,
+        scope: match &stored.threads {
+            None => Scope::Cpu,
+            Some(threads) => Scope::Thread(threads.iter().copied().map(ThreadId).collect()),
+        },
+        guaranteed: stored.guaranteed,
+        priority: stored.priority,
+        preemptible: stored.preemptible,
+        lasts: stored.lasts.map(Nanos),
+        waits: match stored.waits {
+            None => Waits::No,
+            Some(0) => Waits::Always,
+            Some(time) => Waits::For(Nanos(time)),
+        },
+    };
+    let owner = Owner {
+        tenant,
+        uid: stored.uid,
+        pid: stored.pid,
+        label: stored.label.clone(),
+    };
+    let asked = BootTime(stored.waits_since);
+    let mut lease = Lease::new(LeaseId(stored.id), owner, terms, asked, stored.arrival);
+    lease.holds = stored.holds;
+    lease.generation = stored.generation;
+    lease.since = stored.since.map(BootTime);
+    lease.until = stored.until.map(BootTime);
+    lease.blind = Nanos(stored.blind);
+    // For whom it was to leave may be gone: it is told anew.
+    lease.departure = stored.leaving.and_then(|(at, to, by)| {
+        Some(Departure {
+            at: BootTime(at),
+            to,
+            why: Cause::Revoked { by: by? },
+        })
+    });
+    Some(lease)
+}

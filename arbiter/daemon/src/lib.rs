@@ -1,0 +1,30 @@
+//! The service of a host's arbiter: programs ask it for leases on performance counters
+//! by the varlink interface `io.umpire.Arbiter`.
+//!
+//! ```text
+//! socket → connections → service: call → arbiter::host: decide → changes
+//!        → journal: written and synced → replies and events → socket
+//! ```
+//!
+//! One thread does all of it. It takes what many clients have sent, decides, writes what
+//! has changed to the journal once, and answers only then: so an answer that was sent is
+//! on the disk, and a slow disk makes batches longer and not answers wrong.
+#![deny(unsafe_code)]
+
+mod commit;
+mod config;
+mod connections;
+mod convert;
+mod event_loop;
+mod journal;
+mod peer;
+mod probe;
+mod service;
+#[cfg(test)]
+mod simulation;
+mod store;
+mod words;
+
+pub use config::{ArbiterConfig, ConfigError, PmuConfig};
+pub use event_loop::{Arbiterd, ServeError};
+pub use service::explain;

@@ -1,0 +1,259 @@
+//! What the kernel's PMUs have, and what somebody who has no lease has taken of them: a
+//! thread measures it again and again, since the kernel tells nobody.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arbiter::host::{HostPmu, Place, PmuId};
+use arbiter::{CounterId, CounterSet, PerKind};
+use umpire_budget::{Budget, FixedState, Free, Holders, MAX_TIME, Pmu, Scope};
+
+/// Between two looks at all CPUs: an outsider is found within a second.
+const LOOKS: Duration = Duration::from_millis(400);
+/// Between two looks at all processes.
+const LOOKS_AT_HOLDERS: Duration = Duration::from_secs(5);
+
+/// A PMU that the kernel shows, and what the arbiter makes of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pmu: Pmu,
+    /// The CPU that each domain is measured on.
+    measured_on: Vec<u32>,
+    pub(crate) host: HostPmu,
+}
+
+/// The PMUs that the kernel shows, and that this process may measure. Those that it may not
+/// are named with what to do.
+pub(crate) fn found() -> Result<Vec<Found>, String> {
+    let pmus = umpire_budget::discover(Path::new("/")).map_err(|error| error.to_string())?;
+    let mut found = Vec::new();
+    let mut not_measured = Vec::new();
+    for pmu in pmus {
+        let measured_on: Vec<u32> = pmu.measured_on().iter().collect();
+        let Some(&first) = measured_on.first() else {
+            continue;
+        };
+        match umpire_budget::measure(&pmu, first, MAX_TIME) {
+            Ok(budget) => {
+                let domains = match &pmu.scope {
+                    Scope::Core(cpus) => {
+                        cpus.iter().map(|cpu| [cpu].into_iter().collect()).collect()
+                    }
+                    Scope::Uncore(domains) => domains
+                        .iter()
+                        .map(|domain| domain.shared_by.clone())
+                        .collect(),
+                };
+                let host = HostPmu {
+                    name: pmu.name.clone(),
+                    counters: capacity(&budget),
+                    domains,
+                    for_threads: matches!(pmu.scope, Scope::Core(_)),
+                };
+                if host.counters.is_empty() {
+                    not_measured.push(format!("{}: all its counters are taken", pmu.name));
+                } else {
+                    found.push(Found {
+                        pmu,
+                        measured_on,
+                        host,
+                    });
+                }
+            }
+            Err(error) => not_measured.push(format!("{}: {error}", pmu.name)),
+        }
+    }
+    // Minima of tenants are for the first.
+    found.sort_by_key(|found| !found.host.for_threads);
+    match (found.is_empty(), not_measured.is_empty()) {
+        (true, false) => Err(not_measured.join("; ")),
+        _ => {
+            not_measured
+                .iter()
+                .for_each(|why| log::warn!("PMU {why}; it is left out"));
+            Ok(found)
+        }
+    }
+}
+
+fn small(number: u32) -> u8 {
+    u8::try_from(number.min(32)).unwrap_or(32)
+}
+
+fn free(budget: &Budget) -> u32 {
+    match budget.programmable {
+        Free::Exactly(count) | Free::AtLeast(count) => count,
+    }
+}
+
+/// The counters that the PMU has: by CPUID, or as many as were free at the start.
+fn capacity(budget: &Budget) -> CounterSet {
+    let (programmable, fixed) = match budget.capacity {
+        Some(capacity) => (capacity.programmable, capacity.fixed_mask),
+        None => (free(budget), 0),
+    };
+    let absent = budget
+        .fixed
+        .iter()
+        .filter(|(_, state)| *state == FixedState::Absent);
+    let absent = absent.fold(0, |mask, (fixed, _)| mask | 1u32 << fixed.index());
+    let known = budget
+        .fixed
+        .iter()
+        .fold(0, |mask, (fixed, _)| mask | 1u32 << fixed.index());
+    let fixed = u64::from(fixed & known & !absent);
+    CounterSet::first(small(programmable), 0) | CounterSet::from_bits(fixed << 32)
+}
+
+/// What one look at a place found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) place: Place,
+    /// Programmable counters that nobody had; `None`: not known.
+    free: Option<u32>,
+    /// Fixed-function counters that somebody had.
+    fixed: CounterSet,
+}
+
+/// What was seen last.
+#[derive(Debug, Default)]
+pub(crate) struct Sight {
+    pub(crate) places: Vec<Seen>,
+    pub(crate) holders: Option<Holders>,
+}
+
+/// Shared between the thread that looks and the one that decides.
+pub(crate) type Sights = Arc<Mutex<Sight>>;
+
+/// Looks again and again, and writes a byte into `told` after each look. It ends when
+/// nobody reads them any more.
+pub(crate) fn watch(found: Vec<Found>, mut told: UnixStream) -> std::io::Result<Sights> {
+    let sights = Sights::default();
+    let shared = sights.clone();
+    std::thread::Builder::new()
+        .name("probe".to_owned())
+        .spawn(move || {
+            let mut holders_at = None::<Instant>;
+            loop {
+                let places = (0u16..).map(PmuId).zip(&found);
+                let places = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
+                let due = holders_at.is_none_or(|at| at.elapsed() >= LOOKS_AT_HOLDERS);
+                let holders =
+                    due.then(|| umpire_budget::holders(Path::new("/"), &[std::process::id()]));
+                {
+                    let mut sight = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                    sight.places = places;
+                    if let Some(holders) = holders {
+                        holders_at = Some(Instant::now());
+                        sight.holders = holders.ok();
+                    }
+                }
+                if told.write_all(&[1]).is_err() {
+                    return;
+                }
+                std::thread::sleep(LOOKS);
+            }
+        })?;
+    Ok(sights)
+}
+
+impl Found {
+    fn look(&self, pmu: PmuId) -> Vec<Seen> {
+        let looks = (0u32..).zip(&self.measured_on).map(|(domain, &cpu)| {
+            let place = Place { pmu, domain };
+            match umpire_budget::measure(&self.pmu, cpu, MAX_TIME) {
+                Ok(budget) => Seen::of(place, &budget),
+                Err(error) => {
+                    log::debug!("{} on CPU {cpu}: {error}", self.pmu.name);
+                    Seen {
+                        place,
+                        free: None,
+                        fixed: CounterSet::EMPTY,
+                    }
+                }
+            }
+        });
+        looks.collect()
+    }
+}
+
+impl Seen {
+    fn of(place: Place, budget: &Budget) -> Self {
+        let held = budget
+            .fixed
+            .iter()
+            .filter(|(_, state)| *state == FixedState::Held);
+        let fixed = held.fold(0u64, |bits, (fixed, _)| bits | 1 << (32 + fixed.index()));
+        let free = match budget.programmable {
+            Free::Exactly(count) => Some(count),
+            Free::AtLeast(_) => None,
+        };
+        Seen {
+            place,
+            free,
+            fixed: CounterSet::from_bits(fixed),
+        }
+    }
+
+    /// What outsiders surely have, where leases hold `leased` of `counters`. A holder need
+    /// not use what it holds, and its events may be on counters of the other kind: what
+    /// that explains is nobody else's.
+    pub(crate) fn outside(&self, counters: CounterSet, leased: PerKind) -> Option<Vec<CounterSet>> {
+        let there = PerKind::count(counters);
+        let programmable = u32::from(there.programmable).saturating_sub(self.free?);
+        let fixed = self.fixed & counters;
+        let used = programmable + fixed.len();
+        let mut unexplained =
+            used.saturating_sub(u32::from(leased.programmable) + u32::from(leased.fixed));
+        let any = counters & CounterSet::from_bits(u64::from(u32::MAX));
+        let mut outside = Vec::new();
+        let more = programmable
+            .saturating_sub(u32::from(leased.programmable))
+            .min(unexplained);
+        outside.extend(std::iter::repeat_n(any, more as usize));
+        unexplained -= more;
+        let fixed = fixed.iter().take(unexplained as usize);
+        outside.extend(fixed.map(|counter: CounterId| CounterSet::from_iter([counter])));
+        Some(outside)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leases_explain_is_nobody_elses() {
+        let all = CounterSet::first(4, 3);
+        let any = CounterSet::first(4, 0);
+        let cycles = CounterSet::from_iter([CounterId::Fixed(1)]);
+        let check = |free, fixed, (programmable, of_fixed), outside: &[CounterSet]| {
+            let place = Place {
+                pmu: PmuId(0),
+                domain: 0,
+            };
+            let seen = Seen {
+                place,
+                free: Some(free),
+                fixed,
+            };
+            let leased = PerKind {
+                programmable,
+                fixed: of_fixed,
+            };
+            assert_eq!(seen.outside(all, leased).as_deref(), Some(outside));
+        };
+        check(4, CounterSet::EMPTY, (0, 0), &[]);
+        check(2, CounterSet::EMPTY, (0, 0), &[any, any]);
+        check(2, CounterSet::EMPTY, (2, 0), &[]);
+        check(1, CounterSet::EMPTY, (2, 0), &[any]);
+        // Nobody uses what was leased, or its cycles are on the fixed-function counter.
+        check(4, CounterSet::EMPTY, (2, 0), &[]);
+        check(4, cycles, (1, 0), &[]);
+        check(4, cycles, (0, 0), &[cycles]);
+        check(3, cycles, (1, 0), &[cycles]);
+    }
+}

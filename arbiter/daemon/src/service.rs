@@ -1,0 +1,805 @@
+//! Calls of clients to commands of the arbiter, and changes to replies. No I/O: what is to
+//! be written and sent is taken by [`Service::take`].
+
+mod introspect;
+mod shown;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use arbiter::host::{
+    BootTime, Caller, Change, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal, Scope, TenantId,
+};
+use arbiter::{CounterSet, Nanos};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use umpire_budget::Holders;
+use umpire_lease::{self as wire, INTERFACE};
+use varlink::{Reply, Request};
+
+use crate::config::ArbiterConfig;
+use crate::convert::{self, Wrong};
+use crate::journal::Entry;
+use crate::peer::Client;
+use crate::probe::Seen;
+use introspect::introspect;
+
+/// A connection, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ConnectionId(pub(crate) u64);
+
+/// Most bytes of a label.
+const MOST_LABEL: usize = 128;
+/// The longest notice of a revocation.
+const MOST_GRACE: Nanos = Nanos(60_000_000_000);
+
+/// A reply for a connection.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) to: ConnectionId,
+    pub(crate) reply: Reply,
+    /// It says that a lease is held, or lasts: it must not be sent unless that is in the
+    /// journal.
+    rests_on: Option<LeaseId>,
+}
+
+/// What is to be done after some calls.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) answers: Vec<Answer>,
+}
+
+impl Output {
+    /// Adds what came after it.
+    pub(crate) fn add(&mut self, more: Output) {
+        self.entries.extend(more.entries);
+        self.answers.extend(more.answers);
+    }
+}
+
+/// Who hears of a lease.
+#[derive(Clone, Copy, Debug)]
+struct Listener {
+    connection: ConnectionId,
+    /// It gets a reply with each event.
+    more: bool,
+    /// It has no reply yet.
+    waits: bool,
+}
+
+/// The arbiter, and who talks to it.
+#[derive(Debug)]
+pub(crate) struct Service {
+    arbiter: HostArbiter,
+    config: ArbiterConfig,
+    listeners: BTreeMap<LeaseId, Listener>,
+    /// The leases of each connection that has any.
+    leases_of: BTreeMap<ConnectionId, BTreeSet<LeaseId>>,
+    watchers: BTreeSet<ConnectionId>,
+    changes: Vec<Change>,
+    output: Output,
+    /// What each lease holds by the journal.
+    written: BTreeMap<LeaseId, usize>,
+    /// Why the journal cannot be written.
+    stuck: Option<String>,
+    /// What the last look saw of outsiders.
+    seen: BTreeMap<Place, Vec<CounterSet>>,
+    /// Who has counters and no lease, as far as the kernel shows.
+    holders: Option<Holders>,
+}
+
+/// Who calls, and how.
+struct Calling<'a> {
+    from: ConnectionId,
+    client: &'a Client,
+    /// The tenants of its user.
+    tenants: Vec<TenantId>,
+    operator: bool,
+    /// It takes more than one reply.
+    more: bool,
+    now: BootTime,
+}
+
+/// What a call comes to at once; `None`: its reply comes later.
+type Answered = Result<Option<Value>, Reply>;
+
+impl Service {
+    pub(crate) fn new(arbiter: HostArbiter, config: ArbiterConfig) -> Self {
+        Service {
+            arbiter,
+            config,
+            listeners: BTreeMap::new(),
+            leases_of: BTreeMap::new(),
+            watchers: BTreeSet::new(),
+            changes: Vec::new(),
+            output: Output::default(),
+            written: BTreeMap::new(),
+            stuck: None,
+            seen: BTreeMap::new(),
+            holders: None,
+        }
+    }
+
+    pub(crate) fn arbiter(&self) -> &HostArbiter {
+        &self.arbiter
+    }
+
+    pub(crate) fn config(&self) -> &ArbiterConfig {
+        &self.config
+    }
+
+    /// What is to be written, and then sent.
+    pub(crate) fn take(&mut self) -> Output {
+        std::mem::take(&mut self.output)
+    }
+
+    /// All that a journal has to say.
+    pub(crate) fn all(&self) -> Vec<Entry> {
+        let leases = self
+            .arbiter
+            .leases()
+            .map(|lease| Entry::Lease(Box::new(convert::stored(&self.arbiter, lease))));
+        let next = Entry::Next(self.arbiter.next_id());
+        std::iter::once(next).chain(leases).collect()
+    }
+
+    /// Takes over what was held before a restart.
+    pub(crate) fn restore(
+        &mut self,
+        leases: Vec<crate::journal::Stored>,
+        next: u64,
+        now: BootTime,
+    ) {
+        let mut recalled = Vec::new();
+        for stored in leases {
+            match convert::recalled(&self.arbiter, &stored) {
+                Some(lease) => recalled.push(lease),
+                None => {
+                    let (id, label) = (stored.id, &stored.label);
+                    log::error!("lease {id} of '{label}' has ended: the host's PMUs have changed");
+                    self.output.entries.push(Entry::Ended(id));
+                }
+            }
+        }
+        let window = self.config.claim_window;
+        let lost = self
+            .arbiter
+            .restore(recalled, next, window, now, &mut self.changes);
+        for id in lost {
+            log::error!(
+                "lease {} has ended: the host's counters are not those of before",
+                id.0
+            );
+            self.output.entries.push(Entry::Ended(id.0));
+        }
+        let held = self.arbiter.leases().map(|lease| (lease.id, lease.holds));
+        self.written = held.collect();
+        self.settle();
+    }
+
+    /// Uses another configuration from now on; PMUs stay.
+    pub(crate) fn reload(&mut self, config: ArbiterConfig, now: BootTime) -> Result<(), String> {
+        let policy = config.policy.clone();
+        self.arbiter
+            .set_policy(policy, now, &mut self.changes)
+            .map_err(|error| error.to_string())?;
+        // The arbiter keeps ids; members follow it.
+        let members = self.arbiter.policy().tenants.iter().map(|tenant| {
+            let place = config
+                .policy
+                .tenants
+                .iter()
+                .position(|new| new.name == tenant.name);
+            place
+                .map(|place| config.members[place].clone())
+                .unwrap_or_default()
+        });
+        self.config = ArbiterConfig {
+            members: members.collect(),
+            pmus: std::mem::take(&mut self.config.pmus),
+            ..config
+        };
+        self.settle();
+        Ok(())
+    }
+
+    /// Takes over what was seen of the counters.
+    pub(crate) fn see(&mut self, places: &[Seen], holders: Option<Holders>, now: BootTime) {
+        self.holders = holders;
+        for seen in places {
+            let place = seen.place;
+            let Some(pmu) = self.arbiter.pmus().get(usize::from(place.pmu.0)) else {
+                continue;
+            };
+            let leased = self.arbiter.leased(place);
+            let Some(now_outside) = seen.outside(pmu.counters, leased) else {
+                continue;
+            };
+            // A lease may have come or gone between look and judgement: what two looks in a
+            // row saw is there.
+            let before = self
+                .seen
+                .insert(place, now_outside.clone())
+                .unwrap_or_default();
+            let outside = if before.len() < now_outside.len() {
+                before
+            } else {
+                now_outside
+            };
+            if self.arbiter.outside(place) != outside {
+                self.arbiter
+                    .set_outside(place, outside, now, &mut self.changes);
+            }
+        }
+        self.settle();
+    }
+
+    /// Does what is due.
+    pub(crate) fn advance(&mut self, now: BootTime) {
+        self.arbiter.advance(now, &mut self.changes);
+        self.settle();
+    }
+
+    /// A connection has ended, and with it the leases that it had.
+    pub(crate) fn gone(&mut self, connection: ConnectionId, now: BootTime) {
+        self.watchers.remove(&connection);
+        let had = self.leases_of.remove(&connection).unwrap_or_default();
+        for id in had {
+            self.listeners.remove(&id);
+            self.arbiter.holder_gone(id, now, &mut self.changes);
+        }
+        self.settle();
+    }
+
+    /// Whether a connection waits for a reply, so that its next call has to wait, too.
+    pub(crate) fn is_busy(&self, connection: ConnectionId) -> bool {
+        self.watchers.contains(&connection)
+            || self.leases_of.get(&connection).is_some_and(|leases| {
+                let mut listeners = leases.iter().filter_map(|id| self.listeners.get(id));
+                listeners.any(|listener| listener.more || listener.waits)
+            })
+    }
+
+    fn add_listener(&mut self, id: LeaseId, listener: Listener) {
+        self.remove_listener(id);
+        self.leases_of
+            .entry(listener.connection)
+            .or_default()
+            .insert(id);
+        self.listeners.insert(id, listener);
+    }
+
+    fn remove_listener(&mut self, id: LeaseId) {
+        let Some(Listener { connection, .. }) = self.listeners.remove(&id) else {
+            return;
+        };
+        if let Some(leases) = self.leases_of.get_mut(&connection) {
+            leases.remove(&id);
+            if leases.is_empty() {
+                self.leases_of.remove(&connection);
+            }
+        }
+    }
+
+    /// Answers a call.
+    pub(crate) fn call(
+        &mut self,
+        from: ConnectionId,
+        client: &Client,
+        request: &Request<'_>,
+        now: BootTime,
+    ) {
+        self.arbiter.advance(now, &mut self.changes);
+        self.settle();
+        let more = request.more.unwrap_or(false);
+        let quiet = request.oneway.unwrap_or(false);
+        let before = self.output.answers.len();
+        let parameters = request.parameters.clone().unwrap_or_else(|| json!({}));
+        let answered = match request.method.split_once(INTERFACE) {
+            // Whoever wants no answer cannot hold a lease, or watch.
+            Some(("", ".Acquire" | ".Claim" | ".Watch")) if quiet => return,
+            Some(("", method)) => {
+                let method = method.strip_prefix('.').unwrap_or(method);
+                let (tenants, operator) = self.config.tenants_of(client);
+                let calling = Calling {
+                    from,
+                    client,
+                    tenants,
+                    operator,
+                    more: more && !quiet,
+                    now,
+                };
+                self.method(&calling, method, parameters)
+            }
+            _ => introspect(&request.method, &parameters),
+        };
+        let answer = match answered {
+            Ok(Some(parameters)) => Some(Reply::parameters(Some(parameters))),
+            Ok(None) => None,
+            Err(refusal) => Some(refusal),
+        };
+        self.settle();
+        if quiet {
+            // Nobody reads what is said to this call.
+            let answers = self.output.answers.split_off(before);
+            self.output
+                .answers
+                .extend(answers.into_iter().filter(|answer| answer.to != from));
+        } else if let Some(answer) = answer {
+            self.answer(from, answer, None);
+        }
+    }
+
+    fn answer(&mut self, to: ConnectionId, reply: Reply, rests_on: Option<LeaseId>) {
+        self.output.answers.push(Answer {
+            to,
+            reply,
+            rests_on,
+        });
+    }
+
+    fn method(&mut self, calling: &Calling<'_>, method: &str, parameters: Value) -> Answered {
+        let &Calling {
+            from,
+            client,
+            ref tenants,
+            operator,
+            more,
+            now,
+        } = calling;
+        // It speaks for the tenant of the lease, if that is one of its user's.
+        let named = parameters.get("lease").and_then(Value::as_u64).map(LeaseId);
+        let named = named
+            .and_then(|id| self.arbiter.lease(id))
+            .map(|lease| lease.owner.tenant);
+        let named = named.filter(|tenant| tenants.contains(tenant));
+        let caller = Caller {
+            tenant: named
+                .or(tenants.first().copied())
+                .unwrap_or(TenantId(u16::MAX)),
+            uid: client.uid,
+            operator,
+        };
+        match method {
+            "Acquire" => {
+                let wire::AcquireIn { request } = parsed(parameters)?;
+                if let Some(why) = &self.stuck {
+                    return Err(stuck(why));
+                }
+                self.acquire(calling, &request)
+            }
+            "Claim" => {
+                let wire::ClaimIn { lease, generation } = parsed(parameters)?;
+                let id = LeaseId(lease);
+                if self.listeners.contains_key(&id) {
+                    return Err(wrong(format!(
+                        "lease {lease} is held by another connection, which is still there"
+                    )));
+                }
+                let claimed = self
+                    .arbiter
+                    .claim(id, generation, caller, now, &mut self.changes);
+                claimed.map_err(|refusal| self.refused(&refusal))?;
+                self.attach(id, from, more, None);
+                Ok(None)
+            }
+            "Release" => {
+                let wire::ReleaseIn {
+                    lease,
+                    generation,
+                    keep,
+                } = parsed(parameters)?;
+                let keep = usize::try_from(keep.unwrap_or(0)).unwrap_or(usize::MAX);
+                let id = LeaseId(lease);
+                let changes = &mut self.changes;
+                let done = self
+                    .arbiter
+                    .release(id, keep, generation, caller, now, changes);
+                done.map_err(|refusal| self.refused(&refusal))?;
+                Ok(Some(json!({})))
+            }
+            "Renew" => {
+                let wire::RenewIn { lease, generation } = parsed(parameters)?;
+                let id = LeaseId(lease);
+                let until = self
+                    .arbiter
+                    .renew(id, generation, caller, now, &mut self.changes);
+                let until = until.map_err(|refusal| self.refused(&refusal))?;
+                let left_ms = until.map(|until| until.since(now).0 / 1_000_000);
+                self.settle();
+                self.answer(from, reply(&wire::RenewOut { left_ms }, false), Some(id));
+                Ok(None)
+            }
+            "Revoke" => {
+                let wire::RevokeIn { lease, grace_ms } = parsed(parameters)?;
+                let grace = grace_ms.map(|ms| Nanos(ms.saturating_mul(1_000_000)));
+                let id = LeaseId(lease);
+                // Only operators choose another notice than the policy's.
+                let grace = grace
+                    .filter(|_| operator)
+                    .map(|grace| grace.min(MOST_GRACE));
+                let mut at = self
+                    .arbiter
+                    .revoke(id, grace, caller, now, &mut self.changes);
+                for &tenant in tenants.iter().skip(1) {
+                    if at.is_err() {
+                        let caller = Caller { tenant, ..caller };
+                        at = self
+                            .arbiter
+                            .revoke(id, grace, caller, now, &mut self.changes);
+                    }
+                }
+                let at = at.map_err(|refusal| self.refused(&refusal))?;
+                let in_ms = at.since(now).0 / 1_000_000;
+                Ok(Some(value(&wire::RevokeOut { in_ms })))
+            }
+            "List" => {
+                let wire::NoReply {} = parsed(parameters)?;
+                let leases = self.visible(tenants, operator);
+                Ok(Some(value(&wire::ListOut { leases })))
+            }
+            "Who" => {
+                let wire::WhoIn { cpu } = parsed(parameters)?;
+                let (places, outsiders) = (self.who(cpu)?, self.outsiders(cpu));
+                Ok(Some(value(&wire::WhoOut { places, outsiders })))
+            }
+            "Explain" => {
+                let wire::ExplainIn { request } = parsed(parameters)?;
+                let owner = self.owner(calling, &request)?;
+                let explained = explain(&self.arbiter, &self.config, owner, &request, now);
+                let explained = explained.map_err(wrong)?;
+                Ok(Some(value(&explained)))
+            }
+            "Watch" => {
+                let wire::NoReply {} = parsed(parameters)?;
+                if !more {
+                    return Err(wrong("Watch has more than one reply; call it with more"));
+                }
+                if !operator {
+                    return Err(wrong(
+                        "only operators see the events of others; Acquire with more tells those \
+                         of one's own lease",
+                    ));
+                }
+                self.watchers.insert(from);
+                self.answer(from, reply(&wire::WatchOut::default(), true), None);
+                Ok(None)
+            }
+            other => Err(Reply::error(
+                "org.varlink.service.MethodNotFound",
+                Some(json!({ "method": format!("{INTERFACE}.{other}") })),
+            )),
+        }
+    }
+
+    fn owner(&self, calling: &Calling<'_>, request: &wire::Request) -> Result<Owner, Reply> {
+        let Calling {
+            client, tenants, ..
+        } = calling;
+        let policy = self.arbiter.policy();
+        let tenant = match &request.tenant {
+            None => tenants.first().copied(),
+            Some(name) => {
+                let tenant = policy.named(name);
+                let tenant = tenant.filter(|tenant| calling.operator || tenants.contains(tenant));
+                if tenant.is_none() {
+                    let own = tenants.iter().filter_map(|id| policy.tenant(*id));
+                    let own: Vec<&str> = own.map(|tenant| tenant.name.as_str()).collect();
+                    return Err(wrong(format!(
+                        "tenant '{name}' is not one of this user's; these are: {}",
+                        if own.is_empty() {
+                            "none".to_owned()
+                        } else {
+                            own.join(", ")
+                        }
+                    )));
+                }
+                tenant
+            }
+        };
+        let tenant = tenant.ok_or_else(|| self.refused(&Refusal::UnknownTenant))?;
+        let mut label = request.label.clone().unwrap_or_default();
+        if label.len() > MOST_LABEL || label.chars().any(char::is_control) {
+            return Err(wrong(format!(
+                "the label is of {MOST_LABEL} bytes at most, without control characters"
+            )));
+        }
+        label.shrink_to_fit();
+        Ok(Owner {
+            tenant,
+            uid: client.uid,
+            pid: client.pid,
+            label,
+        })
+    }
+
+    fn acquire(&mut self, calling: &Calling<'_>, request: &wire::Request) -> Answered {
+        let owner = self.owner(calling, request)?;
+        let terms = convert::terms(&self.config, &self.arbiter, owner.tenant, request);
+        let terms = terms.map_err(|Wrong(what)| wrong(what))?;
+        if let Scope::Thread(threads) = &terms.scope
+            && let Some(thread) = threads
+                .iter()
+                .find(|thread| !calling.operator && !calling.client.owns(thread.0))
+        {
+            return Err(wrong(format!(
+                "thread {} is not one of this user's; a lease is for the caller's own threads",
+                thread.0
+            )));
+        }
+        let outcome = self
+            .arbiter
+            .request(owner, terms, calling.now, &mut self.changes);
+        let (Outcome::Granted { lease: id, .. } | Outcome::Waits { lease: id, .. }) =
+            outcome.map_err(|refusal| self.refused(&refusal))?;
+        self.attach(id, calling.from, calling.more, Some(id));
+        Ok(None)
+    }
+
+    /// The lease is of this connection from now on, which is told how it is: at once, or
+    /// without a stream of events when it holds something.
+    fn attach(
+        &mut self,
+        id: LeaseId,
+        connection: ConnectionId,
+        more: bool,
+        rests_on: Option<LeaseId>,
+    ) {
+        // What led to this is in the first reply.
+        self.settle();
+        let Some(lease) = self.arbiter.lease(id) else {
+            return;
+        };
+        let waits = lease.holds == 0 && !more;
+        let lease = convert::lease(&self.arbiter, lease);
+        let listener = Listener {
+            connection,
+            more,
+            waits,
+        };
+        self.add_listener(id, listener);
+        if !waits {
+            let now = wire::AcquireOut { lease, event: None };
+            self.answer(connection, reply(&now, more), rests_on);
+        }
+    }
+
+    fn refused(&self, refusal: &Refusal) -> Reply {
+        let refusal = convert::refusal(&self.arbiter, refusal);
+        error("Refused", &wire::RefusedError { refusal })
+    }
+
+    /// Turns what has changed into entries of the journal and events.
+    fn settle(&mut self) {
+        for change in std::mem::take(&mut self.changes) {
+            let id = change.lease();
+            self.output.entries.push(match self.arbiter.lease(id) {
+                Some(lease) => Entry::Lease(Box::new(convert::stored(&self.arbiter, lease))),
+                None => Entry::Ended(id.0),
+            });
+            let Some(event) = convert::event(&self.arbiter, &change) else {
+                continue;
+            };
+            log::info!(
+                "lease {} of '{}' ({}): {}",
+                id.0,
+                event.lease.label,
+                event.lease.tenant,
+                event.message
+            );
+            for watcher in self.watchers.clone() {
+                let event = Some(event.clone());
+                self.answer(watcher, reply(&wire::WatchOut { event }, true), None);
+            }
+            self.tell(id, &change, event);
+        }
+    }
+
+    /// Tells the listener of a lease of an event.
+    fn tell(&mut self, id: LeaseId, change: &Change, event: wire::Event) {
+        let written = self.written.get(&id).copied().unwrap_or(0);
+        let grows = usize::try_from(event.lease.holds).is_ok_and(|holds| holds > written);
+        let grows = grows || matches!(change, Change::Renewed { .. });
+        let Some(listener) = self.listeners.get_mut(&id) else {
+            return;
+        };
+        let Listener {
+            connection,
+            more,
+            waits,
+        } = *listener;
+        let ended = matches!(change, Change::Ended { .. });
+        let rests_on = grows.then_some(id);
+        let lease = event.lease.clone();
+        if ended {
+            self.remove_listener(id);
+        }
+        if more {
+            let event = Some(event);
+            let told = reply(&wire::AcquireOut { lease, event }, !ended);
+            self.answer(connection, told, rests_on);
+        } else if waits && ended {
+            let why = refusal(event.why.unwrap_or_default(), event.message);
+            self.answer(connection, why, None);
+        } else if waits && lease.holds > 0 {
+            if let Some(listener) = self.listeners.get_mut(&id) {
+                listener.waits = false;
+            }
+            let granted = reply(&wire::AcquireOut { lease, event: None }, false);
+            self.answer(connection, granted, rests_on);
+        }
+    }
+
+    /// The entries are in the journal.
+    pub(crate) fn written(&mut self, entries: &[Entry]) {
+        for entry in entries {
+            match entry {
+                Entry::Lease(lease) => {
+                    self.written.insert(LeaseId(lease.id), lease.holds);
+                }
+                Entry::Ended(id) => {
+                    self.written.remove(&LeaseId(*id));
+                }
+                Entry::Next(_) => {}
+            }
+        }
+    }
+
+    /// The journal could not be written. What would hold more than the journal says is taken
+    /// back, and nothing is granted until [`Service::writable`]. What has ended meanwhile is
+    /// in the journal still, but nobody else has got it.
+    pub(crate) fn unwritten(&mut self, output: &mut Output, why: &str, now: BootTime) {
+        self.stuck = Some(why.to_owned());
+        self.arbiter.freeze();
+        let taken_back: Vec<(LeaseId, usize)> = self
+            .arbiter
+            .leases()
+            .filter_map(|lease| match self.written.get(&lease.id) {
+                None => Some((lease.id, 0)),
+                Some(&written) => (lease.holds > written).then_some((lease.id, written)),
+            })
+            .collect();
+        for (id, written) in taken_back {
+            if written == 0 {
+                if let Some(listener) = self.listeners.get(&id).filter(|listener| listener.waits) {
+                    let to = listener.connection;
+                    let reply = stuck(why);
+                    output.answers.push(Answer {
+                        to,
+                        reply,
+                        rests_on: None,
+                    });
+                }
+                self.remove_listener(id);
+                self.arbiter.holder_gone(id, now, &mut self.changes);
+            } else {
+                self.arbiter.take_back(id, written, now, &mut self.changes);
+            }
+        }
+        // Whoever asked is told; an event that is not true is not told.
+        output.answers.retain_mut(|answer| {
+            let Some(id) = answer.rests_on else {
+                return true;
+            };
+            let listener = self.listeners.get(&id);
+            let is_event = listener.is_some_and(|listener| listener.connection == answer.to)
+                && answer.reply.continues == Some(true);
+            answer.reply = stuck(why);
+            !is_event
+        });
+        self.settle();
+        // The journal is written anew as a whole, so these are not needed.
+        self.output.entries.clear();
+    }
+
+    /// Why the journal cannot be written.
+    pub(crate) fn stuck(&self) -> Option<&str> {
+        self.stuck.as_deref()
+    }
+
+    /// The journal was written anew, with all that there is.
+    pub(crate) fn writable(&mut self, entries: &[Entry], now: BootTime) {
+        self.stuck = None;
+        self.written.clear();
+        self.written(entries);
+        self.arbiter.thaw(now, &mut self.changes);
+        self.settle();
+    }
+}
+
+/// The answer while the journal cannot be written.
+fn stuck(why: &str) -> Reply {
+    let message = format!(
+        "the arbiter cannot write its journal ({why}): what would rest on it is not given; see \
+         that its disk has room"
+    );
+    error("JournalFailed", &json!({ "message": message }))
+}
+
+/// What would become of a request, and what would follow for others.
+///
+/// # Errors
+/// What is wrong with the request, in words.
+pub fn explain(
+    arbiter: &HostArbiter,
+    config: &ArbiterConfig,
+    owner: Owner,
+    request: &wire::Request,
+    now: BootTime,
+) -> Result<wire::ExplainOut, String> {
+    let terms = convert::terms(config, arbiter, owner.tenant, request).map_err(|wrong| wrong.0)?;
+    let mut after = arbiter.clone();
+    let mut changes = Vec::new();
+    let outcome = after.request(owner, terms, now, &mut changes);
+    let own = after.next_id() - 1;
+    let events = changes
+        .iter()
+        .filter(|change| outcome.is_err() || change.lease().0 != own);
+    let events = events
+        .filter_map(|change| convert::event(&after, change))
+        .collect();
+    let lease = |id| after.lease(id).map(|lease| convert::lease(&after, lease));
+    Ok(match outcome {
+        Ok(Outcome::Granted { lease: id, .. }) => wire::ExplainOut {
+            outcome: "granted".to_owned(),
+            lease: lease(id),
+            why: None,
+            events,
+        },
+        Ok(Outcome::Waits { lease: id, why, .. }) => wire::ExplainOut {
+            outcome: "waits".to_owned(),
+            lease: lease(id),
+            why: Some(convert::refusal(&after, &why)),
+            events,
+        },
+        Err(why) => wire::ExplainOut {
+            outcome: "refused".to_owned(),
+            lease: None,
+            why: Some(convert::refusal(arbiter, &why)),
+            events,
+        },
+    })
+}
+
+/// A request that makes no sense is refused.
+fn wrong(what: impl Into<String>) -> Reply {
+    refusal("wrong-request".to_owned(), what.into())
+}
+
+/// A refusal that no lease stands behind.
+fn refusal(reason: String, message: String) -> Reply {
+    let refusal = wire::Refusal {
+        reason,
+        message,
+        held_by: Vec::new(),
+    };
+    error("Refused", &wire::RefusedError { refusal })
+}
+
+/// A reply, and whether others follow it.
+fn reply(message: &impl Serialize, goes_on: bool) -> Reply {
+    let mut reply = Reply::parameters(Some(value(message)));
+    reply.continues = goes_on.then_some(true);
+    reply
+}
+
+fn parsed<T: DeserializeOwned>(parameters: Value) -> Result<T, Reply> {
+    serde_json::from_value(parameters).map_err(|error| invalid(&error.to_string()))
+}
+
+fn invalid(parameter: &str) -> Reply {
+    Reply::error(
+        "org.varlink.service.InvalidParameter",
+        Some(json!({ "parameter": parameter })),
+    )
+}
+
+fn error(name: &str, parameters: &impl Serialize) -> Reply {
+    Reply::error(format!("{INTERFACE}.{name}"), Some(value(parameters)))
+}
+
+/// JSON of a message, which cannot fail: it has no maps with other keys than strings.
+fn value(message: &impl Serialize) -> Value {
+    serde_json::to_value(message).unwrap_or(Value::Null)
+}

@@ -1,0 +1,426 @@
+//! The service played through: clients that come, go, and lose their answers; an arbiter that
+//! crashes between any two steps; a disk that is full for a while; time that jumps. After
+//! each step nobody believes that it holds what another does, and nobody has lost what was
+//! acknowledged.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use arbiter::Nanos;
+use arbiter::host::{BootTime, CpuSet, HostArbiter, LeaseId};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use umpire_lease::{self as wire, INTERFACE};
+use varlink::Request;
+
+use crate::commit::{Committer, Journal};
+use crate::config::{ArbiterConfig, PmuConfig};
+use crate::journal::{Entry, header, recall};
+use crate::peer::Client;
+use crate::service::{ConnectionId, Service};
+
+const BOOT: &str = "0b5c6c3e-6f0b-4f6a-a5ae-3e6f5a1d2c3b";
+const COUNTERS: u32 = 4;
+const MS: u64 = 1_000_000;
+const WINDOW: u64 = 200 * MS;
+
+/// A disk that forgets nothing, and may be full.
+#[derive(Debug, Default)]
+struct Disk {
+    bytes: Vec<u8>,
+    full: bool,
+}
+
+impl Journal for Disk {
+    fn append(&mut self, entries: &[Entry]) -> io::Result<()> {
+        if self.full && !entries.is_empty() {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        entries
+            .iter()
+            .for_each(|entry| entry.write(&mut self.bytes));
+        Ok(())
+    }
+
+    fn compact(&mut self, entries: &[Entry]) -> io::Result<()> {
+        if self.full {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.bytes = header(BOOT);
+        self.append(entries)
+    }
+
+    fn is_long(&self) -> bool {
+        self.bytes.len() > 20_000
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Ask {
+        counters: u32,
+        at_least: u32,
+        more: bool,
+        waits_ms: Option<i64>,
+        lasts_ms: Option<u64>,
+        guaranteed: bool,
+    },
+    Release {
+        which: usize,
+        keep: u32,
+    },
+    Renew {
+        which: usize,
+    },
+    Revoke {
+        which: usize,
+    },
+    Gone {
+        which: usize,
+    },
+    Pass {
+        ms: u64,
+    },
+    Full {
+        full: bool,
+    },
+    /// The batch so far is decided, and perhaps written; its answers never come.
+    Crash {
+        written: bool,
+    },
+    /// The batch so far is answered.
+    Settle,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let ask = (
+        1u32..=COUNTERS,
+        1u32..=COUNTERS,
+        any::<bool>(),
+        prop_oneof![Just(None), Just(Some(-1)), (1i64..300).prop_map(Some)],
+        proptest::option::of(1u64..500),
+        any::<bool>(),
+    );
+    prop_oneof![
+        6 => ask.prop_map(|(counters, at_least, more, waits_ms, lasts_ms, guaranteed)| Step::Ask {
+            counters,
+            at_least: at_least.min(counters),
+            more,
+            waits_ms,
+            lasts_ms,
+            guaranteed,
+        }),
+        3 => (0usize..8, 0u32..3).prop_map(|(which, keep)| Step::Release { which, keep }),
+        2 => (0usize..8).prop_map(|which| Step::Renew { which }),
+        1 => (0usize..8).prop_map(|which| Step::Revoke { which }),
+        2 => (0usize..8).prop_map(|which| Step::Gone { which }),
+        3 => prop_oneof![0u64..20, 50u64..800].prop_map(|ms| Step::Pass { ms }),
+        1 => any::<bool>().prop_map(|full| Step::Full { full }),
+        1 => any::<bool>().prop_map(|written| Step::Crash { written }),
+        8 => Just(Step::Settle),
+    ]
+}
+
+/// What a client was told of its lease.
+#[derive(Clone, Copy, Debug)]
+struct Belief {
+    connection: ConnectionId,
+    holds: u32,
+    /// It may lose something by a revocation that it was told of, or by its time.
+    certain: bool,
+}
+
+struct World {
+    service: Service,
+    committer: Committer<Disk>,
+    now: BootTime,
+    next: u64,
+    beliefs: BTreeMap<LeaseId, Belief>,
+    /// Connections that are closed: nobody hears what is said there.
+    gone: BTreeSet<ConnectionId>,
+}
+
+fn config() -> ArbiterConfig {
+    ArbiterConfig {
+        pmus: vec![PmuConfig::stated(4, 0).expect("four counters")],
+        claim_window: Nanos(WINDOW),
+        ..ArbiterConfig::default()
+    }
+}
+
+fn client() -> Client {
+    Client {
+        pid: 1,
+        uid: rustix::process::geteuid().as_raw(),
+        ..Client::default()
+    }
+}
+
+fn service() -> Service {
+    let config = config();
+    let pmus = config.host_pmus(&CpuSet::from_iter([0]));
+    let arbiter = HostArbiter::new(pmus, config.policy.clone()).expect("the policy fits");
+    Service::new(arbiter, config)
+}
+
+impl World {
+    fn new() -> Self {
+        let disk = Disk {
+            bytes: header(BOOT),
+            full: false,
+        };
+        World {
+            service: service(),
+            committer: Committer::new(disk),
+            now: BootTime(0),
+            next: 1,
+            beliefs: BTreeMap::new(),
+            gone: BTreeSet::new(),
+        }
+    }
+
+    fn call(&mut self, from: ConnectionId, method: &str, parameters: Value, more: bool) {
+        let mut request = Request::create(format!("{INTERFACE}.{method}"), Some(parameters));
+        request.more = more.then_some(true);
+        self.service.call(from, &client(), &request, self.now);
+    }
+
+    fn connection(&mut self) -> ConnectionId {
+        self.next += 1;
+        ConnectionId(self.next)
+    }
+
+    fn pick(&self, which: usize) -> Option<(LeaseId, Belief)> {
+        let count = self.beliefs.len().max(1);
+        let (id, belief) = self.beliefs.iter().nth(which % count)?;
+        Some((*id, *belief))
+    }
+
+    fn play(&mut self, step: Step) {
+        match step {
+            Step::Ask {
+                counters,
+                at_least,
+                more,
+                waits_ms,
+                lasts_ms,
+                guaranteed,
+            } => {
+                let from = self.connection();
+                let request = wire::Request {
+                    counters: vec![wire::Counters::programmable(counters)],
+                    at_least: Some(at_least),
+                    waits_ms,
+                    lasts_ms,
+                    guaranteed: Some(guaranteed),
+                    ..wire::Request::default()
+                };
+                self.call(from, "Acquire", json!({ "request": request }), more);
+            }
+            Step::Release { which, keep } => {
+                if let Some((id, belief)) = self.pick(which) {
+                    let from = self.connection();
+                    // It stops using what it gives back before it says so.
+                    match keep {
+                        0 => drop(self.beliefs.remove(&id)),
+                        _ => {
+                            let holds = belief.holds.min(keep);
+                            self.beliefs.insert(
+                                id,
+                                Belief {
+                                    holds,
+                                    certain: false,
+                                    ..belief
+                                },
+                            );
+                        }
+                    }
+                    self.call(
+                        from,
+                        "Release",
+                        json!({ "lease": id.0, "keep": keep }),
+                        false,
+                    );
+                }
+            }
+            Step::Renew { which } => {
+                if let Some((id, _)) = self.pick(which) {
+                    let from = self.connection();
+                    self.call(from, "Renew", json!({ "lease": id.0 }), false);
+                }
+            }
+            Step::Revoke { which } => {
+                if let Some((id, belief)) = self.pick(which) {
+                    // Whoever has no stream of events hears of it by its absence only.
+                    self.beliefs.insert(
+                        id,
+                        Belief {
+                            certain: false,
+                            ..belief
+                        },
+                    );
+                    let from = self.connection();
+                    self.call(
+                        from,
+                        "Revoke",
+                        json!({ "lease": id.0, "grace_ms": 30 }),
+                        false,
+                    );
+                }
+            }
+            Step::Gone { which } => {
+                if let Some((_, belief)) = self.pick(which) {
+                    self.beliefs
+                        .retain(|_, other| other.connection != belief.connection);
+                    self.gone.insert(belief.connection);
+                    self.service.gone(belief.connection, self.now);
+                }
+            }
+            Step::Pass { ms } => {
+                self.now = self.now.after(Nanos(ms * MS));
+                self.service.advance(self.now);
+                self.settle();
+            }
+            Step::Full { full } => self.committer.journal_mut().full = full,
+            Step::Crash { written } => self.crash(written),
+            Step::Settle => self.settle(),
+        }
+    }
+
+    /// Writes and answers until there is nothing left, as the service's thread does.
+    fn settle(&mut self) {
+        loop {
+            let mut output = self.service.take();
+            let tries = self
+                .committer
+                .due(&self.service)
+                .is_some_and(|at| at <= self.now.0);
+            if output.entries.is_empty() && output.answers.is_empty() && !tries {
+                break;
+            }
+            self.committer
+                .commit(&mut self.service, &mut output, self.now);
+            for answer in output.answers {
+                let reply = serde_json::to_value(&answer.reply).expect("JSON");
+                self.hear(answer.to, &reply);
+            }
+        }
+        self.look();
+    }
+
+    /// A client gets a reply.
+    fn hear(&mut self, connection: ConnectionId, reply: &Value) {
+        if self.gone.contains(&connection) {
+            return;
+        }
+        if !reply["error"].is_null() {
+            // What it held by this connection it does not hold any more.
+            self.beliefs
+                .retain(|_, belief| belief.connection != connection);
+            return;
+        }
+        let Ok(lease) = serde_json::from_value::<wire::Lease>(reply["parameters"]["lease"].clone())
+        else {
+            return;
+        };
+        let id = LeaseId(lease.id);
+        if reply["parameters"]["event"]["what"] == "ended" {
+            self.beliefs.remove(&id);
+            return;
+        }
+        let certain = lease.left_ms.is_none() && lease.leaving.is_none() && lease.guaranteed;
+        let holds = lease.holds;
+        self.beliefs.insert(
+            id,
+            Belief {
+                connection,
+                holds,
+                certain,
+            },
+        );
+    }
+
+    /// The arbiter dies, and is started anew. Everybody who holds something claims it.
+    fn crash(&mut self, written: bool) {
+        let before: Vec<(LeaseId, Belief)> = self
+            .beliefs
+            .iter()
+            .map(|(id, belief)| (*id, *belief))
+            .collect();
+        if written {
+            let mut output = self.service.take();
+            self.committer
+                .commit(&mut self.service, &mut output, self.now);
+        }
+        let bytes = std::mem::take(&mut self.committer.journal_mut().bytes);
+        let recalled = recall(&bytes, BOOT).expect("a journal");
+        let whole = bytes[..recalled.length].to_vec();
+        self.committer = Committer::new(Disk {
+            bytes: whole,
+            full: false,
+        });
+        self.service = service();
+        let leases = recalled.leases.into_values().collect();
+        self.service.restore(leases, recalled.next, self.now);
+        self.beliefs.clear();
+        for (id, belief) in before {
+            let lease = self.service.arbiter().lease(id);
+            let holds = lease.map_or(0, |lease| lease.holds);
+            assert!(
+                !belief.certain || holds >= belief.holds as usize,
+                "what was acknowledged is lost: {id:?} {belief:?} {lease:?}"
+            );
+            let from = self.connection();
+            self.call(from, "Claim", json!({ "lease": id.0 }), true);
+        }
+        self.settle();
+    }
+
+    fn look(&self) {
+        let held: usize = self
+            .service
+            .arbiter()
+            .leases()
+            .map(|lease| lease.holds)
+            .sum();
+        assert!(held <= COUNTERS as usize, "more is held than there is");
+        // Nothing is held that nobody was told of, but what waits to be claimed.
+        for lease in self.service.arbiter().leases() {
+            let known = self.beliefs.contains_key(&lease.id);
+            assert!(
+                known || lease.holds == 0 || lease.claim_by.is_some(),
+                "{lease:?}"
+            );
+        }
+        // A client without a stream of events learns of the end of a lease by its own clock,
+        // or not at all; with one it knows.
+        let known = self.beliefs.iter().filter(|(_, belief)| belief.certain);
+        let known: u32 = known.map(|(_, belief)| belief.holds).sum();
+        assert!(
+            known <= COUNTERS,
+            "two hold one counter: {:?}",
+            self.beliefs
+        );
+        for (id, belief) in self.beliefs.iter().filter(|(_, belief)| belief.certain) {
+            let lease = self.service.arbiter().lease(*id);
+            let holds = lease.map_or(0, |lease| lease.holds);
+            assert!(
+                holds >= belief.holds as usize,
+                "{id:?} {belief:?} {lease:?}"
+            );
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_acknowledged_is_lost(steps in proptest::collection::vec(step(), 1..60)) {
+        let mut world = World::new();
+        for step in steps {
+            world.play(step);
+        }
+        world.settle();
+    }
+}

@@ -1,0 +1,180 @@
+//! The journal's file.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use thiserror::Error;
+
+use crate::commit::Journal;
+use crate::journal::{Entry, HEADER, Recalled, Unusable, header, recall};
+
+const FILE: &str = "leases.journal";
+/// A journal is written anew when it is so long, and several times what it comes to.
+const LONG: u64 = 1 << 20;
+const TIMES: u64 = 4;
+
+/// The journal cannot be kept.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// The folder or the file cannot be used.
+    #[error("{}: {what} failed: {error}", .path.display())]
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        error: io::Error,
+    },
+    /// Another arbiter has it.
+    #[error("{}: another arbiter keeps its journal there; stop it, or give another folder", .0.display())]
+    Taken(PathBuf),
+    /// It is of another version of Umpire.
+    #[error(
+        "{}: this is version {version} of the journal, and this Umpire reads version 1; use the \
+         Umpire that wrote it, or remove the file if no lease is held", .path.display()
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+}
+
+/// The journal's file, open.
+#[derive(Debug)]
+pub(crate) struct Store {
+    folder: PathBuf,
+    boot_id: String,
+    file: File,
+    /// Its length as of the last record that is whole.
+    length: u64,
+    /// Something may be written behind that.
+    dirty: bool,
+    /// Its length when it was written anew.
+    compact: u64,
+}
+
+impl Store {
+    /// Opens the journal in `folder`, and recalls what it says of this boot of the host.
+    pub(crate) fn open(folder: &Path, boot_id: &str) -> Result<(Self, Recalled), StoreError> {
+        let path = folder.join(FILE);
+        let failed = |what| {
+            let path = path.clone();
+            move |error| StoreError::Io { path, what, error }
+        };
+        std::fs::create_dir_all(folder).map_err(failed("mkdir"))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let mut file = options.open(&path).map_err(failed("open"))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreError::Taken(path)),
+            Err(error) => return Err(failed("flock")(error.into())),
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(failed("read"))?;
+        let recalled = match recall(&bytes, boot_id) {
+            Ok(recalled) => recalled,
+            Err(Unusable::Version(version)) => return Err(StoreError::Version { path, version }),
+            Err(unusable) => {
+                if !bytes.is_empty() && unusable == Unusable::NoJournal {
+                    let kept = folder.join("leases.journal.damaged");
+                    std::fs::write(&kept, &bytes).map_err(failed("keeping what is damaged"))?;
+                    log::error!(
+                        "{}: it is damaged, and begins anew; {} has what was there",
+                        path.display(),
+                        kept.display()
+                    );
+                }
+                Recalled {
+                    next: 1,
+                    ..Recalled::default()
+                }
+            }
+        };
+        if recalled.cut {
+            let at = recalled.length;
+            log::warn!(
+                "{}: what comes after byte {at} is not whole, and is cut off",
+                path.display()
+            );
+        }
+        let mut store = Store {
+            folder: folder.to_owned(),
+            boot_id: boot_id.to_owned(),
+            file,
+            length: recalled.length as u64,
+            dirty: true,
+            // Not known: a long journal is written anew at once.
+            compact: HEADER as u64,
+        };
+        if store.length < HEADER as u64 {
+            store.begin().map_err(failed("write"))?;
+        }
+        Ok((store, recalled))
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.seek(SeekFrom::Start(0))?;
+        let header = header(&self.boot_id);
+        self.file.write_all(&header)?;
+        self.file.sync_all()?;
+        File::open(&self.folder)?.sync_all()?;
+        self.length = header.len() as u64;
+        self.dirty = false;
+        Ok(())
+    }
+}
+
+impl Journal for Store {
+    fn append(&mut self, entries: &[Entry]) -> io::Result<()> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        if self.dirty {
+            self.file.set_len(self.length)?;
+            self.file.seek(SeekFrom::Start(self.length))?;
+        }
+        let mut bytes = Vec::new();
+        for entry in entries {
+            entry.write(&mut bytes);
+        }
+        self.dirty = true;
+        self.file.write_all(&bytes)?;
+        self.file.sync_data()?;
+        self.dirty = false;
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn is_long(&self) -> bool {
+        self.length > LONG && self.length > TIMES * self.compact
+    }
+
+    fn compact(&mut self, entries: &[Entry]) -> io::Result<()> {
+        let path = self.folder.join(FILE);
+        let beside = self.folder.join("leases.journal.new");
+        let mut bytes = header(&self.boot_id);
+        for entry in entries {
+            entry.write(&mut bytes);
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true);
+        let mut file = options.open(&beside)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&beside, &path)?;
+        // From now on this is the journal, whatever becomes of the rest.
+        self.file = file;
+        self.length = bytes.len() as u64;
+        self.compact = self.length;
+        self.dirty = false;
+        File::open(&self.folder)?.sync_all()
+    }
+}

@@ -1,0 +1,224 @@
+//! What is said of refusals and causes: a word for programs, a sentence with the next
+//! step for people.
+
+use arbiter::host::{Cause, Demand, HostArbiter, PmuId, Refusal};
+
+/// How a time is written.
+fn seconds(ns: u64) -> String {
+    match ns / 1_000_000 {
+        ms if ms < 1000 => format!("{ms} ms"),
+        ms => format!("{}.{:03} s", ms / 1000, ms % 1000),
+    }
+}
+
+/// The name of a PMU.
+pub(crate) fn pmu(arbiter: &HostArbiter, pmu: PmuId) -> &str {
+    let pmu = arbiter.pmus().get(usize::from(pmu.0));
+    pmu.map_or("unknown", |pmu| pmu.name.as_str())
+}
+
+fn leases(ids: &[arbiter::host::LeaseId]) -> String {
+    let shown: Vec<String> = ids.iter().take(8).map(|id| id.0.to_string()).collect();
+    let more = if ids.len() > 8 { " and others" } else { "" };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// The word for a refusal.
+pub(crate) fn reason(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::UnknownTenant => "unknown-tenant",
+        Refusal::WrongNumber { .. } => "wrong-number",
+        Refusal::NoCpus => "no-cpus",
+        Refusal::NoSuchCpu { .. } => "no-such-cpu",
+        Refusal::CpuNotAllowed { .. } => "cpu-not-allowed",
+        Refusal::NoSuchCounters { .. } => "no-such-counters",
+        Refusal::NotOnCpu { .. } => "not-on-cpu",
+        Refusal::TooLong { .. } => "too-long",
+        Refusal::NotForThreads { .. } => "not-for-threads",
+        Refusal::NoThreads => "no-threads",
+        Refusal::TooManyKinds => "too-many-kinds",
+        Refusal::MoreThanThereIs { .. } => "more-than-there-is",
+        Refusal::Priority { .. } => "priority",
+        Refusal::NoGuarantees => "no-guarantees",
+        Refusal::MustBePreemptible => "must-be-preemptible",
+        Refusal::NoWholeCpus => "no-whole-cpus",
+        Refusal::TooManyLeases { .. } => "too-many-leases",
+        Refusal::QueueFull { .. } => "queue-full",
+        Refusal::OverMaximum { .. } => "over-maximum",
+        Refusal::Kept { .. } => "kept",
+        Refusal::Held { .. } => "held",
+        Refusal::Outside { .. } => "outside",
+        Refusal::Behind { .. } => "behind",
+        Refusal::NoSuchLease => "no-such-lease",
+        Refusal::Foreign { .. } => "foreign",
+        Refusal::WrongGeneration { .. } => "wrong-generation",
+        Refusal::Wanted { .. } => "wanted",
+        Refusal::Leaving { .. } => "leaving",
+    }
+}
+
+/// The sentence for a refusal.
+pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
+    let tenant = |id| {
+        let tenant = arbiter.policy().tenant(id);
+        tenant.map_or("unknown", |tenant| tenant.name.as_str())
+    };
+    match refusal {
+        Refusal::UnknownTenant => "no tenant of the policy has this user; the operator can add \
+             it to a [[tenant]]"
+            .to_owned(),
+        Refusal::WrongNumber { most } => {
+            format!("a lease is of 1 to {most} counters, and at_least is from 1 to their number")
+        }
+        Refusal::NoCpus => "the request is for no CPU; give a list like 0,2-3".to_owned(),
+        Refusal::NoSuchCpu { cpu, there } => {
+            format!("CPU {cpu} does not exist or is offline; the host has {there}")
+        }
+        Refusal::CpuNotAllowed { cpu, allowed } => {
+            format!("the policy gives this tenant no counters on CPU {cpu}; it may use {allowed}")
+        }
+        Refusal::NoSuchCounters { pmu: id, counters } => format!(
+            "PMU '{}' does not have the counters {counters:?}, or they are of two kinds; see: \
+             umpire who",
+            pmu(arbiter, *id)
+        ),
+        Refusal::NotOnCpu { pmu: id, cpu } => format!(
+            "PMU '{}' has no counters on CPU {cpu}; see: umpire who",
+            pmu(arbiter, *id)
+        ),
+        Refusal::TooLong { most } => format!(
+            "the policy lets this tenant's leases last for {}; ask for that, and renew",
+            seconds(most.0)
+        ),
+        Refusal::NotForThreads { pmu: id } => format!(
+            "PMU '{}' counts for whole CPUs only; ask with scope cpu",
+            pmu(arbiter, *id)
+        ),
+        Refusal::NoThreads => "the request is for threads and names none of the caller's own; \
+             give their ids, or ask with scope cpu"
+            .to_owned(),
+        Refusal::TooManyKinds => "too many different sets of counters are asked for at a time; \
+             ask for any programmable counter instead of named ones"
+            .to_owned(),
+        Refusal::MoreThanThereIs {
+            pmu: id,
+            cpu,
+            asked,
+            there,
+        } => format!(
+            "{asked} counters were asked for on CPU {cpu}, and of those that would do PMU '{}' \
+             has {there}; ask for fewer",
+            pmu(arbiter, *id)
+        ),
+        Refusal::Priority { most } => {
+            format!("the policy allows this tenant priorities up to {most}")
+        }
+        Refusal::NoGuarantees => {
+            "the policy allows this tenant best effort only; ask without a guarantee".to_owned()
+        }
+        Refusal::MustBePreemptible => {
+            "the policy allows this tenant preemptible leases only; ask for such a one".to_owned()
+        }
+        Refusal::NoWholeCpus => "the policy allows this tenant leases for its own threads only \
+             (scope thread): scope cpu is for operators"
+            .to_owned(),
+        Refusal::TooManyLeases { most } => {
+            format!("this tenant has its {most} leases; give one back first")
+        }
+        Refusal::QueueFull { most } => {
+            format!("{most} requests wait already, and no more may; try again later")
+        }
+        Refusal::OverMaximum { cpu, most } => format!(
+            "this tenant would hold more than the {most} counters of a kind that the policy \
+             allows it on CPU {cpu}"
+        ),
+        Refusal::Kept { cpu, tenant: id } => format!(
+            "what is free on CPU {cpu} is kept for tenant '{}'",
+            tenant(*id)
+        ),
+        Refusal::Held { cpu, by } if by.is_empty() => {
+            format!("the counters of CPU {cpu} are not free")
+        }
+        Refusal::Held { cpu, by } => format!(
+            "the counters of CPU {cpu} are held by lease {}; wait for them (--wait), or see: \
+             umpire who {cpu}",
+            leases(by)
+        ),
+        Refusal::Outside { cpu, counters } => format!(
+            "{counters} counters of CPU {cpu} are used by somebody who has no lease; see: umpire \
+             who {cpu}"
+        ),
+        Refusal::Behind { lease } => {
+            format!(
+                "lease {} waits for the same counters, and comes first",
+                lease.0
+            )
+        }
+        Refusal::NoSuchLease => {
+            "there is no such lease, or it has ended; see: umpire leases".to_owned()
+        }
+        Refusal::Foreign { tenant } => format!("the lease is another's, of tenant '{tenant}'"),
+        Refusal::WrongGeneration { now } => format!(
+            "the lease has changed meanwhile: its generation is {now}; look at what it holds now"
+        ),
+        Refusal::Wanted { by } => format!(
+            "lease {} waits for these counters, and this one may be preempted: it ends in its time",
+            by.0
+        ),
+        Refusal::Leaving { at } => {
+            let left = at.since(arbiter.now());
+            format!(
+                "the lease was told to leave, and does in {}",
+                seconds(left.0)
+            )
+        }
+    }
+}
+
+/// The word for a cause.
+pub(crate) fn cause(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Granted => "granted",
+        Cause::Preempted { .. } => "preempted",
+        Cause::Revoked { .. } => "revoked",
+        Cause::Expired => "expired",
+        Cause::Released => "released",
+        Cause::HolderGone => "holder-gone",
+        Cause::TimedOut => "timed-out",
+        Cause::Unclaimed => "unclaimed",
+    }
+}
+
+/// The words for a cause.
+pub(crate) fn because(cause: Cause) -> String {
+    match cause {
+        Cause::Granted => "it was its turn".to_owned(),
+        Cause::Preempted { by } => format!("lease {} comes first", by.0),
+        Cause::Revoked { by } => format!("user {by} revoked it"),
+        Cause::Expired => "its time was over".to_owned(),
+        Cause::Released => "its holder gave it back".to_owned(),
+        Cause::HolderGone => "its holder's connection ended".to_owned(),
+        Cause::TimedOut => "it waited for as long as it said".to_owned(),
+        Cause::Unclaimed => {
+            "its holder did not come back after the arbiter had started anew".to_owned()
+        }
+    }
+}
+
+/// The name of what is asked for.
+pub(crate) fn demand(arbiter: &HostArbiter, demand: &Demand) -> umpire_lease::Counters {
+    let all = arbiter.pmus()[usize::from(demand.pmu.0)].counters;
+    let fixed = arbiter::PerKind::count(demand.counters).fixed > 0;
+    let kind = arbiter::CounterSet::from_bits(if fixed {
+        u64::MAX << 32
+    } else {
+        u64::from(u32::MAX)
+    });
+    let whole = demand.counters == (all & kind);
+    umpire_lease::Counters {
+        pmu: Some(pmu(arbiter, demand.pmu).to_owned()),
+        kind: Some(if fixed { "fixed" } else { "programmable" }.to_owned()),
+        among: (!whole).then(|| demand.counters.iter().map(|one| one.to_string()).collect()),
+        ..umpire_lease::Counters::default()
+    }
+}
