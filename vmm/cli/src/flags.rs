@@ -5,6 +5,7 @@
 //! of the file get the same answer.
 
 mod help;
+mod host;
 mod perfmon;
 mod profile;
 mod run;
@@ -17,6 +18,10 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit::ExitStatus;
+pub use host::{
+    ArbiterFlag, ArbiterdFlags, HogFlags, HolderFlags, LeaseFlags, LeaseTerms, LeasesFlags,
+    RevokeFlags,
+};
 pub use perfmon::{PartFlag, PerfmonFlags};
 pub use profile::{ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
 pub use run::RunFlags;
@@ -56,10 +61,33 @@ pub enum Command {
     Pcr(PcrFlags),
     /// Show or set how many physical counters the guests of a running VM may use
     Budget(BudgetFlags),
+    /// Give leases on this host's physical counters to VMs and tools: who may use how many
+    Arbiterd(Box<ArbiterdFlags>),
+    /// Hold a lease on physical counters while a command runs
+    Lease(Box<LeaseFlags>),
+    /// Show the leases on this host's physical counters, and who waits for one
+    Leases(LeasesFlags),
+    /// Show who holds which physical counters, CPU by CPU
+    Who(HolderFlags),
+    /// Take a lease from its holder, after notice
+    Revoke(RevokeFlags),
+    /// Hold counters of every CPU until Ctrl-C, to see what others make of it
+    Hog(Box<HogFlags>),
     /// Show which symbols of the guest the samples of a profile are in
     Report(Box<ReportFlags>),
     /// Print each sample of a profile as a line
     Script(Box<ScriptFlags>),
+    /// Write a manual page for each command into a folder
+    Man {
+        /// The folder; it is made if it is not there.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+    /// Print a script by which a shell completes commands and options
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
     /// Measure this host
     Bench {
         /// What to measure.

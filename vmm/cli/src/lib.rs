@@ -3,7 +3,7 @@
 //!
 //! - What can be typed: [`flags`]; flags over a file over defaults: [`config`].
 //! - How it ends: [`exit`]; log lines: [`logging`].
-//! - Commands: [`run`], [`doctor`], [`demo`], [`events`], [`arbitrate`], and the
+//! - Commands: [`run`], [`doctor`], [`demo`], [`events`], [`arbitrate`], [`host`], [`packaging`], and the
 //!   ways into the libraries of the others, [`tools`] and [`mod@bench`].
 
 #![forbid(unsafe_code)]
@@ -16,6 +16,8 @@ pub mod doctor;
 pub mod events;
 pub mod exit;
 pub mod flags;
+pub mod host;
 pub mod logging;
+pub mod packaging;
 pub mod run;
 pub mod tools;

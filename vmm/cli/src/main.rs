@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use umpire::exit::{ExitStatus, UserError, complain};
 use umpire::flags::{Cli, Command, parse};
-use umpire::{arbitrate, bench, demo, doctor, events, run, tools};
+use umpire::{arbitrate, bench, demo, doctor, events, host, packaging, run, tools};
 
 fn main() -> ExitCode {
     let cli = match parse(std::env::args_os()) {
@@ -34,6 +34,13 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
     let status = match cli.command {
         // The status may be the guest's.
         Command::Run(flags) => return run::run(&flags),
+        // The status may be the command's.
+        Command::Lease(flags) => return host::lease(&flags),
+        Command::Hog(flags) => return host::hog(&flags),
+        Command::Arbiterd(flags) => host::arbiterd(&flags),
+        Command::Leases(flags) => host::leases(&flags),
+        Command::Who(flags) => host::who(&flags),
+        Command::Revoke(flags) => host::revoke(&flags),
         Command::Doctor(output) => doctor::run(output.json),
         Command::Demo(flags) => demo::run(&flags),
         Command::Events(flags) => events::run(&flags),
@@ -45,6 +52,8 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
         Command::Budget(flags) => tools::budget(&flags),
         Command::Report(flags) => tools::report(&flags),
         Command::Script(flags) => tools::script(&flags),
+        Command::Man { folder } => packaging::man(&folder),
+        Command::Completions { shell } => packaging::completions(shell),
         Command::Bench { what } => bench::run(what),
     };
     status.map(ExitStatus::code)

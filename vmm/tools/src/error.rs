@@ -48,6 +48,9 @@ pub enum ToolError {
         /// How many there are.
         count: u32,
     },
+    /// The host's arbiter does not answer, or says no.
+    #[error(transparent)]
+    Arbiter(umpire_lease::CallError),
     /// What was given makes no sense.
     #[error("{0}")]
     Input(String),

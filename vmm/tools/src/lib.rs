@@ -12,6 +12,7 @@
 pub mod budget;
 pub mod duration;
 mod error;
+pub mod host;
 pub mod ls;
 pub mod numbers;
 pub mod pcr;

@@ -19,6 +19,12 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("ls", |ls| ls.after_help(LS))
         .mut_subcommand("pcr", |pcr| pcr.after_help(PCR))
         .mut_subcommand("budget", |budget| budget.after_help(BUDGET))
+        .mut_subcommand("arbiterd", |arbiterd| arbiterd.after_help(ARBITERD))
+        .mut_subcommand("lease", |lease| lease.after_help(LEASE))
+        .mut_subcommand("leases", |leases| leases.after_help(LEASES))
+        .mut_subcommand("who", |who| who.after_help(WHO))
+        .mut_subcommand("revoke", |revoke| revoke.after_help(REVOKE))
+        .mut_subcommand("hog", |hog| hog.after_help(HOG))
         .mut_subcommand("report", |report| report.after_help(REPORT))
         .mut_subcommand("script", |script| script.after_help(SCRIPT))
         .mut_subcommand("bench", |bench| {
@@ -182,6 +188,56 @@ BUDGET (docs/arbitration.md). Give programmable=all to take a limit away.
   umpire budget --control guest.sock programmable=0 --for 30s
   umpire budget --control guest.sock -j | jq '.vcpus[].programmable.lacking'
 Exit status: 0; 2 if the VM cannot be reached or refuses, or the words make no sense.";
+
+const ARBITERD: &str = "\
+One arbiter for a host. VMs and tools ask it for leases on physical counters, so that nobody
+finds a count that somebody else has made wrong: who is refused is told who holds what. Without
+--config the user who starts it is its one tenant. SIGHUP reads the file again; no lease is
+dropped. SIGTERM ends it: with --state leases are kept, and holders claim them from the next one.
+The interface is varlink (io.umpire.Arbiter): varlinkctl, and Python's varlink, can ask too.
+
+  umpire arbiterd --budget programmable=4,fixed=3 --socket /tmp/arbiter
+  umpire arbiterd --config /etc/umpire/arbiter.toml --check-config
+  umpire arbiterd --config arbiter.toml --explain counters=2,cpus=0-3,tenant=blue,wait
+
+A REQUEST has counters=N, fixed=N, event=NAME, at-least=N, cpus=LIST, tenant=NAME, label=TEXT,
+priority=N, for-ms=N, best-effort, preemptible and wait.
+Exit status: 0 when it was told to end; 2 if it cannot start; 4 if the host failed.";
+
+const LEASE: &str = "\
+The counters are the command's on these CPUs, whoever runs there, until it ends. The kernel knows
+nothing of leases: pin events (perf's :D), so that the kernel does not let them take turns. What
+happens to the lease meanwhile is told on standard error. If the arbiter is started anew the
+lease is claimed from it.
+
+  umpire lease --counters 2 --cpus 0-3 -- perf stat -a -C 0-3 -e cycles:D,instructions:D sleep 10
+  umpire lease --counters 1 --for 30s --renew --wait=5s -- ./measure
+  umpire lease --counters 4 --at-least 2 --best-effort -- ./sample
+Exit status: the command's; without one 0; 2 if the lease cannot be had; 130 for Ctrl-C before.";
+
+const LEASES: &str = "\
+RANK is whether others may take the counters, and the priority. HOLDS is how many of the counters
+it has on each CPU. UNTIL is when it ends unless it is renewed.
+
+  umpire leases
+  umpire leases -j | jq 'select(.state == \"waits\")'
+Exit status: 0; 2 if there is no arbiter.";
+
+const WHO: &str = "\
+  umpire who                     every CPU
+  umpire who 3                   who has the counters of CPU 3
+  umpire who blue                where a tenant, or a lease of this label, holds counters
+Exit status: 0; 2 if there is no arbiter, no such CPU, or nobody of that name.";
+
+const REVOKE: &str = "\
+One's own leases, those of tenants that the policy lets one revoke, and as an operator all.
+
+  umpire revoke 17 --grace 500
+Exit status: 0; 2 if there is no such lease, or it is another's.";
+
+const HOG: &str = "\
+  umpire hog 3 --cpus 0-1 --for 10s
+Exit status: 0; 2 if the counters cannot be had.";
 
 const REPORT: &str = "\
 Overhead is the part of the event's occurrences, which each sample stands for by its period.

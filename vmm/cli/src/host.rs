@@ -1,0 +1,338 @@
+//! `umpire arbiterd`, and the ways into the tools that ask it: `lease`, `leases`, `who`,
+//! `revoke` and `hog`.
+
+use std::io::{self, BufWriter};
+use std::path::PathBuf;
+
+use arbiter::host::{BootTime, CpuSet, HostArbiter, Owner, TenantId};
+use umpire_arbiterd::{ArbiterConfig, Arbiterd, PmuConfig, ServeError};
+use umpire_lease::{Counters, Request};
+use umpire_tools::host::{self, HoldOptions, HostOptions};
+use vmm::config::BudgetChoice;
+use vmm_control::Access;
+
+use crate::exit::{ExitStatus, UserError};
+use crate::flags::{
+    ArbiterFlag, ArbiterdFlags, HogFlags, HolderFlags, LeaseFlags, LeaseTerms, LeasesFlags,
+    RevokeFlags,
+};
+use crate::logging::{self, LogOptions};
+
+/// `umpire arbiterd`.
+///
+/// # Errors
+/// The configuration or the socket cannot be used.
+pub fn arbiterd(flags: &ArbiterdFlags) -> Result<ExitStatus, UserError> {
+    logging::start(&LogOptions {
+        verbose: flags.verbose,
+        file: None,
+    })?;
+    let mut config = match &flags.config {
+        None => ArbiterConfig::default(),
+        Some(path) => ArbiterConfig::read(path).map_err(UserError::bad_input)?,
+    };
+    if let Some(words) = &flags.budget {
+        config.pmus.insert(0, stated(words)?);
+    }
+    if let Some(state) = &flags.state {
+        config.state = Some(state.clone());
+    }
+    let socket = flags
+        .socket
+        .clone()
+        .unwrap_or_else(umpire_lease::default_socket);
+    if flags.check_config {
+        check(&config)?;
+        return Ok(ExitStatus::SUCCESS);
+    }
+    if let Some(text) = &flags.explain {
+        return explain(flags, &config, socket, text);
+    }
+    let mode = u32::from_str_radix(&flags.socket_mode, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777);
+    let access = Access {
+        mode: mode.ok_or_else(|| {
+            let given = &flags.socket_mode;
+            UserError::bad_input(format!(
+                "--socket-mode {given}: give permission bits like 660"
+            ))
+        })?,
+        group: flags.socket_group,
+    };
+    let service = Arbiterd::start(config, flags.config.as_deref(), &socket, &access);
+    let service = service.map_err(start_error)?;
+    service
+        .run()
+        .map_err(|error| UserError::with_status(error, ExitStatus::HOST_FAILURE))?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+fn start_error(error: ServeError) -> UserError {
+    let status = match &error {
+        ServeError::Io { .. } => ExitStatus::HOST_FAILURE,
+        _ => ExitStatus::BAD_INPUT,
+    };
+    UserError::with_status(error, status)
+}
+
+/// The PMU of `--budget`.
+fn stated(words: &str) -> Result<PmuConfig, UserError> {
+    let choice = BudgetChoice::parse(words, false).ok_or_else(|| {
+        let right = "give numbers like programmable=4,fixed=3";
+        UserError::bad_input(format!("--budget {words}: {right}"))
+    })?;
+    PmuConfig::stated(choice.programmable.unwrap_or(0), choice.fixed.unwrap_or(0)).ok_or_else(
+        || {
+            let right = "give at least one counter, and at most 32 of each kind";
+            UserError::bad_input(format!("--budget {words}: {right}"))
+        },
+    )
+}
+
+/// An arbiter of `config` that nobody has asked yet.
+fn fresh(config: &ArbiterConfig) -> Result<HostArbiter, UserError> {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let online: CpuSet = online.trim().parse().map_err(UserError::bad_input)?;
+    if config.pmus.is_empty() {
+        return Err(start_error(ServeError::NoPmu));
+    }
+    HostArbiter::new(config.host_pmus(&online), config.policy.clone()).map_err(UserError::bad_input)
+}
+
+fn check(config: &ArbiterConfig) -> Result<(), UserError> {
+    // A policy for a host whose kernel shows its PMU cannot be held against it here.
+    if !config.pmus.is_empty() {
+        fresh(config)?;
+    }
+    Ok(())
+}
+
+fn explain(
+    flags: &ArbiterdFlags,
+    config: &ArbiterConfig,
+    socket: PathBuf,
+    text: &str,
+) -> Result<ExitStatus, UserError> {
+    let request = request_of(text)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    let options = HostOptions {
+        socket: Some(socket.clone()),
+        json: flags.json,
+    };
+    if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
+        host::explain(&options, request, &mut out)?;
+        return Ok(ExitStatus::SUCCESS);
+    }
+    let arbiter = fresh(config)?;
+    let tenant = match &request.tenant {
+        None => Some(TenantId(0)),
+        Some(name) => config.policy.named(name),
+    };
+    let Some(tenant) = tenant else {
+        let known: Vec<&str> = config
+            .policy
+            .tenants
+            .iter()
+            .map(|tenant| tenant.name.as_str())
+            .collect();
+        let known = known.join(", ");
+        let what = format!("--explain: there is no such tenant; the policy has: {known}");
+        return Err(UserError::bad_input(what));
+    };
+    let owner = Owner {
+        tenant,
+        uid: 0,
+        pid: std::process::id(),
+        label: request.label.clone().unwrap_or_default(),
+    };
+    let answer = umpire_arbiterd::explain(&arbiter, config, owner, &request, BootTime(0));
+    let answer = answer.map_err(|wrong| UserError::bad_input(format!("--explain: {wrong}")))?;
+    host::print_explained(&answer, flags.json, &mut out)?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// The request of `--explain`: `KEY=VALUE` with commas between; a comma inside a list of
+/// CPUs is one before a digit.
+fn request_of(text: &str) -> Result<Request, UserError> {
+    let wrong = |what: String| UserError::bad_input(format!("--explain {text}: {what}"));
+    let mut request = Request::default();
+    let mut parts: Vec<String> = Vec::new();
+    for part in text.split(',') {
+        match parts.last_mut() {
+            Some(last) if !part.contains('=') && part.starts_with(|c: char| c.is_ascii_digit()) => {
+                last.push(',');
+                last.push_str(part);
+            }
+            _ => parts.push(part.to_owned()),
+        }
+    }
+    for part in &parts {
+        let (key, value) = part.split_once('=').unwrap_or((part.as_str(), "yes"));
+        let number = || {
+            value
+                .parse::<u64>()
+                .map_err(|_| wrong(format!("'{value}' is no number, in '{part}'")))
+        };
+        let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+        let yes = || match value {
+            "yes" | "true" => Ok(true),
+            "no" | "false" => Ok(false),
+            _ => Err(wrong(format!("give yes or no, in '{part}'"))),
+        };
+        match key {
+            "counters" => request
+                .counters
+                .push(Counters::programmable(small(number()?))),
+            "fixed" => request.counters.push(Counters::fixed(small(number()?))),
+            "event" => request.counters.push(event(value)),
+            "at-least" => request.at_least = Some(small(number()?)),
+            "cpus" => request.cpus = Some(value.to_owned()),
+            "tenant" => request.tenant = Some(value.to_owned()),
+            "label" => request.label = Some(value.to_owned()),
+            "priority" => request.priority = Some(u8::try_from(number()?).unwrap_or(u8::MAX)),
+            "for-ms" => request.lasts_ms = Some(number()?),
+            "best-effort" => request.guaranteed = Some(!yes()?),
+            "preemptible" => request.preemptible = Some(yes()?),
+            "wait" => request.waits_ms = yes()?.then_some(-1),
+            _ => {
+                return Err(wrong(format!(
+                    "'{key}' is no part of a request; it has counters, fixed, event, at-least, \
+                     cpus, tenant, label, priority, for-ms, best-effort, preemptible and wait"
+                )));
+            }
+        }
+    }
+    if request.counters.is_empty() {
+        request.counters.push(Counters::programmable(1));
+    }
+    Ok(request)
+}
+
+fn event(name: &str) -> Counters {
+    Counters {
+        event: Some(name.to_owned()),
+        ..Counters::default()
+    }
+}
+
+fn options(flag: &ArbiterFlag, json: bool) -> HostOptions {
+    HostOptions {
+        socket: flag.arbiter.clone(),
+        json,
+    }
+}
+
+fn request(terms: &LeaseTerms, mut counters: Vec<Counters>) -> Request {
+    let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+    for one in &mut counters {
+        one.pmu = terms.pmu.clone();
+    }
+    Request {
+        counters,
+        cpus: terms.cpus.clone(),
+        guaranteed: terms.best_effort.then_some(false),
+        priority: terms.priority,
+        preemptible: terms.preemptible.then_some(true),
+        lasts_ms: terms.duration.map(|span| ms(span.0)),
+        waits_ms: terms
+            .wait
+            .map(|most| most.map_or(-1, |span| i64::try_from(ms(span.0)).unwrap_or(i64::MAX))),
+        tenant: terms.tenant.clone(),
+        label: terms.label.clone(),
+        ..Request::default()
+    }
+}
+
+/// `umpire lease`. The status may be the command's.
+///
+/// # Errors
+/// There is no arbiter, it refuses, or the command cannot be started.
+pub fn lease(flags: &LeaseFlags) -> Result<u8, UserError> {
+    let mut counters: Vec<Counters> = flags
+        .counters
+        .map(Counters::programmable)
+        .into_iter()
+        .collect();
+    counters.extend(flags.fixed.map(Counters::fixed));
+    counters.extend(flags.event.iter().map(|name| event(name)));
+    if counters.is_empty() {
+        counters.push(Counters::programmable(1));
+    }
+    let label = flags.terms.label.clone().or_else(|| {
+        let program = flags.command.first()?.to_string_lossy();
+        program.rsplit('/').next().map(str::to_owned)
+    });
+    let options = HoldOptions {
+        host: options(&flags.arbiter, false),
+        request: Request {
+            at_least: flags.at_least,
+            label,
+            ..request(&flags.terms, counters)
+        },
+        renew: flags.renew,
+        command: flags.command.clone(),
+    };
+    Ok(host::hold(&options, &mut io::stderr())?)
+}
+
+/// `umpire hog`.
+///
+/// # Errors
+/// There is no arbiter, or it refuses.
+pub fn hog(flags: &HogFlags) -> Result<u8, UserError> {
+    let label = flags
+        .terms
+        .label
+        .clone()
+        .unwrap_or_else(|| "hog".to_owned());
+    let options = HoldOptions {
+        host: options(&flags.arbiter, false),
+        request: Request {
+            label: Some(label),
+            ..request(&flags.terms, vec![Counters::programmable(flags.counters)])
+        },
+        renew: false,
+        command: Vec::new(),
+    };
+    Ok(host::hold(&options, &mut io::stderr())?)
+}
+
+/// `umpire leases`.
+///
+/// # Errors
+/// There is no arbiter, or standard output cannot be written to.
+pub fn leases(flags: &LeasesFlags) -> Result<ExitStatus, UserError> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    host::leases(&options(&flags.arbiter, flags.json), &mut out)?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// `umpire who`.
+///
+/// # Errors
+/// There is no arbiter, or nobody of that name.
+pub fn who(flags: &HolderFlags) -> Result<ExitStatus, UserError> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    host::who(
+        &options(&flags.arbiter, flags.json),
+        flags.whose.as_deref(),
+        &mut out,
+    )?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// `umpire revoke`.
+///
+/// # Errors
+/// There is no arbiter or no such lease, or the caller may not revoke it.
+pub fn revoke(flags: &RevokeFlags) -> Result<ExitStatus, UserError> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    host::revoke(
+        &options(&flags.arbiter, flags.json),
+        flags.lease,
+        flags.grace,
+        &mut out,
+    )?;
+    Ok(ExitStatus::SUCCESS)
+}

@@ -1,0 +1,350 @@
+//! `umpire lease` and `umpire hog`: a lease for as long as a command runs, or until Ctrl-C.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use umpire_lease::{Arbiter, CallError, Held, Next, RenewIn, RenewOut, Request};
+
+use super::{HostOptions, text};
+use crate::ToolError;
+use crate::wait::Waiter;
+
+/// How long a holder looks for an arbiter that has gone away.
+const COMES_BACK: Duration = Duration::from_secs(15);
+const LOOKS: Duration = Duration::from_millis(100);
+/// Between two tries to renew.
+const TRIES: Duration = Duration::from_secs(1);
+/// How long a command may go on after Ctrl-C before it is told to end.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What is held, and around what.
+#[derive(Clone, Debug)]
+pub struct HoldOptions {
+    /// The arbiter.
+    pub host: HostOptions,
+    /// What is asked for.
+    pub request: Request,
+    /// Renews the lease in time, for as long as the command runs.
+    pub renew: bool,
+    /// The command; without one the lease is held until Ctrl-C or its end.
+    pub command: Vec<OsString>,
+}
+
+const LEASE: usize = 0;
+const CHILD: usize = 1;
+
+/// Holds the lease. Returns the status of the command, or 0.
+///
+/// # Errors
+/// The lease cannot be had, or the command cannot be started.
+pub fn hold(options: &HoldOptions, errors: &mut dyn Write) -> Result<u8, ToolError> {
+    let waiter = Waiter::new().map_err(host("waiting"))?;
+    let held = Arbiter::connect(&options.host.path())?.acquire(&options.request)?;
+    waiter.add(&held, LEASE).map_err(host("waiting"))?;
+    let mut holder = Holder {
+        options,
+        waiter,
+        held: Some(held),
+        renews: None,
+        errors,
+    };
+    if !holder.turn_comes()? {
+        return Ok(130);
+    }
+    holder.greet();
+    let Some((program, arguments)) = options.command.split_first() else {
+        holder.keep(None)?;
+        return Ok(0);
+    };
+    let started = Command::new(program).args(arguments).spawn();
+    let mut child = started.map_err(host(&format!("'{}'", program.display())))?;
+    let status = holder.keep(Some(&mut child));
+    if status.is_err() {
+        // Nothing watches it any more.
+        let _ = child.wait();
+    }
+    let status = status?.map_or(0, |status| {
+        let signal = status.signal().map(|signal| 128 + signal);
+        status.code().or(signal).unwrap_or(1)
+    });
+    Ok(u8::try_from(status).unwrap_or(u8::MAX))
+}
+
+struct Holder<'a> {
+    options: &'a HoldOptions,
+    waiter: Waiter,
+    /// `None`: the lease has ended.
+    held: Option<Held>,
+    /// When the lease is to be renewed.
+    renews: Option<Instant>,
+    errors: &'a mut dyn Write,
+}
+
+impl Holder<'_> {
+    fn tell(&mut self, what: &str) {
+        let _ = writeln!(self.errors, "umpire: {what}");
+    }
+
+    /// Waits until the lease holds something. Returns whether it does.
+    fn turn_comes(&mut self) -> Result<bool, ToolError> {
+        let mut told = false;
+        loop {
+            let Some(held) = &mut self.held else {
+                return Ok(false);
+            };
+            if held.lease().holds > 0 {
+                return Ok(true);
+            }
+            let id = held.lease().id;
+            match held.next(Some(Duration::ZERO))? {
+                Next::Event(event) if event.what == "ended" => {
+                    return Err(ToolError::Arbiter(CallError::Other(event.message)));
+                }
+                Next::Event(event) => {
+                    let why = format!("lease {id} {}", event.message);
+                    self.tell(&why);
+                    told = true;
+                    continue;
+                }
+                Next::Nothing => {}
+            }
+            if !told {
+                told = true;
+                self.tell(&format!("lease {id} waits for its turn"));
+            }
+            if self.waiter.wait(None).map_err(host("waiting"))?.stop {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn greet(&mut self) {
+        if let Some(held) = &self.held {
+            let lease = held.lease();
+            let text = format!(
+                "lease {}: {} of {} counters ({}) on CPUs {}",
+                lease.id,
+                lease.holds,
+                lease.wants,
+                text::counters(&lease.counters),
+                lease.cpus
+            );
+            self.tell(&text);
+        }
+        if let Some(warning) = unpinned(&self.options.command) {
+            self.tell(&warning);
+        }
+        self.plan_renewal();
+    }
+
+    fn plan_renewal(&mut self) {
+        let left = self.held.as_ref().and_then(|held| held.lease().left_ms);
+        let half = left.map(|ms| Instant::now() + Duration::from_millis(ms / 2));
+        self.renews = half.filter(|_| self.options.renew);
+    }
+
+    /// Keeps the lease until the command, or without one the lease, has ended.
+    fn keep(&mut self, child: Option<&mut Child>) -> Result<Option<ExitStatus>, ToolError> {
+        let mut child = child;
+        let fd = child
+            .as_ref()
+            .map(|child| pidfd_open(Pid::from_child(child), PidfdFlags::empty()));
+        let fd = fd
+            .transpose()
+            .map_err(|error| host("watching the command")(error.into()))?;
+        if let Some(fd) = &fd {
+            self.waiter.add(fd, CHILD).map_err(host("waiting"))?;
+        }
+        let mut ends = None;
+        loop {
+            if let Some(child) = &mut child
+                && let Some(status) = child.try_wait().map_err(host("waiting for the command"))?
+            {
+                return Ok(Some(status));
+            }
+            if child.is_none() && self.held.is_none() {
+                return Ok(None);
+            }
+            let until = [self.renews, ends].into_iter().flatten().min();
+            let woken = self.waiter.wait(until).map_err(host("waiting"))?;
+            if woken.stop {
+                if child.is_none() {
+                    return Ok(None);
+                }
+                // Ctrl-C goes to the command as well. What does not end by it is told to.
+                ends.get_or_insert(Instant::now() + PATIENCE);
+            }
+            if woken.ready.contains(&LEASE) {
+                self.hear()?;
+            }
+            let now = Instant::now();
+            if ends.is_some_and(|ends| ends <= now)
+                && let Some(child) = &child
+            {
+                let _ = kill_process(Pid::from_child(child), Signal::TERM);
+                ends = Some(now + PATIENCE);
+            }
+            if self.renews.is_some_and(|renews| renews <= now) {
+                self.renew();
+            }
+        }
+    }
+
+    /// Tells what has happened to the lease.
+    fn hear(&mut self) -> Result<(), ToolError> {
+        while let Some(held) = &mut self.held {
+            let id = held.lease().id;
+            match held.next(Some(Duration::ZERO)) {
+                Ok(Next::Nothing) => break,
+                Ok(Next::Event(event)) => {
+                    if event.what != "renewed" {
+                        self.tell(&format!("lease {id} {}", event.message));
+                    }
+                    match event.what.as_str() {
+                        "ended" => self.leave(),
+                        // It begins anew with a grant.
+                        "holds" | "spared" | "mended" => self.plan_renewal(),
+                        _ => {}
+                    }
+                }
+                Err(CallError::Ended | CallError::Io(_)) => self.look_for_arbiter()?,
+                Err(other) => {
+                    self.leave();
+                    self.tell(&format!("lease {id}: {other}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self) {
+        if let Some(held) = self.held.take() {
+            self.waiter.remove(&held);
+        }
+        self.renews = None;
+    }
+
+    /// The arbiter has gone away: it may be started anew.
+    fn look_for_arbiter(&mut self) -> Result<(), ToolError> {
+        let Some(held) = self.held.take() else {
+            return Ok(());
+        };
+        self.waiter.remove(&held);
+        let id = held.lease().id;
+        self.tell(&format!(
+            "the arbiter has gone away; lease {id} is claimed when it is back"
+        ));
+        let until = Instant::now() + COMES_BACK;
+        while Instant::now() < until {
+            let claimed = Arbiter::connect(&self.options.host.path())
+                .and_then(|arbiter| arbiter.claim(id, None));
+            match claimed {
+                Ok(held) => {
+                    self.waiter.add(&held, LEASE).map_err(host("waiting"))?;
+                    self.held = Some(held);
+                    self.tell(&format!("lease {id} is held again"));
+                    self.plan_renewal();
+                    return Ok(());
+                }
+                Err(CallError::Refused(why)) => {
+                    self.tell(&format!("lease {id} is lost: {}", why.message));
+                    return Ok(());
+                }
+                Err(_) => std::thread::sleep(LOOKS),
+            }
+        }
+        self.tell(&format!(
+            "lease {id} is lost: the arbiter did not come back"
+        ));
+        Ok(())
+    }
+
+    fn renew(&mut self) {
+        let Some(held) = &self.held else { return };
+        let (lease, generation) = (held.lease().id, Some(held.lease().generation));
+        let renewed: Result<RenewOut, CallError> = Arbiter::connect(&self.options.host.path())
+            .and_then(|mut arbiter| arbiter.call("Renew", &RenewIn { lease, generation }));
+        match renewed {
+            Ok(RenewOut { left_ms }) => {
+                let half = left_ms.map(|ms| Instant::now() + Duration::from_millis(ms / 2));
+                self.renews = half;
+            }
+            Err(error) => {
+                // It may be possible again before the time is over.
+                self.renews = Some(Instant::now() + TRIES);
+                self.tell(&format!("lease {lease} cannot be renewed now: {error}"));
+            }
+        }
+    }
+}
+
+/// Why the counts of a `perf` command may be of a part of its time, lease or not.
+fn unpinned(command: &[OsString]) -> Option<String> {
+    let mut words = command.iter().map(|word| word.to_string_lossy());
+    let program = words.next()?;
+    if program.rsplit('/').next() != Some("perf") {
+        return None;
+    }
+    if !matches!(words.next().as_deref(), Some("stat" | "record" | "top")) {
+        return None;
+    }
+    let mut events = Vec::new();
+    while let Some(word) = words.next() {
+        if word == "-e" || word == "--event" {
+            events.extend(words.next().map(|list| list.into_owned()));
+        } else if let Some(list) = word.strip_prefix("--event=") {
+            events.push(list.to_owned());
+        } else if let Some(list) = word.strip_prefix("-e") {
+            events.push(list.to_owned());
+        } else if word == "--" {
+            break;
+        }
+    }
+    let is_pinned = |list: &String| {
+        let list = list.replace(['{', '}'], "");
+        list.split(',').all(|event| {
+            event
+                .rsplit_once(':')
+                .is_some_and(|(_, modifiers)| modifiers.contains('D'))
+        })
+    };
+    (events.is_empty() || !events.iter().all(is_pinned)).then(|| {
+        "these events are not pinned, so the kernel may let others have the counters now and \
+         then, lease or not; pin them: -e cycles:D"
+            .to_owned()
+    })
+}
+
+fn host(what: &str) -> impl FnOnce(std::io::Error) -> ToolError {
+    let what = what.to_owned();
+    move |error| ToolError::Host { what, error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_are_not_pinned_are_warned_of() {
+        for (command, warned) in [
+            ("perf stat -e cycles:D true", false),
+            (
+                "perf stat -e cycles:uD,{instructions:D,branches:D} true",
+                false,
+            ),
+            ("/usr/bin/perf stat --event=cycles true", true),
+            ("perf stat -ecycles:D,instructions:u true", true),
+            ("perf stat true", true),
+            ("perf list", false),
+            ("make -e x", false),
+            ("perf stat -e cycles:D -- make -e x", false),
+        ] {
+            let words: Vec<OsString> = command.split(' ').map(OsString::from).collect();
+            assert_eq!(unpinned(&words).is_some(), warned, "{command}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Leases as tables for people.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use umpire_lease::{Counters, ExplainOut, Lease, WhoOut};
+
+use crate::table::indented;
+
+/// A time for people.
+fn time(ms: u64) -> String {
+    match ms {
+        0..1000 => format!("{ms}ms"),
+        1000..60_000 => format!("{}.{}s", ms / 1000, ms % 1000 / 100),
+        60_000..3_600_000 => format!("{}m{:02}s", ms / 60_000, ms % 60_000 / 1000),
+        _ => format!("{}h{:02}m", ms / 3_600_000, ms % 3_600_000 / 60_000),
+    }
+}
+
+/// Counters as few words: `2 programmable, 1 fixed (FIXED1)`.
+pub(super) fn counters(counters: &[Counters]) -> String {
+    let mut kinds: BTreeMap<(usize, String), usize> = BTreeMap::new();
+    for (place, one) in counters.iter().enumerate() {
+        let mut name = one.kind.clone().unwrap_or_default();
+        if let Some(among) = &one.among {
+            name = format!("{name} ({})", among.join("|"));
+        }
+        if let Some(pmu) = one.pmu.as_deref().filter(|pmu| *pmu != "cpu") {
+            name = format!("{name} of {pmu}");
+        }
+        let first = kinds.keys().find(|(_, known)| *known == name).cloned();
+        *kinds.entry(first.unwrap_or((place, name))).or_default() += 1;
+    }
+    let each = kinds
+        .into_iter()
+        .map(|((_, name), count)| format!("{count} {name}"));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn name(lease: &Lease) -> String {
+    match lease.label.as_str() {
+        "" => format!("process {}", lease.pid),
+        label => label.to_owned(),
+    }
+}
+
+fn holds(lease: &Lease) -> String {
+    match lease.state.as_str() {
+        "waits" => format!("waits for {}", lease.wants),
+        "short" => format!("{} of {}", lease.holds, lease.wants),
+        "unclaimed" => format!("{}, unclaimed", lease.holds),
+        _ => lease.holds.to_string(),
+    }
+}
+
+fn rank(lease: &Lease) -> String {
+    let firmness = match (lease.guaranteed, lease.preemptible) {
+        (false, _) => "best effort",
+        (true, true) => "preemptible",
+        (true, false) => "guaranteed",
+    };
+    format!("{firmness}, {}", lease.priority)
+}
+
+/// What will become of it, and what is wrong.
+fn remarks(lease: &Lease) -> String {
+    let mut remarks = Vec::new();
+    if let Some(leaving) = &lease.leaving {
+        let left = time(leaving.in_ms);
+        remarks.push(format!(
+            "will hold {} in {left}: {}",
+            leaving.to, leaving.why
+        ));
+    }
+    if let Some(broken) = lease.broken_ms {
+        remarks.push(format!(
+            "an outsider has its counters since {}",
+            time(broken)
+        ));
+    }
+    if lease.blind_ms > 0 {
+        remarks.push(format!("lacked counters for {}", time(lease.blind_ms)));
+    }
+    remarks.join("; ")
+}
+
+pub(super) fn leases(leases: &[Lease], out: &mut dyn Write) -> io::Result<()> {
+    if leases.is_empty() {
+        return writeln!(out, "nobody holds a lease");
+    }
+    let row = |lease: &Lease| {
+        vec![
+            lease.id.to_string(),
+            lease.tenant.clone(),
+            name(lease),
+            lease.pid.to_string(),
+            counters(&lease.counters),
+            lease.cpus.clone(),
+            lease.scope.clone(),
+            holds(lease),
+            rank(lease),
+            lease.held_ms.map(time).unwrap_or_default(),
+            lease.left_ms.map_or_else(|| "-".to_owned(), time),
+            remarks(lease),
+        ]
+    };
+    let heads = [
+        "LEASE", "TENANT", "NAME", "PID", "COUNTERS", "CPUS", "SCOPE", "HOLDS", "RANK", "SINCE",
+        "UNTIL", "",
+    ];
+    indented(&heads, leases.iter().map(row).collect(), out)
+}
+
+pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
+    for place in &answer.places {
+        write!(
+            out,
+            "CPU {}, {}: {} programmable",
+            place.cpus, place.pmu, place.programmable
+        )?;
+        if place.fixed > 0 {
+            write!(out, ", {} fixed", place.fixed)?;
+        }
+        match place.outside {
+            0 => writeln!(out)?,
+            count => writeln!(out, "; {count} used by somebody who has no lease")?,
+        }
+        let row = |lease: &Lease| {
+            let held = usize::try_from(lease.holds).unwrap_or(usize::MAX);
+            let of_pmu = lease.counters.iter().take(held);
+            let of_pmu = of_pmu.filter(|one| one.pmu.as_deref() == Some(&place.pmu));
+            let of_pmu: Vec<Counters> = of_pmu.cloned().collect();
+            vec![
+                counters(&of_pmu),
+                name(lease),
+                lease.tenant.clone(),
+                format!("lease {}", lease.id),
+                format!("process {}", lease.pid),
+                match lease.scope.as_str() {
+                    "thread" => "while its threads run".to_owned(),
+                    _ => String::new(),
+                },
+                lease.held_ms.map(time).unwrap_or_default(),
+                lease.left_ms.map_or_else(|| "-".to_owned(), time),
+                remarks(lease),
+            ]
+        };
+        if place.leases.is_empty() {
+            writeln!(out, "  nobody holds a lease here")?;
+        } else {
+            let heads = ["HELD", "BY", "TENANT", "", "", "", "SINCE", "UNTIL", ""];
+            indented(&heads, place.leases.iter().map(row).collect(), out)?;
+        }
+    }
+    if answer.places.iter().any(|place| place.outside > 0) {
+        writeln!(out, "Who has no lease, and may use counters:")?;
+        for outsider in &answer.outsiders {
+            let pid = outsider
+                .pid
+                .map(|pid| format!(" (process {pid})"))
+                .unwrap_or_default();
+            let events = outsider.events.filter(|events| *events > 0);
+            let events = events
+                .map(|events| format!(", {events} perf events open"))
+                .unwrap_or_default();
+            let cpus = outsider
+                .cpus
+                .as_ref()
+                .map(|cpus| format!(", CPUs {cpus}"))
+                .unwrap_or_default();
+            writeln!(out, "  {}{pid}{events}{cpus}", outsider.name)?;
+        }
+        if answer.outsiders.is_empty() {
+            writeln!(out, "  nobody that the kernel shows: firmware or unknown")?;
+        }
+    }
+    Ok(())
+}
+
+/// What would become of a request.
+pub(super) fn explained(answer: &ExplainOut, out: &mut dyn Write) -> io::Result<()> {
+    match (&answer.lease, answer.outcome.as_str()) {
+        (Some(lease), "granted") => writeln!(
+            out,
+            "It would be granted: {} of {} counters ({}) on CPUs {} for tenant '{}'.",
+            lease.holds,
+            lease.wants,
+            counters(&lease.counters),
+            lease.cpus,
+            lease.tenant
+        )?,
+        (Some(lease), _) => writeln!(out, "It would wait, for tenant '{}'.", lease.tenant)?,
+        _ => writeln!(out, "It would be refused.")?,
+    }
+    if let Some(why) = &answer.why {
+        writeln!(out, "Why: {}", why.message)?;
+        if !why.held_by.is_empty() {
+            leases(&why.held_by, out)?;
+        }
+    }
+    for event in &answer.events {
+        let lease = &event.lease;
+        let who = format!("lease {} ({}, {})", lease.id, name(lease), lease.tenant);
+        writeln!(out, "What follows: {who} {}", event.message)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_short() {
+        for (ms, text) in [
+            (7, "7ms"),
+            (1999, "1.9s"),
+            (61_000, "1m01s"),
+            (3_660_000, "1h01m"),
+        ] {
+            assert_eq!(time(ms), text);
+        }
+    }
+
+    #[test]
+    fn counters_are_counted() {
+        let one = |kind: &str, among: Option<&str>| Counters {
+            pmu: Some("cpu".to_owned()),
+            kind: Some(kind.to_owned()),
+            among: among.map(|name| vec![name.to_owned()]),
+            ..Counters::default()
+        };
+        let all = [
+            one("programmable", None),
+            one("fixed", Some("FIXED1")),
+            one("programmable", None),
+        ];
+        assert_eq!(counters(&all), "2 programmable, 1 fixed (FIXED1)");
+    }
+}
