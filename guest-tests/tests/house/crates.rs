@@ -20,9 +20,10 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 19] = [
+const HOUSE: [Room; 23] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-experiment", "arbiter/experiment", &["arbiter"]),
+    room("umpire-budget", "arbiter/budget", &["arbiter"]),
     room("pmu-model", "pmu-virt/model", &["arbiter"]),
     room("perfmon-abi", "pmu-virt/perfmon/abi", &[]),
     room(
@@ -39,7 +40,18 @@ const HOUSE: [Room; 19] = [
     room("pmu-virt", "pmu-virt", &["pmu-model", "perfmon", "arbiter"]),
     room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt"]),
     room("umpire-events", "vmm/events", &["pmu-model"]),
-    room("vmm-control", "vmm/control", &["pmu-virt", "perfmon"]),
+    room("umpire-socket", "vmm/socket", &[]),
+    room("umpire-lease", "arbiter/client", &[]),
+    room(
+        "umpire-arbiterd",
+        "arbiter/daemon",
+        &["arbiter", "umpire-budget", "umpire-lease", "umpire-socket"],
+    ),
+    room(
+        "vmm-control",
+        "vmm/control",
+        &["pmu-virt", "perfmon", "umpire-socket"],
+    ),
     room("firmware", "firmware", &["arbiter", "freestanding"]),
     room(
         "vmm",
@@ -49,7 +61,7 @@ const HOUSE: [Room; 19] = [
     room(
         "umpire-tools",
         "vmm/tools",
-        &["umpire-events", "perfmon", "umpire-perfmon"],
+        &["umpire-events", "perfmon", "umpire-perfmon", "umpire-lease"],
     ),
     room("umpire-bench", "vmm/bench", &["vmm", "umpire-perfmon"]),
     room(
@@ -61,6 +73,8 @@ const HOUSE: [Room; 19] = [
             "umpire-bench",
             "umpire-events",
             "arbiter-experiment",
+            "umpire-lease",
+            "umpire-arbiterd",
         ],
     ),
     room(
@@ -71,7 +85,12 @@ const HOUSE: [Room; 19] = [
     room(
         "guest-tests",
         "guest-tests",
-        &["umpire", "micro-guests", "umpire-perfmon-c"],
+        &[
+            "umpire",
+            "micro-guests",
+            "umpire-perfmon-c",
+            "umpire-budget",
+        ],
     ),
     room("freestanding", "firmware/freestanding", &[]),
 ];

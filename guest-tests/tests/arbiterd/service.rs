@@ -1,0 +1,118 @@
+//! The arbiter below a service manager: a socket that is given, readiness, units.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use umpire_lease::Arbiter;
+
+use crate::fixture::{LONG, programmable};
+
+/// sd_listen_fds(3): listens, and becomes the arbiter with the socket as descriptor 3.
+const ACTIVATE: &str = r#"
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+"#;
+
+#[test]
+fn a_socket_that_was_given_is_served_and_readiness_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [socket, notify] = ["socket", "notify"].map(|name| folder.path().join(name));
+    let ready = UnixDatagram::bind(&notify).expect("a socket");
+    ready.set_read_timeout(Some(LONG)).expect("a socket");
+    let mut command = Command::new("python3");
+    command
+        .arg("-c")
+        .arg(ACTIVATE)
+        .arg(&socket)
+        .arg(guest_tests::umpire::path());
+    command.args(["arbiterd", "--budget", "programmable=4", "--socket"]);
+    command
+        .arg(folder.path().join("another"))
+        .env("NOTIFY_SOCKET", &notify);
+    let child = command.stdin(Stdio::null()).spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            println!(
+                "skipped: a_socket_that_was_given_is_served_and_readiness_is_told: python3: {error}"
+            );
+            return;
+        }
+    };
+    let mut told = [0; 64];
+    let length = ready.recv(&mut told).expect("it is ready");
+    assert!(
+        told[..length].starts_with(b"READY=1"),
+        "{:?}",
+        &told[..length]
+    );
+    let held = Arbiter::connect(&socket)
+        .expect("it listens")
+        .acquire(&programmable(2));
+    assert_eq!(held.expect("it can be had").lease().holds, 2);
+    assert!(
+        !folder.path().join("another").exists(),
+        "it has the socket that was given"
+    );
+    // SIGTERM ends it well, and leaves the socket to whoever made it.
+    let pid = i32::try_from(child.id())
+        .ok()
+        .and_then(rustix::process::Pid::from_raw);
+    rustix::process::kill_process(pid.expect("a pid"), rustix::process::Signal::TERM)
+        .expect("it is ours");
+    let until = Instant::now() + LONG;
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("it is ours") {
+            break status;
+        }
+        assert!(Instant::now() < until, "it does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(status.success(), "{status}");
+    assert!(socket.exists());
+}
+
+#[test]
+fn systemd_takes_the_units() {
+    let name = "systemd_takes_the_units";
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../arbiter/daemon/systemd");
+    let folder = tempfile::tempdir().expect("a folder");
+    for unit in ["umpire-arbiterd.service", "umpire-arbiterd.socket"] {
+        let text = std::fs::read_to_string(units.join(unit)).expect("a unit");
+        // It is not installed here.
+        let program = guest_tests::umpire::path().display().to_string();
+        let text = text.replace("/usr/bin/umpire", &program);
+        std::fs::write(folder.path().join(unit), text).expect("a file");
+    }
+    let mut command = Command::new("systemd-analyze");
+    command
+        .args(["verify", "--man=no"])
+        .arg(folder.path().join("umpire-arbiterd.service"));
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => {
+            println!("skipped: {name}: systemd-analyze: {error}");
+            return;
+        }
+    };
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if said.contains("Failed to") && !said.contains("umpire") {
+        println!(
+            "skipped: {name}: systemd-analyze does not work here: {}",
+            said.lines().next().unwrap_or_default()
+        );
+        return;
+    }
+    assert!(
+        output.status.success() && !said.contains("umpire-arbiterd"),
+        "{said}"
+    );
+}

@@ -1,0 +1,158 @@
+//! The budget of a real kernel's counters: measured in an unmodified Linux guest in L1, whose PMU
+//! is Umpire's own, beside `perf` and the NMI watchdog.
+
+use std::io::Write;
+
+use guest_tests::linux::{LinuxImage, Log, Script, UnderUmpire};
+
+const PROGRAM: &str = "host-budget";
+/// The kernel has an event for instructions only where somebody counts them.
+const RATES: &str = "[event.instructions]\nrate = 1000\n";
+const WATCHDOG: &str = "/proc/sys/kernel/nmi_watchdog";
+const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
+
+/// The program, without what differs from run to run.
+fn report() -> String {
+    format!("{PROGRAM} 2>/dev/null")
+}
+
+/// What `program` prints while `perf stat -a` has these events open, so many per CPU.
+fn beside(events: &str, program: &str) -> String {
+    let descriptors = 2 * events.split(',').count();
+    format!(
+        "perf stat -a -o /tmp/stat -e {events} & for i in $(seq 50); do sleep 0.1; \
+         [ $(ls -l /proc/$!/fd | grep -c perf_event) = {descriptors} ] && break; done; \
+         sleep 0.3; {program} 2>/dev/null; kill $!; wait; true"
+    )
+}
+
+/// What anybody sees at a level of `perf_event_paranoid`.
+fn as_anybody(level: &str) -> String {
+    format!(
+        "grep -q ^any: /etc/passwd || echo any:x:1000:1000::/:/bin/sh >>/etc/passwd; \
+         echo {level} >/proc/sys/kernel/perf_event_paranoid; su any -c /usr/bin/{PROGRAM}"
+    )
+}
+
+/// The line of a CPU with four programmable counters, of which `free` can be had, and those
+/// fixed-function counters that are not in `held`.
+fn line(cpu: u32, free: u32, held: &[&str], flexible: &str) -> String {
+    let state = |fixed: &str| {
+        if held.contains(&fixed) {
+            "held"
+        } else {
+            "free"
+        }
+    };
+    format!(
+        "cpu {cpu}: programmable {free}, instructions {}, cycles {}, ref-cycles {}, slots absent, \
+         flexible {flexible}, of 4 missing {}",
+        state("instructions"),
+        state("cycles"),
+        state("ref-cycles"),
+        4 - free
+    )
+}
+
+/// Both CPUs have this budget, and these are the holders.
+fn check(log: &Log, step: &str, free: u32, held: &[&str], flexible: &str, holders: &[&str]) {
+    let mut expected = vec!["pmu cpu cpus 0-1".to_owned()];
+    expected.extend([0, 1].map(|cpu| line(cpu, free, held, flexible)));
+    expected.extend(holders.iter().map(|holder| format!("holder {holder}")));
+    expected.push("hidden 0".to_owned());
+    assert_eq!(log.of(step).lines().collect::<Vec<_>>(), expected, "{step}");
+}
+
+#[test]
+fn a_kernels_budget_is_what_can_be_had() {
+    let mut rates = tempfile::Builder::new()
+        .suffix(".toml")
+        .tempfile()
+        .expect("a file");
+    rates.write_all(RATES.as_bytes()).expect("a file");
+    let counters = format!("clock,sim={}", rates.path().display());
+    let flags = [
+        "--cpu-vendor",
+        "intel",
+        "--pmu",
+        "intel-v2",
+        "--cpus",
+        "2",
+        "--counters",
+        &counters,
+    ];
+    let image = LinuxImage::fetch().expect("the guest's image");
+    let image = image.with_program(PROGRAM, env!("CARGO_BIN_EXE_host-budget"));
+    let guest = UnderUmpire::new(image, &flags).with_kernel_options("nmi_watchdog=0");
+    let events = format!(
+        "{PROGRAM} events 0 c4 c4 3c 3c 300 300; {PROGRAM} events 0 c4 c0 c4 c4 c4 c4 c4; \
+         {PROGRAM} events 7 c4"
+    );
+    let log = Script::default()
+        .step("nothing", report())
+        .step("two pinned", beside("cycles:D,instructions:D", &report()))
+        .step("cycles twice", beside("cycles:D,cycles:D", &report()))
+        .step("three pinned", beside("r1c4:D,r1c4:D,r1c4:D", &report()))
+        .step(
+            "all pinned",
+            beside("r1c4:D,r1c4:D,r1c4:D,r1c4:D", &report()),
+        )
+        .step("flexible", beside("r1c4,r1c4,r1c4,r1c4,r1c4", &report()))
+        .step("events", events)
+        .step(
+            "events beside",
+            beside(
+                "cycles:D,cycles:D",
+                &format!("{PROGRAM} events 0 3c c4 c4 c4"),
+            ),
+        )
+        .step("offline", format!("echo 0 >{CPU1}; {}", report()))
+        .step("online", format!("echo 1 >{CPU1}; {}", report()))
+        .step("watchdog", format!("echo 1 >{WATCHDOG}; {}", report()))
+        .step(
+            "given back",
+            format!("mkdir /tmp/kept; {PROGRAM} give-back /tmp/kept; cat {WATCHDOG}"),
+        )
+        .step("without", report())
+        .step(
+            "restored",
+            format!("{PROGRAM} restore /tmp/kept; cat {WATCHDOG}; ls /tmp/kept"),
+        )
+        .step("with", report())
+        .step("anybody", as_anybody("2"))
+        .step("nobody", as_anybody("3"))
+        .run_on(&guest);
+
+    check(&log, "nothing", 4, &[], "runs", &[]);
+    let perf = |events: u32| format!("perf uid 0 events {events} msr none");
+    let both = ["cycles", "instructions"];
+    // An event and a descriptor of it for each CPU.
+    check(&log, "two pinned", 4, &both, "runs", &[&perf(4)]);
+    check(&log, "cycles twice", 3, &["cycles"], "runs", &[&perf(4)]);
+    check(&log, "three pinned", 1, &[], "runs", &[&perf(6)]);
+    check(&log, "all pinned", 0, &[], "waits", &[&perf(8)]);
+    check(&log, "flexible", 4, &[], "waits", &[&perf(10)]);
+    let events: Vec<&str> = log.of("events").lines().collect();
+    assert_eq!(events[..2], ["5 of 6", "5 of 7"]);
+    assert!(events[2].starts_with("CPU 7 is offline"), "{events:?}");
+    assert_eq!(log.of("events beside"), "3 of 4");
+
+    let offline = log.of("offline");
+    let alone = ["pmu cpu cpus 0", &line(0, 4, &[], "runs"), "hidden 0"];
+    assert_eq!(offline.lines().collect::<Vec<_>>(), alone);
+    check(&log, "online", 4, &[], "runs", &[]);
+
+    let watchdog = "nmi-watchdog cpus 0-1";
+    check(&log, "watchdog", 4, &["cycles"], "runs", &[watchdog]);
+    assert_eq!(log.of("given back"), "Freed\n0");
+    check(&log, "without", 4, &[], "runs", &[]);
+    assert_eq!(log.of("restored"), "Done\n1");
+    check(&log, "with", 4, &["cycles"], "runs", &[watchdog]);
+
+    // Debian's kernels know a level 3, at which nobody may open an event.
+    log.has("anybody", &[&line(1, 4, &["cycles"], "runs")]);
+    log.has(
+        "nobody",
+        &["cpu 1: not allowed (Permission denied", "CAP_PERFMON"],
+    );
+}
